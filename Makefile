@@ -58,9 +58,13 @@ $(BUILD)/$(1)/%.o: %.cpp
 $(BUILD)/$(1)/%.o: %.cu
 	@mkdir -p $$(@D)
 	$(CXX) -x c++ $(COMMON) $(2) $$(FLAGS_HERE) -c -o $$@ $$<
-$(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/$(1)/tests/catch_main.o $(BUILD)/$(1)/kernels/simt.o $(4)
+$(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/$(1)/kernels/simt.o $(4)
 	$(CXX) -fopenmp $(3) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
 endef
+# Catch2 itself holds nothing that the builds differ in: one object serves them all.
+$(BUILD)/catch_main.o: tests/catch_main.cpp
+	@mkdir -p $(@D)
+	$(CXX) -std=c++20 -O1 -I. -MMD -MP -c -o $@ $<
 CATCH_LIB := $(if $(wildcard /usr/include/catch2/catch_all.hpp),-lCatch2Main -lCatch2)
 RACE_SHADOW := -O1 -g -march=$(ARCH) -DSIMT_RACE_SHADOW
 $(eval $(call build_rules,release,$(CXXFLAGS) -march=$(ARCH)))
@@ -81,7 +85,7 @@ $(BUILD)/cuda/%.o: %.cu
 $(BUILD)/cuda/tests/%.o: tests/%.cpp
 	@mkdir -p $(@D)
 	$(NVCC) -x cu $(NVCCFLAGS) -c -o $@ $<
-$(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/release/tests/catch_main.o
+$(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CATCH_LIB) $(CUDA_LIBS)
 
 # ---- tests

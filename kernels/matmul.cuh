@@ -4,11 +4,11 @@
 //   tn   A (K,M)  B (K,N)    dW = dy^T x     gradient of the weight
 //
 // Canonical order of an output element: k in slices of 1024; a slice is one fmaf chain from +0 in ascending
-// k; the total is slice 0 plus slice 1 plus ... in ascending order; then C = total, or C = C + total. Slices
-// are independent, so a GPU may compute them at the same time; within one, outputs are independent, so tiles
-// and vectors may have any shape. Tails are cut, never padded: fmaf(0, 0, -0) is +0, so a padded chain could
-// have other bits. M, N or K may be 0: the total of no slices is +0. The tuned CPU twin is
-// kernels/matmul_cpu.h. | tests/test_matmul.cpp
+// k; the total is slice 0 plus slice 1 plus ... in ascending order; then C = total, C = C + total, or, with a
+// bias (N) for every row of C, C = bias + total. Slices are independent, so a GPU may compute them at the
+// same time; within one, outputs are independent, so tiles and vectors may have any shape. Tails are cut,
+// never padded: fmaf(0, 0, -0) is +0, so a padded chain could have other bits. M, N or K may be 0: the total
+// of no slices is +0. The tuned CPU twin is kernels/matmul_cpu.h. | tests/test_matmul.cpp
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -28,7 +28,7 @@ constexpr size_t matmul_slice = 1024;
 
 template <class T>
 void matmul_ref(T* C, const T* A, const T* B, size_t M, size_t N, size_t K, Layout layout,
-                Accumulate accumulate) {
+                Accumulate accumulate, const T* bias = nullptr) {
   const size_t a_row = layout == Layout::tn ? 1 : K, a_k = layout == Layout::tn ? M : 1;
   const size_t b_col = layout == Layout::nt ? K : 1, b_k = layout == Layout::nt ? 1 : N;
 #pragma omp parallel for
@@ -42,7 +42,7 @@ void matmul_ref(T* C, const T* A, const T* B, size_t M, size_t N, size_t K, Layo
         total = k0 == 0 ? chain : total + chain;
       }
       T& c = C[m * N + n];
-      c = accumulate == Accumulate::yes ? c + total : total;
+      c = accumulate == Accumulate::yes ? c + total : bias ? bias[n] + total : total;
     }
 }
 
@@ -118,8 +118,8 @@ struct MatmulStrip {
 // begin at multiples of 16 bytes; aligned_c: those of C and total.
 template <Layout layout, int BM, int BN, int TM, int TN, bool aligned>
 __global__ void __launch_bounds__(BM / TM * BN / TN, 2)
-    matmul_kernel(float* C, float* total, const float* A, const float* B, size_t M, size_t N, size_t K,
-                  bool accumulate, bool split, bool aligned_c) {
+    matmul_kernel(float* C, float* total, const float* A, const float* B, const float* bias, size_t M,
+                  size_t N, size_t K, bool accumulate, bool split, bool aligned_c) {
   constexpr int threads = BM / TM * BN / TN;
   using StripA = MatmulStrip<BM, threads, layout != Layout::tn, aligned>;
   using StripB = MatmulStrip<BN, threads, layout == Layout::nt, aligned>;
@@ -159,12 +159,13 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2)
         Quad value;
         for (int j = 0; j < 4; j++) value.v[j] = chain[i][4 * g + j], chain[i][4 * g + j] = 0;
         auto join = [&](auto whole) {
-          auto add = [&](const float* matrix) {
-            const Quad q = load_quad<whole>(matrix + m * N, n, N);
+          auto add = [&](const float* row) {
+            const Quad q = load_quad<whole>(row, n, N);
             for (int j = 0; j < 4; j++) value.v[j] = q.v[j] + value.v[j];
           };
-          if (!first && !split) add(total);
-          if (last && !split && accumulate) add(C);
+          if (!first && !split) add(total + m * N);
+          if (last && !split && accumulate) add(C + m * N);
+          if (last && !split && bias) add(bias);
           store_quad<whole>(to + m * N, n, N, value);
         };
         if (m >= M || n >= N) continue;
@@ -206,14 +207,14 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2)
   }
 }
 
-// C = slice 0 + slice 1 + ..., or C + that.
-__global__ inline void matmul_add_slices_kernel(float* C, const float* slices, size_t count, size_t n,
-                                                bool accumulate) {
+// C (n elements in rows of N) = slice 0 + slice 1 + ..., or C + that, or bias + that.
+__global__ inline void matmul_add_slices_kernel(float* C, const float* slices, const float* bias,
+                                                size_t count, size_t n, size_t N, bool accumulate) {
   const size_t i = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
   if (i >= n) return;
   float sum = slices[i];
   for (size_t s = 1; s < count; s++) sum += slices[s * n + i];
-  C[i] = accumulate ? C[i] + sum : sum;
+  C[i] = accumulate ? C[i] + sum : bias ? bias[i % N] + sum : sum;
 }
 
 }  // namespace gated
@@ -248,8 +249,8 @@ inline MatmulPlan matmul_plan(size_t M, size_t N, size_t K) {
 }
 
 template <Layout layout, int BM, int BN, int TM, int TN>
-void matmul_launch(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, bool accumulate,
-                   bool split, Stream& stream) {
+void matmul_launch(float* C, const float* A, const float* B, const float* bias, size_t M, size_t N, size_t K,
+                   bool accumulate, bool split, Stream& stream) {
   const size_t slices = ceil_div(K, matmul_slice), columns = ceil_div(N, BN);
   require(columns <= 65535 && slices <= 65535, "matmul: N %zu or K %zu is too large for a grid", N, K);
   float* total = split                      ? stream.scratch(slices * M * N)
@@ -260,35 +261,39 @@ void matmul_launch(float* C, const float* A, const float* B, size_t M, size_t N,
   };
   const bool aligned =
       lines_aligned(A, layout == Layout::tn ? M : K) && lines_aligned(B, layout == Layout::nt ? K : N);
-  const bool aligned_c = lines_aligned(C, N) && lines_aligned(total, N);
+  const bool aligned_c = lines_aligned(C, N) && lines_aligned(total, N) && lines_aligned(bias, N);
   auto* kernel =
       aligned ? matmul_kernel<layout, BM, BN, TM, TN, true> : matmul_kernel<layout, BM, BN, TM, TN, false>;
   const dim3 grid(grid_of(ceil_div(M, BM)).x, unsigned(columns), split ? unsigned(slices) : 1);
-  launch(kernel, grid, BM / TM * BN / TN, 0, stream, C, total, A, B, M, N, K, accumulate, split, aligned_c);
+  launch(kernel, grid, BM / TM * BN / TN, 0, stream, C, total, A, B, bias, M, N, K, accumulate, split,
+         aligned_c);
   if (split)
-    launch(matmul_add_slices_kernel, grid_of(ceil_div(M * N, 256)), 256, 0, stream, C, total, slices, M * N,
-           accumulate);
+    launch(matmul_add_slices_kernel, grid_of(ceil_div(M * N, 256)), 256, 0, stream, C, total, bias, slices,
+           M * N, N, accumulate);
 }
 
 // The kernel by a given plan.
 inline void matmul_by_plan(float* C, const float* A, const float* B, size_t M, size_t N, size_t K,
-                           Layout layout, Accumulate accumulate, MatmulPlan plan, Stream& stream) {
+                           Layout layout, Accumulate accumulate, MatmulPlan plan, Stream& stream,
+                           const float* bias = nullptr) {
   auto with_tile = [&](auto layout_constant) {
     constexpr Layout l = decltype(layout_constant)::value;
     auto* run = plan.tile == Tile::large ? matmul_launch<l, 128, 128, 8, 8> : matmul_launch<l, 64, 64, 4, 4>;
-    run(C, A, B, M, N, K, accumulate == Accumulate::yes, plan.split, stream);
+    run(C, A, B, bias, M, N, K, accumulate == Accumulate::yes, plan.split, stream);
   };
   if (layout == Layout::nt) with_tile(std::integral_constant<Layout, Layout::nt>());
   if (layout == Layout::nn) with_tile(std::integral_constant<Layout, Layout::nn>());
   if (layout == Layout::tn) with_tile(std::integral_constant<Layout, Layout::tn>());
 }
 
-// C (M,N) is written, or accumulated to.
+// C (M,N) is written, or accumulated to. bias (N) or null: added to every row of a C that is written.
 inline void matmul(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
-                   Accumulate accumulate, Stream& stream) {
+                   Accumulate accumulate, Stream& stream, const float* bias = nullptr) {
+  require(!bias || accumulate == Accumulate::no,
+          "matmul: a bias is for a product that is written, not accumulated");
   if (M == 0 || N == 0) return;
-  if (stream.device == Device::cpu) return matmul_cpu(C, A, B, M, N, K, layout, accumulate);
-  matmul_by_plan(C, A, B, M, N, K, layout, accumulate, matmul_plan(M, N, K), stream);
+  if (stream.device == Device::cpu) return matmul_cpu(C, A, B, M, N, K, layout, accumulate, bias);
+  matmul_by_plan(C, A, B, M, N, K, layout, accumulate, matmul_plan(M, N, K), stream, bias);
 }
 
 }  // namespace gated

@@ -45,14 +45,16 @@ constexpr size_t piece(size_t n, size_t most, size_t unit) {
 
 // ---- one tile
 
-// Where chains go:  C = chain,  C = sum + chain,  C = C + chain  or  C = C + (sum + chain).
+// Where chains go:  C = chain,  C = sum + chain,  C = C + chain,  C = C + (sum + chain)  or  C = bias +
+// (...).
 struct Sink {
   float* C;
   size_t ldc;
   const float* sum;  // of the slices before this one, or null
   size_t ldsum;
   bool accumulate;
-  size_t cols;  // that C has in this tile
+  const float* bias;  // of these columns, or null
+  size_t cols;        // that C has in this tile
 };
 
 // ahead: memory that will be wanted soon; a cache line of it is asked for every fourth k.
@@ -96,6 +98,7 @@ void tile(const Sink& sink, const float* a, const float* b, const float* ahead, 
       vec v = chain[i][j];
       if (sink.sum) v = load_first(sink.sum + i * sink.ldsum + j * lanes, n) + v;
       if (sink.accumulate) v = load_first(c, n) + v;
+      if (sink.bias) v = load_first(sink.bias + j * lanes, n) + v;
       store_first(c, v, n);
     }
 }
@@ -174,8 +177,8 @@ struct Interval {
 };
 
 // The whole product in C[rows][cols].
-inline void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, Interval rows,
-                         Interval cols, size_t K, bool accumulate) {
+inline void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias,
+                         Interval rows, Interval cols, size_t K, bool accumulate) {
   constexpr size_t spare = 2;  // floats a row of A that pack() may run over
   static_assert(round_up(tile_rows, lanes) <= tile_rows * (1 + spare));
   const size_t group =
@@ -223,7 +226,9 @@ inline void compute_part(float* C, size_t ldc, const Operand& A, const Operand& 
               for (size_t m = m0, tall, t = 0; m < m1; m += tall, t++) {
                 tall = next_rows(m1 - m);
                 float *c = C + m * ldc + n, *sum = total + (m - i0) * wide + (n - j0);
-                Sink sink{c, ldc, slice ? c : nullptr, ldc, accumulate, width};
+                const bool last = slice + 1 == slices;
+                Sink sink{c,    ldc, slice ? c : nullptr, ldc, accumulate, bias && last ? bias + n : nullptr,
+                          width};
                 if (totals) sink.sum = slice ? sum : nullptr, sink.ldsum = wide;
                 if (to_total) sink.C = sum, sink.ldc = wide, sink.accumulate = false;
                 // During the first eight tiles, an eighth each: the next strip of B, if it is packed already.
@@ -241,7 +246,7 @@ inline void compute_part(float* C, size_t ldc, const Operand& A, const Operand& 
 }  // namespace tuned_matmul
 
 inline void matmul_cpu(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
-                       Accumulate accumulate) {
+                       Accumulate accumulate, const float* bias = nullptr) {
   using namespace tuned_matmul;
   if (M == 0 || N == 0) return;
   const Operand a{A, layout == Layout::tn ? M : K, M, layout != Layout::tn};
@@ -265,7 +270,7 @@ inline void matmul_cpu(float* C, const float* A, const float* B, size_t M, size_
 #pragma omp parallel for schedule(static, 1) if (down * across > 1)
   for (size_t part = 0; part < down * across; part++) {
     const size_t i = part / across * rows, j = part % across * cols;
-    compute_part(C, N, a, b, {i, std::min(i + rows, M)}, {j, std::min(j + cols, N)}, K,
+    compute_part(C, N, a, b, bias, {i, std::min(i + rows, M)}, {j, std::min(j + cols, N)}, K,
                  accumulate == Accumulate::yes);
   }
 }

@@ -220,6 +220,35 @@ TEST_CASE("matmul: the plan splits only where tiles are few") {
   REQUIRE(!matmul_plan(768, 768, 1 << 20).split);
 }
 
+TEST_CASE("matmul: a bias joins every row last, on the CPU and in every tile and split", "[bitwise]") {
+  for (const Size& s : {Size{5, 7, 3}, Size{70, 132, 1025}, Size{33, 20, 2050}, Size{2, 9, 0}}) {
+    INFO("M " << s.M << " N " << s.N << " K " << s.K);
+    const auto a = random_values<float>(s.M * s.K, 1), b = random_values<float>(s.N * s.K, 2);
+    const auto bias = random_values<float>(s.N, 3);
+    std::vector<float> expected(s.M * s.N), without = expected;
+    matmul_ref(expected.data(), a.data(), b.data(), s.M, s.N, s.K, Layout::nt, Accumulate::no, bias.data());
+    matmul_ref(without.data(), a.data(), b.data(), s.M, s.N, s.K, Layout::nt, Accumulate::no);
+    for (size_t i = 0; i < expected.size(); i++) REQUIRE(expected[i] == bias[i % s.N] + without[i]);
+    for (Device device : {Device::cpu, kernel_device}) {
+      Stream stream(device);
+      Guarded ga(stream, a), gb(stream, b), gbias(stream, bias);
+      Guarded c(stream, expected.size());
+      matmul(c, ga, gb, s.M, s.N, s.K, Layout::nt, Accumulate::no, stream, gbias);
+      REQUIRE_BITWISE(expected, c.download());
+      if (device == Device::cpu || s.K == 0) continue;
+      for (Tile tile : {Tile::large, Tile::small})
+        for (bool split : {false, true}) {
+          Guarded d(stream, expected.size());
+          matmul_by_plan(d, ga, gb, s.M, s.N, s.K, Layout::nt, Accumulate::no, {tile, split}, stream, gbias);
+          REQUIRE_BITWISE(expected, d.download());
+        }
+    }
+    Stream cpu(Device::cpu);
+    REQUIRE_THROWS_AS(
+        matmul(nullptr, nullptr, nullptr, 1, 1, 1, Layout::nt, Accumulate::yes, cpu, bias.data()), Error);
+  }
+}
+
 TEST_CASE("matmul: empty sums are +0, and C + 0 is C but for -0", "[bitwise]") {
   for (Device device : {Device::cpu, kernel_device}) {
     INFO(gated::name_of(device));
