@@ -8,6 +8,8 @@
 #include <cstdio>
 
 #include "training/command_line.h"
+#include "training/describe.h"
+#include "training/match_params.h"
 #include "training/progress.h"
 #include "training/sampler.h"
 #include "training/threads.h"
@@ -57,6 +59,21 @@ void print_sample(Trainer& trainer, const Config& config, const Data& data) {
          decode(tokens, data.train->is_text()).c_str());
 }
 
+// --params and --match-params: the FFN's width from the number of parameters.
+void choose_ffn_width(Config& config) {
+  size_t wanted = config.params;
+  if (!config.match_params.empty()) {
+    ModelConfig baseline = model_of_flags(config.match_params);
+    baseline.vocab = config.model.vocab;
+    wanted = total_parameters(baseline);
+  }
+  if (wanted == 0) return;
+  const MatchedWidth m = match_ffn_width(config.model, wanted);
+  config.model.ffn.F = m.ffn_hidden;
+  printf("parameters  --ffn-hidden=%zu gives %zu, %zu %s than the %zu asked for\n", m.ffn_hidden, m.total,
+         m.total > wanted ? m.total - wanted : wanted - m.total, m.total > wanted ? "more" : "fewer", wanted);
+}
+
 // The whole run on one device.
 void train(Config& config, Device device) {
   if (config.threads) omp_set_num_threads(int(config.threads));
@@ -64,6 +81,7 @@ void train(Config& config, Device device) {
 
   const Data data = open_data(config.data);
   config.model.vocab = data.train->vocab();
+  choose_ffn_width(config);
   const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
 
   if (!config.out.empty()) prepare_checkpoint_folder(config.out);
@@ -127,6 +145,11 @@ int main(int argc, char** argv) try {
   signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a write that fails with a message, not a death
   gated::Config config;
   if (!gated::parse_command_line(config, argc, argv)) return 0;
+  if (config.describe) {
+    gated::choose_ffn_width(config);
+    fputs(gated::describe(config).c_str(), stdout);
+    return 0;
+  }
   const bool gpu = cuda_answers();
   gated::require(gpu || config.device != DeviceChoice::cuda,
                  "--device=cuda: no GPU answers here: use --device=cpu, or --device=emulated to run the kernels without one");

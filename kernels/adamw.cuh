@@ -14,6 +14,7 @@
 #include <cfloat>
 
 #include "kernels/device.cuh"
+#include "kernels/elementwise.cuh"
 #include "kernels/math.cuh"
 #include "kernels/reduce.cuh"
 
@@ -80,9 +81,10 @@ inline void adamw_update_ref(float* w, float* m, float* v, const float* g, const
 // ---- kernel: a thread holds four neighbouring elements; 28 bytes an element cross the bus, each once
 
 template <bool aligned>
-__global__ void adamw_update_kernel(float* w, float* m, float* v, const float* g, const float* norm,
-                                    float clip, size_t n, AdamW a) {
-  const size_t i = 4 * (threadIdx.x + size_t(blockDim.x) * blockIdx.x);
+__global__ void __launch_bounds__(elementwise_block)
+    adamw_update_kernel(float* w, float* m, float* v, const float* g, const float* norm, float clip, size_t n,
+                        AdamW a) {
+  const size_t i = elementwise_index();
   if (i >= n || (norm && !norm_is_finite(*norm))) return;
   const float scale = norm ? clip_scale(*norm, clip) : 1.0f;
   Quad wq = load_quad<aligned>(w, i, n), mq = load_quad<aligned>(m, i, n), vq = load_quad<aligned>(v, i, n);
@@ -101,9 +103,8 @@ inline void adamw_update(float* w, float* m, float* v, const float* g, const flo
                          size_t n, const AdamW& adamw, Stream& stream) {
   require(!norm || clip > 0, "adamw: clip is %g, expected more than 0", double(clip));
   if (stream.device == Device::cpu) return adamw_update_ref(w, m, v, g, norm, clip, n, adamw);
-  constexpr unsigned threads = 256;
   auto* kernel = n % 4 == 0 ? adamw_update_kernel<true> : adamw_update_kernel<false>;
-  launch(kernel, grid_of(ceil_div(n, 4 * threads)), threads, 0, stream, w, m, v, g, norm, clip, n, adamw);
+  launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, w, m, v, g, norm, clip, n, adamw);
 }
 
 }  // namespace gated

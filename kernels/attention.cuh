@@ -1,32 +1,43 @@
 // attention: o_i = sum_j p_ij v_j, p_i = softmax_j(s_ij), s_ij = q_i.k_j / sqrt(D), over keys j <= i
 //   (Vaswani et al. 2017, arXiv 1706.03762; grouped queries: Ainslie et al. 2023, arXiv 2305.13245)
+//   window W  over keys i-W < j <= i                                  (Beltagy et al. 2020, arXiv 2004.05150)
+//   sigmoid   p_ij = sigmoid(s_ij + bias), not normalised           (Ramapuram et al. 2024, arXiv 2409.04431)
+//   extra     one more position e that every query sees, whose logit e_i comes from outside:
+//             a learnable sink, without a value             (gpt-oss: Agarwal et al. 2025, arXiv 2508.10925)
+//             a kv bias, with a value v'                           (Sun et al. 2024, arXiv 2402.17762)
 // backward, delta_i = do_i.o_i (Dao et al. 2022, arXiv 2205.14135, appendix B):
-//   dp_ij = do_i.v_j    ds_ij = p_ij (dp_ij - delta_i)
+//   dp_ij = do_i.v_j    ds_ij = p_ij (dp_ij - delta_i), of sigmoid p_ij (1 - p_ij) dp_ij
 //   dq_i = sum_j ds_ij k_j / sqrt(D)    dk_j = sum_i ds_ij q_i / sqrt(D)    dv_j = sum_i p_ij do_i
-// shapes: q, o (B,T,H,D), k, v (B,T,K,D) f32, query head h reads kv head h/(H/K); saves lse (B,H,T)
-//   o, lse, dq, dk, dv are written. No T x T buffer on any device.
+// shapes: q, o (B,T,H,D), k, v (B,T,K,D) f32, query head h reads kv head h/(H/K); saves lse (B,H,T), 0 with
+//   sigmoid | o, lse, dq, dk, dv are written, and p_ie and ds_ie (B,H,T) of an extra position.
+//   No T x T buffer on any device. Tiles that nobody sees are skipped: time is that of T min(T, W) pairs.
 //
 // Canonical order. "Chain" is a = fused(x, y, a) from +0 in ascending index; scale = 1/sqrt(D), from the
-// host.
+// host. The extra position stands before the first key: it is the first link of every chain over keys.
 //   s_ij   = scale * (chain over d of q_id k_jd)
-//   m_i    = max of s_ij over the visible keys
-//   p_ij   = exact_exp(s_ij - m_i)
-//   l_i    = chain over keys of p_ij * 1, that is l = l + p_ij
-//   o_id   = (chain over keys of p_ij v_jd) * (1 / l_i)
+//   m_i    = max of e_i and of s_ij over the visible keys
+//   p_ij   = exact_exp(s_ij - m_i)          p_ie = exact_exp(e_i - m_i)
+//   l_i    = chain over e and keys of p_ij * 1, that is l = l + p_ij
+//   o_id   = (chain over e and keys of p_ij v_jd) * (1 / l_i)
 //   lse_i  = m_i + exact_log(l_i)
 // and backward
 //   delta_i = chain over d of do_id o_id
-//   dp_ij   = chain over d of do_id v_jd
-//   p_ij    = exact_exp(s_ij - lse_i)
-//   ds_ij   = p_ij * (dp_ij - delta_i)
-//   dq_id   = scale * (chain over keys of ds_ij k_jd)
+//   dp_ij   = chain over d of do_id v_jd    dp_ie = the same of v', +0 without
+//   p_ij    = exact_exp(s_ij - lse_i)       p_ie = exact_exp(e_i - lse_i)
+//   ds_ij   = p_ij * (dp_ij - delta_i)      ds_ie = p_ie * (dp_ie - delta_i)
+//   dq_id   = scale * (chain over e and keys of ds_ij k_jd)
 //   dk_jd   = scale * (chain over the group's query heads and, within a head, queries of ds_ij q_id)
 //   dv_jd   = chain in the same order of p_ij do_id
+// where a key or value that the extra position lacks has no link. Without an extra position e_i is -inf: p_ie
+// is then +0, and every bit is that of the keys alone. Sigmoid has no m, l, lse and delta:
+//   p_ij = exact_sigmoid(s_ij + bias)    o_id = chain over keys of p_ij v_jd
+//   ds_ij = (p_ij * (1 - p_ij)) * dp_ij
+// The code writes -bias for m and lse, 1 for l and 0 for delta: s - -b is s + b, x * 1 and x - 0 are x.
 // Only visible pairs enter a chain. A hidden pair with weight 0 would not do: fused(0, x, -0) is +0, and
 // 0*Inf is NaN. The max is order-free: where its bits could depend on the order (a NaN, the sign of a zero)
 // the outputs do not, for s - m is then NaN, or a zero whose exponential is 1.
 //
-// --attention=softmax | tests/test_attention.cpp
+// layers/attention.cuh chooses | tests/test_attention.cpp
 #pragma once
 #include <initializer_list>
 #include <type_traits>
@@ -38,9 +49,15 @@
 
 namespace gated {
 
-// Sizes, where a head's rows lie, and who sees whom: query i sees keys first_key(i) .. i.
+enum class AttentionScore { softmax, sigmoid };
+
+// Sizes, where a head's rows lie, who sees whom (query i sees keys first_key(i) .. i), and what becomes of a
+// score.
 struct AttentionShape {
   size_t B, T, H, K, D;
+  size_t window = 0;  // a query sees so many keys, itself included; 0: all up to its own
+  AttentionScore score = AttentionScore::softmax;
+  float bias = 0;  // of sigmoid
 
   HD size_t group() const { return H / K; }
   HD size_t query_row(size_t b, size_t t, size_t h) const { return ((b * T + t) * H + h) * D; }
@@ -50,15 +67,61 @@ struct AttentionShape {
   HD float stat_of(const float* x, size_t b, size_t h, size_t t) const {
     return t < T ? x[stat(b, h, t)] : 0.0f;
   }
+  // What is subtracted from the scores of a query in backward.
+  HD float lse_of(const float* lse, size_t b, size_t h, size_t t) const {
+    return sigmoid() ? -bias : stat_of(lse, b, h, t);
+  }
 
-  HD size_t first_key(size_t) const { return 0; }
-  HD size_t end_query(size_t) const { return T; }  // key j is seen by queries j .. end_query(j) - 1
-  HD bool visible(size_t i, size_t j) const { return j <= i && j >= first_key(i); }
+  // A query sees keys less than reach() before it; one after it is, unsigned, out of reach.
+  HD size_t reach() const { return window && window < T ? window : T; }
+  HD bool visible(size_t i, size_t j) const { return i - j < reach(); }
+  HD size_t first_key(size_t i) const { return i < reach() ? 0 : i + 1 - reach(); }
+  // Key j is seen by queries j .. end_query(j) - 1.
+  HD size_t end_query(size_t j) const { return reach() < T - j ? j + reach() : T; }
   // Do all of queries [i0, i1) see all of keys [j0, j1)?
   HD bool all_visible(size_t i0, size_t i1, size_t j0, size_t j1) const {
-    return j1 <= i0 + 1 && j0 >= first_key(i1 - 1);
+    return j1 <= i0 + 1 && visible(i1 - 1, j0);
+  }
+
+  HD bool sigmoid() const { return score == AttentionScore::sigmoid; }
+};
+
+// p of a pair whose score less m, or lse, is x.
+template <class Real>
+HD Real attention_p(AttentionScore score, Real x) {
+  return score == AttentionScore::sigmoid ? exact_sigmoid(x) : exact_exp(x);
+}
+template <class Real>
+HD Real attention_ds(AttentionScore score, Real p, Real dp, Real delta) {
+  return (score == AttentionScore::sigmoid ? p * (Real(1) - p) : p) * (dp - delta);
+}
+
+// Calls f(score) with a compile-time constant: one branch around a loop, none in it. constexpr and not HD, so
+// that nvcc lets f be of either side.
+template <class F>
+constexpr void attention_with_score(AttentionScore score, F f) {
+  if (score == AttentionScore::sigmoid)
+    f(std::integral_constant<AttentionScore, AttentionScore::sigmoid>());
+  else
+    f(std::integral_constant<AttentionScore, AttentionScore::softmax>());
+}
+
+// One more position that every query sees, before the first key: a learnable sink (a logit per head, no
+// value) or a kv bias (a logit q.k'/sqrt(D) per query, a value). kernels/attention_extra.cuh makes and
+// differentiates them.
+template <class Real>
+struct AttentionExtraOf {
+  const Real* logit = nullptr;  // (H): the same for every query of a head; null: no extra position
+  bool per_query = false;       // logit is (B,H,T)
+  const Real* key = nullptr;    // (H,D), for its share in dq, or null
+  const Real* value = nullptr;  // (H,D), or null
+
+  HD Real logit_of(const AttentionShape& s, size_t b, size_t h, size_t t) const {
+    if (!logit || t >= s.T) return -INFINITY;
+    return logit[per_query ? s.stat(b, h, t) : h];
   }
 };
+using AttentionExtra = AttentionExtraOf<float>;
 
 template <class Real>
 Real attention_scale(size_t D) {
@@ -81,64 +144,75 @@ void attention_link(Real* row, Real weight, const Real* x, size_t D) {
 }
 
 template <class Real>
-void attention_forward_ref(Real* o, Real* lse, const Real* q, const Real* k, const Real* v, size_t B,
-                           size_t T, size_t H, size_t K, size_t D) {
-  const AttentionShape s{B, T, H, K, D};
+void attention_forward_ref(Real* o, Real* lse, const Real* q, const Real* k, const Real* v,
+                           const AttentionShape& s, const AttentionExtraOf<Real>& extra) {
+  const size_t D = s.D;
   const Real scale = attention_scale<Real>(D);
 #pragma omp parallel for collapse(2)
-  for (size_t b = 0; b < B; b++)
-    for (size_t h = 0; h < H; h++) {
-      std::vector<Real> score(T);
-      for (size_t i = 0; i < T; i++) {
-        Real m = -INFINITY, l = 0;
+  for (size_t b = 0; b < s.B; b++)
+    for (size_t h = 0; h < s.H; h++) {
+      std::vector<Real> score(s.T);
+      for (size_t i = 0; i < s.T; i++) {
+        const Real e = extra.logit_of(s, b, h, i);
+        Real m = e;
         for (size_t j = s.first_key(i); j <= i; j++) {
           score[j] = attention_dot(q + s.query_row(b, i, h), k + s.key_row(b, j, h / s.group()), D) * scale;
           m = max_of(score[j], m);
         }
+        if (s.sigmoid()) m = -Real(s.bias);
         Real* row = o + s.query_row(b, i, h);
         for (size_t d = 0; d < D; d++) row[d] = 0;
+        Real l = exact_exp(e - m);
+        if (extra.value) attention_link(row, l, extra.value + h * D, D);
         for (size_t j = s.first_key(i); j <= i; j++) {
-          const Real p = exact_exp(score[j] - m);
+          const Real p = attention_p(s.score, score[j] - m);
           l = l + p;
           attention_link(row, p, v + s.key_row(b, j, h / s.group()), D);
         }
-        const Real inverse = Real(1) / l;
+        const Real inverse = s.sigmoid() ? Real(1) : Real(1) / l;
         for (size_t d = 0; d < D; d++) row[d] = row[d] * inverse;
-        lse[s.stat(b, h, i)] = m + exact_log(l);
+        lse[s.stat(b, h, i)] = s.sigmoid() ? Real(0) : m + exact_log(l);
       }
     }
 }
 
 template <class Real>
-void attention_backward_ref(Real* dq, Real* dk, Real* dv, const Real* dout, const Real* q, const Real* k,
-                            const Real* v, const Real* o, const Real* lse, size_t B, size_t T, size_t H,
-                            size_t K, size_t D) {
-  const AttentionShape s{B, T, H, K, D};
+void attention_backward_ref(Real* dq, Real* dk, Real* dv, Real* extra_p, Real* extra_ds, const Real* dout,
+                            const Real* q, const Real* k, const Real* v, const Real* o, const Real* lse,
+                            const AttentionShape& s, const AttentionExtraOf<Real>& extra) {
+  const size_t D = s.D;
   const Real scale = attention_scale<Real>(D);
-  std::vector<Real> delta(B * H * T);
+  std::vector<Real> delta(s.B * s.H * s.T);
   struct Pair {
     Real p, ds;
   };
   auto pair = [&](size_t b, size_t h, size_t i, size_t j) -> Pair {
     const size_t query = s.query_row(b, i, h), key = s.key_row(b, j, h / s.group()), stat = s.stat(b, h, i);
-    const Real p = exact_exp(attention_dot(q + query, k + key, D) * scale - lse[stat]);
-    return {p, p * (attention_dot(dout + query, v + key, D) - delta[stat])};
+    const Real x = attention_dot(q + query, k + key, D) * scale;
+    const Real p = attention_p(s.score, x - (s.sigmoid() ? -Real(s.bias) : lse[stat]));
+    return {p, attention_ds(s.score, p, attention_dot(dout + query, v + key, D), delta[stat])};
   };
 #pragma omp parallel for collapse(2)
-  for (size_t b = 0; b < B; b++)
-    for (size_t h = 0; h < H; h++)
-      for (size_t i = 0; i < T; i++) {
-        const size_t query = s.query_row(b, i, h);
-        delta[s.stat(b, h, i)] = attention_dot(dout + query, o + query, D);
+  for (size_t b = 0; b < s.B; b++)
+    for (size_t h = 0; h < s.H; h++)
+      for (size_t i = 0; i < s.T; i++) {
+        const size_t query = s.query_row(b, i, h), stat = s.stat(b, h, i);
+        delta[stat] = s.sigmoid() ? Real(0) : attention_dot(dout + query, o + query, D);
         for (size_t d = 0; d < D; d++) dq[query + d] = 0;
+        if (extra.logit) {
+          const Real dp = extra.value ? attention_dot(dout + query, extra.value + h * D, D) : Real(0);
+          extra_p[stat] = exact_exp(extra.logit_of(s, b, h, i) - lse[stat]);
+          extra_ds[stat] = attention_ds(s.score, extra_p[stat], dp, delta[stat]);
+          if (extra.key) attention_link(dq + query, extra_ds[stat], extra.key + h * D, D);
+        }
         for (size_t j = s.first_key(i); j <= i; j++)
           attention_link(dq + query, pair(b, h, i, j).ds, k + s.key_row(b, j, h / s.group()), D);
         for (size_t d = 0; d < D; d++) dq[query + d] = scale * dq[query + d];
       }
 #pragma omp parallel for collapse(2)
-  for (size_t b = 0; b < B; b++)
-    for (size_t kv_head = 0; kv_head < K; kv_head++)
-      for (size_t j = 0; j < T; j++) {
+  for (size_t b = 0; b < s.B; b++)
+    for (size_t kv_head = 0; kv_head < s.K; kv_head++)
+      for (size_t j = 0; j < s.T; j++) {
         const size_t key = s.key_row(b, j, kv_head);
         for (size_t d = 0; d < D; d++) dk[key + d] = dv[key + d] = 0;
         for (size_t h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
@@ -160,11 +234,15 @@ void attention_backward_ref(Real* dq, Real* dk, Real* dv, const Real* dout, cons
 //   product      out[row][column] = chain over d of a[row][d] * b[column][d]          slices of 32 d
 //   accumulate   acc[row][d] = chain over columns of weight[column][row] * x[column][d]   of 2048/D columns
 // D is a template class (32, 64, 128, 256) only for the width of acc: chains run over the true D, T and
-// visible pairs. Products per pair: forward 3 (scores twice: the max first), dq 3, dk and dv 4.
+// visible pairs. Products per pair: forward 3 (scores twice: the max first; sigmoid 2), dq 3, dk and dv 4.
 
 namespace attention {
 
 constexpr int tile = 64, threads = 128, slice = 2048, depth = slice / tile;
+// Forward and dq: what 64K registers of an SM hold, 128, 168 or 255 for each thread.
+constexpr int blocks_an_sm(int columns) {
+  return columns <= 64 ? 4 : columns <= 128 ? 3 : 2;
+}
 // Row length of a transposed slice: rows stay on 16 bytes, and lanes that store two quads of 16 rows meet
 // 32 different banks.
 constexpr int pitch = tile + 4;
@@ -271,6 +349,35 @@ __device__ inline float& weight(Shared& shared, int r, int c) {
   return shared.weight[column_of_thread(c) * pitch + row_of_thread() + r];
 }
 
+// They become p, where x(r, c) is the score less m or lse ...
+template <class X>
+__device__ inline void weights_p(Shared& shared, AttentionScore kind, X x) {
+  attention_with_score(kind, [&](auto score) {
+    for (int c = 0; c < 8; c++)
+      for (int r = 0; r < 4; r++) weight(shared, r, c) = attention_p(score(), x(r, c));
+  });
+}
+
+// ... and p becomes ds.
+template <class Delta>
+__device__ inline void weights_ds(Shared& shared, AttentionScore kind, const float (&dp)[4][8], Delta delta) {
+  attention_with_score(kind, [&](auto score) {
+    for (int c = 0; c < 8; c++)
+      for (int r = 0; r < 4; r++)
+        weight(shared, r, c) = attention_ds(score(), weight(shared, r, c), dp[r][c], delta(r, c));
+  });
+}
+
+// acc[r][c] = fused(w[r], x[column_of_thread(c)], +0), +0 without x: where chains over keys begin.
+template <int columns>
+__device__ inline void begin_chains(float (&acc)[4][columns / 8], const float (&w)[4], const float* x,
+                                    size_t D) {
+  for (int c = 0; c < columns / 8; c++) {
+    const size_t d = column_of_thread(c);
+    for (int r = 0; r < 4; r++) acc[r][c] = x && d < D ? fused(w[r], x[d], 0.0f) : 0.0f;
+  }
+}
+
 // x[row0 + row_of_thread() + r][column0 + column_of_thread(c)] = value(r, c) where that exists.
 template <bool aligned, int columns, class Value>
 __device__ inline void store_tile(float* x, size_t stride, size_t T, size_t row0, size_t column0, size_t D,
@@ -289,9 +396,9 @@ __device__ inline void store_tile(float* x, size_t stride, size_t T, size_t row0
 
 // Grid (B*H, tiles): the last queries see the most keys and start first.
 template <bool aligned, int columns>
-__global__ void __launch_bounds__(attention::threads)
+__global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(columns))
     attention_forward_kernel(float* o, float* lse, const float* q, const float* k, const float* v,
-                             AttentionShape s, float scale) {
+                             AttentionShape s, AttentionExtra extra, float scale) {
   using namespace attention;
   DYNAMIC_SHARED(Shared, shared);
   const size_t b = blockIdx.x / s.H, h = blockIdx.x % s.H, kv_head = h / s.group();
@@ -300,61 +407,87 @@ __global__ void __launch_bounds__(attention::threads)
   const Rows queries = query_rows(q, s, b, h), keys = key_rows(k, s, b, kv_head),
              values = key_rows(v, s, b, kv_head);
 
-  float m[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, score[4][8];
-  for (size_t j0 = j_first; j0 < end; j0 += tile) {
-    product<aligned>(score, queries, i0, keys, j0, s.D, *shared);
-    for (int r = 0; r < 4; r++)
-      for (int c = 0; c < 8; c++)
-        if (s.visible(i0 + row_of_thread() + r, j0 + column_of_thread(c)))
-          m[r] = max_of(score[r][c] * scale, m[r]);
+  float m[4], first[4], score[4][8];
+  for (int r = 0; r < 4; r++) {
+    first[r] = extra.logit_of(s, b, h, i0 + row_of_thread() + r);
+    m[r] = s.sigmoid() ? -s.bias : first[r];
   }
-  for (int r = 0; r < 4; r++)
-    for (int flip = 4; flip > 0; flip /= 2) m[r] = max_of(m[r], __shfl_xor_sync(0xffffffffu, m[r], flip));
+  if (!s.sigmoid()) {
+    for (size_t j0 = j_first; j0 < end; j0 += tile) {
+      product<aligned>(score, queries, i0, keys, j0, s.D, *shared);
+      for (int r = 0; r < 4; r++)
+        for (int c = 0; c < 8; c++)
+          if (s.visible(i0 + row_of_thread() + r, j0 + column_of_thread(c)))
+            m[r] = max_of(score[r][c] * scale, m[r]);
+    }
+    for (int r = 0; r < 4; r++)
+      for (int flip = 4; flip > 0; flip /= 2) m[r] = max_of(m[r], __shfl_xor_sync(0xffffffffu, m[r], flip));
+  }
 
-  float acc[4][columns / 8] = {}, l = 0.0f;  // l: thread t < 64 adds up row t
+  for (int r = 0; r < 4; r++) first[r] = exact_exp(first[r] - m[r]);
+  if (threadIdx.x % 8 == 0)
+    for (int r = 0; r < 4; r++) shared->row_sum[row_of_thread() + r] = first[r];
+  float acc[4][columns / 8];
+  begin_chains<columns>(acc, first, extra.value ? extra.value + h * s.D : nullptr, s.D);
   for (size_t j0 = j_first; j0 < end; j0 += tile) {
     product<aligned>(score, queries, i0, keys, j0, s.D, *shared);
-    for (int c = 0; c < 8; c++)
-      for (int r = 0; r < 4; r++) weight(*shared, r, c) = exact_exp(score[r][c] * scale - m[r]);
+    weights_p(*shared, s.score, [&](int r, int c) { return score[r][c] * scale - m[r]; });
     accumulate<aligned, columns>(acc, values, j0, 0, s.D, s.all_visible(i0, end, j0, j0 + tile), *shared,
                                  [&](int row, int key) { return s.visible(i0 + row, j0 + key); });
-    if (threadIdx.x < tile)
+    if (threadIdx.x < tile && !s.sigmoid()) {  // thread t adds up row t
+      float l = shared->row_sum[threadIdx.x];
       for (int key = 0; key < tile; key++)
         if (s.visible(i0 + threadIdx.x, j0 + key)) l = l + shared->weight[key * pitch + threadIdx.x];
+      shared->row_sum[threadIdx.x] = l;
+    }
   }
-  if (threadIdx.x < tile) shared->row_sum[threadIdx.x] = l;
   __syncthreads();
   float inverse[4];
   for (int r = 0; r < 4; r++) {
     const size_t i = i0 + row_of_thread() + r;
-    const float sum = shared->row_sum[row_of_thread() + r];
-    inverse[r] = 1.0f / sum;
-    if (i < s.T && threadIdx.x % 8 == 0) lse[s.stat(b, h, i)] = m[r] + exact_log(sum);
+    const float l = shared->row_sum[row_of_thread() + r];
+    inverse[r] = s.sigmoid() ? 1.0f : 1.0f / l;
+    if (i < s.T && threadIdx.x % 8 == 0) lse[s.stat(b, h, i)] = s.sigmoid() ? 0.0f : m[r] + exact_log(l);
   }
   store_tile<aligned, columns>(o + s.query_row(b, 0, h), queries.stride, s.T, i0, 0, s.D,
                                [&](int r, int c) { return acc[r][c] * inverse[r]; });
 }
 
-// delta (B,H,T): one thread a row, one chain.
+// The chain over d of x[d] * y[d], by one thread.
 template <bool aligned>
-__global__ void attention_delta_kernel(float* delta, const float* dout, const float* o, AttentionShape s) {
+__device__ inline float attention_row_dot(const float* x, const float* y, size_t D) {
+  float sum = 0.0f;
+  for (size_t d = 0; d < D; d += 4) {
+    const Quad a = load_quad<aligned>(x, d, D), b = load_quad<aligned>(y, d, D);
+    for (int k = 0; k < 4; k++)
+      if (aligned || d + k < D) sum = fused(a.v[k], b.v[k], sum);
+  }
+  return sum;
+}
+
+// One thread a query: delta (B,H,T), and what the extra position takes from it.
+template <bool aligned>
+__global__ void attention_backward_query_kernel(float* delta, float* extra_p, float* extra_ds,
+                                                const float* dout, const float* o, const float* lse,
+                                                AttentionShape s, AttentionExtra extra) {
   const size_t n = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
   if (n >= s.B * s.H * s.T) return;
-  const size_t row = s.query_row(n / (s.H * s.T), n % s.T, n / s.T % s.H);
-  float sum = 0.0f;
-  for (size_t d = 0; d < s.D; d += 4) {
-    const Quad x = load_quad<aligned>(dout + row, d, s.D), y = load_quad<aligned>(o + row, d, s.D);
-    for (int k = 0; k < 4; k++)
-      if (aligned || d + k < s.D) sum = fused(x.v[k], y.v[k], sum);
-  }
-  delta[n] = sum;
+  const size_t b = n / (s.H * s.T), h = n / s.T % s.H, t = n % s.T, row = s.query_row(b, t, h);
+  const float of_query = s.sigmoid() ? 0.0f : attention_row_dot<aligned>(dout + row, o + row, s.D);
+  delta[n] = of_query;
+  if (!extra.logit) return;
+  const float dp = extra.value ? attention_row_dot<aligned>(dout + row, extra.value + h * s.D, s.D) : 0.0f;
+  const float p = exact_exp(extra.logit_of(s, b, h, t) - lse[n]);
+  extra_p[n] = p;
+  extra_ds[n] = attention_ds(s.score, p, dp, of_query);
 }
 
 // Grid (B*H, tiles), as the forward.
 template <bool aligned, int columns>
-__global__ void __launch_bounds__(attention::threads)
+__global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(columns))
     attention_backward_dq_kernel(float* dq, const float* dout, const float* q, const float* k, const float* v,
-                                 const float* lse, const float* delta, AttentionShape s, float scale) {
+                                 const float* lse, const float* delta, const float* extra_ds,
+                                 AttentionShape s, AttentionExtra extra, float scale) {
   using namespace attention;
   DYNAMIC_SHARED(Shared, shared);
   const size_t b = blockIdx.x / s.H, h = blockIdx.x % s.H, kv_head = h / s.group();
@@ -362,16 +495,17 @@ __global__ void __launch_bounds__(attention::threads)
   const Rows queries = query_rows(q, s, b, h), douts = query_rows(dout, s, b, h);
   const Rows keys = key_rows(k, s, b, kv_head), values = key_rows(v, s, b, kv_head);
 
-  float acc[4][columns / 8] = {}, dot[4][8], of_query[4];
+  float acc[4][columns / 8], dot[4][8], of_query[4] = {};
+  if (extra.key)
+    for (int r = 0; r < 4; r++) of_query[r] = s.stat_of(extra_ds, b, h, i0 + row_of_thread() + r);
+  begin_chains<columns>(acc, of_query, extra.key ? extra.key + h * s.D : nullptr, s.D);
   for (size_t j0 = s.first_key(i0) / tile * tile; j0 < end; j0 += tile) {
     product<aligned>(dot, queries, i0, keys, j0, s.D, *shared);
-    for (int r = 0; r < 4; r++) of_query[r] = s.stat_of(lse, b, h, i0 + row_of_thread() + r);
-    for (int c = 0; c < 8; c++)
-      for (int r = 0; r < 4; r++) weight(*shared, r, c) = exact_exp(dot[r][c] * scale - of_query[r]);
+    for (int r = 0; r < 4; r++) of_query[r] = s.lse_of(lse, b, h, i0 + row_of_thread() + r);
+    weights_p(*shared, s.score, [&](int r, int c) { return dot[r][c] * scale - of_query[r]; });
     product<aligned>(dot, douts, i0, values, j0, s.D, *shared);
     for (int r = 0; r < 4; r++) of_query[r] = s.stat_of(delta, b, h, i0 + row_of_thread() + r);
-    for (int c = 0; c < 8; c++)
-      for (int r = 0; r < 4; r++) weight(*shared, r, c) = weight(*shared, r, c) * (dot[r][c] - of_query[r]);
+    weights_ds(*shared, s.score, dot, [&](int r, int) { return of_query[r]; });
     accumulate<aligned, columns>(acc, keys, j0, 0, s.D, s.all_visible(i0, end, j0, j0 + tile), *shared,
                                  [&](int row, int key) { return s.visible(i0 + row, j0 + key); });
   }
@@ -400,14 +534,12 @@ __global__ void __launch_bounds__(attention::threads)
       const bool whole = s.all_visible(i0, i0 + tile, j0, end);
       auto visible = [&](int row, int query) { return s.visible(i0 + query, j0 + row); };
       product<aligned>(dot, keys, j0, queries, i0, s.D, *shared);
-      for (int c = 0; c < 8; c++) of_query[c] = s.stat_of(lse, b, h, i0 + column_of_thread(c));
-      for (int c = 0; c < 8; c++)
-        for (int r = 0; r < 4; r++) weight(*shared, r, c) = exact_exp(dot[r][c] * scale - of_query[c]);
+      for (int c = 0; c < 8; c++) of_query[c] = s.lse_of(lse, b, h, i0 + column_of_thread(c));
+      weights_p(*shared, s.score, [&](int r, int c) { return dot[r][c] * scale - of_query[c]; });
       accumulate<aligned, columns>(dv_acc, douts, i0, column0, s.D, whole, *shared, visible);
       product<aligned>(dot, values, j0, douts, i0, s.D, *shared);
       for (int c = 0; c < 8; c++) of_query[c] = s.stat_of(delta, b, h, i0 + column_of_thread(c));
-      for (int c = 0; c < 8; c++)
-        for (int r = 0; r < 4; r++) weight(*shared, r, c) = weight(*shared, r, c) * (dot[r][c] - of_query[c]);
+      weights_ds(*shared, s.score, dot, [&](int, int c) { return of_query[c]; });
       accumulate<aligned, columns>(dk_acc, queries, i0, column0, s.D, whole, *shared, visible);
     }
   }
@@ -427,12 +559,16 @@ __global__ void __launch_bounds__(attention::threads)
 
 namespace gated {
 
-inline void attention_require(const char* name, const AttentionShape& s) {
+inline void attention_require(const char* name, const AttentionShape& s, const AttentionExtra& extra) {
   require(s.T > 0 && s.D > 0, "%s: %zu tokens of head dimension %zu, expected at least 1 of each", name, s.T,
           s.D);
   require(s.K > 0 && s.H % s.K == 0,
           "%s: %zu query heads over %zu kv heads, expected a multiple of the kv heads", name, s.H, s.K);
   require(s.D <= 256, "%s: head dimension %zu, expected at most 256; use more heads", name, s.D);
+  require(extra.logit || (!extra.key && !extra.value),
+          "%s: an extra position's key or value without its logit", name);
+  require(!extra.logit || !s.sigmoid(),
+          "%s: an extra position with sigmoid scores, expected softmax: nothing else competes with it", name);
 }
 
 // Calls run(aligned, columns) with both as compile-time constants: may rows be read 16 bytes at a time, and
@@ -451,37 +587,39 @@ void attention_with_class(size_t D, std::initializer_list<const float*> rows, Ru
 }
 
 // o (B,T,H,D) and lse (B,H,T) are written.
-inline void attention_forward(float* o, float* lse, const float* q, const float* k, const float* v, size_t B,
-                              size_t T, size_t H, size_t K, size_t D, Stream& stream) {
-  const AttentionShape s{B, T, H, K, D};
-  attention_require("attention_forward", s);
-  if (stream.device == Device::cpu) return attention_forward_cpu(o, lse, q, k, v, s, stream);
-  const dim3 grid(grid_of(B * H).x, grid_of(ceil_div(T, attention::tile)).x);
-  attention_with_class(D, {o, q, k, v}, [&](auto aligned, auto columns) {
+inline void attention_forward(float* o, float* lse, const float* q, const float* k, const float* v,
+                              const AttentionShape& s, const AttentionExtra& extra, Stream& stream) {
+  attention_require("attention_forward", s, extra);
+  if (stream.device == Device::cpu) return attention_forward_cpu(o, lse, q, k, v, s, extra, stream);
+  const dim3 grid(grid_of(s.B * s.H).x, grid_of(ceil_div(s.T, attention::tile)).x);
+  attention_with_class(s.D, {o, q, k, v}, [&](auto aligned, auto columns) {
     launch(attention_forward_kernel<aligned, columns>, grid, attention::threads, sizeof(attention::Shared),
-           stream, o, lse, q, k, v, s, attention_scale<float>(D));
+           stream, o, lse, q, k, v, s, extra, attention_scale<float>(s.D));
   });
 }
 
-// dq (B,T,H,D), dk and dv (B,T,K,D) are written; o and lse are what the forward wrote.
-inline void attention_backward(float* dq, float* dk, float* dv, const float* dout, const float* q,
-                               const float* k, const float* v, const float* o, const float* lse, size_t B,
-                               size_t T, size_t H, size_t K, size_t D, Stream& stream) {
-  const AttentionShape s{B, T, H, K, D};
-  attention_require("attention_backward", s);
+// dq (B,T,H,D), dk and dv (B,T,K,D) are written, and with an extra position its p and ds (B,H,T), null
+// without one; o and lse are what the forward wrote.
+inline void attention_backward(float* dq, float* dk, float* dv, float* extra_p, float* extra_ds,
+                               const float* dout, const float* q, const float* k, const float* v,
+                               const float* o, const float* lse, const AttentionShape& s,
+                               const AttentionExtra& extra, Stream& stream) {
+  attention_require("attention_backward", s, extra);
   if (stream.device == Device::cpu)
-    return attention_backward_cpu(dq, dk, dv, dout, q, k, v, o, lse, s, stream);
-  const float scale = attention_scale<float>(D);
-  float* delta = stream.scratch(B * H * T);
-  const unsigned tiles = grid_of(ceil_div(T, attention::tile)).x;
-  attention_with_class(D, {dq, dk, dv, dout, q, k, v, o}, [&](auto aligned, auto columns) {
-    launch(attention_delta_kernel<aligned>, grid_of(ceil_div(B * H * T, attention::threads)),
-           attention::threads, 0, stream, delta, dout, o, s);
-    launch(attention_backward_dq_kernel<aligned, columns>, dim3(grid_of(B * H).x, tiles), attention::threads,
-           sizeof(attention::Shared), stream, dq, dout, q, k, v, lse, delta, s, scale);
+    return attention_backward_cpu(dq, dk, dv, extra_p, extra_ds, dout, q, k, v, o, lse, s, extra, stream);
+  const float scale = attention_scale<float>(s.D);
+  const size_t queries = s.B * s.H * s.T;
+  float* delta = stream.scratch(queries);
+  const unsigned tiles = grid_of(ceil_div(s.T, attention::tile)).x;
+  attention_with_class(s.D, {dq, dk, dv, dout, q, k, v, o, extra.value}, [&](auto aligned, auto columns) {
+    launch(attention_backward_query_kernel<aligned>, grid_of(ceil_div(queries, attention::threads)),
+           attention::threads, 0, stream, delta, extra_p, extra_ds, dout, o, lse, s, extra);
+    launch(attention_backward_dq_kernel<aligned, columns>, dim3(grid_of(s.B * s.H).x, tiles),
+           attention::threads, sizeof(attention::Shared), stream, dq, dout, q, k, v, lse, delta, extra_ds, s,
+           extra, scale);
     constexpr int at_once = columns < 128 ? columns : 128;
     launch(attention_backward_dkdv_kernel<aligned, at_once>,
-           dim3(grid_of(B * K).x, tiles, unsigned(ceil_div(D, at_once))), attention::threads,
+           dim3(grid_of(s.B * s.K).x, tiles, unsigned(ceil_div(s.D, at_once))), attention::threads,
            sizeof(attention::Shared), stream, dk, dv, dout, q, k, v, lse, delta, s, scale);
   });
 }

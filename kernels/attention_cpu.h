@@ -7,8 +7,9 @@
 //   product      out[row][lane] = chain over d of a[row][d] * bt[d][lane]       scores and dp
 //   accumulate   acc[d][lane] = chain over rows of w[row][lane] * x[row][d]     o, dq, dk and dv
 // both with 4 rows (or d) times `held` vectors of sums in registers. A lane that does not see a row keeps its
-// sum by selection. Scratch for each thread: forward 64 x (T + 2D) floats, the scores of 64 queries at once;
-// backward 64 x (128 + 4D).
+// sum by selection. Scratch for each thread: forward 64 x (min(T, W + 64) + 2D) floats, the scores of 64
+// queries at once; backward 64 x (128 + 4D).
+//
 // Included by kernels/attention.cuh, which says what is computed. | tests/test_attention.cpp
 #pragma once
 #include <omp.h>
@@ -235,34 +236,55 @@ void max_rows(float* m, const float* score, float scale, const Rows& rows, SpanO
 // Scores become p, which l adds up. Where a lane does not see a row p is 0: the sum, never below +0, keeps
 // its bits.
 template <class SpanOf>
-[[gnu::flatten]] void exp_rows(float* l, float* score, const float* m, float scale, const Rows& rows,
-                               SpanOf span) {
+[[gnu::flatten]] void p_rows(AttentionScore kind, float* l, float* score, const float* m, float scale,
+                             const Rows& rows, SpanOf span) {
   const size_t begin = rows.v0 * lanes, end = rows.v1 * lanes;
-  for (size_t r = 0; r < rows.n; r++) {
-    float* const p = score + r * tile;
-    for (size_t lane = begin; lane < end; lane++) p[lane] = exact_exp(p[lane] * scale - m[lane]);
-    if (!rows.all_seen) {
-      const Span seen = span(rows.row + r);
-      for (size_t lane = begin; lane < seen.lo; lane++) p[lane] = 0.0f;
-      for (size_t lane = seen.hi; lane < end; lane++) p[lane] = 0.0f;
+  attention_with_score(kind, [&](auto kind) {
+    for (size_t r = 0; r < rows.n; r++) {
+      float* const p = score + r * tile;
+      for (size_t lane = begin; lane < end; lane++) p[lane] = attention_p(kind(), p[lane] * scale - m[lane]);
+      if (!rows.all_seen) {
+        const Span seen = span(rows.row + r);
+        for (size_t lane = begin; lane < seen.lo; lane++) p[lane] = 0.0f;
+        for (size_t lane = seen.hi; lane < end; lane++) p[lane] = 0.0f;
+      }
+      for (size_t lane = begin; lane < end; lane++) l[lane] = l[lane] + p[lane];
     }
-    for (size_t lane = begin; lane < end; lane++) l[lane] = l[lane] + p[lane];
-  }
+  });
 }
 
 // Scores become p, dp becomes ds. Lanes are queries and have their own lse and delta, or rows are and have
 // theirs.
 template <bool lanes_are_queries>
-[[gnu::flatten]] void gradient_rows(float* score, float* dp, const float* lse, const float* delta,
-                                    float scale, const Rows& rows) {
-  for (size_t r = 0; r < rows.n; r++) {
-    float *const p = score + r * tile, *const ds = dp + r * tile;
-    for (size_t lane = rows.v0 * lanes; lane < rows.v1 * lanes; lane++) {
-      const size_t i = lanes_are_queries ? lane : r;
-      p[lane] = exact_exp(p[lane] * scale - lse[i]);
-      ds[lane] = p[lane] * (ds[lane] - delta[i]);
+[[gnu::flatten]] void gradient_rows(AttentionScore kind, float* score, float* dp, const float* lse,
+                                    const float* delta, float scale, const Rows& rows) {
+  attention_with_score(kind, [&](auto kind) {
+    for (size_t r = 0; r < rows.n; r++) {
+      float *const p = score + r * tile, *const ds = dp + r * tile;
+      for (size_t lane = rows.v0 * lanes; lane < rows.v1 * lanes; lane++) {
+        const size_t i = lanes_are_queries ? lane : r;
+        p[lane] = attention_p(kind(), p[lane] * scale - lse[i]);
+        ds[lane] = attention_ds(kind(), p[lane], ds[lane], delta[i]);
+      }
     }
-  }
+  });
+}
+
+// ---- the extra position
+
+// logit[lane] of the queries i0 + lane, -inf in lanes without one.
+inline void logit_lanes(float* logit, const AttentionExtra& extra, const AttentionShape& s, size_t b,
+                        size_t h, size_t i0) {
+  for (size_t lane = 0; lane < tile; lane++) logit[lane] = extra.logit_of(s, b, h, i0 + lane);
+}
+
+// acc[d][lane] = fused(w[lane], x[d], +0), +0 without x: where chains over keys begin.
+[[gnu::flatten]] inline void begin_chains(float* acc, const float* w, const float* x, size_t D) {
+  std::fill_n(acc, D * tile, 0.0f);
+  if (!x) return;
+  for (size_t d = 0; d < D; d++)
+    for (size_t lane = 0; lane < tile; lane++)
+      acc[d * tile + lane] = fused(w[lane], x[d], acc[d * tile + lane]);
 }
 
 }  // namespace cpu_attention
@@ -270,11 +292,12 @@ template <bool lanes_are_queries>
 // ---- forward and backward: threads take tiles, those with the most rows first within a head
 
 inline void attention_forward_cpu(float* o, float* lse, const float* q, const float* k, const float* v,
-                                  const AttentionShape& s, Stream& stream) {
+                                  const AttentionShape& s, const AttentionExtra& extra, Stream& stream) {
   using namespace cpu_attention;
   const float scale = attention_scale<float>(s.D);
   const size_t q_stride = s.H * s.D, kv_stride = s.K * s.D, packed = s.D * tile;
-  const size_t tiles = ceil_div(s.T, tile), per_thread = 2 * packed + s.T * tile;
+  const size_t tiles = ceil_div(s.T, tile), rows_seen = std::min(s.T, s.reach() + tile);
+  const size_t per_thread = 2 * packed + rows_seen * tile;
   float* const scratch = stream.scratch(per_thread * omp_get_max_threads());
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.H * tiles; n++) {
@@ -284,9 +307,8 @@ inline void attention_forward_cpu(float* o, float* lse, const float* q, const fl
     float* const qt = scratch + per_thread * omp_get_thread_num();
     float *const acc = qt + packed, *const score = acc + packed;
     float m[tile], l[tile];
-    std::fill_n(m, tile, -INFINITY);
-    std::fill_n(l, tile, 0.0f);
-    std::fill_n(acc, packed, 0.0f);
+    logit_lanes(l, extra, s, b, h, i0);
+    std::copy_n(l, tile, m);
     pack(qt, q + query, q_stride, count, s.D);
     prefetch_rows(o + query, q_stride, count, s.D);
 
@@ -294,24 +316,28 @@ inline void attention_forward_cpu(float* o, float* lse, const float* q, const fl
     for_rows(j0, i0 + count, count, span, [&](const Rows& rows) {
       float* const out = score + (rows.row - j0) * tile;
       product(out, k + key + rows.row * kv_stride, kv_stride, qt, s.D, rows);
-      max_rows(m, out, scale, rows, span);
+      if (!s.sigmoid()) max_rows(m, out, scale, rows, span);
     });
+    if (s.sigmoid()) std::fill_n(m, tile, -s.bias);
+    for (size_t lane = 0; lane < tile; lane++) l[lane] = exact_exp(l[lane] - m[lane]);
+    begin_chains(acc, l, extra.value ? extra.value + h * s.D : nullptr, s.D);
     for_rows(j0, i0 + count, count, span, [&](const Rows& rows) {
       float* const p = score + (rows.row - j0) * tile;
-      exp_rows(l, p, m, scale, rows, span);
+      p_rows(s.score, l, p, m, scale, rows, span);
       accumulate(acc, p, v + key + rows.row * kv_stride, kv_stride, s.D, rows, span);
     });
     for (size_t lane = 0; lane < count; lane++) {
-      lse[s.stat(b, h, i0 + lane)] = m[lane] + exact_log(l[lane]);
-      l[lane] = 1.0f / l[lane];
+      lse[s.stat(b, h, i0 + lane)] = s.sigmoid() ? 0.0f : m[lane] + exact_log(l[lane]);
+      l[lane] = s.sigmoid() ? 1.0f : 1.0f / l[lane];
     }
     unpack(o + query, q_stride, acc, count, s.D, l);
   }
 }
 
-inline void attention_backward_cpu(float* dq, float* dk, float* dv, const float* dout, const float* q,
-                                   const float* k, const float* v, const float* o, const float* lse,
-                                   const AttentionShape& s, Stream& stream) {
+inline void attention_backward_cpu(float* dq, float* dk, float* dv, float* extra_p, float* extra_ds,
+                                   const float* dout, const float* q, const float* k, const float* v,
+                                   const float* o, const float* lse, const AttentionShape& s,
+                                   const AttentionExtra& extra, Stream& stream) {
   using namespace cpu_attention;
   const float scale = attention_scale<float>(s.D);
   const size_t q_stride = s.H * s.D, kv_stride = s.K * s.D, packed = s.D * tile;
@@ -319,9 +345,10 @@ inline void attention_backward_cpu(float* dq, float* dk, float* dv, const float*
                threads = omp_get_max_threads();
   float* const scratch = stream.scratch(per_thread * threads + s.B * s.H * s.T);
   float* const delta = scratch + per_thread * threads;
-  float scales[tile], ones[tile];
+  float scales[tile], ones[tile], minus_bias[tile];
   std::fill_n(scales, tile, scale);
   std::fill_n(ones, tile, 1.0f);
+  std::fill_n(minus_bias, tile, -s.bias);
 
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.H * tiles; n++) {  // dq and delta: lanes are queries
@@ -333,22 +360,41 @@ inline void attention_backward_cpu(float* dq, float* dk, float* dv, const float*
                  *const ds = p + tile * tile;
     pack(qt, q + query, q_stride, count, s.D);
     pack(dot, dout + query, q_stride, count, s.D);
-    pack(acc, o + query, q_stride, count, s.D);
     prefetch_rows(dq + query, q_stride, count, s.D);
-    float lse_lane[tile] = {}, delta_lane[tile] = {};
-    for (size_t d = 0; d < s.D; d++)
-      for (size_t lane = 0; lane < tile; lane++)
-        delta_lane[lane] = fused(dot[d * tile + lane], acc[d * tile + lane], delta_lane[lane]);
+    float lse_lane[tile] = {}, delta_lane[tile] = {}, extra_lane[tile] = {};
+    if (s.sigmoid())
+      std::fill_n(lse_lane, tile, -s.bias);
+    else {
+      std::copy_n(lse + stat, count, lse_lane);
+      pack(acc, o + query, q_stride, count, s.D);
+      for (size_t d = 0; d < s.D; d++)
+        for (size_t lane = 0; lane < tile; lane++)
+          delta_lane[lane] = fused(dot[d * tile + lane], acc[d * tile + lane], delta_lane[lane]);
+    }
     std::copy_n(delta_lane, count, delta + stat);
-    std::copy_n(lse + stat, count, lse_lane);
-    std::fill_n(acc, packed, 0.0f);
+    if (extra.logit) {
+      float p_lane[tile];
+      logit_lanes(p_lane, extra, s, b, h, i0);
+      if (extra.value)
+        for (size_t d = 0; d < s.D; d++)
+          for (size_t lane = 0; lane < tile; lane++)
+            extra_lane[lane] = fused(dot[d * tile + lane], extra.value[h * s.D + d], extra_lane[lane]);
+      for (size_t lane = 0; lane < tile; lane++) {
+        p_lane[lane] = exact_exp(p_lane[lane] - lse_lane[lane]);
+        extra_lane[lane] =
+            attention_ds(AttentionScore::softmax, p_lane[lane], extra_lane[lane], delta_lane[lane]);
+      }
+      std::copy_n(p_lane, count, extra_p + stat);
+      std::copy_n(extra_lane, count, extra_ds + stat);
+    }
+    begin_chains(acc, extra_lane, extra.key ? extra.key + h * s.D : nullptr, s.D);
 
     auto span = [&](size_t j) { return Span(j, s.end_query(j), i0); };
     for_rows(s.first_key(i0), i0 + count, count, span, [&](const Rows& rows) {
       const size_t at = key + rows.row * kv_stride;
       product(p, k + at, kv_stride, qt, s.D, rows);
       product(ds, v + at, kv_stride, dot, s.D, rows);
-      gradient_rows<true>(p, ds, lse_lane, delta_lane, scale, rows);
+      gradient_rows<true>(s.score, p, ds, lse_lane, delta_lane, scale, rows);
       accumulate(acc, ds, k + at, kv_stride, s.D, rows, span);
     });
     unpack(dq + query, q_stride, acc, count, s.D, scales);
@@ -374,7 +420,8 @@ inline void attention_backward_cpu(float* dq, float* dk, float* dv, const float*
         const size_t at = s.query_row(b, rows.row, h), stat = s.stat(b, h, rows.row);
         product(p, q + at, q_stride, kt, s.D, rows);
         product(ds, dout + at, q_stride, vt, s.D, rows);
-        gradient_rows<false>(p, ds, lse + stat, delta + stat, scale, rows);
+        gradient_rows<false>(s.score, p, ds, s.sigmoid() ? minus_bias : lse + stat, delta + stat, scale,
+                             rows);
         accumulate(dv_acc, p, dout + at, q_stride, s.D, rows, span);
         accumulate(dk_acc, ds, q + at, q_stride, s.D, rows, span);
       });

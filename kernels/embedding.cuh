@@ -1,8 +1,13 @@
-// embedding: h[n] = weight[ids[n]]
-// backward: dweight[v] += sum of dh[n] over the tokens n whose id is v
-//   exactly: total = one chain from +0 over those n, ascending; dweight[v] += total. Rows of other ids
-//   keep their bits.
-// shapes: h, dh (N,C) f32, weight, dweight (V,C) f32, ids (N) int | h is written, dweight is accumulated
+// embedding: h[n] = weight[ids[n]] * scale + positions[n % T]: of token n, at position n % T of its sequence
+//   scale (one float) and positions (T,C) are learned, or null for none: then h[n] is a copy
+//   exactly: the product, then the sum, each rounded
+// backward: dweight[v] += scale * sum of dh[n] over the tokens n whose id is v
+//   exactly: total = one chain from +0 over those n, ascending; dweight[v] += scale * total, product and sum
+//   rounded each. Rows of other ids keep their bits.
+//   dpositions[t] += sum of dh[n] over the tokens n at position t, in the column order over the sequences
+//   dscale += sum over n of the dot product dh[n].weight[ids[n]]: row order, then column order over n
+// shapes: h, dh (N,C) f32, weight, dweight (V,C) f32, positions, dpositions (T,C) f32, ids (N) int
+//   h is written, the gradients are accumulated
 // An id outside [0,V) is refused where the host still sees it, in TokenGroups; embedding_forward makes its h
 // a row of NaN.
 // tests/test_embedding.cpp
@@ -68,21 +73,32 @@ class TokenGroups {
 // ---- reference
 
 template <class T>
-void embedding_forward_ref(T* h, const int* ids, const T* weight, size_t N, size_t C, size_t V) {
+void embedding_forward_ref(T* h, const int* ids, const T* weight, const T* positions, const T* scale,
+                           size_t N, size_t context, size_t C, size_t V) {
 #pragma omp parallel for
   for (size_t n = 0; n < N; n++) {
+    T* hn = h + n * C;
     const size_t id = ids[n];
     if (id < V)
-      std::copy_n(weight + id * C, C, h + n * C);
+      std::copy_n(weight + id * C, C, hn);
     else
-      std::fill_n(h + n * C, C, T(NAN));
+      std::fill_n(hn, C, T(NAN));
+    if (scale) {
+      const T s = *scale;
+      for (size_t c = 0; c < C; c++) hn[c] = hn[c] * s;
+    }
+    if (positions) {
+      const T* p = positions + n % context * C;
+      for (size_t c = 0; c < C; c++) hn[c] = hn[c] + p[c];
+    }
   }
 }
 
 constexpr size_t embedding_columns = 128;  // what a warp holds of a row: one float4 a lane
 
 template <class T>
-void embedding_backward_ref(T* dweight, const T* dh, const TokenGroups& groups, size_t C) {
+void embedding_backward_ref(T* dweight, const T* dh, const TokenGroups& groups, const T* scale, size_t C) {
+  const T s = scale ? *scale : T(1);
   const int *id = groups.id(), *start = groups.start(), *token = groups.token();
   const size_t blocks = ceil_div(C, embedding_columns);
 #pragma omp parallel for schedule(dynamic, 64)
@@ -95,8 +111,25 @@ void embedding_backward_ref(T* dweight, const T* dh, const TokenGroups& groups, 
       for (size_t c = 0; c < count; c++) total[c] += row[c];
     }
     T* out = dweight + id[g] * C + c0;
-    for (size_t c = 0; c < count; c++) out[c] += total[c];
+    for (size_t c = 0; c < count; c++) out[c] += s * total[c];
   }
+}
+
+template <class T>
+void embedding_positions_backward_ref(T* dpositions, const T* dh, size_t B, size_t context, size_t C) {
+  column_reduce_add_ref(dpositions, B, context * C, AddRows<T>{dh, context * C});
+}
+
+template <class T>
+void embedding_scale_backward_ref(T* dscale, T* row_sums, const T* dh, const int* ids, const T* weight,
+                                  size_t N, size_t C, size_t V) {
+#pragma omp parallel for
+  for (size_t n = 0; n < N; n++) {
+    const size_t id = ids[n];
+    auto product = [=](T acc, size_t c) { return fused(dh[n * C + c], weight[id * C + c], acc); };
+    row_sums[n] = id < V ? row_reduce_ref<T>(C, product) : T(NAN);
+  }
+  column_reduce_add_ref(dscale, N, 1, AddRows<T>{row_sums, 1});
 }
 
 // ---- kernels
@@ -104,12 +137,19 @@ void embedding_backward_ref(T* dweight, const T* dh, const TokenGroups& groups, 
 // One warp a token.
 template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    embedding_forward_kernel(float* h, const int* ids, const float* weight, size_t N, size_t C, size_t V) {
+    embedding_forward_kernel(float* h, const int* ids, const float* weight, const float* positions,
+                             const float* scale, size_t N, size_t T, size_t C, size_t V) {
   const size_t n = warp_row();
   if (n >= N) return;
   const size_t id = ids[n];
+  const float s = scale ? *scale : 1.0f;
   for (size_t c = 4 * (threadIdx.x % 32); c < C; c += row_chains) {
-    const Quad q = id < V ? load_quad<aligned>(weight + id * C, c, C) : Quad{{NAN, NAN, NAN, NAN}};
+    Quad q = id < V ? load_quad<aligned>(weight + id * C, c, C) : Quad{{NAN, NAN, NAN, NAN}};
+    for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * s;
+    if (positions) {
+      const Quad p = load_quad<aligned>(positions + n % T * C, c, C);
+      for (int k = 0; k < 4; k++) q.v[k] = q.v[k] + p.v[k];
+    }
     store_quad<aligned>(h + n * C, c, C, q);
   }
 }
@@ -119,7 +159,7 @@ __global__ void __launch_bounds__(rows_block)
 template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
     embedding_backward_kernel(float* dweight, const float* dh, const int* id, const int* start,
-                              const int* token, size_t groups, size_t C) {
+                              const int* token, size_t groups, const float* scale, size_t C) {
   const size_t blocks = (C + embedding_columns - 1) / embedding_columns;
   const size_t g = warp_row() / blocks, c = warp_row() % blocks * embedding_columns + 4 * (threadIdx.x % 32);
   if (g >= groups || c >= C) return;
@@ -128,28 +168,63 @@ __global__ void __launch_bounds__(rows_block)
     const Quad q = load_quad<aligned>(dh + token[t] * C, c, C);
     for (int k = 0; k < 4; k++) total.v[k] += q.v[k];
   }
+  const float s = scale ? *scale : 1.0f;
   float* out = dweight + id[g] * C;
   Quad q = load_quad<aligned>(out, c, C);
-  for (int k = 0; k < 4; k++) q.v[k] += total.v[k];
+  for (int k = 0; k < 4; k++) q.v[k] += s * total.v[k];
   store_quad<aligned>(out, c, C, q);
+}
+
+// One warp a token.
+template <bool aligned>
+__global__ void __launch_bounds__(rows_block)
+    embedding_scale_backward_kernel(float* row_sums, const float* dh, const int* ids, const float* weight,
+                                    size_t N, size_t C, size_t V) {
+  const size_t n = warp_row();
+  if (n >= N) return;
+  const size_t id = ids[n];
+  const float sum = warp_row_reduce<aligned>(id < V ? C : 0, [&](float* chain, size_t c, int count) {
+    const Quad d = load_quad<aligned>(dh + n * C, c, C), q = load_quad<aligned>(weight + id * C, c, C);
+    for (int k = 0; k < count; k++) chain[k] = fused(d.v[k], q.v[k], chain[k]);
+  });
+  if (threadIdx.x % 32 == 0) row_sums[n] = id < V ? sum : NAN;
 }
 
 // ---- launchers
 
-inline void embedding_forward(float* h, const int* ids, const float* weight, size_t N, size_t C, size_t V,
-                              Stream& stream) {
-  if (stream.device == Device::cpu) return embedding_forward_ref(h, ids, weight, N, C, V);
+// T: the tokens of a sequence.
+inline void embedding_forward(float* h, const int* ids, const float* weight, const float* positions,
+                              const float* scale, size_t N, size_t T, size_t C, size_t V, Stream& stream) {
+  require(T > 0 || !positions, "embedding_forward: positions of sequences without tokens");
+  if (stream.device == Device::cpu)
+    return embedding_forward_ref(h, ids, weight, positions, scale, N, T, C, V);
   auto* kernel = C % 4 == 0 ? embedding_forward_kernel<true> : embedding_forward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, h, ids, weight, N, C, V);
+  launch(kernel, rows_grid(N), rows_block, 0, stream, h, ids, weight, positions, scale, N, T, C, V);
 }
 
 // groups: built from the ids of dh's tokens with the number of rows of dweight.
-inline void embedding_backward(float* dweight, const float* dh, const TokenGroups& groups, size_t C,
-                               Stream& stream) {
-  if (stream.device == Device::cpu) return embedding_backward_ref(dweight, dh, groups, C);
+inline void embedding_backward(float* dweight, const float* dh, const TokenGroups& groups, const float* scale,
+                               size_t C, Stream& stream) {
+  if (stream.device == Device::cpu) return embedding_backward_ref(dweight, dh, groups, scale, C);
   auto* kernel = C % 4 == 0 ? embedding_backward_kernel<true> : embedding_backward_kernel<false>;
   launch(kernel, rows_grid(groups.size() * ceil_div(C, embedding_columns)), rows_block, 0, stream, dweight,
-         dh, groups.id(), groups.start(), groups.token(), groups.size(), C);
+         dh, groups.id(), groups.start(), groups.token(), groups.size(), scale, C);
+}
+
+// dpositions (T,C), dh (B*T,C): the sequences are rows of T*C columns.
+inline void embedding_positions_backward(float* dpositions, const float* dh, size_t B, size_t T, size_t C,
+                                         Stream& stream) {
+  column_reduce_add(dpositions, B, T * C, AddRows<float>{dh, T * C}, stream);
+}
+
+// row_sums (N): scratch.
+inline void embedding_scale_backward(float* dscale, float* row_sums, const float* dh, const int* ids,
+                                     const float* weight, size_t N, size_t C, size_t V, Stream& stream) {
+  if (stream.device == Device::cpu)
+    return embedding_scale_backward_ref(dscale, row_sums, dh, ids, weight, N, C, V);
+  auto* kernel = C % 4 == 0 ? embedding_scale_backward_kernel<true> : embedding_scale_backward_kernel<false>;
+  launch(kernel, rows_grid(N), rows_block, 0, stream, row_sums, dh, ids, weight, N, C, V);
+  column_reduce_add(dscale, N, 1, AddRows<float>{row_sums, 1}, stream);
 }
 
 }  // namespace gated

@@ -1,16 +1,14 @@
-// glu: y = act(g)*u, act = sigmoid (GLU) or silu (SwiGLU)
+// glu: y = act(g)*u, act = sigmoid (GLU), silu (SwiGLU), gelu_tanh or gelu_erf (GEGLU)
 //   (Dauphin et al. 2016, arXiv 1612.08083; Shazeer 2020, arXiv 2002.05202)
 //   the middle of a feed-forward layer: g = x Wgate^T, u = x Wup^T, and y goes on to the down projection
 // backward: du = dy*act(g)      dg = dy*u*act'(g)
-//   exactly: y = act(g)*u; du = dy*act(g); dg = (dy*u)*act'(g), act and act' as silu.cuh evaluates them
+//   exactly: y = act(g)*u; du = dy*act(g); dg = (dy*u)*act'(g), act and act' as activation.cuh evaluates them
 // shapes: every array (n) f32, written; dg may be g and du may be u: then the layer keeps no copy for them
 // tests/test_glu.cpp
 #pragma once
-#include "kernels/silu.cuh"
+#include "kernels/activation.cuh"
 
 namespace gated {
-
-enum class GluAct { silu, sigmoid };
 
 // ---- reference
 
@@ -62,30 +60,25 @@ __global__ void __launch_bounds__(elementwise_block)
 
 // ---- launchers
 
-template <class Act>
-void glu_forward_as(float* y, const float* g, const float* u, size_t n, Stream& stream) {
-  if (stream.device == Device::cpu) return glu_forward_ref<Act>(y, g, u, n);
-  auto* kernel = n % 4 == 0 ? glu_forward_kernel<Act, true> : glu_forward_kernel<Act, false>;
-  launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, y, g, u, n);
-}
+using GluActivations = ActivationSet<Sigmoid, Silu, GeluTanh, GeluErf>;
 
-template <class Act>
-void glu_backward_as(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n,
-                     Stream& stream) {
-  if (stream.device == Device::cpu) return glu_backward_ref<Act>(dg, du, dy, g, u, n);
-  auto* kernel = n % 4 == 0 ? glu_backward_kernel<Act, true> : glu_backward_kernel<Act, false>;
-  launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, dg, du, dy, g, u, n);
-}
-
-inline void glu_forward(float* y, const float* g, const float* u, size_t n, GluAct act, Stream& stream) {
-  auto* forward = act == GluAct::silu ? glu_forward_as<Silu> : glu_forward_as<Sigmoid>;
-  forward(y, g, u, n, stream);
+inline void glu_forward(float* y, const float* g, const float* u, size_t n, Activation act, Stream& stream) {
+  with_activation(GluActivations{}, "glu_forward", act, [&](auto a) {
+    using Act = decltype(a);
+    if (stream.device == Device::cpu) return glu_forward_ref<Act>(y, g, u, n);
+    auto* kernel = n % 4 == 0 ? glu_forward_kernel<Act, true> : glu_forward_kernel<Act, false>;
+    launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, y, g, u, n);
+  });
 }
 
 inline void glu_backward(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n,
-                         GluAct act, Stream& stream) {
-  auto* backward = act == GluAct::silu ? glu_backward_as<Silu> : glu_backward_as<Sigmoid>;
-  backward(dg, du, dy, g, u, n, stream);
+                         Activation act, Stream& stream) {
+  with_activation(GluActivations{}, "glu_backward", act, [&](auto a) {
+    using Act = decltype(a);
+    if (stream.device == Device::cpu) return glu_backward_ref<Act>(dg, du, dy, g, u, n);
+    auto* kernel = n % 4 == 0 ? glu_backward_kernel<Act, true> : glu_backward_kernel<Act, false>;
+    launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, dg, du, dy, g, u, n);
+  });
 }
 
 }  // namespace gated

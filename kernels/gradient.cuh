@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/device.cuh"
+#include "kernels/elementwise.cuh"
 #include "kernels/math.cuh"
 #include "kernels/reduce.cuh"
 
@@ -69,8 +70,9 @@ void buffer_reduce_ref(T* out, const T* x, size_t n) {
 
 // A thread holds four neighbouring elements: three float4 cross the bus.
 template <bool aligned>
-__global__ void accumulate_gradient_kernel(float* total, const float* g, size_t n) {
-  const size_t i = 4 * (threadIdx.x + size_t(blockDim.x) * blockIdx.x);
+__global__ void __launch_bounds__(elementwise_block)
+    accumulate_gradient_kernel(float* total, const float* g, size_t n) {
+  const size_t i = elementwise_index();
   if (i >= n) return;
   Quad sum = load_quad<aligned>(total, i, n);
   const Quad q = load_quad<aligned>(g, i, n);
@@ -105,9 +107,8 @@ __global__ void buffer_finish_kernel(float* out, const float* sums, size_t chunk
 
 inline void accumulate_gradient(float* total, const float* g, size_t n, Stream& stream) {
   if (stream.device == Device::cpu) return accumulate_gradient_ref(total, g, n);
-  constexpr unsigned threads = 256;
   auto* kernel = n % 4 == 0 ? accumulate_gradient_kernel<true> : accumulate_gradient_kernel<false>;
-  launch(kernel, grid_of(ceil_div(n, 4 * threads)), threads, 0, stream, total, g, n);
+  launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, total, g, n);
 }
 
 template <class Formula>

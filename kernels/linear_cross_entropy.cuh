@@ -117,7 +117,8 @@ template <class T>
 void linear_cross_entropy_ref(T* losses, T* dh, T* dweight, T* logits, const T* h, const T* weight,
                               const int* targets, T dloss, size_t N, size_t C, size_t V, size_t chunk_rows) {
   linear_cross_entropy_steps(losses, dh, dweight, logits, h, weight, targets, N, C, V, chunk_rows,
-                             matmul_ref<T>,
+                             [](T* c, const T* a, const T* b, size_t m, size_t n, size_t k, Layout layout,
+                                Accumulate accumulate) { matmul_ref(c, a, b, m, n, k, layout, accumulate); },
                              [&](T* losses, T* logits, const int* targets, bool gradient, size_t rows) {
                                cross_entropy_ref(losses, logits, targets, dloss, gradient, rows, V);
                              });

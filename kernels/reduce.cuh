@@ -1,18 +1,20 @@
 // reduce: the canonical orders of a sum over a row and of a sum down a column.
 //
-// Floating-point addition is not associative, so a sum has the bits of its order. Each order stands here once,
-// for the reference and for the kernel; both are cheap on a CPU (independent chains fill vector registers)
-// and on a GPU (independent chains fill a warp).
+// Floating-point addition is not associative, so a sum has the bits of its order. Each order stands here
+// once, for the reference and for the kernel; both are cheap on a CPU (independent chains fill vector
+// registers) and on a GPU (independent chains fill a warp).
 //
 // row     element i joins chain i mod 128, every chain starts at +0 and ascends; the 128 chains then combine:
-//         lane l of 32 takes (c[4l] + c[4l+1]) + (c[4l+2] + c[4l+3]), and a butterfly adds lanes 16, 8, 4, 2, 1
-//         apart. On a GPU that is one warp with float4 loads, on a CPU eight AVX-512 registers.
+//         lane l of 32 takes (c[4l] + c[4l+1]) + (c[4l+2] + c[4l+3]), and a butterfly adds lanes 16, 8, 4, 2
+//         and 1 apart. On a GPU that is one warp with float4 loads, on a CPU eight AVX-512 registers.
 // column  rows in slices of 128, one ascending chain from +0 a slice; the slice sums are reduced the same way
 //         until one is left (up to 16384 rows: added in ascending order).
 //
 // A "fold" puts one element into its chain: acc -> fmaf(a, b, acc) for a dot product, acc + v for a sum.
 // tests/test_reduce.cpp
 #pragma once
+#include <array>
+
 #include "kernels/device.cuh"
 #include "kernels/math.cuh"
 
@@ -98,85 +100,123 @@ __device__ inline float warp_row_reduce(size_t n, Fold fold) {
 
 // ---- column: reference
 
-// sum[c - c0] = column sums over rows [row0, row1) for columns [c0, c1), at most column_block of them.
+// K column sums are made in one pass, so that what they share is read once. Their fold is a copyable struct
+// with HD void operator()(T (&acc)[K], size_t row, size_t c) const; that of a single sum may be written as
+// HD T operator()(T acc, size_t row, size_t c) const.
+template <class Fold>
+struct OneSum {
+  Fold fold;
+  template <class T>
+  HD void operator()(T (&acc)[1], size_t row, size_t c) const {
+    acc[0] = fold(acc[0], row, c);
+  }
+};
+
+// The fold of plain addition: x (rows, cols).
+template <class T>
+struct AddRows {
+  const T* x;
+  size_t cols;
+  HD T operator()(T acc, size_t row, size_t c) const { return acc + x[row * cols + c]; }
+};
+
+// sum[k][c - c0] = column sums over rows [row0, row1) for columns [c0, c1), at most column_block of them.
 // `span` is the power of column_slice that covers the rows: one level of slices each time round.
 constexpr size_t column_block = 64;
 
-template <class T, class Fold>
-void column_block_reduce_ref(T* sum, size_t row0, size_t row1, size_t c0, size_t c1, size_t span, const Fold& fold) {
-  for (size_t c = c0; c < c1; c++) sum[c - c0] = T(0);
+template <size_t K, class T, class Fold>
+void column_block_reduce_ref(T (&sum)[K][column_block], size_t row0, size_t row1, size_t c0, size_t c1,
+                             size_t span, const Fold& fold) {
+  for (size_t k = 0; k < K; k++)
+    for (size_t c = c0; c < c1; c++) sum[k][c - c0] = T(0);
   if (span <= column_slice) {
-    for (size_t row = row0; row < row1; row++)
-      for (size_t c = c0; c < c1; c++) sum[c - c0] = fold(sum[c - c0], row, c);
+    for (size_t row = row0; row < row1; row++) {
+#pragma omp simd
+      for (size_t c = c0; c < c1; c++) {
+        T acc[K];
+        for (size_t k = 0; k < K; k++) acc[k] = sum[k][c - c0];
+        fold(acc, row, c);
+        for (size_t k = 0; k < K; k++) sum[k][c - c0] = acc[k];
+      }
+    }
     return;
   }
-  T part[column_block];
+  T part[K][column_block];
   const size_t step = span / column_slice;
   for (size_t row = row0; row < row1; row += step) {
     column_block_reduce_ref(part, row, row + step < row1 ? row + step : row1, c0, c1, step, fold);
-    for (size_t c = c0; c < c1; c++) sum[c - c0] += part[c - c0];
+    for (size_t k = 0; k < K; k++)
+      for (size_t c = c0; c < c1; c++) sum[k][c - c0] += part[k][c - c0];
   }
 }
 
-// out[c] += sum over rows of fold(acc, row, c).
-template <class T, class Fold>
-void column_reduce_add_ref(T* out, size_t rows, size_t cols, Fold fold) {
+// out[k][c] += sum k over rows of fold(acc, row, c).
+template <size_t K, class T, class Fold>
+void column_reduce_add_ref(const std::array<T*, K>& out, size_t rows, size_t cols, Fold fold) {
   size_t span = column_slice;
   while (span < rows) span *= column_slice;
 #pragma omp parallel for
   for (size_t c0 = 0; c0 < cols; c0 += column_block) {
     const size_t c1 = c0 + column_block < cols ? c0 + column_block : cols;
-    T sum[column_block];
+    T sum[K][column_block];
     column_block_reduce_ref(sum, 0, rows, c0, c1, span, fold);
-    for (size_t c = c0; c < c1; c++) out[c] += sum[c - c0];
+    for (size_t k = 0; k < K; k++)
+      for (size_t c = c0; c < c1; c++) out[k][c] += sum[k][c - c0];
   }
+}
+
+template <class T, class Fold>
+void column_reduce_add_ref(T* out, size_t rows, size_t cols, Fold fold) {
+  column_reduce_add_ref(std::array{out}, rows, cols, OneSum<Fold>{fold});
 }
 
 // ---- column: kernels
 
-// partial[slice][c]: one thread a column of one slice; neighbouring threads read neighbouring columns.
-template <class Fold>
+// partial[slice][k][c]: one thread a column of one slice; neighbouring threads read neighbouring columns.
+template <size_t K, class Fold>
 __global__ void column_slices_kernel(float* partial, size_t rows, size_t cols, Fold fold) {
-  const size_t c = threadIdx.x + size_t(blockDim.x) * blockIdx.y, slice = blockIdx.x;
+  const size_t blocks = ceil_div(cols, blockDim.x);
+  const size_t slice = blockIdx.x / blocks, c = blockIdx.x % blocks * blockDim.x + threadIdx.x;
   if (c >= cols) return;
   const size_t row0 = slice * column_slice, row1 = row0 + column_slice < rows ? row0 + column_slice : rows;
-  float sum = 0.0f;
-  for (size_t row = row0; row < row1; row++) sum = fold(sum, row, c);
-  partial[slice * cols + c] = sum;
+  float acc[K] = {};
+  for (size_t row = row0; row < row1; row++) fold(acc, row, c);
+  for (size_t k = 0; k < K; k++) partial[(slice * K + k) * cols + c] = acc[k];
 }
 
-__global__ inline void column_add_kernel(float* out, const float* sum, size_t cols) {
+template <size_t K>
+__global__ void column_add_kernel(std::array<float*, K> out, const float* sum, size_t cols) {
   const size_t c = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
-  if (c < cols) out[c] += sum[c];
+  if (c >= cols) return;
+  for (size_t k = 0; k < K; k++) out[k][c] += sum[k * cols + c];
 }
 
-// The fold of the upper levels: plain addition of the slice sums below.
-struct AddSlice {
-  const float* partial;
-  size_t cols;
-  HD float operator()(float acc, size_t row, size_t c) const { return acc + partial[row * cols + c]; }
-};
+// ---- column: launchers
 
-// ---- column: launcher
-
-// out[c] += sum over rows of fold(acc, row, c), in the canonical order, on the stream's device.
-// Fold: a copyable struct with HD float operator()(float acc, size_t row, size_t c) const.
-template <class Fold>
-void column_reduce_add(float* out, size_t rows, size_t cols, Fold fold, Stream& stream) {
+// out[k][c] += sum k over rows of fold(acc, row, c), in the canonical order, on the stream's device.
+template <size_t K, class Fold>
+void column_reduce_add(const std::array<float*, K>& out, size_t rows, size_t cols, Fold fold,
+                       Stream& stream) {
   if (rows == 0 || cols == 0) return;
   if (stream.device == Device::cpu) return column_reduce_add_ref(out, rows, cols, fold);
-  const size_t slices = ceil_div(rows, column_slice), upper = ceil_div(slices, column_slice);
-  float* level = stream.scratch((slices + upper) * cols);  // a level and the one above it, in turn
-  float* next = level + slices * cols;
+  const size_t slices = ceil_div(rows, column_slice), upper = ceil_div(slices, column_slice), sums = K * cols;
+  float* level = stream.scratch((slices + upper) * sums);  // a level and the one above it, in turn
+  float* next = level + slices * sums;
   const unsigned threads = 128;
-  auto grid = [&](size_t n) { return dim3(grid_of(n).x, unsigned(ceil_div(cols, threads))); };
-  launch(column_slices_kernel<Fold>, grid(slices), threads, 0, stream, level, rows, cols, fold);
+  auto grid = [&](size_t slices, size_t columns) { return grid_of(slices * ceil_div(columns, threads)); };
+  launch(column_slices_kernel<K, Fold>, grid(slices, cols), threads, 0, stream, level, rows, cols, fold);
   for (size_t n = slices; n > 1; n = ceil_div(n, column_slice)) {
-    launch(column_slices_kernel<AddSlice>, grid(ceil_div(n, column_slice)), threads, 0, stream, next, n, cols,
-           AddSlice{level, cols});
+    using Add = OneSum<AddRows<float>>;
+    launch(column_slices_kernel<1, Add>, grid(ceil_div(n, column_slice), sums), threads, 0, stream, next, n,
+           sums, Add{{level, sums}});
     std::swap(level, next);
   }
-  launch(column_add_kernel, grid_of(ceil_div(cols, threads)), threads, 0, stream, out, level, cols);
+  launch(column_add_kernel<K>, grid(1, cols), threads, 0, stream, out, level, cols);
+}
+
+template <class Fold>
+void column_reduce_add(float* out, size_t rows, size_t cols, Fold fold, Stream& stream) {
+  column_reduce_add(std::array{out}, rows, cols, OneSum<Fold>{fold}, stream);
 }
 
 // ---- launch shape of "one warp a row"
@@ -184,9 +224,13 @@ void column_reduce_add(float* out, size_t rows, size_t cols, Fold fold, Stream& 
 constexpr unsigned warps_per_block = 8;
 
 // The row of this warp; the kernel returns when it is past the last.
-__device__ inline size_t warp_row() { return (size_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32; }
+__device__ inline size_t warp_row() {
+  return (size_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+}
 
-inline dim3 rows_grid(size_t rows) { return grid_of(ceil_div(rows, warps_per_block)); }
+inline dim3 rows_grid(size_t rows) {
+  return grid_of(ceil_div(rows, warps_per_block));
+}
 constexpr unsigned rows_block = 32 * warps_per_block;
 
 }  // namespace gated

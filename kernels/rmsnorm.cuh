@@ -1,142 +1,201 @@
-// rmsnorm: y = x*r*w, r = 1/sqrt(mean(x^2) + eps)           (Zhang & Sennrich 2019, arXiv 1910.07467)
-//   with a residual branch: x = x0 + branch first, in the same pass over memory
-// backward, g = dy*w and xh = x*r:
-//   dx = dresidual + r*(g - xh*mean(g*xh))      dw += column sum of dy*xh
-//   With a residual branch dx is the gradient of x0 and of the branch alike.
-// shapes: x, y, dx (N,C) f32; w (C); saves r (N) and, with a branch, the sum x (N,C)
-//   dx is written (dresidual may be dx itself, or null for none), dw is accumulated
+// rmsnorm: y = z*r*(offset + w), r = 1/sqrt(mean(z^2) + eps)      (Zhang & Sennrich 2019, arXiv 1910.07467)
+//   z = x, or pre*x with a second weight in front: PreAffine (arXiv 2601.22966)
+//   offset 0, or 1 for zero-centred weights: w starts at 0, and decay draws the product towards 1
+//   with a residual branch: x = the join of x0 and branch first, in the same pass over memory (residual.cuh)
+// backward, g = dy*(offset + w) and xh = z*r:
+//   dz = r*(g - xh*mean(g*xh))      the gradient of x is pre*dz
+//   dw += column sum of dy*xh       dpre += column sum of x*dz
+// shapes: x, y, dx (N,C) f32; w, pre (C); saves r (N) and, with a branch, the sum x (N,C)
+//   y, r and the gradients of residual.cuh are written, dw and dpre accumulated
 // The same operation over (B*T*H, D) rows is the QK-norm of Qwen3.
-// --norm=rmsnorm | tests/test_rmsnorm.cpp
+// --norm=rmsnorm|preaffine | tests/test_rmsnorm.cpp
 #pragma once
 #include "kernels/device.cuh"
 #include "kernels/math.cuh"
 #include "kernels/reduce.cuh"
+#include "kernels/residual.cuh"
 
 namespace gated {
 
-// ---- reference
+// ---- formulas, one element each: reference and kernel share them
 
+// offset + w. Without an offset w keeps its bits: w - 0 is w, and 0 + -0 would not be -0.
 template <class T>
-void rmsnorm_forward_ref(T* y, T* r, T* sum, const T* x, const T* branch, const T* w, size_t N, size_t C, T eps) {
-#pragma omp parallel for
-  for (size_t row = 0; row < N; row++) {
-    const T* xr = x + row * C;
-    if (branch) {
-      T* s = sum + row * C;
-      for (size_t c = 0; c < C; c++) s[c] = xr[c] + branch[row * C + c];
-      xr = s;
-    }
-    const T squares = row_reduce_ref<T>(C, [&](T acc, size_t c) { return fused(xr[c], xr[c], acc); });
-    const T scale = T(1) / exact_sqrt(squares / T(C) + eps);
-    r[row] = scale;
-    for (size_t c = 0; c < C; c++) y[row * C + c] = xr[c] * scale * w[c];
-  }
+HD T rmsnorm_weight(T w, T offset) {
+  return w - (T(0) - offset);
 }
 
-// One term of dw: the column fold shared by reference and kernel.
+template <class T>
+HD T rmsnorm_dz(T g, T xh, T mean, T r) {
+  return r * fused(-xh, mean, g);
+}
+
+// One term of dw: a column fold.
 template <class T>
 struct RmsnormWeightGrad {
   const T *dy, *x, *r;
   size_t C;
-  HD T operator()(T acc, size_t row, size_t c) const { return fused(dy[row * C + c], x[row * C + c] * r[row], acc); }
+  HD T operator()(T acc, size_t row, size_t c) const {
+    return fused(dy[row * C + c], x[row * C + c] * r[row], acc);
+  }
+};
+
+// One term of dw and of dpre. mean: the rows' mean(g*xh), which the pass over rows has left.
+template <class T>
+struct RmsnormWeightsGrad {
+  const T *dy, *x, *pre, *w, *r, *mean;
+  T offset;
+  size_t C;
+  HD void operator()(T (&acc)[2], size_t row, size_t c) const {
+    const T dyc = dy[row * C + c], xc = x[row * C + c], xh = pre[c] * xc * r[row];
+    acc[0] = fused(dyc, xh, acc[0]);
+    acc[1] = fused(xc, rmsnorm_dz(dyc * rmsnorm_weight(w[c], offset), xh, mean[row], r[row]), acc[1]);
+  }
+};
+
+// ---- reference
+
+// The weights in front where there are none: without a load, the loops over a row vectorise.
+template <class T>
+struct Ones {
+  T operator[](size_t) const { return T(1); }
 };
 
 template <class T>
-void rmsnorm_backward_ref(T* dx, T* dw, const T* dy, const T* dresidual, const T* x, const T* w, const T* r, size_t N,
-                          size_t C) {
-  column_reduce_add_ref(dw, N, C, RmsnormWeightGrad<T>{dy, x, r, C});
+void rmsnorm_forward_ref(T* y, T* r, const ResidualForwardOf<T>& in, const T* pre, const T* w, T offset,
+                         size_t N, size_t C, T eps) {
+  auto rows = [=, &in](auto pre) {
 #pragma omp parallel for
-  for (size_t row = 0; row < N; row++) {
-    const T *xr = x + row * C, *dyr = dy + row * C;
-    const T scale = r[row];
-    const T mean = row_reduce_ref<T>(C, [&](T acc, size_t c) { return fused(dyr[c] * w[c], xr[c] * scale, acc); }) / T(C);
-    for (size_t c = 0; c < C; c++) {
-      const T g = scale * fused(-(xr[c] * scale), mean, dyr[c] * w[c]);
-      dx[row * C + c] = dresidual ? dresidual[row * C + c] + g : g;
+    for (size_t row = 0; row < N; row++) {
+      const T* xr = residual_row_ref(in, row, C);
+      auto z = [=](size_t c) { return pre[c] * xr[c]; };
+      const T squares = row_reduce_ref<T>(C, [=](T acc, size_t c) { return fused(z(c), z(c), acc); });
+      const T scale = T(1) / exact_sqrt(squares / T(C) + eps);
+      r[row] = scale;
+      for (size_t c = 0; c < C; c++) y[row * C + c] = z(c) * scale * rmsnorm_weight(w[c], offset);
     }
+  };
+  pre ? rows(pre) : rows(Ones<T>());
+}
+
+template <class T>
+void rmsnorm_backward_ref(const ResidualBackwardOf<T>& out, T* dw, T* dpre, T* mean, const T* dy,
+                          const T* pre, const T* w, T offset, const T* r, size_t N, size_t C) {
+  auto rows = [=, &out](auto pre) {
+#pragma omp parallel for
+    for (size_t row = 0; row < N; row++) {
+      const T *xr = out.x + row * C, *dyr = dy + row * C;
+      const T scale = r[row];
+      auto g = [=](size_t c) { return dyr[c] * rmsnorm_weight(w[c], offset); };
+      auto xh = [=](size_t c) { return pre[c] * xr[c] * scale; };
+      const T m = row_reduce_ref<T>(C, [=](T acc, size_t c) { return fused(g(c), xh(c), acc); }) / T(C);
+      if (mean) mean[row] = m;
+      residual_backward_row_ref(out, row, C,
+                                [=](size_t c) { return pre[c] * rmsnorm_dz(g(c), xh(c), m, scale); });
+    }
+  };
+  if (!pre) {
+    column_reduce_add_ref(dw, N, C, RmsnormWeightGrad<T>{dy, out.x, r, C});
+    rows(Ones<T>());
+  } else {
+    rows(pre);
+    column_reduce_add_ref(std::array{dw, dpre}, N, C,
+                          RmsnormWeightsGrad<T>{dy, out.x, pre, w, r, mean, offset, C});
   }
 }
 
 // ---- kernels: one warp a row, a lane holds four neighbouring columns of every 128
 
 // Reads x (and branch) from memory once: the second pass finds its row in the L1 cache.
-template <bool aligned, bool residual>
+template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    rmsnorm_forward_kernel(float* y, float* r, float* sum, const float* x, const float* branch, const float* w, size_t N,
-                           size_t C, float eps) {
+    rmsnorm_forward_kernel(float* y, float* r, ResidualForward in, const float* pre, const float* w,
+                           float offset, size_t N, size_t C, float eps) {
   const size_t row = warp_row();
   if (row >= N) return;
-  const float* xr = x + row * C;
-  // Element i of the row that is normalised; the first pass also stores the residual sum.
-  auto load = [&](size_t i) {
-    Quad q = load_quad<aligned>(xr, i, C);
-    if constexpr (residual) {
-      const Quad b = load_quad<aligned>(branch + row * C, i, C);
-      for (int k = 0; k < 4; k++) q.v[k] = q.v[k] + b.v[k];
-    }
+  auto scaled = [&](Quad q, size_t i) {
+    if (!pre) return q;
+    const Quad preq = load_quad<aligned>(pre, i, C);
+    for (int k = 0; k < 4; k++) q.v[k] = preq.v[k] * q.v[k];
     return q;
   };
   const float squares = warp_row_reduce<aligned>(C, [&](float* chain, size_t i, int count) {
-    const Quad q = load(i);
-    if constexpr (residual) store_quad<aligned>(sum + row * C, i, C, q);
-    for (int k = 0; k < count; k++) chain[k] = fused(q.v[k], q.v[k], chain[k]);
+    const Quad z = scaled(residual_join_quad<aligned>(in, row, i, C), i);
+    for (int k = 0; k < count; k++) chain[k] = fused(z.v[k], z.v[k], chain[k]);
   });
   const float scale = 1.0f / exact_sqrt(squares / float(C) + eps);
   if (threadIdx.x % 32 == 0) r[row] = scale;
   for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) {
-    Quad q = load(i);
+    Quad z = scaled(residual_quad<aligned>(in, row, i, C), i);
     const Quad wq = load_quad<aligned>(w, i, C);
-    for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * scale * wq.v[k];
-    store_quad<aligned>(y + row * C, i, C, q);
+    for (int k = 0; k < 4; k++) z.v[k] = z.v[k] * scale * rmsnorm_weight(wq.v[k], offset);
+    store_quad<aligned>(y + row * C, i, C, z);
   }
 }
 
 template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    rmsnorm_backward_kernel(float* dx, const float* dy, const float* dresidual, const float* x, const float* w,
-                            const float* r, size_t N, size_t C) {
+    rmsnorm_backward_kernel(ResidualBackward out, float* mean, const float* dy, const float* pre,
+                            const float* w, float offset, const float* r, size_t N, size_t C) {
   const size_t row = warp_row();
   if (row >= N) return;
-  const float *xr = x + row * C, *dyr = dy + row * C;
   const float scale = r[row];
-  const float mean = warp_row_reduce<aligned>(C, [&](float* chain, size_t i, int count) {
-    const Quad dyq = load_quad<aligned>(dyr, i, C), xq = load_quad<aligned>(xr, i, C), wq = load_quad<aligned>(w, i, C);
-    for (int k = 0; k < count; k++) chain[k] = fused(dyq.v[k] * wq.v[k], xq.v[k] * scale, chain[k]);
-  }) / float(C);
-  for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) {
-    const Quad dyq = load_quad<aligned>(dyr, i, C), xq = load_quad<aligned>(xr, i, C), wq = load_quad<aligned>(w, i, C);
-    Quad d;
-    for (int k = 0; k < 4; k++) d.v[k] = scale * fused(-(xq.v[k] * scale), mean, dyq.v[k] * wq.v[k]);
-    if (dresidual) {
-      const Quad res = load_quad<aligned>(dresidual + row * C, i, C);
-      for (int k = 0; k < 4; k++) d.v[k] = res.v[k] + d.v[k];
+  struct Elements {
+    Quad x, pre, g, xh;
+  };
+  auto load = [&](size_t i) {
+    Elements e;
+    e.x = load_quad<aligned>(out.x + row * C, i, C);
+    e.pre = pre ? load_quad<aligned>(pre, i, C) : Quad{{1.0f, 1.0f, 1.0f, 1.0f}};
+    const Quad dyq = load_quad<aligned>(dy + row * C, i, C), wq = load_quad<aligned>(w, i, C);
+    for (int k = 0; k < 4; k++) {
+      e.g.v[k] = dyq.v[k] * rmsnorm_weight(wq.v[k], offset);
+      e.xh.v[k] = e.pre.v[k] * e.x.v[k] * scale;
     }
-    store_quad<aligned>(dx + row * C, i, C, d);
+    return e;
+  };
+  const float sum = warp_row_reduce<aligned>(C, [&](float* chain, size_t i, int count) {
+    const Elements e = load(i);
+    for (int k = 0; k < count; k++) chain[k] = fused(e.g.v[k], e.xh.v[k], chain[k]);
+  });
+  const float m = sum / float(C);
+  if (mean && threadIdx.x % 32 == 0) mean[row] = m;
+  for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) {
+    const Elements e = load(i);
+    Quad d;
+    for (int k = 0; k < 4; k++) d.v[k] = e.pre.v[k] * rmsnorm_dz(e.g.v[k], e.xh.v[k], m, scale);
+    residual_backward_quad<aligned>(out, row, i, C, d, e.x);
   }
 }
 
 // ---- launchers
 
-// y (N,C), r (N) and, when branch is not null, sum (N,C) are written. branch and sum are null together.
-inline void rmsnorm_forward(float* y, float* r, float* sum, const float* x, const float* branch, const float* w, size_t N,
-                            size_t C, float eps, Stream& stream) {
-  require(C > 0, "rmsnorm_forward: rows have no columns");
-  require(!branch == !sum, "rmsnorm_forward: a residual branch and its sum come together");
-  if (stream.device == Device::cpu) return rmsnorm_forward_ref(y, r, sum, x, branch, w, N, C, eps);
-  const bool aligned = C % 4 == 0;
-  auto* kernel = branch ? (aligned ? rmsnorm_forward_kernel<true, true> : rmsnorm_forward_kernel<false, true>)
-                        : (aligned ? rmsnorm_forward_kernel<true, false> : rmsnorm_forward_kernel<false, false>);
-  launch(kernel, rows_grid(N), rows_block, 0, stream, y, r, sum, x, branch, w, N, C, eps);
+// y (N,C), r (N) and, with a branch, its sum are written. pre may be null.
+inline void rmsnorm_forward(float* y, float* r, const ResidualForward& in, const float* pre, const float* w,
+                            float offset, size_t N, size_t C, float eps, Stream& stream) {
+  require_residual("rmsnorm_forward", in, C);
+  if (stream.device == Device::cpu) return rmsnorm_forward_ref(y, r, in, pre, w, offset, N, C, eps);
+  auto* kernel = C % 4 == 0 ? rmsnorm_forward_kernel<true> : rmsnorm_forward_kernel<false>;
+  launch(kernel, rows_grid(N), rows_block, 0, stream, y, r, in, pre, w, offset, N, C, eps);
 }
 
-// dx (N,C) is written, dw (C) accumulated. x is the normalised row: the residual sum where there was a branch.
-inline void rmsnorm_backward(float* dx, float* dw, const float* dy, const float* dresidual, const float* x, const float* w,
-                             const float* r, size_t N, size_t C, Stream& stream) {
-  require(C > 0, "rmsnorm_backward: rows have no columns");
-  if (stream.device == Device::cpu) return rmsnorm_backward_ref(dx, dw, dy, dresidual, x, w, r, N, C);
-  column_reduce_add(dw, N, C, RmsnormWeightGrad<float>{dy, x, r, C}, stream);
+// dx (and dbranch) are written, dw (C) and dpre (C) accumulated. mean (N): scratch that dpre needs.
+// dpre takes the means of whole rows, so there the columns come last and still read dy; without pre they come
+// first, and dx may be dy.
+inline void rmsnorm_backward(const ResidualBackward& out, float* dw, float* dpre, float* mean,
+                             const float* dy, const float* pre, const float* w, float offset, const float* r,
+                             size_t N, size_t C, Stream& stream) {
+  require_residual("rmsnorm_backward", out, C);
+  require(!pre || (dpre && mean && out.dx != dy),
+          "rmsnorm_backward: pre needs dpre, mean and a dx that is not dy");
+  if (stream.device == Device::cpu)
+    return rmsnorm_backward_ref(out, dw, dpre, mean, dy, pre, w, offset, r, N, C);
+  if (!pre) column_reduce_add(dw, N, C, RmsnormWeightGrad<float>{dy, out.x, r, C}, stream);
   auto* kernel = C % 4 == 0 ? rmsnorm_backward_kernel<true> : rmsnorm_backward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, dx, dy, dresidual, x, w, r, N, C);
+  launch(kernel, rows_grid(N), rows_block, 0, stream, out, mean, dy, pre, w, offset, r, N, C);
+  if (pre)
+    column_reduce_add(std::array{dw, dpre}, N, C,
+                      RmsnormWeightsGrad<float>{dy, out.x, pre, w, r, mean, offset, C}, stream);
 }
 
 }  // namespace gated

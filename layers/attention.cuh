@@ -1,142 +1,208 @@
-// attention: projections, QK-norm, RoPE, causal softmax attention, the output gate, the output projection.
+// attention: projections, QK-norm, positions, causal attention, its gate, the output projection.
 //
-//   q, k, v = x W_q^T, x W_k^T, x W_v^T;  q, k normed over D, then rotated         (Qwen3)
-//   --attn=full   y = o W_o^T                                                     kernels/attention.cuh
-//   --attn=g1     y = (o * sigmoid(x W_g^T)) W_o^T: a score per element, or one per head with
-//                 --gate=headwise (Gated Attention, arXiv 2505.06708, position G1)   kernels/gate.cuh
-// shapes: x, y (N,C), N = B*T; q, o (B,T,H,D); k, v (B,T,K,D) | tests/test_layers.cpp
+//   q, k, v = x W_q^T, x W_k^T, x W_v^T;  q, k normed over D, then rotated;  y = o W_o^T         (Qwen3)
+//   --attn=g1..g5  a gate (layers/gate.cuh) on one value of that line, arXiv 2505.06708:
+//                  g1 behind attention (o), g2 on v, g3 on k, g4 on q (both before QK-norm and RoPE), g5 behind W_o (y)
+//   --attn-score   softmax, or a sigmoid of each score alone                        kernels/attention.cuh
+//   --attn-sink    a learnable logit per head, or a learnable key and value         kernels/attention_extra.cuh
+//   --window       how far back a query sees                                        kernels/attention.cuh
+//   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cuh, activation.cuh
+// shapes: x, y (N,C), N = B*T; q, o (B,T,H,D); k, v (B,T,K,D) | tests/test_model.cpp
 #pragma once
+#include <algorithm>
+
+#include "kernels/activation.cuh"
 #include "kernels/attention.cuh"
-#include "kernels/gate.cuh"
-#include "kernels/matmul.cuh"
+#include "kernels/attention_extra.cuh"
 #include "kernels/rmsnorm.cuh"
 #include "kernels/rope.cuh"
-#include "layers/parameters.cuh"
+#include "layers/gate.cuh"
+#include "layers/linear.cuh"
+#include "layers/pass.cuh"
 
 namespace gated {
 
-enum class AttentionKind { full, g1 };
-enum class GateKind { elementwise, headwise };
+enum class GatePosition { none, g1, g2, g3, g4, g5 };
+enum class AttentionSink { none, learned, kv_bias };
+enum class SdpaOut { plain, groupnorm, silu };
+enum class AttentionBias { none, qkv, all };
+
+struct AttentionConfig {
+  size_t H = 4, K = 2, D = 32;  // query heads, key/value heads, head dimension
+  GatePosition gate_at = GatePosition::none;
+  GateConfig gate;
+  AttentionScore score = AttentionScore::softmax;
+  float score_bias = 0;  // of sigmoid attention
+  AttentionSink sink = AttentionSink::none;
+  size_t window = 0;
+  SdpaOut sdpa_out = SdpaOut::plain;
+  bool rope = true, qk_norm = true, zero_centred = false;
+  AttentionBias bias = AttentionBias::none;
+  float eps = 1e-6f;  // of QK-norm and groupnorm
+  Init out_init = Init::normal();
+};
 
 class Attention {
  public:
-  struct Sizes {
-    size_t C, H, K, D;  // hidden size, query heads, key/value heads, head dimension
-  };
-  Attention(AttentionKind kind, GateKind gate, bool qk_norm, Sizes sizes, float eps)
-      : kind_(kind), qk_norm_(qk_norm), C_(sizes.C), H_(sizes.H), K_(sizes.K), D_(sizes.D), eps_(eps) {
-    group_ = gate == GateKind::headwise ? D_ : 1;
-  }
+  Attention(const AttentionConfig& config, size_t C)
+      : c(config),
+        C_(C),
+        wq_(C, c.H * c.D, c.bias != AttentionBias::none),
+        wk_(C, c.K * c.D, c.bias != AttentionBias::none),
+        wv_(C, c.K * c.D, c.bias != AttentionBias::none),
+        wo_(c.H * c.D, C, c.bias == AttentionBias::all, c.out_init),
+        gate_(make_gate(config, C)) {}
 
   template <class Visit>
   void parameters(Visit&& visit) {
-    visit(wq_, "q_proj.weight", {H_ * D_, C_}, Init::normal, Decay::yes);
-    visit(wk_, "k_proj.weight", {K_ * D_, C_}, Init::normal, Decay::yes);
-    visit(wv_, "v_proj.weight", {K_ * D_, C_}, Init::normal, Decay::yes);
-    if (kind_ == AttentionKind::g1) visit(wg_, "g_proj.weight", {scores(), C_}, Init::normal, Decay::yes);
-    visit(wo_, "o_proj.weight", {C_, H_ * D_}, Init::normal, Decay::yes);
-    if (!qk_norm_) return;
-    visit(q_norm_, "q_norm.weight", {D_}, Init::ones, Decay::no);
-    visit(k_norm_, "k_norm.weight", {D_}, Init::ones, Decay::no);
+    const Init one = Init::constant(c.zero_centred ? 0 : 1);
+    wq_.parameters(visit, "q_proj");
+    wk_.parameters(visit, "k_proj");
+    wv_.parameters(visit, "v_proj");
+    if (c.gate_at != GatePosition::none) gate_.parameters(visit);
+    wo_.parameters(visit, "o_proj");
+    if (c.qk_norm) {
+      visit(q_norm_, "q_norm.weight", {c.D}, one, Decay::no);
+      visit(k_norm_, "k_norm.weight", {c.D}, one, Decay::no);
+    }
+    if (c.sink == AttentionSink::learned) visit(sink_, "sinks", {c.H}, Init::normal(), Decay::no);
+    if (c.sink == AttentionSink::kv_bias) {
+      visit(key_bias_, "kv_bias.key", {c.H, c.D}, Init::normal(), Decay::no);
+      visit(value_bias_, "kv_bias.value", {c.H, c.D}, Init::normal(), Decay::no);
+    }
+    if (c.sdpa_out == SdpaOut::groupnorm) visit(out_norm_, "out_norm.weight", {c.D}, one, Decay::no);
   }
   template <class Visit>
   void activations(Visit&& visit, size_t N) {
-    visit(q_, "q", {N, H_, D_});
-    visit(k_, "k", {N, K_, D_});
-    visit(v_, "v", {N, K_, D_});
-    visit(q_rot_, "q rotated", {N, H_, D_});
-    visit(k_rot_, "k rotated", {N, K_, D_});
-    if (qk_norm_) {
-      visit(q_r_, "q 1/rms", {N, H_});
-      visit(k_r_, "k 1/rms", {N, K_});
+    visit(q_, "q", {N, c.H, c.D});
+    visit(k_, "k", {N, c.K, c.D});
+    visit(v_, "v", {N, c.K, c.D});
+    if (c.qk_norm) {
+      visit(q_r_, "q 1/rms", {N, c.H});
+      visit(k_r_, "k 1/rms", {N, c.K});
     }
-    visit(o_, "attention", {N, H_, D_});
-    visit(lse_, "attention logsumexp", {N, H_});
-    if (kind_ == AttentionKind::g1) {
-      visit(z_, "gate logit", {N, scores()});
-      visit(gated_, "gated attention", {N, H_, D_});
+    if (c.qk_norm || c.rope) {
+      visit(q_turned_, "q normed and rotated", {N, c.H, c.D});
+      visit(k_turned_, "k normed and rotated", {N, c.K, c.D});
     }
+    if (c.sink == AttentionSink::kv_bias) visit(sink_logit_, "attention to the kv bias, logit", {N, c.H});
+    visit(o_, "attention", {N, c.H, c.D});
+    visit(lse_, "attention logsumexp", {N, c.H});
+    if (c.sdpa_out == SdpaOut::groupnorm) visit(o_r_, "attention 1/rms", {N, c.H});
+    if (c.sdpa_out != SdpaOut::plain) visit(o_out_, "attention normed or activated", {N, c.H, c.D});
+    if (c.gate_at != GatePosition::none) gate_.activations(visit, N);
     visit(y_, "attention output", {N, C_});
   }
   template <class Visit>
   void temporaries(Visit&& visit, size_t N) {
-    visit(dgated_, "d gated attention", {N, H_, D_});
-    if (kind_ == AttentionKind::g1) {
-      visit(do_, "d attention", {N, H_, D_});
-      visit(dz_, "d gate logit", {N, scores()});
+    visit(do_, "d attention", {N, c.H, c.D});
+    visit(dq_, "d q", {N, c.H, c.D});
+    visit(dk_, "d k", {N, c.K, c.D});
+    visit(dv_, "d v", {N, c.K, c.D});
+    if (c.sink != AttentionSink::none) {
+      visit(extra_p_, "attention to the sink", {N, c.H});
+      visit(extra_ds_, "d attention to the sink", {N, c.H});
     }
-    visit(dq_, "d q", {N, H_, D_});
-    visit(dk_, "d k", {N, K_, D_});
-    visit(dv_, "d v", {N, K_, D_});
+    if (c.gate_at != GatePosition::none) gate_.temporaries(visit, N);
   }
 
   // Returns y. x must stay until backward.
-  const float* forward(const float* x, const RopeTables& rope, size_t B, size_t T, Stream& s) {
+  const float* forward(const float* x, const Pass& pass) {
     Range range("attention");
-    const size_t N = B * T;
+    const size_t N = pass.N();
+    Stream& s = pass.s;
     x_ = x;
-    matmul(q_, x, wq_.value, N, H_ * D_, C_, Layout::nt, Accumulate::no, s);
-    matmul(k_, x, wk_.value, N, K_ * D_, C_, Layout::nt, Accumulate::no, s);
-    matmul(v_, x, wv_.value, N, K_ * D_, C_, Layout::nt, Accumulate::no, s);
-    const float *q = q_, *k = k_;
-    if (qk_norm_) {
-      rmsnorm_forward(q_rot_, q_r_, nullptr, q_, nullptr, q_norm_.value, N * H_, D_, eps_, s);
-      rmsnorm_forward(k_rot_, k_r_, nullptr, k_, nullptr, k_norm_.value, N * K_, D_, eps_, s);
-      q = q_rot_, k = k_rot_;
-    }
-    rope_forward(q_rot_, q, rope, 0, B, T, H_, D_, s);
-    rope_forward(k_rot_, k, rope, 0, B, T, K_, D_, s);
-    attention_forward(o_, lse_, q_rot_, k_rot_, v_, B, T, H_, K_, D_, s);
-    if (kind_ == AttentionKind::g1) {
-      matmul(z_, x, wg_.value, N, scores(), C_, Layout::nt, Accumulate::no, s);
-      gate_forward(gated_, o_, z_, N, H_ * D_, group_, s);
-    }
-    matmul(y_, gated_or_o(), wo_.value, N, C_, H_ * D_, Layout::nt, Accumulate::no, s);
-    return y_;
+    wq_.forward(q_, x, N, s);
+    wk_.forward(k_, x, N, s);
+    wv_.forward(v_, x, N, s);
+    auto at = [&](GatePosition position, const float* value) {
+      return c.gate_at == position ? gate_.forward(value, x, N, s) : value;
+    };
+    q_in_ = at(GatePosition::g4, q_);
+    k_in_ = at(GatePosition::g3, k_);
+    q_seen_ = turn(q_turned_, q_r_, q_in_, q_norm_, c.H, pass);
+    k_seen_ = turn(k_turned_, k_r_, k_in_, k_norm_, c.K, pass);
+    v_seen_ = at(GatePosition::g2, v_);
+    if (c.sink == AttentionSink::kv_bias)
+      kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, pass.B, pass.T, c.H, c.D, s);
+    attention_forward(o_, lse_, q_seen_, k_seen_, v_seen_, shape(pass), extra(), s);
+    const float* o = o_;
+    if (c.sdpa_out == SdpaOut::groupnorm)
+      rmsnorm_forward(o_out_, o_r_, {o_}, nullptr, out_norm_.value, offset(), N * c.H, c.D, c.eps, s), o = o_out_;
+    if (c.sdpa_out == SdpaOut::silu) activation_forward(o_out_, o_, N * c.H * c.D, Activation::silu, s), o = o_out_;
+    o_seen_ = at(GatePosition::g1, o);
+    wo_.forward(y_, o_seen_, N, s);
+    return at(GatePosition::g5, y_);
   }
 
-  // dx is written.
-  void backward(float* dx, const float* dy, const RopeTables& rope, size_t B, size_t T, Stream& s) {
+  // dx is written, or accumulated to: dy is read before that, so that dx may be dy.
+  void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) {
     Range range("attention backward");
-    const size_t N = B * T;
-    matmul(wo_.grad, dy, gated_or_o(), C_, H_ * D_, N, Layout::tn, Accumulate::yes, s);
-    matmul(dgated_, dy, wo_.value, N, H_ * D_, C_, Layout::nn, Accumulate::no, s);
-    const float* dout = dgated_;
-    if (kind_ == AttentionKind::g1) {
-      gate_backward(do_, dz_, dgated_, o_, z_, N, H_ * D_, group_, s);
-      dout = do_;
-    }
-    attention_backward(dq_, dk_, dv_, dout, q_rot_, k_rot_, v_, o_, lse_, B, T, H_, K_, D_, s);
-    rope_backward(dq_, dq_, rope, 0, B, T, H_, D_, s);
-    rope_backward(dk_, dk_, rope, 0, B, T, K_, D_, s);
-    if (qk_norm_) {
-      rmsnorm_backward(dq_, q_norm_.grad, dq_, nullptr, q_, q_norm_.value, q_r_, N * H_, D_, s);
-      rmsnorm_backward(dk_, k_norm_.grad, dk_, nullptr, k_, k_norm_.value, k_r_, N * K_, D_, s);
-    }
-    Accumulate sum = Accumulate::no;  // the first projection writes dx, the others add to it
-    auto projection = [&](Weight& w, const float* d, size_t rows) {
-      matmul(w.grad, d, x_, rows, C_, N, Layout::tn, Accumulate::yes, s);
-      matmul(dx, d, w.value, N, C_, rows, Layout::nn, sum, s);
-      sum = Accumulate::yes;
+    const size_t N = pass.N();
+    Stream& s = pass.s;
+    auto at = [&](GatePosition position, const float* d) {
+      return c.gate_at == position ? gate_.backward(d, N, s) : d;
     };
-    projection(wq_, dq_, H_ * D_);
-    projection(wk_, dk_, K_ * D_);
-    projection(wv_, dv_, K_ * D_);
-    if (kind_ == AttentionKind::g1) projection(wg_, dz_, scores());
+    wo_.backward(do_, Accumulate::no, at(GatePosition::g5, dy), o_seen_, N, s);
+    const float* dout = at(GatePosition::g1, do_);
+    if (c.sdpa_out == SdpaOut::groupnorm)
+      rmsnorm_backward({do_, nullptr, nullptr, o_}, out_norm_.grad, nullptr, nullptr, dout, nullptr, out_norm_.value,
+                       offset(), o_r_, N * c.H, c.D, s), dout = do_;
+    if (c.sdpa_out == SdpaOut::silu) activation_backward(do_, dout, o_, N * c.H * c.D, Activation::silu, s), dout = do_;
+    attention_backward(dq_, dk_, dv_, extra_p_, extra_ds_, dout, q_seen_, k_seen_, v_seen_, o_, lse_, shape(pass), extra(),
+                       s);
+    if (c.sink == AttentionSink::learned) sink_backward(sink_.grad, extra_ds_, pass.B, pass.T, c.H, s);
+    if (c.sink == AttentionSink::kv_bias)
+      kv_bias_backward(key_bias_.grad, value_bias_.grad, extra_p_, extra_ds_, q_seen_, dout, pass.B, pass.T, c.H, c.D, s);
+    turn_backward(dq_, q_norm_, q_in_, q_r_, c.H, pass);
+    turn_backward(dk_, k_norm_, k_in_, k_r_, c.K, pass);
+    wq_.backward(dx, accumulate, at(GatePosition::g4, dq_), x_, N, s);
+    wk_.backward(dx, Accumulate::yes, at(GatePosition::g3, dk_), x_, N, s);
+    wv_.backward(dx, Accumulate::yes, at(GatePosition::g2, dv_), x_, N, s);
+    if (c.gate_at != GatePosition::none) gate_.backward_hidden(dx, N, s);
   }
 
  private:
-  size_t scores() const { return H_ * D_ / group_; }
-  const float* gated_or_o() const { return kind_ == AttentionKind::g1 ? gated_ : o_; }
+  static Gate make_gate(const AttentionConfig& c, size_t C) {
+    const bool kv = c.gate_at == GatePosition::g2 || c.gate_at == GatePosition::g3;
+    if (c.gate_at == GatePosition::g5) return Gate(c.gate, C, 1, C);
+    return Gate(c.gate, C, kv ? c.K : c.H, c.D);
+  }
+  AttentionShape shape(const Pass& pass) const {
+    return {pass.B, pass.T, c.H, c.K, c.D, c.window, c.score, c.score_bias};
+  }
+  AttentionExtra extra() const {
+    if (c.sink == AttentionSink::learned) return {sink_.value, false, nullptr, nullptr};
+    if (c.sink == AttentionSink::kv_bias) return {sink_logit_, true, key_bias_.value, value_bias_.value};
+    return {};
+  }
+  float offset() const { return c.zero_centred ? 1.0f : 0.0f; }
 
-  AttentionKind kind_;
-  bool qk_norm_;
-  size_t C_, H_, K_, D_, group_;
-  float eps_;
-  Weight wq_, wk_, wv_, wg_, wo_, q_norm_, k_norm_;
-  const float* x_ = nullptr;
-  float *q_, *k_, *v_, *q_rot_, *k_rot_, *q_r_, *k_r_, *o_, *lse_, *z_, *gated_, *y_;
-  float *dgated_, *do_, *dz_, *dq_, *dk_, *dv_;
+  // QK-norm, then rotation, of all heads of q or k. Returns where the result is.
+  const float* turn(float* out, float* r, const float* in, const Weight& norm, size_t heads, const Pass& pass) {
+    if (c.qk_norm)
+      rmsnorm_forward(out, r, {in}, nullptr, norm.value, offset(), pass.N() * heads, c.D, c.eps, pass.s), in = out;
+    if (c.rope) rope_forward(out, in, *pass.rope, 0, pass.B, pass.T, heads, c.D, pass.s), in = out;
+    return in;
+  }
+  // d: gradient behind the rotation, replaced by that in front of the norm.
+  void turn_backward(float* d, const Weight& norm, const float* in, const float* r, size_t heads, const Pass& pass) {
+    if (c.rope) rope_backward(d, d, *pass.rope, 0, pass.B, pass.T, heads, c.D, pass.s);
+    if (c.qk_norm)
+      rmsnorm_backward({d, nullptr, nullptr, in}, norm.grad, nullptr, nullptr, d, nullptr, norm.value, offset(), r,
+                       pass.N() * heads, c.D, pass.s);
+  }
+
+  AttentionConfig c;
+  size_t C_;
+  Linear wq_, wk_, wv_, wo_;
+  Gate gate_;
+  Weight q_norm_, k_norm_, sink_, key_bias_, value_bias_, out_norm_;
+  const float *x_ = nullptr, *q_in_ = nullptr, *k_in_ = nullptr, *q_seen_ = nullptr, *k_seen_ = nullptr,
+              *v_seen_ = nullptr, *o_seen_ = nullptr;
+  float *q_, *k_, *v_, *q_r_ = nullptr, *k_r_ = nullptr, *q_turned_ = nullptr, *k_turned_ = nullptr, *o_, *lse_,
+        *sink_logit_ = nullptr, *o_r_ = nullptr, *o_out_ = nullptr, *y_;
+  float *do_, *dq_, *dk_, *dv_, *extra_p_ = nullptr, *extra_ds_ = nullptr;
 };
 
 }  // namespace gated

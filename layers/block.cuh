@@ -1,75 +1,132 @@
-// block: one pre-norm transformer layer.   h += Attn(N(h));  h += Ffn(N(h))
+// block: one transformer layer, attention and then a feed-forward network, each on a branch of the residual stream h.
 //
-// The two adds happen inside the norm that reads their sum (kernels/rmsnorm.cuh), so a block receives a residual
-// stream with the last branch not yet added, and hands one on in the same form.
-// shapes: stream and branch (N,C), N = B*T | tests/test_layers.cpp
+//   --norm-placement=pre        h += f(N(h))                      (Qwen3, GPT-2)
+//   --norm-placement=sandwich   h += N'(f(N(h)))
+//   --norm-placement=post       h  = N(h + f(h))                  (Vaswani et al. 2017)
+//   f = Attn, then f = Ffn. Every add happens inside the norm that reads the sum (kernels/residual.cuh), with dropout
+//   and clipping if there are any. So a block receives a stream whose last branch has not joined yet, and hands one on.
+// shapes: stream and branch (N,C), N = B*T | tests/test_model.cpp
 #pragma once
+#include <optional>
+
 #include "layers/attention.cuh"
 #include "layers/ffn.cuh"
 #include "layers/norm.cuh"
 
 namespace gated {
 
-// The residual stream h = x + branch before the add; branch is null behind the embedding.
-struct Residual {
+enum class NormPlacement { pre, post, sandwich };
+
+struct BlockConfig {
+  NormPlacement placement = NormPlacement::pre;
+  NormConfig attention_norm, ffn_norm;
+  AttentionConfig attention;
+  FfnConfig ffn;
+  float clip_branch = INFINITY, clip_residual = INFINITY;
+};
+
+// How the branch at a site of the model joins the stream.
+inline Join join_at(size_t site, const BlockConfig& c, const Pass& pass) {
+  return {c.clip_branch, c.clip_residual, pass.dropout_at(site)};
+}
+
+// The residual stream before its last branch joins; branch is null where none is waiting.
+struct Hidden {
   const float* x;
   const float* branch;
 };
 
 class Block {
  public:
-  Block(Norm input_norm, Attention attention, Norm post_attention_norm, Ffn ffn, size_t C)
-      : norm1_(input_norm), attention_(attention), norm2_(post_attention_norm), ffn_(ffn), C_(C) {}
+  // layer: the block's place in the model, counted from 0.
+  Block(const BlockConfig& config, size_t C, size_t layer)
+      : c(config),
+        C_(C),
+        site_(2 * layer),
+        norm1_(c.attention_norm, C, post() || layer > 0 ? Residual::yes : Residual::no),
+        attention_(c.attention, C),
+        norm2_(c.ffn_norm, C, Residual::yes),
+        ffn_(c.ffn, C),
+        attention_out_(c.attention_norm, C, Residual::no),
+        ffn_out_(c.ffn_norm, C, Residual::no) {}
 
   template <class Visit>
   void parameters(Visit&& visit) {
-    auto under = [&](const char* prefix) {
-      return [&visit, prefix](Weight& w, const std::string& name, Shape shape, Init init, Decay decay) {
-        visit(w, prefix + name, std::move(shape), init, decay);
-      };
-    };
-    norm1_.parameters(under("input_layernorm."));
-    attention_.parameters(under("self_attn."));
-    norm2_.parameters(under("post_attention_layernorm."));
-    ffn_.parameters(under("mlp."));
+    norm1_.parameters(under(visit, "input_layernorm."));
+    attention_.parameters(under(visit, "self_attn."));
+    if (sandwich()) attention_out_.parameters(under(visit, "self_attn_out_layernorm."));
+    norm2_.parameters(under(visit, "post_attention_layernorm."));
+    ffn_.parameters(under(visit, "mlp."));
+    if (sandwich()) ffn_out_.parameters(under(visit, "mlp_out_layernorm."));
   }
   template <class Visit>
   void activations(Visit&& visit, size_t N) {
     norm1_.activations(visit, N);
     attention_.activations(visit, N);
+    if (sandwich()) attention_out_.activations(visit, N);
     norm2_.activations(visit, N);
     ffn_.activations(visit, N);
+    if (sandwich()) ffn_out_.activations(visit, N);
   }
   template <class Visit>
   void temporaries(Visit&& visit, size_t N) {
-    visit(dnorm_, "d norm output", {N, C_});
+    visit(dy_, "d norm output", {N, C_});
+    if (sandwich()) visit(df_, "d branch before its norm", {N, C_});
     norm1_.temporaries(visit, N);
     attention_.temporaries(visit, N);
+    if (sandwich()) attention_out_.temporaries(visit, N);
     norm2_.temporaries(visit, N);
     ffn_.temporaries(visit, N);
+    if (sandwich()) ffn_out_.temporaries(visit, N);
   }
 
-  Residual forward(Residual in, const RopeTables& rope, size_t B, size_t T, Stream& s) {
-    const float* a = attention_.forward(norm1_.forward(in.x, in.branch, B * T, s), rope, B, T, s);
-    const float* f = ffn_.forward(norm2_.forward(norm1_.residual(), a, B * T, s), B * T, s);
+  Hidden forward(Hidden in, const Pass& pass) {
+    const Join join1 = join_at(site_, c, pass), join2 = join_at(site_ + 1, c, pass);
+    const size_t N = pass.N();
+    Stream& s = pass.s;
+    if (post()) {
+      const float* x1 = norm1_.forward(in.x, attention_.forward(in.x, pass), join1, N, s);
+      return {norm2_.forward(x1, ffn_.forward(x1, N, s), join2, N, s), nullptr};
+    }
+    const float* a = attention_.forward(norm1_.forward(in.x, in.branch, join1, N, s), pass);
+    if (sandwich()) a = attention_out_.forward(a, nullptr, {}, N, s);
+    const float* f = ffn_.forward(norm2_.forward(norm1_.residual(), a, join2, N, s), N, s);
+    if (sandwich()) f = ffn_out_.forward(f, nullptr, {}, N, s);
     return {norm2_.residual(), f};
   }
 
-  // dh: gradient of the outgoing stream (and so of its branch), replaced by that of the incoming one.
-  void backward(float* dh, const RopeTables& rope, size_t B, size_t T, Stream& s) {
-    ffn_.backward(dnorm_, dh, B * T, s);
-    norm2_.backward(dh, dnorm_, dh, B * T, s);
-    attention_.backward(dnorm_, dh, rope, B, T, s);
-    norm1_.backward(dh, dnorm_, dh, B * T, s);
+  // dh: gradient of the outgoing stream's x, replaced by that of the incoming one. df: gradient of the outgoing branch.
+  // Returns that of the incoming branch: dh too, or dbranch where the join is not plain. df may be either.
+  const float* backward(float* dh, const float* df, float* dbranch, const Pass& pass) {
+    const size_t N = pass.N();
+    Stream& s = pass.s;
+    if (post()) {  // what joins is its own residual: the branch's backward adds to the gradient of the sum
+      const float* d = norm2_.backward(dy_, dbranch, dh, nullptr, N, s);
+      ffn_.backward(dy_, Accumulate::yes, d, N, s);
+      d = norm1_.backward(dh, dbranch, dy_, nullptr, N, s);
+      attention_.backward(dh, Accumulate::yes, d, pass);
+      return dh;
+    }
+    if (sandwich()) ffn_out_.backward(df_, nullptr, df, nullptr, N, s), df = df_;
+    ffn_.backward(dy_, Accumulate::no, df, N, s);
+    const float* da = norm2_.backward(dh, dbranch, dy_, dh, N, s);
+    if (sandwich()) attention_out_.backward(df_, nullptr, da, nullptr, N, s), da = df_;
+    attention_.backward(dy_, Accumulate::no, da, pass);
+    return norm1_.backward(dh, dbranch, dy_, dh, N, s);
   }
 
  private:
+  bool post() const { return c.placement == NormPlacement::post; }
+  bool sandwich() const { return c.placement == NormPlacement::sandwich; }
+
+  BlockConfig c;
+  size_t C_, site_;
   Norm norm1_;
   Attention attention_;
   Norm norm2_;
   Ffn ffn_;
-  size_t C_;
-  float* dnorm_;
+  Norm attention_out_, ffn_out_;
+  float *dy_, *df_;
 };
 
 }  // namespace gated

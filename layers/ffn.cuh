@@ -1,68 +1,109 @@
-// ffn: the feed-forward half of a block, y = W_down (act(W_gate x) * (W_up x))    (Shazeer 2020, arXiv 2002.05202)
+// ffn: the feed-forward half of a block.                              (gated forms: Shazeer 2020, arXiv 2002.05202)
 //
-//   --ffn=swiglu  act = SiLU      --ffn=glu  act = sigmoid       kernels/glu.cuh
-// shapes: x, y (N,C); W_gate, W_up (F,C); W_down (C,F) | tests/test_layers.cpp
+//   --ffn=swiglu|glu|geglu         y = W_down (act(W_gate x) * (W_up x)), act = SiLU, sigmoid, GELU   kernels/glu.cuh
+//   --ffn=gelu|relu2               y = W_down act(W_up x), act = GELU, max(x,0)^2              kernels/activation.cuh
+//   --ffn=polynorm                 y = W_down PolyNorm(W_up x)           (arXiv 2411.03884)      kernels/polynorm.cuh
+//   --gelu=tanh|erf                which GELU
+// shapes: x, y (N,C); W_gate, W_up (F,C); W_down (C,F) | tests/test_model.cpp
 #pragma once
+#include "kernels/activation.cuh"
 #include "kernels/glu.cuh"
-#include "kernels/matmul.cuh"
-#include "layers/parameters.cuh"
+#include "kernels/polynorm.cuh"
+#include "layers/linear.cuh"
 
 namespace gated {
 
+enum class FfnKind { swiglu, glu, geglu, gelu, relu2, polynorm };
+
+struct FfnConfig {
+  size_t F = 384;  // hidden width
+  FfnKind kind = FfnKind::swiglu;
+  Activation gelu = Activation::gelu_tanh;
+  bool bias = false;
+  Init out_init = Init::normal();
+};
+
 class Ffn {
  public:
-  Ffn(GluAct act, size_t C, size_t F) : act_(act), C_(C), F_(F) {}
+  Ffn(const FfnConfig& config, size_t C)
+      : c(config), C_(C), gate_(C, c.F, c.bias), up_(C, c.F, c.bias), down_(c.F, C, c.bias, c.out_init) {}
 
   template <class Visit>
   void parameters(Visit&& visit) {
-    visit(gate_, "gate_proj.weight", {F_, C_}, Init::normal, Decay::yes);
-    visit(up_, "up_proj.weight", {F_, C_}, Init::normal, Decay::yes);
-    visit(down_, "down_proj.weight", {C_, F_}, Init::normal, Decay::yes);
+    if (has_gate()) gate_.parameters(visit, "gate_proj");
+    up_.parameters(visit, "up_proj");
+    down_.parameters(visit, "down_proj");
+    if (c.kind != FfnKind::polynorm) return;
+    visit(poly_, "poly.weight", {3}, Init::constant(1.0 / 3), Decay::no);
+    visit(poly_bias_, "poly.bias", {1}, Init::constant(0), Decay::no);
   }
   template <class Visit>
   void activations(Visit&& visit, size_t N) {
-    visit(g_, "ffn gate", {N, F_});
-    visit(u_, "ffn up", {N, F_});
-    visit(glu_, "ffn glu", {N, F_});
+    if (has_gate()) visit(g_, "ffn gate", {N, c.F});
+    visit(u_, "ffn up", {N, c.F});
+    if (c.kind == FfnKind::polynorm) visit(r_, "ffn 1/norms", {N, 3});
+    visit(a_, "ffn activation", {N, c.F});
     visit(y_, "ffn output", {N, C_});
   }
   template <class Visit>
   void temporaries(Visit&& visit, size_t N) {
-    visit(dglu_, "d ffn glu", {N, F_});
-    visit(dg_, "d ffn gate", {N, F_});
-    visit(du_, "d ffn up", {N, F_});
+    visit(da_, "d ffn activation", {N, c.F});
+    if (has_gate()) visit(dg_, "d ffn gate", {N, c.F});
+    visit(du_, "d ffn up", {N, c.F});
+    if (c.kind == FfnKind::polynorm) visit(row_sums_, "ffn row sums", {N, 4});
   }
 
   // Returns y. x must stay until backward.
   const float* forward(const float* x, size_t N, Stream& s) {
     Range range("ffn");
     x_ = x;
-    matmul(g_, x, gate_.value, N, F_, C_, Layout::nt, Accumulate::no, s);
-    matmul(u_, x, up_.value, N, F_, C_, Layout::nt, Accumulate::no, s);
-    glu_forward(glu_, g_, u_, N * F_, act_, s);
-    matmul(y_, glu_, down_.value, N, C_, F_, Layout::nt, Accumulate::no, s);
+    if (has_gate()) gate_.forward(g_, x, N, s);
+    up_.forward(u_, x, N, s);
+    if (has_gate())
+      glu_forward(a_, g_, u_, N * c.F, activation(), s);
+    else if (c.kind == FfnKind::polynorm)
+      polynorm_forward(a_, r_, u_, poly_.value, poly_bias_.value, N, c.F, polynorm_eps, s);
+    else
+      activation_forward(a_, u_, N * c.F, activation(), s);
+    down_.forward(y_, a_, N, s);
     return y_;
   }
 
-  // dx is written.
-  void backward(float* dx, const float* dy, size_t N, Stream& s) {
+  // dx is written, or accumulated to: dy is read before that, so that dx may be dy.
+  void backward(float* dx, Accumulate accumulate, const float* dy, size_t N, Stream& s) {
     Range range("ffn backward");
-    matmul(down_.grad, dy, glu_, C_, F_, N, Layout::tn, Accumulate::yes, s);
-    matmul(dglu_, dy, down_.value, N, F_, C_, Layout::nn, Accumulate::no, s);
-    glu_backward(dg_, du_, dglu_, g_, u_, N * F_, act_, s);
-    matmul(gate_.grad, dg_, x_, F_, C_, N, Layout::tn, Accumulate::yes, s);
-    matmul(up_.grad, du_, x_, F_, C_, N, Layout::tn, Accumulate::yes, s);
-    matmul(dx, dg_, gate_.value, N, C_, F_, Layout::nn, Accumulate::no, s);
-    matmul(dx, du_, up_.value, N, C_, F_, Layout::nn, Accumulate::yes, s);
+    down_.backward(da_, Accumulate::no, dy, a_, N, s);
+    if (has_gate()) {
+      glu_backward(dg_, du_, da_, g_, u_, N * c.F, activation(), s);
+      gate_.backward(dx, accumulate, dg_, x_, N, s);
+      accumulate = Accumulate::yes;
+    } else if (c.kind == FfnKind::polynorm) {
+      polynorm_backward(du_, poly_.grad, poly_bias_.grad, row_sums_, da_, u_, poly_.value, r_, N, c.F, s);
+    } else {
+      activation_backward(du_, da_, u_, N * c.F, activation(), s);
+    }
+    up_.backward(dx, accumulate, du_, x_, N, s);
   }
 
  private:
-  GluAct act_;
-  size_t C_, F_;
-  Weight gate_, up_, down_;
+  static constexpr float polynorm_eps = 1e-6f;
+  bool has_gate() const { return c.kind == FfnKind::swiglu || c.kind == FfnKind::glu || c.kind == FfnKind::geglu; }
+  Activation activation() const {
+    switch (c.kind) {
+      case FfnKind::swiglu: return Activation::silu;
+      case FfnKind::glu: return Activation::sigmoid;
+      case FfnKind::relu2: return Activation::relu2;
+      default: return c.gelu;
+    }
+  }
+
+  FfnConfig c;
+  size_t C_;
+  Linear gate_, up_, down_;
+  Weight poly_, poly_bias_;
   const float* x_ = nullptr;
-  float *g_, *u_, *glu_, *y_;
-  float *dglu_, *dg_, *du_;
+  float *g_, *u_, *r_, *a_, *y_;
+  float *da_, *dg_, *du_, *row_sums_;
 };
 
 }  // namespace gated

@@ -1,89 +1,169 @@
-// norm: the normalisation in front of attention, of the FFN and of the output, with the residual add before it.
+// norm: what stands between the residual stream and a branch, with the residual add before it.
 //
-//   --norm=rmsnorm   y = RMSNorm(x)                                          kernels/rmsnorm.cuh
-//   --norm=gated     y = RMSNorm(x) * sigmoid(W_up SiLU(W_down RMSNorm(x)))  GatedNorm, arXiv 2601.22966
-//                    W_down (rank,C), W_up (C,rank); kernels/gate.cuh, silu.cuh, matmul.cuh
-// shapes: x, branch, y (N,C) | tests/test_layers.cpp
+//   --norm=rmsnorm     y = x / rms(x) * w                     kernels/rmsnorm.cuh
+//   --norm=preaffine   y = RMSNorm(pre * x)                   kernels/rmsnorm.cuh      (arXiv 2601.22966)
+//   --norm=layernorm   y = (x - mean) / std * w + b           kernels/layernorm.cuh
+//   --norm=dyt         y = tanh(alpha x) * w + b              kernels/dyt.cuh          (arXiv 2503.10622)
+//   --norm=none        y = x                                  kernels/residual.cuh
+//   --norm=gated       y = n * act(W_up SiLU(W_down n)), n = RMSNorm(x): GatedNorm (arXiv 2601.22966)
+//   --norm=gated-dyt   the same gate, n = DyT(x)
+//   The gate's score is one for an element (W_up (C,rank)) or one for a token (W_up (1,rank)); kernels/gate.cuh.
+// shapes: x, branch, y (N,C) | tests/test_model.cpp
 #pragma once
+#include "kernels/activation.cuh"
+#include "kernels/dyt.cuh"
 #include "kernels/gate.cuh"
-#include "kernels/matmul.cuh"
+#include "kernels/layernorm.cuh"
+#include "kernels/residual.cuh"
 #include "kernels/rmsnorm.cuh"
-#include "kernels/silu.cuh"
-#include "layers/parameters.cuh"
+#include "layers/linear.cuh"
 
 namespace gated {
 
-enum class NormKind { rmsnorm, gated };
+enum class NormKind { rmsnorm, preaffine, layernorm, dyt, none, gated, gated_dyt };
+enum class NormGateScore { elementwise, tensorwise };
+
+struct NormGateConfig {
+  size_t rank = 16;
+  NormGateScore score = NormGateScore::elementwise;
+  GateOp op;
+  bool zero_init = false;  // W_up starts at 0: every sigmoid score at one half
+};
+
+struct NormConfig {
+  NormKind kind = NormKind::rmsnorm;
+  NormGateConfig gate;
+  float eps = 0;             // 0: what the norm's authors use, 1e-5 for LayerNorm and 1e-6 for the others
+  bool zero_centred = false;  // RMSNorm's weight is 1 + w, w starting at 0
+  double dyt_alpha = 0.5;
+
+  bool with_gate() const { return kind == NormKind::gated || kind == NormKind::gated_dyt; }
+  // The norm itself, under the gate.
+  NormKind base() const {
+    return kind == NormKind::gated ? NormKind::rmsnorm : kind == NormKind::gated_dyt ? NormKind::dyt : kind;
+  }
+  bool divides_by_rms() const { return base() == NormKind::rmsnorm || base() == NormKind::preaffine; }
+  float epsilon() const { return eps > 0 ? eps : kind == NormKind::layernorm ? 1e-5f : 1e-6f; }
+};
+
+// What a norm does before it normalises: nothing, or join a branch to the stream first.
+enum class Residual { no, yes };
 
 class Norm {
  public:
-  Norm(NormKind kind, size_t C, size_t rank, float eps, bool residual)
-      : kind_(kind), C_(C), rank_(rank), eps_(eps), residual_(residual) {}
+  Norm(const NormConfig& config, size_t C, Residual residual)
+      : config_(config),
+        C_(C),
+        residual_(residual),
+        down_(C, config.gate.rank),
+        up_(config.gate.rank, scores(), false, config.gate.zero_init ? Init::constant(0) : Init::normal()) {}
 
   template <class Visit>
   void parameters(Visit&& visit) {
-    visit(weight_, "weight", {C_}, Init::ones, Decay::no);
-    if (kind_ != NormKind::gated) return;
-    visit(down_, "gate_down.weight", {rank_, C_}, Init::normal, Decay::yes);
-    visit(up_, "gate_up.weight", {C_, rank_}, Init::normal, Decay::yes);
+    const NormKind kind = config_.base();
+    if (kind == NormKind::none) return;
+    if (kind == NormKind::preaffine) visit(pre_, "pre_weight", {C_}, Init::constant(1), Decay::no);
+    if (kind == NormKind::dyt) visit(alpha_, "alpha", {1}, Init::constant(config_.dyt_alpha), Decay::no);
+    visit(weight_, "weight", {C_}, Init::constant(config_.zero_centred ? 0 : 1), Decay::no);
+    if (kind == NormKind::layernorm || kind == NormKind::dyt) visit(bias_, "bias", {C_}, Init::constant(0), Decay::no);
+    if (!config_.with_gate()) return;
+    down_.parameters(visit, "gate_down");
+    up_.parameters(visit, "gate_up");
   }
   template <class Visit>
   void activations(Visit&& visit, size_t N) {
-    visit(r_, "norm 1/rms", {N});
-    visit(normed_, "norm", {N, C_});
-    if (residual_) visit(sum_, "residual", {N, C_});
-    if (kind_ != NormKind::gated) return;
-    visit(low_, "norm gate low rank", {N, rank_});
-    visit(low_act_, "norm gate SiLU", {N, rank_});
-    visit(score_, "norm gate logit", {N, C_});
-    visit(gated_, "gated norm", {N, C_});
+    const NormKind kind = config_.base();
+    if (kind == NormKind::layernorm) visit(mean_, "norm mean", {N});
+    if (kind == NormKind::layernorm || config_.divides_by_rms()) visit(r_, "norm 1/deviation", {N});
+    if (kind != NormKind::none) visit(normed_, "norm", {N, C_});
+    if (residual_ == Residual::yes) visit(sum_, "residual stream", {N, C_});
+    if (!config_.with_gate()) return;
+    visit(low_, "norm gate low rank", {N, config_.gate.rank});
+    visit(low_act_, "norm gate SiLU", {N, config_.gate.rank});
+    visit(score_, "norm gate logit", {N, scores()});
+    visit(y_, "norm gate output", {N, C_});
   }
   template <class Visit>
   void temporaries(Visit&& visit, size_t N) {
-    if (kind_ != NormKind::gated) return;
+    if (config_.base() == NormKind::preaffine || config_.base() == NormKind::dyt) visit(row_, "norm row sums", {N});
+    if (!config_.with_gate()) return;
     visit(dnormed_, "d norm", {N, C_});
-    visit(dscore_, "d norm gate logit", {N, C_});
-    visit(dlow_, "d norm gate low rank", {N, rank_});
+    visit(dscore_, "d norm gate logit", {N, scores()});
+    visit(dlow_, "d norm gate low rank", {N, config_.gate.rank});
   }
 
-  // Returns y. With a residual branch the sum x + branch is what goes on as the residual stream.
-  const float* forward(const float* x, const float* branch, size_t N, Stream& s) {
+  // Returns y, the norm of x, or of x joined by branch: then residual() is the sum, and branch must stay until backward.
+  const float* forward(const float* x, const float* branch, const Join& join, size_t N, Stream& s) {
     Range range("norm");
-    x_ = branch ? sum_ : x;
-    rmsnorm_forward(normed_, r_, branch ? sum_ : nullptr, x, branch, weight_.value, N, C_, eps_, s);
-    if (kind_ != NormKind::gated) return normed_;
-    matmul(low_, normed_, down_.value, N, rank_, C_, Layout::nt, Accumulate::no, s);
-    silu_forward(low_act_, low_, N * rank_, s);
-    matmul(score_, low_act_, up_.value, N, C_, rank_, Layout::nt, Accumulate::no, s);
-    gate_forward(gated_, normed_, score_, N, C_, 1, s);
-    return gated_;
+    const ResidualForward in = {x, branch, branch ? sum_ : nullptr, join};
+    x_ = branch ? sum_ : x, branch_ = branch, join_ = join;
+    switch (config_.base()) {
+      case NormKind::rmsnorm:
+      case NormKind::preaffine:
+        rmsnorm_forward(normed_, r_, in, pre_.value, weight_.value, offset(), N, C_, config_.epsilon(), s);
+        break;
+      case NormKind::layernorm:
+        layernorm_forward(normed_, mean_, r_, in, weight_.value, bias_.value, N, C_, config_.epsilon(), s);
+        break;
+      case NormKind::dyt: dyt_forward(normed_, in, alpha_.value, weight_.value, bias_.value, N, C_, s); break;
+      default:  // none
+        if (branch) residual_forward(in, N, C_, s);
+        return x_;
+    }
+    if (!config_.with_gate()) return normed_;
+    down_.forward(low_, normed_, N, s);
+    activation_forward(low_act_, low_, N * config_.gate.rank, Activation::silu, s);
+    up_.forward(score_, low_act_, N, s);
+    gate_forward(y_, normed_, score_, N, C_, group(), config_.gate.op, s);
+    return y_;
   }
   const float* residual() const { return x_; }
 
-  // dx = dresidual + gradient through the norm, the gradient of x and of the branch alike.
-  void backward(float* dx, const float* dy, const float* dresidual, size_t N, Stream& s) {
+  // dx = dresidual + gradient through the norm (dresidual null: the gradient through the norm alone), as the join
+  // passes it on to x; it is not dy. Returns the gradient of the branch: dx too, or, where the join is not plain,
+  // dbranch, which is then written.
+  const float* backward(float* dx, float* dbranch, const float* dy, const float* dresidual, size_t N, Stream& s) {
     Range range("norm backward");
-    if (kind_ == NormKind::gated) {
-      gate_backward(dnormed_, dscore_, dy, normed_, score_, N, C_, 1, s);
-      matmul(up_.grad, dscore_, low_act_, C_, rank_, N, Layout::tn, Accumulate::yes, s);
-      matmul(dlow_, dscore_, up_.value, N, rank_, C_, Layout::nn, Accumulate::no, s);
-      silu_backward(dlow_, dlow_, low_, N * rank_, s);
-      matmul(down_.grad, dlow_, normed_, rank_, C_, N, Layout::tn, Accumulate::yes, s);
-      matmul(dnormed_, dlow_, down_.value, N, C_, rank_, Layout::nn, Accumulate::yes, s);
+    if (config_.with_gate()) {
+      gate_backward(dnormed_, dscore_, dy, normed_, score_, N, C_, group(), config_.gate.op, s);
+      up_.backward(dlow_, Accumulate::no, dscore_, low_act_, N, s);
+      activation_backward(dlow_, dlow_, low_, N * config_.gate.rank, Activation::silu, s);
+      down_.backward(dnormed_, Accumulate::yes, dlow_, normed_, N, s);
       dy = dnormed_;
     }
-    rmsnorm_backward(dx, weight_.grad, dy, dresidual, x_, weight_.value, r_, N, C_, s);
+    const bool alike = !branch_ || join_.plain();
+    const ResidualBackward out = {dx, alike ? nullptr : dbranch, dresidual, x_, branch_, join_};
+    switch (config_.base()) {
+      case NormKind::rmsnorm:
+      case NormKind::preaffine:
+        rmsnorm_backward(out, weight_.grad, pre_.grad, row_, dy, pre_.value, weight_.value, offset(), r_, N, C_, s);
+        break;
+      case NormKind::layernorm:
+        layernorm_backward(out, weight_.grad, bias_.grad, dy, weight_.value, mean_, r_, N, C_, s);
+        break;
+      case NormKind::dyt:
+        dyt_backward(out, alpha_.grad, weight_.grad, bias_.grad, row_, dy, alpha_.value, weight_.value, bias_.value, N, C_,
+                     s);
+        break;
+      default: residual_backward(out, dy, N, C_, s);  // none
+    }
+    return alike ? dx : dbranch;
   }
 
  private:
-  NormKind kind_;
-  size_t C_, rank_;
-  float eps_;
-  bool residual_;
-  Weight weight_, down_, up_;
-  const float* x_ = nullptr;
-  float *r_, *normed_, *sum_ = nullptr, *low_, *low_act_, *score_, *gated_;
-  float *dnormed_, *dscore_, *dlow_;
+  size_t scores() const { return config_.gate.score == NormGateScore::tensorwise ? 1 : C_; }
+  size_t group() const { return C_ / scores(); }
+  float offset() const { return config_.zero_centred ? 1.0f : 0.0f; }
+
+  NormConfig config_;
+  size_t C_;
+  Residual residual_;
+  Weight pre_, alpha_, weight_, bias_;
+  Linear down_, up_;
+  const float *x_ = nullptr, *branch_ = nullptr;
+  Join join_;
+  float *mean_ = nullptr, *r_ = nullptr, *normed_ = nullptr, *sum_ = nullptr, *low_, *low_act_, *score_, *y_;
+  float *row_ = nullptr, *dnormed_, *dscore_, *dlow_;
 };
 
 }  // namespace gated

@@ -23,8 +23,14 @@ struct Weight {
   float* grad = nullptr;
 };
 
-enum class Init { normal, ones };  // normal: N(0, 0.02) for every linear layer and embedding (Qwen3)
-constexpr double init_std = 0.02;
+// How a parameter starts: N(0, std), 0.02 for every linear layer and embedding (Qwen3), or all at one value.
+struct Init {
+  bool random;
+  double value;  // the standard deviation, or the constant
+
+  static constexpr Init normal(double std = 0.02) { return {true, std}; }
+  static constexpr Init constant(double value) { return {false, value}; }
+};
 
 enum class Decay { no, yes };
 
@@ -47,20 +53,32 @@ struct Parameter {
   size_t size;
 };
 
+// visit, with every name under a prefix.
+template <class Visit>
+auto under(Visit& visit, std::string prefix) {
+  return [&visit, prefix](Weight& w, const std::string& name, Shape shape, Init init, Decay decay) {
+    visit(w, prefix + name, std::move(shape), init, decay);
+  };
+}
+
 // Tensors begin at multiples of 32 floats (128 bytes, a GPU's memory transaction).
 inline size_t padded(size_t n) { return ceil_div(n, 32) * 32; }
 
 // All weights of a model in one flat buffer, their gradients in another with the same offsets.
 class Parameters {
  public:
-  // Layer: anything with parameters(visit).
+  // Lists what layer.parameters(visit) names; memory comes with allocate().
   template <class Layer>
-  Parameters(Layer& layer, Device device) {
+  explicit Parameters(Layer& layer) {
     layer.parameters([&](Weight&, const std::string& name, Shape shape, Init init, Decay decay) {
       const size_t n = count(shape);
       list_.push_back({name, std::move(shape), init, decay, size_, n});
       require(!__builtin_add_overflow(size_, padded(n), &size_), "the parameters' sizes overflow: lower them");
     });
+  }
+
+  template <class Layer>
+  void allocate(Layer& layer, Device device) {
     values = Buffer<float>(device, size_);
     grads = Buffer<float>(device, size_);
     size_t i = 0;
@@ -78,9 +96,9 @@ class Parameters {
       const uint64_t stream = stream_of(Purpose::init, hash_of(p.name));
 #pragma omp parallel for
       for (size_t pair = 0; pair < ceil_div(p.size, 2); pair++) {
-        const NormalPair draw = p.init == Init::normal ? normal_pair(seed, stream, pair) : NormalPair{};
+        const NormalPair draw = p.init.random ? normal_pair(seed, stream, pair) : NormalPair{{1, 1}};
         for (size_t k = 0; k < 2 && 2 * pair + k < p.size; k++)
-          host[p.offset + 2 * pair + k] = p.init == Init::ones ? 1.0f : float(init_std * draw.z[k]);
+          host[p.offset + 2 * pair + k] = float(p.init.value * draw.z[k]);
       }
     }
     values.upload(host);

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Trains a model of GPT-2 124M's size with llm.c's CPU program and with ./train, and prints the tokens/s of both.
+"""Trains GPT-2 124M with llm.c's CPU program and with ./train, and prints the tokens/s of both.
 
 usage: git clone https://github.com/karpathy/llm.c && make && scripts/compare_llmc.py llm.c
 
 Both programs: fp32, CPU, B = 4 sequences of T = 64 tokens (what train_gpt2.c has built in), forward, backward and AdamW
-on the same token shard, the same number of OpenMP threads. The models have the same width, depth, heads and size: our
-SwiGLU with three matrices of 768 x 2048 has the parameters of GPT-2's FFN with two of 768 x 3072.
+on the same token shard, the same number of OpenMP threads, the same architecture (--preset=gpt2-124m, with positions for
+the T tokens of a sequence alone).
 
 llm.c is built by its own Makefile (target train_gpt2; the command line is printed) in a temporary copy: the checkout
 stays as it is. Weights and tokens are random, since neither program's speed depends on them. llm.c gets every chance:
@@ -154,9 +154,8 @@ def all_programs(checkout, folder, options):
     base = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME")}
     base["OMP_NUM_THREADS"] = str(options.threads)
     train = [TRAIN, "--data=" + os.path.join(folder, SHARD % "train"), "--val-fraction=0", f"--vocab={VOCAB}",
-             f"--layers={LAYERS}", f"--hidden={CHANNELS}", f"--heads={HEADS}", f"--kv-heads={HEADS}",
-             f"--head-dim={CHANNELS // HEADS}", "--ffn-hidden=2048", f"--context={T}", f"--batch={B}", "--warmup=0",
-             f"--steps={options.steps}", "--sample-tokens=0", "--device=cpu", f"--threads={options.threads}"]
+             "--preset=gpt2-124m", f"--context={T}", f"--batch={B}", "--warmup=0", f"--steps={options.steps}",
+             "--sample-tokens=0", "--device=cpu", f"--threads={options.threads}"]
     print("gated.cu  " + " ".join(["./train"] + train[1:]))
     yield Program("gated.cu", train, base, r"step +\d+/\d+ .* (\d+) tok/s", lambda rate: 1e3 * B * T / rate)
     for compiler, program in llmc.items():

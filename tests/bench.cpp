@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/simd.h"
+#include "training/command_line.h"
 #include "training/progress.h"
 #include "training/threads.h"
 #ifdef __CUDACC__
@@ -168,43 +169,99 @@ void bench_matmul(Stream& stream, double peak) {
 
 // ---- operations that memory bounds
 
+// Arrays far larger than a last-level cache, so that every byte comes from memory.
 void bench_operations(Stream& stream, double bandwidth) {
-  printf("\n%-34s %10s %10s\n", "operation (2048 rows of 2048)", "GB/s", "of copy");
-  const size_t N = 2048, C = 2048, n = N * C, H = 16, D = 128;
+  const size_t N = 65536, C = 2048, n = N * C, H = 16, D = 128, tokens_wide = 50257;
+  printf("\n%-42s %10s %10s\n", format("operation (%zu rows of %zu)", N, C).c_str(), "GB/s", "of copy");
   Buffer<float> x = filled(n, 1), y = filled(n, 2), z = filled(n, 3), dx = filled(n, 4), dz = filled(n, 5), w = filled(C, 6),
-                dw = filled(C, 7), r = filled(N * H, 8), scores = filled(N * H, 9), dscores = filled(N * H, 10);
+                dw = filled(C, 7), b = filled(C, 8), db = filled(C, 9), r = filled(N * H, 10), mean = filled(N, 11),
+                scores = filled(N * H, 12), dscores = filled(N * H, 13), alpha = filled(4, 14), dalpha = filled(4, 15),
+                row_sums = filled(4 * N, 16);
   auto row = [&](const char* name, double floats, std::function<void()> run) {
     const double rate = 4 * floats / best_seconds(stream, {run}, 0.2)[0];
-    printf("%-34s %10.1f %8.0f %%\n", name, rate * 1e-9, 100 * rate / bandwidth);
+    printf("%-42s %10.1f %8.0f %%\n", name, rate * 1e-9, 100 * rate / bandwidth);
     fflush(stdout);
     rows.push_back({{"op", name}, {"gb_per_s", rate * 1e-9}, {"share_of_copy", rate / bandwidth}});
   };
   const double f = double(n);
-  row("rmsnorm forward", 2 * f, [&] { rmsnorm_forward(y.data(), r.data(), nullptr, x.data(), nullptr, w.data(), N, C, 1e-6f, stream); });
+  const ResidualForward alone = {x.data()}, joined = {x.data(), z.data(), dx.data()};
+  const ResidualBackward out = {dx.data(), nullptr, z.data(), x.data()};
+  Join rough;
+  rough.clip_branch = 1, rough.clip_sum = 2, rough.dropout = {0.1f, 1, 1};
+  row("rmsnorm forward", 2 * f,
+      [&] { rmsnorm_forward(y.data(), r.data(), alone, nullptr, w.data(), 0, N, C, 1e-6f, stream); });
   row("residual + rmsnorm forward", 4 * f,
-      [&] { rmsnorm_forward(y.data(), r.data(), dx.data(), x.data(), z.data(), w.data(), N, C, 1e-6f, stream); });
-  row("rmsnorm backward", 4 * f, [&] {
-    rmsnorm_backward(dx.data(), dw.data(), y.data(), z.data(), x.data(), w.data(), r.data(), N, C, stream);
+      [&] { rmsnorm_forward(y.data(), r.data(), joined, nullptr, w.data(), 0, N, C, 1e-6f, stream); });
+  row("residual with clips and dropout + rmsnorm", 4 * f, [&] {
+    rmsnorm_forward(y.data(), r.data(), {x.data(), z.data(), dx.data(), rough}, nullptr, w.data(), 0, N, C, 1e-6f, stream);
   });
-  row("gate forward, elementwise", 3 * f, [&] { gate_forward(y.data(), x.data(), z.data(), N, C, 1, stream); });
+  row("rmsnorm backward", 4 * f, [&] {
+    rmsnorm_backward(out, dw.data(), nullptr, nullptr, y.data(), nullptr, w.data(), 0, r.data(), N, C, stream);
+  });
+  row("preaffine forward", 2 * f,
+      [&] { rmsnorm_forward(y.data(), r.data(), alone, b.data(), w.data(), 0, N, C, 1e-6f, stream); });
+  row("preaffine backward", 4 * f, [&] {
+    rmsnorm_backward(out, dw.data(), db.data(), mean.data(), y.data(), b.data(), w.data(), 0, r.data(), N, C, stream);
+  });
+  row("layernorm forward", 2 * f,
+      [&] { layernorm_forward(y.data(), mean.data(), r.data(), alone, w.data(), b.data(), N, C, 1e-5f, stream); });
+  row("layernorm backward", 4 * f, [&] {
+    layernorm_backward(out, dw.data(), db.data(), y.data(), w.data(), mean.data(), r.data(), N, C, stream);
+  });
+  row("dyt forward", 2 * f, [&] { dyt_forward(y.data(), alone, alpha.data(), w.data(), b.data(), N, C, stream); });
+  row("dyt backward", 4 * f, [&] {
+    dyt_backward(out, dalpha.data(), dw.data(), db.data(), row_sums.data(), y.data(), alpha.data(), w.data(), b.data(), N, C, stream);
+  });
+  row("residual add alone", 3 * f, [&] { residual_forward(joined, N, C, stream); });
+  const GateOp op;
+  row("gate forward, elementwise", 3 * f, [&] { gate_forward(y.data(), x.data(), z.data(), N, C, 1, op, stream); });
   row("gate backward, elementwise", 5 * f,
-      [&] { gate_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), N, C, 1, stream); });
-  row("gate forward, headwise", 2 * f, [&] { gate_forward(y.data(), x.data(), scores.data(), N, C, D, stream); });
+      [&] { gate_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), N, C, 1, op, stream); });
+  row("gate forward, headwise", 2 * f, [&] { gate_forward(y.data(), x.data(), scores.data(), N, C, D, op, stream); });
   row("gate backward, headwise", 3 * f,
-      [&] { gate_backward(dx.data(), dscores.data(), y.data(), x.data(), scores.data(), N, C, D, stream); });
-  row("swiglu forward", 3 * f, [&] { glu_forward(y.data(), x.data(), z.data(), n, GluAct::silu, stream); });
-  row("swiglu backward", 5 * f, [&] { glu_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), n, GluAct::silu, stream); });
-  row("silu forward", 2 * f, [&] { silu_forward(y.data(), x.data(), n, stream); });
-  row("silu backward", 3 * f, [&] { silu_backward(dx.data(), y.data(), x.data(), n, stream); });
-  const RopeTables rope = make_rope_tables(N, D, 10000, device);
-  row("rope forward", 2 * f, [&] { rope_forward(y.data(), x.data(), rope, 0, 1, N, H, D, stream); });
+      [&] { gate_backward(dx.data(), dscores.data(), y.data(), x.data(), scores.data(), N, C, D, op, stream); });
+  row("shared gate forward", 3 * f, [&] { shared_gate_forward(y.data(), x.data(), z.data(), N, H, D, op, stream); });
+  row("shared gate backward", 5 * f,
+      [&] { shared_gate_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), N, H, D, op, stream); });
+  row("static gate forward", 2 * f, [&] { static_gate_forward(y.data(), x.data(), w.data(), N, C, op, stream); });
+  row("static gate backward", 3 * f,
+      [&] { static_gate_backward(dx.data(), dw.data(), y.data(), x.data(), w.data(), N, C, op, stream); });
+  for (auto [name, act] : {std::pair{"swiglu", Activation::silu}, {"glu", Activation::sigmoid}, {"geglu", Activation::gelu_tanh},
+                           {"geglu erf", Activation::gelu_erf}}) {
+    row(format("%s forward", name).c_str(), 3 * f, [&] { glu_forward(y.data(), x.data(), z.data(), n, act, stream); });
+    row(format("%s backward", name).c_str(), 5 * f,
+        [&] { glu_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), n, act, stream); });
+  }
+  for (auto [name, act] : {std::pair{"silu", Activation::silu}, {"gelu tanh", Activation::gelu_tanh},
+                           {"gelu erf", Activation::gelu_erf}, {"relu2", Activation::relu2}}) {
+    row(format("%s forward", name).c_str(), 2 * f, [&] { activation_forward(y.data(), x.data(), n, act, stream); });
+    row(format("%s backward", name).c_str(), 3 * f, [&] { activation_backward(dx.data(), y.data(), x.data(), n, act, stream); });
+  }
+  row("polynorm forward", 2 * f,
+      [&] { polynorm_forward(y.data(), r.data(), x.data(), alpha.data(), w.data(), N, C, 1e-6f, stream); });
+  row("polynorm backward", 3 * f, [&] {
+    polynorm_backward(dx.data(), dalpha.data(), dw.data(), row_sums.data(), y.data(), x.data(), alpha.data(), r.data(), N, C, stream);
+  });
+  const size_t sequence = 2048;
+  const RopeTables rope = make_rope_tables(sequence, D, 10000, device), half = make_rope_tables(sequence, D / 2, 10000, device);
+  row("rope forward", 2 * f, [&] { rope_forward(y.data(), x.data(), rope, 0, N / sequence, sequence, H, D, stream); });
+  row("rope forward, half of a head", 2 * f,
+      [&] { rope_forward(y.data(), x.data(), half, 0, N / sequence, sequence, H, D, stream); });
+  row("kv bias logits", f, [&] { kv_bias_logits(r.data(), x.data(), w.data(), N / sequence, sequence, H, D, stream); });
+  row("kv bias backward", 2 * f, [&] {
+    kv_bias_backward(dw.data(), db.data(), scores.data(), dscores.data(), x.data(), y.data(), N / sequence, sequence, H, D, stream);
+  });
+  row("bias gradient", f, [&] { bias_backward(dw.data(), x.data(), N, C, stream); });
   std::vector<int> ids(N);
-  for (size_t i = 0; i < N; i++) ids[i] = int(i * 7919 % N);
+  for (size_t i = 0; i < N; i++) ids[i] = int(i * 7919 % tokens_wide);
   const Buffer<int> device_ids(device, ids);
   TokenGroups groups;
-  groups.build(ids.data(), N, N, stream);
-  row("embedding forward", 2 * f, [&] { embedding_forward(y.data(), device_ids.data(), x.data(), N, C, N, stream); });
-  row("embedding backward", 3 * f, [&] { embedding_backward(dx.data(), x.data(), groups, C, stream); });
+  groups.build(ids.data(), N, tokens_wide, stream);
+  Buffer<float> table = filled(tokens_wide * C, 17);
+  row("embedding forward", 2 * f, [&] {
+    embedding_forward(y.data(), device_ids.data(), table.data(), nullptr, nullptr, N, sequence, C, tokens_wide, stream);
+  });
+  row("embedding backward", 3 * f, [&] { embedding_backward(table.data(), x.data(), groups, nullptr, C, stream); });
   row("cross-entropy and its gradient", 2 * f, [&] {
     cross_entropy(r.data(), z.data(), device_ids.data(), 1e-3f, true, N, C, stream);
   });
@@ -219,62 +276,87 @@ void bench_operations(Stream& stream, double bandwidth) {
 
 void bench_attention(Stream& stream, double peak) {
   struct Case {
-    size_t B, T, H, K, D;
+    AttentionShape shape;
+    const char* what;
+    bool sink = false, kv_bias = false;
   };
-  printf("\n%-34s %10s %10s %10s\n", "attention B T H K D", "fwd GFLOP/s", "bwd", "of peak");
-  for (const Case& c : {Case{16, 128, 4, 2, 32}, {4, 64, 12, 12, 64}, {1, 1024, 12, 12, 64}, {1, 1024, 8, 2, 128}}) {
-    const size_t q_size = c.B * c.T * c.H * c.D, k_size = c.B * c.T * c.K * c.D;
+  AttentionShape base = {1, 1024, 12, 12, 64}, sigmoid = base, window = base;
+  sigmoid.score = AttentionScore::sigmoid, sigmoid.bias = -7;
+  window.window = 128;
+  printf("\n%-42s %10s %10s %10s\n", "attention B T H K D", "fwd GFLOP/s", "bwd", "of peak");
+  for (const Case& c : {Case{{16, 128, 4, 2, 32}, ""}, {{4, 64, 12, 12, 64}, ""}, {base, ""}, {base, "sink", true},
+                        {base, "kv bias", false, true}, {sigmoid, "sigmoid"}, {window, "window 128"}, {{1, 1024, 8, 2, 128}, ""}}) {
+    const AttentionShape& s = c.shape;
+    const size_t q_size = s.B * s.T * s.H * s.D, k_size = s.B * s.T * s.K * s.D, stats = s.B * s.H * s.T;
     Buffer<float> q = filled(q_size, 1), k = filled(k_size, 2), v = filled(k_size, 3), o = filled(q_size), dout = filled(q_size, 4),
-                  lse = filled(c.B * c.H * c.T), dq = filled(q_size), dk = filled(k_size), dv = filled(k_size);
-    auto forward = [&] { attention_forward(o.data(), lse.data(), q.data(), k.data(), v.data(), c.B, c.T, c.H, c.K, c.D, stream); };
+                  lse = filled(stats), dq = filled(q_size), dk = filled(k_size), dv = filled(k_size), logit = filled(stats, 5),
+                  key = filled(s.H * s.D, 6), value = filled(s.H * s.D, 7), extra_p = filled(stats), extra_ds = filled(stats);
+    AttentionExtra extra;
+    if (c.sink) extra.logit = logit.data();
+    if (c.kv_bias) extra = {logit.data(), true, key.data(), value.data()};
+    auto forward = [&] { attention_forward(o.data(), lse.data(), q.data(), k.data(), v.data(), s, extra, stream); };
     forward();
     const double fwd = best_seconds(stream, {forward})[0];
     const double bwd = best_seconds(stream, {[&] {
-      attention_backward(dq.data(), dk.data(), dv.data(), dout.data(), q.data(), k.data(), v.data(), o.data(), lse.data(), c.B, c.T,
-                         c.H, c.K, c.D, stream);
+      attention_backward(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(), q.data(), k.data(),
+                         v.data(), o.data(), lse.data(), s, extra, stream);
     }})[0];
-    // the causal half of two products forward, five backward
-    const double product = double(c.B * c.H * c.D) * double(c.T) * double(c.T + 1);
-    printf("%4zu %5zu %3zu %3zu %4zu %21.1f %10.1f", c.B, c.T, c.H, c.K, c.D, 2 * product / fwd * 1e-9, 5 * product / bwd * 1e-9);
+    // two products forward, five backward, over the pairs that see each other
+    double pairs = 0;
+    for (size_t i = 0; i < s.T; i++) pairs += double(i + 1 - s.first_key(i));
+    const double product = 2 * double(s.B * s.H * s.D) * pairs;
+    const std::string name = format("%zu %zu %zu %zu %zu %s", s.B, s.T, s.H, s.K, s.D, c.what);
+    printf("%-42s %10.1f %10.1f", name.c_str(), 2 * product / fwd * 1e-9, 5 * product / bwd * 1e-9);
     if (peak > 0) printf(" %5.0f/%.0f %%", 200 * product / fwd / peak, 500 * product / bwd / peak);
     printf("\n");
     fflush(stdout);
-    rows.push_back({{"op", format("attention B%zu T%zu H%zu K%zu D%zu", c.B, c.T, c.H, c.K, c.D)},
-                    {"forward_gflops", 2 * product / fwd * 1e-9}, {"backward_gflops", 5 * product / bwd * 1e-9}});
+    rows.push_back({{"op", "attention " + name}, {"forward_gflops", 2 * product / fwd * 1e-9},
+                    {"backward_gflops", 5 * product / bwd * 1e-9}});
   }
 }
 
 // ---- whole steps
 
+// Models of the same sizes, their steps in turns, each model's best: what a variant costs beside the first.
 void bench_training(Stream& stream, double matmul_peak) {
-  printf("\n%-34s %10s %10s %12s\n", "training", "tok/s", "ms a step", "of matmul");
-  auto run = [&](const char* name, auto change, size_t steps) {
+  struct Run {
     Config config;
-    config.data.data = "bigram-backcopy";
-    change(config);
-    check_flags(config, {});
-    const Data data = open_data(config.data);
-    config.model.vocab = std::max(config.model.vocab, data.train->vocab());
-    const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
-    Trainer trainer(config, loader, stream);
-    double best = INFINITY;
-    for (size_t i = 0; i < steps; i++) {
-      const double start = seconds_now();
-      trainer.step();
-      if (i > 0) best = std::min(best, seconds_now() - start);
+    Data data;
+    TokenLoader loader;
+    Trainer trainer;
+    Run(const std::string& flags, Stream& stream)
+        : config(config_of_flags(flags)),
+          data(open_data(config.data)),
+          loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed),
+          trainer(with_vocab(config, data), loader, stream) {}
+    static Config& with_vocab(Config& c, const Data& data) {
+      c.model.vocab = std::max(c.model.vocab, data.train->vocab());
+      return c;
     }
-    const double rate = double(trainer.tokens_per_step()) / best;
-    printf("%-34s %10.0f %10.1f %10.0f %%\n", name, rate, best * 1e3,
-           100 * rate * trainer.model.flops_per_token(config.model.context) / matmul_peak);
-    fflush(stdout);
-    rows.push_back({{"op", name}, {"tokens_per_s", rate}, {"milliseconds", best * 1e3}});
   };
-  run("default", [](Config&) {}, 20);
-  run("default, gated norm, g1", [](Config& c) { c.model.norm = NormKind::gated, c.model.attention = AttentionKind::g1; }, 20);
-  run("124M, B 4, T 64", [](Config& c) {
-    c.model.layers = 12, c.model.hidden = 768, c.model.heads = c.model.kv_heads = 12, c.model.head_dim = 64;
-    c.model.ffn_hidden = 2048, c.model.context = 64, c.batch = 4, c.model.vocab = 50257;
-  }, 6);
+  auto compare = [&](const std::string& sizes, const std::vector<std::string>& variants, double budget) {
+    std::vector<std::unique_ptr<Run>> runs;
+    std::vector<std::function<void()>> steps;
+    for (const std::string& v : variants) {
+      runs.push_back(std::make_unique<Run>("--data=bigram-backcopy " + sizes + " " + v, stream));
+      steps.push_back([run = runs.back().get()] { run->trainer.step(); });
+    }
+    const std::vector<double> seconds = best_seconds(stream, steps, budget);
+    printf("\ntraining %s\n%-42s %10s %10s %10s %12s\n", sizes.c_str(), "", "tok/s", "ms a step", "of matmul", "beside first");
+    for (size_t i = 0; i < runs.size(); i++) {
+      Trainer& t = runs[i]->trainer;
+      const double rate = double(t.tokens_per_step()) / seconds[i], cost = seconds[i] / seconds[0] - 1;
+      printf("%-42s %10.0f %10.1f %8.0f %% %+10.1f %%\n", variants[i].empty() ? "(plain)" : variants[i].c_str(), rate, seconds[i] * 1e3,
+             100 * rate * t.model.flops_per_token(runs[i]->config.model.context) / matmul_peak, 100 * cost);
+      rows.push_back({{"op", "training " + sizes + " " + variants[i]}, {"tokens_per_s", rate}, {"milliseconds", seconds[i] * 1e3},
+                      {"cost", cost}});
+    }
+    fflush(stdout);
+  };
+  const std::vector<std::string> gates = {"", "--norm=gated", "--attn=g1", "--attn=g1 --gate=headwise", "--norm=gated --attn=g1"};
+  compare("", gates, 8);
+  compare("--hidden=2048 --heads=16 --kv-heads=8 --head-dim=128 --ffn-hidden=6144 --layers=2 --context=256 --batch=2", gates, 40);
+  compare("--preset=gpt2-124m --context=64 --batch=4", {""}, 5);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // attention: the reference against finite differences, the CPU's tuned twin and the kernels against the
-// reference.
+// reference, and what windows, sigmoid scores and the extra position promise.
 #include "kernels/attention.cuh"
 
 #include <omp.h>
@@ -10,52 +10,97 @@ using namespace gated;
 
 namespace {
 
-struct Sizes {
-  size_t B, T, H, K, D;
-  size_t queries() const { return B * T * H * D; }
-  size_t keys() const { return B * T * K * D; }
-  size_t stats() const { return B * H * T; }
-};
+size_t query_size(const AttentionShape& s) {
+  return s.B * s.T * s.H * s.D;
+}
+size_t key_size(const AttentionShape& s) {
+  return s.B * s.T * s.K * s.D;
+}
+size_t stat_size(const AttentionShape& s) {
+  return s.B * s.H * s.T;
+}
+
+AttentionShape windowed(AttentionShape s, size_t window) {
+  s.window = window;
+  return s;
+}
+AttentionShape sigmoid(AttentionShape s, float bias) {
+  s.score = AttentionScore::sigmoid, s.bias = bias;
+  return s;
+}
+
+// Of the extra position; kv_bias has logits of its own here, not those of its key.
+enum class Extra { none, sink, kv_bias };
 
 struct Inputs {
-  std::vector<float> q, k, v, dout;
-  Inputs(const Sizes& s, float scale)
-      : q(random_values<float>(s.queries(), 1, scale)),
-        k(random_values<float>(s.keys(), 2, scale)),
-        v(random_values<float>(s.keys(), 3)),
-        dout(random_values<float>(s.queries(), 4)) {}
+  AttentionShape s;
+  Extra extra;
+  std::vector<float> q, k, v, dout, logit, key, value;
+  Inputs(const AttentionShape& s, float scale, Extra extra = Extra::none)
+      : s(s),
+        extra(extra),
+        q(random_values<float>(query_size(s), 1, scale)),
+        k(random_values<float>(key_size(s), 2, scale)),
+        v(random_values<float>(key_size(s), 3)),
+        dout(random_values<float>(query_size(s), 4)),
+        logit(random_values<float>(extra == Extra::sink ? s.H : stat_size(s), 5, 2 * scale)),
+        key(random_values<float>(s.H * s.D, 6)),
+        value(random_values<float>(s.H * s.D, 7)) {}
+  AttentionExtra position(const float* logit, const float* key, const float* value) const {
+    if (extra == Extra::none) return {};
+    if (extra == Extra::sink) return {logit};
+    return {logit, true, key, value};
+  }
 };
 
 struct Outputs {
-  std::vector<float> o, lse, dq, dk, dv;
+  std::vector<float> o, lse, dq, dk, dv, extra_p, extra_ds;
 };
 
-Outputs reference(const Sizes& s, const Inputs& in) {
-  Outputs r{std::vector<float>(s.queries(), NAN), std::vector<float>(s.stats(), NAN),
-            std::vector<float>(s.queries(), NAN), std::vector<float>(s.keys(), NAN),
-            std::vector<float>(s.keys(), NAN)};
-  attention_forward_ref(r.o.data(), r.lse.data(), in.q.data(), in.k.data(), in.v.data(), s.B, s.T, s.H, s.K,
-                        s.D);
-  attention_backward_ref(r.dq.data(), r.dk.data(), r.dv.data(), in.dout.data(), in.q.data(), in.k.data(),
-                         in.v.data(), r.o.data(), r.lse.data(), s.B, s.T, s.H, s.K, s.D);
+Outputs reference(const Inputs& in) {
+  const AttentionShape& s = in.s;
+  const AttentionExtra extra = in.position(in.logit.data(), in.key.data(), in.value.data());
+  auto unwritten = [](size_t n) { return std::vector<float>(n, NAN); };
+  const size_t extras = extra.logit ? stat_size(s) : 0;
+  Outputs r{unwritten(query_size(s)), unwritten(stat_size(s)), unwritten(query_size(s)),
+            unwritten(key_size(s)),   unwritten(key_size(s)),  unwritten(extras),
+            unwritten(extras)};
+  attention_forward_ref(r.o.data(), r.lse.data(), in.q.data(), in.k.data(), in.v.data(), s, extra);
+  attention_backward_ref(r.dq.data(), r.dk.data(), r.dv.data(), r.extra_p.data(), r.extra_ds.data(),
+                         in.dout.data(), in.q.data(), in.k.data(), in.v.data(), r.o.data(), r.lse.data(), s,
+                         extra);
   return r;
 }
 
-Outputs on(Stream& stream, const Sizes& s, const Inputs& in) {
+Outputs on(Stream& stream, const Inputs& in) {
+  const AttentionShape& s = in.s;
   Guarded q(stream, in.q), k(stream, in.k), v(stream, in.v), dout(stream, in.dout);
-  Guarded o(stream, s.queries()), lse(stream, s.stats());
-  Guarded dq(stream, s.queries()), dk(stream, s.keys()), dv(stream, s.keys());
-  attention_forward(o, lse, q, k, v, s.B, s.T, s.H, s.K, s.D, stream);
-  attention_backward(dq, dk, dv, dout, q, k, v, o, lse, s.B, s.T, s.H, s.K, s.D, stream);
-  return {o.download(), lse.download(), dq.download(), dk.download(), dv.download()};
+  Guarded logit(stream, in.logit), key(stream, in.key), value(stream, in.value);
+  const AttentionExtra extra = in.position(logit, key, value);
+  const size_t extras = extra.logit ? stat_size(s) : 0;
+  Guarded o(stream, query_size(s)), lse(stream, stat_size(s)), extra_p(stream, extras),
+      extra_ds(stream, extras);
+  Guarded dq(stream, query_size(s)), dk(stream, key_size(s)), dv(stream, key_size(s));
+  float* const none = nullptr;
+  attention_forward(o, lse, q, k, v, s, extra, stream);
+  attention_backward(dq, dk, dv, extras ? extra_p : none, extras ? extra_ds : none, dout, q, k, v, o, lse, s,
+                     extra, stream);
+  return {o.download(),  lse.download(),     dq.download(),      dk.download(),
+          dv.download(), extra_p.download(), extra_ds.download()};
 }
 
-void require_same(const Outputs& expected, const Outputs& got) {
+void require_same_attention(const Outputs& expected, const Outputs& got) {
   REQUIRE_BITWISE(expected.o, got.o);
   REQUIRE_BITWISE(expected.lse, got.lse);
   REQUIRE_BITWISE(expected.dq, got.dq);
   REQUIRE_BITWISE(expected.dk, got.dk);
   REQUIRE_BITWISE(expected.dv, got.dv);
+}
+
+void require_same(const Outputs& expected, const Outputs& got) {
+  require_same_attention(expected, got);
+  REQUIRE_BITWISE(expected.extra_p, got.extra_p);
+  REQUIRE_BITWISE(expected.extra_ds, got.extra_ds);
 }
 
 // Runs test(stream) on the CPU with 1 and with 2 threads, and on the kernels' device.
@@ -77,34 +122,68 @@ void on_every_device(Test test) {
 }  // namespace
 
 TEST_CASE("attention: gradients against finite differences", "[gradcheck]") {
-  const size_t B = 1, T = 7, H = 4, K = 2, D = 5, queries = B * T * H * D, keys = B * T * K * D;
-  const auto q = random_values<double>(queries, 1, 2.0), k = random_values<double>(keys, 2, 2.0);
-  const auto v = random_values<double>(keys, 3), dout = random_values<double>(queries, 4);
-  std::vector<double> o(queries), lse(B * H * T), dq(queries), dk(keys), dv(keys);
-  auto loss = [&](const std::vector<double>& q, const std::vector<double>& k, const std::vector<double>& v) {
-    attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), B, T, H, K, D);
-    return dot(o, dout);
-  };
-  loss(q, k, v);
-  attention_backward_ref(dq.data(), dk.data(), dv.data(), dout.data(), q.data(), k.data(), v.data(), o.data(),
-                         lse.data(), B, T, H, K, D);
-  check_gradient(
-      "q", [&](auto& x) { return loss(x, k, v); }, q, dq);
-  check_gradient(
-      "k", [&](auto& x) { return loss(q, x, v); }, k, dk);
-  check_gradient(
-      "v", [&](auto& x) { return loss(q, k, x); }, v, dv);
+  const AttentionShape plain{1, 7, 4, 2, 5}, bounded = windowed(plain, 3);
+  const struct {
+    AttentionShape s;
+    bool extra;
+  } cases[] = {
+      {plain, false}, {bounded, false}, {sigmoid(plain, -1.5), false}, {sigmoid(bounded, -1.5), false},
+      {plain, true},  {bounded, true}};
+  for (const auto& [s, extra] : cases) {
+    INFO("window " << s.window << " sigmoid " << s.sigmoid() << " extra position " << extra);
+    const auto q = random_values<double>(query_size(s), 1, 2.0),
+               k = random_values<double>(key_size(s), 2, 2.0);
+    const auto v = random_values<double>(key_size(s), 3), dout = random_values<double>(query_size(s), 4);
+    const auto logit = random_values<double>(stat_size(s), 5, 2.0),
+               value = random_values<double>(s.H * s.D, 6);
+    std::vector<double> o(q.size()), lse(stat_size(s)), dq(q.size()), dk(k.size()), dv(k.size()),
+        extra_p(lse.size()), extra_ds(lse.size());
+    auto position = [&](const std::vector<double>& logit) {
+      return extra ? AttentionExtraOf<double>{logit.data(), true, nullptr, value.data()}
+                   : AttentionExtraOf<double>{};
+    };
+    auto loss = [&](auto& q, auto& k, auto& v, auto& logit) {
+      attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position(logit));
+      return dot(o, dout);
+    };
+    loss(q, k, v, logit);
+    attention_backward_ref(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(),
+                           q.data(), k.data(), v.data(), o.data(), lse.data(), s, position(logit));
+    check_gradient(
+        "q", [&](auto& x) { return loss(x, k, v, logit); }, q, dq);
+    check_gradient(
+        "k", [&](auto& x) { return loss(q, x, v, logit); }, k, dk);
+    check_gradient(
+        "v", [&](auto& x) { return loss(q, k, x, logit); }, v, dv);
+    if (extra)
+      check_gradient(
+          "logit", [&](auto& x) { return loss(q, k, v, x); }, logit, extra_ds);
+  }
 }
 
 TEST_CASE("attention: one query against the formula", "[reference]") {
-  // Two keys with scores 0 and s: o = (v0 + e^s v1) / (1 + e^s); the first query sees only the first key.
-  const std::vector<double> q{0, 0, 3, 1}, k{0, 0, 1, -2}, v{1, 2, 5, -7};
-  std::vector<double> o(4), lse(2);
-  attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), 1, 2, 1, 1, 2);
-  const double e = std::exp(1 / std::sqrt(2.0));
-  const std::vector<double> expected{1, 2, (1 + 5 * e) / (1 + e), (2 - 7 * e) / (1 + e)};
-  REQUIRE(relative_error(expected, o) < 1e-15);
-  REQUIRE(relative_error({0, std::log(1 + e)}, lse) < 1e-15);
+  // Two keys with scores 0 and 1/sqrt(2); the first query sees only the first key.
+  const std::vector<double> q{0, 0, 3, 1}, k{0, 0, 1, -2}, v{1, 2, 5, -7}, sink{0.5}, value{-3, 4};
+  const double root = 1 / std::sqrt(2.0);
+  auto forward = [&](const AttentionShape& s, const AttentionExtraOf<double>& extra,
+                     const std::vector<double>& expected_o, const std::vector<double>& expected_lse) {
+    std::vector<double> o(4), lse(2);
+    attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s, extra);
+    REQUIRE(relative_error(expected_o, o) < 1e-15);
+    REQUIRE(relative_error(expected_lse, lse) < 1e-15);
+  };
+  const AttentionShape s{1, 2, 1, 1, 2};
+  const double e = std::exp(root), x = std::exp(0.5), sum = x + 1 + e;
+  forward(s, {}, {1, 2, (1 + 5 * e) / (1 + e), (2 - 7 * e) / (1 + e)}, {0, std::log(1 + e)});
+  forward(windowed(s, 1), {}, v, {0, root});
+  forward(s, {sink.data()}, {1 / (x + 1), 2 / (x + 1), (1 + 5 * e) / sum, (2 - 7 * e) / sum},
+          {std::log(x + 1), std::log(sum)});
+  forward(
+      s, {sink.data(), false, nullptr, value.data()},
+      {(1 - 3 * x) / (x + 1), (2 + 4 * x) / (x + 1), (1 + 5 * e - 3 * x) / sum, (2 - 7 * e + 4 * x) / sum},
+      {std::log(x + 1), std::log(sum)});
+  const double p0 = 1 / (1 + std::exp(2.0)), p1 = 1 / (1 + std::exp(2.0 - root));
+  forward(sigmoid(s, -2), {}, {p0, 2 * p0, p0 + 5 * p1, 2 * p0 - 7 * p1}, {0, 0});
 }
 
 // Random scores of a few units, or of some hundred: then p spans all that floats hold, denormals and 0
@@ -113,43 +192,94 @@ constexpr float plain = 1, large = 9;
 
 TEST_CASE("attention: the CPU twin and the kernels equal the reference bit for bit", "[bitwise]") {
   const struct {
-    Sizes s;
+    AttentionShape s;
     float scale;
-  } cases[] = {{{1, 63, 2, 1, 64}, plain}, {{1, 130, 3, 1, 20}, large}, {{2, 1, 2, 2, 7}, plain},
-               {{2, 9, 1, 1, 130}, plain}, {{1, 66, 4, 2, 33}, plain},  {{1, 65, 1, 1, 128}, plain},
-               {{3, 17, 6, 2, 1}, large},  {{1, 65, 1, 1, 256}, plain}};
-  for (const auto& c : cases) {
-    const Sizes& s = c.s;
-    INFO("B " << s.B << " T " << s.T << " H " << s.H << " K " << s.K << " D " << s.D);
-    const Inputs in(s, c.scale);
-    const Outputs expected = reference(s, in);
-    on_every_device([&](Stream& stream) { require_same(expected, on(stream, s, in)); });
+    Extra extra;
+  } cases[] = {{{1, 63, 2, 1, 64}, plain, Extra::none},
+               {{1, 130, 3, 1, 20}, large, Extra::none},
+               {{2, 1, 2, 2, 7}, plain, Extra::kv_bias},
+               {{2, 9, 1, 1, 130}, plain, Extra::sink},
+               {{1, 66, 4, 2, 33}, plain, Extra::kv_bias},
+               {{1, 65, 1, 1, 128}, plain, Extra::none},
+               {{3, 17, 6, 2, 1}, large, Extra::kv_bias},
+               {{1, 65, 1, 1, 256}, plain, Extra::kv_bias},
+               {windowed({1, 200, 1, 1, 8}, 70), plain, Extra::none},
+               {windowed({1, 131, 2, 2, 12}, 64), large, Extra::sink},
+               {windowed({2, 130, 1, 1, 5}, 3), plain, Extra::kv_bias},
+               {sigmoid({1, 66, 4, 2, 33}, -4.25f), plain, Extra::none},
+               {sigmoid({2, 63, 1, 1, 16}, 0), large, Extra::none},
+               {sigmoid(windowed({1, 131, 2, 1, 8}, 17), -1), plain, Extra::none}};
+  for (const auto& [s, scale, extra] : cases) {
+    INFO("B " << s.B << " T " << s.T << " H " << s.H << " K " << s.K << " D " << s.D << " window " << s.window
+              << " sigmoid " << s.sigmoid() << " extra " << int(extra));
+    const Inputs in(s, scale, extra);
+    const Outputs expected = reference(in);
+    on_every_device([&](Stream& stream) { require_same(expected, on(stream, in)); });
   }
 }
 
-TEST_CASE("attention: no bit depends on the future", "[bitwise]") {
-  const Sizes s{1, 80, 2, 1, 12};
-  const Inputs in(s, plain);
-  const Outputs expected = reference(s, in);
-  // Tokens [from, to) of (T, heads, D).
-  auto tokens = [&](const std::vector<float>& x, size_t from, size_t to) {
-    const size_t row = x.size() / s.T;
-    return std::vector<float>(x.begin() + from * row, x.begin() + to * row);
-  };
-  for (size_t t : {1, 70}) {
-    INFO("token " << t);
-    Inputs future = in, past = in;  // keys from t on are unusable; so are queries up to t
-    for (auto* x : {&future.k, &future.v}) std::fill(x->begin() + t * s.K * s.D, x->end(), INFINITY);
-    for (auto* x : {&past.q, &past.dout}) std::fill(x->begin(), x->begin() + (t + 1) * s.H * s.D, NAN);
+TEST_CASE("attention: no bit depends on what a query does not see", "[bitwise]") {
+  const struct { size_t window, t; } cases[] = {{0, 1}, {0, 70}, {9, 65}};
+  for (auto [window, t] : cases) {
+    INFO("window " << window << " token " << t);
+    const AttentionShape s = windowed({1, 80, 2, 1, 12}, window);
+    const Inputs in(s, plain, Extra::kv_bias);
+    const Outputs expected = reference(in);
+    // Tokens [from, to) of (T, heads, D).
+    auto tokens = [&](const std::vector<float>& x, size_t from, size_t to) {
+      const size_t row = x.size() / s.T;
+      return std::vector<float>(x.begin() + from * row, x.begin() + to * row);
+    };
+    auto spoil = [&](std::vector<float>& x, size_t from, size_t to, float with) {
+      const size_t row = x.size() / s.T;
+      std::fill(x.begin() + from * row, x.begin() + to * row, with);
+    };
+    // Queries [from, t) may see keys [first_key(from), t) only, keys [t + 1, to) only queries below
+    // end_query(to - 1).
+    const size_t from = window ? t - 1 : 0, to = window ? t + 2 : s.T;
+    Inputs keys = in, queries = in;
+    for (auto* x : {&keys.k, &keys.v}) {
+      spoil(*x, 0, s.first_key(from), NAN);
+      spoil(*x, t, s.T, INFINITY);
+    }
+    for (auto* x : {&queries.q, &queries.dout}) {
+      spoil(*x, 0, t + 1, NAN);
+      spoil(*x, s.end_query(to - 1), s.T, INFINITY);
+    }
     on_every_device([&](Stream& stream) {
-      const Outputs before = on(stream, s, future), after = on(stream, s, past);
-      REQUIRE_BITWISE(tokens(expected.o, 0, t), tokens(before.o, 0, t));
-      REQUIRE_BITWISE(tokens(expected.dq, 0, t), tokens(before.dq, 0, t));
+      const Outputs before = on(stream, keys), after = on(stream, queries);
+      REQUIRE_BITWISE(tokens(expected.o, from, t), tokens(before.o, from, t));
+      REQUIRE_BITWISE(tokens(expected.dq, from, t), tokens(before.dq, from, t));
       for (size_t h = 0; h < s.H; h++)
-        REQUIRE(bitwise_difference(std::vector(&expected.lse[h * s.T], &expected.lse[h * s.T + t]),
-                                   std::vector(&before.lse[h * s.T], &before.lse[h * s.T + t])) == "");
-      REQUIRE_BITWISE(tokens(expected.dk, t + 1, s.T), tokens(after.dk, t + 1, s.T));
-      REQUIRE_BITWISE(tokens(expected.dv, t + 1, s.T), tokens(after.dv, t + 1, s.T));
+        REQUIRE(bitwise_difference(std::vector(&expected.lse[h * s.T + from], &expected.lse[h * s.T + t]),
+                                   std::vector(&before.lse[h * s.T + from], &before.lse[h * s.T + t])) == "");
+      REQUIRE_BITWISE(tokens(expected.dk, t + 1, to), tokens(after.dk, t + 1, to));
+      REQUIRE_BITWISE(tokens(expected.dv, t + 1, to), tokens(after.dv, t + 1, to));
+    });
+  }
+}
+
+TEST_CASE("attention: a window of the whole sequence or more is full attention", "[bitwise]") {
+  const AttentionShape s{1, 66, 1, 1, 4};
+  const Outputs expected = reference(Inputs(s, plain));
+  for (size_t window : {s.T, SIZE_MAX}) {
+    const Inputs in(windowed(s, window), plain);
+    require_same(expected, reference(in));
+    on_every_device([&](Stream& stream) { require_same(expected, on(stream, in)); });
+  }
+}
+
+TEST_CASE("attention: an extra position with logit -inf is none", "[bitwise]") {
+  for (Extra extra : {Extra::sink, Extra::kv_bias}) {
+    const AttentionShape s = windowed({1, 66, 2, 1, 4}, extra == Extra::sink ? 0 : 5);
+    const Outputs expected = reference(Inputs(s, plain));
+    Inputs in(s, plain, extra);
+    std::fill(in.logit.begin(), in.logit.end(), -INFINITY);
+    require_same_attention(expected, reference(in));
+    on_every_device([&](Stream& stream) {
+      const Outputs got = on(stream, in);
+      require_same_attention(expected, got);
+      REQUIRE_BITWISE(std::vector<float>(stat_size(s), 0.0f), got.extra_p);
     });
   }
 }
@@ -157,7 +287,7 @@ TEST_CASE("attention: no bit depends on the future", "[bitwise]") {
 TEST_CASE("attention: a hidden key does not turn -0 into +0", "[bitwise]") {
   // Key 0 takes p = 1 and adds 0; the next have p = 1/e and v = -2^-149, whose product rounds to -0. So o is
   // -0 until the keys of the second half, with v = 1, are seen; a hidden one of weight 0 would make it +0.
-  const Sizes s{1, 70, 1, 1, 4};
+  const AttentionShape s{1, 70, 1, 1, 4};
   Inputs in(s, plain);
   for (size_t t = 0; t < s.T; t++)
     for (size_t d = 0; d < s.D; d++) {
@@ -165,13 +295,13 @@ TEST_CASE("attention: a hidden key does not turn -0 into +0", "[bitwise]") {
       in.k[t * s.D + d] = t > 0 && d == 0 ? -2 : 0;
       in.v[t * s.D + d] = t == 0 ? 0.0f : t < s.T / 2 ? -0x1p-149f : 1.0f;
     }
-  const Outputs expected = reference(s, in);
+  const Outputs expected = reference(in);
   for (size_t i = s.D; i < s.T / 2 * s.D; i++) REQUIRE((expected.o[i] == 0 && std::signbit(expected.o[i])));
-  on_every_device([&](Stream& stream) { require_same(expected, on(stream, s, in)); });
+  on_every_device([&](Stream& stream) { require_same(expected, on(stream, in)); });
 }
 
 TEST_CASE("attention: query head h reads kv head h/(H/K)", "[reference]") {
-  const Sizes grouped{2, 9, 6, 2, 5}, repeated{2, 9, 6, 6, 5};
+  const AttentionShape grouped{2, 9, 6, 2, 5}, repeated{2, 9, 6, 6, 5};
   const Inputs in(grouped, plain);
   Inputs all(repeated, plain);
   for (size_t t = 0; t < repeated.B * repeated.T; t++)
@@ -181,7 +311,7 @@ TEST_CASE("attention: query head h reads kv head h/(H/K)", "[reference]") {
                      from = (t * grouped.K + h / 3) * grouped.D + d;
         all.k[to] = in.k[from], all.v[to] = in.v[from];
       }
-  const Outputs expected = reference(repeated, all), got = reference(grouped, in);
+  const Outputs expected = reference(all), got = reference(in);
   REQUIRE_BITWISE(expected.o, got.o);
   REQUIRE_BITWISE(expected.lse, got.lse);
   REQUIRE_BITWISE(expected.dq, got.dq);
@@ -190,26 +320,33 @@ TEST_CASE("attention: query head h reads kv head h/(H/K)", "[reference]") {
 TEST_CASE("attention: what it refuses", "[refusal]") {
   Stream stream(Device::cpu);
   // What forward and backward say alike, "" when they take the sizes.
-  auto refusal = [&](size_t T, size_t H, size_t K, size_t D) -> std::string {
-    float* const none = nullptr;
+  auto refusal = [&](const AttentionShape& s, const AttentionExtra& extra = {}) -> std::string {
+    float* const no = nullptr;
     try {
-      attention_forward(none, none, none, none, none, 0, T, H, K, D, stream);
+      attention_forward(no, no, no, no, no, s, extra, stream);
     } catch (const Error& forward) {
       try {
-        attention_backward(none, none, none, none, none, none, none, none, none, 0, T, H, K, D, stream);
+        attention_backward(no, no, no, no, no, no, no, no, no, no, no, s, extra, stream);
       } catch (const Error& backward) {
         return strchr(forward.what(), ':') == std::string(strchr(backward.what(), ':')) ? forward.what() : "";
       }
     }
     return "";
   };
-  REQUIRE(refusal(8, 6, 2, 256) == "");
-  REQUIRE(refusal(8, 6, 4, 64) ==
+  REQUIRE(refusal({0, 8, 6, 2, 256}) == "");
+  REQUIRE(refusal({0, 8, 6, 4, 64}) ==
           "attention_forward: 6 query heads over 4 kv heads, expected a multiple of the kv heads");
-  REQUIRE(refusal(8, 2, 0, 64) ==
+  REQUIRE(refusal({0, 8, 2, 0, 64}) ==
           "attention_forward: 2 query heads over 0 kv heads, expected a multiple of the kv heads");
-  REQUIRE(refusal(8, 2, 2, 257) ==
+  REQUIRE(refusal({0, 8, 2, 2, 257}) ==
           "attention_forward: head dimension 257, expected at most 256; use more heads");
-  REQUIRE(refusal(0, 2, 2, 64) ==
+  REQUIRE(refusal({0, 0, 2, 2, 64}) ==
           "attention_forward: 0 tokens of head dimension 64, expected at least 1 of each");
+  const float one = 1;
+  REQUIRE(refusal({0, 8, 1, 1, 1}, {&one}) == "");
+  REQUIRE(refusal({0, 8, 1, 1, 1}, {nullptr, false, nullptr, &one}) ==
+          "attention_forward: an extra position's key or value without its logit");
+  REQUIRE(refusal(sigmoid({0, 8, 1, 1, 1}, 0), {&one}) ==
+          "attention_forward: an extra position with sigmoid scores, expected softmax: nothing else competes "
+          "with it");
 }

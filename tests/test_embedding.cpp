@@ -43,52 +43,130 @@ TEST_CASE("embedding: tokens grouped by id, in ascending order") {
 }
 
 TEST_CASE("embedding: gradients against finite differences", "[gradcheck]") {
-  const size_t N = 11, C = 5, V = 6;
+  const size_t B = 4, T = 3, N = B * T, C = 5, V = 6;
   Stream cpu(Device::cpu);
   const auto ids = random_ids(N, V, 1);
   const auto weight = random_values<double>(V * C, 2), dh = random_values<double>(N * C, 3);
+  const auto positions = random_values<double>(T * C, 4);
   TokenGroups groups;
   groups.build(ids.data(), N, V, cpu);
-  std::vector<double> h(N * C), dweight(V * C, 0.0);
-  embedding_backward_ref(dweight.data(), dh.data(), groups, C);
-  auto loss = [&](const std::vector<double>& weight) {
-    embedding_forward_ref(h.data(), ids.data(), weight.data(), N, C, V);
-    return dot(h, dh);
-  };
-  check_gradient("weight", loss, weight, dweight);
+  std::vector<double> h(N * C), row_sums(N);
+  for (bool with_positions : {false, true}) {
+    for (std::vector<double> scale : {std::vector<double>{}, {1.7}}) {
+      INFO("positions " << with_positions << " scale " << scale.size());
+      auto loss = [&](const std::vector<double>& weight, const std::vector<double>& positions,
+                      const std::vector<double>& scale) {
+        embedding_forward_ref(h.data(), ids.data(), weight.data(),
+                              with_positions ? positions.data() : nullptr,
+                              scale.empty() ? nullptr : scale.data(), N, T, C, V);
+        return dot(h, dh);
+      };
+      std::vector<double> dweight(V * C, 0.0), dpositions(T * C, 0.0), dscale = {0.0};
+      embedding_backward_ref(dweight.data(), dh.data(), groups, scale.empty() ? nullptr : scale.data(), C);
+      check_gradient(
+          "weight", [&](auto& v) { return loss(v, positions, scale); }, weight, dweight);
+      if (with_positions) {
+        embedding_positions_backward_ref(dpositions.data(), dh.data(), B, T, C);
+        check_gradient(
+            "positions", [&](auto& v) { return loss(weight, v, scale); }, positions, dpositions);
+      }
+      if (!scale.empty()) {
+        embedding_scale_backward_ref(dscale.data(), row_sums.data(), dh.data(), ids.data(), weight.data(), N,
+                                     C, V);
+        check_gradient(
+            "scale", [&](auto& v) { return loss(weight, positions, v); }, scale, dscale);
+      }
+    }
+  }
 }
 
 TEST_CASE("embedding: kernels equal the reference bit for bit", "[bitwise]") {
   const struct {
-    size_t N, C, V;
-  } sizes[] = {{63, 200, 17}, {1, 1, 1}, {40, 3, 1000}, {300, 8, 2}, {33, 131, 5}, {20, 516, 9}};
+    size_t B, T, C, V;
+  } sizes[] = {{7, 9, 200, 17}, {1, 1, 1, 1},    {8, 5, 3, 1000},
+               {150, 2, 8, 2},  {3, 11, 131, 5}, {1, 20, 516, 9}};
   Stream cpu(Device::cpu);
   std::vector<TokenGroups> reused(3);  // one a schedule: memory of the sizes before
-  for (auto [N, C, V] : sizes) {
-    INFO("N " << N << " C " << C << " V " << V);
+  for (auto [B, T, C, V] : sizes) {
+    const size_t N = B * T;
+    INFO("B " << B << " T " << T << " C " << C << " V " << V);
     const auto ids = random_ids(N, V, 1);
     auto weight = random_values<float>(V * C, 2), dh = random_values<float>(N * C, 3),
          dweight0 = random_values<float>(V * C, 4);
+    const auto positions = random_values<float>(T * C, 5), dpositions0 = random_values<float>(T * C, 6);
+    const std::vector<float> scale = {27.7f}, dscale0 = {0.3f};
     weight[0] = -0.0f, dh[0] = 100.0f, dh[N * C - 1] = -100.0f;
     for (size_t v = 0; v < V; v += 3) dweight0[v * C] = -0.0f;  // must stay -0 where no token has the id
-    std::vector<float> h(N * C, NAN), dweight = dweight0;
     TokenGroups groups;
     groups.build(ids.data(), N, V, cpu);
-    embedding_forward(h.data(), ids.data(), weight.data(), N, C, V, cpu);
-    embedding_backward(dweight.data(), dh.data(), groups, C, cpu);
+    for (bool with_positions : {false, true}) {
+      for (bool with_scale : {false, true}) {
+        INFO("positions " << with_positions << " scale " << with_scale);
+        std::vector<float> h(N * C, NAN), dweight = dweight0, dpositions = dpositions0, dscale = dscale0,
+                                          row_sums(N, NAN);
+        const float *p = with_positions ? positions.data() : nullptr,
+                    *s = with_scale ? scale.data() : nullptr;
+        embedding_forward(h.data(), ids.data(), weight.data(), p, s, N, T, C, V, cpu);
+        embedding_backward(dweight.data(), dh.data(), groups, s, C, cpu);
+        embedding_positions_backward(dpositions.data(), dh.data(), B, T, C, cpu);
+        embedding_scale_backward(dscale.data(), row_sums.data(), dh.data(), ids.data(), weight.data(), N, C,
+                                 V, cpu);
 
-    size_t schedule = 0;
-    on_every_schedule([&](Stream& stream) {
-      Guarded gh(stream, N * C), gdweight(stream, dweight0), gweight(stream, weight), gdh(stream, dh);
-      const Buffer<int> gids(stream.device, ids);
-      TokenGroups& on_device = reused[schedule++];
-      on_device.build(ids.data(), N, V, stream);
-      embedding_forward(gh, gids.data(), gweight, N, C, V, stream);
-      embedding_backward(gdweight, gdh, on_device, C, stream);
-      REQUIRE_BITWISE(h, gh.download());
-      REQUIRE_BITWISE(dweight, gdweight.download());
-    });
+        size_t schedule = 0;
+        on_every_schedule([&](Stream& stream) {
+          Guarded gh(stream, N * C), gdweight(stream, dweight0), gweight(stream, weight), gdh(stream, dh);
+          Guarded gp(stream, positions), gs(stream, scale), gdp(stream, dpositions0), gds(stream, dscale0),
+              sums(stream, N);
+          const Buffer<int> gids(stream.device, ids);
+          TokenGroups& on_device = reused[schedule++];
+          on_device.build(ids.data(), N, V, stream);
+          embedding_forward(gh, gids.data(), gweight, p ? +gp : nullptr, s ? +gs : nullptr, N, T, C, V,
+                            stream);
+          embedding_backward(gdweight, gdh, on_device, s ? +gs : nullptr, C, stream);
+          embedding_positions_backward(gdp, gdh, B, T, C, stream);
+          embedding_scale_backward(gds, sums, gdh, gids.data(), gweight, N, C, V, stream);
+          REQUIRE_BITWISE(h, gh.download());
+          REQUIRE_BITWISE(dweight, gdweight.download());
+          REQUIRE_BITWISE(dpositions, gdp.download());
+          REQUIRE_BITWISE(row_sums, sums.download());
+          REQUIRE_BITWISE(dscale, gds.download());
+        });
+      }
+    }
   }
+}
+
+TEST_CASE("embedding: product and sum are rounded each, a position comes round with every sequence") {
+  const size_t N = 5, T = 2, C = 8, V = 2;
+  const std::vector<int> ids = {1, 0, 1, 1, 0};
+  auto weight = random_values<float>(V * C, 1);
+  const auto positions = random_values<float>(T * C, 2);
+  weight[0] = -0.0f;  // a copy keeps its sign
+  const float scale = 1.1f;
+  Stream cpu(Device::cpu);
+  std::vector<float> h(N * C), copies, sums, fused_sums;
+  for (size_t n = 0; n < N; n++) {
+    for (size_t c = 0; c < C; c++) {
+      const float w = weight[ids[n] * C + c], p = positions[n % T * C + c], product = w * scale;
+      copies.push_back(w);
+      sums.push_back(product + p);
+      fused_sums.push_back(std::fma(w, scale, p));
+    }
+  }
+  embedding_forward(h.data(), ids.data(), weight.data(), positions.data(), &scale, N, T, C, V, cpu);
+  REQUIRE_BITWISE(sums, h);
+  REQUIRE(sums != fused_sums);
+  embedding_forward(h.data(), ids.data(), weight.data(), nullptr, nullptr, N, T, C, V, cpu);
+  REQUIRE_BITWISE(copies, h);
+}
+
+TEST_CASE("embedding: the gradient of positions runs over the sequences in ascending order") {
+  const std::vector<float> dh = {0x1p24f, 1.0f, -0x1p24f,
+                                 3.0f};  // from 1: ascending 4, descending 5, straight into it 3
+  std::vector<float> dpositions = {1.0f};
+  Stream cpu(Device::cpu);
+  embedding_positions_backward(dpositions.data(), dh.data(), 4, 1, 1, cpu);
+  REQUIRE_BITWISE((std::vector<float>{4.0f}), dpositions);
 }
 
 TEST_CASE("embedding: the sum runs over tokens in ascending order, apart from what dweight holds") {
@@ -99,8 +177,11 @@ TEST_CASE("embedding: the sum runs over tokens in ascending order, apart from wh
   Stream cpu(Device::cpu);
   TokenGroups groups;
   groups.build(ids.data(), 5, 3, cpu);
-  embedding_backward(dweight.data(), dh.data(), groups, 1, cpu);
+  embedding_backward(dweight.data(), dh.data(), groups, nullptr, 1, cpu);
   REQUIRE_BITWISE((std::vector<float>{5.0f, 4.0f, -0.0f}), dweight);
+  const float scale = 0.5f;
+  embedding_backward(dweight.data(), dh.data(), groups, &scale, 1, cpu);
+  REQUIRE_BITWISE((std::vector<float>{7.5f, 5.5f, -0.0f}), dweight);
 }
 
 TEST_CASE("embedding: an id without a row gives NaN and reads nothing") {
@@ -109,13 +190,13 @@ TEST_CASE("embedding: an id without a row gives NaN and reads nothing") {
   std::vector<float> h(20, 0.0f), expected(20, NAN);
   for (size_t c = 0; c < 4; c++) expected[c] = weight[c], expected[12 + c] = weight[4 + c];
   Stream cpu(Device::cpu);
-  embedding_forward(h.data(), ids.data(), weight.data(), 5, 4, 2, cpu);
+  embedding_forward(h.data(), ids.data(), weight.data(), nullptr, nullptr, 5, 5, 4, 2, cpu);
   REQUIRE(bitwise_difference(expected, h, Nan::expected) == "");
   on_every_schedule([&](Stream& stream) {
     const std::vector<float> zero(20, 0.0f);
     Guarded gh(stream, zero), gweight(stream, weight);
     const Buffer<int> gids(stream.device, ids);
-    embedding_forward(gh, gids.data(), gweight, 5, 4, 2, stream);
+    embedding_forward(gh, gids.data(), gweight, nullptr, nullptr, 5, 5, 4, 2, stream);
     REQUIRE(bitwise_difference(expected, gh.download(), Nan::expected) == "");
   });
 }

@@ -53,15 +53,16 @@ TEST_CASE("flags: values arrive", "[flags]") {
   REQUIRE(parse(c, {"--norm=gated", "--norm-rank=8", "--attn=g1", "--gate=headwise", "--ffn=glu", "--tied=off", "--qk-norm=off",
                     "--lr=0.5", "--min-lr=0.25", "--warmup=3", "--steps=10", "--seed=18446744073709551615", "--out=x",
                     "--resume"}) == "");
-  REQUIRE((c.model.norm == NormKind::gated && c.model.norm_rank == 8 && c.model.attention == AttentionKind::g1));
-  REQUIRE((c.model.gate == GateKind::headwise && c.model.ffn == GluAct::sigmoid && !c.model.tied && !c.model.qk_norm));
+  REQUIRE((c.model.norm.kind == NormKind::gated && c.model.norm.gate.rank == 8 && c.model.attention.gate_at == GatePosition::g1));
+  REQUIRE((c.model.attention.gate.score == GateScore::headwise && c.model.ffn.kind == FfnKind::glu && !c.model.tied &&
+           !c.model.attention.qk_norm));
   REQUIRE((c.schedule.peak == 0.5f && c.schedule.final == 0.25f && c.schedule.warmup == 3 && c.schedule.steps == 10));
   REQUIRE((c.seed == UINT64_MAX && c.data.seed == UINT64_MAX && c.out == "x" && c.resume));
 }
 
 TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--nrom=gated"}), "--nrom"));
-  REQUIRE(contains(parse({"--norm=batch"}), "--norm=batch: expected rmsnorm | gated"));
+  REQUIRE(contains(parse({"--norm=batch"}), "--norm=batch: expected rmsnorm | layernorm"));
   for (const char* bad : {"--layers=0", "--layers=-1", "--layers=2x", "--layers=", "--layers=99999999999999999999",
                           "--lr=nan", "--lr=inf", "--lr=-1", "--head-dim=257", "--clip=0", "--temperature=-1", "--beta2=1",
                           "--device=tpu", "--precision=bf16"}) {

@@ -17,8 +17,8 @@ Config golden_config() {
   Config config;
   config.data.data = "bigram-backcopy";
   config.steps = 20;
-  config.model.norm = NormKind::gated;
-  config.model.attention = AttentionKind::g1;
+  config.model.norm.kind = NormKind::gated;
+  config.model.attention.gate_at = GatePosition::g1;
   return config;
 }
 
@@ -44,7 +44,7 @@ TEST_CASE("golden: 20 steps end in the weights that the README names", "[golden]
 TEST_CASE("golden: a small run ends in the same weights without fused multiply-add instructions too", "[golden]") {
   Config config = golden_config();
   config.batch = 3, config.micro_batches = 2;
-  config.model.context = 40, config.model.layers = 2, config.model.hidden = 36, config.model.ffn_hidden = 50;
+  config.model.context = 40, config.model.layers = 2, config.model.hidden = 36, config.model.ffn.F = 50;
   REQUIRE(fingerprint_after_training(config) == "2f155bb389c0e1c7");
 }
 

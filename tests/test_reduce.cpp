@@ -43,10 +43,24 @@ float ascending_sum(const std::vector<float>& terms) {
   return sum;
 }
 
-struct SumColumn {
-  const float* x;
+// Three sums that share what they read: x, the products x*y, and y.
+struct ThreeSums {
+  const float *x, *y;
   size_t cols;
-  HD float operator()(float acc, size_t row, size_t c) const { return acc + x[row * cols + c]; }
+  HD void operator()(float (&acc)[3], size_t row, size_t c) const {
+    const float xc = x[row * cols + c], yc = y[row * cols + c];
+    acc[0] = acc[0] + xc;
+    acc[1] = fused(xc, yc, acc[1]);
+    acc[2] = acc[2] + yc;
+  }
+};
+
+struct Products {
+  const float *x, *y;
+  size_t cols;
+  HD float operator()(float acc, size_t row, size_t c) const {
+    return fused(x[row * cols + c], y[row * cols + c], acc);
+  }
 };
 
 // Every lane's copy of the sum, and the warp's maximum.
@@ -145,12 +159,37 @@ TEST_CASE("reduce: a column in its canonical order", "[bitwise]") {
       for (size_t row = 0; row < rows; row++) column[row] = x[row * cols + c];
       literal[c] += literal_column_sum(column);
     }
-    column_reduce_add_ref(reference.data(), rows, cols, SumColumn{x.data(), cols});
+    column_reduce_add_ref(reference.data(), rows, cols, AddRows<float>{x.data(), cols});
     REQUIRE_BITWISE(literal, reference);
     on_every_schedule([&](Stream& stream) {
       Guarded gx(stream, x), out(stream, start);
-      column_reduce_add(out, rows, cols, SumColumn{gx, cols}, stream);
+      column_reduce_add(out, rows, cols, AddRows<float>{gx, cols}, stream);
       REQUIRE_BITWISE(literal, out.download());
+    });
+  }
+}
+
+TEST_CASE("reduce: several column sums in one pass are the sums one by one", "[bitwise]") {
+  const struct { size_t rows, cols; } sizes[] = {{1, 1}, {63, 200}, {129, 65}, {300, 131}, {16385, 3}};
+  for (auto [rows, cols] : sizes) {
+    INFO("rows " << rows << " cols " << cols);
+    const auto x = random_values<float>(rows * cols, 1, 3.0f), y = random_values<float>(rows * cols, 2);
+    const auto start = random_values<float>(cols, 3);
+    std::vector<float> a = start, b = start, c = start, a3 = start, b3 = start, c3 = start;
+    column_reduce_add_ref(a.data(), rows, cols, AddRows<float>{x.data(), cols});
+    column_reduce_add_ref(b.data(), rows, cols, Products{x.data(), y.data(), cols});
+    column_reduce_add_ref(c.data(), rows, cols, AddRows<float>{y.data(), cols});
+    column_reduce_add_ref(std::array{a3.data(), b3.data(), c3.data()}, rows, cols,
+                          ThreeSums{x.data(), y.data(), cols});
+    REQUIRE_BITWISE(a, a3);
+    REQUIRE_BITWISE(b, b3);
+    REQUIRE_BITWISE(c, c3);
+    on_every_schedule([&](Stream& stream) {
+      Guarded gx(stream, x), gy(stream, y), ga(stream, start), gb(stream, start), gc(stream, start);
+      column_reduce_add(std::array{+ga, +gb, +gc}, rows, cols, ThreeSums{gx, gy, cols}, stream);
+      REQUIRE_BITWISE(a, ga.download());
+      REQUIRE_BITWISE(b, gb.download());
+      REQUIRE_BITWISE(c, gc.download());
     });
   }
 }
@@ -170,7 +209,7 @@ TEST_CASE("reduce: a column over no rows adds nothing", "[bitwise]") {
   const std::vector<float> start = {1.5f, -0.0f, 3.0f};
   std::vector<float> out = start;
   Stream cpu(Device::cpu);
-  column_reduce_add(out.data(), 0, 3, SumColumn{nullptr, 3}, cpu);
+  column_reduce_add(out.data(), 0, 3, AddRows<float>{nullptr, 3}, cpu);
   REQUIRE_BITWISE(start, out);
 }
 

@@ -51,32 +51,49 @@ TEST_CASE("rope: dot products depend on the distance of positions only") {
 
 TEST_CASE("rope: gradients against finite differences", "[gradcheck]") {
   const size_t B = 2, T = 3, H = 2, D = 6, n = B * T * H * D;
-  const RopeTables tables = make_rope_tables(T, D, 50.0, Device::cpu);
-  const std::vector<float> cos_f = tables.cos.download(), sin_f = tables.sin.download();
-  const std::vector<double> cos(cos_f.begin(), cos_f.end()), sin(sin_f.begin(), sin_f.end());
-  const auto x = random_values<double>(n, 1), dy = random_values<double>(n, 2);
-  std::vector<double> y(n), dx(n);
-  rope_ref<true>(dx.data(), dy.data(), cos.data(), sin.data(), B, T, H, D);
-  auto loss = [&](const std::vector<double>& x) {
-    rope_ref<false>(y.data(), x.data(), cos.data(), sin.data(), B, T, H, D);
-    return dot(y, dy);
-  };
-  check_gradient("x", loss, x, dx);
+  for (size_t R : {D, D - 2}) {
+    const RopeTables tables = make_rope_tables(T, R, 50.0, Device::cpu);
+    const std::vector<float> cos_f = tables.cos.download(), sin_f = tables.sin.download();
+    const std::vector<double> cos(cos_f.begin(), cos_f.end()), sin(sin_f.begin(), sin_f.end());
+    const auto x = random_values<double>(n, 1), dy = random_values<double>(n, 2);
+    std::vector<double> y(n), dx(n);
+    rope_ref<true>(dx.data(), dy.data(), cos.data(), sin.data(), B, T, H, D, R);
+    auto loss = [&](const std::vector<double>& x) {
+      rope_ref<false>(y.data(), x.data(), cos.data(), sin.data(), B, T, H, D, R);
+      return dot(y, dy);
+    };
+    check_gradient("x", loss, x, dx);
+  }
+}
+
+TEST_CASE("rope: the first R elements of a head turn as a head of R, the others stay", "[bitwise]") {
+  const size_t T = 9, H = 3, D = 20, R = 12;
+  Stream cpu(Device::cpu);
+  const RopeTables tables = make_rope_tables(T, R, 1e4, Device::cpu);
+  const auto x = random_values<float>(T * H * D, 1);
+  auto expected = x;
+  for (size_t head = 0; head < T * H; head++)
+    rope_forward(&expected[head * D], &x[head * D], tables, head / H, 1, 1, 1, R, cpu);
+  std::vector<float> y(x.size(), NAN);
+  rope_forward(y.data(), x.data(), tables, 0, 1, T, H, D, cpu);
+  REQUIRE_BITWISE(expected, y);
 }
 
 TEST_CASE("rope: kernels equal the reference bit for bit", "[bitwise]") {
   const struct {
-    size_t B, T, H, D, first_position;
-  } sizes[] = {{2, 63, 3, 8, 0},   {1, 5, 2, 2, 4},    {2, 7, 3, 10, 1},
-               {3, 9, 5, 64, 100}, {1, 1, 1, 128, 17}, {2, 3, 2, 200, 0}};
-  for (auto [B, T, H, D, first_position] : sizes) {
-    INFO("B " << B << " T " << T << " H " << H << " D " << D << " first position " << first_position);
+    size_t B, T, H, D, R, first_position;
+  } sizes[] = {{2, 63, 3, 8, 8, 0},    {1, 5, 2, 2, 2, 4},      {2, 7, 3, 10, 10, 1},
+               {3, 9, 5, 64, 64, 100}, {1, 1, 1, 128, 128, 17}, {2, 3, 2, 200, 200, 0},
+               {2, 5, 3, 64, 16, 3},   {1, 9, 2, 11, 6, 0},     {1, 3, 5, 17, 8, 2}};
+  for (auto [B, T, H, D, R, first_position] : sizes) {
+    INFO("B " << B << " T " << T << " H " << H << " D " << D << " R " << R << " first position "
+              << first_position);
     const size_t n = B * T * H * D;
     auto x = random_values<float>(n, 1, 3.0f);
     const auto dy = random_values<float>(n, 2);
     x[0] = 100.0f, x[n - 1] = -100.0f, x[n / 2] = -0.0f, x[1] = 0.0f;
     Stream cpu(Device::cpu);
-    const RopeTables tables = make_rope_tables(first_position + T, D, 1e4, Device::cpu);
+    const RopeTables tables = make_rope_tables(first_position + T, R, 1e4, Device::cpu);
     std::vector<float> y(n, NAN), dx(n, NAN), y_in_place = x;
     rope_forward(y.data(), x.data(), tables, first_position, B, T, H, D, cpu);
     rope_backward(dx.data(), dy.data(), tables, first_position, B, T, H, D, cpu);
@@ -84,7 +101,7 @@ TEST_CASE("rope: kernels equal the reference bit for bit", "[bitwise]") {
     REQUIRE_BITWISE(y, y_in_place);
 
     on_every_schedule([&](Stream& stream) {
-      const RopeTables on_device = make_rope_tables(first_position + T, D, 1e4, stream.device);
+      const RopeTables on_device = make_rope_tables(first_position + T, R, 1e4, stream.device);
       Guarded gy(stream, n), gdx(stream, n), gx(stream, x), gdy(stream, dy);
       rope_forward(gy, gx, on_device, first_position, B, T, H, D, stream);
       rope_backward(gdx, gdy, on_device, first_position, B, T, H, D, stream);
@@ -113,11 +130,11 @@ TEST_CASE("rope: a sequence in two parts is the whole sequence") {
 TEST_CASE("rope: what does not fit is refused") {
   Stream cpu(Device::cpu);
   REQUIRE_THROWS_WITH(make_rope_tables(4, 7, 1e4, Device::cpu),
-                      "rope: heads have 7 elements, expected an even number");
+                      "rope: 7 elements of a head turn, expected an even number");
   REQUIRE_THROWS_WITH(make_rope_tables(4, 8, -1.0, Device::cpu), "rope: theta is -1, expected more than 0");
   const RopeTables tables = make_rope_tables(4, 8, 1e4, Device::cpu);
   REQUIRE_THROWS_WITH(rope_forward(nullptr, nullptr, tables, 2, 1, 3, 1, 8, cpu),
                       "rope: positions 2 to 5, the tables end before 4; make longer ones");
   REQUIRE_THROWS_WITH(rope_backward(nullptr, nullptr, tables, 0, 1, 3, 1, 6, cpu),
-                      "rope: heads have 6 elements, the tables are for 8");
+                      "rope: heads have 6 elements, the tables turn 8");
 }

@@ -44,10 +44,11 @@ struct Run {
 }  // namespace
 
 TEST_CASE("trainer: 20 steps have the same losses and weights on cpu and kernels", "[bitwise]") {
-  for (const NamedModel& m : small_models()) {
-    if (m.name == "one layer, one head") continue;
-    INFO(m.name);
-    const Config config = small_run(m.config, m.config.tied ? 1 : 2);
+  for (const char* flags : {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated --norm-rank=3 --tied=off",
+                            "--attn=g1 --gate=headwise --ffn=glu", "--qk-norm=off --kv-heads=1"}) {
+    INFO(flags);
+    const ModelConfig model = small_model(flags);
+    const Config config = small_run(model, model.tied ? 1 : 2);
     Stream cpu(Device::cpu), kernels(kernel_device);
     Run a(config, cpu), b(config, kernels);
     const std::vector<float> expected = a.steps(20);
@@ -59,7 +60,7 @@ TEST_CASE("trainer: 20 steps have the same losses and weights on cpu and kernels
 }
 
 TEST_CASE("trainer: the number of threads changes no bit", "[bitwise]") {
-  Config config = small_run(small_models()[1].config);
+  Config config = small_run(small_model("--norm=gated --norm-rank=3 --attn=g1"));
   config.model.context = 40, config.batch = 5;
   const int before = omp_get_max_threads();
   std::string one, fingerprint;
@@ -77,7 +78,7 @@ TEST_CASE("trainer: the number of threads changes no bit", "[bitwise]") {
 
 TEST_CASE("trainer: saved and loaded, a run goes on bit for bit", "[checkpoint]") {
   const std::string folder = (std::filesystem::temp_directory_path() / ("trainer." + std::to_string(getpid()))).string();
-  Config config = small_run(small_models()[1].config, 2);
+  Config config = small_run(small_model("--norm=gated --norm-rank=3 --attn=g1"), 2);
   config.out = folder;
   prepare_checkpoint_folder(folder);
   Stream cpu(Device::cpu);
@@ -95,14 +96,14 @@ TEST_CASE("trainer: saved and loaded, a run goes on bit for bit", "[checkpoint]"
   REQUIRE(second.trainer.fingerprint() == whole.trainer.fingerprint());
 
   ModelConfig other = config.model;
-  other.ffn_hidden++;
+  other.ffn.F++;
   Run wrong(small_run(other), cpu);
   REQUIRE_THROWS_AS(wrong.trainer.load(*find_latest(folder)), Error);
   std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("trainer: a run that diverges stops before its weights are touched", "[trainer]") {
-  Config config = small_run(small_models()[0].config);
+  Config config = small_run(small_model());
   Stream cpu(Device::cpu);
   Run run(config, cpu);
   std::vector<float> w = run.trainer.model.weights.values.download();

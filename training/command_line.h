@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <sstream>
 
 #include "training/config.h"
 
@@ -43,6 +44,7 @@ inline std::string help_text() {
       "gated.cu: train a GPT whose every kernel equals a CPU reference bit for bit.\n\n"
       "  ./train                                        a byte-level model on this repository's own source\n"
       "  ./train --norm=gated --attn=g1                 with GatedNorm and gated attention\n"
+      "  ./train --preset=gpt2-124m --describe          what GPT-2 is made of, without training it\n"
       "  ./train --data=input.txt --steps=2000          on a text of yours\n"
       "  ./train --out=run1 --resume                    with checkpoints, continuing where the last run stopped\n";
   Flag::Kind kind = Flag::Kind::run;
@@ -57,6 +59,19 @@ inline std::string help_text() {
     for (const auto& c : f.choices) text += format("  %26s   %-12s %s\n", "", c.value.c_str(), c.meaning.c_str());
   }
   return text + "\nOther\n  --help                     this text\n  --flag-map                 the README's table of flags\n";
+}
+
+// Sets the flags of a preset; the user's come after it.
+inline void apply_preset(const std::vector<Flag>& flags, const std::string& name) {
+  for (const Preset& p : presets()) {
+    if (p.name != name) continue;
+    for (const std::string& word : p.flags) {
+      const size_t equals = word.find('=');
+      const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == word.substr(0, equals); });
+      require(flag != flags.end(), "--preset=%s: it sets %s, which is no flag", name.c_str(), word.c_str());
+      flag->set(word.substr(equals + 1));
+    }
+  }
 }
 
 // Fills config; false when the command line asked for help only. Refuses what the table does not allow.
@@ -84,13 +99,29 @@ inline bool parse_command_line(Config& config, int argc, char** argv) {
     return false;
   }
   std::set<std::string> given;
-  for (size_t i = 0; i < flags.size(); i++) {
-    if (options[i]->count() == 0) continue;
-    flags[i].set(values[i]);
-    given.insert(flags[i].name);
-  }
+  for (size_t i = 0; i < flags.size(); i++)
+    if (options[i]->count()) given.insert(flags[i].name);
+  for (const bool preset : {true, false})
+    for (size_t i = 0; i < flags.size(); i++) {
+      if (!given.count(flags[i].name) || (flags[i].name == "--preset") != preset) continue;
+      flags[i].set(values[i]);
+      if (preset) apply_preset(flags, config.preset);
+    }
   check_flags(config, given);
   return true;
 }
+
+// What a line of flags asks for, as a user would type it behind ./train.
+inline Config config_of_flags(const std::string& line) {
+  std::istringstream in(line);
+  std::vector<std::string> words = {"train"};
+  for (std::string word; in >> word;) words.push_back(word);
+  std::vector<char*> argv;
+  for (std::string& w : words) argv.push_back(w.data());
+  Config config;
+  require(parse_command_line(config, int(argv.size()), argv.data()), "%s: expected flags of a model", line.c_str());
+  return config;
+}
+inline ModelConfig model_of_flags(const std::string& line) { return config_of_flags(line).model; }
 
 }  // namespace gated

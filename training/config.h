@@ -13,18 +13,21 @@
 #include "dataloader/loader.h"
 #include "kernels/check.h"
 #include "kernels/adamw.cuh"
-#include "layers/model.cuh"
+#include "layers/model_config.cuh"
+#include "training/presets.h"
 #include "training/schedule.h"
 
 namespace gated {
 
 enum class DeviceChoice { automatic, cpu, cuda, emulated };
 enum class Precision { fp32 };
-enum class OnOff { off, on };
-
 struct Config {
+  std::string preset = "tiny";
+  size_t params = 0;         // FFN width so that the model has about as many parameters; 0: --ffn-hidden
+  std::string match_params;  // or as many as the model of these flags
+  bool describe = false;
+
   ModelConfig model;
-  OnOff tied = OnOff::on, qk_norm = OnOff::on;
   size_t vocab = 0;  // 0: the data's
   DataOptions data;
   uint64_t seed = 1337;
@@ -51,7 +54,7 @@ struct Flag {
   struct Choice {
     std::string value, file, meaning;
   };
-  enum class Kind { model, data, training, run };
+  enum class Kind { shortcut, model, data, training, run };
 
   std::string name, help;
   Kind kind;
@@ -62,11 +65,12 @@ struct Flag {
   std::function<std::string()> get;
 
   // Two runs can only have the same bits when these agree.
-  bool shapes_the_result() const { return kind != Kind::run; }
+  bool shapes_the_result() const { return kind != Kind::run && kind != Kind::shortcut; }
 };
 
 inline const char* name_of(Flag::Kind kind) {
   switch (kind) {
+    case Flag::Kind::shortcut: return "Shortcuts";
     case Flag::Kind::model: return "Model";
     case Flag::Kind::data: return "Data";
     case Flag::Kind::training: return "Training";
@@ -146,6 +150,11 @@ class FlagTable {
       return std::string("?");
     };
   }
+  // on or off, each with the file that implements it
+  void on_off(const char* name, bool& field, const char* on_file, const char* on, const char* off_file, const char* off,
+              const char* help) {
+    choice<bool>(name, field, {{"on", true, on_file, on}, {"off", false, off_file, off}}, help);
+  }
 
  private:
   Flag& add(const char* name, const char* help, std::string allowed) {
@@ -161,41 +170,147 @@ inline std::vector<Flag> list_flags(Config& c) {
   const size_t many = size_t{1} << 40;
   ModelConfig& m = c.model;
 
+  t.begin(Flag::Kind::shortcut);
+  std::vector<FlagTable::Value<std::string>> names;
+  for (const Preset& p : presets()) names.push_back({p.name, p.name, "training/presets.h", p.meaning});
+  t.choice<std::string>("--preset", c.preset, names, "a model by name; flags beside it change it");
+  t.number("--params", c.params, size_t{0}, size_t{1} << 50, "total parameters: chooses --ffn-hidden; 0: as it is");
+  t.text("--match-params", c.match_params, "FLAGS",
+         "chooses --ffn-hidden for as many parameters as the model of these flags has, as in --match-params='--attn=full'");
+  t.toggle("--describe", c.describe, "print what the model is made of, its size, FLOPs and memory, and train nothing");
+
   t.begin(Flag::Kind::model);
-  t.choice<NormKind>("--norm", m.norm,
+  t.choice<NormKind>("--norm", m.norm.kind,
                      {{"rmsnorm", NormKind::rmsnorm, "kernels/rmsnorm.cuh", "x / rms(x) * w"},
-                      {"gated", NormKind::gated, "layers/norm.cuh", "RMSNorm times a low-rank sigmoid gate of itself"}},
+                      {"layernorm", NormKind::layernorm, "kernels/layernorm.cuh", "(x - mean) / deviation * w + b"},
+                      {"dyt", NormKind::dyt, "kernels/dyt.cuh", "tanh(alpha x) * w + b"},
+                      {"preaffine", NormKind::preaffine, "kernels/rmsnorm.cuh", "RMSNorm(w1 * x), w1 learned"},
+                      {"gated", NormKind::gated, "layers/norm.cuh", "RMSNorm times a low-rank gate of itself"},
+                      {"gated-dyt", NormKind::gated_dyt, "layers/norm.cuh", "DyT times a low-rank gate of itself"},
+                      {"none", NormKind::none, "kernels/residual.cuh", "x"}},
                      "norm before attention, FFN and output");
-  t.number("--norm-rank", m.norm_rank, size_t{1}, many, "rank of GatedNorm's gate");
-  t.number("--norm-eps", m.norm_eps, 0.0f, 1.0f, "added to the mean square inside the root");
-  t.choice<AttentionKind>("--attn", m.attention,
-                          {{"full", AttentionKind::full, "kernels/attention.cuh", "causal softmax attention"},
-                           {"g1", AttentionKind::g1, "kernels/gate.cuh", "its output gated by a sigmoid of the input"}},
-                          "attention");
-  t.choice<GateKind>("--gate", m.gate,
-                     {{"elementwise", GateKind::elementwise, "kernels/gate.cuh", "a score for every element"},
-                      {"headwise", GateKind::headwise, "kernels/gate.cuh", "a score for every head"}},
-                     "scores of the attention gate (with --attn=g1)");
-  const std::vector<FlagTable::Value<OnOff>> qk = {
-      {"on", OnOff::on, "kernels/rmsnorm.cuh", "RMSNorm of every query and key head"},
-      {"off", OnOff::off, "layers/attention.cuh", "queries and keys as projected"}};
-  t.choice<OnOff>("--qk-norm", c.qk_norm, qk, "norm of queries and keys");
-  t.choice<GluAct>("--ffn", m.ffn,
-                   {{"swiglu", GluAct::silu, "kernels/glu.cuh", "SiLU(gate) * up"},
-                    {"glu", GluAct::sigmoid, "kernels/glu.cuh", "sigmoid(gate) * up"}},
-                   "feed-forward network");
-  t.choice<OnOff>("--tied", c.tied,
-                  {{"on", OnOff::on, "layers/model.cuh", "the embedding is the output matrix too"},
-                   {"off", OnOff::off, "layers/model.cuh", "an output matrix of its own"}},
-                  "share embedding and output matrix");
+  t.choice<NormPlacement>("--norm-placement", m.placement,
+                          {{"pre", NormPlacement::pre, "layers/block.cuh", "h + f(N(h))"},
+                           {"post", NormPlacement::post, "layers/block.cuh", "N(h + f(h))"},
+                           {"sandwich", NormPlacement::sandwich, "layers/block.cuh", "h + N(f(N(h)))"}},
+                          "where the norm stands");
+  t.number("--norm-eps", m.norm.eps, 0.0f, 1.0f, "added to the mean square inside the root; 0: 1e-6, LayerNorm's 1e-5");
+  t.choice<bool>("--norm-weight", m.norm.zero_centred,
+                 {{"plain", false, "kernels/rmsnorm.cuh", "w, starting at 1"},
+                  {"zero-centred", true, "kernels/rmsnorm.cuh", "1 + w, w starting at 0"}},
+                 "weight of the RMS norms");
+  t.number("--norm-rank", m.norm.gate.rank, size_t{1}, many, "rank of GatedNorm's gate");
+  t.choice<NormGateScore>("--norm-gate", m.norm.gate.score,
+                          {{"elementwise", NormGateScore::elementwise, "kernels/gate.cuh", "a score for every element"},
+                           {"tensorwise", NormGateScore::tensorwise, "kernels/gate.cuh", "a score for every token"}},
+                          "scores of GatedNorm's gate");
+  t.choice<Activation>("--norm-gate-act", m.norm.gate.op.act,
+                       {{"sigmoid", Activation::sigmoid, "kernels/activation.cuh", "1 / (1 + e^-z)"},
+                        {"tanh", Activation::tanh, "kernels/activation.cuh", "tanh z"},
+                        {"silu", Activation::silu, "kernels/activation.cuh", "z sigmoid(z)"},
+                        {"identity", Activation::identity, "kernels/activation.cuh", "z"}},
+                       "its activation");
+  t.choice<bool>("--norm-gate-init", m.norm.gate.zero_init,
+                 {{"normal", false, "layers/norm.cuh", "W_up starts as every matrix does"},
+                  {"zero", true, "layers/norm.cuh", "W_up starts at 0: every score at one half"}},
+                 "its start");
+  t.number("--norm-gate-scale", m.norm.gate.op.scale, 1e-6f, 1e6f, "factor of its score; 2 makes zero init the identity");
+  t.number("--dyt-alpha", m.norm.dyt_alpha, 1e-6, 1e6, "DyT: where alpha starts");
+  t.number("--dyt-alpha-attn", m.dyt_alpha_attention, 1e-6, 1e6, "DyT: the same for the norms in front of attention");
+
+  t.choice<GatePosition>("--attn", m.attention.gate_at,
+                         {{"full", GatePosition::none, "layers/attention.cuh", "no gate"},
+                          {"g1", GatePosition::g1, "layers/gate.cuh", "the output of attention is gated"},
+                          {"g2", GatePosition::g2, "layers/gate.cuh", "the values are"},
+                          {"g3", GatePosition::g3, "layers/gate.cuh", "the keys are"},
+                          {"g4", GatePosition::g4, "layers/gate.cuh", "the queries are"},
+                          {"g5", GatePosition::g5, "layers/gate.cuh", "the output of the output projection is"}},
+                         "what of attention is gated");
+  t.choice<GateScore>("--gate", m.attention.gate.score,
+                      {{"elementwise", GateScore::elementwise, "kernels/gate.cuh", "a score for every element"},
+                       {"headwise", GateScore::headwise, "kernels/gate.cuh", "a score for every head"}},
+                      "scores of the attention gate");
+  t.toggle("--gate-shared", m.attention.gate.shared, "the gate's score is the mean over heads (kernels/shared_gate.cuh)");
+  t.choice<bool>("--gate-op", m.attention.gate.op.additive,
+                 {{"mul", false, "kernels/gate.cuh", "what is gated, times the score"},
+                  {"add", true, "kernels/gate.cuh", "plus the score"}},
+                 "how a score is applied");
+  t.choice<Activation>("--gate-act", m.attention.gate.op.act,
+                       {{"sigmoid", Activation::sigmoid, "kernels/activation.cuh", "1 / (1 + e^-z)"},
+                        {"silu", Activation::silu, "kernels/activation.cuh", "z sigmoid(z)"},
+                        {"ns-sigmoid", Activation::ns_sigmoid, "kernels/activation.cuh", "(1 + sigmoid z) / 2: never sparse"},
+                        {"identity", Activation::identity, "kernels/activation.cuh", "z"}},
+                       "the gate's activation");
+  t.choice<GateInput>("--gate-input", m.attention.gate.input,
+                      {{"hidden", GateInput::hidden, "layers/gate.cuh", "a projection of the hidden state"},
+                       {"none", GateInput::none, "kernels/static_gate.cuh", "learned, the same for every token"}},
+                      "what the gate sees");
+  t.choice<AttentionScore>("--attn-score", m.attention.score,
+                           {{"softmax", AttentionScore::softmax, "kernels/attention.cuh", "weights that add up to 1"},
+                            {"sigmoid", AttentionScore::sigmoid, "kernels/attention.cuh", "a sigmoid of each score less log(context)"}},
+                           "attention weights");
+  t.choice<AttentionSink>("--attn-sink", m.attention.sink,
+                          {{"none", AttentionSink::none, "kernels/attention.cuh", "keys alone"},
+                           {"learned", AttentionSink::learned, "kernels/attention_extra.cuh", "and a learned logit per head, without value"},
+                           {"kv-bias", AttentionSink::kv_bias, "kernels/attention_extra.cuh", "and a learned key and value per head"}},
+                          "what a query may attend to");
+  t.choice<SdpaOut>("--sdpa-out", m.attention.sdpa_out,
+                    {{"plain", SdpaOut::plain, "layers/attention.cuh", "as it is"},
+                     {"groupnorm", SdpaOut::groupnorm, "kernels/rmsnorm.cuh", "RMSNorm of every head"},
+                     {"silu", SdpaOut::silu, "kernels/activation.cuh", "SiLU"}},
+                    "output of attention, before its gate");
+  t.number("--window", m.attention.window, size_t{0}, many, "tokens a query sees, itself included; 0: all before it");
+  t.choice<WindowLayers>("--window-layers", m.window_layers,
+                         {{"all", WindowLayers::all, "layers/model.cuh", "every layer"},
+                          {"even", WindowLayers::even, "layers/model.cuh", "layers 0, 2, 4, ...; the others see all"}},
+                         "layers with a window");
+  t.on_off("--qk-norm", m.attention.qk_norm, "kernels/rmsnorm.cuh", "RMSNorm of every query and key head",
+           "layers/attention.cuh", "queries and keys as projected", "norm of queries and keys");
+  t.choice<AttentionBias>("--attn-bias", m.attention.bias,
+                          {{"none", AttentionBias::none, "layers/linear.cuh", "no biases"},
+                           {"qkv", AttentionBias::qkv, "layers/linear.cuh", "of queries, keys and values"},
+                           {"all", AttentionBias::all, "layers/linear.cuh", "and of the output projection"}},
+                          "biases of attention's projections");
+  t.choice<Position>("--position", m.position,
+                     {{"rope", Position::rope, "kernels/rope.cuh", "queries and keys turn with their position"},
+                      {"learned", Position::learned, "kernels/embedding.cuh", "an embedding for every position"},
+                      {"none", Position::none, "layers/attention.cuh", "only the causal mask tells"}},
+                     "how a token knows its place");
+  t.number("--rope-theta", m.rope_theta, 1.0, 1e12, "base of the rotary frequencies");
+  t.number("--rope-fraction", m.rope_fraction, 0.0, 1.0, "share of a head's dimensions that turn, the first ones");
+
+  t.choice<FfnKind>("--ffn", m.ffn.kind,
+                    {{"swiglu", FfnKind::swiglu, "kernels/glu.cuh", "SiLU(gate) * up"},
+                     {"glu", FfnKind::glu, "kernels/glu.cuh", "sigmoid(gate) * up"},
+                     {"geglu", FfnKind::geglu, "kernels/glu.cuh", "GELU(gate) * up"},
+                     {"gelu", FfnKind::gelu, "kernels/activation.cuh", "GELU(up)"},
+                     {"relu2", FfnKind::relu2, "kernels/activation.cuh", "max(up, 0)^2"},
+                     {"polynorm", FfnKind::polynorm, "kernels/polynorm.cuh", "normed powers of up, added"}},
+                    "feed-forward network");
+  t.choice<Activation>("--gelu", m.ffn.gelu,
+                       {{"tanh", Activation::gelu_tanh, "kernels/activation.cuh", "GPT-2's approximation"},
+                        {"erf", Activation::gelu_erf, "kernels/activation.cuh", "x times the normal distribution"}},
+                       "which GELU");
+  t.on_off("--ffn-bias", m.ffn.bias, "layers/linear.cuh", "biases", "layers/linear.cuh", "none", "biases of the FFN");
+  t.on_off("--tied", m.tied, "layers/model.cuh", "the embedding is the output matrix too", "layers/model.cuh",
+           "an output matrix of its own", "share embedding and output matrix");
+  t.on_off("--embedding-scale", m.embedding_scale, "kernels/embedding.cuh", "a learned factor, starting at sqrt(hidden)",
+           "kernels/embedding.cuh", "none", "factor of the embedding (DyT)");
+  t.choice<bool>("--init", m.depth_scaled_init,
+                 {{"plain", false, "layers/parameters.cuh", "every matrix N(0, 0.02)"},
+                  {"depth-scaled", true, "layers/model.cuh", "output projections N(0, 0.02 / sqrt(2 layers)) (GPT-2)"}},
+                 "initial weights");
+  t.number("--clip-residual", m.clip_residual, 0.0f, 1e30f, "bound of the residual stream's elements; 0: none");
+  t.number("--clip-output", m.clip_output, 0.0f, 1e30f, "bound of attention's and the FFN's output; 0: none");
+  t.number("--dropout", m.dropout, 0.0f, 0.99f, "of attention's and the FFN's output in training (kernels/residual.cuh)");
+
   t.number("--layers", m.layers, size_t{1}, many, "blocks");
   t.number("--hidden", m.hidden, size_t{1}, many, "width of the residual stream");
-  t.number("--heads", m.heads, size_t{1}, many, "query heads");
-  t.number("--kv-heads", m.kv_heads, size_t{1}, many, "key/value heads; divides --heads");
-  t.number("--head-dim", m.head_dim, size_t{2}, size_t{256}, "width of a head; even");
-  t.number("--ffn-hidden", m.ffn_hidden, size_t{1}, many, "width inside the FFN");
+  t.number("--heads", m.attention.H, size_t{1}, many, "query heads");
+  t.number("--kv-heads", m.attention.K, size_t{1}, many, "key/value heads; divides --heads");
+  t.number("--head-dim", m.attention.D, size_t{1}, size_t{256}, "width of a head");
+  t.number("--ffn-hidden", m.ffn.F, size_t{1}, many, "width inside the FFN");
   t.number("--context", m.context, size_t{1}, many, "tokens in a sequence");
-  t.number("--rope-theta", m.rope_theta, 1.0, 1e12, "base of the rotary frequencies (kernels/rope.cuh)");
 
   t.begin(Flag::Kind::data);
   t.text("--data", c.data.data, "self | bigram-backcopy | PATH | FILE.bin",
@@ -246,23 +361,40 @@ inline std::vector<Flag> list_flags(Config& c) {
 // Pairs of flags that contradict each other, `given` being those the user named. Refuses with a reason.
 inline void check_flags(Config& c, const std::set<std::string>& given) {
   auto is_given = [&](const char* flag) { return given.count(flag) > 0; };
-  require(!is_given("--gate") || c.model.attention == AttentionKind::g1,
-          "--gate was given with --attn=full, which has no gate: add --attn=g1 or leave --gate out");
-  require(!is_given("--norm-rank") || c.model.norm == NormKind::gated,
-          "--norm-rank was given without --norm=gated, and no other norm has a rank: add --norm=gated or leave it out");
+  const ModelConfig& m = c.model;
+  // Flags that say nothing where another flag does not make room for them.
+  struct Needs {
+    std::vector<const char*> flags;
+    bool met;
+    const char* what;
+  };
+  const bool has_dyt = m.norm.base() == NormKind::dyt;
+  const bool has_gelu = m.ffn.kind == FfnKind::gelu || m.ffn.kind == FfnKind::geglu;
+  const Needs needs[] = {
+      {{"--gate", "--gate-shared", "--gate-op", "--gate-act", "--gate-input"}, m.attention.gate_at != GatePosition::none,
+       "a gated attention: add --attn=g1 (to g5)"},
+      {{"--norm-rank", "--norm-gate", "--norm-gate-act", "--norm-gate-init", "--norm-gate-scale"}, m.norm.with_gate(),
+       "a norm with a gate: add --norm=gated or --norm=gated-dyt"},
+      {{"--dyt-alpha", "--dyt-alpha-attn"}, has_dyt, "DyT: add --norm=dyt or --norm=gated-dyt"},
+      {{"--rope-theta", "--rope-fraction"}, m.position == Position::rope, "--position=rope"},
+      {{"--gelu"}, has_gelu, "an FFN with GELU: add --ffn=gelu or --ffn=geglu"},
+      {{"--window-layers"}, m.attention.window > 0, "a window: add --window=N"},
+      {{"--resume"}, !c.out.empty(), "--out=FOLDER: the folder that holds the checkpoints"},
+      {{"--save-every", "--keep"}, !c.out.empty(), "--out=FOLDER: there are no checkpoints without one"}};
+  for (const Needs& n : needs)
+    for (const char* flag : n.flags)
+      require(n.met || !is_given(flag), "%s needs %s, or leave %s out", flag, n.what, flag);
+  require(is_given("--params") + is_given("--match-params") + is_given("--ffn-hidden") <= 1,
+          "--params, --match-params and --ffn-hidden all choose the FFN's width: give one of them");
   require(!(is_given("--val-data") && is_given("--val-fraction")),
           "--val-data and --val-fraction were both given: validation data is either its own or a share of --data");
-  require(!c.resume || !c.out.empty(), "--resume needs --out=FOLDER: the folder that holds the checkpoints");
-  for (const char* flag : {"--save-every", "--keep"})
-    require(!is_given(flag) || !c.out.empty(), "%s needs --out=FOLDER: there are no checkpoints without one", flag);
   require(c.schedule.final <= c.schedule.peak, "--min-lr=%g is above --lr=%g: the cosine falls from --lr to --min-lr",
           double(c.schedule.final), double(c.schedule.peak));
   require(c.schedule.warmup <= c.steps, "--warmup=%zu is longer than --steps=%zu", c.schedule.warmup, c.steps);
   c.schedule.steps = c.steps;
   c.data.seed = c.seed;
   c.data.vocab = c.vocab;
-  c.model.qk_norm = c.qk_norm == OnOff::on;
-  c.model.tied = c.tied == OnOff::on;
+  if (c.vocab) c.model.vocab = c.vocab;
   validate(c.model);
 }
 

@@ -2,7 +2,7 @@
 //
 // Each micro-batch's gradient is computed from zero and then added, in ascending order, so that the sum's bits
 // do not depend on how the micro-batches are spread over ranks.
-// tests/test_model.cpp
+// tests/test_trainer.cpp
 #pragma once
 #include "kernels/adamw.cuh"
 #include "kernels/gradient.cuh"

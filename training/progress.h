@@ -43,7 +43,7 @@ inline double measured_matmul_peak(Stream& stream) {
 
 class Progress {
  public:
-  Progress(Config& config, const Data& data, const Trainer& trainer, Stream& stream)
+  Progress(Config& config, const Data& data, Trainer& trainer, Stream& stream)
       : config_(config), data_(data), trainer_(trainer), stream_(stream), terminal_(isatty(fileno(stdout))) {
     if (!config.out.empty()) open_log(config.out + "/log.jsonl", trainer.steps_done());
   }
@@ -55,7 +55,7 @@ class Progress {
     for (size_t i = 0; i < now.size(); i++)
       if (now[i].get() != then[i].get() && now[i].name != "--resume") changed += " " + now[i].name + "=" + now[i].get();
     peak_ = measured_matmul_peak(stream_);
-    const Model& m = trainer_.model;
+    Model& m = trainer_.model;
     printf("flags      %s\n", changed.empty() ? "all at their defaults" : changed.c_str() + 1);
     printf("device     %s", name_of(stream_.device));
     if (stream_.device == Device::cpu) printf(", %d threads", omp_get_max_threads());
@@ -64,7 +64,7 @@ class Progress {
     printf("           %zu tokens a step, epoch of %.1f steps\n", trainer_.tokens_per_step(), trainer_.steps_per_epoch());
     printf("model      %zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations)\n",
            m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
-           double(4 * m.weights.flat_size() * sizeof(float) + m.activation_bytes()) / 1048576);
+           double((4 * m.weights.flat_size() + m.activation_floats() + m.gradient_floats()) * sizeof(float)) / 1048576);
     if (data_.val && data_.train->is_text())
       printf("bigrams    entropy %.4f nats: what knowing the last token alone can reach on the validation data\n",
              bigram_entropy(*data_.val, config_.model.context));
@@ -148,7 +148,7 @@ class Progress {
 
   Config& config_;
   const Data& data_;
-  const Trainer& trainer_;
+  Trainer& trainer_;
   Stream& stream_;
   bool terminal_;
   std::ofstream log_;

@@ -48,7 +48,7 @@ class Trainer {
       loader_.training_batch(steps_done_, m, 0, ids_.data(), targets_.data());
       optimizer_.begin_micro_batch();
       // every micro-batch has the same number of targets: the mean of the means is the mean
-      loss += model.forward_backward(ids_, targets_, B, T, 1.0f / float(M));
+      loss += model.forward_backward(ids_, targets_, B, T, 1.0f / float(M), steps_done_ * M + m);
       optimizer_.end_micro_batch();
     }
     const size_t step = steps_done_ + 1;

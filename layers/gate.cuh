@@ -1,0 +1,93 @@
+// gate: a score for what attention computes, from the hidden state x       (Gated Attention, arXiv 2505.06708)
+//
+//   --gate=elementwise   y = in * act(x W_g^T)      a score for every element              kernels/gate.cuh
+//   --gate=headwise      y = in * act(x W_g^T)      a score for every head                 kernels/gate.cuh
+//   --gate-shared        y = in * mean over heads of act(x W_g^T)                          kernels/shared_gate.cuh
+//   --gate-input=none    y = in * act(theta)        learned, the same for every token      kernels/static_gate.cuh
+//   --gate-op=add        + in place of *
+// shapes: x (N,C); in, y (N,heads,D) | tests/test_model.cpp
+#pragma once
+#include "kernels/gate.cuh"
+#include "kernels/shared_gate.cuh"
+#include "kernels/static_gate.cuh"
+#include "layers/linear.cuh"
+
+namespace gated {
+
+enum class GateScore { elementwise, headwise };
+enum class GateInput { hidden, none };
+
+struct GateConfig {
+  GateScore score = GateScore::elementwise;
+  GateInput input = GateInput::hidden;
+  bool shared = false;
+  GateOp op;
+};
+
+class Gate {
+ public:
+  Gate(const GateConfig& config, size_t C, size_t heads, size_t D)
+      : config_(config),
+        heads_(heads),
+        D_(D),
+        group_(config.score == GateScore::headwise ? D : 1),
+        projection_(C, heads * D / group_) {}
+
+  template <class Visit>
+  void parameters(Visit&& visit) {
+    if (config_.input == GateInput::none)
+      visit(theta_, "gate.theta", {heads_, D_}, Init::constant(0), Decay::no);
+    else
+      projection_.parameters(visit, "g_proj");
+  }
+  template <class Visit>
+  void activations(Visit&& visit, size_t N) {
+    if (config_.input == GateInput::hidden) visit(z_, "gate logit", {N, projection_.out()});
+    visit(y_, "gate output", {N, heads_, D_});
+  }
+  template <class Visit>
+  void temporaries(Visit&& visit, size_t N) {
+    if (config_.input == GateInput::hidden) visit(dz_, "d gate logit", {N, projection_.out()});
+    visit(din_, "d gate input", {N, heads_, D_});
+  }
+
+  // Returns y. x and in must stay until backward.
+  const float* forward(const float* in, const float* x, size_t N, Stream& s) {
+    in_ = in, x_ = x;
+    if (config_.input == GateInput::none) {
+      static_gate_forward(y_, in, theta_.value, N, heads_ * D_, config_.op, s);
+      return y_;
+    }
+    projection_.forward(z_, x, N, s);
+    if (config_.shared)
+      shared_gate_forward(y_, in, z_, N, heads_, D_, config_.op, s);
+    else
+      gate_forward(y_, in, z_, N, heads_ * D_, group_, config_.op, s);
+    return y_;
+  }
+
+  // Returns the gradient of `in`; that of x follows with backward_hidden.
+  const float* backward(const float* dy, size_t N, Stream& s) {
+    if (config_.input == GateInput::none)
+      static_gate_backward(din_, theta_.grad, dy, in_, theta_.value, N, heads_ * D_, config_.op, s);
+    else if (config_.shared)
+      shared_gate_backward(din_, dz_, dy, in_, z_, N, heads_, D_, config_.op, s);
+    else
+      gate_backward(din_, dz_, dy, in_, z_, N, heads_ * D_, group_, config_.op, s);
+    return din_;
+  }
+  // dx is accumulated to.
+  void backward_hidden(float* dx, size_t N, Stream& s) {
+    if (config_.input == GateInput::hidden) projection_.backward(dx, Accumulate::yes, dz_, x_, N, s);
+  }
+
+ private:
+  GateConfig config_;
+  size_t heads_, D_, group_;
+  Linear projection_;
+  Weight theta_;
+  const float *in_ = nullptr, *x_ = nullptr;
+  float *z_, *y_, *dz_, *din_;
+};
+
+}  // namespace gated

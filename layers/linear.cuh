@@ -1,0 +1,44 @@
+// linear: y = x W^T, or x W^T + b; the one place that knows how a matrix product is differentiated.
+//   dx = dy W      dW += dy^T x      db += column sum of dy
+// shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | kernels/matmul.cuh, kernels/bias.cuh
+// tests/test_model.cpp
+#pragma once
+#include "kernels/bias.cuh"
+#include "kernels/matmul.cuh"
+#include "layers/parameters.cuh"
+
+namespace gated {
+
+class Linear {
+ public:
+  Linear(size_t in, size_t out, bool bias = false, Init init = Init::normal())
+      : in_(in), out_(out), has_bias_(bias), init_(init) {}
+
+  template <class Visit>
+  void parameters(Visit&& visit, const std::string& name) {
+    visit(weight_, name + ".weight", {out_, in_}, init_, Decay::yes);
+    if (has_bias_) visit(bias_, name + ".bias", {out_}, Init::constant(0), Decay::no);
+  }
+
+  // y is written.
+  void forward(float* y, const float* x, size_t N, Stream& s) {
+    matmul(y, x, weight_.value, N, out_, in_, Layout::nt, Accumulate::no, s, bias_.value);
+  }
+
+  // dx is written, or accumulated to; it is not dy. The parameters' gradients are accumulated.
+  void backward(float* dx, Accumulate accumulate, const float* dy, const float* x, size_t N, Stream& s) {
+    matmul(weight_.grad, dy, x, out_, in_, N, Layout::tn, Accumulate::yes, s);
+    if (has_bias_) bias_backward(bias_.grad, dy, N, out_, s);
+    matmul(dx, dy, weight_.value, N, in_, out_, Layout::nn, accumulate, s);
+  }
+
+  size_t out() const { return out_; }
+
+ private:
+  size_t in_, out_;
+  bool has_bias_;
+  Init init_;
+  Weight weight_, bias_;
+};
+
+}  // namespace gated

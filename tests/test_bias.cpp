@@ -1,0 +1,37 @@
+// bias: the gradient of a linear layer's bias.
+#include "kernels/bias.cuh"
+
+#include "kernels/matmul.cuh"
+#include "tests/harness.h"
+
+using namespace gated;
+
+TEST_CASE("bias: the gradient against finite differences", "[gradcheck]") {
+  const size_t N = 130, in = 3, out = 4;
+  const auto x = random_values<double>(N * in, 1), w = random_values<double>(out * in, 2);
+  const auto b = random_values<double>(out, 3), dy = random_values<double>(N * out, 4);
+  std::vector<double> db(out, 0.0);
+  bias_backward_ref(db.data(), dy.data(), N, out);
+  auto loss = [&](const std::vector<double>& b) {
+    std::vector<double> y(N * out);
+    matmul_ref(y.data(), x.data(), w.data(), N, out, in, Layout::nt, Accumulate::no, b.data());
+    return dot(y, dy);
+  };
+  check_gradient("b", loss, b, db);
+}
+
+TEST_CASE("bias: kernels equal the reference bit for bit", "[bitwise]") {
+  const struct {
+    size_t N, C;
+  } sizes[] = {{63, 200}, {300, 5}, {1, 1}};
+  for (auto [N, C] : sizes) {
+    const auto dy = random_values<float>(N * C, 1), start = random_values<float>(C, 2);
+    auto db = start;
+    bias_backward_ref(db.data(), dy.data(), N, C);
+    on_every_schedule([&](Stream& stream) {
+      Guarded gdb(stream, start), gdy(stream, dy);
+      bias_backward(gdb, gdy, N, C, stream);
+      REQUIRE_BITWISE(db, gdb.download());
+    });
+  }
+}

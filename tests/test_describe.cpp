@@ -1,0 +1,88 @@
+// describe: sizes of the presets as published, the listing, and the FFN width that matches a number of parameters.
+#include "training/describe.h"
+
+#include "tests/catch.h"
+#include "tests/small_models.h"
+#include "training/match_params.h"
+
+using namespace gated;
+
+namespace {
+
+size_t total(const std::string& flags) { return total_parameters(model_of_flags(flags)); }
+
+}  // namespace
+
+TEST_CASE("describe: presets have the published number of parameters", "[describe]") {
+  REQUIRE(total("--preset=gpt2-124m") == 124439808);
+  REQUIRE(total("--preset=gpt2-350m") == 354823168);
+  REQUIRE(total("--preset=gpt2-774m") == 774030080);
+  REQUIRE(total("--preset=gpt2-1558m") == 1557611200);
+  REQUIRE(total("--preset=qwen3-1.7b") == 1720574976);
+  REQUIRE(total("--preset=p1-1.7b-28l") == 1720574976);
+  // 48 layers: the width nearest to the total of 28
+  REQUIRE(match_ffn_width(model_of_flags("--preset=p1-1.7b-48l"), 1720574976).ffn_hidden ==
+          model_of_flags("--preset=p1-1.7b-48l").ffn.F);
+}
+
+TEST_CASE("describe: gates add what the papers say", "[describe]") {
+  // P2: 3.7M for GatedNorm on the 2B model, rank 16: 28 layers of two norms, and the final one.
+  REQUIRE(total("--preset=p2-2b --norm=gated") - total("--preset=p2-2b") == 57 * 2 * 16 * 2048);
+  // P1, 15A2B: hidden 2048, 24 layers, 32 query and 4 key/value heads of 128: 201M, 25M, 1.6M, 0.2M.
+  const std::string p1 = "--hidden=2048 --layers=24 --heads=32 --kv-heads=4 --head-dim=128 ";
+  auto added = [&](const std::string& gate) { return total(p1 + gate) - total(p1); };
+  REQUIRE(added("--attn=g1") == 201326592);
+  REQUIRE(added("--attn=g2") == 25165824);
+  REQUIRE(added("--attn=g3") == 25165824);
+  REQUIRE(added("--attn=g4") == 201326592);
+  REQUIRE(added("--attn=g5") == 100663296);
+  REQUIRE(added("--attn=g1 --gate=headwise") == 1572864);
+  REQUIRE(added("--attn=g2 --gate=headwise") == 196608);
+  REQUIRE(added("--attn=g1 --gate-input=none") == 24 * 32 * 128);
+}
+
+TEST_CASE("describe: flags after a preset change it, before or behind its name", "[describe]") {
+  REQUIRE(model_of_flags("--preset=gpt2-124m --layers=3").layers == 3);
+  REQUIRE(model_of_flags("--layers=3 --preset=gpt2-124m").layers == 3);
+  REQUIRE(model_of_flags("--preset=gpt2-124m --ffn=swiglu --norm=rmsnorm").ffn.kind == FfnKind::swiglu);
+  REQUIRE_THROWS_AS(model_of_flags("--preset=gpt3"), Error);
+}
+
+TEST_CASE("describe: the width that matches a number of parameters is the nearest", "[describe]") {
+  const ModelConfig g1 = model_of_flags("--attn=g1 --norm=gated");
+  const size_t wanted = total("");
+  const MatchedWidth m = match_ffn_width(g1, wanted);
+  REQUIRE(m.ffn_hidden < g1.ffn.F);
+  auto distance = [&](size_t width) {
+    ModelConfig c = g1;
+    c.ffn.F = width;
+    const size_t n = total_parameters(c);
+    return n > wanted ? n - wanted : wanted - n;
+  };
+  REQUIRE(distance(m.ffn_hidden) <= distance(m.ffn_hidden + 1));
+  REQUIRE(distance(m.ffn_hidden) <= distance(m.ffn_hidden - 1));
+  REQUIRE(match_ffn_width(model_of_flags(""), wanted).ffn_hidden == ModelConfig{}.ffn.F);
+  REQUIRE_THROWS_AS(match_ffn_width(g1, 1000), Error);
+}
+
+TEST_CASE("describe: what is printed adds up, for every variant", "[describe]") {
+  for (const std::string& flags : small_models()) {
+    INFO(flags);
+    Config config;
+    config.model = small_model(flags);
+    const std::string text = describe(config);
+    Model model(config.model);
+    REQUIRE(text.find(with_commas(model.weights.total()) + "\n") != std::string::npos);
+    for (const Parameter& p : model.weights.list()) REQUIRE(text.find(p.name + " ") != std::string::npos);
+    // The memory it names is what a model that runs has.
+    Stream cpu(Device::cpu);
+    Model real(config.model, 2, 9, 1, cpu);
+    model.plan(2, 9);
+    REQUIRE(model.activation_floats() == real.activation_floats());
+    REQUIRE(model.weights.flat_size() == real.weights.values.size());
+  }
+  REQUIRE(with_commas(1) == "1");
+  REQUIRE(with_commas(999) == "999");
+  REQUIRE(with_commas(1000) == "1,000");
+  REQUIRE(with_commas(1234567) == "1,234,567");
+}

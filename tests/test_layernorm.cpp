@@ -1,0 +1,130 @@
+// layernorm: the reference against finite differences and its definition, the kernels against the reference.
+#include "kernels/layernorm.cuh"
+
+#include "tests/harness.h"
+
+using namespace gated;
+
+namespace {
+
+const Join joins[] = {{}, {0.7f, 1.4f, {0.3f, 11, 12}}};
+
+}  // namespace
+
+TEST_CASE("layernorm: gradients against finite differences", "[gradcheck]") {
+  const size_t N = 3, C = 13;
+  const auto x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2),
+             b = random_values<double>(C, 6);
+  const auto w = random_values<double>(C, 3), dy = random_values<double>(N * C, 4),
+             dres = random_values<double>(N * C, 5);
+  for (const Join& join : joins) {
+    INFO("plain " << join.plain());
+    std::vector<double> y(N * C), mean(N), r(N), sum(N * C);
+    auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch,
+                    const std::vector<double>& w, const std::vector<double>& b) {
+      layernorm_forward_ref<double>(y.data(), mean.data(), r.data(),
+                                    {x.data(), branch.data(), sum.data(), join}, w.data(), b.data(), N, C,
+                                    1e-5);
+      return dot(y, dy) + dot(sum, dres);
+    };
+    loss(x, branch, w, b);
+    std::vector<double> dx(N * C), dbranch(N * C), dw(C, 0.0), db(C, 0.0);
+    layernorm_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join},
+                                   dw.data(), db.data(), dy.data(), w.data(), mean.data(), r.data(), N, C);
+    check_gradient(
+        "x", [&](auto& v) { return loss(v, branch, w, b); }, x, dx);
+    check_gradient(
+        "branch", [&](auto& v) { return loss(x, v, w, b); }, branch, dbranch);
+    check_gradient(
+        "w", [&](auto& v) { return loss(x, branch, v, b); }, w, dw);
+    check_gradient(
+        "b", [&](auto& v) { return loss(x, branch, w, v); }, b, db);
+  }
+}
+
+TEST_CASE("layernorm: kernels equal the reference bit for bit", "[bitwise]") {
+  const float eps = 1e-5f, nan = NAN;
+  const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
+  for (auto [N, C] : sizes) {
+    const auto x = random_values<float>(N * C, 1, 3.0f), branch = random_values<float>(N * C, 2);
+    const auto w = random_values<float>(C, 3), dy = random_values<float>(N * C, 4),
+               dres = random_values<float>(N * C, 5);
+    const auto b = random_values<float>(C, 6), dw0 = random_values<float>(C, 7),
+               db0 = random_values<float>(C, 8);
+    const struct {
+      bool branch;
+      Join join;
+    } cases[] = {{false, {}}, {true, {}}, {true, joins[1]}};
+    for (const auto& test : cases) {
+      INFO("N " << N << " C " << C << " branch " << test.branch << " plain " << test.join.plain());
+      std::vector<float> y(N * C, nan), mean(N, nan), r(N, nan), sum(N * C, nan), dx(N * C, nan),
+          dbranch(N * C, nan);
+      std::vector<float> dw = dw0, db = db0;
+      ResidualForward in = {x.data()};
+      ResidualBackward out = {dx.data(), nullptr, nullptr, x.data()};
+      if (test.branch) in = {x.data(), branch.data(), sum.data(), test.join};
+      if (test.branch) out = {dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), test.join};
+      layernorm_forward_ref<float>(y.data(), mean.data(), r.data(), in, w.data(), b.data(), N, C, eps);
+      layernorm_backward_ref<float>(out, dw.data(), db.data(), dy.data(), w.data(), mean.data(), r.data(), N,
+                                    C);
+      on_every_schedule([&](Stream& stream) {
+        Guarded gy(stream, N * C), gmean(stream, N), gr(stream, N), gsum(stream, N * C), gdx(stream, N * C);
+        Guarded gx(stream, x), gbranch(stream, branch), gw(stream, w), gb(stream, b), gdy(stream, dy),
+            gdres(stream, dres);
+        Guarded gdw(stream, dw0), gdb(stream, db0), gdbranch(stream, N * C);
+        ResidualForward gin = {gx};
+        ResidualBackward gout = {gdx, nullptr, nullptr, gx};
+        if (test.branch) gin = {gx, gbranch, gsum, test.join};
+        if (test.branch) gout = {gdx, gdbranch, gdres, gsum, gbranch, test.join};
+        layernorm_forward(gy, gmean, gr, gin, gw, gb, N, C, eps, stream);
+        layernorm_backward(gout, gdw, gdb, gdy, gw, gmean, gr, N, C, stream);
+        REQUIRE_BITWISE(y, gy.download());
+        REQUIRE_BITWISE(mean, gmean.download());
+        REQUIRE_BITWISE(r, gr.download());
+        if (test.branch) REQUIRE_BITWISE(sum, gsum.download());
+        REQUIRE_BITWISE(dx, gdx.download());
+        if (test.branch) REQUIRE_BITWISE(dbranch, gdbranch.download());
+        REQUIRE_BITWISE(dw, gdw.download());
+        REQUIRE_BITWISE(db, gdb.download());
+        gout.dx = gdy;  // in place
+        layernorm_backward(gout, gdw, gdb, gdy, gw, gmean, gr, N, C, stream);
+        REQUIRE_BITWISE(dx, gdy.download());
+      });
+    }
+  }
+}
+
+TEST_CASE("layernorm: a row has mean 0 and variance 1, wherever it was") {
+  // Powers of two scale it exactly; a shift of 1000 costs x bits (2^-14 of them are left), but no
+  // cancellation more.
+  const size_t C = 200;
+  Stream cpu(Device::cpu);
+  const auto x = random_values<float>(C, 1);
+  const std::vector<float> w(C, 1.0f), b(C, 0.0f);
+  auto norm = [&](float scale, float shift) {
+    std::vector<float> at = x, y(C), mean(1), r(1);
+    for (float& v : at) v = v * scale + shift;
+    layernorm_forward(y.data(), mean.data(), r.data(), {at.data()}, w.data(), b.data(), 1, C, 0.0f, cpu);
+    return y;
+  };
+  const auto y = norm(1, 0);
+  double sum = 0, squares = 0;
+  for (float v : y) sum += v, squares += double(v) * v;
+  REQUIRE(std::fabs(sum / double(C)) < 1e-6);
+  REQUIRE(std::fabs(squares / double(C) - 1) < 1e-6);
+  REQUIRE_BITWISE(y, norm(0x1p20f, 0));
+  REQUIRE(relative_error(y, norm(1, 1000)) < 2e-4);
+}
+
+TEST_CASE("layernorm: a constant row gives the bias, and its gradient is finite") {
+  const size_t C = 131;
+  Stream cpu(Device::cpu);
+  const std::vector<float> x(C, 3.0f), w = random_values<float>(C, 1), b = random_values<float>(C, 2);
+  const auto dy = random_values<float>(C, 3);
+  std::vector<float> y(C), mean(1), r(1), dx(C), dw(C), db(C);
+  layernorm_forward(y.data(), mean.data(), r.data(), {x.data()}, w.data(), b.data(), 1, C, 1e-5f, cpu);
+  REQUIRE_BITWISE(b, y);
+  layernorm_backward({dx.data(), nullptr, nullptr, x.data()}, dw.data(), db.data(), dy.data(), w.data(),
+                     mean.data(), r.data(), 1, C, cpu);
+  for (float v : dx) REQUIRE(std::isfinite(v));
+}

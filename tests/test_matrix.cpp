@@ -1,0 +1,195 @@
+// matrix: every value of every flag of the model, and every pair of values that is not refused, in a run of a few steps:
+// the same bits on cpu and kernels, finite, learning, and the same after saving and loading.
+#include <filesystem>
+
+#include "tests/compare.h"
+#include "tests/small_models.h"
+#include "training/trainer.cuh"
+
+using namespace gated;
+
+namespace {
+
+// A flag and what it may be set to; the first is its default, which is left out of a line.
+struct Factor {
+  std::string flag;
+  std::vector<std::string> values;
+};
+
+std::vector<Factor> factors() {
+  const std::map<std::string, std::vector<std::string>> numbers = {
+      {"--window", {"0", "3"}},          {"--rope-fraction", {"1", "0.5"}}, {"--norm-gate-scale", {"1", "2"}},
+      {"--clip-residual", {"0", "0.7"}}, {"--clip-output", {"0", "0.3"}},   {"--dropout", {"0", "0.1"}}};
+  std::vector<Factor> all;
+  Config defaults;
+  for (const Flag& f : list_flags(defaults)) {
+    if (f.kind != Flag::Kind::model) continue;
+    Factor factor = {f.name, {f.get()}};
+    for (const auto& c : f.choices)
+      if (c.value != f.get()) factor.values.push_back(c.value);
+    if (f.is_switch) factor.values.push_back("on");
+    if (numbers.count(f.name)) factor.values = numbers.at(f.name);
+    if (factor.values.size() > 1) all.push_back(factor);
+  }
+  return all;
+}
+
+// An assignment names a value of every factor.
+using Assignment = std::vector<size_t>;
+
+std::string line_of(const std::vector<Factor>& all, const Assignment& a) {
+  std::string line;
+  for (size_t f = 0; f < all.size(); f++)
+    if (a[f]) line += (line.empty() ? "" : " ") + all[f].flag + (all[f].values[a[f]] == "on" && all[f].flag == "--gate-shared" ? "" : "=" + all[f].values[a[f]]);
+  return line;
+}
+
+std::string refusal(const std::string& line) {
+  try {
+    small_model(line);
+    return "";
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+struct Lines {
+  std::vector<Assignment> accepted;
+  size_t pairs = 0, refused_pairs = 0;
+};
+
+// Greedy: take a pair that no line has yet, choose the rest at random, and mend what is refused: a refusal names the
+// flags that are at odds, and one of them, if it is not of the pair, goes back to its default.
+Lines covering_lines(const std::vector<Factor>& all) {
+  Lines lines;
+  std::set<std::array<size_t, 4>> open;  // (factor, value, factor, value)
+  for (size_t f = 0; f < all.size(); f++)
+    for (size_t g = f + 1; g < all.size(); g++)
+      for (size_t v = 0; v < all[f].values.size(); v++)
+        for (size_t w = 0; w < all[g].values.size(); w++) open.insert({f, v, g, w});
+  lines.pairs = open.size();
+  uint64_t draw = 0;
+  auto random = [&](size_t n) { return size_t(random_below(1, 9, draw++, n)); };
+  while (!open.empty()) {
+    const auto [f, v, g, w] = *open.begin();
+    std::optional<Assignment> best;
+    size_t most = 0;
+    for (int attempt = 0; attempt < 12; attempt++) {
+      Assignment a(all.size());
+      for (size_t i = 0; i < all.size(); i++) a[i] = random(all[i].values.size());
+      a[f] = v, a[g] = w;
+      std::string why = refusal(line_of(all, a));
+      while (!why.empty()) {
+        std::vector<size_t> at_odds;
+        for (size_t i = 0; i < all.size(); i++)
+          if (a[i] && i != f && i != g && why.find(all[i].flag) != std::string::npos) at_odds.push_back(i);
+        if (at_odds.empty()) break;
+        a[at_odds[random(at_odds.size())]] = 0;
+        why = refusal(line_of(all, a));
+      }
+      if (!why.empty()) continue;
+      size_t covers = 0;
+      for (const auto& [i, x, j, y] : open) covers += a[i] == x && a[j] == y;
+      if (covers > most) most = covers, best = a;
+    }
+    if (!best) {
+      lines.refused_pairs++;
+      open.erase(open.begin());
+      continue;
+    }
+    for (auto it = open.begin(); it != open.end();)
+      it = (*best)[(*it)[0]] == (*it)[1] && (*best)[(*it)[2]] == (*it)[3] ? open.erase(it) : std::next(it);
+    lines.accepted.push_back(*best);
+  }
+  return lines;
+}
+
+Config small_run(const ModelConfig& model, const std::string& folder) {
+  Config c;
+  c.model = model;
+  c.data.data = "bigram-backcopy";
+  c.data.vocab = c.vocab = model.vocab;
+  c.batch = 2, c.steps = 4, c.out = folder;
+  c.schedule = {1e-2f, 1e-2f, 0, 4};
+  return c;
+}
+
+struct Run {
+  Config config;
+  TokenLoader loader;
+  Trainer trainer;
+  Run(const Config& c, Stream& stream)
+      : config(c), loader(open_data(config.data), {config.batch, config.model.context, 1}, config.seed), trainer(config, loader, stream) {}
+  std::vector<float> steps(size_t n) {
+    std::vector<float> trace;
+    for (size_t i = 0; i < n; i++) {
+      const StepResult r = trainer.step();
+      trace.insert(trace.end(), {r.loss, r.gradient_norm});
+    }
+    return trace;
+  }
+};
+
+// Does the loss of one batch fall when the weights go down its gradient, eight times a short way?
+bool learns(const ModelConfig& config, Stream& stream) {
+  const size_t T = config.context;
+  std::vector<int> ids(2 * T), targets(2 * T);
+  for (size_t i = 0; i < ids.size(); i++)
+    ids[i] = int(random_below(1, 1, i, config.vocab)), targets[i] = int(random_below(1, 2, i, config.vocab));
+  Model model(config, 2, T, 3, stream);
+  const float before = model.loss(ids, targets, 2, T);
+  for (uint64_t step = 0; step < 8; step++) {
+    set_zero(model.weights.grads.data(), model.weights.flat_size(), stream);
+    model.forward_backward(ids, targets, 2, T, 1, step);
+    std::vector<float> w = model.weights.values.download();
+    const std::vector<float> g = model.weights.grads.download();
+    double squares = 0;
+    for (const float x : g) squares += double(x) * x;
+    for (size_t i = 0; i < w.size(); i++) w[i] -= float(0.02 / std::sqrt(squares)) * g[i];
+    model.weights.values.upload(w);
+  }
+  return model.loss(ids, targets, 2, T) < before;
+}
+
+}  // namespace
+
+TEST_CASE("matrix: every value and every pair of the model's flags trains alike on cpu and kernels", "[matrix]") {
+  const std::vector<Factor> all = factors();
+  const Lines lines = covering_lines(all);
+  std::set<std::pair<size_t, size_t>> values;
+  for (const Assignment& a : lines.accepted)
+    for (size_t f = 0; f < all.size(); f++) values.insert({f, a[f]});
+  for (size_t f = 0; f < all.size(); f++)
+    for (size_t v = 0; v < all[f].values.size(); v++) {
+      INFO(all[f].flag << "=" << all[f].values[v]);
+      REQUIRE(values.count({f, v}));
+    }
+  WARN(lines.accepted.size() << " lines cover " << lines.pairs - lines.refused_pairs << " pairs of values of " << all.size()
+                             << " flags; " << lines.refused_pairs << " pairs are refused");
+  REQUIRE(lines.refused_pairs * 10 < lines.pairs);
+
+  const std::string folder = (std::filesystem::temp_directory_path() / ("matrix." + std::to_string(getpid()))).string();
+  prepare_checkpoint_folder(folder);
+  for (const Assignment& a : lines.accepted) {
+    const std::string line = line_of(all, a);
+    INFO(line);
+    const Config config = small_run(small_model(line), folder);
+    Stream cpu(Device::cpu), kernels(kernel_device);
+    Run one(config, cpu), other(config, kernels);
+    std::vector<float> trace = one.steps(2);
+    one.trainer.save({});
+    const std::vector<float> rest = one.steps(2);
+    trace.insert(trace.end(), rest.begin(), rest.end());
+    REQUIRE_BITWISE(trace, other.steps(4));
+    REQUIRE(one.trainer.fingerprint() == other.trainer.fingerprint());
+
+    Run loaded(config, cpu);
+    loaded.trainer.load(*find_latest(folder));
+    REQUIRE_BITWISE(rest, loaded.steps(2));
+    REQUIRE(loaded.trainer.fingerprint() == one.trainer.fingerprint());
+    REQUIRE(learns(config.model, cpu));
+    std::filesystem::remove_all(folder);
+    prepare_checkpoint_folder(folder);
+  }
+  std::filesystem::remove_all(folder);
+}

@@ -1,0 +1,122 @@
+// polynorm: the reference against finite differences and against its formula in double, the kernels against
+// the reference.
+#include "kernels/polynorm.cuh"
+
+#include "tests/harness.h"
+
+using namespace gated;
+
+TEST_CASE("polynorm: gradients against finite differences", "[gradcheck]") {
+  const size_t N = 3, C = 13;
+  for (double eps : {1e-6, 0.1}) {
+    const auto x = random_values<double>(N * C, 1, 2.0), w = random_values<double>(3, 2);
+    const auto b = random_values<double>(1, 3), dy = random_values<double>(N * C, 4);
+    std::vector<double> y(N * C), r(N * 3), row_sums(N * 4), dx(N * C), dw(3, 0.0), db(1, 0.0);
+    auto loss = [&](const std::vector<double>& x, const std::vector<double>& w,
+                    const std::vector<double>& b) {
+      polynorm_forward_ref(y.data(), r.data(), x.data(), w.data(), b.data(), N, C, eps);
+      return dot(y, dy);
+    };
+    loss(x, w, b);
+    polynorm_backward_ref(dx.data(), dw.data(), db.data(), row_sums.data(), dy.data(), x.data(), w.data(),
+                          r.data(), N, C);
+    check_gradient(
+        "x", [&](auto& v) { return loss(v, w, b); }, x, dx);
+    check_gradient(
+        "w", [&](auto& v) { return loss(x, v, b); }, w, dw);
+    check_gradient(
+        "b", [&](auto& v) { return loss(x, w, v); }, b, db);
+  }
+}
+
+TEST_CASE("polynorm: each weight belongs to its power") {
+  const size_t C = 4;
+  const std::vector<float> x = {1.0f, -2.0f, 0.5f, 3.0f}, b = {0.25f};
+  Stream cpu(Device::cpu);
+  for (int j = 0; j < 3; j++) {
+    INFO("w[" << j << "]");
+    std::vector<float> w(3, 0.0f), y(C), r(3), expected(C);
+    w[j] = 2.0f;
+    double squares = 0;
+    for (float v : x) squares += std::pow(v, 2 * (3 - j));
+    for (size_t c = 0; c < C; c++)
+      expected[c] = float(2 * std::pow(x[c], 3 - j) / std::sqrt(squares / 4 + 1e-6) + 0.25);
+    polynorm_forward(y.data(), r.data(), x.data(), w.data(), b.data(), 1, C, 1e-6f, cpu);
+    REQUIRE(relative_error(expected, y) < 1e-6);
+  }
+}
+
+TEST_CASE("polynorm: the scale of a row does not matter, its sign does", "[bitwise]") {
+  const size_t N = 2, C = 70;
+  const auto x = random_values<float>(N * C, 1);
+  auto eight = x;
+  for (float& v : eight) v *= 8;  // a power of two: with eps 0 nothing rounds differently
+  const std::vector<float> w = {0.5f, 0.25f, -1.0f}, b = {0.0f}, even = {0.0f, 1.0f, 0.0f};
+  std::vector<float> y(N * C), again(N * C), r(N * 3);
+  Stream cpu(Device::cpu);
+  polynorm_forward(y.data(), r.data(), x.data(), w.data(), b.data(), N, C, 0.0f, cpu);
+  polynorm_forward(again.data(), r.data(), eight.data(), w.data(), b.data(), N, C, 0.0f, cpu);
+  REQUIRE_BITWISE(y, again);
+  auto minus = x;
+  for (float& v : minus) v = -v;
+  polynorm_forward(y.data(), r.data(), x.data(), even.data(), b.data(), N, C, 0.0f, cpu);
+  polynorm_forward(again.data(), r.data(), minus.data(), even.data(), b.data(), N, C, 0.0f, cpu);
+  for (size_t i = 0; i < N * C; i++) REQUIRE(y[i] == again[i]);
+}
+
+TEST_CASE("polynorm: kernels equal the reference bit for bit", "[bitwise]") {
+  const float eps = 1e-6f;
+  const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}, {0, 8}};
+  Stream cpu(Device::cpu);
+  for (auto [N, C] : sizes) {
+    INFO("N " << N << " C " << C);
+    auto x = random_values<float>(N * C, 1, 3.0f);
+    for (size_t c = 0; c < C && N > 1; c++) x[c] = 0.0f;  // a row of zeros
+    const auto w = random_values<float>(3, 2), b = random_values<float>(1, 3),
+               dy = random_values<float>(N * C, 4);
+    const auto dw0 = random_values<float>(3, 5), db0 = random_values<float>(1, 6);
+    std::vector<float> y(N * C, NAN), r(N * 3, NAN), dx(N * C, NAN), sums(N * 4, NAN), dw = dw0, db = db0;
+    polynorm_forward(y.data(), r.data(), x.data(), w.data(), b.data(), N, C, eps, cpu);
+    polynorm_backward(dx.data(), dw.data(), db.data(), sums.data(), dy.data(), x.data(), w.data(), r.data(),
+                      N, C, cpu);
+    std::vector<float> y_over_x = x, dx_over_dy = dy, dx_over_x = x, dw2 = dw0, db2 = db0;
+    polynorm_forward(y_over_x.data(), r.data(), y_over_x.data(), w.data(), b.data(), N, C, eps, cpu);
+    polynorm_backward(dx_over_dy.data(), dw2.data(), db2.data(), sums.data(), dx_over_dy.data(), x.data(),
+                      w.data(), r.data(), N, C, cpu);
+    polynorm_backward(dx_over_x.data(), dw2.data(), db2.data(), sums.data(), dy.data(), dx_over_x.data(),
+                      w.data(), r.data(), N, C, cpu);
+    REQUIRE_BITWISE(y, y_over_x);
+    REQUIRE_BITWISE(dx, dx_over_dy);
+    REQUIRE_BITWISE(dx, dx_over_x);
+
+    on_every_schedule([&](Stream& stream) {
+      Guarded gy(stream, N * C), gr(stream, N * 3), gdx(stream, N * C), gsums(stream, N * 4);
+      Guarded gdw(stream, dw0), gdb(stream, db0), gx(stream, x), gw(stream, w), gb(stream, b),
+          gdy(stream, dy);
+      polynorm_forward(gy, gr, gx, gw, gb, N, C, eps, stream);
+      polynorm_backward(gdx, gdw, gdb, gsums, gdy, gx, gw, gr, N, C, stream);
+      REQUIRE_BITWISE(y, gy.download());
+      REQUIRE_BITWISE(r, gr.download());
+      REQUIRE_BITWISE(dx, gdx.download());
+      REQUIRE_BITWISE(sums, gsums.download());
+      REQUIRE_BITWISE(dw, gdw.download());
+      REQUIRE_BITWISE(db, gdb.download());
+
+      Guarded y_over_x(stream, x), dx_over_dy(stream, dy), dx_over_x(stream, x);
+      polynorm_forward(y_over_x, gr, y_over_x, gw, gb, N, C, eps, stream);
+      polynorm_backward(dx_over_dy, gdw, gdb, gsums, dx_over_dy, gx, gw, gr, N, C, stream);
+      polynorm_backward(dx_over_x, gdw, gdb, gsums, gdy, dx_over_x, gw, gr, N, C, stream);
+      REQUIRE_BITWISE(y, y_over_x.download());
+      REQUIRE_BITWISE(dx, dx_over_dy.download());
+      REQUIRE_BITWISE(dx, dx_over_x.download());
+    });
+  }
+}
+
+TEST_CASE("polynorm: rows without columns are refused") {
+  Stream cpu(Device::cpu);
+  REQUIRE_THROWS_AS(polynorm_forward(nullptr, nullptr, nullptr, nullptr, nullptr, 1, 0, 1e-6f, cpu), Error);
+  REQUIRE_THROWS_AS(
+      polynorm_backward(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 1, 0, cpu),
+      Error);
+}

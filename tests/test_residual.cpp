@@ -1,0 +1,204 @@
+// residual: the join and its gradients against finite differences and a literal evaluation, dropout's draws,
+// the kernels against the reference.
+#include "kernels/residual.cuh"
+
+#include "tests/harness.h"
+
+using namespace gated;
+
+namespace {
+
+const Join joins[] = {{},
+                      {0.7f, INFINITY, {}},
+                      {INFINITY, 1.1f, {}},
+                      {INFINITY, INFINITY, {0.3f, 11, 12}},
+                      {0.7f, 1.1f, {0.5f, 13, 14}}};
+
+// Central differences step 2e-3 to either side: away from the bounds of a clip, where it has no derivative.
+bool away_from(const std::vector<double>& values, double bound) {
+  for (double v : values)
+    if (std::fabs(std::fabs(v) - bound) < 0.003) return false;
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("residual: gradients against finite differences", "[gradcheck]") {
+  const size_t N = 3, C = 13;
+  const auto x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2);
+  const auto dy = random_values<double>(N * C, 3), dres = random_values<double>(N * C, 4);
+  for (const Join& join : joins) {
+    INFO("clip " << join.clip_branch << " " << join.clip_sum << " dropout " << join.dropout.p);
+    std::vector<double> sum(N * C), dx(N * C), dbranch(N * C);
+    auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch) {
+      residual_forward_ref<double>({x.data(), branch.data(), sum.data(), join}, N, C);
+      return dot(sum, dy) + dot(sum, dres);
+    };
+    Join unbounded = join;
+    unbounded.clip_sum = INFINITY;
+    residual_forward_ref<double>({x.data(), branch.data(), sum.data(), unbounded}, N, C);
+    REQUIRE((away_from(branch, join.clip_branch) && away_from(sum, join.clip_sum)));
+    loss(x, branch);
+    residual_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join},
+                                  dy.data(), N, C);
+    check_gradient(
+        "x", [&](auto& v) { return loss(v, branch); }, x, dx);
+    check_gradient(
+        "branch", [&](auto& v) { return loss(x, v); }, branch, dbranch);
+  }
+}
+
+TEST_CASE("residual: forward and backward as they are described", "[bitwise]") {
+  const size_t N = 5, C = 7;
+  Stream cpu(Device::cpu);
+  const auto x = random_values<float>(N * C, 1, 2.0f), branch = random_values<float>(N * C, 2, 2.0f);
+  const auto dy = random_values<float>(N * C, 3), dres = random_values<float>(N * C, 4);
+  const float clip_branch = 1.5f, clip_sum = 2.0f, p = 0.3f;
+  const Join join = {clip_branch, clip_sum, {p, 5, 6}};
+  std::vector<float> sum(N * C), dx(N * C), dbranch(N * C), sum_expected, dx_expected, dbranch_expected;
+  size_t on_branch = 0, on_sum = 0, dropped = 0;
+  for (size_t row = 0; row < N; row++) {
+    for (size_t c = 0; c < C; c++) {
+      const size_t i = row * C + c;
+      const bool kept = uniform_float(5, 6, row * 8 + c) >= p;  // seven columns take two blocks of four draws
+      const float b = std::min(std::max(branch[i], -clip_branch), clip_branch);
+      const float dropout = kept ? b * (1 / (1 - p)) : 0.0f;
+      const float h = std::min(std::max(x[i] + dropout, -clip_sum), clip_sum);
+      const float d = std::fabs(h) < clip_sum ? dres[i] + dy[i] : 0.0f;
+      sum_expected.push_back(h);
+      dx_expected.push_back(d);
+      dbranch_expected.push_back(std::fabs(branch[i]) < clip_branch ? kept ? d * (1 / (1 - p)) : d * 0
+                                                                    : 0.0f);
+      on_branch += std::fabs(b) == clip_branch, on_sum += std::fabs(h) == clip_sum, dropped += !kept;
+    }
+  }
+  REQUIRE((on_branch > 0 && on_sum > 0 && dropped > 0));
+  residual_forward({x.data(), branch.data(), sum.data(), join}, N, C, cpu);
+  residual_backward({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join}, dy.data(), N,
+                    C, cpu);
+  REQUIRE_BITWISE(sum_expected, sum);
+  REQUIRE_BITWISE(dx_expected, dx);
+  REQUIRE_BITWISE(dbranch_expected, dbranch);
+}
+
+TEST_CASE("residual: what is off changes no bit") {
+  Stream cpu(Device::cpu);
+  const float x[] = {-0.0f, 0x1p127f, 1.0f}, branch[] = {-0.0f, 0x1p127f, 0x1p-24f};
+  const float d[] = {-0.0f, 2.0f, 3.0f};
+  float sum[3], dx[3], dbranch[3];
+  REQUIRE(Join{}.plain());
+  residual_forward({x, branch, sum}, 1, 3, cpu);
+  REQUIRE_BITWISE((std::vector<float>{-0.0f, INFINITY, 1.0f}), std::vector<float>(sum, sum + 3));
+  // An infinite element of a sum that is not clipped passes its gradient, with or without the clip of the
+  // branch.
+  for (float clip_branch : {INFINITY, 0x1.8p127f}) {
+    const Join join = {clip_branch, INFINITY, {}};
+    REQUIRE(join.plain() == (clip_branch == INFINITY));
+    residual_backward({dx, dbranch, d, sum, branch, join}, nullptr, 1, 3, cpu);
+    REQUIRE_BITWISE(std::vector<float>(d, d + 3), std::vector<float>(dx, dx + 3));
+    REQUIRE_BITWISE(std::vector<float>(d, d + 3), std::vector<float>(dbranch, dbranch + 3));
+  }
+}
+
+TEST_CASE("residual: a value on its bound is clipped") {
+  Stream cpu(Device::cpu);
+  const float x[] = {0.5f, -0.5f, 0.5f, 0.0f, 0.0f}, branch[] = {0.5f, -0.5f, 0.4375f, 0.75f, -0.75f},
+              d[] = {1, 1, 1, 1, 1};
+  float sum[5], dx[5], dbranch[5];
+  const Join join = {0.75f, 1.0f, {}};
+  residual_forward({x, branch, sum, join}, 1, 5, cpu);
+  residual_backward({dx, dbranch, d, sum, branch, join}, nullptr, 1, 5, cpu);
+  REQUIRE_BITWISE((std::vector<float>{1, -1, 0.9375f, 0.75f, -0.75f}), std::vector<float>(sum, sum + 5));
+  REQUIRE_BITWISE((std::vector<float>{0, 0, 1, 1, 1}), std::vector<float>(dx, dx + 5));
+  REQUIRE_BITWISE((std::vector<float>{0, 0, 1, 0, 0}), std::vector<float>(dbranch, dbranch + 5));
+}
+
+TEST_CASE("residual: dropout keeps its share, every row and every stream another") {
+  const size_t N = 64, C = 250;
+  Stream cpu(Device::cpu);
+  const std::vector<float> zero(N * C, 0.0f), one(N * C, 1.0f);
+  auto draw = [&](const Dropout& dropout) {
+    std::vector<float> keep(N * C);
+    residual_forward({zero.data(), one.data(), keep.data(), {INFINITY, INFINITY, dropout}}, N, C, cpu);
+    return keep;
+  };
+  for (float p : {0.1f, 0.5f, 0.9f}) {
+    const auto keep = draw({p, 1, 2});
+    double kept = 0;
+    for (float k : keep) {
+      REQUIRE((k == 0 || k == 1 / (1 - p)));
+      kept += k != 0;
+    }
+    const double n = double(N * C), deviation = std::sqrt(n * p * (1 - p));
+    REQUIRE(std::fabs(kept - n * (1 - p)) < 4 * deviation);
+    for (size_t row = 1; row < N; row++) REQUIRE(!std::equal(&keep[0], &keep[C], &keep[row * C]));
+    REQUIRE(keep == draw({p, 1, 2}));
+    REQUIRE(keep != draw({p, 2, 2}));
+    REQUIRE(keep != draw({p, 1, 3}));
+  }
+}
+
+TEST_CASE("residual: kernels equal the reference bit for bit", "[bitwise]") {
+  const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
+  for (auto [N, C] : sizes) {
+    const auto x = random_values<float>(N * C, 1), branch = random_values<float>(N * C, 2);
+    const auto dy = random_values<float>(N * C, 3), dres = random_values<float>(N * C, 4);
+    for (const Join& join : joins) {
+      for (int with : {1, 2, 3}) {  // dy, dresidual, both
+        INFO("N " << N << " C " << C << " clip " << join.clip_branch << " " << join.clip_sum << " dropout "
+                  << join.dropout.p);
+        const bool with_dy = with & 1, with_dres = with & 2;
+        std::vector<float> sum(N * C, NAN), dx(N * C, NAN), dbranch(N * C, NAN);
+        residual_forward_ref<float>({x.data(), branch.data(), sum.data(), join}, N, C);
+        residual_backward_ref<float>(
+            {dx.data(), dbranch.data(), with_dres ? dres.data() : nullptr, sum.data(), branch.data(), join},
+            with_dy ? dy.data() : nullptr, N, C);
+        on_every_schedule([&](Stream& stream) {
+          Guarded gx(stream, x), gbranch(stream, branch), gdy(stream, dy), gdres(stream, dres);
+          Guarded gsum(stream, N * C), gdx(stream, N * C), gdbranch(stream, N * C);
+          residual_forward({gx, gbranch, gsum, join}, N, C, stream);
+          residual_backward({gdx, gdbranch, with_dres ? +gdres : nullptr, gsum, gbranch, join},
+                            with_dy ? +gdy : nullptr, N, C, stream);
+          REQUIRE_BITWISE(sum, gsum.download());
+          REQUIRE_BITWISE(dx, gdx.download());
+          REQUIRE_BITWISE(dbranch, gdbranch.download());
+          if (with_dres) {  // in place
+            residual_backward({gdres, gdbranch, gdres, gsum, gbranch, join}, with_dy ? +gdy : nullptr, N, C,
+                              stream);
+            REQUIRE_BITWISE(dx, gdres.download());
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("residual: without a branch nothing joins, however it would") {
+  Stream cpu(Device::cpu);
+  const float x[] = {5.0f, -7.0f}, d[] = {1.0f, 2.0f};
+  float dx[2];
+  residual_backward({dx, nullptr, nullptr, x, nullptr, {1.0f, 1.0f, {0.5f, 1, 2}}}, d, 1, 2, cpu);
+  REQUIRE_BITWISE(std::vector<float>(d, d + 2), std::vector<float>(dx, dx + 2));
+}
+
+TEST_CASE("residual: what it refuses") {
+  Stream cpu(Device::cpu);
+  float a[4] = {}, b[4] = {}, c[4] = {};
+  REQUIRE_THROWS_WITH(residual_forward({a, b}, 1, 4, cpu),
+                      "residual_forward: a residual branch and its sum come together");
+  REQUIRE_THROWS_WITH(residual_forward({a}, 1, 4, cpu), "residual_forward: there is no branch to join");
+  REQUIRE_THROWS_WITH(residual_forward({a, b, c}, 1, 0, cpu), "residual_forward: rows have no columns");
+  REQUIRE_THROWS_WITH(residual_forward({a, b, c, {0.0f, 1.0f, {}}}, 1, 4, cpu),
+                      "residual_forward: a clip of 0, expected more than 0");
+  for (float p : {1.0f, -0.5f})
+    REQUIRE_THROWS_WITH(residual_forward({a, b, c, {1.0f, 1.0f, {p}}}, 1, 4, cpu),
+                        format("residual_forward: dropout is %g, expected 0 <= p < 1", double(p)));
+  REQUIRE_THROWS_WITH(residual_backward({a, nullptr, nullptr, b, c, {1.0f, 1.0f, {}}}, a, 1, 4, cpu),
+                      "residual_backward: behind clip and dropout a branch has a gradient of its own");
+  REQUIRE_THROWS_WITH(residual_backward({a, c, nullptr, b, nullptr, {1.0f, 1.0f, {}}}, a, 1, 4, cpu),
+                      "residual_backward: dbranch needs the branch that was clipped or dropped");
+  REQUIRE_THROWS_WITH(residual_backward({a, c, nullptr, nullptr, b, {INFINITY, 1.0f, {}}}, a, 1, 4, cpu),
+                      "residual_backward: a clipped sum is read again");
+  REQUIRE_THROWS_WITH(residual_backward({a, nullptr, nullptr, b}, nullptr, 1, 4, cpu),
+                      "residual_backward: neither dy nor dresidual");
+}
