@@ -103,6 +103,7 @@ void train(Config& config, Device device) {
     if (!config.out.empty() && (last || step % config.save_every == 0)) {
       progress.flush();
       trainer.save(metadata);
+      progress.saved();
     }
   }
   progress.finish();

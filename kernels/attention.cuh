@@ -37,7 +37,7 @@
 // 0*Inf is NaN. The max is order-free: where its bits could depend on the order (a NaN, the sign of a zero)
 // the outputs do not, for s - m is then NaN, or a zero whose exponential is 1.
 //
-// layers/attention.cuh chooses | tests/test_attention.cpp
+// --attn-score, --attn-sink, --window | tests/test_attention.cpp
 #pragma once
 #include <initializer_list>
 #include <type_traits>

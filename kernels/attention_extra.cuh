@@ -9,7 +9,7 @@
 // shapes: q, dout (B,T,H,D), logit, p, ds (B,H,T), sink (H), k', v' (H,D) f32
 //   logit is written, dsink, dkey and dvalue are accumulated
 //
-// layers/attention.cuh chooses | tests/test_attention_extra.cpp
+// --attn-sink=learned|kv-bias | tests/test_attention_extra.cpp
 #pragma once
 #include "kernels/attention.cuh"
 

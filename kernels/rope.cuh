@@ -7,7 +7,7 @@
 // backward: a rotation's transpose is its inverse: the same with -sin
 // shapes: x, y, dx, dy (B,T,H,D) f32; tables cos, sin (rows, R/2), R even | y, dx written
 //   y may be x, dx may be dy
-// --rope-theta | tests/test_rope.cpp
+// --rope-theta, --rope-fraction | tests/test_rope.cpp
 #pragma once
 #include "kernels/device.cuh"
 #include "kernels/host_math.h"

@@ -127,6 +127,39 @@ TEST_CASE("cli: cpu and emulated end in the same weights; so do one thread and t
   REQUIRE(with("--threads=2") == cpu);
 }
 
+TEST_CASE("cli: a sample follows temperature, top-k and seed", "[cli]") {
+  const Folder f;
+  auto sample = [&](std::vector<std::string> words) {
+    words.push_back("--sample-tokens=60");
+    const Outcome o = train(f, small(words));
+    REQUIRE(o.exit_code == 0);
+    const size_t begin = o.out.find("):\n", o.out.find("sample (")), end = o.out.find("fingerprint");
+    REQUIRE((begin != std::string::npos && end != std::string::npos));
+    return o.out.substr(begin, end - begin);
+  };
+  const std::string likeliest = sample({"--temperature=0"}), warm = sample({"--temperature=1"});
+  REQUIRE(likeliest != warm);
+  REQUIRE(sample({"--temperature=1", "--top-k=1"}) == likeliest);  // from the likeliest alone
+  REQUIRE(sample({"--temperature=1"}) == warm);
+}
+
+TEST_CASE("cli: --describe, --preset, --params and --match-params choose and explain a model", "[cli]") {
+  const Folder f;
+  const Outcome gpt2 = train(f, {"--preset=gpt2-124m", "--describe"});
+  REQUIRE(gpt2.exit_code == 0);
+  for (const char* part : {"124,439,808", "model.layers.11.mlp.down_proj.bias", "model.embed_positions.weight", "FLOPs a token",
+                           "optimizer", "activations"})
+    REQUIRE(contains(gpt2.out, part));
+  REQUIRE(!contains(gpt2.out, "step "));
+  const Outcome matched = train(f, {"--attn=g1", "--norm=gated", "--match-params=--attn=full", "--describe"});
+  REQUIRE(contains(matched.out, "--ffn-hidden="));
+  REQUIRE(contains(matched.out, "fewer than the"));
+  require_refused(train(f, {"--params=100", "--describe"}), "100 parameters");
+  require_refused(train(f, {"--params=900000", "--ffn-hidden=100"}), "--ffn-hidden");
+  require_refused(train(f, {"--match-params=--no-such-flag", "--describe"}), "--no-such-flag");
+  require_refused(train(f, {"--preset=gpt5"}), "--preset=gpt5");
+}
+
 TEST_CASE("cli: help and the flag map", "[cli]") {
   const Folder f;
   const Outcome help = train(f, {"--help"});
@@ -148,7 +181,7 @@ TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not b
   // Killed again and again, each time a little later, until one attempt gets to the end.
   int kills = 0;
   Outcome last;
-  for (int milliseconds = 40;; milliseconds += 37) {
+  for (int milliseconds = 30;; milliseconds += 11) {
     const pid_t child = start(f, run);
     for (int waited = 0; waited < milliseconds; waited++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     kill(child, SIGKILL);

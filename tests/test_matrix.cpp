@@ -3,8 +3,7 @@
 #include <filesystem>
 
 #include "tests/compare.h"
-#include "tests/small_models.h"
-#include "training/trainer.cuh"
+#include "tests/small_runs.h"
 
 using namespace gated;
 
@@ -104,32 +103,6 @@ Lines covering_lines(const std::vector<Factor>& all) {
   return lines;
 }
 
-Config small_run(const ModelConfig& model, const std::string& folder) {
-  Config c;
-  c.model = model;
-  c.data.data = "bigram-backcopy";
-  c.data.vocab = c.vocab = model.vocab;
-  c.batch = 2, c.steps = 4, c.out = folder;
-  c.schedule = {1e-2f, 1e-2f, 0, 4};
-  return c;
-}
-
-struct Run {
-  Config config;
-  TokenLoader loader;
-  Trainer trainer;
-  Run(const Config& c, Stream& stream)
-      : config(c), loader(open_data(config.data), {config.batch, config.model.context, 1}, config.seed), trainer(config, loader, stream) {}
-  std::vector<float> steps(size_t n) {
-    std::vector<float> trace;
-    for (size_t i = 0; i < n; i++) {
-      const StepResult r = trainer.step();
-      trace.insert(trace.end(), {r.loss, r.gradient_norm});
-    }
-    return trace;
-  }
-};
-
 // Does the loss of one batch fall when the weights go down its gradient, eight times a short way?
 bool learns(const ModelConfig& config, Stream& stream) {
   const size_t T = config.context;
@@ -173,7 +146,8 @@ TEST_CASE("matrix: every value and every pair of the model's flags trains alike 
   for (const Assignment& a : lines.accepted) {
     const std::string line = line_of(all, a);
     INFO(line);
-    const Config config = small_run(small_model(line), folder);
+    Config config = small_run(small_model(line), 4);
+    config.out = folder;
     Stream cpu(Device::cpu), kernels(kernel_device);
     Run one(config, cpu), other(config, kernels);
     std::vector<float> trace = one.steps(2);

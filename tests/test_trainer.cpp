@@ -1,54 +1,19 @@
 // trainer: whole runs. The same weights on every device, for any number of threads, and across an interruption.
-#include "training/trainer.cuh"
-
 #include <omp.h>
 
 #include <filesystem>
 
 #include "tests/harness.h"
-#include "tests/small_models.h"
+#include "tests/small_runs.h"
 
 using namespace gated;
-
-namespace {
-
-Config small_run(const ModelConfig& model, size_t micro_batches = 1) {
-  Config c;
-  c.model = model;
-  c.data.data = "bigram-backcopy";
-  c.data.vocab = c.vocab = model.vocab;
-  c.seed = c.data.seed = 5;
-  c.batch = 2, c.micro_batches = micro_batches, c.steps = 20;
-  c.schedule = {1e-2f, 1e-3f, 4, 20};
-  return c;
-}
-
-struct Run {
-  Config config;
-  TokenLoader loader;
-  Trainer trainer;
-  Run(const Config& c, Stream& stream)
-      : config(c),
-        loader(open_data(config.data), {config.batch, config.model.context, config.micro_batches}, config.seed),
-        trainer(config, loader, stream) {}
-  std::vector<float> steps(size_t n) {
-    std::vector<float> trace;
-    for (size_t i = 0; i < n; i++) {
-      const StepResult r = trainer.step();
-      trace.insert(trace.end(), {r.loss, r.gradient_norm, r.learning_rate});
-    }
-    return trace;
-  }
-};
-
-}  // namespace
 
 TEST_CASE("trainer: 20 steps have the same losses and weights on cpu and kernels", "[bitwise]") {
   for (const char* flags : {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated --norm-rank=3 --tied=off",
                             "--attn=g1 --gate=headwise --ffn=glu", "--qk-norm=off --kv-heads=1"}) {
     INFO(flags);
     const ModelConfig model = small_model(flags);
-    const Config config = small_run(model, model.tied ? 1 : 2);
+    const Config config = small_run(model, 20, model.tied ? 1 : 2);
     Stream cpu(Device::cpu), kernels(kernel_device);
     Run a(config, cpu), b(config, kernels);
     const std::vector<float> expected = a.steps(20);
@@ -78,7 +43,7 @@ TEST_CASE("trainer: the number of threads changes no bit", "[bitwise]") {
 
 TEST_CASE("trainer: saved and loaded, a run goes on bit for bit", "[checkpoint]") {
   const std::string folder = (std::filesystem::temp_directory_path() / ("trainer." + std::to_string(getpid()))).string();
-  Config config = small_run(small_model("--norm=gated --norm-rank=3 --attn=g1"), 2);
+  Config config = small_run(small_model("--norm=gated --norm-rank=3 --attn=g1"), 20, 2);
   config.out = folder;
   prepare_checkpoint_folder(folder);
   Stream cpu(Device::cpu);

@@ -100,7 +100,9 @@ class Progress {
     last_ = seconds_now();
   }
 
-  // The log reaches the disk before the checkpoint that stands on it.
+  // Around a checkpoint: the log reaches the disk before the weights that stand on it, and the time that saving takes is
+  // not the next step's.
+  void saved() { last_ = seconds_now(); }
   void flush() {
     if (!log_.is_open()) return;
     log_.flush();
@@ -113,20 +115,22 @@ class Progress {
   }
 
  private:
-  // A resumed run has the log that an uninterrupted one would have: lines behind its checkpoint go.
+  // A resumed run has the log that an uninterrupted one would have: lines behind its checkpoint go. The shortened log
+  // takes the place of the old one in one step, so that a kill in between loses neither.
   void open_log(const std::string& path, size_t steps_done) {
-    std::vector<std::string> kept;
     std::ifstream old(path);
+    AtomicFile shortened(path);
     for (std::string line; steps_done > 0 && std::getline(old, line);) {
       const auto entry = nlohmann::json::parse(line, nullptr, false);
-      if (entry.is_object() && entry.contains("step") && entry["step"].is_number_unsigned() &&
-          entry["step"].get<size_t>() <= steps_done)
-        kept.push_back(line);
+      if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_unsigned() ||
+          entry["step"].get<size_t>() > steps_done)
+        continue;
+      line += '\n';
+      shortened.write(line.data(), line.size());
     }
-    old.close();
-    log_.open(path, std::ios::trunc);
+    shortened.commit();
+    log_.open(path, std::ios::app);
     require(log_.is_open(), "%s: cannot write: %s", path.c_str(), strerror(errno));
-    for (const std::string& line : kept) log_ << line << "\n";
   }
   void write(const nlohmann::ordered_json& entry) {
     if (log_.is_open()) log_ << entry.dump() << "\n";

@@ -1,0 +1,37 @@
+// small_runs: a few steps of a small model, as the tests of whole runs take them.
+#pragma once
+#include "tests/small_models.h"
+#include "training/trainer.cuh"
+
+namespace gated {
+
+inline Config small_run(const ModelConfig& model, size_t steps = 20, size_t micro_batches = 1) {
+  Config c;
+  c.model = model;
+  c.data.data = "bigram-backcopy";
+  c.data.vocab = c.vocab = model.vocab;
+  c.seed = c.data.seed = 5;
+  c.batch = 2, c.micro_batches = micro_batches, c.steps = steps;
+  c.schedule = {1e-2f, 1e-3f, 4, 20};
+  return c;
+}
+
+struct Run {
+  Config config;
+  TokenLoader loader;
+  Trainer trainer;
+  Run(const Config& c, Stream& stream)
+      : config(c),
+        loader(open_data(config.data), {config.batch, config.model.context, config.micro_batches}, config.seed),
+        trainer(config, loader, stream) {}
+  std::vector<float> steps(size_t n) {
+    std::vector<float> trace;
+    for (size_t i = 0; i < n; i++) {
+      const StepResult r = trainer.step();
+      trace.insert(trace.end(), {r.loss, r.gradient_norm, r.learning_rate});
+    }
+    return trace;
+  }
+};
+
+}  // namespace gated
