@@ -102,3 +102,23 @@ TEST_CASE("flags: the README's flag map is the table's", "[readme]") {
   INFO("paste the output of ./train --flag-map into README.md");
   REQUIRE(contains(readme.str(), flag_map_markdown()));
 }
+
+TEST_CASE("flags: every line of flags in the README's tables of the papers is accepted", "[readme]") {
+  std::ifstream file("README.md");
+  std::stringstream all;
+  all << file.rdbuf();
+  const std::string readme = all.str();
+  const size_t begin = readme.find("## The papers' tables"), end = readme.find("\n## ", begin + 1);
+  REQUIRE((begin != std::string::npos && end != std::string::npos));
+  size_t lines = 0;
+  for (size_t at = begin; (at = readme.find("`--", at + 1)) < end; lines++) {
+    const std::string line = readme.substr(at + 1, readme.find('`', at + 1) - at - 1);
+    if (line.find("=") == std::string::npos) continue;  // a flag's name in the text
+    INFO(line);
+    std::istringstream words(line);
+    std::vector<std::string> list;
+    for (std::string w; words >> w;) list.push_back(w);
+    REQUIRE(parse(list) == "");
+  }
+  REQUIRE(lines > 40);
+}

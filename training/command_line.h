@@ -31,8 +31,8 @@ inline std::string flag_map_markdown() {
       for (const auto& c : f.choices)
         allowed += format("%s`%s` [%s](%s)", allowed.empty() ? "" : ", ", c.value.c_str(), c.file.c_str(), c.file.c_str());
     }
-    text += format("| `%s` | %s | %s | %s |\n", f.name.c_str(), f.get().empty() ? "" : ("`" + f.get() + "`").c_str(),
-                   allowed.c_str(), cell(f.help).c_str());
+    const std::string value = f.get().empty() ? "" : format("`%s`", f.get().c_str());
+    text += format("| `%s` | %s | %s | %s |\n", f.name.c_str(), value.c_str(), allowed.c_str(), cell(f.help).c_str());
   }
   return text;
 }

@@ -13,7 +13,7 @@ namespace gated {
 // 1234567 as 1,234,567.
 inline std::string with_commas(size_t n) {
   std::string text = std::to_string(n);
-  for (size_t i = text.size(); i > 3; i -= 3) text.insert(i - 3, ",");
+  for (size_t i = text.size(); i > 3; i -= 3) text.insert(i - 3, 1, ',');
   return text;
 }
 
