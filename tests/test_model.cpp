@@ -110,7 +110,13 @@ TEST_CASE("model: loss and every gradient have the same bits on cpu and kernels"
     Stream cpu(Device::cpu);
     const std::vector<float> expected = gradients(cpu);
     if (config.dropout == 0) REQUIRE(expected[0] == expected[1]);  // the loss alone is the loss of training
-    on_every_schedule([&](Stream& stream) { REQUIRE_BITWISE(expected, gradients(stream)); });
+    // Thread orders are each kernel's own test; here they are taken for the first few models.
+    if (&flags < &small_models()[3]) {
+      on_every_schedule([&](Stream& stream) { REQUIRE_BITWISE(expected, gradients(stream)); });
+    } else {
+      Stream stream(kernel_device);
+      REQUIRE_BITWISE(expected, gradients(stream));
+    }
   }
 }
 

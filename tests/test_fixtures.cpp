@@ -1,0 +1,382 @@
+// fixtures: this code against what others wrote. tests/fixtures holds results of PyTorch and transformers,
+// made by scripts/make_fixtures.py, which says what is stored and how.
+#include <omp.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+
+#include "kernels/activation.cuh"
+#include "kernels/attention.cuh"
+#include "kernels/attention_extra.cuh"
+#include "kernels/dyt.cuh"
+#include "kernels/glu.cuh"
+#include "kernels/layernorm.cuh"
+#include "kernels/linear_cross_entropy.cuh"
+#include "kernels/polynorm.cuh"
+#include "kernels/rmsnorm.cuh"
+#include "kernels/rope.cuh"
+#include "kernels/shared_gate.cuh"
+#include "kernels/static_gate.cuh"
+#include "layers/model.cuh"
+#include "tests/gate_ops.h"
+#include "tests/harness.h"
+#include "tests/small_models.h"
+
+using namespace gated;
+using nlohmann::json;
+
+namespace {
+
+using Numbers = std::vector<double>;
+
+json read_fixtures(const std::string& file) {
+  std::ifstream in("tests/fixtures/" + file);
+  require(in.good(), "tests/fixtures/%s cannot be read: run tests from the repository's root", file.c_str());
+  return json::parse(in);
+}
+
+// ---- numbers that the script makes too
+
+template <class T>
+std::vector<T> values_of(const std::string& name, size_t n, T scale = 1) {
+  uint64_t seed = 0xcbf29ce484222325;  // FNV-1a of the name
+  for (unsigned char c : name) seed = (seed ^ c) * 0x100000001b3;
+  return random_values<T>(n, seed, scale);
+}
+
+std::vector<int> tokens_of(const std::string& name, size_t n, size_t vocab) {
+  std::vector<int> tokens;
+  for (double u : values_of<double>(name, n)) tokens.push_back(int((u + 1) / 2 * double(vocab)));
+  return tokens;
+}
+
+// Around 1 where a parameter scales, around 0 elsewhere.
+std::vector<float> weights_of(const std::string& name, size_t n, bool zero_centred) {
+  std::vector<float> w = values_of<float>(name, n, 0.25f);
+  const bool scales = name.ends_with("pre_weight") || name.ends_with("alpha") ||
+                      name.ends_with("embed_scale") || (name.ends_with("norm.weight") && !zero_centred);
+  for (float& x : w) x += float(scales);
+  return w;
+}
+
+// ---- models
+
+// x as a fixture stores it: whole, or its 2-norm and its dot products with three vectors without a small
+// entry.
+Numbers stored(const std::string& name, const Numbers& x, size_t size) {
+  if (size == x.size()) return x;
+  Numbers result = {std::sqrt(dot(x, x))};
+  for (int i = 0; i < 3; i++) {
+    Numbers direction = values_of<double>("direction " + std::to_string(i) + " of " + name, x.size());
+    for (double& d : direction) d = (d + (d < 0 ? -1 : 1)) / 2;
+    result.push_back(dot(x, direction));
+  }
+  return result;
+}
+
+// Loss, last logits and gradients, by name.
+std::map<std::string, Numbers> results_of(const ModelConfig& config) {
+  const size_t B = 2, T = config.context;
+  const auto ids = tokens_of("ids", B * T, config.vocab), targets = tokens_of("targets", B * T, config.vocab);
+  Stream stream(Device::cpu);
+  Model model(config, B, T, 1, stream);
+  std::vector<float> weights(model.weights.flat_size(), 0.0f);
+  for (const Parameter& p : model.weights.list()) {
+    const std::vector<float> w = weights_of(p.name, p.size, config.norm.zero_centred);
+    std::copy(w.begin(), w.end(), &weights[p.offset]);
+  }
+  model.weights.values.upload(weights);
+  set_zero(model.weights.grads.data(), model.weights.flat_size(), stream);
+
+  std::map<std::string, Numbers> results;
+  results["loss"] = {model.forward_backward(ids, targets, B, T)};
+  const std::vector<float> gradients = model.weights.grads.download();
+  for (const Parameter& p : model.weights.list())
+    results[p.name] = Numbers(&gradients[p.offset], &gradients[p.offset] + p.size);
+  for (size_t b = 0; b < B; b++)
+    for (float x : model.next_token_logits({&ids[b * T], &ids[b * T] + T})) results["logits"].push_back(x);
+  return results;
+}
+
+// ---- operations
+
+// The stored results of one operation, each of which is to be compared once.
+class Operation {
+ public:
+  explicit Operation(const std::string& name)
+      : name_(name), results_(read_fixtures("ops.json").at("operations").at(name)) {}
+
+  Numbers input(const std::string& input, size_t n, double scale = 1) const {
+    return values_of<double>(name_ + " " + input, n, scale);
+  }
+  Numbers take(const std::string& result) {
+    INFO(name_ << ", " << result);
+    REQUIRE(results_.contains(result));
+    const Numbers numbers = results_.at(result);
+    results_.erase(result);
+    return numbers;
+  }
+  void check(const std::string& result, const Numbers& got) {
+    const Numbers expected = take(result);
+    INFO(name_ << ", " << result);
+    REQUIRE(relative_error(expected, got) <= 1e-10);
+  }
+  void finish() const {
+    INFO(name_ << ": not compared: " << results_.dump());
+    REQUIRE(results_.empty());
+  }
+
+ private:
+  std::string name_;
+  json results_;
+};
+
+}  // namespace
+
+TEST_CASE("fixtures: every model has one, without its dropout", "[fixtures]") {
+  const json fixtures = read_fixtures("models.json");
+  std::set<std::string> lines;
+  for (const json& fixture : fixtures.at("models")) lines.insert(fixture.at("flags"));
+  for (const std::string& line : small_models()) {
+    INFO("run scripts/make_fixtures.py again for: " << line);
+    REQUIRE(lines.count(std::regex_replace(line, std::regex("--dropout=\\S+ ?"), "")) == 1);
+  }
+}
+
+TEST_CASE("fixtures: loss, logits and every gradient of the models", "[fixtures]") {
+  const int threads = omp_get_max_threads();
+  omp_set_num_threads(1);  // next to no work: waking a second thread costs more than it does
+  const json fixtures = read_fixtures("models.json");
+  for (const json& fixture : fixtures.at("models")) {
+    const std::string flags = fixture.at("flags"), source = fixture.at("source");
+    INFO(flags << " (" << source << ")");
+    const auto got = results_of(small_model(flags));
+    REQUIRE(fixture.at("results").size() == got.size());
+    for (const auto& [name, x] : got) {
+      INFO(name);
+      const Numbers expected = fixture.at("results").at(name), here = stored(name, x, expected.size());
+      // Adding to all scores of a query changes nothing: the gradient of a key's bias, without QK-norm and
+      // RoPE, is 0.
+      if (std::sqrt(dot(expected, expected)) < 1e-12)
+        REQUIRE(std::sqrt(dot(here, here)) < 1e-6);
+      else
+        REQUIRE(relative_error(expected, here) <= 1e-5);
+    }
+  }
+  omp_set_num_threads(threads);
+}
+
+TEST_CASE("fixtures: rmsnorm", "[fixtures]") {
+  const size_t N = 3, C = 13;
+  Operation op("rmsnorm");
+  const Numbers x = op.input("x", N * C), pre = op.input("pre", C), w = op.input("w", C),
+                dy = op.input("dy", N * C);
+  for (int offset : {0, 1})
+    for (bool with_pre : {false, true}) {
+      const double* p = with_pre ? pre.data() : nullptr;
+      Numbers y(N * C), r(N), dx(N * C), dw(C), dpre(C), mean(N);
+      rmsnorm_forward_ref<double>(y.data(), r.data(), {x.data()}, p, w.data(), offset, N, C, 1e-6);
+      rmsnorm_backward_ref<double>({dx.data(), nullptr, nullptr, x.data()}, dw.data(), dpre.data(),
+                                   mean.data(), dy.data(), p, w.data(), offset, r.data(), N, C);
+      const std::string at = format("%soffset %d: ", with_pre ? "pre, " : "", offset);
+      op.check(at + "y", y);
+      op.check(at + "dx", dx);
+      op.check(at + "dw", dw);
+      if (with_pre) op.check(at + "dpre", dpre);
+    }
+  op.finish();
+}
+
+TEST_CASE("fixtures: layernorm", "[fixtures]") {
+  const size_t N = 3, C = 13;
+  Operation op("layernorm");
+  const Numbers x = op.input("x", N * C), w = op.input("w", C), b = op.input("b", C),
+                dy = op.input("dy", N * C);
+  Numbers y(N * C), mean(N), r(N), dx(N * C), dw(C), db(C);
+  layernorm_forward_ref<double>(y.data(), mean.data(), r.data(), {x.data()}, w.data(), b.data(), N, C, 1e-5);
+  layernorm_backward_ref<double>({dx.data(), nullptr, nullptr, x.data()}, dw.data(), db.data(), dy.data(),
+                                 w.data(), mean.data(), r.data(), N, C);
+  op.check("y", y);
+  op.check("dx", dx);
+  op.check("dw", dw);
+  op.check("db", db);
+  op.finish();
+}
+
+TEST_CASE("fixtures: dyt", "[fixtures]") {
+  const size_t N = 3, C = 13;
+  Operation op("dyt");
+  const Numbers x = op.input("x", N * C), alpha = op.input("alpha", 1), w = op.input("w", C),
+                b = op.input("b", C), dy = op.input("dy", N * C);
+  Numbers y(N * C), dx(N * C), dalpha(1), dw(C), db(C), row_sums(N);
+  dyt_forward_ref<double>(y.data(), {x.data()}, alpha.data(), w.data(), b.data(), N, C);
+  dyt_backward_ref<double>({dx.data(), nullptr, nullptr, x.data()}, dalpha.data(), dw.data(), db.data(),
+                           row_sums.data(), dy.data(), alpha.data(), w.data(), N, C);
+  op.check("y", y);
+  op.check("dx", dx);
+  op.check("dalpha", dalpha);
+  op.check("dw", dw);
+  op.check("db", db);
+  op.finish();
+}
+
+TEST_CASE("fixtures: polynorm", "[fixtures]") {
+  const size_t N = 3, C = 13;
+  Operation op("polynorm");
+  const Numbers x = op.input("x", N * C), w = op.input("w", 3), b = op.input("b", 1),
+                dy = op.input("dy", N * C);
+  Numbers y(N * C), r(3 * N), dx(N * C), dw(3), db(1), row_sums(4 * N);
+  polynorm_forward_ref<double>(y.data(), r.data(), x.data(), w.data(), b.data(), N, C, 1e-6);
+  polynorm_backward_ref<double>(dx.data(), dw.data(), db.data(), row_sums.data(), dy.data(), x.data(),
+                                w.data(), r.data(), N, C);
+  op.check("y", y);
+  op.check("dx", dx);
+  op.check("dw", dw);
+  op.check("db", db);
+  op.finish();
+}
+
+TEST_CASE("fixtures: attention", "[fixtures]") {
+  const size_t B = 2, T = 5, H = 4, K = 2, D = 3;
+  Operation op("attention");
+  const Numbers q = op.input("q", B * T * H * D, 2), k = op.input("k", B * T * K * D, 2),
+                v = op.input("v", B * T * K * D);
+  const Numbers sink = op.input("sink", H), key = op.input("key", H * D), value = op.input("value", H * D);
+  const Numbers dout = op.input("dy", B * T * H * D);
+  for (size_t window : {0, 3})
+    for (const std::string kind : {"softmax", "sigmoid", "sink", "kv bias"}) {
+      AttentionShape shape{B, T, H, K, D, window};
+      if (kind == "sigmoid") shape.score = AttentionScore::sigmoid, shape.bias = -1.5f;
+      AttentionExtraOf<double> extra;
+      Numbers logit(B * H * T), o(q.size()), lse(B * H * T), extra_p(lse.size()), extra_ds(lse.size());
+      if (kind == "sink") extra = {sink.data(), false, nullptr, nullptr};
+      if (kind == "kv bias") {
+        kv_bias_logits_ref(logit.data(), q.data(), key.data(), B, T, H, D);
+        extra = {logit.data(), true, key.data(), value.data()};
+      }
+      Numbers dq(q.size()), dk(k.size()), dv(v.size());
+      attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), shape, extra);
+      attention_backward_ref(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(),
+                             q.data(), k.data(), v.data(), o.data(), lse.data(), shape, extra);
+      const std::string at = format("%s, window %zu: ", kind.c_str(), window);
+      op.check(at + "y", o);
+      op.check(at + "dq", dq);
+      op.check(at + "dk", dk);
+      op.check(at + "dv", dv);
+      if (kind != "sigmoid") op.check(at + "lse", lse);
+      if (kind == "sink") {
+        Numbers dsink(H);
+        sink_backward_ref(dsink.data(), extra_ds.data(), B, T, H);
+        op.check(at + "dsink", dsink);
+      }
+      if (kind == "kv bias") {
+        Numbers dkey(H * D), dvalue(H * D);
+        kv_bias_backward_ref(dkey.data(), dvalue.data(), extra_p.data(), extra_ds.data(), q.data(),
+                             dout.data(), B, T, H, D);
+        op.check(at + "dkey", dkey);
+        op.check(at + "dvalue", dvalue);
+      }
+    }
+  op.finish();
+}
+
+TEST_CASE("fixtures: gates", "[fixtures]") {
+  const size_t N = 2, H = 3, D = 4, n = N * H * D;
+  Operation op("gate");
+  const Numbers x = op.input("x", n), z = op.input("z", n, 4), theta = op.input("theta", H * D, 4),
+                dy = op.input("dy", n);
+  for (const GateOp& gate : gate_ops)
+    with_activation(GateActivations{}, "gate", gate.act, [&](auto act) {
+      using Act = decltype(act);
+      Numbers y(n), dx(n), dz(n), dz_head(N * H), dtheta(H * D);
+      auto check = [&](const char* kind, const char* score, const Numbers& dscore) {
+        const std::string at = describe(gate) + ", " + kind + ": ";
+        op.check(at + "y", y);
+        op.check(at + "dx", dx);
+        op.check(at + score, dscore);
+      };
+      gate_forward_ref<Act>(y.data(), x.data(), z.data(), N, H * D, 1, gate);
+      gate_backward_ref<Act>(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H * D, 1, gate);
+      check("element", "dz", dz);
+      gate_forward_ref<Act>(y.data(), x.data(), z.data(), N, H * D, D, gate);
+      gate_backward_ref<Act>(dx.data(), dz_head.data(), dy.data(), x.data(), z.data(), N, H * D, D, gate);
+      check("head", "dz", dz_head);
+      shared_gate_forward_ref<Act>(y.data(), x.data(), z.data(), N, H, D, gate);
+      shared_gate_backward_ref<Act>(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, gate);
+      check("shared", "dz", dz);
+      static_gate_forward_ref<Act>(y.data(), x.data(), theta.data(), N, H * D, gate);
+      static_gate_backward_ref<Act>(dx.data(), dtheta.data(), dy.data(), x.data(), theta.data(), N, H * D,
+                                    gate);
+      check("static", "dtheta", dtheta);
+    });
+  op.finish();
+}
+
+TEST_CASE("fixtures: glu and activations", "[fixtures]") {
+  const size_t n = 24;
+  Operation glu("glu"), activation("activation");
+  const Numbers g = glu.input("g", n, 4), u = glu.input("u", n), dy = glu.input("dy", n);
+  for (Activation kind : {Activation::sigmoid, Activation::silu, Activation::gelu_tanh, Activation::gelu_erf})
+    with_activation(ActivationSet<Sigmoid, Silu, GeluTanh, GeluErf>{}, "glu", kind, [&](auto act) {
+      using Act = decltype(act);
+      const std::string at = std::string(name_of(kind)) + ": ";
+      Numbers y(n), dg(n), du(n);
+      glu_forward_ref<Act>(y.data(), g.data(), u.data(), n);
+      glu_backward_ref<Act>(dg.data(), du.data(), dy.data(), g.data(), u.data(), n);
+      glu.check(at + "y", y);
+      glu.check(at + "dg", dg);
+      glu.check(at + "du", du);
+    });
+  glu.finish();
+
+  const Numbers x = activation.input("x", n, 4), dact = activation.input("dy", n);
+  for (Activation kind : {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf, Activation::relu2})
+    with_activation(ActivationSet<Silu, GeluTanh, GeluErf, Relu2>{}, "activation", kind, [&](auto act) {
+      using Act = decltype(act);
+      const std::string at = std::string(name_of(kind)) + ": ";
+      Numbers y(n), dx(n);
+      activation_forward_ref<Act>(y.data(), x.data(), n);
+      activation_backward_ref<Act>(dx.data(), dact.data(), x.data(), n);
+      activation.check(at + "y", y);
+      activation.check(at + "dx", dx);
+    });
+  activation.finish();
+}
+
+TEST_CASE("fixtures: rope", "[fixtures]") {
+  const size_t B = 2, T = 5, H = 2, D = 6;
+  Operation op("rope");
+  const Numbers x = op.input("x", B * T * H * D), dy = op.input("dy", x.size());
+  for (size_t R : {6, 4}) {
+    const std::string at = format("%zu turn: ", R);
+    const Numbers cos = op.take(at + "cos"), sin = op.take(at + "sin");
+    const RopeTables tables = make_rope_tables(T, R, 10000.0, Device::cpu);
+    const std::vector<float> table_cos = tables.cos.download(), table_sin = tables.sin.download();
+    REQUIRE(relative_error(cos, Numbers(table_cos.begin(), table_cos.end())) <= 1e-7);
+    REQUIRE(relative_error(sin, Numbers(table_sin.begin(), table_sin.end())) <= 1e-7);
+    Numbers y(x.size()), dx(x.size());
+    rope_ref<false>(y.data(), x.data(), cos.data(), sin.data(), B, T, H, D, R);
+    rope_ref<true>(dx.data(), dy.data(), cos.data(), sin.data(), B, T, H, D, R);
+    op.check(at + "y", y);
+    op.check(at + "dx", dx);
+  }
+  op.finish();
+}
+
+TEST_CASE("fixtures: linear layer and cross-entropy", "[fixtures]") {
+  const size_t N = 6, C = 5, V = 11;
+  Operation op("linear_cross_entropy");
+  const Numbers h = op.input("h", N * C, 2), w = op.input("w", V * C, 2);
+  std::vector<int> targets = tokens_of("linear_cross_entropy targets", N, V);
+  targets[1] = ignored_target;
+  Numbers losses(N), dh(N * C), dw(V * C), logits(N * V);
+  linear_cross_entropy_ref(losses.data(), dh.data(), dw.data(), logits.data(), h.data(), w.data(),
+                           targets.data(), 1.0 / double(N), N, C, V, N);
+  op.check("losses", losses);
+  op.check("dh", dh);
+  op.check("dw", dw);
+  op.finish();
+}
