@@ -22,7 +22,7 @@ std::vector<Factor> factors() {
   std::vector<Factor> all;
   Config defaults;
   for (const Flag& f : list_flags(defaults)) {
-    if (f.kind != Flag::Kind::model) continue;
+    if (!f.shapes_the_model()) continue;
     Factor factor = {f.name, {f.get()}};
     for (const auto& c : f.choices)
       if (c.value != f.get()) factor.values.push_back(c.value);

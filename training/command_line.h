@@ -28,8 +28,12 @@ inline std::string flag_map_markdown() {
     std::string allowed = cell(f.allowed);
     if (!f.choices.empty()) {
       allowed.clear();
-      for (const auto& c : f.choices)
-        allowed += format("%s`%s` [%s](%s)", allowed.empty() ? "" : ", ", c.value.c_str(), c.file.c_str(), c.file.c_str());
+      for (size_t i = 0; i < f.choices.size(); i++) {  // a file that serves several values in a row is named behind the last
+        const auto& c = f.choices[i];
+        allowed += format("%s`%s`", i ? ", " : "", c.value.c_str());
+        if (i + 1 == f.choices.size() || f.choices[i + 1].file != c.file)
+          allowed += format(" [%s](%s)", c.file.c_str(), c.file.c_str());
+      }
     }
     const std::string value = f.get().empty() ? "" : format("`%s`", f.get().c_str());
     text += format("| `%s` | %s | %s | %s |\n", f.name.c_str(), value.c_str(), allowed.c_str(), cell(f.help).c_str());

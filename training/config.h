@@ -54,7 +54,7 @@ struct Flag {
   struct Choice {
     std::string value, file, meaning;
   };
-  enum class Kind { shortcut, model, data, training, run };
+  enum class Kind { shortcut, norm, attention, block, size, data, training, run };
 
   std::string name, help;
   Kind kind;
@@ -66,12 +66,16 @@ struct Flag {
 
   // Two runs can only have the same bits when these agree.
   bool shapes_the_result() const { return kind != Kind::run && kind != Kind::shortcut; }
+  bool shapes_the_model() const { return kind >= Kind::norm && kind <= Kind::size; }
 };
 
 inline const char* name_of(Flag::Kind kind) {
   switch (kind) {
     case Flag::Kind::shortcut: return "Shortcuts";
-    case Flag::Kind::model: return "Model";
+    case Flag::Kind::norm: return "Norms";
+    case Flag::Kind::attention: return "Attention";
+    case Flag::Kind::block: return "FFN, residual stream, weights";
+    case Flag::Kind::size: return "Sizes";
     case Flag::Kind::data: return "Data";
     case Flag::Kind::training: return "Training";
     default: return "Run";
@@ -161,7 +165,7 @@ class FlagTable {
     rows.push_back({name, help, kind_, std::move(allowed), {}, false, {}, {}});
     return rows.back();
   }
-  Flag::Kind kind_ = Flag::Kind::model;
+  Flag::Kind kind_ = Flag::Kind::shortcut;
 };
 
 // The table. Flags write into `c`, which must outlive it.
@@ -179,7 +183,7 @@ inline std::vector<Flag> list_flags(Config& c) {
          "chooses --ffn-hidden for as many parameters as the model of these flags has, as in --match-params='--attn=full'");
   t.toggle("--describe", c.describe, "print what the model is made of, its size, FLOPs and memory, and train nothing");
 
-  t.begin(Flag::Kind::model);
+  t.begin(Flag::Kind::norm);
   t.choice<NormKind>("--norm", m.norm.kind,
                      {{"rmsnorm", NormKind::rmsnorm, "kernels/rmsnorm.cuh", "x / rms(x) * w"},
                       {"layernorm", NormKind::layernorm, "kernels/layernorm.cuh", "(x - mean) / deviation * w + b"},
@@ -218,6 +222,7 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.number("--dyt-alpha", m.norm.dyt_alpha, 1e-6, 1e6, "DyT: where alpha starts");
   t.number("--dyt-alpha-attn", m.dyt_alpha_attention, 1e-6, 1e6, "DyT: the same for the norms in front of attention");
 
+  t.begin(Flag::Kind::attention);
   t.choice<GatePosition>("--attn", m.attention.gate_at,
                          {{"full", GatePosition::none, "layers/attention.cuh", "no gate"},
                           {"g1", GatePosition::g1, "layers/gate.cuh", "the output of attention is gated"},
@@ -279,6 +284,7 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.number("--rope-theta", m.rope_theta, 1.0, 1e12, "base of the rotary frequencies");
   t.number("--rope-fraction", m.rope_fraction, 0.0, 1.0, "share of a head's dimensions that turn, the first ones");
 
+  t.begin(Flag::Kind::block);
   t.choice<FfnKind>("--ffn", m.ffn.kind,
                     {{"swiglu", FfnKind::swiglu, "kernels/glu.cuh", "SiLU(gate) * up"},
                      {"glu", FfnKind::glu, "kernels/glu.cuh", "sigmoid(gate) * up"},
@@ -304,6 +310,7 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.number("--clip-output", m.clip_output, 0.0f, 1e30f, "bound of attention's and the FFN's output; 0: none");
   t.number("--dropout", m.dropout, 0.0f, 0.99f, "of attention's and the FFN's output in training (kernels/residual.cuh)");
 
+  t.begin(Flag::Kind::size);
   t.number("--layers", m.layers, size_t{1}, many, "blocks");
   t.number("--hidden", m.hidden, size_t{1}, many, "width of the residual stream");
   t.number("--heads", m.attention.H, size_t{1}, many, "query heads");
