@@ -26,15 +26,18 @@ std::map<std::string, std::string> run_metadata(Config& config, const Data& data
   return metadata;
 }
 
-// Takes up the newest checkpoint of --out. Everything that shapes the result must be as it was.
-void resume(Trainer& trainer, const std::map<std::string, std::string>& now, const std::string& folder) {
+// Takes up the newest checkpoint of --out. Every flag that shapes the result must be as it was, and the data as large: its
+// bytes are not compared.
+void resume(Trainer& trainer, const std::map<std::string, std::string>& now, const Data& data, const std::string& folder) {
   std::optional<Checkpoint> checkpoint = find_latest(folder);
   if (!checkpoint) {
     printf("resume: %s holds no checkpoint yet: starting at step 1\n", folder.c_str());
     return;
   }
+  Config defaults;  // a flag that is younger than the checkpoint was at its default
+  const auto before = run_metadata(defaults, data);
   for (const auto& [key, value] : now) {
-    const std::string& then = checkpoint->state(key);
+    const std::string then = checkpoint->state_or(key, before.at(key));
     const std::string what = key.starts_with("flag") ? key.substr(4) : key;
     require(then == value, "%s: was made with %s=%s, this run has %s: resume with the same, or start in a new --out",
             checkpoint->path().c_str(), what.c_str(), then.c_str(), value.c_str());
@@ -61,16 +64,12 @@ void print_sample(Trainer& trainer, const Config& config, const Data& data) {
 
 // --params and --match-params: the FFN's width from the number of parameters.
 void choose_ffn_width(Config& config) {
-  size_t wanted = config.params;
-  if (!config.match_params.empty()) {
-    ModelConfig baseline = model_of_flags(config.match_params);
-    baseline.vocab = config.model.vocab;
-    wanted = total_parameters(baseline);
-  }
+  const size_t wanted =
+      config.match_params.empty() ? config.params : total_parameters(with_flags(config, config.match_params));
   if (wanted == 0) return;
   const MatchedWidth m = match_ffn_width(config.model, wanted);
   config.model.ffn.F = m.ffn_hidden;
-  printf("parameters  --ffn-hidden=%zu gives %zu, %zu %s than the %zu asked for\n", m.ffn_hidden, m.total,
+  printf("parameters --ffn-hidden=%zu gives %zu, %zu %s than the %zu asked for\n", m.ffn_hidden, m.total,
          m.total > wanted ? m.total - wanted : wanted - m.total, m.total > wanted ? "more" : "fewer", wanted);
 }
 
@@ -87,7 +86,10 @@ void train(Config& config, Device device) {
   if (!config.out.empty()) prepare_checkpoint_folder(config.out);
   Trainer trainer(config, loader, stream);
   const auto metadata = run_metadata(config, data);
-  if (config.resume) resume(trainer, metadata, config.out);
+  require(config.out.empty() || config.resume || !find_latest(config.out),
+          "--out=%s: holds a run's checkpoints already: add --resume to go on with it, or name another folder",
+          config.out.c_str());
+  if (config.resume) resume(trainer, metadata, data, config.out);
 
   Progress progress(config, data, trainer, stream);
   progress.header();
@@ -147,6 +149,7 @@ int main(int argc, char** argv) try {
   gated::Config config;
   if (!gated::parse_command_line(config, argc, argv)) return 0;
   if (config.describe) {
+    config.model.vocab = gated::open_data(config.data).train->vocab();
     gated::choose_ffn_width(config);
     fputs(gated::describe(config).c_str(), stdout);
     return 0;

@@ -24,7 +24,7 @@
 // shapes: every array (n) f32, written; y may be x, dx may be dy or x
 // silu, gelu_tanh, gelu_erf and relu2 are also operations of their own, below. The others only serve gate.cuh
 // and glu.cuh, which take an activation as a template parameter.
-// tests/test_activation.cpp
+// --gate-act, --norm-gate-act, --ffn, --gelu | tests/test_activation.cpp
 #pragma once
 #include "kernels/device.cuh"
 #include "kernels/elementwise.cuh"

@@ -66,6 +66,21 @@ inline size_t host_memory_available() {
   return kib << 10;
 }
 
+// Refuses what the device cannot give, where it says how much it can.
+inline void require_memory(Device device, double bytes) {
+  double available = double(host_memory_available());
+#ifdef __CUDACC__
+  if (device == Device::cuda) {
+    size_t free_bytes = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    available = double(free_bytes);
+  }
+#endif
+  require(available == 0 || bytes <= available,
+          "out of memory: %.0f MiB needed on %s, %.0f MiB free; use a smaller batch, context or model", bytes / 1048576.0,
+          name_of(device), available / 1048576.0);
+}
+
 // Fresh memory is filled with NaN on every device, so that reading what nobody wrote shows.
 inline void* device_allocate(Device device, size_t bytes) {
   if (bytes == 0) return nullptr;

@@ -10,7 +10,7 @@
 //   h is written, the gradients are accumulated
 // An id outside [0,V) is refused where the host still sees it, in TokenGroups; embedding_forward makes its h
 // a row of NaN.
-// tests/test_embedding.cpp
+// --position=learned, --embedding-scale | tests/test_embedding.cpp
 #pragma once
 #include <algorithm>
 

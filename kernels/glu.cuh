@@ -4,7 +4,7 @@
 // backward: du = dy*act(g)      dg = dy*u*act'(g)
 //   exactly: y = act(g)*u; du = dy*act(g); dg = (dy*u)*act'(g), act and act' as activation.cuh evaluates them
 // shapes: every array (n) f32, written; dg may be g and du may be u: then the layer keeps no copy for them
-// tests/test_glu.cpp
+// --ffn=swiglu|glu|geglu | tests/test_glu.cpp
 #pragma once
 #include "kernels/activation.cuh"
 

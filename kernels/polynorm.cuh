@@ -11,7 +11,7 @@
 //   dx = fma(g_0*(3*v_1), d_0, fma(g_1*(2*x), d_1, g_2*d_2))
 // shapes: x, y, dy, dx (N,C) f32; w, dw (3), b, db (1); saves r (N,3); row_sums (N,4) is scratch
 //   y, dx written, dw, db accumulated; y may be x, dx may be dy or x
-// tests/test_polynorm.cpp
+// --ffn=polynorm | tests/test_polynorm.cpp
 #pragma once
 #include "kernels/device.cuh"
 #include "kernels/math.cuh"

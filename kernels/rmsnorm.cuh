@@ -1,6 +1,6 @@
 // rmsnorm: y = z*r*(offset + w), r = 1/sqrt(mean(z^2) + eps)      (Zhang & Sennrich 2019, arXiv 1910.07467)
 //   z = x, or pre*x with a second weight in front: PreAffine (arXiv 2601.22966)
-//   offset 0, or 1 for zero-centred weights: w starts at 0, and decay draws the product towards 1
+//   offset 0, or 1 for zero-centred weights: w starts at 0, and decay draws offset + w towards 1
 //   with a residual branch: x = the join of x0 and branch first, in the same pass over memory (residual.cuh)
 // backward, g = dy*(offset + w) and xh = z*r:
 //   dz = r*(g - xh*mean(g*xh))      the gradient of x is pre*dz
@@ -86,7 +86,8 @@ void rmsnorm_backward_ref(const ResidualBackwardOf<T>& out, T* dw, T* dpre, T* m
     for (size_t row = 0; row < N; row++) {
       const T *xr = out.x + row * C, *dyr = dy + row * C;
       const T scale = r[row];
-      auto g = [=](size_t c) { return dyr[c] * rmsnorm_weight(w[c], offset); };
+      // (spelt out for clang 14, which does not find a default capture through the two lambdas around it)
+      auto g = [=, w = w, offset = offset](size_t c) { return dyr[c] * rmsnorm_weight(w[c], offset); };
       auto xh = [=](size_t c) { return pre[c] * xr[c] * scale; };
       const T m = row_reduce_ref<T>(C, [=](T acc, size_t c) { return fused(g(c), xh(c), acc); }) / T(C);
       if (mean) mean[row] = m;

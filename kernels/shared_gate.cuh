@@ -6,7 +6,7 @@
 //   exactly: both sums are one chain from +0 over ascending h, acc + scale*act(z) and fma(dy, x or 1, acc),
 //   then divided by H; dz = (sum/H) * (scale*act'(z)); act and act' as activation.cuh evaluates them
 // shapes: x, z, y, dy, dx, dz (N,H,D) f32; all written; y may be x, dx may be dy, dz may be z
-// tests/test_shared_gate.cpp
+// --gate-shared | tests/test_shared_gate.cpp
 #pragma once
 #include <algorithm>
 #include <vector>

@@ -6,7 +6,7 @@
 //   and act' as activation.cuh evaluates them
 // shapes: x, y, dy, dx (N,C) f32; theta, dtheta (C)
 //   y, dx written, dtheta accumulated; y may be x, dx may be dy
-// tests/test_static_gate.cpp
+// --gate-input=none | tests/test_static_gate.cpp
 #pragma once
 #include <vector>
 

@@ -56,21 +56,22 @@ class Attention {
   template <class Visit>
   void parameters(Visit&& visit) {
     const Init one = Init::constant(c.zero_centred ? 0 : 1);
+    const Decay decay = c.zero_centred ? Decay::yes : Decay::no;
     wq_.parameters(visit, "q_proj");
     wk_.parameters(visit, "k_proj");
     wv_.parameters(visit, "v_proj");
     if (c.gate_at != GatePosition::none) gate_.parameters(visit);
     wo_.parameters(visit, "o_proj");
     if (c.qk_norm) {
-      visit(q_norm_, "q_norm.weight", {c.D}, one, Decay::no);
-      visit(k_norm_, "k_norm.weight", {c.D}, one, Decay::no);
+      visit(q_norm_, "q_norm.weight", {c.D}, one, decay);
+      visit(k_norm_, "k_norm.weight", {c.D}, one, decay);
     }
     if (c.sink == AttentionSink::learned) visit(sink_, "sinks", {c.H}, Init::normal(), Decay::no);
     if (c.sink == AttentionSink::kv_bias) {
       visit(key_bias_, "kv_bias.key", {c.H, c.D}, Init::normal(), Decay::no);
       visit(value_bias_, "kv_bias.value", {c.H, c.D}, Init::normal(), Decay::no);
     }
-    if (c.sdpa_out == SdpaOut::groupnorm) visit(out_norm_, "out_norm.weight", {c.D}, one, Decay::no);
+    if (c.sdpa_out == SdpaOut::groupnorm) visit(out_norm_, "out_norm.weight", {c.D}, one, decay);
   }
   template <class Visit>
   void activations(Visit&& visit, size_t N) {
@@ -85,13 +86,13 @@ class Attention {
       visit(q_turned_, "q normed and rotated", {N, c.H, c.D});
       visit(k_turned_, "k normed and rotated", {N, c.K, c.D});
     }
-    if (c.sink == AttentionSink::kv_bias) visit(sink_logit_, "attention to the kv bias, logit", {N, c.H});
-    visit(o_, "attention", {N, c.H, c.D});
-    visit(lse_, "attention logsumexp", {N, c.H});
-    if (c.sdpa_out == SdpaOut::groupnorm) visit(o_r_, "attention 1/rms", {N, c.H});
-    if (c.sdpa_out != SdpaOut::plain) visit(o_out_, "attention normed or activated", {N, c.H, c.D});
+    if (c.sink == AttentionSink::kv_bias) visit(sink_logit_, "logit of the kv bias", {N, c.H});
+    visit(o_, "weighted values", {N, c.H, c.D});
+    visit(lse_, "logsumexp", {N, c.H});
+    if (c.sdpa_out == SdpaOut::groupnorm) visit(o_r_, "weighted values 1/rms", {N, c.H});
+    if (c.sdpa_out != SdpaOut::plain) visit(o_out_, "weighted values, normed or activated", {N, c.H, c.D});
     if (c.gate_at != GatePosition::none) gate_.activations(visit, N);
-    visit(y_, "attention output", {N, C_});
+    visit(y_, "output", {N, C_});
   }
   template <class Visit>
   void temporaries(Visit&& visit, size_t N) {

@@ -19,7 +19,7 @@ enum class NormPlacement { pre, post, sandwich };
 
 struct BlockConfig {
   NormPlacement placement = NormPlacement::pre;
-  NormConfig attention_norm, ffn_norm;
+  NormConfig attention_norm, ffn_norm;  // of what attention reads, and of the others
   AttentionConfig attention;
   FfnConfig ffn;
   float clip_branch = INFINITY, clip_residual = INFINITY;
@@ -43,11 +43,11 @@ class Block {
       : c(config),
         C_(C),
         site_(2 * layer),
-        norm1_(c.attention_norm, C, post() || layer > 0 ? Residual::yes : Residual::no),
+        norm1_(post() ? c.ffn_norm : c.attention_norm, C, post() || layer > 0 ? Residual::yes : Residual::no),
         attention_(c.attention, C),
-        norm2_(c.ffn_norm, C, Residual::yes),
+        norm2_(post() ? c.attention_norm : c.ffn_norm, C, Residual::yes),
         ffn_(c.ffn, C),
-        attention_out_(c.attention_norm, C, Residual::no),
+        attention_out_(c.ffn_norm, C, Residual::no),
         ffn_out_(c.ffn_norm, C, Residual::no) {}
 
   template <class Visit>
@@ -61,12 +61,17 @@ class Block {
   }
   template <class Visit>
   void activations(Visit&& visit, size_t N) {
-    norm1_.activations(visit, N);
-    attention_.activations(visit, N);
-    if (sandwich()) attention_out_.activations(visit, N);
-    norm2_.activations(visit, N);
-    ffn_.activations(visit, N);
-    if (sandwich()) ffn_out_.activations(visit, N);
+    auto of = [&](const char* part) {
+      return [&visit, part](float*& pointer, const std::string& name, const Shape& shape) {
+        visit(pointer, part + (": " + name), shape);
+      };
+    };
+    norm1_.activations(of("input norm"), N);
+    attention_.activations(of("attention"), N);
+    if (sandwich()) attention_out_.activations(of("attention's output norm"), N);
+    norm2_.activations(of("post-attention norm"), N);
+    ffn_.activations(of("ffn"), N);
+    if (sandwich()) ffn_out_.activations(of("ffn's output norm"), N);
   }
   template <class Visit>
   void temporaries(Visit&& visit, size_t N) {

@@ -39,11 +39,11 @@ class Ffn {
   }
   template <class Visit>
   void activations(Visit&& visit, size_t N) {
-    if (has_gate()) visit(g_, "ffn gate", {N, c.F});
-    visit(u_, "ffn up", {N, c.F});
-    if (c.kind == FfnKind::polynorm) visit(r_, "ffn 1/norms", {N, 3});
-    visit(a_, "ffn activation", {N, c.F});
-    visit(y_, "ffn output", {N, C_});
+    if (has_gate()) visit(g_, "gate", {N, c.F});
+    visit(u_, "up", {N, c.F});
+    if (c.kind == FfnKind::polynorm) visit(r_, "1/norms", {N, 3});
+    visit(a_, "activation", {N, c.F});
+    visit(y_, "output", {N, C_});
   }
   template <class Visit>
   void temporaries(Visit&& visit, size_t N) {

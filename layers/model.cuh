@@ -2,6 +2,7 @@
 // with the norms, gates and FFNs that flags choose. Names follow Hugging Face (transformers, qwen3).
 //
 //   h = scale * E[ids] + P[positions];  h = block_i(h);  logits = N(h) W_lm^T;  loss = mean cross-entropy of the next token
+//   (with --norm-placement=post the last block ends in a norm: logits = h W_lm^T)
 //   scale is 1 or learned (--embedding-scale), P is 0 or learned (--position=learned)
 // shapes: ids, targets (B,T) int32; h (N,C), N = B*T | tests/test_model.cpp
 #pragma once
@@ -122,7 +123,6 @@ class Model {
   }
 
   Block& first_block() { return blocks_[0]; }
-  size_t batch() const { return B_; }
   size_t context() const { return T_; }
 
   // Weights that enter matrix products: the others are looked up, or scale what they meet.
@@ -147,6 +147,7 @@ class Model {
   }
 
   // Floats for activations, and for gradients that are not a parameter's, of the planned batch.
+  size_t allocated_floats() const { return activations_.size() + gradients_.size(); }
   size_t activation_floats() {
     return tensors_size([&](auto&& visit) { activations(visit); });
   }
@@ -165,7 +166,7 @@ class Model {
     b.attention = config.attention;
     b.attention.rope = config.position == Position::rope;
     b.attention.zero_centred = config.norm.zero_centred;
-    b.attention.eps = config.norm.eps > 0 ? config.norm.eps : 1e-6f;
+    b.attention.eps = config.norm.rms_epsilon();
     b.attention.score_bias = float(-host_log(double(config.context)));
     if (config.window_layers == WindowLayers::even && i % 2 == 1) b.attention.window = 0;
     b.ffn = config.ffn;

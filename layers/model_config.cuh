@@ -11,7 +11,7 @@ enum class WindowLayers { all, even };
 struct ModelConfig {
   size_t vocab = 256, context = 128, layers = 4, hidden = 128;
   NormConfig norm;
-  double dyt_alpha_attention = 0.5;  // of the norms in front of attention; norm.dyt_alpha elsewhere
+  double dyt_alpha_attention = 0.5;  // of the norms that attention reads; norm.dyt_alpha elsewhere
   NormPlacement placement = NormPlacement::pre;
   AttentionConfig attention;
   WindowLayers window_layers = WindowLayers::all;
@@ -23,7 +23,7 @@ struct ModelConfig {
   float dropout = 0;
 
   // Dimensions of a head that rotate.
-  size_t rope_dims() const { return 2 * size_t(double(attention.D) * rope_fraction / 2); }
+  size_t rope_dims() const { return 2 * size_t(double(attention.D) * rope_fraction / 2 + 1e-9); }
 };
 
 // Refuses what cannot work, naming the flag.
@@ -46,7 +46,7 @@ inline void validate(const ModelConfig& c) {
 
   const GatePosition g = a.gate_at;
   const bool headwise = a.gate.score == GateScore::headwise;
-  require(!(headwise && a.qk_norm && (g == GatePosition::g3 || g == GatePosition::g4)),
+  require(!(headwise && a.qk_norm && !a.gate.op.additive && (g == GatePosition::g3 || g == GatePosition::g4)),
           "--gate=headwise with --attn=%s: QK-norm divides a head's score out again; take --gate=elementwise or --qk-norm=off",
           g == GatePosition::g3 ? "g3" : "g4");
   require(!(headwise && g == GatePosition::g5), "--gate=headwise with --attn=g5: behind the output projection there are no "
@@ -56,6 +56,10 @@ inline void validate(const ModelConfig& c) {
           "take --gate=elementwise");
   require(!(a.gate.shared && a.gate.input == GateInput::none),
           "--gate-shared with --gate-input=none: a score that no token changes is not averaged over heads; take one of them");
+  const Activation act = a.gate.op.act;
+  require(!(a.gate.input == GateInput::none && !a.gate.op.additive && (act == Activation::silu || act == Activation::identity)),
+          "--gate-input=none with --gate-act=%s: the gate would start at 0 and let nothing through; take sigmoid or ns-sigmoid",
+          act == Activation::silu ? "silu" : "identity");
   require(!a.gate.shared || g == GatePosition::none || g == GatePosition::g1 || g == GatePosition::g2,
           "--gate-shared is for --attn=g1 and --attn=g2");
   require(a.score == AttentionScore::softmax || a.sink == AttentionSink::none,

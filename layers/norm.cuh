@@ -43,7 +43,8 @@ struct NormConfig {
     return kind == NormKind::gated ? NormKind::rmsnorm : kind == NormKind::gated_dyt ? NormKind::dyt : kind;
   }
   bool divides_by_rms() const { return base() == NormKind::rmsnorm || base() == NormKind::preaffine; }
-  float epsilon() const { return eps > 0 ? eps : kind == NormKind::layernorm ? 1e-5f : 1e-6f; }
+  float epsilon() const { return kind == NormKind::layernorm && eps == 0 ? 1e-5f : rms_epsilon(); }
+  float rms_epsilon() const { return eps > 0 ? eps : 1e-6f; }  // of QK-norm too
 };
 
 // What a norm does before it normalises: nothing, or join a branch to the stream first.
@@ -64,7 +65,8 @@ class Norm {
     if (kind == NormKind::none) return;
     if (kind == NormKind::preaffine) visit(pre_, "pre_weight", {C_}, Init::constant(1), Decay::no);
     if (kind == NormKind::dyt) visit(alpha_, "alpha", {1}, Init::constant(config_.dyt_alpha), Decay::no);
-    visit(weight_, "weight", {C_}, Init::constant(config_.zero_centred ? 0 : 1), Decay::no);
+    // Qwen3-Next centres the weight on 0 so that it can decay.
+    visit(weight_, "weight", {C_}, Init::constant(config_.zero_centred ? 0 : 1), config_.zero_centred ? Decay::yes : Decay::no);
     if (kind == NormKind::layernorm || kind == NormKind::dyt) visit(bias_, "bias", {C_}, Init::constant(0), Decay::no);
     if (!config_.with_gate()) return;
     down_.parameters(visit, "gate_down");
@@ -73,19 +75,19 @@ class Norm {
   template <class Visit>
   void activations(Visit&& visit, size_t N) {
     const NormKind kind = config_.base();
-    if (kind == NormKind::layernorm) visit(mean_, "norm mean", {N});
-    if (kind == NormKind::layernorm || config_.divides_by_rms()) visit(r_, "norm 1/deviation", {N});
-    if (kind != NormKind::none) visit(normed_, "norm", {N, C_});
+    if (kind == NormKind::layernorm) visit(mean_, "mean", {N});
+    if (kind == NormKind::layernorm || config_.divides_by_rms()) visit(r_, "1/deviation", {N});
+    if (kind != NormKind::none) visit(normed_, "normed", {N, C_});
     if (residual_ == Residual::yes) visit(sum_, "residual stream", {N, C_});
     if (!config_.with_gate()) return;
-    visit(low_, "norm gate low rank", {N, config_.gate.rank});
-    visit(low_act_, "norm gate SiLU", {N, config_.gate.rank});
-    visit(score_, "norm gate logit", {N, scores()});
-    visit(y_, "norm gate output", {N, C_});
+    visit(low_, "gate, low rank", {N, config_.gate.rank});
+    visit(low_act_, "gate, SiLU", {N, config_.gate.rank});
+    visit(score_, "gate, logit", {N, scores()});
+    visit(y_, "output", {N, C_});
   }
   template <class Visit>
   void temporaries(Visit&& visit, size_t N) {
-    if (config_.base() == NormKind::preaffine || config_.base() == NormKind::dyt) visit(row_, "norm row sums", {N});
+    if (config_.base() == NormKind::preaffine || config_.base() == NormKind::dyt) visit(row_, "row sums", {N});
     if (!config_.with_gate()) return;
     visit(dnormed_, "d norm", {N, C_});
     visit(dscore_, "d norm gate logit", {N, scores()});

@@ -129,7 +129,7 @@ class Parameters {
 template <class List>
 size_t tensors_size(List list) {
   size_t total = 0;
-  list([&](float*&, const char*, const Shape& shape) {
+  list([&](float*&, const std::string&, const Shape& shape) {
     require(!__builtin_add_overflow(total, padded(count(shape)), &total), "the activations' sizes overflow: lower them");
   });
   return total;
@@ -138,7 +138,7 @@ size_t tensors_size(List list) {
 // Hands those tensors their places in `memory`.
 template <class List>
 void place_tensors(float* memory, List list) {
-  list([&](float*& pointer, const char*, const Shape& shape) {
+  list([&](float*& pointer, const std::string&, const Shape& shape) {
     pointer = memory;
     memory += padded(count(shape));
   });

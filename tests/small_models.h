@@ -8,13 +8,13 @@
 
 namespace gated {
 
-// The flags' model at sizes that divide by nothing.
+// The flags' model at small, odd sizes.
 inline ModelConfig small_model(const std::string& flags = "") {
   return model_of_flags("--vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 --ffn-hidden=28 " +
                         flags);
 }
 
-// Every value of every flag, and combinations that meet inside a layer.
+// Every named value of every flag, and combinations that meet inside a layer.
 inline const std::vector<std::string>& small_models() {
   static const std::vector<std::string> lines = {
       "",

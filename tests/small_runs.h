@@ -12,7 +12,7 @@ inline Config small_run(const ModelConfig& model, size_t steps = 20, size_t micr
   c.data.vocab = c.vocab = model.vocab;
   c.seed = c.data.seed = 5;
   c.batch = 2, c.micro_batches = micro_batches, c.steps = steps;
-  c.schedule = {1e-2f, 1e-3f, 4, 20};
+  c.schedule = {1e-2f, 1e-3f, std::min<size_t>(4, steps), steps};
   return c;
 }
 

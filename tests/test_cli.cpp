@@ -153,10 +153,13 @@ TEST_CASE("cli: --describe, --preset, --params and --match-params choose and exp
   REQUIRE(!contains(gpt2.out, "step "));
   const Outcome matched = train(f, {"--attn=g1", "--norm=gated", "--match-params=--attn=full", "--describe"});
   REQUIRE(contains(matched.out, "--ffn-hidden="));
-  REQUIRE(contains(matched.out, "fewer than the"));
+  REQUIRE(contains(matched.out, "than the"));
+  const Outcome small_described = train(f, small({"--describe"}));
+  REQUIRE(contains(small_described.out, "model.embed_tokens.weight                                  [64,32]"));  // the data's vocabulary
   require_refused(train(f, {"--params=100", "--describe"}), "100 parameters");
   require_refused(train(f, {"--params=900000", "--ffn-hidden=100"}), "--ffn-hidden");
   require_refused(train(f, {"--match-params=--no-such-flag", "--describe"}), "--no-such-flag");
+  require_refused(train(f, {"--data=bigram-backcopy", "--hidden=100000", "--ffn-hidden=300000", "--layers=100"}), "out of memory");
   require_refused(train(f, {"--preset=gpt5"}), "--preset=gpt5");
 }
 
@@ -239,17 +242,21 @@ TEST_CASE("cli: a checkpoint of another run, a corrupt one, a truncated one", "[
 TEST_CASE("cli: a full disk loses no checkpoint", "[cli]") {
   const Folder f;
   const std::string out = "--out=" + (f / "run");
-  REQUIRE(train(f, small({out, "--steps=6", "--save-every=6", "--keep=0"})).exit_code == 0);
-  const std::string before = read_file(f / "run/step_00000006.safetensors");
+  REQUIRE(train(f, small({out, "--steps=6", "--save-every=3", "--keep=0"})).exit_code == 0);
+  const std::string before = read_file(f / "run/step_00000003.safetensors");
   REQUIRE(!before.empty());
+  fs::remove(f / "run/step_00000006.safetensors");
   // A limit on file size stands in for a disk that fills up while a checkpoint is written.
   const auto limit = [] {
     const rlimit small_files = {4096, 4096};
     setrlimit(RLIMIT_FSIZE, &small_files);
     signal(SIGXFSZ, SIG_IGN);
   };
-  require_refused(train(f, small({out, "--steps=6", "--save-every=6", "--keep=1", "--seed=3"}), limit), "step_00000006");
-  REQUIRE(read_file(f / "run/step_00000006.safetensors") == before);
+  require_refused(train(f, small({out, "--steps=6", "--save-every=3", "--keep=1", "--resume"}), limit), "step_00000006");
+  REQUIRE(read_file(f / "run/step_00000003.safetensors") == before);
+  // Nor does a new run in the folder of another.
+  require_refused(train(f, small({out, "--steps=6", "--seed=3"})), "--resume");
+  REQUIRE(read_file(f / "run/step_00000003.safetensors") == before);
 }
 
 TEST_CASE("cli: bad input is one clear line and no crash", "[cli]") {

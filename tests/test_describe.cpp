@@ -48,6 +48,16 @@ TEST_CASE("describe: flags after a preset change it, before or behind its name",
   REQUIRE_THROWS_AS(model_of_flags("--preset=gpt3"), Error);
 }
 
+TEST_CASE("describe: --match-params changes this run's own model", "[describe]") {
+  const Config run = config_of_flags("--preset=p2-2b --attn=g1 --norm=gated");
+  REQUIRE(total_parameters(with_flags(run, "--attn=full --norm=rmsnorm")) == total("--preset=p2-2b"));
+  REQUIRE(with_flags(run, "--layers=3").layers == 3);
+  REQUIRE_THROWS_AS(with_flags(run, "--device=cuda"), Error);
+  REQUIRE_THROWS_AS(with_flags(run, "--help"), Error);
+  REQUIRE_THROWS_AS(with_flags(run, "--layers"), Error);
+  REQUIRE_THROWS_AS(with_flags(run, "attn"), Error);
+}
+
 TEST_CASE("describe: the width that matches a number of parameters is the nearest", "[describe]") {
   const ModelConfig g1 = model_of_flags("--attn=g1 --norm=gated");
   const size_t wanted = total("");
@@ -74,12 +84,14 @@ TEST_CASE("describe: what is printed adds up, for every variant", "[describe]") 
     Model model(config.model);
     REQUIRE(text.find(with_commas(model.weights.total()) + "\n") != std::string::npos);
     for (const Parameter& p : model.weights.list()) REQUIRE(text.find(p.name + " ") != std::string::npos);
-    // The memory it names is what a model that runs has.
+    // The memory it names is what a model that runs has taken.
     Stream cpu(Device::cpu);
-    Model real(config.model, 2, 9, 1, cpu);
-    model.plan(2, 9);
-    REQUIRE(model.activation_floats() == real.activation_floats());
-    REQUIRE(model.weights.flat_size() == real.weights.values.size());
+    Model real(config.model, config.batch, config.model.context, 1, cpu);
+    const TrainingMemory memory = training_memory(config.model, config.batch, config.model.context, 1);
+    REQUIRE(memory.weights == real.weights.values.size());
+    REQUIRE(memory.gradients == real.weights.grads.size());
+    REQUIRE(memory.activations + memory.between == real.allocated_floats());
+    REQUIRE(text.find(format("total              %12.1f\n", double(memory.total() * sizeof(float)) / 1048576.0)) != std::string::npos);
   }
   REQUIRE(with_commas(1) == "1");
   REQUIRE(with_commas(999) == "999");

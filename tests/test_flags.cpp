@@ -80,7 +80,22 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--val-data=a", "--val-fraction=0.2"}), "--val-fraction"));
   REQUIRE(contains(parse({"--lr=1e-4", "--min-lr=1e-3"}), "--min-lr"));
   REQUIRE(contains(parse({"--steps=5", "--warmup=6"}), "--warmup"));
+  REQUIRE(parse({"--steps=5"}) == "");     // the default warm-up gives way
+  REQUIRE(parse({"--lr=1e-4"}) == "");     // and the default final rate
+  REQUIRE(contains(parse({"--attn=g1", "--gate-shared=maybe"}), "--gate-shared=maybe"));
+  REQUIRE(contains(parse({"--norm=dyt", "--qk-norm=off", "--norm-eps=1e-4"}), "--norm-eps"));
+  REQUIRE(contains(parse({"--data=bigram-backcopy", "--val-fraction=0.2"}), "--val-fraction"));
+  REQUIRE(contains(parse({"--params=5", "--ffn-hidden=7"}), "--ffn-hidden"));
   REQUIRE(contains(parse({"--heads=6", "--kv-heads=4"}), "--kv-heads=4"));
+}
+
+TEST_CASE("flags: a switch is on when named, and takes on or off", "[flags]") {
+  for (auto [word, on] : {std::pair{"--gate-shared", true}, {"--gate-shared=on", true}, {"--gate-shared=off", false}}) {
+    Config c;
+    INFO(word);
+    REQUIRE(parse(c, {"--attn=g1", word}) == "");
+    REQUIRE(c.model.attention.gate.shared == on);
+  }
 }
 
 TEST_CASE("schedule: warm-up is a line, then a cosine falls to the final rate", "[flags]") {
@@ -113,7 +128,7 @@ TEST_CASE("flags: every line of flags in the README's tables of the papers is ac
   size_t lines = 0;
   for (size_t at = begin; (at = readme.find("`--", at + 1)) < end; lines++) {
     const std::string line = readme.substr(at + 1, readme.find('`', at + 1) - at - 1);
-    if (line.find("=") == std::string::npos) continue;  // a flag's name in the text
+    if (line.find("=") == std::string::npos || line.find("'") != std::string::npos) continue;  // a name, a shell's quotes
     INFO(line);
     std::istringstream words(line);
     std::vector<std::string> list;

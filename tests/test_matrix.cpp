@@ -1,4 +1,4 @@
-// matrix: every value of every flag of the model, and every pair of values that is not refused, in a run of a few steps:
+// matrix: every named value of the model's flags, some numbers, and every pair of them that is not refused, in a run of a few steps:
 // the same bits on cpu and kernels, finite, learning, and the same after saving and loading.
 #include <filesystem>
 
@@ -39,7 +39,7 @@ using Assignment = std::vector<size_t>;
 std::string line_of(const std::vector<Factor>& all, const Assignment& a) {
   std::string line;
   for (size_t f = 0; f < all.size(); f++)
-    if (a[f]) line += (line.empty() ? "" : " ") + all[f].flag + (all[f].values[a[f]] == "on" && all[f].flag == "--gate-shared" ? "" : "=" + all[f].values[a[f]]);
+    if (a[f]) line += (line.empty() ? "" : " ") + all[f].flag + "=" + all[f].values[a[f]];
   return line;
 }
 

@@ -248,6 +248,11 @@ class Checkpoint {
     return found->second;
   }
 
+  // The same, or `otherwise` in a checkpoint that was written before there was such a key.
+  std::string state_or(const std::string& key, const std::string& otherwise) const {
+    return metadata().count(key) ? state(key) : otherwise;
+  }
+
   size_t step() const {
     const std::string& text = state("step");
     size_t step = 0;

@@ -65,17 +65,31 @@ inline std::string help_text() {
   return text + "\nOther\n  --help                     this text\n  --flag-map                 the README's table of flags\n";
 }
 
+// Sets one flag from a word as it stands on a command line: --name=value, or --name of a switch.
+inline void apply_word(const std::vector<Flag>& flags, const std::string& word, const std::string& from) {
+  const size_t equals = word.find('=');
+  const std::string name = word.substr(0, equals);
+  const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
+  require(flag != flags.end(), "%s: there is no flag %s", from.c_str(), name.c_str());
+  require(flag->shapes_the_model() || name == "--vocab", "%s: %s is no flag of the model", from.c_str(), name.c_str());
+  require(flag->is_switch || equals != std::string::npos, "%s: %s needs a value: %s=...", from.c_str(), name.c_str(), name.c_str());
+  flag->set(equals == std::string::npos ? "" : word.substr(equals + 1));
+}
+
 // Sets the flags of a preset; the user's come after it.
 inline void apply_preset(const std::vector<Flag>& flags, const std::string& name) {
-  for (const Preset& p : presets()) {
-    if (p.name != name) continue;
-    for (const std::string& word : p.flags) {
-      const size_t equals = word.find('=');
-      const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == word.substr(0, equals); });
-      require(flag != flags.end(), "--preset=%s: it sets %s, which is no flag", name.c_str(), word.c_str());
-      flag->set(word.substr(equals + 1));
-    }
-  }
+  for (const Preset& p : presets())
+    if (p.name == name)
+      for (const std::string& word : p.flags) apply_word(flags, word, "--preset=" + name);
+}
+
+// The model of `config` with the flags of a line changed, as --match-params names it.
+inline ModelConfig with_flags(Config config, const std::string& line) {
+  const std::vector<Flag> flags = list_flags(config);
+  std::istringstream words(line);
+  for (std::string word; words >> word;) apply_word(flags, word, "--match-params=" + line);
+  validate(config.model);
+  return config.model;
 }
 
 // Fills config; false when the command line asked for help only. Refuses what the table does not allow.
@@ -89,7 +103,7 @@ inline bool parse_command_line(Config& config, int argc, char** argv) {
   std::vector<std::string> values(flags.size());
   std::vector<CLI::Option*> options;
   for (size_t i = 0; i < flags.size(); i++)
-    options.push_back(flags[i].is_switch ? app.add_flag(flags[i].name)
+    options.push_back(flags[i].is_switch ? app.add_flag(flags[i].name, values[i])->take_last()
                                          : app.add_option(flags[i].name, values[i])->take_last());
   try {
     app.parse(argc, argv);

@@ -60,7 +60,7 @@ struct Flag {
   Kind kind;
   std::string allowed;               // "64", "1 to 1000", "rmsnorm | gated"
   std::vector<Choice> choices;       // of a flag with named values, each with the file that implements it
-  bool is_switch = false;            // present or absent, without a value
+  bool is_switch = false;            // on when named without a value
   std::function<void(const std::string&)> set;
   std::function<std::string()> get;
 
@@ -125,7 +125,11 @@ class FlagTable {
   void toggle(const char* name, bool& field, const char* help) {
     Flag& f = add(name, help, "");
     f.is_switch = true;
-    f.set = [&field](const std::string&) { field = true; };
+    f.set = [&field, name](const std::string& s) {
+      const bool on = s.empty() || s == "on" || s == "true";  // CLI11 reads a bare switch as true
+      require(on || s == "off" || s == "false", "%s=%s: expected on or off, or no value", name, s.c_str());
+      field = on;
+    };
     f.get = [&field] { return std::string(field ? "on" : "off"); };
   }
   template <class E>
@@ -180,7 +184,7 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.choice<std::string>("--preset", c.preset, names, "a model by name; flags beside it change it");
   t.number("--params", c.params, size_t{0}, size_t{1} << 50, "total parameters: chooses --ffn-hidden; 0: as it is");
   t.text("--match-params", c.match_params, "FLAGS",
-         "chooses --ffn-hidden for as many parameters as the model of these flags has, as in --match-params='--attn=full'");
+         "chooses --ffn-hidden for as many parameters as this model has with these flags changed: --match-params=--attn=full");
   t.toggle("--describe", c.describe, "print what the model is made of, its size, FLOPs and memory, and train nothing");
 
   t.begin(Flag::Kind::norm);
@@ -198,7 +202,7 @@ inline std::vector<Flag> list_flags(Config& c) {
                            {"post", NormPlacement::post, "layers/block.cuh", "N(h + f(h))"},
                            {"sandwich", NormPlacement::sandwich, "layers/block.cuh", "h + N(f(N(h)))"}},
                           "where the norm stands");
-  t.number("--norm-eps", m.norm.eps, 0.0f, 1.0f, "added to the mean square inside the root; 0: 1e-6, LayerNorm's 1e-5");
+  t.number("--norm-eps", m.norm.eps, 0.0f, 1.0f, "added inside the root, in QK-norm too; 0: 1e-6, LayerNorm's 1e-5");
   t.choice<bool>("--norm-weight", m.norm.zero_centred,
                  {{"plain", false, "kernels/rmsnorm.cuh", "w, starting at 1"},
                   {"zero-centred", true, "kernels/rmsnorm.cuh", "1 + w, w starting at 0"}},
@@ -216,11 +220,11 @@ inline std::vector<Flag> list_flags(Config& c) {
                        "its activation");
   t.choice<bool>("--norm-gate-init", m.norm.gate.zero_init,
                  {{"normal", false, "layers/norm.cuh", "W_up starts as every matrix does"},
-                  {"zero", true, "layers/norm.cuh", "W_up starts at 0: every score at one half"}},
+                  {"zero", true, "layers/norm.cuh", "W_up starts at 0: every sigmoid at one half"}},
                  "its start");
   t.number("--norm-gate-scale", m.norm.gate.op.scale, 1e-6f, 1e6f, "factor of its score; 2 makes zero init the identity");
   t.number("--dyt-alpha", m.norm.dyt_alpha, 1e-6, 1e6, "DyT: where alpha starts");
-  t.number("--dyt-alpha-attn", m.dyt_alpha_attention, 1e-6, 1e6, "DyT: the same for the norms in front of attention");
+  t.number("--dyt-alpha-attn", m.dyt_alpha_attention, 1e-6, 1e6, "DyT: the same for the norms that attention reads");
 
   t.begin(Flag::Kind::attention);
   t.choice<GatePosition>("--attn", m.attention.gate_at,
@@ -311,7 +315,7 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.number("--dropout", m.dropout, 0.0f, 0.99f, "of attention's and the FFN's output in training (kernels/residual.cuh)");
 
   t.begin(Flag::Kind::size);
-  t.number("--layers", m.layers, size_t{1}, many, "blocks");
+  t.number("--layers", m.layers, size_t{1}, size_t{10000}, "blocks");
   t.number("--hidden", m.hidden, size_t{1}, many, "width of the residual stream");
   t.number("--heads", m.attention.H, size_t{1}, many, "query heads");
   t.number("--kv-heads", m.attention.K, size_t{1}, many, "key/value heads; divides --heads");
@@ -326,7 +330,7 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.text("--val-data", c.data.val_data, "as --data", "validation data of its own, instead of a share of --data");
   t.number("--val-fraction", c.data.val_fraction, 0.0, 0.9, "share of --data, at its end, kept for validation");
   t.number("--vocab", c.vocab, size_t{0}, size_t{1} << 31, "tokens in the vocabulary; 0: as the data has");
-  t.number("--seed", c.seed, uint64_t{0}, UINT64_MAX, "of initial weights, order of the data, synthetic data, samples");
+  t.number("--seed", c.seed, uint64_t{0}, UINT64_MAX, "of initial weights, order of the data, synthetic data, dropout, samples");
 
   t.begin(Flag::Kind::training);
   t.number("--steps", c.steps, size_t{1}, many, "optimizer steps");
@@ -376,6 +380,8 @@ inline void check_flags(Config& c, const std::set<std::string>& given) {
     const char* what;
   };
   const bool has_dyt = m.norm.base() == NormKind::dyt;
+  const bool has_root = !(has_dyt || m.norm.kind == NormKind::none) || m.attention.qk_norm ||
+                        m.attention.sdpa_out == SdpaOut::groupnorm;
   const bool has_gelu = m.ffn.kind == FfnKind::gelu || m.ffn.kind == FfnKind::geglu;
   const Needs needs[] = {
       {{"--gate", "--gate-shared", "--gate-op", "--gate-act", "--gate-input"}, m.attention.gate_at != GatePosition::none,
@@ -386,15 +392,21 @@ inline void check_flags(Config& c, const std::set<std::string>& given) {
       {{"--rope-theta", "--rope-fraction"}, m.position == Position::rope, "--position=rope"},
       {{"--gelu"}, has_gelu, "an FFN with GELU: add --ffn=gelu or --ffn=geglu"},
       {{"--window-layers"}, m.attention.window > 0, "a window: add --window=N"},
+      {{"--norm-eps"}, has_root, "a norm with a root: --norm=rmsnorm, layernorm, preaffine or gated, or --qk-norm=on"},
+      {{"--val-fraction"}, !detail::is_backcopy(c.data.data) || c.data.val_fraction == 0,
+       "data of which a share can be kept (bigram-backcopy makes its own validation data)"},
       {{"--resume"}, !c.out.empty(), "--out=FOLDER: the folder that holds the checkpoints"},
       {{"--save-every", "--keep"}, !c.out.empty(), "--out=FOLDER: there are no checkpoints without one"}};
   for (const Needs& n : needs)
     for (const char* flag : n.flags)
       require(n.met || !is_given(flag), "%s needs %s, or leave %s out", flag, n.what, flag);
-  require(is_given("--params") + is_given("--match-params") + is_given("--ffn-hidden") <= 1,
+  require((c.params > 0) + !c.match_params.empty() + is_given("--ffn-hidden") <= 1,
           "--params, --match-params and --ffn-hidden all choose the FFN's width: give one of them");
   require(!(is_given("--val-data") && is_given("--val-fraction")),
           "--val-data and --val-fraction were both given: validation data is either its own or a share of --data");
+  // Defaults give way to what was given.
+  if (!is_given("--min-lr")) c.schedule.final = std::min(c.schedule.final, c.schedule.peak);
+  if (!is_given("--warmup")) c.schedule.warmup = std::min(c.schedule.warmup, c.steps);
   require(c.schedule.final <= c.schedule.peak, "--min-lr=%g is above --lr=%g: the cosine falls from --lr to --min-lr",
           double(c.schedule.final), double(c.schedule.peak));
   require(c.schedule.warmup <= c.steps, "--warmup=%zu is longer than --steps=%zu", c.schedule.warmup, c.steps);

@@ -4,8 +4,8 @@
 #include <map>
 #include <string>
 
-#include "layers/model.cuh"
 #include "training/config.h"
+#include "training/memory.h"
 #include "training/safetensors.h"
 
 namespace gated {
@@ -20,7 +20,7 @@ inline std::string with_commas(size_t n) {
 // The part of the model that a parameter belongs to: of "model.layers.3.mlp.up_proj.weight" it is "mlp".
 inline std::string part_of(const std::string& name) {
   const size_t layers = name.find(".layers.");
-  if (layers == std::string::npos) return name.substr(0, name.rfind('.'));
+  if (layers == std::string::npos) return name.substr(0, name.find('.', name.find('.') + 1));
   const size_t begin = name.find('.', layers + 8) + 1;
   return name.substr(begin, name.find('.', begin) - begin);
 }
@@ -44,19 +44,18 @@ inline std::string describe(const Config& config) {
 
   text += format("\ndata in the first block, for %zu sequences of %zu tokens (%zu tokens)\n", B, T, N);
   model.first_block().activations(
-      [&](float*&, const char* name, const Shape& shape) { text += format("  %-58s %s\n", name, shape_text(shape).c_str()); }, N);
+      [&](float*&, const std::string& name, const Shape& shape) { text += format("  %-58s %s\n", name.c_str(), shape_text(shape).c_str()); }, N);
 
-  const double mib = 1048576.0 / sizeof(float);
-  const size_t flat = model.weights.flat_size(), moments = 2 * flat, sums = config.micro_batches > 1 ? flat : 0;
-  const size_t activations = model.activation_floats(), between = model.gradient_floats();
+  const TrainingMemory memory = training_memory(config.model, B, T, config.micro_batches);
   text += format("\nFLOPs a token, training          %.4g (6 x %s weights of matrix products, and attention)\n",
                  model.flops_per_token(T), with_commas(model.matrix_weights()).c_str());
-  text += format("memory, MiB   weights            %12.1f\n", double(flat) / mib);
-  text += format("              gradients          %12.1f\n", double(flat + sums) / mib);
-  text += format("              optimizer          %12.1f\n", double(moments) / mib);
-  text += format("              activations        %12.1f\n", double(activations) / mib);
-  text += format("              their gradients    %12.1f\n", double(between) / mib);
-  text += format("              total              %12.1f\n", double(flat * 2 + sums + moments + activations + between) / mib);
+  const char* heading = "memory, MiB   ";
+  for (auto [name, floats] : {std::pair{"weights", memory.weights}, {"gradients", memory.gradients},
+                              {"optimizer", memory.optimizer}, {"activations", memory.activations},
+                              {"their gradients", memory.between}, {"total", memory.total()}}) {
+    text += format("%s%-18s %12.1f\n", heading, name, double(floats * sizeof(float)) / 1048576.0);
+    heading = "              ";
+  }
   return text;
 }
 

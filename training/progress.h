@@ -43,7 +43,7 @@ inline double measured_matmul_peak(Stream& stream) {
 
 class Progress {
  public:
-  Progress(Config& config, const Data& data, Trainer& trainer, Stream& stream)
+  Progress(Config& config, const Data& data, const Trainer& trainer, Stream& stream)
       : config_(config), data_(data), trainer_(trainer), stream_(stream), terminal_(isatty(fileno(stdout))) {
     if (!config.out.empty()) open_log(config.out + "/log.jsonl", trainer.steps_done());
   }
@@ -53,9 +53,9 @@ class Progress {
     Config defaults;
     const std::vector<Flag> now = list_flags(config_), then = list_flags(defaults);
     for (size_t i = 0; i < now.size(); i++)
-      if (now[i].get() != then[i].get() && now[i].name != "--resume") changed += " " + now[i].name + "=" + now[i].get();
+      if (now[i].get() != then[i].get() && now[i].name != "--resume" && now[i].kind != Flag::Kind::shortcut) changed += " " + now[i].name + "=" + now[i].get();
     peak_ = measured_matmul_peak(stream_);
-    Model& m = trainer_.model;
+    const Model& m = trainer_.model;
     printf("flags      %s\n", changed.empty() ? "all at their defaults" : changed.c_str() + 1);
     printf("device     %s", name_of(stream_.device));
     if (stream_.device == Device::cpu) printf(", %d threads", omp_get_max_threads());
@@ -64,7 +64,7 @@ class Progress {
     printf("           %zu tokens a step, epoch of %.1f steps\n", trainer_.tokens_per_step(), trainer_.steps_per_epoch());
     printf("model      %zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations)\n",
            m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
-           double((4 * m.weights.flat_size() + m.activation_floats() + m.gradient_floats()) * sizeof(float)) / 1048576);
+           double(training_memory(m.config, config_.batch, m.context(), config_.micro_batches).total() * sizeof(float)) / 1048576);
     if (data_.val && data_.train->is_text())
       printf("bigrams    entropy %.4f nats: what knowing the last token alone can reach on the validation data\n",
              bigram_entropy(*data_.val, config_.model.context));
@@ -137,7 +137,8 @@ class Progress {
   }
 
   static std::string duration(double seconds) {
-    const size_t s = seconds < 0 || seconds > 1e8 ? 0 : size_t(seconds + 0.5);
+    if (!(seconds < 1e8)) return "years";
+    const size_t s = seconds < 0 ? 0 : size_t(seconds + 0.5);
     return s < 3600 ? format("%zu:%02zu", s / 60, s % 60) : format("%zu:%02zu:%02zu", s / 3600, s / 60 % 60, s % 60);
   }
   void clear_bar() const {
@@ -152,7 +153,7 @@ class Progress {
 
   Config& config_;
   const Data& data_;
-  Trainer& trainer_;
+  const Trainer& trainer_;
   Stream& stream_;
   bool terminal_;
   std::ofstream log_;

@@ -12,6 +12,7 @@
 #include "layers/model.cuh"
 #include "training/checkpoint.h"
 #include "training/config.h"
+#include "training/memory.h"
 #include "training/optimizer.cuh"
 
 namespace gated {
@@ -27,7 +28,7 @@ class Trainer {
   Trainer(const Config& config, const TokenLoader& loader, Stream& stream)
       : config_(config),
         loader_(loader),
-        model(config.model, config.batch, config.model.context, config.seed, stream),
+        model(that_fits(config, stream.device), config.batch, config.model.context, config.seed, stream),
         optimizer_(model.weights, config.micro_batches, stream),
         ids_(config.batch * config.model.context),
         targets_(ids_.size()) {}
@@ -100,6 +101,12 @@ class Trainer {
   }
 
  private:
+  // Before minutes go into weights that would find no room. One more copy of them passes through host memory.
+  static const ModelConfig& that_fits(const Config& c, Device device) {
+    const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.micro_batches);
+    require_memory(device, sizeof(float) * (double(m.total()) + (device == Device::cuda ? 0 : double(m.weights))));
+    return c.model;
+  }
   std::vector<TensorView> views(const std::string& prefix, const std::vector<float>& flat) const {
     std::vector<TensorView> tensors;
     for (const Parameter& p : model.weights.list()) tensors.push_back({prefix + p.name, p.shape, flat.data() + p.offset});
