@@ -120,49 +120,49 @@ struct AddRows {
   HD T operator()(T acc, size_t row, size_t c) const { return acc + x[row * cols + c]; }
 };
 
-// sum[k][c - c0] = column sums over rows [row0, row1) for columns [c0, c1), at most column_block of them.
-// `span` is the power of column_slice that covers the rows: one level of slices each time round.
-constexpr size_t column_block = 64;
+// partial[slice][k][c] = sum k of one slice of rows. A piece of a slice is as wide as its sums fit a core's
+// first cache, so that memory is read along its rows.
+constexpr size_t column_piece = 1024;
 
 template <size_t K, class T, class Fold>
-void column_block_reduce_ref(T (&sum)[K][column_block], size_t row0, size_t row1, size_t c0, size_t c1,
-                             size_t span, const Fold& fold) {
-  for (size_t k = 0; k < K; k++)
-    for (size_t c = c0; c < c1; c++) sum[k][c - c0] = T(0);
-  if (span <= column_slice) {
+void column_slices_ref(T* partial, size_t rows, size_t cols, const Fold& fold) {
+  const size_t pieces = ceil_div(cols, column_piece);
+#pragma omp parallel for
+  for (size_t n = 0; n < ceil_div(rows, column_slice) * pieces; n++) {
+    const size_t slice = n / pieces, row0 = slice * column_slice, c0 = n % pieces * column_piece;
+    const size_t row1 = row0 + column_slice < rows ? row0 + column_slice : rows;
+    const size_t count = c0 + column_piece < cols ? column_piece : cols - c0;
+    T sum[K][column_piece];
+    for (size_t k = 0; k < K; k++)
+      for (size_t c = 0; c < count; c++) sum[k][c] = T(0);
     for (size_t row = row0; row < row1; row++) {
 #pragma omp simd
-      for (size_t c = c0; c < c1; c++) {
+      for (size_t c = 0; c < count; c++) {
         T acc[K];
-        for (size_t k = 0; k < K; k++) acc[k] = sum[k][c - c0];
-        fold(acc, row, c);
-        for (size_t k = 0; k < K; k++) sum[k][c - c0] = acc[k];
+        for (size_t k = 0; k < K; k++) acc[k] = sum[k][c];
+        fold(acc, row, c0 + c);
+        for (size_t k = 0; k < K; k++) sum[k][c] = acc[k];
       }
     }
-    return;
-  }
-  T part[K][column_block];
-  const size_t step = span / column_slice;
-  for (size_t row = row0; row < row1; row += step) {
-    column_block_reduce_ref(part, row, row + step < row1 ? row + step : row1, c0, c1, step, fold);
     for (size_t k = 0; k < K; k++)
-      for (size_t c = c0; c < c1; c++) sum[k][c - c0] += part[k][c - c0];
+      for (size_t c = 0; c < count; c++) partial[(slice * K + k) * cols + c0 + c] = sum[k][c];
   }
 }
 
 // out[k][c] += sum k over rows of fold(acc, row, c).
 template <size_t K, class T, class Fold>
 void column_reduce_add_ref(const std::array<T*, K>& out, size_t rows, size_t cols, Fold fold) {
-  size_t span = column_slice;
-  while (span < rows) span *= column_slice;
-#pragma omp parallel for
-  for (size_t c0 = 0; c0 < cols; c0 += column_block) {
-    const size_t c1 = c0 + column_block < cols ? c0 + column_block : cols;
-    T sum[K][column_block];
-    column_block_reduce_ref(sum, 0, rows, c0, c1, span, fold);
-    for (size_t k = 0; k < K; k++)
-      for (size_t c = c0; c < c1; c++) out[k][c] += sum[k][c - c0];
+  if (rows == 0 || cols == 0) return;
+  const size_t sums = K * cols;
+  size_t slices = ceil_div(rows, column_slice);
+  std::vector<T> level(slices * sums), next;
+  column_slices_ref<K>(level.data(), rows, cols, fold);
+  for (; slices > 1; slices = ceil_div(slices, column_slice), std::swap(level, next)) {
+    next.resize(ceil_div(slices, column_slice) * sums);
+    column_slices_ref<1>(next.data(), slices, sums, OneSum<AddRows<T>>{{level.data(), sums}});
   }
+  for (size_t k = 0; k < K; k++)
+    for (size_t c = 0; c < cols; c++) out[k][c] += level[k * cols + c];
 }
 
 template <class T, class Fold>

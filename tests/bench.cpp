@@ -354,9 +354,9 @@ void bench_training(Stream& stream, double matmul_peak) {
     fflush(stdout);
   };
   const std::vector<std::string> gates = {"", "--norm=gated", "--attn=g1", "--attn=g1 --gate=headwise", "--norm=gated --attn=g1"};
-  compare("", gates, 8);
+  compare("", gates, 15);
   compare("--hidden=2048 --heads=16 --kv-heads=8 --head-dim=128 --ffn-hidden=6144 --layers=2 --context=256 --batch=2", gates, 40);
-  compare("--preset=gpt2-124m --context=64 --batch=4", {""}, 5);
+  compare("--data=self --preset=gpt2-124m --context=64 --batch=4", {""}, 5);
 }
 
 }  // namespace
