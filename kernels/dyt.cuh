@@ -115,7 +115,7 @@ inline void dyt_forward(float* y, const ResidualForward& in, const float* alpha,
 // dx (and dbranch) are written, dalpha (1), dw (C), db (C) accumulated; dx may be dy. row_sums (N): scratch.
 // The argument without a name is b, on which no gradient depends.
 inline void dyt_backward(const ResidualBackward& out, float* dalpha, float* dw, float* db, float* row_sums,
-                         const float* dy, const float* alpha, const float* w, const float*, size_t N,
+                         const float* dy, const float* alpha, const float* w, size_t N,
                          size_t C, Stream& stream) {
   require_residual("dyt_backward", out, C);
   if (stream.device == Device::cpu)

@@ -7,21 +7,20 @@
 //   --norm=none        y = x                                  kernels/residual.cuh
 //   --norm=gated       y = n * act(W_up SiLU(W_down n)), n = RMSNorm(x): GatedNorm (arXiv 2601.22966)
 //   --norm=gated-dyt   the same gate, n = DyT(x)
-//   The gate's score is one for an element (W_up (C,rank)) or one for a token (W_up (1,rank)); kernels/gate.cuh.
+//   The gate's score is one for an element (W_up (C,rank)) or one for a token (W_up (1,rank)); kernels/gated_norm.cuh
+//   does all of it in one pass over x.
 // shapes: x, branch, y (N,C) | tests/test_model.cpp
 #pragma once
-#include "kernels/activation.cuh"
 #include "kernels/dyt.cuh"
-#include "kernels/gate.cuh"
+#include "kernels/gated_norm.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/residual.cuh"
 #include "kernels/rmsnorm.cuh"
-#include "layers/linear.cuh"
+#include "layers/parameters.cuh"
 
 namespace gated {
 
 enum class NormKind { rmsnorm, preaffine, layernorm, dyt, none, gated, gated_dyt };
-enum class NormGateScore { elementwise, tensorwise };
 
 struct NormGateConfig {
   size_t rank = 16;
@@ -52,12 +51,7 @@ enum class Residual { no, yes };
 
 class Norm {
  public:
-  Norm(const NormConfig& config, size_t C, Residual residual)
-      : config_(config),
-        C_(C),
-        residual_(residual),
-        down_(C, config.gate.rank),
-        up_(config.gate.rank, scores(), false, config.gate.zero_init ? Init::constant(0) : Init::normal()) {}
+  Norm(const NormConfig& config, size_t C, Residual residual) : config_(config), C_(C), residual_(residual) {}
 
   template <class Visit>
   void parameters(Visit&& visit) {
@@ -69,29 +63,24 @@ class Norm {
     visit(weight_, "weight", {C_}, Init::constant(config_.zero_centred ? 0 : 1), config_.zero_centred ? Decay::yes : Decay::no);
     if (kind == NormKind::layernorm || kind == NormKind::dyt) visit(bias_, "bias", {C_}, Init::constant(0), Decay::no);
     if (!config_.with_gate()) return;
-    down_.parameters(visit, "gate_down");
-    up_.parameters(visit, "gate_up");
+    const NormGateConfig& gate = config_.gate;
+    const Init up = gate.zero_init ? Init::constant(0) : Init::normal();
+    visit(down_, "gate_down.weight", {gate.rank, C_}, Init::normal(), Decay::yes);
+    visit(up_, "gate_up.weight", {shape(0).scores(), gate.rank}, up, Decay::yes);
   }
   template <class Visit>
   void activations(Visit&& visit, size_t N) {
     const NormKind kind = config_.base();
     if (kind == NormKind::layernorm) visit(mean_, "mean", {N});
     if (kind == NormKind::layernorm || config_.divides_by_rms()) visit(r_, "1/deviation", {N});
-    if (kind != NormKind::none) visit(normed_, "normed", {N, C_});
     if (residual_ == Residual::yes) visit(sum_, "residual stream", {N, C_});
-    if (!config_.with_gate()) return;
-    visit(low_, "gate, low rank", {N, config_.gate.rank});
-    visit(low_act_, "gate, SiLU", {N, config_.gate.rank});
-    visit(score_, "gate, logit", {N, scores()});
-    visit(y_, "output", {N, C_});
+    if (config_.with_gate()) visit(low_, "gate, low rank", {N, config_.gate.rank});
+    if (kind != NormKind::none) visit(y_, "output", {N, C_});
   }
   template <class Visit>
   void temporaries(Visit&& visit, size_t N) {
-    if (config_.base() == NormKind::preaffine || config_.base() == NormKind::dyt) visit(row_, "row sums", {N});
-    if (!config_.with_gate()) return;
-    visit(dnormed_, "d norm", {N, C_});
-    visit(dscore_, "d norm gate logit", {N, scores()});
-    visit(dlow_, "d norm gate low rank", {N, config_.gate.rank});
+    if (!config_.with_gate() && (config_.kind == NormKind::preaffine || config_.kind == NormKind::dyt))
+      visit(row_, "row sums", {N});
   }
 
   // Returns y, the norm of x, or of x joined by branch: then residual() is the sum, and branch must stay until backward.
@@ -99,25 +88,21 @@ class Norm {
     Range range("norm");
     const ResidualForward in = {x, branch, branch ? sum_ : nullptr, join};
     x_ = branch ? sum_ : x, branch_ = branch, join_ = join;
-    switch (config_.base()) {
+    switch (config_.kind) {
       case NormKind::rmsnorm:
       case NormKind::preaffine:
-        rmsnorm_forward(normed_, r_, in, pre_.value, weight_.value, offset(), N, C_, config_.epsilon(), s);
-        break;
+        rmsnorm_forward(y_, r_, in, pre_.value, weight_.value, offset(), N, C_, config_.epsilon(), s);
+        return y_;
       case NormKind::layernorm:
-        layernorm_forward(normed_, mean_, r_, in, weight_.value, bias_.value, N, C_, config_.epsilon(), s);
-        break;
-      case NormKind::dyt: dyt_forward(normed_, in, alpha_.value, weight_.value, bias_.value, N, C_, s); break;
+        layernorm_forward(y_, mean_, r_, in, weight_.value, bias_.value, N, C_, config_.epsilon(), s);
+        return y_;
+      case NormKind::dyt: dyt_forward(y_, in, alpha_.value, weight_.value, bias_.value, N, C_, s); return y_;
+      case NormKind::gated:
+      case NormKind::gated_dyt: gated_norm_forward(y_, r_, low_, in, values(), shape(N), s); return y_;
       default:  // none
         if (branch) residual_forward(in, N, C_, s);
         return x_;
     }
-    if (!config_.with_gate()) return normed_;
-    down_.forward(low_, normed_, N, s);
-    activation_forward(low_act_, low_, N * config_.gate.rank, Activation::silu, s);
-    up_.forward(score_, low_act_, N, s);
-    gate_forward(y_, normed_, score_, N, C_, group(), config_.gate.op, s);
-    return y_;
   }
   const float* residual() const { return x_; }
 
@@ -126,16 +111,9 @@ class Norm {
   // dbranch, which is then written.
   const float* backward(float* dx, float* dbranch, const float* dy, const float* dresidual, size_t N, Stream& s) {
     Range range("norm backward");
-    if (config_.with_gate()) {
-      gate_backward(dnormed_, dscore_, dy, normed_, score_, N, C_, group(), config_.gate.op, s);
-      up_.backward(dlow_, Accumulate::no, dscore_, low_act_, N, s);
-      activation_backward(dlow_, dlow_, low_, N * config_.gate.rank, Activation::silu, s);
-      down_.backward(dnormed_, Accumulate::yes, dlow_, normed_, N, s);
-      dy = dnormed_;
-    }
     const bool alike = !branch_ || join_.plain();
     const ResidualBackward out = {dx, alike ? nullptr : dbranch, dresidual, x_, branch_, join_};
-    switch (config_.base()) {
+    switch (config_.kind) {
       case NormKind::rmsnorm:
       case NormKind::preaffine:
         rmsnorm_backward(out, weight_.grad, pre_.grad, row_, dy, pre_.value, weight_.value, offset(), r_, N, C_, s);
@@ -144,8 +122,12 @@ class Norm {
         layernorm_backward(out, weight_.grad, bias_.grad, dy, weight_.value, mean_, r_, N, C_, s);
         break;
       case NormKind::dyt:
-        dyt_backward(out, alpha_.grad, weight_.grad, bias_.grad, row_, dy, alpha_.value, weight_.value, bias_.value, N, C_,
-                     s);
+        dyt_backward(out, alpha_.grad, weight_.grad, bias_.grad, row_, dy, alpha_.value, weight_.value, N, C_, s);
+        break;
+      case NormKind::gated:
+      case NormKind::gated_dyt:
+        gated_norm_backward(out, {alpha_.grad, weight_.grad, bias_.grad, down_.grad, up_.grad}, dy, low_, r_, values(),
+                            shape(N), s);
         break;
       default: residual_backward(out, dy, N, C_, s);  // none
     }
@@ -153,19 +135,20 @@ class Norm {
   }
 
  private:
-  size_t scores() const { return config_.gate.score == NormGateScore::tensorwise ? 1 : C_; }
-  size_t group() const { return C_ / scores(); }
   float offset() const { return config_.zero_centred ? 1.0f : 0.0f; }
+  GatedNormWeights values() const { return {alpha_.value, weight_.value, bias_.value, down_.value, up_.value}; }
+  GatedNormShape shape(size_t N) const {
+    const NormGateBase base = config_.base() == NormKind::dyt ? NormGateBase::dyt : NormGateBase::rmsnorm;
+    return {N, C_, config_.gate.rank, base, config_.gate.score, config_.gate.op, offset(), config_.epsilon()};
+  }
 
   NormConfig config_;
   size_t C_;
   Residual residual_;
-  Weight pre_, alpha_, weight_, bias_;
-  Linear down_, up_;
+  Weight pre_, alpha_, weight_, bias_, down_, up_;
   const float *x_ = nullptr, *branch_ = nullptr;
   Join join_;
-  float *mean_ = nullptr, *r_ = nullptr, *normed_ = nullptr, *sum_ = nullptr, *low_, *low_act_, *score_, *y_;
-  float *row_ = nullptr, *dnormed_, *dscore_, *dlow_;
+  float *mean_ = nullptr, *r_ = nullptr, *sum_ = nullptr, *low_ = nullptr, *y_ = nullptr, *row_ = nullptr;
 };
 
 }  // namespace gated

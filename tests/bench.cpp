@@ -210,8 +210,16 @@ void bench_operations(Stream& stream, double bandwidth) {
   });
   row("dyt forward", 2 * f, [&] { dyt_forward(y.data(), alone, alpha.data(), w.data(), b.data(), N, C, stream); });
   row("dyt backward", 4 * f, [&] {
-    dyt_backward(out, dalpha.data(), dw.data(), db.data(), row_sums.data(), y.data(), alpha.data(), w.data(), b.data(), N, C, stream);
+    dyt_backward(out, dalpha.data(), dw.data(), db.data(), row_sums.data(), y.data(), alpha.data(), w.data(), N, C, stream);
   });
+  const GatedNormShape gated_norm = {N, C, 16, NormGateBase::rmsnorm, NormGateScore::elementwise, {}, 0, 1e-6f};
+  Buffer<float> low = filled(N * 16, 18), down = filled(16 * C, 19), up = filled(C * 16, 20), ddown = filled(16 * C), dup = filled(16 * C);
+  const GatedNormWeights weights = {nullptr, w.data(), nullptr, down.data(), up.data()};
+  const GatedNormGradients gradients = {nullptr, dw.data(), nullptr, ddown.data(), dup.data()};
+  row("residual + gated norm forward, rank 16", 4 * f,
+      [&] { gated_norm_forward(y.data(), r.data(), low.data(), joined, weights, gated_norm, stream); });
+  row("gated norm backward, rank 16", 6 * f,
+      [&] { gated_norm_backward(out, gradients, y.data(), low.data(), r.data(), weights, gated_norm, stream); });
   row("residual add alone", 3 * f, [&] { residual_forward(joined, N, C, stream); });
   const GateOp op;
   row("gate forward, elementwise", 3 * f, [&] { gate_forward(y.data(), x.data(), z.data(), N, C, 1, op, stream); });

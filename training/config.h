@@ -193,8 +193,8 @@ inline std::vector<Flag> list_flags(Config& c) {
                       {"layernorm", NormKind::layernorm, "kernels/layernorm.cuh", "(x - mean) / deviation * w + b"},
                       {"dyt", NormKind::dyt, "kernels/dyt.cuh", "tanh(alpha x) * w + b"},
                       {"preaffine", NormKind::preaffine, "kernels/rmsnorm.cuh", "RMSNorm(w1 * x), w1 learned"},
-                      {"gated", NormKind::gated, "layers/norm.cuh", "RMSNorm times a low-rank gate of itself"},
-                      {"gated-dyt", NormKind::gated_dyt, "layers/norm.cuh", "DyT times a low-rank gate of itself"},
+                      {"gated", NormKind::gated, "kernels/gated_norm.cuh", "RMSNorm times a low-rank gate of itself"},
+                      {"gated-dyt", NormKind::gated_dyt, "kernels/gated_norm.cuh", "DyT times a low-rank gate of itself"},
                       {"none", NormKind::none, "kernels/residual.cuh", "x"}},
                      "norm before attention, FFN and output");
   t.choice<NormPlacement>("--norm-placement", m.placement,
@@ -207,7 +207,7 @@ inline std::vector<Flag> list_flags(Config& c) {
                  {{"plain", false, "kernels/rmsnorm.cuh", "w, starting at 1"},
                   {"zero-centred", true, "kernels/rmsnorm.cuh", "1 + w, w starting at 0"}},
                  "weight of the RMS norms");
-  t.number("--norm-rank", m.norm.gate.rank, size_t{1}, many, "rank of GatedNorm's gate");
+  t.number("--norm-rank", m.norm.gate.rank, size_t{1}, size_t{512}, "rank of GatedNorm's gate");
   t.choice<NormGateScore>("--norm-gate", m.norm.gate.score,
                           {{"elementwise", NormGateScore::elementwise, "kernels/gate.cuh", "a score for every element"},
                            {"tensorwise", NormGateScore::tensorwise, "kernels/gate.cuh", "a score for every token"}},

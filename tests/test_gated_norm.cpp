@@ -1,0 +1,246 @@
+// gated_norm: the reference against finite differences; the reference, the CPU and the kernels against the
+// operations that it is made of, one by one.
+#include "kernels/gated_norm.cuh"
+
+#include "kernels/dyt.cuh"
+#include "tests/gate_ops.h"
+#include "tests/harness.h"
+
+using namespace gated;
+
+namespace {
+
+constexpr auto rms = NormGateBase::rmsnorm, dyt = NormGateBase::dyt;
+constexpr auto elementwise = NormGateScore::elementwise, tensorwise = NormGateScore::tensorwise;
+const Join rough = {0.7f, 1.4f, {0.3f, 11, 12}};
+
+std::string describe(const GatedNormShape& s) {
+  return format("N %zu C %zu rank %zu, %s, %s, gate %s", s.N, s.C, s.rank, s.base == dyt ? "dyt" : "rmsnorm",
+                s.score == tensorwise ? "tensorwise" : "elementwise", describe(s.op).c_str());
+}
+
+// The parameters, one array after the other, so that a device has them as one.
+template <class P>
+GatedNormParameters<P> parameters_in(P p, const GatedNormShape& s) {
+  const P alpha = p, w = alpha + 4, b = w + s.C, down = b + s.C, up = down + s.rank * s.C;
+  if (s.base == rms) return {nullptr, w, nullptr, down, up};
+  return {alpha, w, b, down, up};
+}
+size_t parameters_size(const GatedNormShape& s) {
+  return 4 + 2 * s.C + s.rank * (s.C + s.scores());
+}
+
+// What a case computes.
+struct Results {
+  std::vector<float> y, r, low, sum, dx, dbranch, gradients;
+};
+
+struct Case {
+  GatedNormShape s;
+  bool branch = false;
+  Join join = {};
+  const std::vector<float> x = random_values<float>(s.N * s.C, 1, 3.0f);
+  const std::vector<float> branch_values = random_values<float>(s.N * s.C, 2);
+  const std::vector<float> parameters = random_values<float>(parameters_size(s), 3, 0.3f);
+  const std::vector<float> dy = random_values<float>(s.N * s.C, 4);
+  const std::vector<float> dresidual = random_values<float>(s.N * s.C, 5);
+  const std::vector<float> gradients = random_values<float>(parameters_size(s), 6);
+
+  // forward(y, r, low, in, weights) and backward(out, gradients, dy, low, r, weights) on a stream's memory.
+  template <class Forward, class Backward>
+  Results run(Stream& stream, Forward forward, Backward backward) const {
+    const size_t n = s.N * s.C;
+    Guarded y(stream, n), r(stream, s.N), low(stream, s.N * s.rank), sum(stream, n);
+    Guarded dx(stream, n), dbranch(stream, n), dparameters(stream, gradients);
+    Guarded x0(stream, x), b(stream, branch_values), p(stream, parameters), d(stream, dy),
+        dres(stream, dresidual);
+    const auto weights = parameters_in<const float*>(p, s);
+    ResidualForward in = {x0};
+    ResidualBackward out = {dx, nullptr, nullptr, x0};
+    if (branch) in = {x0, b, sum, join};
+    if (branch) out = {dx, join.plain() ? nullptr : +dbranch, dres, sum, b, join};
+    forward(y, r, low, in, weights);
+    backward(out, parameters_in<float*>(dparameters, s), d, low, r, weights);
+    Results results = {y.download(), {}, low.download(), {}, dx.download(), {}, dparameters.download()};
+    if (s.base == rms) results.r = r.download();
+    if (branch) results.sum = sum.download();
+    if (out.dbranch) results.dbranch = dbranch.download();
+    return results;
+  }
+
+  // The operations one by one.
+  Results composed(Stream& stream) const {
+    const size_t scores = s.scores(), group = s.C / scores;
+    Buffer<float> n(stream.device, s.N * s.C), act(stream.device, s.N * s.rank),
+        z(stream.device, s.N * scores);
+    Buffer<float> dn(stream.device, s.N * s.C), dz(stream.device, s.N * scores),
+        dlow(stream.device, s.N * s.rank), row_sums(stream.device, s.N);
+    return run(
+        stream,
+        [&](float* y, float* r, float* low, const ResidualForward& in, const GatedNormWeights& w) {
+          if (s.base == rms)
+            rmsnorm_forward(n.data(), r, in, nullptr, w.w, s.offset, s.N, s.C, s.eps, stream);
+          else
+            dyt_forward(n.data(), in, w.alpha, w.w, w.b, s.N, s.C, stream);
+          matmul(low, n.data(), w.down, s.N, s.rank, s.C, Layout::nt, Accumulate::no, stream);
+          activation_forward(act.data(), low, s.N * s.rank, Activation::silu, stream);
+          matmul(z.data(), act.data(), w.up, s.N, scores, s.rank, Layout::nt, Accumulate::no, stream);
+          gate_forward(y, n.data(), z.data(), s.N, s.C, group, s.op, stream);
+        },
+        [&](const ResidualBackward& out, const GatedNormGradients& g, const float* dy, const float* low,
+            const float* r, const GatedNormWeights& w) {
+          gate_backward(dn.data(), dz.data(), dy, n.data(), z.data(), s.N, s.C, group, s.op, stream);
+          matmul(g.up, dz.data(), act.data(), scores, s.rank, s.N, Layout::tn, Accumulate::yes, stream);
+          matmul(dlow.data(), dz.data(), w.up, s.N, s.rank, scores, Layout::nn, Accumulate::no, stream);
+          activation_backward(dlow.data(), dlow.data(), low, s.N * s.rank, Activation::silu, stream);
+          matmul(g.down, dlow.data(), n.data(), s.rank, s.C, s.N, Layout::tn, Accumulate::yes, stream);
+          matmul(dn.data(), dlow.data(), w.down, s.N, s.C, s.rank, Layout::nn, Accumulate::yes, stream);
+          if (s.base == rms)
+            rmsnorm_backward(out, g.w, nullptr, nullptr, dn.data(), nullptr, w.w, s.offset, r, s.N, s.C,
+                             stream);
+          else
+            dyt_backward(out, g.alpha, g.w, g.b, row_sums.data(), dn.data(), w.alpha, w.w, s.N, s.C, stream);
+        });
+  }
+
+  Results fused_by(Stream& stream) const {
+    return run(
+        stream, [&](auto&&... a) { gated_norm_forward(a..., s, stream); },
+        [&](auto&&... a) { gated_norm_backward(a..., s, stream); });
+  }
+
+  Results reference() const {
+    Stream cpu(Device::cpu);
+    return run(
+        cpu,
+        [&](float* y, float* r, float* low, const ResidualForward& in, const GatedNormWeights& w) {
+          gated_norm_forward_ref<float>(y, r, low, in, w, s);
+        },
+        [&](const ResidualBackward& out, const GatedNormGradients& g, const float* dy, const float* low,
+            const float* r,
+            const GatedNormWeights& w) { gated_norm_backward_ref<float>(out, g, dy, low, r, w, s); });
+  }
+};
+
+void require_alike(const Results& expected, const Results& got) {
+  REQUIRE_BITWISE(expected.y, got.y);
+  REQUIRE_BITWISE(expected.r, got.r);
+  REQUIRE_BITWISE(expected.low, got.low);
+  REQUIRE_BITWISE(expected.sum, got.sum);
+  REQUIRE_BITWISE(expected.dx, got.dx);
+  REQUIRE_BITWISE(expected.dbranch, got.dbranch);
+  REQUIRE_BITWISE(expected.gradients, got.gradients);
+}
+
+}  // namespace
+
+TEST_CASE("gated_norm: gradients against finite differences", "[gradcheck]") {
+  const Join joins[] = {{}, rough};
+  for (GatedNormShape s : {GatedNormShape{3, 13, 3, rms},
+                           {3, 13, 3, dyt},
+                           {3, 12, 2, rms, tensorwise},
+                           {3, 12, 2, dyt, tensorwise},
+                           {2, 1, 2, rms, tensorwise}})
+    for (const Join& join : joins)
+      for (const GateOp& op : {gate_ops[0], gate_ops[2], gate_ops[8]}) {
+        s.op = op, s.offset = s.base == rms ? 1 : 0, s.eps = 1e-6f;
+        INFO(describe(s) << ", plain " << join.plain());
+        const size_t n = s.N * s.C;
+        const auto x = random_values<double>(n, 1), branch = random_values<double>(n, 2),
+                   parameters = random_values<double>(parameters_size(s), 3);
+        const auto dy = random_values<double>(n, 4), dres = random_values<double>(n, 5);
+        std::vector<double> y(n), r(s.N), low(s.N * s.rank), sum(n);
+        // loss = <y, dy> + <sum, dresidual>: the residual stream goes on past the norm.
+        auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch,
+                        const std::vector<double>& parameters) {
+          gated_norm_forward_ref<double>(y.data(), r.data(), low.data(),
+                                         {x.data(), branch.data(), sum.data(), join},
+                                         parameters_in(parameters.data(), s), s);
+          return dot(y, dy) + dot(sum, dres);
+        };
+        loss(x, branch, parameters);
+        std::vector<double> dx(n), dbranch(n), gradients(parameters_size(s), 0.0);
+        gated_norm_backward_ref<double>(
+            {dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join},
+            parameters_in(gradients.data(), s), dy.data(), low.data(), r.data(),
+            parameters_in(parameters.data(), s), s);
+        check_gradient(
+            "x", [&](auto& v) { return loss(v, branch, parameters); }, x, dx);
+        check_gradient(
+            "branch", [&](auto& v) { return loss(x, v, parameters); }, branch, dbranch);
+        check_gradient(
+            "the parameters", [&](auto& v) { return loss(x, branch, v); }, parameters, gradients);
+      }
+}
+
+TEST_CASE("gated_norm: one operation has the bits of five", "[bitwise]") {
+  const GateOp other = {Activation::silu, true, 0.7f};
+  const Case cases[] = {
+      {{63, 20, 3, rms, elementwise, {}, 0, 1e-6f}},
+      {{130, 131, 16, rms, elementwise, {}, 1, 1e-5f}, true},
+      {{130, 200, 16, dyt, elementwise, {}}, true, rough},
+      {{63, 200, 20, rms, tensorwise, {}, 0, 1e-6f}, true, rough},
+      {{63, 131, 20, dyt, elementwise, other}},
+      {{17, 1030, 16, rms, elementwise, {}, 0, 1e-6f}, true},  // two slices in the chains over the columns
+      {{1, 2060, 1, dyt, elementwise, {}}},                    // three
+      {{1, 1030, 3, rms, tensorwise, {}, 0, 1e-6f}},
+      {{1030, 20, 16, rms, elementwise, {}, 1, 1e-6f}, true},  // two in those over the rows
+      {{1030, 20, 3, dyt, tensorwise, other}, true},
+      {{2100, 5, 1, rms, elementwise, {Activation::tanh}, 0, 1e-6f}},
+      {{7, 1, 2, rms, tensorwise, {}, 0, 1e-6f}},
+      {{5, 4, 40, rms, elementwise, {Activation::ns_sigmoid}, 0, 1e-6f}},
+      {{5, 132, 33, dyt, tensorwise, {Activation::identity, false, 0.75f}}},
+  };
+  for (const Case& test : cases) {
+    INFO(describe(test.s) << ", branch " << test.branch << ", plain " << test.join.plain());
+    Stream cpu(Device::cpu);
+    const Results expected = test.composed(cpu);
+    require_alike(expected, test.reference());
+    require_alike(expected, test.fused_by(cpu));
+    on_every_schedule([&](Stream& stream) { require_alike(expected, test.fused_by(stream)); });
+  }
+}
+
+TEST_CASE("gated_norm: slices of slices down the columns", "[bitwise]") {
+  const Case test = {{16500, 2, 1, dyt, elementwise, {}}};
+  Stream cpu(Device::cpu);
+  const Results expected = test.composed(cpu);
+  require_alike(expected, test.fused_by(cpu));
+  Stream kernels(kernel_device);
+  require_alike(expected, test.fused_by(kernels));
+}
+
+TEST_CASE("gated_norm: dx may be dresidual", "[bitwise]") {
+  const Case test = {{63, 131, 3, rms, elementwise, {}, 0, 1e-6f}, true};
+  Stream cpu(Device::cpu);
+  const Results expected = test.composed(cpu);
+  auto in_place = [&](Stream& stream) {
+    Guarded dx(stream, test.dresidual);
+    test.run(
+        stream, [&](auto&&... a) { gated_norm_forward(a..., test.s, stream); },
+        [&](ResidualBackward out, auto&&... a) {
+          out.dx = dx, out.dresidual = dx;
+          gated_norm_backward(out, a..., test.s, stream);
+        });
+    return dx.download();
+  };
+  REQUIRE_BITWISE(expected.dx, in_place(cpu));
+  on_every_schedule([&](Stream& stream) { REQUIRE_BITWISE(expected.dx, in_place(stream)); });
+}
+
+TEST_CASE("gated_norm: what it refuses") {
+  Stream cpu(Device::cpu);
+  float a[16] = {}, b[16] = {}, c[16] = {};
+  const GatedNormWeights w = {nullptr, a, nullptr, a, a};
+  const GatedNormGradients g = {nullptr, b, nullptr, b, b};
+  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, {a}, w, {1, 4, 0}, cpu),
+                      "gated_norm_forward: rank is 0, expected 1 to 1024");
+  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, {a}, w, {1, 4, 1025}, cpu),
+                      "gated_norm_forward: rank is 1025, expected 1 to 1024");
+  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, {a}, w, {1, 4, 2, dyt}, cpu),
+                      "gated_norm_forward: DyT has alpha and b");
+  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, {a}, w, {1, 0, 2}, cpu),
+                      "gated_norm_forward: rows have no columns");
+  REQUIRE_THROWS_WITH(gated_norm_backward({c, nullptr, nullptr, a}, g, c, a, a, w, {1, 4, 2}, cpu),
+                      "gated_norm_backward: dx is dy, which is read again after dx is written");
+}
