@@ -28,7 +28,8 @@ std::map<std::string, std::string> run_metadata(Config& config, const Data& data
 
 // Takes up the newest checkpoint of --out. Every flag that shapes the result must be as it was, and the data as large: its
 // bytes are not compared.
-void resume(Trainer& trainer, const std::map<std::string, std::string>& now, const Data& data, const std::string& folder) {
+void resume(Trainer& trainer, const std::map<std::string, std::string>& now, const Data& data,
+            const std::string& folder) {
   std::optional<Checkpoint> checkpoint = find_latest(folder);
   if (!checkpoint) {
     printf("resume: %s holds no checkpoint yet: starting at step 1\n", folder.c_str());
@@ -55,7 +56,8 @@ void print_sample(Trainer& trainer, const Config& config, const Data& data) {
   tokens.pop_back();
   while (tokens.size() < config.sample_tokens) {
     const size_t seen = std::min(tokens.size(), config.model.context);
-    const std::vector<float> logits = trainer.model.next_token_logits({tokens.end() - std::ptrdiff_t(seen), tokens.end()});
+    const std::vector<float> logits =
+        trainer.model.next_token_logits({tokens.end() - std::ptrdiff_t(seen), tokens.end()});
     tokens.push_back(sampler.draw(logits, tokens.size()));
   }
   printf("\nsample (temperature %g, seed %llu):\n%s\n", config.temperature, (unsigned long long)config.seed,
@@ -138,8 +140,12 @@ void train_on_cuda(int argc, char** argv) {
 bool cuda_answers();
 void train_on_cuda(int argc, char** argv);
 #else
-static bool cuda_answers() { return false; }
-static void train_on_cuda(int, char**) { gated::fail("--device=cuda: this build has no CUDA: install nvcc, then make"); }
+static bool cuda_answers() {
+  return false;
+}
+static void train_on_cuda(int, char**) {
+  gated::fail("--device=cuda: this build has no CUDA: install nvcc, then make");
+}
 #endif
 
 int main(int argc, char** argv) try {
@@ -155,8 +161,9 @@ int main(int argc, char** argv) try {
     return 0;
   }
   const bool gpu = cuda_answers();
-  gated::require(gpu || config.device != DeviceChoice::cuda,
-                 "--device=cuda: no GPU answers here: use --device=cpu, or --device=emulated to run the kernels without one");
+  gated::require(
+      gpu || config.device != DeviceChoice::cuda,
+      "--device=cuda: no GPU answers here: use --device=cpu, or --device=emulated to run the kernels without one");
   if (config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && gpu)) {
     train_on_cuda(argc, argv);
   } else {

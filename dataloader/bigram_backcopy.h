@@ -63,14 +63,12 @@ class BigramBackcopy : public TokenStream {
   BigramBackcopy(const BigramWeights& bigrams, uint64_t seed, uint64_t split, size_t vocab = 0)
       : n_(bigrams.n), seed_(seed), split_(split), vocab_(vocab ? vocab : n_ + 1) {
     require(n_ > triggers, "bigram-backcopy: %zu tokens, expected more than the %zu triggers", n_, triggers);
-    require(vocab_ > n_, "--vocab=%zu: bigram-backcopy needs %zu, one for each token and BOS", vocab_,
-            n_ + 1);
+    require(vocab_ > n_, "--vocab=%zu: bigram-backcopy needs %zu, one for each token and BOS", vocab_, n_ + 1);
     std::vector<uint64_t> marginal(n_);
     for (size_t i = 0; i < n_ * n_; ++i) marginal[i % n_] += bigrams.w[i];
     std::vector<size_t> order(n_);
     std::iota(order.begin(), order.end(), size_t(0));
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return marginal[a] > marginal[b]; });
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return marginal[a] > marginal[b]; });
     is_trigger_.resize(n_ + 1);
     for (size_t i = 0; i < triggers; ++i) is_trigger_[order[i]] = true, marginal[order[i]] = 0;
     // BOS is row n: the marginal without triggers. So no trigger ever follows BOS or another trigger, and
@@ -103,8 +101,7 @@ class BigramBackcopy : public TokenStream {
         out[t] = out[t - 2];
       } else {
         const uint64_t* row = &cumulative_[current * n_];
-        out[t] =
-            int32_t(std::upper_bound(row, row + n_, random_below(seed_, stream, t, total(current))) - row);
+        out[t] = int32_t(std::upper_bound(row, row + n_, random_below(seed_, stream, t, total(current))) - row);
       }
     }
   }

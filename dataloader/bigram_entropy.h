@@ -20,8 +20,7 @@ namespace gated {
 // runs over a, then b, ascending, so its bits are the same everywhere.
 inline double bigram_entropy(const TokenStream& stream, size_t T, size_t limit = 20'000'000) {
   const size_t V = stream.vocab(), n = std::min(stream.sequences(T), std::max<size_t>(limit / T, 1));
-  require(n > 0, "bigram entropy: no sequence of T+1 = %zu tokens in %s", T + 1,
-          stream.description().c_str());
+  require(n > 0, "bigram entropy: no sequence of T+1 = %zu tokens in %s", T + 1, stream.description().c_str());
   std::vector<int32_t> tokens(T + 1);
   const auto each_pair = [&](auto visit) {
     for (size_t i = 0; i < n; ++i) {

@@ -78,8 +78,7 @@ inline std::vector<std::string> matching_paths(const std::string& pattern) {
   const int status = glob(pattern.c_str(), GLOB_NOSORT, stop, &found);
   std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   globfree(&found);
-  require(status == 0 || status == GLOB_NOMATCH, "%s: a folder of this pattern cannot be read",
-          pattern.c_str());
+  require(status == 0 || status == GLOB_NOMATCH, "%s: a folder of this pattern cannot be read", pattern.c_str());
   require(!paths.empty(), "%s: no file matches", pattern.c_str());
   std::sort(paths.begin(), paths.end());
   return paths;

@@ -66,8 +66,8 @@ inline std::shared_ptr<const Corpus> open_corpus(const std::string& spec, const 
   const auto is_shard = [](const std::string& path) { return path.ends_with(".bin"); };
   const size_t shards = size_t(std::count_if(paths.begin(), paths.end(), is_shard));
   require(shards == 0 || shards == paths.size(),
-          "data \"%s\": %zu token shards (.bin) among %zu paths: give shards or texts, not both",
-          spec.c_str(), shards, paths.size());
+          "data \"%s\": %zu token shards (.bin) among %zu paths: give shards or texts, not both", spec.c_str(), shards,
+          paths.size());
   if (shards > 0) return std::make_shared<ShardCorpus>(paths, options.vocab);
   return std::make_shared<TextCorpus>(paths, options.vocab);
 }
@@ -86,8 +86,8 @@ inline Data open_data(const DataOptions& options) {
     const std::string& val_data = options.val_data.empty() ? options.data : options.val_data;
     const Data data = {open(options.data, 0), open(val_data, 1)};
     require(data.train->vocab() == data.val->vocab(),
-            "--val-data=%s: vocabulary %zu, but --data=%s has %zu: choose sources of one kind",
-            val_data.c_str(), data.val->vocab(), options.data.c_str(), data.train->vocab());
+            "--val-data=%s: vocabulary %zu, but --data=%s has %zu: choose sources of one kind", val_data.c_str(),
+            data.val->vocab(), options.data.c_str(), data.train->vocab());
     return data;
   }
   const std::shared_ptr<const Corpus> corpus = detail::open_corpus(options.data, options);
@@ -123,8 +123,8 @@ class TokenLoader {
   // inputs, targets (B,T)
   void training_batch(size_t step, size_t micro_batch, size_t rank, int32_t* inputs, int32_t* targets) const {
     const auto [B, T, M, world] = shape_;
-    require(micro_batch < M && rank < world, "loader: micro-batch %zu of %zu, rank %zu of %zu", micro_batch,
-            M, rank, world);
+    require(micro_batch < M && rank < world, "loader: micro-batch %zu of %zu, rank %zu of %zu", micro_batch, M, rank,
+            world);
     const size_t first = ((step * M + micro_batch) * world + rank) * B;
     for (size_t b = 0; b < B; ++b) {
       const size_t g = first + b, n = sequences_;

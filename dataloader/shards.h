@@ -27,8 +27,8 @@ class Shard {
   size_t size() const { return bytes_.size() / 2; }
 
   void copy(size_t begin, size_t count, size_t vocab, int32_t* out) const {
-    require(begin <= size() && count <= size() - begin, "%s: tokens %zu to %zu asked of %zu", name_.c_str(),
-            begin, begin + count, size());
+    require(begin <= size() && count <= size() - begin, "%s: tokens %zu to %zu asked of %zu", name_.c_str(), begin,
+            begin + count, size());
     for (size_t i = 0; i < count; ++i) {
       uint16_t token;
       std::memcpy(&token, bytes_.data() + 2 * (begin + i), 2);
@@ -46,19 +46,17 @@ class Shard {
 
 inline Shard parse_shard(std::span<const unsigned char> file, const std::string& name) {
   constexpr size_t header_bytes = 256 * sizeof(int32_t);
-  require(file.size() >= header_bytes,
-          "%s: %zu bytes, expected a header of %zu: truncated, or not a token shard", name.c_str(),
-          file.size(), header_bytes);
+  require(file.size() >= header_bytes, "%s: %zu bytes, expected a header of %zu: truncated, or not a token shard",
+          name.c_str(), file.size(), header_bytes);
   int32_t header[3];
   std::memcpy(header, file.data(), sizeof header);
   const auto [magic, version, count] = header;
-  require(magic == 20240520, "%s: magic number %d, expected 20240520: not a GPT-2 token shard", name.c_str(),
-          magic);
+  require(magic == 20240520, "%s: magic number %d, expected 20240520: not a GPT-2 token shard", name.c_str(), magic);
   require(version == 1, "%s: version %d, expected 1", name.c_str(), version);
   require(count > 0, "%s: the header announces %d tokens, expected at least 1", name.c_str(), count);
   const size_t expected = header_bytes + 2 * size_t(count);
-  require(file.size() == expected, "%s: %zu bytes, expected %zu for %d tokens: %s", name.c_str(), file.size(),
-          expected, count, file.size() < expected ? "truncated" : "trailing bytes");
+  require(file.size() == expected, "%s: %zu bytes, expected %zu for %d tokens: %s", name.c_str(), file.size(), expected,
+          count, file.size() < expected ? "truncated" : "trailing bytes");
   return {file.subspan(header_bytes), name};
 }
 
@@ -80,8 +78,8 @@ class ShardCorpus : public Corpus {
     return format("%zu tokens of %zu shards, vocabulary %zu", size(), shards_.size(), vocab_);
   }
   void copy(size_t begin, size_t count, int32_t* out) const override {
-    require(begin <= size() && count <= size() - begin, "shards: tokens %zu to %zu asked of %zu", begin,
-            begin + count, size());
+    require(begin <= size() && count <= size() - begin, "shards: tokens %zu to %zu asked of %zu", begin, begin + count,
+            size());
     size_t s = size_t(std::upper_bound(starts_.begin(), starts_.end(), begin) - starts_.begin()) - 1;
     for (; count > 0; ++s) {
       const size_t here = std::min(count, starts_[s + 1] - begin);

@@ -30,9 +30,8 @@ class TextCorpus : public Corpus {
         append(path, false);
       }
     }
-    require(!bytes_.empty(),
-            "%.200s: no text found (%zu files hold NUL bytes: binary, skipped; %zu are empty)", names.c_str(),
-            skipped_, empty_);
+    require(!bytes_.empty(), "%.200s: no text found (%zu files hold NUL bytes: binary, skipped; %zu are empty)",
+            names.c_str(), skipped_, empty_);
   }
 
   size_t vocab() const override { return vocab_; }
@@ -43,8 +42,8 @@ class TextCorpus : public Corpus {
            (skipped_ ? format(" (%zu binary files skipped)", skipped_) : "");
   }
   void copy(size_t begin, size_t count, int32_t* out) const override {
-    require(begin <= size() && count <= size() - begin, "text: bytes %zu to %zu asked of %zu", begin,
-            begin + count, size());
+    require(begin <= size() && count <= size() - begin, "text: bytes %zu to %zu asked of %zu", begin, begin + count,
+            size());
     for (size_t i = 0; i < count; ++i) out[i] = static_cast<unsigned char>(bytes_[begin + i]);
   }
   const std::string& bytes() const { return bytes_; }
@@ -56,8 +55,7 @@ class TextCorpus : public Corpus {
     const size_t nul = text.find('\0');
     require(may_skip || !text.empty(), "%s: empty", path.c_str());
     require(may_skip || nul == text.npos,
-            "%s: byte %zu is NUL: not text (token shards are recognised by a name ending in .bin)",
-            path.c_str(), nul);
+            "%s: byte %zu is NUL: not text (token shards are recognised by a name ending in .bin)", path.c_str(), nul);
     if (text.empty()) {
       ++empty_;
     } else if (nul != text.npos) {
@@ -105,8 +103,7 @@ inline std::vector<std::string> source_files(const std::string& root) {
     if (!fs::is_directory(path, error)) continue;
     for (const std::string& file : files_under(path.native())) {
       const std::string suffix = fs::path(file).extension().native();
-      if (std::find(std::begin(suffixes), std::end(suffixes), suffix) != std::end(suffixes))
-        files.push_back(file);
+      if (std::find(std::begin(suffixes), std::end(suffixes), suffix) != std::end(suffixes)) files.push_back(file);
     }
   }
   require(!files.empty(),

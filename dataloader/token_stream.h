@@ -17,8 +17,8 @@ namespace gated {
 
 struct TokenStream {
   virtual ~TokenStream() = default;
-  virtual size_t vocab() const = 0;              // every token is in [0, vocab)
-  virtual size_t sequences(size_t T) const = 0;  // how many sequences of T+1 tokens there are
+  virtual size_t vocab() const = 0;                                   // every token is in [0, vocab)
+  virtual size_t sequences(size_t T) const = 0;                       // how many sequences of T+1 tokens there are
   virtual void sequence(size_t i, size_t T, int32_t* out) const = 0;  // out (T+1)
   virtual bool is_text() const = 0;                                   // tokens below 256 are bytes of text
   virtual std::string description() const = 0;                        // one line for the run header
@@ -37,8 +37,8 @@ class CorpusSlice : public Corpus {
  public:
   CorpusSlice(std::shared_ptr<const Corpus> whole, size_t begin, size_t count)
       : whole_(std::move(whole)), begin_(begin), count_(count) {
-    require(begin <= whole_->size() && count <= whole_->size() - begin,
-            "corpus slice: tokens %zu to %zu asked of %zu", begin, begin + count, whole_->size());
+    require(begin <= whole_->size() && count <= whole_->size() - begin, "corpus slice: tokens %zu to %zu asked of %zu",
+            begin, begin + count, whole_->size());
   }
   size_t vocab() const override { return whole_->vocab(); }
   size_t size() const override { return count_; }

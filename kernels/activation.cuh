@@ -184,8 +184,7 @@ void activation_backward_ref(T* dx, const T* dy, const T* x, size_t n) {
 // ---- kernels: a thread holds four neighbouring elements; each array crosses the bus once
 
 template <class Act, bool aligned>
-__global__ void __launch_bounds__(elementwise_block)
-    activation_forward_kernel(float* y, const float* x, size_t n) {
+__global__ void __launch_bounds__(elementwise_block) activation_forward_kernel(float* y, const float* x, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   Quad q = load_quad<aligned>(x, i, n);
@@ -217,13 +216,11 @@ inline void activation_forward(float* y, const float* x, size_t n, Activation ac
   });
 }
 
-inline void activation_backward(float* dx, const float* dy, const float* x, size_t n, Activation act,
-                                Stream& stream) {
+inline void activation_backward(float* dx, const float* dy, const float* x, size_t n, Activation act, Stream& stream) {
   with_activation(PlainActivations{}, "activation_backward", act, [&](auto a) {
     using Act = decltype(a);
     if (stream.device == Device::cpu) return activation_backward_ref<Act>(dx, dy, x, n);
-    auto* kernel =
-        n % 4 == 0 ? activation_backward_kernel<Act, true> : activation_backward_kernel<Act, false>;
+    auto* kernel = n % 4 == 0 ? activation_backward_kernel<Act, true> : activation_backward_kernel<Act, false>;
     launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, dx, dy, x, n);
   });
 }

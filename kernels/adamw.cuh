@@ -69,8 +69,8 @@ HD void adamw_element(float& w, float& m, float& v, float g, const AdamW& a) {
 
 // ---- reference
 
-inline void adamw_update_ref(float* w, float* m, float* v, const float* g, const float* norm, float clip,
-                             size_t n, const AdamW& adamw) {
+inline void adamw_update_ref(float* w, float* m, float* v, const float* g, const float* norm, float clip, size_t n,
+                             const AdamW& adamw) {
   if (norm && !norm_is_finite(*norm)) return;
   const float scale = norm ? clip_scale(*norm, clip) : 1.0f;
   const AdamW a = adamw;  // a copy that no store to w, m or v can change
@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(elementwise_block)
 
 // norm: one float on the device, or null for a gradient that is neither clipped nor checked. clip may be
 // INFINITY: checked, not clipped.
-inline void adamw_update(float* w, float* m, float* v, const float* g, const float* norm, float clip,
-                         size_t n, const AdamW& adamw, Stream& stream) {
+inline void adamw_update(float* w, float* m, float* v, const float* g, const float* norm, float clip, size_t n,
+                         const AdamW& adamw, Stream& stream) {
   require(!norm || clip > 0, "adamw: clip is %g, expected more than 0", double(clip));
   if (stream.device == Device::cpu) return adamw_update_ref(w, m, v, g, norm, clip, n, adamw);
   auto* kernel = n % 4 == 0 ? adamw_update_kernel<true> : adamw_update_kernel<false>;

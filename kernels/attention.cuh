@@ -64,9 +64,7 @@ struct AttentionShape {
   HD size_t key_row(size_t b, size_t t, size_t kv_head) const { return ((b * T + t) * K + kv_head) * D; }
   HD size_t stat(size_t b, size_t h, size_t t) const { return (b * H + h) * T + t; }
   // lse or delta of a query, 0 past the last.
-  HD float stat_of(const float* x, size_t b, size_t h, size_t t) const {
-    return t < T ? x[stat(b, h, t)] : 0.0f;
-  }
+  HD float stat_of(const float* x, size_t b, size_t h, size_t t) const { return t < T ? x[stat(b, h, t)] : 0.0f; }
   // What is subtracted from the scores of a query in backward.
   HD float lse_of(const float* lse, size_t b, size_t h, size_t t) const {
     return sigmoid() ? -bias : stat_of(lse, b, h, t);
@@ -79,9 +77,7 @@ struct AttentionShape {
   // Key j is seen by queries j .. end_query(j) - 1.
   HD size_t end_query(size_t j) const { return reach() < T - j ? j + reach() : T; }
   // Do all of queries [i0, i1) see all of keys [j0, j1)?
-  HD bool all_visible(size_t i0, size_t i1, size_t j0, size_t j1) const {
-    return j1 <= i0 + 1 && visible(i1 - 1, j0);
-  }
+  HD bool all_visible(size_t i0, size_t i1, size_t j0, size_t j1) const { return j1 <= i0 + 1 && visible(i1 - 1, j0); }
 
   HD bool sigmoid() const { return score == AttentionScore::sigmoid; }
 };
@@ -144,8 +140,8 @@ void attention_link(Real* row, Real weight, const Real* x, size_t D) {
 }
 
 template <class Real>
-void attention_forward_ref(Real* o, Real* lse, const Real* q, const Real* k, const Real* v,
-                           const AttentionShape& s, const AttentionExtraOf<Real>& extra) {
+void attention_forward_ref(Real* o, Real* lse, const Real* q, const Real* k, const Real* v, const AttentionShape& s,
+                           const AttentionExtraOf<Real>& extra) {
   const size_t D = s.D;
   const Real scale = attention_scale<Real>(D);
 #pragma omp parallel for collapse(2)
@@ -287,8 +283,8 @@ __device__ inline void stage_transposed(float* to, const Rows& x, size_t row0, s
 
 // out[r][c] = chain over d of a[a0 + row_of_thread() + r][d] * b[b0 + column_of_thread(c)][d].
 template <bool aligned>
-__device__ inline void product(float (&out)[4][8], const Rows& a, size_t a0, const Rows& b, size_t b0,
-                               size_t D, Shared& shared) {
+__device__ inline void product(float (&out)[4][8], const Rows& a, size_t a0, const Rows& b, size_t b0, size_t D,
+                               Shared& shared) {
   for (auto& row : out)
     for (float& x : row) x = 0.0f;
   for (size_t d0 = 0; d0 < D; d0 += depth) {
@@ -311,8 +307,8 @@ __device__ inline void product(float (&out)[4][8], const Rows& a, size_t a0, con
 // going on from acc, over the rows of x from x0 in this tile; where not `whole`, over those k for which
 // visible(row, k).
 template <bool aligned, int columns, class Visible>
-__device__ inline void accumulate(float (&acc)[4][columns / 8], const Rows& x, size_t x0, size_t column0,
-                                  size_t D, bool whole, Shared& shared, Visible visible) {
+__device__ inline void accumulate(float (&acc)[4][columns / 8], const Rows& x, size_t x0, size_t column0, size_t D,
+                                  bool whole, Shared& shared, Visible visible) {
   constexpr int rows = slice / columns;
   const int count = x.count - x0 < tile ? int(x.count - x0) : tile;
   for (int k0 = 0; k0 < count; k0 += rows) {
@@ -370,8 +366,7 @@ __device__ inline void weights_ds(Shared& shared, AttentionScore kind, const flo
 
 // acc[r][c] = fused(w[r], x[column_of_thread(c)], +0), +0 without x: where chains over keys begin.
 template <int columns>
-__device__ inline void begin_chains(float (&acc)[4][columns / 8], const float (&w)[4], const float* x,
-                                    size_t D) {
+__device__ inline void begin_chains(float (&acc)[4][columns / 8], const float (&w)[4], const float* x, size_t D) {
   for (int c = 0; c < columns / 8; c++) {
     const size_t d = column_of_thread(c);
     for (int r = 0; r < 4; r++) acc[r][c] = x && d < D ? fused(w[r], x[d], 0.0f) : 0.0f;
@@ -397,15 +392,14 @@ __device__ inline void store_tile(float* x, size_t stride, size_t T, size_t row0
 // Grid (B*H, tiles): the last queries see the most keys and start first.
 template <bool aligned, int columns>
 __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(columns))
-    attention_forward_kernel(float* o, float* lse, const float* q, const float* k, const float* v,
-                             AttentionShape s, AttentionExtra extra, float scale) {
+    attention_forward_kernel(float* o, float* lse, const float* q, const float* k, const float* v, AttentionShape s,
+                             AttentionExtra extra, float scale) {
   using namespace attention;
   DYNAMIC_SHARED(Shared, shared);
   const size_t b = blockIdx.x / s.H, h = blockIdx.x % s.H, kv_head = h / s.group();
   const size_t i0 = size_t(gridDim.y - 1 - blockIdx.y) * tile, end = i0 + tile < s.T ? i0 + tile : s.T;
   const size_t j_first = s.first_key(i0) / tile * tile;
-  const Rows queries = query_rows(q, s, b, h), keys = key_rows(k, s, b, kv_head),
-             values = key_rows(v, s, b, kv_head);
+  const Rows queries = query_rows(q, s, b, h), keys = key_rows(k, s, b, kv_head), values = key_rows(v, s, b, kv_head);
 
   float m[4], first[4], score[4][8];
   for (int r = 0; r < 4; r++) {
@@ -417,8 +411,7 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(co
       product<aligned>(score, queries, i0, keys, j0, s.D, *shared);
       for (int r = 0; r < 4; r++)
         for (int c = 0; c < 8; c++)
-          if (s.visible(i0 + row_of_thread() + r, j0 + column_of_thread(c)))
-            m[r] = max_of(score[r][c] * scale, m[r]);
+          if (s.visible(i0 + row_of_thread() + r, j0 + column_of_thread(c))) m[r] = max_of(score[r][c] * scale, m[r]);
     }
     for (int r = 0; r < 4; r++)
       for (int flip = 4; flip > 0; flip /= 2) m[r] = max_of(m[r], __shfl_xor_sync(0xffffffffu, m[r], flip));
@@ -467,9 +460,9 @@ __device__ inline float attention_row_dot(const float* x, const float* y, size_t
 
 // One thread a query: delta (B,H,T), and what the extra position takes from it.
 template <bool aligned>
-__global__ void attention_backward_query_kernel(float* delta, float* extra_p, float* extra_ds,
-                                                const float* dout, const float* o, const float* lse,
-                                                AttentionShape s, AttentionExtra extra) {
+__global__ void attention_backward_query_kernel(float* delta, float* extra_p, float* extra_ds, const float* dout,
+                                                const float* o, const float* lse, AttentionShape s,
+                                                AttentionExtra extra) {
   const size_t n = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
   if (n >= s.B * s.H * s.T) return;
   const size_t b = n / (s.H * s.T), h = n / s.T % s.H, t = n % s.T, row = s.query_row(b, t, h);
@@ -486,8 +479,8 @@ __global__ void attention_backward_query_kernel(float* delta, float* extra_p, fl
 template <bool aligned, int columns>
 __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(columns))
     attention_backward_dq_kernel(float* dq, const float* dout, const float* q, const float* k, const float* v,
-                                 const float* lse, const float* delta, const float* extra_ds,
-                                 AttentionShape s, AttentionExtra extra, float scale) {
+                                 const float* lse, const float* delta, const float* extra_ds, AttentionShape s,
+                                 AttentionExtra extra, float scale) {
   using namespace attention;
   DYNAMIC_SHARED(Shared, shared);
   const size_t b = blockIdx.x / s.H, h = blockIdx.x % s.H, kv_head = h / s.group();
@@ -560,13 +553,11 @@ __global__ void __launch_bounds__(attention::threads)
 namespace gated {
 
 inline void attention_require(const char* name, const AttentionShape& s, const AttentionExtra& extra) {
-  require(s.T > 0 && s.D > 0, "%s: %zu tokens of head dimension %zu, expected at least 1 of each", name, s.T,
-          s.D);
-  require(s.K > 0 && s.H % s.K == 0,
-          "%s: %zu query heads over %zu kv heads, expected a multiple of the kv heads", name, s.H, s.K);
+  require(s.T > 0 && s.D > 0, "%s: %zu tokens of head dimension %zu, expected at least 1 of each", name, s.T, s.D);
+  require(s.K > 0 && s.H % s.K == 0, "%s: %zu query heads over %zu kv heads, expected a multiple of the kv heads", name,
+          s.H, s.K);
   require(s.D <= 256, "%s: head dimension %zu, expected at most 256; use more heads", name, s.D);
-  require(extra.logit || (!extra.key && !extra.value),
-          "%s: an extra position's key or value without its logit", name);
+  require(extra.logit || (!extra.key && !extra.value), "%s: an extra position's key or value without its logit", name);
   require(!extra.logit || !s.sigmoid(),
           "%s: an extra position with sigmoid scores, expected softmax: nothing else competes with it", name);
 }
@@ -593,17 +584,16 @@ inline void attention_forward(float* o, float* lse, const float* q, const float*
   if (stream.device == Device::cpu) return attention_forward_cpu(o, lse, q, k, v, s, extra, stream);
   const dim3 grid(grid_of(s.B * s.H).x, grid_of(ceil_div(s.T, attention::tile)).x);
   attention_with_class(s.D, {o, q, k, v}, [&](auto aligned, auto columns) {
-    launch(attention_forward_kernel<aligned, columns>, grid, attention::threads, sizeof(attention::Shared),
-           stream, o, lse, q, k, v, s, extra, attention_scale<float>(s.D));
+    launch(attention_forward_kernel<aligned, columns>, grid, attention::threads, sizeof(attention::Shared), stream, o,
+           lse, q, k, v, s, extra, attention_scale<float>(s.D));
   });
 }
 
 // dq (B,T,H,D), dk and dv (B,T,K,D) are written, and with an extra position its p and ds (B,H,T), null
 // without one; o and lse are what the forward wrote.
-inline void attention_backward(float* dq, float* dk, float* dv, float* extra_p, float* extra_ds,
-                               const float* dout, const float* q, const float* k, const float* v,
-                               const float* o, const float* lse, const AttentionShape& s,
-                               const AttentionExtra& extra, Stream& stream) {
+inline void attention_backward(float* dq, float* dk, float* dv, float* extra_p, float* extra_ds, const float* dout,
+                               const float* q, const float* k, const float* v, const float* o, const float* lse,
+                               const AttentionShape& s, const AttentionExtra& extra, Stream& stream) {
   attention_require("attention_backward", s, extra);
   if (stream.device == Device::cpu)
     return attention_backward_cpu(dq, dk, dv, extra_p, extra_ds, dout, q, k, v, o, lse, s, extra, stream);
@@ -612,11 +602,10 @@ inline void attention_backward(float* dq, float* dk, float* dv, float* extra_p, 
   float* delta = stream.scratch(queries);
   const unsigned tiles = grid_of(ceil_div(s.T, attention::tile)).x;
   attention_with_class(s.D, {dq, dk, dv, dout, q, k, v, o, extra.value}, [&](auto aligned, auto columns) {
-    launch(attention_backward_query_kernel<aligned>, grid_of(ceil_div(queries, attention::threads)),
-           attention::threads, 0, stream, delta, extra_p, extra_ds, dout, o, lse, s, extra);
-    launch(attention_backward_dq_kernel<aligned, columns>, dim3(grid_of(s.B * s.H).x, tiles),
-           attention::threads, sizeof(attention::Shared), stream, dq, dout, q, k, v, lse, delta, extra_ds, s,
-           extra, scale);
+    launch(attention_backward_query_kernel<aligned>, grid_of(ceil_div(queries, attention::threads)), attention::threads,
+           0, stream, delta, extra_p, extra_ds, dout, o, lse, s, extra);
+    launch(attention_backward_dq_kernel<aligned, columns>, dim3(grid_of(s.B * s.H).x, tiles), attention::threads,
+           sizeof(attention::Shared), stream, dq, dout, q, k, v, lse, delta, extra_ds, s, extra, scale);
     constexpr int at_once = columns < 128 ? columns : 128;
     launch(attention_backward_dkdv_kernel<aligned, at_once>,
            dim3(grid_of(s.B * s.K).x, tiles, unsigned(ceil_div(s.D, at_once))), attention::threads,

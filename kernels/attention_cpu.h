@@ -64,8 +64,7 @@ void for_rows(size_t begin, size_t end, size_t count, SpanOf span, Body body) {
     auto all_seen = [&] { return span(row + n - 1).lo == 0 && span(row).hi >= count; };
     n = std::min(tile, end - row);
     if (!all_seen()) n = std::min(chunk, end - row);
-    body(Rows{row, n, span(row).lo / lanes, ceil_div(std::min(span(row + n - 1).hi, count), lanes),
-              all_seen()});
+    body(Rows{row, n, span(row).lo / lanes, ceil_div(std::min(span(row + n - 1).hi, count), lanes), all_seen()});
   }
 }
 
@@ -114,16 +113,15 @@ inline void product(float* out, const float* a, size_t stride, const float* bt, 
     with_constant<held>(std::min(held, rows.v1 - v), [&](auto V) {
       size_t r = 0;
       const size_t l = v * lanes;
-      for (; r + 4 <= rows.n; r += 4)
-        product_block<4, V>(out + r * tile + l, a + r * stride, stride, bt + l, D);
+      for (; r + 4 <= rows.n; r += 4) product_block<4, V>(out + r * tile + l, a + r * stride, stride, bt + l, D);
       for (; r < rows.n; r++) product_block<1, V>(out + r * tile + l, a + r * stride, stride, bt + l, D);
     });
 }
 
 // C of the d times V vectors of lanes, from lane0 on. Chains go on from acc, where the rows before left them.
 template <size_t C, size_t V, bool all_seen, class SpanOf>
-void accumulate_block(float* acc, const float* w, const float* x, size_t stride, const Rows& rows,
-                      size_t lane0, SpanOf span) {
+void accumulate_block(float* acc, const float* w, const float* x, size_t stride, const Rows& rows, size_t lane0,
+                      SpanOf span) {
   vec sum[C][V];
 #pragma GCC unroll 4
   for (size_t c = 0; c < C; c++)
@@ -150,14 +148,12 @@ void accumulate_block(float* acc, const float* w, const float* x, size_t stride,
 
 // w and x begin at the first of the rows.
 template <class SpanOf>
-void accumulate(float* acc, const float* w, const float* x, size_t stride, size_t D, const Rows& rows,
-                SpanOf span) {
+void accumulate(float* acc, const float* w, const float* x, size_t stride, size_t D, const Rows& rows, SpanOf span) {
   auto over_columns = [&](auto V, auto all_seen, size_t l) {
     size_t d = 0;
     for (; d + 4 <= D; d += 4)
       accumulate_block<4, V, all_seen>(acc + d * tile + l, w + l, x + d, stride, rows, l, span);
-    for (; d < D; d++)
-      accumulate_block<1, V, all_seen>(acc + d * tile + l, w + l, x + d, stride, rows, l, span);
+    for (; d < D; d++) accumulate_block<1, V, all_seen>(acc + d * tile + l, w + l, x + d, stride, rows, l, span);
   };
   for (size_t v = rows.v0; v < rows.v1; v += held)
     with_constant<held>(std::min(held, rows.v1 - v), [&](auto V) {
@@ -181,8 +177,7 @@ void accumulate(float* acc, const float* w, const float* x, size_t stride, size_
 #pragma GCC unroll 16
         for (size_t i = 0; i < lanes; i++) block[i] = load(from + i * stride);
       } else {
-        for (size_t i = 0; i < lanes; i++)
-          block[i] = l + i < count ? load_first(from + i * stride, n) : vec{};
+        for (size_t i = 0; i < lanes; i++) block[i] = l + i < count ? load_first(from + i * stride, n) : vec{};
       }
       transpose(block);
       for (size_t i = 0; i < n; i++) store(to + (d + i) * tile + l, block[i]);
@@ -228,16 +223,15 @@ template <class SpanOf>
 void max_rows(float* m, const float* score, float scale, const Rows& rows, SpanOf span) {
   for (size_t r = 0; r < rows.n; r++) {
     const Span seen = span(rows.row + r);
-    for (size_t lane = seen.lo; lane < seen.hi; lane++)
-      m[lane] = max_of(score[r * tile + lane] * scale, m[lane]);
+    for (size_t lane = seen.lo; lane < seen.hi; lane++) m[lane] = max_of(score[r * tile + lane] * scale, m[lane]);
   }
 }
 
 // Scores become p, which l adds up. Where a lane does not see a row p is 0: the sum, never below +0, keeps
 // its bits.
 template <class SpanOf>
-[[gnu::flatten]] void p_rows(AttentionScore kind, float* l, float* score, const float* m, float scale,
-                             const Rows& rows, SpanOf span) {
+[[gnu::flatten]] void p_rows(AttentionScore kind, float* l, float* score, const float* m, float scale, const Rows& rows,
+                             SpanOf span) {
   const size_t begin = rows.v0 * lanes, end = rows.v1 * lanes;
   attention_with_score(kind, [&](auto kind) {
     for (size_t r = 0; r < rows.n; r++) {
@@ -256,8 +250,8 @@ template <class SpanOf>
 // Scores become p, dp becomes ds. Lanes are queries and have their own lse and delta, or rows are and have
 // theirs.
 template <bool lanes_are_queries>
-[[gnu::flatten]] void gradient_rows(AttentionScore kind, float* score, float* dp, const float* lse,
-                                    const float* delta, float scale, const Rows& rows) {
+[[gnu::flatten]] void gradient_rows(AttentionScore kind, float* score, float* dp, const float* lse, const float* delta,
+                                    float scale, const Rows& rows) {
   attention_with_score(kind, [&](auto kind) {
     for (size_t r = 0; r < rows.n; r++) {
       float *const p = score + r * tile, *const ds = dp + r * tile;
@@ -273,8 +267,8 @@ template <bool lanes_are_queries>
 // ---- the extra position
 
 // logit[lane] of the queries i0 + lane, -inf in lanes without one.
-inline void logit_lanes(float* logit, const AttentionExtra& extra, const AttentionShape& s, size_t b,
-                        size_t h, size_t i0) {
+inline void logit_lanes(float* logit, const AttentionExtra& extra, const AttentionShape& s, size_t b, size_t h,
+                        size_t i0) {
   for (size_t lane = 0; lane < tile; lane++) logit[lane] = extra.logit_of(s, b, h, i0 + lane);
 }
 
@@ -283,8 +277,7 @@ inline void logit_lanes(float* logit, const AttentionExtra& extra, const Attenti
   std::fill_n(acc, D * tile, 0.0f);
   if (!x) return;
   for (size_t d = 0; d < D; d++)
-    for (size_t lane = 0; lane < tile; lane++)
-      acc[d * tile + lane] = fused(w[lane], x[d], acc[d * tile + lane]);
+    for (size_t lane = 0; lane < tile; lane++) acc[d * tile + lane] = fused(w[lane], x[d], acc[d * tile + lane]);
 }
 
 }  // namespace cpu_attention
@@ -334,15 +327,13 @@ inline void attention_forward_cpu(float* o, float* lse, const float* q, const fl
   }
 }
 
-inline void attention_backward_cpu(float* dq, float* dk, float* dv, float* extra_p, float* extra_ds,
-                                   const float* dout, const float* q, const float* k, const float* v,
-                                   const float* o, const float* lse, const AttentionShape& s,
-                                   const AttentionExtra& extra, Stream& stream) {
+inline void attention_backward_cpu(float* dq, float* dk, float* dv, float* extra_p, float* extra_ds, const float* dout,
+                                   const float* q, const float* k, const float* v, const float* o, const float* lse,
+                                   const AttentionShape& s, const AttentionExtra& extra, Stream& stream) {
   using namespace cpu_attention;
   const float scale = attention_scale<float>(s.D);
   const size_t q_stride = s.H * s.D, kv_stride = s.K * s.D, packed = s.D * tile;
-  const size_t tiles = ceil_div(s.T, tile), per_thread = 4 * packed + 2 * tile * tile,
-               threads = omp_get_max_threads();
+  const size_t tiles = ceil_div(s.T, tile), per_thread = 4 * packed + 2 * tile * tile, threads = omp_get_max_threads();
   float* const scratch = stream.scratch(per_thread * threads + s.B * s.H * s.T);
   float* const delta = scratch + per_thread * threads;
   float scales[tile], ones[tile], minus_bias[tile];
@@ -356,8 +347,7 @@ inline void attention_backward_cpu(float* dq, float* dk, float* dv, float* extra
     const size_t count = std::min(tile, s.T - i0);
     const size_t query = s.query_row(b, i0, h), key = s.key_row(b, 0, h / s.group()), stat = s.stat(b, h, i0);
     float* const qt = scratch + per_thread * omp_get_thread_num();
-    float *const dot = qt + packed, *const acc = dot + packed, *const p = qt + 4 * packed,
-                 *const ds = p + tile * tile;
+    float *const dot = qt + packed, *const acc = dot + packed, *const p = qt + 4 * packed, *const ds = p + tile * tile;
     pack(qt, q + query, q_stride, count, s.D);
     pack(dot, dout + query, q_stride, count, s.D);
     prefetch_rows(dq + query, q_stride, count, s.D);
@@ -381,8 +371,7 @@ inline void attention_backward_cpu(float* dq, float* dk, float* dv, float* extra
             extra_lane[lane] = fused(dot[d * tile + lane], extra.value[h * s.D + d], extra_lane[lane]);
       for (size_t lane = 0; lane < tile; lane++) {
         p_lane[lane] = exact_exp(p_lane[lane] - lse_lane[lane]);
-        extra_lane[lane] =
-            attention_ds(AttentionScore::softmax, p_lane[lane], extra_lane[lane], delta_lane[lane]);
+        extra_lane[lane] = attention_ds(AttentionScore::softmax, p_lane[lane], extra_lane[lane], delta_lane[lane]);
       }
       std::copy_n(p_lane, count, extra_p + stat);
       std::copy_n(extra_lane, count, extra_ds + stat);
@@ -420,8 +409,7 @@ inline void attention_backward_cpu(float* dq, float* dk, float* dv, float* extra
         const size_t at = s.query_row(b, rows.row, h), stat = s.stat(b, h, rows.row);
         product(p, q + at, q_stride, kt, s.D, rows);
         product(ds, dout + at, q_stride, vt, s.D, rows);
-        gradient_rows<false>(s.score, p, ds, s.sigmoid() ? minus_bias : lse + stat, delta + stat, scale,
-                             rows);
+        gradient_rows<false>(s.score, p, ds, s.sigmoid() ? minus_bias : lse + stat, delta + stat, scale, rows);
         accumulate(dv_acc, p, dout + at, q_stride, s.D, rows, span);
         accumulate(dk_acc, ds, q + at, q_stride, s.D, rows, span);
       });

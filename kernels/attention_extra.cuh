@@ -31,9 +31,7 @@ template <class Real>
 struct SinkGrad {
   const Real* ds;
   AttentionShape s;
-  HD Real operator()(Real acc, size_t row, size_t h) const {
-    return acc + ds[s.stat(row / s.T, h, row % s.T)];
-  }
+  HD Real operator()(Real acc, size_t row, size_t h) const { return acc + ds[s.stat(row / s.T, h, row % s.T)]; }
 };
 
 // Of the key, with w = ds and x = q, or of the value, with w = p, x = dout and no factor.
@@ -63,8 +61,7 @@ void kv_bias_backward_ref(Real* dkey, Real* dvalue, const Real* extra_p, const R
 // ---- kernel: one thread a logit
 
 template <bool aligned>
-__global__ void kv_bias_logits_kernel(float* logit, const float* q, const float* key, AttentionShape s,
-                                      float scale) {
+__global__ void kv_bias_logits_kernel(float* logit, const float* q, const float* key, AttentionShape s, float scale) {
   const size_t n = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
   if (n >= s.B * s.H * s.T) return;
   const size_t b = n / (s.H * s.T), h = n / s.T % s.H, t = n % s.T;
@@ -73,13 +70,12 @@ __global__ void kv_bias_logits_kernel(float* logit, const float* q, const float*
 
 // ---- launchers
 
-inline void kv_bias_logits(float* logit, const float* q, const float* key, size_t B, size_t T, size_t H,
-                           size_t D, Stream& stream) {
+inline void kv_bias_logits(float* logit, const float* q, const float* key, size_t B, size_t T, size_t H, size_t D,
+                           Stream& stream) {
   if (stream.device == Device::cpu) return kv_bias_logits_ref(logit, q, key, B, T, H, D);
   attention_with_class(D, {q, key}, [&](auto aligned, auto) {
-    launch(kv_bias_logits_kernel<aligned>, grid_of(ceil_div(B * H * T, attention::threads)),
-           attention::threads, 0, stream, logit, q, key, AttentionShape{B, T, H, H, D},
-           attention_scale<float>(D));
+    launch(kv_bias_logits_kernel<aligned>, grid_of(ceil_div(B * H * T, attention::threads)), attention::threads, 0,
+           stream, logit, q, key, AttentionShape{B, T, H, H, D}, attention_scale<float>(D));
   });
 }
 
@@ -87,9 +83,8 @@ inline void sink_backward(float* dsink, const float* extra_ds, size_t B, size_t 
   column_reduce_add(dsink, B * T, H, SinkGrad<float>{extra_ds, {B, T, H, H, 1}}, stream);
 }
 
-inline void kv_bias_backward(float* dkey, float* dvalue, const float* extra_p, const float* extra_ds,
-                             const float* q, const float* dout, size_t B, size_t T, size_t H, size_t D,
-                             Stream& stream) {
+inline void kv_bias_backward(float* dkey, float* dvalue, const float* extra_p, const float* extra_ds, const float* q,
+                             const float* dout, size_t B, size_t T, size_t H, size_t D, Stream& stream) {
   const AttentionShape s{B, T, H, H, D};
   column_reduce_add(dkey, B * T, H * D, KvBiasGrad<float>{extra_ds, q, attention_scale<float>(D), s}, stream);
   column_reduce_add(dvalue, B * T, H * D, KvBiasGrad<float>{extra_p, dout, 1.0f, s}, stream);

@@ -34,15 +34,16 @@ inline const char* name_of(Device d) {
   return d == Device::cpu ? "cpu" : d == Device::emulated ? "emulated" : "cuda";
 }
 
-constexpr size_t ceil_div(size_t n, size_t d) { return (n + d - 1) / d; }
+constexpr size_t ceil_div(size_t n, size_t d) {
+  return (n + d - 1) / d;
+}
 
 #ifdef __CUDACC__
 constexpr Device kernel_device = Device::cuda;
-#define CUDA_CHECK(call)                                                                       \
-  do {                                                                                         \
-    cudaError_t e_ = (call);                                                                   \
-    if (e_ != cudaSuccess)                                                                     \
-      ::gated::fail("%s:%d: %s: %s", __FILE__, __LINE__, #call, cudaGetErrorString(e_));       \
+#define CUDA_CHECK(call)                                                                                      \
+  do {                                                                                                        \
+    cudaError_t e_ = (call);                                                                                  \
+    if (e_ != cudaSuccess) ::gated::fail("%s:%d: %s: %s", __FILE__, __LINE__, #call, cudaGetErrorString(e_)); \
   } while (0)
 // Dynamic shared memory: one spelling on both sides (the emulator's stands in simt.h).
 #define DYNAMIC_SHARED(T, name)                                        \
@@ -77,8 +78,8 @@ inline void require_memory(Device device, double bytes) {
   }
 #endif
   require(available == 0 || bytes <= available,
-          "out of memory: %.0f MiB needed on %s, %.0f MiB free; use a smaller batch, context or model", bytes / 1048576.0,
-          name_of(device), available / 1048576.0);
+          "out of memory: %.0f MiB needed on %s, %.0f MiB free; use a smaller batch, context or model",
+          bytes / 1048576.0, name_of(device), available / 1048576.0);
 }
 
 // Fresh memory is filled with NaN on every device, so that reading what nobody wrote shows.
@@ -92,8 +93,8 @@ inline void* device_allocate(Device device, size_t bytes) {
       cudaGetLastError();
       size_t free_bytes = 0, total = 0;
       cudaMemGetInfo(&free_bytes, &total);
-      fail("out of memory: %.0f MiB asked for on the GPU, %.0f MiB free; use a smaller batch, context or model",
-           mib, free_bytes / 1048576.0);
+      fail("out of memory: %.0f MiB asked for on the GPU, %.0f MiB free; use a smaller batch, context or model", mib,
+           free_bytes / 1048576.0);
     }
     CUDA_CHECK(cudaMemset(p, 0xFF, bytes));
 #else
@@ -194,8 +195,8 @@ class Stream {
   cudaStream_t handle = nullptr;
 
   explicit Stream(Device d) : device(d) {
-    require(d == Device::cpu || d == kernel_device, "this build runs kernels on %s, not on %s",
-            name_of(kernel_device), name_of(d));
+    require(d == Device::cpu || d == kernel_device, "this build runs kernels on %s, not on %s", name_of(kernel_device),
+            name_of(d));
 #ifdef __CUDACC__
     if (d == Device::cuda) CUDA_CHECK(cudaStreamCreate(&handle));
 #endif
@@ -218,7 +219,9 @@ class Stream {
     }
     return scratch_.data();
   }
-  size_t scratch_bytes() const { return scratch_.size() * sizeof(float); }
+  size_t scratch_bytes() const {
+    return scratch_.size() * sizeof(float);
+  }
 
   void synchronize() {
 #ifdef __CUDACC__
@@ -268,8 +271,12 @@ inline dim3 grid_of(size_t blocks) {
 // A named stretch of the timeline in Nsight Systems; nothing in builds without CUDA.
 struct Range {
 #ifdef __CUDACC__
-  explicit Range(const char* name) { nvtxRangePushA(name); }
-  ~Range() { nvtxRangePop(); }
+  explicit Range(const char* name) {
+    nvtxRangePushA(name);
+  }
+  ~Range() {
+    nvtxRangePop();
+  }
 #else
   explicit Range(const char*) {}
 #endif

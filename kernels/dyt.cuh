@@ -40,8 +40,7 @@ struct DytParametersGrad {
 // ---- reference
 
 template <class T>
-void dyt_forward_ref(T* y, const ResidualForwardOf<T>& in, const T* alpha, const T* w, const T* b, size_t N,
-                     size_t C) {
+void dyt_forward_ref(T* y, const ResidualForwardOf<T>& in, const T* alpha, const T* w, const T* b, size_t N, size_t C) {
   const T a = *alpha;
 #pragma omp parallel for
   for (size_t row = 0; row < N; row++) {
@@ -68,9 +67,8 @@ void dyt_backward_ref(const ResidualBackwardOf<T>& out, T* dalpha, T* dw, T* db,
 // ---- kernels: one warp a row, a lane holds four neighbouring columns of every 128
 
 template <bool aligned>
-__global__ void __launch_bounds__(rows_block)
-    dyt_forward_kernel(float* y, ResidualForward in, const float* alpha, const float* w, const float* b,
-                       size_t N, size_t C) {
+__global__ void __launch_bounds__(rows_block) dyt_forward_kernel(float* y, ResidualForward in, const float* alpha,
+                                                                 const float* w, const float* b, size_t N, size_t C) {
   const size_t row = warp_row();
   if (row >= N) return;
   const float a = *alpha;
@@ -85,8 +83,8 @@ __global__ void __launch_bounds__(rows_block)
 // dx waits for no sum, so it leaves in the pass that adds up dalpha.
 template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    dyt_backward_kernel(ResidualBackward out, float* row_sums, const float* dy, const float* alpha,
-                        const float* w, size_t N, size_t C) {
+    dyt_backward_kernel(ResidualBackward out, float* row_sums, const float* dy, const float* alpha, const float* w,
+                        size_t N, size_t C) {
   const size_t row = warp_row();
   if (row >= N) return;
   const float a = *alpha;
@@ -104,8 +102,8 @@ __global__ void __launch_bounds__(rows_block)
 // ---- launchers
 
 // y (N,C) and, with a branch, its sum are written.
-inline void dyt_forward(float* y, const ResidualForward& in, const float* alpha, const float* w,
-                        const float* b, size_t N, size_t C, Stream& stream) {
+inline void dyt_forward(float* y, const ResidualForward& in, const float* alpha, const float* w, const float* b,
+                        size_t N, size_t C, Stream& stream) {
   require_residual("dyt_forward", in, C);
   if (stream.device == Device::cpu) return dyt_forward_ref(y, in, alpha, w, b, N, C);
   auto* kernel = C % 4 == 0 ? dyt_forward_kernel<true> : dyt_forward_kernel<false>;
@@ -115,11 +113,9 @@ inline void dyt_forward(float* y, const ResidualForward& in, const float* alpha,
 // dx (and dbranch) are written, dalpha (1), dw (C), db (C) accumulated; dx may be dy. row_sums (N): scratch.
 // The argument without a name is b, on which no gradient depends.
 inline void dyt_backward(const ResidualBackward& out, float* dalpha, float* dw, float* db, float* row_sums,
-                         const float* dy, const float* alpha, const float* w, size_t N,
-                         size_t C, Stream& stream) {
+                         const float* dy, const float* alpha, const float* w, size_t N, size_t C, Stream& stream) {
   require_residual("dyt_backward", out, C);
-  if (stream.device == Device::cpu)
-    return dyt_backward_ref(out, dalpha, dw, db, row_sums, dy, alpha, w, N, C);
+  if (stream.device == Device::cpu) return dyt_backward_ref(out, dalpha, dw, db, row_sums, dy, alpha, w, N, C);
   column_reduce_add(std::array{dw, db}, N, C, DytParametersGrad<float>{dy, out.x, alpha, C}, stream);
   auto* kernel = C % 4 == 0 ? dyt_backward_kernel<true> : dyt_backward_kernel<false>;
   launch(kernel, rows_grid(N), rows_block, 0, stream, out, row_sums, dy, alpha, w, N, C);

@@ -29,8 +29,7 @@ class TokenGroups {
  public:
   // ids: N token ids in host memory. The device memory grows to the largest batch seen and is then reused.
   void build(const int* ids, size_t N, size_t V, Stream& stream) {
-    require(N <= 0x3fffffff && V <= 0x7fffffff, "embedding: %zu tokens, %zu ids: too many for 32-bit numbers",
-            N, V);
+    require(N <= 0x3fffffff && V <= 0x7fffffff, "embedding: %zu tokens, %zu ids: too many for 32-bit numbers", N, V);
     for (size_t n = 0; n < N; n++)  // as a size_t, a negative id is a huge one
       require(size_t(ids[n]) < V, "embedding: token %zu has id %d, expected 0 <= id < %zu", n, ids[n], V);
     next_.assign(V, 0);
@@ -51,8 +50,7 @@ class TokenGroups {
 
     const size_t most = N + 2 * std::min(N, V) + 1;  // every token another id: no batch of N needs more
     stream.synchronize();                            // the backward before this one may still read the lists
-    if (device_.size() < most || device_.device() != stream.device)
-      device_ = Buffer<int>(stream.device, most);
+    if (device_.size() < most || device_.device() != stream.device) device_ = Buffer<int>(stream.device, most);
     Buffer<int>::copy_to_device(stream.device, device_.data(), packed_.data(), packed_.size());
   }
 
@@ -73,8 +71,8 @@ class TokenGroups {
 // ---- reference
 
 template <class T>
-void embedding_forward_ref(T* h, const int* ids, const T* weight, const T* positions, const T* scale,
-                           size_t N, size_t context, size_t C, size_t V) {
+void embedding_forward_ref(T* h, const int* ids, const T* weight, const T* positions, const T* scale, size_t N,
+                           size_t context, size_t C, size_t V) {
 #pragma omp parallel for
   for (size_t n = 0; n < N; n++) {
     T* hn = h + n * C;
@@ -121,8 +119,8 @@ void embedding_positions_backward_ref(T* dpositions, const T* dh, size_t B, size
 }
 
 template <class T>
-void embedding_scale_backward_ref(T* dscale, T* row_sums, const T* dh, const int* ids, const T* weight,
-                                  size_t N, size_t C, size_t V) {
+void embedding_scale_backward_ref(T* dscale, T* row_sums, const T* dh, const int* ids, const T* weight, size_t N,
+                                  size_t C, size_t V) {
 #pragma omp parallel for
   for (size_t n = 0; n < N; n++) {
     const size_t id = ids[n];
@@ -137,8 +135,8 @@ void embedding_scale_backward_ref(T* dscale, T* row_sums, const T* dh, const int
 // One warp a token.
 template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    embedding_forward_kernel(float* h, const int* ids, const float* weight, const float* positions,
-                             const float* scale, size_t N, size_t T, size_t C, size_t V) {
+    embedding_forward_kernel(float* h, const int* ids, const float* weight, const float* positions, const float* scale,
+                             size_t N, size_t T, size_t C, size_t V) {
   const size_t n = warp_row();
   if (n >= N) return;
   const size_t id = ids[n];
@@ -158,8 +156,8 @@ __global__ void __launch_bounds__(rows_block)
 // depend on each other, only the additions do, so several rows are on their way at once.
 template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    embedding_backward_kernel(float* dweight, const float* dh, const int* id, const int* start,
-                              const int* token, size_t groups, const float* scale, size_t C) {
+    embedding_backward_kernel(float* dweight, const float* dh, const int* id, const int* start, const int* token,
+                              size_t groups, const float* scale, size_t C) {
   const size_t blocks = (C + embedding_columns - 1) / embedding_columns;
   const size_t g = warp_row() / blocks, c = warp_row() % blocks * embedding_columns + 4 * (threadIdx.x % 32);
   if (g >= groups || c >= C) return;
@@ -178,8 +176,8 @@ __global__ void __launch_bounds__(rows_block)
 // One warp a token.
 template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    embedding_scale_backward_kernel(float* row_sums, const float* dh, const int* ids, const float* weight,
-                                    size_t N, size_t C, size_t V) {
+    embedding_scale_backward_kernel(float* row_sums, const float* dh, const int* ids, const float* weight, size_t N,
+                                    size_t C, size_t V) {
   const size_t n = warp_row();
   if (n >= N) return;
   const size_t id = ids[n];
@@ -193,22 +191,21 @@ __global__ void __launch_bounds__(rows_block)
 // ---- launchers
 
 // T: the tokens of a sequence.
-inline void embedding_forward(float* h, const int* ids, const float* weight, const float* positions,
-                              const float* scale, size_t N, size_t T, size_t C, size_t V, Stream& stream) {
+inline void embedding_forward(float* h, const int* ids, const float* weight, const float* positions, const float* scale,
+                              size_t N, size_t T, size_t C, size_t V, Stream& stream) {
   require(T > 0 || !positions, "embedding_forward: positions of sequences without tokens");
-  if (stream.device == Device::cpu)
-    return embedding_forward_ref(h, ids, weight, positions, scale, N, T, C, V);
+  if (stream.device == Device::cpu) return embedding_forward_ref(h, ids, weight, positions, scale, N, T, C, V);
   auto* kernel = C % 4 == 0 ? embedding_forward_kernel<true> : embedding_forward_kernel<false>;
   launch(kernel, rows_grid(N), rows_block, 0, stream, h, ids, weight, positions, scale, N, T, C, V);
 }
 
 // groups: built from the ids of dh's tokens with the number of rows of dweight.
-inline void embedding_backward(float* dweight, const float* dh, const TokenGroups& groups, const float* scale,
-                               size_t C, Stream& stream) {
+inline void embedding_backward(float* dweight, const float* dh, const TokenGroups& groups, const float* scale, size_t C,
+                               Stream& stream) {
   if (stream.device == Device::cpu) return embedding_backward_ref(dweight, dh, groups, scale, C);
   auto* kernel = C % 4 == 0 ? embedding_backward_kernel<true> : embedding_backward_kernel<false>;
-  launch(kernel, rows_grid(groups.size() * ceil_div(C, embedding_columns)), rows_block, 0, stream, dweight,
-         dh, groups.id(), groups.start(), groups.token(), groups.size(), scale, C);
+  launch(kernel, rows_grid(groups.size() * ceil_div(C, embedding_columns)), rows_block, 0, stream, dweight, dh,
+         groups.id(), groups.start(), groups.token(), groups.size(), scale, C);
 }
 
 // dpositions (T,C), dh (B*T,C): the sequences are rows of T*C columns.
@@ -220,8 +217,7 @@ inline void embedding_positions_backward(float* dpositions, const float* dh, siz
 // row_sums (N): scratch.
 inline void embedding_scale_backward(float* dscale, float* row_sums, const float* dh, const int* ids,
                                      const float* weight, size_t N, size_t C, size_t V, Stream& stream) {
-  if (stream.device == Device::cpu)
-    return embedding_scale_backward_ref(dscale, row_sums, dh, ids, weight, N, C, V);
+  if (stream.device == Device::cpu) return embedding_scale_backward_ref(dscale, row_sums, dh, ids, weight, N, C, V);
   auto* kernel = C % 4 == 0 ? embedding_scale_backward_kernel<true> : embedding_scale_backward_kernel<false>;
   launch(kernel, rows_grid(N), rows_block, 0, stream, row_sums, dh, ids, weight, N, C, V);
   column_reduce_add(dscale, N, 1, AddRows<float>{row_sums, 1}, stream);

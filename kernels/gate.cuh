@@ -75,8 +75,7 @@ void gate_forward_ref(T* y, const T* x, const T* z, size_t N, size_t C, size_t g
 }
 
 template <class Act, class T>
-void gate_backward_ref(T* dx, T* dz, const T* dy, const T* x, const T* z, size_t N, size_t C, size_t group,
-                       GateOp op) {
+void gate_backward_ref(T* dx, T* dz, const T* dy, const T* x, const T* z, size_t N, size_t C, size_t group, GateOp op) {
   const size_t scores = N * C / group;
   if (group == 1) {
 #pragma omp parallel for simd
@@ -91,8 +90,7 @@ void gate_backward_ref(T* dx, T* dz, const T* dy, const T* x, const T* z, size_t
 #pragma omp parallel for firstprivate(op)
   for (size_t head = 0; head < scores; head++) {
     const T *xh = x + head * group, *dyh = dy + head * group;
-    const T sum =
-        row_reduce_ref<T>(group, [&](T acc, size_t i) { return fused(dyh[i], op.dy_ds(xh[i]), acc); });
+    const T sum = row_reduce_ref<T>(group, [&](T acc, size_t i) { return fused(dyh[i], op.dy_ds(xh[i]), acc); });
     const T d = op.dy_dx(op.score<Act>(z[head]));
     dz[head] = sum * op.slope<Act>(z[head]);
 #pragma omp simd
@@ -115,8 +113,7 @@ __global__ void __launch_bounds__(elementwise_block)
 
 template <class Act, bool aligned>
 __global__ void __launch_bounds__(elementwise_block)
-    gate_forward_headwise_kernel(float* y, const float* x, const float* z, size_t scores, size_t group,
-                                 GateOp op) {
+    gate_forward_headwise_kernel(float* y, const float* x, const float* z, size_t scores, size_t group, GateOp op) {
   const auto [head, i] = row_quad(group);
   if (head >= scores) return;
   const float s = op.score<Act>(z[head]);
@@ -127,8 +124,8 @@ __global__ void __launch_bounds__(elementwise_block)
 
 template <class Act, bool aligned>
 __global__ void __launch_bounds__(elementwise_block)
-    gate_backward_elementwise_kernel(float* dx, float* dz, const float* dy, const float* x, const float* z,
-                                     size_t n, GateOp op) {
+    gate_backward_elementwise_kernel(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t n,
+                                     GateOp op) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   Quad dyq = load_quad<aligned>(dy, i, n), zq = load_quad<aligned>(z, i, n);
@@ -145,8 +142,8 @@ __global__ void __launch_bounds__(elementwise_block)
 // One warp a head. dx needs only the score, so it leaves in the pass that adds up dz.
 template <class Act, bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    gate_backward_headwise_kernel(float* dx, float* dz, const float* dy, const float* x, const float* z,
-                                  size_t scores, size_t group, GateOp op) {
+    gate_backward_headwise_kernel(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t scores,
+                                  size_t group, GateOp op) {
   const size_t head = warp_row();
   if (head >= scores) return;
   const float score = z[head], d = op.dy_dx(op.score<Act>(score));
@@ -162,36 +159,33 @@ __global__ void __launch_bounds__(rows_block)
 
 // ---- launchers
 
-inline void gate_forward(float* y, const float* x, const float* z, size_t N, size_t C, size_t group,
-                         const GateOp& op, Stream& stream) {
-  require(group > 0 && C % group == 0, "gate_forward: group is %zu, expected a divisor of the %zu columns",
-          group, C);
+inline void gate_forward(float* y, const float* x, const float* z, size_t N, size_t C, size_t group, const GateOp& op,
+                         Stream& stream) {
+  require(group > 0 && C % group == 0, "gate_forward: group is %zu, expected a divisor of the %zu columns", group, C);
   with_activation(GateActivations{}, "gate_forward", op.act, [&](auto a) {
     using Act = decltype(a);
     if (stream.device == Device::cpu) return gate_forward_ref<Act>(y, x, z, N, C, group, op);
     const size_t n = N * C, scores = n / group;
     if (group == 1) {
-      auto* kernel = n % 4 == 0 ? gate_forward_elementwise_kernel<Act, true>
-                                : gate_forward_elementwise_kernel<Act, false>;
+      auto* kernel =
+          n % 4 == 0 ? gate_forward_elementwise_kernel<Act, true> : gate_forward_elementwise_kernel<Act, false>;
       return launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, y, x, z, n, op);
     }
-    auto* kernel =
-        group % 4 == 0 ? gate_forward_headwise_kernel<Act, true> : gate_forward_headwise_kernel<Act, false>;
+    auto* kernel = group % 4 == 0 ? gate_forward_headwise_kernel<Act, true> : gate_forward_headwise_kernel<Act, false>;
     launch(kernel, row_quads_grid(scores, group), elementwise_block, 0, stream, y, x, z, scores, group, op);
   });
 }
 
-inline void gate_backward(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N,
-                          size_t C, size_t group, const GateOp& op, Stream& stream) {
-  require(group > 0 && C % group == 0, "gate_backward: group is %zu, expected a divisor of the %zu columns",
-          group, C);
+inline void gate_backward(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N, size_t C,
+                          size_t group, const GateOp& op, Stream& stream) {
+  require(group > 0 && C % group == 0, "gate_backward: group is %zu, expected a divisor of the %zu columns", group, C);
   with_activation(GateActivations{}, "gate_backward", op.act, [&](auto a) {
     using Act = decltype(a);
     if (stream.device == Device::cpu) return gate_backward_ref<Act>(dx, dz, dy, x, z, N, C, group, op);
     const size_t n = N * C, scores = n / group;
     if (group == 1) {
-      auto* kernel = n % 4 == 0 ? gate_backward_elementwise_kernel<Act, true>
-                                : gate_backward_elementwise_kernel<Act, false>;
+      auto* kernel =
+          n % 4 == 0 ? gate_backward_elementwise_kernel<Act, true> : gate_backward_elementwise_kernel<Act, false>;
       return launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, dx, dz, dy, x, z, n, op);
     }
     auto* kernel =

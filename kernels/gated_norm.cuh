@@ -68,9 +68,7 @@ struct NormUnderGate {
   HD T n(T unit, T w, T b) const { return rms ? unit * rmsnorm_weight(w, offset) : fused(w, unit, b); }
   // The gradient of x*r or alpha*x, r being a constant; the term of its row's sum; the gradient of x. The sum
   // over C is the mean that RMSNorm takes away; in DyT the sum is the row's share of dalpha.
-  HD T g(T dn, T unit, T w) const {
-    return rms ? dn * rmsnorm_weight(w, offset) : dn * w * fused(-unit, unit, T(1));
-  }
+  HD T g(T dn, T unit, T w) const { return rms ? dn * rmsnorm_weight(w, offset) : dn * w * fused(-unit, unit, T(1)); }
   HD T add_to_row(T acc, T g, T unit, T x) const { return fused(g, rms ? unit : x, acc); }
   HD T dx(T g, T unit, T mean, T r) const { return rms ? rmsnorm_dz(g, unit, mean, r) : alpha * g; }
 };
@@ -147,10 +145,9 @@ inline size_t gated_norm_scratch(const GatedNormShape& s) {
 }
 
 template <class Act, class T, class Multiply>
-void gated_norm_backward_steps(const ResidualBackwardOf<T>& out, const GatedNormParameters<T*>& gradients,
-                               const T* dy, const T* low, const T* r,
-                               const GatedNormParameters<const T*>& weights, const GatedNormShape& shape,
-                               T* scratch, Multiply multiply) {
+void gated_norm_backward_steps(const ResidualBackwardOf<T>& out, const GatedNormParameters<T*>& gradients, const T* dy,
+                               const T* low, const T* r, const GatedNormParameters<const T*>& weights,
+                               const GatedNormShape& shape, T* scratch, Multiply multiply) {
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
   const size_t slices = ceil_div(N, column_slice), columns = 2 * C + 1;
   const size_t block_rows = gated_norm_block_rows(N, C);
@@ -186,14 +183,12 @@ void gated_norm_backward_steps(const ResidualBackwardOf<T>& out, const GatedNorm
         T *dw = column_sums + (row0 + row) / column_slice * columns, *db = dw + C, *dalpha = db + C;
         for (size_t c = 0; c < C; c++) dw[c] = fused(dn[c], unit[c], dw[c]);
         for (size_t c = 0; !rms && c < C; c++) db[c] = db[c] + dn[c];
-        const T sum = row_reduce_ref<T>(C, [=](T acc, size_t c) {
-          return norm.add_to_row(acc, norm.g(dn[c], unit[c], w[c]), unit[c], x[c]);
-        });
+        const T sum = row_reduce_ref<T>(
+            C, [=](T acc, size_t c) { return norm.add_to_row(acc, norm.g(dn[c], unit[c], w[c]), unit[c], x[c]); });
         *dalpha = *dalpha + sum;
         const T mean = sum / T(C), scale = rms ? r[row0 + row] : T(0);
-        residual_backward_row_ref(out, row0 + row, C, [=](size_t c) {
-          return norm.dx(norm.g(dn[c], unit[c], w[c]), unit[c], mean, scale);
-        });
+        residual_backward_row_ref(
+            out, row0 + row, C, [=](size_t c) { return norm.dx(norm.g(dn[c], unit[c], w[c]), unit[c], mean, scale); });
       }
     });
   }
@@ -201,8 +196,7 @@ void gated_norm_backward_steps(const ResidualBackwardOf<T>& out, const GatedNorm
   multiply(gradients.up, all_dz, all_act, scores, rank, N, Layout::tn, Accumulate::yes);
   const bool dyt = shape.base == NormGateBase::dyt;
   for (size_t c = 0; c < C; c++) add_column_slices(gradients.w + c, column_sums + c, slices, columns);
-  for (size_t c = 0; dyt && c < C; c++)
-    add_column_slices(gradients.b + c, column_sums + C + c, slices, columns);
+  for (size_t c = 0; dyt && c < C; c++) add_column_slices(gradients.b + c, column_sums + C + c, slices, columns);
   if (dyt) add_column_slices(gradients.alpha, column_sums + 2 * C, slices, columns);
 }
 
@@ -210,15 +204,14 @@ template <class T>
 void gated_norm_forward_ref(T* y, T* r, T* low, const ResidualForwardOf<T>& in,
                             const GatedNormParameters<const T*>& weights, const GatedNormShape& shape) {
   with_activation(GateActivations{}, "gated_norm_forward", shape.op.act, [&](auto act) {
-    gated_norm_forward_steps<decltype(act)>(y, r, low, in, weights, shape,
-                                            [](auto... a) { matmul_ref<T>(a...); });
+    gated_norm_forward_steps<decltype(act)>(y, r, low, in, weights, shape, [](auto... a) { matmul_ref<T>(a...); });
   });
 }
 
 template <class T>
-void gated_norm_backward_ref(const ResidualBackwardOf<T>& out, const GatedNormParameters<T*>& gradients,
-                             const T* dy, const T* low, const T* r,
-                             const GatedNormParameters<const T*>& weights, const GatedNormShape& shape) {
+void gated_norm_backward_ref(const ResidualBackwardOf<T>& out, const GatedNormParameters<T*>& gradients, const T* dy,
+                             const T* low, const T* r, const GatedNormParameters<const T*>& weights,
+                             const GatedNormShape& shape) {
   with_activation(GateActivations{}, "gated_norm_backward", shape.op.act, [&](auto act) {
     std::vector<T> scratch(gated_norm_scratch(shape));
     gated_norm_backward_steps<decltype(act)>(out, gradients, dy, low, r, weights, shape, scratch.data(),
@@ -294,8 +287,7 @@ struct Block {
   size_t first, row0;  // row0: this warp's first
   float r[warp_rows] = {};
 
-  __device__ Block(const GatedNormShape& shape, const GatedNormWeights& weights, const float* up_t,
-                   size_t first)
+  __device__ Block(const GatedNormShape& shape, const GatedNormWeights& weights, const float* up_t, size_t first)
       : shape(shape),
         weights(weights),
         up_t(up_t),
@@ -329,8 +321,7 @@ struct Block {
     Quads sum = {};
     if (columns > 1 && c >= columns) return sum;
     for (size_t j = 0; j < shape.rank; j++) {
-      const Quad w =
-          columns == 1 ? Quad{{W[j], W[j], W[j], W[j]}} : load_quad<aligned>(W + j * columns, c, columns);
+      const Quad w = columns == 1 ? Quad{{W[j], W[j], W[j], W[j]}} : load_quad<aligned>(W + j * columns, c, columns);
       for (int k = 0; k < warp_rows; k++) {
         const float value = values[j * rows + warp_offset() + k];
         for (int e = 0; e < 4; e++) sum.row[k].v[e] = fused(value, w.v[e], sum.row[k].v[e]);
@@ -433,8 +424,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
 
   for (size_t c = lane_column(); c < C; c += chunk) {
     const Quads n = block.n(block.unit(block.load(x, c)), c), z = block.z(act, c);
-    const Quads q =
-        quads([&](int k, int e) { return op.y(n.row[k].v[e], op.template score<Act>(z.row[k].v[e])); });
+    const Quads q = quads([&](int k, int e) { return op.y(n.row[k].v[e], op.template score<Act>(z.row[k].v[e])); });
     for (int k = 0; k < warp_rows; k++)
       if (block.has(block.row0 + k)) store_quad<aligned>(y + (block.row0 + k) * C, c, C, q.row[k]);
   }
@@ -443,9 +433,9 @@ __global__ void __launch_bounds__(gated_norm::threads)
 // Along the rows for dlow, for the mean of RMSNorm, and for dx. dscores (N): dz where a row has one score.
 template <class Act, bool aligned>
 __global__ void __launch_bounds__(gated_norm::threads)
-    gated_norm_backward_kernel(ResidualBackward out, float* dlow, float* dscores, float* row_sums,
-                               const float* dy, const float* low, const float* r, GatedNormWeights weights,
-                               const float* up_t, GatedNormShape shape) {
+    gated_norm_backward_kernel(ResidualBackward out, float* dlow, float* dscores, float* row_sums, const float* dy,
+                               const float* low, const float* r, GatedNormWeights weights, const float* up_t,
+                               GatedNormShape shape) {
   using namespace gated_norm;
   __shared__ __align__(16) float tile[rows * pitch];
   DYNAMIC_SHARED(float, act);  // SiLU(low)
@@ -531,10 +521,9 @@ __global__ void __launch_bounds__(gated_norm::threads)
 // or of dW_down, and one column of dw or of db. blockIdx.y: which 16 of the rank.
 template <class Act, bool aligned>
 __global__ void __launch_bounds__(gated_norm::threads)
-    gated_norm_columns_kernel(float* up_slices, float* down_slices, float* column_sums, const float* x,
-                              const float* dy, const float* low, const float* dlow, const float* dscores,
-                              const float* r, GatedNormWeights weights, const float* up_t,
-                              GatedNormShape shape) {
+    gated_norm_columns_kernel(float* up_slices, float* down_slices, float* column_sums, const float* x, const float* dy,
+                              const float* low, const float* dlow, const float* dscores, const float* r,
+                              GatedNormWeights weights, const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;
   __shared__ __align__(16) float units[rows * pitch], ns[rows * pitch], dzs[rows * pitch], dns[rows * pitch];
   DYNAMIC_SHARED(float, act);  // SiLU(low)
@@ -577,8 +566,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
     for (size_t row = 0, at = threadIdx.x % chunk; row < count; row++, at += pitch)
       column_sum = up ? fused(dns[at], units[at], column_sum) : column_sum + dns[at];
     if ((first + rows) % column_slice == 0 || first + rows >= N) {
-      if (blockIdx.y == 0 && column < C)
-        column_sums[(first / column_slice * 2 + !up) * C + column] = column_sum;
+      if (blockIdx.y == 0 && column < C) column_sums[(first / column_slice * 2 + !up) * C + column] = column_sum;
       column_sum = 0;
     }
     __syncthreads();
@@ -610,8 +598,7 @@ inline void require_gated_norm(const char* op, const GatedNormWeights& weights, 
 }
 
 inline void gated_norm_transpose(float* out, const float* in, size_t rows, size_t columns, Stream& stream) {
-  launch(gated_norm_transpose_kernel, grid_of(ceil_div(rows * columns, 256)), 256, 0, stream, out, in, rows,
-         columns);
+  launch(gated_norm_transpose_kernel, grid_of(ceil_div(rows * columns, 256)), 256, 0, stream, out, in, rows, columns);
 }
 
 // y (N,C), r (N; of RMSNorm), low (N,rank) and, with a branch, its sum are written. y is none of the inputs.
@@ -622,8 +609,7 @@ inline void gated_norm_forward(float* y, float* r, float* low, const ResidualFor
   with_activation(GateActivations{}, "gated_norm_forward", shape.op.act, [&](auto a) {
     using Act = decltype(a);
     if (stream.device == Device::cpu)
-      return gated_norm_forward_steps<Act>(y, r, low, in, weights, shape,
-                                           [](auto... a) { matmul_cpu(a...); });
+      return gated_norm_forward_steps<Act>(y, r, low, in, weights, shape, [](auto... a) { matmul_cpu(a...); });
     const size_t C = shape.C, rank = shape.rank, scores = shape.scores();
     float *down_t = stream.scratch((C + scores) * rank), *up_t = down_t + C * rank;
     gated_norm_transpose(down_t, weights.down, rank, C, stream);
@@ -635,10 +621,9 @@ inline void gated_norm_forward(float* y, float* r, float* low, const ResidualFor
 }
 
 // dx (and dbranch) are written, the parameters' gradients accumulated. dx is not dy.
-inline void gated_norm_backward(const ResidualBackward& out, const GatedNormGradients& gradients,
-                                const float* dy, const float* low, const float* r,
-                                const GatedNormWeights& weights, const GatedNormShape& shape,
-                                Stream& stream) {
+inline void gated_norm_backward(const ResidualBackward& out, const GatedNormGradients& gradients, const float* dy,
+                                const float* low, const float* r, const GatedNormWeights& weights,
+                                const GatedNormShape& shape, Stream& stream) {
   require_residual("gated_norm_backward", out, shape.C);
   require_gated_norm("gated_norm_backward", weights, shape);
   require(out.dx != dy, "gated_norm_backward: dx is dy, which is read again after dx is written");
@@ -653,8 +638,8 @@ inline void gated_norm_backward(const ResidualBackward& out, const GatedNormGrad
     const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
     const size_t slices = ceil_div(N, matmul_slice), column_slices = ceil_div(N, column_slice);
     const size_t ranks = ceil_div(rank, 16);
-    float* next = stream.scratch((slices * (C + scores) + scores) * rank + column_slices * (2 * C + 1) +
-                                 N * (rank + 2));
+    float* next =
+        stream.scratch((slices * (C + scores) + scores) * rank + column_slices * (2 * C + 1) + N * (rank + 2));
     auto take = [&](size_t n) { return std::exchange(next, next + n); };
     // What is read or written four numbers at a time comes first.
     float *down_slices = take(slices * rank * C), *up_t = take(scores * rank);
@@ -662,19 +647,17 @@ inline void gated_norm_backward(const ResidualBackward& out, const GatedNormGrad
     float *alpha_sums = take(column_slices), *dlow = take(N * rank), *dscores = take(N), *row_sums = take(N);
 
     gated_norm_transpose(up_t, weights.up, scores, rank, stream);
-    auto* by_rows =
-        C % 4 == 0 ? gated_norm_backward_kernel<Act, true> : gated_norm_backward_kernel<Act, false>;
-    launch(by_rows, grid_of(ceil_div(N, rows)), threads, 3 * rows * rank * sizeof(float), stream, out, dlow,
-           dscores, row_sums, dy, low, r, weights, up_t, shape);
-    auto* by_columns =
-        C % 4 == 0 ? gated_norm_columns_kernel<Act, true> : gated_norm_columns_kernel<Act, false>;
+    auto* by_rows = C % 4 == 0 ? gated_norm_backward_kernel<Act, true> : gated_norm_backward_kernel<Act, false>;
+    launch(by_rows, grid_of(ceil_div(N, rows)), threads, 3 * rows * rank * sizeof(float), stream, out, dlow, dscores,
+           row_sums, dy, low, r, weights, up_t, shape);
+    auto* by_columns = C % 4 == 0 ? gated_norm_columns_kernel<Act, true> : gated_norm_columns_kernel<Act, false>;
     const dim3 grid(grid_of(slices * ceil_div(C, chunk)).x, unsigned(ranks));
     launch(by_columns, grid, threads, 2 * rows * 16 * ranks * sizeof(float), stream, up_slices, down_slices,
            column_sums, out.x, dy, low, dlow, dscores, r, weights, up_t, shape);
 
     auto add_slices = [&](float* gradient, const float* of_slices, size_t n) {
-      launch(matmul_add_slices_kernel, grid_of(ceil_div(n, 256)), 256, 0, stream, gradient, of_slices,
-             nullptr, slices, n, n, true);
+      launch(matmul_add_slices_kernel, grid_of(ceil_div(n, 256)), 256, 0, stream, gradient, of_slices, nullptr, slices,
+             n, n, true);
     };
     add_slices(gradients.down, down_slices, rank * C);
     add_slices(gradients.up, up_slices, scores * rank);
@@ -686,8 +669,8 @@ inline void gated_norm_backward(const ResidualBackward& out, const GatedNormGrad
     if (shape.base == NormGateBase::rmsnorm) return;
     add_columns(gradients.b, column_sums + C, 2 * C, C);
     const OneSum<AddRows<float>> add_rows = {{row_sums, 1}};
-    launch(column_slices_kernel<1, OneSum<AddRows<float>>>, grid_of(column_slices), 32, 0, stream, alpha_sums,
-           N, size_t{1}, add_rows);
+    launch(column_slices_kernel<1, OneSum<AddRows<float>>>, grid_of(column_slices), 32, 0, stream, alpha_sums, N,
+           size_t{1}, add_rows);
     add_columns(gradients.alpha, alpha_sums, 1, 1);
   });
 }

@@ -54,9 +54,8 @@ inline double exp_sum(double x, double low) {
   const double t = std::fma(c, 1.4426950408889634, round_shift), n = t - round_shift;
   const double exact = std::fma(-n, ln2_high, c);
   const auto [r, rest] = fast_two_sum(exact, std::fma(-n, ln2_low, low));
-  const double series =
-      horner(r, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
-             1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800);
+  const double series = horner(r, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
+                               1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800);
   const double p = 1.0 + (r + std::fma(r * r, series, rest));
   // 2^n in two factors: the first product is exact, so a denormal result is rounded once.
   const int64_t exponent = int64_t(double_bits(t) - double_bits(round_shift)), half = exponent >> 1;
@@ -75,8 +74,8 @@ inline DoubleDouble log_sum(double x) {
   const double f = bits_double(bits - (uint64_t(k) << 52)) - 1.0;
   const double n = double(k - (tiny ? 54 : 0));
   const double s = f / (2.0 + f), z = s * s, half_square = 0.5 * f * f;
-  const double series = horner(z, 2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17,
-                               2.0 / 19, 2.0 / 21, 2.0 / 23);
+  const double series = horner(z, 2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17, 2.0 / 19,
+                               2.0 / 21, 2.0 / 23);
   const double tail = std::fma(s, std::fma(z, series, half_square), -half_square);
   // n ln2_high + f as a sum and what its rounding lost. |n ln2_high| > |f| or n = 0: no loss.
   const double sum = std::fma(n, ln2_high, f);
@@ -94,8 +93,7 @@ struct Angle {
 // as a sum of two doubles; so some 100 bits stand, even where x is the double next to a multiple of pi/2.
 inline Angle reduce_angle(double x) {
   require(!(std::fabs(x) > 0x1p30), "sin/cos: an angle of %g, expected at most 2^30", x);
-  constexpr double first = 0x1.921fb54442d18p+0, second = 0x1.1a62633145c07p-54,
-                   third = -0x1.f1976b7ed8fbcp-110;
+  constexpr double first = 0x1.921fb54442d18p+0, second = 0x1.1a62633145c07p-54, third = -0x1.f1976b7ed8fbcp-110;
   const double t = std::fma(x, 0.6366197723675814, round_shift), n = t - round_shift;
   const double exact = std::fma(-n, first, x);
   const double p = n * second, p_low = std::fma(n, second, -p);
@@ -109,8 +107,8 @@ inline Angle reduce_angle(double x) {
 // sin and cos of x + low for |x| <= pi/4 + 2^-22; Taylor to x^17 and x^18, the next term below 2^-58.
 inline double sin_quarter(double x, double low) {
   const double z = x * x;
-  const double series = horner(z, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800,
-                               1.0 / 6227020800, -1.0 / 1307674368000, 1.0 / 355687428096000);
+  const double series = horner(z, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800, 1.0 / 6227020800,
+                               -1.0 / 1307674368000, 1.0 / 355687428096000);
   return x + std::fma(x * z, series, low * (1.0 - 0.5 * z));
 }
 

@@ -38,8 +38,8 @@ struct LayernormParametersGrad {
 // ---- reference
 
 template <class T>
-void layernorm_forward_ref(T* y, T* mean, T* r, const ResidualForwardOf<T>& in, const T* w, const T* b,
-                           size_t N, size_t C, T eps) {
+void layernorm_forward_ref(T* y, T* mean, T* r, const ResidualForwardOf<T>& in, const T* w, const T* b, size_t N,
+                           size_t C, T eps) {
 #pragma omp parallel for
   for (size_t row = 0; row < N; row++) {
     const T* xr = residual_row_ref(in, row, C);
@@ -53,8 +53,8 @@ void layernorm_forward_ref(T* y, T* mean, T* r, const ResidualForwardOf<T>& in, 
 }
 
 template <class T>
-void layernorm_backward_ref(const ResidualBackwardOf<T>& out, T* dw, T* db, const T* dy, const T* w,
-                            const T* mean, const T* r, size_t N, size_t C) {
+void layernorm_backward_ref(const ResidualBackwardOf<T>& out, T* dw, T* db, const T* dy, const T* w, const T* mean,
+                            const T* r, size_t N, size_t C) {
   column_reduce_add_ref(std::array{dw, db}, N, C, LayernormParametersGrad<T>{dy, out.x, mean, r, C});
 #pragma omp parallel for
   for (size_t row = 0; row < N; row++) {
@@ -74,8 +74,8 @@ void layernorm_backward_ref(const ResidualBackwardOf<T>& out, T* dw, T* db, cons
 // Reads x (and branch) from memory once: the later passes find their row in the L1 cache.
 template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    layernorm_forward_kernel(float* y, float* mean, float* r, ResidualForward in, const float* w,
-                             const float* b, size_t N, size_t C, float eps) {
+    layernorm_forward_kernel(float* y, float* mean, float* r, ResidualForward in, const float* w, const float* b,
+                             size_t N, size_t C, float eps) {
   const size_t row = warp_row();
   if (row >= N) return;
   const float sum = warp_row_reduce<aligned>(C, [&](float* chain, size_t i, int count) {
@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(rows_block)
 
 template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    layernorm_backward_kernel(ResidualBackward out, const float* dy, const float* w, const float* mean,
-                              const float* r, size_t N, size_t C) {
+    layernorm_backward_kernel(ResidualBackward out, const float* dy, const float* w, const float* mean, const float* r,
+                              size_t N, size_t C) {
   const size_t row = warp_row();
   if (row >= N) return;
   const float m = mean[row], scale = r[row];
@@ -139,9 +139,8 @@ inline void layernorm_forward(float* y, float* mean, float* r, const ResidualFor
 }
 
 // dx (and dbranch) are written, dw (C) and db (C) accumulated. dx may be dy.
-inline void layernorm_backward(const ResidualBackward& out, float* dw, float* db, const float* dy,
-                               const float* w, const float* mean, const float* r, size_t N, size_t C,
-                               Stream& stream) {
+inline void layernorm_backward(const ResidualBackward& out, float* dw, float* db, const float* dy, const float* w,
+                               const float* mean, const float* r, size_t N, size_t C, Stream& stream) {
   require_residual("layernorm_backward", out, C);
   if (stream.device == Device::cpu) return layernorm_backward_ref(out, dw, db, dy, w, mean, r, N, C);
   column_reduce_add(std::array{dw, db}, N, C, LayernormParametersGrad<float>{dy, out.x, mean, r, C}, stream);

@@ -66,8 +66,7 @@ T row_max_ref(const T* x, size_t n) {
 
 // The row pass: losses from logits (rows,V) and, with `gradient`, dlogits over them.
 template <class T>
-void cross_entropy_ref(T* losses, T* logits, const int* targets, T dloss, bool gradient, size_t rows,
-                       size_t V) {
+void cross_entropy_ref(T* losses, T* logits, const int* targets, T dloss, bool gradient, size_t rows, size_t V) {
 #pragma omp parallel for
   for (size_t row = 0; row < rows; row++) {
     T* l = logits + row * V;
@@ -92,12 +91,12 @@ void cross_entropy_ref(T* losses, T* logits, const int* targets, T dloss, bool g
 //   multiply(C, A, B, M, N, K, layout, accumulate)      rows_pass(losses, logits, targets, gradient, rows)
 template <class T, class Multiply, class RowsPass>
 void linear_cross_entropy_steps(T* losses, T* dh, T* dweight, T* logits, const T* h, const T* weight,
-                                const int* targets, size_t N, size_t C, size_t V, size_t chunk_rows,
-                                Multiply multiply, RowsPass rows_pass) {
+                                const int* targets, size_t N, size_t C, size_t V, size_t chunk_rows, Multiply multiply,
+                                RowsPass rows_pass) {
   require(V > 0 && C > 0, "linear_cross_entropy: V is %zu and C is %zu, expected more than 0", V, C);
   require(chunk_rows >= N || (chunk_rows > 0 && chunk_rows % weight_gradient_slice == 0),
-          "linear_cross_entropy: chunks of %zu rows, expected a multiple of %zu or at least all %zu",
-          chunk_rows, weight_gradient_slice, N);
+          "linear_cross_entropy: chunks of %zu rows, expected a multiple of %zu or at least all %zu", chunk_rows,
+          weight_gradient_slice, N);
   const bool gradient = dh || dweight;
   for (size_t begin = 0; begin < N; begin += chunk_rows) {
     const size_t rows = N - begin < chunk_rows ? N - begin : chunk_rows;
@@ -114,14 +113,16 @@ void linear_cross_entropy_steps(T* losses, T* dh, T* dweight, T* logits, const T
 }
 
 template <class T>
-void linear_cross_entropy_ref(T* losses, T* dh, T* dweight, T* logits, const T* h, const T* weight,
-                              const int* targets, T dloss, size_t N, size_t C, size_t V, size_t chunk_rows) {
-  linear_cross_entropy_steps(losses, dh, dweight, logits, h, weight, targets, N, C, V, chunk_rows,
-                             [](T* c, const T* a, const T* b, size_t m, size_t n, size_t k, Layout layout,
-                                Accumulate accumulate) { matmul_ref(c, a, b, m, n, k, layout, accumulate); },
-                             [&](T* losses, T* logits, const int* targets, bool gradient, size_t rows) {
-                               cross_entropy_ref(losses, logits, targets, dloss, gradient, rows, V);
-                             });
+void linear_cross_entropy_ref(T* losses, T* dh, T* dweight, T* logits, const T* h, const T* weight, const int* targets,
+                              T dloss, size_t N, size_t C, size_t V, size_t chunk_rows) {
+  linear_cross_entropy_steps(
+      losses, dh, dweight, logits, h, weight, targets, N, C, V, chunk_rows,
+      [](T* c, const T* a, const T* b, size_t m, size_t n, size_t k, Layout layout, Accumulate accumulate) {
+        matmul_ref(c, a, b, m, n, k, layout, accumulate);
+      },
+      [&](T* losses, T* logits, const int* targets, bool gradient, size_t rows) {
+        cross_entropy_ref(losses, logits, targets, dloss, gradient, rows, V);
+      });
 }
 
 // ---- kernel: one block a row, thread j is chain j; max, sum and gradient each read the row once
@@ -176,21 +177,19 @@ __global__ void __launch_bounds__(row_chains)
 
 // ---- launchers
 
-inline void cross_entropy(float* losses, float* logits, const int* targets, float dloss, bool gradient,
-                          size_t rows, size_t V, Stream& stream) {
-  if (stream.device == Device::cpu)
-    return cross_entropy_ref(losses, logits, targets, dloss, gradient, rows, V);
+inline void cross_entropy(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t rows,
+                          size_t V, Stream& stream) {
+  if (stream.device == Device::cpu) return cross_entropy_ref(losses, logits, targets, dloss, gradient, rows, V);
   const bool aligned = V % 4 == 0;
-  auto* kernel = gradient
-                     ? (aligned ? cross_entropy_kernel<true, true> : cross_entropy_kernel<true, false>)
-                     : (aligned ? cross_entropy_kernel<false, true> : cross_entropy_kernel<false, false>);
+  auto* kernel = gradient ? (aligned ? cross_entropy_kernel<true, true> : cross_entropy_kernel<true, false>)
+                          : (aligned ? cross_entropy_kernel<false, true> : cross_entropy_kernel<false, false>);
   launch(kernel, grid_of(rows), row_chains, 0, stream, losses, logits, targets, dloss, V);
 }
 
 // dloss is the gradient of every row's loss: 1/N for their mean. logits holds min(chunk_rows, N) * V floats.
 inline void linear_cross_entropy(float* losses, float* dh, float* dweight, float* logits, const float* h,
-                                 const float* weight, const int* targets, float dloss, size_t N, size_t C,
-                                 size_t V, size_t chunk_rows, Stream& stream) {
+                                 const float* weight, const int* targets, float dloss, size_t N, size_t C, size_t V,
+                                 size_t chunk_rows, Stream& stream) {
   linear_cross_entropy_steps(
       losses, dh, dweight, logits, h, weight, targets, N, C, V, chunk_rows,
       [&](float* c, const float* a, const float* b, size_t m, size_t n, size_t k, Layout layout,

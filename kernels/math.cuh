@@ -25,8 +25,7 @@
 #if defined(__FAST_MATH__) || defined(__USE_FAST_MATH__)
 #error "exact results need IEEE arithmetic: build without -ffast-math and -use_fast_math"
 #endif
-static_assert(FLT_EVAL_METHOD == 0,
-              "exact results need float arithmetic in float: on 32-bit x86 add -mfpmath=sse");
+static_assert(FLT_EVAL_METHOD == 0, "exact results need float arithmetic in float: on 32-bit x86 add -mfpmath=sse");
 
 #ifdef __CUDACC__
 #define HD __host__ __device__ __forceinline__
@@ -104,8 +103,7 @@ HD Exp exp_parts(float x) {
   const float t = fmaf(x, 0x1.715476p+0f, shift);
   const float n = t - shift;
   const float r = fmaf(n, -ln2_low, fmaf(n, -ln2_high, x));
-  const float s =
-      horner(r, 1.0f, 0x1.fffffcp-2f, 0x1.555492p-3f, 0x1.5558f2p-5f, 0x1.123a2p-7f, 0x1.6a23ccp-10f);
+  const float s = horner(r, 1.0f, 0x1.fffffcp-2f, 0x1.555492p-3f, 0x1.5558f2p-5f, 0x1.123a2p-7f, 0x1.6a23ccp-10f);
   return {fmaf(s, r, 1.0f), int32_t(float_bits(t) - float_bits(shift))};
 }
 
@@ -186,8 +184,7 @@ HD float exact_tanh(float x) {
   const detail::Exp e = detail::exp_parts(twice > 20.0f ? 20.0f : twice);
   const float large = 1.0f - 2.0f / fmaf(e.mantissa, detail::power_of_two(e.exponent), 1.0f);
   const float z = a * a;
-  const float p =
-      horner(z, -0x1.555532p-2f, 0x1.110728p-3f, -0x1.b83c64p-5f, 0x1.522684p-6f, -0x1.75e468p-8f);
+  const float p = horner(z, -0x1.555532p-2f, 0x1.110728p-3f, -0x1.b83c64p-5f, 0x1.522684p-6f, -0x1.75e468p-8f);
   const float small = fmaf(p * z, a, a);
   return copysignf(detail::choose_below(a, 0.625f, small, large), x);
 }
@@ -207,12 +204,12 @@ HD float exact_softplus(float x) {
 HD float exact_erf(float x) {
   const float a = fabsf(x);
   const float c = a > 4.0f ? 4.0f : a;
-  const float q = horner(c, -0x1.1821f8p-13f, -0x1.20c06cp+0f, -0x1.46026cp-1f, -0x1.ab534cp-4f,
-                         0x1.6f5512p-6f, -0x1.955p-9f, 0x1.a584e6p-13f);
+  const float q = horner(c, -0x1.1821f8p-13f, -0x1.20c06cp+0f, -0x1.46026cp-1f, -0x1.ab534cp-4f, 0x1.6f5512p-6f,
+                         -0x1.955p-9f, 0x1.a584e6p-13f);
   const detail::Exp e = detail::exp_parts(q);
   const float large = fmaf(-e.mantissa, detail::power_of_two(e.exponent), 1.0f);
-  const float p = horner(a * a, 0x1.06eba8p-3f, -0x1.81270ep-2f, 0x1.ce215ap-4f, -0x1.b6f5fap-6f,
-                         0x1.49d5dep-8f, -0x1.456a32p-11f);
+  const float p =
+      horner(a * a, 0x1.06eba8p-3f, -0x1.81270ep-2f, 0x1.ce215ap-4f, -0x1.b6f5fap-6f, 0x1.49d5dep-8f, -0x1.456a32p-11f);
   const float small = fmaf(p, a, a);
   return copysignf(detail::choose_below(a, 0.875f, small, large), x);
 }

@@ -27,8 +27,8 @@ constexpr size_t matmul_slice = 1024;
 // ---- reference
 
 template <class T>
-void matmul_ref(T* C, const T* A, const T* B, size_t M, size_t N, size_t K, Layout layout,
-                Accumulate accumulate, const T* bias = nullptr) {
+void matmul_ref(T* C, const T* A, const T* B, size_t M, size_t N, size_t K, Layout layout, Accumulate accumulate,
+                const T* bias = nullptr) {
   const size_t a_row = layout == Layout::tn ? 1 : K, a_k = layout == Layout::tn ? M : 1;
   const size_t b_col = layout == Layout::nt ? K : 1, b_k = layout == Layout::nt ? 1 : N;
 #pragma omp parallel for
@@ -62,8 +62,7 @@ static_assert(matmul_slice % strip_depth == 0);
 // k_contiguous: memory runs along k (A or B of a row-major (rows,K) matrix).
 template <int rows, int threads, bool k_contiguous, bool aligned>
 struct MatmulStrip {
-  static constexpr int pitch =
-      rows + 4;  // keeps float4 alignment and spreads the transposing stores over banks
+  static constexpr int pitch = rows + 4;  // keeps float4 alignment and spreads the transposing stores over banks
   static constexpr int floats = strip_depth * pitch;
   static constexpr int quads = rows * strip_depth / 4 / threads;
   static constexpr int line = (k_contiguous ? strip_depth : rows) / 4;  // float4s of the strip along memory
@@ -118,8 +117,8 @@ struct MatmulStrip {
 // begin at multiples of 16 bytes; aligned_c: those of C and total.
 template <Layout layout, int BM, int BN, int TM, int TN, bool aligned>
 __global__ void __launch_bounds__(BM / TM * BN / TN, 2)
-    matmul_kernel(float* C, float* total, const float* A, const float* B, const float* bias, size_t M,
-                  size_t N, size_t K, bool accumulate, bool split, bool aligned_c) {
+    matmul_kernel(float* C, float* total, const float* A, const float* B, const float* bias, size_t M, size_t N,
+                  size_t K, bool accumulate, bool split, bool aligned_c) {
   constexpr int threads = BM / TM * BN / TN;
   using StripA = MatmulStrip<BM, threads, layout != Layout::tn, aligned>;
   using StripB = MatmulStrip<BN, threads, layout == Layout::nt, aligned>;
@@ -208,8 +207,8 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2)
 }
 
 // C (n elements in rows of N) = slice 0 + slice 1 + ..., or C + that, or bias + that.
-__global__ inline void matmul_add_slices_kernel(float* C, const float* slices, const float* bias,
-                                                size_t count, size_t n, size_t N, bool accumulate) {
+__global__ inline void matmul_add_slices_kernel(float* C, const float* slices, const float* bias, size_t count,
+                                                size_t n, size_t N, bool accumulate) {
   const size_t i = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
   if (i >= n) return;
   float sum = slices[i];
@@ -253,29 +252,23 @@ void matmul_launch(float* C, const float* A, const float* B, const float* bias, 
                    bool accumulate, bool split, Stream& stream) {
   const size_t slices = ceil_div(K, matmul_slice), columns = ceil_div(N, BN);
   require(columns <= 65535 && slices <= 65535, "matmul: N %zu or K %zu is too large for a grid", N, K);
-  float* total = split                      ? stream.scratch(slices * M * N)
-                 : accumulate && slices > 1 ? stream.scratch(M * N)
-                                            : C;
+  float* total = split ? stream.scratch(slices * M * N) : accumulate && slices > 1 ? stream.scratch(M * N) : C;
   auto lines_aligned = [](const float* p, size_t ld) {
     return ld % 4 == 0 && reinterpret_cast<uintptr_t>(p) % 16 == 0;
   };
-  const bool aligned =
-      lines_aligned(A, layout == Layout::tn ? M : K) && lines_aligned(B, layout == Layout::nt ? K : N);
+  const bool aligned = lines_aligned(A, layout == Layout::tn ? M : K) && lines_aligned(B, layout == Layout::nt ? K : N);
   const bool aligned_c = lines_aligned(C, N) && lines_aligned(total, N) && lines_aligned(bias, N);
-  auto* kernel =
-      aligned ? matmul_kernel<layout, BM, BN, TM, TN, true> : matmul_kernel<layout, BM, BN, TM, TN, false>;
+  auto* kernel = aligned ? matmul_kernel<layout, BM, BN, TM, TN, true> : matmul_kernel<layout, BM, BN, TM, TN, false>;
   const dim3 grid(grid_of(ceil_div(M, BM)).x, unsigned(columns), split ? unsigned(slices) : 1);
-  launch(kernel, grid, BM / TM * BN / TN, 0, stream, C, total, A, B, bias, M, N, K, accumulate, split,
-         aligned_c);
+  launch(kernel, grid, BM / TM * BN / TN, 0, stream, C, total, A, B, bias, M, N, K, accumulate, split, aligned_c);
   if (split)
-    launch(matmul_add_slices_kernel, grid_of(ceil_div(M * N, 256)), 256, 0, stream, C, total, bias, slices,
-           M * N, N, accumulate);
+    launch(matmul_add_slices_kernel, grid_of(ceil_div(M * N, 256)), 256, 0, stream, C, total, bias, slices, M * N, N,
+           accumulate);
 }
 
 // The kernel by a given plan.
-inline void matmul_by_plan(float* C, const float* A, const float* B, size_t M, size_t N, size_t K,
-                           Layout layout, Accumulate accumulate, MatmulPlan plan, Stream& stream,
-                           const float* bias = nullptr) {
+inline void matmul_by_plan(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
+                           Accumulate accumulate, MatmulPlan plan, Stream& stream, const float* bias = nullptr) {
   auto with_tile = [&](auto layout_constant) {
     constexpr Layout l = decltype(layout_constant)::value;
     auto* run = plan.tile == Tile::large ? matmul_launch<l, 128, 128, 8, 8> : matmul_launch<l, 64, 64, 4, 4>;
@@ -289,8 +282,7 @@ inline void matmul_by_plan(float* C, const float* A, const float* B, size_t M, s
 // C (M,N) is written, or accumulated to. bias (N) or null: added to every row of a C that is written.
 inline void matmul(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
                    Accumulate accumulate, Stream& stream, const float* bias = nullptr) {
-  require(!bias || accumulate == Accumulate::no,
-          "matmul: a bias is for a product that is written, not accumulated");
+  require(!bias || accumulate == Accumulate::no, "matmul: a bias is for a product that is written, not accumulated");
   if (M == 0 || N == 0) return;
   if (stream.device == Device::cpu) return matmul_cpu(C, A, B, M, N, K, layout, accumulate, bias);
   matmul_by_plan(C, A, B, M, N, K, layout, accumulate, matmul_plan(M, N, K), stream, bias);

@@ -177,12 +177,11 @@ struct Interval {
 };
 
 // The whole product in C[rows][cols].
-inline void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias,
-                         Interval rows, Interval cols, size_t K, bool accumulate) {
+inline void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias, Interval rows,
+                         Interval cols, size_t K, bool accumulate) {
   constexpr size_t spare = 2;  // floats a row of A that pack() may run over
   static_assert(round_up(tile_rows, lanes) <= tile_rows * (1 + spare));
-  const size_t group =
-      (B.k_contiguous ? 1 : 8) * tile_cols;  // columns packed at a time: memory runs across them
+  const size_t group = (B.k_contiguous ? 1 : 8) * tile_cols;  // columns packed at a time: memory runs across them
   const size_t slices = std::max<size_t>(1, ceil_div(K, matmul_slice)), deepest = std::min(K, matmul_slice);
   const bool totals = accumulate && slices > 1;  // C waits for the sum of its slices, which grows beside it
   const size_t high = totals ? piece(rows.size(), panel_rows, tile_rows) : rows.size();
@@ -217,8 +216,7 @@ inline void compute_part(float* C, size_t ldc, const Operand& A, const Operand& 
             const size_t whole = (n1 - n0) / tile_cols * tile_cols, rest = n1 - n0 - whole;
             if (m0 == i0) {
               pack(b_group, tile_cols * depth, tile_cols, B, n0, whole, k0, depth);
-              if (rest)
-                pack(b_group + whole * depth, 0, round_up(rest, lanes), B, n0 + whole, rest, k0, depth);
+              if (rest) pack(b_group + whole * depth, 0, round_up(rest, lanes), B, n0 + whole, rest, k0, depth);
             }
             for (size_t n = n0; n < n1; n += tile_cols) {
               const size_t width = std::min(tile_cols, n1 - n);
@@ -227,15 +225,12 @@ inline void compute_part(float* C, size_t ldc, const Operand& A, const Operand& 
                 tall = next_rows(m1 - m);
                 float *c = C + m * ldc + n, *sum = total + (m - i0) * wide + (n - j0);
                 const bool last = slice + 1 == slices;
-                Sink sink{c,    ldc, slice ? c : nullptr, ldc, accumulate, bias && last ? bias + n : nullptr,
-                          width};
+                Sink sink{c, ldc, slice ? c : nullptr, ldc, accumulate, bias && last ? bias + n : nullptr, width};
                 if (totals) sink.sum = slice ? sum : nullptr, sink.ldsum = wide;
                 if (to_total) sink.C = sum, sink.ldc = wide, sink.accumulate = false;
                 // During the first eight tiles, an eighth each: the next strip of B, if it is packed already.
-                const float* ahead =
-                    m0 > i0 && t < 8 ? b + tile_cols * depth + t * (tile_cols / 8 * depth) : b;
-                (width > lanes ? tile_of<tile_vecs>(tall) : tile_of<1>(tall))(sink, a_strip(m), b, ahead,
-                                                                              depth);
+                const float* ahead = m0 > i0 && t < 8 ? b + tile_cols * depth + t * (tile_cols / 8 * depth) : b;
+                (width > lanes ? tile_of<tile_vecs>(tall) : tile_of<1>(tall))(sink, a_strip(m), b, ahead, depth);
               }
             }
           }
@@ -255,15 +250,11 @@ inline void matmul_cpu(float* C, const float* A, const float* B, size_t M, size_
   // C is cut into equal parts, one a thread; a thread is worth waking for half a million fmas. Of the
   // possible cuts, the one with the least work in a part: its fmas, and packing, where a number costs as much
   // as about 16 of them.
-  const size_t most = std::max<size_t>(1, (M * N * K) >> 19),
-               parts = std::min<size_t>(omp_get_max_threads(), most);
-  auto share = [](size_t n, size_t ways, size_t unit) {
-    return std::min(n, round_up(ceil_div(n, ways), unit));
-  };
+  const size_t most = std::max<size_t>(1, (M * N * K) >> 19), parts = std::min<size_t>(omp_get_max_threads(), most);
+  auto share = [](size_t n, size_t ways, size_t unit) { return std::min(n, round_up(ceil_div(n, ways), unit)); };
   size_t rows = M, cols = N, least = SIZE_MAX;
   for (size_t down = 1; down <= parts; down++) {
-    const size_t r = share(M, down, tile_rows), c = share(N, parts / down, tile_cols),
-                 work = r * c + 16 * (r + c);
+    const size_t r = share(M, down, tile_rows), c = share(N, parts / down, tile_cols), work = r * c + 16 * (r + c);
     if (work < least) least = work, rows = r, cols = c;
   }
   const size_t down = ceil_div(M, rows), across = ceil_div(N, cols);

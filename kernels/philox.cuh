@@ -21,8 +21,7 @@ HD PhiloxBlock philox4x32(PhiloxBlock c, uint32_t k0, uint32_t k1) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t(0xD2511F53u) * c.word[0];
     const uint64_t p1 = uint64_t(0xCD9E8D57u) * c.word[2];
-    c = {{uint32_t(p1 >> 32) ^ c.word[1] ^ k0, uint32_t(p1), uint32_t(p0 >> 32) ^ c.word[3] ^ k1,
-          uint32_t(p0)}};
+    c = {{uint32_t(p1 >> 32) ^ c.word[1] ^ k0, uint32_t(p1), uint32_t(p0 >> 32) ^ c.word[3] ^ k1, uint32_t(p0)}};
     k0 += 0x9E3779B9u;  // the golden ratio and sqrt(3)-1: a Weyl sequence
     k1 += 0xBB67AE85u;
   }
@@ -43,8 +42,7 @@ HD constexpr uint64_t stream_of(Purpose purpose, uint64_t which) {
 // ---- draws
 
 HD PhiloxBlock random_block(uint64_t seed, uint64_t stream, uint64_t index) {
-  const PhiloxBlock counter = {
-      {uint32_t(index), uint32_t(index >> 32), uint32_t(stream), uint32_t(stream >> 32)}};
+  const PhiloxBlock counter = {{uint32_t(index), uint32_t(index >> 32), uint32_t(stream), uint32_t(stream >> 32)}};
   return philox4x32(counter, uint32_t(seed), uint32_t(seed >> 32));
 }
 

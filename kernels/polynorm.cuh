@@ -43,8 +43,7 @@ HD T polynorm_slope(T x, T dy, const T* r, const T* w, const T* mean) {
   const Powers<T> p = powers(x);
   T d[3];
   for (int j = 0; j < 3; j++) d[j] = fused(-(p.v[j] * r[j]), mean[j], dy);
-  return fused(w[0] * r[0] * (T(3) * p.v[1]), d[0],
-               fused(w[1] * r[1] * (T(2) * p.v[2]), d[1], w[2] * r[2] * d[2]));
+  return fused(w[0] * r[0] * (T(3) * p.v[1]), d[0], fused(w[1] * r[1] * (T(2) * p.v[2]), d[1], w[2] * r[2] * d[2]));
 }
 
 // ---- reference
@@ -88,8 +87,8 @@ struct PolynormParameterGrad {
 };
 
 template <class T>
-void polynorm_backward_ref(T* dx, T* dw, T* db, T* row_sums, const T* dy, const T* x, const T* w, const T* r,
-                           size_t N, size_t C) {
+void polynorm_backward_ref(T* dx, T* dw, T* db, T* row_sums, const T* dy, const T* x, const T* w, const T* r, size_t N,
+                           size_t C) {
 #pragma omp parallel for
   for (size_t row = 0; row < N; row++) {
     const T *xr = x + row * C, *dyr = dy + row * C;
@@ -121,8 +120,8 @@ __device__ inline void warp_row_sums(float (&sum)[K], size_t n, Fold fold) {
 
 template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    polynorm_forward_kernel(float* y, float* r, const float* x, const float* w, const float* b, size_t N,
-                            size_t C, float eps) {
+    polynorm_forward_kernel(float* y, float* r, const float* x, const float* w, const float* b, size_t N, size_t C,
+                            float eps) {
   const size_t row = warp_row();
   if (row >= N) return;
   const float* xr = x + row * C;
@@ -175,17 +174,16 @@ __global__ void __launch_bounds__(rows_block)
 
 // ---- launchers
 
-inline void polynorm_forward(float* y, float* r, const float* x, const float* w, const float* b, size_t N,
-                             size_t C, float eps, Stream& stream) {
+inline void polynorm_forward(float* y, float* r, const float* x, const float* w, const float* b, size_t N, size_t C,
+                             float eps, Stream& stream) {
   require(C > 0, "polynorm_forward: rows have no columns");
   if (stream.device == Device::cpu) return polynorm_forward_ref(y, r, x, w, b, N, C, eps);
   auto* kernel = C % 4 == 0 ? polynorm_forward_kernel<true> : polynorm_forward_kernel<false>;
   launch(kernel, rows_grid(N), rows_block, 0, stream, y, r, x, w, b, N, C, eps);
 }
 
-inline void polynorm_backward(float* dx, float* dw, float* db, float* row_sums, const float* dy,
-                              const float* x, const float* w, const float* r, size_t N, size_t C,
-                              Stream& stream) {
+inline void polynorm_backward(float* dx, float* dw, float* db, float* row_sums, const float* dy, const float* x,
+                              const float* w, const float* r, size_t N, size_t C, Stream& stream) {
   require(C > 0, "polynorm_backward: rows have no columns");
   if (stream.device == Device::cpu) return polynorm_backward_ref(dx, dw, db, row_sums, dy, x, w, r, N, C);
   auto* kernel = C % 4 == 0 ? polynorm_backward_kernel<true> : polynorm_backward_kernel<false>;

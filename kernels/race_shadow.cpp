@@ -44,8 +44,7 @@ struct alignas(64) Word {
 // addresses). mmap gives zeros, and memory only to what is touched.
 template <class T>
 T* map_zeros(size_t n) {
-  void* p = mmap(nullptr, n * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                 -1, 0);
+  void* p = mmap(nullptr, n * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) gated::fail("race shadow: out of memory");
   return static_cast<T*>(p);
 }
@@ -93,8 +92,7 @@ bool is_builtin(uintptr_t address) {
 }
 // A kernel's static variables are its shared memory.
 bool is_shared(uintptr_t address) {
-  return within(address, dynamic_begin, dynamic_bytes) ||
-         within(address, &__data_start, &_end - &__data_start);
+  return within(address, dynamic_begin, dynamic_bytes) || within(address, &__data_start, &_end - &__data_start);
 }
 
 bool ordered_before_now(const Access& a, bool shared) {
@@ -148,16 +146,16 @@ const std::string& line_of(uint32_t pc) {
 std::string in_words(const Race& race) {
   const auto who = [](const Access& a) {
     const uint32_t i = a.block - first_block;
-    return format("block (%u,%u,%u) thread %u", i % gridDim.x, i / gridDim.x % gridDim.y,
-                  i / gridDim.x / gridDim.y, a.thread);
+    return format("block (%u,%u,%u) thread %u", i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y,
+                  a.thread);
   };
   const Access &now = race.now, &before = race.before;
   const std::string what = format("%s %s%s in %s", who(now).c_str(), now.atomic ? "atomically " : "",
                                   now.write ? "writes" : "reads", line_of(now.pc).c_str());
   if (race.unwritten) return what + " shared memory that no thread of its block has written yet";
   return format("%s what %s %s%s in %s, unordered (%s)", what.c_str(), who(before).c_str(),
-                before.atomic ? "atomically " : "", before.write ? "wrote" : "read",
-                line_of(before.pc).c_str(), race.shared ? "shared memory" : "global memory");
+                before.atomic ? "atomically " : "", before.write ? "wrote" : "read", line_of(before.pc).c_str(),
+                race.shared ? "shared memory" : "global memory");
 }
 
 // ---- one access
@@ -169,8 +167,7 @@ void access_word(Word& word, const Access& now, bool shared, bool builtin) {
     if (!ordered && a.bytes & now.bytes && (a.write || now.write) && !(a.atomic && now.atomic))
       report({a, now, shared, false});
     // Whatever will be unordered with `a` is then unordered with `now` as well, and conflicts with it.
-    const bool superseded =
-        ordered && !(a.bytes & ~now.bytes) && (now.write || !a.write) && (a.atomic || !now.atomic);
+    const bool superseded = ordered && !(a.bytes & ~now.bytes) && (now.write || !a.write) && (a.atomic || !now.atomic);
     if (!slot && superseded)
       slot = &a;
     else if (superseded)

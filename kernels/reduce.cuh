@@ -29,8 +29,7 @@ constexpr size_t column_slice = 128;
 template <class T>
 T combine_row_chains_ref(const T* chain) {
   T lane[32];
-  for (int l = 0; l < 32; l++)
-    lane[l] = (chain[4 * l] + chain[4 * l + 1]) + (chain[4 * l + 2] + chain[4 * l + 3]);
+  for (int l = 0; l < 32; l++) lane[l] = (chain[4 * l] + chain[4 * l + 1]) + (chain[4 * l + 2] + chain[4 * l + 3]);
   for (int offset = 16; offset > 0; offset /= 2)
     for (int l = 0; l < offset; l++) lane[l] += lane[l + offset];
   return lane[0];
@@ -195,8 +194,7 @@ __global__ void column_add_kernel(std::array<float*, K> out, const float* sum, s
 
 // out[k][c] += sum k over rows of fold(acc, row, c), in the canonical order, on the stream's device.
 template <size_t K, class Fold>
-void column_reduce_add(const std::array<float*, K>& out, size_t rows, size_t cols, Fold fold,
-                       Stream& stream) {
+void column_reduce_add(const std::array<float*, K>& out, size_t rows, size_t cols, Fold fold, Stream& stream) {
   if (rows == 0 || cols == 0) return;
   if (stream.device == Device::cpu) return column_reduce_add_ref(out, rows, cols, fold);
   const size_t slices = ceil_div(rows, column_slice), upper = ceil_div(slices, column_slice), sums = K * cols;
@@ -207,8 +205,8 @@ void column_reduce_add(const std::array<float*, K>& out, size_t rows, size_t col
   launch(column_slices_kernel<K, Fold>, grid(slices, cols), threads, 0, stream, level, rows, cols, fold);
   for (size_t n = slices; n > 1; n = ceil_div(n, column_slice)) {
     using Add = OneSum<AddRows<float>>;
-    launch(column_slices_kernel<1, Add>, grid(ceil_div(n, column_slice), sums), threads, 0, stream, next, n,
-           sums, Add{{level, sums}});
+    launch(column_slices_kernel<1, Add>, grid(ceil_div(n, column_slice), sums), threads, 0, stream, next, n, sums,
+           Add{{level, sums}});
     std::swap(level, next);
   }
   launch(column_add_kernel<K>, grid(1, cols), threads, 0, stream, out, level, cols);

@@ -137,8 +137,7 @@ void residual_backward_row_ref(const ResidualBackwardOf<T>& out, size_t row, siz
   T* dbranch = out.dbranch + at;
   dropout_row_ref<T>(join.dropout, row, C, [=](size_t c, T keep) { dbranch[c] = dx[c] * keep; });
   if (join.clip_branch < INFINITY)
-    for (size_t c = 0; c < C; c++)
-      dbranch[c] = clip_gradient(dbranch[c], out.branch[at + c], join.clip_branch);
+    for (size_t c = 0; c < C; c++) dbranch[c] = clip_gradient(dbranch[c], out.branch[at + c], join.clip_branch);
 }
 
 template <class T>
@@ -162,8 +161,7 @@ template <bool aligned>
 __device__ inline Quad residual_quad(const ResidualForward& in, size_t row, size_t i, size_t C) {
   Quad q = load_quad<aligned>(in.x + row * C, i, C);
   if (!in.branch) return q;
-  const Quad b = load_quad<aligned>(in.branch + row * C, i, C),
-             keep = dropout_quad(in.join.dropout, row, i, C);
+  const Quad b = load_quad<aligned>(in.branch + row * C, i, C), keep = dropout_quad(in.join.dropout, row, i, C);
   for (int k = 0; k < 4; k++) q.v[k] = join_element(q.v[k], b.v[k], keep.v[k], in.join);
   return q;
 }
@@ -178,8 +176,8 @@ __device__ inline Quad residual_join_quad(const ResidualForward& in, size_t row,
 
 // d: what comes back through the norm to elements i..i+3; x: what was normalised.
 template <bool aligned>
-__device__ inline void residual_backward_quad(const ResidualBackward& out, size_t row, size_t i, size_t C,
-                                              Quad d, Quad x) {
+__device__ inline void residual_backward_quad(const ResidualBackward& out, size_t row, size_t i, size_t C, Quad d,
+                                              Quad x) {
   const Join join = out.joined();
   if (out.dresidual) {
     const Quad res = load_quad<aligned>(out.dresidual + row * C, i, C);
@@ -195,8 +193,7 @@ __device__ inline void residual_backward_quad(const ResidualBackward& out, size_
 }
 
 template <bool aligned>
-__global__ void __launch_bounds__(rows_block)
-    residual_forward_kernel(ResidualForward in, size_t N, size_t C) {
+__global__ void __launch_bounds__(rows_block) residual_forward_kernel(ResidualForward in, size_t N, size_t C) {
   const size_t row = warp_row();
   if (row >= N) return;
   for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) residual_join_quad<aligned>(in, row, i, C);
@@ -232,10 +229,9 @@ inline void require_residual(const char* op, const ResidualForward& in, size_t C
 
 inline void require_residual(const char* op, const ResidualBackward& out, size_t C) {
   require(C > 0, "%s: rows have no columns", op);
-  require(out.branch || !out.dbranch || out.join.plain(),
-          "%s: dbranch needs the branch that was clipped or dropped", op);
-  require(out.dbranch || out.joined().plain(),
-          "%s: behind clip and dropout a branch has a gradient of its own", op);
+  require(out.branch || !out.dbranch || out.join.plain(), "%s: dbranch needs the branch that was clipped or dropped",
+          op);
+  require(out.dbranch || out.joined().plain(), "%s: behind clip and dropout a branch has a gradient of its own", op);
   require_join(op, out.join);
 }
 
@@ -250,8 +246,7 @@ inline void residual_forward(const ResidualForward& in, size_t N, size_t C, Stre
 
 // dx and, where it is not null, dbranch (N,C) are written. dy: the gradient of what read the sum as its norm,
 // or null where dresidual is all there is; dx may be dy. x is read where the sum was clipped.
-inline void residual_backward(const ResidualBackward& out, const float* dy, size_t N, size_t C,
-                              Stream& stream) {
+inline void residual_backward(const ResidualBackward& out, const float* dy, size_t N, size_t C, Stream& stream) {
   require_residual("residual_backward", out, C);
   require(dy || out.dresidual, "residual_backward: neither dy nor dresidual");
   require(out.x || out.joined().clip_sum == INFINITY, "residual_backward: a clipped sum is read again");

@@ -35,9 +35,7 @@ template <class T>
 struct RmsnormWeightGrad {
   const T *dy, *x, *r;
   size_t C;
-  HD T operator()(T acc, size_t row, size_t c) const {
-    return fused(dy[row * C + c], x[row * C + c] * r[row], acc);
-  }
+  HD T operator()(T acc, size_t row, size_t c) const { return fused(dy[row * C + c], x[row * C + c] * r[row], acc); }
 };
 
 // One term of dw and of dpre. mean: the rows' mean(g*xh), which the pass over rows has left.
@@ -62,8 +60,8 @@ struct Ones {
 };
 
 template <class T>
-void rmsnorm_forward_ref(T* y, T* r, const ResidualForwardOf<T>& in, const T* pre, const T* w, T offset,
-                         size_t N, size_t C, T eps) {
+void rmsnorm_forward_ref(T* y, T* r, const ResidualForwardOf<T>& in, const T* pre, const T* w, T offset, size_t N,
+                         size_t C, T eps) {
   auto rows = [=, &in](auto pre) {
 #pragma omp parallel for
     for (size_t row = 0; row < N; row++) {
@@ -79,8 +77,8 @@ void rmsnorm_forward_ref(T* y, T* r, const ResidualForwardOf<T>& in, const T* pr
 }
 
 template <class T>
-void rmsnorm_backward_ref(const ResidualBackwardOf<T>& out, T* dw, T* dpre, T* mean, const T* dy,
-                          const T* pre, const T* w, T offset, const T* r, size_t N, size_t C) {
+void rmsnorm_backward_ref(const ResidualBackwardOf<T>& out, T* dw, T* dpre, T* mean, const T* dy, const T* pre,
+                          const T* w, T offset, const T* r, size_t N, size_t C) {
   auto rows = [=, &out](auto pre) {
 #pragma omp parallel for
     for (size_t row = 0; row < N; row++) {
@@ -91,8 +89,7 @@ void rmsnorm_backward_ref(const ResidualBackwardOf<T>& out, T* dw, T* dpre, T* m
       auto xh = [=](size_t c) { return pre[c] * xr[c] * scale; };
       const T m = row_reduce_ref<T>(C, [=](T acc, size_t c) { return fused(g(c), xh(c), acc); }) / T(C);
       if (mean) mean[row] = m;
-      residual_backward_row_ref(out, row, C,
-                                [=](size_t c) { return pre[c] * rmsnorm_dz(g(c), xh(c), m, scale); });
+      residual_backward_row_ref(out, row, C, [=](size_t c) { return pre[c] * rmsnorm_dz(g(c), xh(c), m, scale); });
     }
   };
   if (!pre) {
@@ -100,8 +97,7 @@ void rmsnorm_backward_ref(const ResidualBackwardOf<T>& out, T* dw, T* dpre, T* m
     rows(Ones<T>());
   } else {
     rows(pre);
-    column_reduce_add_ref(std::array{dw, dpre}, N, C,
-                          RmsnormWeightsGrad<T>{dy, out.x, pre, w, r, mean, offset, C});
+    column_reduce_add_ref(std::array{dw, dpre}, N, C, RmsnormWeightsGrad<T>{dy, out.x, pre, w, r, mean, offset, C});
   }
 }
 
@@ -110,8 +106,8 @@ void rmsnorm_backward_ref(const ResidualBackwardOf<T>& out, T* dw, T* dpre, T* m
 // Reads x (and branch) from memory once: the second pass finds its row in the L1 cache.
 template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    rmsnorm_forward_kernel(float* y, float* r, ResidualForward in, const float* pre, const float* w,
-                           float offset, size_t N, size_t C, float eps) {
+    rmsnorm_forward_kernel(float* y, float* r, ResidualForward in, const float* pre, const float* w, float offset,
+                           size_t N, size_t C, float eps) {
   const size_t row = warp_row();
   if (row >= N) return;
   auto scaled = [&](Quad q, size_t i) {
@@ -136,8 +132,8 @@ __global__ void __launch_bounds__(rows_block)
 
 template <bool aligned>
 __global__ void __launch_bounds__(rows_block)
-    rmsnorm_backward_kernel(ResidualBackward out, float* mean, const float* dy, const float* pre,
-                            const float* w, float offset, const float* r, size_t N, size_t C) {
+    rmsnorm_backward_kernel(ResidualBackward out, float* mean, const float* dy, const float* pre, const float* w,
+                            float offset, const float* r, size_t N, size_t C) {
   const size_t row = warp_row();
   if (row >= N) return;
   const float scale = r[row];
@@ -183,20 +179,18 @@ inline void rmsnorm_forward(float* y, float* r, const ResidualForward& in, const
 // dx (and dbranch) are written, dw (C) and dpre (C) accumulated. mean (N): scratch that dpre needs.
 // dpre takes the means of whole rows, so there the columns come last and still read dy; without pre they come
 // first, and dx may be dy.
-inline void rmsnorm_backward(const ResidualBackward& out, float* dw, float* dpre, float* mean,
-                             const float* dy, const float* pre, const float* w, float offset, const float* r,
-                             size_t N, size_t C, Stream& stream) {
+inline void rmsnorm_backward(const ResidualBackward& out, float* dw, float* dpre, float* mean, const float* dy,
+                             const float* pre, const float* w, float offset, const float* r, size_t N, size_t C,
+                             Stream& stream) {
   require_residual("rmsnorm_backward", out, C);
-  require(!pre || (dpre && mean && out.dx != dy),
-          "rmsnorm_backward: pre needs dpre, mean and a dx that is not dy");
-  if (stream.device == Device::cpu)
-    return rmsnorm_backward_ref(out, dw, dpre, mean, dy, pre, w, offset, r, N, C);
+  require(!pre || (dpre && mean && out.dx != dy), "rmsnorm_backward: pre needs dpre, mean and a dx that is not dy");
+  if (stream.device == Device::cpu) return rmsnorm_backward_ref(out, dw, dpre, mean, dy, pre, w, offset, r, N, C);
   if (!pre) column_reduce_add(dw, N, C, RmsnormWeightGrad<float>{dy, out.x, r, C}, stream);
   auto* kernel = C % 4 == 0 ? rmsnorm_backward_kernel<true> : rmsnorm_backward_kernel<false>;
   launch(kernel, rows_grid(N), rows_block, 0, stream, out, mean, dy, pre, w, offset, r, N, C);
   if (pre)
-    column_reduce_add(std::array{dw, dpre}, N, C,
-                      RmsnormWeightsGrad<float>{dy, out.x, pre, w, r, mean, offset, C}, stream);
+    column_reduce_add(std::array{dw, dpre}, N, C, RmsnormWeightsGrad<float>{dy, out.x, pre, w, r, mean, offset, C},
+                      stream);
 }
 
 }  // namespace gated

@@ -43,8 +43,8 @@ inline RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device d
 
 // cos and sin begin at the row of the first token.
 template <bool inverse, class Real>
-void rope_ref(Real* y, const Real* x, const Real* cos, const Real* sin, size_t B, size_t T, size_t H,
-              size_t D, size_t R) {
+void rope_ref(Real* y, const Real* x, const Real* cos, const Real* sin, size_t B, size_t T, size_t H, size_t D,
+              size_t R) {
   const size_t half = R / 2;
 #pragma omp parallel for
   for (size_t token = 0; token < B * T; token++) {
@@ -72,8 +72,8 @@ constexpr unsigned rope_block = 256;
 // which do not turn. All heads of a token read the same row of the tables.
 template <bool inverse, bool aligned>
 __global__ void __launch_bounds__(rope_block)
-    rope_kernel(float* y, const float* x, const float* cos, const float* sin, size_t heads, size_t T,
-                size_t H, size_t D, size_t half, size_t copies) {
+    rope_kernel(float* y, const float* x, const float* cos, const float* sin, size_t heads, size_t T, size_t H,
+                size_t D, size_t half, size_t copies) {
   const size_t turns = (half + 3) / 4, quads = turns + copies;
   const size_t n = threadIdx.x + size_t(blockDim.x) * blockIdx.x, head = n / quads, quad = n % quads;
   if (head >= heads) return;
@@ -98,30 +98,28 @@ __global__ void __launch_bounds__(rope_block)
 
 // Turns the tokens at first_position .. first_position + T - 1 of each sequence.
 template <bool inverse>
-void rope(float* y, const float* x, const RopeTables& tables, size_t first_position, size_t B, size_t T,
-          size_t H, size_t D, Stream& stream) {
+void rope(float* y, const float* x, const RopeTables& tables, size_t first_position, size_t B, size_t T, size_t H,
+          size_t D, Stream& stream) {
   const size_t half = tables.half;
   require(D >= 2 * half, "rope: heads have %zu elements, the tables turn %zu", D, 2 * half);
-  require(first_position + T <= tables.rows,
-          "rope: positions %zu to %zu, the tables end before %zu; make longer ones", first_position,
-          first_position + T, tables.rows);
-  const float *cos = tables.cos.data() + first_position * half,
-              *sin = tables.sin.data() + first_position * half;
+  require(first_position + T <= tables.rows, "rope: positions %zu to %zu, the tables end before %zu; make longer ones",
+          first_position, first_position + T, tables.rows);
+  const float *cos = tables.cos.data() + first_position * half, *sin = tables.sin.data() + first_position * half;
   if (stream.device == Device::cpu) return rope_ref<inverse>(y, x, cos, sin, B, T, H, D, 2 * half);
   const bool aligned = half % 4 == 0 && D % 4 == 0;
   const size_t heads = B * T * H, copies = y == x ? 0 : ceil_div(D - 2 * half, 4);
   launch(aligned ? rope_kernel<inverse, true> : rope_kernel<inverse, false>,
-         grid_of(ceil_div(heads * (ceil_div(half, 4) + copies), rope_block)), rope_block, 0, stream, y, x,
-         cos, sin, heads, T, H, D, half, copies);
+         grid_of(ceil_div(heads * (ceil_div(half, 4) + copies), rope_block)), rope_block, 0, stream, y, x, cos, sin,
+         heads, T, H, D, half, copies);
 }
 
-inline void rope_forward(float* y, const float* x, const RopeTables& tables, size_t first_position, size_t B,
-                         size_t T, size_t H, size_t D, Stream& stream) {
+inline void rope_forward(float* y, const float* x, const RopeTables& tables, size_t first_position, size_t B, size_t T,
+                         size_t H, size_t D, Stream& stream) {
   rope<false>(y, x, tables, first_position, B, T, H, D, stream);
 }
 
-inline void rope_backward(float* dx, const float* dy, const RopeTables& tables, size_t first_position,
-                          size_t B, size_t T, size_t H, size_t D, Stream& stream) {
+inline void rope_backward(float* dx, const float* dy, const RopeTables& tables, size_t first_position, size_t B,
+                          size_t T, size_t H, size_t D, Stream& stream) {
   rope<true>(dx, dy, tables, first_position, B, T, H, D, stream);
 }
 

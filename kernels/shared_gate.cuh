@@ -91,8 +91,7 @@ __device__ inline Quad shared_score(const float* zn, size_t i, size_t H, size_t 
 
 template <class Act, bool aligned>
 __global__ void __launch_bounds__(elementwise_block)
-    shared_gate_forward_kernel(float* y, const float* x, const float* z, size_t N, size_t H, size_t D,
-                               GateOp op) {
+    shared_gate_forward_kernel(float* y, const float* x, const float* z, size_t N, size_t H, size_t D, GateOp op) {
   const auto [n, i] = row_quad(D);
   if (n >= N) return;
   const Quad s = shared_score<Act, aligned>(z + n * H * D, i, H, D, op);
@@ -105,8 +104,8 @@ __global__ void __launch_bounds__(elementwise_block)
 
 template <class Act, bool aligned>
 __global__ void __launch_bounds__(elementwise_block)
-    shared_gate_backward_kernel(float* dx, float* dz, const float* dy, const float* x, const float* z,
-                                size_t N, size_t H, size_t D, GateOp op) {
+    shared_gate_backward_kernel(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N,
+                                size_t H, size_t D, GateOp op) {
   const auto [n, i] = row_quad(D);
   if (n >= N) return;
   const Quad s = shared_score<Act, aligned>(z + n * H * D, i, H, D, op);
@@ -136,20 +135,18 @@ inline void shared_gate_forward(float* y, const float* x, const float* z, size_t
   with_activation(GateActivations{}, "shared_gate_forward", op.act, [&](auto a) {
     using Act = decltype(a);
     if (stream.device == Device::cpu) return shared_gate_forward_ref<Act>(y, x, z, N, H, D, op);
-    auto* kernel =
-        D % 4 == 0 ? shared_gate_forward_kernel<Act, true> : shared_gate_forward_kernel<Act, false>;
+    auto* kernel = D % 4 == 0 ? shared_gate_forward_kernel<Act, true> : shared_gate_forward_kernel<Act, false>;
     launch(kernel, row_quads_grid(N, D), elementwise_block, 0, stream, y, x, z, N, H, D, op);
   });
 }
 
-inline void shared_gate_backward(float* dx, float* dz, const float* dy, const float* x, const float* z,
-                                 size_t N, size_t H, size_t D, const GateOp& op, Stream& stream) {
+inline void shared_gate_backward(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N,
+                                 size_t H, size_t D, const GateOp& op, Stream& stream) {
   require(H > 0, "shared_gate_backward: no heads to share a gate");
   with_activation(GateActivations{}, "shared_gate_backward", op.act, [&](auto a) {
     using Act = decltype(a);
     if (stream.device == Device::cpu) return shared_gate_backward_ref<Act>(dx, dz, dy, x, z, N, H, D, op);
-    auto* kernel =
-        D % 4 == 0 ? shared_gate_backward_kernel<Act, true> : shared_gate_backward_kernel<Act, false>;
+    auto* kernel = D % 4 == 0 ? shared_gate_backward_kernel<Act, true> : shared_gate_backward_kernel<Act, false>;
     launch(kernel, row_quads_grid(N, D), elementwise_block, 0, stream, dx, dz, dy, x, z, N, H, D, op);
   });
 }

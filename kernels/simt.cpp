@@ -46,8 +46,7 @@ Config config_from_environment() {
   Config c;
   if (const char* order = getenv("SIMT_ORDER")) {
     const char* const names[] = {"forward", "reverse", "random", "priority"};
-    const auto name =
-        std::find_if(std::begin(names), std::end(names), [&](auto n) { return !strcmp(n, order); });
+    const auto name = std::find_if(std::begin(names), std::end(names), [&](auto n) { return !strcmp(n, order); });
     require(name != std::end(names), "SIMT_ORDER=%s, expected forward, reverse, random or priority", order);
     c.order = Order(name - names);
   }
@@ -105,12 +104,11 @@ Fiber* make_fiber() {
   auto* f = new Fiber;
   f->stack = static_cast<char*>(stack.sp) - stack.size;
   f->stack_bytes = stack.size;
-  f->context =
-      boost::context::fiber(std::allocator_arg, boost::context::preallocated(stack.sp, stack.size, stack),
-                            Keep(), [f](boost::context::fiber&& from) -> boost::context::fiber {
-                              arrive(nullptr, std::move(from));
-                              run_threads(*f);
-                            });
+  f->context = boost::context::fiber(std::allocator_arg, boost::context::preallocated(stack.sp, stack.size, stack),
+                                     Keep(), [f](boost::context::fiber&& from) -> boost::context::fiber {
+                                       arrive(nullptr, std::move(from));
+                                       run_threads(*f);
+                                     });
   return f;
 }
 
@@ -320,8 +318,7 @@ void thread_returned(Thread& me) {
   warp.live &= ~(1u << i % warpSize);
   if (--block.live && block.coming.all == block.live) release_barrier();
   for (unsigned bits = warp.waiting; bits; bits &= bits - 1)
-    if (warp.waiting & bits & -bits)
-      try_collective(w, block.threads[w * warpSize + std::countr_zero(bits)].mask);
+    if (warp.waiting & bits & -bits) try_collective(w, block.threads[w * warpSize + std::countr_zero(bits)].mask);
 }
 
 void run_threads(Fiber& me) {
@@ -397,8 +394,8 @@ class DynamicShared {
     ASAN(return;)  // the write has ended the process
     const unsigned char *behind = dynamic_shared + bytes_, *end = behind + margin;
     const auto* byte = std::find_if(behind, end, [](unsigned char b) { return b != 0xFF; });
-    require(byte == end, "simt: block (%u,%u,%u) wrote byte %zu of %zu bytes of dynamic shared memory",
-            blockIdx.x, blockIdx.y, blockIdx.z, size_t(byte - dynamic_shared), bytes_);
+    require(byte == end, "simt: block (%u,%u,%u) wrote byte %zu of %zu bytes of dynamic shared memory", blockIdx.x,
+            blockIdx.y, blockIdx.z, size_t(byte - dynamic_shared), bytes_);
   }
 
  private:
@@ -453,8 +450,8 @@ void collective(unsigned mask, void* record, Combine combine, Place at) {
     const Thread& other = block.threads[w * warpSize + other_lane];
     if (!(other.mask >> lane & 1)) continue;
     if (other.mask != mask)
-      fail("lanes %u and %u of warp %u meet with masks 0x%08x and 0x%08x; %s", other_lane, lane, w,
-           other.mask, mask, who_waits_where().c_str());
+      fail("lanes %u and %u of warp %u meet with masks 0x%08x and 0x%08x; %s", other_lane, lane, w, other.mask, mask,
+           who_waits_where().c_str());
     if (other.combine != combine || !same_place(other.at, at))
       fail("lanes %u and %u of warp %u meet at different collectives; %s", other_lane, lane, w,
            who_waits_where().c_str());
@@ -468,17 +465,13 @@ void collective(unsigned mask, void* record, Combine combine, Place at) {
 void run_grid(dim3 grid, dim3 shape, size_t shared_bytes, void (*body)(void*), void* argument) {
   const uint64_t threads = uint64_t(shape.x) * shape.y * shape.z;
   require(threads >= 1 && threads <= max_threads && shape.x <= 1024 && shape.y <= 1024 && shape.z <= 64,
-          "simt: a block of (%u,%u,%u) threads, expected 1 to %u in all and at most 64 in z", shape.x,
-          shape.y, shape.z, max_threads);
-  require(
-      grid.x >= 1 && grid.y >= 1 && grid.z >= 1 && grid.x <= 0x7FFFFFFF && grid.y <= 65535 && grid.z <= 65535,
-      "simt: a grid of (%u,%u,%u) blocks, expected (1,1,1) to (2147483647,65535,65535)", grid.x, grid.y,
-      grid.z);
-  require(shared_bytes <= config.shared_limit,
-          "simt: %zu bytes of dynamic shared memory, expected at most %zu", shared_bytes,
-          config.shared_limit);
-  require(!running.exchange(true),
-          "simt: a launch while a kernel runs (in a kernel, or on a second OS thread)");
+          "simt: a block of (%u,%u,%u) threads, expected 1 to %u in all and at most 64 in z", shape.x, shape.y, shape.z,
+          max_threads);
+  require(grid.x >= 1 && grid.y >= 1 && grid.z >= 1 && grid.x <= 0x7FFFFFFF && grid.y <= 65535 && grid.z <= 65535,
+          "simt: a grid of (%u,%u,%u) blocks, expected (1,1,1) to (2147483647,65535,65535)", grid.x, grid.y, grid.z);
+  require(shared_bytes <= config.shared_limit, "simt: %zu bytes of dynamic shared memory, expected at most %zu",
+          shared_bytes, config.shared_limit);
+  require(!running.exchange(true), "simt: a launch while a kernel runs (in a kernel, or on a second OS thread)");
   struct Finish {
     ~Finish() {
       shadow::record(false);
@@ -507,8 +500,7 @@ void run_grid(dim3 grid, dim3 shape, size_t shared_bytes, void (*body)(void*), v
   races_found = shadow::launch_ends();
   if (races_found.empty()) return;
   std::string text;
-  for (size_t i = 0; i < std::min<size_t>(races_found.size(), 3); i++)
-    text += (i ? "; " : "") + races_found[i];
+  for (size_t i = 0; i < std::min<size_t>(races_found.size(), 3); i++) text += (i ? "; " : "") + races_found[i];
   fail("simt: data races: %zu: %s", races_found.size(), text.c_str());
 }
 

@@ -102,9 +102,7 @@ const std::vector<std::string>& races();
 struct Place {
   const char* file;
   int line;
-  static constexpr Place here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    return {file, line};
-  }
+  static constexpr Place here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
 };
 #define SIMT_HERE simt::Place at = simt::Place::here()
 

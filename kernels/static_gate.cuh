@@ -73,8 +73,7 @@ __global__ void __launch_bounds__(elementwise_block)
 
 template <class Act, bool aligned>
 __global__ void __launch_bounds__(elementwise_block)
-    static_gate_backward_kernel(float* dx, const float* dy, const float* theta, size_t N, size_t C,
-                                GateOp op) {
+    static_gate_backward_kernel(float* dx, const float* dy, const float* theta, size_t N, size_t C, GateOp op) {
   const auto [row, i] = row_quad(C);
   if (row >= N) return;
   Quad q = load_quad<aligned>(dy + row * C, i, C);
@@ -85,26 +84,23 @@ __global__ void __launch_bounds__(elementwise_block)
 
 // ---- launchers
 
-inline void static_gate_forward(float* y, const float* x, const float* theta, size_t N, size_t C,
-                                const GateOp& op, Stream& stream) {
+inline void static_gate_forward(float* y, const float* x, const float* theta, size_t N, size_t C, const GateOp& op,
+                                Stream& stream) {
   with_activation(GateActivations{}, "static_gate_forward", op.act, [&](auto a) {
     using Act = decltype(a);
     if (stream.device == Device::cpu) return static_gate_forward_ref<Act>(y, x, theta, N, C, op);
-    auto* kernel =
-        C % 4 == 0 ? static_gate_forward_kernel<Act, true> : static_gate_forward_kernel<Act, false>;
+    auto* kernel = C % 4 == 0 ? static_gate_forward_kernel<Act, true> : static_gate_forward_kernel<Act, false>;
     launch(kernel, row_quads_grid(N, C), elementwise_block, 0, stream, y, x, theta, N, C, op);
   });
 }
 
-inline void static_gate_backward(float* dx, float* dtheta, const float* dy, const float* x,
-                                 const float* theta, size_t N, size_t C, const GateOp& op, Stream& stream) {
+inline void static_gate_backward(float* dx, float* dtheta, const float* dy, const float* x, const float* theta,
+                                 size_t N, size_t C, const GateOp& op, Stream& stream) {
   with_activation(GateActivations{}, "static_gate_backward", op.act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu)
-      return static_gate_backward_ref<Act>(dx, dtheta, dy, x, theta, N, C, op);
+    if (stream.device == Device::cpu) return static_gate_backward_ref<Act>(dx, dtheta, dy, x, theta, N, C, op);
     column_reduce_add(dtheta, N, C, StaticGateGrad<Act, float>{dy, x, theta, C, op}, stream);
-    auto* kernel =
-        C % 4 == 0 ? static_gate_backward_kernel<Act, true> : static_gate_backward_kernel<Act, false>;
+    auto* kernel = C % 4 == 0 ? static_gate_backward_kernel<Act, true> : static_gate_backward_kernel<Act, false>;
     launch(kernel, row_quads_grid(N, C), elementwise_block, 0, stream, dx, dy, theta, N, C, op);
   });
 }

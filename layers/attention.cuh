@@ -148,13 +148,15 @@ class Attention {
     const float* dout = at(GatePosition::g1, do_);
     if (c.sdpa_out == SdpaOut::groupnorm)
       rmsnorm_backward({do_, nullptr, nullptr, o_}, out_norm_.grad, nullptr, nullptr, dout, nullptr, out_norm_.value,
-                       offset(), o_r_, N * c.H, c.D, s), dout = do_;
+                       offset(), o_r_, N * c.H, c.D, s),
+          dout = do_;
     if (c.sdpa_out == SdpaOut::silu) activation_backward(do_, dout, o_, N * c.H * c.D, Activation::silu, s), dout = do_;
-    attention_backward(dq_, dk_, dv_, extra_p_, extra_ds_, dout, q_seen_, k_seen_, v_seen_, o_, lse_, shape(pass), extra(),
-                       s);
+    attention_backward(dq_, dk_, dv_, extra_p_, extra_ds_, dout, q_seen_, k_seen_, v_seen_, o_, lse_, shape(pass),
+                       extra(), s);
     if (c.sink == AttentionSink::learned) sink_backward(sink_.grad, extra_ds_, pass.B, pass.T, c.H, s);
     if (c.sink == AttentionSink::kv_bias)
-      kv_bias_backward(key_bias_.grad, value_bias_.grad, extra_p_, extra_ds_, q_seen_, dout, pass.B, pass.T, c.H, c.D, s);
+      kv_bias_backward(key_bias_.grad, value_bias_.grad, extra_p_, extra_ds_, q_seen_, dout, pass.B, pass.T, c.H, c.D,
+                       s);
     turn_backward(dq_, q_norm_, q_in_, q_r_, c.H, pass);
     turn_backward(dk_, k_norm_, k_in_, k_r_, c.K, pass);
     wq_.backward(dx, accumulate, at(GatePosition::g4, dq_), x_, N, s);
@@ -202,7 +204,7 @@ class Attention {
   const float *x_ = nullptr, *q_in_ = nullptr, *k_in_ = nullptr, *q_seen_ = nullptr, *k_seen_ = nullptr,
               *v_seen_ = nullptr, *o_seen_ = nullptr;
   float *q_, *k_, *v_, *q_r_ = nullptr, *k_r_ = nullptr, *q_turned_ = nullptr, *k_turned_ = nullptr, *o_, *lse_,
-        *sink_logit_ = nullptr, *o_r_ = nullptr, *o_out_ = nullptr, *y_;
+                       *sink_logit_ = nullptr, *o_r_ = nullptr, *o_out_ = nullptr, *y_;
   float *do_, *dq_, *dk_, *dv_, *extra_p_ = nullptr, *extra_ds_ = nullptr;
 };
 

@@ -24,7 +24,10 @@ class Model {
 
   // The architecture alone: what it is made of can be listed, nothing can be run.
   explicit Model(const ModelConfig& c)
-      : config(checked(c)), blocks_(make_blocks()), final_norm_(block_config(0).ffn_norm, c.hidden, Residual::yes), weights(*this) {}
+      : config(checked(c)),
+        blocks_(make_blocks()),
+        final_norm_(block_config(0).ffn_norm, c.hidden, Residual::yes),
+        weights(*this) {}
 
   // With memory for batches of up to B sequences of up to T tokens; weights from `seed`.
   Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Stream& stream) : Model(c) {
@@ -210,7 +213,8 @@ class Model {
 
   // A pass without dropout.
   Pass pass_over(size_t B, size_t T) const {
-    require(B <= B_ && T <= T_ && T > 0, "model: a batch of %zu x %zu tokens, expected at most %zu x %zu", B, T, B_, T_);
+    require(B <= B_ && T <= T_ && T > 0, "model: a batch of %zu x %zu tokens, expected at most %zu x %zu", B, T, B_,
+            T_);
     Pass pass{B, T, *s_};
     pass.rope = &rope_;
     pass.seed = seed_;
@@ -239,8 +243,8 @@ class Model {
   void upload(Buffer<int>& to, const std::vector<int>& from, size_t N, const char* what) {
     require(from.size() == N, "model: %zu %s, expected %zu", from.size(), what, N);
     for (size_t i = 0; i < N; i++)
-      require(from[i] >= 0 && size_t(from[i]) < config.vocab, "model: %s[%zu] is %d, expected 0 to %zu (--vocab=%zu)", what,
-              i, from[i], config.vocab - 1, config.vocab);
+      require(from[i] >= 0 && size_t(from[i]) < config.vocab, "model: %s[%zu] is %d, expected 0 to %zu (--vocab=%zu)",
+              what, i, from[i], config.vocab - 1, config.vocab);
     Buffer<int>::copy_to_device(s_->device, to.data(), from.data(), N);
   }
   float mean_loss(size_t N) {

@@ -29,17 +29,24 @@ struct ModelConfig {
 // Refuses what cannot work, naming the flag.
 inline void validate(const ModelConfig& c) {
   const AttentionConfig& a = c.attention;
-  for (auto [flag, value] : {std::pair{"--vocab", c.vocab}, {"--context", c.context}, {"--layers", c.layers},
-                             {"--hidden", c.hidden}, {"--heads", a.H}, {"--kv-heads", a.K}, {"--head-dim", a.D},
-                             {"--ffn-hidden", c.ffn.F}, {"--norm-rank", c.norm.gate.rank}})
+  for (auto [flag, value] : {std::pair{"--vocab", c.vocab},
+                             {"--context", c.context},
+                             {"--layers", c.layers},
+                             {"--hidden", c.hidden},
+                             {"--heads", a.H},
+                             {"--kv-heads", a.K},
+                             {"--head-dim", a.D},
+                             {"--ffn-hidden", c.ffn.F},
+                             {"--norm-rank", c.norm.gate.rank}})
     require(value > 0, "%s is 0, expected at least 1", flag);
   require(a.H % a.K == 0,
-          "--heads=%zu does not divide by --kv-heads=%zu: every key/value head serves the same number of query heads", a.H,
-          a.K);
+          "--heads=%zu does not divide by --kv-heads=%zu: every key/value head serves the same number of query heads",
+          a.H, a.K);
   require(a.D <= 256, "--head-dim=%zu, expected at most 256", a.D);
   if (c.position == Position::rope) {
     require(a.D % 2 == 0, "--head-dim=%zu is odd, but --position=rope turns pairs: make it even", a.D);
-    require(c.rope_dims() >= 2, "--rope-fraction=%g of --head-dim=%zu is no pair to turn: raise it, or take --position=none",
+    require(c.rope_dims() >= 2,
+            "--rope-fraction=%g of --head-dim=%zu is no pair to turn: raise it, or take --position=none",
             c.rope_fraction, a.D);
   }
   require(c.vocab <= size_t{1} << 31, "--vocab=%zu, expected at most 2147483648 (token ids are int32)", c.vocab);
@@ -47,18 +54,23 @@ inline void validate(const ModelConfig& c) {
   const GatePosition g = a.gate_at;
   const bool headwise = a.gate.score == GateScore::headwise;
   require(!(headwise && a.qk_norm && !a.gate.op.additive && (g == GatePosition::g3 || g == GatePosition::g4)),
-          "--gate=headwise with --attn=%s: QK-norm divides a head's score out again; take --gate=elementwise or --qk-norm=off",
+          "--gate=headwise with --attn=%s: QK-norm divides a head's score out again; take --gate=elementwise or "
+          "--qk-norm=off",
           g == GatePosition::g3 ? "g3" : "g4");
-  require(!(headwise && g == GatePosition::g5), "--gate=headwise with --attn=g5: behind the output projection there are no "
-                                                "heads; take --gate=elementwise");
+  require(!(headwise && g == GatePosition::g5),
+          "--gate=headwise with --attn=g5: behind the output projection there are no "
+          "heads; take --gate=elementwise");
   require(!(headwise && (a.gate.shared || a.gate.input == GateInput::none)),
           "--gate=headwise with --gate-shared or --gate-input=none: both need a score for every element of a head; "
           "take --gate=elementwise");
   require(!(a.gate.shared && a.gate.input == GateInput::none),
-          "--gate-shared with --gate-input=none: a score that no token changes is not averaged over heads; take one of them");
+          "--gate-shared with --gate-input=none: a score that no token changes is not averaged over heads; take one of "
+          "them");
   const Activation act = a.gate.op.act;
-  require(!(a.gate.input == GateInput::none && !a.gate.op.additive && (act == Activation::silu || act == Activation::identity)),
-          "--gate-input=none with --gate-act=%s: the gate would start at 0 and let nothing through; take sigmoid or ns-sigmoid",
+  require(!(a.gate.input == GateInput::none && !a.gate.op.additive &&
+            (act == Activation::silu || act == Activation::identity)),
+          "--gate-input=none with --gate-act=%s: the gate would start at 0 and let nothing through; take sigmoid or "
+          "ns-sigmoid",
           act == Activation::silu ? "silu" : "identity");
   require(!a.gate.shared || g == GatePosition::none || g == GatePosition::g1 || g == GatePosition::g2,
           "--gate-shared is for --attn=g1 and --attn=g2");
@@ -66,10 +78,13 @@ inline void validate(const ModelConfig& c) {
           "--attn-score=sigmoid with an --attn-sink: sigmoid scores do not compete, so a sink has nothing to take; "
           "take --attn-sink=none");
   const NormGateConfig& n = c.norm.gate;
-  require(!(n.zero_init && n.op.act != Activation::sigmoid),
-          "--norm-gate-init=zero with --norm-gate-act=%s: the gate would start at 0 and output nothing; take sigmoid or "
-          "--norm-gate-init=normal",
-          n.op.act == Activation::tanh ? "tanh" : n.op.act == Activation::silu ? "silu" : "identity");
+  require(
+      !(n.zero_init && n.op.act != Activation::sigmoid),
+      "--norm-gate-init=zero with --norm-gate-act=%s: the gate would start at 0 and output nothing; take sigmoid or "
+      "--norm-gate-init=normal",
+      n.op.act == Activation::tanh   ? "tanh"
+      : n.op.act == Activation::silu ? "silu"
+                                     : "identity");
   require(!c.norm.zero_centred || c.norm.divides_by_rms(),
           "--norm-weight=zero-centred is for the RMS norms (rmsnorm, preaffine, gated)");
   require(!(c.norm.kind == NormKind::none && c.placement != NormPlacement::pre),

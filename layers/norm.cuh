@@ -32,7 +32,7 @@ struct NormGateConfig {
 struct NormConfig {
   NormKind kind = NormKind::rmsnorm;
   NormGateConfig gate;
-  float eps = 0;             // 0: what the norm's authors use, 1e-5 for LayerNorm and 1e-6 for the others
+  float eps = 0;              // 0: what the norm's authors use, 1e-5 for LayerNorm and 1e-6 for the others
   bool zero_centred = false;  // RMSNorm's weight is 1 + w, w starting at 0
   double dyt_alpha = 0.5;
 
@@ -60,7 +60,8 @@ class Norm {
     if (kind == NormKind::preaffine) visit(pre_, "pre_weight", {C_}, Init::constant(1), Decay::no);
     if (kind == NormKind::dyt) visit(alpha_, "alpha", {1}, Init::constant(config_.dyt_alpha), Decay::no);
     // Qwen3-Next centres the weight on 0 so that it can decay.
-    visit(weight_, "weight", {C_}, Init::constant(config_.zero_centred ? 0 : 1), config_.zero_centred ? Decay::yes : Decay::no);
+    visit(weight_, "weight", {C_}, Init::constant(config_.zero_centred ? 0 : 1),
+          config_.zero_centred ? Decay::yes : Decay::no);
     if (kind == NormKind::layernorm || kind == NormKind::dyt) visit(bias_, "bias", {C_}, Init::constant(0), Decay::no);
     if (!config_.with_gate()) return;
     const NormGateConfig& gate = config_.gate;

@@ -62,7 +62,9 @@ auto under(Visit& visit, std::string prefix) {
 }
 
 // Tensors begin at multiples of 32 floats (128 bytes, a GPU's memory transaction).
-inline size_t padded(size_t n) { return ceil_div(n, 32) * 32; }
+inline size_t padded(size_t n) {
+  return ceil_div(n, 32) * 32;
+}
 
 // All weights of a model in one flat buffer, their gradients in another with the same offsets.
 class Parameters {
@@ -104,8 +106,12 @@ class Parameters {
     values.upload(host);
   }
 
-  const std::vector<Parameter>& list() const { return list_; }
-  size_t flat_size() const { return size_; }
+  const std::vector<Parameter>& list() const {
+    return list_;
+  }
+  size_t flat_size() const {
+    return size_;
+  }
   size_t total() const {
     size_t n = 0;
     for (const Parameter& p : list_) n += p.size;
@@ -130,7 +136,8 @@ template <class List>
 size_t tensors_size(List list) {
   size_t total = 0;
   list([&](float*&, const std::string&, const Shape& shape) {
-    require(!__builtin_add_overflow(total, padded(count(shape)), &total), "the activations' sizes overflow: lower them");
+    require(!__builtin_add_overflow(total, padded(count(shape)), &total),
+            "the activations' sizes overflow: lower them");
   });
   return total;
 }

@@ -20,9 +20,7 @@ struct Pass {
   size_t sites = 1;
 
   size_t N() const { return B * T; }
-  Dropout dropout_at(size_t site) const {
-    return {dropout, seed, stream_of(Purpose::dropout, draw * sites + site)};
-  }
+  Dropout dropout_at(size_t site) const { return {dropout, seed, stream_of(Purpose::dropout, draw * sites + site)}; }
 };
 
 }  // namespace gated

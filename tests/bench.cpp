@@ -85,17 +85,18 @@ double fma_peak() {
 double copy_bandwidth(Stream& stream) {
   const size_t n = size_t{1} << 26;  // 256 MiB: far more than the caches of a core
   Buffer<float> from = filled(n), to(device, n);
-  const double seconds = best_seconds(stream, {[&] {
+  const double seconds = best_seconds(
+      stream, {[&] {
 #ifdef __CUDACC__
-    CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), n * 4, cudaMemcpyDeviceToDevice, stream.handle));
+        CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), n * 4, cudaMemcpyDeviceToDevice, stream.handle));
 #else
 #pragma omp parallel
-    {
-      const size_t share = n / size_t(omp_get_num_threads()), first = share * size_t(omp_get_thread_num());
-      memcpy(to.data() + first, from.data() + first, share * 4);
-    }
+        {
+          const size_t share = n / size_t(omp_get_num_threads()), first = share * size_t(omp_get_thread_num());
+          memcpy(to.data() + first, from.data() + first, share * 4);
+        }
 #endif
-  }})[0];
+      }})[0];
   return 8.0 * double(n) / seconds;
 }
 
@@ -119,8 +120,8 @@ struct Peer {
     const float one = 1, beta = acc == Accumulate::yes ? 1 : 0;
 #ifdef __CUDACC__
     // column-major C^T = op(B)^T op(A)^T
-    cublasSgemm(handle, layout == Layout::nt ? CUBLAS_OP_T : CUBLAS_OP_N, layout == Layout::tn ? CUBLAS_OP_T : CUBLAS_OP_N, n,
-                m, k, &one, B, ldb, A, lda, &beta, C, n);
+    cublasSgemm(handle, layout == Layout::nt ? CUBLAS_OP_T : CUBLAS_OP_N,
+                layout == Layout::tn ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k, &one, B, ldb, A, lda, &beta, C, n);
 #else
     cblas_sgemm(CblasRowMajor, layout == Layout::tn ? CblasTrans : CblasNoTrans,
                 layout == Layout::nt ? CblasTrans : CblasNoTrans, m, n, k, one, A, lda, B, ldb, beta, C, n);
@@ -152,18 +153,23 @@ void bench_matmul(Stream& stream, double peak) {
   Peer peer(stream);
   printf("\n%-28s %10s %10s %8s %10s\n", "matmul M x N x K", "GFLOP/s", peer_name, "ratio", "of peak");
   for (const Case& c : cases) {
-    Buffer<float> A = filled(c.M * c.K, 1), B = filled(c.N * c.K, 2), C = filled(c.M * c.N, 3), D = filled(c.M * c.N, 3);
-    const auto seconds = best_seconds(
-        stream, {[&] { matmul(C.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc, stream); },
-                 [&] { peer.matmul(D.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc); }});
-    const double flops = 2.0 * double(c.M) * double(c.N) * double(c.K), ours = flops / seconds[0], theirs = flops / seconds[1];
+    Buffer<float> A = filled(c.M * c.K, 1), B = filled(c.N * c.K, 2), C = filled(c.M * c.N, 3),
+                  D = filled(c.M * c.N, 3);
+    const auto seconds =
+        best_seconds(stream, {[&] { matmul(C.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc, stream); },
+                              [&] { peer.matmul(D.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc); }});
+    const double flops = 2.0 * double(c.M) * double(c.N) * double(c.K), ours = flops / seconds[0],
+                 theirs = flops / seconds[1];
     printf("%-7s %5zux%4zux%4zu %s %10.1f %10.1f %7.2fx", c.role, c.M, c.N, c.K, c.acc == Accumulate::yes ? "+=" : "= ",
            ours * 1e-9, theirs * 1e-9, ours / theirs);
     if (peak > 0) printf(" %8.0f %%", 100 * ours / peak);
     printf("\n");
     fflush(stdout);
-    rows.push_back({{"op", format("matmul %s %zux%zux%zu", c.role, c.M, c.N, c.K)}, {"gflops", ours * 1e-9},
-                    {"peer", peer_name}, {"ratio_to_peer", ours / theirs}, {"share_of_peak", peak > 0 ? ours / peak : 0}});
+    rows.push_back({{"op", format("matmul %s %zux%zux%zu", c.role, c.M, c.N, c.K)},
+                    {"gflops", ours * 1e-9},
+                    {"peer", peer_name},
+                    {"ratio_to_peer", ours / theirs},
+                    {"share_of_peak", peak > 0 ? ours / peak : 0}});
   }
 }
 
@@ -173,10 +179,10 @@ void bench_matmul(Stream& stream, double peak) {
 void bench_operations(Stream& stream, double bandwidth) {
   const size_t N = 65536, C = 2048, n = N * C, H = 16, D = 128, tokens_wide = 50257;
   printf("\n%-42s %10s %10s\n", format("operation (%zu rows of %zu)", N, C).c_str(), "GB/s", "of copy");
-  Buffer<float> x = filled(n, 1), y = filled(n, 2), z = filled(n, 3), dx = filled(n, 4), dz = filled(n, 5), w = filled(C, 6),
-                dw = filled(C, 7), b = filled(C, 8), db = filled(C, 9), r = filled(N * H, 10), mean = filled(N, 11),
-                scores = filled(N * H, 12), dscores = filled(N * H, 13), alpha = filled(4, 14), dalpha = filled(4, 15),
-                row_sums = filled(4 * N, 16);
+  Buffer<float> x = filled(n, 1), y = filled(n, 2), z = filled(n, 3), dx = filled(n, 4), dz = filled(n, 5),
+                w = filled(C, 6), dw = filled(C, 7), b = filled(C, 8), db = filled(C, 9), r = filled(N * H, 10),
+                mean = filled(N, 11), scores = filled(N * H, 12), dscores = filled(N * H, 13), alpha = filled(4, 14),
+                dalpha = filled(4, 15), row_sums = filled(4 * N, 16);
   auto row = [&](const char* name, double floats, std::function<void()> run) {
     const double rate = 4 * floats / best_seconds(stream, {run}, 0.2)[0];
     printf("%-42s %10.1f %8.0f %%\n", name, rate * 1e-9, 100 * rate / bandwidth);
@@ -193,7 +199,8 @@ void bench_operations(Stream& stream, double bandwidth) {
   row("residual + rmsnorm forward", 4 * f,
       [&] { rmsnorm_forward(y.data(), r.data(), joined, nullptr, w.data(), 0, N, C, 1e-6f, stream); });
   row("residual with clips and dropout + rmsnorm", 4 * f, [&] {
-    rmsnorm_forward(y.data(), r.data(), {x.data(), z.data(), dx.data(), rough}, nullptr, w.data(), 0, N, C, 1e-6f, stream);
+    rmsnorm_forward(y.data(), r.data(), {x.data(), z.data(), dx.data(), rough}, nullptr, w.data(), 0, N, C, 1e-6f,
+                    stream);
   });
   row("rmsnorm backward", 4 * f, [&] {
     rmsnorm_backward(out, dw.data(), nullptr, nullptr, y.data(), nullptr, w.data(), 0, r.data(), N, C, stream);
@@ -205,15 +212,16 @@ void bench_operations(Stream& stream, double bandwidth) {
   });
   row("layernorm forward", 2 * f,
       [&] { layernorm_forward(y.data(), mean.data(), r.data(), alone, w.data(), b.data(), N, C, 1e-5f, stream); });
-  row("layernorm backward", 4 * f, [&] {
-    layernorm_backward(out, dw.data(), db.data(), y.data(), w.data(), mean.data(), r.data(), N, C, stream);
-  });
+  row("layernorm backward", 4 * f,
+      [&] { layernorm_backward(out, dw.data(), db.data(), y.data(), w.data(), mean.data(), r.data(), N, C, stream); });
   row("dyt forward", 2 * f, [&] { dyt_forward(y.data(), alone, alpha.data(), w.data(), b.data(), N, C, stream); });
   row("dyt backward", 4 * f, [&] {
-    dyt_backward(out, dalpha.data(), dw.data(), db.data(), row_sums.data(), y.data(), alpha.data(), w.data(), N, C, stream);
+    dyt_backward(out, dalpha.data(), dw.data(), db.data(), row_sums.data(), y.data(), alpha.data(), w.data(), N, C,
+                 stream);
   });
   const GatedNormShape gated_norm = {N, C, 16, NormGateBase::rmsnorm, NormGateScore::elementwise, {}, 0, 1e-6f};
-  Buffer<float> low = filled(N * 16, 18), down = filled(16 * C, 19), up = filled(C * 16, 20), ddown = filled(16 * C), dup = filled(16 * C);
+  Buffer<float> low = filled(N * 16, 18), down = filled(16 * C, 19), up = filled(C * 16, 20), ddown = filled(16 * C),
+                dup = filled(16 * C);
   const GatedNormWeights weights = {nullptr, w.data(), nullptr, down.data(), up.data()};
   const GatedNormGradients gradients = {nullptr, dw.data(), nullptr, ddown.data(), dup.data()};
   row("residual + gated norm forward, rank 16", 4 * f,
@@ -234,30 +242,38 @@ void bench_operations(Stream& stream, double bandwidth) {
   row("static gate forward", 2 * f, [&] { static_gate_forward(y.data(), x.data(), w.data(), N, C, op, stream); });
   row("static gate backward", 3 * f,
       [&] { static_gate_backward(dx.data(), dw.data(), y.data(), x.data(), w.data(), N, C, op, stream); });
-  for (auto [name, act] : {std::pair{"swiglu", Activation::silu}, {"glu", Activation::sigmoid}, {"geglu", Activation::gelu_tanh},
+  for (auto [name, act] : {std::pair{"swiglu", Activation::silu},
+                           {"glu", Activation::sigmoid},
+                           {"geglu", Activation::gelu_tanh},
                            {"geglu erf", Activation::gelu_erf}}) {
     row(format("%s forward", name).c_str(), 3 * f, [&] { glu_forward(y.data(), x.data(), z.data(), n, act, stream); });
     row(format("%s backward", name).c_str(), 5 * f,
         [&] { glu_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), n, act, stream); });
   }
-  for (auto [name, act] : {std::pair{"silu", Activation::silu}, {"gelu tanh", Activation::gelu_tanh},
-                           {"gelu erf", Activation::gelu_erf}, {"relu2", Activation::relu2}}) {
+  for (auto [name, act] : {std::pair{"silu", Activation::silu},
+                           {"gelu tanh", Activation::gelu_tanh},
+                           {"gelu erf", Activation::gelu_erf},
+                           {"relu2", Activation::relu2}}) {
     row(format("%s forward", name).c_str(), 2 * f, [&] { activation_forward(y.data(), x.data(), n, act, stream); });
-    row(format("%s backward", name).c_str(), 3 * f, [&] { activation_backward(dx.data(), y.data(), x.data(), n, act, stream); });
+    row(format("%s backward", name).c_str(), 3 * f,
+        [&] { activation_backward(dx.data(), y.data(), x.data(), n, act, stream); });
   }
   row("polynorm forward", 2 * f,
       [&] { polynorm_forward(y.data(), r.data(), x.data(), alpha.data(), w.data(), N, C, 1e-6f, stream); });
   row("polynorm backward", 3 * f, [&] {
-    polynorm_backward(dx.data(), dalpha.data(), dw.data(), row_sums.data(), y.data(), x.data(), alpha.data(), r.data(), N, C, stream);
+    polynorm_backward(dx.data(), dalpha.data(), dw.data(), row_sums.data(), y.data(), x.data(), alpha.data(), r.data(),
+                      N, C, stream);
   });
   const size_t sequence = 2048;
-  const RopeTables rope = make_rope_tables(sequence, D, 10000, device), half = make_rope_tables(sequence, D / 2, 10000, device);
+  const RopeTables rope = make_rope_tables(sequence, D, 10000, device),
+                   half = make_rope_tables(sequence, D / 2, 10000, device);
   row("rope forward", 2 * f, [&] { rope_forward(y.data(), x.data(), rope, 0, N / sequence, sequence, H, D, stream); });
   row("rope forward, half of a head", 2 * f,
       [&] { rope_forward(y.data(), x.data(), half, 0, N / sequence, sequence, H, D, stream); });
   row("kv bias logits", f, [&] { kv_bias_logits(r.data(), x.data(), w.data(), N / sequence, sequence, H, D, stream); });
   row("kv bias backward", 2 * f, [&] {
-    kv_bias_backward(dw.data(), db.data(), scores.data(), dscores.data(), x.data(), y.data(), N / sequence, sequence, H, D, stream);
+    kv_bias_backward(dw.data(), db.data(), scores.data(), dscores.data(), x.data(), y.data(), N / sequence, sequence, H,
+                     D, stream);
   });
   row("bias gradient", f, [&] { bias_backward(dw.data(), x.data(), N, C, stream); });
   std::vector<int> ids(N);
@@ -270,16 +286,16 @@ void bench_operations(Stream& stream, double bandwidth) {
     embedding_forward(y.data(), device_ids.data(), table.data(), nullptr, nullptr, N, sequence, C, tokens_wide, stream);
   });
   row("embedding backward", 3 * f, [&] { embedding_backward(table.data(), x.data(), groups, nullptr, C, stream); });
-  row("cross-entropy and its gradient", 2 * f, [&] {
-    cross_entropy(r.data(), z.data(), device_ids.data(), 1e-3f, true, N, C, stream);
-  });
+  row("cross-entropy and its gradient", 2 * f,
+      [&] { cross_entropy(r.data(), z.data(), device_ids.data(), 1e-3f, true, N, C, stream); });
   Buffer<float> m = filled(n, 1), v = filled(n, 2), norm(device, 1);
   set_zero(v.data(), n, stream);
   row("gradient norm", f, [&] { gradient_norm(norm.data(), x.data(), n, stream); });
   row("gradient accumulation", 3 * f, [&] { accumulate_gradient(y.data(), x.data(), n, stream); });
   gradient_norm(norm.data(), x.data(), n, stream);
   const AdamW adamw = adamw_at_step({1e-6f, 0.9f, 0.95f, 1e-8f, 0.1f}, 10);
-  row("adamw", 7 * f, [&] { adamw_update(y.data(), m.data(), v.data(), x.data(), norm.data(), 1.0f, n, adamw, stream); });
+  row("adamw", 7 * f,
+      [&] { adamw_update(y.data(), m.data(), v.data(), x.data(), norm.data(), 1.0f, n, adamw, stream); });
 }
 
 void bench_attention(Stream& stream, double peak) {
@@ -292,23 +308,31 @@ void bench_attention(Stream& stream, double peak) {
   sigmoid.score = AttentionScore::sigmoid, sigmoid.bias = -7;
   window.window = 128;
   printf("\n%-42s %10s %10s %10s\n", "attention B T H K D", "fwd GFLOP/s", "bwd", "of peak");
-  for (const Case& c : {Case{{16, 128, 4, 2, 32}, ""}, {{4, 64, 12, 12, 64}, ""}, {base, ""}, {base, "sink", true},
-                        {base, "kv bias", false, true}, {sigmoid, "sigmoid"}, {window, "window 128"}, {{1, 1024, 8, 2, 128}, ""}}) {
+  for (const Case& c : {Case{{16, 128, 4, 2, 32}, ""},
+                        {{4, 64, 12, 12, 64}, ""},
+                        {base, ""},
+                        {base, "sink", true},
+                        {base, "kv bias", false, true},
+                        {sigmoid, "sigmoid"},
+                        {window, "window 128"},
+                        {{1, 1024, 8, 2, 128}, ""}}) {
     const AttentionShape& s = c.shape;
     const size_t q_size = s.B * s.T * s.H * s.D, k_size = s.B * s.T * s.K * s.D, stats = s.B * s.H * s.T;
-    Buffer<float> q = filled(q_size, 1), k = filled(k_size, 2), v = filled(k_size, 3), o = filled(q_size), dout = filled(q_size, 4),
-                  lse = filled(stats), dq = filled(q_size), dk = filled(k_size), dv = filled(k_size), logit = filled(stats, 5),
-                  key = filled(s.H * s.D, 6), value = filled(s.H * s.D, 7), extra_p = filled(stats), extra_ds = filled(stats);
+    Buffer<float> q = filled(q_size, 1), k = filled(k_size, 2), v = filled(k_size, 3), o = filled(q_size),
+                  dout = filled(q_size, 4), lse = filled(stats), dq = filled(q_size), dk = filled(k_size),
+                  dv = filled(k_size), logit = filled(stats, 5), key = filled(s.H * s.D, 6),
+                  value = filled(s.H * s.D, 7), extra_p = filled(stats), extra_ds = filled(stats);
     AttentionExtra extra;
     if (c.sink) extra.logit = logit.data();
     if (c.kv_bias) extra = {logit.data(), true, key.data(), value.data()};
     auto forward = [&] { attention_forward(o.data(), lse.data(), q.data(), k.data(), v.data(), s, extra, stream); };
     forward();
     const double fwd = best_seconds(stream, {forward})[0];
-    const double bwd = best_seconds(stream, {[&] {
-      attention_backward(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(), q.data(), k.data(),
-                         v.data(), o.data(), lse.data(), s, extra, stream);
-    }})[0];
+    const double bwd =
+        best_seconds(stream, {[&] {
+                       attention_backward(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(),
+                                          q.data(), k.data(), v.data(), o.data(), lse.data(), s, extra, stream);
+                     }})[0];
     // two products forward, five backward, over the pairs that see each other
     double pairs = 0;
     for (size_t i = 0; i < s.T; i++) pairs += double(i + 1 - s.first_key(i));
@@ -318,7 +342,8 @@ void bench_attention(Stream& stream, double peak) {
     if (peak > 0) printf(" %5.0f/%.0f %%", 200 * product / fwd / peak, 500 * product / bwd / peak);
     printf("\n");
     fflush(stdout);
-    rows.push_back({{"op", "attention " + name}, {"forward_gflops", 2 * product / fwd * 1e-9},
+    rows.push_back({{"op", "attention " + name},
+                    {"forward_gflops", 2 * product / fwd * 1e-9},
                     {"backward_gflops", 5 * product / bwd * 1e-9}});
   }
 }
@@ -350,20 +375,26 @@ void bench_training(Stream& stream, double matmul_peak) {
       steps.push_back([run = runs.back().get()] { run->trainer.step(); });
     }
     const std::vector<double> seconds = best_seconds(stream, steps, budget);
-    printf("\ntraining %s\n%-42s %10s %10s %10s %12s\n", sizes.c_str(), "", "tok/s", "ms a step", "of matmul", "beside first");
+    printf("\ntraining %s\n%-42s %10s %10s %10s %12s\n", sizes.c_str(), "", "tok/s", "ms a step", "of matmul",
+           "beside first");
     for (size_t i = 0; i < runs.size(); i++) {
       Trainer& t = runs[i]->trainer;
       const double rate = double(t.tokens_per_step()) / seconds[i], cost = seconds[i] / seconds[0] - 1;
-      printf("%-42s %10.0f %10.1f %8.0f %% %+10.1f %%\n", variants[i].empty() ? "(plain)" : variants[i].c_str(), rate, seconds[i] * 1e3,
-             100 * rate * t.model.flops_per_token(runs[i]->config.model.context) / matmul_peak, 100 * cost);
-      rows.push_back({{"op", "training " + sizes + " " + variants[i]}, {"tokens_per_s", rate}, {"milliseconds", seconds[i] * 1e3},
+      printf("%-42s %10.0f %10.1f %8.0f %% %+10.1f %%\n", variants[i].empty() ? "(plain)" : variants[i].c_str(), rate,
+             seconds[i] * 1e3, 100 * rate * t.model.flops_per_token(runs[i]->config.model.context) / matmul_peak,
+             100 * cost);
+      rows.push_back({{"op", "training " + sizes + " " + variants[i]},
+                      {"tokens_per_s", rate},
+                      {"milliseconds", seconds[i] * 1e3},
                       {"cost", cost}});
     }
     fflush(stdout);
   };
-  const std::vector<std::string> gates = {"", "--norm=gated", "--attn=g1", "--attn=g1 --gate=headwise", "--norm=gated --attn=g1"};
+  const std::vector<std::string> gates = {"", "--norm=gated", "--attn=g1", "--attn=g1 --gate=headwise",
+                                          "--norm=gated --attn=g1"};
   compare("", gates, 15);
-  compare("--hidden=2048 --heads=16 --kv-heads=8 --head-dim=128 --ffn-hidden=6144 --layers=2 --context=256 --batch=2", gates, 40);
+  compare("--hidden=2048 --heads=16 --kv-heads=8 --head-dim=128 --ffn-hidden=6144 --layers=2 --context=256 --batch=2",
+          gates, 40);
   compare("--data=self --preset=gpt2-124m --context=64 --batch=4", {""}, 5);
 }
 
@@ -387,8 +418,11 @@ int main(int argc, char** argv) try {
   bench_training(stream, matmul_peak);
   if (argc > 1) {
     std::ofstream file(argv[1]);
-    file << nlohmann::ordered_json({{"device", name_of(device)}, {"threads", omp_get_max_threads()},
-                                    {"fma_peak_gflops", peak * 1e-9}, {"copy_gb_per_s", bandwidth * 1e-9}, {"rows", rows}})
+    file << nlohmann::ordered_json({{"device", name_of(device)},
+                                    {"threads", omp_get_max_threads()},
+                                    {"fma_peak_gflops", peak * 1e-9},
+                                    {"copy_gb_per_s", bandwidth * 1e-9},
+                                    {"rows", rows}})
                 .dump(1)
          << "\n";
     require(file.good(), "bench: cannot write %s", argv[1]);

@@ -19,8 +19,7 @@ enum class Nan { refused, expected };
 // "" when got equals expected bit for bit, else what differs first and how many do.
 template <class T>
 std::string bitwise_difference(const std::vector<T>& expected, const std::vector<T>& got, Nan nan = Nan::refused) {
-  if (expected.size() != got.size())
-    return format("%zu elements, expected %zu", got.size(), expected.size());
+  if (expected.size() != got.size()) return format("%zu elements, expected %zu", got.size(), expected.size());
   size_t wrong = 0, first = 0;
   bool first_is_nan = false;
   for (size_t i = 0; i < got.size(); i++) {
@@ -37,10 +36,10 @@ std::string bitwise_difference(const std::vector<T>& expected, const std::vector
                 double(got[first]), double(expected[first]), first_is_nan ? " (a NaN: never written?)" : "");
 }
 
-#define REQUIRE_BITWISE(expected, got)                                        \
-  do {                                                                        \
-    INFO(#got " against " #expected);                                         \
-    REQUIRE(::gated::bitwise_difference(expected, got) == "");                \
+#define REQUIRE_BITWISE(expected, got)                         \
+  do {                                                         \
+    INFO(#got " against " #expected);                          \
+    REQUIRE(::gated::bitwise_difference(expected, got) == ""); \
   } while (0)
 
 // Largest |got - expected| over the largest |expected|: infinity where either is NaN or the sizes differ.

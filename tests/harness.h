@@ -73,7 +73,9 @@ class Guarded {
     input_ = true;
   }
   Guarded(Stream& stream, size_t n) : stream_(stream), n_(n), buffer_(stream.device, n + guard) {}
-  operator float*() const { return buffer_.data(); }
+  operator float*() const {
+    return buffer_.data();
+  }
   std::vector<float> download() const {
     stream_.synchronize();
     std::vector<float> all = buffer_.download();
@@ -92,8 +94,8 @@ class Guarded {
 
 // How far `gradient` is from the central differences of `loss` at x, over the largest entry.
 // Fourth order: error ~ h^4 f^(5)/30 + rounding/h.
-inline double gradient_error(const std::function<double(const std::vector<double>&)>& loss, const std::vector<double>& x,
-                             const std::vector<double>& gradient) {
+inline double gradient_error(const std::function<double(const std::vector<double>&)>& loss,
+                             const std::vector<double>& x, const std::vector<double>& gradient) {
   const double h = 1e-3;
   std::vector<double> numeric(x.size()), at = x;
   for (size_t i = 0; i < x.size(); i++) {

@@ -10,16 +10,14 @@ namespace gated {
 
 // The flags' model at small, odd sizes.
 inline ModelConfig small_model(const std::string& flags = "") {
-  return model_of_flags("--vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 --ffn-hidden=28 " +
-                        flags);
+  return model_of_flags(
+      "--vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 --ffn-hidden=28 " + flags);
 }
 
 // Every named value of every flag, and combinations that meet inside a layer.
 inline const std::vector<std::string>& small_models() {
   static const std::vector<std::string> lines = {
-      "",
-      "--norm=gated --norm-rank=3 --attn=g1",
-      "--layers=1 --heads=1 --kv-heads=1",
+      "", "--norm=gated --norm-rank=3 --attn=g1", "--layers=1 --heads=1 --kv-heads=1",
 
       // (a gate near 0 leaves QK-norm a vector near 0, whose direction no finite difference can follow: none there)
       "--norm=gated --norm-rank=3 --norm-gate=tensorwise --norm-gate-act=tanh --tied=off --qk-norm=off",
@@ -31,47 +29,27 @@ inline const std::vector<std::string>& small_models() {
       "--norm=layernorm --norm-placement=post --ffn=relu2 --attn-bias=qkv",
       "--norm=dyt --dyt-alpha=0.2 --dyt-alpha-attn=0.8 --embedding-scale=on",
       "--norm=dyt --norm-placement=post --embedding-scale=on --position=learned",
-      "--norm=gated-dyt --norm-rank=3 --attn=g1",
-      "--norm=preaffine --ffn=glu",
-      "--norm=preaffine --norm-weight=zero-centred --norm-placement=sandwich",
-      "--norm=none --position=none",
+      "--norm=gated-dyt --norm-rank=3 --attn=g1", "--norm=preaffine --ffn=glu",
+      "--norm=preaffine --norm-weight=zero-centred --norm-placement=sandwich", "--norm=none --position=none",
       "--norm-placement=post",
 
-      "--attn=g1 --gate=headwise --ffn=glu",
-      "--attn=g1 --gate-shared",
-      "--attn=g2 --gate-shared --gate-act=ns-sigmoid",
-      "--attn=g1 --gate-op=add --gate-act=silu",
-      "--attn=g1 --gate-op=add --gate-act=identity --sdpa-out=groupnorm",
-      "--attn=g1 --gate-act=silu --sdpa-out=silu",
-      "--attn=g1 --gate-input=none",
-      "--attn=g2",
-      "--attn=g2 --gate=headwise",
-      "--attn=g3",
-      "--attn=g3 --gate=headwise --qk-norm=off",
-      "--attn=g4",
-      "--attn=g4 --gate=headwise --qk-norm=off --position=none",
-      "--attn=g5",
+      "--attn=g1 --gate=headwise --ffn=glu", "--attn=g1 --gate-shared", "--attn=g2 --gate-shared --gate-act=ns-sigmoid",
+      "--attn=g1 --gate-op=add --gate-act=silu", "--attn=g1 --gate-op=add --gate-act=identity --sdpa-out=groupnorm",
+      "--attn=g1 --gate-act=silu --sdpa-out=silu", "--attn=g1 --gate-input=none", "--attn=g2",
+      "--attn=g2 --gate=headwise", "--attn=g3", "--attn=g3 --gate=headwise --qk-norm=off", "--attn=g4",
+      "--attn=g4 --gate=headwise --qk-norm=off --position=none", "--attn=g5",
       "--sdpa-out=groupnorm --norm-weight=zero-centred",
 
-      "--attn-sink=learned --attn-bias=all",
-      "--attn-sink=learned --window=3 --window-layers=even --attn=g1",
-      "--attn-sink=kv-bias",
-      "--attn-sink=kv-bias --window=4 --qk-norm=off",
-      "--attn-score=sigmoid",
-      "--attn-score=sigmoid --window=2 --sdpa-out=groupnorm",
-      "--rope-fraction=0.7 --kv-heads=1",
+      "--attn-sink=learned --attn-bias=all", "--attn-sink=learned --window=3 --window-layers=even --attn=g1",
+      "--attn-sink=kv-bias", "--attn-sink=kv-bias --window=4 --qk-norm=off", "--attn-score=sigmoid",
+      "--attn-score=sigmoid --window=2 --sdpa-out=groupnorm", "--rope-fraction=0.7 --kv-heads=1",
       "--qk-norm=off --kv-heads=1",
 
-      "--ffn=geglu --gelu=erf",
-      "--ffn=geglu --ffn-bias=on",
-      "--ffn=gelu --gelu=erf",
-      "--ffn=polynorm",
-      "--clip-residual=1.2",
-      "--clip-output=0.2 --norm=dyt",
-      "--dropout=0.2",
-      "--dropout=0.1 --clip-output=0.5 --clip-residual=1 --norm=gated --norm-rank=3 --norm-placement=sandwich --attn=g1",
-      "--dropout=0.1 --norm=layernorm --norm-placement=post",
-      "--dropout=0.1 --norm=none --clip-residual=0.5"};
+      "--ffn=geglu --gelu=erf", "--ffn=geglu --ffn-bias=on", "--ffn=gelu --gelu=erf", "--ffn=polynorm",
+      "--clip-residual=1.2", "--clip-output=0.2 --norm=dyt", "--dropout=0.2",
+      "--dropout=0.1 --clip-output=0.5 --clip-residual=1 --norm=gated --norm-rank=3 --norm-placement=sandwich "
+      "--attn=g1",
+      "--dropout=0.1 --norm=layernorm --norm-placement=post", "--dropout=0.1 --norm=none --clip-residual=0.5"};
   return lines;
 }
 

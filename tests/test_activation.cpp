@@ -57,8 +57,7 @@ TEST_CASE("activation: float agrees with double, the two gelus with each other, 
     double worst = 0, worst_slope = 0;
     for (float x = -12.0f; x <= 12.0f; x += 1.0f / 64) {
       worst = std::max(worst, std::fabs(act.value(x) - act.value(double(x))) / (1 + std::fabs(x)));
-      worst_slope =
-          std::max(worst_slope, std::fabs(act.slope(x) - act.slope(double(x))) / (1 + std::fabs(x)));
+      worst_slope = std::max(worst_slope, std::fabs(act.slope(x) - act.slope(double(x))) / (1 + std::fabs(x)));
     }
     REQUIRE(worst <= 1e-6);
     REQUIRE(worst_slope <= 1e-6);
@@ -126,8 +125,7 @@ TEST_CASE("activation: kernels equal the reference bit for bit", "[bitwise]") {
 
 TEST_CASE("activation: one that only gates take is refused, and which are not is said") {
   Stream cpu(Device::cpu);
-  const char* expected =
-      "activation_forward: act is ns_sigmoid, expected one of: silu gelu_tanh gelu_erf relu2";
+  const char* expected = "activation_forward: act is ns_sigmoid, expected one of: silu gelu_tanh gelu_erf relu2";
   REQUIRE_THROWS_WITH(activation_forward(nullptr, nullptr, 0, Activation::ns_sigmoid, cpu), expected);
   REQUIRE_THROWS_AS(activation_backward(nullptr, nullptr, nullptr, 0, Activation::tanh, cpu), Error);
 }

@@ -83,8 +83,8 @@ TEST_CASE("adamw: kernel equals the reference bit for bit", "[bitwise]") {
       for (bool with_norm : {false, true}) {
         const AdamW a = adamw_at_step(usual, 7);
         State expected = start(n);
-        adamw_update_ref(expected.w.data(), expected.m.data(), expected.v.data(), g.data(),
-                         with_norm ? &norm : nullptr, 1.0f, n, a);
+        adamw_update_ref(expected.w.data(), expected.m.data(), expected.v.data(), g.data(), with_norm ? &norm : nullptr,
+                         1.0f, n, a);
         on_every_schedule([&](Stream& stream) {
           const State s = start(n);
           Guarded w(stream, s.w), m(stream, s.m), v(stream, s.v), gg(stream, g),

@@ -62,13 +62,11 @@ Outputs reference(const Inputs& in) {
   const AttentionExtra extra = in.position(in.logit.data(), in.key.data(), in.value.data());
   auto unwritten = [](size_t n) { return std::vector<float>(n, NAN); };
   const size_t extras = extra.logit ? stat_size(s) : 0;
-  Outputs r{unwritten(query_size(s)), unwritten(stat_size(s)), unwritten(query_size(s)),
-            unwritten(key_size(s)),   unwritten(key_size(s)),  unwritten(extras),
-            unwritten(extras)};
+  Outputs r{unwritten(query_size(s)), unwritten(stat_size(s)), unwritten(query_size(s)), unwritten(key_size(s)),
+            unwritten(key_size(s)),   unwritten(extras),       unwritten(extras)};
   attention_forward_ref(r.o.data(), r.lse.data(), in.q.data(), in.k.data(), in.v.data(), s, extra);
-  attention_backward_ref(r.dq.data(), r.dk.data(), r.dv.data(), r.extra_p.data(), r.extra_ds.data(),
-                         in.dout.data(), in.q.data(), in.k.data(), in.v.data(), r.o.data(), r.lse.data(), s,
-                         extra);
+  attention_backward_ref(r.dq.data(), r.dk.data(), r.dv.data(), r.extra_p.data(), r.extra_ds.data(), in.dout.data(),
+                         in.q.data(), in.k.data(), in.v.data(), r.o.data(), r.lse.data(), s, extra);
   return r;
 }
 
@@ -78,13 +76,12 @@ Outputs on(Stream& stream, const Inputs& in) {
   Guarded logit(stream, in.logit), key(stream, in.key), value(stream, in.value);
   const AttentionExtra extra = in.position(logit, key, value);
   const size_t extras = extra.logit ? stat_size(s) : 0;
-  Guarded o(stream, query_size(s)), lse(stream, stat_size(s)), extra_p(stream, extras),
-      extra_ds(stream, extras);
+  Guarded o(stream, query_size(s)), lse(stream, stat_size(s)), extra_p(stream, extras), extra_ds(stream, extras);
   Guarded dq(stream, query_size(s)), dk(stream, key_size(s)), dv(stream, key_size(s));
   float* const none = nullptr;
   attention_forward(o, lse, q, k, v, s, extra, stream);
-  attention_backward(dq, dk, dv, extras ? extra_p : none, extras ? extra_ds : none, dout, q, k, v, o, lse, s,
-                     extra, stream);
+  attention_backward(dq, dk, dv, extras ? extra_p : none, extras ? extra_ds : none, dout, q, k, v, o, lse, s, extra,
+                     stream);
   return {o.download(),  lse.download(),     dq.download(),      dk.download(),
           dv.download(), extra_p.download(), extra_ds.download()};
 }
@@ -126,29 +123,25 @@ TEST_CASE("attention: gradients against finite differences", "[gradcheck]") {
   const struct {
     AttentionShape s;
     bool extra;
-  } cases[] = {
-      {plain, false}, {bounded, false}, {sigmoid(plain, -1.5), false}, {sigmoid(bounded, -1.5), false},
-      {plain, true},  {bounded, true}};
+  } cases[] = {{plain, false}, {bounded, false}, {sigmoid(plain, -1.5), false}, {sigmoid(bounded, -1.5), false},
+               {plain, true},  {bounded, true}};
   for (const auto& [s, extra] : cases) {
     INFO("window " << s.window << " sigmoid " << s.sigmoid() << " extra position " << extra);
-    const auto q = random_values<double>(query_size(s), 1, 2.0),
-               k = random_values<double>(key_size(s), 2, 2.0);
+    const auto q = random_values<double>(query_size(s), 1, 2.0), k = random_values<double>(key_size(s), 2, 2.0);
     const auto v = random_values<double>(key_size(s), 3), dout = random_values<double>(query_size(s), 4);
-    const auto logit = random_values<double>(stat_size(s), 5, 2.0),
-               value = random_values<double>(s.H * s.D, 6);
-    std::vector<double> o(q.size()), lse(stat_size(s)), dq(q.size()), dk(k.size()), dv(k.size()),
-        extra_p(lse.size()), extra_ds(lse.size());
+    const auto logit = random_values<double>(stat_size(s), 5, 2.0), value = random_values<double>(s.H * s.D, 6);
+    std::vector<double> o(q.size()), lse(stat_size(s)), dq(q.size()), dk(k.size()), dv(k.size()), extra_p(lse.size()),
+        extra_ds(lse.size());
     auto position = [&](const std::vector<double>& logit) {
-      return extra ? AttentionExtraOf<double>{logit.data(), true, nullptr, value.data()}
-                   : AttentionExtraOf<double>{};
+      return extra ? AttentionExtraOf<double>{logit.data(), true, nullptr, value.data()} : AttentionExtraOf<double>{};
     };
     auto loss = [&](auto& q, auto& k, auto& v, auto& logit) {
       attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position(logit));
       return dot(o, dout);
     };
     loss(q, k, v, logit);
-    attention_backward_ref(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(),
-                           q.data(), k.data(), v.data(), o.data(), lse.data(), s, position(logit));
+    attention_backward_ref(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(), q.data(),
+                           k.data(), v.data(), o.data(), lse.data(), s, position(logit));
     check_gradient(
         "q", [&](auto& x) { return loss(x, k, v, logit); }, q, dq);
     check_gradient(
@@ -178,10 +171,9 @@ TEST_CASE("attention: one query against the formula", "[reference]") {
   forward(windowed(s, 1), {}, v, {0, root});
   forward(s, {sink.data()}, {1 / (x + 1), 2 / (x + 1), (1 + 5 * e) / sum, (2 - 7 * e) / sum},
           {std::log(x + 1), std::log(sum)});
-  forward(
-      s, {sink.data(), false, nullptr, value.data()},
-      {(1 - 3 * x) / (x + 1), (2 + 4 * x) / (x + 1), (1 + 5 * e - 3 * x) / sum, (2 - 7 * e + 4 * x) / sum},
-      {std::log(x + 1), std::log(sum)});
+  forward(s, {sink.data(), false, nullptr, value.data()},
+          {(1 - 3 * x) / (x + 1), (2 + 4 * x) / (x + 1), (1 + 5 * e - 3 * x) / sum, (2 - 7 * e + 4 * x) / sum},
+          {std::log(x + 1), std::log(sum)});
   const double p0 = 1 / (1 + std::exp(2.0)), p1 = 1 / (1 + std::exp(2.0 - root));
   forward(sigmoid(s, -2), {}, {p0, 2 * p0, p0 + 5 * p1, 2 * p0 - 7 * p1}, {0, 0});
 }
@@ -307,8 +299,7 @@ TEST_CASE("attention: query head h reads kv head h/(H/K)", "[reference]") {
   for (size_t t = 0; t < repeated.B * repeated.T; t++)
     for (size_t h = 0; h < repeated.H; h++)
       for (size_t d = 0; d < repeated.D; d++) {
-        const size_t to = (t * repeated.H + h) * repeated.D + d,
-                     from = (t * grouped.K + h / 3) * grouped.D + d;
+        const size_t to = (t * repeated.H + h) * repeated.D + d, from = (t * grouped.K + h / 3) * grouped.D + d;
         all.k[to] = in.k[from], all.v[to] = in.v[from];
       }
   const Outputs expected = reference(all), got = reference(in);
@@ -338,10 +329,8 @@ TEST_CASE("attention: what it refuses", "[refusal]") {
           "attention_forward: 6 query heads over 4 kv heads, expected a multiple of the kv heads");
   REQUIRE(refusal({0, 8, 2, 0, 64}) ==
           "attention_forward: 2 query heads over 0 kv heads, expected a multiple of the kv heads");
-  REQUIRE(refusal({0, 8, 2, 2, 257}) ==
-          "attention_forward: head dimension 257, expected at most 256; use more heads");
-  REQUIRE(refusal({0, 0, 2, 2, 64}) ==
-          "attention_forward: 0 tokens of head dimension 64, expected at least 1 of each");
+  REQUIRE(refusal({0, 8, 2, 2, 257}) == "attention_forward: head dimension 257, expected at most 256; use more heads");
+  REQUIRE(refusal({0, 0, 2, 2, 64}) == "attention_forward: 0 tokens of head dimension 64, expected at least 1 of each");
   const float one = 1;
   REQUIRE(refusal({0, 8, 1, 1, 1}, {&one}) == "");
   REQUIRE(refusal({0, 8, 1, 1, 1}, {nullptr, false, nullptr, &one}) ==

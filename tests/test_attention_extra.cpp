@@ -25,15 +25,14 @@ TEST_CASE("attention_extra: gradients through attention against finite differenc
         return {logit.data(), true, key.data(), value.data()};
       };
       auto loss = [&](V q, V k, V v, V sinks, V key, V value) {
-        attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s,
-                              position(q, sinks, key, value));
+        attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position(q, sinks, key, value));
         return dot(o, dout);
       };
       loss(q, k, v, sinks, key, value);
       std::vector<double> dq(queries), dk(keys), dv(keys), p(stats), ds(stats), dsink(s.H), dkey(s.H * s.D),
           dvalue(s.H * s.D);
-      attention_backward_ref(dq.data(), dk.data(), dv.data(), p.data(), ds.data(), dout.data(), q.data(),
-                             k.data(), v.data(), o.data(), lse.data(), s, position(q, sinks, key, value));
+      attention_backward_ref(dq.data(), dk.data(), dv.data(), p.data(), ds.data(), dout.data(), q.data(), k.data(),
+                             v.data(), o.data(), lse.data(), s, position(q, sinks, key, value));
       check_gradient(
           "q", [&](auto& x) { return loss(x, k, v, sinks, key, value); }, q, dq);
       check_gradient(
@@ -45,8 +44,8 @@ TEST_CASE("attention_extra: gradients through attention against finite differenc
         check_gradient(
             "sink", [&](auto& x) { return loss(q, k, v, x, key, value); }, sinks, dsink);
       } else {
-        kv_bias_backward_ref(dkey.data(), dvalue.data(), p.data(), ds.data(), q.data(), dout.data(), s.B, s.T,
-                             s.H, s.D);
+        kv_bias_backward_ref(dkey.data(), dvalue.data(), p.data(), ds.data(), q.data(), dout.data(), s.B, s.T, s.H,
+                             s.D);
         check_gradient(
             "key", [&](auto& x) { return loss(q, k, v, sinks, x, value); }, key, dkey);
         check_gradient(
@@ -96,8 +95,8 @@ TEST_CASE("attention_extra: a kv bias is a key before the first", "[bitwise]") {
 
   std::vector<float> o(n + row), lse(s.H * longer.T), dq(n + row), dk(n + row), dv(n + row);
   attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), longer, AttentionExtra{});
-  attention_backward_ref<float>(dq.data(), dk.data(), dv.data(), nullptr, nullptr, dout.data(), q.data(),
-                                k.data(), v.data(), o.data(), lse.data(), longer, AttentionExtra{});
+  attention_backward_ref<float>(dq.data(), dk.data(), dv.data(), nullptr, nullptr, dout.data(), q.data(), k.data(),
+                                v.data(), o.data(), lse.data(), longer, AttentionExtra{});
   auto test = [&](Stream& stream) {
     Guarded gq(stream, others(q)), gk(stream, others(k)), gv(stream, others(v)), gdout(stream, others(dout));
     Guarded key(stream, first(k)), value(stream, first(v)), logit(stream, s.H * s.T), go(stream, n),

@@ -21,9 +21,7 @@ TEST_CASE("bias: the gradient against finite differences", "[gradcheck]") {
 }
 
 TEST_CASE("bias: kernels equal the reference bit for bit", "[bitwise]") {
-  const struct {
-    size_t N, C;
-  } sizes[] = {{63, 200}, {300, 5}, {1, 1}};
+  const struct { size_t N, C; } sizes[] = {{63, 200}, {300, 5}, {1, 1}};
   for (auto [N, C] : sizes) {
     const auto dy = random_values<float>(N * C, 1), start = random_values<float>(C, 2);
     auto db = start;

@@ -100,8 +100,7 @@ bool contains(const std::string& text, const std::string& part) {
 // A file with this header and `data` zero bytes.
 std::string file_of(const std::string& header, size_t data) {
   const uint64_t length = header.size();
-  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + header +
-         std::string(data, '\0');
+  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + std::string(data, '\0');
 }
 
 SafetensorsHeader parse(const std::string& bytes) {
@@ -111,8 +110,8 @@ SafetensorsHeader parse(const std::string& bytes) {
   });
 }
 
-std::string tensor_json(const std::string& name, const std::string& dtype, const std::string& shape,
-                        size_t begin, size_t end) {
+std::string tensor_json(const std::string& name, const std::string& dtype, const std::string& shape, size_t begin,
+                        size_t end) {
   return format(R"("%s":{"dtype":"%s","shape":%s,"data_offsets":[%zu,%zu]})", name.c_str(), dtype.c_str(),
                 shape.c_str(), begin, end);
 }
@@ -175,8 +174,7 @@ TEST_CASE("checkpoint: every bit comes back: NaN payloads, -0, denormals, scalar
                                            {"λ₁ 层 \"quoted\" \\ \n\t", {1, 1, 3}, values.data() + 4},
                                            {std::string("nul\0inside", 10), {1}, values.data()},
                                            {"", {2}, values.data() + 8}};
-  const Metadata metadata = {
-      {"step", "12"}, {"config", R"({"norm":"gated","λ":[1,2]})"}, {"", ""}, {"line", "a\nb"}};
+  const Metadata metadata = {{"step", "12"}, {"config", R"({"norm":"gated","λ":[1,2]})"}, {"", ""}, {"line", "a\nb"}};
   save_checkpoint(folder / "a", tensors, metadata);
 
   const Checkpoint loaded(folder / "a");
@@ -241,8 +239,8 @@ TEST_CASE("checkpoint: a wrong name, shape or dtype is refused and nothing is wr
     CHECK(contains(refusal([&] { loaded.read("w", shape, dst.data()); }),
                    "tensor \"w\" is F32 [6], expected F32 " + shape_text(shape)));
   write_bytes(folder / "i", file_of("{" + tensor_json("w", "I32", "[6]", 0, 24) + "}", 24));
-  CHECK(contains(refusal([&] { Checkpoint(folder / "i").read("w", {6}, dst.data()); }),
-                 "is I32 [6], expected F32 [6]"));
+  CHECK(
+      contains(refusal([&] { Checkpoint(folder / "i").read("w", {6}, dst.data()); }), "is I32 [6], expected F32 [6]"));
   CHECK(dst == std::vector<float>(8, 42.0f));
   CHECK(contains(refusal([&] { loaded.step(); }), "metadata has no \"step\""));
   for (const char* step : {"", "-1", "12x", "1e3", "99999999999999999999999"}) {
@@ -254,8 +252,7 @@ TEST_CASE("checkpoint: a wrong name, shape or dtype is refused and nothing is wr
 TEST_CASE("checkpoint: what cannot be written is refused before anything is", "[checkpoint]") {
   const TemporaryFolder folder;
   const float x[4] = {};
-  const auto refused = [&](const std::vector<TensorView>& tensors, const Metadata& metadata,
-                           const char* part) {
+  const auto refused = [&](const std::vector<TensorView>& tensors, const Metadata& metadata, const char* part) {
     CHECK(contains(refusal([&] { save_checkpoint(folder / "a", tensors, metadata); }), part));
   };
   refused({{"w", {1}, x}, {"w", {2}, x}}, {}, "\"w\" is given twice");
@@ -276,8 +273,7 @@ TEST_CASE("checkpoint: headers that break the format, each refused by its own ru
   CHECK(parse(file_of("{}", 0)).tensors.empty());
   for (const auto& [dtype, size] : std::map<std::string, size_t>{
            {"U8", 1}, {"BOOL", 1}, {"BF16", 2}, {"F16", 2}, {"I32", 4}, {"F32", 4}, {"I64", 8}, {"F64", 8}})
-    CHECK(parse(file_of("{" + tensor_json("w", dtype, "[3]", 0, 3 * size) + "}", 3 * size)).tensors.size() ==
-          1);
+    CHECK(parse(file_of("{" + tensor_json("w", dtype, "[3]", 0, 3 * size) + "}", 3 * size)).tensors.size() == 1);
 
   struct Case {
     std::string bytes, part;
@@ -302,8 +298,7 @@ TEST_CASE("checkpoint: headers that break the format, each refused by its own ru
       {file_of("{\"w\":" + std::string(100000, '['), 0), "nested deeper"},
       {file_of("{\"w\":{\"shape\":[{}]}}", 0), "nested deeper"},
       {file_of("{" + w + "," + w + "}", 8), "has the key \"w\" twice"},
-      {entry(R"({"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]})"),
-       "has the key \"dtype\" twice"},
+      {entry(R"({"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]})"), "has the key \"dtype\" twice"},
       {file_of(R"({"__metadata__":{"a":"1","a":"2"}})", 0), "has the key \"a\" twice"},
       {file_of(R"({"__metadata__":[]})", 0), "__metadata__ is not an object"},
       {file_of(R"({"__metadata__":{"step":1}})", 0), "value of \"step\" is not a string"},
@@ -315,25 +310,20 @@ TEST_CASE("checkpoint: headers that break the format, each refused by its own ru
       {entry(R"({"dtype":"F32","shape":2,"data_offsets":[0,8]})"), "shape is not a list"},
       {entry(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), "shape is not a list"},
       {entry(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})"), "shape is not a list"},
-      {entry(R"({"dtype":"F32","shape":[18446744073709551616],"data_offsets":[0,8]})"),
-       "shape is not a list"},
-      {entry(R"({"dtype":"F32","shape":[4611686018427387906],"data_offsets":[0,8]})"),
-       "more bytes than 64 bits"},
-      {entry(R"({"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]})"),
-       "more bytes than 64 bits"},
+      {entry(R"({"dtype":"F32","shape":[18446744073709551616],"data_offsets":[0,8]})"), "shape is not a list"},
+      {entry(R"({"dtype":"F32","shape":[4611686018427387906],"data_offsets":[0,8]})"), "more bytes than 64 bits"},
+      {entry(R"({"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]})"), "more bytes than 64 bits"},
       {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8,8]})"), "not a pair"},
       {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8e0]})"), "not a pair"},
       {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})"), "data_offsets are [8,0]"},
       {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[1,9]})"), "inside the 8 data bytes"},
-      {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[18446744073709551608,0]})"),
-       "inside the 8 data bytes"},
+      {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[18446744073709551608,0]})"), "inside the 8 data bytes"},
       {entry(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"), "span 8 bytes, expected 12"},
       {entry(R"({"dtype":"F64","shape":[],"data_offsets":[0,4]})"), "span 4 bytes, expected 8"},
       {file_of("{" + w + "}", 9), "bytes after the last tensor"},
       {file_of("{}", 1), "bytes after the last tensor"},
       {file_of("{" + tensor_json("w", "F32", "[1]", 4, 8) + "}", 8), "a hole between tensors"},
-      {file_of("{" + w + "," + tensor_json("v", "F32", "[1]", 12, 16) + "}", 16),
-       "begins at data byte 12, expected 8"},
+      {file_of("{" + w + "," + tensor_json("v", "F32", "[1]", 12, 16) + "}", 16), "begins at data byte 12, expected 8"},
       {file_of("{" + w + "," + tensor_json("v", "F32", "[2]", 4, 12) + "}", 12), "tensors overlap"},
       {file_of("{" + w + "," + tensor_json("v", "F32", "[2]", 0, 8) + "}", 8), "tensors overlap"},
       {file_of("{" + w + "," + tensor_json("v", "F32", "[0]", 4, 4) + "}", 8), "tensors overlap"},
@@ -360,8 +350,7 @@ TEST_CASE("checkpoint: headers that break the format, each refused by its own ru
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
 
-TEST_CASE("checkpoint: one changed, missing or extra byte anywhere, and the file is refused",
-          "[checkpoint]") {
+TEST_CASE("checkpoint: one changed, missing or extra byte anywhere, and the file is refused", "[checkpoint]") {
   const TemporaryFolder folder;
   const float x[] = {1, 2, 3, 4};
   save_checkpoint(folder / "good", {{"b", {2}, x}, {"a", {}, x + 2}, {"e", {0}, x}}, {{"step", "7"}});
@@ -402,13 +391,11 @@ TEST_CASE("checkpoint: one changed, missing or extra byte anywhere, and the file
   CHECK(contains(refusal([&] { Checkpoint loaded(folder / "bad"); }), "format \"2\", expected 1"));
 }
 
-TEST_CASE("checkpoint: a safetensors file of another program gives weights and no training state",
-          "[checkpoint]") {
+TEST_CASE("checkpoint: a safetensors file of another program gives weights and no training state", "[checkpoint]") {
   const TemporaryFolder folder;
-  std::string bytes =
-      file_of(R"({"__metadata__":{"format":"pt","step":"5"},)" + tensor_json("w", "F32", "[2]", 2, 10) + "," +
-                  tensor_json("h", "BF16", "[1]", 0, 2) + "}",
-              10);
+  std::string bytes = file_of(R"({"__metadata__":{"format":"pt","step":"5"},)" + tensor_json("w", "F32", "[2]", 2, 10) +
+                                  "," + tensor_json("h", "BF16", "[1]", 0, 2) + "}",
+                              10);
   const float x[] = {1.5f, -2.0f};
   std::memcpy(bytes.data() + bytes.size() - sizeof x, x, sizeof x);
   write_bytes(folder / "model.safetensors", bytes);
@@ -439,8 +426,7 @@ TEST_CASE("checkpoint: paths that cannot be read or written", "[checkpoint]") {
   fs::create_directory(folder / "dir");
   CHECK(contains(save(folder / "dir"), "not a regular file"));
   write_bytes(folder / "file", "x");
-  CHECK(contains(refusal([&] { prepare_checkpoint_folder(folder / "file"); }),
-                 "cannot create the checkpoint folder"));
+  CHECK(contains(refusal([&] { prepare_checkpoint_folder(folder / "file"); }), "cannot create the checkpoint folder"));
   CHECK(contains(refusal([&] { list_checkpoints(folder / "file"); }), "cannot list: Not a directory"));
   CHECK(folder.names() == std::set<std::string>{"pipe", "dir", "file"});
 
@@ -497,8 +483,7 @@ TEST_CASE("checkpoint: a full disk leaves the checkpoint before it, and no tempo
   CHECK(read_bytes(folder / "a") == bytes);
 }
 
-TEST_CASE("checkpoint: contents reach the disk before the name, the name before the save is reported",
-          "[checkpoint]") {
+TEST_CASE("checkpoint: contents reach the disk before the name, the name before the save is reported", "[checkpoint]") {
   const TemporaryFolder folder;
   const Step before(1), after(2);
   const std::string temporary = "a.tmp." + std::to_string(::getpid());
@@ -544,7 +529,7 @@ TEST_CASE("checkpoint: killed at any moment, the file at the path is whole", "[c
     int status = 0;
     ::waitpid(child, &status, 0);
     CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));  // and of nothing else before
-    CHECK(folder.names().size() <= 2);  // the leftovers of the rounds before are gone
+    CHECK(folder.names().size() <= 2);                            // the leftovers of the rounds before are gone
     if (!fs::exists(path)) continue;
     const Checkpoint loaded(path);
     CHECK(first_value(loaded) == float(loaded.step()));
@@ -568,23 +553,20 @@ TEST_CASE("checkpoint: temporary files of the dead go, those of the living stay"
   save_step(folder.path, 7, {}, {}, 0);
   CHECK(folder.names() == std::set<std::string>{"a", "a.tmp", "b.tmp.1", checkpoint_name(7), lives});
   living.commit();
-  CHECK(folder.names() ==
-        std::set<std::string>{"a", "a.tmp", "b.tmp.1", checkpoint_name(6), checkpoint_name(7)});
+  CHECK(folder.names() == std::set<std::string>{"a", "a.tmp", "b.tmp.1", checkpoint_name(6), checkpoint_name(7)});
 }
 
 TEST_CASE("checkpoint: names of steps sort and parse back", "[checkpoint]") {
   CHECK(checkpoint_name(1000) == "step_00001000.safetensors");
   for (const size_t step : {size_t(0), size_t(7), size_t(99999999), size_t(123456789012), SIZE_MAX})
     CHECK(checkpoint_step(checkpoint_name(step)) == step);
-  for (const char* name :
-       {"", "step_", "step_1000.safetensors", "step_00001000", "step_0000100x.safetensors",
-        "step_-0001000.safetensors", "step_000001000.safetensors", "xstep_00001000.safetensors",
-        "step_00001000.safetensors.tmp.7", "step_99999999999999999999999.safetensors"})
+  for (const char* name : {"", "step_", "step_1000.safetensors", "step_00001000", "step_0000100x.safetensors",
+                           "step_-0001000.safetensors", "step_000001000.safetensors", "xstep_00001000.safetensors",
+                           "step_00001000.safetensors.tmp.7", "step_99999999999999999999999.safetensors"})
     CHECK_FALSE(checkpoint_step(name).has_value());
 }
 
-TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest that is good",
-          "[checkpoint]") {
+TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest that is good", "[checkpoint]") {
   const TemporaryFolder parent;
   const std::string folder = parent / "runs/a";
   const auto steps = [&] {
@@ -592,9 +574,7 @@ TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest 
     for (const auto& [step, path] : list_checkpoints(folder)) found.push_back(step);
     return found;
   };
-  const auto save = [&](size_t step, size_t keep) {
-    save_step(folder, step, Step(step).tensors(), {}, keep);
-  };
+  const auto save = [&](size_t step, size_t keep) { save_step(folder, step, Step(step).tensors(), {}, keep); };
   const auto path = [&](size_t step) { return folder + "/" + checkpoint_name(step); };
   const auto damage = [&](size_t step) {
     std::string bytes = read_bytes(path(step));
@@ -636,8 +616,7 @@ TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest 
   CHECK(step == 400);
 
   damage(400);
-  stderr_of(parent / "stderr", [&] {
-    CHECK(contains(refusal([&] { find_latest(folder); }), "none of its 4 checkpoints can be read"));
-  });
+  stderr_of(parent / "stderr",
+            [&] { CHECK(contains(refusal([&] { find_latest(folder); }), "none of its 4 checkpoints can be read")); });
   CHECK(fs::exists(folder + "/notes.txt"));
 }

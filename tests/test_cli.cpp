@@ -68,7 +68,9 @@ Outcome train(const Folder& folder, std::vector<std::string> words, const std::f
   return finish(folder, start(folder, std::move(words), prepare));
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 std::string fingerprint_of(const Outcome& o) {
   const std::string label = "fingerprint of the weights: ";
@@ -78,9 +80,10 @@ std::string fingerprint_of(const Outcome& o) {
 
 // A run of a second or two.
 std::vector<std::string> small(std::vector<std::string> more = {}) {
-  std::vector<std::string> words = {"--device=cpu", "--data=bigram-backcopy", "--layers=1", "--hidden=32", "--heads=2",
-                                    "--kv-heads=1", "--head-dim=16", "--ffn-hidden=48", "--context=32", "--batch=4",
-                                    "--steps=12", "--warmup=3", "--val-batches=2", "--sample-tokens=20"};
+  std::vector<std::string> words = {
+      "--device=cpu",    "--data=bigram-backcopy", "--layers=1",   "--hidden=32", "--heads=2",  "--kv-heads=1",
+      "--head-dim=16",   "--ffn-hidden=48",        "--context=32", "--batch=4",   "--steps=12", "--warmup=3",
+      "--val-batches=2", "--sample-tokens=20"};
   words.insert(words.end(), more.begin(), more.end());
   return words;
 }
@@ -101,8 +104,9 @@ TEST_CASE("cli: a run prints a header, a line a step, a validation, a sample and
   const Outcome o = train(f, small());
   INFO(o.out << o.err);
   REQUIRE(o.exit_code == 0);
-  for (const char* part : {"flags ", "device     cpu", "data ", "model ", "step     1/12  loss ", "step    12/12  loss ",
-                           "tok/s", "% of peak", "left", "validation loss ", "sample ", "fingerprint of the weights: "})
+  for (const char* part :
+       {"flags ", "device     cpu", "data ", "model ", "step     1/12  loss ", "step    12/12  loss ", "tok/s",
+        "% of peak", "left", "validation loss ", "sample ", "fingerprint of the weights: "})
     REQUIRE(contains(o.out, part));
   REQUIRE(o.err.empty());
   REQUIRE(!contains(o.out, "\033"));  // no terminal listens
@@ -112,8 +116,8 @@ TEST_CASE("cli: a run prints a header, a line a step, a validation, a sample and
 
 TEST_CASE("cli: cpu and emulated end in the same weights; so do one thread and two", "[cli]") {
   const Folder f;
-  const std::vector<std::string> variant = {"--norm=gated", "--attn=g1", "--gate=headwise", "--steps=3", "--warmup=1",
-                                            "--sample-tokens=0", "--val-batches=1"};
+  const std::vector<std::string> variant = {"--norm=gated", "--attn=g1",         "--gate=headwise", "--steps=3",
+                                            "--warmup=1",   "--sample-tokens=0", "--val-batches=1"};
   const std::string cpu = fingerprint_of(train(f, small(variant)));
   REQUIRE(cpu.size() == 16);
   auto with = [&](const char* word) {
@@ -147,19 +151,21 @@ TEST_CASE("cli: --describe, --preset, --params and --match-params choose and exp
   const Folder f;
   const Outcome gpt2 = train(f, {"--preset=gpt2-124m", "--describe"});
   REQUIRE(gpt2.exit_code == 0);
-  for (const char* part : {"124,439,808", "model.layers.11.mlp.down_proj.bias", "model.embed_positions.weight", "FLOPs a token",
-                           "optimizer", "activations"})
+  for (const char* part : {"124,439,808", "model.layers.11.mlp.down_proj.bias", "model.embed_positions.weight",
+                           "FLOPs a token", "optimizer", "activations"})
     REQUIRE(contains(gpt2.out, part));
   REQUIRE(!contains(gpt2.out, "step "));
   const Outcome matched = train(f, {"--attn=g1", "--norm=gated", "--match-params=--attn=full", "--describe"});
   REQUIRE(contains(matched.out, "--ffn-hidden="));
   REQUIRE(contains(matched.out, "than the"));
   const Outcome small_described = train(f, small({"--describe"}));
-  REQUIRE(contains(small_described.out, "model.embed_tokens.weight                                  [64,32]"));  // the data's vocabulary
+  REQUIRE(contains(small_described.out,
+                   "model.embed_tokens.weight                                  [64,32]"));  // the data's vocabulary
   require_refused(train(f, {"--params=100", "--describe"}), "100 parameters");
   require_refused(train(f, {"--params=900000", "--ffn-hidden=100"}), "--ffn-hidden");
   require_refused(train(f, {"--match-params=--no-such-flag", "--describe"}), "--no-such-flag");
-  require_refused(train(f, {"--data=bigram-backcopy", "--hidden=100000", "--ffn-hidden=300000", "--layers=100"}), "out of memory");
+  require_refused(train(f, {"--data=bigram-backcopy", "--hidden=100000", "--ffn-hidden=300000", "--layers=100"}),
+                  "out of memory");
   require_refused(train(f, {"--preset=gpt5"}), "--preset=gpt5");
 }
 
@@ -167,7 +173,8 @@ TEST_CASE("cli: help and the flag map", "[cli]") {
   const Folder f;
   const Outcome help = train(f, {"--help"});
   REQUIRE(help.exit_code == 0);
-  for (const char* part : {"--norm", "--attn", "--data", "--resume", "--device", "gated", "g1"}) REQUIRE(contains(help.out, part));
+  for (const char* part : {"--norm", "--attn", "--data", "--resume", "--device", "gated", "g1"})
+    REQUIRE(contains(help.out, part));
   REQUIRE(train(f, {"--flag-map"}).exit_code == 0);
 }
 
@@ -252,7 +259,8 @@ TEST_CASE("cli: a full disk loses no checkpoint", "[cli]") {
     setrlimit(RLIMIT_FSIZE, &small_files);
     signal(SIGXFSZ, SIG_IGN);
   };
-  require_refused(train(f, small({out, "--steps=6", "--save-every=3", "--keep=1", "--resume"}), limit), "step_00000006");
+  require_refused(train(f, small({out, "--steps=6", "--save-every=3", "--keep=1", "--resume"}), limit),
+                  "step_00000006");
   REQUIRE(read_file(f / "run/step_00000003.safetensors") == before);
   // Nor does a new run in the folder of another.
   require_refused(train(f, small({out, "--steps=6", "--seed=3"})), "--resume");
@@ -261,7 +269,9 @@ TEST_CASE("cli: a full disk loses no checkpoint", "[cli]") {
 
 TEST_CASE("cli: bad input is one clear line and no crash", "[cli]") {
   const Folder f;
-  auto data = [&](const std::string& value) { return train(f, {"--device=cpu", "--data=" + value, "--steps=2", "--warmup=1"}); };
+  auto data = [&](const std::string& value) {
+    return train(f, {"--device=cpu", "--data=" + value, "--steps=2", "--warmup=1"});
+  };
   auto file = [&](const std::string& name, const std::string& bytes) {
     std::ofstream(f / name, std::ios::binary) << bytes;
     return f / name;

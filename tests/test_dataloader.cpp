@@ -107,8 +107,7 @@ Data counting(size_t train, size_t val) {
 }
 
 // The first input of each row of a batch.
-std::vector<int32_t> starts(const TokenLoader& loader, TokenLoader::Shape s, size_t step, size_t m,
-                            size_t rank) {
+std::vector<int32_t> starts(const TokenLoader& loader, TokenLoader::Shape s, size_t step, size_t m, size_t rank) {
   std::vector<int32_t> inputs(s.B * s.T), targets(s.B * s.T), first(s.B);
   loader.training_batch(step, m, rank, inputs.data(), targets.data());
   for (size_t i = 0; i < s.B * s.T; ++i) CHECK(targets[i] == inputs[i] + 1);
@@ -150,9 +149,7 @@ TEST_CASE("shards: tokens come through, across files and at odd addresses", "[da
 }
 
 TEST_CASE("shards: what is not a whole GPT-2 shard is refused by name and number", "[dataloader]") {
-  const auto refused = [](const std::string& bytes) {
-    return refusal([&] { parse_shard(span_of(bytes), "x.bin"); });
-  };
+  const auto refused = [](const std::string& bytes) { return refusal([&] { parse_shard(span_of(bytes), "x.bin"); }); };
   const std::string good = shard_bytes({1, 2, 3});
   CHECK(refused(good) == "");
   CHECK(says(refused(""), {"x.bin", "0 bytes", "1024"}));
@@ -175,8 +172,7 @@ TEST_CASE("shards: a token outside the vocabulary is refused with file, index an
   const ShardCorpus corpus({a, b}, 0);
   std::vector<int32_t> out(5);
   corpus.copy(0, 3, out.data());
-  CHECK(says(refusal([&] { corpus.copy(0, 5, out.data()); }),
-             {"b.bin", "token 1 is 50257", "50257", "--vocab"}));
+  CHECK(says(refusal([&] { corpus.copy(0, 5, out.data()); }), {"b.bin", "token 1 is 50257", "50257", "--vocab"}));
   const ShardCorpus wide({a, b}, 50304);
   wide.copy(0, 5, out.data());
   CHECK(out[3] == 50257);
@@ -206,8 +202,7 @@ TEST_CASE("text: a folder is walked in byte order, binary and hidden files left 
   folder.write("d/.hidden", "hidden");
   folder.write("d/.git/config", "hidden too");
   CHECK(text_of(folder / "d") == "Bz\naq\nb");
-  CHECK(says(open_data({.data = folder / "d"}).train->description(),
-             {"3 text files", "1 binary files skipped"}));
+  CHECK(says(open_data({.data = folder / "d"}).train->description(), {"3 text files", "1 binary files skipped"}));
   folder.write("junk/binary", std::string("\0", 1));
   CHECK(says(refused_data(folder / "junk"), {"junk", "no text", "1 files hold NUL"}));
   fs::create_directory(folder / "none");
@@ -216,8 +211,7 @@ TEST_CASE("text: a folder is walked in byte order, binary and hidden files left 
 
 TEST_CASE("text: list files, patterns and their refusals", "[dataloader]") {
   const Folder folder;
-  const std::string a = folder.write("t1", "one"), b = folder.write("t2", "two"),
-                    comma = folder.write("t,3*", "three");
+  const std::string a = folder.write("t1", "one"), b = folder.write("t2", "two"), comma = folder.write("t,3*", "three");
   const std::string list = folder.write("list", b + "\r\n\n" + comma + "  \n" + a);
   CHECK(text_of("@" + list) == "two\nthree\none");
   CHECK(text_of(a + ",@" + list) == "one\ntwo\nthree\none");
@@ -227,8 +221,7 @@ TEST_CASE("text: list files, patterns and their refusals", "[dataloader]") {
   CHECK(says(refused_data(folder / "absent"), {"absent", "No such file"}));
   CHECK(says(refused_data("@" + folder.write("blank", " \n\n")), {"blank", "names no file"}));
   CHECK(says(refused_data("@" + folder.write("nul", std::string("a\0b", 3))), {"nul", "NUL"}));
-  CHECK(
-      says(refused_data("@" + folder.write("bad", a + "\n" + (folder / "gone"))), {"gone", "No such file"}));
+  CHECK(says(refused_data("@" + folder.write("bad", a + "\n" + (folder / "gone"))), {"gone", "No such file"}));
   CHECK(says(refused_data(""), {"empty path"}));
   CHECK(says(refused_data(a + ","), {"empty path"}));
   CHECK(says(refused_data(folder.write("empty", "")), {"empty: empty"}));
@@ -255,8 +248,8 @@ TEST_CASE("self: the source's own files and nothing a build leaves beside them",
   folder.write("notes.md", "notes");
   CHECK(text_of("self", folder.path()) == "make\nkernel\ntest\nmain\nloop");
   fs::create_directory(folder / "elsewhere");
-  CHECK(says(refused_data("self", folder / "elsewhere"),
-             {"--data=self", "no source file", "elsewhere", "--data=PATH"}));
+  CHECK(
+      says(refused_data("self", folder / "elsewhere"), {"--data=self", "no source file", "elsewhere", "--data=PATH"}));
 }
 
 TEST_CASE("self: without a root given, the current folder when it holds train_gpt.cu", "[dataloader]") {
@@ -295,8 +288,7 @@ TEST_CASE("validation: the last fraction of the stream, or data of its own", "[d
   CHECK(all_text(*data.train) == "0123456789abcdefghijX");
   CHECK(all_text(*data.val) == "YZ");
   int32_t out[4];
-  CHECK(says(refusal([&] { dynamic_cast<const Corpus&>(*data.train).copy(20, 2, out); }),
-             {"20 to 22", "of 21"}));
+  CHECK(says(refusal([&] { dynamic_cast<const Corpus&>(*data.train).copy(20, 2, out); }), {"20 to 22", "of 21"}));
   data = open_data({.data = a, .val_data = b});
   CHECK(all_text(*data.train).size() == 23);
   CHECK(all_text(*data.val) == "val");
@@ -399,17 +391,13 @@ TEST_CASE("loader: validation in order from its start, never past its end", "[da
         CHECK(targets[i] == inputs[i] + 1);
       }
     }
-    CHECK(says(refusal([&] { loader.validation_batch(loader.validation_batches(), nullptr, nullptr); }),
-               {"batch"}));
+    CHECK(says(refusal([&] { loader.validation_batch(loader.validation_batches(), nullptr, nullptr); }), {"batch"}));
   }
   CHECK(says(refusal([&] {
                TokenLoader(counting(50, B * T), {B, T}, 1);
              }),
              {"validation", "1 sequences", "T+1 = 5", "8 counting tokens", "B = 2"}));
-  CHECK(says(refusal([&] {
-               TokenLoader(counting(4, 50), {B, T}, 1);
-             }),
-             {"training", "T+1 = 5", "4 counting tokens"}));
+  CHECK(says(refusal([&] { TokenLoader(counting(4, 50), {B, T}, 1); }), {"training", "T+1 = 5", "4 counting tokens"}));
   CHECK(says(refusal([&] { TokenLoader(counting(50, 50), {B, 0}, 1); }), {"T 0"}));
   CHECK(TokenLoader({std::make_shared<Counting>(50), nullptr}, {B, T}, 1).validation_batches() == 0);
 }
@@ -458,8 +446,7 @@ TEST_CASE("bigram-backcopy: a sequence depends on seed, split and index only", "
   longer.resize(51);
   CHECK(longer == x);
   CHECK(open_data({.data = "bigram-backcopy", .vocab = 300}).train->vocab() == 300);
-  CHECK(
-      says(refusal([] { open_data({.data = "bigram-backcopy", .vocab = 5}); }), {"--vocab=5", "8 to 4096"}));
+  CHECK(says(refusal([] { open_data({.data = "bigram-backcopy", .vocab = 5}); }), {"--vocab=5", "8 to 4096"}));
 }
 
 TEST_CASE("bigram-backcopy: the text's own bigrams, its commonest bytes as triggers", "[dataloader]") {
@@ -482,8 +469,7 @@ TEST_CASE("bigram-backcopy: the text's own bigrams, its commonest bytes as trigg
   for (size_t t = 2; t <= 20; ++t) CHECK(x[t] == (t % 2 ? x[1] : 5));  // a, b and c are always followed by x
   CHECK(says(refused_data("bigram-backcopy:" + folder.write("s", "aabb")), {"2 tokens", "3 triggers"}));
   CHECK(says(refused_data("bigram-backcopy:" + (folder / "absent")), {"absent", "No such file"}));
-  CHECK(
-      says(refusal([&] { open_data({.data = "bigram-backcopy:" + file, .vocab = 6}); }), {"--vocab=6", "7"}));
+  CHECK(says(refusal([&] { open_data({.data = "bigram-backcopy:" + file, .vocab = 6}); }), {"--vocab=6", "7"}));
 }
 
 TEST_CASE("bigram-backcopy: the entropy floor is the mean surprise of what is generated", "[dataloader]") {
@@ -534,7 +520,6 @@ TEST_CASE("bigram entropy: known values, whatever the vocabulary", "[dataloader]
   CHECK(entropy(text, 256, 7) == entropy(text, 5000, 7));
   CHECK(std::abs(entropy(text, 256) - std::log(20.0)) < 0.1);
   const TextCorpus corpus({folder.write("f", text + std::string(5000, 'a'))}, 0);
-  CHECK(bigram_entropy(corpus, 10, 5000) >
-        bigram_entropy(corpus, 10) + 0.5);  // the limit counts the front only
+  CHECK(bigram_entropy(corpus, 10, 5000) > bigram_entropy(corpus, 10) + 0.5);  // the limit counts the front only
   CHECK(says(refusal([&] { bigram_entropy(corpus, 10000); }), {"T+1 = 10001", "10000 bytes"}));
 }

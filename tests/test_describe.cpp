@@ -9,7 +9,9 @@ using namespace gated;
 
 namespace {
 
-size_t total(const std::string& flags) { return total_parameters(model_of_flags(flags)); }
+size_t total(const std::string& flags) {
+  return total_parameters(model_of_flags(flags));
+}
 
 }  // namespace
 
@@ -91,7 +93,8 @@ TEST_CASE("describe: what is printed adds up, for every variant", "[describe]") 
     REQUIRE(memory.weights == real.weights.values.size());
     REQUIRE(memory.gradients == real.weights.grads.size());
     REQUIRE(memory.activations + memory.between == real.allocated_floats());
-    REQUIRE(text.find(format("total              %12.1f\n", double(memory.total() * sizeof(float)) / 1048576.0)) != std::string::npos);
+    REQUIRE(text.find(format("total              %12.1f\n", double(memory.total() * sizeof(float)) / 1048576.0)) !=
+            std::string::npos);
   }
   REQUIRE(with_commas(1) == "1");
   REQUIRE(with_commas(999) == "999");

@@ -21,18 +21,16 @@ TEST_CASE("dyt: gradients against finite differences", "[gradcheck]") {
   for (const Join& join : joins) {
     INFO("plain " << join.plain());
     std::vector<double> y(N * C), sum(N * C);
-    auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch,
-                    const std::vector<double>& alpha, const std::vector<double>& w,
-                    const std::vector<double>& b) {
-      dyt_forward_ref<double>(y.data(), {x.data(), branch.data(), sum.data(), join}, alpha.data(), w.data(),
-                              b.data(), N, C);
+    auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch, const std::vector<double>& alpha,
+                    const std::vector<double>& w, const std::vector<double>& b) {
+      dyt_forward_ref<double>(y.data(), {x.data(), branch.data(), sum.data(), join}, alpha.data(), w.data(), b.data(),
+                              N, C);
       return dot(y, dy) + dot(sum, dres);
     };
     loss(x, branch, alpha, w, b);
     std::vector<double> dx(N * C), dbranch(N * C), dalpha(1, 0.0), dw(C, 0.0), db(C, 0.0), row_sums(N);
-    dyt_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join},
-                             dalpha.data(), dw.data(), db.data(), row_sums.data(), dy.data(), alpha.data(),
-                             w.data(), N, C);
+    dyt_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join}, dalpha.data(),
+                             dw.data(), db.data(), row_sums.data(), dy.data(), alpha.data(), w.data(), N, C);
     check_gradient(
         "x", [&](auto& v) { return loss(v, branch, alpha, w, b); }, x, dx);
     check_gradient(
@@ -53,8 +51,7 @@ TEST_CASE("dyt: kernels equal the reference bit for bit", "[bitwise]") {
     const auto x = random_values<float>(N * C, 1, 3.0f), branch = random_values<float>(N * C, 2);
     const auto w = random_values<float>(C, 3), dy = random_values<float>(N * C, 4),
                dres = random_values<float>(N * C, 5);
-    const auto b = random_values<float>(C, 6), dw0 = random_values<float>(C, 7),
-               db0 = random_values<float>(C, 8);
+    const auto b = random_values<float>(C, 6), dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
     const std::vector<float> alpha = {0.7f}, dalpha0 = {-0.3f};
     const struct {
       bool branch;
@@ -62,19 +59,17 @@ TEST_CASE("dyt: kernels equal the reference bit for bit", "[bitwise]") {
     } cases[] = {{false, {}}, {true, {}}, {true, joins[1]}};
     for (const auto& test : cases) {
       INFO("N " << N << " C " << C << " branch " << test.branch << " plain " << test.join.plain());
-      std::vector<float> y(N * C, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan),
-          row_sums(N, nan);
+      std::vector<float> y(N * C, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan), row_sums(N, nan);
       std::vector<float> dalpha = dalpha0, dw = dw0, db = db0;
       ResidualForward in = {x.data()};
       ResidualBackward out = {dx.data(), nullptr, nullptr, x.data()};
       if (test.branch) in = {x.data(), branch.data(), sum.data(), test.join};
       if (test.branch) out = {dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), test.join};
       dyt_forward_ref<float>(y.data(), in, alpha.data(), w.data(), b.data(), N, C);
-      dyt_backward_ref<float>(out, dalpha.data(), dw.data(), db.data(), row_sums.data(), dy.data(),
-                              alpha.data(), w.data(), N, C);
+      dyt_backward_ref<float>(out, dalpha.data(), dw.data(), db.data(), row_sums.data(), dy.data(), alpha.data(),
+                              w.data(), N, C);
       on_every_schedule([&](Stream& stream) {
-        Guarded gy(stream, N * C), gsum(stream, N * C), gdx(stream, N * C), gdbranch(stream, N * C),
-            sums(stream, N);
+        Guarded gy(stream, N * C), gsum(stream, N * C), gdx(stream, N * C), gdbranch(stream, N * C), sums(stream, N);
         Guarded gx(stream, x), gbranch(stream, branch), gw(stream, w), gb(stream, b), gdy(stream, dy),
             gdres(stream, dres);
         Guarded ga(stream, alpha), gda(stream, dalpha0), gdw(stream, dw0), gdb(stream, db0);
@@ -116,12 +111,12 @@ TEST_CASE("dyt: where tanh is its argument y is w*(alpha*x) + b exactly, where i
   // The gradient is linear there, and none in the flat part.
   const auto dy = random_values<float>(C, 4);
   std::vector<float> dx(C), dalpha(1), dw(C), db(C), sums(1), expected(C);
-  dyt_backward({dx.data(), nullptr, nullptr, x.data()}, dalpha.data(), dw.data(), db.data(), sums.data(),
-               dy.data(), &small, w.data(), b.data(), 1, C, cpu);
+  dyt_backward({dx.data(), nullptr, nullptr, x.data()}, dalpha.data(), dw.data(), db.data(), sums.data(), dy.data(),
+               &small, w.data(), b.data(), 1, C, cpu);
   for (size_t c = 0; c < C; c++) expected[c] = small * (dy[c] * w[c]);
   REQUIRE_BITWISE(expected, dx);
-  dyt_backward({dx.data(), nullptr, nullptr, x.data()}, dalpha.data(), dw.data(), db.data(), sums.data(),
-               dy.data(), &large, w.data(), b.data(), 1, C, cpu);
+  dyt_backward({dx.data(), nullptr, nullptr, x.data()}, dalpha.data(), dw.data(), db.data(), sums.data(), dy.data(),
+               &large, w.data(), b.data(), 1, C, cpu);
   for (float v : dx) REQUIRE(v == 0);
   REQUIRE(sums[0] == 0);
 }

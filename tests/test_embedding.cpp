@@ -56,8 +56,7 @@ TEST_CASE("embedding: gradients against finite differences", "[gradcheck]") {
       INFO("positions " << with_positions << " scale " << scale.size());
       auto loss = [&](const std::vector<double>& weight, const std::vector<double>& positions,
                       const std::vector<double>& scale) {
-        embedding_forward_ref(h.data(), ids.data(), weight.data(),
-                              with_positions ? positions.data() : nullptr,
+        embedding_forward_ref(h.data(), ids.data(), weight.data(), with_positions ? positions.data() : nullptr,
                               scale.empty() ? nullptr : scale.data(), N, T, C, V);
         return dot(h, dh);
       };
@@ -71,8 +70,7 @@ TEST_CASE("embedding: gradients against finite differences", "[gradcheck]") {
             "positions", [&](auto& v) { return loss(weight, v, scale); }, positions, dpositions);
       }
       if (!scale.empty()) {
-        embedding_scale_backward_ref(dscale.data(), row_sums.data(), dh.data(), ids.data(), weight.data(), N,
-                                     C, V);
+        embedding_scale_backward_ref(dscale.data(), row_sums.data(), dh.data(), ids.data(), weight.data(), N, C, V);
         check_gradient(
             "scale", [&](auto& v) { return loss(weight, positions, v); }, scale, dscale);
       }
@@ -83,8 +81,7 @@ TEST_CASE("embedding: gradients against finite differences", "[gradcheck]") {
 TEST_CASE("embedding: kernels equal the reference bit for bit", "[bitwise]") {
   const struct {
     size_t B, T, C, V;
-  } sizes[] = {{7, 9, 200, 17}, {1, 1, 1, 1},    {8, 5, 3, 1000},
-               {150, 2, 8, 2},  {3, 11, 131, 5}, {1, 20, 516, 9}};
+  } sizes[] = {{7, 9, 200, 17}, {1, 1, 1, 1}, {8, 5, 3, 1000}, {150, 2, 8, 2}, {3, 11, 131, 5}, {1, 20, 516, 9}};
   Stream cpu(Device::cpu);
   std::vector<TokenGroups> reused(3);  // one a schedule: memory of the sizes before
   for (auto [B, T, C, V] : sizes) {
@@ -104,13 +101,11 @@ TEST_CASE("embedding: kernels equal the reference bit for bit", "[bitwise]") {
         INFO("positions " << with_positions << " scale " << with_scale);
         std::vector<float> h(N * C, NAN), dweight = dweight0, dpositions = dpositions0, dscale = dscale0,
                                           row_sums(N, NAN);
-        const float *p = with_positions ? positions.data() : nullptr,
-                    *s = with_scale ? scale.data() : nullptr;
+        const float *p = with_positions ? positions.data() : nullptr, *s = with_scale ? scale.data() : nullptr;
         embedding_forward(h.data(), ids.data(), weight.data(), p, s, N, T, C, V, cpu);
         embedding_backward(dweight.data(), dh.data(), groups, s, C, cpu);
         embedding_positions_backward(dpositions.data(), dh.data(), B, T, C, cpu);
-        embedding_scale_backward(dscale.data(), row_sums.data(), dh.data(), ids.data(), weight.data(), N, C,
-                                 V, cpu);
+        embedding_scale_backward(dscale.data(), row_sums.data(), dh.data(), ids.data(), weight.data(), N, C, V, cpu);
 
         size_t schedule = 0;
         on_every_schedule([&](Stream& stream) {
@@ -120,8 +115,7 @@ TEST_CASE("embedding: kernels equal the reference bit for bit", "[bitwise]") {
           const Buffer<int> gids(stream.device, ids);
           TokenGroups& on_device = reused[schedule++];
           on_device.build(ids.data(), N, V, stream);
-          embedding_forward(gh, gids.data(), gweight, p ? +gp : nullptr, s ? +gs : nullptr, N, T, C, V,
-                            stream);
+          embedding_forward(gh, gids.data(), gweight, p ? +gp : nullptr, s ? +gs : nullptr, N, T, C, V, stream);
           embedding_backward(gdweight, gdh, on_device, s ? +gs : nullptr, C, stream);
           embedding_positions_backward(gdp, gdh, B, T, C, stream);
           embedding_scale_backward(gds, sums, gdh, gids.data(), gweight, N, C, V, stream);

@@ -56,8 +56,8 @@ std::vector<int> tokens_of(const std::string& name, size_t n, size_t vocab) {
 // Around 1 where a parameter scales, around 0 elsewhere.
 std::vector<float> weights_of(const std::string& name, size_t n, bool zero_centred) {
   std::vector<float> w = values_of<float>(name, n, 0.25f);
-  const bool scales = name.ends_with("pre_weight") || name.ends_with("alpha") ||
-                      name.ends_with("embed_scale") || (name.ends_with("norm.weight") && !zero_centred);
+  const bool scales = name.ends_with("pre_weight") || name.ends_with("alpha") || name.ends_with("embed_scale") ||
+                      (name.ends_with("norm.weight") && !zero_centred);
   for (float& x : w) x += float(scales);
   return w;
 }
@@ -172,15 +172,14 @@ TEST_CASE("fixtures: loss, logits and every gradient of the models", "[fixtures]
 TEST_CASE("fixtures: rmsnorm", "[fixtures]") {
   const size_t N = 3, C = 13;
   Operation op("rmsnorm");
-  const Numbers x = op.input("x", N * C), pre = op.input("pre", C), w = op.input("w", C),
-                dy = op.input("dy", N * C);
+  const Numbers x = op.input("x", N * C), pre = op.input("pre", C), w = op.input("w", C), dy = op.input("dy", N * C);
   for (int offset : {0, 1})
     for (bool with_pre : {false, true}) {
       const double* p = with_pre ? pre.data() : nullptr;
       Numbers y(N * C), r(N), dx(N * C), dw(C), dpre(C), mean(N);
       rmsnorm_forward_ref<double>(y.data(), r.data(), {x.data()}, p, w.data(), offset, N, C, 1e-6);
-      rmsnorm_backward_ref<double>({dx.data(), nullptr, nullptr, x.data()}, dw.data(), dpre.data(),
-                                   mean.data(), dy.data(), p, w.data(), offset, r.data(), N, C);
+      rmsnorm_backward_ref<double>({dx.data(), nullptr, nullptr, x.data()}, dw.data(), dpre.data(), mean.data(),
+                                   dy.data(), p, w.data(), offset, r.data(), N, C);
       const std::string at = format("%soffset %d: ", with_pre ? "pre, " : "", offset);
       op.check(at + "y", y);
       op.check(at + "dx", dx);
@@ -193,12 +192,11 @@ TEST_CASE("fixtures: rmsnorm", "[fixtures]") {
 TEST_CASE("fixtures: layernorm", "[fixtures]") {
   const size_t N = 3, C = 13;
   Operation op("layernorm");
-  const Numbers x = op.input("x", N * C), w = op.input("w", C), b = op.input("b", C),
-                dy = op.input("dy", N * C);
+  const Numbers x = op.input("x", N * C), w = op.input("w", C), b = op.input("b", C), dy = op.input("dy", N * C);
   Numbers y(N * C), mean(N), r(N), dx(N * C), dw(C), db(C);
   layernorm_forward_ref<double>(y.data(), mean.data(), r.data(), {x.data()}, w.data(), b.data(), N, C, 1e-5);
-  layernorm_backward_ref<double>({dx.data(), nullptr, nullptr, x.data()}, dw.data(), db.data(), dy.data(),
-                                 w.data(), mean.data(), r.data(), N, C);
+  layernorm_backward_ref<double>({dx.data(), nullptr, nullptr, x.data()}, dw.data(), db.data(), dy.data(), w.data(),
+                                 mean.data(), r.data(), N, C);
   op.check("y", y);
   op.check("dx", dx);
   op.check("dw", dw);
@@ -209,8 +207,8 @@ TEST_CASE("fixtures: layernorm", "[fixtures]") {
 TEST_CASE("fixtures: dyt", "[fixtures]") {
   const size_t N = 3, C = 13;
   Operation op("dyt");
-  const Numbers x = op.input("x", N * C), alpha = op.input("alpha", 1), w = op.input("w", C),
-                b = op.input("b", C), dy = op.input("dy", N * C);
+  const Numbers x = op.input("x", N * C), alpha = op.input("alpha", 1), w = op.input("w", C), b = op.input("b", C),
+                dy = op.input("dy", N * C);
   Numbers y(N * C), dx(N * C), dalpha(1), dw(C), db(C), row_sums(N);
   dyt_forward_ref<double>(y.data(), {x.data()}, alpha.data(), w.data(), b.data(), N, C);
   dyt_backward_ref<double>({dx.data(), nullptr, nullptr, x.data()}, dalpha.data(), dw.data(), db.data(),
@@ -226,12 +224,11 @@ TEST_CASE("fixtures: dyt", "[fixtures]") {
 TEST_CASE("fixtures: polynorm", "[fixtures]") {
   const size_t N = 3, C = 13;
   Operation op("polynorm");
-  const Numbers x = op.input("x", N * C), w = op.input("w", 3), b = op.input("b", 1),
-                dy = op.input("dy", N * C);
+  const Numbers x = op.input("x", N * C), w = op.input("w", 3), b = op.input("b", 1), dy = op.input("dy", N * C);
   Numbers y(N * C), r(3 * N), dx(N * C), dw(3), db(1), row_sums(4 * N);
   polynorm_forward_ref<double>(y.data(), r.data(), x.data(), w.data(), b.data(), N, C, 1e-6);
-  polynorm_backward_ref<double>(dx.data(), dw.data(), db.data(), row_sums.data(), dy.data(), x.data(),
-                                w.data(), r.data(), N, C);
+  polynorm_backward_ref<double>(dx.data(), dw.data(), db.data(), row_sums.data(), dy.data(), x.data(), w.data(),
+                                r.data(), N, C);
   op.check("y", y);
   op.check("dx", dx);
   op.check("dw", dw);
@@ -259,8 +256,8 @@ TEST_CASE("fixtures: attention", "[fixtures]") {
       }
       Numbers dq(q.size()), dk(k.size()), dv(v.size());
       attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), shape, extra);
-      attention_backward_ref(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(),
-                             q.data(), k.data(), v.data(), o.data(), lse.data(), shape, extra);
+      attention_backward_ref(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(), q.data(),
+                             k.data(), v.data(), o.data(), lse.data(), shape, extra);
       const std::string at = format("%s, window %zu: ", kind.c_str(), window);
       op.check(at + "y", o);
       op.check(at + "dq", dq);
@@ -274,8 +271,8 @@ TEST_CASE("fixtures: attention", "[fixtures]") {
       }
       if (kind == "kv bias") {
         Numbers dkey(H * D), dvalue(H * D);
-        kv_bias_backward_ref(dkey.data(), dvalue.data(), extra_p.data(), extra_ds.data(), q.data(),
-                             dout.data(), B, T, H, D);
+        kv_bias_backward_ref(dkey.data(), dvalue.data(), extra_p.data(), extra_ds.data(), q.data(), dout.data(), B, T,
+                             H, D);
         op.check(at + "dkey", dkey);
         op.check(at + "dvalue", dvalue);
       }
@@ -308,8 +305,7 @@ TEST_CASE("fixtures: gates", "[fixtures]") {
       shared_gate_backward_ref<Act>(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, gate);
       check("shared", "dz", dz);
       static_gate_forward_ref<Act>(y.data(), x.data(), theta.data(), N, H * D, gate);
-      static_gate_backward_ref<Act>(dx.data(), dtheta.data(), dy.data(), x.data(), theta.data(), N, H * D,
-                                    gate);
+      static_gate_backward_ref<Act>(dx.data(), dtheta.data(), dy.data(), x.data(), theta.data(), N, H * D, gate);
       check("static", "dtheta", dtheta);
     });
   op.finish();
@@ -373,8 +369,8 @@ TEST_CASE("fixtures: linear layer and cross-entropy", "[fixtures]") {
   std::vector<int> targets = tokens_of("linear_cross_entropy targets", N, V);
   targets[1] = ignored_target;
   Numbers losses(N), dh(N * C), dw(V * C), logits(N * V);
-  linear_cross_entropy_ref(losses.data(), dh.data(), dw.data(), logits.data(), h.data(), w.data(),
-                           targets.data(), 1.0 / double(N), N, C, V, N);
+  linear_cross_entropy_ref(losses.data(), dh.data(), dw.data(), logits.data(), h.data(), w.data(), targets.data(),
+                           1.0 / double(N), N, C, V, N);
   op.check("losses", losses);
   op.check("dh", dh);
   op.check("dw", dw);

@@ -24,7 +24,9 @@ std::string parse(std::vector<std::string> words) {
   Config config;
   return parse(config, std::move(words));
 }
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 }  // namespace
 
@@ -50,10 +52,11 @@ TEST_CASE("flags: every flag reads back what it prints, and every named value is
 
 TEST_CASE("flags: values arrive", "[flags]") {
   Config c;
-  REQUIRE(parse(c, {"--norm=gated", "--norm-rank=8", "--attn=g1", "--gate=headwise", "--ffn=glu", "--tied=off", "--qk-norm=off",
-                    "--lr=0.5", "--min-lr=0.25", "--warmup=3", "--steps=10", "--seed=18446744073709551615", "--out=x",
-                    "--resume"}) == "");
-  REQUIRE((c.model.norm.kind == NormKind::gated && c.model.norm.gate.rank == 8 && c.model.attention.gate_at == GatePosition::g1));
+  REQUIRE(parse(c, {"--norm=gated", "--norm-rank=8", "--attn=g1", "--gate=headwise", "--ffn=glu", "--tied=off",
+                    "--qk-norm=off", "--lr=0.5", "--min-lr=0.25", "--warmup=3", "--steps=10",
+                    "--seed=18446744073709551615", "--out=x", "--resume"}) == "");
+  REQUIRE((c.model.norm.kind == NormKind::gated && c.model.norm.gate.rank == 8 &&
+           c.model.attention.gate_at == GatePosition::g1));
   REQUIRE((c.model.attention.gate.score == GateScore::headwise && c.model.ffn.kind == FfnKind::glu && !c.model.tied &&
            !c.model.attention.qk_norm));
   REQUIRE((c.schedule.peak == 0.5f && c.schedule.final == 0.25f && c.schedule.warmup == 3 && c.schedule.steps == 10));
@@ -64,8 +67,8 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--nrom=gated"}), "--nrom"));
   REQUIRE(contains(parse({"--norm=batch"}), "--norm=batch: expected rmsnorm | layernorm"));
   for (const char* bad : {"--layers=0", "--layers=-1", "--layers=2x", "--layers=", "--layers=99999999999999999999",
-                          "--lr=nan", "--lr=inf", "--lr=-1", "--head-dim=257", "--clip=0", "--temperature=-1", "--beta2=1",
-                          "--device=tpu", "--precision=bf16"}) {
+                          "--lr=nan", "--lr=inf", "--lr=-1", "--head-dim=257", "--clip=0", "--temperature=-1",
+                          "--beta2=1", "--device=tpu", "--precision=bf16"}) {
     INFO(bad);
     const std::string word = bad, message = parse({word});
     REQUIRE(contains(message, word.substr(0, word.find('='))));
@@ -80,8 +83,8 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--val-data=a", "--val-fraction=0.2"}), "--val-fraction"));
   REQUIRE(contains(parse({"--lr=1e-4", "--min-lr=1e-3"}), "--min-lr"));
   REQUIRE(contains(parse({"--steps=5", "--warmup=6"}), "--warmup"));
-  REQUIRE(parse({"--steps=5"}) == "");     // the default warm-up gives way
-  REQUIRE(parse({"--lr=1e-4"}) == "");     // and the default final rate
+  REQUIRE(parse({"--steps=5"}) == "");  // the default warm-up gives way
+  REQUIRE(parse({"--lr=1e-4"}) == "");  // and the default final rate
   REQUIRE(contains(parse({"--attn=g1", "--gate-shared=maybe"}), "--gate-shared=maybe"));
   REQUIRE(contains(parse({"--norm=dyt", "--qk-norm=off", "--norm-eps=1e-4"}), "--norm-eps"));
   REQUIRE(contains(parse({"--data=bigram-backcopy", "--val-fraction=0.2"}), "--val-fraction"));
@@ -128,7 +131,8 @@ TEST_CASE("flags: every line of flags in the README's tables of the papers is ac
   size_t lines = 0;
   for (size_t at = begin; (at = readme.find("`--", at + 1)) < end; lines++) {
     const std::string line = readme.substr(at + 1, readme.find('`', at + 1) - at - 1);
-    if (line.find("=") == std::string::npos || line.find("'") != std::string::npos) continue;  // a name, a shell's quotes
+    if (line.find("=") == std::string::npos || line.find("'") != std::string::npos)
+      continue;  // a name, a shell's quotes
     INFO(line);
     std::istringstream words(line);
     std::vector<std::string> list;

@@ -11,11 +11,10 @@ namespace {
 
 // The reference of a gate in place of its launcher: in float, or in double for finite differences.
 template <class T>
-void forward(std::vector<T>& y, const std::vector<T>& x, const std::vector<T>& z, size_t N, size_t C,
-             size_t group, const GateOp& op) {
-  with_activation(GateActivations{}, "test", op.act, [&](auto act) {
-    gate_forward_ref<decltype(act)>(y.data(), x.data(), z.data(), N, C, group, op);
-  });
+void forward(std::vector<T>& y, const std::vector<T>& x, const std::vector<T>& z, size_t N, size_t C, size_t group,
+             const GateOp& op) {
+  with_activation(GateActivations{}, "test", op.act,
+                  [&](auto act) { gate_forward_ref<decltype(act)>(y.data(), x.data(), z.data(), N, C, group, op); });
 }
 
 template <class T>

@@ -52,8 +52,7 @@ struct Case {
     const size_t n = s.N * s.C;
     Guarded y(stream, n), r(stream, s.N), low(stream, s.N * s.rank), sum(stream, n);
     Guarded dx(stream, n), dbranch(stream, n), dparameters(stream, gradients);
-    Guarded x0(stream, x), b(stream, branch_values), p(stream, parameters), d(stream, dy),
-        dres(stream, dresidual);
+    Guarded x0(stream, x), b(stream, branch_values), p(stream, parameters), d(stream, dy), dres(stream, dresidual);
     const auto weights = parameters_in<const float*>(p, s);
     ResidualForward in = {x0};
     ResidualBackward out = {dx, nullptr, nullptr, x0};
@@ -71,10 +70,9 @@ struct Case {
   // The operations one by one.
   Results composed(Stream& stream) const {
     const size_t scores = s.scores(), group = s.C / scores;
-    Buffer<float> n(stream.device, s.N * s.C), act(stream.device, s.N * s.rank),
-        z(stream.device, s.N * scores);
-    Buffer<float> dn(stream.device, s.N * s.C), dz(stream.device, s.N * scores),
-        dlow(stream.device, s.N * s.rank), row_sums(stream.device, s.N);
+    Buffer<float> n(stream.device, s.N * s.C), act(stream.device, s.N * s.rank), z(stream.device, s.N * scores);
+    Buffer<float> dn(stream.device, s.N * s.C), dz(stream.device, s.N * scores), dlow(stream.device, s.N * s.rank),
+        row_sums(stream.device, s.N);
     return run(
         stream,
         [&](float* y, float* r, float* low, const ResidualForward& in, const GatedNormWeights& w) {
@@ -87,8 +85,8 @@ struct Case {
           matmul(z.data(), act.data(), w.up, s.N, scores, s.rank, Layout::nt, Accumulate::no, stream);
           gate_forward(y, n.data(), z.data(), s.N, s.C, group, s.op, stream);
         },
-        [&](const ResidualBackward& out, const GatedNormGradients& g, const float* dy, const float* low,
-            const float* r, const GatedNormWeights& w) {
+        [&](const ResidualBackward& out, const GatedNormGradients& g, const float* dy, const float* low, const float* r,
+            const GatedNormWeights& w) {
           gate_backward(dn.data(), dz.data(), dy, n.data(), z.data(), s.N, s.C, group, s.op, stream);
           matmul(g.up, dz.data(), act.data(), scores, s.rank, s.N, Layout::tn, Accumulate::yes, stream);
           matmul(dlow.data(), dz.data(), w.up, s.N, s.rank, scores, Layout::nn, Accumulate::no, stream);
@@ -96,8 +94,7 @@ struct Case {
           matmul(g.down, dlow.data(), n.data(), s.rank, s.C, s.N, Layout::tn, Accumulate::yes, stream);
           matmul(dn.data(), dlow.data(), w.down, s.N, s.C, s.rank, Layout::nn, Accumulate::yes, stream);
           if (s.base == rms)
-            rmsnorm_backward(out, g.w, nullptr, nullptr, dn.data(), nullptr, w.w, s.offset, r, s.N, s.C,
-                             stream);
+            rmsnorm_backward(out, g.w, nullptr, nullptr, dn.data(), nullptr, w.w, s.offset, r, s.N, s.C, stream);
           else
             dyt_backward(out, g.alpha, g.w, g.b, row_sums.data(), dn.data(), w.alpha, w.w, s.N, s.C, stream);
         });
@@ -116,8 +113,7 @@ struct Case {
         [&](float* y, float* r, float* low, const ResidualForward& in, const GatedNormWeights& w) {
           gated_norm_forward_ref<float>(y, r, low, in, w, s);
         },
-        [&](const ResidualBackward& out, const GatedNormGradients& g, const float* dy, const float* low,
-            const float* r,
+        [&](const ResidualBackward& out, const GatedNormGradients& g, const float* dy, const float* low, const float* r,
             const GatedNormWeights& w) { gated_norm_backward_ref<float>(out, g, dy, low, r, w, s); });
   }
 };
@@ -153,17 +149,15 @@ TEST_CASE("gated_norm: gradients against finite differences", "[gradcheck]") {
         // loss = <y, dy> + <sum, dresidual>: the residual stream goes on past the norm.
         auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch,
                         const std::vector<double>& parameters) {
-          gated_norm_forward_ref<double>(y.data(), r.data(), low.data(),
-                                         {x.data(), branch.data(), sum.data(), join},
+          gated_norm_forward_ref<double>(y.data(), r.data(), low.data(), {x.data(), branch.data(), sum.data(), join},
                                          parameters_in(parameters.data(), s), s);
           return dot(y, dy) + dot(sum, dres);
         };
         loss(x, branch, parameters);
         std::vector<double> dx(n), dbranch(n), gradients(parameters_size(s), 0.0);
-        gated_norm_backward_ref<double>(
-            {dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join},
-            parameters_in(gradients.data(), s), dy.data(), low.data(), r.data(),
-            parameters_in(parameters.data(), s), s);
+        gated_norm_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join},
+                                        parameters_in(gradients.data(), s), dy.data(), low.data(), r.data(),
+                                        parameters_in(parameters.data(), s), s);
         check_gradient(
             "x", [&](auto& v) { return loss(v, branch, parameters); }, x, dx);
         check_gradient(
@@ -239,8 +233,7 @@ TEST_CASE("gated_norm: what it refuses") {
                       "gated_norm_forward: rank is 1025, expected 1 to 1024");
   REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, {a}, w, {1, 4, 2, dyt}, cpu),
                       "gated_norm_forward: DyT has alpha and b");
-  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, {a}, w, {1, 0, 2}, cpu),
-                      "gated_norm_forward: rows have no columns");
+  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, {a}, w, {1, 0, 2}, cpu), "gated_norm_forward: rows have no columns");
   REQUIRE_THROWS_WITH(gated_norm_backward({c, nullptr, nullptr, a}, g, c, a, a, w, {1, 4, 2}, cpu),
                       "gated_norm_backward: dx is dy, which is read again after dx is written");
 }

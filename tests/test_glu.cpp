@@ -7,8 +7,7 @@ using namespace gated;
 
 namespace {
 
-const Activation acts[] = {Activation::silu, Activation::sigmoid, Activation::gelu_tanh,
-                           Activation::gelu_erf};
+const Activation acts[] = {Activation::silu, Activation::sigmoid, Activation::gelu_tanh, Activation::gelu_erf};
 
 }  // namespace
 
@@ -29,8 +28,7 @@ TEST_CASE("glu: the activation acts on g, not on u") {
 
 TEST_CASE("glu: gradients against finite differences", "[gradcheck]") {
   const size_t n = 37;
-  const auto g = random_values<double>(n, 1, 4.0), u = random_values<double>(n, 2),
-             dy = random_values<double>(n, 3);
+  const auto g = random_values<double>(n, 1, 4.0), u = random_values<double>(n, 2), dy = random_values<double>(n, 3);
   for (Activation a : acts)
     with_activation(GluActivations{}, "test", a, [&](auto act) {
       using Act = decltype(act);
@@ -61,8 +59,8 @@ TEST_CASE("glu: kernels equal the reference bit for bit", "[bitwise]") {
       std::vector<float> y(n, NAN), dg(n, NAN), du(n, NAN), dg_in_place = g, du_in_place = u;
       glu_forward(y.data(), g.data(), u.data(), n, act, cpu);
       glu_backward(dg.data(), du.data(), dy.data(), g.data(), u.data(), n, act, cpu);
-      glu_backward(dg_in_place.data(), du_in_place.data(), dy.data(), dg_in_place.data(), du_in_place.data(),
-                   n, act, cpu);
+      glu_backward(dg_in_place.data(), du_in_place.data(), dy.data(), dg_in_place.data(), du_in_place.data(), n, act,
+                   cpu);
       REQUIRE_BITWISE(dg, dg_in_place);
       REQUIRE_BITWISE(du, du_in_place);
 
@@ -89,6 +87,5 @@ TEST_CASE("glu: an activation that is not a GLU's is refused") {
   Stream cpu(Device::cpu);
   REQUIRE_THROWS_WITH(glu_forward(nullptr, nullptr, nullptr, 0, Activation::relu2, cpu),
                       "glu_forward: act is relu2, expected one of: sigmoid silu gelu_tanh gelu_erf");
-  REQUIRE_THROWS_AS(glu_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 0, Activation::tanh, cpu),
-                    Error);
+  REQUIRE_THROWS_AS(glu_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 0, Activation::tanh, cpu), Error);
 }

@@ -49,8 +49,7 @@ TEST_CASE("gradient_norm: its order and its kernels, bit for bit", "[bitwise]") 
   for (size_t n : sizes) {
     INFO("n " << n);
     const auto g = uneven_values(n);
-    const float squares =
-        literal_buffer_sum(n, [&](float acc, size_t i) { return std::fma(g[i], g[i], acc); });
+    const float squares = literal_buffer_sum(n, [&](float acc, size_t i) { return std::fma(g[i], g[i], acc); });
     check_scalar(std::sqrt(squares), g, gradient_norm);
     double sum = 0;
     for (float v : g) sum += double(v) * v;

@@ -20,17 +20,16 @@ TEST_CASE("layernorm: gradients against finite differences", "[gradcheck]") {
   for (const Join& join : joins) {
     INFO("plain " << join.plain());
     std::vector<double> y(N * C), mean(N), r(N), sum(N * C);
-    auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch,
-                    const std::vector<double>& w, const std::vector<double>& b) {
-      layernorm_forward_ref<double>(y.data(), mean.data(), r.data(),
-                                    {x.data(), branch.data(), sum.data(), join}, w.data(), b.data(), N, C,
-                                    1e-5);
+    auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch, const std::vector<double>& w,
+                    const std::vector<double>& b) {
+      layernorm_forward_ref<double>(y.data(), mean.data(), r.data(), {x.data(), branch.data(), sum.data(), join},
+                                    w.data(), b.data(), N, C, 1e-5);
       return dot(y, dy) + dot(sum, dres);
     };
     loss(x, branch, w, b);
     std::vector<double> dx(N * C), dbranch(N * C), dw(C, 0.0), db(C, 0.0);
-    layernorm_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join},
-                                   dw.data(), db.data(), dy.data(), w.data(), mean.data(), r.data(), N, C);
+    layernorm_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join}, dw.data(),
+                                   db.data(), dy.data(), w.data(), mean.data(), r.data(), N, C);
     check_gradient(
         "x", [&](auto& v) { return loss(v, branch, w, b); }, x, dx);
     check_gradient(
@@ -49,24 +48,21 @@ TEST_CASE("layernorm: kernels equal the reference bit for bit", "[bitwise]") {
     const auto x = random_values<float>(N * C, 1, 3.0f), branch = random_values<float>(N * C, 2);
     const auto w = random_values<float>(C, 3), dy = random_values<float>(N * C, 4),
                dres = random_values<float>(N * C, 5);
-    const auto b = random_values<float>(C, 6), dw0 = random_values<float>(C, 7),
-               db0 = random_values<float>(C, 8);
+    const auto b = random_values<float>(C, 6), dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
     const struct {
       bool branch;
       Join join;
     } cases[] = {{false, {}}, {true, {}}, {true, joins[1]}};
     for (const auto& test : cases) {
       INFO("N " << N << " C " << C << " branch " << test.branch << " plain " << test.join.plain());
-      std::vector<float> y(N * C, nan), mean(N, nan), r(N, nan), sum(N * C, nan), dx(N * C, nan),
-          dbranch(N * C, nan);
+      std::vector<float> y(N * C, nan), mean(N, nan), r(N, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan);
       std::vector<float> dw = dw0, db = db0;
       ResidualForward in = {x.data()};
       ResidualBackward out = {dx.data(), nullptr, nullptr, x.data()};
       if (test.branch) in = {x.data(), branch.data(), sum.data(), test.join};
       if (test.branch) out = {dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), test.join};
       layernorm_forward_ref<float>(y.data(), mean.data(), r.data(), in, w.data(), b.data(), N, C, eps);
-      layernorm_backward_ref<float>(out, dw.data(), db.data(), dy.data(), w.data(), mean.data(), r.data(), N,
-                                    C);
+      layernorm_backward_ref<float>(out, dw.data(), db.data(), dy.data(), w.data(), mean.data(), r.data(), N, C);
       on_every_schedule([&](Stream& stream) {
         Guarded gy(stream, N * C), gmean(stream, N), gr(stream, N), gsum(stream, N * C), gdx(stream, N * C);
         Guarded gx(stream, x), gbranch(stream, branch), gw(stream, w), gb(stream, b), gdy(stream, dy),
@@ -124,7 +120,7 @@ TEST_CASE("layernorm: a constant row gives the bias, and its gradient is finite"
   std::vector<float> y(C), mean(1), r(1), dx(C), dw(C), db(C);
   layernorm_forward(y.data(), mean.data(), r.data(), {x.data()}, w.data(), b.data(), 1, C, 1e-5f, cpu);
   REQUIRE_BITWISE(b, y);
-  layernorm_backward({dx.data(), nullptr, nullptr, x.data()}, dw.data(), db.data(), dy.data(), w.data(),
-                     mean.data(), r.data(), 1, C, cpu);
+  layernorm_backward({dx.data(), nullptr, nullptr, x.data()}, dw.data(), db.data(), dy.data(), w.data(), mean.data(),
+                     r.data(), 1, C, cpu);
   for (float v : dx) REQUIRE(std::isfinite(v));
 }

@@ -44,14 +44,13 @@ struct Problem {
   Outputs reference(size_t chunk_rows) const {
     Outputs o{std::vector<float>(N, NAN), std::vector<float>(N * C, NAN), dweight0};
     std::vector<float> logits(std::min(chunk_rows, N) * V, NAN);
-    linear_cross_entropy_ref(o.losses.data(), o.dh.data(), o.dweight.data(), logits.data(), h.data(),
-                             weight.data(), targets.data(), dloss, N, C, V, chunk_rows);
+    linear_cross_entropy_ref(o.losses.data(), o.dh.data(), o.dweight.data(), logits.data(), h.data(), weight.data(),
+                             targets.data(), dloss, N, C, V, chunk_rows);
     return o;
   }
 
   Outputs on(Stream& stream, size_t chunk_rows) const {
-    Guarded losses(stream, N), dh(stream, N * C), dw(stream, dweight0),
-        logits(stream, std::min(chunk_rows, N) * V);
+    Guarded losses(stream, N), dh(stream, N * C), dw(stream, dweight0), logits(stream, std::min(chunk_rows, N) * V);
     Guarded gh(stream, h), gw(stream, weight);
     const Buffer<int> t(stream.device, targets);
     linear_cross_entropy(losses, dh, dw, logits, gh, gw, t.data(), dloss, N, C, V, chunk_rows, stream);
@@ -125,9 +124,7 @@ TEST_CASE("linear_cross_entropy: the loss is -log of the softmax at the target")
 }
 
 TEST_CASE("linear_cross_entropy: kernels equal the reference bit for bit", "[bitwise]") {
-  const struct {
-    size_t N, C, V;
-  } sizes[] = {{63, 20, 131}, {1, 1, 1}, {7, 33, 2}, {5, 16, 200}, {3, 8, 1030}};
+  const struct { size_t N, C, V; } sizes[] = {{63, 20, 131}, {1, 1, 1}, {7, 33, 2}, {5, 16, 200}, {3, 8, 1030}};
   for (const auto& size : sizes) {
     const auto [N, C, V] = size;
     INFO("N " << N << " C " << C << " V " << V);
@@ -144,8 +141,7 @@ TEST_CASE("cross_entropy: the row pass equals its reference bit for bit", "[bitw
     INFO("V " << V);
     const size_t rows = 3;
     auto logits = random_values<float>(rows * V, V, 20.0f);
-    for (size_t v = V; v < 2 * V; v++)
-      logits[v] -= 30.0f;  // below 0, where padding would pass for the maximum
+    for (size_t v = V; v < 2 * V; v++) logits[v] -= 30.0f;  // below 0, where padding would pass for the maximum
     const std::vector<int> targets = {0, int(V) - 1, int(V) / 2};
     for (bool gradient : {false, true}) {
       const Rows expected = rows_reference(logits, targets, 0.125f, gradient);
@@ -182,8 +178,7 @@ TEST_CASE("linear_cross_entropy: the size of a chunk does not show", "[bitwise]"
   for (size_t chunk_rows : {1024, 2048, 2500}) require_equal(expected, p.on(cpu, chunk_rows));
   const Problem two_chunks(1100, 5, 7);  // fewer rows: every one is a block of 128 fibers
   on_every_schedule([&](Stream& stream) {
-    for (size_t chunk_rows : {1024, 1100})
-      require_equal(two_chunks.reference(1100), two_chunks.on(stream, chunk_rows));
+    for (size_t chunk_rows : {1024, 1100}) require_equal(two_chunks.reference(1100), two_chunks.on(stream, chunk_rows));
   });
 }
 

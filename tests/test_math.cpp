@@ -60,8 +60,7 @@ const std::vector<float>& inputs() {
     std::vector<float> v;
     for (uint64_t bits = 0; bits < uint64_t(1) << 32; bits += 12007) v.push_back(bits_float(uint32_t(bits)));
     for (int i = -65536; i <= 65536; i++) v.push_back(float(i) / 512);
-    for (float x :
-         {0.0f, -0.0f, INFINITY, -INFINITY, NAN, FLT_MIN, FLT_MAX, -FLT_MAX, FLT_TRUE_MIN, -FLT_TRUE_MIN})
+    for (float x : {0.0f, -0.0f, INFINITY, -INFINITY, NAN, FLT_MIN, FLT_MAX, -FLT_MAX, FLT_TRUE_MIN, -FLT_TRUE_MIN})
       v.push_back(x);
     return v;
   }();
@@ -299,8 +298,7 @@ TEST_CASE("host_math: within one unit in the last place of long double", "[math]
   check_host("exp", 0.9, points(-750, 715, n), host_exp, expl);
   check_host("exp near 0", 0.9, points(-1, 1, n), host_exp, expl);
   check_host("log", 0.9, points(0, 3, n), host_log, logl);
-  check_host("log of denormals", 0.9, {0x1p-1074, 0x1.8p-1060, 0x1p-1022, 0x1.fffffffffffffp+1023}, host_log,
-             logl);
+  check_host("log of denormals", 0.9, {0x1p-1074, 0x1.8p-1060, 0x1p-1022, 0x1.fffffffffffffp+1023}, host_log, logl);
   for (int64_t range : {2, 1000, 1000000, 1 << 30}) {
     INFO("to " << range);
     check_host("sin", 0.9, points(-range, range, n), host_sin, sinl);
@@ -343,6 +341,5 @@ TEST_CASE("host_math: golden fingerprints", "[math]") {
   CHECK(fingerprint(mapped(host_log, points(0, 3, n))) == 0x2f7aed6acc092ac9);
   CHECK(fingerprint(mapped(host_sin, points(-1000000, 1000000, n))) == 0xc1f94cb0c614909f);
   CHECK(fingerprint(mapped(host_cos, points(-1000000, 1000000, n))) == 0x6aca8ee8b97df557);
-  CHECK(fingerprint(mapped([](double y) { return host_pow(1e6, y); }, points(-1, 0, n))) ==
-        0x25a3bae9b41626f0);
+  CHECK(fingerprint(mapped([](double y) { return host_pow(1e6, y); }, points(-1, 0, n))) == 0x25a3bae9b41626f0);
 }

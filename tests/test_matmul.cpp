@@ -86,8 +86,7 @@ TEST_CASE("matmul: the backward layouts are the gradients of the forward one", "
 }
 
 TEST_CASE("simd: lanes do what floats do", "[bitwise]") {
-  const auto a = random_values<float>(lanes, 1), b = random_values<float>(lanes, 2),
-             c = random_values<float>(lanes, 3);
+  const auto a = random_values<float>(lanes, 1), b = random_values<float>(lanes, 2), c = random_values<float>(lanes, 3);
   std::vector<float> got(lanes), expected(lanes);
   store(got.data(), fma(load(a.data()), load(b.data()), load(c.data())));
   for (size_t l = 0; l < lanes; l++) expected[l] = fmaf(a[l], b[l], c[l]);
@@ -185,8 +184,7 @@ TEST_CASE("matmul: kernels equal the reference in every tile and split", "[bitwi
   }
 }
 
-TEST_CASE("matmul: no padding enters a chain; infinities and NaN go where the reference has them",
-          "[bitwise]") {
+TEST_CASE("matmul: no padding enters a chain; infinities and NaN go where the reference has them", "[bitwise]") {
   // The product of two tiny numbers of opposite sign underflows to -0: one more fmaf(0, 0, -0) would make it
   // +0.
   const size_t M = 3, N = 5, K = 3;
@@ -244,8 +242,7 @@ TEST_CASE("matmul: a bias joins every row last, on the CPU and in every tile and
         }
     }
     Stream cpu(Device::cpu);
-    REQUIRE_THROWS_AS(
-        matmul(nullptr, nullptr, nullptr, 1, 1, 1, Layout::nt, Accumulate::yes, cpu, bias.data()), Error);
+    REQUIRE_THROWS_AS(matmul(nullptr, nullptr, nullptr, 1, 1, 1, Layout::nt, Accumulate::yes, cpu, bias.data()), Error);
   }
 }
 

@@ -137,8 +137,8 @@ TEST_CASE("matrix: every value and every pair of the model's flags trains alike 
       INFO(all[f].flag << "=" << all[f].values[v]);
       REQUIRE(values.count({f, v}));
     }
-  WARN(lines.accepted.size() << " lines cover " << lines.pairs - lines.refused_pairs << " pairs of values of " << all.size()
-                             << " flags; " << lines.refused_pairs << " pairs are refused");
+  WARN(lines.accepted.size() << " lines cover " << lines.pairs - lines.refused_pairs << " pairs of values of "
+                             << all.size() << " flags; " << lines.refused_pairs << " pairs are refused");
   REQUIRE(lines.refused_pairs * 10 < lines.pairs);
 
   const std::string folder = (std::filesystem::temp_directory_path() / ("matrix." + std::to_string(getpid()))).string();

@@ -215,7 +215,8 @@ TEST_CASE("model: identities that hold to the last bit", "[model]") {
     values["loss"] = {model.forward_backward(b.ids, b.targets, b.B, b.T)};
     const std::vector<float> g = model.weights.grads.download();
     for (const Parameter& p : model.weights.list())
-      values[p.name] = std::vector<float>(g.begin() + std::ptrdiff_t(p.offset), g.begin() + std::ptrdiff_t(p.offset + p.size));
+      values[p.name] =
+          std::vector<float>(g.begin() + std::ptrdiff_t(p.offset), g.begin() + std::ptrdiff_t(p.offset + p.size));
     return values;
   };
   auto keep = [](const std::string&, float*, size_t) {};
@@ -236,12 +237,12 @@ TEST_CASE("model: identities that hold to the last bit", "[model]") {
     }
     REQUIRE(shared > 10);
   };
-  same("", keep, "--norm=preaffine", keep);                                    // lambda_1 starts at 1
-  same("", keep, "--norm-weight=zero-centred", keep);                          // 1 + 0
-  same("", keep, "--window=9", keep);                                          // a window as long as the context
-  same("", keep, "--attn-sink=learned", fill("sinks", -INFINITY));             // a sink that nobody sees
-  same("", keep, "--norm=gated --norm-gate-init=zero --norm-gate-scale=2", keep);  // 2 * sigmoid(0) = 1
-  same("", keep, "--clip-residual=1e9 --clip-output=1e9", keep);               // bounds that nothing reaches
+  same("", keep, "--norm=preaffine", keep);                                          // lambda_1 starts at 1
+  same("", keep, "--norm-weight=zero-centred", keep);                                // 1 + 0
+  same("", keep, "--window=9", keep);                                                // a window as long as the context
+  same("", keep, "--attn-sink=learned", fill("sinks", -INFINITY));                   // a sink that nobody sees
+  same("", keep, "--norm=gated --norm-gate-init=zero --norm-gate-scale=2", keep);    // 2 * sigmoid(0) = 1
+  same("", keep, "--clip-residual=1e9 --clip-output=1e9", keep);                     // bounds that nothing reaches
   same("", keep, "--attn=g1 --gate-op=add --gate-act=identity", fill("g_proj", 0));  // o + 0
   same("", keep, "--rope-fraction=1", keep);
   // A gate whose projection is 0 halves what it gates: so does half of W_o, or of W_v.

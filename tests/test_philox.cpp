@@ -38,8 +38,7 @@ TEST_CASE("philox: four words or two double words a block, in order", "[philox]"
   for (uint64_t i = 0; i < 12; ++i) {
     const PhiloxBlock b = random_block(seed, stream, i / 4);
     CHECK(random_u32(seed, stream, i) == b.word[i % 4]);
-    if (i % 2 == 0)
-      CHECK(random_u64(seed, stream, i / 2) == (uint64_t(b.word[i % 4 + 1]) << 32 | b.word[i % 4]));
+    if (i % 2 == 0) CHECK(random_u64(seed, stream, i / 2) == (uint64_t(b.word[i % 4 + 1]) << 32 | b.word[i % 4]));
   }
 }
 
@@ -107,8 +106,7 @@ TEST_CASE("philox: random_below has no modulo bias where bias would be largest",
   constexpr size_t draws = 30000;
   size_t residue[3] = {};
   for (size_t i = 0; i < draws; ++i) ++residue[random_below(seed, stream, i, n) % 3];
-  for (const size_t count : residue)
-    CHECK(std::abs(double(count) - draws / 3.0) < 330);  // 4 standard deviations
+  for (const size_t count : residue) CHECK(std::abs(double(count) - draws / 3.0) < 330);  // 4 standard deviations
 }
 
 TEST_CASE("philox: normal values have the moments and the distribution function of N(0,1)", "[philox]") {

@@ -83,8 +83,7 @@ Outcome compare_in_child(Kernel kernel, const std::vector<float>& expected) {
   REQUIRE(waitpid(child, &status, 0) == child);
   if (WIFEXITED(status) && WEXITSTATUS(status) >= 100) return {Finding(WEXITSTATUS(status) - 100), said};
   INFO(said);
-  REQUIRE((said.find("AddressSanitizer") != std::string::npos ||
-           said.find("runtime error") != std::string::npos));
+  REQUIRE((said.find("AddressSanitizer") != std::string::npos || said.find("runtime error") != std::string::npos));
   return {sanitizer, said};
 }
 
@@ -113,23 +112,16 @@ struct Bug {
 #define BUG(name) #name, planted::name<true>, planted::name<false>
 // clang-format on
 const Bug bugs[] = {
-    {BUG(no_barrier_after_load), true, true, race},
-    {BUG(no_barrier_before_overwrite), true, true, race},
-    {BUG(no_barrier_between_sums), true, true, race},
-    {BUG(no_syncwarp), true, true, race},
-    {BUG(syncwarp_for_syncthreads), true, true, race},
-    {BUG(no_second_syncwarp), true, true, race},
-    {BUG(no_barrier_for_second_reader), true, true, race},
-    {BUG(store_among_atomics), true, true, race},
-    {BUG(divergent_barrier), true, true, check},
-    {BUG(unwritten_dynamic), true, true, race},
+    {BUG(no_barrier_after_load), true, true, race},        {BUG(no_barrier_before_overwrite), true, true, race},
+    {BUG(no_barrier_between_sums), true, true, race},      {BUG(no_syncwarp), true, true, race},
+    {BUG(syncwarp_for_syncthreads), true, true, race},     {BUG(no_second_syncwarp), true, true, race},
+    {BUG(no_barrier_for_second_reader), true, true, race}, {BUG(store_among_atomics), true, true, race},
+    {BUG(divergent_barrier), true, true, check},           {BUG(unwritten_dynamic), true, true, race},
     {BUG(unwritten_static), false, false, race},    // a C++ static starts as 0, which adds nothing
     {BUG(add_without_atomic), false, false, race},  // fibers do not interrupt each other
     {BUG(read_other_block), false, false, race},    // blocks run in sequence
-    {BUG(past_the_end_global), true, true, nan_found},
-    {BUG(past_the_end_dynamic), true, true, race},
-    {BUG(past_the_end_static), false, true, race},
-    {BUG(wrong_mask), true, true, check},
+    {BUG(past_the_end_global), true, true, nan_found},     {BUG(past_the_end_dynamic), true, true, race},
+    {BUG(past_the_end_static), false, true, race},         {BUG(wrong_mask), true, true, check},
 };
 
 }  // namespace
@@ -140,8 +132,8 @@ TEST_CASE("planted bugs: each is found, its twin is clean") {
     simt::Config c;
     ~Restore() { simt::config = c; }
   } restore{before};
-  printf("%-28s %9s %9s %9s %9s   twin (build: %s)\n", "planted bug", order_names[0], order_names[1],
-         order_names[2], order_names[3],
+  printf("%-28s %9s %9s %9s %9s   twin (build: %s)\n", "planted bug", order_names[0], order_names[1], order_names[2],
+         order_names[3],
          asan     ? "asan"
          : shadow ? "race shadow"
                   : "plain");

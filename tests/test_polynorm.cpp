@@ -12,14 +12,13 @@ TEST_CASE("polynorm: gradients against finite differences", "[gradcheck]") {
     const auto x = random_values<double>(N * C, 1, 2.0), w = random_values<double>(3, 2);
     const auto b = random_values<double>(1, 3), dy = random_values<double>(N * C, 4);
     std::vector<double> y(N * C), r(N * 3), row_sums(N * 4), dx(N * C), dw(3, 0.0), db(1, 0.0);
-    auto loss = [&](const std::vector<double>& x, const std::vector<double>& w,
-                    const std::vector<double>& b) {
+    auto loss = [&](const std::vector<double>& x, const std::vector<double>& w, const std::vector<double>& b) {
       polynorm_forward_ref(y.data(), r.data(), x.data(), w.data(), b.data(), N, C, eps);
       return dot(y, dy);
     };
     loss(x, w, b);
-    polynorm_backward_ref(dx.data(), dw.data(), db.data(), row_sums.data(), dy.data(), x.data(), w.data(),
-                          r.data(), N, C);
+    polynorm_backward_ref(dx.data(), dw.data(), db.data(), row_sums.data(), dy.data(), x.data(), w.data(), r.data(), N,
+                          C);
     check_gradient(
         "x", [&](auto& v) { return loss(v, w, b); }, x, dx);
     check_gradient(
@@ -72,27 +71,24 @@ TEST_CASE("polynorm: kernels equal the reference bit for bit", "[bitwise]") {
     INFO("N " << N << " C " << C);
     auto x = random_values<float>(N * C, 1, 3.0f);
     for (size_t c = 0; c < C && N > 1; c++) x[c] = 0.0f;  // a row of zeros
-    const auto w = random_values<float>(3, 2), b = random_values<float>(1, 3),
-               dy = random_values<float>(N * C, 4);
+    const auto w = random_values<float>(3, 2), b = random_values<float>(1, 3), dy = random_values<float>(N * C, 4);
     const auto dw0 = random_values<float>(3, 5), db0 = random_values<float>(1, 6);
     std::vector<float> y(N * C, NAN), r(N * 3, NAN), dx(N * C, NAN), sums(N * 4, NAN), dw = dw0, db = db0;
     polynorm_forward(y.data(), r.data(), x.data(), w.data(), b.data(), N, C, eps, cpu);
-    polynorm_backward(dx.data(), dw.data(), db.data(), sums.data(), dy.data(), x.data(), w.data(), r.data(),
-                      N, C, cpu);
+    polynorm_backward(dx.data(), dw.data(), db.data(), sums.data(), dy.data(), x.data(), w.data(), r.data(), N, C, cpu);
     std::vector<float> y_over_x = x, dx_over_dy = dy, dx_over_x = x, dw2 = dw0, db2 = db0;
     polynorm_forward(y_over_x.data(), r.data(), y_over_x.data(), w.data(), b.data(), N, C, eps, cpu);
-    polynorm_backward(dx_over_dy.data(), dw2.data(), db2.data(), sums.data(), dx_over_dy.data(), x.data(),
-                      w.data(), r.data(), N, C, cpu);
-    polynorm_backward(dx_over_x.data(), dw2.data(), db2.data(), sums.data(), dy.data(), dx_over_x.data(),
-                      w.data(), r.data(), N, C, cpu);
+    polynorm_backward(dx_over_dy.data(), dw2.data(), db2.data(), sums.data(), dx_over_dy.data(), x.data(), w.data(),
+                      r.data(), N, C, cpu);
+    polynorm_backward(dx_over_x.data(), dw2.data(), db2.data(), sums.data(), dy.data(), dx_over_x.data(), w.data(),
+                      r.data(), N, C, cpu);
     REQUIRE_BITWISE(y, y_over_x);
     REQUIRE_BITWISE(dx, dx_over_dy);
     REQUIRE_BITWISE(dx, dx_over_x);
 
     on_every_schedule([&](Stream& stream) {
       Guarded gy(stream, N * C), gr(stream, N * 3), gdx(stream, N * C), gsums(stream, N * 4);
-      Guarded gdw(stream, dw0), gdb(stream, db0), gx(stream, x), gw(stream, w), gb(stream, b),
-          gdy(stream, dy);
+      Guarded gdw(stream, dw0), gdb(stream, db0), gx(stream, x), gw(stream, w), gb(stream, b), gdy(stream, dy);
       polynorm_forward(gy, gr, gx, gw, gb, N, C, eps, stream);
       polynorm_backward(gdx, gdw, gdb, gsums, gdy, gx, gw, gr, N, C, stream);
       REQUIRE_BITWISE(y, gy.download());
@@ -117,6 +113,5 @@ TEST_CASE("polynorm: rows without columns are refused") {
   Stream cpu(Device::cpu);
   REQUIRE_THROWS_AS(polynorm_forward(nullptr, nullptr, nullptr, nullptr, nullptr, 1, 0, 1e-6f, cpu), Error);
   REQUIRE_THROWS_AS(
-      polynorm_backward(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 1, 0, cpu),
-      Error);
+      polynorm_backward(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 1, 0, cpu), Error);
 }

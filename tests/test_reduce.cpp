@@ -93,15 +93,14 @@ __global__ void own_row_kernel(float* count, size_t rows) {
 }  // namespace
 
 TEST_CASE("reduce: a row in its canonical order", "[bitwise]") {
-  for (size_t n :
-       {1, 2, 3, 4, 5, 31, 126, 127, 128, 129, 130, 131, 200, 255, 256, 257, 1000, 1030, 4096, 16385}) {
+  for (size_t n : {1, 2, 3, 4, 5, 31, 126, 127, 128, 129, 130, 131, 200, 255, 256, 257, 1000, 1030, 4096, 16385}) {
     INFO("n " << n);
     const auto a = random_values<float>(n, n, 3.0f), b = random_values<float>(n, n + 1);
     const float expected = literal_row_dot(a, b);
     const float* pa = a.data();
     const float* pb = b.data();
-    REQUIRE(float_bits(row_reduce_ref<float>(
-                n, [&](float acc, size_t i) { return fused(pa[i], pb[i], acc); })) == float_bits(expected));
+    REQUIRE(float_bits(row_reduce_ref<float>(n, [&](float acc, size_t i) { return fused(pa[i], pb[i], acc); })) ==
+            float_bits(expected));
     float max = -INFINITY;
     for (float v : a) max = max_of(max, v);
 
@@ -110,8 +109,7 @@ TEST_CASE("reduce: a row in its canonical order", "[bitwise]") {
       for (bool aligned : {false, true}) {
         if (aligned && n % 4) continue;
         INFO("aligned " << aligned);
-        launch(aligned ? row_dot_kernel<true> : row_dot_kernel<false>, 1, 32, 0, stream, +sums, +maxima, +ga,
-               +gb, n);
+        launch(aligned ? row_dot_kernel<true> : row_dot_kernel<false>, 1, 32, 0, stream, +sums, +maxima, +ga, +gb, n);
         REQUIRE_BITWISE(std::vector<float>(32, expected), sums.download());
         REQUIRE_BITWISE(std::vector<float>(32, max), maxima.download());
       }
@@ -151,8 +149,7 @@ TEST_CASE("reduce: a column in its canonical order", "[bitwise]") {
   for (const auto& size : sizes) {
     const size_t rows = size.rows, cols = size.cols;
     INFO("rows " << rows << " cols " << cols);
-    const auto x = random_values<float>(rows * cols, rows, 3.0f),
-               start = random_values<float>(cols, cols + 5);
+    const auto x = random_values<float>(rows * cols, rows, 3.0f), start = random_values<float>(cols, cols + 5);
     std::vector<float> literal = start, reference = start;
     for (size_t c = 0; c < cols; c++) {
       std::vector<float> column(rows);
@@ -179,8 +176,7 @@ TEST_CASE("reduce: several column sums in one pass are the sums one by one", "[b
     column_reduce_add_ref(a.data(), rows, cols, AddRows<float>{x.data(), cols});
     column_reduce_add_ref(b.data(), rows, cols, Products{x.data(), y.data(), cols});
     column_reduce_add_ref(c.data(), rows, cols, AddRows<float>{y.data(), cols});
-    column_reduce_add_ref(std::array{a3.data(), b3.data(), c3.data()}, rows, cols,
-                          ThreeSums{x.data(), y.data(), cols});
+    column_reduce_add_ref(std::array{a3.data(), b3.data(), c3.data()}, rows, cols, ThreeSums{x.data(), y.data(), cols});
     REQUIRE_BITWISE(a, a3);
     REQUIRE_BITWISE(b, b3);
     REQUIRE_BITWISE(c, c3);

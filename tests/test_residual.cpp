@@ -8,11 +8,8 @@ using namespace gated;
 
 namespace {
 
-const Join joins[] = {{},
-                      {0.7f, INFINITY, {}},
-                      {INFINITY, 1.1f, {}},
-                      {INFINITY, INFINITY, {0.3f, 11, 12}},
-                      {0.7f, 1.1f, {0.5f, 13, 14}}};
+const Join joins[] = {
+    {}, {0.7f, INFINITY, {}}, {INFINITY, 1.1f, {}}, {INFINITY, INFINITY, {0.3f, 11, 12}}, {0.7f, 1.1f, {0.5f, 13, 14}}};
 
 // Central differences step 2e-3 to either side: away from the bounds of a clip, where it has no derivative.
 bool away_from(const std::vector<double>& values, double bound) {
@@ -39,8 +36,8 @@ TEST_CASE("residual: gradients against finite differences", "[gradcheck]") {
     residual_forward_ref<double>({x.data(), branch.data(), sum.data(), unbounded}, N, C);
     REQUIRE((away_from(branch, join.clip_branch) && away_from(sum, join.clip_sum)));
     loss(x, branch);
-    residual_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join},
-                                  dy.data(), N, C);
+    residual_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join}, dy.data(),
+                                  N, C);
     check_gradient(
         "x", [&](auto& v) { return loss(v, branch); }, x, dx);
     check_gradient(
@@ -67,15 +64,13 @@ TEST_CASE("residual: forward and backward as they are described", "[bitwise]") {
       const float d = std::fabs(h) < clip_sum ? dres[i] + dy[i] : 0.0f;
       sum_expected.push_back(h);
       dx_expected.push_back(d);
-      dbranch_expected.push_back(std::fabs(branch[i]) < clip_branch ? kept ? d * (1 / (1 - p)) : d * 0
-                                                                    : 0.0f);
+      dbranch_expected.push_back(std::fabs(branch[i]) < clip_branch ? kept ? d * (1 / (1 - p)) : d * 0 : 0.0f);
       on_branch += std::fabs(b) == clip_branch, on_sum += std::fabs(h) == clip_sum, dropped += !kept;
     }
   }
   REQUIRE((on_branch > 0 && on_sum > 0 && dropped > 0));
   residual_forward({x.data(), branch.data(), sum.data(), join}, N, C, cpu);
-  residual_backward({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join}, dy.data(), N,
-                    C, cpu);
+  residual_backward({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join}, dy.data(), N, C, cpu);
   REQUIRE_BITWISE(sum_expected, sum);
   REQUIRE_BITWISE(dx_expected, dx);
   REQUIRE_BITWISE(dbranch_expected, dbranch);
@@ -163,8 +158,7 @@ TEST_CASE("residual: kernels equal the reference bit for bit", "[bitwise]") {
           REQUIRE_BITWISE(dx, gdx.download());
           REQUIRE_BITWISE(dbranch, gdbranch.download());
           if (with_dres) {  // in place
-            residual_backward({gdres, gdbranch, gdres, gsum, gbranch, join}, with_dy ? +gdy : nullptr, N, C,
-                              stream);
+            residual_backward({gdres, gdbranch, gdres, gsum, gbranch, join}, with_dy ? +gdy : nullptr, N, C, stream);
             REQUIRE_BITWISE(dx, gdres.download());
           }
         });

@@ -26,17 +26,17 @@ TEST_CASE("rmsnorm: gradients against finite differences", "[gradcheck]") {
         INFO("plain " << join.plain() << " pre " << with_pre << " offset " << offset);
         // loss = <y, dy> + <sum, dresidual>: the residual stream goes on past the norm.
         std::vector<double> y(N * C), r(N), sum(N * C);
-        auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch,
-                        const std::vector<double>& pre, const std::vector<double>& w) {
+        auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch, const std::vector<double>& pre,
+                        const std::vector<double>& w) {
           rmsnorm_forward_ref<double>(y.data(), r.data(), {x.data(), branch.data(), sum.data(), join},
                                       with_pre ? pre.data() : nullptr, w.data(), offset, N, C, eps);
           return dot(y, dy) + dot(sum, dres);
         };
         loss(x, branch, pre, w);
         std::vector<double> dx(N * C), dbranch(N * C), dw(C, 0.0), dpre(C, 0.0), mean(N);
-        rmsnorm_backward_ref<double>(
-            {dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join}, dw.data(), dpre.data(),
-            mean.data(), dy.data(), with_pre ? pre.data() : nullptr, w.data(), offset, r.data(), N, C);
+        rmsnorm_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join},
+                                     dw.data(), dpre.data(), mean.data(), dy.data(), with_pre ? pre.data() : nullptr,
+                                     w.data(), offset, r.data(), N, C);
         check_gradient(
             "x", [&](auto& v) { return loss(v, branch, pre, w); }, x, dx);
         check_gradient(
@@ -57,8 +57,7 @@ TEST_CASE("rmsnorm: kernels equal the reference bit for bit", "[bitwise]") {
     const auto x = random_values<float>(N * C, 1, 3.0f), branch = random_values<float>(N * C, 2);
     const auto w = random_values<float>(C, 3), dy = random_values<float>(N * C, 4),
                dres = random_values<float>(N * C, 5);
-    const auto dw0 = random_values<float>(C, 6), dpre0 = random_values<float>(C, 7),
-               pre = random_values<float>(C, 8);
+    const auto dw0 = random_values<float>(C, 6), dpre0 = random_values<float>(C, 7), pre = random_values<float>(C, 8);
     const struct {
       bool branch, pre;
       float offset;
@@ -69,10 +68,8 @@ TEST_CASE("rmsnorm: kernels equal the reference bit for bit", "[bitwise]") {
                  {false, true, 1, {}},
                  {true, true, 0, joins[1]}};
     for (const auto& test : cases) {
-      INFO("N " << N << " C " << C << " branch " << test.branch << " pre " << test.pre << " offset "
-                << test.offset);
-      std::vector<float> y(N * C, nan), r(N, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan),
-          dw = dw0;
+      INFO("N " << N << " C " << C << " branch " << test.branch << " pre " << test.pre << " offset " << test.offset);
+      std::vector<float> y(N * C, nan), r(N, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan), dw = dw0;
       std::vector<float> dpre = dpre0, mean(N, nan);
       const float* p = test.pre ? pre.data() : nullptr;
       ResidualForward in = {x.data()};
@@ -80,13 +77,13 @@ TEST_CASE("rmsnorm: kernels equal the reference bit for bit", "[bitwise]") {
       if (test.branch) in = {x.data(), branch.data(), sum.data(), test.join};
       if (test.branch) out = {dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), test.join};
       rmsnorm_forward_ref<float>(y.data(), r.data(), in, p, w.data(), test.offset, N, C, eps);
-      rmsnorm_backward_ref<float>(out, dw.data(), dpre.data(), mean.data(), dy.data(), p, w.data(),
-                                  test.offset, r.data(), N, C);
+      rmsnorm_backward_ref<float>(out, dw.data(), dpre.data(), mean.data(), dy.data(), p, w.data(), test.offset,
+                                  r.data(), N, C);
       if (!test.pre) {  // in place, and without scratch
         std::vector<float> in_place = dy, dw1 = dw0;
         out.dx = in_place.data();
-        rmsnorm_backward_ref<float>(out, dw1.data(), nullptr, nullptr, in_place.data(), nullptr, w.data(),
-                                    test.offset, r.data(), N, C);
+        rmsnorm_backward_ref<float>(out, dw1.data(), nullptr, nullptr, in_place.data(), nullptr, w.data(), test.offset,
+                                    r.data(), N, C);
         REQUIRE_BITWISE(dx, in_place);
         REQUIRE_BITWISE(dw, dw1);
       }
@@ -127,8 +124,8 @@ TEST_CASE("rmsnorm: PreAffine with pre = 1 is RMSNorm, to the bit") {
   auto run = [&](const float* pre) {
     std::vector<float> y(N * C), r(N), dx(N * C), dw(C, 0.25f), dpre(C, 0.0f), mean(N), all;
     rmsnorm_forward(y.data(), r.data(), {x.data()}, pre, w.data(), 0.0f, N, C, 1e-6f, cpu);
-    rmsnorm_backward({dx.data(), nullptr, dres.data(), x.data()}, dw.data(), dpre.data(), mean.data(),
-                     dy.data(), pre, w.data(), 0.0f, r.data(), N, C, cpu);
+    rmsnorm_backward({dx.data(), nullptr, dres.data(), x.data()}, dw.data(), dpre.data(), mean.data(), dy.data(), pre,
+                     w.data(), 0.0f, r.data(), N, C, cpu);
     for (const auto& v : {y, r, dx, dw}) all.insert(all.end(), v.begin(), v.end());
     return all;
   };
@@ -179,6 +176,5 @@ TEST_CASE("rmsnorm: what it refuses") {
                       "rmsnorm_forward: rows have no columns");
   const char* message = "rmsnorm_backward: pre needs dpre, mean and a dx that is not dy";
   REQUIRE_THROWS_WITH(rmsnorm_backward({a, nullptr, nullptr, c}, b, b, b, a, c, c, 0, b, 1, 4, cpu), message);
-  REQUIRE_THROWS_WITH(rmsnorm_backward({a, nullptr, nullptr, c}, b, b, nullptr, c, c, c, 0, b, 1, 4, cpu),
-                      message);
+  REQUIRE_THROWS_WITH(rmsnorm_backward({a, nullptr, nullptr, c}, b, b, nullptr, c, c, c, 0, b, 1, 4, cpu), message);
 }

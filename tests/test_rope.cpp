@@ -86,8 +86,7 @@ TEST_CASE("rope: kernels equal the reference bit for bit", "[bitwise]") {
                {3, 9, 5, 64, 64, 100}, {1, 1, 1, 128, 128, 17}, {2, 3, 2, 200, 200, 0},
                {2, 5, 3, 64, 16, 3},   {1, 9, 2, 11, 6, 0},     {1, 3, 5, 17, 8, 2}};
   for (auto [B, T, H, D, R, first_position] : sizes) {
-    INFO("B " << B << " T " << T << " H " << H << " D " << D << " R " << R << " first position "
-              << first_position);
+    INFO("B " << B << " T " << T << " H " << H << " D " << D << " R " << R << " first position " << first_position);
     const size_t n = B * T * H * D;
     auto x = random_values<float>(n, 1, 3.0f);
     const auto dy = random_values<float>(n, 2);

@@ -67,9 +67,7 @@ TEST_CASE("shared_gate: of heads with equal logits it is the gate of each", "[bi
 }
 
 TEST_CASE("shared_gate: kernels equal the reference bit for bit", "[bitwise]") {
-  const struct {
-    size_t N, H, D;
-  } sizes[] = {{13, 3, 20}, {5, 1, 1}, {7, 4, 13}, {0, 2, 8}, {3, 2, 1030}, {33, 8, 64}};
+  const struct { size_t N, H, D; } sizes[] = {{13, 3, 20}, {5, 1, 1}, {7, 4, 13}, {0, 2, 8}, {3, 2, 1030}, {33, 8, 64}};
   Stream cpu(Device::cpu);
   for (auto [N, H, D] : sizes)
     for (const GateOp& op : gate_ops) {
@@ -84,8 +82,8 @@ TEST_CASE("shared_gate: kernels equal the reference bit for bit", "[bitwise]") {
       shared_gate_forward(y.data(), x.data(), z.data(), N, H, D, op, cpu);
       shared_gate_backward(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, op, cpu);
       shared_gate_forward(y_over_x.data(), y_over_x.data(), z.data(), N, H, D, op, cpu);
-      shared_gate_backward(dx_over_dy.data(), dz_over_z.data(), dx_over_dy.data(), x.data(), dz_over_z.data(),
-                           N, H, D, op, cpu);
+      shared_gate_backward(dx_over_dy.data(), dz_over_z.data(), dx_over_dy.data(), x.data(), dz_over_z.data(), N, H, D,
+                           op, cpu);
       REQUIRE_BITWISE(y, y_over_x);
       REQUIRE_BITWISE(dx, dx_over_dy);
       REQUIRE_BITWISE(dz, dz_over_z);
@@ -114,9 +112,7 @@ TEST_CASE("shared_gate: kernels equal the reference bit for bit", "[bitwise]") {
 TEST_CASE("shared_gate: what is refused") {
   Stream cpu(Device::cpu);
   REQUIRE_THROWS_AS(shared_gate_forward(nullptr, nullptr, nullptr, 2, 0, 4, {}, cpu), Error);
-  REQUIRE_THROWS_AS(shared_gate_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 2, 0, 4, {}, cpu),
-                    Error);
-  REQUIRE_THROWS_WITH(
-      shared_gate_forward(nullptr, nullptr, nullptr, 0, 1, 1, {Activation::gelu_erf}, cpu),
-      "shared_gate_forward: act is gelu_erf, expected one of: sigmoid ns_sigmoid silu tanh identity");
+  REQUIRE_THROWS_AS(shared_gate_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 2, 0, 4, {}, cpu), Error);
+  REQUIRE_THROWS_WITH(shared_gate_forward(nullptr, nullptr, nullptr, 0, 1, 1, {Activation::gelu_erf}, cpu),
+                      "shared_gate_forward: act is gelu_erf, expected one of: sigmoid ns_sigmoid silu tanh identity");
 }

@@ -257,9 +257,8 @@ TEST_CASE("simt: every thread of every block runs once, with its indices") {
         const Indices& o = out[i];
         const size_t t = i % block_size, b = i / block_size;
         wrong += visits[i] != 1 || o.thread.x != t % block.x || o.thread.y != t / block.x % block.y ||
-                 o.thread.z != t / block.x / block.y || o.block.x != b % grid.x ||
-                 o.block.y != b / grid.x % grid.y || o.block.z != b / grid.x / grid.y ||
-                 o.block_dim.y != block.y || o.grid_dim.z != grid.z;
+                 o.thread.z != t / block.x / block.y || o.block.x != b % grid.x || o.block.y != b / grid.x % grid.y ||
+                 o.block.z != b / grid.x / grid.y || o.block_dim.y != block.y || o.grid_dim.z != grid.z;
       }
       REQUIRE(wrong == 0);
     }
@@ -400,8 +399,7 @@ TEST_CASE("simt: orders differ, results do not") {
     }
   REQUIRE(different.size() == 6);
   const std::vector<int> priority = order_of(simt::Order::priority, 5);
-  for (int i = 0; i < n * phases; i++)
-    REQUIRE(priority[i] / 32 == priority[i / 32 * 32] / 32);  // warp by warp
+  for (int i = 0; i < n * phases; i++) REQUIRE(priority[i] / 32 == priority[i / 32 * 32] / 32);  // warp by warp
 
   const int rows = 5;
   std::vector<float> in(rows * n), expected(rows);
@@ -451,8 +449,7 @@ TEST_CASE("simt: stacks are deep, arguments are each thread's own") {
 
 TEST_CASE("simt: what the GPU would refuse is refused") {
   int* const none = nullptr;
-  REQUIRE(contains(fault(own_copy_kernel, 1, 1025, 0, none, 0),
-                   "block of (1025,1,1) threads, expected 1 to 1024"));
+  REQUIRE(contains(fault(own_copy_kernel, 1, 1025, 0, none, 0), "block of (1025,1,1) threads, expected 1 to 1024"));
   REQUIRE(contains(fault(own_copy_kernel, 1, dim3(32, 33), 0, none, 0), "block of (32,33,1)"));
   REQUIRE(contains(fault(own_copy_kernel, 1, dim3(1, 1, 65), 0, none, 0), "at most 64 in z"));
   REQUIRE(contains(fault(own_copy_kernel, 1, dim3(65536, 65536), 0, none, 0), "block of (65536,65536,1)"));
@@ -480,10 +477,9 @@ TEST_CASE("simt: faults name every waiting thread, and the next launch works") {
     INFO(said);
     REQUIRE(contains(said, "simt: block (0,0,0): thread "));
     REQUIRE(contains(said, "deadlock"));
+    REQUIRE(contains(said, "at a block barrier in " + here(first_wrong_line + 3) + ": threads 0-4, 6-39, 41-95"));
     REQUIRE(
-        contains(said, "at a block barrier in " + here(first_wrong_line + 3) + ": threads 0-4, 6-39, 41-95"));
-    REQUIRE(contains(
-        said, "at a warp collective of lanes 0xffffffff in " + here(first_wrong_line + 2) + ": threads 5;"));
+        contains(said, "at a warp collective of lanes 0xffffffff in " + here(first_wrong_line + 2) + ": threads 5;"));
     REQUIRE(contains(said, "; returned: threads 40"));
     REQUIRE(works());
 
@@ -499,12 +495,10 @@ TEST_CASE("simt: faults name every waiting thread, and the next launch works") {
     REQUIRE(contains(said, "meet with masks 0x"));
     REQUIRE(contains(said, "at a warp collective of lanes 0xffffffff in " + here(first_wrong_line + 10)));
     REQUIRE(contains(said, "at a warp collective of lanes 0xffff8000 in " + here(first_wrong_line + 10)));
-    REQUIRE(contains(fault(masks_kernel, 1, 32, 0, 0x0000FFFFu, 0x0000FFFFu),
-                     "is not in its own mask 0x0000ffff"));
+    REQUIRE(contains(fault(masks_kernel, 1, 32, 0, 0x0000FFFFu, 0x0000FFFFu), "is not in its own mask 0x0000ffff"));
     REQUIRE(fault(masks_kernel, 1, 32, 0, full, full) == "");
     REQUIRE(fault(masks_kernel, 1, 32, 0, 0x0000FFFFu, 0xFFFF0000u) == "");
-    REQUIRE(fault(masks_kernel, 1, 32, 0, full, 0xFFFF0000u) ==
-            "");  // the upper half returns, the lower goes on
+    REQUIRE(fault(masks_kernel, 1, 32, 0, full, 0xFFFF0000u) == "");  // the upper half returns, the lower goes on
     REQUIRE(contains(fault(ring_kernel, 1, 3, 0), "deadlock; at a warp collective of lanes 0x0000000"));
     REQUIRE(contains(fault(two_collectives_kernel, 1, 32, 0), "different collectives"));
     REQUIRE(works());
@@ -577,11 +571,9 @@ TEST_CASE("simt: order and seed come from the environment, and nonsense is refus
   };
   REQUIRE(accepted("SIMT_ORDER=forward SIMT_SEED=0", "order 0 seed 0\n"));
   REQUIRE(accepted("SIMT_ORDER=reverse", "order 1 seed "));
-  REQUIRE(
-      accepted("SIMT_ORDER=random SIMT_SEED=18446744073709551615", "order 2 seed 18446744073709551615\n"));
+  REQUIRE(accepted("SIMT_ORDER=random SIMT_SEED=18446744073709551615", "order 2 seed 18446744073709551615\n"));
   REQUIRE(accepted("SIMT_ORDER=priority SIMT_SEED=7", "order 3 seed 7\n"));
-  REQUIRE(
-      refused("SIMT_ORDER=sideways", "SIMT_ORDER=sideways, expected forward, reverse, random or priority\n"));
+  REQUIRE(refused("SIMT_ORDER=sideways", "SIMT_ORDER=sideways, expected forward, reverse, random or priority\n"));
   REQUIRE(refused("SIMT_ORDER=", "SIMT_ORDER=, expected"));
   for (const char* seed : {"SIMT_SEED=", "SIMT_SEED=-1", "SIMT_SEED=1x", "SIMT_SEED=18446744073709551616"})
     REQUIRE(refused(seed, "expected an integer from 0 to 2^64-1\n"));

@@ -66,8 +66,8 @@ TEST_CASE("static_gate: kernels equal the reference bit for bit", "[bitwise]") {
       static_gate_forward(y.data(), x.data(), theta.data(), N, C, op, cpu);
       static_gate_backward(dx.data(), dtheta.data(), dy.data(), x.data(), theta.data(), N, C, op, cpu);
       static_gate_forward(y_over_x.data(), y_over_x.data(), theta.data(), N, C, op, cpu);
-      static_gate_backward(dx_over_dy.data(), dtheta_again.data(), dx_over_dy.data(), x.data(), theta.data(),
-                           N, C, op, cpu);
+      static_gate_backward(dx_over_dy.data(), dtheta_again.data(), dx_over_dy.data(), x.data(), theta.data(), N, C, op,
+                           cpu);
       REQUIRE_BITWISE(y, y_over_x);
       REQUIRE_BITWISE(dx, dx_over_dy);
       REQUIRE_BITWISE(dtheta, dtheta_again);
@@ -95,10 +95,8 @@ TEST_CASE("static_gate: kernels equal the reference bit for bit", "[bitwise]") {
 
 TEST_CASE("static_gate: an activation that gates do not take is refused") {
   Stream cpu(Device::cpu);
-  REQUIRE_THROWS_WITH(
-      static_gate_forward(nullptr, nullptr, nullptr, 0, 1, {Activation::gelu_tanh}, cpu),
-      "static_gate_forward: act is gelu_tanh, expected one of: sigmoid ns_sigmoid silu tanh identity");
-  REQUIRE_THROWS_AS(
-      static_gate_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1, {Activation::relu2}, cpu),
-      Error);
+  REQUIRE_THROWS_WITH(static_gate_forward(nullptr, nullptr, nullptr, 0, 1, {Activation::gelu_tanh}, cpu),
+                      "static_gate_forward: act is gelu_tanh, expected one of: sigmoid ns_sigmoid silu tanh identity");
+  REQUIRE_THROWS_AS(static_gate_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1, {Activation::relu2}, cpu),
+                    Error);
 }

@@ -42,7 +42,8 @@ TEST_CASE("trainer: the number of threads changes no bit", "[bitwise]") {
 }
 
 TEST_CASE("trainer: saved and loaded, a run goes on bit for bit", "[checkpoint]") {
-  const std::string folder = (std::filesystem::temp_directory_path() / ("trainer." + std::to_string(getpid()))).string();
+  const std::string folder =
+      (std::filesystem::temp_directory_path() / ("trainer." + std::to_string(getpid()))).string();
   Config config = small_run(small_model("--norm=gated --norm-rank=3 --attn=g1"), 20, 2);
   config.out = folder;
   prepare_checkpoint_folder(folder);

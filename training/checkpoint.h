@@ -50,9 +50,7 @@ class Hash {
     for (size_t dim : shape) number(dim);
     return *this;
   }
-  std::string hex() const {
-    return format("%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(&state_)));
-  }
+  std::string hex() const { return format("%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(&state_))); }
 
  private:
   XXH3_state_t state_;
@@ -176,8 +174,7 @@ class AtomicFile {
       const size_t suffix = name.rfind(kSuffix);
       if (suffix == std::string::npos) continue;
       const std::string target = name.substr(0, suffix);
-      if (target == own || (checkpoint_step(target) && checkpoint_step(own)))
-        remove_if_unlocked(folder_ + "/" + name);
+      if (target == own || (checkpoint_step(target) && checkpoint_step(own))) remove_if_unlocked(folder_ + "/" + name);
     }
     return path_ + std::string(kSuffix) + std::to_string(::getpid());
   }
@@ -198,9 +195,8 @@ class AtomicFile {
 inline void save_checkpoint(const std::string& path, const std::vector<TensorView>& tensors,
                             std::map<std::string, std::string> metadata) {
   for (const auto& [key, value] : metadata)
-    require(!key.starts_with(kOwnKeys),
-            "%s: metadata key %s: keys that begin with %s are the checkpoint's own", path.c_str(),
-            quote(key).c_str(), kOwnKeys.data());
+    require(!key.starts_with(kOwnKeys), "%s: metadata key %s: keys that begin with %s are the checkpoint's own",
+            path.c_str(), quote(key).c_str(), kOwnKeys.data());
   metadata[kFormatKey] = kFormatVersion;
   metadata[kFingerprintKey] = fingerprint(tensors);
   metadata[kChecksumKey] = metadata_checksum(metadata);
@@ -224,9 +220,8 @@ class Checkpoint {
     // One key of ours promises all three: a damaged key must not turn the file into a foreign, unchecked one.
     for (const char* key : {kFormatKey, kFingerprintKey, kChecksumKey})
       require(keys.contains(key), "%s: metadata lacks %s: the header is damaged", path.c_str(), key);
-    require(keys.at(kFormatKey) == kFormatVersion,
-            "%s: checkpoint format %s, expected %s: written by another version", path.c_str(),
-            quote(keys.at(kFormatKey)).c_str(), kFormatVersion);
+    require(keys.at(kFormatKey) == kFormatVersion, "%s: checkpoint format %s, expected %s: written by another version",
+            path.c_str(), quote(keys.at(kFormatKey)).c_str(), kFormatVersion);
     verify("metadata", keys.at(kChecksumKey), metadata_checksum(keys));
     verify("tensors", keys.at(kFingerprintKey), fingerprint(file_));
   }
@@ -241,8 +236,8 @@ class Checkpoint {
 
   // A metadata value that resuming needs.
   const std::string& state(const std::string& key) const {
-    require(has_training_state_,
-            "%s: carries no training state, only weights: it was not written by gated.cu", path().c_str());
+    require(has_training_state_, "%s: carries no training state, only weights: it was not written by gated.cu",
+            path().c_str());
     const auto found = metadata().find(key);
     require(found != metadata().end(), "%s: metadata has no %s", path().c_str(), quote(key).c_str());
     return found->second;
@@ -257,15 +252,15 @@ class Checkpoint {
     const std::string& text = state("step");
     size_t step = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
-    require(error == std::errc() && end == text.data() + text.size(),
-            "%s: step is %s, expected a whole number", path().c_str(), quote(text).c_str());
+    require(error == std::errc() && end == text.data() + text.size(), "%s: step is %s, expected a whole number",
+            path().c_str(), quote(text).c_str());
     return step;
   }
 
   void read(const std::string& name, const std::vector<size_t>& shape, float* dst) const {
     const auto found = tensors().find(name);
-    require(found != tensors().end(), "%s: no tensor %s among the %zu it holds", path().c_str(),
-            quote(name).c_str(), tensors().size());
+    require(found != tensors().end(), "%s: no tensor %s among the %zu it holds", path().c_str(), quote(name).c_str(),
+            tensors().size());
     const TensorEntry& t = found->second;
     require(t.dtype == "F32" && t.shape == shape, "%s: tensor %s is %s %s, expected F32 %s", path().c_str(),
             quote(name).c_str(), t.dtype.c_str(), shape_text(t.shape).c_str(), shape_text(shape).c_str());
@@ -274,8 +269,8 @@ class Checkpoint {
 
  private:
   void verify(const char* what, const std::string& stored, const std::string& found) const {
-    require(stored == found, "%s: checksum of %s is %s, expected %s: the file is corrupt", path().c_str(),
-            what, found.c_str(), quote(stored).c_str());
+    require(stored == found, "%s: checksum of %s is %s, expected %s: the file is corrupt", path().c_str(), what,
+            found.c_str(), quote(stored).c_str());
   }
 
   SafetensorsFile file_;
@@ -321,8 +316,8 @@ inline std::optional<Checkpoint> find_latest(const std::string& folder) {
       std::fprintf(stderr, "warning: %s; trying the checkpoint before it\n", e.what());
     }
   }
-  require(candidates.empty(), "%s: none of its %zu checkpoints can be read: remove them to start anew",
-          folder.c_str(), candidates.size());
+  require(candidates.empty(), "%s: none of its %zu checkpoints can be read: remove them to start anew", folder.c_str(),
+          candidates.size());
   return std::nullopt;
 }
 

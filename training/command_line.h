@@ -18,7 +18,8 @@ inline std::string flag_map_markdown() {
   bool first = true;
   for (const Flag& f : list_flags(defaults)) {
     if (first || f.kind != kind)
-      text += format("%s**%s**\n\n| flag | default | allowed | meaning |\n|---|---|---|---|\n", first ? "" : "\n", name_of(f.kind));
+      text += format("%s**%s**\n\n| flag | default | allowed | meaning |\n|---|---|---|---|\n", first ? "" : "\n",
+                     name_of(f.kind));
     first = false, kind = f.kind;
     auto cell = [](const std::string& text) {  // a bar inside a table's cell is escaped
       std::string escaped;
@@ -28,7 +29,8 @@ inline std::string flag_map_markdown() {
     std::string allowed = cell(f.allowed);
     if (!f.choices.empty()) {
       allowed.clear();
-      for (size_t i = 0; i < f.choices.size(); i++) {  // a file that serves several values in a row is named behind the last
+      for (size_t i = 0; i < f.choices.size();
+           i++) {  // a file that serves several values in a row is named behind the last
         const auto& c = f.choices[i];
         allowed += format("%s`%s`", i ? ", " : "", c.value.c_str());
         if (i + 1 == f.choices.size() || f.choices[i + 1].file != c.file)
@@ -62,7 +64,8 @@ inline std::string help_text() {
     text += "\n";
     for (const auto& c : f.choices) text += format("  %26s   %-12s %s\n", "", c.value.c_str(), c.meaning.c_str());
   }
-  return text + "\nOther\n  --help                     this text\n  --flag-map                 the README's table of flags\n";
+  return text +
+         "\nOther\n  --help                     this text\n  --flag-map                 the README's table of flags\n";
 }
 
 // Sets one flag from a word as it stands on a command line: --name=value, or --name of a switch.
@@ -72,7 +75,8 @@ inline void apply_word(const std::vector<Flag>& flags, const std::string& word, 
   const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
   require(flag != flags.end(), "%s: there is no flag %s", from.c_str(), name.c_str());
   require(flag->shapes_the_model() || name == "--vocab", "%s: %s is no flag of the model", from.c_str(), name.c_str());
-  require(flag->is_switch || equals != std::string::npos, "%s: %s needs a value: %s=...", from.c_str(), name.c_str(), name.c_str());
+  require(flag->is_switch || equals != std::string::npos, "%s: %s needs a value: %s=...", from.c_str(), name.c_str(),
+          name.c_str());
   flag->set(equals == std::string::npos ? "" : word.substr(equals + 1));
 }
 
@@ -140,6 +144,8 @@ inline Config config_of_flags(const std::string& line) {
   require(parse_command_line(config, int(argv.size()), argv.data()), "%s: expected flags of a model", line.c_str());
   return config;
 }
-inline ModelConfig model_of_flags(const std::string& line) { return config_of_flags(line).model; }
+inline ModelConfig model_of_flags(const std::string& line) {
+  return config_of_flags(line).model;
+}
 
 }  // namespace gated

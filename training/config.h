@@ -58,9 +58,9 @@ struct Flag {
 
   std::string name, help;
   Kind kind;
-  std::string allowed;               // "64", "1 to 1000", "rmsnorm | gated"
-  std::vector<Choice> choices;       // of a flag with named values, each with the file that implements it
-  bool is_switch = false;            // on when named without a value
+  std::string allowed;          // "64", "1 to 1000", "rmsnorm | gated"
+  std::vector<Choice> choices;  // of a flag with named values, each with the file that implements it
+  bool is_switch = false;       // on when named without a value
   std::function<void(const std::string&)> set;
   std::function<std::string()> get;
 
@@ -184,19 +184,21 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.choice<std::string>("--preset", c.preset, names, "a model by name; flags beside it change it");
   t.number("--params", c.params, size_t{0}, size_t{1} << 50, "total parameters: chooses --ffn-hidden; 0: as it is");
   t.text("--match-params", c.match_params, "FLAGS",
-         "chooses --ffn-hidden for as many parameters as this model has with these flags changed: --match-params=--attn=full");
+         "chooses --ffn-hidden for as many parameters as this model has with these flags changed: "
+         "--match-params=--attn=full");
   t.toggle("--describe", c.describe, "print what the model is made of, its size, FLOPs and memory, and train nothing");
 
   t.begin(Flag::Kind::norm);
-  t.choice<NormKind>("--norm", m.norm.kind,
-                     {{"rmsnorm", NormKind::rmsnorm, "kernels/rmsnorm.cuh", "x / rms(x) * w"},
-                      {"layernorm", NormKind::layernorm, "kernels/layernorm.cuh", "(x - mean) / deviation * w + b"},
-                      {"dyt", NormKind::dyt, "kernels/dyt.cuh", "tanh(alpha x) * w + b"},
-                      {"preaffine", NormKind::preaffine, "kernels/rmsnorm.cuh", "RMSNorm(w1 * x), w1 learned"},
-                      {"gated", NormKind::gated, "kernels/gated_norm.cuh", "RMSNorm times a low-rank gate of itself"},
-                      {"gated-dyt", NormKind::gated_dyt, "kernels/gated_norm.cuh", "DyT times a low-rank gate of itself"},
-                      {"none", NormKind::none, "kernels/residual.cuh", "x"}},
-                     "norm before attention, FFN and output");
+  t.choice<NormKind>(
+      "--norm", m.norm.kind,
+      {{"rmsnorm", NormKind::rmsnorm, "kernels/rmsnorm.cuh", "x / rms(x) * w"},
+       {"layernorm", NormKind::layernorm, "kernels/layernorm.cuh", "(x - mean) / deviation * w + b"},
+       {"dyt", NormKind::dyt, "kernels/dyt.cuh", "tanh(alpha x) * w + b"},
+       {"preaffine", NormKind::preaffine, "kernels/rmsnorm.cuh", "RMSNorm(w1 * x), w1 learned"},
+       {"gated", NormKind::gated, "kernels/gated_norm.cuh", "RMSNorm times a low-rank gate of itself"},
+       {"gated-dyt", NormKind::gated_dyt, "kernels/gated_norm.cuh", "DyT times a low-rank gate of itself"},
+       {"none", NormKind::none, "kernels/residual.cuh", "x"}},
+      "norm before attention, FFN and output");
   t.choice<NormPlacement>("--norm-placement", m.placement,
                           {{"pre", NormPlacement::pre, "layers/block.cuh", "h + f(N(h))"},
                            {"post", NormPlacement::post, "layers/block.cuh", "N(h + f(h))"},
@@ -222,7 +224,8 @@ inline std::vector<Flag> list_flags(Config& c) {
                  {{"normal", false, "layers/norm.cuh", "W_up starts as every matrix does"},
                   {"zero", true, "layers/norm.cuh", "W_up starts at 0: every sigmoid at one half"}},
                  "its start");
-  t.number("--norm-gate-scale", m.norm.gate.op.scale, 1e-6f, 1e6f, "factor of its score; 2 makes zero init the identity");
+  t.number("--norm-gate-scale", m.norm.gate.op.scale, 1e-6f, 1e6f,
+           "factor of its score; 2 makes zero init the identity");
   t.number("--dyt-alpha", m.norm.dyt_alpha, 1e-6, 1e6, "DyT: where alpha starts");
   t.number("--dyt-alpha-attn", m.dyt_alpha_attention, 1e-6, 1e6, "DyT: the same for the norms that attention reads");
 
@@ -239,30 +242,35 @@ inline std::vector<Flag> list_flags(Config& c) {
                       {{"elementwise", GateScore::elementwise, "kernels/gate.cuh", "a score for every element"},
                        {"headwise", GateScore::headwise, "kernels/gate.cuh", "a score for every head"}},
                       "scores of the attention gate");
-  t.toggle("--gate-shared", m.attention.gate.shared, "the gate's score is the mean over heads (kernels/shared_gate.cuh)");
+  t.toggle("--gate-shared", m.attention.gate.shared,
+           "the gate's score is the mean over heads (kernels/shared_gate.cuh)");
   t.choice<bool>("--gate-op", m.attention.gate.op.additive,
                  {{"mul", false, "kernels/gate.cuh", "what is gated, times the score"},
                   {"add", true, "kernels/gate.cuh", "plus the score"}},
                  "how a score is applied");
-  t.choice<Activation>("--gate-act", m.attention.gate.op.act,
-                       {{"sigmoid", Activation::sigmoid, "kernels/activation.cuh", "1 / (1 + e^-z)"},
-                        {"silu", Activation::silu, "kernels/activation.cuh", "z sigmoid(z)"},
-                        {"ns-sigmoid", Activation::ns_sigmoid, "kernels/activation.cuh", "(1 + sigmoid z) / 2: never sparse"},
-                        {"identity", Activation::identity, "kernels/activation.cuh", "z"}},
-                       "the gate's activation");
+  t.choice<Activation>(
+      "--gate-act", m.attention.gate.op.act,
+      {{"sigmoid", Activation::sigmoid, "kernels/activation.cuh", "1 / (1 + e^-z)"},
+       {"silu", Activation::silu, "kernels/activation.cuh", "z sigmoid(z)"},
+       {"ns-sigmoid", Activation::ns_sigmoid, "kernels/activation.cuh", "(1 + sigmoid z) / 2: never sparse"},
+       {"identity", Activation::identity, "kernels/activation.cuh", "z"}},
+      "the gate's activation");
   t.choice<GateInput>("--gate-input", m.attention.gate.input,
                       {{"hidden", GateInput::hidden, "layers/gate.cuh", "a projection of the hidden state"},
                        {"none", GateInput::none, "kernels/static_gate.cuh", "learned, the same for every token"}},
                       "what the gate sees");
-  t.choice<AttentionScore>("--attn-score", m.attention.score,
-                           {{"softmax", AttentionScore::softmax, "kernels/attention.cuh", "weights that add up to 1"},
-                            {"sigmoid", AttentionScore::sigmoid, "kernels/attention.cuh", "a sigmoid of each score less log(context)"}},
-                           "attention weights");
-  t.choice<AttentionSink>("--attn-sink", m.attention.sink,
-                          {{"none", AttentionSink::none, "kernels/attention.cuh", "keys alone"},
-                           {"learned", AttentionSink::learned, "kernels/attention_extra.cuh", "and a learned logit per head, without value"},
-                           {"kv-bias", AttentionSink::kv_bias, "kernels/attention_extra.cuh", "and a learned key and value per head"}},
-                          "what a query may attend to");
+  t.choice<AttentionScore>(
+      "--attn-score", m.attention.score,
+      {{"softmax", AttentionScore::softmax, "kernels/attention.cuh", "weights that add up to 1"},
+       {"sigmoid", AttentionScore::sigmoid, "kernels/attention.cuh", "a sigmoid of each score less log(context)"}},
+      "attention weights");
+  t.choice<AttentionSink>(
+      "--attn-sink", m.attention.sink,
+      {{"none", AttentionSink::none, "kernels/attention.cuh", "keys alone"},
+       {"learned", AttentionSink::learned, "kernels/attention_extra.cuh",
+        "and a learned logit per head, without value"},
+       {"kv-bias", AttentionSink::kv_bias, "kernels/attention_extra.cuh", "and a learned key and value per head"}},
+      "what a query may attend to");
   t.choice<SdpaOut>("--sdpa-out", m.attention.sdpa_out,
                     {{"plain", SdpaOut::plain, "layers/attention.cuh", "as it is"},
                      {"groupnorm", SdpaOut::groupnorm, "kernels/rmsnorm.cuh", "RMSNorm of every head"},
@@ -304,15 +312,17 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.on_off("--ffn-bias", m.ffn.bias, "layers/linear.cuh", "biases", "layers/linear.cuh", "none", "biases of the FFN");
   t.on_off("--tied", m.tied, "layers/model.cuh", "the embedding is the output matrix too", "layers/model.cuh",
            "an output matrix of its own", "share embedding and output matrix");
-  t.on_off("--embedding-scale", m.embedding_scale, "kernels/embedding.cuh", "a learned factor, starting at sqrt(hidden)",
-           "kernels/embedding.cuh", "none", "factor of the embedding (DyT)");
+  t.on_off("--embedding-scale", m.embedding_scale, "kernels/embedding.cuh",
+           "a learned factor, starting at sqrt(hidden)", "kernels/embedding.cuh", "none",
+           "factor of the embedding (DyT)");
   t.choice<bool>("--init", m.depth_scaled_init,
                  {{"plain", false, "layers/parameters.cuh", "every matrix N(0, 0.02)"},
                   {"depth-scaled", true, "layers/model.cuh", "output projections N(0, 0.02 / sqrt(2 layers)) (GPT-2)"}},
                  "initial weights");
   t.number("--clip-residual", m.clip_residual, 0.0f, 1e30f, "bound of the residual stream's elements; 0: none");
   t.number("--clip-output", m.clip_output, 0.0f, 1e30f, "bound of attention's and the FFN's output; 0: none");
-  t.number("--dropout", m.dropout, 0.0f, 0.99f, "of attention's and the FFN's output in training (kernels/residual.cuh)");
+  t.number("--dropout", m.dropout, 0.0f, 0.99f,
+           "of attention's and the FFN's output in training (kernels/residual.cuh)");
 
   t.begin(Flag::Kind::size);
   t.number("--layers", m.layers, size_t{1}, size_t{10000}, "blocks");
@@ -330,7 +340,8 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.text("--val-data", c.data.val_data, "as --data", "validation data of its own, instead of a share of --data");
   t.number("--val-fraction", c.data.val_fraction, 0.0, 0.9, "share of --data, at its end, kept for validation");
   t.number("--vocab", c.vocab, size_t{0}, size_t{1} << 31, "tokens in the vocabulary; 0: as the data has");
-  t.number("--seed", c.seed, uint64_t{0}, UINT64_MAX, "of initial weights, order of the data, synthetic data, dropout, samples");
+  t.number("--seed", c.seed, uint64_t{0}, UINT64_MAX,
+           "of initial weights, order of the data, synthetic data, dropout, samples");
 
   t.begin(Flag::Kind::training);
   t.number("--steps", c.steps, size_t{1}, many, "optimizer steps");
@@ -342,7 +353,8 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.number("--beta1", c.adamw.beta1, 0.0f, 0.9999999f, "AdamW: decay of the mean gradient (kernels/adamw.cuh)");
   t.number("--beta2", c.adamw.beta2, 0.0f, 0.9999999f, "AdamW: decay of the mean squared gradient");
   t.number("--adam-eps", c.adamw.epsilon, 1e-30f, 1.0f, "AdamW: added to the root of the mean square");
-  t.number("--weight-decay", c.adamw.weight_decay, 0.0f, 1e3f, "AdamW: decoupled decay of matrices; norms do not decay");
+  t.number("--weight-decay", c.adamw.weight_decay, 0.0f, 1e3f,
+           "AdamW: decoupled decay of matrices; norms do not decay");
   t.number("--clip", c.clip, 1e-30f, 1e30f, "largest gradient norm; larger gradients are scaled down to it");
 
   t.begin(Flag::Kind::run);
@@ -352,9 +364,11 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.number("--temperature", c.temperature, 0.0, 1e3, "of the sample; 0 takes the likeliest token");
   t.number("--top-k", c.top_k, size_t{0}, many, "the sample draws from the k likeliest tokens; 0: from all");
   t.text("--out", c.out, "FOLDER", "where checkpoints and log.jsonl go; empty: nothing is written");
-  t.number("--save-every", c.save_every, size_t{1}, many, "steps between checkpoints (with --out); one more at the end");
+  t.number("--save-every", c.save_every, size_t{1}, many,
+           "steps between checkpoints (with --out); one more at the end");
   t.number("--keep", c.keep, size_t{0}, many, "checkpoints kept, the newest; 0: all");
-  t.toggle("--resume", c.resume, "continue bit for bit from the newest checkpoint in --out, or start where there is none");
+  t.toggle("--resume", c.resume,
+           "continue bit for bit from the newest checkpoint in --out, or start where there is none");
   t.choice<DeviceChoice>(
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "train_gpt.cu", "cuda where a GPU answers, cpu elsewhere"},
@@ -380,20 +394,23 @@ inline void check_flags(Config& c, const std::set<std::string>& given) {
     const char* what;
   };
   const bool has_dyt = m.norm.base() == NormKind::dyt;
-  const bool has_root = !(has_dyt || m.norm.kind == NormKind::none) || m.attention.qk_norm ||
-                        m.attention.sdpa_out == SdpaOut::groupnorm;
+  const bool has_root =
+      !(has_dyt || m.norm.kind == NormKind::none) || m.attention.qk_norm || m.attention.sdpa_out == SdpaOut::groupnorm;
   const bool has_gelu = m.ffn.kind == FfnKind::gelu || m.ffn.kind == FfnKind::geglu;
   const Needs needs[] = {
-      {{"--gate", "--gate-shared", "--gate-op", "--gate-act", "--gate-input"}, m.attention.gate_at != GatePosition::none,
+      {{"--gate", "--gate-shared", "--gate-op", "--gate-act", "--gate-input"},
+       m.attention.gate_at != GatePosition::none,
        "a gated attention: add --attn=g1 (to g5)"},
-      {{"--norm-rank", "--norm-gate", "--norm-gate-act", "--norm-gate-init", "--norm-gate-scale"}, m.norm.with_gate(),
+      {{"--norm-rank", "--norm-gate", "--norm-gate-act", "--norm-gate-init", "--norm-gate-scale"},
+       m.norm.with_gate(),
        "a norm with a gate: add --norm=gated or --norm=gated-dyt"},
       {{"--dyt-alpha", "--dyt-alpha-attn"}, has_dyt, "DyT: add --norm=dyt or --norm=gated-dyt"},
       {{"--rope-theta", "--rope-fraction"}, m.position == Position::rope, "--position=rope"},
       {{"--gelu"}, has_gelu, "an FFN with GELU: add --ffn=gelu or --ffn=geglu"},
       {{"--window-layers"}, m.attention.window > 0, "a window: add --window=N"},
       {{"--norm-eps"}, has_root, "a norm with a root: --norm=rmsnorm, layernorm, preaffine or gated, or --qk-norm=on"},
-      {{"--val-fraction"}, !detail::is_backcopy(c.data.data) || c.data.val_fraction == 0,
+      {{"--val-fraction"},
+       !detail::is_backcopy(c.data.data) || c.data.val_fraction == 0,
        "data of which a share can be kept (bigram-backcopy makes its own validation data)"},
       {{"--resume"}, !c.out.empty(), "--out=FOLDER: the folder that holds the checkpoints"},
       {{"--save-every", "--keep"}, !c.out.empty(), "--out=FOLDER: there are no checkpoints without one"}};

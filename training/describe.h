@@ -44,15 +44,21 @@ inline std::string describe(const Config& config) {
 
   text += format("\ndata in the first block, for %zu sequences of %zu tokens (%zu tokens)\n", B, T, N);
   model.first_block().activations(
-      [&](float*&, const std::string& name, const Shape& shape) { text += format("  %-58s %s\n", name.c_str(), shape_text(shape).c_str()); }, N);
+      [&](float*&, const std::string& name, const Shape& shape) {
+        text += format("  %-58s %s\n", name.c_str(), shape_text(shape).c_str());
+      },
+      N);
 
   const TrainingMemory memory = training_memory(config.model, B, T, config.micro_batches);
   text += format("\nFLOPs a token, training          %.4g (6 x %s weights of matrix products, and attention)\n",
                  model.flops_per_token(T), with_commas(model.matrix_weights()).c_str());
   const char* heading = "memory, MiB   ";
-  for (auto [name, floats] : {std::pair{"weights", memory.weights}, {"gradients", memory.gradients},
-                              {"optimizer", memory.optimizer}, {"activations", memory.activations},
-                              {"their gradients", memory.between}, {"total", memory.total()}}) {
+  for (auto [name, floats] : {std::pair{"weights", memory.weights},
+                              {"gradients", memory.gradients},
+                              {"optimizer", memory.optimizer},
+                              {"activations", memory.activations},
+                              {"their gradients", memory.between},
+                              {"total", memory.total()}}) {
     text += format("%s%-18s %12.1f\n", heading, name, double(floats * sizeof(float)) / 1048576.0);
     heading = "              ";
   }

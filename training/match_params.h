@@ -6,7 +6,9 @@
 
 namespace gated {
 
-inline size_t total_parameters(const ModelConfig& c) { return Model(c).weights.total(); }
+inline size_t total_parameters(const ModelConfig& c) {
+  return Model(c).weights.total();
+}
 
 struct MatchedWidth {
   size_t ffn_hidden, total;
@@ -19,9 +21,10 @@ inline MatchedWidth match_ffn_width(ModelConfig c, size_t wanted) {
     return total_parameters(c);
   };
   const size_t one = total_at(1), step = total_at(2) - one;
-  require(wanted + step / 2 >= one,
-          "%zu parameters are asked for, but without its FFN the model has %zu already: ask for more, or make it smaller", wanted,
-          one - step);
+  require(
+      wanted + step / 2 >= one,
+      "%zu parameters are asked for, but without its FFN the model has %zu already: ask for more, or make it smaller",
+      wanted, one - step);
   const size_t width = wanted <= one ? 1 : 1 + (wanted - one + step / 2) / step;
   return {width, total_at(width)};
 }

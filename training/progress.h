@@ -53,7 +53,8 @@ class Progress {
     Config defaults;
     const std::vector<Flag> now = list_flags(config_), then = list_flags(defaults);
     for (size_t i = 0; i < now.size(); i++)
-      if (now[i].get() != then[i].get() && now[i].name != "--resume" && now[i].kind != Flag::Kind::shortcut) changed += " " + now[i].name + "=" + now[i].get();
+      if (now[i].get() != then[i].get() && now[i].name != "--resume" && now[i].kind != Flag::Kind::shortcut)
+        changed += " " + now[i].name + "=" + now[i].get();
     peak_ = measured_matmul_peak(stream_);
     const Model& m = trainer_.model;
     printf("flags      %s\n", changed.empty() ? "all at their defaults" : changed.c_str() + 1);
@@ -61,10 +62,13 @@ class Progress {
     if (stream_.device == Device::cpu) printf(", %d threads", omp_get_max_threads());
     if (peak_ > 0) printf(", fp32 matmul peak %.0f GFLOP/s (measured)", peak_ * 1e-9);
     printf("\ndata       %s\n", data_.train->description().c_str());
-    printf("           %zu tokens a step, epoch of %.1f steps\n", trainer_.tokens_per_step(), trainer_.steps_per_epoch());
-    printf("model      %zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations)\n",
-           m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
-           double(training_memory(m.config, config_.batch, m.context(), config_.micro_batches).total() * sizeof(float)) / 1048576);
+    printf("           %zu tokens a step, epoch of %.1f steps\n", trainer_.tokens_per_step(),
+           trainer_.steps_per_epoch());
+    printf(
+        "model      %zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations)\n",
+        m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
+        double(training_memory(m.config, config_.batch, m.context(), config_.micro_batches).total() * sizeof(float)) /
+            1048576);
     if (data_.val && data_.train->is_text())
       printf("bigrams    entropy %.4f nats: what knowing the last token alone can reach on the validation data\n",
              bigram_entropy(*data_.val, config_.model.context));
@@ -88,7 +92,10 @@ class Progress {
     printf("  %s left\n", duration(left).c_str());
     draw_bar(step, left);
     fflush(stdout);
-    write({{"step", step}, {"loss", r.loss}, {"gradient_norm", r.gradient_norm}, {"learning_rate", r.learning_rate},
+    write({{"step", step},
+           {"loss", r.loss},
+           {"gradient_norm", r.gradient_norm},
+           {"learning_rate", r.learning_rate},
            {"seconds", seconds}});
   }
 

@@ -35,8 +35,7 @@
 
 namespace gated {
 
-static_assert(std::endian::native == std::endian::little,
-              "safetensors is little endian, read without swapping");
+static_assert(std::endian::native == std::endian::little, "safetensors is little endian, read without swapping");
 
 // ---- files: every failure names the path, the action and errno's text
 
@@ -74,8 +73,7 @@ class File {
 
   void read(void* dst, size_t n, size_t offset) const {
     for (size_t done = 0; done < n;) {
-      const ssize_t got =
-          ::pread(fd_, static_cast<char*>(dst) + done, n - done, static_cast<off_t>(offset + done));
+      const ssize_t got = ::pread(fd_, static_cast<char*>(dst) + done, n - done, static_cast<off_t>(offset + done));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) fail_errno(path_, "read");
       require(got > 0, "%s: ends at byte %zu, expected %zu more", path_.c_str(), offset + done, n - done);
@@ -119,9 +117,8 @@ struct SafetensorsHeader {
   bool operator==(const SafetensorsHeader&) const = default;
 };
 
-inline constexpr size_t kMaxSafetensorsHeader =
-    100'000'000;  // bytes; the limit of the reference implementation
-inline constexpr const char* kMetadataKey = "__metadata__";  // so no tensor can have this name
+inline constexpr size_t kMaxSafetensorsHeader = 100'000'000;  // bytes; the limit of the reference implementation
+inline constexpr const char* kMetadataKey = "__metadata__";   // so no tensor can have this name
 
 // Bytes of one element, 0 for a dtype this reader does not know.
 inline size_t dtype_size(std::string_view dtype) {
@@ -180,8 +177,7 @@ class SafetensorsRules : public nlohmann::json_sax<nlohmann::json> {
   }
   bool parse_error(size_t, const std::string&, const nlohmann::json::exception& e) override {
     const std::string reason = e.what();  // "[json.exception.parse_error.101] parse error at line ..."
-    fail("%s: header is not valid JSON: %s", file_.c_str(),
-         quote(reason.substr(reason.find(' ') + 1)).c_str());
+    fail("%s: header is not valid JSON: %s", file_.c_str(), quote(reason.substr(reason.find(' ') + 1)).c_str());
   }
   bool null() override { return true; }
   bool boolean(bool) override { return true; }
@@ -218,8 +214,7 @@ inline std::optional<std::vector<size_t>> json_sizes(const nlohmann::json& value
   return value.get<std::vector<size_t>>();
 }
 
-inline TensorEntry parse_tensor_entry(const std::string& where, const nlohmann::json& value,
-                                      size_t data_size) {
+inline TensorEntry parse_tensor_entry(const std::string& where, const nlohmann::json& value, size_t data_size) {
   const char* at = where.c_str();
   require(value.is_object() && value.size() == 3 && value.contains("dtype") && value.contains("shape") &&
               value.contains("data_offsets"),
@@ -237,10 +232,9 @@ inline TensorEntry parse_tensor_entry(const std::string& where, const nlohmann::
   require(offsets && offsets->size() == 2, "%s: data_offsets is not a pair of whole numbers", at);
   const size_t begin = (*offsets)[0], end = (*offsets)[1];
   require(begin <= end && end <= data_size,
-          "%s: data_offsets are [%zu,%zu], expected a range inside the %zu data bytes", at, begin, end,
-          data_size);
-  require(end - begin == *bytes, "%s: data_offsets span %zu bytes, expected %zu for dtype %s and that shape",
-          at, end - begin, *bytes, dtype.c_str());
+          "%s: data_offsets are [%zu,%zu], expected a range inside the %zu data bytes", at, begin, end, data_size);
+  require(end - begin == *bytes, "%s: data_offsets span %zu bytes, expected %zu for dtype %s and that shape", at,
+          end - begin, *bytes, dtype.c_str());
   return {dtype, *shape, begin, end};
 }
 
@@ -250,13 +244,12 @@ template <class Read>
 SafetensorsHeader parse_safetensors(const std::string& file, size_t file_size, Read read) {
   const char* at = file.c_str();
   uint64_t length = 0;
-  require(file_size >= sizeof length,
-          "%s: file has %zu bytes, expected a safetensors file: 8 bytes and a header", at, file_size);
+  require(file_size >= sizeof length, "%s: file has %zu bytes, expected a safetensors file: 8 bytes and a header", at,
+          file_size);
   read(&length, sizeof length, size_t{0});
   const size_t rest = file_size - sizeof length;
-  require(length <= kMaxSafetensorsHeader,
-          "%s: header length is %zu, expected at most %zu: not a safetensors file?", at, size_t{length},
-          kMaxSafetensorsHeader);
+  require(length <= kMaxSafetensorsHeader, "%s: header length is %zu, expected at most %zu: not a safetensors file?",
+          at, size_t{length}, kMaxSafetensorsHeader);
   require(length <= rest, "%s: header length is %zu but only %zu bytes follow: the file is cut short", at,
           size_t{length}, rest);
   std::string text(length, '\0');
@@ -270,8 +263,7 @@ SafetensorsHeader parse_safetensors(const std::string& file, size_t file_size, R
     if (name == kMetadataKey) {
       require(value.is_object(), "%s: %s is not an object", at, kMetadataKey);
       for (const auto& [key, entry] : value.items()) {
-        require(entry.is_string(), "%s: %s value of %s is not a string", at, kMetadataKey,
-                quote(key).c_str());
+        require(entry.is_string(), "%s: %s value of %s is not a string", at, kMetadataKey, quote(key).c_str());
         header.metadata.emplace(key, entry.template get<std::string>());
       }
     } else {
@@ -292,8 +284,8 @@ SafetensorsHeader parse_safetensors(const std::string& file, size_t file_size, R
             item->second.begin < covered ? "tensors overlap" : "a hole between tensors");
     covered = item->second.end;
   }
-  require(covered == data_size, "%s: tensors end at data byte %zu, expected %zu: bytes after the last tensor",
-          at, covered, data_size);
+  require(covered == data_size, "%s: tensors end at data byte %zu, expected %zu: bytes after the last tensor", at,
+          covered, data_size);
   return header;
 }
 
@@ -305,8 +297,8 @@ class SafetensorsFile {
  public:
   // O_NONBLOCK: opening a named pipe returns at once, and size() refuses it.
   explicit SafetensorsFile(const std::string& path) : file_(path, O_RDONLY | O_NONBLOCK) {
-    header_ = parse_safetensors(path, file_.size(),
-                                [&](void* dst, size_t n, size_t offset) { file_.read(dst, n, offset); });
+    header_ =
+        parse_safetensors(path, file_.size(), [&](void* dst, size_t n, size_t offset) { file_.read(dst, n, offset); });
   }
 
   const std::string& path() const { return file_.path(); }
@@ -331,8 +323,8 @@ struct TensorView {
   const float* data;
   size_t bytes() const {
     const auto n = tensor_bytes(shape, sizeof(float));
-    require(n.has_value(), "tensor %s: shape %s describes more bytes than 64 bits can count",
-            quote(name).c_str(), shape_text(shape).c_str());
+    require(n.has_value(), "tensor %s: shape %s describes more bytes than 64 bits can count", quote(name).c_str(),
+            shape_text(shape).c_str());
     return *n;
   }
 };
@@ -352,8 +344,7 @@ inline std::string safetensors_header(const std::string& file, const std::vector
     require(t.data || t.bytes() == 0, "%s: tensor %s has no data", file.c_str(), name.c_str());
     const nlohmann::json entry = {{"dtype", "F32"}, {"shape", t.shape}, {"data_offsets", {begin, end}}};
     require(t.name != kMetadataKey && header.emplace(t.name, entry).second,
-            "%s: tensor name %s is given twice or reserved, expected names that differ", file.c_str(),
-            name.c_str());
+            "%s: tensor name %s is given twice or reserved, expected names that differ", file.c_str(), name.c_str());
   }
   std::string text;
   try {
@@ -363,8 +354,8 @@ inline std::string safetensors_header(const std::string& file, const std::vector
   }
   uint64_t length = text.size();
   length += (alignment - (sizeof length + length) % alignment) % alignment;
-  require(length <= kMaxSafetensorsHeader, "%s: header would have %zu bytes, expected at most %zu",
-          file.c_str(), size_t{length}, kMaxSafetensorsHeader);
+  require(length <= kMaxSafetensorsHeader, "%s: header would have %zu bytes, expected at most %zu", file.c_str(),
+          size_t{length}, kMaxSafetensorsHeader);
   text.resize(length, ' ');
   return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
 }

@@ -109,7 +109,8 @@ class Trainer {
   }
   std::vector<TensorView> views(const std::string& prefix, const std::vector<float>& flat) const {
     std::vector<TensorView> tensors;
-    for (const Parameter& p : model.weights.list()) tensors.push_back({prefix + p.name, p.shape, flat.data() + p.offset});
+    for (const Parameter& p : model.weights.list())
+      tensors.push_back({prefix + p.name, p.shape, flat.data() + p.offset});
     return tensors;
   }
 
