@@ -1,5 +1,5 @@
-// matrix: every named value of the model's flags, some numbers, and every pair of them that is not refused, in a run of a few steps:
-// the same bits on cpu and kernels, finite, learning, and the same after saving and loading.
+// matrix: every named value of the model's flags, some numbers, and every pair of them that is not refused, in a run
+// of a few steps: the same bits on cpu and kernels, finite, learning, and the same after saving and loading.
 #include <filesystem>
 
 #include "tests/compare.h"
