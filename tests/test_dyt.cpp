@@ -103,9 +103,9 @@ TEST_CASE("dyt: where tanh is its argument y is w*(alpha*x) + b exactly, where i
   const float small = 1e-4f, large = 1e9f;  // (1e-4)^3/3 is below half an ulp of 1e-4
   for (size_t c = 0; c < C; c++)
     linear[c] = std::fma(w[c], small * x[c], b[c]), flat[c] = x[c] < 0 ? b[c] - w[c] : b[c] + w[c];
-  dyt_forward(y.data(), {x.data()}, &small, w.data(), 1, C, cpu);
+  dyt_forward(y.data(), {x.data()}, &small, w.data(), b.data(), 1, C, cpu);
   REQUIRE_BITWISE(linear, y);
-  dyt_forward(y.data(), {x.data()}, &large, w.data(), 1, C, cpu);
+  dyt_forward(y.data(), {x.data()}, &large, w.data(), b.data(), 1, C, cpu);
   REQUIRE_BITWISE(flat, y);
 
   // The gradient is linear there, and none in the flat part.
