@@ -9,8 +9,6 @@
 //   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cuh, activation.cuh
 // shapes: x, y (N,C), N = B*T; q, o (B,T,H,D); k, v (B,T,K,D) | tests/test_model.cpp
 #pragma once
-#include <algorithm>
-
 #include "kernels/activation.cuh"
 #include "kernels/attention.cuh"
 #include "kernels/attention_extra.cuh"

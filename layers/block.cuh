@@ -7,8 +7,6 @@
 //   and clipping if there are any. So a block receives a stream whose last branch has not joined yet, and hands one on.
 // shapes: stream and branch (N,C), N = B*T | tests/test_model.cpp
 #pragma once
-#include <optional>
-
 #include "layers/attention.cuh"
 #include "layers/ffn.cuh"
 #include "layers/norm.cuh"

@@ -8,7 +8,7 @@
 //   --norm=gated       y = n * act(W_up SiLU(W_down n)), n = RMSNorm(x): GatedNorm (arXiv 2601.22966)
 //   --norm=gated-dyt   the same gate, n = DyT(x)
 //   The gate's score is one for an element (W_up (C,rank)) or one for a token (W_up (1,rank)); kernels/gated_norm.cuh
-//   does all of it in one pass over x.
+//   does all of it as one operation.
 // shapes: x, branch, y (N,C) | tests/test_model.cpp
 #pragma once
 #include "kernels/dyt.cuh"
