@@ -81,3 +81,53 @@ TEST_CASE("trainer: a run that diverges stops before its weights are touched", "
   REQUIRE(run.trainer.fingerprint() == before);
   REQUIRE(run.trainer.steps_done() == 0);
 }
+
+TEST_CASE("trainer: every flag that shapes the result changes the weights", "[trainer]") {
+  // A value other than the default for each; what is left out has its own test, or names the data and the model's sizes.
+  const std::map<std::string, std::string> other = {{"--norm-eps", "0.1"},
+                                                    {"--norm-rank", "2"},
+                                                    {"--norm-gate-scale", "2"},
+                                                    {"--dyt-alpha", "0.9"},
+                                                    {"--dyt-alpha-attn", "0.9"},
+                                                    {"--window", "3"},
+                                                    {"--rope-theta", "100"},
+                                                    {"--rope-fraction", "0.5"},
+                                                    {"--clip-residual", "0.02"},
+                                                    {"--clip-output", "0.001"},
+                                                    {"--dropout", "0.3"},
+                                                    {"--seed", "6"},
+                                                    {"--batch", "3"},
+                                                    {"--micro-batches", "2"},
+                                                    {"--lr", "0.01"},
+                                                    {"--min-lr", "0.002"},
+                                                    {"--warmup", "1"},
+                                                    {"--beta1", "0.5"},
+                                                    {"--beta2", "0.5"},
+                                                    {"--adam-eps", "0.001"},
+                                                    {"--weight-decay", "5"},
+                                                    {"--clip", "0.01"},
+                                                    {"--steps", "3"}};
+  const std::map<std::string, std::string> room = {{"--norm-rank", "--norm=gated"},
+                                                   {"--norm-gate-scale", "--norm=gated"},
+                                                   {"--dyt-alpha", "--norm=dyt"},
+                                                   {"--dyt-alpha-attn", "--norm=dyt"}};
+  const std::string base =
+      "--data=bigram-backcopy --vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 "
+      "--ffn-hidden=28 --batch=2 --steps=4 --warmup=0 ";
+  Stream cpu(Device::cpu);
+  auto fingerprint_after = [&](const std::string& flags) {
+    Run run(config_of_flags(base + flags), cpu);
+    run.steps(run.config.steps);
+    return run.trainer.fingerprint();
+  };
+  Config defaults;
+  for (const Flag& f : list_flags(defaults)) {
+    const bool number = f.choices.empty() && !f.is_switch;
+    if (!f.shapes_the_result() || !number || f.kind == Flag::Kind::size || f.kind == Flag::Kind::data) continue;
+    INFO(f.name);
+    REQUIRE(other.count(f.name));
+    const std::string with = room.count(f.name) ? room.at(f.name) + " " : "";
+    REQUIRE(fingerprint_after(with) != fingerprint_after(with + f.name + "=" + other.at(f.name)));
+  }
+  REQUIRE(fingerprint_after("") != fingerprint_after("--seed=6"));
+}
