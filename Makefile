@@ -1,7 +1,7 @@
 # gated.cu: `make` builds ./train, `make test` proves it, `make help` lists the rest.
 #
 # One source, two compilers. g++ compiles every file for the CPU and the emulator (CUDA kernels over
-# kernels/simt.h). Where nvcc is found, it compiles the same files once more for the GPU, and ./train holds both.
+# core/simt.h). Where nvcc is found, it compiles the same files once more for the GPU, and ./train holds both.
 
 .DEFAULT_GOAL := train
 .DELETE_ON_ERROR:
@@ -38,11 +38,15 @@ CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcudar
 endif
 LIBS := -lboost_context -lpthread
 
-# ---- the program
+# ---- the program, and what tests share with it
 
-TRAIN_OBJECTS := $(BUILD)/release/train_gpt.o $(BUILD)/release/kernels/simt.o $(if $(NVCC),$(BUILD)/cuda/train_gpt.o)
+# Three floors over core/: operations; layers and the data; the run. A file is compiled once for each build, and
+# every program and test of that build links it from one of two archives.
+KERNELS := $(wildcard kernels/*.cu kernels/*.cpp)
+PROGRAM := $(wildcard layers/*.cu dataloader/*.cpp training/*.cu training/*.cpp)
+objects = $(addsuffix .o,$(addprefix $(BUILD)/$(1)/,$(basename $(2))))
 
-train: $(TRAIN_OBJECTS)  ## the trainer: ./train --help
+train: $(BUILD)/release/train_gpt.o $(BUILD)/release/program.a $(BUILD)/release/kernels.a $(if $(NVCC),$(BUILD)/cuda/train_gpt.o $(BUILD)/cuda/program.a $(BUILD)/cuda/kernels.a)  ## the trainer: ./train --help
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CUDA_LIBS)
 
 # Without nvcc the trainer must not refer to the half that nvcc would have built.
@@ -50,55 +54,83 @@ $(BUILD)/release/train_gpt.o: FLAGS_HERE := $(if $(NVCC),-DWITH_CUDA)
 
 # ---- builds of one source: release, asan (AddressSanitizer + UBSan), race (the race
 # shadow), debug (for gdb), and narrower CPUs
+# $(1) name, $(2) flags of what is tested, $(3) flags of the tests themselves, $(4) flags of the linker
 
 define build_rules
+$(BUILD)/$(1)/tests/%.o: tests/%.cpp
+	@mkdir -p $$(@D)
+	$(CXX) $(COMMON) $(3) -c -o $$@ $$<
 $(BUILD)/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
-	$(CXX) $(COMMON) $(2) $$(FLAGS_HERE) -c -o $$@ $$<
+	$(CXX) $(COMMON) $(2) -c -o $$@ $$<
 $(BUILD)/$(1)/%.o: %.cu
 	@mkdir -p $$(@D)
 	$(CXX) -x c++ $(COMMON) $(2) $$(FLAGS_HERE) -c -o $$@ $$<
-$(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/$(1)/kernels/simt.o $(4)
-	$(CXX) -fopenmp $(3) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
+$(BUILD)/$(1)/kernels.a: $(call objects,$(1),$(KERNELS) core/simt.cpp $(if $(filter race,$(1)),core/race_shadow.cpp))
+	@rm -f $$@
+	ar rcs $$@ $$^
+$(BUILD)/$(1)/program.a: $(call objects,$(1),$(PROGRAM))
+	@rm -f $$@
+	ar rcs $$@ $$^
+# (an operation's test needs the operations alone)
+$(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/$(1)/kernels.a
+	$(CXX) -fopenmp $(4) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
+$(PROGRAM_TESTS:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/$(1)/program.a $(BUILD)/$(1)/kernels.a
+	$(CXX) -fopenmp $(4) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
 endef
+TESTS := $(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp))
+PROGRAM_TESTS := $(patsubst tests/%.cpp,%,$(shell grep -lE '"(layers|training|dataloader|tests/small_)' $(wildcard tests/test_*.cpp)))
 # Catch2 itself holds nothing that the builds differ in: one object serves them all.
 $(BUILD)/catch_main.o: tests/catch_main.cpp
 	@mkdir -p $(@D)
 	$(CXX) -std=c++20 -O1 -I. -MMD -MP -c -o $@ $<
 CATCH_LIB := $(if $(wildcard /usr/include/catch2/catch_all.hpp),-lCatch2Main -lCatch2)
+WATCH := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined
 RACE_SHADOW := -O1 -g -march=$(ARCH) -DSIMT_RACE_SHADOW
-$(eval $(call build_rules,release,$(CXXFLAGS) -march=$(ARCH)))
-$(eval $(call build_rules,asan,-O1 -g -march=$(ARCH) -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined,-fsanitize=address$(comma)undefined))
-$(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,,$(BUILD)/race/kernels/race_shadow.o))
-$(eval $(call build_rules,debug,-O0 -ggdb3 -march=$(ARCH)))
-$(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3))
-$(eval $(call build_rules,plain,$(CXXFLAGS) -march=x86-64))
+$(eval $(call build_rules,release,$(CXXFLAGS) -march=$(ARCH),-O1 -march=$(ARCH)))
+$(eval $(call build_rules,asan,-O1 -g -march=$(ARCH) $(WATCH),-O1 -g -march=$(ARCH) $(WATCH),$(WATCH)))
+$(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,$(RACE_SHADOW) -fsanitize=thread))
+$(eval $(call build_rules,debug,-O0 -ggdb3 -march=$(ARCH),-O0 -ggdb3 -march=$(ARCH)))
+$(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3,-O1 -march=x86-64-v3))
+$(eval $(call build_rules,plain,$(CXXFLAGS) -march=x86-64,-O1 -march=x86-64))
+# What these measure is in headers: the tests' own code is what must be fast.
+$(foreach b,release avx2 plain,$(BUILD)/$(b)/tests/test_math.o $(BUILD)/$(b)/tests/bench.o): COMMON += -O3
 
 # The emulator and the shadow are not kernels: nothing watches them.
-$(BUILD)/race/kernels/%.o: kernels/%.cpp
+$(BUILD)/race/core/%.o: core/%.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(COMMON) $(RACE_SHADOW) -c -o $@ $<
 
-$(BUILD)/cuda/%.o: %.cu
+# nvcc compiles a floor at a time: most of its time for a file goes into CUDA's headers.
+$(BUILD)/cuda/kernels.cu: $(KERNELS)
+$(BUILD)/cuda/program.cu: $(PROGRAM)
+$(BUILD)/cuda/%.cu:
+	@mkdir -p $(@D)
+	printf '#include "%s"\n' $^ >$@
+$(BUILD)/cuda/%.o: $(BUILD)/cuda/%.cu
+	$(NVCC) $(NVCCFLAGS) -c -o $@ $<
+$(BUILD)/cuda/train_gpt.o: train_gpt.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -c -o $@ $<
+$(BUILD)/cuda/%.a: $(BUILD)/cuda/%.o
+	@rm -f $@
+	ar rcs $@ $^
 $(BUILD)/cuda/tests/%.o: tests/%.cpp
 	@mkdir -p $(@D)
 	$(NVCC) -x cu $(NVCCFLAGS) -c -o $@ $<
-$(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o
+$(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/cuda/kernels.a
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CATCH_LIB) $(CUDA_LIBS)
 
 # ---- tests
 
-TESTS := $(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp))
 # What holds kernels is run again under both watchers; what depends on the CPU's vectors, on narrower ones.
-KERNEL_TESTS := $(foreach t,$(TESTS),$(if $(shell grep -l on_every_schedule tests/$(t).cpp),$(t))) test_simt test_planted_bugs
+KERNEL_TESTS := $(foreach t,$(TESTS),$(if $(shell grep -l on_every_device tests/$(t).cpp),$(t))) test_simt test_planted_bugs
 VECTOR_TESTS := test_math test_matmul test_attention test_golden
 
 ALL_TESTS = $(foreach t,$(TESTS),$(BUILD)/release/$(t)) \
   $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) \
   $(foreach t,$(VECTOR_TESTS),$(BUILD)/avx2/$(t) $(BUILD)/plain/$(t)) \
-  $(if $(NVCC),$(BUILD)/cuda/train_gpt.ptx)
+  $(if $(NVCC),$(BUILD)/cuda/kernels.ptx)
 
 test: train $(ALL_TESTS)  ## every test: CPU = emulator bit for bit, both sanitizers, three vector widths, PTX lint
 	@scripts/run_tests.sh $(ALL_TESTS)
@@ -114,22 +146,21 @@ gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/benc
 	@scripts/gpu_check.sh gpu_check.json $(BUILD)/cuda/bench $(filter $(BUILD)/cuda/test_%,$^)
 
 # Every kernel that the program holds, through nvcc's front end: the lint needs no GPU.
-$(BUILD)/cuda/train_gpt.ptx: train_gpt.cu
-	@mkdir -p $(@D)
+$(BUILD)/cuda/kernels.ptx: $(BUILD)/cuda/kernels.cu
 	$(NVCC) $(filter-out -gencode arch=compute_% -lineinfo,$(NVCCFLAGS)) -arch=compute_$(CUDA_ARCH) -ptx -o $@ $<
 
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev): shards, safetensors, flags.
 FUZZ_SECONDS ?= 120
 fuzz:  ## fuzz a reader: make fuzz READER=shards|safetensors|flags FUZZ_SECONDS=120
 	@mkdir -p $(BUILD)/fuzz/$(READER)
-	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp kernels/simt.cpp -lboost_context
+	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp core/simt.cpp -lboost_context
 	$(BUILD)/fuzz_$(READER) -max_total_time=$(FUZZ_SECONDS) $(BUILD)/fuzz/$(READER)
 
 # ---- speed
 
-$(BUILD)/release/bench: $(BUILD)/release/tests/bench.o $(BUILD)/release/kernels/simt.o
+$(BUILD)/release/bench: $(BUILD)/release/tests/bench.o $(BUILD)/release/program.a $(BUILD)/release/kernels.a
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) -lopenblas
-$(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o
+$(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(BUILD)/cuda/program.a $(BUILD)/cuda/kernels.a
 	$(CXX) -fopenmp -o $@ $^ $(CUDA_LIBS)
 
 bench: $(BUILD)/release/bench  ## speed of everything beside OpenBLAS and measured ceilings (scripts/setup.sh --bench first)

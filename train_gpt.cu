@@ -78,7 +78,7 @@ void choose_ffn_width(Config& config) {
 // The whole run on one device.
 void train(Config& config, Device device) {
   if (config.threads) omp_set_num_threads(int(config.threads));
-  Stream stream(device);
+  Context ctx(device);
 
   const Data data = open_data(config.data);
   config.model.vocab = data.train->vocab();
@@ -86,14 +86,14 @@ void train(Config& config, Device device) {
   const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
 
   if (!config.out.empty()) prepare_checkpoint_folder(config.out);
-  Trainer trainer(config, loader, stream);
+  Trainer trainer(config, loader, ctx);
   const auto metadata = run_metadata(config, data);
   require(config.out.empty() || config.resume || !find_latest(config.out),
           "--out=%s: holds a run's checkpoints already: add --resume to go on with it, or name another folder",
           config.out.c_str());
   if (config.resume) resume(trainer, metadata, data, config.out);
 
-  Progress progress(config, data, trainer, stream);
+  Progress progress(config, data, trainer, ctx);
   progress.header();
   auto validate = [&] {
     if (data.val) progress.validation(trainer.steps_done(), trainer.validate(config.val_batches));

@@ -16,8 +16,8 @@
 
 #include "dataloader/text.h"
 #include "dataloader/token_stream.h"
-#include "kernels/host_math.h"
-#include "kernels/philox.cuh"
+#include "core/host_math.h"
+#include "core/philox.cuh"
 
 namespace gated {
 

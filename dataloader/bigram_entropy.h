@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "dataloader/token_stream.h"
-#include "kernels/host_math.h"
+#include "core/host_math.h"
 
 namespace gated {
 

@@ -5,7 +5,7 @@
 // n on p's cycle, so it is a permutation of [0,n). 4^h <= 4n, so the mean walk is at most four steps.
 // tests/test_dataloader.cpp
 #pragma once
-#include "kernels/philox.cuh"
+#include "core/philox.cuh"
 
 namespace gated {
 

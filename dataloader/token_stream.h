@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/check.h"
+#include "core/check.h"
 
 namespace gated {
 

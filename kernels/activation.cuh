@@ -26,10 +26,10 @@
 // and glu.cuh, which take an activation as a template parameter.
 // --gate-act, --norm-gate-act, --ffn, --gelu | tests/test_activation.cpp
 #pragma once
-#include "kernels/device.cuh"
-#include "kernels/elementwise.cuh"
-#include "kernels/math.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/launch_shape.cuh"
+#include "core/math.cuh"
+#include "core/reduce.cuh"
 
 namespace gated {
 
@@ -207,21 +207,21 @@ __global__ void __launch_bounds__(elementwise_block)
 
 using PlainActivations = ActivationSet<Silu, GeluTanh, GeluErf, Relu2>;
 
-inline void activation_forward(float* y, const float* x, size_t n, Activation act, Stream& stream) {
+inline void activation_forward(float* y, const float* x, size_t n, Activation act, Context& ctx) {
   with_activation(PlainActivations{}, "activation_forward", act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu) return activation_forward_ref<Act>(y, x, n);
+    if (ctx.device == Device::cpu) return activation_forward_ref<Act>(y, x, n);
     auto* kernel = n % 4 == 0 ? activation_forward_kernel<Act, true> : activation_forward_kernel<Act, false>;
-    launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, y, x, n);
+    launch(kernel, elementwise_grid(n), elementwise_block, 0, ctx, y, x, n);
   });
 }
 
-inline void activation_backward(float* dx, const float* dy, const float* x, size_t n, Activation act, Stream& stream) {
+inline void activation_backward(float* dx, const float* dy, const float* x, size_t n, Activation act, Context& ctx) {
   with_activation(PlainActivations{}, "activation_backward", act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu) return activation_backward_ref<Act>(dx, dy, x, n);
+    if (ctx.device == Device::cpu) return activation_backward_ref<Act>(dx, dy, x, n);
     auto* kernel = n % 4 == 0 ? activation_backward_kernel<Act, true> : activation_backward_kernel<Act, false>;
-    launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, dx, dy, x, n);
+    launch(kernel, elementwise_grid(n), elementwise_block, 0, ctx, dx, dy, x, n);
   });
 }
 

@@ -13,10 +13,10 @@
 #pragma once
 #include <cfloat>
 
-#include "kernels/device.cuh"
-#include "kernels/elementwise.cuh"
-#include "kernels/math.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/launch_shape.cuh"
+#include "core/math.cuh"
+#include "core/reduce.cuh"
 
 namespace gated {
 
@@ -100,11 +100,11 @@ __global__ void __launch_bounds__(elementwise_block)
 // norm: one float on the device, or null for a gradient that is neither clipped nor checked. clip may be
 // INFINITY: checked, not clipped.
 inline void adamw_update(float* w, float* m, float* v, const float* g, const float* norm, float clip, size_t n,
-                         const AdamW& adamw, Stream& stream) {
+                         const AdamW& adamw, Context& ctx) {
   require(!norm || clip > 0, "adamw: clip is %g, expected more than 0", double(clip));
-  if (stream.device == Device::cpu) return adamw_update_ref(w, m, v, g, norm, clip, n, adamw);
+  if (ctx.device == Device::cpu) return adamw_update_ref(w, m, v, g, norm, clip, n, adamw);
   auto* kernel = n % 4 == 0 ? adamw_update_kernel<true> : adamw_update_kernel<false>;
-  launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, w, m, v, g, norm, clip, n, adamw);
+  launch(kernel, elementwise_grid(n), elementwise_block, 0, ctx, w, m, v, g, norm, clip, n, adamw);
 }
 
 }  // namespace gated

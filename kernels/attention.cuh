@@ -43,9 +43,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/device.cuh"
-#include "kernels/math.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/math.cuh"
+#include "core/reduce.cuh"
 
 namespace gated {
 
@@ -579,13 +579,13 @@ void attention_with_class(size_t D, std::initializer_list<const float*> rows, Ru
 
 // o (B,T,H,D) and lse (B,H,T) are written.
 inline void attention_forward(float* o, float* lse, const float* q, const float* k, const float* v,
-                              const AttentionShape& s, const AttentionExtra& extra, Stream& stream) {
+                              const AttentionShape& s, const AttentionExtra& extra, Context& ctx) {
   attention_require("attention_forward", s, extra);
-  if (stream.device == Device::cpu) return attention_forward_cpu(o, lse, q, k, v, s, extra, stream);
+  if (ctx.device == Device::cpu) return attention_forward_cpu(o, lse, q, k, v, s, extra, ctx);
   const dim3 grid(grid_of(s.B * s.H).x, grid_of(ceil_div(s.T, attention::tile)).x);
   attention_with_class(s.D, {o, q, k, v}, [&](auto aligned, auto columns) {
-    launch(attention_forward_kernel<aligned, columns>, grid, attention::threads, sizeof(attention::Shared), stream, o,
-           lse, q, k, v, s, extra, attention_scale<float>(s.D));
+    launch(attention_forward_kernel<aligned, columns>, grid, attention::threads, sizeof(attention::Shared), ctx, o, lse,
+           q, k, v, s, extra, attention_scale<float>(s.D));
   });
 }
 
@@ -593,23 +593,23 @@ inline void attention_forward(float* o, float* lse, const float* q, const float*
 // without one; o and lse are what the forward wrote.
 inline void attention_backward(float* dq, float* dk, float* dv, float* extra_p, float* extra_ds, const float* dout,
                                const float* q, const float* k, const float* v, const float* o, const float* lse,
-                               const AttentionShape& s, const AttentionExtra& extra, Stream& stream) {
+                               const AttentionShape& s, const AttentionExtra& extra, Context& ctx) {
   attention_require("attention_backward", s, extra);
-  if (stream.device == Device::cpu)
-    return attention_backward_cpu(dq, dk, dv, extra_p, extra_ds, dout, q, k, v, o, lse, s, extra, stream);
+  if (ctx.device == Device::cpu)
+    return attention_backward_cpu(dq, dk, dv, extra_p, extra_ds, dout, q, k, v, o, lse, s, extra, ctx);
   const float scale = attention_scale<float>(s.D);
   const size_t queries = s.B * s.H * s.T;
-  float* delta = stream.scratch(queries);
+  float* delta = ctx.scratch(queries);
   const unsigned tiles = grid_of(ceil_div(s.T, attention::tile)).x;
   attention_with_class(s.D, {dq, dk, dv, dout, q, k, v, o, extra.value}, [&](auto aligned, auto columns) {
     launch(attention_backward_query_kernel<aligned>, grid_of(ceil_div(queries, attention::threads)), attention::threads,
-           0, stream, delta, extra_p, extra_ds, dout, o, lse, s, extra);
+           0, ctx, delta, extra_p, extra_ds, dout, o, lse, s, extra);
     launch(attention_backward_dq_kernel<aligned, columns>, dim3(grid_of(s.B * s.H).x, tiles), attention::threads,
-           sizeof(attention::Shared), stream, dq, dout, q, k, v, lse, delta, extra_ds, s, extra, scale);
+           sizeof(attention::Shared), ctx, dq, dout, q, k, v, lse, delta, extra_ds, s, extra, scale);
     constexpr int at_once = columns < 128 ? columns : 128;
     launch(attention_backward_dkdv_kernel<aligned, at_once>,
            dim3(grid_of(s.B * s.K).x, tiles, unsigned(ceil_div(s.D, at_once))), attention::threads,
-           sizeof(attention::Shared), stream, dk, dv, dout, q, k, v, lse, delta, s, scale);
+           sizeof(attention::Shared), ctx, dk, dv, dout, q, k, v, lse, delta, s, scale);
   });
 }
 

@@ -18,7 +18,7 @@
 #include <type_traits>
 
 #include "kernels/attention.cuh"
-#include "kernels/simd.h"
+#include "core/simd.h"
 
 namespace gated {
 namespace cpu_attention {
@@ -285,13 +285,13 @@ inline void logit_lanes(float* logit, const AttentionExtra& extra, const Attenti
 // ---- forward and backward: threads take tiles, those with the most rows first within a head
 
 inline void attention_forward_cpu(float* o, float* lse, const float* q, const float* k, const float* v,
-                                  const AttentionShape& s, const AttentionExtra& extra, Stream& stream) {
+                                  const AttentionShape& s, const AttentionExtra& extra, Context& ctx) {
   using namespace cpu_attention;
   const float scale = attention_scale<float>(s.D);
   const size_t q_stride = s.H * s.D, kv_stride = s.K * s.D, packed = s.D * tile;
   const size_t tiles = ceil_div(s.T, tile), rows_seen = std::min(s.T, s.reach() + tile);
   const size_t per_thread = 2 * packed + rows_seen * tile;
-  float* const scratch = stream.scratch(per_thread * omp_get_max_threads());
+  float* const scratch = ctx.scratch(per_thread * omp_get_max_threads());
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.H * tiles; n++) {
     const size_t b = n / tiles / s.H, h = n / tiles % s.H, i0 = (tiles - 1 - n % tiles) * tile;
@@ -329,12 +329,12 @@ inline void attention_forward_cpu(float* o, float* lse, const float* q, const fl
 
 inline void attention_backward_cpu(float* dq, float* dk, float* dv, float* extra_p, float* extra_ds, const float* dout,
                                    const float* q, const float* k, const float* v, const float* o, const float* lse,
-                                   const AttentionShape& s, const AttentionExtra& extra, Stream& stream) {
+                                   const AttentionShape& s, const AttentionExtra& extra, Context& ctx) {
   using namespace cpu_attention;
   const float scale = attention_scale<float>(s.D);
   const size_t q_stride = s.H * s.D, kv_stride = s.K * s.D, packed = s.D * tile;
   const size_t tiles = ceil_div(s.T, tile), per_thread = 4 * packed + 2 * tile * tile, threads = omp_get_max_threads();
-  float* const scratch = stream.scratch(per_thread * threads + s.B * s.H * s.T);
+  float* const scratch = ctx.scratch(per_thread * threads + s.B * s.H * s.T);
   float* const delta = scratch + per_thread * threads;
   float scales[tile], ones[tile], minus_bias[tile];
   std::fill_n(scales, tile, scale);

@@ -71,23 +71,23 @@ __global__ void kv_bias_logits_kernel(float* logit, const float* q, const float*
 // ---- launchers
 
 inline void kv_bias_logits(float* logit, const float* q, const float* key, size_t B, size_t T, size_t H, size_t D,
-                           Stream& stream) {
-  if (stream.device == Device::cpu) return kv_bias_logits_ref(logit, q, key, B, T, H, D);
+                           Context& ctx) {
+  if (ctx.device == Device::cpu) return kv_bias_logits_ref(logit, q, key, B, T, H, D);
   attention_with_class(D, {q, key}, [&](auto aligned, auto) {
-    launch(kv_bias_logits_kernel<aligned>, grid_of(ceil_div(B * H * T, attention::threads)), attention::threads, 0,
-           stream, logit, q, key, AttentionShape{B, T, H, H, D}, attention_scale<float>(D));
+    launch(kv_bias_logits_kernel<aligned>, grid_of(ceil_div(B * H * T, attention::threads)), attention::threads, 0, ctx,
+           logit, q, key, AttentionShape{B, T, H, H, D}, attention_scale<float>(D));
   });
 }
 
-inline void sink_backward(float* dsink, const float* extra_ds, size_t B, size_t T, size_t H, Stream& stream) {
-  column_reduce_add(dsink, B * T, H, SinkGrad<float>{extra_ds, {B, T, H, H, 1}}, stream);
+inline void sink_backward(float* dsink, const float* extra_ds, size_t B, size_t T, size_t H, Context& ctx) {
+  column_reduce_add(dsink, B * T, H, SinkGrad<float>{extra_ds, {B, T, H, H, 1}}, ctx);
 }
 
 inline void kv_bias_backward(float* dkey, float* dvalue, const float* extra_p, const float* extra_ds, const float* q,
-                             const float* dout, size_t B, size_t T, size_t H, size_t D, Stream& stream) {
+                             const float* dout, size_t B, size_t T, size_t H, size_t D, Context& ctx) {
   const AttentionShape s{B, T, H, H, D};
-  column_reduce_add(dkey, B * T, H * D, KvBiasGrad<float>{extra_ds, q, attention_scale<float>(D), s}, stream);
-  column_reduce_add(dvalue, B * T, H * D, KvBiasGrad<float>{extra_p, dout, 1.0f, s}, stream);
+  column_reduce_add(dkey, B * T, H * D, KvBiasGrad<float>{extra_ds, q, attention_scale<float>(D), s}, ctx);
+  column_reduce_add(dvalue, B * T, H * D, KvBiasGrad<float>{extra_p, dout, 1.0f, s}, ctx);
 }
 
 }  // namespace gated

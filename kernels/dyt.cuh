@@ -10,9 +10,10 @@
 //   y and the gradients of residual.cuh are written, dalpha, dw and db accumulated
 // --norm=dyt | tests/test_dyt.cpp
 #pragma once
-#include "kernels/device.cuh"
-#include "kernels/math.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/math.cuh"
+#include "core/launch_shape.cuh"
+#include "core/reduce.cuh"
 #include "kernels/residual.cuh"
 
 namespace gated {
@@ -103,23 +104,23 @@ __global__ void __launch_bounds__(rows_block)
 
 // y (N,C) and, with a branch, its sum are written.
 inline void dyt_forward(float* y, const ResidualForward& in, const float* alpha, const float* w, const float* b,
-                        size_t N, size_t C, Stream& stream) {
+                        size_t N, size_t C, Context& ctx) {
   require_residual("dyt_forward", in, C);
-  if (stream.device == Device::cpu) return dyt_forward_ref(y, in, alpha, w, b, N, C);
+  if (ctx.device == Device::cpu) return dyt_forward_ref(y, in, alpha, w, b, N, C);
   auto* kernel = C % 4 == 0 ? dyt_forward_kernel<true> : dyt_forward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, y, in, alpha, w, b, N, C);
+  launch(kernel, rows_grid(N), rows_block, 0, ctx, y, in, alpha, w, b, N, C);
 }
 
 // dx (and dbranch) are written, dalpha (1), dw (C), db (C) accumulated; dx may be dy. row_sums (N): scratch.
 // The argument without a name is b, on which no gradient depends.
 inline void dyt_backward(const ResidualBackward& out, float* dalpha, float* dw, float* db, float* row_sums,
-                         const float* dy, const float* alpha, const float* w, size_t N, size_t C, Stream& stream) {
+                         const float* dy, const float* alpha, const float* w, size_t N, size_t C, Context& ctx) {
   require_residual("dyt_backward", out, C);
-  if (stream.device == Device::cpu) return dyt_backward_ref(out, dalpha, dw, db, row_sums, dy, alpha, w, N, C);
-  column_reduce_add(std::array{dw, db}, N, C, DytParametersGrad<float>{dy, out.x, alpha, C}, stream);
+  if (ctx.device == Device::cpu) return dyt_backward_ref(out, dalpha, dw, db, row_sums, dy, alpha, w, N, C);
+  column_reduce_add(std::array{dw, db}, N, C, DytParametersGrad<float>{dy, out.x, alpha, C}, ctx);
   auto* kernel = C % 4 == 0 ? dyt_backward_kernel<true> : dyt_backward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, out, row_sums, dy, alpha, w, N, C);
-  column_reduce_add(dalpha, N, 1, AddRows<float>{row_sums, 1}, stream);
+  launch(kernel, rows_grid(N), rows_block, 0, ctx, out, row_sums, dy, alpha, w, N, C);
+  column_reduce_add(dalpha, N, 1, AddRows<float>{row_sums, 1}, ctx);
 }
 
 }  // namespace gated

@@ -14,9 +14,10 @@
 #pragma once
 #include <algorithm>
 
-#include "kernels/device.cuh"
-#include "kernels/math.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/math.cuh"
+#include "core/launch_shape.cuh"
+#include "core/reduce.cuh"
 
 namespace gated {
 
@@ -28,7 +29,7 @@ namespace gated {
 class TokenGroups {
  public:
   // ids: N token ids in host memory. The device memory grows to the largest batch seen and is then reused.
-  void build(const int* ids, size_t N, size_t V, Stream& stream) {
+  void build(const int* ids, size_t N, size_t V, Context& ctx) {
     require(N <= 0x3fffffff && V <= 0x7fffffff, "embedding: %zu tokens, %zu ids: too many for 32-bit numbers", N, V);
     for (size_t n = 0; n < N; n++)  // as a size_t, a negative id is a huge one
       require(size_t(ids[n]) < V, "embedding: token %zu has id %d, expected 0 <= id < %zu", n, ids[n], V);
@@ -49,9 +50,9 @@ class TokenGroups {
     for (size_t n = 0; n < N; n++) token[next_[ids[n]]++] = int(n);
 
     const size_t most = N + 2 * std::min(N, V) + 1;  // every token another id: no batch of N needs more
-    stream.synchronize();                            // the backward before this one may still read the lists
-    if (device_.size() < most || device_.device() != stream.device) device_ = Buffer<int>(stream.device, most);
-    Buffer<int>::copy_to_device(stream.device, device_.data(), packed_.data(), packed_.size());
+    ctx.synchronize();                               // the backward before this one may still read the lists
+    if (device_.size() < most || device_.device() != ctx.device) device_ = Buffer<int>(ctx.device, most);
+    Buffer<int>::copy_to_device(ctx.device, device_.data(), packed_.data(), packed_.size());
   }
 
   size_t size() const { return groups_; }  // distinct ids
@@ -192,35 +193,35 @@ __global__ void __launch_bounds__(rows_block)
 
 // T: the tokens of a sequence.
 inline void embedding_forward(float* h, const int* ids, const float* weight, const float* positions, const float* scale,
-                              size_t N, size_t T, size_t C, size_t V, Stream& stream) {
+                              size_t N, size_t T, size_t C, size_t V, Context& ctx) {
   require(T > 0 || !positions, "embedding_forward: positions of sequences without tokens");
-  if (stream.device == Device::cpu) return embedding_forward_ref(h, ids, weight, positions, scale, N, T, C, V);
+  if (ctx.device == Device::cpu) return embedding_forward_ref(h, ids, weight, positions, scale, N, T, C, V);
   auto* kernel = C % 4 == 0 ? embedding_forward_kernel<true> : embedding_forward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, h, ids, weight, positions, scale, N, T, C, V);
+  launch(kernel, rows_grid(N), rows_block, 0, ctx, h, ids, weight, positions, scale, N, T, C, V);
 }
 
 // groups: built from the ids of dh's tokens with the number of rows of dweight.
 inline void embedding_backward(float* dweight, const float* dh, const TokenGroups& groups, const float* scale, size_t C,
-                               Stream& stream) {
-  if (stream.device == Device::cpu) return embedding_backward_ref(dweight, dh, groups, scale, C);
+                               Context& ctx) {
+  if (ctx.device == Device::cpu) return embedding_backward_ref(dweight, dh, groups, scale, C);
   auto* kernel = C % 4 == 0 ? embedding_backward_kernel<true> : embedding_backward_kernel<false>;
-  launch(kernel, rows_grid(groups.size() * ceil_div(C, embedding_columns)), rows_block, 0, stream, dweight, dh,
+  launch(kernel, rows_grid(groups.size() * ceil_div(C, embedding_columns)), rows_block, 0, ctx, dweight, dh,
          groups.id(), groups.start(), groups.token(), groups.size(), scale, C);
 }
 
 // dpositions (T,C), dh (B*T,C): the sequences are rows of T*C columns.
 inline void embedding_positions_backward(float* dpositions, const float* dh, size_t B, size_t T, size_t C,
-                                         Stream& stream) {
-  column_reduce_add(dpositions, B, T * C, AddRows<float>{dh, T * C}, stream);
+                                         Context& ctx) {
+  column_reduce_add(dpositions, B, T * C, AddRows<float>{dh, T * C}, ctx);
 }
 
 // row_sums (N): scratch.
 inline void embedding_scale_backward(float* dscale, float* row_sums, const float* dh, const int* ids,
-                                     const float* weight, size_t N, size_t C, size_t V, Stream& stream) {
-  if (stream.device == Device::cpu) return embedding_scale_backward_ref(dscale, row_sums, dh, ids, weight, N, C, V);
+                                     const float* weight, size_t N, size_t C, size_t V, Context& ctx) {
+  if (ctx.device == Device::cpu) return embedding_scale_backward_ref(dscale, row_sums, dh, ids, weight, N, C, V);
   auto* kernel = C % 4 == 0 ? embedding_scale_backward_kernel<true> : embedding_scale_backward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, row_sums, dh, ids, weight, N, C, V);
-  column_reduce_add(dscale, N, 1, AddRows<float>{row_sums, 1}, stream);
+  launch(kernel, rows_grid(N), rows_block, 0, ctx, row_sums, dh, ids, weight, N, C, V);
+  column_reduce_add(dscale, N, 1, AddRows<float>{row_sums, 1}, ctx);
 }
 
 }  // namespace gated

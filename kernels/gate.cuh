@@ -160,37 +160,37 @@ __global__ void __launch_bounds__(rows_block)
 // ---- launchers
 
 inline void gate_forward(float* y, const float* x, const float* z, size_t N, size_t C, size_t group, const GateOp& op,
-                         Stream& stream) {
+                         Context& ctx) {
   require(group > 0 && C % group == 0, "gate_forward: group is %zu, expected a divisor of the %zu columns", group, C);
   with_activation(GateActivations{}, "gate_forward", op.act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu) return gate_forward_ref<Act>(y, x, z, N, C, group, op);
+    if (ctx.device == Device::cpu) return gate_forward_ref<Act>(y, x, z, N, C, group, op);
     const size_t n = N * C, scores = n / group;
     if (group == 1) {
       auto* kernel =
           n % 4 == 0 ? gate_forward_elementwise_kernel<Act, true> : gate_forward_elementwise_kernel<Act, false>;
-      return launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, y, x, z, n, op);
+      return launch(kernel, elementwise_grid(n), elementwise_block, 0, ctx, y, x, z, n, op);
     }
     auto* kernel = group % 4 == 0 ? gate_forward_headwise_kernel<Act, true> : gate_forward_headwise_kernel<Act, false>;
-    launch(kernel, row_quads_grid(scores, group), elementwise_block, 0, stream, y, x, z, scores, group, op);
+    launch(kernel, row_quads_grid(scores, group), elementwise_block, 0, ctx, y, x, z, scores, group, op);
   });
 }
 
 inline void gate_backward(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N, size_t C,
-                          size_t group, const GateOp& op, Stream& stream) {
+                          size_t group, const GateOp& op, Context& ctx) {
   require(group > 0 && C % group == 0, "gate_backward: group is %zu, expected a divisor of the %zu columns", group, C);
   with_activation(GateActivations{}, "gate_backward", op.act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu) return gate_backward_ref<Act>(dx, dz, dy, x, z, N, C, group, op);
+    if (ctx.device == Device::cpu) return gate_backward_ref<Act>(dx, dz, dy, x, z, N, C, group, op);
     const size_t n = N * C, scores = n / group;
     if (group == 1) {
       auto* kernel =
           n % 4 == 0 ? gate_backward_elementwise_kernel<Act, true> : gate_backward_elementwise_kernel<Act, false>;
-      return launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, dx, dz, dy, x, z, n, op);
+      return launch(kernel, elementwise_grid(n), elementwise_block, 0, ctx, dx, dz, dy, x, z, n, op);
     }
     auto* kernel =
         group % 4 == 0 ? gate_backward_headwise_kernel<Act, true> : gate_backward_headwise_kernel<Act, false>;
-    launch(kernel, rows_grid(scores), rows_block, 0, stream, dx, dz, dy, x, z, scores, group, op);
+    launch(kernel, rows_grid(scores), rows_block, 0, ctx, dx, dz, dy, x, z, scores, group, op);
   });
 }
 

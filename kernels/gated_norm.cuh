@@ -597,79 +597,78 @@ inline void require_gated_norm(const char* op, const GatedNormWeights& weights, 
   require(shape.base == NormGateBase::rmsnorm || (weights.alpha && weights.b), "%s: DyT has alpha and b", op);
 }
 
-inline void gated_norm_transpose(float* out, const float* in, size_t rows, size_t columns, Stream& stream) {
-  launch(gated_norm_transpose_kernel, grid_of(ceil_div(rows * columns, 256)), 256, 0, stream, out, in, rows, columns);
+inline void gated_norm_transpose(float* out, const float* in, size_t rows, size_t columns, Context& ctx) {
+  launch(gated_norm_transpose_kernel, grid_of(ceil_div(rows * columns, 256)), 256, 0, ctx, out, in, rows, columns);
 }
 
 // y (N,C), r (N; of RMSNorm), low (N,rank) and, with a branch, its sum are written. y is none of the inputs.
 inline void gated_norm_forward(float* y, float* r, float* low, const ResidualForward& in,
-                               const GatedNormWeights& weights, const GatedNormShape& shape, Stream& stream) {
+                               const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx) {
   require_residual("gated_norm_forward", in, shape.C);
   require_gated_norm("gated_norm_forward", weights, shape);
   with_activation(GateActivations{}, "gated_norm_forward", shape.op.act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu)
+    if (ctx.device == Device::cpu)
       return gated_norm_forward_steps<Act>(y, r, low, in, weights, shape, [](auto... a) { matmul_cpu(a...); });
     const size_t C = shape.C, rank = shape.rank, scores = shape.scores();
-    float *down_t = stream.scratch((C + scores) * rank), *up_t = down_t + C * rank;
-    gated_norm_transpose(down_t, weights.down, rank, C, stream);
-    gated_norm_transpose(up_t, weights.up, scores, rank, stream);
+    float *down_t = ctx.scratch((C + scores) * rank), *up_t = down_t + C * rank;
+    gated_norm_transpose(down_t, weights.down, rank, C, ctx);
+    gated_norm_transpose(up_t, weights.up, scores, rank, ctx);
     auto* kernel = C % 4 == 0 ? gated_norm_forward_kernel<Act, true> : gated_norm_forward_kernel<Act, false>;
     launch(kernel, grid_of(ceil_div(shape.N, gated_norm::rows)), gated_norm::threads,
-           2 * gated_norm::rows * rank * sizeof(float), stream, y, r, low, in, weights, down_t, up_t, shape);
+           2 * gated_norm::rows * rank * sizeof(float), ctx, y, r, low, in, weights, down_t, up_t, shape);
   });
 }
 
 // dx (and dbranch) are written, the parameters' gradients accumulated. dx is not dy.
 inline void gated_norm_backward(const ResidualBackward& out, const GatedNormGradients& gradients, const float* dy,
                                 const float* low, const float* r, const GatedNormWeights& weights,
-                                const GatedNormShape& shape, Stream& stream) {
+                                const GatedNormShape& shape, Context& ctx) {
   require_residual("gated_norm_backward", out, shape.C);
   require_gated_norm("gated_norm_backward", weights, shape);
   require(out.dx != dy, "gated_norm_backward: dx is dy, which is read again after dx is written");
   if (shape.N == 0) return;
   with_activation(GateActivations{}, "gated_norm_backward", shape.op.act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu)
+    if (ctx.device == Device::cpu)
       return gated_norm_backward_steps<Act>(out, gradients, dy, low, r, weights, shape,
-                                            stream.scratch(gated_norm_scratch(shape)),
+                                            ctx.scratch(gated_norm_scratch(shape)),
                                             [](auto... a) { matmul_cpu(a...); });
     using namespace gated_norm;
     const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
     const size_t slices = ceil_div(N, matmul_slice), column_slices = ceil_div(N, column_slice);
     const size_t ranks = ceil_div(rank, 16);
-    float* next =
-        stream.scratch((slices * (C + scores) + scores) * rank + column_slices * (2 * C + 1) + N * (rank + 2));
+    float* next = ctx.scratch((slices * (C + scores) + scores) * rank + column_slices * (2 * C + 1) + N * (rank + 2));
     auto take = [&](size_t n) { return std::exchange(next, next + n); };
     // What is read or written four numbers at a time comes first.
     float *down_slices = take(slices * rank * C), *up_t = take(scores * rank);
     float *up_slices = take(slices * scores * rank), *column_sums = take(column_slices * 2 * C);
     float *alpha_sums = take(column_slices), *dlow = take(N * rank), *dscores = take(N), *row_sums = take(N);
 
-    gated_norm_transpose(up_t, weights.up, scores, rank, stream);
+    gated_norm_transpose(up_t, weights.up, scores, rank, ctx);
     auto* by_rows = C % 4 == 0 ? gated_norm_backward_kernel<Act, true> : gated_norm_backward_kernel<Act, false>;
-    launch(by_rows, grid_of(ceil_div(N, rows)), threads, 3 * rows * rank * sizeof(float), stream, out, dlow, dscores,
+    launch(by_rows, grid_of(ceil_div(N, rows)), threads, 3 * rows * rank * sizeof(float), ctx, out, dlow, dscores,
            row_sums, dy, low, r, weights, up_t, shape);
     auto* by_columns = C % 4 == 0 ? gated_norm_columns_kernel<Act, true> : gated_norm_columns_kernel<Act, false>;
     const dim3 grid(grid_of(slices * ceil_div(C, chunk)).x, unsigned(ranks));
-    launch(by_columns, grid, threads, 2 * rows * 16 * ranks * sizeof(float), stream, up_slices, down_slices,
-           column_sums, out.x, dy, low, dlow, dscores, r, weights, up_t, shape);
+    launch(by_columns, grid, threads, 2 * rows * 16 * ranks * sizeof(float), ctx, up_slices, down_slices, column_sums,
+           out.x, dy, low, dlow, dscores, r, weights, up_t, shape);
 
     auto add_slices = [&](float* gradient, const float* of_slices, size_t n) {
-      launch(matmul_add_slices_kernel, grid_of(ceil_div(n, 256)), 256, 0, stream, gradient, of_slices, nullptr, slices,
-             n, n, true);
+      launch(matmul_add_slices_kernel, grid_of(ceil_div(n, 256)), 256, 0, ctx, gradient, of_slices, nullptr, slices, n,
+             n, true);
     };
     add_slices(gradients.down, down_slices, rank * C);
     add_slices(gradients.up, up_slices, scores * rank);
     auto add_columns = [&](float* gradient, float* sums, size_t stride, size_t columns) {
-      launch(gated_norm_add_columns_kernel, grid_of(ceil_div(columns, 128)), 128, 0, stream, gradient, sums,
-             column_slices, stride, columns);
+      launch(gated_norm_add_columns_kernel, grid_of(ceil_div(columns, 128)), 128, 0, ctx, gradient, sums, column_slices,
+             stride, columns);
     };
     add_columns(gradients.w, column_sums, 2 * C, C);
     if (shape.base == NormGateBase::rmsnorm) return;
     add_columns(gradients.b, column_sums + C, 2 * C, C);
     const OneSum<AddRows<float>> add_rows = {{row_sums, 1}};
-    launch(column_slices_kernel<1, OneSum<AddRows<float>>>, grid_of(column_slices), 32, 0, stream, alpha_sums, N,
+    launch(column_slices_kernel<1, OneSum<AddRows<float>>>, grid_of(column_slices), 32, 0, ctx, alpha_sums, N,
            size_t{1}, add_rows);
     add_columns(gradients.alpha, alpha_sums, 1, 1);
   });

@@ -62,22 +62,22 @@ __global__ void __launch_bounds__(elementwise_block)
 
 using GluActivations = ActivationSet<Sigmoid, Silu, GeluTanh, GeluErf>;
 
-inline void glu_forward(float* y, const float* g, const float* u, size_t n, Activation act, Stream& stream) {
+inline void glu_forward(float* y, const float* g, const float* u, size_t n, Activation act, Context& ctx) {
   with_activation(GluActivations{}, "glu_forward", act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu) return glu_forward_ref<Act>(y, g, u, n);
+    if (ctx.device == Device::cpu) return glu_forward_ref<Act>(y, g, u, n);
     auto* kernel = n % 4 == 0 ? glu_forward_kernel<Act, true> : glu_forward_kernel<Act, false>;
-    launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, y, g, u, n);
+    launch(kernel, elementwise_grid(n), elementwise_block, 0, ctx, y, g, u, n);
   });
 }
 
 inline void glu_backward(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n,
-                         Activation act, Stream& stream) {
+                         Activation act, Context& ctx) {
   with_activation(GluActivations{}, "glu_backward", act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu) return glu_backward_ref<Act>(dg, du, dy, g, u, n);
+    if (ctx.device == Device::cpu) return glu_backward_ref<Act>(dg, du, dy, g, u, n);
     auto* kernel = n % 4 == 0 ? glu_backward_kernel<Act, true> : glu_backward_kernel<Act, false>;
-    launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, dg, du, dy, g, u, n);
+    launch(kernel, elementwise_grid(n), elementwise_block, 0, ctx, dg, du, dy, g, u, n);
   });
 }
 

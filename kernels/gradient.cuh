@@ -12,10 +12,10 @@
 #pragma once
 #include <vector>
 
-#include "kernels/device.cuh"
-#include "kernels/elementwise.cuh"
-#include "kernels/math.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/launch_shape.cuh"
+#include "core/math.cuh"
+#include "core/reduce.cuh"
 
 namespace gated {
 
@@ -105,30 +105,30 @@ __global__ void buffer_finish_kernel(float* out, const float* sums, size_t chunk
 
 // ---- launchers
 
-inline void accumulate_gradient(float* total, const float* g, size_t n, Stream& stream) {
-  if (stream.device == Device::cpu) return accumulate_gradient_ref(total, g, n);
+inline void accumulate_gradient(float* total, const float* g, size_t n, Context& ctx) {
+  if (ctx.device == Device::cpu) return accumulate_gradient_ref(total, g, n);
   auto* kernel = n % 4 == 0 ? accumulate_gradient_kernel<true> : accumulate_gradient_kernel<false>;
-  launch(kernel, elementwise_grid(n), elementwise_block, 0, stream, total, g, n);
+  launch(kernel, elementwise_grid(n), elementwise_block, 0, ctx, total, g, n);
 }
 
 template <class Formula>
-void buffer_reduce(float* out, const float* x, size_t n, Stream& stream) {
-  if (stream.device == Device::cpu) return buffer_reduce_ref<Formula>(out, x, n);
+void buffer_reduce(float* out, const float* x, size_t n, Context& ctx) {
+  if (ctx.device == Device::cpu) return buffer_reduce_ref<Formula>(out, x, n);
   const size_t chunks = ceil_div(n, buffer_chunk);
-  float* sums = stream.scratch(chunks);
+  float* sums = ctx.scratch(chunks);
   auto* kernel = n % 4 == 0 ? buffer_chunks_kernel<Formula, true> : buffer_chunks_kernel<Formula, false>;
-  launch(kernel, rows_grid(chunks), rows_block, 0, stream, sums, x, n);
-  launch(buffer_finish_kernel<Formula>, 1, 32, 0, stream, out, sums, chunks, n);
+  launch(kernel, rows_grid(chunks), rows_block, 0, ctx, sums, x, n);
+  launch(buffer_finish_kernel<Formula>, 1, 32, 0, ctx, out, sums, chunks, n);
 }
 
 // *norm is infinite when the sum of squares leaves the range of float (entries above about 1e19).
-inline void gradient_norm(float* norm, const float* g, size_t n, Stream& stream) {
-  buffer_reduce<RootSumSquares>(norm, g, n, stream);
+inline void gradient_norm(float* norm, const float* g, size_t n, Context& ctx) {
+  buffer_reduce<RootSumSquares>(norm, g, n, ctx);
 }
 
-inline void mean(float* out, const float* x, size_t n, Stream& stream) {
+inline void mean(float* out, const float* x, size_t n, Context& ctx) {
   require(n > 0, "mean: a mean over no elements");
-  buffer_reduce<Mean>(out, x, n, stream);
+  buffer_reduce<Mean>(out, x, n, ctx);
 }
 
 }  // namespace gated

@@ -9,9 +9,10 @@
 //   y, mean, r and the gradients of residual.cuh are written, dw and db accumulated
 // --norm=layernorm | tests/test_layernorm.cpp
 #pragma once
-#include "kernels/device.cuh"
-#include "kernels/math.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/math.cuh"
+#include "core/launch_shape.cuh"
+#include "core/reduce.cuh"
 #include "kernels/residual.cuh"
 
 namespace gated {
@@ -131,21 +132,21 @@ __global__ void __launch_bounds__(rows_block)
 
 // y (N,C), mean (N), r (N) and, with a branch, its sum are written.
 inline void layernorm_forward(float* y, float* mean, float* r, const ResidualForward& in, const float* w,
-                              const float* b, size_t N, size_t C, float eps, Stream& stream) {
+                              const float* b, size_t N, size_t C, float eps, Context& ctx) {
   require_residual("layernorm_forward", in, C);
-  if (stream.device == Device::cpu) return layernorm_forward_ref(y, mean, r, in, w, b, N, C, eps);
+  if (ctx.device == Device::cpu) return layernorm_forward_ref(y, mean, r, in, w, b, N, C, eps);
   auto* kernel = C % 4 == 0 ? layernorm_forward_kernel<true> : layernorm_forward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, y, mean, r, in, w, b, N, C, eps);
+  launch(kernel, rows_grid(N), rows_block, 0, ctx, y, mean, r, in, w, b, N, C, eps);
 }
 
 // dx (and dbranch) are written, dw (C) and db (C) accumulated. dx may be dy.
 inline void layernorm_backward(const ResidualBackward& out, float* dw, float* db, const float* dy, const float* w,
-                               const float* mean, const float* r, size_t N, size_t C, Stream& stream) {
+                               const float* mean, const float* r, size_t N, size_t C, Context& ctx) {
   require_residual("layernorm_backward", out, C);
-  if (stream.device == Device::cpu) return layernorm_backward_ref(out, dw, db, dy, w, mean, r, N, C);
-  column_reduce_add(std::array{dw, db}, N, C, LayernormParametersGrad<float>{dy, out.x, mean, r, C}, stream);
+  if (ctx.device == Device::cpu) return layernorm_backward_ref(out, dw, db, dy, w, mean, r, N, C);
+  column_reduce_add(std::array{dw, db}, N, C, LayernormParametersGrad<float>{dy, out.x, mean, r, C}, ctx);
   auto* kernel = C % 4 == 0 ? layernorm_backward_kernel<true> : layernorm_backward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, out, dy, w, mean, r, N, C);
+  launch(kernel, rows_grid(N), rows_block, 0, ctx, out, dy, w, mean, r, N, C);
 }
 
 }  // namespace gated

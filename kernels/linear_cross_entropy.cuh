@@ -13,10 +13,10 @@
 // A target of -1 is ignored: loss 0, gradient 0. Any other outside [0,V) gives a NaN loss and NaN gradients.
 // Logits for sampling are matmul alone. | tests/test_linear_cross_entropy.cpp
 #pragma once
-#include "kernels/device.cuh"
-#include "kernels/math.cuh"
+#include "core/context.cuh"
+#include "core/math.cuh"
 #include "kernels/matmul.cuh"
-#include "kernels/reduce.cuh"
+#include "core/reduce.cuh"
 
 namespace gated {
 
@@ -178,24 +178,24 @@ __global__ void __launch_bounds__(row_chains)
 // ---- launchers
 
 inline void cross_entropy(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t rows,
-                          size_t V, Stream& stream) {
-  if (stream.device == Device::cpu) return cross_entropy_ref(losses, logits, targets, dloss, gradient, rows, V);
+                          size_t V, Context& ctx) {
+  if (ctx.device == Device::cpu) return cross_entropy_ref(losses, logits, targets, dloss, gradient, rows, V);
   const bool aligned = V % 4 == 0;
   auto* kernel = gradient ? (aligned ? cross_entropy_kernel<true, true> : cross_entropy_kernel<true, false>)
                           : (aligned ? cross_entropy_kernel<false, true> : cross_entropy_kernel<false, false>);
-  launch(kernel, grid_of(rows), row_chains, 0, stream, losses, logits, targets, dloss, V);
+  launch(kernel, grid_of(rows), row_chains, 0, ctx, losses, logits, targets, dloss, V);
 }
 
 // dloss is the gradient of every row's loss: 1/N for their mean. logits holds min(chunk_rows, N) * V floats.
 inline void linear_cross_entropy(float* losses, float* dh, float* dweight, float* logits, const float* h,
                                  const float* weight, const int* targets, float dloss, size_t N, size_t C, size_t V,
-                                 size_t chunk_rows, Stream& stream) {
+                                 size_t chunk_rows, Context& ctx) {
   linear_cross_entropy_steps(
       losses, dh, dweight, logits, h, weight, targets, N, C, V, chunk_rows,
       [&](float* c, const float* a, const float* b, size_t m, size_t n, size_t k, Layout layout,
-          Accumulate accumulate) { matmul(c, a, b, m, n, k, layout, accumulate, stream); },
+          Accumulate accumulate) { matmul(c, a, b, m, n, k, layout, accumulate, ctx); },
       [&](float* losses, float* logits, const int* targets, bool gradient, size_t rows) {
-        cross_entropy(losses, logits, targets, dloss, gradient, rows, V, stream);
+        cross_entropy(losses, logits, targets, dloss, gradient, rows, V, ctx);
       });
 }
 

@@ -13,9 +13,9 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/device.cuh"
-#include "kernels/math.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/math.cuh"
+#include "core/reduce.cuh"
 
 namespace gated {
 
@@ -249,10 +249,10 @@ inline MatmulPlan matmul_plan(size_t M, size_t N, size_t K) {
 
 template <Layout layout, int BM, int BN, int TM, int TN>
 void matmul_launch(float* C, const float* A, const float* B, const float* bias, size_t M, size_t N, size_t K,
-                   bool accumulate, bool split, Stream& stream) {
+                   bool accumulate, bool split, Context& ctx) {
   const size_t slices = ceil_div(K, matmul_slice), columns = ceil_div(N, BN);
   require(columns <= 65535 && slices <= 65535, "matmul: N %zu or K %zu is too large for a grid", N, K);
-  float* total = split ? stream.scratch(slices * M * N) : accumulate && slices > 1 ? stream.scratch(M * N) : C;
+  float* total = split ? ctx.scratch(slices * M * N) : accumulate && slices > 1 ? ctx.scratch(M * N) : C;
   auto lines_aligned = [](const float* p, size_t ld) {
     return ld % 4 == 0 && reinterpret_cast<uintptr_t>(p) % 16 == 0;
   };
@@ -260,19 +260,19 @@ void matmul_launch(float* C, const float* A, const float* B, const float* bias, 
   const bool aligned_c = lines_aligned(C, N) && lines_aligned(total, N) && lines_aligned(bias, N);
   auto* kernel = aligned ? matmul_kernel<layout, BM, BN, TM, TN, true> : matmul_kernel<layout, BM, BN, TM, TN, false>;
   const dim3 grid(grid_of(ceil_div(M, BM)).x, unsigned(columns), split ? unsigned(slices) : 1);
-  launch(kernel, grid, BM / TM * BN / TN, 0, stream, C, total, A, B, bias, M, N, K, accumulate, split, aligned_c);
+  launch(kernel, grid, BM / TM * BN / TN, 0, ctx, C, total, A, B, bias, M, N, K, accumulate, split, aligned_c);
   if (split)
-    launch(matmul_add_slices_kernel, grid_of(ceil_div(M * N, 256)), 256, 0, stream, C, total, bias, slices, M * N, N,
+    launch(matmul_add_slices_kernel, grid_of(ceil_div(M * N, 256)), 256, 0, ctx, C, total, bias, slices, M * N, N,
            accumulate);
 }
 
 // The kernel by a given plan.
 inline void matmul_by_plan(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
-                           Accumulate accumulate, MatmulPlan plan, Stream& stream, const float* bias = nullptr) {
+                           Accumulate accumulate, MatmulPlan plan, Context& ctx, const float* bias = nullptr) {
   auto with_tile = [&](auto layout_constant) {
     constexpr Layout l = decltype(layout_constant)::value;
     auto* run = plan.tile == Tile::large ? matmul_launch<l, 128, 128, 8, 8> : matmul_launch<l, 64, 64, 4, 4>;
-    run(C, A, B, bias, M, N, K, accumulate == Accumulate::yes, plan.split, stream);
+    run(C, A, B, bias, M, N, K, accumulate == Accumulate::yes, plan.split, ctx);
   };
   if (layout == Layout::nt) with_tile(std::integral_constant<Layout, Layout::nt>());
   if (layout == Layout::nn) with_tile(std::integral_constant<Layout, Layout::nn>());
@@ -281,11 +281,11 @@ inline void matmul_by_plan(float* C, const float* A, const float* B, size_t M, s
 
 // C (M,N) is written, or accumulated to. bias (N) or null: added to every row of a C that is written.
 inline void matmul(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
-                   Accumulate accumulate, Stream& stream, const float* bias = nullptr) {
+                   Accumulate accumulate, Context& ctx, const float* bias = nullptr) {
   require(!bias || accumulate == Accumulate::no, "matmul: a bias is for a product that is written, not accumulated");
   if (M == 0 || N == 0) return;
-  if (stream.device == Device::cpu) return matmul_cpu(C, A, B, M, N, K, layout, accumulate, bias);
-  matmul_by_plan(C, A, B, M, N, K, layout, accumulate, matmul_plan(M, N, K), stream, bias);
+  if (ctx.device == Device::cpu) return matmul_cpu(C, A, B, M, N, K, layout, accumulate, bias);
+  matmul_by_plan(C, A, B, M, N, K, layout, accumulate, matmul_plan(M, N, K), ctx, bias);
 }
 
 }  // namespace gated

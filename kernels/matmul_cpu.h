@@ -21,7 +21,7 @@
 #include <algorithm>
 
 #include "kernels/matmul.cuh"
-#include "kernels/simd.h"
+#include "core/simd.h"
 
 namespace gated {
 namespace tuned_matmul {

@@ -13,9 +13,10 @@
 //   y, dx written, dw, db accumulated; y may be x, dx may be dy or x
 // --ffn=polynorm | tests/test_polynorm.cpp
 #pragma once
-#include "kernels/device.cuh"
-#include "kernels/math.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/math.cuh"
+#include "core/launch_shape.cuh"
+#include "core/reduce.cuh"
 
 namespace gated {
 
@@ -175,20 +176,20 @@ __global__ void __launch_bounds__(rows_block)
 // ---- launchers
 
 inline void polynorm_forward(float* y, float* r, const float* x, const float* w, const float* b, size_t N, size_t C,
-                             float eps, Stream& stream) {
+                             float eps, Context& ctx) {
   require(C > 0, "polynorm_forward: rows have no columns");
-  if (stream.device == Device::cpu) return polynorm_forward_ref(y, r, x, w, b, N, C, eps);
+  if (ctx.device == Device::cpu) return polynorm_forward_ref(y, r, x, w, b, N, C, eps);
   auto* kernel = C % 4 == 0 ? polynorm_forward_kernel<true> : polynorm_forward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, y, r, x, w, b, N, C, eps);
+  launch(kernel, rows_grid(N), rows_block, 0, ctx, y, r, x, w, b, N, C, eps);
 }
 
 inline void polynorm_backward(float* dx, float* dw, float* db, float* row_sums, const float* dy, const float* x,
-                              const float* w, const float* r, size_t N, size_t C, Stream& stream) {
+                              const float* w, const float* r, size_t N, size_t C, Context& ctx) {
   require(C > 0, "polynorm_backward: rows have no columns");
-  if (stream.device == Device::cpu) return polynorm_backward_ref(dx, dw, db, row_sums, dy, x, w, r, N, C);
+  if (ctx.device == Device::cpu) return polynorm_backward_ref(dx, dw, db, row_sums, dy, x, w, r, N, C);
   auto* kernel = C % 4 == 0 ? polynorm_backward_kernel<true> : polynorm_backward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, dx, row_sums, dy, x, w, r, N, C);
-  column_reduce_add(std::array{dw, dw + 1, dw + 2, db}, N, 1, PolynormParameterGrad<float>{row_sums}, stream);
+  launch(kernel, rows_grid(N), rows_block, 0, ctx, dx, row_sums, dy, x, w, r, N, C);
+  column_reduce_add(std::array{dw, dw + 1, dw + 2, db}, N, 1, PolynormParameterGrad<float>{row_sums}, ctx);
 }
 
 }  // namespace gated

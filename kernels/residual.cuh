@@ -12,10 +12,11 @@
 // join is an operation of its own.
 // --dropout, --clip-output, --clip-residual | tests/test_residual.cpp
 #pragma once
-#include "kernels/device.cuh"
-#include "kernels/math.cuh"
-#include "kernels/philox.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/math.cuh"
+#include "core/philox.cuh"
+#include "core/launch_shape.cuh"
+#include "core/reduce.cuh"
 
 namespace gated {
 
@@ -236,23 +237,23 @@ inline void require_residual(const char* op, const ResidualBackward& out, size_t
 }
 
 // sum (N,C) is written.
-inline void residual_forward(const ResidualForward& in, size_t N, size_t C, Stream& stream) {
+inline void residual_forward(const ResidualForward& in, size_t N, size_t C, Context& ctx) {
   require_residual("residual_forward", in, C);
   require(in.branch, "residual_forward: there is no branch to join");
-  if (stream.device == Device::cpu) return residual_forward_ref(in, N, C);
+  if (ctx.device == Device::cpu) return residual_forward_ref(in, N, C);
   auto* kernel = C % 4 == 0 ? residual_forward_kernel<true> : residual_forward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, in, N, C);
+  launch(kernel, rows_grid(N), rows_block, 0, ctx, in, N, C);
 }
 
 // dx and, where it is not null, dbranch (N,C) are written. dy: the gradient of what read the sum as its norm,
 // or null where dresidual is all there is; dx may be dy. x is read where the sum was clipped.
-inline void residual_backward(const ResidualBackward& out, const float* dy, size_t N, size_t C, Stream& stream) {
+inline void residual_backward(const ResidualBackward& out, const float* dy, size_t N, size_t C, Context& ctx) {
   require_residual("residual_backward", out, C);
   require(dy || out.dresidual, "residual_backward: neither dy nor dresidual");
   require(out.x || out.joined().clip_sum == INFINITY, "residual_backward: a clipped sum is read again");
-  if (stream.device == Device::cpu) return residual_backward_ref(out, dy, N, C);
+  if (ctx.device == Device::cpu) return residual_backward_ref(out, dy, N, C);
   auto* kernel = C % 4 == 0 ? residual_backward_kernel<true> : residual_backward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, out, dy, N, C);
+  launch(kernel, rows_grid(N), rows_block, 0, ctx, out, dy, N, C);
 }
 
 }  // namespace gated

@@ -10,9 +10,10 @@
 // The same operation over (B*T*H, D) rows is the QK-norm of Qwen3.
 // --norm=rmsnorm|preaffine | tests/test_rmsnorm.cpp
 #pragma once
-#include "kernels/device.cuh"
-#include "kernels/math.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/math.cuh"
+#include "core/launch_shape.cuh"
+#include "core/reduce.cuh"
 #include "kernels/residual.cuh"
 
 namespace gated {
@@ -169,11 +170,11 @@ __global__ void __launch_bounds__(rows_block)
 
 // y (N,C), r (N) and, with a branch, its sum are written. pre may be null.
 inline void rmsnorm_forward(float* y, float* r, const ResidualForward& in, const float* pre, const float* w,
-                            float offset, size_t N, size_t C, float eps, Stream& stream) {
+                            float offset, size_t N, size_t C, float eps, Context& ctx) {
   require_residual("rmsnorm_forward", in, C);
-  if (stream.device == Device::cpu) return rmsnorm_forward_ref(y, r, in, pre, w, offset, N, C, eps);
+  if (ctx.device == Device::cpu) return rmsnorm_forward_ref(y, r, in, pre, w, offset, N, C, eps);
   auto* kernel = C % 4 == 0 ? rmsnorm_forward_kernel<true> : rmsnorm_forward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, y, r, in, pre, w, offset, N, C, eps);
+  launch(kernel, rows_grid(N), rows_block, 0, ctx, y, r, in, pre, w, offset, N, C, eps);
 }
 
 // dx (and dbranch) are written, dw (C) and dpre (C) accumulated. mean (N): scratch that dpre needs.
@@ -181,16 +182,16 @@ inline void rmsnorm_forward(float* y, float* r, const ResidualForward& in, const
 // first, and dx may be dy.
 inline void rmsnorm_backward(const ResidualBackward& out, float* dw, float* dpre, float* mean, const float* dy,
                              const float* pre, const float* w, float offset, const float* r, size_t N, size_t C,
-                             Stream& stream) {
+                             Context& ctx) {
   require_residual("rmsnorm_backward", out, C);
   require(!pre || (dpre && mean && out.dx != dy), "rmsnorm_backward: pre needs dpre, mean and a dx that is not dy");
-  if (stream.device == Device::cpu) return rmsnorm_backward_ref(out, dw, dpre, mean, dy, pre, w, offset, r, N, C);
-  if (!pre) column_reduce_add(dw, N, C, RmsnormWeightGrad<float>{dy, out.x, r, C}, stream);
+  if (ctx.device == Device::cpu) return rmsnorm_backward_ref(out, dw, dpre, mean, dy, pre, w, offset, r, N, C);
+  if (!pre) column_reduce_add(dw, N, C, RmsnormWeightGrad<float>{dy, out.x, r, C}, ctx);
   auto* kernel = C % 4 == 0 ? rmsnorm_backward_kernel<true> : rmsnorm_backward_kernel<false>;
-  launch(kernel, rows_grid(N), rows_block, 0, stream, out, mean, dy, pre, w, offset, r, N, C);
+  launch(kernel, rows_grid(N), rows_block, 0, ctx, out, mean, dy, pre, w, offset, r, N, C);
   if (pre)
     column_reduce_add(std::array{dw, dpre}, N, C, RmsnormWeightsGrad<float>{dy, out.x, pre, w, r, mean, offset, C},
-                      stream);
+                      ctx);
 }
 
 }  // namespace gated

@@ -9,10 +9,10 @@
 //   y may be x, dx may be dy
 // --rope-theta, --rope-fraction | tests/test_rope.cpp
 #pragma once
-#include "kernels/device.cuh"
-#include "kernels/host_math.h"
-#include "kernels/math.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/host_math.h"
+#include "core/math.cuh"
+#include "core/reduce.cuh"
 
 namespace gated {
 
@@ -99,28 +99,28 @@ __global__ void __launch_bounds__(rope_block)
 // Turns the tokens at first_position .. first_position + T - 1 of each sequence.
 template <bool inverse>
 void rope(float* y, const float* x, const RopeTables& tables, size_t first_position, size_t B, size_t T, size_t H,
-          size_t D, Stream& stream) {
+          size_t D, Context& ctx) {
   const size_t half = tables.half;
   require(D >= 2 * half, "rope: heads have %zu elements, the tables turn %zu", D, 2 * half);
   require(first_position + T <= tables.rows, "rope: positions %zu to %zu, the tables end before %zu; make longer ones",
           first_position, first_position + T, tables.rows);
   const float *cos = tables.cos.data() + first_position * half, *sin = tables.sin.data() + first_position * half;
-  if (stream.device == Device::cpu) return rope_ref<inverse>(y, x, cos, sin, B, T, H, D, 2 * half);
+  if (ctx.device == Device::cpu) return rope_ref<inverse>(y, x, cos, sin, B, T, H, D, 2 * half);
   const bool aligned = half % 4 == 0 && D % 4 == 0;
   const size_t heads = B * T * H, copies = y == x ? 0 : ceil_div(D - 2 * half, 4);
   launch(aligned ? rope_kernel<inverse, true> : rope_kernel<inverse, false>,
-         grid_of(ceil_div(heads * (ceil_div(half, 4) + copies), rope_block)), rope_block, 0, stream, y, x, cos, sin,
-         heads, T, H, D, half, copies);
+         grid_of(ceil_div(heads * (ceil_div(half, 4) + copies), rope_block)), rope_block, 0, ctx, y, x, cos, sin, heads,
+         T, H, D, half, copies);
 }
 
 inline void rope_forward(float* y, const float* x, const RopeTables& tables, size_t first_position, size_t B, size_t T,
-                         size_t H, size_t D, Stream& stream) {
-  rope<false>(y, x, tables, first_position, B, T, H, D, stream);
+                         size_t H, size_t D, Context& ctx) {
+  rope<false>(y, x, tables, first_position, B, T, H, D, ctx);
 }
 
 inline void rope_backward(float* dx, const float* dy, const RopeTables& tables, size_t first_position, size_t B,
-                          size_t T, size_t H, size_t D, Stream& stream) {
-  rope<true>(dx, dy, tables, first_position, B, T, H, D, stream);
+                          size_t T, size_t H, size_t D, Context& ctx) {
+  rope<true>(dx, dy, tables, first_position, B, T, H, D, ctx);
 }
 
 }  // namespace gated

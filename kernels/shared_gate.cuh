@@ -130,24 +130,24 @@ __global__ void __launch_bounds__(elementwise_block)
 // ---- launchers
 
 inline void shared_gate_forward(float* y, const float* x, const float* z, size_t N, size_t H, size_t D,
-                                const GateOp& op, Stream& stream) {
+                                const GateOp& op, Context& ctx) {
   require(H > 0, "shared_gate_forward: no heads to share a gate");
   with_activation(GateActivations{}, "shared_gate_forward", op.act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu) return shared_gate_forward_ref<Act>(y, x, z, N, H, D, op);
+    if (ctx.device == Device::cpu) return shared_gate_forward_ref<Act>(y, x, z, N, H, D, op);
     auto* kernel = D % 4 == 0 ? shared_gate_forward_kernel<Act, true> : shared_gate_forward_kernel<Act, false>;
-    launch(kernel, row_quads_grid(N, D), elementwise_block, 0, stream, y, x, z, N, H, D, op);
+    launch(kernel, row_quads_grid(N, D), elementwise_block, 0, ctx, y, x, z, N, H, D, op);
   });
 }
 
 inline void shared_gate_backward(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N,
-                                 size_t H, size_t D, const GateOp& op, Stream& stream) {
+                                 size_t H, size_t D, const GateOp& op, Context& ctx) {
   require(H > 0, "shared_gate_backward: no heads to share a gate");
   with_activation(GateActivations{}, "shared_gate_backward", op.act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu) return shared_gate_backward_ref<Act>(dx, dz, dy, x, z, N, H, D, op);
+    if (ctx.device == Device::cpu) return shared_gate_backward_ref<Act>(dx, dz, dy, x, z, N, H, D, op);
     auto* kernel = D % 4 == 0 ? shared_gate_backward_kernel<Act, true> : shared_gate_backward_kernel<Act, false>;
-    launch(kernel, row_quads_grid(N, D), elementwise_block, 0, stream, dx, dz, dy, x, z, N, H, D, op);
+    launch(kernel, row_quads_grid(N, D), elementwise_block, 0, ctx, dx, dz, dy, x, z, N, H, D, op);
   });
 }
 

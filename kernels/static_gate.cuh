@@ -85,23 +85,23 @@ __global__ void __launch_bounds__(elementwise_block)
 // ---- launchers
 
 inline void static_gate_forward(float* y, const float* x, const float* theta, size_t N, size_t C, const GateOp& op,
-                                Stream& stream) {
+                                Context& ctx) {
   with_activation(GateActivations{}, "static_gate_forward", op.act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu) return static_gate_forward_ref<Act>(y, x, theta, N, C, op);
+    if (ctx.device == Device::cpu) return static_gate_forward_ref<Act>(y, x, theta, N, C, op);
     auto* kernel = C % 4 == 0 ? static_gate_forward_kernel<Act, true> : static_gate_forward_kernel<Act, false>;
-    launch(kernel, row_quads_grid(N, C), elementwise_block, 0, stream, y, x, theta, N, C, op);
+    launch(kernel, row_quads_grid(N, C), elementwise_block, 0, ctx, y, x, theta, N, C, op);
   });
 }
 
 inline void static_gate_backward(float* dx, float* dtheta, const float* dy, const float* x, const float* theta,
-                                 size_t N, size_t C, const GateOp& op, Stream& stream) {
+                                 size_t N, size_t C, const GateOp& op, Context& ctx) {
   with_activation(GateActivations{}, "static_gate_backward", op.act, [&](auto a) {
     using Act = decltype(a);
-    if (stream.device == Device::cpu) return static_gate_backward_ref<Act>(dx, dtheta, dy, x, theta, N, C, op);
-    column_reduce_add(dtheta, N, C, StaticGateGrad<Act, float>{dy, x, theta, C, op}, stream);
+    if (ctx.device == Device::cpu) return static_gate_backward_ref<Act>(dx, dtheta, dy, x, theta, N, C, op);
+    column_reduce_add(dtheta, N, C, StaticGateGrad<Act, float>{dy, x, theta, C, op}, ctx);
     auto* kernel = C % 4 == 0 ? static_gate_backward_kernel<Act, true> : static_gate_backward_kernel<Act, false>;
-    launch(kernel, row_quads_grid(N, C), elementwise_block, 0, stream, dx, dy, theta, N, C, op);
+    launch(kernel, row_quads_grid(N, C), elementwise_block, 0, ctx, dx, dy, theta, N, C, op);
   });
 }
 

@@ -109,13 +109,13 @@ class Attention {
   const float* forward(const float* x, const Pass& pass) {
     Range range("attention");
     const size_t N = pass.N();
-    Stream& s = pass.s;
+    Context& ctx = pass.ctx;
     x_ = x;
-    wq_.forward(q_, x, N, s);
-    wk_.forward(k_, x, N, s);
-    wv_.forward(v_, x, N, s);
+    wq_.forward(q_, x, N, ctx);
+    wk_.forward(k_, x, N, ctx);
+    wv_.forward(v_, x, N, ctx);
     auto at = [&](GatePosition position, const float* value) {
-      return c.gate_at == position ? gate_.forward(value, x, N, s) : value;
+      return c.gate_at == position ? gate_.forward(value, x, N, ctx) : value;
     };
     q_in_ = at(GatePosition::g4, q_);
     k_in_ = at(GatePosition::g3, k_);
@@ -123,14 +123,14 @@ class Attention {
     k_seen_ = turn(k_turned_, k_r_, k_in_, k_norm_, c.K, pass);
     v_seen_ = at(GatePosition::g2, v_);
     if (c.sink == AttentionSink::kv_bias)
-      kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, pass.B, pass.T, c.H, c.D, s);
-    attention_forward(o_, lse_, q_seen_, k_seen_, v_seen_, shape(pass), extra(), s);
+      kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, pass.B, pass.T, c.H, c.D, ctx);
+    attention_forward(o_, lse_, q_seen_, k_seen_, v_seen_, shape(pass), extra(), ctx);
     const float* o = o_;
     if (c.sdpa_out == SdpaOut::groupnorm)
-      rmsnorm_forward(o_out_, o_r_, {o_}, nullptr, out_norm_.value, offset(), N * c.H, c.D, c.eps, s), o = o_out_;
-    if (c.sdpa_out == SdpaOut::silu) activation_forward(o_out_, o_, N * c.H * c.D, Activation::silu, s), o = o_out_;
+      rmsnorm_forward(o_out_, o_r_, {o_}, nullptr, out_norm_.value, offset(), N * c.H, c.D, c.eps, ctx), o = o_out_;
+    if (c.sdpa_out == SdpaOut::silu) activation_forward(o_out_, o_, N * c.H * c.D, Activation::silu, ctx), o = o_out_;
     o_seen_ = at(GatePosition::g1, o);
-    wo_.forward(y_, o_seen_, N, s);
+    wo_.forward(y_, o_seen_, N, ctx);
     return at(GatePosition::g5, y_);
   }
 
@@ -138,29 +138,30 @@ class Attention {
   void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) {
     Range range("attention backward");
     const size_t N = pass.N();
-    Stream& s = pass.s;
+    Context& ctx = pass.ctx;
     auto at = [&](GatePosition position, const float* d) {
-      return c.gate_at == position ? gate_.backward(d, N, s) : d;
+      return c.gate_at == position ? gate_.backward(d, N, ctx) : d;
     };
-    wo_.backward(do_, Accumulate::no, at(GatePosition::g5, dy), o_seen_, N, s);
+    wo_.backward(do_, Accumulate::no, at(GatePosition::g5, dy), o_seen_, N, ctx);
     const float* dout = at(GatePosition::g1, do_);
     if (c.sdpa_out == SdpaOut::groupnorm)
       rmsnorm_backward({do_, nullptr, nullptr, o_}, out_norm_.grad, nullptr, nullptr, dout, nullptr, out_norm_.value,
-                       offset(), o_r_, N * c.H, c.D, s),
+                       offset(), o_r_, N * c.H, c.D, ctx),
           dout = do_;
-    if (c.sdpa_out == SdpaOut::silu) activation_backward(do_, dout, o_, N * c.H * c.D, Activation::silu, s), dout = do_;
+    if (c.sdpa_out == SdpaOut::silu)
+      activation_backward(do_, dout, o_, N * c.H * c.D, Activation::silu, ctx), dout = do_;
     attention_backward(dq_, dk_, dv_, extra_p_, extra_ds_, dout, q_seen_, k_seen_, v_seen_, o_, lse_, shape(pass),
-                       extra(), s);
-    if (c.sink == AttentionSink::learned) sink_backward(sink_.grad, extra_ds_, pass.B, pass.T, c.H, s);
+                       extra(), ctx);
+    if (c.sink == AttentionSink::learned) sink_backward(sink_.grad, extra_ds_, pass.B, pass.T, c.H, ctx);
     if (c.sink == AttentionSink::kv_bias)
       kv_bias_backward(key_bias_.grad, value_bias_.grad, extra_p_, extra_ds_, q_seen_, dout, pass.B, pass.T, c.H, c.D,
-                       s);
+                       ctx);
     turn_backward(dq_, q_norm_, q_in_, q_r_, c.H, pass);
     turn_backward(dk_, k_norm_, k_in_, k_r_, c.K, pass);
-    wq_.backward(dx, accumulate, at(GatePosition::g4, dq_), x_, N, s);
-    wk_.backward(dx, Accumulate::yes, at(GatePosition::g3, dk_), x_, N, s);
-    wv_.backward(dx, Accumulate::yes, at(GatePosition::g2, dv_), x_, N, s);
-    if (c.gate_at != GatePosition::none) gate_.backward_hidden(dx, N, s);
+    wq_.backward(dx, accumulate, at(GatePosition::g4, dq_), x_, N, ctx);
+    wk_.backward(dx, Accumulate::yes, at(GatePosition::g3, dk_), x_, N, ctx);
+    wv_.backward(dx, Accumulate::yes, at(GatePosition::g2, dv_), x_, N, ctx);
+    if (c.gate_at != GatePosition::none) gate_.backward_hidden(dx, N, ctx);
   }
 
  private:
@@ -182,16 +183,16 @@ class Attention {
   // QK-norm, then rotation, of all heads of q or k. Returns where the result is.
   const float* turn(float* out, float* r, const float* in, const Weight& norm, size_t heads, const Pass& pass) {
     if (c.qk_norm)
-      rmsnorm_forward(out, r, {in}, nullptr, norm.value, offset(), pass.N() * heads, c.D, c.eps, pass.s), in = out;
-    if (c.rope) rope_forward(out, in, *pass.rope, 0, pass.B, pass.T, heads, c.D, pass.s), in = out;
+      rmsnorm_forward(out, r, {in}, nullptr, norm.value, offset(), pass.N() * heads, c.D, c.eps, pass.ctx), in = out;
+    if (c.rope) rope_forward(out, in, *pass.rope, 0, pass.B, pass.T, heads, c.D, pass.ctx), in = out;
     return in;
   }
   // d: gradient behind the rotation, replaced by that in front of the norm.
   void turn_backward(float* d, const Weight& norm, const float* in, const float* r, size_t heads, const Pass& pass) {
-    if (c.rope) rope_backward(d, d, *pass.rope, 0, pass.B, pass.T, heads, c.D, pass.s);
+    if (c.rope) rope_backward(d, d, *pass.rope, 0, pass.B, pass.T, heads, c.D, pass.ctx);
     if (c.qk_norm)
       rmsnorm_backward({d, nullptr, nullptr, in}, norm.grad, nullptr, nullptr, d, nullptr, norm.value, offset(), r,
-                       pass.N() * heads, c.D, pass.s);
+                       pass.N() * heads, c.D, pass.ctx);
   }
 
   AttentionConfig c;

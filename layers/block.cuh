@@ -86,15 +86,15 @@ class Block {
   Hidden forward(Hidden in, const Pass& pass) {
     const Join join1 = join_at(site_, c, pass), join2 = join_at(site_ + 1, c, pass);
     const size_t N = pass.N();
-    Stream& s = pass.s;
+    Context& ctx = pass.ctx;
     if (post()) {
-      const float* x1 = norm1_.forward(in.x, attention_.forward(in.x, pass), join1, N, s);
-      return {norm2_.forward(x1, ffn_.forward(x1, N, s), join2, N, s), nullptr};
+      const float* x1 = norm1_.forward(in.x, attention_.forward(in.x, pass), join1, N, ctx);
+      return {norm2_.forward(x1, ffn_.forward(x1, N, ctx), join2, N, ctx), nullptr};
     }
-    const float* a = attention_.forward(norm1_.forward(in.x, in.branch, join1, N, s), pass);
-    if (sandwich()) a = attention_out_.forward(a, nullptr, {}, N, s);
-    const float* f = ffn_.forward(norm2_.forward(norm1_.residual(), a, join2, N, s), N, s);
-    if (sandwich()) f = ffn_out_.forward(f, nullptr, {}, N, s);
+    const float* a = attention_.forward(norm1_.forward(in.x, in.branch, join1, N, ctx), pass);
+    if (sandwich()) a = attention_out_.forward(a, nullptr, {}, N, ctx);
+    const float* f = ffn_.forward(norm2_.forward(norm1_.residual(), a, join2, N, ctx), N, ctx);
+    if (sandwich()) f = ffn_out_.forward(f, nullptr, {}, N, ctx);
     return {norm2_.residual(), f};
   }
 
@@ -102,20 +102,20 @@ class Block {
   // Returns that of the incoming branch: dh too, or dbranch where the join is not plain. df may be either.
   const float* backward(float* dh, const float* df, float* dbranch, const Pass& pass) {
     const size_t N = pass.N();
-    Stream& s = pass.s;
+    Context& ctx = pass.ctx;
     if (post()) {  // what joins is its own residual: the branch's backward adds to the gradient of the sum
-      const float* d = norm2_.backward(dy_, dbranch, dh, nullptr, N, s);
-      ffn_.backward(dy_, Accumulate::yes, d, N, s);
-      d = norm1_.backward(dh, dbranch, dy_, nullptr, N, s);
+      const float* d = norm2_.backward(dy_, dbranch, dh, nullptr, N, ctx);
+      ffn_.backward(dy_, Accumulate::yes, d, N, ctx);
+      d = norm1_.backward(dh, dbranch, dy_, nullptr, N, ctx);
       attention_.backward(dh, Accumulate::yes, d, pass);
       return dh;
     }
-    if (sandwich()) ffn_out_.backward(df_, nullptr, df, nullptr, N, s), df = df_;
-    ffn_.backward(dy_, Accumulate::no, df, N, s);
-    const float* da = norm2_.backward(dh, dbranch, dy_, dh, N, s);
-    if (sandwich()) attention_out_.backward(df_, nullptr, da, nullptr, N, s), da = df_;
+    if (sandwich()) ffn_out_.backward(df_, nullptr, df, nullptr, N, ctx), df = df_;
+    ffn_.backward(dy_, Accumulate::no, df, N, ctx);
+    const float* da = norm2_.backward(dh, dbranch, dy_, dh, N, ctx);
+    if (sandwich()) attention_out_.backward(df_, nullptr, da, nullptr, N, ctx), da = df_;
     attention_.backward(dy_, Accumulate::no, da, pass);
-    return norm1_.backward(dh, dbranch, dy_, dh, N, s);
+    return norm1_.backward(dh, dbranch, dy_, dh, N, ctx);
   }
 
  private:

@@ -54,35 +54,35 @@ class Ffn {
   }
 
   // Returns y. x must stay until backward.
-  const float* forward(const float* x, size_t N, Stream& s) {
+  const float* forward(const float* x, size_t N, Context& ctx) {
     Range range("ffn");
     x_ = x;
-    if (has_gate()) gate_.forward(g_, x, N, s);
-    up_.forward(u_, x, N, s);
+    if (has_gate()) gate_.forward(g_, x, N, ctx);
+    up_.forward(u_, x, N, ctx);
     if (has_gate())
-      glu_forward(a_, g_, u_, N * c.F, activation(), s);
+      glu_forward(a_, g_, u_, N * c.F, activation(), ctx);
     else if (c.kind == FfnKind::polynorm)
-      polynorm_forward(a_, r_, u_, poly_.value, poly_bias_.value, N, c.F, polynorm_eps, s);
+      polynorm_forward(a_, r_, u_, poly_.value, poly_bias_.value, N, c.F, polynorm_eps, ctx);
     else
-      activation_forward(a_, u_, N * c.F, activation(), s);
-    down_.forward(y_, a_, N, s);
+      activation_forward(a_, u_, N * c.F, activation(), ctx);
+    down_.forward(y_, a_, N, ctx);
     return y_;
   }
 
   // dx is written, or accumulated to: dy is read before that, so that dx may be dy.
-  void backward(float* dx, Accumulate accumulate, const float* dy, size_t N, Stream& s) {
+  void backward(float* dx, Accumulate accumulate, const float* dy, size_t N, Context& ctx) {
     Range range("ffn backward");
-    down_.backward(da_, Accumulate::no, dy, a_, N, s);
+    down_.backward(da_, Accumulate::no, dy, a_, N, ctx);
     if (has_gate()) {
-      glu_backward(dg_, du_, da_, g_, u_, N * c.F, activation(), s);
-      gate_.backward(dx, accumulate, dg_, x_, N, s);
+      glu_backward(dg_, du_, da_, g_, u_, N * c.F, activation(), ctx);
+      gate_.backward(dx, accumulate, dg_, x_, N, ctx);
       accumulate = Accumulate::yes;
     } else if (c.kind == FfnKind::polynorm) {
-      polynorm_backward(du_, poly_.grad, poly_bias_.grad, row_sums_, da_, u_, poly_.value, r_, N, c.F, s);
+      polynorm_backward(du_, poly_.grad, poly_bias_.grad, row_sums_, da_, u_, poly_.value, r_, N, c.F, ctx);
     } else {
-      activation_backward(du_, da_, u_, N * c.F, activation(), s);
+      activation_backward(du_, da_, u_, N * c.F, activation(), ctx);
     }
-    up_.backward(dx, accumulate, du_, x_, N, s);
+    up_.backward(dx, accumulate, du_, x_, N, ctx);
   }
 
  private:

@@ -52,33 +52,33 @@ class Gate {
   }
 
   // Returns y. x and in must stay until backward.
-  const float* forward(const float* in, const float* x, size_t N, Stream& s) {
+  const float* forward(const float* in, const float* x, size_t N, Context& ctx) {
     in_ = in, x_ = x;
     if (config_.input == GateInput::none) {
-      static_gate_forward(y_, in, theta_.value, N, heads_ * D_, config_.op, s);
+      static_gate_forward(y_, in, theta_.value, N, heads_ * D_, config_.op, ctx);
       return y_;
     }
-    projection_.forward(z_, x, N, s);
+    projection_.forward(z_, x, N, ctx);
     if (config_.shared)
-      shared_gate_forward(y_, in, z_, N, heads_, D_, config_.op, s);
+      shared_gate_forward(y_, in, z_, N, heads_, D_, config_.op, ctx);
     else
-      gate_forward(y_, in, z_, N, heads_ * D_, group_, config_.op, s);
+      gate_forward(y_, in, z_, N, heads_ * D_, group_, config_.op, ctx);
     return y_;
   }
 
   // Returns the gradient of `in`; that of x follows with backward_hidden.
-  const float* backward(const float* dy, size_t N, Stream& s) {
+  const float* backward(const float* dy, size_t N, Context& ctx) {
     if (config_.input == GateInput::none)
-      static_gate_backward(din_, theta_.grad, dy, in_, theta_.value, N, heads_ * D_, config_.op, s);
+      static_gate_backward(din_, theta_.grad, dy, in_, theta_.value, N, heads_ * D_, config_.op, ctx);
     else if (config_.shared)
-      shared_gate_backward(din_, dz_, dy, in_, z_, N, heads_, D_, config_.op, s);
+      shared_gate_backward(din_, dz_, dy, in_, z_, N, heads_, D_, config_.op, ctx);
     else
-      gate_backward(din_, dz_, dy, in_, z_, N, heads_ * D_, group_, config_.op, s);
+      gate_backward(din_, dz_, dy, in_, z_, N, heads_ * D_, group_, config_.op, ctx);
     return din_;
   }
   // dx is accumulated to.
-  void backward_hidden(float* dx, size_t N, Stream& s) {
-    if (config_.input == GateInput::hidden) projection_.backward(dx, Accumulate::yes, dz_, x_, N, s);
+  void backward_hidden(float* dx, size_t N, Context& ctx) {
+    if (config_.input == GateInput::hidden) projection_.backward(dx, Accumulate::yes, dz_, x_, N, ctx);
   }
 
  private:

@@ -1,9 +1,9 @@
 // linear: y = x W^T, or x W^T + b; the one place that knows how a matrix product is differentiated.
 //   dx = dy W      dW += dy^T x      db += column sum of dy
-// shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | kernels/matmul.cuh, kernels/bias.cuh
+// shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | kernels/matmul.cuh, kernels/bias.h
 // tests/test_model.cpp
 #pragma once
-#include "kernels/bias.cuh"
+#include "kernels/bias.h"
 #include "kernels/matmul.cuh"
 #include "layers/parameters.cuh"
 
@@ -21,15 +21,15 @@ class Linear {
   }
 
   // y is written.
-  void forward(float* y, const float* x, size_t N, Stream& s) {
-    matmul(y, x, weight_.value, N, out_, in_, Layout::nt, Accumulate::no, s, bias_.value);
+  void forward(float* y, const float* x, size_t N, Context& ctx) {
+    matmul(y, x, weight_.value, N, out_, in_, Layout::nt, Accumulate::no, ctx, bias_.value);
   }
 
   // dx is written, or accumulated to; it is not dy. The parameters' gradients are accumulated.
-  void backward(float* dx, Accumulate accumulate, const float* dy, const float* x, size_t N, Stream& s) {
-    matmul(weight_.grad, dy, x, out_, in_, N, Layout::tn, Accumulate::yes, s);
-    if (has_bias_) bias_backward(bias_.grad, dy, N, out_, s);
-    matmul(dx, dy, weight_.value, N, in_, out_, Layout::nn, accumulate, s);
+  void backward(float* dx, Accumulate accumulate, const float* dy, const float* x, size_t N, Context& ctx) {
+    matmul(weight_.grad, dy, x, out_, in_, N, Layout::tn, Accumulate::yes, ctx);
+    if (has_bias_) bias_backward(bias_.grad, dy, N, out_, ctx);
+    matmul(dx, dy, weight_.value, N, in_, out_, Layout::nn, accumulate, ctx);
   }
 
   size_t out() const { return out_; }

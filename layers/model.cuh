@@ -30,16 +30,16 @@ class Model {
         weights(*this) {}
 
   // With memory for batches of up to B sequences of up to T tokens; weights from `seed`.
-  Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Stream& stream) : Model(c) {
-    s_ = &stream, seed_ = seed;
+  Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& ctx) : Model(c) {
+    ctx_ = &ctx, seed_ = seed;
     plan(B, T);
-    weights.allocate(*this, stream.device);
+    weights.allocate(*this, ctx.device);
     weights.initialise(seed);
-    if (c.position == Position::rope) rope_ = make_rope_tables(T, c.rope_dims(), c.rope_theta, stream.device);
+    if (c.position == Position::rope) rope_ = make_rope_tables(T, c.rope_dims(), c.rope_theta, ctx.device);
     allocate();
-    ids_ = Buffer<int>(stream.device, B * T);
-    targets_ = Buffer<int>(stream.device, B * T);
-    loss_ = Buffer<float>(stream.device, 1);
+    ids_ = Buffer<int>(ctx.device, B * T);
+    targets_ = Buffer<int>(ctx.device, B * T);
+    loss_ = Buffer<float>(ctx.device, 1);
   }
   Model(const Model&) = delete;
 
@@ -62,8 +62,8 @@ class Model {
     Range range("loss and backward");
     upload(targets_, targets, N, "targets");
     linear_cross_entropy(losses_, post() ? dh_ : dy_, head().grad, logits_, y, head().value, targets_.data(),
-                         share / float(N), N, config.hidden, config.vocab, chunk_rows_, *s_);
-    const float* df = post() ? nullptr : final_norm_.backward(dh_, dbranch_, dy_, nullptr, N, *s_);
+                         share / float(N), N, config.hidden, config.vocab, chunk_rows_, *ctx_);
+    const float* df = post() ? nullptr : final_norm_.backward(dh_, dbranch_, dy_, nullptr, N, *ctx_);
     for (size_t i = blocks_.size(); i-- > 0;) df = blocks_[i].backward(dh_, df, dbranch_, pass);
     embed_backward(ids, pass);
     return mean_loss(N);
@@ -76,7 +76,7 @@ class Model {
     const float* y = forward(ids, pass);
     upload(targets_, targets, N, "targets");
     linear_cross_entropy(losses_, nullptr, nullptr, logits_, y, head().value, targets_.data(), 0.0f, N, config.hidden,
-                         config.vocab, chunk_rows_, *s_);
+                         config.vocab, chunk_rows_, *ctx_);
     return mean_loss(N);
   }
 
@@ -85,10 +85,10 @@ class Model {
     const Pass pass = pass_over(1, ids.size());
     const size_t V = config.vocab;
     const float* last = forward(ids, pass) + (pass.T - 1) * config.hidden;
-    matmul(logits_, last, head().value, 1, V, config.hidden, Layout::nt, Accumulate::no, *s_);
-    s_->synchronize();
+    matmul(logits_, last, head().value, 1, V, config.hidden, Layout::nt, Accumulate::no, *ctx_);
+    ctx_->synchronize();
     std::vector<float> logits(V);
-    Buffer<float>::copy_to_host(s_->device, logits.data(), logits_, V);
+    Buffer<float>::copy_to_host(ctx_->device, logits.data(), logits_, V);
     return logits;
   }
 
@@ -202,10 +202,10 @@ class Model {
   }
   void allocate() {
     auto kept = [&](auto&& visit) { activations(visit); };
-    activations_ = Buffer<float>(s_->device, tensors_size(kept));
+    activations_ = Buffer<float>(ctx_->device, tensors_size(kept));
     place_tensors(activations_.data(), kept);
     auto between = [&](auto&& visit) { gradients(visit); };
-    gradients_ = Buffer<float>(s_->device, gradient_floats());
+    gradients_ = Buffer<float>(ctx_->device, gradient_floats());
     place_tensors(gradients_.data(), between);
     float* const turns = gradients_.data() + tensors_size(between);
     every_layer([&](auto list) { place_tensors(turns, list); });
@@ -215,7 +215,7 @@ class Model {
   Pass pass_over(size_t B, size_t T) const {
     require(B <= B_ && T <= T_ && T > 0, "model: a batch of %zu x %zu tokens, expected at most %zu x %zu", B, T, B_,
             T_);
-    Pass pass{B, T, *s_};
+    Pass pass{B, T, *ctx_};
     pass.rope = &rope_;
     pass.seed = seed_;
     pass.sites = 2 * config.layers + 1;
@@ -224,37 +224,37 @@ class Model {
   const float* forward(const std::vector<int>& ids, const Pass& pass) {
     upload(ids_, ids, pass.N(), "ids");
     embedding_forward(h0_, ids_.data(), embed_.value, positions_.value, scale_.value, pass.N(), pass.T, config.hidden,
-                      config.vocab, *s_);
+                      config.vocab, *ctx_);
     Hidden h = {h0_, nullptr};
     for (Block& b : blocks_) h = b.forward(h, pass);
     if (post()) return h.x;
     const Join last = join_at(2 * config.layers, block_config(0), pass);
-    return final_norm_.forward(h.x, h.branch, last, pass.N(), *s_);
+    return final_norm_.forward(h.x, h.branch, last, pass.N(), *ctx_);
   }
   void embed_backward(const std::vector<int>& ids, const Pass& pass) {
     const size_t N = pass.N(), C = config.hidden, V = config.vocab;
-    groups_.build(ids.data(), N, V, *s_);
-    embedding_backward(embed_.grad, dh_, groups_, scale_.value, C, *s_);
+    groups_.build(ids.data(), N, V, *ctx_);
+    embedding_backward(embed_.grad, dh_, groups_, scale_.value, C, *ctx_);
     if (config.position == Position::learned)
-      embedding_positions_backward(positions_.grad, dh_, pass.B, pass.T, C, *s_);
+      embedding_positions_backward(positions_.grad, dh_, pass.B, pass.T, C, *ctx_);
     if (config.embedding_scale)
-      embedding_scale_backward(scale_.grad, row_sums_, dh_, ids_.data(), embed_.value, N, C, V, *s_);
+      embedding_scale_backward(scale_.grad, row_sums_, dh_, ids_.data(), embed_.value, N, C, V, *ctx_);
   }
   void upload(Buffer<int>& to, const std::vector<int>& from, size_t N, const char* what) {
     require(from.size() == N, "model: %zu %s, expected %zu", from.size(), what, N);
     for (size_t i = 0; i < N; i++)
       require(from[i] >= 0 && size_t(from[i]) < config.vocab, "model: %s[%zu] is %d, expected 0 to %zu (--vocab=%zu)",
               what, i, from[i], config.vocab - 1, config.vocab);
-    Buffer<int>::copy_to_device(s_->device, to.data(), from.data(), N);
+    Buffer<int>::copy_to_device(ctx_->device, to.data(), from.data(), N);
   }
   float mean_loss(size_t N) {
-    mean(loss_.data(), losses_, N, *s_);
-    s_->synchronize();
+    mean(loss_.data(), losses_, N, *ctx_);
+    ctx_->synchronize();
     return loss_.download()[0];
   }
   Weight& head() { return config.tied ? embed_ : lm_head_; }
 
-  Stream* s_ = nullptr;
+  Context* ctx_ = nullptr;
   uint64_t seed_ = 0;
   size_t B_ = 0, T_ = 0, chunk_rows_ = 0;
   RopeTables rope_;

@@ -85,23 +85,23 @@ class Norm {
   }
 
   // Returns y, the norm of x, or of x joined by branch: then residual() is the sum, and branch must stay until backward.
-  const float* forward(const float* x, const float* branch, const Join& join, size_t N, Stream& s) {
+  const float* forward(const float* x, const float* branch, const Join& join, size_t N, Context& ctx) {
     Range range("norm");
     const ResidualForward in = {x, branch, branch ? sum_ : nullptr, join};
     x_ = branch ? sum_ : x, branch_ = branch, join_ = join;
     switch (config_.kind) {
       case NormKind::rmsnorm:
       case NormKind::preaffine:
-        rmsnorm_forward(y_, r_, in, pre_.value, weight_.value, offset(), N, C_, config_.epsilon(), s);
+        rmsnorm_forward(y_, r_, in, pre_.value, weight_.value, offset(), N, C_, config_.epsilon(), ctx);
         return y_;
       case NormKind::layernorm:
-        layernorm_forward(y_, mean_, r_, in, weight_.value, bias_.value, N, C_, config_.epsilon(), s);
+        layernorm_forward(y_, mean_, r_, in, weight_.value, bias_.value, N, C_, config_.epsilon(), ctx);
         return y_;
-      case NormKind::dyt: dyt_forward(y_, in, alpha_.value, weight_.value, bias_.value, N, C_, s); return y_;
+      case NormKind::dyt: dyt_forward(y_, in, alpha_.value, weight_.value, bias_.value, N, C_, ctx); return y_;
       case NormKind::gated:
-      case NormKind::gated_dyt: gated_norm_forward(y_, r_, low_, in, values(), shape(N), s); return y_;
+      case NormKind::gated_dyt: gated_norm_forward(y_, r_, low_, in, values(), shape(N), ctx); return y_;
       default:  // none
-        if (branch) residual_forward(in, N, C_, s);
+        if (branch) residual_forward(in, N, C_, ctx);
         return x_;
     }
   }
@@ -110,27 +110,27 @@ class Norm {
   // dx = dresidual + gradient through the norm (dresidual null: the gradient through the norm alone), as the join
   // passes it on to x; it is not dy. Returns the gradient of the branch: dx too, or, where the join is not plain,
   // dbranch, which is then written.
-  const float* backward(float* dx, float* dbranch, const float* dy, const float* dresidual, size_t N, Stream& s) {
+  const float* backward(float* dx, float* dbranch, const float* dy, const float* dresidual, size_t N, Context& ctx) {
     Range range("norm backward");
     const bool alike = !branch_ || join_.plain();
     const ResidualBackward out = {dx, alike ? nullptr : dbranch, dresidual, x_, branch_, join_};
     switch (config_.kind) {
       case NormKind::rmsnorm:
       case NormKind::preaffine:
-        rmsnorm_backward(out, weight_.grad, pre_.grad, row_, dy, pre_.value, weight_.value, offset(), r_, N, C_, s);
+        rmsnorm_backward(out, weight_.grad, pre_.grad, row_, dy, pre_.value, weight_.value, offset(), r_, N, C_, ctx);
         break;
       case NormKind::layernorm:
-        layernorm_backward(out, weight_.grad, bias_.grad, dy, weight_.value, mean_, r_, N, C_, s);
+        layernorm_backward(out, weight_.grad, bias_.grad, dy, weight_.value, mean_, r_, N, C_, ctx);
         break;
       case NormKind::dyt:
-        dyt_backward(out, alpha_.grad, weight_.grad, bias_.grad, row_, dy, alpha_.value, weight_.value, N, C_, s);
+        dyt_backward(out, alpha_.grad, weight_.grad, bias_.grad, row_, dy, alpha_.value, weight_.value, N, C_, ctx);
         break;
       case NormKind::gated:
       case NormKind::gated_dyt:
         gated_norm_backward(out, {alpha_.grad, weight_.grad, bias_.grad, down_.grad, up_.grad}, dy, low_, r_, values(),
-                            shape(N), s);
+                            shape(N), ctx);
         break;
-      default: residual_backward(out, dy, N, C_, s);  // none
+      default: residual_backward(out, dy, N, C_, ctx);  // none
     }
     return alike ? dx : dbranch;
   }

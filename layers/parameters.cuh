@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device.cuh"
-#include "kernels/philox.cuh"
+#include "core/context.cuh"
+#include "core/philox.cuh"
 
 namespace gated {
 

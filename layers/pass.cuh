@@ -2,7 +2,7 @@
 //
 // A backward gets the Pass of its forward, so that dropout draws the same bits again.
 #pragma once
-#include "kernels/philox.cuh"
+#include "core/philox.cuh"
 #include "kernels/residual.cuh"
 #include "kernels/rope.cuh"
 
@@ -10,7 +10,7 @@ namespace gated {
 
 struct Pass {
   size_t B, T;  // sequences, tokens of each
-  Stream& s;
+  Context& ctx;
   const RopeTables* rope = nullptr;
 
   // Dropout of branch outputs: off where p is 0, as it is outside training. `draw` counts micro-batches over the

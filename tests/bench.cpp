@@ -13,7 +13,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "kernels/simd.h"
+#include "core/simd.h"
 #include "training/command_line.h"
 #include "training/progress.h"
 #include "training/threads.h"
@@ -31,15 +31,15 @@ namespace {
 constexpr Device device = kernel_device == Device::cuda ? Device::cuda : Device::cpu;
 
 // Best seconds of each function, measured in turns for about `budget` seconds.
-std::vector<double> best_seconds(Stream& stream, std::vector<std::function<void()>> functions, double budget = 0.5) {
+std::vector<double> best_seconds(Context& ctx, std::vector<std::function<void()>> functions, double budget = 0.5) {
   std::vector<double> best(functions.size(), INFINITY);
   const double begin = seconds_now();
   for (int round = 0; round < 3 || (round < 200 && seconds_now() - begin < budget); round++)
     for (size_t i = 0; i < functions.size(); i++) {
-      stream.synchronize();
+      ctx.synchronize();
       const double start = seconds_now();
       functions[i]();
-      stream.synchronize();
+      ctx.synchronize();
       const double seconds = seconds_now() - start;
       if (round > 0) best[i] = std::min(best[i], seconds);
     }
@@ -82,34 +82,35 @@ double fma_peak() {
 }
 #endif
 
-double copy_bandwidth(Stream& stream) {
+double copy_bandwidth(Context& ctx) {
   const size_t n = size_t{1} << 26;  // 256 MiB: far more than the caches of a core
   Buffer<float> from = filled(n), to(device, n);
-  const double seconds = best_seconds(
-      stream, {[&] {
+  const double seconds =
+      best_seconds(ctx, {[&] {
 #ifdef __CUDACC__
-        CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), n * 4, cudaMemcpyDeviceToDevice, stream.handle));
+                     CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), n * 4, cudaMemcpyDeviceToDevice, ctx.handle));
 #else
 #pragma omp parallel
-        {
-          const size_t share = n / size_t(omp_get_num_threads()), first = share * size_t(omp_get_thread_num());
-          memcpy(to.data() + first, from.data() + first, share * 4);
-        }
+                      {
+                        const size_t share = n / size_t(omp_get_num_threads()),
+                                     first = share * size_t(omp_get_thread_num());
+                        memcpy(to.data() + first, from.data() + first, share * 4);
+                      }
 #endif
-      }})[0];
+                   }})[0];
   return 8.0 * double(n) / seconds;
 }
 
 // ---- matmul
 
 struct Peer {
-  explicit Peer(Stream& stream) {
+  explicit Peer(Context& ctx) {
 #ifdef __CUDACC__
     require(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS, "bench: cuBLAS does not start");
-    cublasSetStream(handle, stream.handle);
+    cublasSetStream(handle, ctx.handle);
     cublasSetMathMode(handle, CUBLAS_PEDANTIC_MATH);
 #else
-    (void)stream;
+    (void)ctx;
     openblas_set_num_threads(omp_get_max_threads());
 #endif
   }
@@ -132,7 +133,7 @@ struct Peer {
 #endif
 };
 
-void bench_matmul(Stream& stream, double peak) {
+void bench_matmul(Context& ctx, double peak) {
   struct Case {
     size_t M, N, K;
     Layout layout;
@@ -150,14 +151,14 @@ void bench_matmul(Stream& stream, double peak) {
   if (device == Device::cuda)
     for (size_t n : {4096, 8192}) cases.push_back({n, n, n, Layout::nt, Accumulate::no, "square"});
   const char* peer_name = device == Device::cuda ? "cuBLAS" : "OpenBLAS";
-  Peer peer(stream);
+  Peer peer(ctx);
   printf("\n%-28s %10s %10s %8s %10s\n", "matmul M x N x K", "GFLOP/s", peer_name, "ratio", "of peak");
   for (const Case& c : cases) {
     Buffer<float> A = filled(c.M * c.K, 1), B = filled(c.N * c.K, 2), C = filled(c.M * c.N, 3),
                   D = filled(c.M * c.N, 3);
     const auto seconds =
-        best_seconds(stream, {[&] { matmul(C.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc, stream); },
-                              [&] { peer.matmul(D.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc); }});
+        best_seconds(ctx, {[&] { matmul(C.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc, ctx); },
+                           [&] { peer.matmul(D.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc); }});
     const double flops = 2.0 * double(c.M) * double(c.N) * double(c.K), ours = flops / seconds[0],
                  theirs = flops / seconds[1];
     printf("%-7s %5zux%4zux%4zu %s %10.1f %10.1f %7.2fx", c.role, c.M, c.N, c.K, c.acc == Accumulate::yes ? "+=" : "= ",
@@ -176,7 +177,7 @@ void bench_matmul(Stream& stream, double peak) {
 // ---- operations that memory bounds
 
 // Arrays far larger than a last-level cache, so that every byte comes from memory.
-void bench_operations(Stream& stream, double bandwidth) {
+void bench_operations(Context& ctx, double bandwidth) {
   const size_t N = 65536, C = 2048, n = N * C, H = 16, D = 128, tokens_wide = 50257;
   printf("\n%-42s %10s %10s\n", format("operation (%zu rows of %zu)", N, C).c_str(), "GB/s", "of copy");
   Buffer<float> x = filled(n, 1), y = filled(n, 2), z = filled(n, 3), dx = filled(n, 4), dz = filled(n, 5),
@@ -184,7 +185,7 @@ void bench_operations(Stream& stream, double bandwidth) {
                 mean = filled(N, 11), scores = filled(N * H, 12), dscores = filled(N * H, 13), alpha = filled(4, 14),
                 dalpha = filled(4, 15), row_sums = filled(4 * N, 16);
   auto row = [&](const char* name, double floats, std::function<void()> run) {
-    const double rate = 4 * floats / best_seconds(stream, {run}, 0.2)[0];
+    const double rate = 4 * floats / best_seconds(ctx, {run}, 0.2)[0];
     printf("%-42s %10.1f %8.0f %%\n", name, rate * 1e-9, 100 * rate / bandwidth);
     fflush(stdout);
     rows.push_back({{"op", name}, {"gb_per_s", rate * 1e-9}, {"share_of_copy", rate / bandwidth}});
@@ -195,29 +196,27 @@ void bench_operations(Stream& stream, double bandwidth) {
   Join rough;
   rough.clip_branch = 1, rough.clip_sum = 2, rough.dropout = {0.1f, 1, 1};
   row("rmsnorm forward", 2 * f,
-      [&] { rmsnorm_forward(y.data(), r.data(), alone, nullptr, w.data(), 0, N, C, 1e-6f, stream); });
+      [&] { rmsnorm_forward(y.data(), r.data(), alone, nullptr, w.data(), 0, N, C, 1e-6f, ctx); });
   row("residual + rmsnorm forward", 4 * f,
-      [&] { rmsnorm_forward(y.data(), r.data(), joined, nullptr, w.data(), 0, N, C, 1e-6f, stream); });
+      [&] { rmsnorm_forward(y.data(), r.data(), joined, nullptr, w.data(), 0, N, C, 1e-6f, ctx); });
   row("residual with clips and dropout + rmsnorm", 4 * f, [&] {
-    rmsnorm_forward(y.data(), r.data(), {x.data(), z.data(), dx.data(), rough}, nullptr, w.data(), 0, N, C, 1e-6f,
-                    stream);
+    rmsnorm_forward(y.data(), r.data(), {x.data(), z.data(), dx.data(), rough}, nullptr, w.data(), 0, N, C, 1e-6f, ctx);
   });
-  row("rmsnorm backward", 4 * f, [&] {
-    rmsnorm_backward(out, dw.data(), nullptr, nullptr, y.data(), nullptr, w.data(), 0, r.data(), N, C, stream);
-  });
+  row("rmsnorm backward", 4 * f,
+      [&] { rmsnorm_backward(out, dw.data(), nullptr, nullptr, y.data(), nullptr, w.data(), 0, r.data(), N, C, ctx); });
   row("preaffine forward", 2 * f,
-      [&] { rmsnorm_forward(y.data(), r.data(), alone, b.data(), w.data(), 0, N, C, 1e-6f, stream); });
+      [&] { rmsnorm_forward(y.data(), r.data(), alone, b.data(), w.data(), 0, N, C, 1e-6f, ctx); });
   row("preaffine backward", 4 * f, [&] {
-    rmsnorm_backward(out, dw.data(), db.data(), mean.data(), y.data(), b.data(), w.data(), 0, r.data(), N, C, stream);
+    rmsnorm_backward(out, dw.data(), db.data(), mean.data(), y.data(), b.data(), w.data(), 0, r.data(), N, C, ctx);
   });
   row("layernorm forward", 2 * f,
-      [&] { layernorm_forward(y.data(), mean.data(), r.data(), alone, w.data(), b.data(), N, C, 1e-5f, stream); });
+      [&] { layernorm_forward(y.data(), mean.data(), r.data(), alone, w.data(), b.data(), N, C, 1e-5f, ctx); });
   row("layernorm backward", 4 * f,
-      [&] { layernorm_backward(out, dw.data(), db.data(), y.data(), w.data(), mean.data(), r.data(), N, C, stream); });
-  row("dyt forward", 2 * f, [&] { dyt_forward(y.data(), alone, alpha.data(), w.data(), b.data(), N, C, stream); });
+      [&] { layernorm_backward(out, dw.data(), db.data(), y.data(), w.data(), mean.data(), r.data(), N, C, ctx); });
+  row("dyt forward", 2 * f, [&] { dyt_forward(y.data(), alone, alpha.data(), w.data(), b.data(), N, C, ctx); });
   row("dyt backward", 4 * f, [&] {
     dyt_backward(out, dalpha.data(), dw.data(), db.data(), row_sums.data(), y.data(), alpha.data(), w.data(), N, C,
-                 stream);
+                 ctx);
   });
   const GatedNormShape gated_norm = {N, C, 16, NormGateBase::rmsnorm, NormGateScore::elementwise, {}, 0, 1e-6f};
   Buffer<float> low = filled(N * 16, 18), down = filled(16 * C, 19), up = filled(C * 16, 20), ddown = filled(16 * C),
@@ -225,80 +224,79 @@ void bench_operations(Stream& stream, double bandwidth) {
   const GatedNormWeights weights = {nullptr, w.data(), nullptr, down.data(), up.data()};
   const GatedNormGradients gradients = {nullptr, dw.data(), nullptr, ddown.data(), dup.data()};
   row("residual + gated norm forward, rank 16", 4 * f,
-      [&] { gated_norm_forward(y.data(), r.data(), low.data(), joined, weights, gated_norm, stream); });
+      [&] { gated_norm_forward(y.data(), r.data(), low.data(), joined, weights, gated_norm, ctx); });
   row("gated norm backward, rank 16", 6 * f,
-      [&] { gated_norm_backward(out, gradients, y.data(), low.data(), r.data(), weights, gated_norm, stream); });
-  row("residual add alone", 3 * f, [&] { residual_forward(joined, N, C, stream); });
+      [&] { gated_norm_backward(out, gradients, y.data(), low.data(), r.data(), weights, gated_norm, ctx); });
+  row("residual add alone", 3 * f, [&] { residual_forward(joined, N, C, ctx); });
   const GateOp op;
-  row("gate forward, elementwise", 3 * f, [&] { gate_forward(y.data(), x.data(), z.data(), N, C, 1, op, stream); });
+  row("gate forward, elementwise", 3 * f, [&] { gate_forward(y.data(), x.data(), z.data(), N, C, 1, op, ctx); });
   row("gate backward, elementwise", 5 * f,
-      [&] { gate_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), N, C, 1, op, stream); });
-  row("gate forward, headwise", 2 * f, [&] { gate_forward(y.data(), x.data(), scores.data(), N, C, D, op, stream); });
+      [&] { gate_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), N, C, 1, op, ctx); });
+  row("gate forward, headwise", 2 * f, [&] { gate_forward(y.data(), x.data(), scores.data(), N, C, D, op, ctx); });
   row("gate backward, headwise", 3 * f,
-      [&] { gate_backward(dx.data(), dscores.data(), y.data(), x.data(), scores.data(), N, C, D, op, stream); });
-  row("shared gate forward", 3 * f, [&] { shared_gate_forward(y.data(), x.data(), z.data(), N, H, D, op, stream); });
+      [&] { gate_backward(dx.data(), dscores.data(), y.data(), x.data(), scores.data(), N, C, D, op, ctx); });
+  row("shared gate forward", 3 * f, [&] { shared_gate_forward(y.data(), x.data(), z.data(), N, H, D, op, ctx); });
   row("shared gate backward", 5 * f,
-      [&] { shared_gate_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), N, H, D, op, stream); });
-  row("static gate forward", 2 * f, [&] { static_gate_forward(y.data(), x.data(), w.data(), N, C, op, stream); });
+      [&] { shared_gate_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), N, H, D, op, ctx); });
+  row("static gate forward", 2 * f, [&] { static_gate_forward(y.data(), x.data(), w.data(), N, C, op, ctx); });
   row("static gate backward", 3 * f,
-      [&] { static_gate_backward(dx.data(), dw.data(), y.data(), x.data(), w.data(), N, C, op, stream); });
+      [&] { static_gate_backward(dx.data(), dw.data(), y.data(), x.data(), w.data(), N, C, op, ctx); });
   for (auto [name, act] : {std::pair{"swiglu", Activation::silu},
                            {"glu", Activation::sigmoid},
                            {"geglu", Activation::gelu_tanh},
                            {"geglu erf", Activation::gelu_erf}}) {
-    row(format("%s forward", name).c_str(), 3 * f, [&] { glu_forward(y.data(), x.data(), z.data(), n, act, stream); });
+    row(format("%s forward", name).c_str(), 3 * f, [&] { glu_forward(y.data(), x.data(), z.data(), n, act, ctx); });
     row(format("%s backward", name).c_str(), 5 * f,
-        [&] { glu_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), n, act, stream); });
+        [&] { glu_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), n, act, ctx); });
   }
   for (auto [name, act] : {std::pair{"silu", Activation::silu},
                            {"gelu tanh", Activation::gelu_tanh},
                            {"gelu erf", Activation::gelu_erf},
                            {"relu2", Activation::relu2}}) {
-    row(format("%s forward", name).c_str(), 2 * f, [&] { activation_forward(y.data(), x.data(), n, act, stream); });
+    row(format("%s forward", name).c_str(), 2 * f, [&] { activation_forward(y.data(), x.data(), n, act, ctx); });
     row(format("%s backward", name).c_str(), 3 * f,
-        [&] { activation_backward(dx.data(), y.data(), x.data(), n, act, stream); });
+        [&] { activation_backward(dx.data(), y.data(), x.data(), n, act, ctx); });
   }
   row("polynorm forward", 2 * f,
-      [&] { polynorm_forward(y.data(), r.data(), x.data(), alpha.data(), w.data(), N, C, 1e-6f, stream); });
+      [&] { polynorm_forward(y.data(), r.data(), x.data(), alpha.data(), w.data(), N, C, 1e-6f, ctx); });
   row("polynorm backward", 3 * f, [&] {
     polynorm_backward(dx.data(), dalpha.data(), dw.data(), row_sums.data(), y.data(), x.data(), alpha.data(), r.data(),
-                      N, C, stream);
+                      N, C, ctx);
   });
   const size_t sequence = 2048;
   const RopeTables rope = make_rope_tables(sequence, D, 10000, device),
                    half = make_rope_tables(sequence, D / 2, 10000, device);
-  row("rope forward", 2 * f, [&] { rope_forward(y.data(), x.data(), rope, 0, N / sequence, sequence, H, D, stream); });
+  row("rope forward", 2 * f, [&] { rope_forward(y.data(), x.data(), rope, 0, N / sequence, sequence, H, D, ctx); });
   row("rope forward, half of a head", 2 * f,
-      [&] { rope_forward(y.data(), x.data(), half, 0, N / sequence, sequence, H, D, stream); });
-  row("kv bias logits", f, [&] { kv_bias_logits(r.data(), x.data(), w.data(), N / sequence, sequence, H, D, stream); });
+      [&] { rope_forward(y.data(), x.data(), half, 0, N / sequence, sequence, H, D, ctx); });
+  row("kv bias logits", f, [&] { kv_bias_logits(r.data(), x.data(), w.data(), N / sequence, sequence, H, D, ctx); });
   row("kv bias backward", 2 * f, [&] {
     kv_bias_backward(dw.data(), db.data(), scores.data(), dscores.data(), x.data(), y.data(), N / sequence, sequence, H,
-                     D, stream);
+                     D, ctx);
   });
-  row("bias gradient", f, [&] { bias_backward(dw.data(), x.data(), N, C, stream); });
+  row("bias gradient", f, [&] { bias_backward(dw.data(), x.data(), N, C, ctx); });
   std::vector<int> ids(N);
   for (size_t i = 0; i < N; i++) ids[i] = int(i * 7919 % tokens_wide);
   const Buffer<int> device_ids(device, ids);
   TokenGroups groups;
-  groups.build(ids.data(), N, tokens_wide, stream);
+  groups.build(ids.data(), N, tokens_wide, ctx);
   Buffer<float> table = filled(tokens_wide * C, 17);
   row("embedding forward", 2 * f, [&] {
-    embedding_forward(y.data(), device_ids.data(), table.data(), nullptr, nullptr, N, sequence, C, tokens_wide, stream);
+    embedding_forward(y.data(), device_ids.data(), table.data(), nullptr, nullptr, N, sequence, C, tokens_wide, ctx);
   });
-  row("embedding backward", 3 * f, [&] { embedding_backward(table.data(), x.data(), groups, nullptr, C, stream); });
+  row("embedding backward", 3 * f, [&] { embedding_backward(table.data(), x.data(), groups, nullptr, C, ctx); });
   row("cross-entropy and its gradient", 2 * f,
-      [&] { cross_entropy(r.data(), z.data(), device_ids.data(), 1e-3f, true, N, C, stream); });
+      [&] { cross_entropy(r.data(), z.data(), device_ids.data(), 1e-3f, true, N, C, ctx); });
   Buffer<float> m = filled(n, 1), v = filled(n, 2), norm(device, 1);
-  set_zero(v.data(), n, stream);
-  row("gradient norm", f, [&] { gradient_norm(norm.data(), x.data(), n, stream); });
-  row("gradient accumulation", 3 * f, [&] { accumulate_gradient(y.data(), x.data(), n, stream); });
-  gradient_norm(norm.data(), x.data(), n, stream);
+  set_zero(v.data(), n, ctx);
+  row("gradient norm", f, [&] { gradient_norm(norm.data(), x.data(), n, ctx); });
+  row("gradient accumulation", 3 * f, [&] { accumulate_gradient(y.data(), x.data(), n, ctx); });
+  gradient_norm(norm.data(), x.data(), n, ctx);
   const AdamW adamw = adamw_at_step({1e-6f, 0.9f, 0.95f, 1e-8f, 0.1f}, 10);
-  row("adamw", 7 * f,
-      [&] { adamw_update(y.data(), m.data(), v.data(), x.data(), norm.data(), 1.0f, n, adamw, stream); });
+  row("adamw", 7 * f, [&] { adamw_update(y.data(), m.data(), v.data(), x.data(), norm.data(), 1.0f, n, adamw, ctx); });
 }
 
-void bench_attention(Stream& stream, double peak) {
+void bench_attention(Context& ctx, double peak) {
   struct Case {
     AttentionShape shape;
     const char* what;
@@ -325,13 +323,13 @@ void bench_attention(Stream& stream, double peak) {
     AttentionExtra extra;
     if (c.sink) extra.logit = logit.data();
     if (c.kv_bias) extra = {logit.data(), true, key.data(), value.data()};
-    auto forward = [&] { attention_forward(o.data(), lse.data(), q.data(), k.data(), v.data(), s, extra, stream); };
+    auto forward = [&] { attention_forward(o.data(), lse.data(), q.data(), k.data(), v.data(), s, extra, ctx); };
     forward();
-    const double fwd = best_seconds(stream, {forward})[0];
+    const double fwd = best_seconds(ctx, {forward})[0];
     const double bwd =
-        best_seconds(stream, {[&] {
+        best_seconds(ctx, {[&] {
                        attention_backward(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(),
-                                          q.data(), k.data(), v.data(), o.data(), lse.data(), s, extra, stream);
+                                          q.data(), k.data(), v.data(), o.data(), lse.data(), s, extra, ctx);
                      }})[0];
     // two products forward, five backward, over the pairs that see each other
     double pairs = 0;
@@ -351,17 +349,17 @@ void bench_attention(Stream& stream, double peak) {
 // ---- whole steps
 
 // Models of the same sizes, their steps in turns, each model's best: what a variant costs beside the first.
-void bench_training(Stream& stream, double matmul_peak) {
+void bench_training(Context& ctx, double matmul_peak) {
   struct Run {
     Config config;
     Data data;
     TokenLoader loader;
     Trainer trainer;
-    Run(const std::string& flags, Stream& stream)
+    Run(const std::string& flags, Context& ctx)
         : config(config_of_flags(flags)),
           data(open_data(config.data)),
           loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed),
-          trainer(with_vocab(config, data), loader, stream) {}
+          trainer(with_vocab(config, data), loader, ctx) {}
     static Config& with_vocab(Config& c, const Data& data) {
       c.model.vocab = std::max(c.model.vocab, data.train->vocab());
       return c;
@@ -371,10 +369,10 @@ void bench_training(Stream& stream, double matmul_peak) {
     std::vector<std::unique_ptr<Run>> runs;
     std::vector<std::function<void()>> steps;
     for (const std::string& v : variants) {
-      runs.push_back(std::make_unique<Run>("--data=bigram-backcopy " + sizes + " " + v, stream));
+      runs.push_back(std::make_unique<Run>("--data=bigram-backcopy " + sizes + " " + v, ctx));
       steps.push_back([run = runs.back().get()] { run->trainer.step(); });
     }
-    const std::vector<double> seconds = best_seconds(stream, steps, budget);
+    const std::vector<double> seconds = best_seconds(ctx, steps, budget);
     printf("\ntraining %s\n%-42s %10s %10s %10s %12s\n", sizes.c_str(), "", "tok/s", "ms a step", "of matmul",
            "beside first");
     for (size_t i = 0; i < runs.size(); i++) {
@@ -403,19 +401,19 @@ void bench_training(Stream& stream, double matmul_peak) {
 int main(int argc, char** argv) try {
   setenv("OPENBLAS_THREAD_TIMEOUT", "10", 0);  // OpenBLAS's threads must not spin while ours work
   limit_spinning(argv);
-  Stream stream(device);
+  Context ctx(device);
   double peak = 0;
 #ifndef __CUDACC__
   peak = fma_peak();
 #endif
-  const double bandwidth = copy_bandwidth(stream), matmul_peak = measured_matmul_peak(stream);
+  const double bandwidth = copy_bandwidth(ctx), matmul_peak = measured_matmul_peak(ctx);
   printf("%s", name_of(device));
   if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), peak * 1e-9);
   printf(", copy %.1f GB/s\n", bandwidth * 1e-9);
-  bench_matmul(stream, peak);
-  bench_attention(stream, peak);
-  bench_operations(stream, bandwidth);
-  bench_training(stream, matmul_peak);
+  bench_matmul(ctx, peak);
+  bench_attention(ctx, peak);
+  bench_operations(ctx, bandwidth);
+  bench_training(ctx, matmul_peak);
   if (argc > 1) {
     std::ofstream file(argv[1]);
     file << nlohmann::ordered_json({{"device", name_of(device)},

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/check.h"
+#include "core/check.h"
 #include "tests/catch.h"
 
 namespace gated {

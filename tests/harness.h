@@ -1,13 +1,16 @@
 // harness: what the test of an operation needs: inputs, the same call on two devices, finite differences.
 //
 // Ring 1: check_gradient(), the reference in double against central differences.
-// Ring 2: on_every_schedule(), the kernel against the reference, bit for bit, in several thread orders.
+// Ring 2: on_every_device(), what the program runs against the reference, bit for bit: the CPU's code, and the kernels in
+//         several thread orders.
 #pragma once
+#include <omp.h>
+
 #include <cstdlib>
 #include <functional>
 #include <vector>
 
-#include "kernels/device.cuh"
+#include "core/context.cuh"
 #include "tests/compare.h"
 
 namespace gated {
@@ -24,9 +27,31 @@ std::vector<T> random_values(size_t n, uint64_t seed, T scale = T(1)) {
   return v;
 }
 
-// Runs test(stream) on this build's kernel device: on the emulator once in each thread order, on a GPU once.
+// Is there something to run kernels on? A build by nvcc on a machine without a GPU has nothing.
+inline bool kernels_can_run() {
+#ifdef __CUDACC__
+  int n = 0;
+  return cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
+#else
+  return true;
+#endif
+}
+
+// Runs test(ctx) on the CPU with one and with two threads, and on this build's kernel device: on the emulator once in each thread order, on a GPU once.
 template <class Test>
-void on_every_schedule(Test test) {
+void on_every_device(Test test) {
+#ifndef SIMT_RACE_SHADOW  // which watches the threads of kernels, not those of the CPU
+  struct Threads {
+    const int before = omp_get_max_threads();
+    ~Threads() { omp_set_num_threads(before); }
+  } restore_threads;
+  for (int threads : {1, 2}) {
+    INFO("cpu, " << threads << " threads");
+    omp_set_num_threads(threads);
+    Context ctx(Device::cpu);
+    test(ctx);
+  }
+#endif
 #ifndef __CUDACC__
   const simt::Config before = simt::config;
   struct Restore {
@@ -37,22 +62,13 @@ void on_every_schedule(Test test) {
   for (const simt::Config& schedule : schedules) {
     simt::config = schedule;
     INFO("emulated, thread order " << int(schedule.order) << ", seed " << schedule.seed);
-    Stream stream(Device::emulated);
-    test(stream);
+    Context ctx(Device::emulated);
+    test(ctx);
   }
 #else
-  Stream stream(Device::cuda);
-  test(stream);
-#endif
-}
-
-// Is there something to run kernels on? A build by nvcc on a machine without a GPU has nothing.
-inline bool kernels_can_run() {
-#ifdef __CUDACC__
-  int n = 0;
-  return cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
-#else
-  return true;
+  if (!kernels_can_run()) return;
+  Context ctx(Device::cuda);
+  test(ctx);
 #endif
 }
 
@@ -66,13 +82,13 @@ class Guarded {
   static constexpr size_t guard = 32;
 #endif
   static constexpr float behind_inputs = 1e30f;
-  Guarded(Stream& stream, const std::vector<float>& values) : Guarded(stream, values.size()) {
+  Guarded(Context& ctx, const std::vector<float>& values) : Guarded(ctx, values.size()) {
     std::vector<float> all = values;
     all.resize(values.size() + guard, behind_inputs);
     buffer_.upload(all);
     input_ = true;
   }
-  Guarded(Stream& stream, size_t n) : stream_(stream), n_(n), buffer_(stream.device, n + guard) {}
+  Guarded(Context& ctx, size_t n) : stream_(ctx), n_(n), buffer_(ctx.device, n + guard) {}
   operator float*() const {
     return buffer_.data();
   }
@@ -86,7 +102,7 @@ class Guarded {
   }
 
  private:
-  Stream& stream_;
+  Context& stream_;
   size_t n_;
   Buffer<float> buffer_;
   bool input_ = false;

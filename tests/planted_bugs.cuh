@@ -4,7 +4,7 @@
 // All run on `blocks` blocks of `threads` threads with shared_bytes of dynamic shared memory, read x
 // (elements floats) and write y, one float a thread.
 #pragma once
-#include "kernels/device.cuh"
+#include "core/context.cuh"
 
 namespace gated::planted {
 

@@ -82,7 +82,7 @@ TEST_CASE("activation: slopes against finite differences", "[gradcheck]") {
 }
 
 TEST_CASE("activation: kernels equal the reference bit for bit", "[bitwise]") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   for (Activation act : {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf, Activation::relu2})
     for (size_t n : {1, 3, 4, 1024, 1026, 4133}) {
       INFO(name_of(act) << ", n " << n);
@@ -105,17 +105,17 @@ TEST_CASE("activation: kernels equal the reference bit for bit", "[bitwise]") {
       // Numbers behind the inputs: a kernel that ran on past n would not leave a NaN behind its output.
       auto x_and_more = x, dy_and_more = dy;
       x_and_more.resize(n + 3, 1.0f), dy_and_more.resize(n + 3, 1.0f);
-      on_every_schedule([&](Stream& stream) {
-        Guarded gy(stream, n), gdx(stream, n), gx(stream, x_and_more), gdy(stream, dy_and_more);
-        activation_forward(gy, gx, n, act, stream);
-        activation_backward(gdx, gdy, gx, n, act, stream);
+      on_every_device([&](Context& ctx) {
+        Guarded gy(ctx, n), gdx(ctx, n), gx(ctx, x_and_more), gdy(ctx, dy_and_more);
+        activation_forward(gy, gx, n, act, ctx);
+        activation_backward(gdx, gdy, gx, n, act, ctx);
         REQUIRE_BITWISE(y, gy.download());
         REQUIRE_BITWISE(dx, gdx.download());
 
-        Guarded y_over_x(stream, x), dx_over_dy(stream, dy), dx_over_x(stream, x);
-        activation_forward(y_over_x, y_over_x, n, act, stream);
-        activation_backward(dx_over_dy, dx_over_dy, gx, n, act, stream);
-        activation_backward(dx_over_x, gdy, dx_over_x, n, act, stream);
+        Guarded y_over_x(ctx, x), dx_over_dy(ctx, dy), dx_over_x(ctx, x);
+        activation_forward(y_over_x, y_over_x, n, act, ctx);
+        activation_backward(dx_over_dy, dx_over_dy, gx, n, act, ctx);
+        activation_backward(dx_over_x, gdy, dx_over_x, n, act, ctx);
         REQUIRE_BITWISE(y, y_over_x.download());
         REQUIRE_BITWISE(dx, dx_over_dy.download());
         REQUIRE_BITWISE(dx, dx_over_x.download());
@@ -124,7 +124,7 @@ TEST_CASE("activation: kernels equal the reference bit for bit", "[bitwise]") {
 }
 
 TEST_CASE("activation: one that only gates take is refused, and which are not is said") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const char* expected = "activation_forward: act is ns_sigmoid, expected one of: silu gelu_tanh gelu_erf relu2";
   REQUIRE_THROWS_WITH(activation_forward(nullptr, nullptr, 0, Activation::ns_sigmoid, cpu), expected);
   REQUIRE_THROWS_AS(activation_backward(nullptr, nullptr, nullptr, 0, Activation::tanh, cpu), Error);

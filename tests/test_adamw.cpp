@@ -16,7 +16,7 @@ struct State {
 
 // A step on the CPU; norm is a pointer as in adamw_update.
 void update(State& s, const std::vector<float>& g, const float* norm, float clip, const AdamW& a) {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   adamw_update(s.w.data(), s.m.data(), s.v.data(), g.data(), norm, clip, g.size(), a, cpu);
 }
 
@@ -85,11 +85,10 @@ TEST_CASE("adamw: kernel equals the reference bit for bit", "[bitwise]") {
         State expected = start(n);
         adamw_update_ref(expected.w.data(), expected.m.data(), expected.v.data(), g.data(), with_norm ? &norm : nullptr,
                          1.0f, n, a);
-        on_every_schedule([&](Stream& stream) {
+        on_every_device([&](Context& ctx) {
           const State s = start(n);
-          Guarded w(stream, s.w), m(stream, s.m), v(stream, s.v), gg(stream, g),
-              gnorm(stream, std::vector<float>{norm});
-          adamw_update(w, m, v, gg, with_norm ? +gnorm : nullptr, 1.0f, n, a, stream);
+          Guarded w(ctx, s.w), m(ctx, s.m), v(ctx, s.v), gg(ctx, g), gnorm(ctx, std::vector<float>{norm});
+          adamw_update(w, m, v, gg, with_norm ? +gnorm : nullptr, 1.0f, n, a, ctx);
           require_equal(expected, {w.download(), m.download(), v.download()});
         });
       }
@@ -127,10 +126,10 @@ TEST_CASE("adamw: a norm that is not finite changes nothing", "[bitwise]") {
         State s = before;
         update(s, g, &norm, clip, a);
         require_equal(before, s);
-        on_every_schedule([&](Stream& stream) {
-          Guarded w(stream, before.w), m(stream, before.m), v(stream, before.v), gg(stream, g),
-              gnorm(stream, std::vector<float>{norm});
-          adamw_update(w, m, v, gg, gnorm, clip, n, a, stream);
+        on_every_device([&](Context& ctx) {
+          Guarded w(ctx, before.w), m(ctx, before.m), v(ctx, before.v), gg(ctx, g),
+              gnorm(ctx, std::vector<float>{norm});
+          adamw_update(w, m, v, gg, gnorm, clip, n, a, ctx);
           require_equal(before, {w.download(), m.download(), v.download()});
         });
       }

@@ -70,18 +70,18 @@ Outputs reference(const Inputs& in) {
   return r;
 }
 
-Outputs on(Stream& stream, const Inputs& in) {
+Outputs on(Context& ctx, const Inputs& in) {
   const AttentionShape& s = in.s;
-  Guarded q(stream, in.q), k(stream, in.k), v(stream, in.v), dout(stream, in.dout);
-  Guarded logit(stream, in.logit), key(stream, in.key), value(stream, in.value);
+  Guarded q(ctx, in.q), k(ctx, in.k), v(ctx, in.v), dout(ctx, in.dout);
+  Guarded logit(ctx, in.logit), key(ctx, in.key), value(ctx, in.value);
   const AttentionExtra extra = in.position(logit, key, value);
   const size_t extras = extra.logit ? stat_size(s) : 0;
-  Guarded o(stream, query_size(s)), lse(stream, stat_size(s)), extra_p(stream, extras), extra_ds(stream, extras);
-  Guarded dq(stream, query_size(s)), dk(stream, key_size(s)), dv(stream, key_size(s));
+  Guarded o(ctx, query_size(s)), lse(ctx, stat_size(s)), extra_p(ctx, extras), extra_ds(ctx, extras);
+  Guarded dq(ctx, query_size(s)), dk(ctx, key_size(s)), dv(ctx, key_size(s));
   float* const none = nullptr;
-  attention_forward(o, lse, q, k, v, s, extra, stream);
+  attention_forward(o, lse, q, k, v, s, extra, ctx);
   attention_backward(dq, dk, dv, extras ? extra_p : none, extras ? extra_ds : none, dout, q, k, v, o, lse, s, extra,
-                     stream);
+                     ctx);
   return {o.download(),  lse.download(),     dq.download(),      dk.download(),
           dv.download(), extra_p.download(), extra_ds.download()};
 }
@@ -98,22 +98,6 @@ void require_same(const Outputs& expected, const Outputs& got) {
   require_same_attention(expected, got);
   REQUIRE_BITWISE(expected.extra_p, got.extra_p);
   REQUIRE_BITWISE(expected.extra_ds, got.extra_ds);
-}
-
-// Runs test(stream) on the CPU with 1 and with 2 threads, and on the kernels' device.
-template <class Test>
-void on_every_device(Test test) {
-  struct Restore {
-    const int threads = omp_get_max_threads();
-    ~Restore() { omp_set_num_threads(threads); }
-  } restore;
-  for (int threads : {1, 2}) {
-    INFO("cpu, " << threads << " threads");
-    omp_set_num_threads(threads);
-    Stream stream(Device::cpu);
-    test(stream);
-  }
-  if (kernels_can_run()) on_every_schedule(test);
 }
 
 }  // namespace
@@ -206,7 +190,7 @@ TEST_CASE("attention: the CPU twin and the kernels equal the reference bit for b
               << " sigmoid " << s.sigmoid() << " extra " << int(extra));
     const Inputs in(s, scale, extra);
     const Outputs expected = reference(in);
-    on_every_device([&](Stream& stream) { require_same(expected, on(stream, in)); });
+    on_every_device([&](Context& ctx) { require_same(expected, on(ctx, in)); });
   }
 }
 
@@ -238,8 +222,8 @@ TEST_CASE("attention: no bit depends on what a query does not see", "[bitwise]")
       spoil(*x, 0, t + 1, NAN);
       spoil(*x, s.end_query(to - 1), s.T, INFINITY);
     }
-    on_every_device([&](Stream& stream) {
-      const Outputs before = on(stream, keys), after = on(stream, queries);
+    on_every_device([&](Context& ctx) {
+      const Outputs before = on(ctx, keys), after = on(ctx, queries);
       REQUIRE_BITWISE(tokens(expected.o, from, t), tokens(before.o, from, t));
       REQUIRE_BITWISE(tokens(expected.dq, from, t), tokens(before.dq, from, t));
       for (size_t h = 0; h < s.H; h++)
@@ -257,7 +241,7 @@ TEST_CASE("attention: a window of the whole sequence or more is full attention",
   for (size_t window : {s.T, SIZE_MAX}) {
     const Inputs in(windowed(s, window), plain);
     require_same(expected, reference(in));
-    on_every_device([&](Stream& stream) { require_same(expected, on(stream, in)); });
+    on_every_device([&](Context& ctx) { require_same(expected, on(ctx, in)); });
   }
 }
 
@@ -268,8 +252,8 @@ TEST_CASE("attention: an extra position with logit -inf is none", "[bitwise]") {
     Inputs in(s, plain, extra);
     std::fill(in.logit.begin(), in.logit.end(), -INFINITY);
     require_same_attention(expected, reference(in));
-    on_every_device([&](Stream& stream) {
-      const Outputs got = on(stream, in);
+    on_every_device([&](Context& ctx) {
+      const Outputs got = on(ctx, in);
       require_same_attention(expected, got);
       REQUIRE_BITWISE(std::vector<float>(stat_size(s), 0.0f), got.extra_p);
     });
@@ -289,7 +273,7 @@ TEST_CASE("attention: a hidden key does not turn -0 into +0", "[bitwise]") {
     }
   const Outputs expected = reference(in);
   for (size_t i = s.D; i < s.T / 2 * s.D; i++) REQUIRE((expected.o[i] == 0 && std::signbit(expected.o[i])));
-  on_every_device([&](Stream& stream) { require_same(expected, on(stream, in)); });
+  on_every_device([&](Context& ctx) { require_same(expected, on(ctx, in)); });
 }
 
 TEST_CASE("attention: query head h reads kv head h/(H/K)", "[reference]") {
@@ -309,15 +293,15 @@ TEST_CASE("attention: query head h reads kv head h/(H/K)", "[reference]") {
 }
 
 TEST_CASE("attention: what it refuses", "[refusal]") {
-  Stream stream(Device::cpu);
+  Context ctx(Device::cpu);
   // What forward and backward say alike, "" when they take the sizes.
   auto refusal = [&](const AttentionShape& s, const AttentionExtra& extra = {}) -> std::string {
     float* const no = nullptr;
     try {
-      attention_forward(no, no, no, no, no, s, extra, stream);
+      attention_forward(no, no, no, no, no, s, extra, ctx);
     } catch (const Error& forward) {
       try {
-        attention_backward(no, no, no, no, no, no, no, no, no, no, no, s, extra, stream);
+        attention_backward(no, no, no, no, no, no, no, no, no, no, no, s, extra, ctx);
       } catch (const Error& backward) {
         return strchr(forward.what(), ':') == std::string(strchr(backward.what(), ':')) ? forward.what() : "";
       }

@@ -67,12 +67,12 @@ TEST_CASE("attention_extra: kernels equal the reference bit for bit", "[bitwise]
     kv_bias_logits_ref(logit.data(), q.data(), key.data(), B, T, H, D);
     kv_bias_backward_ref(dkey.data(), dvalue.data(), p.data(), ds.data(), q.data(), dout.data(), B, T, H, D);
     sink_backward_ref(dsink.data(), ds.data(), B, T, H);
-    on_every_schedule([&](Stream& stream) {
-      Guarded gq(stream, q), gdout(stream, dout), gp(stream, p), gds(stream, ds), gkey(stream, key);
-      Guarded glogit(stream, stats), gdkey(stream, dkey0), gdvalue(stream, dvalue0), gdsink(stream, dsink0);
-      kv_bias_logits(glogit, gq, gkey, B, T, H, D, stream);
-      kv_bias_backward(gdkey, gdvalue, gp, gds, gq, gdout, B, T, H, D, stream);
-      sink_backward(gdsink, gds, B, T, H, stream);
+    on_every_device([&](Context& ctx) {
+      Guarded gq(ctx, q), gdout(ctx, dout), gp(ctx, p), gds(ctx, ds), gkey(ctx, key);
+      Guarded glogit(ctx, stats), gdkey(ctx, dkey0), gdvalue(ctx, dvalue0), gdsink(ctx, dsink0);
+      kv_bias_logits(glogit, gq, gkey, B, T, H, D, ctx);
+      kv_bias_backward(gdkey, gdvalue, gp, gds, gq, gdout, B, T, H, D, ctx);
+      sink_backward(gdsink, gds, B, T, H, ctx);
       REQUIRE_BITWISE(logit, glogit.download());
       REQUIRE_BITWISE(dkey, gdkey.download());
       REQUIRE_BITWISE(dvalue, gdvalue.download());
@@ -97,18 +97,17 @@ TEST_CASE("attention_extra: a kv bias is a key before the first", "[bitwise]") {
   attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), longer, AttentionExtra{});
   attention_backward_ref<float>(dq.data(), dk.data(), dv.data(), nullptr, nullptr, dout.data(), q.data(), k.data(),
                                 v.data(), o.data(), lse.data(), longer, AttentionExtra{});
-  auto test = [&](Stream& stream) {
-    Guarded gq(stream, others(q)), gk(stream, others(k)), gv(stream, others(v)), gdout(stream, others(dout));
-    Guarded key(stream, first(k)), value(stream, first(v)), logit(stream, s.H * s.T), go(stream, n),
-        glse(stream, s.H * s.T);
-    Guarded gdq(stream, n), gdk(stream, n), gdv(stream, n), p(stream, s.H * s.T), ds(stream, s.H * s.T);
+  auto test = [&](Context& ctx) {
+    Guarded gq(ctx, others(q)), gk(ctx, others(k)), gv(ctx, others(v)), gdout(ctx, others(dout));
+    Guarded key(ctx, first(k)), value(ctx, first(v)), logit(ctx, s.H * s.T), go(ctx, n), glse(ctx, s.H * s.T);
+    Guarded gdq(ctx, n), gdk(ctx, n), gdv(ctx, n), p(ctx, s.H * s.T), ds(ctx, s.H * s.T);
     const std::vector<float> zeros(row);
-    Guarded dkey(stream, zeros), dvalue(stream, zeros);
-    kv_bias_logits(logit, gq, key, s.B, s.T, s.H, s.D, stream);
+    Guarded dkey(ctx, zeros), dvalue(ctx, zeros);
+    kv_bias_logits(logit, gq, key, s.B, s.T, s.H, s.D, ctx);
     const AttentionExtra extra{logit, true, key, value};
-    attention_forward(go, glse, gq, gk, gv, s, extra, stream);
-    attention_backward(gdq, gdk, gdv, p, ds, gdout, gq, gk, gv, go, glse, s, extra, stream);
-    kv_bias_backward(dkey, dvalue, p, ds, gq, gdout, s.B, s.T, s.H, s.D, stream);
+    attention_forward(go, glse, gq, gk, gv, s, extra, ctx);
+    attention_backward(gdq, gdk, gdv, p, ds, gdout, gq, gk, gv, go, glse, s, extra, ctx);
+    kv_bias_backward(dkey, dvalue, p, ds, gq, gdout, s.B, s.T, s.H, s.D, ctx);
     REQUIRE_BITWISE(others(o), go.download());
     REQUIRE_BITWISE(others(dq), gdq.download());
     REQUIRE_BITWISE(others(dk), gdk.download());
@@ -116,7 +115,7 @@ TEST_CASE("attention_extra: a kv bias is a key before the first", "[bitwise]") {
     REQUIRE_BITWISE(first(dk), dkey.download());
     REQUIRE_BITWISE(first(dv), dvalue.download());
   };
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   test(cpu);
-  if (kernels_can_run()) on_every_schedule(test);
+  if (kernels_can_run()) on_every_device(test);
 }

@@ -1,5 +1,5 @@
 // bias: the gradient of a linear layer's bias.
-#include "kernels/bias.cuh"
+#include "kernels/bias.h"
 
 #include "kernels/matmul.cuh"
 #include "tests/harness.h"
@@ -26,9 +26,9 @@ TEST_CASE("bias: kernels equal the reference bit for bit", "[bitwise]") {
     const auto dy = random_values<float>(N * C, 1), start = random_values<float>(C, 2);
     auto db = start;
     bias_backward_ref(db.data(), dy.data(), N, C);
-    on_every_schedule([&](Stream& stream) {
-      Guarded gdb(stream, start), gdy(stream, dy);
-      bias_backward(gdb, gdy, N, C, stream);
+    on_every_device([&](Context& ctx) {
+      Guarded gdb(ctx, start), gdy(ctx, dy);
+      bias_backward(gdb, gdy, N, C, ctx);
       REQUIRE_BITWISE(db, gdb.download());
     });
   }

@@ -1,7 +1,7 @@
 // compare: the comparer that every other test trusts, on planted faults.
 #include "tests/compare.h"
 
-#include "kernels/math.cuh"
+#include "core/math.cuh"
 #include "tests/harness.h"
 
 using namespace gated;
@@ -49,10 +49,10 @@ TEST_CASE("compare: a gradient that is off by a millionth fails the finite diffe
 }
 
 TEST_CASE("compare: a write past the end of a guarded buffer is caught", "[compare]") {
-  Stream stream(kernel_device);
-  Guarded buffer(stream, 8);
+  Context ctx(kernel_device);
+  Guarded buffer(ctx, 8);
   REQUIRE_NOTHROW(buffer.download());
   const float one = 1.0f;
-  Buffer<float>::copy_to_device(stream.device, static_cast<float*>(buffer) + 8, &one, 1);
+  Buffer<float>::copy_to_device(ctx.device, static_cast<float*>(buffer) + 8, &one, 1);
   REQUIRE_THROWS_AS(buffer.download(), Error);
 }

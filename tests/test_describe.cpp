@@ -87,7 +87,7 @@ TEST_CASE("describe: what is printed adds up, for every variant", "[describe]") 
     REQUIRE(text.find(with_commas(model.weights.total()) + "\n") != std::string::npos);
     for (const Parameter& p : model.weights.list()) REQUIRE(text.find(p.name + " ") != std::string::npos);
     // The memory it names is what a model that runs has taken.
-    Stream cpu(Device::cpu);
+    Context cpu(Device::cpu);
     Model real(config.model, config.batch, config.model.context, 1, cpu);
     const TrainingMemory memory = training_memory(config.model, config.batch, config.model.context, 1);
     REQUIRE(memory.weights == real.weights.values.size());

@@ -1,5 +1,5 @@
 // device: buffers, streams, and one spelling of a launch.
-#include "kernels/device.cuh"
+#include "core/context.cuh"
 
 #include "tests/harness.h"
 
@@ -23,18 +23,18 @@ __global__ void reverse_kernel(float* x) {
 }  // namespace
 
 TEST_CASE("device: kernels are launched, buffers come back", "[bitwise]") {
-  on_every_schedule([](Stream& stream) {
-    Guarded x(stream, 100);
-    launch(fill_kernel, grid_of(ceil_div(100, 32)), 32, 0, stream, static_cast<float*>(x), size_t(100), 0.5f);
+  on_every_device([](Context& ctx) {
+    Guarded x(ctx, 100);
+    launch(fill_kernel, grid_of(ceil_div(100, 32)), 32, 0, ctx, static_cast<float*>(x), size_t(100), 0.5f);
     std::vector<float> expected(100);
     for (size_t i = 0; i < 100; i++) expected[i] = 0.5f + float(i);
     REQUIRE_BITWISE(expected, x.download());
-    launch(reverse_kernel, 1, 100, 100 * sizeof(float), stream, static_cast<float*>(x));
+    launch(reverse_kernel, 1, 100, 100 * sizeof(float), ctx, static_cast<float*>(x));
     std::reverse(expected.begin(), expected.end());
     REQUIRE_BITWISE(expected, x.download());
-    launch(fill_kernel, dim3(0), 32, 0, stream, static_cast<float*>(x), size_t(100), 9.0f);  // nothing to do
+    launch(fill_kernel, dim3(0), 32, 0, ctx, static_cast<float*>(x), size_t(100), 9.0f);  // nothing to do
     REQUIRE_BITWISE(expected, x.download());
-    set_zero(static_cast<float*>(x), 100, stream);
+    set_zero(static_cast<float*>(x), 100, ctx);
     REQUIRE_BITWISE(std::vector<float>(100, 0.0f), x.download());
   });
 }
@@ -51,9 +51,9 @@ TEST_CASE("device: fresh memory is NaN, and moves with its buffer", "[device]") 
 }
 
 TEST_CASE("device: what cannot be is refused", "[device]") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   REQUIRE_THROWS_AS(launch(fill_kernel, 1, 1, 0, cpu, nullptr, size_t(0), 0.0f), Error);
-  REQUIRE_THROWS_AS(Stream(kernel_device == Device::cuda ? Device::emulated : Device::cuda), Error);
+  REQUIRE_THROWS_AS(Context(kernel_device == Device::cuda ? Device::emulated : Device::cuda), Error);
   REQUIRE_THROWS_AS(Buffer<float>(Device::cpu, SIZE_MAX / 2), Error);
   REQUIRE_THROWS_AS(Buffer<float>(Device::cpu, size_t{1} << 50), Error);
   REQUIRE_THROWS_AS(grid_of(size_t{1} << 31), Error);
@@ -61,9 +61,9 @@ TEST_CASE("device: what cannot be is refused", "[device]") {
 }
 
 TEST_CASE("device: scratch grows and is kept", "[device]") {
-  Stream stream(kernel_device);
-  float* small = stream.scratch(10);
-  REQUIRE(stream.scratch(5) == small);
-  REQUIRE(stream.scratch(1000) != nullptr);
-  REQUIRE(stream.scratch_bytes() == 4000);
+  Context ctx(kernel_device);
+  float* small = ctx.scratch(10);
+  REQUIRE(ctx.scratch(5) == small);
+  REQUIRE(ctx.scratch(1000) != nullptr);
+  REQUIRE(ctx.scratch_bytes() == 4000);
 }

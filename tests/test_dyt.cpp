@@ -68,17 +68,16 @@ TEST_CASE("dyt: kernels equal the reference bit for bit", "[bitwise]") {
       dyt_forward_ref<float>(y.data(), in, alpha.data(), w.data(), b.data(), N, C);
       dyt_backward_ref<float>(out, dalpha.data(), dw.data(), db.data(), row_sums.data(), dy.data(), alpha.data(),
                               w.data(), N, C);
-      on_every_schedule([&](Stream& stream) {
-        Guarded gy(stream, N * C), gsum(stream, N * C), gdx(stream, N * C), gdbranch(stream, N * C), sums(stream, N);
-        Guarded gx(stream, x), gbranch(stream, branch), gw(stream, w), gb(stream, b), gdy(stream, dy),
-            gdres(stream, dres);
-        Guarded ga(stream, alpha), gda(stream, dalpha0), gdw(stream, dw0), gdb(stream, db0);
+      on_every_device([&](Context& ctx) {
+        Guarded gy(ctx, N * C), gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C), sums(ctx, N);
+        Guarded gx(ctx, x), gbranch(ctx, branch), gw(ctx, w), gb(ctx, b), gdy(ctx, dy), gdres(ctx, dres);
+        Guarded ga(ctx, alpha), gda(ctx, dalpha0), gdw(ctx, dw0), gdb(ctx, db0);
         ResidualForward gin = {gx};
         ResidualBackward gout = {gdx, nullptr, nullptr, gx};
         if (test.branch) gin = {gx, gbranch, gsum, test.join};
         if (test.branch) gout = {gdx, gdbranch, gdres, gsum, gbranch, test.join};
-        dyt_forward(gy, gin, ga, gw, gb, N, C, stream);
-        dyt_backward(gout, gda, gdw, gdb, sums, gdy, ga, gw, N, C, stream);
+        dyt_forward(gy, gin, ga, gw, gb, N, C, ctx);
+        dyt_backward(gout, gda, gdw, gdb, sums, gdy, ga, gw, N, C, ctx);
         REQUIRE_BITWISE(y, gy.download());
         if (test.branch) REQUIRE_BITWISE(sum, gsum.download());
         REQUIRE_BITWISE(dx, gdx.download());
@@ -88,7 +87,7 @@ TEST_CASE("dyt: kernels equal the reference bit for bit", "[bitwise]") {
         REQUIRE_BITWISE(dw, gdw.download());
         REQUIRE_BITWISE(db, gdb.download());
         gout.dx = gdy;  // in place
-        dyt_backward(gout, gda, gdw, gdb, sums, gdy, ga, gw, N, C, stream);
+        dyt_backward(gout, gda, gdw, gdb, sums, gdy, ga, gw, N, C, ctx);
         REQUIRE_BITWISE(dx, gdy.download());
       });
     }
@@ -97,7 +96,7 @@ TEST_CASE("dyt: kernels equal the reference bit for bit", "[bitwise]") {
 
 TEST_CASE("dyt: where tanh is its argument y is w*(alpha*x) + b exactly, where it is flat +-w + b") {
   const size_t C = 200;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const auto x = random_values<float>(C, 1), w = random_values<float>(C, 2), b = random_values<float>(C, 3);
   std::vector<float> y(C), linear(C), flat(C);
   const float small = 1e-4f, large = 1e9f;  // (1e-4)^3/3 is below half an ulp of 1e-4

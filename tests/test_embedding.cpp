@@ -13,7 +13,7 @@ static std::vector<int> random_ids(size_t N, size_t V, uint64_t seed) {
 }
 
 TEST_CASE("embedding: tokens grouped by id, in ascending order") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   TokenGroups groups;
   auto build = [&](std::vector<int> ids) { groups.build(ids.data(), ids.size(), 10, cpu); };
   auto list = [](const int* p, size_t n) { return std::vector<int>(p, p + n); };
@@ -44,7 +44,7 @@ TEST_CASE("embedding: tokens grouped by id, in ascending order") {
 
 TEST_CASE("embedding: gradients against finite differences", "[gradcheck]") {
   const size_t B = 4, T = 3, N = B * T, C = 5, V = 6;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const auto ids = random_ids(N, V, 1);
   const auto weight = random_values<double>(V * C, 2), dh = random_values<double>(N * C, 3);
   const auto positions = random_values<double>(T * C, 4);
@@ -82,8 +82,8 @@ TEST_CASE("embedding: kernels equal the reference bit for bit", "[bitwise]") {
   const struct {
     size_t B, T, C, V;
   } sizes[] = {{7, 9, 200, 17}, {1, 1, 1, 1}, {8, 5, 3, 1000}, {150, 2, 8, 2}, {3, 11, 131, 5}, {1, 20, 516, 9}};
-  Stream cpu(Device::cpu);
-  std::vector<TokenGroups> reused(3);  // one a schedule: memory of the sizes before
+  Context cpu(Device::cpu);
+  std::vector<TokenGroups> reused(5);  // one a context: memory of the sizes before
   for (auto [B, T, C, V] : sizes) {
     const size_t N = B * T;
     INFO("B " << B << " T " << T << " C " << C << " V " << V);
@@ -107,18 +107,17 @@ TEST_CASE("embedding: kernels equal the reference bit for bit", "[bitwise]") {
         embedding_positions_backward(dpositions.data(), dh.data(), B, T, C, cpu);
         embedding_scale_backward(dscale.data(), row_sums.data(), dh.data(), ids.data(), weight.data(), N, C, V, cpu);
 
-        size_t schedule = 0;
-        on_every_schedule([&](Stream& stream) {
-          Guarded gh(stream, N * C), gdweight(stream, dweight0), gweight(stream, weight), gdh(stream, dh);
-          Guarded gp(stream, positions), gs(stream, scale), gdp(stream, dpositions0), gds(stream, dscale0),
-              sums(stream, N);
-          const Buffer<int> gids(stream.device, ids);
-          TokenGroups& on_device = reused[schedule++];
-          on_device.build(ids.data(), N, V, stream);
-          embedding_forward(gh, gids.data(), gweight, p ? +gp : nullptr, s ? +gs : nullptr, N, T, C, V, stream);
-          embedding_backward(gdweight, gdh, on_device, s ? +gs : nullptr, C, stream);
-          embedding_positions_backward(gdp, gdh, B, T, C, stream);
-          embedding_scale_backward(gds, sums, gdh, gids.data(), gweight, N, C, V, stream);
+        size_t context = 0;
+        on_every_device([&](Context& ctx) {
+          Guarded gh(ctx, N * C), gdweight(ctx, dweight0), gweight(ctx, weight), gdh(ctx, dh);
+          Guarded gp(ctx, positions), gs(ctx, scale), gdp(ctx, dpositions0), gds(ctx, dscale0), sums(ctx, N);
+          const Buffer<int> gids(ctx.device, ids);
+          TokenGroups& on_device = reused[context++];
+          on_device.build(ids.data(), N, V, ctx);
+          embedding_forward(gh, gids.data(), gweight, p ? +gp : nullptr, s ? +gs : nullptr, N, T, C, V, ctx);
+          embedding_backward(gdweight, gdh, on_device, s ? +gs : nullptr, C, ctx);
+          embedding_positions_backward(gdp, gdh, B, T, C, ctx);
+          embedding_scale_backward(gds, sums, gdh, gids.data(), gweight, N, C, V, ctx);
           REQUIRE_BITWISE(h, gh.download());
           REQUIRE_BITWISE(dweight, gdweight.download());
           REQUIRE_BITWISE(dpositions, gdp.download());
@@ -137,7 +136,7 @@ TEST_CASE("embedding: product and sum are rounded each, a position comes round w
   const auto positions = random_values<float>(T * C, 2);
   weight[0] = -0.0f;  // a copy keeps its sign
   const float scale = 1.1f;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   std::vector<float> h(N * C), copies, sums, fused_sums;
   for (size_t n = 0; n < N; n++) {
     for (size_t c = 0; c < C; c++) {
@@ -158,7 +157,7 @@ TEST_CASE("embedding: the gradient of positions runs over the sequences in ascen
   const std::vector<float> dh = {0x1p24f, 1.0f, -0x1p24f,
                                  3.0f};  // from 1: ascending 4, descending 5, straight into it 3
   std::vector<float> dpositions = {1.0f};
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   embedding_positions_backward(dpositions.data(), dh.data(), 4, 1, 1, cpu);
   REQUIRE_BITWISE((std::vector<float>{4.0f}), dpositions);
 }
@@ -168,7 +167,7 @@ TEST_CASE("embedding: the sum runs over tokens in ascending order, apart from wh
   const std::vector<int> ids = {1, 1, 0, 1, 1};
   const std::vector<float> dh = {0x1p24f, 1.0f, 5.0f, -0x1p24f, 3.0f};
   std::vector<float> dweight = {-0.0f, 1.0f, -0.0f};
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   TokenGroups groups;
   groups.build(ids.data(), 5, 3, cpu);
   embedding_backward(dweight.data(), dh.data(), groups, nullptr, 1, cpu);
@@ -183,14 +182,14 @@ TEST_CASE("embedding: an id without a row gives NaN and reads nothing") {
   const std::vector<float> weight = random_values<float>(2 * 4, 1);
   std::vector<float> h(20, 0.0f), expected(20, NAN);
   for (size_t c = 0; c < 4; c++) expected[c] = weight[c], expected[12 + c] = weight[4 + c];
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   embedding_forward(h.data(), ids.data(), weight.data(), nullptr, nullptr, 5, 5, 4, 2, cpu);
   REQUIRE(bitwise_difference(expected, h, Nan::expected) == "");
-  on_every_schedule([&](Stream& stream) {
+  on_every_device([&](Context& ctx) {
     const std::vector<float> zero(20, 0.0f);
-    Guarded gh(stream, zero), gweight(stream, weight);
-    const Buffer<int> gids(stream.device, ids);
-    embedding_forward(gh, gids.data(), gweight, nullptr, nullptr, 5, 5, 4, 2, stream);
+    Guarded gh(ctx, zero), gweight(ctx, weight);
+    const Buffer<int> gids(ctx.device, ids);
+    embedding_forward(gh, gids.data(), gweight, nullptr, nullptr, 5, 5, 4, 2, ctx);
     REQUIRE(bitwise_difference(expected, gh.download(), Nan::expected) == "");
   });
 }

@@ -81,15 +81,15 @@ Numbers stored(const std::string& name, const Numbers& x, size_t size) {
 std::map<std::string, Numbers> results_of(const ModelConfig& config) {
   const size_t B = 2, T = config.context;
   const auto ids = tokens_of("ids", B * T, config.vocab), targets = tokens_of("targets", B * T, config.vocab);
-  Stream stream(Device::cpu);
-  Model model(config, B, T, 1, stream);
+  Context ctx(Device::cpu);
+  Model model(config, B, T, 1, ctx);
   std::vector<float> weights(model.weights.flat_size(), 0.0f);
   for (const Parameter& p : model.weights.list()) {
     const std::vector<float> w = weights_of(p.name, p.size, config.norm.zero_centred);
     std::copy(w.begin(), w.end(), &weights[p.offset]);
   }
   model.weights.values.upload(weights);
-  set_zero(model.weights.grads.data(), model.weights.flat_size(), stream);
+  set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
 
   std::map<std::string, Numbers> results;
   results["loss"] = {model.forward_backward(ids, targets, B, T)};

@@ -111,18 +111,18 @@ TEST_CASE("gate: kernels equal the reference bit for bit", "[bitwise]") {
       // Numbers behind the inputs: a kernel that ran on past the end would not leave a NaN behind its output.
       auto x_and_more = x, z_and_more = z, dy_and_more = dy;
       for (auto* v : {&x_and_more, &z_and_more, &dy_and_more}) v->resize(v->size() + 3, 1.0f);
-      on_every_schedule([&](Stream& stream) {
-        Guarded gy(stream, N * C), gdx(stream, N * C), gdz(stream, scores);
-        Guarded gx(stream, x_and_more), gz(stream, z_and_more), gdy(stream, dy_and_more);
-        gate_forward(gy, gx, gz, N, C, group, op, stream);
-        gate_backward(gdx, gdz, gdy, gx, gz, N, C, group, op, stream);
+      on_every_device([&](Context& ctx) {
+        Guarded gy(ctx, N * C), gdx(ctx, N * C), gdz(ctx, scores);
+        Guarded gx(ctx, x_and_more), gz(ctx, z_and_more), gdy(ctx, dy_and_more);
+        gate_forward(gy, gx, gz, N, C, group, op, ctx);
+        gate_backward(gdx, gdz, gdy, gx, gz, N, C, group, op, ctx);
         REQUIRE_BITWISE(y, gy.download());
         REQUIRE_BITWISE(dx, gdx.download());
         REQUIRE_BITWISE(dz, gdz.download());
 
-        Guarded y_over_x(stream, x), dx_over_dy(stream, dy), dz_over_z(stream, z);
-        gate_forward(y_over_x, y_over_x, gz, N, C, group, op, stream);
-        gate_backward(dx_over_dy, dz_over_z, dx_over_dy, gx, dz_over_z, N, C, group, op, stream);
+        Guarded y_over_x(ctx, x), dx_over_dy(ctx, dy), dz_over_z(ctx, z);
+        gate_forward(y_over_x, y_over_x, gz, N, C, group, op, ctx);
+        gate_backward(dx_over_dy, dz_over_z, dx_over_dy, gx, dz_over_z, N, C, group, op, ctx);
         REQUIRE_BITWISE(y, y_over_x.download());
         REQUIRE_BITWISE(dx, dx_over_dy.download());
         REQUIRE_BITWISE(dz, dz_over_z.download());
@@ -131,7 +131,7 @@ TEST_CASE("gate: kernels equal the reference bit for bit", "[bitwise]") {
 }
 
 TEST_CASE("gate: what is refused") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   REQUIRE_THROWS_WITH(gate_forward(nullptr, nullptr, nullptr, 2, 12, 5, {}, cpu),
                       "gate_forward: group is 5, expected a divisor of the 12 columns");
   REQUIRE_THROWS_WITH(gate_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 2, 12, 0, {}, cpu),

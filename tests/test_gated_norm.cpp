@@ -48,11 +48,11 @@ struct Case {
 
   // forward(y, r, low, in, weights) and backward(out, gradients, dy, low, r, weights) on a stream's memory.
   template <class Forward, class Backward>
-  Results run(Stream& stream, Forward forward, Backward backward) const {
+  Results run(Context& ctx, Forward forward, Backward backward) const {
     const size_t n = s.N * s.C;
-    Guarded y(stream, n), r(stream, s.N), low(stream, s.N * s.rank), sum(stream, n);
-    Guarded dx(stream, n), dbranch(stream, n), dparameters(stream, gradients);
-    Guarded x0(stream, x), b(stream, branch_values), p(stream, parameters), d(stream, dy), dres(stream, dresidual);
+    Guarded y(ctx, n), r(ctx, s.N), low(ctx, s.N * s.rank), sum(ctx, n);
+    Guarded dx(ctx, n), dbranch(ctx, n), dparameters(ctx, gradients);
+    Guarded x0(ctx, x), b(ctx, branch_values), p(ctx, parameters), d(ctx, dy), dres(ctx, dresidual);
     const auto weights = parameters_in<const float*>(p, s);
     ResidualForward in = {x0};
     ResidualBackward out = {dx, nullptr, nullptr, x0};
@@ -68,46 +68,46 @@ struct Case {
   }
 
   // The operations one by one.
-  Results composed(Stream& stream) const {
+  Results composed(Context& ctx) const {
     const size_t scores = s.scores(), group = s.C / scores;
-    Buffer<float> n(stream.device, s.N * s.C), act(stream.device, s.N * s.rank), z(stream.device, s.N * scores);
-    Buffer<float> dn(stream.device, s.N * s.C), dz(stream.device, s.N * scores), dlow(stream.device, s.N * s.rank),
-        row_sums(stream.device, s.N);
+    Buffer<float> n(ctx.device, s.N * s.C), act(ctx.device, s.N * s.rank), z(ctx.device, s.N * scores);
+    Buffer<float> dn(ctx.device, s.N * s.C), dz(ctx.device, s.N * scores), dlow(ctx.device, s.N * s.rank),
+        row_sums(ctx.device, s.N);
     return run(
-        stream,
+        ctx,
         [&](float* y, float* r, float* low, const ResidualForward& in, const GatedNormWeights& w) {
           if (s.base == rms)
-            rmsnorm_forward(n.data(), r, in, nullptr, w.w, s.offset, s.N, s.C, s.eps, stream);
+            rmsnorm_forward(n.data(), r, in, nullptr, w.w, s.offset, s.N, s.C, s.eps, ctx);
           else
-            dyt_forward(n.data(), in, w.alpha, w.w, w.b, s.N, s.C, stream);
-          matmul(low, n.data(), w.down, s.N, s.rank, s.C, Layout::nt, Accumulate::no, stream);
-          activation_forward(act.data(), low, s.N * s.rank, Activation::silu, stream);
-          matmul(z.data(), act.data(), w.up, s.N, scores, s.rank, Layout::nt, Accumulate::no, stream);
-          gate_forward(y, n.data(), z.data(), s.N, s.C, group, s.op, stream);
+            dyt_forward(n.data(), in, w.alpha, w.w, w.b, s.N, s.C, ctx);
+          matmul(low, n.data(), w.down, s.N, s.rank, s.C, Layout::nt, Accumulate::no, ctx);
+          activation_forward(act.data(), low, s.N * s.rank, Activation::silu, ctx);
+          matmul(z.data(), act.data(), w.up, s.N, scores, s.rank, Layout::nt, Accumulate::no, ctx);
+          gate_forward(y, n.data(), z.data(), s.N, s.C, group, s.op, ctx);
         },
         [&](const ResidualBackward& out, const GatedNormGradients& g, const float* dy, const float* low, const float* r,
             const GatedNormWeights& w) {
-          gate_backward(dn.data(), dz.data(), dy, n.data(), z.data(), s.N, s.C, group, s.op, stream);
-          matmul(g.up, dz.data(), act.data(), scores, s.rank, s.N, Layout::tn, Accumulate::yes, stream);
-          matmul(dlow.data(), dz.data(), w.up, s.N, s.rank, scores, Layout::nn, Accumulate::no, stream);
-          activation_backward(dlow.data(), dlow.data(), low, s.N * s.rank, Activation::silu, stream);
-          matmul(g.down, dlow.data(), n.data(), s.rank, s.C, s.N, Layout::tn, Accumulate::yes, stream);
-          matmul(dn.data(), dlow.data(), w.down, s.N, s.C, s.rank, Layout::nn, Accumulate::yes, stream);
+          gate_backward(dn.data(), dz.data(), dy, n.data(), z.data(), s.N, s.C, group, s.op, ctx);
+          matmul(g.up, dz.data(), act.data(), scores, s.rank, s.N, Layout::tn, Accumulate::yes, ctx);
+          matmul(dlow.data(), dz.data(), w.up, s.N, s.rank, scores, Layout::nn, Accumulate::no, ctx);
+          activation_backward(dlow.data(), dlow.data(), low, s.N * s.rank, Activation::silu, ctx);
+          matmul(g.down, dlow.data(), n.data(), s.rank, s.C, s.N, Layout::tn, Accumulate::yes, ctx);
+          matmul(dn.data(), dlow.data(), w.down, s.N, s.C, s.rank, Layout::nn, Accumulate::yes, ctx);
           if (s.base == rms)
-            rmsnorm_backward(out, g.w, nullptr, nullptr, dn.data(), nullptr, w.w, s.offset, r, s.N, s.C, stream);
+            rmsnorm_backward(out, g.w, nullptr, nullptr, dn.data(), nullptr, w.w, s.offset, r, s.N, s.C, ctx);
           else
-            dyt_backward(out, g.alpha, g.w, g.b, row_sums.data(), dn.data(), w.alpha, w.w, s.N, s.C, stream);
+            dyt_backward(out, g.alpha, g.w, g.b, row_sums.data(), dn.data(), w.alpha, w.w, s.N, s.C, ctx);
         });
   }
 
-  Results fused_by(Stream& stream) const {
+  Results fused_by(Context& ctx) const {
     return run(
-        stream, [&](auto&&... a) { gated_norm_forward(a..., s, stream); },
-        [&](auto&&... a) { gated_norm_backward(a..., s, stream); });
+        ctx, [&](auto&&... a) { gated_norm_forward(a..., s, ctx); },
+        [&](auto&&... a) { gated_norm_backward(a..., s, ctx); });
   }
 
   Results reference() const {
-    Stream cpu(Device::cpu);
+    Context cpu(Device::cpu);
     return run(
         cpu,
         [&](float* y, float* r, float* low, const ResidualForward& in, const GatedNormWeights& w) {
@@ -187,43 +187,43 @@ TEST_CASE("gated_norm: one operation has the bits of five", "[bitwise]") {
   };
   for (const Case& test : cases) {
     INFO(describe(test.s) << ", branch " << test.branch << ", plain " << test.join.plain());
-    Stream cpu(Device::cpu);
+    Context cpu(Device::cpu);
     const Results expected = test.composed(cpu);
     require_alike(expected, test.reference());
     require_alike(expected, test.fused_by(cpu));
-    on_every_schedule([&](Stream& stream) { require_alike(expected, test.fused_by(stream)); });
+    on_every_device([&](Context& ctx) { require_alike(expected, test.fused_by(ctx)); });
   }
 }
 
 TEST_CASE("gated_norm: slices of slices down the columns", "[bitwise]") {
   const Case test = {{16500, 2, 1, dyt, elementwise, {}}};
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const Results expected = test.composed(cpu);
   require_alike(expected, test.fused_by(cpu));
-  Stream kernels(kernel_device);
+  Context kernels(kernel_device);
   require_alike(expected, test.fused_by(kernels));
 }
 
 TEST_CASE("gated_norm: dx may be dresidual", "[bitwise]") {
   const Case test = {{63, 131, 3, rms, elementwise, {}, 0, 1e-6f}, true};
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const Results expected = test.composed(cpu);
-  auto in_place = [&](Stream& stream) {
-    Guarded dx(stream, test.dresidual);
+  auto in_place = [&](Context& ctx) {
+    Guarded dx(ctx, test.dresidual);
     test.run(
-        stream, [&](auto&&... a) { gated_norm_forward(a..., test.s, stream); },
+        ctx, [&](auto&&... a) { gated_norm_forward(a..., test.s, ctx); },
         [&](ResidualBackward out, auto&&... a) {
           out.dx = dx, out.dresidual = dx;
-          gated_norm_backward(out, a..., test.s, stream);
+          gated_norm_backward(out, a..., test.s, ctx);
         });
     return dx.download();
   };
   REQUIRE_BITWISE(expected.dx, in_place(cpu));
-  on_every_schedule([&](Stream& stream) { REQUIRE_BITWISE(expected.dx, in_place(stream)); });
+  on_every_device([&](Context& ctx) { REQUIRE_BITWISE(expected.dx, in_place(ctx)); });
 }
 
 TEST_CASE("gated_norm: what it refuses") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   float a[16] = {}, b[16] = {}, c[16] = {};
   const GatedNormWeights w = {nullptr, a, nullptr, a, a};
   const GatedNormGradients g = {nullptr, b, nullptr, b, b};

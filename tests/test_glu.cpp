@@ -12,7 +12,7 @@ const Activation acts[] = {Activation::silu, Activation::sigmoid, Activation::ge
 }  // namespace
 
 TEST_CASE("glu: the activation acts on g, not on u") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const std::vector<float> g = {1.0f, -1.0f, 100.0f}, u = {3.0f, 10.0f, -2.0f};
   const std::vector<float> expected[] = {{2.1931758f, -2.6894142f, -200.0f},
                                          {2.1931758f, 2.6894142f, -2.0f},
@@ -55,7 +55,7 @@ TEST_CASE("glu: kernels equal the reference bit for bit", "[bitwise]") {
       const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f, 1e-40f};
       for (size_t i = 0; i < 5 && 7 * i < n; i++) g[7 * i] = extremes[i];
 
-      Stream cpu(Device::cpu);
+      Context cpu(Device::cpu);
       std::vector<float> y(n, NAN), dg(n, NAN), du(n, NAN), dg_in_place = g, du_in_place = u;
       glu_forward(y.data(), g.data(), u.data(), n, act, cpu);
       glu_backward(dg.data(), du.data(), dy.data(), g.data(), u.data(), n, act, cpu);
@@ -67,12 +67,12 @@ TEST_CASE("glu: kernels equal the reference bit for bit", "[bitwise]") {
       // Numbers behind the inputs: a kernel that ran on past n would not leave a NaN behind its output.
       auto g_and_more = g, u_and_more = u, dy_and_more = dy;
       for (auto* v : {&g_and_more, &u_and_more, &dy_and_more}) v->resize(n + 3, 1.0f);
-      on_every_schedule([&](Stream& stream) {
-        Guarded gy(stream, n), gdg(stream, n), gdu(stream, n), dg_over_g(stream, g), du_over_u(stream, u);
-        Guarded gg(stream, g_and_more), gu(stream, u_and_more), gdy(stream, dy_and_more);
-        glu_forward(gy, gg, gu, n, act, stream);
-        glu_backward(gdg, gdu, gdy, gg, gu, n, act, stream);
-        glu_backward(dg_over_g, du_over_u, gdy, dg_over_g, du_over_u, n, act, stream);
+      on_every_device([&](Context& ctx) {
+        Guarded gy(ctx, n), gdg(ctx, n), gdu(ctx, n), dg_over_g(ctx, g), du_over_u(ctx, u);
+        Guarded gg(ctx, g_and_more), gu(ctx, u_and_more), gdy(ctx, dy_and_more);
+        glu_forward(gy, gg, gu, n, act, ctx);
+        glu_backward(gdg, gdu, gdy, gg, gu, n, act, ctx);
+        glu_backward(dg_over_g, du_over_u, gdy, dg_over_g, du_over_u, n, act, ctx);
         REQUIRE_BITWISE(y, gy.download());
         REQUIRE_BITWISE(dg, gdg.download());
         REQUIRE_BITWISE(du, gdu.download());
@@ -84,7 +84,7 @@ TEST_CASE("glu: kernels equal the reference bit for bit", "[bitwise]") {
 }
 
 TEST_CASE("glu: an activation that is not a GLU's is refused") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   REQUIRE_THROWS_WITH(glu_forward(nullptr, nullptr, nullptr, 0, Activation::relu2, cpu),
                       "glu_forward: act is relu2, expected one of: sigmoid silu gelu_tanh gelu_erf");
   REQUIRE_THROWS_AS(glu_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 0, Activation::tanh, cpu), Error);

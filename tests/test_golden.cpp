@@ -27,8 +27,8 @@ std::string fingerprint_after_training(Config config) {
   const Data data = open_data(config.data);
   config.model.vocab = data.train->vocab();
   const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
-  Stream stream(Device::cpu);
-  Trainer trainer(config, loader, stream);
+  Context ctx(Device::cpu);
+  Trainer trainer(config, loader, ctx);
   while (trainer.steps_done() < config.steps) trainer.step();
   return trainer.fingerprint();
 }

@@ -23,12 +23,12 @@ template <class Operation>
 void check_scalar(float expected, const std::vector<float>& x, Operation operation, Nan nan = Nan::refused) {
   const std::vector<float> value = {expected};
   std::vector<float> out = {NAN};
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   operation(out.data(), x.data(), x.size(), cpu);
   REQUIRE(bitwise_difference(value, out, nan) == "");
-  on_every_schedule([&](Stream& stream) {
-    Guarded gx(stream, x), gout(stream, 1);
-    operation(gout, gx, x.size(), stream);
+  on_every_device([&](Context& ctx) {
+    Guarded gx(ctx, x), gout(ctx, 1);
+    operation(gout, gx, x.size(), ctx);
     REQUIRE(bitwise_difference(value, gout.download(), nan) == "");
   });
 }
@@ -89,7 +89,7 @@ TEST_CASE("gradient_norm: what is not finite, zero and nothing") {
 }
 
 TEST_CASE("mean: over nothing is refused") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   float out, x = 1;
   REQUIRE_THROWS_AS(mean(&out, &x, 0, cpu), Error);
 }
@@ -100,12 +100,12 @@ TEST_CASE("accumulate_gradient: kernel equals the reference bit for bit", "[bitw
     const auto start = random_values<float>(n, 1), g = random_values<float>(n, 2);
     std::vector<float> expected = start, total = start;
     for (size_t i = 0; i < n; i++) expected[i] = start[i] + g[i];
-    Stream cpu(Device::cpu);
+    Context cpu(Device::cpu);
     accumulate_gradient(total.data(), g.data(), n, cpu);
     REQUIRE_BITWISE(expected, total);
-    on_every_schedule([&](Stream& stream) {
-      Guarded gtotal(stream, start), gg(stream, g);
-      accumulate_gradient(gtotal, gg, n, stream);
+    on_every_device([&](Context& ctx) {
+      Guarded gtotal(ctx, start), gg(ctx, g);
+      accumulate_gradient(gtotal, gg, n, ctx);
       REQUIRE_BITWISE(expected, gtotal.download());
     });
   }

@@ -63,17 +63,16 @@ TEST_CASE("layernorm: kernels equal the reference bit for bit", "[bitwise]") {
       if (test.branch) out = {dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), test.join};
       layernorm_forward_ref<float>(y.data(), mean.data(), r.data(), in, w.data(), b.data(), N, C, eps);
       layernorm_backward_ref<float>(out, dw.data(), db.data(), dy.data(), w.data(), mean.data(), r.data(), N, C);
-      on_every_schedule([&](Stream& stream) {
-        Guarded gy(stream, N * C), gmean(stream, N), gr(stream, N), gsum(stream, N * C), gdx(stream, N * C);
-        Guarded gx(stream, x), gbranch(stream, branch), gw(stream, w), gb(stream, b), gdy(stream, dy),
-            gdres(stream, dres);
-        Guarded gdw(stream, dw0), gdb(stream, db0), gdbranch(stream, N * C);
+      on_every_device([&](Context& ctx) {
+        Guarded gy(ctx, N * C), gmean(ctx, N), gr(ctx, N), gsum(ctx, N * C), gdx(ctx, N * C);
+        Guarded gx(ctx, x), gbranch(ctx, branch), gw(ctx, w), gb(ctx, b), gdy(ctx, dy), gdres(ctx, dres);
+        Guarded gdw(ctx, dw0), gdb(ctx, db0), gdbranch(ctx, N * C);
         ResidualForward gin = {gx};
         ResidualBackward gout = {gdx, nullptr, nullptr, gx};
         if (test.branch) gin = {gx, gbranch, gsum, test.join};
         if (test.branch) gout = {gdx, gdbranch, gdres, gsum, gbranch, test.join};
-        layernorm_forward(gy, gmean, gr, gin, gw, gb, N, C, eps, stream);
-        layernorm_backward(gout, gdw, gdb, gdy, gw, gmean, gr, N, C, stream);
+        layernorm_forward(gy, gmean, gr, gin, gw, gb, N, C, eps, ctx);
+        layernorm_backward(gout, gdw, gdb, gdy, gw, gmean, gr, N, C, ctx);
         REQUIRE_BITWISE(y, gy.download());
         REQUIRE_BITWISE(mean, gmean.download());
         REQUIRE_BITWISE(r, gr.download());
@@ -83,7 +82,7 @@ TEST_CASE("layernorm: kernels equal the reference bit for bit", "[bitwise]") {
         REQUIRE_BITWISE(dw, gdw.download());
         REQUIRE_BITWISE(db, gdb.download());
         gout.dx = gdy;  // in place
-        layernorm_backward(gout, gdw, gdb, gdy, gw, gmean, gr, N, C, stream);
+        layernorm_backward(gout, gdw, gdb, gdy, gw, gmean, gr, N, C, ctx);
         REQUIRE_BITWISE(dx, gdy.download());
       });
     }
@@ -94,7 +93,7 @@ TEST_CASE("layernorm: a row has mean 0 and variance 1, wherever it was") {
   // Powers of two scale it exactly; a shift of 1000 costs x bits (2^-14 of them are left), but no
   // cancellation more.
   const size_t C = 200;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const auto x = random_values<float>(C, 1);
   const std::vector<float> w(C, 1.0f), b(C, 0.0f);
   auto norm = [&](float scale, float shift) {
@@ -114,7 +113,7 @@ TEST_CASE("layernorm: a row has mean 0 and variance 1, wherever it was") {
 
 TEST_CASE("layernorm: a constant row gives the bias, and its gradient is finite") {
   const size_t C = 131;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const std::vector<float> x(C, 3.0f), w = random_values<float>(C, 1), b = random_values<float>(C, 2);
   const auto dy = random_values<float>(C, 3);
   std::vector<float> y(C), mean(1), r(1), dx(C), dw(C), db(C);

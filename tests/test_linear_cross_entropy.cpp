@@ -49,11 +49,11 @@ struct Problem {
     return o;
   }
 
-  Outputs on(Stream& stream, size_t chunk_rows) const {
-    Guarded losses(stream, N), dh(stream, N * C), dw(stream, dweight0), logits(stream, std::min(chunk_rows, N) * V);
-    Guarded gh(stream, h), gw(stream, weight);
-    const Buffer<int> t(stream.device, targets);
-    linear_cross_entropy(losses, dh, dw, logits, gh, gw, t.data(), dloss, N, C, V, chunk_rows, stream);
+  Outputs on(Context& ctx, size_t chunk_rows) const {
+    Guarded losses(ctx, N), dh(ctx, N * C), dw(ctx, dweight0), logits(ctx, std::min(chunk_rows, N) * V);
+    Guarded gh(ctx, h), gw(ctx, weight);
+    const Buffer<int> t(ctx.device, targets);
+    linear_cross_entropy(losses, dh, dw, logits, gh, gw, t.data(), dloss, N, C, V, chunk_rows, ctx);
     logits.download();
     return {losses.download(), dh.download(), dw.download()};
   }
@@ -71,11 +71,11 @@ Rows rows_reference(std::vector<float> logits, const std::vector<int>& targets, 
   return {losses, logits};
 }
 
-Rows rows_on(Stream& stream, const std::vector<float>& logits, const std::vector<int>& targets, float dloss,
+Rows rows_on(Context& ctx, const std::vector<float>& logits, const std::vector<int>& targets, float dloss,
              bool gradient) {
-  Guarded l(stream, logits), losses(stream, targets.size());
-  const Buffer<int> t(stream.device, targets);
-  cross_entropy(losses, l, t.data(), dloss, gradient, targets.size(), logits.size() / targets.size(), stream);
+  Guarded l(ctx, logits), losses(ctx, targets.size());
+  const Buffer<int> t(ctx.device, targets);
+  cross_entropy(losses, l, t.data(), dloss, gradient, targets.size(), logits.size() / targets.size(), ctx);
   return {losses.download(), l.download()};
 }
 
@@ -130,9 +130,9 @@ TEST_CASE("linear_cross_entropy: kernels equal the reference bit for bit", "[bit
     INFO("N " << N << " C " << C << " V " << V);
     const Problem p(N, C, V, 3.0f);
     const Outputs expected = p.reference(N);
-    Stream cpu(Device::cpu);
+    Context cpu(Device::cpu);
     require_equal(expected, p.on(cpu, N));
-    on_every_schedule([&](Stream& stream) { require_equal(expected, p.on(stream, p.N)); });
+    on_every_device([&](Context& ctx) { require_equal(expected, p.on(ctx, p.N)); });
   }
 }
 
@@ -145,8 +145,8 @@ TEST_CASE("cross_entropy: the row pass equals its reference bit for bit", "[bitw
     const std::vector<int> targets = {0, int(V) - 1, int(V) / 2};
     for (bool gradient : {false, true}) {
       const Rows expected = rows_reference(logits, targets, 0.125f, gradient);
-      on_every_schedule([&](Stream& stream) {
-        const Rows got = rows_on(stream, logits, targets, 0.125f, gradient);
+      on_every_device([&](Context& ctx) {
+        const Rows got = rows_on(ctx, logits, targets, 0.125f, gradient);
         REQUIRE_BITWISE(expected.losses, got.losses);
         REQUIRE_BITWISE(expected.logits, got.logits);
       });
@@ -174,32 +174,32 @@ TEST_CASE("linear_cross_entropy: the size of a chunk does not show", "[bitwise]"
   }
   REQUIRE_BITWISE(dweight, expected.dweight);
 
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   for (size_t chunk_rows : {1024, 2048, 2500}) require_equal(expected, p.on(cpu, chunk_rows));
   const Problem two_chunks(1100, 5, 7);  // fewer rows: every one is a block of 128 fibers
-  on_every_schedule([&](Stream& stream) {
-    for (size_t chunk_rows : {1024, 1100}) require_equal(two_chunks.reference(1100), two_chunks.on(stream, chunk_rows));
+  on_every_device([&](Context& ctx) {
+    for (size_t chunk_rows : {1024, 1100}) require_equal(two_chunks.reference(1100), two_chunks.on(ctx, chunk_rows));
   });
 }
 
 TEST_CASE("linear_cross_entropy: each gradient is optional", "[bitwise]") {
   const Problem p(9, 6, 21);
   const Outputs expected = p.reference(p.N);
-  auto check = [&](Stream& stream) {
+  auto check = [&](Context& ctx) {
     for (int wanted = 0; wanted < 4; wanted++) {
-      Guarded losses(stream, p.N), dh(stream, p.N * p.C), dw(stream, p.dweight0), logits(stream, p.N * p.V);
-      Guarded h(stream, p.h), weight(stream, p.weight);
-      const Buffer<int> targets(stream.device, p.targets);
+      Guarded losses(ctx, p.N), dh(ctx, p.N * p.C), dw(ctx, p.dweight0), logits(ctx, p.N * p.V);
+      Guarded h(ctx, p.h), weight(ctx, p.weight);
+      const Buffer<int> targets(ctx.device, p.targets);
       linear_cross_entropy(losses, wanted & 1 ? +dh : nullptr, wanted & 2 ? +dw : nullptr, logits, h, weight,
-                           targets.data(), p.dloss, p.N, p.C, p.V, p.N, stream);
+                           targets.data(), p.dloss, p.N, p.C, p.V, p.N, ctx);
       REQUIRE_BITWISE(expected.losses, losses.download());
       if (wanted & 1) REQUIRE_BITWISE(expected.dh, dh.download());
       if (wanted & 2) REQUIRE_BITWISE(expected.dweight, dw.download());
     }
   };
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   check(cpu);
-  on_every_schedule(check);
+  on_every_device(check);
 }
 
 TEST_CASE("cross_entropy: logits of +-80 and far beyond stay finite", "[bitwise]") {
@@ -216,8 +216,8 @@ TEST_CASE("cross_entropy: logits of +-80 and far beyond stay finite", "[bitwise]
   REQUIRE(expected.logits[1] == -1.0f);
   REQUIRE(expected.logits[2] == Approx(1 - p).epsilon(1e-5));
   REQUIRE(expected.logits[3] == Approx(std::exp(-lse)).epsilon(1e-5));
-  on_every_schedule([&](Stream& stream) {
-    const Rows got = rows_on(stream, logits, targets, 1.0f, true);
+  on_every_device([&](Context& ctx) {
+    const Rows got = rows_on(ctx, logits, targets, 1.0f, true);
     REQUIRE_BITWISE(expected.losses, got.losses);
     REQUIRE_BITWISE(expected.logits, got.logits);
   });
@@ -245,7 +245,7 @@ TEST_CASE("linear_cross_entropy: a row with an ignored target is as good as abse
     expected.losses.insert(expected.losses.begin() + at, 0.0f);
     expected.dh.insert(expected.dh.begin() + at * with.C, with.C, 0.0f);
     require_equal(expected, with.reference(with.N));
-    on_every_schedule([&](Stream& stream) { require_equal(expected, with.on(stream, with.N)); });
+    on_every_device([&](Context& ctx) { require_equal(expected, with.on(ctx, with.N)); });
   }
 }
 
@@ -266,7 +266,7 @@ TEST_CASE("cross_entropy: a target outside the vocabulary gives NaN, in its own 
       }
     };
     check(rows_reference(logits, {5, bad, 7}, 1.0f, true));
-    on_every_schedule([&](Stream& stream) { check(rows_on(stream, logits, {5, bad, 7}, 1.0f, true)); });
+    on_every_device([&](Context& ctx) { check(rows_on(ctx, logits, {5, bad, 7}, 1.0f, true)); });
   }
 }
 
@@ -276,8 +276,8 @@ TEST_CASE("cross_entropy: a NaN among the logits reaches the loss on every devic
     auto logits = random_values<float>(200, 1);
     logits[where] = NAN;
     REQUIRE(std::isnan(rows_reference(logits, {3}, 1.0f, true).losses[0]));
-    on_every_schedule([&](Stream& stream) {
-      const Rows got = rows_on(stream, logits, {3}, 1.0f, true);
+    on_every_device([&](Context& ctx) {
+      const Rows got = rows_on(ctx, logits, {3}, 1.0f, true);
       REQUIRE(std::isnan(got.losses[0]));
       for (float d : got.logits) REQUIRE(std::isnan(d));
     });
@@ -293,7 +293,7 @@ TEST_CASE("linear_cross_entropy: chunk sizes") {
   REQUIRE(linear_cross_entropy_chunk_rows(7, 50257) == 7);
 
   const Problem p(1500, 1, 1);
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   REQUIRE_THROWS_AS(p.on(cpu, 1000), Error);
   REQUIRE_THROWS_AS(p.on(cpu, 0), Error);
   REQUIRE_NOTHROW(p.on(cpu, 1024));

@@ -2,9 +2,9 @@
 // are the same from every compiler, instruction set and GPU; the same bits inside a kernel.
 //
 // test_math "[exhaustive]" tries every float: about a minute a function.
-#include "kernels/math.cuh"
+#include "core/math.cuh"
 
-#include "kernels/host_math.h"
+#include "core/host_math.h"
 #include "tests/harness.h"
 
 using namespace gated;
@@ -173,9 +173,9 @@ TEST_CASE("math: the same bits inside a kernel", "[math]") {
   for (const Function& f : functions) {
     INFO(f.name);
     const std::vector<float> expected = mapped(f, inputs());
-    on_every_schedule([&](Stream& stream) {
-      Guarded x(stream, inputs()), y(stream, inputs().size());
-      launch(f.kernel, dim3(4), dim3(64), 0, stream, (float*)y, (float*)x, inputs().size());
+    on_every_device([&](Context& ctx) {
+      Guarded x(ctx, inputs()), y(ctx, inputs().size());
+      launch(f.kernel, dim3(4), dim3(64), 0, ctx, (float*)y, (float*)x, inputs().size());
       CHECK(bitwise_difference(expected, y.download(), Nan::expected) == "");
     });
   }

@@ -126,7 +126,7 @@ TEST_CASE("matmul: the tuned CPU product equals the reference for any number of 
         const auto c = random_values<float>(s.M * s.N, 3);
         auto expected = c;
         matmul_ref(expected.data(), a.data(), b.data(), s.M, s.N, s.K, layout, accumulate);
-        Stream cpu(Device::cpu);
+        Context cpu(Device::cpu);
         Guarded ga(cpu, a), gb(cpu, b), got(cpu, c), fresh(cpu, c.size());
         float* to = accumulate == Accumulate::yes ? got : fresh;
         matmul(to, ga, gb, s.M, s.N, s.K, layout, accumulate, cpu);
@@ -166,18 +166,19 @@ TEST_CASE("matmul: kernels equal the reference in every tile and split", "[bitwi
       for (Tile tile : {Tile::large, Tile::small})
         for (bool split : {false, true}) {
           INFO((tile == Tile::large ? "large tile" : "small tile") << (split ? ", split" : ""));
-          auto run = [&](Stream& stream) {
-            Guarded ga(stream, a), gb(stream, b), old(stream, c), fresh(stream, c.size());
+          auto run = [&](Context& ctx) {
+            if (ctx.device == Device::cpu) return;  // which has no tiles
+            Guarded ga(ctx, a), gb(ctx, b), old(ctx, c), fresh(ctx, c.size());
             const Guarded& to = accumulate == Accumulate::yes ? old : fresh;
-            matmul_by_plan(to, ga, gb, s.M, s.N, s.K, layout, accumulate, {tile, split}, stream);
+            matmul_by_plan(to, ga, gb, s.M, s.N, s.K, layout, accumulate, {tile, split}, ctx);
             REQUIRE_BITWISE(expected, to.download());
           };
           // every thread order for one size; the natural order for the others, which are many
           if (s.M == 63) {
-            on_every_schedule(run);
+            on_every_device(run);
           } else {
-            Stream stream(kernel_device);
-            run(stream);
+            Context ctx(kernel_device);
+            run(ctx);
           }
         }
     });
@@ -201,9 +202,9 @@ TEST_CASE("matmul: no padding enters a chain; infinities and NaN go where the re
       }
       matmul_cpu(cpu.data(), a.data(), b.data(), M, N, K, layout, accumulate);
       REQUIRE(bitwise_difference(expected, cpu, Nan::expected) == "");
-      Stream stream(kernel_device);
-      Guarded ga(stream, a), gb(stream, b), gc(stream, std::vector<float>(M * N, -0.0f));
-      matmul(gc, ga, gb, M, N, K, layout, accumulate, stream);
+      Context ctx(kernel_device);
+      Guarded ga(ctx, a), gb(ctx, b), gc(ctx, std::vector<float>(M * N, -0.0f));
+      matmul(gc, ga, gb, M, N, K, layout, accumulate, ctx);
       REQUIRE(bitwise_difference(expected, gc.download(), Nan::expected) == "");
     });
   }
@@ -228,20 +229,20 @@ TEST_CASE("matmul: a bias joins every row last, on the CPU and in every tile and
     matmul_ref(without.data(), a.data(), b.data(), s.M, s.N, s.K, Layout::nt, Accumulate::no);
     for (size_t i = 0; i < expected.size(); i++) REQUIRE(expected[i] == bias[i % s.N] + without[i]);
     for (Device device : {Device::cpu, kernel_device}) {
-      Stream stream(device);
-      Guarded ga(stream, a), gb(stream, b), gbias(stream, bias);
-      Guarded c(stream, expected.size());
-      matmul(c, ga, gb, s.M, s.N, s.K, Layout::nt, Accumulate::no, stream, gbias);
+      Context ctx(device);
+      Guarded ga(ctx, a), gb(ctx, b), gbias(ctx, bias);
+      Guarded c(ctx, expected.size());
+      matmul(c, ga, gb, s.M, s.N, s.K, Layout::nt, Accumulate::no, ctx, gbias);
       REQUIRE_BITWISE(expected, c.download());
       if (device == Device::cpu || s.K == 0) continue;
       for (Tile tile : {Tile::large, Tile::small})
         for (bool split : {false, true}) {
-          Guarded d(stream, expected.size());
-          matmul_by_plan(d, ga, gb, s.M, s.N, s.K, Layout::nt, Accumulate::no, {tile, split}, stream, gbias);
+          Guarded d(ctx, expected.size());
+          matmul_by_plan(d, ga, gb, s.M, s.N, s.K, Layout::nt, Accumulate::no, {tile, split}, ctx, gbias);
           REQUIRE_BITWISE(expected, d.download());
         }
     }
-    Stream cpu(Device::cpu);
+    Context cpu(Device::cpu);
     REQUIRE_THROWS_AS(matmul(nullptr, nullptr, nullptr, 1, 1, 1, Layout::nt, Accumulate::yes, cpu, bias.data()), Error);
   }
 }
@@ -249,12 +250,12 @@ TEST_CASE("matmul: a bias joins every row last, on the CPU and in every tile and
 TEST_CASE("matmul: empty sums are +0, and C + 0 is C but for -0", "[bitwise]") {
   for (Device device : {Device::cpu, kernel_device}) {
     INFO(gated::name_of(device));
-    Stream stream(device);
-    Guarded c(stream, 6), d(stream, std::vector<float>{3.0f, -3.0f, -0.0f, 0.0f, INFINITY, 1e-40f});
-    matmul(c, nullptr, nullptr, 2, 3, 0, Layout::nn, Accumulate::no, stream);
-    matmul(d, nullptr, nullptr, 2, 3, 0, Layout::nt, Accumulate::yes, stream);
-    matmul(d, nullptr, nullptr, 0, 3, 8, Layout::nn, Accumulate::no, stream);
-    matmul(d, nullptr, nullptr, 3, 0, 8, Layout::tn, Accumulate::yes, stream);
+    Context ctx(device);
+    Guarded c(ctx, 6), d(ctx, std::vector<float>{3.0f, -3.0f, -0.0f, 0.0f, INFINITY, 1e-40f});
+    matmul(c, nullptr, nullptr, 2, 3, 0, Layout::nn, Accumulate::no, ctx);
+    matmul(d, nullptr, nullptr, 2, 3, 0, Layout::nt, Accumulate::yes, ctx);
+    matmul(d, nullptr, nullptr, 0, 3, 8, Layout::nn, Accumulate::no, ctx);
+    matmul(d, nullptr, nullptr, 3, 0, 8, Layout::tn, Accumulate::yes, ctx);
     REQUIRE_BITWISE(std::vector<float>(6, 0.0f), c.download());
     REQUIRE_BITWISE((std::vector<float>{3.0f, -3.0f, 0.0f, 0.0f, INFINITY, 1e-40f}), d.download());
   }
@@ -268,9 +269,9 @@ TEST_CASE("matmul: matrices may begin anywhere", "[bitwise]") {
     const auto c = expected;
     matmul_ref(&expected[1], &a[1], &b[1], M, N, K, layout, accumulate);
     for (Device device : {Device::cpu, kernel_device}) {
-      Stream stream(device);
-      Guarded ga(stream, a), gb(stream, b), gc(stream, c);
-      matmul(gc + 1, ga + 1, gb + 1, M, N, K, layout, accumulate, stream);
+      Context ctx(device);
+      Guarded ga(ctx, a), gb(ctx, b), gc(ctx, c);
+      matmul(gc + 1, ga + 1, gb + 1, M, N, K, layout, accumulate, ctx);
       REQUIRE_BITWISE(expected, gc.download());
     }
   });

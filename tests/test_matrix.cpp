@@ -104,15 +104,15 @@ Lines covering_lines(const std::vector<Factor>& all) {
 }
 
 // Does the loss of one batch fall when the weights go down its gradient, eight times a short way?
-bool learns(const ModelConfig& config, Stream& stream) {
+bool learns(const ModelConfig& config, Context& ctx) {
   const size_t T = config.context;
   std::vector<int> ids(2 * T), targets(2 * T);
   for (size_t i = 0; i < ids.size(); i++)
     ids[i] = int(random_below(1, 1, i, config.vocab)), targets[i] = int(random_below(1, 2, i, config.vocab));
-  Model model(config, 2, T, 3, stream);
+  Model model(config, 2, T, 3, ctx);
   const float before = model.loss(ids, targets, 2, T);
   for (uint64_t step = 0; step < 8; step++) {
-    set_zero(model.weights.grads.data(), model.weights.flat_size(), stream);
+    set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
     model.forward_backward(ids, targets, 2, T, 1, step);
     std::vector<float> w = model.weights.values.download();
     const std::vector<float> g = model.weights.grads.download();
@@ -148,7 +148,7 @@ TEST_CASE("matrix: every value and every pair of the model's flags trains alike 
     INFO(line);
     Config config = small_run(small_model(line), 4);
     config.out = folder;
-    Stream cpu(Device::cpu), kernels(kernel_device);
+    Context cpu(Device::cpu), kernels(kernel_device);
     Run one(config, cpu), other(config, kernels);
     std::vector<float> trace = one.steps(2);
     one.trainer.save({});

@@ -45,12 +45,12 @@ TEST_CASE("model: the gradient of every parameter points where the loss falls", 
   omp_set_num_threads(1);  // thousands of passes over next to nothing: waking a second thread costs more than it does
   for (const std::string& flags : small_models()) {
     INFO(flags);
-    Stream stream(Device::cpu);
+    Context ctx(Device::cpu);
     const ModelConfig config = small_model(flags);
     const Batch b = batch_for(config);
-    Model model(config, b.B, b.T, 3, stream);
+    Model model(config, b.B, b.T, 3, ctx);
     shake(model);
-    set_zero(model.weights.grads.data(), model.weights.flat_size(), stream);
+    set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
     model.forward_backward(b.ids, b.targets, b.B, b.T);
     const std::vector<float> w = model.weights.values.download(), g = model.weights.grads.download();
 
@@ -95,10 +95,10 @@ TEST_CASE("model: loss and every gradient have the same bits on cpu and kernels"
     INFO(flags);
     const ModelConfig config = small_model(flags);
     const Batch b = batch_for(config);
-    auto gradients = [&](Stream& stream) {
-      Model model(config, b.B, b.T, 3, stream);
+    auto gradients = [&](Context& ctx) {
+      Model model(config, b.B, b.T, 3, ctx);
       shake(model);
-      set_zero(model.weights.grads.data(), model.weights.flat_size(), stream);
+      set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
       std::vector<float> result = {model.forward_backward(b.ids, b.targets, b.B, b.T)};
       result.push_back(model.loss(b.ids, b.targets, b.B, b.T));
       const std::vector<float> g = model.weights.grads.download();
@@ -107,22 +107,22 @@ TEST_CASE("model: loss and every gradient have the same bits on cpu and kernels"
       result.insert(result.end(), logits.begin(), logits.end());
       return result;
     };
-    Stream cpu(Device::cpu);
+    Context cpu(Device::cpu);
     const std::vector<float> expected = gradients(cpu);
     if (config.dropout == 0) REQUIRE(expected[0] == expected[1]);  // the loss alone is the loss of training
     // Thread orders are each kernel's own test; here they are taken for the first few models.
     if (&flags < &small_models()[3]) {
-      on_every_schedule([&](Stream& stream) { REQUIRE_BITWISE(expected, gradients(stream)); });
+      on_every_device([&](Context& ctx) { REQUIRE_BITWISE(expected, gradients(ctx)); });
     } else {
-      Stream stream(kernel_device);
-      REQUIRE_BITWISE(expected, gradients(stream));
+      Context ctx(kernel_device);
+      REQUIRE_BITWISE(expected, gradients(ctx));
     }
   }
 }
 
 TEST_CASE("model: a future token changes no earlier prediction, and shorter batches fit", "[model]") {
-  Stream stream(Device::cpu);
-  Model model(small_model("--norm=gated --norm-rank=3 --attn=g1"), 2, 9, 3, stream);
+  Context ctx(Device::cpu);
+  Model model(small_model("--norm=gated --norm-rank=3 --attn=g1"), 2, 9, 3, ctx);
   const std::vector<float> a = model.next_token_logits({4, 5, 6});
   model.next_token_logits({4, 5, 6, 7, 8, 9});
   REQUIRE_BITWISE(a, model.next_token_logits({4, 5, 6}));
@@ -131,8 +131,8 @@ TEST_CASE("model: a future token changes no earlier prediction, and shorter batc
 }
 
 TEST_CASE("model: parameters that a variant adds leave the others' starting values alone", "[model]") {
-  Stream stream(Device::cpu);
-  Model a(small_model(), 1, 9, 3, stream), b(small_model("--norm=gated --attn=g1"), 1, 9, 3, stream);
+  Context ctx(Device::cpu);
+  Model a(small_model(), 1, 9, 3, ctx), b(small_model("--norm=gated --attn=g1"), 1, 9, 3, ctx);
   size_t shared = 0;
   for (const Parameter& p : a.weights.list())
     for (const Parameter& q : b.weights.list()) {
@@ -151,10 +151,10 @@ TEST_CASE("model: parameter counts are the formula's, initial values N(0, 0.02)"
   ModelConfig c;
   c.vocab = 64, c.layers = 1, c.hidden = 2048, c.ffn.F = 64;
   c.attention.H = 8, c.attention.K = 2, c.attention.D = 256;
-  Stream stream(Device::cpu);
-  const size_t before = Model(c, 1, 2, 1, stream).weights.total();
+  Context ctx(Device::cpu);
+  const size_t before = Model(c, 1, 2, 1, ctx).weights.total();
   c.norm.kind = NormKind::gated;
-  Model model(c, 1, 2, 1, stream);
+  Model model(c, 1, 2, 1, ctx);
   REQUIRE(model.weights.total() - before == 3 * 2 * 16 * 2048);
   double sum = 0, squares = 0;
   size_t n = 0;
@@ -201,16 +201,16 @@ TEST_CASE("model: sizes that cannot work are refused by the name of their flag",
 }
 
 TEST_CASE("model: identities that hold to the last bit", "[model]") {
-  Stream stream(Device::cpu);
+  Context ctx(Device::cpu);
   // Loss and gradients of the parameters that two models share, from the weights of the first.
   auto result = [&](const std::string& flags, auto change) {
     const ModelConfig config = small_model(flags);
     const Batch b = batch_for(config);
-    Model model(config, b.B, b.T, 3, stream);
+    Model model(config, b.B, b.T, 3, ctx);
     std::vector<float> w = model.weights.values.download();
     for (const Parameter& p : model.weights.list()) change(p.name, &w[p.offset], p.size);
     model.weights.values.upload(w);
-    set_zero(model.weights.grads.data(), model.weights.flat_size(), stream);
+    set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
     std::map<std::string, std::vector<float>> values;
     values["loss"] = {model.forward_backward(b.ids, b.targets, b.B, b.T)};
     const std::vector<float> g = model.weights.grads.download();

@@ -4,7 +4,7 @@
 #include <set>
 #include <vector>
 
-#include "kernels/philox.cuh"
+#include "core/philox.cuh"
 #include "tests/catch.h"
 
 using namespace gated;

@@ -31,7 +31,7 @@ TEST_CASE("polynorm: gradients against finite differences", "[gradcheck]") {
 TEST_CASE("polynorm: each weight belongs to its power") {
   const size_t C = 4;
   const std::vector<float> x = {1.0f, -2.0f, 0.5f, 3.0f}, b = {0.25f};
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   for (int j = 0; j < 3; j++) {
     INFO("w[" << j << "]");
     std::vector<float> w(3, 0.0f), y(C), r(3), expected(C);
@@ -52,7 +52,7 @@ TEST_CASE("polynorm: the scale of a row does not matter, its sign does", "[bitwi
   for (float& v : eight) v *= 8;  // a power of two: with eps 0 nothing rounds differently
   const std::vector<float> w = {0.5f, 0.25f, -1.0f}, b = {0.0f}, even = {0.0f, 1.0f, 0.0f};
   std::vector<float> y(N * C), again(N * C), r(N * 3);
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   polynorm_forward(y.data(), r.data(), x.data(), w.data(), b.data(), N, C, 0.0f, cpu);
   polynorm_forward(again.data(), r.data(), eight.data(), w.data(), b.data(), N, C, 0.0f, cpu);
   REQUIRE_BITWISE(y, again);
@@ -66,7 +66,7 @@ TEST_CASE("polynorm: the scale of a row does not matter, its sign does", "[bitwi
 TEST_CASE("polynorm: kernels equal the reference bit for bit", "[bitwise]") {
   const float eps = 1e-6f;
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}, {0, 8}};
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   for (auto [N, C] : sizes) {
     INFO("N " << N << " C " << C);
     auto x = random_values<float>(N * C, 1, 3.0f);
@@ -86,11 +86,11 @@ TEST_CASE("polynorm: kernels equal the reference bit for bit", "[bitwise]") {
     REQUIRE_BITWISE(dx, dx_over_dy);
     REQUIRE_BITWISE(dx, dx_over_x);
 
-    on_every_schedule([&](Stream& stream) {
-      Guarded gy(stream, N * C), gr(stream, N * 3), gdx(stream, N * C), gsums(stream, N * 4);
-      Guarded gdw(stream, dw0), gdb(stream, db0), gx(stream, x), gw(stream, w), gb(stream, b), gdy(stream, dy);
-      polynorm_forward(gy, gr, gx, gw, gb, N, C, eps, stream);
-      polynorm_backward(gdx, gdw, gdb, gsums, gdy, gx, gw, gr, N, C, stream);
+    on_every_device([&](Context& ctx) {
+      Guarded gy(ctx, N * C), gr(ctx, N * 3), gdx(ctx, N * C), gsums(ctx, N * 4);
+      Guarded gdw(ctx, dw0), gdb(ctx, db0), gx(ctx, x), gw(ctx, w), gb(ctx, b), gdy(ctx, dy);
+      polynorm_forward(gy, gr, gx, gw, gb, N, C, eps, ctx);
+      polynorm_backward(gdx, gdw, gdb, gsums, gdy, gx, gw, gr, N, C, ctx);
       REQUIRE_BITWISE(y, gy.download());
       REQUIRE_BITWISE(r, gr.download());
       REQUIRE_BITWISE(dx, gdx.download());
@@ -98,10 +98,10 @@ TEST_CASE("polynorm: kernels equal the reference bit for bit", "[bitwise]") {
       REQUIRE_BITWISE(dw, gdw.download());
       REQUIRE_BITWISE(db, gdb.download());
 
-      Guarded y_over_x(stream, x), dx_over_dy(stream, dy), dx_over_x(stream, x);
-      polynorm_forward(y_over_x, gr, y_over_x, gw, gb, N, C, eps, stream);
-      polynorm_backward(dx_over_dy, gdw, gdb, gsums, dx_over_dy, gx, gw, gr, N, C, stream);
-      polynorm_backward(dx_over_x, gdw, gdb, gsums, gdy, dx_over_x, gw, gr, N, C, stream);
+      Guarded y_over_x(ctx, x), dx_over_dy(ctx, dy), dx_over_x(ctx, x);
+      polynorm_forward(y_over_x, gr, y_over_x, gw, gb, N, C, eps, ctx);
+      polynorm_backward(dx_over_dy, gdw, gdb, gsums, dx_over_dy, gx, gw, gr, N, C, ctx);
+      polynorm_backward(dx_over_x, gdw, gdb, gsums, gdy, dx_over_x, gw, gr, N, C, ctx);
       REQUIRE_BITWISE(y, y_over_x.download());
       REQUIRE_BITWISE(dx, dx_over_dy.download());
       REQUIRE_BITWISE(dx, dx_over_x.download());
@@ -110,7 +110,7 @@ TEST_CASE("polynorm: kernels equal the reference bit for bit", "[bitwise]") {
 }
 
 TEST_CASE("polynorm: rows without columns are refused") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   REQUIRE_THROWS_AS(polynorm_forward(nullptr, nullptr, nullptr, nullptr, nullptr, 1, 0, 1e-6f, cpu), Error);
   REQUIRE_THROWS_AS(
       polynorm_backward(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 1, 0, cpu), Error);

@@ -1,6 +1,7 @@
 // reduce: both canonical orders against a literal evaluation of their description, the kernels against the
 // reference. (+guarded is its pointer: a launch takes its arguments by value.)
-#include "kernels/reduce.cuh"
+#include "core/launch_shape.cuh"
+#include "core/reduce.cuh"
 
 #include "tests/harness.h"
 
@@ -104,12 +105,12 @@ TEST_CASE("reduce: a row in its canonical order", "[bitwise]") {
     float max = -INFINITY;
     for (float v : a) max = max_of(max, v);
 
-    on_every_schedule([&](Stream& stream) {
-      Guarded ga(stream, a), gb(stream, b), sums(stream, 32), maxima(stream, 32);
+    on_every_device([&](Context& ctx) {
+      Guarded ga(ctx, a), gb(ctx, b), sums(ctx, 32), maxima(ctx, 32);
       for (bool aligned : {false, true}) {
         if (aligned && n % 4) continue;
         INFO("aligned " << aligned);
-        launch(aligned ? row_dot_kernel<true> : row_dot_kernel<false>, 1, 32, 0, stream, +sums, +maxima, +ga, +gb, n);
+        launch(aligned ? row_dot_kernel<true> : row_dot_kernel<false>, 1, 32, 0, ctx, +sums, +maxima, +ga, +gb, n);
         REQUIRE_BITWISE(std::vector<float>(32, expected), sums.download());
         REQUIRE_BITWISE(std::vector<float>(32, max), maxima.download());
       }
@@ -132,9 +133,9 @@ TEST_CASE("reduce: padding does not enter a chain", "[bitwise]") {
   for (size_t i = 0; i < 131; i++) chain[i % row_chains] = fused(tiny[i], minus[i], chain[i % row_chains]);
   for (float c : chain) REQUIRE(float_bits(c) == 0x80000000u);
   REQUIRE(float_bits(literal_row_dot(tiny, minus)) == 0x80000000u);
-  on_every_schedule([&](Stream& stream) {
-    Guarded a(stream, tiny), b(stream, minus), sums(stream, 32), maxima(stream, 32);
-    launch(row_dot_kernel<false>, 1, 32, 0, stream, +sums, +maxima, +a, +b, tiny.size());
+  on_every_device([&](Context& ctx) {
+    Guarded a(ctx, tiny), b(ctx, minus), sums(ctx, 32), maxima(ctx, 32);
+    launch(row_dot_kernel<false>, 1, 32, 0, ctx, +sums, +maxima, +a, +b, tiny.size());
     REQUIRE_BITWISE(std::vector<float>(32, -0.0f), sums.download());
   });
 }
@@ -158,9 +159,9 @@ TEST_CASE("reduce: a column in its canonical order", "[bitwise]") {
     }
     column_reduce_add_ref(reference.data(), rows, cols, AddRows<float>{x.data(), cols});
     REQUIRE_BITWISE(literal, reference);
-    on_every_schedule([&](Stream& stream) {
-      Guarded gx(stream, x), out(stream, start);
-      column_reduce_add(out, rows, cols, AddRows<float>{gx, cols}, stream);
+    on_every_device([&](Context& ctx) {
+      Guarded gx(ctx, x), out(ctx, start);
+      column_reduce_add(out, rows, cols, AddRows<float>{gx, cols}, ctx);
       REQUIRE_BITWISE(literal, out.download());
     });
   }
@@ -180,9 +181,9 @@ TEST_CASE("reduce: several column sums in one pass are the sums one by one", "[b
     REQUIRE_BITWISE(a, a3);
     REQUIRE_BITWISE(b, b3);
     REQUIRE_BITWISE(c, c3);
-    on_every_schedule([&](Stream& stream) {
-      Guarded gx(stream, x), gy(stream, y), ga(stream, start), gb(stream, start), gc(stream, start);
-      column_reduce_add(std::array{+ga, +gb, +gc}, rows, cols, ThreeSums{gx, gy, cols}, stream);
+    on_every_device([&](Context& ctx) {
+      Guarded gx(ctx, x), gy(ctx, y), ga(ctx, start), gb(ctx, start), gc(ctx, start);
+      column_reduce_add(std::array{+ga, +gb, +gc}, rows, cols, ThreeSums{gx, gy, cols}, ctx);
       REQUIRE_BITWISE(a, ga.download());
       REQUIRE_BITWISE(b, gb.download());
       REQUIRE_BITWISE(c, gc.download());
@@ -204,7 +205,7 @@ TEST_CASE("reduce: the levels of a column show in its bits", "[bitwise]") {
 TEST_CASE("reduce: a column over no rows adds nothing", "[bitwise]") {
   const std::vector<float> start = {1.5f, -0.0f, 3.0f};
   std::vector<float> out = start;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   column_reduce_add(out.data(), 0, 3, AddRows<float>{nullptr, 3}, cpu);
   REQUIRE_BITWISE(start, out);
 }
@@ -212,9 +213,9 @@ TEST_CASE("reduce: a column over no rows adds nothing", "[bitwise]") {
 TEST_CASE("reduce: quads past the end of a row are neither read nor written", "[bitwise]") {
   for (size_t n : {1, 2, 3, 4, 5, 7, 8, 61}) {
     const auto x = random_values<float>(n, n);
-    on_every_schedule([&](Stream& stream) {
-      Guarded gx(stream, x), y(stream, n);
-      launch(n % 4 ? copy_quads_kernel<false> : copy_quads_kernel<true>, 1, 32, 0, stream, +y, +gx, n);
+    on_every_device([&](Context& ctx) {
+      Guarded gx(ctx, x), y(ctx, n);
+      launch(n % 4 ? copy_quads_kernel<false> : copy_quads_kernel<true>, 1, 32, 0, ctx, +y, +gx, n);
       REQUIRE_BITWISE(x, y.download());
     });
   }
@@ -222,9 +223,9 @@ TEST_CASE("reduce: quads past the end of a row are neither read nor written", "[
 
 TEST_CASE("reduce: every row has one warp", "[bitwise]") {
   for (size_t rows : {1, 7, 8, 9, 63}) {
-    on_every_schedule([&](Stream& stream) {
-      Guarded count(stream, std::vector<float>(rows, 0.0f));
-      launch(own_row_kernel, rows_grid(rows), rows_block, 0, stream, +count, rows);
+    on_every_device([&](Context& ctx) {
+      Guarded count(ctx, std::vector<float>(rows, 0.0f));
+      launch(own_row_kernel, rows_grid(rows), rows_block, 0, ctx, +count, rows);
       REQUIRE_BITWISE(std::vector<float>(rows, 1.0f), count.download());
     });
   }

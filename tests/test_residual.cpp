@@ -47,7 +47,7 @@ TEST_CASE("residual: gradients against finite differences", "[gradcheck]") {
 
 TEST_CASE("residual: forward and backward as they are described", "[bitwise]") {
   const size_t N = 5, C = 7;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const auto x = random_values<float>(N * C, 1, 2.0f), branch = random_values<float>(N * C, 2, 2.0f);
   const auto dy = random_values<float>(N * C, 3), dres = random_values<float>(N * C, 4);
   const float clip_branch = 1.5f, clip_sum = 2.0f, p = 0.3f;
@@ -77,7 +77,7 @@ TEST_CASE("residual: forward and backward as they are described", "[bitwise]") {
 }
 
 TEST_CASE("residual: what is off changes no bit") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const float x[] = {-0.0f, 0x1p127f, 1.0f}, branch[] = {-0.0f, 0x1p127f, 0x1p-24f};
   const float d[] = {-0.0f, 2.0f, 3.0f};
   float sum[3], dx[3], dbranch[3];
@@ -96,7 +96,7 @@ TEST_CASE("residual: what is off changes no bit") {
 }
 
 TEST_CASE("residual: a value on its bound is clipped") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const float x[] = {0.5f, -0.5f, 0.5f, 0.0f, 0.0f}, branch[] = {0.5f, -0.5f, 0.4375f, 0.75f, -0.75f},
               d[] = {1, 1, 1, 1, 1};
   float sum[5], dx[5], dbranch[5];
@@ -110,7 +110,7 @@ TEST_CASE("residual: a value on its bound is clipped") {
 
 TEST_CASE("residual: dropout keeps its share, every row and every stream another") {
   const size_t N = 64, C = 250;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const std::vector<float> zero(N * C, 0.0f), one(N * C, 1.0f);
   auto draw = [&](const Dropout& dropout) {
     std::vector<float> keep(N * C);
@@ -148,17 +148,17 @@ TEST_CASE("residual: kernels equal the reference bit for bit", "[bitwise]") {
         residual_backward_ref<float>(
             {dx.data(), dbranch.data(), with_dres ? dres.data() : nullptr, sum.data(), branch.data(), join},
             with_dy ? dy.data() : nullptr, N, C);
-        on_every_schedule([&](Stream& stream) {
-          Guarded gx(stream, x), gbranch(stream, branch), gdy(stream, dy), gdres(stream, dres);
-          Guarded gsum(stream, N * C), gdx(stream, N * C), gdbranch(stream, N * C);
-          residual_forward({gx, gbranch, gsum, join}, N, C, stream);
+        on_every_device([&](Context& ctx) {
+          Guarded gx(ctx, x), gbranch(ctx, branch), gdy(ctx, dy), gdres(ctx, dres);
+          Guarded gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C);
+          residual_forward({gx, gbranch, gsum, join}, N, C, ctx);
           residual_backward({gdx, gdbranch, with_dres ? +gdres : nullptr, gsum, gbranch, join},
-                            with_dy ? +gdy : nullptr, N, C, stream);
+                            with_dy ? +gdy : nullptr, N, C, ctx);
           REQUIRE_BITWISE(sum, gsum.download());
           REQUIRE_BITWISE(dx, gdx.download());
           REQUIRE_BITWISE(dbranch, gdbranch.download());
           if (with_dres) {  // in place
-            residual_backward({gdres, gdbranch, gdres, gsum, gbranch, join}, with_dy ? +gdy : nullptr, N, C, stream);
+            residual_backward({gdres, gdbranch, gdres, gsum, gbranch, join}, with_dy ? +gdy : nullptr, N, C, ctx);
             REQUIRE_BITWISE(dx, gdres.download());
           }
         });
@@ -168,7 +168,7 @@ TEST_CASE("residual: kernels equal the reference bit for bit", "[bitwise]") {
 }
 
 TEST_CASE("residual: without a branch nothing joins, however it would") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const float x[] = {5.0f, -7.0f}, d[] = {1.0f, 2.0f};
   float dx[2];
   residual_backward({dx, nullptr, nullptr, x, nullptr, {1.0f, 1.0f, {0.5f, 1, 2}}}, d, 1, 2, cpu);
@@ -176,7 +176,7 @@ TEST_CASE("residual: without a branch nothing joins, however it would") {
 }
 
 TEST_CASE("residual: what it refuses") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   float a[4] = {}, b[4] = {}, c[4] = {};
   REQUIRE_THROWS_WITH(residual_forward({a, b}, 1, 4, cpu),
                       "residual_forward: a residual branch and its sum come together");

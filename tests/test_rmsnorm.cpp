@@ -87,17 +87,17 @@ TEST_CASE("rmsnorm: kernels equal the reference bit for bit", "[bitwise]") {
         REQUIRE_BITWISE(dx, in_place);
         REQUIRE_BITWISE(dw, dw1);
       }
-      on_every_schedule([&](Stream& stream) {
-        Guarded gy(stream, N * C), gr(stream, N), gsum(stream, N * C), gdx(stream, N * C), gdw(stream, dw0);
-        Guarded gx(stream, x), gb(stream, branch), gw(stream, w), gdy(stream, dy), gdres(stream, dres);
-        Guarded gpre(stream, pre), gdpre(stream, dpre0), gmean(stream, N), gdbranch(stream, N * C);
+      on_every_device([&](Context& ctx) {
+        Guarded gy(ctx, N * C), gr(ctx, N), gsum(ctx, N * C), gdx(ctx, N * C), gdw(ctx, dw0);
+        Guarded gx(ctx, x), gb(ctx, branch), gw(ctx, w), gdy(ctx, dy), gdres(ctx, dres);
+        Guarded gpre(ctx, pre), gdpre(ctx, dpre0), gmean(ctx, N), gdbranch(ctx, N * C);
         const float* gp = test.pre ? +gpre : nullptr;
         ResidualForward gin = {gx};
         ResidualBackward gout = {gdx, nullptr, nullptr, gx};
         if (test.branch) gin = {gx, gb, gsum, test.join};
         if (test.branch) gout = {gdx, gdbranch, gdres, gsum, gb, test.join};
-        rmsnorm_forward(gy, gr, gin, gp, gw, test.offset, N, C, eps, stream);
-        rmsnorm_backward(gout, gdw, gdpre, gmean, gdy, gp, gw, test.offset, gr, N, C, stream);
+        rmsnorm_forward(gy, gr, gin, gp, gw, test.offset, N, C, eps, ctx);
+        rmsnorm_backward(gout, gdw, gdpre, gmean, gdy, gp, gw, test.offset, gr, N, C, ctx);
         REQUIRE_BITWISE(y, gy.download());
         REQUIRE_BITWISE(r, gr.download());
         if (test.branch) REQUIRE_BITWISE(sum, gsum.download());
@@ -107,7 +107,7 @@ TEST_CASE("rmsnorm: kernels equal the reference bit for bit", "[bitwise]") {
         REQUIRE_BITWISE(dpre, gdpre.download());
         if (test.pre) return;
         gout.dx = gdy;
-        rmsnorm_backward(gout, gdw, nullptr, nullptr, gdy, nullptr, gw, test.offset, gr, N, C, stream);
+        rmsnorm_backward(gout, gdw, nullptr, nullptr, gdy, nullptr, gw, test.offset, gr, N, C, ctx);
         REQUIRE_BITWISE(dx, gdy.download());
       });
     }
@@ -116,7 +116,7 @@ TEST_CASE("rmsnorm: kernels equal the reference bit for bit", "[bitwise]") {
 
 TEST_CASE("rmsnorm: PreAffine with pre = 1 is RMSNorm, to the bit") {
   const size_t N = 9, C = 131;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   auto x = random_values<float>(N * C, 1, 3.0f), w = random_values<float>(C, 2);
   const auto dy = random_values<float>(N * C, 3), dres = random_values<float>(N * C, 4);
   const std::vector<float> ones(C, 1.0f);
@@ -170,7 +170,7 @@ TEST_CASE("rmsnorm: a row cannot be longer than its weights and its outlier allo
 }
 
 TEST_CASE("rmsnorm: what it refuses") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   float a[4] = {}, b[4] = {}, c[4] = {};
   REQUIRE_THROWS_WITH(rmsnorm_forward(a, b, {c}, nullptr, c, 0, 1, 0, 1e-6f, cpu),
                       "rmsnorm_forward: rows have no columns");

@@ -22,7 +22,7 @@ TEST_CASE("rope: tables hold cos and sin of t * theta^(-2i/D)") {
 }
 
 TEST_CASE("rope: element i turns with element i + D/2, counter-clockwise") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const RopeTables tables = make_rope_tables(4, 4, 100.0, Device::cpu);  // frequencies 1 and 1/10
   const std::vector<float> x = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0};     // three heads at position 3
   std::vector<float> y(12);
@@ -33,7 +33,7 @@ TEST_CASE("rope: element i turns with element i + D/2, counter-clockwise") {
 
 TEST_CASE("rope: dot products depend on the distance of positions only") {
   const size_t D = 16, T = 40, distance = 7;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const RopeTables tables = make_rope_tables(T, D, 1e4, Device::cpu);
   const auto q = random_values<float>(D, 1), k = random_values<float>(D, 2);
   auto score = [&](size_t at_q, size_t at_k) {
@@ -68,7 +68,7 @@ TEST_CASE("rope: gradients against finite differences", "[gradcheck]") {
 
 TEST_CASE("rope: the first R elements of a head turn as a head of R, the others stay", "[bitwise]") {
   const size_t T = 9, H = 3, D = 20, R = 12;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const RopeTables tables = make_rope_tables(T, R, 1e4, Device::cpu);
   const auto x = random_values<float>(T * H * D, 1);
   auto expected = x;
@@ -91,7 +91,7 @@ TEST_CASE("rope: kernels equal the reference bit for bit", "[bitwise]") {
     auto x = random_values<float>(n, 1, 3.0f);
     const auto dy = random_values<float>(n, 2);
     x[0] = 100.0f, x[n - 1] = -100.0f, x[n / 2] = -0.0f, x[1] = 0.0f;
-    Stream cpu(Device::cpu);
+    Context cpu(Device::cpu);
     const RopeTables tables = make_rope_tables(first_position + T, R, 1e4, Device::cpu);
     std::vector<float> y(n, NAN), dx(n, NAN), y_in_place = x;
     rope_forward(y.data(), x.data(), tables, first_position, B, T, H, D, cpu);
@@ -99,13 +99,13 @@ TEST_CASE("rope: kernels equal the reference bit for bit", "[bitwise]") {
     rope_forward(y_in_place.data(), y_in_place.data(), tables, first_position, B, T, H, D, cpu);
     REQUIRE_BITWISE(y, y_in_place);
 
-    on_every_schedule([&](Stream& stream) {
-      const RopeTables on_device = make_rope_tables(first_position + T, R, 1e4, stream.device);
-      Guarded gy(stream, n), gdx(stream, n), gx(stream, x), gdy(stream, dy);
-      rope_forward(gy, gx, on_device, first_position, B, T, H, D, stream);
-      rope_backward(gdx, gdy, on_device, first_position, B, T, H, D, stream);
-      rope_forward(gx, gx, on_device, first_position, B, T, H, D, stream);
-      rope_backward(gdy, gdy, on_device, first_position, B, T, H, D, stream);
+    on_every_device([&](Context& ctx) {
+      const RopeTables on_device = make_rope_tables(first_position + T, R, 1e4, ctx.device);
+      Guarded gy(ctx, n), gdx(ctx, n), gx(ctx, x), gdy(ctx, dy);
+      rope_forward(gy, gx, on_device, first_position, B, T, H, D, ctx);
+      rope_backward(gdx, gdy, on_device, first_position, B, T, H, D, ctx);
+      rope_forward(gx, gx, on_device, first_position, B, T, H, D, ctx);
+      rope_backward(gdy, gdy, on_device, first_position, B, T, H, D, ctx);
       REQUIRE_BITWISE(y, gy.download());
       REQUIRE_BITWISE(dx, gdx.download());
       REQUIRE_BITWISE(y, gx.download());
@@ -116,7 +116,7 @@ TEST_CASE("rope: kernels equal the reference bit for bit", "[bitwise]") {
 
 TEST_CASE("rope: a sequence in two parts is the whole sequence") {
   const size_t T = 10, split = 6, H = 3, D = 8, row = H * D;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   const RopeTables tables = make_rope_tables(T, D, 1e4, Device::cpu);
   const auto x = random_values<float>(T * row, 1);
   std::vector<float> whole(T * row), parts(T * row);
@@ -127,7 +127,7 @@ TEST_CASE("rope: a sequence in two parts is the whole sequence") {
 }
 
 TEST_CASE("rope: what does not fit is refused") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   REQUIRE_THROWS_WITH(make_rope_tables(4, 7, 1e4, Device::cpu),
                       "rope: 7 elements of a head turn, expected an even number");
   REQUIRE_THROWS_WITH(make_rope_tables(4, 8, -1.0, Device::cpu), "rope: theta is -1, expected more than 0");

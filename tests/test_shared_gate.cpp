@@ -32,7 +32,7 @@ TEST_CASE("shared_gate: the average of the scores, in the order stated", "[bitwi
   const size_t N = 3, H = 7, D = 9;
   const auto x = random_values<float>(N * H * D, 1), z = random_values<float>(N * H * D, 2, 4.0f);
   std::vector<float> y(N * H * D), expected(N * H * D);
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   shared_gate_forward(y.data(), x.data(), z.data(), N, H, D, {}, cpu);
   for (size_t n = 0; n < N; n++)
     for (size_t d = 0; d < D; d++) {
@@ -46,7 +46,7 @@ TEST_CASE("shared_gate: the average of the scores, in the order stated", "[bitwi
 // With one head, or two of equal logits, the average is the score itself.
 TEST_CASE("shared_gate: of heads with equal logits it is the gate of each", "[bitwise]") {
   const size_t N = 4, D = 11;
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   for (size_t H : {1, 2}) {
     const auto x = random_values<float>(N * H * D, 1), logits = random_values<float>(N * D, 2, 4.0f);
     const auto dy = random_values<float>(N * H * D, 3);
@@ -68,7 +68,7 @@ TEST_CASE("shared_gate: of heads with equal logits it is the gate of each", "[bi
 
 TEST_CASE("shared_gate: kernels equal the reference bit for bit", "[bitwise]") {
   const struct { size_t N, H, D; } sizes[] = {{13, 3, 20}, {5, 1, 1}, {7, 4, 13}, {0, 2, 8}, {3, 2, 1030}, {33, 8, 64}};
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   for (auto [N, H, D] : sizes)
     for (const GateOp& op : gate_ops) {
       INFO("N " << N << " H " << H << " D " << D << " " << describe(op));
@@ -90,18 +90,18 @@ TEST_CASE("shared_gate: kernels equal the reference bit for bit", "[bitwise]") {
 
       auto x_and_more = x, z_and_more = z, dy_and_more = dy;
       for (auto* v : {&x_and_more, &z_and_more, &dy_and_more}) v->resize(n + 3, 1.0f);
-      on_every_schedule([&](Stream& stream) {
-        Guarded gy(stream, n), gdx(stream, n), gdz(stream, n);
-        Guarded gx(stream, x_and_more), gz(stream, z_and_more), gdy(stream, dy_and_more);
-        shared_gate_forward(gy, gx, gz, N, H, D, op, stream);
-        shared_gate_backward(gdx, gdz, gdy, gx, gz, N, H, D, op, stream);
+      on_every_device([&](Context& ctx) {
+        Guarded gy(ctx, n), gdx(ctx, n), gdz(ctx, n);
+        Guarded gx(ctx, x_and_more), gz(ctx, z_and_more), gdy(ctx, dy_and_more);
+        shared_gate_forward(gy, gx, gz, N, H, D, op, ctx);
+        shared_gate_backward(gdx, gdz, gdy, gx, gz, N, H, D, op, ctx);
         REQUIRE_BITWISE(y, gy.download());
         REQUIRE_BITWISE(dx, gdx.download());
         REQUIRE_BITWISE(dz, gdz.download());
 
-        Guarded y_over_x(stream, x), dx_over_dy(stream, dy), dz_over_z(stream, z);
-        shared_gate_forward(y_over_x, y_over_x, gz, N, H, D, op, stream);
-        shared_gate_backward(dx_over_dy, dz_over_z, dx_over_dy, gx, dz_over_z, N, H, D, op, stream);
+        Guarded y_over_x(ctx, x), dx_over_dy(ctx, dy), dz_over_z(ctx, z);
+        shared_gate_forward(y_over_x, y_over_x, gz, N, H, D, op, ctx);
+        shared_gate_backward(dx_over_dy, dz_over_z, dx_over_dy, gx, dz_over_z, N, H, D, op, ctx);
         REQUIRE_BITWISE(y, y_over_x.download());
         REQUIRE_BITWISE(dx, dx_over_dy.download());
         REQUIRE_BITWISE(dz, dz_over_z.download());
@@ -110,7 +110,7 @@ TEST_CASE("shared_gate: kernels equal the reference bit for bit", "[bitwise]") {
 }
 
 TEST_CASE("shared_gate: what is refused") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   REQUIRE_THROWS_AS(shared_gate_forward(nullptr, nullptr, nullptr, 2, 0, 4, {}, cpu), Error);
   REQUIRE_THROWS_AS(shared_gate_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 2, 0, 4, {}, cpu), Error);
   REQUIRE_THROWS_WITH(shared_gate_forward(nullptr, nullptr, nullptr, 0, 1, 1, {Activation::gelu_erf}, cpu),

@@ -1,5 +1,5 @@
 // simt: the emulator itself. Indices, collectives against CUDA's definitions, orders, refusals, faults.
-#include "kernels/simt.h"
+#include "core/simt.h"
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include <vector>
 
-#include "kernels/check.h"
+#include "core/check.h"
 #include "tests/catch.h"
 
 using namespace gated;

@@ -34,7 +34,7 @@ TEST_CASE("static_gate: it is the gate with the same logits in every row", "[bit
   const auto dy = random_values<float>(N * C, 3);
   std::vector<float> z(N * C), y(N * C), dx(N * C), dtheta(C, 0.0f), y_gate(N * C), dx_gate(N * C), dz(N * C);
   for (size_t i = 0; i < z.size(); i++) z[i] = theta[i % C];
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   for (const GateOp& op : gate_ops) {
     INFO(describe(op));
     std::fill(dtheta.begin(), dtheta.end(), 0.0f);
@@ -52,7 +52,7 @@ TEST_CASE("static_gate: it is the gate with the same logits in every row", "[bit
 
 TEST_CASE("static_gate: kernels equal the reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 20}, {5, 1}, {9, 131}, {300, 12}, {0, 8}, {1, 1030}};
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   for (auto [N, C] : sizes)
     for (const GateOp& op : gate_ops) {
       INFO("N " << N << " C " << C << " " << describe(op));
@@ -74,18 +74,18 @@ TEST_CASE("static_gate: kernels equal the reference bit for bit", "[bitwise]") {
 
       auto x_and_more = x, theta_and_more = theta, dy_and_more = dy;
       for (auto* v : {&x_and_more, &theta_and_more, &dy_and_more}) v->resize(v->size() + 3, 1.0f);
-      on_every_schedule([&](Stream& stream) {
-        Guarded gy(stream, N * C), gdx(stream, N * C), gdtheta(stream, dtheta0);
-        Guarded gx(stream, x_and_more), gtheta(stream, theta_and_more), gdy(stream, dy_and_more);
-        static_gate_forward(gy, gx, gtheta, N, C, op, stream);
-        static_gate_backward(gdx, gdtheta, gdy, gx, gtheta, N, C, op, stream);
+      on_every_device([&](Context& ctx) {
+        Guarded gy(ctx, N * C), gdx(ctx, N * C), gdtheta(ctx, dtheta0);
+        Guarded gx(ctx, x_and_more), gtheta(ctx, theta_and_more), gdy(ctx, dy_and_more);
+        static_gate_forward(gy, gx, gtheta, N, C, op, ctx);
+        static_gate_backward(gdx, gdtheta, gdy, gx, gtheta, N, C, op, ctx);
         REQUIRE_BITWISE(y, gy.download());
         REQUIRE_BITWISE(dx, gdx.download());
         REQUIRE_BITWISE(dtheta, gdtheta.download());
 
-        Guarded y_over_x(stream, x), dx_over_dy(stream, dy), dtheta_again(stream, dtheta0);
-        static_gate_forward(y_over_x, y_over_x, gtheta, N, C, op, stream);
-        static_gate_backward(dx_over_dy, dtheta_again, dx_over_dy, gx, gtheta, N, C, op, stream);
+        Guarded y_over_x(ctx, x), dx_over_dy(ctx, dy), dtheta_again(ctx, dtheta0);
+        static_gate_forward(y_over_x, y_over_x, gtheta, N, C, op, ctx);
+        static_gate_backward(dx_over_dy, dtheta_again, dx_over_dy, gx, gtheta, N, C, op, ctx);
         REQUIRE_BITWISE(y, y_over_x.download());
         REQUIRE_BITWISE(dx, dx_over_dy.download());
         REQUIRE_BITWISE(dtheta, dtheta_again.download());
@@ -94,7 +94,7 @@ TEST_CASE("static_gate: kernels equal the reference bit for bit", "[bitwise]") {
 }
 
 TEST_CASE("static_gate: an activation that gates do not take is refused") {
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   REQUIRE_THROWS_WITH(static_gate_forward(nullptr, nullptr, nullptr, 0, 1, {Activation::gelu_tanh}, cpu),
                       "static_gate_forward: act is gelu_tanh, expected one of: sigmoid ns_sigmoid silu tanh identity");
   REQUIRE_THROWS_AS(static_gate_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1, {Activation::relu2}, cpu),

@@ -14,7 +14,7 @@ TEST_CASE("trainer: 20 steps have the same losses and weights on cpu and kernels
     INFO(flags);
     const ModelConfig model = small_model(flags);
     const Config config = small_run(model, 20, model.tied ? 1 : 2);
-    Stream cpu(Device::cpu), kernels(kernel_device);
+    Context cpu(Device::cpu), kernels(kernel_device);
     Run a(config, cpu), b(config, kernels);
     const std::vector<float> expected = a.steps(20);
     REQUIRE_BITWISE(expected, b.steps(20));
@@ -31,7 +31,7 @@ TEST_CASE("trainer: the number of threads changes no bit", "[bitwise]") {
   std::string one, fingerprint;
   for (int threads : {1, 2, 3}) {
     omp_set_num_threads(threads);
-    Stream cpu(Device::cpu);
+    Context cpu(Device::cpu);
     Run run(config, cpu);
     run.steps(5);
     fingerprint = run.trainer.fingerprint();
@@ -47,7 +47,7 @@ TEST_CASE("trainer: saved and loaded, a run goes on bit for bit", "[checkpoint]"
   Config config = small_run(small_model("--norm=gated --norm-rank=3 --attn=g1"), 20, 2);
   config.out = folder;
   prepare_checkpoint_folder(folder);
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   Run whole(config, cpu);
   whole.steps(10);
   const std::vector<float> expected = whole.steps(10);
@@ -70,7 +70,7 @@ TEST_CASE("trainer: saved and loaded, a run goes on bit for bit", "[checkpoint]"
 
 TEST_CASE("trainer: a run that diverges stops before its weights are touched", "[trainer]") {
   Config config = small_run(small_model());
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   Run run(config, cpu);
   std::vector<float> w = run.trainer.model.weights.values.download();
   for (const Parameter& p : run.trainer.model.weights.list())
@@ -114,7 +114,7 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
   const std::string base =
       "--data=bigram-backcopy --vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 "
       "--ffn-hidden=28 --batch=2 --steps=4 --warmup=0 ";
-  Stream cpu(Device::cpu);
+  Context cpu(Device::cpu);
   auto fingerprint_after = [&](const std::string& flags) {
     Run run(config_of_flags(base + flags), cpu);
     run.steps(run.config.steps);

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "dataloader/loader.h"
-#include "kernels/check.h"
+#include "core/check.h"
 #include "kernels/adamw.cuh"
 #include "layers/model_config.cuh"
 #include "training/presets.h"
@@ -373,11 +373,11 @@ inline std::vector<Flag> list_flags(Config& c) {
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "train_gpt.cu", "cuda where a GPU answers, cpu elsewhere"},
        {"cpu", DeviceChoice::cpu, "kernels/matmul_cpu.h", "the references and the tuned CPU kernels"},
-       {"cuda", DeviceChoice::cuda, "kernels/device.cuh", "the kernels on a GPU"},
-       {"emulated", DeviceChoice::emulated, "kernels/simt.h", "the same kernels on the CPU, thread by thread: slow"}},
+       {"cuda", DeviceChoice::cuda, "core/device.cuh", "the kernels on a GPU"},
+       {"emulated", DeviceChoice::emulated, "core/simt.h", "the same kernels on the CPU, thread by thread: slow"}},
       "where to run; results are the same bits on all");
   t.choice<Precision>("--precision", c.precision,
-                      {{"fp32", Precision::fp32, "kernels/math.cuh", "exact: every device gives the same bits"}},
+                      {{"fp32", Precision::fp32, "core/math.cuh", "exact: every device gives the same bits"}},
                       "arithmetic");
   t.number("--threads", c.threads, size_t{0}, size_t{4096}, "CPU threads; 0: one a core");
   return t.rows;

@@ -12,29 +12,29 @@ namespace gated {
 
 class Optimizer {
  public:
-  Optimizer(Parameters& weights, size_t micro_batches, Stream& stream)
+  Optimizer(Parameters& weights, size_t micro_batches, Context& ctx)
       : weights_(weights),
-        s_(stream),
-        m(stream.device, weights.flat_size()),
-        v(stream.device, weights.flat_size()),
-        norm_(stream.device, 1) {
-    set_zero(m.data(), m.size(), s_);
-    set_zero(v.data(), v.size(), s_);
-    if (micro_batches > 1) total_ = Buffer<float>(stream.device, weights.flat_size());
+        ctx_(ctx),
+        m(ctx.device, weights.flat_size()),
+        v(ctx.device, weights.flat_size()),
+        norm_(ctx.device, 1) {
+    set_zero(m.data(), m.size(), ctx_);
+    set_zero(v.data(), v.size(), ctx_);
+    if (micro_batches > 1) total_ = Buffer<float>(ctx.device, weights.flat_size());
   }
 
   void begin_step() {
-    if (total_.size()) set_zero(total_.data(), total_.size(), s_);
+    if (total_.size()) set_zero(total_.data(), total_.size(), ctx_);
   }
-  void begin_micro_batch() { set_zero(weights_.grads.data(), weights_.grads.size(), s_); }
+  void begin_micro_batch() { set_zero(weights_.grads.data(), weights_.grads.size(), ctx_); }
   void end_micro_batch() {
-    if (total_.size()) accumulate_gradient(total_.data(), weights_.grads.data(), total_.size(), s_);
+    if (total_.size()) accumulate_gradient(total_.data(), weights_.grads.data(), total_.size(), ctx_);
   }
 
   // The step's gradient norm, before clipping.
   float gradient_norm() {
-    gated::gradient_norm(norm_.data(), gradient(), weights_.flat_size(), s_);
-    s_.synchronize();
+    gated::gradient_norm(norm_.data(), gradient(), weights_.flat_size(), ctx_);
+    ctx_.synchronize();
     return norm_.download()[0];
   }
 
@@ -46,13 +46,13 @@ class Optimizer {
       AdamWHyperparameters here = settings;
       if (p.decay == Decay::no) here.weight_decay = 0;
       adamw_update(weights_.values.data() + p.offset, m.data() + p.offset, v.data() + p.offset, gradient() + p.offset,
-                   norm_.data(), clip, p.size, adamw_at_step(here, step), s_);
+                   norm_.data(), clip, p.size, adamw_at_step(here, step), ctx_);
     }
   }
 
  private:
   Parameters& weights_;
-  Stream& s_;
+  Context& ctx_;
   const float* gradient() const { return total_.size() ? total_.data() : weights_.grads.data(); }
 
  public:

@@ -23,19 +23,19 @@ inline double seconds_now() {
 
 // The best FLOP/s of the project's own matrix product here: the measure of every step's speed. 0 on the emulator,
 // whose speed says nothing about a machine.
-inline double measured_matmul_peak(Stream& stream) {
-  if (stream.device == Device::emulated) return 0;
-  const size_t n = stream.device == Device::cuda ? 4096 : 768;
-  Buffer<float> a(stream.device, n * n), b(stream.device, n * n), c(stream.device, n * n);
-  set_zero(a.data(), n * n, stream);
-  set_zero(b.data(), n * n, stream);
+inline double measured_matmul_peak(Context& ctx) {
+  if (ctx.device == Device::emulated) return 0;
+  const size_t n = ctx.device == Device::cuda ? 4096 : 768;
+  Buffer<float> a(ctx.device, n * n), b(ctx.device, n * n), c(ctx.device, n * n);
+  set_zero(a.data(), n * n, ctx);
+  set_zero(b.data(), n * n, ctx);
   double best = 0;
   const double begin = seconds_now();
   for (int i = 0; i < 3 || (i < 20 && seconds_now() - begin < 0.2); i++) {
-    stream.synchronize();
+    ctx.synchronize();
     const double start = seconds_now();
-    matmul(c.data(), a.data(), b.data(), n, n, n, Layout::nt, Accumulate::no, stream);
-    stream.synchronize();
+    matmul(c.data(), a.data(), b.data(), n, n, n, Layout::nt, Accumulate::no, ctx);
+    ctx.synchronize();
     best = std::max(best, 2.0 * double(n) * double(n) * double(n) / (seconds_now() - start));
   }
   return best;
@@ -43,8 +43,8 @@ inline double measured_matmul_peak(Stream& stream) {
 
 class Progress {
  public:
-  Progress(Config& config, const Data& data, const Trainer& trainer, Stream& stream)
-      : config_(config), data_(data), trainer_(trainer), stream_(stream), terminal_(isatty(fileno(stdout))) {
+  Progress(Config& config, const Data& data, const Trainer& trainer, Context& ctx)
+      : config_(config), data_(data), trainer_(trainer), ctx_(ctx), terminal_(isatty(fileno(stdout))) {
     if (!config.out.empty()) open_log(config.out + "/log.jsonl", trainer.steps_done());
   }
 
@@ -55,11 +55,11 @@ class Progress {
     for (size_t i = 0; i < now.size(); i++)
       if (now[i].get() != then[i].get() && now[i].name != "--resume" && now[i].kind != Flag::Kind::shortcut)
         changed += " " + now[i].name + "=" + now[i].get();
-    peak_ = measured_matmul_peak(stream_);
+    peak_ = measured_matmul_peak(ctx_);
     const Model& m = trainer_.model;
     printf("flags      %s\n", changed.empty() ? "all at their defaults" : changed.c_str() + 1);
-    printf("device     %s", name_of(stream_.device));
-    if (stream_.device == Device::cpu) printf(", %d threads", omp_get_max_threads());
+    printf("device     %s", name_of(ctx_.device));
+    if (ctx_.device == Device::cpu) printf(", %d threads", omp_get_max_threads());
     if (peak_ > 0) printf(", fp32 matmul peak %.0f GFLOP/s (measured)", peak_ * 1e-9);
     printf("\ndata       %s\n", data_.train->description().c_str());
     printf("           %zu tokens a step, epoch of %.1f steps\n", trainer_.tokens_per_step(),
@@ -161,7 +161,7 @@ class Progress {
   Config& config_;
   const Data& data_;
   const Trainer& trainer_;
-  Stream& stream_;
+  Context& ctx_;
   bool terminal_;
   std::ofstream log_;
   double peak_ = 0, begin_ = 0, last_ = 0;

@@ -31,7 +31,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/check.h"
+#include "core/check.h"
 
 namespace gated {
 

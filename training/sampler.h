@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/math.cuh"
-#include "kernels/philox.cuh"
+#include "core/math.cuh"
+#include "core/philox.cuh"
 
 namespace gated {
 

@@ -6,7 +6,7 @@
 #pragma once
 #include <cstddef>
 
-#include "kernels/host_math.h"
+#include "core/host_math.h"
 
 namespace gated {
 

@@ -25,11 +25,11 @@ struct StepResult {
 
 class Trainer {
  public:
-  Trainer(const Config& config, const TokenLoader& loader, Stream& stream)
+  Trainer(const Config& config, const TokenLoader& loader, Context& ctx)
       : config_(config),
         loader_(loader),
-        model(that_fits(config, stream.device), config.batch, config.model.context, config.seed, stream),
-        optimizer_(model.weights, config.micro_batches, stream),
+        model(that_fits(config, ctx.device), config.batch, config.model.context, config.seed, ctx),
+        optimizer_(model.weights, config.micro_batches, ctx),
         ids_(config.batch * config.model.context),
         targets_(ids_.size()) {}
 

@@ -17,7 +17,7 @@
 //
 //   flags="-std=c++20 -O1 -g -fopenmp -I. -DSIMT_RACE_SHADOW"
 //   g++ $flags -fsanitize=thread -c tests/test_x.cpp tests/catch_main.cpp         every file but these two:
-//   g++ $flags -c kernels/simt.cpp kernels/race_shadow.cpp
+//   g++ $flags -c core/simt.cpp core/race_shadow.cpp
 //   g++ *.o -fopenmp -lboost_context -o test_x                                    no -fsanitize=thread here
 // (clang: -gdwarf-4, so that addr2line names the right file.) Code outside kernels is instrumented as well,
 // in any number of OpenMP threads; it is not recorded. tests/test_planted_bugs.cpp

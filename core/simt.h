@@ -14,7 +14,7 @@
 //   faults   a launch the GPU would refuse, a deadlock, threads at different barriers, lanes with different
 //            masks and any exception thrown in a kernel come out of simt::launch as one gated::Error.
 //
-// Build: g++ -std=c++20 -I. <files> kernels/simt.cpp -lboost_context; -fsanitize=address,undefined on all of
+// Build: g++ -std=c++20 -I. <files> core/simt.cpp -lboost_context; -fsanitize=address,undefined on all of
 // them checks bounds, those of shared memory too. tests/test_simt.cpp, tests/test_planted_bugs.cpp
 #pragma once
 #include <atomic>

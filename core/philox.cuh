@@ -8,8 +8,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/host_math.h"
-#include "kernels/math.cuh"
+#include "core/host_math.h"
+#include "core/math.cuh"
 
 namespace gated {
 

@@ -16,8 +16,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/check.h"
-#include "kernels/math.cuh"
+#include "core/check.h"
+#include "core/math.cuh"
 
 namespace gated {
 namespace host_detail {

@@ -5,7 +5,7 @@
 // waits runs on one fiber. When a fault is found the fiber that found it switches back to the launching
 // stack, which resumes each waiting fiber once to throw Unwind through its kernel: destructors run and the
 // fibers can be used again.
-#include "kernels/simt.h"
+#include "core/simt.h"
 
 #include <boost/context/fiber.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
@@ -16,8 +16,8 @@
 #include <exception>
 #include <memory>
 
-#include "kernels/check.h"
-#include "kernels/race_shadow.h"
+#include "core/check.h"
+#include "core/race_shadow.h"
 
 #ifdef SIMT_ASAN
 #include <sanitizer/asan_interface.h>

@@ -1,7 +1,7 @@
-// device: where an operation runs, the memory it works on, and the one spelling of a launch.
+// device: where an operation runs, and the memory it works on.
 //
 //   cpu       the references (and the tuned twins of matmul and attention), OpenMP over independent outputs
-//   emulated  the kernels, compiled by g++ over kernels/simt.h: one fiber per CUDA thread
+//   emulated  the kernels, compiled by g++ over core/simt.h: one fiber per CUDA thread
 //   cuda      the kernels, compiled by nvcc
 //
 // g++ and nvcc compile the same files; a program may hold both builds (nvcc's namespace is renamed by the
@@ -10,9 +10,8 @@
 #pragma once
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
-#include <nvtx3/nvToolsExt.h>
 #else
-#include "kernels/simt.h"
+#include "core/simt.h"
 #endif
 #include <unistd.h>
 
@@ -24,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/check.h"
+#include "core/check.h"
 
 namespace gated {
 
@@ -52,6 +51,10 @@ constexpr Device kernel_device = Device::cuda;
 #else
 constexpr Device kernel_device = Device::emulated;
 #endif
+
+// A reference is a template that stands in its operation's .cu file. This line behind it makes it callable, in float and
+// in double, from files that see its declaration alone.
+#define IN_FLOAT_AND_DOUBLE(f) [[gnu::used]] static const auto f##_instances = std::pair(&f<float>, &f<double>)
 
 // ---- memory
 
@@ -184,103 +187,6 @@ class Buffer {
   Device device_ = Device::cpu;
   size_t size_ = 0;
   T* data_ = nullptr;
-};
-
-// ---- streams and launches
-
-// The queue an operation joins: its device, its CUDA stream, and scratch memory for operations in between.
-class Stream {
- public:
-  const Device device;
-  cudaStream_t handle = nullptr;
-
-  explicit Stream(Device d) : device(d) {
-    require(d == Device::cpu || d == kernel_device, "this build runs kernels on %s, not on %s", name_of(kernel_device),
-            name_of(d));
-#ifdef __CUDACC__
-    if (d == Device::cuda) CUDA_CHECK(cudaStreamCreate(&handle));
-#endif
-  }
-  Stream(const Stream&) = delete;
-  ~Stream() {
-#ifdef __CUDACC__
-    if (handle) cudaStreamDestroy(handle);
-#endif
-  }
-
-  // n floats that an operation may use until it returns: one stream runs in order, so the next operation on
-  // it may have the same memory.
-  float* scratch(size_t n) {
-    if (n > scratch_.size()) {
-      synchronize();
-      scratch_ = Buffer<float>(device, n);
-    } else if (device == Device::emulated && n) {
-      memset(scratch_.data(), 0xFF, n * sizeof(float));
-    }
-    return scratch_.data();
-  }
-  size_t scratch_bytes() const {
-    return scratch_.size() * sizeof(float);
-  }
-
-  void synchronize() {
-#ifdef __CUDACC__
-    if (handle) CUDA_CHECK(cudaStreamSynchronize(handle));
-#endif
-  }
-
- private:
-  Buffer<float> scratch_;
-};
-
-template <class T>
-void set_zero(T* p, size_t n, Stream& stream) {
-#ifdef __CUDACC__
-  if (stream.device == Device::cuda) {
-    CUDA_CHECK(cudaMemsetAsync(p, 0, n * sizeof(T), stream.handle));
-    return;
-  }
-#endif
-  (void)stream;
-  if (n) memset(static_cast<void*>(p), 0, n * sizeof(T));
-}
-
-// kernel<<<grid, block, shared_bytes, stream>>>(args...), checked, on whichever device this build's kernels
-// run. An empty grid is an operation over no elements: nothing to do.
-template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Stream& stream, A... args) {
-  require(stream.device == kernel_device, "launch: a kernel was sent to a %s stream", name_of(stream.device));
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-#ifdef __CUDACC__
-  constexpr size_t default_limit = 48 << 10;
-  if (shared_bytes > default_limit)
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)));
-  kernel<<<grid, block, shared_bytes, stream.handle>>>(static_cast<P>(args)...);
-  CUDA_CHECK(cudaGetLastError());
-#else
-  simt::launch(kernel, grid, block, shared_bytes, static_cast<P>(args)...);
-#endif
-}
-
-// A one-dimensional grid of blocks, refused where it would not fit CUDA's 2^31 - 1.
-inline dim3 grid_of(size_t blocks) {
-  require(blocks <= 0x7fffffff, "launch: %zu blocks are more than a grid holds (2147483647)", blocks);
-  return dim3(unsigned(blocks));
-}
-
-// A named stretch of the timeline in Nsight Systems; nothing in builds without CUDA.
-struct Range {
-#ifdef __CUDACC__
-  explicit Range(const char* name) {
-    nvtxRangePushA(name);
-  }
-  ~Range() {
-    nvtxRangePop();
-  }
-#else
-  explicit Range(const char*) {}
-#endif
-  Range(const Range&) = delete;
 };
 
 }  // namespace gated

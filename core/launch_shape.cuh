@@ -1,8 +1,11 @@
-// elementwise: the launch shape of an operation whose elements do not meet: a thread holds four neighbouring
-// ones (a Quad), so that a warp reads 512 neighbouring bytes with one instruction.
+// launch_shape: how many blocks an operation is launched with, and which elements a thread of them owns.
+//
+//   elementwise   elements do not meet: a thread owns four neighbouring ones
+//   row quads     the same for an array whose rows are looked at one by one: no thread straddles two rows
+//   rows          a row is reduced: a warp owns a row, a lane every 32nd quad of it
 #pragma once
-#include "kernels/device.cuh"
-#include "kernels/reduce.cuh"
+#include "core/context.cuh"
+#include "core/quad.cuh"
 
 namespace gated {
 
@@ -30,5 +33,17 @@ __device__ inline RowQuad row_quad(size_t columns) {
   const size_t quad = elementwise_index() / 4, quads = ceil_div(columns, 4);
   return {quad / quads, 4 * (quad % quads)};
 }
+
+constexpr unsigned warps_per_block = 8;
+
+// The row of this warp; the kernel returns when it is past the last.
+__device__ inline size_t warp_row() {
+  return (size_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+}
+
+inline dim3 rows_grid(size_t rows) {
+  return grid_of(ceil_div(rows, warps_per_block));
+}
+constexpr unsigned rows_block = 32 * warps_per_block;
 
 }  // namespace gated

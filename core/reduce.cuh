@@ -1,7 +1,7 @@
 // reduce: the canonical orders of a sum over a row and of a sum down a column.
 //
-// Floating-point addition is not associative, so a sum has the bits of its order. Each order stands here
-// once, for the reference and for the kernel; both are cheap on a CPU (independent chains fill vector
+// Floating-point addition is not associative: the order of a sum decides its last bits. Each order stands here
+// once, for the reference and for the kernel. Both orders are cheap on a CPU (independent chains fill vector
 // registers) and on a GPU (independent chains fill a warp).
 //
 // row     element i joins chain i mod 128, every chain starts at +0 and ascends; the 128 chains then combine:
@@ -10,18 +10,85 @@
 // column  rows in slices of 128, one ascending chain from +0 a slice; the slice sums are reduced the same way
 //         until one is left (up to 16384 rows: added in ascending order).
 //
-// A "fold" puts one element into its chain: acc -> fmaf(a, b, acc) for a dot product, acc + v for a sum.
+// RowSum and ColumnSum are the plain statement of both orders, for the references of the operations. The functions
+// behind them give the same bits faster; they take a "fold", which puts one element into its chain:
+// acc -> fmaf(a, b, acc) for a dot product, acc + v for a sum.
 // tests/test_reduce.cpp
 #pragma once
 #include <array>
 
-#include "kernels/device.cuh"
-#include "kernels/math.cuh"
+#include "core/context.cuh"
+#include "core/math.cuh"
+#include "core/quad.cuh"
 
 namespace gated {
 
 constexpr size_t row_chains = 128;
 constexpr size_t column_slice = 128;
+
+// ---- the plain statement
+
+// Adds the elements of a row, in ascending order of their index, into 128 chains.
+//   RowSum<float> sum;
+//   for (size_t i = 0; i < n; i++) sum.fma(a[i], b[i]);
+//   const float dot = sum.total();
+template <class T>
+class RowSum {
+ public:
+  void add(T v) {
+    chain_[i_] = chain_[i_] + v;
+    i_ = (i_ + 1) % row_chains;
+  }
+  void fma(T a, T b) {
+    chain_[i_] = fused(a, b, chain_[i_]);
+    i_ = (i_ + 1) % row_chains;
+  }
+  T total() const {
+    T lane[32];
+    for (int l = 0; l < 32; l++)
+      lane[l] = (chain_[4 * l] + chain_[4 * l + 1]) + (chain_[4 * l + 2] + chain_[4 * l + 3]);
+    for (int apart = 16; apart > 0; apart /= 2)
+      for (int l = 0; l < apart; l++) lane[l] = lane[l] + lane[l + apart];
+    return lane[0];
+  }
+
+ private:
+  T chain_[row_chains] = {};
+  size_t i_ = 0;
+};
+
+// Adds the elements of one column, in ascending order of their row, in slices of 128.
+template <class T>
+class ColumnSum {
+ public:
+  void add(T v) {
+    slice_ = slice_ + v;
+    next_row();
+  }
+  void fma(T a, T b) {
+    slice_ = fused(a, b, slice_);
+    next_row();
+  }
+  T total() const {
+    std::vector<T> level = slices_;
+    if (rows_ % column_slice != 0) level.push_back(slice_);
+    if (level.empty()) return T(0);
+    if (level.size() == 1) return level[0];
+    ColumnSum above;
+    for (T v : level) above.add(v);
+    return above.total();
+  }
+
+ private:
+  void next_row() {
+    if (++rows_ % column_slice != 0) return;
+    slices_.push_back(slice_);
+    slice_ = T(0);
+  }
+  std::vector<T> slices_;  // of the slices that are full
+  T slice_ = 0;
+  size_t rows_ = 0;
+};
 
 // ---- row: reference
 
@@ -56,35 +123,6 @@ __device__ inline float warp_sum(float v) {
 __device__ inline float warp_max(float v) {
   for (int offset = 16; offset > 0; offset /= 2) v = max_of(v, __shfl_xor_sync(0xffffffffu, v, offset));
   return v;
-}
-
-// Four neighbouring elements of a row, as one lane holds them.
-struct Quad {
-  float v[4];
-};
-
-// Elements i..i+3 of a row of n. `aligned` (n a multiple of 4, row 16-byte aligned) loads them at once;
-// otherwise elements past the end read as 0 and must not be folded.
-template <bool aligned>
-__device__ inline Quad load_quad(const float* row, size_t i, size_t n) {
-  Quad q;
-  if constexpr (aligned) {
-    const float4 f = *reinterpret_cast<const float4*>(row + i);
-    q = {{f.x, f.y, f.z, f.w}};
-  } else {
-    for (int k = 0; k < 4; k++) q.v[k] = i + k < n ? row[i + k] : 0.0f;
-  }
-  return q;
-}
-
-template <bool aligned>
-__device__ inline void store_quad(float* row, size_t i, size_t n, Quad q) {
-  if constexpr (aligned) {
-    *reinterpret_cast<float4*>(row + i) = make_float4(q.v[0], q.v[1], q.v[2], q.v[3]);
-  } else {
-    for (int k = 0; k < 4; k++)
-      if (i + k < n) row[i + k] = q.v[k];
-  }
 }
 
 // Sum over i < n by the 32 lanes of a warp; every lane returns it. fold(acc, i, count) puts elements
@@ -192,43 +230,36 @@ __global__ void column_add_kernel(std::array<float*, K> out, const float* sum, s
 
 // ---- column: launchers
 
+// Bytes of scratch that K column sums over `rows` rows take.
+inline size_t column_reduce_scratch(size_t rows, size_t cols, size_t K = 1) {
+  const size_t slices = ceil_div(rows, column_slice);
+  return (slices + ceil_div(slices, column_slice)) * K * cols * sizeof(float);
+}
+
 // out[k][c] += sum k over rows of fold(acc, row, c), in the canonical order, on the stream's device.
 template <size_t K, class Fold>
-void column_reduce_add(const std::array<float*, K>& out, size_t rows, size_t cols, Fold fold, Stream& stream) {
+void column_reduce_add(const std::array<float*, K>& out, size_t rows, size_t cols, Fold fold, Context& ctx) {
   if (rows == 0 || cols == 0) return;
-  if (stream.device == Device::cpu) return column_reduce_add_ref(out, rows, cols, fold);
-  const size_t slices = ceil_div(rows, column_slice), upper = ceil_div(slices, column_slice), sums = K * cols;
-  float* level = stream.scratch((slices + upper) * sums);  // a level and the one above it, in turn
+  if (ctx.device == Device::cpu) return column_reduce_add_ref(out, rows, cols, fold);
+  const size_t slices = ceil_div(rows, column_slice), sums = K * cols;
+  float* level =
+      ctx.scratch(column_reduce_scratch(rows, cols, K) / sizeof(float));  // a level and the one above it, in turn
   float* next = level + slices * sums;
   const unsigned threads = 128;
   auto grid = [&](size_t slices, size_t columns) { return grid_of(slices * ceil_div(columns, threads)); };
-  launch(column_slices_kernel<K, Fold>, grid(slices, cols), threads, 0, stream, level, rows, cols, fold);
+  launch(column_slices_kernel<K, Fold>, grid(slices, cols), threads, 0, ctx, level, rows, cols, fold);
   for (size_t n = slices; n > 1; n = ceil_div(n, column_slice)) {
     using Add = OneSum<AddRows<float>>;
-    launch(column_slices_kernel<1, Add>, grid(ceil_div(n, column_slice), sums), threads, 0, stream, next, n, sums,
+    launch(column_slices_kernel<1, Add>, grid(ceil_div(n, column_slice), sums), threads, 0, ctx, next, n, sums,
            Add{{level, sums}});
     std::swap(level, next);
   }
-  launch(column_add_kernel<K>, grid(1, cols), threads, 0, stream, out, level, cols);
+  launch(column_add_kernel<K>, grid(1, cols), threads, 0, ctx, out, level, cols);
 }
 
 template <class Fold>
-void column_reduce_add(float* out, size_t rows, size_t cols, Fold fold, Stream& stream) {
-  column_reduce_add(std::array{out}, rows, cols, OneSum<Fold>{fold}, stream);
+void column_reduce_add(float* out, size_t rows, size_t cols, Fold fold, Context& ctx) {
+  column_reduce_add(std::array{out}, rows, cols, OneSum<Fold>{fold}, ctx);
 }
-
-// ---- launch shape of "one warp a row"
-
-constexpr unsigned warps_per_block = 8;
-
-// The row of this warp; the kernel returns when it is past the last.
-__device__ inline size_t warp_row() {
-  return (size_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-}
-
-inline dim3 rows_grid(size_t rows) {
-  return grid_of(ceil_div(rows, warps_per_block));
-}
-constexpr unsigned rows_block = 32 * warps_per_block;
 
 }  // namespace gated

@@ -1,6 +1,6 @@
 // race_shadow: the record of who touched which word when, and the __tsan_ functions that feed it; what it
 // finds and how it is built is in race_shadow.h. tests/test_planted_bugs.cpp
-#include "kernels/race_shadow.h"
+#include "core/race_shadow.h"
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -12,8 +12,8 @@
 #include <cstring>
 #include <map>
 
-#include "kernels/check.h"
-#include "kernels/simt.h"
+#include "core/check.h"
+#include "core/simt.h"
 
 extern "C" char __data_start, _end;  // from the linker: the program's static variables lie between
 

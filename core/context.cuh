@@ -1,0 +1,217 @@
+// context: what a run carries from operation to operation: its device and CUDA stream, scratch memory, the copies
+// between host and device, and the one spelling of a launch.
+//
+// A stream runs in order. So an operation may use scratch memory until it returns, and the next operation may have the
+// same memory; and a copy to the device is done before any kernel that is launched after it begins.
+// A training step allocates nothing: scratch and staging are reserved before the first one. It waits for the device
+// only where it reads a Readback. tests/test_device.cpp
+#pragma once
+#ifdef __CUDACC__
+#include <nvtx3/nvToolsExt.h>
+#endif
+#include "core/device.cuh"
+
+namespace gated {
+
+class Context {
+ public:
+  const Device device;
+  cudaStream_t stream = nullptr;
+
+  explicit Context(Device d) : device(d) {
+    require(d == Device::cpu || d == kernel_device, "this build runs kernels on %s, not on %s", name_of(kernel_device),
+            name_of(d));
+#ifdef __CUDACC__
+    if (d == Device::cuda) CUDA_CHECK(cudaStreamCreate(&stream));
+#endif
+  }
+  Context(const Context&) = delete;
+  ~Context() {
+#ifdef __CUDACC__
+    for (Staging& s : staging_)
+      if (s.memory) cudaFreeHost(s.memory), cudaEventDestroy(s.copied);
+    if (stream) cudaStreamDestroy(stream);
+#endif
+  }
+
+  // Memory for `bytes` of scratch, and no more from here on: a plan that was too small is an error, not an allocation.
+  void reserve_scratch(size_t bytes) {
+    synchronize();
+    scratch_ = Buffer<unsigned char>(device, bytes);
+    planned_ = true;
+  }
+  // n elements that an operation may use until it returns. Nothing is in them.
+  template <class T = float>
+  T* scratch(size_t n) {
+    const size_t bytes = n * sizeof(T);
+    most_scratch_ = bytes > most_scratch_ ? bytes : most_scratch_;
+    if (bytes > scratch_.size()) {
+      require(!planned_, "scratch: %zu bytes are wanted, but %zu were planned for the run: this is a bug", bytes,
+              scratch_.size());
+      synchronize();
+      scratch_ = Buffer<unsigned char>(device, bytes);
+    } else if (device == Device::emulated && bytes) {
+      memset(scratch_.data(), 0xFF, bytes);
+    }
+    return reinterpret_cast<T*>(scratch_.data());
+  }
+  size_t scratch_bytes() const {
+    return scratch_.size();
+  }
+  size_t most_scratch_used() const {
+    return most_scratch_;
+  }
+
+  // Copies n elements to the device, behind what was launched before. `from` may be overwritten when this returns.
+  // On a GPU the copy goes through pinned memory and does not wait, unless the last few copies are still under way.
+  template <class T>
+  void upload(T* to, const T* from, size_t n) {
+    const size_t bytes = n * sizeof(T);
+    if (bytes == 0) return;
+#ifdef __CUDACC__
+    if (device == Device::cuda) {
+      Staging& s = staging_[next_staging_++ % (sizeof staging_ / sizeof *staging_)];
+      if (s.memory) CUDA_CHECK(cudaEventSynchronize(s.copied));
+      if (bytes > s.bytes) {
+        if (s.memory) CUDA_CHECK(cudaFreeHost(s.memory));
+        if (!s.copied) CUDA_CHECK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
+        CUDA_CHECK(cudaMallocHost(&s.memory, bytes));
+        s.bytes = bytes;
+      }
+      memcpy(s.memory, from, bytes);
+      CUDA_CHECK(cudaMemcpyAsync(to, s.memory, bytes, cudaMemcpyHostToDevice, stream));
+      CUDA_CHECK(cudaEventRecord(s.copied, stream));
+      return;
+    }
+#endif
+    memcpy(to, from, bytes);
+  }
+
+  // Until everything that was launched is done.
+  void synchronize() {
+#ifdef __CUDACC__
+    if (stream) CUDA_CHECK(cudaStreamSynchronize(stream));
+#endif
+  }
+
+ private:
+  Buffer<unsigned char> scratch_;
+  size_t most_scratch_ = 0;
+  bool planned_ = false;
+#ifdef __CUDACC__
+  struct Staging {
+    void* memory = nullptr;
+    size_t bytes = 0;
+    cudaEvent_t copied = nullptr;
+  };
+  Staging staging_[8];
+  size_t next_staging_ = 0;
+#endif
+};
+
+// A few values on their way from the device to the host, while the host goes on.
+template <class T>
+class Readback {
+ public:
+  Readback(size_t n, Context& ctx) : ctx_(ctx), n_(n) {
+#ifdef __CUDACC__
+    if (ctx.device == Device::cuda) {
+      CUDA_CHECK(cudaMallocHost(&pinned_, n * sizeof(T)));
+      CUDA_CHECK(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming));
+      return;
+    }
+#endif
+    host_.resize(n);
+  }
+  Readback(const Readback&) = delete;
+  ~Readback() {
+#ifdef __CUDACC__
+    if (pinned_) cudaFreeHost(pinned_), cudaEventDestroy(arrived_);
+#endif
+  }
+
+  // Sends for the n values at `from`, as what was launched before leaves them.
+  void start(const T* from) {
+#ifdef __CUDACC__
+    if (ctx_.device == Device::cuda) {
+      CUDA_CHECK(cudaMemcpyAsync(pinned_, from, n_ * sizeof(T), cudaMemcpyDeviceToHost, ctx_.stream));
+      CUDA_CHECK(cudaEventRecord(arrived_, ctx_.stream));
+      return;
+    }
+#endif
+    memcpy(host_.data(), from, n_ * sizeof(T));
+  }
+  // Waits until they are here.
+  const T* wait() {
+#ifdef __CUDACC__
+    if (ctx_.device == Device::cuda) {
+      CUDA_CHECK(cudaEventSynchronize(arrived_));
+      return pinned_;
+    }
+#endif
+    return host_.data();
+  }
+
+ private:
+  Context& ctx_;
+  size_t n_;
+  std::vector<T> host_;
+#ifdef __CUDACC__
+  T* pinned_ = nullptr;
+  cudaEvent_t arrived_ = nullptr;
+#endif
+};
+
+template <class T>
+void set_zero(T* p, size_t n, Context& ctx) {
+#ifdef __CUDACC__
+  if (ctx.device == Device::cuda) {
+    CUDA_CHECK(cudaMemsetAsync(p, 0, n * sizeof(T), ctx.stream));
+    return;
+  }
+#endif
+  (void)ctx;
+  if (n) memset(static_cast<void*>(p), 0, n * sizeof(T));
+}
+
+// ---- launches
+
+// kernel<<<grid, block, shared_bytes, stream>>>(args...), checked, on whichever device this build's kernels
+// run. An empty grid is an operation over no elements: nothing to do.
+template <class... P, class... A>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Context& ctx, A... args) {
+  require(ctx.device == kernel_device, "launch: a kernel was sent to %s", name_of(ctx.device));
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+#ifdef __CUDACC__
+  constexpr size_t default_limit = 48 << 10;
+  if (shared_bytes > default_limit)
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)));
+  kernel<<<grid, block, shared_bytes, ctx.stream>>>(static_cast<P>(args)...);
+  CUDA_CHECK(cudaGetLastError());
+#else
+  simt::launch(kernel, grid, block, shared_bytes, static_cast<P>(args)...);
+#endif
+}
+
+// A one-dimensional grid of blocks, refused where it would not fit CUDA's 2^31 - 1.
+inline dim3 grid_of(size_t blocks) {
+  require(blocks <= 0x7fffffff, "launch: %zu blocks are more than a grid holds (2147483647)", blocks);
+  return dim3(unsigned(blocks));
+}
+
+// A named stretch of the timeline in Nsight Systems; nothing in builds without CUDA.
+struct Range {
+#ifdef __CUDACC__
+  explicit Range(const char* name) {
+    nvtxRangePushA(name);
+  }
+  ~Range() {
+    nvtxRangePop();
+  }
+#else
+  explicit Range(const char*) {}
+#endif
+  Range(const Range&) = delete;
+};
+
+}  // namespace gated

@@ -1,0 +1,15 @@
+// bias: the gradient of a bias. What it computes, and how: kernels/bias.cu
+#pragma once
+#include "core/context.cuh"
+
+namespace gated {
+
+// db (C) += column sum of dy (N,C).
+void bias_backward(float* db, const float* dy, size_t N, size_t C, Context& ctx);
+// Bytes of scratch that it takes.
+size_t bias_backward_scratch(size_t N, size_t C);
+
+template <class T>
+void bias_backward_ref(T* db, const T* dy, size_t N, size_t C);
+
+}  // namespace gated
