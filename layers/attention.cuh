@@ -13,7 +13,7 @@
 #include "kernels/attention.cuh"
 #include "kernels/attention_extra.cuh"
 #include "kernels/rmsnorm.cuh"
-#include "kernels/rope.cuh"
+#include "kernels/rope.h"
 #include "layers/gate.cuh"
 #include "layers/linear.cuh"
 #include "layers/pass.cuh"

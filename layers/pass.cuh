@@ -4,7 +4,7 @@
 #pragma once
 #include "core/philox.cuh"
 #include "kernels/residual.cuh"
-#include "kernels/rope.cuh"
+#include "kernels/rope.h"
 
 namespace gated {
 

@@ -17,7 +17,7 @@
 #include "kernels/linear_cross_entropy.cuh"
 #include "kernels/polynorm.cuh"
 #include "kernels/rmsnorm.cuh"
-#include "kernels/rope.cuh"
+#include "kernels/rope.h"
 #include "kernels/shared_gate.cuh"
 #include "kernels/static_gate.cuh"
 #include "layers/model.cuh"
@@ -354,8 +354,8 @@ TEST_CASE("fixtures: rope", "[fixtures]") {
     REQUIRE(relative_error(cos, Numbers(table_cos.begin(), table_cos.end())) <= 1e-7);
     REQUIRE(relative_error(sin, Numbers(table_sin.begin(), table_sin.end())) <= 1e-7);
     Numbers y(x.size()), dx(x.size());
-    rope_ref<false>(y.data(), x.data(), cos.data(), sin.data(), B, T, H, D, R);
-    rope_ref<true>(dx.data(), dy.data(), cos.data(), sin.data(), B, T, H, D, R);
+    rope_forward_ref(y.data(), x.data(), cos.data(), sin.data(), B, T, H, D, R);
+    rope_backward_ref(dx.data(), dy.data(), cos.data(), sin.data(), B, T, H, D, R);
     op.check(at + "y", y);
     op.check(at + "dx", dx);
   }

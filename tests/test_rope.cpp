@@ -1,6 +1,6 @@
-// rope: what a rotation promises, the reference against finite differences, the kernels against the
+// rope: what a rotation promises, the reference against finite differences, the CPU's code and the kernels against the
 // reference.
-#include "kernels/rope.cuh"
+#include "kernels/rope.h"
 
 #include "tests/harness.h"
 
@@ -57,9 +57,9 @@ TEST_CASE("rope: gradients against finite differences", "[gradcheck]") {
     const std::vector<double> cos(cos_f.begin(), cos_f.end()), sin(sin_f.begin(), sin_f.end());
     const auto x = random_values<double>(n, 1), dy = random_values<double>(n, 2);
     std::vector<double> y(n), dx(n);
-    rope_ref<true>(dx.data(), dy.data(), cos.data(), sin.data(), B, T, H, D, R);
+    rope_backward_ref(dx.data(), dy.data(), cos.data(), sin.data(), B, T, H, D, R);
     auto loss = [&](const std::vector<double>& x) {
-      rope_ref<false>(y.data(), x.data(), cos.data(), sin.data(), B, T, H, D, R);
+      rope_forward_ref(y.data(), x.data(), cos.data(), sin.data(), B, T, H, D, R);
       return dot(y, dy);
     };
     check_gradient("x", loss, x, dx);
@@ -91,12 +91,13 @@ TEST_CASE("rope: kernels equal the reference bit for bit", "[bitwise]") {
     auto x = random_values<float>(n, 1, 3.0f);
     const auto dy = random_values<float>(n, 2);
     x[0] = 100.0f, x[n - 1] = -100.0f, x[n / 2] = -0.0f, x[1] = 0.0f;
-    Context cpu(Device::cpu);
     const RopeTables tables = make_rope_tables(first_position + T, R, 1e4, Device::cpu);
+    const float *cos = &tables.cos.data()[first_position * (R / 2)],
+                *sin = &tables.sin.data()[first_position * (R / 2)];
     std::vector<float> y(n, NAN), dx(n, NAN), y_in_place = x;
-    rope_forward(y.data(), x.data(), tables, first_position, B, T, H, D, cpu);
-    rope_backward(dx.data(), dy.data(), tables, first_position, B, T, H, D, cpu);
-    rope_forward(y_in_place.data(), y_in_place.data(), tables, first_position, B, T, H, D, cpu);
+    rope_forward_ref(y.data(), x.data(), cos, sin, B, T, H, D, R);
+    rope_backward_ref(dx.data(), dy.data(), cos, sin, B, T, H, D, R);
+    rope_forward_ref(y_in_place.data(), y_in_place.data(), cos, sin, B, T, H, D, R);
     REQUIRE_BITWISE(y, y_in_place);
 
     on_every_device([&](Context& ctx) {

@@ -289,7 +289,7 @@ inline std::vector<Flag> list_flags(Config& c) {
                            {"all", AttentionBias::all, "layers/linear.cuh", "and of the output projection"}},
                           "biases of attention's projections");
   t.choice<Position>("--position", m.position,
-                     {{"rope", Position::rope, "kernels/rope.cuh", "queries and keys turn with their position"},
+                     {{"rope", Position::rope, "kernels/rope.cu", "queries and keys turn with their position"},
                       {"learned", Position::learned, "kernels/embedding.cuh", "an embedding for every position"},
                       {"none", Position::none, "layers/attention.cuh", "only the causal mask tells"}},
                      "how a token knows its place");

@@ -1,0 +1,162 @@
+// rope: rotary position embedding                                     (Su et al. 2021, arXiv 2104.09864)
+//   Attention alone does not know where a token stands. RoPE tells it by turning queries and keys: elements i and
+//   i + R/2 of a head are a point in the plane, and at position t it turns by the angle a = t * theta^(-2i/R):
+//     y1 = x1 cos a - x2 sin a
+//     y2 = x2 cos a + x1 sin a
+//   A dot product does not change when both vectors turn by the same angle. So <q,k> of a query at position t and
+//   a key at position u depends on t - u only. Point i = 0 turns by one radian a token, the last one slowly: early
+//   points tell near tokens apart, late ones far tokens.
+//   The halves of R elements pair up, as in Qwen3, not the even elements with the odd ones. R is D or less: the
+//   other elements of a head, y = x, know no position.
+//
+// backward: a point goes through a matrix, so its gradient goes through the transpose:
+//     (y1)   (cos a  -sin a) (x1)        (dx1)   ( cos a  sin a) (dy1)
+//     (y2) = (sin a   cos a) (x2)   =>   (dx2) = (-sin a  cos a) (dy2)
+//   which is the rotation by -a: the gradient turns back.
+// order: of the two products in a sum, the one with sin is rounded, the one with cos goes into the fused
+//   multiply-add. The tables are made on the host in double and rounded once, so they are the same on every machine.
+// shapes: x, y, dx, dy (B,T,H,D) f32; tables cos, sin (rows, R/2), R even | y, dx are written; y may be x, dx dy
+// --rope-theta, --rope-fraction | tests/test_rope.cpp
+#include "kernels/rope.h"
+
+#include "core/host_math.h"
+#include "core/math.cuh"
+#include "core/quad.cuh"
+
+namespace gated {
+
+RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device) {
+  require(R > 0 && R % 2 == 0, "rope: %zu elements of a head turn, expected an even number", R);
+  require(theta > 0, "rope: theta is %g, expected more than 0", theta);
+  const size_t half = R / 2;
+  std::vector<float> cos(rows * half), sin(rows * half);
+#pragma omp parallel for
+  for (size_t i = 0; i < half; i++) {
+    const double frequency = host_pow(theta, -2.0 * double(i) / double(R));
+    for (size_t t = 0; t < rows; t++) {
+      cos[t * half + i] = float(host_cos(double(t) * frequency));
+      sin[t * half + i] = float(host_sin(double(t) * frequency));
+    }
+  }
+  return {Buffer<float>(device, cos), Buffer<float>(device, sin), rows, half};
+}
+
+// ---- reference: fused(a, b, c) is a*b + c, rounded once
+
+template <class Real>
+void rope_forward_ref(Real* y, const Real* x, const Real* cos, const Real* sin, size_t B, size_t T, size_t H, size_t D,
+                      size_t R) {
+  const size_t half = R / 2;
+  for (size_t token = 0; token < B * T; token++)
+    for (size_t h = 0; h < H; h++) {
+      const Real *c = cos + token % T * half, *s = sin + token % T * half;
+      const Real* x_h = x + (token * H + h) * D;
+      Real* y_h = y + (token * H + h) * D;
+      for (size_t i = 0; i < half; i++) {
+        const Real x1 = x_h[i], x2 = x_h[half + i];
+        y_h[i] = fused(x1, c[i], -(x2 * s[i]));
+        y_h[half + i] = fused(x2, c[i], x1 * s[i]);
+      }
+      for (size_t d = R; d < D; d++) y_h[d] = x_h[d];
+    }
+}
+IN_FLOAT_AND_DOUBLE(rope_forward_ref);
+
+template <class Real>
+void rope_backward_ref(Real* dx, const Real* dy, const Real* cos, const Real* sin, size_t B, size_t T, size_t H,
+                       size_t D, size_t R) {
+  const size_t half = R / 2;
+  for (size_t token = 0; token < B * T; token++)
+    for (size_t h = 0; h < H; h++) {
+      const Real *c = cos + token % T * half, *s = sin + token % T * half;
+      const Real* dy_h = dy + (token * H + h) * D;
+      Real* dx_h = dx + (token * H + h) * D;
+      for (size_t i = 0; i < half; i++) {
+        const Real dy1 = dy_h[i], dy2 = dy_h[half + i];
+        dx_h[i] = fused(dy1, c[i], dy2 * s[i]);
+        dx_h[half + i] = fused(dy2, c[i], -(dy1 * s[i]));
+      }
+      for (size_t d = R; d < D; d++) dx_h[d] = dy_h[d];
+    }
+}
+IN_FLOAT_AND_DOUBLE(rope_backward_ref);
+
+// ---- kernel
+//
+// A thread owns four neighbouring points of one head, and so two quads of the row (a Quad is four neighbouring
+// floats, read and written with one 16-byte access where the row allows it):
+//
+//   head   0 . . . i i+1 i+2 i+3 . . . R/2 . . . i+R/2 .. i+R/2+3 . . . R . . . d .. d+3 . . . D
+//                  '-- first --'               '---- second ----'             '- copied -'
+//
+// It reads both before it writes either, and no other thread needs them: y may be x. A head has ceil(R/8) such threads
+// and, where it is longer than R and y is not x, `copies` threads that carry four other elements over. Every element
+// crosses the bus once in and once out; the H heads of a token read the same row of the tables, which stays in the
+// cache.
+
+constexpr unsigned rope_block = 256;
+
+__global__ void __launch_bounds__(rope_block)
+    rope_kernel(float* y, const float* x, const float* cos, const float* sin, size_t heads, size_t T, size_t H,
+                size_t D, size_t half, size_t copies, bool inverse, bool aligned) {
+  const size_t turns = ceil_div(half, 4), quads = turns + copies;
+  const size_t n = threadIdx.x + size_t(blockDim.x) * blockIdx.x, head = n / quads, quad = n % quads;
+  if (head >= heads) return;
+  x += head * D;
+  y += head * D;
+  // All threads of a launch take the same side: the choice costs next to nothing.
+  const auto load = [&](const float* row, size_t i, size_t size) {
+    return aligned ? load_quad<true>(row, i, size) : load_quad<false>(row, i, size);
+  };
+  const auto store = [&](float* row, size_t i, size_t size, const Quad& q) {
+    if (aligned)
+      store_quad<true>(row, i, size, q);
+    else
+      store_quad<false>(row, i, size, q);
+  };
+  if (quad >= turns) {
+    const size_t d = 2 * half + 4 * (quad - turns);
+    store(y, d, D, load(x, d, D));
+    return;
+  }
+  const size_t i = 4 * quad, t = head / H % T;
+  const Quad c = load(cos + t * half, i, half), s = load(sin + t * half, i, half);
+  Quad first = load(x, i, half), second = load(x + half, i, half);
+  for (int k = 0; k < 4; k++) {
+    const float x1 = first.v[k], x2 = second.v[k], turn = inverse ? -s.v[k] : s.v[k];
+    first.v[k] = fused(x1, c.v[k], -(x2 * turn));
+    second.v[k] = fused(x2, c.v[k], x1 * turn);
+  }
+  store(y, i, half, first);
+  store(y + half, i, half, second);
+}
+
+// ---- launchers
+
+static void rope(float* y, const float* x, const RopeTables& tables, size_t first_position, bool inverse, size_t B,
+                 size_t T, size_t H, size_t D, Context& ctx) {
+  const size_t half = tables.half;
+  require(D >= 2 * half, "rope: heads have %zu elements, the tables turn %zu", D, 2 * half);
+  require(first_position + T <= tables.rows, "rope: positions %zu to %zu, the tables end before %zu; make longer ones",
+          first_position, first_position + T, tables.rows);
+  const float *cos = tables.cos.data() + first_position * half, *sin = tables.sin.data() + first_position * half;
+  if (ctx.device == Device::cpu)
+    return (inverse ? rope_backward_cpu : rope_forward_cpu)(y, x, cos, sin, B, T, H, D, 2 * half);
+  // Heads, their second halves and the rows of the tables all begin on 16 bytes.
+  const bool aligned = half % 4 == 0 && D % 4 == 0;
+  const size_t heads = B * T * H, copies = y == x ? 0 : ceil_div(D - 2 * half, 4);
+  launch(rope_kernel, grid_of(ceil_div(heads * (ceil_div(half, 4) + copies), rope_block)), rope_block, 0, ctx, y, x,
+         cos, sin, heads, T, H, D, half, copies, inverse, aligned);
+}
+
+void rope_forward(float* y, const float* x, const RopeTables& tables, size_t first_position, size_t B, size_t T,
+                  size_t H, size_t D, Context& ctx) {
+  rope(y, x, tables, first_position, false, B, T, H, D, ctx);
+}
+
+void rope_backward(float* dx, const float* dy, const RopeTables& tables, size_t first_position, size_t B, size_t T,
+                   size_t H, size_t D, Context& ctx) {
+  rope(dx, dy, tables, first_position, true, B, T, H, D, ctx);
+}
+
+}  // namespace gated

@@ -1,0 +1,44 @@
+// rope_cpu: the rotation of kernels/rope.cu on all cores of a CPU.
+//
+// Threads take tokens, and the loop over a head's points runs in vector registers: x and y may be the same array, which
+// keeps a compiler from seeing that by itself. Elements do not meet, so the bits are those of the references. One loop
+// serves both directions: backward is the rotation by the opposite angle, and -(x * -s) is x * s.
+// tests/test_rope.cpp
+#include "core/math.cuh"
+#include "kernels/rope.h"
+
+namespace gated {
+
+template <bool inverse>
+static void rope_tokens(float* y, const float* x, const float* cos, const float* sin, size_t B, size_t T, size_t H,
+                        size_t D, size_t R) {
+  const size_t half = R / 2;
+#pragma omp parallel for
+  for (size_t token = 0; token < B * T; token++) {
+    const float *c = cos + token % T * half, *s = sin + token % T * half;
+    for (size_t head = token * H; head < (token + 1) * H; head++) {
+      const float* xh = x + head * D;
+      float* yh = y + head * D;
+#pragma omp simd
+      for (size_t i = 0; i < half; i++) {
+        const float x1 = xh[i], x2 = xh[half + i], turn = inverse ? -s[i] : s[i];
+        yh[i] = fused(x1, c[i], -(x2 * turn));
+        yh[half + i] = fused(x2, c[i], x1 * turn);
+      }
+      if (y != x)
+        for (size_t d = R; d < D; d++) yh[d] = xh[d];
+    }
+  }
+}
+
+void rope_forward_cpu(float* y, const float* x, const float* cos, const float* sin, size_t B, size_t T, size_t H,
+                      size_t D, size_t R) {
+  rope_tokens<false>(y, x, cos, sin, B, T, H, D, R);
+}
+
+void rope_backward_cpu(float* dx, const float* dy, const float* cos, const float* sin, size_t B, size_t T, size_t H,
+                       size_t D, size_t R) {
+  rope_tokens<true>(dx, dy, cos, sin, B, T, H, D, R);
+}
+
+}  // namespace gated
