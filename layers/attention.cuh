@@ -6,10 +6,10 @@
 //   --attn-score   softmax, or a sigmoid of each score alone                        kernels/attention.cuh
 //   --attn-sink    a learnable logit per head, or a learnable key and value         kernels/attention_extra.cuh
 //   --window       how far back a query sees                                        kernels/attention.cuh
-//   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cuh, activation.cuh
+//   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cuh, activation.cu
 // shapes: x, y (N,C), N = B*T; q, o (B,T,H,D); k, v (B,T,K,D) | tests/test_model.cpp
 #pragma once
-#include "kernels/activation.cuh"
+#include "kernels/activation.h"
 #include "kernels/attention.cuh"
 #include "kernels/attention_extra.cuh"
 #include "kernels/rmsnorm.cuh"

@@ -1,13 +1,13 @@
 // ffn: the feed-forward half of a block.                              (gated forms: Shazeer 2020, arXiv 2002.05202)
 //
-//   --ffn=swiglu|glu|geglu         y = W_down (act(W_gate x) * (W_up x)), act = SiLU, sigmoid, GELU   kernels/glu.cuh
-//   --ffn=gelu|relu2               y = W_down act(W_up x), act = GELU, max(x,0)^2              kernels/activation.cuh
+//   --ffn=swiglu|glu|geglu         y = W_down (act(W_gate x) * (W_up x)), act = SiLU, sigmoid, GELU   kernels/glu.cu
+//   --ffn=gelu|relu2               y = W_down act(W_up x), act = GELU, max(x,0)^2              kernels/activation.cu
 //   --ffn=polynorm                 y = W_down PolyNorm(W_up x)           (arXiv 2411.03884)      kernels/polynorm.cuh
 //   --gelu=tanh|erf                which GELU
 // shapes: x, y (N,C); W_gate, W_up (F,C); W_down (C,F) | tests/test_model.cpp
 #pragma once
-#include "kernels/activation.cuh"
-#include "kernels/glu.cuh"
+#include "kernels/activation.h"
+#include "kernels/glu.h"
 #include "kernels/polynorm.cuh"
 #include "layers/linear.cuh"
 

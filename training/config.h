@@ -215,10 +215,10 @@ inline std::vector<Flag> list_flags(Config& c) {
                            {"tensorwise", NormGateScore::tensorwise, "kernels/gate.cuh", "a score for every token"}},
                           "scores of GatedNorm's gate");
   t.choice<Activation>("--norm-gate-act", m.norm.gate.op.act,
-                       {{"sigmoid", Activation::sigmoid, "kernels/activation.cuh", "1 / (1 + e^-z)"},
-                        {"tanh", Activation::tanh, "kernels/activation.cuh", "tanh z"},
-                        {"silu", Activation::silu, "kernels/activation.cuh", "z sigmoid(z)"},
-                        {"identity", Activation::identity, "kernels/activation.cuh", "z"}},
+                       {{"sigmoid", Activation::sigmoid, "core/activation.cuh", "1 / (1 + e^-z)"},
+                        {"tanh", Activation::tanh, "core/activation.cuh", "tanh z"},
+                        {"silu", Activation::silu, "core/activation.cuh", "z sigmoid(z)"},
+                        {"identity", Activation::identity, "core/activation.cuh", "z"}},
                        "its activation");
   t.choice<bool>("--norm-gate-init", m.norm.gate.zero_init,
                  {{"normal", false, "layers/norm.cuh", "W_up starts as every matrix does"},
@@ -250,10 +250,10 @@ inline std::vector<Flag> list_flags(Config& c) {
                  "how a score is applied");
   t.choice<Activation>(
       "--gate-act", m.attention.gate.op.act,
-      {{"sigmoid", Activation::sigmoid, "kernels/activation.cuh", "1 / (1 + e^-z)"},
-       {"silu", Activation::silu, "kernels/activation.cuh", "z sigmoid(z)"},
-       {"ns-sigmoid", Activation::ns_sigmoid, "kernels/activation.cuh", "(1 + sigmoid z) / 2: never sparse"},
-       {"identity", Activation::identity, "kernels/activation.cuh", "z"}},
+      {{"sigmoid", Activation::sigmoid, "core/activation.cuh", "1 / (1 + e^-z)"},
+       {"silu", Activation::silu, "core/activation.cuh", "z sigmoid(z)"},
+       {"ns-sigmoid", Activation::ns_sigmoid, "core/activation.cuh", "(1 + sigmoid z) / 2: never sparse"},
+       {"identity", Activation::identity, "core/activation.cuh", "z"}},
       "the gate's activation");
   t.choice<GateInput>("--gate-input", m.attention.gate.input,
                       {{"hidden", GateInput::hidden, "layers/gate.cuh", "a projection of the hidden state"},
@@ -274,7 +274,7 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.choice<SdpaOut>("--sdpa-out", m.attention.sdpa_out,
                     {{"plain", SdpaOut::plain, "layers/attention.cuh", "as it is"},
                      {"groupnorm", SdpaOut::groupnorm, "kernels/rmsnorm.cuh", "RMSNorm of every head"},
-                     {"silu", SdpaOut::silu, "kernels/activation.cuh", "SiLU"}},
+                     {"silu", SdpaOut::silu, "kernels/activation.cu", "SiLU"}},
                     "output of attention, before its gate");
   t.number("--window", m.attention.window, size_t{0}, many, "tokens a query sees, itself included; 0: all before it");
   t.choice<WindowLayers>("--window-layers", m.window_layers,
@@ -298,16 +298,16 @@ inline std::vector<Flag> list_flags(Config& c) {
 
   t.begin(Flag::Kind::block);
   t.choice<FfnKind>("--ffn", m.ffn.kind,
-                    {{"swiglu", FfnKind::swiglu, "kernels/glu.cuh", "SiLU(gate) * up"},
-                     {"glu", FfnKind::glu, "kernels/glu.cuh", "sigmoid(gate) * up"},
-                     {"geglu", FfnKind::geglu, "kernels/glu.cuh", "GELU(gate) * up"},
-                     {"gelu", FfnKind::gelu, "kernels/activation.cuh", "GELU(up)"},
-                     {"relu2", FfnKind::relu2, "kernels/activation.cuh", "max(up, 0)^2"},
+                    {{"swiglu", FfnKind::swiglu, "kernels/glu.cu", "SiLU(gate) * up"},
+                     {"glu", FfnKind::glu, "kernels/glu.cu", "sigmoid(gate) * up"},
+                     {"geglu", FfnKind::geglu, "kernels/glu.cu", "GELU(gate) * up"},
+                     {"gelu", FfnKind::gelu, "kernels/activation.cu", "GELU(up)"},
+                     {"relu2", FfnKind::relu2, "kernels/activation.cu", "max(up, 0)^2"},
                      {"polynorm", FfnKind::polynorm, "kernels/polynorm.cuh", "normed powers of up, added"}},
                     "feed-forward network");
   t.choice<Activation>("--gelu", m.ffn.gelu,
-                       {{"tanh", Activation::gelu_tanh, "kernels/activation.cuh", "GPT-2's approximation"},
-                        {"erf", Activation::gelu_erf, "kernels/activation.cuh", "x times the normal distribution"}},
+                       {{"tanh", Activation::gelu_tanh, "core/activation.cuh", "GPT-2's approximation"},
+                        {"erf", Activation::gelu_erf, "core/activation.cuh", "x times the normal distribution"}},
                        "which GELU");
   t.on_off("--ffn-bias", m.ffn.bias, "layers/linear.cuh", "biases", "layers/linear.cuh", "none", "biases of the FFN");
   t.on_off("--tied", m.tied, "layers/model.cuh", "the embedding is the output matrix too", "layers/model.cuh",

@@ -1,0 +1,99 @@
+// activation: y = act(x), element by element: silu, gelu_tanh, gelu_erf, relu2
+//   Between the two matrix products of a feed-forward layer. Without it both would be one matrix product.
+// backward: x_i reaches the loss L through y_i alone, so the chain rule has one term:
+//     dx_i = dL/dx_i = dL/dy_i * dy_i/dx_i = dy_i * act'(x_i)
+//   A gradient is named d + what it is the gradient of: dx stands for dL/dx. The backward takes x and recomputes what it
+//   needs of the forward, because arithmetic is cheaper than a load.
+// act and act': core/activation.cuh, which derives them one by one. The first of them, say, with s = 1/(1 + e^-x):
+//     silu(x) = x*s        silu'(x) = s * (1 + x*(1-s))
+// shapes: every array (n) f32, written; y may be x, dx may be dy or x
+// --ffn=gelu|relu2, --gelu, --sdpa-out=silu | tests/test_activation.cpp
+//
+// This is the smallest operation of the project, and every other is laid out like it: the maths, a reference, the kernels,
+// the launchers. It is the one to read first.
+#include "kernels/activation.h"
+
+#include "core/launch_shape.cuh"
+#include "core/quad.cuh"
+
+namespace gated {
+
+// ---- reference
+//
+// The reference says what is computed, in loops as plain as possible. It is the oracle: what the CPU and the GPU train with
+// must give the bits of the reference in float. In double it is held to finite differences, which proves the backward.
+
+template <class T>
+void activation_forward_ref(T* y, const T* x, size_t n, Activation act) {
+  for (size_t i = 0; i < n; i++) y[i] = activation_value(act, x[i]);
+}
+
+template <class T>
+void activation_backward_ref(T* dx, const T* dy, const T* x, size_t n, Activation act) {
+  for (size_t i = 0; i < n; i++) dx[i] = dy[i] * activation_slope(act, x[i]);
+}
+
+// The header only declares these templates. The two lines compile them here, for float and double.
+IN_FLOAT_AND_DOUBLE(activation_forward_ref);
+IN_FLOAT_AND_DOUBLE(activation_backward_ref);
+
+// ---- kernels
+//
+// Elements do not meet, so a thread takes a few of its own and asks nobody. It takes four neighbours, a Quad: one load
+// instruction moves 16 bytes, the most a thread can ask for at once, and the 32 threads of a warp together move 512 bytes
+// that lie side by side:
+//
+//   thread    0           1           2                 31
+//   element   0 1 2 3     4 5 6 7     8 9 10 11   ...   124 125 126 127
+//
+// The time of such a kernel is that of its memory: the forward moves 8 bytes an element, the backward 12. The arithmetic
+// hides behind the loads of other warps.
+//
+// A block is elementwise_block = 256 threads. elementwise_index() is the first element of this thread. Threads past the end
+// do nothing. load_quad() takes the 16 bytes at once if n is a multiple of 4; otherwise it takes four single floats, with 0
+// for those past the end, which store_quad() does not write.
+
+__global__ void __launch_bounds__(elementwise_block)
+    activation_forward_kernel(float* y, const float* x, size_t n, Activation act) {
+  const size_t i = elementwise_index();
+  if (i >= n) return;
+  Quad q = load_quad(x, i, n);
+  for (int k = 0; k < 4; k++) q.v[k] = activation_value(act, q.v[k]);
+  store_quad(y, i, n, q);
+}
+
+// Both loads come before the store, so dx may be dy or x.
+__global__ void __launch_bounds__(elementwise_block)
+    activation_backward_kernel(float* dx, const float* dy, const float* x, size_t n, Activation act) {
+  const size_t i = elementwise_index();
+  if (i >= n) return;
+  Quad q = load_quad(dy, i, n);
+  const Quad xq = load_quad(x, i, n);
+  for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * activation_slope(act, xq.v[k]);
+  store_quad(dx, i, n, q);
+}
+
+// ---- launchers
+//
+// What layers call. A Context carries what a launch needs: the device to run on, the CUDA stream, scratch memory. On the
+// CPU, loops with OpenMP run instead (kernels/activation_cpu.cpp). Without nvcc, launch() runs the kernels above on an
+// emulated GPU.
+
+static void require_plain_activation(const char* operation, Activation act) {
+  require_activation(operation, act,
+                     {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf, Activation::relu2});
+}
+
+void activation_forward(float* y, const float* x, size_t n, Activation act, Context& ctx) {
+  require_plain_activation("activation_forward", act);
+  if (ctx.device == Device::cpu) return activation_forward_cpu(y, x, n, act);
+  launch(activation_forward_kernel, elementwise_grid(n), elementwise_block, 0, ctx, y, x, n, act);
+}
+
+void activation_backward(float* dx, const float* dy, const float* x, size_t n, Activation act, Context& ctx) {
+  require_plain_activation("activation_backward", act);
+  if (ctx.device == Device::cpu) return activation_backward_cpu(dx, dy, x, n, act);
+  launch(activation_backward_kernel, elementwise_grid(n), elementwise_block, 0, ctx, dx, dy, x, n, act);
+}
+
+}  // namespace gated

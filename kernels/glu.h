@@ -1,0 +1,27 @@
+// glu: y = act(g)*u, element by element. What it computes, and how: kernels/glu.cu
+#pragma once
+#include "core/activation.cuh"
+#include "core/context.cuh"
+
+namespace gated {
+
+// act: sigmoid (GLU), silu (SwiGLU), gelu_tanh or gelu_erf (GEGLU); another is refused.
+
+// y (n) = act(g (n)) * u (n). y may be g or u.
+void glu_forward(float* y, const float* g, const float* u, size_t n, Activation act, Context& ctx);
+// dg (n) = dy (n) * u (n) * act'(g (n)), du (n) = dy * act(g). dg may be g and du may be u: a layer that needs neither
+// input afterwards keeps no memory for the gradients.
+void glu_backward(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n, Activation act,
+                  Context& ctx);
+
+// The references take every activation.
+template <class T>
+void glu_forward_ref(T* y, const T* g, const T* u, size_t n, Activation act);
+template <class T>
+void glu_backward_ref(T* dg, T* du, const T* dy, const T* g, const T* u, size_t n, Activation act);
+
+// Their twins for training on the CPU: kernels/glu_cpu.cpp
+void glu_forward_cpu(float* y, const float* g, const float* u, size_t n, Activation act);
+void glu_backward_cpu(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n, Activation act);
+
+}  // namespace gated
