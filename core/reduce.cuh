@@ -1,7 +1,7 @@
-// reduce: the canonical orders of a sum over a row and of a sum down a column.
+// reduce: the canonical orders of a sum over a row, of a sum down a column, and of a sum over a whole buffer.
 //
 // Floating-point addition is not associative: the order of a sum decides its last bits. Each order stands here
-// once, for the reference and for the kernel. Both orders are cheap on a CPU (independent chains fill vector
+// once, for the reference and for the kernel. The orders are cheap on a CPU (independent chains fill vector
 // registers) and on a GPU (independent chains fill a warp).
 //
 // row     element i joins chain i mod 128, every chain starts at +0 and ascends; the 128 chains then combine:
@@ -9,8 +9,9 @@
 //         and 1 apart. On a GPU that is one warp with float4 loads, on a CPU eight AVX-512 registers.
 // column  rows in slices of 128, one ascending chain from +0 a slice; the slice sums are reduced the same way
 //         until one is left (up to 16384 rows: added in ascending order).
+// buffer  chunks of 16384 elements, each summed as a row; the sums of the chunks are one more row.
 //
-// RowSum and ColumnSum are the plain statement of both orders, for the references of the operations. The functions
+// RowSum, ColumnSum and BufferSum are the plain statement of these orders, for the references of the operations. The functions
 // behind them give the same bits faster; they take a "fold", which puts one element into its chain:
 // acc -> fmaf(a, b, acc) for a dot product, acc + v for a sum.
 // tests/test_reduce.cpp
@@ -25,6 +26,7 @@ namespace gated {
 
 constexpr size_t row_chains = 128;
 constexpr size_t column_slice = 128;
+constexpr size_t buffer_chunk = 16384;
 
 // ---- the plain statement
 
@@ -88,6 +90,34 @@ class ColumnSum {
   std::vector<T> slices_;  // of the slices that are full
   T slice_ = 0;
   size_t rows_ = 0;
+};
+
+// Adds the elements of a buffer, in ascending order of their index, in chunks of 16384.
+template <class T>
+class BufferSum {
+ public:
+  void add(T v) {
+    chunk_.add(v);
+    next();
+  }
+  void fma(T a, T b) {
+    chunk_.fma(a, b);
+    next();
+  }
+  T total() const {
+    RowSum<T> chunks = chunks_;
+    if (n_ % buffer_chunk != 0) chunks.add(chunk_.total());
+    return chunks.total();
+  }
+
+ private:
+  void next() {
+    if (++n_ % buffer_chunk != 0) return;
+    chunks_.add(chunk_.total());
+    chunk_ = RowSum<T>();
+  }
+  RowSum<T> chunk_, chunks_;  // of the elements since the last full chunk; of the chunks that are full
+  size_t n_ = 0;
 };
 
 // ---- row: reference

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/embedding.cuh"
-#include "kernels/gradient.cuh"
+#include "kernels/mean.h"
 #include "kernels/linear_cross_entropy.cuh"
 #include "layers/model_config.cuh"
 

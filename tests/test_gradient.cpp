@@ -1,35 +1,34 @@
-// gradient: sums over a whole buffer against a literal evaluation of their order, the kernels against the
-// reference. Rows are taken from row_reduce_ref, which tests/test_reduce.cpp holds to its own description.
-#include "kernels/gradient.cuh"
+// gradient: the norm against a literal evaluation of its order, what the program runs against the reference.
+#include "kernels/gradient.h"
 
+#include "core/reduce.cuh"
 #include "tests/harness.h"
 
 using namespace gated;
 
 namespace {
 
-// The order as gradient.cuh describes it: the row sums of chunks of 16384, then the row sum of those.
-template <class Term>
-float literal_buffer_sum(size_t n, Term term) {
+// The order of core/reduce.cuh, in its words: the row sums of chunks of 16384, then the row sum of those. Rows are taken
+// from row_reduce_ref, which tests/test_reduce.cpp holds to its own description.
+float literal_norm(const std::vector<float>& g) {
   std::vector<float> sums;
-  for (size_t begin = 0; begin < n; begin += 16384)
-    sums.push_back(row_reduce_ref<float>(std::min<size_t>(16384, n - begin),
-                                         [&](float acc, size_t i) { return term(acc, begin + i); }));
-  return row_reduce_ref<float>(sums.size(), [&](float acc, size_t i) { return acc + sums[i]; });
+  for (size_t begin = 0; begin < g.size(); begin += 16384)
+    sums.push_back(row_reduce_ref<float>(std::min<size_t>(16384, g.size() - begin), [&](float acc, size_t i) {
+      return std::fma(g[begin + i], g[begin + i], acc);
+    }));
+  return std::sqrt(row_reduce_ref<float>(sums.size(), [&](float acc, size_t i) { return acc + sums[i]; }));
 }
 
-// One value a buffer of n: computed by the reference, and on every schedule.
-template <class Operation>
-void check_scalar(float expected, const std::vector<float>& x, Operation operation, Nan nan = Nan::refused) {
+void check_norm(float expected, const std::vector<float>& g, Nan nan = Nan::refused) {
   const std::vector<float> value = {expected};
-  std::vector<float> out = {NAN};
-  Context cpu(Device::cpu);
-  operation(out.data(), x.data(), x.size(), cpu);
-  REQUIRE(bitwise_difference(value, out, nan) == "");
+  std::vector<float> norm = {NAN};
+  gradient_norm_ref(norm.data(), g.data(), g.size());
+  REQUIRE(bitwise_difference(value, norm, nan) == "");
   on_every_device([&](Context& ctx) {
-    Guarded gx(ctx, x), gout(ctx, 1);
-    operation(gout, gx, x.size(), ctx);
-    REQUIRE(bitwise_difference(value, gout.download(), nan) == "");
+    Guarded gg(ctx, g), gnorm(ctx, 1);
+    gradient_norm(gnorm, gg, g.size(), ctx);
+    REQUIRE(bitwise_difference(value, gnorm.download(), nan) == "");
+    REQUIRE(ctx.most_scratch_used() == gradient_norm_scratch(g.size()));
   });
 }
 
@@ -49,64 +48,47 @@ TEST_CASE("gradient_norm: its order and its kernels, bit for bit", "[bitwise]") 
   for (size_t n : sizes) {
     INFO("n " << n);
     const auto g = uneven_values(n);
-    const float squares = literal_buffer_sum(n, [&](float acc, size_t i) { return std::fma(g[i], g[i], acc); });
-    check_scalar(std::sqrt(squares), g, gradient_norm);
+    const float norm = literal_norm(g);
+    check_norm(norm, g);
     double sum = 0;
     for (float v : g) sum += double(v) * v;
-    REQUIRE(std::sqrt(squares) == Approx(std::sqrt(sum)).epsilon(1e-6));
+    REQUIRE(norm == Approx(std::sqrt(sum)).epsilon(1e-6));
   }
 }
 
-TEST_CASE("mean: its order and its kernels, bit for bit", "[bitwise]") {
-  for (size_t n : sizes) {
-    INFO("n " << n);
-    const auto x = uneven_values(n);
-    const float expected = literal_buffer_sum(n, [&](float acc, size_t i) { return acc + x[i]; }) / float(n);
-    check_scalar(expected, x, mean);
-    double sum = 0;
-    for (float v : x) sum += v;
-    REQUIRE(expected == Approx(sum / n).epsilon(1e-6));
-  }
-}
-
-TEST_CASE("gradient: the chunks show in the bits of a sum") {
-  const size_t n = 16384 * 130 + 5;
-  const auto x = random_values<float>(n, n);
-  auto add = [&](float acc, size_t i) { return acc + x[i]; };
-  REQUIRE(literal_buffer_sum(n, add) != row_reduce_ref<float>(n, add));
-  REQUIRE(literal_buffer_sum(16384, add) == row_reduce_ref<float>(16384, add));
+TEST_CASE("gradient_norm: the chunks show in its bits") {
+  auto as_a_row = [](const std::vector<float>& g) {
+    return std::sqrt(row_reduce_ref<float>(g.size(), [&](float acc, size_t i) { return std::fma(g[i], g[i], acc); }));
+  };
+  const auto many = random_values<float>(16384 * 130 + 5, 1), one = random_values<float>(16384, 1);
+  REQUIRE(literal_norm(many) != as_a_row(many));
+  REQUIRE(literal_norm(one) == as_a_row(one));
 }
 
 TEST_CASE("gradient_norm: what is not finite, zero and nothing") {
   auto g = random_values<float>(20000, 1);
   g[17001] = INFINITY;
-  check_scalar(INFINITY, g, gradient_norm);
+  check_norm(INFINITY, g);
   g[3] = NAN;
-  check_scalar(NAN, g, gradient_norm, Nan::expected);
-  check_scalar(INFINITY, std::vector<float>(130, 1e30f), gradient_norm);
-  check_scalar(0.0f, std::vector<float>(130, -0.0f), gradient_norm);
-  check_scalar(0.0f, {}, gradient_norm);
+  check_norm(NAN, g, Nan::expected);
+  check_norm(INFINITY, std::vector<float>(130, 1e30f));
+  check_norm(0.0f, std::vector<float>(130, -0.0f));
+  check_norm(0.0f, {});
 }
 
-TEST_CASE("mean: over nothing is refused") {
-  Context cpu(Device::cpu);
-  float out, x = 1;
-  REQUIRE_THROWS_AS(mean(&out, &x, 0, cpu), Error);
-}
-
-TEST_CASE("accumulate_gradient: kernel equals the reference bit for bit", "[bitwise]") {
+TEST_CASE("accumulate_gradient: what the program runs equals the reference bit for bit", "[bitwise]") {
   for (size_t n : {0, 1, 2, 3, 4, 5, 1023, 1024, 1025, 4098}) {
     INFO("n " << n);
     const auto start = random_values<float>(n, 1), g = random_values<float>(n, 2);
     std::vector<float> expected = start, total = start;
     for (size_t i = 0; i < n; i++) expected[i] = start[i] + g[i];
-    Context cpu(Device::cpu);
-    accumulate_gradient(total.data(), g.data(), n, cpu);
+    accumulate_gradient_ref(total.data(), g.data(), n);
     REQUIRE_BITWISE(expected, total);
     on_every_device([&](Context& ctx) {
       Guarded gtotal(ctx, start), gg(ctx, g);
       accumulate_gradient(gtotal, gg, n, ctx);
       REQUIRE_BITWISE(expected, gtotal.download());
+      REQUIRE(ctx.most_scratch_used() == 0);
     });
   }
 }

@@ -5,7 +5,7 @@
 // tests/test_trainer.cpp
 #pragma once
 #include "kernels/adamw.cuh"
-#include "kernels/gradient.cuh"
+#include "kernels/gradient.h"
 #include "layers/parameters.cuh"
 
 namespace gated {

@@ -1,0 +1,68 @@
+// mean: out = (sum over i of x_i) / n, the loss of a batch from the losses of its tokens
+// backward: every token's loss has the weight 1/n, which the loss's own backward takes as a factor
+//   (kernels/linear_cross_entropy.cu); nothing is left to do here
+// order: a buffer (core/reduce.cuh): every 16384 elements are a chunk, summed as a row; the sums of the chunks are one more
+//   row
+// shapes: x (n) f32, n > 0; out one f32 on the device, written
+// tests/test_mean.cpp
+#include "kernels/mean.h"
+
+#include "core/launch_shape.cuh"
+#include "core/reduce.cuh"
+
+namespace gated {
+
+// ---- reference (a batch has few losses: it serves training on the CPU, too)
+
+template <class T>
+void mean_ref(T* out, const T* x, size_t n) {
+  BufferSum<T> sum;
+  for (size_t i = 0; i < n; i++) sum.add(x[i]);
+  *out = sum.total() / T(n);
+}
+IN_FLOAT_AND_DOUBLE(mean_ref);
+
+// ---- kernels
+
+// The part of a warp in a row of n: lane l takes elements 4l to 4l+3 (a Quad, one load of 16 bytes where n is a multiple of
+// 4) of every 128, so it holds four of the row's 128 chains. Past the end a Quad is 0, which adds nothing. Every lane
+// returns the sum.
+__device__ static float mean_row_sum(const float* row, size_t n) {
+  float chain[4] = {};
+  for (size_t i = 4 * (threadIdx.x % 32); i < n; i += row_chains) {
+    const Quad q = load_quad(row, i, n);
+    for (int k = 0; k < 4; k++) chain[k] = chain[k] + q.v[k];
+  }
+  return warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
+}
+
+// sums[chunk] = sum of one chunk. A warp owns a chunk; every element is read once.
+__global__ void __launch_bounds__(rows_block) mean_chunks_kernel(float* sums, const float* x, size_t n) {
+  const size_t chunk = warp_row(), begin = chunk * buffer_chunk;
+  if (begin >= n) return;
+  const float sum = mean_row_sum(x + begin, n - begin < buffer_chunk ? n - begin : buffer_chunk);
+  if (threadIdx.x % 32 == 0) sums[chunk] = sum;
+}
+
+// One warp.
+__global__ void mean_kernel(float* out, const float* sums, size_t chunks, size_t n) {
+  const float sum = mean_row_sum(sums, chunks);
+  if (threadIdx.x == 0) *out = sum / float(n);
+}
+
+// ---- launchers
+
+size_t mean_scratch(size_t n) {
+  return ceil_div(n, buffer_chunk) * sizeof(float);
+}
+
+void mean(float* out, const float* x, size_t n, Context& ctx) {
+  require(n > 0, "mean: a mean over no elements");
+  if (ctx.device == Device::cpu) return mean_ref(out, x, n);
+  const size_t chunks = ceil_div(n, buffer_chunk);
+  float* sums = ctx.scratch(chunks);
+  launch(mean_chunks_kernel, rows_grid(chunks), rows_block, 0, ctx, sums, x, n);
+  launch(mean_kernel, 1, 32, 0, ctx, out, sums, chunks, n);
+}
+
+}  // namespace gated

@@ -1,0 +1,53 @@
+// mean: against a literal evaluation of its order, what the program runs against the reference.
+#include "kernels/mean.h"
+
+#include "core/reduce.cuh"
+#include "tests/harness.h"
+
+using namespace gated;
+
+TEST_CASE("mean: its order and its kernels, bit for bit", "[bitwise]") {
+  // The last has more than 128 chunks, so that chunk sums share chains.
+  for (size_t n : {1, 3, 128, 129, 1030, 16383, 16384, 16385, 16388, 50001, 16384 * 130 + 5}) {
+    INFO("n " << n);
+    auto x = random_values<float>(n, n, 2.0f);  // chunks of unlike sums, so that the order of adding those shows
+    for (size_t i = 0; i < n; i++) x[i] = (x[i] + 2.0f) * (1.0f + 1.7f * float(i / 16384 % 7));
+    std::vector<float> sums;
+    for (size_t begin = 0; begin < n; begin += 16384)
+      sums.push_back(row_reduce_ref<float>(std::min<size_t>(16384, n - begin),
+                                           [&](float acc, size_t i) { return acc + x[begin + i]; }));
+    const std::vector<float> expected = {
+        row_reduce_ref<float>(sums.size(), [&](float acc, size_t i) { return acc + sums[i]; }) / float(n)};
+    std::vector<float> out = {NAN};
+    mean_ref(out.data(), x.data(), n);
+    REQUIRE_BITWISE(expected, out);
+    on_every_device([&](Context& ctx) {
+      Guarded gx(ctx, x), gout(ctx, 1);
+      mean(gout, gx, n, ctx);
+      REQUIRE_BITWISE(expected, gout.download());
+      if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == mean_scratch(n));
+    });
+    double sum = 0;
+    for (float v : x) sum += v;
+    REQUIRE(expected[0] == Approx(sum / double(n)).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("mean: one element that is not finite shows") {
+  const auto finite = random_values<float>(20000, 1);
+  for (float bad : {float(NAN), float(INFINITY)}) {
+    auto x = finite;
+    x[17001] = bad;
+    on_every_device([&](Context& ctx) {
+      Guarded gx(ctx, x), gout(ctx, 1);
+      mean(gout, gx, x.size(), ctx);
+      REQUIRE(bitwise_difference({bad}, gout.download(), Nan::expected) == "");
+    });
+  }
+}
+
+TEST_CASE("mean: over nothing is refused") {
+  Context cpu(Device::cpu);
+  float x = 1;
+  REQUIRE_THROWS_AS(mean(&x, &x, 0, cpu), Error);
+}
