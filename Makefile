@@ -43,14 +43,14 @@ LIBS := -lboost_context -lpthread
 # Three floors over core/: operations; layers and the data; the run. A file is compiled once for each build, and
 # every program and test of that build links it from one of two archives.
 KERNELS := $(wildcard kernels/*.cu kernels/*.cpp)
-PROGRAM := $(wildcard layers/*.cu dataloader/*.cpp training/*.cu training/*.cpp)
+PROGRAM := train_gpt.cu $(filter-out training/main.cu,$(wildcard layers/*.cu dataloader/*.cpp training/*.cu training/*.cpp))
 objects = $(addsuffix .o,$(addprefix $(BUILD)/$(1)/,$(basename $(2))))
 
-train: $(BUILD)/release/train_gpt.o $(BUILD)/release/program.a $(BUILD)/release/kernels.a $(if $(NVCC),$(BUILD)/cuda/train_gpt.o $(BUILD)/cuda/program.a $(BUILD)/cuda/kernels.a)  ## the trainer: ./train --help
+train: $(BUILD)/release/training/main.o $(BUILD)/release/program.a $(BUILD)/release/kernels.a $(if $(NVCC),$(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o)  ## the trainer: ./train --help
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CUDA_LIBS)
 
 # Without nvcc the trainer must not refer to the half that nvcc would have built.
-$(BUILD)/release/train_gpt.o: FLAGS_HERE := $(if $(NVCC),-DWITH_CUDA)
+$(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(NVCC),-DWITH_CUDA)
 
 # ---- builds of one source: release, asan (AddressSanitizer + UBSan), race (the race
 # shadow), debug (for gdb), and narrower CPUs
@@ -103,14 +103,11 @@ $(BUILD)/race/core/%.o: core/%.cpp
 
 # nvcc compiles a floor at a time: most of its time for a file goes into CUDA's headers.
 $(BUILD)/cuda/kernels.cu: $(KERNELS)
-$(BUILD)/cuda/program.cu: $(PROGRAM)
+$(BUILD)/cuda/program.cu: $(PROGRAM) training/main.cu
 $(BUILD)/cuda/%.cu:
 	@mkdir -p $(@D)
 	printf '#include "%s"\n' $^ >$@
 $(BUILD)/cuda/%.o: $(BUILD)/cuda/%.cu
-	$(NVCC) $(NVCCFLAGS) -c -o $@ $<
-$(BUILD)/cuda/train_gpt.o: train_gpt.cu
-	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -c -o $@ $<
 $(BUILD)/cuda/%.a: $(BUILD)/cuda/%.o
 	@rm -f $@

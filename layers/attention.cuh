@@ -16,31 +16,11 @@
 #include "kernels/rope.h"
 #include "layers/gate.cuh"
 #include "layers/linear.cuh"
-#include "layers/pass.cuh"
+#include "layers/mixer.h"
 
 namespace gated {
 
-enum class GatePosition { none, g1, g2, g3, g4, g5 };
-enum class AttentionSink { none, learned, kv_bias };
-enum class SdpaOut { plain, groupnorm, silu };
-enum class AttentionBias { none, qkv, all };
-
-struct AttentionConfig {
-  size_t H = 4, K = 2, D = 32;  // query heads, key/value heads, head dimension
-  GatePosition gate_at = GatePosition::none;
-  GateConfig gate;
-  AttentionScore score = AttentionScore::softmax;
-  float score_bias = 0;  // of sigmoid attention
-  AttentionSink sink = AttentionSink::none;
-  size_t window = 0;
-  SdpaOut sdpa_out = SdpaOut::plain;
-  bool rope = true, qk_norm = true, zero_centred = false;
-  AttentionBias bias = AttentionBias::none;
-  float eps = 1e-6f;  // of QK-norm and groupnorm
-  Init out_init = Init::normal();
-};
-
-class Attention {
+class Attention final : public Mixer {
  public:
   Attention(const AttentionConfig& config, size_t C)
       : c(config),
@@ -51,8 +31,7 @@ class Attention {
         wo_(c.H * c.D, C, c.bias == AttentionBias::all, c.out_init),
         gate_(make_gate(config, C)) {}
 
-  template <class Visit>
-  void parameters(Visit&& visit) {
+  void parameters(const ParameterVisitor& visit) override {
     const Init one = Init::constant(c.zero_centred ? 0 : 1);
     const Decay decay = c.zero_centred ? Decay::yes : Decay::no;
     wq_.parameters(visit, "q_proj");
@@ -61,18 +40,17 @@ class Attention {
     if (c.gate_at != GatePosition::none) gate_.parameters(visit);
     wo_.parameters(visit, "o_proj");
     if (c.qk_norm) {
-      visit(q_norm_, "q_norm.weight", {c.D}, one, decay);
-      visit(k_norm_, "k_norm.weight", {c.D}, one, decay);
+      visit(q_norm_, "q_norm.weight", {c.D}, one, decay, Use::scale);
+      visit(k_norm_, "k_norm.weight", {c.D}, one, decay, Use::scale);
     }
-    if (c.sink == AttentionSink::learned) visit(sink_, "sinks", {c.H}, Init::normal(), Decay::no);
+    if (c.sink == AttentionSink::learned) visit(sink_, "sinks", {c.H}, Init::normal(), Decay::no, Use::scale);
     if (c.sink == AttentionSink::kv_bias) {
-      visit(key_bias_, "kv_bias.key", {c.H, c.D}, Init::normal(), Decay::no);
-      visit(value_bias_, "kv_bias.value", {c.H, c.D}, Init::normal(), Decay::no);
+      visit(key_bias_, "kv_bias.key", {c.H, c.D}, Init::normal(), Decay::no, Use::scale);
+      visit(value_bias_, "kv_bias.value", {c.H, c.D}, Init::normal(), Decay::no, Use::scale);
     }
-    if (c.sdpa_out == SdpaOut::groupnorm) visit(out_norm_, "out_norm.weight", {c.D}, one, decay);
+    if (c.sdpa_out == SdpaOut::groupnorm) visit(out_norm_, "out_norm.weight", {c.D}, one, decay, Use::scale);
   }
-  template <class Visit>
-  void activations(Visit&& visit, size_t N) {
+  void activations(const TensorVisitor& visit, size_t N) override {
     visit(q_, "q", {N, c.H, c.D});
     visit(k_, "k", {N, c.K, c.D});
     visit(v_, "v", {N, c.K, c.D});
@@ -92,8 +70,7 @@ class Attention {
     if (c.gate_at != GatePosition::none) gate_.activations(visit, N);
     visit(y_, "output", {N, C_});
   }
-  template <class Visit>
-  void temporaries(Visit&& visit, size_t N) {
+  void temporaries(const TensorVisitor& visit, size_t N) override {
     visit(do_, "d attention", {N, c.H, c.D});
     visit(dq_, "d q", {N, c.H, c.D});
     visit(dk_, "d k", {N, c.K, c.D});
@@ -105,8 +82,16 @@ class Attention {
     if (c.gate_at != GatePosition::none) gate_.temporaries(visit, N);
   }
 
+  std::string name() const override { return "self_attn"; }
+  // Scores and weighted values: 2 D FLOPs each for a pair of a query head and a key that it sees, and twice that in the
+  // backward. A query sees half of T tokens on average, or a window.
+  double pair_flops(size_t T) const override {
+    const double W = c.window && c.window < T ? double(c.window) : double(T);
+    return 12.0 * double(c.H * c.D) * (W - W * W / (2.0 * double(T)));
+  }
+
   // Returns y. x must stay until backward.
-  const float* forward(const float* x, const Pass& pass) {
+  const float* forward(const float* x, const Pass& pass) override {
     Range range("attention");
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
@@ -135,7 +120,7 @@ class Attention {
   }
 
   // dx is written, or accumulated to: dy is read before that, so that dx may be dy.
-  void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) {
+  void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) override {
     Range range("attention backward");
     const size_t N = pass.N();
     Context& ctx = pass.ctx;

@@ -10,52 +10,44 @@
 #include "kernels/glu.h"
 #include "kernels/polynorm.cuh"
 #include "layers/linear.cuh"
+#include "layers/mixer.h"
 
 namespace gated {
 
-enum class FfnKind { swiglu, glu, geglu, gelu, relu2, polynorm };
-
-struct FfnConfig {
-  size_t F = 384;  // hidden width
-  FfnKind kind = FfnKind::swiglu;
-  Activation gelu = Activation::gelu_tanh;
-  bool bias = false;
-  Init out_init = Init::normal();
-};
-
-class Ffn {
+class Ffn final : public Mixer {
  public:
   Ffn(const FfnConfig& config, size_t C)
       : c(config), C_(C), gate_(C, c.F, c.bias), up_(C, c.F, c.bias), down_(c.F, C, c.bias, c.out_init) {}
 
-  template <class Visit>
-  void parameters(Visit&& visit) {
+  void parameters(const ParameterVisitor& visit) override {
     if (has_gate()) gate_.parameters(visit, "gate_proj");
     up_.parameters(visit, "up_proj");
     down_.parameters(visit, "down_proj");
     if (c.kind != FfnKind::polynorm) return;
-    visit(poly_, "poly.weight", {3}, Init::constant(1.0 / 3), Decay::no);
-    visit(poly_bias_, "poly.bias", {1}, Init::constant(0), Decay::no);
+    visit(poly_, "poly.weight", {3}, Init::constant(1.0 / 3), Decay::no, Use::scale);
+    visit(poly_bias_, "poly.bias", {1}, Init::constant(0), Decay::no, Use::scale);
   }
-  template <class Visit>
-  void activations(Visit&& visit, size_t N) {
+  void activations(const TensorVisitor& visit, size_t N) override {
     if (has_gate()) visit(g_, "gate", {N, c.F});
     visit(u_, "up", {N, c.F});
     if (c.kind == FfnKind::polynorm) visit(r_, "1/norms", {N, 3});
     visit(a_, "activation", {N, c.F});
     visit(y_, "output", {N, C_});
   }
-  template <class Visit>
-  void temporaries(Visit&& visit, size_t N) {
+  void temporaries(const TensorVisitor& visit, size_t N) override {
     visit(da_, "d ffn activation", {N, c.F});
     if (has_gate()) visit(dg_, "d ffn gate", {N, c.F});
     visit(du_, "d ffn up", {N, c.F});
     if (c.kind == FfnKind::polynorm) visit(row_sums_, "ffn row sums", {N, 4});
   }
 
+  std::string name() const override { return "mlp"; }
+
   // Returns y. x must stay until backward.
-  const float* forward(const float* x, size_t N, Context& ctx) {
+  const float* forward(const float* x, const Pass& pass) override {
     Range range("ffn");
+    const size_t N = pass.N();
+    Context& ctx = pass.ctx;
     x_ = x;
     if (has_gate()) gate_.forward(g_, x, N, ctx);
     up_.forward(u_, x, N, ctx);
@@ -70,8 +62,10 @@ class Ffn {
   }
 
   // dx is written, or accumulated to: dy is read before that, so that dx may be dy.
-  void backward(float* dx, Accumulate accumulate, const float* dy, size_t N, Context& ctx) {
+  void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) override {
     Range range("ffn backward");
+    const size_t N = pass.N();
+    Context& ctx = pass.ctx;
     down_.backward(da_, Accumulate::no, dy, a_, N, ctx);
     if (has_gate()) {
       glu_backward(dg_, du_, da_, g_, u_, N * c.F, activation(), ctx);

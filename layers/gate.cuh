@@ -14,16 +14,6 @@
 
 namespace gated {
 
-enum class GateScore { elementwise, headwise };
-enum class GateInput { hidden, none };
-
-struct GateConfig {
-  GateScore score = GateScore::elementwise;
-  GateInput input = GateInput::hidden;
-  bool shared = false;
-  GateOp op;
-};
-
 class Gate {
  public:
   Gate(const GateConfig& config, size_t C, size_t heads, size_t D)
@@ -33,20 +23,17 @@ class Gate {
         group_(config.score == GateScore::headwise ? D : 1),
         projection_(C, heads * D / group_) {}
 
-  template <class Visit>
-  void parameters(Visit&& visit) {
+  void parameters(const ParameterVisitor& visit) {
     if (config_.input == GateInput::none)
-      visit(theta_, "gate.theta", {heads_, D_}, Init::constant(0), Decay::no);
+      visit(theta_, "gate.theta", {heads_, D_}, Init::constant(0), Decay::no, Use::scale);
     else
       projection_.parameters(visit, "g_proj");
   }
-  template <class Visit>
-  void activations(Visit&& visit, size_t N) {
+  void activations(const TensorVisitor& visit, size_t N) {
     if (config_.input == GateInput::hidden) visit(z_, "gate logit", {N, projection_.out()});
     visit(y_, "gate output", {N, heads_, D_});
   }
-  template <class Visit>
-  void temporaries(Visit&& visit, size_t N) {
+  void temporaries(const TensorVisitor& visit, size_t N) {
     if (config_.input == GateInput::hidden) visit(dz_, "d gate logit", {N, projection_.out()});
     visit(din_, "d gate input", {N, heads_, D_});
   }

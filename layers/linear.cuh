@@ -5,7 +5,7 @@
 #pragma once
 #include "kernels/bias.h"
 #include "kernels/matmul.cuh"
-#include "layers/parameters.cuh"
+#include "layers/layer_config.h"
 
 namespace gated {
 
@@ -14,10 +14,9 @@ class Linear {
   Linear(size_t in, size_t out, bool bias = false, Init init = Init::normal())
       : in_(in), out_(out), has_bias_(bias), init_(init) {}
 
-  template <class Visit>
-  void parameters(Visit&& visit, const std::string& name) {
-    visit(weight_, name + ".weight", {out_, in_}, init_, Decay::yes);
-    if (has_bias_) visit(bias_, name + ".bias", {out_}, Init::constant(0), Decay::no);
+  void parameters(const ParameterVisitor& visit, const std::string& name) {
+    visit(weight_, name + ".weight", {out_, in_}, init_, Decay::yes, Use::product);
+    if (has_bias_) visit(bias_, name + ".bias", {out_}, Init::constant(0), Decay::no, Use::scale);
   }
 
   // y is written.

@@ -1,7 +1,7 @@
 // model_config: everything that chooses an architecture, and what cannot go together.
 // tests/test_model.cpp, tests/test_flags.cpp
 #pragma once
-#include "layers/block.cuh"
+#include "layers/layer_config.h"
 
 namespace gated {
 

@@ -16,35 +16,9 @@
 #include "kernels/layernorm.cuh"
 #include "kernels/residual.cuh"
 #include "kernels/rmsnorm.cuh"
-#include "layers/parameters.cuh"
+#include "layers/layer_config.h"
 
 namespace gated {
-
-enum class NormKind { rmsnorm, preaffine, layernorm, dyt, none, gated, gated_dyt };
-
-struct NormGateConfig {
-  size_t rank = 16;
-  NormGateScore score = NormGateScore::elementwise;
-  GateOp op;
-  bool zero_init = false;  // W_up starts at 0: every sigmoid score at one half
-};
-
-struct NormConfig {
-  NormKind kind = NormKind::rmsnorm;
-  NormGateConfig gate;
-  float eps = 0;              // 0: what the norm's authors use, 1e-5 for LayerNorm and 1e-6 for the others
-  bool zero_centred = false;  // RMSNorm's weight is 1 + w, w starting at 0
-  double dyt_alpha = 0.5;
-
-  bool with_gate() const { return kind == NormKind::gated || kind == NormKind::gated_dyt; }
-  // The norm itself, under the gate.
-  NormKind base() const {
-    return kind == NormKind::gated ? NormKind::rmsnorm : kind == NormKind::gated_dyt ? NormKind::dyt : kind;
-  }
-  bool divides_by_rms() const { return base() == NormKind::rmsnorm || base() == NormKind::preaffine; }
-  float epsilon() const { return kind == NormKind::layernorm && eps == 0 ? 1e-5f : rms_epsilon(); }
-  float rms_epsilon() const { return eps > 0 ? eps : 1e-6f; }  // of QK-norm too
-};
 
 // What a norm does before it normalises: nothing, or join a branch to the stream first.
 enum class Residual { no, yes };
@@ -53,24 +27,23 @@ class Norm {
  public:
   Norm(const NormConfig& config, size_t C, Residual residual) : config_(config), C_(C), residual_(residual) {}
 
-  template <class Visit>
-  void parameters(Visit&& visit) {
+  void parameters(const ParameterVisitor& visit) {
     const NormKind kind = config_.base();
     if (kind == NormKind::none) return;
-    if (kind == NormKind::preaffine) visit(pre_, "pre_weight", {C_}, Init::constant(1), Decay::no);
-    if (kind == NormKind::dyt) visit(alpha_, "alpha", {1}, Init::constant(config_.dyt_alpha), Decay::no);
+    if (kind == NormKind::preaffine) visit(pre_, "pre_weight", {C_}, Init::constant(1), Decay::no, Use::scale);
+    if (kind == NormKind::dyt) visit(alpha_, "alpha", {1}, Init::constant(config_.dyt_alpha), Decay::no, Use::scale);
     // Qwen3-Next centres the weight on 0 so that it can decay.
     visit(weight_, "weight", {C_}, Init::constant(config_.zero_centred ? 0 : 1),
-          config_.zero_centred ? Decay::yes : Decay::no);
-    if (kind == NormKind::layernorm || kind == NormKind::dyt) visit(bias_, "bias", {C_}, Init::constant(0), Decay::no);
+          config_.zero_centred ? Decay::yes : Decay::no, Use::scale);
+    if (kind == NormKind::layernorm || kind == NormKind::dyt)
+      visit(bias_, "bias", {C_}, Init::constant(0), Decay::no, Use::scale);
     if (!config_.with_gate()) return;
     const NormGateConfig& gate = config_.gate;
     const Init up = gate.zero_init ? Init::constant(0) : Init::normal();
-    visit(down_, "gate_down.weight", {gate.rank, C_}, Init::normal(), Decay::yes);
-    visit(up_, "gate_up.weight", {shape(0).scores(), gate.rank}, up, Decay::yes);
+    visit(down_, "gate_down.weight", {gate.rank, C_}, Init::normal(), Decay::yes, Use::product);
+    visit(up_, "gate_up.weight", {shape(0).scores(), gate.rank}, up, Decay::yes, Use::product);
   }
-  template <class Visit>
-  void activations(Visit&& visit, size_t N) {
+  void activations(const TensorVisitor& visit, size_t N) {
     const NormKind kind = config_.base();
     if (kind == NormKind::layernorm) visit(mean_, "mean", {N});
     if (kind == NormKind::layernorm || config_.divides_by_rms()) visit(r_, "1/deviation", {N});
@@ -78,8 +51,7 @@ class Norm {
     if (config_.with_gate()) visit(low_, "gate, low rank", {N, config_.gate.rank});
     if (kind != NormKind::none) visit(y_, "output", {N, C_});
   }
-  template <class Visit>
-  void temporaries(Visit&& visit, size_t N) {
+  void temporaries(const TensorVisitor& visit, size_t N) {
     if (!config_.with_gate() && (config_.kind == NormKind::preaffine || config_.kind == NormKind::dyt))
       visit(row_, "row sums", {N});
   }

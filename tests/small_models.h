@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "layers/model.h"
 #include "training/command_line.h"
 
 namespace gated {
@@ -51,6 +52,16 @@ inline const std::vector<std::string>& small_models() {
       "--attn=g1",
       "--dropout=0.1 --norm=layernorm --norm-placement=post", "--dropout=0.1 --norm=none --clip-residual=0.5"};
   return lines;
+}
+
+// Loss and gradient of a batch: adds share * gradient to model.weights.grads.
+inline float forward_backward(Model& model, const std::vector<int>& ids, const std::vector<int>& targets, size_t B,
+                              size_t T, Context& ctx, float share = 1, uint64_t draw = 0) {
+  Buffer<float> loss(ctx.device, 1);
+  model.forward({ids, targets, B, T}, draw);
+  model.backward({ids, targets, B, T}, share, loss.data());
+  ctx.synchronize();
+  return loss.download()[0];
 }
 
 }  // namespace gated

@@ -1,7 +1,7 @@
 // small_runs: a few steps of a small model, as the tests of whole runs take them.
 #pragma once
 #include "tests/small_models.h"
-#include "training/trainer.cuh"
+#include "training/trainer.h"
 
 namespace gated {
 
@@ -27,7 +27,8 @@ struct Run {
   std::vector<float> steps(size_t n) {
     std::vector<float> trace;
     for (size_t i = 0; i < n; i++) {
-      const StepResult r = trainer.step();
+      training_step(trainer);
+      const StepResult r = trainer.results().at(0);
       trace.insert(trace.end(), {r.loss, r.gradient_norm, r.learning_rate});
     }
     return trace;

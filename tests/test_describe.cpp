@@ -90,11 +90,10 @@ TEST_CASE("describe: what is printed adds up, for every variant", "[describe]") 
     Context cpu(Device::cpu);
     Model real(config.model, config.batch, config.model.context, 1, cpu);
     const TrainingMemory memory = training_memory(config.model, config.batch, config.model.context, 1);
-    REQUIRE(memory.weights == real.weights.values.size());
-    REQUIRE(memory.gradients == real.weights.grads.size());
-    REQUIRE(memory.activations + memory.between == real.allocated_floats());
-    REQUIRE(text.find(format("total              %12.1f\n", double(memory.total() * sizeof(float)) / 1048576.0)) !=
-            std::string::npos);
+    REQUIRE(memory.weights == real.weights.values.size() * sizeof(float));
+    REQUIRE(memory.gradients == real.weights.grads.size() * sizeof(float));
+    REQUIRE(memory.activations + memory.between == real.allocated_bytes());
+    REQUIRE(text.find(format("total              %12.1f\n", double(memory.total()) / 1048576.0)) != std::string::npos);
   }
   REQUIRE(with_commas(1) == "1");
   REQUIRE(with_commas(999) == "999");

@@ -24,6 +24,7 @@ __global__ void reverse_kernel(float* x) {
 
 TEST_CASE("device: kernels are launched, buffers come back", "[bitwise]") {
   on_every_device([](Context& ctx) {
+    if (ctx.device == Device::cpu) return;  // which runs no kernels
     Guarded x(ctx, 100);
     launch(fill_kernel, grid_of(ceil_div(100, 32)), 32, 0, ctx, static_cast<float*>(x), size_t(100), 0.5f);
     std::vector<float> expected(100);
@@ -60,10 +61,33 @@ TEST_CASE("device: what cannot be is refused", "[device]") {
   REQUIRE_NOTHROW(grid_of((size_t{1} << 31) - 1));
 }
 
-TEST_CASE("device: scratch grows and is kept", "[device]") {
+TEST_CASE("device: scratch grows until it is planned, and a plan that is too small is an error", "[device]") {
   Context ctx(kernel_device);
   float* small = ctx.scratch(10);
   REQUIRE(ctx.scratch(5) == small);
   REQUIRE(ctx.scratch(1000) != nullptr);
   REQUIRE(ctx.scratch_bytes() == 4000);
+  REQUIRE(ctx.most_scratch_used() == 4000);
+  ctx.reserve_scratch(800);
+  REQUIRE(ctx.scratch<double>(100) != nullptr);
+  REQUIRE_THROWS_AS(ctx.scratch(201), Error);
+}
+
+TEST_CASE("device: copies to the device and back are in the order of the launches", "[device]") {
+  on_every_device([](Context& ctx) {
+    const size_t n = 100, rounds = 20;  // more rounds than staging buffers
+    Buffer<float> x(ctx.device, n);
+    Readback<float> sent[2] = {{n, ctx}, {n, ctx}};
+    for (size_t round = 0; round < rounds; round++) {
+      std::vector<float> host = random_values<float>(n, round);
+      const std::vector<float> expected = host;
+      ctx.upload(x.data(), host.data(), n);
+      std::fill(host.begin(), host.end(), -1.0f);  // the copy does not depend on it any more
+      sent[round % 2].start(x.data());
+      set_zero(x.data(), n, ctx);
+      const float* got = sent[round % 2].wait();
+      REQUIRE_BITWISE(expected, std::vector<float>(got, got + n));
+    }
+    ctx.upload<float>(nullptr, nullptr, 0);
+  });
 }

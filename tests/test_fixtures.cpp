@@ -20,7 +20,7 @@
 #include "kernels/rope.h"
 #include "kernels/shared_gate.cuh"
 #include "kernels/static_gate.cuh"
-#include "layers/model.cuh"
+#include "layers/model.h"
 #include "tests/gate_ops.h"
 #include "tests/harness.h"
 #include "tests/small_models.h"
@@ -92,7 +92,7 @@ std::map<std::string, Numbers> results_of(const ModelConfig& config) {
   set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
 
   std::map<std::string, Numbers> results;
-  results["loss"] = {model.forward_backward(ids, targets, B, T)};
+  results["loss"] = {forward_backward(model, ids, targets, B, T, ctx)};
   const std::vector<float> gradients = model.weights.grads.download();
   for (const Parameter& p : model.weights.list())
     results[p.name] = Numbers(&gradients[p.offset], &gradients[p.offset] + p.size);

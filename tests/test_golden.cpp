@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "tests/compare.h"
-#include "training/trainer.cuh"
+#include "training/trainer.h"
 
 using namespace gated;
 
@@ -29,7 +29,10 @@ std::string fingerprint_after_training(Config config) {
   const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
   Context ctx(Device::cpu);
   Trainer trainer(config, loader, ctx);
-  while (trainer.steps_done() < config.steps) trainer.step();
+  while (trainer.steps_done() < config.steps) {
+    training_step(trainer);
+    trainer.results();
+  }
   return trainer.fingerprint();
 }
 

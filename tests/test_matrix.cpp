@@ -110,10 +110,10 @@ bool learns(const ModelConfig& config, Context& ctx) {
   for (size_t i = 0; i < ids.size(); i++)
     ids[i] = int(random_below(1, 1, i, config.vocab)), targets[i] = int(random_below(1, 2, i, config.vocab));
   Model model(config, 2, T, 3, ctx);
-  const float before = model.loss(ids, targets, 2, T);
+  const float before = model.loss({ids, targets, 2, T});
   for (uint64_t step = 0; step < 8; step++) {
     set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
-    model.forward_backward(ids, targets, 2, T, 1, step);
+    forward_backward(model, ids, targets, 2, T, ctx, 1, step);
     std::vector<float> w = model.weights.values.download();
     const std::vector<float> g = model.weights.grads.download();
     double squares = 0;
@@ -121,7 +121,7 @@ bool learns(const ModelConfig& config, Context& ctx) {
     for (size_t i = 0; i < w.size(); i++) w[i] -= float(0.02 / std::sqrt(squares)) * g[i];
     model.weights.values.upload(w);
   }
-  return model.loss(ids, targets, 2, T) < before;
+  return model.loss({ids, targets, 2, T}) < before;
 }
 
 }  // namespace

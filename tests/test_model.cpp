@@ -1,5 +1,5 @@
 // model: each layer's backward composes its operations rightly, on every device alike.
-#include "layers/model.cuh"
+#include "layers/model.h"
 
 #include <omp.h>
 
@@ -14,13 +14,13 @@ using namespace gated;
 
 namespace {
 
-struct Batch {
+struct Tokens {
   size_t B = 2, T = 9;
   std::vector<int> ids, targets;
 };
 
-Batch batch_for(const ModelConfig& c) {
-  Batch b;
+Tokens tokens_for(const ModelConfig& c) {
+  Tokens b;
   b.T = c.context;
   for (size_t i = 0; i < b.B * b.T; i++) {
     b.ids.push_back(int(random_below(1, 1, i, c.vocab)));
@@ -47,11 +47,11 @@ TEST_CASE("model: the gradient of every parameter points where the loss falls", 
     INFO(flags);
     Context ctx(Device::cpu);
     const ModelConfig config = small_model(flags);
-    const Batch b = batch_for(config);
+    const Tokens b = tokens_for(config);
     Model model(config, b.B, b.T, 3, ctx);
     shake(model);
     set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
-    model.forward_backward(b.ids, b.targets, b.B, b.T);
+    forward_backward(model, b.ids, b.targets, b.B, b.T, ctx);
     const std::vector<float> w = model.weights.values.download(), g = model.weights.grads.download();
 
     // Along its own gradient g/|g| a parameter's loss has slope |g|. In fp32 a central difference of fourth order
@@ -71,7 +71,8 @@ TEST_CASE("model: the gradient of every parameter points where the loss falls", 
         std::vector<float> moved = w;
         for (size_t i = 0; i < p.size; i++) moved[p.offset + i] += float(step * g[p.offset + i] / length);
         model.weights.values.upload(moved);
-        return double(model.forward_backward(b.ids, b.targets, b.B, b.T));  // and not loss(), which has no dropout
+        return double(
+            forward_backward(model, b.ids, b.targets, b.B, b.T, ctx));  // and not loss(), which has no dropout
       };
       // Where the loss bends much, a smaller step sees the slope better; a wrong gradient agrees with neither.
       // At a clip's bounds the loss has corners.
@@ -94,13 +95,13 @@ TEST_CASE("model: loss and every gradient have the same bits on cpu and kernels"
   for (const std::string& flags : small_models()) {
     INFO(flags);
     const ModelConfig config = small_model(flags);
-    const Batch b = batch_for(config);
+    const Tokens b = tokens_for(config);
     auto gradients = [&](Context& ctx) {
       Model model(config, b.B, b.T, 3, ctx);
       shake(model);
       set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
-      std::vector<float> result = {model.forward_backward(b.ids, b.targets, b.B, b.T)};
-      result.push_back(model.loss(b.ids, b.targets, b.B, b.T));
+      std::vector<float> result = {forward_backward(model, b.ids, b.targets, b.B, b.T, ctx)};
+      result.push_back(model.loss({b.ids, b.targets, b.B, b.T}));
       const std::vector<float> g = model.weights.grads.download();
       const std::vector<float> logits = model.next_token_logits({1, 2, 3});
       result.insert(result.end(), g.begin(), g.end());
@@ -205,14 +206,14 @@ TEST_CASE("model: identities that hold to the last bit", "[model]") {
   // Loss and gradients of the parameters that two models share, from the weights of the first.
   auto result = [&](const std::string& flags, auto change) {
     const ModelConfig config = small_model(flags);
-    const Batch b = batch_for(config);
+    const Tokens b = tokens_for(config);
     Model model(config, b.B, b.T, 3, ctx);
     std::vector<float> w = model.weights.values.download();
     for (const Parameter& p : model.weights.list()) change(p.name, &w[p.offset], p.size);
     model.weights.values.upload(w);
     set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
     std::map<std::string, std::vector<float>> values;
-    values["loss"] = {model.forward_backward(b.ids, b.targets, b.B, b.T)};
+    values["loss"] = {forward_backward(model, b.ids, b.targets, b.B, b.T, ctx)};
     const std::vector<float> g = model.weights.grads.download();
     for (const Parameter& p : model.weights.list())
       values[p.name] =

@@ -77,9 +77,9 @@ TEST_CASE("trainer: a run that diverges stops before its weights are touched", "
     if (p.name == "model.norm.weight") w[p.offset] = INFINITY;
   run.trainer.model.weights.values.upload(w);
   const std::string before = run.trainer.fingerprint();
-  REQUIRE_THROWS_AS(run.trainer.step(), Error);
+  training_step(run.trainer);
+  REQUIRE_THROWS_AS(run.trainer.results(), Error);
   REQUIRE(run.trainer.fingerprint() == before);
-  REQUIRE(run.trainer.steps_done() == 0);
 }
 
 TEST_CASE("trainer: every flag that shapes the result changes the weights", "[trainer]") {

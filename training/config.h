@@ -278,8 +278,8 @@ inline std::vector<Flag> list_flags(Config& c) {
                     "output of attention, before its gate");
   t.number("--window", m.attention.window, size_t{0}, many, "tokens a query sees, itself included; 0: all before it");
   t.choice<WindowLayers>("--window-layers", m.window_layers,
-                         {{"all", WindowLayers::all, "layers/model.cuh", "every layer"},
-                          {"even", WindowLayers::even, "layers/model.cuh", "layers 0, 2, 4, ...; the others see all"}},
+                         {{"all", WindowLayers::all, "layers/model.h", "every layer"},
+                          {"even", WindowLayers::even, "layers/model.h", "layers 0, 2, 4, ...; the others see all"}},
                          "layers with a window");
   t.on_off("--qk-norm", m.attention.qk_norm, "kernels/rmsnorm.cuh", "RMSNorm of every query and key head",
            "layers/attention.cuh", "queries and keys as projected", "norm of queries and keys");
@@ -310,14 +310,14 @@ inline std::vector<Flag> list_flags(Config& c) {
                         {"erf", Activation::gelu_erf, "core/activation.cuh", "x times the normal distribution"}},
                        "which GELU");
   t.on_off("--ffn-bias", m.ffn.bias, "layers/linear.cuh", "biases", "layers/linear.cuh", "none", "biases of the FFN");
-  t.on_off("--tied", m.tied, "layers/model.cuh", "the embedding is the output matrix too", "layers/model.cuh",
+  t.on_off("--tied", m.tied, "layers/model.h", "the embedding is the output matrix too", "layers/model.cuh",
            "an output matrix of its own", "share embedding and output matrix");
   t.on_off("--embedding-scale", m.embedding_scale, "kernels/embedding.cuh",
            "a learned factor, starting at sqrt(hidden)", "kernels/embedding.cuh", "none",
            "factor of the embedding (DyT)");
   t.choice<bool>("--init", m.depth_scaled_init,
-                 {{"plain", false, "layers/parameters.cuh", "every matrix N(0, 0.02)"},
-                  {"depth-scaled", true, "layers/model.cuh", "output projections N(0, 0.02 / sqrt(2 layers)) (GPT-2)"}},
+                 {{"plain", false, "layers/parameters.h", "every matrix N(0, 0.02)"},
+                  {"depth-scaled", true, "layers/model.h", "output projections N(0, 0.02 / sqrt(2 layers)) (GPT-2)"}},
                  "initial weights");
   t.number("--clip-residual", m.clip_residual, 0.0f, 1e30f, "bound of the residual stream's elements; 0: none");
   t.number("--clip-output", m.clip_output, 0.0f, 1e30f, "bound of attention's and the FFN's output; 0: none");

@@ -43,23 +43,21 @@ inline std::string describe(const Config& config) {
   text += format("  %-58s %31s\n", "total", with_commas(total).c_str());
 
   text += format("\ndata in the first block, for %zu sequences of %zu tokens (%zu tokens)\n", B, T, N);
-  model.first_block().activations(
-      [&](float*&, const std::string& name, const Shape& shape) {
-        text += format("  %-58s %s\n", name.c_str(), shape_text(shape).c_str());
-      },
-      N);
+  model.first_block_activations(TensorVisitor([&](const TensorVisitor::Tensor& t, const auto&) {
+    text += format("  %-58s %s\n", t.name.c_str(), shape_text(t.shape).c_str());
+  }));
 
   const TrainingMemory memory = training_memory(config.model, B, T, config.micro_batches);
   text += format("\nFLOPs a token, training          %.4g (6 x %s weights of matrix products, and attention)\n",
-                 model.flops_per_token(T), with_commas(model.matrix_weights()).c_str());
+                 model.flops_per_token(T), with_commas(size_t(model.weights.product_flops() / 6)).c_str());
   const char* heading = "memory, MiB   ";
-  for (auto [name, floats] : {std::pair{"weights", memory.weights},
-                              {"gradients", memory.gradients},
-                              {"optimizer", memory.optimizer},
-                              {"activations", memory.activations},
-                              {"their gradients", memory.between},
-                              {"total", memory.total()}}) {
-    text += format("%s%-18s %12.1f\n", heading, name, double(floats * sizeof(float)) / 1048576.0);
+  for (auto [name, bytes] : {std::pair{"weights", memory.weights},
+                             {"gradients", memory.gradients},
+                             {"optimizer", memory.optimizer},
+                             {"activations", memory.activations},
+                             {"their gradients", memory.between},
+                             {"total", memory.total()}}) {
+    text += format("%s%-18s %12.1f\n", heading, name, double(bytes) / 1048576.0);
     heading = "              ";
   }
   return text;

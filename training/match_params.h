@@ -2,7 +2,8 @@
 //
 // Both papers compare dense variants at equal size: where a variant adds parameters, the FFN shrinks. tests/test_describe.cpp
 #pragma once
-#include "layers/model.cuh"
+#include "layers/model.h"
+#include "training/command_line.h"
 
 namespace gated {
 
@@ -27,6 +28,17 @@ inline MatchedWidth match_ffn_width(ModelConfig c, size_t wanted) {
       wanted, one - step);
   const size_t width = wanted <= one ? 1 : 1 + (wanted - one + step / 2) / step;
   return {width, total_at(width)};
+}
+
+// --params and --match-params: sets the FFN's width, and says so.
+inline void choose_ffn_width(Config& config) {
+  const size_t wanted =
+      config.match_params.empty() ? config.params : total_parameters(with_flags(config, config.match_params));
+  if (wanted == 0) return;
+  const MatchedWidth m = match_ffn_width(config.model, wanted);
+  config.model.ffn.F = m.ffn_hidden;
+  printf("parameters --ffn-hidden=%zu gives %zu, %zu %s than the %zu asked for\n", m.ffn_hidden, m.total,
+         m.total > wanted ? m.total - wanted : wanted - m.total, m.total > wanted ? "more" : "fewer", wanted);
 }
 
 }  // namespace gated

@@ -1,10 +1,10 @@
 // memory: what training a model takes, by kind; known before the first byte is asked for. tests/test_describe.cpp
 #pragma once
-#include "layers/model.cuh"
+#include "layers/model.h"
 
 namespace gated {
 
-// In floats.
+// In bytes.
 struct TrainingMemory {
   size_t weights, gradients, optimizer, activations, between;  // between: gradients that are no parameter's
 
@@ -16,7 +16,8 @@ inline TrainingMemory training_memory(const ModelConfig& config, size_t B, size_
   Model model(config);
   model.plan(B, T);
   const size_t flat = model.weights.flat_size(), sums = micro_batches > 1 ? flat : 0;
-  return {flat, flat + sums, 2 * flat, model.activation_floats(), model.gradient_floats()};
+  constexpr size_t f = sizeof(float);
+  return {f * flat, f * (flat + sums), f * 2 * flat, model.activation_bytes(), model.gradient_bytes()};
 }
 
 }  // namespace gated

@@ -6,7 +6,7 @@
 #pragma once
 #include "kernels/adamw.cuh"
 #include "kernels/gradient.h"
-#include "layers/parameters.cuh"
+#include "layers/parameters.h"
 
 namespace gated {
 
@@ -15,14 +15,15 @@ class Optimizer {
   Optimizer(Parameters& weights, size_t micro_batches, Context& ctx)
       : weights_(weights),
         ctx_(ctx),
+        norm_(ctx.device, 1),
         m(ctx.device, weights.flat_size()),
-        v(ctx.device, weights.flat_size()),
-        norm_(ctx.device, 1) {
+        v(ctx.device, weights.flat_size()) {
     set_zero(m.data(), m.size(), ctx_);
     set_zero(v.data(), v.size(), ctx_);
     if (micro_batches > 1) total_ = Buffer<float>(ctx.device, weights.flat_size());
   }
 
+  // A step adds its micro-batches' gradients up from zero; each of them starts from zero too.
   void begin_step() {
     if (total_.size()) set_zero(total_.data(), total_.size(), ctx_);
   }
@@ -31,17 +32,11 @@ class Optimizer {
     if (total_.size()) accumulate_gradient(total_.data(), weights_.grads.data(), total_.size(), ctx_);
   }
 
-  // The step's gradient norm, before clipping.
-  float gradient_norm() {
-    gated::gradient_norm(norm_.data(), gradient(), weights_.flat_size(), ctx_);
-    ctx_.synchronize();
-    return norm_.download()[0];
-  }
-
-  // Moves every parameter; the gradient is scaled down to a norm of `clip` where its norm is larger.
+  // Moves every parameter. The gradient is scaled down to a norm of `clip` where its norm is larger.
   void update(AdamWHyperparameters settings, float learning_rate, size_t step, float clip) {
     Range range("optimizer");
     settings.learning_rate = learning_rate;
+    gradient_norm(norm_.data(), gradient(), weights_.flat_size(), ctx_);
     for (const Parameter& p : weights_.list()) {
       AdamWHyperparameters here = settings;
       if (p.decay == Decay::no) here.weight_decay = 0;
@@ -49,17 +44,18 @@ class Optimizer {
                    norm_.data(), clip, p.size, adamw_at_step(here, step), ctx_);
     }
   }
+  // The norm of the gradient of the last update, before clipping: one float on the device.
+  const float* norm() const { return norm_.data(); }
 
  private:
+  const float* gradient() const { return total_.size() ? total_.data() : weights_.grads.data(); }
+
   Parameters& weights_;
   Context& ctx_;
-  const float* gradient() const { return total_.size() ? total_.data() : weights_.grads.data(); }
+  Buffer<float> norm_, total_;
 
  public:
   Buffer<float> m, v;
-
- private:
-  Buffer<float> norm_, total_;
 };
 
 }  // namespace gated

@@ -13,7 +13,8 @@
 #include <nlohmann/json.hpp>
 
 #include "dataloader/bigram_entropy.h"
-#include "training/trainer.cuh"
+#include "training/memory.h"
+#include "training/trainer.h"
 
 namespace gated {
 
@@ -64,11 +65,9 @@ class Progress {
     printf("\ndata       %s\n", data_.train->description().c_str());
     printf("           %zu tokens a step, epoch of %.1f steps\n", trainer_.tokens_per_step(),
            trainer_.steps_per_epoch());
-    printf(
-        "model      %zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations)\n",
-        m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
-        double(training_memory(m.config, config_.batch, m.context(), config_.micro_batches).total() * sizeof(float)) /
-            1048576);
+    printf("model      %zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations)\n",
+           m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
+           double(training_memory(m.config, config_.batch, m.context(), config_.micro_batches).total()) / 1048576);
     if (data_.val && data_.train->is_text())
       printf("bigrams    entropy %.4f nats: what knowing the last token alone can reach on the validation data\n",
              bigram_entropy(*data_.val, config_.model.context));
@@ -78,7 +77,8 @@ class Progress {
     first_step_ = trainer_.steps_done();
   }
 
-  void step(size_t step, const StepResult& r) {
+  void step(const StepResult& r) {
+    const size_t step = r.step;
     const double now = seconds_now(), seconds = now - last_;
     last_ = now;
     const double tokens_per_second = double(trainer_.tokens_per_step()) / seconds;

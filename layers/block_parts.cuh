@@ -1,0 +1,50 @@
+// block_parts: what block i of a model is made of. tests/test_model.cpp
+#pragma once
+#include <cmath>
+
+#include "core/host_math.h"
+#include "layers/attention.cuh"
+#include "layers/block.cuh"
+#include "layers/ffn.cuh"
+#include "layers/model_config.cuh"
+
+namespace gated {
+
+inline BlockConfig block_config(const ModelConfig& model) {
+  BlockConfig b;
+  b.placement = model.placement;
+  b.attention_norm = b.ffn_norm = model.norm;
+  b.attention_norm.dyt_alpha = model.dyt_alpha_attention;
+  if (model.clip_output > 0) b.clip_branch = model.clip_output;
+  if (model.clip_residual > 0) b.clip_residual = model.clip_residual;
+  return b;
+}
+
+// GPT-2: what is written to the stream starts smaller the more writes there are.
+inline Init branch_out_init(const ModelConfig& model) {
+  return Init::normal(model.depth_scaled_init ? 0.02 / std::sqrt(2.0 * double(model.layers)) : 0.02);
+}
+
+inline std::unique_ptr<Mixer> make_token_mixer(const ModelConfig& model, size_t layer) {
+  AttentionConfig a = model.attention;
+  a.rope = model.position == Position::rope;
+  a.zero_centred = model.norm.zero_centred;
+  a.eps = model.norm.rms_epsilon();
+  a.score_bias = float(-host_log(double(model.context)));
+  if (model.window_layers == WindowLayers::even && layer % 2 == 1) a.window = 0;
+  a.out_init = branch_out_init(model);
+  return std::make_unique<Attention>(a, model.hidden);
+}
+
+inline std::unique_ptr<Mixer> make_channel_mixer(const ModelConfig& model, size_t) {
+  FfnConfig f = model.ffn;
+  f.out_init = branch_out_init(model);
+  return std::make_unique<Ffn>(f, model.hidden);
+}
+
+inline Block make_block(const ModelConfig& model, size_t layer) {
+  return Block(block_config(model), make_token_mixer(model, layer), make_channel_mixer(model, layer), model.hidden,
+               layer);
+}
+
+}  // namespace gated

@@ -1,0 +1,96 @@
+// layer_config: what chooses the parts of a layer. Which flag sets a field: training/config.h.
+#pragma once
+#include "kernels/attention.cuh"
+#include "kernels/gate.cuh"
+#include "kernels/gated_norm.cuh"
+#include "layers/parameters.h"
+
+namespace gated {
+
+// ---- norms (layers/norm.cuh)
+
+enum class NormKind { rmsnorm, preaffine, layernorm, dyt, none, gated, gated_dyt };
+
+struct NormGateConfig {
+  size_t rank = 16;
+  NormGateScore score = NormGateScore::elementwise;
+  GateOp op;
+  bool zero_init = false;  // W_up starts at 0: every sigmoid score at one half
+};
+
+struct NormConfig {
+  NormKind kind = NormKind::rmsnorm;
+  NormGateConfig gate;
+  float eps = 0;              // 0: what the norm's authors use, 1e-5 for LayerNorm and 1e-6 for the others
+  bool zero_centred = false;  // RMSNorm's weight is 1 + w, w starting at 0
+  double dyt_alpha = 0.5;
+
+  bool with_gate() const { return kind == NormKind::gated || kind == NormKind::gated_dyt; }
+  // The norm itself, under the gate.
+  NormKind base() const {
+    return kind == NormKind::gated ? NormKind::rmsnorm : kind == NormKind::gated_dyt ? NormKind::dyt : kind;
+  }
+  bool divides_by_rms() const { return base() == NormKind::rmsnorm || base() == NormKind::preaffine; }
+  float epsilon() const { return kind == NormKind::layernorm && eps == 0 ? 1e-5f : rms_epsilon(); }
+  float rms_epsilon() const { return eps > 0 ? eps : 1e-6f; }  // of QK-norm too
+};
+
+// ---- the gate of attention (layers/gate.cuh)
+
+enum class GateScore { elementwise, headwise };
+enum class GateInput { hidden, none };
+
+struct GateConfig {
+  GateScore score = GateScore::elementwise;
+  GateInput input = GateInput::hidden;
+  bool shared = false;
+  GateOp op;
+};
+
+// ---- attention (layers/attention.cuh)
+
+enum class GatePosition { none, g1, g2, g3, g4, g5 };
+enum class AttentionSink { none, learned, kv_bias };
+enum class SdpaOut { plain, groupnorm, silu };
+enum class AttentionBias { none, qkv, all };
+
+struct AttentionConfig {
+  size_t H = 4, K = 2, D = 32;  // query heads, key/value heads, head dimension
+  GatePosition gate_at = GatePosition::none;
+  GateConfig gate;
+  AttentionScore score = AttentionScore::softmax;
+  float score_bias = 0;  // of sigmoid attention
+  AttentionSink sink = AttentionSink::none;
+  size_t window = 0;
+  SdpaOut sdpa_out = SdpaOut::plain;
+  bool rope = true, qk_norm = true, zero_centred = false;
+  AttentionBias bias = AttentionBias::none;
+  float eps = 1e-6f;  // of QK-norm and groupnorm
+  Init out_init = Init::normal();
+};
+
+// ---- the feed-forward network (layers/ffn.cuh)
+
+enum class FfnKind { swiglu, glu, geglu, gelu, relu2, polynorm };
+
+struct FfnConfig {
+  size_t F = 384;  // hidden width
+  FfnKind kind = FfnKind::swiglu;
+  Activation gelu = Activation::gelu_tanh;
+  bool bias = false;
+  Init out_init = Init::normal();
+};
+
+// ---- the block (layers/block.cuh)
+
+enum class NormPlacement { pre, post, sandwich };
+
+struct BlockConfig {
+  NormPlacement placement = NormPlacement::pre;
+  NormConfig attention_norm, ffn_norm;  // of what attention reads, and of the others
+  AttentionConfig attention;
+  FfnConfig ffn;
+  float clip_branch = INFINITY, clip_residual = INFINITY;
+};
+
+}  // namespace gated

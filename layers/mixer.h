@@ -1,0 +1,33 @@
+// mixer: what stands on a branch of a block, behind one interface. A token mixer lets tokens of a sequence meet
+// (attention); a channel mixer works on each token alone (the feed-forward network). A block has one of each, chosen layer
+// by layer in layers/block_parts.cuh, and knows no more of them than this.
+// shapes: x, dx, dy and what forward returns are (N,C), N = B*T
+#pragma once
+#include "kernels/matmul.cuh"
+#include "layers/parameters.h"
+#include "layers/pass.h"
+
+namespace gated {
+
+class Mixer {
+ public:
+  virtual ~Mixer() = default;
+
+  // The name that its parameters stand under in a checkpoint.
+  virtual std::string name() const = 0;
+
+  virtual void parameters(const ParameterVisitor& visit) = 0;
+  virtual void activations(const TensorVisitor& visit, size_t N) = 0;
+  virtual void temporaries(const TensorVisitor& visit, size_t N) = 0;
+
+  // FLOPs a token that are not products with parameters, forward and backward, at T tokens in a sequence.
+  virtual double pair_flops(size_t) const { return 0; }
+
+  // Returns f(x). x must stay until backward.
+  virtual const float* forward(const float* x, const Pass& pass) = 0;
+
+  // dx is written or accumulated to, parameters' gradients are accumulated. dy is read before that: dx may be dy.
+  virtual void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) = 0;
+};
+
+}  // namespace gated

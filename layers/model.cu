@@ -1,0 +1,257 @@
+// model: forward and backward first, then what they run on.
+#include "layers/model.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "kernels/embedding.cuh"
+#include "kernels/mean.h"
+#include "kernels/linear_cross_entropy.cuh"
+#include "layers/block_parts.cuh"
+
+namespace gated {
+
+// The layers, and the tensors that are no single layer's. Pointers are null until there is memory.
+struct Model::Layers {
+  explicit Layers(const ModelConfig& c)
+      : post(c.placement == NormPlacement::post), final_norm(block_config(c).ffn_norm, c.hidden, Residual::yes) {
+    for (size_t i = 0; i < c.layers; i++) blocks.push_back(make_block(c, i));
+  }
+  bool post;  // then the last block ends in a norm, and there is no final one
+  std::vector<Block> blocks;
+  Norm final_norm;
+  Weight embed, positions, scale, lm_head;
+
+  float *h0 = nullptr, *losses = nullptr, *logits = nullptr;                              // activations
+  float *dy = nullptr, *dh = nullptr, *dbranch = nullptr, *embedding_row_sums = nullptr;  // gradients
+  const float* y = nullptr;  // what the last forward left for the output matmul
+};
+
+struct Model::Memory {
+  Memory(Context& ctx, uint64_t seed) : ctx(ctx), seed(seed) {}
+
+  Context& ctx;
+  uint64_t seed;
+  RopeTables rope;
+  TokenGroups groups;
+  Buffer<char> activations, gradients;
+  Buffer<int> ids, targets;
+  Buffer<float> loss;
+  std::optional<Pass> pass;  // of the last forward, for its backward
+};
+
+namespace {
+
+void upload_tokens(Buffer<int>& to, const std::vector<int>& from, size_t N, size_t vocab, const char* what,
+                   Context& ctx) {
+  require(from.size() == N, "model: %zu %s, expected %zu", from.size(), what, N);
+  for (size_t i = 0; i < N; i++)
+    require(from[i] >= 0 && size_t(from[i]) < vocab, "model: %s[%zu] is %d, expected 0 to %zu (--vocab=%zu)", what, i,
+            from[i], vocab - 1, vocab);
+  ctx.upload(to.data(), from.data(), N);
+}
+
+}  // namespace
+
+// ---- forward
+
+void Model::forward(const Batch& batch, std::optional<uint64_t> dropout_draw) {
+  Memory& m = *memory_;
+  Layers& l = *layers_;
+  require(batch.B <= B_ && batch.T <= T_ && batch.T > 0,
+          "model: a batch of %zu x %zu tokens, expected at most %zu x %zu", batch.B, batch.T, B_, T_);
+  Pass& pass = m.pass.emplace(batch.B, batch.T, m.ctx, &m.rope);
+  if (dropout_draw) pass.drop(config.dropout, m.seed, *dropout_draw, 2 * config.layers + 1);
+
+  upload_tokens(m.ids, batch.ids, batch.N(), config.vocab, "ids", m.ctx);
+  embedding_forward(l.h0, m.ids.data(), l.embed.value, l.positions.value, l.scale.value, batch.N(), batch.T,
+                    config.hidden, config.vocab, m.ctx);
+  Hidden h = {l.h0, nullptr};
+  for (Block& block : l.blocks) h = block.forward(h, pass);
+  l.y = h.x;
+  if (!l.post) {
+    const Join last = join_at(2 * config.layers, block_config(config), pass);
+    l.y = l.final_norm.forward(h.x, h.branch, last, batch.N(), m.ctx);
+  }
+}
+
+// ---- backward
+
+void Model::backward(const Batch& batch, float share, float* loss) {
+  Range range("loss and backward");
+  Memory& m = *memory_;
+  Layers& l = *layers_;
+  const size_t N = batch.N(), C = config.hidden, V = config.vocab;
+  require(m.pass && m.pass->B == batch.B && m.pass->T == batch.T, "model: a backward without its forward");
+
+  upload_tokens(m.targets, batch.targets, N, V, "targets", m.ctx);
+  const Weight& head = config.tied ? l.embed : l.lm_head;
+  linear_cross_entropy(l.losses, l.post ? l.dh : l.dy, head.grad, l.logits, l.y, head.value, m.targets.data(),
+                       share / float(N), N, C, V, chunk_rows(), m.ctx);
+  mean(loss, l.losses, N, m.ctx);
+
+  const float* dbranch = l.post ? nullptr : l.final_norm.backward(l.dh, l.dbranch, l.dy, nullptr, N, m.ctx);
+  for (size_t i = l.blocks.size(); i-- > 0;) dbranch = l.blocks[i].backward(l.dh, dbranch, l.dbranch, *m.pass);
+
+  m.groups.build(batch.ids.data(), N, V, m.ctx);
+  embedding_backward(l.embed.grad, l.dh, m.groups, l.scale.value, C, m.ctx);
+  if (config.position == Position::learned)
+    embedding_positions_backward(l.positions.grad, l.dh, batch.B, batch.T, C, m.ctx);
+  if (config.embedding_scale)
+    embedding_scale_backward(l.scale.grad, l.embedding_row_sums, l.dh, m.ids.data(), l.embed.value, N, C, V, m.ctx);
+}
+
+// ---- losses and logits alone
+
+float Model::loss(const Batch& batch) {
+  forward(batch);
+  Layers& l = *layers_;
+  Context& ctx = memory_->ctx;
+  const Weight& head = config.tied ? l.embed : l.lm_head;
+  upload_tokens(memory_->targets, batch.targets, batch.N(), config.vocab, "targets", ctx);
+  linear_cross_entropy(l.losses, nullptr, nullptr, l.logits, l.y, head.value, memory_->targets.data(), 0.0f, batch.N(),
+                       config.hidden, config.vocab, chunk_rows(), ctx);
+  mean(memory_->loss.data(), l.losses, batch.N(), ctx);
+  ctx.synchronize();
+  return memory_->loss.download()[0];
+}
+
+std::vector<float> Model::next_token_logits(const std::vector<int>& ids) {
+  forward({ids, ids, 1, ids.size()});
+  Layers& l = *layers_;
+  Context& ctx = memory_->ctx;
+  const size_t C = config.hidden, V = config.vocab;
+  const Weight& head = config.tied ? l.embed : l.lm_head;
+  matmul(l.logits, l.y + (ids.size() - 1) * C, head.value, 1, V, C, Layout::nt, Accumulate::no, ctx);
+  ctx.synchronize();
+  std::vector<float> logits(V);
+  Buffer<float>::copy_to_host(ctx.device, logits.data(), l.logits, V);
+  return logits;
+}
+
+// ---- what it is made of
+
+void Model::parameters(const ParameterVisitor& visit) {
+  Layers& l = *layers_;
+  const size_t V = config.vocab, C = config.hidden;
+  const Use embed_use = config.tied ? Use::product : Use::lookup;
+  visit(l.embed, "model.embed_tokens.weight", {V, C}, Init::normal(), Decay::yes, embed_use);
+  if (config.position == Position::learned)
+    visit(l.positions, "model.embed_positions.weight", {config.context, C}, Init::normal(), Decay::yes, Use::lookup);
+  if (config.embedding_scale)
+    visit(l.scale, "model.embed_scale", {1}, Init::constant(std::sqrt(double(C))), Decay::no, Use::scale);
+  for (size_t i = 0; i < l.blocks.size(); i++)
+    l.blocks[i].parameters(visit.under("model.layers." + std::to_string(i) + "."));
+  if (!l.post) l.final_norm.parameters(visit.under("model.norm."));
+  if (!config.tied) visit(l.lm_head, "lm_head.weight", {V, C}, Init::normal(), Decay::yes, Use::product);
+}
+
+void Model::activations(const TensorVisitor& visit) {
+  Layers& l = *layers_;
+  const size_t N = B_ * T_;
+  visit(l.h0, "embedding", {N, config.hidden});
+  for (Block& block : l.blocks) block.activations(visit, N);
+  if (!l.post) l.final_norm.activations(visit.of("final norm"), N);
+  visit(l.losses, "losses", {N});
+  visit(l.logits, "logits of a chunk", {chunk_rows(), config.vocab});
+}
+
+void Model::first_block_activations(const TensorVisitor& visit) {
+  layers_->blocks[0].activations(visit, B_ * T_);
+}
+
+void Model::gradients(const TensorVisitor& visit) {
+  Layers& l = *layers_;
+  const size_t N = B_ * T_, C = config.hidden;
+  const bool plain_join = config.clip_output == 0 && config.clip_residual == 0 && config.dropout == 0;
+  if (!l.post) visit(l.dy, "d final norm output", {N, C});
+  visit(l.dh, "d residual stream", {N, C});
+  if (!plain_join) visit(l.dbranch, "d branch", {N, C});
+  if (config.embedding_scale) visit(l.embedding_row_sums, "d embedding scale, by token", {N});
+}
+
+std::vector<TensorList> Model::temporaries() {
+  std::vector<TensorList> turns;
+  const size_t N = B_ * T_;
+  for (Block& block : layers_->blocks)
+    turns.push_back([&block, N](const TensorVisitor& visit) { block.temporaries(visit, N); });
+  if (!layers_->post)
+    turns.push_back([this, N](const TensorVisitor& visit) { layers_->final_norm.temporaries(visit, N); });
+  return turns;
+}
+
+double Model::flops_per_token(size_t T) const {
+  double flops = weights.product_flops();
+  for (const Block& block : layers_->blocks) flops += block.pair_flops(T);
+  return flops;
+}
+
+// ---- memory
+
+namespace {
+
+ModelConfig checked(const ModelConfig& config) {
+  validate(config);
+  return config;
+}
+
+}  // namespace
+
+Model::Model(const ModelConfig& c)
+    : config(checked(c)),
+      layers_(std::make_unique<Layers>(c)),
+      weights([this](const ParameterVisitor& visit) { parameters(visit); }) {}
+
+Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& ctx) : Model(c) {
+  plan(B, T);
+  memory_ = std::make_unique<Memory>(ctx, seed);
+  weights.allocate([this](const ParameterVisitor& visit) { parameters(visit); }, ctx.device);
+  weights.initialise(seed);
+  Memory& m = *memory_;
+  if (config.position == Position::rope)
+    m.rope = make_rope_tables(T, config.rope_dims(), config.rope_theta, ctx.device);
+
+  const TensorList kept = [this](const TensorVisitor& visit) { activations(visit); };
+  m.activations = Buffer<char>(ctx.device, activation_bytes());
+  place_tensors(m.activations.data(), kept);
+
+  const TensorList between = [this](const TensorVisitor& visit) { gradients(visit); };
+  m.gradients = Buffer<char>(ctx.device, gradient_bytes());
+  place_tensors(m.gradients.data(), between);
+  char* const turns = m.gradients.data() + bytes_of(between);
+  for (const TensorList& turn : temporaries()) place_tensors(turns, turn);
+
+  m.ids = Buffer<int>(ctx.device, B * T);
+  m.targets = Buffer<int>(ctx.device, B * T);
+  m.loss = Buffer<float>(ctx.device, 1);
+}
+
+Model::~Model() = default;
+
+void Model::plan(size_t B, size_t T) {
+  size_t N;
+  require(!__builtin_mul_overflow(B, T, &N), "--batch=%zu times --context=%zu overflows", B, T);
+  B_ = B;
+  T_ = T;
+}
+
+size_t Model::chunk_rows() const {
+  return linear_cross_entropy_chunk_rows(B_ * T_, config.vocab);
+}
+
+size_t Model::activation_bytes() {
+  return bytes_of([this](const TensorVisitor& visit) { activations(visit); });
+}
+
+// Layers run one after another in the backward, so they take turns in the same memory.
+size_t Model::gradient_bytes() {
+  size_t largest = 0;
+  for (const TensorList& turn : temporaries()) largest = std::max(largest, bytes_of(turn));
+  return add_sizes(largest, bytes_of([this](const TensorVisitor& visit) { gradients(visit); }));
+}
+
+size_t Model::allocated_bytes() const {
+  return memory_ ? memory_->activations.size() + memory_->gradients.size() : 0;
+}
+
+}  // namespace gated

@@ -1,0 +1,81 @@
+// model: embedding, blocks, final norm, output matmul with its loss: the whole architecture of a dense Qwen3 or GPT-2,
+// with the norms, gates and FFNs that flags choose. Parameters' names follow Hugging Face (transformers, qwen3).
+//
+//   h = scale * E[ids] + P[positions];  h = block_i(h);  logits = N(h) W_lm^T;  loss = mean cross-entropy of the next token
+//   (with --norm-placement=post the last block ends in a norm: logits = h W_lm^T)
+//   scale is 1 or learned (--embedding-scale), P is 0 or learned (--position=learned)
+// shapes: ids, targets (B,T) int32; h (N,C), N = B*T | layers/model.cu, tests/test_model.cpp
+#pragma once
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "layers/model_config.cuh"
+#include "layers/parameters.h"
+
+namespace gated {
+
+// B sequences of T tokens, and for each token the one that comes next. In host memory; read before a call returns.
+struct Batch {
+  const std::vector<int>&ids, &targets;  // (B,T)
+  size_t B, T;
+
+  size_t N() const { return B * T; }
+};
+
+class Model {
+  struct Layers;  // layers/model.cu
+  struct Memory;
+
+ public:
+  const ModelConfig config;
+
+  // The architecture alone: what it is made of can be listed, nothing can be run.
+  explicit Model(const ModelConfig& config);
+  // With memory for batches of up to B sequences of up to T tokens; weights from `seed`.
+  Model(const ModelConfig& config, size_t B, size_t T, uint64_t seed, Context& ctx);
+  Model(const Model&) = delete;
+  ~Model();
+
+  // From tokens to what the output matmul reads. dropout_draw: the number of this micro-batch in the run, from which
+  // dropout draws; without it nothing drops.
+  void forward(const Batch& batch, std::optional<uint64_t> dropout_draw = {});
+
+  // After forward of the same batch: writes the mean loss over B*T targets to `loss` (one float on the device) and adds the
+  // gradient of share * loss to weights.grads.
+  void backward(const Batch& batch, float share, float* loss);
+
+  // The mean loss alone, without dropout. Waits for the device.
+  float loss(const Batch& batch);
+
+  // Logits (V) behind the last token of one sequence. Waits for the device.
+  std::vector<float> next_token_logits(const std::vector<int>& ids);
+
+  // ---- what it is made of
+
+  // The batch that the lists and sizes below are for.
+  void plan(size_t B, size_t T);
+  void parameters(const ParameterVisitor& visit);
+  void activations(const TensorVisitor& visit);  // what the forward leaves for the backward
+  void gradients(const TensorVisitor& visit);    // what lives from layer to layer in the backward
+  void first_block_activations(const TensorVisitor& visit);
+
+  size_t context() const { return T_; }
+  double flops_per_token(size_t T) const;  // of training
+  size_t activation_bytes();
+  size_t gradient_bytes();         // of gradients that are no parameter's
+  size_t allocated_bytes() const;  // of both
+
+ private:
+  size_t chunk_rows() const;              // of the logits that are in memory at a time
+  std::vector<TensorList> temporaries();  // of each layer; they take turns in the same memory
+
+  std::unique_ptr<Layers> layers_;
+  std::unique_ptr<Memory> memory_;  // of a model that can run
+  size_t B_ = 0, T_ = 0;
+
+ public:
+  Parameters weights;
+};
+
+}  // namespace gated

@@ -1,0 +1,112 @@
+#include "layers/parameters.h"
+
+#include "core/philox.cuh"
+
+namespace gated {
+
+size_t count(const Shape& shape) {
+  size_t n = 1;
+  for (size_t d : shape) require(!__builtin_mul_overflow(n, d, &n), "a tensor's shape overflows: lower the sizes");
+  return n;
+}
+
+size_t add_sizes(size_t a, size_t b) {
+  require(!__builtin_add_overflow(a, b, &a), "the model's sizes overflow: lower them");
+  return a;
+}
+
+// ---- tensors
+
+namespace {
+
+constexpr size_t transaction = 128;  // bytes
+
+size_t padded_bytes(size_t bytes) {
+  return add_sizes(bytes, transaction - 1) / transaction * transaction;
+}
+
+// Parameters begin at multiples of 32 elements.
+size_t padded_elements(size_t n) {
+  return padded_bytes(n * sizeof(float)) / sizeof(float);
+}
+
+// FNV-1a over the name (RFC 9923).
+uint64_t hash_of(const std::string& name) {
+  uint64_t h = 0xcbf29ce484222325;
+  for (unsigned char c : name) h = (h ^ c) * 0x100000001b3;
+  return h;
+}
+
+}  // namespace
+
+size_t TensorVisitor::bytes_of(const Shape& shape, size_t element) {
+  size_t bytes = count(shape);
+  require(!__builtin_mul_overflow(bytes, element, &bytes), "a tensor's shape overflows: lower the sizes");
+  return bytes;
+}
+
+size_t bytes_of(const TensorList& list) {
+  size_t total = 0;
+  list(TensorVisitor(
+      [&](const TensorVisitor::Tensor& t, const auto&) { total = add_sizes(total, padded_bytes(t.bytes)); }));
+  return total;
+}
+
+void place_tensors(void* memory, const TensorList& list) {
+  char* next = static_cast<char*>(memory);
+  list(TensorVisitor([&](const TensorVisitor::Tensor& t, const std::function<void(void*)>& place) {
+    place(next);
+    next += padded_bytes(t.bytes);
+  }));
+}
+
+// ---- parameters
+
+Parameters::Parameters(const List& list) {
+  list(ParameterVisitor([&](Weight&, const Parameter& p) {
+    list_.push_back(p);
+    list_.back().offset = size_;
+    size_t bytes;
+    require(!__builtin_mul_overflow(p.size, sizeof(float), &bytes), "the parameters' sizes overflow: lower them");
+    size_ = add_sizes(size_, padded_elements(p.size));
+  }));
+}
+
+void Parameters::allocate(const List& list, Device device) {
+  values = Buffer<float>(device, size_);
+  grads = Buffer<float>(device, size_);
+  size_t i = 0;
+  list(ParameterVisitor([&](Weight& weight, const Parameter&) {
+    const size_t offset = list_[i++].offset;
+    weight = {values.data() + offset, grads.data() + offset};
+  }));
+}
+
+void Parameters::initialise(uint64_t seed) {
+  std::vector<float> host(size_, 0.0f);
+  for (const Parameter& p : list_) {
+    const uint64_t stream = stream_of(Purpose::init, hash_of(p.name));
+#pragma omp parallel for
+    for (size_t pair = 0; pair < ceil_div(p.size, 2); pair++) {
+      const NormalPair draw = p.init.random ? normal_pair(seed, stream, pair) : NormalPair{{1, 1}};
+      for (size_t k = 0; k < 2 && 2 * pair + k < p.size; k++)
+        host[p.offset + 2 * pair + k] = float(p.init.value * draw.z[k]);
+    }
+  }
+  values.upload(host);
+}
+
+size_t Parameters::total() const {
+  size_t n = 0;
+  for (const Parameter& p : list_) n += p.size;
+  return n;
+}
+
+double Parameters::product_flops() const {
+  double flops = 0;
+  for (const Parameter& p : list_)
+    if (p.use == Use::product) flops += 6.0 * p.share * double(p.size);
+  return flops;
+}
+
+}  // namespace gated

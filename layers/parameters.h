@@ -1,0 +1,143 @@
+// parameters: how a layer says which tensors it needs, and the memory that they get.
+//
+// A layer lists its tensors in three functions. Each calls visit once for every tensor:
+//   parameters(visit)        visit(weight, name, shape, init, decay, use)    weights with gradients
+//   activations(visit, N)    visit(pointer, name, shape)                     written by forward, read by backward
+//   temporaries(visit, N)    visit(pointer, name, shape)                     live inside one layer's backward
+// Allocation, initialisation, the optimizer, checkpoints, FLOPs and the fingerprint all walk these lists: there is no
+// second list that could drift from the first. The type of a pointer says how its elements are stored, and memory is
+// counted in bytes. tests/test_model.cpp
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/context.cuh"
+
+namespace gated {
+
+// A parameter as its layer sees it: the values and their gradient, on the device. Values are fp32 masters.
+struct Weight {
+  float* value = nullptr;
+  float* grad = nullptr;
+};
+
+// How a parameter starts: N(0, std), with 0.02 for every linear layer and embedding (Qwen3), or all at one value.
+struct Init {
+  bool random;
+  double value;  // the standard deviation, or the constant
+
+  static constexpr Init normal(double std = 0.02) { return {true, std}; }
+  static constexpr Init constant(double value) { return {false, value}; }
+};
+
+enum class Decay { no, yes };
+
+// What a parameter does, which decides its FLOPs: a factor of a matrix product costs 2 for every element and token in the
+// forward and 4 in the backward. A table that is looked up and a scale or shift of elements cost next to nothing.
+enum class Use { product, lookup, scale };
+
+using Shape = std::vector<size_t>;
+
+// Elements of a shape; refuses a product that overflows.
+size_t count(const Shape& shape);
+
+// Sum and product of sizes, refused where they overflow.
+size_t add_sizes(size_t a, size_t b);
+
+// A parameter as the program sees it: what the visitor said, and where it lies in the flat buffers.
+struct Parameter {
+  std::string name;
+  Shape shape;
+  Init init;
+  Decay decay;
+  Use use;
+  double share;   // of all tokens that meet it: 1, or for an expert its share of the tokens
+  size_t offset;  // in elements
+  size_t size;
+};
+
+// What a layer's parameters() calls.
+class ParameterVisitor {
+ public:
+  using Function = std::function<void(Weight&, const Parameter&)>;  // offset is not known yet
+  explicit ParameterVisitor(Function f, std::string prefix = "", double share = 1)
+      : f_(std::move(f)), prefix_(std::move(prefix)), share_(share) {}
+
+  void operator()(Weight& weight, const std::string& name, Shape shape, Init init, Decay decay, Use use) const {
+    const size_t n = count(shape);
+    f_(weight, {prefix_ + name, std::move(shape), init, decay, use, share_, 0, n});
+  }
+  // The same visitor for a part of the layer: every name stands under `prefix`.
+  ParameterVisitor under(const std::string& prefix) const { return ParameterVisitor(f_, prefix_ + prefix, share_); }
+  // For a part that only a share of the tokens goes through.
+  ParameterVisitor for_share(double share) const { return ParameterVisitor(f_, prefix_, share_ * share); }
+
+ private:
+  Function f_;
+  std::string prefix_;
+  double share_;
+};
+
+// What a layer's activations() and temporaries() call. `pointer` is where the layer keeps the tensor's address.
+class TensorVisitor {
+ public:
+  struct Tensor {
+    std::string name;
+    Shape shape;
+    size_t bytes;
+  };
+  using Function = std::function<void(const Tensor&, const std::function<void(void*)>& place)>;
+  explicit TensorVisitor(Function f, std::string part = "") : f_(std::move(f)), part_(std::move(part)) {}
+
+  template <class T>
+  void operator()(T*& pointer, const std::string& name, const Shape& shape) const {
+    f_({part_.empty() ? name : part_ + ": " + name, shape, bytes_of(shape, sizeof(T))},
+       [&pointer](void* memory) { pointer = static_cast<T*>(memory); });
+  }
+  // The same visitor for a part of the layer.
+  TensorVisitor of(const std::string& part) const { return TensorVisitor(f_, part); }
+
+ private:
+  static size_t bytes_of(const Shape& shape, size_t element);
+  Function f_;
+  std::string part_;
+};
+
+// A function that lists tensors, such as [&](const TensorVisitor& visit) { layer.activations(visit, N); }.
+using TensorList = std::function<void(const TensorVisitor&)>;
+
+// The bytes that the tensors of a list need, each beginning at a multiple of 128 (a GPU's memory transaction).
+size_t bytes_of(const TensorList& list);
+
+// Hands those tensors their places in `memory`.
+void place_tensors(void* memory, const TensorList& list);
+
+// All weights of a model in one flat buffer, and their gradients in another with the same offsets.
+class Parameters {
+ public:
+  using List = std::function<void(const ParameterVisitor&)>;
+
+  // Lists what list(visit) names. Memory comes with allocate().
+  explicit Parameters(const List& list);
+  void allocate(const List& list, Device device);
+
+  // Every value is a function of (seed, parameter name, index): a variant that adds a parameter leaves the others'
+  // starting values as they were. Padding between tensors is zero, so that sums over a flat buffer may run across it.
+  void initialise(uint64_t seed);
+
+  const std::vector<Parameter>& list() const { return list_; }
+  size_t flat_size() const { return size_; }  // elements of a flat buffer, padding included
+  size_t total() const;                       // elements of all parameters
+
+  // FLOPs of the matrix products with parameters, forward and backward, for one token.
+  double product_flops() const;
+
+  Buffer<float> values, grads;
+
+ private:
+  std::vector<Parameter> list_;
+  size_t size_ = 0;
+};
+
+}  // namespace gated

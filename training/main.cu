@@ -1,0 +1,74 @@
+// main: from the command line to a run on a device.
+//
+// g++ compiles this for the CPU and the emulator, and, where nvcc is found, nvcc compiles it once more for the GPU.
+// main() stands in the g++ half; --device decides which half runs.
+#include <signal.h>
+
+#include <cstdio>
+
+#include "training/command_line.h"
+#include "training/describe.h"
+#include "training/match_params.h"
+#include "training/threads.h"
+#include "training/trainer.h"
+
+#ifdef __CUDACC__
+
+bool cuda_answers() {
+  int devices = 0;
+  const bool found = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+  cudaGetLastError();
+  return found;
+}
+// The nvcc half reads the same command line again: its Config is a type of its own.
+void train_on_cuda(int argc, char** argv) {
+  gated::Config config;
+  gated::parse_command_line(config, argc, argv);
+  gated::train(config, gated::Device::cuda);
+}
+
+#else
+
+#ifdef WITH_CUDA
+bool cuda_answers();
+void train_on_cuda(int argc, char** argv);
+#else
+static bool cuda_answers() {
+  return false;
+}
+static void train_on_cuda(int, char**) {
+  gated::fail("--device=cuda: this build has no CUDA: install nvcc, then make");
+}
+#endif
+
+int main(int argc, char** argv) try {
+  using gated::DeviceChoice;
+  gated::limit_spinning(argv);
+  signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a write that fails with a message, not a death
+  gated::Config config;
+  if (!gated::parse_command_line(config, argc, argv)) return 0;
+  if (config.describe) {
+    config.model.vocab = gated::open_data(config.data).train->vocab();
+    gated::choose_ffn_width(config);
+    fputs(gated::describe(config).c_str(), stdout);
+    return 0;
+  }
+  const bool gpu = cuda_answers();
+  gated::require(
+      gpu || config.device != DeviceChoice::cuda,
+      "--device=cuda: no GPU answers here: use --device=cpu, or --device=emulated to run the kernels without one");
+  if (config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && gpu)) {
+    train_on_cuda(argc, argv);
+  } else {
+    gated::train(config, config.device == DeviceChoice::emulated ? gated::Device::emulated : gated::Device::cpu);
+  }
+  return 0;
+} catch (const std::bad_alloc&) {
+  fprintf(stderr, "error: out of memory: use a smaller --batch, --context or model\n");
+  return 1;
+} catch (const std::exception& e) {
+  fprintf(stderr, "error: %s\n", e.what());
+  return 1;
+}
+
+#endif

@@ -1,0 +1,114 @@
+#include "training/trainer.h"
+
+#include <cmath>
+
+#include "training/memory.h"
+
+namespace gated {
+
+namespace {
+
+// Before minutes go into weights that would find no room. One more copy of them passes through host memory.
+const ModelConfig& that_fits(const Config& c, Device device) {
+  const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.micro_batches);
+  require_memory(device, double(m.total()) + (device == Device::cuda ? 0 : double(m.weights)));
+  return c.model;
+}
+
+}  // namespace
+
+Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx)
+    : config(c),
+      model(that_fits(c, ctx.device), c.batch, c.model.context, c.seed, ctx),
+      optimizer(model.weights, c.micro_batches, ctx),
+      loader_(loader),
+      ctx_(ctx),
+      ids_(c.batch * c.model.context),
+      targets_(ids_.size()),
+      losses_(ctx.device, c.micro_batches),
+      sent_losses_{{c.micro_batches, ctx}, {c.micro_batches, ctx}},
+      sent_norm_{{1, ctx}, {1, ctx}} {}
+
+double Trainer::steps_per_epoch() const {
+  return double(loader_.epoch_sequences()) / double(config.batch * config.micro_batches);
+}
+
+// ---- a step
+
+Batch Trainer::training_batch(size_t m) {
+  loader_.training_batch(steps_done_, m, 0, ids_.data(), targets_.data());
+  return {ids_, targets_, config.batch, config.model.context};
+}
+
+void Trainer::end_step() {
+  require(steps_done_ - results_given_ < 2, "trainer: results() of the last two steps were not taken");
+  sent_losses_[steps_done_ % 2].start(losses_.data());
+  sent_norm_[steps_done_ % 2].start(optimizer.norm());
+  steps_done_++;
+}
+
+std::vector<StepResult> Trainer::results(size_t in_flight) {
+  std::vector<StepResult> results;
+  while (results_given_ + in_flight < steps_done_) {
+    const size_t slot = results_given_ % 2, step = ++results_given_;
+    const float* losses = sent_losses_[slot].wait();
+    double loss = 0;  // every micro-batch has as many targets: the mean of the means is the mean
+    for (size_t m = 0; m < config.micro_batches; m++) loss += losses[m];
+    const StepResult r = {step, float(loss / double(config.micro_batches)), *sent_norm_[slot].wait(),
+                          config.schedule.at(step)};
+    require(std::isfinite(r.loss) && std::isfinite(r.gradient_norm),
+            "step %zu: the loss is %g and the gradient norm %g: training has diverged; lower --lr (now %g at its peak) "
+            "or lengthen --warmup. Step %zu is the last that moved the weights",
+            step, double(r.loss), double(r.gradient_norm), double(config.schedule.peak), step - 1);
+    results.push_back(r);
+  }
+  return results;
+}
+
+// ---- between steps
+
+double Trainer::validate(size_t batches) {
+  batches = std::min(batches, loader_.validation_batches());
+  double loss = 0;
+  for (size_t i = 0; i < batches; i++) {
+    loader_.validation_batch(i, ids_.data(), targets_.data());
+    loss += model.loss({ids_, targets_, config.batch, config.model.context});
+  }
+  return loss / double(batches);
+}
+
+std::vector<TensorView> Trainer::views(const std::string& prefix, const std::vector<float>& flat) const {
+  std::vector<TensorView> tensors;
+  for (const Parameter& p : model.weights.list()) tensors.push_back({prefix + p.name, p.shape, flat.data() + p.offset});
+  return tensors;
+}
+
+std::string Trainer::fingerprint() const {
+  ctx_.synchronize();
+  const std::vector<float> weights = model.weights.values.download();
+  return gated::fingerprint(views("", weights));
+}
+
+void Trainer::save(std::map<std::string, std::string> metadata) const {
+  ctx_.synchronize();
+  const std::vector<float> weights = model.weights.values.download(), m = optimizer.m.download(),
+                           v = optimizer.v.download();
+  std::vector<TensorView> tensors = views("", weights);
+  for (const TensorView& t : views("optimizer.m.", m)) tensors.push_back(t);
+  for (const TensorView& t : views("optimizer.v.", v)) tensors.push_back(t);
+  save_step(config.out, steps_done_, tensors, std::move(metadata), config.keep);
+}
+
+void Trainer::load(const Checkpoint& checkpoint) {
+  auto read = [&](const std::string& prefix, Buffer<float>& to) {
+    std::vector<float> host(to.size(), 0.0f);
+    for (const Parameter& p : model.weights.list()) checkpoint.read(prefix + p.name, p.shape, host.data() + p.offset);
+    to.upload(host);
+  };
+  read("", model.weights.values);
+  read("optimizer.m.", optimizer.m);
+  read("optimizer.v.", optimizer.v);
+  steps_done_ = results_given_ = checkpoint.step();
+}
+
+}  // namespace gated

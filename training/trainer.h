@@ -1,0 +1,84 @@
+// trainer: what a run has from step to step: the model, the optimizer, the place in the data; what of it a checkpoint
+// holds; and what a step reports.
+//
+// The state of a run is the step, the weights and AdamW's two moments; which tokens a step sees and which learning
+// rate it has are functions of the step. So a run that is resumed cannot differ from one that was not.
+//
+// The host does not wait for the device inside a step. Loss and gradient norm of a step travel while the next one runs:
+// results() gives those that are due. tests/test_trainer.cpp
+#pragma once
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "dataloader/loader.h"
+#include "layers/model.h"
+#include "training/checkpoint.h"
+#include "training/config.h"
+#include "training/optimizer.cuh"
+
+namespace gated {
+
+struct StepResult {
+  size_t step;
+  float loss;           // mean over the step's targets, before the update
+  float gradient_norm;  // before clipping
+  float learning_rate;
+};
+
+class Trainer {
+ public:
+  // Refuses before anything is allocated what the device has no memory for.
+  Trainer(const Config& config, const TokenLoader& loader, Context& ctx);
+
+  const Config& config;
+  Model model;
+  Optimizer optimizer;
+
+  size_t steps_done() const { return steps_done_; }
+  size_t tokens_per_step() const { return ids_.size() * config.micro_batches; }
+  double steps_per_epoch() const;
+
+  // ---- for training_step()
+
+  // The tokens of micro-batch m of the step after those that are done. They stay until the next call.
+  Batch training_batch(size_t m);
+  // The number of that micro-batch in the run.
+  uint64_t draw(size_t m) const { return steps_done_ * config.micro_batches + m; }
+  // Where its mean loss goes, on the device.
+  float* loss(size_t m) { return losses_.data() + m; }
+  // The step is launched: its loss and norm start on their way to the host.
+  void end_step();
+
+  // The results, in order, that have not been given yet: of every step but the newest `in_flight`, for which it does not
+  // wait. Refuses a step whose loss or norm is not finite: training has diverged.
+  std::vector<StepResult> results(size_t in_flight = 0);
+
+  // ---- between steps
+
+  // Mean loss over the first `batches` validation batches, or over all where there are fewer.
+  double validate(size_t batches);
+  // 16 hex digits over every weight's name, shape and bits.
+  std::string fingerprint() const;
+  void save(std::map<std::string, std::string> metadata) const;
+  void load(const Checkpoint& checkpoint);
+
+ private:
+  std::vector<TensorView> views(const std::string& prefix, const std::vector<float>& flat) const;
+
+  const TokenLoader& loader_;
+  Context& ctx_;
+  size_t steps_done_ = 0, results_given_ = 0;
+  std::vector<int> ids_, targets_;
+  Buffer<float> losses_;                           // of a step's micro-batches
+  Readback<float> sent_losses_[2], sent_norm_[2];  // of the last two steps, in turns
+};
+
+// One step of training: forward and backward of every micro-batch, then the update. Stands in train_gpt.cu.
+void training_step(Trainer& trainer);
+
+// A whole run on one device, as the flags say. Stands in train_gpt.cu.
+void train(Config& config, Device device);
+
+}  // namespace gated
