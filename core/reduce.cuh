@@ -266,25 +266,33 @@ inline size_t column_reduce_scratch(size_t rows, size_t cols, size_t K = 1) {
   return (slices + ceil_div(slices, column_slice)) * K * cols * sizeof(float);
 }
 
-// out[k][c] += sum k over rows of fold(acc, row, c), in the canonical order, on the stream's device.
+// out[k][c] += the sum down a column whose slices have been summed: level (slices,K,cols) holds their sums, and is
+// overwritten. Slices are added as rows were, until one is left. level has column_reduce_scratch() bytes in all.
+template <size_t K>
+void column_add_slices(const std::array<float*, K>& out, float* level, size_t slices, size_t cols, Context& ctx) {
+  const unsigned threads = 128;
+  const size_t sums = K * cols;
+  float* next = level + slices * sums;  // a level and the one above it take turns
+  using Add = OneSum<AddRows<float>>;
+  for (size_t n = slices; n > 1; n = ceil_div(n, column_slice)) {
+    launch(column_slices_kernel<1, Add>, grid_of(ceil_div(n, column_slice) * ceil_div(sums, threads)), threads, 0, ctx,
+           next, n, sums, Add{{level, sums}});
+    std::swap(level, next);
+  }
+  launch(column_add_kernel<K>, grid_of(ceil_div(cols, threads)), threads, 0, ctx, out, level, cols);
+}
+
+// out[k][c] += sum k over rows of fold(acc, row, c), in the canonical order, on the device of the context.
 template <size_t K, class Fold>
 void column_reduce_add(const std::array<float*, K>& out, size_t rows, size_t cols, Fold fold, Context& ctx) {
   if (rows == 0 || cols == 0) return;
   if (ctx.device == Device::cpu) return column_reduce_add_ref(out, rows, cols, fold);
-  const size_t slices = ceil_div(rows, column_slice), sums = K * cols;
-  float* level =
-      ctx.scratch(column_reduce_scratch(rows, cols, K) / sizeof(float));  // a level and the one above it, in turn
-  float* next = level + slices * sums;
+  const size_t slices = ceil_div(rows, column_slice);
   const unsigned threads = 128;
-  auto grid = [&](size_t slices, size_t columns) { return grid_of(slices * ceil_div(columns, threads)); };
-  launch(column_slices_kernel<K, Fold>, grid(slices, cols), threads, 0, ctx, level, rows, cols, fold);
-  for (size_t n = slices; n > 1; n = ceil_div(n, column_slice)) {
-    using Add = OneSum<AddRows<float>>;
-    launch(column_slices_kernel<1, Add>, grid(ceil_div(n, column_slice), sums), threads, 0, ctx, next, n, sums,
-           Add{{level, sums}});
-    std::swap(level, next);
-  }
-  launch(column_add_kernel<K>, grid(1, cols), threads, 0, ctx, out, level, cols);
+  float* level = ctx.scratch(column_reduce_scratch(rows, cols, K) / sizeof(float));
+  launch(column_slices_kernel<K, Fold>, grid_of(slices * ceil_div(cols, threads)), threads, 0, ctx, level, rows, cols,
+         fold);
+  column_add_slices(out, level, slices, cols, ctx);
 }
 
 template <class Fold>

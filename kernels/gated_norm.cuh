@@ -23,6 +23,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/activation.cuh"
 #include "kernels/gate.cuh"
 #include "kernels/matmul.cuh"
 #include "kernels/residual.cuh"
@@ -50,6 +51,8 @@ struct GatedNormParameters {
 };
 using GatedNormWeights = GatedNormParameters<const float*>;
 using GatedNormGradients = GatedNormParameters<float*>;
+
+using GateActivations = ActivationSet<Sigmoid, NsSigmoid, Silu, Tanh, Identity>;
 
 // ---- formulas, shared by reference and kernels
 
@@ -104,6 +107,23 @@ T* gated_norm_block_memory(size_t n) {
   return memory.data();
 }
 
+inline void gate_forward_of(float* y, const float* x, const float* z, size_t N, size_t C, size_t group,
+                            const GateOp& op) {
+  gate_forward_cpu(y, x, z, N, C, group, op);
+}
+inline void gate_forward_of(double* y, const double* x, const double* z, size_t N, size_t C, size_t group,
+                            const GateOp& op) {
+  gate_forward_ref(y, x, z, N, C, group, op);
+}
+inline void gate_backward_of(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N, size_t C,
+                             size_t group, const GateOp& op) {
+  gate_backward_cpu(dx, dz, dy, x, z, N, C, group, op);
+}
+inline void gate_backward_of(double* dx, double* dz, const double* dy, const double* x, const double* z, size_t N,
+                             size_t C, size_t group, const GateOp& op) {
+  gate_backward_ref(dx, dz, dy, x, z, N, C, group, op);
+}
+
 template <class F>
 void with_norm_under_gate(NormGateBase base, F f) {
   base == NormGateBase::rmsnorm ? f(std::true_type()) : f(std::false_type());
@@ -135,7 +155,7 @@ void gated_norm_forward_steps(T* y, T* r, T* low, const ResidualForwardOf<T>& in
     multiply(lows, ns, weights.down, rows, rank, C, Layout::nt, Accumulate::no);
     activation_forward_ref<Silu>(act, lows, rows * rank);
     multiply(z, act, weights.up, rows, scores, rank, Layout::nt, Accumulate::no);
-    gate_forward_ref<Act>(ns, ns, z, rows, C, C / scores, shape.op);
+    gate_forward_of(ns, ns, z, rows, C, C / scores, shape.op);
   }
 }
 
@@ -172,7 +192,7 @@ void gated_norm_backward_steps(const ResidualBackwardOf<T>& out, const GatedNorm
     });
     activation_forward_ref<Silu>(act, lows, rows * rank);
     multiply(dz, act, weights.up, rows, scores, rank, Layout::nt, Accumulate::no);  // z, until dz is over it
-    gate_backward_ref<Act>(dns, dz, dy + row0 * C, ns, dz, rows, C, C / scores, shape.op);
+    gate_backward_of(dns, dz, dy + row0 * C, ns, dz, rows, C, C / scores, shape.op);
     multiply(dlow, dz, weights.up, rows, rank, scores, Layout::nn, Accumulate::no);
     activation_backward_ref<Silu>(dlow, dlow, lows, rows * rank);
     multiply(dns, dlow, weights.down, rows, C, rank, Layout::nn, Accumulate::yes);
@@ -424,7 +444,8 @@ __global__ void __launch_bounds__(gated_norm::threads)
 
   for (size_t c = lane_column(); c < C; c += chunk) {
     const Quads n = block.n(block.unit(block.load(x, c)), c), z = block.z(act, c);
-    const Quads q = quads([&](int k, int e) { return op.y(n.row[k].v[e], op.template score<Act>(z.row[k].v[e])); });
+    const Quads q =
+        quads([&](int k, int e) { return gate_y(op, n.row[k].v[e], op.scale * Act::value(z.row[k].v[e])); });
     for (int k = 0; k < warp_rows; k++)
       if (block.has(block.row0 + k)) store_quad<aligned>(y + (block.row0 + k) * C, c, C, q.row[k]);
   }
@@ -454,7 +475,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
       const Quads n = block.n(block.unit(block.load(out.x, c)), c), z = block.z(act, c);
       const Quads d = block.load(dy, c);
       store_tile(tile, quads([&](int k, int e) {
-                   return d.row[k].v[e] * op.dy_ds(n.row[k].v[e]) * op.template slope<Act>(z.row[k].v[e]);
+                   return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * (op.scale * Act::slope(z.row[k].v[e]));
                  }));
       __syncthreads();
       block.contract(dlows, total, tile, weights.up, c0);
@@ -465,13 +486,13 @@ __global__ void __launch_bounds__(gated_norm::threads)
     for (size_t c = lane_column(); c < C; c += chunk) {
       const Quads n = block.n(block.unit(block.load(out.x, c)), c), d = block.load(dy, c);
       each_element([&](int k, int e) {
-        if (c + e < C) chain[k][e] = fused(d.row[k].v[e], op.dy_ds(n.row[k].v[e]), chain[k][e]);
+        if (c + e < C) chain[k][e] = fused(d.row[k].v[e], gate_dy_ds(op, n.row[k].v[e]), chain[k][e]);
       });
     }
     const Quads z = block.z(act, 0);
 #pragma unroll
     for (int k = 0; k < warp_rows; k++) {
-      const float dz = row_sum(chain[k]) * op.template slope<Act>(z.row[k].v[0]);
+      const float dz = row_sum(chain[k]) * (op.scale * Act::slope(z.row[k].v[0]));
       if (first_lane && block.has(block.row0 + k)) dscores[block.row0 + k] = dz;
       for (size_t j = threadIdx.x % 32; j < rank; j += 32)
         total[j * rows + warp_offset() + k] = fused(dz, weights.up[j], 0.0f);
@@ -497,8 +518,8 @@ __global__ void __launch_bounds__(gated_norm::threads)
       const Quads by_low = block.expand(dlows, weights.down, C, c);
       const Quad w = load_quad<aligned>(weights.w, c, C);
       const Quads dx = quads([&](int k, int e) {
-        const float u = unit.row[k].v[e], s = op.template score<Act>(z.row[k].v[e]);
-        const float g = block.norm.g(d.row[k].v[e] * op.dy_dx(s) + by_low.row[k].v[e], u, w.v[e]);
+        const float u = unit.row[k].v[e], s = op.scale * Act::value(z.row[k].v[e]);
+        const float g = block.norm.g(d.row[k].v[e] * gate_dy_dx(op, s) + by_low.row[k].v[e], u, w.v[e]);
         if (c + e < C) chain[k][e] = block.norm.add_to_row(chain[k][e], g, u, x.row[k].v[e]);
         return block.norm.dx(g, u, mean[k], block.r[k]);
       });
@@ -549,10 +570,10 @@ __global__ void __launch_bounds__(gated_norm::threads)
     store_tile(ns, n);
     store_tile(dzs, quads([&](int k, int e) {
                  if (scores < C) return block.has(block.row0 + k) ? dscores[block.row0 + k] : 0.0f;
-                 return d.row[k].v[e] * op.dy_ds(n.row[k].v[e]) * op.template slope<Act>(z.row[k].v[e]);
+                 return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * (op.scale * Act::slope(z.row[k].v[e]));
                }));
     store_tile(dns, quads([&](int k, int e) {
-                 return d.row[k].v[e] * op.dy_dx(op.template score<Act>(z.row[k].v[e])) + by_low.row[k].v[e];
+                 return d.row[k].v[e] * gate_dy_dx(op, op.scale * Act::value(z.row[k].v[e])) + by_low.row[k].v[e];
                }));
     __syncthreads();
 

@@ -1,15 +1,15 @@
 // gate: a score for what attention computes, from the hidden state x       (Gated Attention, arXiv 2505.06708)
 //
-//   --gate=elementwise   y = in * act(x W_g^T)      a score for every element              kernels/gate.cuh
-//   --gate=headwise      y = in * act(x W_g^T)      a score for every head                 kernels/gate.cuh
-//   --gate-shared        y = in * mean over heads of act(x W_g^T)                          kernels/shared_gate.cuh
-//   --gate-input=none    y = in * act(theta)        learned, the same for every token      kernels/static_gate.cuh
+//   --gate=elementwise   y = in * act(x W_g^T)      a score for every element              kernels/gate.cu
+//   --gate=headwise      y = in * act(x W_g^T)      a score for every head                 kernels/gate.cu
+//   --gate-shared        y = in * mean over heads of act(x W_g^T)                          kernels/shared_gate.cu
+//   --gate-input=none    y = in * act(theta)        learned, the same for every token      kernels/static_gate.cu
 //   --gate-op=add        + in place of *
 // shapes: x (N,C); in, y (N,heads,D) | tests/test_model.cpp
 #pragma once
-#include "kernels/gate.cuh"
-#include "kernels/shared_gate.cuh"
-#include "kernels/static_gate.cuh"
+#include "kernels/gate.h"
+#include "kernels/shared_gate.h"
+#include "kernels/static_gate.h"
 #include "layers/linear.cuh"
 
 namespace gated {

@@ -1,7 +1,7 @@
 // gate_ops: the gates that the tests of gate, shared_gate and static_gate go through: every activation in
 // both forms.
 #pragma once
-#include "kernels/gate.cuh"
+#include "kernels/gate.h"
 
 namespace gated {
 

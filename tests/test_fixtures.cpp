@@ -18,8 +18,8 @@
 #include "kernels/polynorm.cuh"
 #include "kernels/rmsnorm.cuh"
 #include "kernels/rope.h"
-#include "kernels/shared_gate.cuh"
-#include "kernels/static_gate.cuh"
+#include "kernels/shared_gate.h"
+#include "kernels/static_gate.h"
 #include "layers/model.h"
 #include "tests/gate_ops.h"
 #include "tests/harness.h"
@@ -285,29 +285,27 @@ TEST_CASE("fixtures: gates", "[fixtures]") {
   Operation op("gate");
   const Numbers x = op.input("x", n), z = op.input("z", n, 4), theta = op.input("theta", H * D, 4),
                 dy = op.input("dy", n);
-  for (const GateOp& gate : gate_ops)
-    with_activation(GateActivations{}, "gate", gate.act, [&](auto act) {
-      using Act = decltype(act);
-      Numbers y(n), dx(n), dz(n), dz_head(N * H), dtheta(H * D);
-      auto check = [&](const char* kind, const char* score, const Numbers& dscore) {
-        const std::string at = describe(gate) + ", " + kind + ": ";
-        op.check(at + "y", y);
-        op.check(at + "dx", dx);
-        op.check(at + score, dscore);
-      };
-      gate_forward_ref<Act>(y.data(), x.data(), z.data(), N, H * D, 1, gate);
-      gate_backward_ref<Act>(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H * D, 1, gate);
-      check("element", "dz", dz);
-      gate_forward_ref<Act>(y.data(), x.data(), z.data(), N, H * D, D, gate);
-      gate_backward_ref<Act>(dx.data(), dz_head.data(), dy.data(), x.data(), z.data(), N, H * D, D, gate);
-      check("head", "dz", dz_head);
-      shared_gate_forward_ref<Act>(y.data(), x.data(), z.data(), N, H, D, gate);
-      shared_gate_backward_ref<Act>(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, gate);
-      check("shared", "dz", dz);
-      static_gate_forward_ref<Act>(y.data(), x.data(), theta.data(), N, H * D, gate);
-      static_gate_backward_ref<Act>(dx.data(), dtheta.data(), dy.data(), x.data(), theta.data(), N, H * D, gate);
-      check("static", "dtheta", dtheta);
-    });
+  for (const GateOp& gate : gate_ops) {
+    Numbers y(n), dx(n), dz(n), dz_head(N * H), dtheta(H * D);
+    auto check = [&](const char* kind, const char* score, const Numbers& dscore) {
+      const std::string at = describe(gate) + ", " + kind + ": ";
+      op.check(at + "y", y);
+      op.check(at + "dx", dx);
+      op.check(at + score, dscore);
+    };
+    gate_forward_ref(y.data(), x.data(), z.data(), N, H * D, 1, gate);
+    gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H * D, 1, gate);
+    check("element", "dz", dz);
+    gate_forward_ref(y.data(), x.data(), z.data(), N, H * D, D, gate);
+    gate_backward_ref(dx.data(), dz_head.data(), dy.data(), x.data(), z.data(), N, H * D, D, gate);
+    check("head", "dz", dz_head);
+    shared_gate_forward_ref(y.data(), x.data(), z.data(), N, H, D, gate);
+    shared_gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, gate);
+    check("shared", "dz", dz);
+    static_gate_forward_ref(y.data(), x.data(), theta.data(), N, H * D, gate);
+    static_gate_backward_ref(dx.data(), dtheta.data(), dy.data(), x.data(), theta.data(), N, H * D, gate);
+    check("static", "dtheta", dtheta);
+  }
   op.finish();
 }
 

@@ -1,6 +1,6 @@
 // shared_gate: the reference against finite differences, against the gate with a score of its own where they
 // coincide, the kernels against the reference.
-#include "kernels/shared_gate.cuh"
+#include "kernels/shared_gate.h"
 
 #include "tests/gate_ops.h"
 #include "tests/harness.h"
@@ -11,29 +11,26 @@ TEST_CASE("shared_gate: gradients against finite differences", "[gradcheck]") {
   const size_t N = 2, H = 3, D = 5, n = N * H * D;
   const auto x = random_values<double>(n, 1), z = random_values<double>(n, 2, 4.0);
   const auto dy = random_values<double>(n, 3);
-  for (const GateOp& op : gate_ops)
-    with_activation(GateActivations{}, "test", op.act, [&](auto act) {
-      using Act = decltype(act);
-      INFO(describe(op));
-      std::vector<double> y(n), dx(n), dz(n);
-      shared_gate_backward_ref<Act>(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, op);
-      auto loss = [&](const std::vector<double>& x, const std::vector<double>& z) {
-        shared_gate_forward_ref<Act>(y.data(), x.data(), z.data(), N, H, D, op);
-        return dot(y, dy);
-      };
-      check_gradient(
-          "x", [&](auto& v) { return loss(v, z); }, x, dx);
-      check_gradient(
-          "z", [&](auto& v) { return loss(x, v); }, z, dz);
-    });
+  for (const GateOp& op : gate_ops) {
+    INFO(describe(op));
+    std::vector<double> y(n), dx(n), dz(n);
+    shared_gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, op);
+    auto loss = [&](const std::vector<double>& x, const std::vector<double>& z) {
+      shared_gate_forward_ref(y.data(), x.data(), z.data(), N, H, D, op);
+      return dot(y, dy);
+    };
+    check_gradient(
+        "x", [&](auto& v) { return loss(v, z); }, x, dx);
+    check_gradient(
+        "z", [&](auto& v) { return loss(x, v); }, z, dz);
+  }
 }
 
 TEST_CASE("shared_gate: the average of the scores, in the order stated", "[bitwise]") {
   const size_t N = 3, H = 7, D = 9;
   const auto x = random_values<float>(N * H * D, 1), z = random_values<float>(N * H * D, 2, 4.0f);
   std::vector<float> y(N * H * D), expected(N * H * D);
-  Context cpu(Device::cpu);
-  shared_gate_forward(y.data(), x.data(), z.data(), N, H, D, {}, cpu);
+  shared_gate_forward_ref(y.data(), x.data(), z.data(), N, H, D, GateOp{});
   for (size_t n = 0; n < N; n++)
     for (size_t d = 0; d < D; d++) {
       float s = 0;
@@ -46,7 +43,6 @@ TEST_CASE("shared_gate: the average of the scores, in the order stated", "[bitwi
 // With one head, or two of equal logits, the average is the score itself.
 TEST_CASE("shared_gate: of heads with equal logits it is the gate of each", "[bitwise]") {
   const size_t N = 4, D = 11;
-  Context cpu(Device::cpu);
   for (size_t H : {1, 2}) {
     const auto x = random_values<float>(N * H * D, 1), logits = random_values<float>(N * D, 2, 4.0f);
     const auto dy = random_values<float>(N * H * D, 3);
@@ -55,10 +51,10 @@ TEST_CASE("shared_gate: of heads with equal logits it is the gate of each", "[bi
     std::vector<float> y(z.size()), dx(z.size()), dz(z.size()), y1(z.size()), dx1(z.size()), dz1(z.size());
     for (const GateOp& op : gate_ops) {
       INFO(describe(op) << ", H " << H);
-      shared_gate_forward(y.data(), x.data(), z.data(), N, H, D, op, cpu);
-      shared_gate_backward(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, op, cpu);
-      gate_forward(y1.data(), x.data(), z.data(), N * H, D, 1, op, cpu);
-      gate_backward(dx1.data(), dz1.data(), dy.data(), x.data(), z.data(), N * H, D, 1, op, cpu);
+      shared_gate_forward_ref(y.data(), x.data(), z.data(), N, H, D, op);
+      shared_gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, op);
+      gate_forward_ref(y1.data(), x.data(), z.data(), N * H, D, 1, op);
+      gate_backward_ref(dx1.data(), dz1.data(), dy.data(), x.data(), z.data(), N * H, D, 1, op);
       REQUIRE_BITWISE(y1, y);
       REQUIRE_BITWISE(dx1, dx);
       if (H == 1) REQUIRE_BITWISE(dz1, dz);
@@ -68,7 +64,6 @@ TEST_CASE("shared_gate: of heads with equal logits it is the gate of each", "[bi
 
 TEST_CASE("shared_gate: kernels equal the reference bit for bit", "[bitwise]") {
   const struct { size_t N, H, D; } sizes[] = {{13, 3, 20}, {5, 1, 1}, {7, 4, 13}, {0, 2, 8}, {3, 2, 1030}, {33, 8, 64}};
-  Context cpu(Device::cpu);
   for (auto [N, H, D] : sizes)
     for (const GateOp& op : gate_ops) {
       INFO("N " << N << " H " << H << " D " << D << " " << describe(op));
@@ -78,15 +73,9 @@ TEST_CASE("shared_gate: kernels equal the reference bit for bit", "[bitwise]") {
       const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f};
       for (size_t i = 0; i < 4 && 3 * i < n; i++) z[i] = x[3 * i] = extremes[i];
 
-      std::vector<float> y(n, NAN), dx(n, NAN), dz(n, NAN), y_over_x = x, dx_over_dy = dy, dz_over_z = z;
-      shared_gate_forward(y.data(), x.data(), z.data(), N, H, D, op, cpu);
-      shared_gate_backward(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, op, cpu);
-      shared_gate_forward(y_over_x.data(), y_over_x.data(), z.data(), N, H, D, op, cpu);
-      shared_gate_backward(dx_over_dy.data(), dz_over_z.data(), dx_over_dy.data(), x.data(), dz_over_z.data(), N, H, D,
-                           op, cpu);
-      REQUIRE_BITWISE(y, y_over_x);
-      REQUIRE_BITWISE(dx, dx_over_dy);
-      REQUIRE_BITWISE(dz, dz_over_z);
+      std::vector<float> y(n, NAN), dx(n, NAN), dz(n, NAN);
+      shared_gate_forward_ref(y.data(), x.data(), z.data(), N, H, D, op);
+      shared_gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, op);
 
       auto x_and_more = x, z_and_more = z, dy_and_more = dy;
       for (auto* v : {&x_and_more, &z_and_more, &dy_and_more}) v->resize(n + 3, 1.0f);

@@ -211,8 +211,8 @@ inline std::vector<Flag> list_flags(Config& c) {
                  "weight of the RMS norms");
   t.number("--norm-rank", m.norm.gate.rank, size_t{1}, size_t{512}, "rank of GatedNorm's gate");
   t.choice<NormGateScore>("--norm-gate", m.norm.gate.score,
-                          {{"elementwise", NormGateScore::elementwise, "kernels/gate.cuh", "a score for every element"},
-                           {"tensorwise", NormGateScore::tensorwise, "kernels/gate.cuh", "a score for every token"}},
+                          {{"elementwise", NormGateScore::elementwise, "kernels/gate.cu", "a score for every element"},
+                           {"tensorwise", NormGateScore::tensorwise, "kernels/gate.cu", "a score for every token"}},
                           "scores of GatedNorm's gate");
   t.choice<Activation>("--norm-gate-act", m.norm.gate.op.act,
                        {{"sigmoid", Activation::sigmoid, "core/activation.cuh", "1 / (1 + e^-z)"},
@@ -239,14 +239,14 @@ inline std::vector<Flag> list_flags(Config& c) {
                           {"g5", GatePosition::g5, "layers/gate.cuh", "the output of the output projection is"}},
                          "what of attention is gated");
   t.choice<GateScore>("--gate", m.attention.gate.score,
-                      {{"elementwise", GateScore::elementwise, "kernels/gate.cuh", "a score for every element"},
-                       {"headwise", GateScore::headwise, "kernels/gate.cuh", "a score for every head"}},
+                      {{"elementwise", GateScore::elementwise, "kernels/gate.cu", "a score for every element"},
+                       {"headwise", GateScore::headwise, "kernels/gate.cu", "a score for every head"}},
                       "scores of the attention gate");
   t.toggle("--gate-shared", m.attention.gate.shared,
-           "the gate's score is the mean over heads (kernels/shared_gate.cuh)");
+           "the gate's score is the mean over heads (kernels/shared_gate.cu)");
   t.choice<bool>("--gate-op", m.attention.gate.op.additive,
-                 {{"mul", false, "kernels/gate.cuh", "what is gated, times the score"},
-                  {"add", true, "kernels/gate.cuh", "plus the score"}},
+                 {{"mul", false, "kernels/gate.cu", "what is gated, times the score"},
+                  {"add", true, "kernels/gate.cu", "plus the score"}},
                  "how a score is applied");
   t.choice<Activation>(
       "--gate-act", m.attention.gate.op.act,
@@ -257,7 +257,7 @@ inline std::vector<Flag> list_flags(Config& c) {
       "the gate's activation");
   t.choice<GateInput>("--gate-input", m.attention.gate.input,
                       {{"hidden", GateInput::hidden, "layers/gate.cuh", "a projection of the hidden state"},
-                       {"none", GateInput::none, "kernels/static_gate.cuh", "learned, the same for every token"}},
+                       {"none", GateInput::none, "kernels/static_gate.cu", "learned, the same for every token"}},
                       "what the gate sees");
   t.choice<AttentionScore>(
       "--attn-score", m.attention.score,

@@ -1,0 +1,80 @@
+// shared_gate on the CPU. The reference (kernels/shared_gate.cu) goes down the heads of one column after the other. Here a
+// thread takes a token whole, and rows of D meet rows of D, in loops that are compiled for each activation and form. The
+// terms of a column still come in ascending h, so the bits are the same.
+#include <vector>
+
+#include "kernels/shared_gate.h"
+
+namespace gated {
+
+// s (D) = the mean over heads of the scores of z (H,D).
+template <Activation act>
+static void shared_score_loop(float* s, const float* z, size_t H, size_t D, float scale) {
+  for (size_t d = 0; d < D; d++) s[d] = 0.0f;
+  for (size_t h = 0; h < H; h++)
+#pragma omp simd
+    for (size_t d = 0; d < D; d++) s[d] = s[d] + scale * activation_value(act, z[h * D + d]);
+  for (size_t d = 0; d < D; d++) s[d] = s[d] / float(H);
+}
+
+template <bool additive>
+static void shared_gate_forward_tokens(float* y, const float* x, const float* z, size_t N, size_t H, size_t D,
+                                       const GateOp& op) {
+#pragma omp parallel
+  {
+    std::vector<float> mean(D);
+    float* s = mean.data();
+#pragma omp for
+    for (size_t n = 0; n < N; n++) {
+      const size_t token = n * H * D;
+      with_known_activation(op.act, [&](auto act) { shared_score_loop<act>(s, z + token, H, D, op.scale); });
+      for (size_t head = token; head < token + H * D; head += D)
+#pragma omp simd
+        for (size_t d = 0; d < D; d++) y[head + d] = additive ? x[head + d] + s[d] : x[head + d] * s[d];
+    }
+  }
+}
+
+// The activations of a token are wanted twice, for scores and slopes, so they are computed once and kept.
+template <bool additive>
+static void shared_gate_backward_tokens(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N,
+                                        size_t H, size_t D, const GateOp& op) {
+#pragma omp parallel
+  {
+    std::vector<float> scores(H * D), slopes(H * D), mean(D), sum(D);
+    float *s = mean.data(), *ds = sum.data();
+#pragma omp for
+    for (size_t n = 0; n < N; n++) {
+      const size_t token = n * H * D;
+      gate_scores_cpu(scores.data(), slopes.data(), z + token, H * D, op);
+      for (size_t d = 0; d < D; d++) s[d] = ds[d] = 0.0f;
+      for (const float* score = scores.data(); score < scores.data() + H * D; score += D)
+        for (size_t d = 0; d < D; d++) s[d] = s[d] + score[d];
+      for (size_t d = 0; d < D; d++) s[d] = s[d] / float(H);
+      for (size_t head = token; head < token + H * D; head += D)
+#pragma omp simd
+        for (size_t d = 0; d < D; d++) {
+          const float dyd = dy[head + d];
+          ds[d] = fused(dyd, additive ? 1.0f : x[head + d], ds[d]);
+          dx[head + d] = additive ? dyd : dyd * s[d];
+        }
+      for (size_t d = 0; d < D; d++) ds[d] = ds[d] / float(H);
+      for (size_t i = 0; i < H * D; i += D)
+#pragma omp simd
+        for (size_t d = 0; d < D; d++) dz[token + i + d] = ds[d] * slopes[i + d];
+    }
+  }
+}
+
+void shared_gate_forward_cpu(float* y, const float* x, const float* z, size_t N, size_t H, size_t D, const GateOp& op) {
+  auto* tokens = op.additive ? shared_gate_forward_tokens<true> : shared_gate_forward_tokens<false>;
+  tokens(y, x, z, N, H, D, op);
+}
+
+void shared_gate_backward_cpu(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N, size_t H,
+                              size_t D, const GateOp& op) {
+  auto* tokens = op.additive ? shared_gate_backward_tokens<true> : shared_gate_backward_tokens<false>;
+  tokens(dx, dz, dy, x, z, N, H, D, op);
+}
+
+}  // namespace gated

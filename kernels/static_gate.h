@@ -1,0 +1,26 @@
+// static_gate: a gate (kernels/gate.h) whose logits are parameters. What it computes, and how: kernels/static_gate.cu
+#pragma once
+#include "kernels/gate.h"
+
+namespace gated {
+
+// x, y (N,C); theta (C): one logit a column. y is written; y may be x.
+void static_gate_forward(float* y, const float* x, const float* theta, size_t N, size_t C, const GateOp& op,
+                         Context& ctx);
+// dx (N,C) is written, dtheta (C) accumulated; dx may be dy.
+void static_gate_backward(float* dx, float* dtheta, const float* dy, const float* x, const float* theta, size_t N,
+                          size_t C, const GateOp& op, Context& ctx);
+// Bytes of scratch that it takes on a GPU.
+size_t static_gate_backward_scratch(size_t N, size_t C);
+
+template <class T>
+void static_gate_forward_ref(T* y, const T* x, const T* theta, size_t N, size_t C, GateOp op);
+template <class T>
+void static_gate_backward_ref(T* dx, T* dtheta, const T* dy, const T* x, const T* theta, size_t N, size_t C, GateOp op);
+
+// Their twins for training on the CPU: kernels/static_gate_cpu.cpp
+void static_gate_forward_cpu(float* y, const float* x, const float* theta, size_t N, size_t C, const GateOp& op);
+void static_gate_backward_cpu(float* dx, float* dtheta, const float* dy, const float* x, const float* theta, size_t N,
+                              size_t C, const GateOp& op);
+
+}  // namespace gated
