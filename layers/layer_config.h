@@ -1,7 +1,7 @@
 // layer_config: what chooses the parts of a layer. Which flag sets a field: training/config.h.
 #pragma once
 #include "kernels/attention.cuh"
-#include "kernels/gate.cuh"
+#include "kernels/gate.h"
 #include "kernels/gated_norm.cuh"
 #include "layers/parameters.h"
 
