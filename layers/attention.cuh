@@ -3,17 +3,17 @@
 //   q, k, v = x W_q^T, x W_k^T, x W_v^T;  q, k normed over D, then rotated;  y = o W_o^T         (Qwen3)
 //   --attn=g1..g5  a gate (layers/gate.cuh) on one value of that line, arXiv 2505.06708:
 //                  g1 behind attention (o), g2 on v, g3 on k, g4 on q (both before QK-norm and RoPE), g5 behind W_o (y)
-//   --attn-score   softmax, or a sigmoid of each score alone                        kernels/attention.cuh
-//   --attn-sink    a learnable logit per head, or a learnable key and value         kernels/attention_extra.cuh
-//   --window       how far back a query sees                                        kernels/attention.cuh
+//   --attn-score   softmax, or a sigmoid of each score alone                        kernels/attention.cu
+//   --attn-sink    a learnable logit per head, or a learnable key and value         kernels/sinks.cu
+//   --window       how far back a query sees                                        kernels/attention.cu
 //   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cuh, activation.cu
 // shapes: x, y (N,C), N = B*T; q, o (B,T,H,D); k, v (B,T,K,D) | tests/test_model.cpp
 #pragma once
 #include "kernels/activation.h"
-#include "kernels/attention.cuh"
-#include "kernels/attention_extra.cuh"
+#include "kernels/attention.h"
 #include "kernels/rmsnorm.cuh"
 #include "kernels/rope.h"
+#include "kernels/sinks.h"
 #include "layers/gate.cuh"
 #include "layers/linear.cuh"
 #include "layers/mixer.h"
@@ -76,8 +76,8 @@ class Attention final : public Mixer {
     visit(dk_, "d k", {N, c.K, c.D});
     visit(dv_, "d v", {N, c.K, c.D});
     if (c.sink != AttentionSink::none) {
-      visit(extra_p_, "attention to the sink", {N, c.H});
-      visit(extra_ds_, "d attention to the sink", {N, c.H});
+      visit(sink_p_, "attention to the sink", {N, c.H});
+      visit(sink_ds_, "d attention to the sink", {N, c.H});
     }
     if (c.gate_at != GatePosition::none) gate_.temporaries(visit, N);
   }
@@ -107,9 +107,8 @@ class Attention final : public Mixer {
     q_seen_ = turn(q_turned_, q_r_, q_in_, q_norm_, c.H, pass);
     k_seen_ = turn(k_turned_, k_r_, k_in_, k_norm_, c.K, pass);
     v_seen_ = at(GatePosition::g2, v_);
-    if (c.sink == AttentionSink::kv_bias)
-      kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, pass.B, pass.T, c.H, c.D, ctx);
-    attention_forward(o_, lse_, q_seen_, k_seen_, v_seen_, shape(pass), extra(), ctx);
+    if (c.sink == AttentionSink::kv_bias) kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, shape(pass), ctx);
+    attention_forward(o_, lse_, q_seen_, k_seen_, v_seen_, shape(pass), sink(), ctx);
     const float* o = o_;
     if (c.sdpa_out == SdpaOut::groupnorm)
       rmsnorm_forward(o_out_, o_r_, {o_}, nullptr, out_norm_.value, offset(), N * c.H, c.D, c.eps, ctx), o = o_out_;
@@ -135,12 +134,11 @@ class Attention final : public Mixer {
           dout = do_;
     if (c.sdpa_out == SdpaOut::silu)
       activation_backward(do_, dout, o_, N * c.H * c.D, Activation::silu, ctx), dout = do_;
-    attention_backward(dq_, dk_, dv_, extra_p_, extra_ds_, dout, q_seen_, k_seen_, v_seen_, o_, lse_, shape(pass),
-                       extra(), ctx);
-    if (c.sink == AttentionSink::learned) sink_backward(sink_.grad, extra_ds_, pass.B, pass.T, c.H, ctx);
-    if (c.sink == AttentionSink::kv_bias)
-      kv_bias_backward(key_bias_.grad, value_bias_.grad, extra_p_, extra_ds_, q_seen_, dout, pass.B, pass.T, c.H, c.D,
+    attention_backward(dq_, dk_, dv_, sink_p_, sink_ds_, dout, q_seen_, k_seen_, v_seen_, o_, lse_, shape(pass), sink(),
                        ctx);
+    if (c.sink == AttentionSink::learned) sink_backward(sink_.grad, sink_ds_, pass.B, pass.T, c.H, ctx);
+    if (c.sink == AttentionSink::kv_bias)
+      kv_bias_backward(key_bias_.grad, value_bias_.grad, sink_p_, sink_ds_, q_seen_, dout, shape(pass), ctx);
     turn_backward(dq_, q_norm_, q_in_, q_r_, c.H, pass);
     turn_backward(dk_, k_norm_, k_in_, k_r_, c.K, pass);
     wq_.backward(dx, accumulate, at(GatePosition::g4, dq_), x_, N, ctx);
@@ -158,7 +156,7 @@ class Attention final : public Mixer {
   AttentionShape shape(const Pass& pass) const {
     return {pass.B, pass.T, c.H, c.K, c.D, c.window, c.score, c.score_bias};
   }
-  AttentionExtra extra() const {
+  Sink sink() const {
     if (c.sink == AttentionSink::learned) return {sink_.value, false, nullptr, nullptr};
     if (c.sink == AttentionSink::kv_bias) return {sink_logit_, true, key_bias_.value, value_bias_.value};
     return {};
@@ -189,7 +187,7 @@ class Attention final : public Mixer {
               *v_seen_ = nullptr, *o_seen_ = nullptr;
   float *q_, *k_, *v_, *q_r_ = nullptr, *k_r_ = nullptr, *q_turned_ = nullptr, *k_turned_ = nullptr, *o_, *lse_,
                        *sink_logit_ = nullptr, *o_r_ = nullptr, *o_out_ = nullptr, *y_;
-  float *do_, *dq_, *dk_, *dv_, *extra_p_ = nullptr, *extra_ds_ = nullptr;
+  float *do_, *dq_, *dk_, *dv_, *sink_p_ = nullptr, *sink_ds_ = nullptr;
 };
 
 }  // namespace gated

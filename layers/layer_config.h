@@ -1,6 +1,6 @@
 // layer_config: what chooses the parts of a layer. Which flag sets a field: training/config.h.
 #pragma once
-#include "kernels/attention.cuh"
+#include "kernels/attention.h"
 #include "kernels/gate.h"
 #include "kernels/gated_norm.cuh"
 #include "layers/parameters.h"

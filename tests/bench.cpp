@@ -16,8 +16,7 @@
 #include "core/simd.h"
 #include "kernels/activation.h"
 #include "kernels/adamw.cuh"
-#include "kernels/attention.cuh"
-#include "kernels/attention_extra.cuh"
+#include "kernels/attention.h"
 #include "kernels/bias.h"
 #include "kernels/dyt.cuh"
 #include "kernels/embedding.cuh"
@@ -30,6 +29,7 @@
 #include "kernels/polynorm.cuh"
 #include "kernels/rope.h"
 #include "kernels/shared_gate.h"
+#include "kernels/sinks.h"
 #include "kernels/static_gate.h"
 #include "training/command_line.h"
 #include "training/progress.h"
@@ -286,11 +286,10 @@ void bench_operations(Context& ctx, double bandwidth) {
   row("rope forward", 2 * f, [&] { rope_forward(y.data(), x.data(), rope, 0, N / sequence, sequence, H, D, ctx); });
   row("rope forward, half of a head", 2 * f,
       [&] { rope_forward(y.data(), x.data(), half, 0, N / sequence, sequence, H, D, ctx); });
-  row("kv bias logits", f, [&] { kv_bias_logits(r.data(), x.data(), w.data(), N / sequence, sequence, H, D, ctx); });
-  row("kv bias backward", 2 * f, [&] {
-    kv_bias_backward(dw.data(), db.data(), scores.data(), dscores.data(), x.data(), y.data(), N / sequence, sequence, H,
-                     D, ctx);
-  });
+  const AttentionShape heads{N / sequence, sequence, H, H, D};
+  row("kv bias logits", f, [&] { kv_bias_logits(r.data(), x.data(), w.data(), heads, ctx); });
+  row("kv bias backward", 2 * f,
+      [&] { kv_bias_backward(dw.data(), db.data(), scores.data(), dscores.data(), x.data(), y.data(), heads, ctx); });
   row("bias gradient", f, [&] { bias_backward(dw.data(), x.data(), N, C, ctx); });
   std::vector<int> ids(N);
   for (size_t i = 0; i < N; i++) ids[i] = int(i * 7919 % tokens_wide);
@@ -322,7 +321,7 @@ void bench_attention(Context& ctx, double peak) {
   AttentionShape base = {1, 1024, 12, 12, 64}, sigmoid = base, window = base;
   sigmoid.score = AttentionScore::sigmoid, sigmoid.bias = -7;
   window.window = 128;
-  printf("\n%-42s %10s %10s %10s\n", "attention B T H K D", "fwd GFLOP/s", "bwd", "of peak");
+  printf("\n%-42s %10s %10s %10s\n", "attention B T H KVH D", "fwd GFLOP/s", "bwd", "of peak");
   for (const Case& c : {Case{{16, 128, 4, 2, 32}, ""},
                         {{4, 64, 12, 12, 64}, ""},
                         {base, ""},
@@ -332,27 +331,27 @@ void bench_attention(Context& ctx, double peak) {
                         {window, "window 128"},
                         {{1, 1024, 8, 2, 128}, ""}}) {
     const AttentionShape& s = c.shape;
-    const size_t q_size = s.B * s.T * s.H * s.D, k_size = s.B * s.T * s.K * s.D, stats = s.B * s.H * s.T;
+    const size_t q_size = s.B * s.T * s.H * s.D, k_size = s.B * s.T * s.KVH * s.D, stats = s.B * s.H * s.T;
     Buffer<float> q = filled(q_size, 1), k = filled(k_size, 2), v = filled(k_size, 3), o = filled(q_size),
                   dout = filled(q_size, 4), lse = filled(stats), dq = filled(q_size), dk = filled(k_size),
                   dv = filled(k_size), logit = filled(stats, 5), key = filled(s.H * s.D, 6),
-                  value = filled(s.H * s.D, 7), extra_p = filled(stats), extra_ds = filled(stats);
-    AttentionExtra extra;
-    if (c.sink) extra.logit = logit.data();
-    if (c.kv_bias) extra = {logit.data(), true, key.data(), value.data()};
-    auto forward = [&] { attention_forward(o.data(), lse.data(), q.data(), k.data(), v.data(), s, extra, ctx); };
+                  value = filled(s.H * s.D, 7), sink_p = filled(stats), sink_ds = filled(stats);
+    Sink position;
+    if (c.sink) position.logit = logit.data();
+    if (c.kv_bias) position = {logit.data(), true, key.data(), value.data()};
+    auto forward = [&] { attention_forward(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position, ctx); };
     forward();
     const double fwd = best_seconds(ctx, {forward})[0];
     const double bwd =
         best_seconds(ctx, {[&] {
-                       attention_backward(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(),
-                                          q.data(), k.data(), v.data(), o.data(), lse.data(), s, extra, ctx);
+                       attention_backward(dq.data(), dk.data(), dv.data(), sink_p.data(), sink_ds.data(), dout.data(),
+                                          q.data(), k.data(), v.data(), o.data(), lse.data(), s, position, ctx);
                      }})[0];
     // two products forward, five backward, over the pairs that see each other
     double pairs = 0;
     for (size_t i = 0; i < s.T; i++) pairs += double(i + 1 - s.first_key(i));
     const double product = 2 * double(s.B * s.H * s.D) * pairs;
-    const std::string name = format("%zu %zu %zu %zu %zu %s", s.B, s.T, s.H, s.K, s.D, c.what);
+    const std::string name = format("%zu %zu %zu %zu %zu %s", s.B, s.T, s.H, s.KVH, s.D, c.what);
     printf("%-42s %10.1f %10.1f", name.c_str(), 2 * product / fwd * 1e-9, 5 * product / bwd * 1e-9);
     if (peak > 0) printf(" %5.0f/%.0f %%", 200 * product / fwd / peak, 500 * product / bwd / peak);
     printf("\n");

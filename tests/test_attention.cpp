@@ -1,8 +1,6 @@
-// attention: the reference against finite differences, the CPU's tuned twin and the kernels against the
-// reference, and what windows, sigmoid scores and the extra position promise.
-#include "kernels/attention.cuh"
-
-#include <omp.h>
+// attention: the references against finite differences and each other, the CPU's tuned twin and the kernels against the
+// reference, and what windows, sigmoid scores, sinks and strides promise.
+#include "kernels/attention.h"
 
 #include "tests/harness.h"
 
@@ -14,7 +12,7 @@ size_t query_size(const AttentionShape& s) {
   return s.B * s.T * s.H * s.D;
 }
 size_t key_size(const AttentionShape& s) {
-  return s.B * s.T * s.K * s.D;
+  return s.B * s.T * s.KVH * s.D;
 }
 size_t stat_size(const AttentionShape& s) {
   return s.B * s.H * s.T;
@@ -29,44 +27,44 @@ AttentionShape sigmoid(AttentionShape s, float bias) {
   return s;
 }
 
-// Of the extra position; kv_bias has logits of its own here, not those of its key.
-enum class Extra { none, sink, kv_bias };
+// kv_bias has logits of its own here, not those of its key.
+enum class Kind { none, sink, kv_bias };
 
 struct Inputs {
   AttentionShape s;
-  Extra extra;
+  Kind kind;
   std::vector<float> q, k, v, dout, logit, key, value;
-  Inputs(const AttentionShape& s, float scale, Extra extra = Extra::none)
+  Inputs(const AttentionShape& s, float scale, Kind kind = Kind::none)
       : s(s),
-        extra(extra),
+        kind(kind),
         q(random_values<float>(query_size(s), 1, scale)),
         k(random_values<float>(key_size(s), 2, scale)),
         v(random_values<float>(key_size(s), 3)),
         dout(random_values<float>(query_size(s), 4)),
-        logit(random_values<float>(extra == Extra::sink ? s.H : stat_size(s), 5, 2 * scale)),
+        logit(random_values<float>(kind == Kind::sink ? s.H : stat_size(s), 5, 2 * scale)),
         key(random_values<float>(s.H * s.D, 6)),
         value(random_values<float>(s.H * s.D, 7)) {}
-  AttentionExtra position(const float* logit, const float* key, const float* value) const {
-    if (extra == Extra::none) return {};
-    if (extra == Extra::sink) return {logit};
+  Sink position(const float* logit, const float* key, const float* value) const {
+    if (kind == Kind::none) return {};
+    if (kind == Kind::sink) return {logit};
     return {logit, true, key, value};
   }
 };
 
 struct Outputs {
-  std::vector<float> o, lse, dq, dk, dv, extra_p, extra_ds;
+  std::vector<float> o, lse, dq, dk, dv, sink_p, sink_ds;
 };
 
 Outputs reference(const Inputs& in) {
   const AttentionShape& s = in.s;
-  const AttentionExtra extra = in.position(in.logit.data(), in.key.data(), in.value.data());
+  const Sink sink = in.position(in.logit.data(), in.key.data(), in.value.data());
   auto unwritten = [](size_t n) { return std::vector<float>(n, NAN); };
-  const size_t extras = extra.logit ? stat_size(s) : 0;
+  const size_t sinks = sink.logit ? stat_size(s) : 0;
   Outputs r{unwritten(query_size(s)), unwritten(stat_size(s)), unwritten(query_size(s)), unwritten(key_size(s)),
-            unwritten(key_size(s)),   unwritten(extras),       unwritten(extras)};
-  attention_forward_ref(r.o.data(), r.lse.data(), in.q.data(), in.k.data(), in.v.data(), s, extra);
-  attention_backward_ref(r.dq.data(), r.dk.data(), r.dv.data(), r.extra_p.data(), r.extra_ds.data(), in.dout.data(),
-                         in.q.data(), in.k.data(), in.v.data(), r.o.data(), r.lse.data(), s, extra);
+            unwritten(key_size(s)),   unwritten(sinks),        unwritten(sinks)};
+  attention_forward_ref(r.o.data(), r.lse.data(), in.q.data(), in.k.data(), in.v.data(), s, sink);
+  attention_backward_ref(r.dq.data(), r.dk.data(), r.dv.data(), r.sink_p.data(), r.sink_ds.data(), in.dout.data(),
+                         in.q.data(), in.k.data(), in.v.data(), r.o.data(), r.lse.data(), s, sink);
   return r;
 }
 
@@ -74,16 +72,15 @@ Outputs on(Context& ctx, const Inputs& in) {
   const AttentionShape& s = in.s;
   Guarded q(ctx, in.q), k(ctx, in.k), v(ctx, in.v), dout(ctx, in.dout);
   Guarded logit(ctx, in.logit), key(ctx, in.key), value(ctx, in.value);
-  const AttentionExtra extra = in.position(logit, key, value);
-  const size_t extras = extra.logit ? stat_size(s) : 0;
-  Guarded o(ctx, query_size(s)), lse(ctx, stat_size(s)), extra_p(ctx, extras), extra_ds(ctx, extras);
+  const Sink sink = in.position(logit, key, value);
+  const size_t sinks = sink.logit ? stat_size(s) : 0;
+  Guarded o(ctx, query_size(s)), lse(ctx, stat_size(s)), sink_p(ctx, sinks), sink_ds(ctx, sinks);
   Guarded dq(ctx, query_size(s)), dk(ctx, key_size(s)), dv(ctx, key_size(s));
   float* const none = nullptr;
-  attention_forward(o, lse, q, k, v, s, extra, ctx);
-  attention_backward(dq, dk, dv, extras ? extra_p : none, extras ? extra_ds : none, dout, q, k, v, o, lse, s, extra,
-                     ctx);
-  return {o.download(),  lse.download(),     dq.download(),      dk.download(),
-          dv.download(), extra_p.download(), extra_ds.download()};
+  attention_forward(o, lse, q, k, v, s, sink, ctx);
+  attention_backward(dq, dk, dv, sinks ? sink_p : none, sinks ? sink_ds : none, dout, q, k, v, o, lse, s, sink, ctx);
+  return {o.download(),  lse.download(),    dq.download(),     dk.download(),
+          dv.download(), sink_p.download(), sink_ds.download()};
 }
 
 void require_same_attention(const Outputs& expected, const Outputs& got) {
@@ -96,35 +93,55 @@ void require_same_attention(const Outputs& expected, const Outputs& got) {
 
 void require_same(const Outputs& expected, const Outputs& got) {
   require_same_attention(expected, got);
-  REQUIRE_BITWISE(expected.extra_p, got.extra_p);
-  REQUIRE_BITWISE(expected.extra_ds, got.extra_ds);
+  REQUIRE_BITWISE(expected.sink_p, got.sink_p);
+  REQUIRE_BITWISE(expected.sink_ds, got.sink_ds);
 }
 
 }  // namespace
 
-TEST_CASE("attention: gradients against finite differences", "[gradcheck]") {
+TEST_CASE("attention: gradients of plain attention against finite differences", "[gradcheck]") {
+  const size_t B = 2, T = 6, H = 2, D = 3, n = B * T * H * D;
+  const auto q = random_values<double>(n, 1, 2.0), k = random_values<double>(n, 2, 2.0);
+  const auto v = random_values<double>(n, 3), dout = random_values<double>(n, 4);
+  std::vector<double> o(n), lse(B * H * T), dq(n), dk(n), dv(n);
+  auto loss = [&](auto& q, auto& k, auto& v) {
+    plain_attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), B, T, H, D);
+    return dot(o, dout);
+  };
+  loss(q, k, v);
+  plain_attention_backward_ref(dq.data(), dk.data(), dv.data(), dout.data(), q.data(), k.data(), v.data(), o.data(),
+                               lse.data(), B, T, H, D);
+  check_gradient(
+      "q", [&](auto& x) { return loss(x, k, v); }, q, dq);
+  check_gradient(
+      "k", [&](auto& x) { return loss(q, x, v); }, k, dk);
+  check_gradient(
+      "v", [&](auto& x) { return loss(q, k, x); }, v, dv);
+}
+
+TEST_CASE("attention: gradients of its variants against finite differences", "[gradcheck]") {
   const AttentionShape plain{1, 7, 4, 2, 5}, bounded = windowed(plain, 3);
   const struct {
     AttentionShape s;
-    bool extra;
+    bool sink;
   } cases[] = {{plain, false}, {bounded, false}, {sigmoid(plain, -1.5), false}, {sigmoid(bounded, -1.5), false},
                {plain, true},  {bounded, true}};
-  for (const auto& [s, extra] : cases) {
-    INFO("window " << s.window << " sigmoid " << s.sigmoid() << " extra position " << extra);
+  for (const auto& [s, sink] : cases) {
+    INFO("window " << s.window << " sigmoid " << s.sigmoid() << " sink " << sink);
     const auto q = random_values<double>(query_size(s), 1, 2.0), k = random_values<double>(key_size(s), 2, 2.0);
     const auto v = random_values<double>(key_size(s), 3), dout = random_values<double>(query_size(s), 4);
     const auto logit = random_values<double>(stat_size(s), 5, 2.0), value = random_values<double>(s.H * s.D, 6);
-    std::vector<double> o(q.size()), lse(stat_size(s)), dq(q.size()), dk(k.size()), dv(k.size()), extra_p(lse.size()),
-        extra_ds(lse.size());
+    std::vector<double> o(q.size()), lse(stat_size(s)), dq(q.size()), dk(k.size()), dv(k.size()), sink_p(lse.size()),
+        sink_ds(lse.size());
     auto position = [&](const std::vector<double>& logit) {
-      return extra ? AttentionExtraOf<double>{logit.data(), true, nullptr, value.data()} : AttentionExtraOf<double>{};
+      return sink ? SinkOf<double>{logit.data(), true, nullptr, value.data()} : SinkOf<double>{};
     };
     auto loss = [&](auto& q, auto& k, auto& v, auto& logit) {
       attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position(logit));
       return dot(o, dout);
     };
     loss(q, k, v, logit);
-    attention_backward_ref(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(), q.data(),
+    attention_backward_ref(dq.data(), dk.data(), dv.data(), sink_p.data(), sink_ds.data(), dout.data(), q.data(),
                            k.data(), v.data(), o.data(), lse.data(), s, position(logit));
     check_gradient(
         "q", [&](auto& x) { return loss(x, k, v, logit); }, q, dq);
@@ -132,9 +149,9 @@ TEST_CASE("attention: gradients against finite differences", "[gradcheck]") {
         "k", [&](auto& x) { return loss(q, x, v, logit); }, k, dk);
     check_gradient(
         "v", [&](auto& x) { return loss(q, k, x, logit); }, v, dv);
-    if (extra)
+    if (sink)
       check_gradient(
-          "logit", [&](auto& x) { return loss(q, k, v, x); }, logit, extra_ds);
+          "logit", [&](auto& x) { return loss(q, k, v, x); }, logit, sink_ds);
   }
 }
 
@@ -142,10 +159,10 @@ TEST_CASE("attention: one query against the formula", "[reference]") {
   // Two keys with scores 0 and 1/sqrt(2); the first query sees only the first key.
   const std::vector<double> q{0, 0, 3, 1}, k{0, 0, 1, -2}, v{1, 2, 5, -7}, sink{0.5}, value{-3, 4};
   const double root = 1 / std::sqrt(2.0);
-  auto forward = [&](const AttentionShape& s, const AttentionExtraOf<double>& extra,
-                     const std::vector<double>& expected_o, const std::vector<double>& expected_lse) {
+  auto forward = [&](const AttentionShape& s, const SinkOf<double>& position, const std::vector<double>& expected_o,
+                     const std::vector<double>& expected_lse) {
     std::vector<double> o(4), lse(2);
-    attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s, extra);
+    attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position);
     REQUIRE(relative_error(expected_o, o) < 1e-15);
     REQUIRE(relative_error(expected_lse, lse) < 1e-15);
   };
@@ -166,31 +183,145 @@ TEST_CASE("attention: one query against the formula", "[reference]") {
 // included.
 constexpr float plain = 1, large = 9;
 
+TEST_CASE("attention: plain attention has the same bits from every reference and every call", "[bitwise]") {
+  const struct {
+    size_t B, T, H, D;
+    float scale;
+  } sizes[] = {{2, 66, 3, 16, plain}, {1, 40, 2, 5, large}};
+  for (auto [B, T, H, D, scale] : sizes) {
+    const Inputs in({B, T, H, H, D}, scale);
+    const Outputs general = reference(in);
+    Outputs r = general;
+    for (auto* x : {&r.o, &r.lse, &r.dq, &r.dk, &r.dv}) std::fill(x->begin(), x->end(), NAN);
+    plain_attention_forward_ref(r.o.data(), r.lse.data(), in.q.data(), in.k.data(), in.v.data(), B, T, H, D);
+    plain_attention_backward_ref(r.dq.data(), r.dk.data(), r.dv.data(), in.dout.data(), in.q.data(), in.k.data(),
+                                 in.v.data(), r.o.data(), r.lse.data(), B, T, H, D);
+    require_same(r, general);
+    on_every_device([&](Context& ctx) {
+      const size_t n = in.q.size();
+      Guarded q(ctx, in.q), k(ctx, in.k), v(ctx, in.v), dout(ctx, in.dout), o(ctx, n), lse(ctx, stat_size(in.s));
+      Guarded dq(ctx, n), dk(ctx, n), dv(ctx, n);
+      attention_forward(o, lse, q, k, v, in.s, ctx);
+      attention_backward(dq, dk, dv, dout, q, k, v, o, lse, in.s, ctx);
+      require_same(r, {o.download(), lse.download(), dq.download(), dk.download(), dv.download(), {}, {}});
+    });
+  }
+}
+
 TEST_CASE("attention: the CPU twin and the kernels equal the reference bit for bit", "[bitwise]") {
   const struct {
     AttentionShape s;
     float scale;
-    Extra extra;
-  } cases[] = {{{1, 63, 2, 1, 64}, plain, Extra::none},
-               {{1, 130, 3, 1, 20}, large, Extra::none},
-               {{2, 1, 2, 2, 7}, plain, Extra::kv_bias},
-               {{2, 9, 1, 1, 130}, plain, Extra::sink},
-               {{1, 66, 4, 2, 33}, plain, Extra::kv_bias},
-               {{1, 65, 1, 1, 128}, plain, Extra::none},
-               {{3, 17, 6, 2, 1}, large, Extra::kv_bias},
-               {{1, 65, 1, 1, 256}, plain, Extra::kv_bias},
-               {windowed({1, 200, 1, 1, 8}, 70), plain, Extra::none},
-               {windowed({1, 131, 2, 2, 12}, 64), large, Extra::sink},
-               {windowed({2, 130, 1, 1, 5}, 3), plain, Extra::kv_bias},
-               {sigmoid({1, 66, 4, 2, 33}, -4.25f), plain, Extra::none},
-               {sigmoid({2, 63, 1, 1, 16}, 0), large, Extra::none},
-               {sigmoid(windowed({1, 131, 2, 1, 8}, 17), -1), plain, Extra::none}};
-  for (const auto& [s, scale, extra] : cases) {
-    INFO("B " << s.B << " T " << s.T << " H " << s.H << " K " << s.K << " D " << s.D << " window " << s.window
-              << " sigmoid " << s.sigmoid() << " extra " << int(extra));
-    const Inputs in(s, scale, extra);
+    Kind kind;
+  } cases[] = {{{1, 63, 2, 1, 64}, plain, Kind::none},
+               {{1, 130, 3, 1, 20}, large, Kind::none},
+               {{2, 1, 2, 2, 7}, plain, Kind::kv_bias},
+               {{2, 9, 1, 1, 130}, plain, Kind::sink},
+               {{1, 66, 4, 2, 33}, plain, Kind::kv_bias},
+               {{1, 65, 1, 1, 128}, plain, Kind::none},
+               {{3, 17, 6, 2, 1}, large, Kind::kv_bias},
+               {{1, 65, 1, 1, 256}, plain, Kind::kv_bias},
+               {windowed({1, 200, 1, 1, 8}, 70), plain, Kind::none},
+               {windowed({1, 131, 2, 2, 12}, 64), large, Kind::sink},
+               {windowed({2, 130, 1, 1, 5}, 3), plain, Kind::kv_bias},
+               {sigmoid({1, 66, 4, 2, 33}, -4.25f), plain, Kind::none},
+               {sigmoid({2, 63, 1, 1, 16}, 0), large, Kind::none},
+               {sigmoid(windowed({1, 131, 2, 1, 8}, 17), -1), plain, Kind::none}};
+  for (const auto& [s, scale, kind] : cases) {
+    INFO("B " << s.B << " T " << s.T << " H " << s.H << " KVH " << s.KVH << " D " << s.D << " window " << s.window
+              << " sigmoid " << s.sigmoid() << " sink " << int(kind));
+    const Inputs in(s, scale, kind);
     const Outputs expected = reference(in);
     on_every_device([&](Context& ctx) { require_same(expected, on(ctx, in)); });
+  }
+}
+
+TEST_CASE("attention: heads inside wider rows give the bits of packed ones, and nothing between them is touched",
+          "[bitwise]") {
+  struct Strides {
+    size_t q, kv, o;  // more than packed
+    size_t at;        // of q, k and v in their rows
+  };
+  const struct {
+    AttentionShape s;
+    Strides wider;
+    Kind kind;
+  } cases[] = {{{2, 66, 4, 2, 16}, {64, 96, 0, 0}, Kind::kv_bias},  // rows begin on 16 bytes
+               {{1, 70, 2, 1, 8}, {3, 5, 1, 1}, Kind::sink},        // and where they do not
+               {{1, 70, 2, 1, 8}, {3, 3, 3, 1}, Kind::none},
+               {windowed({1, 130, 3, 3, 8}, 20), {2, 0, 8, 0}, Kind::none},
+               {sigmoid({2, 65, 1, 1, 12}, -1), {0, 12, 4, 4}, Kind::none}};
+  for (const auto& [packed, wider, kind] : cases) {
+    INFO("D " << packed.D << " wider by " << wider.q << " " << wider.kv << " " << wider.o);
+    AttentionShape s = packed;
+    s.q_stride = packed.q_step() + wider.q + wider.at;
+    s.kv_stride = packed.kv_step() + wider.kv + wider.at;
+    s.o_stride = packed.o_step() + wider.o + wider.at;
+    const size_t rows = s.B * s.T, at = wider.at;
+    const Inputs in(packed, plain, kind);
+    const Outputs expected = reference(in);
+    // What lies between is NaN in inputs, where it would show in what is computed from it, and 7 in outputs.
+    auto spread = [&](const std::vector<float>& x, size_t stride, float between) {
+      const size_t width = x.size() / rows;
+      std::vector<float> wide(rows * stride, between);
+      for (size_t row = 0; row < rows; row++) std::copy_n(&x[row * width], width, &wide[row * stride + at]);
+      return wide;
+    };
+    auto gather = [&](const std::vector<float>& wide, size_t width) {
+      const size_t stride = wide.size() / rows;
+      std::vector<float> x;
+      for (size_t i = 0; i < wide.size(); i++) {
+        const bool between = i % stride < at || i % stride >= at + width;
+        if (!between) x.push_back(wide[i]);
+        if (between && wide[i] != 7) fail("element %zu of a row of %zu was written", i % stride, stride);
+      }
+      return x;
+    };
+    const size_t q_width = packed.q_step(), kv_width = packed.kv_step(), stats = kind == Kind::none ? 0 : stat_size(s);
+    const std::vector<float> wide_o(rows * s.o_stride, 7), wide_q(rows * s.q_stride, 7), wide_kv(rows * s.kv_stride, 7);
+
+    std::vector<float> o = wide_o, lse(stat_size(s)), dq = wide_q, dk = wide_kv, dv = wide_kv, sink_p(stats),
+                       sink_ds(stats);
+    const auto q = spread(in.q, s.q_stride, NAN), k = spread(in.k, s.kv_stride, NAN),
+               v = spread(in.v, s.kv_stride, NAN), dout = spread(in.dout, s.o_stride, NAN);
+    const Sink on_host = in.position(in.logit.data(), in.key.data(), in.value.data());
+    attention_forward_ref(&o[at], lse.data(), &q[at], &k[at], &v[at], s, on_host);
+    attention_backward_ref(&dq[at], &dk[at], &dv[at], sink_p.data(), sink_ds.data(), &dout[at], &q[at], &k[at], &v[at],
+                           &o[at], lse.data(), s, on_host);
+    require_same(expected, {gather(o, q_width), lse, gather(dq, q_width), gather(dk, kv_width), gather(dv, kv_width),
+                            sink_p, sink_ds});
+
+    on_every_device([&](Context& ctx) {
+      Guarded gq(ctx, q), gk(ctx, k), gv(ctx, v), gdout(ctx, dout);
+      Guarded logit(ctx, in.logit), key(ctx, in.key), value(ctx, in.value);
+      Buffer<float> go(ctx.device, wide_o), gdq(ctx.device, wide_q), gdk(ctx.device, wide_kv), gdv(ctx.device, wide_kv);
+      Guarded glse(ctx, stat_size(s)), gp(ctx, stats), gds(ctx, stats);
+      const Sink sink = in.position(logit, key, value);
+      attention_forward(go.data() + at, glse, gq + at, gk + at, gv + at, s, sink, ctx);
+      attention_backward(gdq.data() + at, gdk.data() + at, gdv.data() + at, gp, gds, gdout + at, gq + at, gk + at,
+                         gv + at, go.data() + at, glse, s, sink, ctx);
+      ctx.synchronize();
+      require_same(expected,
+                   {gather(go.download(), q_width), glse.download(), gather(gdq.download(), q_width),
+                    gather(gdk.download(), kv_width), gather(gdv.download(), kv_width), gp.download(), gds.download()});
+    });
+  }
+}
+
+TEST_CASE("attention: scratch is what is announced", "[scratch]") {
+  for (const AttentionShape& s :
+       {AttentionShape{1, 70, 2, 1, 20}, AttentionShape{3, 65, 4, 2, 8}, windowed({1, 130, 1, 1, 4}, 9)}) {
+    const Inputs in(s, plain);
+    on_every_device([&](Context& ctx) {
+      Guarded q(ctx, in.q), k(ctx, in.k), v(ctx, in.v), dout(ctx, in.dout), o(ctx, query_size(s)),
+          lse(ctx, stat_size(s));
+      Guarded dq(ctx, query_size(s)), dk(ctx, key_size(s)), dv(ctx, key_size(s));
+      attention_forward(o, lse, q, k, v, s, ctx);
+      const size_t forward = attention_forward_scratch(s, ctx.device);
+      REQUIRE(ctx.most_scratch_used() == forward);
+      attention_backward(dq, dk, dv, dout, q, k, v, o, lse, s, ctx);
+      REQUIRE(ctx.most_scratch_used() == std::max(forward, attention_backward_scratch(s, ctx.device)));
+    });
   }
 }
 
@@ -199,7 +330,7 @@ TEST_CASE("attention: no bit depends on what a query does not see", "[bitwise]")
   for (auto [window, t] : cases) {
     INFO("window " << window << " token " << t);
     const AttentionShape s = windowed({1, 80, 2, 1, 12}, window);
-    const Inputs in(s, plain, Extra::kv_bias);
+    const Inputs in(s, plain, Kind::kv_bias);
     const Outputs expected = reference(in);
     // Tokens [from, to) of (T, heads, D).
     auto tokens = [&](const std::vector<float>& x, size_t from, size_t to) {
@@ -245,17 +376,17 @@ TEST_CASE("attention: a window of the whole sequence or more is full attention",
   }
 }
 
-TEST_CASE("attention: an extra position with logit -inf is none", "[bitwise]") {
-  for (Extra extra : {Extra::sink, Extra::kv_bias}) {
-    const AttentionShape s = windowed({1, 66, 2, 1, 4}, extra == Extra::sink ? 0 : 5);
+TEST_CASE("attention: a sink with logit -inf is none", "[bitwise]") {
+  for (Kind kind : {Kind::sink, Kind::kv_bias}) {
+    const AttentionShape s = windowed({1, 66, 2, 1, 4}, kind == Kind::sink ? 0 : 5);
     const Outputs expected = reference(Inputs(s, plain));
-    Inputs in(s, plain, extra);
+    Inputs in(s, plain, kind);
     std::fill(in.logit.begin(), in.logit.end(), -INFINITY);
     require_same_attention(expected, reference(in));
     on_every_device([&](Context& ctx) {
       const Outputs got = on(ctx, in);
       require_same_attention(expected, got);
-      REQUIRE_BITWISE(std::vector<float>(stat_size(s), 0.0f), got.extra_p);
+      REQUIRE_BITWISE(std::vector<float>(stat_size(s), 0.0f), got.sink_p);
     });
   }
 }
@@ -283,7 +414,7 @@ TEST_CASE("attention: query head h reads kv head h/(H/K)", "[reference]") {
   for (size_t t = 0; t < repeated.B * repeated.T; t++)
     for (size_t h = 0; h < repeated.H; h++)
       for (size_t d = 0; d < repeated.D; d++) {
-        const size_t to = (t * repeated.H + h) * repeated.D + d, from = (t * grouped.K + h / 3) * grouped.D + d;
+        const size_t to = (t * repeated.H + h) * repeated.D + d, from = (t * grouped.KVH + h / 3) * grouped.D + d;
         all.k[to] = in.k[from], all.v[to] = in.v[from];
       }
   const Outputs expected = reference(all), got = reference(in);
@@ -295,13 +426,13 @@ TEST_CASE("attention: query head h reads kv head h/(H/K)", "[reference]") {
 TEST_CASE("attention: what it refuses", "[refusal]") {
   Context ctx(Device::cpu);
   // What forward and backward say alike, "" when they take the sizes.
-  auto refusal = [&](const AttentionShape& s, const AttentionExtra& extra = {}) -> std::string {
+  auto refusal = [&](const AttentionShape& s, const Sink& sink = {}) -> std::string {
     float* const no = nullptr;
     try {
-      attention_forward(no, no, no, no, no, s, extra, ctx);
+      attention_forward(no, no, no, no, no, s, sink, ctx);
     } catch (const Error& forward) {
       try {
-        attention_backward(no, no, no, no, no, no, no, no, no, no, no, s, extra, ctx);
+        attention_backward(no, no, no, no, no, no, no, no, no, no, no, s, sink, ctx);
       } catch (const Error& backward) {
         return strchr(forward.what(), ':') == std::string(strchr(backward.what(), ':')) ? forward.what() : "";
       }
@@ -315,11 +446,19 @@ TEST_CASE("attention: what it refuses", "[refusal]") {
           "attention_forward: 2 query heads over 0 kv heads, expected a multiple of the kv heads");
   REQUIRE(refusal({0, 8, 2, 2, 257}) == "attention_forward: head dimension 257, expected at most 256; use more heads");
   REQUIRE(refusal({0, 0, 2, 2, 64}) == "attention_forward: 0 tokens of head dimension 64, expected at least 1 of each");
+  AttentionShape narrow{0, 8, 4, 2, 8};
+  narrow.q_stride = 31;
+  REQUIRE(
+      refusal(narrow) ==
+      "attention_forward: strides 31 of queries and 32 of outputs, expected at least the 32 elements of their heads");
+  narrow = {0, 8, 4, 2, 8};
+  narrow.kv_stride = 15;
+  REQUIRE(refusal(narrow) ==
+          "attention_forward: stride 15 of keys and values, expected at least the 16 elements of their heads");
   const float one = 1;
   REQUIRE(refusal({0, 8, 1, 1, 1}, {&one}) == "");
   REQUIRE(refusal({0, 8, 1, 1, 1}, {nullptr, false, nullptr, &one}) ==
-          "attention_forward: an extra position's key or value without its logit");
+          "attention_forward: a sink's key or value without its logit");
   REQUIRE(refusal(sigmoid({0, 8, 1, 1, 1}, 0), {&one}) ==
-          "attention_forward: an extra position with sigmoid scores, expected softmax: nothing else competes "
-          "with it");
+          "attention_forward: a sink with sigmoid scores, expected softmax: nothing else competes with it");
 }

@@ -9,8 +9,7 @@
 #include <set>
 
 #include "kernels/activation.h"
-#include "kernels/attention.cuh"
-#include "kernels/attention_extra.cuh"
+#include "kernels/attention.h"
 #include "kernels/dyt.cuh"
 #include "kernels/glu.h"
 #include "kernels/layernorm.cuh"
@@ -19,6 +18,7 @@
 #include "kernels/rmsnorm.cuh"
 #include "kernels/rope.h"
 #include "kernels/shared_gate.h"
+#include "kernels/sinks.h"
 #include "kernels/static_gate.h"
 #include "layers/model.h"
 #include "tests/gate_ops.h"
@@ -247,17 +247,17 @@ TEST_CASE("fixtures: attention", "[fixtures]") {
     for (const std::string kind : {"softmax", "sigmoid", "sink", "kv bias"}) {
       AttentionShape shape{B, T, H, K, D, window};
       if (kind == "sigmoid") shape.score = AttentionScore::sigmoid, shape.bias = -1.5f;
-      AttentionExtraOf<double> extra;
-      Numbers logit(B * H * T), o(q.size()), lse(B * H * T), extra_p(lse.size()), extra_ds(lse.size());
-      if (kind == "sink") extra = {sink.data(), false, nullptr, nullptr};
+      SinkOf<double> position;
+      Numbers logit(B * H * T), o(q.size()), lse(B * H * T), sink_p(lse.size()), sink_ds(lse.size());
+      if (kind == "sink") position = {sink.data(), false, nullptr, nullptr};
       if (kind == "kv bias") {
-        kv_bias_logits_ref(logit.data(), q.data(), key.data(), B, T, H, D);
-        extra = {logit.data(), true, key.data(), value.data()};
+        kv_bias_logits_ref(logit.data(), q.data(), key.data(), shape);
+        position = {logit.data(), true, key.data(), value.data()};
       }
       Numbers dq(q.size()), dk(k.size()), dv(v.size());
-      attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), shape, extra);
-      attention_backward_ref(dq.data(), dk.data(), dv.data(), extra_p.data(), extra_ds.data(), dout.data(), q.data(),
-                             k.data(), v.data(), o.data(), lse.data(), shape, extra);
+      attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), shape, position);
+      attention_backward_ref(dq.data(), dk.data(), dv.data(), sink_p.data(), sink_ds.data(), dout.data(), q.data(),
+                             k.data(), v.data(), o.data(), lse.data(), shape, position);
       const std::string at = format("%s, window %zu: ", kind.c_str(), window);
       op.check(at + "y", o);
       op.check(at + "dq", dq);
@@ -266,13 +266,12 @@ TEST_CASE("fixtures: attention", "[fixtures]") {
       if (kind != "sigmoid") op.check(at + "lse", lse);
       if (kind == "sink") {
         Numbers dsink(H);
-        sink_backward_ref(dsink.data(), extra_ds.data(), B, T, H);
+        sink_backward_ref(dsink.data(), sink_ds.data(), B, T, H);
         op.check(at + "dsink", dsink);
       }
       if (kind == "kv bias") {
         Numbers dkey(H * D), dvalue(H * D);
-        kv_bias_backward_ref(dkey.data(), dvalue.data(), extra_p.data(), extra_ds.data(), q.data(), dout.data(), B, T,
-                             H, D);
+        kv_bias_backward_ref(dkey.data(), dvalue.data(), sink_p.data(), sink_ds.data(), q.data(), dout.data(), shape);
         op.check(at + "dkey", dkey);
         op.check(at + "dvalue", dvalue);
       }

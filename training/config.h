@@ -261,15 +261,14 @@ inline std::vector<Flag> list_flags(Config& c) {
                       "what the gate sees");
   t.choice<AttentionScore>(
       "--attn-score", m.attention.score,
-      {{"softmax", AttentionScore::softmax, "kernels/attention.cuh", "weights that add up to 1"},
-       {"sigmoid", AttentionScore::sigmoid, "kernels/attention.cuh", "a sigmoid of each score less log(context)"}},
+      {{"softmax", AttentionScore::softmax, "kernels/attention.cu", "weights that add up to 1"},
+       {"sigmoid", AttentionScore::sigmoid, "kernels/attention.cu", "a sigmoid of each score less log(context)"}},
       "attention weights");
   t.choice<AttentionSink>(
       "--attn-sink", m.attention.sink,
-      {{"none", AttentionSink::none, "kernels/attention.cuh", "keys alone"},
-       {"learned", AttentionSink::learned, "kernels/attention_extra.cuh",
-        "and a learned logit per head, without value"},
-       {"kv-bias", AttentionSink::kv_bias, "kernels/attention_extra.cuh", "and a learned key and value per head"}},
+      {{"none", AttentionSink::none, "kernels/attention.cu", "keys alone"},
+       {"learned", AttentionSink::learned, "kernels/sinks.cu", "and a learned logit per head, without value"},
+       {"kv-bias", AttentionSink::kv_bias, "kernels/sinks.cu", "and a learned key and value per head"}},
       "what a query may attend to");
   t.choice<SdpaOut>("--sdpa-out", m.attention.sdpa_out,
                     {{"plain", SdpaOut::plain, "layers/attention.cuh", "as it is"},
