@@ -107,15 +107,13 @@ $(BUILD)/cuda/program.cu: $(PROGRAM) training/main.cu
 $(BUILD)/cuda/%.cu:
 	@mkdir -p $(@D)
 	printf '#include "%s"\n' $^ >$@
-$(BUILD)/cuda/%.o: $(BUILD)/cuda/%.cu
-	$(NVCC) $(NVCCFLAGS) -c -o $@ $<
-$(BUILD)/cuda/%.a: $(BUILD)/cuda/%.o
-	@rm -f $@
-	ar rcs $@ $^
+# (--keep leaves the PTX that the object was made of, for the lint)
+$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptx &: $(BUILD)/cuda/%.cu
+	$(NVCC) $(NVCCFLAGS) --keep --keep-dir $(@D) -c -o $(@D)/$*.o $<
 $(BUILD)/cuda/tests/%.o: tests/%.cpp
 	@mkdir -p $(@D)
 	$(NVCC) -x cu $(NVCCFLAGS) -c -o $@ $<
-$(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/cuda/kernels.a
+$(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/cuda/kernels.o
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CATCH_LIB) $(CUDA_LIBS)
 
 # ---- tests
@@ -142,10 +140,6 @@ GPU_TESTS := $(filter-out test_simt test_planted_bugs,$(KERNEL_TESTS))
 gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/bench  ## on a machine with a GPU: bitwise tests, sanitizers, fingerprint -> gpu_check.json
 	@scripts/gpu_check.sh gpu_check.json $(BUILD)/cuda/bench $(filter $(BUILD)/cuda/test_%,$^)
 
-# Every kernel that the program holds, through nvcc's front end: the lint needs no GPU.
-$(BUILD)/cuda/kernels.ptx: $(BUILD)/cuda/kernels.cu
-	$(NVCC) $(filter-out -gencode arch=compute_% -lineinfo,$(NVCCFLAGS)) -arch=compute_$(CUDA_ARCH) -ptx -o $@ $<
-
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev): shards, safetensors, flags.
 FUZZ_SECONDS ?= 120
 fuzz:  ## fuzz a reader: make fuzz READER=shards|safetensors|flags FUZZ_SECONDS=120
@@ -157,7 +151,7 @@ fuzz:  ## fuzz a reader: make fuzz READER=shards|safetensors|flags FUZZ_SECONDS=
 
 $(BUILD)/release/bench: $(BUILD)/release/tests/bench.o $(BUILD)/release/program.a $(BUILD)/release/kernels.a
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) -lopenblas
-$(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(BUILD)/cuda/program.a $(BUILD)/cuda/kernels.a
+$(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o
 	$(CXX) -fopenmp -o $@ $^ $(CUDA_LIBS)
 
 bench: $(BUILD)/release/bench  ## speed of everything beside OpenBLAS and measured ceilings (scripts/setup.sh --bench first)
