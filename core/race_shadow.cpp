@@ -76,7 +76,7 @@ struct {
   size_t stack_bytes;
 } current;
 const void* dynamic_begin;
-size_t dynamic_bytes;
+size_t dynamic_bytes, dynamic_capacity;  // what the launch asked for; what there is
 
 // Only the OS thread inside simt::launch ever records.
 thread_local bool recording;
@@ -92,7 +92,7 @@ bool is_builtin(uintptr_t address) {
 }
 // A kernel's static variables are its shared memory.
 bool is_shared(uintptr_t address) {
-  return within(address, dynamic_begin, dynamic_bytes) || within(address, &__data_start, &_end - &__data_start);
+  return within(address, dynamic_begin, dynamic_capacity) || within(address, &__data_start, &_end - &__data_start);
 }
 
 bool ordered_before_now(const Access& a, bool shared) {
@@ -105,15 +105,17 @@ bool ordered_before_now(const Access& a, bool shared) {
 
 // ---- reports, put into words when the launch ends
 
+enum class Fault { race, unwritten, overrun };
 struct Race {
   Access before, now;
-  bool shared, unwritten;
+  bool shared;
+  Fault fault;
 };
 std::vector<Race> found;
 
 void report(const Race& race) {
   const auto same = [&](const Race& r) {
-    return r.now.pc == race.now.pc && r.before.pc == race.before.pc && r.unwritten == race.unwritten;
+    return r.now.pc == race.now.pc && r.before.pc == race.before.pc && r.fault == race.fault;
   };
   if (std::none_of(found.begin(), found.end(), same)) found.push_back(race);
 }
@@ -152,7 +154,9 @@ std::string in_words(const Race& race) {
   const Access &now = race.now, &before = race.before;
   const std::string what = format("%s %s%s in %s", who(now).c_str(), now.atomic ? "atomically " : "",
                                   now.write ? "writes" : "reads", line_of(now.pc).c_str());
-  if (race.unwritten) return what + " shared memory that no thread of its block has written yet";
+  if (race.fault == Fault::overrun)
+    return what + format(" behind the %zu bytes of dynamic shared memory that the launch asked for", dynamic_bytes);
+  if (race.fault == Fault::unwritten) return what + " shared memory that no thread of its block has written yet";
   return format("%s what %s %s%s in %s, unordered (%s)", what.c_str(), who(before).c_str(),
                 before.atomic ? "atomically " : "", before.write ? "wrote" : "read", line_of(before.pc).c_str(),
                 race.shared ? "shared memory" : "global memory");
@@ -165,7 +169,7 @@ void access_word(Word& word, const Access& now, bool shared, bool builtin) {
   for (Access& a : word.last) {
     const bool ordered = !a.bytes || ordered_before_now(a, shared);
     if (!ordered && a.bytes & now.bytes && (a.write || now.write) && !(a.atomic && now.atomic))
-      report({a, now, shared, false});
+      report({a, now, shared, Fault::race});
     // Whatever will be unordered with `a` is then unordered with `now` as well, and conflicts with it.
     const bool superseded = ordered && !(a.bytes & ~now.bytes) && (now.write || !a.write) && (a.atomic || !now.atomic);
     if (!slot && superseded)
@@ -182,7 +186,7 @@ void access_word(Word& word, const Access& now, bool shared, bool builtin) {
   if (now.write)
     word.written_bytes |= now.bytes;
   else if (shared && !builtin && now.bytes & ~word.written_bytes)
-    report({{}, now, true, true});
+    report({{}, now, true, Fault::unwritten});
 }
 
 enum Kind { read, write, atomic_read, atomic_write };
@@ -198,6 +202,10 @@ void access(const volatile void* p, size_t bytes, Kind kind, const void* pc) {
                 .bytes = 0,
                 .write = kind == write || kind == atomic_write,
                 .atomic = kind >= atomic_read};
+  if (within(address, dynamic_begin, dynamic_capacity) && !within(address + bytes - 1, dynamic_begin, dynamic_bytes)) {
+    report({{}, now, true, Fault::overrun});
+    return;
+  }
   for (size_t left = bytes, n; left > 0; left -= n, address += n) {
     n = std::min(left, 4 - address % 4);
     now.bytes = ((1u << n) - 1) << address % 4;
@@ -207,9 +215,10 @@ void access(const volatile void* p, size_t bytes, Kind kind, const void* pc) {
 
 }  // namespace
 
-void launch_begins(const void* shared, size_t shared_bytes) {
+void launch_begins(const void* shared, size_t bytes, size_t capacity) {
   dynamic_begin = shared;
-  dynamic_bytes = shared_bytes;
+  dynamic_bytes = bytes;
+  dynamic_capacity = capacity;
   first_block = block_serial + 1;
   found.clear();
 }

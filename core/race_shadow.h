@@ -6,9 +6,10 @@
 // keep the last accesses: who (block, thread), when, which bytes, read or write, atomic or not, from which
 // line. Reported are
 //   - two accesses by two threads to one byte, one of them a write, not both atomic, with no __syncthreads
-//     between and, within a warp, no collective that both lanes took part in;
+//     between and, within a warp, no __syncwarp that both lanes took part in (a shuffle orders no memory);
 //   - the same between two blocks of one launch, which nothing orders (shared memory is each block's own);
-//   - a read of shared memory, static or dynamic, that no thread of the block has written.
+//   - a read of shared memory, static or dynamic, that no thread of the block has written;
+//   - an access behind the dynamic shared memory that the launch asked for.
 //
 // Three accesses a word are kept, so a race with one of many concurrent readers alone can be missed. Not
 // understood: data handed over by __threadfence and flags (reported as a race), memcpy calls that g++ does
@@ -29,10 +30,10 @@
 namespace simt::shadow {
 
 #ifdef SIMT_RACE_SHADOW
-// What the runtime tells: a launch begins, with its dynamic shared memory; a block begins; which thread goes
+// What the runtime tells: a launch begins, with its dynamic shared memory, which is the front of a larger piece; a block begins; which thread goes
 // on, and its stack, which is its own business; whether to record what runs; who has met whom. The last one
 // returns the distinct races of the launch, in words.
-void launch_begins(const void* shared, size_t shared_bytes);
+void launch_begins(const void* shared, size_t bytes, size_t capacity);
 void block_begins();
 void runs(unsigned thread, const void* stack, size_t stack_bytes);
 void record(bool on);
@@ -40,7 +41,7 @@ void block_synced();
 void warp_synced(unsigned warp, unsigned lanes);
 std::vector<std::string> launch_ends();
 #else
-inline void launch_begins(const void*, size_t) {}
+inline void launch_begins(const void*, size_t, size_t) {}
 inline void block_begins() {}
 inline void runs(unsigned, const void*, size_t) {}
 inline void record(bool) {}

@@ -302,8 +302,9 @@ void try_collective(unsigned w, unsigned mask) {
   }
   for (unsigned bits = group; bits; bits &= bits - 1) make_runnable(lanes[std::countr_zero(bits)]);
   warp.waiting &= ~group;
-  shadow::warp_synced(w, group);
-  if (const Combine combine = lanes[std::countr_zero(group)].combine) {
+  const Combine combine = lanes[std::countr_zero(group)].combine;
+  if (!combine) shadow::warp_synced(w, group);
+  if (combine) {
     shadow::record(false);  // the last lane works on the other lanes' stacks
     combine(records);
     shadow::record(true);
@@ -386,7 +387,7 @@ class DynamicShared {
     }
     memset(dynamic_shared + bytes, 0xFF, margin);
     ASAN(ASAN_POISON_MEMORY_REGION(dynamic_shared + bytes, capacity - bytes);)
-    shadow::launch_begins(dynamic_shared, capacity);
+    shadow::launch_begins(dynamic_shared, bytes, capacity);
   }
   ~DynamicShared() { ASAN(ASAN_UNPOISON_MEMORY_REGION(dynamic_shared, capacity);) }
   void fill() { memset(dynamic_shared, 0xFF, bytes_); }
@@ -460,6 +461,10 @@ void collective(unsigned mask, void* record, Combine combine, Place at) {
   warp.waiting |= 1u << lane;
   try_collective(w, mask);
   wait_for_turn();
+}
+
+void missing_lane(unsigned source, Place at) {
+  fail("a shuffle at %s:%d reads lane %u, which is not in its mask or has returned", at.file, at.line, source);
 }
 
 void run_grid(dim3 grid, dim3 shape, size_t shared_bytes, void (*body)(void*), void* argument) {

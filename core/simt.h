@@ -112,7 +112,8 @@ struct Votes {
 };
 Votes barrier(bool vote, Place at);
 
-// Waits for every lane of `mask` that has not returned. Each brings a record on its own stack; before any of
+// Waits for every lane of `mask` that has not returned. Only a collective without `combine`, __syncwarp, orders memory:
+// after a shuffle or a vote a lane may not rely on what another has written before. Each lane brings a record on its own stack; before any of
 // them goes on, the last to come runs combine(records), records[lane] being null for a lane that is not
 // there.
 using Combine = void (*)(void* const* records);
@@ -122,14 +123,18 @@ inline unsigned lane() {
   return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % warpSize;
 }
 
-// The value of lane `source`. From a lane outside the mask, where CUDA leaves it undefined, come 0xFF bytes.
+[[noreturn]] void missing_lane(unsigned source, Place at);
+
+// The value of lane `source`. A lane that is not in the mask, or has returned, has none: CUDA leaves the result
+// undefined, and here it is a fault.
 template <class T>
 T shuffle(unsigned mask, T value, unsigned source, Place at) {
   static_assert(std::is_trivially_copyable_v<T>);
   struct Record {
     T value, result;
     unsigned source;
-  } record{value, value, source};
+    bool missing;
+  } record{value, value, source, false};
   const auto exchange = [](void* const* records) {
     for (int lane = 0; lane < warpSize; lane++) {
       Record* const to = static_cast<Record*>(records[lane]);
@@ -137,10 +142,11 @@ T shuffle(unsigned mask, T value, unsigned source, Place at) {
       if (const Record* const from = static_cast<Record*>(records[to->source]))
         to->result = from->value;
       else
-        memset(&to->result, 0xFF, sizeof(T));
+        to->missing = true;
     }
   };
   collective(mask, &record, exchange, at);
+  if (record.missing) missing_lane(source, at);
   return record.result;
 }
 
@@ -202,6 +208,10 @@ inline int __syncthreads_and(int vote, SIMT_HERE) {
   const simt::Votes votes = simt::barrier(vote, at);
   return votes.yes == votes.all;
 }
+
+// ---- fences: fibers see each other's writes at once. What a fence orders, the race shadow does not understand.
+inline void __threadfence() {}
+inline void __threadfence_block() {}
 
 // ---- warp collectives; `width` cuts the warp into segments that exchange among themselves
 inline void __syncwarp(unsigned mask = ~0u, SIMT_HERE) {

@@ -33,6 +33,26 @@ __device__ inline float block_sum(float v, float* scratch) {
   return sum;
 }
 
+// A shuffle stands where __syncwarp should: it orders no memory.
+template <bool fault>
+__global__ void shuffle_for_syncwarp(float* y, const float* x) {
+  DYNAMIC_SHARED(float, tile);
+  tile[threadIdx.x] = x[own()];
+  const float v = __shfl_xor_sync(0xFFFFFFFFu, x[own()], 1);
+  if (!fault) __syncwarp();
+  y[own()] = tile[threadIdx.x ^ 2] + v;
+}
+
+// A maximum hides that a lane has nothing to give.
+template <bool fault>
+__global__ void shuffle_from_absent_lane(float* y, const float* x) {
+  const unsigned lane = threadIdx.x % 32;
+  y[own()] = x[own()];
+  if (lane >= 16) return;
+  const float v = __shfl_xor_sync(0x0000FFFFu, x[own()], fault ? 16 : 8);
+  y[own()] = v > x[own()] ? v : x[own()];
+}
+
 // A tile is read before all of it has been loaded.
 template <bool fault>
 __global__ void no_barrier_after_load(float* y, const float* x) {

@@ -122,6 +122,8 @@ const Bug bugs[] = {
     {BUG(read_other_block), false, false, race},    // blocks run in sequence
     {BUG(past_the_end_global), true, true, nan_found},     {BUG(past_the_end_dynamic), true, true, race},
     {BUG(past_the_end_static), false, true, race},         {BUG(wrong_mask), true, true, check},
+    {BUG(shuffle_for_syncwarp), false, false, race},    // a fiber that shuffles has written before it
+    {BUG(shuffle_from_absent_lane), true, true, check},
 };
 
 }  // namespace

@@ -117,7 +117,7 @@ __global__ void shuffle_kernel(T* out, const T* in, int argument, int width) {
 }
 
 // The halves of a warp go their own ways: two exchanges side by side, then one of all.
-__global__ void halves_kernel(int* out, int* outside) {
+__global__ void halves_kernel(int* out) {
   const int t = threadIdx.x;
   int v = t;
   if (t < 16)
@@ -125,8 +125,19 @@ __global__ void halves_kernel(int* out, int* outside) {
   else
     v = __shfl_sync(0xFFFF0000u, v, 20);
   __syncwarp();
-  outside[t] = __shfl_xor_sync(t < 16 ? 0x0000FFFFu : 0xFFFF0000u, t, 16);
   out[t] = v + 1000 * __shfl_sync(full, v, 0);
+}
+
+// Lanes 20 and up return, or stay out of the mask; then lanes below read them.
+__global__ void absent_lanes_kernel(float* out, bool returned) {
+  const unsigned t = threadIdx.x;
+  if (t >= 20 && returned) return;
+  if (t >= 20) {
+    __syncwarp(0xFFF00000u);
+    return;
+  }
+  const float v = __shfl_xor_sync(returned ? full : 0x000FFFFFu, 1.0f, 16);
+  out[t] = v > 0.5f ? v : 0.5f;  // a maximum hides a NaN
 }
 
 __global__ void atomics_kernel(int* i, unsigned* u, float* f) {
@@ -340,11 +351,20 @@ TEST_CASE("simt: shuffles do what the PTX manual says, for every width and type"
 
 TEST_CASE("simt: groups of lanes exchange side by side, and see nothing of the others") {
   in_every_order([] {
-    std::vector<int> out(32), outside(32);
-    simt::launch(halves_kernel, 1, 32, 0, out.data(), outside.data());
-    for (int t = 0; t < 32; t++) {
-      REQUIRE(out[t] == (t < 16 ? 120 : 20) + 1000 * 120);
-      REQUIRE(outside[t] == -1);  // 0xFF bytes: CUDA leaves it undefined
+    std::vector<int> out(32);
+    simt::launch(halves_kernel, 1, 32, 0, out.data());
+    for (int t = 0; t < 32; t++) REQUIRE(out[t] == (t < 16 ? 120 : 20) + 1000 * 120);
+  });
+}
+
+TEST_CASE("simt: a shuffle that reads a lane that is not there is a fault, and is named") {
+  in_every_order([] {
+    std::vector<float> out(32);
+    for (bool returned : {false, true}) {
+      const std::string said = fault(absent_lanes_kernel, 1, 32, 0, out.data(), returned);
+      INFO(said);
+      REQUIRE(contains(said, "a shuffle at tests/test_simt.cpp:"));
+      REQUIRE(contains(said, "which is not in its mask or has returned"));
     }
   });
 }
