@@ -308,8 +308,9 @@ void bench_operations(Context& ctx, double bandwidth) {
   row("gradient norm", f, [&] { gradient_norm(norm.data(), x.data(), n, ctx); });
   row("gradient accumulation", 3 * f, [&] { accumulate_gradient(y.data(), x.data(), n, ctx); });
   gradient_norm(norm.data(), x.data(), n, ctx);
-  const AdamW adamw = adamw_at_step({1e-6f, 0.9f, 0.95f, 1e-8f, 0.1f}, 10);
-  row("adamw", 7 * f, [&] { adamw_update(y.data(), m.data(), v.data(), x.data(), norm.data(), 1.0f, n, adamw, ctx); });
+  AdamWPlan plan({{0, n, true}}, ctx);
+  plan.set_step(adamw_at_step({1e-6f, 0.9f, 0.95f, 1e-8f, 0.1f}, 10, 1.0f), ctx);
+  row("adamw", 7 * f, [&] { adamw_update(y.data(), m.data(), v.data(), x.data(), norm.data(), plan, ctx); });
 }
 
 void bench_attention(Context& ctx, double peak) {

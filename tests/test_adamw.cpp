@@ -1,6 +1,8 @@
-// adamw: against the paper's formulas in double, the kernel against the reference, clipping, and a norm that
-// is not finite.
-#include "kernels/adamw.cuh"
+// adamw: against the paper's formulas in double, what the program runs against the reference, several tensors in one
+// launch, clipping, and a norm that is not finite.
+#include "kernels/adamw.h"
+
+#include <cfloat>
 
 #include "tests/harness.h"
 
@@ -9,15 +11,15 @@ using namespace gated;
 namespace {
 
 const AdamWHyperparameters usual = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f};
+const float norm_of_one = 1.0f;  // is not clipped
 
 struct State {
   std::vector<float> w, m, v;
 };
 
-// A step on the CPU; norm is a pointer as in adamw_update.
-void update(State& s, const std::vector<float>& g, const float* norm, float clip, const AdamW& a) {
-  Context cpu(Device::cpu);
-  adamw_update(s.w.data(), s.m.data(), s.v.data(), g.data(), norm, clip, g.size(), a, cpu);
+// A step of the reference over one tensor.
+void update(State& s, const std::vector<float>& g, float norm, const AdamWStep& step) {
+  adamw_tensor_ref(s.w.data(), s.m.data(), s.v.data(), g.data(), &norm, g.size(), step);
 }
 
 void require_equal(const State& expected, const State& got) {
@@ -32,16 +34,30 @@ State start(size_t n) {
   return s;
 }
 
+// A step of what the program runs on ctx, over flat buffers of tensors.
+State updated(const State& before, const std::vector<float>& g, float norm, const std::vector<AdamWTensor>& tensors,
+              const AdamWStep& step, Context& ctx) {
+  Guarded w(ctx, before.w), m(ctx, before.m), v(ctx, before.v), gg(ctx, g), gnorm(ctx, std::vector<float>{norm});
+  AdamWPlan plan(tensors, ctx);
+  plan.set_step(step, ctx);
+  adamw_update(w, m, v, gg, gnorm, plan, ctx);
+  REQUIRE(ctx.most_scratch_used() == 0);
+  return {w.download(), m.download(), v.download()};
+}
+
 }  // namespace
 
 TEST_CASE("adamw: ten steps of the paper's algorithm in double") {
   const size_t n = 37;
   State s{random_values<float>(n, 1), std::vector<float>(n, 0.0f), std::vector<float>(n, 0.0f)};
-  std::vector<double> w(s.w.begin(), s.w.end()), m(n, 0.0), v(n, 0.0);
-  const double lr = usual.learning_rate, b1 = usual.beta1, b2 = usual.beta2, eps = usual.epsilon;
+  auto in_double = [](const std::vector<float>& x) { return std::vector<double>(x.begin(), x.end()); };
+  std::vector<double> w = in_double(s.w), m(n, 0.0), v(n, 0.0), w_ref = w, m_ref = m, v_ref = v;
+  const double lr = usual.learning_rate, b1 = usual.beta1, b2 = usual.beta2, eps = usual.epsilon, norm = 1;
   for (int t = 1; t <= 10; t++) {
     const auto g = random_values<float>(n, 100 + t, 0.5f);
-    update(s, g, nullptr, 1.0f, adamw_at_step(usual, t));
+    const AdamWStep step = adamw_at_step(usual, t, INFINITY);
+    update(s, g, norm_of_one, step);
+    adamw_tensor_ref(w_ref.data(), m_ref.data(), v_ref.data(), in_double(g).data(), &norm, n, step);
     for (size_t i = 0; i < n; i++) {
       m[i] = b1 * m[i] + (1 - b1) * g[i];
       v[i] = b2 * v[i] + (1 - b2) * g[i] * g[i];
@@ -49,7 +65,9 @@ TEST_CASE("adamw: ten steps of the paper's algorithm in double") {
       w[i] = w[i] - lr * usual.weight_decay * w[i] - lr * mhat / (std::sqrt(vhat) + eps);
     }
   }
-  auto in_double = [](const std::vector<float>& x) { return std::vector<double>(x.begin(), x.end()); };
+  REQUIRE(relative_error(m, m_ref) < 1e-14);
+  REQUIRE(relative_error(v, v_ref) < 1e-14);
+  REQUIRE(relative_error(w, w_ref) < 1e-9);  // the corrections are floats
   REQUIRE(relative_error(m, in_double(s.m)) < 1e-6);
   REQUIRE(relative_error(v, in_double(s.v)) < 1e-6);
   REQUIRE(relative_error(w, in_double(s.w)) < 1e-6);
@@ -61,7 +79,7 @@ TEST_CASE("adamw: under a constant gradient every step is the learning rate") {
   h.weight_decay = 0;
   State s{{0.0f, 0.0f}, {0.0f, 0.0f}, {0.0f, 0.0f}};
   for (int t = 1; t <= 300; t++) {
-    update(s, {0.25f, -3.0f}, nullptr, 1.0f, adamw_at_step(h, t));
+    update(s, {0.25f, -3.0f}, norm_of_one, adamw_at_step(h, t, INFINITY));
     REQUIRE(s.w[0] == Approx(-1e-3 * t).epsilon(1e-5));
     REQUIRE(s.w[1] == Approx(1e-3 * t).epsilon(1e-5));
   }
@@ -69,86 +87,120 @@ TEST_CASE("adamw: under a constant gradient every step is the learning rate") {
 
 TEST_CASE("adamw: weight decay is decoupled from the gradient") {
   State s{{2.0f}, {0.0f}, {0.0f}};
-  update(s, {0.0f}, nullptr, 1.0f, adamw_at_step(usual, 1));
+  update(s, {0.0f}, norm_of_one, adamw_at_step(usual, 1, 1.0f));
   REQUIRE(s.w[0] == Approx(2.0 * (1 - 1e-3 * 0.1)).epsilon(1e-7));
   REQUIRE(s.m[0] == 0.0f);
   REQUIRE(s.v[0] == 0.0f);
 }
 
-TEST_CASE("adamw: kernel equals the reference bit for bit", "[bitwise]") {
+TEST_CASE("adamw: what the program runs equals the reference bit for bit", "[bitwise]") {
   for (size_t n : {0, 1, 2, 3, 4, 5, 63, 1023, 1024, 1028, 4099}) {
     INFO("n " << n);
     const auto g = random_values<float>(n, 4, 0.5f);
-    for (float norm : {0.5f, 3.0f})  // below and above the clip of 1
-      for (bool with_norm : {false, true}) {
-        const AdamW a = adamw_at_step(usual, 7);
-        State expected = start(n);
-        adamw_update_ref(expected.w.data(), expected.m.data(), expected.v.data(), g.data(), with_norm ? &norm : nullptr,
-                         1.0f, n, a);
-        on_every_device([&](Context& ctx) {
-          const State s = start(n);
-          Guarded w(ctx, s.w), m(ctx, s.m), v(ctx, s.v), gg(ctx, g), gnorm(ctx, std::vector<float>{norm});
-          adamw_update(w, m, v, gg, with_norm ? +gnorm : nullptr, 1.0f, n, a, ctx);
-          require_equal(expected, {w.download(), m.download(), v.download()});
-        });
-      }
+    for (float norm : {0.5f, 3.0f}) {  // below and above the clip of 1
+      const AdamWStep step = adamw_at_step(usual, 7, 1.0f);
+      State expected = start(n);
+      update(expected, g, norm, step);
+      on_every_device([&](Context& ctx) {
+        require_equal(expected, updated(start(n), g, norm, {{0, n, true}}, step, ctx));
+      });
+    }
   }
+}
+
+TEST_CASE("adamw: many tensors in one launch are the tensors one by one, and what lies between them stays",
+          "[bitwise]") {
+  const std::vector<AdamWTensor> tensors = {{0, 1, false},    {32, 2048, true}, {2080, 31, true},   {2112, 1025, false},
+                                            {3168, 4, false}, {3200, 0, true},  {3200, 1030, true}, {4256, 700, false}};
+  const size_t n = 4256 + 704;
+  auto g = random_values<float>(n, 4, 0.5f);
+  State before = start(n);
+  before.w[33] = -0.0f;
+  before.w[2113] = -0.0f;
+  State expected = before;
+  const AdamWStep step = adamw_at_step(usual, 7, 1.0f);
+  for (const AdamWTensor& t : tensors)
+    for (size_t i = t.offset; i < t.offset + t.size; i++) {
+      // one element after the other, each a tensor of its own
+      AdamWStep here = step;
+      here.weight_decay = t.decays ? usual.weight_decay : 0.0f;
+      const float norm = 3.0f;
+      adamw_tensor_ref(&expected.w[i], &expected.m[i], &expected.v[i], &g[i], &norm, 1, here);
+    }
+  State reference = before;
+  const float norm = 3.0f;
+  adamw_update_ref(reference.w.data(), reference.m.data(), reference.v.data(), g.data(), &norm, tensors, step);
+  require_equal(expected, reference);
+  REQUIRE(expected.w[1] == before.w[1]);  // padding
+  on_every_device([&](Context& ctx) { require_equal(expected, updated(before, g, norm, tensors, step, ctx)); });
+}
+
+TEST_CASE("adamw: one plan serves steps of different numbers", "[bitwise]") {
+  const size_t n = 1500;
+  const auto g = random_values<float>(n, 4, 0.5f);
+  State expected = start(n);
+  for (size_t t : {1, 2, 3}) update(expected, g, 2.0f, adamw_at_step(usual, t, float(t)));
+  on_every_device([&](Context& ctx) {
+    const State before = start(n);
+    Guarded w(ctx, before.w), m(ctx, before.m), v(ctx, before.v), gg(ctx, g), norm(ctx, std::vector<float>{2.0f});
+    const std::vector<AdamWTensor> tensors = {{0, n, true}};
+    AdamWPlan plan(tensors, ctx);
+    REQUIRE(AdamWPlan::bytes(tensors) == plan.block_count() * sizeof(AdamWBlock) + sizeof(AdamWStep));
+    for (size_t t : {1, 2, 3}) {
+      plan.set_step(adamw_at_step(usual, t, float(t)), ctx);
+      adamw_update(w, m, v, gg, norm, plan, ctx);
+    }
+    require_equal(expected, {w.download(), m.download(), v.download()});
+  });
 }
 
 TEST_CASE("adamw: clipping multiplies the gradient by clip/norm", "[bitwise]") {
   const size_t n = 29;
-  const AdamW a = adamw_at_step(usual, 3);
   const auto g = random_values<float>(n, 4, 0.5f);
-  auto after = [&](const std::vector<float>& g, const float* norm, float clip) {
+  auto after = [&](const std::vector<float>& g, float norm, float clip) {
     State s = start(n);
-    update(s, g, norm, clip, a);
+    update(s, g, norm, adamw_at_step(usual, 3, clip));
     return s;
   };
-  const State plain = after(g, nullptr, 1.0f);
-  const float below = 0.999f, at = 1.0f, above = 3.0f;
-  require_equal(plain, after(g, &below, 1.0f));
-  require_equal(plain, after(g, &at, 1.0f));
-  require_equal(plain, after(g, &above, INFINITY));
+  const State plain = after(g, 0.5f, INFINITY);
+  require_equal(plain, after(g, 0.999f, 1.0f));
+  require_equal(plain, after(g, 1.0f, 1.0f));
+  require_equal(plain, after(g, 3.0f, INFINITY));
   auto scaled = g;
   for (float& v : scaled) v = v * (1.0f / 3.0f);
-  require_equal(after(scaled, nullptr, 1.0f), after(g, &above, 1.0f));
-  REQUIRE(bitwise_difference(plain.w, after(g, &above, 1.0f).w) != "");
+  require_equal(after(scaled, 0.5f, INFINITY), after(g, 3.0f, 1.0f));
+  REQUIRE(bitwise_difference(plain.w, after(g, 3.0f, 1.0f).w) != "");
 }
 
 TEST_CASE("adamw: a norm that is not finite changes nothing", "[bitwise]") {
-  const AdamW a = adamw_at_step(usual, 3);
-  for (size_t n : {5, 1024})
+  for (size_t n : {5, 1024, 1500})
     for (float norm : {float(NAN), float(INFINITY)})
       for (float clip : {1.0f, float(INFINITY)}) {
+        const AdamWStep step = adamw_at_step(usual, 3, clip);
         const State before = start(n);
         auto g = random_values<float>(n, 4);
         g[n / 2] = norm;
         State s = before;
-        update(s, g, &norm, clip, a);
+        update(s, g, norm, step);
         require_equal(before, s);
         on_every_device([&](Context& ctx) {
-          Guarded w(ctx, before.w), m(ctx, before.m), v(ctx, before.v), gg(ctx, g),
-              gnorm(ctx, std::vector<float>{norm});
-          adamw_update(w, m, v, gg, gnorm, clip, n, a, ctx);
-          require_equal(before, {w.download(), m.download(), v.download()});
+          require_equal(before, updated(before, g, norm, {{0, n, true}}, step, ctx));
         });
       }
   // The largest norm that is finite still updates.
-  const float largest = FLT_MAX;
-  State s = start(5);
-  update(s, random_values<float>(5, 4), &largest, 1.0f, a);
-  REQUIRE(bitwise_difference(start(5).m, s.m) != "");
+  const auto g = random_values<float>(5, 4);
+  on_every_device([&](Context& ctx) {
+    const State s = updated(start(5), g, FLT_MAX, {{0, 5, true}}, adamw_at_step(usual, 3, 1.0f), ctx);
+    REQUIRE(bitwise_difference(start(5).m, s.m) != "");
+  });
 }
 
 TEST_CASE("adamw: the corrections of a step") {
   for (size_t t : {1, 2, 3, 10, 1000, 100000}) {
-    const AdamW a = adamw_at_step(usual, t);
+    const AdamWStep a = adamw_at_step(usual, t, 1.0f);
     REQUIRE(a.correction1 == Approx(1 / (1 - std::pow(double(0.9f), double(t)))).epsilon(1e-6));
     REQUIRE(a.correction2 == Approx(1 / std::sqrt(1 - std::pow(double(0.95f), double(t)))).epsilon(1e-6));
   }
-  REQUIRE(power(3.0, 5) == 243.0);
-  REQUIRE(power(0.5, 0) == 1.0);
-  REQUIRE(power(0.0, 3) == 0.0);
 }
 
 TEST_CASE("adamw: what is refused") {
@@ -157,12 +209,13 @@ TEST_CASE("adamw: what is refused") {
     change(h);
     return h;
   };
-  REQUIRE_THROWS_AS(adamw_at_step(usual, 0), Error);
-  REQUIRE_THROWS_AS(adamw_at_step(with([](auto& h) { h.beta1 = 1.0f; }), 1), Error);
-  REQUIRE_THROWS_AS(adamw_at_step(with([](auto& h) { h.beta2 = -0.1f; }), 1), Error);
-  REQUIRE_THROWS_AS(adamw_at_step(with([](auto& h) { h.beta2 = NAN; }), 1), Error);
-  REQUIRE_THROWS_AS(adamw_at_step(with([](auto& h) { h.epsilon = 0.0f; }), 1), Error);
-  State s = start(1);
-  const float norm = 1.0f;
-  REQUIRE_THROWS_AS(update(s, {1.0f}, &norm, 0.0f, adamw_at_step(usual, 1)), Error);
+  REQUIRE_THROWS_AS(adamw_at_step(usual, 0, 1.0f), Error);
+  REQUIRE_THROWS_AS(adamw_at_step(with([](auto& h) { h.beta1 = 1.0f; }), 1, 1.0f), Error);
+  REQUIRE_THROWS_AS(adamw_at_step(with([](auto& h) { h.beta2 = -0.1f; }), 1, 1.0f), Error);
+  REQUIRE_THROWS_AS(adamw_at_step(with([](auto& h) { h.beta2 = NAN; }), 1, 1.0f), Error);
+  REQUIRE_THROWS_AS(adamw_at_step(with([](auto& h) { h.epsilon = 0.0f; }), 1, 1.0f), Error);
+  REQUIRE_THROWS_AS(adamw_at_step(usual, 1, 0.0f), Error);
+  REQUIRE_THROWS_AS(adamw_at_step(usual, 1, NAN), Error);
+  Context cpu(Device::cpu);
+  REQUIRE_THROWS_AS(AdamWPlan({{0, 1, true}, {2, 1, true}}, cpu), Error);
 }

@@ -327,6 +327,10 @@ TEST_CASE("host_math: limits and domains", "[math]") {
   CHECK(std::isnan(host_log(-1)));
   CHECK(host_pow(7, 0) == 1);
   CHECK(host_pow(2, 10) == 1024);
+  CHECK(host_power(3, 5) == 243);
+  CHECK(host_power(0.5, 0) == 1);
+  CHECK(host_power(0, 3) == 0);
+  CHECK(host_power(0.9, 1000) == Approx(std::pow(0.9, 1000)).epsilon(1e-13));
   CHECK(host_sin(0) == 0);
   CHECK(host_cos(0) == 1);
   for (auto f : {host_exp, host_log, host_sin, host_cos}) CHECK(std::isnan(f(NAN)));

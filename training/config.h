@@ -12,7 +12,7 @@
 
 #include "dataloader/loader.h"
 #include "core/check.h"
-#include "kernels/adamw.cuh"
+#include "kernels/adamw.h"
 #include "layers/model_config.cuh"
 #include "training/presets.h"
 #include "training/schedule.h"
@@ -349,7 +349,7 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.number("--lr", c.schedule.peak, 0.0f, 1e3f, "learning rate after warm-up");
   t.number("--min-lr", c.schedule.final, 0.0f, 1e3f, "learning rate at the end of the cosine");
   t.number("--warmup", c.schedule.warmup, size_t{0}, many, "steps of linear warm-up");
-  t.number("--beta1", c.adamw.beta1, 0.0f, 0.9999999f, "AdamW: decay of the mean gradient (kernels/adamw.cuh)");
+  t.number("--beta1", c.adamw.beta1, 0.0f, 0.9999999f, "AdamW: decay of the mean gradient (kernels/adamw.cu)");
   t.number("--beta2", c.adamw.beta2, 0.0f, 0.9999999f, "AdamW: decay of the mean squared gradient");
   t.number("--adam-eps", c.adamw.epsilon, 1e-30f, 1.0f, "AdamW: added to the root of the mean square");
   t.number("--weight-decay", c.adamw.weight_decay, 0.0f, 1e3f,

@@ -4,7 +4,7 @@
 // do not depend on how the micro-batches are spread over ranks.
 // tests/test_trainer.cpp
 #pragma once
-#include "kernels/adamw.cuh"
+#include "kernels/adamw.h"
 #include "kernels/gradient.h"
 #include "layers/parameters.h"
 
@@ -15,6 +15,7 @@ class Optimizer {
   Optimizer(Parameters& weights, size_t micro_batches, Context& ctx)
       : weights_(weights),
         ctx_(ctx),
+        plan_(tensors(weights), ctx),
         norm_(ctx.device, 1),
         m(ctx.device, weights.flat_size()),
         v(ctx.device, weights.flat_size()) {
@@ -37,21 +38,23 @@ class Optimizer {
     Range range("optimizer");
     settings.learning_rate = learning_rate;
     gradient_norm(norm_.data(), gradient(), weights_.flat_size(), ctx_);
-    for (const Parameter& p : weights_.list()) {
-      AdamWHyperparameters here = settings;
-      if (p.decay == Decay::no) here.weight_decay = 0;
-      adamw_update(weights_.values.data() + p.offset, m.data() + p.offset, v.data() + p.offset, gradient() + p.offset,
-                   norm_.data(), clip, p.size, adamw_at_step(here, step), ctx_);
-    }
+    plan_.set_step(adamw_at_step(settings, step, clip), ctx_);
+    adamw_update(weights_.values.data(), m.data(), v.data(), gradient(), norm_.data(), plan_, ctx_);
   }
   // The norm of the gradient of the last update, before clipping: one float on the device.
   const float* norm() const { return norm_.data(); }
 
  private:
+  static std::vector<AdamWTensor> tensors(const Parameters& weights) {
+    std::vector<AdamWTensor> list;
+    for (const Parameter& p : weights.list()) list.push_back({p.offset, p.size, p.decay == Decay::yes});
+    return list;
+  }
   const float* gradient() const { return total_.size() ? total_.data() : weights_.grads.data(); }
 
   Parameters& weights_;
   Context& ctx_;
+  AdamWPlan plan_;
   Buffer<float> norm_, total_;
 
  public:
