@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "kernels/embedding.cuh"
+#include "kernels/embedding.h"
 #include "kernels/mean.h"
 #include "kernels/linear_cross_entropy.cuh"
 #include "layers/block_parts.cuh"
@@ -64,8 +64,8 @@ void Model::forward(const Batch& batch, std::optional<uint64_t> dropout_draw) {
   if (dropout_draw) pass.drop(config.dropout, m.seed, *dropout_draw, 2 * config.layers + 1);
 
   upload_tokens(m.ids, batch.ids, batch.N(), config.vocab, "ids", m.ctx);
-  embedding_forward(l.h0, m.ids.data(), l.embed.value, l.positions.value, l.scale.value, batch.N(), batch.T,
-                    config.hidden, config.vocab, m.ctx);
+  const EmbeddingExtras extras = {l.scale.value, l.positions.value, batch.T};
+  embedding_forward(l.h0, m.ids.data(), l.embed.value, extras, batch.N(), config.hidden, config.vocab, m.ctx);
   Hidden h = {l.h0, nullptr};
   for (Block& block : l.blocks) h = block.forward(h, pass);
   l.y = h.x;
@@ -93,7 +93,7 @@ void Model::backward(const Batch& batch, float share, float* loss) {
   const float* dbranch = l.post ? nullptr : l.final_norm.backward(l.dh, l.dbranch, l.dy, nullptr, N, m.ctx);
   for (size_t i = l.blocks.size(); i-- > 0;) dbranch = l.blocks[i].backward(l.dh, dbranch, l.dbranch, *m.pass);
 
-  m.groups.build(batch.ids.data(), N, V, m.ctx);
+  m.groups.build(batch.ids.data(), N, m.ctx);
   embedding_backward(l.embed.grad, l.dh, m.groups, l.scale.value, C, m.ctx);
   if (config.position == Position::learned)
     embedding_positions_backward(l.positions.grad, l.dh, batch.B, batch.T, C, m.ctx);
@@ -221,6 +221,7 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
   char* const turns = m.gradients.data() + bytes_of(between);
   for (const TensorList& turn : temporaries()) place_tensors(turns, turn);
 
+  m.groups = TokenGroups(B * T, config.vocab, ctx);
   m.ids = Buffer<int>(ctx.device, B * T);
   m.targets = Buffer<int>(ctx.device, B * T);
   m.loss = Buffer<float>(ctx.device, 1);

@@ -294,13 +294,12 @@ void bench_operations(Context& ctx, double bandwidth) {
   std::vector<int> ids(N);
   for (size_t i = 0; i < N; i++) ids[i] = int(i * 7919 % tokens_wide);
   const Buffer<int> device_ids(device, ids);
-  TokenGroups groups;
-  groups.build(ids.data(), N, tokens_wide, ctx);
+  TokenGroups groups(N, tokens_wide, ctx);
+  groups.build(ids.data(), N, ctx);
   Buffer<float> table = filled(tokens_wide * C, 17);
-  row("embedding forward", 2 * f, [&] {
-    embedding_forward(y.data(), device_ids.data(), table.data(), nullptr, nullptr, N, sequence, C, tokens_wide, ctx);
-  });
-  row("embedding backward", 3 * f, [&] { embedding_backward(table.data(), x.data(), groups, nullptr, C, ctx); });
+  row("embedding forward", 2 * f,
+      [&] { embedding_forward(y.data(), device_ids.data(), table.data(), N, C, tokens_wide, ctx); });
+  row("embedding backward", 3 * f, [&] { embedding_backward(table.data(), x.data(), groups, C, ctx); });
   row("cross-entropy and its gradient", 2 * f,
       [&] { cross_entropy(r.data(), z.data(), device_ids.data(), 1e-3f, true, N, C, ctx); });
   Buffer<float> m = filled(n, 1), v = filled(n, 2), norm(device, 1);

@@ -1,6 +1,6 @@
-// embedding: the grouping of tokens, the reference against finite differences, the kernels against the
+// embedding: the grouping of tokens, the reference against finite differences, what the program runs against the
 // reference.
-#include "kernels/embedding.cuh"
+#include "kernels/embedding.h"
 
 #include "tests/harness.h"
 
@@ -13,115 +13,150 @@ static std::vector<int> random_ids(size_t N, size_t V, uint64_t seed) {
 }
 
 TEST_CASE("embedding: tokens grouped by id, in ascending order") {
+  using Ints = std::vector<int>;
+  on_every_device([](Context& ctx) {
+    TokenGroups groups(11, 10, ctx);
+    auto list = [&](const int* p, size_t n) {
+      Ints host(n);
+      ctx.synchronize();
+      Buffer<int>::copy_to_host(ctx.device, host.data(), p, n);
+      return host;
+    };
+    auto build = [&](const Ints& ids) { groups.build(ids.data(), ids.size(), ctx); };
+
+    build({7, 2, 7, 9, 2, 7, 0});
+    REQUIRE(groups.most_groups() == 7);
+    REQUIRE(list(groups.count(), 1) == Ints{4});
+    REQUIRE(list(groups.id(), 4) == Ints{0, 2, 7, 9});
+    REQUIRE(list(groups.start(), 5) == Ints{0, 1, 3, 6, 7});
+    REQUIRE(list(groups.token(), 7) == Ints{6, 1, 4, 0, 2, 5, 3});
+
+    // A CUDA graph remembers addresses.
+    const int *count = groups.count(), *id = groups.id(), *start = groups.start(), *token = groups.token();
+    build({9, 9});
+    REQUIRE((groups.count() == count && groups.id() == id && groups.start() == start && groups.token() == token));
+    REQUIRE(list(count, 1) == Ints{1});
+    REQUIRE(list(id, 1) == Ints{9});
+    REQUIRE(list(start, 2) == Ints{0, 2});
+    REQUIRE(list(token, 2) == Ints{0, 1});
+
+    build({});
+    REQUIRE(list(count, 1) == Ints{0});
+    REQUIRE(groups.most_groups() == 0);
+    build({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0});
+    REQUIRE(list(count, 1) == Ints{10});
+    REQUIRE(groups.most_groups() == 10);
+    REQUIRE(list(start, 11) == Ints{0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
+    REQUIRE(list(token, 11) == Ints{0, 10, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+
+    REQUIRE_THROWS_WITH(build({1, 2, 10}), "embedding: token 2 has id 10, expected 0 <= id < 10");
+    REQUIRE_THROWS_WITH(build({1, -1, 2}), "embedding: token 1 has id -1, expected 0 <= id < 10");
+    REQUIRE_THROWS_WITH(build(Ints(12, 0)), "embedding: a batch of 12 tokens, expected at most 11");
+  });
+}
+
+TEST_CASE("embedding: the bytes of groups are those of their lists") {
   Context cpu(Device::cpu);
-  TokenGroups groups;
-  auto build = [&](std::vector<int> ids) { groups.build(ids.data(), ids.size(), 10, cpu); };
-  auto list = [](const int* p, size_t n) { return std::vector<int>(p, p + n); };
-
-  build({7, 2, 7, 9, 2, 7, 0});
-  REQUIRE(groups.size() == 4);
-  REQUIRE(list(groups.id(), 4) == std::vector<int>{0, 2, 7, 9});
-  REQUIRE(list(groups.start(), 5) == std::vector<int>{0, 1, 3, 6, 7});
-  REQUIRE(list(groups.token(), 7) == std::vector<int>{6, 1, 4, 0, 2, 5, 3});
-
-  const int* memory = groups.id();
-  build({9, 9});
-  REQUIRE(groups.id() == memory);  // a smaller batch allocates nothing
-  REQUIRE(groups.size() == 1);
-  REQUIRE(list(groups.id(), 1) == std::vector<int>{9});
-  REQUIRE(list(groups.start(), 2) == std::vector<int>{0, 2});
-  REQUIRE(list(groups.token(), 2) == std::vector<int>{0, 1});
-
-  build({});
-  REQUIRE(groups.size() == 0);
-  build({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0});
-  REQUIRE(groups.size() == 10);
-  REQUIRE(list(groups.start(), 11) == std::vector<int>{0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
-
-  REQUIRE_THROWS_WITH(build({1, 2, 10}), "embedding: token 2 has id 10, expected 0 <= id < 10");
-  REQUIRE_THROWS_WITH(build({1, -1, 2}), "embedding: token 1 has id -1, expected 0 <= id < 10");
+  for (auto [N, V] : {std::pair<size_t, size_t>{11, 10}, {3, 1000}, {1000, 3}}) {
+    TokenGroups groups(N, V, cpu);
+    REQUIRE(size_t(groups.token() + N - groups.count()) * sizeof(int) == TokenGroups::bytes(N, V));
+  }
 }
 
 TEST_CASE("embedding: gradients against finite differences", "[gradcheck]") {
   const size_t B = 4, T = 3, N = B * T, C = 5, V = 6;
-  Context cpu(Device::cpu);
   const auto ids = random_ids(N, V, 1);
   const auto weight = random_values<double>(V * C, 2), dh = random_values<double>(N * C, 3);
   const auto positions = random_values<double>(T * C, 4);
-  TokenGroups groups;
-  groups.build(ids.data(), N, V, cpu);
-  std::vector<double> h(N * C), row_sums(N);
-  for (bool with_positions : {false, true}) {
-    for (std::vector<double> scale : {std::vector<double>{}, {1.7}}) {
-      INFO("positions " << with_positions << " scale " << scale.size());
-      auto loss = [&](const std::vector<double>& weight, const std::vector<double>& positions,
-                      const std::vector<double>& scale) {
-        embedding_forward_ref(h.data(), ids.data(), weight.data(), with_positions ? positions.data() : nullptr,
-                              scale.empty() ? nullptr : scale.data(), N, T, C, V);
-        return dot(h, dh);
-      };
-      std::vector<double> dweight(V * C, 0.0), dpositions(T * C, 0.0), dscale = {0.0};
-      embedding_backward_ref(dweight.data(), dh.data(), groups, scale.empty() ? nullptr : scale.data(), C);
-      check_gradient(
-          "weight", [&](auto& v) { return loss(v, positions, scale); }, weight, dweight);
-      if (with_positions) {
-        embedding_positions_backward_ref(dpositions.data(), dh.data(), B, T, C);
-        check_gradient(
-            "positions", [&](auto& v) { return loss(weight, v, scale); }, positions, dpositions);
-      }
-      if (!scale.empty()) {
-        embedding_scale_backward_ref(dscale.data(), row_sums.data(), dh.data(), ids.data(), weight.data(), N, C, V);
-        check_gradient(
-            "scale", [&](auto& v) { return loss(weight, positions, v); }, scale, dscale);
-      }
-    }
-  }
+  const std::vector<double> scale = {1.7};
+  std::vector<double> h(N * C), dweight(V * C, 0.0), dscaled(V * C, 0.0), dpositions(T * C, 0.0), dscale = {0.0};
+  auto plain = [&](const std::vector<double>& weight) {
+    embedding_forward_ref(h.data(), ids.data(), weight.data(), N, C, V);
+    return dot(h, dh);
+  };
+  embedding_backward_ref(dweight.data(), dh.data(), ids.data(), N, C, V);
+  check_gradient("weight", plain, weight, dweight);
+
+  auto general = [&](const std::vector<double>& weight, const std::vector<double>& scale,
+                     const std::vector<double>& positions) {
+    embedding_forward_ref(h.data(), ids.data(), weight.data(), N, C, V);
+    embedding_scale_forward_ref(h.data(), scale.data(), N, C);
+    embedding_positions_forward_ref(h.data(), positions.data(), N, T, C);
+    return dot(h, dh);
+  };
+  embedding_scaled_backward_ref(dscaled.data(), dh.data(), ids.data(), scale.data(), N, C, V);
+  embedding_positions_backward_ref(dpositions.data(), dh.data(), B, T, C);
+  embedding_scale_backward_ref(dscale.data(), dh.data(), ids.data(), weight.data(), N, C, V);
+  check_gradient(
+      "scaled weight", [&](auto& v) { return general(v, scale, positions); }, weight, dscaled);
+  check_gradient(
+      "scale", [&](auto& v) { return general(weight, v, positions); }, scale, dscale);
+  check_gradient(
+      "positions", [&](auto& v) { return general(weight, scale, v); }, positions, dpositions);
 }
 
-TEST_CASE("embedding: kernels equal the reference bit for bit", "[bitwise]") {
+TEST_CASE("embedding: what the program runs equals the reference bit for bit", "[bitwise]") {
   const struct {
     size_t B, T, C, V;
   } sizes[] = {{7, 9, 200, 17}, {1, 1, 1, 1}, {8, 5, 3, 1000}, {150, 2, 8, 2}, {3, 11, 131, 5}, {1, 20, 516, 9}};
-  Context cpu(Device::cpu);
-  std::vector<TokenGroups> reused(5);  // one a context: memory of the sizes before
   for (auto [B, T, C, V] : sizes) {
     const size_t N = B * T;
     INFO("B " << B << " T " << T << " C " << C << " V " << V);
-    const auto ids = random_ids(N, V, 1);
+    const auto ids = random_ids(N, V, 1), other_ids = random_ids(N, V, 7);
     auto weight = random_values<float>(V * C, 2), dh = random_values<float>(N * C, 3),
          dweight0 = random_values<float>(V * C, 4);
     const auto positions = random_values<float>(T * C, 5), dpositions0 = random_values<float>(T * C, 6);
     const std::vector<float> scale = {27.7f}, dscale0 = {0.3f};
-    weight[0] = -0.0f, dh[0] = 100.0f, dh[N * C - 1] = -100.0f;
+    weight[0] = -0.0f;
+    dh[0] = 100.0f;
+    dh[N * C - 1] = -100.0f;
     for (size_t v = 0; v < V; v += 3) dweight0[v * C] = -0.0f;  // must stay -0 where no token has the id
-    TokenGroups groups;
-    groups.build(ids.data(), N, V, cpu);
     for (bool with_positions : {false, true}) {
       for (bool with_scale : {false, true}) {
         INFO("positions " << with_positions << " scale " << with_scale);
-        std::vector<float> h(N * C, NAN), dweight = dweight0, dpositions = dpositions0, dscale = dscale0,
-                                          row_sums(N, NAN);
-        const float *p = with_positions ? positions.data() : nullptr, *s = with_scale ? scale.data() : nullptr;
-        embedding_forward(h.data(), ids.data(), weight.data(), p, s, N, T, C, V, cpu);
-        embedding_backward(dweight.data(), dh.data(), groups, s, C, cpu);
-        embedding_positions_backward(dpositions.data(), dh.data(), B, T, C, cpu);
-        embedding_scale_backward(dscale.data(), row_sums.data(), dh.data(), ids.data(), weight.data(), N, C, V, cpu);
+        std::vector<float> h(N * C, NAN), dweight = dweight0, dpositions = dpositions0, dscale = dscale0;
+        embedding_forward_ref(h.data(), ids.data(), weight.data(), N, C, V);
+        if (with_scale) embedding_scale_forward_ref(h.data(), scale.data(), N, C);
+        if (with_positions) embedding_positions_forward_ref(h.data(), positions.data(), N, T, C);
+        if (with_scale)
+          embedding_scaled_backward_ref(dweight.data(), dh.data(), ids.data(), scale.data(), N, C, V);
+        else
+          embedding_backward_ref(dweight.data(), dh.data(), ids.data(), N, C, V);
+        embedding_positions_backward_ref(dpositions.data(), dh.data(), B, T, C);
+        embedding_scale_backward_ref(dscale.data(), dh.data(), ids.data(), weight.data(), N, C, V);
 
-        size_t context = 0;
         on_every_device([&](Context& ctx) {
           Guarded gh(ctx, N * C), gdweight(ctx, dweight0), gweight(ctx, weight), gdh(ctx, dh);
           Guarded gp(ctx, positions), gs(ctx, scale), gdp(ctx, dpositions0), gds(ctx, dscale0), sums(ctx, N);
           const Buffer<int> gids(ctx.device, ids);
-          TokenGroups& on_device = reused[context++];
-          on_device.build(ids.data(), N, V, ctx);
-          embedding_forward(gh, gids.data(), gweight, p ? +gp : nullptr, s ? +gs : nullptr, N, T, C, V, ctx);
-          embedding_backward(gdweight, gdh, on_device, s ? +gs : nullptr, C, ctx);
-          embedding_positions_backward(gdp, gdh, B, T, C, ctx);
-          embedding_scale_backward(gds, sums, gdh, gids.data(), gweight, N, C, V, ctx);
+          TokenGroups groups(N + 3, V, ctx);
+          groups.build(other_ids.data(), N, ctx);  // lists of a batch before
+          groups.build(ids.data(), N, ctx);
+          const EmbeddingExtras extras = {with_scale ? +gs : nullptr, with_positions ? +gp : nullptr, T};
+          embedding_forward(gh, gids.data(), gweight, extras, N, C, V, ctx);
+          embedding_backward(gdweight, gdh, groups, extras.scale, C, ctx);
+          if (!with_scale) {
+            Guarded plain(ctx, dweight0);
+            embedding_backward(plain, gdh, groups, C, ctx);
+            REQUIRE_BITWISE(dweight, plain.download());
+          }
           REQUIRE_BITWISE(h, gh.download());
           REQUIRE_BITWISE(dweight, gdweight.download());
+          if (!with_scale && !with_positions) {
+            Guarded plain(ctx, N * C);
+            embedding_forward(plain, gids.data(), gweight, N, C, V, ctx);
+            REQUIRE_BITWISE(h, plain.download());
+          }
+          REQUIRE(ctx.most_scratch_used() == 0);
+
+          embedding_positions_backward(gdp, gdh, B, T, C, ctx);
+          if (ctx.device != Device::cpu)
+            REQUIRE(ctx.most_scratch_used() == embedding_positions_backward_scratch(B, T, C));
+          Context another(ctx.device);
+          embedding_scale_backward(gds, sums, gdh, gids.data(), gweight, N, C, V, another);
+          if (ctx.device != Device::cpu) REQUIRE(another.most_scratch_used() == embedding_scale_backward_scratch(N));
+          another.synchronize();
           REQUIRE_BITWISE(dpositions, gdp.download());
-          REQUIRE_BITWISE(row_sums, sums.download());
           REQUIRE_BITWISE(dscale, gds.download());
         });
       }
@@ -146,10 +181,10 @@ TEST_CASE("embedding: product and sum are rounded each, a position comes round w
       fused_sums.push_back(std::fma(w, scale, p));
     }
   }
-  embedding_forward(h.data(), ids.data(), weight.data(), positions.data(), &scale, N, T, C, V, cpu);
+  embedding_forward(h.data(), ids.data(), weight.data(), {&scale, positions.data(), T}, N, C, V, cpu);
   REQUIRE_BITWISE(sums, h);
   REQUIRE(sums != fused_sums);
-  embedding_forward(h.data(), ids.data(), weight.data(), nullptr, nullptr, N, T, C, V, cpu);
+  embedding_forward(h.data(), ids.data(), weight.data(), N, C, V, cpu);
   REQUIRE_BITWISE(copies, h);
 }
 
@@ -168,9 +203,9 @@ TEST_CASE("embedding: the sum runs over tokens in ascending order, apart from wh
   const std::vector<float> dh = {0x1p24f, 1.0f, 5.0f, -0x1p24f, 3.0f};
   std::vector<float> dweight = {-0.0f, 1.0f, -0.0f};
   Context cpu(Device::cpu);
-  TokenGroups groups;
-  groups.build(ids.data(), 5, 3, cpu);
-  embedding_backward(dweight.data(), dh.data(), groups, nullptr, 1, cpu);
+  TokenGroups groups(5, 3, cpu);
+  groups.build(ids.data(), 5, cpu);
+  embedding_backward(dweight.data(), dh.data(), groups, 1, cpu);
   REQUIRE_BITWISE((std::vector<float>{5.0f, 4.0f, -0.0f}), dweight);
   const float scale = 0.5f;
   embedding_backward(dweight.data(), dh.data(), groups, &scale, 1, cpu);
@@ -181,15 +216,22 @@ TEST_CASE("embedding: an id without a row gives NaN and reads nothing") {
   const std::vector<int> ids = {0, 2, -1, 1, 2147483647};
   const std::vector<float> weight = random_values<float>(2 * 4, 1);
   std::vector<float> h(20, 0.0f), expected(20, NAN);
-  for (size_t c = 0; c < 4; c++) expected[c] = weight[c], expected[12 + c] = weight[4 + c];
-  Context cpu(Device::cpu);
-  embedding_forward(h.data(), ids.data(), weight.data(), nullptr, nullptr, 5, 5, 4, 2, cpu);
+  for (size_t c = 0; c < 4; c++) {
+    expected[c] = weight[c];
+    expected[12 + c] = weight[4 + c];
+  }
+  embedding_forward_ref(h.data(), ids.data(), weight.data(), 5, 4, 2);
   REQUIRE(bitwise_difference(expected, h, Nan::expected) == "");
   on_every_device([&](Context& ctx) {
     const std::vector<float> zero(20, 0.0f);
     Guarded gh(ctx, zero), gweight(ctx, weight);
     const Buffer<int> gids(ctx.device, ids);
-    embedding_forward(gh, gids.data(), gweight, nullptr, nullptr, 5, 5, 4, 2, ctx);
+    embedding_forward(gh, gids.data(), gweight, 5, 4, 2, ctx);
     REQUIRE(bitwise_difference(expected, gh.download(), Nan::expected) == "");
+
+    Guarded sums(ctx, 5), dscale(ctx, std::vector<float>{0.0f}), gdh(ctx, std::vector<float>(20, 1.0f));
+    embedding_scale_backward(dscale, sums, gdh, gids.data(), gweight, 5, 4, 2, ctx);
+    REQUIRE(std::isnan(dscale.download()[0]));
+    REQUIRE(std::isfinite(sums.download()[3]));
   });
 }

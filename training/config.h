@@ -289,7 +289,7 @@ inline std::vector<Flag> list_flags(Config& c) {
                           "biases of attention's projections");
   t.choice<Position>("--position", m.position,
                      {{"rope", Position::rope, "kernels/rope.cu", "queries and keys turn with their position"},
-                      {"learned", Position::learned, "kernels/embedding.cuh", "an embedding for every position"},
+                      {"learned", Position::learned, "kernels/embedding.cu", "an embedding for every position"},
                       {"none", Position::none, "layers/attention.cuh", "only the causal mask tells"}},
                      "how a token knows its place");
   t.number("--rope-theta", m.rope_theta, 1.0, 1e12, "base of the rotary frequencies");
@@ -311,9 +311,8 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.on_off("--ffn-bias", m.ffn.bias, "layers/linear.cuh", "biases", "layers/linear.cuh", "none", "biases of the FFN");
   t.on_off("--tied", m.tied, "layers/model.h", "the embedding is the output matrix too", "layers/model.cuh",
            "an output matrix of its own", "share embedding and output matrix");
-  t.on_off("--embedding-scale", m.embedding_scale, "kernels/embedding.cuh",
-           "a learned factor, starting at sqrt(hidden)", "kernels/embedding.cuh", "none",
-           "factor of the embedding (DyT)");
+  t.on_off("--embedding-scale", m.embedding_scale, "kernels/embedding.cu", "a learned factor, starting at sqrt(hidden)",
+           "kernels/embedding.cu", "none", "factor of the embedding (DyT)");
   t.choice<bool>("--init", m.depth_scaled_init,
                  {{"plain", false, "layers/parameters.h", "every matrix N(0, 0.02)"},
                   {"depth-scaled", true, "layers/model.h", "output projections N(0, 0.02 / sqrt(2 layers)) (GPT-2)"}},
