@@ -18,6 +18,8 @@
 // shapes: w, m, v, g flat buffers f32 with the same offsets, m and v zero before the first step; norm one f32 on the device
 //   w, m and v are updated in place
 // The master weights are f32. A copy of them in another type could be written where the kernel stores w.
+// A norm that is not finite leaves w, m and v as they are, and so do all updates after it: one bad batch must not reach the
+//   weights before the training loop has seen it.
 // --lr, --beta1, --beta2, --adam-eps, --weight-decay, --clip | tests/test_adamw.cpp
 #include "kernels/adamw.h"
 
@@ -106,7 +108,9 @@ static size_t adamw_block_count(const std::vector<AdamWTensor>& tensors) {
   return n;
 }
 
-AdamWPlan::AdamWPlan(const std::vector<AdamWTensor>& tensors, Context& ctx) : step_(ctx.device, 1) {
+AdamWPlan::AdamWPlan(const std::vector<AdamWTensor>& tensors, Context& ctx)
+    : step_(ctx.device, 1), stopped_(ctx.device, 1) {
+  set_zero(stopped_.data(), 1, ctx);
   std::vector<AdamWBlock> blocks;
   blocks.reserve(adamw_block_count(tensors));
   for (const AdamWTensor& t : tensors) {
@@ -120,20 +124,26 @@ AdamWPlan::AdamWPlan(const std::vector<AdamWTensor>& tensors, Context& ctx) : st
 }
 
 size_t AdamWPlan::bytes(const std::vector<AdamWTensor>& tensors) {
-  return adamw_block_count(tensors) * sizeof(AdamWBlock) + sizeof(AdamWStep);
+  return adamw_block_count(tensors) * sizeof(AdamWBlock) + sizeof(AdamWStep) + sizeof(int);
 }
 
 // ---- kernel
 
 // A thread owns four neighbouring elements of its block (a Quad): 16-byte loads and stores where count is a multiple of 4.
 // It reads four arrays and writes three, each once: 28 bytes an element cross the bus.
-// All threads read the same norm, so either all of them return or none.
+// All threads read the same norm, so either all of them update or none. One that is not finite stops the later updates, too:
+// the first block says so. `stopped` is written under a bad norm alone and read under a good one alone, never both in one
+// launch, so nobody has to wait.
 __global__ void __launch_bounds__(elementwise_block)
     adamw_update_kernel(float* w, float* m, float* v, const float* g, const float* norm, const AdamWBlock* blocks,
-                        const AdamWStep* step) {
+                        const AdamWStep* step, int* stopped) {
+  if (!adamw_norm_is_finite(*norm)) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) *stopped = 1;
+    return;
+  }
   const AdamWBlock block = blocks[blockIdx.x];
   const size_t i = 4 * threadIdx.x, n = block.count;
-  if (i >= n || !adamw_norm_is_finite(*norm)) return;
+  if (*stopped || i >= n) return;
   const AdamWStep a = *step;
   const float scale = adamw_gradient_scale(*norm, a.clip), weight_decay = block.decays ? a.weight_decay : 0.0f;
 
@@ -150,7 +160,8 @@ __global__ void __launch_bounds__(elementwise_block)
 // the bits are those of the reference
 
 static void adamw_update_cpu(float* w, float* m, float* v, const float* g, const float* norm, const AdamWPlan& plan) {
-  if (!adamw_norm_is_finite(*norm)) return;
+  if (!adamw_norm_is_finite(*norm)) *plan.stopped() = 1;
+  if (*plan.stopped()) return;
   const AdamWStep a = *plan.step();  // a copy that no store to w, m or v can change
   const AdamWBlock* const blocks = plan.blocks();
   const float scale = adamw_gradient_scale(*norm, a.clip);
@@ -171,7 +182,7 @@ void adamw_update(float* w, float* m, float* v, const float* g, const float* nor
                   Context& ctx) {
   if (ctx.device == Device::cpu) return adamw_update_cpu(w, m, v, g, norm, plan);
   launch(adamw_update_kernel, grid_of(plan.block_count()), elementwise_block, 0, ctx, w, m, v, g, norm, plan.blocks(),
-         plan.step());
+         plan.step(), plan.stopped());
 }
 
 }  // namespace gated

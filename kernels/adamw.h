@@ -44,20 +44,22 @@ class AdamWPlan {
   const AdamWStep* step() const { return step_.data(); }
   const AdamWBlock* blocks() const { return blocks_.data(); }
   size_t block_count() const { return blocks_.size(); }
+  int* stopped() const { return stopped_.data(); }  // 1 after an update whose norm was not finite, 0 before
   // Bytes of device memory that a plan for these tensors takes.
   static size_t bytes(const std::vector<AdamWTensor>& tensors);
 
  private:
   Buffer<AdamWBlock> blocks_;
   Buffer<AdamWStep> step_;
+  Buffer<int> stopped_;
 };
 
 // Moves the weights w, updates their moments m and v (zero before the first step), from the gradient g. All four are flat
 // buffers with the offsets of the plan; what lies between its tensors is neither read nor written.
 // norm: the norm of the whole gradient, one float on the device. Where it is larger than clip, g counts clip/norm times.
-// Where it is NaN or infinite, nothing is written: w, m and v stay as they are. So the host need not wait for the norm
-// before it launches the update, nor before it launches the forward and backward of the next step: if it then reads a
-// norm that is not finite, the weights are still those of the last good step. It must have read it before the next update.
+// Where it is NaN or infinite, w, m and v stay as they are, by this update and by every later one of the plan. So the host
+// need not wait for the norm of a step before it launches the next one: when it reads a norm that is not finite, the weights
+// are those of the last good step.
 void adamw_update(float* w, float* m, float* v, const float* g, const float* norm, const AdamWPlan& plan, Context& ctx);
 
 // One tensor of n elements, which decays by step.weight_decay.

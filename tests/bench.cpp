@@ -15,11 +15,11 @@
 
 #include "core/simd.h"
 #include "kernels/activation.h"
-#include "kernels/adamw.cuh"
+#include "kernels/adamw.h"
 #include "kernels/attention.h"
 #include "kernels/bias.h"
 #include "kernels/dyt.cuh"
-#include "kernels/embedding.cuh"
+#include "kernels/embedding.h"
 #include "kernels/gated_norm.cuh"
 #include "kernels/glu.h"
 #include "kernels/gradient.h"

@@ -145,7 +145,7 @@ TEST_CASE("adamw: one plan serves steps of different numbers", "[bitwise]") {
     Guarded w(ctx, before.w), m(ctx, before.m), v(ctx, before.v), gg(ctx, g), norm(ctx, std::vector<float>{2.0f});
     const std::vector<AdamWTensor> tensors = {{0, n, true}};
     AdamWPlan plan(tensors, ctx);
-    REQUIRE(AdamWPlan::bytes(tensors) == plan.block_count() * sizeof(AdamWBlock) + sizeof(AdamWStep));
+    REQUIRE(AdamWPlan::bytes(tensors) == plan.block_count() * sizeof(AdamWBlock) + sizeof(AdamWStep) + sizeof(int));
     for (size_t t : {1, 2, 3}) {
       plan.set_step(adamw_at_step(usual, t, float(t)), ctx);
       adamw_update(w, m, v, gg, norm, plan, ctx);
@@ -193,6 +193,28 @@ TEST_CASE("adamw: a norm that is not finite changes nothing", "[bitwise]") {
     const State s = updated(start(5), g, FLT_MAX, {{0, 5, true}}, adamw_at_step(usual, 3, 1.0f), ctx);
     REQUIRE(bitwise_difference(start(5).m, s.m) != "");
   });
+}
+
+TEST_CASE("adamw: after a norm that is not finite the weights stay, however good the next one is", "[bitwise]") {
+  const size_t n = 1500;
+  const auto g = random_values<float>(n, 4, 0.5f);
+  for (float bad : {float(NAN), float(INFINITY)}) {
+    State expected = start(n);  // of the step before
+    update(expected, g, norm_of_one, adamw_at_step(usual, 1, 1.0f));
+    on_every_device([&](Context& ctx) {
+      const State before = start(n);
+      Guarded w(ctx, before.w), m(ctx, before.m), v(ctx, before.v), gg(ctx, g);
+      AdamWPlan plan({{0, n, true}}, ctx);
+      size_t t = 0;
+      for (float value : {norm_of_one, bad, norm_of_one}) {
+        Guarded norm(ctx, std::vector<float>{value});
+        plan.set_step(adamw_at_step(usual, ++t, 1.0f), ctx);
+        adamw_update(w, m, v, gg, norm, plan, ctx);
+        ctx.synchronize();
+      }
+      require_equal(expected, {w.download(), m.download(), v.download()});
+    });
+  }
 }
 
 TEST_CASE("adamw: the corrections of a step") {
