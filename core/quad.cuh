@@ -47,4 +47,16 @@ __device__ inline void store_quad(float* row, size_t i, size_t n, Quad q) {
     store_quad<false>(row, i, n, q);
 }
 
+// A row of n elements inside wider rows that begin on 16-byte boundaries (`aligned`): whole quads at once, whatever n is,
+// and the last few elements one by one. What lies behind the row is neither read nor written.
+__device__ inline Quad load_quad_inside(const float* row, size_t i, size_t n, bool aligned) {
+  return aligned && i + 4 <= n ? load_quad<true>(row, i, n) : load_quad<false>(row, i, n);
+}
+__device__ inline void store_quad_inside(float* row, size_t i, size_t n, Quad q, bool aligned) {
+  if (aligned && i + 4 <= n)
+    store_quad<true>(row, i, n, q);
+  else
+    store_quad<false>(row, i, n, q);
+}
+
 }  // namespace gated

@@ -6,7 +6,7 @@
 //   dn = dy*scale*act(z) + dlow W_down, and from it dx and the base norm's gradients
 //   dW_up += dz^T SiLU(low)      dW_down += dlow^T n
 //   exactly what rmsnorm or dyt, matmul, activation, matmul and gate give one after the other: products in
-//   slices of 1024 (matmul.cuh), the mean square and the score's sum in the row order, dw, db and dalpha in
+//   slices of 1024 (matmul.cu), the mean square and the score's sum in the row order, dw, db and dalpha in
 //   the column order (reduce.cuh).
 // For the backward only x, r and low are kept; n and z are computed again. Arrays of (N,C) that cross the
 // bus, of an elementwise gate behind a branch:
@@ -19,13 +19,15 @@
 //   y, r, low, the sum and the gradients of residual.cuh are written, gradients of parameters accumulated
 // --norm=gated|gated-dyt | tests/test_gated_norm.cpp
 #pragma once
+#include <omp.h>
+
 #include <algorithm>
 #include <type_traits>
 #include <utility>
 
 #include "kernels/activation.cuh"
 #include "kernels/gate.cuh"
-#include "kernels/matmul.cuh"
+#include "kernels/matmul.h"
 #include "kernels/residual.cuh"
 #include "kernels/rmsnorm.cuh"
 
@@ -676,8 +678,7 @@ inline void gated_norm_backward(const ResidualBackward& out, const GatedNormGrad
            out.x, dy, low, dlow, dscores, r, weights, up_t, shape);
 
     auto add_slices = [&](float* gradient, const float* of_slices, size_t n) {
-      launch(matmul_add_slices_kernel, grid_of(ceil_div(n, 256)), 256, 0, ctx, gradient, of_slices, nullptr, slices, n,
-             n, true);
+      matmul_add_slices(gradient, of_slices, slices, n, ctx);
     };
     add_slices(gradients.down, down_slices, rank * C);
     add_slices(gradients.up, up_slices, scores * rank);

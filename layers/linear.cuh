@@ -1,10 +1,10 @@
 // linear: y = x W^T, or x W^T + b; the one place that knows how a matrix product is differentiated.
 //   dx = dy W      dW += dy^T x      db += column sum of dy
-// shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | kernels/matmul.cuh, kernels/bias.h
+// shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | kernels/matmul.cu, kernels/bias.h
 // tests/test_model.cpp
 #pragma once
 #include "kernels/bias.h"
-#include "kernels/matmul.cuh"
+#include "kernels/matmul.h"
 #include "layers/layer_config.h"
 
 namespace gated {

@@ -3,7 +3,7 @@
 // by layer in layers/block_parts.cuh, and knows no more of them than this.
 // shapes: x, dx, dy and what forward returns are (N,C), N = B*T
 #pragma once
-#include "kernels/matmul.cuh"
+#include "kernels/matmul.h"
 #include "layers/parameters.h"
 #include "layers/pass.h"
 

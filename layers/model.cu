@@ -6,7 +6,7 @@
 
 #include "kernels/embedding.h"
 #include "kernels/mean.h"
-#include "kernels/linear_cross_entropy.cuh"
+#include "kernels/linear_cross_entropy.h"
 #include "layers/block_parts.cuh"
 
 namespace gated {
@@ -153,7 +153,7 @@ void Model::activations(const TensorVisitor& visit) {
   for (Block& block : l.blocks) block.activations(visit, N);
   if (!l.post) l.final_norm.activations(visit.of("final norm"), N);
   visit(l.losses, "losses", {N});
-  visit(l.logits, "logits of a chunk", {chunk_rows(), config.vocab});
+  visit(l.logits, "logits of a chunk", {chunk_rows(), padded_vocab(config.vocab)});
 }
 
 void Model::first_block_activations(const TensorVisitor& visit) {

@@ -25,7 +25,7 @@
 #include "kernels/gradient.h"
 #include "kernels/mean.h"
 #include "kernels/layernorm.cuh"
-#include "kernels/linear_cross_entropy.cuh"
+#include "kernels/linear_cross_entropy.h"
 #include "kernels/polynorm.cuh"
 #include "kernels/rope.h"
 #include "kernels/shared_gate.h"

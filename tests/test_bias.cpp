@@ -1,7 +1,7 @@
 // bias: the gradient of a linear layer's bias.
 #include "kernels/bias.h"
 
-#include "kernels/matmul.cuh"
+#include "kernels/matmul.h"
 #include "tests/harness.h"
 
 using namespace gated;

@@ -1,11 +1,12 @@
 // matmul: the tuned CPU product and the kernels against the reference, in every layout, size and way of
 // cutting.
-#include "kernels/matmul.cuh"
+#include "kernels/matmul.h"
 
 #include <omp.h>
 
 #include <algorithm>
 
+#include "core/simd.h"
 #include "tests/harness.h"
 
 using namespace gated;
@@ -152,8 +153,10 @@ TEST_CASE("matmul: the tuned CPU product equals the reference for any number of 
   omp_set_num_threads(before);
 }
 
-TEST_CASE("matmul: kernels equal the reference in every tile and split", "[bitwise]") {
-  const Size sizes[] = {{1, 1, 1}, {63, 65, 17}, {130, 70, 33}, {64, 128, 16}, {3, 90, 1025}, {66, 20, 2050}};
+TEST_CASE("matmul: kernels equal the reference in every tile, with slices one by one, side by side and in groups",
+          "[bitwise]") {
+  const Size sizes[] = {{1, 1, 1},     {63, 65, 17},   {130, 70, 33},       {64, 128, 16},
+                        {3, 90, 1025}, {66, 20, 2050}, {5, 6, 5 * 1024 + 3}};
   for (const Size& s : sizes) {
     INFO("M " << s.M << " N " << s.N << " K " << s.K);
     for_every_form([&](Layout layout, Accumulate accumulate) {
@@ -163,20 +166,25 @@ TEST_CASE("matmul: kernels equal the reference in every tile and split", "[bitwi
       const auto c = random_values<float>(s.M * s.N, 3);
       auto expected = c;
       matmul_ref(expected.data(), a.data(), b.data(), s.M, s.N, s.K, layout, accumulate);
+      const size_t lda = packed_lda(s.M, s.K, layout), ldb = packed_ldb(s.N, s.K, layout);
+      const size_t slices = ceil_div(s.K, matmul_slice);
       for (Tile tile : {Tile::large, Tile::small})
-        for (bool split : {false, true}) {
-          INFO((tile == Tile::large ? "large tile" : "small tile") << (split ? ", split" : ""));
+        for (size_t together : {1, 2, 3, 6}) {
+          if (together > std::max<size_t>(slices, 2)) continue;
+          const MatmulPlan plan = {tile, together};
+          INFO((tile == Tile::large ? "large tile, " : "small tile, ") << together << " slices together");
           auto run = [&](Context& ctx) {
             if (ctx.device == Device::cpu) return;  // which has no tiles
             Guarded ga(ctx, a), gb(ctx, b), old(ctx, c), fresh(ctx, c.size());
             const Guarded& to = accumulate == Accumulate::yes ? old : fresh;
-            matmul_by_plan(to, ga, gb, s.M, s.N, s.K, layout, accumulate, {tile, split}, ctx);
+            matmul_by_plan({to, s.N}, {ga, lda}, {gb, ldb}, s.M, s.N, s.K, layout, accumulate, plan, ctx);
             REQUIRE_BITWISE(expected, to.download());
+            REQUIRE(ctx.most_scratch_used() == matmul_plan_scratch(plan, s.M, s.N, s.K, accumulate));
           };
           // every thread order for one size; the natural order for the others, which are many
           if (s.M == 63) {
             on_every_device(run);
-          } else {
+          } else if (kernels_can_run()) {
             Context ctx(kernel_device);
             run(ctx);
           }
@@ -212,14 +220,148 @@ TEST_CASE("matmul: no padding enters a chain; infinities and NaN go where the re
 
 TEST_CASE("matmul: the plan splits only where tiles are few") {
   REQUIRE(matmul_plan(4096, 4096, 4096).tile == Tile::large);
-  REQUIRE(!matmul_plan(4096, 4096, 4096).split);
-  REQUIRE(matmul_plan(768, 768, 65536).split);  // a weight gradient over many tokens
-  REQUIRE(!matmul_plan(2048, 768, 768).split);  // one slice: nothing to split
-  // 1 GiB of slices side by side would be too much
-  REQUIRE(!matmul_plan(768, 768, 1 << 20).split);
+  REQUIRE(matmul_plan(4096, 4096, 4096).together == 1);
+  REQUIRE(matmul_plan(768, 768, 65536).together == 64);  // a weight gradient over many tokens
+  REQUIRE(matmul_plan(2048, 768, 768).together == 1);    // one slice: nothing to split
+  REQUIRE(matmul_plan(64, 64, 0).together == 1);
+  // 2.3 GiB of slices side by side would be too much: groups of the same size, one matrix less after the first
+  const MatmulPlan groups = matmul_plan(768, 768, 1 << 20);
+  REQUIRE(groups.tile == Tile::large);
+  REQUIRE(groups.together == 104);
+  REQUIRE(ceil_div(1024 - 1, 104 - 1) == ceil_div(1024 - 1, 113 - 1));
 }
 
-TEST_CASE("matmul: a bias joins every row last, on the CPU and in every tile and split", "[bitwise]") {
+TEST_CASE("matmul: no shape falls to the small tile for want of scratch, and scratch stays within its bound") {
+  struct Head {
+    size_t V, C;
+  };
+  std::vector<Size> sizes;
+  for (size_t tokens : {1, 63, 1024, 2048, 3000, 8192, 65536}) {
+    for (const Head& head : {Head{151936, 2048}, Head{50257, 768}, Head{256, 128}}) {
+      const size_t rows = std::min<size_t>(tokens, 1024);  // of logits at a time
+      sizes.push_back({rows, head.V, head.C});
+      sizes.push_back({rows, head.C, head.V});
+      sizes.push_back({head.V, head.C, rows});
+    }
+    for (auto [out, in] : {std::pair<size_t, size_t>{768, 768}, {3072, 768}, {768, 3072}, {6144, 2048}, {16, 2048}}) {
+      sizes.push_back({tokens, out, in});
+      sizes.push_back({tokens, in, out});
+      sizes.push_back({out, in, tokens});
+    }
+  }
+  for (const Size& s : sizes) {
+    INFO("M " << s.M << " N " << s.N << " K " << s.K);
+    const MatmulPlan plan = matmul_plan(s.M, s.N, s.K);
+    const size_t slices = ceil_div(s.K, matmul_slice);
+    const size_t tiles = ceil_div(s.M, 128) * ceil_div(s.N, 128), blocks = tiles * slices;
+    REQUIRE((plan.tile == Tile::large) == (blocks >= 264));  // two for each multiprocessor of an H200
+    if (tiles < 264 && slices > 1) {
+      // Every launch has enough blocks: a group, and what is left over, are not the reason for an idle GPU.
+      REQUIRE((plan.together > 1 || plan.tile == Tile::small));
+      if (plan.together > 1) REQUIRE(tiles * (plan.together - 1) >= std::min<size_t>(blocks - tiles, 264));
+      REQUIRE(matmul_plan_scratch(plan, s.M, s.N, s.K, Accumulate::yes) <= size_t{256} << 20);
+    }
+    for (Accumulate accumulate : {Accumulate::no, Accumulate::yes})
+      REQUIRE(matmul_scratch(s.M, s.N, s.K, accumulate) <= matmul_scratch_up_to(s.M, s.N, s.K, accumulate));
+  }
+  const MatmulPlan head = matmul_plan(1024, 2048, 151936);  // dh of a Qwen3 head: 149 slices of 8 MiB
+  REQUIRE(head.tile == Tile::large);
+  REQUIRE(head.together == 31);
+}
+
+TEST_CASE("matmul: scratch for every product up to a size is the most that any of them takes") {
+  for (const Size& s : {Size{300, 70, 2500}, Size{1, 5, 1}, Size{200, 64, 5000}})
+    for (Accumulate accumulate : {Accumulate::no, Accumulate::yes}) {
+      size_t most = 0;
+      for (size_t m = 1; m <= s.M; m++)
+        for (size_t k = 1; k <= s.K; k += 13) most = std::max(most, matmul_scratch(m, s.N, k, accumulate));
+      REQUIRE(matmul_scratch_up_to(s.M, s.N, s.K, accumulate) == most);
+    }
+  REQUIRE(matmul_scratch_up_to(0, 5, 5, Accumulate::yes) == 0);
+  // A longer product may take less: from 264 tiles on, its slices stay in the block.
+  REQUIRE(matmul_scratch_up_to(4096, 2048, 2048, Accumulate::no) > matmul_scratch(4096, 2048, 2048, Accumulate::no));
+}
+
+TEST_CASE("matmul: matrices inside wider rows give the bits of matrices without gaps, and the gaps stay as they are",
+          "[bitwise]") {
+  // Gaps of whole quads and of parts of one, and rows that end inside a quad of an aligned line.
+  const Size sizes[] = {{5, 7, 3}, {66, 70, 33}, {6, 9, 1030}, {20, 24, 28}};
+  const Size gaps[] = {{0, 0, 4}, {4, 8, 0}, {3, 1, 2}, {57, 55, 95}};  // behind the rows of A, B, C
+  for (const Size& s : sizes)
+    for (const Size& gap : gaps) {
+      INFO("M " << s.M << " N " << s.N << " K " << s.K << ", gaps " << gap.M << " " << gap.N << " " << gap.K);
+      for_every_form([&](Layout layout, Accumulate accumulate) {
+        const size_t a_cols = packed_lda(s.M, s.K, layout), b_cols = packed_ldb(s.N, s.K, layout);
+        const size_t a_rows = layout == Layout::tn ? s.K : s.M, b_rows = layout == Layout::nt ? s.N : s.K;
+        const bool add = accumulate == Accumulate::yes;
+        const auto a = random_values<float>(a_rows * a_cols, 1), b = random_values<float>(b_rows * b_cols, 2);
+        const auto c = random_values<float>(s.M * s.N, 3), bias = random_values<float>(s.N, 4);
+        auto expected = c;
+        matmul_ref(expected.data(), a.data(), b.data(), s.M, s.N, s.K, layout, accumulate, add ? nullptr : bias.data());
+        // What is read from a gap would be seen in C, what is written to one afterwards.
+        auto widened = [](const std::vector<float>& matrix, size_t cols, size_t ld) {
+          std::vector<float> wide(matrix.size() / cols * ld, NAN);
+          for (size_t i = 0; i < matrix.size(); i++) wide[i / cols * ld + i % cols] = matrix[i];
+          return wide;
+        };
+        const size_t lda = a_cols + gap.M, ldb = b_cols + gap.N, ldc = s.N + gap.K;
+        const auto wide_a = widened(a, a_cols, lda), wide_b = widened(b, b_cols, ldb);
+        const auto wide_c = widened(c, s.N, ldc), wide_expected = widened(expected, s.N, ldc);
+        auto by_reference = wide_c;
+        matmul_strided_ref<float>({by_reference.data(), ldc}, {wide_a.data(), lda}, {wide_b.data(), ldb}, s.M, s.N, s.K,
+                                  layout, accumulate, add ? nullptr : bias.data());
+        REQUIRE(bitwise_difference(wide_expected, by_reference, Nan::expected) == "");
+        auto run = [&](Context& ctx) {
+          Guarded ga(ctx, wide_a), gb(ctx, wide_b), gc(ctx, wide_c), gbias(ctx, bias);
+          matmul({gc, ldc}, {ga, lda}, {gb, ldb}, s.M, s.N, s.K, layout, accumulate, ctx, add ? nullptr : +gbias);
+          REQUIRE(bitwise_difference(wide_expected, gc.download(), Nan::expected) == "");
+          REQUIRE(ctx.most_scratch_used() ==
+                  (ctx.device == Device::cpu ? 0 : matmul_scratch(s.M, s.N, s.K, accumulate)));
+          if (ctx.device == Device::cpu || s.K <= matmul_slice) return;
+          for (size_t together : {1, 2}) {
+            Guarded again(ctx, wide_c);
+            matmul_by_plan({again, ldc}, {ga, lda}, {gb, ldb}, s.M, s.N, s.K, layout, accumulate,
+                           {Tile::large, together}, ctx, add ? nullptr : +gbias);
+            REQUIRE(bitwise_difference(wide_expected, again.download(), Nan::expected) == "");
+          }
+        };
+        if (s.M == 5) return on_every_device(run);
+        for (Device device : {Device::cpu, kernel_device}) {
+          if (device == Device::cuda && !kernels_can_run()) continue;
+          Context ctx(device);
+          run(ctx);
+        }
+      });
+    }
+}
+
+TEST_CASE("matmul: rows that are shorter than their matrix are refused") {
+  Context cpu(Device::cpu);
+  std::vector<float> x(64);
+  auto multiply = [&](size_t ldc, size_t lda, size_t ldb) {
+    matmul({x.data(), ldc}, {x.data() + 16, lda}, {x.data() + 32, ldb}, 2, 3, 4, Layout::nt, Accumulate::no, cpu);
+  };
+  REQUIRE_NOTHROW(multiply(3, 4, 4));
+  REQUIRE_THROWS_AS(multiply(2, 4, 4), Error);
+  REQUIRE_THROWS_AS(multiply(3, 3, 4), Error);
+  REQUIRE_THROWS_AS(multiply(3, 4, 3), Error);
+}
+
+TEST_CASE("matmul: slices that another kernel left side by side are added in ascending order", "[bitwise]") {
+  if (!kernels_can_run()) return;
+  Context ctx(kernel_device);
+  for (size_t n : {1, 5, 64, 70}) {
+    const size_t count = 3;
+    const auto slices = random_values<float>(count * n, 1);
+    auto expected = random_values<float>(n, 2);
+    Guarded c(ctx, expected), s(ctx, slices);
+    for (size_t i = 0; i < n; i++) expected[i] += (slices[i] + slices[n + i]) + slices[2 * n + i];
+    matmul_add_slices(c, s, count, n, ctx);
+    REQUIRE_BITWISE(expected, c.download());
+  }
+}
+
+TEST_CASE("matmul: a bias joins every row last, on the CPU and in every tile and grouping", "[bitwise]") {
   for (const Size& s : {Size{5, 7, 3}, Size{70, 132, 1025}, Size{33, 20, 2050}, Size{2, 9, 0}}) {
     INFO("M " << s.M << " N " << s.N << " K " << s.K);
     const auto a = random_values<float>(s.M * s.K, 1), b = random_values<float>(s.N * s.K, 2);
@@ -234,11 +376,12 @@ TEST_CASE("matmul: a bias joins every row last, on the CPU and in every tile and
       Guarded c(ctx, expected.size());
       matmul(c, ga, gb, s.M, s.N, s.K, Layout::nt, Accumulate::no, ctx, gbias);
       REQUIRE_BITWISE(expected, c.download());
-      if (device == Device::cpu || s.K == 0) continue;
+      if (device == Device::cpu) continue;
       for (Tile tile : {Tile::large, Tile::small})
-        for (bool split : {false, true}) {
+        for (size_t together : {1, 2, 3}) {
           Guarded d(ctx, expected.size());
-          matmul_by_plan(d, ga, gb, s.M, s.N, s.K, Layout::nt, Accumulate::no, {tile, split}, ctx, gbias);
+          matmul_by_plan({d, s.N}, {ga, s.K}, {gb, s.K}, s.M, s.N, s.K, Layout::nt, Accumulate::no, {tile, together},
+                         ctx, gbias);
           REQUIRE_BITWISE(expected, d.download());
         }
     }

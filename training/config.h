@@ -370,7 +370,7 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.choice<DeviceChoice>(
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "train_gpt.cu", "cuda where a GPU answers, cpu elsewhere"},
-       {"cpu", DeviceChoice::cpu, "kernels/matmul_cpu.h", "the references and the tuned CPU kernels"},
+       {"cpu", DeviceChoice::cpu, "kernels/matmul_cpu.cpp", "the references and the tuned CPU kernels"},
        {"cuda", DeviceChoice::cuda, "core/device.cuh", "the kernels on a GPU"},
        {"emulated", DeviceChoice::emulated, "core/simt.h", "the same kernels on the CPU, thread by thread: slow"}},
       "where to run; results are the same bits on all");

@@ -1,33 +1,32 @@
-// matmul_cpu: the product of kernels/matmul.cuh on CPU cores, at the speed of their vector units; the same
-// bits as matmul_ref at every vector width and thread count.
+// matmul_cpu: the product of kernels/matmul.cu on CPU cores, at the speed of their vector units.
 //
-// The blocking of Goto and van de Geijn ("Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008)
-// and of BLIS (Van Zee and van de Geijn, ACM TOMS 2015), with two changes. Blocks are as deep as a slice, so
-// that a chain stays in its register from its first k to its last; and threads share nothing: each packs what
-// it needs.
+// It differs from the reference in what is computed at the same time, never in an order of additions: an element of C has
+// a vector lane of its own, which takes k in ascending order. So it has the bits of matmul_ref at every vector width and
+// thread count.
+//
+// The blocking is that of Goto and van de Geijn ("Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008) and
+// of BLIS (Van Zee and van de Geijn, ACM TOMS 2015), with two changes. Blocks are as deep as a slice, so that a chain
+// stays in its register from its first k to its last; and threads share nothing: each packs what it needs.
 //
 //   part     the rectangle of C of one thread
-//   panel    up to 3072 columns of the part, one slice of k: B, packed into strips of 32 columns (memory)
-//   block    up to 168 rows: A, packed into strips of 14 rows                                        (L2
-//   cache) tile     14 rows by 2 vectors of C in 28 registers: each k brings 2 vectors of B and 14 numbers of
-//   A,
-//            each of which goes to all lanes                                           (numbers for AVX-512)
+//   panel    up to 3072 columns of the part, one slice of k: B, packed into strips of 32 columns          (memory)
+//   block    up to 168 rows: A, packed into strips of 14 rows                                           (L2 cache)
+//   tile     14 rows by 2 vectors of C in 28 registers: each k brings 2 vectors of B and 14 numbers of A, each of which
+//            goes to all lanes                                                               (numbers for AVX-512)
 //
-// A strip is k-major: strip[k*width + i]. The last strip of B is filled up with zeros, columns that no output
-// has. k is never filled up. tests/test_matmul.cpp
-#pragma once
+// A strip is k-major: strip[k*width + i]. The last strip of B is filled up with zeros, columns that no output has. k is
+// never filled up. tests/test_matmul.cpp
 #include <omp.h>
 
 #include <algorithm>
 
-#include "kernels/matmul.cuh"
 #include "core/simd.h"
+#include "kernels/matmul.h"
 
 namespace gated {
 namespace tuned_matmul {
 
-// 14 x 2 + 2 + 1 of AVX-512's 32 vector registers, 6 x 2 + 2 + 1 of AVX2's 16, 12 x 2 + 2 + 1 of 32 short
-// ones.
+// 14 x 2 + 2 + 1 of AVX-512's 32 vector registers, 6 x 2 + 2 + 1 of AVX2's 16, 12 x 2 + 2 + 1 of 32 short ones.
 constexpr size_t tile_rows = lanes == 16 ? 14 : lanes == 8 ? 6 : 12, half_rows = lanes == 8 ? 4 : 8;
 static_assert(tile_rows < lanes || tile_rows % lanes == 0, "pack() stores whole vectors");
 constexpr size_t tile_vecs = 2, tile_cols = tile_vecs * lanes;
@@ -45,8 +44,7 @@ constexpr size_t piece(size_t n, size_t most, size_t unit) {
 
 // ---- one tile
 
-// Where chains go:  C = chain,  C = sum + chain,  C = C + chain,  C = C + (sum + chain)  or  C = bias +
-// (...).
+// Where chains go:  C = chain,  C = sum + chain,  C = C + chain,  C = C + (sum + chain)  or  C = bias + (...).
 struct Sink {
   float* C;
   size_t ldc;
@@ -103,10 +101,10 @@ void tile(const Sink& sink, const float* a, const float* b, const float* ahead, 
     }
 }
 
-using Tile = void (*)(const Sink&, const float*, const float*, const float*, size_t);
+using TileFunction = void (*)(const Sink&, const float*, const float*, const float*, size_t);
 
 template <size_t vecs>
-Tile tile_of(size_t rows) {
+TileFunction tile_of(size_t rows) {
   if (rows == tile_rows) return tile<tile_rows, vecs>;
   if (rows == half_rows) return tile<half_rows, vecs>;
   return rows == 4 ? tile<4, vecs> : rows == 2 ? tile<2, vecs> : tile<1, vecs>;
@@ -240,12 +238,11 @@ inline void compute_part(float* C, size_t ldc, const Operand& A, const Operand& 
 
 }  // namespace tuned_matmul
 
-inline void matmul_cpu(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
-                       Accumulate accumulate, const float* bias = nullptr) {
+void matmul_cpu(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,
+                Layout layout, Accumulate accumulate, const float* bias) {
   using namespace tuned_matmul;
   if (M == 0 || N == 0) return;
-  const Operand a{A, layout == Layout::tn ? M : K, M, layout != Layout::tn};
-  const Operand b{B, layout == Layout::nt ? K : N, N, layout == Layout::nt};
+  const Operand a{A.data, A.ld, M, layout != Layout::tn}, b{B.data, B.ld, N, layout == Layout::nt};
 
   // C is cut into equal parts, one a thread; a thread is worth waking for half a million fmas. Of the
   // possible cuts, the one with the least work in a part: its fmas, and packing, where a number costs as much
@@ -261,9 +258,14 @@ inline void matmul_cpu(float* C, const float* A, const float* B, size_t M, size_
 #pragma omp parallel for schedule(static, 1) if (down * across > 1)
   for (size_t part = 0; part < down * across; part++) {
     const size_t i = part / across * rows, j = part % across * cols;
-    compute_part(C, N, a, b, bias, {i, std::min(i + rows, M)}, {j, std::min(j + cols, N)}, K,
+    compute_part(C.data, C.ld, a, b, bias, {i, std::min(i + rows, M)}, {j, std::min(j + cols, N)}, K,
                  accumulate == Accumulate::yes);
   }
+}
+
+void matmul_cpu(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
+                Accumulate accumulate, const float* bias) {
+  matmul_cpu({C, N}, {A, packed_lda(M, K, layout)}, {B, packed_ldb(N, K, layout)}, M, N, K, layout, accumulate, bias);
 }
 
 }  // namespace gated

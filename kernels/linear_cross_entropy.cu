@@ -1,0 +1,188 @@
+// linear_cross_entropy: the loss of a language model, from the last hidden states on
+//
+// 1. Softmax and cross-entropy of one row. Of the logits l (V) of a token, softmax makes probabilities p, and the loss is
+//    -log of the target's:
+//      p_v = e^l_v / sum over u of e^l_u        loss = -log p_target = lse - l_target,   lse = log(sum over u of e^l_u)
+//    e^l overflows for l > 88, so the row's largest logit m is taken out first:  lse = m + log(sum over u of e^(l_u - m)).
+//    Backward. lse is the only part of the loss that knows every logit, and d lse / d l_v = e^l_v / sum = p_v, so
+//      dl_v = (p_v - [v = target]) dloss,       p_v = e^(l_v - lse)
+//    A row's gradients are written over its logits: nobody needs these any more.
+//
+// 2. The output matmul in front of it. The logits of token n are products of its hidden state h_n (C) with every row of
+//    the head's weight W (V,C):
+//      logits = h W^T                                     (matmul.cu derives what follows)
+//      dh = dlogits W                                     written
+//      dW = dW + dlogits^T h                              accumulated over the batches of a step
+//
+// 3. Chunks. The logits are by far the largest activation of a small model: 65,536 tokens of 50,257 logits are 12 GiB. So
+//    rows go through in chunks, (1) and (2) each, into the same memory. Losses and dh do not know about chunks. Nor does dW:
+//    its sum over tokens goes in slices of 1024 rows, each one chain from +0,
+//      dW = ((dW + slice 0) + slice 1) + ...              one rounding each, ascending
+//    and every chunk but the last is a whole number of slices. So any size of a chunk gives the same bits.
+//    Cut Your Losses (Wijmans et al. 2024, arXiv 2411.09009) keeps no logits at all. A chunk of about a thousand rows is of
+//    the size of W itself, and leaves the work to plain products.
+//
+// exactly: the sum over a row in the row order (core/reduce.cuh); the maximum of a row has no order
+// shapes: h, dh (N,C) f32; weight, dweight (V,C); targets, losses (N); logits (chunk_rows, padded_vocab(V)), overwritten
+// on the CPU: the row pass is tuned in kernels/linear_cross_entropy_cpu.cpp
+// Logits for sampling are matmul alone. | tests/test_linear_cross_entropy.cpp
+#include "kernels/linear_cross_entropy.h"
+
+#include <algorithm>
+
+#include "core/math.cuh"
+#include "core/quad.cuh"
+#include "core/reduce.cuh"
+#include "kernels/linear_cross_entropy.cuh"
+
+namespace gated {
+
+constexpr size_t weight_gradient_slice = matmul_slice;  // rows of one chain of dW: a slice is one product
+
+// ---- reference
+
+template <class T>
+void cross_entropy_ref(T* losses, T* logits, const int* targets, T dloss, bool gradient, size_t rows, size_t V) {
+  for (size_t row = 0; row < rows; row++) {
+    T* l = logits + row * V;
+    const int target = targets[row];
+    if (target == ignored_target) {
+      losses[row] = T(0);
+      for (size_t v = 0; gradient && v < V; v++) l[v] = T(0);
+      continue;
+    }
+    const bool known = target_is_known(target, V);
+    T max = -INFINITY;
+    for (size_t v = 0; v < V; v++) max = max_of(l[v], max);
+    RowSum<T> sum;
+    for (size_t v = 0; v < V; v++) sum.add(exact_exp(l[v] - max));
+    const T lse = log_sum_exp(max, sum.total(), known);
+    losses[row] = lse - l[known ? target : 0];
+    for (size_t v = 0; gradient && v < V; v++) l[v] = dlogit(l[v], lse, v == size_t(target) ? T(1) : T(0), dloss);
+  }
+}
+IN_FLOAT_AND_DOUBLE(cross_entropy_ref);
+
+// All rows at once.
+template <class T>
+void linear_cross_entropy_ref(T* losses, T* dh, T* dweight, T* logits, const T* h, const T* weight, const int* targets,
+                              T dloss, size_t N, size_t C, size_t V) {
+  matmul_ref(logits, h, weight, N, V, C, Layout::nt, Accumulate::no);
+  cross_entropy_ref(losses, logits, targets, dloss, dh || dweight, N, V);
+  if (dh) matmul_ref(dh, logits, weight, N, C, V, Layout::nn, Accumulate::no);
+  if (!dweight) return;
+  // One slice a product: a product of all rows would add its slices to each other before it adds them to dW.
+  for (size_t n = 0; n < N; n += weight_gradient_slice) {
+    const size_t rows = std::min(weight_gradient_slice, N - n);
+    matmul_ref(dweight, logits + n * V, h + n * C, V, C, rows, Layout::tn, Accumulate::yes);
+  }
+}
+IN_FLOAT_AND_DOUBLE(linear_cross_entropy_ref);
+
+// ---- kernel: one block of 128 threads a row
+//
+// A row is too long for one warp: 50,257 logits are 200 kB. So the 128 chains of the row order belong to 128 threads, chain
+// j to thread j. Maximum, sum and gradient each read the row once; it comes from memory the first time and mostly from the
+// second-level cache after that.
+//
+// For maximum and gradient, where no order matters, a thread takes quads (four neighbours, one 16-byte access): in a step
+// the block covers 512 logits. For the sum, thread j takes the elements j, j + 128, j + 256, ...: neighbouring threads still
+// read neighbouring floats.
+//
+// The chains meet as the row order combines them: lane l of 32 needs chains 4l to 4l+3, which four threads hold. They go
+// through shared memory, and each of the four warps then combines all 128 for itself, so that every thread has the result
+// and nothing needs to be sent back.
+
+// Every thread brings the value of its chain and gets the four of its lane.
+__device__ inline Quad exchange_chains(float* shared, float chain) {
+  __syncthreads();  // everybody has read what the last exchange left, and, for the caller, the row
+  shared[threadIdx.x] = chain;
+  __syncthreads();  // all 128 are there
+  return load_quad<true>(shared, 4 * (threadIdx.x % 32), row_chains);
+}
+
+__global__ void __launch_bounds__(row_chains)
+    cross_entropy_kernel(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t V) {
+  __shared__ __align__(16) float chains[row_chains];
+  const size_t row = blockIdx.x, first = 4 * threadIdx.x, step = 4 * row_chains;
+  float* l = logits + row * padded_vocab(V);
+  const int target = targets[row];
+  if (target == ignored_target) {  // for the whole block, so that no thread waits at a barrier for one that left
+    if (threadIdx.x == 0) losses[row] = 0.0f;
+    for (size_t v = first; gradient && v < V; v += step) store_quad_inside(l, v, V, Quad{}, true);
+    return;
+  }
+  const bool known = target_is_known(target, V);
+  const float at_target = l[known ? target : 0];
+
+  float max = -INFINITY;
+  for (size_t v = first; v < V; v += step) {
+    const Quad q = load_quad_inside(l, v, V, true);
+    for (int k = 0; k < 4; k++)
+      if (v + k < V) max = max_of(q.v[k], max);
+  }
+  const Quad maxima = exchange_chains(chains, max);
+  max = warp_max(max_of(max_of(maxima.v[0], maxima.v[1]), max_of(maxima.v[2], maxima.v[3])));
+
+  float sum = 0.0f;
+  for (size_t v = threadIdx.x; v < V; v += row_chains) sum += exact_exp(l[v] - max);
+  const Quad sums = exchange_chains(chains, sum);
+  sum = warp_sum((sums.v[0] + sums.v[1]) + (sums.v[2] + sums.v[3]));
+
+  const float lse = log_sum_exp(max, sum, known);
+  if (threadIdx.x == 0) losses[row] = lse - at_target;
+  // The gradients go over the logits. No thread reads another's any more: the barriers of the second exchange came behind
+  // the last such read.
+  for (size_t v = first; gradient && v < V; v += step) {
+    Quad q = load_quad_inside(l, v, V, true);
+    for (int k = 0; k < 4; k++) q.v[k] = dlogit(q.v[k], lse, v + k == size_t(target) ? 1.0f : 0.0f, dloss);
+    store_quad_inside(l, v, V, q, true);
+  }
+}
+
+// ---- launchers
+
+void cross_entropy(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t rows, size_t V,
+                   Context& ctx) {
+  if (ctx.device == Device::cpu) return cross_entropy_cpu(losses, logits, targets, dloss, gradient, rows, V);
+  launch(cross_entropy_kernel, grid_of(rows), row_chains, 0, ctx, losses, logits, targets, dloss, gradient, V);
+}
+
+size_t linear_cross_entropy_chunk_rows(size_t N, size_t V) {
+  constexpr size_t floats = size_t{16} << 20;
+  const size_t slices = floats / (V * weight_gradient_slice);
+  return std::min(std::max<size_t>(slices, 1) * weight_gradient_slice, N);
+}
+
+size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows) {
+  size_t most = 0;
+  for (size_t rows : {std::min(chunk_rows, N), chunk_rows ? N % chunk_rows : 0}) {  // of every chunk, and of the last
+    most = std::max(most, matmul_scratch(rows, V, C, Accumulate::no));
+    most = std::max(most, matmul_scratch(rows, C, V, Accumulate::no));
+    most = std::max(most, matmul_scratch(V, C, std::min(rows, weight_gradient_slice), Accumulate::yes));
+  }
+  return most;
+}
+
+void linear_cross_entropy(float* losses, float* dh, float* dweight, float* logits, const float* h, const float* weight,
+                          const int* targets, float dloss, size_t N, size_t C, size_t V, size_t chunk_rows,
+                          Context& ctx) {
+  require(V > 0 && C > 0, "linear_cross_entropy: V is %zu and C is %zu, expected more than 0", V, C);
+  require(chunk_rows >= N || (chunk_rows > 0 && chunk_rows % weight_gradient_slice == 0),
+          "linear_cross_entropy: chunks of %zu rows, expected a multiple of %zu or at least all %zu", chunk_rows,
+          weight_gradient_slice, N);
+  const size_t ld = padded_vocab(V);
+  for (size_t begin = 0; begin < N; begin += chunk_rows) {
+    const size_t rows = std::min(chunk_rows, N - begin);
+    const float* x = h + begin * C;
+    matmul({logits, ld}, {x, C}, {weight, C}, rows, V, C, Layout::nt, Accumulate::no, ctx);
+    cross_entropy(losses + begin, logits, targets + begin, dloss, dh || dweight, rows, V, ctx);
+    if (dh) matmul({dh + begin * C, C}, {logits, ld}, {weight, C}, rows, C, V, Layout::nn, Accumulate::no, ctx);
+    for (size_t n = 0; dweight && n < rows; n += weight_gradient_slice) {
+      const size_t slice = std::min(weight_gradient_slice, rows - n);
+      matmul({dweight, C}, {logits + n * ld, ld}, {x + n * C, C}, V, C, slice, Layout::tn, Accumulate::yes, ctx);
+    }
+  }
+}
+
+}  // namespace gated

@@ -1,0 +1,46 @@
+// linear_cross_entropy: the output matmul and the cross-entropy over it, without the (N,V) logits in memory. What it
+// computes, and how: kernels/linear_cross_entropy.cu
+#pragma once
+#include "core/context.cuh"
+#include "kernels/matmul.h"
+
+namespace gated {
+
+// A target that is not counted: loss 0, gradient 0. Any other outside [0,V) gives a NaN loss and NaN gradients.
+constexpr int ignored_target = -1;
+
+// Floats from row to row of logits in memory. With whole cache lines every row begins on a 16-byte boundary, whatever V
+// is (GPT-2's is 50257). What lies behind the V logits of a row is neither read nor written.
+constexpr size_t padded_vocab(size_t V) {
+  return ceil_div(V, 128) * 128;
+}
+
+// Rows that fill about 64 MiB of logits, a whole number of slices, or all N when they are fewer.
+size_t linear_cross_entropy_chunk_rows(size_t N, size_t V);
+
+// losses (N) of h W^T, with dh (N,C) written and dweight (V,C) accumulated; either of them may be null.
+//   logits   room for (min(chunk_rows,N), padded_vocab(V)), overwritten
+//   h (N,C), weight (V,C), targets (N)
+//   dloss    the gradient of every row's loss: 1/N for their mean
+// chunk_rows: how many rows go through at a time, a multiple of 1024 or at least N. It does not change a bit.
+void linear_cross_entropy(float* losses, float* dh, float* dweight, float* logits, const float* h, const float* weight,
+                          const int* targets, float dloss, size_t N, size_t C, size_t V, size_t chunk_rows,
+                          Context& ctx);
+// Bytes of scratch that it takes.
+size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows);
+
+// The cross-entropy of rows whose logits (rows, padded_vocab(V)) are there; with `gradient`, dlogits are written over
+// them.
+void cross_entropy(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t rows, size_t V,
+                   Context& ctx);
+void cross_entropy_cpu(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t rows,
+                       size_t V);
+
+// The references keep all logits, in rows without padding: (rows,V) and (N,V).
+template <class T>
+void cross_entropy_ref(T* losses, T* logits, const int* targets, T dloss, bool gradient, size_t rows, size_t V);
+template <class T>
+void linear_cross_entropy_ref(T* losses, T* dh, T* dweight, T* logits, const T* h, const T* weight, const int* targets,
+                              T dloss, size_t N, size_t C, size_t V);
+
+}  // namespace gated

@@ -1,0 +1,48 @@
+// cross_entropy_cpu: the row pass of kernels/linear_cross_entropy.cu on CPU cores.
+//
+// It differs from the reference in that the 128 chains of a row advance together: the loops over j are independent of
+// each other and fill vector registers, where RowSum puts one element at a time into the next chain. Chain j takes the same
+// elements in the same order, so the bits are the same. The maximum goes in chains as well: a compiler may not reorder a
+// single one, and a maximum has no order. Rows are shared out among threads.
+#include "kernels/linear_cross_entropy.h"
+
+#include "core/reduce.cuh"
+#include "kernels/linear_cross_entropy.cuh"
+
+namespace gated {
+
+static float max_of_row(const float* x, size_t n) {
+  float chain[row_chains];
+  for (float& c : chain) c = -INFINITY;
+  size_t i = 0;
+  for (; i + row_chains <= n; i += row_chains)
+    for (size_t j = 0; j < row_chains; j++) chain[j] = max_of(x[i + j], chain[j]);
+  for (size_t j = 0; i + j < n; j++) chain[j] = max_of(x[i + j], chain[j]);
+  float max = chain[0];
+  for (size_t j = 1; j < row_chains; j++) max = max_of(chain[j], max);
+  return max;
+}
+
+void cross_entropy_cpu(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t rows,
+                       size_t V) {
+#pragma omp parallel for
+  for (size_t row = 0; row < rows; row++) {
+    float* l = logits + row * padded_vocab(V);
+    const int target = targets[row];
+    if (target == ignored_target) {
+      losses[row] = 0.0f;
+      for (size_t v = 0; gradient && v < V; v++) l[v] = 0.0f;
+      continue;
+    }
+    const bool known = target_is_known(target, V);
+    const float at_target = l[known ? target : 0], max = max_of_row(l, V);
+    const float sum = row_reduce_ref<float>(V, [=](float acc, size_t v) { return acc + exact_exp(l[v] - max); });
+    const float lse = log_sum_exp(max, sum, known);
+    losses[row] = lse - at_target;
+    if (!gradient) continue;
+    for (size_t v = 0; v < V; v++) l[v] = dlogit(l[v], lse, 0.0f, dloss);
+    if (known) l[target] = dlogit(at_target, lse, 1.0f, dloss);
+  }
+}
+
+}  // namespace gated

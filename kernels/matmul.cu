@@ -1,0 +1,466 @@
+// matmul: products of matrices, C = A B^T and its two sisters
+//
+// The product that a linear layer computes is C = A B^T, with A (M,K) and B (N,K):
+//   C_mn = sum over k of A_mk B_nk                  a row of A times a row of B
+//
+// Order. Floating-point addition is not associative, so an exact result needs an order of its own:
+//   k goes in slices of 1024; a slice is one chain of fused multiply-adds from +0 in ascending k;
+//   the total is ((slice 0 + slice 1) + slice 2) + ...; then C = total, C = C + total, or C = bias + total.
+// One chain over all of k would be simpler. But different blocks can compute different slices at the same time, and a
+// weight gradient needs that: its C is small (768 x 768 is 36 tiles for the 132 multiprocessors of an H200) and its K, the
+// tokens, is long. Outputs are independent of each other, so tiles and vectors may have any shape. Tails are cut, never
+// padded: fmaf(0, 0, -0) is +0, so a padded chain could have other bits.
+//
+// Layouts. Training needs three products for every weight W (out,in), all of row-major matrices. With y = x W^T,
+//   y_no = sum over i of x_ni W_oi                  nt   y  = x W^T     (N,out) from (N,in) and (out,in)
+// the loss L changes with x_ni through every y_no, and with W_oi through every token n. The chain rule gives
+//   dx_ni = sum over o of dy_no W_oi                nn   dx = dy W      (N,in) from (N,out) and (out,in)
+//   dW_oi = sum over n of dy_no x_ni                tn   dW = dy^T x    (out,in) from (N,out) and (N,in)
+// The letters say whether an operand is transposed ("t") or not ("n") in C = op(A) op(B). Nothing is transposed in memory:
+// a layout only says whether k runs along the rows of an operand or down its columns.
+//
+// shapes: C (M,N); A (M,K), or (K,M) in tn; B (N,K) in nt, else (K,N); bias (N). M, N, K are this operation's letters:
+//   which sizes of the model they are depends on the layout, as above.
+// on the CPU: kernels/matmul_cpu.cpp, the same bits, tuned. By cuBLASLt: kernels/matmul_cublas.cu, not the same bits
+// --matmul=exact|cublas | tests/test_matmul.cpp
+#include "kernels/matmul.h"
+
+#include <algorithm>
+
+#include "core/launch_shape.cuh"
+#include "core/math.cuh"
+#include "core/quad.cuh"
+
+namespace gated {
+
+// ---- reference
+
+template <class T>
+void matmul_nt_ref(T* C, const T* A, const T* B, size_t M, size_t N, size_t K) {
+  for (size_t m = 0; m < M; m++)
+    for (size_t n = 0; n < N; n++) {
+      T total = 0;
+      for (size_t k0 = 0; k0 < K; k0 += matmul_slice) {
+        T chain = 0;
+        for (size_t k = k0; k < K && k < k0 + matmul_slice; k++) chain = fused(A[m * K + k], B[n * K + k], chain);
+        total = k0 == 0 ? chain : total + chain;
+      }
+      C[m * N + n] = total;
+    }
+}
+IN_FLOAT_AND_DOUBLE(matmul_nt_ref);
+
+// Every other form is the plain one of copies of the operands that lie as nt wants them.
+template <class T>
+void matmul_strided_ref(Matrix<T> C, Matrix<const T> A, Matrix<const T> B, size_t M, size_t N, size_t K, Layout layout,
+                        Accumulate accumulate, const T* bias) {
+  std::vector<T> a(M * K), b(N * K), product(M * N);
+  for (size_t m = 0; m < M; m++)
+    for (size_t k = 0; k < K; k++) a[m * K + k] = layout == Layout::tn ? A.data[k * A.ld + m] : A.data[m * A.ld + k];
+  for (size_t n = 0; n < N; n++)
+    for (size_t k = 0; k < K; k++) b[n * K + k] = layout == Layout::nt ? B.data[n * B.ld + k] : B.data[k * B.ld + n];
+  matmul_nt_ref(product.data(), a.data(), b.data(), M, N, K);
+  for (size_t m = 0; m < M; m++)
+    for (size_t n = 0; n < N; n++) {
+      T& c = C.data[m * C.ld + n];
+      const T total = product[m * N + n];
+      c = accumulate == Accumulate::yes ? c + total : bias ? bias[n] + total : total;
+    }
+}
+IN_FLOAT_AND_DOUBLE(matmul_strided_ref);
+
+template <class T>
+void matmul_ref(T* C, const T* A, const T* B, size_t M, size_t N, size_t K, Layout layout, Accumulate accumulate,
+                const T* bias) {
+  matmul_strided_ref<T>({C, N}, {A, packed_lda(M, K, layout)}, {B, packed_ldb(N, K, layout)}, M, N, K, layout,
+                        accumulate, bias);
+}
+IN_FLOAT_AND_DOUBLE(matmul_ref);
+
+// ---- kernel
+//
+// One thread an element would read 2K numbers for K multiply-adds, and memory would be the limit. So a block owns a tile
+// of C, BM by BN, and walks along k in strips of 16. At each step it brings the strip of A (BM rows) and of B (BN columns)
+// into shared memory once, and every number there serves a whole row or column of the tile:
+//
+//                                      N
+//                         +-------------------------+
+//                         |        |  B   |         |    of B: BN columns, 16 of k at a time
+//                       K |        |strip |         |
+//                         |        |  |   |         |
+//                         |        |  v   |         |
+//                         +-------------------------+
+//            K
+//      +-----------+      +-------------------------+
+//      |           |      |        .      .         |
+//      |-----------|      |........+------+         |
+//    M | A strip ->|      |        | tile |         |    of C: BM x BN, one block
+//      |-----------|      |........+------+         |
+//      |           |      |                         |
+//      +-----------+      +-------------------------+
+//
+// An element of A is read from memory N/BN times instead of N times, one of B M/BM times.
+//
+// From shared memory to registers the same idea once more: a thread owns TM by TN elements of the tile, and for every k
+// reads TM numbers of A and TN of B for TM*TN multiply-adds. Its elements are squares of 4 x 4, spread over the tile, so
+// that neighbouring threads read neighbouring quads. In the large tile (128 x 128, 256 threads as 16 x 16, 8 x 8 elements
+// each) the thread at ty 1, tx 2 owns the four squares marked #; for every k it reads two quads of A and two of B, and
+// multiplies each with each:
+//
+//                   columns 0..63, in fours:     columns 64..127, in fours:
+//               tx  0   1   2   3  ...  15        0   1   2   3  ...  15
+//                 +---+---+---+---+---+---+     +---+---+---+---+---+---+
+//          ty  0  |   |   |   |   |   |   |     |   |   |   |   |   |   |
+//    rows      1  |   |   | # |   |   |   | <-- |   |   | # |   |   |   | <-- one quad of A: rows 4..7 of the tile
+//    0..63    ... |   |   |   |   |   |   |     |   |   |   |   |   |   |
+//             15  |   |   |   |   |   |   |     |   |   |   |   |   |   |
+//                 +---+---+---+---+---+---+     +---+---+---+---+---+---+
+//          ty  0  |   |   |   |   |   |   |     |   |   |   |   |   |   |
+//    rows      1  |   |   | # |   |   |   | <-- |   |   | # |   |   |   | <-- the other one: rows 68..71
+//    64..127  ... |   |   |   |   |   |   |     |   |   |   |   |   |   |
+//             15  |   |   |   |   |   |   |     |   |   |   |   |   |   |
+//                 +---+---+---+---+---+---+     +---+---+---+---+---+---+
+//                           ^ one quad of B:              ^ the other one:
+//                             columns 8..11                 columns 72..75
+//
+// Strips lie in shared memory k-major whatever their layout: strip[k][row]. An operand in which memory runs along k is
+// turned on the way; its rows then stand `pitch` floats apart in shared memory, a little more than the tile, so that the
+// threads of a warp write to different banks.
+//
+// Two pairs of strips take turns, so that one barrier a strip is enough:
+//
+//     registers -> pair 0 | barrier | memory -> registers, multiply pair 0
+//     registers -> pair 1 | barrier | memory -> registers, multiply pair 1
+//     registers -> pair 0 | ...
+//
+// The barrier says that the pair is complete. The write to pair 0 that follows needs no second barrier: a thread is there
+// only after the barrier of pair 1, and no thread passes that one before it has multiplied pair 0. While a strip is
+// multiplied, the next one is on its way from memory to registers, and nobody waits for it.
+
+constexpr int strip_depth = 16;
+static_assert(matmul_slice % strip_depth == 0, "a slice is a whole number of strips, so the walk goes straight on");
+
+// One operand's strip, `rows` (of A, or columns of B) by strip_depth, on its way through a thread's registers.
+// k_contiguous: memory runs along k. aligned: the lines of memory begin on 16-byte boundaries. A Quad is four neighbouring
+// floats, moved by one 16-byte access where they are aligned (core/quad.cuh).
+template <int rows, int threads, bool k_contiguous, bool aligned>
+struct MatmulStrip {
+  static constexpr int pitch = rows + 4;  // keeps 16-byte boundaries
+  static constexpr int floats = strip_depth * pitch;
+  static constexpr int quads = rows * strip_depth / 4 / threads;        // of a thread
+  static constexpr int line = (k_contiguous ? strip_depth : rows) / 4;  // quads of the strip along memory
+  static_assert(quads * threads * 4 == rows * strip_depth && threads % line == 0);
+
+  const float* matrix;
+  size_t ld, at;  // at: this thread's first element of the strip to fetch next
+  int rows_left;  // of the matrix, from the strip's first row on
+  Quad next[quads];
+
+  __device__ MatmulStrip(Matrix<const float> m, size_t row0, size_t count, size_t k0)
+      : matrix(m.data), ld(m.ld), rows_left(count - row0 < rows ? int(count - row0) : rows) {
+    const size_t row = row0 + row_of(0), k = k0 + k_of(0);
+    at = k_contiguous ? row * ld + k : k * ld + row;
+  }
+
+  // Where in the strip this thread's q-th quad lies: its first row and k. Neighbouring threads take neighbours in memory.
+  __device__ static int row_of(int q) {
+    return k_contiguous ? threadIdx.x / line + q * (threads / line) : threadIdx.x % line * 4;
+  }
+  __device__ static int k_of(int q) {
+    return k_contiguous ? threadIdx.x % line * 4 : threadIdx.x / line + q * (threads / line);
+  }
+
+  // Elements past the last row, or at k_left and beyond, become 0: no output that is kept depends on them.
+  __device__ void fetch(int k_left) {
+#pragma unroll
+    for (int q = 0; q < quads; q++) {
+      const int row = row_of(q), k = k_of(q), count = k_contiguous ? k_left - k : rows_left - row;
+      next[q] = {};
+      if (row >= rows_left || k >= k_left) continue;
+      const float* from = matrix + at + q * (threads / line) * ld;
+      next[q] = aligned && count >= 4 ? load_quad<true>(from, 0, 4) : load_quad<false>(from, 0, count);
+    }
+    at += k_contiguous ? strip_depth : strip_depth * ld;
+  }
+
+  __device__ void store(float* shared) const {
+#pragma unroll
+    for (int q = 0; q < quads; q++) {
+      float* to = shared + k_of(q) * pitch + row_of(q);
+      if constexpr (k_contiguous)
+        for (int i = 0; i < 4; i++) to[i * pitch] = next[q].v[i];
+      else
+        store_quad<true>(to, 0, 4, next[q]);
+    }
+  }
+};
+
+// What a launch works on. A block goes through all slices of k and keeps their sum in C; or, side by side, block z computes
+// slice first + z alone and leaves it in a matrix of its own, the z-th from C.data on. bias, and what accumulates, joins the
+// sum of all slices: so a C that is accumulated to has one slice, or is scratch that joins the real one later.
+struct MatmulJob {
+  Matrix<float> C;
+  Matrix<const float> A, B;
+  const float* bias;
+  size_t M, N, K;
+  bool accumulate, side_by_side;
+  size_t first;  // slice
+  bool aligned;  // the rows of C and bias begin on 16-byte boundaries
+};
+
+// row[n..n+3] + q
+__device__ inline Quad matmul_add(const float* row, size_t n, size_t N, Quad q, bool aligned) {
+  const Quad r = load_quad_inside(row, n, N, aligned);
+  for (int j = 0; j < 4; j++) q.v[j] = r.v[j] + q.v[j];
+  return q;
+}
+
+template <Layout layout, int BM, int BN, int TM, int TN, bool aligned>
+__global__ void __launch_bounds__(BM / TM * BN / TN, 2) matmul_kernel(MatmulJob job) {
+  constexpr int threads = BM / TM * BN / TN;
+  using StripA = MatmulStrip<BM, threads, layout != Layout::tn, aligned>;
+  using StripB = MatmulStrip<BN, threads, layout == Layout::nt, aligned>;
+  __shared__ __align__(16) float a_shared[2][StripA::floats];
+  __shared__ __align__(16) float b_shared[2][StripB::floats];
+  const size_t m0 = size_t(blockIdx.x) * BM, n0 = size_t(blockIdx.y) * BN;
+
+  // A warp is 4 threads high and 8 wide: it reads few distinct quads of shared memory, 4 of A and 8 of B.
+  constexpr int warps_across = BN / TN / 8;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int ty = warp / warps_across * 4 + lane / 8, tx = warp % warps_across * 8 + lane % 8;
+  auto row_of = [&](int square) { return square * (4 * BM / TM) + ty * 4; };
+  auto col_of = [&](int square) { return square * (4 * BN / TN) + tx * 4; };
+
+  float chain[TM][TN] = {};  // in registers: every index below is a constant once its loop is unrolled
+  auto step = [&](const float* a_strip, const float* b_strip, int k) {
+    Quad a[TM / 4], b[TN / 4];
+#pragma unroll
+    for (int g = 0; g < TM / 4; g++) a[g] = load_quad<true>(a_strip + k * StripA::pitch, row_of(g), BM);
+#pragma unroll
+    for (int g = 0; g < TN / 4; g++) b[g] = load_quad<true>(b_strip + k * StripB::pitch, col_of(g), BN);
+#pragma unroll
+    for (int i = 0; i < TM; i++)
+#pragma unroll
+      for (int j = 0; j < TN; j++) chain[i][j] = fused(a[i / 4].v[i % 4], b[j / 4].v[j % 4], chain[i][j]);
+  };
+
+  // A slice is done: its chains join the sum of the slices before it, and the next one starts from +0.
+  const int rows_left = job.M - m0 < BM ? int(job.M - m0) : BM, cols_left = job.N - n0 < BN ? int(job.N - n0) : BN;
+  float* const tile = job.C.data + (blockIdx.z * job.M + m0) * job.C.ld + n0;
+  auto finish = [&](bool first, bool last) {
+#pragma unroll
+    for (int i = 0; i < TM; i++)
+#pragma unroll
+      for (int g = 0; g < TN / 4; g++) {
+        Quad q;
+        for (int j = 0; j < 4; j++) {
+          q.v[j] = chain[i][4 * g + j];
+          chain[i][4 * g + j] = 0;
+        }
+        const int m = row_of(i / 4) + i % 4, n = col_of(g);
+        if (m >= rows_left || n >= cols_left) continue;
+        float* const row = tile + m * job.C.ld;
+        if (!first || job.accumulate) q = matmul_add(row, n, cols_left, q, job.aligned);
+        if (last && job.bias) q = matmul_add(job.bias + n0, n, cols_left, q, job.aligned);
+        store_quad_inside(row, n, cols_left, q, job.aligned);
+      }
+  };
+
+  // The walk along k, from `begin` to `end`.
+  const size_t begin = job.side_by_side ? (job.first + blockIdx.z) * matmul_slice : 0;
+  const size_t end = job.side_by_side && begin + matmul_slice < job.K ? begin + matmul_slice : job.K;
+  auto depth_at = [&](size_t k) { return k >= end ? 0 : end - k < strip_depth ? int(end - k) : strip_depth; };
+  StripA a(job.A, m0, job.M, begin);
+  StripB b(job.B, n0, job.N, begin);
+  a.fetch(depth_at(begin));
+  b.fetch(depth_at(begin));
+  int pair = 0;
+  size_t k0 = begin;
+  for (bool first = true, last = false; !last; first = false) {
+    const size_t slice_end = k0 + matmul_slice < end ? k0 + matmul_slice : end;
+    for (; k0 < slice_end; k0 += strip_depth, pair ^= 1) {
+      a.store(a_shared[pair]);
+      b.store(b_shared[pair]);
+      __syncthreads();  // this pair is complete, and nobody reads the other one any more
+      a.fetch(depth_at(k0 + strip_depth));
+      b.fetch(depth_at(k0 + strip_depth));
+      const int depth = depth_at(k0);
+      if (depth == strip_depth) {
+#pragma unroll
+        for (int k = 0; k < strip_depth; k++) step(a_shared[pair], b_shared[pair], k);
+      } else {
+#pragma unroll 1
+        for (int k = 0; k < depth; k++) step(a_shared[pair], b_shared[pair], k);
+      }
+    }
+    last = slice_end == end;
+    finish(first, last);
+  }
+}
+
+// C = slice 0 + slice 1 + ..., or C + that, or bias + that: a thread owns four neighbours of a row and goes through the
+// slices (count, M, pitch). C may be slice 0.
+__global__ inline void matmul_add_slices_kernel(Matrix<float> C, const float* slices, size_t pitch, size_t count,
+                                                const float* bias, size_t M, size_t N, bool accumulate, bool aligned) {
+  const auto [m, n] = row_quad(N);
+  if (m >= M) return;
+  const bool aligned_slices = pitch % 4 == 0;
+  Quad sum = load_quad_inside(slices + m * pitch, n, N, aligned_slices);
+  for (size_t s = 1; s < count; s++) {
+    const Quad q = load_quad_inside(slices + (s * M + m) * pitch, n, N, aligned_slices);
+    for (int j = 0; j < 4; j++) sum.v[j] = sum.v[j] + q.v[j];
+  }
+  float* c = C.data + m * C.ld;
+  if (accumulate) sum = matmul_add(c, n, N, sum, aligned);
+  if (bias) sum = matmul_add(bias, n, N, sum, aligned);
+  store_quad_inside(c, n, N, sum, aligned);
+}
+
+// ---- the plan: which tile, and how many slices at the same time
+//
+// The large tile does twice the arithmetic of the small one for a number read, but a GPU wants blocks enough to fill it
+// (132 multiprocessors on an H200, two blocks each). In this order:
+//   1. the large tile, where C alone has enough of them
+//   2. the large tile, and slices side by side: `together` of them in a launch, each into a matrix of its own in scratch
+//   3. the small tile, with slices side by side if it still has too few blocks
+// Scratch for (2) and (3) is bounded. Where not all slices fit, they go in groups: after each, matmul_add_slices_kernel
+// folds the group into its first matrix, and the next group is computed into the others. The sum goes on in ascending
+// order, so groups do not change a bit:
+//
+//     scratch   [ s0 ][ s1 ][ s2 ]     s0 + s1 + s2 -> [0]
+//               [sum ][ s3 ][ s4 ]     sum + s3 + s4 -> [0]
+//               [sum ][ s5 ]           sum + s5 -> C, with what C is added to
+//
+// C is small whenever slices go side by side (fewer than 264 tiles), so scratch holds at least a dozen of them.
+
+constexpr size_t matmul_many_blocks = 264;
+constexpr size_t matmul_most_scratch = size_t{256} << 20;
+
+// Floats from row to row of a matrix in scratch, so that every row begins on a 16-byte boundary.
+static size_t matmul_scratch_pitch(size_t N) {
+  return ceil_div(N, 4) * 4;
+}
+
+// The fewest groups that fit, and all of about the same size. (After the first, a group has one matrix less.)
+static size_t matmul_slices_together(size_t M, size_t N, size_t slices) {
+  if (slices <= 1) return 1;
+  const size_t fit = matmul_most_scratch / (M * matmul_scratch_pitch(N) * sizeof(float));
+  if (slices <= fit) return slices;
+  const size_t groups = ceil_div(slices - 1, fit - 1);
+  return ceil_div(slices - 1, groups) + 1;
+}
+
+MatmulPlan matmul_plan(size_t M, size_t N, size_t K) {
+  const size_t large = ceil_div(M, 128) * ceil_div(N, 128), small = ceil_div(M, 64) * ceil_div(N, 64);
+  const size_t slices = ceil_div(K, matmul_slice);
+  if (large >= matmul_many_blocks) return {Tile::large, 1};
+  if (large * slices >= matmul_many_blocks) return {Tile::large, matmul_slices_together(M, N, slices)};
+  if (small >= matmul_many_blocks) return {Tile::small, 1};
+  return {Tile::small, matmul_slices_together(M, N, slices)};
+}
+
+size_t matmul_plan_scratch(const MatmulPlan& plan, size_t M, size_t N, size_t K, Accumulate accumulate) {
+  const size_t matrix = M * matmul_scratch_pitch(N) * sizeof(float);
+  if (plan.together > 1) return plan.together * matrix;
+  return accumulate == Accumulate::yes && K > matmul_slice ? matrix : 0;  // the sum of all slices, while C waits for it
+}
+
+size_t matmul_scratch(size_t M, size_t N, size_t K, Accumulate accumulate) {
+  return M == 0 || N == 0 ? 0 : matmul_plan_scratch(matmul_plan(M, N, K), M, N, K, accumulate);
+}
+
+size_t matmul_scratch_up_to(size_t M, size_t N, size_t K, Accumulate accumulate) {
+  // A plan depends on whole tiles and slices only: the largest M and K of each need to be looked at.
+  size_t most = 0;
+  for (size_t m = std::min<size_t>(M, 64); m > 0 && m <= M; m = m == M ? M + 1 : std::min(m + 64, M))
+    for (size_t k = std::min(K, matmul_slice); k <= K; k = k == K ? K + 1 : std::min(k + matmul_slice, K))
+      most = std::max(most, matmul_scratch(m, N, k, accumulate));
+  return most;
+}
+
+// ---- launchers
+
+static bool matmul_rows_aligned(const float* p, size_t ld) {
+  return ld % 4 == 0 && reinterpret_cast<uintptr_t>(p) % 16 == 0;
+}
+
+static void matmul_fold(Matrix<float> C, const float* slices, size_t pitch, size_t count, const float* bias, size_t M,
+                        size_t N, bool accumulate, Context& ctx) {
+  const bool aligned = matmul_rows_aligned(C.data, M == 1 ? 0 : C.ld) && matmul_rows_aligned(bias, 0);
+  launch(matmul_add_slices_kernel, row_quads_grid(M, N), elementwise_block, 0, ctx, C, slices, pitch, count, bias, M, N,
+         accumulate, aligned);
+}
+
+void matmul_add_slices(float* C, const float* slices, size_t count, size_t n, Context& ctx) {
+  matmul_fold({C, n}, slices, n, count, nullptr, 1, n, true, ctx);
+}
+
+template <Layout layout, int BM, int BN, int TM, int TN>
+static void matmul_launch(const MatmulJob& job, size_t slices_together, Context& ctx) {
+  const bool aligned = matmul_rows_aligned(job.A.data, job.A.ld) && matmul_rows_aligned(job.B.data, job.B.ld);
+  auto* kernel = aligned ? matmul_kernel<layout, BM, BN, TM, TN, true> : matmul_kernel<layout, BM, BN, TM, TN, false>;
+  const size_t columns = ceil_div(job.N, BN);
+  require(columns <= 65535 && slices_together <= 65535, "matmul: N %zu or K %zu is too large for a grid", job.N, job.K);
+  const dim3 grid(grid_of(ceil_div(job.M, BM)).x, unsigned(columns), unsigned(slices_together));
+  launch(kernel, grid, BM / TM * BN / TN, 0, ctx, job);
+}
+
+template <Layout layout>
+static void matmul_launch(const MatmulJob& job, Tile tile, size_t slices_together, Context& ctx) {
+  if (tile == Tile::large)
+    matmul_launch<layout, 128, 128, 8, 8>(job, slices_together, ctx);
+  else
+    matmul_launch<layout, 64, 64, 4, 4>(job, slices_together, ctx);
+}
+
+static void matmul_launch(const MatmulJob& job, Layout layout, Tile tile, size_t slices_together, Context& ctx) {
+  if (layout == Layout::nt) matmul_launch<Layout::nt>(job, tile, slices_together, ctx);
+  if (layout == Layout::nn) matmul_launch<Layout::nn>(job, tile, slices_together, ctx);
+  if (layout == Layout::tn) matmul_launch<Layout::tn>(job, tile, slices_together, ctx);
+}
+
+void matmul_by_plan(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,
+                    Layout layout, Accumulate accumulate, const MatmulPlan& plan, Context& ctx, const float* bias) {
+  const size_t pitch = matmul_scratch_pitch(N), slices = std::max<size_t>(1, ceil_div(K, matmul_slice));
+  const size_t scratch = matmul_plan_scratch(plan, M, N, K, accumulate);
+  const bool add_to_c = accumulate == Accumulate::yes;
+  if (scratch == 0) {
+    const bool aligned = matmul_rows_aligned(C.data, C.ld) && matmul_rows_aligned(bias, 0);
+    return matmul_launch({C, A, B, bias, M, N, K, add_to_c, false, 0, aligned}, layout, plan.tile, 1, ctx);
+  }
+  float* const sums = ctx.scratch(scratch / sizeof(float));
+  if (plan.together == 1) {
+    matmul_launch({{sums, pitch}, A, B, nullptr, M, N, K, false, false, 0, true}, layout, plan.tile, 1, ctx);
+    return matmul_fold(C, sums, pitch, 1, bias, M, N, add_to_c, ctx);
+  }
+  for (size_t done = 0; done < slices;) {
+    const size_t kept = done ? 1 : 0;  // matrices that hold what was summed so far
+    const size_t count = std::min(plan.together - kept, slices - done);
+    const Matrix<float> first = {sums + kept * M * pitch, pitch};
+    matmul_launch({first, A, B, nullptr, M, N, K, false, true, done, true}, layout, plan.tile, count, ctx);
+    done += count;
+    if (done < slices)
+      matmul_fold({sums, pitch}, sums, pitch, kept + count, nullptr, M, N, false, ctx);
+    else
+      matmul_fold(C, sums, pitch, kept + count, bias, M, N, add_to_c, ctx);
+  }
+}
+
+void matmul(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K, Layout layout,
+            Accumulate accumulate, Context& ctx, const float* bias) {
+  require(!bias || accumulate == Accumulate::no, "matmul: a bias is for a product that is written, not accumulated");
+  const size_t lda = packed_lda(M, K, layout), ldb = packed_ldb(N, K, layout);
+  require(C.ld >= N && A.ld >= lda && B.ld >= ldb,
+          "matmul: leading dimensions of C, A, B are %zu, %zu, %zu, expected at least %zu, %zu, %zu", C.ld, A.ld, B.ld,
+          N, lda, ldb);
+  if (M == 0 || N == 0) return;
+  if (ctx.device == Device::cpu) return matmul_cpu(C, A, B, M, N, K, layout, accumulate, bias);
+  matmul_by_plan(C, A, B, M, N, K, layout, accumulate, matmul_plan(M, N, K), ctx, bias);
+}
+
+void matmul(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
+            Accumulate accumulate, Context& ctx, const float* bias) {
+  matmul({C, N}, {A, packed_lda(M, K, layout)}, {B, packed_ldb(N, K, layout)}, M, N, K, layout, accumulate, ctx, bias);
+}
+
+}  // namespace gated

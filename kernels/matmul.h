@@ -1,0 +1,90 @@
+// matmul: products of matrices in the three layouts that training needs. What it computes, and how: kernels/matmul.cu
+#pragma once
+#include "core/context.cuh"
+
+namespace gated {
+
+// Which way the operands lie in memory. All matrices are row-major; C is (M,N), and K is summed over.
+//   nt   A (M,K)  B (N,K)    C = A B^T
+//   nn   A (M,K)  B (K,N)    C = A B
+//   tn   A (K,M)  B (K,N)    C = A^T B
+enum class Layout { nt, nn, tn };
+enum class Accumulate { no, yes };  // C = product, or C = C + product
+
+// k is summed in slices of this many: the order of the sum, and so a part of the result. kernels/matmul.cu
+constexpr size_t matmul_slice = 1024;
+
+// A matrix inside wider rows: element (row, column) is data[row * ld + column]. ld, the leading dimension, is at least
+// the number of columns. What lies between the columns and ld is neither read nor written.
+template <class T>
+struct Matrix {
+  T* data;
+  size_t ld;
+};
+
+// C = product (+ bias), or C = C + product, of matrices without gaps. bias (N) or null is added to every row of a C that
+// is written. C overlaps neither operand. M, N or K may be 0: a sum over nothing is 0.
+void matmul(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
+            Accumulate accumulate, Context& ctx, const float* bias = nullptr);
+// The same with each matrix inside wider rows.
+void matmul(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K, Layout layout,
+            Accumulate accumulate, Context& ctx, const float* bias = nullptr);
+
+// Bytes of scratch that one product takes on a GPU and on the emulator.
+size_t matmul_scratch(size_t M, size_t N, size_t K, Accumulate accumulate);
+// The most that any product takes whose M and K are no larger than these: smaller products may take more, because more
+// of their slices are computed at the same time. For planning a run whose batches vary.
+size_t matmul_scratch_up_to(size_t M, size_t N, size_t K, Accumulate accumulate);
+
+// C (n) = C + (slice 0 + slice 1 + ...), the sum in ascending order: the last step of a product whose slices another
+// kernel left side by side. slices (count,n).
+void matmul_add_slices(float* C, const float* slices, size_t count, size_t n, Context& ctx);
+
+// ---- how a product is cut up on a GPU; every choice gives the same bits
+
+enum class Tile { large, small };  // 128 x 128 elements of C a block, 8 x 8 a thread; or 64 x 64, 4 x 4 a thread
+struct MatmulPlan {
+  Tile tile;
+  size_t together;  // slices of k that different blocks compute at the same time; 1: a block goes through all of them
+};
+MatmulPlan matmul_plan(size_t M, size_t N, size_t K);
+size_t matmul_plan_scratch(const MatmulPlan& plan, size_t M, size_t N, size_t K, Accumulate accumulate);
+// The kernel by a given plan, for tests.
+void matmul_by_plan(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,
+                    Layout layout, Accumulate accumulate, const MatmulPlan& plan, Context& ctx,
+                    const float* bias = nullptr);
+
+// ---- on the CPU: kernels/matmul_cpu.cpp
+
+void matmul_cpu(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,
+                Layout layout, Accumulate accumulate, const float* bias = nullptr);
+void matmul_cpu(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
+                Accumulate accumulate, const float* bias = nullptr);
+
+// ---- by cuBLASLt, where the context says so: kernels/matmul_cublas.cu. Not the bits of the others.
+
+void matmul_cublas(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,
+                   Layout layout, Accumulate accumulate, const float* bias, Context& ctx);
+
+// ---- reference
+
+// C = A B^T: the plain product.
+template <class T>
+void matmul_nt_ref(T* C, const T* A, const T* B, size_t M, size_t N, size_t K);
+// Every form of it: without gaps, and inside wider rows.
+template <class T>
+void matmul_ref(T* C, const T* A, const T* B, size_t M, size_t N, size_t K, Layout layout, Accumulate accumulate,
+                const T* bias = nullptr);
+template <class T>
+void matmul_strided_ref(Matrix<T> C, Matrix<const T> A, Matrix<const T> B, size_t M, size_t N, size_t K, Layout layout,
+                        Accumulate accumulate, const T* bias = nullptr);
+
+// The leading dimensions of matrices without gaps.
+constexpr size_t packed_lda(size_t M, size_t K, Layout layout) {
+  return layout == Layout::tn ? M : K;
+}
+constexpr size_t packed_ldb(size_t N, size_t K, Layout layout) {
+  return layout == Layout::nt ? K : N;
+}
+
+}  // namespace gated
