@@ -11,9 +11,9 @@
 //         until one is left (up to 16384 rows: added in ascending order).
 // buffer  chunks of 16384 elements, each summed as a row; the sums of the chunks are one more row.
 //
-// RowSum, ColumnSum and BufferSum are the plain statement of these orders, for the references of the operations. The functions
-// behind them give the same bits faster; they take a "fold", which puts one element into its chain:
-// acc -> fmaf(a, b, acc) for a dot product, acc + v for a sum.
+// RowSum, ColumnSum and BufferSum are the plain statement of these orders, for the references of the operations. The
+// functions behind them give the same bits faster, on CPU cores (_ref) and in kernels. They take a "fold", which puts
+// one element into its chain: acc -> fmaf(a, b, acc) for a dot product, acc + v for a sum.
 // tests/test_reduce.cpp
 #pragma once
 #include <array>
@@ -74,7 +74,7 @@ class ColumnSum {
   T total() const {
     std::vector<T> level = slices_;
     if (rows_ % column_slice != 0) level.push_back(slice_);
-    if (level.empty()) return T(0);
+    if (level.empty()) return T(-0.0);  // no rows add nothing: v + -0 is v for every v, v + 0 not for -0
     if (level.size() == 1) return level[0];
     ColumnSum above;
     for (T v : level) above.add(v);
@@ -120,7 +120,7 @@ class BufferSum {
   size_t n_ = 0;
 };
 
-// ---- row: reference
+// ---- row: on CPU cores
 
 // chain[row_chains] -> their sum.
 template <class T>
@@ -155,6 +155,12 @@ __device__ inline float warp_max(float v) {
   return v;
 }
 
+// The sum of a row of whose chains lane l carries 4l to 4l+3, as the lane that owns columns 4l to 4l+3 of every 128
+// does. Every lane returns it: the butterfly adds the same pairs in all of them.
+__device__ inline float warp_chains_sum(const float (&chain)[4]) {
+  return warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
+}
+
 // Sum over i < n by the 32 lanes of a warp; every lane returns it. fold(acc, i, count) puts elements
 // i..i+count-1 into acc[0..count-1]: one call, so that it can load them together.
 template <bool aligned, class Fold>
@@ -162,10 +168,10 @@ __device__ inline float warp_row_reduce(size_t n, Fold fold) {
   float chain[4] = {};
   for (size_t i = 4 * (threadIdx.x % 32); i < n; i += row_chains)
     fold(chain, i, aligned || n - i >= 4 ? 4 : int(n - i));
-  return warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
+  return warp_chains_sum(chain);
 }
 
-// ---- column: reference
+// ---- column: on CPU cores
 
 // K column sums are made in one pass, so that what they share is read once. Their fold is a copyable struct
 // with HD void operator()(T (&acc)[K], size_t row, size_t c) const; that of a single sum may be written as
@@ -238,8 +244,19 @@ void column_reduce_add_ref(T* out, size_t rows, size_t cols, Fold fold) {
 }
 
 // ---- column: kernels
+//
+// A thread owns one column of one slice of 128 rows. It runs down the slice and carries one chain in a register for
+// each of the K sums. Neighbouring threads own neighbouring columns, so that a warp reads 128 neighbouring bytes of
+// every row. A block has 128 threads; the blocks of a slice lie side by side.
+//
+//                  columns 0..127       128..255
+//     rows   0..127   block 0            block 1     ...   -> partial[0][k][c]
+//     rows 128..255   block b            block b+1   ...   -> partial[1][k][c]        b = ceil(cols/128)
+//
+// The same kernel then adds the slice sums, as if they were K*cols columns of as many rows as there were slices: 128
+// of them make one, and so on until one is left. No thread meets another, so there is no barrier. Memory is read once;
+// the partial sums are K/128 of what a fold reads.
 
-// partial[slice][k][c]: one thread a column of one slice; neighbouring threads read neighbouring columns.
 template <size_t K, class Fold>
 __global__ void column_slices_kernel(float* partial, size_t rows, size_t cols, Fold fold) {
   const size_t blocks = ceil_div(cols, blockDim.x);
@@ -251,6 +268,7 @@ __global__ void column_slices_kernel(float* partial, size_t rows, size_t cols, F
   for (size_t k = 0; k < K; k++) partial[(slice * K + k) * cols + c] = acc[k];
 }
 
+// The one sum that is left is added to what stands in out. One thread a column.
 template <size_t K>
 __global__ void column_add_kernel(std::array<float*, K> out, const float* sum, size_t cols) {
   const size_t c = threadIdx.x + size_t(blockDim.x) * blockIdx.x;

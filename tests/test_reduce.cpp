@@ -1,5 +1,5 @@
-// reduce: both canonical orders against a literal evaluation of their description, the kernels against the
-// reference. (+guarded is its pointer: a launch takes its arguments by value.)
+// reduce: both canonical orders against a literal evaluation of their description: RowSum and ColumnSum, the CPU's
+// code, the kernels. (+guarded is its pointer: a launch takes its arguments by value.)
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"
 
@@ -64,6 +64,17 @@ struct Products {
   }
 };
 
+// The sum of a row by lanes that carry its chains from loop to loop, as the kernels of a norm do.
+__global__ void row_chains_kernel(float* sums, const float* a, const float* b, size_t n) {
+  float chain[4] = {};
+  for (size_t i = 4 * (threadIdx.x % 32); i < n; i += row_chains) {
+    const Quad aq = load_quad(a, i, n), bq = load_quad(b, i, n);
+    for (int k = 0; k < 4; k++)
+      if (i + k < n) chain[k] = fused(aq.v[k], bq.v[k], chain[k]);
+  }
+  sums[threadIdx.x] = warp_chains_sum(chain);
+}
+
 // Every lane's copy of the sum, and the warp's maximum.
 template <bool aligned>
 __global__ void row_dot_kernel(float* sums, float* maxima, const float* a, const float* b, size_t n) {
@@ -91,6 +102,14 @@ __global__ void own_row_kernel(float* count, size_t rows) {
   if (row < rows && threadIdx.x % 32 == 0) count[row] += 1.0f;
 }
 
+// For tests that launch kernels of their own, which a CPU context cannot.
+template <class Test>
+void on_every_kernel_device(Test test) {
+  on_every_device([&](Context& ctx) {
+    if (ctx.device == kernel_device) test(ctx);
+  });
+}
+
 }  // namespace
 
 TEST_CASE("reduce: a row in its canonical order", "[bitwise]") {
@@ -102,10 +121,19 @@ TEST_CASE("reduce: a row in its canonical order", "[bitwise]") {
     const float* pb = b.data();
     REQUIRE(float_bits(row_reduce_ref<float>(n, [&](float acc, size_t i) { return fused(pa[i], pb[i], acc); })) ==
             float_bits(expected));
+    RowSum<float> products, sum;
+    for (size_t i = 0; i < n; i++) {
+      products.fma(a[i], b[i]);
+      sum.add(a[i]);
+    }
+    REQUIRE(float_bits(products.total()) == float_bits(expected));
+    REQUIRE(float_bits(sum.total()) == float_bits(literal_row_dot(a, std::vector<float>(n, 1.0f))));
+    REQUIRE(float_bits(sum.total()) ==
+            float_bits(row_reduce_ref<float>(n, [&](float acc, size_t i) { return acc + pa[i]; })));
     float max = -INFINITY;
     for (float v : a) max = max_of(max, v);
 
-    on_every_device([&](Context& ctx) {
+    on_every_kernel_device([&](Context& ctx) {
       Guarded ga(ctx, a), gb(ctx, b), sums(ctx, 32), maxima(ctx, 32);
       for (bool aligned : {false, true}) {
         if (aligned && n % 4) continue;
@@ -114,8 +142,56 @@ TEST_CASE("reduce: a row in its canonical order", "[bitwise]") {
         REQUIRE_BITWISE(std::vector<float>(32, expected), sums.download());
         REQUIRE_BITWISE(std::vector<float>(32, max), maxima.download());
       }
+      launch(row_chains_kernel, 1, 32, 0, ctx, +sums, +ga, +gb, n);
+      REQUIRE_BITWISE(std::vector<float>(32, expected), sums.download());
     });
   }
+}
+
+TEST_CASE("reduce: RowSum by hand") {
+  // Elements 0 and 128 share a chain: 2^24 + 1 + ... loses every 1 that it meets, as 2^24 + 1 is 2^24 in float. Element
+  // 1 has a chain of its own; chains 0 and 1 are added at the end, when 1 + 1 are 2 already.
+  RowSum<float> none, one, row;
+  REQUIRE(float_bits(none.total()) == 0);
+  one.add(-0.0f);
+  REQUIRE(float_bits(one.total()) == 0);  // a chain starts at +0
+  for (size_t i = 0; i < 258; i++) {
+    if (i == 0)
+      row.add(0x1p24f);
+    else if (i == 1 || i == 128 || i == 129 || i == 256)
+      row.add(1.0f);
+    else if (i == 257)
+      row.fma(0.5f, 4.0f);
+    else
+      row.add(0.0f);
+  }
+  REQUIRE(row.total() == 0x1p24f + 4);  // chain 0: 2^24; chain 1: 1 + 1 + 2
+}
+
+TEST_CASE("reduce: ColumnSum by hand") {
+  ColumnSum<float> none, slice, two;
+  REQUIRE(float_bits(none.total()) == 0x80000000u);  // adds nothing, to -0 too
+  slice.add(-0.0f);
+  REQUIRE(float_bits(slice.total()) == 0);  // a slice starts at +0
+  // The first slice keeps 2^24 whatever ones it meets; the second comes to 2 before it is added.
+  two.add(0x1p24f);
+  for (int i = 1; i < 128; i++) two.add(1.0f);
+  REQUIRE(two.total() == 0x1p24f);
+  two.add(1.0f);
+  REQUIRE(two.total() == 0x1p24f);  // 2^24 + 1
+  two.fma(0.25f, 4.0f);
+  REQUIRE(two.total() == 0x1p24f + 2);
+}
+
+TEST_CASE("reduce: RowSum and ColumnSum take double") {
+  RowSum<double> row;
+  ColumnSum<double> column;
+  for (int i = 0; i < 1000; i++) {
+    row.add(0.5 * i);
+    column.fma(0.5, i);
+  }
+  REQUIRE(row.total() == 249750);
+  REQUIRE(column.total() == 249750);
 }
 
 TEST_CASE("reduce: the row order is none of the simpler ones", "[bitwise]") {
@@ -133,7 +209,7 @@ TEST_CASE("reduce: padding does not enter a chain", "[bitwise]") {
   for (size_t i = 0; i < 131; i++) chain[i % row_chains] = fused(tiny[i], minus[i], chain[i % row_chains]);
   for (float c : chain) REQUIRE(float_bits(c) == 0x80000000u);
   REQUIRE(float_bits(literal_row_dot(tiny, minus)) == 0x80000000u);
-  on_every_device([&](Context& ctx) {
+  on_every_kernel_device([&](Context& ctx) {
     Guarded a(ctx, tiny), b(ctx, minus), sums(ctx, 32), maxima(ctx, 32);
     launch(row_dot_kernel<false>, 1, 32, 0, ctx, +sums, +maxima, +a, +b, tiny.size());
     REQUIRE_BITWISE(std::vector<float>(32, -0.0f), sums.download());
@@ -156,6 +232,13 @@ TEST_CASE("reduce: a column in its canonical order", "[bitwise]") {
       std::vector<float> column(rows);
       for (size_t row = 0; row < rows; row++) column[row] = x[row * cols + c];
       literal[c] += literal_column_sum(column);
+      ColumnSum<float> sum, products;
+      for (float v : column) {
+        sum.add(v);
+        products.fma(v, 1.0f);
+      }
+      REQUIRE(float_bits(start[c] + sum.total()) == float_bits(literal[c]));
+      REQUIRE(float_bits(products.total()) == float_bits(sum.total()));
     }
     column_reduce_add_ref(reference.data(), rows, cols, AddRows<float>{x.data(), cols});
     REQUIRE_BITWISE(literal, reference);
@@ -173,11 +256,18 @@ TEST_CASE("reduce: several column sums in one pass are the sums one by one", "[b
     INFO("rows " << rows << " cols " << cols);
     const auto x = random_values<float>(rows * cols, 1, 3.0f), y = random_values<float>(rows * cols, 2);
     const auto start = random_values<float>(cols, 3);
+    std::vector<float> plain = start;
+    for (size_t col = 0; col < cols; col++) {
+      ColumnSum<float> products;
+      for (size_t row = 0; row < rows; row++) products.fma(x[row * cols + col], y[row * cols + col]);
+      plain[col] = plain[col] + products.total();
+    }
     std::vector<float> a = start, b = start, c = start, a3 = start, b3 = start, c3 = start;
     column_reduce_add_ref(a.data(), rows, cols, AddRows<float>{x.data(), cols});
     column_reduce_add_ref(b.data(), rows, cols, Products{x.data(), y.data(), cols});
     column_reduce_add_ref(c.data(), rows, cols, AddRows<float>{y.data(), cols});
     column_reduce_add_ref(std::array{a3.data(), b3.data(), c3.data()}, rows, cols, ThreeSums{x.data(), y.data(), cols});
+    REQUIRE_BITWISE(plain, b);
     REQUIRE_BITWISE(a, a3);
     REQUIRE_BITWISE(b, b3);
     REQUIRE_BITWISE(c, c3);
@@ -187,6 +277,7 @@ TEST_CASE("reduce: several column sums in one pass are the sums one by one", "[b
       REQUIRE_BITWISE(a, ga.download());
       REQUIRE_BITWISE(b, gb.download());
       REQUIRE_BITWISE(c, gc.download());
+      if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == column_reduce_scratch(rows, cols, 3));
     });
   }
 }
@@ -213,7 +304,7 @@ TEST_CASE("reduce: a column over no rows adds nothing", "[bitwise]") {
 TEST_CASE("reduce: quads past the end of a row are neither read nor written", "[bitwise]") {
   for (size_t n : {1, 2, 3, 4, 5, 7, 8, 61}) {
     const auto x = random_values<float>(n, n);
-    on_every_device([&](Context& ctx) {
+    on_every_kernel_device([&](Context& ctx) {
       Guarded gx(ctx, x), y(ctx, n);
       launch(n % 4 ? copy_quads_kernel<false> : copy_quads_kernel<true>, 1, 32, 0, ctx, +y, +gx, n);
       REQUIRE_BITWISE(x, y.download());
@@ -223,7 +314,7 @@ TEST_CASE("reduce: quads past the end of a row are neither read nor written", "[
 
 TEST_CASE("reduce: every row has one warp", "[bitwise]") {
   for (size_t rows : {1, 7, 8, 9, 63}) {
-    on_every_device([&](Context& ctx) {
+    on_every_kernel_device([&](Context& ctx) {
       Guarded count(ctx, std::vector<float>(rows, 0.0f));
       launch(own_row_kernel, rows_grid(rows), rows_block, 0, ctx, +count, rows);
       REQUIRE_BITWISE(std::vector<float>(rows, 1.0f), count.download());
