@@ -27,6 +27,7 @@
 
 #include "kernels/activation.cuh"
 #include "kernels/gate.cuh"
+#include "core/reduce.cuh"
 #include "kernels/matmul.h"
 #include "kernels/residual.cuh"
 #include "kernels/rmsnorm.cuh"
@@ -132,7 +133,7 @@ void with_norm_under_gate(NormGateBase base, F f) {
 }
 
 template <class Act, class T, class Multiply>
-void gated_norm_forward_steps(T* y, T* r, T* low, const ResidualForwardOf<T>& in,
+void gated_norm_forward_steps(T* y, T* r, T* low, T* sum, const ResidualInOf<T>& in,
                               const GatedNormParameters<const T*>& weights, const GatedNormShape& shape,
                               Multiply multiply) {
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
@@ -145,7 +146,7 @@ void gated_norm_forward_steps(T* y, T* r, T* low, const ResidualForwardOf<T>& in
     with_norm_under_gate(shape.base, [&](auto rms) {
       const NormUnderGate<T, decltype(rms)> norm(rms, weights, shape);
       for (size_t row = row0; row < row0 + rows; row++) {
-        const T *x = residual_row_ref(in, row, C), *w = weights.w, *b = weights.b;
+        const T *x = residual_row_cpu(sum, in, row, C), *w = weights.w, *b = weights.b;
         T *n = y + row * C, scale = 0;
         if (rms) {
           const T squares = row_reduce_ref<T>(C, [=](T acc, size_t c) { return fused(x[c], x[c], acc); });
@@ -167,9 +168,10 @@ inline size_t gated_norm_scratch(const GatedNormShape& s) {
 }
 
 template <class Act, class T, class Multiply>
-void gated_norm_backward_steps(const ResidualBackwardOf<T>& out, const GatedNormParameters<T*>& gradients, const T* dy,
-                               const T* low, const T* r, const GatedNormParameters<const T*>& weights,
-                               const GatedNormShape& shape, T* scratch, Multiply multiply) {
+void gated_norm_backward_steps(T* dx, T* dbranch, const GatedNormParameters<T*>& gradients, const T* dy,
+                               const ResidualBackwardInOf<T>& in, const T* low, const T* r,
+                               const GatedNormParameters<const T*>& weights, const GatedNormShape& shape, T* scratch,
+                               Multiply multiply) {
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
   const size_t slices = ceil_div(N, column_slice), columns = 2 * C + 1;
   const size_t block_rows = gated_norm_block_rows(N, C);
@@ -186,7 +188,7 @@ void gated_norm_backward_steps(const ResidualBackwardOf<T>& out, const GatedNorm
     with_norm_under_gate(shape.base, [&](auto rms) {
       const NormUnderGate<T, decltype(rms)> norm(rms, weights, shape);
       for (size_t row = 0; row < rows; row++) {
-        const T *x = out.x + (row0 + row) * C, scale = rms ? r[row0 + row] : T(0);
+        const T *x = in.x + (row0 + row) * C, scale = rms ? r[row0 + row] : T(0);
         T *unit = units + row * C, *n = ns + row * C;
         for (size_t c = 0; c < C; c++) unit[c] = norm.unit(x[c], scale);
         for (size_t c = 0; c < C; c++) n[c] = norm.n(unit[c], w[c], rms ? T(0) : b[c]);
@@ -201,7 +203,7 @@ void gated_norm_backward_steps(const ResidualBackwardOf<T>& out, const GatedNorm
     with_norm_under_gate(shape.base, [&](auto rms) {
       const NormUnderGate<T, decltype(rms)> norm(rms, weights, shape);
       for (size_t row = 0; row < rows; row++) {
-        const T *x = out.x + (row0 + row) * C, *unit = units + row * C, *dn = dns + row * C;
+        const T *x = in.x + (row0 + row) * C, *unit = units + row * C, *dn = dns + row * C;
         T *dw = column_sums + (row0 + row) / column_slice * columns, *db = dw + C, *dalpha = db + C;
         for (size_t c = 0; c < C; c++) dw[c] = fused(dn[c], unit[c], dw[c]);
         for (size_t c = 0; !rms && c < C; c++) db[c] = db[c] + dn[c];
@@ -209,8 +211,9 @@ void gated_norm_backward_steps(const ResidualBackwardOf<T>& out, const GatedNorm
             C, [=](T acc, size_t c) { return norm.add_to_row(acc, norm.g(dn[c], unit[c], w[c]), unit[c], x[c]); });
         *dalpha = *dalpha + sum;
         const T mean = sum / T(C), scale = rms ? r[row0 + row] : T(0);
-        residual_backward_row_ref(
-            out, row0 + row, C, [=](size_t c) { return norm.dx(norm.g(dn[c], unit[c], w[c]), unit[c], mean, scale); });
+        residual_backward_row_cpu(dx, dbranch, in, row0 + row, C, [=](size_t c) {
+          return norm.dx(norm.g(dn[c], unit[c], w[c]), unit[c], mean, scale);
+        });
       }
     });
   }
@@ -223,20 +226,20 @@ void gated_norm_backward_steps(const ResidualBackwardOf<T>& out, const GatedNorm
 }
 
 template <class T>
-void gated_norm_forward_ref(T* y, T* r, T* low, const ResidualForwardOf<T>& in,
+void gated_norm_forward_ref(T* y, T* r, T* low, T* sum, const ResidualInOf<T>& in,
                             const GatedNormParameters<const T*>& weights, const GatedNormShape& shape) {
   with_activation(GateActivations{}, "gated_norm_forward", shape.op.act, [&](auto act) {
-    gated_norm_forward_steps<decltype(act)>(y, r, low, in, weights, shape, [](auto... a) { matmul_ref<T>(a...); });
+    gated_norm_forward_steps<decltype(act)>(y, r, low, sum, in, weights, shape, [](auto... a) { matmul_ref<T>(a...); });
   });
 }
 
 template <class T>
-void gated_norm_backward_ref(const ResidualBackwardOf<T>& out, const GatedNormParameters<T*>& gradients, const T* dy,
-                             const T* low, const T* r, const GatedNormParameters<const T*>& weights,
-                             const GatedNormShape& shape) {
+void gated_norm_backward_ref(T* dx, T* dbranch, const GatedNormParameters<T*>& gradients, const T* dy,
+                             const ResidualBackwardInOf<T>& in, const T* low, const T* r,
+                             const GatedNormParameters<const T*>& weights, const GatedNormShape& shape) {
   with_activation(GateActivations{}, "gated_norm_backward", shape.op.act, [&](auto act) {
     std::vector<T> scratch(gated_norm_scratch(shape));
-    gated_norm_backward_steps<decltype(act)>(out, gradients, dy, low, r, weights, shape, scratch.data(),
+    gated_norm_backward_steps<decltype(act)>(dx, dbranch, gradients, dy, in, low, r, weights, shape, scratch.data(),
                                              [](auto... a) { matmul_ref<T>(a...); });
   });
 }
@@ -407,14 +410,14 @@ __global__ inline void gated_norm_transpose_kernel(float* out, const float* in, 
 // Along the rows for the join and the sum of squares, for low, and for z and y.
 template <class Act, bool aligned>
 __global__ void __launch_bounds__(gated_norm::threads)
-    gated_norm_forward_kernel(float* y, float* r, float* low, ResidualForward in, GatedNormWeights weights,
+    gated_norm_forward_kernel(float* y, float* r, float* low, float* sum, ResidualIn in, GatedNormWeights weights,
                               const float* down_t, const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;
   __shared__ __align__(16) float tile[rows * pitch];
   DYNAMIC_SHARED(float, act);  // chains of low, then SiLU(low)
   const size_t C = shape.C;
   float* const total = act + rows * shape.rank;
-  const float* x = in.branch ? in.sum : in.x;
+  const float* x = in.branch ? sum : in.x;
   const GateOp op = shape.op;
   Block<aligned> block(shape, weights, up_t, size_t(blockIdx.x) * rows);
   const bool rms = block.norm.rms;
@@ -423,7 +426,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
     const size_t row = block.row0 + k;
     if (!block.has(row)) break;
     const float squares = warp_row_reduce<aligned>(C, [&](float* chain, size_t i, int count) {
-      const Quad q = residual_join_quad<aligned>(in, row, i, C);
+      const Quad q = residual_join_quad(sum, in, row, i, C);
       for (int e = 0; e < count; e++) chain[e] = fused(q.v[e], q.v[e], chain[e]);
     });
     block.r[k] = 1.0f / exact_sqrt(squares / float(C) + shape.eps);
@@ -456,9 +459,9 @@ __global__ void __launch_bounds__(gated_norm::threads)
 // Along the rows for dlow, for the mean of RMSNorm, and for dx. dscores (N): dz where a row has one score.
 template <class Act, bool aligned>
 __global__ void __launch_bounds__(gated_norm::threads)
-    gated_norm_backward_kernel(ResidualBackward out, float* dlow, float* dscores, float* row_sums, const float* dy,
-                               const float* low, const float* r, GatedNormWeights weights, const float* up_t,
-                               GatedNormShape shape) {
+    gated_norm_backward_kernel(float* dx_out, float* dbranch, float* dlow, float* dscores, float* row_sums,
+                               const float* dy, ResidualBackwardIn in, const float* low, const float* r,
+                               GatedNormWeights weights, const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;
   __shared__ __align__(16) float tile[rows * pitch];
   DYNAMIC_SHARED(float, act);  // SiLU(low)
@@ -474,7 +477,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
   if (shape.scores() == C) {
     for (size_t c0 = 0; c0 < C; c0 += chunk) {
       const size_t c = c0 + lane_column();
-      const Quads n = block.n(block.unit(block.load(out.x, c)), c), z = block.z(act, c);
+      const Quads n = block.n(block.unit(block.load(in.x, c)), c), z = block.z(act, c);
       const Quads d = block.load(dy, c);
       store_tile(tile, quads([&](int k, int e) {
                    return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * (op.scale * Act::slope(z.row[k].v[e]));
@@ -486,7 +489,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
   } else {
     float chain[warp_rows][4] = {};
     for (size_t c = lane_column(); c < C; c += chunk) {
-      const Quads n = block.n(block.unit(block.load(out.x, c)), c), d = block.load(dy, c);
+      const Quads n = block.n(block.unit(block.load(in.x, c)), c), d = block.load(dy, c);
       each_element([&](int k, int e) {
         if (c + e < C) chain[k][e] = fused(d.row[k].v[e], gate_dy_ds(op, n.row[k].v[e]), chain[k][e]);
       });
@@ -516,7 +519,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
   for (int pass = rms ? 0 : 1; pass < 2; pass++) {
     float chain[warp_rows][4] = {};
     for (size_t c = lane_column(); c < C; c += chunk) {
-      const Quads x = block.load(out.x, c), unit = block.unit(x), z = block.z(act, c), d = block.load(dy, c);
+      const Quads x = block.load(in.x, c), unit = block.unit(x), z = block.z(act, c), d = block.load(dy, c);
       const Quads by_low = block.expand(dlows, weights.down, C, c);
       const Quad w = load_quad<aligned>(weights.w, c, C);
       const Quads dx = quads([&](int k, int e) {
@@ -528,7 +531,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
 #pragma unroll
       for (int k = 0; k < warp_rows; k++)
         if (pass == 1 && block.has(block.row0 + k))
-          residual_backward_quad<aligned>(out, block.row0 + k, c, C, dx.row[k], x.row[k]);
+          residual_backward_quad(dx_out, dbranch, in, block.row0 + k, c, C, dx.row[k], x.row[k]);
     }
 #pragma unroll
     for (int k = 0; k < warp_rows; k++) {
@@ -625,36 +628,36 @@ inline void gated_norm_transpose(float* out, const float* in, size_t rows, size_
 }
 
 // y (N,C), r (N; of RMSNorm), low (N,rank) and, with a branch, its sum are written. y is none of the inputs.
-inline void gated_norm_forward(float* y, float* r, float* low, const ResidualForward& in,
+inline void gated_norm_forward(float* y, float* r, float* low, float* sum, const ResidualIn& in,
                                const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx) {
-  require_residual("gated_norm_forward", in, shape.C);
+  require_residual("gated_norm_forward", sum, in, shape.C);
   require_gated_norm("gated_norm_forward", weights, shape);
   with_activation(GateActivations{}, "gated_norm_forward", shape.op.act, [&](auto a) {
     using Act = decltype(a);
     if (ctx.device == Device::cpu)
-      return gated_norm_forward_steps<Act>(y, r, low, in, weights, shape, [](auto... a) { matmul_cpu(a...); });
+      return gated_norm_forward_steps<Act>(y, r, low, sum, in, weights, shape, [](auto... a) { matmul_cpu(a...); });
     const size_t C = shape.C, rank = shape.rank, scores = shape.scores();
     float *down_t = ctx.scratch((C + scores) * rank), *up_t = down_t + C * rank;
     gated_norm_transpose(down_t, weights.down, rank, C, ctx);
     gated_norm_transpose(up_t, weights.up, scores, rank, ctx);
     auto* kernel = C % 4 == 0 ? gated_norm_forward_kernel<Act, true> : gated_norm_forward_kernel<Act, false>;
     launch(kernel, grid_of(ceil_div(shape.N, gated_norm::rows)), gated_norm::threads,
-           2 * gated_norm::rows * rank * sizeof(float), ctx, y, r, low, in, weights, down_t, up_t, shape);
+           2 * gated_norm::rows * rank * sizeof(float), ctx, y, r, low, sum, in, weights, down_t, up_t, shape);
   });
 }
 
 // dx (and dbranch) are written, the parameters' gradients accumulated. dx is not dy.
-inline void gated_norm_backward(const ResidualBackward& out, const GatedNormGradients& gradients, const float* dy,
-                                const float* low, const float* r, const GatedNormWeights& weights,
-                                const GatedNormShape& shape, Context& ctx) {
-  require_residual("gated_norm_backward", out, shape.C);
+inline void gated_norm_backward(float* dx, float* dbranch, const GatedNormGradients& gradients, const float* dy,
+                                const ResidualBackwardIn& in, const float* low, const float* r,
+                                const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx) {
+  require_residual_backward("gated_norm_backward", dbranch, in, shape.C);
   require_gated_norm("gated_norm_backward", weights, shape);
-  require(out.dx != dy, "gated_norm_backward: dx is dy, which is read again after dx is written");
+  require(dx != dy, "gated_norm_backward: dx is dy, which is read again after dx is written");
   if (shape.N == 0) return;
   with_activation(GateActivations{}, "gated_norm_backward", shape.op.act, [&](auto a) {
     using Act = decltype(a);
     if (ctx.device == Device::cpu)
-      return gated_norm_backward_steps<Act>(out, gradients, dy, low, r, weights, shape,
+      return gated_norm_backward_steps<Act>(dx, dbranch, gradients, dy, in, low, r, weights, shape,
                                             ctx.scratch(gated_norm_scratch(shape)),
                                             [](auto... a) { matmul_cpu(a...); });
     using namespace gated_norm;
@@ -670,12 +673,12 @@ inline void gated_norm_backward(const ResidualBackward& out, const GatedNormGrad
 
     gated_norm_transpose(up_t, weights.up, scores, rank, ctx);
     auto* by_rows = C % 4 == 0 ? gated_norm_backward_kernel<Act, true> : gated_norm_backward_kernel<Act, false>;
-    launch(by_rows, grid_of(ceil_div(N, rows)), threads, 3 * rows * rank * sizeof(float), ctx, out, dlow, dscores,
-           row_sums, dy, low, r, weights, up_t, shape);
+    launch(by_rows, grid_of(ceil_div(N, rows)), threads, 3 * rows * rank * sizeof(float), ctx, dx, dbranch, dlow,
+           dscores, row_sums, dy, in, low, r, weights, up_t, shape);
     auto* by_columns = C % 4 == 0 ? gated_norm_columns_kernel<Act, true> : gated_norm_columns_kernel<Act, false>;
     const dim3 grid(grid_of(slices * ceil_div(C, chunk)).x, unsigned(ranks));
     launch(by_columns, grid, threads, 2 * rows * 16 * ranks * sizeof(float), ctx, up_slices, down_slices, column_sums,
-           out.x, dy, low, dlow, dscores, r, weights, up_t, shape);
+           in.x, dy, low, dlow, dscores, r, weights, up_t, shape);
 
     auto add_slices = [&](float* gradient, const float* of_slices, size_t n) {
       matmul_add_slices(gradient, of_slices, slices, n, ctx);

@@ -6,12 +6,12 @@
 //   --attn-score   softmax, or a sigmoid of each score alone                        kernels/attention.cu
 //   --attn-sink    a learnable logit per head, or a learnable key and value         kernels/sinks.cu
 //   --window       how far back a query sees                                        kernels/attention.cu
-//   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cuh, activation.cu
+//   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cu, activation.cu
 // shapes: x, y (N,C), N = B*T; q, o (B,T,H,D); k, v (B,T,K,D) | tests/test_model.cpp
 #pragma once
 #include "kernels/activation.h"
 #include "kernels/attention.h"
-#include "kernels/rmsnorm.cuh"
+#include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/sinks.h"
 #include "layers/gate.cuh"
@@ -110,8 +110,10 @@ class Attention final : public Mixer {
     if (c.sink == AttentionSink::kv_bias) kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, shape(pass), ctx);
     attention_forward(o_, lse_, q_seen_, k_seen_, v_seen_, shape(pass), sink(), ctx);
     const float* o = o_;
-    if (c.sdpa_out == SdpaOut::groupnorm)
-      rmsnorm_forward(o_out_, o_r_, {o_}, nullptr, out_norm_.value, offset(), N * c.H, c.D, c.eps, ctx), o = o_out_;
+    if (c.sdpa_out == SdpaOut::groupnorm) {
+      rmsnorm_forward({.y = o_out_, .r = o_r_}, {.x = o_}, rms_weights(out_norm_), N * c.H, c.D, c.eps, ctx);
+      o = o_out_;
+    }
     if (c.sdpa_out == SdpaOut::silu) activation_forward(o_out_, o_, N * c.H * c.D, Activation::silu, ctx), o = o_out_;
     o_seen_ = at(GatePosition::g1, o);
     wo_.forward(y_, o_seen_, N, ctx);
@@ -128,10 +130,11 @@ class Attention final : public Mixer {
     };
     wo_.backward(do_, Accumulate::no, at(GatePosition::g5, dy), o_seen_, N, ctx);
     const float* dout = at(GatePosition::g1, do_);
-    if (c.sdpa_out == SdpaOut::groupnorm)
-      rmsnorm_backward({do_, nullptr, nullptr, o_}, out_norm_.grad, nullptr, nullptr, dout, nullptr, out_norm_.value,
-                       offset(), o_r_, N * c.H, c.D, ctx),
-          dout = do_;
+    if (c.sdpa_out == SdpaOut::groupnorm) {
+      rmsnorm_backward({.dx = do_, .dw = out_norm_.grad}, dout, {.x = o_}, rms_weights(out_norm_), o_r_, N * c.H, c.D,
+                       ctx);
+      dout = do_;
+    }
     if (c.sdpa_out == SdpaOut::silu)
       activation_backward(do_, dout, o_, N * c.H * c.D, Activation::silu, ctx), dout = do_;
     attention_backward(dq_, dk_, dv_, sink_p_, sink_ds_, dout, q_seen_, k_seen_, v_seen_, o_, lse_, shape(pass), sink(),
@@ -161,12 +164,16 @@ class Attention final : public Mixer {
     if (c.sink == AttentionSink::kv_bias) return {sink_logit_, true, key_bias_.value, value_bias_.value};
     return {};
   }
-  float offset() const { return c.zero_centred ? 1.0f : 0.0f; }
+  RmsnormWeights rms_weights(const Weight& norm) const {
+    return {.w = norm.value, .offset = c.zero_centred ? 1.0f : 0.0f};
+  }
 
   // QK-norm, then rotation, of all heads of q or k. Returns where the result is.
   const float* turn(float* out, float* r, const float* in, const Weight& norm, size_t heads, const Pass& pass) {
-    if (c.qk_norm)
-      rmsnorm_forward(out, r, {in}, nullptr, norm.value, offset(), pass.N() * heads, c.D, c.eps, pass.ctx), in = out;
+    if (c.qk_norm) {
+      rmsnorm_forward({.y = out, .r = r}, {.x = in}, rms_weights(norm), pass.N() * heads, c.D, c.eps, pass.ctx);
+      in = out;
+    }
     if (c.rope) rope_forward(out, in, *pass.rope, 0, pass.B, pass.T, heads, c.D, pass.ctx), in = out;
     return in;
   }
@@ -174,8 +181,7 @@ class Attention final : public Mixer {
   void turn_backward(float* d, const Weight& norm, const float* in, const float* r, size_t heads, const Pass& pass) {
     if (c.rope) rope_backward(d, d, *pass.rope, 0, pass.B, pass.T, heads, c.D, pass.ctx);
     if (c.qk_norm)
-      rmsnorm_backward({d, nullptr, nullptr, in}, norm.grad, nullptr, nullptr, d, nullptr, norm.value, offset(), r,
-                       pass.N() * heads, c.D, pass.ctx);
+      rmsnorm_backward({.dx = d, .dw = norm.grad}, d, {.x = in}, rms_weights(norm), r, pass.N() * heads, c.D, pass.ctx);
   }
 
   AttentionConfig c;

@@ -9,7 +9,7 @@
 //        |                         |    |                         |              behind each mixer
 //        +-> norm -> token mixer --+    +-> norm -> channel mixer-+
 //
-// An add happens inside the norm that reads the sum (kernels/residual.cuh), with dropout and clipping if there are any.
+// An add happens inside the norm that reads the sum (kernels/residual.cu), with dropout and clipping if there are any.
 // That saves a pass over h. So a block receives a stream whose last branch has not joined yet, and hands one on.
 // shapes: stream and branch (N,C), N = B*T | tests/test_model.cpp
 #pragma once

@@ -1,21 +1,21 @@
 // norm: what stands between the residual stream and a branch, with the residual add before it.
 //
-//   --norm=rmsnorm     y = x / rms(x) * w                     kernels/rmsnorm.cuh
-//   --norm=preaffine   y = RMSNorm(pre * x)                   kernels/rmsnorm.cuh      (arXiv 2601.22966)
-//   --norm=layernorm   y = (x - mean) / std * w + b           kernels/layernorm.cuh
-//   --norm=dyt         y = tanh(alpha x) * w + b              kernels/dyt.cuh          (arXiv 2503.10622)
-//   --norm=none        y = x                                  kernels/residual.cuh
+//   --norm=rmsnorm     y = x / rms(x) * w                     kernels/rmsnorm.cu
+//   --norm=preaffine   y = RMSNorm(pre * x)                   kernels/rmsnorm.cu       (arXiv 2601.22966)
+//   --norm=layernorm   y = (x - mean) / std * w + b           kernels/layernorm.cu
+//   --norm=dyt         y = tanh(alpha x) * w + b              kernels/dyt.cu           (arXiv 2503.10622)
+//   --norm=none        y = x                                  kernels/residual.cu
 //   --norm=gated       y = n * act(W_up SiLU(W_down n)), n = RMSNorm(x): GatedNorm (arXiv 2601.22966)
 //   --norm=gated-dyt   the same gate, n = DyT(x)
 //   The gate's score is one for an element (W_up (C,rank)) or one for a token (W_up (1,rank)); kernels/gated_norm.cuh
 //   does all of it as one operation.
 // shapes: x, branch, y (N,C) | tests/test_model.cpp
 #pragma once
-#include "kernels/dyt.cuh"
+#include "kernels/dyt.h"
 #include "kernels/gated_norm.cuh"
-#include "kernels/layernorm.cuh"
-#include "kernels/residual.cuh"
-#include "kernels/rmsnorm.cuh"
+#include "kernels/layernorm.h"
+#include "kernels/residual.h"
+#include "kernels/rmsnorm.h"
 #include "layers/layer_config.h"
 
 namespace gated {
@@ -59,21 +59,25 @@ class Norm {
   // Returns y, the norm of x, or of x joined by branch: then residual() is the sum, and branch must stay until backward.
   const float* forward(const float* x, const float* branch, const Join& join, size_t N, Context& ctx) {
     Range range("norm");
-    const ResidualForward in = {x, branch, branch ? sum_ : nullptr, join};
+    const ResidualIn in = {x, branch, join};
+    float* sum = branch ? sum_ : nullptr;
     x_ = branch ? sum_ : x, branch_ = branch, join_ = join;
     switch (config_.kind) {
       case NormKind::rmsnorm:
       case NormKind::preaffine:
-        rmsnorm_forward(y_, r_, in, pre_.value, weight_.value, offset(), N, C_, config_.epsilon(), ctx);
+        rmsnorm_forward({.y = y_, .r = r_, .sum = sum}, in, rms_weights(), N, C_, config_.epsilon(), ctx);
         return y_;
       case NormKind::layernorm:
-        layernorm_forward(y_, mean_, r_, in, weight_.value, bias_.value, N, C_, config_.epsilon(), ctx);
+        layernorm_forward({.y = y_, .mean = mean_, .r = r_, .sum = sum}, in, weight_.value, bias_.value, N, C_,
+                          config_.epsilon(), ctx);
         return y_;
-      case NormKind::dyt: dyt_forward(y_, in, alpha_.value, weight_.value, bias_.value, N, C_, ctx); return y_;
+      case NormKind::dyt:
+        dyt_forward({.y = y_, .sum = sum}, in, alpha_.value, weight_.value, bias_.value, N, C_, ctx);
+        return y_;
       case NormKind::gated:
-      case NormKind::gated_dyt: gated_norm_forward(y_, r_, low_, in, values(), shape(N), ctx); return y_;
+      case NormKind::gated_dyt: gated_norm_forward(y_, r_, low_, sum, in, values(), shape(N), ctx); return y_;
       default:  // none
-        if (branch) residual_forward(in, N, C_, ctx);
+        if (branch) residual_forward(sum, in, N, C_, ctx);
         return x_;
     }
   }
@@ -85,30 +89,34 @@ class Norm {
   const float* backward(float* dx, float* dbranch, const float* dy, const float* dresidual, size_t N, Context& ctx) {
     Range range("norm backward");
     const bool alike = !branch_ || join_.plain();
-    const ResidualBackward out = {dx, alike ? nullptr : dbranch, dresidual, x_, branch_, join_};
+    float* dbranch_written = alike ? nullptr : dbranch;
+    const ResidualBackwardIn in = {x_, dresidual, branch_, join_};
     switch (config_.kind) {
       case NormKind::rmsnorm:
       case NormKind::preaffine:
-        rmsnorm_backward(out, weight_.grad, pre_.grad, row_, dy, pre_.value, weight_.value, offset(), r_, N, C_, ctx);
+        rmsnorm_backward({dx, dbranch_written, weight_.grad, pre_.grad, row_}, dy, in, rms_weights(), r_, N, C_, ctx);
         break;
       case NormKind::layernorm:
-        layernorm_backward(out, weight_.grad, bias_.grad, dy, weight_.value, mean_, r_, N, C_, ctx);
+        layernorm_backward({dx, dbranch_written, weight_.grad, bias_.grad}, dy, in, weight_.value, mean_, r_, N, C_,
+                           ctx);
         break;
       case NormKind::dyt:
-        dyt_backward(out, alpha_.grad, weight_.grad, bias_.grad, row_, dy, alpha_.value, weight_.value, N, C_, ctx);
+        dyt_backward({dx, dbranch_written, alpha_.grad, weight_.grad, bias_.grad, row_}, dy, in, alpha_.value,
+                     weight_.value, N, C_, ctx);
         break;
       case NormKind::gated:
       case NormKind::gated_dyt:
-        gated_norm_backward(out, {alpha_.grad, weight_.grad, bias_.grad, down_.grad, up_.grad}, dy, low_, r_, values(),
-                            shape(N), ctx);
+        gated_norm_backward(dx, dbranch_written, {alpha_.grad, weight_.grad, bias_.grad, down_.grad, up_.grad}, dy, in,
+                            low_, r_, values(), shape(N), ctx);
         break;
-      default: residual_backward(out, dy, N, C_, ctx);  // none
+      default: residual_backward(dx, dbranch_written, dy, in, N, C_, ctx);  // none
     }
     return alike ? dx : dbranch;
   }
 
  private:
   float offset() const { return config_.zero_centred ? 1.0f : 0.0f; }
+  RmsnormWeights rms_weights() const { return {.w = weight_.value, .pre = pre_.value, .offset = offset()}; }
   GatedNormWeights values() const { return {alpha_.value, weight_.value, bias_.value, down_.value, up_.value}; }
   GatedNormShape shape(size_t N) const {
     const NormGateBase base = config_.base() == NormKind::dyt ? NormGateBase::dyt : NormGateBase::rmsnorm;

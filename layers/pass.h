@@ -3,7 +3,7 @@
 // A backward gets the Pass of its forward, so that dropout draws the same bits again.
 #pragma once
 #include "core/philox.cuh"
-#include "kernels/residual.cuh"
+#include "kernels/residual.h"
 #include "kernels/rope.h"
 
 namespace gated {

@@ -18,15 +18,16 @@
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
 #include "kernels/bias.h"
-#include "kernels/dyt.cuh"
+#include "kernels/dyt.h"
 #include "kernels/embedding.h"
 #include "kernels/gated_norm.cuh"
 #include "kernels/glu.h"
 #include "kernels/gradient.h"
 #include "kernels/mean.h"
-#include "kernels/layernorm.cuh"
+#include "kernels/layernorm.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/polynorm.cuh"
+#include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/shared_gate.h"
 #include "kernels/sinks.h"
@@ -208,32 +209,36 @@ void bench_operations(Context& ctx, double bandwidth) {
     rows.push_back({{"op", name}, {"gb_per_s", rate * 1e-9}, {"share_of_copy", rate / bandwidth}});
   };
   const double f = double(n);
-  const ResidualForward alone = {x.data()}, joined = {x.data(), z.data(), dx.data()};
-  const ResidualBackward out = {dx.data(), nullptr, z.data(), x.data()};
+  const ResidualIn alone = {x.data()}, joined = {x.data(), z.data()};
+  const ResidualBackwardIn back = {.x = x.data(), .dresidual = z.data()};
   Join rough;
   rough.clip_branch = 1, rough.clip_sum = 2, rough.dropout = {0.1f, 1, 1};
-  row("rmsnorm forward", 2 * f,
-      [&] { rmsnorm_forward(y.data(), r.data(), alone, nullptr, w.data(), 0, N, C, 1e-6f, ctx); });
-  row("residual + rmsnorm forward", 4 * f,
-      [&] { rmsnorm_forward(y.data(), r.data(), joined, nullptr, w.data(), 0, N, C, 1e-6f, ctx); });
+  row("rmsnorm forward", 2 * f, [&] { rmsnorm_forward(y.data(), r.data(), x.data(), w.data(), N, C, 1e-6f, ctx); });
+  row("residual + rmsnorm forward", 4 * f, [&] {
+    rmsnorm_forward({y.data(), r.data(), dx.data()}, joined, {w.data()}, N, C, 1e-6f, ctx);
+  });
   row("residual with clips and dropout + rmsnorm", 4 * f, [&] {
-    rmsnorm_forward(y.data(), r.data(), {x.data(), z.data(), dx.data(), rough}, nullptr, w.data(), 0, N, C, 1e-6f, ctx);
+    rmsnorm_forward({y.data(), r.data(), dx.data()}, {x.data(), z.data(), rough}, {w.data()}, N, C, 1e-6f, ctx);
   });
   row("rmsnorm backward", 4 * f,
-      [&] { rmsnorm_backward(out, dw.data(), nullptr, nullptr, y.data(), nullptr, w.data(), 0, r.data(), N, C, ctx); });
-  row("preaffine forward", 2 * f,
-      [&] { rmsnorm_forward(y.data(), r.data(), alone, b.data(), w.data(), 0, N, C, 1e-6f, ctx); });
+      [&] { rmsnorm_backward({.dx = dx.data(), .dw = dw.data()}, y.data(), back, {w.data()}, r.data(), N, C, ctx); });
+  row("preaffine forward", 2 * f, [&] {
+    rmsnorm_forward({y.data(), r.data()}, alone, {w.data(), b.data()}, N, C, 1e-6f, ctx);
+  });
   row("preaffine backward", 4 * f, [&] {
-    rmsnorm_backward(out, dw.data(), db.data(), mean.data(), y.data(), b.data(), w.data(), 0, r.data(), N, C, ctx);
+    rmsnorm_backward({.dx = dx.data(), .dw = dw.data(), .dpre = db.data(), .mean = mean.data()}, y.data(), back,
+                     {w.data(), b.data()}, r.data(), N, C, ctx);
   });
   row("layernorm forward", 2 * f,
-      [&] { layernorm_forward(y.data(), mean.data(), r.data(), alone, w.data(), b.data(), N, C, 1e-5f, ctx); });
-  row("layernorm backward", 4 * f,
-      [&] { layernorm_backward(out, dw.data(), db.data(), y.data(), w.data(), mean.data(), r.data(), N, C, ctx); });
-  row("dyt forward", 2 * f, [&] { dyt_forward(y.data(), alone, alpha.data(), w.data(), b.data(), N, C, ctx); });
+      [&] { layernorm_forward(y.data(), mean.data(), r.data(), x.data(), w.data(), b.data(), N, C, 1e-5f, ctx); });
+  row("layernorm backward", 4 * f, [&] {
+    layernorm_backward({.dx = dx.data(), .dw = dw.data(), .db = db.data()}, y.data(), back, w.data(), mean.data(),
+                       r.data(), N, C, ctx);
+  });
+  row("dyt forward", 2 * f, [&] { dyt_forward(y.data(), x.data(), alpha.data(), w.data(), b.data(), N, C, ctx); });
   row("dyt backward", 4 * f, [&] {
-    dyt_backward(out, dalpha.data(), dw.data(), db.data(), row_sums.data(), y.data(), alpha.data(), w.data(), N, C,
-                 ctx);
+    dyt_backward({dx.data(), nullptr, dalpha.data(), dw.data(), db.data(), row_sums.data()}, y.data(), back,
+                 alpha.data(), w.data(), N, C, ctx);
   });
   const GatedNormShape gated_norm = {N, C, 16, NormGateBase::rmsnorm, NormGateScore::elementwise, {}, 0, 1e-6f};
   Buffer<float> low = filled(N * 16, 18), down = filled(16 * C, 19), up = filled(C * 16, 20), ddown = filled(16 * C),
@@ -241,10 +246,11 @@ void bench_operations(Context& ctx, double bandwidth) {
   const GatedNormWeights weights = {nullptr, w.data(), nullptr, down.data(), up.data()};
   const GatedNormGradients gradients = {nullptr, dw.data(), nullptr, ddown.data(), dup.data()};
   row("residual + gated norm forward, rank 16", 4 * f,
-      [&] { gated_norm_forward(y.data(), r.data(), low.data(), joined, weights, gated_norm, ctx); });
-  row("gated norm backward, rank 16", 6 * f,
-      [&] { gated_norm_backward(out, gradients, y.data(), low.data(), r.data(), weights, gated_norm, ctx); });
-  row("residual add alone", 3 * f, [&] { residual_forward(joined, N, C, ctx); });
+      [&] { gated_norm_forward(y.data(), r.data(), low.data(), dx.data(), joined, weights, gated_norm, ctx); });
+  row("gated norm backward, rank 16", 6 * f, [&] {
+    gated_norm_backward(dx.data(), nullptr, gradients, y.data(), back, low.data(), r.data(), weights, gated_norm, ctx);
+  });
+  row("residual add alone", 3 * f, [&] { residual_forward(dx.data(), x.data(), z.data(), N, C, ctx); });
   const GateOp op;
   row("gate forward, elementwise", 3 * f, [&] { gate_forward(y.data(), x.data(), z.data(), N, C, 1, op, ctx); });
   row("gate backward, elementwise", 5 * f,

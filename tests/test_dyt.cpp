@@ -1,5 +1,6 @@
-// dyt: the reference against finite differences, the kernels against the reference, both ends of tanh.
-#include "kernels/dyt.cuh"
+// dyt: the references against finite differences, the CPU's code and the kernels against the references, both ends of
+// tanh.
+#include "kernels/dyt.h"
 
 #include "tests/harness.h"
 
@@ -14,6 +15,28 @@ const Join joins[] = {{}, {0.7f, 1.4f, {0.3f, 11, 12}}};
 TEST_CASE("dyt: gradients against finite differences", "[gradcheck]") {
   const size_t N = 3, C = 13;
   const std::vector<double> alpha = {0.8};
+  const auto x = random_values<double>(N * C, 1), w = random_values<double>(C, 3), b = random_values<double>(C, 6),
+             dy = random_values<double>(N * C, 4);
+  std::vector<double> y(N * C), dx(N * C), dalpha(1, 0.0), dw(C, 0.0), db(C, 0.0);
+  auto loss = [&](const std::vector<double>& x, const std::vector<double>& alpha, const std::vector<double>& w,
+                  const std::vector<double>& b) {
+    dyt_forward_ref(y.data(), x.data(), alpha.data(), w.data(), b.data(), N, C);
+    return dot(y, dy);
+  };
+  dyt_backward_ref(dx.data(), dalpha.data(), dw.data(), db.data(), dy.data(), x.data(), alpha.data(), w.data(), N, C);
+  check_gradient(
+      "x", [&](auto& v) { return loss(v, alpha, w, b); }, x, dx);
+  check_gradient(
+      "alpha", [&](auto& v) { return loss(x, v, w, b); }, alpha, dalpha);
+  check_gradient(
+      "w", [&](auto& v) { return loss(x, alpha, v, b); }, w, dw);
+  check_gradient(
+      "b", [&](auto& v) { return loss(x, alpha, w, v); }, b, db);
+}
+
+TEST_CASE("dyt: gradients behind a branch against finite differences", "[gradcheck]") {
+  const size_t N = 3, C = 13;
+  const std::vector<double> alpha = {0.8};
   const auto x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2),
              b = random_values<double>(C, 6);
   const auto w = random_values<double>(C, 3), dy = random_values<double>(N * C, 4),
@@ -23,14 +46,14 @@ TEST_CASE("dyt: gradients against finite differences", "[gradcheck]") {
     std::vector<double> y(N * C), sum(N * C);
     auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch, const std::vector<double>& alpha,
                     const std::vector<double>& w, const std::vector<double>& b) {
-      dyt_forward_ref<double>(y.data(), {x.data(), branch.data(), sum.data(), join}, alpha.data(), w.data(), b.data(),
-                              N, C);
+      dyt_general_forward_ref<double>({y.data(), sum.data()}, {x.data(), branch.data(), join}, alpha.data(), w.data(),
+                                      b.data(), N, C);
       return dot(y, dy) + dot(sum, dres);
     };
     loss(x, branch, alpha, w, b);
-    std::vector<double> dx(N * C), dbranch(N * C), dalpha(1, 0.0), dw(C, 0.0), db(C, 0.0), row_sums(N);
-    dyt_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join}, dalpha.data(),
-                             dw.data(), db.data(), row_sums.data(), dy.data(), alpha.data(), w.data(), N, C);
+    std::vector<double> dx(N * C), dbranch(N * C), dalpha(1, 0.0), dw(C, 0.0), db(C, 0.0);
+    dyt_general_backward_ref<double>({dx.data(), dbranch.data(), dalpha.data(), dw.data(), db.data()}, dy.data(),
+                                     {sum.data(), dres.data(), branch.data(), join}, alpha.data(), w.data(), N, C);
     check_gradient(
         "x", [&](auto& v) { return loss(v, branch, alpha, w, b); }, x, dx);
     check_gradient(
@@ -44,9 +67,37 @@ TEST_CASE("dyt: gradients against finite differences", "[gradcheck]") {
   }
 }
 
-TEST_CASE("dyt: kernels equal the reference bit for bit", "[bitwise]") {
-  const float nan = NAN;
+TEST_CASE("dyt: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
+  for (auto [N, C] : sizes) {
+    INFO("N " << N << " C " << C);
+    const auto x = random_values<float>(N * C, 1, 3.0f), w = random_values<float>(C, 3),
+               dy = random_values<float>(N * C, 4), b = random_values<float>(C, 6);
+    const auto dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
+    const std::vector<float> alpha = {0.7f}, dalpha0 = {-0.3f};
+    std::vector<float> y(N * C, NAN), dx(N * C, NAN), dalpha = dalpha0, dw = dw0, db = db0;
+    dyt_forward_ref(y.data(), x.data(), alpha.data(), w.data(), b.data(), N, C);
+    dyt_backward_ref(dx.data(), dalpha.data(), dw.data(), db.data(), dy.data(), x.data(), alpha.data(), w.data(), N, C);
+    on_every_device([&](Context& ctx) {
+      Guarded gy(ctx, N * C), gdx(ctx, N * C), gda(ctx, dalpha0), gdw(ctx, dw0), gdb(ctx, db0), sums(ctx, N);
+      Guarded gx(ctx, x), ga(ctx, alpha), gw(ctx, w), gb(ctx, b), gdy(ctx, dy);
+      dyt_forward(gy, gx, ga, gw, gb, N, C, ctx);
+      dyt_backward(gdx, gda, gdw, gdb, sums, gdy, gx, ga, gw, N, C, ctx);
+      REQUIRE_BITWISE(y, gy.download());
+      REQUIRE_BITWISE(dx, gdx.download());
+      REQUIRE_BITWISE(dalpha, gda.download());
+      REQUIRE_BITWISE(dw, gdw.download());
+      REQUIRE_BITWISE(db, gdb.download());
+      dyt_backward(gdy, gda, gdw, gdb, sums, gdy, gx, ga, gw, N, C, ctx);  // in place
+      REQUIRE_BITWISE(dx, gdy.download());
+      if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == dyt_backward_scratch(N, C));
+    });
+  }
+}
+
+TEST_CASE("dyt: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
+  const float nan = NAN;
+  const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
   for (auto [N, C] : sizes) {
     const auto x = random_values<float>(N * C, 1, 3.0f), branch = random_values<float>(N * C, 2);
     const auto w = random_values<float>(C, 3), dy = random_values<float>(N * C, 4),
@@ -54,41 +105,36 @@ TEST_CASE("dyt: kernels equal the reference bit for bit", "[bitwise]") {
     const auto b = random_values<float>(C, 6), dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
     const std::vector<float> alpha = {0.7f}, dalpha0 = {-0.3f};
     const struct {
-      bool branch;
+      bool dresidual;
       Join join;
-    } cases[] = {{false, {}}, {true, {}}, {true, joins[1]}};
+    } cases[] = {{true, {}}, {false, joins[1]}, {true, joins[1]}};
     for (const auto& test : cases) {
-      INFO("N " << N << " C " << C << " branch " << test.branch << " plain " << test.join.plain());
-      std::vector<float> y(N * C, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan), row_sums(N, nan);
+      INFO("N " << N << " C " << C << " dresidual " << test.dresidual << " plain " << test.join.plain());
+      std::vector<float> y(N * C, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan);
       std::vector<float> dalpha = dalpha0, dw = dw0, db = db0;
-      ResidualForward in = {x.data()};
-      ResidualBackward out = {dx.data(), nullptr, nullptr, x.data()};
-      if (test.branch) in = {x.data(), branch.data(), sum.data(), test.join};
-      if (test.branch) out = {dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), test.join};
-      dyt_forward_ref<float>(y.data(), in, alpha.data(), w.data(), b.data(), N, C);
-      dyt_backward_ref<float>(out, dalpha.data(), dw.data(), db.data(), row_sums.data(), dy.data(), alpha.data(),
-                              w.data(), N, C);
+      dyt_general_forward_ref<float>({y.data(), sum.data()}, {x.data(), branch.data(), test.join}, alpha.data(),
+                                     w.data(), b.data(), N, C);
+      dyt_general_backward_ref<float>({dx.data(), dbranch.data(), dalpha.data(), dw.data(), db.data()}, dy.data(),
+                                      {sum.data(), test.dresidual ? dres.data() : nullptr, branch.data(), test.join},
+                                      alpha.data(), w.data(), N, C);
       on_every_device([&](Context& ctx) {
         Guarded gy(ctx, N * C), gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C), sums(ctx, N);
         Guarded gx(ctx, x), gbranch(ctx, branch), gw(ctx, w), gb(ctx, b), gdy(ctx, dy), gdres(ctx, dres);
         Guarded ga(ctx, alpha), gda(ctx, dalpha0), gdw(ctx, dw0), gdb(ctx, db0);
-        ResidualForward gin = {gx};
-        ResidualBackward gout = {gdx, nullptr, nullptr, gx};
-        if (test.branch) gin = {gx, gbranch, gsum, test.join};
-        if (test.branch) gout = {gdx, gdbranch, gdres, gsum, gbranch, test.join};
-        dyt_forward(gy, gin, ga, gw, gb, N, C, ctx);
-        dyt_backward(gout, gda, gdw, gdb, sums, gdy, ga, gw, N, C, ctx);
+        DytGradients gradients = {gdx, gdbranch, gda, gdw, gdb, sums};
+        const ResidualBackwardIn back = {gsum, test.dresidual ? +gdres : nullptr, gbranch, test.join};
+        dyt_forward({gy, gsum}, {gx, gbranch, test.join}, ga, gw, gb, N, C, ctx);
+        dyt_backward(gradients, gdy, back, ga, gw, N, C, ctx);
         REQUIRE_BITWISE(y, gy.download());
-        if (test.branch) REQUIRE_BITWISE(sum, gsum.download());
+        REQUIRE_BITWISE(sum, gsum.download());
         REQUIRE_BITWISE(dx, gdx.download());
-        if (test.branch) REQUIRE_BITWISE(dbranch, gdbranch.download());
-        REQUIRE_BITWISE(row_sums, sums.download());
+        REQUIRE_BITWISE(dbranch, gdbranch.download());
         REQUIRE_BITWISE(dalpha, gda.download());
         REQUIRE_BITWISE(dw, gdw.download());
         REQUIRE_BITWISE(db, gdb.download());
-        gout.dx = gdy;  // in place
-        dyt_backward(gout, gda, gdw, gdb, sums, gdy, ga, gw, N, C, ctx);
-        REQUIRE_BITWISE(dx, gdy.download());
+        gradients.dx = test.dresidual ? gdres : gdy;  // in place
+        dyt_backward(gradients, gdy, back, ga, gw, N, C, ctx);
+        REQUIRE_BITWISE(dx, (test.dresidual ? gdres : gdy).download());
       });
     }
   }
@@ -102,20 +148,20 @@ TEST_CASE("dyt: where tanh is its argument y is w*(alpha*x) + b exactly, where i
   const float small = 1e-4f, large = 1e9f;  // (1e-4)^3/3 is below half an ulp of 1e-4
   for (size_t c = 0; c < C; c++)
     linear[c] = std::fma(w[c], small * x[c], b[c]), flat[c] = x[c] < 0 ? b[c] - w[c] : b[c] + w[c];
-  dyt_forward(y.data(), {x.data()}, &small, w.data(), b.data(), 1, C, cpu);
+  dyt_forward(y.data(), x.data(), &small, w.data(), b.data(), 1, C, cpu);
   REQUIRE_BITWISE(linear, y);
-  dyt_forward(y.data(), {x.data()}, &large, w.data(), b.data(), 1, C, cpu);
+  dyt_forward(y.data(), x.data(), &large, w.data(), b.data(), 1, C, cpu);
   REQUIRE_BITWISE(flat, y);
 
   // The gradient is linear there, and none in the flat part.
   const auto dy = random_values<float>(C, 4);
   std::vector<float> dx(C), dalpha(1), dw(C), db(C), sums(1), expected(C);
-  dyt_backward({dx.data(), nullptr, nullptr, x.data()}, dalpha.data(), dw.data(), db.data(), sums.data(), dy.data(),
-               &small, w.data(), 1, C, cpu);
+  dyt_backward(dx.data(), dalpha.data(), dw.data(), db.data(), sums.data(), dy.data(), x.data(), &small, w.data(), 1, C,
+               cpu);
   for (size_t c = 0; c < C; c++) expected[c] = small * (dy[c] * w[c]);
   REQUIRE_BITWISE(expected, dx);
-  dyt_backward({dx.data(), nullptr, nullptr, x.data()}, dalpha.data(), dw.data(), db.data(), sums.data(), dy.data(),
-               &large, w.data(), 1, C, cpu);
+  dyt_backward(dx.data(), dalpha.data(), dw.data(), db.data(), sums.data(), dy.data(), x.data(), &large, w.data(), 1, C,
+               cpu);
   for (float v : dx) REQUIRE(v == 0);
   REQUIRE(sums[0] == 0);
 }

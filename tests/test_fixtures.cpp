@@ -10,12 +10,12 @@
 
 #include "kernels/activation.h"
 #include "kernels/attention.h"
-#include "kernels/dyt.cuh"
+#include "kernels/dyt.h"
 #include "kernels/glu.h"
-#include "kernels/layernorm.cuh"
+#include "kernels/layernorm.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/polynorm.cuh"
-#include "kernels/rmsnorm.cuh"
+#include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/shared_gate.h"
 #include "kernels/sinks.h"
@@ -176,10 +176,11 @@ TEST_CASE("fixtures: rmsnorm", "[fixtures]") {
   for (int offset : {0, 1})
     for (bool with_pre : {false, true}) {
       const double* p = with_pre ? pre.data() : nullptr;
-      Numbers y(N * C), r(N), dx(N * C), dw(C), dpre(C), mean(N);
-      rmsnorm_forward_ref<double>(y.data(), r.data(), {x.data()}, p, w.data(), offset, N, C, 1e-6);
-      rmsnorm_backward_ref<double>({dx.data(), nullptr, nullptr, x.data()}, dw.data(), dpre.data(), mean.data(),
-                                   dy.data(), p, w.data(), offset, r.data(), N, C);
+      Numbers y(N * C), r(N), dx(N * C), dw(C), dpre(C);
+      const RmsnormWeightsOf<double> weights = {w.data(), p, double(offset)};
+      rmsnorm_general_forward_ref<double>({y.data(), r.data()}, {x.data()}, weights, N, C, 1e-6);
+      rmsnorm_general_backward_ref<double>({.dx = dx.data(), .dw = dw.data(), .dpre = dpre.data()}, dy.data(),
+                                           {x.data()}, weights, r.data(), N, C);
       const std::string at = format("%soffset %d: ", with_pre ? "pre, " : "", offset);
       op.check(at + "y", y);
       op.check(at + "dx", dx);
@@ -194,9 +195,9 @@ TEST_CASE("fixtures: layernorm", "[fixtures]") {
   Operation op("layernorm");
   const Numbers x = op.input("x", N * C), w = op.input("w", C), b = op.input("b", C), dy = op.input("dy", N * C);
   Numbers y(N * C), mean(N), r(N), dx(N * C), dw(C), db(C);
-  layernorm_forward_ref<double>(y.data(), mean.data(), r.data(), {x.data()}, w.data(), b.data(), N, C, 1e-5);
-  layernorm_backward_ref<double>({dx.data(), nullptr, nullptr, x.data()}, dw.data(), db.data(), dy.data(), w.data(),
-                                 mean.data(), r.data(), N, C);
+  layernorm_forward_ref<double>(y.data(), mean.data(), r.data(), x.data(), w.data(), b.data(), N, C, 1e-5);
+  layernorm_backward_ref<double>(dx.data(), dw.data(), db.data(), dy.data(), x.data(), w.data(), mean.data(), r.data(),
+                                 N, C);
   op.check("y", y);
   op.check("dx", dx);
   op.check("dw", dw);
@@ -209,10 +210,10 @@ TEST_CASE("fixtures: dyt", "[fixtures]") {
   Operation op("dyt");
   const Numbers x = op.input("x", N * C), alpha = op.input("alpha", 1), w = op.input("w", C), b = op.input("b", C),
                 dy = op.input("dy", N * C);
-  Numbers y(N * C), dx(N * C), dalpha(1), dw(C), db(C), row_sums(N);
-  dyt_forward_ref<double>(y.data(), {x.data()}, alpha.data(), w.data(), b.data(), N, C);
-  dyt_backward_ref<double>({dx.data(), nullptr, nullptr, x.data()}, dalpha.data(), dw.data(), db.data(),
-                           row_sums.data(), dy.data(), alpha.data(), w.data(), N, C);
+  Numbers y(N * C), dx(N * C), dalpha(1), dw(C), db(C);
+  dyt_forward_ref<double>(y.data(), x.data(), alpha.data(), w.data(), b.data(), N, C);
+  dyt_backward_ref<double>(dx.data(), dalpha.data(), dw.data(), db.data(), dy.data(), x.data(), alpha.data(), w.data(),
+                           N, C);
   op.check("y", y);
   op.check("dx", dx);
   op.check("dalpha", dalpha);

@@ -2,7 +2,8 @@
 // operations that it is made of, one by one.
 #include "kernels/gated_norm.cuh"
 
-#include "kernels/dyt.cuh"
+#include "kernels/dyt.h"
+#include "kernels/rmsnorm.h"
 #include "tests/gate_ops.h"
 #include "tests/harness.h"
 
@@ -46,7 +47,8 @@ struct Case {
   const std::vector<float> dresidual = random_values<float>(s.N * s.C, 5);
   const std::vector<float> gradients = random_values<float>(parameters_size(s), 6);
 
-  // forward(y, r, low, in, weights) and backward(out, gradients, dy, low, r, weights) on a stream's memory.
+  // forward(y, r, low, sum, in, weights) and backward(dx, dbranch, gradients, dy, in, low, r, weights) on a device's
+  // memory.
   template <class Forward, class Backward>
   Results run(Context& ctx, Forward forward, Backward backward) const {
     const size_t n = s.N * s.C;
@@ -54,16 +56,21 @@ struct Case {
     Guarded dx(ctx, n), dbranch(ctx, n), dparameters(ctx, gradients);
     Guarded x0(ctx, x), b(ctx, branch_values), p(ctx, parameters), d(ctx, dy), dres(ctx, dresidual);
     const auto weights = parameters_in<const float*>(p, s);
-    ResidualForward in = {x0};
-    ResidualBackward out = {dx, nullptr, nullptr, x0};
-    if (branch) in = {x0, b, sum, join};
-    if (branch) out = {dx, join.plain() ? nullptr : +dbranch, dres, sum, b, join};
-    forward(y, r, low, in, weights);
-    backward(out, parameters_in<float*>(dparameters, s), d, low, r, weights);
+    ResidualIn in = {x0};
+    ResidualBackwardIn back = {x0};
+    float *sum_out = nullptr, *dbranch_out = nullptr;
+    if (branch) {
+      in = {x0, b, join};
+      back = {sum, dres, b, join};
+      sum_out = sum;
+      if (!join.plain()) dbranch_out = dbranch;
+    }
+    forward(y, r, low, sum_out, in, weights);
+    backward(dx, dbranch_out, parameters_in<float*>(dparameters, s), d, back, low, r, weights);
     Results results = {y.download(), {}, low.download(), {}, dx.download(), {}, dparameters.download()};
     if (s.base == rms) results.r = r.download();
     if (branch) results.sum = sum.download();
-    if (out.dbranch) results.dbranch = dbranch.download();
+    if (dbranch_out) results.dbranch = dbranch.download();
     return results;
   }
 
@@ -75,18 +82,18 @@ struct Case {
         row_sums(ctx.device, s.N);
     return run(
         ctx,
-        [&](float* y, float* r, float* low, const ResidualForward& in, const GatedNormWeights& w) {
+        [&](float* y, float* r, float* low, float* sum, const ResidualIn& in, const GatedNormWeights& w) {
           if (s.base == rms)
-            rmsnorm_forward(n.data(), r, in, nullptr, w.w, s.offset, s.N, s.C, s.eps, ctx);
+            rmsnorm_forward({n.data(), r, sum}, in, {.w = w.w, .offset = s.offset}, s.N, s.C, s.eps, ctx);
           else
-            dyt_forward(n.data(), in, w.alpha, w.w, w.b, s.N, s.C, ctx);
+            dyt_forward({n.data(), sum}, in, w.alpha, w.w, w.b, s.N, s.C, ctx);
           matmul(low, n.data(), w.down, s.N, s.rank, s.C, Layout::nt, Accumulate::no, ctx);
           activation_forward(act.data(), low, s.N * s.rank, Activation::silu, ctx);
           matmul(z.data(), act.data(), w.up, s.N, scores, s.rank, Layout::nt, Accumulate::no, ctx);
           gate_forward(y, n.data(), z.data(), s.N, s.C, group, s.op, ctx);
         },
-        [&](const ResidualBackward& out, const GatedNormGradients& g, const float* dy, const float* low, const float* r,
-            const GatedNormWeights& w) {
+        [&](float* dx, float* dbranch, const GatedNormGradients& g, const float* dy, const ResidualBackwardIn& in,
+            const float* low, const float* r, const GatedNormWeights& w) {
           gate_backward(dn.data(), dz.data(), dy, n.data(), z.data(), s.N, s.C, group, s.op, ctx);
           matmul(g.up, dz.data(), act.data(), scores, s.rank, s.N, Layout::tn, Accumulate::yes, ctx);
           matmul(dlow.data(), dz.data(), w.up, s.N, s.rank, scores, Layout::nn, Accumulate::no, ctx);
@@ -94,9 +101,9 @@ struct Case {
           matmul(g.down, dlow.data(), n.data(), s.rank, s.C, s.N, Layout::tn, Accumulate::yes, ctx);
           matmul(dn.data(), dlow.data(), w.down, s.N, s.C, s.rank, Layout::nn, Accumulate::yes, ctx);
           if (s.base == rms)
-            rmsnorm_backward(out, g.w, nullptr, nullptr, dn.data(), nullptr, w.w, s.offset, r, s.N, s.C, ctx);
+            rmsnorm_backward({dx, dbranch, g.w}, dn.data(), in, {.w = w.w, .offset = s.offset}, r, s.N, s.C, ctx);
           else
-            dyt_backward(out, g.alpha, g.w, g.b, row_sums.data(), dn.data(), w.alpha, w.w, s.N, s.C, ctx);
+            dyt_backward({dx, dbranch, g.alpha, g.w, g.b, row_sums.data()}, dn.data(), in, w.alpha, w.w, s.N, s.C, ctx);
         });
   }
 
@@ -110,11 +117,12 @@ struct Case {
     Context cpu(Device::cpu);
     return run(
         cpu,
-        [&](float* y, float* r, float* low, const ResidualForward& in, const GatedNormWeights& w) {
-          gated_norm_forward_ref<float>(y, r, low, in, w, s);
+        [&](float* y, float* r, float* low, float* sum, const ResidualIn& in, const GatedNormWeights& w) {
+          gated_norm_forward_ref<float>(y, r, low, sum, in, w, s);
         },
-        [&](const ResidualBackward& out, const GatedNormGradients& g, const float* dy, const float* low, const float* r,
-            const GatedNormWeights& w) { gated_norm_backward_ref<float>(out, g, dy, low, r, w, s); });
+        [&](float* dx, float* dbranch, const GatedNormGradients& g, const float* dy, const ResidualBackwardIn& in,
+            const float* low, const float* r,
+            const GatedNormWeights& w) { gated_norm_backward_ref<float>(dx, dbranch, g, dy, in, low, r, w, s); });
   }
 };
 
@@ -149,14 +157,14 @@ TEST_CASE("gated_norm: gradients against finite differences", "[gradcheck]") {
         // loss = <y, dy> + <sum, dresidual>: the residual stream goes on past the norm.
         auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch,
                         const std::vector<double>& parameters) {
-          gated_norm_forward_ref<double>(y.data(), r.data(), low.data(), {x.data(), branch.data(), sum.data(), join},
+          gated_norm_forward_ref<double>(y.data(), r.data(), low.data(), sum.data(), {x.data(), branch.data(), join},
                                          parameters_in(parameters.data(), s), s);
           return dot(y, dy) + dot(sum, dres);
         };
         loss(x, branch, parameters);
         std::vector<double> dx(n), dbranch(n), gradients(parameters_size(s), 0.0);
-        gated_norm_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join},
-                                        parameters_in(gradients.data(), s), dy.data(), low.data(), r.data(),
+        gated_norm_backward_ref<double>(dx.data(), dbranch.data(), parameters_in(gradients.data(), s), dy.data(),
+                                        {sum.data(), dres.data(), branch.data(), join}, low.data(), r.data(),
                                         parameters_in(parameters.data(), s), s);
         check_gradient(
             "x", [&](auto& v) { return loss(v, branch, parameters); }, x, dx);
@@ -212,9 +220,9 @@ TEST_CASE("gated_norm: dx may be dresidual", "[bitwise]") {
     Guarded dx(ctx, test.dresidual);
     test.run(
         ctx, [&](auto&&... a) { gated_norm_forward(a..., test.s, ctx); },
-        [&](ResidualBackward out, auto&&... a) {
-          out.dx = dx, out.dresidual = dx;
-          gated_norm_backward(out, a..., test.s, ctx);
+        [&](float*, float* dbranch, const GatedNormGradients& g, const float* dy, ResidualBackwardIn in, auto&&... a) {
+          in.dresidual = dx;
+          gated_norm_backward(dx, dbranch, g, dy, in, a..., test.s, ctx);
         });
     return dx.download();
   };
@@ -227,13 +235,14 @@ TEST_CASE("gated_norm: what it refuses") {
   float a[16] = {}, b[16] = {}, c[16] = {};
   const GatedNormWeights w = {nullptr, a, nullptr, a, a};
   const GatedNormGradients g = {nullptr, b, nullptr, b, b};
-  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, {a}, w, {1, 4, 0}, cpu),
+  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 4, 0}, cpu),
                       "gated_norm_forward: rank is 0, expected 1 to 1024");
-  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, {a}, w, {1, 4, 1025}, cpu),
+  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 4, 1025}, cpu),
                       "gated_norm_forward: rank is 1025, expected 1 to 1024");
-  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, {a}, w, {1, 4, 2, dyt}, cpu),
+  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 4, 2, dyt}, cpu),
                       "gated_norm_forward: DyT has alpha and b");
-  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, {a}, w, {1, 0, 2}, cpu), "gated_norm_forward: rows have no columns");
-  REQUIRE_THROWS_WITH(gated_norm_backward({c, nullptr, nullptr, a}, g, c, a, a, w, {1, 4, 2}, cpu),
+  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 0, 2}, cpu),
+                      "gated_norm_forward: rows have no columns");
+  REQUIRE_THROWS_WITH(gated_norm_backward(c, nullptr, g, c, {a}, a, a, w, {1, 4, 2}, cpu),
                       "gated_norm_backward: dx is dy, which is read again after dx is written");
 }

@@ -1,5 +1,6 @@
-// layernorm: the reference against finite differences and its definition, the kernels against the reference.
-#include "kernels/layernorm.cuh"
+// layernorm: the references against finite differences and their definition, the CPU's code and the kernels against the
+// references.
+#include "kernels/layernorm.h"
 
 #include "tests/harness.h"
 
@@ -11,7 +12,37 @@ const Join joins[] = {{}, {0.7f, 1.4f, {0.3f, 11, 12}}};
 
 }  // namespace
 
+TEST_CASE("layernorm: plain, by hand") {
+  // x - mean = (0.875, -2.125, 1.875, -0.625), the squares have the mean 2.296875, and its root is 1.515544.
+  const std::vector<float> x = {2, -1, 3, 0.5f}, w(4, 1.0f), b(4, 0.0f);
+  const float expected[] = {0.577350f, -1.402137f, 1.237180f, -0.412393f};
+  std::vector<float> y(4), mean(1), r(1);
+  layernorm_forward_ref(y.data(), mean.data(), r.data(), x.data(), w.data(), b.data(), 1, 4, 0.0f);
+  REQUIRE(mean[0] == 1.125f);
+  REQUIRE(1 / (r[0] * r[0]) == Approx(2.296875));
+  for (int c = 0; c < 4; c++) REQUIRE(y[c] == Approx(expected[c]).epsilon(1e-5));
+}
+
 TEST_CASE("layernorm: gradients against finite differences", "[gradcheck]") {
+  const size_t N = 3, C = 13;
+  const auto x = random_values<double>(N * C, 1), w = random_values<double>(C, 3), b = random_values<double>(C, 6),
+             dy = random_values<double>(N * C, 4);
+  std::vector<double> y(N * C), mean(N), r(N), dx(N * C), dw(C, 0.0), db(C, 0.0);
+  auto loss = [&](const std::vector<double>& x, const std::vector<double>& w, const std::vector<double>& b) {
+    layernorm_forward_ref(y.data(), mean.data(), r.data(), x.data(), w.data(), b.data(), N, C, 1e-5);
+    return dot(y, dy);
+  };
+  loss(x, w, b);
+  layernorm_backward_ref(dx.data(), dw.data(), db.data(), dy.data(), x.data(), w.data(), mean.data(), r.data(), N, C);
+  check_gradient(
+      "x", [&](auto& v) { return loss(v, w, b); }, x, dx);
+  check_gradient(
+      "w", [&](auto& v) { return loss(x, v, b); }, w, dw);
+  check_gradient(
+      "b", [&](auto& v) { return loss(x, w, v); }, b, db);
+}
+
+TEST_CASE("layernorm: gradients behind a branch against finite differences", "[gradcheck]") {
   const size_t N = 3, C = 13;
   const auto x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2),
              b = random_values<double>(C, 6);
@@ -22,14 +53,15 @@ TEST_CASE("layernorm: gradients against finite differences", "[gradcheck]") {
     std::vector<double> y(N * C), mean(N), r(N), sum(N * C);
     auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch, const std::vector<double>& w,
                     const std::vector<double>& b) {
-      layernorm_forward_ref<double>(y.data(), mean.data(), r.data(), {x.data(), branch.data(), sum.data(), join},
-                                    w.data(), b.data(), N, C, 1e-5);
+      layernorm_general_forward_ref<double>({y.data(), mean.data(), r.data(), sum.data()},
+                                            {x.data(), branch.data(), join}, w.data(), b.data(), N, C, 1e-5);
       return dot(y, dy) + dot(sum, dres);
     };
     loss(x, branch, w, b);
     std::vector<double> dx(N * C), dbranch(N * C), dw(C, 0.0), db(C, 0.0);
-    layernorm_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join}, dw.data(),
-                                   db.data(), dy.data(), w.data(), mean.data(), r.data(), N, C);
+    layernorm_general_backward_ref<double>({dx.data(), dbranch.data(), dw.data(), db.data()}, dy.data(),
+                                           {sum.data(), dres.data(), branch.data(), join}, w.data(), mean.data(),
+                                           r.data(), N, C);
     check_gradient(
         "x", [&](auto& v) { return loss(v, branch, w, b); }, x, dx);
     check_gradient(
@@ -41,49 +73,76 @@ TEST_CASE("layernorm: gradients against finite differences", "[gradcheck]") {
   }
 }
 
-TEST_CASE("layernorm: kernels equal the reference bit for bit", "[bitwise]") {
-  const float eps = 1e-5f, nan = NAN;
+TEST_CASE("layernorm: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
+  const float eps = 1e-5f;
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
+  for (auto [N, C] : sizes) {
+    INFO("N " << N << " C " << C);
+    const auto x = random_values<float>(N * C, 1, 3.0f), w = random_values<float>(C, 3),
+               dy = random_values<float>(N * C, 4), b = random_values<float>(C, 6);
+    const auto dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
+    std::vector<float> y(N * C, NAN), mean(N, NAN), r(N, NAN), dx(N * C, NAN), dw = dw0, db = db0;
+    layernorm_forward_ref(y.data(), mean.data(), r.data(), x.data(), w.data(), b.data(), N, C, eps);
+    layernorm_backward_ref(dx.data(), dw.data(), db.data(), dy.data(), x.data(), w.data(), mean.data(), r.data(), N, C);
+    on_every_device([&](Context& ctx) {
+      Guarded gy(ctx, N * C), gmean(ctx, N), gr(ctx, N), gdx(ctx, N * C), gdw(ctx, dw0), gdb(ctx, db0);
+      Guarded gx(ctx, x), gw(ctx, w), gb(ctx, b), gdy(ctx, dy);
+      layernorm_forward(gy, gmean, gr, gx, gw, gb, N, C, eps, ctx);
+      layernorm_backward(gdx, gdw, gdb, gdy, gx, gw, gmean, gr, N, C, ctx);
+      REQUIRE_BITWISE(y, gy.download());
+      REQUIRE_BITWISE(mean, gmean.download());
+      REQUIRE_BITWISE(r, gr.download());
+      REQUIRE_BITWISE(dx, gdx.download());
+      REQUIRE_BITWISE(dw, gdw.download());
+      REQUIRE_BITWISE(db, gdb.download());
+      layernorm_backward(gdy, gdw, gdb, gdy, gx, gw, gmean, gr, N, C, ctx);  // in place
+      REQUIRE_BITWISE(dx, gdy.download());
+      if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == layernorm_backward_scratch(N, C));
+    });
+  }
+}
+
+TEST_CASE("layernorm: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
+  const float eps = 1e-5f, nan = NAN;
+  const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
   for (auto [N, C] : sizes) {
     const auto x = random_values<float>(N * C, 1, 3.0f), branch = random_values<float>(N * C, 2);
     const auto w = random_values<float>(C, 3), dy = random_values<float>(N * C, 4),
                dres = random_values<float>(N * C, 5);
     const auto b = random_values<float>(C, 6), dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
     const struct {
-      bool branch;
+      bool dresidual;
       Join join;
-    } cases[] = {{false, {}}, {true, {}}, {true, joins[1]}};
+    } cases[] = {{true, {}}, {false, joins[1]}, {true, joins[1]}};
     for (const auto& test : cases) {
-      INFO("N " << N << " C " << C << " branch " << test.branch << " plain " << test.join.plain());
+      INFO("N " << N << " C " << C << " dresidual " << test.dresidual << " plain " << test.join.plain());
       std::vector<float> y(N * C, nan), mean(N, nan), r(N, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan);
       std::vector<float> dw = dw0, db = db0;
-      ResidualForward in = {x.data()};
-      ResidualBackward out = {dx.data(), nullptr, nullptr, x.data()};
-      if (test.branch) in = {x.data(), branch.data(), sum.data(), test.join};
-      if (test.branch) out = {dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), test.join};
-      layernorm_forward_ref<float>(y.data(), mean.data(), r.data(), in, w.data(), b.data(), N, C, eps);
-      layernorm_backward_ref<float>(out, dw.data(), db.data(), dy.data(), w.data(), mean.data(), r.data(), N, C);
+      layernorm_general_forward_ref<float>({y.data(), mean.data(), r.data(), sum.data()},
+                                           {x.data(), branch.data(), test.join}, w.data(), b.data(), N, C, eps);
+      layernorm_general_backward_ref<float>(
+          {dx.data(), dbranch.data(), dw.data(), db.data()}, dy.data(),
+          {sum.data(), test.dresidual ? dres.data() : nullptr, branch.data(), test.join}, w.data(), mean.data(),
+          r.data(), N, C);
       on_every_device([&](Context& ctx) {
         Guarded gy(ctx, N * C), gmean(ctx, N), gr(ctx, N), gsum(ctx, N * C), gdx(ctx, N * C);
         Guarded gx(ctx, x), gbranch(ctx, branch), gw(ctx, w), gb(ctx, b), gdy(ctx, dy), gdres(ctx, dres);
         Guarded gdw(ctx, dw0), gdb(ctx, db0), gdbranch(ctx, N * C);
-        ResidualForward gin = {gx};
-        ResidualBackward gout = {gdx, nullptr, nullptr, gx};
-        if (test.branch) gin = {gx, gbranch, gsum, test.join};
-        if (test.branch) gout = {gdx, gdbranch, gdres, gsum, gbranch, test.join};
-        layernorm_forward(gy, gmean, gr, gin, gw, gb, N, C, eps, ctx);
-        layernorm_backward(gout, gdw, gdb, gdy, gw, gmean, gr, N, C, ctx);
+        LayernormGradients gradients = {gdx, gdbranch, gdw, gdb};
+        const ResidualBackwardIn back = {gsum, test.dresidual ? +gdres : nullptr, gbranch, test.join};
+        layernorm_forward({gy, gmean, gr, gsum}, {gx, gbranch, test.join}, gw, gb, N, C, eps, ctx);
+        layernorm_backward(gradients, gdy, back, gw, gmean, gr, N, C, ctx);
         REQUIRE_BITWISE(y, gy.download());
         REQUIRE_BITWISE(mean, gmean.download());
         REQUIRE_BITWISE(r, gr.download());
-        if (test.branch) REQUIRE_BITWISE(sum, gsum.download());
+        REQUIRE_BITWISE(sum, gsum.download());
         REQUIRE_BITWISE(dx, gdx.download());
-        if (test.branch) REQUIRE_BITWISE(dbranch, gdbranch.download());
+        REQUIRE_BITWISE(dbranch, gdbranch.download());
         REQUIRE_BITWISE(dw, gdw.download());
         REQUIRE_BITWISE(db, gdb.download());
-        gout.dx = gdy;  // in place
-        layernorm_backward(gout, gdw, gdb, gdy, gw, gmean, gr, N, C, ctx);
-        REQUIRE_BITWISE(dx, gdy.download());
+        gradients.dx = test.dresidual ? gdres : gdy;  // in place
+        layernorm_backward(gradients, gdy, back, gw, gmean, gr, N, C, ctx);
+        REQUIRE_BITWISE(dx, (test.dresidual ? gdres : gdy).download());
       });
     }
   }
@@ -99,7 +158,7 @@ TEST_CASE("layernorm: a row has mean 0 and variance 1, wherever it was") {
   auto norm = [&](float scale, float shift) {
     std::vector<float> at = x, y(C), mean(1), r(1);
     for (float& v : at) v = v * scale + shift;
-    layernorm_forward(y.data(), mean.data(), r.data(), {at.data()}, w.data(), b.data(), 1, C, 0.0f, cpu);
+    layernorm_forward(y.data(), mean.data(), r.data(), at.data(), w.data(), b.data(), 1, C, 0.0f, cpu);
     return y;
   };
   const auto y = norm(1, 0);
@@ -117,9 +176,8 @@ TEST_CASE("layernorm: a constant row gives the bias, and its gradient is finite"
   const std::vector<float> x(C, 3.0f), w = random_values<float>(C, 1), b = random_values<float>(C, 2);
   const auto dy = random_values<float>(C, 3);
   std::vector<float> y(C), mean(1), r(1), dx(C), dw(C), db(C);
-  layernorm_forward(y.data(), mean.data(), r.data(), {x.data()}, w.data(), b.data(), 1, C, 1e-5f, cpu);
+  layernorm_forward(y.data(), mean.data(), r.data(), x.data(), w.data(), b.data(), 1, C, 1e-5f, cpu);
   REQUIRE_BITWISE(b, y);
-  layernorm_backward({dx.data(), nullptr, nullptr, x.data()}, dw.data(), db.data(), dy.data(), w.data(), mean.data(),
-                     r.data(), 1, C, cpu);
+  layernorm_backward(dx.data(), dw.data(), db.data(), dy.data(), x.data(), w.data(), mean.data(), r.data(), 1, C, cpu);
   for (float v : dx) REQUIRE(std::isfinite(v));
 }

@@ -1,7 +1,8 @@
 // residual: the join and its gradients against finite differences and a literal evaluation, dropout's draws,
-// the kernels against the reference.
-#include "kernels/residual.cuh"
+// the CPU's code and the kernels against the reference.
+#include "kernels/residual.h"
 
+#include "core/philox.cuh"
 #include "tests/harness.h"
 
 using namespace gated;
@@ -28,16 +29,16 @@ TEST_CASE("residual: gradients against finite differences", "[gradcheck]") {
     INFO("clip " << join.clip_branch << " " << join.clip_sum << " dropout " << join.dropout.p);
     std::vector<double> sum(N * C), dx(N * C), dbranch(N * C);
     auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch) {
-      residual_forward_ref<double>({x.data(), branch.data(), sum.data(), join}, N, C);
+      residual_join_forward_ref<double>(sum.data(), {x.data(), branch.data(), join}, N, C);
       return dot(sum, dy) + dot(sum, dres);
     };
     Join unbounded = join;
     unbounded.clip_sum = INFINITY;
-    residual_forward_ref<double>({x.data(), branch.data(), sum.data(), unbounded}, N, C);
+    residual_join_forward_ref<double>(sum.data(), {x.data(), branch.data(), unbounded}, N, C);
     REQUIRE((away_from(branch, join.clip_branch) && away_from(sum, join.clip_sum)));
     loss(x, branch);
-    residual_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join}, dy.data(),
-                                  N, C);
+    residual_join_backward_ref<double>(dx.data(), dbranch.data(), dy.data(),
+                                       {sum.data(), dres.data(), branch.data(), join}, N, C);
     check_gradient(
         "x", [&](auto& v) { return loss(v, branch); }, x, dx);
     check_gradient(
@@ -69,8 +70,8 @@ TEST_CASE("residual: forward and backward as they are described", "[bitwise]") {
     }
   }
   REQUIRE((on_branch > 0 && on_sum > 0 && dropped > 0));
-  residual_forward({x.data(), branch.data(), sum.data(), join}, N, C, cpu);
-  residual_backward({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join}, dy.data(), N, C, cpu);
+  residual_forward(sum.data(), {x.data(), branch.data(), join}, N, C, cpu);
+  residual_backward(dx.data(), dbranch.data(), dy.data(), {sum.data(), dres.data(), branch.data(), join}, N, C, cpu);
   REQUIRE_BITWISE(sum_expected, sum);
   REQUIRE_BITWISE(dx_expected, dx);
   REQUIRE_BITWISE(dbranch_expected, dbranch);
@@ -82,14 +83,14 @@ TEST_CASE("residual: what is off changes no bit") {
   const float d[] = {-0.0f, 2.0f, 3.0f};
   float sum[3], dx[3], dbranch[3];
   REQUIRE(Join{}.plain());
-  residual_forward({x, branch, sum}, 1, 3, cpu);
+  residual_forward(sum, x, branch, 1, 3, cpu);
   REQUIRE_BITWISE((std::vector<float>{-0.0f, INFINITY, 1.0f}), std::vector<float>(sum, sum + 3));
   // An infinite element of a sum that is not clipped passes its gradient, with or without the clip of the
   // branch.
   for (float clip_branch : {INFINITY, 0x1.8p127f}) {
     const Join join = {clip_branch, INFINITY, {}};
     REQUIRE(join.plain() == (clip_branch == INFINITY));
-    residual_backward({dx, dbranch, d, sum, branch, join}, nullptr, 1, 3, cpu);
+    residual_backward(dx, dbranch, nullptr, {sum, d, branch, join}, 1, 3, cpu);
     REQUIRE_BITWISE(std::vector<float>(d, d + 3), std::vector<float>(dx, dx + 3));
     REQUIRE_BITWISE(std::vector<float>(d, d + 3), std::vector<float>(dbranch, dbranch + 3));
   }
@@ -101,8 +102,8 @@ TEST_CASE("residual: a value on its bound is clipped") {
               d[] = {1, 1, 1, 1, 1};
   float sum[5], dx[5], dbranch[5];
   const Join join = {0.75f, 1.0f, {}};
-  residual_forward({x, branch, sum, join}, 1, 5, cpu);
-  residual_backward({dx, dbranch, d, sum, branch, join}, nullptr, 1, 5, cpu);
+  residual_forward(sum, {x, branch, join}, 1, 5, cpu);
+  residual_backward(dx, dbranch, nullptr, {sum, d, branch, join}, 1, 5, cpu);
   REQUIRE_BITWISE((std::vector<float>{1, -1, 0.9375f, 0.75f, -0.75f}), std::vector<float>(sum, sum + 5));
   REQUIRE_BITWISE((std::vector<float>{0, 0, 1, 1, 1}), std::vector<float>(dx, dx + 5));
   REQUIRE_BITWISE((std::vector<float>{0, 0, 1, 0, 0}), std::vector<float>(dbranch, dbranch + 5));
@@ -114,7 +115,7 @@ TEST_CASE("residual: dropout keeps its share, every row and every stream another
   const std::vector<float> zero(N * C, 0.0f), one(N * C, 1.0f);
   auto draw = [&](const Dropout& dropout) {
     std::vector<float> keep(N * C);
-    residual_forward({zero.data(), one.data(), keep.data(), {INFINITY, INFINITY, dropout}}, N, C, cpu);
+    residual_forward(keep.data(), {zero.data(), one.data(), {INFINITY, INFINITY, dropout}}, N, C, cpu);
     return keep;
   };
   for (float p : {0.1f, 0.5f, 0.9f}) {
@@ -133,7 +134,28 @@ TEST_CASE("residual: dropout keeps its share, every row and every stream another
   }
 }
 
-TEST_CASE("residual: kernels equal the reference bit for bit", "[bitwise]") {
+TEST_CASE("residual: a plain join is an addition, to the bit", "[bitwise]") {
+  const size_t N = 9, C = 131;
+  auto x = random_values<float>(N * C, 1), branch = random_values<float>(N * C, 2);
+  const auto d = random_values<float>(N * C, 3);
+  x[0] = branch[0] = -0.0f;
+  std::vector<float> sum(N * C), joined(N * C), dx(N * C), dbranch(N * C), dx_joined(N * C), dbranch_joined(N * C);
+  residual_forward_ref<float>(sum.data(), x.data(), branch.data(), N, C);
+  residual_join_forward_ref<float>(joined.data(), {x.data(), branch.data()}, N, C);
+  REQUIRE_BITWISE(sum, joined);
+  residual_backward_ref<float>(dx.data(), dbranch.data(), d.data(), N, C);
+  residual_join_backward_ref<float>(dx_joined.data(), dbranch_joined.data(), d.data(),
+                                    {.x = sum.data(), .branch = branch.data()}, N, C);
+  REQUIRE_BITWISE(dx, dx_joined);
+  REQUIRE_BITWISE(dbranch, dbranch_joined);
+  on_every_device([&](Context& ctx) {
+    Guarded gx(ctx, x), gbranch(ctx, branch), gsum(ctx, N * C);
+    residual_forward(gsum, gx, gbranch, N, C, ctx);
+    REQUIRE_BITWISE(sum, gsum.download());
+  });
+}
+
+TEST_CASE("residual: CPU and kernels equal the reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
   for (auto [N, C] : sizes) {
     const auto x = random_values<float>(N * C, 1), branch = random_values<float>(N * C, 2);
@@ -144,21 +166,20 @@ TEST_CASE("residual: kernels equal the reference bit for bit", "[bitwise]") {
                   << join.dropout.p);
         const bool with_dy = with & 1, with_dres = with & 2;
         std::vector<float> sum(N * C, NAN), dx(N * C, NAN), dbranch(N * C, NAN);
-        residual_forward_ref<float>({x.data(), branch.data(), sum.data(), join}, N, C);
-        residual_backward_ref<float>(
-            {dx.data(), dbranch.data(), with_dres ? dres.data() : nullptr, sum.data(), branch.data(), join},
-            with_dy ? dy.data() : nullptr, N, C);
+        residual_join_forward_ref<float>(sum.data(), {x.data(), branch.data(), join}, N, C);
+        residual_join_backward_ref<float>(dx.data(), dbranch.data(), with_dy ? dy.data() : nullptr,
+                                          {sum.data(), with_dres ? dres.data() : nullptr, branch.data(), join}, N, C);
         on_every_device([&](Context& ctx) {
           Guarded gx(ctx, x), gbranch(ctx, branch), gdy(ctx, dy), gdres(ctx, dres);
           Guarded gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C);
-          residual_forward({gx, gbranch, gsum, join}, N, C, ctx);
-          residual_backward({gdx, gdbranch, with_dres ? +gdres : nullptr, gsum, gbranch, join},
-                            with_dy ? +gdy : nullptr, N, C, ctx);
+          const float* other = with_dres ? +gdres : nullptr;
+          residual_forward(gsum, {gx, gbranch, join}, N, C, ctx);
+          residual_backward(gdx, gdbranch, with_dy ? +gdy : nullptr, {gsum, other, gbranch, join}, N, C, ctx);
           REQUIRE_BITWISE(sum, gsum.download());
           REQUIRE_BITWISE(dx, gdx.download());
           REQUIRE_BITWISE(dbranch, gdbranch.download());
           if (with_dres) {  // in place
-            residual_backward({gdres, gdbranch, gdres, gsum, gbranch, join}, with_dy ? +gdy : nullptr, N, C, ctx);
+            residual_backward(gdres, gdbranch, with_dy ? +gdy : nullptr, {gsum, other, gbranch, join}, N, C, ctx);
             REQUIRE_BITWISE(dx, gdres.download());
           }
         });
@@ -171,28 +192,29 @@ TEST_CASE("residual: without a branch nothing joins, however it would") {
   Context cpu(Device::cpu);
   const float x[] = {5.0f, -7.0f}, d[] = {1.0f, 2.0f};
   float dx[2];
-  residual_backward({dx, nullptr, nullptr, x, nullptr, {1.0f, 1.0f, {0.5f, 1, 2}}}, d, 1, 2, cpu);
+  residual_backward(dx, nullptr, d, {.x = x, .join = {1.0f, 1.0f, {0.5f, 1, 2}}}, 1, 2, cpu);
   REQUIRE_BITWISE(std::vector<float>(d, d + 2), std::vector<float>(dx, dx + 2));
 }
 
 TEST_CASE("residual: what it refuses") {
   Context cpu(Device::cpu);
   float a[4] = {}, b[4] = {}, c[4] = {};
-  REQUIRE_THROWS_WITH(residual_forward({a, b}, 1, 4, cpu),
+  REQUIRE_THROWS_WITH(residual_forward(nullptr, {a, b}, 1, 4, cpu),
                       "residual_forward: a residual branch and its sum come together");
-  REQUIRE_THROWS_WITH(residual_forward({a}, 1, 4, cpu), "residual_forward: there is no branch to join");
-  REQUIRE_THROWS_WITH(residual_forward({a, b, c}, 1, 0, cpu), "residual_forward: rows have no columns");
-  REQUIRE_THROWS_WITH(residual_forward({a, b, c, {0.0f, 1.0f, {}}}, 1, 4, cpu),
+  REQUIRE_THROWS_WITH(residual_forward(c, {a}, 1, 4, cpu),
+                      "residual_forward: a residual branch and its sum come together");
+  REQUIRE_THROWS_WITH(residual_forward(nullptr, {a}, 1, 4, cpu), "residual_forward: there is no branch to join");
+  REQUIRE_THROWS_WITH(residual_forward(c, a, b, 1, 0, cpu), "residual_forward: rows have no columns");
+  REQUIRE_THROWS_WITH(residual_forward(c, {a, b, {0.0f, 1.0f, {}}}, 1, 4, cpu),
                       "residual_forward: a clip of 0, expected more than 0");
   for (float p : {1.0f, -0.5f})
-    REQUIRE_THROWS_WITH(residual_forward({a, b, c, {1.0f, 1.0f, {p}}}, 1, 4, cpu),
+    REQUIRE_THROWS_WITH(residual_forward(c, {a, b, {1.0f, 1.0f, {p}}}, 1, 4, cpu),
                         format("residual_forward: dropout is %g, expected 0 <= p < 1", double(p)));
-  REQUIRE_THROWS_WITH(residual_backward({a, nullptr, nullptr, b, c, {1.0f, 1.0f, {}}}, a, 1, 4, cpu),
+  REQUIRE_THROWS_WITH(residual_backward(a, nullptr, a, {.x = b, .branch = c, .join = {1.0f, 1.0f, {}}}, 1, 4, cpu),
                       "residual_backward: behind clip and dropout a branch has a gradient of its own");
-  REQUIRE_THROWS_WITH(residual_backward({a, c, nullptr, b, nullptr, {1.0f, 1.0f, {}}}, a, 1, 4, cpu),
-                      "residual_backward: dbranch needs the branch that was clipped or dropped");
-  REQUIRE_THROWS_WITH(residual_backward({a, c, nullptr, nullptr, b, {INFINITY, 1.0f, {}}}, a, 1, 4, cpu),
+  REQUIRE_THROWS_WITH(residual_backward(a, c, a, {.x = b}, 1, 4, cpu), "residual_backward: dbranch without a branch");
+  REQUIRE_THROWS_WITH(residual_backward(a, c, a, {.x = nullptr, .branch = b, .join = {INFINITY, 1.0f, {}}}, 1, 4, cpu),
                       "residual_backward: a clipped sum is read again");
-  REQUIRE_THROWS_WITH(residual_backward({a, nullptr, nullptr, b}, nullptr, 1, 4, cpu),
+  REQUIRE_THROWS_WITH(residual_backward(a, nullptr, nullptr, {.x = b}, 1, 4, cpu),
                       "residual_backward: neither dy nor dresidual");
 }

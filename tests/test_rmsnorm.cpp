@@ -1,7 +1,9 @@
-// rmsnorm: the reference against finite differences, the kernels against the reference, and what the weights
-// can do.
-#include "kernels/rmsnorm.cuh"
+// rmsnorm: the references against finite differences, the CPU's code and the kernels against the references, and what
+// the weights can do.
+#include "kernels/rmsnorm.h"
 
+#include "core/reduce.cuh"
+#include "kernels/rmsnorm.cuh"
 #include "tests/harness.h"
 
 using namespace gated;
@@ -12,7 +14,38 @@ const Join joins[] = {{}, {0.7f, 1.4f, {0.3f, 11, 12}}};
 
 }  // namespace
 
+TEST_CASE("rmsnorm: plain, by hand") {
+  // mean(x^2) = (1 + 49 + 25 + 25)/4 = 25: every number is divided by 5.
+  const std::vector<double> x = {1, -7, 5, 5}, w = {1, 2, 0.5, -1}, dy = {1, 0, 0, 0};
+  std::vector<double> y(4), r(1), dx(4), dw(4, 10.0);
+  rmsnorm_forward_ref(y.data(), r.data(), x.data(), w.data(), 1, 4, 0.0);
+  REQUIRE(r[0] == Approx(0.2));
+  const double expected[] = {0.2, -2.8, 0.5, -1};
+  for (int c = 0; c < 4; c++) REQUIRE(y[c] == Approx(expected[c]));
+  // g = (1, 0, 0, 0), mean(g*xh) = 0.05: dx = 0.2*(g - 0.05*xh).
+  rmsnorm_backward_ref(dx.data(), dw.data(), dy.data(), x.data(), w.data(), r.data(), 1, 4);
+  const double expected_dx[] = {0.198, 0.014, -0.01, -0.01}, expected_dw[] = {10.2, 10, 10, 10};
+  for (int c = 0; c < 4; c++) REQUIRE(dx[c] == Approx(expected_dx[c]));
+  for (int c = 0; c < 4; c++) REQUIRE(dw[c] == Approx(expected_dw[c]));
+}
+
 TEST_CASE("rmsnorm: gradients against finite differences", "[gradcheck]") {
+  const size_t N = 3, C = 13;
+  const auto x = random_values<double>(N * C, 1), w = random_values<double>(C, 3), dy = random_values<double>(N * C, 4);
+  std::vector<double> y(N * C), r(N), dx(N * C), dw(C, 0.0);
+  auto loss = [&](const std::vector<double>& x, const std::vector<double>& w) {
+    rmsnorm_forward_ref(y.data(), r.data(), x.data(), w.data(), N, C, 1e-6);
+    return dot(y, dy);
+  };
+  loss(x, w);
+  rmsnorm_backward_ref(dx.data(), dw.data(), dy.data(), x.data(), w.data(), r.data(), N, C);
+  check_gradient(
+      "x", [&](auto& v) { return loss(v, w); }, x, dx);
+  check_gradient(
+      "w", [&](auto& v) { return loss(x, v); }, w, dw);
+}
+
+TEST_CASE("rmsnorm: gradients of the general form against finite differences", "[gradcheck]") {
   const size_t N = 3, C = 13;
   const double eps = 1e-6;
   const auto x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2),
@@ -26,17 +59,20 @@ TEST_CASE("rmsnorm: gradients against finite differences", "[gradcheck]") {
         INFO("plain " << join.plain() << " pre " << with_pre << " offset " << offset);
         // loss = <y, dy> + <sum, dresidual>: the residual stream goes on past the norm.
         std::vector<double> y(N * C), r(N), sum(N * C);
+        auto weights = [&](const std::vector<double>& pre, const std::vector<double>& w) {
+          return RmsnormWeightsOf<double>{w.data(), with_pre ? pre.data() : nullptr, offset};
+        };
         auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch, const std::vector<double>& pre,
                         const std::vector<double>& w) {
-          rmsnorm_forward_ref<double>(y.data(), r.data(), {x.data(), branch.data(), sum.data(), join},
-                                      with_pre ? pre.data() : nullptr, w.data(), offset, N, C, eps);
+          rmsnorm_general_forward_ref<double>({y.data(), r.data(), sum.data()}, {x.data(), branch.data(), join},
+                                              weights(pre, w), N, C, eps);
           return dot(y, dy) + dot(sum, dres);
         };
         loss(x, branch, pre, w);
-        std::vector<double> dx(N * C), dbranch(N * C), dw(C, 0.0), dpre(C, 0.0), mean(N);
-        rmsnorm_backward_ref<double>({dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), join},
-                                     dw.data(), dpre.data(), mean.data(), dy.data(), with_pre ? pre.data() : nullptr,
-                                     w.data(), offset, r.data(), N, C);
+        std::vector<double> dx(N * C), dbranch(N * C), dw(C, 0.0), dpre(C, 0.0);
+        rmsnorm_general_backward_ref<double>({dx.data(), dbranch.data(), dw.data(), dpre.data()}, dy.data(),
+                                             {sum.data(), dres.data(), branch.data(), join}, weights(pre, w), r.data(),
+                                             N, C);
         check_gradient(
             "x", [&](auto& v) { return loss(v, branch, pre, w); }, x, dx);
         check_gradient(
@@ -50,7 +86,36 @@ TEST_CASE("rmsnorm: gradients against finite differences", "[gradcheck]") {
   }
 }
 
-TEST_CASE("rmsnorm: kernels equal the reference bit for bit", "[bitwise]") {
+TEST_CASE("rmsnorm: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
+  const float eps = 1e-6f;
+  const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
+  for (auto [N, C] : sizes) {
+    INFO("N " << N << " C " << C);
+    const auto x = random_values<float>(N * C, 1, 3.0f), w = random_values<float>(C, 3),
+               dy = random_values<float>(N * C, 4), dw0 = random_values<float>(C, 6);
+    std::vector<float> y(N * C, NAN), r(N, NAN), dx(N * C, NAN), dw = dw0, in_place = dy, dw_in_place = dw0;
+    rmsnorm_forward_ref(y.data(), r.data(), x.data(), w.data(), N, C, eps);
+    rmsnorm_backward_ref(dx.data(), dw.data(), dy.data(), x.data(), w.data(), r.data(), N, C);
+    rmsnorm_backward_ref(in_place.data(), dw_in_place.data(), in_place.data(), x.data(), w.data(), r.data(), N, C);
+    REQUIRE_BITWISE(dx, in_place);
+    REQUIRE_BITWISE(dw, dw_in_place);
+    on_every_device([&](Context& ctx) {
+      Guarded gy(ctx, N * C), gr(ctx, N), gdx(ctx, N * C), gdw(ctx, dw0);
+      Guarded gx(ctx, x), gw(ctx, w), gdy(ctx, dy);
+      rmsnorm_forward(gy, gr, gx, gw, N, C, eps, ctx);
+      rmsnorm_backward(gdx, gdw, gdy, gx, gw, gr, N, C, ctx);
+      REQUIRE_BITWISE(y, gy.download());
+      REQUIRE_BITWISE(r, gr.download());
+      REQUIRE_BITWISE(dx, gdx.download());
+      REQUIRE_BITWISE(dw, gdw.download());
+      rmsnorm_backward(gdy, gdw, gdy, gx, gw, gr, N, C, ctx);
+      REQUIRE_BITWISE(dx, gdy.download());
+      if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == rmsnorm_backward_scratch(N, C));
+    });
+  }
+}
+
+TEST_CASE("rmsnorm: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
   const float eps = 1e-6f, nan = NAN;
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
   for (auto [N, C] : sizes) {
@@ -59,45 +124,46 @@ TEST_CASE("rmsnorm: kernels equal the reference bit for bit", "[bitwise]") {
                dres = random_values<float>(N * C, 5);
     const auto dw0 = random_values<float>(C, 6), dpre0 = random_values<float>(C, 7), pre = random_values<float>(C, 8);
     const struct {
-      bool branch, pre;
+      bool branch, pre, dresidual;
       float offset;
       Join join;
-    } cases[] = {{false, false, 0, {}},
-                 {true, false, 0, {}},
-                 {true, false, 1, joins[1]},
-                 {false, true, 1, {}},
-                 {true, true, 0, joins[1]}};
+    } cases[] = {{false, false, false, 1, {}},   {false, false, true, 0, {}},      {true, false, true, 0, {}},
+                 {true, false, false, 0, {}},    {true, false, true, 1, joins[1]}, {false, true, false, 1, {}},
+                 {true, true, true, 0, joins[1]}};
     for (const auto& test : cases) {
       INFO("N " << N << " C " << C << " branch " << test.branch << " pre " << test.pre << " offset " << test.offset);
       std::vector<float> y(N * C, nan), r(N, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan), dw = dw0;
-      std::vector<float> dpre = dpre0, mean(N, nan);
-      const float* p = test.pre ? pre.data() : nullptr;
-      ResidualForward in = {x.data()};
-      ResidualBackward out = {dx.data(), nullptr, nullptr, x.data()};
-      if (test.branch) in = {x.data(), branch.data(), sum.data(), test.join};
-      if (test.branch) out = {dx.data(), dbranch.data(), dres.data(), sum.data(), branch.data(), test.join};
-      rmsnorm_forward_ref<float>(y.data(), r.data(), in, p, w.data(), test.offset, N, C, eps);
-      rmsnorm_backward_ref<float>(out, dw.data(), dpre.data(), mean.data(), dy.data(), p, w.data(), test.offset,
-                                  r.data(), N, C);
-      if (!test.pre) {  // in place, and without scratch
-        std::vector<float> in_place = dy, dw1 = dw0;
-        out.dx = in_place.data();
-        rmsnorm_backward_ref<float>(out, dw1.data(), nullptr, nullptr, in_place.data(), nullptr, w.data(), test.offset,
-                                    r.data(), N, C);
-        REQUIRE_BITWISE(dx, in_place);
-        REQUIRE_BITWISE(dw, dw1);
+      std::vector<float> dpre = dpre0;
+      const RmsnormWeights weights = {w.data(), test.pre ? pre.data() : nullptr, test.offset};
+      const float* dresidual = test.dresidual ? dres.data() : nullptr;
+      if (test.branch) {
+        rmsnorm_general_forward_ref<float>({y.data(), r.data(), sum.data()}, {x.data(), branch.data(), test.join},
+                                           weights, N, C, eps);
+        rmsnorm_general_backward_ref<float>({dx.data(), dbranch.data(), dw.data(), dpre.data()}, dy.data(),
+                                            {sum.data(), dresidual, branch.data(), test.join}, weights, r.data(), N, C);
+      } else {
+        rmsnorm_general_forward_ref<float>({y.data(), r.data()}, {x.data()}, weights, N, C, eps);
+        rmsnorm_general_backward_ref<float>({.dx = dx.data(), .dw = dw.data(), .dpre = dpre.data()}, dy.data(),
+                                            {x.data(), dresidual}, weights, r.data(), N, C);
       }
       on_every_device([&](Context& ctx) {
         Guarded gy(ctx, N * C), gr(ctx, N), gsum(ctx, N * C), gdx(ctx, N * C), gdw(ctx, dw0);
         Guarded gx(ctx, x), gb(ctx, branch), gw(ctx, w), gdy(ctx, dy), gdres(ctx, dres);
         Guarded gpre(ctx, pre), gdpre(ctx, dpre0), gmean(ctx, N), gdbranch(ctx, N * C);
-        const float* gp = test.pre ? +gpre : nullptr;
-        ResidualForward gin = {gx};
-        ResidualBackward gout = {gdx, nullptr, nullptr, gx};
-        if (test.branch) gin = {gx, gb, gsum, test.join};
-        if (test.branch) gout = {gdx, gdbranch, gdres, gsum, gb, test.join};
-        rmsnorm_forward(gy, gr, gin, gp, gw, test.offset, N, C, eps, ctx);
-        rmsnorm_backward(gout, gdw, gdpre, gmean, gdy, gp, gw, test.offset, gr, N, C, ctx);
+        const RmsnormWeights gweights = {gw, test.pre ? +gpre : nullptr, test.offset};
+        RmsnormOutputs out = {gy, gr};
+        ResidualIn in = {gx};
+        RmsnormGradients gradients = {.dx = gdx, .dw = gdw, .dpre = gdpre, .mean = gmean};
+        ResidualBackwardIn back = {gx};
+        if (test.branch) {
+          out.sum = gsum;
+          in = {gx, gb, test.join};
+          gradients.dbranch = gdbranch;
+          back = {.x = gsum, .branch = gb, .join = test.join};
+        }
+        if (test.dresidual) back.dresidual = gdres;
+        rmsnorm_forward(out, in, gweights, N, C, eps, ctx);
+        rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
         REQUIRE_BITWISE(y, gy.download());
         REQUIRE_BITWISE(r, gr.download());
         if (test.branch) REQUIRE_BITWISE(sum, gsum.download());
@@ -105,9 +171,19 @@ TEST_CASE("rmsnorm: kernels equal the reference bit for bit", "[bitwise]") {
         if (test.branch) REQUIRE_BITWISE(dbranch, gdbranch.download());
         REQUIRE_BITWISE(dw, gdw.download());
         REQUIRE_BITWISE(dpre, gdpre.download());
+        if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == rmsnorm_backward_scratch(N, C, test.pre));
+        if (test.dresidual) {  // dx over dresidual
+          Guarded over(ctx, dres);
+          gradients.dx = over;
+          back.dresidual = over;
+          rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
+          REQUIRE_BITWISE(dx, over.download());
+          back.dresidual = gdres;
+        }
         if (test.pre) return;
-        gout.dx = gdy;
-        rmsnorm_backward(gout, gdw, nullptr, nullptr, gdy, nullptr, gw, test.offset, gr, N, C, ctx);
+        gradients.dx = gdy;  // over dy, and without scratch
+        gradients.dpre = gradients.mean = nullptr;
+        rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
         REQUIRE_BITWISE(dx, gdy.download());
       });
     }
@@ -123,9 +199,10 @@ TEST_CASE("rmsnorm: PreAffine with pre = 1 is RMSNorm, to the bit") {
   x[0] = -0.0f, w[1] = -0.0f;
   auto run = [&](const float* pre) {
     std::vector<float> y(N * C), r(N), dx(N * C), dw(C, 0.25f), dpre(C, 0.0f), mean(N), all;
-    rmsnorm_forward(y.data(), r.data(), {x.data()}, pre, w.data(), 0.0f, N, C, 1e-6f, cpu);
-    rmsnorm_backward({dx.data(), nullptr, dres.data(), x.data()}, dw.data(), dpre.data(), mean.data(), dy.data(), pre,
-                     w.data(), 0.0f, r.data(), N, C, cpu);
+    const RmsnormWeights weights = {w.data(), pre};
+    rmsnorm_forward({y.data(), r.data()}, {x.data()}, weights, N, C, 1e-6f, cpu);
+    rmsnorm_backward({.dx = dx.data(), .dw = dw.data(), .dpre = dpre.data(), .mean = mean.data()}, dy.data(),
+                     {x.data(), dres.data()}, weights, r.data(), N, C, cpu);
     for (const auto& v : {y, r, dx, dw}) all.insert(all.end(), v.begin(), v.end());
     return all;
   };
@@ -161,7 +238,7 @@ TEST_CASE("rmsnorm: a row cannot be longer than its weights and its outlier allo
     }
     lambda[d] = (tight ? 1.0 : 0.5) * e * largest;
     std::vector<double> y(C), r(1);
-    rmsnorm_forward_ref<double>(y.data(), r.data(), {h.data()}, nullptr, lambda.data(), 0.0, 1, C, 0.0);
+    rmsnorm_forward_ref(y.data(), r.data(), h.data(), lambda.data(), 1, C, 0.0);
     const double rms = std::sqrt(dot(y, y) / double(C)), all = others + h[d] * h[d];
     const double bound = largest * std::sqrt(others / all + e * e * (h[d] * h[d] / all));
     REQUIRE(rms <= bound * (1 + slack));
@@ -172,9 +249,13 @@ TEST_CASE("rmsnorm: a row cannot be longer than its weights and its outlier allo
 TEST_CASE("rmsnorm: what it refuses") {
   Context cpu(Device::cpu);
   float a[4] = {}, b[4] = {}, c[4] = {};
-  REQUIRE_THROWS_WITH(rmsnorm_forward(a, b, {c}, nullptr, c, 0, 1, 0, 1e-6f, cpu),
-                      "rmsnorm_forward: rows have no columns");
+  REQUIRE_THROWS_WITH(rmsnorm_forward(a, b, c, c, 1, 0, 1e-6f, cpu), "rmsnorm_forward: rows have no columns");
+  REQUIRE_THROWS_WITH(rmsnorm_forward({a, b}, {a, c}, {c}, 1, 4, 1e-6f, cpu),
+                      "rmsnorm_forward: a residual branch and its sum come together");
   const char* message = "rmsnorm_backward: pre needs dpre, mean and a dx that is not dy";
-  REQUIRE_THROWS_WITH(rmsnorm_backward({a, nullptr, nullptr, c}, b, b, b, a, c, c, 0, b, 1, 4, cpu), message);
-  REQUIRE_THROWS_WITH(rmsnorm_backward({a, nullptr, nullptr, c}, b, b, nullptr, c, c, c, 0, b, 1, 4, cpu), message);
+  const RmsnormWeights weights = {.w = c, .pre = c};
+  REQUIRE_THROWS_WITH(rmsnorm_backward({.dx = a, .dw = b, .dpre = b, .mean = b}, a, {.x = c}, weights, b, 1, 4, cpu),
+                      message);
+  REQUIRE_THROWS_WITH(rmsnorm_backward({.dx = a, .dw = b, .dpre = b}, c, {.x = c}, weights, b, 1, 4, cpu), message);
+  REQUIRE_THROWS_WITH(rmsnorm_backward({.dx = a, .dw = b}, c, {.x = c}, weights, b, 1, 4, cpu), message);
 }

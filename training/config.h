@@ -191,13 +191,13 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.begin(Flag::Kind::norm);
   t.choice<NormKind>(
       "--norm", m.norm.kind,
-      {{"rmsnorm", NormKind::rmsnorm, "kernels/rmsnorm.cuh", "x / rms(x) * w"},
-       {"layernorm", NormKind::layernorm, "kernels/layernorm.cuh", "(x - mean) / deviation * w + b"},
-       {"dyt", NormKind::dyt, "kernels/dyt.cuh", "tanh(alpha x) * w + b"},
-       {"preaffine", NormKind::preaffine, "kernels/rmsnorm.cuh", "RMSNorm(w1 * x), w1 learned"},
+      {{"rmsnorm", NormKind::rmsnorm, "kernels/rmsnorm.cu", "x / rms(x) * w"},
+       {"layernorm", NormKind::layernorm, "kernels/layernorm.cu", "(x - mean) / deviation * w + b"},
+       {"dyt", NormKind::dyt, "kernels/dyt.cu", "tanh(alpha x) * w + b"},
+       {"preaffine", NormKind::preaffine, "kernels/rmsnorm.cu", "RMSNorm(w1 * x), w1 learned"},
        {"gated", NormKind::gated, "kernels/gated_norm.cuh", "RMSNorm times a low-rank gate of itself"},
        {"gated-dyt", NormKind::gated_dyt, "kernels/gated_norm.cuh", "DyT times a low-rank gate of itself"},
-       {"none", NormKind::none, "kernels/residual.cuh", "x"}},
+       {"none", NormKind::none, "kernels/residual.cu", "x"}},
       "norm before attention, FFN and output");
   t.choice<NormPlacement>("--norm-placement", m.placement,
                           {{"pre", NormPlacement::pre, "layers/block.cuh", "h + f(N(h))"},
@@ -206,8 +206,8 @@ inline std::vector<Flag> list_flags(Config& c) {
                           "where the norm stands");
   t.number("--norm-eps", m.norm.eps, 0.0f, 1.0f, "added inside the root, in QK-norm too; 0: 1e-6, LayerNorm's 1e-5");
   t.choice<bool>("--norm-weight", m.norm.zero_centred,
-                 {{"plain", false, "kernels/rmsnorm.cuh", "w, starting at 1"},
-                  {"zero-centred", true, "kernels/rmsnorm.cuh", "1 + w, w starting at 0"}},
+                 {{"plain", false, "kernels/rmsnorm.cu", "w, starting at 1"},
+                  {"zero-centred", true, "kernels/rmsnorm.cu", "1 + w, w starting at 0"}},
                  "weight of the RMS norms");
   t.number("--norm-rank", m.norm.gate.rank, size_t{1}, size_t{512}, "rank of GatedNorm's gate");
   t.choice<NormGateScore>("--norm-gate", m.norm.gate.score,
@@ -272,7 +272,7 @@ inline std::vector<Flag> list_flags(Config& c) {
       "what a query may attend to");
   t.choice<SdpaOut>("--sdpa-out", m.attention.sdpa_out,
                     {{"plain", SdpaOut::plain, "layers/attention.cuh", "as it is"},
-                     {"groupnorm", SdpaOut::groupnorm, "kernels/rmsnorm.cuh", "RMSNorm of every head"},
+                     {"groupnorm", SdpaOut::groupnorm, "kernels/rmsnorm.cu", "RMSNorm of every head"},
                      {"silu", SdpaOut::silu, "kernels/activation.cu", "SiLU"}},
                     "output of attention, before its gate");
   t.number("--window", m.attention.window, size_t{0}, many, "tokens a query sees, itself included; 0: all before it");
@@ -280,7 +280,7 @@ inline std::vector<Flag> list_flags(Config& c) {
                          {{"all", WindowLayers::all, "layers/model.h", "every layer"},
                           {"even", WindowLayers::even, "layers/model.h", "layers 0, 2, 4, ...; the others see all"}},
                          "layers with a window");
-  t.on_off("--qk-norm", m.attention.qk_norm, "kernels/rmsnorm.cuh", "RMSNorm of every query and key head",
+  t.on_off("--qk-norm", m.attention.qk_norm, "kernels/rmsnorm.cu", "RMSNorm of every query and key head",
            "layers/attention.cuh", "queries and keys as projected", "norm of queries and keys");
   t.choice<AttentionBias>("--attn-bias", m.attention.bias,
                           {{"none", AttentionBias::none, "layers/linear.cuh", "no biases"},
@@ -320,7 +320,7 @@ inline std::vector<Flag> list_flags(Config& c) {
   t.number("--clip-residual", m.clip_residual, 0.0f, 1e30f, "bound of the residual stream's elements; 0: none");
   t.number("--clip-output", m.clip_output, 0.0f, 1e30f, "bound of attention's and the FFN's output; 0: none");
   t.number("--dropout", m.dropout, 0.0f, 0.99f,
-           "of attention's and the FFN's output in training (kernels/residual.cuh)");
+           "of attention's and the FFN's output in training (kernels/residual.cu)");
 
   t.begin(Flag::Kind::size);
   t.number("--layers", m.layers, size_t{1}, size_t{10000}, "blocks");

@@ -1,0 +1,182 @@
+// dyt: y = w*tanh(alpha*x) + b      (Zhu et al. 2025, "Transformers without normalization", arXiv 2503.10622)
+//
+// Not a norm, but in its place: tanh holds outliers down, and no element needs another of its row. alpha is one number
+// for all elements; every column has a weight and a bias of its own.
+//
+// backward. Write t = tanh(alpha*x); tanh has derivative 1 - t^2, so alpha*x has the gradient dz = dy*w*(1 - t^2).
+//   alpha*x depends on both factors:      dx = alpha*dz      dalpha += sum of dz*x over all elements
+//   y = w*t + b:                          dw_c += sum over the rows of dy_c*t_c      db_c += sum over the rows of dy_c
+// exactly: y = fma(w, t, b); dz = (dy*w) * fma(-t, t, 1). dw and db are sums down a column, dalpha is the sum down a
+//   column of the sums along the rows (core/reduce.cuh), each in its canonical order.
+// shapes: x, y, dy, dx (N,C) f32; w, b, dw, db (C); alpha, dalpha (1) | dx is written, dalpha, dw and db accumulated
+// --norm=dyt | tests/test_dyt.cpp
+#include "kernels/dyt.h"
+
+#include <algorithm>
+
+#include "core/launch_shape.cuh"
+#include "core/reduce.cuh"
+#include "kernels/residual.cuh"
+
+namespace gated {
+
+// ---- reference: fused(a,b,c) is a*b + c, rounded once
+
+template <class T>
+void dyt_forward_ref(T* y, const T* x, const T* alpha, const T* w, const T* b, size_t N, size_t C) {
+  for (size_t n = 0; n < N; n++)
+    for (size_t c = 0; c < C; c++) y[n * C + c] = fused(w[c], exact_tanh(*alpha * x[n * C + c]), b[c]);
+}
+IN_FLOAT_AND_DOUBLE(dyt_forward_ref);
+
+// dw and db come first: they still read dy where dx is in its place.
+template <class T>
+void dyt_backward_ref(T* dx, T* dalpha, T* dw, T* db, const T* dy, const T* x, const T* alpha, const T* w, size_t N,
+                      size_t C) {
+  for (size_t c = 0; c < C; c++) {
+    ColumnSum<T> sum_w, sum_b;
+    for (size_t n = 0; n < N; n++) {
+      sum_w.fma(dy[n * C + c], exact_tanh(*alpha * x[n * C + c]));
+      sum_b.add(dy[n * C + c]);
+    }
+    dw[c] = dw[c] + sum_w.total();
+    db[c] = db[c] + sum_b.total();
+  }
+  ColumnSum<T> all_rows;
+  for (size_t n = 0; n < N; n++) {
+    RowSum<T> row;
+    for (size_t c = 0; c < C; c++) {
+      const size_t i = n * C + c;
+      const T t = exact_tanh(*alpha * x[i]);
+      const T dz = dy[i] * w[c] * fused(-t, t, T(1));
+      row.fma(dz, x[i]);
+      dx[i] = *alpha * dz;
+    }
+    all_rows.add(row.total());
+  }
+  *dalpha = *dalpha + all_rows.total();
+}
+IN_FLOAT_AND_DOUBLE(dyt_backward_ref);
+
+// ---- the plain calls: the general form below without a branch
+
+void dyt_forward(float* y, const float* x, const float* alpha, const float* w, const float* b, size_t N, size_t C,
+                 Context& ctx) {
+  dyt_forward(DytOutputs{.y = y}, ResidualIn{.x = x}, alpha, w, b, N, C, ctx);
+}
+
+void dyt_backward(float* dx, float* dalpha, float* dw, float* db, float* row_sums, const float* dy, const float* x,
+                  const float* alpha, const float* w, size_t N, size_t C, Context& ctx) {
+  dyt_backward({.dx = dx, .dalpha = dalpha, .dw = dw, .db = db, .row_sums = row_sums}, dy, {.x = x}, alpha, w, N, C,
+               ctx);
+}
+
+// ---- the general form: x is the join of the stream and of a branch (residual.cu), in the same pass over memory
+//
+// Its reference is the two operations, one after the other.
+
+template <class T>
+void dyt_general_forward_ref(const DytOutputsOf<T>& out, const ResidualInOf<T>& in, const T* alpha, const T* w,
+                             const T* b, size_t N, size_t C) {
+  if (in.branch) residual_join_forward_ref(out.sum, in, N, C);
+  dyt_forward_ref(out.y, in.branch ? out.sum : in.x, alpha, w, b, N, C);
+}
+IN_FLOAT_AND_DOUBLE(dyt_general_forward_ref);
+
+template <class T>
+void dyt_general_backward_ref(const DytGradientsOf<T>& out, const T* dy, const ResidualBackwardInOf<T>& in,
+                              const T* alpha, const T* w, size_t N, size_t C) {
+  std::vector<T> through_norm(N * C);
+  dyt_backward_ref(through_norm.data(), out.dalpha, out.dw, out.db, dy, in.x, alpha, w, N, C);
+  residual_join_backward_ref(out.dx, out.dbranch, through_norm.data(), in, N, C);
+}
+IN_FLOAT_AND_DOUBLE(dyt_general_backward_ref);
+
+// ---- kernels along the rows: y, dx and each row's share of dalpha
+//
+// A warp owns a row. Its 32 lanes walk along it in steps of 128 columns, and a lane holds four neighbouring columns
+// of every step: a Quad, which one 16-byte load brings (core/quad.cuh). Element i of a row is in chain i mod 128 of the
+// row's sum, so a lane carries four chains in registers; at the end five shuffles add the lanes (warp_chains_sum).
+// There is no shared memory and no barrier. The bus: forward 8 bytes an element (x, y), with a branch 16; backward
+// along the rows 12 (dy, x, dx).
+
+__global__ void __launch_bounds__(rows_block) dyt_forward_kernel(DytOutputs out, ResidualIn in, const float* alpha,
+                                                                 const float* w, const float* b, size_t N, size_t C) {
+  const size_t row = warp_row();
+  if (row >= N) return;
+  const float a = *alpha;
+  for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) {
+    Quad q = residual_join_quad(out.sum, in, row, i, C);  // x, or the sum, which it stores
+    const Quad wq = load_quad(w, i, C), bq = load_quad(b, i, C);
+    for (int k = 0; k < 4; k++) q.v[k] = fused(wq.v[k], exact_tanh(a * q.v[k]), bq.v[k]);
+    store_quad(out.y + row * C, i, C, q);
+  }
+}
+
+// dx waits for no sum, so one pass makes it and the row's share of dalpha. A lane reads its columns of dy before it
+// writes those of dx, and no other lane reads them: dx may be dy.
+__global__ void __launch_bounds__(rows_block)
+    dyt_backward_kernel(DytGradients out, const float* dy, ResidualBackwardIn in, const float* alpha, const float* w,
+                        size_t N, size_t C) {
+  const size_t row = warp_row(), lane = threadIdx.x % 32;
+  if (row >= N) return;
+  const float a = *alpha;
+  float chain[4] = {};
+  for (size_t i = 4 * lane; i < C; i += row_chains) {
+    Quad d = load_quad(dy + row * C, i, C);
+    const Quad x = load_quad(in.x + row * C, i, C), wq = load_quad(w, i, C);
+    for (int k = 0; k < 4; k++) {
+      const float t = exact_tanh(a * x.v[k]), dz = d.v[k] * wq.v[k] * fused(-t, t, 1.0f);
+      if (i + k < C) chain[k] = fused(dz, x.v[k], chain[k]);
+      d.v[k] = a * dz;
+    }
+    if (!in.dresidual && !in.branch)
+      store_quad(out.dx + row * C, i, C, d);  // DyT alone ends here
+    else
+      residual_backward_quad(out.dx, out.dbranch, in, row, i, C, d, x);  // adds dresidual, goes through the join
+  }
+  const float sum = warp_chains_sum(chain);
+  if (lane == 0) out.row_sums[row] = sum;
+}
+
+// ---- kernels down the columns: dw and db, made in one run; then dalpha, the column of the rows' sums
+//
+// column_reduce_add (core/reduce.cuh) launches them: a thread owns one column of a slice of 128 rows, runs down it and
+// carries the chains of both sums in registers. The fold puts element (row,c) into them. The bus: 8 bytes an element.
+
+struct DytFold {
+  const float *dy, *x, *alpha;
+  size_t C;
+  HD void operator()(float (&acc)[2], size_t row, size_t c) const {
+    const float dyc = dy[row * C + c];
+    acc[0] = fused(dyc, exact_tanh(*alpha * x[row * C + c]), acc[0]);
+    acc[1] = acc[1] + dyc;
+  }
+};
+
+// ---- launchers
+
+void dyt_forward(const DytOutputs& out, const ResidualIn& in, const float* alpha, const float* w, const float* b,
+                 size_t N, size_t C, Context& ctx) {
+  require_residual("dyt_forward", out.sum, in, C);
+  if (ctx.device == Device::cpu) return dyt_forward_cpu(out, in, alpha, w, b, N, C);
+  launch(dyt_forward_kernel, rows_grid(N), rows_block, 0, ctx, out, in, alpha, w, b, N, C);
+}
+
+size_t dyt_backward_scratch(size_t N, size_t C) {
+  return std::max(column_reduce_scratch(N, C, 2), column_reduce_scratch(N, 1));
+}
+
+// The columns come first, so that dx may be dy.
+void dyt_backward(const DytGradients& out, const float* dy, const ResidualBackwardIn& in, const float* alpha,
+                  const float* w, size_t N, size_t C, Context& ctx) {
+  require_residual_backward("dyt_backward", out.dbranch, in, C);
+  column_reduce_add(std::array{out.dw, out.db}, N, C, DytFold{dy, in.x, alpha, C}, ctx);
+  if (ctx.device == Device::cpu)
+    dyt_backward_rows_cpu(out, dy, in, alpha, w, N, C);
+  else
+    launch(dyt_backward_kernel, rows_grid(N), rows_block, 0, ctx, out, dy, in, alpha, w, N, C);
+  column_reduce_add(out.dalpha, N, 1, AddRows<float>{out.row_sums, 1}, ctx);
+}
+
+}  // namespace gated

@@ -1,0 +1,65 @@
+// dyt: DyT, and DyT behind a residual branch. What it computes, and how: kernels/dyt.cu
+#pragma once
+#include "kernels/residual.h"
+
+namespace gated {
+
+// ---- plain DyT
+
+// y (N,C) = w*tanh(alpha*x) + b is written. x (N,C); alpha (1); w, b (C).
+void dyt_forward(float* y, const float* x, const float* alpha, const float* w, const float* b, size_t N, size_t C,
+                 Context& ctx);
+// dx (N,C) is written and may be dy; dalpha (1), dw and db (C) are accumulated. row_sums (N): scratch.
+void dyt_backward(float* dx, float* dalpha, float* dw, float* db, float* row_sums, const float* dy, const float* x,
+                  const float* alpha, const float* w, size_t N, size_t C, Context& ctx);
+// Bytes of scratch that a backward takes beside row_sums, the general one too.
+size_t dyt_backward_scratch(size_t N, size_t C);
+
+template <class T>
+void dyt_forward_ref(T* y, const T* x, const T* alpha, const T* w, const T* b, size_t N, size_t C);
+template <class T>
+void dyt_backward_ref(T* dx, T* dalpha, T* dw, T* db, const T* dy, const T* x, const T* alpha, const T* w, size_t N,
+                      size_t C);
+
+// ---- the general form: x is the join of the stream and a branch
+
+// y and, where there is a branch, sum are written.
+template <class T>
+struct DytOutputsOf {
+  T* y;              // (N,C)
+  T* sum = nullptr;  // (N,C)
+};
+using DytOutputs = DytOutputsOf<float>;
+
+// dx and, where it is not null, dbranch are written (kernels/residual.h); dalpha, dw and db are accumulated.
+template <class T>
+struct DytGradientsOf {
+  T* dx;                  // (N,C); may be dresidual or dy
+  T* dbranch = nullptr;   // (N,C)
+  T *dalpha, *dw, *db;    // (1), (C), (C)
+  T* row_sums = nullptr;  // (N): scratch
+};
+using DytGradients = DytGradientsOf<float>;
+
+void dyt_forward(const DytOutputs& out, const ResidualIn& in, const float* alpha, const float* w, const float* b,
+                 size_t N, size_t C, Context& ctx);
+void dyt_backward(const DytGradients& out, const float* dy, const ResidualBackwardIn& in, const float* alpha,
+                  const float* w, size_t N, size_t C, Context& ctx);
+
+template <class T>
+void dyt_general_forward_ref(const DytOutputsOf<T>& out, const ResidualInOf<T>& in, const T* alpha, const T* w,
+                             const T* b, size_t N, size_t C);
+// (out.row_sums is not used.)
+template <class T>
+void dyt_general_backward_ref(const DytGradientsOf<T>& out, const T* dy, const ResidualBackwardInOf<T>& in,
+                              const T* alpha, const T* w, size_t N, size_t C);
+
+// ---- the CPU's twin: kernels/dyt_cpu.cpp
+
+void dyt_forward_cpu(const DytOutputs& out, const ResidualIn& in, const float* alpha, const float* w, const float* b,
+                     size_t N, size_t C);
+// dx, dbranch and row_sums.
+void dyt_backward_rows_cpu(const DytGradients& out, const float* dy, const ResidualBackwardIn& in, const float* alpha,
+                           const float* w, size_t N, size_t C);
+
+}  // namespace gated

@@ -1,0 +1,39 @@
+// dyt on CPU cores: y, dx and each row's share of dalpha of kernels/dyt.cu, in one pass over memory.
+//
+// OpenMP shares the rows out among threads. A row is joined and goes through tanh while it is in a core's cache, and
+// the 128 chains of its sum fill vector registers (row_reduce_ref in core/reduce.cuh). Every element goes through the
+// operations of the reference and every sum is in its canonical order, so no bit changes. tests/test_dyt.cpp
+#include "core/reduce.cuh"
+#include "kernels/dyt.h"
+#include "kernels/residual.cuh"
+
+namespace gated {
+
+void dyt_forward_cpu(const DytOutputs& out, const ResidualIn& in, const float* alpha, const float* w, const float* b,
+                     size_t N, size_t C) {
+  const float a = *alpha;
+#pragma omp parallel for
+  for (size_t row = 0; row < N; row++) {
+    const float* x = residual_row_cpu(out.sum, in, row, C);
+    float* y = out.y + row * C;
+    for (size_t c = 0; c < C; c++) y[c] = fused(w[c], exact_tanh(a * x[c]), b[c]);
+  }
+}
+
+// tanh is computed twice, once for the sum and once for dx: that costs less than to keep it.
+void dyt_backward_rows_cpu(const DytGradients& out, const float* all_dy, const ResidualBackwardIn& in,
+                           const float* alpha, const float* w, size_t N, size_t C) {
+  const float a = *alpha;
+#pragma omp parallel for
+  for (size_t row = 0; row < N; row++) {
+    const float *x = in.x + row * C, *dy = all_dy + row * C;
+    auto dz = [=](size_t c) {
+      const float t = exact_tanh(a * x[c]);
+      return dy[c] * w[c] * fused(-t, t, 1.0f);
+    };
+    out.row_sums[row] = row_reduce_ref<float>(C, [=](float acc, size_t c) { return fused(dz(c), x[c], acc); });
+    residual_backward_row_cpu(out.dx, out.dbranch, in, row, C, [=](size_t c) { return a * dz(c); });
+  }
+}
+
+}  // namespace gated

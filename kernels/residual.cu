@@ -1,0 +1,161 @@
+// residual: where a branch (attention, FFN) joins the residual stream
+//
+//   plain:    sum = x + branch
+//   backward: the sum has derivative 1 in both, so dx = dbranch = dsum.
+//   What reads the sum are a norm and the stream, which goes on past it: dsum = dresidual + dy, where dy comes back
+//   through the norm and dresidual along the stream.
+//
+// With clips and dropout:
+//   sum = clip(x + clip(branch, bound of the branch) * keep, bound of the sum)
+//   clip(v, bound) cuts v to [-bound, bound]: of the branch (arXiv 2505.06708), of the sum (arXiv 2601.22966).
+//   dropout (Srivastava et al. 2014): keep is 0 with probability p and otherwise 1/(1-p), so that its mean is 1.
+// backward: clip has derivative 1 inside its bounds and 0 outside, where nothing that v does is seen; keep is a constant:
+//   dx      = |sum| < bound of the sum ? dsum : 0
+//   dbranch = |branch| < bound of the branch ? dx*keep : 0
+//   On its bound a value counts as clipped. An infinite bound clips nothing and passes every gradient.
+// Exactly: the product with keep and the sum are rounded each.
+// Random numbers: element (n,c) takes word c%4 of block n*ceil(C/4) + c/4 of the random stream (core/philox.cuh) and
+//   stays where the draw, in [0,1), is p or more. The backward draws again: nothing is stored.
+//
+// shapes: x, branch, sum, dy, dresidual, dx, dbranch (N,C) f32 | sum, dx and dbranch are written
+// The norms join in the pass that reads x anyway, with the parts in residual.cuh: rmsnorm.cu, layernorm.cu, dyt.cu,
+// gated_norm.cuh. With --norm=none the join is an operation of its own, and stands here.
+// --dropout, --clip-output, --clip-residual | tests/test_residual.cpp
+#include "core/launch_shape.cuh"
+#include "core/reduce.cuh"
+#include "kernels/residual.cuh"
+
+namespace gated {
+
+// ---- reference: the plain sum
+
+template <class T>
+void residual_forward_ref(T* sum, const T* x, const T* branch, size_t N, size_t C) {
+  for (size_t i = 0; i < N * C; i++) sum[i] = x[i] + branch[i];
+}
+IN_FLOAT_AND_DOUBLE(residual_forward_ref);
+
+template <class T>
+void residual_backward_ref(T* dx, T* dbranch, const T* dsum, size_t N, size_t C) {
+  for (size_t i = 0; i < N * C; i++) {
+    const T d = dsum[i];
+    dx[i] = d;
+    dbranch[i] = d;
+  }
+}
+IN_FLOAT_AND_DOUBLE(residual_backward_ref);
+
+// ---- reference: with clips and dropout
+
+namespace residual {
+inline float keep_ref(const Dropout& dropout, size_t n, size_t c, size_t C) {
+  if (dropout.p == 0) return 1;
+  const size_t draw = n * 4 * ceil_div(C, 4) + c;
+  return uniform_float(dropout.seed, dropout.stream, draw) >= dropout.p ? 1.0f / (1.0f - dropout.p) : 0.0f;
+}
+}  // namespace residual
+
+template <class T>
+void residual_join_forward_ref(T* sum, const ResidualInOf<T>& in, size_t N, size_t C) {
+  const T bound_branch = in.join.clip_branch, bound_sum = in.join.clip_sum;
+  for (size_t n = 0; n < N; n++) {
+    for (size_t c = 0; c < C; c++) {
+      const size_t i = n * C + c;
+      const T keep = residual::keep_ref(in.join.dropout, n, c, C);
+      sum[i] = clip(in.x[i] + clip(in.branch[i], bound_branch) * keep, bound_sum);
+    }
+  }
+}
+IN_FLOAT_AND_DOUBLE(residual_join_forward_ref);
+
+template <class T>
+void residual_join_backward_ref(T* dx, T* dbranch, const T* dy, const ResidualBackwardInOf<T>& in, size_t N, size_t C) {
+  const Join join = in.branch ? in.join : Join{};
+  for (size_t n = 0; n < N; n++) {
+    for (size_t c = 0; c < C; c++) {
+      const size_t i = n * C + c;
+      T d = dy ? dy[i] : in.dresidual[i];
+      if (dy && in.dresidual) d = in.dresidual[i] + dy[i];
+      if (join.clip_sum < INFINITY) d = clip_gradient(d, in.x[i], join.clip_sum);
+      dx[i] = d;
+      if (!dbranch) continue;
+      d = d * T(residual::keep_ref(join.dropout, n, c, C));
+      if (join.clip_branch < INFINITY) d = clip_gradient(d, in.branch[i], join.clip_branch);
+      dbranch[i] = d;
+    }
+  }
+}
+IN_FLOAT_AND_DOUBLE(residual_join_backward_ref);
+
+// ---- kernels
+//
+// A warp owns a row, and its 32 lanes walk along it in steps of 128 columns. A lane holds four neighbouring columns
+// at a time: a Quad, which one 16-byte load brings (core/quad.cuh). No element needs another, so there is no barrier;
+// a thread never straddles two rows, because a row begins with a fresh block of random numbers.
+// The bus: forward 12 bytes an element (x, branch, sum), backward 8 to 24.
+
+__global__ void __launch_bounds__(rows_block) residual_forward_kernel(float* sum, ResidualIn in, size_t N, size_t C) {
+  const size_t row = warp_row();
+  if (row >= N) return;
+  for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) residual_join_quad(sum, in, row, i, C);
+}
+
+__global__ void __launch_bounds__(rows_block)
+    residual_backward_kernel(float* dx, float* dbranch, const float* dy, ResidualBackwardIn in, size_t N, size_t C) {
+  const size_t row = warp_row();
+  if (row >= N) return;
+  const bool clipped = join_of(in).clip_sum < INFINITY;
+  for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) {
+    // Without dy, -0: it is what adds nothing. v + -0 is v for every v, and -0 + 0 would be +0.
+    const Quad d = dy ? load_quad(dy + row * C, i, C) : Quad{{-0.0f, -0.0f, -0.0f, -0.0f}};
+    const Quad x = clipped ? load_quad(in.x + row * C, i, C) : Quad{};
+    residual_backward_quad(dx, dbranch, in, row, i, C, d, x);
+  }
+}
+
+// ---- launchers
+
+namespace residual {
+inline void require_join(const char* op, const Join& join) {
+  for (float bound : {join.clip_branch, join.clip_sum})
+    require(bound > 0, "%s: a clip of %g, expected more than 0", op, double(bound));
+  require(join.dropout.p >= 0 && join.dropout.p < 1, "%s: dropout is %g, expected 0 <= p < 1", op,
+          double(join.dropout.p));
+}
+}  // namespace residual
+
+void require_residual(const char* op, const float* sum, const ResidualIn& in, size_t C) {
+  require(C > 0, "%s: rows have no columns", op);
+  require(!in.branch == !sum, "%s: a residual branch and its sum come together", op);
+  residual::require_join(op, in.join);
+}
+
+void require_residual_backward(const char* op, const float* dbranch, const ResidualBackwardIn& in, size_t C) {
+  require(C > 0, "%s: rows have no columns", op);
+  require(in.branch || !dbranch, "%s: dbranch without a branch", op);
+  require(dbranch || !in.branch || in.join.plain(), "%s: behind clip and dropout a branch has a gradient of its own",
+          op);
+  residual::require_join(op, in.join);
+}
+
+void residual_forward(float* sum, const float* x, const float* branch, size_t N, size_t C, Context& ctx) {
+  residual_forward(sum, ResidualIn{x, branch}, N, C, ctx);
+}
+
+void residual_forward(float* sum, const ResidualIn& in, size_t N, size_t C, Context& ctx) {
+  require_residual("residual_forward", sum, in, C);
+  require(in.branch, "residual_forward: there is no branch to join");
+  if (ctx.device == Device::cpu) return residual_forward_cpu(sum, in, N, C);
+  launch(residual_forward_kernel, rows_grid(N), rows_block, 0, ctx, sum, in, N, C);
+}
+
+void residual_backward(float* dx, float* dbranch, const float* dy, const ResidualBackwardIn& in, size_t N, size_t C,
+                       Context& ctx) {
+  require_residual_backward("residual_backward", dbranch, in, C);
+  require(dy || in.dresidual, "residual_backward: neither dy nor dresidual");
+  require(in.x || join_of(in).clip_sum == INFINITY, "residual_backward: a clipped sum is read again");
+  if (ctx.device == Device::cpu) return residual_backward_cpu(dx, dbranch, dy, in, N, C);
+  launch(residual_backward_kernel, rows_grid(N), rows_block, 0, ctx, dx, dbranch, dy, in, N, C);
+}
+
+}  // namespace gated

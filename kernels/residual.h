@@ -1,0 +1,72 @@
+// residual: where a branch joins the residual stream. What it computes, and how: kernels/residual.cu
+#pragma once
+#include "core/context.cuh"
+#include "core/math.cuh"
+
+namespace gated {
+
+// Each element of a branch is dropped with probability p before the branch joins.
+struct Dropout {
+  float p = 0;                    // 0: off
+  uint64_t seed = 0, stream = 0;  // of the random numbers; stream is a stream_of(Purpose::dropout, …)
+};
+
+// How a branch joins. By default it is added, and that is all.
+struct Join {
+  float clip_branch = INFINITY, clip_sum = INFINITY;
+  Dropout dropout;
+
+  // A plain addition: x and branch have the gradient of the sum.
+  bool plain() const { return clip_branch == INFINITY && clip_sum == INFINITY && dropout.p == 0; }
+};
+
+// What a norm normalises: x, or the sum of x and a branch. Without a branch `join` does not count.
+template <class T>
+struct ResidualInOf {
+  const T* x;                 // (N,C)
+  const T* branch = nullptr;  // (N,C)
+  Join join = {};
+};
+using ResidualIn = ResidualInOf<float>;
+
+// What the backward of a norm reads beside dy. Every array is (N,C).
+template <class T>
+struct ResidualBackwardInOf {
+  const T* x;                    // what was normalised: the sum, where there was a branch
+  const T* dresidual = nullptr;  // the gradient from what else read x; null: nothing did
+  const T* branch = nullptr;     // as in the forward, and so is join
+  Join join = {};
+};
+using ResidualBackwardIn = ResidualBackwardInOf<float>;
+
+// sum (N,C) = x + branch.
+void residual_forward(float* sum, const float* x, const float* branch, size_t N, size_t C, Context& ctx);
+// The same with clips and dropout: in.branch is there.
+void residual_forward(float* sum, const ResidualIn& in, size_t N, size_t C, Context& ctx);
+
+// dx and dbranch (N,C) are written: the gradients of x and of branch, where the sum has the gradient in.dresidual + dy.
+// Either of these two may be null, and dx may be either. dbranch null: the join was plain, and dx is both gradients; or there was no branch.
+// in.x is read where the sum was clipped, in.branch where the branch was; elsewhere in.x may be null.
+void residual_backward(float* dx, float* dbranch, const float* dy, const ResidualBackwardIn& in, size_t N, size_t C,
+                       Context& ctx);
+
+// ---- references
+
+template <class T>
+void residual_forward_ref(T* sum, const T* x, const T* branch, size_t N, size_t C);
+template <class T>
+void residual_backward_ref(T* dx, T* dbranch, const T* dsum, size_t N, size_t C);
+
+// The general join. residual_join_backward_ref takes dy and in.dresidual as residual_backward does.
+template <class T>
+void residual_join_forward_ref(T* sum, const ResidualInOf<T>& in, size_t N, size_t C);
+template <class T>
+void residual_join_backward_ref(T* dx, T* dbranch, const T* dy, const ResidualBackwardInOf<T>& in, size_t N, size_t C);
+
+// ---- the CPU's twin: kernels/residual_cpu.cpp
+
+void residual_forward_cpu(float* sum, const ResidualIn& in, size_t N, size_t C);
+void residual_backward_cpu(float* dx, float* dbranch, const float* dy, const ResidualBackwardIn& in, size_t N,
+                           size_t C);
+
+}  // namespace gated

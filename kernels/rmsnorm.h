@@ -1,0 +1,74 @@
+// rmsnorm: RMSNorm, and its general form with PreAffine, zero-centred weights and a residual branch. What it computes,
+// and how: kernels/rmsnorm.cu
+#pragma once
+#include "kernels/residual.h"
+
+namespace gated {
+
+// ---- plain RMSNorm
+
+// y (N,C) = x*r*w, r (N) = 1/sqrt(mean(x^2) + eps): both are written. x (N,C), w (C).
+void rmsnorm_forward(float* y, float* r, const float* x, const float* w, size_t N, size_t C, float eps, Context& ctx);
+// dx (N,C) is written and may be dy; dw (C) is accumulated.
+void rmsnorm_backward(float* dx, float* dw, const float* dy, const float* x, const float* w, const float* r, size_t N,
+                      size_t C, Context& ctx);
+// Bytes of scratch that a backward takes; of the general one with `pre` too.
+size_t rmsnorm_backward_scratch(size_t N, size_t C, bool pre = false);
+
+template <class T>
+void rmsnorm_forward_ref(T* y, T* r, const T* x, const T* w, size_t N, size_t C, T eps);
+template <class T>
+void rmsnorm_backward_ref(T* dx, T* dw, const T* dy, const T* x, const T* w, const T* r, size_t N, size_t C);
+
+// ---- the general form: y = z*r*(offset + w), z = pre*x, x the join of the stream and a branch
+
+template <class T>
+struct RmsnormWeightsOf {
+  const T* w;              // (C)
+  const T* pre = nullptr;  // (C), PreAffine; null: 1
+  T offset = 0;            // 1: zero-centred weights
+};
+using RmsnormWeights = RmsnormWeightsOf<float>;
+
+// y, r and, where there is a branch, sum are written.
+template <class T>
+struct RmsnormOutputsOf {
+  T* y;              // (N,C)
+  T* r;              // (N)
+  T* sum = nullptr;  // (N,C)
+};
+using RmsnormOutputs = RmsnormOutputsOf<float>;
+
+// dx and, where it is not null, dbranch are written (kernels/residual.h); dw and dpre are accumulated.
+template <class T>
+struct RmsnormGradientsOf {
+  T* dx;                 // (N,C); may be dresidual, and without pre also dy
+  T* dbranch = nullptr;  // (N,C)
+  T* dw;                 // (C)
+  T* dpre = nullptr;     // (C), with pre
+  T* mean = nullptr;     // (N), with pre: scratch
+};
+using RmsnormGradients = RmsnormGradientsOf<float>;
+
+void rmsnorm_forward(const RmsnormOutputs& out, const ResidualIn& in, const RmsnormWeights& weights, size_t N, size_t C,
+                     float eps, Context& ctx);
+void rmsnorm_backward(const RmsnormGradients& out, const float* dy, const ResidualBackwardIn& in,
+                      const RmsnormWeights& weights, const float* r, size_t N, size_t C, Context& ctx);
+
+template <class T>
+void rmsnorm_general_forward_ref(const RmsnormOutputsOf<T>& out, const ResidualInOf<T>& in,
+                                 const RmsnormWeightsOf<T>& weights, size_t N, size_t C, T eps);
+// (out.mean is not used.)
+template <class T>
+void rmsnorm_general_backward_ref(const RmsnormGradientsOf<T>& out, const T* dy, const ResidualBackwardInOf<T>& in,
+                                  const RmsnormWeightsOf<T>& weights, const T* r, size_t N, size_t C);
+
+// ---- the CPU's twin: kernels/rmsnorm_cpu.cpp
+
+void rmsnorm_forward_cpu(const RmsnormOutputs& out, const ResidualIn& in, const RmsnormWeights& weights, size_t N,
+                         size_t C, float eps);
+// dx and dbranch, and mean where it is not null.
+void rmsnorm_backward_rows_cpu(const RmsnormGradients& out, const float* dy, const ResidualBackwardIn& in,
+                               const RmsnormWeights& weights, const float* r, size_t N, size_t C);
+
+}  // namespace gated
