@@ -62,7 +62,7 @@ $(BUILD)/$(1)/tests/%.o: tests/%.cpp
 	$(CXX) $(COMMON) $(3) -c -o $$@ $$<
 $(BUILD)/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
-	$(CXX) $(COMMON) $(2) -c -o $$@ $$<
+	$(CXX) $(COMMON) $(2) $$(FLAGS_HERE) -c -o $$@ $$<
 $(BUILD)/$(1)/%.o: %.cu
 	@mkdir -p $$(@D)
 	$(CXX) -x c++ $(COMMON) $(2) $$(FLAGS_HERE) -c -o $$@ $$<
@@ -95,6 +95,9 @@ $(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3,-O1 -march=x86-64-v3
 $(eval $(call build_rules,plain,$(CXXFLAGS) -march=x86-64,-O1 -march=x86-64))
 # What these measure is in headers: the tests' own code is what must be fast.
 $(foreach b,release avx2 plain,$(BUILD)/$(b)/tests/test_math.o $(BUILD)/$(b)/tests/bench.o): COMMON += -O3
+
+# What these do takes next to no time in a run: the compiler need not spend any on it.
+$(foreach b,release avx2 plain,$(call objects,$(b),$(filter %.cpp,$(PROGRAM)))): FLAGS_HERE = -O1
 
 # The emulator and the shadow are not kernels: nothing watches them.
 $(BUILD)/race/core/%.o: core/%.cpp
@@ -142,9 +145,10 @@ gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/benc
 
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev): shards, safetensors, flags.
 FUZZ_SECONDS ?= 120
+FUZZED := $(wildcard dataloader/*.cpp) $(addprefix training/,safetensors.cpp flags.cpp presets.cpp command_line.cpp schedule.cpp)
 fuzz:  ## fuzz a reader: make fuzz READER=shards|safetensors|flags FUZZ_SECONDS=120
 	@mkdir -p $(BUILD)/fuzz/$(READER)
-	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp core/simt.cpp -lboost_context
+	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp $(FUZZED) core/simt.cpp -lboost_context
 	$(BUILD)/fuzz_$(READER) -max_total_time=$(FUZZ_SECONDS) $(BUILD)/fuzz/$(READER)
 
 # ---- speed

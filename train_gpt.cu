@@ -6,6 +6,7 @@
 
 #include <cstdio>
 
+#include "dataloader/text.h"
 #include "training/command_line.h"
 #include "training/match_params.h"
 #include "training/progress.h"

@@ -33,8 +33,9 @@
 #include "kernels/sinks.h"
 #include "kernels/static_gate.h"
 #include "training/command_line.h"
-#include "training/progress.h"
+#include "training/matmul_peak.h"
 #include "training/threads.h"
+#include "training/trainer.h"
 #ifdef __CUDACC__
 #include <cublas_v2.h>
 #else

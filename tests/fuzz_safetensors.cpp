@@ -1,9 +1,9 @@
 // fuzz_safetensors: any bytes at all given to the safetensors reader: they are refused with a one-line
 // gated::Error, or the tensors tile the data and what the writer makes of them reads back the same. The
 // sanitizers watch every access.
-//   clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -I. tests/fuzz_safetensors.cpp -o fuzz
-//   ./fuzz -max_len=512 -max_total_time=120
+// make fuzz READER=safetensors
 #include <cstdlib>
+#include <cstring>
 
 #include "training/safetensors.h"
 

@@ -1,9 +1,6 @@
 // fuzz_shards: any bytes at all given to the shard parser: they are refused with gated::Error, or every token
 // the header announces can be read, and no byte outside the file is touched (the sanitizers watch).
-//
-//   clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -I. -o build/fuzz_shards \
-//           tests/fuzz_shards.cpp
-//   build/fuzz_shards -max_len=4096 -max_total_time=120
+// make fuzz READER=shards
 #include <cstdlib>
 #include <vector>
 

@@ -1,10 +1,18 @@
 // Checkpoints: every bit comes back; whatever was done to a file, it is refused in one line; whatever stops a
 // save (a full disk, a kill), the checkpoint before it still loads; resuming takes the newest that is good.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
 #include <chrono>
 #include <csignal>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <set>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -262,7 +270,7 @@ TEST_CASE("checkpoint: what cannot be written is refused before anything is", "[
   refused({{"w\xff", {1}, x}}, {}, "UTF-8");
   refused({}, {{"key", "\xc3"}}, "UTF-8");
   refused({}, {{"gated.checksum", "0"}}, "checkpoint's own");
-  refused({}, {{"long", std::string(kMaxSafetensorsHeader, 'x')}}, "expected at most 100000000");
+  refused({}, {{"long", std::string(max_safetensors_header, 'x')}}, "expected at most 100000000");
   CHECK(contains(refusal([&] { safetensors_header("a", {{"__metadata__", {1}, x}}, {}); }), "reserved"));
   CHECK(folder.names().empty());
 }

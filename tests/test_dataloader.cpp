@@ -3,14 +3,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <set>
+#include <span>
 
+#include "core/philox.cuh"
+#include "dataloader/bigram_backcopy.h"
 #include "dataloader/bigram_entropy.h"
 #include "dataloader/loader.h"
+#include "dataloader/shards.h"
+#include "dataloader/shuffle.h"
+#include "dataloader/text.h"
 #include "tests/catch.h"
 
 using namespace gated;

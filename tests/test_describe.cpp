@@ -1,9 +1,11 @@
 // describe: sizes of the presets as published, the listing, and the FFN width that matches a number of parameters.
 #include "training/describe.h"
 
+#include "layers/model.h"
 #include "tests/catch.h"
 #include "tests/small_models.h"
 #include "training/match_params.h"
+#include "training/memory.h"
 
 using namespace gated;
 

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "tests/compare.h"
+#include "training/flags.h"
 #include "training/trainer.h"
 
 using namespace gated;

@@ -1,6 +1,6 @@
 // memory: what training a model takes, by kind; known before the first byte is asked for. tests/test_describe.cpp
 #pragma once
-#include "layers/model.h"
+#include "layers/model_config.cuh"
 
 namespace gated {
 
@@ -12,12 +12,6 @@ struct TrainingMemory {
 };
 
 // For batches of B sequences of T tokens.
-inline TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t micro_batches) {
-  Model model(config);
-  model.plan(B, T);
-  const size_t flat = model.weights.flat_size(), sums = micro_batches > 1 ? flat : 0;
-  constexpr size_t f = sizeof(float);
-  return {f * flat, f * (flat + sums), f * 2 * flat, model.activation_bytes(), model.gradient_bytes()};
-}
+TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t micro_batches);
 
 }  // namespace gated

@@ -14,20 +14,12 @@
 //
 // tests/test_checkpoint.cpp | tests/fuzz_safetensors.cpp
 #pragma once
-#include <algorithm>
-#include <bit>
-#include <cerrno>
-#include <cstdint>
-#include <cstring>
 #include <fcntl.h>
+#include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -35,65 +27,30 @@
 
 namespace gated {
 
-static_assert(std::endian::native == std::endian::little, "safetensors is little endian, read without swapping");
-
 // ---- files: every failure names the path, the action and errno's text
 
-[[noreturn]] inline void fail_errno(const std::string& path, const char* action) {
-  fail("%s: cannot %s: %s", path.c_str(), action, std::strerror(errno));
-}
+[[noreturn]] void fail_errno(const std::string& path, const char* action);
 
 // An open file. Both loops are there because the system may move fewer bytes than asked: Linux moves 2 GiB a
 // call at most, and a disk that fills up takes what still fits.
 class File {
  public:
-  File(std::string path, int flags, mode_t mode = 0) : path_(std::move(path)) {
-    fd_ = ::open(path_.c_str(), flags | O_CLOEXEC, mode);
-    if (fd_ < 0) fail_errno(path_, flags & O_CREAT ? "create" : "open");
-  }
+  File(std::string path, int flags, mode_t mode = 0);
   File(File&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
   File& operator=(File&& other) noexcept {
     std::swap(path_, other.path_);
     std::swap(fd_, other.fd_);
     return *this;
   }
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
-  }
+  ~File();
 
   const std::string& path() const { return path_; }
   int descriptor() const { return fd_; }
 
-  size_t size() const {
-    struct stat s;
-    if (::fstat(fd_, &s) != 0) fail_errno(path_, "stat");
-    require(S_ISREG(s.st_mode), "%s: not a regular file, expected a safetensors file", path_.c_str());
-    return static_cast<size_t>(s.st_size);
-  }
-
-  void read(void* dst, size_t n, size_t offset) const {
-    for (size_t done = 0; done < n;) {
-      const ssize_t got = ::pread(fd_, static_cast<char*>(dst) + done, n - done, static_cast<off_t>(offset + done));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) fail_errno(path_, "read");
-      require(got > 0, "%s: ends at byte %zu, expected %zu more", path_.c_str(), offset + done, n - done);
-      done += static_cast<size_t>(got);
-    }
-  }
-
-  void write(const void* src, size_t n) {
-    for (size_t done = 0; done < n;) {
-      const ssize_t put = ::write(fd_, static_cast<const char*>(src) + done, n - done);
-      if (put < 0 && errno == EINTR) continue;
-      if (put < 0) fail_errno(path_, "write");
-      done += static_cast<size_t>(put);
-    }
-  }
-
-  void sync() {
-    // EINVAL: a file system that cannot sync this kind of file, as some network ones cannot sync a folder.
-    if (::fsync(fd_) != 0 && errno != EINVAL) fail_errno(path_, "fsync");
-  }
+  size_t size() const;
+  void read(void* dst, size_t n, size_t offset) const;
+  void write(const void* src, size_t n);
+  void sync();
 
  private:
   std::string path_;
@@ -117,177 +74,25 @@ struct SafetensorsHeader {
   bool operator==(const SafetensorsHeader&) const = default;
 };
 
-inline constexpr size_t kMaxSafetensorsHeader = 100'000'000;  // bytes; the limit of the reference implementation
-inline constexpr const char* kMetadataKey = "__metadata__";   // so no tensor can have this name
+inline constexpr size_t max_safetensors_header = 100'000'000;  // bytes; the limit of the reference implementation
+inline constexpr const char* metadata_key = "__metadata__";    // so no tensor can have this name
 
 // Bytes of one element, 0 for a dtype this reader does not know.
-inline size_t dtype_size(std::string_view dtype) {
-  static constexpr std::pair<std::string_view, size_t> known[] = {
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"U16", 2}, {"I16", 2}, {"F16", 2},
-      {"BF16", 2}, {"U32", 4}, {"I32", 4}, {"F32", 4},     {"U64", 8},     {"I64", 8}, {"F64", 8}};
-  for (const auto& [name, bytes] : known)
-    if (name == dtype) return bytes;
-  return 0;
-}
+size_t dtype_size(std::string_view dtype);
 
 // Bytes of a tensor, or nothing when the product leaves size_t.
-inline std::optional<size_t> tensor_bytes(const std::vector<size_t>& shape, size_t element) {
-  size_t bytes = element;
-  for (size_t dim : shape)
-    if (__builtin_mul_overflow(bytes, dim, &bytes)) return std::nullopt;
-  return bytes;
-}
+std::optional<size_t> tensor_bytes(const std::vector<size_t>& shape, size_t element);
 
 // What comes from a file may be long, hold line breaks or not be UTF-8: made fit for a one-line message.
-inline std::string clipped(const std::string& text, size_t longest = 120) {
-  return text.size() <= longest ? text : text.substr(0, longest) + "...";
-}
-inline std::string quote(const std::string& text) {
-  return nlohmann::json(clipped(text)).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-}
-inline std::string shape_text(const std::vector<size_t>& shape) {
-  return clipped(nlohmann::json(shape).dump());
-}
+std::string quote(const std::string& text);
+std::string shape_text(const std::vector<size_t>& shape);
 
 // ---- reading the header
 
-// What the tree made of the JSON could no longer show: a key written twice, of which parsers silently keep
-// one, and nesting deeper than {name: {"shape": [...]}}. A pass of its own over the text, as nlohmann-json's
-// callback while building the tree takes quadratic time.
-class SafetensorsRules : public nlohmann::json_sax<nlohmann::json> {
- public:
-  explicit SafetensorsRules(const std::string& file) : file_(file) {}
-  bool start_object(size_t) override {
-    keys_.emplace_back();
-    return deeper();
-  }
-  bool start_array(size_t) override { return deeper(); }
-  bool key(std::string& name) override {
-    require(keys_.back().insert(name).second, "%s: header has the key %s twice, expected once", file_.c_str(),
-            quote(name).c_str());
-    return true;
-  }
-  bool end_object() override {
-    keys_.pop_back();
-    return end_array();
-  }
-  bool end_array() override {
-    --depth_;
-    return true;
-  }
-  bool parse_error(size_t, const std::string&, const nlohmann::json::exception& e) override {
-    const std::string reason = e.what();  // "[json.exception.parse_error.101] parse error at line ..."
-    fail("%s: header is not valid JSON: %s", file_.c_str(), quote(reason.substr(reason.find(' ') + 1)).c_str());
-  }
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const std::string&) override { return true; }
-  bool string(std::string&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-
- private:
-  bool deeper() {
-    require(++depth_ <= 3, "%s: header is nested deeper than 3 levels", file_.c_str());
-    return true;
-  }
-  const std::string& file_;
-  std::vector<std::set<std::string>> keys_;  // of each object that is still open
-  size_t depth_ = 0;
-};
-
-inline nlohmann::json parse_safetensors_json(const std::string& file, const std::string& text) {
-  // nlohmann-json takes a NUL for the end of the text and would not look at what follows.
-  require(text.find('\0') == std::string::npos, "%s: header has a NUL byte, expected JSON padded with spaces",
-          file.c_str());
-  require(text.starts_with('{'), "%s: header does not begin with '{', expected a JSON object", file.c_str());
-  SafetensorsRules rules(file);
-  nlohmann::json::sax_parse(text, &rules);
-  return nlohmann::json::parse(text);
-}
-
-// [a, b, ...] of whole numbers that fit size_t; a negative, a fraction or an exponent is none.
-inline std::optional<std::vector<size_t>> json_sizes(const nlohmann::json& value) {
-  const auto whole = [](const nlohmann::json& item) { return item.is_number_unsigned(); };
-  if (!value.is_array() || !std::all_of(value.begin(), value.end(), whole)) return std::nullopt;
-  return value.get<std::vector<size_t>>();
-}
-
-inline TensorEntry parse_tensor_entry(const std::string& where, const nlohmann::json& value, size_t data_size) {
-  const char* at = where.c_str();
-  require(value.is_object() && value.size() == 3 && value.contains("dtype") && value.contains("shape") &&
-              value.contains("data_offsets"),
-          "%s: expected an object of dtype, shape and data_offsets, nothing else", at);
-  require(value["dtype"].is_string(), "%s: dtype is not a string", at);
-  const auto dtype = value["dtype"].get<std::string>();
-  const size_t element = dtype_size(dtype);
-  require(element > 0, "%s: dtype %s is not known, expected F32, BF16, F64, I32, I64, U8 or the like", at,
-          quote(dtype).c_str());
-  const auto shape = json_sizes(value["shape"]);
-  require(shape.has_value(), "%s: shape is not a list of whole numbers", at);
-  const auto bytes = tensor_bytes(*shape, element);
-  require(bytes.has_value(), "%s: shape describes more bytes than 64 bits can count", at);
-  const auto offsets = json_sizes(value["data_offsets"]);
-  require(offsets && offsets->size() == 2, "%s: data_offsets is not a pair of whole numbers", at);
-  const size_t begin = (*offsets)[0], end = (*offsets)[1];
-  require(begin <= end && end <= data_size,
-          "%s: data_offsets are [%zu,%zu], expected a range inside the %zu data bytes", at, begin, end, data_size);
-  require(end - begin == *bytes, "%s: data_offsets span %zu bytes, expected %zu for dtype %s and that shape", at,
-          end - begin, *bytes, dtype.c_str());
-  return {dtype, *shape, begin, end};
-}
-
-// The header of a file of `file_size` bytes; read(dst, n, offset) gets its bytes. A file on disk, a buffer of
+// The header of a file of `file_size` bytes, which `read` gets. A file on disk, a buffer of
 // a test and the fuzzer's input take this same path.
-template <class Read>
-SafetensorsHeader parse_safetensors(const std::string& file, size_t file_size, Read read) {
-  const char* at = file.c_str();
-  uint64_t length = 0;
-  require(file_size >= sizeof length, "%s: file has %zu bytes, expected a safetensors file: 8 bytes and a header", at,
-          file_size);
-  read(&length, sizeof length, size_t{0});
-  const size_t rest = file_size - sizeof length;
-  require(length <= kMaxSafetensorsHeader, "%s: header length is %zu, expected at most %zu: not a safetensors file?",
-          at, size_t{length}, kMaxSafetensorsHeader);
-  require(length <= rest, "%s: header length is %zu but only %zu bytes follow: the file is cut short", at,
-          size_t{length}, rest);
-  std::string text(length, '\0');
-  if (length > 0) read(text.data(), text.size(), sizeof length);
-
-  SafetensorsHeader header;
-  header.data_start = sizeof length + length;
-  const size_t data_size = file_size - header.data_start;
-  const nlohmann::json tree = parse_safetensors_json(file, text);
-  for (const auto& [name, value] : tree.items()) {
-    if (name == kMetadataKey) {
-      require(value.is_object(), "%s: %s is not an object", at, kMetadataKey);
-      for (const auto& [key, entry] : value.items()) {
-        require(entry.is_string(), "%s: %s value of %s is not a string", at, kMetadataKey, quote(key).c_str());
-        header.metadata.emplace(key, entry.template get<std::string>());
-      }
-    } else {
-      header.tensors.emplace(name, parse_tensor_entry(file + ": tensor " + quote(name), value, data_size));
-    }
-  }
-
-  // The tensors tile the data: walked by offset, each begins where the one before it ended.
-  std::vector<const std::pair<const std::string, TensorEntry>*> by_offset;
-  for (const auto& item : header.tensors) by_offset.push_back(&item);
-  std::sort(by_offset.begin(), by_offset.end(), [](const auto* a, const auto* b) {
-    return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
-  });
-  size_t covered = 0;
-  for (const auto* item : by_offset) {
-    require(item->second.begin == covered, "%s: tensor %s begins at data byte %zu, expected %zu: %s", at,
-            quote(item->first).c_str(), item->second.begin, covered,
-            item->second.begin < covered ? "tensors overlap" : "a hole between tensors");
-    covered = item->second.end;
-  }
-  require(covered == data_size, "%s: tensors end at data byte %zu, expected %zu: bytes after the last tensor", at,
-          covered, data_size);
-  return header;
-}
+using ReadBytes = std::function<void(void* dst, size_t n, size_t offset)>;
+SafetensorsHeader parse_safetensors(const std::string& file, size_t file_size, const ReadBytes& read);
 
 // ---- a file on disk
 
@@ -295,11 +100,7 @@ SafetensorsHeader parse_safetensors(const std::string& file, size_t file_size, R
 // fall back to an older checkpoint, where a mapping would raise SIGBUS and end the process.
 class SafetensorsFile {
  public:
-  // O_NONBLOCK: opening a named pipe returns at once, and size() refuses it.
-  explicit SafetensorsFile(const std::string& path) : file_(path, O_RDONLY | O_NONBLOCK) {
-    header_ =
-        parse_safetensors(path, file_.size(), [&](void* dst, size_t n, size_t offset) { file_.read(dst, n, offset); });
-  }
+  explicit SafetensorsFile(const std::string& path);
 
   const std::string& path() const { return file_.path(); }
   const SafetensorsHeader& header() const { return header_; }
@@ -321,43 +122,12 @@ struct TensorView {
   std::string name;
   std::vector<size_t> shape;
   const float* data;
-  size_t bytes() const {
-    const auto n = tensor_bytes(shape, sizeof(float));
-    require(n.has_value(), "tensor %s: shape %s describes more bytes than 64 bits can count", quote(name).c_str(),
-            shape_text(shape).c_str());
-    return *n;
-  }
+  size_t bytes() const;
 };
 
 // The first data_start bytes of a file that holds the tensors one after another, in the order of the list.
 // The padding puts the data on a multiple of 64 bytes, a cache line, for readers that do map the file.
-inline std::string safetensors_header(const std::string& file, const std::vector<TensorView>& tensors,
-                                      const std::map<std::string, std::string>& metadata) {
-  constexpr size_t alignment = 64;
-  nlohmann::json header = nlohmann::json::object();
-  if (!metadata.empty()) header[kMetadataKey] = metadata;
-  size_t end = 0;
-  for (const TensorView& t : tensors) {
-    const std::string name = quote(t.name);
-    const size_t begin = end;
-    end += t.bytes();  // the tensors lie in memory, so the sum fits
-    require(t.data || t.bytes() == 0, "%s: tensor %s has no data", file.c_str(), name.c_str());
-    const nlohmann::json entry = {{"dtype", "F32"}, {"shape", t.shape}, {"data_offsets", {begin, end}}};
-    require(t.name != kMetadataKey && header.emplace(t.name, entry).second,
-            "%s: tensor name %s is given twice or reserved, expected names that differ", file.c_str(), name.c_str());
-  }
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const nlohmann::json::exception&) {
-    fail("%s: a tensor name or metadata is not UTF-8, expected UTF-8 for a safetensors header", file.c_str());
-  }
-  uint64_t length = text.size();
-  length += (alignment - (sizeof length + length) % alignment) % alignment;
-  require(length <= kMaxSafetensorsHeader, "%s: header would have %zu bytes, expected at most %zu", file.c_str(),
-          size_t{length}, kMaxSafetensorsHeader);
-  text.resize(length, ' ');
-  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
-}
+std::string safetensors_header(const std::string& file, const std::vector<TensorView>& tensors,
+                               const std::map<std::string, std::string>& metadata);
 
 }  // namespace gated

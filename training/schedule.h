@@ -6,20 +6,13 @@
 #pragma once
 #include <cstddef>
 
-#include "core/host_math.h"
-
 namespace gated {
 
 struct Schedule {
   float peak = 3e-3f, final = 3e-4f;
   size_t warmup = 20, steps = 600;
 
-  float at(size_t step) const {
-    if (step <= warmup) return float(double(peak) * double(step) / double(warmup));
-    const double pi = 3.14159265358979323846;
-    const double progress = double(step - warmup) / double(steps - warmup);
-    return float(final + (double(peak) - final) * 0.5 * (1.0 + host_cos(pi * progress)));
-  }
+  float at(size_t step) const;
 };
 
 }  // namespace gated

@@ -1,0 +1,135 @@
+#include "dataloader/text.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <string_view>
+
+#include "dataloader/files.h"
+
+namespace gated {
+
+TextCorpus::TextCorpus(const std::vector<std::string>& paths, size_t vocab) : vocab_(vocab ? vocab : 256) {
+  require(vocab_ >= 256, "--vocab=%zu: text needs 256, one token for each byte", vocab_);
+  std::string names;
+  for (const std::string& path : paths) {
+    names += (names.empty() ? "" : ", ") + path;
+    std::error_code error;
+    if (std::filesystem::is_directory(path, error)) {
+      for (const std::string& file : files_under(path)) append(file, true);
+    } else {
+      append(path, false);
+    }
+  }
+  require(!bytes_.empty(), "%.200s: no text found (%zu files hold NUL bytes: binary, skipped; %zu are empty)",
+          names.c_str(), skipped_, empty_);
+}
+
+std::string TextCorpus::description() const {
+  return format("%zu bytes of %zu text files", bytes_.size(), files_) +
+         (skipped_ ? format(" (%zu binary files skipped)", skipped_) : "");
+}
+
+void TextCorpus::copy(size_t begin, size_t count, int32_t* out) const {
+  require(begin <= size() && count <= size() - begin, "text: bytes %zu to %zu asked of %zu", begin, begin + count,
+          size());
+  for (size_t i = 0; i < count; ++i) out[i] = static_cast<unsigned char>(bytes_[begin + i]);
+}
+
+void TextCorpus::append(const std::string& path, bool may_skip) {
+  const MappedFile file(path);
+  const std::string_view text = file.text();
+  const size_t nul = text.find('\0');
+  require(may_skip || !text.empty(), "%s: empty", path.c_str());
+  require(may_skip || nul == text.npos,
+          "%s: byte %zu is NUL: not text (token shards are recognised by a name ending in .bin)", path.c_str(), nul);
+  if (text.empty()) {
+    ++empty_;
+  } else if (nul != text.npos) {
+    ++skipped_;
+  } else {
+    if (!bytes_.empty() && bytes_.back() != '\n') bytes_ += '\n';
+    bytes_ += text;
+    ++files_;
+  }
+}
+
+// ---- --data=self
+
+std::string source_root() {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path beside = fs::read_symlink("/proc/self/exe", error).parent_path();
+  const fs::path current = fs::current_path(error);
+  for (const fs::path& root : {beside, current}) {
+    if (fs::is_regular_file(root / "train_gpt.cu", error)) return root.native();
+  }
+  fail(
+      "--data=self: no train_gpt.cu beside the program (%s) nor in the current folder (%s): run it from the "
+      "source folder or name a text with --data=PATH",
+      beside.c_str(), current.c_str());
+}
+
+std::vector<std::string> source_files(const std::string& root) {
+  namespace fs = std::filesystem;
+  static constexpr std::string_view parts[] = {"Makefile", "README.md", "core",  "dataloader",   "kernels",
+                                               "layers",   "scripts",   "tests", "train_gpt.cu", "training"};
+  static constexpr std::string_view suffixes[] = {".cpp", ".cu", ".cuh", ".h", ".md", ".py", ".sh", ".txt"};
+  std::vector<std::string> files;
+  for (const std::string_view part : parts) {
+    const fs::path path = fs::path(root) / part;
+    std::error_code error;
+    if (fs::is_regular_file(path, error)) files.push_back(path.native());
+    if (!fs::is_directory(path, error)) continue;
+    for (const std::string& file : files_under(path.native())) {
+      const std::string suffix = fs::path(file).extension().native();
+      if (std::find(std::begin(suffixes), std::end(suffixes), suffix) != std::end(suffixes)) files.push_back(file);
+    }
+  }
+  require(!files.empty(),
+          "--data=self: no source file under %s: run from the source folder or name a text with --data=PATH",
+          root.c_str());
+  return files;
+}
+
+// ---- printing samples
+
+// How many bytes at the front are one printable UTF-8 character (RFC 3629: no overlong forms, no surrogates,
+// nothing above U+10FFFF), 0 if none. Control characters other than newline and tab are not printable.
+static size_t printable_prefix(std::span<const unsigned char> b) {
+  if (b[0] < 0x80) return b[0] == '\n' || b[0] == '\t' || (b[0] >= 0x20 && b[0] < 0x7f);
+  const size_t length = b[0] >= 0xf0 ? 4 : b[0] >= 0xe0 ? 3 : 2;
+  if (b[0] < 0xc2 || b[0] > 0xf4 || b.size() < length) return 0;
+  uint32_t code = b[0] & (0x7fu >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if ((b[i] & 0xc0) != 0x80) return 0;
+    code = code << 6 | (b[i] & 0x3f);
+  }
+  constexpr uint32_t smallest[] = {0, 0, 0xa0, 0x800, 0x10000};  // U+0080 to U+009F are control characters
+  const bool surrogate = code >= 0xd800 && code < 0xe000;
+  return code >= smallest[length] && code <= 0x10ffff && !surrogate ? length : 0;
+}
+
+std::string decode(std::span<const int32_t> tokens, bool is_text) {
+  std::string out;
+  std::vector<unsigned char> window;
+  for (size_t i = 0; i < tokens.size();) {
+    if (!is_text) {
+      out += format(i > 0 ? " %d" : "%d", int(tokens[i]));
+      ++i;
+      continue;
+    }
+    window.clear();
+    for (size_t j = i; j < std::min(i + 4, tokens.size()) && tokens[j] >= 0 && tokens[j] < 256; ++j)
+      window.push_back(static_cast<unsigned char>(tokens[j]));
+    const size_t length = window.empty() ? 0 : printable_prefix(window);
+    if (length > 0) {
+      out.append(window.begin(), window.begin() + length);
+    } else {
+      out += window.empty() ? format("<%d>", int(tokens[i])) : format("\\x%02x", window[0]);
+    }
+    i += std::max<size_t>(length, 1);
+  }
+  return out;
+}
+
+}  // namespace gated

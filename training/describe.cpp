@@ -1,0 +1,62 @@
+#include "training/describe.h"
+
+#include <map>
+
+#include "layers/model.h"
+#include "training/memory.h"
+#include "training/safetensors.h"
+
+namespace gated {
+
+std::string with_commas(size_t n) {
+  std::string text = std::to_string(n);
+  for (size_t i = text.size(); i > 3; i -= 3) text.insert(i - 3, 1, ',');
+  return text;
+}
+
+// The part of the model that a parameter belongs to: of "model.layers.3.mlp.up_proj.weight" it is "mlp".
+static std::string part_of(const std::string& name) {
+  const size_t layers = name.find(".layers.");
+  if (layers == std::string::npos) return name.substr(0, name.find('.', name.find('.') + 1));
+  const size_t begin = name.find('.', layers + 8) + 1;
+  return name.substr(begin, name.find('.', begin) - begin);
+}
+
+std::string describe(const Config& config) {
+  Model model(config.model);
+  const size_t B = config.batch, T = config.model.context, N = B * T;
+  model.plan(B, T);
+  std::string text = "parameters\n";
+  std::map<std::string, size_t> parts;
+  for (const Parameter& p : model.weights.list()) {
+    text += format("  %-58s %-16s %14s  %s\n", p.name.c_str(), shape_text(p.shape).c_str(), with_commas(p.size).c_str(),
+                   p.decay == Decay::yes ? "decays" : "");
+    parts[part_of(p.name)] += p.size;
+  }
+  text += "\nparameters by part\n";
+  for (const auto& [part, n] : parts) text += format("  %-58s %31s\n", part.c_str(), with_commas(n).c_str());
+  const size_t total = model.weights.total();
+  text += format("  %-58s %31s\n", "total", with_commas(total).c_str());
+
+  text += format("\ndata in the first block, for %zu sequences of %zu tokens (%zu tokens)\n", B, T, N);
+  model.first_block_activations(TensorVisitor([&](const TensorVisitor::Tensor& t, const auto&) {
+    text += format("  %-58s %s\n", t.name.c_str(), shape_text(t.shape).c_str());
+  }));
+
+  const TrainingMemory memory = training_memory(config.model, B, T, config.micro_batches);
+  text += format("\nFLOPs a token, training          %.4g (6 x %s weights of matrix products, and attention)\n",
+                 model.flops_per_token(T), with_commas(size_t(model.weights.product_flops() / 6)).c_str());
+  const char* heading = "memory, MiB   ";
+  for (auto [name, bytes] : {std::pair{"weights", memory.weights},
+                             {"gradients", memory.gradients},
+                             {"optimizer", memory.optimizer},
+                             {"activations", memory.activations},
+                             {"their gradients", memory.between},
+                             {"total", memory.total()}}) {
+    text += format("%s%-18s %12.1f\n", heading, name, double(bytes) / 1048576.0);
+    heading = "              ";
+  }
+  return text;
+}
+
+}  // namespace gated

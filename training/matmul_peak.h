@@ -1,0 +1,14 @@
+// matmul_peak: the best FLOP/s of the project's own matrix product on a device, the measure of every step's speed.
+#pragma once
+
+namespace gated {
+
+class Context;
+
+// Seconds on a clock that only goes forward.
+double seconds_now();
+
+// Measured in a fraction of a second. 0 on the emulator, whose speed says nothing about a machine.
+double measured_matmul_peak(Context& ctx);
+
+}  // namespace gated

@@ -1,0 +1,15 @@
+#include "training/memory.h"
+
+#include "layers/model.h"
+
+namespace gated {
+
+TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t micro_batches) {
+  Model model(config);
+  model.plan(B, T);
+  const size_t flat = model.weights.flat_size(), sums = micro_batches > 1 ? flat : 0;
+  constexpr size_t f = sizeof(float);
+  return {f * flat, f * (flat + sums), f * 2 * flat, model.activation_bytes(), model.gradient_bytes()};
+}
+
+}  // namespace gated

@@ -1,0 +1,36 @@
+#include "training/presets.h"
+
+#include <initializer_list>
+
+namespace gated {
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> all = [] {
+    auto with = [](std::vector<std::string> flags, std::initializer_list<const char*> more) {
+      flags.insert(flags.end(), more.begin(), more.end());
+      return flags;
+    };
+    const std::vector<std::string> gpt2 = {
+        "--norm=layernorm", "--position=learned",  "--qk-norm=off", "--attn-bias=all", "--ffn=gelu",
+        "--ffn-bias=on",    "--init=depth-scaled", "--vocab=50257", "--context=1024",  "--head-dim=64"};
+    const std::vector<std::string> qwen = {"--vocab=151936", "--context=4096", "--layers=28",    "--hidden=2048",
+                                           "--heads=16",     "--kv-heads=8",   "--head-dim=128", "--ffn-hidden=6144"};
+    return std::vector<Preset>{
+        {"tiny", "the default: trains in a minute on a laptop", {}},
+        {"gpt2-124m", "GPT-2",
+         with(gpt2, {"--layers=12", "--hidden=768", "--heads=12", "--kv-heads=12", "--ffn-hidden=3072"})},
+        {"gpt2-350m", "GPT-2 medium",
+         with(gpt2, {"--layers=24", "--hidden=1024", "--heads=16", "--kv-heads=16", "--ffn-hidden=4096"})},
+        {"gpt2-774m", "GPT-2 large",
+         with(gpt2, {"--layers=36", "--hidden=1280", "--heads=20", "--kv-heads=20", "--ffn-hidden=5120"})},
+        {"gpt2-1558m", "GPT-2 XL",
+         with(gpt2, {"--layers=48", "--hidden=1600", "--heads=25", "--kv-heads=25", "--ffn-hidden=6400"})},
+        {"qwen3-1.7b", "Qwen3-1.7B", with(qwen, {"--rope-theta=1e6"})},
+        {"p1-1.7b-28l", "P1's dense 1.7B, 28 layers", qwen},
+        {"p1-1.7b-48l", "P1's dense 1.7B, 48 layers", with(qwen, {"--layers=48", "--ffn-hidden=2730"})},
+        {"p2-2b", "P2's dense 2B", with(qwen, {"--heads=8", "--kv-heads=2", "--head-dim=256"})}};
+  }();
+  return all;
+}
+
+}  // namespace gated

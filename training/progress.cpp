@@ -1,0 +1,138 @@
+#include "training/progress.h"
+
+#include <omp.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "dataloader/bigram_entropy.h"
+#include "training/checkpoint.h"
+#include "training/flags.h"
+#include "training/matmul_peak.h"
+#include "training/memory.h"
+#include "training/trainer.h"
+
+namespace gated {
+
+static std::string duration(double seconds) {
+  if (!(seconds < 1e8)) return "years";
+  const size_t s = seconds < 0 ? 0 : size_t(seconds + 0.5);
+  return s < 3600 ? format("%zu:%02zu", s / 60, s % 60) : format("%zu:%02zu:%02zu", s / 3600, s / 60 % 60, s % 60);
+}
+
+Progress::Progress(Config& config, const Data& data, const Trainer& trainer, Context& ctx)
+    : config_(config), data_(data), trainer_(trainer), ctx_(ctx), terminal_(isatty(fileno(stdout))) {
+  if (!config.out.empty()) open_log(config.out + "/log.jsonl", trainer.steps_done());
+}
+
+void Progress::header() {
+  std::string changed;
+  Config defaults;
+  const std::vector<Flag> now = list_flags(config_), then = list_flags(defaults);
+  for (size_t i = 0; i < now.size(); i++)
+    if (now[i].get() != then[i].get() && now[i].name != "--resume" && now[i].kind != Flag::Kind::shortcut)
+      changed += " " + now[i].name + "=" + now[i].get();
+  peak_ = measured_matmul_peak(ctx_);
+  const Model& m = trainer_.model;
+  printf("flags      %s\n", changed.empty() ? "all at their defaults" : changed.c_str() + 1);
+  printf("device     %s", name_of(ctx_.device));
+  if (ctx_.device == Device::cpu) printf(", %d threads", omp_get_max_threads());
+  if (peak_ > 0) printf(", fp32 matmul peak %.0f GFLOP/s (measured)", peak_ * 1e-9);
+  printf("\ndata       %s\n", data_.train->description().c_str());
+  printf("           %zu tokens a step, epoch of %.1f steps\n", trainer_.tokens_per_step(), trainer_.steps_per_epoch());
+  printf("model      %zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations)\n",
+         m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
+         double(training_memory(m.config, config_.batch, m.context(), config_.micro_batches).total()) / 1048576);
+  if (data_.val && data_.train->is_text())
+    printf("bigrams    entropy %.4f nats: what knowing the last token alone can reach on the validation data\n",
+           bigram_entropy(*data_.val, config_.model.context));
+  printf("\n");
+  fflush(stdout);
+  begin_ = last_ = seconds_now();
+  first_step_ = trainer_.steps_done();
+}
+
+void Progress::step(const StepResult& r) {
+  const size_t step = r.step;
+  const double now = seconds_now(), seconds = now - last_;
+  last_ = now;
+  const double tokens_per_second = double(trainer_.tokens_per_step()) / seconds;
+  const double left = (now - begin_) / double(step - first_step_) * double(config_.steps - step);
+  clear_bar();
+  printf("step %5zu/%zu  loss %.4f  norm %7.4f  lr %.2e  %8.0f tok/s", step, config_.steps, double(r.loss),
+         double(r.gradient_norm), double(r.learning_rate), tokens_per_second);
+  if (peak_ > 0)
+    printf("  %4.1f%% of peak",
+           100 * tokens_per_second * trainer_.model.flops_per_token(trainer_.model.context()) / peak_);
+  printf("  %s left\n", duration(left).c_str());
+  draw_bar(step, left);
+  fflush(stdout);
+  const nlohmann::ordered_json entry = {{"step", step},
+                                        {"loss", r.loss},
+                                        {"gradient_norm", r.gradient_norm},
+                                        {"learning_rate", r.learning_rate},
+                                        {"seconds", seconds}};
+  write(entry.dump());
+}
+
+void Progress::validation(size_t step, double loss) {
+  clear_bar();
+  printf("step %5zu/%zu  validation loss %.4f\n", step, config_.steps, loss);
+  fflush(stdout);
+  write(nlohmann::ordered_json({{"step", step}, {"validation_loss", loss}}).dump());
+  last_ = seconds_now();
+}
+
+void Progress::saved() {
+  last_ = seconds_now();
+}
+
+void Progress::flush() {
+  if (!log_.is_open()) return;
+  log_.flush();
+  require(log_.good(), "%s/log.jsonl: cannot write: %s", config_.out.c_str(), strerror(errno));
+}
+
+void Progress::finish() {
+  flush();
+  clear_bar();
+  printf("\n%zu steps in %s\n", config_.steps - first_step_, duration(seconds_now() - begin_).c_str());
+}
+
+// A resumed run has the log that an uninterrupted one would have: lines behind its checkpoint go. The shortened log
+// takes the place of the old one in one step, so that a kill in between loses neither.
+void Progress::open_log(const std::string& path, size_t steps_done) {
+  std::ifstream old(path);
+  AtomicFile shortened(path);
+  for (std::string line; steps_done > 0 && std::getline(old, line);) {
+    const auto entry = nlohmann::json::parse(line, nullptr, false);
+    if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_unsigned() ||
+        entry["step"].get<size_t>() > steps_done)
+      continue;
+    line += '\n';
+    shortened.write(line.data(), line.size());
+  }
+  shortened.commit();
+  log_.open(path, std::ios::app);
+  require(log_.is_open(), "%s: cannot write: %s", path.c_str(), strerror(errno));
+}
+
+void Progress::write(const std::string& line) {
+  if (log_.is_open()) log_ << line << "\n";
+}
+
+void Progress::clear_bar() const {
+  if (terminal_) printf("\r\033[K");
+}
+
+void Progress::draw_bar(size_t step, double left) const {
+  if (!terminal_) return;
+  const size_t width = 50, filled = width * step / config_.steps;
+  printf("[%s%s] %zu%%, %s left", std::string(filled, '#').c_str(), std::string(width - filled, '.').c_str(),
+         100 * step / config_.steps, duration(left).c_str());
+}
+
+}  // namespace gated
