@@ -2,13 +2,13 @@
 //
 //   --ffn=swiglu|glu|geglu         y = W_down (act(W_gate x) * (W_up x)), act = SiLU, sigmoid, GELU   kernels/glu.cu
 //   --ffn=gelu|relu2               y = W_down act(W_up x), act = GELU, max(x,0)^2              kernels/activation.cu
-//   --ffn=polynorm                 y = W_down PolyNorm(W_up x)           (arXiv 2411.03884)      kernels/polynorm.cuh
+//   --ffn=polynorm                 y = W_down PolyNorm(W_up x)           (arXiv 2411.03884)      kernels/polynorm.cu
 //   --gelu=tanh|erf                which GELU
 // shapes: x, y (N,C); W_gate, W_up (F,C); W_down (C,F) | tests/test_model.cpp
 #pragma once
 #include "kernels/activation.h"
 #include "kernels/glu.h"
-#include "kernels/polynorm.cuh"
+#include "kernels/polynorm.h"
 #include "layers/linear.cuh"
 #include "layers/mixer.h"
 

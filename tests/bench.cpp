@@ -26,7 +26,7 @@
 #include "kernels/mean.h"
 #include "kernels/layernorm.h"
 #include "kernels/linear_cross_entropy.h"
-#include "kernels/polynorm.cuh"
+#include "kernels/polynorm.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/shared_gate.h"

@@ -239,7 +239,7 @@ std::vector<Flag> list_flags(Config& c) {
                      {"geglu", FfnKind::geglu, "kernels/glu.cu", "GELU(gate) * up"},
                      {"gelu", FfnKind::gelu, "kernels/activation.cu", "GELU(up)"},
                      {"relu2", FfnKind::relu2, "kernels/activation.cu", "max(up, 0)^2"},
-                     {"polynorm", FfnKind::polynorm, "kernels/polynorm.cuh", "normed powers of up, added"}},
+                     {"polynorm", FfnKind::polynorm, "kernels/polynorm.cu", "normed powers of up, added"}},
                     "feed-forward network");
   t.choice<Activation>("--gelu", m.ffn.gelu,
                        {{"tanh", Activation::gelu_tanh, "core/activation.cuh", "GPT-2's approximation"},
