@@ -126,22 +126,23 @@ void TokenGroups::build(const int* ids, size_t N, Context& ctx) {
     require(size_t(ids[n]) < V_, "embedding: token %zu has id %d, expected 0 <= id < %zu", n, ids[n], V_);
   tokens_ = N;
   int *count = lists_.data(), *id = count + 1, *start = id + capacity_, *token = start + capacity_ + 1;
+  int* const place = place_.data();
 
   std::fill(place_.begin(), place_.end(), 0);
-  for (size_t n = 0; n < N; n++) place_[ids[n]]++;  // how often an id occurs
+  for (size_t n = 0; n < N; n++) place[ids[n]]++;  // how often an id occurs
   int groups = 0, first = 0;
   for (size_t v = 0; v < V_; v++) {
-    const int occurs = place_[v];
+    const int occurs = place[v];
     if (occurs == 0) continue;
     id[groups] = int(v);
     start[groups] = first;
-    place_[v] = first;  // from here on: where the next token of this id goes
+    place[v] = first;  // from here on: where the next token of this id goes
     first += occurs;
     groups++;
   }
   start[groups] = first;
   *count = groups;
-  for (size_t n = 0; n < N; n++) token[place_[ids[n]]++] = int(n);
+  for (size_t n = 0; n < N; n++) token[place[ids[n]]++] = int(n);
   ctx.upload(device_.data(), lists_.data(), lists_.size() - (most_tokens_ - N));
 }
 
