@@ -1,0 +1,61 @@
+// readme: what README.md quotes stands in the file that it names, what it links to is there, and its picture is drawn by
+// scripts/draw_architecture.py. (Its flag map and the papers' rows: tests/test_flags.cpp. Its fingerprint:
+// tests/test_golden.cpp.)
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tests/catch.h"
+
+namespace {
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// What stands between `open` and `close` from `at` on, and moves `at` behind it; "" where there is none.
+std::string next_between(const std::string& text, const std::string& open, const std::string& close, size_t& at) {
+  const size_t begin = text.find(open, at);
+  if (begin == std::string::npos) return "";
+  const size_t end = text.find(close, begin + open.size());
+  REQUIRE(end != std::string::npos);
+  at = end + close.size();
+  return text.substr(begin + open.size(), end - begin - open.size());
+}
+
+}  // namespace
+
+TEST_CASE("readme: what it quotes from a file stands in that file", "[readme]") {
+  const std::string readme = contents("README.md");
+  size_t quotes = 0, at = 0;
+  for (std::string path; !(path = next_between(readme, "<!-- from ", " -->", at)).empty(); quotes++) {
+    const std::string quote = next_between(readme, "```cpp\n", "```\n", at);
+    INFO(path << "\n" << quote);
+    REQUIRE(quote.size() > 40);
+    REQUIRE(contents(path).find(quote) != std::string::npos);
+  }
+  REQUIRE(quotes > 0);
+}
+
+TEST_CASE("readme: every file that it links to is there", "[readme]") {
+  const std::string readme = contents("README.md");
+  size_t links = 0, at = 0;
+  for (std::string target; !(target = next_between(readme, "](", ")", at)).empty();) {
+    if (target.starts_with("http") || target.starts_with("#")) continue;
+    INFO(target);
+    REQUIRE(std::filesystem::exists(target));
+    links++;
+  }
+  REQUIRE(links > 20);
+}
+
+TEST_CASE("readme: its picture is what the script draws", "[readme]") {
+  REQUIRE(contents("README.md").find("scripts/architecture.svg") != std::string::npos);
+  REQUIRE(std::filesystem::exists("scripts/architecture.svg"));
+  if (std::system("python3 --version >/dev/null 2>&1") != 0) return;  // nothing to draw with
+  REQUIRE(std::system("python3 scripts/draw_architecture.py --check") == 0);
+}
