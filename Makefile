@@ -34,7 +34,7 @@ CUDA_ARCH ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,nohead
 NVCCFLAGS := -std=c++20 -O3 -fmad=false -lineinfo -I. -MMD -MP -Dgated=gated_nvcc --expt-relaxed-constexpr -diag-suppress 20050,1675,128 \
   -gencode arch=compute_$(CUDA_ARCH),code=[sm_$(CUDA_ARCH),compute_$(CUDA_ARCH)] \
   -Xcompiler $(subst $(space),$(comma),$(EXACT)),-fopenmp,-march=native,-Wall
-CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcudart_static -ldl -lrt
+CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcublasLt -lcudart_static -ldl -lrt
 endif
 LIBS := -lboost_context -lpthread
 

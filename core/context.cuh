@@ -9,9 +9,13 @@
 #ifdef __CUDACC__
 #include <nvtx3/nvToolsExt.h>
 #endif
+#include "core/cublas.cuh"
 #include "core/device.cuh"
 
 namespace gated {
+
+// Who computes matrix products: kernels/matmul.cu, or on a GPU also cuBLASLt.
+enum class MatmulEngine { exact, cublas };
 
 class Context {
  public:
@@ -32,6 +36,22 @@ class Context {
       if (s.memory) cudaFreeHost(s.memory), cudaEventDestroy(s.copied);
     if (stream) cudaStreamDestroy(stream);
 #endif
+  }
+
+  // From here on cuBLASLt computes matrix products: the same from run to run, but not the CPU's bits.
+  void use_cublas(bool tf32) {
+    require(device == Device::cuda, "cuBLAS computes on a GPU only, and this run is on %s", name_of(device));
+    cublas_ = std::make_unique<Cublas>(tf32);
+  }
+  MatmulEngine matmul_engine() const {
+    return cublas_ ? MatmulEngine::cublas : MatmulEngine::exact;
+  }
+  Cublas& cublas() {
+    return *cublas_;
+  }
+  // Bytes that the engine holds on the device.
+  size_t matmul_engine_bytes() const {
+    return cublas_ ? cublas_workspace_bytes : 0;
   }
 
   // Memory for `bytes` of scratch, and no more from here on: a plan that was too small is an error, not an allocation.
@@ -95,6 +115,7 @@ class Context {
   }
 
  private:
+  std::unique_ptr<Cublas> cublas_;  // where cuBLAS is used
   Buffer<unsigned char> scratch_;
   size_t most_scratch_ = 0;
   bool planned_ = false;

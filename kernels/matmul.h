@@ -61,7 +61,7 @@ void matmul_cpu(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, s
 void matmul_cpu(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
                 Accumulate accumulate, const float* bias = nullptr);
 
-// ---- by cuBLASLt, where the context says so: kernels/matmul_cublas.cu. Not the bits of the others.
+// ---- by cuBLASLt, where ctx.use_cublas() was called: kernels/matmul_cublas.cu. Takes no scratch; K > 0.
 
 void matmul_cublas(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,
                    Layout layout, Accumulate accumulate, const float* bias, Context& ctx);

@@ -1,5 +1,5 @@
-// matmul: the tuned CPU product and the kernels against the reference, in every layout, size and way of
-// cutting.
+// matmul: the tuned CPU product and the kernels against the reference, in every layout, size and way of cutting; cuBLAS,
+// where there is a GPU, against a bound.
 #include "kernels/matmul.h"
 
 #include <omp.h>
@@ -222,7 +222,11 @@ TEST_CASE("matmul: the plan splits only where tiles are few") {
   REQUIRE(matmul_plan(4096, 4096, 4096).tile == Tile::large);
   REQUIRE(matmul_plan(4096, 4096, 4096).together == 1);
   REQUIRE(matmul_plan(768, 768, 65536).together == 64);  // a weight gradient over many tokens
-  REQUIRE(matmul_plan(2048, 768, 768).together == 1);    // one slice: nothing to split
+  REQUIRE(matmul_scratch(768, 768, 65536, Accumulate::yes) == 64 * 768 * 768 * sizeof(float));
+  REQUIRE(matmul_scratch(5, 7, 1025, Accumulate::yes) == 2 * 5 * 8 * sizeof(float));  // rows of whole quads
+  REQUIRE(matmul_scratch(4096, 4096, 4096, Accumulate::yes) == 4096 * 4096 * sizeof(float));
+  REQUIRE(matmul_scratch(4096, 4096, 4096, Accumulate::no) == 0);
+  REQUIRE(matmul_plan(2048, 768, 768).together == 1);  // one slice: nothing to split
   REQUIRE(matmul_plan(64, 64, 0).together == 1);
   // 2.3 GiB of slices side by side would be too much: groups of the same size, one matrix less after the first
   const MatmulPlan groups = matmul_plan(768, 768, 1 << 20);
@@ -418,4 +422,73 @@ TEST_CASE("matmul: matrices may begin anywhere", "[bitwise]") {
       REQUIRE_BITWISE(expected, gc.download());
     }
   });
+}
+
+TEST_CASE("matmul: cuBLAS is refused where there is no GPU, and the exact product stays", "[cublas]") {
+  for (Device device : {Device::cpu, kernel_device}) {
+    if (device == Device::cuda) continue;
+    Context ctx(device);
+    std::string reason;
+    try {
+      ctx.use_cublas(false);
+    } catch (const Error& e) {
+      reason = e.what();
+    }
+    REQUIRE(reason == std::string("cuBLAS computes on a GPU only, and this run is on ") + gated::name_of(device));
+    REQUIRE(ctx.matmul_engine() == MatmulEngine::exact);
+    REQUIRE(ctx.matmul_engine_bytes() == 0);
+  }
+}
+
+TEST_CASE("matmul: cuBLAS on a GPU keeps to its bound, repeats itself, and leaves the gaps of wider rows alone",
+          "[cublas]") {
+  if (kernel_device != Device::cuda || !kernels_can_run()) return;
+  const Size sizes[] = {{1, 1, 1}, {63, 65, 17}, {128, 256, 512}, {64, 64, 8192}, {1, 1000, 96}, {300, 5, 2049}};
+  for (const Size& s : sizes)
+    for (size_t gap : {0, 3, 8})
+      for (bool tf32 : {false, true})
+        for_every_form([&](Layout layout, Accumulate accumulate) {
+          INFO("M " << s.M << " N " << s.N << " K " << s.K << " gap " << gap << (tf32 ? " tf32" : " fp32"));
+          const bool add = accumulate == Accumulate::yes;
+          const size_t lda = packed_lda(s.M, s.K, layout) + gap, ldb = packed_ldb(s.N, s.K, layout) + gap;
+          const size_t ldc = s.N + gap;
+          const size_t a_rows = layout == Layout::tn ? s.K : s.M, b_rows = layout == Layout::nt ? s.N : s.K;
+          const auto a = random_values<float>(a_rows * lda, 1), b = random_values<float>(b_rows * ldb, 2);
+          const auto c = random_values<float>(s.M * ldc, 3), bias = random_values<float>(s.N, 4);
+
+          // The exact sum, and the sum of absolute values that every rounding is a share of.
+          auto in_double = [](std::vector<float> v, bool absolute) {
+            if (absolute)
+              for (float& x : v) x = std::fabs(x);
+            return std::vector<double>(v.begin(), v.end());
+          };
+          std::vector<double> sums[2];
+          for (bool absolute : {false, true}) {
+            const auto x = in_double(a, absolute), y = in_double(b, absolute), z = in_double(bias, absolute);
+            sums[absolute] = in_double(c, absolute);
+            matmul_strided_ref<double>({sums[absolute].data(), ldc}, {x.data(), lda}, {y.data(), ldb}, s.M, s.N, s.K,
+                                       layout, accumulate, add ? nullptr : z.data());
+          }
+          // fp32: K + 2 roundings of 2^-24 at most. TF32 also cuts both operands to 10 bits.
+          const double share = double(s.K + 2) * 0x1p-24 + (tf32 ? 2 * 0x1p-10 : 0.0);
+
+          std::vector<float> first;
+          for (int run = 0; run < 3; run++) {  // a context of its own each: the algorithm is chosen again
+            Context ctx(Device::cuda);
+            ctx.use_cublas(tf32);
+            REQUIRE(ctx.matmul_engine_bytes() == cublas_workspace_bytes);
+            Guarded ga(ctx, a), gb(ctx, b), gc(ctx, c), gbias(ctx, bias);
+            matmul({gc, ldc}, {ga, lda}, {gb, ldb}, s.M, s.N, s.K, layout, accumulate, ctx, add ? nullptr : +gbias);
+            REQUIRE(ctx.most_scratch_used() == 0);
+            const auto got = gc.download();
+            if (run == 0) first = got;
+            REQUIRE_BITWISE(first, got);
+          }
+          for (size_t m = 0; m < s.M; m++)
+            for (size_t n = 0; n < ldc; n++) {
+              const size_t i = m * ldc + n;
+              if (n >= s.N) REQUIRE(first[i] == c[i]);
+              if (n < s.N) REQUIRE(std::fabs(double(first[i]) - sums[0][i]) <= 1.01 * share * sums[1][i]);
+            }
+        });
 }

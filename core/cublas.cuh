@@ -1,0 +1,44 @@
+// cublas: what cuBLASLt needs between calls: its handle, a workspace, and the algorithm that was chosen for each shape.
+// A Context that was told use_cublas() holds one. kernels/matmul_cublas.cu
+#pragma once
+#include "core/device.cuh"
+#ifdef __CUDACC__
+#include <cublasLt.h>
+
+#include <array>
+#include <map>
+#endif
+
+namespace gated {
+
+// What an algorithm may use, allocated once: the size that NVIDIA recommends for Hopper.
+constexpr size_t cublas_workspace_bytes = size_t{32} << 20;
+
+#ifdef __CUDACC__
+#define CUBLAS_CHECK(call)                                                                    \
+  do {                                                                                        \
+    cublasStatus_t e_ = (call);                                                               \
+    if (e_ != CUBLAS_STATUS_SUCCESS)                                                          \
+      ::gated::fail("%s:%d: %s: %s", __FILE__, __LINE__, #call, cublasLtGetStatusString(e_)); \
+  } while (0)
+
+struct Cublas {
+  explicit Cublas(bool tf32) : tf32(tf32), workspace(Device::cuda, cublas_workspace_bytes) {
+    CUBLAS_CHECK(cublasLtCreate(&handle));
+  }
+  Cublas(const Cublas&) = delete;
+  ~Cublas() { cublasLtDestroy(handle); }
+
+  using Shape = std::array<size_t, 12>;  // everything that a choice depends on
+  const bool tf32;
+  cublasLtHandle_t handle = nullptr;
+  Buffer<unsigned char> workspace;
+  std::map<Shape, cublasLtMatmulAlgo_t> algorithms;
+};
+#else
+struct Cublas {
+  explicit Cublas(bool) {}  // never made: there is no GPU in this build
+};
+#endif
+
+}  // namespace gated

@@ -1,0 +1,112 @@
+// matmul_cublas: the products of kernels/matmul.cu by cuBLASLt, in fp32 or TF32
+//
+// Faster, and not exact: NVIDIA's kernels add in an order that they do not state, so a result is held to a bound and not
+// to the CPU's bits. TF32 rounds the operands to 10 bits behind the binary point before it multiplies.
+//
+// The same result from run to run, because nothing is left to chance:
+//   - the library's heuristic chooses an algorithm for a shape (sizes, leading dimensions, alignments, epilogue) once, and
+//     the choice is kept. It depends on the shape, the GPU and the library's version, not on a measurement
+//   - sums that are split along k are added in a fixed order: in the workspace, by a step of their own (reduction scheme
+//     "compute type"). The schemes that add in C as blocks finish are not allowed
+//   - one stream and one workspace, which is allocated when the context is told to use cuBLAS
+//
+// cuBLAS is column-major: what is a row-major (M,N) matrix here is a column-major (N,M) one there, the transpose. So
+// instead of C = op(A) op(B) it computes C^T = op(B)^T op(A)^T from the same memory: B comes first, and M and N change
+// places. Seen column-major, B of nt is (K,N) and has to be transposed, B of nn and tn is (N,K) and does not; A of nt and
+// nn is (K,M) and does not, A of tn is (M,K) and has to be.
+// The bias is added in the epilogue, one value for each row of C^T. A C that is accumulated to is beta = 1.
+// --matmul=cublas, --tf32 | tests/test_matmul.cpp (on a GPU)
+#include "kernels/matmul.h"
+
+namespace gated {
+#ifdef __CUDACC__
+
+// A descriptor of cuBLASLt that ends with its scope.
+struct CublasDescription {
+  explicit CublasDescription(bool tf32) {
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&of, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  }
+  CublasDescription(const CublasDescription&) = delete;
+  ~CublasDescription() { cublasLtMatmulDescDestroy(of); }
+  template <class T>
+  void set(cublasLtMatmulDescAttributes_t what, T value) {
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(of, what, &value, sizeof value));
+  }
+  cublasLtMatmulDesc_t of = nullptr;
+};
+
+struct CublasMatrix {
+  CublasMatrix(size_t rows, size_t columns, size_t ld) {
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&of, CUDA_R_32F, rows, columns, int64_t(ld)));
+  }
+  CublasMatrix(const CublasMatrix&) = delete;
+  ~CublasMatrix() { cublasLtMatrixLayoutDestroy(of); }
+  cublasLtMatrixLayout_t of = nullptr;
+};
+
+struct CublasPreference {
+  CublasPreference() { CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&of)); }
+  CublasPreference(const CublasPreference&) = delete;
+  ~CublasPreference() { cublasLtMatmulPreferenceDestroy(of); }
+  template <class T>
+  void set(cublasLtMatmulPreferenceAttributes_t what, T value) {
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(of, what, &value, sizeof value));
+  }
+  cublasLtMatmulPreference_t of = nullptr;
+};
+
+// The largest power of two up to 256 that an address is a multiple of.
+static size_t cublas_alignment(const void* p) {
+  size_t bytes = 256;
+  while (reinterpret_cast<uintptr_t>(p) % bytes != 0) bytes /= 2;
+  return bytes;
+}
+
+void matmul_cublas(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,
+                   Layout layout, Accumulate accumulate, const float* bias, Context& ctx) {
+  Cublas& cublas = ctx.cublas();
+  const bool turn_a = layout == Layout::tn, turn_b = layout == Layout::nt;
+  CublasDescription product(cublas.tf32);
+  product.set(CUBLASLT_MATMUL_DESC_TRANSA, turn_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  product.set(CUBLASLT_MATMUL_DESC_TRANSB, turn_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (bias) {
+    product.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    product.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  }
+  const CublasMatrix first(turn_b ? K : N, turn_b ? N : K, B.ld), second(turn_a ? M : K, turn_a ? K : M, A.ld);
+  const CublasMatrix result(N, M, C.ld);
+
+  const size_t align_a = cublas_alignment(A.data), align_b = cublas_alignment(B.data),
+               align_c = cublas_alignment(C.data);
+  const Cublas::Shape shape = {
+      M,    N,       K,       size_t(layout), size_t(accumulate), bias ? cublas_alignment(bias) : 0, A.ld, B.ld,
+      C.ld, align_a, align_b, align_c};
+  auto known = cublas.algorithms.find(shape);
+  if (known == cublas.algorithms.end()) {
+    CublasPreference preference;
+    preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(cublas_workspace_bytes));
+    preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(align_b));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(align_a));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(align_c));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(align_c));
+    cublasLtMatmulHeuristicResult_t best;
+    int found = 0;
+    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(cublas.handle, product.of, first.of, second.of, result.of, result.of,
+                                                preference.of, 1, &best, &found));
+    require(found == 1, "matmul: cuBLASLt has no algorithm for M %zu, N %zu, K %zu; use --matmul=exact", M, N, K);
+    known = cublas.algorithms.emplace(shape, best.algo).first;
+  }
+  const float alpha = 1, beta = accumulate == Accumulate::yes ? 1 : 0;
+  CUBLAS_CHECK(cublasLtMatmul(cublas.handle, product.of, &alpha, B.data, first.of, A.data, second.of, &beta, C.data,
+                              result.of, C.data, result.of, &known->second, cublas.workspace.data(),
+                              cublas_workspace_bytes, ctx.stream));
+}
+
+#else
+void matmul_cublas(Matrix<float>, Matrix<const float>, Matrix<const float>, size_t, size_t, size_t, Layout, Accumulate,
+                   const float*, Context&) {
+  fail("matmul: this build has no cuBLAS: it was made without nvcc");
+}
+#endif
+}  // namespace gated
