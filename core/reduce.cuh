@@ -16,6 +16,7 @@
 // one element into its chain: acc -> fmaf(a, b, acc) for a dot product, acc + v for a sum.
 // tests/test_reduce.cpp
 #pragma once
+#include <algorithm>
 #include <array>
 
 #include "core/context.cuh"
@@ -222,20 +223,28 @@ void column_slices_ref(T* partial, size_t rows, size_t cols, const Fold& fold) {
   }
 }
 
+// out[k][c] += the sum down a column whose slices have been summed: level (slices,K,cols) holds their sums, and is
+// overwritten. Slices are added as rows were, until one is left.
+template <size_t K, class T>
+void column_add_slices_ref(const std::array<T*, K>& out, T* level, size_t slices, size_t cols) {
+  const size_t sums = K * cols;
+  for (; slices > 1; slices = ceil_div(slices, column_slice)) {
+    std::vector<T> next(ceil_div(slices, column_slice) * sums);
+    column_slices_ref<1>(next.data(), slices, sums, OneSum<AddRows<T>>{{level, sums}});
+    std::copy(next.begin(), next.end(), level);
+  }
+  for (size_t k = 0; k < K; k++)
+    for (size_t c = 0; c < cols; c++) out[k][c] += level[k * cols + c];
+}
+
 // out[k][c] += sum k over rows of fold(acc, row, c).
 template <size_t K, class T, class Fold>
 void column_reduce_add_ref(const std::array<T*, K>& out, size_t rows, size_t cols, Fold fold) {
   if (rows == 0 || cols == 0) return;
-  const size_t sums = K * cols;
-  size_t slices = ceil_div(rows, column_slice);
-  std::vector<T> level(slices * sums), next;
+  const size_t slices = ceil_div(rows, column_slice);
+  std::vector<T> level(slices * K * cols);
   column_slices_ref<K>(level.data(), rows, cols, fold);
-  for (; slices > 1; slices = ceil_div(slices, column_slice), std::swap(level, next)) {
-    next.resize(ceil_div(slices, column_slice) * sums);
-    column_slices_ref<1>(next.data(), slices, sums, OneSum<AddRows<T>>{{level.data(), sums}});
-  }
-  for (size_t k = 0; k < K; k++)
-    for (size_t c = 0; c < cols; c++) out[k][c] += level[k * cols + c];
+  column_add_slices_ref(out, level.data(), slices, cols);
 }
 
 template <class T, class Fold>
@@ -284,8 +293,7 @@ inline size_t column_reduce_scratch(size_t rows, size_t cols, size_t K = 1) {
   return (slices + ceil_div(slices, column_slice)) * K * cols * sizeof(float);
 }
 
-// out[k][c] += the sum down a column whose slices have been summed: level (slices,K,cols) holds their sums, and is
-// overwritten. Slices are added as rows were, until one is left. level has column_reduce_scratch() bytes in all.
+// column_add_slices_ref on a device of kernels. level has column_reduce_scratch() bytes in all.
 template <size_t K>
 void column_add_slices(const std::array<float*, K>& out, float* level, size_t slices, size_t cols, Context& ctx) {
   const unsigned threads = 128;
@@ -300,17 +308,24 @@ void column_add_slices(const std::array<float*, K>& out, float* level, size_t sl
   launch(column_add_kernel<K>, grid_of(ceil_div(cols, threads)), threads, 0, ctx, out, level, cols);
 }
 
+// The kernels of a column sum, in scratch memory of the caller's: column_reduce_scratch() bytes.
+template <size_t K, class Fold>
+void column_reduce_add_in(float* scratch, const std::array<float*, K>& out, size_t rows, size_t cols, Fold fold,
+                          Context& ctx) {
+  const size_t slices = ceil_div(rows, column_slice);
+  const unsigned threads = 128;
+  launch(column_slices_kernel<K, Fold>, grid_of(slices * ceil_div(cols, threads)), threads, 0, ctx, scratch, rows, cols,
+         fold);
+  column_add_slices(out, scratch, slices, cols, ctx);
+}
+
 // out[k][c] += sum k over rows of fold(acc, row, c), in the canonical order, on the device of the context.
 template <size_t K, class Fold>
 void column_reduce_add(const std::array<float*, K>& out, size_t rows, size_t cols, Fold fold, Context& ctx) {
   if (rows == 0 || cols == 0) return;
   if (ctx.device == Device::cpu) return column_reduce_add_ref(out, rows, cols, fold);
-  const size_t slices = ceil_div(rows, column_slice);
-  const unsigned threads = 128;
-  float* level = ctx.scratch(column_reduce_scratch(rows, cols, K) / sizeof(float));
-  launch(column_slices_kernel<K, Fold>, grid_of(slices * ceil_div(cols, threads)), threads, 0, ctx, level, rows, cols,
-         fold);
-  column_add_slices(out, level, slices, cols, ctx);
+  float* scratch = ctx.scratch(column_reduce_scratch(rows, cols, K) / sizeof(float));
+  column_reduce_add_in(scratch, out, rows, cols, fold, ctx);
 }
 
 template <class Fold>

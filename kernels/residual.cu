@@ -19,7 +19,7 @@
 //
 // shapes: x, branch, sum, dy, dresidual, dx, dbranch (N,C) f32 | sum, dx and dbranch are written
 // The norms join in the pass that reads x anyway, with the parts in residual.cuh: rmsnorm.cu, layernorm.cu, dyt.cu,
-// gated_norm.cuh. With --norm=none the join is an operation of its own, and stands here.
+// gated_norm.cu. With --norm=none the join is an operation of its own, and stands here.
 // --dropout, --clip-output, --clip-residual | tests/test_residual.cpp
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"

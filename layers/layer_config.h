@@ -2,7 +2,7 @@
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/gate.h"
-#include "kernels/gated_norm.cuh"
+#include "kernels/gated_norm.h"
 #include "layers/parameters.h"
 
 namespace gated {

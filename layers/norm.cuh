@@ -7,12 +7,12 @@
 //   --norm=none        y = x                                  kernels/residual.cu
 //   --norm=gated       y = n * act(W_up SiLU(W_down n)), n = RMSNorm(x): GatedNorm (arXiv 2601.22966)
 //   --norm=gated-dyt   the same gate, n = DyT(x)
-//   The gate's score is one for an element (W_up (C,rank)) or one for a token (W_up (1,rank)); kernels/gated_norm.cuh
+//   The gate's score is one for an element (W_up (C,rank)) or one for a token (W_up (1,rank)); kernels/gated_norm.cu
 //   does all of it as one operation.
 // shapes: x, branch, y (N,C) | tests/test_model.cpp
 #pragma once
 #include "kernels/dyt.h"
-#include "kernels/gated_norm.cuh"
+#include "kernels/gated_norm.h"
 #include "kernels/layernorm.h"
 #include "kernels/residual.h"
 #include "kernels/rmsnorm.h"

@@ -20,7 +20,7 @@
 #include "kernels/bias.h"
 #include "kernels/dyt.h"
 #include "kernels/embedding.h"
-#include "kernels/gated_norm.cuh"
+#include "kernels/gated_norm.h"
 #include "kernels/glu.h"
 #include "kernels/gradient.h"
 #include "kernels/mean.h"

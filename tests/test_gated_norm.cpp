@@ -1,8 +1,10 @@
-// gated_norm: the reference against finite differences; the reference, the CPU and the kernels against the
-// operations that it is made of, one by one.
-#include "kernels/gated_norm.cuh"
+// gated_norm: the reference against finite differences; the CPU, the kernels, and the operations that it is made of, one by
+// one, against the reference.
+#include "kernels/gated_norm.h"
 
+#include "kernels/activation.h"
 #include "kernels/dyt.h"
+#include "kernels/matmul.h"
 #include "kernels/rmsnorm.h"
 #include "tests/gate_ops.h"
 #include "tests/harness.h"
@@ -118,11 +120,12 @@ struct Case {
     return run(
         cpu,
         [&](float* y, float* r, float* low, float* sum, const ResidualIn& in, const GatedNormWeights& w) {
-          gated_norm_forward_ref<float>(y, r, low, sum, in, w, s);
+          gated_norm_general_forward_ref<float>(y, r, low, sum, in, w, s);
         },
         [&](float* dx, float* dbranch, const GatedNormGradients& g, const float* dy, const ResidualBackwardIn& in,
-            const float* low, const float* r,
-            const GatedNormWeights& w) { gated_norm_backward_ref<float>(dx, dbranch, g, dy, in, low, r, w, s); });
+            const float* low, const float* r, const GatedNormWeights& w) {
+          gated_norm_general_backward_ref<float>(dx, dbranch, g, dy, in, low, r, w, s);
+        });
   }
 };
 
@@ -157,15 +160,16 @@ TEST_CASE("gated_norm: gradients against finite differences", "[gradcheck]") {
         // loss = <y, dy> + <sum, dresidual>: the residual stream goes on past the norm.
         auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch,
                         const std::vector<double>& parameters) {
-          gated_norm_forward_ref<double>(y.data(), r.data(), low.data(), sum.data(), {x.data(), branch.data(), join},
-                                         parameters_in(parameters.data(), s), s);
+          gated_norm_general_forward_ref<double>(y.data(), r.data(), low.data(), sum.data(),
+                                                 {x.data(), branch.data(), join}, parameters_in(parameters.data(), s),
+                                                 s);
           return dot(y, dy) + dot(sum, dres);
         };
         loss(x, branch, parameters);
         std::vector<double> dx(n), dbranch(n), gradients(parameters_size(s), 0.0);
-        gated_norm_backward_ref<double>(dx.data(), dbranch.data(), parameters_in(gradients.data(), s), dy.data(),
-                                        {sum.data(), dres.data(), branch.data(), join}, low.data(), r.data(),
-                                        parameters_in(parameters.data(), s), s);
+        gated_norm_general_backward_ref<double>(dx.data(), dbranch.data(), parameters_in(gradients.data(), s),
+                                                dy.data(), {sum.data(), dres.data(), branch.data(), join}, low.data(),
+                                                r.data(), parameters_in(parameters.data(), s), s);
         check_gradient(
             "x", [&](auto& v) { return loss(v, branch, parameters); }, x, dx);
         check_gradient(
@@ -175,7 +179,8 @@ TEST_CASE("gated_norm: gradients against finite differences", "[gradcheck]") {
       }
 }
 
-TEST_CASE("gated_norm: one operation has the bits of five", "[bitwise]") {
+TEST_CASE("gated_norm: kernels and the CPU equal the reference bit for bit, and so do the five operations",
+          "[bitwise]") {
   const GateOp other = {Activation::silu, true, 0.7f};
   const Case cases[] = {
       {{63, 20, 3, rms, elementwise, {}, 0, 1e-6f}},
@@ -195,27 +200,55 @@ TEST_CASE("gated_norm: one operation has the bits of five", "[bitwise]") {
   };
   for (const Case& test : cases) {
     INFO(describe(test.s) << ", branch " << test.branch << ", plain " << test.join.plain());
+    const Results expected = test.reference();
     Context cpu(Device::cpu);
-    const Results expected = test.composed(cpu);
-    require_alike(expected, test.reference());
-    require_alike(expected, test.fused_by(cpu));
-    on_every_device([&](Context& ctx) { require_alike(expected, test.fused_by(ctx)); });
+    require_alike(expected, test.composed(cpu));
+    on_every_device([&](Context& ctx) {
+      require_alike(expected, test.fused_by(ctx));
+      const size_t forward = gated_norm_forward_scratch(test.s, ctx.device);
+      const size_t backward = gated_norm_backward_scratch(test.s, ctx.device);
+      REQUIRE(ctx.most_scratch_used() == std::max(forward, backward));
+    });
   }
+}
+
+TEST_CASE("gated_norm: the plain reference is the general one without its additions", "[bitwise]") {
+  const Case test = {{63, 20, 3, rms, elementwise, {}, 0, 1e-6f}};
+  const GatedNormShape& s = test.s;
+  Context cpu(Device::cpu);
+  const Results plain = test.run(
+      cpu,
+      [&](float* y, float* r, float* low, float*, const ResidualIn& in, const GatedNormWeights& w) {
+        gated_norm_forward_ref<float>(y, r, low, in.x, w.w, w.down, w.up, s.N, s.C, s.rank, s.eps);
+      },
+      [&](float* dx, float*, const GatedNormGradients& g, const float* dy, const ResidualBackwardIn& in,
+          const float* low, const float* r, const GatedNormWeights& w) {
+        gated_norm_backward_ref<float>(dx, g.w, g.down, g.up, dy, in.x, low, r, w.w, w.down, w.up, s.N, s.C, s.rank);
+      });
+  require_alike(plain, test.reference());
+}
+
+TEST_CASE("gated_norm: the forward takes the scratch that it says") {
+  const GatedNormShape s = {3, 40, 7, rms, elementwise, {}, 0, 1e-6f};
+  on_every_device([&](Context& ctx) {
+    Guarded y(ctx, s.N * s.C), r(ctx, s.N), low(ctx, s.N * s.rank), x(ctx, random_values<float>(s.N * s.C, 1));
+    Guarded parameters(ctx, random_values<float>(parameters_size(s), 2));
+    gated_norm_forward(y, r, low, nullptr, {x}, parameters_in<const float*>(parameters, s), s, ctx);
+    REQUIRE(ctx.most_scratch_used() == gated_norm_forward_scratch(s, ctx.device));
+  });
 }
 
 TEST_CASE("gated_norm: slices of slices down the columns", "[bitwise]") {
   const Case test = {{16500, 2, 1, dyt, elementwise, {}}};
-  Context cpu(Device::cpu);
-  const Results expected = test.composed(cpu);
+  const Results expected = test.reference();
+  Context cpu(Device::cpu), kernels(kernel_device);
   require_alike(expected, test.fused_by(cpu));
-  Context kernels(kernel_device);
   require_alike(expected, test.fused_by(kernels));
 }
 
 TEST_CASE("gated_norm: dx may be dresidual", "[bitwise]") {
   const Case test = {{63, 131, 3, rms, elementwise, {}, 0, 1e-6f}, true};
-  Context cpu(Device::cpu);
-  const Results expected = test.composed(cpu);
+  const Results expected = test.reference();
   auto in_place = [&](Context& ctx) {
     Guarded dx(ctx, test.dresidual);
     test.run(
@@ -226,7 +259,6 @@ TEST_CASE("gated_norm: dx may be dresidual", "[bitwise]") {
         });
     return dx.download();
   };
-  REQUIRE_BITWISE(expected.dx, in_place(cpu));
   on_every_device([&](Context& ctx) { REQUIRE_BITWISE(expected.dx, in_place(ctx)); });
 }
 
@@ -241,6 +273,9 @@ TEST_CASE("gated_norm: what it refuses") {
                       "gated_norm_forward: rank is 1025, expected 1 to 1024");
   REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 4, 2, dyt}, cpu),
                       "gated_norm_forward: DyT has alpha and b");
+  REQUIRE_THROWS_WITH(
+      gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 4, 2, rms, elementwise, {Activation::relu2}}, cpu),
+      "gated_norm_forward: act is relu2, expected one of: sigmoid ns_sigmoid silu tanh identity");
   REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 0, 2}, cpu),
                       "gated_norm_forward: rows have no columns");
   REQUIRE_THROWS_WITH(gated_norm_backward(c, nullptr, g, c, {a}, a, a, w, {1, 4, 2}, cpu),

@@ -132,8 +132,8 @@ std::vector<Flag> list_flags(Config& c) {
        {"layernorm", NormKind::layernorm, "kernels/layernorm.cu", "(x - mean) / deviation * w + b"},
        {"dyt", NormKind::dyt, "kernels/dyt.cu", "tanh(alpha x) * w + b"},
        {"preaffine", NormKind::preaffine, "kernels/rmsnorm.cu", "RMSNorm(w1 * x), w1 learned"},
-       {"gated", NormKind::gated, "kernels/gated_norm.cuh", "RMSNorm times a low-rank gate of itself"},
-       {"gated-dyt", NormKind::gated_dyt, "kernels/gated_norm.cuh", "DyT times a low-rank gate of itself"},
+       {"gated", NormKind::gated, "kernels/gated_norm.cu", "RMSNorm times a low-rank gate of itself"},
+       {"gated-dyt", NormKind::gated_dyt, "kernels/gated_norm.cu", "DyT times a low-rank gate of itself"},
        {"none", NormKind::none, "kernels/residual.cu", "x"}},
       "norm before attention, FFN and output");
   t.choice<NormPlacement>("--norm-placement", m.placement,

@@ -1,0 +1,405 @@
+// gated_norm: GatedNorm, a norm whose output is gated by a small network of its own
+//   ("A unified view of attention and residual sinks", arXiv 2601.22966)
+//
+//   1  n   = RMSNorm(x), or DyT(x)       (N,C)
+//   2  low = n W_down^T                  (N,rank)     rank is small: 16
+//   3  a   = SiLU(low)                   (N,rank)
+//   4  z   = a W_up^T                    (N,C)        or (N,1): one score for a row, "tensorwise"
+//   5  y   = n * s, s = scale*act(z)     (N,C)        or n + s: the gate of kernels/gate.cu
+//
+// backward, given dy: the chain rule through one step after the other, the last first.
+//   5  dn  = dy * s          dz = dy*n * scale*act'(z)        tensorwise: the terms of a row add up, for they share z
+//   4  z_ic = sum over j of a_ij * U_cj, U = W_up.  a_ij is in every z_ic of row i:   da_ij  = sum over c of dz_ic * U_cj
+//                                             U_cj is in z_ic of every row i:    dU_cj += sum over i of dz_ic * a_ij
+//      da  = dz W_up         dW_up += dz^T a
+//   3  dlow = da * SiLU'(low)
+//   2  in the same way as 4, and n now has two gradients: the gate reads it, and the gate multiplies it. They add up:
+//      dn  = dn + dlow W_down                dW_down += dlow^T n
+//   1  from dn what RMSNorm or DyT makes of it: dx, dw (kernels/rmsnorm.cu), or dx, dalpha, dw, db (kernels/dyt.cu)
+//
+// Behind a residual branch, x is the join of the stream and the branch (kernels/residual.cu), and is kept as sum.
+// order: that of the operations above, one by one: products in slices of 1024 (kernels/matmul.cu), the mean square and a
+//   row's score in the row order, dw, db and dalpha in the column order (core/reduce.cuh)
+// shapes: x, branch, sum, y, dy, dx (N,C) f32; low (N,rank); W_down (rank,C); W_up (C,rank) or (1,rank); w, b (C); r (N)
+//   y, r, low, sum, dx and dbranch are written, gradients of parameters accumulated
+// --norm=gated|gated-dyt | tests/test_gated_norm.cpp
+#include "kernels/gated_norm.h"
+
+#include <vector>
+
+#include "core/launch_shape.cuh"
+#include "kernels/activation.h"
+#include "kernels/dyt.h"
+#include "kernels/gated_norm.cuh"
+#include "kernels/residual.cuh"
+#include "kernels/rmsnorm.h"
+
+namespace gated {
+
+// ---- reference: the five steps, each over all rows, of the plain case: RMSNorm, and a sigmoid score for every element
+
+template <class T>
+void gated_norm_forward_ref(T* y, T* r, T* low, const T* x, const T* w, const T* down, const T* up, size_t N, size_t C,
+                            size_t rank, T eps) {
+  std::vector<T> n(N * C), a(N * rank), z(N * C);
+  rmsnorm_forward_ref(n.data(), r, x, w, N, C, eps);
+  matmul_nt_ref(low, n.data(), down, N, rank, C);
+  for (size_t i = 0; i < N * rank; i++) a[i] = silu(low[i]);
+  matmul_nt_ref(z.data(), a.data(), up, N, C, rank);
+  for (size_t i = 0; i < N * C; i++) y[i] = n[i] * exact_sigmoid(z[i]);
+}
+IN_FLOAT_AND_DOUBLE(gated_norm_forward_ref);
+
+template <class T>
+void gated_norm_backward_ref(T* dx, T* dw, T* ddown, T* dup, const T* dy, const T* x, const T* low, const T* r,
+                             const T* w, const T* down, const T* up, size_t N, size_t C, size_t rank) {
+  // The forward keeps x, r and low. n, a and z are computed again.
+  std::vector<T> n(N * C), a(N * rank), z(N * C);
+  for (size_t i = 0; i < N * C; i++) n[i] = x[i] * r[i / C] * w[i % C];
+  for (size_t i = 0; i < N * rank; i++) a[i] = silu(low[i]);
+  matmul_nt_ref(z.data(), a.data(), up, N, C, rank);
+
+  std::vector<T> dn(N * C), dz(N * C), da(N * rank), dlow(N * rank);
+  // 5
+  for (size_t i = 0; i < N * C; i++) {
+    dn[i] = dy[i] * exact_sigmoid(z[i]);
+    dz[i] = dy[i] * n[i] * sigmoid_slope(z[i]);
+  }
+  // 4
+  matmul_ref(da.data(), dz.data(), up, N, rank, C, Layout::nn, Accumulate::no);
+  matmul_ref(dup, dz.data(), a.data(), C, rank, N, Layout::tn, Accumulate::yes);
+  // 3
+  for (size_t i = 0; i < N * rank; i++) dlow[i] = da[i] * silu_slope(low[i]);
+  // 2
+  matmul_ref(dn.data(), dlow.data(), down, N, C, rank, Layout::nn, Accumulate::yes);
+  matmul_ref(ddown, dlow.data(), n.data(), rank, C, N, Layout::tn, Accumulate::yes);
+  // 1
+  rmsnorm_backward_ref(dx, dw, dn.data(), x, w, r, N, C);
+}
+IN_FLOAT_AND_DOUBLE(gated_norm_backward_ref);
+
+// ---- the general form: any gate, one score for a row, DyT, zero-centred weights, a residual branch
+//
+// Its reference is the same five steps. The norm and the gate are now the general references of their own files.
+
+// Step 1, and the join before it.
+template <class T>
+void gated_norm_base_ref(T* n, T* r, T* sum, const ResidualInOf<T>& in, const GatedNormParameters<const T*>& weights,
+                         const GatedNormShape& shape) {
+  const size_t N = shape.N, C = shape.C;
+  if (shape.base == NormGateBase::rmsnorm)
+    rmsnorm_general_forward_ref<T>({.y = n, .r = r, .sum = sum}, in, {.w = weights.w, .offset = T(shape.offset)}, N, C,
+                                   T(shape.eps));
+  else
+    dyt_general_forward_ref<T>({.y = n, .sum = sum}, in, weights.alpha, weights.w, weights.b, N, C);
+}
+
+template <class T>
+void gated_norm_general_forward_ref(T* y, T* r, T* low, T* sum, const ResidualInOf<T>& in,
+                                    const GatedNormParameters<const T*>& weights, const GatedNormShape& shape) {
+  const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
+  std::vector<T> n(N * C), a(N * rank), z(N * scores);
+  gated_norm_base_ref(n.data(), r, sum, in, weights, shape);
+  matmul_nt_ref(low, n.data(), weights.down, N, rank, C);
+  activation_forward_ref(a.data(), low, N * rank, Activation::silu);
+  matmul_nt_ref(z.data(), a.data(), weights.up, N, scores, rank);
+  gate_forward_ref(y, n.data(), z.data(), N, C, C / scores, shape.op);
+}
+IN_FLOAT_AND_DOUBLE(gated_norm_general_forward_ref);
+
+template <class T>
+void gated_norm_general_backward_ref(T* dx, T* dbranch, const GatedNormParameters<T*>& gradients, const T* dy,
+                                     const ResidualBackwardInOf<T>& in, const T* low, const T* r,
+                                     const GatedNormParameters<const T*>& weights, const GatedNormShape& shape) {
+  const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
+  std::vector<T> r_again(N), n(N * C), a(N * rank), z(N * scores);
+  gated_norm_base_ref<T>(n.data(), r_again.data(), nullptr, {.x = in.x}, weights, shape);
+  activation_forward_ref(a.data(), low, N * rank, Activation::silu);
+  matmul_nt_ref(z.data(), a.data(), weights.up, N, scores, rank);
+
+  std::vector<T> dn(N * C), dz(N * scores), da(N * rank), dlow(N * rank);
+  // 5
+  gate_backward_ref(dn.data(), dz.data(), dy, n.data(), z.data(), N, C, C / scores, shape.op);
+  // 4
+  matmul_ref(da.data(), dz.data(), weights.up, N, rank, scores, Layout::nn, Accumulate::no);
+  matmul_ref(gradients.up, dz.data(), a.data(), scores, rank, N, Layout::tn, Accumulate::yes);
+  // 3
+  activation_backward_ref(dlow.data(), da.data(), low, N * rank, Activation::silu);
+  // 2
+  matmul_ref(dn.data(), dlow.data(), weights.down, N, C, rank, Layout::nn, Accumulate::yes);
+  matmul_ref(gradients.down, dlow.data(), n.data(), rank, C, N, Layout::tn, Accumulate::yes);
+  // 1
+  if (shape.base == NormGateBase::rmsnorm)
+    rmsnorm_general_backward_ref<T>({.dx = dx, .dbranch = dbranch, .dw = gradients.w}, dn.data(), in,
+                                    {.w = weights.w, .offset = T(shape.offset)}, r, N, C);
+  else
+    dyt_general_backward_ref<T>(
+        {.dx = dx, .dbranch = dbranch, .dalpha = gradients.alpha, .dw = gradients.w, .db = gradients.b}, dn.data(), in,
+        weights.alpha, weights.w, N, C);
+}
+IN_FLOAT_AND_DOUBLE(gated_norm_general_backward_ref);
+
+// ---- kernels along the rows
+//
+// One by one, the five steps would send n, z, dn and dz over the bus again and again. A row needs no other row until the
+// gradients of parameters, so one kernel takes 16 rows through all steps, and n and z are computed again wherever they are
+// wanted: arithmetic is cheaper than the bus. Arrays of (N,C) that cross it, with a branch and a score for every element:
+//
+//                         here                                   the operations one by one
+//   forward               x0, branch; sum, y             4       and n 3 times, z twice                   9
+//   backward, by rows     x, dy, dresidual; dx           4   }   and dn 5 times, dz 3 times, n twice, z,
+//   backward, by columns  x, dy, for every 16 of a rank  2   }   x once more                             16
+//
+// (A block reads its rows once or twice more, from the caches.) kernels/gated_norm.cuh draws the 16 rows and says what
+// expand and contract are. Gradients of parameters are sums over rows, and need every row: kernels/gated_norm_columns.cu.
+
+// out (columns,rows) = in (rows,columns) transposed: a weight of the gate, small beside the activations.
+__global__ void gated_norm_transpose_kernel(float* out, const float* in, size_t rows, size_t columns) {
+  const size_t i = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
+  if (i < rows * columns) out[i] = in[i % rows * columns + i / rows];
+}
+
+__global__ void __launch_bounds__(gated_norm::threads)
+    gated_norm_forward_kernel(float* y, float* r, float* low, float* sum, ResidualIn in, GatedNormWeights weights,
+                              const float* down_t, const float* up_t, GatedNormShape shape) {
+  using namespace gated_norm;
+  __shared__ __align__(16) float tile[rows * pitch];
+  DYNAMIC_SHARED(float, a);  // [j][row]: first the chains of low, then a = SiLU(low)
+  const size_t C = shape.C, rank = shape.rank;
+  float* const total = a + rows * rank;
+  Rows block(shape, weights, size_t(blockIdx.x) * rows);
+
+  // 1, the row's part: the join, and the mean square. A warp takes its two rows one after the other.
+  // From here on x is the sum. A lane reads again only columns that it wrote itself, so no barrier is needed.
+  const float* x = in.branch ? sum : in.x;
+#pragma unroll
+  for (int k = 0; k < warp_rows; k++) {
+    const size_t row = block.row0 + k;
+    if (!block.has(row) || !(block.norm.rms || in.branch)) break;
+    float chain[4] = {};
+    for (size_t c = lane_column(); c < C; c += chunk) {
+      const Quad q = residual_join_quad(sum, in, row, c, C);
+      for (int e = 0; e < 4; e++)
+        if (c + e < C) chain[e] = fused(q.v[e], q.v[e], chain[e]);
+    }
+    block.r[k] = 1.0f / exact_sqrt(warp_chains_sum(chain) / float(C) + shape.eps);
+    if (block.norm.rms && threadIdx.x % 32 == 0) r[row] = block.r[k];
+  }
+
+  // 2: n goes through the tile, chunk by chunk. The first barrier: the tile is whole before it is read. The second: all
+  // have read it before the next chunk overwrites it.
+  for (size_t c0 = 0; c0 < C; c0 += chunk) {
+    const size_t c = c0 + lane_column();
+    store_tile(tile, block.n(block.unit(block.load(x, c)), c));
+    __syncthreads();
+    block.contract(a, total, tile, down_t, c0);
+    __syncthreads();
+  }
+
+  // 3: a thread has the totals of its own chains. The barrier: next, a thread wants every j of its rows.
+  block.each_chain([&](size_t at, size_t row, size_t j) {
+    for (int k = 0; k < 2; k++) {
+      a[at + k] = silu(total[at + k]);
+      if (block.has(block.first + row + k)) low[(block.first + row + k) * rank + j] = total[at + k];
+    }
+  });
+  __syncthreads();
+
+  // 4 and 5: n once more, from the caches.
+  for (size_t c = lane_column(); c < C; c += chunk) {
+    const Quads n = block.n(block.unit(block.load(x, c)), c), s = scores(shape.op, block.z(a, up_t, c));
+#pragma unroll
+    for (int k = 0; k < warp_rows; k++) {
+      Quad q;
+      for (int e = 0; e < 4; e++) q.v[e] = gate_y(shape.op, n.row[k].v[e], s.row[k].v[e]);
+      if (block.has(block.row0 + k)) store_quad(y + (block.row0 + k) * C, c, C, q);
+    }
+  }
+}
+
+// dlow, dx, and where they are wanted the rows' shares of dalpha and, with one score for a row, dz (N): dscores.
+__global__ void __launch_bounds__(gated_norm::threads)
+    gated_norm_backward_kernel(float* dx, float* dbranch, float* dlow, float* dscores, float* row_sums, const float* dy,
+                               ResidualBackwardIn in, const float* low, const float* r, GatedNormWeights weights,
+                               const float* up_t, GatedNormShape shape) {
+  using namespace gated_norm;
+  __shared__ __align__(16) float tile[rows * pitch];
+  DYNAMIC_SHARED(float, a);  // [j][row]
+  const size_t C = shape.C, rank = shape.rank;
+  float *const dlows = a + rows * rank, *const total = dlows + rows * rank;  // dlows: first the chains of da
+  const GateOp op = shape.op;
+  Rows block(shape, weights, size_t(blockIdx.x) * rows);
+  const bool rms = block.norm.rms, first_lane = threadIdx.x % 32 == 0;
+  block.load_r(r);
+  block.load_values(a, low, rank, true);
+  __syncthreads();  // a is whole
+
+  // 5 and 4: dz, and from it da = dz W_up into total.
+  if (shape.scores() == C) {
+    // A contract. The barriers are those of the forward.
+    for (size_t c0 = 0; c0 < C; c0 += chunk) {
+      const size_t c = c0 + lane_column();
+      const Quads n = block.n(block.unit(block.load(in.x, c)), c), slope = slopes(op, block.z(a, up_t, c));
+      const Quads d = block.load(dy, c);
+      store_tile(
+          tile, quads([&](int k, int e) { return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * slope.row[k].v[e]; }));
+      __syncthreads();
+      block.contract(dlows, total, tile, weights.up, c0);
+      __syncthreads();
+    }
+  } else {
+    // One score for a row: its gradient is the row's sum of dy*n, which a warp makes alone, and da has one term.
+    float chain[warp_rows][4] = {};
+    for (size_t c = lane_column(); c < C; c += chunk) {
+      const Quads n = block.n(block.unit(block.load(in.x, c)), c), d = block.load(dy, c);
+      each_element([&](int k, int e) {
+        if (c + e < C) chain[k][e] = fused(d.row[k].v[e], gate_dy_ds(op, n.row[k].v[e]), chain[k][e]);
+      });
+    }
+    const Quads slope = slopes(op, block.z(a, up_t, 0));
+#pragma unroll
+    for (int k = 0; k < warp_rows; k++) {
+      const float dz = warp_chains_sum(chain[k]) * slope.row[k].v[0];
+      if (first_lane && block.has(block.row0 + k)) dscores[block.row0 + k] = dz;
+      for (size_t j = threadIdx.x % 32; j < rank; j += 32)
+        total[j * rows + warp_offset() + k] = fused(dz, weights.up[j], 0.0f);
+    }
+    __syncthreads();  // other threads than wrote total read it
+  }
+
+  // 3: dlow. The barrier: next, a thread wants every j of its rows.
+  block.each_chain([&](size_t at, size_t row, size_t j) {
+    for (int k = 0; k < 2; k++) {
+      const size_t i = (block.first + row + k) * rank + j;
+      const bool exists = block.has(block.first + row + k);
+      dlows[at + k] = exists ? total[at + k] * silu_slope(low[i]) : 0.0f;
+      if (exists) dlow[i] = dlows[at + k];
+    }
+  });
+  __syncthreads();
+
+  // 2 and 1: dn = dy*s + dlow W_down, and from it dx. RMSNorm's dx waits for the mean over the row, so it takes two passes
+  // and computes dn in both. DyT's does not wait: it leaves in the pass that adds up dalpha.
+  float mean[warp_rows] = {};
+  for (int pass = rms ? 0 : 1; pass < 2; pass++) {
+    float chain[warp_rows][4] = {};
+    for (size_t c = lane_column(); c < C; c += chunk) {
+      const Quads x = block.load(in.x, c), unit = block.unit(x), s = scores(op, block.z(a, up_t, c));
+      const Quads d = block.load(dy, c), by_low = block.dlow_down(dlows, c);
+      const Quad w = load_quad(weights.w, c, C);
+      const Quads through_norm = quads([&](int k, int e) {
+        const float u = unit.row[k].v[e], dn = d.row[k].v[e] * gate_dy_dx(op, s.row[k].v[e]) + by_low.row[k].v[e];
+        const float g = block.norm.g(dn, u, w.v[e]);
+        if (c + e < C) chain[k][e] = block.norm.add_to_row(chain[k][e], g, u, x.row[k].v[e]);
+        return block.norm.dx(g, u, mean[k], block.r[k]);
+      });
+#pragma unroll
+      for (int k = 0; k < warp_rows; k++)
+        if (pass == 1 && block.has(block.row0 + k))
+          residual_backward_quad(dx, dbranch, in, block.row0 + k, c, C, through_norm.row[k], x.row[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < warp_rows; k++) {
+      const float sum = warp_chains_sum(chain[k]);
+      mean[k] = sum / float(C);
+      if (!rms && first_lane && block.has(block.row0 + k)) row_sums[block.row0 + k] = sum;
+    }
+  }
+}
+
+// ---- launchers
+
+static void require_gated_norm(const char* op, const GatedNormWeights& weights, const GatedNormShape& shape) {
+  require(shape.rank > 0 && shape.rank <= matmul_slice, "%s: rank is %zu, expected 1 to %zu", op, shape.rank,
+          matmul_slice);
+  require(shape.base == NormGateBase::rmsnorm || (weights.alpha && weights.b), "%s: DyT has alpha and b", op);
+  require_gate(op, shape.op);
+}
+
+static void gated_norm_transpose(float* out, const float* in, size_t rows, size_t columns, Context& ctx) {
+  launch(gated_norm_transpose_kernel, grid_of(ceil_div(rows * columns, 256)), 256, 0, ctx, out, in, rows, columns);
+}
+
+// W_down and W_up, transposed.
+size_t gated_norm_forward_scratch(const GatedNormShape& s, Device device) {
+  return device == Device::cpu ? 0 : (s.C + s.scores()) * s.rank * sizeof(float);
+}
+
+void gated_norm_forward(float* y, float* r, float* low, float* sum, const ResidualIn& in,
+                        const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx) {
+  require_residual("gated_norm_forward", sum, in, shape.C);
+  require_gated_norm("gated_norm_forward", weights, shape);
+  if (ctx.device == Device::cpu) return gated_norm_forward_cpu(y, r, low, sum, in, weights, shape);
+  const size_t C = shape.C, rank = shape.rank, scores = shape.scores();
+  float* down_t = ctx.scratch(gated_norm_forward_scratch(shape, ctx.device) / sizeof(float));
+  float* up_t = down_t + C * rank;
+  gated_norm_transpose(down_t, weights.down, rank, C, ctx);
+  gated_norm_transpose(up_t, weights.up, scores, rank, ctx);
+  launch(gated_norm_forward_kernel, grid_of(ceil_div(shape.N, gated_norm::rows)), gated_norm::threads,
+         2 * gated_norm::rows * rank * sizeof(float), ctx, y, r, low, sum, in, weights, down_t, up_t, shape);
+}
+
+// What the kernels of a backward hand on to each other.
+struct GatedNormBackwardScratch {
+  GatedNormSlices slices;
+  float *up_t, *alpha_sums, *dlow, *dscores, *row_sums;
+  size_t floats = 0;
+
+  // scratch null: only counts.
+  GatedNormBackwardScratch(float* scratch, const GatedNormShape& s) {
+    auto take = [&](float*& part, size_t n) {
+      part = scratch ? scratch + floats : nullptr;
+      floats += n;
+    };
+    const size_t product_slices = ceil_div(s.N, matmul_slice);
+    const size_t column_sums = column_reduce_scratch(s.N, s.C) / sizeof(float);
+    // What is read or written four numbers at a time comes first.
+    take(slices.down, product_slices * s.rank * s.C);
+    take(up_t, s.scores() * s.rank);
+    take(slices.up, product_slices * s.scores() * s.rank);
+    take(slices.w, column_sums);
+    take(dlow, s.N * s.rank);
+    take(dscores, s.N);
+    slices.b = alpha_sums = row_sums = nullptr;
+    if (s.base == NormGateBase::rmsnorm) return;
+    take(slices.b, column_sums);
+    take(alpha_sums, column_reduce_scratch(s.N, 1) / sizeof(float));
+    take(row_sums, s.N);
+  }
+};
+
+size_t gated_norm_backward_scratch(const GatedNormShape& shape, Device device) {
+  return device == Device::cpu ? gated_norm_backward_cpu_scratch(shape)
+                               : GatedNormBackwardScratch(nullptr, shape).floats * sizeof(float);
+}
+
+void gated_norm_backward(float* dx, float* dbranch, const GatedNormGradients& gradients, const float* dy,
+                         const ResidualBackwardIn& in, const float* low, const float* r,
+                         const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx) {
+  require_residual_backward("gated_norm_backward", dbranch, in, shape.C);
+  require_gated_norm("gated_norm_backward", weights, shape);
+  require(dx != dy, "gated_norm_backward: dx is dy, which is read again after dx is written");
+  if (shape.N == 0) return;
+  float* scratch = ctx.scratch(gated_norm_backward_scratch(shape, ctx.device) / sizeof(float));
+  if (ctx.device == Device::cpu)
+    return gated_norm_backward_cpu(dx, dbranch, gradients, dy, in, low, r, weights, shape, scratch);
+  const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
+  const GatedNormBackwardScratch s(scratch, shape);
+
+  gated_norm_transpose(s.up_t, weights.up, scores, rank, ctx);
+  launch(gated_norm_backward_kernel, grid_of(ceil_div(N, gated_norm::rows)), gated_norm::threads,
+         3 * gated_norm::rows * rank * sizeof(float), ctx, dx, dbranch, s.dlow, s.dscores, s.row_sums, dy, in, low, r,
+         weights, s.up_t, shape);
+  gated_norm_columns(s.slices, in.x, dy, low, s.dlow, s.dscores, r, weights, s.up_t, shape, ctx);
+
+  const size_t product_slices = ceil_div(N, matmul_slice), column_slices = ceil_div(N, column_slice);
+  matmul_add_slices(gradients.down, s.slices.down, product_slices, rank * C, ctx);
+  matmul_add_slices(gradients.up, s.slices.up, product_slices, scores * rank, ctx);
+  column_add_slices(std::array{gradients.w}, s.slices.w, column_slices, C, ctx);
+  if (shape.base == NormGateBase::rmsnorm) return;
+  column_add_slices(std::array{gradients.b}, s.slices.b, column_slices, C, ctx);
+  const OneSum<AddRows<float>> add_rows = {{s.row_sums, 1}};
+  column_reduce_add_in(s.alpha_sums, std::array{gradients.alpha}, N, 1, add_rows, ctx);
+}
+
+}  // namespace gated

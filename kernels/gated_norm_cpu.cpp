@@ -1,0 +1,163 @@
+// gated_norm on the CPU: the five steps of kernels/gated_norm.cu, on blocks of rows that stay in a core's cache.
+//
+// What it does differently from the reference, and why no bit changes:
+//   - A thread takes a block of rows through all steps. Rows meet in the gradients of parameters alone.
+//   - Products are matmul_cpu, the gate and SiLU are their twins: each has the bits of its reference.
+//   - unit, the norm before weight and bias, is kept beside n, so that tanh is computed once.
+//   - dw, db and the rows' shares of dalpha are added up while their rows are in the cache. A block is a whole number of
+//     slices of a column sum, 128 rows, so one thread makes the chain of a slice in ascending order.
+//   - The gradients of W_up and W_down are products over all rows. What they multiply waits in scratch until every block
+//     is done.
+#include <omp.h>
+
+#include <algorithm>
+
+#include "core/reduce.cuh"
+#include "kernels/activation.h"
+#include "kernels/gated_norm.cuh"
+#include "kernels/residual.cuh"
+
+namespace gated {
+namespace {
+
+// Half a MiB of floats, or less to give every thread a block; whole slices of a column sum.
+size_t rows_of_block(size_t N, size_t C) {
+  const size_t fit = (size_t{1} << 17) / C, share = ceil_div(N, omp_get_max_threads());
+  return std::max<size_t>(1, std::min(fit, share) / column_slice) * column_slice;
+}
+
+// n numbers for one block, which the calling thread keeps from block to block.
+float* block_memory(size_t n) {
+  static thread_local Buffer<float> memory;
+  if (memory.size() < n) memory = Buffer<float>(Device::cpu, n);
+  return memory.data();
+}
+
+// Loops over a row vectorise where the compiler knows which norm it is.
+template <bool rms>
+NormUnderGate known_norm(const GatedNormWeights& weights, const GatedNormShape& shape) {
+  NormUnderGate norm(weights, shape);
+  norm.rms = rms;
+  return norm;
+}
+
+// Step 1: rows row0 to row0 + rows - 1 of n, r and sum.
+template <bool rms>
+void normalise(float* all_n, float* r, float* sum, const ResidualIn& in, const GatedNormWeights& weights,
+               const GatedNormShape& shape, size_t row0, size_t rows) {
+  const NormUnderGate norm = known_norm<rms>(weights, shape);
+  const size_t C = shape.C;
+  for (size_t row = row0; row < row0 + rows; row++) {
+    const float *x = residual_row_cpu(sum, in, row, C), *w = weights.w, *b = weights.b;
+    float *n = all_n + row * C, scale = 0;
+    if (rms) {
+      const float squares = row_reduce_ref<float>(C, [=](float acc, size_t c) { return fused(x[c], x[c], acc); });
+      r[row] = scale = 1.0f / exact_sqrt(squares / float(C) + shape.eps);
+    }
+    for (size_t c = 0; c < C; c++) n[c] = norm.n(norm.unit(x[c], scale), w[c], rms ? 0.0f : b[c]);
+  }
+}
+
+// The same again in the backward, where r is known: unit and n of rows row0 to row0 + rows - 1, which stand at the front.
+template <bool rms>
+void normalise_again(float* units, float* ns, const float* all_x, const float* r, const GatedNormWeights& weights,
+                     const GatedNormShape& shape, size_t row0, size_t rows) {
+  const NormUnderGate norm = known_norm<rms>(weights, shape);
+  const size_t C = shape.C;
+  for (size_t row = 0; row < rows; row++) {
+    const float *x = all_x + (row0 + row) * C, *w = weights.w, *b = weights.b;
+    const float scale = rms ? r[row0 + row] : 0.0f;
+    float *unit = units + row * C, *n = ns + row * C;
+    for (size_t c = 0; c < C; c++) unit[c] = norm.unit(x[c], scale);
+    for (size_t c = 0; c < C; c++) n[c] = norm.n(unit[c], w[c], rms ? 0.0f : b[c]);
+  }
+}
+
+// Sums of slices of 128 rows.
+struct ColumnSums {
+  float *w, *b, *alpha;  // (slices,C), (slices,C), (slices)
+};
+
+// The last step of the backward: dx and dbranch from dn, and what these rows add to the sums of their slices.
+template <bool rms>
+void norm_backward(float* dx, float* dbranch, const ColumnSums& sums, const float* dns, const float* units,
+                   const ResidualBackwardIn& in, const float* r, const GatedNormWeights& weights,
+                   const GatedNormShape& shape, size_t row0, size_t rows) {
+  const NormUnderGate norm = known_norm<rms>(weights, shape);
+  const size_t C = shape.C;
+  for (size_t row = 0; row < rows; row++) {
+    const float *x = in.x + (row0 + row) * C, *unit = units + row * C, *dn = dns + row * C, *w = weights.w;
+    const size_t slice = (row0 + row) / column_slice;
+    float *dw = sums.w + slice * C, *db = sums.b + slice * C;
+    for (size_t c = 0; c < C; c++) dw[c] = fused(dn[c], unit[c], dw[c]);
+    for (size_t c = 0; !rms && c < C; c++) db[c] = db[c] + dn[c];
+    const float sum = row_reduce_ref<float>(
+        C, [=](float acc, size_t c) { return norm.add_to_row(acc, norm.g(dn[c], unit[c], w[c]), unit[c], x[c]); });
+    if (!rms) sums.alpha[slice] = sums.alpha[slice] + sum;
+    const float mean = sum / float(C), scale = rms ? r[row0 + row] : 0.0f;
+    residual_backward_row_cpu(dx, dbranch, in, row0 + row, C,
+                              [=](size_t c) { return norm.dx(norm.g(dn[c], unit[c], w[c]), unit[c], mean, scale); });
+  }
+}
+
+}  // namespace
+
+void gated_norm_forward_cpu(float* y, float* r, float* low, float* sum, const ResidualIn& in,
+                            const GatedNormWeights& weights, const GatedNormShape& shape) {
+  const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
+  const size_t block_rows = rows_of_block(N, C);
+  auto* normalise_rows = shape.base == NormGateBase::rmsnorm ? normalise<true> : normalise<false>;
+#pragma omp parallel for
+  for (size_t row0 = 0; row0 < N; row0 += block_rows) {
+    const size_t rows = std::min(block_rows, N - row0);
+    float *a = block_memory(rows * (rank + scores)), *z = a + rows * rank;
+    float *lows = low + row0 * rank, *n = y + row0 * C;  // n waits where y will be
+    normalise_rows(y, r, sum, in, weights, shape, row0, rows);
+    matmul_cpu(lows, n, weights.down, rows, rank, C, Layout::nt, Accumulate::no);
+    activation_forward_cpu(a, lows, rows * rank, Activation::silu);
+    matmul_cpu(z, a, weights.up, rows, scores, rank, Layout::nt, Accumulate::no);
+    gate_forward_cpu(n, n, z, rows, C, C / scores, shape.op);
+  }
+}
+
+size_t gated_norm_backward_cpu_scratch(const GatedNormShape& s) {
+  return (s.N * (s.C + s.scores() + 2 * s.rank) + ceil_div(s.N, column_slice) * (2 * s.C + 1)) * sizeof(float);
+}
+
+void gated_norm_backward_cpu(float* dx, float* dbranch, const GatedNormGradients& gradients, const float* dy,
+                             const ResidualBackwardIn& in, const float* low, const float* r,
+                             const GatedNormWeights& weights, const GatedNormShape& shape, float* scratch) {
+  const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
+  const size_t slices = ceil_div(N, column_slice), block_rows = rows_of_block(N, C);
+  float *const all_n = scratch, *const all_dz = all_n + N * C, *const all_a = all_dz + N * scores;
+  float *const all_dlow = all_a + N * rank, *const column_sums = all_dlow + N * rank;
+  const ColumnSums sums = {column_sums, column_sums + slices * C, column_sums + 2 * slices * C};
+  std::fill(column_sums, column_sums + slices * (2 * C + 1), 0.0f);
+  const bool rms = shape.base == NormGateBase::rmsnorm;
+  auto* normalise_rows = rms ? normalise_again<true> : normalise_again<false>;
+  auto* norm_backward_rows = rms ? norm_backward<true> : norm_backward<false>;
+#pragma omp parallel for
+  for (size_t row0 = 0; row0 < N; row0 += block_rows) {
+    const size_t rows = std::min(block_rows, N - row0);
+    float *units = block_memory(2 * rows * C), *dns = units + rows * C;
+    float *ns = all_n + row0 * C, *dz = all_dz + row0 * scores, *a = all_a + row0 * rank,
+          *dlow = all_dlow + row0 * rank;
+    const float* lows = low + row0 * rank;
+    normalise_rows(units, ns, in.x, r, weights, shape, row0, rows);
+    activation_forward_cpu(a, lows, rows * rank, Activation::silu);
+    matmul_cpu(dz, a, weights.up, rows, scores, rank, Layout::nt, Accumulate::no);  // z, until dz takes its place
+    gate_backward_cpu(dns, dz, dy + row0 * C, ns, dz, rows, C, C / scores, shape.op);
+    matmul_cpu(dlow, dz, weights.up, rows, rank, scores, Layout::nn, Accumulate::no);
+    activation_backward_cpu(dlow, dlow, lows, rows * rank, Activation::silu);
+    matmul_cpu(dns, dlow, weights.down, rows, C, rank, Layout::nn, Accumulate::yes);
+    norm_backward_rows(dx, dbranch, sums, dns, units, in, r, weights, shape, row0, rows);
+  }
+  matmul_cpu(gradients.down, all_dlow, all_n, rank, C, N, Layout::tn, Accumulate::yes);
+  matmul_cpu(gradients.up, all_dz, all_a, scores, rank, N, Layout::tn, Accumulate::yes);
+  column_add_slices_ref(std::array{gradients.w}, sums.w, slices, C);
+  if (rms) return;
+  column_add_slices_ref(std::array{gradients.b}, sums.b, slices, C);
+  column_add_slices_ref(std::array{gradients.alpha}, sums.alpha, slices, 1);
+}
+
+}  // namespace gated
