@@ -5,7 +5,7 @@
 //     s_ij = q_i.k_j / sqrt(D)            how well key j answers query i
 //     p_ij = e^s_ij / sum_k e^s_ik        softmax: weights above 0 that add up to 1
 //     o_i  = sum_j p_ij v_j
-//   e^s overflows a float from s = 88.8 on. p does not change when a number is taken from every score of a query, so
+//   e^s overflows a float above s = 88.7. p does not change when a number is taken from every score of a query, so
 //   the largest one is taken, m_i = max_j s_ij. Then every exponential is at most 1, and one of them is 1:
 //     p_ij = e^(s_ij - m_i) / l_i         l_i = sum_j e^(s_ij - m_i)
 //   The division is done once for each output, behind the sum. Backward wants p again without m and l, so the
