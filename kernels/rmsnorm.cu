@@ -78,7 +78,8 @@ void rmsnorm_backward(float* dx, float* dw, const float* dy, const float* x, con
 // backward: with dz as dx above, z_c = pre_c*x_c gives
 //   dpre_c += sum over the rows of x_c*dz_c      dx = pre*dz
 //   and the join turns dresidual + dx into the gradients of the stream and of the branch (residual.cu).
-// Its reference is these operations, one after the other. The kernels do them in one pass over memory.
+// Its reference is these operations, one after the other. The kernels do them in one pass over memory. offset + w and
+// dz are rmsnorm_weight and rmsnorm_dz in rmsnorm.cuh, one line each, because gated_norm and the CPU's twin need them too.
 
 namespace rmsnorm {
 template <class T>
