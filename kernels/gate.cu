@@ -129,6 +129,8 @@ __global__ void __launch_bounds__(rows_block)
     for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * dy_dx;
     store_quad(dx + row * group, i, group, q);
   });
+  // dz may be z: all lanes have read the logit before one writes over it. (Shuffles alone do not order memory.)
+  __syncwarp();
   if (threadIdx.x % 32 == 0) dz[row] = ds * gate_slope(op, logit);
 }
 
