@@ -15,6 +15,7 @@
 #endif
 #include <unistd.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -85,9 +86,13 @@ inline void require_memory(Device device, double bytes) {
           bytes / 1048576.0, name_of(device), available / 1048576.0);
 }
 
+// How often memory was allocated: a training step must leave it as it is.
+inline std::atomic<size_t> allocations = 0;
+
 // Fresh memory is filled with NaN on every device, so that reading what nobody wrote shows.
 inline void* device_allocate(Device device, size_t bytes) {
   if (bytes == 0) return nullptr;
+  allocations++;
   void* p = nullptr;
   const double mib = bytes / 1048576.0;
   if (device == Device::cuda) {

@@ -36,7 +36,7 @@ class Block {
   // layer: the block's place in the model, counted from 0.
   Block(const BlockConfig& config, std::unique_ptr<Mixer> token_mixer, std::unique_ptr<Mixer> channel_mixer, size_t C,
         size_t layer)
-      : c_(config),
+      : config_(config),
         C_(C),
         site_(2 * layer),
         token_mixer_(std::move(token_mixer)),
@@ -79,22 +79,32 @@ class Block {
     channel_mixer_->parameters(visit.under(channel + "."));
     if (sandwich()) channel_out_.parameters(visit.under(channel + "_out_layernorm."));
   }
-  void activations(const TensorVisitor& visit, size_t N) {
+  void activations(const TensorVisitor& visit, BatchShape batch) {
+    const size_t N = batch.N();
     norm1_.activations(visit.of("input norm"), N);
-    token_mixer_->activations(visit.of(token_mixer_->name()), N);
+    token_mixer_->activations(visit.of(token_mixer_->name()), batch);
     if (sandwich()) token_out_.activations(visit.of("norm behind " + token_mixer_->name()), N);
     norm2_.activations(visit.of("second norm"), N);
-    channel_mixer_->activations(visit.of(channel_mixer_->name()), N);
+    channel_mixer_->activations(visit.of(channel_mixer_->name()), batch);
     if (sandwich()) channel_out_.activations(visit.of("norm behind " + channel_mixer_->name()), N);
   }
-  void temporaries(const TensorVisitor& visit, size_t N) {
+  void temporaries(const TensorVisitor& visit, BatchShape batch) {
+    const size_t N = batch.N();
     visit(dy_, "d norm output", {N, C_});
     if (sandwich()) visit(df_, "d branch before its norm", {N, C_});
     for (Norm* norm : {&norm1_, &norm2_}) norm->temporaries(visit, N);
-    for (Mixer* mixer : {token_mixer_.get(), channel_mixer_.get()}) mixer->temporaries(visit, N);
+    for (Mixer* mixer : {token_mixer_.get(), channel_mixer_.get()}) mixer->temporaries(visit, batch);
     if (!sandwich()) return;
     token_out_.temporaries(visit, N);
     channel_out_.temporaries(visit, N);
+  }
+
+  void scratch(ScratchPlan& plan, BatchShape batch) const {
+    norm1_.scratch(plan, batch.N());
+    norm2_.scratch(plan, batch.N());
+    token_out_.scratch(plan, batch.N());
+    token_mixer_->scratch(plan, batch);
+    channel_mixer_->scratch(plan, batch);
   }
 
   double pair_flops(size_t T) const { return token_mixer_->pair_flops(T) + channel_mixer_->pair_flops(T); }
@@ -116,11 +126,11 @@ class Block {
     return dh;
   }
 
-  bool post() const { return c_.placement == NormPlacement::post; }
-  bool sandwich() const { return c_.placement == NormPlacement::sandwich; }
-  Join join(size_t branch, const Pass& pass) const { return join_at(site_ + branch, c_, pass); }
+  bool post() const { return config_.placement == NormPlacement::post; }
+  bool sandwich() const { return config_.placement == NormPlacement::sandwich; }
+  Join join(size_t branch, const Pass& pass) const { return join_at(site_ + branch, config_, pass); }
 
-  BlockConfig c_;
+  BlockConfig config_;
   size_t C_, site_;
   std::unique_ptr<Mixer> token_mixer_, channel_mixer_;
   Norm norm1_, norm2_;

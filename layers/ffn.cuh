@@ -17,33 +17,12 @@ namespace gated {
 class Ffn final : public Mixer {
  public:
   Ffn(const FfnConfig& config, size_t C)
-      : c(config), C_(C), gate_(C, c.F, c.bias), up_(C, c.F, c.bias), down_(c.F, C, c.bias, c.out_init) {}
+      : config_(config),
+        C_(C),
+        gate_(C, config.F, config.bias),
+        up_(C, config.F, config.bias),
+        down_(config.F, C, config.bias, config.out_init) {}
 
-  void parameters(const ParameterVisitor& visit) override {
-    if (has_gate()) gate_.parameters(visit, "gate_proj");
-    up_.parameters(visit, "up_proj");
-    down_.parameters(visit, "down_proj");
-    if (c.kind != FfnKind::polynorm) return;
-    visit(poly_, "poly.weight", {3}, Init::constant(1.0 / 3), Decay::no, Use::scale);
-    visit(poly_bias_, "poly.bias", {1}, Init::constant(0), Decay::no, Use::scale);
-  }
-  void activations(const TensorVisitor& visit, size_t N) override {
-    if (has_gate()) visit(g_, "gate", {N, c.F});
-    visit(u_, "up", {N, c.F});
-    if (c.kind == FfnKind::polynorm) visit(r_, "1/norms", {N, 3});
-    visit(a_, "activation", {N, c.F});
-    visit(y_, "output", {N, C_});
-  }
-  void temporaries(const TensorVisitor& visit, size_t N) override {
-    visit(da_, "d ffn activation", {N, c.F});
-    if (has_gate()) visit(dg_, "d ffn gate", {N, c.F});
-    visit(du_, "d ffn up", {N, c.F});
-    if (c.kind == FfnKind::polynorm) visit(row_sums_, "ffn row sums", {N, 4});
-  }
-
-  std::string name() const override { return "mlp"; }
-
-  // Returns y. x must stay until backward.
   const float* forward(const float* x, const Pass& pass) override {
     Range range("ffn");
     const size_t N = pass.N();
@@ -52,46 +31,78 @@ class Ffn final : public Mixer {
     if (has_gate()) gate_.forward(g_, x, N, ctx);
     up_.forward(u_, x, N, ctx);
     if (has_gate())
-      glu_forward(a_, g_, u_, N * c.F, activation(), ctx);
-    else if (c.kind == FfnKind::polynorm)
-      polynorm_forward(a_, r_, u_, poly_.value, poly_bias_.value, N, c.F, polynorm_eps, ctx);
+      glu_forward(a_, g_, u_, N * config_.F, activation(), ctx);
+    else if (config_.kind == FfnKind::polynorm)
+      polynorm_forward(a_, r_, u_, poly_.value, poly_bias_.value, N, config_.F, polynorm_eps, ctx);
     else
-      activation_forward(a_, u_, N * c.F, activation(), ctx);
+      activation_forward(a_, u_, N * config_.F, activation(), ctx);
     down_.forward(y_, a_, N, ctx);
     return y_;
   }
 
-  // dx is written, or accumulated to: dy is read before that, so that dx may be dy.
   void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) override {
     Range range("ffn backward");
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
     down_.backward(da_, Accumulate::no, dy, a_, N, ctx);
     if (has_gate()) {
-      glu_backward(dg_, du_, da_, g_, u_, N * c.F, activation(), ctx);
+      glu_backward(dg_, du_, da_, g_, u_, N * config_.F, activation(), ctx);
       gate_.backward(dx, accumulate, dg_, x_, N, ctx);
       accumulate = Accumulate::yes;
-    } else if (c.kind == FfnKind::polynorm) {
-      polynorm_backward(du_, poly_.grad, poly_bias_.grad, row_sums_, da_, u_, poly_.value, r_, N, c.F, ctx);
+    } else if (config_.kind == FfnKind::polynorm) {
+      polynorm_backward(du_, poly_.grad, poly_bias_.grad, row_sums_, da_, u_, poly_.value, r_, N, config_.F, ctx);
     } else {
-      activation_backward(du_, da_, u_, N * c.F, activation(), ctx);
+      activation_backward(du_, da_, u_, N * config_.F, activation(), ctx);
     }
     up_.backward(dx, accumulate, du_, x_, N, ctx);
   }
 
+  void parameters(const ParameterVisitor& visit) override {
+    if (has_gate()) gate_.parameters(visit, "gate_proj");
+    up_.parameters(visit, "up_proj");
+    down_.parameters(visit, "down_proj");
+    if (config_.kind != FfnKind::polynorm) return;
+    visit(poly_, "poly.weight", {3}, Init::constant(1.0 / 3), Decay::no, Use::scale);
+    visit(poly_bias_, "poly.bias", {1}, Init::constant(0), Decay::no, Use::scale);
+  }
+  void activations(const TensorVisitor& visit, BatchShape batch) override {
+    const size_t N = batch.N();
+    if (has_gate()) visit(g_, "gate", {N, config_.F});
+    visit(u_, "up", {N, config_.F});
+    if (config_.kind == FfnKind::polynorm) visit(r_, "1/norms", {N, 3});
+    visit(a_, "activation", {N, config_.F});
+    visit(y_, "output", {N, C_});
+  }
+  void temporaries(const TensorVisitor& visit, BatchShape batch) override {
+    const size_t N = batch.N();
+    visit(da_, "d ffn activation", {N, config_.F});
+    if (has_gate()) visit(dg_, "d ffn gate", {N, config_.F});
+    visit(du_, "d ffn up", {N, config_.F});
+    if (config_.kind == FfnKind::polynorm) visit(row_sums_, "ffn row sums", {N, 4});
+  }
+
+  void scratch(ScratchPlan& plan, BatchShape batch) const override {
+    for (const Linear* linear : {&gate_, &up_, &down_}) linear->scratch(plan, batch.N());
+    if (config_.kind == FfnKind::polynorm) plan.kernels_need(polynorm_backward_scratch(batch.N()));
+  }
+
+  std::string name() const override { return "mlp"; }
+
  private:
   static constexpr float polynorm_eps = 1e-6f;
-  bool has_gate() const { return c.kind == FfnKind::swiglu || c.kind == FfnKind::glu || c.kind == FfnKind::geglu; }
+  bool has_gate() const {
+    return config_.kind == FfnKind::swiglu || config_.kind == FfnKind::glu || config_.kind == FfnKind::geglu;
+  }
   Activation activation() const {
-    switch (c.kind) {
+    switch (config_.kind) {
       case FfnKind::swiglu: return Activation::silu;
       case FfnKind::glu: return Activation::sigmoid;
       case FfnKind::relu2: return Activation::relu2;
-      default: return c.gelu;
+      default: return config_.gelu;
     }
   }
 
-  FfnConfig c;
+  FfnConfig config_;
   size_t C_;
   Linear gate_, up_, down_;
   Weight poly_, poly_bias_;

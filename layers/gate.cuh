@@ -38,9 +38,17 @@ class Gate {
     visit(din_, "d gate input", {N, heads_, D_});
   }
 
+  void scratch(ScratchPlan& plan, size_t N) const {
+    if (config_.input == GateInput::none)
+      plan.kernels_need(static_gate_backward_scratch(N, heads_ * D_));
+    else
+      projection_.scratch(plan, N);
+  }
+
   // Returns y. x and in must stay until backward.
   const float* forward(const float* in, const float* x, size_t N, Context& ctx) {
-    in_ = in, x_ = x;
+    in_ = in;
+    x_ = x;
     if (config_.input == GateInput::none) {
       static_gate_forward(y_, in, theta_.value, N, heads_ * D_, config_.op, ctx);
       return y_;

@@ -55,7 +55,7 @@ enum class SdpaOut { plain, groupnorm, silu };
 enum class AttentionBias { none, qkv, all };
 
 struct AttentionConfig {
-  size_t H = 4, K = 2, D = 32;  // query heads, key/value heads, head dimension
+  size_t H = 4, KVH = 2, D = 32;  // query heads, key and value heads, elements of a head
   GatePosition gate_at = GatePosition::none;
   GateConfig gate;
   AttentionScore score = AttentionScore::softmax;

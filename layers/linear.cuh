@@ -31,6 +31,14 @@ class Linear {
     matmul(dx, dy, weight_.value, N, in_, out_, Layout::nn, accumulate, ctx);
   }
 
+  // For products over at most N rows.
+  void scratch(ScratchPlan& plan, size_t N) const {
+    plan.kernels_need(matmul_scratch_up_to(N, out_, in_, Accumulate::no));
+    plan.kernels_need(matmul_scratch_up_to(N, in_, out_, Accumulate::yes));
+    plan.kernels_need(matmul_scratch_up_to(out_, in_, N, Accumulate::yes));
+    if (has_bias_) plan.kernels_need(bias_backward_scratch(N, out_));
+  }
+
   size_t out() const { return out_; }
 
  private:

@@ -17,8 +17,9 @@ class Mixer {
   virtual std::string name() const = 0;
 
   virtual void parameters(const ParameterVisitor& visit) = 0;
-  virtual void activations(const TensorVisitor& visit, size_t N) = 0;
-  virtual void temporaries(const TensorVisitor& visit, size_t N) = 0;
+  virtual void activations(const TensorVisitor& visit, BatchShape batch) = 0;
+  virtual void temporaries(const TensorVisitor& visit, BatchShape batch) = 0;
+  virtual void scratch(ScratchPlan& plan, BatchShape batch) const = 0;
 
   // FLOPs a token that are not products with parameters, forward and backward, at T tokens in a sequence.
   virtual double pair_flops(size_t) const { return 0; }

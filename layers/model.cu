@@ -150,14 +150,14 @@ void Model::activations(const TensorVisitor& visit) {
   Layers& l = *layers_;
   const size_t N = B_ * T_;
   visit(l.h0, "embedding", {N, config.hidden});
-  for (Block& block : l.blocks) block.activations(visit, N);
+  for (Block& block : l.blocks) block.activations(visit, {B_, T_});
   if (!l.post) l.final_norm.activations(visit.of("final norm"), N);
   visit(l.losses, "losses", {N});
   visit(l.logits, "logits of a chunk", {chunk_rows(), padded_vocab(config.vocab)});
 }
 
 void Model::first_block_activations(const TensorVisitor& visit) {
-  layers_->blocks[0].activations(visit, B_ * T_);
+  layers_->blocks[0].activations(visit, {B_, T_});
 }
 
 void Model::gradients(const TensorVisitor& visit) {
@@ -174,10 +174,21 @@ std::vector<TensorList> Model::temporaries() {
   std::vector<TensorList> turns;
   const size_t N = B_ * T_;
   for (Block& block : layers_->blocks)
-    turns.push_back([&block, N](const TensorVisitor& visit) { block.temporaries(visit, N); });
+    turns.push_back([this, &block](const TensorVisitor& visit) { block.temporaries(visit, {B_, T_}); });
   if (!layers_->post)
     turns.push_back([this, N](const TensorVisitor& visit) { layers_->final_norm.temporaries(visit, N); });
   return turns;
+}
+
+void Model::scratch(ScratchPlan& plan) const {
+  const size_t N = B_ * T_, C = config.hidden, V = config.vocab;
+  for (const Block& block : layers_->blocks) block.scratch(plan, {B_, T_});
+  layers_->final_norm.scratch(plan, N);
+  plan.kernels_need(linear_cross_entropy_scratch(N, C, V, chunk_rows()));
+  plan.kernels_need(matmul_scratch(1, V, C, Accumulate::no));  // of the logits behind one token
+  plan.kernels_need(mean_scratch(N));
+  if (config.position == Position::learned) plan.kernels_need(embedding_positions_backward_scratch(B_, T_, C));
+  if (config.embedding_scale) plan.kernels_need(embedding_scale_backward_scratch(N));
 }
 
 double Model::flops_per_token(size_t T) const {

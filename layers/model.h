@@ -58,6 +58,7 @@ class Model {
   void parameters(const ParameterVisitor& visit);
   void activations(const TensorVisitor& visit);  // what the forward leaves for the backward
   void gradients(const TensorVisitor& visit);    // what lives from layer to layer in the backward
+  void scratch(ScratchPlan& plan) const;         // of its operations
   void first_block_activations(const TensorVisitor& visit);
 
   size_t context() const { return T_; }

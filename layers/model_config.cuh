@@ -34,14 +34,14 @@ inline void validate(const ModelConfig& c) {
                              {"--layers", c.layers},
                              {"--hidden", c.hidden},
                              {"--heads", a.H},
-                             {"--kv-heads", a.K},
+                             {"--kv-heads", a.KVH},
                              {"--head-dim", a.D},
                              {"--ffn-hidden", c.ffn.F},
                              {"--norm-rank", c.norm.gate.rank}})
     require(value > 0, "%s is 0, expected at least 1", flag);
-  require(a.H % a.K == 0,
+  require(a.H % a.KVH == 0,
           "--heads=%zu does not divide by --kv-heads=%zu: every key/value head serves the same number of query heads",
-          a.H, a.K);
+          a.H, a.KVH);
   require(a.D <= 256, "--head-dim=%zu, expected at most 256", a.D);
   if (c.position == Position::rope) {
     require(a.D % 2 == 0, "--head-dim=%zu is odd, but --position=rope turns pairs: make it even", a.D);

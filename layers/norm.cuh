@@ -56,12 +56,28 @@ class Norm {
       visit(row_, "row sums", {N});
   }
 
+  void scratch(ScratchPlan& plan, size_t N) const {
+    switch (config_.kind) {
+      case NormKind::rmsnorm: return plan.kernels_need(rmsnorm_backward_scratch(N, C_));
+      case NormKind::preaffine: return plan.kernels_need(rmsnorm_backward_scratch(N, C_, true));
+      case NormKind::layernorm: return plan.kernels_need(layernorm_backward_scratch(N, C_));
+      case NormKind::dyt: return plan.kernels_need(dyt_backward_scratch(N, C_));
+      case NormKind::gated:
+      case NormKind::gated_dyt:
+        plan.need(gated_norm_forward_scratch(shape(N), plan.device));
+        return plan.need(gated_norm_backward_scratch(shape(N), plan.device));
+      default: return;  // none
+    }
+  }
+
   // Returns y, the norm of x, or of x joined by branch: then residual() is the sum, and branch must stay until backward.
   const float* forward(const float* x, const float* branch, const Join& join, size_t N, Context& ctx) {
     Range range("norm");
     const ResidualIn in = {x, branch, join};
     float* sum = branch ? sum_ : nullptr;
-    x_ = branch ? sum_ : x, branch_ = branch, join_ = join;
+    x_ = branch ? sum_ : x;
+    branch_ = branch;
+    join_ = join;
     switch (config_.kind) {
       case NormKind::rmsnorm:
       case NormKind::preaffine:

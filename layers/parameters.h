@@ -113,6 +113,24 @@ size_t bytes_of(const TensorList& list);
 // Hands those tensors their places in `memory`.
 void place_tensors(void* memory, const TensorList& list);
 
+// The scratch memory that the operations of a run need: the most that one of them does. A layer's scratch(plan, ...) names
+// what each of its operations needs.
+class ScratchPlan {
+ public:
+  const Device device;
+  explicit ScratchPlan(Device d) : device(d) {}
+
+  void need(size_t bytes) { bytes_ = bytes > bytes_ ? bytes : bytes_; }
+  // What kernels need and the CPU's code does not.
+  void kernels_need(size_t bytes) {
+    if (device != Device::cpu) need(bytes);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  size_t bytes_ = 0;
+};
+
 // All weights of a model in one flat buffer, and their gradients in another with the same offsets.
 class Parameters {
  public:

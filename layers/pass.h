@@ -8,6 +8,12 @@
 
 namespace gated {
 
+// A batch of B sequences of T tokens.
+struct BatchShape {
+  size_t B, T;
+  size_t N() const { return B * T; }
+};
+
 class Pass {
  public:
   const size_t B, T;  // sequences, tokens of each
@@ -17,6 +23,7 @@ class Pass {
   Pass(size_t B, size_t T, Context& ctx, const RopeTables* rope) : B(B), T(T), ctx(ctx), rope(rope) {}
 
   size_t N() const { return B * T; }
+  BatchShape batch() const { return {B, T}; }
 
   // Dropout of branch outputs: off outside training. `draw` counts micro-batches over the whole run; every branch of the
   // model is a site of its own.

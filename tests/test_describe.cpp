@@ -91,7 +91,7 @@ TEST_CASE("describe: what is printed adds up, for every variant", "[describe]") 
     // The memory it names is what a model that runs has taken.
     Context cpu(Device::cpu);
     Model real(config.model, config.batch, config.model.context, 1, cpu);
-    const TrainingMemory memory = training_memory(config.model, config.batch, config.model.context, 1);
+    const TrainingMemory memory = training_memory(config.model, config.batch, config.model.context, 1, Device::cpu);
     REQUIRE(memory.weights == real.weights.values.size() * sizeof(float));
     REQUIRE(memory.gradients == real.weights.grads.size() * sizeof(float));
     REQUIRE(memory.activations + memory.between == real.allocated_bytes());

@@ -2,6 +2,7 @@
 // of a few steps: the same bits on cpu and kernels, finite, learning, and the same after saving and loading.
 #include <filesystem>
 
+#include "core/philox.cuh"
 #include "tests/compare.h"
 #include "tests/small_runs.h"
 

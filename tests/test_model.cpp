@@ -1,4 +1,5 @@
 // model: each layer's backward composes its operations rightly, on every device alike.
+#include "core/philox.cuh"
 #include "layers/model.h"
 
 #include <omp.h>
@@ -151,7 +152,7 @@ TEST_CASE("model: parameter counts are the formula's, initial values N(0, 0.02)"
   // at the end: 57 * 2 * 16 * 2048 = 3,735,552. Counted here on one layer (three norms) to stay small.
   ModelConfig c;
   c.vocab = 64, c.layers = 1, c.hidden = 2048, c.ffn.F = 64;
-  c.attention.H = 8, c.attention.K = 2, c.attention.D = 256;
+  c.attention.H = 8, c.attention.KVH = 2, c.attention.D = 256;
   Context ctx(Device::cpu);
   const size_t before = Model(c, 1, 2, 1, ctx).weights.total();
   c.norm.kind = NormKind::gated;

@@ -5,6 +5,7 @@
 
 #include "tests/harness.h"
 #include "tests/small_runs.h"
+#include "training/memory.h"
 
 using namespace gated;
 
@@ -39,6 +40,29 @@ TEST_CASE("trainer: the number of threads changes no bit", "[bitwise]") {
     REQUIRE(fingerprint == one);
   }
   omp_set_num_threads(before);
+}
+
+TEST_CASE("trainer: a step allocates nothing, and takes the scratch that was planned", "[trainer]") {
+  for (const char* flags : {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated-dyt --norm-rank=3 --tied=off",
+                            "--norm=layernorm --position=learned --ffn-bias=on --attn-bias=all", "--norm=preaffine",
+                            "--norm=dyt --embedding-scale=on --ffn=polynorm", "--attn-sink=kv-bias --attn=g2",
+                            "--attn-sink=learned --sdpa-out=groupnorm"})
+    for (Device device : {Device::cpu, kernel_device}) {
+      INFO(flags << " on " << name_of(device));
+      Config config = small_run(small_model(flags), 20, 2);
+      config.model.context = 70, config.batch = 3;
+      Context ctx(device);
+      Run run(config, ctx);
+      REQUIRE(ctx.scratch_bytes() == training_scratch(run.trainer.model, device));
+      run.steps(1);
+      run.trainer.validate(1);
+      const size_t before = allocations;
+      run.steps(2);
+      run.trainer.validate(1);
+      REQUIRE(allocations == before);
+      REQUIRE(ctx.most_scratch_used() <= ctx.scratch_bytes());
+      if (device != Device::cpu) REQUIRE(ctx.most_scratch_used() > 0);
+    }
 }
 
 TEST_CASE("trainer: saved and loaded, a run goes on bit for bit", "[checkpoint]") {

@@ -43,7 +43,10 @@ std::string describe(const Config& config) {
     text += format("  %-58s %s\n", t.name.c_str(), shape_text(t.shape).c_str());
   }));
 
-  const TrainingMemory memory = training_memory(config.model, B, T, config.micro_batches);
+  // (auto is the CPU here: the scratch of kernels is asked for with --device=cuda)
+  const bool kernels = config.device == DeviceChoice::cuda || config.device == DeviceChoice::emulated;
+  const Device device = kernels ? kernel_device : Device::cpu;
+  const TrainingMemory memory = training_memory(config.model, B, T, config.micro_batches, device);
   text += format("\nFLOPs a token, training          %.4g (6 x %s weights of matrix products, and attention)\n",
                  model.flops_per_token(T), with_commas(size_t(model.weights.product_flops() / 6)).c_str());
   const char* heading = "memory, MiB   ";
@@ -52,6 +55,7 @@ std::string describe(const Config& config) {
                              {"optimizer", memory.optimizer},
                              {"activations", memory.activations},
                              {"their gradients", memory.between},
+                             {"scratch", memory.scratch},
                              {"total", memory.total()}}) {
     text += format("%s%-18s %12.1f\n", heading, name, double(bytes) / 1048576.0);
     heading = "              ";

@@ -263,7 +263,7 @@ std::vector<Flag> list_flags(Config& c) {
   t.number("--layers", m.layers, size_t{1}, size_t{10000}, "blocks");
   t.number("--hidden", m.hidden, size_t{1}, many, "width of the residual stream");
   t.number("--heads", m.attention.H, size_t{1}, many, "query heads");
-  t.number("--kv-heads", m.attention.K, size_t{1}, many, "key/value heads; divides --heads");
+  t.number("--kv-heads", m.attention.KVH, size_t{1}, many, "key/value heads; divides --heads");
   t.number("--head-dim", m.attention.D, size_t{1}, size_t{256}, "width of a head");
   t.number("--ffn-hidden", m.ffn.F, size_t{1}, many, "width inside the FFN");
   t.number("--context", m.context, size_t{1}, many, "tokens in a sequence");

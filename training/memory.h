@@ -1,17 +1,22 @@
 // memory: what training a model takes, by kind; known before the first byte is asked for. tests/test_describe.cpp
 #pragma once
-#include "layers/model_config.cuh"
+#include "layers/model.h"
 
 namespace gated {
 
 // In bytes.
 struct TrainingMemory {
-  size_t weights, gradients, optimizer, activations, between;  // between: gradients that are no parameter's
+  size_t weights, gradients, optimizer, activations;
+  size_t between;  // gradients that are no parameter's
+  size_t scratch;  // what an operation uses until it returns
 
-  size_t total() const { return weights + gradients + optimizer + activations + between; }
+  size_t total() const { return weights + gradients + optimizer + activations + between + scratch; }
 };
 
-// For batches of B sequences of T tokens.
-TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t micro_batches);
+// For batches of B sequences of T tokens, on a device.
+TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t micro_batches, Device device);
+
+// The scratch that the operations of training take: forward, backward and update of `model`, planned for its batch.
+size_t training_scratch(const Model& model, Device device);
 
 }  // namespace gated

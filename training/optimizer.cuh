@@ -41,6 +41,9 @@ class Optimizer {
     plan_.set_step(adamw_at_step(settings, step, clip), ctx_);
     adamw_update(weights_.values.data(), m.data(), v.data(), gradient(), norm_.data(), plan_, ctx_);
   }
+  static void scratch(ScratchPlan& plan, const Parameters& weights) {
+    plan.kernels_need(gradient_norm_scratch(weights.flat_size()));
+  }
   // The norm of the gradient of the last update, before clipping: one float on the device.
   const float* norm() const { return norm_.data(); }
 

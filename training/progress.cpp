@@ -43,9 +43,10 @@ void Progress::header() {
   if (peak_ > 0) printf(", fp32 matmul peak %.0f GFLOP/s (measured)", peak_ * 1e-9);
   printf("\ndata       %s\n", data_.train->description().c_str());
   printf("           %zu tokens a step, epoch of %.1f steps\n", trainer_.tokens_per_step(), trainer_.steps_per_epoch());
-  printf("model      %zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations)\n",
+  printf("model      %zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations, scratch)\n",
          m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
-         double(training_memory(m.config, config_.batch, m.context(), config_.micro_batches).total()) / 1048576);
+         double(training_memory(m.config, config_.batch, m.context(), config_.micro_batches, ctx_.device).total()) /
+             1048576);
   if (data_.val && data_.train->is_text())
     printf("bigrams    entropy %.4f nats: what knowing the last token alone can reach on the validation data\n",
            bigram_entropy(*data_.val, config_.model.context));

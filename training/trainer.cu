@@ -10,7 +10,7 @@ namespace {
 
 // Before minutes go into weights that would find no room. One more copy of them passes through host memory.
 const ModelConfig& that_fits(const Config& c, Device device) {
-  const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.micro_batches);
+  const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.micro_batches, device);
   require_memory(device, double(m.total()) + (device == Device::cuda ? 0 : double(m.weights)));
   return c.model;
 }
@@ -27,7 +27,9 @@ Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx)
       targets_(ids_.size()),
       losses_(ctx.device, c.micro_batches),
       sent_losses_{{c.micro_batches, ctx}, {c.micro_batches, ctx}},
-      sent_norm_{{1, ctx}, {1, ctx}} {}
+      sent_norm_{{1, ctx}, {1, ctx}} {
+  ctx.reserve_scratch(training_scratch(model, ctx.device));
+}
 
 double Trainer::steps_per_epoch() const {
   return double(loader_.epoch_sequences()) / double(config.batch * config.micro_batches);
