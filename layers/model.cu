@@ -262,6 +262,11 @@ size_t Model::gradient_bytes() {
   return add_sizes(largest, bytes_of([this](const TensorVisitor& visit) { gradients(visit); }));
 }
 
+size_t Model::table_bytes() const {
+  const size_t N = B_ * T_, angles = config.position == Position::rope ? T_ * config.rope_dims() / 2 : 0;
+  return TokenGroups::bytes(N, config.vocab) + 2 * N * sizeof(int) + 2 * angles * sizeof(float) + sizeof(float);
+}
+
 size_t Model::allocated_bytes() const {
   return memory_ ? memory_->activations.size() + memory_->gradients.size() : 0;
 }

@@ -65,6 +65,7 @@ class Model {
   double flops_per_token(size_t T) const;  // of training
   size_t activation_bytes();
   size_t gradient_bytes();         // of gradients that are no parameter's
+  size_t table_bytes() const;      // of tokens, their groups, and the tables of positions
   size_t allocated_bytes() const;  // of both
 
  private:

@@ -27,49 +27,6 @@ class Norm {
  public:
   Norm(const NormConfig& config, size_t C, Residual residual) : config_(config), C_(C), residual_(residual) {}
 
-  void parameters(const ParameterVisitor& visit) {
-    const NormKind kind = config_.base();
-    if (kind == NormKind::none) return;
-    if (kind == NormKind::preaffine) visit(pre_, "pre_weight", {C_}, Init::constant(1), Decay::no, Use::scale);
-    if (kind == NormKind::dyt) visit(alpha_, "alpha", {1}, Init::constant(config_.dyt_alpha), Decay::no, Use::scale);
-    // Qwen3-Next centres the weight on 0 so that it can decay.
-    visit(weight_, "weight", {C_}, Init::constant(config_.zero_centred ? 0 : 1),
-          config_.zero_centred ? Decay::yes : Decay::no, Use::scale);
-    if (kind == NormKind::layernorm || kind == NormKind::dyt)
-      visit(bias_, "bias", {C_}, Init::constant(0), Decay::no, Use::scale);
-    if (!config_.with_gate()) return;
-    const NormGateConfig& gate = config_.gate;
-    const Init up = gate.zero_init ? Init::constant(0) : Init::normal();
-    visit(down_, "gate_down.weight", {gate.rank, C_}, Init::normal(), Decay::yes, Use::product);
-    visit(up_, "gate_up.weight", {shape(0).scores(), gate.rank}, up, Decay::yes, Use::product);
-  }
-  void activations(const TensorVisitor& visit, size_t N) {
-    const NormKind kind = config_.base();
-    if (kind == NormKind::layernorm) visit(mean_, "mean", {N});
-    if (kind == NormKind::layernorm || config_.divides_by_rms()) visit(r_, "1/deviation", {N});
-    if (residual_ == Residual::yes) visit(sum_, "residual stream", {N, C_});
-    if (config_.with_gate()) visit(low_, "gate, low rank", {N, config_.gate.rank});
-    if (kind != NormKind::none) visit(y_, "output", {N, C_});
-  }
-  void temporaries(const TensorVisitor& visit, size_t N) {
-    if (!config_.with_gate() && (config_.kind == NormKind::preaffine || config_.kind == NormKind::dyt))
-      visit(row_, "row sums", {N});
-  }
-
-  void scratch(ScratchPlan& plan, size_t N) const {
-    switch (config_.kind) {
-      case NormKind::rmsnorm: return plan.kernels_need(rmsnorm_backward_scratch(N, C_));
-      case NormKind::preaffine: return plan.kernels_need(rmsnorm_backward_scratch(N, C_, true));
-      case NormKind::layernorm: return plan.kernels_need(layernorm_backward_scratch(N, C_));
-      case NormKind::dyt: return plan.kernels_need(dyt_backward_scratch(N, C_));
-      case NormKind::gated:
-      case NormKind::gated_dyt:
-        plan.need(gated_norm_forward_scratch(shape(N), plan.device));
-        return plan.need(gated_norm_backward_scratch(shape(N), plan.device));
-      default: return;  // none
-    }
-  }
-
   // Returns y, the norm of x, or of x joined by branch: then residual() is the sum, and branch must stay until backward.
   const float* forward(const float* x, const float* branch, const Join& join, size_t N, Context& ctx) {
     Range range("norm");
@@ -128,6 +85,49 @@ class Norm {
       default: residual_backward(dx, dbranch_written, dy, in, N, C_, ctx);  // none
     }
     return alike ? dx : dbranch;
+  }
+
+  void parameters(const ParameterVisitor& visit) {
+    const NormKind kind = config_.base();
+    if (kind == NormKind::none) return;
+    if (kind == NormKind::preaffine) visit(pre_, "pre_weight", {C_}, Init::constant(1), Decay::no, Use::scale);
+    if (kind == NormKind::dyt) visit(alpha_, "alpha", {1}, Init::constant(config_.dyt_alpha), Decay::no, Use::scale);
+    // Qwen3-Next centres the weight on 0 so that it can decay.
+    visit(weight_, "weight", {C_}, Init::constant(config_.zero_centred ? 0 : 1),
+          config_.zero_centred ? Decay::yes : Decay::no, Use::scale);
+    if (kind == NormKind::layernorm || kind == NormKind::dyt)
+      visit(bias_, "bias", {C_}, Init::constant(0), Decay::no, Use::scale);
+    if (!config_.with_gate()) return;
+    const NormGateConfig& gate = config_.gate;
+    const Init up = gate.zero_init ? Init::constant(0) : Init::normal();
+    visit(down_, "gate_down.weight", {gate.rank, C_}, Init::normal(), Decay::yes, Use::product);
+    visit(up_, "gate_up.weight", {shape(0).scores(), gate.rank}, up, Decay::yes, Use::product);
+  }
+  void activations(const TensorVisitor& visit, size_t N) {
+    const NormKind kind = config_.base();
+    if (kind == NormKind::layernorm) visit(mean_, "mean", {N});
+    if (kind == NormKind::layernorm || config_.divides_by_rms()) visit(r_, "1/deviation", {N});
+    if (residual_ == Residual::yes) visit(sum_, "residual stream", {N, C_});
+    if (config_.with_gate()) visit(low_, "gate, low rank", {N, config_.gate.rank});
+    if (kind != NormKind::none) visit(y_, "output", {N, C_});
+  }
+  void temporaries(const TensorVisitor& visit, size_t N) {
+    if (!config_.with_gate() && (config_.kind == NormKind::preaffine || config_.kind == NormKind::dyt))
+      visit(row_, "row sums", {N});
+  }
+
+  void scratch(ScratchPlan& plan, size_t N) const {
+    switch (config_.kind) {
+      case NormKind::rmsnorm: return plan.kernels_need(rmsnorm_backward_scratch(N, C_));
+      case NormKind::preaffine: return plan.kernels_need(rmsnorm_backward_scratch(N, C_, true));
+      case NormKind::layernorm: return plan.kernels_need(layernorm_backward_scratch(N, C_));
+      case NormKind::dyt: return plan.kernels_need(dyt_backward_scratch(N, C_));
+      case NormKind::gated:
+      case NormKind::gated_dyt:
+        plan.need(gated_norm_forward_scratch(shape(N), plan.device));
+        return plan.need(gated_norm_backward_scratch(shape(N), plan.device));
+      default: return;  // none
+    }
   }
 
  private:

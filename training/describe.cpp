@@ -56,6 +56,7 @@ std::string describe(const Config& config) {
                              {"activations", memory.activations},
                              {"their gradients", memory.between},
                              {"scratch", memory.scratch},
+                             {"tables", memory.tables},
                              {"total", memory.total()}}) {
     text += format("%s%-18s %12.1f\n", heading, name, double(bytes) / 1048576.0);
     heading = "              ";

@@ -14,7 +14,8 @@ TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, si
           f * 2 * flat,
           model.activation_bytes(),
           model.gradient_bytes(),
-          training_scratch(model, device)};
+          training_scratch(model, device),
+          model.table_bytes() + Optimizer::table_bytes(model.weights)};
 }
 
 size_t training_scratch(const Model& model, Device device) {

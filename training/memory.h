@@ -9,8 +9,9 @@ struct TrainingMemory {
   size_t weights, gradients, optimizer, activations;
   size_t between;  // gradients that are no parameter's
   size_t scratch;  // what an operation uses until it returns
+  size_t tables;   // tokens, positions, lists that the embedding's backward and the optimizer read
 
-  size_t total() const { return weights + gradients + optimizer + activations + between + scratch; }
+  size_t total() const { return weights + gradients + optimizer + activations + between + scratch + tables; }
 };
 
 // For batches of B sequences of T tokens, on a device.

@@ -44,6 +44,8 @@ class Optimizer {
   static void scratch(ScratchPlan& plan, const Parameters& weights) {
     plan.kernels_need(gradient_norm_scratch(weights.flat_size()));
   }
+  static size_t table_bytes(const Parameters& weights) { return AdamWPlan::bytes(tensors(weights)); }
+
   // The norm of the gradient of the last update, before clipping: one float on the device.
   const float* norm() const { return norm_.data(); }
 

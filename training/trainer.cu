@@ -9,9 +9,10 @@ namespace gated {
 namespace {
 
 // Before minutes go into weights that would find no room. One more copy of them passes through host memory.
-const ModelConfig& that_fits(const Config& c, Device device) {
+const ModelConfig& that_fits(const Config& c, const Context& ctx) {
+  const Device device = ctx.device;
   const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.micro_batches, device);
-  require_memory(device, double(m.total()) + (device == Device::cuda ? 0 : double(m.weights)));
+  require_memory(device, double(m.total()) + double(ctx.matmul_engine_bytes()) + (device == Device::cuda ? 0 : double(m.weights)));
   return c.model;
 }
 
@@ -19,7 +20,7 @@ const ModelConfig& that_fits(const Config& c, Device device) {
 
 Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx)
     : config(c),
-      model(that_fits(c, ctx.device), c.batch, c.model.context, c.seed, ctx),
+      model(that_fits(c, ctx), c.batch, c.model.context, c.seed, ctx),
       optimizer(model.weights, c.micro_batches, ctx),
       loader_(loader),
       ctx_(ctx),
