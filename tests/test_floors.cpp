@@ -1,0 +1,71 @@
+// floors: which folder may include which. train_gpt.cu -> training -> layers -> kernels and dataloader -> core: nothing points
+// back up, and no two files include each other.
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <string>
+
+#include "tests/catch.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// What each source of the program includes of the program's own, by path.
+std::map<std::string, std::set<std::string>> includes() {
+  std::map<std::string, std::set<std::string>> found;
+  const std::regex line_of_include("^#include \"([^\"]+)\".*");
+  auto read = [&](const std::string& path) {
+    std::ifstream file(path);
+    std::set<std::string>& list = found[path];
+    std::smatch match;
+    for (std::string line; std::getline(file, line);)
+      if (std::regex_match(line, match, line_of_include)) list.insert(match[1]);
+  };
+  for (const char* folder : {"core", "kernels", "dataloader", "layers", "training"})
+    for (const auto& entry : fs::directory_iterator(folder)) read(entry.path().generic_string());
+  read("train_gpt.cu");
+  return found;
+}
+
+std::string floor_of(const std::string& path) {
+  const size_t slash = path.find('/');
+  return slash == std::string::npos ? "train_gpt.cu" : path.substr(0, slash);
+}
+
+}  // namespace
+
+TEST_CASE("floors: nothing includes a file of a floor above", "[floors]") {
+  const std::map<std::string, std::set<std::string>> below = {
+      {"core", {"core"}},
+      {"kernels", {"core", "kernels"}},
+      {"dataloader", {"core", "dataloader"}},
+      {"layers", {"core", "kernels", "layers"}},
+      {"training", {"core", "kernels", "dataloader", "layers", "training"}},
+      {"train_gpt.cu", {"core", "kernels", "dataloader", "layers", "training"}}};
+  const auto files = includes();
+  REQUIRE(files.size() > 80);
+  for (const auto& [path, list] : files)
+    for (const std::string& included : list) {
+      INFO(path << " includes " << included);
+      REQUIRE(below.at(floor_of(path)).count(floor_of(included)) == 1);
+      REQUIRE(files.count(included) == 1);
+    }
+}
+
+TEST_CASE("floors: no file includes itself, by whatever way", "[floors]") {
+  const auto files = includes();
+  for (const auto& [path, list] : files) {
+    std::set<std::string> reached = list;
+    for (bool grows = true; grows;) {
+      const size_t before = reached.size();
+      for (const std::string& file : std::set<std::string>(reached))
+        reached.insert(files.at(file).begin(), files.at(file).end());
+      grows = reached.size() > before;
+    }
+    INFO(path);
+    REQUIRE(reached.count(path) == 0);
+  }
+}
