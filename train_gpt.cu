@@ -7,9 +7,9 @@
 #include <cstdio>
 
 #include "dataloader/text.h"
-#include "training/command_line.h"
 #include "training/match_params.h"
 #include "training/progress.h"
+#include "training/run_metadata.h"
 #include "training/sampler.h"
 #include "training/trainer.h"
 
@@ -35,8 +35,8 @@ void training_step(Trainer& t) {
 
 // ---- all steps
 
-void train_to_the_end(Trainer& trainer, const Data& data, const std::map<std::string, std::string>& metadata,
-                      Progress& progress, Context& ctx) {
+void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& metadata, Progress& progress,
+                      Context& ctx) {
   const Config& c = trainer.config;
   while (trainer.steps_done() < c.steps) {
     training_step(trainer);
@@ -60,32 +60,15 @@ void train_to_the_end(Trainer& trainer, const Data& data, const std::map<std::st
 
 // ---- what stands around the steps
 
-// What a checkpoint remembers of the run beside its tensors: every flag that shapes the result, and the data.
-std::map<std::string, std::string> run_metadata(Config& config, const Data& data) {
-  std::map<std::string, std::string> metadata;
-  for (const Flag& f : list_flags(config))
-    if (f.shapes_the_result()) metadata["flag" + f.name] = f.get();
-  metadata["data"] = data.train->description();
-  return metadata;
-}
-
-// Takes up the newest checkpoint of --out. Every flag that shapes the result must be as it was, and the data as large: its
-// bytes are not compared.
-void resume(Trainer& trainer, const std::map<std::string, std::string>& now, const Data& data) {
+// Takes up the newest checkpoint of --out.
+void resume(Trainer& trainer, const RunMetadata& metadata) {
   const std::string& folder = trainer.config.out;
   std::optional<Checkpoint> checkpoint = find_latest(folder);
   if (!checkpoint) {
     printf("resume: %s holds no checkpoint yet: starting at step 1\n", folder.c_str());
     return;
   }
-  Config defaults;  // a flag that is younger than the checkpoint was at its default
-  const auto before = run_metadata(defaults, data);
-  for (const auto& [key, value] : now) {
-    const std::string then = checkpoint->state_or(key, before.at(key));
-    const std::string what = key.starts_with("flag") ? key.substr(4) : key;
-    require(then == value, "%s: was made with %s=%s, this run has %s: resume with the same, or start in a new --out",
-            checkpoint->path().c_str(), what.c_str(), then.c_str(), value.c_str());
-  }
+  require_same_run(checkpoint->path(), checkpoint->metadata(), metadata);
   trainer.load(*checkpoint);
   printf("resume: step %zu of %s\n", trainer.steps_done(), checkpoint->path().c_str());
 }
@@ -111,6 +94,7 @@ void print_sample(Trainer& trainer, const Data& data) {
 void train(Config& config, Device device) {
   if (config.threads) omp_set_num_threads(int(config.threads));
   Context ctx(device);
+  if (config.cublas) ctx.use_cublas(config.tf32);
 
   const Data data = open_data(config.data);
   config.model.vocab = data.train->vocab();
@@ -123,7 +107,7 @@ void train(Config& config, Device device) {
   require(config.out.empty() || config.resume || !find_latest(config.out),
           "--out=%s: holds a run's checkpoints already: add --resume to go on with it, or name another folder",
           config.out.c_str());
-  if (config.resume) resume(trainer, metadata, data);
+  if (config.resume) resume(trainer, metadata);
 
   Progress progress(config, data, trainer, ctx);
   progress.header();

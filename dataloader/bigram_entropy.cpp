@@ -13,7 +13,7 @@ namespace gated {
 // vocabulary. The sum runs over a, then b, ascending, so its bits are the same everywhere.
 double bigram_entropy(const TokenStream& stream, size_t T, size_t limit) {
   const size_t V = stream.vocab(), n = std::min(stream.sequences(T), std::max<size_t>(limit / T, 1));
-  require(n > 0, "bigram entropy: no sequence of T+1 = %zu tokens in %s", T + 1, stream.description().c_str());
+  require(n > 0, "bigram entropy: no sequence of %zu tokens in %s", T + 1, stream.description().c_str());
   std::vector<int32_t> tokens(T + 1);
   const auto each_pair = [&](auto visit) {
     for (size_t i = 0; i < n; ++i) {

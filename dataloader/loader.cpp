@@ -67,16 +67,17 @@ Data open_data(const DataOptions& options) {
 TokenLoader::TokenLoader(Data data, Shape shape, uint64_t seed) : data_(std::move(data)), shape_(shape), seed_(seed) {
   const auto [B, T, M, world] = shape_;
   require(B > 0 && T > 0 && M > 0 && world > 0,
-          "loader: B %zu, T %zu, %zu micro-batches, %zu ranks: expected at least 1 each", B, T, M, world);
+          "loader: %zu sequences of %zu tokens, %zu micro-batches, %zu ranks: expected at least 1 each", B, T, M,
+          world);
   sequences_ = data_.train->sequences(T);
-  require(sequences_ > 0, "training data: no sequence of T+1 = %zu tokens in %s", T + 1,
-          data_.train->description().c_str());
+  require(sequences_ > 0, "training data: --context=%zu needs sequences of %zu tokens, and there is none in %s", T,
+          T + 1, data_.train->description().c_str());
   if (!data_.val) return;
   validation_batches_ = data_.val->sequences(T) / B;
   require(validation_batches_ > 0,
-          "validation data: %zu sequences of T+1 = %zu tokens in %s, expected B = %zu or more: give more "
-          "data, or a smaller batch or T",
-          data_.val->sequences(T), T + 1, data_.val->description().c_str(), B);
+          "validation data: %zu sequences of %zu tokens in %s, expected %zu or more: give more data, or a smaller "
+          "--batch (now %zu) or --context (now %zu)",
+          data_.val->sequences(T), T + 1, data_.val->description().c_str(), B, B, T);
 }
 
 void TokenLoader::training_batch(size_t step, size_t micro_batch, size_t rank, int32_t* inputs,

@@ -46,7 +46,6 @@ class TokenLoader {
 
   TokenLoader(Data data, Shape shape, uint64_t seed);
 
-  size_t vocab() const { return data_.train->vocab(); }
   size_t epoch_sequences() const { return sequences_; }
   size_t validation_batches() const { return validation_batches_; }
 

@@ -6,6 +6,8 @@
 
 namespace gated {
 
+static constexpr size_t gpt2_vocab = 50257;
+
 static_assert(std::endian::native == std::endian::little, "shards are read in place");
 
 void Shard::copy(size_t begin, size_t count, size_t vocab, int32_t* out) const {

@@ -14,8 +14,6 @@
 
 namespace gated {
 
-constexpr size_t gpt2_vocab = 50257;
-
 // The tokens of one shard, in place; possibly at an odd address, so they are read by memcpy.
 class Shard {
  public:

@@ -10,7 +10,7 @@
 // act and act': core/activation.cuh
 // order: both sums over h are one chain from +0 in ascending h; the division by H comes last
 // shapes: x, z, y, dy, dx, dz (N,H,D) f32; all written; y may be x, dx may be dy, dz may be z
-// --gate-shared | tests/test_shared_gate.cpp
+// --gate=shared | tests/test_shared_gate.cpp
 #include "kernels/shared_gate.h"
 
 #include "core/launch_shape.cuh"

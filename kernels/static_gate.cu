@@ -9,7 +9,7 @@
 // order: the sum is that of a column (core/reduce.cuh)
 // shapes: x, y, dy, dx (N,C) f32; theta, dtheta (C)
 //   y, dx written, dtheta accumulated; y may be x, dx may be dy
-// --gate-input=none | tests/test_static_gate.cpp
+// --gate=static | tests/test_static_gate.cpp
 #include "kernels/static_gate.h"
 
 #include "core/launch_shape.cuh"

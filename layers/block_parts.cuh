@@ -6,7 +6,7 @@
 #include "layers/attention.cuh"
 #include "layers/block.cuh"
 #include "layers/ffn.cuh"
-#include "layers/model_config.cuh"
+#include "layers/model_config.h"
 
 namespace gated {
 

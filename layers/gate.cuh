@@ -2,8 +2,8 @@
 //
 //   --gate=elementwise   y = in * act(x W_g^T)      a score for every element              kernels/gate.cu
 //   --gate=headwise      y = in * act(x W_g^T)      a score for every head                 kernels/gate.cu
-//   --gate-shared        y = in * mean over heads of act(x W_g^T)                          kernels/shared_gate.cu
-//   --gate-input=none    y = in * act(theta)        learned, the same for every token      kernels/static_gate.cu
+//   --gate=shared        y = in * mean over heads of act(x W_g^T)                          kernels/shared_gate.cu
+//   --gate=static        y = in * act(theta)        learned, the same for every token      kernels/static_gate.cu
 //   --gate-op=add        + in place of *
 // shapes: x (N,C); in, y (N,heads,D) | tests/test_model.cpp
 #pragma once
@@ -20,26 +20,26 @@ class Gate {
       : config_(config),
         heads_(heads),
         D_(D),
-        group_(config.score == GateScore::headwise ? D : 1),
+        group_(config.kind == GateKind::headwise ? D : 1),
         projection_(C, heads * D / group_) {}
 
   void parameters(const ParameterVisitor& visit) {
-    if (config_.input == GateInput::none)
+    if (config_.kind == GateKind::static_)
       visit(theta_, "gate.theta", {heads_, D_}, Init::constant(0), Decay::no, Use::scale);
     else
       projection_.parameters(visit, "g_proj");
   }
   void activations(const TensorVisitor& visit, size_t N) {
-    if (config_.input == GateInput::hidden) visit(z_, "gate logit", {N, projection_.out()});
+    if (has_projection()) visit(z_, "gate logit", {N, projection_.out()});
     visit(y_, "gate output", {N, heads_, D_});
   }
   void temporaries(const TensorVisitor& visit, size_t N) {
-    if (config_.input == GateInput::hidden) visit(dz_, "d gate logit", {N, projection_.out()});
+    if (has_projection()) visit(dz_, "d gate logit", {N, projection_.out()});
     visit(din_, "d gate input", {N, heads_, D_});
   }
 
   void scratch(ScratchPlan& plan, size_t N) const {
-    if (config_.input == GateInput::none)
+    if (config_.kind == GateKind::static_)
       plan.kernels_need(static_gate_backward_scratch(N, heads_ * D_));
     else
       projection_.scratch(plan, N);
@@ -49,12 +49,12 @@ class Gate {
   const float* forward(const float* in, const float* x, size_t N, Context& ctx) {
     in_ = in;
     x_ = x;
-    if (config_.input == GateInput::none) {
+    if (config_.kind == GateKind::static_) {
       static_gate_forward(y_, in, theta_.value, N, heads_ * D_, config_.op, ctx);
       return y_;
     }
     projection_.forward(z_, x, N, ctx);
-    if (config_.shared)
+    if (config_.kind == GateKind::shared)
       shared_gate_forward(y_, in, z_, N, heads_, D_, config_.op, ctx);
     else
       gate_forward(y_, in, z_, N, heads_ * D_, group_, config_.op, ctx);
@@ -63,9 +63,9 @@ class Gate {
 
   // Returns the gradient of `in`; that of x follows with backward_hidden.
   const float* backward(const float* dy, size_t N, Context& ctx) {
-    if (config_.input == GateInput::none)
+    if (config_.kind == GateKind::static_)
       static_gate_backward(din_, theta_.grad, dy, in_, theta_.value, N, heads_ * D_, config_.op, ctx);
-    else if (config_.shared)
+    else if (config_.kind == GateKind::shared)
       shared_gate_backward(din_, dz_, dy, in_, z_, N, heads_, D_, config_.op, ctx);
     else
       gate_backward(din_, dz_, dy, in_, z_, N, heads_ * D_, group_, config_.op, ctx);
@@ -73,10 +73,12 @@ class Gate {
   }
   // dx is accumulated to.
   void backward_hidden(float* dx, size_t N, Context& ctx) {
-    if (config_.input == GateInput::hidden) projection_.backward(dx, Accumulate::yes, dz_, x_, N, ctx);
+    if (has_projection()) projection_.backward(dx, Accumulate::yes, dz_, x_, N, ctx);
   }
 
  private:
+  bool has_projection() const { return config_.kind != GateKind::static_; }
+
   GateConfig config_;
   size_t heads_, D_, group_;
   Linear projection_;

@@ -37,13 +37,10 @@ struct NormConfig {
 
 // ---- the gate of attention (layers/gate.cuh)
 
-enum class GateScore { elementwise, headwise };
-enum class GateInput { hidden, none };
+enum class GateKind { elementwise, headwise, shared, static_ };
 
 struct GateConfig {
-  GateScore score = GateScore::elementwise;
-  GateInput input = GateInput::hidden;
-  bool shared = false;
+  GateKind kind = GateKind::elementwise;
   GateOp op;
 };
 

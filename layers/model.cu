@@ -46,8 +46,8 @@ void upload_tokens(Buffer<int>& to, const std::vector<int>& from, size_t N, size
                    Context& ctx) {
   require(from.size() == N, "model: %zu %s, expected %zu", from.size(), what, N);
   for (size_t i = 0; i < N; i++)
-    require(from[i] >= 0 && size_t(from[i]) < vocab, "model: %s[%zu] is %d, expected 0 to %zu (--vocab=%zu)", what, i,
-            from[i], vocab - 1, vocab);
+    require(from[i] >= 0 && size_t(from[i]) < vocab, "model: %s[%zu] is %d, expected 0 to %zu", what, i, from[i],
+            vocab - 1);
   ctx.upload(to.data(), from.data(), N);
 }
 
@@ -202,7 +202,7 @@ double Model::flops_per_token(size_t T) const {
 namespace {
 
 ModelConfig checked(const ModelConfig& config) {
-  validate(config);
+  check_sizes(config);
   return config;
 }
 
@@ -242,7 +242,8 @@ Model::~Model() = default;
 
 void Model::plan(size_t B, size_t T) {
   size_t N;
-  require(!__builtin_mul_overflow(B, T, &N), "--batch=%zu times --context=%zu overflows", B, T);
+  require(!__builtin_mul_overflow(B, T, &N), "model: %zu sequences of %zu tokens are more than 64 bits can count", B,
+          T);
   B_ = B;
   T_ = T;
 }

@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "layers/model_config.cuh"
+#include "layers/model_config.h"
 #include "layers/parameters.h"
 
 namespace gated {

@@ -131,13 +131,13 @@ def linear(weights, name, x, out, bias=False):
 DEFAULTS = {
     "norm": "rmsnorm", "norm-placement": "pre", "norm-weight": "plain", "norm-rank": "16",
     "norm-gate": "elementwise", "norm-gate-act": "sigmoid", "norm-gate-scale": "1",
-    "attn": "full", "gate": "elementwise", "gate-shared": "off", "gate-op": "mul", "gate-act": "sigmoid",
-    "gate-input": "hidden", "attn-score": "softmax", "attn-sink": "none", "sdpa-out": "plain", "window": "0",
+    "attn": "full", "gate": "elementwise", "gate-op": "mul", "gate-act": "sigmoid",
+    "attn-score": "softmax", "attn-sink": "none", "sdpa-out": "plain", "window": "0",
     "window-layers": "all", "qk-norm": "on", "attn-bias": "none", "position": "rope", "rope-theta": "10000",
     "rope-fraction": "1", "ffn": "swiglu", "gelu": "tanh", "ffn-bias": "off", "tied": "on",
     "embedding-scale": "off", "clip-residual": "0", "clip-output": "0",
 }
-INITIAL = {"init", "norm-gate-init", "dyt-alpha", "dyt-alpha-attn"}  # where weights start: not here
+INITIAL = {"init", "norm-gate-init", "dyt-alpha"}  # where weights start: not here
 SIZES = {"vocab", "context", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn-hidden"}
 
 
@@ -188,14 +188,14 @@ def gate(f, weights, name, position, value, x):
     if f["attn"] != position:
         return value
     heads, D = value.shape[2:]
-    if f["gate-input"] == "none":
+    if f["gate"] == "static":
         z = weights(f"{name}.gate.theta", heads, D)
     elif f["gate"] == "headwise":
         z = linear(weights, f"{name}.g_proj", x, heads).unsqueeze(-1)
     else:
         z = linear(weights, f"{name}.g_proj", x, heads * D).unflatten(-1, (heads, D))
     score = ACTIVATIONS[f["gate-act"]](z)
-    if f["gate-shared"] == "on":
+    if f["gate"] == "shared":
         score = score.mean(2, keepdim=True)
     return value + score if f["gate-op"] == "add" else value * score
 

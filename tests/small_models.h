@@ -28,15 +28,15 @@ inline const std::vector<std::string>& small_models() {
       "--norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off --init=depth-scaled "
       "--kv-heads=4 --head-dim=5",
       "--norm=layernorm --norm-placement=post --ffn=relu2 --attn-bias=qkv",
-      "--norm=dyt --dyt-alpha=0.2 --dyt-alpha-attn=0.8 --embedding-scale=on",
+      "--norm=dyt --dyt-alpha=0.2,0.8 --embedding-scale=on",
       "--norm=dyt --norm-placement=post --embedding-scale=on --position=learned",
       "--norm=gated-dyt --norm-rank=3 --attn=g1", "--norm=preaffine --ffn=glu",
       "--norm=preaffine --norm-weight=zero-centred --norm-placement=sandwich", "--norm=none --position=none",
       "--norm-placement=post",
 
-      "--attn=g1 --gate=headwise --ffn=glu", "--attn=g1 --gate-shared", "--attn=g2 --gate-shared --gate-act=ns-sigmoid",
+      "--attn=g1 --gate=headwise --ffn=glu", "--attn=g1 --gate=shared", "--attn=g2 --gate=shared --gate-act=ns-sigmoid",
       "--attn=g1 --gate-op=add --gate-act=silu", "--attn=g1 --gate-op=add --gate-act=identity --sdpa-out=groupnorm",
-      "--attn=g1 --gate-act=silu --sdpa-out=silu", "--attn=g1 --gate-input=none", "--attn=g2",
+      "--attn=g1 --gate-act=silu --sdpa-out=silu", "--attn=g1 --gate=static", "--attn=g2",
       "--attn=g2 --gate=headwise", "--attn=g3", "--attn=g3 --gate=headwise --qk-norm=off", "--attn=g4",
       "--attn=g4 --gate=headwise --qk-norm=off --position=none", "--attn=g5",
       "--sdpa-out=groupnorm --norm-weight=zero-centred",

@@ -404,9 +404,12 @@ TEST_CASE("loader: validation in order from its start, never past its end", "[da
   CHECK(says(refusal([&] {
                TokenLoader(counting(50, B * T), {B, T}, 1);
              }),
-             {"validation", "1 sequences", "T+1 = 5", "8 counting tokens", "B = 2"}));
-  CHECK(says(refusal([&] { TokenLoader(counting(4, 50), {B, T}, 1); }), {"training", "T+1 = 5", "4 counting tokens"}));
-  CHECK(says(refusal([&] { TokenLoader(counting(50, 50), {B, 0}, 1); }), {"T 0"}));
+             {"validation", "1 sequences", "5 tokens", "8 counting tokens", "--batch (now 2)", "--context (now 4)"}));
+  CHECK(says(refusal([&] {
+               TokenLoader(counting(4, 50), {B, T}, 1);
+             }),
+             {"training", "--context=4", "5 tokens", "4 counting tokens"}));
+  CHECK(says(refusal([&] { TokenLoader(counting(50, 50), {B, 0}, 1); }), {"2 sequences of 0 tokens"}));
   CHECK(TokenLoader({std::make_shared<Counting>(50), nullptr}, {B, T}, 1).validation_batches() == 0);
 }
 
@@ -529,5 +532,5 @@ TEST_CASE("bigram entropy: known values, whatever the vocabulary", "[dataloader]
   CHECK(std::abs(entropy(text, 256) - std::log(20.0)) < 0.1);
   const TextCorpus corpus({folder.write("f", text + std::string(5000, 'a'))}, 0);
   CHECK(bigram_entropy(corpus, 10, 5000) > bigram_entropy(corpus, 10) + 0.5);  // the limit counts the front only
-  CHECK(says(refusal([&] { bigram_entropy(corpus, 10000); }), {"T+1 = 10001", "10000 bytes"}));
+  CHECK(says(refusal([&] { bigram_entropy(corpus, 10000); }), {"10001 tokens", "10000 bytes"}));
 }

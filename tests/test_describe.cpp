@@ -42,7 +42,7 @@ TEST_CASE("describe: gates add what the papers say", "[describe]") {
   REQUIRE(added("--attn=g5") == 100663296);
   REQUIRE(added("--attn=g1 --gate=headwise") == 1572864);
   REQUIRE(added("--attn=g2 --gate=headwise") == 196608);
-  REQUIRE(added("--attn=g1 --gate-input=none") == 24 * 32 * 128);
+  REQUIRE(added("--attn=g1 --gate=static") == 24 * 32 * 128);
 }
 
 TEST_CASE("describe: flags after a preset change it, before or behind its name", "[describe]") {

@@ -4,6 +4,7 @@
 
 #include "tests/compare.h"
 #include "training/command_line.h"
+#include "training/run_metadata.h"
 
 using namespace gated;
 
@@ -36,7 +37,6 @@ TEST_CASE("flags: every flag reads back what it prints, and every named value is
   for (const Flag& f : flags) {
     INFO(f.name);
     REQUIRE(!f.help.empty());
-    if (f.is_switch) continue;
     const std::string before = f.get();
     f.set(before);
     REQUIRE(f.get() == before);
@@ -57,7 +57,7 @@ TEST_CASE("flags: values arrive", "[flags]") {
                     "--seed=18446744073709551615", "--out=x", "--resume"}) == "");
   REQUIRE((c.model.norm.kind == NormKind::gated && c.model.norm.gate.rank == 8 &&
            c.model.attention.gate_at == GatePosition::g1));
-  REQUIRE((c.model.attention.gate.score == GateScore::headwise && c.model.ffn.kind == FfnKind::glu && !c.model.tied &&
+  REQUIRE((c.model.attention.gate.kind == GateKind::headwise && c.model.ffn.kind == FfnKind::glu && !c.model.tied &&
            !c.model.attention.qk_norm));
   REQUIRE((c.schedule.peak == 0.5f && c.schedule.final == 0.25f && c.schedule.warmup == 3 && c.schedule.steps == 10));
   REQUIRE((c.seed == UINT64_MAX && c.data.seed == UINT64_MAX && c.out == "x" && c.resume));
@@ -85,7 +85,7 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--steps=5", "--warmup=6"}), "--warmup"));
   REQUIRE(parse({"--steps=5"}) == "");  // the default warm-up gives way
   REQUIRE(parse({"--lr=1e-4"}) == "");  // and the default final rate
-  REQUIRE(contains(parse({"--attn=g1", "--gate-shared=maybe"}), "--gate-shared=maybe"));
+  REQUIRE(contains(parse({"--tied=maybe"}), "--tied=maybe: expected on | off"));
   REQUIRE(contains(parse({"--norm=dyt", "--qk-norm=off", "--norm-eps=1e-4"}), "--norm-eps"));
   REQUIRE(contains(parse({"--data=bigram-backcopy", "--val-fraction=0.2"}), "--val-fraction"));
   REQUIRE(contains(parse({"--params=5", "--ffn-hidden=7"}), "--ffn-hidden"));
@@ -93,12 +93,79 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
 }
 
 TEST_CASE("flags: a switch is on when named, and takes on or off", "[flags]") {
-  for (auto [word, on] : {std::pair{"--gate-shared", true}, {"--gate-shared=on", true}, {"--gate-shared=off", false}}) {
-    Config c;
-    INFO(word);
-    REQUIRE(parse(c, {"--attn=g1", word}) == "");
-    REQUIRE(c.model.attention.gate.shared == on);
+  Config defaults;
+  size_t switches = 0;
+  for (const Flag& listed : list_flags(defaults)) {
+    if (!listed.is_switch) continue;
+    switches++;
+    REQUIRE(listed.allowed == "on | off");
+    for (auto [value, on] : {std::pair{"", "on"}, {"=on", "on"}, {"=off", "off"}}) {
+      Config c;
+      const std::string word = listed.name + value;
+      INFO(word);
+      REQUIRE(parse(c, {word, "--out=x", listed.name == "--tf32" ? "--matmul=cublas" : "--device=auto"}) == "");
+      for (const Flag& f : list_flags(c))
+        if (f.name == listed.name) REQUIRE(f.get() == on);
+    }
+    REQUIRE(contains(parse({listed.name + "=true"}), listed.name + "=true: expected on | off"));
   }
+  REQUIRE(switches >= 6);
+}
+
+TEST_CASE("flags: whole numbers may have an exponent or a unit", "[flags]") {
+  const std::vector<std::pair<const char*, size_t>> numbers = {{"600", 600},    {"1e3", 1000},     {"5K", 5000},
+                                                               {"2M", 2000000}, {"1.5M", 1500000}, {"1.7B", 1700000000},
+                                                               {"0.5K", 500},   {"1.25e2", 125}};
+  for (auto [text, value] : numbers) {
+    Config c;
+    INFO(text);
+    REQUIRE(parse(c, {"--warmup=0", std::string("--steps=") + text}) == "");
+    REQUIRE(c.steps == value);
+  }
+  for (const char* bad :
+       {"1.5", "1e-1", "1.0001K", "K", "1e", "5KM", "5k", "-1K", "1e3K", "infB", "nan", "1e19", " 5K"}) {
+    INFO(bad);
+    REQUIRE(contains(parse({std::string("--steps=") + bad}), "--steps"));
+  }
+  REQUIRE(contains(parse({"--steps=0"}), "--steps=0: expected a whole number >= 1"));
+  REQUIRE(contains(parse({"--steps=1e13"}), "expected at most 1099511627776"));
+  REQUIRE(contains(parse({"--head-dim=0"}), "--head-dim=0: expected a whole number from 1 to 256"));
+  REQUIRE(contains(parse({"--clip=0"}), "--clip=0: expected a number > 0"));
+}
+
+TEST_CASE("flags: --dyt-alpha takes one number for all norms, or two", "[flags]") {
+  Config c;
+  REQUIRE(parse(c, {"--norm=dyt", "--dyt-alpha=0.2"}) == "");
+  REQUIRE((c.model.norm.dyt_alpha == 0.2 && c.model.dyt_alpha_attention == 0.2));
+  REQUIRE(parse(c, {"--norm=dyt", "--dyt-alpha=0.2,0.8"}) == "");
+  REQUIRE((c.model.norm.dyt_alpha == 0.2 && c.model.dyt_alpha_attention == 0.8));
+  for (const Flag& f : list_flags(c))
+    if (f.name == "--dyt-alpha") REQUIRE(f.get() == "0.2,0.8");
+  for (const char* bad : {"0.2,", ",0.2", "0.2,0.8,1", "0", "0.2,-1", "0.2 0.8"})
+    REQUIRE(contains(parse({"--norm=dyt", std::string("--dyt-alpha=") + bad}), "--dyt-alpha="));
+}
+
+TEST_CASE("flags: an unknown flag is answered with the nearest one", "[flags]") {
+  REQUIRE(contains(parse({"--nrom=gated"}), "there is no flag --nrom: did you mean --norm?"));
+  REQUIRE(contains(parse({"--kvheads=2"}), "did you mean --kv-heads?"));
+  REQUIRE(contains(parse({"--learning-rate=1"}), "there is no flag --learning-rate ("));
+  REQUIRE(contains(parse({"stray"}), "stray: expected a flag"));
+}
+
+TEST_CASE("flags: what only a GPU can do is refused where none is", "[flags]") {
+  REQUIRE(contains(parse({"--matmul=cublas", "--device=cpu"}), "--matmul=cublas with --device=cpu"));
+  REQUIRE(contains(parse({"--matmul=cublas", "--device=emulated"}), "--matmul=cublas with --device=emulated"));
+  REQUIRE(contains(parse({"--tf32"}), "--tf32 needs --matmul=cublas"));
+  Config c;
+  REQUIRE(parse(c, {"--matmul=cublas", "--tf32"}) == "");
+  REQUIRE((c.cublas && c.tf32));
+  check_device_flags(c, true);
+  REQUIRE_THROWS_AS(check_device_flags(c, false), Error);
+  Config cuda;
+  REQUIRE(parse(cuda, {"--device=cuda"}) == "");
+  check_device_flags(cuda, true);
+  REQUIRE_THROWS_AS(check_device_flags(cuda, false), Error);
+  check_device_flags(Config(), false);
 }
 
 TEST_CASE("schedule: warm-up is a line, then a cosine falls to the final rate", "[flags]") {
@@ -119,6 +186,45 @@ TEST_CASE("flags: the README's flag map is the table's", "[readme]") {
   readme << file.rdbuf();
   INFO("paste the output of ./train --flag-map into README.md");
   REQUIRE(contains(readme.str(), flag_map_markdown()));
+}
+
+TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, by their old names too", "[flags]") {
+  auto remembered = [](const std::string& line) {
+    Config c = config_of_flags("--data=bigram-backcopy " + line);
+    return run_metadata(c, open_data(c.data));
+  };
+  auto refusal = [](const RunMetadata& then, const RunMetadata& now) -> std::string {
+    try {
+      require_same_run("x", then, now);
+      return "";
+    } catch (const Error& e) {
+      return e.what();
+    }
+  };
+  const RunMetadata plain = remembered("");
+  REQUIRE(refusal(plain, plain) == "");
+  REQUIRE(contains(refusal(plain, remembered("--norm=gated")), "--norm=rmsnorm, this run has gated"));
+  REQUIRE(contains(refusal(plain, remembered("--matmul=cublas")), "--matmul=exact, this run has cublas"));
+  REQUIRE(contains(refusal(plain, remembered("--vocab=32")), "data="));
+  // As runs before this version wrote it.
+  auto old = [](RunMetadata m, const std::map<std::string, std::string>& flags) {
+    m.erase("flag--matmul");
+    m["flag--gate-shared"] = "off";
+    m["flag--gate-input"] = "hidden";
+    m["flag--dyt-alpha-attn"] = "0.5";
+    for (const auto& [name, value] : flags) m["flag" + name] = value;
+    return m;
+  };
+  REQUIRE(refusal(old(plain, {}), plain) == "");
+  const RunMetadata g1 = remembered("--attn=g1");
+  REQUIRE(refusal(old(g1, {{"--gate-shared", "on"}}), remembered("--attn=g1 --gate=shared")) == "");
+  REQUIRE(refusal(old(g1, {{"--gate-input", "none"}}), remembered("--attn=g1 --gate=static")) == "");
+  REQUIRE(contains(refusal(old(g1, {{"--gate-shared", "on"}}), g1), "--gate=shared"));
+  const RunMetadata dyt = remembered("--norm=dyt");
+  REQUIRE(refusal(old(dyt, {}), dyt) == "");
+  const RunMetadata two = old(dyt, {{"--dyt-alpha", "0.2"}, {"--dyt-alpha-attn", "0.8"}});
+  REQUIRE(refusal(two, remembered("--norm=dyt --dyt-alpha=0.2,0.8")) == "");
+  REQUIRE(contains(refusal(two, remembered("--norm=dyt --dyt-alpha=0.2")), "--dyt-alpha=0.2,0.8"));
 }
 
 TEST_CASE("flags: every line of flags in the README's tables of the papers is accepted", "[readme]") {

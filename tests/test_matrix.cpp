@@ -27,7 +27,6 @@ std::vector<Factor> factors() {
     Factor factor = {f.name, {f.get()}};
     for (const auto& c : f.choices)
       if (c.value != f.get()) factor.values.push_back(c.value);
-    if (f.is_switch) factor.values.push_back("on");
     if (numbers.count(f.name)) factor.values = numbers.at(f.name);
     if (factor.values.size() > 1) all.push_back(factor);
   }

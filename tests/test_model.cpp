@@ -192,10 +192,9 @@ TEST_CASE("model: sizes that cannot work are refused by the name of their flag",
   refused("--attn=g3 --gate=headwise", "--qk-norm=off");
   refused("--attn=g4 --gate=headwise", "--attn=g4");
   refused("--attn=g5 --gate=headwise", "--attn=g5");
-  refused("--attn=g1 --gate=headwise --gate-shared", "--gate-shared");
-  refused("--attn=g1 --gate=headwise --gate-input=none", "--gate-input=none");
-  refused("--attn=g1 --gate-shared --gate-input=none", "--gate-input=none");
-  refused("--attn=g5 --gate-shared", "--gate-shared");
+  refused("--attn=g1 --gate=static --gate-act=silu", "--gate-act=silu");
+  refused("--attn=g3 --gate=shared", "--attn=g3");
+  refused("--attn=g5 --gate=shared", "--gate=shared");
   refused("--attn-score=sigmoid --attn-sink=learned", "--attn-sink");
   refused("--norm=gated --norm-gate-init=zero --norm-gate-act=tanh", "--norm-gate-act=tanh");
   refused("--norm=layernorm --norm-weight=zero-centred", "--norm-weight");

@@ -112,7 +112,6 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
                                                     {"--norm-rank", "2"},
                                                     {"--norm-gate-scale", "2"},
                                                     {"--dyt-alpha", "0.9"},
-                                                    {"--dyt-alpha-attn", "0.9"},
                                                     {"--window", "3"},
                                                     {"--rope-theta", "100"},
                                                     {"--rope-fraction", "0.5"},
@@ -133,8 +132,7 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
                                                     {"--steps", "3"}};
   const std::map<std::string, std::string> room = {{"--norm-rank", "--norm=gated"},
                                                    {"--norm-gate-scale", "--norm=gated"},
-                                                   {"--dyt-alpha", "--norm=dyt"},
-                                                   {"--dyt-alpha-attn", "--norm=dyt"}};
+                                                   {"--dyt-alpha", "--norm=dyt"}};
   const std::string base =
       "--data=bigram-backcopy --vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 "
       "--ffn-hidden=28 --batch=2 --steps=4 --warmup=0 ";
@@ -146,7 +144,7 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
   };
   Config defaults;
   for (const Flag& f : list_flags(defaults)) {
-    const bool number = f.choices.empty() && !f.is_switch;
+    const bool number = f.choices.empty();
     if (!f.shapes_the_result() || !number || f.kind == Flag::Kind::size || f.kind == Flag::Kind::data) continue;
     INFO(f.name);
     REQUIRE(other.count(f.name));
@@ -154,4 +152,7 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
     REQUIRE(fingerprint_after(with) != fingerprint_after(with + f.name + "=" + other.at(f.name)));
   }
   REQUIRE(fingerprint_after("") != fingerprint_after("--seed=6"));
+  const std::string dyt = "--norm=dyt --dyt-alpha=";
+  REQUIRE(fingerprint_after(dyt + "0.5,0.9") != fingerprint_after(dyt + "0.5"));  // in the norms that attention reads
+  REQUIRE(fingerprint_after(dyt + "0.5,0.9") != fingerprint_after(dyt + "0.9"));
 }

@@ -214,10 +214,6 @@ const std::string& Checkpoint::state(const std::string& key) const {
   return found->second;
 }
 
-std::string Checkpoint::state_or(const std::string& key, const std::string& otherwise) const {
-  return metadata().count(key) ? state(key) : otherwise;
-}
-
 size_t Checkpoint::step() const {
   const std::string& text = state("step");
   size_t step = 0;

@@ -85,9 +85,6 @@ class Checkpoint {
   // A metadata value that resuming needs.
   const std::string& state(const std::string& key) const;
 
-  // The same, or `otherwise` in a checkpoint that was written before there was such a key.
-  std::string state_or(const std::string& key, const std::string& otherwise) const;
-
   size_t step() const;
 
   // The values of a float tensor, which must have this shape.

@@ -3,40 +3,61 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 #include <sstream>
 
 #include "training/presets.h"
 
 namespace gated {
 
+// A section of the table: its heading, and its flags in their order.
+struct Section {
+  const char* heading;
+  std::vector<Flag> flags;
+};
+
+static std::vector<Section> sections(Config& config) {
+  std::vector<Section> all;
+  for (const Flag& f : list_flags(config)) {
+    if (all.empty() || all.back().flags.back().kind != f.kind) all.push_back({name_of(f.kind), {}});
+    all.back().flags.push_back(f);
+  }
+  return all;
+}
+
+// A bar inside a table's cell is escaped.
+static std::string cell(const std::string& text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == '|') escaped += '\\';
+    escaped += c;
+  }
+  return escaped;
+}
+
+// The named values of a flag. A file that serves several of them in a row is named behind the last.
+static std::string linked(const std::vector<Flag::Choice>& choices) {
+  std::string text;
+  for (size_t i = 0; i < choices.size(); i++) {
+    const std::string &value = choices[i].value, &file = choices[i].file;
+    text += format("%s`%s`", i ? ", " : "", value.c_str());
+    if (i + 1 == choices.size() || choices[i + 1].file != file) text += format(" [%s](%s)", file.c_str(), file.c_str());
+  }
+  return text;
+}
+
 std::string flag_map_markdown() {
   Config defaults;
   std::string text;
-  Flag::Kind kind = Flag::Kind::run;
-  bool first = true;
-  for (const Flag& f : list_flags(defaults)) {
-    if (first || f.kind != kind)
-      text += format("%s**%s**\n\n| flag | default | allowed | meaning |\n|---|---|---|---|\n", first ? "" : "\n",
-                     name_of(f.kind));
-    first = false, kind = f.kind;
-    auto cell = [](const std::string& text) {  // a bar inside a table's cell is escaped
-      std::string escaped;
-      for (char c : text) (c == '|' ? escaped += '\\' : escaped) += c;
-      return escaped;
-    };
-    std::string allowed = cell(f.allowed);
-    if (!f.choices.empty()) {
-      allowed.clear();
-      for (size_t i = 0; i < f.choices.size();
-           i++) {  // a file that serves several values in a row is named behind the last
-        const auto& c = f.choices[i];
-        allowed += format("%s`%s`", i ? ", " : "", c.value.c_str());
-        if (i + 1 == f.choices.size() || f.choices[i + 1].file != c.file)
-          allowed += format(" [%s](%s)", c.file.c_str(), c.file.c_str());
-      }
+  for (const Section& section : sections(defaults)) {
+    text += format("<details><summary><b>%s</b></summary>\n\n", section.heading);
+    text += "| flag | default | allowed | meaning |\n|---|---|---|---|\n";
+    for (const Flag& f : section.flags) {
+      const std::string value = f.get().empty() ? "" : format("`%s`", f.get().c_str());
+      const std::string allowed = f.choices.empty() ? cell(f.allowed) : linked(f.choices);
+      text += format("| `%s` | %s | %s | %s |\n", f.name.c_str(), value.c_str(), allowed.c_str(), cell(f.help).c_str());
     }
-    const std::string value = f.get().empty() ? "" : format("`%s`", f.get().c_str());
-    text += format("| `%s` | %s | %s | %s |\n", f.name.c_str(), value.c_str(), allowed.c_str(), cell(f.help).c_str());
+    text += "\n</details>\n";
   }
   return text;
 }
@@ -49,32 +70,67 @@ std::string help_text() {
       "  ./train --norm=gated --attn=g1                 with GatedNorm and gated attention\n"
       "  ./train --preset=gpt2-124m --describe          what GPT-2 is made of, without training it\n"
       "  ./train --data=input.txt --steps=2000          on a text of yours\n"
-      "  ./train --out=run1 --resume                    with checkpoints, continuing where the last run stopped\n";
-  Flag::Kind kind = Flag::Kind::run;
-  bool first = true;
-  for (const Flag& f : list_flags(defaults)) {
-    if (first || f.kind != kind) text += format("\n%s\n", name_of(f.kind));
-    first = false, kind = f.kind;
-    const std::string left = f.name + (f.is_switch ? "" : "=" + (f.get().empty() ? f.allowed : f.get()));
-    text += format("  %-26s %s", left.c_str(), f.help.c_str());
-    if (f.choices.empty() && !f.is_switch && !f.get().empty()) text += format(" [%s]", f.allowed.c_str());
-    text += "\n";
-    for (const auto& c : f.choices) text += format("  %26s   %-12s %s\n", "", c.value.c_str(), c.meaning.c_str());
+      "  ./train --out=run1 --resume                    with checkpoints, continuing where the last run stopped\n\n"
+      "Each flag stands with its default; behind it, in brackets, what it allows. --resume is short for --resume=on, "
+      "and\n"
+      "so with every flag that allows on | off. A whole number may be written 600, 1e6, 5K, 1.5M or 2B.\n";
+  for (const Section& section : sections(defaults)) {
+    text += format("\n%s\n", section.heading);
+    for (const Flag& f : section.flags) {
+      const bool listed = !f.choices.empty() && !f.is_switch;  // a line for each named value
+      const std::string value = f.get().empty() ? f.allowed : f.get();
+      text += format("  %-26s %s", (f.name + "=" + value).c_str(), f.help.c_str());
+      if (!listed && value != f.allowed) text += format(" [%s]", f.allowed.c_str());
+      text += "\n";
+      if (!listed) continue;
+      for (const Flag::Choice& c : f.choices)
+        text += format("  %26s   %-12s %s\n", "", c.value.c_str(), c.meaning.c_str());
+    }
   }
   return text +
          "\nOther\n  --help                     this text\n  --flag-map                 the README's table of flags\n";
 }
 
-// Sets one flag from a word as it stands on a command line: --name=value, or --name of a switch.
+// How many letters have to be put in, taken out or changed to make b of a (Levenshtein 1966).
+static size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); i++) {
+    size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (size_t j = 0; j < b.size(); j++) {
+      const size_t changed = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+// ": did you mean --norm?" where a flag has nearly this name.
+static std::string suggestion(const std::vector<Flag>& flags, const std::string& name) {
+  size_t least = std::min<size_t>(4, name.size() / 2);
+  std::string text;
+  for (const Flag& f : flags) {
+    const size_t distance = edit_distance(name, f.name);
+    if (distance >= least) continue;
+    least = distance;
+    text = ": did you mean " + f.name + "?";
+  }
+  return text;
+}
+
+// Sets one flag from a word as it stands on a command line: --name=value, or --name for --name=on.
 static void apply_word(const std::vector<Flag>& flags, const std::string& word, const std::string& from) {
   const size_t equals = word.find('=');
   const std::string name = word.substr(0, equals);
   const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
-  require(flag != flags.end(), "%s: there is no flag %s", from.c_str(), name.c_str());
+  require(flag != flags.end(), "%s: there is no flag %s%s", from.c_str(), name.c_str(),
+          suggestion(flags, name).c_str());
   require(flag->shapes_the_model() || name == "--vocab", "%s: %s is no flag of the model", from.c_str(), name.c_str());
   require(flag->is_switch || equals != std::string::npos, "%s: %s needs a value: %s=...", from.c_str(), name.c_str(),
           name.c_str());
-  flag->set(equals == std::string::npos ? "" : word.substr(equals + 1));
+  flag->set(equals == std::string::npos ? "on" : word.substr(equals + 1));
 }
 
 // Sets the flags of a preset; the user's come after it.
@@ -88,28 +144,37 @@ ModelConfig with_flags(Config config, const std::string& line) {
   const std::vector<Flag> flags = list_flags(config);
   std::istringstream words(line);
   for (std::string word; words >> word;) apply_word(flags, word, "--match-params=" + line);
-  validate(config.model);
+  check_model_flags(config.model);
   return config.model;
 }
 
 bool parse_command_line(Config& config, int argc, char** argv) {
   CLI::App app;
   app.set_help_flag();
+  app.allow_extras();  // and refuse them below, with the name that was meant
   bool help = false, map = false;
   app.add_flag("--help,-h", help);
   app.add_flag("--flag-map", map);
   const std::vector<Flag> flags = list_flags(config);
   std::vector<std::string> values(flags.size());
   std::vector<CLI::Option*> options;
-  for (size_t i = 0; i < flags.size(); i++)
-    options.push_back(flags[i].is_switch ? app.add_flag(flags[i].name, values[i])->take_last()
-                                         : app.add_option(flags[i].name, values[i])->take_last());
+  for (size_t i = 0; i < flags.size(); i++) {
+    const std::string& name = flags[i].name;
+    CLI::Option* option = flags[i].is_switch ? app.add_flag(name + "{on}", values[i])  // {on}: without a value
+                                             : app.add_option(name, values[i]);
+    options.push_back(option->take_last());
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     std::string message = e.what();
     std::replace(message.begin(), message.end(), '\n', ' ');
     fail("%s (./train --help lists the flags)", message.c_str());
+  }
+  if (!app.remaining().empty()) {
+    const std::string word = app.remaining()[0], name = word.substr(0, word.find('='));
+    require(name.starts_with("-"), "%s: expected a flag, --name=value (./train --help lists them)", word.c_str());
+    fail("there is no flag %s%s (./train --help lists them)", name.c_str(), suggestion(flags, name).c_str());
   }
   if (help || map) {
     fputs((help ? help_text() : flag_map_markdown()).c_str(), stdout);

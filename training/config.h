@@ -4,7 +4,7 @@
 
 #include "dataloader/loader.h"
 #include "kernels/adamw.h"
-#include "layers/model_config.cuh"
+#include "layers/model_config.h"
 #include "training/schedule.h"
 
 namespace gated {
@@ -34,8 +34,10 @@ struct Config {
   size_t save_every = 100, keep = 2;
   bool resume = false;
 
-  DeviceChoice device = DeviceChoice::automatic;
   Precision precision = Precision::fp32;
+  bool cublas = false, tf32 = false;  // products of matrices by cuBLASLt, in TF32
+
+  DeviceChoice device = DeviceChoice::automatic;
   size_t threads = 0;
 };
 

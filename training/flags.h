@@ -1,5 +1,6 @@
 // flags: the one table of flags. It drives parsing, --help, the run header, what a checkpoint remembers and the README's
-// flag map: a flag exists once, in training/flags.cpp. tests/test_flags.cpp
+// flag map: a flag exists once, in training/flags.cpp. What contradicts what: training/check_flags.cpp.
+// tests/test_flags.cpp
 #pragma once
 #include <functional>
 #include <set>
@@ -15,13 +16,13 @@ struct Flag {
   struct Choice {
     std::string value, file, meaning;
   };
-  enum class Kind { shortcut, norm, attention, block, size, data, training, run };
+  enum class Kind { shortcut, norm, attention, block, size, data, training, arithmetic, run };
 
   std::string name, help;
   Kind kind;
-  std::string allowed;          // "64", "1 to 1000", "rmsnorm | gated"
+  std::string allowed;          // ">= 1", "0 to 1", "rmsnorm | gated"
   std::vector<Choice> choices;  // of a flag with named values, each with the file that implements it
-  bool is_switch = false;       // on when named without a value
+  bool is_switch;               // on | off, and on when named without a value
   std::function<void(const std::string&)> set;
   std::function<std::string()> get;
 
@@ -30,12 +31,18 @@ struct Flag {
   bool shapes_the_model() const { return kind >= Kind::norm && kind <= Kind::size; }
 };
 
+// The heading of a section of the table.
 const char* name_of(Flag::Kind kind);
 
 // The table. Flags write into `config`, which must outlive it.
 std::vector<Flag> list_flags(Config& config);
 
-// Pairs of flags that contradict each other, `given` being those the user named. Refuses with a reason.
+// Refuses flags that contradict each other, with a reason; `given` are those that the user named. Fills in what follows
+// from them.
 void check_flags(Config& config, const std::set<std::string>& given);
+// The part of it that concerns the model.
+void check_model_flags(const ModelConfig& model);
+// The part of it that is known when the devices have been asked: does a GPU answer?
+void check_device_flags(const Config& config, bool gpu_answers);
 
 }  // namespace gated

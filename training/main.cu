@@ -54,9 +54,7 @@ int main(int argc, char** argv) try {
     return 0;
   }
   const bool gpu = cuda_answers();
-  gated::require(
-      gpu || config.device != DeviceChoice::cuda,
-      "--device=cuda: no GPU answers here: use --device=cpu, or --device=emulated to run the kernels without one");
+  gated::check_device_flags(config, gpu);
   if (config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && gpu)) {
     train_on_cuda(argc, argv);
   } else {

@@ -15,6 +15,8 @@ namespace gated {
 
 static_assert(std::endian::native == std::endian::little, "safetensors is little endian, read without swapping");
 
+static constexpr const char* metadata_key = "__metadata__";  // so no tensor can have this name
+
 // ---- files
 
 [[noreturn]] void fail_errno(const std::string& path, const char* action) {

@@ -75,7 +75,6 @@ struct SafetensorsHeader {
 };
 
 inline constexpr size_t max_safetensors_header = 100'000'000;  // bytes; the limit of the reference implementation
-inline constexpr const char* metadata_key = "__metadata__";    // so no tensor can have this name
 
 // Bytes of one element, 0 for a dtype this reader does not know.
 size_t dtype_size(std::string_view dtype);

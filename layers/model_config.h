@@ -1,0 +1,51 @@
+// model_config: everything that chooses an architecture. Which flags set it, and which of them contradict each other:
+// training/flags.cpp, training/check_flags.cpp.
+// tests/test_model.cpp
+#pragma once
+#include "layers/layer_config.h"
+
+namespace gated {
+
+enum class Position { rope, learned, none };
+enum class WindowLayers { all, even };
+
+struct ModelConfig {
+  size_t vocab = 256, context = 128, layers = 4, hidden = 128;
+  NormConfig norm;
+  double dyt_alpha_attention = 0.5;  // of the norms that attention reads; norm.dyt_alpha elsewhere
+  NormPlacement placement = NormPlacement::pre;
+  AttentionConfig attention;
+  WindowLayers window_layers = WindowLayers::all;
+  Position position = Position::rope;
+  double rope_theta = 10000, rope_fraction = 1;
+  FfnConfig ffn;
+  bool tied = true, embedding_scale = false, depth_scaled_init = false;
+  float clip_output = 0, clip_residual = 0;  // 0: no clipping
+  float dropout = 0;
+
+  // Dimensions of a head that rotate.
+  size_t rope_dims() const { return 2 * size_t(double(attention.D) * rope_fraction / 2 + 1e-9); }
+};
+
+// Refuses sizes that no model can have.
+inline void check_sizes(const ModelConfig& c) {
+  const AttentionConfig& a = c.attention;
+  for (auto [what, size] : {std::pair{"tokens in the vocabulary", c.vocab},
+                            {"tokens in the context", c.context},
+                            {"layers", c.layers},
+                            {"hidden channels", c.hidden},
+                            {"query heads", a.H},
+                            {"key/value heads", a.KVH},
+                            {"dimensions of a head", a.D},
+                            {"channels inside the FFN", c.ffn.F},
+                            {"ranks of GatedNorm's gate", c.norm.gate.rank}})
+    require(size > 0, "model: 0 %s, expected at least 1", what);
+  require(c.vocab <= size_t{1} << 31, "model: a vocabulary of %zu, expected at most 2147483648: token ids are int32",
+          c.vocab);
+  require(a.H % a.KVH == 0, "model: %zu query heads are no multiple of %zu key/value heads", a.H, a.KVH);
+  require(a.D <= 256, "model: %zu dimensions of a head, expected at most 256", a.D);
+  require(c.position != Position::rope || (a.D % 2 == 0 && c.rope_dims() >= 2),
+          "model: %zu of a head's %zu dimensions rotate, expected pairs of an even number", c.rope_dims(), a.D);
+}
+
+}  // namespace gated

@@ -1,0 +1,137 @@
+// check_flags: which flags contradict each other, and what to do about it. The one place where flags are refused together;
+// what a single flag allows stands in its row of the table (training/flags.cpp).
+#include <algorithm>
+
+#include "training/flags.h"
+
+namespace gated {
+
+namespace {
+
+// Flags that say nothing where no other flag makes room for them.
+struct Needs {
+  std::vector<const char*> flags;
+  bool met;
+  const char* what;
+};
+
+std::vector<Needs> needs_of(const Config& c) {
+  const ModelConfig& m = c.model;
+  const bool has_dyt = m.norm.base() == NormKind::dyt;
+  const bool has_root =
+      !(has_dyt || m.norm.kind == NormKind::none) || m.attention.qk_norm || m.attention.sdpa_out == SdpaOut::groupnorm;
+  const bool has_gelu = m.ffn.kind == FfnKind::gelu || m.ffn.kind == FfnKind::geglu;
+  const bool has_out = !c.out.empty();
+  return {{{"--gate", "--gate-op", "--gate-act"},
+           m.attention.gate_at != GatePosition::none,
+           "a gated attention: add --attn=g1 (to g5)"},
+          {{"--norm-rank", "--norm-gate", "--norm-gate-act", "--norm-gate-init", "--norm-gate-scale"},
+           m.norm.with_gate(),
+           "a norm with a gate: add --norm=gated or --norm=gated-dyt"},
+          {{"--dyt-alpha"}, has_dyt, "DyT: add --norm=dyt or --norm=gated-dyt"},
+          {{"--rope-theta", "--rope-fraction"}, m.position == Position::rope, "--position=rope"},
+          {{"--gelu"}, has_gelu, "an FFN with GELU: add --ffn=gelu or --ffn=geglu"},
+          {{"--window-layers"}, m.attention.window > 0, "a window: add --window=N"},
+          {{"--norm-eps"}, has_root, "a norm with a root: --norm=rmsnorm, layernorm, preaffine or gated, or --qk-norm"},
+          {{"--val-fraction"},
+           !is_backcopy(c.data.data) || c.data.val_fraction == 0,
+           "data of which a share can be kept (bigram-backcopy makes its own validation data)"},
+          {{"--tf32"}, c.cublas, "--matmul=cublas: the project's own products are fp32"},
+          {{"--resume"}, has_out, "--out=FOLDER: the folder that holds the checkpoints"},
+          {{"--save-every", "--keep"}, has_out, "--out=FOLDER: there are no checkpoints without one"}};
+}
+
+void check_gate_flags(const AttentionConfig& a) {
+  const GatePosition at = a.gate_at;
+  const GateKind kind = a.gate.kind;
+  const bool multiplies = !a.gate.op.additive;
+  const bool on_keys = at == GatePosition::g3, on_queries = at == GatePosition::g4, on_output = at == GatePosition::g5;
+  require(!(kind == GateKind::headwise && multiplies && a.qk_norm && (on_keys || on_queries)),
+          "--gate=headwise with --attn=%s: QK-norm divides a head's score out again; take --gate=elementwise or "
+          "--qk-norm=off",
+          on_keys ? "g3" : "g4");
+  require(!(kind == GateKind::headwise && on_output),
+          "--gate=headwise with --attn=g5: there are no heads behind the output projection; take --gate=elementwise");
+  require(!(kind == GateKind::shared && (on_keys || on_queries || on_output)),
+          "--gate=shared with --attn=%s: heads share a gate in --attn=g1 and --attn=g2 alone; take --gate=elementwise",
+          on_keys      ? "g3"
+          : on_queries ? "g4"
+                       : "g5");
+  const bool silu = a.gate.op.act == Activation::silu;
+  require(!(kind == GateKind::static_ && multiplies && (silu || a.gate.op.act == Activation::identity)),
+          "--gate=static with --gate-act=%s: the gate would start at 0 and let nothing through; take "
+          "--gate-act=sigmoid or ns-sigmoid",
+          silu ? "silu" : "identity");
+}
+
+void check_norm_flags(const ModelConfig& m) {
+  const NormGateConfig& gate = m.norm.gate;
+  require(!(gate.zero_init && gate.op.act != Activation::sigmoid),
+          "--norm-gate-init=zero with --norm-gate-act=%s: the gate would start at 0 and output nothing; take "
+          "--norm-gate-act=sigmoid or --norm-gate-init=normal",
+          gate.op.act == Activation::tanh   ? "tanh"
+          : gate.op.act == Activation::silu ? "silu"
+                                            : "identity");
+  require(!m.norm.zero_centred || m.norm.divides_by_rms(),
+          "--norm-weight=zero-centred is for the RMS norms: add --norm=rmsnorm, preaffine or gated");
+  require(!(m.norm.kind == NormKind::none && m.placement != NormPlacement::pre),
+          "--norm=none with --norm-placement: there is no norm to place; leave --norm-placement=pre");
+}
+
+}  // namespace
+
+void check_model_flags(const ModelConfig& m) {
+  const AttentionConfig& a = m.attention;
+  require(a.H % a.KVH == 0,
+          "--heads=%zu does not divide by --kv-heads=%zu: every key/value head serves the same number of query heads",
+          a.H, a.KVH);
+  if (m.position == Position::rope) {
+    require(a.D % 2 == 0, "--head-dim=%zu is odd, but --position=rope turns pairs: make it even", a.D);
+    require(m.rope_dims() >= 2,
+            "--rope-fraction=%g of --head-dim=%zu is no pair to turn: raise it, or take --position=none",
+            m.rope_fraction, a.D);
+  }
+  check_gate_flags(a);
+  require(a.score == AttentionScore::softmax || a.sink == AttentionSink::none,
+          "--attn-score=sigmoid with an --attn-sink: sigmoid scores do not compete, so a sink has nothing to take; "
+          "take --attn-sink=none");
+  check_norm_flags(m);
+}
+
+void check_flags(Config& c, const std::set<std::string>& given) {
+  auto is_given = [&](const char* flag) { return given.count(flag) > 0; };
+  for (const Needs& n : needs_of(c))
+    for (const char* flag : n.flags)
+      require(n.met || !is_given(flag), "%s needs %s, or leave %s out", flag, n.what, flag);
+  require((c.params > 0) + !c.match_params.empty() + is_given("--ffn-hidden") <= 1,
+          "--params, --match-params and --ffn-hidden all choose the FFN's width: give one of them");
+  require(!(is_given("--val-data") && is_given("--val-fraction")),
+          "--val-data and --val-fraction were both given: validation data is either its own or a share of --data");
+  require(!c.cublas || c.device == DeviceChoice::automatic || c.device == DeviceChoice::cuda,
+          "--matmul=cublas with --device=%s: cuBLAS runs on a GPU alone; take --matmul=exact or --device=cuda",
+          c.device == DeviceChoice::cpu ? "cpu" : "emulated");
+  size_t tokens;
+  require(!__builtin_mul_overflow(c.batch, c.model.context, &tokens), "--batch=%zu times --context=%zu overflows",
+          c.batch, c.model.context);
+
+  // Defaults give way to what was given.
+  if (!is_given("--min-lr")) c.schedule.final = std::min(c.schedule.final, c.schedule.peak);
+  if (!is_given("--warmup")) c.schedule.warmup = std::min(c.schedule.warmup, c.steps);
+  require(c.schedule.final <= c.schedule.peak, "--min-lr=%g is above --lr=%g: the cosine falls from --lr to --min-lr",
+          double(c.schedule.final), double(c.schedule.peak));
+  require(c.schedule.warmup <= c.steps, "--warmup=%zu is longer than --steps=%zu", c.schedule.warmup, c.steps);
+  c.schedule.steps = c.steps;
+  c.data.seed = c.seed;
+  c.data.vocab = c.vocab;
+  if (c.vocab) c.model.vocab = c.vocab;
+  check_model_flags(c.model);
+}
+
+void check_device_flags(const Config& c, bool gpu_answers) {
+  require(gpu_answers || c.device != DeviceChoice::cuda,
+          "--device=cuda: no GPU answers here: use --device=cpu, or --device=emulated to run the kernels without one");
+  require(gpu_answers || !c.cublas,
+          "--matmul=cublas: no GPU answers here, and cuBLAS runs on a GPU alone: take --matmul=exact");
+}
+
+}  // namespace gated

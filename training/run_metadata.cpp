@@ -1,0 +1,40 @@
+#include "training/run_metadata.h"
+
+#include "training/flags.h"
+
+namespace gated {
+
+RunMetadata run_metadata(Config& config, const Data& data) {
+  RunMetadata metadata;
+  for (const Flag& f : list_flags(config))
+    if (f.shapes_the_result()) metadata["flag" + f.name] = f.get();
+  metadata["data"] = data.train->description();
+  return metadata;
+}
+
+// Flags that older checkpoints name otherwise: --gate-shared and --gate-input=none are values of --gate now, and
+// --dyt-alpha-attn is the second number of --dyt-alpha.
+static void rename_old_flags(RunMetadata& then) {
+  if (then["flag--gate-shared"] == "on") then["flag--gate"] = "shared";
+  if (then["flag--gate-input"] == "none") then["flag--gate"] = "static";
+  const std::string attention_alpha = then["flag--dyt-alpha-attn"];
+  std::string& alpha = then["flag--dyt-alpha"];
+  if (!attention_alpha.empty() && attention_alpha != alpha) alpha += "," + attention_alpha;
+}
+
+void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now) {
+  rename_old_flags(then);
+  Config defaults;
+  for (const Flag& f : list_flags(defaults)) {
+    std::string& value = then["flag" + f.name];
+    if (value.empty()) value = f.get();
+  }
+  for (const auto& [key, value] : now) {
+    const std::string what = key.starts_with("flag") ? key.substr(4) : key;
+    require(then[key] == value,
+            "%s: was made with %s=%s, this run has %s: resume with the same, or start in a new --out", path.c_str(),
+            what.c_str(), then[key].c_str(), value.c_str());
+  }
+}
+
+}  // namespace gated

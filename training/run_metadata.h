@@ -1,0 +1,21 @@
+// run_metadata: what a checkpoint remembers of its run beside its tensors: every flag that shapes the result, and the data.
+// A run goes on from a checkpoint only where they are the same.
+// tests/test_checkpoint.cpp, tests/test_cli.cpp
+#pragma once
+#include <map>
+#include <string>
+
+#include "dataloader/loader.h"
+#include "training/config.h"
+
+namespace gated {
+
+using RunMetadata = std::map<std::string, std::string>;  // "flag--norm": "gated", "data": "..."
+
+RunMetadata run_metadata(Config& config, const Data& data);
+
+// Refuses to go on with the checkpoint at `path`, which remembers `then`, where a flag or the size of the data has
+// changed. The bytes of the data are not compared. A flag that is younger than the checkpoint was at its default.
+void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now);
+
+}  // namespace gated
