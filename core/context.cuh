@@ -49,6 +49,14 @@ class Context {
   Cublas& cublas() {
     return *cublas_;
   }
+  // Does the engine round factors to TF32?
+  bool tf32() const {
+#ifdef __CUDACC__
+    return cublas_ && cublas_->tf32;
+#else
+    return false;
+#endif
+  }
   // Bytes that the engine holds on the device.
   size_t matmul_engine_bytes() const {
     return cublas_ ? cublas_workspace_bytes : 0;
