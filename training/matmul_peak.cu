@@ -19,6 +19,7 @@ double measured_matmul_peak(Context& run) {
   const size_t n = ctx.device == Device::cuda ? 4096 : 768;
   // Random numbers: a GPU that multiplies zeros draws less power and clocks higher than it will in training.
   std::vector<float> random(n * n);
+#pragma omp parallel for
   for (size_t i = 0; i < random.size(); i++) random[i] = uniform_float(1, stream_of(Purpose::synthetic, 0), i) - 0.5f;
   const Buffer<float> a(ctx.device, random), b(ctx.device, random), c(ctx.device, n * n);
   double best = 0;
