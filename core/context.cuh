@@ -3,8 +3,9 @@
 //
 // A stream runs in order. So an operation may use scratch memory until it returns, and the next operation may have the
 // same memory; and a copy to the device is done before any kernel that is launched after it begins.
-// A training step allocates nothing: scratch and staging are reserved before the first one. It waits for the device
-// only where it reads a Readback. tests/test_device.cpp
+// A training step allocates nothing on the device: scratch is reserved before the first one. (Pinned staging memory on the
+// host is made by the first few uploads, and kept.) It waits for the device only where it reads a Readback.
+// tests/test_device.cpp
 #pragma once
 #ifdef __CUDACC__
 #include <nvtx3/nvToolsExt.h>
@@ -79,6 +80,7 @@ class Context {
       synchronize();
       scratch_ = Buffer<unsigned char>(device, bytes);
     } else if (device == Device::emulated && bytes) {
+      // All bits 1 is a NaN: a kernel that reads scratch before it writes it shows in the result.
       memset(scratch_.data(), 0xFF, bytes);
     }
     return reinterpret_cast<T*>(scratch_.data());

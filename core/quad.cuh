@@ -13,7 +13,7 @@ struct Quad {
 };
 
 // Elements i..i+3 of a row of n. `aligned` (n a multiple of 4, row 16-byte aligned) loads them at once;
-// otherwise elements past the end read as 0 and must not be folded.
+// otherwise elements past the end read as 0 and must not join a sum.
 template <bool aligned>
 __device__ inline Quad load_quad(const float* row, size_t i, size_t n) {
   Quad q;

@@ -11,9 +11,10 @@
 //         until one is left (up to 16384 rows: added in ascending order).
 // buffer  chunks of 16384 elements, each summed as a row; the sums of the chunks are one more row.
 //
-// RowSum, ColumnSum and BufferSum are the plain statement of these orders, for the references of the operations. The
-// functions behind them give the same bits faster, on CPU cores (_ref) and in kernels. They take a "fold", which puts
-// one element into its chain: acc -> fmaf(a, b, acc) for a dot product, acc + v for a sum.
+// A "chain" is a running sum that takes one element after the other. RowSum, ColumnSum and BufferSum are the plain
+// statement of these orders, for the references of the operations. The functions behind them give the same bits faster, on
+// CPU cores (_cpu) and in kernels. They take a "fold", which puts one element into its chain: acc -> fmaf(a, b, acc) for a
+// dot product, acc + v for a sum.
 // tests/test_reduce.cpp
 #pragma once
 #include <algorithm>
@@ -125,7 +126,7 @@ class BufferSum {
 
 // chain[row_chains] -> their sum.
 template <class T>
-T combine_row_chains_ref(const T* chain) {
+T combine_row_chains_cpu(const T* chain) {
   T lane[32];
   for (int l = 0; l < 32; l++) lane[l] = (chain[4 * l] + chain[4 * l + 1]) + (chain[4 * l + 2] + chain[4 * l + 3]);
   for (int offset = 16; offset > 0; offset /= 2)
@@ -135,13 +136,13 @@ T combine_row_chains_ref(const T* chain) {
 
 // Sum over i < n, where fold(acc, i) puts element i into its chain.
 template <class T, class Fold>
-T row_reduce_ref(size_t n, Fold fold) {
+T row_reduce_cpu(size_t n, Fold fold) {
   T chain[row_chains] = {};
   size_t i = 0;
   for (; i + row_chains <= n; i += row_chains)
     for (size_t j = 0; j < row_chains; j++) chain[j] = fold(chain[j], i + j);
   for (size_t j = 0; i + j < n; j++) chain[j] = fold(chain[j], i + j);
-  return combine_row_chains_ref(chain);
+  return combine_row_chains_cpu(chain);
 }
 
 // ---- row: one warp
@@ -199,7 +200,7 @@ struct AddRows {
 constexpr size_t column_piece = 1024;
 
 template <size_t K, class T, class Fold>
-void column_slices_ref(T* partial, size_t rows, size_t cols, const Fold& fold) {
+void column_slices_cpu(T* partial, size_t rows, size_t cols, const Fold& fold) {
   const size_t pieces = ceil_div(cols, column_piece);
 #pragma omp parallel for
   for (size_t n = 0; n < ceil_div(rows, column_slice) * pieces; n++) {
@@ -226,11 +227,11 @@ void column_slices_ref(T* partial, size_t rows, size_t cols, const Fold& fold) {
 // out[k][c] += the sum down a column whose slices have been summed: level (slices,K,cols) holds their sums, and is
 // overwritten. Slices are added as rows were, until one is left.
 template <size_t K, class T>
-void column_add_slices_ref(const std::array<T*, K>& out, T* level, size_t slices, size_t cols) {
+void column_add_slices_cpu(const std::array<T*, K>& out, T* level, size_t slices, size_t cols) {
   const size_t sums = K * cols;
   for (; slices > 1; slices = ceil_div(slices, column_slice)) {
     std::vector<T> next(ceil_div(slices, column_slice) * sums);
-    column_slices_ref<1>(next.data(), slices, sums, OneSum<AddRows<T>>{{level, sums}});
+    column_slices_cpu<1>(next.data(), slices, sums, OneSum<AddRows<T>>{{level, sums}});
     std::copy(next.begin(), next.end(), level);
   }
   for (size_t k = 0; k < K; k++)
@@ -239,17 +240,17 @@ void column_add_slices_ref(const std::array<T*, K>& out, T* level, size_t slices
 
 // out[k][c] += sum k over rows of fold(acc, row, c).
 template <size_t K, class T, class Fold>
-void column_reduce_add_ref(const std::array<T*, K>& out, size_t rows, size_t cols, Fold fold) {
+void column_reduce_add_cpu(const std::array<T*, K>& out, size_t rows, size_t cols, Fold fold) {
   if (rows == 0 || cols == 0) return;
   const size_t slices = ceil_div(rows, column_slice);
   std::vector<T> level(slices * K * cols);
-  column_slices_ref<K>(level.data(), rows, cols, fold);
-  column_add_slices_ref(out, level.data(), slices, cols);
+  column_slices_cpu<K>(level.data(), rows, cols, fold);
+  column_add_slices_cpu(out, level.data(), slices, cols);
 }
 
 template <class T, class Fold>
-void column_reduce_add_ref(T* out, size_t rows, size_t cols, Fold fold) {
-  column_reduce_add_ref(std::array{out}, rows, cols, OneSum<Fold>{fold});
+void column_reduce_add_cpu(T* out, size_t rows, size_t cols, Fold fold) {
+  column_reduce_add_cpu(std::array{out}, rows, cols, OneSum<Fold>{fold});
 }
 
 // ---- column: kernels
@@ -293,7 +294,7 @@ inline size_t column_reduce_scratch(size_t rows, size_t cols, size_t K = 1) {
   return (slices + ceil_div(slices, column_slice)) * K * cols * sizeof(float);
 }
 
-// column_add_slices_ref on a device of kernels. level has column_reduce_scratch() bytes in all.
+// column_add_slices_cpu on a device of kernels. level has column_reduce_scratch() bytes in all.
 template <size_t K>
 void column_add_slices(const std::array<float*, K>& out, float* level, size_t slices, size_t cols, Context& ctx) {
   const unsigned threads = 128;
@@ -323,7 +324,7 @@ void column_reduce_add_in(float* scratch, const std::array<float*, K>& out, size
 template <size_t K, class Fold>
 void column_reduce_add(const std::array<float*, K>& out, size_t rows, size_t cols, Fold fold, Context& ctx) {
   if (rows == 0 || cols == 0) return;
-  if (ctx.device == Device::cpu) return column_reduce_add_ref(out, rows, cols, fold);
+  if (ctx.device == Device::cpu) return column_reduce_add_cpu(out, rows, cols, fold);
   float* scratch = ctx.scratch(column_reduce_scratch(rows, cols, K) / sizeof(float));
   column_reduce_add_in(scratch, out, rows, cols, fold, ctx);
 }

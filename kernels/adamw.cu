@@ -9,7 +9,8 @@
 //     (1-beta1) * (1 + beta1 + ... + beta1^(t-1)) = 1 - beta1^t     (a geometric series)
 //   so mhat is g', and likewise vhat is g'^2: the step is lr * sign(g'), from the first on.
 //   Decay pulls at w directly. As a term of the gradient (L2 regularisation) it would be divided by sqrt(vhat), too, and a
-//   weight with large gradients would hardly decay. Norm weights and biases do not decay: `decays` of their tensor.
+//   weight with large gradients would hardly decay. Matrices decay. Biases and norm weights do not, unless these are
+//   zero-centred (kernels/rmsnorm.cu): `decays` of a tensor says it.
 //   There is no backward: this is the end of a step.
 // exactly, with correction1 = 1/(1-beta1^t) and correction2 = 1/sqrt(1-beta2^t) rounded once from double:
 //     m = fma(beta1, m, (1-beta1)*g')   v = fma(beta2, v, (1-beta2)*(g'*g'))

@@ -9,6 +9,7 @@
 // would need 5. But its blocks would all have to add to the same dq, in an order that nobody fixes (atomic
 // additions), or wait for each other. So every output has one owner, and its chain one order.
 //
+// `product`, `accumulate` and `weight` are those of attention_tile.cuh.
 // A tile of a backward kernel, in registers (dot) and in shared memory (weight):
 //   dot <- product(q, k)        weight <- p = exp(scale * dot - lse)
 //   dot <- product(do, v)       weight <- ds = p * (dot - delta)

@@ -1,7 +1,7 @@
 // dyt on CPU cores: y, dx and each row's share of dalpha of kernels/dyt.cu, in one pass over memory.
 //
 // OpenMP shares the rows out among threads. A row is joined and goes through tanh while it is in a core's cache, and
-// the 128 chains of its sum fill vector registers (row_reduce_ref in core/reduce.cuh). Every element goes through the
+// the 128 chains of its sum fill vector registers (row_reduce_cpu in core/reduce.cuh). Every element goes through the
 // operations of the reference and every sum is in its canonical order, so no bit changes. tests/test_dyt.cpp
 #include "core/reduce.cuh"
 #include "kernels/dyt.h"
@@ -31,7 +31,7 @@ void dyt_backward_rows_cpu(const DytGradients& out, const float* all_dy, const R
       const float t = exact_tanh(a * x[c]);
       return dy[c] * w[c] * fused(-t, t, 1.0f);
     };
-    out.row_sums[row] = row_reduce_ref<float>(C, [=](float acc, size_t c) { return fused(dz(c), x[c], acc); });
+    out.row_sums[row] = row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(dz(c), x[c], acc); });
     residual_backward_row_cpu(out.dx, out.dbranch, in, row, C, [=](size_t c) { return a * dz(c); });
   }
 }

@@ -57,7 +57,7 @@ void embedding_row_sums_cpu(float* row_sums, const float* dh, const int* ids, co
     row_sums[n] = NAN;
     if (id >= V) continue;
     const float *d = dh + n * C, *w = weight + id * C;
-    row_sums[n] = row_reduce_ref<float>(C, [=](float acc, size_t c) { return fused(d[c], w[c], acc); });
+    row_sums[n] = row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(d[c], w[c], acc); });
   }
 }
 

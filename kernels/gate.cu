@@ -5,6 +5,7 @@
 //     group D  every head of D elements:  --gate=headwise
 //     group C  every token:               GatedNorm, tensorwise
 //   (Qiu et al. 2025, "Gated attention for large language models", arXiv 2505.06708)
+//   A GateOp holds act, scale and additive (gate.h).
 // backward: x_i reaches the loss through y_i alone. The score reaches it through every y_i of its group, so its terms add
 //   up; the logit reaches it through the score:
 //     dx_i = dy_i * dy_i/dx_i                  = dy_i * s                (additive: dy_i)
@@ -66,6 +67,8 @@ IN_FLOAT_AND_DOUBLE(gate_backward_ref);
 // takes four single floats instead where rows do not end on a whole Quad, with 0 for those past the end. Every (N,C) array
 // crosses the bus once, and the time of these kernels is that of the bus: the choice of the activation, which is the same
 // for every thread, hides behind it.
+// gate_score and gate_slope (s and ds/dz), gate_y, gate_dy_dx and gate_dy_ds are the formulas above, one line each in
+// gate.cuh. fused(a,b,c) is a*b + c, rounded once.
 // All loads of an element come before its stores, so an output may be the input that it belongs to.
 
 __global__ void __launch_bounds__(elementwise_block)
@@ -112,8 +115,9 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(dz, i, n, zq);
 }
 
-// One warp a group, because its elements meet in dz. warp_row_reduce() hands every lane the Quads of its four chains, and
-// adds the chains of the warp up (core/reduce.cuh). dx needs the score alone, so it leaves in the same pass.
+// One warp a group, because its elements meet in dz. Element i of the group joins chain i mod 128 of the sum, and a lane has
+// four chains. warp_row_reduce() calls the function below for every Quad of a lane, and at the end it adds the chains of the
+// warp up (core/reduce.cuh). dx needs the score alone, so it leaves in the same pass.
 // (A Quad at the end of a row is loaded with zeros behind it; `count` keeps these out of the chains.)
 __global__ void __launch_bounds__(rows_block)
     gate_backward_group_kernel(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t scores,

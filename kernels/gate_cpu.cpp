@@ -95,7 +95,7 @@ static void backward_groups(float* dx, float* dz, const float* dy, const float* 
     for (size_t g = 0; g < count; g++) {
       const float *xg = x + (first + g) * group, *dyg = dy + (first + g) * group, s = scores[g];
       float* dxg = dx + (first + g) * group;
-      const float ds = row_reduce_ref<float>(
+      const float ds = row_reduce_cpu<float>(
           group, [=](float acc, size_t i) { return fused(dyg[i], additive ? 1.0f : xg[i], acc); });
       dz[first + g] = ds * slopes[g];
 #pragma omp simd

@@ -150,7 +150,7 @@ IN_FLOAT_AND_DOUBLE(gated_norm_general_backward_ref);
 //   backward, by rows     x, dy, dresidual; dx           4   }   and dn 5 times, dz 3 times, n twice, z,
 //   backward, by columns  x, dy, for every 16 of a rank  2   }   x once more                             16
 //
-// (A block reads its rows once or twice more, from the caches.) kernels/gated_norm.cuh draws the 16 rows and says what
+// (x0 is the stream before the join. A block reads its rows once or twice more, from the caches.) kernels/gated_norm.cuh draws the 16 rows and says what
 // expand and contract are. Gradients of parameters are sums over rows, and need every row: kernels/gated_norm_columns.cu.
 
 // out (columns,rows) = in (rows,columns) transposed: a weight of the gate, small beside the activations.

@@ -1,9 +1,11 @@
 // gated_norm, down the columns: the gradients of the parameters of kernels/gated_norm.cu. Each is a sum over all rows:
 //   dW_up   (scores,rank)   += dz^T a          a product, in slices of 1024 rows (kernels/matmul.cu)
 //   dW_down (rank,C)        += dlow^T n        a product
-//   dw (C)                  += sum of dn*unit  a sum down a column, in slices of 128 rows (core/reduce.cuh); unit is n
-//   db (C)                  += sum of dn         before weight and bias
-// The kernel leaves the sums of slices; gated_norm_backward adds them. Splitting at slices is free: that is the order.
+//   dw (C)                  += sum of dn*unit  a sum down a column, in slices of 128 rows (core/reduce.cuh)
+//   db (C)                  += sum of dn       the same
+// unit is n before weight and bias: x*r, or tanh(alpha*x).
+// The kernel leaves the sums of slices; gated_norm_backward adds them. Slices of their own for every block change no bit,
+// because the order of these sums is made of slices anyway.
 //
 // n, z, dz and dn of (N,C) were never stored. The kernel computes them again from x, dy, low and dlow, which the kernel along
 // the rows has left, and all four gradients take what they want of them:

@@ -51,7 +51,7 @@ void normalise(float* all_n, float* r, float* sum, const ResidualIn& in, const G
     const float *x = residual_row_cpu(sum, in, row, C), *w = weights.w, *b = weights.b;
     float *n = all_n + row * C, scale = 0;
     if (rms) {
-      const float squares = row_reduce_ref<float>(C, [=](float acc, size_t c) { return fused(x[c], x[c], acc); });
+      const float squares = row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(x[c], x[c], acc); });
       r[row] = scale = 1.0f / exact_sqrt(squares / float(C) + shape.eps);
     }
     for (size_t c = 0; c < C; c++) n[c] = norm.n(norm.unit(x[c], scale), w[c], rms ? 0.0f : b[c]);
@@ -91,7 +91,7 @@ void norm_backward(float* dx, float* dbranch, const ColumnSums& sums, const floa
     float *dw = sums.w + slice * C, *db = sums.b + slice * C;
     for (size_t c = 0; c < C; c++) dw[c] = fused(dn[c], unit[c], dw[c]);
     for (size_t c = 0; !rms && c < C; c++) db[c] = db[c] + dn[c];
-    const float sum = row_reduce_ref<float>(
+    const float sum = row_reduce_cpu<float>(
         C, [=](float acc, size_t c) { return norm.add_to_row(acc, norm.g(dn[c], unit[c], w[c]), unit[c], x[c]); });
     if (!rms) sums.alpha[slice] = sums.alpha[slice] + sum;
     const float mean = sum / float(C), scale = rms ? r[row0 + row] : 0.0f;
@@ -154,10 +154,10 @@ void gated_norm_backward_cpu(float* dx, float* dbranch, const GatedNormGradients
   }
   matmul_cpu(gradients.down, all_dlow, all_n, rank, C, N, Layout::tn, Accumulate::yes);
   matmul_cpu(gradients.up, all_dz, all_a, scores, rank, N, Layout::tn, Accumulate::yes);
-  column_add_slices_ref(std::array{gradients.w}, sums.w, slices, C);
+  column_add_slices_cpu(std::array{gradients.w}, sums.w, slices, C);
   if (rms) return;
-  column_add_slices_ref(std::array{gradients.b}, sums.b, slices, C);
-  column_add_slices_ref(std::array{gradients.alpha}, sums.alpha, slices, 1);
+  column_add_slices_cpu(std::array{gradients.b}, sums.b, slices, C);
+  column_add_slices_cpu(std::array{gradients.alpha}, sums.alpha, slices, 1);
 }
 
 }  // namespace gated

@@ -39,8 +39,9 @@ IN_FLOAT_AND_DOUBLE(glu_backward_ref);
 // ---- kernels
 //
 // Elements do not meet. A thread takes four neighbours (a Quad), with one load of 16 bytes from every array where n is a
-// multiple of 4, and one by one where it is not. Every array crosses the bus once: the forward moves 12 bytes an element,
-// the backward 20. Recomputing act(g) in the backward is cheaper than the 4 bytes that a saved one would cost.
+// multiple of 4, and one by one where it is not. Every array crosses the memory bus once: the forward moves 12 bytes an
+// element, the backward 20. Recomputing act(g) in the backward is cheaper than saving it, which would cost 4 bytes more in
+// each of the two.
 
 __global__ void __launch_bounds__(elementwise_block)
     glu_forward_kernel(float* y, const float* g, const float* u, size_t n, Activation act) {

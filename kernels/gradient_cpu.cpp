@@ -17,9 +17,9 @@ void gradient_norm_cpu(float* norm, const float* g, size_t n, float* sums) {
   for (size_t chunk = 0; chunk < chunks; chunk++) {
     const float* gc = g + chunk * buffer_chunk;
     const size_t left = n - chunk * buffer_chunk, size = left < buffer_chunk ? left : buffer_chunk;
-    sums[chunk] = row_reduce_ref<float>(size, [=](float acc, size_t i) { return fused(gc[i], gc[i], acc); });
+    sums[chunk] = row_reduce_cpu<float>(size, [=](float acc, size_t i) { return fused(gc[i], gc[i], acc); });
   }
-  *norm = exact_sqrt(row_reduce_ref<float>(chunks, [=](float acc, size_t i) { return acc + sums[i]; }));
+  *norm = exact_sqrt(row_reduce_cpu<float>(chunks, [=](float acc, size_t i) { return acc + sums[i]; }));
 }
 
 }  // namespace gated

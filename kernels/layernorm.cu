@@ -87,7 +87,8 @@ void layernorm_backward(float* dx, float* dw, float* db, const float* dy, const 
 
 // ---- the general form: x is the join of the stream and of a branch (residual.cu), in the same pass over memory
 //
-// Its reference is the two operations, one after the other.
+// Its reference is the two operations, one after the other. The structs are in layernorm.h; ResidualIn, what is normalised,
+// and ResidualBackwardIn are in residual.h.
 
 template <class T>
 void layernorm_general_forward_ref(const LayernormOutputsOf<T>& out, const ResidualInOf<T>& in, const T* w, const T* b,
@@ -113,8 +114,8 @@ IN_FLOAT_AND_DOUBLE(layernorm_general_backward_ref);
 // of every step: a Quad, which one 16-byte load brings (core/quad.cuh). Element i of a row is in chain i mod 128 of
 // the row's sums, so a lane carries four chains of each sum in registers from step to step; at the end five shuffles
 // add the lanes (warp_chains_sum). There is no shared memory and no barrier. A warp without a row returns as a whole.
-// The first pass over a row brings it from memory, the later ones find it in the L1 cache. The bus: forward 8 bytes an
-// element (x, y), with a branch 16; backward along the rows 12 (dy, x, dx).
+// The first pass over a row brings it from memory, the later ones find it in a cache, L1 or L2. The memory bus: forward 8
+// bytes an element (x, y), with a branch 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16.
 
 __global__ void __launch_bounds__(rows_block)
     layernorm_forward_kernel(LayernormOutputs out, ResidualIn in, const float* w, const float* b, size_t N, size_t C,

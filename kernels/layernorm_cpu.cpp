@@ -1,7 +1,7 @@
 // layernorm on CPU cores: y, mean, r and dx of kernels/layernorm.cu, in one pass over memory.
 //
 // OpenMP shares the rows out among threads. A row is joined and normalised while it is in a core's cache, and the 128
-// chains of its sums fill vector registers (row_reduce_ref in core/reduce.cuh). Every element goes through the
+// chains of its sums fill vector registers (row_reduce_cpu in core/reduce.cuh). Every element goes through the
 // operations of the reference and every sum is in its canonical order, so no bit changes. tests/test_layernorm.cpp
 #include "core/reduce.cuh"
 #include "kernels/layernorm.h"
@@ -15,9 +15,9 @@ void layernorm_forward_cpu(const LayernormOutputs& out, const ResidualIn& in, co
   for (size_t row = 0; row < N; row++) {
     const float* x = residual_row_cpu(out.sum, in, row, C);
     float* y = out.y + row * C;
-    const float mean = row_reduce_ref<float>(C, [=](float acc, size_t c) { return acc + x[c]; }) / float(C);
+    const float mean = row_reduce_cpu<float>(C, [=](float acc, size_t c) { return acc + x[c]; }) / float(C);
     const float squares =
-        row_reduce_ref<float>(C, [=](float acc, size_t c) { return fused(x[c] - mean, x[c] - mean, acc); });
+        row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(x[c] - mean, x[c] - mean, acc); });
     const float r = 1.0f / exact_sqrt(squares / float(C) + eps);
     out.mean[row] = mean;
     out.r[row] = r;
@@ -33,9 +33,9 @@ void layernorm_backward_rows_cpu(const LayernormGradients& out, const float* all
     const float m = mean[row], r = all_r[row];
     auto g = [=](size_t c) { return dy[c] * w[c]; };
     auto xh = [=](size_t c) { return (x[c] - m) * r; };
-    const float mean_g = row_reduce_ref<float>(C, [=](float acc, size_t c) { return acc + g(c); }) / float(C);
+    const float mean_g = row_reduce_cpu<float>(C, [=](float acc, size_t c) { return acc + g(c); }) / float(C);
     const float mean_gxh =
-        row_reduce_ref<float>(C, [=](float acc, size_t c) { return fused(g(c), xh(c), acc); }) / float(C);
+        row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(g(c), xh(c), acc); }) / float(C);
     residual_backward_row_cpu(out.dx, out.dbranch, in, row, C,
                               [=](size_t c) { return r * fused(-xh(c), mean_gxh, g(c) - mean_g); });
   }

@@ -15,7 +15,7 @@
 //      dW = dW + dlogits^T h                              accumulated over the batches of a step
 //
 // 3. Chunks. The logits are by far the largest activation of a small model: 65,536 tokens of 50,257 logits are 12 GiB. So
-//    rows go through in chunks, (1) and (2) each, into the same memory. Losses and dh do not know about chunks. Nor does dW:
+//    rows go in chunks through all of (2) and (1), into the same memory. Losses and dh do not know about chunks. Nor does dW:
 //    its sum over tokens goes in slices of 1024 rows, each one chain from +0,
 //      dW = ((dW + slice 0) + slice 1) + ...              one rounding each, ascending
 //    and every chunk but the last is a whole number of slices. So any size of a chunk gives the same bits.
@@ -40,6 +40,9 @@ namespace gated {
 constexpr size_t weight_gradient_slice = matmul_slice;  // rows of one chain of dW: a slice is one product
 
 // ---- reference
+//
+// log_sum_exp and dlogit are the formulas of (1), one line each in linear_cross_entropy.cuh. A target of ignored_target (-1)
+// has loss 0 and gradient 0. Any other outside the vocabulary is not `known`, and log_sum_exp makes it NaN.
 
 template <class T>
 void cross_entropy_ref(T* losses, T* logits, const int* targets, T dloss, bool gradient, size_t rows, size_t V) {

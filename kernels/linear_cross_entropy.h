@@ -15,7 +15,7 @@ constexpr size_t padded_vocab(size_t V) {
   return ceil_div(V, 128) * 128;
 }
 
-// Rows that fill about 64 MiB of logits, a whole number of slices, or all N when they are fewer.
+// Rows of a chunk: as many whole slices of 1024 as fit 64 MiB of logits, at least one, or all N when they are fewer.
 size_t linear_cross_entropy_chunk_rows(size_t N, size_t V);
 
 // losses (N) of h W^T, with dh (N,C) written and dweight (V,C) accumulated; either of them may be null.

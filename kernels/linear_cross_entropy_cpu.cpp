@@ -36,7 +36,7 @@ void cross_entropy_cpu(float* losses, float* logits, const int* targets, float d
     }
     const bool known = target_is_known(target, V);
     const float at_target = l[known ? target : 0], max = max_of_row(l, V);
-    const float sum = row_reduce_ref<float>(V, [=](float acc, size_t v) { return acc + exact_exp(l[v] - max); });
+    const float sum = row_reduce_cpu<float>(V, [=](float acc, size_t v) { return acc + exact_exp(l[v] - max); });
     const float lse = log_sum_exp(max, sum, known);
     losses[row] = lse - at_target;
     if (!gradient) continue;

@@ -123,9 +123,10 @@ IN_FLOAT_AND_DOUBLE(matmul_ref);
 //                           ^ one quad of B:              ^ the other one:
 //                             columns 8..11                 columns 72..75
 //
-// Strips lie in shared memory k-major whatever their layout: strip[k][row]. An operand in which memory runs along k is
-// turned on the way; its rows then stand `pitch` floats apart in shared memory, a little more than the tile, so that the
-// threads of a warp write to different banks.
+// Strips lie in shared memory k-major whatever their layout: strip[k][row], with `pitch` floats from one k to the next. An
+// operand in which memory runs along k is turned on the way: a thread has four neighbouring k of one row, and a warp writes
+// 8 rows of k 0, 4, 8 and 12 at a time. With a pitch of 128 all four would meet in the same 8 of the 32 banks. With 132 they
+// fall on 16, two threads on each.
 //
 // Two pairs of strips take turns, so that one barrier a strip is enough:
 //
@@ -324,7 +325,7 @@ __global__ inline void matmul_add_slices_kernel(Matrix<float> C, const float* sl
 //   2. the large tile, and slices side by side: `together` of them in a launch, each into a matrix of its own in scratch
 //   3. the small tile, with slices side by side if it still has too few blocks
 // Scratch for (2) and (3) is bounded. Where not all slices fit, they go in groups: after each, matmul_add_slices_kernel
-// folds the group into its first matrix, and the next group is computed into the others. The sum goes on in ascending
+// adds the group up into its first matrix, and the next group is computed into the others. The sum goes on in ascending
 // order, so groups do not change a bit:
 //
 //     scratch   [ s0 ][ s1 ][ s2 ]     s0 + s1 + s2 -> [0]
@@ -384,15 +385,15 @@ static bool matmul_rows_aligned(const float* p, size_t ld) {
   return ld % 4 == 0 && reinterpret_cast<uintptr_t>(p) % 16 == 0;
 }
 
-static void matmul_fold(Matrix<float> C, const float* slices, size_t pitch, size_t count, const float* bias, size_t M,
-                        size_t N, bool accumulate, Context& ctx) {
+static void matmul_add_up(Matrix<float> C, const float* slices, size_t pitch, size_t count, const float* bias, size_t M,
+                          size_t N, bool accumulate, Context& ctx) {
   const bool aligned = matmul_rows_aligned(C.data, M == 1 ? 0 : C.ld) && matmul_rows_aligned(bias, 0);
   launch(matmul_add_slices_kernel, row_quads_grid(M, N), elementwise_block, 0, ctx, C, slices, pitch, count, bias, M, N,
          accumulate, aligned);
 }
 
 void matmul_add_slices(float* C, const float* slices, size_t count, size_t n, Context& ctx) {
-  matmul_fold({C, n}, slices, n, count, nullptr, 1, n, true, ctx);
+  matmul_add_up({C, n}, slices, n, count, nullptr, 1, n, true, ctx);
 }
 
 template <Layout layout, int BM, int BN, int TM, int TN>
@@ -431,7 +432,7 @@ void matmul_by_plan(Matrix<float> C, Matrix<const float> A, Matrix<const float> 
   float* const sums = ctx.scratch(scratch / sizeof(float));
   if (plan.together == 1) {
     matmul_launch({{sums, pitch}, A, B, nullptr, M, N, K, false, false, 0, true}, layout, plan.tile, 1, ctx);
-    return matmul_fold(C, sums, pitch, 1, bias, M, N, add_to_c, ctx);
+    return matmul_add_up(C, sums, pitch, 1, bias, M, N, add_to_c, ctx);
   }
   for (size_t done = 0; done < slices;) {
     const size_t kept = done ? 1 : 0;  // matrices that hold what was summed so far
@@ -440,9 +441,9 @@ void matmul_by_plan(Matrix<float> C, Matrix<const float> A, Matrix<const float> 
     matmul_launch({first, A, B, nullptr, M, N, K, false, true, done, true}, layout, plan.tile, count, ctx);
     done += count;
     if (done < slices)
-      matmul_fold({sums, pitch}, sums, pitch, kept + count, nullptr, M, N, false, ctx);
+      matmul_add_up({sums, pitch}, sums, pitch, kept + count, nullptr, M, N, false, ctx);
     else
-      matmul_fold(C, sums, pitch, kept + count, bias, M, N, add_to_c, ctx);
+      matmul_add_up(C, sums, pitch, kept + count, bias, M, N, add_to_c, ctx);
   }
 }
 

@@ -56,7 +56,7 @@ static void mean_cpu(float* out, const float* x, size_t n) {
   RowSum<float> chunks;
   for (size_t begin = 0; begin < n; begin += buffer_chunk) {
     const size_t size = n - begin < buffer_chunk ? n - begin : buffer_chunk;
-    chunks.add(row_reduce_ref<float>(size, [=](float sum, size_t i) { return sum + x[begin + i]; }));
+    chunks.add(row_reduce_cpu<float>(size, [=](float sum, size_t i) { return sum + x[begin + i]; }));
   }
   *out = chunks.total() / float(n);
 }

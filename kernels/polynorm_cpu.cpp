@@ -15,7 +15,7 @@ static inline float power_of(float x) {
 
 template <int j>
 static float inverse_rms(const float* x, size_t C, float eps) {
-  const float squares = row_reduce_ref<float>(C, [=](float acc, size_t c) {
+  const float squares = row_reduce_cpu<float>(C, [=](float acc, size_t c) {
     const float v = power_of<j>(x[c]);
     return fused(v, v, acc);
   });
@@ -24,7 +24,7 @@ static float inverse_rms(const float* x, size_t C, float eps) {
 
 template <int j>
 static float product_sum(const float* dy, const float* x, float r, size_t C) {
-  return row_reduce_ref<float>(C, [=](float acc, size_t c) { return fused(dy[c], power_of<j>(x[c]) * r, acc); });
+  return row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(dy[c], power_of<j>(x[c]) * r, acc); });
 }
 
 void polynorm_forward_cpu(float* y, float* r, const float* x, const float* w, const float* b, size_t N, size_t C,
@@ -55,7 +55,7 @@ void polynorm_backward_cpu(float* dx, float* row_sums, const float* dy, const fl
     sum[0] = product_sum<0>(dyn, xn, r0, C);
     sum[1] = product_sum<1>(dyn, xn, r1, C);
     sum[2] = product_sum<2>(dyn, xn, r2, C);
-    sum[3] = row_reduce_ref<float>(C, [=](float acc, size_t c) { return acc + dyn[c]; });
+    sum[3] = row_reduce_cpu<float>(C, [=](float acc, size_t c) { return acc + dyn[c]; });
     const float mean0 = sum[0] / float(C), mean1 = sum[1] / float(C), mean2 = sum[2] / float(C);
     const float g0 = w[0] * r0, g1 = w[1] * r1, g2 = w[2] * r2;
 #pragma omp simd

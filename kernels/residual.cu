@@ -17,6 +17,8 @@
 // Random numbers: element (n,c) takes word c%4 of block n*ceil(C/4) + c/4 of the random stream (core/philox.cuh) and
 //   stays where the draw, in [0,1), is p or more. The backward draws again: nothing is stored.
 //
+// A Join says how a branch joins: both bounds, and the dropout. ResidualIn is x, branch and their Join; ResidualBackwardIn
+//   is what a backward reads, and its x is the sum (residual.h).
 // shapes: x, branch, sum, dy, dresidual, dx, dbranch (N,C) f32 | sum, dx and dbranch are written
 // The norms join in the pass that reads x anyway, with the parts in residual.cuh: rmsnorm.cu, layernorm.cu, dyt.cu,
 // gated_norm.cu. With --norm=none the join is an operation of its own, and stands here.
@@ -68,6 +70,7 @@ void residual_join_forward_ref(T* sum, const ResidualInOf<T>& in, size_t N, size
 }
 IN_FLOAT_AND_DOUBLE(residual_join_forward_ref);
 
+// dy or in.dresidual may be null, and adds nothing then. dbranch null: nobody asks for it.
 template <class T>
 void residual_join_backward_ref(T* dx, T* dbranch, const T* dy, const ResidualBackwardInOf<T>& in, size_t N, size_t C) {
   const Join join = in.branch ? in.join : Join{};
@@ -90,9 +93,12 @@ IN_FLOAT_AND_DOUBLE(residual_join_backward_ref);
 // ---- kernels
 //
 // A warp owns a row, and its 32 lanes walk along it in steps of 128 columns. A lane holds four neighbouring columns
-// at a time: a Quad, which one 16-byte load brings (core/quad.cuh). No element needs another, so there is no barrier;
-// a thread never straddles two rows, because a row begins with a fresh block of random numbers.
-// The bus: forward 12 bytes an element (x, branch, sum), backward 8 to 24.
+// at a time: a Quad, which one 16-byte load brings (core/quad.cuh). No element needs another, so there is no barrier. A row
+// begins with a fresh block of random numbers, so the four draws of a Quad come from one block.
+// residual_join_quad and residual_backward_quad do the work for a Quad. They stand in residual.cuh, because the norms call
+// them as well.
+// The memory bus: forward 12 bytes an element (x, branch, sum), backward 8 (dresidual, dx) to 24 (dy, dresidual, sum, branch,
+// dx, dbranch).
 
 __global__ void __launch_bounds__(rows_block) residual_forward_kernel(float* sum, ResidualIn in, size_t N, size_t C) {
   const size_t row = warp_row();

@@ -45,7 +45,8 @@ void residual_forward(float* sum, const float* x, const float* branch, size_t N,
 void residual_forward(float* sum, const ResidualIn& in, size_t N, size_t C, Context& ctx);
 
 // dx and dbranch (N,C) are written: the gradients of x and of branch, where the sum has the gradient in.dresidual + dy.
-// Either of these two may be null, and dx may be either. dbranch null: the join was plain, and dx is both gradients; or there was no branch.
+// Either of these two may be null, and dx may be either. dbranch null: the join was plain, and dx is both gradients; or there
+// was no branch.
 // in.x is read where the sum was clipped, in.branch where the branch was; elsewhere in.x may be null.
 void residual_backward(float* dx, float* dbranch, const float* dy, const ResidualBackwardIn& in, size_t N, size_t C,
                        Context& ctx);

@@ -9,8 +9,10 @@
 //   r = (mean(x^2) + eps)^(-1/2)   =>   dr/dx_c = -1/2 * r^3 * 2*x_c/C = -r^3*x_c/C
 //     dx_c = r*g_c - r^3*x_c/C * sum_j g_j*x_j         and with x = xh/r:
 //          = r*(g_c - xh_c * mean(g*xh))
-// exactly: y = (x*r)*w; dx = r * fma(-xh, mean(g*xh), g). Both means are sums along a row, dw is one down a column
-//   (core/reduce.cuh), each in its canonical order.
+// exactly: y = (x*r)*w; dx = r * fma(-xh, mean(g*xh), g). Both means are sums along a row, dw is one down a column, each
+//   in its canonical order (core/reduce.cuh). A "chain" is a running sum that takes one element after the other:
+//     RowSum      element i joins chain i mod 128, and then the 128 chains are added as a tree
+//     ColumnSum   128 rows make a chain, and then the chains are added in the same way
 // shapes: x, y, dy, dx (N,C) f32; w, dw (C); r (N), saved for the backward | dx is written, dw accumulated
 // Over (B*T*H, D) rows the same operation is the QK-norm of Qwen3.
 // --norm=rmsnorm|preaffine, --norm-weight, --qk-norm | tests/test_rmsnorm.cpp
@@ -78,6 +80,9 @@ void rmsnorm_backward(float* dx, float* dw, const float* dy, const float* x, con
 // backward: with dz as dx above, z_c = pre_c*x_c gives
 //   dpre_c += sum over the rows of x_c*dz_c      dx = pre*dz
 //   and the join turns dresidual + dx into the gradients of the stream and of the branch (residual.cu).
+// Its arguments come in structs with named fields. RmsnormOutputs {y, r, sum}, RmsnormWeights {w, pre, offset} and
+// RmsnormGradients {dx, dbranch, dw, dpre, mean} are in rmsnorm.h. ResidualIn {x, branch, join} is what is normalised, and
+// ResidualBackwardIn {x, dresidual, branch, join} what the backward reads of it (residual.h). What is null is absent.
 // Its reference is these operations, one after the other. The kernels do them in one pass over memory. offset + w and
 // dz are rmsnorm_weight and rmsnorm_dz in rmsnorm.cuh, one line each, because gated_norm and the CPU's twin need them too.
 
@@ -137,8 +142,8 @@ IN_FLOAT_AND_DOUBLE(rmsnorm_general_backward_ref);
 // Element i of a row is in chain i mod 128 of the row's sum, so a lane carries four chains in registers from step to
 // step. At the end the lane adds its four, and five shuffles add the lanes (warp_chains_sum). Lanes of a warp exchange
 // registers: there is no shared memory and no barrier. A warp without a row returns as a whole.
-// The second pass over a row finds it in the L1 cache. The bus: forward 8 bytes an element (x, y), with a branch 16;
-// backward along the rows 12 (dy, x, dx).
+// The second pass over a row finds it in a cache, L1 or L2. The memory bus: forward 8 bytes an element (x, y), with a branch
+// 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16.
 
 namespace rmsnorm {
 // z of four columns.

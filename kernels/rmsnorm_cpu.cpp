@@ -4,7 +4,7 @@
 //   - OpenMP shares the rows out among threads. One thread makes the sum of a row.
 //   - A row is joined, multiplied by pre and normalised while it is in a core's cache. Every element goes through the
 //     same operations, only sooner.
-//   - The 128 chains of a row's sum fill vector registers (row_reduce_ref in core/reduce.cuh), in the canonical order.
+//   - The 128 chains of a row's sum fill vector registers (row_reduce_cpu in core/reduce.cuh), in the canonical order.
 // dw and dpre need no twin: column_reduce_add has a CPU side of its own.
 // tests/test_rmsnorm.cpp
 #include "core/reduce.cuh"
@@ -28,7 +28,7 @@ void rmsnorm_forward_rows(const RmsnormOutputs& out, const ResidualIn& in, Pre p
     const float* x = residual_row_cpu(out.sum, in, row, C);
     float* y = out.y + row * C;
     auto z = [=](size_t c) { return pre[c] * x[c]; };
-    const float squares = row_reduce_ref<float>(C, [=](float acc, size_t c) { return fused(z(c), z(c), acc); });
+    const float squares = row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(z(c), z(c), acc); });
     const float r = 1.0f / exact_sqrt(squares / float(C) + eps);
     out.r[row] = r;
     for (size_t c = 0; c < C; c++) y[c] = z(c) * r * rmsnorm_weight(w[c], offset);
@@ -45,7 +45,7 @@ void rmsnorm_backward_rows(const RmsnormGradients& out, const float* all_dy, con
     auto g = [=](size_t c) { return dy[c] * rmsnorm_weight(w[c], offset); };
     auto xh = [=](size_t c) { return pre[c] * x[c] * r; };
     const float mean =
-        row_reduce_ref<float>(C, [=](float acc, size_t c) { return fused(g(c), xh(c), acc); }) / float(C);
+        row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(g(c), xh(c), acc); }) / float(C);
     if (out.mean) out.mean[row] = mean;
     residual_backward_row_cpu(out.dx, out.dbranch, in, row, C,
                               [=](size_t c) { return pre[c] * rmsnorm_dz(g(c), xh(c), mean, r); });

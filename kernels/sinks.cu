@@ -70,7 +70,7 @@ void sink_backward_ref(Real* dsink, const Real* sink_ds, size_t B, size_t T, siz
 }
 IN_FLOAT_AND_DOUBLE(sink_backward_ref);
 
-// ---- kernel: one thread a logit, which reads its query's row by itself
+// ---- kernel: one thread a logit, which reads its query's row by itself (row_dot: kernels/attention_tile.cuh)
 
 __global__ void kv_bias_logits_kernel(float* logit, const float* q, const float* key, AttentionShape s, float scale,
                                       bool aligned) {
@@ -80,7 +80,10 @@ __global__ void kv_bias_logits_kernel(float* logit, const float* q, const float*
   logit[n] = scale * attention::row_dot(q + s.q_row(b, t, h), key + h * s.D, s.D, aligned);
 }
 
-// ---- launchers: the kernels of a column sum are in core/reduce.cuh. A fold puts row b*T + t into the chain of column c.
+// ---- launchers
+//
+// The kernels of a column sum are in core/reduce.cuh. They take a fold, which puts one element into its chain: here row
+// b*T + t into the chain of its column.
 
 struct SinkFold {
   const float* ds;

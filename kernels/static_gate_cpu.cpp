@@ -44,9 +44,9 @@ void static_gate_backward_cpu(float* dx, float* dtheta, const float* dy, const f
   std::vector<float> scores(C), slopes(C);
   gate_scores_cpu(scores.data(), slopes.data(), theta, C, op);
   if (op.additive)
-    column_reduce_add_ref(dtheta, N, C, AdditiveTerm{dy, slopes.data(), C});
+    column_reduce_add_cpu(dtheta, N, C, AdditiveTerm{dy, slopes.data(), C});
   else
-    column_reduce_add_ref(dtheta, N, C, MultiplicativeTerm{dy, x, slopes.data(), C});
+    column_reduce_add_cpu(dtheta, N, C, MultiplicativeTerm{dy, x, slopes.data(), C});
 #pragma omp parallel for
   for (size_t row = 0; row < N; row++) {
     const float *dyr = dy + row * C, *s = scores.data();

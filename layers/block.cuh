@@ -10,7 +10,10 @@
 //        +-> norm -> token mixer --+    +-> norm -> channel mixer-+
 //
 // An add happens inside the norm that reads the sum (kernels/residual.cu), with dropout and clipping if there are any.
-// That saves a pass over h. So a block receives a stream whose last branch has not joined yet, and hands one on.
+// That saves a pass over h. So a block receives a stream whose last branch has not joined yet, and hands one on. A Norm's
+// residual() is the sum that it read.
+// A site is the number of a branch in the model, from which its dropout draws. A Pass (layers/pass.h) is what one forward or
+// backward is told: B and T, the context, and the dropout of each site.
 // shapes: stream and branch (N,C), N = B*T | tests/test_model.cpp
 #pragma once
 #include <memory>
@@ -133,7 +136,7 @@ class Block {
   BlockConfig config_;
   size_t C_, site_;
   std::unique_ptr<Mixer> token_mixer_, channel_mixer_;
-  Norm norm1_, norm2_;
+  Norm norm1_, norm2_;            // attention reads norm1_; with post the FFN does, and the next attention norm2_
   Norm token_out_, channel_out_;  // sandwich
   float *dy_ = nullptr, *df_ = nullptr;
 };

@@ -66,7 +66,7 @@ class Model {
   size_t activation_bytes();
   size_t gradient_bytes();         // of gradients that are no parameter's
   size_t table_bytes() const;      // of tokens, their groups, and the tables of positions
-  size_t allocated_bytes() const;  // of both
+  size_t allocated_bytes() const;  // of activations and these gradients, once there is memory
 
  private:
   size_t chunk_rows() const;              // of the logits that are in memory at a time

@@ -1,4 +1,4 @@
-// pass: what one forward or backward over a batch is told: its sizes, its queue, and what dropout draws.
+// pass: what one forward or backward over a batch is told: its sizes, its context, and what dropout draws.
 //
 // A backward gets the Pass of its forward, so that dropout draws the same bits again.
 #pragma once

@@ -9,14 +9,14 @@ using namespace gated;
 namespace {
 
 // The order of core/reduce.cuh, in its words: the row sums of chunks of 16384, then the row sum of those. Rows are taken
-// from row_reduce_ref, which tests/test_reduce.cpp holds to its own description.
+// from row_reduce_cpu, which tests/test_reduce.cpp holds to its own description.
 float literal_norm(const std::vector<float>& g) {
   std::vector<float> sums;
   for (size_t begin = 0; begin < g.size(); begin += 16384)
-    sums.push_back(row_reduce_ref<float>(std::min<size_t>(16384, g.size() - begin), [&](float acc, size_t i) {
+    sums.push_back(row_reduce_cpu<float>(std::min<size_t>(16384, g.size() - begin), [&](float acc, size_t i) {
       return std::fma(g[begin + i], g[begin + i], acc);
     }));
-  return std::sqrt(row_reduce_ref<float>(sums.size(), [&](float acc, size_t i) { return acc + sums[i]; }));
+  return std::sqrt(row_reduce_cpu<float>(sums.size(), [&](float acc, size_t i) { return acc + sums[i]; }));
 }
 
 void check_norm(float expected, const std::vector<float>& g, Nan nan = Nan::refused) {
@@ -58,7 +58,7 @@ TEST_CASE("gradient_norm: its order and its kernels, bit for bit", "[bitwise]") 
 
 TEST_CASE("gradient_norm: the chunks show in its bits") {
   auto as_a_row = [](const std::vector<float>& g) {
-    return std::sqrt(row_reduce_ref<float>(g.size(), [&](float acc, size_t i) { return std::fma(g[i], g[i], acc); }));
+    return std::sqrt(row_reduce_cpu<float>(g.size(), [&](float acc, size_t i) { return std::fma(g[i], g[i], acc); }));
   };
   const auto many = random_values<float>(16384 * 130 + 5, 1), one = random_values<float>(16384, 1);
   REQUIRE(literal_norm(many) != as_a_row(many));

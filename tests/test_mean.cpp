@@ -14,10 +14,10 @@ TEST_CASE("mean: its order and its kernels, bit for bit", "[bitwise]") {
     for (size_t i = 0; i < n; i++) x[i] = (x[i] + 2.0f) * (1.0f + 1.7f * float(i / 16384 % 7));
     std::vector<float> sums;
     for (size_t begin = 0; begin < n; begin += 16384)
-      sums.push_back(row_reduce_ref<float>(std::min<size_t>(16384, n - begin),
+      sums.push_back(row_reduce_cpu<float>(std::min<size_t>(16384, n - begin),
                                            [&](float acc, size_t i) { return acc + x[begin + i]; }));
     const std::vector<float> expected = {
-        row_reduce_ref<float>(sums.size(), [&](float acc, size_t i) { return acc + sums[i]; }) / float(n)};
+        row_reduce_cpu<float>(sums.size(), [&](float acc, size_t i) { return acc + sums[i]; }) / float(n)};
     std::vector<float> out = {NAN};
     mean_ref(out.data(), x.data(), n);
     REQUIRE_BITWISE(expected, out);

@@ -119,7 +119,7 @@ TEST_CASE("reduce: a row in its canonical order", "[bitwise]") {
     const float expected = literal_row_dot(a, b);
     const float* pa = a.data();
     const float* pb = b.data();
-    REQUIRE(float_bits(row_reduce_ref<float>(n, [&](float acc, size_t i) { return fused(pa[i], pb[i], acc); })) ==
+    REQUIRE(float_bits(row_reduce_cpu<float>(n, [&](float acc, size_t i) { return fused(pa[i], pb[i], acc); })) ==
             float_bits(expected));
     RowSum<float> products, sum;
     for (size_t i = 0; i < n; i++) {
@@ -129,7 +129,7 @@ TEST_CASE("reduce: a row in its canonical order", "[bitwise]") {
     REQUIRE(float_bits(products.total()) == float_bits(expected));
     REQUIRE(float_bits(sum.total()) == float_bits(literal_row_dot(a, std::vector<float>(n, 1.0f))));
     REQUIRE(float_bits(sum.total()) ==
-            float_bits(row_reduce_ref<float>(n, [&](float acc, size_t i) { return acc + pa[i]; })));
+            float_bits(row_reduce_cpu<float>(n, [&](float acc, size_t i) { return acc + pa[i]; })));
     float max = -INFINITY;
     for (float v : a) max = max_of(max, v);
 
@@ -240,7 +240,7 @@ TEST_CASE("reduce: a column in its canonical order", "[bitwise]") {
       REQUIRE(float_bits(start[c] + sum.total()) == float_bits(literal[c]));
       REQUIRE(float_bits(products.total()) == float_bits(sum.total()));
     }
-    column_reduce_add_ref(reference.data(), rows, cols, AddRows<float>{x.data(), cols});
+    column_reduce_add_cpu(reference.data(), rows, cols, AddRows<float>{x.data(), cols});
     REQUIRE_BITWISE(literal, reference);
     on_every_device([&](Context& ctx) {
       Guarded gx(ctx, x), out(ctx, start);
@@ -263,10 +263,10 @@ TEST_CASE("reduce: several column sums in one pass are the sums one by one", "[b
       plain[col] = plain[col] + products.total();
     }
     std::vector<float> a = start, b = start, c = start, a3 = start, b3 = start, c3 = start;
-    column_reduce_add_ref(a.data(), rows, cols, AddRows<float>{x.data(), cols});
-    column_reduce_add_ref(b.data(), rows, cols, Products{x.data(), y.data(), cols});
-    column_reduce_add_ref(c.data(), rows, cols, AddRows<float>{y.data(), cols});
-    column_reduce_add_ref(std::array{a3.data(), b3.data(), c3.data()}, rows, cols, ThreeSums{x.data(), y.data(), cols});
+    column_reduce_add_cpu(a.data(), rows, cols, AddRows<float>{x.data(), cols});
+    column_reduce_add_cpu(b.data(), rows, cols, Products{x.data(), y.data(), cols});
+    column_reduce_add_cpu(c.data(), rows, cols, AddRows<float>{y.data(), cols});
+    column_reduce_add_cpu(std::array{a3.data(), b3.data(), c3.data()}, rows, cols, ThreeSums{x.data(), y.data(), cols});
     REQUIRE_BITWISE(plain, b);
     REQUIRE_BITWISE(a, a3);
     REQUIRE_BITWISE(b, b3);
