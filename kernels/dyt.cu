@@ -73,7 +73,8 @@ void dyt_backward(float* dx, float* dalpha, float* dw, float* db, float* row_sum
 
 // ---- the general form: x is the join of the stream and of a branch (residual.cu), in the same pass over memory
 //
-// Its reference is the two operations, one after the other.
+// Its reference is the two operations, one after the other. The structs are in dyt.h; ResidualIn, what DyT is applied to,
+// and ResidualBackwardIn are in residual.h.
 
 template <class T>
 void dyt_general_forward_ref(const DytOutputsOf<T>& out, const ResidualInOf<T>& in, const T* alpha, const T* w,
