@@ -84,10 +84,10 @@ IN_FLOAT_AND_DOUBLE(polynorm_backward_ref);
 
 // ---- kernels
 //
-// A warp owns a row and walks it twice: once for the row's sums, once for its outputs. The second time the row comes from
-// a cache, L1 or L2. Lane l holds columns 4l to 4l+3 (a Quad: one load of 16 bytes where C is a multiple of 4) of every 128. These
-// feed four of the row's 128 chains, for each of the sums. warp_sum() is the butterfly over the lanes; every lane has its
-// result, so no barrier and no shared memory are needed.
+// A warp owns a row and walks it twice: once for the row's sums, once for its outputs. The second time the row comes from a
+// cache, L1 or L2. Lane l holds columns 4l to 4l+3 (a Quad: one load of 16 bytes where C is a multiple of 4) of every 128.
+// These feed four of the row's 128 chains, for each of the sums. warp_sum() is the butterfly over the lanes; every lane has
+// its result, so no barrier and no shared memory are needed.
 
 // The sum of a row from the four chains of every lane.
 __device__ static float polynorm_combine(const float (&chain)[4]) {
