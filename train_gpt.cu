@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "dataloader/text.h"
+#include "training/interrupt.h"
 #include "training/match_params.h"
 #include "training/progress.h"
 #include "training/run_metadata.h"
@@ -35,15 +36,16 @@ void training_step(Trainer& t) {
 
 // ---- all steps
 
+// Until --steps are done, or somebody interrupts.
 void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& metadata, Progress& progress,
                       Context& ctx) {
   const Config& c = trainer.config;
-  while (trainer.steps_done() < c.steps) {
+  while (trainer.steps_done() < c.steps && !interrupted()) {
     training_step(trainer);
 
     const size_t step = trainer.steps_done();
-    const bool last = step == c.steps;
-    const bool validates = data.val && (last || (c.val_every && step % c.val_every == 0));
+    const bool complete = step == c.steps, last = complete || interrupted();
+    const bool validates = data.val && (complete || (c.val_every && step % c.val_every == 0));
     const bool saves = !c.out.empty() && (last || step % c.save_every == 0);
     // A GPU is given the next step before this one's result is read. Everything else waits for it.
     const size_t in_flight = ctx.device == Device::cuda && !validates && !saves && !last ? 1 : 0;
@@ -91,7 +93,8 @@ void print_sample(Trainer& trainer, const Data& data) {
          decode(tokens, data.train->is_text()).c_str());
 }
 
-void train(Config& config, Device device) {
+int train(Config& config, Device device) {
+  catch_interrupts();
   if (config.threads) omp_set_num_threads(int(config.threads));
   Context ctx(device);
   if (config.cublas) ctx.use_cublas(config.tf32);
@@ -113,8 +116,16 @@ void train(Config& config, Device device) {
   progress.header();
   train_to_the_end(trainer, data, metadata, progress, ctx);
   progress.finish();
+  if (trainer.steps_done() < config.steps) {
+    printf("interrupted behind step %zu of %zu: %s\n", trainer.steps_done(), config.steps,
+           config.out.empty() ? "nothing is saved; with --out=FOLDER --resume a run can be taken up again"
+                              : "the same command with --resume goes on bit for bit");
+    return 128 + interrupted();
+  }
   print_sample(trainer, data);
-  printf("fingerprint of the weights: %s\n", trainer.fingerprint().c_str());
+  printf("fingerprint of the weights: %s%s\n", trainer.fingerprint().c_str(),
+         config.cublas ? " (products by cuBLAS: not the bits of the CPU)" : "");
+  return 0;
 }
 
 }  // namespace gated

@@ -221,6 +221,33 @@ TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not b
   REQUIRE(files == 3);  // two checkpoints and the log
 }
 
+TEST_CASE("cli: Ctrl-C and SIGTERM end the step, save, and say how to go on", "[cli]") {
+  Folder folder;
+  const std::string whole = fingerprint_of(train(folder, small({"--steps=200"})));
+  for (int signal_number : {SIGINT, SIGTERM}) {
+    const std::string out = folder / ("run" + std::to_string(signal_number));
+    const auto words = small({"--steps=200", "--out=" + out, "--resume", "--save-every=1000"});
+    const pid_t child = start(folder, words);
+    while (!contains(read_file(out + "/log.jsonl"), "\"step\":3,"))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    kill(child, signal_number);
+    const Outcome interrupted = finish(folder, child);
+    INFO(interrupted.out << interrupted.err);
+    REQUIRE(interrupted.exit_code == 128 + signal_number);
+    REQUIRE(contains(interrupted.out, "interrupted behind step "));
+    REQUIRE(contains(interrupted.out, "--resume goes on bit for bit"));
+    const Outcome rest = train(folder, words);
+    REQUIRE(contains(rest.out, "resume: step "));
+    REQUIRE(fingerprint_of(rest) == whole);
+  }
+  const pid_t child = start(folder, small({"--steps=100000"}));
+  while (!contains(read_file(folder / "stdout"), "step ")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  kill(child, SIGINT);
+  const Outcome unsaved = finish(folder, child);
+  REQUIRE(unsaved.exit_code == 128 + SIGINT);
+  REQUIRE(contains(unsaved.out, "nothing is saved; with --out=FOLDER --resume"));
+}
+
 TEST_CASE("cli: a checkpoint of another run, a corrupt one, a truncated one", "[cli]") {
   const Folder f;
   const std::string out = "--out=" + (f / "run");

@@ -21,22 +21,22 @@ bool cuda_answers() {
   return found;
 }
 // The nvcc half reads the same command line again: its Config is a type of its own.
-void train_on_cuda(int argc, char** argv) {
+int train_on_cuda(int argc, char** argv) {
   gated::Config config;
   gated::parse_command_line(config, argc, argv);
-  gated::train(config, gated::Device::cuda);
+  return gated::train(config, gated::Device::cuda);
 }
 
 #else
 
 #ifdef WITH_CUDA
 bool cuda_answers();
-void train_on_cuda(int argc, char** argv);
+int train_on_cuda(int argc, char** argv);
 #else
 static bool cuda_answers() {
   return false;
 }
-static void train_on_cuda(int, char**) {
+static int train_on_cuda(int, char**) {
   gated::fail("--device=cuda: this build has no CUDA: install nvcc, then make");
 }
 #endif
@@ -55,12 +55,9 @@ int main(int argc, char** argv) try {
   }
   const bool gpu = cuda_answers();
   gated::check_device_flags(config, gpu);
-  if (config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && gpu)) {
-    train_on_cuda(argc, argv);
-  } else {
-    gated::train(config, config.device == DeviceChoice::emulated ? gated::Device::emulated : gated::Device::cpu);
-  }
-  return 0;
+  if (config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && gpu))
+    return train_on_cuda(argc, argv);
+  return gated::train(config, config.device == DeviceChoice::emulated ? gated::Device::emulated : gated::Device::cpu);
 } catch (const std::bad_alloc&) {
   fprintf(stderr, "error: out of memory: use a smaller --batch, --context or model\n");
   return 1;

@@ -122,7 +122,7 @@ void Progress::open_log(const std::string& path, size_t steps_done) {
 }
 
 void Progress::write(const std::string& line) {
-  if (log_.is_open()) log_ << line << "\n";
+  if (log_.is_open()) log_ << line << "\n" << std::flush;
 }
 
 void Progress::clear_bar() const {

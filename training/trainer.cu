@@ -12,7 +12,8 @@ namespace {
 const ModelConfig& that_fits(const Config& c, const Context& ctx) {
   const Device device = ctx.device;
   const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.micro_batches, device);
-  require_memory(device, double(m.total()) + double(ctx.matmul_engine_bytes()) + (device == Device::cuda ? 0 : double(m.weights)));
+  require_memory(
+      device, double(m.total()) + double(ctx.matmul_engine_bytes()) + (device == Device::cuda ? 0 : double(m.weights)));
   return c.model;
 }
 

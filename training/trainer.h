@@ -78,7 +78,8 @@ class Trainer {
 // One step of training: forward and backward of every micro-batch, then the update. Stands in train_gpt.cu.
 void training_step(Trainer& trainer);
 
-// A whole run on one device, as the flags say. Stands in train_gpt.cu.
-void train(Config& config, Device device);
+// A whole run on one device, as the flags say. Returns the program's exit code: 0, or 128 + n where signal n interrupted it.
+// Stands in train_gpt.cu.
+int train(Config& config, Device device);
 
 }  // namespace gated
