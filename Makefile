@@ -40,13 +40,14 @@ LIBS := -lboost_context -lpthread
 
 # ---- the program, and what tests share with it
 
-# Three floors over core/: operations; layers and the data; the run. A file is compiled once for each build, and
-# every program and test of that build links it from one of two archives.
+# Every program and test of a build links the operations and the layers of that build. What stands around them, flags, files
+# and the loop, computes nothing that a build would change: it is compiled once, and every build links the same.
 KERNELS := $(wildcard kernels/*.cu kernels/*.cpp)
-PROGRAM := train_gpt.cu $(filter-out training/main.cu,$(wildcard layers/*.cu dataloader/*.cpp training/*.cu training/*.cpp))
+LAYERS := $(wildcard layers/*.cu)
+HOST := train_gpt.cu $(filter-out training/main.cu,$(wildcard training/*.cu training/*.cpp dataloader/*.cpp))
 objects = $(addsuffix .o,$(addprefix $(BUILD)/$(1)/,$(basename $(2))))
 
-train: $(BUILD)/release/training/main.o $(BUILD)/release/program.a $(BUILD)/release/kernels.a $(if $(NVCC),$(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o)  ## the trainer: ./train --help
+train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(NVCC),$(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o)  ## the trainer: ./train --help
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CUDA_LIBS)
 
 # Without nvcc the trainer must not refer to the half that nvcc would have built.
@@ -59,7 +60,7 @@ $(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(NVCC),-DWITH_CUDA)
 define build_rules
 $(BUILD)/$(1)/tests/%.o: tests/%.cpp
 	@mkdir -p $$(@D)
-	$(CXX) $(COMMON) $(3) -c -o $$@ $$<
+	$(CXX) $(COMMON) $(3) $$(FLAGS_HERE) -c -o $$@ $$<
 $(BUILD)/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
 	$(CXX) $(COMMON) $(2) $$(FLAGS_HERE) -c -o $$@ $$<
@@ -69,17 +70,21 @@ $(BUILD)/$(1)/%.o: %.cu
 $(BUILD)/$(1)/kernels.a: $(call objects,$(1),$(KERNELS) core/simt.cpp $(if $(filter race,$(1)),core/race_shadow.cpp))
 	@rm -f $$@
 	ar rcs $$@ $$^
-$(BUILD)/$(1)/program.a: $(call objects,$(1),$(PROGRAM))
+$(BUILD)/$(1)/layers.a: $(call objects,$(1),$(LAYERS))
 	@rm -f $$@
 	ar rcs $$@ $$^
 # (an operation's test needs the operations alone)
 $(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/$(1)/kernels.a
 	$(CXX) -fopenmp $(4) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
-$(PROGRAM_TESTS:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/$(1)/program.a $(BUILD)/$(1)/kernels.a
+$(WHOLE_TESTS:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/host.a $(BUILD)/$(1)/layers.a $(BUILD)/$(1)/kernels.a
 	$(CXX) -fopenmp $(4) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
 endef
 TESTS := $(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp))
-PROGRAM_TESTS := $(patsubst tests/%.cpp,%,$(shell grep -lE '"(layers|training|dataloader|tests/small_)' $(wildcard tests/test_*.cpp)))
+WHOLE_TESTS := $(patsubst tests/%.cpp,%,$(shell grep -lE '"(layers|training|dataloader|tests/small_)' $(wildcard tests/test_*.cpp)))
+$(eval $(call build_rules,host,-O2))
+$(BUILD)/host.a: $(call objects,host,$(HOST))
+	@rm -f $@
+	ar rcs $@ $^
 # Catch2 itself holds nothing that the builds differ in: one object serves them all.
 $(BUILD)/catch_main.o: tests/catch_main.cpp
 	@mkdir -p $(@D)
@@ -93,11 +98,10 @@ $(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,$(RACE_SHADOW) -
 $(eval $(call build_rules,debug,-O0 -ggdb3 -march=$(ARCH),-O0 -ggdb3 -march=$(ARCH)))
 $(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3,-O1 -march=x86-64-v3))
 $(eval $(call build_rules,plain,$(CXXFLAGS) -march=x86-64,-O1 -march=x86-64))
+# Where another instruction set is tried, it is in the CPU's code; what runs on the emulator is the same everywhere.
+$(foreach b,avx2 plain,$(call objects,$(b),$(filter %.cu,$(KERNELS) $(LAYERS)))): FLAGS_HERE := -O1
 # What these measure is in headers: the tests' own code is what must be fast.
-$(foreach b,release avx2 plain,$(BUILD)/$(b)/tests/test_math.o $(BUILD)/$(b)/tests/bench.o): COMMON += -O3
-
-# What these do takes next to no time in a run: the compiler need not spend any on it.
-$(foreach b,release avx2 plain,$(call objects,$(b),$(filter %.cpp,$(PROGRAM)))): FLAGS_HERE = -O1
+$(foreach b,release avx2 plain,$(BUILD)/$(b)/tests/test_math.o $(BUILD)/$(b)/tests/bench.o): FLAGS_HERE := -O3
 
 # The emulator and the shadow are not kernels: nothing watches them.
 $(BUILD)/race/core/%.o: core/%.cpp
@@ -106,7 +110,7 @@ $(BUILD)/race/core/%.o: core/%.cpp
 
 # nvcc compiles a floor at a time: most of its time for a file goes into CUDA's headers.
 $(BUILD)/cuda/kernels.cu: $(KERNELS)
-$(BUILD)/cuda/program.cu: $(PROGRAM) training/main.cu
+$(BUILD)/cuda/program.cu: $(LAYERS) $(HOST) training/main.cu
 $(BUILD)/cuda/%.cu:
 	@mkdir -p $(@D)
 	printf '#include "%s"\n' $^ >$@
@@ -153,7 +157,7 @@ fuzz:  ## fuzz a reader: make fuzz READER=shards|safetensors|flags FUZZ_SECONDS=
 
 # ---- speed
 
-$(BUILD)/release/bench: $(BUILD)/release/tests/bench.o $(BUILD)/release/program.a $(BUILD)/release/kernels.a
+$(BUILD)/release/bench: $(BUILD)/release/tests/bench.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) -lopenblas
 $(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o
 	$(CXX) -fopenmp -o $@ $^ $(CUDA_LIBS)
