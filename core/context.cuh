@@ -3,8 +3,8 @@
 //
 // A stream runs in order. So an operation may use scratch memory until it returns, and the next operation may have the
 // same memory; and a copy to the device is done before any kernel that is launched after it begins.
-// A training step allocates nothing on the device: scratch is reserved before the first one. (Pinned staging memory on the
-// host is made by the first few uploads, and kept.) It waits for the device only where it reads a Readback.
+// A training step allocates nothing: scratch and the pinned memory of uploads are reserved before the first one. It waits
+// for the device only where it reads a Readback.
 // tests/test_device.cpp
 #pragma once
 #ifdef __CUDACC__
@@ -33,8 +33,10 @@ class Context {
   Context(const Context&) = delete;
   ~Context() {
 #ifdef __CUDACC__
-    for (Staging& s : staging_)
-      if (s.memory) cudaFreeHost(s.memory), cudaEventDestroy(s.copied);
+    for (Staging& s : staging_) {
+      if (s.memory) cudaFreeHost(s.memory);
+      if (s.copied) cudaEventDestroy(s.copied);
+    }
     if (stream) cudaStreamDestroy(stream);
 #endif
   }
@@ -92,6 +94,14 @@ class Context {
     return most_scratch_;
   }
 
+  // Pinned memory for uploads of up to `bytes` each.
+  void reserve_staging([[maybe_unused]] size_t bytes) {
+#ifdef __CUDACC__
+    synchronize();
+    if (device == Device::cuda)
+      for (Staging& s : staging_) grow(s, bytes);
+#endif
+  }
   // Copies n elements to the device, behind what was launched before. `from` may be overwritten when this returns.
   // On a GPU the copy goes through pinned memory and does not wait, unless the last few copies are still under way.
   template <class T>
@@ -102,12 +112,7 @@ class Context {
     if (device == Device::cuda) {
       Staging& s = staging_[next_staging_++ % (sizeof staging_ / sizeof *staging_)];
       if (s.memory) CUDA_CHECK(cudaEventSynchronize(s.copied));
-      if (bytes > s.bytes) {
-        if (s.memory) CUDA_CHECK(cudaFreeHost(s.memory));
-        if (!s.copied) CUDA_CHECK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
-        CUDA_CHECK(cudaMallocHost(&s.memory, bytes));
-        s.bytes = bytes;
-      }
+      grow(s, bytes);
       memcpy(s.memory, from, bytes);
       CUDA_CHECK(cudaMemcpyAsync(to, s.memory, bytes, cudaMemcpyHostToDevice, stream));
       CUDA_CHECK(cudaEventRecord(s.copied, stream));
@@ -135,6 +140,13 @@ class Context {
     size_t bytes = 0;
     cudaEvent_t copied = nullptr;
   };
+  static void grow(Staging& s, size_t bytes) {
+    if (bytes <= s.bytes) return;
+    if (s.memory) CUDA_CHECK(cudaFreeHost(s.memory));
+    if (!s.copied) CUDA_CHECK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
+    CUDA_CHECK(cudaMallocHost(&s.memory, bytes));
+    s.bytes = bytes;
+  }
   Staging staging_[8];
   size_t next_staging_ = 0;
 #endif
@@ -157,7 +169,8 @@ class Readback {
   Readback(const Readback&) = delete;
   ~Readback() {
 #ifdef __CUDACC__
-    if (pinned_) cudaFreeHost(pinned_), cudaEventDestroy(arrived_);
+    if (pinned_) cudaFreeHost(pinned_);
+    if (arrived_) cudaEventDestroy(arrived_);
 #endif
   }
 

@@ -210,7 +210,7 @@ void list_training_flags(FlagTable& t, Config& c) {
   t.number("--beta2", c.adamw.beta2, between(0.0f, 0.9999999f), "AdamW: decay of the mean squared gradient");
   t.number("--adam-eps", c.adamw.epsilon, between(1e-30f, 1.0f), "AdamW: added to the root of the mean square");
   t.number("--weight-decay", c.adamw.weight_decay, between(0.0f, 1e3f),
-           "AdamW: decoupled decay of matrices; norms and biases do not decay");
+           "AdamW: decoupled decay of matrices, embeddings and zero-centred norm weights");
   t.number("--clip", c.clip, above_zero(1e30f), "largest gradient norm; a larger gradient is scaled down to it");
 }
 

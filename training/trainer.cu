@@ -31,6 +31,7 @@ Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx)
       sent_losses_{{c.micro_batches, ctx}, {c.micro_batches, ctx}},
       sent_norm_{{1, ctx}, {1, ctx}} {
   ctx.reserve_scratch(training_scratch(model, ctx.device));
+  ctx.reserve_staging(model.table_bytes());  // no batch, and no list that is made of one, is larger
 }
 
 double Trainer::steps_per_epoch() const {
