@@ -342,10 +342,15 @@ static size_t matmul_scratch_pitch(size_t N) {
   return ceil_div(N, 4) * 4;
 }
 
+// Matrices like C that fit into scratch.
+static size_t matmul_slices_that_fit(size_t M, size_t N) {
+  return matmul_most_scratch / (M * matmul_scratch_pitch(N) * sizeof(float));
+}
+
 // The fewest groups that fit, and all of about the same size. (After the first, a group has one matrix less.)
 static size_t matmul_slices_together(size_t M, size_t N, size_t slices) {
   if (slices <= 1) return 1;
-  const size_t fit = matmul_most_scratch / (M * matmul_scratch_pitch(N) * sizeof(float));
+  const size_t fit = matmul_slices_that_fit(M, N);
   if (slices <= fit) return slices;
   const size_t groups = ceil_div(slices - 1, fit - 1);
   return ceil_div(slices - 1, groups) + 1;
@@ -371,11 +376,17 @@ size_t matmul_scratch(size_t M, size_t N, size_t K, Accumulate accumulate) {
 }
 
 size_t matmul_scratch_up_to(size_t M, size_t N, size_t K, Accumulate accumulate) {
-  // A plan depends on whole tiles and slices only: the largest M and K of each need to be looked at.
-  size_t most = 0;
-  for (size_t m = std::min<size_t>(M, 64); m > 0 && m <= M; m = m == M ? M + 1 : std::min(m + 64, M))
-    for (size_t k = std::min(K, matmul_slice); k <= K; k = k == K ? K + 1 : std::min(k + matmul_slice, K))
+  // A plan depends on M by whole tiles, so the largest M of each number of tiles needs to be looked at; and once C alone has
+  // blocks enough, no slices go side by side and scratch grows with M. With K the slices that go side by side grow until
+  // they no longer fit, and after that are never more.
+  if (N == 0) return 0;
+  size_t most = matmul_scratch(M, N, K, accumulate);
+  for (size_t m = 64; m < M && ceil_div(m, 128) * ceil_div(N, 128) < matmul_many_blocks; m += 64)
+    for (size_t k : {K, std::min(K / matmul_slice, matmul_slices_that_fit(m, N)) * matmul_slice})
       most = std::max(most, matmul_scratch(m, N, k, accumulate));
+  if (M > 0 && ceil_div(M, 128) * ceil_div(N, 128) < matmul_many_blocks)
+    most = std::max(most, matmul_scratch(M, N, std::min(K / matmul_slice, matmul_slices_that_fit(M, N)) * matmul_slice,
+                                         accumulate));
   return most;
 }
 

@@ -282,6 +282,8 @@ TEST_CASE("matmul: scratch for every product up to a size is the most that any o
       REQUIRE(matmul_scratch_up_to(s.M, s.N, s.K, accumulate) == most);
     }
   REQUIRE(matmul_scratch_up_to(0, 5, 5, Accumulate::yes) == 0);
+  // A run that will be refused for its size is measured too, in no time.
+  REQUIRE(matmul_scratch_up_to(size_t{1} << 40, 128, size_t{1} << 40, Accumulate::no) > 0);
   // A longer product may take less: from 264 tiles on, its slices stay in the block.
   REQUIRE(matmul_scratch_up_to(4096, 2048, 2048, Accumulate::no) > matmul_scratch(4096, 2048, 2048, Accumulate::no));
 }
