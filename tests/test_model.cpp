@@ -197,6 +197,7 @@ TEST_CASE("model: sizes that cannot work are refused by the name of their flag",
   refused("--attn=g5 --gate=shared", "--gate=shared");
   refused("--attn-score=sigmoid --attn-sink=learned", "--attn-sink");
   refused("--norm=gated --norm-gate-init=zero --norm-gate-act=tanh", "--norm-gate-act=tanh");
+  refused("--norm=gated-dyt --norm-placement=post --norm-gate-act=silu", "--norm-placement=post");
   refused("--norm=layernorm --norm-weight=zero-centred", "--norm-weight");
   refused("--norm=none --norm-placement=sandwich", "--norm-placement");
 }

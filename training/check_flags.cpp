@@ -66,12 +66,18 @@ void check_gate_flags(const AttentionConfig& a) {
 
 void check_norm_flags(const ModelConfig& m) {
   const NormGateConfig& gate = m.norm.gate;
-  require(!(gate.zero_init && gate.op.act != Activation::sigmoid),
+  const Activation act = gate.op.act;
+  const char* name = act == Activation::tanh ? "tanh" : act == Activation::silu ? "silu" : "identity";
+  const bool starts_near_0 = act != Activation::sigmoid;
+  require(!(starts_near_0 && gate.zero_init),
           "--norm-gate-init=zero with --norm-gate-act=%s: the gate would start at 0 and output nothing; take "
           "--norm-gate-act=sigmoid or --norm-gate-init=normal",
-          gate.op.act == Activation::tanh   ? "tanh"
-          : gate.op.act == Activation::silu ? "silu"
-                                            : "identity");
+          name);
+  require(
+      !(starts_near_0 && m.norm.kind == NormKind::gated_dyt && m.placement == NormPlacement::post),
+      "--norm=gated-dyt with --norm-placement=post and --norm-gate-act=%s: the stream itself would pass through gates "
+      "that start near 0, and no norm scales it up again; take --norm-gate-act=sigmoid",
+      name);
   require(!m.norm.zero_centred || m.norm.divides_by_rms(),
           "--norm-weight=zero-centred is for the RMS norms: add --norm=rmsnorm, preaffine or gated");
   require(!(m.norm.kind == NormKind::none && m.placement != NormPlacement::pre),
