@@ -240,6 +240,7 @@ TEST_CASE("cli: Ctrl-C and SIGTERM end the step, save, and say how to go on", "[
     REQUIRE(contains(rest.out, "resume: step "));
     REQUIRE(fingerprint_of(rest) == whole);
   }
+  fs::remove(folder / "stdout");  // of the run before
   const pid_t child = start(folder, small({"--steps=100000"}));
   while (!contains(read_file(folder / "stdout"), "step ")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   kill(child, SIGINT);
