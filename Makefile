@@ -81,7 +81,7 @@ $(WHOLE_TESTS:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test
 endef
 TESTS := $(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp))
 WHOLE_TESTS := $(patsubst tests/%.cpp,%,$(shell grep -lE '"(layers|training|dataloader|tests/small_)' $(wildcard tests/test_*.cpp)))
-$(eval $(call build_rules,host,-O2))
+$(eval $(call build_rules,host,-O1))
 $(BUILD)/host.a: $(call objects,host,$(HOST))
 	@rm -f $@
 	ar rcs $@ $^
