@@ -120,7 +120,7 @@ $(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptx &: $(BUILD)/cuda/%.cu
 $(BUILD)/cuda/tests/%.o: tests/%.cpp
 	@mkdir -p $(@D)
 	$(NVCC) -x cu $(NVCCFLAGS) -c -o $@ $<
-$(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/cuda/kernels.o
+$(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CATCH_LIB) $(CUDA_LIBS)
 
 # ---- tests

@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(row_chains)
   float sum = 0.0f;
   for (size_t v = threadIdx.x; v < V; v += row_chains) sum += exact_exp(l[v] - max);
   const Quad sums = exchange_chains(chains, sum);
-  sum = warp_sum((sums.v[0] + sums.v[1]) + (sums.v[2] + sums.v[3]));
+  sum = warp_chains_sum(sums.v);
 
   const float lse = log_sum_exp(max, sum, known);
   if (threadIdx.x == 0) losses[row] = lse - at_target;

@@ -89,11 +89,6 @@ IN_FLOAT_AND_DOUBLE(polynorm_backward_ref);
 // These feed four of the row's 128 chains, for each of the sums. warp_sum() is the butterfly over the lanes; every lane has
 // its result, so no barrier and no shared memory are needed.
 
-// The sum of a row from the four chains of every lane.
-__device__ static float polynorm_combine(const float (&chain)[4]) {
-  return warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
-}
-
 __global__ void __launch_bounds__(rows_block)
     polynorm_forward_kernel(float* y, float* r, const float* x, const float* w, const float* b, size_t N, size_t C,
                             float eps) {
@@ -111,7 +106,7 @@ __global__ void __launch_bounds__(rows_block)
   }
   float rn[3];
   for (int j = 0; j < 3; j++) {
-    rn[j] = 1.0f / exact_sqrt(polynorm_combine(chain[j]) / float(C) + eps);
+    rn[j] = 1.0f / exact_sqrt(warp_chains_sum(chain[j]) / float(C) + eps);
     if (lane == 0) r[n * 3 + j] = rn[j];
   }
 
@@ -145,7 +140,7 @@ __global__ void __launch_bounds__(rows_block)
   }
   float sum[4];
   for (int j = 0; j < 4; j++) {
-    sum[j] = polynorm_combine(chain[j]);
+    sum[j] = warp_chains_sum(chain[j]);
     if (lane == 0) row_sums[n * 4 + j] = sum[j];
   }
 

@@ -14,13 +14,17 @@ namespace gated {
 // The layers, and the tensors that are no single layer's. Pointers are null until there is memory.
 struct Model::Layers {
   explicit Layers(const ModelConfig& c)
-      : post(c.placement == NormPlacement::post), final_norm(block_config(c).ffn_norm, c.hidden, Residual::yes) {
+      : post(c.placement == NormPlacement::post),
+        tied(c.tied),
+        final_norm(block_config(c).ffn_norm, c.hidden, Residual::yes) {
     for (size_t i = 0; i < c.layers; i++) blocks.push_back(make_block(c, i));
   }
   bool post;  // then the last block ends in a norm, and there is no final one
+  bool tied;  // the output matmul reads the embedding
   std::vector<Block> blocks;
   Norm final_norm;
   Weight embed, positions, scale, lm_head;
+  const Weight& head() const { return tied ? embed : lm_head; }
 
   float *h0 = nullptr, *losses = nullptr, *logits = nullptr;                              // activations
   float *dy = nullptr, *dh = nullptr, *dbranch = nullptr, *embedding_row_sums = nullptr;  // gradients
@@ -85,7 +89,7 @@ void Model::backward(const Batch& batch, float share, float* loss) {
   require(m.pass && m.pass->B == batch.B && m.pass->T == batch.T, "model: a backward without its forward");
 
   upload_tokens(m.targets, batch.targets, N, V, "targets", m.ctx);
-  const Weight& head = config.tied ? l.embed : l.lm_head;
+  const Weight& head = l.head();
   linear_cross_entropy(l.losses, l.post ? l.dh : l.dy, head.grad, l.logits, l.y, head.value, m.targets.data(),
                        share / float(N), N, C, V, chunk_rows(), m.ctx);
   mean(loss, l.losses, N, m.ctx);
@@ -107,7 +111,7 @@ float Model::loss(const Batch& batch) {
   forward(batch);
   Layers& l = *layers_;
   Context& ctx = memory_->ctx;
-  const Weight& head = config.tied ? l.embed : l.lm_head;
+  const Weight& head = l.head();
   upload_tokens(memory_->targets, batch.targets, batch.N(), config.vocab, "targets", ctx);
   linear_cross_entropy(l.losses, nullptr, nullptr, l.logits, l.y, head.value, memory_->targets.data(), 0.0f, batch.N(),
                        config.hidden, config.vocab, chunk_rows(), ctx);
@@ -121,7 +125,7 @@ std::vector<float> Model::next_token_logits(const std::vector<int>& ids) {
   Layers& l = *layers_;
   Context& ctx = memory_->ctx;
   const size_t C = config.hidden, V = config.vocab;
-  const Weight& head = config.tied ? l.embed : l.lm_head;
+  const Weight& head = l.head();
   matmul(l.logits, l.y + (ids.size() - 1) * C, head.value, 1, V, C, Layout::nt, Accumulate::no, ctx);
   ctx.synchronize();
   std::vector<float> logits(V);

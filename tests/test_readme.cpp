@@ -56,6 +56,9 @@ TEST_CASE("readme: every file that it links to is there", "[readme]") {
 TEST_CASE("readme: its picture is what the script draws", "[readme]") {
   REQUIRE(contents("README.md").find("scripts/architecture.svg") != std::string::npos);
   REQUIRE(std::filesystem::exists("scripts/architecture.svg"));
-  if (std::system("python3 --version >/dev/null 2>&1") != 0) return;  // nothing to draw with
+  if (std::system("python3 --version >/dev/null 2>&1") != 0) {
+    WARN("no python3 here: that the picture is the script's was not looked at");
+    return;
+  }
   REQUIRE(std::system("python3 scripts/draw_architecture.py --check") == 0);
 }
