@@ -59,6 +59,14 @@ std::string BigramBackcopy::description() const {
   return format("bigram-backcopy: %zu tokens, %zu of them triggers, and BOS %zu", n_, triggers, n_);
 }
 
+// Of all that a sequence is drawn from.
+std::string BigramBackcopy::content_hash() const {
+  Hash hash;
+  hash.text("bigram-backcopy").number(n_).number(seed_).number(split_);
+  for (const uint64_t sum : cumulative_) hash.number(sum);
+  return hash.hex();
+}
+
 void BigramBackcopy::sequence(size_t i, size_t T, int32_t* out) const {
   require(i < sequences(T), "bigram-backcopy: sequence %zu asked of %zu", i, sequences(T));
   const uint64_t stream = stream_of(Purpose::synthetic, split_ << 40 | i);

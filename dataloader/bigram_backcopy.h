@@ -41,6 +41,7 @@ class BigramBackcopy : public TokenStream {
   size_t sequences(size_t) const override { return split_ == 0 ? size_t(1) << 40 : 1024; }
   bool is_text() const override { return false; }
   std::string description() const override;
+  std::string content_hash() const override;
   int32_t bos() const { return int32_t(n_); }
   bool is_trigger(int32_t token) const { return is_trigger_[size_t(token)]; }
 

@@ -51,6 +51,25 @@ std::string ShardCorpus::description() const {
   return format("%zu tokens of %zu shards, vocabulary %zu", size(), shards_.size(), vocab_);
 }
 
+std::string ShardCorpus::content_hash() const {
+  constexpr size_t block = size_t{1} << 16, blocks = 16;
+  Hash hash;
+  hash.text("shards").number(shards_.size());
+  for (const Shard& shard : shards_) {
+    const std::span<const unsigned char> bytes = shard.bytes();
+    hash.number(bytes.size());
+    if (bytes.size() <= block * blocks) {
+      hash.bytes(bytes.data(), bytes.size());
+      continue;
+    }
+    for (size_t i = 0; i < blocks; i++) {
+      const size_t begin = (bytes.size() - block) / (blocks - 1) * i;
+      hash.bytes(bytes.data() + (i + 1 < blocks ? begin : bytes.size() - block), block);
+    }
+  }
+  return hash.hex();
+}
+
 void ShardCorpus::copy(size_t begin, size_t count, int32_t* out) const {
   require(begin <= size() && count <= size() - begin, "shards: tokens %zu to %zu asked of %zu", begin, begin + count,
           size());

@@ -22,6 +22,7 @@ class TextCorpus : public Corpus {
   size_t size() const override { return bytes_.size(); }
   bool is_text() const override { return true; }
   std::string description() const override;
+  std::string content_hash() const override { return Hash().text("text").text(bytes_).hex(); }
   void copy(size_t begin, size_t count, int32_t* out) const override;
   const std::string& bytes() const { return bytes_; }
 

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/hash.h"
 
 namespace gated {
 
@@ -22,6 +23,8 @@ struct TokenStream {
   virtual void sequence(size_t i, size_t T, int32_t* out) const = 0;  // out (T+1)
   virtual bool is_text() const = 0;                                   // tokens below 256 are bytes of text
   virtual std::string description() const = 0;                        // one line for the run header
+  // 16 hex digits. Streams that have the same have the same tokens, from wherever they were read.
+  virtual std::string content_hash() const = 0;
 };
 
 struct Corpus : TokenStream {
@@ -45,6 +48,9 @@ class CorpusSlice : public Corpus {
   bool is_text() const override { return whole_->is_text(); }
   std::string description() const override {
     return format("tokens %zu to %zu of ", begin_, begin_ + count_) + whole_->description();
+  }
+  std::string content_hash() const override {
+    return Hash().text(whole_->content_hash()).number(begin_).number(count_).hex();
   }
   void copy(size_t begin, size_t count, int32_t* out) const override {
     require(begin <= count_ && count <= count_ - begin, "corpus slice: tokens %zu to %zu asked of %zu", begin,

@@ -274,6 +274,38 @@ TEST_CASE("cli: a checkpoint of another run, a corrupt one, a truncated one", "[
   REQUIRE(contains(lost.err, "error: "));
 }
 
+TEST_CASE("cli: --resume asks what the data is, not where it lies", "[cli]") {
+  const Folder f;
+  auto text = [&](const std::string& name, char changed) {
+    std::string bytes;
+    for (int i = 0; i < 1000; i++) bytes += "the same sentence again, ";
+    bytes[100] = changed;
+    std::ofstream(f / name) << bytes;
+    return f / name;
+  };
+  const std::string out = "--out=" + (f / "run"), first = text("first.txt", 'x');
+  auto run = [&](const std::string& data, std::vector<std::string> more = {}) {
+    std::vector<std::string> words = small({out, "--resume", "--data=" + data});
+    words.insert(words.end(), more.begin(), more.end());
+    return train(f, words);
+  };
+  REQUIRE(run(first).exit_code == 0);
+  fs::create_directory(f / "elsewhere");
+  const Outcome copy = run(text("elsewhere/copy.txt", 'x'));
+  REQUIRE(copy.exit_code == 0);
+  REQUIRE(contains(copy.out, "resume: step 12"));
+  require_refused(run(text("other.txt", 'y')), "was made with other data than --data=" + (f / "other.txt") + " holds");
+  require_refused(run(first, {"--val-fraction=0.2"}), "was made with other data");
+  REQUIRE(run(first, {"--val-data=" + first}).exit_code == 1);
+
+  // Validation data of its own has a hash of its own.
+  const std::string own = "--out=" + (f / "own");
+  auto validated = [&](const std::string& val) { return run(first, {own, "--val-data=" + val}); };
+  REQUIRE(validated(first).exit_code == 0);
+  REQUIRE(validated(f / "elsewhere/copy.txt").exit_code == 0);
+  require_refused(validated(f / "other.txt"), "was made with other data than --val-data=");
+}
+
 TEST_CASE("cli: a full disk loses no checkpoint", "[cli]") {
   const Folder f;
   const std::string out = "--out=" + (f / "run");

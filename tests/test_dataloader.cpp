@@ -104,6 +104,7 @@ struct Counting : Corpus {
   size_t size() const override { return n; }
   bool is_text() const override { return false; }
   std::string description() const override { return format("%zu counting tokens", n); }
+  std::string content_hash() const override { return Hash().number(n).hex(); }
   void copy(size_t begin, size_t count, int32_t* out) const override {
     REQUIRE(begin + count <= n);
     std::iota(out, out + count, int32_t(begin));
@@ -171,6 +172,44 @@ TEST_CASE("shards: what is not a whole GPT-2 shard is refused by name and number
   std::string negative = good;
   negative[11] = '\xff';
   CHECK(says(refused(negative), {"x.bin", "-16777213 tokens"}));
+}
+
+TEST_CASE("data: its hash is of the content: a copy has the same, other content of the same size another",
+          "[dataloader]") {
+  const Folder folder;
+  const auto hash = [&](const std::string& spec, double val_fraction = 0) {
+    return open_data({.data = spec, .val_fraction = val_fraction}).train->content_hash();
+  };
+  const std::string text = folder.write("a.txt", "some text\n"), copy = folder.write("b/c.txt", "some text\n");
+  CHECK(hash(text).size() == 16);
+  CHECK(hash(text) == hash(copy));
+  CHECK(hash(text) == hash(folder / "b"));  // a folder that holds the same bytes
+  CHECK(hash(text) != hash(folder.write("d.txt", "some texT\n")));
+  CHECK(hash(text, 0.1) != hash(text, 0.2));
+
+  const Data synthetic = open_data({.data = "bigram-backcopy"}),
+             other_seed = open_data({.data = "bigram-backcopy", .seed = 1});
+  CHECK(synthetic.train->content_hash() == open_data({.data = "bigram-backcopy"}).train->content_hash());
+  CHECK(synthetic.train->content_hash() != synthetic.val->content_hash());
+  CHECK(synthetic.train->content_hash() != other_seed.train->content_hash());
+  CHECK(hash("bigram-backcopy:" + text) != hash("bigram-backcopy:" + folder.write("e.txt", "some other\n")));
+
+  // Shards: size, order and a sample of blocks. The first, the last and one between are in it; a small shard is as a whole.
+  const auto shards = [&](const std::vector<uint16_t>& first, const std::vector<uint16_t>& second) {
+    return hash(folder.write("x_0.bin", shard_bytes(first)) + "," + folder.write("x_1.bin", shard_bytes(second)));
+  };
+  const std::vector<uint16_t> small = {1, 2, 3, 4}, large(3u << 20, 7);
+  const std::string expected = shards(small, large);
+  CHECK(expected == shards(small, large));
+  CHECK(expected != shards(large, small));
+  CHECK(expected != shards({1, 2, 3, 5}, large));
+  CHECK(shards({1, 2, 3}, {4, 5}) != shards({1, 2}, {3, 4, 5}));
+  for (const size_t at : {size_t(0), large.size() / 15 * 7, large.size() - 1}) {
+    std::vector<uint16_t> changed = large;
+    changed[at] = 8;
+    INFO(at);
+    CHECK(expected != shards(small, changed));
+  }
 }
 
 TEST_CASE("shards: a token outside the vocabulary is refused with file, index and value", "[dataloader]") {

@@ -11,48 +11,27 @@
 #include <cstring>
 #include <filesystem>
 
-// The hash is the same in every vector width; SSE2 keeps up with memory, and AVX-512 makes g++ 12 warn.
-#define XXH_INLINE_ALL
-#ifdef __x86_64__
-#define XXH_VECTOR XXH_SSE2
-#endif
-#include <xxhash.h>
+#include "core/hash.h"
 
 namespace gated {
 
 // ---- hash
 
-namespace {
-
-class Hash {
- public:
-  Hash() { XXH3_64bits_reset(&state_); }
-  Hash& bytes(const void* data, size_t n) {
-    XXH3_64bits_update(&state_, data, n);
-    return *this;
-  }
-  Hash& number(uint64_t value) { return bytes(&value, sizeof value); }
-  Hash& text(std::string_view s) { return number(s.size()).bytes(s.data(), s.size()); }
-  // What stands before a tensor's bytes.
-  Hash& tensor(std::string_view name, std::string_view dtype, const std::vector<size_t>& shape) {
-    text(name).text(dtype).number(shape.size());
-    for (size_t dim : shape) number(dim);
-    return *this;
-  }
-  std::string hex() const { return format("%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(&state_))); }
-
- private:
-  XXH3_state_t state_;
-};
-
-}  // namespace
+// What stands before a tensor's bytes.
+static void add_tensor(Hash& hash, std::string_view name, std::string_view dtype, const std::vector<size_t>& shape) {
+  hash.text(name).text(dtype).number(shape.size());
+  for (size_t dim : shape) hash.number(dim);
+}
 
 std::string fingerprint(const std::vector<TensorView>& tensors) {
   std::vector<const TensorView*> by_name;
   for (const TensorView& t : tensors) by_name.push_back(&t);
   std::sort(by_name.begin(), by_name.end(), [](auto* a, auto* b) { return a->name < b->name; });
   Hash hash;
-  for (const TensorView* t : by_name) hash.tensor(t->name, "F32", t->shape).bytes(t->data, t->bytes());
+  for (const TensorView* t : by_name) {
+    add_tensor(hash, t->name, "F32", t->shape);
+    hash.bytes(t->data, t->bytes());
+  }
   return hash.hex();
 }
 
@@ -61,7 +40,7 @@ std::string fingerprint(const SafetensorsFile& file) {
   std::vector<char> buffer(size_t{1} << 20);
   Hash hash;
   for (const auto& [name, t] : file.header().tensors) {
-    hash.tensor(name, t.dtype, t.shape);
+    add_tensor(hash, name, t.dtype, t.shape);
     const size_t size = t.end - t.begin;
     for (size_t done = 0; done < size; done += buffer.size()) {
       const size_t n = std::min(buffer.size(), size - done);

@@ -5,9 +5,7 @@
 //   gated.format       "1"
 //   gated.fingerprint  H over the tensors in ascending name order: name, dtype, rank, dimensions, bytes
 //   gated.checksum     H over the other metadata in ascending key order: key, value
-// H is XXH3-64 (Y. Collet, xxhash.com) in 16 hex digits; numbers enter as 64-bit little endian and strings
-// behind their length, so that no two contents spell the same bytes. The fingerprint does not depend on where
-// a file puts a tensor: it also compares two runs that wrote nothing. A changed byte of name, shape, data or
+// H is the hash of core/hash.h. The fingerprint does not depend on where a file puts a tensor: it also compares two runs that wrote nothing. A changed byte of name, shape, data or
 // metadata shows when the file is opened, before one weight is overwritten.
 //
 // Writing: <path>.tmp.<pid> in the same folder, fsync, rename onto <path>, fsync of the folder. rename
