@@ -220,6 +220,19 @@ void set_zero(T* p, size_t n, Context& ctx) {
 
 // ---- launches
 
+#ifdef __CUDACC__
+template <class... P>
+void ask_for_shared(void (*kernel)(P...), size_t dynamic) {
+  cudaFuncAttributes attributes;
+  CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+  int device, limit;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  if (shared_must_be_asked_for(attributes.sharedSizeBytes, dynamic, size_t(limit)))
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(dynamic)));
+}
+#endif
+
 // kernel<<<grid, block, shared_bytes, stream>>>(args...), checked, on whichever device this build's kernels
 // run. An empty grid is an operation over no elements: nothing to do.
 template <class... P, class... A>
@@ -227,9 +240,7 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Co
   require(ctx.device == kernel_device, "launch: a kernel was sent to %s", name_of(ctx.device));
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
 #ifdef __CUDACC__
-  constexpr size_t default_limit = 48 << 10;
-  if (shared_bytes > default_limit)
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)));
+  if (shared_bytes > 0) ask_for_shared(kernel, shared_bytes);
   kernel<<<grid, block, shared_bytes, ctx.stream>>>(static_cast<P>(args)...);
   CUDA_CHECK(cudaGetLastError());
 #else

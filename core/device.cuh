@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/shared_memory.h"
 
 namespace gated {
 
@@ -45,7 +46,8 @@ constexpr Device kernel_device = Device::cuda;
     cudaError_t e_ = (call);                                                                                  \
     if (e_ != cudaSuccess) ::gated::fail("%s:%d: %s: %s", __FILE__, __LINE__, #call, cudaGetErrorString(e_)); \
   } while (0)
-// Dynamic shared memory: one spelling on both sides (the emulator's stands in simt.h).
+// Shared memory: one spelling on both sides (the emulator's stands in simt.h).
+#define STATIC_SHARED(T, name, extents) __shared__ __align__(16) T name extents
 #define DYNAMIC_SHARED(T, name)                                        \
   extern __shared__ __align__(128) unsigned char dynamic_shared_raw[]; \
   T* const name = reinterpret_cast<T*>(dynamic_shared_raw)

@@ -55,6 +55,15 @@ Config config_from_environment() {
     const auto [stop, error] = std::from_chars(seed, end, c.seed);
     require(error == std::errc() && stop == end, "SIMT_SEED=%s, expected an integer from 0 to 2^64-1", seed);
   }
+  if (const char* gpu = getenv("SIMT_SHARED")) {
+    const std::pair<const char*, size_t> limits[] = {{"consumer", gated::shared_limit_consumer},
+                                                     {"sm_80", gated::shared_limit_sm_80},
+                                                     {"sm_90", gated::shared_limit_sm_90}};
+    const auto limit =
+        std::find_if(std::begin(limits), std::end(limits), [&](auto l) { return !strcmp(l.first, gpu); });
+    require(limit != std::end(limits), "SIMT_SHARED=%s, expected consumer, sm_80 or sm_90", gpu);
+    c.shared_limit = limit->second;
+  }
   return c;
 }
 
@@ -192,6 +201,12 @@ class Runnable {
   unsigned warps_, lanes_[max_warps];
 };
 
+struct StaticArray {
+  void* begin;
+  size_t bytes;
+  bool filled;  // in this block
+};
+
 struct Block {
   Thread threads[max_threads];
   Warp warps[max_warps];
@@ -202,7 +217,9 @@ struct Block {
   Place barrier_at;
   void (*body)(void*);
   void* argument;
-  std::string fault;  // what ended it; empty while all is well
+  size_t dynamic_bytes;
+  std::vector<StaticArray> static_arrays;  // those that threads of this launch have come past
+  std::string fault;                       // what ended it; empty while all is well
 };
 Block block;
 std::atomic<bool> running;
@@ -375,10 +392,11 @@ void run_block() {
   throw gated::Error(block.fault);
 }
 
-// Dynamic shared memory and a margin behind it, all NaN, so that reading past the end shows too.
-class DynamicShared {
+// Shared memory of a launch: the dynamic part and a margin behind it, all NaN, so that reading past the end shows too,
+// and the static arrays, each of which is filled when the block's first thread comes past it.
+class SharedMemory {
  public:
-  explicit DynamicShared(size_t bytes) : bytes_(bytes) {
+  explicit SharedMemory(size_t bytes) : bytes_(bytes) {
     if (config.shared_limit + margin > capacity) {
       free(dynamic_shared);
       capacity = (config.shared_limit + margin + 1023) / 1024 * 1024;
@@ -388,9 +406,14 @@ class DynamicShared {
     memset(dynamic_shared + bytes, 0xFF, margin);
     ASAN(ASAN_POISON_MEMORY_REGION(dynamic_shared + bytes, capacity - bytes);)
     shadow::launch_begins(dynamic_shared, bytes, capacity);
+    block.dynamic_bytes = bytes;
+    block.static_arrays.clear();
   }
-  ~DynamicShared() { ASAN(ASAN_UNPOISON_MEMORY_REGION(dynamic_shared, capacity);) }
-  void fill() { memset(dynamic_shared, 0xFF, bytes_); }
+  ~SharedMemory() { ASAN(ASAN_UNPOISON_MEMORY_REGION(dynamic_shared, capacity);) }
+  void fill() {
+    memset(dynamic_shared, 0xFF, bytes_);
+    for (StaticArray& a : block.static_arrays) a.filled = false;
+  }
   void check_margin() {
     ASAN(return;)  // the write has ended the process
     const unsigned char *behind = dynamic_shared + bytes_, *end = behind + margin;
@@ -418,6 +441,20 @@ Config config = [] {
 
 const std::vector<std::string>& races() {
   return races_found;
+}
+
+void enter_static_shared(void* begin, size_t bytes) {
+  size_t total = bytes;
+  for (StaticArray& a : block.static_arrays) {
+    if (a.begin == begin) {
+      if (!std::exchange(a.filled, true)) memset(begin, 0xFF, bytes);
+      return;
+    }
+    total += a.bytes;
+  }
+  gated::shared_must_be_asked_for(total, block.dynamic_bytes, config.shared_limit);
+  block.static_arrays.push_back({begin, bytes, true});
+  memset(begin, 0xFF, bytes);
 }
 
 Votes barrier(bool vote, Place at) {
@@ -474,8 +511,7 @@ void run_grid(dim3 grid, dim3 shape, size_t shared_bytes, void (*body)(void*), v
           max_threads);
   require(grid.x >= 1 && grid.y >= 1 && grid.z >= 1 && grid.x <= 0x7FFFFFFF && grid.y <= 65535 && grid.z <= 65535,
           "simt: a grid of (%u,%u,%u) blocks, expected (1,1,1) to (2147483647,65535,65535)", grid.x, grid.y, grid.z);
-  require(shared_bytes <= config.shared_limit, "simt: %zu bytes of dynamic shared memory, expected at most %zu",
-          shared_bytes, config.shared_limit);
+  gated::shared_must_be_asked_for(0, shared_bytes, config.shared_limit);
   require(!running.exchange(true), "simt: a launch while a kernel runs (in a kernel, or on a second OS thread)");
   struct Finish {
     ~Finish() {
@@ -493,7 +529,7 @@ void run_grid(dim3 grid, dim3 shape, size_t shared_bytes, void (*body)(void*), v
   for (unsigned i = 0; i < threads; i++)
     block.threads[i].index = {i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y};
   races_found.clear();
-  DynamicShared shared(shared_bytes);
+  SharedMemory shared(shared_bytes);
   for (unsigned z = 0; z < grid.z; z++)
     for (unsigned y = 0; y < grid.y; y++)
       for (unsigned x = 0; x < grid.x; x++) {

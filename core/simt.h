@@ -6,11 +6,10 @@
 //   order    SIMT_ORDER=forward|reverse|random|priority and SIMT_SEED=n, or simt::config: which runnable
 //            thread goes on. A correct kernel gives the same bits in every order; one that lacks a barrier
 //            seldom does.
-//   memory   dynamic shared memory is NaN (0xFF bytes) when a block starts, and so is a margin behind it.
-//            Static shared memory is a C++ static and cannot be filled: to find these variables they would
-//            have to share a linker section, and g++ 12 drops the section attribute in templates and refuses
-//            it where inline and plain functions mix. Reads of what no thread wrote are found by the race
-//            shadow instead (race_shadow.h). The size of static shared memory is left to ptxas.
+//   memory   shared memory is NaN (0xFF bytes) when a block starts, and so is a margin behind the dynamic part.
+//            Static shared memory is a C++ static. The first thread of a block that comes past its declaration,
+//            STATIC_SHARED, fills it and counts it: static and dynamic bytes together must be within the limit
+//            of a GPU, simt::config.shared_limit (SIMT_SHARED=consumer|sm_80|sm_90).
 //   faults   a launch the GPU would refuse, a deadlock, threads at different barriers, lanes with different
 //            masks and any exception thrown in a kernel come out of simt::launch as one gated::Error.
 //
@@ -29,6 +28,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/shared_memory.h"
+
 // Does AddressSanitizer watch this build? g++ and clang say it in different ways.
 #ifdef __has_feature
 #if __has_feature(address_sanitizer)
@@ -43,12 +44,16 @@
 #define __device__
 #define __host__
 #define __constant__
-// One copy serves all blocks, as they run in sequence. Not thread_local: ASan guards plain statics only.
-#define __shared__ static
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define DYNAMIC_SHARED(T, name) T* const name = reinterpret_cast<T*>(simt::dynamic_shared)
+// STATIC_SHARED(float, tile, [32][33]); one copy serves all blocks, as they run in sequence. Not thread_local: ASan
+// guards plain statics only.
+#define STATIC_SHARED(T, name, extents) \
+  alignas(16) static T name extents;    \
+  simt::enter_static_shared(&name, sizeof name)
+#define __shared__ static_assert(false, "STATIC_SHARED(T, name, extents) is the spelling that the emulator can count");
 
 // ---- built-in types and variables
 struct uint3 {
@@ -91,7 +96,9 @@ enum class Order { forward, reverse, random, priority };
 struct Config {
   Order order = Order::forward;
   uint64_t seed = 1;
-  size_t shared_limit = 227 * 1024;  // bytes of dynamic shared memory a block may ask for (sm_90: 227 KiB)
+  // Of static and dynamic shared memory. By default that of the smallest GPU on which everything runs: --norm-rank above
+  // 484 is too much for shared_limit_consumer.
+  size_t shared_limit = gated::shared_limit_sm_80;
 };
 extern Config config;
 
@@ -168,6 +175,7 @@ inline unsigned ballot(unsigned mask, bool vote, Place at) {
 }
 
 extern unsigned char* dynamic_shared;
+void enter_static_shared(void* begin, size_t bytes);
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*body)(void*), void* argument);
 
 // kernel<<<grid, block, shared_bytes>>>(args...); returns when every thread has.

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
     gated_norm_forward_kernel(float* y, float* r, float* low, float* sum, ResidualIn in, GatedNormWeights weights,
                               const float* down_t, const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;
-  __shared__ __align__(16) float tile[rows * pitch];
+  STATIC_SHARED(float, tile, [rows * pitch]);
   DYNAMIC_SHARED(float, a);  // [j][row]: first the chains of low, then a = SiLU(low)
   const size_t C = shape.C, rank = shape.rank;
   float* const total = a + rows * rank;
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
                                ResidualBackwardIn in, const float* low, const float* r, GatedNormWeights weights,
                                const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;
-  __shared__ __align__(16) float tile[rows * pitch];
+  STATIC_SHARED(float, tile, [rows * pitch]);
   DYNAMIC_SHARED(float, a);  // [j][row]
   const size_t C = shape.C, rank = shape.rank;
   float *const dlows = a + rows * rank, *const total = dlows + rows * rank;  // dlows: first the chains of da

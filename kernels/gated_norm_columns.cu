@@ -36,7 +36,10 @@ __global__ void __launch_bounds__(gated_norm::threads)
                               const float* dscores, const float* r, GatedNormWeights weights, const float* up_t,
                               GatedNormShape shape) {
   using namespace gated_norm;
-  __shared__ __align__(16) float units[rows * pitch], ns[rows * pitch], dzs[rows * pitch], dns[rows * pitch];
+  STATIC_SHARED(float, units, [rows * pitch]);
+  STATIC_SHARED(float, ns, [rows * pitch]);
+  STATIC_SHARED(float, dzs, [rows * pitch]);
+  STATIC_SHARED(float, dns, [rows * pitch]);
   DYNAMIC_SHARED(float, a);  // [j][row], with zeros behind the rank up to the last 16: their chains are not kept
   const size_t N = shape.N, C = shape.C, rank = shape.rank, width = 16 * gridDim.y;
   float* const dlows = a + rows * width;

@@ -106,7 +106,7 @@ __device__ inline Quad exchange_chains(float* shared, float chain) {
 
 __global__ void __launch_bounds__(row_chains)
     cross_entropy_kernel(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t V) {
-  __shared__ __align__(16) float chains[row_chains];
+  STATIC_SHARED(float, chains, [row_chains]);
   const size_t row = blockIdx.x, first = 4 * threadIdx.x, step = 4 * row_chains;
   float* l = logits + row * padded_vocab(V);
   const int target = targets[row];

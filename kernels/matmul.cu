@@ -221,8 +221,8 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2) matmul_kernel(MatmulJob 
   constexpr int threads = BM / TM * BN / TN;
   using StripA = MatmulStrip<BM, threads, layout != Layout::tn, aligned>;
   using StripB = MatmulStrip<BN, threads, layout == Layout::nt, aligned>;
-  __shared__ __align__(16) float a_shared[2][StripA::floats];
-  __shared__ __align__(16) float b_shared[2][StripB::floats];
+  STATIC_SHARED(float, a_shared, [2][StripA::floats]);
+  STATIC_SHARED(float, b_shared, [2][StripB::floats]);
   const size_t m0 = size_t(blockIdx.x) * BM, n0 = size_t(blockIdx.y) * BN;
 
   // A warp is 4 threads high and 8 wide: it reads few distinct quads of shared memory, 4 of A and 8 of B.

@@ -58,10 +58,11 @@ void on_every_device(Test test) {
     simt::Config c;
     ~Restore() { simt::config = c; }
   } restore{before};
-  const simt::Config schedules[] = {{simt::Order::forward, 1}, {simt::Order::reverse, 1}, {simt::Order::priority, 7}};
-  for (const simt::Config& schedule : schedules) {
-    simt::config = schedule;
-    INFO("emulated, thread order " << int(schedule.order) << ", seed " << schedule.seed);
+  for (const auto& [order, seed] :
+       {std::pair(simt::Order::forward, 1), {simt::Order::reverse, 1}, {simt::Order::priority, 7}}) {
+    simt::config.order = order;
+    simt::config.seed = seed;
+    INFO("emulated, thread order " << int(order) << ", seed " << seed);
     Context ctx(Device::emulated);
     test(ctx);
   }

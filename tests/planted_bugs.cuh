@@ -79,7 +79,7 @@ __global__ void no_barrier_before_overwrite(float* y, const float* x) {
 // A second sum overwrites the scratch of the first.
 template <bool fault>
 __global__ void no_barrier_between_sums(float* y, const float* x) {
-  __shared__ float scratch[warps];
+  STATIC_SHARED(float, scratch, [warps]);
   const float sum = block_sum(x[own()], scratch);
   if (!fault) __syncthreads();
   y[own()] = sum + 2 * block_sum(x[own()] * x[own()], scratch);
@@ -170,7 +170,7 @@ __global__ void unwritten_dynamic(float* y, const float* x) {
 }
 template <bool fault>
 __global__ void unwritten_static(float* y, const float* x) {
-  __shared__ float partial[32];
+  STATIC_SHARED(float, partial, [32]);
   sum_of_partials<fault>(y, x, partial);
 }
 
@@ -214,7 +214,7 @@ __global__ void past_the_end_dynamic(float* y, const float* x) {
 }
 template <bool fault>
 __global__ void past_the_end_static(float* y, const float* x) {
-  __shared__ float tile[threads];
+  STATIC_SHARED(float, tile, [threads]);
   add_neighbour<fault>(y, x, tile);
 }
 

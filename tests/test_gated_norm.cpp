@@ -197,6 +197,13 @@ TEST_CASE("gated_norm: kernels and the CPU equal the reference bit for bit, and 
       {{7, 1, 2, rms, tensorwise, {}, 0, 1e-6f}},
       {{5, 4, 40, rms, elementwise, {Activation::ns_sigmoid}, 0, 1e-6f}},
       {{5, 132, 33, dyt, tensorwise, {Activation::identity, false, 0.75f}}},
+      // Ranks at which static and dynamic shared memory together first pass 48 KiB in one of the kernels, and the largest
+      // of the program.
+      {{5, 8, 112, rms, elementwise, {}, 0, 1e-6f}},
+      {{5, 8, 128, rms, elementwise, {}, 0, 1e-6f}},
+      {{5, 8, 256, dyt, elementwise, {}}},
+      {{5, 8, 384, rms, tensorwise, {}, 0, 1e-6f}},
+      {{17, 132, 512, rms, elementwise, {}, 0, 1e-6f}},
   };
   for (const Case& test : cases) {
     INFO(describe(test.s) << ", branch " << test.branch << ", plain " << test.join.plain());
@@ -211,6 +218,21 @@ TEST_CASE("gated_norm: kernels and the CPU equal the reference bit for bit, and 
     });
   }
 }
+
+#ifndef __CUDACC__
+TEST_CASE("gated_norm: the ranks that fit the shared memory of a consumer's GPU") {
+  const simt::Config before = simt::config;
+  simt::config.shared_limit = shared_limit_consumer;
+  Context kernels(kernel_device);
+  const auto run = [&](size_t rank) { Case{{1, 4, rank, rms, elementwise, {}, 0, 1e-6f}}.fused_by(kernels); };
+  REQUIRE_NOTHROW(run(484));
+  REQUIRE_THROWS_WITH(run(485),
+                      "simt: block (0,0,0): thread 0: launch: 8448 bytes of static and 93120 of dynamic shared memory, "
+                      "expected at most "
+                      "101376 in all: this GPU gives a block no more");
+  simt::config = before;
+}
+#endif
 
 TEST_CASE("gated_norm: the plain reference is the general one without its additions", "[bitwise]") {
   const Case test = {{63, 20, 3, rms, elementwise, {}, 0, 1e-6f}};

@@ -112,17 +112,24 @@ struct Bug {
 #define BUG(name) #name, planted::name<true>, planted::name<false>
 // clang-format on
 const Bug bugs[] = {
-    {BUG(no_barrier_after_load), true, true, race},        {BUG(no_barrier_before_overwrite), true, true, race},
-    {BUG(no_barrier_between_sums), true, true, race},      {BUG(no_syncwarp), true, true, race},
-    {BUG(syncwarp_for_syncthreads), true, true, race},     {BUG(no_second_syncwarp), true, true, race},
-    {BUG(no_barrier_for_second_reader), true, true, race}, {BUG(store_among_atomics), true, true, race},
-    {BUG(divergent_barrier), true, true, check},           {BUG(unwritten_dynamic), true, true, race},
-    {BUG(unwritten_static), false, false, race},    // a C++ static starts as 0, which adds nothing
+    {BUG(no_barrier_after_load), true, true, race},
+    {BUG(no_barrier_before_overwrite), true, true, race},
+    {BUG(no_barrier_between_sums), true, true, race},
+    {BUG(no_syncwarp), true, true, race},
+    {BUG(syncwarp_for_syncthreads), true, true, race},
+    {BUG(no_second_syncwarp), true, true, race},
+    {BUG(no_barrier_for_second_reader), true, true, race},
+    {BUG(store_among_atomics), true, true, race},
+    {BUG(divergent_barrier), true, true, check},
+    {BUG(unwritten_dynamic), true, true, race},
+    {BUG(unwritten_static), true, true, race},
     {BUG(add_without_atomic), false, false, race},  // fibers do not interrupt each other
     {BUG(read_other_block), false, false, race},    // blocks run in sequence
-    {BUG(past_the_end_global), true, true, nan_found},     {BUG(past_the_end_dynamic), true, true, race},
-    {BUG(past_the_end_static), false, true, race},         {BUG(wrong_mask), true, true, check},
-    {BUG(shuffle_for_syncwarp), false, false, race},    // a fiber that shuffles has written before it
+    {BUG(past_the_end_global), true, true, nan_found},
+    {BUG(past_the_end_dynamic), true, true, race},
+    {BUG(past_the_end_static), false, true, race},
+    {BUG(wrong_mask), true, true, check},
+    {BUG(shuffle_for_syncwarp), false, false, race},  // a fiber that shuffles has written before it
     {BUG(shuffle_from_absent_lane), true, true, check},
 };
 

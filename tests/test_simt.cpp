@@ -32,7 +32,8 @@ void in_every_order(Test test) {
     ~Restore() { simt::config = c; }
   } restore{before};
   for (simt::Order order : orders) {
-    simt::config = {order, 3};
+    simt::config.order = order;
+    simt::config.seed = 3;
     INFO("thread order " << int(order));
     test();
   }
@@ -80,7 +81,7 @@ __global__ void indices_kernel(Indices* out, int* visits) {
 // Each round, a thread writes a number and reads its opposite's. The parity of the round picks the buffer:
 // static shared memory for even rounds, dynamic for odd ones, so one barrier a round is enough.
 __global__ void exchange_kernel(int* out, int rounds) {
-  __shared__ int even[1024];
+  STATIC_SHARED(int, even, [1024]);
   DYNAMIC_SHARED(int, odd);
   const int n = blockDim.x, t = threadIdx.x;
   int sum = 0;
@@ -157,7 +158,7 @@ __global__ void record_order_kernel(int* order, int* next, int phases) {
 }
 
 __global__ void sum_kernel(float* out, const float* in, int rows) {
-  __shared__ float partial[32];
+  STATIC_SHARED(float, partial, [32]);
   for (int r = 0; r < rows; r++) {
     float v = in[r * blockDim.x + threadIdx.x];
     for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(full, v, o);
@@ -181,6 +182,16 @@ __global__ void shared_is_nan_kernel(int* nan, int n) {
 
 __global__ void write_shared_kernel(int i) {
   simt::dynamic_shared[i] = 1;
+}
+
+// How many of its values are NaN when a block has just begun.
+template <size_t n>
+__global__ void static_is_nan_kernel(int* nan) {
+  STATIC_SHARED(float, front, [n]);
+  STATIC_SHARED(float, back, [n]);
+  if (threadIdx.x > 0) return;
+  for (size_t i = 0; i < n; i++) nan[blockIdx.x] += std::isnan(front[i]) + std::isnan(back[i]);
+  for (size_t i = 0; i < n; i++) front[i] = back[i] = 1.0f;
 }
 
 __global__ void deep_stack_kernel(int* out) {
@@ -443,13 +454,52 @@ TEST_CASE("simt: dynamic shared memory is NaN when a block starts") {
 #endif
 }
 
+TEST_CASE("simt: static shared memory is NaN when a block starts") {
+  std::vector<int> nan(4);
+  const std::string said = fault(static_is_nan_kernel<100>, 4, 32, 0, nan.data());
+  REQUIRE(nan == std::vector<int>(4, 200));
+#ifdef SIMT_RACE_SHADOW
+  REQUIRE(contains(said, "no thread of its block has written"));
+#else
+  REQUIRE(said == "");
+#endif
+}
+
+// Two arrays of 2048 floats are 16384 bytes.
+TEST_CASE("simt: static and dynamic shared memory share one limit") {
+  const simt::Config before = simt::config;
+  std::vector<int> nan(1);
+  for (size_t limit : {shared_limit_consumer, shared_limit_sm_80, shared_limit_sm_90}) {
+    simt::config.shared_limit = limit;
+    REQUIRE(!contains(fault(static_is_nan_kernel<2048>, 1, 1, limit - 16384, nan.data()), "launch"));
+    REQUIRE(
+        contains(fault(static_is_nan_kernel<2048>, 1, 1, limit - 16383, nan.data()),
+                 format("launch: 16384 bytes of static and %zu of dynamic shared memory, expected at most %zu in all",
+                        limit - 16383, limit)));
+  }
+  simt::config.shared_limit = 10000;
+  REQUIRE(contains(fault(static_is_nan_kernel<2048>, 1, 1, 0, nan.data()), "16384 bytes of static and 0 of dynamic"));
+  simt::config = before;
+}
+
+// CUDA's rule, as the launch on a GPU follows it.
+TEST_CASE("simt: shared memory is asked for from 48 KiB in all") {
+  REQUIRE(!shared_must_be_asked_for(0, 49152, shared_limit_sm_90));
+  REQUIRE(shared_must_be_asked_for(0, 49153, shared_limit_sm_90));
+  REQUIRE(!shared_must_be_asked_for(33792, 15360, shared_limit_sm_90));
+  REQUIRE(shared_must_be_asked_for(33792, 15361, shared_limit_sm_90));
+  REQUIRE(shared_must_be_asked_for(8448, 223999, shared_limit_sm_90));
+  REQUIRE_THROWS_AS(shared_must_be_asked_for(8448, 224001, shared_limit_sm_90), Error);
+  REQUIRE_THROWS_AS(shared_must_be_asked_for(1, SIZE_MAX, shared_limit_sm_90), Error);
+}
+
 TEST_CASE("simt: dynamic shared memory is aligned and as large as asked for") {
   const size_t limit = simt::config.shared_limit;
-  REQUIRE(limit == 227 * 1024);
+  REQUIRE(limit == 163 * 1024);
   REQUIRE(fault(write_shared_kernel, 1, 1, limit, int(limit) - 1) == "");
   REQUIRE(reinterpret_cast<uintptr_t>(simt::dynamic_shared) % 1024 == 0);
   REQUIRE(contains(fault(write_shared_kernel, 1, 1, limit + 1, 0),
-                   "232449 bytes of dynamic shared memory, expected at most 232448"));
+                   "0 bytes of static and 166913 of dynamic shared memory, expected at most 166912"));
   simt::config.shared_limit = 2 * limit;
   REQUIRE(fault(write_shared_kernel, 1, 1, 2 * limit, int(2 * limit) - 1) == "");
   simt::config.shared_limit = limit;
@@ -567,10 +617,11 @@ TEST_CASE("simt: code outside kernels runs unwatched, in any number of threads")
 // ---- the environment is read when a program starts: this one starts itself
 
 TEST_CASE("simt: prints its configuration", "[.config]") {
-  printf("order %d seed %llu\n", int(simt::config.order), static_cast<unsigned long long>(simt::config.seed));
+  printf("order %d seed %llu shared %zu\n", int(simt::config.order), static_cast<unsigned long long>(simt::config.seed),
+         simt::config.shared_limit);
 }
 
-TEST_CASE("simt: order and seed come from the environment, and nonsense is refused") {
+TEST_CASE("simt: order, seed and limit come from the environment, and nonsense is refused") {
   char program[4096] = {};
   REQUIRE(readlink("/proc/self/exe", program, sizeof program - 1) > 0);
   const auto run = [&](const char* environment) {
@@ -589,10 +640,14 @@ TEST_CASE("simt: order and seed come from the environment, and nonsense is refus
     INFO(environment << ": " << said);
     return !ok && contains(said, expected);
   };
-  REQUIRE(accepted("SIMT_ORDER=forward SIMT_SEED=0", "order 0 seed 0\n"));
+  REQUIRE(accepted("SIMT_ORDER=forward SIMT_SEED=0", "order 0 seed 0 shared 166912\n"));
   REQUIRE(accepted("SIMT_ORDER=reverse", "order 1 seed "));
-  REQUIRE(accepted("SIMT_ORDER=random SIMT_SEED=18446744073709551615", "order 2 seed 18446744073709551615\n"));
-  REQUIRE(accepted("SIMT_ORDER=priority SIMT_SEED=7", "order 3 seed 7\n"));
+  REQUIRE(accepted("SIMT_ORDER=random SIMT_SEED=18446744073709551615", "order 2 seed 18446744073709551615 shared"));
+  REQUIRE(accepted("SIMT_ORDER=priority SIMT_SEED=7", "order 3 seed 7 shared"));
+  REQUIRE(accepted("SIMT_SHARED=consumer", "shared 101376\n"));
+  REQUIRE(accepted("SIMT_SHARED=sm_80", "shared 166912\n"));
+  REQUIRE(accepted("SIMT_SHARED=sm_90", "shared 232448\n"));
+  REQUIRE(refused("SIMT_SHARED=large", "SIMT_SHARED=large, expected consumer, sm_80 or sm_90\n"));
   REQUIRE(refused("SIMT_ORDER=sideways", "SIMT_ORDER=sideways, expected forward, reverse, random or priority\n"));
   REQUIRE(refused("SIMT_ORDER=", "SIMT_ORDER=, expected"));
   for (const char* seed : {"SIMT_SEED=", "SIMT_SEED=-1", "SIMT_SEED=1x", "SIMT_SEED=18446744073709551616"})
