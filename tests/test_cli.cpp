@@ -1,7 +1,10 @@
 // cli: ./train as a user meets it: what it prints, what it refuses, and what survives a kill.
 // Runs the program that stands in the current folder (make builds it first).
 #include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -104,9 +107,8 @@ TEST_CASE("cli: a run prints a header, a line a step, a validation, a sample and
   const Outcome o = train(f, small());
   INFO(o.out << o.err);
   REQUIRE(o.exit_code == 0);
-  for (const char* part :
-       {"flags ", "device     cpu", "data ", "model ", "step     1/12  loss ", "step    12/12  loss ", "tok/s",
-        "% of peak", "left", "validation loss ", "sample ", "fingerprint of the weights: "})
+  for (const char* part : {"flags ", "device     cpu", "data ", "model ", "step  1/12  loss ", "step 12/12  loss ",
+                           "tok/s", "% peak", "validation loss ", "sample ", "fingerprint of the weights: "})
     REQUIRE(contains(o.out, part));
   REQUIRE(o.err.empty());
   REQUIRE(!contains(o.out, "\033"));  // no terminal listens
@@ -219,6 +221,102 @@ TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not b
     files++;
   }
   REQUIRE(files == 3);  // two checkpoints and the log
+}
+
+namespace {
+
+// What a terminal shows that breaks long lines into rows and, when its width changes, breaks them anew, as most do. Its lines
+// are kept whole; the cursor is a place in the last one.
+class Terminal {
+ public:
+  std::vector<std::string> lines{""};
+  size_t width;
+  explicit Terminal(size_t width) : width(width) {}
+  void write(const std::string& bytes) {
+    for (size_t i = 0; i < bytes.size(); i++) {
+      std::string& line = lines.back();
+      if (bytes[i] == '\n') {
+        lines.push_back("");
+        at_ = 0;
+      } else if (bytes[i] == '\r') {
+        at_ -= at_ == line.size() && at_ > 0 && at_ % width == 0 ? width : at_ % width;  // to the row's first column
+      } else if (bytes.compare(i, 3, "\033[J") == 0 || bytes.compare(i, 3, "\033[K") == 0) {
+        const size_t row_end = (at_ / width + 1) * width;
+        if (bytes[i + 2] == 'J' || row_end >= line.size())
+          line.resize(at_);
+        else
+          line.replace(at_, row_end - at_, row_end - at_, ' ');
+        i += 2;
+      } else {
+        line.resize(std::max(line.size(), at_ + 1));
+        line[at_++] = bytes[i];
+      }
+    }
+  }
+
+ private:
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("cli: on a terminal all lines and the bar fit its width, and making it narrower leaves no copy of the bar",
+          "[cli]") {
+  winsize size = {40, 120, 0, 0};
+  int terminal = 0;
+  const pid_t child = forkpty(&terminal, nullptr, nullptr, &size);
+  if (child == 0) {
+    std::vector<std::string> words = small({"--steps=60", "--data=self", "--sample-tokens=0"});
+    words.insert(words.begin(), "./train");
+    std::vector<char*> argv;
+    for (std::string& w : words) argv.push_back(w.data());
+    argv.push_back(nullptr);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  Terminal screen(120);
+  std::string all;
+  const auto read_some = [&](int wait_milliseconds) {
+    pollfd ready = {terminal, POLLIN, 0};
+    char bytes[4096];
+    const ssize_t n = poll(&ready, 1, wait_milliseconds) > 0 ? read(terminal, bytes, sizeof bytes) : 0;
+    if (n > 0) all.append(bytes, size_t(n)), screen.write({bytes, size_t(n)});
+    return n > 0;
+  };
+  size_t narrowed = 0, steps = 0;
+  for (const size_t columns : {60, 40}) {
+    // The window is made narrower while the bar stands there: the run is held until that is done.
+    for (const size_t until = all.size() + 1000; all.size() < until || !all.ends_with(" left\r");) {
+      kill(child, SIGCONT);
+      REQUIRE(read_some(60000));
+      kill(child, SIGSTOP);
+      int status = 0;
+      REQUIRE(waitpid(child, &status, WUNTRACED) == child);
+      REQUIRE(WIFSTOPPED(status));
+      while (read_some(0)) continue;
+    }
+    size = {40, static_cast<unsigned short>(columns), 0, 0};
+    ioctl(terminal, TIOCSWINSZ, &size);
+    INFO(screen.lines.back());
+    REQUIRE(screen.lines.back().starts_with("[#"));
+    REQUIRE(screen.lines.back().size() > columns);  // it now takes two rows
+    screen.width = columns;
+    narrowed = screen.lines.size();
+    kill(child, SIGCONT);
+  }
+  while (read_some(60000)) continue;
+  int status = 0;
+  waitpid(child, &status, 0);
+  close(terminal);
+  REQUIRE(WEXITSTATUS(status) == 0);
+  for (size_t i = 0; i < screen.lines.size(); i++) {
+    INFO(screen.lines[i]);
+    REQUIRE(!contains(screen.lines[i], "[#"));
+    const bool is_step = contains(screen.lines[i], "  norm ") || contains(screen.lines[i], "  loss ");
+    if (is_step && i >= narrowed) REQUIRE(screen.lines[i].size() <= 40);
+    steps += is_step;
+  }
+  REQUIRE(steps >= 60);
 }
 
 TEST_CASE("cli: Ctrl-C and SIGTERM end the step, save, and say how to go on", "[cli]") {

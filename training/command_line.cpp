@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "training/presets.h"
+#include "training/terminal.h"
 
 namespace gated {
 
@@ -62,29 +63,34 @@ std::string flag_map_markdown() {
   return text;
 }
 
-std::string help_text() {
+std::string help_text(size_t width) {
+  constexpr size_t name_column = 29, choice_column = 21;
   Config defaults;
   std::string text =
-      "gated.cu: train a GPT whose every kernel equals a CPU reference bit for bit.\n\n"
-      "  ./train                                        a byte-level model on this repository's own source\n"
-      "  ./train --norm=gated --attn=g1                 with GatedNorm and gated attention\n"
-      "  ./train --preset=gpt2-124m --describe          what GPT-2 is made of, without training it\n"
-      "  ./train --data=input.txt --steps=2000          on a text of yours\n"
-      "  ./train --out=run1 --resume                    with checkpoints, continuing where the last run stopped\n\n"
-      "Each flag stands with its default; behind it, in brackets, what it allows. --resume is short for --resume=on, "
-      "and\n"
-      "so with every flag that allows on | off. A whole number may be written 600, 1e6, 5K, 1.5M or 2B.\n";
+      wrapped("", "gated.cu: train a GPT whose every kernel equals a CPU reference bit for bit.", 0, width) + "\n";
+  for (const auto& [line, meaning] : std::vector<std::pair<const char*, const char*>>{
+           {"./train", "a byte-level model on this repository's own source"},
+           {"./train --norm=gated --attn=g1", "with GatedNorm and gated attention"},
+           {"./train --preset=gpt2-124m --describe", "what GPT-2 is made of, without training it"},
+           {"./train --data=input.txt --steps=2000", "on a text of yours"},
+           {"./train --out=run1 --resume", "with checkpoints; goes on where the last run stopped"}})
+    text += wrapped(format("  %-39s", line), meaning, 41, width);
+  text += "\n" +
+          wrapped("",
+                  "Each flag stands with its default; behind it, in brackets, what it allows. --resume is short for "
+                  "--resume=on, and so with every flag that allows on | off. A whole number may be written 600, 1e6, "
+                  "5K, 1.5M or 2B.",
+                  0, width);
   for (const Section& section : sections(defaults)) {
     text += format("\n%s\n", section.heading);
     for (const Flag& f : section.flags) {
       const bool listed = !f.choices.empty() && !f.is_switch;  // a line for each named value
       const std::string value = f.get().empty() ? f.allowed : f.get();
-      text += format("  %-26s %s", (f.name + "=" + value).c_str(), f.help.c_str());
-      if (!listed && value != f.allowed) text += format(" [%s]", f.allowed.c_str());
-      text += "\n";
+      const std::string bounds = !listed && value != f.allowed ? format(" [%s]", f.allowed.c_str()) : "";
+      text += wrapped(format("  %-26s ", (f.name + "=" + value).c_str()), f.help + bounds, name_column, width);
       if (!listed) continue;
       for (const Flag::Choice& c : f.choices)
-        text += format("  %26s   %-12s %s\n", "", c.value.c_str(), c.meaning.c_str());
+        text += wrapped(format("        %-12s ", c.value.c_str()), c.meaning, choice_column, width);
     }
   }
   return text +
@@ -177,7 +183,7 @@ bool parse_command_line(Config& config, int argc, char** argv) {
     fail("there is no flag %s%s (./train --help lists them)", name.c_str(), suggestion(flags, name).c_str());
   }
   if (help || map) {
-    fputs((help ? help_text() : flag_map_markdown()).c_str(), stdout);
+    fputs((help ? help_text(terminal_width()) : flag_map_markdown()).c_str(), stdout);
     return false;
   }
   std::set<std::string> given;

@@ -3,6 +3,7 @@
 #include <omp.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include "training/flags.h"
 #include "training/matmul_peak.h"
 #include "training/memory.h"
+#include "training/terminal.h"
 #include "training/trainer.h"
 
 namespace gated {
@@ -37,39 +39,56 @@ void Progress::header() {
       changed += " " + now[i].name + "=" + now[i].get();
   peak_ = measured_matmul_peak(ctx_);
   const Model& m = trainer_.model;
-  printf("flags      %s\n", changed.empty() ? "all at their defaults" : changed.c_str() + 1);
-  printf("device     %s", name_of(ctx_.device));
-  if (ctx_.device == Device::cpu) printf(", %d threads", omp_get_max_threads());
-  if (peak_ > 0) printf(", fp32 matmul peak %.0f GFLOP/s (measured)", peak_ * 1e-9);
-  printf("\ndata       %s\n", data_.train->description().c_str());
-  printf("           %zu tokens a step, epoch of %.1f steps\n", trainer_.tokens_per_step(), trainer_.steps_per_epoch());
-  printf("model      %zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations, scratch)\n",
-         m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
-         double(training_memory(m.config, config_.batch, m.context(), config_.micro_batches, ctx_.device).total()) /
-             1048576);
+  const auto print = [width = terminal_width()](const char* name, const std::string& text) {
+    fputs(wrapped(format("%-11s", name), text, 11, width).c_str(), stdout);
+  };
+  print("flags", changed.empty() ? "all at their defaults" : changed);
+  print("device", name_of(ctx_.device) +
+                      (ctx_.device == Device::cpu ? format(", %d threads", omp_get_max_threads()) : "") +
+                      (peak_ > 0 ? format(", fp32 matmul peak %.0f GFLOP/s (measured)", peak_ * 1e-9) : ""));
+  print("data", data_.train->description());
+  print("", format("%zu tokens a step, epoch of %.1f steps", trainer_.tokens_per_step(), trainer_.steps_per_epoch()));
+  print(
+      "model",
+      format("%zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations, scratch)",
+             m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
+             double(training_memory(m.config, config_.batch, m.context(), config_.micro_batches, ctx_.device).total()) /
+                 1048576));
   if (data_.val && data_.train->is_text())
-    printf("bigrams    entropy %.4f nats: what knowing the last token alone can reach on the validation data\n",
-           bigram_entropy(*data_.val, config_.model.context));
+    print("bigrams", format("entropy %.4f nats: what knowing the last token alone can reach on the validation data",
+                            bigram_entropy(*data_.val, config_.model.context)));
   printf("\n");
   fflush(stdout);
   begin_ = last_ = seconds_now();
   first_step_ = trainer_.steps_done();
 }
 
+// "step  12/600", numbers below one another.
+std::string Progress::place(size_t step) const {
+  const std::string steps = std::to_string(config_.steps);
+  return format("step %*zu/%s", int(steps.size()), step, steps.c_str());
+}
+
 void Progress::step(const StepResult& r) {
-  const size_t step = r.step;
+  const size_t step = r.step, width = terminal_width();
   const double now = seconds_now(), seconds = now - last_;
   last_ = now;
   const double tokens_per_second = double(trainer_.tokens_per_step()) / seconds;
-  const double left = (now - begin_) / double(step - first_step_) * double(config_.steps - step);
+  const std::string left = duration((now - begin_) / double(step - first_step_) * double(config_.steps - step));
+  const double norm = double(r.gradient_norm), rate = double(r.learning_rate);
+  std::vector<Column> columns = {{place(step)},
+                                 {format("loss %.4f", double(r.loss))},
+                                 {format("norm %7.4f", norm), format("norm %6.3f", norm)},
+                                 {format("lr %.2e", rate), format("lr %.1e", rate)},
+                                 {format("%8.0f tok/s", tokens_per_second), format("%6.0f tok/s", tokens_per_second)}};
+  if (peak_ > 0) {
+    const double share = 100 * tokens_per_second * trainer_.model.flops_per_token(trainer_.model.context()) / peak_;
+    columns.push_back({format("%4.1f%% of peak", share), format("%2.0f%% peak", share), format("%2.0f%%", share)});
+  }
+  columns.push_back({left + " left", left});
   clear_bar();
-  printf("step %5zu/%zu  loss %.4f  norm %7.4f  lr %.2e  %8.0f tok/s", step, config_.steps, double(r.loss),
-         double(r.gradient_norm), double(r.learning_rate), tokens_per_second);
-  if (peak_ > 0)
-    printf("  %4.1f%% of peak",
-           100 * tokens_per_second * trainer_.model.flops_per_token(trainer_.model.context()) / peak_);
-  printf("  %s left\n", duration(left).c_str());
-  draw_bar(step, left);
+  printf("%s\n", fitted(columns, width).c_str());
+  draw_bar(step, left, width);
   fflush(stdout);
   const nlohmann::ordered_json entry = {{"step", step},
                                         {"loss", r.loss},
@@ -81,7 +100,7 @@ void Progress::step(const StepResult& r) {
 
 void Progress::validation(size_t step, double loss) {
   clear_bar();
-  printf("step %5zu/%zu  validation loss %.4f\n", step, config_.steps, loss);
+  printf("%s  validation loss %.4f\n", place(step).c_str(), loss);
   fflush(stdout);
   write(nlohmann::ordered_json({{"step", step}, {"validation_loss", loss}}).dump());
   last_ = seconds_now();
@@ -125,15 +144,18 @@ void Progress::write(const std::string& line) {
   if (log_.is_open()) log_ << line << "\n" << std::flush;
 }
 
+// The cursor waits at the bar's first column. A terminal that is made narrower breaks the bar into rows below the cursor, and
+// clearing from there to the end of the screen takes all of them.
 void Progress::clear_bar() const {
-  if (terminal_) printf("\r\033[K");
+  if (terminal_) printf("\r\033[J");
 }
 
-void Progress::draw_bar(size_t step, double left) const {
+void Progress::draw_bar(size_t step, const std::string& left, size_t width) const {
   if (!terminal_) return;
-  const size_t width = 50, filled = width * step / config_.steps;
-  printf("[%s%s] %zu%%, %s left", std::string(filled, '#').c_str(), std::string(width - filled, '.').c_str(),
-         100 * step / config_.steps, duration(left).c_str());
+  const std::string text = format(" %zu%%, %s left", 100 * step / config_.steps, left.c_str());
+  const size_t room = width > text.size() + 2 ? width - text.size() - 2 : 0, length = std::min<size_t>(room, 50);
+  const size_t filled = length * step / config_.steps;
+  printf("[%s%s]%s\r", std::string(filled, '#').c_str(), std::string(length - filled, '.').c_str(), text.c_str());
 }
 
 }  // namespace gated

@@ -1,6 +1,7 @@
 // progress: what a run prints and logs: a header, a line a step, validations, and log.jsonl for plots.
 //
-// Where a terminal listens, a bar with the time left stands below the lines; elsewhere there are only lines.
+// Where a terminal listens, a bar with the time left stands below the lines; elsewhere there are only lines. Both fit the
+// terminal's width, which may change while the run goes on.
 // log.jsonl (with --out) holds one object a line: {"step","loss","gradient_norm","learning_rate","seconds"} for a
 // step and {"step","validation_loss"} for a validation. tests/test_cli.cpp
 #pragma once
@@ -31,8 +32,9 @@ class Progress {
  private:
   void open_log(const std::string& path, size_t steps_done);
   void write(const std::string& line);
+  std::string place(size_t step) const;
   void clear_bar() const;
-  void draw_bar(size_t step, double left) const;
+  void draw_bar(size_t step, const std::string& left, size_t width) const;
 
   Config& config_;
   const Data& data_;

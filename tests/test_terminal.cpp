@@ -1,0 +1,56 @@
+// terminal: text that fits a width. (What a terminal shows of a run, also when it is made narrower: tests/test_cli.cpp.)
+#include <sstream>
+
+#include "tests/catch.h"
+#include "training/command_line.h"
+#include "training/terminal.h"
+
+using namespace gated;
+
+namespace {
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// The words of a text, one space apart.
+std::string words_of(const std::string& text) {
+  std::istringstream in(text);
+  std::string all;
+  for (std::string word; in >> word;) all += word + " ";
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("terminal: text is wrapped between words, below its first line's indent", "[terminal]") {
+  REQUIRE(wrapped("name  ", "one two three four", 6, 80) == "name  one two three four\n");
+  REQUIRE(wrapped("name  ", "one two three four five", 6, 26) == "name  one two three four\n      five\n");
+  REQUIRE(wrapped("name  ", "one two three", 6, 14) == "name  one two\nthree\n");  // less than 20 columns would be left
+  REQUIRE(wrapped("", "unbreakableword and", 0, 5) == "unbreakableword\nand\n");
+}
+
+TEST_CASE("terminal: a line gives way from its right end: shorter forms, then fewer columns", "[terminal]") {
+  const std::vector<Column> columns = {
+      {"step 1"}, {"loss 2.5"}, {"norm 1.23", "norm 1"}, {"50.5% of peak", "50% peak", "50%"}};
+  REQUIRE(fitted(columns, 80) == "step 1  loss 2.5  norm 1.23  50.5% of peak");
+  REQUIRE(fitted(columns, 42) == fitted(columns, 80));
+  REQUIRE(fitted(columns, 41) == "step 1  loss 2.5  norm 1.23  50% peak");
+  REQUIRE(fitted(columns, 36) == "step 1  loss 2.5  norm 1  50% peak");
+  REQUIRE(fitted(columns, 33) == "step 1  loss 2.5  norm 1  50%");
+  REQUIRE(fitted(columns, 28) == "step 1  loss 2.5  norm 1");
+  REQUIRE(fitted(columns, 20) == "step 1  loss 2.5");
+  REQUIRE(fitted(columns, 1) == "step 1  loss 2.5");
+}
+
+TEST_CASE("terminal: --help fits 80 columns and 60, and says the same in both", "[terminal]") {
+  for (size_t width : {60, 80, 200})
+    for (const std::string& line : lines_of(help_text(width))) {
+      INFO(line);
+      REQUIRE(line.size() <= width);
+    }
+  REQUIRE(words_of(help_text(60)) == words_of(help_text(200)));
+}
