@@ -1,39 +1,89 @@
 #!/usr/bin/env python3
-"""Draws the loss curves of runs: train, validation, and the gradient norm below.
+"""Draws the loss curves of runs: train and validation, what bigrams alone can reach, and the gradient norm below.
 
 usage: scripts/plot_log.py FOLDER... [-o losses.png]     each FOLDER was a run's --out (it holds log.jsonl)
 """
 import argparse
 import json
 import os
+import subprocess
+import sys
 
-import matplotlib
+DEBIANS = "/usr/bin/python3"  # the python that `scripts/setup.sh --plots` installs matplotlib for
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("folders", nargs="+", help="what --out named")
-parser.add_argument("-o", "--output", default="losses.png")
-args = parser.parse_args()
+def fail(message):
+    sys.exit(f"error: {message}")
 
-figure, (losses, norms) = plt.subplots(2, 1, figsize=(8, 7), sharex=True, height_ratios=(3, 1))
-for folder in args.folders:
-    with open(os.path.join(folder, "log.jsonl")) as log:
-        entries = [json.loads(line) for line in log]
-    steps = [e for e in entries if "loss" in e]
-    checks = [e for e in entries if "validation_loss" in e]
-    name = os.path.basename(os.path.normpath(folder))
-    (line,) = losses.plot([e["step"] for e in steps], [e["loss"] for e in steps], alpha=0.4, lw=1)
-    losses.plot([e["step"] for e in checks], [e["validation_loss"] for e in checks], "o-", ms=3,
-                color=line.get_color(), label=f"{name}, validation")
-    norms.semilogy([e["step"] for e in steps], [e["gradient_norm"] for e in steps], lw=1, color=line.get_color())
-losses.set_ylabel("cross-entropy (nats)")
-losses.legend()
-norms.set_ylabel("gradient norm")
-norms.set_xlabel("step")
-for axis in (losses, norms):
-    axis.grid(alpha=0.3)
-figure.tight_layout()
-figure.savefig(args.output, dpi=120)
-print(f"wrote {args.output}")
+
+def read_log(folder):
+    """The entries of a run. The last line may be half written: the run may still be going on."""
+    path = os.path.join(folder, "log.jsonl")
+    if not os.path.isdir(folder):
+        fail(f"{folder}: no such folder: name what --out named")
+    if not os.path.exists(path):
+        fail(f"{folder}: holds no log.jsonl: name what --out named")
+    with open(path) as log:
+        lines = log.read().splitlines()
+    entries = []
+    for number, line in enumerate(lines, 1):
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                fail(f"{path}: line {number} is no JSON")
+    if not any("loss" in e for e in entries):
+        fail(f"{path}: holds no step yet")
+    return entries
+
+
+def import_pyplot():
+    """matplotlib, from this python or else from Debian's."""
+    try:
+        import matplotlib
+    except ImportError:
+        has_it = [DEBIANS, "-c", "import matplotlib"]
+        if sys.executable != DEBIANS and os.path.exists(DEBIANS):
+            if subprocess.run(has_it, stderr=subprocess.DEVNULL).returncode == 0:
+                os.execv(DEBIANS, [DEBIANS, *sys.argv])
+        fail(f"{sys.executable} has no matplotlib: run scripts/setup.sh --plots, or use a python that has it")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as pyplot
+
+    return pyplot
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what --out named")
+    parser.add_argument("-o", "--output", default="losses.png")
+    args = parser.parse_args()
+    runs = [(os.path.basename(os.path.normpath(folder)), read_log(folder)) for folder in args.folders]
+    pyplot = import_pyplot()
+
+    figure, (losses, norms) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True, gridspec_kw={"height_ratios": (3, 1)})
+    baselines = []
+    for name, entries in runs:
+        steps = [e for e in entries if "loss" in e]
+        checks = [e for e in entries if "validation_loss" in e]
+        baselines += [e["bigram_entropy"] for e in entries if "bigram_entropy" in e]
+        at = [e["step"] for e in steps]
+        (line,) = losses.plot(at, [e["loss"] for e in steps], alpha=0.4, lw=1, label=f"{name}, train")
+        if checks:
+            losses.plot([e["step"] for e in checks], [e["validation_loss"] for e in checks], "o-", ms=3,
+                        color=line.get_color(), label=f"{name}, validation")
+        norms.semilogy(at, [e["gradient_norm"] for e in steps], lw=1, color=line.get_color())
+    for entropy in sorted(set(baselines)):
+        losses.axhline(entropy, ls="--", lw=1, color="gray", label=f"bigrams, {entropy:.4f}")
+    losses.set_ylabel("cross-entropy (nats)")
+    losses.legend()
+    norms.set_ylabel("gradient norm")
+    norms.set_xlabel("step")
+    for axis in (losses, norms):
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(args.output, dpi=120)
+    print(f"wrote {args.output}")
+
+
+main()

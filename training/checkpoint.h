@@ -5,8 +5,9 @@
 //   gated.format       "1"
 //   gated.fingerprint  H over the tensors in ascending name order: name, dtype, rank, dimensions, bytes
 //   gated.checksum     H over the other metadata in ascending key order: key, value
-// H is the hash of core/hash.h. The fingerprint does not depend on where a file puts a tensor: it also compares two runs that wrote nothing. A changed byte of name, shape, data or
-// metadata shows when the file is opened, before one weight is overwritten.
+// H is the hash of core/hash.h. The fingerprint does not depend on where a file puts a tensor: it also compares two
+// runs that wrote nothing. A changed byte of name, shape, data or metadata shows when the file is opened, before one
+// weight is overwritten.
 //
 // Writing: <path>.tmp.<pid> in the same folder, fsync, rename onto <path>, fsync of the folder. rename
 // replaces in one step (POSIX), so at any moment, kill -9 and power loss included, <path> is the old file or

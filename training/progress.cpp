@@ -54,9 +54,12 @@ void Progress::header() {
              m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
              double(training_memory(m.config, config_.batch, m.context(), config_.micro_batches, ctx_.device).total()) /
                  1048576));
-  if (data_.val && data_.train->is_text())
-    print("bigrams", format("entropy %.4f nats: what knowing the last token alone can reach on the validation data",
-                            bigram_entropy(*data_.val, config_.model.context)));
+  if (data_.val && data_.train->is_text()) {
+    const double entropy = bigram_entropy(*data_.val, config_.model.context);
+    print("bigrams",
+          format("entropy %.4f nats: what knowing the last token alone can reach on the validation data", entropy));
+    if (trainer_.steps_done() == 0) write(nlohmann::ordered_json({{"step", 0}, {"bigram_entropy", entropy}}).dump());
+  }
   printf("\n");
   fflush(stdout);
   begin_ = last_ = seconds_now();
@@ -144,8 +147,8 @@ void Progress::write(const std::string& line) {
   if (log_.is_open()) log_ << line << "\n" << std::flush;
 }
 
-// The cursor waits at the bar's first column. A terminal that is made narrower breaks the bar into rows below the cursor, and
-// clearing from there to the end of the screen takes all of them.
+// The cursor waits at the bar's first column. A terminal that is made narrower breaks the bar into rows below the cursor,
+// and clearing from there to the end of the screen takes all of them.
 void Progress::clear_bar() const {
   if (terminal_) printf("\r\033[J");
 }

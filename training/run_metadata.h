@@ -15,8 +15,8 @@ using RunMetadata = std::map<std::string, std::string>;  // "flag--norm": "gated
 RunMetadata run_metadata(Config& config, const Data& data);
 
 // Refuses to go on with the checkpoint at `path`, which remembers `then`, where a flag or the content of the data has
-// changed. Where the data lies may change. A checkpoint from before there were hashes is held to the data's path and size; a
-// flag that is younger than the checkpoint was at its default.
+// changed. Where the data lies may change. A checkpoint from before there were hashes is held to the data's path and
+// size; a flag that is younger than the checkpoint was at its default.
 void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now);
 
 }  // namespace gated

@@ -1,0 +1,108 @@
+// plot_log: what scripts/plot_log.py draws of a log, and what it refuses. A matplotlib that only writes down its calls
+// stands in for the real one. Needs python3; without one it warns.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tests/catch.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("plot_log." + std::to_string(getpid()));
+  Folder() { fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+  std::string operator/(const std::string& name) const { return (path / name).string(); }
+  void write(const std::string& name, const std::string& text) const {
+    fs::create_directories((path / name).parent_path());
+    std::ofstream(path / name) << text;
+  }
+};
+
+struct Outcome {
+  int exit_code;
+  std::string text;  // of both streams
+};
+
+Outcome plot(const Folder& folder, const std::string& arguments, const std::string& python = "python3") {
+  const std::string log = folder / "said";
+  const int status = std::system(
+      ("PYTHONPATH=" + (folder / "modules") + " " + python + " scripts/plot_log.py " + arguments + " >" + log + " 2>&1")
+          .c_str());
+  std::ifstream file(log);
+  std::stringstream text;
+  text << file.rdbuf();
+  return {WEXITSTATUS(status), text.str()};
+}
+
+void require_refused(const Outcome& o, const std::string& said) {
+  INFO(o.text);
+  REQUIRE(o.exit_code == 1);
+  REQUIRE(o.text.starts_with("error: "));
+  REQUIRE(std::count(o.text.begin(), o.text.end(), '\n') == 1);
+  REQUIRE(o.text.find(said) != std::string::npos);
+}
+
+const char* const recorder = R"(
+class Anything:
+    def __init__(self, name): self.name = name
+    def __getattr__(self, name): return Anything(name)
+    def __iter__(self): return iter([Anything(self.name)])
+    def __call__(self, *positional, **named):
+        print(self.name, *positional, *("%s=%s" % item for item in named.items()))
+        return (Anything("figure"), (Anything("losses"), Anything("norms"))) if self.name == "subplots" else self
+    def __repr__(self): return self.name
+def __getattr__(name):
+    if name.startswith("__"): raise AttributeError(name)
+    return Anything(name)
+)";
+
+}  // namespace
+
+TEST_CASE("plot_log: train, validation and bigrams are drawn and named; what is no log is refused in a line",
+          "[plots]") {
+  if (std::system("python3 --version >/dev/null 2>&1") != 0) {
+    WARN("no python3 here: scripts/plot_log.py was not looked at");
+    return;
+  }
+  const Folder f;
+  f.write("modules/matplotlib/__init__.py", "def use(backend): pass\n");
+  f.write("modules/matplotlib/pyplot.py", recorder);
+  const std::string step = R"({"step":1,"loss":5.5,"gradient_norm":1.5,"learning_rate":0.1,"seconds":0.1})"
+                           "\n";
+  f.write("one/log.jsonl", R"({"step":0,"bigram_entropy":2.5})"
+                           "\n" +
+                               step +
+                               R"({"step":1,"validation_loss":5.25})"
+                               "\n");
+  f.write("two/log.jsonl", step + step + R"({"step":3,"lo)");  // still being written, and without validation
+
+  const Outcome drawn = plot(f, (f / "one") + " " + (f / "two") + " -o " + (f / "x.png"));
+  INFO(drawn.text);
+  REQUIRE(drawn.exit_code == 0);
+  for (const char* part : {"plot [1] [5.5] alpha=0.4 lw=1 label=one, train", "plot [1] [5.25]", "label=one, validation",
+                           "plot [1, 1] [5.5, 5.5]", "label=two, train", "axhline 2.5", "label=bigrams, 2.5000",
+                           "legend", "semilogy [1] [1.5]"})
+    REQUIRE(drawn.text.find(part) != std::string::npos);
+  REQUIRE(drawn.text.find("two, validation") == std::string::npos);
+
+  fs::create_directory(f / "empty");
+  f.write("started/log.jsonl", R"({"step":0,"bigram_entropy":2.5})"
+                               "\n");
+  f.write("broken/log.jsonl", "not JSON\n" + step);
+  require_refused(plot(f, f / "missing"), "missing: no such folder");
+  require_refused(plot(f, f / "empty"), "empty: holds no log.jsonl");
+  require_refused(plot(f, f / "started"), "log.jsonl: holds no step yet");
+  require_refused(plot(f, f / "broken"), "log.jsonl: line 1 is no JSON");
+
+  // A python without matplotlib: the script goes on with Debian's where that has it, and else says what to do.
+  f.write("modules/matplotlib/__init__.py", "raise ImportError\n");
+  require_refused(plot(f, f / "one"), "has no matplotlib: run scripts/setup.sh --plots");
+}
