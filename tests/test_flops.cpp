@@ -1,0 +1,130 @@
+// flops: the FLOPs and the bytes of a line of flags, worked out by hand.
+//
+// A factor of a matrix product costs 6 FLOPs a weight and token: 2 forward, 4 backward. Attention costs 12 FLOPs for an
+// element of a query and each key that it sees: 4 forward (score and weighted value), 8 backward.
+#include <cmath>
+
+#include "tests/catch.h"
+#include "training/command_line.h"
+#include "training/memory.h"
+
+using namespace gated;
+
+namespace {
+
+struct Line {
+  const char* flags;
+  double products;   // weights of matrix products
+  double attention;  // elements of queries times keys that they see, over all layers, of the mean token
+  size_t others;     // weights that no product has
+};
+
+// The default model: 256 tokens, hidden 128, 4 layers, 4 query and 2 key/value heads of 32, FFN 384, context 128.
+constexpr double attention_weights = 128 * 128 + 2 * 64 * 128 + 128 * 128, ffn = 3 * 128 * 384, embed = 256 * 128;
+constexpr double plain = 4 * (attention_weights + ffn) + embed;  // tied: the embedding is the output matrix
+constexpr double sees = 4 * 128 * 64;                            // half of the context
+constexpr size_t norms = 9 * 128 + 4 * 2 * 32;                   // two in each layer and the last; QK-norm
+
+const Line lines[] = {
+    {"", plain, sees, norms},
+    {"--tied=off", plain, sees, norms + 256 * 128},  // the embedding is looked up, which costs nothing
+    {"--micro-batches=3", plain, sees, norms},
+    {"--kv-heads=4", plain + 4 * 2 * 64 * 128, sees, norms},
+    {"--qk-norm=off", plain, sees, 9 * 128},
+    {"--position=learned", plain, sees, norms + 128 * 128},
+    {"--embedding-scale=on", plain, sees, norms + 1},
+    {"--norm=layernorm", plain, sees, norms + 9 * 128},
+    {"--norm=preaffine", plain, sees, norms + 9 * 128},
+    {"--norm=dyt", plain, sees, norms + 9 * 129},
+    {"--norm=none", plain, sees, 4 * 2 * 32},
+    {"--norm-placement=sandwich", plain, sees, norms + 8 * 128},
+    {"--norm-placement=post", plain, sees, norms - 128},
+    {"--norm=gated", plain + 9 * 2 * 16 * 128, sees, norms},
+    {"--norm=gated --norm-rank=5", plain + 9 * 2 * 5 * 128, sees, norms},
+    {"--norm=gated --norm-gate=tensorwise", plain + 9 * (16 * 128 + 16), sees, norms},
+    {"--norm=gated-dyt", plain + 9 * 2 * 16 * 128, sees, norms + 9 * 129},
+    {"--attn=g1", plain + 4 * 128 * 128, sees, norms},
+    {"--attn=g1 --gate=shared", plain + 4 * 128 * 128, sees, norms},
+    {"--attn=g1 --gate=headwise", plain + 4 * 4 * 128, sees, norms},
+    {"--attn=g1 --gate=static", plain, sees, norms + 4 * 128},
+    {"--attn=g2", plain + 4 * 64 * 128, sees, norms},
+    {"--attn=g3", plain + 4 * 64 * 128, sees, norms},
+    {"--attn=g4", plain + 4 * 128 * 128, sees, norms},
+    {"--attn=g5", plain + 4 * 128 * 128, sees, norms},
+    {"--attn-bias=qkv", plain, sees, norms + 4 * 256},
+    {"--attn-bias=all --ffn-bias=on", plain, sees, norms + 4 * (256 + 128 + 2 * 384 + 128)},
+    {"--attn-sink=learned", plain, sees, norms + 4 * 4},
+    {"--attn-sink=kv-bias", plain, sees, norms + 4 * 2 * 128},
+    {"--sdpa-out=groupnorm", plain, sees, norms + 4 * 32},
+    {"--ffn=gelu", plain - 4 * 384 * 128, sees, norms},
+    {"--ffn=polynorm", plain - 4 * 384 * 128, sees, norms + 4 * 4},
+    {"--context=64", plain, 4 * 128 * 32, norms},
+    // In a window of W of T tokens the first W queries see W/2 keys in the mean, and the others W: W - W^2/2T.
+    {"--window=32", plain, 4 * 128 * 28, norms},
+    {"--window=32 --window-layers=even", plain, 2 * 128 * 28 + 2 * 128 * 64, norms},
+    {"--window=128", plain, sees, norms},
+    {"--window=500", plain, sees, norms},
+};
+
+size_t flat(const ModelConfig& model) {  // every tensor begins at a multiple of 32
+  size_t n = 0;
+  const Model made(model);
+  for (const Parameter& p : made.weights.list()) n += (p.size + 31) / 32 * 32;
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("flops: as worked out by hand for every flag that changes them", "[flops]") {
+  for (const Line& line : lines) {
+    INFO(line.flags);
+    const Config c = config_of_flags(line.flags);
+    const Model model(c.model);
+    REQUIRE(model.flops_per_token(c.model.context) == 6 * line.products + 12 * line.attention);
+    REQUIRE(model.weights.product_flops() == 6 * line.products);
+    REQUIRE(double(model.weights.total()) == line.products + double(line.others));
+  }
+}
+
+TEST_CASE("flops: attention's are those of the pairs that a query and its keys make", "[flops]") {
+  // Counted pair by pair. The formula leaves out the half key by which a query sees itself.
+  for (size_t T : {16, 100, 128})
+    for (size_t window : {0, 1, 5, 16, 50, 200}) {
+      INFO(T << " tokens, window " << window);
+      const ModelConfig c =
+          model_of_flags("--layers=1 --context=" + std::to_string(T) + " --window=" + std::to_string(window));
+      size_t pairs = 0;
+      for (size_t query = 0; query < T; query++)
+        for (size_t key = 0; key <= query; key++) pairs += window == 0 || query - key < window;
+      const Model model(c);
+      const double keys = (model.flops_per_token(T) - model.weights.product_flops()) / (12.0 * 128);
+      REQUIRE(std::fabs(keys - double(pairs) / double(T)) <= 0.5);
+    }
+}
+
+TEST_CASE("flops: a weight takes 4 bytes, its gradient, its sum over micro-batches and its moments as many",
+          "[flops]") {
+  for (const Line& line : lines) {
+    INFO(line.flags);
+    const Config c = config_of_flags(line.flags);
+    const size_t bytes = 4 * flat(c.model);
+    const TrainingMemory one = training_memory(c.model, 2, c.model.context, 1, Device::cpu),
+                         three = training_memory(c.model, 2, c.model.context, 3, Device::cpu);
+    REQUIRE(one.weights == bytes);
+    REQUIRE(one.gradients == bytes);
+    REQUIRE(three.gradients == 2 * bytes);
+    REQUIRE(one.optimizer == 2 * bytes);
+    REQUIRE(three.total() == one.total() + bytes);
+  }
+}
+
+TEST_CASE("flops: activations of the default model, tensor by tensor", "[flops]") {
+  // N = 2*128 tokens. Floats a token: the embedding; in each layer the normed input with its 1/rms; q, k, v, the
+  // 1/rms of their heads, q and k turned, weighted values, their logsumexp, the output; the stream, the second norm
+  // with its 1/rms; gate, up, their product, the output. The stream before the first layer is the embedding. Then the
+  // last stream, its norm, 1/rms, the loss, and the logits of all tokens.
+  const size_t N = 256, layer = (128 + 1) + (128 + 64 + 64) + (4 + 2) + (128 + 64) + (128 + 4) + 128 + (128 + 128 + 1) +
+                                (3 * 384 + 128);
+  const size_t floats = 128 + 4 * layer + 3 * 128 + (128 + 128 + 1) + 1 + 256;
+  REQUIRE(training_memory(model_of_flags(""), 2, 128, 1, Device::cpu).activations == 4 * N * floats);
+}

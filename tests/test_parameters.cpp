@@ -1,0 +1,236 @@
+// parameters: which of them a line of flags makes, of what shape, what they start at, and which of them decay.
+//
+// The table is the expectation. It knows a parameter by the end of its name and nothing of the layer that lists it.
+#include <cmath>
+
+#include "core/philox.cuh"
+#include "tests/compare.h"
+#include "tests/small_models.h"
+#include "training/optimizer.cuh"
+
+using namespace gated;
+
+namespace {
+
+// How a parameter starts. `scaled`: N(0, 0.02), and with --init=depth-scaled divided by sqrt(2 layers).
+// `norm_weight`: 1, or 0 where the norm computes 1 + w. `up`: N(0, 0.02), or 0 with --norm-gate-init=zero.
+enum class Start { normal, scaled, zero, one, third, norm_weight, up, alpha, root_of_hidden };
+
+struct Row {
+  const char* ending;
+  bool decays;
+  Start start;
+};
+
+// The first row that fits counts. Matrices and embeddings decay, vectors and scalars do not.
+const Row rows[] = {
+    {"model.embed_tokens.weight", true, Start::normal},
+    {"model.embed_positions.weight", true, Start::normal},
+    {"model.embed_scale", false, Start::root_of_hidden},
+    {"lm_head.weight", true, Start::normal},
+
+    {"self_attn.q_proj.weight", true, Start::normal},
+    {"self_attn.k_proj.weight", true, Start::normal},
+    {"self_attn.v_proj.weight", true, Start::normal},
+    {"self_attn.g_proj.weight", true, Start::normal},
+    {"self_attn.o_proj.weight", true, Start::scaled},
+    {"mlp.gate_proj.weight", true, Start::normal},
+    {"mlp.up_proj.weight", true, Start::normal},
+    {"mlp.down_proj.weight", true, Start::scaled},
+    {"_proj.bias", false, Start::zero},
+
+    {"self_attn.gate.theta", false, Start::zero},
+    {"self_attn.sinks", false, Start::normal},
+    {"self_attn.kv_bias.key", false, Start::normal},
+    {"self_attn.kv_bias.value", false, Start::normal},
+    {"self_attn.q_norm.weight", false, Start::norm_weight},
+    {"self_attn.k_norm.weight", false, Start::norm_weight},
+    {"self_attn.out_norm.weight", false, Start::norm_weight},
+    {"mlp.poly.weight", false, Start::third},
+    {"mlp.poly.bias", false, Start::zero},
+
+    {"norm.gate_down.weight", true, Start::normal},
+    {"norm.gate_up.weight", true, Start::up},
+    {"norm.pre_weight", false, Start::one},
+    {"norm.alpha", false, Start::alpha},
+    {"norm.weight", false, Start::norm_weight},
+    {"norm.bias", false, Start::zero},
+};
+
+const Row& row_of(const std::string& name) {
+  for (const Row& row : rows)
+    if (name.ends_with(row.ending)) return row;
+  fail("%s is not in the table", name.c_str());
+}
+
+// The value that all elements start at, or NaN where they are random; the standard deviation of those.
+struct Expected {
+  double value, deviation;
+};
+
+Expected expected_start(const Parameter& p, const ModelConfig& c) {
+  switch (row_of(p.name).start) {
+    case Start::zero: return {0, 0};
+    case Start::one: return {1, 0};
+    case Start::third: return {1.0 / 3, 0};
+    case Start::root_of_hidden: return {std::sqrt(double(c.hidden)), 0};
+    case Start::norm_weight: return {c.norm.zero_centred ? 0.0 : 1.0, 0};
+    case Start::normal: return {NAN, 0.02};
+    case Start::scaled: return {NAN, c.depth_scaled_init ? 0.02 / std::sqrt(2.0 * double(c.layers)) : 0.02};
+    case Start::up: return c.norm.gate.zero_init ? Expected{0, 0} : Expected{NAN, 0.02};
+    case Start::alpha: {
+      // Attention reads the first norm of a block. With --norm-placement=post it reads the stream as the second norm
+      // of the block before it left it.
+      const char* const read_by_attention =
+          c.placement == NormPlacement::post ? ".post_attention_layernorm.alpha" : ".input_layernorm.alpha";
+      return {p.name.ends_with(read_by_attention) ? 0.8 : 0.2, 0};
+    }
+  }
+  return {};
+}
+
+// Every variant, and lines in which flags about starting values and decay meet.
+std::vector<std::string> lines() {
+  std::vector<std::string> all = small_models();
+  for (std::string& line : all)
+    if (line.find("dyt") != std::string::npos && line.find("--dyt-alpha") == std::string::npos)
+      line += " --dyt-alpha=0.2,0.8";
+  for (const char* line :
+       {"--init=depth-scaled --layers=3 --attn-bias=all --ffn-bias=on --attn=g1 --tied=off --position=learned",
+        "--init=depth-scaled --ffn=polynorm --attn-sink=kv-bias --attn=g1 --gate=static --embedding-scale=on",
+        "--norm=gated --norm-weight=zero-centred --attn-sink=learned --sdpa-out=groupnorm --norm-gate-init=zero",
+        "--norm=preaffine --norm-weight=zero-centred --sdpa-out=groupnorm --tied=off --norm-placement=post",
+        "--norm=dyt --dyt-alpha=0.2,0.8 --norm-placement=sandwich",
+        "--norm=dyt --dyt-alpha=0.2,0.8 --norm-placement=post --embedding-scale=on",
+        "--norm=gated-dyt --dyt-alpha=0.2,0.8 --norm-placement=sandwich --norm-gate=tensorwise"})
+    all.push_back(line);
+  return all;
+}
+
+// RFC 9923, for the stream of a parameter's random numbers.
+uint64_t fnv1a(const std::string& text) {
+  uint64_t h = 0xcbf29ce484222325;
+  for (const unsigned char c : text) h = (h ^ c) * 0x100000001b3;
+  return h;
+}
+
+Shape shape_of(const std::string& flags, const std::string& ending) {
+  const Model model(small_model(flags));
+  for (const Parameter& p : model.weights.list())
+    if (p.name.ends_with(ending)) return p.shape;
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("parameters: every one starts where the table says", "[parameters]") {
+  const uint64_t seed = 12;
+  for (const std::string& flags : lines()) {
+    INFO(flags);
+    Context ctx(Device::cpu);
+    Model model(small_model(flags), 1, 9, seed, ctx);
+    const std::vector<float> values = model.weights.values.download();
+    std::vector<float> rest = values;  // what no parameter has is padding, and 0
+    for (const Parameter& p : model.weights.list()) {
+      INFO(p.name);
+      const Expected start = expected_start(p, model.config);
+      // Draw i of a parameter is normal number i of the stream of its name, whatever else the model has.
+      const uint64_t stream = uint64_t(1) << 48 | (fnv1a(p.name) & 0xffffffffffff);
+      std::vector<float> expected(p.size, float(start.value)), got(p.size);
+      for (size_t i = 0; i < p.size; i++) {
+        if (std::isnan(start.value)) expected[i] = float(start.deviation * normal(seed, stream, i));
+        got[i] = values[p.offset + i];
+        rest[p.offset + i] = 0;
+      }
+      REQUIRE_BITWISE(expected, got);
+    }
+    REQUIRE_BITWISE(std::vector<float>(values.size(), 0.0f), rest);
+  }
+}
+
+TEST_CASE("parameters: a step without gradient moves those that decay and no other", "[parameters]") {
+  // Without a gradient AdamW is w - lr * decay * w = w / 2 here, exactly.
+  const AdamWHyperparameters settings = {0, 0.9f, 0.95f, 1e-8f, 0.25f};
+  for (const std::string& flags : lines()) {
+    INFO(flags);
+    Context ctx(Device::cpu);
+    Model model(small_model(flags), 1, 9, 12, ctx);
+    Optimizer optimizer(model.weights, 1, ctx);
+    const std::vector<float> ones(model.weights.flat_size(), 1.0f);
+    model.weights.values.upload(ones);
+    optimizer.begin_step();
+    optimizer.begin_micro_batch();
+    optimizer.end_micro_batch();
+    optimizer.update(settings, 2.0f, 1, 1.0f);
+    const std::vector<float> after = model.weights.values.download();
+    for (const Parameter& p : model.weights.list()) {
+      INFO(p.name);
+      // The weight of a norm that computes 1 + w decays, towards 1.
+      const Row& row = row_of(p.name);
+      const bool decays = row.decays || (row.start == Start::norm_weight && model.config.norm.zero_centred);
+      const float* const values = after.data() + p.offset;
+      REQUIRE_BITWISE(std::vector<float>(p.size, decays ? 0.5f : 1.0f), std::vector<float>(values, values + p.size));
+    }
+  }
+}
+
+TEST_CASE("parameters: a gate has the scores that its paper gives it", "[parameters]") {
+  // Hidden 20, 4 query heads and 2 key/value heads of 6. (arXiv 2505.06708. Rows are scores of a token.)
+  const std::tuple<const char*, const char*, Shape> gates[] = {
+      {"--attn=full", "g_proj.weight", {}},
+      {"--attn=g1", "g_proj.weight", {24, 20}},
+      {"--attn=g2", "g_proj.weight", {12, 20}},
+      {"--attn=g3", "g_proj.weight", {12, 20}},
+      {"--attn=g4", "g_proj.weight", {24, 20}},
+      {"--attn=g5", "g_proj.weight", {20, 20}},
+      {"--attn=g1 --gate=headwise", "g_proj.weight", {4, 20}},
+      {"--attn=g2 --gate=headwise", "g_proj.weight", {2, 20}},
+      {"--attn=g3 --gate=headwise --qk-norm=off", "g_proj.weight", {2, 20}},
+      {"--attn=g4 --gate=headwise --qk-norm=off", "g_proj.weight", {4, 20}},
+      {"--attn=g1 --gate=shared", "g_proj.weight", {24, 20}},
+      {"--attn=g2 --gate=shared", "g_proj.weight", {12, 20}},
+      {"--attn=g1 --gate=static", "gate.theta", {4, 6}},
+      {"--attn=g2 --gate=static", "gate.theta", {2, 6}},
+      {"--attn=g1 --gate=static", "g_proj.weight", {}},
+      {"--norm=gated --norm-rank=3", "model.norm.gate_down.weight", {3, 20}},
+      {"--norm=gated --norm-rank=3", "model.norm.gate_up.weight", {20, 3}},
+      {"--norm=gated --norm-rank=3 --norm-gate=tensorwise", "model.norm.gate_up.weight", {1, 3}},
+      {"--norm=gated --qk-norm=on", "q_norm.gate_down.weight", {}},
+      {"--attn-bias=none", "q_proj.bias", {}},
+      {"--attn-bias=qkv", "q_proj.bias", {24}},
+      {"--attn-bias=qkv", "k_proj.bias", {12}},
+      {"--attn-bias=qkv", "v_proj.bias", {12}},
+      {"--attn-bias=qkv", "o_proj.bias", {}},
+      {"--attn-bias=all", "v_proj.bias", {12}},
+      {"--attn-bias=all", "o_proj.bias", {20}},
+      {"--ffn-bias=off", "up_proj.bias", {}},
+      {"--ffn-bias=on", "gate_proj.bias", {28}},
+      {"--ffn-bias=on", "up_proj.bias", {28}},
+      {"--ffn-bias=on", "down_proj.bias", {20}},
+      {"--ffn=gelu", "mlp.gate_proj.weight", {}},
+      {"--tied=on", "lm_head.weight", {}},
+      {"--tied=off", "lm_head.weight", {37, 20}},
+      {"--norm-placement=post", "model.norm.weight", {}},
+      {"--norm-placement=sandwich", "mlp_out_layernorm.weight", {20}},
+      {"--position=learned", "model.embed_positions.weight", {9, 20}},
+      {"--attn-sink=learned", "sinks", {4}},
+      {"--attn-sink=kv-bias", "kv_bias.value", {4, 6}}};
+  for (const auto& [flags, name, shape] : gates) {
+    INFO(flags << " " << name);
+    REQUIRE(shape_of(flags, name) == shape);
+  }
+}
+
+TEST_CASE("parameters: the epsilon of a norm is its authors', or the one that is named", "[parameters]") {
+  for (auto [flags, norm, qk_norm] : {std::tuple{"", 1e-6f, 1e-6f},
+                                      {"--norm=gated", 1e-6f, 1e-6f},
+                                      {"--norm=preaffine", 1e-6f, 1e-6f},
+                                      {"--norm=layernorm", 1e-5f, 1e-6f},
+                                      {"--norm=layernorm --norm-eps=0.25", 0.25f, 0.25f},
+                                      {"--norm=dyt --norm-eps=0.25", 0.25f, 0.25f}}) {
+    INFO(flags);
+    const NormConfig config = small_model(flags).norm;
+    REQUIRE(config.epsilon() == norm);
+    REQUIRE(config.rms_epsilon() == qk_norm);
+  }
+}

@@ -1,0 +1,143 @@
+// step: what a step of training does to the weights and what it reports, against a plain loop in double; when it
+// refuses to go on; and what a validation takes.
+#include <filesystem>
+#include <fstream>
+
+#include "tests/compare.h"
+#include "tests/reference_loop.h"
+#include "tests/small_runs.h"
+
+using namespace gated;
+
+namespace {
+
+// Decay, clipping and epsilon large enough to matter in a few steps.
+Config run_of(const std::string& flags, size_t micro_batches) {
+  Config c = small_run(small_model(flags), 8, micro_batches);
+  c.adamw = {0, 0.8f, 0.9f, 1e-3f, 0.5f};
+  c.clip = 0.3f;
+  c.schedule = {2e-2f, 5e-3f, 3, 8};
+  return c;
+}
+
+std::string refusal(Run& run) {
+  try {
+    run.trainer.results();
+    return "";
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("step: losses, norms, rates and weights are those of a plain loop", "[step]") {
+  for (auto [flags, micro_batches] :
+       {std::pair{"", 1},
+        {"", 3},
+        {"--dropout=0.3", 1},
+        {"--dropout=0.3 --tied=off", 3},
+        {"--norm=gated --norm-rank=3 --attn=g1 --dropout=0.2", 2},
+        {"--norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --dropout=0.1", 2},
+        {"--norm=dyt --embedding-scale=on --attn=g2 --gate=headwise --attn-sink=learned", 2},
+        {"--attn=g1 --gate=static --attn-sink=kv-bias --ffn=polynorm", 2}}) {
+    INFO(flags << ", " << micro_batches << " micro-batches");
+    Context ctx(Device::cpu);
+    const Deviation d = deviation_from_loop(run_of(flags, size_t(micro_batches)), 8, ctx);
+    REQUIRE(d.reported < 1e-4);
+    REQUIRE(d.weights < 2e-6);
+  }
+}
+
+TEST_CASE("step: without clipping, and with it, the norm that is reported is the gradient's own", "[step]") {
+  Config config = run_of("", 2);
+  Context ctx(Device::cpu);
+  config.clip = 1e-3f;
+  const float clipped = Run(config, ctx).steps(1)[1];
+  config.clip = 1e3f;
+  REQUIRE(Run(config, ctx).steps(1)[1] == clipped);
+  REQUIRE(clipped > 0.1f);
+}
+
+TEST_CASE("step: the report of a run counts tokens and epochs", "[step]") {
+  // bigram-backcopy has 2^40 sequences.
+  Config config = small_run(small_model(), 8, 3);
+  config.batch = 4;
+  Context ctx(Device::cpu);
+  Run run(config, ctx);
+  REQUIRE(run.trainer.tokens_per_step() == 3 * 4 * 9);
+  REQUIRE(run.trainer.steps_per_epoch() == 0x1p40 / 12);
+  run.steps(2);
+  for (uint64_t m : {0, 1, 2}) REQUIRE(run.trainer.draw(m) == 2 * 3 + m);
+}
+
+TEST_CASE("step: an infinite loss, norm or gradient ends the run with its weights as they were", "[step]") {
+  Context ctx(Device::cpu);
+  // The loss alone: as a device would report it.
+  Run loss(run_of("", 2), ctx);
+  loss.steps(1);
+  for (float bad : {INFINITY, NAN}) {
+    *loss.trainer.loss(1) = bad;
+    loss.trainer.end_step();
+    REQUIRE(refusal(loss).find("diverged") != std::string::npos);
+  }
+  // The gradient alone. Logits of next to nothing, so the loss is ln V; but what the embedding gets back passes
+  // through an output matrix of 1e21, whose squares leave the range of float. In the second micro-batch of two as
+  // well.
+  for (size_t micro_batches : {1, 2}) {
+    Run gradient(run_of("--norm=none --tied=off", micro_batches), ctx);
+    std::vector<float> w = gradient.trainer.model.weights.values.download();
+    for (const Parameter& p : gradient.trainer.model.weights.list())
+      for (size_t i = p.offset; i < p.offset + p.size; i++)
+        w[i] *= p.name == "lm_head.weight" ? 1e23f : p.name == "model.embed_tokens.weight" ? 1e-26f : 1;
+    gradient.trainer.model.weights.values.upload(w);
+    const std::string before = gradient.trainer.fingerprint();
+    training_step(gradient.trainer);
+    REQUIRE(std::isfinite(*gradient.trainer.loss(0)));
+    const std::string message = refusal(gradient);
+    INFO(message);
+    REQUIRE(message.find("step 1: the loss is 3.6") == 0);  // ln 37
+    REQUIRE(message.find("diverged") != std::string::npos);
+    REQUIRE(gradient.trainer.fingerprint() == before);
+  }
+}
+
+TEST_CASE("step: a validation is the mean loss of the first batches, or of all that there are", "[step]") {
+  // 20 sequences of 9 tokens for validation: 6 batches of 3, and two sequences that fill no batch.
+  const std::string folder = (std::filesystem::temp_directory_path() / ("step." + std::to_string(getpid()))).string();
+  std::filesystem::create_directories(folder);
+  for (auto [name, bytes] : {std::pair{"train", 500}, {"val", 20 * 9 + 1}}) {
+    std::ofstream file(folder + "/" + name);
+    for (int i = 0; i < bytes; i++) file << char('a' + (i * i + i / 7) % 26);
+  }
+  Config config = small_run(small_model("--vocab=256 --dropout=0.4"), 8, 2);
+  config.batch = 3;
+  config.data.data = folder + "/train", config.data.val_data = folder + "/val";
+  config.data.vocab = 0;
+  Context ctx(Device::cpu);
+  Run run(config, ctx);
+  run.steps(2);
+  const Data data = open_data(config.data);
+  Model& model = run.trainer.model;
+  std::vector<double> losses;
+  for (size_t first = 0; first + 3 <= 20; first += 3) {
+    std::vector<int> ids, targets;
+    for (size_t b = 0; b < 3; b++) {
+      std::vector<int> tokens(10);
+      data.val->sequence(first + b, 9, tokens.data());
+      ids.insert(ids.end(), tokens.begin(), tokens.end() - 1);
+      targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
+    }
+    losses.push_back(double(model.loss({ids, targets, 3, 9})));
+  }
+  REQUIRE(losses.size() == 6);
+  for (size_t batches : {1, 2, 5, 6, 7, 100}) {
+    double sum = 0;
+    const size_t taken = std::min<size_t>(batches, 6);
+    for (size_t i = 0; i < taken; i++) sum += losses[i];
+    INFO(batches);
+    REQUIRE(run.trainer.validate(batches) == sum / double(taken));
+  }
+  for (size_t i = 1; i < 6; i++) REQUIRE(losses[i] != losses[0]);
+  std::filesystem::remove_all(folder);
+}
