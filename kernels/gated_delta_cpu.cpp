@@ -1,0 +1,470 @@
+// gated_delta_cpu: the gated delta rule of kernels/gated_delta.cu on a CPU, near the speed of its arithmetic, with the same
+// bits.
+//
+// Forward has two dots over a key in each token, so columns of a state lie across the lanes of a vector: a chain is a vector,
+// and nothing is added across lanes. A task owns `across` vectors of columns of one head, 128 x 32 numbers that stay in
+// the first cache, and walks over all tokens. One pass over them does three things for row i, each row loaded and stored once:
+//     S_i <- alpha S_i + k_i u        the update of token t
+//     o   += q_i S_i                  what token t reads
+//     P   += k'_i S_i                 what the state holds for the key of token t + 1
+// Four multiply-adds for four numbers of a row (a key, a query, the next key and the state): the time is that of the arithmetic.
+// The 16 chains of a dot are made four at a time, rows c .. c+3, c+16 .. c+19, ..., so that two dots of four chains of
+// two vectors fill 16 registers.
+//
+// Backward has three sums over columns and one dot over a key, so there a vector lies along a column: a sum over columns
+// is a multiply-add with one number of each column, and the dot is a vector of 16 chains. A task owns a key head of a sequence
+// with the value heads that read it, because dq and dk add these up. It goes through the 64 tokens of an
+// interval, the last interval first, slice of 16 columns after slice. First it makes the 65 states of the slice (second
+// cache), then it walks back. One pass over dS and the state S between two tokens finishes the later one and begins the earlier:
+//     dk  += dS u,  dk' += S w,  dS <- alpha dS + k w,  dg += S dS         of token t
+//     dS  += q do,  dq += S do,  du += dS k                                of token t - 1
+// Nine multiply-adds for two loads and a store.
+//
+// Scratch for each thread: forward (Dk x 32) floats; backward, with Dk and Dv rounded up to multiples of 16,
+// (65 x 16 + Dv x Hv/Hk + 4 x 64) x Dk floats and a little.
+// tests/test_gated_delta.cpp
+#include <omp.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "core/simd.h"
+#include "kernels/gated_delta.h"
+
+namespace gated {
+namespace gated_delta_cpu {
+
+constexpr size_t chains = gated_delta_chains, slice = gated_delta_slice, interval = gated_delta_interval;
+static_assert(chains == 16 && slice == 16 && 16 % lanes == 0);
+
+// ---- forward
+
+constexpr size_t across = lanes == 16 ? 2 : 1;  // vectors of columns
+constexpr size_t width = across * lanes;
+
+// The sums over rows of a[i] * S_i and b[i] * S_i, where S_i is row i after the update alpha * S_i + k[i] * u. Without
+// `update` S stays as it is.
+template <bool update>
+void pass(vec (&to_a)[across], vec (&to_b)[across], float* S, const float* a, const float* b, float alpha,
+          const float* k, const vec (&u)[across], size_t Dk) {
+  const vec decay = broadcast(alpha);
+  vec write[across];  // a copy: for all the compiler knows, a store into S changes u
+#pragma GCC unroll 2
+  for (size_t v = 0; v < across; v++) write[v] = u[v];
+  vec four_a[4][across], four_b[4][across];  // sums of four neighbouring chains
+#pragma GCC unroll 1
+  for (size_t c = 0; c < chains; c += 4) {
+    vec chain_a[4][across], chain_b[4][across];
+#pragma GCC unroll 4
+    for (size_t r = 0; r < 4; r++)
+#pragma GCC unroll 2
+      for (size_t v = 0; v < across; v++) chain_a[r][v] = chain_b[r][v] = vec{};
+    const auto link = [&](size_t i, size_t r) __attribute__((always_inline)) {
+      const vec ai = broadcast(a[i]), bi = broadcast(b[i]), ki = broadcast(k[i]);
+#pragma GCC unroll 2
+      for (size_t v = 0; v < across; v++) {
+        float* const at = S + i * width + v * lanes;
+        vec x = load(at);
+        if constexpr (update) {
+          x = fma(ki, write[v], decay * x);
+          store(at, x);
+        }
+        chain_a[r][v] = fma(ai, x, chain_a[r][v]);
+        chain_b[r][v] = fma(bi, x, chain_b[r][v]);
+      }
+    };
+    size_t i = c;
+    for (; i + 4 <= Dk; i += chains)
+#pragma GCC unroll 4
+      for (size_t r = 0; r < 4; r++) link(i + r, r);
+#pragma GCC unroll 4
+    for (size_t r = 0; r < 4; r++)
+      if (i + r < Dk) link(i + r, r);
+#pragma GCC unroll 2
+    for (size_t v = 0; v < across; v++) {
+      four_a[c / 4][v] = (chain_a[0][v] + chain_a[1][v]) + (chain_a[2][v] + chain_a[3][v]);
+      four_b[c / 4][v] = (chain_b[0][v] + chain_b[1][v]) + (chain_b[2][v] + chain_b[3][v]);
+    }
+  }
+#pragma GCC unroll 2
+  for (size_t v = 0; v < across; v++) {
+    to_a[v] = (four_a[0][v] + four_a[1][v]) + (four_a[2][v] + four_a[3][v]);
+    to_b[v] = (four_b[0][v] + four_b[1][v]) + (four_b[2][v] + four_b[3][v]);
+  }
+}
+
+// Rows of `n` columns of a state between the task's memory and an array (Dk,Dv).
+static void load_state(float* S, const float* from, size_t Dk, size_t Dv, size_t n) {
+  for (size_t i = 0; i < Dk; i++)
+    for (size_t l = 0; l < width; l += lanes)
+      store(S + i * width + l, from && l < n ? load_first(from + i * Dv + l, n - l) : vec{});
+}
+static void store_state(float* to, const float* S, size_t Dk, size_t Dv, size_t n) {
+  for (size_t i = 0; i < Dk; i++)
+    for (size_t l = 0; l < n; l += lanes) store_first(to + i * Dv + l, load(S + i * width + l), n - l);
+}
+
+// Rows of a head, one behind the other.
+static void gather(float* to, size_t to_step, const float* from, size_t step, size_t n, size_t count) {
+  for (size_t m = 0; m < count; m++) std::copy_n(from + m * step, n, to + m * to_step);
+}
+
+// What a forward task has: its columns of the state, and queries and keys of an interval and the key behind it.
+struct ForwardWorkspace {
+  float *S, *q, *k;
+  static size_t floats(const GatedDeltaShape& s) {
+    return ceil_div(s.Dv, width) * width * s.Dk + (2 * interval + 1) * s.Dk;
+  }
+  ForwardWorkspace(float* p, const GatedDeltaShape& s) {
+    S = p;
+    q = S + ceil_div(s.Dv, width) * width * s.Dk;
+    k = q + interval * s.Dk;
+  }
+};
+
+// Columns j0 .. j1-1 of one head. Block after block of columns goes through the tokens of an interval: meanwhile its state is
+// in the first cache, and keys and queries, which all blocks read, in the second.
+static void forward_columns(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s,
+                            const ForwardWorkspace& w, size_t b, size_t h, size_t j0, size_t j1) {
+  const size_t block = width * s.Dk;
+  const auto columns = [&](size_t j) { return std::min(width, s.Dv - j); };
+  const auto state_of = [&](size_t j) { return w.S + (j - j0) / width * block; };
+  for (size_t j = j0; j < j1; j += width)
+    load_state(state_of(j), in.initial ? in.initial + s.state(b, h) + j : nullptr, s.Dk, s.Dv, columns(j));
+  for (size_t t0 = 0; t0 < s.T; t0 += interval) {
+    const size_t count = std::min(interval, s.T - t0), behind = t0 + count < s.T ? 1 : 0;
+    gather(w.q, s.Dk, in.q + s.qk_row(b, t0, h), s.qk_step(), s.Dk, count);
+    gather(w.k, s.Dk, in.k + s.qk_row(b, t0, h), s.qk_step(), s.Dk, count + behind);
+    for (size_t j = j0; j < j1; j += width) {
+      float* const S = state_of(j);
+      const size_t n = columns(j);
+      if (out.kept && t0 > 0) store_state(out.kept + s.kept_state(b, h, t0 / interval - 1) + j, S, s.Dk, s.Dv, n);
+      vec stored[across], o[across], u[across] = {};
+      pass<false>(o, stored, S, w.k, w.k, 1.0f, w.k, u, s.Dk);
+      for (size_t m = 0; m < count; m++) {
+        const size_t number = s.number(b, t0 + m, h), row = s.o_row(b, t0 + m, h) + j;
+        const float alpha = exact_exp(in.g[number]), *v = in.v + s.v_row(b, t0 + m, h) + j;
+        for (size_t l = 0; l < n; l += lanes) {
+          const vec error = fma(broadcast(-alpha), stored[l / lanes], load_first(v + l, n - l));
+          if (out.error) store_first(out.error + row + l, error, n - l);
+          u[l / lanes] = broadcast(in.beta[number]) * error;
+        }
+        const float* k = w.k + m * s.Dk;  // the one behind the last is not looked at
+        pass<true>(o, stored, S, w.q + m * s.Dk, k + s.Dk, alpha, k, u, s.Dk);
+        for (size_t l = 0; l < n; l += lanes) store_first(out.o + row + l, o[l / lanes], n - l);
+      }
+    }
+  }
+  for (size_t j = j0; out.final && j < j1; j += width)
+    store_state(out.final + s.state(b, h) + j, state_of(j), s.Dk, s.Dv, columns(j));
+}
+
+// ---- backward
+//
+// A tile is 16 columns of a state, vectors of `lanes` rows one after the other: vector m of column j is number m*16 + j.
+// A vector of 16 chains has 16/lanes pieces; vector m of a column belongs to piece m mod that.
+
+constexpr size_t pieces = chains / lanes;
+
+// What a thread works with. All rows are padded to multiples of 16 with zeros.
+struct Workspace {
+  float* states;  // (65, tile)
+  float* dS;      // (heads of the group, slices, tile)
+  float *q, *k;   // (64, D)
+  float *dq, *dk;
+  float *dg, *dbeta;  // (64, 16): chains of a slice
+
+  static size_t padded(size_t n) { return ceil_div(n, 16) * 16; }
+  static size_t floats(const GatedDeltaShape& s) {
+    const size_t D = padded(s.Dk), tile = D * slice;
+    return (interval + 1 + s.group() * s.slices()) * tile + 4 * interval * D + 2 * interval * slice;
+  }
+  Workspace(float* p, const GatedDeltaShape& s) {
+    const size_t D = padded(s.Dk), tile = D * slice;
+    states = p;
+    dS = states + (interval + 1) * tile;
+    q = dS + s.group() * s.slices() * tile;
+    k = q + interval * D;
+    dq = k + interval * D;
+    dk = dq + interval * D;
+    dg = dk + interval * D;
+    dbeta = dg + interval * slice;
+  }
+};
+
+// x becomes, in every lane, one total: lane l that of the `lanes` numbers of x[l], as a tree of neighbours.
+template <size_t apart = 1>
+vec totals(vec (&x)[lanes]) {
+#pragma GCC unroll 8
+  for (size_t i = 0; i < lanes; i += 2 * apart) {
+    exchange<apart>(x[i], x[i + apart]);
+    x[i] = x[i] + x[i + apart];
+  }
+  if constexpr (2 * apart < lanes)
+    return totals<2 * apart>(x);
+  else
+    return x[0];
+}
+
+// The sums of the chains of `lanes` rows; piece(l, p) is piece p of row l.
+template <class Piece>
+vec chains_sums(Piece piece) {
+  vec sum[4] = {};
+#pragma GCC unroll 4
+  for (size_t p = 0; p < pieces; p++) {
+    vec x[lanes];
+#pragma GCC unroll 16
+    for (size_t l = 0; l < lanes; l++) x[l] = piece(l, p);
+    sum[p] = totals(x);
+  }
+  if constexpr (pieces == 1) return sum[0];
+  if constexpr (pieces == 2) return sum[0] + sum[1];
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// Rows of a tile that are real are from 0 to Dk.
+static void load_tile(float* tile, const float* from, size_t Dk, size_t Dv, size_t n) {
+  for (size_t i0 = 0; i0 < Workspace::padded(Dk); i0 += lanes)
+    for (size_t j0 = 0; j0 < slice; j0 += lanes) {
+      vec x[lanes];
+      for (size_t r = 0; r < lanes; r++)
+        x[r] = from && i0 + r < Dk && j0 < n ? load_first(from + (i0 + r) * Dv + j0, n - j0) : vec{};
+      transpose(x);
+      for (size_t r = 0; r < lanes; r++) store(tile + i0 * slice + (j0 + r) * lanes, x[r]);
+    }
+}
+static void store_tile(float* to, const float* tile, size_t Dk, size_t Dv, size_t n) {
+  for (size_t i0 = 0; i0 < Dk; i0 += lanes)
+    for (size_t j0 = 0; j0 < n; j0 += lanes) {
+      vec x[lanes];
+      for (size_t r = 0; r < lanes; r++) x[r] = load(tile + i0 * slice + (j0 + r) * lanes);
+      transpose(x);
+      for (size_t r = 0; r < lanes && i0 + r < Dk; r++) store_first(to + (i0 + r) * Dv + j0, x[r], n - j0);
+    }
+}
+
+static void next_state(float* to, const float* S, const float* k, const float (&u)[slice], float alpha, size_t D) {
+  const vec decay = broadcast(alpha);
+  for (size_t i = 0; i < D; i += lanes) {
+    const vec ki = load(k + i);
+#pragma GCC unroll 16
+    for (size_t j = 0; j < slice; j++) {
+      const size_t at = i * slice + j * lanes;
+      store(to + at, fma(ki, broadcast(u[j]), decay * load(S + at)));
+    }
+  }
+}
+
+// What a pass does of the later and of the earlier of two tokens.
+struct Later {
+  const float* k = nullptr;
+  float alpha = 1;
+  float u[slice], w[slice];
+  float *dk = nullptr, *dg = nullptr;
+};
+struct Earlier {
+  const float *q = nullptr, *k = nullptr;
+  float dout[slice];
+  float* dq = nullptr;
+  float du[slice];
+};
+
+static vec first_lanes(size_t n, vec x, vec other) {
+  decltype(x < other) index;
+  for (size_t l = 0; l < lanes; l++) index[l] = int(l);
+  return index < int(n) ? x : other;
+}
+
+// whole: the slice has 16 columns, else n.
+template <bool finish, bool begin, bool whole>
+void pass_back(float* dS, const float* S, Later& later, Earlier& earlier, size_t Dk, size_t columns) {
+  const size_t n = whole ? slice : columns;
+  vec du[pieces][slice];
+#pragma GCC unroll 16
+  for (size_t j = 0; j < slice; j++)
+#pragma GCC unroll 4
+    for (size_t p = 0; p < pieces; p++) du[p][j] = vec{};
+  vec dg[pieces] = {};
+  const vec decay = broadcast(later.alpha);
+
+  const auto rows = [&](size_t i, auto partial) __attribute__((always_inline)) {
+    const size_t p = i / lanes % pieces;
+    vec to_q{}, from_write{}, from_error{}, product{}, later_k{}, q{}, k{};
+    if constexpr (finish) later_k = load(later.k + i);
+    if constexpr (begin) q = load(earlier.q + i), k = load(earlier.k + i);
+#pragma GCC unroll 16
+    for (size_t j = 0; j < n; j++) {
+      const size_t at = i * slice + j * lanes;
+      vec d = load(dS + at);
+      const vec state = load(S + at);
+      if constexpr (finish) {
+        const vec w = broadcast(later.w[j]);
+        from_write = fma(d, broadcast(later.u[j]), from_write);
+        from_error = fma(state, w, from_error);
+        d = fma(later_k, w, decay * d);
+        product = fma(state, d, product);
+      }
+      if constexpr (begin) {
+        const vec dout = broadcast(earlier.dout[j]);
+        d = fma(q, dout, d);
+        to_q = fma(state, dout, to_q);
+        const vec next = fma(d, k, du[p][j]);
+        du[p][j] = partial ? first_lanes(Dk - i, next, du[p][j]) : next;
+      }
+      store(dS + at, d);
+    }
+    if constexpr (finish) {
+      store(later.dk + i, load(later.dk + i) + (from_write + from_error));
+      dg[p] = dg[p] + product;  // what adds up from +0 is never -0, so the +0 of rows past the end changes nothing
+    }
+    if constexpr (begin) store(earlier.dq + i, load(earlier.dq + i) + to_q);
+  };
+  size_t i = 0;
+  for (; i + lanes <= Dk; i += lanes) rows(i, std::false_type());
+  if (i < Dk) rows(i, std::true_type());
+
+  if constexpr (finish)
+#pragma GCC unroll 4
+    for (size_t p = 0; p < pieces; p++) store(later.dg + p * lanes, dg[p]);
+  if constexpr (begin)
+#pragma GCC unroll 4
+    for (size_t j0 = 0; j0 < slice; j0 += lanes)
+      store(earlier.du + j0, chains_sums([&](size_t l, size_t p) { return du[p][j0 + l]; }));
+}
+
+template <bool finish, bool begin>
+void pass_back(float* dS, const float* S, Later& later, Earlier& earlier, size_t Dk, size_t columns) {
+  if (columns == slice)
+    pass_back<finish, begin, true>(dS, S, later, earlier, Dk, columns);
+  else
+    pass_back<finish, begin, false>(dS, S, later, earlier, Dk, columns);
+}
+
+// total[m] += the sum of the 16 chains of row m.
+static void add_chains(float* total, size_t step, const float* rows, size_t count) {
+  for (size_t m0 = 0; m0 < count; m0 += lanes) {
+    const vec sums = chains_sums([&](size_t l, size_t p) { return load(rows + (m0 + l) * chains + p * lanes); });
+    for (size_t l = 0; l < lanes && m0 + l < count; l++) total[(m0 + l) * step] = total[(m0 + l) * step] + sums[l];
+  }
+}
+
+// The slice of columns from j0 of value head h, for tokens t0 .. t0 + count - 1.
+static void backward_slice(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back, const GatedDeltaIn& in,
+                           const GatedDeltaShape& s, const Workspace& w, float* dS, size_t b, size_t h, size_t j0,
+                           size_t t0, size_t count) {
+  const size_t D = Workspace::padded(s.Dk), tile = D * slice, n = std::min(slice, s.Dv - j0);
+  const auto load_columns = [&](float(&x)[slice], const float* from) {
+    for (size_t l = 0; l < slice; l += lanes) store(x + l, l < n ? load_first(from + l, n - l) : vec{});
+  };
+
+  const float* kept = t0 > 0       ? back.kept + s.kept_state(b, h, t0 / interval - 1)
+                      : in.initial ? in.initial + s.state(b, h)
+                                   : nullptr;
+  load_tile(w.states, kept ? kept + j0 : nullptr, s.Dk, s.Dv, n);
+  for (size_t m = 0; m < count; m++) {
+    const size_t number = s.number(b, t0 + m, h);
+    float u[slice];
+    load_columns(u, back.error + s.o_row(b, t0 + m, h) + j0);
+    for (float& x : u) x = in.beta[number] * x;
+    next_state(w.states + (m + 1) * tile, w.states + m * tile, w.k + m * D, u, exact_exp(in.g[number]), D);
+  }
+
+  Later later;
+  Earlier earlier;
+  for (size_t m = count; m-- > 0;) {
+    const size_t number = s.number(b, t0 + m, h), row = s.o_row(b, t0 + m, h) + j0;
+    load_columns(earlier.dout, back.dout + row);
+    earlier.q = w.q + m * D, earlier.k = w.k + m * D, earlier.dq = w.dq + m * D;
+    if (m == count - 1)
+      pass_back<false, true>(dS, w.states + (m + 1) * tile, later, earlier, s.Dk, n);
+    else
+      pass_back<true, true>(dS, w.states + (m + 1) * tile, later, earlier, s.Dk, n);
+
+    later.k = w.k + m * D, later.dk = w.dk + m * D, later.dg = w.dg + m * chains;
+    later.alpha = exact_exp(in.g[number]);
+    float error[slice];
+    load_columns(error, back.error + row);
+    const vec beta = broadcast(in.beta[number]), alpha = broadcast(-later.alpha);
+    float* const dv = out.dv + s.v_row(b, t0 + m, h) + j0;
+    for (size_t l = 0; l < slice; l += lanes) {
+      const vec du = l < n ? load_first(earlier.du + l, n - l) : vec{}, e = load(error + l), to_v = beta * du;
+      if (l < n) store_first(dv + l, to_v, n - l);
+      store(later.u + l, beta * e);
+      store(later.w + l, alpha * to_v);
+      store(w.dbeta + m * chains + l, fma(du, e, vec{}));
+    }
+  }
+  pass_back<true, false>(dS, w.states, later, earlier, s.Dk, n);
+
+  add_chains(out.dg + s.number(b, t0, h), s.Hv, w.dg, count);
+  add_chains(out.dbeta + s.number(b, t0, h), s.Hv, w.dbeta, count);
+}
+
+static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back, const GatedDeltaIn& in,
+                           const GatedDeltaShape& s, const Workspace& w, size_t b, size_t key_head) {
+  const size_t D = Workspace::padded(s.Dk), tile = D * slice, h0 = key_head * s.group(), h1 = h0 + s.group();
+  const auto dS_of = [&](size_t h, size_t j0) { return w.dS + ((h - h0) * s.slices() + j0 / slice) * tile; };
+  for (size_t h = h0; h < h1; h++)
+    for (size_t j0 = 0; j0 < s.Dv; j0 += slice)
+      load_tile(dS_of(h, j0), back.dfinal ? back.dfinal + s.state(b, h) + j0 : nullptr, s.Dk, s.Dv,
+                std::min(slice, s.Dv - j0));
+  std::fill_n(w.q, 2 * interval * D, 0.0f);  // and k: what is past Dk stays 0
+  std::fill_n(w.dg, 2 * interval * slice, 0.0f);
+
+  for (size_t part = s.kept() + 1; part-- > 0;) {
+    const size_t t0 = part * interval, count = std::min(interval, s.T - t0);
+    for (size_t m = 0; m < count; m++) {
+      std::copy_n(in.q + s.qk_row(b, t0 + m, h0), s.Dk, w.q + m * D);
+      std::copy_n(in.k + s.qk_row(b, t0 + m, h0), s.Dk, w.k + m * D);
+    }
+    std::fill_n(w.dq, 2 * interval * D, 0.0f);  // and dk
+    for (size_t h = h0; h < h1; h++) {
+      for (size_t m = 0; m < count; m++) out.dg[s.number(b, t0 + m, h)] = out.dbeta[s.number(b, t0 + m, h)] = 0;
+      for (size_t j0 = 0; j0 < s.Dv; j0 += slice)
+        backward_slice(out, back, in, s, w, dS_of(h, j0), b, h, j0, t0, count);
+    }
+    for (size_t m = 0; m < count; m++) {
+      std::copy_n(w.dq + m * D, s.Dk, out.dq + s.qk_row(b, t0 + m, h0));
+      std::copy_n(w.dk + m * D, s.Dk, out.dk + s.qk_row(b, t0 + m, h0));
+    }
+  }
+  for (size_t h = h0; out.dinitial && h < h1; h++)
+    for (size_t j0 = 0; j0 < s.Dv; j0 += slice)
+      store_tile(out.dinitial + s.state(b, h) + j0, dS_of(h, j0), s.Dk, s.Dv, std::min(slice, s.Dv - j0));
+}
+
+}  // namespace gated_delta_cpu
+
+size_t gated_delta_forward_cpu_scratch(const GatedDeltaShape& s) {
+  return gated_delta_cpu::ForwardWorkspace::floats(s) * omp_get_max_threads() * sizeof(float);
+}
+
+// A task has all columns of a head where there are heads enough for the threads, else one block of columns.
+void gated_delta_forward_cpu(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s, Context& ctx) {
+  using namespace gated_delta_cpu;
+  float* const scratch = ctx.scratch(gated_delta_forward_cpu_scratch(s) / sizeof(float));
+  const size_t heads = s.B * s.Hv, all = ceil_div(s.Dv, width) * width;
+  const size_t share = heads < 4 * size_t(omp_get_max_threads()) ? width : all, tasks = all / share;
+#pragma omp parallel for schedule(dynamic)
+  for (size_t n = 0; n < heads * tasks; n++) {
+    const ForwardWorkspace w(scratch + ForwardWorkspace::floats(s) * omp_get_thread_num(), s);
+    const size_t b = n / tasks / s.Hv, h = n / tasks % s.Hv, j0 = n % tasks * share;
+    forward_columns(out, in, s, w, b, h, j0, std::min(j0 + share, s.Dv));
+  }
+}
+
+size_t gated_delta_backward_cpu_scratch(const GatedDeltaShape& s) {
+  return gated_delta_cpu::Workspace::floats(s) * omp_get_max_threads() * sizeof(float);
+}
+
+void gated_delta_backward_cpu(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back, const GatedDeltaIn& in,
+                              const GatedDeltaShape& s, Context& ctx) {
+  using namespace gated_delta_cpu;
+  float* const scratch = ctx.scratch(gated_delta_backward_cpu_scratch(s) / sizeof(float));
+#pragma omp parallel for schedule(dynamic)
+  for (size_t n = 0; n < s.B * s.Hk; n++)
+    backward_group(out, back, in, s, Workspace(scratch + Workspace::floats(s) * omp_get_thread_num(), s), n / s.Hk,
+                   n % s.Hk);
+}
+
+}  // namespace gated
