@@ -2,8 +2,6 @@
 //
 // What the lines below call: layers/model.cu (forward, backward), training/optimizer.cuh (update), training/trainer.cu
 // (what a run has from step to step). main() and the choice of a device stand in training/main.cu.
-#include <omp.h>
-
 #include <cstdio>
 
 #include "dataloader/text.h"
@@ -12,6 +10,7 @@
 #include "training/progress.h"
 #include "training/run_metadata.h"
 #include "training/sampler.h"
+#include "training/threads.h"
 #include "training/trainer.h"
 
 namespace gated {
@@ -95,7 +94,7 @@ void print_sample(Trainer& trainer, const Data& data) {
 
 int train(Config& config, Device device) {
   catch_interrupts();
-  if (config.threads) omp_set_num_threads(int(config.threads));
+  use_threads(config.threads);
   Context ctx(device);
   if (config.cublas) ctx.use_cublas(config.tf32);
 

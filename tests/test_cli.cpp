@@ -1,6 +1,7 @@
 // cli: ./train as a user meets it: what it prints, what it refuses, and what survives a kill.
 // Runs the program that stands in the current folder (make builds it first).
 #include <fcntl.h>
+#include <omp.h>
 #include <poll.h>
 #include <pty.h>
 #include <signal.h>
@@ -131,6 +132,19 @@ TEST_CASE("cli: cpu and emulated end in the same weights; so do one thread and t
   REQUIRE(with("--device=emulated") == cpu);
   REQUIRE(with("--threads=1") == cpu);
   REQUIRE(with("--threads=2") == cpu);
+}
+
+TEST_CASE("cli: more threads than cores are warned about, and change no bit", "[cli]") {
+  const Folder f;
+  const int cores = omp_get_num_procs();
+  const Outcome as_many = train(f, small({"--threads=" + std::to_string(cores)}));
+  REQUIRE(as_many.err.empty());
+  const Outcome more = train(f, small({"--threads=" + std::to_string(cores + 1)}));
+  INFO(more.err);
+  REQUIRE(more.exit_code == 0);
+  REQUIRE(contains(more.err, format("warning: --threads=%d is more than the %d core", cores + 1, cores)));
+  REQUIRE(std::count(more.err.begin(), more.err.end(), '\n') == 1);
+  REQUIRE(fingerprint_of(more) == fingerprint_of(as_many));
 }
 
 TEST_CASE("cli: a sample follows temperature, top-k and seed", "[cli]") {
