@@ -1,6 +1,8 @@
 // describe: sizes of the presets as published, the listing, and the FFN width that matches a number of parameters.
 #include "training/describe.h"
 
+#include <map>
+
 #include "layers/model.h"
 #include "tests/catch.h"
 #include "tests/small_models.h"
@@ -97,6 +99,56 @@ TEST_CASE("describe: what is printed adds up, for every variant", "[describe]") 
     REQUIRE(memory.activations + memory.between == real.allocated_bytes());
     REQUIRE(text.find(format("total              %12.1f\n", double(memory.total()) / 1048576.0)) != std::string::npos);
   }
+}
+
+TEST_CASE("describe: which weights decay, the sums of the parts, FLOPs and memory as the flags say", "[describe]") {
+  const char* const flags =
+      "--norm=gated --attn=g1 --tied=off --attn-bias=all --micro-batches=3 --batch=5 --context=20 --device=";
+  for (const char* device : {"cpu", "emulated"}) {
+    const Config config = config_of_flags(std::string(flags) + device);
+    const std::string text = describe(config);
+    INFO(text);
+    Model model(config.model);
+    std::map<std::string, size_t> parts;
+    for (const Parameter& p : model.weights.list()) {
+      const size_t at = text.find("  " + p.name + " ");
+      const std::string line = text.substr(at, text.find('\n', at) - at);
+      INFO(line);
+      REQUIRE(line.ends_with("  decays") == (p.shape.size() == 2));  // matrices
+      REQUIRE(line.find(" " + with_commas(p.size) + " ") != std::string::npos);
+      // The third word of model.layers.3.mlp..., or the first two of any other.
+      const bool in_layer = p.name.starts_with("model.layers.");
+      const size_t begin = in_layer ? p.name.find('.', 13) + 1 : 0;
+      const size_t end = p.name.find('.', in_layer ? begin : p.name.find('.') + 1);
+      parts[p.name.substr(begin, end - begin)] += p.size;
+    }
+    size_t total = 0;
+    for (const auto& [part, size] : parts) {
+      REQUIRE(text.find(format("  %-58s %31s\n", part.c_str(), with_commas(size).c_str())) != std::string::npos);
+      total += size;
+    }
+    REQUIRE(text.find(format("  %-58s %31s\n", "total", with_commas(total).c_str())) != std::string::npos);
+
+    REQUIRE(text.find("for 5 sequences of 20 tokens (100 tokens)") != std::string::npos);
+    // Of a layer: q, o and the gate 128*128, k and v 64*128, the FFN 3*128*384; nine GatedNorms of 2*16*128; the output matrix.
+    const size_t products = 4 * (3 * 128 * 128 + 2 * 64 * 128 + 3 * 128 * 384) + 9 * 2 * 16 * 128 + 256 * 128;
+    REQUIRE(text.find(format("FLOPs a token, training          %.4g (6 x %s weights of matrix products",
+                             6.0 * double(products) + 12.0 * 128 * 10 * 4, with_commas(products).c_str())) !=
+            std::string::npos);
+    const TrainingMemory memory =
+        training_memory(config.model, 5, 20, 3, std::string(device) == "cpu" ? Device::cpu : kernel_device);
+    const std::string numbers = text.substr(text.find("memory, MiB"));
+    for (auto [name, bytes] : {std::pair{"weights", memory.weights},
+                               {"gradients", 2 * memory.weights},  // and their sum over micro-batches
+                               {"optimizer", 2 * memory.weights},
+                               {"activations", memory.activations},
+                               {"scratch", memory.scratch},
+                               {"total", memory.total()}})
+      REQUIRE(numbers.find(format("%-18s %12.1f\n", name, double(bytes) / 1048576.0)) != std::string::npos);
+  }
+}
+
+TEST_CASE("describe: numbers are grouped by thousands", "[describe]") {
   REQUIRE(with_commas(1) == "1");
   REQUIRE(with_commas(999) == "999");
   REQUIRE(with_commas(1000) == "1,000");

@@ -1,8 +1,11 @@
 // sampler: draws follow the softmax, repeat with the seed, and stay inside the top k.
 #include "training/sampler.h"
 
+#include <algorithm>
 #include <cmath>
+#include <set>
 
+#include "core/philox.cuh"
 #include "tests/compare.h"
 
 using namespace gated;
@@ -37,4 +40,36 @@ TEST_CASE("sampler: seed and index decide, top-k bounds, temperature 0 takes the
   REQUIRE(differ > 100);
   REQUIRE(Sampler{0.0, 0, 1}.draw({1.0f, 5.0f, 5.0f}, 0) == 1);  // ties: the lower id
   REQUIRE(Sampler{1.0, 0, 1}.draw({-INFINITY, 0.0f}, 3) == 1);
+}
+
+TEST_CASE("sampler: a draw is the one that the softmax of the k likeliest and Philox give", "[sampler]") {
+  // Ties among the logits: of equal ones the lower id comes first.
+  std::vector<float> logits(40);
+  for (size_t i = 0; i < logits.size(); i++) logits[i] = float(i * 11 % 17) * 0.2f;
+  std::vector<int> order(logits.size());
+  for (size_t i = 0; i < order.size(); i++) order[i] = int(i);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[size_t(a)] > logits[size_t(b)]; });
+  for (uint64_t seed : {uint64_t(1), uint64_t(77), uint64_t(1) << 40})
+    for (double temperature : {0.3, 1.0, 2.5})
+      for (size_t k : {0, 1, 2, 7, 40, 100}) {
+        const size_t kept = k == 0 || k > 40 ? 40 : k;
+        double total = 0;
+        for (size_t i = 0; i < kept; i++) total += std::exp(double(logits[size_t(order[i])]) / temperature);
+        std::set<int> seen;
+        for (uint64_t index = 0; index < 300; index++) {
+          INFO("seed " << seed << ", temperature " << temperature << ", top " << k << ", index " << index);
+          // The index-th double of the stream 5 << 48: 53 bits of two words of Philox.
+          const PhiloxBlock block =
+              philox4x32({{uint32_t(index / 2), 0, 0, uint32_t(5) << 16}}, uint32_t(seed), uint32_t(seed >> 32));
+          const uint32_t low = block.word[index % 2 * 2], high = block.word[index % 2 * 2 + 1];
+          const double u = double((uint64_t(high) << 32 | low) >> 11) / 9007199254740992.0;
+          double sum = 0;
+          size_t at = 0;
+          while (at + 1 < kept && (sum += std::exp(double(logits[size_t(order[at])]) / temperature)) <= u * total) at++;
+          const int token = Sampler{temperature, k, seed}.draw(logits, index);
+          REQUIRE(token == order[at]);
+          seen.insert(token);
+        }
+        if (kept <= 7 && temperature >= 1) REQUIRE(seen.size() == kept);  // all k of them, and no other
+      }
 }

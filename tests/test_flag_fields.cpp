@@ -1,0 +1,218 @@
+// flag fields: every flag, and every named value of it, arrives in the field that it names, and in no other.
+#include <functional>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "tests/catch.h"
+#include "training/command_line.h"
+
+using namespace gated;
+
+namespace {
+
+struct Row {
+  const char *word, *room;  // room: flags without which the word would be refused
+  std::function<bool(const Config&)> arrived;
+};
+
+#define FIELD(word, room, condition)                      \
+  Row {                                                   \
+    word, room, [](const Config& c) { return condition; } \
+  }
+
+const Row rows[] = {
+    FIELD("--preset=gpt2-124m", "", c.preset == "gpt2-124m" && c.model.layers == 12),
+    FIELD("--params=900000", "", c.params == 900000),
+    FIELD("--match-params=--attn=g1", "", c.match_params == "--attn=g1"),
+    FIELD("--describe", "", c.describe),
+
+    FIELD("--norm=rmsnorm", "", c.model.norm.kind == NormKind::rmsnorm),
+    FIELD("--norm=layernorm", "", c.model.norm.kind == NormKind::layernorm),
+    FIELD("--norm=dyt", "", c.model.norm.kind == NormKind::dyt),
+    FIELD("--norm=preaffine", "", c.model.norm.kind == NormKind::preaffine),
+    FIELD("--norm=gated", "", c.model.norm.kind == NormKind::gated),
+    FIELD("--norm=gated-dyt", "", c.model.norm.kind == NormKind::gated_dyt),
+    FIELD("--norm=none", "", c.model.norm.kind == NormKind::none),
+    FIELD("--norm-placement=pre", "", c.model.placement == NormPlacement::pre),
+    FIELD("--norm-placement=post", "", c.model.placement == NormPlacement::post),
+    FIELD("--norm-placement=sandwich", "", c.model.placement == NormPlacement::sandwich),
+    FIELD("--norm-eps=0.25", "", c.model.norm.eps == 0.25f),
+    FIELD("--norm-weight=plain", "", !c.model.norm.zero_centred),
+    FIELD("--norm-weight=zero-centred", "", c.model.norm.zero_centred),
+    FIELD("--norm-rank=7", "--norm=gated", c.model.norm.gate.rank == 7),
+    FIELD("--norm-gate=elementwise", "--norm=gated", c.model.norm.gate.score == NormGateScore::elementwise),
+    FIELD("--norm-gate=tensorwise", "--norm=gated", c.model.norm.gate.score == NormGateScore::tensorwise),
+    FIELD("--norm-gate-act=sigmoid", "--norm=gated", c.model.norm.gate.op.act == Activation::sigmoid),
+    FIELD("--norm-gate-act=tanh", "--norm=gated", c.model.norm.gate.op.act == Activation::tanh),
+    FIELD("--norm-gate-act=silu", "--norm=gated", c.model.norm.gate.op.act == Activation::silu),
+    FIELD("--norm-gate-act=identity", "--norm=gated", c.model.norm.gate.op.act == Activation::identity),
+    FIELD("--norm-gate-init=normal", "--norm=gated", !c.model.norm.gate.zero_init),
+    FIELD("--norm-gate-init=zero", "--norm=gated", c.model.norm.gate.zero_init),
+    FIELD("--norm-gate-scale=3", "--norm=gated", c.model.norm.gate.op.scale == 3),
+    FIELD("--dyt-alpha=0.2,0.8", "--norm=dyt", c.model.norm.dyt_alpha == 0.2 && c.model.dyt_alpha_attention == 0.8),
+
+    FIELD("--attn=full", "", c.model.attention.gate_at == GatePosition::none),
+    FIELD("--attn=g1", "", c.model.attention.gate_at == GatePosition::g1),
+    FIELD("--attn=g2", "", c.model.attention.gate_at == GatePosition::g2),
+    FIELD("--attn=g3", "", c.model.attention.gate_at == GatePosition::g3),
+    FIELD("--attn=g4", "", c.model.attention.gate_at == GatePosition::g4),
+    FIELD("--attn=g5", "", c.model.attention.gate_at == GatePosition::g5),
+    FIELD("--gate=elementwise", "--attn=g1", c.model.attention.gate.kind == GateKind::elementwise),
+    FIELD("--gate=headwise", "--attn=g1", c.model.attention.gate.kind == GateKind::headwise),
+    FIELD("--gate=shared", "--attn=g1", c.model.attention.gate.kind == GateKind::shared),
+    FIELD("--gate=static", "--attn=g1", c.model.attention.gate.kind == GateKind::static_),
+    FIELD("--gate-op=mul", "--attn=g1", !c.model.attention.gate.op.additive),
+    FIELD("--gate-op=add", "--attn=g1", c.model.attention.gate.op.additive),
+    FIELD("--gate-act=sigmoid", "--attn=g1", c.model.attention.gate.op.act == Activation::sigmoid),
+    FIELD("--gate-act=silu", "--attn=g1", c.model.attention.gate.op.act == Activation::silu),
+    FIELD("--gate-act=ns-sigmoid", "--attn=g1", c.model.attention.gate.op.act == Activation::ns_sigmoid),
+    FIELD("--gate-act=identity", "--attn=g1", c.model.attention.gate.op.act == Activation::identity),
+    FIELD("--attn-score=softmax", "", c.model.attention.score == AttentionScore::softmax),
+    FIELD("--attn-score=sigmoid", "", c.model.attention.score == AttentionScore::sigmoid),
+    FIELD("--attn-sink=none", "", c.model.attention.sink == AttentionSink::none),
+    FIELD("--attn-sink=learned", "", c.model.attention.sink == AttentionSink::learned),
+    FIELD("--attn-sink=kv-bias", "", c.model.attention.sink == AttentionSink::kv_bias),
+    FIELD("--sdpa-out=plain", "", c.model.attention.sdpa_out == SdpaOut::plain),
+    FIELD("--sdpa-out=groupnorm", "", c.model.attention.sdpa_out == SdpaOut::groupnorm),
+    FIELD("--sdpa-out=silu", "", c.model.attention.sdpa_out == SdpaOut::silu),
+    FIELD("--window=11", "", c.model.attention.window == 11),
+    FIELD("--window-layers=all", "--window=11", c.model.window_layers == WindowLayers::all),
+    FIELD("--window-layers=even", "--window=11", c.model.window_layers == WindowLayers::even),
+    FIELD("--qk-norm=on", "", c.model.attention.qk_norm),
+    FIELD("--qk-norm=off", "", !c.model.attention.qk_norm),
+    FIELD("--attn-bias=none", "", c.model.attention.bias == AttentionBias::none),
+    FIELD("--attn-bias=qkv", "", c.model.attention.bias == AttentionBias::qkv),
+    FIELD("--attn-bias=all", "", c.model.attention.bias == AttentionBias::all),
+    FIELD("--position=rope", "", c.model.position == Position::rope),
+    FIELD("--position=learned", "", c.model.position == Position::learned),
+    FIELD("--position=none", "", c.model.position == Position::none),
+    FIELD("--rope-theta=500", "", c.model.rope_theta == 500),
+    FIELD("--rope-fraction=0.5", "", c.model.rope_fraction == 0.5 && c.model.rope_dims() == 16),
+
+    FIELD("--ffn=swiglu", "", c.model.ffn.kind == FfnKind::swiglu),
+    FIELD("--ffn=glu", "", c.model.ffn.kind == FfnKind::glu),
+    FIELD("--ffn=geglu", "", c.model.ffn.kind == FfnKind::geglu),
+    FIELD("--ffn=gelu", "", c.model.ffn.kind == FfnKind::gelu),
+    FIELD("--ffn=relu2", "", c.model.ffn.kind == FfnKind::relu2),
+    FIELD("--ffn=polynorm", "", c.model.ffn.kind == FfnKind::polynorm),
+    FIELD("--gelu=tanh", "--ffn=gelu", c.model.ffn.gelu == Activation::gelu_tanh),
+    FIELD("--gelu=erf", "--ffn=gelu", c.model.ffn.gelu == Activation::gelu_erf),
+    FIELD("--ffn-bias", "", c.model.ffn.bias),
+    FIELD("--tied=off", "", !c.model.tied),
+    FIELD("--embedding-scale", "", c.model.embedding_scale),
+    FIELD("--init=plain", "", !c.model.depth_scaled_init),
+    FIELD("--init=depth-scaled", "", c.model.depth_scaled_init),
+    FIELD("--clip-residual=17", "", c.model.clip_residual == 17),
+    FIELD("--clip-output=19", "", c.model.clip_output == 19),
+    FIELD("--dropout=0.3", "", c.model.dropout == 0.3f),
+
+    FIELD("--layers=3", "", c.model.layers == 3),
+    FIELD("--hidden=52", "", c.model.hidden == 52),
+    FIELD("--heads=6", "", c.model.attention.H == 6),
+    FIELD("--kv-heads=1", "", c.model.attention.KVH == 1),
+    FIELD("--head-dim=14", "", c.model.attention.D == 14),
+    FIELD("--ffn-hidden=33", "", c.model.ffn.F == 33),
+    FIELD("--context=21", "", c.model.context == 21),
+
+    FIELD("--data=a.txt", "", c.data.data == "a.txt"),
+    FIELD("--val-data=b.txt", "", c.data.val_data == "b.txt"),
+    FIELD("--val-fraction=0.25", "", c.data.val_fraction == 0.25),
+    FIELD("--vocab=300", "", c.vocab == 300 && c.data.vocab == 300 && c.model.vocab == 300),
+    FIELD("--seed=9", "", c.seed == 9 && c.data.seed == 9),
+
+    FIELD("--steps=50", "", c.steps == 50 && c.schedule.steps == 50),
+    FIELD("--batch=5", "", c.batch == 5),
+    FIELD("--micro-batches=6", "", c.micro_batches == 6),
+    FIELD("--lr=0.5", "", c.schedule.peak == 0.5f),
+    FIELD("--min-lr=0.00025", "", c.schedule.final == 0.00025f),
+    FIELD("--warmup=7", "", c.schedule.warmup == 7),
+    FIELD("--beta1=0.75", "", c.adamw.beta1 == 0.75f),
+    FIELD("--beta2=0.5", "", c.adamw.beta2 == 0.5f),
+    FIELD("--adam-eps=0.125", "", c.adamw.epsilon == 0.125f),
+    FIELD("--weight-decay=0.375", "", c.adamw.weight_decay == 0.375f),
+    FIELD("--clip=2.5", "", c.clip == 2.5f),
+
+    FIELD("--precision=fp32", "", c.precision == Precision::fp32),
+    FIELD("--matmul=exact", "", !c.cublas),
+    FIELD("--matmul=cublas", "", c.cublas),
+    FIELD("--tf32", "--matmul=cublas", c.tf32),
+
+    FIELD("--val-every=23", "", c.val_every == 23),
+    FIELD("--val-batches=24", "", c.val_batches == 24),
+    FIELD("--sample-tokens=25", "", c.sample_tokens == 25),
+    FIELD("--temperature=1.5", "", c.temperature == 1.5),
+    FIELD("--top-k=26", "", c.top_k == 26),
+    FIELD("--out=folder", "", c.out == "folder"),
+    FIELD("--save-every=27", "--out=folder", c.save_every == 27),
+    FIELD("--keep=28", "--out=folder", c.keep == 28),
+    FIELD("--resume", "--out=folder", c.resume),
+    FIELD("--device=auto", "", c.device == DeviceChoice::automatic),
+    FIELD("--device=cpu", "", c.device == DeviceChoice::cpu),
+    FIELD("--device=cuda", "", c.device == DeviceChoice::cuda),
+    FIELD("--device=emulated", "", c.device == DeviceChoice::emulated),
+    FIELD("--threads=3", "", c.threads == 3),
+};
+
+// What every flag says, by its name.
+std::map<std::string, std::string> values(Config config) {
+  std::map<std::string, std::string> all;
+  for (const Flag& f : list_flags(config)) all[f.name] = f.get();
+  return all;
+}
+
+// What the word sets, beside where another named value of the same flag is the default.
+std::string other_than(const std::string& name, const std::string& value) {
+  Config defaults;
+  for (const Flag& f : list_flags(defaults))
+    if (f.name == name && !f.choices.empty() && f.get() == value && f.choices.size() > 1)
+      return name + "=" + f.choices[f.choices[0].value == value].value + " ";
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("flag fields: every flag and named value arrives, and changes no other flag", "[flags]") {
+  std::set<std::string> covered;
+  for (const Row& row : rows) {
+    INFO(row.word);
+    const std::string word = row.word, name = word.substr(0, word.find('='));
+    const std::string value = word.size() > name.size() ? word.substr(name.size() + 1) : "on";
+    covered.insert(name);
+    covered.insert(name + "=" + value);
+    const std::string room = std::string(row.room) + " ";
+    const Config config = config_of_flags(room + word);
+    REQUIRE(row.arrived(config));
+    if (name == "--preset") continue;
+    std::map<std::string, std::string> before = values(config_of_flags(room)), after = values(config);
+    REQUIRE(after.at(name) == value);
+    before.erase(name), after.erase(name);
+    REQUIRE(before == after);
+    // A value that is the default has to arrive as well where it comes behind another.
+    const std::string other = other_than(name, value);
+    if (other.empty() || name == "--precision") continue;
+    if (other.find("sigmoid") == std::string::npos) REQUIRE(!row.arrived(config_of_flags(room + other)));
+    REQUIRE(row.arrived(config_of_flags(room + other + word)));
+  }
+  Config defaults;
+  for (const Flag& f : list_flags(defaults)) {
+    INFO(f.name);
+    REQUIRE(covered.count(f.name));
+    if (f.name == "--preset" || f.is_switch) continue;
+    for (const Flag::Choice& choice : f.choices) REQUIRE(covered.count(f.name + "=" + choice.value));
+  }
+}
+
+TEST_CASE("flag fields: what is not said follows from what is", "[flags]") {
+  const Config slow = config_of_flags("--lr=1e-5 --steps=5");
+  REQUIRE(slow.schedule.final == 1e-5f);  // a default never above --lr
+  REQUIRE(slow.schedule.warmup <= 5);     // or longer than the run
+  REQUIRE(config_of_flags("").schedule.steps == config_of_flags("").steps);
+  REQUIRE(config_of_flags("").data.seed == config_of_flags("").seed);
+  for (const char* line : {"--params=5 --ffn-hidden=6", "--params=5 --match-params=--attn=g1", "--steps=5 --warmup=6",
+                           "--match-params=--attn=g1 --ffn-hidden=6", "--lr=1e-4 --min-lr=1e-3", "--dropout=1",
+                           "--dropout=0.995", "--val-fraction=1", "--head-dim=257", "--rope-fraction=1.5"}) {
+    INFO(line);
+    REQUIRE_THROWS_AS(config_of_flags(line), Error);
+  }
+}

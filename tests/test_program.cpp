@@ -1,0 +1,210 @@
+// program: what ./train says and writes is what the run did. The run is done again here, on the library that the program is
+// made of, which other tests hold to a plain loop (tests/test_step.cpp). Runs the program in the current folder.
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "dataloader/text.h"
+#include "tests/compare.h"
+#include "tests/small_runs.h"
+#include "training/sampler.h"
+
+using namespace gated;
+namespace fs = std::filesystem;
+
+namespace {
+
+// What the program prints, errors too.
+std::string output_of(const std::string& flags) {
+  FILE* const pipe = popen(("./train " + flags + " 2>&1").c_str(), "r");
+  std::string text;
+  for (int c; (c = fgetc(pipe)) != EOF;) text += char(c);
+  pclose(pipe);
+  return text;
+}
+
+struct Folder {
+  const fs::path path = fs::temp_directory_path() / ("program." + std::to_string(getpid()));
+  Folder() { fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+  std::string operator/(const std::string& name) const { return (path / name).string(); }
+};
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// The numbers in brackets of a regular expression, where it is found first.
+std::vector<double> numbers(const std::string& text, const std::string& expression) {
+  std::smatch match;
+  REQUIRE(std::regex_search(text, match, std::regex(expression)));
+  std::vector<double> all;
+  for (size_t i = 1; i < match.size(); i++) all.push_back(std::stod(match[i]));
+  return all;
+}
+
+// Steps, and the validations that follow some of them, as log.jsonl has them.
+std::vector<nlohmann::json> log_of(const std::string& folder) {
+  std::ifstream file(folder + "/log.jsonl");
+  std::vector<nlohmann::json> entries;
+  for (std::string line; std::getline(file, line);) entries.push_back(nlohmann::json::parse(line));
+  return entries;
+}
+
+// The sample of a model: the first token of the validation data, then one at a time from the last `context` tokens.
+std::string sample_of(Model& model, const Data& data, const Sampler& sampler, size_t count) {
+  std::vector<int> tokens(data.val->is_text() ? 65 : 9), sample;
+  data.val->sequence(0, tokens.size() - 1, tokens.data());
+  sample.push_back(tokens[0]);
+  while (sample.size() < count) {
+    std::vector<int> window = sample;
+    while (window.size() > model.config.context) window.erase(window.begin());
+    sample.push_back(sampler.draw(model.next_token_logits(window), sample.size()));
+  }
+  return decode(sample, data.val->is_text());
+}
+
+const std::string small =
+    "--layers=2 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 --ffn-hidden=48 --batch=2 --warmup=3 ";
+
+}  // namespace
+
+TEST_CASE("program: header, lines, log, checkpoints and sample are those of the run", "[program]") {
+  const Folder folder;
+  const std::string flags = small +
+                            "--data=bigram-backcopy --vocab=20 --context=64 --micro-batches=2 --dropout=0.2 --clip=0.3 "
+                            "--weight-decay=0.3 --steps=7 --seed=11 --val-every=3 --val-batches=2 --sample-tokens=100 "
+                            "--temperature=1.3 --top-k=5 --save-every=3 --keep=0 --device=cpu --threads=3 --out=" +
+                            (folder / "run");
+  const std::string out = output_of(flags);
+  INFO(out);
+  Context ctx(Device::cpu);
+  Run run(config_of_flags(flags), ctx);
+
+  // The header. 20*32 + 2*(2*32*32 + 2*16*32 + 2*16 + 3*48*32 + 2*32) + 32 parameters; of products 16000, and attention of
+  // 12 * 32 * 32 keys in 2 layers.
+  const double flops = 6 * 16000 + 2 * 12 * 32 * 32;
+  std::string header = out.substr(0, out.find("\n\n"));
+  header = std::regex_replace(header, std::regex("\n *"), " ");
+  REQUIRE(contains(header, "cpu, 3 threads, fp32 matmul peak "));
+  REQUIRE(contains(header, "bigram-backcopy: 19 tokens, 3 of them triggers, and BOS 19"));
+  REQUIRE(contains(header, " 256 tokens a step, epoch of 274877906944.0 steps"));  // 2^40 sequences
+  REQUIRE(contains(header, " 16224 parameters, 0.12 MFLOP a token, "));
+  Config defaults, config = config_of_flags(flags);
+  const std::vector<Flag> now = list_flags(config), then = list_flags(defaults);
+  for (size_t i = 0; i < now.size(); i++) {
+    INFO(now[i].name);
+    const bool said = contains(header, now[i].name + "=" + now[i].get());
+    REQUIRE(said == (now[i].get() != then[i].get()));
+  }
+
+  // Steps and validations, printed and logged.
+  std::vector<nlohmann::json> log = log_of(folder / "run");
+  REQUIRE(log.size() == 7 + 3);
+  const double peak = numbers(out, "matmul peak ([0-9]+) GFLOP/s")[0] * 1e9;
+  size_t entry = 0;
+  for (size_t step = 1; step <= 7; step++) {
+    INFO("step " << step);
+    const std::vector<float> expected = run.steps(1);
+    const nlohmann::json& line = log[entry++];
+    REQUIRE(line["step"] == step);
+    REQUIRE(line["loss"] == double(expected[0]));
+    REQUIRE(line["gradient_norm"] == double(expected[1]));
+    REQUIRE(line["learning_rate"] == double(expected[2]));
+    const std::string place = format("step %zu/7  ", step);
+    const std::vector<double> printed = numbers(
+        out, place + "loss ([0-9.]+)  norm +([0-9.]+)  lr ([0-9.e+-]+) +([0-9]+) tok/s +([0-9.]+)% (?:of )?peak");
+    REQUIRE(printed[0] == std::stod(format("%.4f", double(expected[0]))));
+    REQUIRE(std::fabs(printed[1] - double(expected[1])) <= 0.00051);  // fewer digits where the line is narrow
+    REQUIRE(std::fabs(printed[2] - double(expected[2])) <= 0.051 * printed[2]);
+    const double speed = 256 / line["seconds"].get<double>();
+    REQUIRE(std::fabs(printed[3] - speed) <= 0.51 + 1e-6 * speed);
+    REQUIRE(std::fabs(printed[4] - 100 * speed * flops / peak) <= 0.51 + 0.01 * printed[4]);
+    if (step != 3 && step != 6 && step != 7) continue;
+    const double loss = run.trainer.validate(2);
+    REQUIRE(log[entry]["step"] == step);
+    REQUIRE(log[entry++]["validation_loss"] == loss);
+    REQUIRE(contains(out, place + format("validation loss %.4f\n", loss)));
+  }
+
+  // What is left of it.
+  for (size_t step = 1; step <= 7; step++)
+    REQUIRE(fs::exists(folder / ("run/" + checkpoint_name(step))) == (step == 3 || step == 6 || step == 7));
+  const Sampler sampler = {1.3, 5, 11};
+  const std::string sample = sample_of(run.trainer.model, open_data(config.data), sampler, 100);
+  REQUIRE(contains(out, "\nsample (temperature 1.3, seed 11):\n" + sample +
+                            "\nfingerprint of the weights: " + run.trainer.fingerprint() + "\n"));
+}
+
+TEST_CASE("program: a text's split, its bigrams, its prompt, and a width chosen by a number of parameters",
+          "[program]") {
+  const Folder folder;
+  std::string text;
+  for (int i = 0; i < 1000; i++) text += char((i < 750 ? 'a' : 'A') + (i * i / 3 + i) % 7);
+  std::ofstream(folder / "text") << text;
+  const std::string flags =
+      small +
+      "--context=32 --val-fraction=0.25 --val-every=0 --val-batches=1 --steps=5 --seed=4 --device=cpu "
+      "--sample-tokens=33 --save-every=2 --keep=1 --dropout=0.5 --data=" +
+      (folder / "text") + " --out=" + (folder / "run");
+  const std::string wide = std::regex_replace(flags, std::regex("--ffn-hidden=48"), "--params=30000");
+  const std::string out = output_of(wide);
+  INFO(out);
+  // 256*32 + 2*(2*32*32 + 2*16*32 + 2*16 + 2*32) + 32 = 14560 parameters without an FFN, and 192 for each of its channels:
+  // 80 are nearest to 30000.
+  REQUIRE(contains(out, "--ffn-hidden=80 gives 29920, 80 fewer than the 30000 asked for"));
+  REQUIRE(contains(out, " 29920 parameters, "));
+  REQUIRE(contains(out, "tokens 0 to 750 of 1000 bytes of 1 text files"));
+  REQUIRE(contains(out, "64 tokens a step, epoch of 11.5 steps"));  // 23 sequences of 32
+
+  // Entropy of a letter behind a letter, over the seven sequences of validation.
+  std::map<std::string, double> pairs, singles;
+  for (size_t i = 750; i < 750 + 7 * 32; i++) pairs[text.substr(i, 2)]++, singles[text.substr(i, 1)]++;
+  double entropy = 0;
+  for (const auto& [pair, n] : pairs) entropy += n * std::log(singles.at(pair.substr(0, 1)) / n);
+  REQUIRE(contains(out, format("entropy %.4f nats", entropy / (7 * 32))));
+
+  Context ctx(Device::cpu);
+  Config config = config_of_flags(std::regex_replace(flags, std::regex("--ffn-hidden=48"), "--ffn-hidden=80"));
+  Run run(config, ctx);
+  run.steps(5);
+  std::vector<nlohmann::json> log = log_of(folder / "run");
+  std::erase_if(log, [](const nlohmann::json& entry) { return !entry.contains("validation_loss"); });
+  REQUIRE(log.size() == 1);
+  REQUIRE(log[0]["step"] == 5);
+  REQUIRE(log[0]["validation_loss"] == run.trainer.validate(1));
+  REQUIRE(list_checkpoints(folder / "run").size() == 1);
+  REQUIRE(fs::exists(folder / ("run/" + checkpoint_name(5))));
+  const std::string sample = sample_of(run.trainer.model, open_data(config.data), {0.8, 0, 4}, 33);
+  REQUIRE(sample[0] == text[750]);
+  REQUIRE(contains(out, "\nsample (temperature 0.8, seed 4):\n" + sample +
+                            "\nfingerprint of the weights: " + run.trainer.fingerprint() + "\n"));
+}
+
+TEST_CASE("program: a device that is named is the device that runs", "[program]") {
+  const std::string flags =
+      "--data=bigram-backcopy --vocab=20 --context=8 --layers=1 --hidden=12 --heads=2 --kv-heads=1 --head-dim=6 "
+      "--ffn-hidden=16 --batch=2 --steps=2 --warmup=1 --val-batches=1 --sample-tokens=0 ";
+  const std::string emulated = output_of(flags + "--device=emulated"), cpu = output_of(flags + "--device=cpu");
+  INFO(emulated);
+  REQUIRE(contains(emulated, "device     emulated\n"));
+  REQUIRE(contains(cpu, "device     cpu, "));
+  auto fingerprint = [](const std::string& out) { return out.substr(out.find("fingerprint of the weights: ")); };
+  REQUIRE(fingerprint(emulated) == fingerprint(cpu));
+  // The GPU's half is not in a build without nvcc; with it, no GPU may answer.
+  for (const char* wanted : {"--device=cuda", "--matmul=cublas"}) {
+    const std::string refused = output_of(flags + wanted);
+    if (!contains(refused, "fingerprint")) REQUIRE(contains(refused, std::string("error: ") + wanted));
+  }
+}
+
+TEST_CASE("program: --describe tells of the model that the same flags would train", "[program]") {
+  const std::string text = output_of("--data=bigram-backcopy --params=900000 --describe");
+  INFO(text);
+  // 64 tokens: 64*128 + 4*(2*128*128 + 2*64*128 + 2*32 + 2*128) + 128 = 206208, and 1536 for a channel of the FFN.
+  REQUIRE(contains(text, "--ffn-hidden=452 gives 900480, 480 more than the 900000 asked for"));
+  REQUIRE(std::regex_search(text, std::regex("total +900,480\n")));
+  REQUIRE(std::regex_search(text, std::regex("model.embed_tokens.weight +\\[64,128\\] +8,192  decays\n")));
+}
