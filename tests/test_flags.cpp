@@ -83,7 +83,11 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--val-data=a", "--val-fraction=0.2"}), "--val-fraction"));
   REQUIRE(contains(parse({"--lr=1e-4", "--min-lr=1e-3"}), "--min-lr"));
   REQUIRE(contains(parse({"--steps=5", "--warmup=6"}), "--warmup"));
-  REQUIRE(parse({"--steps=5"}) == "");  // the default warm-up gives way
+  for (const auto& [steps, warmup] : std::vector<std::pair<size_t, size_t>>{{1, 1}, {5, 3}, {100, 50}, {2000, 200}}) {
+    Config c;
+    REQUIRE(parse(c, {format("--steps=%zu", steps)}) == "");  // the default warm-up gives way
+    REQUIRE(c.schedule.warmup == warmup);
+  }
   REQUIRE(parse({"--lr=1e-4"}) == "");  // and the default final rate
   REQUIRE(contains(parse({"--tied=maybe"}), "--tied=maybe: expected on | off"));
   REQUIRE(contains(parse({"--norm=dyt", "--qk-norm=off", "--norm-eps=1e-4"}), "--norm-eps"));
@@ -227,6 +231,34 @@ TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, b
   const RunMetadata two = old(dyt, {{"--dyt-alpha", "0.2"}, {"--dyt-alpha-attn", "0.8"}});
   REQUIRE(refusal(two, remembered("--norm=dyt --dyt-alpha=0.2,0.8")) == "");
   REQUIRE(contains(refusal(two, remembered("--norm=dyt --dyt-alpha=0.2")), "--dyt-alpha=0.2,0.8"));
+}
+
+TEST_CASE("flags: every ./train of the README's shell lines is accepted", "[readme]") {
+  std::ifstream file("README.md");
+  size_t commands = 0;
+  bool shell = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("```")) shell = line == "```sh";
+    const size_t begin = line.find("./train ");
+    if (!shell || begin == std::string::npos || line.starts_with("(")) continue;
+    std::vector<std::string> words = {""};
+    bool quoted = false;
+    for (size_t i = begin + 8; i < line.size() && line[i] != '#'; i++) {
+      if (line[i] == '\'')
+        quoted = !quoted;
+      else if (line[i] == ' ' && !quoted)
+        words.push_back("");
+      else
+        words.back() += line[i] == '$' ? '1' : line[i];
+    }
+    INFO(line);
+    std::vector<std::string> flags;
+    for (const std::string& word : words)
+      if (!word.empty() && word != "--help") flags.push_back(word.starts_with("--seed=1") ? "--seed=1" : word);
+    REQUIRE(parse(flags) == "");
+    commands++;
+  }
+  REQUIRE(commands >= 10);
 }
 
 TEST_CASE("flags: every line of flags in the README's tables of the papers is accepted", "[readme]") {

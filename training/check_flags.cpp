@@ -122,7 +122,7 @@ void check_flags(Config& c, const std::set<std::string>& given) {
 
   // Defaults give way to what was given.
   if (!is_given("--min-lr")) c.schedule.final = std::min(c.schedule.final, c.schedule.peak);
-  if (!is_given("--warmup")) c.schedule.warmup = std::min(c.schedule.warmup, c.steps);
+  if (!is_given("--warmup")) c.schedule.warmup = std::min(c.schedule.warmup, (c.steps + 1) / 2);
   require(c.schedule.final <= c.schedule.peak, "--min-lr=%g is above --lr=%g: the cosine falls from --lr to --min-lr",
           double(c.schedule.final), double(c.schedule.peak));
   require(c.schedule.warmup <= c.steps, "--warmup=%zu is longer than --steps=%zu", c.schedule.warmup, c.steps);

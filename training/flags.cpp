@@ -205,7 +205,8 @@ void list_training_flags(FlagTable& t, Config& c) {
   t.number("--micro-batches", c.micro_batches, at_least(1), "micro-batches whose gradients one step adds up");
   t.number("--lr", c.schedule.peak, between(0.0f, 1e3f), "learning rate after the warm-up");
   t.number("--min-lr", c.schedule.final, between(0.0f, 1e3f), "learning rate at the end of the cosine");
-  t.number("--warmup", c.schedule.warmup, at_least(0), "steps of linear warm-up");
+  t.number("--warmup", c.schedule.warmup, at_least(0),
+           "steps of linear warm-up; where it is not given, at most half of --steps");
   t.number("--beta1", c.adamw.beta1, between(0.0f, 0.9999999f), "AdamW: decay of the mean gradient (kernels/adamw.cu)");
   t.number("--beta2", c.adamw.beta2, between(0.0f, 0.9999999f), "AdamW: decay of the mean squared gradient");
   t.number("--adam-eps", c.adamw.epsilon, between(1e-30f, 1.0f), "AdamW: added to the root of the mean square");
