@@ -140,8 +140,10 @@ test: train $(ALL_TESTS)  ## every test: CPU = emulator bit for bit, both saniti
 quick-test: $(foreach t,$(TESTS),$(BUILD)/release/$(t)) train  ## the release build's tests alone
 	@scripts/run_tests.sh $(filter $(BUILD)/%,$^)
 
-gradcheck: $(BUILD)/release/test_$(OP)  ## finite differences of one operation: make gradcheck OP=rmsnorm
-	$< "[gradcheck]" --success --durations yes
+GRADCHECKED := $(patsubst tests/test_%.cpp,%,$(shell grep -l check_gradient $(wildcard tests/test_*.cpp)))
+KNOWN_OP = $(filter $(GRADCHECKED),$(OP))
+gradcheck: $(KNOWN_OP:%=$(BUILD)/release/test_%)  ## finite differences of one operation: make gradcheck OP=rmsnorm
+	@$(if $(KNOWN_OP),GRADCHECK=1 $< "[gradcheck]",echo "make gradcheck OP=$(OP): expected one of: $(GRADCHECKED)" >&2; exit 1)
 
 GPU_TESTS := $(filter-out test_simt test_planted_bugs,$(KERNEL_TESTS))
 gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/bench  ## on a machine with a GPU: bitwise tests, sanitizers, fingerprint -> gpu_check.json

@@ -48,6 +48,35 @@ TEST_CASE("compare: a gradient that is off by a millionth fails the finite diffe
   REQUIRE(gradient_error(loss, x, g) > 1e-7);
 }
 
+TEST_CASE("compare: the report of gradients has a line for each, with its largest error", "[compare]") {
+  GradientReport report;
+  report.add("op: gradients", "x", 1e-10);
+  report.add("op: gradients", "w", 3e-7);
+  report.add("op: gradients", "x", 2.5e-9);
+  report.add("op: gradients", "x", 1e-9);
+  report.add("op: others", "x", INFINITY);
+  report.add("op: others", "x", 0);
+  REQUIRE(report.text(1e-7) ==
+          "op: gradients\n"
+          "  x                        largest relative error 2.5e-09, bound 1e-07, on 3 inputs\n"
+          "  w                        largest relative error 3.0e-07, bound 1e-07, on 1 input: WRONG\n"
+          "op: others\n"
+          "  x                        largest relative error inf, bound 1e-07, on 2 inputs: WRONG\n");
+}
+
+TEST_CASE("compare: make gradcheck names the operations where it knows none of the name", "[compare]") {
+  for (const char* word : {"", "OP=typo", "OP=floors"}) {
+    FILE* make = popen(format("make gradcheck %s 2>&1", word).c_str(), "r");
+    REQUIRE(make);
+    std::string said(4096, '\0');
+    said.resize(fread(said.data(), 1, said.size(), make));
+    INFO(said);
+    REQUIRE(pclose(make) != 0);
+    REQUIRE(said.find("expected one of: activation attention ") != said.npos);
+    REQUIRE(said.find("No rule") == said.npos);
+  }
+}
+
 TEST_CASE("compare: a write past the end of a guarded buffer is caught", "[compare]") {
   Context ctx(kernel_device);
   Guarded buffer(ctx, 8);
