@@ -499,6 +499,29 @@ TEST_CASE("bigram-backcopy: a sequence depends on seed, split and index only", "
   CHECK(says(refusal([] { open_data({.data = "bigram-backcopy", .vocab = 5}); }), {"--vocab=5", "8 to 4096"}));
 }
 
+TEST_CASE("bigram-backcopy: the seed decides the language, and split and seed its sequences", "[dataloader]") {
+  const Folder folder;
+  const std::string text = folder.write("text", "the quick brown fox jumps over the lazy dog, and back again.");
+  std::ifstream file(text);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const auto sequences = [](const TokenStream& stream) {
+    std::vector<int32_t> all(3 * 21);
+    for (size_t i = 0; i < 3; ++i) stream.sequence(i, 20, &all[i * 21]);
+    return all;
+  };
+  for (const uint64_t seed : {7, 8}) {
+    const Data random = open_data({.data = "bigram-backcopy", .vocab = 30, .seed = seed}),
+               of_text = open_data({.data = "bigram-backcopy:" + text, .seed = seed});
+    const BigramWeights made = random_bigrams(29, seed), counted = text_bigrams(bytes);
+    CHECK(sequences(*random.train) == sequences(BigramBackcopy(made, seed, 0)));
+    CHECK(sequences(*random.val) == sequences(BigramBackcopy(made, seed, 1)));
+    CHECK(sequences(*of_text.train) == sequences(BigramBackcopy(counted, seed, 0)));
+    CHECK(sequences(*of_text.val) == sequences(BigramBackcopy(counted, seed, 1)));
+    CHECK(sequences(*random.train) != sequences(*random.val));
+    CHECK(open_data({.data = "bigram-backcopy", .seed = seed}).train->vocab() == 64);
+  }
+}
+
 TEST_CASE("bigram-backcopy: the text's own bigrams, its commonest bytes as triggers", "[dataloader]") {
   const Folder folder;
   // Bytes a b c d e x have ids 0 to 5; x, e, d are the commonest. The last 'x' is followed by the first byte.

@@ -130,7 +130,8 @@ TEST_CASE("describe: which weights decay, the sums of the parts, FLOPs and memor
     REQUIRE(text.find(format("  %-58s %31s\n", "total", with_commas(total).c_str())) != std::string::npos);
 
     REQUIRE(text.find("for 5 sequences of 20 tokens (100 tokens)") != std::string::npos);
-    // Of a layer: q, o and the gate 128*128, k and v 64*128, the FFN 3*128*384; nine GatedNorms of 2*16*128; the output matrix.
+    // Of a layer: q, o and the gate 128*128, k and v 64*128, the FFN 3*128*384; nine GatedNorms of 2*16*128; the output
+    // matrix.
     const size_t products = 4 * (3 * 128 * 128 + 2 * 64 * 128 + 3 * 128 * 384) + 9 * 2 * 16 * 128 + 256 * 128;
     REQUIRE(text.find(format("FLOPs a token, training          %.4g (6 x %s weights of matrix products",
                              6.0 * double(products) + 12.0 * 128 * 10 * 4, with_commas(products).c_str())) !=

@@ -6,6 +6,7 @@
 
 #include "tests/catch.h"
 #include "training/command_line.h"
+#include "training/run_metadata.h"
 
 using namespace gated;
 
@@ -183,6 +184,7 @@ TEST_CASE("flag fields: every flag and named value arrives, and changes no other
     const std::string room = std::string(row.room) + " ";
     const Config config = config_of_flags(room + word);
     REQUIRE(row.arrived(config));
+    if (*row.room) REQUIRE_THROWS_AS(config_of_flags(word), Error);  // it would say nothing
     if (name == "--preset") continue;
     std::map<std::string, std::string> before = values(config_of_flags(room)), after = values(config);
     REQUIRE(after.at(name) == value);
@@ -209,10 +211,71 @@ TEST_CASE("flag fields: what is not said follows from what is", "[flags]") {
   REQUIRE(slow.schedule.warmup <= 5);     // or longer than the run
   REQUIRE(config_of_flags("").schedule.steps == config_of_flags("").steps);
   REQUIRE(config_of_flags("").data.seed == config_of_flags("").seed);
-  for (const char* line : {"--params=5 --ffn-hidden=6", "--params=5 --match-params=--attn=g1", "--steps=5 --warmup=6",
-                           "--match-params=--attn=g1 --ffn-hidden=6", "--lr=1e-4 --min-lr=1e-3", "--dropout=1",
-                           "--dropout=0.995", "--val-fraction=1", "--head-dim=257", "--rope-fraction=1.5"}) {
+  for (const char* line : {"--params=5 --ffn-hidden=6",
+                           "--params=5 --match-params=--attn=g1",
+                           "--match-params=--attn=g1 --ffn-hidden=6",
+                           "--steps=5 --warmup=6",
+                           "--lr=1e-4 --min-lr=1e-3",
+                           "--val-data=a --val-fraction=0.2",
+                           "--data=bigram-backcopy --val-fraction=0.2",
+                           "--position=none --rope-theta=500",
+                           "--position=learned --rope-fraction=0.5",
+                           "--norm=none --qk-norm=off --norm-eps=0.1",
+                           "--dropout=1",
+                           "--dropout=0.995",
+                           "--val-fraction=1",
+                           "--head-dim=257",
+                           "--rope-fraction=1.5",
+                           "--rope-theta=0.5",
+                           "--beta1=1",
+                           "--beta2=1",
+                           "--adam-eps=0",
+                           "--clip=0",
+                           "--norm-eps=2",
+                           "--norm=gated --norm-rank=513",
+                           "--norm=gated --norm-rank=0",
+                           "--norm=gated --norm-gate-scale=0",
+                           "--norm=dyt --dyt-alpha=0",
+                           "--steps=0",
+                           "--batch=0",
+                           "--micro-batches=0",
+                           "--save-every=0 --out=x",
+                           "--val-batches=0",
+                           "--layers=0",
+                           "--hidden=0",
+                           "--heads=0",
+                           "--kv-heads=0",
+                           "--head-dim=0",
+                           "--ffn-hidden=0",
+                           "--context=0",
+                           "--threads=4097",
+                           "--lr=1001",
+                           "--weight-decay=-1",
+                           "--temperature=-0.1"}) {
     INFO(line);
     REQUIRE_THROWS_AS(config_of_flags(line), Error);
+  }
+}
+
+TEST_CASE("flag fields: which flags change the weights, and which the architecture", "[flags]") {
+  // These may change where a run goes on from a checkpoint.
+  const std::set<std::string> free = {"--preset",      "--params",        "--match-params", "--describe", "--val-every",
+                                      "--val-batches", "--sample-tokens", "--temperature",  "--top-k",    "--out",
+                                      "--save-every",  "--keep",          "--resume",       "--device",   "--threads"};
+  const std::set<std::string> of_no_model = {
+      "--data",          "--val-data", "--val-fraction", "--vocab",  "--seed",  "--steps", "--batch",
+      "--micro-batches", "--lr",       "--min-lr",       "--warmup", "--beta1", "--beta2", "--adam-eps",
+      "--weight-decay",  "--clip",     "--precision",    "--matmul", "--tf32"};
+  Config config;
+  for (const Flag& f : list_flags(config)) {
+    INFO(f.name);
+    REQUIRE(f.shapes_the_result() == !free.count(f.name));
+    REQUIRE(f.shapes_the_model() == (!free.count(f.name) && !of_no_model.count(f.name)));
+  }
+  // A checkpoint remembers the first kind, all of them.
+  const std::map<std::string, std::string> remembered = run_metadata(config, open_data({.data = "bigram-backcopy"}));
+  for (const Flag& f : list_flags(config)) {
+    INFO(f.name);
+    REQUIRE(remembered.count("flag" + f.name) == !free.count(f.name));
   }
 }

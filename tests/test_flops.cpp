@@ -4,9 +4,11 @@
 // element of a query and each key that it sees: 4 forward (score and weighted value), 8 backward.
 #include <cmath>
 
+#include "kernels/embedding.h"
 #include "tests/catch.h"
 #include "training/command_line.h"
 #include "training/memory.h"
+#include "training/optimizer.cuh"
 
 using namespace gated;
 
@@ -115,6 +117,20 @@ TEST_CASE("flops: a weight takes 4 bytes, its gradient, its sum over micro-batch
     REQUIRE(three.gradients == 2 * bytes);
     REQUIRE(one.optimizer == 2 * bytes);
     REQUIRE(three.total() == one.total() + bytes);
+  }
+}
+
+TEST_CASE("flops: tables are a batch's tokens and targets, their groups, angles, and what the optimizer reads",
+          "[flops]") {
+  for (auto [flags, angles] : {std::pair{"--position=none", 0}, {"", 16}, {"--rope-fraction=0.5", 8}}) {
+    INFO(flags);
+    const ModelConfig c = model_of_flags(flags);
+    const Model model(c);
+    const size_t B = 3, T = 20, optimizer = Optimizer::table_bytes(model.weights);
+    // Numbers of 4 bytes: two for a token; a cosine and a sine of every angle of a place; the loss.
+    const size_t numbers = 2 * B * T + 2 * T * size_t(angles) + 1;
+    REQUIRE(training_memory(c, B, T, 1, Device::cpu).tables ==
+            TokenGroups::bytes(B * T, 256) + 4 * numbers + optimizer);
   }
 }
 

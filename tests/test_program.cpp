@@ -1,5 +1,6 @@
-// program: what ./train says and writes is what the run did. The run is done again here, on the library that the program is
-// made of, which other tests hold to a plain loop (tests/test_step.cpp). Runs the program in the current folder.
+// program: what ./train says and writes is what the run did. The run is done again here, on the library that the
+// program is made of, which other tests hold to a plain loop (tests/test_step.cpp). Runs the program in the current
+// folder.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -83,8 +84,8 @@ TEST_CASE("program: header, lines, log, checkpoints and sample are those of the 
   Context ctx(Device::cpu);
   Run run(config_of_flags(flags), ctx);
 
-  // The header. 20*32 + 2*(2*32*32 + 2*16*32 + 2*16 + 3*48*32 + 2*32) + 32 parameters; of products 16000, and attention of
-  // 12 * 32 * 32 keys in 2 layers.
+  // The header. 20*32 + 2*(2*32*32 + 2*16*32 + 2*16 + 3*48*32 + 2*32) + 32 parameters; of products 16000, and attention
+  // of 12 * 32 * 32 keys in 2 layers.
   const double flops = 6 * 16000 + 2 * 12 * 32 * 32;
   std::string header = out.substr(0, out.find("\n\n"));
   header = std::regex_replace(header, std::regex("\n *"), " ");
@@ -152,8 +153,8 @@ TEST_CASE("program: a text's split, its bigrams, its prompt, and a width chosen 
   const std::string wide = std::regex_replace(flags, std::regex("--ffn-hidden=48"), "--params=30000");
   const std::string out = output_of(wide);
   INFO(out);
-  // 256*32 + 2*(2*32*32 + 2*16*32 + 2*16 + 2*32) + 32 = 14560 parameters without an FFN, and 192 for each of its channels:
-  // 80 are nearest to 30000.
+  // 256*32 + 2*(2*32*32 + 2*16*32 + 2*16 + 2*32) + 32 = 14560 parameters without an FFN, and 192 for each of its
+  // channels: 80 are nearest to 30000.
   REQUIRE(contains(out, "--ffn-hidden=80 gives 29920, 80 fewer than the 30000 asked for"));
   REQUIRE(contains(out, " 29920 parameters, "));
   REQUIRE(contains(out, "tokens 0 to 750 of 1000 bytes of 1 text files"));
@@ -185,12 +186,14 @@ TEST_CASE("program: a text's split, its bigrams, its prompt, and a width chosen 
 
 TEST_CASE("program: a device that is named is the device that runs", "[program]") {
   const std::string flags =
-      "--data=bigram-backcopy --vocab=20 --context=8 --layers=1 --hidden=12 --heads=2 --kv-heads=1 --head-dim=6 "
+      "--data=bigram-backcopy --context=8 --layers=1 --hidden=12 --heads=2 --kv-heads=1 --head-dim=6 "
       "--ffn-hidden=16 --batch=2 --steps=2 --warmup=1 --val-batches=1 --sample-tokens=0 ";
   const std::string emulated = output_of(flags + "--device=emulated"), cpu = output_of(flags + "--device=cpu");
   INFO(emulated);
   REQUIRE(contains(emulated, "device     emulated\n"));
   REQUIRE(contains(cpu, "device     cpu, "));
+  // The vocabulary is the data's: 64*12 + (2*12*12 + 2*6*12 + 2*6 + 3*16*12 + 2*12) + 12 parameters.
+  for (const std::string& out : {cpu, emulated}) REQUIRE(contains(out, "model      1824 parameters, "));
   auto fingerprint = [](const std::string& out) { return out.substr(out.find("fingerprint of the weights: ")); };
   REQUIRE(fingerprint(emulated) == fingerprint(cpu));
   // The GPU's half is not in a build without nvcc; with it, no GPU may answer.

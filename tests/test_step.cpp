@@ -71,6 +71,29 @@ TEST_CASE("step: the report of a run counts tokens and epochs", "[step]") {
   for (uint64_t m : {0, 1, 2}) REQUIRE(run.trainer.draw(m) == 2 * 3 + m);
 }
 
+TEST_CASE("step: results that are taken a step late are the same", "[step]") {
+  const Config config = run_of("", 2);
+  Context ctx(Device::cpu);
+  Run prompt(config, ctx), late(config, ctx);
+  std::vector<StepResult> results;
+  for (size_t step = 1; step <= 5; step++) {
+    training_step(late.trainer);
+    const std::vector<StepResult> due = late.trainer.results(1);
+    REQUIRE(due.size() == (step > 1));
+    results.insert(results.end(), due.begin(), due.end());
+  }
+  results.push_back(late.trainer.results().at(0));
+  REQUIRE(late.trainer.results().empty());
+  for (size_t step = 1; step <= 5; step++) {
+    const StepResult& r = results[step - 1];
+    REQUIRE(r.step == step);
+    REQUIRE_BITWISE(prompt.steps(1), (std::vector<float>{r.loss, r.gradient_norm, r.learning_rate}));
+  }
+  training_step(late.trainer);
+  training_step(late.trainer);
+  REQUIRE_THROWS_AS(training_step(late.trainer), Error);  // there is room for two that nobody took
+}
+
 TEST_CASE("step: an infinite loss, norm or gradient ends the run with its weights as they were", "[step]") {
   Context ctx(Device::cpu);
   // The loss alone: as a device would report it.
