@@ -122,7 +122,7 @@ const Row rows[] = {
     FIELD("--vocab=300", "", c.vocab == 300 && c.data.vocab == 300 && c.model.vocab == 300),
     FIELD("--seed=9", "", c.seed == 9 && c.data.seed == 9),
 
-    FIELD("--steps=50", "", c.steps == 50 && c.schedule.steps == 50),
+    FIELD("--steps=500", "", c.steps == 500 && c.schedule.steps == 500),
     FIELD("--batch=5", "", c.batch == 5),
     FIELD("--micro-batches=6", "", c.micro_batches == 6),
     FIELD("--lr=0.5", "", c.schedule.peak == 0.5f),

@@ -209,11 +209,11 @@ TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, b
   REQUIRE(refusal(plain, plain) == "");
   REQUIRE(contains(refusal(plain, remembered("--norm=gated")), "--norm=rmsnorm, this run has gated"));
   REQUIRE(contains(refusal(plain, remembered("--matmul=cublas")), "--matmul=exact, this run has cublas"));
-  REQUIRE(contains(refusal(plain, remembered("--vocab=32")), "data=bigram-backcopy holds: its hash is "));
+  REQUIRE(contains(refusal(plain, remembered("--vocab=32")), "--vocab=0, this run has 32"));
   // As runs before this version wrote it.
   auto old = [](RunMetadata m, const std::map<std::string, std::string>& flags) {
-    m.erase("data-hash");
-    m.erase("val-data-hash");
+    m.erase("hash--data");
+    m.erase("hash--val-data");
     m.erase("flag--matmul");
     m["flag--gate-shared"] = "off";
     m["flag--gate-input"] = "hidden";

@@ -4,15 +4,13 @@
 
 namespace gated {
 
-static const std::string hash_key = "data-hash", val_hash_key = "val-data-hash";
-
 RunMetadata run_metadata(Config& config, const Data& data) {
   RunMetadata metadata;
   for (const Flag& f : list_flags(config))
     if (f.shapes_the_result()) metadata["flag" + f.name] = f.get();
   metadata["data"] = data.train->description();
-  metadata[hash_key] = data.train->content_hash();
-  metadata[val_hash_key] = data.val ? data.val->content_hash() : "none";
+  metadata["hash--data"] = data.train->content_hash();
+  metadata["hash--val-data"] = data.val ? data.val->content_hash() : "none";
   return metadata;
 }
 
@@ -31,7 +29,7 @@ static bool names_data(const std::string& key) {
   return key == "data" || key == "flag--data" || key == "flag--val-data" || key == "flag--val-fraction";
 }
 static bool hashes_data(const std::string& key) {
-  return key == hash_key || key == val_hash_key;
+  return key.starts_with("hash");
 }
 
 void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now) {
@@ -41,19 +39,20 @@ void require_same_run(const std::string& path, RunMetadata then, const RunMetada
     std::string& value = then["flag" + f.name];
     if (value.empty()) value = f.get();
   }
-  const bool has_hashes = then.contains(hash_key);
-  for (const auto& [key, value] : now) {
+  const bool has_hashes = then.contains("hash--data");
+  for (const auto& [key, value] : now) {  // hashes behind flags: a flag's name says more
     if (has_hashes ? names_data(key) : hashes_data(key)) continue;
-    const std::string flag = key == hash_key ? "--data" : "--val-data";
-    require(
-        !hashes_data(key) || then[key] == value,
-        "%s: was made with other data than %s=%s holds: its hash is %s, expected %s: name the data that the run began "
-        "with, or start in a new --out",
-        path.c_str(), flag.c_str(), now.at("flag" + flag).c_str(), value.c_str(), then[key].c_str());
-    const std::string what = key.starts_with("flag") ? key.substr(4) : key;
-    require(then[key] == value,
-            "%s: was made with %s=%s, this run has %s: resume with the same, or start in a new --out", path.c_str(),
-            what.c_str(), then[key].c_str(), value.c_str());
+    const std::string what = key.starts_with("flag") || hashes_data(key) ? key.substr(4) : key;
+    const char *was = then[key].c_str(), *is = value.c_str();
+    if (hashes_data(key))
+      require(then[key] == value,
+              "%s: was made with other data than %s=%s holds: its hash is %s, expected %s: name the data that the run "
+              "began with, or start in a new --out",
+              path.c_str(), what.c_str(), now.at("flag" + what).c_str(), is, was);
+    else
+      require(then[key] == value,
+              "%s: was made with %s=%s, this run has %s: resume with the same, or start in a new --out", path.c_str(),
+              what.c_str(), was, is);
   }
 }
 

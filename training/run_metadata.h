@@ -10,7 +10,7 @@
 
 namespace gated {
 
-using RunMetadata = std::map<std::string, std::string>;  // "flag--norm": "gated", "data": "...", "data-hash": "..."
+using RunMetadata = std::map<std::string, std::string>;  // "flag--norm": "gated", "data": "...", "hash--data": "..."
 
 RunMetadata run_metadata(Config& config, const Data& data);
 
