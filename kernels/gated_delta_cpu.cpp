@@ -2,31 +2,33 @@
 // bits.
 //
 // Forward has two dots over a key in each token, so columns of a state lie across the lanes of a vector: a chain is a vector,
-// and nothing is added across lanes. A task owns `across` vectors of columns of one head, 128 x 32 numbers that stay in
-// the first cache, and walks over all tokens. One pass over them does three things for row i, each row loaded and stored once:
+// and nothing is added across lanes. A task owns a head and goes through 64 tokens at a time, two vectors of columns after
+// two others: their state, 128 x 32 numbers, then stays in the first cache. One pass over it does three things for row i,
+// which is loaded and stored once:
 //     S_i <- alpha S_i + k_i u        the update of token t
 //     o   += q_i S_i                  what token t reads
 //     P   += k'_i S_i                 what the state holds for the key of token t + 1
-// Four multiply-adds for four numbers of a row (a key, a query, the next key and the state): the time is that of the arithmetic.
-// The 16 chains of a dot are made four at a time, rows c .. c+3, c+16 .. c+19, ..., so that two dots of four chains of
-// two vectors fill 16 registers.
+// Four operations for a vector of the state, and no more loads than a core has time for. The 16 chains of a dot are made
+// four at a time, rows c .. c+3, c+16 .. c+19, ..., so that two dots of four chains of two vectors fill 16 registers.
 //
 // Backward has three sums over columns and one dot over a key, so there a vector lies along a column: a sum over columns
 // is a multiply-add with one number of each column, and the dot is a vector of 16 chains. A task owns a key head of a sequence
 // with the value heads that read it, because dq and dk add these up. It goes through the 64 tokens of an
-// interval, the last interval first, slice of 16 columns after slice. First it makes the 65 states of the slice (second
-// cache), then it walks back. One pass over dS and the state S between two tokens finishes the later one and begins the earlier:
+// interval, the last interval first, slice of 16 columns after slice. First it makes the states of the slice, and then walks
+// back. One pass over dS and the state S between two tokens finishes the later one and begins the earlier:
 //     dk  += dS u,  dk' += S w,  dS <- alpha dS + k w,  dg += S dS         of token t
 //     dS  += q do,  dq += S do,  du += dS k                                of token t - 1
-// Nine multiply-adds for two loads and a store.
+// Eight operations for a vector. Of the states every second is stored, which halves what the second cache has to hold and to
+// move; the ones between are made in the pass that needs them, with two operations more.
 //
-// Scratch for each thread: forward (Dk x 32) floats; backward, with Dk and Dv rounded up to multiples of 16,
-// (65 x 16 + Dv x Hv/Hk + 4 x 64) x Dk floats and a little.
+// What tokens bring and take is copied, 64 rows at a time, from and to memory where rows lie far apart.
+// Scratch: ForwardWorkspace and Workspace for each thread, 225 KiB and 660 KiB for heads of 128 with Hv/Hk = 2.
 // tests/test_gated_delta.cpp
 #include <omp.h>
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "core/simd.h"
 #include "kernels/gated_delta.h"
@@ -104,56 +106,69 @@ static void store_state(float* to, const float* S, size_t Dk, size_t Dv, size_t 
     for (size_t l = 0; l < n; l += lanes) store_first(to + i * Dv + l, load(S + i * width + l), n - l);
 }
 
-// Rows of a head, one behind the other.
-static void gather(float* to, size_t to_step, const float* from, size_t step, size_t n, size_t count) {
+// `count` rows of n numbers; from one to the next it is a step.
+static void copy_rows(float* to, size_t to_step, const float* from, size_t step, size_t n, size_t count) {
   for (size_t m = 0; m < count; m++) std::copy_n(from + m * step, n, to + m * to_step);
 }
 
-// What a forward task has: its columns of the state, and queries and keys of an interval and the key behind it.
+// What a thread works with: the states of its columns, padded to whole blocks (V), and the tokens of an interval.
 struct ForwardWorkspace {
-  float *S, *q, *k;
+  float* S;              // (blocks, Dk, width)
+  float *q, *k;          // (64, Dk)
+  float *v, *error, *o;  // (64, V)
+
+  static size_t padded(size_t n) { return ceil_div(n, width) * width; }
   static size_t floats(const GatedDeltaShape& s) {
-    return ceil_div(s.Dv, width) * width * s.Dk + (2 * interval + 1) * s.Dk;
+    const size_t V = padded(s.Dv);
+    return V * s.Dk + 2 * interval * s.Dk + 3 * interval * V;
   }
   ForwardWorkspace(float* p, const GatedDeltaShape& s) {
-    S = p;
-    q = S + ceil_div(s.Dv, width) * width * s.Dk;
-    k = q + interval * s.Dk;
+    const size_t V = padded(s.Dv);
+    const auto take = [&](size_t n) { return std::exchange(p, p + n); };
+    S = take(V * s.Dk);
+    for (float** x : {&q, &k}) *x = take(interval * s.Dk);
+    for (float** x : {&v, &error, &o}) *x = take(interval * V);
   }
 };
 
 // Columns j0 .. j1-1 of one head. Block after block of columns goes through the tokens of an interval: meanwhile its state is
-// in the first cache, and keys and queries, which all blocks read, in the second.
+// in the first cache, and what the tokens bring and take in the second. In memory tokens lie far apart; a store that waits for it
+// would hold up all those behind it.
 static void forward_columns(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s,
                             const ForwardWorkspace& w, size_t b, size_t h, size_t j0, size_t j1) {
-  const size_t block = width * s.Dk;
-  const auto columns = [&](size_t j) { return std::min(width, s.Dv - j); };
+  const size_t block = width * s.Dk, V = ForwardWorkspace::padded(s.Dv), n = j1 - j0, all = s.Hv * s.Dv;
   const auto state_of = [&](size_t j) { return w.S + (j - j0) / width * block; };
+  const auto columns = [&](size_t j) { return std::min(width, s.Dv - j); };
   for (size_t j = j0; j < j1; j += width)
     load_state(state_of(j), in.initial ? in.initial + s.state(b, h) + j : nullptr, s.Dk, s.Dv, columns(j));
+  std::fill_n(w.v, interval * V, 0.0f);  // what is past the end of a row stays 0
+
   for (size_t t0 = 0; t0 < s.T; t0 += interval) {
-    const size_t count = std::min(interval, s.T - t0), behind = t0 + count < s.T ? 1 : 0;
-    gather(w.q, s.Dk, in.q + s.qk_row(b, t0, h), s.qk_step(), s.Dk, count);
-    gather(w.k, s.Dk, in.k + s.qk_row(b, t0, h), s.qk_step(), s.Dk, count + behind);
+    const size_t count = std::min(interval, s.T - t0), row = s.o_row(b, t0, h) + j0;
+    copy_rows(w.q, s.Dk, in.q + s.qk_row(b, t0, h), s.qk_step(), s.Dk, count);
+    copy_rows(w.k, s.Dk, in.k + s.qk_row(b, t0, h), s.qk_step(), s.Dk, count);
+    copy_rows(w.v, V, in.v + s.v_row(b, t0, h) + j0, s.v_step(), n, count);
     for (size_t j = j0; j < j1; j += width) {
       float* const S = state_of(j);
-      const size_t n = columns(j);
-      if (out.kept && t0 > 0) store_state(out.kept + s.kept_state(b, h, t0 / interval - 1) + j, S, s.Dk, s.Dv, n);
+      if (out.kept && t0 > 0)
+        store_state(out.kept + s.kept_state(b, h, t0 / interval - 1) + j, S, s.Dk, s.Dv, columns(j));
       vec stored[across], o[across], u[across] = {};
       pass<false>(o, stored, S, w.k, w.k, 1.0f, w.k, u, s.Dk);
       for (size_t m = 0; m < count; m++) {
-        const size_t number = s.number(b, t0 + m, h), row = s.o_row(b, t0 + m, h) + j;
-        const float alpha = exact_exp(in.g[number]), *v = in.v + s.v_row(b, t0 + m, h) + j;
-        for (size_t l = 0; l < n; l += lanes) {
-          const vec error = fma(broadcast(-alpha), stored[l / lanes], load_first(v + l, n - l));
-          if (out.error) store_first(out.error + row + l, error, n - l);
+        const size_t number = s.number(b, t0 + m, h), at = m * V + j - j0;
+        const float alpha = exact_exp(in.g[number]);
+        for (size_t l = 0; l < width; l += lanes) {
+          const vec error = fma(broadcast(-alpha), stored[l / lanes], load(w.v + at + l));
+          store(w.error + at + l, error);
           u[l / lanes] = broadcast(in.beta[number]) * error;
         }
-        const float* k = w.k + m * s.Dk;  // the one behind the last is not looked at
-        pass<true>(o, stored, S, w.q + m * s.Dk, k + s.Dk, alpha, k, u, s.Dk);
-        for (size_t l = 0; l < n; l += lanes) store_first(out.o + row + l, o[l / lanes], n - l);
+        const float *k = w.k + m * s.Dk, *next = m + 1 < count ? k + s.Dk : k;  // behind the last nobody asks
+        pass<true>(o, stored, S, w.q + m * s.Dk, next, alpha, k, u, s.Dk);
+        for (size_t l = 0; l < width; l += lanes) store(w.o + at + l, o[l / lanes]);
       }
     }
+    copy_rows(out.o + row, all, w.o, V, n, count);
+    if (out.error) copy_rows(out.error + row, all, w.error, V, n, count);
   }
   for (size_t j = j0; out.final && j < j1; j += width)
     store_state(out.final + s.state(b, h) + j, state_of(j), s.Dk, s.Dv, columns(j));
@@ -166,29 +181,30 @@ static void forward_columns(const GatedDeltaOut& out, const GatedDeltaIn& in, co
 
 constexpr size_t pieces = chains / lanes;
 
-// What a thread works with. All rows are padded to multiples of 16 with zeros.
+// What a thread works with: the tokens of an interval, of the key head and of one value head. All rows are padded to
+// multiples of 16 with zeros, D and V numbers.
 struct Workspace {
-  float* states;  // (65, tile)
-  float* dS;      // (heads of the group, slices, tile)
-  float *q, *k;   // (64, D)
-  float *dq, *dk;
-  float *dg, *dbeta;  // (64, 16): chains of a slice
+  float* states;                 // (33, tile): before tokens 0, 2, 4, ...
+  float* dS;                     // (heads of the group, slices, tile)
+  float *q, *k, *dq, *dk;        // (64, D)
+  float *u, *error, *dout, *dv;  // (64, V)
+  float *alpha, *beta;           // (64)
+  float *dg, *dbeta;             // (64, 16): chains of a slice
 
   static size_t padded(size_t n) { return ceil_div(n, 16) * 16; }
   static size_t floats(const GatedDeltaShape& s) {
-    const size_t D = padded(s.Dk), tile = D * slice;
-    return (interval + 1 + s.group() * s.slices()) * tile + 4 * interval * D + 2 * interval * slice;
+    const size_t D = padded(s.Dk), V = padded(s.Dv), tile = D * slice;
+    return (interval / 2 + 1 + s.group() * s.slices()) * tile + interval * (4 * D + 4 * V + 2 + 2 * slice);
   }
   Workspace(float* p, const GatedDeltaShape& s) {
-    const size_t D = padded(s.Dk), tile = D * slice;
-    states = p;
-    dS = states + (interval + 1) * tile;
-    q = dS + s.group() * s.slices() * tile;
-    k = q + interval * D;
-    dq = k + interval * D;
-    dk = dq + interval * D;
-    dg = dk + interval * D;
-    dbeta = dg + interval * slice;
+    const size_t D = padded(s.Dk), V = padded(s.Dv), tile = D * slice;
+    const auto take = [&](size_t n) { return std::exchange(p, p + n); };
+    states = take((interval / 2 + 1) * tile);
+    dS = take(s.group() * s.slices() * tile);
+    for (float** x : {&q, &k, &dq, &dk}) *x = take(interval * D);
+    for (float** x : {&u, &error, &dout, &dv}) *x = take(interval * V);
+    for (float** x : {&alpha, &beta}) *x = take(interval);
+    for (float** x : {&dg, &dbeta}) *x = take(interval * slice);
   }
 };
 
@@ -243,28 +259,35 @@ static void store_tile(float* to, const float* tile, size_t Dk, size_t Dv, size_
     }
 }
 
-static void next_state(float* to, const float* S, const float* k, const float (&u)[slice], float alpha, size_t D) {
-  const vec decay = broadcast(alpha);
+// What a token does to a state: S <- alpha S + k u.
+struct Token {
+  const float* k = nullptr;
+  const float* u = nullptr;
+  float alpha = 1;
+};
+
+static void two_steps(float* to, const float* S, const Token& first, const Token& second, size_t D) {
+  const vec decay0 = broadcast(first.alpha), decay1 = broadcast(second.alpha);
   for (size_t i = 0; i < D; i += lanes) {
-    const vec ki = load(k + i);
+    const vec k0 = load(first.k + i), k1 = load(second.k + i);
 #pragma GCC unroll 16
     for (size_t j = 0; j < slice; j++) {
       const size_t at = i * slice + j * lanes;
-      store(to + at, fma(ki, broadcast(u[j]), decay * load(S + at)));
+      const vec between = fma(k0, broadcast(first.u[j]), decay0 * load(S + at));
+      store(to + at, fma(k1, broadcast(second.u[j]), decay1 * between));
     }
   }
 }
 
 // What a pass does of the later and of the earlier of two tokens.
 struct Later {
-  const float* k = nullptr;
-  float alpha = 1;
-  float u[slice], w[slice];
+  Token token;
+  float w[slice];
   float *dk = nullptr, *dg = nullptr;
 };
 struct Earlier {
-  const float *q = nullptr, *k = nullptr;
-  float dout[slice];
+  Token token;
+  const float *q = nullptr, *dout = nullptr;
   float* dq = nullptr;
   float du[slice];
 };
@@ -275,8 +298,8 @@ static vec first_lanes(size_t n, vec x, vec other) {
   return index < int(n) ? x : other;
 }
 
-// whole: the slice has 16 columns, else n.
-template <bool finish, bool begin, bool whole>
+// S: the state between the two, or where `make` is set the one before the earlier. whole: the slice has 16 columns.
+template <bool finish, bool begin, bool make, bool whole>
 void pass_back(float* dS, const float* S, Later& later, Earlier& earlier, size_t Dk, size_t columns) {
   const size_t n = whole ? slice : columns;
   vec du[pieces][slice];
@@ -285,21 +308,21 @@ void pass_back(float* dS, const float* S, Later& later, Earlier& earlier, size_t
 #pragma GCC unroll 4
     for (size_t p = 0; p < pieces; p++) du[p][j] = vec{};
   vec dg[pieces] = {};
-  const vec decay = broadcast(later.alpha);
+  const vec decay = broadcast(later.token.alpha), decay_before = broadcast(earlier.token.alpha);
 
   const auto rows = [&](size_t i, auto partial) __attribute__((always_inline)) {
     const size_t p = i / lanes % pieces;
     vec to_q{}, from_write{}, from_error{}, product{}, later_k{}, q{}, k{};
-    if constexpr (finish) later_k = load(later.k + i);
-    if constexpr (begin) q = load(earlier.q + i), k = load(earlier.k + i);
+    if constexpr (finish) later_k = load(later.token.k + i);
+    if constexpr (begin) q = load(earlier.q + i), k = load(earlier.token.k + i);
 #pragma GCC unroll 16
     for (size_t j = 0; j < n; j++) {
       const size_t at = i * slice + j * lanes;
-      vec d = load(dS + at);
-      const vec state = load(S + at);
+      vec d = load(dS + at), state = load(S + at);
+      if constexpr (make) state = fma(k, broadcast(earlier.token.u[j]), decay_before * state);
       if constexpr (finish) {
         const vec w = broadcast(later.w[j]);
-        from_write = fma(d, broadcast(later.u[j]), from_write);
+        from_write = fma(d, broadcast(later.token.u[j]), from_write);
         from_error = fma(state, w, from_error);
         d = fma(later_k, w, decay * d);
         product = fma(state, d, product);
@@ -332,12 +355,12 @@ void pass_back(float* dS, const float* S, Later& later, Earlier& earlier, size_t
       store(earlier.du + j0, chains_sums([&](size_t l, size_t p) { return du[p][j0 + l]; }));
 }
 
-template <bool finish, bool begin>
+template <bool finish, bool begin, bool make>
 void pass_back(float* dS, const float* S, Later& later, Earlier& earlier, size_t Dk, size_t columns) {
   if (columns == slice)
-    pass_back<finish, begin, true>(dS, S, later, earlier, Dk, columns);
+    pass_back<finish, begin, make, true>(dS, S, later, earlier, Dk, columns);
   else
-    pass_back<finish, begin, false>(dS, S, later, earlier, Dk, columns);
+    pass_back<finish, begin, make, false>(dS, S, later, earlier, Dk, columns);
 }
 
 // total[m] += the sum of the 16 chains of row m.
@@ -348,85 +371,86 @@ static void add_chains(float* total, size_t step, const float* rows, size_t coun
   }
 }
 
-// The slice of columns from j0 of value head h, for tokens t0 .. t0 + count - 1.
-static void backward_slice(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back, const GatedDeltaIn& in,
-                           const GatedDeltaShape& s, const Workspace& w, float* dS, size_t b, size_t h, size_t j0,
-                           size_t t0, size_t count) {
-  const size_t D = Workspace::padded(s.Dk), tile = D * slice, n = std::min(slice, s.Dv - j0);
-  const auto load_columns = [&](float(&x)[slice], const float* from) {
-    for (size_t l = 0; l < slice; l += lanes) store(x + l, l < n ? load_first(from + l, n - l) : vec{});
-  };
-
-  const float* kept = t0 > 0       ? back.kept + s.kept_state(b, h, t0 / interval - 1)
-                      : in.initial ? in.initial + s.state(b, h)
-                                   : nullptr;
-  load_tile(w.states, kept ? kept + j0 : nullptr, s.Dk, s.Dv, n);
-  for (size_t m = 0; m < count; m++) {
-    const size_t number = s.number(b, t0 + m, h);
-    float u[slice];
-    load_columns(u, back.error + s.o_row(b, t0 + m, h) + j0);
-    for (float& x : u) x = in.beta[number] * x;
-    next_state(w.states + (m + 1) * tile, w.states + m * tile, w.k + m * D, u, exact_exp(in.g[number]), D);
-  }
+// The slice of columns from j0 of value head h, for tokens t0 .. t0 + count - 1. `before`: the state before them (Dk,Dv), or
+// null.
+static void backward_slice(const Workspace& w, float* dS, const float* before, size_t j0, size_t Dk, size_t Dv,
+                           size_t count) {
+  const size_t D = Workspace::padded(Dk), V = Workspace::padded(Dv), tile = D * slice, n = std::min(slice, Dv - j0);
+  const auto token = [&](size_t m) { return Token{w.k + m * D, w.u + m * V + j0, w.alpha[m]}; };
+  load_tile(w.states, before ? before + j0 : nullptr, Dk, Dv, n);
+  for (size_t m = 0; m + 2 <= count; m += 2)
+    two_steps(w.states + (m / 2 + 1) * tile, w.states + m / 2 * tile, token(m), token(m + 1), D);
 
   Later later;
   Earlier earlier;
-  for (size_t m = count; m-- > 0;) {
-    const size_t number = s.number(b, t0 + m, h), row = s.o_row(b, t0 + m, h) + j0;
-    load_columns(earlier.dout, back.dout + row);
-    earlier.q = w.q + m * D, earlier.k = w.k + m * D, earlier.dq = w.dq + m * D;
-    if (m == count - 1)
-      pass_back<false, true>(dS, w.states + (m + 1) * tile, later, earlier, s.Dk, n);
+  for (size_t m = count; m-- > 0;) {  // the state behind token m is stored where m is odd
+    earlier.token = token(m);
+    earlier.q = w.q + m * D, earlier.dq = w.dq + m * D, earlier.dout = w.dout + m * V + j0;
+    const float* S = w.states + (m + 1) / 2 * tile;
+    if (m == count - 1 && m % 2 == 0)
+      pass_back<false, true, true>(dS, S, later, earlier, Dk, n);
+    else if (m == count - 1)
+      pass_back<false, true, false>(dS, S, later, earlier, Dk, n);
+    else if (m % 2 == 0)
+      pass_back<true, true, true>(dS, S, later, earlier, Dk, n);
     else
-      pass_back<true, true>(dS, w.states + (m + 1) * tile, later, earlier, s.Dk, n);
+      pass_back<true, true, false>(dS, S, later, earlier, Dk, n);
 
-    later.k = w.k + m * D, later.dk = w.dk + m * D, later.dg = w.dg + m * chains;
-    later.alpha = exact_exp(in.g[number]);
-    float error[slice];
-    load_columns(error, back.error + row);
-    const vec beta = broadcast(in.beta[number]), alpha = broadcast(-later.alpha);
-    float* const dv = out.dv + s.v_row(b, t0 + m, h) + j0;
-    for (size_t l = 0; l < slice; l += lanes) {
-      const vec du = l < n ? load_first(earlier.du + l, n - l) : vec{}, e = load(error + l), to_v = beta * du;
-      if (l < n) store_first(dv + l, to_v, n - l);
-      store(later.u + l, beta * e);
-      store(later.w + l, alpha * to_v);
-      store(w.dbeta + m * chains + l, fma(du, e, vec{}));
+    later.token = earlier.token;
+    later.dk = w.dk + m * D, later.dg = w.dg + m * chains;
+    float* const row = w.dv + m * V + j0;
+    const float *error = w.error + m * V + j0, beta = w.beta[m], less_alpha = -w.alpha[m];
+#pragma omp simd
+    for (size_t l = 0; l < slice; l++) {
+      const float du = earlier.du[l], dv = beta * du;
+      row[l] = dv;
+      later.w[l] = less_alpha * dv;
+      w.dbeta[m * chains + l] = fused(du, error[l], 0.0f);
     }
   }
-  pass_back<true, false>(dS, w.states, later, earlier, s.Dk, n);
-
-  add_chains(out.dg + s.number(b, t0, h), s.Hv, w.dg, count);
-  add_chains(out.dbeta + s.number(b, t0, h), s.Hv, w.dbeta, count);
+  pass_back<true, false, false>(dS, w.states, later, earlier, Dk, n);
 }
 
 static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back, const GatedDeltaIn& in,
                            const GatedDeltaShape& s, const Workspace& w, size_t b, size_t key_head) {
-  const size_t D = Workspace::padded(s.Dk), tile = D * slice, h0 = key_head * s.group(), h1 = h0 + s.group();
+  const size_t D = Workspace::padded(s.Dk), V = Workspace::padded(s.Dv), tile = D * slice;
+  const size_t h0 = key_head * s.group(), h1 = h0 + s.group();
   const auto dS_of = [&](size_t h, size_t j0) { return w.dS + ((h - h0) * s.slices() + j0 / slice) * tile; };
   for (size_t h = h0; h < h1; h++)
     for (size_t j0 = 0; j0 < s.Dv; j0 += slice)
       load_tile(dS_of(h, j0), back.dfinal ? back.dfinal + s.state(b, h) + j0 : nullptr, s.Dk, s.Dv,
                 std::min(slice, s.Dv - j0));
-  std::fill_n(w.q, 2 * interval * D, 0.0f);  // and k: what is past Dk stays 0
-  std::fill_n(w.dg, 2 * interval * slice, 0.0f);
+  for (float* rows : {w.q, w.k}) std::fill_n(rows, interval * D, 0.0f);  // what is past the end of a row stays 0
+  for (float* rows : {w.u, w.error, w.dout}) std::fill_n(rows, interval * V, 0.0f);
+  for (float* rows : {w.dg, w.dbeta}) std::fill_n(rows, interval * slice, 0.0f);
 
   for (size_t part = s.kept() + 1; part-- > 0;) {
     const size_t t0 = part * interval, count = std::min(interval, s.T - t0);
-    for (size_t m = 0; m < count; m++) {
-      std::copy_n(in.q + s.qk_row(b, t0 + m, h0), s.Dk, w.q + m * D);
-      std::copy_n(in.k + s.qk_row(b, t0 + m, h0), s.Dk, w.k + m * D);
-    }
-    std::fill_n(w.dq, 2 * interval * D, 0.0f);  // and dk
+    copy_rows(w.q, D, in.q + s.qk_row(b, t0, h0), s.qk_step(), s.Dk, count);
+    copy_rows(w.k, D, in.k + s.qk_row(b, t0, h0), s.qk_step(), s.Dk, count);
+    for (float* rows : {w.dq, w.dk}) std::fill_n(rows, interval * D, 0.0f);
     for (size_t h = h0; h < h1; h++) {
-      for (size_t m = 0; m < count; m++) out.dg[s.number(b, t0 + m, h)] = out.dbeta[s.number(b, t0 + m, h)] = 0;
-      for (size_t j0 = 0; j0 < s.Dv; j0 += slice)
-        backward_slice(out, back, in, s, w, dS_of(h, j0), b, h, j0, t0, count);
+      const size_t number = s.number(b, t0, h);
+      copy_rows(w.error, V, back.error + s.o_row(b, t0, h), s.Hv * s.Dv, s.Dv, count);
+      copy_rows(w.dout, V, back.dout + s.o_row(b, t0, h), s.Hv * s.Dv, s.Dv, count);
+      for (size_t m = 0; m < count; m++) {
+        w.alpha[m] = exact_exp(in.g[number + m * s.Hv]);
+        w.beta[m] = in.beta[number + m * s.Hv];
+        for (size_t j = 0; j < s.Dv; j++) w.u[m * V + j] = w.beta[m] * w.error[m * V + j];
+        out.dg[number + m * s.Hv] = out.dbeta[number + m * s.Hv] = 0;
+      }
+      const float* before = part > 0     ? back.kept + s.kept_state(b, h, part - 1)
+                            : in.initial ? in.initial + s.state(b, h)
+                                         : nullptr;
+      for (size_t j0 = 0; j0 < s.Dv; j0 += slice) {
+        backward_slice(w, dS_of(h, j0), before, j0, s.Dk, s.Dv, count);
+        add_chains(out.dg + number, s.Hv, w.dg, count);
+        add_chains(out.dbeta + number, s.Hv, w.dbeta, count);
+      }
+      copy_rows(out.dv + s.v_row(b, t0, h), s.v_step(), w.dv, V, s.Dv, count);
     }
-    for (size_t m = 0; m < count; m++) {
-      std::copy_n(w.dq + m * D, s.Dk, out.dq + s.qk_row(b, t0 + m, h0));
-      std::copy_n(w.dk + m * D, s.Dk, out.dk + s.qk_row(b, t0 + m, h0));
-    }
+    copy_rows(out.dq + s.qk_row(b, t0, h0), s.qk_step(), w.dq, D, s.Dk, count);
+    copy_rows(out.dk + s.qk_row(b, t0, h0), s.qk_step(), w.dk, D, s.Dk, count);
   }
   for (size_t h = h0; out.dinitial && h < h1; h++)
     for (size_t j0 = 0; j0 < s.Dv; j0 += slice)

@@ -18,18 +18,22 @@
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
 #include "kernels/bias.h"
+#include "kernels/decay.h"
 #include "kernels/dyt.h"
 #include "kernels/embedding.h"
+#include "kernels/gated_delta.h"
 #include "kernels/gated_norm.h"
 #include "kernels/glu.h"
 #include "kernels/gradient.h"
 #include "kernels/mean.h"
+#include "kernels/l2norm.h"
 #include "kernels/layernorm.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/polynorm.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/shared_gate.h"
+#include "kernels/short_conv.h"
 #include "kernels/sinks.h"
 #include "kernels/static_gate.h"
 #include "training/command_line.h"
@@ -297,6 +301,26 @@ void bench_operations(Context& ctx, double bandwidth) {
   row("kv bias logits", f, [&] { kv_bias_logits(r.data(), x.data(), w.data(), heads, ctx); });
   row("kv bias backward", 2 * f,
       [&] { kv_bias_backward(dw.data(), db.data(), scores.data(), dscores.data(), x.data(), y.data(), heads, ctx); });
+  const ShortConvShape taps{N / sequence, sequence, C, 4};
+  Buffer<float> conv = filled(4 * C, 20), dconv = filled(4 * C, 21);
+  row("short convolution and silu forward", 2 * f,
+      [&] { short_conv_forward(y.data(), nullptr, x.data(), conv.data(), nullptr, taps, ctx); });
+  row("short convolution and silu backward", 3 * f, [&] {
+    short_conv_backward(dx.data(), dconv.data(), nullptr, y.data(), nullptr, x.data(), conv.data(), nullptr, taps, ctx);
+  });
+  const L2normShape lengths{.N = N, .H = H, .D = D};
+  row("l2 norm of heads forward", 2 * f, [&] { l2norm_forward(y.data(), r.data(), x.data(), lengths, ctx); });
+  row("l2 norm of heads backward", 3 * f,
+      [&] { l2norm_backward(dx.data(), y.data(), x.data(), r.data(), lengths, ctx); });
+  const DecayShape logits{N, H};
+  Buffer<float> head = filled(H, 22), dhead = filled(H, 23), dhead2 = filled(H, 24);
+  row("decay forward, 16 heads", 4 * f / D, [&] {
+    decay_forward(y.data(), dz.data(), scores.data(), dscores.data(), head.data(), head.data(), logits, ctx);
+  });
+  row("decay backward, 16 heads", 6 * f / D, [&] {
+    decay_backward({dx.data(), r.data(), dhead.data(), dhead2.data()}, y.data(), dz.data(), scores.data(),
+                   dscores.data(), head.data(), head.data(), logits, ctx);
+  });
   row("bias gradient", f, [&] { bias_backward(dw.data(), x.data(), N, C, ctx); });
   std::vector<int> ids(N);
   for (size_t i = 0; i < N; i++) ids[i] = int(i * 7919 % tokens_wide);
@@ -369,6 +393,46 @@ void bench_attention(Context& ctx, double peak) {
   }
 }
 
+void bench_gated_delta(Context& ctx, double peak) {
+  printf("\n%-42s %10s %10s %10s\n", "gated delta rule B T Hk Hv Dk Dv", "fwd GFLOP/s", "bwd", "of peak");
+  for (const GatedDeltaShape& s : {GatedDeltaShape{16, 128, 2, 4, 32, 32}, GatedDeltaShape{1, 1024, 8, 16, 128, 128},
+                                   GatedDeltaShape{4, 2048, 16, 32, 128, 128}}) {
+    const size_t qk = s.B * s.T * s.Hk * s.Dk, v = s.B * s.T * s.Hv * s.Dv, numbers = s.B * s.T * s.Hv;
+    std::vector<float> below(numbers), shares(numbers), lengths(qk);
+    for (size_t i = 0; i < numbers; i++) below[i] = -1e-4f * float(i % 997), shares[i] = 1e-3f * float(i % 997);
+    for (size_t i = 0; i < qk; i++)
+      lengths[i] = float(int(i * 2654435761u % 2000) - 1000) * 1.7e-3f / std::sqrt(float(s.Dk));
+    Buffer<float> q(device, lengths), k(device, lengths),
+        values = filled(v, 3), g(device, below), beta(device, shares), o = filled(v), error = filled(v),
+        kept = filled(s.kept_size()), dout = filled(v, 4), dq = filled(qk), dk = filled(qk), dv = filled(v),
+        dg = filled(numbers), dbeta = filled(numbers);
+    const GatedDeltaIn in = {q.data(), k.data(), values.data(), g.data(), beta.data()};
+    auto forward = [&] {
+      gated_delta_forward({.o = o.data(), .error = error.data(), .kept = kept.data()}, in, s, ctx);
+    };
+    auto backward = [&] {
+      gated_delta_backward({dq.data(), dk.data(), dv.data(), dg.data(), dbeta.data()},
+                           {.dout = dout.data(), .error = error.data(), .kept = kept.data()}, in, s, ctx);
+    };
+    forward();
+    const auto seconds = best_seconds(ctx, {forward, backward});
+    // For every number of a state and token: forward 3 multiply-adds and a product; backward 8 multiply-adds (dq, twice dk,
+    // du, twice dS, dg, and S again) and 2 products.
+    const double numbers_of_states = double(s.B * s.T * s.Hv) * double(s.Dk * s.Dv);
+    const double fwd = 7 * numbers_of_states / seconds[0], bwd = 18 * numbers_of_states / seconds[1];
+    const std::string name = format("%zu %zu %zu %zu %zu %zu", s.B, s.T, s.Hk, s.Hv, s.Dk, s.Dv);
+    printf("%-42s %10.1f %10.1f", name.c_str(), fwd * 1e-9, bwd * 1e-9);
+    if (peak > 0) printf(" %5.0f/%.0f %%", 100 * fwd / peak, 100 * bwd / peak);
+    printf("   %.0f + %.0f ms\n", 1e3 * seconds[0], 1e3 * seconds[1]);
+    fflush(stdout);
+    rows.push_back({{"op", "gated delta rule " + name},
+                    {"forward_gflops", fwd * 1e-9},
+                    {"backward_gflops", bwd * 1e-9},
+                    {"forward_share_of_peak", peak > 0 ? fwd / peak : 0},
+                    {"backward_share_of_peak", peak > 0 ? bwd / peak : 0}});
+  }
+}
+
 // ---- whole steps
 
 // Models of the same sizes, their steps in turns, each model's best: what a variant costs beside the first.
@@ -438,6 +502,7 @@ int main(int argc, char** argv) try {
   printf(", copy %.1f GB/s\n", bandwidth * 1e-9);
   bench_matmul(ctx, peak);
   bench_attention(ctx, peak);
+  bench_gated_delta(ctx, peak);
   bench_operations(ctx, bandwidth);
   bench_training(ctx, matmul_peak);
   if (argc > 1) {
