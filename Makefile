@@ -15,7 +15,7 @@ CXX ?= g++
 ifeq ($(origin CXX),default)
 CXX := g++
 endif
-NVCC ?= $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+NVCC ?= $(shell scripts/find_cuda.sh nvcc)
 
 # The instruction set of the CPU code: native, or x86-64-v4 (AVX-512), x86-64-v3 (AVX2), x86-64 (neither).
 # Results are the same bits whichever is chosen.
@@ -25,14 +25,18 @@ ARCH ?= native
 # (Without errno and traps sqrtf and conditions vectorise; neither changes a result.)
 EXACT := -ffp-contract=off -fno-math-errno -fno-trapping-math
 CXXFLAGS ?= -O3 -mprefer-vector-width=512
+# (with these the emulator can follow how a kernel came to a barrier)
+CALLS := -fno-omit-frame-pointer -fno-optimize-sibling-calls
 COMMON := -std=c++20 $(EXACT) -fopenmp -Wall -Wextra -Wno-unknown-pragmas -g1 -I. -MMD -MP
 
 ifneq ($(NVCC),)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
-# The GPU of this machine, or Ampere with PTX that newer GPUs compile when they load it.
-CUDA_ARCH ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .),80)
+# The GPU of this machine; where none answers, A100 and H100. The PTX of the first is for newer ones, which compile it when
+# they load it.
+CUDA_ARCH ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .),80 90)
+PTX_ARCH := compute_$(firstword $(CUDA_ARCH))
 NVCCFLAGS := -std=c++20 -O3 -fmad=false -lineinfo -I. -MMD -MP -Dgated=gated_nvcc --expt-relaxed-constexpr -diag-suppress 20050,1675,128 \
-  -gencode arch=compute_$(CUDA_ARCH),code=[sm_$(CUDA_ARCH),compute_$(CUDA_ARCH)] \
+  -gencode arch=$(PTX_ARCH),code=[$(subst $(space),$(comma),$(CUDA_ARCH:%=sm_%) $(PTX_ARCH))] \
   -Xcompiler $(subst $(space),$(comma),$(EXACT)),-fopenmp,-march=native,-Wall
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcublasLt -lcudart_static -ldl -lrt
 endif
@@ -60,13 +64,13 @@ $(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(NVCC),-DWITH_CUDA)
 define build_rules
 $(BUILD)/$(1)/tests/%.o: tests/%.cpp
 	@mkdir -p $$(@D)
-	$(CXX) $(COMMON) $(3) $$(FLAGS_HERE) -c -o $$@ $$<
+	$(CXX) $(COMMON) $(CALLS) $(3) $$(FLAGS_HERE) -c -o $$@ $$<
 $(BUILD)/$(1)/%.o: %.cpp
 	@mkdir -p $$(@D)
 	$(CXX) $(COMMON) $(2) $$(FLAGS_HERE) -c -o $$@ $$<
 $(BUILD)/$(1)/%.o: %.cu
 	@mkdir -p $$(@D)
-	$(CXX) -x c++ $(COMMON) $(2) $$(FLAGS_HERE) -c -o $$@ $$<
+	$(CXX) -x c++ $(COMMON) $(CALLS) $(2) $$(FLAGS_HERE) -c -o $$@ $$<
 $(BUILD)/$(1)/kernels.a: $(call objects,$(1),$(KERNELS) core/simt.cpp $(if $(filter race,$(1)),core/race_shadow.cpp))
 	@rm -f $$@
 	ar rcs $$@ $$^
@@ -114,9 +118,9 @@ $(BUILD)/cuda/program.cu: $(LAYERS) $(HOST) training/main.cu
 $(BUILD)/cuda/%.cu:
 	@mkdir -p $(@D)
 	printf '#include "%s"\n' $^ >$@
-# (--keep leaves the PTX that the object was made of, for the lint)
-$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptx &: $(BUILD)/cuda/%.cu
-	$(NVCC) $(NVCCFLAGS) --keep --keep-dir $(@D) -c -o $(@D)/$*.o $<
+# (--keep leaves the PTX that the object was made of, for the lint, and -v what ptxas says of each kernel)
+$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptx $(BUILD)/cuda/%.ptxas &: $(BUILD)/cuda/%.cu
+	$(NVCC) $(NVCCFLAGS) -Xptxas -v --keep --keep-dir $(@D) -c -o $(@D)/$*.o $< 2>$(@D)/$*.ptxas || { cat $(@D)/$*.ptxas; exit 1; }
 $(BUILD)/cuda/tests/%.o: tests/%.cpp
 	@mkdir -p $(@D)
 	$(NVCC) -x cu $(NVCCFLAGS) -c -o $@ $<
@@ -132,9 +136,9 @@ VECTOR_TESTS := test_math test_matmul test_attention test_golden
 ALL_TESTS = $(foreach t,$(TESTS),$(BUILD)/release/$(t)) \
   $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) \
   $(foreach t,$(VECTOR_TESTS),$(BUILD)/avx2/$(t) $(BUILD)/plain/$(t)) \
-  $(if $(NVCC),$(BUILD)/cuda/kernels.ptx)
+  $(if $(NVCC),$(BUILD)/cuda/kernels.ptx $(BUILD)/cuda/kernels.ptxas)
 
-test: train $(ALL_TESTS)  ## every test: CPU = emulator bit for bit, both sanitizers, three vector widths, PTX lint
+test: train $(ALL_TESTS)  ## every test: CPU = emulator bit for bit, both sanitizers, three vector widths, PTX lint, resources of kernels
 	@scripts/run_tests.sh $(ALL_TESTS)
 
 quick-test: $(foreach t,$(TESTS),$(BUILD)/release/$(t)) train  ## the release build's tests alone
@@ -146,7 +150,7 @@ gradcheck: $(KNOWN_OP:%=$(BUILD)/release/test_%)  ## finite differences of one o
 	@$(if $(KNOWN_OP),GRADCHECK=1 $< "[gradcheck]",echo "make gradcheck OP=$(OP): expected one of: $(GRADCHECKED)" >&2; exit 1)
 
 GPU_TESTS := $(filter-out test_simt test_planted_bugs,$(KERNEL_TESTS))
-gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/bench  ## on a machine with a GPU: bitwise tests, sanitizers, fingerprint -> gpu_check.json
+gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/bench  ## on a machine with a GPU: bitwise tests, sanitizers, fingerprint -> gpu_check.json; goes on where it stopped (MINUTES=8, STAGES=...)
 	@scripts/gpu_check.sh gpu_check.json $(BUILD)/cuda/bench $(filter $(BUILD)/cuda/test_%,$^)
 
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev): shards, safetensors, flags.

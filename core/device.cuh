@@ -91,7 +91,13 @@ inline void require_memory(Device device, double bytes) {
 // How often memory was allocated: a training step must leave it as it is.
 inline std::atomic<size_t> allocations = 0;
 
-// Fresh memory is filled with NaN on every device, so that reading what nobody wrote shows.
+// Fresh memory is filled with NaN on every device, so that reading what nobody wrote shows. GATED_FILL=off leaves it as it
+// is, for tools that watch for such reads themselves: compute-sanitizer's initcheck, valgrind.
+inline const bool fill_fresh_memory = [] {
+  const char* fill = getenv("GATED_FILL");
+  return !fill || strcmp(fill, "off");
+}();
+
 inline void* device_allocate(Device device, size_t bytes) {
   if (bytes == 0) return nullptr;
   allocations++;
@@ -106,7 +112,7 @@ inline void* device_allocate(Device device, size_t bytes) {
       fail("out of memory: %.0f MiB asked for on the GPU, %.0f MiB free; use a smaller batch, context or model", mib,
            free_bytes / 1048576.0);
     }
-    CUDA_CHECK(cudaMemset(p, 0xFF, bytes));
+    if (fill_fresh_memory) CUDA_CHECK(cudaMemset(p, 0xFF, bytes));
 #else
     fail("this build has no CUDA: it was made without nvcc");
 #endif
@@ -118,7 +124,7 @@ inline void* device_allocate(Device device, size_t bytes) {
   if ((available && bytes > available) || posix_memalign(&p, 128, bytes))
     fail("out of memory: %.0f MiB asked for, %.0f MiB free; use a smaller batch, context or model", mib,
          host_memory_available() / 1048576.0);
-  memset(p, 0xFF, bytes);
+  if (fill_fresh_memory) memset(p, 0xFF, bytes);
   return p;
 }
 

@@ -1,10 +1,12 @@
 #!/bin/sh
-# Refuses PTX whose arithmetic IEEE 754 does not pin down: approximations, flushed denormals, and add/sub/mul without
-# an explicit rounding, which ptxas may contract into fused multiply-adds. Needs nvcc, not a GPU.
+# Refuses PTX whose arithmetic IEEE 754 does not pin down: approximations, flushed denormals, add/sub/mul without an
+# explicit rounding, which ptxas may contract into fused multiply-adds, and min/max of floats. Those give the number where
+# one operand is NaN, and +0 for the larger of +0 and -0; on the CPU a > b ? a : b gives b in both cases, and fmaxf either
+# zero. core/math.cuh has max_of. Needs nvcc, not a GPU.
 # usage: scripts/ptx_lint.sh FILE.ptx...
 set -u
 [ $# -gt 0 ] || { echo "ptx_lint: no PTX file given" >&2; exit 2; }
-bad='\.approx|\.ftz|\.full|(add|sub|mul|div|sqrt|fma|mad)\.f(32|64)|mad\.f|(add|sub|mul|fma)\.r[zmp]\.|(ex2|lg2|sin|cos|tanh|rsqrt)\.'
+bad='\.approx|\.ftz|\.full|(add|sub|mul|div|sqrt|fma|mad)\.f(32|64)|mad\.f|(add|sub|mul|fma)\.r[zmp]\.|(ex2|lg2|sin|cos|tanh|rsqrt)\.|(min|max)\.([a-zA-Z]+\.)*(f|bf)(16|32|64)'
 atomic='(red|atom)\.[a-z.]*f(32|64)'
 failed=0
 for file in "$@"; do
@@ -12,8 +14,8 @@ for file in "$@"; do
   if [ "$operations" -eq 0 ]; then
     echo "FAIL  ptx_lint $file: no floating-point operation in it: the wrong file?"
     failed=1
-  elif grep -nE "^[[:space:]]*(@%p[0-9]+ )?([a-z.0-9]*($bad)|$atomic)" "$file" | head -20 | grep .; then
-    echo "FAIL  ptx_lint $file: the instructions above round in an unspecified way"
+  elif grep -nE "^[[:space:]]*(@!?%p[0-9]+ )?([a-z.0-9]*($bad)|$atomic)" "$file" | head -20 | grep .; then
+    echo "FAIL  ptx_lint $file: the CPU does not give the bits of the instructions above"
     failed=1
   else
     echo "ok    ptx_lint $file: $operations rounded operations"

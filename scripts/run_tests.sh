@@ -1,12 +1,13 @@
 #!/bin/sh
 # Runs test binaries side by side, one line each, and closes with "N passed, N failed".
-# usage: scripts/run_tests.sh TEST...      a test binary, or a .ptx file to lint; its log is kept beside it as TEST.log
+# usage: scripts/run_tests.sh TEST...      a test binary, a .ptx file to lint or a .ptxas file of resources; its log is kept beside it as TEST.log
 set -u
 export OMP_WAIT_POLICY=passive # two processes share the cores: waiting threads must not spin
 if [ "${1:-}" = --one ]; then
   start=$(date +%s)
   case $2 in
     *.ptx) scripts/ptx_lint.sh "$2" ;;
+    *.ptxas) scripts/kernel_resources.sh "$2" ;;
     *) timeout 1200 "$2" ;;
   esac >"$2.log" 2>&1
   code=$?

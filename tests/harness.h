@@ -6,6 +6,7 @@
 #pragma once
 #include <omp.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <vector>
@@ -90,7 +91,10 @@ class Guarded {
     buffer_.upload(all);
     input_ = true;
   }
-  Guarded(Context& ctx, size_t n) : stream_(ctx), n_(n), buffer_(ctx.device, n + guard) {}
+  Guarded(Context& ctx, size_t n) : stream_(ctx), n_(n), buffer_(ctx.device, n + guard) {
+    const std::vector<float> behind(guard, NAN);
+    Buffer<float>::copy_to_device(ctx.device, buffer_.data() + n, behind.data(), guard);
+  }
   operator float*() const {
     return buffer_.data();
   }
