@@ -2,9 +2,7 @@
 // finds and how it is built is in race_shadow.h. tests/test_planted_bugs.cpp
 #include "core/race_shadow.h"
 
-#include <dlfcn.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -14,6 +12,7 @@
 
 #include "core/check.h"
 #include "core/simt.h"
+#include "core/source_line.h"
 
 extern "C" char __data_start, _end;  // from the linker: the program's static variables lie between
 
@@ -110,38 +109,40 @@ struct Race {
   Access before, now;
   bool shared;
   Fault fault;
+  size_t times = 1;
+  bool too_early = false;  // a read of what only later was written for the first time
 };
-std::vector<Race> found;
+std::vector<Race> found;  // one for each pair of lines, in the order of the first time
 
 void report(const Race& race) {
-  const auto same = [&](const Race& r) {
-    return r.now.pc == race.now.pc && r.before.pc == race.before.pc && r.fault == race.fault;
+  const auto again = std::find_if(found.begin(), found.end(), [&](const Race& r) {
+    return r.fault == race.fault && std::minmax(r.now.pc, r.before.pc) == std::minmax(race.now.pc, race.before.pc);
+  });
+  // A line reads what nobody has written yet, and another line then writes it: the two are unordered. That is the cause;
+  // that the read found nothing follows.
+  const auto is_cause = [](const Race& race, const Race& unwritten) {
+    return race.fault == Fault::race && race.shared && !race.before.write && unwritten.fault == Fault::unwritten &&
+           race.before.pc == unwritten.now.pc;
   };
-  if (std::none_of(found.begin(), found.end(), same)) found.push_back(race);
-}
-
-// "kernels/f.cuh:12" by addr2line, which knows inlined functions too; without it, the address in the program.
-std::string find_line(uint32_t pc) {
-  const char* address = &__data_start + int32_t(pc) - 1;  // the call lies before the address it returns to
-  Dl_info info;
-  char program[4096] = {}, text[4096] = {};
-  if (!dladdr(address, &info) || readlink("/proc/self/exe", program, sizeof program - 1) < 0) return "?";
-  const size_t offset = address - static_cast<const char*>(info.dli_fbase);
-  if (FILE* p = popen(format("addr2line -e '%s' 0x%zx 2>/dev/null", program, offset).c_str(), "r")) {
-    if (!fgets(text, sizeof text, p)) text[0] = 0;
-    pclose(p);
+  const auto follows = std::find_if(found.begin(), found.end(), [&](const Race& r) { return is_cause(race, r); });
+  const auto cause = std::find_if(found.begin(), found.end(), [&](const Race& r) { return is_cause(r, race); });
+  if (again != found.end()) {
+    again->times++;
+  } else if (follows != found.end()) {
+    *follows = race;
+    follows->too_early = true;
+  } else if (cause != found.end()) {
+    cause->too_early = true;
+  } else {
+    found.push_back(race);
   }
-  text[strcspn(text, " \n")] = 0;
-  if (!text[0] || text[0] == '?') return format("address 0x%zx", offset);
-  char here[4096];
-  const size_t n = getcwd(here, sizeof here) ? strlen(here) : 0;
-  return n && !strncmp(text, here, n) && text[n] == '/' ? text + n + 1 : text;
 }
 
 const std::string& line_of(uint32_t pc) {
   static std::map<uint32_t, std::string> known;
   std::string& line = known[pc];
-  if (line.empty()) line = find_line(pc);
+  // (the call lies before the address that it returns to)
+  if (line.empty()) line = gated::source_lines(&__data_start + int32_t(pc) - 1).front();
   return line;
 }
 
@@ -157,9 +158,9 @@ std::string in_words(const Race& race) {
   if (race.fault == Fault::overrun)
     return what + format(" behind the %zu bytes of dynamic shared memory that the launch asked for", dynamic_bytes);
   if (race.fault == Fault::unwritten) return what + " shared memory that no thread of its block has written yet";
-  return format("%s what %s %s%s in %s, unordered (%s)", what.c_str(), who(before).c_str(),
+  return format("%s what %s %s%s in %s%s, unordered (%s)", what.c_str(), who(before).c_str(),
                 before.atomic ? "atomically " : "", before.write ? "wrote" : "read", line_of(before.pc).c_str(),
-                race.shared ? "shared memory" : "global memory");
+                race.too_early ? " before anyone had written it" : "", race.shared ? "shared memory" : "global memory");
 }
 
 // ---- one access
@@ -261,7 +262,8 @@ void warp_synced(unsigned w, unsigned lanes) {
 std::vector<std::string> launch_ends() {
   recording = false;
   std::vector<std::string> words;
-  for (const Race& race : found) words.push_back(in_words(race));
+  for (const Race& race : found)
+    words.push_back(in_words(race) + (race.times > 1 ? format(", %zu times", race.times) : ""));
   return words;
 }
 

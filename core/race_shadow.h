@@ -11,6 +11,9 @@
 //   - a read of shared memory, static or dynamic, that no thread of the block has written;
 //   - an access behind the dynamic shared memory that the launch asked for.
 //
+// A pair of lines is reported once, with how often; the first pair that was found comes first. A read of shared memory
+// that is written only later is told as the race of the two, not as a read of nothing.
+//
 // Three accesses a word are kept, so a race with one of many concurrent readers alone can be missed. Not
 // understood: data handed over by __threadfence and flags (reported as a race), memcpy calls that g++ does
 // not turn into loads and stores (not seen), variables that kernels only read and that are neither const nor

@@ -14,10 +14,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <memory>
 
 #include "core/check.h"
 #include "core/race_shadow.h"
+#include "core/source_line.h"
 
 #ifdef SIMT_ASAN
 #include <sanitizer/asan_interface.h>
@@ -73,7 +75,8 @@ struct Fiber {
   boost::context::fiber context;  // where it goes on; empty while it runs
   const void* stack = nullptr;    // its low end
   size_t stack_bytes = 0;
-  void* fake_stack = nullptr;  // ASan's, saved while the fiber is suspended
+  void* fake_stack = nullptr;   // ASan's, saved while the fiber is suspended
+  const void* entry = nullptr;  // the frame of run_threads on it
 };
 
 Fiber launching;  // the stack simt::launch was called on
@@ -141,6 +144,9 @@ struct Thread {
   State state;
   Fiber* fiber;  // null until the thread begins
   Place at;      // where it waits
+  // at a barrier:
+  const void* frame;  // barrier's own, from which the calls that led there can be followed
+  uint64_t calls;     // a hash of them; 0: not known
   // in a warp collective:
   unsigned mask;
   void* record;
@@ -214,7 +220,7 @@ struct Block {
   Thread* current;
   unsigned size, live;   // threads; those that have not returned
   Votes coming, passed;  // at the barrier now, and at the one before
-  Place barrier_at;
+  Thread* first_at_barrier;
   void (*body)(void*);
   void* argument;
   size_t dynamic_bytes;
@@ -246,6 +252,48 @@ bool same_place(const Place& a, const Place& b) {
   return a.line == b.line && (a.file == b.file || !strcmp(a.file, b.file));
 }
 
+// visit(return address) for every call between the kernel's launch and the barrier, innermost first. False where code
+// without frame pointers lies between.
+template <class Visit>
+bool each_call(const Thread& t, Visit visit) {
+  const Fiber& fiber = *t.fiber;
+  const void* frame = t.frame;
+  while (frame != fiber.entry) {
+    if (uintptr_t(frame) - uintptr_t(fiber.stack) > fiber.stack_bytes - 16 || uintptr_t(frame) % sizeof(void*))
+      return false;
+    const void* const* pair = static_cast<const void* const*>(frame);  // the caller's frame, and where it goes on
+    visit(pair[1]);
+    if (pair[0] <= frame) return false;
+    frame = pair[0];
+  }
+  return true;
+}
+
+uint64_t hash_of_calls(const Thread& t) {
+  uint64_t hash = 1;
+  const bool known =
+      each_call(t, [&](const void* address) { hash = (hash ^ uintptr_t(address)) * 0x9E3779B97F4A7C15u; });
+  return known ? hash : 0;
+}
+
+// ", called from f.cu:30" for every call above the barrier's own line; "" where none is known. A compiler may copy a call,
+// so addresses say too much: lines are what the programmer wrote.
+const std::string& calls_of(const Thread& t) {
+  static std::map<uint64_t, std::string> known{{0, ""}};
+  const auto [entry, is_new] = known.try_emplace(t.calls);
+  if (!is_new) return entry->second;
+  std::vector<std::string> lines;
+  each_call(t, [&](const void* address) {
+    for (std::string& line : gated::source_lines(static_cast<const char*>(address) - 1))
+      if (line.find("core/simt.") == std::string::npos && line[0] != '/' && line.find(':') != std::string::npos)
+        lines.push_back(std::move(line));
+  });
+  const std::string barrier = format("%s:%d", t.at.file, t.at.line);
+  for (const std::string& line : lines)
+    if (line != barrier) entry->second += ", called from " + line;
+  return entry->second;
+}
+
 // "0-31, 40, 42"; at most eight ranges are spelled out.
 std::string ranges(const std::vector<unsigned>& threads) {
   std::string text;
@@ -259,6 +307,10 @@ std::string ranges(const std::vector<unsigned>& threads) {
   return text;
 }
 
+bool same_barrier(const Thread& a, const Thread& b) {
+  return same_place(a.at, b.at) && (a.calls == b.calls || !a.calls || !b.calls || calls_of(a) == calls_of(b));
+}
+
 // "at a block barrier in f.cuh:12: threads 0-31; returned: threads 32-63"
 std::string who_waits_where() {
   std::vector<std::pair<std::string, std::vector<unsigned>>> groups;
@@ -266,7 +318,8 @@ std::string who_waits_where() {
     const Thread& t = block.threads[i];
     std::string where = "returned";
     if (t.state == State::runnable) continue;
-    if (t.state == State::at_barrier) where = format("at a block barrier in %s:%d", t.at.file, t.at.line);
+    if (t.state == State::at_barrier)
+      where = format("at a block barrier in %s:%d%s", t.at.file, t.at.line, calls_of(t).c_str());
     if (t.state == State::at_collective)
       where = format("at a warp collective of lanes 0x%08x in %s:%d", t.mask, t.at.file, t.at.line);
     auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == where; });
@@ -340,6 +393,7 @@ void thread_returned(Thread& me) {
 }
 
 void run_threads(Fiber& me) {
+  me.entry = __builtin_frame_address(0);
   for (;;) {
     Thread& thread = *block.current;
     try {
@@ -460,10 +514,12 @@ void enter_static_shared(void* begin, size_t bytes) {
 Votes barrier(bool vote, Place at) {
   Thread& me = *block.current;
   me.at = at;
+  me.frame = __builtin_frame_address(0);
+  me.calls = hash_of_calls(me);
   me.state = State::at_barrier;
-  if (block.coming.all && !same_place(block.barrier_at, at))
+  if (!block.coming.all) block.first_at_barrier = &me;
+  if (!same_barrier(*block.first_at_barrier, me))
     fail("threads of one block meet at different barriers; %s", who_waits_where().c_str());
-  block.barrier_at = at;
   block.coming.yes += vote;
   if (++block.coming.all == block.live) release_barrier();
   wait_for_turn();
@@ -540,9 +596,13 @@ void run_grid(dim3 grid, dim3 shape, size_t shared_bytes, void (*body)(void*), v
       }
   races_found = shadow::launch_ends();
   if (races_found.empty()) return;
-  std::string text;
-  for (size_t i = 0; i < std::min<size_t>(races_found.size(), 3); i++) text += (i ? "; " : "") + races_found[i];
-  fail("simt: data races: %zu: %s", races_found.size(), text.c_str());
+  constexpr size_t spelled = 3;
+  const size_t n = races_found.size();
+  std::string text =
+      n == 1 ? "simt: a data race: " : format("simt: %zu data races. The first, which others may follow from: ", n);
+  for (size_t i = 0; i < std::min(n, spelled); i++) text += (i == 0 ? "" : i == 1 ? ". Then: " : "; ") + races_found[i];
+  if (n > spelled) text += format("; and %zu more", n - spelled);
+  fail("%s", text.c_str());
 }
 
 }  // namespace simt

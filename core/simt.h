@@ -11,7 +11,9 @@
 //            STATIC_SHARED, fills it and counts it: static and dynamic bytes together must be within the limit
 //            of a GPU, simt::config.shared_limit (SIMT_SHARED=consumer|sm_80|sm_90).
 //   faults   a launch the GPU would refuse, a deadlock, threads at different barriers, lanes with different
-//            masks and any exception thrown in a kernel come out of simt::launch as one gated::Error.
+//            masks and any exception thrown in a kernel come out of simt::launch as one gated::Error. Two calls of
+//            one function lead to two barriers; that is seen where kernels are compiled with
+//            -fno-omit-frame-pointer -fno-optimize-sibling-calls -g.
 //
 // Build: g++ -std=c++20 -I. <files> core/simt.cpp -lboost_context; -fsanitize=address,undefined on all of
 // them checks bounds, those of shared memory too. tests/test_simt.cpp, tests/test_planted_bugs.cpp

@@ -53,6 +53,22 @@ __global__ void shuffle_from_absent_lane(float* y, const float* x) {
   y[own()] = v > x[own()] ? v : x[own()];
 }
 
+// Five lines race with one another: no barrier at all.
+template <bool fault>
+__global__ void no_barriers(float* y, const float* x) {
+  DYNAMIC_SHARED(float, tile);
+  tile[threadIdx.x] = x[own()];
+  if (!fault) __syncthreads();
+  float sum = tile[threads - 1 - threadIdx.x];
+  sum += tile[(threadIdx.x + 32) % threads];
+  sum += tile[(threadIdx.x + 64) % threads];
+  sum += tile[(threadIdx.x + 96) % threads];
+  if (!fault) __syncthreads();
+  tile[threadIdx.x] = sum;
+  if (!fault) __syncthreads();
+  y[own()] = tile[threadIdx.x ^ 32];
+}
+
 // A tile is read before all of it has been loaded.
 template <bool fault>
 __global__ void no_barrier_after_load(float* y, const float* x) {

@@ -112,6 +112,7 @@ struct Bug {
 #define BUG(name) #name, planted::name<true>, planted::name<false>
 // clang-format on
 const Bug bugs[] = {
+    {BUG(no_barriers), true, true, race},
     {BUG(no_barrier_after_load), true, true, race},
     {BUG(no_barrier_before_overwrite), true, true, race},
     {BUG(no_barrier_between_sums), true, true, race},
@@ -177,3 +178,31 @@ TEST_CASE("planted bugs: each is found, its twin is clean") {
     }
   }
 }
+
+#ifdef SIMT_RACE_SHADOW
+TEST_CASE("planted bugs: the first cause of a race comes first, and all are counted") {
+  const simt::Config before = simt::config;
+  for (int order = 0; order < order_count; order++) {
+    simt::config.order = simt::Order(order);
+    // A read before the write is the race of the two, in whatever order they came.
+    const Outcome early = find_in_order(planted::no_barrier_after_load<true>, {}, order);
+    INFO(early.said);
+    REQUIRE(early.finding == race);
+    REQUIRE(early.said.rfind("simt: a data race: block (0,0,0) thread ", 0) == 0);
+    REQUIRE(early.said.find("no thread of its block") == std::string::npos);
+    REQUIRE(early.said.find(" times") != std::string::npos);
+
+    const Outcome many = find_in_order(planted::no_barriers<true>, {}, order);
+    INFO(many.said);
+    REQUIRE(many.said.find(" data races. The first, which others may follow from: block (0,0,0) thread ") !=
+            std::string::npos);
+    REQUIRE(many.said.find(". Then: block ") != std::string::npos);
+    REQUIRE(many.said.find("; and ") != std::string::npos);
+    REQUIRE(simt::races().size() > 3);
+  }
+  // What nobody writes stays what it is.
+  const Outcome unwritten = find_in_order(planted::unwritten_dynamic<true>, {}, 0);
+  REQUIRE(unwritten.said.find("shared memory that no thread of its block has written yet") != std::string::npos);
+  simt::config = before;
+}
+#endif

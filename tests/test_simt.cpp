@@ -222,6 +222,25 @@ __global__ void two_barriers_kernel() {
 __global__ void masks_kernel(unsigned low, unsigned high) {
   __syncwarp(threadIdx.x < 16 ? low : high);  // 10
 }
+__device__ [[gnu::noinline]] void own_barrier(int* x) {
+  atomicAdd(x, 1);
+  __syncthreads();                         // 14
+}
+__device__ [[gnu::always_inline]] inline void inlined_barrier(int* x) {
+  atomicAdd(x, 1);
+  __syncthreads();                         // 18
+}
+__global__ void helper_kernel(int* x, bool inlined, bool once) {
+  if (once) own_barrier(x);                // 21
+  else if (inlined && threadIdx.x < 32) inlined_barrier(x);  // 22
+  else if (inlined) inlined_barrier(x + 1);                  // 23
+  else if (threadIdx.x < 32) own_barrier(x);                 // 24
+  else own_barrier(x + 1);                                   // 25
+}
+// A compiler may copy a call, so what stands in one line is one barrier.
+__global__ void one_line_kernel(int* x) {
+  threadIdx.x < 32 ? inlined_barrier(x) : inlined_barrier(x + 1);
+}
 // clang-format on
 
 // Lane 0 waits for 1, 1 for 2, 2 for 0; no two wait for each other.
@@ -558,6 +577,20 @@ TEST_CASE("simt: faults name every waiting thread, and the next launch works") {
     REQUIRE(contains(said, "different barriers"));
     REQUIRE(contains(said, here(first_wrong_line + 6)));
     REQUIRE(contains(said, here(first_wrong_line + 7)));
+    REQUIRE(works());
+
+    // Two calls of one function.
+    int counts[2] = {};
+    for (bool inlined : {false, true}) {
+      said = fault(helper_kernel, 1, 64, 0, counts, inlined, false);
+      INFO(said);
+      REQUIRE(contains(said, "different barriers"));
+      const std::string barrier = "at a block barrier in " + here(first_wrong_line + (inlined ? 18 : 14));
+      REQUIRE(contains(said, barrier + ", called from " + here(first_wrong_line + (inlined ? 22 : 24))));
+      REQUIRE(contains(said, barrier + ", called from " + here(first_wrong_line + (inlined ? 23 : 25))));
+    }
+    REQUIRE(fault(helper_kernel, 1, 64, 0, counts, false, true) == "");
+    REQUIRE(fault(one_line_kernel, 1, 64, 0, counts) == "");
     REQUIRE(works());
 
     said = fault(masks_kernel, 1, 32, 0, full, 0xFFFF8000u);

@@ -1,0 +1,36 @@
+// source_line: which line of the source an address of the program comes from, for reports of the emulator.
+#pragma once
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+
+namespace gated {
+
+// "kernels/f.cuh:12", and behind it, where that was inlined, the line that it was inlined into, and so on. By addr2line;
+// without it, the address in the program.
+inline std::vector<std::string> source_lines(const void* address) {
+  Dl_info info;
+  char program[4096] = {}, here[4096] = {}, text[4096];
+  if (!dladdr(address, &info) || readlink("/proc/self/exe", program, sizeof program - 1) < 0) return {"?"};
+  const size_t offset = static_cast<const char*>(address) - static_cast<const char*>(info.dli_fbase);
+  const size_t n = getcwd(here, sizeof here) ? strlen(here) : 0;
+  std::vector<std::string> lines;
+  if (FILE* p = popen(format("addr2line -i -e '%s' 0x%zx 2>/dev/null", program, offset).c_str(), "r")) {
+    while (fgets(text, sizeof text, p)) {
+      text[strcspn(text, " \n")] = 0;
+      if (!text[0] || text[0] == '?') continue;
+      lines.push_back(n && !strncmp(text, here, n) && text[n] == '/' ? text + n + 1 : text);
+    }
+    pclose(p);
+  }
+  if (lines.empty()) lines.push_back(format("address 0x%zx", offset));
+  return lines;
+}
+
+}  // namespace gated
