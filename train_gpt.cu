@@ -7,6 +7,7 @@
 #include "dataloader/text.h"
 #include "training/interrupt.h"
 #include "training/match_params.h"
+#include "training/matmul_peak.h"
 #include "training/progress.h"
 #include "training/run_metadata.h"
 #include "training/sampler.h"
@@ -104,6 +105,7 @@ int train(Config& config, Device device) {
   const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
 
   if (!config.out.empty()) prepare_checkpoint_folder(config.out);
+  const double peak = measured_matmul_peak(ctx);  // before the model is there: its memory serves both
   Trainer trainer(config, loader, ctx);
   const auto metadata = run_metadata(config, data);
   require(config.out.empty() || config.resume || !find_latest(config.out),
@@ -111,7 +113,7 @@ int train(Config& config, Device device) {
           config.out.c_str());
   if (config.resume) resume(trainer, metadata);
 
-  Progress progress(config, data, trainer, ctx);
+  Progress progress(config, data, trainer, peak, ctx);
   progress.header();
   train_to_the_end(trainer, data, metadata, progress, ctx);
   progress.finish();

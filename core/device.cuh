@@ -15,6 +15,7 @@
 #endif
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -71,6 +72,16 @@ inline size_t host_memory_available() {
     if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) break;
   fclose(f);
   return kib << 10;
+}
+
+// Bytes of it that this process holds.
+inline size_t host_memory_held() {
+  FILE* f = fopen("/proc/self/statm", "r");
+  if (!f) return 0;
+  size_t pages = 0;
+  const bool read = fscanf(f, "%*u %zu", &pages) == 1;
+  fclose(f);
+  return read ? pages * size_t(sysconf(_SC_PAGESIZE)) : 0;
 }
 
 // Refuses what the device cannot give, where it says how much it can.
@@ -201,5 +212,29 @@ class Buffer {
   size_t size_ = 0;
   T* data_ = nullptr;
 };
+
+// What a buffer holds, for the host to read: the buffer itself where the host can, or a copy of it.
+template <class T>
+class HostView {
+ public:
+  explicit HostView(const Buffer<T>& buffer)
+      : copy_(buffer.device() == Device::cuda ? buffer.download() : std::vector<T>()),
+        data_(buffer.device() == Device::cuda ? copy_.data() : buffer.data()) {}
+  HostView(const HostView&) = delete;
+  const T* data() const { return data_; }
+
+ private:
+  const std::vector<T> copy_;
+  const T* const data_;
+};
+
+// The way back: fill(T* memory) writes the buffer, in place or by way of host memory. What it leaves out is 0.
+template <class T, class Fill>
+void fill_from_host(Buffer<T>& to, Fill fill) {
+  std::vector<T> host(to.device() == Device::cuda ? to.size() : 0);
+  if (host.empty() && to.size()) std::fill(to.data(), to.data() + to.size(), T(0));
+  fill(host.empty() ? to.data() : host.data());
+  if (!host.empty()) to.upload(host);
+}
 
 }  // namespace gated

@@ -29,17 +29,17 @@ void embedding_forward_cpu(float* h, const int* ids, const float* weight, const 
   }
 }
 
-static constexpr size_t width = 128;  // columns whose sums stay in registers
+static constexpr size_t sums_width = 128;  // columns whose sums stay in registers
 
 void embedding_backward_cpu(float* dweight, const float* dh, const TokenGroups& groups, const float* scale, size_t C) {
   const float s = scale ? *scale : 1.0f;
   const int *id = groups.id(), *start = groups.start(), *token = groups.token();
-  const size_t blocks = ceil_div(C, width), units = size_t(*groups.count()) * blocks;
+  const size_t blocks = ceil_div(C, sums_width), units = size_t(*groups.count()) * blocks;
 #pragma omp parallel for schedule(dynamic, 64)
   for (size_t unit = 0; unit < units; unit++) {
-    const size_t g = unit / blocks, c0 = unit % blocks * width;
-    const size_t columns = std::min(width, C - c0);
-    float total[width] = {};
+    const size_t g = unit / blocks, c0 = unit % blocks * sums_width;
+    const size_t columns = std::min(sums_width, C - c0);
+    float total[sums_width] = {};
     for (int t = start[g]; t < start[g + 1]; t++) {
       const float* row = dh + token[t] * C + c0;
       for (size_t c = 0; c < columns; c++) total[c] += row[c];

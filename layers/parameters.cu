@@ -83,17 +83,17 @@ void Parameters::allocate(const List& list, Device device) {
 }
 
 void Parameters::initialise(uint64_t seed) {
-  std::vector<float> host(size_, 0.0f);
-  for (const Parameter& p : list_) {
-    const uint64_t stream = stream_of(Purpose::init, hash_of(p.name));
+  fill_from_host(values, [&](float* host) {
+    for (const Parameter& p : list_) {
+      const uint64_t stream = stream_of(Purpose::init, hash_of(p.name));
 #pragma omp parallel for
-    for (size_t pair = 0; pair < ceil_div(p.size, 2); pair++) {
-      const NormalPair draw = p.init.random ? normal_pair(seed, stream, pair) : NormalPair{{1, 1}};
-      for (size_t k = 0; k < 2 && 2 * pair + k < p.size; k++)
-        host[p.offset + 2 * pair + k] = float(p.init.value * draw.z[k]);
+      for (size_t pair = 0; pair < ceil_div(p.size, 2); pair++) {
+        const NormalPair draw = p.init.random ? normal_pair(seed, stream, pair) : NormalPair{{1, 1}};
+        for (size_t k = 0; k < 2 && 2 * pair + k < p.size; k++)
+          host[p.offset + 2 * pair + k] = float(p.init.value * draw.z[k]);
+      }
     }
-  }
-  values.upload(host);
+  });
 }
 
 size_t Parameters::total() const {

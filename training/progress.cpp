@@ -25,8 +25,8 @@ static std::string duration(double seconds) {
   return s < 3600 ? format("%zu:%02zu", s / 60, s % 60) : format("%zu:%02zu:%02zu", s / 3600, s / 60 % 60, s % 60);
 }
 
-Progress::Progress(Config& config, const Data& data, const Trainer& trainer, Context& ctx)
-    : config_(config), data_(data), trainer_(trainer), ctx_(ctx), terminal_(isatty(fileno(stdout))) {
+Progress::Progress(Config& config, const Data& data, const Trainer& trainer, double peak, Context& ctx)
+    : config_(config), data_(data), trainer_(trainer), ctx_(ctx), terminal_(isatty(fileno(stdout))), peak_(peak) {
   if (!config.out.empty()) open_log(config.out + "/log.jsonl", trainer.steps_done());
 }
 
@@ -37,8 +37,9 @@ void Progress::header() {
   for (size_t i = 0; i < now.size(); i++)
     if (now[i].get() != then[i].get() && now[i].name != "--resume" && now[i].kind != Flag::Kind::shortcut)
       changed += " " + now[i].name + "=" + now[i].get();
-  peak_ = measured_matmul_peak(ctx_);
   const Model& m = trainer_.model;
+  const TrainingMemory memory =
+      training_memory(m.config, config_.batch, m.context(), config_.micro_batches, ctx_.device);
   const auto print = [width = terminal_width()](const char* name, const std::string& text) {
     fputs(wrapped(format("%-11s", name), text, 11, width).c_str(), stdout);
   };
@@ -48,12 +49,10 @@ void Progress::header() {
                       (peak_ > 0 ? format(", fp32 matmul peak %.0f GFLOP/s (measured)", peak_ * 1e-9) : ""));
   print("data", data_.train->description());
   print("", format("%zu tokens a step, epoch of %.1f steps", trainer_.tokens_per_step(), trainer_.steps_per_epoch()));
-  print(
-      "model",
-      format("%zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations, scratch)",
-             m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
-             double(training_memory(m.config, config_.batch, m.context(), config_.micro_batches, ctx_.device).total()) /
-                 1048576));
+  print("model",
+        format("%zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations, scratch%s)",
+               m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
+               double(memory.total() + trainer_.program_bytes) / 1048576, trainer_.program_bytes ? ", program" : ""));
   if (data_.val && data_.train->is_text()) {
     const double entropy = bigram_entropy(*data_.val, config_.model.context);
     print("bigrams",

@@ -19,7 +19,8 @@ struct StepResult;
 
 class Progress {
  public:
-  Progress(Config& config, const Data& data, const Trainer& trainer, Context& ctx);
+  // peak: operations a second that a matrix product reaches here; 0: not known
+  Progress(Config& config, const Data& data, const Trainer& trainer, double peak, Context& ctx);
 
   void header();
   void step(const StepResult& result);
@@ -43,7 +44,8 @@ class Progress {
   Context& ctx_;
   bool terminal_;
   std::ofstream log_;
-  double peak_ = 0, begin_ = 0, last_ = 0;
+  const double peak_;
+  double begin_ = 0, last_ = 0;
   size_t first_step_ = 0;
 };
 

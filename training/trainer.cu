@@ -8,12 +8,11 @@ namespace gated {
 
 namespace {
 
-// Before minutes go into weights that would find no room. One more copy of them passes through host memory.
+// Before minutes go into weights that would find no room.
 const ModelConfig& that_fits(const Config& c, const Context& ctx) {
   const Device device = ctx.device;
   const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.micro_batches, device);
-  require_memory(
-      device, double(m.total()) + double(ctx.matmul_engine_bytes()) + (device == Device::cuda ? 0 : double(m.weights)));
+  require_memory(device, double(m.total()) + double(ctx.matmul_engine_bytes()));
   return c.model;
 }
 
@@ -21,6 +20,7 @@ const ModelConfig& that_fits(const Config& c, const Context& ctx) {
 
 Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx)
     : config(c),
+      program_bytes(ctx.device == Device::cuda ? 0 : host_memory_held()),
       model(that_fits(c, ctx), c.batch, c.model.context, c.seed, ctx),
       optimizer(model.weights, c.micro_batches, ctx),
       loader_(loader),
@@ -82,7 +82,7 @@ double Trainer::validate(size_t batches) {
   return loss / double(batches);
 }
 
-std::vector<TensorView> Trainer::views(const std::string& prefix, const std::vector<float>& flat) const {
+std::vector<TensorView> Trainer::views(const std::string& prefix, const HostView<float>& flat) const {
   std::vector<TensorView> tensors;
   for (const Parameter& p : model.weights.list()) tensors.push_back({prefix + p.name, p.shape, flat.data() + p.offset});
   return tensors;
@@ -90,14 +90,13 @@ std::vector<TensorView> Trainer::views(const std::string& prefix, const std::vec
 
 std::string Trainer::fingerprint() const {
   ctx_.synchronize();
-  const std::vector<float> weights = model.weights.values.download();
+  const HostView<float> weights(model.weights.values);
   return gated::fingerprint(views("", weights));
 }
 
 void Trainer::save(std::map<std::string, std::string> metadata) const {
   ctx_.synchronize();
-  const std::vector<float> weights = model.weights.values.download(), m = optimizer.m.download(),
-                           v = optimizer.v.download();
+  const HostView<float> weights(model.weights.values), m(optimizer.m), v(optimizer.v);
   std::vector<TensorView> tensors = views("", weights);
   for (const TensorView& t : views("optimizer.m.", m)) tensors.push_back(t);
   for (const TensorView& t : views("optimizer.v.", v)) tensors.push_back(t);
@@ -106,9 +105,9 @@ void Trainer::save(std::map<std::string, std::string> metadata) const {
 
 void Trainer::load(const Checkpoint& checkpoint) {
   auto read = [&](const std::string& prefix, Buffer<float>& to) {
-    std::vector<float> host(to.size(), 0.0f);
-    for (const Parameter& p : model.weights.list()) checkpoint.read(prefix + p.name, p.shape, host.data() + p.offset);
-    to.upload(host);
+    fill_from_host(to, [&](float* host) {
+      for (const Parameter& p : model.weights.list()) checkpoint.read(prefix + p.name, p.shape, host + p.offset);
+    });
   };
   read("", model.weights.values);
   read("optimizer.m.", optimizer.m);

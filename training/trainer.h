@@ -33,6 +33,7 @@ class Trainer {
   Trainer(const Config& config, const TokenLoader& loader, Context& ctx);
 
   const Config& config;
+  const size_t program_bytes;  // that the process held before the model came; 0 on a GPU, whose memory is another
   Model model;
   Optimizer optimizer;
 
@@ -65,7 +66,7 @@ class Trainer {
   void load(const Checkpoint& checkpoint);
 
  private:
-  std::vector<TensorView> views(const std::string& prefix, const std::vector<float>& flat) const;
+  std::vector<TensorView> views(const std::string& prefix, const HostView<float>& flat) const;
 
   const TokenLoader& loader_;
   Context& ctx_;
