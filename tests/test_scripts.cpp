@@ -86,9 +86,22 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
     REQUIRE(contains(said.text, bad));
     REQUIRE(contains(said.text, "FAIL  ptx_lint a.ptx: the CPU does not give the bits of the instructions above"));
   }
+  // The maximum with +0 is the CPU's x > 0 ? x : 0; with -0 it is not.
+  f.write("a.ptx", rounded + "\tmax.f32 \t%f75, %f30, 0f00000000;\n");
+  REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 0);
+  f.write("a.ptx", rounded + "\tmax.f32 \t%f75, %f30, 0f80000000;\n\tmin.f32 \t%f75, %f30, 0f00000000;\n");
+  REQUIRE(count(f.run("{repo}/scripts/ptx_lint.sh a.ptx").text, "%f75") == 2);
+
   f.write("a.ptx", "\tmov.u32 \t%r1, %tid.x;\n");
   REQUIRE(contains(f.run("{repo}/scripts/ptx_lint.sh a.ptx").text, "no floating-point operation in it"));
   REQUIRE(f.run("{repo}/scripts/ptx_lint.sh").exit_code == 2);
+}
+
+// Of which +0 and -0 C leaves the larger open.
+TEST_CASE("scripts: no kernel asks for fmaxf or fminf", "[scripts]") {
+  const Folder f;
+  const Said said = f.run("cd {repo} && grep -nE '^[^/]*\\bf(max|min)f?\\(' kernels/*.cu kernels/*.cuh core/*.cuh");
+  REQUIRE(said.text == "");
 }
 
 namespace {
