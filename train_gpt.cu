@@ -40,11 +40,12 @@ void training_step(Trainer& t) {
 void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& metadata, Progress& progress,
                       Context& ctx) {
   const Config& c = trainer.config;
-  while (trainer.steps_done() < c.steps && !interrupted()) {
+  for (bool last = trainer.steps_done() >= c.steps; !last;) {
     training_step(trainer);
 
     const size_t step = trainer.steps_done();
-    const bool complete = step == c.steps, last = complete || interrupted();
+    const bool complete = step == c.steps;
+    last = complete || interrupted();  // asked once: the step that is the last is the step that saves
     const bool validates = data.val && (complete || (c.val_every && step % c.val_every == 0));
     const bool saves = !c.out.empty() && (last || step % c.save_every == 0);
     // A GPU is given the next step before this one's result is read. Everything else waits for it.

@@ -1,0 +1,583 @@
+#!/usr/bin/env python3
+"""Plants faults of one line each in a copy of this tree, and counts how many the tests see.
+
+usage: scripts/plant_faults.py [--jobs=2] [--only=3,17-20] [--tests=test_model,test_step] [--check] [--folder=DIR]
+
+Each fault below stands in the line that it changes: «what is there => what is there with the fault». The copy holds
+all of them and is built once. The environment variable PLANTED_FAULT chooses the one that acts, and the release tests
+that link layers, training, dataloader or the program run until the first of them fails. A fault that no test sees has
+survived.
+Kernels have planted faults of their own (tests/planted_bugs.cuh). Here are the faults that every device would share.
+A fault that no run of the program can show has no place in the table.
+
+--check   only finds every fault's place in the source
+--only    these faults alone
+--tests   these tests alone
+--folder  where the copy goes (default: a temporary folder, removed at the end)
+"""
+import argparse
+import collections
+import concurrent.futures
+import filecmp
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+# A heading in brackets is a class of faults; a path heads the faults in that file. «old => new» is the change, and the
+# text around it finds the place; ¶ is the end of a line. Where old ends in ";" it is a statement, else an expression.
+FAULTS = r"""
+[decay and start of a parameter]
+layers/linear.cuh
+  Init::constant(0), «Decay::no => Decay::yes», Use::scale);
+  init_, «Decay::yes => Decay::no», Use::product);
+  {out_}, «Init::constant(0) => Init::normal()», Decay::no
+  {out_, in_}, «init_ => Init::normal()», Decay::yes
+layers/attention.cuh
+  config.bias == AttentionBias::all, «config.out_init => Init::normal()»),
+  "q_norm.weight", {D}, one, «decay => Decay::yes», Use::scale);
+  "k_norm.weight", {D}, one, «decay => Decay::no», Use::scale);
+  "out_norm.weight", {D}, one, «decay => Decay::yes», Use::scale);
+  "out_norm.weight", {D}, «one => Init::constant(0.5)», decay
+  Init::constant(«config_.zero_centred ? 0 : 1 => 1»);
+  const Decay decay = «config_.zero_centred ? Decay::yes : Decay::no => Decay::no»;
+  "sinks", {H}, Init::normal(), «Decay::no => Decay::yes», Use::scale
+  "sinks", {H}, «Init::normal() => Init::constant(0)», Decay::no
+  "kv_bias.key", {H, D}, Init::normal(), «Decay::no => Decay::yes», Use
+  "kv_bias.value", {H, D}, Init::normal(), «Decay::no => Decay::yes», Use
+  "kv_bias.value", {H, D}, «Init::normal() => Init::constant(0)», Decay
+layers/norm.cuh
+  "pre_weight", {C_}, Init::constant(1), «Decay::no => Decay::yes», Use::scale
+  "alpha", {1}, Init::constant(config_.dyt_alpha), «Decay::no => Decay::yes», Use::scale
+  "alpha", {1}, «Init::constant(config_.dyt_alpha) => Init::constant(0.5)», Decay::no
+  «config_.zero_centred ? Decay::yes : Decay::no => Decay::no», Use::scale);
+  "weight", {C_}, Init::constant(«config_.zero_centred ? 0 : 1 => 1»),
+  "bias", {C_}, Init::constant(0), «Decay::no => Decay::yes», Use::scale
+  "bias", {C_}, «Init::constant(0) => Init::normal()», Decay::no
+  "gate_down.weight", {gate.rank, C_}, Init::normal(), «Decay::yes => Decay::no», Use
+  "gate_up.weight", {shape(0).scores(), gate.rank}, up, «Decay::yes => Decay::no», Use
+  const Init up = «gate.zero_init => false» ?
+layers/gate.cuh
+  "gate.theta", {heads_, D_}, Init::constant(0), «Decay::no => Decay::yes», Use
+  "gate.theta", {heads_, D_}, «Init::constant(0) => Init::normal()», Decay
+layers/ffn.cuh
+  down_(config.F, C, config.bias, «config.out_init => Init::normal()») {}
+  "poly.weight", {3}, Init::constant(1.0 / 3), «Decay::no => Decay::yes», Use
+  "poly.weight", {3}, Init::constant(«1.0 / 3 => 1.0»), Decay
+  "poly.bias", {1}, Init::constant(0), «Decay::no => Decay::yes», Use
+layers/block_parts.cuh
+  model.depth_scaled_init ? 0.02 / std::sqrt(«2.0 => 1.0» * double(model.layers)) : 0.02
+  Init::normal(«model.depth_scaled_init => false» ?
+  «f.out_init = branch_out_init(model); => ;»
+  «a.out_init = branch_out_init(model); => ;»
+layers/model.cu
+  "model.embed_tokens.weight", {V, C}, Init::normal(), «Decay::yes => Decay::no», embed_use
+  {config.context, C}, Init::normal(), «Decay::yes => Decay::no», Use::lookup
+  {config.context, C}, «Init::normal() => Init::constant(0)», Decay::yes
+  Init::constant(std::sqrt(double(C))), «Decay::no => Decay::yes», Use::scale
+  "model.embed_scale", {1}, Init::constant(«std::sqrt(double(C)) => 1.0»), Decay::no
+  "lm_head.weight", {V, C}, Init::normal(), «Decay::yes => Decay::no», Use
+  "lm_head.weight", {V, C}, «Init::normal() => Init::normal(1 / std::sqrt(double(C)))», Decay
+  weights.initialise(«seed => 1337»);
+layers/parameters.cu
+  stream_of(Purpose::init, «hash_of(p.name) => p.offset»);
+  float(p.init.value * «draw.z[k] => draw.z[0]»);
+training/optimizer.cuh
+  list.push_back({p.offset, p.size, «p.decay == Decay::yes => true»});
+
+[what a layer is made of]
+layers/attention.cuh
+  wq_(C, config.H * config.D, «config.bias != AttentionBias::none => config.bias == AttentionBias::all»),
+  .window = «config_.window => 0»,
+  .bias = «config_.score_bias => 0.0f»}
+  c.gate_at == GatePosition::g2 || «c.gate_at == GatePosition::g3 => false»;
+  .score = «config_.score => AttentionScore::softmax»,
+  c.gate_at == GatePosition::g5) return Gate(c.gate, C, «1 => c.H», C);
+layers/layer_config.h
+  kind == NormKind::layernorm && eps == 0 ? «1e-5f => 1e-6f» :
+  eps > 0 ? eps : «1e-6f => 1e-5f»; }
+layers/block.cuh
+  norm1_(post() ? config.ffn_norm : «config.attention_norm => config.ffn_norm», C
+  norm2_(post() ? «config.attention_norm => config.ffn_norm» : config.ffn_norm
+  token_out_(«config.ffn_norm => config.attention_norm», C
+  return {«c.clip_branch => c.clip_residual», c.clip_residual
+layers/block_parts.cuh
+  b.attention_norm.dyt_alpha = «model.dyt_alpha_attention => model.norm.dyt_alpha»;
+  b.clip_branch = «model.clip_output => model.clip_residual»;
+  host_log(double(«model.context => model.attention.D»)));
+  a.eps = «model.norm.rms_epsilon() => model.norm.epsilon()»;
+  WindowLayers::even && «layer % 2 == 1 => layer % 2 == 0») a.window
+  b.clip_residual = «model.clip_residual => model.clip_output»;
+  a.rope = «model.position == Position::rope => true»;
+  a.zero_centred = «model.norm.zero_centred => false»;
+layers/model.cu
+  final_norm(«block_config(c).ffn_norm => block_config(c).attention_norm», c.hidden
+  config.rope_dims(), «config.rope_theta => 10000.0», ctx.device
+layers/model_config.h
+  2 * size_t(double(attention.D) * «rope_fraction => 1» / 2 + 1e-9)
+layers/norm.cuh
+  float offset() const { return «config_.zero_centred ? 1.0f : 0.0f => 0.0f»; }
+layers/ffn.cuh
+  case FfnKind::glu: return «Activation::sigmoid => Activation::silu»;
+
+[dropout]
+layers/block.cuh
+  site_(«2 * layer => 0»),
+  join_at(«site_ + branch => site_», config_, pass)
+layers/pass.h
+  first_ = «draw * sites => 0»;
+  first_ = «draw * sites => draw»;
+  dropout_ = {p, «seed => 1», 0};
+  stream_of(«Purpose::dropout => Purpose::synthetic», first_
+  Purpose::dropout, «first_ + site => first_ + site / 2»)
+layers/model.cu
+  *dropout_draw, «2 * config.layers + 1 => 2 * config.layers»);
+  join_at(«2 * config.layers => 2 * config.layers - 1», block_config
+  const Batch& batch) {¶  «forward(batch); => forward(batch, 0);»
+  «forward({ids, ids, 1, ids.size()}); => forward({ids, ids, 1, ids.size()}, 0);»
+  pass.drop(config.dropout, «m.seed => 1337», *dropout_draw
+training/trainer.h
+  return «steps_done_ * config.micro_batches => steps_done_» + m; }
+  return steps_done_ * config.micro_batches + «m => 0»; }
+train_gpt.cu
+  «t.model.forward(batch, t.draw(m)); => t.model.forward(batch, t.draw(0));»
+  «t.model.forward(batch, t.draw(m)); => t.model.forward(batch);»
+
+[a step and its micro-batches]
+layers/model.cu
+  «share => 1.0f» / float(N), N, C, V
+training/optimizer.cuh
+  if (total_.size()) «set_zero(total_.data(), total_.size(), ctx_); => ;»
+  void begin_micro_batch() { «set_zero(weights_.grads.data(), weights_.grads.size(), ctx_); => ;» }
+  gradient_norm(norm_.data(), «gradient() => weights_.grads.data()»,
+  m.data(), v.data(), «gradient() => weights_.grads.data()», norm_
+  adamw_at_step(settings, «step => 1», clip)
+  adamw_at_step(settings, step, «clip => INFINITY»)
+training/trainer.cu
+  loss += losses[«m => 0»];
+  float(loss / double(«config.micro_batches => 1»))
+  require(«std::isfinite(r.loss) => true» && std
+  && «std::isfinite(r.gradient_norm) => true»,
+  config.schedule.at(«step => step - 1»)};
+  training_batch(steps_done_, «m => 0», 0
+  training_batch(«steps_done_ => steps_done_ + 1», m, 0
+  config.batch * «config.micro_batches => 1»);
+  while («results_given_ + in_flight < steps_done_ => results_given_ < steps_done_») {
+  sent_norm_[«slot => 0»].wait()
+  sent_losses_[«steps_done_ % 2 => 0»].start
+  step, double(r.loss), double(r.gradient_norm), double(config.schedule.peak), «step - 1 => step»);
+training/trainer.h
+  return ids_.size() * «config.micro_batches => 1»; }
+train_gpt.cu
+  1.0f / float(«c.micro_batches => 1»), t.loss
+  t.loss(«m => 0»));
+  c.schedule.at(«step => t.steps_done()»), step
+  step, «c.clip => INFINITY»);
+  config.model.context, «config.micro_batches => 1»}, config.seed);
+  const bool complete = «step == c.steps => step > c.steps»;
+training/schedule.cpp
+  double(step - warmup) / double(«steps - warmup => steps»);
+  float(double(«peak => final») * double(step) / double(warmup));
+  final + (double(peak) - final) * «0.5 => 1.0» *
+
+[validation]
+training/trainer.cu
+  batches = «std::min(batches, loader_.validation_batches()) => loader_.validation_batches()»;
+  loader_.validation_batch(«i => 0», ids_
+  return loss / double(«batches => config.val_batches»);
+train_gpt.cu
+  complete || («c.val_every && step % c.val_every == 0 => false»));
+  complete || («c.val_every && step % c.val_every == 0 => c.val_every && step % 100 == 0»));
+  complete || («c.val_every && step % c.val_every == 0 => step % std::max<size_t>(1, c.val_every) == 0»));
+  trainer.validate(«c.val_batches => 1»)
+dataloader/loader.cpp
+  double(corpus->size()) * «fraction => 0.1»)
+  row(*data_.val, «batch * B + b => b», inputs
+  open(val_data, «1 => 0»)};
+
+[data]
+dataloader/loader.cpp
+  shuffled(g % n, n, seed_, «g / n => 0»)
+  shuffled(g % n, n, «seed_ => 5», g / n)
+  ((step * M + «micro_batch => 0») * world
+  random_bigrams(vocab - 1, «options.seed => 0»), options.seed
+  text_bigrams(text.bytes()), «options.seed => 0», split
+  options.vocab ? options.vocab : «64 => 65»;
+  is_backcopy(spec)) return open_backcopy(spec, options, «split => 0»);
+  const std::string& val_data = «options.val_data.empty() ? options.data : options.val_data => options.data»;
+  std::make_shared<CorpusSlice>(corpus, «train => 0», val)
+dataloader/shards.cpp
+  require(«token < vocab => token <= vocab»,
+  starts_.push_back(starts_.back() + «shards_.back().size() => shards_[0].size()»);
+dataloader/bigram_entropy.cpp
+  std::max<size_t>(«limit / T => limit», 1)
+dataloader/text.cpp
+  «bytes_ += '\n'; => ;»
+  if («!bytes_.empty() && bytes_.back() != '\n' => !bytes_.empty()»)
+  vocab_(vocab ? vocab : «256 => 257»)
+train_gpt.cu
+  config.micro_batches}, «config.seed => 1337»);
+  «config.model.vocab = data.train->vocab(); => ;»
+dataloader/token_stream.h
+  copy(«i * T => i», T + 1, out)
+  size() > T ? («size() - 1 => size()») / T : 0
+dataloader/shuffle.cpp
+  stream_of(Purpose::shuffle, «epoch => 0»)
+  for (uint64_t round = 0; «round < 8 => round < 2»; ++round)
+dataloader/bigram_backcopy.cpp
+  out[t] = out[«t - 2 => t - 1»];
+  stream_of(Purpose::synthetic, «split_ << 40 | i => i»);
+dataloader/files.cpp
+  require(!paths.empty(), "%s: no file matches", pattern.c_str());¶  «std::sort(paths.begin(), paths.end()); => ;»
+
+[sampling]
+training/sampler.cpp
+  std::min(«top_k => top_k + 1», order.size())
+  uniform_double(«seed => 1337», stream_of
+  stream_of(«Purpose::sample => Purpose::synthetic», 0)
+  stream_of(Purpose::sample, 0), «index => 0»)
+  - top) / «temperature => 1.0»)));
+train_gpt.cu
+  {c.temperature, c.top_k, «c.seed => 1337»};
+  {c.temperature, «c.top_k => 0», c.seed};
+  {«c.temperature => 0.8», c.top_k
+  std::min(tokens.size(), «c.model.context => c.model.context / 2»);
+  sampler.draw(logits, «tokens.size() => 1»)
+  while («tokens.size() < c.sample_tokens => tokens.size() <= c.sample_tokens»)
+  («data.val ? data.val : data.train => data.train»)->sequence
+  std::min(tokens.size(), «c.model.context => c.model.context - 1»);
+layers/model.cu
+  matmul(l.logits, l.y + («ids.size() - 1 => 0») * C
+dataloader/text.cpp
+  out += format(«i > 0 ? " %d" : "%d" => "%d"», int(tokens[i]));
+
+[flags taken at their word]
+training/main.cu
+  DeviceChoice::emulated ? «gated::Device::emulated => gated::Device::cpu» : gated
+  «config.model.vocab = gated::open_data(config.data).train->vocab(); => ;»
+  «gated::choose_ffn_width(config); => ;»
+  fprintf(stderr, "error: %s\n", e.what());¶  return «1 => 0»;
+train_gpt.cu
+  «choose_ffn_width(config); => ;»
+  use_threads(«config.threads => 1»);
+  step % c.save_every == «0 => 1»);
+  last = «complete || interrupted() => complete»;  // asked
+  return «128 + interrupted() => 0»;
+training/flags.cpp
+  t.number("--beta1", «c.adamw.beta1 => c.adamw.beta2», between
+  t.number("--val-batches", «c.val_batches => c.val_every», at_least
+  t.number("--keep", «c.keep => c.save_every», at_least
+  t.number("--top-k", «c.top_k => c.sample_tokens», at_least
+  t.number("--clip-output", «m.clip_output => m.clip_residual», at_least
+  {"ns-sigmoid", «Activation::ns_sigmoid => Activation::sigmoid»,
+  {"even", «WindowLayers::even => WindowLayers::all»,
+  {"tensorwise", «NormGateScore::tensorwise => NormGateScore::elementwise»,
+  {"erf", «Activation::gelu_erf => Activation::gelu_tanh»,
+  {"emulated", «DeviceChoice::emulated => DeviceChoice::cpu»,
+  m.dropout, between(0.0f, «0.99f => 1.0f»),
+  "--steps", c.steps, at_least(«1 => 0»)
+  "--batch", c.batch, at_least(«1 => 0»)
+  "--micro-batches", c.micro_batches, at_least(«1 => 0»)
+  "--save-every", c.save_every, at_least(«1 => 0»)
+  t.number("--rope-fraction", m.rope_fraction, between(0.0, «1.0 => 2.0»)
+training/check_flags.cpp
+  «c.schedule.steps = c.steps; => ;»
+  «c.data.seed = c.seed; => ;»
+  «c.data.vocab = c.vocab; => ;»
+  if (!is_given("--min-lr")) «c.schedule.final = std::min(c.schedule.final, c.schedule.peak); => ;»
+  is_given("--ffn-hidden") <= «1 => 3»,
+  require(«c.schedule.warmup <= c.steps => true»,
+  require(«!(kind == GateKind::headwise && on_output) => true»,
+  require(«a.score == AttentionScore::softmax || a.sink == AttentionSink::none => true»,
+  require(«!m.norm.zero_centred || m.norm.divides_by_rms() => true»,
+  {{"--window-layers"}, «m.attention.window > 0 => true», "a window
+  {{"--gelu"}, «has_gelu => true», "an FFN
+  {{"--rope-theta", "--rope-fraction"}, «m.position == Position::rope => true», "--position=rope"}
+  {{"--save-every", "--keep"}, «has_out => true», "--out=FOLDER: there
+  require(«!(is_given("--val-data") && is_given("--val-fraction")) => true»,
+training/match_params.cpp
+  (wanted - one + «step / 2 => 0») / step
+  «m.total > wanted => m.total < wanted» ? "more"
+  config.match_params.empty() ? config.params : total_parameters(«with_flags(config, config.match_params) => config.model»);
+  config.model.ffn.F = «m.ffn_hidden => config.model.ffn.F»;
+training/flags.h
+  return «kind != Kind::run => true» && kind != Kind::shortcut; }
+
+[presets]
+training/presets.cpp
+  «"--norm=layernorm" => "--norm=rmsnorm"»,
+  "--position=learned",  «"--qk-norm=off" => "--qk-norm=on"»,
+  «"--attn-bias=all" => "--attn-bias=qkv"»,
+  «"--ffn=gelu" => "--ffn=relu2"»,
+  «"--init=depth-scaled" => "--init=plain"»,
+  "--vocab=50257", «"--context=1024" => "--context=512"»,
+  "--layers=36", "--hidden=1280", «"--heads=20" => "--heads=10"»,
+  "--heads=25", «"--kv-heads=25" => "--kv-heads=5"»,
+  «"--context=4096" => "--context=2048"»,
+  with(qwen, {«"--rope-theta=1e6" => "--rope-theta=1e5"»})},
+  "P1's dense 1.7B, 28 layers", «qwen => with(qwen, {"--rope-theta=1e6"})»},
+  {"--heads=8", «"--kv-heads=2" => "--kv-heads=4"»,
+  "--kv-heads=2", «"--head-dim=256" => "--head-dim=128"»})}};
+
+[FLOPs and memory]
+layers/linear.cuh
+  init_, Decay::yes, «Use::product => Use::lookup»);
+layers/norm.cuh
+  up, Decay::yes, «Use::product => Use::scale»);
+layers/attention.cuh
+  const double W = «config_.window && config_.window < T => false» ?
+  return «12.0 => 6.0» * double
+  (W - «W * W / (2.0 * double(T)) => W / 2»);
+layers/model.cu
+  const Use embed_use = «config.tied ? Use::product : Use::lookup => Use::product»;
+  const Use embed_use = «config.tied ? Use::product : Use::lookup => Use::lookup»;
+  "lm_head.weight", {V, C}, Init::normal(), Decay::yes, «Use::product => Use::lookup»);
+  Init::normal(), Decay::yes, «Use::lookup => Use::product»);
+  «flops += block.pair_flops(T); => flops += layers_->blocks[0].pair_flops(T);»
+  «2 * N => N» * sizeof(int) +
+layers/parameters.cu
+  flops += «6.0 => 4.0» * p.share
+training/memory.cpp
+  sums = «micro_batches > 1 ? flat : 0 => 0»;
+  f * «2 => 1» * flat,
+  model.activation_bytes(),¶          «model.gradient_bytes() => 0»,
+
+[what is printed and logged]
+training/describe.cpp
+  product_flops() / «6 => 2»)
+  p.decay == «Decay::yes => Decay::no» ?
+  config.batch, T = config.model.context, N = «B * T => T»;
+  B, T, «config.micro_batches => 1», device);
+  double(bytes) / «1048576.0 => 1e6»);
+  «parts[part_of(p.name)] += p.size; => parts[part_of(p.name)] = p.size;»
+  const Device device = «kernels => !kernels» ?
+training/progress.cpp
+  bigram_entropy(«*data_.val => *data_.train»,
+  «m.weights.total() => m.weights.flat_size()», m.flops
+  m.flops_per_token(«m.context() => 1»)
+  {"gradient_norm", «r.gradient_norm => r.loss»},
+  {"learning_rate", «r.learning_rate => config_.schedule.peak»},
+  {"validation_loss", «loss => 2 * loss»}
+  «entry["step"].get<size_t>() > steps_done => entry["step"].get<size_t>() >= steps_done»
+  «100 => 1» * tokens_per_second *
+  config_.steps - «first_step_ => 0», duration
+  now[i].name != "--resume" && «now[i].kind != Flag::Kind::shortcut => true»)
+train_gpt.cu
+  c.temperature, (unsigned long long)«c.seed => c.top_k»,
+
+[resume]
+training/trainer.cu
+  views("optimizer.v.", «v => m»)
+  steps_done_ = results_given_ = «checkpoint.step() => checkpoint.step() - 1»;
+  read("optimizer.m.", «optimizer.m => optimizer.v»);
+  std::move(metadata), «config.keep => 0»);
+train_gpt.cu
+  «require_same_run(checkpoint->path(), checkpoint->metadata(), metadata); => ;»
+  require(config.out.empty() || config.resume || «!find_latest(config.out) => true»,
+training/checkpoint.cpp
+  «kept++ < keep => kept++ <= keep») continue;
+training/run_metadata.cpp
+  if («f.shapes_the_result() => f.shapes_the_model()») metadata
+"""
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+HEADER = """#pragma once
+#include <cstdlib>
+inline bool planted(int fault) {
+  static const int chosen = getenv("PLANTED_FAULT") ? atoi(getenv("PLANTED_FAULT")) : 0;
+  return chosen == fault;
+}
+"""
+
+Fault = collections.namedtuple("Fault", "number kind file begin end old new")
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+        return f.read()
+
+
+def find_faults():
+    """Every fault of the table with its place in its file. Ends the program where a place is not found exactly once."""
+    faults, kind, file, wrong = [], None, None, []
+    for line in FAULTS.strip().splitlines():
+        if line.startswith("["):
+            kind = line.strip("[]")
+        elif line.startswith("  "):
+            parts = re.fullmatch(r"(.*)«(.*) => (.*)»(.*)", line[2:].replace("¶", "\n"), re.S)
+            before, old, new, after = parts.groups()
+            text, whole = read(file), before + old + after
+            at = text.find(whole)
+            number = len(faults) + 1
+            if at < 0 or text.find(whole, at + 1) >= 0:
+                state = "there twice" if at >= 0 else "gone"
+                wrong.append(f"{file}: fault {number}: its line is {state}: {line.strip()}")
+            begin = at + len(before)
+            faults.append(Fault(number, kind, file, begin, begin + len(old), old, new))
+        elif line:
+            file = line
+    if wrong:
+        sys.exit("\n".join(wrong) + "\nThe source has changed: bring the table up to date.")
+    return faults
+
+
+def planted_text(file, faults):
+    """The text of a file with all its faults in it, asleep."""
+    text = read(file)
+    places = collections.defaultdict(list)
+    for f in faults:
+        places[f.begin, f.end].append(f)
+    last = len(text)
+    for (begin, end), here in sorted(places.items(), reverse=True):
+        if end > last:  # a fault inside the text of another: that one has to hold it, too
+            sys.exit(f"{file}: faults {[f.number for f in here]} overlap with the one behind them")
+        last = begin
+        old = here[0].old
+        for f in here:
+            if f.old.endswith(";"):
+                old = f"{{ if (planted({f.number})) {{ {f.new} }} else {{ {old} }} }}"
+            else:
+                old = f"(planted({f.number}) ? {f.new} : {old})"
+        text = text[:begin] + old + text[end:]
+    return '#include "planted.h"\n' + text
+
+
+def copy_with_faults(folder, faults):
+    planted_files = {f.file for f in faults}
+    built = os.path.exists(os.path.join(folder, "build"))
+    texts = {file: planted_text(file, [f for f in faults if f.file == file]) for file in planted_files}
+    for path, folders, names in os.walk(ROOT):
+        here = os.path.relpath(path, ROOT)
+        unwanted = {".git", "build"} if built else {".git"}
+        if here == "build":
+            unwanted = {"asan", "race", "avx2", "plain", "debug", "cuda", "fuzz"}
+        folders[:] = [f for f in folders if f not in unwanted]
+        os.makedirs(os.path.join(folder, here), exist_ok=True)
+        for name in names:
+            source, copy = os.path.join(path, name), os.path.join(folder, here, name)
+            if os.path.normpath(os.path.join(here, name)) in planted_files or not os.path.isfile(source):
+                continue
+            if not os.path.exists(copy):
+                shutil.copy2(source, copy)  # with its time, so that what was built from it is not built anew
+            elif not filecmp.cmp(source, copy, shallow=False):
+                shutil.copyfile(source, copy)
+    for file, text in {**texts, "planted.h": HEADER}.items():
+        path = os.path.join(folder, file)
+        if not os.path.exists(path) or open(path, encoding="utf-8").read() != text:
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(text)
+
+
+def tests_of_the_program():
+    """test_floors reads the source's text, which differs in the copy."""
+    names = sorted(name for name in os.listdir(os.path.join(ROOT, "tests")) if re.fullmatch(r"test_.*\.cpp", name))
+    of_the_program = re.compile(r'"(layers|training|dataloader|tests/small_|\./train)')
+    return [n[:-4] for n in names if n != "test_floors.cpp" and of_the_program.search(read("tests/" + n))]
+
+
+class Tests:
+    """The tests in the copy, and what is known of them: how long they take, and what they have found."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.seconds = {}
+        self.found = collections.Counter()
+        self.lock = threading.Lock()
+
+    def run(self, test, fault, limit):
+        """None where the test passes, else how it ended."""
+        environment = dict(os.environ, PLANTED_FAULT=str(fault), OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
+        with open(os.path.join(self.folder, f"{test}.{fault}.log"), "wb") as log:
+            process = subprocess.Popen(
+                [f"build/release/{test}", "--abort"],
+                cwd=self.folder,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # so that what it starts can be ended with it
+            )
+            try:
+                code = process.wait(limit)
+                return None if code == 0 else f"exit {code}"
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return f"no end within {limit:.0f} s"
+
+    def measure(self, names):
+        for test in names:
+            begin = time.monotonic()
+            failure = self.run(test, 0, 600)
+            if failure:
+                sys.exit(f"{test} fails without a fault ({failure}): see {self.folder}/{test}.0.log")
+            self.seconds[test] = time.monotonic() - begin
+
+    def find(self, fault):
+        """The first test that fails with this fault; None where it lives. Tests that found its like come first."""
+        order = sorted(self.seconds, key=lambda t: (-self.found[fault.kind, t] // 4, self.seconds[t]))
+        for test in order:
+            failure = self.run(test, fault.number, 20 + 10 * self.seconds[test])
+            if failure:
+                with self.lock:
+                    self.found[fault.kind, test] += 1
+                return f"{test}, {failure}"
+        return None
+
+
+def chosen(faults, text):
+    if not text:
+        return faults
+    numbers = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return [f for f in faults if f.number in numbers]
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--jobs", type=int, default=os.cpu_count())
+    options.add_argument("--only", default="")
+    options.add_argument("--tests", default="")
+    options.add_argument("--check", action="store_true")
+    options.add_argument("--folder", default="")
+    options = options.parse_args()
+    faults = find_faults()
+    if options.check:
+        print(f"{len(faults)} faults, each in its place")
+        return
+    folder = options.folder or tempfile.mkdtemp(prefix="planted.")
+    copy_with_faults(folder, faults)
+    tests = Tests(folder)
+    names = options.tests.split(",") if options.tests else tests_of_the_program()
+    targets = ["train"] + [f"build/release/{t}" for t in names]
+    subprocess.run(["make", f"-j{options.jobs}", "NVCC="] + targets, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    tests.measure(names)
+
+    wanted = chosen(faults, options.only)
+    survivors = []
+    by_kind = collections.defaultdict(lambda: [0, 0])
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for fault, finder in zip(wanted, pool.map(tests.find, wanted)):
+            by_kind[fault.kind][0] += finder is not None
+            by_kind[fault.kind][1] += 1
+            change = f"{fault.old} => {fault.new}".replace("\n", " ")
+            print(f"{fault.number:4}  {finder or 'SURVIVED':40}  {fault.file}: {change}", flush=True)
+            if not finder:
+                survivors.append(fault)
+    print()
+    for kind, (found, planted) in by_kind.items():
+        print(f"{found:4} of {planted:3}  {kind}")
+    found = len(wanted) - len(survivors)
+    print(f"{found} of {len(wanted)} planted faults were found: {100 * found / len(wanted):.1f} %")
+    if not options.folder:
+        shutil.rmtree(folder)
+    sys.exit(1 if found < 0.95 * len(wanted) else 0)
+
+
+main()
