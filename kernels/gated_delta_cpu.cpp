@@ -310,9 +310,10 @@ void pass_back(float* dS, const float* S, Later& later, Earlier& earlier, size_t
   vec dg[pieces] = {};
   const vec decay = broadcast(later.token.alpha), decay_before = broadcast(earlier.token.alpha);
 
+  const vec zero{};  // outside the lambda: inside, nvcc 13.0 fails at a constant vector
   const auto rows = [&](size_t i, auto partial) __attribute__((always_inline)) {
     const size_t p = i / lanes % pieces;
-    vec to_q{}, from_write{}, from_error{}, product{}, later_k{}, q{}, k{};
+    vec to_q = zero, from_write = zero, from_error = zero, product = zero, later_k = zero, q = zero, k = zero;
     if constexpr (finish) later_k = load(later.token.k + i);
     if constexpr (begin) q = load(earlier.q + i), k = load(earlier.token.k + i);
 #pragma GCC unroll 16
