@@ -42,6 +42,15 @@ CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcubla
 endif
 LIBS := -lboost_context -lpthread
 
+# make DEPS=DIR: libraries that scripts/setup.sh --into=DIR has unpacked.
+ifneq ($(DEPS),)
+MULTIARCH := $(shell $(CXX) -print-multiarch)
+DEPS_INCLUDE := $(addprefix -isystem ,$(wildcard $(DEPS)/usr/include $(DEPS)/usr/include/$(MULTIARCH)/openblas-pthread))
+COMMON += $(DEPS_INCLUDE)
+NVCCFLAGS += $(DEPS_INCLUDE)
+LIBS := $(foreach d,$(abspath $(wildcard $(addprefix $(DEPS)/usr/lib/$(MULTIARCH),/ /openblas-pthread))),-L$(d) -Wl,-rpath,$(d)) $(LIBS)
+endif
+
 # ---- the program, and what tests share with it
 
 # Every program and test of a build links the operations and the layers of that build. What stands around them, flags, files
@@ -92,8 +101,8 @@ $(BUILD)/host.a: $(call objects,host,$(HOST))
 # Catch2 itself holds nothing that the builds differ in: one object serves them all.
 $(BUILD)/catch_main.o: tests/catch_main.cpp
 	@mkdir -p $(@D)
-	$(CXX) -std=c++20 -O1 -I. -MMD -MP -c -o $@ $<
-CATCH_LIB := $(if $(wildcard /usr/include/catch2/catch_all.hpp),-lCatch2Main -lCatch2)
+	$(CXX) -std=c++20 -O1 -I. $(DEPS_INCLUDE) -MMD -MP -c -o $@ $<
+CATCH_LIB := $(if $(wildcard $(DEPS)/usr/include/catch2/catch_all.hpp),-lCatch2Main -lCatch2)
 WATCH := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined
 RACE_SHADOW := -O1 -g -march=$(ARCH) -DSIMT_RACE_SHADOW
 $(eval $(call build_rules,release,$(CXXFLAGS) -march=$(ARCH),-O1 -march=$(ARCH)))

@@ -1,20 +1,42 @@
 #!/bin/sh
 # Installs the Debian packages that building and testing need, if any is missing. Run as often as you like: where all
 # are there it does nothing. CUDA is not installed: nvcc is used where it is found.
-# usage: scripts/setup.sh [--bench] [--plots]      also what `make bench` (OpenBLAS) or the plots (matplotlib) need
+# usage: scripts/setup.sh [--bench] [--plots] [--into=DIR]
+#   --bench, --plots   also what `make bench` (OpenBLAS) or the plots (matplotlib) need
+#   --into=DIR         installs nothing and needs no root: the libraries are downloaded and unpacked into DIR. With that
+#                      folder `make DEPS=DIR` builds on any machine of this kind, without network. A compiler and make
+#                      must be there
 set -eu
+into=
 #        compiler, make   the emulator's fibers   tests    flags         JSON, safetensors header  checksums, fingerprints
 packages="g++ make        libboost-context-dev    catch2   libcli11-dev  nlohmann-json3-dev        libxxhash-dev"
 for option in "$@"; do
   case $option in
     --bench) packages="$packages libopenblas-dev" ;;
     --plots) packages="$packages python3-matplotlib" ;;
-    *) echo "setup: unknown option $option; expected --bench or --plots" >&2; exit 1 ;;
+    --into=?*) into=${option#--into=} ;;
+    *) echo "setup: unknown option $option; expected --bench, --plots or --into=DIR" >&2; exit 1 ;;
   esac
 done
 if ! command -v dpkg-query >/dev/null; then
   echo "setup: not a Debian system: install the equivalents of: $packages" >&2
   exit 1
+fi
+if [ -n "$into" ]; then
+  case $packages in
+    *matplotlib*) echo "setup: --into is for libraries; matplotlib comes with: python3 -m pip install --user matplotlib" >&2; exit 1 ;;
+  esac
+  mkdir -p "$into/packages"
+  cd "$into"
+  # What the packages need of each other: headers and libraries, and none that a compiler brings along.
+  wanted=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
+    ${packages#g++ make} | grep -E '^(libboost|catch2|libcli11|nlohmann|libxxhash|libopenblas|libgfortran|libquadmath)' | sort -u)
+  [ -n "$wanted" ] || { echo "setup: apt-cache knows none of: ${packages#g++ make}; have the lists of packages updated" >&2; exit 1; }
+  (cd packages && apt-get download -q $wanted)
+  for p in packages/*.deb; do dpkg-deb -x "$p" .; done
+  rm -r packages
+  echo "setup: $(echo $wanted | wc -w) packages are unpacked; build with: make DEPS=$(pwd)"
+  exit 0
 fi
 missing=
 for p in $packages; do

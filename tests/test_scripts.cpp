@@ -158,6 +158,19 @@ TEST_CASE("scripts: what kernels take of a GPU is held to the table", "[scripts]
   REQUIRE(contains(check("").text, "no kernel in it"));
 }
 
+TEST_CASE("scripts: setup says which options it has, and what --into cannot bring", "[scripts]") {
+  const Folder f;
+  for (const char* option : {"--into", "--into=", "--all"}) {
+    const Said said = f.run(format("{repo}/scripts/setup.sh %s", option));
+    REQUIRE(said.exit_code == 1);
+    REQUIRE(said.text == format("setup: unknown option %s; expected --bench, --plots or --into=DIR\n", option));
+  }
+  const Said said = f.run("{repo}/scripts/setup.sh --plots --into=deps");
+  REQUIRE(said.exit_code == 1);
+  REQUIRE(contains(said.text, "setup: --into is for libraries; matplotlib comes with: python3 -m pip"));
+  REQUIRE(!fs::exists(f.path / "deps"));
+}
+
 TEST_CASE("scripts: CUDA is found in CUDA_HOME, then on the path", "[scripts]") {
   const Folder f;
   f.program("here/bin/nvcc", "");
