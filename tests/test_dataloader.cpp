@@ -263,6 +263,12 @@ TEST_CASE("text: list files, patterns and their refusals", "[dataloader]") {
   CHECK(text_of("@" + list) == "two\nthree\none");
   CHECK(text_of(a + ",@" + list) == "one\ntwo\nthree\none");
   CHECK(text_of(folder / "t[12]") == "one\ntwo");
+  std::string in_order;
+  for (int i = 0; i < 20; i++) {  // a file system lists them by age, or in an order of its own
+    folder.write(format("many%02d", i * 7 % 20), format("%02d", i * 7 % 20));
+    in_order += format(i ? "\n%02d" : "%02d", i);
+  }
+  CHECK(text_of(folder / "many*") == in_order);
   CHECK(says(refused_data(folder / "nothing*"), {"nothing*", "no file matches"}));
   CHECK(says(refused_data(folder / "absent/*.bin"), {"absent/*.bin", "no file matches"}));
   CHECK(says(refused_data(folder / "absent"), {"absent", "No such file"}));

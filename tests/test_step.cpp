@@ -121,6 +121,7 @@ TEST_CASE("step: an infinite loss, norm or gradient ends the run with its weight
     INFO(message);
     REQUIRE(message.find("step 1: the loss is 3.6") == 0);  // ln 37
     REQUIRE(message.find("diverged") != std::string::npos);
+    REQUIRE(message.ends_with("Step 0 is the last that moved the weights"));
     REQUIRE(gradient.trainer.fingerprint() == before);
   }
 }
