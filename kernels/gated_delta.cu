@@ -44,7 +44,7 @@
 //   h / (Hv/Hk), rounded down | all outputs are written
 // q comes scaled and normalised, k normalised: kernels/l2norm.cu. g and beta: kernels/decay.cu
 // --mixer=gated-delta|hybrid | tests/test_gated_delta.cpp
-#include "kernels/gated_delta.h"
+#include "kernels/gated_delta.cuh"
 
 #include <vector>
 
@@ -53,28 +53,6 @@ namespace gated {
 // ---- reference
 
 namespace gated_delta {
-
-// Adds 16 chains.
-template <class Real>
-struct Dot {
-  Real chain[gated_delta_chains] = {};
-
-  void fma(size_t i, Real a, Real b) {
-    Real& c = chain[i % gated_delta_chains];
-    c = fused(a, b, c);
-  }
-  void add(size_t i, Real a) {
-    Real& c = chain[i % gated_delta_chains];
-    c = c + a;
-  }
-  Real total() const {
-    Real sum[gated_delta_chains];
-    for (size_t c = 0; c < gated_delta_chains; c++) sum[c] = chain[c];
-    for (size_t apart = 1; apart < gated_delta_chains; apart *= 2)
-      for (size_t c = 0; c < gated_delta_chains; c += 2 * apart) sum[c] = sum[c] + sum[c + apart];
-    return sum[0];
-  }
-};
 
 // S^T x of one column: S begins at that column of row 0.
 template <class Real>
@@ -480,7 +458,7 @@ __global__ void __launch_bounds__(256)
 
 // ---- launchers
 
-static void require_gated_delta(const char* name, const GatedDeltaShape& s) {
+void require_gated_delta(const char* name, const GatedDeltaShape& s) {
   require(s.T > 0, "%s: no tokens", name);
   require(s.Hk > 0 && s.Hv > 0 && s.Hv % s.Hk == 0, "%s: %zu value heads, expected a multiple of the %zu key heads",
           name, s.Hv, s.Hk);
@@ -491,9 +469,13 @@ static void require_gated_delta(const char* name, const GatedDeltaShape& s) {
           s.v_step(), s.Hk * s.Dk, s.Hv * s.Dv);
 }
 
+void require_gated_delta(const char* name, const GatedDeltaOut& out, const GatedDeltaShape& s) {
+  require_gated_delta(name, s);
+  require(!out.error == !out.kept || s.kept() == 0, "%s: a backward needs both error and kept", name);
+}
+
 void gated_delta_forward(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s, Context& ctx) {
-  require_gated_delta("gated_delta_forward", s);
-  require(!out.error == !out.kept || s.kept() == 0, "gated_delta_forward: a backward needs both error and kept");
+  require_gated_delta("gated_delta_forward", out, s);
   if (ctx.device == Device::cpu) return gated_delta_forward_cpu(out, in, s, ctx);
   using namespace gated_delta;
   const auto kernel = s.Dk <= 16    ? gated_delta_forward_kernel<1>

@@ -30,14 +30,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/simd.h"
-#include "kernels/gated_delta.h"
+#include "kernels/gated_delta_cpu.h"
 
 namespace gated {
 namespace gated_delta_cpu {
 
-constexpr size_t chains = gated_delta_chains, slice = gated_delta_slice, interval = gated_delta_interval;
-static_assert(chains == 16 && slice == 16 && 16 % lanes == 0);
+constexpr size_t slice = gated_delta_slice, interval = gated_delta_interval;
+static_assert(slice == 16);
 
 // ---- forward
 
@@ -104,11 +103,6 @@ static void load_state(float* S, const float* from, size_t Dk, size_t Dv, size_t
 static void store_state(float* to, const float* S, size_t Dk, size_t Dv, size_t n) {
   for (size_t i = 0; i < Dk; i++)
     for (size_t l = 0; l < n; l += lanes) store_first(to + i * Dv + l, load(S + i * width + l), n - l);
-}
-
-// `count` rows of n numbers; from one to the next it is a step.
-static void copy_rows(float* to, size_t to_step, const float* from, size_t step, size_t n, size_t count) {
-  for (size_t m = 0; m < count; m++) std::copy_n(from + m * step, n, to + m * to_step);
 }
 
 // What a thread works with: the states of its columns, padded to whole blocks (V), and the tokens of an interval.
@@ -179,8 +173,6 @@ static void forward_columns(const GatedDeltaOut& out, const GatedDeltaIn& in, co
 // A tile is 16 columns of a state, vectors of `lanes` rows one after the other: vector m of column j is number m*16 + j.
 // A vector of 16 chains has 16/lanes pieces; vector m of a column belongs to piece m mod that.
 
-constexpr size_t pieces = chains / lanes;
-
 // What a thread works with: the tokens of an interval, of the key head and of one value head. All rows are padded to
 // multiples of 16 with zeros, D and V numbers.
 struct Workspace {
@@ -207,36 +199,6 @@ struct Workspace {
     for (float** x : {&dg, &dbeta}) *x = take(interval * slice);
   }
 };
-
-// x becomes, in every lane, one total: lane l that of the `lanes` numbers of x[l], as a tree of neighbours.
-template <size_t apart = 1>
-vec totals(vec (&x)[lanes]) {
-#pragma GCC unroll 8
-  for (size_t i = 0; i < lanes; i += 2 * apart) {
-    exchange<apart>(x[i], x[i + apart]);
-    x[i] = x[i] + x[i + apart];
-  }
-  if constexpr (2 * apart < lanes)
-    return totals<2 * apart>(x);
-  else
-    return x[0];
-}
-
-// The sums of the chains of `lanes` rows; piece(l, p) is piece p of row l.
-template <class Piece>
-vec chains_sums(Piece piece) {
-  vec sum[4] = {};
-#pragma GCC unroll 4
-  for (size_t p = 0; p < pieces; p++) {
-    vec x[lanes];
-#pragma GCC unroll 16
-    for (size_t l = 0; l < lanes; l++) x[l] = piece(l, p);
-    sum[p] = totals(x);
-  }
-  if constexpr (pieces == 1) return sum[0];
-  if constexpr (pieces == 2) return sum[0] + sum[1];
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
 
 // Rows of a tile that are real are from 0 to Dk.
 static void load_tile(float* tile, const float* from, size_t Dk, size_t Dv, size_t n) {

@@ -21,7 +21,7 @@
 #include "kernels/decay.h"
 #include "kernels/dyt.h"
 #include "kernels/embedding.h"
-#include "kernels/gated_delta.h"
+#include "kernels/gated_delta_chunk.h"
 #include "kernels/gated_norm.h"
 #include "kernels/glu.h"
 #include "kernels/gradient.h"
@@ -407,29 +407,33 @@ void bench_gated_delta(Context& ctx, double peak) {
         kept = filled(s.kept_size()), dout = filled(v, 4), dq = filled(qk), dk = filled(qk), dv = filled(v),
         dg = filled(numbers), dbeta = filled(numbers);
     const GatedDeltaIn in = {q.data(), k.data(), values.data(), g.data(), beta.data()};
-    auto forward = [&] {
-      gated_delta_forward({.o = o.data(), .error = error.data(), .kept = kept.data()}, in, s, ctx);
-    };
-    auto backward = [&] {
-      gated_delta_backward({dq.data(), dk.data(), dv.data(), dg.data(), dbeta.data()},
-                           {.dout = dout.data(), .error = error.data(), .kept = kept.data()}, in, s, ctx);
-    };
-    forward();
-    const auto seconds = best_seconds(ctx, {forward, backward});
-    // For every number of a state and token: forward 3 multiply-adds and a product; backward 8 multiply-adds (dq, twice dk,
-    // du, twice dS, dg, and S again) and 2 products.
+    const GatedDeltaOut out = {.o = o.data(), .error = error.data(), .kept = kept.data()};
+    const GatedDeltaGradients gradients = {dq.data(), dk.data(), dv.data(), dg.data(), dbeta.data()};
+    const GatedDeltaBackwardIn back = {.dout = dout.data(), .error = error.data(), .kept = kept.data()};
+    gated_delta_forward(out, in, s, ctx);
+    const auto seconds = best_seconds(
+        ctx, {[&] { gated_delta_forward(out, in, s, ctx); }, [&] { gated_delta_backward(gradients, back, in, s, ctx); },
+              [&] { gated_delta_chunk_forward(out, in, s, ctx); },
+              [&] { gated_delta_chunk_backward(gradients, back, in, s, ctx); }});
+    // Of the recurrence, for every number of a state and token: forward 3 multiply-adds and a product; backward 8
+    // multiply-adds (dq, twice dk, du, twice dS, dg, and S again) and 2 products. The chunk form is given the same numbers, so
+    // that what differs is the time.
     const double numbers_of_states = double(s.B * s.T * s.Hv) * double(s.Dk * s.Dv);
-    const double fwd = 7 * numbers_of_states / seconds[0], bwd = 18 * numbers_of_states / seconds[1];
-    const std::string name = format("%zu %zu %zu %zu %zu %zu", s.B, s.T, s.Hk, s.Hv, s.Dk, s.Dv);
-    printf("%-42s %10.1f %10.1f", name.c_str(), fwd * 1e-9, bwd * 1e-9);
-    if (peak > 0) printf(" %5.0f/%.0f %%", 100 * fwd / peak, 100 * bwd / peak);
-    printf("   %.0f + %.0f ms\n", 1e3 * seconds[0], 1e3 * seconds[1]);
-    fflush(stdout);
-    rows.push_back({{"op", "gated delta rule " + name},
-                    {"forward_gflops", fwd * 1e-9},
-                    {"backward_gflops", bwd * 1e-9},
-                    {"forward_share_of_peak", peak > 0 ? fwd / peak : 0},
-                    {"backward_share_of_peak", peak > 0 ? bwd / peak : 0}});
+    for (size_t form : {0, 1}) {
+      const double fwd = 7 * numbers_of_states / seconds[2 * form],
+                   bwd = 18 * numbers_of_states / seconds[2 * form + 1];
+      const std::string name =
+          format("%zu %zu %zu %zu %zu %zu%s", s.B, s.T, s.Hk, s.Hv, s.Dk, s.Dv, form == 0 ? "" : " in chunks");
+      printf("%-42s %10.1f %10.1f", name.c_str(), fwd * 1e-9, bwd * 1e-9);
+      if (peak > 0) printf(" %5.0f/%.0f %%", 100 * fwd / peak, 100 * bwd / peak);
+      printf("   %.0f + %.0f ms\n", 1e3 * seconds[2 * form], 1e3 * seconds[2 * form + 1]);
+      fflush(stdout);
+      rows.push_back({{"op", "gated delta rule " + name},
+                      {"forward_gflops", fwd * 1e-9},
+                      {"backward_gflops", bwd * 1e-9},
+                      {"forward_share_of_peak", peak > 0 ? fwd / peak : 0},
+                      {"backward_share_of_peak", peak > 0 ? bwd / peak : 0}});
+    }
   }
 }
 
