@@ -137,6 +137,14 @@ TEST_CASE("program: header, lines, log, checkpoints and sample are those of the 
   const std::string sample = sample_of(run.trainer.model, open_data(config.data), sampler, 100);
   REQUIRE(contains(out, "\nsample (temperature 1.3, seed 11):\n" + sample +
                             "\nfingerprint of the weights: " + run.trainer.fingerprint() + "\n"));
+
+  // Taken up again, there is nothing left to do.
+  const std::string again = output_of(flags + " --resume");
+  INFO(again);
+  REQUIRE(contains(again, "\n0 steps in 0:00\n"));
+  REQUIRE(!contains(again, "/7  loss"));
+  REQUIRE(contains(again, "fingerprint of the weights: " + run.trainer.fingerprint() + "\n"));
+  REQUIRE(log_of(folder / "run") == log);
 }
 
 TEST_CASE("program: a text's split, its bigrams, its prompt, and a width chosen by a number of parameters",
@@ -157,6 +165,7 @@ TEST_CASE("program: a text's split, its bigrams, its prompt, and a width chosen 
   // channels: 80 are nearest to 30000.
   REQUIRE(contains(out, "--ffn-hidden=80 gives 29920, 80 fewer than the 30000 asked for"));
   REQUIRE(contains(out, " 29920 parameters, "));
+  REQUIRE(!contains(out, "--params="));  // the width that it chose stands among the flags, and repeats the run
   REQUIRE(contains(out, "tokens 0 to 750 of 1000 bytes of 1 text files"));
   REQUIRE(contains(out, "64 tokens a step, epoch of 11.5 steps"));  // 23 sequences of 32
 
