@@ -19,25 +19,18 @@ import argparse
 import array
 import os
 import random
-import re
 import shutil
 import signal
-import statistics
 import subprocess
-import sys
 import tempfile
+
+from side_by_side import Program, environment, in_turns, our_program, refuse, table, threads_option
 
 B, T = 4, 64
 LAYERS, CHANNELS, HEADS, CONTEXT = 12, 768, 12, 1024
 VOCAB, PADDED_VOCAB = 50257, 50304
 SHARD = "dev/data/tinyshakespeare/tiny_shakespeare_%s.bin"  # where train_gpt2.c looks for tokens
 WAITING = {"default waiting": {}, "short spinning": {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}}
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TRAIN = os.path.join(ROOT, "train")
-
-
-def refuse(message):
-    sys.exit("error: " + message)
 
 
 # ---- what train_gpt2.c reads: 256 int32 of header, then the payload
@@ -111,57 +104,15 @@ def build_llmc(checkout, folder):
     return programs
 
 
-class Program:
-    """A command line, and the milliseconds of each step seen so far."""
-
-    def __init__(self, name, command, environment, pattern, milliseconds):
-        self.name, self.command, self.environment = name, command, environment
-        self.pattern, self.milliseconds = re.compile(pattern), milliseconds
-        self.steps, self.output = [], ""
-
-    def run(self, folder, count):
-        """Runs until `count` steps were printed; keeps all but the first, and returns those."""
-        # Through a terminal of its own, so that every step's line comes when it is printed.
-        here, terminal = os.openpty()
-        child = subprocess.Popen(self.command, cwd=folder, env=self.environment, stdin=subprocess.DEVNULL,
-                                 stdout=terminal, stderr=terminal)
-        os.close(terminal)
-        self.output, steps = "", []
-        try:
-            with open(here, errors="replace") as lines:
-                for line in lines:
-                    self.output += line
-                    found = self.pattern.search(line)
-                    if found:
-                        steps.append(self.milliseconds(float(found[1])))
-                    if len(steps) == count:
-                        break
-        except OSError:  # how Linux ends a terminal whose program has left
-            pass
-        finally:
-            child.kill()
-            child.wait()
-        if len(steps) < count:
-            refuse(f"{self.name}: {len(steps)} of {count} steps, then exit code {child.returncode}: "
-                   f"{' '.join(self.command)}\n{self.output[-1000:]}")
-        self.steps += steps[1:]
-        return steps[1:]
-
-
 def all_programs(checkout, folder, options):
     llmc = build_llmc(checkout, folder)
-    # Both start from one environment; ./train chooses its way of waiting where none is set.
-    base = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME")}
-    base["OMP_NUM_THREADS"] = str(options.threads)
-    train = [TRAIN, "--data=" + os.path.join(folder, SHARD % "train"), "--val-fraction=0", f"--vocab={VOCAB}",
-             "--preset=gpt2-124m", f"--context={T}", f"--batch={B}", "--warmup=0", f"--steps={options.steps}",
-             "--sample-tokens=0", "--device=cpu", f"--threads={options.threads}"]
-    print("gated.cu  " + " ".join(["./train"] + train[1:]))
-    yield Program("gated.cu", train, base, r"step +\d+/\d+ .* (\d+) tok/s", lambda rate: 1e3 * B * T / rate)
+    yield our_program(["--data=" + os.path.join(folder, SHARD % "train"), "--val-fraction=0", f"--vocab={VOCAB}",
+                       "--preset=gpt2-124m", f"--context={T}", f"--batch={B}", f"--steps={options.steps}"],
+                      B * T, options.threads)
     for compiler, program in llmc.items():
         for waiting, variables in WAITING.items():
-            yield Program(f"llm.c, {compiler}, {waiting}", [program], base | variables,
-                          r"^step \d+: .*took ([\d.]+) ms", lambda milliseconds: milliseconds)
+            yield Program(f"llm.c, {compiler}, {waiting}", [program], environment(options.threads) | variables,
+                          r"^step \d+: .*took ([\d.]+) ms")
 
 
 def main():
@@ -169,7 +120,7 @@ def main():
     parser.add_argument("checkout", metavar="LLMC_FOLDER", help="a checkout of github.com/karpathy/llm.c")
     parser.add_argument("--steps", type=int, default=6, help="steps of each run, 2 to 10 [6]")
     parser.add_argument("--rounds", type=int, default=3, help="how often each program runs [3]")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="OpenMP threads [one a core]")
+    threads_option(parser)
     options = parser.parse_args()
     if not 2 <= options.steps <= 10:  # at its 11th step train_gpt2.c validates again, and from the 21st it samples
         refuse(f"--steps={options.steps}: expected 2 to 10")
@@ -177,32 +128,17 @@ def main():
         refuse(f"--rounds={options.rounds} --threads={options.threads}: expected at least 1 each")
     if not os.path.isdir(options.checkout):
         refuse(f"{options.checkout}: no such folder: git clone https://github.com/karpathy/llm.c, then name its folder")
-    if not os.access(TRAIN, os.X_OK):
-        refuse(f"{TRAIN}: not found: run make first")
 
-    if os.getloadavg()[0] > 0.5:
-        print(f"note: other programs run here (load {os.getloadavg()[0]:.1f}): times will wander, medians most")
     signal.signal(signal.SIGTERM, lambda *_: refuse("stopped"))  # leaves no program and no folder behind
     with tempfile.TemporaryDirectory(prefix="compare_llmc_") as folder:
         programs = list(all_programs(options.checkout, folder, options))
         write_inputs(folder)
-        for turn in range(options.rounds):
-            for program in programs:
-                steps = program.run(folder, options.steps)
-                print(f"round {turn + 1}/{options.rounds}  {program.name:32} fastest step {min(steps):8.1f} ms",
-                      flush=True)
+        in_turns(programs, folder, options.rounds, options.steps)
 
     ours, theirs = programs[0], min(programs[1:], key=lambda p: min(p.steps))
-    sizes = [re.search(pattern, p.output)[1] for p, pattern in
-             ((ours, r"(\d+) parameters"), (theirs, r"num_parameters: (\d+)"))]
-    print(f"\nparameters: gated.cu {sizes[0]}, llm.c {sizes[1]}; B {B}, T {T}, {options.threads} threads, "
-          f"{len(ours.steps)} steps each")
-    print(f"{'program':32} {'fastest ms':>11} {'median ms':>11} {'tokens/s':>10}")
-    for program in programs:
-        best = min(program.steps)
-        print(f"{program.name:32} {best:11.1f} {statistics.median(program.steps):11.1f} {1e3 * B * T / best:10.1f}")
-    print(f"gated.cu / llm.c: {min(theirs.steps) / min(ours.steps):.2f}x (fastest steps), "
-          f"{min(statistics.median(p.steps) for p in programs[1:]) / statistics.median(ours.steps):.2f}x (medians)")
+    print(f"\nparameters: gated.cu {ours.printed(r'([0-9]+) parameters')}, llm.c {theirs.printed(r'num_parameters: ([0-9]+)')}; "
+          f"B {B}, T {T}, {options.threads} threads, {len(ours.steps)} steps each")
+    table(programs, B * T)
 
 
 if __name__ == "__main__":
