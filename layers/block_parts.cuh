@@ -6,6 +6,7 @@
 #include "layers/attention.cuh"
 #include "layers/block.cuh"
 #include "layers/ffn.cuh"
+#include "layers/gated_delta_net.cuh"
 #include "layers/model_config.h"
 
 namespace gated {
@@ -25,15 +26,26 @@ inline Init branch_out_init(const ModelConfig& model) {
   return Init::normal(model.depth_scaled_init ? 0.02 / std::sqrt(2.0 * double(model.layers)) : 0.02);
 }
 
-inline std::unique_ptr<Mixer> make_token_mixer(const ModelConfig& model, size_t layer) {
+inline std::unique_ptr<Mixer> make_linear_attention(const ModelConfig& model) {
+  LinearAttentionConfig l = model.linear;
+  l.eps = model.norm.rms_epsilon();
+  l.out_init = branch_out_init(model);
+  return std::make_unique<GatedDeltaNet>(l, model.hidden);
+}
+
+inline std::unique_ptr<Mixer> make_attention(const ModelConfig& model, size_t layer) {
   AttentionConfig a = model.attention;
   a.rope = model.position == Position::rope;
   a.zero_centred = model.norm.zero_centred;
   a.eps = model.norm.rms_epsilon();
   a.score_bias = float(-host_log(double(model.context)));
-  if (model.window_layers == WindowLayers::even && layer % 2 == 1) a.window = 0;
+  if (model.window_layers == WindowLayers::even && model.attention_before(layer) % 2 == 1) a.window = 0;
   a.out_init = branch_out_init(model);
   return std::make_unique<Attention>(a, model.hidden);
+}
+
+inline std::unique_ptr<Mixer> make_token_mixer(const ModelConfig& model, size_t layer) {
+  return model.attends(layer) ? make_attention(model, layer) : make_linear_attention(model);
 }
 
 inline std::unique_ptr<Mixer> make_channel_mixer(const ModelConfig& model, size_t) {

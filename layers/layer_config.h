@@ -66,6 +66,17 @@ struct AttentionConfig {
   Init out_init = Init::normal();
 };
 
+// ---- linear attention (layers/gated_delta_net.cuh)
+
+struct LinearAttentionConfig {
+  size_t Hk = 2, Hv = 4, Dk = 32, Dv = 32;  // heads of q and k, heads of v, elements of a head
+  size_t W = 4;                             // taps of the convolution
+  float eps = 1e-6f;                        // of the norm of the output
+  Init out_init = Init::normal();
+
+  size_t channels() const { return 2 * Hk * Dk + Hv * Dv; }  // of q, k and v together
+};
+
 // ---- the feed-forward network (layers/ffn.cuh)
 
 enum class FfnKind { swiglu, glu, geglu, gelu, relu2, polynorm };

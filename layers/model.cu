@@ -160,8 +160,8 @@ void Model::activations(const TensorVisitor& visit) {
   visit(l.logits, "logits of a chunk", {chunk_rows(), padded_vocab(config.vocab)});
 }
 
-void Model::first_block_activations(const TensorVisitor& visit) {
-  layers_->blocks[0].activations(visit, {B_, T_});
+void Model::block_activations(size_t layer, const TensorVisitor& visit) {
+  layers_->blocks[layer].activations(visit, {B_, T_});
 }
 
 void Model::gradients(const TensorVisitor& visit) {
@@ -223,7 +223,7 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
   weights.allocate([this](const ParameterVisitor& visit) { parameters(visit); }, ctx.device);
   weights.initialise(seed);
   Memory& m = *memory_;
-  if (config.position == Position::rope)
+  if (config.position == Position::rope && config.has_attention())
     m.rope = make_rope_tables(T, config.rope_dims(), config.rope_theta, ctx.device);
 
   const TensorList kept = [this](const TensorVisitor& visit) { activations(visit); };

@@ -59,7 +59,7 @@ class Model {
   void activations(const TensorVisitor& visit);  // what the forward leaves for the backward
   void gradients(const TensorVisitor& visit);    // what lives from layer to layer in the backward
   void scratch(ScratchPlan& plan) const;         // of its operations
-  void first_block_activations(const TensorVisitor& visit);
+  void block_activations(size_t layer, const TensorVisitor& visit);
 
   size_t context() const { return T_; }
   double flops_per_token(size_t T) const;  // of training

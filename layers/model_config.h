@@ -8,13 +8,18 @@ namespace gated {
 
 enum class Position { rope, learned, none };
 enum class WindowLayers { all, even };
+// What lets tokens meet: softmax attention, the gated delta rule, or one layer of attention behind several of the other.
+enum class MixerKind { attention, gated_delta, hybrid };
 
 struct ModelConfig {
   size_t vocab = 256, context = 128, layers = 4, hidden = 128;
   NormConfig norm;
   double dyt_alpha_attention = 0.5;  // of the norms that attention reads; norm.dyt_alpha elsewhere
   NormPlacement placement = NormPlacement::pre;
+  MixerKind mixer = MixerKind::attention;
+  size_t attention_every = 4;  // of a hybrid: the last of so many layers is attention
   AttentionConfig attention;
+  LinearAttentionConfig linear;
   WindowLayers window_layers = WindowLayers::all;
   Position position = Position::rope;
   double rope_theta = 10000, rope_fraction = 1;
@@ -23,6 +28,14 @@ struct ModelConfig {
   float clip_output = 0, clip_residual = 0;  // 0: no clipping
   float dropout = 0;
 
+  // Is a layer softmax attention, and the how manyth is it of those?
+  bool attends(size_t layer) const {
+    return mixer == MixerKind::attention || (mixer == MixerKind::hybrid && (layer + 1) % attention_every == 0);
+  }
+  size_t attention_before(size_t layer) const { return mixer == MixerKind::hybrid ? layer / attention_every : layer; }
+  bool has_attention() const { return mixer != MixerKind::gated_delta; }
+  bool has_linear() const { return mixer != MixerKind::attention; }
+
   // Dimensions of a head that rotate.
   size_t rope_dims() const { return 2 * size_t(double(attention.D) * rope_fraction / 2 + 1e-9); }
 };
@@ -30,6 +43,7 @@ struct ModelConfig {
 // Refuses sizes that no model can have.
 inline void check_sizes(const ModelConfig& c) {
   const AttentionConfig& a = c.attention;
+  const LinearAttentionConfig& l = c.linear;
   for (auto [what, size] : {std::pair{"tokens in the vocabulary", c.vocab},
                             {"tokens in the context", c.context},
                             {"layers", c.layers},
@@ -37,12 +51,22 @@ inline void check_sizes(const ModelConfig& c) {
                             {"query heads", a.H},
                             {"key/value heads", a.KVH},
                             {"dimensions of a head", a.D},
+                            {"linear key heads", l.Hk},
+                            {"linear value heads", l.Hv},
+                            {"dimensions of a linear key head", l.Dk},
+                            {"dimensions of a linear value head", l.Dv},
+                            {"taps of the convolution", l.W},
+                            {"layers from one with attention to the next", c.attention_every},
                             {"channels inside the FFN", c.ffn.F},
                             {"ranks of GatedNorm's gate", c.norm.gate.rank}})
     require(size > 0, "model: 0 %s, expected at least 1", what);
   require(c.vocab <= size_t{1} << 31, "model: a vocabulary of %zu, expected at most 2147483648: token ids are int32",
           c.vocab);
   require(a.H % a.KVH == 0, "model: %zu query heads are no multiple of %zu key/value heads", a.H, a.KVH);
+  require(l.Hv % l.Hk == 0, "model: %zu linear value heads are no multiple of %zu linear key heads", l.Hv, l.Hk);
+  require(l.Dk <= 256, "model: %zu dimensions of a linear key head, expected at most 256", l.Dk);
+  require(c.mixer != MixerKind::hybrid || c.attention_every <= c.layers,
+          "model: a hybrid of %zu layers with attention in every %zuth has none", c.layers, c.attention_every);
   require(a.D <= 256, "model: %zu dimensions of a head, expected at most 256", a.D);
   require(c.position != Position::rope || (a.D % 2 == 0 && c.rope_dims() >= 2),
           "model: %zu of a head's %zu dimensions rotate, expected pairs of an even number", c.rope_dims(), a.D);

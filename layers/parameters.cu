@@ -1,5 +1,8 @@
 #include "layers/parameters.h"
 
+#include <array>
+
+#include "core/host_math.h"
 #include "core/philox.cuh"
 
 namespace gated {
@@ -82,15 +85,39 @@ void Parameters::allocate(const List& list, Device device) {
   }));
 }
 
+namespace {
+
+// Elements 2*pair and 2*pair + 1 of a parameter: normal numbers come in pairs.
+std::array<double, 2> initial_pair(const Init& init, uint64_t seed, uint64_t stream, size_t pair) {
+  const auto uniform = [&](size_t i, double low, double high) {
+    return low + (high - low) * uniform_double(seed, stream, 2 * pair + i);
+  };
+  const auto time_step = [&](size_t i) {
+    const double step = host_exp(uniform(i, host_log(0.001), host_log(0.1)));
+    return host_log(host_exp(step) - 1);  // the inverse of softplus
+  };
+  switch (init.kind) {
+    case Init::Kind::constant: return {init.value, init.value};
+    case Init::Kind::normal: {
+      const NormalPair draw = normal_pair(seed, stream, pair);
+      return {init.value * draw.z[0], init.value * draw.z[1]};
+    }
+    case Init::Kind::log_of_uniform: return {host_log(uniform(0, 0.01, 16)), host_log(uniform(1, 0.01, 16))};
+    case Init::Kind::time_step: return {time_step(0), time_step(1)};
+  }
+  return {};
+}
+
+}  // namespace
+
 void Parameters::initialise(uint64_t seed) {
   fill_from_host(values, [&](float* host) {
     for (const Parameter& p : list_) {
       const uint64_t stream = stream_of(Purpose::init, hash_of(p.name));
 #pragma omp parallel for
       for (size_t pair = 0; pair < ceil_div(p.size, 2); pair++) {
-        const NormalPair draw = p.init.random ? normal_pair(seed, stream, pair) : NormalPair{{1, 1}};
-        for (size_t k = 0; k < 2 && 2 * pair + k < p.size; k++)
-          host[p.offset + 2 * pair + k] = float(p.init.value * draw.z[k]);
+        const std::array<double, 2> start = initial_pair(p.init, seed, stream, pair);
+        for (size_t k = 0; k < 2 && 2 * pair + k < p.size; k++) host[p.offset + 2 * pair + k] = float(start[k]);
       }
     }
   });

@@ -22,13 +22,19 @@ struct Weight {
   float* grad = nullptr;
 };
 
-// How a parameter starts: N(0, std), with 0.02 for every linear layer and embedding (Qwen3), or all at one value.
+// How a parameter starts.
 struct Init {
-  bool random;
-  double value;  // the standard deviation, or the constant
+  enum class Kind { constant, normal, log_of_uniform, time_step };
+  Kind kind;
+  double value = 0;  // the constant, or the standard deviation
 
-  static constexpr Init normal(double std = 0.02) { return {true, std}; }
-  static constexpr Init constant(double value) { return {false, value}; }
+  static constexpr Init constant(double value) { return {Kind::constant, value}; }
+  // N(0, std), with 0.02 for every linear layer and embedding (Qwen3).
+  static constexpr Init normal(double std = 0.02) { return {Kind::normal, std}; }
+  // How the decay of a state starts (Mamba-2, arXiv 2405.21060; Qwen3-Next): the logarithm of a uniform number of
+  // [0.01, 16), and the number whose softplus is uniform in its logarithm on [0.001, 0.1).
+  static constexpr Init log_of_uniform() { return {Kind::log_of_uniform}; }
+  static constexpr Init time_step() { return {Kind::time_step}; }
 };
 
 enum class Decay { no, yes };

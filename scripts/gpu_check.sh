@@ -75,7 +75,7 @@ END
 }
 
 # ---- the checks: "stage|name|environment|command"
-golden="--data=bigram-backcopy --steps=20 --norm=gated --attn=g1 --sample-tokens=0"
+golden="--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --sample-tokens=0"
 list_checks() {
   for stage in $stages; do
     case $stage in

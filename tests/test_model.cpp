@@ -161,7 +161,7 @@ TEST_CASE("model: parameter counts are the formula's, initial values N(0, 0.02)"
   double sum = 0, squares = 0;
   size_t n = 0;
   for (const Parameter& p : model.weights.list()) {
-    if (!p.init.random) continue;
+    if (p.init.kind != Init::Kind::normal) continue;
     for (size_t i = 0; i < p.size; i++) {
       const double x = model.weights.values.data()[p.offset + i];
       sum += x, squares += x * x, n++;

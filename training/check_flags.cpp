@@ -18,11 +18,19 @@ struct Needs {
 std::vector<Needs> needs_of(const Config& c) {
   const ModelConfig& m = c.model;
   const bool has_dyt = m.norm.base() == NormKind::dyt;
-  const bool has_root =
-      !(has_dyt || m.norm.kind == NormKind::none) || m.attention.qk_norm || m.attention.sdpa_out == SdpaOut::groupnorm;
+  const bool has_root = m.has_linear() || !(has_dyt || m.norm.kind == NormKind::none) || m.attention.qk_norm ||
+                        m.attention.sdpa_out == SdpaOut::groupnorm;
   const bool has_gelu = m.ffn.kind == FfnKind::gelu || m.ffn.kind == FfnKind::geglu;
   const bool has_out = !c.out.empty();
-  return {{{"--gate", "--gate-op", "--gate-act"},
+  return {{{"--attn", "--attn-score", "--attn-sink", "--sdpa-out", "--window", "--qk-norm", "--attn-bias",
+            "--rope-theta", "--rope-fraction"},
+           m.has_attention(),
+           "a layer with attention: add --mixer=hybrid, or leave --mixer=gated-delta out"},
+          {{"--attention-every"}, m.mixer == MixerKind::hybrid, "--mixer=hybrid"},
+          {{"--linear-key-heads", "--linear-value-heads", "--linear-key-dim", "--linear-value-dim", "--conv-width"},
+           m.has_linear(),
+           "a layer with the gated delta rule: add --mixer=gated-delta or --mixer=hybrid"},
+          {{"--gate", "--gate-op", "--gate-act"},
            m.attention.gate_at != GatePosition::none,
            "a gated attention: add --attn=g1 (to g5)"},
           {{"--norm-rank", "--norm-gate", "--norm-gate-act", "--norm-gate-init", "--norm-gate-scale"},
@@ -91,6 +99,15 @@ void check_model_flags(const ModelConfig& m) {
   require(a.H % a.KVH == 0,
           "--heads=%zu does not divide by --kv-heads=%zu: every key/value head serves the same number of query heads",
           a.H, a.KVH);
+  require(
+      m.mixer != MixerKind::hybrid || m.attention_every <= m.layers,
+      "--attention-every=%zu is more than --layers=%zu: no layer would attend; lower it, or take --mixer=gated-delta",
+      m.attention_every, m.layers);
+  require(
+      m.linear.Hv % m.linear.Hk == 0,
+      "--linear-value-heads=%zu does not divide by --linear-key-heads=%zu: every key head serves the same number of "
+      "value heads",
+      m.linear.Hv, m.linear.Hk);
   if (m.position == Position::rope) {
     require(a.D % 2 == 0, "--head-dim=%zu is odd, but --position=rope turns pairs: make it even", a.D);
     require(m.rope_dims() >= 2,

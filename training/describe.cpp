@@ -1,6 +1,7 @@
 #include "training/describe.h"
 
 #include <map>
+#include <set>
 
 #include "layers/model.h"
 #include "training/memory.h"
@@ -38,16 +39,21 @@ std::string describe(const Config& config) {
   const size_t total = model.weights.total();
   text += format("  %-58s %31s\n", "total", with_commas(total).c_str());
 
-  text += format("\ndata in the first block, for %zu sequences of %zu tokens (%zu tokens)\n", B, T, N);
-  model.first_block_activations(TensorVisitor([&](const TensorVisitor::Tensor& t, const auto&) {
-    text += format("  %-58s %s\n", t.name.c_str(), shape_text(t.shape).c_str());
-  }));
+  // A hybrid has two kinds of blocks.
+  const size_t first_attention = config.model.mixer == MixerKind::hybrid ? config.model.attention_every - 1 : 0;
+  for (const size_t layer : std::set<size_t>{0, first_attention}) {
+    text += format("\ndata in %s, for %zu sequences of %zu tokens (%zu tokens)\n",
+                   layer ? "the first block with attention" : "the first block", B, T, N);
+    model.block_activations(layer, TensorVisitor([&](const TensorVisitor::Tensor& t, const auto&) {
+                              text += format("  %-58s %s\n", t.name.c_str(), shape_text(t.shape).c_str());
+                            }));
+  }
 
   // (auto is the CPU here: the scratch of kernels is asked for with --device=cuda)
   const bool kernels = config.device == DeviceChoice::cuda || config.device == DeviceChoice::emulated;
   const Device device = kernels ? kernel_device : Device::cpu;
   const TrainingMemory memory = training_memory(config.model, B, T, config.micro_batches, device);
-  text += format("\nFLOPs a token, training          %.4g (6 x %s weights of matrix products, and attention)\n",
+  text += format("\nFLOPs a token, training          %.4g (6 x %s weights of matrix products, and what mixes tokens)\n",
                  model.flops_per_token(T), with_commas(size_t(model.weights.product_flops() / 6)).c_str());
   const char* heading = "memory, MiB   ";
   for (auto [name, bytes] : {std::pair{"weights", memory.weights},

@@ -83,6 +83,14 @@ void list_norm_flags(FlagTable& t, ModelConfig& m) {
 void list_attention_flags(FlagTable& t, ModelConfig& m) {
   AttentionConfig& a = m.attention;
   t.begin(Flag::Kind::attention);
+  t.choice<MixerKind>(
+      "--mixer", m.mixer,
+      {{"attention", MixerKind::attention, "layers/attention.cuh", "softmax attention in every layer"},
+       {"gated-delta", MixerKind::gated_delta, "layers/gated_delta_net.cuh", "the gated delta rule in every layer"},
+       {"hybrid", MixerKind::hybrid, "layers/block_parts.cuh", "attention in one layer of --attention-every"}},
+      "how tokens meet");
+  t.number("--attention-every", m.attention_every, at_least(2),
+           "layers from one with attention to the next in a hybrid; it is the last of them");
   t.choice<GatePosition>("--attn", a.gate_at,
                          {{"full", GatePosition::none, "layers/attention.cuh", "nothing: attention has no gate"},
                           {"g1", GatePosition::g1, "layers/gate.cuh", "the output of attention"},
@@ -129,7 +137,7 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
   t.choice<WindowLayers>("--window-layers", m.window_layers,
                          {{"all", WindowLayers::all, "layers/model.h", "every layer"},
                           {"even", WindowLayers::even, "layers/model.h", "layers 0, 2, 4, ...; the others see all"}},
-                         "layers that have the window");
+                         "layers with attention that have the window");
   t.on_off("--qk-norm", a.qk_norm, "kernels/rmsnorm.cu", "RMSNorm of every query head and key head");
   t.choice<AttentionBias>("--attn-bias", a.bias,
                           {{"none", AttentionBias::none, "layers/linear.cuh", "none"},
@@ -181,6 +189,12 @@ void list_sizes(FlagTable& t, ModelConfig& m) {
   t.number("--heads", m.attention.H, at_least(1), "query heads");
   t.number("--kv-heads", m.attention.KVH, at_least(1), "key/value heads; divides --heads");
   t.number("--head-dim", m.attention.D, between<size_t>(1, 256), "width of a head");
+  t.number("--linear-key-heads", m.linear.Hk, at_least(1), "heads of queries and keys of the gated delta rule");
+  t.number("--linear-value-heads", m.linear.Hv, at_least(1), "heads of its values; a multiple of --linear-key-heads");
+  t.number("--linear-key-dim", m.linear.Dk, between<size_t>(1, 256), "width of its query and key heads");
+  t.number("--linear-value-dim", m.linear.Dv, at_least(1), "width of its value heads");
+  t.number("--conv-width", m.linear.W, between<size_t>(1, 1024),
+           "tokens that its convolution sees, the token itself included");
   t.number("--ffn-hidden", m.ffn.F, at_least(1), "width inside the FFN");
   t.number("--context", m.context, at_least(1), "tokens in a sequence");
 }

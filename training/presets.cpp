@@ -15,6 +15,9 @@ const std::vector<Preset>& presets() {
         "--ffn-bias=on",    "--init=depth-scaled", "--vocab=50257", "--context=1024",  "--head-dim=64"};
     const std::vector<std::string> qwen = {"--vocab=151936", "--context=4096", "--layers=28",    "--hidden=2048",
                                            "--heads=16",     "--kv-heads=8",   "--head-dim=128", "--ffn-hidden=6144"};
+    const std::vector<std::string> p2_2b = with(qwen, {"--heads=8", "--kv-heads=2", "--head-dim=256"});
+    const std::vector<std::string> p2_2b_linear = with(
+        p2_2b, {"--linear-key-heads=8", "--linear-value-heads=16", "--linear-key-dim=128", "--linear-value-dim=128"});
     return std::vector<Preset>{
         {"tiny", "the default: trains in a minute on a laptop", {}},
         {"gpt2-124m", "GPT-2",
@@ -28,7 +31,9 @@ const std::vector<Preset>& presets() {
         {"qwen3-1.7b", "Qwen3-1.7B", with(qwen, {"--rope-theta=1e6"})},
         {"p1-1.7b-28l", "P1's dense 1.7B, 28 layers", qwen},
         {"p1-1.7b-48l", "P1's dense 1.7B, 48 layers", with(qwen, {"--layers=48", "--ffn-hidden=2730"})},
-        {"p2-2b", "P2's dense 2B", with(qwen, {"--heads=8", "--kv-heads=2", "--head-dim=256"})}};
+        {"p2-2b", "P2's dense 2B", p2_2b},
+        {"p2-2b-linear", "P2's 2B with linear attention", with(p2_2b_linear, {"--mixer=gated-delta"})},
+        {"p2-2b-hybrid", "P2's 2B, three linear layers to one with attention", with(p2_2b_linear, {"--mixer=hybrid"})}};
   }();
   return all;
 }
