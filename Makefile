@@ -114,6 +114,8 @@ $(eval $(call build_rules,plain,$(CXXFLAGS) -march=x86-64,-O1 -march=x86-64))
 # Where a CPU is fast, its code stands in X_cpu.cpp or in the files named here. Every other .cu is run by the emulator alone.
 FAST_ON_CPU := kernels/adamw.cu kernels/bias.cu kernels/mean.cu
 $(foreach b,release avx2 plain,$(call objects,$(b),$(filter-out $(FAST_ON_CPU),$(filter %.cu,$(KERNELS) $(LAYERS))))): FLAGS_HERE := -O1
+# (-O1 and both sanitizers take ten times as long for its register blocks as -O3 alone does)
+$(BUILD)/asan/kernels/attention_cpu.o: FLAGS_HERE := -Og
 # What these measure is in headers: the tests' own code is what must be fast.
 $(foreach b,release avx2 plain,$(BUILD)/$(b)/tests/test_math.o $(BUILD)/$(b)/tests/bench.o): FLAGS_HERE := -O3
 

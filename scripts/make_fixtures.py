@@ -57,7 +57,7 @@ class Weights(dict):
     """A model's parameters by name, made when first asked for: around 1 where they scale, around 0 elsewhere."""
 
     def __init__(self, zero_centred):
-        self.scaling = ("pre_weight", "alpha", "embed_scale") + (() if zero_centred else ("norm.weight",))
+        self.scaling = ("pre_weight", "alpha", "embed_scale", "linear_attn.norm.weight") + (() if zero_centred else ("norm.weight",))
 
     def __call__(self, name, *shape):
         if name not in self:
@@ -136,6 +136,8 @@ DEFAULTS = {
     "window-layers": "all", "qk-norm": "on", "attn-bias": "none", "position": "rope", "rope-theta": "10000",
     "rope-fraction": "1", "ffn": "swiglu", "gelu": "tanh", "ffn-bias": "off", "tied": "on",
     "embedding-scale": "off", "clip-residual": "0", "clip-output": "0",
+    "mixer": "attention", "linear-key-heads": "2", "linear-value-heads": "4", "linear-key-dim": "32",
+    "linear-value-dim": "32", "conv-width": "4",
 }
 INITIAL = {"init", "norm-gate-init", "dyt-alpha"}  # where weights start: not here
 SIZES = {"vocab", "context", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn-hidden"}
@@ -157,6 +159,11 @@ class Flags:
 
     def number(self, name):
         return int(self.flags[name])
+
+    def attends(self, layer):
+        """Is a layer softmax attention?"""
+        every = min(4, self.number("layers"))
+        return self["mixer"] == "attention" or self["mixer"] == "hybrid" and (layer + 1) % every == 0
 
 
 def rms_norm(f, x, w):
@@ -233,6 +240,36 @@ def attention_layer(f, weights, layer, x):
     return gate(f, weights, name, "g5", y.unsqueeze(2), x).squeeze(2)
 
 
+def gated_delta_rule(q, k, v, g, beta):
+    """q, k (B,T,H,Dk), v (B,T,H,Dv), g, beta (B,T,H) to (B,T,H,Dv): token by token."""
+    state, o = torch.zeros(*q.shape[:1], *q.shape[2:], v.shape[-1]), []
+    for t in range(q.shape[1]):
+        state = state * g[:, t, :, None, None].exp()
+        u = beta[:, t, :, None] * (v[:, t] - torch.einsum("bhkv,bhk->bhv", state, k[:, t]))
+        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], u)
+        o.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]))
+    return torch.stack(o, dim=1)
+
+
+def linear_layer(f, weights, layer, x):
+    name = f"model.layers.{layer}.linear_attn"
+    Hk, Hv, Dk, Dv, W = (f.number(n) for n in ("linear-key-heads", "linear-value-heads", "linear-key-dim",
+                                               "linear-value-dim", "conv-width"))
+    sizes = (Hk * Dk, Hk * Dk, Hv * Dv)
+    qkv = linear(weights, f"{name}.in_proj_qkv", x, sum(sizes))
+    z = linear(weights, f"{name}.in_proj_z", x, Hv * Dv).unflatten(-1, (Hv, Dv))
+    b, a = linear(weights, f"{name}.in_proj_ba", x, 2 * Hv).chunk(2, dim=-1)
+    taps = weights(f"{name}.conv1d.weight", sum(sizes), W)
+    qkv = F.silu(F.conv1d(F.pad(qkv.mT, (W - 1, 0)), taps[:, None], groups=sum(sizes)).mT)
+    q, k, v = (part.unflatten(-1, (-1, D)) for part, D in zip(qkv.split(sizes, dim=-1), (Dk, Dk, Dv)))
+    q, k = (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-6) for y in (q, k))
+    q, k = (y.repeat_interleave(Hv // Hk, dim=2) for y in (q / math.sqrt(Dk), k))
+    g = -weights(f"{name}.A_log", Hv).exp() * F.softplus(a + weights(f"{name}.dt_bias", Hv))
+    o = gated_delta_rule(q, k, v, g, torch.sigmoid(b))
+    o = F.rms_norm(o, (Dv,), weights(f"{name}.norm.weight", Dv), eps=1e-6) * F.silu(z)
+    return linear(weights, f"{name}.out_proj", o.flatten(2), x.shape[-1])
+
+
 def ffn_layer(f, weights, layer, x):
     name, hidden, bias = f"model.layers.{layer}.mlp", f.number("ffn-hidden"), f["ffn-bias"] == "on"
     a = linear(weights, f"{name}.up_proj", x, hidden, bias)
@@ -265,7 +302,8 @@ def model(f, weights, ids):
         return clip(h + clip(branch, f["clip-output"]), f["clip-residual"])
     for layer in range(f.number("layers")):
         name = f"model.layers.{layer}"
-        for branch, before, behind in ((attention_layer, "input_layernorm", "self_attn_out_layernorm"),
+        mixer, its_name = (attention_layer, "self_attn") if f.attends(layer) else (linear_layer, "linear_attn")
+        for branch, before, behind in ((mixer, "input_layernorm", f"{its_name}_out_layernorm"),
                                        (ffn_layer, "post_attention_layernorm", "mlp_out_layernorm")):
             if placement == "post":
                 h = norm(f, weights, f"{name}.{before}", join(h, branch(f, weights, layer, h)))
@@ -317,9 +355,21 @@ def qwen2(f):
     return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**config)), same_names
 
 
+def side_by_side(heads, matrices):
+    """The rows of all matrices of head 0, then those of head 1, and so on."""
+    return torch.cat([m.unflatten(0, (heads, -1)) for m in matrices], dim=1).flatten(0, 1)
+
+
 def qwen3_next(f):
-    """Full attention in every layer; its q_proj has the rows of our q_proj and g_proj, head by head in turns."""
-    config = sizes(f, layer_types=["full_attention"] * f.number("layers"), num_experts=0)
+    """Its q_proj has the rows of our q_proj and g_proj, head by head in turns; its linear layers have the rows of q, k, v
+    and z, and those of b and a, key head by key head."""
+    kinds = ["full_attention" if f.attends(i) else "linear_attention" for i in range(f.number("layers"))]
+    config = sizes(f, layer_types=kinds, num_experts=0, linear_conv_kernel_dim=f.number("conv-width"),
+                   linear_key_head_dim=f.number("linear-key-dim"), linear_num_key_heads=f.number("linear-key-heads"),
+                   linear_value_head_dim=f.number("linear-value-dim"),
+                   linear_num_value_heads=f.number("linear-value-heads"))
+    heads = f.number("linear-key-heads")
+    keys = heads * f.number("linear-key-dim")
     config["rope_parameters"]["partial_rotary_factor"] = float(f["rope-fraction"])
 
     def parameters(w):
@@ -327,8 +377,15 @@ def qwen3_next(f):
         for n in list(named):
             if "q_proj" in n:
                 both = w[n], w[n.replace("q_proj", "g_proj")]
-                heads = [p.unflatten(0, (f.number("heads"), -1)) for p in both]
-                named[n] = torch.cat(heads, dim=1).flatten(0, 1)
+                named[n] = side_by_side(f.number("heads"), both)
+            if "in_proj_qkv" in n:
+                z = n.replace("in_proj_qkv", "in_proj_z")
+                named[n.replace("qkv", "qkvz")] = side_by_side(heads, (
+                    named[n][:keys], named[n][keys:2 * keys], named.pop(n)[2 * keys:], named.pop(z)))
+            if "in_proj_ba" in n:
+                named[n] = side_by_side(heads, named[n].chunk(2))
+            if "conv1d" in n:
+                named[n] = named[n][:, None]
         return named
     return transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**config)), parameters
 
@@ -400,6 +457,10 @@ libraries = {
     "--tied=off": qwen3,
     "--attn-bias=qkv --qk-norm=off --heads=2 --kv-heads=1 --head-dim=10": qwen2,
     "--attn=g1 --norm-weight=zero-centred --rope-fraction=0.7 --tied=off": qwen3_next,
+    "--mixer=hybrid --linear-key-dim=5 --linear-value-dim=7 --attn=g1 --norm-weight=zero-centred --rope-fraction=0.7 "
+    "--tied=off": qwen3_next,
+    "--mixer=gated-delta --linear-key-dim=5 --linear-value-dim=7 --conv-width=3 --norm-weight=zero-centred "
+    "--tied=off": qwen3_next,
     "--attn-sink=learned --window=3 --window-layers=even --attn-bias=all --qk-norm=off --tied=off": gpt_oss,
     "--norm-placement=sandwich --norm-weight=zero-centred --ffn=geglu --embedding-scale=on --window=4 "
     "--window-layers=even": gemma3,
@@ -421,7 +482,7 @@ def by_library(make, f, ids, targets, weights):
             mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
         m, parameters = make(f)
         named = parameters(weights)
-        logits = torch.func.functional_call(m.double().eval(), named, (ids,)).logits
+        logits = torch.func.functional_call(m.double().eval(), named, (ids,), {"use_cache": False}).logits
     ours, theirs = set(named), {n for n, _ in m.named_parameters()} | {n for n in named if "embed_scale" in n}
     if f["tied"] == "on":
         theirs.discard("lm_head.weight")

@@ -50,6 +50,12 @@ inline const std::vector<std::string>& small_models() {
       "--clip-residual=1.2", "--clip-output=0.2 --norm=dyt", "--dropout=0.2",
       "--dropout=0.1 --clip-output=0.5 --clip-residual=1 --norm=gated --norm-rank=3 --norm-placement=sandwich "
       "--attn=g1",
+      "--mixer=gated-delta --linear-key-heads=1 --linear-value-heads=2 --linear-key-dim=5 --linear-value-dim=7",
+      "--mixer=gated-delta --linear-key-dim=16 --linear-value-dim=4 --conv-width=2 --norm=gated --norm-rank=3 "
+      "--ffn=gelu",
+      "--mixer=hybrid --linear-key-heads=2 --linear-value-heads=2 --linear-key-dim=6 --linear-value-dim=5 --conv-width=3 "
+      "--attn=g1 --norm=gated --norm-rank=3",
+
       "--dropout=0.1 --norm=layernorm --norm-placement=post", "--dropout=0.1 --norm=none --clip-residual=0.5"};
   return lines;
 }

@@ -57,7 +57,7 @@ std::vector<int> tokens_of(const std::string& name, size_t n, size_t vocab) {
 std::vector<float> weights_of(const std::string& name, size_t n, bool zero_centred) {
   std::vector<float> w = values_of<float>(name, n, 0.25f);
   const bool scales = name.ends_with("pre_weight") || name.ends_with("alpha") || name.ends_with("embed_scale") ||
-                      (name.ends_with("norm.weight") && !zero_centred);
+                      name.ends_with("linear_attn.norm.weight") || (name.ends_with("norm.weight") && !zero_centred);
   for (float& x : w) x += float(scales);
   return w;
 }

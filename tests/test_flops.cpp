@@ -25,7 +25,8 @@ struct Line {
 constexpr double attention_weights = 128 * 128 + 2 * 64 * 128 + 128 * 128, ffn = 3 * 128 * 384, embed = 256 * 128;
 constexpr double plain = 4 * (attention_weights + ffn) + embed;  // tied: the embedding is the output matrix
 constexpr double sees = 4 * 128 * 64;                            // half of the context
-constexpr size_t norms = 9 * 128 + 4 * 2 * 32;                   // two in each layer and the last; QK-norm
+constexpr double linear_weights = 128 * (256 + 128 + 8 + 128), rule = (256 * 4 + 3 * 4 * 32 * 32) / 2.0;
+constexpr size_t norms = 9 * 128 + 4 * 2 * 32;  // two in each layer and the last; QK-norm
 
 const Line lines[] = {
     {"", plain, sees, norms},
@@ -60,6 +61,11 @@ const Line lines[] = {
     {"--sdpa-out=groupnorm", plain, sees, norms + 4 * 32},
     {"--ffn=gelu", plain - 4 * 384 * 128, sees, norms},
     {"--ffn=polynorm", plain - 4 * 384 * 128, sees, norms + 4 * 4},
+    // Projections to 64 + 64 + 128 of q, k, v, to 128 of z, to 8 of b and a, and back; 4 taps for each of 256 channels and
+    // three products with a state of 32 x 32 in each of 4 heads; A_log and dt_bias of 4 heads, the norm of a head.
+    {"--mixer=gated-delta", 4 * (linear_weights + ffn) + embed, 4 * rule, 9 * 128 + 4 * (256 * 4 + 8 + 32)},
+    {"--mixer=hybrid", 3 * linear_weights + attention_weights + 4 * ffn + embed, 3 * rule + 128 * 64,
+     9 * 128 + 3 * (256 * 4 + 8 + 32) + 2 * 32},
     {"--context=64", plain, 4 * 128 * 32, norms},
     // In a window of W of T tokens the first W queries see W/2 keys in the mean, and the others W: W - W^2/2T.
     {"--window=32", plain, 4 * 128 * 28, norms},

@@ -13,8 +13,21 @@ using namespace gated;
 namespace {
 
 // How a parameter starts. `scaled`: N(0, 0.02), and with --init=depth-scaled divided by sqrt(2 layers).
+// `log_of_uniform`, `time_step`: see layers/parameters.h, Init.
 // `norm_weight`: 1, or 0 where the norm computes 1 + w. `up`: N(0, 0.02), or 0 with --norm-gate-init=zero.
-enum class Start { normal, scaled, zero, one, third, norm_weight, up, alpha, root_of_hidden };
+enum class Start {
+  log_of_uniform,
+  time_step,
+  normal,
+  scaled,
+  zero,
+  one,
+  third,
+  norm_weight,
+  up,
+  alpha,
+  root_of_hidden
+};
 
 struct Row {
   const char* ending;
@@ -38,6 +51,15 @@ const Row rows[] = {
     {"mlp.up_proj.weight", true, Start::normal},
     {"mlp.down_proj.weight", true, Start::scaled},
     {"_proj.bias", false, Start::zero},
+
+    {"linear_attn.in_proj_qkv.weight", true, Start::normal},
+    {"linear_attn.in_proj_z.weight", true, Start::normal},
+    {"linear_attn.in_proj_ba.weight", true, Start::normal},
+    {"linear_attn.conv1d.weight", true, Start::normal},
+    {"linear_attn.out_proj.weight", true, Start::scaled},
+    {"linear_attn.A_log", false, Start::log_of_uniform},
+    {"linear_attn.dt_bias", false, Start::time_step},
+    {"linear_attn.norm.weight", false, Start::one},
 
     {"self_attn.gate.theta", false, Start::zero},
     {"self_attn.sinks", false, Start::normal},
@@ -75,6 +97,8 @@ Expected expected_start(const Parameter& p, const ModelConfig& c) {
     case Start::third: return {1.0 / 3, 0};
     case Start::root_of_hidden: return {std::sqrt(double(c.hidden)), 0};
     case Start::norm_weight: return {c.norm.zero_centred ? 0.0 : 1.0, 0};
+    case Start::log_of_uniform:
+    case Start::time_step:
     case Start::normal: return {NAN, 0.02};
     case Start::scaled: return {NAN, c.depth_scaled_init ? 0.02 / std::sqrt(2.0 * double(c.layers)) : 0.02};
     case Start::up: return c.norm.gate.zero_init ? Expected{0, 0} : Expected{NAN, 0.02};
@@ -101,6 +125,7 @@ std::vector<std::string> lines() {
         "--norm=gated --norm-weight=zero-centred --attn-sink=learned --sdpa-out=groupnorm --norm-gate-init=zero",
         "--norm=preaffine --norm-weight=zero-centred --sdpa-out=groupnorm --tied=off --norm-placement=post",
         "--norm=dyt --dyt-alpha=0.2,0.8 --norm-placement=sandwich",
+        "--mixer=hybrid --layers=4 --attention-every=3 --init=depth-scaled --norm-weight=zero-centred",
         "--norm=dyt --dyt-alpha=0.2,0.8 --norm-placement=post --embedding-scale=on",
         "--norm=gated-dyt --dyt-alpha=0.2,0.8 --norm-placement=sandwich --norm-gate=tensorwise"})
     all.push_back(line);
@@ -134,11 +159,15 @@ TEST_CASE("parameters: every one starts where the table says", "[parameters]") {
     for (const Parameter& p : model.weights.list()) {
       INFO(p.name);
       const Expected start = expected_start(p, model.config);
+      const Start kind = row_of(p.name).start;
       // Draw i of a parameter is normal number i of the stream of its name, whatever else the model has.
       const uint64_t stream = uint64_t(1) << 48 | (fnv1a(p.name) & 0xffffffffffff);
       std::vector<float> expected(p.size, float(start.value)), got(p.size);
       for (size_t i = 0; i < p.size; i++) {
         if (std::isnan(start.value)) expected[i] = float(start.deviation * normal(seed, stream, i));
+        const double u = uniform_double(seed, stream, i);
+        if (kind == Start::log_of_uniform) expected[i] = float(std::log(0.01 + 15.99 * u));
+        if (kind == Start::time_step) expected[i] = float(std::log(std::expm1(0.001 * std::pow(100, u))));
         got[i] = values[p.offset + i];
         rest[p.offset + i] = 0;
       }

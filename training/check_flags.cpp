@@ -138,6 +138,8 @@ void check_flags(Config& c, const std::set<std::string>& given) {
           c.batch, c.model.context);
 
   // Defaults give way to what was given.
+  if (c.model.mixer == MixerKind::hybrid && !is_given("--attention-every"))
+    c.model.attention_every = std::min(c.model.attention_every, c.model.layers);
   if (!is_given("--min-lr")) c.schedule.final = std::min(c.schedule.final, c.schedule.peak);
   if (!is_given("--warmup")) c.schedule.warmup = std::min(c.schedule.warmup, (c.steps + 1) / 2);
   require(c.schedule.final <= c.schedule.peak, "--min-lr=%g is above --lr=%g: the cosine falls from --lr to --min-lr",
