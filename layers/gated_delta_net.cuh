@@ -11,7 +11,8 @@
 //   convolution  causal, of every channel of q, k and v by itself        kernels/short_conv.cu
 //   lengths      L2 norm of every head; q takes 1/sqrt(Dk) along         kernels/l2norm.cu
 //   g and beta   how much the state forgets, how much it takes in        kernels/decay.cu
-//   the rule     one state (Dk,Dv) for every value head                  kernels/gated_delta.cu
+//   the rule     one state (Dk,Dv) for every value head; token by token  kernels/gated_delta.cu
+//                with --delta=chunk 64 tokens at a time                  kernels/gated_delta_chunk.cu
 //
 // It needs no positions: the state forgets by itself. A token costs the same wherever it stands.
 // Qwen3-Next stores W_qkv, W_z and W_ba with their rows in groups of a key head; here they stand as they are read: all of
@@ -21,6 +22,7 @@
 #include "kernels/decay.h"
 #include "kernels/gate.h"
 #include "kernels/gated_delta.h"
+#include "kernels/gated_delta_chunk.h"
 #include "kernels/l2norm.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/short_conv.h"
@@ -52,7 +54,8 @@ class GatedDeltaNet final : public Mixer {
     l2norm_forward(k(qkv_), k_r_, k(qkv_), k_norm_shape(N), ctx);
     decay_forward(g_, beta_, a(ba_), b(ba_), A_log_.value, dt_bias_.value, decay_shape(N), ctx);
 
-    gated_delta_forward({.o = o_, .error = error_, .kept = kept_}, rule_in(), rule_shape(pass.batch()), ctx);
+    const auto rule = in_chunks() ? gated_delta_chunk_forward : gated_delta_forward;
+    rule({.o = o_, .error = error_, .kept = kept_}, rule_in(), rule_shape(pass.batch()), ctx);
 
     rmsnorm_forward(normed_, o_r_, o_, norm_.value, N * Hv, Dv, config_.eps, ctx);
     gate_forward(gated_, normed_, z_, N, Hv * Dv, 1, silu, ctx);
@@ -68,8 +71,9 @@ class GatedDeltaNet final : public Mixer {
     gate_backward(do_, dz_, do_, normed_, z_, N, Hv * Dv, 1, silu, ctx);
     rmsnorm_backward(do_, norm_.grad, do_, o_, norm_.value, o_r_, N * Hv, Dv, ctx);
 
-    gated_delta_backward({.dq = q(dqkv_), .dk = k(dqkv_), .dv = v(dqkv_), .dg = dg_, .dbeta = dbeta_},
-                         {.dout = do_, .error = error_, .kept = kept_}, rule_in(), rule_shape(pass.batch()), ctx);
+    const auto rule_backward = in_chunks() ? gated_delta_chunk_backward : gated_delta_backward;
+    rule_backward({.dq = q(dqkv_), .dk = k(dqkv_), .dv = v(dqkv_), .dg = dg_, .dbeta = dbeta_},
+                  {.dout = do_, .error = error_, .kept = kept_}, rule_in(), rule_shape(pass.batch()), ctx);
 
     decay_backward({a(dba_), b(dba_), A_log_.grad, dt_bias_.grad}, dg_, dbeta_, a(ba_), b(ba_), A_log_.value,
                    dt_bias_.value, decay_shape(N), ctx);
@@ -130,8 +134,10 @@ class GatedDeltaNet final : public Mixer {
     for (const Linear* linear : {&wqkv_, &wz_, &wba_, &wo_}) linear->scratch(plan, N);
     plan.need(short_conv_forward_scratch(conv_shape(batch), plan.device));
     plan.need(short_conv_backward_scratch(conv_shape(batch), plan.device));
-    plan.need(gated_delta_forward_scratch(rule_shape(batch), plan.device));
-    plan.need(gated_delta_backward_scratch(rule_shape(batch), plan.device));
+    const auto rule = in_chunks() ? gated_delta_chunk_forward_scratch : gated_delta_forward_scratch;
+    const auto rule_backward = in_chunks() ? gated_delta_chunk_backward_scratch : gated_delta_backward_scratch;
+    plan.need(rule(rule_shape(batch), plan.device));
+    plan.need(rule_backward(rule_shape(batch), plan.device));
     plan.kernels_need(decay_backward_scratch(decay_shape(N)));
     plan.kernels_need(rmsnorm_backward_scratch(N * config_.Hv, config_.Dv));
   }
@@ -144,6 +150,7 @@ class GatedDeltaNet final : public Mixer {
 
  private:
   static constexpr GateOp silu = {.act = Activation::silu};
+  bool in_chunks() const { return config_.form == DeltaForm::chunk; }
 
   // Where the parts of a token's row begin.
   float* q(float* qkv) const { return qkv; }

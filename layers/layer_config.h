@@ -68,9 +68,12 @@ struct AttentionConfig {
 
 // ---- linear attention (layers/gated_delta_net.cuh)
 
+enum class DeltaForm { recurrent, chunk };
+
 struct LinearAttentionConfig {
   size_t Hk = 2, Hv = 4, Dk = 32, Dv = 32;  // heads of q and k, heads of v, elements of a head
   size_t W = 4;                             // taps of the convolution
+  DeltaForm form = DeltaForm::recurrent;
   float eps = 1e-6f;                        // of the norm of the output
   Init out_init = Init::normal();
 

@@ -137,7 +137,7 @@ DEFAULTS = {
     "rope-fraction": "1", "ffn": "swiglu", "gelu": "tanh", "ffn-bias": "off", "tied": "on",
     "embedding-scale": "off", "clip-residual": "0", "clip-output": "0",
     "mixer": "attention", "linear-key-heads": "2", "linear-value-heads": "4", "linear-key-dim": "32",
-    "linear-value-dim": "32", "conv-width": "4",
+    "linear-value-dim": "32", "conv-width": "4", "delta": "recurrent",
 }
 INITIAL = {"init", "norm-gate-init", "dyt-alpha"}  # where weights start: not here
 SIZES = {"vocab", "context", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn-hidden"}

@@ -36,8 +36,8 @@ inline const std::vector<std::string>& small_models() {
 
       "--attn=g1 --gate=headwise --ffn=glu", "--attn=g1 --gate=shared", "--attn=g2 --gate=shared --gate-act=ns-sigmoid",
       "--attn=g1 --gate-op=add --gate-act=silu", "--attn=g1 --gate-op=add --gate-act=identity --sdpa-out=groupnorm",
-      "--attn=g1 --gate-act=silu --sdpa-out=silu", "--attn=g1 --gate=static", "--attn=g2",
-      "--attn=g2 --gate=headwise", "--attn=g3", "--attn=g3 --gate=headwise --qk-norm=off", "--attn=g4",
+      "--attn=g1 --gate-act=silu --sdpa-out=silu", "--attn=g1 --gate=static", "--attn=g2", "--attn=g2 --gate=headwise",
+      "--attn=g3", "--attn=g3 --gate=headwise --qk-norm=off", "--attn=g4",
       "--attn=g4 --gate=headwise --qk-norm=off --position=none", "--attn=g5",
       "--sdpa-out=groupnorm --norm-weight=zero-centred",
 
@@ -53,8 +53,12 @@ inline const std::vector<std::string>& small_models() {
       "--mixer=gated-delta --linear-key-heads=1 --linear-value-heads=2 --linear-key-dim=5 --linear-value-dim=7",
       "--mixer=gated-delta --linear-key-dim=16 --linear-value-dim=4 --conv-width=2 --norm=gated --norm-rank=3 "
       "--ffn=gelu",
-      "--mixer=hybrid --linear-key-heads=2 --linear-value-heads=2 --linear-key-dim=6 --linear-value-dim=5 --conv-width=3 "
+      "--mixer=hybrid --linear-key-heads=2 --linear-value-heads=2 --linear-key-dim=6 --linear-value-dim=5 "
+      "--conv-width=3 "
       "--attn=g1 --norm=gated --norm-rank=3",
+
+      "--mixer=gated-delta --linear-key-dim=6 --linear-value-dim=5 --delta=chunk",
+      "--mixer=gated-delta --linear-key-dim=6 --linear-value-dim=5 --context=67",
 
       "--dropout=0.1 --norm=layernorm --norm-placement=post", "--dropout=0.1 --norm=none --clip-residual=0.5"};
   return lines;

@@ -91,6 +91,11 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
       "how tokens meet");
   t.number("--attention-every", m.attention_every, at_least(2),
            "layers from one with attention to the next in a hybrid; it is the last of them");
+  t.choice<DeltaForm>(
+      "--delta", m.linear.form,
+      {{"recurrent", DeltaForm::recurrent, "kernels/gated_delta.cu", "token by token"},
+       {"chunk", DeltaForm::chunk, "kernels/gated_delta_chunk.cu", "64 tokens at a time, to other bits"}},
+      "how the gated delta rule goes through a sequence");
   t.choice<GatePosition>("--attn", a.gate_at,
                          {{"full", GatePosition::none, "layers/attention.cuh", "nothing: attention has no gate"},
                           {"g1", GatePosition::g1, "layers/gate.cuh", "the output of attention"},
