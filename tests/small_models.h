@@ -57,8 +57,8 @@ inline const std::vector<std::string>& small_models() {
       "--conv-width=3 "
       "--attn=g1 --norm=gated --norm-rank=3",
 
-      "--mixer=gated-delta --linear-key-dim=6 --linear-value-dim=5 --delta=chunk",
-      "--mixer=gated-delta --linear-key-dim=6 --linear-value-dim=5 --context=67",
+      "--mixer=gated-delta --linear-key-dim=16 --linear-value-dim=7 --delta=chunk",
+      "--mixer=gated-delta --linear-key-dim=16 --linear-value-dim=7 --context=67",
 
       "--dropout=0.1 --norm=layernorm --norm-placement=post", "--dropout=0.1 --norm=none --clip-residual=0.5"};
   return lines;
