@@ -4,7 +4,8 @@
 //   training      tokens/s of whole steps: the default model, and one of GPT-2 124M's size at B 4, T 64
 // Times on a shared machine wander: every pair is measured in turns and each side keeps its best, so that the ratios
 // stand where the times do not.
-// make bench | writes the rows as JSON to the file named on the command line
+// make bench | build/release/bench [FILE.json] [matmul|attention|gated-delta|operations|training]: writes the rows to the file;
+// only the part that is named, or all
 #include <omp.h>
 
 #include <chrono>
@@ -493,6 +494,9 @@ void bench_training(Context& ctx, double matmul_peak) {
 }  // namespace
 
 int main(int argc, char** argv) try {
+  std::string file_name, only;
+  for (int i = 1; i < argc; i++) (std::string(argv[i]).ends_with(".json") ? file_name : only) = argv[i];
+  const auto wanted = [&](const char* part) { return only.empty() || only == part; };
   setenv("OPENBLAS_THREAD_TIMEOUT", "10", 0);  // OpenBLAS's threads must not spin while ours work
   limit_spinning(argv);
   Context ctx(device);
@@ -504,13 +508,15 @@ int main(int argc, char** argv) try {
   printf("%s", name_of(device));
   if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), peak * 1e-9);
   printf(", copy %.1f GB/s\n", bandwidth * 1e-9);
-  bench_matmul(ctx, peak);
-  bench_attention(ctx, peak);
-  bench_gated_delta(ctx, peak);
-  bench_operations(ctx, bandwidth);
-  bench_training(ctx, matmul_peak);
-  if (argc > 1) {
-    std::ofstream file(argv[1]);
+  if (wanted("matmul")) bench_matmul(ctx, peak);
+  if (wanted("attention")) bench_attention(ctx, peak);
+  if (wanted("gated-delta")) bench_gated_delta(ctx, peak);
+  if (wanted("operations")) bench_operations(ctx, bandwidth);
+  if (wanted("training")) bench_training(ctx, matmul_peak);
+  require(!rows.empty(), "bench: no part is named %s: expected matmul, attention, gated-delta, operations or training",
+          only.c_str());
+  if (!file_name.empty()) {
+    std::ofstream file(file_name);
     file << nlohmann::ordered_json({{"device", name_of(device)},
                                     {"threads", omp_get_max_threads()},
                                     {"fma_peak_gflops", peak * 1e-9},
@@ -518,7 +524,7 @@ int main(int argc, char** argv) try {
                                     {"rows", rows}})
                 .dump(1)
          << "\n";
-    require(file.good(), "bench: cannot write %s", argv[1]);
+    require(file.good(), "bench: cannot write %s", file_name.c_str());
   }
   return 0;
 } catch (const std::exception& e) {

@@ -112,6 +112,7 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
                                                     {"--norm-rank", "2"},
                                                     {"--norm-gate-scale", "2"},
                                                     {"--dyt-alpha", "0.9"},
+                                                    {"--attention-every", "2"},
                                                     {"--window", "3"},
                                                     {"--rope-theta", "100"},
                                                     {"--rope-fraction", "0.5"},
@@ -132,7 +133,8 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
                                                     {"--steps", "3"}};
   const std::map<std::string, std::string> room = {{"--norm-rank", "--norm=gated"},
                                                    {"--norm-gate-scale", "--norm=gated"},
-                                                   {"--dyt-alpha", "--norm=dyt"}};
+                                                   {"--dyt-alpha", "--norm=dyt"},
+                                                   {"--attention-every", "--mixer=hybrid --layers=3"}};
   const std::string base =
       "--data=bigram-backcopy --vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 "
       "--ffn-hidden=28 --batch=2 --steps=4 --warmup=0 ";

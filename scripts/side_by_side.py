@@ -1,0 +1,101 @@
+"""What the comparisons with other programs share: programs that print a time a step, run in turns, and one table.
+
+Other load on a machine only ever adds time, and it comes and goes: so the programs run in turns, several rounds, the first
+step of each run is left out, and a program's figure is its fastest step. The median stands beside it.
+"""
+import os
+import re
+import statistics
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TRAIN = os.path.join(ROOT, "train")
+
+
+def refuse(message):
+    sys.exit("error: " + message)
+
+
+class Program:
+    """A command line, and the milliseconds of each step seen so far."""
+
+    def __init__(self, name, command, environment, pattern, milliseconds=lambda ms: ms):
+        self.name, self.command, self.environment = name, command, environment
+        self.pattern, self.milliseconds = re.compile(pattern), milliseconds
+        self.steps, self.output = [], ""
+
+    def run(self, folder, count):
+        """Runs until `count` steps were printed; keeps all but the first, and returns those."""
+        # Through a terminal of its own, so that every step's line comes when it is printed.
+        here, terminal = os.openpty()
+        child = subprocess.Popen(self.command, cwd=folder, env=self.environment, stdin=subprocess.DEVNULL,
+                                 stdout=terminal, stderr=terminal)
+        os.close(terminal)
+        self.output, steps = "", []
+        try:
+            with open(here, errors="replace") as lines:
+                for line in lines:
+                    self.output += line
+                    found = self.pattern.search(line)
+                    if found:
+                        steps.append(self.milliseconds(float(found[1])))
+                    if len(steps) == count:
+                        break
+        except OSError:  # how Linux ends a terminal whose program has left
+            pass
+        finally:
+            child.kill()
+            child.wait()
+        if len(steps) < count:
+            refuse(f"{self.name}: {len(steps)} of {count} steps, then exit code {child.returncode}: "
+                   f"{' '.join(self.command)}\n{self.output[-1000:]}")
+        self.steps += steps[1:]
+        return steps[1:]
+
+    def printed(self, pattern):
+        """What the last run printed where `pattern` has its group."""
+        found = re.search(pattern, self.output)
+        return found[1] if found else refuse(f"{self.name} did not print /{pattern}/:\n{self.output[-1000:]}")
+
+
+def threads_option(parser):
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="OpenMP threads [one a core]")
+
+
+def environment(threads):
+    """Both sides start from one environment; ./train chooses how idle threads wait where nothing is set."""
+    base = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME")}
+    return base | {"OMP_NUM_THREADS": str(threads)}
+
+
+def our_program(flags, tokens, threads):
+    """./train with `flags`, whose step holds `tokens` tokens."""
+    if not os.access(TRAIN, os.X_OK):
+        refuse(f"{TRAIN}: not found: run make first")
+    command = [TRAIN] + flags + ["--warmup=0", "--sample-tokens=0", "--device=cpu", f"--threads={threads}"]
+    print("gated.cu  " + " ".join(["./train"] + command[1:]))
+    return Program("gated.cu", command, environment(threads), r"step +\d+/\d+ .* (\d+) tok/s",
+                   lambda rate: 1e3 * tokens / rate)
+
+
+def in_turns(programs, folder, rounds, steps):
+    if os.getloadavg()[0] > 0.5:
+        print(f"note: other programs run here (load {os.getloadavg()[0]:.1f}): times will wander, medians most")
+    for turn in range(rounds):
+        for program in programs:
+            times = program.run(folder, steps)
+            print(f"round {turn + 1}/{rounds}  {program.name:32} fastest step {min(times):8.1f} ms", flush=True)
+
+
+def table(programs, tokens):
+    """Prints a row for each program, ours first, and by how much ours is faster or slower than the best of the others."""
+    ours, others = programs[0], programs[1:]
+    print(f"{'program':32} {'fastest ms':>11} {'median ms':>11} {'tokens/s':>10}")
+    for program in programs:
+        best = min(program.steps)
+        print(f"{program.name:32} {best:11.1f} {statistics.median(program.steps):11.1f} {1e3 * tokens / best:10.1f}")
+    fastest = min(min(p.steps) for p in others) / min(ours.steps)
+    median = min(statistics.median(p.steps) for p in others) / statistics.median(ours.steps)
+    print(f"gated.cu's speed over the other's: {fastest:.2f}x (fastest steps), {median:.2f}x (medians)")
+    return fastest, median
