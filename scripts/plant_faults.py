@@ -86,7 +86,7 @@ layers/model.cu
   weights.initialise(«seed => 1337»);
 layers/parameters.cu
   stream_of(Purpose::init, «hash_of(p.name) => p.offset»);
-  float(p.init.value * «draw.z[k] => draw.z[0]»);
+  init.value * «draw.z[1] => draw.z[0]»};
 training/optimizer.cuh
   list.push_back({p.offset, p.size, «p.decay == Decay::yes => true»});
 
@@ -111,7 +111,7 @@ layers/block_parts.cuh
   b.clip_branch = «model.clip_output => model.clip_residual»;
   host_log(double(«model.context => model.attention.D»)));
   a.eps = «model.norm.rms_epsilon() => model.norm.epsilon()»;
-  WindowLayers::even && «layer % 2 == 1 => layer % 2 == 0») a.window
+  attention_before(layer) «% 2 == 1 => % 2 == 0») a.window
   b.clip_residual = «model.clip_residual => model.clip_output»;
   a.rope = «model.position == Position::rope => true»;
   a.zero_centred = «model.norm.zero_centred => false»;
@@ -322,7 +322,7 @@ training/presets.cpp
   with(qwen, {«"--rope-theta=1e6" => "--rope-theta=1e5"»})},
   "P1's dense 1.7B, 28 layers", «qwen => with(qwen, {"--rope-theta=1e6"})»},
   {"--heads=8", «"--kv-heads=2" => "--kv-heads=4"»,
-  "--kv-heads=2", «"--head-dim=256" => "--head-dim=128"»})}};
+  "--kv-heads=2", «"--head-dim=256" => "--head-dim=128"»});
 
 [FLOPs and memory]
 layers/linear.cuh
