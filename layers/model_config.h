@@ -28,7 +28,7 @@ struct ModelConfig {
   float clip_output = 0, clip_residual = 0;  // 0: no clipping
   float dropout = 0;
 
-  // Is a layer softmax attention, and the how manyth is it of those?
+  // Is a layer softmax attention, and how many layers before it are?
   bool attends(size_t layer) const {
     return mixer == MixerKind::attention || (mixer == MixerKind::hybrid && (layer + 1) % attention_every == 0);
   }

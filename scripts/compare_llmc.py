@@ -24,13 +24,12 @@ import signal
 import subprocess
 import tempfile
 
-from side_by_side import Program, environment, in_turns, our_program, refuse, table, threads_option
+from side_by_side import WAITING, Program, environment, in_turns, our_program, refuse, table, threads_option
 
 B, T = 4, 64
 LAYERS, CHANNELS, HEADS, CONTEXT = 12, 768, 12, 1024
 VOCAB, PADDED_VOCAB = 50257, 50304
 SHARD = "dev/data/tinyshakespeare/tiny_shakespeare_%s.bin"  # where train_gpt2.c looks for tokens
-WAITING = {"default waiting": {}, "short spinning": {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}}
 
 
 # ---- what train_gpt2.c reads: 256 int32 of header, then the payload

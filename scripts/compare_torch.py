@@ -14,11 +14,10 @@ import string
 import sys
 import tempfile
 
-from side_by_side import ROOT, Program, environment, in_turns, our_program, refuse, table, threads_option
+from side_by_side import ROOT, WAITING, Program, environment, in_turns, our_program, refuse, table, threads_option
 
 # model, sequences, tokens of a sequence, steps of a run
 SHAPES = [("gpt2-124m", 4, 64, 6), ("gpt2-124m", 4, 256, 4), ("gpt2-124m", 1, 1024, 4), ("tiny", 16, 128, 60)]
-WAITING = {"default waiting": {}, "short spinning": {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}}
 
 
 def main():

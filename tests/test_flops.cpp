@@ -66,6 +66,10 @@ const Line lines[] = {
     {"--mixer=gated-delta", 4 * (linear_weights + ffn) + embed, 4 * rule, 9 * 128 + 4 * (256 * 4 + 8 + 32)},
     {"--mixer=hybrid", 3 * linear_weights + attention_weights + 4 * ffn + embed, 3 * rule + 128 * 64,
      9 * 128 + 3 * (256 * 4 + 8 + 32) + 2 * 32},
+    // Of layers 3 and 7, which attend, the first has the window.
+    {"--mixer=hybrid --layers=8 --window=32 --window-layers=even",
+     6 * linear_weights + 2 * attention_weights + 8 * ffn + embed, 6 * rule + 128 * 28 + 128 * 64,
+     17 * 128 + 6 * (256 * 4 + 8 + 32) + 4 * 32},
     {"--context=64", plain, 4 * 128 * 32, norms},
     // In a window of W of T tokens the first W queries see W/2 keys in the mean, and the others W: W - W^2/2T.
     {"--window=32", plain, 4 * 128 * 28, norms},

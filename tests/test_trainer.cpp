@@ -154,6 +154,8 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
     REQUIRE(fingerprint_after(with) != fingerprint_after(with + f.name + "=" + other.at(f.name)));
   }
   REQUIRE(fingerprint_after("") != fingerprint_after("--seed=6"));
+  const std::string linear = "--mixer=gated-delta --norm=none ";  // whose only root is that of the norm of its output
+  REQUIRE(fingerprint_after(linear) != fingerprint_after(linear + "--norm-eps=0.1"));
   const std::string dyt = "--norm=dyt --dyt-alpha=";
   REQUIRE(fingerprint_after(dyt + "0.5,0.9") != fingerprint_after(dyt + "0.5"));  // in the norms that attention reads
   REQUIRE(fingerprint_after(dyt + "0.5,0.9") != fingerprint_after(dyt + "0.9"));
