@@ -421,19 +421,18 @@ void gated_delta_chunk_forward_cpu(const GatedDeltaOut& out, const GatedDeltaIn&
                                    Context& ctx) {
   using namespace gated_delta_chunk_cpu;
   float* const scratch = ctx.scratch(gated_delta_chunk_forward_cpu_scratch(s) / sizeof(float));
-#pragma omp parallel for schedule(dynamic)
-  for (size_t n = 0; n < s.B * s.Hk; n++)
-    forward_group(out, in, s, Workspace(scratch + Workspace::floats(s) * omp_get_thread_num(), s), n / s.Hk, n % s.Hk);
+  gated_delta_cpu::for_each_key_head<Workspace>(scratch, s, [&](const Workspace& workspace, size_t b, size_t hk) {
+    forward_group(out, in, s, workspace, b, hk);
+  });
 }
 
 void gated_delta_chunk_backward_cpu(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back,
                                     const GatedDeltaIn& in, const GatedDeltaShape& s, Context& ctx) {
   using namespace gated_delta_chunk_cpu;
   float* const scratch = ctx.scratch(gated_delta_chunk_backward_cpu_scratch(s) / sizeof(float));
-#pragma omp parallel for schedule(dynamic)
-  for (size_t n = 0; n < s.B * s.Hk; n++)
-    backward_group(out, back, in, s, Workspace(scratch + Workspace::floats(s) * omp_get_thread_num(), s), n / s.Hk,
-                   n % s.Hk);
+  gated_delta_cpu::for_each_key_head<Workspace>(scratch, s, [&](const Workspace& workspace, size_t b, size_t hk) {
+    backward_group(out, back, in, s, workspace, b, hk);
+  });
 }
 
 }  // namespace gated

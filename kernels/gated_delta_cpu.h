@@ -1,5 +1,7 @@
 // gated_delta on a CPU: what kernels/gated_delta_cpu.cpp and kernels/gated_delta_chunk_cpu.cpp share.
 #pragma once
+#include <omp.h>
+
 #include <algorithm>
 
 #include "core/simd.h"
@@ -47,6 +49,16 @@ vec chains_sums(Piece piece) {
   if constexpr (pieces == 1) return sum[0];
   if constexpr (pieces == 2) return sum[0] + sum[1];
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// ---- threads share the key heads of all sequences
+
+// body(workspace, b, hk); the scratch holds a Workspace for every thread.
+template <class Workspace, class Body>
+void for_each_key_head(float* scratch, const GatedDeltaShape& s, Body body) {
+#pragma omp parallel for schedule(dynamic)
+  for (size_t n = 0; n < s.B * s.Hk; n++)
+    body(Workspace(scratch + Workspace::floats(s) * omp_get_thread_num(), s), n / s.Hk, n % s.Hk);
 }
 
 }  // namespace gated::gated_delta_cpu
