@@ -7,6 +7,7 @@
 //        +-> v -(g2)------------------+
 //
 //   --attn=g1..g5  a gate (layers/gate.cuh) at one of the five places, arXiv 2505.06708
+//   --head-experts several matrices for each head of v, or of k and v (layers/head_experts.cuh), before g2 and g3
 //   --attn-score   softmax, or a sigmoid of each score alone                        kernels/attention.cu
 //   --attn-sink    a learnable logit per head, or a learnable key and value         kernels/sinks.cu
 //   --window       how far back a query sees                                        kernels/attention.cu
@@ -19,6 +20,7 @@
 #include "kernels/rope.h"
 #include "kernels/sinks.h"
 #include "layers/gate.cuh"
+#include "layers/head_experts.cuh"
 #include "layers/linear.cuh"
 #include "layers/mixer.h"
 
@@ -30,10 +32,12 @@ class Attention final : public Mixer {
       : config_(config),
         C_(C),
         wq_(C, config.H * config.D, config.bias != AttentionBias::none),
-        wk_(C, config.KVH * config.D, config.bias != AttentionBias::none),
-        wv_(C, config.KVH * config.D, config.bias != AttentionBias::none),
+        wk_(C, config.KVH * experts_of_k() * config.D, config.bias != AttentionBias::none),
+        wv_(C, config.KVH * experts_of_v() * config.D, config.bias != AttentionBias::none),
         wo_(config.H * config.D, C, config.bias == AttentionBias::all, config.out_init),
-        gate_(make_gate(config, C)) {}
+        gate_(make_gate(config, C)),
+        k_experts_(config.head_experts, "k", C, config.KVH, config.D),
+        v_experts_(config.head_experts, "v", C, config.KVH, config.D) {}
 
   const float* forward(const float* x, const Pass& pass) override {
     Range range("attention");
@@ -44,10 +48,10 @@ class Attention final : public Mixer {
     wk_.forward(k_, x, N, ctx);
     wv_.forward(v_, x, N, ctx);
     q_in_ = gated(GatePosition::g4, q_, pass);
-    k_in_ = gated(GatePosition::g3, k_, pass);
+    k_in_ = gated(GatePosition::g3, has_k_experts() ? k_experts_.forward(k_, x, N, ctx) : k_, pass);
     q_seen_ = norm_and_turn(q_turned_, q_r_, q_in_, q_norm_, config_.H, pass);
     k_seen_ = norm_and_turn(k_turned_, k_r_, k_in_, k_norm_, config_.KVH, pass);
-    v_seen_ = gated(GatePosition::g2, v_, pass);
+    v_seen_ = gated(GatePosition::g2, has_v_experts() ? v_experts_.forward(v_, x, N, ctx) : v_, pass);
 
     const AttentionShape s = shape(pass.batch());
     if (config_.sink == AttentionSink::kv_bias) kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, s, ctx);
@@ -74,8 +78,11 @@ class Attention final : public Mixer {
     norm_and_turn_backward(dq_, q_norm_, q_in_, q_r_, config_.H, pass);
     norm_and_turn_backward(dk_, k_norm_, k_in_, k_r_, config_.KVH, pass);
     wq_.backward(dx, accumulate, gated_backward(GatePosition::g4, dq_, pass), x_, N, ctx);
-    wk_.backward(dx, Accumulate::yes, gated_backward(GatePosition::g3, dk_, pass), x_, N, ctx);
-    wv_.backward(dx, Accumulate::yes, gated_backward(GatePosition::g2, dv_, pass), x_, N, ctx);
+    const float *dk = gated_backward(GatePosition::g3, dk_, pass), *dv = gated_backward(GatePosition::g2, dv_, pass);
+    wk_.backward(dx, Accumulate::yes, has_k_experts() ? k_experts_.backward(dk, N, ctx) : dk, x_, N, ctx);
+    wv_.backward(dx, Accumulate::yes, has_v_experts() ? v_experts_.backward(dv, N, ctx) : dv, x_, N, ctx);
+    if (has_k_experts()) k_experts_.backward_hidden(dx, N, ctx);
+    if (has_v_experts()) v_experts_.backward_hidden(dx, N, ctx);
     if (has_gate()) gate_.backward_hidden(dx, N, ctx);
   }
 
@@ -88,6 +95,8 @@ class Attention final : public Mixer {
     wq_.parameters(visit, "q_proj");
     wk_.parameters(visit, "k_proj");
     wv_.parameters(visit, "v_proj");
+    if (has_k_experts()) k_experts_.parameters(visit);
+    if (has_v_experts()) v_experts_.parameters(visit);
     if (has_gate()) gate_.parameters(visit);
     wo_.parameters(visit, "o_proj");
     if (config_.qk_norm) {
@@ -105,8 +114,10 @@ class Attention final : public Mixer {
   void activations(const TensorVisitor& visit, BatchShape batch) override {
     const size_t B = batch.B, T = batch.T, H = config_.H, KVH = config_.KVH, D = config_.D;
     visit(q_, "q", {B, T, H, D});
-    visit(k_, "k", {B, T, KVH, D});
-    visit(v_, "v", {B, T, KVH, D});
+    visit(k_, "k", {B, T, KVH * experts_of_k(), D});
+    visit(v_, "v", {B, T, KVH * experts_of_v(), D});
+    if (has_k_experts()) k_experts_.activations(visit, batch.N());
+    if (has_v_experts()) v_experts_.activations(visit, batch.N());
     if (config_.qk_norm) {
       visit(q_r_, "q 1/rms", {B, T, H});
       visit(k_r_, "k 1/rms", {B, T, KVH});
@@ -130,6 +141,8 @@ class Attention final : public Mixer {
     visit(dq_, "d q", {B, T, H, D});
     visit(dk_, "d k", {B, T, KVH, D});
     visit(dv_, "d v", {B, T, KVH, D});
+    if (has_k_experts()) k_experts_.temporaries(visit, batch.N());
+    if (has_v_experts()) v_experts_.temporaries(visit, batch.N());
     if (config_.sink != AttentionSink::none) {
       visit(sink_p_, "attention to the sink", {B, H, T});
       visit(sink_ds_, "d logit of the sink", {B, H, T});
@@ -140,6 +153,8 @@ class Attention final : public Mixer {
   void scratch(ScratchPlan& plan, BatchShape batch) const override {
     const size_t N = batch.N(), H = config_.H;
     for (const Linear* linear : {&wq_, &wk_, &wv_, &wo_}) linear->scratch(plan, N);
+    if (has_k_experts()) k_experts_.scratch(plan, N);
+    if (has_v_experts()) v_experts_.scratch(plan, N);
     if (has_gate()) gate_.scratch(plan, N);
     plan.need(attention_forward_scratch(shape(batch), plan.device));
     plan.need(attention_backward_scratch(shape(batch), plan.device));
@@ -157,6 +172,10 @@ class Attention final : public Mixer {
 
  private:
   bool has_gate() const { return config_.gate_at != GatePosition::none; }
+  bool has_v_experts() const { return config_.head_experts.E > 0; }
+  bool has_k_experts() const { return has_v_experts() && config_.head_experts.of == HeadExpertsOf::kv; }
+  size_t experts_of_v() const { return has_v_experts() ? config_.head_experts.E : 1; }
+  size_t experts_of_k() const { return has_k_experts() ? config_.head_experts.E : 1; }
   static Gate make_gate(const AttentionConfig& c, size_t C) {
     const bool kv = c.gate_at == GatePosition::g2 || c.gate_at == GatePosition::g3;
     if (c.gate_at == GatePosition::g5) return Gate(c.gate, C, 1, C);
@@ -235,6 +254,7 @@ class Attention final : public Mixer {
   size_t C_;
   Linear wq_, wk_, wv_, wo_;
   Gate gate_;
+  HeadExperts k_experts_, v_experts_;
   Weight q_norm_, k_norm_, sink_, key_bias_, value_bias_, out_norm_;
 
   // What the forward leaves: tensors of its own, and where the value at each place of the picture lies.

@@ -44,6 +44,16 @@ struct GateConfig {
   GateOp op;
 };
 
+// ---- the experts of a head (layers/head_experts.cuh)
+
+enum class HeadExpertsOf { v, kv };
+
+struct HeadExpertsConfig {
+  size_t E = 0;  // matrices of a key/value head; 0: one, without a score
+  size_t k = 1;  // of them a token takes
+  HeadExpertsOf of = HeadExpertsOf::v;
+};
+
 // ---- attention (layers/attention.cuh)
 
 enum class GatePosition { none, g1, g2, g3, g4, g5 };
@@ -55,6 +65,7 @@ struct AttentionConfig {
   size_t H = 4, KVH = 2, D = 32;  // query heads, key and value heads, elements of a head
   GatePosition gate_at = GatePosition::none;
   GateConfig gate;
+  HeadExpertsConfig head_experts;
   AttentionScore score = AttentionScore::softmax;
   float score_bias = 0;  // of sigmoid attention
   AttentionSink sink = AttentionSink::none;

@@ -63,6 +63,8 @@ inline void check_sizes(const ModelConfig& c) {
   require(c.vocab <= size_t{1} << 31, "model: a vocabulary of %zu, expected at most 2147483648: token ids are int32",
           c.vocab);
   require(a.H % a.KVH == 0, "model: %zu query heads are no multiple of %zu key/value heads", a.H, a.KVH);
+  require(a.head_experts.k >= 1 && (a.head_experts.E == 0 || a.head_experts.k <= a.head_experts.E),
+          "model: a token takes %zu experts of a head, expected 1 to its %zu", a.head_experts.k, a.head_experts.E);
   require(l.Hv % l.Hk == 0, "model: %zu linear value heads are no multiple of %zu linear key heads", l.Hv, l.Hk);
   require(l.Dk <= 256, "model: %zu dimensions of a linear key head, expected at most 256", l.Dk);
   require(c.mixer != MixerKind::hybrid || c.attention_every <= c.layers,

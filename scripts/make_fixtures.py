@@ -132,7 +132,7 @@ DEFAULTS = {
     "norm": "rmsnorm", "norm-placement": "pre", "norm-weight": "plain", "norm-rank": "16",
     "norm-gate": "elementwise", "norm-gate-act": "sigmoid", "norm-gate-scale": "1",
     "attn": "full", "gate": "elementwise", "gate-op": "mul", "gate-act": "sigmoid",
-    "attn-score": "softmax", "attn-sink": "none", "sdpa-out": "plain", "window": "0",
+    "head-experts": "0", "head-experts-per-token": "1", "head-experts-of": "v", "attn-score": "softmax", "attn-sink": "none", "sdpa-out": "plain", "window": "0",
     "window-layers": "all", "qk-norm": "on", "attn-bias": "none", "position": "rope", "rope-theta": "10000",
     "rope-fraction": "1", "ffn": "swiglu", "gelu": "tanh", "ffn-bias": "off", "tied": "on",
     "embedding-scale": "off", "clip-residual": "0", "clip-output": "0",
@@ -207,13 +207,28 @@ def gate(f, weights, name, position, value, x):
     return value + score if f["gate-op"] == "add" else value * score
 
 
+def head_experts(made, logits, k):
+    """made (...,E,D), logits (...,E) to (...,D): the k experts of the largest scores, weighted by them (SwitchHead)"""
+    scores, chosen = torch.sigmoid(logits).topk(k, dim=-1)
+    return (scores[..., None] * made.take_along_dim(chosen[..., None], dim=-2)).sum(-2)
+
+
+def head_projection(f, weights, name, what, x, bias):
+    """Keys or values (B,T,K,D) of x, by one matrix a head or by experts."""
+    K, E, D = f.number("kv-heads"), f.number("head-experts"), f.number("head-dim")
+    if E == 0 or what not in f["head-experts-of"]:
+        return linear(weights, f"{name}.{what}_proj", x, K * D, bias).unflatten(-1, (K, D))
+    made = linear(weights, f"{name}.{what}_proj", x, K * E * D, bias).unflatten(-1, (K, E, D))
+    logits = linear(weights, f"{name}.{what}_select", x, K * E).unflatten(-1, (K, E))
+    return head_experts(made, logits, f.number("head-experts-per-token"))
+
+
 def attention_layer(f, weights, layer, x):
     name = f"model.layers.{layer}.self_attn"
-    H, K, D = f.number("heads"), f.number("kv-heads"), f.number("head-dim")
+    H, D = f.number("heads"), f.number("head-dim")
     bias = f["attn-bias"] != "none"
     q = linear(weights, f"{name}.q_proj", x, H * D, bias).unflatten(-1, (H, D))
-    k = linear(weights, f"{name}.k_proj", x, K * D, bias).unflatten(-1, (K, D))
-    v = linear(weights, f"{name}.v_proj", x, K * D, bias).unflatten(-1, (K, D))
+    k, v = (head_projection(f, weights, name, what, x, bias) for what in "kv")
     q, k, v = (gate(f, weights, name, at, y, x) for at, y in (("g4", q), ("g3", k), ("g2", v)))
     if f["qk-norm"] == "on":
         q = rms_norm(f, q, weights(f"{name}.q_norm.weight", D))
@@ -612,6 +627,12 @@ def op_fixtures():
         op.add(f"{case}, head", gated(scale * ACTIVATIONS[act](z_head)), x=x, z=z_head)
         op.add(f"{case}, shared", gated(scale * ACTIVATIONS[act](z).mean(1, keepdim=True)), x=x, z=z)
         op.add(f"{case}, static", gated(scale * ACTIVATIONS[act](theta)), x=x, theta=theta)
+
+    op = operation("head_experts")
+    N, H, E, D = 3, 2, 5, 4
+    x, z = op("x", N, H, E, D), op("z", N, H, E, scale=4)
+    for k in (1, 3, 5):
+        op.add(f"{k} of {E}", head_experts(x, z, k), x=x, z=z)
 
     n = 24
     op = operation("glu")

@@ -39,6 +39,9 @@ inline const std::vector<std::string>& small_models() {
       "--attn=g1 --gate-act=silu --sdpa-out=silu", "--attn=g1 --gate=static", "--attn=g2", "--attn=g2 --gate=headwise",
       "--attn=g3", "--attn=g3 --gate=headwise --qk-norm=off", "--attn=g4",
       "--attn=g4 --gate=headwise --qk-norm=off --position=none", "--attn=g5",
+      "--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv",
+      "--head-experts=4 --attn=g1 --attn-bias=qkv --norm=gated --norm-rank=3",
+      "--head-experts=2 --head-experts-per-token=2 --head-experts-of=kv --attn=g2 --qk-norm=off --kv-heads=1",
       "--sdpa-out=groupnorm --norm-weight=zero-centred",
 
       "--attn-sink=learned --attn-bias=all", "--attn-sink=learned --window=3 --window-layers=even --attn=g1",

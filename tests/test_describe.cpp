@@ -45,6 +45,9 @@ TEST_CASE("describe: gates add what the papers say", "[describe]") {
   REQUIRE(added("--attn=g1 --gate=headwise") == 1572864);
   REQUIRE(added("--attn=g2 --gate=headwise") == 196608);
   REQUIRE(added("--attn=g1 --gate=static") == 24 * 32 * 128);
+  // SwitchHead, "v, 1top1" and "kv, 4top4": one expert adds its score alone, as the gate of a head does.
+  REQUIRE(added("--head-experts=1") == 196608);
+  REQUIRE(added("--head-experts=4 --head-experts-per-token=4 --head-experts-of=kv") == 2 * (3 * 25165824 + 4 * 196608));
 }
 
 TEST_CASE("describe: flags after a preset change it, before or behind its name", "[describe]") {

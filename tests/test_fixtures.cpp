@@ -12,6 +12,7 @@
 #include "kernels/attention.h"
 #include "kernels/dyt.h"
 #include "kernels/glu.h"
+#include "kernels/head_experts.h"
 #include "kernels/layernorm.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/polynorm.h"
@@ -304,6 +305,22 @@ TEST_CASE("fixtures: gates", "[fixtures]") {
     static_gate_forward_ref(y.data(), x.data(), theta.data(), N, H * D, gate);
     static_gate_backward_ref(dx.data(), dtheta.data(), dy.data(), x.data(), theta.data(), N, H * D, gate);
     check("static", "dtheta", dtheta);
+  }
+  op.finish();
+}
+
+TEST_CASE("fixtures: head_experts", "[fixtures]") {
+  const size_t N = 3, H = 2, E = 5, D = 4;
+  Operation op("head_experts");
+  const Numbers x = op.input("x", N * H * E * D), z = op.input("z", N * H * E, 4), dy = op.input("dy", N * H * D);
+  for (size_t k : {1, 3, 5}) {
+    Numbers y(dy.size()), s(z.size()), dx(x.size()), dz(z.size());
+    head_experts_forward_ref(y.data(), s.data(), x.data(), z.data(), {N, H, D, E, k});
+    head_experts_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), s.data(), {N, H, D, E, k});
+    const std::string at = format("%zu of %zu: ", k, E);
+    op.check(at + "y", y);
+    op.check(at + "dx", dx);
+    op.check(at + "dz", dz);
   }
   op.finish();
 }

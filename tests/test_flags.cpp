@@ -78,6 +78,11 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(parse({"--steps"}) != "");
   REQUIRE(contains(parse({"--gate=headwise"}), "--attn=g1"));
   REQUIRE(contains(parse({"--norm-rank=8"}), "--norm=gated"));
+  REQUIRE(contains(parse({"--head-experts-per-token=2"}), "add --head-experts=E"));
+  REQUIRE(contains(parse({"--head-experts=0", "--head-experts-of=kv"}), "add --head-experts=E"));
+  REQUIRE(contains(parse({"--head-experts=33"}), "--head-experts=33: expected at most 32"));
+  REQUIRE(contains(parse({"--head-experts=2", "--head-experts-per-token=0"}), "--head-experts-per-token=0: expected"));
+  REQUIRE(contains(parse({"--mixer=gated-delta", "--head-experts=2"}), "--head-experts needs a layer with attention"));
   REQUIRE(contains(parse({"--resume"}), "--out"));
   REQUIRE(contains(parse({"--keep=3"}), "--out"));
   REQUIRE(contains(parse({"--val-data=a", "--val-fraction=0.2"}), "--val-fraction"));

@@ -54,6 +54,10 @@ const Line lines[] = {
     {"--attn=g3", plain + 4 * 64 * 128, sees, norms},
     {"--attn=g4", plain + 4 * 128 * 128, sees, norms},
     {"--attn=g5", plain + 4 * 128 * 128, sees, norms},
+    // A head's matrices are all computed, those too that a token does not take.
+    {"--head-experts=1", plain + 4 * 2 * 128, sees, norms},
+    {"--head-experts=4 --head-experts-per-token=2", plain + 4 * (3 * 64 + 2 * 4) * 128, sees, norms},
+    {"--head-experts=4 --head-experts-of=kv", plain + 4 * 2 * (3 * 64 + 2 * 4) * 128, sees, norms},
     {"--attn-bias=qkv", plain, sees, norms + 4 * 256},
     {"--attn-bias=all --ffn-bias=on", plain, sees, norms + 4 * (256 + 128 + 2 * 384 + 128)},
     {"--attn-sink=learned", plain, sees, norms + 4 * 4},

@@ -18,8 +18,9 @@ struct Factor {
 
 std::vector<Factor> factors() {
   const std::map<std::string, std::vector<std::string>> numbers = {
-      {"--window", {"0", "3"}},          {"--rope-fraction", {"1", "0.5"}}, {"--norm-gate-scale", {"1", "2"}},
-      {"--clip-residual", {"0", "0.7"}}, {"--clip-output", {"0", "0.3"}},   {"--dropout", {"0", "0.1"}}};
+      {"--window", {"0", "3"}},          {"--rope-fraction", {"1", "0.5"}},       {"--norm-gate-scale", {"1", "2"}},
+      {"--clip-residual", {"0", "0.7"}}, {"--clip-output", {"0", "0.3"}},         {"--dropout", {"0", "0.1"}},
+      {"--head-experts", {"0", "3"}},    {"--head-experts-per-token", {"1", "2"}}};
   std::vector<Factor> all;
   Config defaults;
   for (const Flag& f : list_flags(defaults)) {

@@ -195,6 +195,7 @@ TEST_CASE("model: sizes that cannot work are refused by the name of their flag",
   refused("--attn=g1 --gate=static --gate-act=silu", "--gate-act=silu");
   refused("--attn=g3 --gate=shared", "--attn=g3");
   refused("--attn=g5 --gate=shared", "--gate=shared");
+  refused("--head-experts=2 --head-experts-per-token=3", "--head-experts-per-token=3 is more than --head-experts=2");
   refused("--attn-score=sigmoid --attn-sink=learned", "--attn-sink");
   refused("--norm=gated --norm-gate-init=zero --norm-gate-act=tanh", "--norm-gate-act=tanh");
   refused("--norm=gated-dyt --norm-placement=post --norm-gate-act=silu", "--norm-placement=post");

@@ -11,7 +11,8 @@ using namespace gated;
 
 TEST_CASE("trainer: 20 steps have the same losses and weights on cpu and kernels", "[bitwise]") {
   for (const char* flags : {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated --norm-rank=3 --tied=off",
-                            "--attn=g1 --gate=headwise --ffn=glu", "--qk-norm=off --kv-heads=1"}) {
+                            "--attn=g1 --gate=headwise --ffn=glu", "--qk-norm=off --kv-heads=1",
+                            "--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv"}) {
     INFO(flags);
     const ModelConfig model = small_model(flags);
     const Config config = small_run(model, 20, model.tied ? 1 : 2);
@@ -23,6 +24,16 @@ TEST_CASE("trainer: 20 steps have the same losses and weights on cpu and kernels
     REQUIRE(expected[3 * 19] < expected[0]);  // it learns
     REQUIRE(a.trainer.validate(2) == b.trainer.validate(2));
   }
+}
+
+TEST_CASE("trainer: one expert of a head's values trains as a gate with one score a head", "[bitwise]") {
+  // Both models have the same tensors in the same order; the names of one of them differ, and with them its start.
+  Context cpu(Device::cpu);
+  Run gate(small_run(small_model("--attn=g2 --gate=headwise")), cpu),
+      experts(small_run(small_model("--head-experts=1")), cpu);
+  experts.trainer.model.weights.values.upload(gate.trainer.model.weights.values.download());
+  REQUIRE_BITWISE(gate.steps(20), experts.steps(20));
+  REQUIRE_BITWISE(gate.trainer.model.weights.values.download(), experts.trainer.model.weights.values.download());
 }
 
 TEST_CASE("trainer: the number of threads changes no bit", "[bitwise]") {
@@ -43,10 +54,11 @@ TEST_CASE("trainer: the number of threads changes no bit", "[bitwise]") {
 }
 
 TEST_CASE("trainer: a step allocates nothing, and takes the scratch that was planned", "[trainer]") {
-  for (const char* flags : {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated-dyt --norm-rank=3 --tied=off",
-                            "--norm=layernorm --position=learned --ffn-bias=on --attn-bias=all", "--norm=preaffine",
-                            "--norm=dyt --embedding-scale=on --ffn=polynorm", "--attn-sink=kv-bias --attn=g2",
-                            "--attn-sink=learned --sdpa-out=groupnorm"})
+  for (const char* flags :
+       {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated-dyt --norm-rank=3 --tied=off",
+        "--norm=layernorm --position=learned --ffn-bias=on --attn-bias=all", "--norm=preaffine",
+        "--norm=dyt --embedding-scale=on --ffn=polynorm", "--attn-sink=kv-bias --attn=g2",
+        "--attn-sink=learned --sdpa-out=groupnorm", "--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv"})
     for (Device device : {Device::cpu, kernel_device}) {
       INFO(flags << " on " << name_of(device));
       Config config = small_run(small_model(flags), 20, 2);
@@ -113,6 +125,8 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
                                                     {"--norm-gate-scale", "2"},
                                                     {"--dyt-alpha", "0.9"},
                                                     {"--attention-every", "2"},
+                                                    {"--head-experts", "2"},
+                                                    {"--head-experts-per-token", "2"},
                                                     {"--window", "3"},
                                                     {"--rope-theta", "100"},
                                                     {"--rope-fraction", "0.5"},
@@ -134,6 +148,7 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
   const std::map<std::string, std::string> room = {{"--norm-rank", "--norm=gated"},
                                                    {"--norm-gate-scale", "--norm=gated"},
                                                    {"--dyt-alpha", "--norm=dyt"},
+                                                   {"--head-experts-per-token", "--head-experts=3"},
                                                    {"--attention-every", "--mixer=hybrid --layers=3"}};
   const std::string base =
       "--data=bigram-backcopy --vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 "

@@ -22,8 +22,8 @@ std::vector<Needs> needs_of(const Config& c) {
                         m.attention.sdpa_out == SdpaOut::groupnorm;
   const bool has_gelu = m.ffn.kind == FfnKind::gelu || m.ffn.kind == FfnKind::geglu;
   const bool has_out = !c.out.empty();
-  return {{{"--attn", "--attn-score", "--attn-sink", "--sdpa-out", "--window", "--qk-norm", "--attn-bias",
-            "--rope-theta", "--rope-fraction"},
+  return {{{"--attn", "--head-experts", "--attn-score", "--attn-sink", "--sdpa-out", "--window", "--qk-norm",
+            "--attn-bias", "--rope-theta", "--rope-fraction"},
            m.has_attention(),
            "a layer with attention: add --mixer=hybrid, or leave --mixer=gated-delta out"},
           {{"--attention-every"}, m.mixer == MixerKind::hybrid, "--mixer=hybrid"},
@@ -34,6 +34,9 @@ std::vector<Needs> needs_of(const Config& c) {
           {{"--gate", "--gate-op", "--gate-act"},
            m.attention.gate_at != GatePosition::none,
            "a gated attention: add --attn=g1 (to g5)"},
+          {{"--head-experts-per-token", "--head-experts-of"},
+           m.attention.head_experts.E > 0,
+           "experts of a head: add --head-experts=E"},
           {{"--norm-rank", "--norm-gate", "--norm-gate-act", "--norm-gate-init", "--norm-gate-scale"},
            m.norm.with_gate(),
            "a norm with a gate: add --norm=gated or --norm=gated-dyt"},
@@ -116,6 +119,11 @@ void check_model_flags(const ModelConfig& m) {
             m.rope_fraction, a.D);
   }
   check_gate_flags(a);
+  require(
+      a.head_experts.E == 0 || a.head_experts.k <= a.head_experts.E,
+      "--head-experts-per-token=%zu is more than --head-experts=%zu: a token takes each of a head's experts at most "
+      "once",
+      a.head_experts.k, a.head_experts.E);
   require(a.score == AttentionScore::softmax || a.sink == AttentionSink::none,
           "--attn-score=sigmoid with an --attn-sink: sigmoid scores do not compete, so a sink has nothing to take; "
           "take --attn-sink=none");

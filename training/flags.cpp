@@ -122,6 +122,14 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
        {"ns-sigmoid", Activation::ns_sigmoid, "core/activation.cuh", "(1 + sigmoid z) / 2: never sparse"},
        {"identity", Activation::identity, "core/activation.cuh", "z"}},
       "activation of attention's gate");
+  t.number("--head-experts", a.head_experts.E, between<size_t>(0, 32),
+           "SwitchHead: matrices of each key/value head, mixed by a token's scores; 0: one, without a score");
+  t.number("--head-experts-per-token", a.head_experts.k, between<size_t>(1, 32),
+           "of them a token takes so many, those of the largest score");
+  t.choice<HeadExpertsOf>("--head-experts-of", a.head_experts.of,
+                          {{"v", HeadExpertsOf::v, "layers/head_experts.cuh", "of values"},
+                           {"kv", HeadExpertsOf::kv, "layers/head_experts.cuh", "of keys too, chosen on their own"}},
+                          "what they are matrices of");
   t.choice<AttentionScore>(
       "--attn-score", a.score,
       {{"softmax", AttentionScore::softmax, "kernels/attention.cu", "weights that add up to 1"},

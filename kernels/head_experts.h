@@ -1,0 +1,45 @@
+// head_experts: a head's value as the weighted sum of what its chosen experts make. What it computes, and how:
+// kernels/head_experts.cu
+#pragma once
+#include "core/context.cuh"
+
+namespace gated {
+
+struct HeadExpertsShape {
+  size_t N, H, D;  // tokens, heads, elements of a head
+  size_t E;        // experts of a head, at most 32
+  size_t k;        // how many of them a token takes, 1 to E
+};
+
+// x (N,H,E,D): what each expert makes of a token. z (N,H,E): logits. Writes y (N,H,D) and, for the backward, s (N,H,E): the
+// score of an expert that was chosen, -1 of one that was not. s may be z.
+void head_experts_forward(float* y, float* s, const float* x, const float* z, const HeadExpertsShape& shape,
+                          Context& ctx);
+// dx (N,H,E,D) and dz (N,H,E) are written: 0 where an expert was not chosen. dz may be s.
+void head_experts_backward(float* dx, float* dz, const float* dy, const float* x, const float* s,
+                           const HeadExpertsShape& shape, Context& ctx);
+
+template <class T>
+void head_experts_forward_ref(T* y, T* s, const T* x, const T* z, const HeadExpertsShape& shape);
+template <class T>
+void head_experts_backward_ref(T* dx, T* dz, const T* dy, const T* x, const T* s, const HeadExpertsShape& shape);
+
+// Their twins for training on the CPU: kernels/head_experts_cpu.cpp
+void head_experts_forward_cpu(float* y, float* s, const float* x, const float* z, const HeadExpertsShape& shape);
+void head_experts_backward_cpu(float* dx, float* dz, const float* dy, const float* x, const float* s,
+                               const HeadExpertsShape& shape);
+
+// Replaces the scores of one head's E experts by -1 where they are not chosen. Both twins choose with it.
+template <class T>
+void head_experts_choose(T* scores, size_t E, size_t k) {
+  bool chosen[32];
+  for (size_t e = 0; e < E; e++) {
+    size_t before = 0;
+    for (size_t f = 0; f < E; f++) before += scores[f] > scores[e] || (scores[f] == scores[e] && f < e);
+    chosen[e] = before < k;
+  }
+  for (size_t e = 0; e < E; e++)
+    if (!chosen[e]) scores[e] = T(-1);
+}
+
+}  // namespace gated

@@ -1,0 +1,164 @@
+// head_experts: the reference against finite differences and by hand, which experts are chosen, one expert against a gate,
+// the kernels against the reference.
+#include "kernels/head_experts.h"
+
+#include "kernels/gate.h"
+#include "tests/harness.h"
+
+using namespace gated;
+
+namespace {
+
+template <class T>
+struct Result {
+  std::vector<T> y, s, dx, dz;
+};
+
+template <class T>
+Result<T> reference(const std::vector<T>& x, const std::vector<T>& z, const std::vector<T>& dy,
+                    const HeadExpertsShape& shape) {
+  Result<T> r = {std::vector<T>(dy.size(), T(NAN)), std::vector<T>(z.size(), T(NAN)), std::vector<T>(x.size(), T(NAN)),
+                 std::vector<T>(z.size(), T(NAN))};
+  head_experts_forward_ref(r.y.data(), r.s.data(), x.data(), z.data(), shape);
+  head_experts_backward_ref(r.dx.data(), r.dz.data(), dy.data(), x.data(), r.s.data(), shape);
+  return r;
+}
+
+// Which experts of one head are chosen, by logits: "+" or "-" each.
+std::string chosen(const std::vector<float>& z, size_t k) {
+  std::vector<float> s(z.size()), x(z.size(), 1.0f), y(1);
+  head_experts_forward_ref(y.data(), s.data(), x.data(), z.data(), {1, 1, 1, z.size(), k});
+  std::string text;
+  for (float score : s) text += score == -1.0f ? "-" : "+";
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("head_experts: gradients against finite differences", "[gradcheck]") {
+  for (auto [E, k] : {std::pair<size_t, size_t>{1, 1}, {4, 2}, {3, 3}, {5, 1}}) {
+    INFO(k << " of " << E << " experts");
+    const size_t N = 3, H = 2, D = 5;
+    const HeadExpertsShape shape = {N, H, D, E, k};
+    const auto x = random_values<double>(N * H * E * D, 1), dy = random_values<double>(N * H * D, 3);
+    // Logits of a head lie at least 0.2 apart, so that a step of the differences does not change the choice.
+    auto z = random_values<double>(N * H * E, 2, 0.1);
+    for (size_t i = 0; i < z.size(); i++) z[i] += 0.4 * double((i * 2 + i / E) % 5) - 0.8;
+    const Result<double> r = reference(x, z, dy, shape);
+    std::vector<double> y(dy.size()), s(z.size());
+    auto loss = [&](const std::vector<double>& x, const std::vector<double>& z) {
+      head_experts_forward_ref(y.data(), s.data(), x.data(), z.data(), shape);
+      return dot(y, dy);
+    };
+    check_gradient(
+        "x", [&](auto& v) { return loss(v, z); }, x, r.dx);
+    check_gradient(
+        "z", [&](auto& v) { return loss(x, v); }, z, r.dz);
+    for (size_t e = 0; e < s.size(); e++) REQUIRE((r.s[e] == -1) == (r.dz[e] == 0));
+  }
+}
+
+TEST_CASE("head_experts: the k largest scores, of two equal ones the lower expert", "[head_experts]") {
+  REQUIRE(chosen({0.1f, 0.4f, -0.2f, 0.3f}, 1) == "-+--");
+  REQUIRE(chosen({0.1f, 0.4f, -0.2f, 0.3f}, 2) == "-+-+");
+  REQUIRE(chosen({0.1f, 0.4f, -0.2f, 0.3f}, 3) == "++-+");
+  REQUIRE(chosen({0.1f, 0.4f, -0.2f, 0.3f}, 4) == "++++");
+  REQUIRE(chosen({0.5f, 0.5f, 0.5f}, 2) == "++-");
+  REQUIRE(chosen({0.0f, -0.0f}, 1) == "+-");
+  REQUIRE(chosen({0.2f, 0.5f, 0.5f, 0.5f}, 2) == "-++-");
+  REQUIRE(chosen({50.0f, 60.0f}, 1) == "+-");      // both scores are 1
+  REQUIRE(chosen({-200.0f, -300.0f}, 1) == "+-");  // and both 0, which is a score
+  REQUIRE(chosen({1.0f, NAN, 2.0f}, 1) == "-++");
+}
+
+TEST_CASE("head_experts: the weighted sum in ascending order, and weights that are not normalised", "[bitwise]") {
+  const size_t D = 3, E = 4;
+  const auto x = random_values<float>(E * D, 1), dy = random_values<float>(D, 2);
+  const std::vector<float> z = {-3.0f, 0.5f, 2.0f, 1.0f};
+  const Result<float> r = reference(x, z, dy, {1, 1, D, E, 3});
+  const float s1 = exact_sigmoid(0.5f), s2 = exact_sigmoid(2.0f), s3 = exact_sigmoid(1.0f);
+  REQUIRE_BITWISE((std::vector<float>{-1.0f, s1, s2, s3}), r.s);
+  for (size_t d = 0; d < D; d++) {
+    const float y = fused(x[3 * D + d], s3, fused(x[2 * D + d], s2, x[D + d] * s1));
+    REQUIRE(r.y[d] == y);
+    REQUIRE(r.dx[d] == 0);
+    REQUIRE(r.dx[D + d] == dy[d] * s1);
+  }
+  REQUIRE(r.dz[0] == 0);
+}
+
+TEST_CASE("head_experts: one expert is a gate with one score a head", "[bitwise]") {
+  const size_t N = 5, H = 3;
+  for (size_t D : {2, 7, 32, 131}) {
+    const size_t n = N * H * D;
+    const auto x = random_values<float>(n, 1), z = random_values<float>(N * H, 2, 4.0f),
+               dy = random_values<float>(n, 3);
+    const Result<float> r = reference(x, z, dy, {N, H, D, 1, 1});
+    std::vector<float> y(n), dx(n), dz(N * H);
+    gate_forward_ref(y.data(), x.data(), z.data(), N, H * D, D, GateOp{});
+    gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H * D, D, GateOp{});
+    REQUIRE_BITWISE(y, r.y);
+    REQUIRE_BITWISE(dx, r.dx);
+    REQUIRE_BITWISE(dz, r.dz);
+  }
+}
+
+TEST_CASE("head_experts: what the program runs equals the reference bit for bit", "[bitwise]") {
+  const HeadExpertsShape shapes[] = {{7, 2, 6, 3, 2},  {1, 1, 1, 1, 1},   {0, 2, 8, 4, 2},     {33, 3, 32, 8, 8},
+                                     {9, 1, 13, 5, 1}, {4, 2, 131, 4, 3}, {3, 2, 260, 32, 31}, {5, 4, 64, 17, 4}};
+  for (const HeadExpertsShape& shape : shapes) {
+    const auto [N, H, D, E, k] = shape;
+    INFO("N " << N << " H " << H << " D " << D << ", " << k << " of " << E << " experts");
+    auto x = random_values<float>(N * H * E * D, 1, 3.0f), z = random_values<float>(N * H * E, 2, 20.0f);
+    const auto dy = random_values<float>(N * H * D, 3);
+    const float extremes[] = {100.0f, -110.0f, 0.0f, -0.0f, 50.0f, 60.0f};  // and with them equal scores
+    for (size_t i = 0; i < 6 && i < z.size(); i++) z[i] = extremes[i];
+    for (size_t i = 0; i < 6 && 3 * i < x.size(); i++) x[3 * i] = extremes[i];
+    const Result<float> r = reference(x, z, dy, shape);
+    on_every_device([&](Context& ctx) {
+      Guarded gx(ctx, x), gz(ctx, z), gdy(ctx, dy), gy(ctx, dy.size()), gs(ctx, z.size()), gdx(ctx, x.size()),
+          gdz(ctx, z.size());
+      head_experts_forward(gy, gs, gx, gz, shape, ctx);
+      head_experts_backward(gdx, gdz, gdy, gx, gs, shape, ctx);
+      REQUIRE_BITWISE(r.y, gy.download());
+      REQUIRE_BITWISE(r.s, gs.download());
+      REQUIRE_BITWISE(r.dx, gdx.download());
+      REQUIRE_BITWISE(r.dz, gdz.download());
+
+      Guarded over(ctx, z), y(ctx, dy.size()), dx(ctx, x.size());
+      head_experts_forward(y, over, gx, over, shape, ctx);
+      REQUIRE_BITWISE(r.s, over.download());
+      head_experts_backward(dx, over, gdy, gx, over, shape, ctx);
+      REQUIRE_BITWISE(r.y, y.download());
+      REQUIRE_BITWISE(r.dx, dx.download());
+      REQUIRE_BITWISE(r.dz, over.download());
+      REQUIRE(ctx.most_scratch_used() == 0);
+    });
+  }
+}
+
+TEST_CASE("head_experts: what was not chosen is not looked at, and a NaN shows", "[bitwise]") {
+  const HeadExpertsShape shape = {1, 1, 8, 3, 1};
+  std::vector<float> x(24, NAN), y(8);
+  for (size_t d = 0; d < 8; d++) x[8 + d] = float(d);
+  on_every_device([&](Context& ctx) {
+    Guarded gx(ctx, x), gz(ctx, {0.0f, 1.0f, -1.0f}), with_nan(ctx, {0.0f, 1.0f, NAN}), gy(ctx, 8), gs(ctx, 3);
+    head_experts_forward(gy, gs, gx, gz, shape, ctx);
+    for (size_t d = 0; d < 8; d++) y[d] = float(d) * exact_sigmoid(1.0f);
+    REQUIRE_BITWISE(y, gy.download());
+    head_experts_forward(gy, gs, gx, with_nan, shape, ctx);
+    for (float v : gy.download()) REQUIRE(std::isnan(v));
+  });
+}
+
+TEST_CASE("head_experts: what is refused") {
+  Context cpu(Device::cpu);
+  auto forward = [&](size_t E, size_t k) {
+    head_experts_forward(nullptr, nullptr, nullptr, nullptr, {0, 1, 4, E, k}, cpu);
+  };
+  REQUIRE_THROWS_WITH(forward(0, 1), "head_experts_forward: 0 experts of a head, expected 1 to 32");
+  REQUIRE_THROWS_WITH(forward(33, 1), "head_experts_forward: 33 experts of a head, expected 1 to 32");
+  REQUIRE_THROWS_WITH(forward(4, 0), "head_experts_forward: a token takes 0 experts, expected 1 to the 4 of a head");
+  REQUIRE_THROWS_WITH(forward(4, 5), "head_experts_forward: a token takes 5 experts, expected 1 to the 4 of a head");
+  REQUIRE_THROWS_AS(head_experts_backward(nullptr, nullptr, nullptr, nullptr, nullptr, {0, 1, 4, 4, 5}, cpu), Error);
+}
