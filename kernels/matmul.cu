@@ -30,6 +30,7 @@
 #include "core/launch_shape.cuh"
 #include "core/math.cuh"
 #include "core/quad.cuh"
+#include "kernels/matmul_tile.cuh"
 
 namespace gated {
 
@@ -77,226 +78,29 @@ void matmul_ref(T* C, const T* A, const T* B, size_t M, size_t N, size_t K, Layo
 }
 IN_FLOAT_AND_DOUBLE(matmul_ref);
 
-// ---- kernel
-//
-// One thread an element would read 2K numbers for K multiply-adds, and memory would be the limit. So a block owns a tile
-// of C, BM by BN, and walks along k in strips of 16. At each step it brings the strip of A (BM rows) and of B (BN columns)
-// into shared memory once, and every number there serves a whole row or column of the tile:
-//
-//                                      N
-//                         +-------------------------+
-//                         |        |  B   |         |    of B: BN columns, 16 of k at a time
-//                       K |        |strip |         |
-//                         |        |  |   |         |
-//                         |        |  v   |         |
-//                         +-------------------------+
-//            K
-//      +-----------+      +-------------------------+
-//      |           |      |        .      .         |
-//      |-----------|      |........+------+         |
-//    M | A strip ->|      |        | tile |         |    of C: BM x BN, one block
-//      |-----------|      |........+------+         |
-//      |           |      |                         |
-//      +-----------+      +-------------------------+
-//
-// An element of A is read from memory N/BN times instead of N times, one of B M/BM times.
-//
-// From shared memory to registers the same idea once more: a thread owns TM by TN elements of the tile, and for every k
-// reads TM numbers of A and TN of B for TM*TN multiply-adds. Its elements are squares of 4 x 4, spread over the tile, so
-// that neighbouring threads read neighbouring quads. In the large tile (128 x 128, 256 threads as 16 x 16, 8 x 8 elements
-// each) the thread at ty 1, tx 2 owns the four squares marked #; for every k it reads two quads of A and two of B, and
-// multiplies each with each:
-//
-//                   columns 0..63, in fours:     columns 64..127, in fours:
-//               tx  0   1   2   3  ...  15        0   1   2   3  ...  15
-//                 +---+---+---+---+---+---+     +---+---+---+---+---+---+
-//          ty  0  |   |   |   |   |   |   |     |   |   |   |   |   |   |
-//    rows      1  |   |   | # |   |   |   | <-- |   |   | # |   |   |   | <-- one quad of A: rows 4..7 of the tile
-//    0..63    ... |   |   |   |   |   |   |     |   |   |   |   |   |   |
-//             15  |   |   |   |   |   |   |     |   |   |   |   |   |   |
-//                 +---+---+---+---+---+---+     +---+---+---+---+---+---+
-//          ty  0  |   |   |   |   |   |   |     |   |   |   |   |   |   |
-//    rows      1  |   |   | # |   |   |   | <-- |   |   | # |   |   |   | <-- the other one: rows 68..71
-//    64..127  ... |   |   |   |   |   |   |     |   |   |   |   |   |   |
-//             15  |   |   |   |   |   |   |     |   |   |   |   |   |   |
-//                 +---+---+---+---+---+---+     +---+---+---+---+---+---+
-//                           ^ one quad of B:              ^ the other one:
-//                             columns 8..11                 columns 72..75
-//
-// Strips lie in shared memory k-major whatever their layout: strip[k][row], with `pitch` floats from one k to the next. An
-// operand in which memory runs along k is turned on the way: a thread has four neighbouring k of one row, and a warp writes
-// 8 rows of k 0, 4, 8 and 12 at a time. With a pitch of 128 all four would meet in the same 8 of the 32 banks. With 132 they
-// fall on 16, two threads on each.
-//
-// Two pairs of strips take turns, so that one barrier a strip is enough:
-//
-//     registers -> pair 0 | barrier | memory -> registers, multiply pair 0
-//     registers -> pair 1 | barrier | memory -> registers, multiply pair 1
-//     registers -> pair 0 | ...
-//
-// The barrier says that the pair is complete. The write to pair 0 that follows needs no second barrier: a thread is there
-// only after the barrier of pair 1, and no thread passes that one before it has multiplied pair 0. While a strip is
-// multiplied, the next one is on its way from memory to registers, and nobody waits for it.
+// ---- kernel: the tile of a block is in kernels/matmul_tile.cuh
 
-constexpr int strip_depth = 16;
-static_assert(matmul_slice % strip_depth == 0, "a slice is a whole number of strips, so the walk goes straight on");
-
-// One operand's strip, `rows` (of A, or columns of B) by strip_depth, on its way through a thread's registers.
-// k_contiguous: memory runs along k. aligned: the lines of memory begin on 16-byte boundaries. A Quad is four neighbouring
-// floats, moved by one 16-byte access where they are aligned (core/quad.cuh).
-template <int rows, int threads, bool k_contiguous, bool aligned>
-struct MatmulStrip {
-  static constexpr int pitch = rows + 4;  // keeps 16-byte boundaries
-  static constexpr int floats = strip_depth * pitch;
-  static constexpr int quads = rows * strip_depth / 4 / threads;        // of a thread
-  static constexpr int line = (k_contiguous ? strip_depth : rows) / 4;  // quads of the strip along memory
-  static_assert(quads * threads * 4 == rows * strip_depth && threads % line == 0);
-
-  const float* matrix;
-  size_t ld, at;  // at: this thread's first element of the strip to fetch next
-  int rows_left;  // of the matrix, from the strip's first row on
-  Quad next[quads];
-
-  __device__ MatmulStrip(Matrix<const float> m, size_t row0, size_t count, size_t k0)
-      : matrix(m.data), ld(m.ld), rows_left(count - row0 < rows ? int(count - row0) : rows) {
-    const size_t row = row0 + row_of(0), k = k0 + k_of(0);
-    at = k_contiguous ? row * ld + k : k * ld + row;
-  }
-
-  // Where in the strip this thread's q-th quad lies: its first row and k. Neighbouring threads take neighbours in memory.
-  __device__ static int row_of(int q) {
-    return k_contiguous ? threadIdx.x / line + q * (threads / line) : threadIdx.x % line * 4;
-  }
-  __device__ static int k_of(int q) {
-    return k_contiguous ? threadIdx.x % line * 4 : threadIdx.x / line + q * (threads / line);
-  }
-
-  // Elements past the last row, or at k_left and beyond, become 0: no output that is kept depends on them.
-  __device__ void fetch(int k_left) {
-#pragma unroll
-    for (int q = 0; q < quads; q++) {
-      const int row = row_of(q), k = k_of(q), count = k_contiguous ? k_left - k : rows_left - row;
-      next[q] = {};
-      if (row >= rows_left || k >= k_left) continue;
-      const float* from = matrix + at + q * (threads / line) * ld;
-      next[q] = aligned && count >= 4 ? load_quad<true>(from, 0, 4) : load_quad<false>(from, 0, count);
-    }
-    at += k_contiguous ? strip_depth : strip_depth * ld;
-  }
-
-  __device__ void store(float* shared) const {
-#pragma unroll
-    for (int q = 0; q < quads; q++) {
-      float* to = shared + k_of(q) * pitch + row_of(q);
-      if constexpr (k_contiguous)
-        for (int i = 0; i < 4; i++) to[i * pitch] = next[q].v[i];
-      else
-        store_quad<true>(to, 0, 4, next[q]);
-    }
-  }
-};
-
-// What a launch works on. A block goes through all slices of k and keeps their sum in C; or, side by side, block z computes
-// slice first + z alone and leaves it in a matrix of its own, the z-th from C.data on. bias, and what accumulates, joins the
-// sum of all slices: so a C that is accumulated to has one slice, or is scratch that joins the real one later.
+// What a launch works on. A block goes through all slices of k, whose sum grows in C, or in `sum` where C is added to. Or, side
+// by side, block z computes slice first + z alone and leaves it in a matrix of its own, the z-th from C.data on.
 struct MatmulJob {
-  Matrix<float> C;
+  Matrix<float> C, sum;
   Matrix<const float> A, B;
   const float* bias;
   size_t M, N, K;
   bool accumulate, side_by_side;
   size_t first;  // slice
-  bool aligned;  // the rows of C and bias begin on 16-byte boundaries
+  bool aligned;  // the rows of C, sum and bias begin on 16-byte boundaries
 };
-
-// row[n..n+3] + q
-__device__ inline Quad matmul_add(const float* row, size_t n, size_t N, Quad q, bool aligned) {
-  const Quad r = load_quad_inside(row, n, N, aligned);
-  for (int j = 0; j < 4; j++) q.v[j] = r.v[j] + q.v[j];
-  return q;
-}
 
 template <Layout layout, int BM, int BN, int TM, int TN, bool aligned>
 __global__ void __launch_bounds__(BM / TM * BN / TN, 2) matmul_kernel(MatmulJob job) {
-  constexpr int threads = BM / TM * BN / TN;
-  using StripA = MatmulStrip<BM, threads, layout != Layout::tn, aligned>;
-  using StripB = MatmulStrip<BN, threads, layout == Layout::nt, aligned>;
-  STATIC_SHARED(float, a_shared, [2][StripA::floats]);
-  STATIC_SHARED(float, b_shared, [2][StripB::floats]);
   const size_t m0 = size_t(blockIdx.x) * BM, n0 = size_t(blockIdx.y) * BN;
-
-  // A warp is 4 threads high and 8 wide: it reads few distinct quads of shared memory, 4 of A and 8 of B.
-  constexpr int warps_across = BN / TN / 8;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int ty = warp / warps_across * 4 + lane / 8, tx = warp % warps_across * 8 + lane % 8;
-  auto row_of = [&](int square) { return square * (4 * BM / TM) + ty * 4; };
-  auto col_of = [&](int square) { return square * (4 * BN / TN) + tx * 4; };
-
-  float chain[TM][TN] = {};  // in registers: every index below is a constant once its loop is unrolled
-  auto step = [&](const float* a_strip, const float* b_strip, int k) {
-    Quad a[TM / 4], b[TN / 4];
-#pragma unroll
-    for (int g = 0; g < TM / 4; g++) a[g] = load_quad<true>(a_strip + k * StripA::pitch, row_of(g), BM);
-#pragma unroll
-    for (int g = 0; g < TN / 4; g++) b[g] = load_quad<true>(b_strip + k * StripB::pitch, col_of(g), BN);
-#pragma unroll
-    for (int i = 0; i < TM; i++)
-#pragma unroll
-      for (int j = 0; j < TN; j++) chain[i][j] = fused(a[i / 4].v[i % 4], b[j / 4].v[j % 4], chain[i][j]);
-  };
-
-  // A slice is done: its chains join the sum of the slices before it, and the next one starts from +0.
-  const int rows_left = job.M - m0 < BM ? int(job.M - m0) : BM, cols_left = job.N - n0 < BN ? int(job.N - n0) : BN;
-  float* const tile = job.C.data + (blockIdx.z * job.M + m0) * job.C.ld + n0;
-  auto finish = [&](bool first, bool last) {
-#pragma unroll
-    for (int i = 0; i < TM; i++)
-#pragma unroll
-      for (int g = 0; g < TN / 4; g++) {
-        Quad q;
-        for (int j = 0; j < 4; j++) {
-          q.v[j] = chain[i][4 * g + j];
-          chain[i][4 * g + j] = 0;
-        }
-        const int m = row_of(i / 4) + i % 4, n = col_of(g);
-        if (m >= rows_left || n >= cols_left) continue;
-        float* const row = tile + m * job.C.ld;
-        if (!first || job.accumulate) q = matmul_add(row, n, cols_left, q, job.aligned);
-        if (last && job.bias) q = matmul_add(job.bias + n0, n, cols_left, q, job.aligned);
-        store_quad_inside(row, n, cols_left, q, job.aligned);
-      }
-  };
-
-  // The walk along k, from `begin` to `end`.
   const size_t begin = job.side_by_side ? (job.first + blockIdx.z) * matmul_slice : 0;
   const size_t end = job.side_by_side && begin + matmul_slice < job.K ? begin + matmul_slice : job.K;
-  auto depth_at = [&](size_t k) { return k >= end ? 0 : end - k < strip_depth ? int(end - k) : strip_depth; };
-  StripA a(job.A, m0, job.M, begin);
-  StripB b(job.B, n0, job.N, begin);
-  a.fetch(depth_at(begin));
-  b.fetch(depth_at(begin));
-  int pair = 0;
-  size_t k0 = begin;
-  for (bool first = true, last = false; !last; first = false) {
-    const size_t slice_end = k0 + matmul_slice < end ? k0 + matmul_slice : end;
-    for (; k0 < slice_end; k0 += strip_depth, pair ^= 1) {
-      a.store(a_shared[pair]);
-      b.store(b_shared[pair]);
-      __syncthreads();  // this pair is complete, and nobody reads the other one any more
-      a.fetch(depth_at(k0 + strip_depth));
-      b.fetch(depth_at(k0 + strip_depth));
-      const int depth = depth_at(k0);
-      if (depth == strip_depth) {
-#pragma unroll
-        for (int k = 0; k < strip_depth; k++) step(a_shared[pair], b_shared[pair], k);
-      } else {
-#pragma unroll 1
-        for (int k = 0; k < depth; k++) step(a_shared[pair], b_shared[pair], k);
-      }
-    }
-    last = slice_end == end;
-    finish(first, last);
-  }
+  const Matrix<float> C = {job.C.data + (blockIdx.z * job.M + m0) * job.C.ld + n0, job.C.ld};
+  const Matrix<float> sum = {job.sum.data + m0 * job.sum.ld + n0, job.sum.ld};
+  matmul_tile<layout, BM, BN, TM, TN, aligned>({C, sum, job.A, job.B, job.bias ? job.bias + n0 : nullptr, m0, job.M, n0,
+                                                job.N, begin, end, job.accumulate, job.aligned});
 }
 
 // C = slice 0 + slice 1 + ..., or C + that, or bias + that: a thread owns four neighbours of a row and goes through the
@@ -334,13 +138,7 @@ __global__ inline void matmul_add_slices_kernel(Matrix<float> C, const float* sl
 //
 // C is small whenever slices go side by side (fewer than 264 tiles), so scratch holds at least a dozen of them.
 
-constexpr size_t matmul_many_blocks = 264;
 constexpr size_t matmul_most_scratch = size_t{256} << 20;
-
-// Floats from row to row of a matrix in scratch, so that every row begins on a 16-byte boundary.
-static size_t matmul_scratch_pitch(size_t N) {
-  return ceil_div(N, 4) * 4;
-}
 
 // Matrices like C that fit into scratch.
 static size_t matmul_slices_that_fit(size_t M, size_t N) {
@@ -392,10 +190,6 @@ size_t matmul_scratch_up_to(size_t M, size_t N, size_t K, Accumulate accumulate)
 
 // ---- launchers
 
-static bool matmul_rows_aligned(const float* p, size_t ld) {
-  return ld % 4 == 0 && reinterpret_cast<uintptr_t>(p) % 16 == 0;
-}
-
 static void matmul_add_up(Matrix<float> C, const float* slices, size_t pitch, size_t count, const float* bias, size_t M,
                           size_t N, bool accumulate, Context& ctx) {
   const bool aligned = matmul_rows_aligned(C.data, M == 1 ? 0 : C.ld) && matmul_rows_aligned(bias, 0);
@@ -436,20 +230,17 @@ void matmul_by_plan(Matrix<float> C, Matrix<const float> A, Matrix<const float> 
   const size_t pitch = matmul_scratch_pitch(N), slices = std::max<size_t>(1, ceil_div(K, matmul_slice));
   const size_t scratch = matmul_plan_scratch(plan, M, N, K, accumulate);
   const bool add_to_c = accumulate == Accumulate::yes;
-  if (scratch == 0) {
-    const bool aligned = matmul_rows_aligned(C.data, C.ld) && matmul_rows_aligned(bias, 0);
-    return matmul_launch({C, A, B, bias, M, N, K, add_to_c, false, 0, aligned}, layout, plan.tile, 1, ctx);
-  }
-  float* const sums = ctx.scratch(scratch / sizeof(float));
+  float* const sums = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
   if (plan.together == 1) {
-    matmul_launch({{sums, pitch}, A, B, nullptr, M, N, K, false, false, 0, true}, layout, plan.tile, 1, ctx);
-    return matmul_add_up(C, sums, pitch, 1, bias, M, N, add_to_c, ctx);
+    const bool aligned = matmul_rows_aligned(C.data, C.ld) && matmul_rows_aligned(bias, 0);
+    return matmul_launch({C, {sums, pitch}, A, B, bias, M, N, K, add_to_c, false, 0, aligned}, layout, plan.tile, 1,
+                         ctx);
   }
   for (size_t done = 0; done < slices;) {
     const size_t kept = done ? 1 : 0;  // matrices that hold what was summed so far
     const size_t count = std::min(plan.together - kept, slices - done);
     const Matrix<float> first = {sums + kept * M * pitch, pitch};
-    matmul_launch({first, A, B, nullptr, M, N, K, false, true, done, true}, layout, plan.tile, count, ctx);
+    matmul_launch({first, {}, A, B, nullptr, M, N, K, false, true, done, true}, layout, plan.tile, count, ctx);
     done += count;
     if (done < slices)
       matmul_add_up({sums, pitch}, sums, pitch, kept + count, nullptr, M, N, false, ctx);

@@ -21,7 +21,7 @@
 #include <algorithm>
 
 #include "core/simd.h"
-#include "kernels/matmul.h"
+#include "kernels/matmul_cpu.h"
 
 namespace gated {
 namespace tuned_matmul {
@@ -119,13 +119,6 @@ inline size_t next_rows(size_t left) {
 
 // ---- packing
 
-// A, or B transposed: a matrix of `count` rows and K columns, whichever way it lies in memory.
-struct Operand {
-  const float* data;
-  size_t ld, count;
-  bool k_contiguous;  // element (i, k) at data[i*ld + k], else at data[k*ld + i]
-};
-
 // Rows [i0, i0 + n) at k in [k0, k0 + depth) go to strips of `width` rows, `pitch` floats apart; rows that
 // the matrix does not have are 0. Whole vectors are stored: what runs over the end of a strip's line is
 // overwritten by the next line, and behind the last line there must be room.
@@ -169,26 +162,38 @@ inline void pack(float* strips, size_t pitch, size_t width, const Operand& x, si
 
 // ---- one thread's part
 
-struct Interval {
-  size_t begin, end;
-  size_t size() const { return end - begin; }
-};
+constexpr size_t spare = 2;  // floats a row of A that pack() may run over
+static_assert(round_up(tile_rows, lanes) <= tile_rows * (1 + spare));
+constexpr size_t wide_group = 8 * tile_cols;
+static_assert(panel_cols % wide_group == 0);
 
-// The whole product in C[rows][cols].
-inline void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias, Interval rows,
-                         Interval cols, size_t K, bool accumulate) {
-  constexpr size_t spare = 2;  // floats a row of A that pack() may run over
-  static_assert(round_up(tile_rows, lanes) <= tile_rows * (1 + spare));
-  const size_t group = (B.k_contiguous ? 1 : 8) * tile_cols;  // columns packed at a time: memory runs across them
+static thread_local Buffer<float> workspace;
+
+static constexpr size_t workspace_a(size_t block, size_t depth) {
+  return round_up(block * (depth + spare) + lanes, lanes);
+}
+
+static void reserve_floats(size_t n) {
+  if (workspace.size() < n) workspace = Buffer<float>(Device::cpu, n);
+}
+
+void reserve_workspace(size_t M, size_t N, size_t K, bool accumulate) {
+  const size_t depth = std::min(K, matmul_slice), wide = std::min(round_up(N, wide_group), panel_cols);
+  const size_t rows = round_up(M, tile_rows), high = accumulate && K > matmul_slice ? std::min(rows, panel_rows) : 0;
+  reserve_floats(workspace_a(std::min(rows, block_rows), depth) + wide * depth + high * wide);
+}
+
+void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias, Interval rows,
+                  Interval cols, size_t K, bool accumulate) {
+  // columns packed at a time: where k is not contiguous memory runs across them
+  const size_t group = B.k_contiguous ? tile_cols : wide_group;
   const size_t slices = std::max<size_t>(1, ceil_div(K, matmul_slice)), deepest = std::min(K, matmul_slice);
   const bool totals = accumulate && slices > 1;  // C waits for the sum of its slices, which grows beside it
   const size_t high = totals ? piece(rows.size(), panel_rows, tile_rows) : rows.size();
   const size_t wide = piece(cols.size(), panel_cols, group), block = piece(high, block_rows, tile_rows);
 
-  static thread_local Buffer<float> workspace;
-  const size_t a_size = round_up(block * (deepest + spare) + lanes, lanes), b_size = wide * deepest;
-  const size_t size = a_size + b_size + (totals ? high * wide : 0);
-  if (workspace.size() < size) workspace = Buffer<float>(Device::cpu, size);
+  const size_t a_size = workspace_a(block, deepest), b_size = wide * deepest;
+  reserve_floats(a_size + b_size + (totals ? high * wide : 0));
   float *a_strips = workspace.data(), *b_strips = a_strips + a_size, *total = b_strips + b_size;
 
   for (size_t j0 = cols.begin; j0 < cols.end; j0 += wide)
@@ -236,6 +241,17 @@ inline void compute_part(float* C, size_t ldc, const Operand& A, const Operand& 
       }
 }
 
+Cut least_work_cut(size_t M, size_t N, size_t parts) {
+  auto share = [](size_t n, size_t ways, size_t unit) { return std::min(n, round_up(ceil_div(n, ways), unit)); };
+  Cut best = {M, N};
+  size_t least = SIZE_MAX;
+  for (size_t down = 1; down <= parts; down++) {
+    const size_t r = share(M, down, tile_rows), c = share(N, parts / down, tile_cols), work = part_work(r, c, 1);
+    if (work < least) least = work, best = {r, c};
+  }
+  return best;
+}
+
 }  // namespace tuned_matmul
 
 void matmul_cpu(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,
@@ -244,21 +260,14 @@ void matmul_cpu(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, s
   if (M == 0 || N == 0) return;
   const Operand a{A.data, A.ld, M, layout != Layout::tn}, b{B.data, B.ld, N, layout == Layout::nt};
 
-  // C is cut into equal parts, one a thread; a thread is worth waking for half a million fmas. Of the
-  // possible cuts, the one with the least work in a part: its fmas, and packing, where a number costs as much
-  // as about 16 of them.
+  // One part a thread; a thread is worth waking for half a million fmas.
   const size_t most = std::max<size_t>(1, (M * N * K) >> 19), parts = std::min<size_t>(omp_get_max_threads(), most);
-  auto share = [](size_t n, size_t ways, size_t unit) { return std::min(n, round_up(ceil_div(n, ways), unit)); };
-  size_t rows = M, cols = N, least = SIZE_MAX;
-  for (size_t down = 1; down <= parts; down++) {
-    const size_t r = share(M, down, tile_rows), c = share(N, parts / down, tile_cols), work = r * c + 16 * (r + c);
-    if (work < least) least = work, rows = r, cols = c;
-  }
-  const size_t down = ceil_div(M, rows), across = ceil_div(N, cols);
+  const Cut cut = least_work_cut(M, N, parts);
+  const size_t down = ceil_div(M, cut.rows), across = ceil_div(N, cut.cols);
 #pragma omp parallel for schedule(static, 1) if (down * across > 1)
   for (size_t part = 0; part < down * across; part++) {
-    const size_t i = part / across * rows, j = part % across * cols;
-    compute_part(C.data, C.ld, a, b, bias, {i, std::min(i + rows, M)}, {j, std::min(j + cols, N)}, K,
+    const size_t i = part / across * cut.rows, j = part % across * cut.cols;
+    compute_part(C.data, C.ld, a, b, bias, {i, std::min(i + cut.rows, M)}, {j, std::min(j + cut.cols, N)}, K,
                  accumulate == Accumulate::yes);
   }
 }

@@ -1,0 +1,60 @@
+// grouped_matmul: rows in groups, each group multiplied with a matrix of its own: the experts of a mixture of experts.
+// What it computes, and how: kernels/grouped_matmul.cu
+#pragma once
+#include "kernels/matmul.h"
+
+namespace gated {
+
+// M rows in all, sorted by expert. row_start (E+1), on the device, says where each expert's begin: expert e has rows
+// row_start[e] to row_start[e+1]-1, and may have none. row_start[0] is 0, and row_start[E] is M.
+struct GroupedShape {
+  size_t M, E, N, K;
+};
+
+// Layout::nt   C (M,N): row r of expert e = A (M,K) row r * B_e^T (+ bias_e)     B (E,N,K), bias (E,N) or null
+// Layout::nn   C (M,N): row r of expert e = A (M,K) row r * B_e (+ bias_e)       B (E,K,N)
+// written, or added to C; a bias goes with a C that is written. For each expert the bits of matmul() on its rows alone.
+// C overlaps nothing else. On a GPU the kernels here compute it whatever ctx.matmul_engine() is.
+void grouped_matmul(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s,
+                    Layout layout, Accumulate accumulate, Context& ctx, const float* bias = nullptr);
+// The gradient of the experts' matrices: C_e (N,K) += A_e^T B_e, the sum over the rows of expert e. A (M,N), B (M,K),
+// C (E,N,K). For each expert the bits of matmul() in Layout::tn on its rows alone; one without rows keeps its C.
+void grouped_matmul_tn(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s,
+                       Context& ctx);
+// The gradient of their biases: db_e (N) += column sum over the rows of expert e of dy (M,N). db (E,N). For each expert the
+// bits of bias_backward() on its rows alone.
+void grouped_bias_backward(float* db, const float* dy, const int* row_start, size_t M, size_t E, size_t N,
+                           Context& ctx);
+
+// Bytes of scratch that these take on a GPU and on the emulator, however the rows lie.
+size_t grouped_matmul_scratch(const GroupedShape& s, Accumulate accumulate);
+size_t grouped_matmul_tn_scratch(const GroupedShape& s);
+size_t grouped_bias_backward_scratch(size_t M, size_t E, size_t N);
+
+// ---- how they are cut up on a GPU, for tests; every choice gives the same bits
+
+Tile grouped_matmul_tile(const GroupedShape& s);
+Tile grouped_matmul_tn_tile(const GroupedShape& s);
+void grouped_matmul_by_tile(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s,
+                            Layout layout, Accumulate accumulate, Tile tile, Context& ctx, const float* bias = nullptr);
+void grouped_matmul_tn_by_tile(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s,
+                               Tile tile, Context& ctx);
+
+// ---- on the CPU: kernels/grouped_matmul_cpu.cpp
+
+void grouped_matmul_cpu(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s,
+                        Layout layout, Accumulate accumulate, const float* bias = nullptr);
+void grouped_matmul_tn_cpu(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s);
+void grouped_bias_backward_cpu(float* db, const float* dy, const int* row_start, size_t M, size_t E, size_t N);
+
+// ---- reference
+
+template <class T>
+void grouped_matmul_ref(T* C, const T* A, const T* B, const int* row_start, const GroupedShape& s, Layout layout,
+                        Accumulate accumulate, const T* bias = nullptr);
+template <class T>
+void grouped_matmul_tn_ref(T* C, const T* A, const T* B, const int* row_start, const GroupedShape& s);
+template <class T>
+void grouped_bias_backward_ref(T* db, const T* dy, const int* row_start, size_t E, size_t N);
+
+}  // namespace gated
