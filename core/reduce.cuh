@@ -145,6 +145,20 @@ T row_reduce_cpu(size_t n, Fold fold) {
   return combine_row_chains_cpu(chain);
 }
 
+// The largest of a row; -inf of an empty one. A NaN is passed over. A maximum has no order, but a compiler may not reorder
+// one: so this too goes in chains.
+inline float row_max_cpu(const float* x, size_t n) {
+  float chain[row_chains];
+  for (float& c : chain) c = -INFINITY;
+  size_t i = 0;
+  for (; i + row_chains <= n; i += row_chains)
+    for (size_t j = 0; j < row_chains; j++) chain[j] = max_of(x[i + j], chain[j]);
+  for (size_t j = 0; i + j < n; j++) chain[j] = max_of(x[i + j], chain[j]);
+  for (size_t apart = row_chains / 2; apart > 0; apart /= 2)
+    for (size_t j = 0; j < apart; j++) chain[j] = max_of(chain[j + apart], chain[j]);
+  return chain[0];
+}
+
 // ---- row: one warp
 
 __device__ inline float warp_sum(float v) {

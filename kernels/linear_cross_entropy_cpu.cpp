@@ -11,18 +11,6 @@
 
 namespace gated {
 
-static float max_of_row(const float* x, size_t n) {
-  float chain[row_chains];
-  for (float& c : chain) c = -INFINITY;
-  size_t i = 0;
-  for (; i + row_chains <= n; i += row_chains)
-    for (size_t j = 0; j < row_chains; j++) chain[j] = max_of(x[i + j], chain[j]);
-  for (size_t j = 0; i + j < n; j++) chain[j] = max_of(x[i + j], chain[j]);
-  float max = chain[0];
-  for (size_t j = 1; j < row_chains; j++) max = max_of(chain[j], max);
-  return max;
-}
-
 void cross_entropy_cpu(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t rows,
                        size_t V) {
 #pragma omp parallel for
@@ -35,7 +23,7 @@ void cross_entropy_cpu(float* losses, float* logits, const int* targets, float d
       continue;
     }
     const bool known = target_is_known(target, V);
-    const float at_target = l[known ? target : 0], max = max_of_row(l, V);
+    const float at_target = l[known ? target : 0], max = row_max_cpu(l, V);
     const float sum = row_reduce_cpu<float>(V, [=](float acc, size_t v) { return acc + exact_exp(l[v] - max); });
     const float lse = log_sum_exp(max, sum, known);
     losses[row] = lse - at_target;

@@ -65,5 +65,7 @@ void router_report_ref(T* report, const T* p, const T* lse, const size_t* counts
 void router_forward_cpu(const RouterOut& out, const float* logits, const RouterShape& s);
 void router_backward_cpu(float* dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
                          const RouterShape& s);
+// sums (E+1) += over the tokens: of p, for every expert, and of lse^2.
+void router_report_sums_cpu(float* sums, const float* p, const float* lse, const RouterShape& s);
 
 }  // namespace gated

@@ -1,0 +1,39 @@
+// dispatch on the CPU: tokens are shared out among threads, and columns are vectorised. A token's x is read once and copied to
+// its k rows while it is in a core's cache; a sum over the rows of a token goes row by row, so that each is read along. The
+// bits are those of the references (kernels/dispatch.cu): every element of an output is computed by one thread, in the same
+// order.
+#include <algorithm>
+
+#include "kernels/dispatch.h"
+
+namespace gated {
+
+void dispatch_gather_cpu(float* rows, const float* x, const Dispatch& d, const DispatchShape& s, size_t C) {
+#pragma omp parallel for
+  for (size_t n = 0; n < s.N; n++)
+    for (size_t j = 0; j < s.k; j++) std::copy_n(x + n * C, C, rows + d.row_of_slot[n * s.k + j] * C);
+}
+
+static constexpr size_t sums_width = 128;  // columns whose sums stay in registers
+
+void dispatch_gather_backward_cpu(float* dx, Accumulate accumulate, const float* drows, const Dispatch& d,
+                                  const DispatchShape& s, size_t C) {
+#pragma omp parallel for
+  for (size_t n = 0; n < s.N; n++)
+    for (size_t c0 = 0; c0 < C; c0 += sums_width) {
+      const size_t columns = std::min(sums_width, C - c0);
+      float sum[sums_width];
+      std::copy_n(drows + d.row_of_slot[n * s.k] * C + c0, columns, sum);
+      for (size_t j = 1; j < s.k; j++) {
+        const float* row = drows + d.row_of_slot[n * s.k + j] * C + c0;
+        for (size_t c = 0; c < columns; c++) sum[c] += row[c];
+      }
+      float* out = dx + n * C + c0;
+      if (accumulate == Accumulate::yes)
+        for (size_t c = 0; c < columns; c++) out[c] += sum[c];
+      else
+        std::copy_n(sum, columns, out);
+    }
+}
+
+}  // namespace gated

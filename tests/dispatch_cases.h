@@ -1,0 +1,67 @@
+// dispatch_cases: tokens with experts, and the memory of sorted slots, for the tests of what works on them.
+#pragma once
+#include <algorithm>
+
+#include "kernels/dispatch.h"
+#include "tests/harness.h"
+
+namespace gated {
+
+// k different experts of E for every token. `skew`: the first few come far more often than the others, and some do not at all.
+inline std::vector<int> random_experts(const DispatchShape& s, uint64_t seed, bool skew) {
+  const auto draws = random_values<double>(s.M(), seed);
+  std::vector<int> expert;
+  for (size_t n = 0; n < s.N; n++)
+    for (size_t j = 0; j < s.k; j++) {
+      const double u = (draws[n * s.k + j] + 1) / 2;
+      int e = int((skew ? u * u * u : u) * double(s.E));
+      while (std::find(expert.begin() + n * s.k, expert.end(), e) != expert.end()) e = (e + 1) % int(s.E);
+      expert.push_back(e);
+    }
+  return expert;
+}
+
+// The three lists in host memory, as the reference has them.
+struct SortedSlots {
+  std::vector<int> row_start, slot_of_row, row_of_slot;
+  SortedSlots(const DispatchShape& s, const std::vector<int>& expert)
+      : row_start(s.E + 1, -1), slot_of_row(s.M(), -1), row_of_slot(s.M(), -1) {
+    dispatch_sort_ref(lists(), expert.data(), s);
+  }
+  Dispatch lists() { return {row_start.data(), slot_of_row.data(), row_of_slot.data()}; }
+};
+
+// The same on a device. Behind each list stand ints that nobody may write.
+class DeviceSlots {
+ public:
+  DeviceSlots(const DispatchShape& s, const std::vector<int>& expert, Context& ctx)
+      : ctx_(ctx), E_(s.E), M_(s.M()), expert_(ctx.device, expert), lists_(ctx.device, E_ + 1 + 2 * M_ + 3 * guard) {
+    lists_.upload(std::vector<int>(lists_.size(), untouched));
+    dispatch_sort(lists(), expert_.data(), s, ctx);
+  }
+  Dispatch lists() const {
+    int* const start = lists_.data();
+    return {start, start + E_ + 1 + guard, start + E_ + 1 + M_ + 2 * guard};
+  }
+  std::vector<int> row_start() const { return list(lists().row_start, E_ + 1); }
+  std::vector<int> slot_of_row() const { return list(lists().slot_of_row, M_); }
+  std::vector<int> row_of_slot() const { return list(lists().row_of_slot, M_); }
+
+ private:
+  static constexpr size_t guard = 8;
+  static constexpr int untouched = -12345;
+  std::vector<int> list(const int* p, size_t n) const {
+    ctx_.synchronize();
+    std::vector<int> all(n + guard);
+    Buffer<int>::copy_to_host(ctx_.device, all.data(), p, all.size());
+    for (size_t i = n; i < all.size(); i++)
+      if (all[i] != untouched) fail("wrote past the end: element %zu of %zu", i, n);
+    all.resize(n);
+    return all;
+  }
+  Context& ctx_;
+  const size_t E_, M_;
+  Buffer<int> expert_, lists_;
+};
+
+}  // namespace gated

@@ -1,0 +1,153 @@
+// combine: values, the reference against finite differences, what the program runs against the reference.
+#include "kernels/combine.h"
+
+#include "tests/dispatch_cases.h"
+
+using namespace gated;
+
+TEST_CASE("combine: rows of experts with their weights, by hand") {
+  const DispatchShape s = {2, 3, 2};
+  const std::vector<int> expert = {2, 0, 0, 1};  // rows: slots 1, 2, 3, 0
+  const std::vector<float> rows = {10, 20, 30, 40}, weight = {0.5f, 0.25f, 2, 3}, plus = {1000, 2000}, dy = {7, 11};
+  on_every_device([&](Context& ctx) {
+    const DeviceSlots sorted(s, expert, ctx);
+    Guarded y(ctx, 2), with(ctx, 2), drows(ctx, 4), dweight(ctx, 4);
+    Guarded grows(ctx, rows), gweight(ctx, weight), gplus(ctx, plus), gdy(ctx, dy);
+    combine_forward(y, grows, gweight, nullptr, sorted.lists(), s, 1, ctx);
+    combine_forward(with, grows, gweight, gplus, sorted.lists(), s, 1, ctx);
+    combine_backward(drows, dweight, gdy, grows, gweight, sorted.lists(), s, 1, ctx);
+    REQUIRE(y.download() == std::vector<float>{0.5f * 40 + 0.25f * 10, 2 * 20 + 3 * 30});
+    REQUIRE(with.download() == std::vector<float>{1022.5f, 2130});
+    REQUIRE(drows.download() == std::vector<float>{0.25f * 7, 2 * 11, 3 * 11, 0.5f * 7});
+    REQUIRE(dweight.download() == std::vector<float>{7 * 40, 7 * 10, 11 * 20, 11 * 30});
+  });
+}
+
+TEST_CASE("combine: gradients against finite differences", "[gradcheck]") {
+  const DispatchShape s = {6, 5, 3};
+  const size_t C = 4;
+  SortedSlots sorted(s, random_experts(s, 1, true));
+  const auto rows = random_values<double>(s.M() * C, 1), weight = random_values<double>(s.M(), 2),
+             plus = random_values<double>(s.N * C, 3), dy = random_values<double>(s.N * C, 4);
+  std::vector<double> y(s.N * C), drows(s.M() * C), dweight(s.M());
+  combine_backward_ref(drows.data(), dweight.data(), dy.data(), rows.data(), weight.data(), sorted.lists(), s, C);
+  auto loss = [&](const std::vector<double>& rows, const std::vector<double>& weight, const std::vector<double>& plus) {
+    combine_forward_ref(y.data(), rows.data(), weight.data(), plus.data(), sorted.lists(), s, C);
+    return dot(y, dy);
+  };
+  check_gradient(
+      "rows", [&](auto& v) { return loss(v, weight, plus); }, rows, drows);
+  check_gradient(
+      "weight", [&](auto& v) { return loss(rows, v, plus); }, weight, dweight);
+  check_gradient(
+      "plus", [&](auto& v) { return loss(rows, weight, v); }, plus, dy);
+}
+
+TEST_CASE("combine: what the program runs equals the reference bit for bit", "[bitwise]") {
+  const struct {
+    DispatchShape s;
+    size_t C;
+  } cases[] = {{{1, 1, 1}, 1},    {{63, 8, 2}, 200},  {{200, 200, 8}, 3}, {{30, 128, 8}, 128},
+               {{20, 3, 3}, 516}, {{200, 4, 1}, 131}, {{17, 9, 5}, 4}};
+  for (const auto& [s, C] : cases) {
+    INFO("N " << s.N << " E " << s.E << " k " << s.k << " C " << C);
+    const std::vector<int> expert = random_experts(s, 3, true);
+    SortedSlots sorted(s, expert);
+    auto rows = random_values<float>(s.M() * C, 1), weight = random_values<float>(s.M(), 2),
+         plus = random_values<float>(s.N * C, 3), dy = random_values<float>(s.N * C, 4);
+    for (size_t i = 0; i < rows.size(); i += 7) rows[i] = -0.0f;
+    for (size_t i = 0; i < plus.size(); i += 5) plus[i] = 1e-40f;
+    weight[s.M() - 1] = 0.0f;
+    std::vector<float> y(s.N * C, NAN), with(s.N * C, NAN), drows(s.M() * C, NAN), dweight(s.M(), NAN);
+    combine_forward_ref<float>(y.data(), rows.data(), weight.data(), nullptr, sorted.lists(), s, C);
+    combine_forward_ref(with.data(), rows.data(), weight.data(), plus.data(), sorted.lists(), s, C);
+    combine_backward_ref(drows.data(), dweight.data(), dy.data(), rows.data(), weight.data(), sorted.lists(), s, C);
+    on_every_device([&](Context& ctx) {
+      const DeviceSlots on_device(s, expert, ctx);
+      const Dispatch d = on_device.lists();
+      Guarded gy(ctx, s.N * C), gwith(ctx, s.N * C), y_over_plus(ctx, plus), gdrows(ctx, s.M() * C),
+          gdweight(ctx, s.M()), dweight_again(ctx, s.M()), drows_over_rows(ctx, rows);
+      Guarded grows(ctx, rows), gweight(ctx, weight), gplus(ctx, plus), gdy(ctx, dy);
+      combine_forward(gy, grows, gweight, nullptr, d, s, C, ctx);
+      combine_forward(gwith, grows, gweight, gplus, d, s, C, ctx);
+      combine_forward(y_over_plus, grows, gweight, y_over_plus, d, s, C, ctx);
+      combine_backward(gdrows, gdweight, gdy, grows, gweight, d, s, C, ctx);
+      combine_backward(drows_over_rows, dweight_again, gdy, drows_over_rows, gweight, d, s, C, ctx);
+      REQUIRE_BITWISE(y, gy.download());
+      REQUIRE_BITWISE(with, gwith.download());
+      REQUIRE_BITWISE(with, y_over_plus.download());
+      REQUIRE_BITWISE(drows, gdrows.download());
+      REQUIRE_BITWISE(dweight, gdweight.download());
+      REQUIRE_BITWISE(drows, drows_over_rows.download());
+      REQUIRE_BITWISE(dweight, dweight_again.download());
+    });
+  }
+}
+
+TEST_CASE("combine: one expert of weight 1 is that expert's output, bit for bit", "[bitwise]") {
+  const DispatchShape s = {5, 1, 1};
+  auto rows = random_values<float>(5 * 6, 1);
+  rows[0] = -0.0f;
+  rows[1] = 1e-45f;
+  on_every_device([&](Context& ctx) {
+    const DeviceSlots sorted(s, std::vector<int>(5, 0), ctx);
+    Guarded y(ctx, 30), grows(ctx, rows), one(ctx, std::vector<float>(5, 1.0f)), drows(ctx, 30), dweight(ctx, 5);
+    combine_forward(y, grows, one, nullptr, sorted.lists(), s, 6, ctx);
+    combine_backward(drows, dweight, grows, grows, one, sorted.lists(), s, 6, ctx);
+    REQUIRE_BITWISE(rows, y.download());
+    REQUIRE_BITWISE(rows, drows.download());
+  });
+}
+
+TEST_CASE("combine: the first product is rounded, the others are fused, plus comes last") {
+  // Slots in order: a*a, then -1 * (a*a rounded): 0 where both orders and roundings are right. Then plus.
+  const float a = 1.0f + 0x1p-12f, square = a * a;
+  const DispatchShape s = {1, 2, 2};
+  const std::vector<float> plus = {1.0f};
+  const auto run = [&](const std::vector<int>& expert, const std::vector<float>& rows, const std::vector<float>& weight,
+                       const float expected) {
+    on_every_device([&](Context& ctx) {
+      const DeviceSlots sorted(s, expert, ctx);
+      Guarded y(ctx, 1), grows(ctx, rows), gweight(ctx, weight), gplus(ctx, plus);
+      combine_forward(y, grows, gweight, gplus, sorted.lists(), s, 1, ctx);
+      REQUIRE_BITWISE((std::vector<float>{expected}), y.download());
+    });
+  };
+  run({0, 1}, {a, square}, {a, -1.0f}, 1.0f);
+  // The same terms in the other order: -square first, then a*a fused, which leaves what the square lost.
+  run({1, 0}, {a, square}, {-1.0f, a}, 1.0f + std::fma(a, a, -square));
+  run({0, 1}, {0x1p24f, -0x1p24f}, {1.0f, 1.0f}, 1.0f);  // plus first would be lost
+}
+
+TEST_CASE("combine: a token's result does not depend on the others", "[bitwise]") {
+  const DispatchShape s = {20, 6, 2};
+  const size_t C = 37, token = 13;
+  const std::vector<int> expert = random_experts(s, 5, false);
+  const auto out_of_slot = random_values<float>(s.M() * C, 1), weight = random_values<float>(s.M(), 2);
+  const auto run = [&](size_t first, size_t count, Context& ctx) {
+    const DispatchShape part = {count, s.E, s.k};
+    const std::vector<int> experts(expert.begin() + first * s.k, expert.begin() + (first + count) * s.k);
+    SortedSlots sorted(part, experts);
+    std::vector<float> rows(part.M() * C);
+    for (size_t slot = 0; slot < part.M(); slot++)
+      std::copy_n(out_of_slot.begin() + (first * s.k + slot) * C, C, rows.begin() + sorted.row_of_slot[slot] * C);
+    const DeviceSlots on_device(part, experts, ctx);
+    Guarded y(ctx, count * C), grows(ctx, rows),
+        gweight(ctx, std::vector<float>(weight.begin() + first * s.k, weight.begin() + (first + count) * s.k));
+    combine_forward(y, grows, gweight, nullptr, on_device.lists(), part, C, ctx);
+    return y.download();
+  };
+  on_every_device([&](Context& ctx) {
+    const std::vector<float> all = run(0, s.N, ctx);
+    REQUIRE_BITWISE((std::vector<float>(all.begin() + token * C, all.begin() + (token + 1) * C)), run(token, 1, ctx));
+  });
+}
+
+TEST_CASE("combine: shapes that do not fit are refused") {
+  Context cpu(Device::cpu);
+  REQUIRE_THROWS_WITH(combine_forward(nullptr, nullptr, nullptr, nullptr, {}, {1, 4, 5}, 1, cpu),
+                      "combine_forward: 5 experts of a token, expected 1 to 4, the number of experts");
+  REQUIRE_THROWS_WITH(
+      combine_backward(nullptr, nullptr, nullptr, nullptr, nullptr, {}, {size_t{1} << 30, 4, 4}, 1, cpu),
+      "combine_backward: 1073741824 tokens with 4 experts each, expected at most 2147483647 rows");
+}
