@@ -7,12 +7,22 @@
 //     dg_i = dy_i * dy_i/dg_i = dy_i * u_i * act'(g_i)
 //   exactly: dg = (dy*u) * act'(g), two products, each rounded
 // act and act', one by one: core/activation.cuh
+//
+// clamped SwiGLU: y = (u' + 1) * a(g), a(g) = g' * sigmoid(1.702 g'), g' = min(g, 7), u' = u clamped to [-7, 7]
+//   (gpt-oss, arXiv 2508.10925) No element of y is larger than 8*7, and with u near 0 the gate's value passes as it is. The
+//   steepness 1.702 makes x*sigmoid(1.702 x) the near twin of GELU.
+// backward: as above, with u' + 1 in place of u, and nothing passes a bound that holds an input back. At the bound itself,
+//   where left and right slope differ, the gradient passes, as it does in torch.clamp:
+//     dg_i = dy_i * (u'_i + 1) * a'(g_i) where g_i <= 7, else 0
+//     du_i = dy_i * a(g_i)               where -7 <= u_i <= 7, else 0
+//   a and a': kernels/glu.cuh
 // shapes: every array (n) f32, written; y may be g or u, dg may be g, du may be u
-// --ffn=swiglu|glu|geglu | tests/test_glu.cpp
+// --ffn=swiglu|glu|geglu|swiglu-clamped | tests/test_glu.cpp
 #include "kernels/glu.h"
 
 #include "core/launch_shape.cuh"
 #include "core/quad.cuh"
+#include "kernels/glu.cuh"
 
 namespace gated {
 
@@ -35,6 +45,23 @@ void glu_backward_ref(T* dg, T* du, const T* dy, const T* g, const T* u, size_t 
 }
 IN_FLOAT_AND_DOUBLE(glu_forward_ref);
 IN_FLOAT_AND_DOUBLE(glu_backward_ref);
+
+template <class T>
+void swiglu_clamped_forward_ref(T* y, const T* g, const T* u, size_t n) {
+  for (size_t i = 0; i < n; i++) y[i] = clamped_up_plus_1(u[i]) * clamped_swish(g[i]);
+}
+
+template <class T>
+void swiglu_clamped_backward_ref(T* dg, T* du, const T* dy, const T* g, const T* u, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    const T to_gate = clamped_gate(g[i]) ? T(0) : dy[i] * clamped_up_plus_1(u[i]) * clamped_swish_slope(g[i]);
+    const T to_up = clamped_up(u[i]) ? T(0) : dy[i] * clamped_swish(g[i]);
+    dg[i] = to_gate;
+    du[i] = to_up;
+  }
+}
+IN_FLOAT_AND_DOUBLE(swiglu_clamped_forward_ref);
+IN_FLOAT_AND_DOUBLE(swiglu_clamped_backward_ref);
 
 // ---- kernels
 //
@@ -69,6 +96,31 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(du, i, n, duq);
 }
 
+__global__ void __launch_bounds__(elementwise_block)
+    swiglu_clamped_forward_kernel(float* y, const float* g, const float* u, size_t n) {
+  const size_t i = elementwise_index();
+  if (i >= n) return;
+  Quad q = load_quad(g, i, n);
+  const Quad uq = load_quad(u, i, n);
+  for (int k = 0; k < 4; k++) q.v[k] = clamped_up_plus_1(uq.v[k]) * clamped_swish(q.v[k]);
+  store_quad(y, i, n, q);
+}
+
+__global__ void __launch_bounds__(elementwise_block)
+    swiglu_clamped_backward_kernel(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n) {
+  const size_t i = elementwise_index();
+  if (i >= n) return;
+  const Quad dyq = load_quad(dy, i, n), gq = load_quad(g, i, n), uq = load_quad(u, i, n);
+  Quad dgq, duq;
+  for (int k = 0; k < 4; k++) {
+    const float to_gate = dyq.v[k] * clamped_up_plus_1(uq.v[k]) * clamped_swish_slope(gq.v[k]);
+    dgq.v[k] = clamped_gate(gq.v[k]) ? 0.0f : to_gate;
+    duq.v[k] = clamped_up(uq.v[k]) ? 0.0f : dyq.v[k] * clamped_swish(gq.v[k]);
+  }
+  store_quad(dg, i, n, dgq);
+  store_quad(du, i, n, duq);
+}
+
 // ---- launchers
 
 static void require_glu_activation(const char* operation, Activation act) {
@@ -87,6 +139,17 @@ void glu_backward(float* dg, float* du, const float* dy, const float* g, const f
   require_glu_activation("glu_backward", act);
   if (ctx.device == Device::cpu) return glu_backward_cpu(dg, du, dy, g, u, n, act);
   launch(glu_backward_kernel, elementwise_grid(n), elementwise_block, 0, ctx, dg, du, dy, g, u, n, act);
+}
+
+void swiglu_clamped_forward(float* y, const float* g, const float* u, size_t n, Context& ctx) {
+  if (ctx.device == Device::cpu) return swiglu_clamped_forward_cpu(y, g, u, n);
+  launch(swiglu_clamped_forward_kernel, elementwise_grid(n), elementwise_block, 0, ctx, y, g, u, n);
+}
+
+void swiglu_clamped_backward(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n,
+                             Context& ctx) {
+  if (ctx.device == Device::cpu) return swiglu_clamped_backward_cpu(dg, du, dy, g, u, n);
+  launch(swiglu_clamped_backward_kernel, elementwise_grid(n), elementwise_block, 0, ctx, dg, du, dy, g, u, n);
 }
 
 }  // namespace gated

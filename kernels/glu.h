@@ -1,4 +1,4 @@
-// glu: y = act(g)*u, element by element. What it computes, and how: kernels/glu.cu
+// glu: y = act(g)*u, element by element, and the clamped SwiGLU of gpt-oss. What it computes, and how: kernels/glu.cu
 #pragma once
 #include "core/activation.cuh"
 #include "core/context.cuh"
@@ -14,14 +14,26 @@ void glu_forward(float* y, const float* g, const float* u, size_t n, Activation 
 void glu_backward(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n, Activation act,
                   Context& ctx);
 
+// The same for gpt-oss's y = (u' + 1) * g' * sigmoid(1.702 g'), g' = min(g, 7), u' = u clamped to [-7, 7]. The gradient of
+// an input beyond its bound is 0.
+void swiglu_clamped_forward(float* y, const float* g, const float* u, size_t n, Context& ctx);
+void swiglu_clamped_backward(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n,
+                             Context& ctx);
+
 // The references take every activation.
 template <class T>
 void glu_forward_ref(T* y, const T* g, const T* u, size_t n, Activation act);
 template <class T>
 void glu_backward_ref(T* dg, T* du, const T* dy, const T* g, const T* u, size_t n, Activation act);
+template <class T>
+void swiglu_clamped_forward_ref(T* y, const T* g, const T* u, size_t n);
+template <class T>
+void swiglu_clamped_backward_ref(T* dg, T* du, const T* dy, const T* g, const T* u, size_t n);
 
 // Their twins for training on the CPU: kernels/glu_cpu.cpp
 void glu_forward_cpu(float* y, const float* g, const float* u, size_t n, Activation act);
 void glu_backward_cpu(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n, Activation act);
+void swiglu_clamped_forward_cpu(float* y, const float* g, const float* u, size_t n);
+void swiglu_clamped_backward_cpu(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n);
 
 }  // namespace gated

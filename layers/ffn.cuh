@@ -1,6 +1,7 @@
 // ffn: the feed-forward half of a block.                              (gated forms: Shazeer 2020, arXiv 2002.05202)
 //
 //   --ffn=swiglu|glu|geglu         y = W_down (act(W_gate x) * (W_up x)), act = SiLU, sigmoid, GELU   kernels/glu.cu
+//   --ffn=swiglu-clamped           y = W_down ((clamp(W_up x) + 1) * swish(min(W_gate x, 7)))   kernels/glu.cu
 //   --ffn=gelu|relu2               y = W_down act(W_up x), act = GELU, max(x,0)^2              kernels/activation.cu
 //   --ffn=polynorm                 y = W_down PolyNorm(W_up x)           (arXiv 2411.03884)      kernels/polynorm.cu
 //   --gelu=tanh|erf                which GELU
@@ -30,7 +31,9 @@ class Ffn final : public Mixer {
     x_ = x;
     if (has_gate()) gate_.forward(g_, x, N, ctx);
     up_.forward(u_, x, N, ctx);
-    if (has_gate())
+    if (config_.kind == FfnKind::swiglu_clamped)
+      swiglu_clamped_forward(a_, g_, u_, N * config_.F, ctx);
+    else if (has_gate())
       glu_forward(a_, g_, u_, N * config_.F, activation(), ctx);
     else if (config_.kind == FfnKind::polynorm)
       polynorm_forward(a_, r_, u_, poly_.value, poly_bias_.value, N, config_.F, polynorm_eps, ctx);
@@ -46,7 +49,10 @@ class Ffn final : public Mixer {
     Context& ctx = pass.ctx;
     down_.backward(da_, Accumulate::no, dy, a_, N, ctx);
     if (has_gate()) {
-      glu_backward(dg_, du_, da_, g_, u_, N * config_.F, activation(), ctx);
+      if (config_.kind == FfnKind::swiglu_clamped)
+        swiglu_clamped_backward(dg_, du_, da_, g_, u_, N * config_.F, ctx);
+      else
+        glu_backward(dg_, du_, da_, g_, u_, N * config_.F, activation(), ctx);
       gate_.backward(dx, accumulate, dg_, x_, N, ctx);
       accumulate = Accumulate::yes;
     } else if (config_.kind == FfnKind::polynorm) {
@@ -91,7 +97,8 @@ class Ffn final : public Mixer {
  private:
   static constexpr float polynorm_eps = 1e-6f;
   bool has_gate() const {
-    return config_.kind == FfnKind::swiglu || config_.kind == FfnKind::glu || config_.kind == FfnKind::geglu;
+    return config_.kind == FfnKind::swiglu || config_.kind == FfnKind::glu || config_.kind == FfnKind::geglu ||
+           config_.kind == FfnKind::swiglu_clamped;
   }
   Activation activation() const {
     switch (config_.kind) {

@@ -93,7 +93,7 @@ struct LinearAttentionConfig {
 
 // ---- the feed-forward network (layers/ffn.cuh)
 
-enum class FfnKind { swiglu, glu, geglu, gelu, relu2, polynorm };
+enum class FfnKind { swiglu, glu, geglu, swiglu_clamped, gelu, relu2, polynorm };
 
 struct FfnConfig {
   size_t F = 384;  // hidden width

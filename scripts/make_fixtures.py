@@ -292,11 +292,18 @@ def ffn_layer(f, weights, layer, x):
     gates = {"swiglu": F.silu, "glu": torch.sigmoid, "geglu": gelu}
     if f["ffn"] in gates:
         a = gates[f["ffn"]](linear(weights, f"{name}.gate_proj", x, hidden, bias)) * a
+    elif f["ffn"] == "swiglu-clamped":
+        a = swiglu_clamped(linear(weights, f"{name}.gate_proj", x, hidden, bias), a)
     elif f["ffn"] == "polynorm":
         a = polynorm(a, weights(f"{name}.poly.weight", 3), weights(f"{name}.poly.bias", 1))
     else:
         a = {"gelu": gelu, "relu2": ACTIVATIONS["relu2"]}[f["ffn"]](a)
     return linear(weights, f"{name}.down_proj", a, x.shape[-1], bias)
+
+
+def swiglu_clamped(g, u):
+    g, u = g.clamp(max=7), u.clamp(-7, 7)
+    return (u + 1) * g * torch.sigmoid(1.702 * g)
 
 
 def clip(x, bound):
@@ -333,18 +340,6 @@ def model(f, weights, ids):
 
 
 # ---- the same by transformers: a line of flags, what it is called there, and its parameters from ours
-
-class PlainFfn(torch.nn.Module):
-    """In place of gpt-oss's mixture of experts."""
-
-    def __init__(self, C, hidden):
-        super().__init__()
-        self.gate_proj, self.up_proj = (torch.nn.Linear(C, hidden, bias=False) for _ in range(2))
-        self.down_proj = torch.nn.Linear(hidden, C, bias=False)
-
-    def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)), None
-
 
 def sizes(f, **more):
     rope = {"rope_type": "default", "rope_theta": float(f["rope-theta"])}
@@ -406,12 +401,25 @@ def qwen3_next(f):
 
 
 def gpt_oss(f):
-    """Its attention, with plain RoPE and a plain FFN."""
+    """With plain RoPE, and one expert, which every token takes whole. Its matrices are [in, out]; the columns of gate and up
+    stand in turns."""
     m = transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes(
-        f, sliding_window=f.number("window"), num_local_experts=2, num_experts_per_tok=1)))
-    for layer in m.model.layers:
-        layer.mlp = PlainFfn(f.number("hidden"), f.number("ffn-hidden"))
-    return m, same_names
+        f, sliding_window=f.number("window"), num_local_experts=1, num_experts_per_tok=1,
+        experts_implementation="eager")))
+
+    def parameters(w):
+        named = {n: p for n, p in w.items() if ".mlp." not in n}
+        for layer in range(f.number("layers")):
+            at = f"model.layers.{layer}.mlp."
+            for kind, theirs in (("weight", ""), ("bias", "_bias")):
+                gate, up, down = (w[f"{at}{x}_proj.{kind}"].mT if kind == "weight" else w[f"{at}{x}_proj.{kind}"]
+                                  for x in ("gate", "up", "down"))
+                named[f"{at}experts.gate_up_proj{theirs}"] = torch.stack((gate, up), dim=-1).flatten(-2)[None]
+                named[f"{at}experts.down_proj{theirs}"] = down[None]
+            named[f"{at}router.weight"] = torch.zeros(1, f.number("hidden"))
+            named[f"{at}router.bias"] = torch.zeros(1)
+        return named
+    return m, parameters
 
 
 def gemma3(f):
@@ -476,7 +484,8 @@ libraries = {
     "--tied=off": qwen3_next,
     "--mixer=gated-delta --linear-key-dim=5 --linear-value-dim=7 --conv-width=3 --norm-weight=zero-centred "
     "--tied=off": qwen3_next,
-    "--attn-sink=learned --window=3 --window-layers=even --attn-bias=all --qk-norm=off --tied=off": gpt_oss,
+    "--attn-sink=learned --window=3 --window-layers=even --attn-bias=all --qk-norm=off --ffn=swiglu-clamped --ffn-bias=on "
+    "--tied=off": gpt_oss,
     "--norm-placement=sandwich --norm-weight=zero-centred --ffn=geglu --embedding-scale=on --window=4 "
     "--window-layers=even": gemma3,
     GPT + "--init=depth-scaled --kv-heads=4 --head-dim=5": gpt2,
@@ -639,6 +648,10 @@ def op_fixtures():
     g, u = op("g", n, scale=4), op("u", n)
     for act in ("sigmoid", "silu", "gelu-tanh", "gelu-erf"):
         op.add(act.replace("-", "_"), ACTIVATIONS[act](g) * u, g=g, u=u)
+
+    op = operation("swiglu_clamped")
+    g, u = op("g", n, scale=10), op("u", n, scale=10)
+    op.add("", swiglu_clamped(g, u), g=g, u=u)
 
     op = operation("activation")
     x = op("x", n, scale=4)

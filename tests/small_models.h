@@ -50,7 +50,7 @@ inline const std::vector<std::string>& small_models() {
       "--qk-norm=off --kv-heads=1",
 
       "--ffn=geglu --gelu=erf", "--ffn=geglu --ffn-bias=on", "--ffn=gelu --gelu=erf", "--ffn=polynorm",
-      "--clip-residual=1.2", "--clip-output=0.2 --norm=dyt", "--dropout=0.2",
+      "--ffn=swiglu-clamped --ffn-bias=on", "--clip-residual=1.2", "--clip-output=0.2 --norm=dyt", "--dropout=0.2",
       "--dropout=0.1 --clip-output=0.5 --clip-residual=1 --norm=gated --norm-rank=3 --norm-placement=sandwich "
       "--attn=g1",
       "--mixer=gated-delta --linear-key-heads=1 --linear-value-heads=2 --linear-key-dim=5 --linear-value-dim=7",

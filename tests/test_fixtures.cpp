@@ -340,6 +340,16 @@ TEST_CASE("fixtures: glu and activations", "[fixtures]") {
   }
   glu.finish();
 
+  Operation clamped("swiglu_clamped");
+  const Numbers cg = clamped.input("g", n, 10), cu = clamped.input("u", n, 10), cdy = clamped.input("dy", n);
+  Numbers cy(n), cdg(n), cdu(n);
+  swiglu_clamped_forward_ref(cy.data(), cg.data(), cu.data(), n);
+  swiglu_clamped_backward_ref(cdg.data(), cdu.data(), cdy.data(), cg.data(), cu.data(), n);
+  clamped.check("y", cy);
+  clamped.check("dg", cdg);
+  clamped.check("du", cdu);
+  clamped.finish();
+
   const Numbers x = activation.input("x", n, 4), dact = activation.input("dy", n);
   for (Activation kind : {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf, Activation::relu2}) {
     const std::string at = std::string(name_of(kind)) + ": ";

@@ -104,6 +104,7 @@ const Row rows[] = {
     FIELD("--ffn=swiglu", "", c.model.ffn.kind == FfnKind::swiglu),
     FIELD("--ffn=glu", "", c.model.ffn.kind == FfnKind::glu),
     FIELD("--ffn=geglu", "", c.model.ffn.kind == FfnKind::geglu),
+    FIELD("--ffn=swiglu-clamped", "", c.model.ffn.kind == FfnKind::swiglu_clamped),
     FIELD("--ffn=gelu", "", c.model.ffn.kind == FfnKind::gelu),
     FIELD("--ffn=relu2", "", c.model.ffn.kind == FfnKind::relu2),
     FIELD("--ffn=polynorm", "", c.model.ffn.kind == FfnKind::polynorm),

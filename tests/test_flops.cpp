@@ -63,6 +63,7 @@ const Line lines[] = {
     {"--attn-sink=learned", plain, sees, norms + 4 * 4},
     {"--attn-sink=kv-bias", plain, sees, norms + 4 * 2 * 128},
     {"--sdpa-out=groupnorm", plain, sees, norms + 4 * 32},
+    {"--ffn=swiglu-clamped", plain, sees, norms},
     {"--ffn=gelu", plain - 4 * 384 * 128, sees, norms},
     {"--ffn=polynorm", plain - 4 * 384 * 128, sees, norms + 4 * 4},
     // Projections to 64 + 64 + 128 of q, k, v, to 128 of z, to 8 of b and a, and back; 4 taps for each of 256 channels and

@@ -1,6 +1,8 @@
 // glu: values, the reference against finite differences, the kernels against the reference.
 #include "kernels/glu.h"
 
+#include <algorithm>
+
 #include "tests/harness.h"
 
 using namespace gated;
@@ -80,6 +82,84 @@ TEST_CASE("glu: what the program runs equals the reference bit for bit", "[bitwi
       });
     }
   }
+}
+
+TEST_CASE("swiglu_clamped: values, and what the bounds hold back") {
+  // Pairs (g, u): inside, at the bounds, beyond them.
+  const std::vector<double> g = {1, -2, 7, 7.5, 1, 1, 1, 1, -100}, u = {0.5, 3, 0, 0, 7, -7, 8, -9, 2};
+  const double one = 1 / (1 + std::exp(-1.702)), seven = 7 / (1 + std::exp(-7 * 1.702));
+  const std::vector<double> expected = {
+      1.5 * one, 4 * -2 / (1 + std::exp(2 * 1.702)), seven, seven, 8 * one, -6 * one, 8 * one,
+      -6 * one,  3 * -100 / (1 + std::exp(170.2))};
+  std::vector<double> y(9), dg(9), du(9), dy(9, 1.0);
+  swiglu_clamped_forward_ref(y.data(), g.data(), u.data(), 9);
+  REQUIRE(relative_error(expected, y) < 1e-14);
+  swiglu_clamped_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), 9);
+  for (size_t i = 0; i < 9; i++) {
+    INFO(i);
+    REQUIRE((dg[i] == 0) == (g[i] > 7));  // at the bound the gradient passes
+    REQUIRE((du[i] == 0) == (u[i] > 7 || u[i] < -7));
+  }
+}
+
+TEST_CASE("swiglu_clamped: gradients against finite differences", "[gradcheck]") {
+  // No input lies within a step of a bound.
+  const size_t n = 61;
+  auto g = random_values<double>(n, 1, 9.0), u = random_values<double>(n, 2, 9.0);
+  for (auto* v : {&g, &u})
+    for (double& x : *v)
+      if (std::fabs(std::fabs(x) - 7) < 0.01) x += 0.02;
+  const auto dy = random_values<double>(n, 3);
+  std::vector<double> y(n), dg(n), du(n);
+  swiglu_clamped_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n);
+  auto loss = [&](const std::vector<double>& g, const std::vector<double>& u) {
+    swiglu_clamped_forward_ref(y.data(), g.data(), u.data(), n);
+    return dot(y, dy);
+  };
+  check_gradient(
+      "g", [&](auto& v) { return loss(v, u); }, g, dg);
+  check_gradient(
+      "u", [&](auto& v) { return loss(g, v); }, u, du);
+  REQUIRE(std::count(dg.begin(), dg.end(), 0.0) > 3);
+  REQUIRE(std::count(du.begin(), du.end(), 0.0) > 3);
+}
+
+TEST_CASE("swiglu_clamped: what the program runs equals the reference bit for bit", "[bitwise]") {
+  for (size_t n : {0, 1, 3, 37, 1024, 1028, 2055}) {
+    INFO("n " << n);
+    auto g = random_values<float>(n, 1, 20.0f), u = random_values<float>(n, 2, 20.0f);
+    const auto dy = random_values<float>(n, 3);
+    const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f, 7.0f, -7.0f, 1e-40f};
+    for (size_t i = 0; i < 7 && 7 * i < n; i++) g[7 * i] = extremes[i];
+    for (size_t i = 0; i < 7 && 5 * i < n; i++) u[5 * i] = extremes[i];
+    std::vector<float> y(n, NAN), dg(n, NAN), du(n, NAN);
+    swiglu_clamped_forward_ref(y.data(), g.data(), u.data(), n);
+    swiglu_clamped_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n);
+    on_every_device([&](Context& ctx) {
+      Guarded gy(ctx, n), gdg(ctx, n), gdu(ctx, n), gg(ctx, g), gu(ctx, u), gdy(ctx, dy);
+      Guarded y_over_g(ctx, g), y_over_u(ctx, u), dg_over_g(ctx, g), du_over_u(ctx, u);
+      swiglu_clamped_forward(gy, gg, gu, n, ctx);
+      swiglu_clamped_forward(y_over_g, y_over_g, gu, n, ctx);
+      swiglu_clamped_forward(y_over_u, gg, y_over_u, n, ctx);
+      swiglu_clamped_backward(gdg, gdu, gdy, gg, gu, n, ctx);
+      swiglu_clamped_backward(dg_over_g, du_over_u, gdy, dg_over_g, du_over_u, n, ctx);
+      REQUIRE_BITWISE(y, gy.download());
+      REQUIRE_BITWISE(y, y_over_g.download());
+      REQUIRE_BITWISE(y, y_over_u.download());
+      REQUIRE_BITWISE(dg, gdg.download());
+      REQUIRE_BITWISE(du, gdu.download());
+      REQUIRE_BITWISE(dg, dg_over_g.download());
+      REQUIRE_BITWISE(du, du_over_u.download());
+    });
+  }
+}
+
+TEST_CASE("swiglu_clamped: a NaN goes through the bounds", "[bitwise]") {
+  on_every_device([&](Context& ctx) {
+    Guarded g(ctx, {NAN, 1.0f}), u(ctx, {1.0f, NAN}), y(ctx, 2);
+    swiglu_clamped_forward(y, g, u, 2, ctx);
+    for (float v : y.download()) REQUIRE(std::isnan(v));
+  });
 }
 
 TEST_CASE("glu: an activation that is not a GLU's is refused") {

@@ -173,6 +173,8 @@ void list_block_flags(FlagTable& t, ModelConfig& m) {
                     {{"swiglu", FfnKind::swiglu, "kernels/glu.cu", "SiLU(gate) * up"},
                      {"glu", FfnKind::glu, "kernels/glu.cu", "sigmoid(gate) * up"},
                      {"geglu", FfnKind::geglu, "kernels/glu.cu", "GELU(gate) * up"},
+                     {"swiglu-clamped", FfnKind::swiglu_clamped, "kernels/glu.cu",
+                      "(up + 1) * gate * sigmoid(1.702 gate), gate <= 7, -7 <= up <= 7 (gpt-oss)"},
                      {"gelu", FfnKind::gelu, "kernels/activation.cu", "GELU(up)"},
                      {"relu2", FfnKind::relu2, "kernels/activation.cu", "max(up, 0)^2"},
                      {"polynorm", FfnKind::polynorm, "kernels/polynorm.cu", "the sum of normed powers of up"}},
