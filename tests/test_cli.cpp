@@ -214,13 +214,18 @@ TEST_CASE("cli: help and the flag map", "[cli]") {
 }
 
 TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not been", "[cli]") {
+  const auto [mixer, steps, layers] =
+      GENERATE(table<const char*, const char*, const char*>({{"--mixer=attention", "--steps=40", "--layers=1"},
+                                                             {"--mixer=gated-delta", "--steps=24", "--layers=1"},
+                                                             {"--mixer=hybrid", "--steps=24", "--layers=2"}}));
+  INFO(mixer);
   const Folder f;
-  const std::vector<std::string> run = small({"--steps=40", "--save-every=3", "--keep=2", "--micro-batches=2",
-                                              "--out=" + (f / "run"), "--resume", "--context=64", "--hidden=64"});
-  std::vector<std::string> whole = run;
-  whole.push_back("--out=" + (f / "whole"));
-  whole.erase(std::find(whole.begin(), whole.end(), "--out=" + (f / "run")));
-  const std::string expected = fingerprint_of(train(f, whole));
+  auto into = [&, mixer = mixer, steps = steps, layers = layers](const char* folder) {
+    return small({mixer, steps, layers, "--save-every=3", "--keep=2", "--micro-batches=2", "--out=" + (f / folder),
+                  "--resume", "--context=64", "--hidden=64"});
+  };
+  const std::vector<std::string> run = into("run");
+  const std::string expected = fingerprint_of(train(f, into("whole")));
   REQUIRE(expected.size() == 16);
 
   // Killed again and again, each time a little later, until one attempt gets to the end.
@@ -386,6 +391,9 @@ TEST_CASE("cli: a checkpoint of another run, a corrupt one, a truncated one", "[
   REQUIRE(train(f, small({out, "--save-every=6"})).exit_code == 0);
   require_refused(train(f, small({out, "--resume", "--norm=gated"})), "--norm=rmsnorm");
   require_refused(train(f, small({out, "--resume", "--seed=9"})), "--seed");
+  require_refused(train(f, small({out, "--resume", "--mixer=gated-delta"})),
+                  "--mixer=attention, this run has gated-delta");
+  require_refused(train(f, small({out, "--resume", "--mixer=hybrid"})), "--mixer=attention, this run has hybrid");
 
   const fs::path newest = f.path / "run/step_00000012.safetensors", older = f.path / "run/step_00000006.safetensors";
   REQUIRE(fs::exists(newest));

@@ -12,7 +12,10 @@ using namespace gated;
 TEST_CASE("trainer: 20 steps have the same losses and weights on cpu and kernels", "[bitwise]") {
   for (const char* flags : {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated --norm-rank=3 --tied=off",
                             "--attn=g1 --gate=headwise --ffn=glu", "--qk-norm=off --kv-heads=1",
-                            "--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv"}) {
+                            "--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv",
+                            "--mixer=gated-delta --linear-key-dim=5 --linear-value-dim=7",
+                            "--mixer=gated-delta --linear-key-dim=16 --linear-value-dim=7 --delta=chunk",
+                            "--mixer=hybrid --linear-key-dim=6 --linear-value-dim=5 --attn=g1 --tied=off"}) {
     INFO(flags);
     const ModelConfig model = small_model(flags);
     const Config config = small_run(model, 20, model.tied ? 1 : 2);

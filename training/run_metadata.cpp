@@ -34,14 +34,22 @@ static bool hashes_data(const std::string& key) {
 
 void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now) {
   rename_old_flags(then);
+  // What is compared, in the order of the table of flags: there a flag stands before those that follow from it, as
+  // --attention-every does from --mixer. Hashes stand behind them: a flag's name says more.
+  std::vector<std::string> keys;
   Config defaults;
   for (const Flag& f : list_flags(defaults)) {
-    std::string& value = then["flag" + f.name];
+    const std::string key = "flag" + f.name;
+    if (now.contains(key)) keys.push_back(key);
+    std::string& value = then[key];
     if (value.empty()) value = f.get();
   }
+  for (const auto& [key, value] : now)
+    if (!key.starts_with("flag")) keys.push_back(key);
   const bool has_hashes = then.contains("hash--data");
-  for (const auto& [key, value] : now) {  // hashes behind flags: a flag's name says more
+  for (const std::string& key : keys) {
     if (has_hashes ? names_data(key) : hashes_data(key)) continue;
+    const std::string& value = now.at(key);
     const std::string what = key.starts_with("flag") || hashes_data(key) ? key.substr(4) : key;
     const char *was = then[key].c_str(), *is = value.c_str();
     if (hashes_data(key))
