@@ -68,18 +68,18 @@ $(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(NVCC),-DWITH_CUDA)
 
 # ---- builds of one source: release, asan (AddressSanitizer + UBSan), race (the race
 # shadow), debug (for gdb), and narrower CPUs
-# $(1) name, $(2) flags of what is tested, $(3) flags of the tests themselves, $(4) flags of the linker
+# $(1) name, $(2) flags where the CPU must be fast, $(3) flags of the tests and of what the emulator alone runs,
+# $(4) flags of the linker, $(5) the headers that its files have in common
 
 define build_rules
-$(BUILD)/$(1)/tests/%.o: tests/%.cpp
-	@mkdir -p $$(@D)
-	$(CXX) $(COMMON) $(CALLS) $(3) $$(FLAGS_HERE) -c -o $$@ $$<
-$(BUILD)/$(1)/%.o: %.cpp
-	@mkdir -p $$(@D)
-	$(CXX) $(COMMON) $(2) $$(FLAGS_HERE) -c -o $$@ $$<
-$(BUILD)/$(1)/%.o: %.cu
-	@mkdir -p $$(@D)
-	$(CXX) -x c++ $(COMMON) $(CALLS) $(2) $$(FLAGS_HERE) -c -o $$@ $$<
+$(call compile,$(BUILD)/$(1)/%.o: %.cpp,$(BUILD)/$(1)/headers/cpu.h,$(2))
+$(call compile,$(call objects,$(1),$(FAST)): $(BUILD)/$(1)/%.o: %.cu,$(BUILD)/$(1)/headers/cpu.h,$(2))
+$(call compile,$(BUILD)/$(1)/%.o: %.cu,$(BUILD)/$(1)/headers/emulated.h,$(CALLS) $(3))
+$(call compile,$(BUILD)/$(1)/tests/%.o: tests/%.cpp,$(BUILD)/$(1)/headers/tests.h,$(CALLS) $(3))
+$(call compile,$(call objects,$(1),$(FAST_TESTS)): $(BUILD)/$(1)/%.o: %.cpp,$(BUILD)/$(1)/headers/cpu.h,$(2))
+$(call read_once,$(BUILD)/$(1)/headers/cpu.h,$(5),$(2))
+$(call read_once,$(BUILD)/$(1)/headers/emulated.h,$(5),$(CALLS) $(3))
+$(call read_once,$(BUILD)/$(1)/headers/tests.h,tests/harness.h,$(CALLS) $(3))
 $(BUILD)/$(1)/kernels.a: $(call objects,$(1),$(KERNELS) core/simt.cpp $(if $(filter race,$(1)),core/race_shadow.cpp))
 	@rm -f $$@
 	ar rcs $$@ $$^
@@ -92,9 +92,31 @@ $(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD
 $(WHOLE_TESTS:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/host.a $(BUILD)/$(1)/layers.a $(BUILD)/$(1)/kernels.a
 	$(CXX) -fopenmp $(4) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
 endef
+
+# $(1) objects and their sources, $(2) the headers that are read already, $(3) flags
+define compile
+$(1) $(2).gch
+	@mkdir -p $$(@D)
+	$(CXX) -x c++ $(COMMON) $(3) $$(FLAGS_HERE) -include $(2) -c -o $$@ $$<
+
+endef
+# Headers are most of the time of a short file: the compiler reads the common ones once for each set of flags and keeps what
+# it has read. $(1) where, $(2) the headers, $(3) flags
+define read_once
+$(1).gch: $(2)
+	@mkdir -p $$(@D)
+	@printf '#include "%s"\n' $(2) >$(1)
+	$(CXX) -x c++-header $(COMMON) $(3) -MF $$@.d -MT $$@ -o $$@ $(1)
+
+endef
+
+# Where a CPU is fast, its code stands in X_cpu.cpp or in these. Every other .cu is run by the emulator alone, but for the
+# host's, which have no kernels.
+FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu $(filter %.cu,$(HOST))
+FAST_TESTS := tests/test_math.cpp tests/bench.cpp
 TESTS := $(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp))
 WHOLE_TESTS := $(patsubst tests/%.cpp,%,$(shell grep -lE '"(layers|training|dataloader|tests/small_)' $(wildcard tests/test_*.cpp)))
-$(eval $(call build_rules,host,-O1))
+$(eval $(call build_rules,host,-O1,-O1,,training/flags.h))
 $(BUILD)/host.a: $(call objects,host,$(HOST))
 	@rm -f $@
 	ar rcs $@ $^
@@ -105,20 +127,17 @@ $(BUILD)/catch_main.o: tests/catch_main.cpp
 CATCH_LIB := $(if $(wildcard $(DEPS)/usr/include/catch2/catch_all.hpp),-lCatch2Main -lCatch2)
 WATCH := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined
 RACE_SHADOW := -O1 -g -march=$(ARCH) -DSIMT_RACE_SHADOW
-$(eval $(call build_rules,release,$(CXXFLAGS) -march=$(ARCH),-O1 -march=$(ARCH)))
-$(eval $(call build_rules,asan,-O1 -g -march=$(ARCH) $(WATCH),-O1 -g -march=$(ARCH) $(WATCH),$(WATCH)))
-$(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,$(RACE_SHADOW) -fsanitize=thread))
-$(eval $(call build_rules,debug,-O0 -ggdb3 -march=$(ARCH),-O0 -ggdb3 -march=$(ARCH)))
-$(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3,-O1 -march=x86-64-v3))
-$(eval $(call build_rules,plain,$(CXXFLAGS) -march=x86-64,-O1 -march=x86-64))
-# Where a CPU is fast, its code stands in X_cpu.cpp or in the files named here. Every other .cu is run by the emulator alone.
-FAST_ON_CPU := kernels/adamw.cu kernels/bias.cu kernels/mean.cu
-$(foreach b,release avx2 plain,$(call objects,$(b),$(filter-out $(FAST_ON_CPU),$(filter %.cu,$(KERNELS) $(LAYERS))))): FLAGS_HERE := -O1
+OPERATION_HEADERS := core/reduce.cuh core/simd.h
+$(eval $(call build_rules,release,$(CXXFLAGS) -march=$(ARCH),-O1 -march=$(ARCH),,$(OPERATION_HEADERS)))
+$(eval $(call build_rules,asan,-O1 -g -march=$(ARCH) $(WATCH),-O1 -g -march=$(ARCH) $(WATCH),$(WATCH),$(OPERATION_HEADERS)))
+$(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,$(RACE_SHADOW) -fsanitize=thread,,$(OPERATION_HEADERS)))
+$(eval $(call build_rules,debug,-O0 -ggdb3 -march=$(ARCH),-O0 -ggdb3 -march=$(ARCH),,$(OPERATION_HEADERS)))
+$(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3,-O1 -march=x86-64-v3,,$(OPERATION_HEADERS)))
+$(eval $(call build_rules,plain,$(CXXFLAGS) -march=x86-64,-O1 -march=x86-64,,$(OPERATION_HEADERS)))
 # (-O1 and both sanitizers take ten times as long for its register blocks as -O3 alone does)
-$(BUILD)/asan/kernels/attention_cpu.o: FLAGS_HERE := -Og
-# What these measure is in headers: the tests' own code is what must be fast.
-$(foreach b,release avx2 plain,$(BUILD)/$(b)/tests/test_math.o $(BUILD)/$(b)/tests/bench.o): FLAGS_HERE := -O3
-
+$(BUILD)/asan/kernels/attention_cpu.o: kernels/attention_cpu.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(COMMON) -Og -g -march=$(ARCH) $(WATCH) -c -o $@ $<
 # The emulator and the shadow are not kernels: nothing watches them.
 $(BUILD)/race/core/%.o: core/%.cpp
 	@mkdir -p $(@D)

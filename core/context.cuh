@@ -10,6 +10,8 @@
 #ifdef __CUDACC__
 #include <nvtx3/nvToolsExt.h>
 #endif
+#include <optional>
+
 #include "core/cublas.cuh"
 #include "core/device.cuh"
 
@@ -44,7 +46,7 @@ class Context {
   // From here on cuBLASLt computes matrix products: the same from run to run, but not the CPU's bits.
   void use_cublas(bool tf32) {
     require(device == Device::cuda, "cuBLAS computes on a GPU only, and this run is on %s", name_of(device));
-    cublas_ = std::make_unique<Cublas>(tf32);
+    cublas_.emplace(tf32);
   }
   MatmulEngine matmul_engine() const {
     return cublas_ ? MatmulEngine::cublas : MatmulEngine::exact;
@@ -130,7 +132,7 @@ class Context {
   }
 
  private:
-  std::unique_ptr<Cublas> cublas_;  // where cuBLAS is used
+  std::optional<Cublas> cublas_;  // where cuBLAS is used
   Buffer<unsigned char> scratch_;
   size_t most_scratch_ = 0;
   bool planned_ = false;

@@ -15,13 +15,10 @@
 #endif
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -100,7 +97,7 @@ inline void require_memory(Device device, double bytes) {
 }
 
 // How often memory was allocated: a training step must leave it as it is.
-inline std::atomic<size_t> allocations = 0;
+inline size_t allocations = 0;
 
 // Fresh memory is filled with NaN on every device, so that reading what nobody wrote shows. GATED_FILL=off leaves it as it
 // is, for tools that watch for such reads themselves: compute-sanitizer's initcheck, valgrind.
@@ -232,7 +229,8 @@ class HostView {
 template <class T, class Fill>
 void fill_from_host(Buffer<T>& to, Fill fill) {
   std::vector<T> host(to.device() == Device::cuda ? to.size() : 0);
-  if (host.empty() && to.size()) std::fill(to.data(), to.data() + to.size(), T(0));
+  if (host.empty())
+    for (size_t i = 0; i < to.size(); i++) to.data()[i] = T(0);
   fill(host.empty() ? to.data() : host.data());
   if (!host.empty()) to.upload(host);
 }

@@ -18,7 +18,6 @@
 // Build: g++ -std=c++20 -I. <files> core/simt.cpp -lboost_context; -fsanitize=address,undefined on all of
 // them checks bounds, those of shared memory too. tests/test_simt.cpp, tests/test_planted_bugs.cpp
 #pragma once
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -194,11 +193,10 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, A&
 // *p = f(*p) in one step; returns what was there.
 template <class T, class F>
 T atomic_update(T* p, F f) {
-  static_assert(std::is_integral_v<T>);
-  std::atomic_ref<T> word(*p);
-  T old = word.load(std::memory_order_relaxed);
-  while (!word.compare_exchange_weak(old, f(old), std::memory_order_relaxed)) {
-  }
+  T old, next;
+  __atomic_load(p, &old, __ATOMIC_RELAXED);
+  do next = f(old);
+  while (!__atomic_compare_exchange(p, &old, &next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   return old;
 }
 
@@ -259,14 +257,14 @@ inline int __all_sync(unsigned mask, int vote, SIMT_HERE) {
 }
 #undef SIMT_HERE
 
-// ---- atomics; no other thread runs meanwhile, but atomic_ref tells the race shadow what they are
+// ---- atomics; no other thread runs meanwhile, but the compiler's atomics tell the race shadow what they are
 template <class T>
 T atomicAdd(T* p, std::type_identity_t<T> value) {
-  return std::atomic_ref<T>(*p).fetch_add(value, std::memory_order_relaxed);
+  return simt::atomic_update(p, [=](T old) { return old + value; });
 }
 template <class T>
 T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> desired) {
-  std::atomic_ref<T>(*p).compare_exchange_strong(expected, desired, std::memory_order_relaxed);
+  __atomic_compare_exchange(p, &expected, &desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
 }
 template <class T>
