@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(rows_block)
   size_t before = 0;
   for (unsigned f = 0; f < E; f++) {
     const float other = __shfl_sync(all, score, int(f));
-    before += other > score || (other == score && f < lane);
+    before += f < lane ? other >= score : other > score;
   }
   const unsigned chosen = __ballot_sync(all, lane < E && before < shape.k);
   if (lane < E) s[head * E + lane] = before < shape.k ? score : -1.0f;

@@ -32,10 +32,12 @@ void head_experts_backward_cpu(float* dx, float* dz, const float* dy, const floa
 // Replaces the scores of one head's E experts by -1 where they are not chosen. Both twins choose with it.
 template <class T>
 void head_experts_choose(T* scores, size_t E, size_t k) {
+  if (k == E) return;
   bool chosen[32];
   for (size_t e = 0; e < E; e++) {
-    size_t before = 0;
-    for (size_t f = 0; f < E; f++) before += scores[f] > scores[e] || (scores[f] == scores[e] && f < e);
+    size_t before = 0;  // experts that come before e: those with a larger score, and the lower ones with an equal score
+    for (size_t f = 0; f < e; f++) before += scores[f] >= scores[e];
+    for (size_t f = e + 1; f < E; f++) before += scores[f] > scores[e];
     chosen[e] = before < k;
   }
   for (size_t e = 0; e < E; e++)

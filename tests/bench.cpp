@@ -25,6 +25,7 @@
 #include "kernels/gated_delta_chunk.h"
 #include "kernels/gated_norm.h"
 #include "kernels/glu.h"
+#include "kernels/head_experts.h"
 #include "kernels/gradient.h"
 #include "kernels/mean.h"
 #include "kernels/l2norm.h"
@@ -270,6 +271,17 @@ void bench_operations(Context& ctx, double bandwidth) {
   row("static gate forward", 2 * f, [&] { static_gate_forward(y.data(), x.data(), w.data(), N, C, op, ctx); });
   row("static gate backward", 3 * f,
       [&] { static_gate_backward(dx.data(), dw.data(), y.data(), x.data(), w.data(), N, C, op, ctx); });
+  for (size_t k : {8, 2}) {
+    const HeadExpertsShape experts = {N, 2, D, 8, k};  // the scores of H = 16 heads, for 2 heads of 8 experts
+    const double chosen = double(k) / 8 * f, values = f / 8;
+    row(format("head experts forward, %zu of 8", k).c_str(), chosen + values,
+        [&] { head_experts_forward(y.data(), dscores.data(), x.data(), scores.data(), experts, ctx); });
+    row(format("head experts backward, %zu of 8", k).c_str(), chosen + f + values,
+        [&] { head_experts_backward(dx.data(), dz.data(), y.data(), x.data(), dscores.data(), experts, ctx); });
+  }
+  row("clamped swiglu forward", 3 * f, [&] { swiglu_clamped_forward(y.data(), x.data(), z.data(), n, ctx); });
+  row("clamped swiglu backward", 5 * f,
+      [&] { swiglu_clamped_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), n, ctx); });
   for (auto [name, act] : {std::pair{"swiglu", Activation::silu},
                            {"glu", Activation::sigmoid},
                            {"geglu", Activation::gelu_tanh},
