@@ -35,14 +35,11 @@ struct Part {
 
 constexpr size_t parts_a_thread = 4;
 
-void multiply(const std::vector<Product>& products, size_t ldc, bool accumulate) {
+// M, N, K: the largest that a product can have, however the rows lie, so that a later step takes no more memory.
+void multiply(const std::vector<Product>& products, size_t ldc, bool accumulate, size_t M, size_t N, size_t K) {
   using namespace tuned_matmul;
   size_t all = 0, fmas = 0;
-  Product most = {};  // in each size
-  for (const Product& p : products) {
-    all += part_work(p.M, p.N, p.K), fmas += p.M * p.N * p.K;
-    most.M = std::max(most.M, p.M), most.N = std::max(most.N, p.N), most.K = std::max(most.K, p.K);
-  }
+  for (const Product& p : products) all += part_work(p.M, p.N, p.K), fmas += p.M * p.N * p.K;
   // A thread is worth waking for half a million fmas.
   const size_t threads = std::min<size_t>(omp_get_max_threads(), std::max<size_t>(1, fmas >> 19));
   const size_t share = threads > 1 ? all / (threads * parts_a_thread) + 1 : SIZE_MAX;
@@ -57,9 +54,9 @@ void multiply(const std::vector<Product>& products, size_t ldc, bool accumulate)
       }
   }
   std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.work > b.work; });
-#pragma omp parallel num_threads(int(threads))
+#pragma omp parallel if (threads > 1)
   {
-    reserve_workspace(most.M, most.N, most.K, accumulate);
+    reserve_workspace(M, N, K, accumulate);
 #pragma omp for schedule(dynamic, 1)
     for (size_t i = 0; i < parts.size(); i++) {
       const Part& part = parts[i];
@@ -81,7 +78,7 @@ void grouped_matmul_cpu(float* C, const float* A, const float* B, const int* row
     const Operand b{B + e * s.N * s.K, layout == Layout::nt ? s.K : s.N, s.N, layout == Layout::nt};
     products.push_back({C + row * s.N, a, b, bias ? bias + e * s.N : nullptr, rows, s.N, s.K});
   }
-  multiply(products, s.N, accumulate == Accumulate::yes);
+  multiply(products, s.N, accumulate == Accumulate::yes, s.M, s.N, s.K);
 }
 
 void grouped_matmul_tn_cpu(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s) {
@@ -92,7 +89,7 @@ void grouped_matmul_tn_cpu(float* C, const float* A, const float* B, const int* 
     const Operand a{A + row * s.N, s.N, s.N, false}, b{B + row * s.K, s.K, s.K, false};
     products.push_back({C + e * s.N * s.K, a, b, nullptr, s.N, s.K, rows});
   }
-  multiply(products, s.K, true);
+  multiply(products, s.K, true, s.N, s.K, s.M);
 }
 
 // An expert with more than a thread's share is summed by all threads, the others by one thread each.

@@ -10,7 +10,7 @@
 //
 //   part     the rectangle of C of one thread
 //   panel    up to 3072 columns of the part, one slice of k: B, packed into strips of 32 columns          (memory)
-//   block    up to 168 rows: A, packed into strips of 14 rows                                           (L2 cache)
+//   block    up to 168 rows at a depth of 1024, more at less: A, packed into strips of 14 rows          (L2 cache)
 //   tile     14 rows by 2 vectors of C in 28 registers: each k brings 2 vectors of B and 14 numbers of A, each of which
 //            goes to all lanes                                                               (numbers for AVX-512)
 //
@@ -19,6 +19,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "core/simd.h"
 #include "kernels/matmul_cpu.h"
@@ -31,6 +32,7 @@ constexpr size_t tile_rows = lanes == 16 ? 14 : lanes == 8 ? 6 : 12, half_rows =
 static_assert(tile_rows < lanes || tile_rows % lanes == 0, "pack() stores whole vectors");
 constexpr size_t tile_vecs = 2, tile_cols = tile_vecs * lanes;
 constexpr size_t block_rows = 12 * tile_rows;
+constexpr size_t cache_line = 16;  // floats
 constexpr size_t panel_rows = 146 * tile_rows, panel_cols = 96 * tile_cols;
 
 constexpr size_t round_up(size_t n, size_t unit) {
@@ -55,9 +57,45 @@ struct Sink {
   size_t cols;        // that C has in this tile
 };
 
-// ahead: memory that will be wanted soon; a cache line of it is asked for every fourth k.
+// Memory that will be wanted soon. Tiles ask for it, each for the lines of a few rows, one every 2^shift k: line n begins at
+// data + (n % 2^log) * low + (n / 2^log) * high.
+struct Ahead {
+  const float* data;
+  size_t low, high;
+  unsigned log, shift;
+  size_t step, tiles;  // from the first line of a tile to that of the next; so many tiles have lines
+
+  const float* line_at(size_t k) const {
+    const size_t n = k >> shift;
+    return data + (n & ((size_t{1} << log) - 1)) * low + (n >> log) * high;
+  }
+  // The lines of a tile; where there are none, `nothing`, which is in the cache.
+  Ahead of(size_t tile, const float* nothing) const {
+    if (tile >= tiles) return {nothing, 0, 0, 0, 0, 0, 0};
+    Ahead part = *this;
+    part.data += tile * step;
+    return part;
+  }
+};
+
+// `rows` rows along which k runs, for `tiles` tiles: as many k as a line has floats give 2^log lines.
+inline Ahead ahead_along_k(const float* data, size_t ld, size_t rows, size_t tiles) {
+  unsigned log = 0;
+  while (log < 4 && tiles << log < rows) log++;
+  return {data, ld, cache_line, log, 4 - log, ld << log, rows >> log};
+}
+
+// `depth` rows of 2^log lines, a row for each k.
+inline Ahead ahead_across_k(const float* data, size_t ld, unsigned log, size_t depth, size_t tiles) {
+  unsigned shift = 4;
+  while (shift > 0 && tiles >> shift < size_t{1} << log) shift--;
+  const size_t rows = std::max<size_t>(1, depth >> shift >> log);
+  return {data, cache_line, ld, log, shift, rows * ld, ceil_div(depth, rows)};
+}
+
 template <size_t rows, size_t vecs>
-void tile(const Sink& sink, const float* a, const float* b, const float* ahead, size_t depth) {
+void tile(const Sink& sink, const float* a, const float* b, const Ahead& next, size_t depth) {
+  const Ahead ahead = next;        // in registers
   constexpr size_t distance = 16;  // how many k ahead of their use A and B come from L2 to L1
   vec chain[rows][vecs];
 #pragma GCC unroll 16
@@ -78,7 +116,7 @@ void tile(const Sink& sink, const float* a, const float* b, const float* ahead, 
         __builtin_prefetch(b + (distance * vecs + j) * lanes);
       }
       __builtin_prefetch(a + distance * rows);
-      if (vecs > 1) __builtin_prefetch(ahead + k / 4 * lanes, 0, 2);
+      if (vecs > 1) __builtin_prefetch(ahead.line_at(k), 0, 2);
 #pragma GCC unroll 16
       for (size_t i = 0; i < rows; i++) {
         const vec ai = broadcast(a[i]);
@@ -101,7 +139,7 @@ void tile(const Sink& sink, const float* a, const float* b, const float* ahead, 
     }
 }
 
-using TileFunction = void (*)(const Sink&, const float*, const float*, const float*, size_t);
+using TileFunction = void (*)(const Sink&, const float*, const float*, const Ahead&, size_t);
 
 template <size_t vecs>
 TileFunction tile_of(size_t rows) {
@@ -164,8 +202,19 @@ inline void pack(float* strips, size_t pitch, size_t width, const Operand& x, si
 
 constexpr size_t spare = 2;  // floats a row of A that pack() may run over
 static_assert(round_up(tile_rows, lanes) <= tile_rows * (1 + spare));
-constexpr size_t wide_group = 8 * tile_cols;
+constexpr size_t wide_group = 4 * tile_cols;
 static_assert(panel_cols % wide_group == 0);
+
+// Columns packed at a time. Where k is not contiguous memory runs across columns.
+constexpr size_t group_of(const Operand& B) {
+  return B.k_contiguous ? tile_cols : wide_group;
+}
+
+// Rows of a block, so that its A takes about the same memory at every depth that is not small.
+constexpr size_t least_depth = 256;
+constexpr size_t block_rows_at(size_t depth) {
+  return block_rows * (matmul_slice / std::max(depth, least_depth));
+}
 
 static thread_local Buffer<float> workspace;
 
@@ -180,17 +229,18 @@ static void reserve_floats(size_t n) {
 void reserve_workspace(size_t M, size_t N, size_t K, bool accumulate) {
   const size_t depth = std::min(K, matmul_slice), wide = std::min(round_up(N, wide_group), panel_cols);
   const size_t rows = round_up(M, tile_rows), high = accumulate && K > matmul_slice ? std::min(rows, panel_rows) : 0;
-  reserve_floats(workspace_a(std::min(rows, block_rows), depth) + wide * depth + high * wide);
+  // (the most that a block takes at any depth: rows (depth + spare) with as many rows as block_rows_at() has)
+  const size_t largest = workspace_a(block_rows, matmul_slice + (matmul_slice / least_depth - 1) * spare);
+  reserve_floats(std::min(workspace_a(rows, depth), largest) + wide * depth + high * wide);
 }
 
 void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias, Interval rows,
                   Interval cols, size_t K, bool accumulate) {
-  // columns packed at a time: where k is not contiguous memory runs across them
-  const size_t group = B.k_contiguous ? tile_cols : wide_group;
+  const size_t group = group_of(B);
   const size_t slices = std::max<size_t>(1, ceil_div(K, matmul_slice)), deepest = std::min(K, matmul_slice);
   const bool totals = accumulate && slices > 1;  // C waits for the sum of its slices, which grows beside it
   const size_t high = totals ? piece(rows.size(), panel_rows, tile_rows) : rows.size();
-  const size_t wide = piece(cols.size(), panel_cols, group), block = piece(high, block_rows, tile_rows);
+  const size_t wide = piece(cols.size(), panel_cols, group), block = piece(high, block_rows_at(deepest), tile_rows);
 
   const size_t a_size = workspace_a(block, deepest), b_size = wide * deepest;
   reserve_floats(a_size + b_size + (totals ? high * wide : 0));
@@ -212,28 +262,41 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
             n = next_rows(m1 - m);
             pack(a_strip(m), 0, n, A, m, n, k0, depth);
           }
+          const size_t tiles = std::max<size_t>(1, (m1 - m0) / tile_rows);
           for (size_t n0 = j0; n0 < j1; n0 += group) {
             // B is packed when the first block wants it, and kept if there are others.
             float* b_group = b_strips + (i1 - i0 > block ? n0 - j0 : 0) * depth;
             const size_t n1 = std::min(n0 + group, j1);
             const size_t whole = (n1 - n0) / tile_cols * tile_cols, rest = n1 - n0 - whole;
-            if (m0 == i0) {
+            const bool packed = m0 > i0;
+            if (!packed) {
               pack(b_group, tile_cols * depth, tile_cols, B, n0, whole, k0, depth);
               if (rest) pack(b_group + whole * depth, 0, round_up(rest, lanes), B, n0 + whole, rest, k0, depth);
             }
+            // While this group is multiplied, the next one of this slice comes from memory.
+            Ahead ahead = {};
+            const size_t group_tiles = tiles * ceil_div(n1 - n0, tile_cols);
+            if (!packed && n1 < j1)
+              ahead = B.k_contiguous ? ahead_along_k(B.data + n1 * B.ld + k0, B.ld, tile_cols, group_tiles)
+                                     : ahead_across_k(B.data + k0 * B.ld + n1, B.ld,
+                                                      std::countr_zero(wide_group / cache_line), depth, group_tiles);
+            size_t done = 0;  // tiles
             for (size_t n = n0; n < n1; n += tile_cols) {
               const size_t width = std::min(tile_cols, n1 - n);
               const float* b = b_group + (n - n0) * depth;
-              for (size_t m = m0, tall, t = 0; m < m1; m += tall, t++) {
+              if (packed) {  // then it is the next strip that comes nearer
+                ahead = ahead_across_k(b + tile_cols * depth, tile_cols, tile_cols > cache_line, depth, tiles);
+                done = 0;
+              }
+              for (size_t m = m0, tall; m < m1; m += tall, done++) {
                 tall = next_rows(m1 - m);
                 float *c = C + m * ldc + n, *sum = total + (m - i0) * wide + (n - j0);
                 const bool last = slice + 1 == slices;
                 Sink sink{c, ldc, slice ? c : nullptr, ldc, accumulate, bias && last ? bias + n : nullptr, width};
                 if (totals) sink.sum = slice ? sum : nullptr, sink.ldsum = wide;
                 if (to_total) sink.C = sum, sink.ldc = wide, sink.accumulate = false;
-                // During the first eight tiles, an eighth each: the next strip of B, if it is packed already.
-                const float* ahead = m0 > i0 && t < 8 ? b + tile_cols * depth + t * (tile_cols / 8 * depth) : b;
-                (width > lanes ? tile_of<tile_vecs>(tall) : tile_of<1>(tall))(sink, a_strip(m), b, ahead, depth);
+                const auto compute = width > lanes ? tile_of<tile_vecs>(tall) : tile_of<1>(tall);
+                compute(sink, a_strip(m), b, ahead.of(done, b), depth);
               }
             }
           }

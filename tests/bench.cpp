@@ -1,10 +1,11 @@
 // bench: how fast each operation is, beside a peer or a ceiling measured in the same run.
 //   matmul        GFLOP/s beside OpenBLAS (CPU) or cuBLAS (GPU, fp32, no TF32), and as a share of the measured FMA peak
+//   grouped       GFLOP/s of products with a matrix per expert beside one product of as many rows with one matrix
 //   the others    GB/s of the bytes an operation must move, as a share of the measured copy bandwidth
 //   training      tokens/s of whole steps: the default model, and one of GPT-2 124M's size at B 4, T 64
 // Times on a shared machine wander: every pair is measured in turns and each side keeps its best, so that the ratios
 // stand where the times do not.
-// make bench | build/release/bench [FILE.json] [matmul|attention|gated-delta|operations|training]: writes the rows to the file;
+// make bench | build/release/bench [FILE.json] [matmul|grouped|attention|gated-delta|operations|training]: writes the rows to the file;
 // only the part that is named, or all
 #include <omp.h>
 
@@ -27,6 +28,7 @@
 #include "kernels/glu.h"
 #include "kernels/head_experts.h"
 #include "kernels/gradient.h"
+#include "kernels/grouped_matmul.h"
 #include "kernels/mean.h"
 #include "kernels/l2norm.h"
 #include "kernels/layernorm.h"
@@ -196,6 +198,55 @@ void bench_matmul(Context& ctx, double peak) {
                     {"peer", peer_name},
                     {"ratio_to_peer", ours / theirs},
                     {"share_of_peak", peak > 0 ? ours / peak : 0}});
+  }
+}
+
+void bench_grouped(Context& ctx) {
+  struct Case {
+    GroupedShape shape;
+    bool skewed;  // half of the rows go to the first expert
+  };
+  std::vector<Case> cases;
+  for (const GroupedShape& s :
+       {GroupedShape{4096, 8, 768, 512}, GroupedShape{4096, 16, 768, 512}, GroupedShape{4096, 32, 768, 512},
+        GroupedShape{4096, 64, 768, 512}, GroupedShape{4096, 128, 768, 512}, GroupedShape{2048, 16, 384, 128}})
+    for (bool skewed : {false, true}) cases.push_back({s, skewed});
+  printf("\n%-46s %10s %10s %8s\n", "grouped matmul rows E N K", "GFLOP/s", "one matrix", "ratio");
+  for (const auto& [s, skewed] : cases) {
+    std::vector<int> start(s.E + 1, 0);
+    const size_t first = skewed ? s.M / 2 : s.M / s.E;
+    for (size_t e = 1; e <= s.E; e++) start[e] = int(first + (s.M - first) * (e - 1) / (s.E - 1));
+    const Buffer<int> row_start(device, start);
+    Buffer<float> x = filled(s.M * s.K, 1), w = filled(s.E * s.N * s.K, 2), y = filled(s.M * s.N, 3),
+                  dx = filled(s.M * s.K), dw = filled(s.E * s.N * s.K), one = filled(s.N * s.K, 2);
+    const GroupedShape back = {s.M, s.E, s.K, s.N};
+    const struct {
+      const char* name;
+      std::function<void()> grouped, dense;
+    } roles[] = {
+        {"forward",
+         [&] { grouped_matmul(y.data(), x.data(), w.data(), row_start.data(), s, Layout::nt, Accumulate::no, ctx); },
+         [&] { matmul(y.data(), x.data(), one.data(), s.M, s.N, s.K, Layout::nt, Accumulate::no, ctx); }},
+        {"dx",
+         [&] {
+           grouped_matmul(dx.data(), y.data(), w.data(), row_start.data(), back, Layout::nn, Accumulate::no, ctx);
+         },
+         [&] { matmul(dx.data(), y.data(), one.data(), s.M, s.K, s.N, Layout::nn, Accumulate::no, ctx); }},
+        {"dW", [&] { grouped_matmul_tn(dw.data(), y.data(), x.data(), row_start.data(), s, ctx); },
+         [&] { matmul(one.data(), y.data(), x.data(), s.N, s.K, s.M, Layout::tn, Accumulate::yes, ctx); }}};
+    for (const auto& role : roles) {
+      const auto seconds = best_seconds(ctx, {role.grouped, role.dense});
+      const double flops = 2.0 * double(s.M) * double(s.N) * double(s.K);
+      const std::string name =
+          format("%s %zu %zu %zu %zu%s", role.name, s.M, s.E, s.N, s.K, skewed ? " skewed" : " balanced");
+      printf("%-46s %10.1f %10.1f %7.2fx\n", name.c_str(), flops / seconds[0] * 1e-9, flops / seconds[1] * 1e-9,
+             seconds[1] / seconds[0]);
+      fflush(stdout);
+      rows.push_back({{"op", "grouped matmul " + name},
+                      {"gflops", flops / seconds[0] * 1e-9},
+                      {"peer", "one matrix"},
+                      {"ratio_to_peer", seconds[1] / seconds[0]}});
+    }
   }
 }
 
@@ -521,11 +572,13 @@ int main(int argc, char** argv) try {
   if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), peak * 1e-9);
   printf(", copy %.1f GB/s\n", bandwidth * 1e-9);
   if (wanted("matmul")) bench_matmul(ctx, peak);
+  if (wanted("grouped")) bench_grouped(ctx);
   if (wanted("attention")) bench_attention(ctx, peak);
   if (wanted("gated-delta")) bench_gated_delta(ctx, peak);
   if (wanted("operations")) bench_operations(ctx, bandwidth);
   if (wanted("training")) bench_training(ctx, matmul_peak);
-  require(!rows.empty(), "bench: no part is named %s: expected matmul, attention, gated-delta, operations or training",
+  require(!rows.empty(),
+          "bench: no part is named %s: expected matmul, grouped, attention, gated-delta, operations or training",
           only.c_str());
   if (!file_name.empty()) {
     std::ofstream file(file_name);
