@@ -26,7 +26,7 @@ void training_step(Trainer& t) {
     const Batch batch = t.training_batch(m);
     t.optimizer.begin_micro_batch();  // its gradient starts from zero
     t.model.forward(batch, t.draw(m));
-    t.model.backward(batch, 1.0f / float(c.micro_batches), t.loss(m));
+    t.model.backward(batch, {m, c.micro_batches}, t.loss(m));
     t.optimizer.end_micro_batch();  // and joins the step's
   }
   const size_t step = t.steps_done() + 1;

@@ -73,7 +73,6 @@ IN_FLOAT_AND_DOUBLE(dispatch_gather_backward_ref);
 // hardware finds, and another order of rows is another order of sums in every weight gradient.
 
 constexpr size_t dispatch_tile = 1024;
-constexpr size_t dispatch_experts_most = 12288;  // as many counters as 48 KiB of shared memory hold
 
 namespace dispatch {
 // Every lane returns the sum of v over itself and the lanes below.

@@ -5,8 +5,10 @@
 
 namespace gated {
 
+constexpr size_t dispatch_experts_most = 12288;  // as many counters as 48 KiB of shared memory hold
+
 // N tokens, E experts, k experts of a token. Slot n*k + j is the j-th choice of token n. There are at most 2^31 - 1 slots
-// and 12288 experts.
+// and dispatch_experts_most experts.
 struct DispatchShape {
   size_t N, E, k;
   size_t M() const { return N * k; }  // slots, and as many rows

@@ -8,6 +8,7 @@
 #include "layers/ffn.cuh"
 #include "layers/gated_delta_net.cuh"
 #include "layers/model_config.h"
+#include "layers/moe.cuh"
 
 namespace gated {
 
@@ -48,9 +49,13 @@ inline std::unique_ptr<Mixer> make_token_mixer(const ModelConfig& model, size_t 
   return model.attends(layer) ? make_attention(model, layer) : make_linear_attention(model);
 }
 
-inline std::unique_ptr<Mixer> make_channel_mixer(const ModelConfig& model, size_t) {
+inline std::unique_ptr<Mixer> make_channel_mixer(const ModelConfig& model, size_t layer) {
   FfnConfig f = model.ffn;
   f.out_init = branch_out_init(model);
+  if (model.mixes_experts(layer)) {
+    f.F = model.moe.F;
+    return std::make_unique<Moe>(model.moe, f, model.hidden, layer);
+  }
   return std::make_unique<Ffn>(f, model.hidden);
 }
 

@@ -5,6 +5,9 @@
 //   --ffn=gelu|relu2               y = W_down act(W_up x), act = GELU, max(x,0)^2              kernels/activation.cu
 //   --ffn=polynorm                 y = W_down PolyNorm(W_up x)           (arXiv 2411.03884)      kernels/polynorm.cu
 //   --gelu=tanh|erf                which GELU
+//
+// FeedForward is the network itself, over N rows. Its matrices are a Linear's, one for all rows; or, in a mixture of experts,
+// a GroupedLinear's, one for each expert (layers/moe.cuh). Ffn is the mixer of a dense block.
 // shapes: x, y (N,C); W_gate, W_up (F,C); W_down (C,F) | tests/test_model.cpp
 #pragma once
 #include "kernels/activation.h"
@@ -15,19 +18,20 @@
 
 namespace gated {
 
-class Ffn final : public Mixer {
+template <class Projection>
+class FeedForward {
  public:
-  Ffn(const FfnConfig& config, size_t C)
+  // `more` is what a Projection wants besides its sizes, its bias and its start.
+  template <class... More>
+  FeedForward(const FfnConfig& config, size_t C, const More&... more)
       : config_(config),
         C_(C),
-        gate_(C, config.F, config.bias),
-        up_(C, config.F, config.bias),
-        down_(config.F, C, config.bias, config.out_init) {}
+        gate_(C, config.F, config.bias, Init::normal(), more...),
+        up_(C, config.F, config.bias, Init::normal(), more...),
+        down_(config.F, C, config.bias, config.out_init, more...) {}
 
-  const float* forward(const float* x, const Pass& pass) override {
-    Range range("ffn");
-    const size_t N = pass.N();
-    Context& ctx = pass.ctx;
+  // Returns y. x must stay until backward.
+  const float* forward(const float* x, size_t N, Context& ctx) {
     x_ = x;
     if (has_gate()) gate_.forward(g_, x, N, ctx);
     up_.forward(u_, x, N, ctx);
@@ -43,10 +47,8 @@ class Ffn final : public Mixer {
     return y_;
   }
 
-  void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) override {
-    Range range("ffn backward");
-    const size_t N = pass.N();
-    Context& ctx = pass.ctx;
+  // dx is written or accumulated to; dy is read before that.
+  void backward(float* dx, Accumulate accumulate, const float* dy, size_t N, Context& ctx) {
     down_.backward(da_, Accumulate::no, dy, a_, N, ctx);
     if (has_gate()) {
       if (config_.kind == FfnKind::swiglu_clamped)
@@ -63,7 +65,7 @@ class Ffn final : public Mixer {
     up_.backward(dx, accumulate, du_, x_, N, ctx);
   }
 
-  void parameters(const ParameterVisitor& visit) override {
+  void parameters(const ParameterVisitor& visit) {
     if (has_gate()) gate_.parameters(visit, "gate_proj");
     up_.parameters(visit, "up_proj");
     down_.parameters(visit, "down_proj");
@@ -71,28 +73,24 @@ class Ffn final : public Mixer {
     visit(poly_, "poly.weight", {3}, Init::constant(1.0 / 3), Decay::no, Use::scale);
     visit(poly_bias_, "poly.bias", {1}, Init::constant(0), Decay::no, Use::scale);
   }
-  void activations(const TensorVisitor& visit, BatchShape batch) override {
-    const size_t N = batch.N();
+  void activations(const TensorVisitor& visit, size_t N) {
     if (has_gate()) visit(g_, "gate", {N, config_.F});
     visit(u_, "up", {N, config_.F});
     if (config_.kind == FfnKind::polynorm) visit(r_, "1/norms", {N, 3});
     visit(a_, "activation", {N, config_.F});
     visit(y_, "output", {N, C_});
   }
-  void temporaries(const TensorVisitor& visit, BatchShape batch) override {
-    const size_t N = batch.N();
+  void temporaries(const TensorVisitor& visit, size_t N) {
     visit(da_, "d ffn activation", {N, config_.F});
     if (has_gate()) visit(dg_, "d ffn gate", {N, config_.F});
     visit(du_, "d ffn up", {N, config_.F});
     if (config_.kind == FfnKind::polynorm) visit(row_sums_, "ffn row sums", {N, 4});
   }
 
-  void scratch(ScratchPlan& plan, BatchShape batch) const override {
-    for (const Linear* linear : {&gate_, &up_, &down_}) linear->scratch(plan, batch.N());
-    if (config_.kind == FfnKind::polynorm) plan.kernels_need(polynorm_backward_scratch(batch.N()));
+  void scratch(ScratchPlan& plan, size_t N) const {
+    for (const Projection* projection : {&gate_, &up_, &down_}) projection->scratch(plan, N);
+    if (config_.kind == FfnKind::polynorm) plan.kernels_need(polynorm_backward_scratch(N));
   }
-
-  std::string name() const override { return "mlp"; }
 
  private:
   static constexpr float polynorm_eps = 1e-6f;
@@ -111,11 +109,35 @@ class Ffn final : public Mixer {
 
   FfnConfig config_;
   size_t C_;
-  Linear gate_, up_, down_;
+  Projection gate_, up_, down_;
   Weight poly_, poly_bias_;
   const float* x_ = nullptr;
   float *g_, *u_, *r_, *a_, *y_;
   float *da_, *dg_, *du_, *row_sums_;
+};
+
+class Ffn final : public Mixer {
+ public:
+  Ffn(const FfnConfig& config, size_t C) : net_(config, C) {}
+
+  std::string name() const override { return "mlp"; }
+
+  const float* forward(const float* x, const Pass& pass) override {
+    Range range("ffn");
+    return net_.forward(x, pass.N(), pass.ctx);
+  }
+  void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) override {
+    Range range("ffn backward");
+    net_.backward(dx, accumulate, dy, pass.N(), pass.ctx);
+  }
+
+  void parameters(const ParameterVisitor& visit) override { net_.parameters(visit); }
+  void activations(const TensorVisitor& visit, BatchShape batch) override { net_.activations(visit, batch.N()); }
+  void temporaries(const TensorVisitor& visit, BatchShape batch) override { net_.temporaries(visit, batch.N()); }
+  void scratch(ScratchPlan& plan, BatchShape batch) const override { net_.scratch(plan, batch.N()); }
+
+ private:
+  FeedForward<Linear> net_;
 };
 
 }  // namespace gated

@@ -103,6 +103,19 @@ struct FfnConfig {
   Init out_init = Init::normal();
 };
 
+// ---- a mixture of experts (layers/moe.cuh)
+
+enum class BalanceOver { micro_batch, global };
+
+struct MoeConfig {
+  size_t E = 0, k = 2, F = 192;  // experts (0: a dense FFN), experts of a token, width of an expert
+  size_t shared = 0;             // experts that every token takes
+  bool shared_gate = true;
+  bool renormalise = true, router_bias = false;
+  float balance = 1e-3f, z = 1e-3f;  // factors of the router's losses
+  BalanceOver balance_over = BalanceOver::global;
+};
+
 // ---- the block (layers/block.cuh)
 
 enum class NormPlacement { pre, post, sandwich };

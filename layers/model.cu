@@ -41,6 +41,7 @@ struct Model::Memory {
   Buffer<char> activations, gradients;
   Buffer<int> ids, targets;
   Buffer<float> loss;
+  Buffer<float> routing;      // (layers, router_report_values), where there are experts
   std::optional<Pass> pass;  // of the last forward, for its backward
 };
 
@@ -66,6 +67,7 @@ void Model::forward(const Batch& batch, std::optional<uint64_t> dropout_draw) {
           "model: a batch of %zu x %zu tokens, expected at most %zu x %zu", batch.B, batch.T, B_, T_);
   Pass& pass = m.pass.emplace(batch.B, batch.T, m.ctx, &m.rope);
   if (dropout_draw) pass.drop(config.dropout, m.seed, *dropout_draw, 2 * config.layers + 1);
+  pass.report_routing(m.routing.data());
 
   upload_tokens(m.ids, batch.ids, batch.N(), config.vocab, "ids", m.ctx);
   const EmbeddingExtras extras = {l.scale.value, l.positions.value, batch.T};
@@ -81,17 +83,18 @@ void Model::forward(const Batch& batch, std::optional<uint64_t> dropout_draw) {
 
 // ---- backward
 
-void Model::backward(const Batch& batch, float share, float* loss) {
+void Model::backward(const Batch& batch, MicroBatch micro_batch, float* loss) {
   Range range("loss and backward");
   Memory& m = *memory_;
   Layers& l = *layers_;
   const size_t N = batch.N(), C = config.hidden, V = config.vocab;
   require(m.pass && m.pass->B == batch.B && m.pass->T == batch.T, "model: a backward without its forward");
+  m.pass->micro_batch = micro_batch;
 
   upload_tokens(m.targets, batch.targets, N, V, "targets", m.ctx);
   const Weight& head = l.head();
   linear_cross_entropy(l.losses, l.post ? l.dh : l.dy, head.grad, l.logits, l.y, head.value, m.targets.data(),
-                       share / float(N), N, C, V, chunk_rows(), m.ctx);
+                       micro_batch.share() / float(N), N, C, V, chunk_rows(), m.ctx);
   mean(loss, l.losses, N, m.ctx);
 
   const float* dbranch = l.post ? nullptr : l.final_norm.backward(l.dh, l.dbranch, l.dy, nullptr, N, m.ctx);
@@ -240,6 +243,8 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
   m.ids = Buffer<int>(ctx.device, B * T);
   m.targets = Buffer<int>(ctx.device, B * T);
   m.loss = Buffer<float>(ctx.device, 1);
+  m.routing = Buffer<float>(ctx.device, routing_values());
+  set_zero(m.routing.data(), m.routing.size(), ctx);
 }
 
 Model::~Model() = default;
@@ -250,6 +255,14 @@ void Model::plan(size_t B, size_t T) {
           T);
   B_ = B;
   T_ = T;
+}
+
+size_t Model::routing_values() const {
+  return config.has_experts() ? config.layers * router_report_values : 0;
+}
+
+const float* Model::routing_reports() const {
+  return memory_->routing.data();
 }
 
 size_t Model::chunk_rows() const {
@@ -269,7 +282,8 @@ size_t Model::gradient_bytes() {
 
 size_t Model::table_bytes() const {
   const size_t N = B_ * T_, angles = config.position == Position::rope ? T_ * config.rope_dims() / 2 : 0;
-  return TokenGroups::bytes(N, config.vocab) + 2 * N * sizeof(int) + 2 * angles * sizeof(float) + sizeof(float);
+  return TokenGroups::bytes(N, config.vocab) + 2 * N * sizeof(int) + 2 * angles * sizeof(float) +
+         (1 + routing_values()) * sizeof(float);
 }
 
 size_t Model::allocated_bytes() const {

@@ -12,6 +12,7 @@
 
 #include "layers/model_config.h"
 #include "layers/parameters.h"
+#include "layers/pass.h"
 
 namespace gated {
 
@@ -41,9 +42,12 @@ class Model {
   // dropout draws; without it nothing drops.
   void forward(const Batch& batch, std::optional<uint64_t> dropout_draw = {});
 
-  // After forward of the same batch: writes the mean loss over B*T targets to `loss` (one float on the device) and adds the
-  // gradient of share * loss to weights.grads.
-  void backward(const Batch& batch, float share, float* loss);
+  // After forward of the same batch: writes the mean loss over B*T targets to `loss` (one float on the device) and adds its
+  // gradient, times the micro-batch's share of the step, to weights.grads.
+  void backward(const Batch& batch, MicroBatch micro_batch, float* loss);
+  // What the last backward left of the routing of its mixtures of experts: router_report_values floats for every layer, on the
+  // device; those of a layer without experts are 0.
+  const float* routing_reports() const;
 
   // The mean loss alone, without dropout. Waits for the device.
   float loss(const Batch& batch);
@@ -62,6 +66,7 @@ class Model {
   void block_activations(size_t layer, const TensorVisitor& visit);
 
   size_t context() const { return T_; }
+  size_t routing_values() const;  // floats of routing_reports(): 0 where there are no experts
   double flops_per_token(size_t T) const;  // of training
   size_t activation_bytes();
   size_t gradient_bytes();         // of gradients that are no parameter's

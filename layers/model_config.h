@@ -24,6 +24,8 @@ struct ModelConfig {
   Position position = Position::rope;
   double rope_theta = 10000, rope_fraction = 1;
   FfnConfig ffn;
+  MoeConfig moe;
+  size_t dense_layers = 0;  // so many layers at the beginning have no experts
   bool tied = true, embedding_scale = false, depth_scaled_init = false;
   float clip_output = 0, clip_residual = 0;  // 0: no clipping
   float dropout = 0;
@@ -35,6 +37,10 @@ struct ModelConfig {
   size_t attention_before(size_t layer) const { return mixer == MixerKind::hybrid ? layer / attention_every : layer; }
   bool has_attention() const { return mixer != MixerKind::gated_delta; }
   bool has_linear() const { return mixer != MixerKind::attention; }
+
+  // Is a layer's FFN a mixture of experts?
+  bool mixes_experts(size_t layer) const { return moe.E > 0 && layer >= dense_layers; }
+  bool has_experts() const { return mixes_experts(layers - 1); }
 
   // Dimensions of a head that rotate.
   size_t rope_dims() const { return 2 * size_t(double(attention.D) * rope_fraction / 2 + 1e-9); }
@@ -58,6 +64,8 @@ inline void check_sizes(const ModelConfig& c) {
                             {"taps of the convolution", l.W},
                             {"layers from one with attention to the next", c.attention_every},
                             {"channels inside the FFN", c.ffn.F},
+                            {"channels inside an expert", c.moe.F},
+                            {"experts of a token", c.moe.k},
                             {"ranks of GatedNorm's gate", c.norm.gate.rank}})
     require(size > 0, "model: 0 %s, expected at least 1", what);
   require(c.vocab <= size_t{1} << 31, "model: a vocabulary of %zu, expected at most 2147483648: token ids are int32",
@@ -65,6 +73,8 @@ inline void check_sizes(const ModelConfig& c) {
   require(a.H % a.KVH == 0, "model: %zu query heads are no multiple of %zu key/value heads", a.H, a.KVH);
   require(a.head_experts.k >= 1 && (a.head_experts.E == 0 || a.head_experts.k <= a.head_experts.E),
           "model: a token takes %zu experts of a head, expected 1 to its %zu", a.head_experts.k, a.head_experts.E);
+  require(c.moe.E == 0 || c.moe.k <= c.moe.E, "model: a token takes %zu experts, expected at most the %zu there are",
+          c.moe.k, c.moe.E);
   require(l.Hv % l.Hk == 0, "model: %zu linear value heads are no multiple of %zu linear key heads", l.Hv, l.Hk);
   require(l.Dk <= 256, "model: %zu dimensions of a linear key head, expected at most 256", l.Dk);
   require(c.mixer != MixerKind::hybrid || c.attention_every <= c.layers,

@@ -129,6 +129,12 @@ size_t Parameters::total() const {
   return n;
 }
 
+size_t Parameters::active() const {
+  double n = 0;
+  for (const Parameter& p : list_) n += p.share * double(p.size);
+  return size_t(n + 0.5);
+}
+
 double Parameters::product_flops() const {
   double flops = 0;
   for (const Parameter& p : list_)

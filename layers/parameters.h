@@ -153,6 +153,7 @@ class Parameters {
   const std::vector<Parameter>& list() const { return list_; }
   size_t flat_size() const { return size_; }  // elements of a flat buffer, padding included
   size_t total() const;                       // elements of all parameters
+  size_t active() const;                      // of those that a token meets
 
   // FLOPs of the matrix products with parameters, forward and backward, for one token.
   double product_flops() const;

@@ -5,6 +5,7 @@
 #include "core/philox.cuh"
 #include "kernels/residual.h"
 #include "kernels/rope.h"
+#include "kernels/router.h"
 
 namespace gated {
 
@@ -14,11 +15,19 @@ struct BatchShape {
   size_t N() const { return B * T; }
 };
 
+// Which micro-batch of how many in its step.
+struct MicroBatch {
+  size_t index = 0, count = 1;
+  bool first() const { return index == 0; }
+  float share() const { return 1.0f / float(count); }  // of its loss in the step's
+};
+
 class Pass {
  public:
   const size_t B, T;  // sequences, tokens of each
   Context& ctx;
   const RopeTables* const rope;
+  MicroBatch micro_batch;  // of a backward
 
   Pass(size_t B, size_t T, Context& ctx, const RopeTables* rope) : B(B), T(T), ctx(ctx), rope(rope) {}
 
@@ -35,9 +44,14 @@ class Pass {
     return {dropout_.p, dropout_.seed, stream_of(Purpose::dropout, first_ + site)};
   }
 
+  // Where a mixture of experts reports how it was routed: router_report_values floats a layer, written by its backward.
+  void report_routing(float* reports) { reports_ = reports; }
+  float* routing_report(size_t layer) const { return reports_ + layer * router_report_values; }
+
  private:
   Dropout dropout_;
   uint64_t first_ = 0;
+  float* reports_ = nullptr;
 };
 
 }  // namespace gated

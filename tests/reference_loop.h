@@ -42,7 +42,7 @@ class ReferenceLoop {
       loader_.training_batch(t - 1, i, 0, ids.data(), targets.data());
       set_zero(model_.weights.grads.data(), model_.weights.flat_size(), ctx_);
       const uint64_t draw = (t - 1) * M + i;  // micro-batches are numbered through the run
-      loss += double(forward_backward(model_, ids, targets, config_.batch, config_.model.context, ctx_, 1, draw));
+      loss += double(forward_backward(model_, ids, targets, config_.batch, config_.model.context, ctx_, {}, draw));
       const std::vector<float> part = model_.weights.grads.download();
       for (size_t k = 0; k < g.size(); k++) g[k] += double(part[k]) / double(M);
     }

@@ -67,12 +67,12 @@ inline const std::vector<std::string>& small_models() {
   return lines;
 }
 
-// Loss and gradient of a batch: adds share * gradient to model.weights.grads.
+// Loss and gradient of a batch: adds to model.weights.grads.
 inline float forward_backward(Model& model, const std::vector<int>& ids, const std::vector<int>& targets, size_t B,
-                              size_t T, Context& ctx, float share = 1, uint64_t draw = 0) {
+                              size_t T, Context& ctx, MicroBatch micro_batch = {}, uint64_t draw = 0) {
   Buffer<float> loss(ctx.device, 1);
   model.forward({ids, targets, B, T}, draw);
-  model.backward({ids, targets, B, T}, share, loss.data());
+  model.backward({ids, targets, B, T}, micro_batch, loss.data());
   ctx.synchronize();
   return loss.download()[0];
 }

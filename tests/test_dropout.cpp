@@ -77,7 +77,7 @@ TEST_CASE("dropout: every branch, layer, micro-batch and seed has the mask that 
       Model model(config, 1, 1, seed, ctx);
       for (uint64_t draw : {0, 1, 2, 7}) {
         set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
-        forward_backward(model, {4}, {9}, 1, 1, ctx, 1, draw);
+        forward_backward(model, {4}, {9}, 1, 1, ctx, {}, draw);
         const std::vector<Mask> seen = masks_seen(model, placement);
         REQUIRE(seen.size() == 2 * config.layers);
         for (size_t branch = 0; branch < seen.size(); branch++) {

@@ -114,7 +114,7 @@ bool learns(const ModelConfig& config, Context& ctx) {
   const float before = model.loss({ids, targets, 2, T});
   for (uint64_t step = 0; step < 8; step++) {
     set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
-    forward_backward(model, ids, targets, 2, T, ctx, 1, step);
+    forward_backward(model, ids, targets, 2, T, ctx, {}, step);
     std::vector<float> w = model.weights.values.download();
     const std::vector<float> g = model.weights.grads.download();
     double squares = 0;

@@ -1,6 +1,7 @@
 // check_flags: which flags contradict each other, and what to do about it. The one place where flags are refused together;
 // what a single flag allows stands in its row of the table (training/flags.cpp).
 #include <algorithm>
+#include <climits>
 
 #include "training/flags.h"
 
@@ -37,6 +38,14 @@ std::vector<Needs> needs_of(const Config& c) {
           {{"--head-experts-per-token", "--head-experts-of"},
            m.attention.head_experts.E > 0,
            "experts of a head: add --head-experts=E"},
+          {{"--experts-per-token", "--expert-hidden", "--dense-layers", "--shared-experts", "--router-renormalise",
+            "--router-bias", "--balance-loss", "--balance-over", "--z-loss"},
+           m.moe.E > 0,
+           "a mixture of experts: add --experts=E"},
+          {{"--shared-expert-gate"}, m.moe.E > 0 && m.moe.shared > 0, "--shared-experts=N"},
+          {{"--ffn-hidden"},
+           m.moe.E == 0 || m.dense_layers > 0,
+           "a layer without experts: the width of an expert is --expert-hidden; add --dense-layers=N"},
           {{"--norm-rank", "--norm-gate", "--norm-gate-act", "--norm-gate-init", "--norm-gate-scale"},
            m.norm.with_gate(),
            "a norm with a gate: add --norm=gated or --norm=gated-dyt"},
@@ -124,6 +133,12 @@ void check_model_flags(const ModelConfig& m) {
       "--head-experts-per-token=%zu is more than --head-experts=%zu: a token takes each of a head's experts at most "
       "once",
       a.head_experts.k, a.head_experts.E);
+  require(m.moe.E == 0 || m.moe.k <= m.moe.E,
+          "--experts-per-token=%zu is more than --experts=%zu: a token takes each expert at most once", m.moe.k,
+          m.moe.E);
+  require(m.moe.E == 0 || m.dense_layers < m.layers,
+          "--dense-layers=%zu of --layers=%zu leaves no layer for --experts=%zu: lower it, or leave --experts out",
+          m.dense_layers, m.layers, m.moe.E);
   require(a.score == AttentionScore::softmax || a.sink == AttentionSink::none,
           "--attn-score=sigmoid with an --attn-sink: sigmoid scores do not compete, so a sink has nothing to take; "
           "take --attn-sink=none");
@@ -135,8 +150,9 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   for (const Needs& n : needs_of(c))
     for (const char* flag : n.flags)
       require(n.met || !is_given(flag), "%s needs %s, or leave %s out", flag, n.what, flag);
-  require((c.params > 0) + !c.match_params.empty() + is_given("--ffn-hidden") <= 1,
-          "--params, --match-params and --ffn-hidden all choose the FFN's width: give one of them");
+  const char* width = c.model.moe.E > 0 ? "--expert-hidden" : "--ffn-hidden";
+  require((c.params > 0) + !c.match_params.empty() + is_given(width) <= 1,
+          "--params, --match-params and %s all choose the FFN's width: give one of them", width);
   require(!(is_given("--val-data") && is_given("--val-fraction")),
           "--val-data and --val-fraction were both given: validation data is either its own or a share of --data");
   require(!c.cublas || c.device == DeviceChoice::automatic || c.device == DeviceChoice::cuda,
@@ -145,6 +161,9 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   size_t tokens;
   require(!__builtin_mul_overflow(c.batch, c.model.context, &tokens), "--batch=%zu times --context=%zu overflows",
           c.batch, c.model.context);
+  require(c.model.moe.E == 0 || tokens <= size_t(INT_MAX) / c.model.moe.k,
+          "--batch=%zu times --context=%zu times --experts-per-token=%zu is more than 2^31 - 1 rows of experts",
+          c.batch, c.model.context, c.model.moe.k);
 
   // Defaults give way to what was given.
   if (c.model.mixer == MixerKind::hybrid && !is_given("--attention-every"))

@@ -38,12 +38,20 @@ std::string describe(const Config& config) {
   for (const auto& [part, n] : parts) text += format("  %-58s %31s\n", part.c_str(), with_commas(n).c_str());
   const size_t total = model.weights.total();
   text += format("  %-58s %31s\n", "total", with_commas(total).c_str());
+  if (config.model.has_experts())
+    text += format("  %-58s %31s\n", "active: of an expert the share of the tokens that it gets",
+                   with_commas(model.weights.active()).c_str());
 
-  // A hybrid has two kinds of blocks.
-  const size_t first_attention = config.model.mixer == MixerKind::hybrid ? config.model.attention_every - 1 : 0;
-  for (const size_t layer : std::set<size_t>{0, first_attention}) {
+  // A hybrid has two kinds of blocks, and so has a model whose first layers have no experts.
+  const ModelConfig& m = config.model;
+  const size_t first_attention = m.mixer == MixerKind::hybrid ? m.attention_every - 1 : 0;
+  const size_t first_experts = m.has_experts() ? m.dense_layers : 0;
+  for (const size_t layer : std::set<size_t>{0, first_attention, first_experts}) {
     text += format("\ndata in %s, for %zu sequences of %zu tokens (%zu tokens)\n",
-                   layer ? "the first block with attention" : "the first block", B, T, N);
+                   layer == 0                 ? "the first block"
+                   : layer == first_attention ? "the first block with attention"
+                                              : "the first block with experts",
+                   B, T, N);
     model.block_activations(layer, TensorVisitor([&](const TensorVisitor::Tensor& t, const auto&) {
                               text += format("  %-58s %s\n", t.name.c_str(), shape_text(t.shape).c_str());
                             }));

@@ -1,6 +1,7 @@
 // flags: the table. A row is a flag's name, where its value goes, what it allows, and its line of help.
 #include "training/flags.h"
 
+#include "kernels/dispatch.h"
 #include "training/flag_table.h"
 #include "training/presets.h"
 
@@ -12,6 +13,7 @@ const char* name_of(Flag::Kind kind) {
     case Flag::Kind::norm: return "Norms";
     case Flag::Kind::attention: return "Attention";
     case Flag::Kind::block: return "FFN, residual stream, weights";
+    case Flag::Kind::experts: return "Mixture of experts";
     case Flag::Kind::size: return "Sizes";
     case Flag::Kind::data: return "Data";
     case Flag::Kind::training: return "Training";
@@ -28,9 +30,9 @@ void list_shortcuts(FlagTable& t, Config& c) {
   for (const Preset& p : presets()) names.push_back({p.name, p.name, "training/presets.cpp", p.meaning});
   t.choice<std::string>("--preset", c.preset, names, "a model by name; the other flags change it");
   t.number("--params", c.params, at_least(0),
-           "total parameters: chooses the --ffn-hidden that comes nearest; 0: --ffn-hidden as it is");
+           "total parameters: chooses the --ffn-hidden (with experts the --expert-hidden) that comes nearest; 0: as it is");
   t.text("--match-params", c.match_params, "FLAGS",
-         "chooses --ffn-hidden so that the model has as many parameters as with these flags changed: "
+         "chooses that width so that the model has as many parameters as with these flags changed: "
          "--match-params=--attn=full");
   t.on_off("--describe", c.describe, "training/describe.cpp",
            "print what the model is made of, its size, FLOPs and memory, and train nothing");
@@ -197,6 +199,31 @@ void list_block_flags(FlagTable& t, ModelConfig& m) {
            "share of attention's and the FFN's output that is dropped in training (kernels/residual.cu)");
 }
 
+void list_experts_flags(FlagTable& t, ModelConfig& m) {
+  MoeConfig& e = m.moe;
+  t.begin(Flag::Kind::experts);
+  t.number("--experts", e.E, between<size_t>(0, dispatch_experts_most),
+           "experts, each an --ffn of its own, in the place of the FFN (layers/moe.cuh); 0: one FFN for all tokens");
+  t.number("--experts-per-token", e.k, between<size_t>(1, dispatch_experts_most), "of them a token takes so many");
+  t.number("--expert-hidden", e.F, at_least(1), "width inside an expert");
+  t.number("--dense-layers", m.dense_layers, between<size_t>(0, 10000),
+           "so many layers at the beginning keep the FFN of --ffn-hidden");
+  t.number("--shared-experts", e.shared, between<size_t>(0, 1024),
+           "experts that every token takes: one FFN, so many times as wide as an expert");
+  t.on_off("--shared-expert-gate", e.shared_gate, "layers/moe.cuh", "a sigmoid of each token scales their output");
+  t.on_off("--router-renormalise", e.renormalise, "kernels/router.cu",
+           "the weights of a token's experts are divided by their sum");
+  t.on_off("--router-bias", e.router_bias, "layers/moe.cuh", "a bias of the router's logits (gpt-oss)");
+  t.number("--balance-loss", e.balance, between(0.0f, 1e3f),
+           "factor of the loss that is smallest where all experts get as many tokens (kernels/router.cu)");
+  t.choice<BalanceOver>(
+      "--balance-over", e.balance_over,
+      {{"global", BalanceOver::global, "layers/moe.cuh", "all micro-batches of the step so far (arXiv 2501.11873)"},
+       {"micro-batch", BalanceOver::micro_batch, "layers/moe.cuh", "the micro-batch alone"}},
+      "the tokens that --balance-loss counts");
+  t.number("--z-loss", e.z, between(0.0f, 1e3f), "factor of the loss that keeps the router's logits small");
+}
+
 void list_sizes(FlagTable& t, ModelConfig& m) {
   t.begin(Flag::Kind::size);
   t.number("--layers", m.layers, between<size_t>(1, 10000), "blocks");
@@ -288,6 +315,7 @@ std::vector<Flag> list_flags(Config& c) {
   list_norm_flags(t, c.model);
   list_attention_flags(t, c.model);
   list_block_flags(t, c.model);
+  list_experts_flags(t, c.model);
   list_sizes(t, c.model);
   list_data_flags(t, c);
   list_training_flags(t, c);

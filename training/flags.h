@@ -16,7 +16,7 @@ struct Flag {
   struct Choice {
     std::string value, file, meaning;
   };
-  enum class Kind { shortcut, norm, attention, block, size, data, training, arithmetic, run };
+  enum class Kind { shortcut, norm, attention, block, experts, size, data, training, arithmetic, run };
 
   std::string name, help;
   Kind kind;

@@ -50,8 +50,9 @@ void Progress::header() {
   print("data", data_.train->description());
   print("", format("%zu tokens a step, epoch of %.1f steps", trainer_.tokens_per_step(), trainer_.steps_per_epoch()));
   print("model",
-        format("%zu parameters, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations, scratch%s)",
-               m.weights.total(), m.flops_per_token(m.context()) * 1e-6,
+        format("%zu parameters%s, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations, scratch%s)",
+               m.weights.total(),
+               m.config.has_experts() ? format(", %zu of them active", m.weights.active()).c_str() : "", m.flops_per_token(m.context()) * 1e-6,
                double(memory.total() + trainer_.program_bytes) / 1048576, trainer_.program_bytes ? ", program" : ""));
   if (data_.val && data_.train->is_text()) {
     const double entropy = bigram_entropy(*data_.val, config_.model.context);
@@ -87,16 +88,29 @@ void Progress::step(const StepResult& r) {
     const double share = 100 * tokens_per_second * trainer_.model.flops_per_token(trainer_.model.context()) / peak_;
     columns.push_back({format("%4.1f%% of peak", share), format("%2.0f%% peak", share), format("%2.0f%%", share)});
   }
+  if (r.routing) {
+    const Routing& e = *r.routing;
+    const double busiest = 100 * double(e.busiest_share);
+    columns.push_back({format("balance %.3f, busiest %.0f%%, idle %zu", double(e.balance_loss), busiest, e.idle_experts),
+                       format("balance %.2f", double(e.balance_loss))});
+  }
   columns.push_back({left + " left", left});
   clear_bar();
   printf("%s\n", fitted(columns, width).c_str());
   draw_bar(step, left, width);
   fflush(stdout);
-  const nlohmann::ordered_json entry = {{"step", step},
-                                        {"loss", r.loss},
-                                        {"gradient_norm", r.gradient_norm},
-                                        {"learning_rate", r.learning_rate},
-                                        {"seconds", seconds}};
+  nlohmann::ordered_json entry = {{"step", step},
+                                  {"loss", r.loss},
+                                  {"gradient_norm", r.gradient_norm},
+                                  {"learning_rate", r.learning_rate},
+                                  {"seconds", seconds}};
+  if (r.routing) {
+    entry["balance_loss"] = r.routing->balance_loss;
+    entry["z_loss"] = r.routing->z_loss;
+    entry["busiest_expert"] = r.routing->busiest_share;
+    entry["routing_entropy"] = r.routing->entropy;
+    entry["idle_experts"] = r.routing->idle_experts;
+  }
   write(entry.dump());
 }
 

@@ -3,7 +3,8 @@
 // Where a terminal listens, a bar with the time left stands below the lines; elsewhere there are only lines. Both fit the
 // terminal's width, which may change while the run goes on.
 // log.jsonl (with --out) holds one object a line: {"step","loss","gradient_norm","learning_rate","seconds"} for a
-// step and {"step","validation_loss"} for a validation. Of text it begins with {"step":0,"bigram_entropy"}.
+// step and {"step","validation_loss"} for a validation. A step with experts has {"balance_loss","z_loss","busiest_expert",
+// "routing_entropy","idle_experts"} too. Of text it begins with {"step":0,"bigram_entropy"}.
 // scripts/plot_log.py draws it. tests/test_cli.cpp
 #pragma once
 #include <fstream>

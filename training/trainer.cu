@@ -29,7 +29,8 @@ Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx)
       targets_(ids_.size()),
       losses_(ctx.device, c.micro_batches),
       sent_losses_{{c.micro_batches, ctx}, {c.micro_batches, ctx}},
-      sent_norm_{{1, ctx}, {1, ctx}} {
+      sent_norm_{{1, ctx}, {1, ctx}},
+      sent_routing_{{model.routing_values(), ctx}, {model.routing_values(), ctx}} {
   ctx.reserve_scratch(training_scratch(model, ctx.device));
   ctx.reserve_staging(model.table_bytes());  // no batch, and no list that is made of one, is larger
 }
@@ -49,6 +50,7 @@ void Trainer::end_step() {
   require(steps_done_ - results_given_ < 2, "trainer: results() of the last two steps were not taken");
   sent_losses_[steps_done_ % 2].start(losses_.data());
   sent_norm_[steps_done_ % 2].start(optimizer.norm());
+  sent_routing_[steps_done_ % 2].start(model.routing_reports());
   steps_done_++;
 }
 
@@ -60,7 +62,7 @@ std::vector<StepResult> Trainer::results(size_t in_flight) {
     double loss = 0;  // every micro-batch has as many targets: the mean of the means is the mean
     for (size_t m = 0; m < config.micro_batches; m++) loss += losses[m];
     const StepResult r = {step, float(loss / double(config.micro_batches)), *sent_norm_[slot].wait(),
-                          config.schedule.at(step)};
+                          config.schedule.at(step), routing(sent_routing_[slot].wait())};
     require(std::isfinite(r.loss) && std::isfinite(r.gradient_norm),
             "step %zu: the loss is %g and the gradient norm %g: training has diverged; lower --lr (now %g at its peak) "
             "or lengthen --warmup. Step %zu is the last that moved the weights",
@@ -68,6 +70,26 @@ std::vector<StepResult> Trainer::results(size_t in_flight) {
     results.push_back(r);
   }
   return results;
+}
+
+std::optional<Routing> Trainer::routing(const float* reports) const {
+  const ModelConfig& c = config.model;
+  if (!c.has_experts()) return {};
+  double balance = 0, z = 0, entropy = 0;
+  Routing r = {};
+  for (size_t layer = c.dense_layers; layer < c.layers; layer++) {
+    const float* report = reports + layer * router_report_values;
+    balance += double(report[0]);
+    z += double(report[1]);
+    r.busiest_share = std::max(r.busiest_share, report[2]);
+    entropy += double(report[3]);
+    r.idle_experts += size_t(report[4]);
+  }
+  const double layers = double(c.layers - c.dense_layers);
+  r.balance_loss = float(balance / layers);
+  r.z_loss = float(z / layers);
+  r.entropy = float(entropy / layers);
+  return r;
 }
 
 // ---- between steps

@@ -9,6 +9,7 @@
 #pragma once
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,11 +21,20 @@
 
 namespace gated {
 
+// How the last micro-batch of a step was routed, over all layers with experts. kernels/router.h
+struct Routing {
+  float balance_loss, z_loss;  // means, without their factors
+  float busiest_share;         // of a layer's slots, the largest of any expert
+  float entropy;               // of the shares of a layer's experts, in nats; the mean
+  size_t idle_experts;         // experts without a token, added up
+};
+
 struct StepResult {
   size_t step;
   float loss;           // mean over the step's targets, before the update
   float gradient_norm;  // before clipping
   float learning_rate;
+  std::optional<Routing> routing;  // where there are experts
 };
 
 class Trainer {
@@ -66,6 +76,7 @@ class Trainer {
   void load(const Checkpoint& checkpoint);
 
  private:
+  std::optional<Routing> routing(const float* reports) const;
   std::vector<TensorView> views(const std::string& prefix, const HostView<float>& flat) const;
 
   const TokenLoader& loader_;
@@ -73,7 +84,7 @@ class Trainer {
   size_t steps_done_ = 0, results_given_ = 0;
   std::vector<int> ids_, targets_;
   Buffer<float> losses_;                           // of a step's micro-batches
-  Readback<float> sent_losses_[2], sent_norm_[2];  // of the last two steps, in turns
+  Readback<float> sent_losses_[2], sent_norm_[2], sent_routing_[2];  // of the last two steps, in turns
 };
 
 // One step of training: forward and backward of every micro-batch, then the update. Stands in train_gpt.cu.

@@ -1,0 +1,51 @@
+// grouped linear: y = x W_e^T, or x W_e^T + b_e, with a matrix for each of E experts; rows are sorted by expert.
+//   dx = dy W_e      dW_e += dy^T x over the rows of e      db_e += column sum of dy over the rows of e
+// What layers/linear.cuh is to one matrix.
+// shapes: x, dx (M,in); y, dy (M,out); W (E,out,in); b (E,out) | kernels/grouped_matmul.cu, tests/test_model.cpp
+#pragma once
+#include "kernels/grouped_matmul.h"
+#include "layers/layer_config.h"
+
+namespace gated {
+
+class GroupedLinear {
+ public:
+  // row_start: where the layer keeps the address of the (E+1) row numbers, which is read when a product is computed.
+  GroupedLinear(size_t in, size_t out, bool bias, Init init, size_t experts, int* const* row_start)
+      : in_(in), out_(out), experts_(experts), has_bias_(bias), init_(init), row_start_(row_start) {}
+
+  void parameters(const ParameterVisitor& visit, const std::string& name) {
+    visit(weight_, name + ".weight", {experts_, out_, in_}, init_, Decay::yes, Use::product);
+    if (has_bias_) visit(bias_, name + ".bias", {experts_, out_}, Init::constant(0), Decay::no, Use::scale);
+  }
+
+  // y is written.
+  void forward(float* y, const float* x, size_t M, Context& ctx) {
+    grouped_matmul(y, x, weight_.value, *row_start_, {M, experts_, out_, in_}, Layout::nt, Accumulate::no, ctx,
+                   bias_.value);
+  }
+
+  // dx is written, or accumulated to; it is not dy. The parameters' gradients are accumulated.
+  void backward(float* dx, Accumulate accumulate, const float* dy, const float* x, size_t M, Context& ctx) {
+    grouped_matmul_tn(weight_.grad, dy, x, *row_start_, {M, experts_, out_, in_}, ctx);
+    if (has_bias_) grouped_bias_backward(bias_.grad, dy, *row_start_, M, experts_, out_, ctx);
+    grouped_matmul(dx, dy, weight_.value, *row_start_, {M, experts_, in_, out_}, Layout::nn, accumulate, ctx);
+  }
+
+  // For products over at most M rows.
+  void scratch(ScratchPlan& plan, size_t M) const {
+    plan.kernels_need(grouped_matmul_scratch({M, experts_, out_, in_}, Accumulate::no));
+    plan.kernels_need(grouped_matmul_scratch({M, experts_, in_, out_}, Accumulate::yes));
+    plan.kernels_need(grouped_matmul_tn_scratch({M, experts_, out_, in_}));
+    if (has_bias_) plan.kernels_need(grouped_bias_backward_scratch(M, experts_, out_));
+  }
+
+ private:
+  size_t in_, out_, experts_;
+  bool has_bias_;
+  Init init_;
+  int* const* row_start_;
+  Weight weight_, bias_;
+};
+
+}  // namespace gated

@@ -1,0 +1,175 @@
+// moe: a mixture of experts in the place of the feed-forward network: many networks, of which a token takes a few.
+//                                                                (Qwen3-MoE, Qwen3-Next; arXiv 1701.06538, 2006.16668)
+//
+//        +-> W_router -> softmax -> the k largest of E: experts and weights w        kernels/router.cu
+//        |                                  |
+//   x ---+-> rows sorted by expert -> FFN of each expert -> y = sum of w * row ---+-> y      kernels/dispatch.cu, combine.cu
+//        |                                                                        |
+//        +-> shared expert, a FFN that every token takes -> * sigmoid(w_s x) -----+
+//
+//   --experts, --experts-per-token, --expert-hidden     E, k, width of an expert; what an expert computes says --ffn
+//   --shared-experts, --shared-expert-gate              so many experts' width in one FFN for all tokens, and its gate
+//   --router-renormalise                                the k weights are divided by their sum (so gpt-oss's router, too)
+//   --router-bias                                       logits x W_router^T + b (gpt-oss)
+//
+// Left to itself a router sends everything to the few experts that learned first. Two losses join that of the model:
+//   balance   --balance-loss * E * sum over e of f_e P_e       f_e: e's share of the slots, P_e: its mean probability
+//   z         --z-loss * mean over tokens of logsumexp(logits)^2
+// f is counted and has no gradient; the smallest balance loss is 1, with all f_e equal. The shares are those of the
+// micro-batch, or (--balance-over=global, arXiv 2501.11873) of all micro-batches of the step so far: experts may then
+// specialise within a micro-batch as long as the step is balanced. Where losses are printed these two are not in them.
+//
+// The number of rows that an expert gets is known to the device alone, and no host waits for it: N k rows in all are computed,
+// whoever they belong to. No token is dropped.
+// shapes: x, y (N,C), N = B*T; M = N k rows | tests/test_moe.cpp
+#pragma once
+#include "kernels/combine.h"
+#include "kernels/dispatch.h"
+#include "kernels/gate.h"
+#include "kernels/router.h"
+#include "layers/ffn.cuh"
+#include "layers/grouped_linear.cuh"
+
+namespace gated {
+
+class Moe final : public Mixer {
+ public:
+  // layer: the block's place in the model. experts: what one computes; its F is the width of an expert.
+  Moe(const MoeConfig& config, const FfnConfig& experts, size_t C, size_t layer)
+      : config_(config),
+        C_(C),
+        layer_(layer),
+        router_(C, config.E, config.router_bias),
+        experts_(experts, C, config.E, &rows_.row_start),
+        shared_(shared_config(config, experts), C),
+        shared_gate_(C, 1) {}
+  Moe(const Moe&) = delete;  // the experts know where row_start is kept
+
+  std::string name() const override { return "mlp"; }
+
+  const float* forward(const float* x, const Pass& pass) override {
+    Range range("mixture of experts");
+    const size_t N = pass.N();
+    Context& ctx = pass.ctx;
+    x_ = x;
+    router_.forward(logits_, x, N, ctx);
+    router_forward(routed_, logits_, router_shape(N), ctx);
+    dispatch_sort(rows_, routed_.expert, dispatch_shape(N), ctx);
+    dispatch_gather(x_rows_, x, rows_, dispatch_shape(N), C_, ctx);
+    y_rows_ = experts_.forward(x_rows_, N * config_.k, ctx);
+    if (has_shared()) joined_ = shared_y_ = shared_.forward(x, N, ctx);
+    if (has_shared_gate()) {
+      shared_gate_.forward(shared_z_, x, N, ctx);
+      gate_forward(gated_, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
+      joined_ = gated_;
+    }
+    combine_forward(y_, y_rows_, routed_.weight, joined_, rows_, dispatch_shape(N), C_, ctx);
+    return y_;
+  }
+
+  void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) override {
+    Range range("mixture of experts backward");
+    const size_t N = pass.N();
+    Context& ctx = pass.ctx;
+    combine_backward(dy_rows_, dweight_, dy, y_rows_, routed_.weight, rows_, dispatch_shape(N), C_, ctx);
+    if (has_shared_gate()) gate_backward(dshared_, dshared_z_, dy, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
+    if (has_shared()) {
+      shared_.backward(dx, accumulate, has_shared_gate() ? dshared_ : dy, N, ctx);
+      accumulate = Accumulate::yes;
+    }
+    if (has_shared_gate()) shared_gate_.backward(dx, Accumulate::yes, dshared_z_, x_, N, ctx);
+    experts_.backward(dx_rows_, Accumulate::no, dy_rows_, N * config_.k, ctx);
+    dispatch_gather_backward(dx, accumulate, dx_rows_, rows_, dispatch_shape(N), C_, ctx);
+
+    const bool first = config_.balance_over == BalanceOver::micro_batch || pass.micro_batch.first();
+    dispatch_count(counts_, rows_.row_start, first, config_.E, ctx);
+    const float share = pass.micro_batch.share();
+    router_backward(dlogits_, dweight_, routed_, {share * config_.balance, share * config_.z, counts_},
+                    router_shape(N), ctx);
+    router_.backward(dx, Accumulate::yes, dlogits_, x_, N, ctx);
+    router_report(pass.routing_report(layer_), routed_.p, routed_.lse, counts_, router_shape(N), ctx);
+  }
+
+  void parameters(const ParameterVisitor& visit) override {
+    router_.parameters(visit, "gate");
+    experts_.parameters(visit.under("experts.").for_share(double(config_.k) / double(config_.E)));
+    if (has_shared()) shared_.parameters(visit.under("shared_expert."));
+    if (has_shared_gate()) shared_gate_.parameters(visit, "shared_expert_gate");
+  }
+
+  void activations(const TensorVisitor& visit, BatchShape batch) override {
+    const size_t N = batch.N(), E = config_.E, k = config_.k, M = N * k;
+    visit(logits_, "router logits", {N, E});
+    visit(routed_.p, "probabilities", {N, E});
+    visit(routed_.lse, "logsumexp of the logits", {N});
+    visit(routed_.expert, "experts", {N, k});
+    visit(routed_.weight, "weights", {N, k});
+    visit(rows_.row_start, "first row of an expert", {E + 1});
+    visit(rows_.slot_of_row, "slot of a row", {M});
+    visit(rows_.row_of_slot, "row of a slot", {M});
+    visit(counts_, "slots of an expert in the step", {E});
+    visit(x_rows_, "x, sorted by expert", {M, C_});
+    experts_.activations(visit.of(name() + ", experts"), M);
+    if (has_shared()) shared_.activations(visit.of(name() + ", shared expert"), N);
+    if (has_shared_gate()) {
+      visit(shared_z_, "gate of the shared expert", {N, 1});
+      visit(gated_, "shared expert, gated", {N, C_});
+    }
+    visit(y_, "output", {N, C_});
+  }
+
+  void temporaries(const TensorVisitor& visit, BatchShape batch) override {
+    const size_t N = batch.N(), M = N * config_.k;
+    visit(dy_rows_, "d experts' outputs", {M, C_});
+    visit(dx_rows_, "d experts' inputs", {M, C_});
+    visit(dweight_, "d weights", {N, config_.k});
+    visit(dlogits_, "d router logits", {N, config_.E});
+    experts_.temporaries(visit, M);
+    if (has_shared()) shared_.temporaries(visit, N);
+    if (has_shared_gate()) {
+      visit(dshared_, "d shared expert", {N, C_});
+      visit(dshared_z_, "d gate of the shared expert", {N, 1});
+    }
+  }
+
+  void scratch(ScratchPlan& plan, BatchShape batch) const override {
+    const size_t N = batch.N();
+    router_.scratch(plan, N);
+    experts_.scratch(plan, N * config_.k);
+    if (has_shared()) shared_.scratch(plan, N);
+    if (has_shared_gate()) shared_gate_.scratch(plan, N);
+    plan.kernels_need(dispatch_sort_scratch(dispatch_shape(N)));
+    plan.need(router_backward_scratch(router_shape(N)));
+    plan.need(router_report_scratch(router_shape(N)));
+  }
+
+ private:
+  static constexpr GateOp sigmoid = {.act = Activation::sigmoid};
+  bool has_shared() const { return config_.shared > 0; }
+  bool has_shared_gate() const { return has_shared() && config_.shared_gate; }
+  static FfnConfig shared_config(const MoeConfig& config, FfnConfig expert) {
+    expert.F *= config.shared;
+    return expert;
+  }
+  RouterShape router_shape(size_t N) const { return {N, config_.E, config_.k, config_.renormalise}; }
+  DispatchShape dispatch_shape(size_t N) const { return {N, config_.E, config_.k}; }
+
+  MoeConfig config_;
+  size_t C_, layer_;
+  Dispatch rows_ = {};
+  Linear router_;
+  FeedForward<GroupedLinear> experts_;
+  FeedForward<Linear> shared_;
+  Linear shared_gate_;
+
+  const float *x_ = nullptr, *y_rows_ = nullptr, *shared_y_ = nullptr;
+  const float* joined_ = nullptr;  // what of the shared expert joins y; null where there is none
+  RouterOut routed_ = {};
+  size_t* counts_ = nullptr;
+  float *logits_ = nullptr, *x_rows_ = nullptr, *shared_z_ = nullptr, *gated_ = nullptr, *y_ = nullptr;
+  // The backward's own.
+  float *dy_rows_ = nullptr, *dx_rows_ = nullptr, *dweight_ = nullptr, *dlogits_ = nullptr;
+  float *dshared_ = nullptr, *dshared_z_ = nullptr;
+};
+
+}  // namespace gated
