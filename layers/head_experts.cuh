@@ -48,9 +48,7 @@ class HeadExperts {
   void backward_hidden(float* dx, size_t N, Context& ctx) { select_.backward(dx, Accumulate::yes, ds_, x_, N, ctx); }
 
  private:
-  HeadExpertsShape shape(size_t N) const {
-    return {.N = N, .H = heads_, .D = D_, .E = config_.E, .k = config_.k};
-  }
+  HeadExpertsShape shape(size_t N) const { return {.N = N, .H = heads_, .D = D_, .E = config_.E, .k = config_.k}; }
 
   HeadExpertsConfig config_;
   std::string name_;

@@ -85,7 +85,7 @@ struct LinearAttentionConfig {
   size_t Hk = 2, Hv = 4, Dk = 32, Dv = 32;  // heads of q and k, heads of v, elements of a head
   size_t W = 4;                             // taps of the convolution
   DeltaForm form = DeltaForm::recurrent;
-  float eps = 1e-6f;                        // of the norm of the output
+  float eps = 1e-6f;  // of the norm of the output
   Init out_init = Init::normal();
 
   size_t channels() const { return 2 * Hk * Dk + Hv * Dv; }  // of q, k and v together

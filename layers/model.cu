@@ -41,7 +41,7 @@ struct Model::Memory {
   Buffer<char> activations, gradients;
   Buffer<int> ids, targets;
   Buffer<float> loss;
-  Buffer<float> routing;      // (layers, router_report_values), where there are experts
+  Buffer<float> routing;     // (layers, router_report_values), where there are experts
   std::optional<Pass> pass;  // of the last forward, for its backward
 };
 

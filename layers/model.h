@@ -66,7 +66,7 @@ class Model {
   void block_activations(size_t layer, const TensorVisitor& visit);
 
   size_t context() const { return T_; }
-  size_t routing_values() const;  // floats of routing_reports(): 0 where there are no experts
+  size_t routing_values() const;           // floats of routing_reports(): 0 where there are no experts
   double flops_per_token(size_t T) const;  // of training
   size_t activation_bytes();
   size_t gradient_bytes();         // of gradients that are no parameter's

@@ -84,8 +84,8 @@ class Moe final : public Mixer {
     const bool first = config_.balance_over == BalanceOver::micro_batch || pass.micro_batch.first();
     dispatch_count(counts_, rows_.row_start, first, config_.E, ctx);
     const float share = pass.micro_batch.share();
-    router_backward(dlogits_, dweight_, routed_, {share * config_.balance, share * config_.z, counts_},
-                    router_shape(N), ctx);
+    router_backward(dlogits_, dweight_, routed_, {share * config_.balance, share * config_.z, counts_}, router_shape(N),
+                    ctx);
     router_.backward(dx, Accumulate::yes, dlogits_, x_, N, ctx);
     router_report(pass.routing_report(layer_), routed_.p, routed_.lse, counts_, router_shape(N), ctx);
   }

@@ -29,8 +29,9 @@ void list_shortcuts(FlagTable& t, Config& c) {
   std::vector<FlagTable::Choice<std::string>> names;
   for (const Preset& p : presets()) names.push_back({p.name, p.name, "training/presets.cpp", p.meaning});
   t.choice<std::string>("--preset", c.preset, names, "a model by name; the other flags change it");
-  t.number("--params", c.params, at_least(0),
-           "total parameters: chooses the --ffn-hidden (with experts the --expert-hidden) that comes nearest; 0: as it is");
+  t.number(
+      "--params", c.params, at_least(0),
+      "total parameters: chooses the --ffn-hidden (with experts the --expert-hidden) that comes nearest; 0: as it is");
   t.text("--match-params", c.match_params, "FLAGS",
          "chooses that width so that the model has as many parameters as with these flags changed: "
          "--match-params=--attn=full");

@@ -52,8 +52,9 @@ void Progress::header() {
   print("model",
         format("%zu parameters%s, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations, scratch%s)",
                m.weights.total(),
-               m.config.has_experts() ? format(", %zu of them active", m.weights.active()).c_str() : "", m.flops_per_token(m.context()) * 1e-6,
-               double(memory.total() + trainer_.program_bytes) / 1048576, trainer_.program_bytes ? ", program" : ""));
+               m.config.has_experts() ? format(", %zu of them active", m.weights.active()).c_str() : "",
+               m.flops_per_token(m.context()) * 1e-6, double(memory.total() + trainer_.program_bytes) / 1048576,
+               trainer_.program_bytes ? ", program" : ""));
   if (data_.val && data_.train->is_text()) {
     const double entropy = bigram_entropy(*data_.val, config_.model.context);
     print("bigrams",
@@ -83,7 +84,8 @@ void Progress::step(const StepResult& r) {
                                  {format("loss %.4f", double(r.loss))},
                                  {format("norm %7.4f", norm), format("norm %6.3f", norm)},
                                  {format("lr %.2e", rate), format("lr %.1e", rate)},
-                                 {format("%8.0f tok/s", tokens_per_second), format("%6.0f tok/s", tokens_per_second)}};
+                                 {format("%8.0f tok/s", tokens_per_second), format("%6.0f tok/s", tokens_per_second),
+                                  format("%.1fk/s", tokens_per_second * 1e-3)}};
   if (peak_ > 0) {
     const double share = 100 * tokens_per_second * trainer_.model.flops_per_token(trainer_.model.context()) / peak_;
     columns.push_back({format("%4.1f%% of peak", share), format("%2.0f%% peak", share), format("%2.0f%%", share)});
@@ -91,8 +93,9 @@ void Progress::step(const StepResult& r) {
   if (r.routing) {
     const Routing& e = *r.routing;
     const double busiest = 100 * double(e.busiest_share);
-    columns.push_back({format("balance %.3f, busiest %.0f%%, idle %zu", double(e.balance_loss), busiest, e.idle_experts),
-                       format("balance %.2f", double(e.balance_loss))});
+    columns.push_back(
+        {format("balance %.3f, busiest %.0f%%, idle %zu", double(e.balance_loss), busiest, e.idle_experts),
+         format("balance %.2f", double(e.balance_loss)), format("bal %.2f", double(e.balance_loss))});
   }
   columns.push_back({left + " left", left});
   clear_bar();

@@ -83,7 +83,7 @@ class Trainer {
   Context& ctx_;
   size_t steps_done_ = 0, results_given_ = 0;
   std::vector<int> ids_, targets_;
-  Buffer<float> losses_;                           // of a step's micro-batches
+  Buffer<float> losses_;                                             // of a step's micro-batches
   Readback<float> sent_losses_[2], sent_norm_[2], sent_routing_[2];  // of the last two steps, in turns
 };
 
