@@ -1,6 +1,6 @@
 // router on the CPU: tokens are shared out among threads. The bits are those of the references (kernels/router.cu):
 //   - the 128 chains of a sum over experts fill vector registers (row_reduce_cpu), and a maximum has no order
-//   - the k largest are found as the kernel finds them, by router_rank: a maximum over integers, which vectorises
+//   - the k largest are found by router_rank, as in the kernel: a maximum over integers vectorises
 #include <algorithm>
 
 #include "core/reduce.cuh"
@@ -9,15 +9,14 @@
 
 namespace gated {
 
-// expert (k) = the k best of ranks (E), and weight (k) what p (E) says of them.
-static void choose(int* expert, float* weight, const float* p, const uint64_t* ranks, const RouterShape& s) {
-  uint64_t last = ~uint64_t{0};
+// expert (k) = the k best of ranks (E), and weight (k) what p (E) says of them. A rank that is taken becomes 0.
+static void choose(int* expert, float* weight, const float* p, uint64_t* ranks, const RouterShape& s) {
   float total = 0.0f;
   for (size_t j = 0; j < s.k; j++) {
     uint64_t best = 0;
-    for (size_t e = 0; e < s.E; e++) best = std::max(best, ranks[e] < last ? ranks[e] : 0);
-    last = best;
+    for (size_t e = 0; e < s.E; e++) best = max_of(ranks[e], best);
     const size_t chosen = router_ranked_expert(best);
+    ranks[chosen] = 0;
     expert[j] = int(chosen);
     weight[j] = p[chosen];
     total = total + p[chosen];

@@ -20,7 +20,9 @@
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
 #include "kernels/bias.h"
+#include "kernels/combine.h"
 #include "kernels/decay.h"
+#include "kernels/dispatch.h"
 #include "kernels/dyt.h"
 #include "kernels/embedding.h"
 #include "kernels/gated_delta_chunk.h"
@@ -36,6 +38,7 @@
 #include "kernels/polynorm.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
+#include "kernels/router.h"
 #include "kernels/shared_gate.h"
 #include "kernels/short_conv.h"
 #include "kernels/sinks.h"
@@ -115,7 +118,7 @@ double copy_bandwidth(Context& ctx) {
   const double seconds =
       best_seconds(ctx, {[&] {
 #ifdef __CUDACC__
-                     CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), n * 4, cudaMemcpyDeviceToDevice, ctx.handle));
+                     CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), n * 4, cudaMemcpyDeviceToDevice, ctx.stream));
 #else
 #pragma omp parallel
                      {
@@ -134,7 +137,7 @@ struct Peer {
   explicit Peer(Context& ctx) {
 #ifdef __CUDACC__
     require(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS, "bench: cuBLAS does not start");
-    cublasSetStream(handle, ctx.handle);
+    cublasSetStream(handle, ctx.stream);
     cublasSetMathMode(handle, CUBLAS_PEDANTIC_MATH);
 #else
     (void)ctx;
@@ -251,6 +254,36 @@ void bench_grouped(Context& ctx) {
 }
 
 // ---- operations that memory bounds
+
+// What stands around the experts of a mixture, 8 of 128 for every token. x, y and z hold 65536 rows of 2048: as many tokens
+// for the router, and the rows of an eighth of them for what moves tokens.
+void bench_routing(const std::function<void(const char*, double, std::function<void()>)>& row, const Buffer<float>& x,
+                   const Buffer<float>& y, const Buffer<float>& z, Context& ctx) {
+  const size_t M = 65536, C = 2048, E = 128, k = 8;
+  const RouterShape every = {M, E, k, true};
+  const DispatchShape s = {M / k, E, k};
+  Buffer<float> lse(device, M), weight(device, M * k), report(device, router_report_values), dweight = filled(M * k, 2);
+  Buffer<int> expert(device, M * k), start(device, E + 1), slot_of_row(device, M), row_of_slot(device, M);
+  Buffer<size_t> counts(device, E);
+  const RouterOut out = {y.data(), lse.data(), expert.data(), weight.data()};
+  const Dispatch d = {start.data(), slot_of_row.data(), row_of_slot.data()};
+  const double logits = double(M * E), sorted = double(M * C), tokens = double(s.N * C);
+  row("router forward, 8 of 128", 2 * logits, [&] { router_forward(out, x.data(), every, ctx); });
+  dispatch_sort(d, expert.data(), s, ctx);
+  dispatch_count(counts.data(), start.data(), true, E, ctx);
+  row("router backward", 2 * logits, [&] {
+    router_backward(z.data(), dweight.data(), out, {1e-3f, 1e-3f, counts.data()}, every, ctx);
+  });
+  row("router report", logits, [&] { router_report(report.data(), y.data(), lse.data(), counts.data(), every, ctx); });
+  row("slots sorted by expert", 3 * double(M), [&] { dispatch_sort(d, expert.data(), s, ctx); });
+  row("tokens to their experts' rows", sorted + tokens, [&] { dispatch_gather(y.data(), x.data(), d, s, C, ctx); });
+  row("tokens to their experts' rows, backward", sorted + tokens,
+      [&] { dispatch_gather_backward(y.data(), Accumulate::no, x.data(), d, s, C, ctx); });
+  row("combine forward", sorted + tokens,
+      [&] { combine_forward(y.data(), x.data(), weight.data(), nullptr, d, s, C, ctx); });
+  row("combine backward", 2 * sorted + tokens,
+      [&] { combine_backward(y.data(), dweight.data(), z.data(), x.data(), weight.data(), d, s, C, ctx); });
+}
 
 // Arrays far larger than a last-level cache, so that every byte comes from memory.
 void bench_operations(Context& ctx, double bandwidth) {
@@ -397,6 +430,7 @@ void bench_operations(Context& ctx, double bandwidth) {
   row("embedding backward", 3 * f, [&] { embedding_backward(table.data(), x.data(), groups, C, ctx); });
   row("cross-entropy and its gradient", 2 * f,
       [&] { cross_entropy(r.data(), z.data(), device_ids.data(), 1e-3f, true, N, C, ctx); });
+  bench_routing(row, x, y, z, ctx);
   Buffer<float> m = filled(n, 1), v = filled(n, 2), norm(device, 1);
   set_zero(v.data(), n, ctx);
   row("gradient norm", f, [&] { gradient_norm(norm.data(), x.data(), n, ctx); });

@@ -100,23 +100,23 @@ TEST_CASE("combine: one expert of weight 1 is that expert's output, bit for bit"
 }
 
 TEST_CASE("combine: the first product is rounded, the others are fused, plus comes last") {
-  // Slots in order: a*a, then -1 * (a*a rounded): 0 where both orders and roundings are right. Then plus.
+  // Slots in order: a*a, then -1 * (a*a rounded): 0 where order and roundings are right.
   const float a = 1.0f + 0x1p-12f, square = a * a;
   const DispatchShape s = {1, 2, 2};
-  const std::vector<float> plus = {1.0f};
   const auto run = [&](const std::vector<int>& expert, const std::vector<float>& rows, const std::vector<float>& weight,
-                       const float expected) {
+                       float plus, float expected) {
     on_every_device([&](Context& ctx) {
       const DeviceSlots sorted(s, expert, ctx);
-      Guarded y(ctx, 1), grows(ctx, rows), gweight(ctx, weight), gplus(ctx, plus);
+      Guarded y(ctx, 1), grows(ctx, rows), gweight(ctx, weight), gplus(ctx, std::vector<float>{plus});
       combine_forward(y, grows, gweight, gplus, sorted.lists(), s, 1, ctx);
       REQUIRE_BITWISE((std::vector<float>{expected}), y.download());
     });
   };
-  run({0, 1}, {a, square}, {a, -1.0f}, 1.0f);
+  run({0, 1}, {a, square}, {a, -1.0f}, 0.0f, 0.0f);
   // The same terms in the other order: -square first, then a*a fused, which leaves what the square lost.
-  run({1, 0}, {a, square}, {-1.0f, a}, 1.0f + std::fma(a, a, -square));
-  run({0, 1}, {0x1p24f, -0x1p24f}, {1.0f, 1.0f}, 1.0f);  // plus first would be lost
+  run({1, 0}, {a, square}, {-1.0f, a}, 0.0f, std::fma(a, a, -square));
+  REQUIRE(std::fma(a, a, -square) != 0.0f);
+  run({0, 1}, {0x1p24f, -0x1p24f}, {1.0f, 1.0f}, 1.0f, 1.0f);  // plus first would be lost
 }
 
 TEST_CASE("combine: a token's result does not depend on the others", "[bitwise]") {

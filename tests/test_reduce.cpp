@@ -194,6 +194,24 @@ TEST_CASE("reduce: RowSum and ColumnSum take double") {
   REQUIRE(column.total() == 249750);
 }
 
+TEST_CASE("reduce: the largest of a row, wherever it stands") {
+  REQUIRE(row_max_cpu(nullptr, 0) == -INFINITY);
+  for (size_t n : {1, 2, 127, 128, 129, 300, 1030}) {
+    INFO("n " << n);
+    std::vector<float> row = random_values<float>(n, n);
+    for (size_t i = 0; i < n; i += 1 + n / 50) {
+      const float before = row[i];
+      row[i] = 2.0f;
+      REQUIRE(row_max_cpu(row.data(), n) == 2.0f);
+      row[i] = NAN;
+      const float rest = row_max_cpu(row.data(), n);
+      REQUIRE(rest < 1.0f);
+      REQUIRE((n > 1 || rest == -INFINITY));
+      row[i] = before;
+    }
+  }
+}
+
 TEST_CASE("reduce: the row order is none of the simpler ones", "[bitwise]") {
   const size_t n = 1030;
   const auto a = random_values<float>(n, 1), ones = std::vector<float>(n, 1.0f);

@@ -62,6 +62,7 @@ std::vector<size_t> random_counts(size_t E, uint64_t seed) {
   std::vector<size_t> counts;
   for (double v : random_values<double>(E, seed)) counts.push_back(v < -0.5 ? 0 : size_t((v + 1) * 1000));
   counts[0] = 7;
+  if (E > 1) counts[1] = 1;
   return counts;
 }
 
@@ -317,6 +318,7 @@ TEST_CASE("router: logits that are huge, infinite or no numbers") {
       {{0, 0, inf, 0}, {0, 1, 2}, {nan, nan, nan}},
       {{0, nan, 7, 0}, {0, 1, 2}, {nan, nan, nan}},
       {{nan, nan, nan, nan}, {0, 1, 2}, {nan, nan, nan}},
+      {{nan, 0, 7, -nan}, {0, 1, 2}, {nan, nan, nan}},  // whatever the bits of a NaN
   };
   for (const auto& c : cases)
     for (bool renormalise : {false, true}) {
