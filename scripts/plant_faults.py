@@ -5,8 +5,8 @@ usage: scripts/plant_faults.py [--jobs=2] [--only=3,17-20] [--tests=test_model,t
 
 Each fault below stands in the line that it changes: «what is there => what is there with the fault». The copy holds
 all of them and is built once. The environment variable PLANTED_FAULT chooses the one that acts, and the release tests
-that link layers, training, dataloader or the program run until the first of them fails. A fault that no test sees has
-survived.
+that link layers, training, dataloader or the program, and those of operations that hold faults, run until the first of them
+fails. A fault that no test sees has survived.
 Kernels have planted faults of their own (tests/planted_bugs.cuh). Here are the faults that every device would share.
 A fault that no run of the program can show has no place in the table.
 
@@ -66,7 +66,7 @@ layers/gate.cuh
   "gate.theta", {heads_, D_}, Init::constant(0), «Decay::no => Decay::yes», Use
   "gate.theta", {heads_, D_}, «Init::constant(0) => Init::normal()», Decay
 layers/ffn.cuh
-  down_(config.F, C, config.bias, «config.out_init => Init::normal()») {}
+  down_(config.F, C, config.bias, «config.out_init => Init::normal()», more...) {}
   "poly.weight", {3}, Init::constant(1.0 / 3), «Decay::no => Decay::yes», Use
   "poly.weight", {3}, Init::constant(«1.0 / 3 => 1.0»), Decay
   "poly.bias", {1}, Init::constant(0), «Decay::no => Decay::yes», Use
@@ -150,7 +150,7 @@ train_gpt.cu
 
 [a step and its micro-batches]
 layers/model.cu
-  «share => 1.0f» / float(N), N, C, V
+  «micro_batch.share() => 1.0f» / float(N), N, C, V
 training/optimizer.cuh
   if (total_.size()) «set_zero(total_.data(), total_.size(), ctx_); => ;»
   void begin_micro_batch() { «set_zero(weights_.grads.data(), weights_.grads.size(), ctx_); => ;» }
@@ -163,7 +163,7 @@ training/trainer.cu
   float(loss / double(«config.micro_batches => 1»))
   require(«std::isfinite(r.loss) => true» && std
   && «std::isfinite(r.gradient_norm) => true»,
-  config.schedule.at(«step => step - 1»)};
+  config.schedule.at(«step => step - 1»), routing(
   training_batch(steps_done_, «m => 0», 0
   training_batch(«steps_done_ => steps_done_ + 1», m, 0
   config.batch * «config.micro_batches => 1»);
@@ -174,7 +174,7 @@ training/trainer.cu
 training/trainer.h
   return ids_.size() * «config.micro_batches => 1»; }
 train_gpt.cu
-  1.0f / float(«c.micro_batches => 1»), t.loss
+  t.model.backward(batch, {m, «c.micro_batches => 1»}, t.loss
   t.loss(«m => 0»));
   c.schedule.at(«step => t.steps_done()»), step
   step, «c.clip => INFINITY»);
@@ -290,7 +290,7 @@ training/check_flags.cpp
   «c.data.seed = c.seed; => ;»
   «c.data.vocab = c.vocab; => ;»
   if (!is_given("--min-lr")) «c.schedule.final = std::min(c.schedule.final, c.schedule.peak); => ;»
-  is_given("--ffn-hidden") <= «1 => 3»,
+  is_given(width) <= «1 => 3»,
   require(«c.schedule.warmup <= c.steps => true»,
   require(«!(kind == GateKind::headwise && on_output) => true»,
   require(«a.score == AttentionScore::softmax || a.sink == AttentionSink::none => true»,
@@ -304,7 +304,7 @@ training/match_params.cpp
   (wanted - one + «step / 2 => 0») / step
   «m.total > wanted => m.total < wanted» ? "more"
   config.match_params.empty() ? config.params : total_parameters(«with_flags(config, config.match_params) => config.model»);
-  config.model.ffn.F = «m.ffn_hidden => config.model.ffn.F»;
+  (model.moe.E ? model.moe.F : model.ffn.F) = «m.ffn_hidden => model.ffn.F»;
 training/flags.h
   return «kind != Kind::run => true» && kind != Kind::shortcut; }
 
@@ -358,7 +358,7 @@ training/describe.cpp
   const Device device = «kernels => !kernels» ?
 training/progress.cpp
   bigram_entropy(«*data_.val => *data_.train»,
-  «m.weights.total() => m.weights.flat_size()», m.flops
+  «m.weights.total() => m.weights.flat_size()»,¶               m.config.has_experts()
   m.flops_per_token(«m.context() => 1»)
   {"gradient_norm", «r.gradient_norm => r.loss»},
   {"learning_rate", «r.learning_rate => config_.schedule.peak»},
@@ -369,6 +369,15 @@ training/progress.cpp
   now[i].name != "--resume" && «now[i].kind != Flag::Kind::shortcut => true»)
 train_gpt.cu
   c.temperature, (unsigned long long)«c.seed => c.top_k»,
+
+[router of a mixture of experts]
+kernels/router.cuh
+  uint64_t(«p > 0.0f => true» ? float_bits(p)
+  return balance * «T(E) => T(1)» / T(N)
+  (T(count) / T(«total => N»));
+  return p * («dp - inner + z_slope => dp - inner»);
+  return share > T(0) ? «-(share * exact_log(share)) => -exact_log(share)» : share;
+  return c < E ? «acc + p[row * E + c] => p[row * E + c]» : fused
 
 [resume]
 training/trainer.cu
@@ -473,11 +482,13 @@ def copy_with_faults(folder, faults):
                 f.write(text)
 
 
-def tests_of_the_program():
-    """test_floors reads the source's text, which differs in the copy."""
+def tests_for(faults):
+    """Those of the program, and of operations with faults. test_floors reads the source's text, which differs in the copy."""
     names = sorted(name for name in os.listdir(os.path.join(ROOT, "tests")) if re.fullmatch(r"test_.*\.cpp", name))
     of_the_program = re.compile(r'"(layers|training|dataloader|tests/small_|\./train)')
-    return [n[:-4] for n in names if n != "test_floors.cpp" and of_the_program.search(read("tests/" + n))]
+    operations = {re.sub(r"kernels/(\w+).*", r"test_\1.cpp", f.file) for f in faults}
+    wanted = [n for n in names if n in operations or of_the_program.search(read("tests/" + n))]
+    return [n[:-4] for n in wanted if n != "test_floors.cpp"]
 
 
 class Tests:
@@ -554,7 +565,7 @@ def main():
     folder = options.folder or tempfile.mkdtemp(prefix="planted.")
     copy_with_faults(folder, faults)
     tests = Tests(folder)
-    names = options.tests.split(",") if options.tests else tests_of_the_program()
+    names = options.tests.split(",") if options.tests else tests_for(faults)
     targets = ["train"] + [f"build/release/{t}" for t in names]
     subprocess.run(["make", f"-j{options.jobs}", "NVCC="] + targets, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     tests.measure(names)
