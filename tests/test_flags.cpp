@@ -83,6 +83,17 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--head-experts=33"}), "--head-experts=33: expected at most 32"));
   REQUIRE(contains(parse({"--head-experts=2", "--head-experts-per-token=0"}), "--head-experts-per-token=0: expected"));
   REQUIRE(contains(parse({"--mixer=gated-delta", "--head-experts=2"}), "--head-experts needs a layer with attention"));
+  REQUIRE(contains(parse({"--experts-per-token=1"}), "add --experts=E"));
+  REQUIRE(contains(parse({"--experts=4", "--experts-per-token=5"}), "--experts-per-token=5 is more than --experts=4"));
+  REQUIRE(contains(parse({"--experts=2147483648"}), "--experts=2147483648: expected at most 12288"));
+  REQUIRE(contains(parse({"--experts=4", "--expert-hidden=0"}), "--expert-hidden=0: expected"));
+  REQUIRE(contains(parse({"--experts=4", "--shared-expert-gate"}), "--shared-experts=N"));
+  REQUIRE(contains(parse({"--experts=4", "--ffn-hidden=8"}), "--expert-hidden; add --dense-layers=N"));
+  REQUIRE(contains(parse({"--experts=4", "--layers=3", "--dense-layers=3"}), "--dense-layers=3 of --layers=3"));
+  REQUIRE(
+      contains(parse({"--experts=4", "--params=5M", "--expert-hidden=8"}), "--params, --match-params and --expert"));
+  REQUIRE(
+      contains(parse({"--experts=8", "--experts-per-token=8", "--batch=32768", "--context=16384"}), "2^31 - 1 rows"));
   REQUIRE(contains(parse({"--resume"}), "--out"));
   REQUIRE(contains(parse({"--keep=3"}), "--out"));
   REQUIRE(contains(parse({"--val-data=a", "--val-fraction=0.2"}), "--val-fraction"));
@@ -112,7 +123,8 @@ TEST_CASE("flags: a switch is on when named, and takes on or off", "[flags]") {
       Config c;
       const std::string word = listed.name + value;
       INFO(word);
-      REQUIRE(parse(c, {word, "--out=x", listed.name == "--tf32" ? "--matmul=cublas" : "--device=auto"}) == "");
+      REQUIRE(parse(c, {word, "--out=x", "--experts=4", "--shared-experts=1",
+                        listed.name == "--tf32" ? "--matmul=cublas" : "--device=auto"}) == "");
       for (const Flag& f : list_flags(c))
         if (f.name == listed.name) REQUIRE(f.get() == on);
     }

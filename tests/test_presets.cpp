@@ -5,7 +5,11 @@
 //   Qwen3-1.7B  config.json of the released model; the context is the 4096 tokens at which P1 trains
 //   P1          arXiv 2505.06708: Qwen3-1.7B's shape, 28 layers, theta 10000 in pre-training; 48 layers with the FFN
 //               narrowed to the same number of parameters
-//   P2          arXiv 2601.22966, table 5, column 2B
+//   P1 15A2B    24 layers, 32 query and 4 key/value heads, 8 of 128 experts. The paper has no width of an expert: 736 gives
+//               15B. (Its row "+4 experts" has 400M more, which is a width of 678, and 13.9B in all.)
+//   P2          arXiv 2601.22966, table 5. Its columns 7B-A2B and 24B-A3B, taken as they stand, have 16.0B and 20.8B
+//               parameters.
+#include <cmath>
 #include <map>
 #include <sstream>
 
@@ -23,7 +27,7 @@ struct Published {
   const char* name;
   size_t layers, hidden, heads, kv_heads, head_dim, ffn_hidden, context, vocab;
   const char* flags;  // of the architecture; what is not named is as in Qwen3's block
-  size_t parameters;
+  size_t parameters, active = parameters;
 };
 
 const char* const gpt2 =
@@ -47,6 +51,36 @@ const char* const linear_2b_hybrid =
 constexpr size_t linear_more =
     (2048 * 4096 + 2 * 2048 * 2048 + 2048 * 32 + 4 * 4096 + 32 + 128) - (2 * 2048 * 2048 + 2 * 512 * 2048 + 512);
 
+const char* const p1_15a2b = "--tied=off --experts=128 --experts-per-token=8 --expert-hidden=736";
+const char* const p2_7b =
+    "--tied=off --mixer=hybrid --attention-every=4 --linear-key-heads=8 --linear-value-heads=16 --linear-key-dim=128 "
+    "--linear-value-dim=128 --experts=128 --experts-per-token=6 --expert-hidden=384 --shared-experts=1";
+const char* const p2_24b =
+    "--tied=off --mixer=hybrid --attention-every=4 --linear-key-heads=16 --linear-value-heads=32 --linear-key-dim=128 "
+    "--linear-value-dim=128 --experts=256 --experts-per-token=8 --expert-hidden=512 --shared-experts=1";
+// One layer, by hand. Norms of a block: 2*2048. QK-norm: 2 head_dim.
+constexpr size_t attention_of(size_t heads, size_t kv, size_t D) {
+  return 2048 * D * (2 * heads + 2 * kv) + 2 * D;
+}
+constexpr size_t linear_of(size_t hk, size_t hv) {
+  return 2048 * (2 * hk * 128 + 3 * hv * 128 + 2 * hv) + 4 * (2 * hk + hv) * 128 + 2 * hv + 128;
+}
+constexpr size_t expert(size_t F) {
+  return 3 * 2048 * F;
+}
+constexpr size_t ends = 2 * 151936 * 2048 + 2048;  // embedding, output matrix, final norm
+constexpr size_t p1_moe(size_t experts) {
+  return ends + 24 * (attention_of(32, 4, 128) + 2 * 2048 + 2048 * 128 + experts * expert(736));
+}
+constexpr size_t p2_7b_moe(size_t experts) {  // and the shared one, and its gate
+  return ends + 12 * attention_of(8, 1, 256) + 36 * linear_of(8, 16) +
+         48 * (2 * 2048 + 2048 * 128 + (experts + 1) * expert(384) + 2048);
+}
+constexpr size_t p2_24b_moe(size_t experts) {
+  return ends + 6 * attention_of(16, 2, 256) + 18 * linear_of(16, 32) +
+         24 * (2 * 2048 + 2048 * 256 + (experts + 1) * expert(512) + 2048);
+}
+
 const Published published[] = {
     {"gpt2-124m", 12, 768, 12, 12, 64, 3072, 1024, 50257, gpt2, 124439808},
     {"gpt2-350m", 24, 1024, 16, 16, 64, 4096, 1024, 50257, gpt2, 354823168},
@@ -61,6 +95,9 @@ const Published published[] = {
     // Linear layers with the heads of the 7B column, which has the same hidden width: 8 for q and k, 16 for v, 128 wide.
     {"p2-2b-linear", 28, 2048, 8, 2, 256, 6144, 4096, 151936, linear_2b_only, 1661861888 + 28 * linear_more},
     {"p2-2b-hybrid", 28, 2048, 8, 2, 256, 6144, 4096, 151936, linear_2b_hybrid, 1661861888 + 21 * linear_more},
+    {"p1-15a2b", 24, 2048, 32, 4, 128, 6144, 4096, 151936, p1_15a2b, p1_moe(128), p1_moe(8)},
+    {"p2-7b-a2b", 48, 2048, 8, 1, 256, 6144, 4096, 151936, p2_7b, p2_7b_moe(128), p2_7b_moe(6)},
+    {"p2-24b-a3b", 24, 2048, 16, 2, 256, 6144, 4096, 151936, p2_24b, p2_24b_moe(256), p2_24b_moe(8)},
 };
 
 // "--a=1 --b=2" as a map; what comes later counts.
@@ -97,6 +134,7 @@ TEST_CASE("presets: every field is the published one", "[presets]") {
     REQUIRE(expected.empty());
     REQUIRE(config.model.vocab == p.vocab);
     REQUIRE(total_parameters(config.model) == p.parameters);
+    REQUIRE(Model(config.model).weights.active() == p.active);
   }
   REQUIRE(presets().size() == std::size(published) + 1);
   REQUIRE((presets()[0].name == std::string("tiny") && presets()[0].flags.empty()));
@@ -106,4 +144,26 @@ TEST_CASE("presets: GPT-2's parameters are named and shaped as published", "[pre
   // wte and wpe; in each block two LayerNorms, c_attn (3d,d), c_proj, c_fc, c_proj with their biases; ln_f.
   const size_t d = 768, layer = 2 * 2 * d + (3 * d * d + 3 * d) + (d * d + d) + (4 * d * d + 4 * d) + (4 * d * d + d);
   REQUIRE(total_parameters(model_of_flags("--preset=gpt2-124m")) == 50257 * d + 1024 * d + 12 * layer + 2 * d);
+}
+
+// Table 1 of arXiv 2505.06708 says how many million parameters each row adds to the 15A2B model.
+TEST_CASE("presets: what the rows of P1's table 1 add to its mixture of experts", "[presets]") {
+  const auto total = [](const std::string& flags) {
+    return double(total_parameters(model_of_flags("--preset=p1-15a2b " + flags)));
+  };
+  const auto added = [&](const std::string& flags) { return (total(flags) - total("")) / 1e6; };
+  REQUIRE(std::abs(total("") / 15e9 - 1) < 0.01);
+  REQUIRE(std::round(added("--kv-heads=8")) == 50);
+  REQUIRE(std::round(added("--heads=48 --kv-heads=4")) == 201);
+  REQUIRE(std::round(added("--attn=g1")) == 201);
+  REQUIRE(std::round(added("--attn=g2")) == 25);
+  REQUIRE(std::round(added("--attn=g3")) == 25);
+  REQUIRE(std::round(added("--attn=g4")) == 201);
+  REQUIRE(std::round(added("--attn=g5")) == 101);  // 24 * 2048^2 = 100.7M; the paper has 100
+  REQUIRE(std::round(10 * added("--attn=g1 --gate=headwise")) == 16);
+  REQUIRE(std::round(10 * added("--attn=g2 --gate=headwise")) == 2);
+  REQUIRE(std::round(added("--attn=g1 --gate=shared")) == 201);
+  REQUIRE(std::round(added("--attn=g2 --gate=shared")) == 25);
+  const auto with_width_678 = [&](const char* experts) { return total(std::string("--expert-hidden=678 ") + experts); };
+  REQUIRE(std::round((with_width_678("--experts=132") - with_width_678("--experts=128")) / 1e6) == 400);
 }

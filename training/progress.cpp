@@ -85,7 +85,7 @@ void Progress::step(const StepResult& r) {
                                  {format("norm %7.4f", norm), format("norm %6.3f", norm)},
                                  {format("lr %.2e", rate), format("lr %.1e", rate)},
                                  {format("%8.0f tok/s", tokens_per_second), format("%6.0f tok/s", tokens_per_second),
-                                  format("%.1fk/s", tokens_per_second * 1e-3)}};
+                                  format("%5.1fk/s", tokens_per_second * 1e-3)}};
   if (peak_ > 0) {
     const double share = 100 * tokens_per_second * trainer_.model.flops_per_token(trainer_.model.context()) / peak_;
     columns.push_back({format("%4.1f%% of peak", share), format("%2.0f%% peak", share), format("%2.0f%%", share)});
