@@ -583,6 +583,8 @@ void bench_training(Context& ctx, double matmul_peak) {
   const std::vector<std::string> gates = {"", "--norm=gated", "--attn=g1", "--attn=g1 --gate=headwise",
                                           "--norm=gated --attn=g1"};
   compare("", gates, 15);
+  // Other mixers; and experts with as many active weights in the FFN: 2 of 8, each half as wide.
+  compare("", {"", "--mixer=hybrid", "--mixer=gated-delta", "--experts=8", "--experts=8 --shared-experts=1"}, 15);
   compare("--hidden=2048 --heads=16 --kv-heads=8 --head-dim=128 --ffn-hidden=6144 --layers=2 --context=256 --batch=2",
           gates, 40);
   compare("--data=self --preset=gpt2-124m --context=64 --batch=4", {""}, 5);
