@@ -5,7 +5,7 @@
 //     expert_j = the j-th largest p; of equal ones the lower expert comes first
 //     weight_j = p of expert_j                 or, renormalised,  that p / S,  S = sum over the chosen of their p
 // Renormalised, the softmax's own denominator cancels: weight_j = e^l_j / sum over the chosen i of e^l_i. That is a softmax over
-// the chosen logits alone, the router of gpt-oss; HF's Qwen3-MoE divides as here, and DeepSeek's sum is not renormalised.
+// the chosen logits alone, the router of gpt-oss. HF calls the choice norm_topk_prob.
 //
 // 1. backward, of one token. What is chosen is a constant: it jumps, and a jump has no gradient. Let g_j be the gradient of the p
 //    of the j-th chosen, dw_j that of its weight.

@@ -111,7 +111,7 @@ layers/block_parts.cuh
   b.clip_branch = «model.clip_output => model.clip_residual»;
   host_log(double(«model.context => model.attention.D»)));
   a.eps = «model.norm.rms_epsilon() => model.norm.epsilon()»;
-  attention_before(layer) «% 2 == 1 => % 2 == 0») a.window
+  «model.attention_before(layer) % 2 == 1 => model.attention_before(layer) % 2 == 0») a.window
   b.clip_residual = «model.clip_residual => model.clip_output»;
   a.rope = «model.position == Position::rope => true»;
   a.zero_centred = «model.norm.zero_centred => false»;
