@@ -15,7 +15,8 @@ All in float64. Weights and inputs are not stored: both sides make them from a n
 Gradients are autograd's. One of more than 64 entries is stored as its 2-norm and its dot products with three
 vectors that both sides make, whose entries have random signs and sizes between 1/2 and 1: one wrong entry changes
 every product by at least half its error, and errors that cancel in one product do not cancel in the next. For
-Qwen3, gpt-oss and GPT-2 every entry is stored.
+Qwen3, GPT-2 and gpt-oss with one expert every entry is stored. Where there are experts, "loss" is without the losses of their
+routers, as ./train prints it, and the gradients are of the sum.
 """
 import json
 import math
@@ -27,6 +28,8 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 import transformers
+from transformers.models.qwen3_moe import modeling_qwen3_moe
+from transformers.models.switch_transformers import modeling_switch_transformers
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORD = 2**64 - 1
@@ -138,9 +141,11 @@ DEFAULTS = {
     "embedding-scale": "off", "clip-residual": "0", "clip-output": "0",
     "mixer": "attention", "linear-key-heads": "2", "linear-value-heads": "4", "linear-key-dim": "32",
     "linear-value-dim": "32", "conv-width": "4", "delta": "recurrent",
+    "experts": "0", "experts-per-token": "2", "dense-layers": "0", "shared-experts": "0", "shared-expert-gate": "on",
+    "router-renormalise": "on", "router-bias": "off", "balance-loss": "1e-3", "balance-over": "global", "z-loss": "1e-3",
 }
 INITIAL = {"init", "norm-gate-init", "dyt-alpha"}  # where weights start: not here
-SIZES = {"vocab", "context", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn-hidden"}
+SIZES = {"vocab", "context", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn-hidden", "expert-hidden"}
 
 
 class Flags:
@@ -164,6 +169,9 @@ class Flags:
         """Is a layer softmax attention?"""
         every = min(4, self.number("layers"))
         return self["mixer"] == "attention" or self["mixer"] == "hybrid" and (layer + 1) % every == 0
+
+    def mixes_experts(self, layer):
+        return self.number("experts") > 0 and layer >= self.number("dense-layers")
 
 
 def rms_norm(f, x, w):
@@ -285,20 +293,71 @@ def linear_layer(f, weights, layer, x):
     return linear(weights, f"{name}.out_proj", o.flatten(2), x.shape[-1])
 
 
-def ffn_layer(f, weights, layer, x):
-    name, hidden, bias = f"model.layers.{layer}.mlp", f.number("ffn-hidden"), f["ffn-bias"] == "on"
-    a = linear(weights, f"{name}.up_proj", x, hidden, bias)
+def feed_forward(f, project, poly, x, hidden):
+    """project(name, x, out): a linear layer; poly(): the weights of PolyNorm"""
+    a = project("up_proj", x, hidden)
     gelu = ACTIVATIONS[f"gelu-{f['gelu']}"]
     gates = {"swiglu": F.silu, "glu": torch.sigmoid, "geglu": gelu}
     if f["ffn"] in gates:
-        a = gates[f["ffn"]](linear(weights, f"{name}.gate_proj", x, hidden, bias)) * a
+        a = gates[f["ffn"]](project("gate_proj", x, hidden)) * a
     elif f["ffn"] == "swiglu-clamped":
-        a = swiglu_clamped(linear(weights, f"{name}.gate_proj", x, hidden, bias), a)
+        a = swiglu_clamped(project("gate_proj", x, hidden), a)
     elif f["ffn"] == "polynorm":
-        a = polynorm(a, weights(f"{name}.poly.weight", 3), weights(f"{name}.poly.bias", 1))
+        a = polynorm(a, *poly())
     else:
         a = {"gelu": gelu, "relu2": ACTIVATIONS["relu2"]}[f["ffn"]](a)
-    return linear(weights, f"{name}.down_proj", a, x.shape[-1], bias)
+    return project("down_proj", a, x.shape[-1])
+
+
+def dense_ffn(f, weights, name, x, hidden):
+    def project(part, x, out):
+        return linear(weights, f"{name}.{part}", x, out, f["ffn-bias"] == "on")
+    return feed_forward(f, project, lambda: (weights(f"{name}.poly.weight", 3), weights(f"{name}.poly.bias", 1)), x, hidden)
+
+
+def expert_ffn(f, weights, name, e, x):
+    """Expert e; its matrices lie in tensors with those of the others, and PolyNorm's weights are theirs together."""
+    E = f.number("experts")
+
+    def project(part, x, out):
+        bias = weights(f"{name}.{part}.bias", E, out)[e] if f["ffn-bias"] == "on" else None
+        return F.linear(x, weights(f"{name}.{part}.weight", E, out, x.shape[-1])[e], bias)
+
+    def poly():
+        return weights(f"{name}.poly.weight", 3), weights(f"{name}.poly.bias", 1)
+    return feed_forward(f, project, poly, x, f.number("expert-hidden"))
+
+
+def mixture(f, weights, name, x, routers):
+    """Every expert computes all tokens here; a token takes what its own say. Its logits (N,E) join `routers`."""
+    E = f.number("experts")
+    logits = linear(weights, f"{name}.gate", x, E, f["router-bias"] == "on")
+    routers.append(logits.flatten(0, -2))
+    weight, chosen = logits.softmax(-1).topk(f.number("experts-per-token"), dim=-1)
+    if f["router-renormalise"] == "on":
+        weight = weight / weight.sum(-1, keepdim=True)
+    said = torch.stack([expert_ffn(f, weights, f"{name}.experts", e, x) for e in range(E)], dim=-2)
+    y = (weight[..., None] * said.take_along_dim(chosen[..., None], dim=-2)).sum(-2)
+    if f.number("shared-experts"):
+        shared = dense_ffn(f, weights, f"{name}.shared_expert", x, f.number("shared-experts") * f.number("expert-hidden"))
+        if f["shared-expert-gate"] == "on":
+            shared = torch.sigmoid(linear(weights, f"{name}.shared_expert_gate", x, 1)) * shared
+        y = y + shared
+    return y
+
+
+def router_losses(f, routers):
+    """The sum over the layers of the balance loss and the z-loss, with their factors, of one micro-batch."""
+    E, k, total = f.number("experts"), f.number("experts-per-token"), 0.0
+    for logits in routers:
+        p = logits.softmax(-1)
+        largest = p.topk(min(k + 1, E), dim=-1)
+        if k < E:  # float32 must choose alike
+            assert (largest.values[:, k - 1] - largest.values[:, k]).min() > 1e-4, "a token's choice is nearly a tie"
+        slots = torch.bincount(largest.indices[:, :k].flatten(), minlength=E)
+        balance = E * (slots / slots.sum() * p.mean(0)).sum()
+        total = total + float(f["balance-loss"]) * balance + float(f["z-loss"]) * logits.logsumexp(-1).square().mean()
+    return total
 
 
 def swiglu_clamped(g, u):
@@ -310,8 +369,8 @@ def clip(x, bound):
     return x.clamp(-float(bound), float(bound)) if float(bound) else x
 
 
-def model(f, weights, ids):
-    """Logits (B,T,V)."""
+def model(f, weights, ids, routers):
+    """Logits (B,T,V). Those of every router join `routers`."""
     V, C, placement = f.number("vocab"), f.number("hidden"), f["norm-placement"]
     embedding = weights("model.embed_tokens.weight", V, C)
     h = embedding[ids]
@@ -322,6 +381,12 @@ def model(f, weights, ids):
 
     def join(h, branch):
         return clip(h + clip(branch, f["clip-output"]), f["clip-residual"])
+
+    def ffn_layer(f, weights, layer, x):
+        name = f"model.layers.{layer}.mlp"
+        if f.mixes_experts(layer):
+            return mixture(f, weights, name, x, routers)
+        return dense_ffn(f, weights, name, x, f.number("ffn-hidden"))
     for layer in range(f.number("layers")):
         name = f"model.layers.{layer}"
         mixer, its_name = (attention_layer, "self_attn") if f.attends(layer) else (linear_layer, "linear_attn")
@@ -359,6 +424,28 @@ def qwen3(f):
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes(f))), same_names
 
 
+def experts_of(f, **more):
+    return dict(num_experts=f.number("experts"), num_experts_per_tok=f.number("experts-per-token"),
+                moe_intermediate_size=f.number("expert-hidden"), norm_topk_prob=f["router-renormalise"] == "on",
+                mlp_only_layers=list(range(f.number("dense-layers"))), experts_implementation="eager") | more
+
+
+def gate_beside_up(w):
+    """The rows of an expert's gate, then those of its up, in one matrix."""
+    named = dict(w)
+    for n in w:
+        if "experts.gate_proj" in n:
+            up = n.replace("gate_proj", "up_proj")
+            named[n.replace("gate_proj.weight", "gate_up_proj")] = torch.cat((named.pop(n), named.pop(up)), dim=1)
+        if "experts.down_proj" in n:
+            named[n.removesuffix(".weight")] = named.pop(n)
+    return named
+
+
+def qwen3_moe(f):
+    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes(f, **experts_of(f)))), gate_beside_up
+
+
 def qwen2(f):
     config = sizes(f)
     assert config.pop("head_dim") * config["num_attention_heads"] == config["hidden_size"]
@@ -374,7 +461,8 @@ def qwen3_next(f):
     """Its q_proj has the rows of our q_proj and g_proj, head by head in turns; its linear layers have the rows of q, k, v
     and z, and those of b and a, key head by key head."""
     kinds = ["full_attention" if f.attends(i) else "linear_attention" for i in range(f.number("layers"))]
-    config = sizes(f, layer_types=kinds, num_experts=0, linear_conv_kernel_dim=f.number("conv-width"),
+    experts = experts_of(f, shared_expert_intermediate_size=f.number("shared-experts") * f.number("expert-hidden"))
+    config = sizes(f, **experts, layer_types=kinds, linear_conv_kernel_dim=f.number("conv-width"),
                    linear_key_head_dim=f.number("linear-key-dim"), linear_num_key_heads=f.number("linear-key-heads"),
                    linear_value_head_dim=f.number("linear-value-dim"),
                    linear_num_value_heads=f.number("linear-value-heads"))
@@ -383,7 +471,7 @@ def qwen3_next(f):
     config["rope_parameters"]["partial_rotary_factor"] = float(f["rope-fraction"])
 
     def parameters(w):
-        named = {n: p for n, p in w.items() if "g_proj" not in n}
+        named = gate_beside_up({n: p for n, p in w.items() if "g_proj" not in n})
         for n in list(named):
             if "q_proj" in n:
                 both = w[n], w[n.replace("q_proj", "g_proj")]
@@ -401,23 +489,29 @@ def qwen3_next(f):
 
 
 def gpt_oss(f):
-    """With plain RoPE, and one expert, which every token takes whole. Its matrices are [in, out]; the columns of gate and up
-    stand in turns."""
-    m = transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes(
-        f, sliding_window=f.number("window"), num_local_experts=1, num_experts_per_tok=1,
-        experts_implementation="eager")))
+    """With plain RoPE. The matrices of its experts are [in, out]; the columns of gate and up stand in turns. A dense FFN is one
+    expert, which every token takes whole."""
+    E, k = (f.number("experts"), f.number("experts-per-token")) if f.number("experts") else (1, 1)
+    config = sizes(f, sliding_window=f.number("window"), num_local_experts=E, num_experts_per_tok=k,
+                   experts_implementation="eager")
+    config["intermediate_size"] = f.number("expert-hidden" if f.number("experts") else "ffn-hidden")
+    m = transformers.GptOssForCausalLM(transformers.GptOssConfig(**config))
 
     def parameters(w):
         named = {n: p for n, p in w.items() if ".mlp." not in n}
         for layer in range(f.number("layers")):
             at = f"model.layers.{layer}.mlp."
+            ours = f"{at}experts." if f.number("experts") else at
             for kind, theirs in (("weight", ""), ("bias", "_bias")):
-                gate, up, down = (w[f"{at}{x}_proj.{kind}"].mT if kind == "weight" else w[f"{at}{x}_proj.{kind}"]
-                                  for x in ("gate", "up", "down"))
-                named[f"{at}experts.gate_up_proj{theirs}"] = torch.stack((gate, up), dim=-1).flatten(-2)[None]
-                named[f"{at}experts.down_proj{theirs}"] = down[None]
-            named[f"{at}router.weight"] = torch.zeros(1, f.number("hidden"))
-            named[f"{at}router.bias"] = torch.zeros(1)
+                gate, up, down = (w[f"{ours}{x}_proj.{kind}"] for x in ("gate", "up", "down"))
+                if not f.number("experts"):
+                    gate, up, down = gate[None], up[None], down[None]
+                if kind == "weight":
+                    gate, up, down = gate.mT, up.mT, down.mT
+                named[f"{at}experts.gate_up_proj{theirs}"] = torch.stack((gate, up), dim=-1).flatten(-2)
+                named[f"{at}experts.down_proj{theirs}"] = down
+                shape = (1, f.number("hidden")) if kind == "weight" else (1,)
+                named[f"{at}router.{kind}"] = w.get(f"{at}gate.{kind}", torch.zeros(shape))
         return named
     return m, parameters
 
@@ -486,18 +580,36 @@ libraries = {
     "--tied=off": qwen3_next,
     "--attn-sink=learned --window=3 --window-layers=even --attn-bias=all --qk-norm=off --ffn=swiglu-clamped --ffn-bias=on "
     "--tied=off": gpt_oss,
+    "--attn-sink=learned --window=3 --window-layers=even --attn-bias=all --qk-norm=off --ffn=swiglu-clamped --ffn-bias=on "
+    "--tied=off --experts=4 --router-bias --balance-loss=0.3 --z-loss=0.1": gpt_oss,
+    "--experts=6 --balance-loss=0.4 --z-loss=0.2 --tied=off": qwen3_moe,
+    "--experts=5 --experts-per-token=3 --router-renormalise=off --dense-layers=1 --balance-loss=0.4": qwen3_moe,
+    "--mixer=hybrid --linear-key-dim=5 --linear-value-dim=7 --attn=g1 --norm-weight=zero-centred --rope-fraction=0.7 "
+    "--tied=off --experts=6 --experts-per-token=3 --shared-experts=2 --balance-loss=0.4 --z-loss=0.2": qwen3_next,
     "--norm-placement=sandwich --norm-weight=zero-centred --ffn=geglu --embedding-scale=on --window=4 "
     "--window-layers=even": gemma3,
     GPT + "--init=depth-scaled --kv-heads=4 --head-dim=5": gpt2,
     GPT + "--norm-placement=post --kv-heads=4 --head-dim=5 --ffn-hidden=80": gpt,
 }
-WHOLE = {"--tied=off", *(line for line, make in libraries.items() if make in (gpt_oss, gpt2))}
+WHOLE = {"--tied=off", *(line for line, make in libraries.items()
+                         if make in (gpt_oss, gpt2) and "--experts" not in line)}
 
 
-def loss_and_gradients(logits, targets, weights):
+def loss_and_gradients(logits, targets, weights, of_routers):
+    """The loss without the routers' own, and the gradients of their sum."""
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    gradients = torch.autograd.grad(loss, list(weights.values()))
+    gradients = torch.autograd.grad(loss + of_routers, list(weights.values()))
     return {"loss": loss.detach(), "logits": logits[:, -1].detach()} | dict(zip(weights, gradients))
+
+
+def published_router_losses(f, routers):
+    """As router_losses, by transformers, where the shares of the slots are of the tokens: they add up to k."""
+    k, total = f.number("experts-per-token"), 0.0
+    for logits in routers:
+        balance = modeling_qwen3_moe.load_balancing_loss_func((logits,), f.number("experts"), k) / k
+        z = modeling_switch_transformers.router_z_loss_func(logits[None])
+        total = total + float(f["balance-loss"]) * balance + float(f["z-loss"]) * z
+    return total
 
 
 def by_library(make, f, ids, targets, weights):
@@ -505,13 +617,19 @@ def by_library(make, f, ids, targets, weights):
     with mock.patch.multiple(torch, float=torch.float64, float32=torch.float64), \
             mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
         m, parameters = make(f)
+        routers = []
+        for module in m.modules():
+            if f.number("experts") and module.__class__.__name__.endswith("TopKRouter"):
+                module.register_forward_hook(lambda module, inputs, outputs: routers.append(outputs[0]))
         named = parameters(weights)
         logits = torch.func.functional_call(m.double().eval(), named, (ids,), {"use_cache": False}).logits
+        of_routers = published_router_losses(f, routers)
+    assert len(routers) == sum(f.mixes_experts(layer) for layer in range(f.number("layers")))
     ours, theirs = set(named), {n for n, _ in m.named_parameters()} | {n for n in named if "embed_scale" in n}
     if f["tied"] == "on":
         theirs.discard("lm_head.weight")
     assert ours == theirs, f"{m.__class__.__name__}: parameters {ours ^ theirs}"
-    return loss_and_gradients(logits, targets, weights)
+    return loss_and_gradients(logits, targets, weights, of_routers)
 
 
 def relative_error(expected, got):
@@ -524,7 +642,9 @@ def model_fixture(line, base):
     weights = Weights(f["norm-weight"] == "zero-centred")
     T, V = f.number("context"), f.number("vocab")
     ids, targets = (tokens(name, B * T, V).reshape(B, T) for name in ("ids", "targets"))
-    results, source = loss_and_gradients(model(f, weights, ids), targets, weights), "formulas"
+    routers = []
+    logits = model(f, weights, ids, routers)
+    results, source = loss_and_gradients(logits, targets, weights, router_losses(f, routers)), "formulas"
     if line in libraries:
         formulas, make = results, libraries[line]
         results, source = by_library(make, f, ids, targets, weights), f"transformers, {make.__name__}"
@@ -549,7 +669,8 @@ def small_models():
     lines = ["".join(part[1:-1] for part in re.findall(literal, run)) for run in
              re.findall(rf"{literal}(?:\s*{literal})*", re.sub(r"#include.*", "", text))]
     base = next(i for i, line in enumerate(lines) if line.startswith("--vocab="))
-    return lines[base], lines[base + 1:]
+    sizes = (line for line in lines[:base + 1] if re.search(r"=\d", line))  # the widths stand in front
+    return " ".join(sizes), lines[base + 1:]
 
 
 # ---- single operations

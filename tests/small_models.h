@@ -9,10 +9,13 @@
 
 namespace gated {
 
-// The flags' model at small, odd sizes.
+// The flags' model at small, odd sizes. A width that no layer has is not named, as it would be refused.
 inline ModelConfig small_model(const std::string& flags = "") {
-  return model_of_flags(
-      "--vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 --ffn-hidden=28 " + flags);
+  const bool experts = flags.find("--experts=") != std::string::npos;
+  const bool dense = !experts || flags.find("--dense-layers=") != std::string::npos;
+  const std::string widths = std::string(dense ? "--ffn-hidden=28 " : "") + (experts ? "--expert-hidden=11 " : "");
+  return model_of_flags("--vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 " + widths +
+                        flags);
 }
 
 // Every named value of every flag, and combinations that meet inside a layer.
@@ -63,7 +66,19 @@ inline const std::vector<std::string>& small_models() {
       "--mixer=gated-delta --linear-key-dim=16 --linear-value-dim=7 --delta=chunk",
       "--mixer=gated-delta --linear-key-dim=16 --linear-value-dim=7 --context=67",
 
-      "--dropout=0.1 --norm=layernorm --norm-placement=post", "--dropout=0.1 --norm=none --clip-residual=0.5"};
+      "--dropout=0.1 --norm=layernorm --norm-placement=post", "--dropout=0.1 --norm=none --clip-residual=0.5",
+
+      // (the router's losses are large here, so that their share of a gradient shows)
+      "--experts=5 --balance-loss=0.5 --z-loss=0.1",
+      "--experts=4 --experts-per-token=3 --shared-experts=2 --router-renormalise=off --router-bias "
+      "--balance-loss=0.3 --norm=gated --norm-rank=3 --attn=g1",
+      "--experts=3 --dense-layers=1 --shared-experts=1 --shared-expert-gate=off --ffn=gelu --z-loss=0.2 --tied=off",
+      "--experts=4 --router-bias --ffn=swiglu-clamped --ffn-bias=on --shared-experts=1 --norm-placement=sandwich",
+      "--experts=4 --experts-per-token=1 --router-renormalise=off --ffn=polynorm --shared-experts=1 "
+      "--norm-placement=post --balance-loss=0.2",
+      "--experts=2 --ffn=relu2 --ffn-bias=on --norm=layernorm --balance-over=micro-batch",
+      "--dropout=0.1 --experts=6 --shared-experts=1 --mixer=hybrid --linear-key-dim=6 --linear-value-dim=5 --attn=g1 "
+      "--norm=gated --norm-rank=3 --clip-output=0.5 --balance-loss=0.1 --z-loss=0.1"};
   return lines;
 }
 
