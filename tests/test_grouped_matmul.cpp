@@ -37,14 +37,14 @@ const Case ragged[] = {
     {{130}, 5, 7},
     {{0, 0, 3}, 1, 1},
     {{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 20, 4},
-    {{64, 63, 65, 128}, 64, 16},
+    {{64, 63, 65}, 64, 16},
     {{2, 3}, 6, 0},
 };
 
-const Case deep[] = {{{3, 0, 66}, 9, 1030}, {{2, 1}, 8, 2052}};  // slices of K
-const Case tall[] = {{{1025, 0, 1025}, 5, 6},                    // slices of an expert's rows
-                     {{1024, 1500, 20, 0, 2100}, 4, 8},          // and more experts than may have several
-                     {{3000}, 7, 3}};
+// Several slices of K, and several of an expert's rows, with as many experts as may have them and with more.
+const Case deep[] = {{{3, 0, 5}, 9, 1030}, {{1, 1}, 8, 2052}};
+const Case tall[] = {
+    {{1025, 0, 1025}, 5, 6}, {{2048, 0, 1025}, 3, 5}, {{1500, 20, 1024, 0, 2100}, 4, 8}, {{3000}, 7, 3}};
 
 template <class List, class Test>
 void for_every_case(const List& cases, Test test) {
@@ -62,8 +62,8 @@ std::vector<float> one_by_one(const Groups& g, Layout layout, Accumulate accumul
   std::vector<float> result = c;
   Context cpu(Device::cpu);
   for (size_t e = 0; e < g.s.E; e++)
-    matmul(&result[g.begin(e) * g.s.N], &a[g.begin(e) * g.s.K], &b[e * g.s.N * g.s.K], g.rows(e), g.s.N, g.s.K, layout,
-           accumulate, cpu, bias ? bias + e * g.s.N : nullptr);
+    matmul(result.data() + g.begin(e) * g.s.N, a.data() + g.begin(e) * g.s.K, b.data() + e * g.s.N * g.s.K, g.rows(e),
+           g.s.N, g.s.K, layout, accumulate, cpu, bias ? bias + e * g.s.N : nullptr);
   return result;
 }
 
@@ -124,6 +124,8 @@ TEST_CASE("grouped_matmul: one product per expert, bit for bit, on every device"
     for (Layout layout : {Layout::nt, Layout::nn})
       for (Accumulate accumulate : {Accumulate::no, Accumulate::yes}) {
         const bool add = accumulate == Accumulate::yes;
+        // (what happens between slices does not depend on the layout)
+        if (s.K > matmul_slice && add != (layout == Layout::nn)) continue;
         INFO((layout == Layout::nt ? "nt" : "nn") << (add ? " +=" : " ="));
         for (bool with_bias : {false, true}) {
           if (with_bias && add) continue;
@@ -141,6 +143,7 @@ TEST_CASE("grouped_matmul: one product per expert, bit for bit, on every device"
             if (ctx.device == Device::cpu) return;
             REQUIRE(ctx.most_scratch_used() == grouped_matmul_scratch(s, accumulate));
             REQUIRE(grouped_matmul_tile(s) == Tile::small);
+            if (!with_bias && !add) return;
             Guarded old_again(ctx, c), fresh_again(ctx, c.size());
             const Guarded& again = add ? old_again : fresh_again;
             grouped_matmul_by_tile(again, ga, gb, row_start.data(), s, layout, accumulate, Tile::large, ctx,
@@ -165,8 +168,8 @@ TEST_CASE("grouped_matmul: one weight gradient per expert, bit for bit, on every
     Context cpu(Device::cpu);
     for (size_t e = 0; e < s.E; e++)
       if (g.rows(e) > 0)
-        matmul(&expected[e * s.N * s.K], &a[g.begin(e) * s.N], &b[g.begin(e) * s.K], s.N, s.K, g.rows(e), Layout::tn,
-               Accumulate::yes, cpu);
+        matmul(expected.data() + e * s.N * s.K, a.data() + g.begin(e) * s.N, b.data() + g.begin(e) * s.K, s.N, s.K,
+               g.rows(e), Layout::tn, Accumulate::yes, cpu);
     grouped_matmul_tn_ref(reference.data(), a.data(), b.data(), g.start.data(), s);
     REQUIRE_BITWISE(expected, reference);
     on_every_device([&](Context& ctx) {
@@ -194,7 +197,8 @@ TEST_CASE("grouped_matmul: one bias gradient per expert, bit for bit, on every d
     for (size_t e = 0; e < s.E; e++)
       if (g.rows(e) == 0) std::fill_n(db.begin() + ptrdiff_t(e * s.N), s.N, -0.0f);
     auto expected = db, reference = db;
-    for (size_t e = 0; e < s.E; e++) bias_backward_ref(&expected[e * s.N], &dy[g.begin(e) * s.N], g.rows(e), s.N);
+    for (size_t e = 0; e < s.E; e++)
+      bias_backward_ref(expected.data() + e * s.N, dy.data() + g.begin(e) * s.N, g.rows(e), s.N);
     grouped_bias_backward_ref(reference.data(), dy.data(), g.start.data(), s.E, s.N);
     REQUIRE_BITWISE(expected, reference);
     on_every_device([&](Context& ctx) {
