@@ -212,6 +212,8 @@ struct AddRows {
 // partial[slice][k][c] = sum k of one slice of rows. A piece of a slice is as wide as its sums fit a core's
 // first cache, so that memory is read along its rows.
 constexpr size_t column_piece = 1024;
+// Columns whose sums a core keeps in registers.
+constexpr size_t sums_width = 128;
 
 template <size_t K, class T, class Fold>
 void column_slices_cpu(T* partial, size_t rows, size_t cols, const Fold& fold) {

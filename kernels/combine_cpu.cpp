@@ -10,8 +10,6 @@
 
 namespace gated {
 
-static constexpr size_t sums_width = 128;
-
 void combine_forward_cpu(float* y, const float* rows, const float* weight, const float* plus, const Dispatch& d,
                          const DispatchShape& s, size_t C) {
 #pragma omp parallel for

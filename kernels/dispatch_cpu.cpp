@@ -4,6 +4,7 @@
 // order.
 #include <algorithm>
 
+#include "core/reduce.cuh"
 #include "kernels/dispatch.h"
 
 namespace gated {
@@ -13,8 +14,6 @@ void dispatch_gather_cpu(float* rows, const float* x, const Dispatch& d, const D
   for (size_t n = 0; n < s.N; n++)
     for (size_t j = 0; j < s.k; j++) std::copy_n(x + n * C, C, rows + d.row_of_slot[n * s.k + j] * C);
 }
-
-static constexpr size_t sums_width = 128;  // columns whose sums stay in registers
 
 void dispatch_gather_backward_cpu(float* dx, Accumulate accumulate, const float* drows, const Dispatch& d,
                                   const DispatchShape& s, size_t C) {

@@ -29,8 +29,6 @@ void embedding_forward_cpu(float* h, const int* ids, const float* weight, const 
   }
 }
 
-static constexpr size_t sums_width = 128;  // columns whose sums stay in registers
-
 void embedding_backward_cpu(float* dweight, const float* dh, const TokenGroups& groups, const float* scale, size_t C) {
   const float s = scale ? *scale : 1.0f;
   const int *id = groups.id(), *start = groups.start(), *token = groups.token();
