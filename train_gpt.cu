@@ -8,6 +8,7 @@
 #include "training/interrupt.h"
 #include "training/match_params.h"
 #include "training/matmul_peak.h"
+#include "training/measures.h"
 #include "training/progress.h"
 #include "training/run_metadata.h"
 #include "training/sampler.h"
@@ -47,12 +48,19 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
     const bool complete = step == c.steps;
     last = complete || interrupted();  // asked once: the step that is the last is the step that saves
     const bool validates = data.val && (complete || (c.val_every && step % c.val_every == 0));
+    const bool measures = data.val && (complete || (c.measure_every && step % c.measure_every == 0));
     const bool saves = !c.out.empty() && (last || step % c.save_every == 0);
     // A GPU is given the next step before this one's result is read. Everything else waits for it.
-    const size_t in_flight = ctx.device == Device::cuda && !validates && !saves && !last ? 1 : 0;
+    const size_t in_flight = ctx.device == Device::cuda && !validates && !measures && !saves && !last ? 1 : 0;
     for (const StepResult& result : trainer.results(in_flight)) progress.step(result);
 
-    if (validates) progress.validation(step, trainer.validate(c.val_batches));
+    if (measures) {
+      Meter meter(ctx.device);
+      progress.validation(step, trainer.validate(c.val_batches, &meter));
+      progress.measures(step, meter.result());
+    } else if (validates) {
+      progress.validation(step, trainer.validate(c.val_batches));
+    }
     if (saves) {
       progress.flush();
       trainer.save(metadata);

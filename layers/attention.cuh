@@ -163,6 +163,13 @@ class Attention final : public Mixer {
     if (config_.sink == AttentionSink::kv_bias) plan.kernels_need(kv_bias_backward_scratch(shape(batch)));
   }
 
+  void inspect(Inspector& inspector, BatchShape batch) const override {
+    const float* o = config_.sdpa_out == SdpaOut::plain ? o_ : o_out_;
+    const float* o_gated = config_.gate_at == GatePosition::g1 ? o_seen_ : nullptr;
+    inspector.attention({q_seen_, k_seen_, v_seen_, lse_, o, o_gated, shape(batch), sink()});
+    if (has_gate()) gate_.inspect(inspector, batch.N());
+  }
+
   // Scores and weighted values: 2 D FLOPs each for a pair of a query head and a key that it sees, and twice that in the
   // backward. A query sees half of T tokens on average, or a window.
   double pair_flops(size_t T) const override {

@@ -110,12 +110,25 @@ class Block {
     channel_mixer_->scratch(plan, batch);
   }
 
+  // The state that it read, its norms, its mixers.
+  void inspect(Inspector& inspector, BatchShape batch) const {
+    const size_t N = batch.N();
+    inspector.state({post() ? in_ : norm1_.residual(), batch.B, batch.T, C_});
+    norm1_.inspect(inspector, "input_layernorm", N);
+    token_mixer_->inspect(inspector, batch);
+    if (sandwich()) token_out_.inspect(inspector, token_mixer_->name() + "_out_layernorm", N);
+    norm2_.inspect(inspector, "post_attention_layernorm", N);
+    channel_mixer_->inspect(inspector, batch);
+    if (sandwich()) channel_out_.inspect(inspector, channel_mixer_->name() + "_out_layernorm", N);
+  }
+
   double pair_flops(size_t T) const { return token_mixer_->pair_flops(T) + channel_mixer_->pair_flops(T); }
 
  private:
   // h = N(h + f(h)): what joins is its own residual.
   Hidden forward_post(Hidden in, const Pass& pass) {
     const size_t N = pass.N();
+    in_ = in.x;
     const float* h = norm1_.forward(in.x, token_mixer_->forward(in.x, pass), join(0, pass), N, pass.ctx);
     return {norm2_.forward(h, channel_mixer_->forward(h, pass), join(1, pass), N, pass.ctx), nullptr};
   }
@@ -138,6 +151,7 @@ class Block {
   std::unique_ptr<Mixer> token_mixer_, channel_mixer_;
   Norm norm1_, norm2_;            // attention reads norm1_; with post the FFN does, and the next attention norm2_
   Norm token_out_, channel_out_;  // sandwich
+  const float* in_ = nullptr;     // post: what the last forward read
   float *dy_ = nullptr, *df_ = nullptr;
 };
 

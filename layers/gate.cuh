@@ -10,6 +10,7 @@
 #include "kernels/gate.h"
 #include "kernels/shared_gate.h"
 #include "kernels/static_gate.h"
+#include "layers/inspect.h"
 #include "layers/linear.cuh"
 
 namespace gated {
@@ -74,6 +75,14 @@ class Gate {
   // dx is accumulated to.
   void backward_hidden(float* dx, size_t N, Context& ctx) {
     if (has_projection()) projection_.backward(dx, Accumulate::yes, dz_, x_, N, ctx);
+  }
+
+  void inspect(Inspector& inspector, size_t N) const {
+    const size_t averaged = config_.kind == GateKind::shared ? heads_ : 1;
+    if (has_projection())
+      inspector.gate({config_, z_, N, projection_.out(), averaged});
+    else
+      inspector.gate({config_, theta_.value, 1, heads_ * D_, averaged});
   }
 
  private:

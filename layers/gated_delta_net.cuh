@@ -142,6 +142,10 @@ class GatedDeltaNet final : public Mixer {
     plan.kernels_need(rmsnorm_backward_scratch(N * config_.Hv, config_.Dv));
   }
 
+  void inspect(Inspector& inspector, BatchShape batch) const override {
+    inspector.linear_attention({g_, beta_, kept_, rule_shape(batch)});
+  }
+
   // The convolution, 2 W FLOPs a channel, and three products with the state of every head, 2 Dk Dv each; twice that in the
   // backward.
   double pair_flops(size_t) const override {

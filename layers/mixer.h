@@ -4,6 +4,7 @@
 // shapes: x, dx, dy and what forward returns are (N,C), N = B*T
 #pragma once
 #include "kernels/matmul.h"
+#include "layers/inspect.h"
 #include "layers/parameters.h"
 #include "layers/pass.h"
 
@@ -29,6 +30,9 @@ class Mixer {
 
   // dx is written or accumulated to, parameters' gradients are accumulated. dy is read before that: dx may be dy.
   virtual void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) = 0;
+
+  // Shows what the last forward, over `batch`, left of what is worth looking at.
+  virtual void inspect(Inspector&, BatchShape) const {}
 };
 
 }  // namespace gated

@@ -136,6 +136,16 @@ std::vector<float> Model::next_token_logits(const std::vector<int>& ids) {
   return logits;
 }
 
+void Model::inspect(Inspector& inspector) const {
+  const Layers& l = *layers_;
+  require(memory_ && memory_->pass, "model: an inspection without a forward");
+  const Pass& pass = *memory_->pass;
+  for (inspector.layer = 0; inspector.layer < l.blocks.size(); inspector.layer++)
+    l.blocks[inspector.layer].inspect(inspector, pass.batch());
+  inspector.state({l.post ? l.y : l.final_norm.residual(), pass.B, pass.T, config.hidden});
+  if (!l.post) l.final_norm.inspect(inspector, "norm", pass.N());
+}
+
 // ---- what it is made of
 
 void Model::parameters(const ParameterVisitor& visit) {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "layers/inspect.h"
 #include "layers/model_config.h"
 #include "layers/parameters.h"
 #include "layers/pass.h"
@@ -54,6 +55,9 @@ class Model {
 
   // Logits (V) behind the last token of one sequence. Waits for the device.
   std::vector<float> next_token_logits(const std::vector<int>& ids);
+
+  // Shows what the last forward left. The caller has waited for the device.
+  void inspect(Inspector& inspector) const;
 
   // ---- what it is made of
 

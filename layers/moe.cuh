@@ -143,6 +143,10 @@ class Moe final : public Mixer {
     plan.need(router_report_scratch(router_shape(N)));
   }
 
+  void inspect(Inspector& inspector, BatchShape batch) const override {
+    inspector.routing({routed_.expert, router_shape(batch.N())});
+  }
+
  private:
   static constexpr GateOp sigmoid = {.act = Activation::sigmoid};
   bool has_shared() const { return config_.shared > 0; }

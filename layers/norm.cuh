@@ -16,6 +16,7 @@
 #include "kernels/layernorm.h"
 #include "kernels/residual.h"
 #include "kernels/rmsnorm.h"
+#include "layers/inspect.h"
 #include "layers/layer_config.h"
 
 namespace gated {
@@ -114,6 +115,11 @@ class Norm {
   void temporaries(const TensorVisitor& visit, size_t N) {
     if (!config_.with_gate() && (config_.kind == NormKind::preaffine || config_.kind == NormKind::dyt))
       visit(row_, "row sums", {N});
+  }
+
+  void inspect(Inspector& inspector, const std::string& name, size_t N) const {
+    if (config_.kind == NormKind::none) return;
+    inspector.norm({name, weight_.value, pre_.value, offset(), C_, low_, up_.value, shape(N)});
   }
 
   void scratch(ScratchPlan& plan, size_t N) const {

@@ -173,6 +173,7 @@ const Row rows[] = {
 
     FIELD("--val-every=23", "", c.val_every == 23),
     FIELD("--val-batches=24", "", c.val_batches == 24),
+    FIELD("--measure-every=25", "", c.measure_every == 25),
     FIELD("--sample-tokens=25", "", c.sample_tokens == 25),
     FIELD("--temperature=1.5", "", c.temperature == 1.5),
     FIELD("--top-k=26", "", c.top_k == 26),
@@ -291,9 +292,10 @@ TEST_CASE("flag fields: what is not said follows from what is", "[flags]") {
 
 TEST_CASE("flag fields: which flags change the weights, and which the architecture", "[flags]") {
   // These may change where a run goes on from a checkpoint.
-  const std::set<std::string> free = {"--preset",      "--params",        "--match-params", "--describe", "--val-every",
-                                      "--val-batches", "--sample-tokens", "--temperature",  "--top-k",    "--out",
-                                      "--save-every",  "--keep",          "--resume",       "--device",   "--threads"};
+  const std::set<std::string> free = {"--preset",      "--params",        "--match-params", "--describe",
+                                      "--val-every",   "--measure-every", "--val-batches",  "--sample-tokens",
+                                      "--temperature", "--top-k",         "--out",          "--save-every",
+                                      "--keep",        "--resume",        "--device",       "--threads"};
   const std::set<std::string> of_no_model = {
       "--data",          "--val-data", "--val-fraction", "--vocab",  "--seed",  "--steps", "--batch",
       "--micro-batches", "--lr",       "--min-lr",       "--warmup", "--beta1", "--beta2", "--adam-eps",

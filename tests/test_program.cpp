@@ -10,6 +10,7 @@
 #include "dataloader/text.h"
 #include "tests/compare.h"
 #include "tests/small_runs.h"
+#include "training/measures.h"
 #include "training/sampler.h"
 
 using namespace gated;
@@ -74,11 +75,12 @@ const std::string small =
 
 TEST_CASE("program: header, lines, log, checkpoints and sample are those of the run", "[program]") {
   const Folder folder;
-  const std::string flags = small +
-                            "--data=bigram-backcopy --vocab=20 --context=64 --micro-batches=2 --dropout=0.2 --clip=0.3 "
-                            "--weight-decay=0.3 --steps=7 --seed=11 --val-every=3 --val-batches=2 --sample-tokens=100 "
-                            "--temperature=1.3 --top-k=5 --save-every=3 --keep=0 --device=cpu --threads=3 --out=" +
-                            (folder / "run");
+  const std::string flags =
+      small +
+      "--data=bigram-backcopy --vocab=20 --context=64 --micro-batches=2 --dropout=0.2 --clip=0.3 "
+      "--weight-decay=0.3 --steps=7 --seed=11 --val-every=3 --val-batches=2 --measure-every=6 --sample-tokens=100 "
+      "--temperature=1.3 --top-k=5 --save-every=3 --keep=0 --device=cpu --threads=3 --out=" +
+      (folder / "run");
   const std::string out = output_of(flags);
   INFO(out);
   Context ctx(Device::cpu);
@@ -103,7 +105,7 @@ TEST_CASE("program: header, lines, log, checkpoints and sample are those of the 
 
   // Steps and validations, printed and logged.
   std::vector<nlohmann::json> log = log_of(folder / "run");
-  REQUIRE(log.size() == 7 + 3);
+  REQUIRE(log.size() == 7 + 3 + 2);
   const double peak = numbers(out, "matmul peak ([0-9]+) GFLOP/s")[0] * 1e9;
   size_t entry = 0;
   for (size_t step = 1; step <= 7; step++) {
@@ -124,10 +126,14 @@ TEST_CASE("program: header, lines, log, checkpoints and sample are those of the 
     REQUIRE(std::fabs(printed[3] - speed) <= 0.51 + 1e-6 * speed);
     REQUIRE(std::fabs(printed[4] - 100 * speed * flops / peak) <= 0.51 + 0.01 * printed[4]);
     if (step != 3 && step != 6 && step != 7) continue;
-    const double loss = run.trainer.validate(2);
+    Meter meter(Device::cpu);
+    const double loss = run.trainer.validate(2, &meter);
     REQUIRE(log[entry]["step"] == step);
     REQUIRE(log[entry++]["validation_loss"] == loss);
     REQUIRE(contains(out, place + format("validation loss %.4f\n", loss)));
+    if (step == 3) continue;
+    REQUIRE(log[entry++] == nlohmann::json::parse(measures_entry(step, meter.result())));
+    REQUIRE(contains(out, measures_text(meter.result(), 80)) == (step == 7));
   }
 
   // What is left of it.

@@ -290,6 +290,10 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.begin(Flag::Kind::run);
   t.number("--val-every", c.val_every, at_least(0), "steps between validations; 0: one at the end");
   t.number("--val-batches", c.val_batches, at_least(1), "batches of a validation");
+  t.number(
+      "--measure-every", c.measure_every, at_least(0),
+      "steps between validations that also measure attention, activations and gates (training/measures.h); 0: one at "
+      "the end");
   t.number("--sample-tokens", c.sample_tokens, at_least(0), "length of the sample printed at the end");
   t.number("--temperature", c.temperature, between(0.0, 1e3), "temperature of the sample; 0 takes the likeliest token");
   t.number("--top-k", c.top_k, at_least(0), "the sample draws from the k likeliest tokens; 0: from all");

@@ -13,6 +13,7 @@
 #include "training/checkpoint.h"
 #include "training/flags.h"
 #include "training/matmul_peak.h"
+#include "training/measures.h"
 #include "training/memory.h"
 #include "training/terminal.h"
 #include "training/trainer.h"
@@ -122,6 +123,14 @@ void Progress::validation(size_t step, double loss) {
   printf("%s  validation loss %.4f\n", place(step).c_str(), loss);
   fflush(stdout);
   write(nlohmann::ordered_json({{"step", step}, {"validation_loss", loss}}).dump());
+  last_ = seconds_now();
+}
+
+void Progress::measures(size_t step, const Measures& m) {
+  clear_bar();
+  if (step == config_.steps) printf("\n%s", measures_text(m, terminal_width()).c_str());
+  fflush(stdout);
+  write(measures_entry(step, m));
   last_ = seconds_now();
 }
 

@@ -4,7 +4,7 @@
 // terminal's width, which may change while the run goes on.
 // log.jsonl (with --out) holds one object a line: {"step","loss","gradient_norm","learning_rate","seconds"} for a
 // step and {"step","validation_loss"} for a validation. A step with experts has {"balance_loss","z_loss","busiest_expert",
-// "routing_entropy","idle_experts"} too. Of text it begins with {"step":0,"bigram_entropy"}.
+// "routing_entropy","idle_experts"} too. Measures are {"step","first_token_attention","largest_activation",...}. Of text it begins with {"step":0,"bigram_entropy"}.
 // scripts/plot_log.py draws it. tests/test_cli.cpp
 #pragma once
 #include <fstream>
@@ -16,6 +16,7 @@ namespace gated {
 
 class Context;
 class Trainer;
+struct Measures;
 struct StepResult;
 
 class Progress {
@@ -26,6 +27,8 @@ class Progress {
   void header();
   void step(const StepResult& result);
   void validation(size_t step, double loss);
+  // Printed behind the last step, else logged alone.
+  void measures(size_t step, const Measures& measures);
   // Around a checkpoint: the log reaches the disk before the weights that stand on it, and the time that saving takes is
   // not the next step's.
   void flush();

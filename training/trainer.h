@@ -68,8 +68,9 @@ class Trainer {
 
   // ---- between steps
 
-  // Mean loss over the first `batches` validation batches, or over all where there are fewer.
-  double validate(size_t batches);
+  // Mean loss over the first `batches` validation batches, or over all where there are fewer. The inspector sees what each
+  // of them leaves in the model.
+  double validate(size_t batches, Inspector* inspector = nullptr);
   // 16 hex digits over every weight's name, shape and bits.
   std::string fingerprint() const;
   void save(std::map<std::string, std::string> metadata) const;

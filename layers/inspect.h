@@ -1,0 +1,78 @@
+// inspect: what the last forward left inside a model, for those who look and change nothing.
+//
+// Model::inspect(inspector) goes through the model as its forward does and hands out one view after another. Their pointers
+// are on the device and hold until the next forward. An inspector overrides what it wants to see: training/measures.h.
+// tests/test_measures.cpp
+#pragma once
+#include <string>
+
+#include "kernels/attention.h"
+#include "kernels/gated_delta.h"
+#include "kernels/gated_norm.h"
+#include "kernels/router.h"
+#include "layers/layer_config.h"
+
+namespace gated {
+
+// A state of the residual stream: what a block reads, its last branch joined, or what the last block leaves.
+struct StateView {
+  const float* h;  // (B,T,C)
+  size_t B, T, C;
+};
+
+// A norm that reads the stream or a branch. QK-norms are none of these.
+struct NormView {
+  std::string name;     // within its layer
+  const float* weight;  // (C)
+  const float* pre;     // (C), PreAffine's, or null
+  float offset;         // the norm multiplies by offset + weight
+  size_t C;
+  const float *low, *up;  // of GatedNorm's gate: the score of a row is scale * act(SiLU(low) up^T); null without one
+  GatedNormShape gate;
+};
+
+struct AttentionView {
+  const float *q, *k, *v;  // as attention reads them
+  const float* lse;        // (B,H,T)
+  const float* o;          // (B,T,H,D), as the gate at G1 would read it
+  const float* o_gated;    // behind that gate, or null
+  AttentionShape shape;
+  Sink sink;
+};
+
+// The gate of attention, wherever it stands.
+struct GateView {
+  GateConfig config;
+  const float* z;        // logits (rows,columns)
+  size_t rows, columns;  // one row for every token; of a static gate one row in all
+  size_t
+      heads_averaged;  // a score is the mean over so many heads, which stand side by side in a row; 1: each is itself
+};
+
+struct LinearAttentionView {
+  const float *g, *beta;  // (B,T,Hv)
+  const float* kept;      // states, as the shape says
+  GatedDeltaShape shape;
+};
+
+struct RoutingView {
+  const int* expert;  // (N,k)
+  RouterShape shape;
+};
+
+class Inspector {
+ public:
+  virtual ~Inspector() = default;
+
+  // Which block the views are of that follow, counted from 0. The number of blocks: what stands behind them all.
+  size_t layer = 0;
+
+  virtual void state(const StateView&) {}
+  virtual void norm(const NormView&) {}
+  virtual void attention(const AttentionView&) {}
+  virtual void gate(const GateView&) {}
+  virtual void linear_attention(const LinearAttentionView&) {}
+  virtual void routing(const RoutingView&) {}
+};
+
+}  // namespace gated

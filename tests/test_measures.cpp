@@ -1,0 +1,568 @@
+// measures: each figure on activations made by hand, a model against plain loops in double over its own weights, and the same
+// bits on every device.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/catch.h"
+#include "tests/harness.h"
+#include "tests/small_models.h"
+#include "training/measures.h"
+
+using namespace gated;
+
+namespace {
+
+// ---- by hand
+
+constexpr size_t B = 2, T = 4, C = 10;
+
+// A meter that has seen a stream of ones, in a model of one block.
+Meter fresh() {
+  static const std::vector<float> ones(B * T * C, 1);
+  Meter meter(Device::cpu);
+  for (meter.layer = 0; meter.layer < 2; meter.layer++) meter.state({ones.data(), B, T, C});
+  meter.layer = 0;
+  return meter;
+}
+
+// A meter over these states of the stream, each (B,T,C).
+Measures measures_of(const std::vector<std::vector<float>>& states) {
+  Meter meter(Device::cpu);
+  for (meter.layer = 0; meter.layer < states.size(); meter.layer++) meter.state({states[meter.layer].data(), B, T, C});
+  return meter.result();
+}
+
+size_t at(size_t b, size_t t, size_t c) {
+  return (b * T + t) * C + c;
+}
+
+void require_peak(const Measures::Peak& p, double value, size_t state, size_t token, size_t dimension) {
+  REQUIRE(p.value == value);
+  REQUIRE(p.state == state);
+  REQUIRE(p.token == token);
+  REQUIRE(p.dimension == dimension);
+}
+
+}  // namespace
+
+TEST_CASE("measures: the largest activation, with and without first tokens", "[measures]") {
+  std::vector<std::vector<float>> h(3, std::vector<float>(B * T * C, 1));
+  h[1][at(1, 0, 7)] = -900;
+  h[2][at(0, 0, 3)] = 800;
+  h[2][at(1, 2, 4)] = -50;
+  h[0][at(0, 3, 9)] = 49;
+  const Measures m = measures_of(h);
+  require_peak(m.residual.largest, 900, 1, 0, 7);
+  require_peak(m.residual.behind_first, 50, 2, 2, 4);
+  REQUIRE(m.residual.largest_by_state == std::vector<double>{49, 900, 800});
+  REQUIRE(m.tokens == B * T);
+  REQUIRE(m.context == T);
+  REQUIRE(m.layers == 2);
+}
+
+TEST_CASE("measures: a massive activation is above 100 and above 1000 medians", "[measures]") {
+  std::vector<float> h(B * T * C, 0.5f);
+  h[at(0, 0, 1)] = 500;  // 1000 medians
+  h[at(0, 0, 2)] = 501, h[at(1, 3, 2)] = -501;
+  std::vector<float> small(B * T * C, 0.0625f);
+  small[at(0, 1, 1)] = 100;  // 1600 medians
+  small[at(0, 1, 2)] = 100.5f;
+  REQUIRE(measures_of({h}).residual.massive == 2);
+  REQUIRE(measures_of({small}).residual.massive == 1);
+  REQUIRE(measures_of({h, small}).residual.massive == 3);
+}
+
+TEST_CASE("measures: a residual-sink dimension is above 10 medians on more than half of the tokens of a state",
+          "[measures]") {
+  std::vector<float> h(B * T * C, 1), other = h;
+  for (size_t n = 0; n < B * T; n++) {
+    h[n * C + 2] = -11;                                // on all tokens
+    if (n < 5) h[n * C + 4] = 200;                     // on 5 of 8
+    if (n < 4) h[n * C + 5] = other[n * C + 5] = 300;  // on half of them, in two states
+    h[n * C + 6] = 10;
+    other[n * C + 8] = 12;
+  }
+  REQUIRE(measures_of({h, other}).residual.sink_dimensions == std::vector<size_t>{4, 8, 2});
+  REQUIRE(measures_of({h}).residual.sink_dimensions == std::vector<size_t>{4, 2});
+  REQUIRE(measures_of({std::vector<float>(B * T * C, 1)}).residual.sink_dimensions.empty());
+}
+
+TEST_CASE("measures: the median is the upper middle one by size", "[measures]") {
+  // A dimension is a sink above 10 medians, so a probe on all tokens finds where the median lies.
+  for (uint64_t seed : {1, 2, 3}) {
+    std::vector<float> h = random_values<float>(B * T * C, seed);
+    std::vector<float> sizes;
+    for (size_t n = 0; n < B * T; n++) h[n * C] = 1e6f;
+    for (float x : h) sizes.push_back(std::fabs(x));
+    std::sort(sizes.begin(), sizes.end());
+    const float median = sizes[sizes.size() / 2];
+    for (size_t n = 0; n < B * T; n++) h[n * C] = 10 * median;  // 10 * median rounds, and stays above the median itself
+    const bool rounded_up = double(10 * median) > 10 * double(median);
+    REQUIRE(measures_of({h}).residual.sink_dimensions.size() == size_t(rounded_up));
+    for (size_t n = 0; n < B * T; n++) h[n * C] = std::nextafterf(std::nextafterf(10 * median, 1e9f), 1e9f);
+    REQUIRE(measures_of({h}).residual.sink_dimensions == std::vector<size_t>{0});
+  }
+}
+
+TEST_CASE("measures: attention to the first token, by head and layer, under windows, sinks and sigmoids",
+          "[measures]") {
+  // One kv head of one element for two query heads. Keys 2, 0, 0, 0; queries ln 3 / 2 in head 0, 0 in head 1.
+  const float third = float(std::log(3.0) / 2);
+  std::vector<float> q(B * T * 2), k(B * T), v(B * T), o(B * T * 2), lse(B * 2 * T), logit = {0, 0};
+  for (size_t n = 0; n < B * T; n++) {
+    q[2 * n] = third;
+    k[n] = n % T ? 0 : 2;
+    v[n] = n % T ? -4 : 1;
+  }
+  AttentionShape s = {.B = B, .T = T, .H = 2, .KVH = 1, .D = 1};
+  const auto measure = [&](Sink sink) {
+    for (size_t b = 0; b < B; b++)
+      for (size_t i = 0; i < T; i++)
+        for (size_t head : {0, 1}) {
+          double total = sink.logit ? 1 : 0;
+          for (size_t j = s.first_key(i); j <= i; j++) total += head == 0 && j == 0 ? 3 : 1;
+          lse[s.stat(b, head, i)] = float(std::log(total));
+        }
+    Meter meter = fresh();
+    meter.attention({q.data(), k.data(), v.data(), lse.data(), o.data(), nullptr, s, sink});
+    return *meter.result().attention;
+  };
+  const auto near = [](double value) { return Approx(value).epsilon(1e-6); };
+
+  Measures::Attention a = measure({});
+  const double head0 = (3.0 / 4 + 3.0 / 5 + 3.0 / 6) / 3, head1 = (1.0 / 2 + 1.0 / 3 + 1.0 / 4) / 3;
+  REQUIRE(a.first_token == near((head0 + head1) / 2));
+  REQUIRE(a.even == near(head1));
+  REQUIRE(a.largest_head == near(head0));
+  REQUIRE(a.layer == 0);
+  REQUIRE(a.head == 0);
+  REQUIRE(!a.sink);
+  REQUIRE(a.first_value == near(0.25));
+  REQUIRE(a.first_token_by_layer.size() == 1);
+
+  s.window = 2;  // of the queries that count, the first alone still sees token 0
+  REQUIRE(measure({}).first_token == near((3.0 / 4 + 1.0 / 2) / 3 / 2));
+  s.window = 0;
+
+  a = measure({.logit = logit.data()});
+  REQUIRE(a.first_token == near(((3.0 / 5 + 3.0 / 6 + 3.0 / 7) + (1.0 / 3 + 1.0 / 4 + 1.0 / 5)) / 6));
+  REQUIRE(*a.sink == near(((1.0 / 5 + 1.0 / 6 + 1.0 / 7) + (1.0 / 3 + 1.0 / 4 + 1.0 / 5)) / 6));
+  const std::vector<float> logits(B * 2 * T, 0);
+  REQUIRE(*measure({.logit = logits.data(), .per_query = true}).sink == *a.sink);
+
+  s.score = AttentionScore::sigmoid;
+  s.bias = -1;
+  REQUIRE(measure({}).first_token == near((3 / (3 + std::exp(1.0)) + 1 / (1 + std::exp(1.0))) / 2));
+}
+
+TEST_CASE("measures: layers without attention are left out of its means", "[measures]") {
+  Meter meter = fresh();
+  const std::vector<float> ones(B * T, 1), lse(B * T, float(std::log(2.0)) + 1);
+  const AttentionShape s = {.B = B, .T = T, .H = 1, .KVH = 1, .D = 1};
+  for (meter.layer = 0; meter.layer < 4; meter.layer++) {
+    meter.state({ones.data(), B, T, 1});
+    if (meter.layer == 2)
+      meter.attention({ones.data(), ones.data(), ones.data(), lse.data(), ones.data(), nullptr, s, {}});
+  }
+  const Measures m = meter.result();
+  REQUIRE(m.attention->first_token == Approx(0.5).epsilon(1e-6));
+  REQUIRE(m.attention->layer == 2);
+  REQUIRE(m.output->mean == 1);
+  const nlohmann::json entry = nlohmann::json::parse(measures_entry(7, m));
+  REQUIRE(entry["step"] == 7);
+  const nlohmann::json by_layer = entry["first_token_attention_by_layer"];
+  REQUIRE(by_layer.size() == 3);
+  REQUIRE(by_layer[0].is_null());
+  REQUIRE(by_layer[1].is_null());
+  REQUIRE(by_layer[2] == m.attention->first_token);
+  REQUIRE(!entry.contains("gate_score_mean"));
+  REQUIRE(!entry.contains("norm_weight_furthest"));
+  REQUIRE(!entry.contains("decay_mean"));
+  REQUIRE(!entry.contains("busiest_expert"));
+}
+
+TEST_CASE("measures: sparsity of attention's output, before and behind the gate", "[measures]") {
+  Meter meter = fresh();
+  const std::vector<float> x(8, 0), before = {1, -0.0099f, 0.0011f, -1e-4f, 2, 0, 0.5f, -0.02f},
+                                    behind = {0.5f, -0.005f, 0.0005f, 0, 1e-3f, 0, 0.1f, -0.002f};
+  const AttentionShape s = {.B = 2, .T = 4, .H = 1, .KVH = 1, .D = 1};
+  meter.attention({x.data(), x.data(), x.data(), x.data(), before.data(), behind.data(), s, {}});
+  const Measures m = meter.result();
+  REQUIRE(m.output->below_1e2 == 4.0 / 8);
+  REQUIRE(m.output->below_1e3 == 2.0 / 8);
+  REQUIRE(m.output->mean == Approx((1 + 0.0099 + 0.0011 + 1e-4 + 2 + 0.5 + 0.02) / 8));
+  REQUIRE(m.output_gated->below_1e2 == 6.0 / 8);
+  REQUIRE(m.output_gated->below_1e3 == 3.0 / 8);  // 1e-3f lies above 1e-3
+}
+
+TEST_CASE("measures: scores of attention's gate", "[measures]") {
+  const auto score = [](double z) { return 1 / (1 + std::exp(-z)); };
+  const std::vector<float> z = {0, -4, 2, -3};
+  Meter meter = fresh();
+  meter.gate({{GateKind::elementwise, {}}, z.data(), 2, 2, 1});
+  Measures m = meter.result();
+  REQUIRE(m.gate->mean == Approx((score(0) + score(-4) + score(2) + score(-3)) / 4).epsilon(1e-6));
+  REQUIRE(m.gate->below == 2.0 / 4);
+  REQUIRE(!m.norm_gate);
+
+  // Shared: the mean over two heads, so 0.01 and 0.88 are no score below 0.1.
+  Meter shared = fresh();
+  shared.gate({{GateKind::shared, {}}, z.data(), 1, 4, 2});
+  m = shared.result();
+  REQUIRE(m.gate->below == 1.0 / 2);  // elements 1 and 3: 0.018 and 0.047
+  REQUIRE(m.gate->mean == Approx((score(0) + score(-4) + score(2) + score(-3)) / 4).epsilon(1e-6));
+
+  // Another activation, and a scale: below is the size of the score.
+  Meter identity = fresh();
+  identity.gate({{GateKind::elementwise, {.act = Activation::identity, .scale = 0.5f}}, z.data(), 2, 2, 1});
+  REQUIRE(identity.result().gate->mean == (0 - 4 + 2 - 3) / 8.0);
+  REQUIRE(identity.result().gate->below == 1.0 / 4);
+}
+
+TEST_CASE("measures: weights of norms, and the scores of GatedNorm's gate", "[measures]") {
+  const std::vector<float> w = {1.25f, 0.5f, 1}, pre = {3, -2, 1};
+  Meter meter = fresh();
+  const GatedNormShape none = {};
+  meter.norm({"first", w.data(), pre.data(), 0, 3, nullptr, nullptr, none});
+  meter.layer = 1;
+  meter.norm({"second", pre.data(), nullptr, 1, 3, nullptr, nullptr, none});
+  const Measures m = meter.result();
+  REQUIRE(m.norm_weight->value == 4);  // zero-centred: 1 + 3
+  REQUIRE(m.norm_weight->layer == 1);
+  REQUIRE(m.norm_weight->norm == "second");
+  REQUIRE(m.norm_weight->dimension == 0);
+  REQUIRE(m.pre_weight->value == -2);
+  REQUIRE(m.pre_weight->layer == 0);
+  REQUIRE(m.pre_weight->dimension == 1);
+
+  // Two rows of rank 2. SiLU(0) = 0, SiLU(1) = 0.731: z is 0 in the first row, 0.731 * (4, -4, 0) in the second.
+  const std::vector<float> low = {0, 0, 0, 1}, up = {9, 4, 9, -4, 9, 0};
+  Meter gated = fresh();
+  gated.norm({"gated", w.data(), nullptr, 0, 3, low.data(), up.data(), {.N = 2, .C = 3, .rank = 2}});
+  const auto sigmoid = [](double z) { return 1 / (1 + std::exp(-z)); };
+  const double z = 4 * sigmoid(1);
+  REQUIRE(gated.result().norm_gate->mean == Approx((4 * 0.5 + sigmoid(z) + sigmoid(-z)) / 6).epsilon(1e-6));
+  REQUIRE(gated.result().norm_gate->below == 1.0 / 6);
+}
+
+TEST_CASE("measures: decay, beta and states of linear attention; routing", "[measures]") {
+  const size_t tokens = 65;
+  std::vector<float> g(tokens, 0), beta(tokens, 0.25f), kept = {3, 0, 0, -4};
+  g[0] = float(-std::log(2.0));
+  Meter meter = fresh();
+  meter.linear_attention(
+      {g.data(), beta.data(), kept.data(), {.B = 1, .T = tokens, .Hk = 1, .Hv = 1, .Dk = 2, .Dv = 2}});
+  Measures m = meter.result();
+  REQUIRE(m.linear->decay == Approx(64.5 / 65).epsilon(1e-6));
+  REQUIRE(m.linear->beta == 0.25);
+  REQUIRE(*m.linear->state == 5);
+  Meter shorter = fresh();
+  shorter.linear_attention({g.data(), beta.data(), nullptr, {.B = 1, .T = 64, .Hk = 1, .Hv = 1, .Dk = 2, .Dv = 2}});
+  REQUIRE(!shorter.result().linear->state);
+
+  const std::vector<int> expert = {0, 1, 0, 1, 0, 3, 0, 1};
+  Meter routed = fresh();
+  routed.routing({expert.data(), {.N = 4, .E = 4, .k = 2, .renormalise = true}});
+  m = routed.result();
+  REQUIRE(m.experts->busiest == 0.5);
+  REQUIRE(m.experts->idle == 1);
+  REQUIRE(m.experts->experts == 4);
+  REQUIRE(m.experts->entropy == Approx(0.5 * std::log(2.0) + 0.375 * std::log(8 / 3.0) + 0.125 * std::log(8.0)));
+}
+
+// ---- a model
+
+namespace {
+
+std::vector<int> some_ids(size_t n, size_t vocab, uint64_t seed) {
+  std::vector<int> ids;
+  for (double x : random_values<double>(n, seed)) ids.push_back(int((x + 1) / 2 * double(vocab)));
+  return ids;
+}
+
+// What a model looks like after forwards over two batches, the second a shorter one.
+Measures measured(const ModelConfig& config, Context& ctx) {
+  Model model(config, 2, config.context, 3, ctx);
+  Meter meter(ctx.device);
+  for (size_t batch : {0, 1}) {
+    const size_t sequences = 2 - batch;
+    const std::vector<int> ids = some_ids(sequences * config.context, config.vocab, 5 + batch);
+    model.forward({ids, ids, sequences, config.context});
+    ctx.synchronize();
+    model.inspect(meter);
+  }
+  return meter.result();
+}
+
+}  // namespace
+
+// The model of --norm=gated --attn=g1 as plain loops in double, one sequence at a time, and what the measures are of it.
+namespace {
+
+using Vector = std::vector<double>;
+
+struct PlainModel {
+  explicit PlainModel(const ModelConfig& config) : c(config) {}
+
+  const ModelConfig& c;
+  std::map<std::string, Vector> w;
+
+  // What is measured.
+  std::vector<Vector> states;                 // (layers+1) all values of all tokens
+  std::vector<std::vector<Vector>> to_first;  // (layers) (H) of every query but those of token 0
+  Vector gate, norm_gate, before, behind, first_v, other_v;
+
+  static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+  Vector product(const std::string& name, const Vector& x) const {
+    const Vector& m = w.at(name);
+    Vector y(m.size() / x.size());
+    for (size_t i = 0; i < y.size(); i++)
+      for (size_t j = 0; j < x.size(); j++) y[i] += m[i * x.size() + j] * x[j];
+    return y;
+  }
+  Vector rmsnorm(const std::string& name, const double* x, size_t n) const {
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) squares += x[i] * x[i];
+    Vector y(n);
+    for (size_t i = 0; i < n; i++) y[i] = x[i] / std::sqrt(squares / double(n) + 1e-6) * w.at(name + "weight")[i];
+    return y;
+  }
+  Vector norm(const std::string& name, const Vector& x) {
+    Vector y = rmsnorm(name, x.data(), x.size()), low = product(name + "gate_down.weight", y);
+    for (double& a : low) a *= sigmoid(a);
+    const Vector z = product(name + "gate_up.weight", low);
+    for (size_t i = 0; i < y.size(); i++) {
+      norm_gate.push_back(sigmoid(z[i]));
+      y[i] *= sigmoid(z[i]);
+    }
+    return y;
+  }
+  // Every head of x normed, then turned as it stands at `position`.
+  Vector turned(const std::string& name, const Vector& x, size_t position) const {
+    const size_t D = c.attention.D;
+    Vector out;
+    for (size_t head = 0; head < x.size() / D; head++) {
+      const Vector n = rmsnorm(name, &x[head * D], D);
+      for (size_t i = 0; i < D; i++) {
+        const double angle = double(position) * std::pow(c.rope_theta, -2.0 * double(i % (D / 2)) / double(D));
+        const double partner = i < D / 2 ? -n[i + D / 2] : n[i - D / 2];
+        out.push_back(n[i] * std::cos(angle) + partner * std::sin(angle));
+      }
+    }
+    return out;
+  }
+
+  void sequence(const int* ids, size_t T) {
+    const size_t width = c.hidden, H = c.attention.H, KVH = c.attention.KVH, D = c.attention.D;
+    std::vector<Vector> h(T);
+    for (size_t t = 0; t < T; t++)
+      for (size_t i = 0; i < width; i++) h[t].push_back(w.at("model.embed_tokens.weight")[size_t(ids[t]) * width + i]);
+    states.resize(c.layers + 1);
+    to_first.resize(c.layers, std::vector<Vector>(H));
+    for (size_t layer = 0; layer <= c.layers; layer++) {
+      for (const Vector& row : h) states[layer].insert(states[layer].end(), row.begin(), row.end());
+      if (layer == c.layers) break;
+      const std::string block = "model.layers." + std::to_string(layer) + ".", attn = block + "self_attn.";
+      std::vector<Vector> x(T), q(T), k(T), v(T);
+      for (size_t t = 0; t < T; t++) {
+        x[t] = norm(block + "input_layernorm.", h[t]);
+        q[t] = turned(attn + "q_norm.", product(attn + "q_proj.weight", x[t]), t);
+        k[t] = turned(attn + "k_norm.", product(attn + "k_proj.weight", x[t]), t);
+        v[t] = product(attn + "v_proj.weight", x[t]);
+        for (size_t head = 0; head < KVH; head++) {
+          double squares = 0;
+          for (size_t i = 0; i < D; i++) squares += v[t][head * D + i] * v[t][head * D + i];
+          (t ? other_v : first_v).push_back(std::sqrt(squares));
+        }
+      }
+      for (size_t t = 0; t < T; t++) {
+        Vector o(H * D);
+        for (size_t head = 0; head < H; head++) {
+          Vector p;
+          double total = 0;
+          for (size_t j = 0; j <= t; j++) {
+            double score = 0;
+            for (size_t i = 0; i < D; i++) score += q[t][head * D + i] * k[j][head / (H / KVH) * D + i];
+            p.push_back(std::exp(score / std::sqrt(double(D))));
+            total += p.back();
+          }
+          if (t > 0) to_first[layer][head].push_back(p[0] / total);
+          for (size_t j = 0; j <= t; j++)
+            for (size_t i = 0; i < D; i++) o[head * D + i] += p[j] / total * v[j][head / (H / KVH) * D + i];
+        }
+        const Vector z = product(attn + "g_proj.weight", x[t]);
+        for (size_t i = 0; i < H * D; i++) {
+          before.push_back(o[i]);
+          gate.push_back(sigmoid(z[i]));
+          o[i] *= sigmoid(z[i]);
+          behind.push_back(o[i]);
+        }
+        const Vector a = product(attn + "o_proj.weight", o);
+        for (size_t i = 0; i < width; i++) h[t][i] += a[i];
+      }
+      for (Vector& row : h) {
+        const Vector y = norm(block + "post_attention_layernorm.", row);
+        Vector g = product(block + "mlp.gate_proj.weight", y);
+        const Vector up = product(block + "mlp.up_proj.weight", y);
+        for (size_t i = 0; i < g.size(); i++) g[i] *= sigmoid(g[i]) * up[i];
+        const Vector f = product(block + "mlp.down_proj.weight", g);
+        for (size_t i = 0; i < width; i++) row[i] += f[i];
+      }
+    }
+    for (const Vector& row : h) norm("model.norm.", row);
+  }
+};
+
+double mean_of(const Vector& values) {
+  double sum = 0;
+  for (double x : values) sum += x;
+  return sum / double(values.size());
+}
+
+double share_below(const Vector& values, double bound) {
+  return double(std::count_if(values.begin(), values.end(), [=](double x) { return std::fabs(x) < bound; })) /
+         double(values.size());
+}
+
+}  // namespace
+
+TEST_CASE("measures: of a model, against plain loops in double over its weights", "[measures]") {
+  const ModelConfig config = small_model("--norm=gated --norm-rank=3 --attn=g1");
+  const size_t T = config.context, width = config.hidden;
+  Context ctx(Device::cpu);
+  Model model(config, 2, T, 3, ctx);
+  // Larger weights than those of the start, one dimension of the embedding far above the others, and on some tokens more.
+  std::vector<float> values = model.weights.values.download();
+  for (float& x : values) x *= x == 1 ? 1 : 12;
+  PlainModel plain(config);
+  for (const Parameter& p : model.weights.list()) {
+    float* w = values.data() + p.offset;
+    if (p.shape.size() == 1)
+      for (size_t i = 0; i < p.size; i++) w[i] = (p.name.ends_with("q_norm.weight") ? 4 : 1) + 0.03f * float(i % 7);
+    if (p.name.ends_with("g_proj.weight") || p.name.ends_with("gate_up.weight"))
+      for (size_t i = 0; i < p.size; i++) w[i] *= 8;
+    if (p.name == "model.layers.1.input_layernorm.weight") w[13] = 0.25f;
+    if (p.name == "model.embed_tokens.weight")
+      for (size_t id = 0; id < config.vocab; id++) w[id * width + 6] = id % 5 ? 9.0f : 1200.0f;
+    plain.w[p.name] = Vector(w, w + p.size);
+  }
+  model.weights.values.upload(values);
+
+  Meter meter(Device::cpu);
+  for (uint64_t batch : {0, 1}) {
+    const std::vector<int> ids = some_ids(2 * T, config.vocab, 5 + batch);
+    model.forward({ids, ids, 2, T});
+    model.inspect(meter);
+    for (size_t b : {0, 1}) plain.sequence(&ids[b * T], T);
+  }
+  const Measures m = meter.result();
+  const auto near = [](double value) { return Approx(value).epsilon(2e-5).margin(1e-9); };
+  REQUIRE(m.tokens == 4 * T);
+
+  std::vector<Vector> heads;
+  Vector all;
+  double largest = 0;
+  for (size_t layer = 0; layer < config.layers; layer++)
+    for (size_t head = 0; head < config.attention.H; head++) {
+      const double mean = mean_of(plain.to_first[layer][head]);
+      all.push_back(mean);
+      if (mean <= largest) continue;
+      largest = mean;
+      REQUIRE((m.attention->layer > layer || (m.attention->layer == layer && m.attention->head >= head)));
+    }
+  REQUIRE(m.attention->first_token == near(mean_of(all)));
+  REQUIRE(m.attention->largest_head == near(largest));
+  REQUIRE(largest > 1.2 * mean_of(all));
+  REQUIRE(mean_of(plain.to_first[m.attention->layer][m.attention->head]) == largest);
+  for (const auto& [found, expected] : {std::pair(*m.output, &plain.before), {*m.output_gated, &plain.behind}}) {
+    Vector sizes;
+    for (double x : *expected) sizes.push_back(std::fabs(x));
+    REQUIRE(found.mean == near(mean_of(sizes)));
+    REQUIRE(found.below_1e2 == Approx(share_below(sizes, 1e-2)));
+    REQUIRE(found.below_1e3 == Approx(share_below(sizes, 1e-3)));
+  }
+  REQUIRE(m.gate->mean == near(mean_of(plain.gate)));
+  REQUIRE(m.gate->below == Approx(share_below(plain.gate, 0.1)));
+  REQUIRE(m.gate->below > 0);
+  REQUIRE(m.norm_gate->mean == near(mean_of(plain.norm_gate)));
+  REQUIRE(m.norm_gate->below == Approx(share_below(plain.norm_gate, 0.1)));
+  REQUIRE(m.norm_weight->value == 0.25);
+  REQUIRE(m.norm_weight->layer == 1);
+  REQUIRE(m.norm_weight->norm == "input_layernorm");
+  REQUIRE(m.norm_weight->dimension == 13);
+
+  // The mean over layers of the ratio of the means.
+  Vector first[2], other[2];  // a layer appends its two heads at a time
+  for (size_t i = 0; i < plain.first_v.size(); i++) first[i / 2 % 2].push_back(plain.first_v[i]);
+  for (size_t i = 0; i < plain.other_v.size(); i++) other[i / (2 * (T - 1)) % 2].push_back(plain.other_v[i]);
+  REQUIRE(m.attention->first_value ==
+          near((mean_of(first[0]) / mean_of(other[0]) + mean_of(first[1]) / mean_of(other[1])) / 2));
+
+  // The stream, in which a batch has a median of its own.
+  double peak = 0, behind_first = 0;
+  size_t massive = 0, large = 0;
+  for (const Vector& state : plain.states) {
+    double largest_here = 0;
+    for (size_t batch : {0, 1}) {
+      const size_t n = 2 * T * width;
+      Vector sizes;
+      for (size_t i = 0; i < n; i++) sizes.push_back(std::fabs(state[batch * n + i]));
+      Vector sorted = sizes;
+      std::sort(sorted.begin(), sorted.end());
+      for (size_t i = 0; i < n; i++) {
+        massive += sizes[i] > 100 && sizes[i] > 1000 * sorted[n / 2];
+        largest_here = std::max(largest_here, sizes[i]);
+        if (i / width % T) behind_first = std::max(behind_first, sizes[i]);
+        large += i % width == 6 && sizes[i] > 10 * sorted[n / 2];
+      }
+    }
+    peak = std::max(peak, largest_here);
+    REQUIRE(m.residual.largest_by_state[size_t(&state - plain.states.data())] == near(largest_here));
+  }
+  REQUIRE(m.residual.largest.value == near(peak));
+  REQUIRE(m.residual.largest.dimension == 6);
+  REQUIRE(m.residual.behind_first.value == near(behind_first));
+  REQUIRE(m.residual.massive == massive);
+  REQUIRE(massive > 0);
+  REQUIRE(large > 2 * T);
+  REQUIRE(m.residual.sink_dimensions == std::vector<size_t>{6});
+}
+
+TEST_CASE("measures: what is printed fits the terminal and says everything that the model has", "[measures]") {
+  Context ctx(Device::cpu);
+  for (const std::string& flags : small_models()) {
+    const std::string text = measures_text(measured(small_model(flags), ctx), 80);
+    INFO(flags << "\n" << text);
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) REQUIRE(line.size() <= 80);
+    const auto says = [&](const char* word) { return text.find(word) != std::string::npos; };
+    const auto has = [&](const char* word) { return flags.find(word) != std::string::npos; };
+    REQUIRE(says("nan") == false);
+    REQUIRE(says("largest |h|"));
+    REQUIRE(says("to token 0") == !has("--mixer=gated-delta"));
+    REQUIRE(says("to the learned sink") == has("--attn-sink="));
+    REQUIRE(says("gate       mean score") == has("--attn=g"));
+    REQUIRE(says("gate: mean score") == has("--norm=gated"));
+    REQUIRE(says("gated: mean") == has("--attn=g1"));
+    REQUIRE(says("mean decay") == has("--mixer="));
+    REQUIRE(says("weight before the norm") == has("--norm=preaffine"));
+    REQUIRE(says("weight furthest") == !has("--norm=none"));
+  }
+}
+
+TEST_CASE("measures: of every small model the same bits on every device", "[bitwise]") {
+  for (const std::string& flags : small_models()) {
+    INFO(flags);
+    const ModelConfig config = small_model(flags);
+    std::string expected;
+    on_every_device([&](Context& ctx) {
+      const std::string entry = measures_entry(1, measured(config, ctx));
+      if (expected.empty()) expected = entry;
+      REQUIRE(entry == expected);
+    });
+  }
+}
