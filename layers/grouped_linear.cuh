@@ -10,11 +10,13 @@ namespace gated {
 
 class GroupedLinear {
  public:
-  // row_start: where the layer keeps the address of the (E+1) row numbers, which is read when a product is computed.
-  GroupedLinear(size_t in, size_t out, bool bias, Init init, size_t experts, int* const* row_start)
-      : in_(in), out_(out), experts_(experts), has_bias_(bias), init_(init), row_start_(row_start) {}
+  // share: of all tokens, those that an expert gets. row_start: where the layer keeps the address of the (E+1) row numbers,
+  // which is read when a product is computed.
+  GroupedLinear(size_t in, size_t out, bool bias, Init init, size_t experts, double share, int* const* row_start)
+      : in_(in), out_(out), experts_(experts), has_bias_(bias), init_(init), share_(share), row_start_(row_start) {}
 
-  void parameters(const ParameterVisitor& visit, const std::string& name) {
+  void parameters(const ParameterVisitor& visit_all, const std::string& name) {
+    const ParameterVisitor visit = visit_all.for_share(share_);
     visit(weight_, name + ".weight", {experts_, out_, in_}, init_, Decay::yes, Use::product);
     if (has_bias_) visit(bias_, name + ".bias", {experts_, out_}, Init::constant(0), Decay::no, Use::scale);
   }
@@ -44,6 +46,7 @@ class GroupedLinear {
   size_t in_, out_, experts_;
   bool has_bias_;
   Init init_;
+  double share_;
   int* const* row_start_;
   Weight weight_, bias_;
 };

@@ -40,7 +40,7 @@ class Moe final : public Mixer {
         C_(C),
         layer_(layer),
         router_(C, config.E, config.router_bias),
-        experts_(experts, C, config.E, &rows_.row_start),
+        experts_(experts, C, config.E, double(config.k) / double(config.E), &rows_.row_start),
         shared_(shared_config(config, experts), C),
         shared_gate_(C, 1) {}
   Moe(const Moe&) = delete;  // the experts know where row_start is kept
@@ -92,7 +92,7 @@ class Moe final : public Mixer {
 
   void parameters(const ParameterVisitor& visit) override {
     router_.parameters(visit, "gate");
-    experts_.parameters(visit.under("experts.").for_share(double(config_.k) / double(config_.E)));
+    experts_.parameters(visit.under("experts."));
     if (has_shared()) shared_.parameters(visit.under("shared_expert."));
     if (has_shared_gate()) shared_gate_.parameters(visit, "shared_expert_gate");
   }

@@ -1,4 +1,4 @@
-// activations: what a model's last forward left behind, where a test can read it.
+// activations: what the last forward of a layer or a model left behind, where a test can read it.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,13 +7,11 @@
 
 namespace gated {
 
-// Gives a model's activations places in memory of the test's own, and remembers them by name. Tensors of one name are those of
-// the layers, in their order.
+// Gives the tensors of a list places in memory of the test's own, and remembers them by name. A model's tensors of one name
+// are those of its layers, in their order.
 class Activations {
  public:
-  Activations(Model& model, Context& ctx) : ctx_(ctx) {
-    const TensorList list = [&](const TensorVisitor& visit) { model.activations(visit); };
-    memory_ = Buffer<char>(ctx.device, bytes_of(list));
+  Activations(const TensorList& list, Context& ctx) : ctx_(ctx), memory_(ctx.device, bytes_of(list)) {
     char* next = memory_.data();
     list(TensorVisitor([&](const TensorVisitor::Tensor& tensor, const std::function<void(void*)>& place) {
       place(next);
@@ -21,6 +19,8 @@ class Activations {
       next += (tensor.bytes + 127) / 128 * 128;
     }));
   }
+  Activations(Model& model, Context& ctx)
+      : Activations([&](const TensorVisitor& visit) { model.activations(visit); }, ctx) {}
 
   template <class T>
   std::vector<std::vector<T>> get(const std::string& name) const {

@@ -11,9 +11,11 @@
 
 namespace gated {
 
-// Matrices and embeddings decay: what has two dimensions, but for a gate's theta and the key and value of a kv bias.
+// Matrices and embeddings decay: what has two dimensions, or three for the experts', but for the experts' biases, a gate's theta
+// and the key and value of a kv bias.
 inline bool decays_by_its_shape(const Parameter& p) {
-  return p.shape.size() == 2 && !p.name.ends_with("theta") && p.name.find("kv_bias") == std::string::npos;
+  return p.shape.size() >= 2 && !p.name.ends_with("bias") && !p.name.ends_with("theta") &&
+         p.name.find("kv_bias") == std::string::npos;
 }
 
 class ReferenceLoop {
@@ -42,7 +44,8 @@ class ReferenceLoop {
       loader_.training_batch(t - 1, i, 0, ids.data(), targets.data());
       set_zero(model_.weights.grads.data(), model_.weights.flat_size(), ctx_);
       const uint64_t draw = (t - 1) * M + i;  // micro-batches are numbered through the run
-      loss += double(forward_backward(model_, ids, targets, config_.batch, config_.model.context, ctx_, {}, draw));
+      // Its place in the step, as routers count on; the mean is taken here.
+      loss += double(forward_backward(model_, ids, targets, config_.batch, config_.model.context, ctx_, {i, 1}, draw));
       const std::vector<float> part = model_.weights.grads.download();
       for (size_t k = 0; k < g.size(); k++) g[k] += double(part[k]) / double(M);
     }

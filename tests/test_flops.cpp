@@ -16,15 +16,18 @@ namespace {
 
 struct Line {
   const char* flags;
-  double products;   // weights of matrix products
-  double attention;  // elements of queries times keys that they see, over all layers, of the mean token
-  size_t others;     // weights that no product has
+  double products;       // weights of matrix products
+  double attention;      // elements of queries times keys that they see, over all layers, of the mean token
+  size_t others;         // weights that no product has
+  double elsewhere = 0;  // weights of products that the mean token does not meet: of the experts that it does not take
 };
 
 // The default model: 256 tokens, hidden 128, 4 layers, 4 query and 2 key/value heads of 32, FFN 384, context 128.
 constexpr double attention_weights = 128 * 128 + 2 * 64 * 128 + 128 * 128, ffn = 3 * 128 * 384, embed = 256 * 128;
-constexpr double plain = 4 * (attention_weights + ffn) + embed;  // tied: the embedding is the output matrix
-constexpr double sees = 4 * 128 * 64;                            // half of the context
+constexpr double expert = 3 * 128 * 192,
+                 without_ffn = 4 * attention_weights + embed;  // an expert is as wide as half an FFN
+constexpr double plain = without_ffn + 4 * ffn;                // tied: the embedding is the output matrix
+constexpr double sees = 4 * 128 * 64;                          // half of the context
 constexpr double linear_weights = 128 * (256 + 128 + 8 + 128), rule = (256 * 4 + 3 * 4 * 32 * 32) / 2.0;
 constexpr size_t norms = 9 * 128 + 4 * 2 * 32;  // two in each layer and the last; QK-norm
 
@@ -75,6 +78,22 @@ const Line lines[] = {
     {"--mixer=hybrid --layers=8 --window=32 --window-layers=even",
      6 * linear_weights + 2 * attention_weights + 8 * ffn + embed, 6 * rule + 128 * 28 + 128 * 64,
      17 * 128 + 6 * (256 * 4 + 8 + 32) + 4 * 32},
+    // A token meets all of the router, the shared expert and its gate, and k of E experts. Biases and PolyNorm's weights are in
+    // no product.
+    {"--experts=8", without_ffn + 4 * (8 * 128 + 2 * expert), sees, norms, 4 * 6 * expert},
+    {"--experts=8 --experts-per-token=3 --expert-hidden=64", without_ffn + 4 * (8 * 128 + 3 * expert / 3), sees, norms,
+     4 * 5 * expert / 3},
+    {"--experts=8 --shared-experts=2", without_ffn + 4 * (8 * 128 + 4 * expert + 128), sees, norms, 4 * 6 * expert},
+    {"--experts=8 --shared-experts=2 --shared-expert-gate=off", without_ffn + 4 * (8 * 128 + 4 * expert), sees, norms,
+     4 * 6 * expert},
+    {"--experts=8 --dense-layers=3", without_ffn + 3 * ffn + 8 * 128 + 2 * expert, sees, norms, 6 * expert},
+    {"--experts=8 --router-bias --ffn-bias=on", without_ffn + 4 * (8 * 128 + 2 * expert), sees,
+     norms + 4 * (8 + 8 * (2 * 192 + 128)), 4 * 6 * expert},
+    {"--experts=8 --ffn=polynorm", without_ffn + 4 * (8 * 128 + 2 * expert * 2 / 3), sees, norms + 4 * 4,
+     4 * 6 * expert * 2 / 3},
+    {"--experts=8 --balance-loss=0 --z-loss=0 --mixer=hybrid",
+     3 * linear_weights + attention_weights + embed + 4 * (8 * 128 + 2 * expert), 3 * rule + 128 * 64,
+     9 * 128 + 3 * (256 * 4 + 8 + 32) + 2 * 32, 4 * 6 * expert},
     {"--context=64", plain, 4 * 128 * 32, norms},
     // In a window of W of T tokens the first W queries see W/2 keys in the mean, and the others W: W - W^2/2T.
     {"--window=32", plain, 4 * 128 * 28, norms},
@@ -99,7 +118,21 @@ TEST_CASE("flops: as worked out by hand for every flag that changes them", "[flo
     const Model model(c.model);
     REQUIRE(model.flops_per_token(c.model.context) == 6 * line.products + 12 * line.attention);
     REQUIRE(model.weights.product_flops() == 6 * line.products);
-    REQUIRE(double(model.weights.total()) == line.products + double(line.others));
+    REQUIRE(double(model.weights.total()) == line.products + line.elsewhere + double(line.others));
+  }
+}
+
+TEST_CASE("flops: a token meets of the experts its own alone, and all of what they share", "[flops]") {
+  for (auto [flags, active] :
+       {std::pair{"", plain + norms},
+        {"--experts=8", without_ffn + norms + 4 * (8 * 128 + 2 * expert)},
+        {"--experts=6 --experts-per-token=5", without_ffn + norms + 4 * (6 * 128 + 5 * expert)},
+        {"--experts=8 --shared-experts=1 --dense-layers=1",
+         without_ffn + norms + ffn + 3 * (8 * 128 + 3 * expert + 128)},
+        {"--experts=8 --router-bias --ffn-bias=on", without_ffn + norms + 4 * (8 * 129 + 2 * (expert + 2 * 192 + 128))},
+        {"--experts=8 --ffn=polynorm", without_ffn + norms + 4 * (8 * 128 + 2 * expert * 2 / 3 + 4)}}) {
+    INFO(flags);
+    REQUIRE(double(Model(model_of_flags(flags)).weights.active()) == active);
   }
 }
 

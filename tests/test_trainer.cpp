@@ -10,12 +10,15 @@
 using namespace gated;
 
 TEST_CASE("trainer: 20 steps have the same losses and weights on cpu and kernels", "[bitwise]") {
-  for (const char* flags : {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated --norm-rank=3 --tied=off",
-                            "--attn=g1 --gate=headwise --ffn=glu", "--qk-norm=off --kv-heads=1",
-                            "--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv",
-                            "--mixer=gated-delta --linear-key-dim=5 --linear-value-dim=7",
-                            "--mixer=gated-delta --linear-key-dim=16 --linear-value-dim=7 --delta=chunk",
-                            "--mixer=hybrid --linear-key-dim=6 --linear-value-dim=5 --attn=g1 --tied=off"}) {
+  for (const char* flags :
+       {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated --norm-rank=3 --tied=off",
+        "--attn=g1 --gate=headwise --ffn=glu", "--qk-norm=off --kv-heads=1",
+        "--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv",
+        "--mixer=gated-delta --linear-key-dim=5 --linear-value-dim=7",
+        "--mixer=gated-delta --linear-key-dim=16 --linear-value-dim=7 --delta=chunk",
+        "--mixer=hybrid --linear-key-dim=6 --linear-value-dim=5 --attn=g1 --tied=off",
+        "--experts=6 --shared-experts=1 --balance-loss=0.1 --z-loss=0.1",
+        "--experts=5 --dense-layers=1 --router-bias --ffn=swiglu-clamped --ffn-bias=on --tied=off"}) {
     INFO(flags);
     const ModelConfig model = small_model(flags);
     const Config config = small_run(model, 20, model.tied ? 1 : 2);
@@ -40,18 +43,21 @@ TEST_CASE("trainer: one expert of a head's values trains as a gate with one scor
 }
 
 TEST_CASE("trainer: the number of threads changes no bit", "[bitwise]") {
-  Config config = small_run(small_model("--norm=gated --norm-rank=3 --attn=g1"));
-  config.model.context = 40, config.batch = 5;
   const int before = omp_get_max_threads();
-  std::string one, fingerprint;
-  for (int threads : {1, 2, 3}) {
-    omp_set_num_threads(threads);
-    Context cpu(Device::cpu);
-    Run run(config, cpu);
-    run.steps(5);
-    fingerprint = run.trainer.fingerprint();
-    if (threads == 1) one = fingerprint;
-    REQUIRE(fingerprint == one);
+  for (const char* flags : {"--norm=gated --norm-rank=3 --attn=g1", "--experts=6 --shared-experts=1 --ffn-bias=on"}) {
+    INFO(flags);
+    Config config = small_run(small_model(flags));
+    config.model.context = 40, config.batch = 5;
+    std::string one, fingerprint;
+    for (int threads : {1, 2, 3}) {
+      omp_set_num_threads(threads);
+      Context cpu(Device::cpu);
+      Run run(config, cpu);
+      run.steps(5);
+      fingerprint = run.trainer.fingerprint();
+      if (threads == 1) one = fingerprint;
+      REQUIRE(fingerprint == one);
+    }
   }
   omp_set_num_threads(before);
 }
@@ -61,7 +67,8 @@ TEST_CASE("trainer: a step allocates nothing, and takes the scratch that was pla
        {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated-dyt --norm-rank=3 --tied=off",
         "--norm=layernorm --position=learned --ffn-bias=on --attn-bias=all", "--norm=preaffine",
         "--norm=dyt --embedding-scale=on --ffn=polynorm", "--attn-sink=kv-bias --attn=g2",
-        "--attn-sink=learned --sdpa-out=groupnorm", "--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv"})
+        "--attn-sink=learned --sdpa-out=groupnorm", "--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv",
+        "--experts=6 --shared-experts=1 --router-bias --ffn=polynorm --ffn-bias=on"})
     for (Device device : {Device::cpu, kernel_device}) {
       INFO(flags << " on " << name_of(device));
       Config config = small_run(small_model(flags), 20, 2);
@@ -83,28 +90,30 @@ TEST_CASE("trainer: a step allocates nothing, and takes the scratch that was pla
 TEST_CASE("trainer: saved and loaded, a run goes on bit for bit", "[checkpoint]") {
   const std::string folder =
       (std::filesystem::temp_directory_path() / ("trainer." + std::to_string(getpid()))).string();
-  Config config = small_run(small_model("--norm=gated --norm-rank=3 --attn=g1"), 20, 2);
-  config.out = folder;
-  prepare_checkpoint_folder(folder);
-  Context cpu(Device::cpu);
-  Run whole(config, cpu);
-  whole.steps(10);
-  const std::vector<float> expected = whole.steps(10);
+  for (const char* flags : {"--norm=gated --norm-rank=3 --attn=g1", "--experts=6 --shared-experts=1"}) {
+    Config config = small_run(small_model(flags), 20, 2);
+    config.out = folder;
+    prepare_checkpoint_folder(folder);
+    Context cpu(Device::cpu);
+    Run whole(config, cpu);
+    whole.steps(10);
+    const std::vector<float> expected = whole.steps(10);
 
-  Run first(config, cpu);
-  first.steps(10);
-  first.trainer.save({{"note", "ten steps"}});
-  Run second(config, cpu);
-  second.trainer.load(*find_latest(folder));
-  REQUIRE(second.trainer.steps_done() == 10);
-  REQUIRE_BITWISE(expected, second.steps(10));
-  REQUIRE(second.trainer.fingerprint() == whole.trainer.fingerprint());
+    Run first(config, cpu);
+    first.steps(10);
+    first.trainer.save({{"note", "ten steps"}});
+    Run second(config, cpu);
+    second.trainer.load(*find_latest(folder));
+    REQUIRE(second.trainer.steps_done() == 10);
+    REQUIRE_BITWISE(expected, second.steps(10));
+    REQUIRE(second.trainer.fingerprint() == whole.trainer.fingerprint());
 
-  ModelConfig other = config.model;
-  other.ffn.F++;
-  Run wrong(small_run(other), cpu);
-  REQUIRE_THROWS_AS(wrong.trainer.load(*find_latest(folder)), Error);
-  std::filesystem::remove_all(folder);
+    ModelConfig other = config.model;
+    other.ffn.F++, other.moe.F++;
+    Run wrong(small_run(other), cpu);
+    REQUIRE_THROWS_AS(wrong.trainer.load(*find_latest(folder)), Error);
+    std::filesystem::remove_all(folder);
+  }
 }
 
 TEST_CASE("trainer: a run that diverges stops before its weights are touched", "[trainer]") {
@@ -130,6 +139,13 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
                                                     {"--attention-every", "2"},
                                                     {"--head-experts", "2"},
                                                     {"--head-experts-per-token", "2"},
+                                                    {"--experts", "3"},
+                                                    {"--experts-per-token", "1"},
+                                                    {"--expert-hidden", "11"},
+                                                    {"--dense-layers", "1"},
+                                                    {"--shared-experts", "1"},
+                                                    {"--balance-loss", "0.5"},
+                                                    {"--z-loss", "0.5"},
                                                     {"--window", "3"},
                                                     {"--rope-theta", "100"},
                                                     {"--rope-fraction", "0.5"},
@@ -152,10 +168,16 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
                                                    {"--norm-gate-scale", "--norm=gated"},
                                                    {"--dyt-alpha", "--norm=dyt"},
                                                    {"--head-experts-per-token", "--head-experts=3"},
-                                                   {"--attention-every", "--mixer=hybrid --layers=3"}};
+                                                   {"--attention-every", "--mixer=hybrid --layers=3"},
+                                                   {"--experts-per-token", "--experts=3"},
+                                                   {"--expert-hidden", "--experts=3"},
+                                                   {"--dense-layers", "--experts=3"},
+                                                   {"--shared-experts", "--experts=3"},
+                                                   {"--balance-loss", "--experts=3"},
+                                                   {"--z-loss", "--experts=3"}};
   const std::string base =
       "--data=bigram-backcopy --vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 "
-      "--ffn-hidden=28 --batch=2 --steps=4 --warmup=0 ";
+      "--batch=2 --steps=4 --warmup=0 ";
   Context cpu(Device::cpu);
   auto fingerprint_after = [&](const std::string& flags) {
     Run run(config_of_flags(base + flags), cpu);
