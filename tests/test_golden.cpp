@@ -1,6 +1,6 @@
 // golden: a run anyone can repeat, on any machine, to the last bit of every weight.
 //   ./train --data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --sample-tokens=0
-// and the same with --mixer=hybrid. The commands and the numbers stand in the README too. A number changes only when the meaning of an operation does. A number alone
+// and the same with --mixer=hybrid, and with --experts=8 --shared-experts=1. The commands and the numbers stand in the README too. A number changes only when the meaning of an operation does. A number alone
 // would say that nothing has changed, not that it was right: so beside each stands a plain loop in double, which the
 // run must follow.
 #include <fstream>
@@ -24,7 +24,10 @@ struct Golden {
 const Golden golden[] = {
     {golden_flags, "104e50215c21fe39"},
     {"--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --mixer=hybrid --norm=gated --attn=g1 --sample-tokens=0",
-     "e5f7658b7aaead30"}};
+     "e5f7658b7aaead30"},
+    {"--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --experts=8 --shared-experts=1 --norm=gated --attn=g1 "
+     "--sample-tokens=0",
+     "2f00aa6ed1f7cc85"}};
 
 Config filled_in(Config config) {
   config.schedule.steps = config.steps;
@@ -79,10 +82,15 @@ TEST_CASE("golden: small runs end in the same weights without fused multiply-add
   Config hybrid = config;
   hybrid.model.mixer = MixerKind::hybrid, hybrid.model.attention_every = 2, hybrid.model.context = 70;
 
+  Config experts = config;
+  experts.model.moe = {.E = 5, .F = 21, .shared = 1, .router_bias = true, .balance = 0.1f};
+  experts.model.dense_layers = 1;
+
   for (const auto& [run, fingerprint] : {std::pair{config, "2f155bb389c0e1c7"},
                                          {dropping, "94015f086c979b57"},
                                          {gpt2, "02f997b876e39e5d"},
-                                         {hybrid, "b6fd43dd0474ecc5"}}) {
+                                         {hybrid, "b6fd43dd0474ecc5"},
+                                         {experts, "8a588b83c17e38bb"}}) {
     const Config filled = filled_in(run);
     REQUIRE(fingerprint_after_training(filled) == fingerprint);
     Context ctx(Device::cpu);
