@@ -110,10 +110,10 @@ static dim3 group_rows_grid(size_t M, size_t E, size_t piece) {
 //   nt, nn   the tile's rows are a piece of an expert's rows: blockIdx.x numbers the pieces, blockIdx.y the tiles along N
 //   tn       the tile lies in the C of expert blockIdx.z, and k runs over the expert's rows
 //
-// A C that is added to waits for the sum of its slices, which grows in scratch. In nt and nn there are several slices where
-// K > 1024; in tn for the experts with more than 1024 rows. Each has a matrix in scratch, number row_start[e] / 1025: two of them have different
-// numbers, as the first of the two has at least 1025 rows, and the last one's is below M / 1025. Where E is less, it is number e.
-// The slices of an expert go one after the other: the experts together have tiles enough to fill a GPU.
+// A C that is added to waits for the sum of its slices, which grows in scratch. nt and nn have several slices where K > 1024,
+// tn for the experts with more than 1024 rows. Each of these experts has a matrix in scratch. Its number is row_start[e] / 1025:
+// no two have the same, as each has at least 1025 rows, and all numbers are below M / 1025. Where E is less than that, the
+// number is e. The slices of an expert go one after the other: the experts together have tiles enough to fill a GPU.
 
 struct GroupedJob {
   float *C, *sums;  // sums: in scratch
