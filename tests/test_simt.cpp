@@ -172,26 +172,22 @@ __global__ void sum_kernel(float* out, const float* in, int rows) {
   }
 }
 
-__global__ void shared_is_nan_kernel(int* nan, int n) {
-  DYNAMIC_SHARED(float, shared);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < n; i++) nan[blockIdx.x] += std::isnan(shared[i]);
-    for (int i = 0; i < n; i++) shared[i] = 1.0f;
-  }
-}
-
 __global__ void write_shared_kernel(int i) {
   simt::dynamic_shared[i] = 1;
 }
 
-// How many of its values are NaN when a block has just begun.
+// How many of its values are NaN when a block has just begun: of n dynamic floats, or of two static arrays of n.
 template <size_t n>
-__global__ void static_is_nan_kernel(int* nan) {
+__global__ void shared_is_nan_kernel(int* nan, bool dynamic) {
   STATIC_SHARED(float, front, [n]);
   STATIC_SHARED(float, back, [n]);
+  DYNAMIC_SHARED(float, own);
   if (threadIdx.x > 0) return;
-  for (size_t i = 0; i < n; i++) nan[blockIdx.x] += std::isnan(front[i]) + std::isnan(back[i]);
-  for (size_t i = 0; i < n; i++) front[i] = back[i] = 1.0f;
+  for (float* values : dynamic ? std::vector{own} : std::vector{front, back})
+    for (size_t i = 0; i < n; i++) {
+      nan[blockIdx.x] += std::isnan(values[i]);
+      values[i] = 1.0f;
+    }
 }
 
 __global__ void deep_stack_kernel(int* out) {
@@ -462,26 +458,18 @@ TEST_CASE("simt: orders differ, results do not") {
   });
 }
 
-TEST_CASE("simt: dynamic shared memory is NaN when a block starts") {
-  std::vector<int> nan(4);
-  const std::string said = fault(shared_is_nan_kernel, 4, 32, 400, nan.data(), 100);
-  REQUIRE(nan == std::vector<int>(4, 100));
+TEST_CASE("simt: static and dynamic shared memory are NaN when a block starts") {
+  for (bool dynamic : {false, true}) {
+    std::vector<int> nan(4);
+    const std::string said = fault(shared_is_nan_kernel<100>, 4, 32, 400, nan.data(), dynamic);
+    INFO("dynamic " << dynamic << ": " << said);
+    REQUIRE(nan == std::vector<int>(4, dynamic ? 100 : 200));
 #ifdef SIMT_RACE_SHADOW
-  REQUIRE(contains(said, "no thread of its block has written"));
+    REQUIRE(contains(said, "no thread of its block has written"));
 #else
-  REQUIRE(said == "");
+    REQUIRE(said == "");
 #endif
-}
-
-TEST_CASE("simt: static shared memory is NaN when a block starts") {
-  std::vector<int> nan(4);
-  const std::string said = fault(static_is_nan_kernel<100>, 4, 32, 0, nan.data());
-  REQUIRE(nan == std::vector<int>(4, 200));
-#ifdef SIMT_RACE_SHADOW
-  REQUIRE(contains(said, "no thread of its block has written"));
-#else
-  REQUIRE(said == "");
-#endif
+  }
 }
 
 // Two arrays of 2048 floats are 16384 bytes.
@@ -490,14 +478,15 @@ TEST_CASE("simt: static and dynamic shared memory share one limit") {
   std::vector<int> nan(1);
   for (size_t limit : {shared_limit_consumer, shared_limit_sm_80, shared_limit_sm_90}) {
     simt::config.shared_limit = limit;
-    REQUIRE(!contains(fault(static_is_nan_kernel<2048>, 1, 1, limit - 16384, nan.data()), "launch"));
+    REQUIRE(!contains(fault(shared_is_nan_kernel<2048>, 1, 1, limit - 16384, nan.data(), false), "launch"));
     REQUIRE(
-        contains(fault(static_is_nan_kernel<2048>, 1, 1, limit - 16383, nan.data()),
+        contains(fault(shared_is_nan_kernel<2048>, 1, 1, limit - 16383, nan.data(), false),
                  format("launch: 16384 bytes of static and %zu of dynamic shared memory, expected at most %zu in all",
                         limit - 16383, limit)));
   }
   simt::config.shared_limit = 10000;
-  REQUIRE(contains(fault(static_is_nan_kernel<2048>, 1, 1, 0, nan.data()), "16384 bytes of static and 0 of dynamic"));
+  REQUIRE(contains(fault(shared_is_nan_kernel<2048>, 1, 1, 0, nan.data(), false),
+                   "16384 bytes of static and 0 of dynamic"));
   simt::config = before;
 }
 
