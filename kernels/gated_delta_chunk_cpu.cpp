@@ -102,70 +102,62 @@ static void lower_product(float* C, const Factor& A, const float* B, size_t n, s
   for (size_t i = 0; i < n; i += 16) product<Links::all>(C, chunk, A, B, chunk, i, std::min(i + 16, n), i + 16, depth);
 }
 
-// Rows i0 .. i0+R-1 of e, which are X, and of u = beta*e, where the rows in front are done.
-template <size_t R, size_t V>
-void solve_down(float* e, float* u, const float* L, const float* beta, size_t step, size_t i0) {
+// R rows of a triangular system, solved in place one after the other, and y = beta*x:
+//   x_i = x_i - sum_m l(i,m) y_m over the solved rows m, in the order in which they were solved
+//   down   e from X, and u:     l(i,m) = L_im, and the rows in front of i0 are solved
+//   up     du, and de of it:    l(i,m) = L_mi, and the rows behind the R are solved, from n-1 on
+enum class Solve { down, up };
+
+template <Solve way, size_t R, size_t V>
+void solve_block(float* x, float* y, const float* L, const float* beta, size_t step, size_t i0, size_t n) {
+  constexpr bool down = way == Solve::down;
+  const auto nth = [](size_t k) { return down ? k : R - 1 - k; };  // of the block's rows
+  const auto less = [=](size_t i, size_t m) { return broadcast(down ? -L[i * chunk + m] : -L[m * chunk + i]); };
   vec sum[R][V], done[R][V];
 #pragma GCC unroll 4
   for (size_t r = 0; r < R; r++)
 #pragma GCC unroll 4
-    for (size_t v = 0; v < V; v++) sum[r][v] = load(e + (i0 + r) * step + v * lanes);
-  for (size_t m = 0; m < i0; m++) {
+    for (size_t v = 0; v < V; v++) sum[r][v] = load(x + (i0 + r) * step + v * lanes);
+  const size_t solved = down ? i0 : n - (i0 + R);
+  for (size_t k = 0; k < solved; k++) {
+    const size_t m = down ? k : n - 1 - k;
     vec b[V];
 #pragma GCC unroll 4
-    for (size_t v = 0; v < V; v++) b[v] = load(u + m * step + v * lanes);
+    for (size_t v = 0; v < V; v++) b[v] = load(y + m * step + v * lanes);
 #pragma GCC unroll 4
     for (size_t r = 0; r < R; r++) {
-      const vec a = broadcast(-L[(i0 + r) * chunk + m]);
+      const vec a = less(i0 + r, m);
 #pragma GCC unroll 4
       for (size_t v = 0; v < V; v++) sum[r][v] = fma(a, b[v], sum[r][v]);
     }
   }
 #pragma GCC unroll 4
-  for (size_t r = 0; r < R; r++)
+  for (size_t k = 0; k < R; k++)
 #pragma GCC unroll 4
     for (size_t v = 0; v < V; v++) {
+      const size_t r = nth(k);
 #pragma GCC unroll 4
-      for (size_t m = 0; m < r; m++) sum[r][v] = fma(broadcast(-L[(i0 + r) * chunk + i0 + m]), done[m][v], sum[r][v]);
+      for (size_t j = 0; j < k; j++) sum[r][v] = fma(less(i0 + r, i0 + nth(j)), done[nth(j)][v], sum[r][v]);
       done[r][v] = broadcast(beta[i0 + r]) * sum[r][v];
-      store(e + (i0 + r) * step + v * lanes, sum[r][v]);
-      store(u + (i0 + r) * step + v * lanes, done[r][v]);
+      store(x + (i0 + r) * step + v * lanes, sum[r][v]);
+      store(y + (i0 + r) * step + v * lanes, done[r][v]);
     }
 }
 
-// The same upwards: rows of du, and of de = beta*du, where the rows behind are done, up to n.
-template <size_t R, size_t V>
-void solve_up(float* du, float* de, const float* L, const float* beta, size_t step, size_t i0, size_t n) {
-  vec sum[R][V], done[R][V];
-#pragma GCC unroll 4
-  for (size_t r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (size_t v = 0; v < V; v++) sum[r][v] = load(du + (i0 + r) * step + v * lanes);
-  for (size_t m = n; m-- > i0 + R;) {
-    vec b[V];
-#pragma GCC unroll 4
-    for (size_t v = 0; v < V; v++) b[v] = load(de + m * step + v * lanes);
-#pragma GCC unroll 4
-    for (size_t r = 0; r < R; r++) {
-      const vec a = broadcast(-L[m * chunk + i0 + r]);
-#pragma GCC unroll 4
-      for (size_t v = 0; v < V; v++) sum[r][v] = fma(a, b[v], sum[r][v]);
+// All n rows.
+template <Solve way>
+void solve(float* x, float* y, const float* L, const float* beta, size_t step, size_t n) {
+  for_columns(step, [&](auto V, size_t j) {
+    if (way == Solve::down) {
+      size_t i = 0;
+      for (; i + 4 <= n; i += 4) solve_block<way, 4, V>(x + j, y + j, L, beta, step, i, n);
+      for (; i < n; i++) solve_block<way, 1, V>(x + j, y + j, L, beta, step, i, n);
+    } else {
+      size_t i = n;
+      for (; i % 4 != 0; i--) solve_block<way, 1, V>(x + j, y + j, L, beta, step, i - 1, n);
+      for (; i > 0; i -= 4) solve_block<way, 4, V>(x + j, y + j, L, beta, step, i - 4, n);
     }
-  }
-#pragma GCC unroll 4
-  for (size_t back = 0; back < R; back++)
-#pragma GCC unroll 4
-    for (size_t v = 0; v < V; v++) {
-      const size_t r = R - 1 - back;
-#pragma GCC unroll 4
-      for (size_t b = 0; b < back; b++) {
-        const size_t m = R - 1 - b;
-        sum[r][v] = fma(broadcast(-L[(i0 + m) * chunk + i0 + r]), done[m][v], sum[r][v]);
-      }
-      done[r][v] = broadcast(beta[i0 + r]) * sum[r][v];
-      store(du + (i0 + r) * step + v * lanes, sum[r][v]);
-      store(de + (i0 + r) * step + v * lanes, done[r][v]);
-    }
+  });
 }
 
 // to (columns,rows) = the transpose of from (rows,columns); both are multiples of 16.
@@ -292,11 +284,7 @@ static void forward_group(const GatedDeltaOut& out, const GatedDeltaIn& in, cons
 #pragma omp simd
         for (size_t j = 0; j < s.Dv; j++) x.error[i * V + j] = fused(less, x.error[i * V + j], v[j]);
       }
-      for_columns(V, [&](auto vectors, size_t j) {
-        size_t i = 0;
-        for (; i + 4 <= n; i += 4) solve_down<4, vectors>(x.error + j, x.u + j, x.L, x.beta, V, i);
-        for (; i < n; i++) solve_down<1, vectors>(x.error + j, x.u + j, x.L, x.beta, V, i);
-      });
+      solve<Solve::down>(x.error, x.u, x.L, x.beta, V, n);
 
       scaled_product(x.o, V, x.q, D, S, n, V, s.Dk, x.start);
       product<Links::up_to>(x.o, V, {x.P, chunk, 1}, x.u, V, 0, n, V, n);
@@ -366,11 +354,7 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
       scaled_product(x.w, V, x.k, D, dS, n, V, s.Dk, x.end);
       std::copy_n(x.w, n * V, x.du);
       product<Links::from>(x.du, V, {x.P, 1, chunk}, x.dout, V, 0, n, V, n);
-      for_columns(V, [&](auto vectors, size_t j) {
-        size_t i = n;
-        for (; i % 4 != 0; i--) solve_up<1, vectors>(x.du + j, x.de + j, x.L, x.beta, V, i - 1, n);
-        for (; i > 0; i -= 4) solve_up<4, vectors>(x.du + j, x.de + j, x.L, x.beta, V, i - 4, n);
-      });
+      solve<Solve::up>(x.du, x.de, x.L, x.beta, V, n);
       copy_rows(out.dv + s.v_row(b, t0, h), s.v_step(), x.de, V, s.Dv, n);
       row_dots(x.dots[4], x.du, x.error, n, V);
       for (size_t i = 0; i < n; i++) out.dbeta[number + i * s.Hv] = 0.0f + x.dots[4][i];
