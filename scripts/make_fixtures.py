@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from transformers.models.qwen3_moe import modeling_qwen3_moe
+from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.switch_transformers import modeling_switch_transformers
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -263,15 +264,15 @@ def attention_layer(f, weights, layer, x):
     return gate(f, weights, name, "g5", y.unsqueeze(2), x).squeeze(2)
 
 
-def gated_delta_rule(q, k, v, g, beta):
-    """q, k (B,T,H,Dk), v (B,T,H,Dv), g, beta (B,T,H) to (B,T,H,Dv): token by token."""
-    state, o = torch.zeros(*q.shape[:1], *q.shape[2:], v.shape[-1]), []
+def gated_delta_rule(q, k, v, g, beta, state):
+    """q, k (B,T,H,Dk), v (B,T,H,Dv), g, beta (B,T,H) to (B,T,H,Dv), and state (B,H,Dk,Dv) to the last one: token by token."""
+    o = []
     for t in range(q.shape[1]):
         state = state * g[:, t, :, None, None].exp()
         u = beta[:, t, :, None] * (v[:, t] - torch.einsum("bhkv,bhk->bhv", state, k[:, t]))
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], u)
         o.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]))
-    return torch.stack(o, dim=1)
+    return torch.stack(o, dim=1), state
 
 
 def linear_layer(f, weights, layer, x):
@@ -288,7 +289,7 @@ def linear_layer(f, weights, layer, x):
     q, k = (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-6) for y in (q, k))
     q, k = (y.repeat_interleave(Hv // Hk, dim=2) for y in (q / math.sqrt(Dk), k))
     g = -weights(f"{name}.A_log", Hv).exp() * F.softplus(a + weights(f"{name}.dt_bias", Hv))
-    o = gated_delta_rule(q, k, v, g, torch.sigmoid(b))
+    o, _ = gated_delta_rule(q, k, v, g, torch.sigmoid(b), torch.zeros(len(x), Hv, Dk, Dv))
     o = F.rms_norm(o, (Dv,), weights(f"{name}.norm.weight", Dv), eps=1e-6) * F.silu(z)
     return linear(weights, f"{name}.out_proj", o.flatten(2), x.shape[-1])
 
@@ -795,6 +796,21 @@ def op_fixtures():
     losses = F.cross_entropy(h @ w.T, targets, ignore_index=-1, reduction="none")
     dh, dw = torch.autograd.grad(losses.sum() / N, (h, w))
     op.store("", losses=losses, dh=dh, dw=dw)
+
+    # In chunks by transformers, which takes queries unscaled.
+    op = operation("gated_delta")
+    B, T, Hk, Hv, Dk, Dv = 1, 130, 1, 2, 5, 3
+    q, k, v = op("q", B, T, Hk, Dk), op("k", B, T, Hk, Dk, scale=0.75), op("v", B, T, Hv, Dv)
+    g, beta, state = op("g", B, T, Hv), op("beta", B, T, Hv), op("state", B, Hv, Dk, Dv)
+    decay, strength = -g.abs(), (1 + beta) / 2
+    with mock.patch.object(torch, "float32", torch.float64):
+        o, end = modeling_qwen3_next.torch_chunk_gated_delta_rule(
+            q * math.sqrt(Dk), k, v, decay, strength, initial_state=state, output_final_state=True)
+    by_token = gated_delta_rule(*(x.repeat_interleave(Hv // Hk, dim=2) for x in (q, k)), v, decay, strength, state)
+    worst = max(relative_error(*pair) for pair in zip(by_token, (o, end)))
+    print(f"transformers, torch_chunk_gated_delta_rule: differs from the formulas by {worst:.1e}")
+    assert worst < 1e-12
+    op.store("", o=o, final=end)
 
     return {op.name: op.stored for op in operations}
 

@@ -11,6 +11,7 @@
 #include "kernels/activation.h"
 #include "kernels/attention.h"
 #include "kernels/dyt.h"
+#include "kernels/gated_delta_chunk.h"
 #include "kernels/glu.h"
 #include "kernels/head_experts.h"
 #include "kernels/layernorm.h"
@@ -278,6 +279,35 @@ TEST_CASE("fixtures: attention", "[fixtures]") {
       }
     }
   op.finish();
+}
+
+TEST_CASE("fixtures: the gated delta rule, token by token and in chunks", "[fixtures]") {
+  const GatedDeltaShape s{1, 130, 1, 2, 5, 3};
+  const size_t numbers = s.T * s.Hv;
+  Operation op("gated_delta");
+  const Numbers q = op.input("q", s.T * s.Hk * s.Dk), k = op.input("k", q.size(), 0.75),
+                v = op.input("v", numbers * s.Dv), state = op.input("state", s.Hv * s.Dk * s.Dv);
+  Numbers g = op.input("g", numbers), beta = op.input("beta", numbers);
+  for (double& x : g) x = -std::fabs(x);
+  for (double& x : beta) x = (1 + x) / 2;
+  const Numbers expected_o = op.take("o"), expected_final = op.take("final");
+  op.finish();
+
+  for (const auto rule : {gated_delta_forward_ref<double>, gated_delta_chunk_forward_ref<double>}) {
+    Numbers o(v.size()), final(state.size());
+    rule({o.data(), final.data()}, {q.data(), k.data(), v.data(), g.data(), beta.data(), state.data()}, s);
+    REQUIRE(relative_error(expected_o, o) <= 1e-12);
+    REQUIRE(relative_error(expected_final, final) <= 1e-12);
+  }
+
+  const auto floats = [](const Numbers& x) { return std::vector<float>(x.begin(), x.end()); };
+  const auto q32 = floats(q), k32 = floats(k), v32 = floats(v), g32 = floats(g), beta32 = floats(beta);
+  auto o32 = floats(v), state32 = floats(state);
+  Context cpu(Device::cpu);
+  gated_delta_chunk_forward({o32.data(), state32.data()},
+                            {q32.data(), k32.data(), v32.data(), g32.data(), beta32.data(), state32.data()}, s, cpu);
+  REQUIRE(relative_error(expected_o, Numbers(o32.begin(), o32.end())) <= 2e-6);
+  REQUIRE(relative_error(expected_final, Numbers(state32.begin(), state32.end())) <= 2e-6);
 }
 
 TEST_CASE("fixtures: gates", "[fixtures]") {
