@@ -322,17 +322,17 @@ static void gated_norm_transpose(float* out, const float* in, size_t rows, size_
 
 // W_down and W_up, transposed.
 size_t gated_norm_forward_scratch(const GatedNormShape& s, Device device) {
-  return device == Device::cpu ? 0 : (s.C + s.scores()) * s.rank * sizeof(float);
+  return device == Device::cpu ? gated_norm_forward_cpu_scratch(s) : (s.C + s.scores()) * s.rank * sizeof(float);
 }
 
 void gated_norm_forward(float* y, float* r, float* low, float* sum, const ResidualIn& in,
                         const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx) {
   require_residual("gated_norm_forward", sum, in, shape.C);
   require_gated_norm("gated_norm_forward", weights, shape);
-  if (ctx.device == Device::cpu) return gated_norm_forward_cpu(y, r, low, sum, in, weights, shape);
+  float* scratch = ctx.scratch(gated_norm_forward_scratch(shape, ctx.device) / sizeof(float));
+  if (ctx.device == Device::cpu) return gated_norm_forward_cpu(y, r, low, sum, in, weights, shape, scratch);
   const size_t C = shape.C, rank = shape.rank, scores = shape.scores();
-  float* down_t = ctx.scratch(gated_norm_forward_scratch(shape, ctx.device) / sizeof(float));
-  float* up_t = down_t + C * rank;
+  float *down_t = scratch, *up_t = down_t + C * rank;
   gated_norm_transpose(down_t, weights.down, rank, C, ctx);
   gated_norm_transpose(up_t, weights.up, scores, rank, ctx);
   launch(gated_norm_forward_kernel, grid_of(ceil_div(shape.N, gated_norm::rows)), gated_norm::threads,

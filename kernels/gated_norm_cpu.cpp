@@ -26,11 +26,12 @@ size_t rows_of_block(size_t N, size_t C) {
   return std::max<size_t>(1, std::min(fit, share) / column_slice) * column_slice;
 }
 
-// n numbers for one block, which the calling thread keeps from block to block.
-float* block_memory(size_t n) {
-  static thread_local Buffer<float> memory;
-  if (memory.size() < n) memory = Buffer<float>(Device::cpu, n);
-  return memory.data();
+// What a thread works with in its block.
+size_t forward_block_floats(const GatedNormShape& s) {
+  return rows_of_block(s.N, s.C) * (s.rank + s.scores());
+}
+size_t backward_block_floats(const GatedNormShape& s) {
+  return rows_of_block(s.N, s.C) * 2 * s.C;
 }
 
 // Loops over a row vectorise where the compiler knows which norm it is.
@@ -102,15 +103,19 @@ void norm_backward(float* dx, float* dbranch, const ColumnSums& sums, const floa
 
 }  // namespace
 
+size_t gated_norm_forward_cpu_scratch(const GatedNormShape& s) {
+  return omp_get_max_threads() * forward_block_floats(s) * sizeof(float);
+}
+
 void gated_norm_forward_cpu(float* y, float* r, float* low, float* sum, const ResidualIn& in,
-                            const GatedNormWeights& weights, const GatedNormShape& shape) {
+                            const GatedNormWeights& weights, const GatedNormShape& shape, float* scratch) {
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
   const size_t block_rows = rows_of_block(N, C);
   auto* normalise_rows = shape.base == NormGateBase::rmsnorm ? normalise<true> : normalise<false>;
 #pragma omp parallel for
   for (size_t row0 = 0; row0 < N; row0 += block_rows) {
     const size_t rows = std::min(block_rows, N - row0);
-    float *a = block_memory(rows * (rank + scores)), *z = a + rows * rank;
+    float *a = scratch + omp_get_thread_num() * forward_block_floats(shape), *z = a + rows * rank;
     float *lows = low + row0 * rank, *n = y + row0 * C;  // n waits where y will be
     normalise_rows(y, r, sum, in, weights, shape, row0, rows);
     matmul_cpu(lows, n, weights.down, rows, rank, C, Layout::nt, Accumulate::no);
@@ -121,7 +126,8 @@ void gated_norm_forward_cpu(float* y, float* r, float* low, float* sum, const Re
 }
 
 size_t gated_norm_backward_cpu_scratch(const GatedNormShape& s) {
-  return (s.N * (s.C + s.scores() + 2 * s.rank) + ceil_div(s.N, column_slice) * (2 * s.C + 1)) * sizeof(float);
+  const size_t rows = s.N * (s.C + s.scores() + 2 * s.rank), sums = ceil_div(s.N, column_slice) * (2 * s.C + 1);
+  return (rows + sums + omp_get_max_threads() * backward_block_floats(s)) * sizeof(float);
 }
 
 void gated_norm_backward_cpu(float* dx, float* dbranch, const GatedNormGradients& gradients, const float* dy,
@@ -132,14 +138,15 @@ void gated_norm_backward_cpu(float* dx, float* dbranch, const GatedNormGradients
   float *const all_n = scratch, *const all_dz = all_n + N * C, *const all_a = all_dz + N * scores;
   float *const all_dlow = all_a + N * rank, *const column_sums = all_dlow + N * rank;
   const ColumnSums sums = {column_sums, column_sums + slices * C, column_sums + 2 * slices * C};
-  std::fill(column_sums, column_sums + slices * (2 * C + 1), 0.0f);
+  float* const blocks = column_sums + slices * (2 * C + 1);
+  std::fill(column_sums, blocks, 0.0f);
   const bool rms = shape.base == NormGateBase::rmsnorm;
   auto* normalise_rows = rms ? normalise_again<true> : normalise_again<false>;
   auto* norm_backward_rows = rms ? norm_backward<true> : norm_backward<false>;
 #pragma omp parallel for
   for (size_t row0 = 0; row0 < N; row0 += block_rows) {
     const size_t rows = std::min(block_rows, N - row0);
-    float *units = block_memory(2 * rows * C), *dns = units + rows * C;
+    float *units = blocks + omp_get_thread_num() * backward_block_floats(shape), *dns = units + rows * C;
     float *ns = all_n + row0 * C, *dz = all_dz + row0 * scores, *a = all_a + row0 * rank,
           *dlow = all_dlow + row0 * rank;
     const float* lows = low + row0 * rank;

@@ -46,6 +46,9 @@ void grouped_matmul_cpu(float* C, const float* A, const float* B, const int* row
                         Layout layout, Accumulate accumulate, const float* bias = nullptr);
 void grouped_matmul_tn_cpu(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s);
 void grouped_bias_backward_cpu(float* db, const float* dy, const int* row_start, size_t M, size_t E, size_t N);
+// Bytes that a thread takes and keeps for them, however the rows lie: as matmul_cpu_workspace().
+size_t grouped_matmul_cpu_workspace(const GroupedShape& s, Accumulate accumulate);
+size_t grouped_matmul_tn_cpu_workspace(const GroupedShape& s);
 
 // ---- reference
 

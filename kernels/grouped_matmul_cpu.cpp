@@ -92,6 +92,14 @@ void grouped_matmul_tn_cpu(float* C, const float* A, const float* B, const int* 
   multiply(products, s.K, true, s.N, s.K, s.M);
 }
 
+size_t grouped_matmul_cpu_workspace(const GroupedShape& s, Accumulate accumulate) {
+  return tuned_matmul::workspace_floats(s.M, s.N, s.K, accumulate == Accumulate::yes) * sizeof(float);
+}
+
+size_t grouped_matmul_tn_cpu_workspace(const GroupedShape& s) {
+  return tuned_matmul::workspace_floats(s.N, s.K, s.M, true) * sizeof(float);
+}
+
 // An expert with more than a thread's share is summed by all threads, the others by one thread each.
 void grouped_bias_backward_cpu(float* db, const float* dy, const int* row_start, size_t M, size_t E, size_t N) {
   const size_t share = M / size_t(omp_get_max_threads());

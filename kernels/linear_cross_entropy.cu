@@ -167,6 +167,12 @@ size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_r
   return most;
 }
 
+size_t linear_cross_entropy_cpu_workspace(size_t N, size_t C, size_t V, size_t chunk_rows) {
+  const size_t rows = std::min(chunk_rows, N), slice = std::min(rows, weight_gradient_slice);
+  return std::max({matmul_cpu_workspace(rows, V, C, Accumulate::no), matmul_cpu_workspace(rows, C, V, Accumulate::no),
+                   matmul_cpu_workspace(V, C, slice, Accumulate::yes)});
+}
+
 void linear_cross_entropy(float* losses, float* dh, float* dweight, float* logits, const float* h, const float* weight,
                           const int* targets, float dloss, size_t N, size_t C, size_t V, size_t chunk_rows,
                           Context& ctx) {

@@ -26,8 +26,9 @@ size_t linear_cross_entropy_chunk_rows(size_t N, size_t V);
 void linear_cross_entropy(float* losses, float* dh, float* dweight, float* logits, const float* h, const float* weight,
                           const int* targets, float dloss, size_t N, size_t C, size_t V, size_t chunk_rows,
                           Context& ctx);
-// Bytes of scratch that it takes.
+// Bytes of scratch that it takes; and what a thread of a CPU takes and keeps, as matmul_cpu_workspace().
 size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows);
+size_t linear_cross_entropy_cpu_workspace(size_t N, size_t C, size_t V, size_t chunk_rows);
 
 // The cross-entropy of rows whose logits (rows, padded_vocab(V)) are there; with `gradient`, dlogits are written over
 // them.

@@ -60,6 +60,8 @@ void matmul_cpu(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, s
                 Layout layout, Accumulate accumulate, const float* bias = nullptr);
 void matmul_cpu(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
                 Accumulate accumulate, const float* bias = nullptr);
+// The most bytes that a thread takes to pack its part of a product. It keeps them: of all products the largest counts.
+size_t matmul_cpu_workspace(size_t M, size_t N, size_t K, Accumulate accumulate);
 
 // ---- by cuBLASLt, where ctx.use_cublas() was called: kernels/matmul_cublas.cu. Takes no scratch; K > 0.
 

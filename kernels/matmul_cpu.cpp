@@ -226,12 +226,16 @@ static void reserve_floats(size_t n) {
   if (workspace.size() < n) workspace = Buffer<float>(Device::cpu, n);
 }
 
-void reserve_workspace(size_t M, size_t N, size_t K, bool accumulate) {
+size_t workspace_floats(size_t M, size_t N, size_t K, bool accumulate) {
   const size_t depth = std::min(K, matmul_slice), wide = std::min(round_up(N, wide_group), panel_cols);
   const size_t rows = round_up(M, tile_rows), high = accumulate && K > matmul_slice ? std::min(rows, panel_rows) : 0;
   // (the most that a block takes at any depth: rows (depth + spare) with as many rows as block_rows_at() has)
   const size_t largest = workspace_a(block_rows, matmul_slice + (matmul_slice / least_depth - 1) * spare);
-  reserve_floats(std::min(workspace_a(rows, depth), largest) + wide * depth + high * wide);
+  return std::min(workspace_a(rows, depth), largest) + wide * depth + high * wide;
+}
+
+void reserve_workspace(size_t M, size_t N, size_t K, bool accumulate) {
+  reserve_floats(workspace_floats(M, N, K, accumulate));
 }
 
 void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias, Interval rows,
@@ -315,7 +319,18 @@ Cut least_work_cut(size_t M, size_t N, size_t parts) {
   return best;
 }
 
+// One part a thread; a thread is worth waking for half a million fmas.
+static Cut cut_among_threads(size_t M, size_t N, size_t K) {
+  const size_t most = std::max<size_t>(1, (M * N * K) >> 19);
+  return least_work_cut(M, N, std::min<size_t>(omp_get_max_threads(), most));
+}
+
 }  // namespace tuned_matmul
+
+size_t matmul_cpu_workspace(size_t M, size_t N, size_t K, Accumulate accumulate) {
+  const tuned_matmul::Cut cut = tuned_matmul::cut_among_threads(M, N, K);
+  return tuned_matmul::workspace_floats(cut.rows, cut.cols, K, accumulate == Accumulate::yes) * sizeof(float);
+}
 
 void matmul_cpu(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,
                 Layout layout, Accumulate accumulate, const float* bias) {
@@ -323,9 +338,7 @@ void matmul_cpu(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, s
   if (M == 0 || N == 0) return;
   const Operand a{A.data, A.ld, M, layout != Layout::tn}, b{B.data, B.ld, N, layout == Layout::nt};
 
-  // One part a thread; a thread is worth waking for half a million fmas.
-  const size_t most = std::max<size_t>(1, (M * N * K) >> 19), parts = std::min<size_t>(omp_get_max_threads(), most);
-  const Cut cut = least_work_cut(M, N, parts);
+  const Cut cut = cut_among_threads(M, N, K);
   const size_t down = ceil_div(M, cut.rows), across = ceil_div(N, cut.cols);
 #pragma omp parallel for schedule(static, 1) if (down * across > 1)
   for (size_t part = 0; part < down * across; part++) {

@@ -20,8 +20,9 @@ struct Interval {
 void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias, Interval rows,
                   Interval cols, size_t K, bool accumulate);
 
-// Gives this thread the memory that compute_part() takes for any rows and cols of a C (M,N) and any K up to this one. Where
-// it is not called, compute_part() takes what it needs, and keeps it.
+// The most memory that compute_part() takes for any rows and cols of a C (M,N) and any K up to this one.
+size_t workspace_floats(size_t M, size_t N, size_t K, bool accumulate);
+// Gives this thread that memory. Where it is not called, compute_part() takes what it needs, and keeps it.
 void reserve_workspace(size_t M, size_t N, size_t K, bool accumulate);
 
 // What a part costs, in multiply-adds: packing a number of A or B takes as long as about 16 of them.

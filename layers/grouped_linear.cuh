@@ -36,9 +36,13 @@ class GroupedLinear {
 
   // For products over at most M rows.
   void scratch(ScratchPlan& plan, size_t M) const {
-    plan.kernels_need(grouped_matmul_scratch({M, experts_, out_, in_}, Accumulate::no));
-    plan.kernels_need(grouped_matmul_scratch({M, experts_, in_, out_}, Accumulate::yes));
-    plan.kernels_need(grouped_matmul_tn_scratch({M, experts_, out_, in_}));
+    const GroupedShape forward = {M, experts_, out_, in_}, backward = {M, experts_, in_, out_};
+    plan.kernels_need(grouped_matmul_scratch(forward, Accumulate::no));
+    plan.kernels_need(grouped_matmul_scratch(backward, Accumulate::yes));
+    plan.kernels_need(grouped_matmul_tn_scratch(forward));
+    plan.cpu_thread_keeps(grouped_matmul_cpu_workspace(forward, Accumulate::no));
+    plan.cpu_thread_keeps(grouped_matmul_cpu_workspace(backward, Accumulate::yes));
+    plan.cpu_thread_keeps(grouped_matmul_tn_cpu_workspace(forward));
     if (has_bias_) plan.kernels_need(grouped_bias_backward_scratch(M, experts_, out_));
   }
 

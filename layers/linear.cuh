@@ -33,9 +33,13 @@ class Linear {
 
   // For products over at most N rows.
   void scratch(ScratchPlan& plan, size_t N) const {
-    plan.kernels_need(matmul_scratch_up_to(N, out_, in_, Accumulate::no));
-    plan.kernels_need(matmul_scratch_up_to(N, in_, out_, Accumulate::yes));
-    plan.kernels_need(matmul_scratch_up_to(out_, in_, N, Accumulate::yes));
+    const auto product = [&](size_t rows, size_t columns, size_t K, Accumulate accumulate) {
+      plan.kernels_need(matmul_scratch_up_to(rows, columns, K, accumulate));
+      plan.cpu_thread_keeps(matmul_cpu_workspace(rows, columns, K, accumulate));
+    };
+    product(N, out_, in_, Accumulate::no);
+    product(N, in_, out_, Accumulate::yes);
+    product(out_, in_, N, Accumulate::yes);
     if (has_bias_) plan.kernels_need(bias_backward_scratch(N, out_));
   }
 

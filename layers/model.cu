@@ -202,6 +202,7 @@ void Model::scratch(ScratchPlan& plan) const {
   for (const Block& block : layers_->blocks) block.scratch(plan, {B_, T_});
   layers_->final_norm.scratch(plan, N);
   plan.kernels_need(linear_cross_entropy_scratch(N, C, V, chunk_rows()));
+  plan.cpu_thread_keeps(linear_cross_entropy_cpu_workspace(N, C, V, chunk_rows()));
   plan.kernels_need(matmul_scratch(1, V, C, Accumulate::no));  // of the logits behind one token
   plan.kernels_need(mean_scratch(N));
   if (config.position == Position::learned) plan.kernels_need(embedding_positions_backward_scratch(B_, T_, C));

@@ -119,8 +119,8 @@ size_t bytes_of(const TensorList& list);
 // Hands those tensors their places in `memory`.
 void place_tensors(void* memory, const TensorList& list);
 
-// The scratch memory that the operations of a run need: the most that one of them does. A layer's scratch(plan, ...) names
-// what each of its operations needs.
+// The scratch memory that the operations of a run need: the most that one of them does, and on a CPU the most that a thread
+// keeps for one of them. A layer's scratch(plan, ...) names what each of its operations needs.
 class ScratchPlan {
  public:
   const Device device;
@@ -131,10 +131,15 @@ class ScratchPlan {
   void kernels_need(size_t bytes) {
     if (device != Device::cpu) need(bytes);
   }
+  // What each thread of a CPU takes beside that, and keeps for the next operation.
+  void cpu_thread_keeps(size_t bytes) {
+    if (device == Device::cpu && bytes > thread_bytes_) thread_bytes_ = bytes;
+  }
   size_t bytes() const { return bytes_; }
+  size_t thread_bytes() const { return thread_bytes_; }
 
  private:
-  size_t bytes_ = 0;
+  size_t bytes_ = 0, thread_bytes_ = 0;
 };
 
 // All weights of a model in one flat buffer, and their gradients in another with the same offsets.

@@ -2,7 +2,7 @@
 """Memory that ./train announces beside the memory that it takes at its peak, as a table of README.md.
 
 A run of two steps on the CPU each, with its validation and fingerprint; the peak is the kernel's (VmHWM).
-usage: scripts/memory_table.py ['FLAGS' ...]       without flags: three models
+usage: scripts/memory_table.py ['FLAGS' ...]       without flags: five models
 """
 import os
 import re
@@ -13,6 +13,8 @@ import tempfile
 MODELS = [
     "",
     "--norm=gated --attn=g1 --batch=32",
+    "--hidden=1024",
+    "--hidden=1024 --experts=8",
     "--preset=gpt2-124m --context=64 --batch=4",
 ]
 

@@ -8,7 +8,7 @@ namespace gated {
 struct TrainingMemory {
   size_t weights, gradients, optimizer, activations;
   size_t between;  // gradients that are no parameter's
-  size_t scratch;  // what an operation uses until it returns
+  size_t scratch;  // what an operation uses until it returns, and what the CPU's threads keep for matrix products
   size_t tables;   // tokens, positions, lists that the embedding's backward and the optimizer read
 
   size_t total() const { return weights + gradients + optimizer + activations + between + scratch + tables; }
@@ -17,7 +17,7 @@ struct TrainingMemory {
 // For batches of B sequences of T tokens, on a device.
 TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t micro_batches, Device device);
 
-// The scratch that the operations of training take: forward, backward and update of `model`, planned for its batch.
+// The scratch that the operations of training take from a Context: forward, backward and update of `model`, planned for its batch.
 size_t training_scratch(const Model& model, Device device);
 
 }  // namespace gated
