@@ -12,6 +12,7 @@
 #include "training/progress.h"
 #include "training/run_metadata.h"
 #include "training/sampler.h"
+#include "training/terminal.h"
 #include "training/threads.h"
 #include "training/trainer.h"
 
@@ -84,6 +85,20 @@ void resume(Trainer& trainer, const RunMetadata& metadata) {
   printf("resume: step %zu of %s\n", trainer.steps_done(), checkpoint->path().c_str());
 }
 
+// Looks at the newest checkpoint of --out, and leaves the folder as it is.
+void evaluate(Trainer& trainer, const RunMetadata& metadata, Context& ctx) {
+  const Config& c = trainer.config;
+  std::optional<Checkpoint> checkpoint = find_latest(c.out);
+  require(checkpoint.has_value(), "--evaluate: %s holds no checkpoint: name the --out of a run that has saved one",
+          c.out.c_str());
+  require_same_run(checkpoint->path(), checkpoint->metadata(), metadata);
+  trainer.load(*checkpoint);
+  Meter meter(ctx.device);
+  const double loss = trainer.validate(c.val_batches, &meter);
+  printf("%s\nvalidation loss %.4f\n\n%s", checkpoint->path().c_str(), loss,
+         measures_text(meter.result(), terminal_width()).c_str());
+}
+
 void print_sample(Trainer& trainer, const Data& data) {
   const Config& c = trainer.config;
   if (c.sample_tokens == 0) return;
@@ -113,10 +128,17 @@ int train(Config& config, Device device) {
   choose_ffn_width(config);
   const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
 
-  if (!config.out.empty()) prepare_checkpoint_folder(config.out);
-  const double peak = measured_matmul_peak(ctx);  // before the model is there: its memory serves both
+  require(!config.evaluate || data.val,
+          "--evaluate: there is no validation data: raise --val-fraction (now 0), or give --val-data");
+
+  if (!config.out.empty() && !config.evaluate) prepare_checkpoint_folder(config.out);
+  const double peak = config.evaluate ? 0 : measured_matmul_peak(ctx);  // before the model: its memory serves both
   Trainer trainer(config, loader, ctx);
   const auto metadata = run_metadata(config, data);
+  if (config.evaluate) {
+    evaluate(trainer, metadata, ctx);
+    return 0;
+  }
   require(config.out.empty() || config.resume || !find_latest(config.out),
           "--out=%s: holds a run's checkpoints already: add --resume to go on with it, or name another folder",
           config.out.c_str());

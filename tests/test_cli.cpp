@@ -385,6 +385,30 @@ TEST_CASE("cli: Ctrl-C and SIGTERM end the step, save, and say how to go on", "[
   REQUIRE(contains(unsaved.out, "nothing is saved; with --out=FOLDER --resume"));
 }
 
+TEST_CASE("cli: --evaluate shows what the run showed of its last step, and writes nothing", "[cli]") {
+  const Folder f;
+  const std::string out = "--out=" + (f / "run");
+  require_refused(train(f, small({out, "--evaluate"})), "holds no checkpoint");
+  REQUIRE(!fs::exists(f.path / "run"));
+  const Outcome run = train(f, small({out, "--attn=g1", "--norm=gated"}));
+  REQUIRE(run.exit_code == 0);
+  const std::string log = read_file(f.path / "run/log.jsonl");
+  const Outcome o = train(f, small({out, "--attn=g1", "--norm=gated", "--evaluate"}));
+  INFO(run.out << o.out << o.err);
+  REQUIRE(o.exit_code == 0);
+  const size_t begin = run.out.find("validation loss "), end = run.out.find("\n\n12 steps in");
+  REQUIRE((begin != std::string::npos && end != std::string::npos));
+  REQUIRE(contains(o.out, run.out.substr(begin, end - begin)));
+  REQUIRE(contains(o.out, "step_00000012.safetensors"));
+  REQUIRE(!contains(o.out, "steps in"));
+  REQUIRE(read_file(f.path / "run/log.jsonl") == log);
+  REQUIRE(std::distance(fs::directory_iterator(f.path / "run"), fs::directory_iterator()) == 2);
+
+  require_refused(train(f, small({out, "--evaluate"})), "--norm=gated");
+  require_refused(train(f, small({out, "--evaluate", "--attn=g1", "--norm=gated", "--val-fraction=0"})),
+                  "--val-fraction");
+}
+
 TEST_CASE("cli: a checkpoint of another run, a corrupt one, a truncated one", "[cli]") {
   const Folder f;
   const std::string out = "--out=" + (f / "run");

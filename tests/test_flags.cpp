@@ -95,6 +95,8 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(
       contains(parse({"--experts=8", "--experts-per-token=8", "--batch=32768", "--context=16384"}), "2^31 - 1 rows"));
   REQUIRE(contains(parse({"--resume"}), "--out"));
+  REQUIRE(contains(parse({"--evaluate"}), "--out"));
+  REQUIRE(contains(parse({"--evaluate", "--resume", "--out=x"}), "leave --resume out"));
   REQUIRE(contains(parse({"--keep=3"}), "--out"));
   REQUIRE(contains(parse({"--val-data=a", "--val-fraction=0.2"}), "--val-fraction"));
   REQUIRE(contains(parse({"--lr=1e-4", "--min-lr=1e-3"}), "--min-lr"));

@@ -58,7 +58,7 @@ std::vector<Needs> needs_of(const Config& c) {
            !is_backcopy(c.data.data) || c.data.val_fraction == 0,
            "data of which a share can be kept (bigram-backcopy makes its own validation data)"},
           {{"--tf32"}, c.cublas, "--matmul=cublas: the project's own products are fp32"},
-          {{"--resume"}, has_out, "--out=FOLDER: the folder that holds the checkpoints"},
+          {{"--resume", "--evaluate"}, has_out, "--out=FOLDER: the folder that holds the checkpoints"},
           {{"--save-every", "--keep"}, has_out, "--out=FOLDER: there are no checkpoints without one"}};
 }
 
@@ -158,6 +158,7 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   require(!c.cublas || c.device == DeviceChoice::automatic || c.device == DeviceChoice::cuda,
           "--matmul=cublas with --device=%s: cuBLAS runs on a GPU alone; take --matmul=exact or --device=cuda",
           c.device == DeviceChoice::cpu ? "cpu" : "emulated");
+  require(!c.evaluate || !c.resume, "--evaluate with --resume: it trains nothing; leave --resume out");
   size_t tokens;
   require(!__builtin_mul_overflow(c.batch, c.model.context, &tokens), "--batch=%zu times --context=%zu overflows",
           c.batch, c.model.context);

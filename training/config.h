@@ -32,7 +32,7 @@ struct Config {
   double temperature = 0.8;
   std::string out;
   size_t save_every = 100, keep = 2;
-  bool resume = false;
+  bool resume = false, evaluate = false;
 
   Precision precision = Precision::fp32;
   bool cublas = false, tf32 = false;  // products of matrices by cuBLASLt, in TF32

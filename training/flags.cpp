@@ -302,6 +302,8 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.number("--keep", c.keep, at_least(0), "how many checkpoints are kept, the newest; 0: all");
   t.on_off("--resume", c.resume, "training/checkpoint.h",
            "continue bit for bit from the newest checkpoint in --out, or start where there is none");
+  t.on_off("--evaluate", c.evaluate, "training/measures.h",
+           "train nothing: validation loss and measures of the newest checkpoint in --out");
   t.choice<DeviceChoice>(
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "training/main.cu", "cuda where a GPU answers, cpu elsewhere"},
