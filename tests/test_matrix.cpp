@@ -17,10 +17,20 @@ struct Factor {
 };
 
 std::vector<Factor> factors() {
-  const std::map<std::string, std::vector<std::string>> numbers = {
-      {"--window", {"0", "3"}},          {"--rope-fraction", {"1", "0.5"}},       {"--norm-gate-scale", {"1", "2"}},
-      {"--clip-residual", {"0", "0.7"}}, {"--clip-output", {"0", "0.3"}},         {"--dropout", {"0", "0.1"}},
-      {"--head-experts", {"0", "3"}},    {"--head-experts-per-token", {"1", "2"}}};
+  const std::map<std::string, std::vector<std::string>> numbers = {{"--window", {"0", "3"}},
+                                                                   {"--rope-fraction", {"1", "0.5"}},
+                                                                   {"--norm-gate-scale", {"1", "2"}},
+                                                                   {"--clip-residual", {"0", "0.7"}},
+                                                                   {"--clip-output", {"0", "0.3"}},
+                                                                   {"--dropout", {"0", "0.1"}},
+                                                                   {"--head-experts", {"0", "3"}},
+                                                                   {"--head-experts-per-token", {"1", "2"}},
+                                                                   {"--experts", {"0", "4"}},
+                                                                   {"--experts-per-token", {"2", "1"}},
+                                                                   {"--dense-layers", {"0", "1"}},
+                                                                   {"--shared-experts", {"0", "2"}},
+                                                                   {"--balance-loss", {"0.001", "0.3"}},
+                                                                   {"--z-loss", {"0.001", "0"}}};
   std::vector<Factor> all;
   Config defaults;
   for (const Flag& f : list_flags(defaults)) {
@@ -104,8 +114,10 @@ Lines covering_lines(const std::vector<Factor>& all) {
   return lines;
 }
 
-// Does the loss of one batch fall when the weights go down its gradient, eight times a short way?
-bool learns(const ModelConfig& config, Context& ctx) {
+// Does the loss of one batch fall when the weights go down its gradient, eight times a short way? (Without the losses of routers,
+// which are not in it and would choose the way.)
+bool learns(ModelConfig config, Context& ctx) {
+  config.moe.balance = config.moe.z = 0;
   const size_t T = config.context;
   std::vector<int> ids(2 * T), targets(2 * T);
   for (size_t i = 0; i < ids.size(); i++)
