@@ -65,10 +65,11 @@ Meter::Layer& Meter::here() {
 }
 
 template <class T>
-std::vector<T> Meter::host(const T* data, size_t n) const {
-  std::vector<T> copy(n);
-  Buffer<T>::copy_to_host(device_, copy.data(), data, n);
-  return copy;
+Meter::OnHost<T>::OnHost(Device device, const T* data, size_t n) : data_(data), n_(n) {
+  if (device != Device::cuda) return;
+  copy_.resize(n);
+  Buffer<T>::copy_to_host(device, copy_.data(), data, n);
+  data_ = copy_.data();
 }
 
 // ---- the residual stream
@@ -76,7 +77,7 @@ std::vector<T> Meter::host(const T* data, size_t n) const {
 void Meter::state(const StateView& view) {
   Layer& l = here();
   const size_t N = view.B * view.T, C = view.C;
-  const std::vector<float> h = host(view.h, N * C);
+  const OnHost h = host(view.h, N * C);
   const double median = median_size(h.data(), N * C);
   const double is_massive = std::max(massive_size, massive_medians * median), is_large = sink_medians * median;
   l.large.resize(C);
@@ -101,11 +102,11 @@ void Meter::attention(const AttentionView& view) {
   Layer& l = here();
   const AttentionShape& s = view.shape;
   const size_t N = s.B * s.T, stats = s.B * s.H * s.T;
-  const std::vector<float> q = host(view.q, N * s.H * s.D), k = host(view.k, N * s.KVH * s.D),
-                           v = host(view.v, N * s.KVH * s.D), lse = host(view.lse, stats),
-                           logit = host(view.sink.logit, !view.sink.logit      ? 0
-                                                         : view.sink.per_query ? stats
-                                                                               : s.H);
+  const OnHost q = host(view.q, N * s.H * s.D), k = host(view.k, N * s.KVH * s.D), v = host(view.v, N * s.KVH * s.D),
+               lse = host(view.lse, stats),
+               logit = host(view.sink.logit, !view.sink.logit      ? 0
+                                             : view.sink.per_query ? stats
+                                                                   : s.H);
   const Sink sink = {logit.empty() ? nullptr : logit.data(), view.sink.per_query};
   const double scale = 1 / std::sqrt(double(s.D));
   l.to_first.resize(s.H);
@@ -158,13 +159,14 @@ void Meter::scores(Scores& to, std::vector<float>& z, size_t columns, size_t hea
 }
 
 void Meter::gate(const GateView& view) {
-  std::vector<float> z = host(view.z, view.rows * view.columns);
+  const OnHost logits = host(view.z, view.rows * view.columns);
+  std::vector<float> z(logits.begin(), logits.end());
   scores(here().gate, z, view.columns, view.heads_averaged, view.config.op);
 }
 
 void Meter::norm(const NormView& view) {
   const auto furthest = [&](std::optional<Measures::NormWeight>& to, const float* data, float offset) {
-    const std::vector<float> w = host(data, view.C);
+    const OnHost w = host(data, view.C);
     for (size_t c = 0; c < view.C; c++) {
       const double value = double(offset) + double(w[c]);
       if (!to || std::fabs(value - 1) > std::fabs(to->value - 1)) to = Measures::NormWeight{value, layer, c, view.name};
@@ -175,7 +177,7 @@ void Meter::norm(const NormView& view) {
   if (!view.low) return;
 
   const size_t N = view.gate.N, rank = view.gate.rank, columns = view.gate.scores();
-  const std::vector<float> low = host(view.low, N * rank), up = host(view.up, columns * rank);
+  const OnHost low = host(view.low, N * rank), up = host(view.up, columns * rank);
   std::vector<float> a(N * rank), z(N * columns);
   activation_forward_cpu(a.data(), low.data(), a.size(), Activation::silu);
   matmul_cpu(z.data(), a.data(), up.data(), N, columns, rank, Layout::nt, Accumulate::no);
@@ -191,7 +193,7 @@ void Meter::linear_attention(const LinearAttentionView& view) {
   for (float g : host(view.g, n)) l.decay.add(host_exp(double(g)));
   for (float beta : host(view.beta, n)) l.beta.add(double(beta));
   if (s.kept() == 0) return;
-  const std::vector<float> states = host(view.kept, s.kept_size());
+  const OnHost states = host(view.kept, s.kept_size());
   for (size_t b = 0; b < s.B; b++)
     for (size_t head = 0; head < s.Hv; head++)
       l.state_norm.add(length(&states[s.kept_state(b, head, s.kept() - 1)], s.Dk * s.Dv));
