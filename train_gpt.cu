@@ -72,30 +72,31 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
 
 // ---- what stands around the steps
 
-// Takes up the newest checkpoint of --out.
-void resume(Trainer& trainer, const RunMetadata& metadata) {
-  const std::string& folder = trainer.config.out;
-  std::optional<Checkpoint> checkpoint = find_latest(folder);
-  if (!checkpoint) {
-    printf("resume: %s holds no checkpoint yet: starting at step 1\n", folder.c_str());
-    return;
-  }
+// Loads the newest checkpoint of --out. Its path; nothing where there is none.
+std::optional<std::string> load_newest(Trainer& trainer, const RunMetadata& metadata) {
+  std::optional<Checkpoint> checkpoint = find_latest(trainer.config.out);
+  if (!checkpoint) return {};
   require_same_run(checkpoint->path(), checkpoint->metadata(), metadata);
   trainer.load(*checkpoint);
-  printf("resume: step %zu of %s\n", trainer.steps_done(), checkpoint->path().c_str());
+  return checkpoint->path();
+}
+
+void resume(Trainer& trainer, const RunMetadata& metadata) {
+  if (const auto path = load_newest(trainer, metadata))
+    printf("resume: step %zu of %s\n", trainer.steps_done(), path->c_str());
+  else
+    printf("resume: %s holds no checkpoint yet: starting at step 1\n", trainer.config.out.c_str());
 }
 
 // Looks at the newest checkpoint of --out, and leaves the folder as it is.
 void evaluate(Trainer& trainer, const RunMetadata& metadata, Context& ctx) {
   const Config& c = trainer.config;
-  std::optional<Checkpoint> checkpoint = find_latest(c.out);
-  require(checkpoint.has_value(), "--evaluate: %s holds no checkpoint: name the --out of a run that has saved one",
+  const auto path = load_newest(trainer, metadata);
+  require(path.has_value(), "--evaluate: %s holds no checkpoint: name the --out of a run that has saved one",
           c.out.c_str());
-  require_same_run(checkpoint->path(), checkpoint->metadata(), metadata);
-  trainer.load(*checkpoint);
   Meter meter(ctx.device);
   const double loss = trainer.validate(c.val_batches, &meter);
-  printf("%s\nvalidation loss %.4f\n\n%s", checkpoint->path().c_str(), loss,
+  printf("%s\nvalidation loss %.4f\n\n%s", path->c_str(), loss,
          measures_text(meter.result(), terminal_width()).c_str());
 }
 

@@ -249,14 +249,15 @@ TEST_CASE("measures: weights of norms, and the scores of GatedNorm's gate", "[me
 }
 
 TEST_CASE("measures: decay, beta and states of linear attention; routing", "[measures]") {
-  const size_t tokens = 65;
-  std::vector<float> g(tokens, 0), beta(tokens, 0.25f), kept = {3, 0, 0, -4};
+  const size_t tokens = 129;
+  std::vector<float> g(tokens, 0), beta(tokens, 0.25f),
+      kept = {1, 1, 1, 1, 3, 0, 0, -4};  // the state before token 64, then before token 128
   g[0] = float(-std::log(2.0));
   Meter meter = fresh();
   meter.linear_attention(
       {g.data(), beta.data(), kept.data(), {.B = 1, .T = tokens, .Hk = 1, .Hv = 1, .Dk = 2, .Dv = 2}});
   Measures m = meter.result();
-  REQUIRE(m.linear->decay == Approx(64.5 / 65).epsilon(1e-6));
+  REQUIRE(m.linear->decay == Approx(128.5 / 129).epsilon(1e-6));
   REQUIRE(m.linear->beta == 0.25);
   REQUIRE(*m.linear->state == 5);
   Meter shorter = fresh();
