@@ -82,10 +82,14 @@ std::optional<std::string> load_newest(Trainer& trainer, const RunMetadata& meta
 }
 
 void resume(Trainer& trainer, const RunMetadata& metadata) {
-  if (const auto path = load_newest(trainer, metadata))
-    printf("resume: step %zu of %s\n", trainer.steps_done(), path->c_str());
-  else
-    printf("resume: %s holds no checkpoint yet: starting at step 1\n", trainer.config.out.c_str());
+  const Config& c = trainer.config;
+  const auto path = load_newest(trainer, metadata);
+  if (!path) {
+    printf("resume: %s holds no checkpoint yet: starting at step 1\n", c.out.c_str());
+    return;
+  }
+  printf("resume: step %zu of %s\n", trainer.steps_done(), path->c_str());
+  keep_newest(c.out, trainer.steps_done(), c.keep);  // a run that was killed in a save has not deleted the oldest
 }
 
 // Looks at the newest checkpoint of --out, and leaves the folder as it is.

@@ -225,6 +225,10 @@ void save_step(const std::string& folder, size_t step, const std::vector<TensorV
                std::map<std::string, std::string> metadata, size_t keep) {
   metadata["step"] = std::to_string(step);
   save_checkpoint(folder + "/" + checkpoint_name(step), tensors, std::move(metadata));
+  keep_newest(folder, step, keep);
+}
+
+void keep_newest(const std::string& folder, size_t step, size_t keep) {
   size_t kept = 0;
   for (const auto& [other, path] : list_checkpoints(folder)) {
     if (keep == 0 || other > step || kept++ < keep) continue;

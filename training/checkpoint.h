@@ -99,11 +99,13 @@ class Checkpoint {
 // For the start of a run, so that a folder that cannot be written is refused then, not at the first save.
 void prepare_checkpoint_folder(const std::string& folder);
 
-// Writes the checkpoint of `step`, then deletes all but the newest `keep` (0 keeps all). Only steps up to
-// this one count: newer files are what a run was resumed from behind, and must not push out what replaces
-// them.
+// Writes the checkpoint of `step`, then deletes all but the newest `keep`.
 void save_step(const std::string& folder, size_t step, const std::vector<TensorView>& tensors,
                std::map<std::string, std::string> metadata, size_t keep);
+
+// Deletes all checkpoints but the newest `keep` (0 keeps all). Only steps up to `step` count: newer files are what a run was
+// resumed from behind, and must not push out what replaces them.
+void keep_newest(const std::string& folder, size_t step, size_t keep);
 
 // The newest checkpoint that can be continued from; those passed over are named on stderr. Nothing when the
 // folder has none. Refused when it has some and none is good: starting anew would hide that they are lost.
