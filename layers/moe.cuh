@@ -15,9 +15,10 @@
 // Left to itself a router sends everything to the few experts that learned first. Two losses join that of the model:
 //   balance   --balance-loss * E * sum over e of f_e P_e       f_e: e's share of the slots, P_e: its mean probability
 //   z         --z-loss * mean over tokens of logsumexp(logits)^2
-// f is counted and has no gradient; the smallest balance loss is 1, with all f_e equal. The shares are those of the
-// micro-batch, or (--balance-over=global, arXiv 2501.11873) of all micro-batches of the step so far: experts may then
-// specialise within a micro-batch as long as the step is balanced. Where losses are printed these two are not in them.
+// f is counted and has no gradient. Without its factor the balance loss is 1 where all f_e are equal, and more where busy
+// experts are the likely ones too. The shares are those of the micro-batch, or (--balance-over=global, arXiv 2501.11873) of
+// all micro-batches of the step so far: experts may then specialise within a micro-batch as long as the step is balanced.
+// The losses that a run prints do not contain these two.
 //
 // The number of rows that an expert gets is known to the device alone, and no host waits for it: N k rows in all are computed,
 // whoever they belong to. No token is dropped.

@@ -216,7 +216,7 @@ void list_experts_flags(FlagTable& t, ModelConfig& m) {
            "the weights of a token's experts are divided by their sum");
   t.on_off("--router-bias", e.router_bias, "layers/moe.cuh", "a bias of the router's logits (gpt-oss)");
   t.number("--balance-loss", e.balance, between(0.0f, 1e3f),
-           "factor of the loss that is smallest where all experts get as many tokens (kernels/router.cu)");
+           "factor of the loss that keeps all experts busy (kernels/router.cu)");
   t.choice<BalanceOver>(
       "--balance-over", e.balance_over,
       {{"global", BalanceOver::global, "layers/moe.cuh", "all micro-batches of the step so far (arXiv 2501.11873)"},
