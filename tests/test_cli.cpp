@@ -222,6 +222,25 @@ TEST_CASE("cli: help and the flag map", "[cli]") {
   REQUIRE(train(f, {"--flag-map"}).exit_code == 0);
 }
 
+TEST_CASE("cli: the log says how experts were routed, each figure under its name", "[cli]") {
+  const Folder f;
+  // One expert gets everything: the balance loss is 1, the entropy 0. The z-loss is another number.
+  const Outcome o = train(
+      f, small({"--experts=1", "--experts-per-token=1", "--dense-layers=1", "--layers=2", "--out=" + (f / "run")}));
+  INFO(o.err);
+  REQUIRE(o.exit_code == 0);
+  std::ifstream log(f / "run/log.jsonl");
+  size_t steps = 0;
+  for (std::string line; std::getline(log, line);) {
+    if (!contains(line, "gradient_norm")) continue;
+    INFO(line);
+    steps++;
+    REQUIRE(contains(line, "\"balance_loss\":1.0,\"z_loss\":0."));
+    REQUIRE(contains(line, "\"busiest_expert\":1.0,\"routing_entropy\":0.0,\"idle_experts\":0"));
+  }
+  REQUIRE(steps == 12);
+}
+
 TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not been", "[cli]") {
   using Flags = std::vector<std::string>;
   const Flags flags = GENERATE(
