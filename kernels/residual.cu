@@ -13,6 +13,8 @@
 //   dx      = |sum| < bound of the sum ? dsum : 0
 //   dbranch = |branch| < bound of the branch ? dx*keep : 0
 //   On its bound a value counts as clipped. An infinite bound clips nothing and passes every gradient.
+// --residual=off: the branch replaces x. The sum loses its summand x, so x has no gradient; the formulas of dx and dbranch
+//   stay, where dx is the branch's on its way through the clip of the sum. The block passes no dresidual (layers/block.cuh).
 // Exactly: the product with keep and the sum are rounded each.
 // Random numbers: element (n,c) takes word c%4 of block n*ceil(C/4) + c/4 of the random stream (core/philox.cuh) and
 //   stays where the draw, in [0,1), is p or more. The backward draws again: nothing is stored.
@@ -22,7 +24,7 @@
 // shapes: x, branch, sum, dy, dresidual, dx, dbranch (N,C) f32 | sum, dx and dbranch are written
 // The norms join in the pass that reads x anyway, with the parts in residual.cuh: rmsnorm.cu, layernorm.cu, dyt.cu,
 // gated_norm.cu. With --norm=none the join is an operation of its own, and stands here.
-// --dropout, --clip-output, --clip-residual | tests/test_residual.cpp
+// --dropout, --clip-output, --clip-residual, --residual | tests/test_residual.cpp
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"
 #include "kernels/residual.cuh"
@@ -64,7 +66,8 @@ void residual_join_forward_ref(T* sum, const ResidualInOf<T>& in, size_t N, size
     for (size_t c = 0; c < C; c++) {
       const size_t i = n * C + c;
       const T keep = residual::keep_ref(in.join.dropout, n, c, C);
-      sum[i] = clip(in.x[i] + clip(in.branch[i], bound_branch) * keep, bound_sum);
+      const T joining = clip(in.branch[i], bound_branch) * keep;
+      sum[i] = clip(in.join.replaces ? joining : in.x[i] + joining, bound_sum);
     }
   }
 }

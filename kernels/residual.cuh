@@ -23,7 +23,8 @@ HD T clip_gradient(T d, T v, float bound) {
 
 template <class T>
 HD T join_element(T x, T branch, T keep, const Join& join) {
-  return clip(x + clip(branch, T(join.clip_branch)) * keep, T(join.clip_sum));
+  const T joining = clip(branch, T(join.clip_branch)) * keep;
+  return clip(join.replaces ? joining : x + joining, T(join.clip_sum));
 }
 
 // The factors `keep` of columns c to c+3, c a multiple of 4: one block of Philox draws four words.

@@ -4,6 +4,7 @@
 //   --norm-placement=pre        h += f(N(h))                      (Qwen3, GPT-2)
 //   --norm-placement=sandwich   h += N'(f(N(h)))
 //   --norm-placement=post       h  = N(h + f(h))                  (Vaswani et al. 2017)
+//   --residual=off              h  = f(N(h)), N'(f(N(h))) or N(f(h)): a branch replaces the stream; to see what the sum is for
 //
 //   h ---+-----------------------> + ---+-----------------------> + ---> h        pre; sandwich has one more norm
 //        |                         |    |                         |              behind each mixer
@@ -25,7 +26,7 @@ namespace gated {
 
 // How the branch at a site of the model joins the stream.
 inline Join join_at(size_t site, const BlockConfig& c, const Pass& pass) {
-  return {c.clip_branch, c.clip_residual, pass.dropout_at(site)};
+  return {c.clip_branch, c.clip_residual, pass.dropout_at(site), !c.residual};
 }
 
 // The residual stream before its last branch joins; branch is null where none is waiting.
@@ -67,10 +68,11 @@ class Block {
     Context& ctx = pass.ctx;
     if (sandwich()) df = channel_out_.backward(df_, nullptr, df, nullptr, N, ctx);
     channel_mixer_->backward(dy_, Accumulate::no, df, pass);
-    const float* da = norm2_.backward(dh, dbranch, dy_, dh, N, ctx);
+    const float* stream = config_.residual ? dh : nullptr;  // the gradient that comes back past the mixers
+    const float* da = norm2_.backward(dh, dbranch, dy_, stream, N, ctx);
     if (sandwich()) da = token_out_.backward(df_, nullptr, da, nullptr, N, ctx);
     token_mixer_->backward(dy_, Accumulate::no, da, pass);
-    return norm1_.backward(dh, dbranch, dy_, dh, N, ctx);
+    return norm1_.backward(dh, dbranch, dy_, stream, N, ctx);
   }
 
   void parameters(const ParameterVisitor& visit) {
@@ -132,13 +134,14 @@ class Block {
     const float* h = norm1_.forward(in.x, token_mixer_->forward(in.x, pass), join(0, pass), N, pass.ctx);
     return {norm2_.forward(h, channel_mixer_->forward(h, pass), join(1, pass), N, pass.ctx), nullptr};
   }
-  // The gradient of the sum is also h's own share: a mixer's backward adds to it.
+  // The gradient of the sum is also h's own share, if h is part of it: then a mixer's backward adds to that.
   const float* backward_post(float* dh, float* dbranch, const Pass& pass) {
     const size_t N = pass.N();
     const float* df = norm2_.backward(dy_, dbranch, dh, nullptr, N, pass.ctx);
-    channel_mixer_->backward(dy_, Accumulate::yes, df, pass);
+    const Accumulate own = config_.residual ? Accumulate::yes : Accumulate::no;
+    channel_mixer_->backward(dy_, own, df, pass);
     const float* da = norm1_.backward(dh, dbranch, dy_, nullptr, N, pass.ctx);
-    token_mixer_->backward(dh, Accumulate::yes, da, pass);
+    token_mixer_->backward(dh, own, da, pass);
     return dh;
   }
 

@@ -17,6 +17,7 @@ inline BlockConfig block_config(const ModelConfig& model) {
   b.placement = model.placement;
   b.attention_norm = b.ffn_norm = model.norm;
   b.attention_norm.dyt_alpha = model.dyt_alpha_attention;
+  b.residual = model.residual;
   if (model.clip_output > 0) b.clip_branch = model.clip_output;
   if (model.clip_residual > 0) b.clip_residual = model.clip_residual;
   return b;

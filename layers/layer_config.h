@@ -125,6 +125,7 @@ struct BlockConfig {
   NormConfig attention_norm, ffn_norm;  // of what attention reads, and of the others
   AttentionConfig attention;
   FfnConfig ffn;
+  bool residual = true;  // a branch is added to the stream; false: it replaces it
   float clip_branch = INFINITY, clip_residual = INFINITY;
 };
 

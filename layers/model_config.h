@@ -27,6 +27,7 @@ struct ModelConfig {
   MoeConfig moe;
   size_t dense_layers = 0;  // so many layers at the beginning have no experts
   bool tied = true, embedding_scale = false, depth_scaled_init = false;
+  bool residual = true;
   float clip_output = 0, clip_residual = 0;  // 0: no clipping
   float dropout = 0;
 

@@ -139,7 +139,7 @@ DEFAULTS = {
     "head-experts": "0", "head-experts-per-token": "1", "head-experts-of": "v", "attn-score": "softmax", "attn-sink": "none", "sdpa-out": "plain", "window": "0",
     "window-layers": "all", "qk-norm": "on", "attn-bias": "none", "position": "rope", "rope-theta": "10000",
     "rope-fraction": "1", "ffn": "swiglu", "gelu": "tanh", "ffn-bias": "off", "tied": "on",
-    "embedding-scale": "off", "clip-residual": "0", "clip-output": "0",
+    "embedding-scale": "off", "residual": "on", "clip-residual": "0", "clip-output": "0",
     "mixer": "attention", "linear-key-heads": "2", "linear-value-heads": "4", "linear-key-dim": "32",
     "linear-value-dim": "32", "conv-width": "4", "delta": "recurrent",
     "experts": "0", "experts-per-token": "2", "dense-layers": "0", "shared-experts": "0", "shared-expert-gate": "on",
@@ -381,7 +381,8 @@ def model(f, weights, ids, routers):
         h = h + weights("model.embed_positions.weight", f.number("context"), C)[:ids.shape[1]]
 
     def join(h, branch):
-        return clip(h + clip(branch, f["clip-output"]), f["clip-residual"])
+        branch = clip(branch, f["clip-output"])
+        return clip(h + branch if f["residual"] == "on" else branch, f["clip-residual"])
 
     def ffn_layer(f, weights, layer, x):
         name = f"model.layers.{layer}.mlp"

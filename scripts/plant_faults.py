@@ -106,6 +106,9 @@ layers/block.cuh
   norm2_(post() ? «config.attention_norm => config.ffn_norm» : config.ffn_norm
   token_out_(«config.ffn_norm => config.attention_norm», C
   return {«c.clip_branch => c.clip_residual», c.clip_residual
+  pass.dropout_at(site), «!c.residual => false»};
+  const float* stream = «config_.residual ? dh : nullptr => dh»;
+  const Accumulate own = «config_.residual ? Accumulate::yes : Accumulate::no => Accumulate::yes»;
 layers/block_parts.cuh
   b.attention_norm.dyt_alpha = «model.dyt_alpha_attention => model.norm.dyt_alpha»;
   b.clip_branch = «model.clip_output => model.clip_residual»;

@@ -68,6 +68,11 @@ inline const std::vector<std::string>& small_models() {
 
       "--dropout=0.1 --norm=layernorm --norm-placement=post", "--dropout=0.1 --norm=none --clip-residual=0.5",
 
+      "--residual=off", "--residual=off --norm-placement=post --norm=layernorm",
+      "--residual=off --norm-placement=sandwich --norm=gated --norm-rank=3 --attn=g1",
+      "--residual=off --position=learned --dropout=0.1", "--residual=off --clip-residual=0.9 --clip-output=1.2",
+      "--residual=off --norm-placement=post --norm=preaffine --dropout=0.1 --mixer=hybrid --linear-key-dim=6",
+
       // (the router's losses are large here, so that their share of a gradient shows)
       "--experts=5 --balance-loss=0.5 --z-loss=0.1",
       "--experts=4 --experts-per-token=3 --shared-experts=2 --router-renormalise=off --router-bias "

@@ -115,6 +115,8 @@ const Row rows[] = {
     FIELD("--embedding-scale", "", c.model.embedding_scale),
     FIELD("--init=plain", "", !c.model.depth_scaled_init),
     FIELD("--init=depth-scaled", "", c.model.depth_scaled_init),
+    FIELD("--residual=on", "", c.model.residual),
+    FIELD("--residual=off", "", !c.model.residual),
     FIELD("--clip-residual=17", "", c.model.clip_residual == 17),
     FIELD("--clip-output=19", "", c.model.clip_output == 19),
     FIELD("--dropout=0.3", "", c.model.dropout == 0.3f),

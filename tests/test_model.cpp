@@ -205,6 +205,8 @@ TEST_CASE("model: sizes that cannot work are refused by the name of their flag",
   refused("--norm=gated-dyt --norm-placement=post --norm-gate-act=silu", "--norm-placement=post");
   refused("--norm=layernorm --norm-weight=zero-centred", "--norm-weight");
   refused("--norm=none --norm-placement=sandwich", "--norm-placement");
+  refused("--residual=off --norm=none", "--residual=off with --norm=none");
+  refused("--residual=off --norm=gated --norm-gate-act=silu", "--norm-gate-act=silu");
 }
 
 TEST_CASE("model: identities that hold to the last bit", "[model]") {

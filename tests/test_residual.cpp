@@ -9,8 +9,13 @@ using namespace gated;
 
 namespace {
 
-const Join joins[] = {
-    {}, {0.7f, INFINITY, {}}, {INFINITY, 1.1f, {}}, {INFINITY, INFINITY, {0.3f, 11, 12}}, {0.7f, 1.1f, {0.5f, 13, 14}}};
+const Join joins[] = {{},
+                      {0.7f, INFINITY, {}},
+                      {INFINITY, 1.1f, {}},
+                      {INFINITY, INFINITY, {0.3f, 11, 12}},
+                      {0.7f, 1.1f, {0.5f, 13, 14}},
+                      {.replaces = true},
+                      {0.7f, 0.9f, {0.3f, 15, 16}, true}};
 
 // Central differences step 2e-3 to either side: away from the bounds of a clip, where it has no derivative.
 bool away_from(const std::vector<double>& values, double bound) {
@@ -39,8 +44,9 @@ TEST_CASE("residual: gradients against finite differences", "[gradcheck]") {
     loss(x, branch);
     residual_join_backward_ref<double>(dx.data(), dbranch.data(), dy.data(),
                                        {sum.data(), dres.data(), branch.data(), join}, N, C);
+    const std::vector<double> nothing(N * C);  // what a branch replaces has no gradient
     check_gradient(
-        "x", [&](auto& v) { return loss(v, branch); }, x, dx);
+        "x", [&](auto& v) { return loss(v, branch); }, x, join.replaces ? nothing : dx);
     check_gradient(
         "branch", [&](auto& v) { return loss(x, v); }, branch, dbranch);
   }
@@ -107,6 +113,17 @@ TEST_CASE("residual: a value on its bound is clipped") {
   REQUIRE_BITWISE((std::vector<float>{1, -1, 0.9375f, 0.75f, -0.75f}), std::vector<float>(sum, sum + 5));
   REQUIRE_BITWISE((std::vector<float>{0, 0, 1, 1, 1}), std::vector<float>(dx, dx + 5));
   REQUIRE_BITWISE((std::vector<float>{0, 0, 1, 0, 0}), std::vector<float>(dbranch, dbranch + 5));
+}
+
+TEST_CASE("residual: a branch that replaces the stream leaves nothing of it, not even a NaN", "[bitwise]") {
+  const std::vector<float> x = {NAN, INFINITY, 3.0f, 4.0f}, branch = {-0.0f, 2.0f, -5.0f, 0.5f};
+  on_every_device([&](Context& ctx) {
+    Guarded gx(ctx, x), gbranch(ctx, branch), gsum(ctx, 4);
+    residual_forward(gsum, {gx, gbranch, {.replaces = true}}, 1, 4, ctx);
+    REQUIRE_BITWISE(branch, gsum.download());
+    residual_forward(gsum, {gx, gbranch, {.clip_branch = 4, .clip_sum = 3, .replaces = true}}, 1, 4, ctx);
+    REQUIRE_BITWISE((std::vector<float>{-0.0f, 2.0f, -3.0f, 0.5f}), gsum.download());
+  });
 }
 
 TEST_CASE("residual: dropout keeps its share, every row and every stream another") {

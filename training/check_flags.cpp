@@ -99,6 +99,15 @@ void check_norm_flags(const ModelConfig& m) {
       "--norm=gated-dyt with --norm-placement=post and --norm-gate-act=%s: the stream itself would pass through gates "
       "that start near 0, and no norm scales it up again; take --norm-gate-act=sigmoid",
       name);
+  require(
+      !(starts_near_0 && !m.residual),
+      "--residual=off with --norm-gate-act=%s: all that a layer reads would pass through gates that start near 0; take "
+      "--norm-gate-act=sigmoid",
+      name);
+  require(
+      m.residual || m.norm.kind != NormKind::none,
+      "--residual=off with --norm=none: a branch starts smaller than what it reads, and no norm scales it up again; "
+      "take another --norm");
   require(!m.norm.zero_centred || m.norm.divides_by_rms(),
           "--norm-weight=zero-centred is for the RMS norms: add --norm=rmsnorm, preaffine or gated");
   require(!(m.norm.kind == NormKind::none && m.placement != NormPlacement::pre),

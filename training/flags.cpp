@@ -194,6 +194,8 @@ void list_block_flags(FlagTable& t, ModelConfig& m) {
                  {{"plain", false, "layers/parameters.h", "every matrix N(0, 0.02)"},
                   {"depth-scaled", true, "layers/model.h", "output projections N(0, 0.02 / sqrt(2 layers)) (GPT-2)"}},
                  "initial weights");
+  t.on_off("--residual", m.residual, "layers/block.cuh",
+           "the outputs of attention and of the FFN are added to the residual stream; off: they replace it");
   t.number("--clip-residual", m.clip_residual, at_least_zero(), "bound of the residual stream's elements; 0: none");
   t.number("--clip-output", m.clip_output, at_least_zero(), "bound of attention's and the FFN's output; 0: none");
   t.number("--dropout", m.dropout, between(0.0f, 0.99f),
