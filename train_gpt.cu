@@ -72,35 +72,52 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
 
 // ---- what stands around the steps
 
-// Loads the newest checkpoint of --out. Its path; nothing where there is none.
-std::optional<std::string> load_newest(Trainer& trainer, const RunMetadata& metadata) {
-  std::optional<Checkpoint> checkpoint = find_latest(trainer.config.out);
-  if (!checkpoint) return {};
-  require_same_run(checkpoint->path(), checkpoint->metadata(), metadata);
-  trainer.load(*checkpoint);
-  return checkpoint->path();
+// The newest checkpoint of --out, which is of a run with this metadata. Nothing where there is none.
+std::optional<Checkpoint> newest_checkpoint(const Config& c, const RunMetadata& metadata) {
+  std::optional<Checkpoint> checkpoint = find_latest(c.out);
+  if (checkpoint) require_same_run(checkpoint->path(), checkpoint->metadata(), metadata);
+  return checkpoint;
 }
 
 void resume(Trainer& trainer, const RunMetadata& metadata) {
   const Config& c = trainer.config;
-  const auto path = load_newest(trainer, metadata);
-  if (!path) {
+  const std::optional<Checkpoint> checkpoint = newest_checkpoint(c, metadata);
+  if (!checkpoint) {
     printf("resume: %s holds no checkpoint yet: starting at step 1\n", c.out.c_str());
     return;
   }
-  printf("resume: step %zu of %s\n", trainer.steps_done(), path->c_str());
+  trainer.load(*checkpoint);
+  printf("resume: step %zu of %s\n", trainer.steps_done(), checkpoint->path().c_str());
   keep_newest(c.out, trainer.steps_done(), c.keep);  // a run that was killed in a save has not deleted the oldest
 }
 
-// Looks at the newest checkpoint of --out, and leaves the folder as it is.
-void evaluate(Trainer& trainer, const RunMetadata& metadata, Context& ctx) {
-  const Config& c = trainer.config;
-  const auto path = load_newest(trainer, metadata);
-  require(path.has_value(), "--evaluate: %s holds no checkpoint: name the --out of a run that has saved one",
+// What --evaluate looks at: the newest checkpoint of --out. The model is told the context that it was trained with.
+Checkpoint checkpoint_to_evaluate(Config& c, const RunMetadata& metadata) {
+  std::optional<Checkpoint> checkpoint = newest_checkpoint(c, needed_by_evaluation(metadata));
+  require(checkpoint.has_value(), "--evaluate: %s holds no checkpoint: name the --out of a run that has saved one",
           c.out.c_str());
+  ModelConfig& m = c.model;
+  m.trained_context = trained_context(checkpoint->metadata());
+  require(m.position != Position::learned || m.context == m.trained_context,
+          "--context=%zu: %s learned %zu positions and knows no others: evaluate it with --context=%zu", m.context,
+          checkpoint->path().c_str(), m.trained_context, m.trained_context);
+  return std::move(*checkpoint);
+}
+
+// What is said of a context that is not the one of training.
+std::string other_context(const ModelConfig& m) {
+  if (m.context == m.trained_context && m.yarn == 1) return "";
+  return format(" in sequences of %zu tokens; trained with %zu%s", m.context, m.trained_context,
+                m.yarn == 1 ? "" : format(", YaRN %g", m.yarn).c_str());
+}
+
+// Looks at a checkpoint, and leaves the folder as it is.
+void evaluate(Trainer& trainer, const Checkpoint& checkpoint, Context& ctx) {
+  const Config& c = trainer.config;
+  trainer.load(checkpoint);
   Meter meter(ctx.device);
   const double loss = trainer.validate(c.val_batches, &meter);
-  printf("%s\nvalidation loss %.4f\n\n%s", path->c_str(), loss,
+  printf("%s\nvalidation loss %.4f%s\n\n%s", checkpoint.path().c_str(), loss, other_context(c.model).c_str(),
          measures_text(meter.result(), terminal_width()).c_str());
 }
 
@@ -138,12 +155,14 @@ int train(Config& config, Device device) {
 
   if (!config.out.empty() && !config.evaluate) prepare_checkpoint_folder(config.out);
   const double peak = config.evaluate ? 0 : measured_matmul_peak(ctx);  // before the model: its memory serves both
-  Trainer trainer(config, loader, ctx);
   const auto metadata = run_metadata(config, data);
   if (config.evaluate) {
-    evaluate(trainer, metadata, ctx);
+    const Checkpoint checkpoint = checkpoint_to_evaluate(config, metadata);
+    Trainer trainer(config, loader, ctx);
+    evaluate(trainer, checkpoint, ctx);
     return 0;
   }
+  Trainer trainer(config, loader, ctx);
   require(config.out.empty() || config.resume || !find_latest(config.out),
           "--out=%s: holds a run's checkpoints already: add --resume to go on with it, or name another folder",
           config.out.c_str());

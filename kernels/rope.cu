@@ -9,6 +9,17 @@
 //   The halves of R elements pair up, as in Qwen3, not the even elements with the odd ones. R is D or less: the
 //   other elements of a head, y = x, know no position.
 //
+// YaRN (Peng et al. 2023, arXiv 2309.00071) lets a model read s times the L tokens that it was trained with. A point that
+//   has gone round many times within L tokens tells near tokens apart and keeps its frequency f_i = theta^(-2i/R). One that
+//   has gone round less than once would come to angles that the model never saw: its frequency becomes f_i/s, so s*L tokens
+//   take it no further than L did. The points between are blended, along a straight line in i. A point goes round n times in
+//   L tokens where f_i*L = 2 pi n, so at
+//     i(n) = R * log(L / (2 pi n)) / (2 log theta)
+//     low = floor(i(32)), high = ceil(i(1)), neither outside 0 to R-1;  ramp_i = (i - low)/(high - low), in 0 to 1
+//     f_i' = f_i * ((1 - ramp_i) + ramp_i/s)
+//   Attention over more tokens is flatter. Its scores grow by the square of 0.1 log s + 1: cos and sin, of queries and of
+//   keys, are multiplied by that factor.
+//
 // backward: a point goes through a matrix, so its gradient goes through the transpose:
 //     (y1)   (cos a  -sin a) (x1)        (dx1)   ( cos a  sin a) (dy1)
 //     (y2) = (sin a   cos a) (x2)   =>   (dx2) = (-sin a  cos a) (dy2)
@@ -16,8 +27,11 @@
 // order: of the two products in a sum, the one with sin is rounded, the one with cos goes into the fused
 //   multiply-add. The tables are made on the host in double and rounded once, so they are the same on every machine.
 // shapes: x, y, dx, dy (B,T,H,D) f32; tables cos, sin (rows, R/2), R even | y, dx are written; y may be x, dx dy
-// --rope-theta, --rope-fraction | tests/test_rope.cpp
+// --rope-theta, --rope-fraction, --yarn | tests/test_rope.cpp
 #include "kernels/rope.h"
+
+#include <algorithm>
+#include <cmath>
 
 #include "core/host_math.h"
 #include "core/math.cuh"
@@ -25,17 +39,42 @@
 
 namespace gated {
 
-RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device) {
+double Yarn::factor() const {
+  return on() ? 0.1 * host_log(scale) + 1 : 1;
+}
+
+std::vector<double> rope_frequencies(size_t R, double theta, const Yarn& yarn) {
   require(R > 0 && R % 2 == 0, "rope: %zu elements of a head turn, expected an even number", R);
   require(theta > 0, "rope: theta is %g, expected more than 0", theta);
+  std::vector<double> frequencies(R / 2);
+  for (size_t i = 0; i < R / 2; i++) frequencies[i] = host_pow(theta, -2.0 * double(i) / double(R));
+  if (!yarn.on()) return frequencies;
+  require(theta > 1 && yarn.scale > 1 && yarn.trained > 0,
+          "rope: YaRN stretches %zu tokens %g times at a theta of %g, expected more than 0, 1 and 1", yarn.trained,
+          yarn.scale, theta);
+  const auto goes_round = [&](double times) {
+    return double(R) * host_log(double(yarn.trained) / (2 * 3.14159265358979323846 * times)) / (2 * host_log(theta));
+  };
+  const double low = std::max(std::floor(goes_round(32)), 0.0);
+  // (where both are the same point, a step between it and the next)
+  const double high = std::max(std::min(std::ceil(goes_round(1)), double(R - 1)), low + 0.001);
+  for (size_t i = 0; i < R / 2; i++) {
+    const double ramp = std::clamp((double(i) - low) / (high - low), 0.0, 1.0);
+    frequencies[i] *= (1 - ramp) + ramp / yarn.scale;
+  }
+  return frequencies;
+}
+
+RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device, const Yarn& yarn) {
+  const std::vector<double> frequencies = rope_frequencies(R, theta, yarn);
+  const double factor = yarn.factor();
   const size_t half = R / 2;
   std::vector<float> cos(rows * half), sin(rows * half);
 #pragma omp parallel for
   for (size_t i = 0; i < half; i++) {
-    const double frequency = host_pow(theta, -2.0 * double(i) / double(R));
     for (size_t t = 0; t < rows; t++) {
-      cos[t * half + i] = float(host_cos(double(t) * frequency));
-      sin[t * half + i] = float(host_sin(double(t) * frequency));
+      cos[t * half + i] = float(factor * host_cos(double(t) * frequencies[i]));
+      sin[t * half + i] = float(factor * host_sin(double(t) * frequencies[i]));
     }
   }
   return {Buffer<float>(device, cos), Buffer<float>(device, sin), rows, half};

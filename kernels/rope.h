@@ -1,8 +1,22 @@
 // rope: rotary position embedding of queries and keys. What it computes, and how: kernels/rope.cu
 #pragma once
+#include <vector>
+
 #include "core/context.cuh"
 
 namespace gated {
+
+// YaRN: a model that was trained with `trained` tokens reads `scale` times as many. A scale of 1 changes nothing.
+struct Yarn {
+  double scale = 1;
+  size_t trained = 0;
+
+  bool on() const { return scale != 1; }
+  double factor() const;  // of cos and sin
+};
+
+// The angle that each point of R elements turns by from one position to the next.
+std::vector<double> rope_frequencies(size_t R, double theta, const Yarn& yarn = {});
 
 // cos and sin of the angles of positions 0 .. rows-1, for heads whose first R = 2*half elements turn.
 struct RopeTables {
@@ -11,7 +25,7 @@ struct RopeTables {
 };
 
 // Refuses an odd R.
-RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device);
+RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device, const Yarn& yarn = {});
 
 // x (B,T,H,D) turned by the angles of positions first_position .. first_position + T - 1. y is written; y may be x.
 // Refuses positions that the tables do not have, and heads shorter than R.

@@ -238,7 +238,8 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
   weights.initialise(seed);
   Memory& m = *memory_;
   if (config.position == Position::rope && config.has_attention())
-    m.rope = make_rope_tables(T, config.rope_dims(), config.rope_theta, ctx.device);
+    m.rope = make_rope_tables(T, config.rope_dims(), config.rope_theta, ctx.device,
+                              {config.yarn, config.tokens_in_training()});
 
   const TensorList kept = [this](const TensorVisitor& visit) { activations(visit); };
   m.activations = Buffer<char>(ctx.device, activation_bytes());

@@ -23,6 +23,9 @@ struct ModelConfig {
   WindowLayers window_layers = WindowLayers::all;
   Position position = Position::rope;
   double rope_theta = 10000, rope_fraction = 1;
+  // Of a model that is evaluated: the context that it was trained with (0: `context`), and YaRN's scale (kernels/rope.h).
+  size_t trained_context = 0;
+  double yarn = 1;
   FfnConfig ffn;
   MoeConfig moe;
   size_t dense_layers = 0;  // so many layers at the beginning have no experts
@@ -42,6 +45,8 @@ struct ModelConfig {
   // Is a layer's FFN a mixture of experts?
   bool mixes_experts(size_t layer) const { return moe.E > 0 && layer >= dense_layers; }
   bool has_experts() const { return mixes_experts(layers - 1); }
+
+  size_t tokens_in_training() const { return trained_context ? trained_context : context; }
 
   // Dimensions of a head that rotate.
   size_t rope_dims() const { return 2 * size_t(double(attention.D) * rope_fraction / 2 + 1e-9); }

@@ -28,6 +28,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 import transformers
+from transformers import modeling_rope_utils
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.switch_transformers import modeling_switch_transformers
@@ -788,6 +789,17 @@ def op_fixtures():
         turns = rotations(T, R, 10000.0)
         op.store(f"{R} turn", cos=turns.real, sin=turns.imag)
         op.add(f"{R} turn", rope(x, turns), x=x)
+
+    # transformers computes these in float32.
+    op = operation("yarn")
+    for theta, R, trained, scale in ((1e6, 128, 32768, 4), (1e4, 32, 128, 4), (1e4, 32, 128, 1.5), (500, 12, 64, 8)):
+        config = transformers.Qwen3Config(
+            head_dim=R, max_position_embeddings=int(scale * trained),
+            rope_parameters={"rope_type": "yarn", "rope_theta": theta, "factor": scale,
+                             "original_max_position_embeddings": trained})
+        frequencies, factor = modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
+        op.store(f"{R} turn, trained with {trained}, times {scale:g}",
+                 frequencies=frequencies, factor=torch.tensor([factor]))
 
     op = operation("linear_cross_entropy")
     N, C, V = 6, 5, 11

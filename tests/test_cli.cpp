@@ -448,6 +448,34 @@ TEST_CASE("cli: --evaluate shows what the run showed of its last step, and write
                   "--val-fraction");
 }
 
+TEST_CASE("cli: a run is evaluated in sequences longer than its own, as YaRN reads them too", "[cli]") {
+  const Folder f;
+  const std::string out = "--out=" + (f / "run");
+  REQUIRE(train(f, small({out})).exit_code == 0);
+  auto evaluate = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {out, "--evaluate"});
+    const Outcome o = train(f, small(flags));
+    INFO(o.err);
+    REQUIRE(o.exit_code == 0);
+    return o.out.substr(o.out.find("validation loss "), o.out.find("\n\n") - o.out.find("validation loss "));
+  };
+  const std::string own = evaluate({});
+  REQUIRE(!contains(own, "trained"));
+  REQUIRE(evaluate({"--steps=99", "--lr=0.5", "--micro-batches=3"}) == own);  // what training alone needs
+  const std::string longer = evaluate({"--context=96", "--batch=2"});
+  REQUIRE(contains(longer, " in sequences of 96 tokens; trained with 32"));
+  const std::string stretched = evaluate({"--context=96", "--batch=2", "--yarn=3"});
+  REQUIRE(contains(stretched, " in sequences of 96 tokens; trained with 32, YaRN 3"));
+  REQUIRE(stretched.substr(0, 22) != longer.substr(0, 22));  // another loss
+  require_refused(train(f, small({out, "--evaluate", "--context=96", "--hidden=16"})), "--hidden=32");
+  require_refused(train(f, small({out, "--resume", "--context=96"})), "--context=32");
+
+  const std::string learned = "--out=" + (f / "learned");
+  REQUIRE(train(f, small({learned, "--position=learned"})).exit_code == 0);
+  require_refused(train(f, small({learned, "--position=learned", "--evaluate", "--context=96"})),
+                  "learned 32 positions and knows no others: evaluate it with --context=32");
+}
+
 TEST_CASE("cli: a checkpoint of another run, a corrupt one, a truncated one", "[cli]") {
   const Folder f;
   const std::string out = "--out=" + (f / "run");

@@ -412,6 +412,23 @@ TEST_CASE("fixtures: rope", "[fixtures]") {
   op.finish();
 }
 
+TEST_CASE("fixtures: YaRN's frequencies and factor", "[fixtures]") {
+  Operation op("yarn");
+  const struct {
+    double theta;
+    size_t R, trained;
+    double scale;
+  } cases[] = {{1e6, 128, 32768, 4}, {1e4, 32, 128, 4}, {1e4, 32, 128, 1.5}, {500, 12, 64, 8}};
+  for (const auto& c : cases) {
+    const std::string at = format("%zu turn, trained with %zu, times %g: ", c.R, c.trained, c.scale);
+    const Numbers expected = op.take(at + "frequencies"), got = rope_frequencies(c.R, c.theta, {c.scale, c.trained});
+    REQUIRE(expected.size() == got.size());
+    for (size_t i = 0; i < got.size(); i++) REQUIRE(got[i] == Approx(expected[i]).epsilon(1e-6));
+    REQUIRE(Yarn{c.scale, c.trained}.factor() == Approx(op.take(at + "factor")[0]).epsilon(1e-12));
+  }
+  op.finish();
+}
+
 TEST_CASE("fixtures: linear layer and cross-entropy", "[fixtures]") {
   const size_t N = 6, C = 5, V = 11;
   Operation op("linear_cross_entropy");

@@ -184,6 +184,7 @@ const Row rows[] = {
     FIELD("--keep=28", "--out=folder", c.keep == 28),
     FIELD("--resume", "--out=folder", c.resume),
     FIELD("--evaluate", "--out=folder", c.evaluate),
+    FIELD("--yarn=4", "--evaluate --out=folder", c.model.yarn == 4),
     FIELD("--device=auto", "", c.device == DeviceChoice::automatic),
     FIELD("--device=cpu", "", c.device == DeviceChoice::cpu),
     FIELD("--device=cuda", "", c.device == DeviceChoice::cuda),
@@ -296,9 +297,9 @@ TEST_CASE("flag fields: what is not said follows from what is", "[flags]") {
 TEST_CASE("flag fields: which flags change the weights, and which the architecture", "[flags]") {
   // These may change where a run goes on from a checkpoint.
   const std::set<std::string> free = {
-      "--preset",     "--params",      "--match-params",  "--describe",    "--val-every", "--measure-every",
-      "--evaluate",   "--val-batches", "--sample-tokens", "--temperature", "--top-k",     "--out",
-      "--save-every", "--keep",        "--resume",        "--device",      "--threads"};
+      "--preset",   "--params",     "--match-params", "--describe",      "--val-every",   "--measure-every",
+      "--evaluate", "--yarn",       "--val-batches",  "--sample-tokens", "--temperature", "--top-k",
+      "--out",      "--save-every", "--keep",         "--resume",        "--device",      "--threads"};
   const std::set<std::string> of_no_model = {
       "--data",          "--val-data", "--val-fraction", "--vocab",  "--seed",  "--steps", "--batch",
       "--micro-batches", "--lr",       "--min-lr",       "--warmup", "--beta1", "--beta2", "--adam-eps",

@@ -97,6 +97,10 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--resume"}), "--out"));
   REQUIRE(contains(parse({"--evaluate"}), "--out"));
   REQUIRE(contains(parse({"--evaluate", "--resume", "--out=x"}), "leave --resume out"));
+  REQUIRE(contains(parse({"--yarn=4"}), "--yarn needs --evaluate"));
+  REQUIRE(contains(parse({"--yarn=4", "--evaluate", "--out=x", "--position=none"}), "--yarn needs --position=rope"));
+  REQUIRE(contains(parse({"--yarn=4", "--evaluate", "--out=x", "--mixer=gated-delta"}), "--yarn needs a layer with"));
+  REQUIRE(contains(parse({"--yarn=0.5", "--evaluate", "--out=x"}), "--yarn=0.5: expected a number from 1"));
   REQUIRE(contains(parse({"--keep=3"}), "--out"));
   REQUIRE(contains(parse({"--val-data=a", "--val-fraction=0.2"}), "--val-fraction"));
   REQUIRE(contains(parse({"--lr=1e-4", "--min-lr=1e-3"}), "--min-lr"));

@@ -136,6 +136,25 @@ TEST_CASE("model: a future token changes no earlier prediction, and shorter batc
   REQUIRE_THROWS_AS(model.next_token_logits({37}), Error);
 }
 
+TEST_CASE("model: evaluated in a longer context it reads short sequences as it did in training, but for YaRN",
+          "[model]") {
+  Context ctx(Device::cpu);
+  for (const std::string flags : {"--rope-theta=20", "--attn-score=sigmoid --rope-theta=20"}) {
+    auto logits = [&](size_t context, size_t trained, double yarn) {
+      ModelConfig c = small_model(flags + format(" --context=%zu", context));
+      c.trained_context = trained, c.yarn = yarn;
+      return Model(c, 1, context, 3, ctx).next_token_logits({4, 5, 6, 7, 8, 9});
+    };
+    INFO(flags);
+    const std::vector<float> trained = logits(9, 0, 1);
+    REQUIRE_BITWISE(trained, logits(90, 9, 1));
+    REQUIRE(trained != logits(90, 9, 2));
+    REQUIRE(logits(90, 9, 2) != logits(90, 9, 4));
+    REQUIRE(logits(90, 9, 2) != logits(90, 40, 2));  // of which YaRN stretches other points
+    REQUIRE_BITWISE(logits(40, 0, 2), logits(90, 40, 2));
+  }
+}
+
 TEST_CASE("model: parameters that a variant adds leave the others' starting values alone", "[model]") {
   Context ctx(Device::cpu);
   Model a(small_model(), 1, 9, 3, ctx), b(small_model("--norm=gated --attn=g1"), 1, 9, 3, ctx);

@@ -24,7 +24,7 @@ std::vector<Needs> needs_of(const Config& c) {
   const bool has_gelu = m.ffn.kind == FfnKind::gelu || m.ffn.kind == FfnKind::geglu;
   const bool has_out = !c.out.empty();
   return {{{"--attn", "--head-experts", "--attn-score", "--attn-sink", "--sdpa-out", "--window", "--qk-norm",
-            "--attn-bias", "--rope-theta", "--rope-fraction"},
+            "--attn-bias", "--rope-theta", "--rope-fraction", "--yarn"},
            m.has_attention(),
            "a layer with attention: add --mixer=hybrid, or leave --mixer=gated-delta out"},
           {{"--attention-every"}, m.mixer == MixerKind::hybrid, "--mixer=hybrid"},
@@ -50,7 +50,8 @@ std::vector<Needs> needs_of(const Config& c) {
            m.norm.with_gate(),
            "a norm with a gate: add --norm=gated or --norm=gated-dyt"},
           {{"--dyt-alpha"}, has_dyt, "DyT: add --norm=dyt or --norm=gated-dyt"},
-          {{"--rope-theta", "--rope-fraction"}, m.position == Position::rope, "--position=rope"},
+          {{"--rope-theta", "--rope-fraction", "--yarn"}, m.position == Position::rope, "--position=rope"},
+          {{"--yarn"}, c.evaluate, "--evaluate: it changes how a run that is trained reads its positions"},
           {{"--gelu"}, has_gelu, "an FFN with GELU: add --ffn=gelu or --ffn=geglu"},
           {{"--window-layers"}, m.attention.window > 0, "a window: add --window=N"},
           {{"--norm-eps"}, has_root, "a norm with a root: --norm=rmsnorm, layernorm, preaffine or gated, or --qk-norm"},

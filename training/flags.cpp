@@ -304,8 +304,13 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.number("--keep", c.keep, at_least(0), "how many checkpoints are kept, the newest; 0: all");
   t.on_off("--resume", c.resume, "training/checkpoint.h",
            "continue bit for bit from the newest checkpoint in --out, or start where there is none");
-  t.on_off("--evaluate", c.evaluate, "training/measures.h",
-           "train nothing: validation loss and measures of the newest checkpoint in --out");
+  t.on_off(
+      "--evaluate", c.evaluate, "training/measures.h",
+      "train nothing: validation loss and measures of the newest checkpoint in --out; --context, --batch and other "
+      "flags of training may differ from the run's");
+  t.number("--yarn", c.model.yarn, between(1.0, 1024.0),
+           "of --evaluate: YaRN lets the run read so many times the --context that it was trained with, which its "
+           "checkpoint knows (kernels/rope.cu); 1: positions as in training");
   t.choice<DeviceChoice>(
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "training/main.cu", "cuda where a GPU answers, cpu elsewhere"},

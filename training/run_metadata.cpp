@@ -14,6 +14,20 @@ RunMetadata run_metadata(Config& config, const Data& data) {
   return metadata;
 }
 
+RunMetadata needed_by_evaluation(RunMetadata metadata) {
+  Config defaults;
+  for (const Flag& f : list_flags(defaults))
+    if (f.kind == Flag::Kind::training || f.name == "--context") metadata.erase("flag" + f.name);
+  return metadata;
+}
+
+size_t trained_context(const RunMetadata& metadata) {
+  Config config;
+  for (const Flag& f : list_flags(config))
+    if (f.name == "--context" && metadata.contains("flag--context")) f.set(metadata.at("flag--context"));
+  return config.model.context;
+}
+
 // Flags that older checkpoints name otherwise: --gate-shared and --gate-input=none are values of --gate now, and
 // --dyt-alpha-attn is the second number of --dyt-alpha.
 static void rename_old_flags(RunMetadata& then) {

@@ -14,6 +14,12 @@ using RunMetadata = std::map<std::string, std::string>;  // "flag--norm": "gated
 
 RunMetadata run_metadata(Config& config, const Data& data);
 
+// What of it an evaluation must have in common with its run: neither --context nor how it was trained.
+RunMetadata needed_by_evaluation(RunMetadata metadata);
+
+// The --context that it was trained with.
+size_t trained_context(const RunMetadata& metadata);
+
 // Refuses to go on with the checkpoint at `path`, which remembers `then`, where a flag or the content of the data has
 // changed. Where the data lies may change. A checkpoint from before there were hashes is held to the data's path and
 // size; a flag that is younger than the checkpoint was at its default.
