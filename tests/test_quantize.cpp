@@ -1,0 +1,265 @@
+// quantize: the two formats number by number, the references by hand and against ml_dtypes, the CPU's code and the kernels
+// against the references.
+#include <algorithm>
+#include <cfloat>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "kernels/quantize.cuh"
+#include "tests/harness.h"
+
+using namespace gated;
+
+namespace {
+
+using Format = QuantizedFormat;
+
+// What a format's codes stand for, in ascending order from 0: the numbers without a sign.
+std::vector<double> numbers_of(int codes, int mantissa_bits, int bias) {
+  std::vector<double> numbers;
+  for (int code = 0; code < codes; code++) {
+    const int exponent = code >> mantissa_bits, mantissa = code & ((1 << mantissa_bits) - 1);
+    const int significand = exponent ? mantissa + (1 << mantissa_bits) : mantissa;
+    numbers.push_back(significand * std::exp2(std::max(exponent, 1) - bias - mantissa_bits));
+  }
+  return numbers;
+}
+// (of E4M3's 128 codes without a sign the last is NaN)
+const std::vector<double> e4m3_numbers = numbers_of(127, 3, 7), e2m1_numbers = numbers_of(8, 1, 1);
+
+// x rounded in each of the three ways that there are, which must agree.
+template <int bits>
+float rounded(float x) {
+  const float in_kernels = bits == 8 ? e4m3(x) : e2m1(x);
+  const float by_reference = bits == 8 ? e4m3_ref(x) : e2m1_ref(x);
+  const double in_double = bits == 8 ? e4m3_ref(double(x)) : e2m1_ref(double(x));
+  REQUIRE(bitwise_difference<float>({by_reference, float(in_double)}, {in_kernels, in_kernels}, Nan::expected) == "");
+  return in_kernels;
+}
+
+template <int bits>
+void check_rounding(const std::vector<double>& numbers) {
+  const auto gives = [](double x, double expected) {
+    INFO(x);
+    REQUIRE_BITWISE(std::vector{float(expected)}, std::vector{rounded<bits>(float(x))});
+    REQUIRE_BITWISE(std::vector{float(-expected)}, std::vector{rounded<bits>(float(-x))});
+  };
+  for (size_t code = 0; code < numbers.size(); code++) gives(numbers[code], numbers[code]);
+  for (size_t code = 0; code + 1 < numbers.size(); code++) {
+    const double low = numbers[code], high = numbers[code + 1];
+    const float tie = float((low + high) / 2);
+    gives(tie, code % 2 ? high : low);  // the even code
+    gives(std::nextafter(tie, 0.0f), low);
+    gives(std::nextafter(tie, INFINITY), high);
+  }
+  const float largest = float(numbers.back());
+  for (float x : {std::nextafter(largest, INFINITY), 1.04f * largest, 2 * largest, FLT_MAX, INFINITY})
+    gives(x, largest);
+  for (float x : {FLT_TRUE_MIN, FLT_MIN}) gives(x, 0);
+  REQUIRE(std::isnan(rounded<bits>(NAN)));
+  REQUIRE(std::isnan(rounded<bits>(-NAN)));
+}
+
+// ---- what scripts/make_quantize_fixture.py does too
+
+std::string hash_of(const std::vector<float>& x) {
+  uint64_t h = 0xcbf29ce484222325;
+  for (float v : x) h = (h ^ (std::isnan(v) ? 0x7fc00000u : float_bits(v))) * 0x100000001b3;
+  return format("%016llx", static_cast<unsigned long long>(h));
+}
+
+std::vector<float> random_numbers(size_t n, int lowest, uint64_t exponents) {
+  std::vector<float> numbers;
+  for (uint64_t i = 1; i <= n; i++) {
+    uint64_t z = i * 0x9E3779B97F4A7C15;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;
+    z = (z ^ z >> 27) * 0x94D049BB133111EB;
+    z = z ^ z >> 31;
+    const uint64_t exponent = uint64_t(127 + lowest) + (z >> 24 & 0xFF) % exponents;
+    numbers.push_back(bits_float(uint32_t(z >> 63 << 31 | exponent << 23 | (z & 0x7FFFFF))));
+  }
+  return numbers;
+}
+
+std::vector<float> fixture_matrix() {
+  std::vector<float> x = random_numbers(150 * 300, -16, 16);
+  for (size_t row = 0; row < 150; row += 5) std::fill_n(&x[row * 300], 300, 0.0f);
+  for (size_t block = 0; block < 150 * 19; block += 37) {
+    const size_t column = block % 19 * 16;
+    std::fill_n(&x[block / 19 * 300 + column], std::min<size_t>(16, 300 - column), 0.0f);
+  }
+  return x;
+}
+
+const nlohmann::json& fixture() {
+  static const nlohmann::json fixture = nlohmann::json::parse(std::ifstream("tests/fixtures/quantize.json"));
+  return fixture;
+}
+
+// ---- the references, over whole vectors
+
+template <class T>
+std::vector<T> rows(const std::vector<T>& x, size_t C, Format format) {
+  std::vector<T> y(x.size(), T(NAN));
+  quantize_rows_ref(y.data(), x.data(), x.size() / C, C, format);
+  return y;
+}
+template <class T>
+std::vector<T> weight(const std::vector<T>& w, const QuantizedWeight& shape, Format format) {
+  std::vector<T> y(w.size(), T(NAN));
+  quantize_weight_ref(y.data(), w.data(), shape, format);
+  return y;
+}
+
+// Random numbers with blocks of zeros, one number far above the others, and the ends of what a float can be.
+std::vector<float> awkward_numbers(size_t n, size_t columns) {
+  std::vector<float> x = random_values<float>(n, n);
+  for (size_t i = 0; i < n; i++) {
+    const size_t row = i / columns;
+    if (row % 7 == 3) x[i] = i % 2 ? -0.0f : 0.0f;
+    if (row % 7 == 4) x[i] *= 1e-44f;  // denormal
+    if (row % 7 == 5) x[i] *= 1e38f;
+    if (row % 7 == 6 && i % 16 == 5) x[i] = 1e5f;
+    if (i % columns / 16 % 3 == 1) x[i] *= 1e-6f;
+  }
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE("quantize: every number of E4M3 and E2M1 is itself, between two the nearest, at a tie the even one") {
+  REQUIRE(e4m3_numbers.back() == 448);
+  REQUIRE(e4m3_numbers[1] == std::exp2(-9));
+  REQUIRE(e2m1_numbers == std::vector<double>{0, 0.5, 1, 1.5, 2, 3, 4, 6});
+  check_rounding<8>(e4m3_numbers);
+  check_rounding<4>(e2m1_numbers);
+}
+
+TEST_CASE("quantize: roundings are those of ml_dtypes") {
+  std::vector<float> bfloat16;
+  for (uint32_t bits = 0; bits < 65536; bits++) bfloat16.push_back(bits_float(bits << 16));
+  for (const auto& [name, numbers] : {std::pair("bfloat16", bfloat16), {"random", random_numbers(1000000, -12, 22)}}) {
+    INFO(name);
+    std::vector<float> in_8, in_4, ref_8, ref_4;
+    for (float x : numbers) {
+      in_8.push_back(e4m3(x));
+      in_4.push_back(e2m1(x));
+      ref_8.push_back(e4m3_ref(x));
+      ref_4.push_back(e2m1_ref(x));
+    }
+    REQUIRE(hash_of(in_8) == fixture().at("roundings").at("e4m3").at(name));
+    REQUIRE(hash_of(in_4) == fixture().at("roundings").at("e2m1").at(name));
+    REQUIRE(hash_of(ref_8) == hash_of(in_8));
+    REQUIRE(hash_of(ref_4) == hash_of(in_4));
+  }
+}
+
+TEST_CASE("quantize: the operations are those of numpy with ml_dtypes") {
+  const std::vector<float> x = fixture_matrix();
+  for (auto [name, format] : {std::pair("fp8", Format::fp8), {"nvfp4", Format::nvfp4}}) {
+    INFO(name);
+    REQUIRE(hash_of(rows(x, 300, format)) == fixture().at("operations").at(name).at("rows"));
+    REQUIRE(hash_of(weight(x, {1, 150, 300}, format)) == fixture().at("operations").at(name).at("weight"));
+  }
+}
+
+TEST_CASE("quantize: by hand") {
+  // FP8, amax 896, a scale of 2: 3/2 and -896/2 are numbers of E4M3; 0.003/2 is nearest to 1 * 2^-9.
+  REQUIRE(rows<double>({3, -896, 0.003, 0}, 4, Format::fp8) == std::vector<double>{3, -896, 2 * std::exp2(-9), 0});
+  // NVFP4, amax 2688, S = 1: the first block's scale is 448, and 450/448, 700/448, -2688/448 go to 1, 1.5 and -6. The
+  // second block's is 12/6 = 2, and 5/2 is a tie, which goes to 2. The third's, 0.005/6, rounds to 0.
+  std::vector<double> x(33), expected(33);
+  x[0] = 450, x[1] = 700, x[15] = -2688, x[16] = 12, x[17] = 5, x[32] = 0.005;
+  expected[0] = 448, expected[1] = 672, expected[15] = -2688, expected[16] = 12, expected[17] = 4;
+  REQUIRE(rows(x, 33, Format::nvfp4) == expected);
+}
+
+TEST_CASE("quantize: weights share their scales as said") {
+  // A number far above the others is seen in its own block of FP8, and in its own matrix of NVFP4.
+  const QuantizedWeight shape = {2, 130, 150};
+  const auto w = random_values<float>(2 * 130 * 150, 1);
+  auto with_peak = w;
+  with_peak[129 * 150 + 149] = 1000;
+  const auto changed = [&](Format format) {
+    const auto a = weight(w, shape, format), b = weight(with_peak, shape, format);
+    std::vector<bool> changed(a.size());
+    for (size_t i = 0; i < a.size(); i++) changed[i] = a[i] != b[i];
+    return changed;
+  };
+  const auto fp8 = changed(Format::fp8), nvfp4 = changed(Format::nvfp4);
+  size_t in_block = 0, in_matrix = 0;
+  for (size_t i = 0; i < w.size(); i++) {
+    const bool first_matrix = i < 130 * 150, in = first_matrix && i / 150 >= 128 && i % 150 >= 128;
+    in_block += fp8[i];
+    in_matrix += nvfp4[i];
+    REQUIRE((in || !fp8[i]));
+    REQUIRE((first_matrix || !nvfp4[i]));
+  }
+  REQUIRE(in_block > 40);
+  REQUIRE(in_matrix > 1000);
+}
+
+TEST_CASE("quantize: at the ends of what floats can be") {
+  for (Format format : {Format::fp8, Format::nvfp4}) {
+    const auto nan_at = [&](const std::vector<float>& y) {
+      std::string at;
+      for (float v : y) at += std::isnan(v) ? 'n' : '.';
+      return at;
+    };
+    REQUIRE_BITWISE((std::vector<float>{0, -0.0f, 0, -0.0f}), rows<float>({0, -0.0f, 0, -0.0f}, 4, format));
+    REQUIRE(nan_at(rows<float>({NAN, 1, 2, 3}, 4, format)) == "n...");
+    REQUIRE(nan_at(rows<float>({NAN, 0, 0, 0}, 4, format)) == "n...");
+    REQUIRE(nan_at(rows<float>({INFINITY, 1, 0, 3}, 4, format)) == "nnnn");
+    REQUIRE(nan_at(rows<float>({-INFINITY, 1, 0, 3, 4, 5, 6, 7}, 4, format)) == "nnnn....");
+    REQUIRE(relative_error({FLT_MAX, -FLT_MAX}, rows<float>({FLT_MAX, -FLT_MAX}, 2, format)) < 1e-6);
+    REQUIRE(std::abs(rows<float>({0x1p-133f, 0}, 2, format)[0] - 0x1p-133f) < 0x1p-135f);
+  }
+}
+
+TEST_CASE("quantize: CPU and kernels equal the reference bit for bit", "[bitwise]") {
+  for (const QuantizedWeight& shape : {QuantizedWeight{1, 1, 1},
+                                       {1, 9, 15},
+                                       {1, 20, 17},
+                                       {2, 130, 128},
+                                       {1, 129, 260},
+                                       {3, 40, 131},
+                                       {2, 6, 516},
+                                       {0, 4, 4}}) {
+    const auto [matrices, down, columns] = shape;
+    INFO(matrices << " x " << down << " x " << columns);
+    const auto x = awkward_numbers(matrices * down * columns, columns);
+    for (Format format : {Format::fp8, Format::nvfp4}) {
+      const auto as_rows = rows(x, columns, format), as_weight = weight(x, shape, format);
+      on_every_device([&, down = down, columns = columns, matrices = matrices](Context& ctx) {
+        Guarded in(ctx, x), y(ctx, x.size()), z(ctx, x.size());
+        Guarded scratch(ctx, quantize_weight_scratch(shape) / sizeof(float));
+        quantize_rows(y, in, matrices * down, columns, format, ctx);
+        quantize_weight(z, in, scratch, shape, format, ctx);
+        REQUIRE_BITWISE(as_rows, y.download());
+        REQUIRE_BITWISE(as_weight, z.download());
+        scratch.download();
+        Guarded over(ctx, x);
+        quantize_rows(over, over, matrices * down, columns, format, ctx);
+        REQUIRE_BITWISE(as_rows, over.download());
+        quantize_weight(in, in, scratch, shape, format, ctx);
+        REQUIRE_BITWISE(as_weight, in.download());
+      });
+    }
+  }
+}
+
+TEST_CASE("quantize: CPU and kernels treat NaN and infinity as the reference does", "[bitwise]") {
+  const size_t C = 40;
+  auto x = awkward_numbers(8 * C, C);
+  x[3] = NAN, x[C + 17] = INFINITY, x[2 * C + 39] = -INFINITY, x[3 * C + 1] = NAN;
+  for (Format format : {Format::fp8, Format::nvfp4}) {
+    const auto as_rows = rows(x, C, format), as_weight = weight(x, {2, 4, C}, format);
+    on_every_device([&](Context& ctx) {
+      Guarded in(ctx, x), y(ctx, x.size()), scratch(ctx, quantize_weight_scratch({2, 4, C}) / sizeof(float));
+      quantize_rows(y, in, 8, C, format, ctx);
+      REQUIRE(bitwise_difference(as_rows, y.download(), Nan::expected) == "");
+      quantize_weight(y, in, scratch, {2, 4, C}, format, ctx);
+      REQUIRE(bitwise_difference(as_weight, y.download(), Nan::expected) == "");
+    });
+  }
+}
