@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "dataloader/text.h"
+#include "layers/smoothquant.h"
 #include "training/interrupt.h"
 #include "training/match_params.h"
 #include "training/matmul_peak.h"
@@ -111,6 +112,18 @@ std::string other_context(const ModelConfig& m) {
                 m.yarn == 1 ? "" : format(", YaRN %g", m.yarn).c_str());
 }
 
+// The validation loss in the numbers of --quantize, which the model computes with from here on.
+double quantized_loss(Trainer& trainer, Context& ctx) {
+  const Config& c = trainer.config;
+  if (c.smoothquant > 0) {
+    SmoothQuant smooth(trainer.model, ctx);
+    trainer.look_at_training(c.val_batches, [&] { smooth.see(c.batch * c.model.context); });
+    smooth.fold(c.smoothquant);
+  }
+  trainer.model.quantize(*c.quantize);
+  return trainer.validate(c.val_batches);
+}
+
 // Looks at a checkpoint, and leaves the folder as it is.
 void evaluate(Trainer& trainer, const Checkpoint& checkpoint, Context& ctx) {
   const Config& c = trainer.config;
@@ -119,6 +132,9 @@ void evaluate(Trainer& trainer, const Checkpoint& checkpoint, Context& ctx) {
   const double loss = trainer.validate(c.val_batches, &meter);
   printf("%s\nvalidation loss %.4f%s\n\n%s", checkpoint.path().c_str(), loss, other_context(c.model).c_str(),
          measures_text(meter.result(), terminal_width()).c_str());
+  if (!c.quantize) return;
+  const double quantized = quantized_loss(trainer, ctx);
+  printf("quantized  validation loss %.4f, %+.4f\n", quantized, quantized - loss);
 }
 
 void print_sample(Trainer& trainer, const Data& data) {

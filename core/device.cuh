@@ -235,4 +235,13 @@ void fill_from_host(Buffer<T>& to, Fill fill) {
   if (!host.empty()) to.upload(host);
 }
 
+// edit(T* memory) changes n elements on a device, in place or by way of host memory.
+template <class T, class Edit>
+void edit_on_host(Device device, T* p, size_t n, Edit edit) {
+  std::vector<T> host(n);
+  Buffer<T>::copy_to_host(device, host.data(), p, n);
+  edit(host.data());
+  Buffer<T>::copy_to_device(device, p, host.data(), n);
+}
+
 }  // namespace gated

@@ -111,6 +111,13 @@ class Attention final : public Mixer {
     if (config_.sdpa_out == SdpaOut::groupnorm) visit(out_norm_, "out_norm.weight", {D}, one, decay, Use::scale);
   }
 
+  void readers(const ReaderVisitor& visit) const override {
+    for (const Linear* linear : {&wq_, &wk_, &wv_}) linear->reader(visit);
+    if (has_k_experts()) k_experts_.reader(visit);
+    if (has_v_experts()) v_experts_.reader(visit);
+    if (has_gate()) gate_.reader(visit);
+  }
+
   void activations(const TensorVisitor& visit, BatchShape batch) override {
     const size_t B = batch.B, T = batch.T, H = config_.H, KVH = config_.KVH, D = config_.D;
     visit(q_, "q", {B, T, H, D});

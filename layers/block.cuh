@@ -124,6 +124,13 @@ class Block {
     if (sandwich()) channel_out_.inspect(inspector, channel_mixer_->name() + "_out_layernorm", N);
   }
 
+  // The norms that a mixer alone reads, each with that mixer. With post there are none: there the stream itself is normed.
+  void norms_of_mixers(const std::function<void(Norm&, Mixer&)>& visit) {
+    if (post()) return;
+    visit(norm1_, *token_mixer_);
+    visit(norm2_, *channel_mixer_);
+  }
+
   double pair_flops(size_t T) const { return token_mixer_->pair_flops(T) + channel_mixer_->pair_flops(T); }
 
  private:

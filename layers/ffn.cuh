@@ -73,6 +73,10 @@ class FeedForward {
     visit(poly_, "poly.weight", {3}, Init::constant(1.0 / 3), Decay::no, Use::scale);
     visit(poly_bias_, "poly.bias", {1}, Init::constant(0), Decay::no, Use::scale);
   }
+  void readers(const ReaderVisitor& visit) const {
+    if (has_gate()) gate_.reader(visit);
+    up_.reader(visit);
+  }
   void activations(const TensorVisitor& visit, size_t N) {
     if (has_gate()) visit(g_, "gate", {N, config_.F});
     visit(u_, "up", {N, config_.F});
@@ -132,6 +136,7 @@ class Ffn final : public Mixer {
   }
 
   void parameters(const ParameterVisitor& visit) override { net_.parameters(visit); }
+  void readers(const ReaderVisitor& visit) const override { net_.readers(visit); }
   void activations(const TensorVisitor& visit, BatchShape batch) override { net_.activations(visit, batch.N()); }
   void temporaries(const TensorVisitor& visit, BatchShape batch) override { net_.temporaries(visit, batch.N()); }
   void scratch(ScratchPlan& plan, BatchShape batch) const override { net_.scratch(plan, batch.N()); }

@@ -30,6 +30,9 @@ class Gate {
     else
       projection_.parameters(visit, "g_proj");
   }
+  void reader(const ReaderVisitor& visit) const {
+    if (has_projection()) projection_.reader(visit);
+  }
   void activations(const TensorVisitor& visit, size_t N) {
     if (has_projection()) visit(z_, "gate logit", {N, projection_.out()});
     visit(y_, "gate output", {N, heads_, D_});

@@ -99,6 +99,10 @@ class GatedDeltaNet final : public Mixer {
     wo_.parameters(visit, "out_proj");
   }
 
+  void readers(const ReaderVisitor& visit) const override {
+    for (const Linear* linear : {&wqkv_, &wz_, &wba_}) linear->reader(visit);
+  }
+
   void activations(const TensorVisitor& visit, BatchShape batch) override {
     const size_t B = batch.B, T = batch.T, Hk = config_.Hk, Hv = config_.Hv, Dk = config_.Dk, Dv = config_.Dv;
     visit(qkv_in_, "q, k, v projected", {B, T, config_.channels()});

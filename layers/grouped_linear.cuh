@@ -5,6 +5,7 @@
 #pragma once
 #include "kernels/grouped_matmul.h"
 #include "layers/layer_config.h"
+#include "layers/quantizer.h"
 
 namespace gated {
 
@@ -17,12 +18,15 @@ class GroupedLinear {
 
   void parameters(const ParameterVisitor& visit_all, const std::string& name) {
     const ParameterVisitor visit = visit_all.for_share(share_);
-    visit(weight_, name + ".weight", {experts_, out_, in_}, init_, Decay::yes, Use::product);
+    visit(weight_, name + ".weight", {experts_, out_, in_}, init_, Decay::yes, Use::linear);
     if (has_bias_) visit(bias_, name + ".bias", {experts_, out_}, Init::constant(0), Decay::no, Use::scale);
   }
 
+  void reader(const ReaderVisitor& visit) const { visit(weight_, experts_ * out_, Use::linear); }
+
   // y is written.
   void forward(float* y, const float* x, size_t M, Context& ctx) {
+    if (weight_.quantizer) x = weight_.quantizer->rows(x, M, in_);
     grouped_matmul(y, x, weight_.value, *row_start_, {M, experts_, out_, in_}, Layout::nt, Accumulate::no, ctx,
                    bias_.value);
   }

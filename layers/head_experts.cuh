@@ -17,9 +17,14 @@ class HeadExperts {
  public:
   // `name` is what the experts make: "k" or "v".
   HeadExperts(const HeadExpertsConfig& config, const char* name, size_t C, size_t heads, size_t D)
-      : config_(config), name_(name), heads_(heads), D_(D), select_(C, heads * config.E) {}
+      : config_(config),
+        name_(name),
+        heads_(heads),
+        D_(D),
+        select_(C, heads * config.E, false, Init::normal(), Use::product) {}
 
   void parameters(const ParameterVisitor& visit) { select_.parameters(visit, name_ + "_select"); }
+  void reader(const ReaderVisitor& visit) const { select_.reader(visit); }
   void activations(const TensorVisitor& visit, size_t N) {
     visit(s_, "score of " + name_ + " experts", {N, heads_, config_.E});
     visit(y_, name_ + " of experts", {N, heads_, D_});

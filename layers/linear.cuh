@@ -6,21 +6,25 @@
 #include "kernels/bias.h"
 #include "kernels/matmul.h"
 #include "layers/layer_config.h"
+#include "layers/quantizer.h"
 
 namespace gated {
 
 class Linear {
  public:
-  Linear(size_t in, size_t out, bool bias = false, Init init = Init::normal())
-      : in_(in), out_(out), has_bias_(bias), init_(init) {}
+  Linear(size_t in, size_t out, bool bias = false, Init init = Init::normal(), Use use = Use::linear)
+      : in_(in), out_(out), has_bias_(bias), init_(init), use_(use) {}
 
   void parameters(const ParameterVisitor& visit, const std::string& name) {
-    visit(weight_, name + ".weight", {out_, in_}, init_, Decay::yes, Use::product);
+    visit(weight_, name + ".weight", {out_, in_}, init_, Decay::yes, use_);
     if (has_bias_) visit(bias_, name + ".bias", {out_}, Init::constant(0), Decay::no, Use::scale);
   }
 
+  void reader(const ReaderVisitor& visit) const { visit(weight_, out_, use_); }
+
   // y is written.
   void forward(float* y, const float* x, size_t N, Context& ctx) {
+    if (weight_.quantizer) x = weight_.quantizer->rows(x, N, in_);
     matmul(y, x, weight_.value, N, out_, in_, Layout::nt, Accumulate::no, ctx, bias_.value);
   }
 
@@ -49,6 +53,7 @@ class Linear {
   size_t in_, out_;
   bool has_bias_;
   Init init_;
+  Use use_;
   Weight weight_, bias_;
 };
 

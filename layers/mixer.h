@@ -18,6 +18,8 @@ class Mixer {
   virtual std::string name() const = 0;
 
   virtual void parameters(const ParameterVisitor& visit) = 0;
+  // The matrices that x is multiplied by.
+  virtual void readers(const ReaderVisitor& visit) const = 0;
   virtual void activations(const TensorVisitor& visit, BatchShape batch) = 0;
   virtual void temporaries(const TensorVisitor& visit, BatchShape batch) = 0;
   virtual void scratch(ScratchPlan& plan, BatchShape batch) const = 0;

@@ -43,6 +43,7 @@ struct Model::Memory {
   Buffer<float> loss;
   Buffer<float> routing;     // (layers, router_report_values), where there are experts
   std::optional<Pass> pass;  // of the last forward, for its backward
+  std::optional<RowQuantizer> quantizer;
 };
 
 namespace {
@@ -89,6 +90,7 @@ void Model::backward(const Batch& batch, MicroBatch micro_batch, float* loss) {
   Layers& l = *layers_;
   const size_t N = batch.N(), C = config.hidden, V = config.vocab;
   require(m.pass && m.pass->B == batch.B && m.pass->T == batch.T, "model: a backward without its forward");
+  require(!m.quantizer, "model: a backward of a quantized model");
   m.pass->micro_batch = micro_batch;
 
   upload_tokens(m.targets, batch.targets, N, V, "targets", m.ctx);
@@ -135,6 +137,28 @@ std::vector<float> Model::next_token_logits(const std::vector<int>& ids) {
   Buffer<float>::copy_to_host(ctx.device, logits.data(), l.logits, V);
   return logits;
 }
+
+// ---- quantized
+
+void Model::quantize(QuantizedFormat format) {
+  Memory& m = *memory_;
+  m.quantizer.emplace(format, m.ctx);
+  parameters(ParameterVisitor([&](Weight& weight, const Parameter& p) {
+    if (p.use != Use::linear) return;
+    const size_t rows = p.shape[p.shape.size() - 2], columns = p.shape.back();  // of experts: (E,rows,columns)
+    const QuantizedWeight shape = {p.size / (rows * columns), rows, columns};
+    const Buffer<float> scratch(m.ctx.device, quantize_weight_scratch(shape) / sizeof(float));
+    quantize_weight(weight.value, weight.value, scratch.data(), shape, format, m.ctx);
+    m.ctx.synchronize();  // before the scratch goes
+    weight.quantizer = &*m.quantizer;
+  }));
+}
+
+void Model::norms_of_mixers(const std::function<void(Norm&, Mixer&)>& visit) {
+  for (Block& block : layers_->blocks) block.norms_of_mixers(visit);
+}
+
+// ---- what it leaves
 
 void Model::inspect(Inspector& inspector) const {
   const Layers& l = *layers_;

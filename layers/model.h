@@ -14,8 +14,12 @@
 #include "layers/model_config.h"
 #include "layers/parameters.h"
 #include "layers/pass.h"
+#include "layers/quantizer.h"
 
 namespace gated {
+
+class Norm;
+class Mixer;
 
 // B sequences of T tokens, and for each token the one that comes next. In host memory; read before a call returns.
 struct Batch {
@@ -55,6 +59,13 @@ class Model {
 
   // Logits (V) behind the last token of one sequence. Waits for the device.
   std::vector<float> next_token_logits(const std::vector<int>& ids);
+
+  // From here on the linear layers of the blocks compute with numbers of that format (layers/quantizer.h). There is no way
+  // back, and no backward.
+  void quantize(QuantizedFormat format);
+
+  // The norms that a mixer alone reads, each with that mixer.
+  void norms_of_mixers(const std::function<void(Norm&, Mixer&)>& visit);
 
   // Shows what the last forward left. The caller has waited for the device.
   void inspect(Inspector& inspector) const;

@@ -40,10 +40,10 @@ class Moe final : public Mixer {
       : config_(config),
         C_(C),
         layer_(layer),
-        router_(C, config.E, config.router_bias),
+        router_(C, config.E, config.router_bias, Init::normal(), Use::product),
         experts_(experts, C, config.E, double(config.k) / double(config.E), &rows_.row_start),
         shared_(shared_config(config, experts), C),
-        shared_gate_(C, 1) {}
+        shared_gate_(C, 1, false, Init::normal(), Use::product) {}
   Moe(const Moe&) = delete;  // the experts know where row_start is kept
 
   std::string name() const override { return "mlp"; }
@@ -96,6 +96,13 @@ class Moe final : public Mixer {
     experts_.parameters(visit.under("experts."));
     if (has_shared()) shared_.parameters(visit.under("shared_expert."));
     if (has_shared_gate()) shared_gate_.parameters(visit, "shared_expert_gate");
+  }
+
+  void readers(const ReaderVisitor& visit) const override {
+    router_.reader(visit);
+    experts_.readers(visit);
+    if (has_shared()) shared_.readers(visit);
+    if (has_shared_gate()) shared_gate_.reader(visit);
   }
 
   void activations(const TensorVisitor& visit, BatchShape batch) override {

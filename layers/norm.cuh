@@ -117,6 +117,24 @@ class Norm {
       visit(row_, "row sums", {N});
   }
 
+  // What the last forward wrote. --norm=none writes nothing of its own.
+  const float* output() const { return y_; }
+  // Changes the weights so that column c of the output is what it was, over s[c]. A gate of the norm stays what it was.
+  void divide_columns(const std::vector<float>& s, Device device) {
+    const double offset = config_.zero_centred ? 1 : 0;
+    edit_on_host(device, weight_.value, C_, [&](float* w) {
+      for (size_t c = 0; c < C_; c++) w[c] = float((offset + double(w[c])) / double(s[c]) - offset);
+    });
+    if (bias_.value)
+      edit_on_host(device, bias_.value, C_, [&](float* b) {
+        for (size_t c = 0; c < C_; c++) b[c] /= s[c];
+      });
+    if (down_.value)
+      edit_on_host(device, down_.value, config_.gate.rank * C_, [&](float* down) {
+        for (size_t i = 0; i < config_.gate.rank * C_; i++) down[i] *= s[i % C_];
+      });
+  }
+
   void inspect(Inspector& inspector, const std::string& name, size_t N) const {
     if (config_.kind == NormKind::none) return;
     inspector.norm({name, weight_.value, pre_.value, offset(), C_, low_, up_.value, shape(N)});

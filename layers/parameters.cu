@@ -138,7 +138,7 @@ size_t Parameters::active() const {
 double Parameters::product_flops() const {
   double flops = 0;
   for (const Parameter& p : list_)
-    if (p.use == Use::product) flops += 6.0 * p.share * double(p.size);
+    if (p.use == Use::linear || p.use == Use::product) flops += 6.0 * p.share * double(p.size);
   return flops;
 }
 

@@ -16,10 +16,13 @@
 
 namespace gated {
 
+class RowQuantizer;  // layers/quantizer.h
+
 // A parameter as its layer sees it: the values and their gradient, on the device. Values are fp32 masters.
 struct Weight {
   float* value = nullptr;
   float* grad = nullptr;
+  RowQuantizer* quantizer = nullptr;  // in a quantized evaluation: what the other factor of its product goes through
 };
 
 // How a parameter starts.
@@ -41,7 +44,8 @@ enum class Decay { no, yes };
 
 // What a parameter does, which decides its FLOPs: a factor of a matrix product costs 2 for every element and token in the
 // forward and 4 in the backward. A table that is looked up and a scale or shift of elements cost next to nothing.
-enum class Use { product, lookup, scale };
+// linear is the product of a layer's bulk, which a quantized evaluation rounds (layers/quantizer.h); product is any other.
+enum class Use { linear, product, lookup, scale };
 
 using Shape = std::vector<size_t>;
 
@@ -84,6 +88,9 @@ class ParameterVisitor {
   std::string prefix_;
   double share_;
 };
+
+// What a mixer's readers() calls: weight is a matrix (rows,C) that the mixer's input is multiplied by.
+using ReaderVisitor = std::function<void(const Weight& weight, size_t rows, Use use)>;
 
 // What a layer's activations() and temporaries() call. `pointer` is where the layer keeps the tensor's address.
 class TensorVisitor {

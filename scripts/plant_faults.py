@@ -35,7 +35,7 @@ FAULTS = r"""
 [decay and start of a parameter]
 layers/linear.cuh
   Init::constant(0), «Decay::no => Decay::yes», Use::scale);
-  init_, «Decay::yes => Decay::no», Use::product);
+  init_, «Decay::yes => Decay::no», use_);
   {out_}, «Init::constant(0) => Init::normal()», Decay::no
   {out_, in_}, «init_ => Init::normal()», Decay::yes
 layers/attention.cuh
@@ -197,7 +197,7 @@ train_gpt.cu
   complete || («c.val_every && step % c.val_every == 0 => false»));
   complete || («c.val_every && step % c.val_every == 0 => c.val_every && step % 100 == 0»));
   complete || («c.val_every && step % c.val_every == 0 => step % std::max<size_t>(1, c.val_every) == 0»));
-  trainer.validate(«c.val_batches => 1»)
+  validation(step, trainer.validate(«c.val_batches => 1»));
 dataloader/loader.cpp
   double(corpus->size()) * «fraction => 0.1»)
   row(*data_.val, «batch * B + b => b», inputs
@@ -307,7 +307,7 @@ training/match_params.cpp
   (wanted - one + «step / 2 => 0») / step
   «m.total > wanted => m.total < wanted» ? "more"
   config.match_params.empty() ? config.params : total_parameters(«with_flags(config, config.match_params) => config.model»);
-  (model.moe.E ? model.moe.F : model.ffn.F) = «m.ffn_hidden => model.ffn.F»;
+  chosen_width(config.model) = «m.ffn_hidden => config.model.ffn.F»;
 training/flags.h
   return «kind != Kind::run => true» && kind != Kind::shortcut; }
 
@@ -329,7 +329,7 @@ training/presets.cpp
 
 [FLOPs and memory]
 layers/linear.cuh
-  init_, Decay::yes, «Use::product => Use::lookup»);
+  init_, Decay::yes, «use_ => Use::lookup»);
 layers/norm.cuh
   up, Decay::yes, «Use::product => Use::scale»);
 layers/attention.cuh
@@ -381,6 +381,49 @@ kernels/router.cuh
   return p * («dp - inner + z_slope => dp - inner»);
   return share > T(0) ? «-(share * exact_log(share)) => -exact_log(share)» : share;
   return c < E ? «acc + p[row * E + c] => p[row * E + c]» : fused
+
+[quantized evaluation]
+kernels/quantize.cuh
+  uint32_t(«23 - mantissa => 22 - mantissa») << 23
+  magnitude > largest ? «largest => magnitude» : magnitude
+  held < smallest_normal ? «smallest_normal => held» : held
+  float e2m1(float x) {¶  return nearest_of_format<1, «0 => -1»>(x
+  return S > FLT_MAX ? «FLT_MAX => S» : S;
+  scale > 0.0f ? e4m3(x / scale) : «x * 0.0f => 0.0f»;
+  return e4m3(amax * S / «e2m1_largest => 1»);
+  const float q = «s > 0.0f => true» ? e2m1
+layers/model.cu
+  if («p.use != Use::linear => p.use == Use::scale») return;
+  rows = p.shape[«p.shape.size() - 2 => 0»], columns
+  «weight.quantizer = &*m.quantizer; => ;»
+layers/linear.cuh
+  «if (weight_.quantizer) x = weight_.quantizer->rows(x, N, in_); => ;»
+layers/grouped_linear.cuh
+  «if (weight_.quantizer) x = weight_.quantizer->rows(x, M, in_); => ;»
+layers/moe.cuh
+  config.router_bias, Init::normal(), «Use::product => Use::linear»),
+  «router_.reader(visit); => ;»
+  if (has_shared_gate()) «shared_gate_.reader(visit); => ;»
+layers/attention.cuh
+  if (has_gate()) «gate_.reader(visit); => ;»
+  if (has_k_experts()) «k_experts_.reader(visit); => ;»
+layers/norm.cuh
+  (offset + double(w[c])) / double(s[c]) - «offset => 0»);
+  b[c] «/= => *=» s[c];
+  down[i] *= s[«i % C_ => i / C_»];
+layers/smoothquant.cu
+  largest[c] = max_of(«std::fabs(host[r * C + c]) => host[r * C + c]», largest[c]);
+  if («use == Use::linear => true») take_in
+  if (pair.largest[c] > 0 && «of_weights[c] > 0 => true»)
+  host_exp(alpha * host_log(double(pair.largest[c])) - («1 - alpha => alpha») *
+train_gpt.cu
+  «smooth.fold(c.smoothquant); => ;»
+  «trainer.look_at_training(c.val_batches, [&] { smooth.see(c.batch * c.model.context); }); => ;»
+training/trainer.cu
+  loader_.training_batch(«i / config.micro_batches => 0», i % config
+training/check_flags.cpp
+  require(«c.smoothquant == 0 || c.model.norm.kind != NormKind::none => true»,
+  require(«c.smoothquant == 0 || c.model.placement != NormPlacement::post => true»,
 
 [resume]
 training/trainer.cu

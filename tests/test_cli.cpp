@@ -443,6 +443,22 @@ TEST_CASE("cli: --evaluate shows what the run showed of its last step, and write
   REQUIRE(read_file(f.path / "run/log.jsonl") == log);
   REQUIRE(std::distance(fs::directory_iterator(f.path / "run"), fs::directory_iterator()) == 2);
 
+  const auto quantized = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> words = {out, "--attn=g1", "--norm=gated", "--evaluate"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    const Outcome q = train(f, small(words));
+    INFO(q.out << q.err);
+    REQUIRE(q.exit_code == 0);
+    REQUIRE(q.out.substr(0, o.out.size()) == o.out);  // what full precision shows stays
+    return q.out.substr(o.out.size());
+  };
+  const std::string fp8 = quantized({"--quantize=fp8-w8a8"}), nvfp4 = quantized({"--quantize=nvfp4-w4a4"});
+  REQUIRE(std::regex_match(fp8, std::regex("quantized  validation loss \\d\\.\\d{4}, [+-]0\\.\\d{4}\n")));
+  REQUIRE(nvfp4 != fp8);
+  REQUIRE(quantized({"--quantize=nvfp4-w4a4", "--smoothquant=0.5"}) != nvfp4);
+  REQUIRE(quantized({"--quantize=nvfp4-w4a4", "--device=emulated"}) == nvfp4);
+  REQUIRE(std::distance(fs::directory_iterator(f.path / "run"), fs::directory_iterator()) == 2);
+
   require_refused(train(f, small({out, "--evaluate"})), "--norm=gated");
   require_refused(train(f, small({out, "--evaluate", "--attn=g1", "--norm=gated", "--val-fraction=0"})),
                   "--val-fraction");

@@ -101,6 +101,17 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--yarn=4", "--evaluate", "--out=x", "--position=none"}), "--yarn needs --position=rope"));
   REQUIRE(contains(parse({"--yarn=4", "--evaluate", "--out=x", "--mixer=gated-delta"}), "--yarn needs a layer with"));
   REQUIRE(contains(parse({"--yarn=0.5", "--evaluate", "--out=x"}), "--yarn=0.5: expected a number from 1"));
+  REQUIRE(contains(parse({"--quantize=fp8-w8a8", "--out=x"}), "--quantize needs --evaluate"));
+  REQUIRE(contains(parse({"--quantize=int8", "--out=x", "--evaluate"}), "expected none | fp8-w8a8 | nvfp4-w4a4"));
+  const auto smooths = [](const char* alpha, const char* more) {
+    return parse({"--out=x", "--evaluate", "--quantize=nvfp4-w4a4", alpha, more});
+  };
+  REQUIRE(smooths("--smoothquant=0.5", "--norm=gated-dyt") == "");
+  REQUIRE(contains(parse({"--out=x", "--evaluate", "--smoothquant=0.5"}), "--smoothquant needs --quantize=fp8-w8a8"));
+  REQUIRE(contains(smooths("--smoothquant=1.5", "--norm=gated"), "--smoothquant=1.5: expected at most 1"));
+  REQUIRE(contains(smooths("--smoothquant=-0.1", "--norm=gated"), "--smoothquant=-0.1: expected a number from 0 to 1"));
+  REQUIRE(contains(smooths("--smoothquant=0.5", "--norm=none"), "--smoothquant=0.5 with --norm=none"));
+  REQUIRE(contains(smooths("--smoothquant=0.5", "--norm-placement=post"), "with --norm-placement=post"));
   REQUIRE(contains(parse({"--keep=3"}), "--out"));
   REQUIRE(contains(parse({"--val-data=a", "--val-fraction=0.2"}), "--val-fraction"));
   REQUIRE(contains(parse({"--lr=1e-4", "--min-lr=1e-3"}), "--min-lr"));

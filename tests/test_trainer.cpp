@@ -32,6 +32,33 @@ TEST_CASE("trainer: 20 steps have the same losses and weights on cpu and kernels
   }
 }
 
+TEST_CASE("trainer: a look at training shows the run's first micro-batches, in their order", "[bitwise]") {
+  Context cpu(Device::cpu);
+  Run run(small_run(small_model("--layers=1"), 20, 2), cpu);
+  struct Embedding : Inspector {
+    std::vector<float> h;
+    void state(const StateView& view) override {
+      if (layer == 0) h.assign(view.h, view.h + view.B * view.T * view.C);
+    }
+  };
+  std::vector<std::vector<float>> seen, expected;
+  Embedding embedding;
+  run.trainer.look_at_training(5, [&] {
+    run.trainer.model.inspect(embedding);
+    seen.push_back(embedding.h);
+  });
+  for (auto [step, m] : {std::pair(0, 0), {0, 1}, {1, 0}, {1, 1}, {2, 0}}) {
+    std::vector<int> ids(18), targets(18);
+    run.loader.training_batch(size_t(step), size_t(m), 0, ids.data(), targets.data());
+    run.trainer.model.forward({ids, targets, 2, 9});
+    run.trainer.model.inspect(embedding);
+    expected.push_back(embedding.h);
+  }
+  REQUIRE(seen == expected);
+  REQUIRE(expected[0] != expected[1]);
+  REQUIRE(expected[0] != expected[2]);
+}
+
 TEST_CASE("trainer: one expert of a head's values trains as a gate with one score a head", "[bitwise]") {
   // Both models have the same tensors in the same order; the names of one of them differ, and with them its start.
   Context cpu(Device::cpu);

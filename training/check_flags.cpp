@@ -60,6 +60,8 @@ std::vector<Needs> needs_of(const Config& c) {
            "data of which a share can be kept (bigram-backcopy makes its own validation data)"},
           {{"--tf32"}, c.cublas, "--matmul=cublas: the project's own products are fp32"},
           {{"--resume", "--evaluate"}, has_out, "--out=FOLDER: the folder that holds the checkpoints"},
+          {{"--quantize"}, c.evaluate, "--evaluate: it looks at a run that is trained"},
+          {{"--smoothquant"}, c.quantize.has_value(), "--quantize=fp8-w8a8 or nvfp4-w4a4"},
           {{"--save-every", "--keep"}, has_out, "--out=FOLDER: there are no checkpoints without one"}};
 }
 
@@ -169,6 +171,13 @@ void check_flags(Config& c, const std::set<std::string>& given) {
           "--matmul=cublas with --device=%s: cuBLAS runs on a GPU alone; take --matmul=exact or --device=cuda",
           c.device == DeviceChoice::cpu ? "cpu" : "emulated");
   require(!c.evaluate || !c.resume, "--evaluate with --resume: it trains nothing; leave --resume out");
+  require(c.smoothquant == 0 || c.model.norm.kind != NormKind::none,
+          "--smoothquant=%g with --norm=none: SmoothQuant folds its scales into the weights of norms; leave it out",
+          c.smoothquant);
+  require(c.smoothquant == 0 || c.model.placement != NormPlacement::post,
+          "--smoothquant=%g with --norm-placement=post: norms write the residual stream itself there, and dividing it "
+          "would change the model; leave --smoothquant out",
+          c.smoothquant);
   size_t tokens;
   require(!__builtin_mul_overflow(c.batch, c.model.context, &tokens), "--batch=%zu times --context=%zu overflows",
           c.batch, c.model.context);

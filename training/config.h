@@ -1,9 +1,11 @@
 // config: what a run can be told. The flags that set it: training/flags.cpp.
 #pragma once
+#include <optional>
 #include <string>
 
 #include "dataloader/loader.h"
 #include "kernels/adamw.h"
+#include "kernels/quantize.h"
 #include "layers/model_config.h"
 #include "training/schedule.h"
 
@@ -33,6 +35,8 @@ struct Config {
   std::string out;
   size_t save_every = 100, keep = 2;
   bool resume = false, evaluate = false;
+  std::optional<QuantizedFormat> quantize;  // of a second look at the model, behind --evaluate
+  double smoothquant = 0;                   // 0: none
 
   Precision precision = Precision::fp32;
   bool cublas = false, tf32 = false;  // products of matrices by cuBLASLt, in TF32

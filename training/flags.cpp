@@ -311,6 +311,16 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.number("--yarn", c.model.yarn, between(1.0, 1024.0),
            "of --evaluate: YaRN lets the run read so many times the --context that it was trained with, which its "
            "checkpoint knows (kernels/rope.cu); 1: positions as in training");
+  t.choice<std::optional<QuantizedFormat>>(
+      "--quantize", c.quantize,
+      {{"none", {}, "train_gpt.cu", "full precision alone"},
+       {"fp8-w8a8", QuantizedFormat::fp8, "kernels/quantize.cu",
+        "E4M3: weights with a scale for 128 x 128, activations with one for a token"},
+       {"nvfp4-w4a4", QuantizedFormat::nvfp4, "kernels/quantize.cu", "E2M1 with an E4M3 scale for 16 numbers"}},
+      "of --evaluate: the validation loss also with weights and inputs of the linear layers rounded to 8 or 4 bits");
+  t.number("--smoothquant", c.smoothquant, between(0.0, 1.0),
+           "of --quantize: alpha of SmoothQuant, which first moves outliers of activations into weights, by what the "
+           "first --val-batches micro-batches of training show (layers/smoothquant.h); 0: it does not");
   t.choice<DeviceChoice>(
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "training/main.cu", "cuda where a GPU answers, cpu elsewhere"},

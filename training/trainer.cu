@@ -105,6 +105,14 @@ double Trainer::validate(size_t batches, Inspector* inspector) {
   return loss / double(batches);
 }
 
+void Trainer::look_at_training(size_t count, const std::function<void()>& look) {
+  for (size_t i = 0; i < count; i++) {
+    loader_.training_batch(i / config.micro_batches, i % config.micro_batches, 0, ids_.data(), targets_.data());
+    model.forward({ids_, targets_, config.batch, config.model.context});
+    look();
+  }
+}
+
 std::vector<TensorView> Trainer::views(const std::string& prefix, const HostView<float>& flat) const {
   std::vector<TensorView> tensors;
   for (const Parameter& p : model.weights.list()) tensors.push_back({prefix + p.name, p.shape, flat.data() + p.offset});

@@ -8,6 +8,7 @@
 // results() gives those that are due. tests/test_trainer.cpp
 #pragma once
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -71,6 +72,8 @@ class Trainer {
   // Mean loss over the first `batches` validation batches, or over all where there are fewer. The inspector sees what each
   // of them leaves in the model.
   double validate(size_t batches, Inspector* inspector = nullptr);
+  // Forwards alone, over the first `count` micro-batches of the run; look() is called behind each.
+  void look_at_training(size_t count, const std::function<void()>& look);
   // 16 hex digits over every weight's name, shape and bits.
   std::string fingerprint() const;
   void save(std::map<std::string, std::string> metadata) const;
