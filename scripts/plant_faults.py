@@ -387,7 +387,7 @@ kernels/quantize.cuh
   uint32_t(«23 - mantissa => 22 - mantissa») << 23
   magnitude > largest ? «largest => magnitude» : magnitude
   held < smallest_normal ? «smallest_normal => held» : held
-  float e2m1(float x) {¶  return nearest_of_format<1, «0 => -1»>(x
+  «return nearest_of_format<1, 0>(x, e2m1_largest); => return nearest_of_format<1, -1>(x, e2m1_largest);»
   return S > FLT_MAX ? «FLT_MAX => S» : S;
   scale > 0.0f ? e4m3(x / scale) : «x * 0.0f => 0.0f»;
   return e4m3(amax * S / «e2m1_largest => 1»);
@@ -409,7 +409,7 @@ layers/attention.cuh
   if (has_k_experts()) «k_experts_.reader(visit); => ;»
 layers/norm.cuh
   (offset + double(w[c])) / double(s[c]) - «offset => 0»);
-  b[c] «/= => *=» s[c];
+  «b[c] /= s[c]; => b[c] *= s[c];»
   down[i] *= s[«i % C_ => i / C_»];
 layers/smoothquant.cu
   largest[c] = max_of(«std::fabs(host[r * C + c]) => host[r * C + c]», largest[c]);
