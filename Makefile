@@ -202,6 +202,11 @@ $(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(BUILD)/cuda/program.o $(BUILD
 bench: $(BUILD)/release/bench  ## speed of everything beside OpenBLAS and measured ceilings (scripts/setup.sh --bench first)
 	$< $(BUILD)/bench_cpu.json
 
+# ---- pictures
+
+gallery: train  ## trains small models in which the papers' effects show -> gallery/report.html (scripts/setup.sh --plots first); goes on where it stopped
+	@scripts/gallery.sh
+
 clean:  ## remove everything that was built
 	rm -rf $(BUILD) train
 
@@ -211,6 +216,6 @@ format:  ## clang-format every source
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-.PHONY: test quick-test gradcheck gpu-check fuzz bench clean format help
+.PHONY: test quick-test gradcheck gpu-check fuzz bench gallery clean format help
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -4,53 +4,9 @@
 usage: scripts/plot_log.py FOLDER... [-o losses.png]     each FOLDER was a run's --out (it holds log.jsonl)
 """
 import argparse
-import json
 import os
-import subprocess
-import sys
 
-DEBIANS = "/usr/bin/python3"  # the python that `scripts/setup.sh --plots` installs matplotlib for
-
-
-def fail(message):
-    sys.exit(f"error: {message}")
-
-
-def read_log(folder):
-    """The entries of a run. The last line may be half written: the run may still be going on."""
-    path = os.path.join(folder, "log.jsonl")
-    if not os.path.isdir(folder):
-        fail(f"{folder}: no such folder: name what --out named")
-    if not os.path.exists(path):
-        fail(f"{folder}: holds no log.jsonl: name what --out named")
-    with open(path) as log:
-        lines = log.read().splitlines()
-    entries = []
-    for number, line in enumerate(lines, 1):
-        try:
-            entries.append(json.loads(line))
-        except ValueError:
-            if number < len(lines):
-                fail(f"{path}: line {number} is no JSON")
-    if not any("loss" in e for e in entries):
-        fail(f"{path}: holds no step yet")
-    return entries
-
-
-def import_pyplot():
-    """matplotlib, from this python or else from Debian's."""
-    try:
-        import matplotlib
-    except ImportError:
-        has_it = [DEBIANS, "-c", "import matplotlib"]
-        if sys.executable != DEBIANS and os.path.exists(DEBIANS):
-            if subprocess.run(has_it, stderr=subprocess.DEVNULL).returncode == 0:
-                os.execv(DEBIANS, [DEBIANS, *sys.argv])
-        fail(f"{sys.executable} has no matplotlib: run scripts/setup.sh --plots, or use a python that has it")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as pyplot
-
-    return pyplot
+from plots import find_matplotlib, read_log
 
 
 def main():
@@ -59,7 +15,8 @@ def main():
     parser.add_argument("-o", "--output", default="losses.png")
     args = parser.parse_args()
     runs = [(os.path.basename(os.path.normpath(folder)), read_log(folder)) for folder in args.folders]
-    pyplot = import_pyplot()
+    find_matplotlib().use("Agg")
+    from matplotlib import pyplot
 
     figure, (losses, norms) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True, gridspec_kw={"height_ratios": (3, 1)})
     baselines = []

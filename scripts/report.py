@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Writes one HTML page that compares runs: their losses, attention, activations, gates and norms, as in the papers' figures.
+
+usage: scripts/report.py FOLDER... [--out=report.html] [--pictures=FOLDER]     each FOLDER was a run's --out
+
+A run that ended, or ./train --evaluate --out=FOLDER, has left measures.safetensors there; without that file the page shows
+what the log alone says. The page needs nothing beside itself.
+"""
+import argparse
+import os
+
+from plots import fail, find_matplotlib
+
+
+def write(path, text):
+    """The whole text, or what was there before."""
+    unfinished = f"{path}.tmp.{os.getpid()}"
+    try:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(unfinished, path)
+    except OSError as error:
+        if os.path.exists(unfinished):
+            os.remove(unfinished)
+        fail(f"{path}: cannot write: {error.strerror}")
+
+
+def make_folder(path):
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        fail(f"{path}: cannot be made a folder: {error.strerror}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what --out named")
+    parser.add_argument("-o", "--out", default="report.html", metavar="FILE", help="the page [report.html]")
+    parser.add_argument("--pictures", metavar="FOLDER", help="where each figure goes as an SVG file too")
+    args = parser.parse_args()
+    matplotlib = find_matplotlib()
+    from reporting.runs import read_runs
+
+    runs = read_runs(args.folders)
+    import numpy
+    from reporting import drawing, figures, page
+
+    # A value that is not finite ends a line: of its logarithm nothing need be said.
+    with numpy.errstate(all="ignore"), matplotlib.rc_context(figures.STYLE):
+        write(args.out, page.page(runs))
+        print(f"wrote {args.out}")
+        if args.pictures:
+            make_folder(args.pictures)
+            pictures = drawing.pictures(runs)
+            for name, picture in pictures.items():
+                write(os.path.join(args.pictures, name + ".svg"), picture)
+            print(f"wrote {len(pictures)} pictures into {args.pictures}")
+
+
+main()

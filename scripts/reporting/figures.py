@@ -1,0 +1,338 @@
+"""How the figures of a report are drawn: what stands in one axes. Which there are: catalogue.py."""
+import numpy
+from matplotlib import cm, colors
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")  # Okabe and Ito's, without yellow
+DASHES = ("-", "--", ":")
+MUTED = "#59636e"
+MAP_SIDE = 128  # tokens and dimensions of a heat map: more would be lost in a column of the page
+
+STYLE = {
+    "svg.fonttype": "none", "svg.hashsalt": "gated.cu", "font.family": "sans-serif", "font.size": 7, "axes.labelpad": 2.5, "xtick.major.size": 2.5, "ytick.major.size": 2.5, "xtick.major.pad": 2.5, "ytick.major.pad": 2.5,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#b1bac4", "axes.linewidth": 0.7,
+    "axes.labelcolor": MUTED, "axes.axisbelow": True, "axes.grid": True, "grid.color": "#eaeef2", "grid.linewidth": 0.7,
+    "xtick.color": "#b1bac4", "ytick.color": "#b1bac4", "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED,
+    "xtick.major.width": 0.7, "ytick.major.width": 0.7, "xtick.minor.size": 0, "ytick.minor.size": 0,
+    "lines.linewidth": 1.3, "lines.markersize": 3.2, "lines.solid_capstyle": "round", "text.color": "#1f2328",
+    "figure.facecolor": "none", "axes.facecolor": "none", "legend.frameon": False,
+}
+
+
+def look(index):
+    """The line of a run, by its place on the command line."""
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS)]}
+
+
+def key_html(index):
+    """The same line in front of the run's name."""
+    line = look(index)
+    return f'<span class="key d{DASHES.index(line["linestyle"])}" style="border-color:{line["color"]}"></span>'
+
+
+# ---- axes
+
+def label(axes, x, y):
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+
+
+def show_percent(axis):
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+
+
+def show_whole_numbers(axis):
+    axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+
+
+def scale_by_factors(axes, axis="y", base=10):
+    if not any((getattr(line, f"get_{axis}data")() > 0).any() for line in axes.lines):
+        return
+    getattr(axes, f"set_{axis}scale")("log", base=base)
+    ticks = getattr(axes, f"{axis}axis")
+    low, high = sorted(ticks.get_view_interval())
+    if base == 10 and low > 0 and high / low < 1000:  # few powers of ten, or none, lie within
+        ticks.set_major_locator(MaxNLocator(5) if high / low < 10 else LogLocator(subs=(1, 2, 5) if high / low < 100 else (1, 3)))
+    ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ticks.set_minor_formatter(NullFormatter())
+
+
+def thinned(x, y, most=250):
+    """At most so many points: each the mean of as many neighbours as the others, but for the last."""
+    starts = numpy.arange(0, len(x), -(-len(x) // most))
+    return tuple(group_means(values, starts) for values in (x, y))
+
+
+def group_means(values, starts):
+    return numpy.add.reduceat(values, starts) / numpy.diff(numpy.append(starts, len(values)))
+
+
+# ---- lines: (axes, [(run, its look)])
+
+def draw_loss(axes, runs):
+    lowest, highest = [], []
+    for run, line in runs:
+        steps, losses = thinned(*run.series("loss"))
+        axes.plot(steps, losses, **line | {"linewidth": 0.8}, alpha=0.5)
+        if "validation_loss" in run.logged:
+            axes.plot(*run.series("validation_loss"), **line, marker="o")
+        finite = losses[numpy.isfinite(losses)]
+        if len(finite):
+            lowest.append(finite.min())
+            highest.append(numpy.quantile(finite, 0.9))
+    for entropy in {float(run.last("bigram_entropy")) for run, _ in runs if "bigram_entropy" in run.logged}:
+        axes.axhline(entropy, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
+    if lowest:  # the fall of the first steps would press the rest into a line
+        low, high = min(lowest), max(highest)
+        axes.set_ylim(low - 0.1 * (high - low) - 1e-3, low + 1.6 * (high - low) + 1e-3)
+    label(axes, "step", "loss, nats a token")
+
+
+def over_training(key, y, by_factors=False, in_percent=False):
+    def draw(axes, runs):
+        for run, line in runs:
+            steps, values = thinned(*run.series(key))
+            axes.plot(steps, values, **line, marker="o" if len(steps) <= 40 else None)
+        if by_factors:
+            scale_by_factors(axes)
+        if in_percent:
+            show_percent(axes.yaxis)
+        label(axes, "step", y)
+    return draw
+
+
+def draw_outliers_over_training(axes, runs):
+    for run, line in runs:
+        steps, sizes = run.series("outlier_sizes_by_state")
+        ratios = sizes[:, :, 0] / run.series("median_by_state")[1]
+        axes.plot(steps, ratios.max(axis=1), **line, marker="o" if len(steps) <= 40 else None)
+    axes.axhline(10, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
+    scale_by_factors(axes)
+    label(axes, "step", "largest dimension / median")
+
+
+def by_state(key, y):
+    def draw(axes, runs):
+        for run, line in runs:
+            axes.plot(run.series(key)[1][-1], **line, marker="o")
+        scale_by_factors(axes)
+        show_whole_numbers(axes.xaxis)
+        label(axes, "blocks passed (0: embedding)", y)
+    return draw
+
+
+def by_layer(layers, values, y, in_percent=False):
+    """layers: the key of the layers' numbers in a run's metadata; values: (run) -> one for each of them."""
+    def draw(axes, runs):
+        for run, line in runs:
+            axes.plot(run.metadata[layers], values(run), **line, marker="o")
+        if in_percent:
+            show_percent(axes.yaxis)
+        axes.set_ylim(0, 1.08 * max(1e-3, *(values(run).max() for run, _ in runs), 0))
+        show_whole_numbers(axes.xaxis)
+        label(axes, "layer", y)
+    return draw
+
+
+def first_value(run):
+    lengths = run.arrays["value_norm"]
+    return lengths[:, 0] / numpy.maximum(lengths[:, 1:].mean(axis=1), 1e-30)
+
+
+def draw_output(axes, runs):
+    for run, line in runs:
+        before, behind = run.arrays["attention_output_mean"].T
+        axes.plot(run.metadata["attention_layers"], before, **line, marker="o")
+        axes.plot(run.metadata["attention_layers"], behind, **line, marker="o", markerfacecolor="white", alpha=0.8)
+    scale_by_factors(axes)
+    show_whole_numbers(axes.xaxis)
+    label(axes, "layer", "mean |o|")
+
+
+def draw_below(axes, runs):
+    for run, line in runs:
+        before, behind, scaled = run.arrays["attention_output_below"].mean(axis=0)
+        axes.plot(run.metadata["thresholds"], before, **line | {"linewidth": 0.8}, alpha=0.6)
+        axes.plot(run.metadata["thresholds"], behind, **line, marker="o")
+        axes.plot(run.metadata["thresholds"], scaled, **line | {"linestyle": (0, (1, 1.5))})
+    scale_by_factors(axes, "x")
+    show_percent(axes.yaxis)
+    label(axes, "threshold", "share of |o| below, %")
+
+
+def draw_gradient_by_layer(axes, runs):
+    for run, line in runs:
+        norms = run.series("gradient_norm_by_layer")[1]
+        axes.plot(norms[0], **line | {"linewidth": 0.8}, alpha=0.5)
+        axes.plot(norms[-1], **line, marker="o")
+    scale_by_factors(axes)
+    show_whole_numbers(axes.xaxis)
+    label(axes, "layer", "norm of its gradient")
+
+
+def draw_loss_by_position(axes, runs):
+    for run, line in runs:
+        losses = run.arrays["loss_by_position"]
+        starts = [0]
+        while starts[-1] + max(1, starts[-1] // 5) < len(losses):  # groups that grow: a single late position is noise
+            starts.append(starts[-1] + max(1, starts[-1] // 5))
+        axes.plot(numpy.array(starts) + 1, group_means(losses, starts), **line)
+    scale_by_factors(axes, "x", base=2)
+    label(axes, "tokens seen", "loss, nats")
+
+
+# ---- heat maps: (axes, run, its look, the scale that all runs share)
+
+def heat(axes, values, cmap, norm):
+    axes.imshow(values, cmap=cmap, norm=norm, aspect="auto", interpolation="none")
+    axes.grid(False)
+
+
+def mean_map(run):
+    return run.arrays["attention_map"].mean(axis=0)[:MAP_SIDE, :MAP_SIDE]
+
+
+def attention_scale(runs):
+    """To the largest of the last three quarters of the queries, but for one in a thousand."""
+    largest = max(numpy.quantile(m[len(m) // 4:], 0.999) for m in map(mean_map, runs))
+    return colors.PowerNorm(0.5, 0, max(largest, 1e-3))
+
+
+def draw_attention_map(axes, run, line, scale):
+    values = mean_map(run)
+    heat(axes, numpy.where(numpy.tri(len(values)) > 0, values, numpy.nan), "magma_r", scale)
+    label(axes, "key token", "query token")
+
+
+def stream(run):
+    """Mean |h| over the states by token, the dimensions with the largest mean first."""
+    values = run.arrays["activation_by_token"].mean(axis=0)
+    order = numpy.argsort(-values.mean(axis=0), kind="stable")
+    return values[:MAP_SIDE, order[:MAP_SIDE]]
+
+
+def stream_scale(runs):
+    values = [stream(run) for run in runs]
+    low = max(min(numpy.quantile(v, 0.02) for v in values), 1e-6)
+    return colors.LogNorm(low, max(2 * low, *(v.max() for v in values)))
+
+
+def draw_stream(axes, run, line, scale):
+    heat(axes, numpy.maximum(stream(run), scale.vmin), "magma_r", scale)
+    label(axes, "dimension, largest mean first", "token")
+
+
+def heads_scale(runs):
+    return colors.Normalize(0, max(1e-3, *(run.arrays["first_token_attention"].max() for run in runs)))
+
+
+def draw_heads(axes, run, line, scale):
+    values = run.arrays["first_token_attention"]
+    heat(axes, values, "magma_r", scale)
+    shown = range(0, len(values), -(-len(values) // 8))
+    axes.set_yticks(shown, [run.metadata["attention_layers"][i] for i in shown])
+    show_whole_numbers(axes.xaxis)
+    if values.size <= 48:
+        for (layer, head), value in numpy.ndenumerate(values):
+            axes.text(head, layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=6,
+                      color="white" if scale(value) > 0.5 else "#1f2328")
+    label(axes, "head", "layer")
+
+
+def weight_scale(key):
+    """As far below 1 as above."""
+    def scale(runs):
+        sizes = numpy.concatenate([numpy.abs(run.arrays[key]).ravel() for run in runs])
+        furthest = numpy.quantile(numpy.abs(numpy.log(numpy.maximum(sizes, 1e-3))), 0.9995)
+        return colors.LogNorm(numpy.exp(-max(furthest, 0.2)), numpy.exp(max(furthest, 0.2)))
+    return scale
+
+
+def draw_weights(key):
+    def draw(axes, run, line, scale):
+        heat(axes, numpy.clip(numpy.abs(run.arrays[key]), scale.vmin, scale.vmax), "PuOr_r", scale)
+        names = [n.removeprefix("layers.").replace("_norm", "").replace(".attention", " attn").replace(".", " ")
+                 for n in run.metadata["norms"]]
+        shown = range(0, len(names), -(-len(names) // 14))
+        axes.set_yticks(shown, [names[i] for i in shown])
+        show_whole_numbers(axes.xaxis)
+        label(axes, "dimension", "")
+    return draw
+
+
+# ---- curves of one run: likewise
+
+def histogram_scale(key):
+    return lambda runs: 1.05 * max(run.arrays[key].max() for run in runs)
+
+
+def draw_histogram(key):
+    def draw(axes, run, line, scale):
+        shares = run.arrays[key]
+        edges = numpy.linspace(*(run.metadata["gate_range"] or (0, 1)), shares.shape[1] + 1)
+        axes.stairs(shares.mean(axis=0), edges, fill=True, color=line["color"], alpha=0.35)
+        for share in shares:
+            axes.stairs(share, edges, color=line["color"], linewidth=0.5, alpha=0.7)
+        axes.set_ylim(0, scale)
+        axes.set_xlim(edges[0], edges[-1])
+        show_percent(axes.yaxis)
+        label(axes, "score", "share of scores, %")
+    return draw
+
+
+def outliers_scale(runs):
+    sizes = numpy.concatenate([last_outliers(run)[1].ravel() for run in runs])
+    medians = numpy.concatenate([last_outliers(run)[2] for run in runs])
+    low, high = max(numpy.nanmin(medians), 1e-6), max(numpy.nanmax(sizes), 1e-5)
+    return 0.7 * low, 1.8 * high
+
+
+def last_outliers(run):
+    return [run.series(key)[1][-1] for key in ("outliers_by_state", "outlier_sizes_by_state", "median_by_state")]
+
+
+def draw_outliers(axes, run, line, scale):
+    dimensions, sizes, medians = last_outliers(run)
+    states = numpy.arange(len(medians))
+    axes.plot(states, medians, color=MUTED, linewidth=1, linestyle="--")
+    for rank in range(sizes.shape[1]):
+        axes.plot(states, sizes[:, rank], color=line["color"], marker="o", alpha=1 - 0.25 * rank, linewidth=1)
+    if len(states) <= 9:
+        for state in states:
+            axes.annotate(f"{dimensions[state, 0]:.0f}", (state, sizes[state, 0]), (0, 4), textcoords="offset points",
+                          ha="center", fontsize=6)
+    axes.set_yscale("log")
+    axes.set_ylim(*scale)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    show_whole_numbers(axes.xaxis)
+    label(axes, "blocks passed (0: embedding)", "mean |h|")
+
+
+def final_scale(runs):
+    return 1.15 * max(1e-3, *(run.arrays["final_output"].max() for run in runs))
+
+
+def draw_final(axes, run, line, scale):
+    sizes = run.arrays["final_output"]
+    axes.vlines(numpy.arange(len(sizes)), 0, sizes, color=line["color"], linewidth=max(0.3, min(1.2, 160 / len(sizes))))
+    for dimension in numpy.argsort(-sizes, kind="stable")[:3]:
+        axes.annotate(str(dimension), (dimension, sizes[dimension]), (0, 1), textcoords="offset points", ha="center", fontsize=6)
+    axes.set_ylim(0, scale)
+    label(axes, "dimension", "mean |output|")
+
+
+def sharpness_scale(runs):
+    return 1.05 * max(1e-3, *(numpy.nanmax(run.series(f"sharpness_3.{part}")[1]) for run in runs
+                              for part in ("attention", "ffn", "attention_norm", "ffn_norm")
+                              if f"sharpness_3.{part}" in run.logged))
+
+
+def draw_sharpness(part, name):
+    def draw(axes, run, line, scale):
+        steps, values = run.series(f"sharpness_3.{part}")
+        for layer, curve in enumerate(values.T):
+            axes.plot(steps, curve, color=cm.viridis(0.9 * layer / max(values.shape[1] - 1, 1)), linewidth=1)
+        axes.set_ylim(0, scale)
+        label(axes, "step", name)
+    return draw

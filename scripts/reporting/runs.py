@@ -1,0 +1,195 @@
+"""A run as a report reads it: log.jsonl and, where it is there, measures.safetensors. Everything is checked when it is read.
+
+The arrays of measures.safetensors are described where they are written, in training/arrays.h.
+"""
+import glob
+import json
+import math
+import os
+
+import numpy
+
+from plots import fail, read_log
+
+# The shape of every array. A letter is the same number wherever it stands: A layers with softmax attention, B bins, C hidden,
+# H heads, K thresholds, S states of the residual stream, P first positions, T context, G gates, M gates of norms, N norms.
+ARRAYS = {
+    "loss_by_position": "T", "attention_map": "APP", "first_token_attention": "AH", "sink_attention": "AH",
+    "value_norm": "AT", "activation_by_token": "SPC", "activation_mean": "SC", "activation_largest": "S",
+    "attention_output_mean": "A2", "attention_output_below": "A3K", "gate_histogram": "GB", "norm_gate_histogram": "MB",
+    "gate_mean": "G", "norm_gate_mean": "M", "norm_weight": "NC", "pre_weight": "NC", "final_output": "C",
+}
+# These have no value behind a gate where there is no gate.
+MAY_HOLD_NAN = ("attention_output_mean", "attention_output_below")
+# What the lists of its metadata hold.
+METADATA = {"attention_layers": int, "gates": int, "norms": str, "norm_gates": str, "flags": str, "thresholds": float,
+            "gate_range": float}
+# Likewise of the log, where nothing is a single number, L is layers, O is outliers, and * is another number every time.
+LOG = {
+    "loss": "", "gradient_norm": "", "validation_loss": "", "bigram_entropy": "", "first_token_attention": "",
+    "first_token_attention_largest": "", "first_token_attention_largest_at.layer": "",
+    "first_token_attention_largest_at.head": "", "first_token_value_norm": "", "sink_attention": "", "largest_activation": "",
+    "largest_activation_by_state": "S", "largest_activation_behind_first": "", "massive_activations": "",
+    "residual_sink_dimensions": "*", "gate_score_mean": "", "norm_gate_score_mean": "", "norm_weight_furthest": "",
+    "norm_weight_furthest_at.layer": "", "norm_weight_furthest_at.dimension": "", "pre_weight_furthest": "",
+    "pre_weight_furthest_at.layer": "", "pre_weight_furthest_at.dimension": "", "outliers_by_state": "SO",
+    "outlier_sizes_by_state": "SO", "median_by_state": "S", "gradient_norm_by_layer": "L", "sharpness_3.attention": "L",
+    "sharpness_3.ffn": "L", "sharpness_3.attention_norm": "L", "sharpness_3.ffn_norm": "L",
+}
+MOST = 21  # runs: as many as there are colours and dashes (figures.py)
+# Flags that change where a run goes, or where it leaves its files, and not what comes out.
+OF_NO_RESULT = ("--out", "--resume", "--evaluate", "--save-every", "--keep", "--device", "--threads", "--sample-tokens",
+                "--temperature", "--top-k", "--measure-every", "--val-every")
+
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def as_array(value):
+    """Numbers of the log as an array; what JSON cannot say (NaN, infinity) stands as null in it. None for anything else."""
+    if value is None or is_number(value):
+        return numpy.array(math.nan if value is None else float(value))
+    parts = [as_array(part) for part in value] if isinstance(value, list) else [None]
+    if any(part is None or part.shape != parts[0].shape for part in parts):
+        return None
+    return numpy.array(parts)
+
+
+def flat(entry):
+    """{"a": {"b": 1}} becomes {"a.b": 1}."""
+    return {key if inner is None else f"{key}.{inner}": value for key, outer in entry.items()
+            for inner, value in (outer.items() if isinstance(outer, dict) else [(None, outer)])}
+
+
+def read_header(path):
+    """The header of a safetensors file, which is held against the size of the file, and where its data begins."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            fail(f"{path}: cut short at {size} bytes, or no safetensors file")
+        try:
+            header = json.loads(file.read(length))
+        except (ValueError, RecursionError):
+            header = None
+    if not isinstance(header, dict) or not isinstance(header.get("__metadata__", {}), dict):
+        fail(f"{path}: its header is no JSON object: no safetensors file")
+    metadata, data = header.pop("__metadata__", {}), size - 8 - length
+    for name, entry in header.items():
+        try:
+            shape, (begin, end) = entry["shape"], entry["data_offsets"]
+            good = all(type(n) is int and n >= 0 for n in [*shape, begin, end]) and begin <= end
+        except (TypeError, KeyError, ValueError):
+            good = False
+        if not good:
+            fail(f"{path}: the header says no shape and place of {name}: no safetensors file")
+        if end > data:
+            fail(f"{path}: cut short: {name} ends at byte {end} of the data, which has {data}")
+    return metadata, header, 8 + length
+
+
+def fits(shape, letters, sizes):
+    """Whether a shape is what its letters say, where `sizes` knows them; `sizes` learns the others."""
+    known = dict(sizes)
+    if len(shape) != len(letters) or any(known.setdefault(l, n) != n for l, n in zip(letters, shape) if l != "*"):
+        return False
+    sizes.update(known)
+    return True
+
+
+class Run:
+    """One --out folder. `logged` holds (steps, values) by key; `arrays` and `metadata` are those of measures.safetensors."""
+
+    def __init__(self, folder, name):
+        self.name = name
+        self.logged, self.texts, self.arrays, self.metadata = {}, {}, {}, {}
+        try:
+            self.read_log(folder)
+            measures = os.path.join(folder, "measures.safetensors")
+            if os.path.exists(measures):
+                self.read_measures(measures, f": ./train --evaluate --out={folder} writes it again")
+            self.parameters = parameters(folder)
+        except OSError as error:
+            fail(f"{error.filename}: cannot be read: {error.strerror}")
+
+    def read_log(self, folder):
+        path, sizes, found = os.path.join(folder, "log.jsonl"), {}, {}
+        self.steps = 0
+        for entry in read_log(folder):
+            if not is_number(entry.get("step")):
+                fail(f"{path}: an entry has no step: was it written by ./train?")
+            self.steps = max(self.steps, entry["step"])
+            for key, value in flat(entry).items():
+                if isinstance(value, str):
+                    self.texts[key] = value
+                if key not in LOG:
+                    continue
+                array = as_array(value)
+                if array is None or not fits(array.shape, LOG[key], sizes):
+                    fail(f"{path}: {key} of step {entry['step']} has another form than that of ./train, or than other steps have")
+                found.setdefault(key, []).append((entry["step"], array))
+        for key, values in found.items():
+            values = values[-1:] if LOG[key] == "*" else values
+            if any(numpy.isfinite(value).any() or value.size == 0 for _, value in values):
+                self.logged[key] = numpy.array([s for s, _ in values]), numpy.array([v for _, v in values])
+
+    def read_measures(self, path, remedy):
+        metadata, header, start = read_header(path)
+        if metadata.get("format") != "gated.cu measures 1":
+            fail(f"{path}: its format is {metadata.get('format')!r}, expected 'gated.cu measures 1'{remedy}")
+        for key, kind in METADATA.items():
+            try:
+                values = json.loads(metadata.get(key, "[]"))
+                good = isinstance(values, list) and all(is_number(v) if kind is float else type(v) is kind for v in values)
+            except (TypeError, ValueError, RecursionError):
+                good = False
+            if not good or key == "gate_range" and len(values) not in (0, 2):
+                fail(f"{path}: its metadata {key!r} is not what ./train writes{remedy}")
+            self.metadata[key] = values
+        sizes = {letter: len(self.metadata[key]) for letter, key in
+                 (("A", "attention_layers"), ("G", "gates"), ("N", "norms"), ("M", "norm_gates"), ("K", "thresholds"))}
+        sizes |= {"2": 2, "3": 3}
+        with open(path, "rb") as file:
+            file.seek(start)
+            data = file.read()
+        for name in (n for n in ARRAYS if n in header):
+            shape, (begin, end) = header[name]["shape"], header[name]["data_offsets"]
+            if header[name].get("dtype") != "F32" or 4 * math.prod(shape) != end - begin:
+                fail(f"{path}: {name} is not F32 of shape {shape} in {end - begin} bytes{remedy}")
+            if 0 in shape:
+                continue
+            if not fits(shape, ARRAYS[name], sizes):
+                fail(f"{path}: {name} has shape {shape}, which contradicts other arrays or the metadata{remedy}")
+            array = numpy.frombuffer(data[begin:end], "<f4").reshape(shape).astype(float)
+            if not numpy.isfinite(array).all() and name not in MAY_HOLD_NAN:
+                fail(f"{path}: {name} holds values that are not finite: the run diverged; move the file away to draw its log alone")
+            self.arrays[name] = array
+
+    @property
+    def flags(self):
+        return [flag for flag in self.metadata.get("flags", []) if flag.split("=")[0] not in OF_NO_RESULT]
+
+    def series(self, key):
+        """Steps, and the values at them."""
+        return self.logged[key]
+
+    def last(self, key):
+        """What the log says last; None where it says nothing."""
+        return self.logged[key][1][-1] if key in self.logged else None
+
+
+def parameters(folder):
+    """Of the model in the newest checkpoint; None where there is none."""
+    checkpoints = sorted(glob.glob(os.path.join(glob.escape(folder), "step_*.safetensors")))
+    if not checkpoints:
+        return None
+    _, header, _ = read_header(checkpoints[-1])
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if not name.startswith("optimizer."))
+
+
+def read_runs(folders):
+    if len(folders) > MOST:
+        fail(f"{len(folders)} runs: at most {MOST} can be told apart: name fewer")
+    names = [os.path.basename(os.path.normpath(folder)) for folder in folders]
+    return [Run(folder, name if names.count(name) == 1 else folder) for folder, name in zip(folders, names)]

@@ -1,0 +1,88 @@
+"""The table of a report: a row for each run, a column for each measure that some run has."""
+import html
+import math
+
+from reporting.figures import key_html
+
+
+def scalar(run, key, form):
+    value = run.last(key)
+    if value is None:
+        return None
+    return "not finite" if not math.isfinite(value) else form.format(float(value))
+
+
+def place(run, key):
+    """Where a weight stands; a layer behind all layers is that of the final norm."""
+    norm, layer, dimension = run.texts.get(key + ".norm"), scalar(run, key + ".layer", "{:.0f}"), scalar(run, key + ".dimension", "{:.0f}")
+    if None in (norm, layer, dimension):
+        return ""
+    return f"dimension {dimension}, " + ("final norm" if norm.startswith("final") else f"{norm.replace('_', ' ')} of layer {layer}")
+
+
+def head_of(run):
+    layer, head = (scalar(run, f"first_token_attention_largest_at.{of}", "{:.0f}") for of in ("layer", "head"))
+    most = scalar(run, "first_token_attention_largest", "{:.1%}")
+    return "" if None in (layer, head, most) else f"head {head} of layer {layer}: {most}"
+
+
+def behind_first(run):
+    value = scalar(run, "largest_activation_behind_first", "{:.4g}")
+    return "" if value is None else f"without token 0: {value}"
+
+
+def sink_dimensions(run):
+    found = run.last("residual_sink_dimensions")
+    return None if found is None else str(found.size)
+
+
+def first_dimensions(run):
+    found = run.last("residual_sink_dimensions")
+    return ", ".join(f"{d:.0f}" for d in found[:4]) + (", …" if len(found) > 4 else "")
+
+
+def nothing(run):
+    return ""
+
+
+# Head, the value of a run or None, and what stands small below it.
+COLUMNS = [
+    ("parameters", lambda run: run.parameters and f"{run.parameters:,}", nothing),
+    ("steps", lambda run: f"{run.steps:,.0f}", nothing),
+    ("validation loss, nats", lambda run: scalar(run, "validation_loss", "{:.4f}"), nothing),
+    ("attention to the first token", lambda run: scalar(run, "first_token_attention", "{:.1%}"), head_of),
+    ("attention to the learned sink", lambda run: scalar(run, "sink_attention", "{:.1%}"), nothing),
+    ("|v| at the first token over others", lambda run: scalar(run, "first_token_value_norm", "{:.2f}"), nothing),
+    ("largest |h|", lambda run: scalar(run, "largest_activation", "{:.4g}"), behind_first),
+    ("massive activations", lambda run: scalar(run, "massive_activations", "{:,.0f}"), nothing),
+    ("residual-sink dimensions", sink_dimensions, first_dimensions),
+    ("mean gate score", lambda run: scalar(run, "gate_score_mean", "{:.3f}"), nothing),
+    ("mean score of norms’ gates", lambda run: scalar(run, "norm_gate_score_mean", "{:.3f}"), nothing),
+    ("λ furthest from 1", lambda run: scalar(run, "norm_weight_furthest", "{:.3f}"), lambda run: place(run, "norm_weight_furthest_at")),
+    ("λ₁ furthest from 1", lambda run: scalar(run, "pre_weight_furthest", "{:.3f}"), lambda run: place(run, "pre_weight_furthest_at")),
+]
+
+
+def flags_of(runs):
+    """The flags that all runs have, and for each run the others."""
+    common = [flag for flag in runs[0].flags if all(flag in run.flags for run in runs)]
+    return common, [[flag for flag in run.flags if flag not in common] for run in runs]
+
+
+def flags_html(flags):
+    """A line breaks between flags alone."""
+    return f"<code>{' '.join(f'<span>{html.escape(flag)}</span>' for flag in flags)}</code>"
+
+
+def table(runs):
+    columns = [(head, value, below) for head, value, below in COLUMNS if any(value(run) is not None for run in runs)]
+    rows = ""
+    for at, (run, flags) in enumerate(zip(runs, flags_of(runs)[1])):
+        cells = ""
+        for _, value, below in columns:
+            shown = value(run)
+            small = below(run) if shown is not None else ""
+            cells += f"<td>{html.escape(shown or '–')}{small and f'<small>{html.escape(small)}</small>'}</td>"
+        rows += f"<tr><th scope=\"row\">{key_html(at)}{html.escape(run.name)}{flags_html(flags)}</th>{cells}</tr>"
+    heads = "".join(f'<th scope="col">{html.escape(head)}</th>' for head, _, _ in columns)
+    return f'<div class="table"><table><thead><tr><th scope="col">run</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'

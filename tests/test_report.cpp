@@ -1,0 +1,293 @@
+// report: what scripts/report.py shows of runs, and what it refuses. The runs are made here: a log, and arrays of chosen
+// numbers. Needs a python3 with matplotlib; without one it warns.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/check.h"
+#include "tests/catch.h"
+
+using namespace gated;
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+struct Outcome {
+  int exit_code;
+  std::string text;  // of both streams
+};
+
+std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t n = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) n++;
+  return n;
+}
+
+// An array of measures.safetensors; value() gives its elements in order.
+struct Array {
+  std::vector<size_t> shape;
+  std::function<float(size_t)> value;
+};
+
+// A run of two layers with two heads, and all that a page can show of it.
+struct Run {
+  size_t P = 16, C = 8, steps = 40;
+  std::vector<std::string> flags = {"--steps=40", "--threads=2"};
+  std::map<std::string, Array> arrays;
+  Json metadata, measured;
+
+  Run() {
+    metadata = {{"format", "gated.cu measures 1"},
+                {"attention_layers", "[0,1]"},
+                {"gates", "[]"},
+                {"norm_gates", "[]"},
+                {"thresholds", "[0.001,0.01,0.1]"},
+                {"norms", R"(["layers.0.attention_norm","layers.1.attention_norm","final_norm"])"}};
+    measured = Json::parse(R"({
+      "first_token_attention": 0.375, "first_token_attention_largest": 0.5,
+      "first_token_attention_largest_at": {"layer": 1, "head": 0}, "largest_activation": 712.5,
+      "largest_activation_by_state": [1, 20, 712.5], "largest_activation_behind_first": 33.25, "massive_activations": 4321,
+      "residual_sink_dimensions": [7, 2], "norm_weight_furthest": 0.0625,
+      "norm_weight_furthest_at": {"layer": 2, "norm": "final_norm", "dimension": 6},
+      "outliers_by_state": [[1, 2, 3], [4, 5, 6], [7, 0, 1]],
+      "outlier_sizes_by_state": [[3, 2, 1], [30, 20, 10], [300, 200, 100]], "median_by_state": [0.5, 0.5, 0.5],
+      "sharpness_3": {"attention": [0.1, 0.2], "ffn": [0.1, 0.2], "attention_norm": [0.1, 0.2], "ffn_norm": [0.1, 0.2]},
+      "gradient_norm_by_layer": [0.5, 0.25]})");
+    fill();
+  }
+  void fill() {
+    const auto smooth = [](size_t i) { return 1.0f + 0.5f * float(i * 7919 % 101) / 101; };
+    arrays = {{"loss_by_position", {{P}, smooth}},
+              {"attention_map", {{2, P, P}, [](size_t) { return 0.0625f; }}},
+              {"first_token_attention", {{2, 2}, [](size_t i) { return 0.11f * float(i + 1); }}},
+              {"value_norm", {{2, P}, smooth}},
+              {"activation_by_token", {{3, P, C}, smooth}},
+              {"activation_mean", {{3, C}, smooth}},
+              {"activation_largest", {{3}, smooth}},
+              {"attention_output_mean", {{2, 2}, [](size_t i) { return i % 2 ? NAN : 0.5f; }}},
+              {"attention_output_below", {{2, 3, 3}, [](size_t i) { return i / 3 % 3 ? NAN : 0.1f * float(i % 3); }}},
+              {"norm_weight", {{3, C}, smooth}},
+              {"final_output", {{C}, [](size_t i) { return i == 5 ? 9.0f : 1.0f; }}}};
+  }
+  void gate() {
+    flags.push_back("--attn=g1");
+    metadata["gates"] = "[0,1]";
+    measured["gate_score_mean"] = 0.125;
+    arrays["gate_histogram"] = {{2, 50}, [](size_t) { return 0.02f; }};
+    arrays["gate_mean"] = {{2}, [](size_t) { return 0.125f; }};
+    arrays["attention_output_mean"].value = [](size_t) { return 0.5f; };
+    arrays["attention_output_below"].value = [](size_t) { return 0.5f; };
+  }
+
+  std::string log() const {
+    std::string text;
+    for (size_t step = 1; step <= steps; step++)
+      text += format(R"({"step":%zu,"loss":%g,"gradient_norm":1.5})", step, 2 + 1.0 / double(step)) + "\n";
+    Json entry = measured;
+    entry["step"] = steps;
+    return text + format(R"({"step":%zu,"validation_loss":2.03125})", steps) + "\n" + entry.dump() + "\n";
+  }
+  std::string measures() const {
+    Json header = {{"__metadata__", metadata}};
+    header["__metadata__"]["flags"] = Json(flags).dump();
+    std::string data;
+    for (const auto& [name, array] : arrays) {
+      size_t n = 1;
+      for (const size_t d : array.shape) n *= d;
+      header[name] = {{"dtype", "F32"}, {"shape", array.shape}, {"data_offsets", {data.size(), data.size() + 4 * n}}};
+      for (size_t i = 0; i < n; i++) {
+        const uint32_t bits = std::bit_cast<uint32_t>(array.value(i));
+        data.append(reinterpret_cast<const char*>(&bits), 4);
+      }
+    }
+    const std::string head = header.dump();
+    const uint64_t length = head.size();
+    return std::string(reinterpret_cast<const char*>(&length), 8) + head + data;
+  }
+};
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("report." + std::to_string(getpid()));
+  Folder() {
+    fs::remove_all(path);
+    fs::create_directories(path);
+  }
+  ~Folder() { fs::remove_all(path); }
+  std::string operator/(const std::string& name) const { return (path / name).string(); }
+  void write(const std::string& name, const std::string& text) const {
+    fs::create_directories((path / name).parent_path());
+    std::ofstream(path / name, std::ios::binary) << text;
+  }
+  std::string run(const std::string& name, const Run& run) const {
+    write(name + "/log.jsonl", run.log());
+    write(name + "/measures.safetensors", run.measures());
+    return " " + (path / name).string();
+  }
+  Outcome report(const std::string& arguments) const {
+    const int status =
+        std::system(format("PYTHONPATH=%s python3 scripts/report.py --out=%s %s >%s 2>&1", (path / "modules").c_str(),
+                           (path / "page.html").c_str(), arguments.c_str(), (path / "said").c_str())
+                        .c_str());
+    return {WEXITSTATUS(status), contents(path / "said")};
+  }
+  std::string page() const { return contents(path / "page.html"); }
+
+  // Refused in one line that says this, and what was there stays.
+  void require_refused(const std::string& arguments, const std::string& said) const {
+    write("page.html", "an older page");
+    const Outcome o = report(arguments);
+    INFO(o.text);
+    REQUIRE(o.exit_code == 1);
+    REQUIRE(o.text.starts_with("error: "));
+    REQUIRE(count(o.text, "\n") == 1);
+    REQUIRE(o.text.find(said) != std::string::npos);
+    REQUIRE(page() == "an older page");
+  }
+};
+
+bool can_draw() {
+  for (const char* python : {"python3", "/usr/bin/python3"})
+    if (std::system((std::string(python) + " -c 'import matplotlib' >/dev/null 2>&1").c_str()) == 0) return true;
+  WARN("no python3 with matplotlib here (scripts/setup.sh --plots): scripts/report.py was not looked at");
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("report: the page shows what the runs hold, and nothing of what none of them does", "[report]") {
+  if (!can_draw()) return;
+  const Folder f;
+  Run plain, gated;
+  gated.gate();
+  const std::string runs = f.run("plain", plain) + f.run("gated", gated);
+  const Outcome o = f.report(runs + " --pictures=" + f / "pictures");
+  INFO(o.text);
+  REQUIRE(o.exit_code == 0);
+  const std::string page = f.page();
+  // The table, and numbers and dimensions that stand in the figures.
+  for (const char* part :
+       {"2 runs side by side", "--steps=40", "<code><span>--attn=g1</span></code>", ">37.5%<",
+        "head 0 of layer 1: 50.0%", ">712.5<", "without token 0: 33.25", ">4,321<", ">2<small>7, 2</small>", ">0.125<",
+        "dimension 6, final norm", ">2.0312<", ">Largest activation by layer</h3>",
+        ">Scores of the attention gate</h3>", ">33</text>", ">44</text>", ">5</text>", ">7</text>"})
+    CHECK(page.find(part) != std::string::npos);
+  for (const char* absent : {"--threads", "λ₁", "norms’ gates", "learned sink", "NaN", "nan"})
+    CHECK(page.find(absent) == std::string::npos);
+  REQUIRE(count(page, "aria-label=\"Scores of the attention gate: gated\"") == 1);
+  REQUIRE(count(page, "aria-label=\"Scores of the attention gate: plain\"") == 0);
+  REQUIRE(count(page, "<svg ") == count(page, "role=\"img\""));
+  // Nothing is loaded from elsewhere.
+  for (const char* outside : {"<script", "<link", "<img", "src=", "@import", "url(http"})
+    CHECK(page.find(outside) == std::string::npos);
+
+  REQUIRE(contents(f.path / "pictures/peak.svg").find(">gated</text>") != std::string::npos);
+  REQUIRE(!fs::exists(f.path / "pictures/pre-weights.svg"));
+
+  // The same again, byte for byte.
+  REQUIRE(f.report(runs).exit_code == 0);
+  REQUIRE(f.page() == page);
+}
+
+TEST_CASE("report: a log alone is enough, also one that is still being written or has diverged", "[report]") {
+  if (!can_draw()) return;
+  const Folder f;
+  f.write("one/log.jsonl", Run().log() + R"({"step":41,"lo)");
+  f.write("two/log.jsonl", R"({"step":1,"loss":null,"gradient_norm":0,"largest_activation":null})"
+                           "\n");
+  const Outcome o = f.report(f / "one" + " " + f / "two");
+  INFO(o.text);
+  REQUIRE(o.exit_code == 0);
+  REQUIRE(o.text == "wrote " + f / "page.html" + "\n");
+  REQUIRE(f.page().find("Largest activation by layer") != std::string::npos);
+  REQUIRE(f.page().find("one glance") == std::string::npos);
+}
+
+TEST_CASE("report: eight large runs make a page of at most three megabytes", "[report]") {
+  if (!can_draw()) return;
+  const Folder f;
+  Run run;
+  run.P = 256, run.C = 512, run.steps = 3000;
+  run.gate();
+  run.fill();
+  // What no picture file makes smaller.
+  const auto noise = [](size_t i) { return float((i * 2654435761u >> 7) % 4093) / 4093; };
+  for (const char* name : {"attention_map", "activation_by_token", "norm_weight"}) run.arrays[name].value = noise;
+  std::string runs;
+  for (int i = 0; i < 8; i++) runs += f.run(format("run-%d", i), run);
+  const Outcome o = f.report(runs);
+  INFO(o.text);
+  REQUIRE(o.exit_code == 0);
+  REQUIRE(f.page().size() > 500'000);
+  REQUIRE(f.page().size() <= 3'000'000);
+}
+
+TEST_CASE("report: what is no run, or half of one, is refused in a line", "[report]") {
+  if (!can_draw()) return;
+  const Folder f;
+  const Run good;
+  f.require_refused(f.run("good", good) + " " + f / "missing", "missing: no such folder");
+  const auto refused_log = [&](const std::string& text, const std::string& said) {
+    f.write("log/log.jsonl", text);
+    f.require_refused(f / "log", "log.jsonl: " + said);
+  };
+  refused_log("\xff\xfe\n" + good.log(), "cannot be read as text");
+  refused_log("[1]\n" + good.log(), "line 1 is no JSON object");
+  refused_log("{\"loss\":1}\n", "an entry has no step");
+  refused_log("{\"step\":1,\"loss\":\"low\"}\n", "loss of step 1 has another form");
+  refused_log(good.log() + R"({"step":50,"median_by_state":[1]})", "median_by_state of step 50 has another form");
+
+  const auto refused_file = [&](const std::string& bytes, const std::string& said) {
+    f.run("file", good);
+    f.write("file/measures.safetensors", bytes);
+    f.require_refused(f / "file", "measures.safetensors: " + said);
+  };
+  const std::string bytes = good.measures();
+  for (const size_t n : {size_t(7), size_t(100)}) refused_file(bytes.substr(0, n), format("cut short at %zu", n));
+  refused_file(bytes.substr(0, bytes.size() - 1), "cut short: value_norm ends at");
+  refused_file(std::string(64, '\x7f'), "cut short at 64 bytes, or no safetensors file");
+
+  const auto refused_run = [&](const std::function<void(Run&)>& spoil, const std::string& said) {
+    Run run;
+    spoil(run);
+    refused_file(run.measures(), said);
+  };
+  refused_run([](Run& r) { r.metadata["format"] = "other"; }, "its format is 'other', expected 'gated.cu measures 1'");
+  refused_run([](Run& r) { r.metadata["norms"] = "[1]"; }, "its metadata 'norms' is not what ./train writes");
+  refused_run([](Run& r) { r.metadata["norms"] = "[\"one\"]"; }, "norm_weight has shape [3, 8]");
+  refused_run([](Run& r) { r.arrays["final_output"].shape = {9}; }, "final_output has shape [9]");
+  refused_run([](Run& r) { r.arrays["value_norm"].shape = {2, 4, 4}; }, "value_norm has shape [2, 4, 4]");
+  refused_run([](Run& r) { r.arrays["norm_weight"].value = [](size_t) { return NAN; }; },
+              "norm_weight holds values that are not finite: the run diverged");
+
+  f.run("checkpoint", good);
+  f.write("checkpoint/step_00000040.safetensors", "abc");
+  f.require_refused(f / "checkpoint", "step_00000040.safetensors: cut short");
+
+  std::string many;
+  for (int i = 0; i < 22; i++) many += f.run("many", good);
+  f.require_refused(many, "22 runs: at most 21");
+  f.write("page.html", "an older page");
+  const Outcome o = f.report(f.run("good", good) + " --out=" + f / "page.html/page.html");
+  REQUIRE(o.text == "error: " + f / "page.html/page.html" + ": cannot write: Not a directory\n");
+
+  f.write("modules/matplotlib/__init__.py", "raise ImportError\n");
+  f.require_refused(f.run("good", good), "has no matplotlib: run scripts/setup.sh --plots");
+}
