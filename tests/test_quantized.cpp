@@ -315,17 +315,23 @@ TEST_CASE("smoothquant: a column that is 0 on one side stays as it is") {
   Context ctx(Device::cpu);
   Fixture f("--layers=1", ctx);
   Floats w = f.model.weights.values.download();
-  for (const Parameter& p : f.model.weights.list())
+  for (const Parameter& p : f.model.weights.list()) {
     if (p.name == "model.layers.0.input_layernorm.weight") w[p.offset + 4] = 0;
+    if (std::regex_match(p.name, std::regex(".*\\.(gate|up)_proj\\.weight")))
+      for (size_t row = 0; row < p.shape[0]; row++) w[p.offset + row * 20 + 7] = 0;
+  }
   f.model.weights.values.upload(w);
   const float before = f.loss();
   const Floats q = f.weight("model.layers.0.self_attn.q_proj.weight");
+  const Floats norm = f.weight("model.layers.0.post_attention_layernorm.weight");
   SmoothQuant smooth(f.model, ctx);
   smooth.see(f.B * f.T);
   smooth.fold(0.5);
   REQUIRE(f.weight("model.layers.0.input_layernorm.weight")[4] == 0);
   REQUIRE(f.weight("model.layers.0.self_attn.q_proj.weight")[4] == q[4]);
   REQUIRE(f.weight("model.layers.0.self_attn.q_proj.weight")[5] != q[5]);
+  REQUIRE(f.weight("model.layers.0.post_attention_layernorm.weight")[7] == norm[7]);
+  REQUIRE(f.weight("model.layers.0.post_attention_layernorm.weight")[8] != norm[8]);
   REQUIRE(f.loss() == Approx(before).epsilon(1e-6));
 }
 
