@@ -6,6 +6,7 @@
 
 #include "dataloader/text.h"
 #include "layers/smoothquant.h"
+#include "training/arrays.h"
 #include "training/interrupt.h"
 #include "training/match_params.h"
 #include "training/matmul_peak.h"
@@ -58,8 +59,14 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
 
     if (measures) {
       Meter meter(ctx.device);
-      progress.validation(step, trainer.validate(c.val_batches, &meter));
+      std::vector<Inspector*> inspectors = {&meter};
+      std::optional<ArrayMeter> arrays;
+      if (complete && saves) inspectors.push_back(&arrays.emplace(c.model, ctx.device));
+      const double loss = trainer.validate(c.val_batches, inspectors);
+      progress.validation(step, loss);
       progress.measures(step, meter.result());
+      if (arrays)
+        save_arrays(c.out, arrays->result(), step, loss, metadata);  // a run with its last checkpoint has them
     } else if (validates) {
       progress.validation(step, trainer.validate(c.val_batches));
     }
@@ -124,14 +131,19 @@ double quantized_loss(Trainer& trainer, Context& ctx) {
   return trainer.validate(c.val_batches);
 }
 
-// Looks at a checkpoint, and leaves the folder as it is.
+// Looks at a checkpoint, and writes the arrays of --out anew.
 void evaluate(Trainer& trainer, const Checkpoint& checkpoint, Context& ctx) {
   const Config& c = trainer.config;
   trainer.load(checkpoint);
   Meter meter(ctx.device);
-  const double loss = trainer.validate(c.val_batches, &meter);
-  printf("%s\nvalidation loss %.4f%s\n\n%s", checkpoint.path().c_str(), loss, other_context(c.model).c_str(),
-         measures_text(meter.result(), terminal_width()).c_str());
+  ArrayMeter array_meter(c.model, ctx.device);
+  const double loss = trainer.validate(c.val_batches, {&meter, &array_meter});
+  const Arrays arrays = array_meter.result();
+  const size_t width = terminal_width();
+  printf("%s\nvalidation loss %.4f%s\n\n%s%s", checkpoint.path().c_str(), loss, other_context(c.model).c_str(),
+         measures_text(meter.result(), width).c_str(), loss_by_position_text(arrays, width).c_str());
+  fflush(stdout);
+  save_arrays(c.out, arrays, trainer.steps_done(), loss, checkpoint.metadata());
   if (!c.quantize) return;
   const double quantized = quantized_loss(trainer, ctx);
   printf("quantized  validation loss %.4f, %+.4f\n", quantized, quantized - loss);

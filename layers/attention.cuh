@@ -173,8 +173,8 @@ class Attention final : public Mixer {
   void inspect(Inspector& inspector, BatchShape batch) const override {
     const float* o = config_.sdpa_out == SdpaOut::plain ? o_ : o_out_;
     const float* o_gated = config_.gate_at == GatePosition::g1 ? o_seen_ : nullptr;
-    inspector.attention({q_seen_, k_seen_, v_seen_, lse_, o, o_gated, shape(batch), sink()});
     if (has_gate()) gate_.inspect(inspector, batch.N());
+    inspector.attention({q_seen_, k_seen_, v_seen_, lse_, o, o_gated, shape(batch), sink()});
   }
 
   // Scores and weighted values: 2 D FLOPs each for a pair of a query head and a key that it sees, and twice that in the

@@ -116,12 +116,12 @@ class Block {
   void inspect(Inspector& inspector, BatchShape batch) const {
     const size_t N = batch.N();
     inspector.state({post() ? in_ : norm1_.residual(), batch.B, batch.T, C_});
-    norm1_.inspect(inspector, "input_layernorm", N);
+    norm1_.inspect(inspector, "attention_norm", "input_layernorm", N);
     token_mixer_->inspect(inspector, batch);
-    if (sandwich()) token_out_.inspect(inspector, token_mixer_->name() + "_out_layernorm", N);
-    norm2_.inspect(inspector, "post_attention_layernorm", N);
+    if (sandwich()) token_out_.inspect(inspector, "attention_out_norm", token_mixer_->name() + "_out_layernorm", N);
+    norm2_.inspect(inspector, "ffn_norm", "post_attention_layernorm", N);
     channel_mixer_->inspect(inspector, batch);
-    if (sandwich()) channel_out_.inspect(inspector, channel_mixer_->name() + "_out_layernorm", N);
+    if (sandwich()) channel_out_.inspect(inspector, "ffn_out_norm", channel_mixer_->name() + "_out_layernorm", N);
   }
 
   // The norms that a mixer alone reads, each with that mixer. With post there are none: there the stream itself is normed.

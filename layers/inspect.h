@@ -22,7 +22,8 @@ struct StateView {
 
 // A norm that reads the stream or a branch. QK-norms are none of these.
 struct NormView {
-  std::string name;     // within its layer
+  std::string name;     // of its parameters, within its layer
+  const char* part;     // attention_norm, ffn_norm; of a sandwich also attention_out_norm, ffn_out_norm; final_norm
   const float* weight;  // (C)
   const float* pre;     // (C), PreAffine's, or null
   float offset;         // the norm multiplies by offset + weight
@@ -40,7 +41,7 @@ struct AttentionView {
   Sink sink;
 };
 
-// The gate of attention, wherever it stands.
+// The gate of attention, wherever it stands. It is shown before the attention that it belongs to.
 struct GateView {
   GateConfig config;
   const float* z;        // logits (rows,columns)
@@ -60,6 +61,18 @@ struct RoutingView {
   RouterShape shape;
 };
 
+// What the output matmul reads: behind the final norm, where there is one.
+struct OutputView {
+  const float* y;  // (B,T,C)
+  size_t B, T, C;
+};
+
+// The loss of the target behind every token, in nats. Shown where the model was asked for the loss of the last forward.
+struct LossView {
+  const float* losses;  // (B,T)
+  size_t B, T;
+};
+
 class Inspector {
  public:
   virtual ~Inspector() = default;
@@ -73,6 +86,8 @@ class Inspector {
   virtual void gate(const GateView&) {}
   virtual void linear_attention(const LinearAttentionView&) {}
   virtual void routing(const RoutingView&) {}
+  virtual void output(const OutputView&) {}
+  virtual void losses(const LossView&) {}
 };
 
 }  // namespace gated

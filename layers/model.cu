@@ -43,6 +43,7 @@ struct Model::Memory {
   Buffer<float> loss;
   Buffer<float> routing;     // (layers, router_report_values), where there are experts
   std::optional<Pass> pass;  // of the last forward, for its backward
+  bool has_losses = false;   // of that forward
   std::optional<RowQuantizer> quantizer;
 };
 
@@ -67,6 +68,7 @@ void Model::forward(const Batch& batch, std::optional<uint64_t> dropout_draw) {
   require(batch.B <= B_ && batch.T <= T_ && batch.T > 0,
           "model: a batch of %zu x %zu tokens, expected at most %zu x %zu", batch.B, batch.T, B_, T_);
   Pass& pass = m.pass.emplace(batch.B, batch.T, m.ctx, &m.rope);
+  m.has_losses = false;
   if (dropout_draw) pass.drop(config.dropout, m.seed, *dropout_draw, 2 * config.layers + 1);
   pass.report_routing(m.routing.data());
 
@@ -122,6 +124,7 @@ float Model::loss(const Batch& batch) {
                        config.hidden, config.vocab, chunk_rows(), ctx);
   mean(memory_->loss.data(), l.losses, batch.N(), ctx);
   ctx.synchronize();
+  memory_->has_losses = true;
   return memory_->loss.download()[0];
 }
 
@@ -167,7 +170,9 @@ void Model::inspect(Inspector& inspector) const {
   for (inspector.layer = 0; inspector.layer < l.blocks.size(); inspector.layer++)
     l.blocks[inspector.layer].inspect(inspector, pass.batch());
   inspector.state({l.post ? l.y : l.final_norm.residual(), pass.B, pass.T, config.hidden});
-  if (!l.post) l.final_norm.inspect(inspector, "norm", pass.N());
+  if (!l.post) l.final_norm.inspect(inspector, "final_norm", "norm", pass.N());
+  inspector.output({l.y, pass.B, pass.T, config.hidden});
+  if (memory_->has_losses) inspector.losses({l.losses, pass.B, pass.T});
 }
 
 // ---- what it is made of

@@ -67,7 +67,7 @@ class Model {
   // The norms that a mixer alone reads, each with that mixer.
   void norms_of_mixers(const std::function<void(Norm&, Mixer&)>& visit);
 
-  // Shows what the last forward left. The caller has waited for the device.
+  // Shows what the last forward left, or the last loss(). The caller has waited for the device.
   void inspect(Inspector& inspector) const;
 
   // ---- what it is made of

@@ -135,9 +135,9 @@ class Norm {
       });
   }
 
-  void inspect(Inspector& inspector, const std::string& name, size_t N) const {
+  void inspect(Inspector& inspector, const char* part, const std::string& name, size_t N) const {
     if (config_.kind == NormKind::none) return;
-    inspector.norm({name, weight_.value, pre_.value, offset(), C_, low_, up_.value, shape(N)});
+    inspector.norm({name, part, weight_.value, pre_.value, offset(), C_, low_, up_.value, shape(N)});
   }
 
   void scratch(ScratchPlan& plan, size_t N) const {

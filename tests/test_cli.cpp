@@ -284,6 +284,7 @@ TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not b
     return text;
   };
   REQUIRE(log_of("run") == log_of("whole"));
+  REQUIRE(read_file(f.path / "run/measures.safetensors") == read_file(f.path / "whole/measures.safetensors"));
   const auto files = [&] {
     size_t files = 0;
     for (const auto& entry : fs::directory_iterator(f / "run")) {
@@ -293,11 +294,11 @@ TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not b
     }
     return files;
   };
-  REQUIRE(files() == 3);  // two checkpoints and the log
+  REQUIRE(files() == 4);  // two checkpoints, the log, the arrays
   // One too many is there where a run was killed between saving and deleting.
   std::ofstream(f / "run/step_00000001.safetensors") << "old";
   REQUIRE(fingerprint_of(train(f, run)) == expected);
-  REQUIRE(files() == 3);
+  REQUIRE(files() == 4);
 }
 
 namespace {
@@ -424,14 +425,17 @@ TEST_CASE("cli: Ctrl-C and SIGTERM end the step, save, and say how to go on", "[
   REQUIRE(contains(unsaved.out, "nothing is saved; with --out=FOLDER --resume"));
 }
 
-TEST_CASE("cli: --evaluate shows what the run showed of its last step, and writes nothing", "[cli]") {
+TEST_CASE("cli: --evaluate shows what the run showed of its last step, and writes its arrays alone", "[cli]") {
   const Folder f;
   const std::string out = "--out=" + (f / "run");
   require_refused(train(f, small({out, "--evaluate"})), "holds no checkpoint");
   REQUIRE(!fs::exists(f.path / "run"));
   const Outcome run = train(f, small({out, "--attn=g1", "--norm=gated"}));
   REQUIRE(run.exit_code == 0);
-  const std::string log = read_file(f.path / "run/log.jsonl");
+  const fs::path arrays = f.path / "run/measures.safetensors";
+  const std::string log = read_file(f.path / "run/log.jsonl"), of_run = read_file(arrays);
+  REQUIRE(contains(of_run, "gated.cu measures 1"));
+  std::ofstream(arrays) << "something older";
   const Outcome o = train(f, small({out, "--attn=g1", "--norm=gated", "--evaluate"}));
   INFO(run.out << o.out << o.err);
   REQUIRE(o.exit_code == 0);
@@ -441,7 +445,17 @@ TEST_CASE("cli: --evaluate shows what the run showed of its last step, and write
   REQUIRE(contains(o.out, "step_00000012.safetensors"));
   REQUIRE(!contains(o.out, "steps in"));
   REQUIRE(read_file(f.path / "run/log.jsonl") == log);
-  REQUIRE(std::distance(fs::directory_iterator(f.path / "run"), fs::directory_iterator()) == 2);
+  REQUIRE(contains(o.out, "\nloss       behind token 0: "));
+  REQUIRE(read_file(arrays) == of_run);
+  REQUIRE(std::distance(fs::directory_iterator(f.path / "run"), fs::directory_iterator()) == 3);
+  const auto emulated = small({out, "--attn=g1", "--norm=gated", "--evaluate", "--device=emulated"});
+  fs::remove(arrays);
+  REQUIRE(train(f, emulated).exit_code == 0);
+  REQUIRE(read_file(arrays) == of_run);
+  fs::remove(arrays);
+  fs::create_directory(arrays);
+  require_refused(train(f, emulated), "measures.safetensors: exists and is not a regular file");
+  fs::remove(arrays);
 
   const auto quantized = [&](const std::vector<std::string>& flags) {
     std::vector<std::string> words = {out, "--attn=g1", "--norm=gated", "--evaluate"};
@@ -457,7 +471,7 @@ TEST_CASE("cli: --evaluate shows what the run showed of its last step, and write
   REQUIRE(nvfp4 != fp8);
   REQUIRE(quantized({"--quantize=nvfp4-w4a4", "--smoothquant=0.5"}) != nvfp4);
   REQUIRE(quantized({"--quantize=nvfp4-w4a4", "--device=emulated"}) == nvfp4);
-  REQUIRE(std::distance(fs::directory_iterator(f.path / "run"), fs::directory_iterator()) == 2);
+  REQUIRE(std::distance(fs::directory_iterator(f.path / "run"), fs::directory_iterator()) == 3);
 
   require_refused(train(f, small({out, "--evaluate"})), "--norm=gated");
   require_refused(train(f, small({out, "--evaluate", "--attn=g1", "--norm=gated", "--val-fraction=0"})),
@@ -477,7 +491,10 @@ TEST_CASE("cli: a run is evaluated in sequences longer than its own, as YaRN rea
   };
   const std::string own = evaluate({});
   REQUIRE(!contains(own, "trained"));
+  const fs::path arrays = f.path / "run/measures.safetensors";
+  const std::string of_run = read_file(arrays);
   REQUIRE(evaluate({"--steps=99", "--lr=0.5", "--micro-batches=3"}) == own);  // what training alone needs
+  REQUIRE(read_file(arrays) == of_run);  // the flags in it are the run's
   const std::string longer = evaluate({"--context=96", "--batch=2"});
   REQUIRE(contains(longer, " in sequences of 96 tokens; trained with 32"));
   const std::string stretched = evaluate({"--context=96", "--batch=2", "--yarn=3"});
@@ -554,23 +571,29 @@ TEST_CASE("cli: --resume asks what the data is, not where it lies", "[cli]") {
 
 TEST_CASE("cli: a full disk loses no checkpoint", "[cli]") {
   const Folder f;
-  const std::string out = "--out=" + (f / "run");
-  REQUIRE(train(f, small({out, "--steps=6", "--save-every=3", "--keep=0"})).exit_code == 0);
-  const std::string before = read_file(f / "run/step_00000003.safetensors");
+  const auto run = [&](const std::string& keep) {
+    return small({"--out=" + (f / "run"), "--steps=9", "--save-every=3", "--keep=" + keep, "--resume"});
+  };
+  REQUIRE(train(f, run("0")).exit_code == 0);
+  const auto content = [&](const char* name) { return read_file(f.path / "run" / name); };
+  const std::string before = content("step_00000003.safetensors"), arrays = content("measures.safetensors");
   REQUIRE(!before.empty());
-  fs::remove(f / "run/step_00000006.safetensors");
-  // A limit on file size stands in for a disk that fills up while a checkpoint is written.
+  REQUIRE(arrays.size() > 4096);
+  // A limit on file size stands in for a disk that fills up while a file is written.
   const auto limit = [] {
     const rlimit small_files = {4096, 4096};
     setrlimit(RLIMIT_FSIZE, &small_files);
     signal(SIGXFSZ, SIG_IGN);
   };
-  require_refused(train(f, small({out, "--steps=6", "--save-every=3", "--keep=1", "--resume"}), limit),
-                  "step_00000006");
-  REQUIRE(read_file(f / "run/step_00000003.safetensors") == before);
+  fs::remove(f / "run/step_00000009.safetensors");
+  require_refused(train(f, run("0"), limit), "measures.safetensors");
+  fs::remove(f / "run/step_00000006.safetensors");
+  require_refused(train(f, run("1"), limit), "step_00000006");
+  REQUIRE(content("step_00000003.safetensors") == before);
+  REQUIRE(content("measures.safetensors") == arrays);
   // Nor does a new run in the folder of another.
-  require_refused(train(f, small({out, "--steps=6", "--seed=3"})), "--resume");
-  REQUIRE(read_file(f / "run/step_00000003.safetensors") == before);
+  require_refused(train(f, small({"--out=" + (f / "run"), "--steps=9", "--seed=3"})), "--resume");
+  REQUIRE(content("step_00000003.safetensors") == before);
 }
 
 TEST_CASE("cli: bad input is one clear line and no crash", "[cli]") {

@@ -2,12 +2,12 @@
 // bits on every device.
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "tests/catch.h"
 #include "tests/harness.h"
+#include "tests/plain_model.h"
 #include "tests/small_models.h"
 #include "training/measures.h"
 
@@ -226,9 +226,9 @@ TEST_CASE("measures: weights of norms, and the scores of GatedNorm's gate", "[me
   const std::vector<float> w = {1.25f, 0.5f, 1}, pre = {3, -2, 1};
   Meter meter = fresh();
   const GatedNormShape none = {};
-  meter.norm({"first", w.data(), pre.data(), 0, 3, nullptr, nullptr, none});
+  meter.norm({"first", "", w.data(), pre.data(), 0, 3, nullptr, nullptr, none});
   meter.layer = 1;
-  meter.norm({"second", pre.data(), nullptr, 1, 3, nullptr, nullptr, none});
+  meter.norm({"second", "", pre.data(), nullptr, 1, 3, nullptr, nullptr, none});
   const Measures m = meter.result();
   REQUIRE(m.norm_weight->value == 4);  // zero-centred: 1 + 3
   REQUIRE(m.norm_weight->layer == 1);
@@ -241,7 +241,7 @@ TEST_CASE("measures: weights of norms, and the scores of GatedNorm's gate", "[me
   // Two rows of rank 2. SiLU(0) = 0, SiLU(1) = 0.731: z is 0 in the first row, 0.731 * (4, -4, 0) in the second.
   const std::vector<float> low = {0, 0, 0, 1}, up = {9, 4, 9, -4, 9, 0};
   Meter gated = fresh();
-  gated.norm({"gated", w.data(), nullptr, 0, 3, low.data(), up.data(), {.N = 2, .C = 3, .rank = 2}});
+  gated.norm({"gated", "", w.data(), nullptr, 0, 3, low.data(), up.data(), {.N = 2, .C = 3, .rank = 2}});
   const auto sigmoid = [](double z) { return 1 / (1 + std::exp(-z)); };
   const double z = 4 * sigmoid(1);
   REQUIRE(gated.result().norm_gate->mean == Approx((4 * 0.5 + sigmoid(z) + sigmoid(-z)) / 6).epsilon(1e-6));
@@ -278,12 +278,6 @@ TEST_CASE("measures: decay, beta and states of linear attention; routing", "[mea
 
 namespace {
 
-std::vector<int> some_ids(size_t n, size_t vocab, uint64_t seed) {
-  std::vector<int> ids;
-  for (double x : random_values<double>(n, seed)) ids.push_back(int((x + 1) / 2 * double(vocab)));
-  return ids;
-}
-
 // What a model looks like after forwards over two batches, the second a shorter one.
 Measures measured(const ModelConfig& config, Context& ctx) {
   Model model(config, 2, config.context, 3, ctx);
@@ -300,129 +294,7 @@ Measures measured(const ModelConfig& config, Context& ctx) {
 
 }  // namespace
 
-// The model of --norm=gated --attn=g1 as plain loops in double, one sequence at a time, and what the measures are of it.
 namespace {
-
-using Vector = std::vector<double>;
-
-struct PlainModel {
-  explicit PlainModel(const ModelConfig& config) : c(config) {}
-
-  const ModelConfig& c;
-  std::map<std::string, Vector> w;
-
-  // What is measured.
-  std::vector<Vector> states;                 // (layers+1) all values of all tokens
-  std::vector<std::vector<Vector>> to_first;  // (layers) (H) of every query but those of token 0
-  Vector gate, norm_gate, before, behind, first_v, other_v;
-
-  static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-
-  Vector product(const std::string& name, const Vector& x) const {
-    const Vector& m = w.at(name);
-    Vector y(m.size() / x.size());
-    for (size_t i = 0; i < y.size(); i++)
-      for (size_t j = 0; j < x.size(); j++) y[i] += m[i * x.size() + j] * x[j];
-    return y;
-  }
-  Vector rmsnorm(const std::string& name, const double* x, size_t n) const {
-    double squares = 0;
-    for (size_t i = 0; i < n; i++) squares += x[i] * x[i];
-    Vector y(n);
-    for (size_t i = 0; i < n; i++) y[i] = x[i] / std::sqrt(squares / double(n) + 1e-6) * w.at(name + "weight")[i];
-    return y;
-  }
-  Vector norm(const std::string& name, const Vector& x) {
-    Vector y = rmsnorm(name, x.data(), x.size()), low = product(name + "gate_down.weight", y);
-    for (double& a : low) a *= sigmoid(a);
-    const Vector z = product(name + "gate_up.weight", low);
-    for (size_t i = 0; i < y.size(); i++) {
-      norm_gate.push_back(sigmoid(z[i]));
-      y[i] *= sigmoid(z[i]);
-    }
-    return y;
-  }
-  // Every head of x normed, then turned as it stands at `position`.
-  Vector turned(const std::string& name, const Vector& x, size_t position) const {
-    const size_t D = c.attention.D;
-    Vector out;
-    for (size_t head = 0; head < x.size() / D; head++) {
-      const Vector n = rmsnorm(name, &x[head * D], D);
-      for (size_t i = 0; i < D; i++) {
-        const double angle = double(position) * std::pow(c.rope_theta, -2.0 * double(i % (D / 2)) / double(D));
-        const double partner = i < D / 2 ? -n[i + D / 2] : n[i - D / 2];
-        out.push_back(n[i] * std::cos(angle) + partner * std::sin(angle));
-      }
-    }
-    return out;
-  }
-
-  void sequence(const int* ids, size_t T) {
-    const size_t width = c.hidden, H = c.attention.H, KVH = c.attention.KVH, D = c.attention.D;
-    std::vector<Vector> h(T);
-    for (size_t t = 0; t < T; t++)
-      for (size_t i = 0; i < width; i++) h[t].push_back(w.at("model.embed_tokens.weight")[size_t(ids[t]) * width + i]);
-    states.resize(c.layers + 1);
-    to_first.resize(c.layers, std::vector<Vector>(H));
-    for (size_t layer = 0; layer <= c.layers; layer++) {
-      for (const Vector& row : h) states[layer].insert(states[layer].end(), row.begin(), row.end());
-      if (layer == c.layers) break;
-      const std::string block = "model.layers." + std::to_string(layer) + ".", attn = block + "self_attn.";
-      std::vector<Vector> x(T), q(T), k(T), v(T);
-      for (size_t t = 0; t < T; t++) {
-        x[t] = norm(block + "input_layernorm.", h[t]);
-        q[t] = turned(attn + "q_norm.", product(attn + "q_proj.weight", x[t]), t);
-        k[t] = turned(attn + "k_norm.", product(attn + "k_proj.weight", x[t]), t);
-        v[t] = product(attn + "v_proj.weight", x[t]);
-        for (size_t head = 0; head < KVH; head++) {
-          double squares = 0;
-          for (size_t i = 0; i < D; i++) squares += v[t][head * D + i] * v[t][head * D + i];
-          (t ? other_v : first_v).push_back(std::sqrt(squares));
-        }
-      }
-      for (size_t t = 0; t < T; t++) {
-        Vector o(H * D);
-        for (size_t head = 0; head < H; head++) {
-          Vector p;
-          double total = 0;
-          for (size_t j = 0; j <= t; j++) {
-            double score = 0;
-            for (size_t i = 0; i < D; i++) score += q[t][head * D + i] * k[j][head / (H / KVH) * D + i];
-            p.push_back(std::exp(score / std::sqrt(double(D))));
-            total += p.back();
-          }
-          if (t > 0) to_first[layer][head].push_back(p[0] / total);
-          for (size_t j = 0; j <= t; j++)
-            for (size_t i = 0; i < D; i++) o[head * D + i] += p[j] / total * v[j][head / (H / KVH) * D + i];
-        }
-        const Vector z = product(attn + "g_proj.weight", x[t]);
-        for (size_t i = 0; i < H * D; i++) {
-          before.push_back(o[i]);
-          gate.push_back(sigmoid(z[i]));
-          o[i] *= sigmoid(z[i]);
-          behind.push_back(o[i]);
-        }
-        const Vector a = product(attn + "o_proj.weight", o);
-        for (size_t i = 0; i < width; i++) h[t][i] += a[i];
-      }
-      for (Vector& row : h) {
-        const Vector y = norm(block + "post_attention_layernorm.", row);
-        Vector g = product(block + "mlp.gate_proj.weight", y);
-        const Vector up = product(block + "mlp.up_proj.weight", y);
-        for (size_t i = 0; i < g.size(); i++) g[i] *= sigmoid(g[i]) * up[i];
-        const Vector f = product(block + "mlp.down_proj.weight", g);
-        for (size_t i = 0; i < width; i++) row[i] += f[i];
-      }
-    }
-    for (const Vector& row : h) norm("model.norm.", row);
-  }
-};
-
-double mean_of(const Vector& values) {
-  double sum = 0;
-  for (double x : values) sum += x;
-  return sum / double(values.size());
-}
 
 double share_below(const Vector& values, double bound) {
   return double(std::count_if(values.begin(), values.end(), [=](double x) { return std::fabs(x) < bound; })) /
@@ -436,29 +308,15 @@ TEST_CASE("measures: of a model, against plain loops in double over its weights"
   const size_t T = config.context, width = config.hidden;
   Context ctx(Device::cpu);
   Model model(config, 2, T, 3, ctx);
-  // Larger weights than those of the start, one dimension of the embedding far above the others, and on some tokens more.
-  std::vector<float> values = model.weights.values.download();
-  for (float& x : values) x *= x == 1 ? 1 : 12;
   PlainModel plain(config);
-  for (const Parameter& p : model.weights.list()) {
-    float* w = values.data() + p.offset;
-    if (p.shape.size() == 1)
-      for (size_t i = 0; i < p.size; i++) w[i] = (p.name.ends_with("q_norm.weight") ? 4 : 1) + 0.03f * float(i % 7);
-    if (p.name.ends_with("g_proj.weight") || p.name.ends_with("gate_up.weight"))
-      for (size_t i = 0; i < p.size; i++) w[i] *= 8;
-    if (p.name == "model.layers.1.input_layernorm.weight") w[13] = 0.25f;
-    if (p.name == "model.embed_tokens.weight")
-      for (size_t id = 0; id < config.vocab; id++) w[id * width + 6] = id % 5 ? 9.0f : 1200.0f;
-    plain.w[p.name] = Vector(w, w + p.size);
-  }
-  model.weights.values.upload(values);
+  plain.take_weights(model);
 
   Meter meter(Device::cpu);
   for (uint64_t batch : {0, 1}) {
     const std::vector<int> ids = some_ids(2 * T, config.vocab, 5 + batch);
     model.forward({ids, ids, 2, T});
     model.inspect(meter);
-    for (size_t b : {0, 1}) plain.sequence(&ids[b * T], T);
+    for (size_t b : {0, 1}) plain.sequence(&ids[b * T], nullptr, T);
   }
   const Measures m = meter.result();
   const auto near = [](double value) { return Approx(value).epsilon(2e-5).margin(1e-9); };
@@ -469,7 +327,7 @@ TEST_CASE("measures: of a model, against plain loops in double over its weights"
   double largest = 0;
   for (size_t layer = 0; layer < config.layers; layer++)
     for (size_t head = 0; head < config.attention.H; head++) {
-      const double mean = mean_of(plain.to_first[layer][head]);
+      const double mean = mean_of(plain.layers[layer].to_first[head]);
       all.push_back(mean);
       if (mean <= largest) continue;
       largest = mean;
@@ -478,30 +336,35 @@ TEST_CASE("measures: of a model, against plain loops in double over its weights"
   REQUIRE(m.attention->first_token == near(mean_of(all)));
   REQUIRE(m.attention->largest_head == near(largest));
   REQUIRE(largest > 1.2 * mean_of(all));
-  REQUIRE(mean_of(plain.to_first[m.attention->layer][m.attention->head]) == largest);
-  for (const auto& [found, expected] : {std::pair(*m.output, &plain.before), {*m.output_gated, &plain.behind}}) {
+  REQUIRE(mean_of(plain.layers[m.attention->layer].to_first[m.attention->head]) == largest);
+  for (const auto& [found, expected] : {std::pair(*m.output, plain.all(&PlainModel::Layer::before)),
+                                        {*m.output_gated, plain.all(&PlainModel::Layer::behind)}}) {
     Vector sizes;
-    for (double x : *expected) sizes.push_back(std::fabs(x));
+    for (double x : expected) sizes.push_back(std::fabs(x));
     REQUIRE(found.mean == near(mean_of(sizes)));
     REQUIRE(found.below_1e2 == Approx(share_below(sizes, 1e-2)));
     REQUIRE(found.below_1e3 == Approx(share_below(sizes, 1e-3)));
   }
-  REQUIRE(m.gate->mean == near(mean_of(plain.gate)));
-  REQUIRE(m.gate->below == Approx(share_below(plain.gate, 0.1)));
+  const Vector gate = plain.all(&PlainModel::Layer::gate);
+  REQUIRE(m.gate->mean == near(mean_of(gate)));
+  REQUIRE(m.gate->below == Approx(share_below(gate, 0.1)));
   REQUIRE(m.gate->below > 0);
-  REQUIRE(m.norm_gate->mean == near(mean_of(plain.norm_gate)));
-  REQUIRE(m.norm_gate->below == Approx(share_below(plain.norm_gate, 0.1)));
+  Vector norm_gate;
+  for (const auto& [name, scores] : plain.norm_gates) norm_gate.insert(norm_gate.end(), scores.begin(), scores.end());
+  REQUIRE(m.norm_gate->mean == near(mean_of(norm_gate)));
+  REQUIRE(m.norm_gate->below == Approx(share_below(norm_gate, 0.1)));
   REQUIRE(m.norm_weight->value == 0.25);
   REQUIRE(m.norm_weight->layer == 1);
   REQUIRE(m.norm_weight->norm == "input_layernorm");
   REQUIRE(m.norm_weight->dimension == 13);
 
-  // The mean over layers of the ratio of the means.
-  Vector first[2], other[2];  // a layer appends its two heads at a time
-  for (size_t i = 0; i < plain.first_v.size(); i++) first[i / 2 % 2].push_back(plain.first_v[i]);
-  for (size_t i = 0; i < plain.other_v.size(); i++) other[i / (2 * (T - 1)) % 2].push_back(plain.other_v[i]);
-  REQUIRE(m.attention->first_value ==
-          near((mean_of(first[0]) / mean_of(other[0]) + mean_of(first[1]) / mean_of(other[1])) / 2));
+  Vector ratios;  // of a layer's mean at the first token to that at the others
+  for (const PlainModel::Layer& l : plain.layers) {
+    Vector others;
+    for (size_t t = 1; t < T; t++) others.insert(others.end(), l.v[t].begin(), l.v[t].end());
+    ratios.push_back(mean_of(l.v[0]) / mean_of(others));
+  }
+  REQUIRE(m.attention->first_value == near(mean_of(ratios)));
 
   // The stream, in which a batch has a median of its own.
   double peak = 0, behind_first = 0;

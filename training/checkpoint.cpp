@@ -149,6 +149,15 @@ std::string AtomicFile::clear_way() const {
   return path_ + std::string(temporary_suffix) + std::to_string(::getpid());
 }
 
+void write_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  const std::string header = safetensors_header(path, tensors, metadata);
+  AtomicFile file(path);
+  file.write(header.data(), header.size());
+  for (const TensorView& t : tensors) file.write(t.data, t.bytes());
+  file.commit();
+}
+
 void save_checkpoint(const std::string& path, const std::vector<TensorView>& tensors,
                      std::map<std::string, std::string> metadata) {
   for (const auto& [key, value] : metadata)
@@ -157,11 +166,7 @@ void save_checkpoint(const std::string& path, const std::vector<TensorView>& ten
   metadata.emplace(format_key, format_version);
   metadata.emplace(fingerprint_key, fingerprint(tensors));
   metadata.emplace(checksum_key, metadata_checksum(metadata));
-  const std::string header = safetensors_header(path, tensors, metadata);
-  AtomicFile file(path);
-  file.write(header.data(), header.size());
-  for (const TensorView& t : tensors) file.write(t.data, t.bytes());
-  file.commit();
+  write_safetensors(path, tensors, metadata);
 }
 
 // ---- reading

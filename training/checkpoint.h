@@ -62,7 +62,10 @@ class AtomicFile {
   bool committed_ = false;
 };
 
-// The previous file at `path` stays until the new one is complete, and stays for good if that fails.
+// A safetensors file of these. The previous file at `path` stays until the new one is complete, and stays for good if that fails.
+void write_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
+                       const std::map<std::string, std::string>& metadata);
+// The same with the metadata that a checkpoint has of its own.
 void save_checkpoint(const std::string& path, const std::vector<TensorView>& tensors,
                      std::map<std::string, std::string> metadata);
 

@@ -299,15 +299,16 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.number("--sample-tokens", c.sample_tokens, at_least(0), "length of the sample printed at the end");
   t.number("--temperature", c.temperature, between(0.0, 1e3), "temperature of the sample; 0 takes the likeliest token");
   t.number("--top-k", c.top_k, at_least(0), "the sample draws from the k likeliest tokens; 0: from all");
-  t.text("--out", c.out, "FOLDER", "where checkpoints and log.jsonl go; empty: nothing is written");
+  t.text("--out", c.out, "FOLDER",
+         "where checkpoints, log.jsonl and, at the end, measures.safetensors go; empty: nothing is written");
   t.number("--save-every", c.save_every, at_least(1), "steps between checkpoints; one more at the end");
   t.number("--keep", c.keep, at_least(0), "how many checkpoints are kept, the newest; 0: all");
   t.on_off("--resume", c.resume, "training/checkpoint.h",
            "continue bit for bit from the newest checkpoint in --out, or start where there is none");
   t.on_off(
       "--evaluate", c.evaluate, "training/measures.h",
-      "train nothing: validation loss and measures of the newest checkpoint in --out; --context, --batch and other "
-      "flags of training may differ from the run's");
+      "train nothing: validation loss and measures of the newest checkpoint in --out, whose measures.safetensors is "
+      "written anew (training/arrays.h); --context, --batch and other flags of training may differ from the run's");
   t.number("--yarn", c.model.yarn, between(1.0, 1024.0),
            "of --evaluate: YaRN lets the run read so many times the --context that it was trained with, which its "
            "checkpoint knows (kernels/rope.cu); 1: positions as in training");

@@ -5,8 +5,7 @@
 #include <numeric>
 
 #include "core/host_math.h"
-#include "kernels/activation.h"
-#include "kernels/matmul.h"
+#include "training/inspection.h"
 
 namespace gated {
 
@@ -34,16 +33,6 @@ double median_size(const float* x, size_t n) {
   return double(__builtin_bit_cast(float, upper << 16 | count_out()));
 }
 
-double dot(const float* a, const float* b, size_t n) {
-  double sum = 0;
-  for (size_t i = 0; i < n; i++) sum += double(a[i]) * double(b[i]);
-  return sum;
-}
-
-double length(const float* x, size_t n) {
-  return std::sqrt(dot(x, x, n));
-}
-
 // Of those that are no NaN; nothing where there are none.
 std::optional<double> average(const std::vector<double>& values) {
   double sum = 0;
@@ -64,20 +53,12 @@ Meter::Layer& Meter::here() {
   return layers_[layer];
 }
 
-template <class T>
-Meter::OnHost<T>::OnHost(Device device, const T* data, size_t n) : data_(data), n_(n) {
-  if (device != Device::cuda) return;
-  copy_.resize(n);
-  Buffer<T>::copy_to_host(device, copy_.data(), data, n);
-  data_ = copy_.data();
-}
-
 // ---- the residual stream
 
 void Meter::state(const StateView& view) {
   Layer& l = here();
   const size_t N = view.B * view.T, C = view.C;
-  const OnHost h = host(view.h, N * C);
+  const OnHost h(device_, view.h, N * C);
   const double median = median_size(h.data(), N * C);
   const double is_massive = std::max(massive_size, massive_medians * median), is_large = sink_medians * median;
   l.large.resize(C);
@@ -101,31 +82,15 @@ void Meter::state(const StateView& view) {
 void Meter::attention(const AttentionView& view) {
   Layer& l = here();
   const AttentionShape& s = view.shape;
-  const size_t N = s.B * s.T, stats = s.B * s.H * s.T;
-  const OnHost q = host(view.q, N * s.H * s.D), k = host(view.k, N * s.KVH * s.D), v = host(view.v, N * s.KVH * s.D),
-               lse = host(view.lse, stats),
-               logit = host(view.sink.logit, !view.sink.logit      ? 0
-                                             : view.sink.per_query ? stats
-                                                                   : s.H);
-  const Sink sink = {logit.empty() ? nullptr : logit.data(), view.sink.per_query};
-  const double scale = 1 / std::sqrt(double(s.D));
+  const AttentionWeights::Sums sums = AttentionWeights(view, device_).to_first_and_sink();
   l.to_first.resize(s.H);
-  std::vector<double> first(s.B * s.H), to_sink(s.B * s.H);
-#pragma omp parallel for collapse(2)
-  for (size_t b = 0; b < s.B; b++)
-    for (size_t head = 0; head < s.H; head++)
-      for (size_t i = 1; i < s.T; i++) {
-        const double total = double(lse[s.stat(b, head, i)]);
-        to_sink[b * s.H + head] += sink.logit ? host_exp(double(sink.logit_of(s, b, head, i)) - total) : 0;
-        if (!s.visible(i, 0)) continue;
-        const double score = scale * dot(&q[s.q_row(b, i, head)], &k[s.kv_row(b, 0, head / s.group())], s.D);
-        first[b * s.H + head] += s.sigmoid() ? 1 / (1 + host_exp(-(score + double(s.bias)))) : host_exp(score - total);
-      }
   for (size_t b = 0; b < s.B; b++)
     for (size_t head = 0; head < s.H; head++) {
-      l.to_first[head].add(first[b * s.H + head], s.T - 1);
-      if (sink.logit) l.to_sink.add(to_sink[b * s.H + head], s.T - 1);
+      l.to_first[head].add(sums.first[b * s.H + head], s.T - 1);
+      if (view.sink.logit) l.to_sink.add(sums.sink[b * s.H + head], s.T - 1);
     }
+  const size_t N = s.B * s.T;
+  const OnHost v(device_, view.v, N * s.KVH * s.D);
   for (size_t n = 0; n < N; n++)
     for (size_t head = 0; head < s.KVH; head++)
       (n % s.T ? l.other_value : l.first_value).add(length(&v[(n * s.KVH + head) * s.D], s.D));
@@ -134,7 +99,7 @@ void Meter::attention(const AttentionView& view) {
 }
 
 void Meter::outputs(Outputs& to, const float* data, size_t n) const {
-  for (float value : host(data, n)) {
+  for (float value : OnHost(device_, data, n)) {
     const double size = std::fabs(double(value));
     to.size.add(size);
     to.below_1e2.add(size < 1e-2);
@@ -144,29 +109,19 @@ void Meter::outputs(Outputs& to, const float* data, size_t n) const {
 
 // ---- gates and norms
 
-// z (rows,columns) becomes the scores that the model made of it.
-void Meter::scores(Scores& to, std::vector<float>& z, size_t columns, size_t heads_averaged, const GateOp& op) {
-  gate_scores_cpu(z.data(), z.data(), z.size(), op);
-  const size_t heads = heads_averaged, width = columns / heads;
-  for (size_t row = 0; row < z.size(); row += columns)
-    for (size_t i = 0; i < width; i++) {
-      double score = 0;
-      for (size_t head = 0; head < heads; head++) score += double(z[row + head * width + i]);
-      score /= double(heads);
-      to.score.add(score);
-      to.below.add(std::fabs(score) < low_score);
-    }
+void Meter::Scores::add(double value) {
+  score.add(value);
+  below.add(std::fabs(value) < low_score);
 }
 
 void Meter::gate(const GateView& view) {
-  const OnHost logits = host(view.z, view.rows * view.columns);
-  std::vector<float> z(logits.begin(), logits.end());
-  scores(here().gate, z, view.columns, view.heads_averaged, view.config.op);
+  Scores& scores = here().gate;
+  each_score(view, device_, [&](double score) { scores.add(score); });
 }
 
 void Meter::norm(const NormView& view) {
   const auto furthest = [&](std::optional<Measures::NormWeight>& to, const float* data, float offset) {
-    const OnHost w = host(data, view.C);
+    const OnHost w(device_, data, view.C);
     for (size_t c = 0; c < view.C; c++) {
       const double value = double(offset) + double(w[c]);
       if (!to || std::fabs(value - 1) > std::fabs(to->value - 1)) to = Measures::NormWeight{value, layer, c, view.name};
@@ -175,13 +130,8 @@ void Meter::norm(const NormView& view) {
   furthest(norm_weight_, view.weight, view.offset);
   if (view.pre) furthest(pre_weight_, view.pre, 0);
   if (!view.low) return;
-
-  const size_t N = view.gate.N, rank = view.gate.rank, columns = view.gate.scores();
-  const OnHost low = host(view.low, N * rank), up = host(view.up, columns * rank);
-  std::vector<float> a(N * rank), z(N * columns);
-  activation_forward_cpu(a.data(), low.data(), a.size(), Activation::silu);
-  matmul_cpu(z.data(), a.data(), up.data(), N, columns, rank, Layout::nt, Accumulate::no);
-  scores(here().norm_gate, z, columns, 1, view.gate.op);
+  Scores& scores = here().norm_gate;
+  each_score(view, device_, [&](double score) { scores.add(score); });
 }
 
 // ---- linear attention, experts
@@ -190,10 +140,10 @@ void Meter::linear_attention(const LinearAttentionView& view) {
   Layer& l = here();
   const GatedDeltaShape& s = view.shape;
   const size_t n = s.B * s.T * s.Hv;
-  for (float g : host(view.g, n)) l.decay.add(host_exp(double(g)));
-  for (float beta : host(view.beta, n)) l.beta.add(double(beta));
+  for (float g : OnHost(device_, view.g, n)) l.decay.add(host_exp(double(g)));
+  for (float beta : OnHost(device_, view.beta, n)) l.beta.add(double(beta));
   if (s.kept() == 0) return;
-  const OnHost states = host(view.kept, s.kept_size());
+  const OnHost states(device_, view.kept, s.kept_size());
   for (size_t b = 0; b < s.B; b++)
     for (size_t head = 0; head < s.Hv; head++)
       l.state_norm.add(length(&states[s.kept_state(b, head, s.kept() - 1)], s.Dk * s.Dv));
@@ -202,7 +152,7 @@ void Meter::linear_attention(const LinearAttentionView& view) {
 void Meter::routing(const RoutingView& view) {
   Layer& l = here();
   l.slots.resize(view.shape.E);
-  for (int expert : host(view.expert, view.shape.N * view.shape.k)) l.slots[size_t(expert)]++;
+  for (int expert : OnHost(device_, view.expert, view.shape.N * view.shape.k)) l.slots[size_t(expert)]++;
 }
 
 // ---- the figures

@@ -101,6 +101,7 @@ class Meter final : public Inspector {
   };
   struct Scores {
     Mean score, below;
+    void add(double value);
   };
   struct Outputs {
     Mean size, below_1e2, below_1e3;
@@ -118,29 +119,7 @@ class Meter final : public Inspector {
     std::vector<size_t> slots;  // (E)
   };
   Layer& here();
-  // n elements for the host to read: a copy of what a GPU has, elsewhere the elements themselves.
-  template <class T>
-  class OnHost {
-   public:
-    OnHost(Device device, const T* data, size_t n);
-    OnHost(const OnHost&) = delete;
-    const T* data() const { return data_; }
-    bool empty() const { return n_ == 0; }
-    const T* begin() const { return data_; }
-    const T* end() const { return data_ + n_; }
-    const T& operator[](size_t i) const { return data_[i]; }
-
-   private:
-    const T* data_;
-    size_t n_;
-    std::vector<T> copy_;
-  };
-  template <class T>
-  OnHost<T> host(const T* data, size_t n) const {
-    return {device_, data, n};
-  }
   void outputs(Outputs& to, const float* o, size_t n) const;
-  void scores(Scores& to, std::vector<float>& z, size_t columns, size_t heads_averaged, const GateOp& op);
 
   template <class Value>
   std::vector<double> by_layer(Value value) const;

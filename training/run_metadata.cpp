@@ -28,6 +28,16 @@ size_t trained_context(const RunMetadata& metadata) {
   return config.model.context;
 }
 
+std::vector<std::string> changed_flags(const RunMetadata& metadata) {
+  std::vector<std::string> changed;
+  Config defaults;
+  for (const Flag& f : list_flags(defaults)) {
+    const auto found = metadata.find("flag" + f.name);
+    if (found != metadata.end() && found->second != f.get()) changed.push_back(f.name + "=" + found->second);
+  }
+  return changed;
+}
+
 // Flags that older checkpoints name otherwise: --gate-shared and --gate-input=none are values of --gate now, and
 // --dyt-alpha-attn is the second number of --dyt-alpha.
 static void rename_old_flags(RunMetadata& then) {

@@ -4,6 +4,7 @@
 #pragma once
 #include <map>
 #include <string>
+#include <vector>
 
 #include "dataloader/loader.h"
 #include "training/config.h"
@@ -13,6 +14,9 @@ namespace gated {
 using RunMetadata = std::map<std::string, std::string>;  // "flag--norm": "gated", "data": "...", "hash--data": "..."
 
 RunMetadata run_metadata(Config& config, const Data& data);
+
+// The flags that it has a value of which is not the default, as they would be typed.
+std::vector<std::string> changed_flags(const RunMetadata& metadata);
 
 // What of it an evaluation must have in common with its run: neither --context nor how it was trained.
 RunMetadata needed_by_evaluation(RunMetadata metadata);

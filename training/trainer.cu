@@ -94,13 +94,13 @@ std::optional<Routing> Trainer::routing(const float* reports) const {
 
 // ---- between steps
 
-double Trainer::validate(size_t batches, Inspector* inspector) {
+double Trainer::validate(size_t batches, const std::vector<Inspector*>& inspectors) {
   batches = std::min(batches, loader_.validation_batches());
   double loss = 0;
   for (size_t i = 0; i < batches; i++) {
     loader_.validation_batch(i, ids_.data(), targets_.data());
     loss += model.loss({ids_, targets_, config.batch, config.model.context});
-    if (inspector) model.inspect(*inspector);
+    for (Inspector* inspector : inspectors) model.inspect(*inspector);
   }
   return loss / double(batches);
 }

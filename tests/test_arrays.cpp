@@ -1,0 +1,401 @@
+// arrays: each against plain loops in double over a model's weights, the same bits on every device, and the file that they end in.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/catch.h"
+#include "tests/harness.h"
+#include "tests/plain_model.h"
+#include "tests/small_models.h"
+#include "training/arrays.h"
+#include "training/safetensors.h"
+
+using namespace gated;
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+namespace {
+
+// A model, and the same in plain loops, over the same two batches of two sequences.
+struct Both {
+  ModelConfig config;
+  PlainModel plain;
+  Arrays arrays;
+
+  explicit Both(const std::string& flags) : config(small_model(flags)), plain(config) {
+    const size_t T = config.context;
+    Context ctx(Device::cpu);
+    Model model(config, 2, T, 3, ctx);
+    plain.take_weights(model);
+    ArrayMeter meter(config, Device::cpu);
+    for (uint64_t batch : {0, 1}) {
+      const std::vector<int> ids = some_ids(2 * T, config.vocab, 5 + batch), targets = some_ids(2 * T, config.vocab, 7);
+      model.loss({ids, targets, 2, T});
+      model.inspect(meter);
+      for (size_t b : {0, 1}) plain.sequence(&ids[b * T], &targets[b * T], T);
+    }
+    arrays = meter.result();
+  }
+
+  Json metadata(const std::string& key) const { return Json::parse(arrays.metadata.at(key)); }
+
+  // Is the array there, of this shape, and are its values these? A value may be wrong by 5e-5 of the largest.
+  void require(const std::string& name, const Shape& shape, const Vector& expected) const {
+    INFO(name);
+    const Arrays::Array* found = arrays.find(name);
+    REQUIRE(found);
+    REQUIRE(found->shape == shape);
+    REQUIRE(found->values.size() == count(shape));
+    REQUIRE(found->values.size() == expected.size());
+    double largest = 0;
+    for (double x : expected) largest = std::max(largest, std::isnan(x) ? 0 : std::fabs(x));
+    REQUIRE(largest > 0);
+    for (size_t i = 0; i < expected.size(); i++) {
+      INFO("element " << i << ": " << found->values[i] << ", expected " << expected[i]);
+      REQUIRE(std::isnan(found->values[i]) == std::isnan(expected[i]));
+      if (!std::isnan(expected[i])) REQUIRE(std::fabs(double(found->values[i]) - expected[i]) <= 5e-5 * largest);
+    }
+  }
+};
+
+void append(Vector& to, const Vector& values) {
+  to.insert(to.end(), values.begin(), values.end());
+}
+
+// Mean |x| over rows of C, by column.
+Vector mean_size(const Vector& x, size_t C) {
+  Vector mean(C);
+  for (size_t i = 0; i < x.size(); i++) mean[i % C] += std::fabs(x[i]) / double(x.size() / C);
+  return mean;
+}
+
+Vector histogram(const Vector& scores, double low, double high) {
+  Vector shares(50);
+  for (double s : scores) shares[size_t((s - low) / (high - low) * 50)] += 1 / double(scores.size());
+  return shares;
+}
+
+// What every model has.
+void require_stream(const Both& m) {
+  const size_t T = m.config.context, C = m.config.hidden, L = m.config.layers, P = std::min<size_t>(T, 256);
+  const PlainModel& plain = m.plain;
+  Vector losses, by_token, mean, largest;
+  for (const Vector& at : plain.losses) losses.push_back(mean_of(at));
+  m.require("loss_by_position", {T}, losses);
+  for (const Vector& state : plain.states) {
+    Vector sum(T * C);
+    for (size_t i = 0; i < state.size(); i++) sum[i % (T * C)] += std::fabs(state[i]) / 4;
+    by_token.insert(by_token.end(), sum.begin(), sum.begin() + std::ptrdiff_t(P * C));
+    append(mean, mean_size(state, C));
+    double peak = 0;
+    for (double h : state) peak = std::max(peak, std::fabs(h));
+    largest.push_back(peak);
+  }
+  m.require("activation_by_token", {L + 1, P, C}, by_token);
+  m.require("activation_mean", {L + 1, C}, mean);
+  m.require("activation_largest", {L + 1}, largest);
+  m.require("final_output", {C}, mean_size(plain.outputs.at("final_norm"), C));
+}
+
+void require_attention(const Both& m) {
+  const size_t T = m.config.context, L = m.config.layers, H = m.config.attention.H, P = std::min<size_t>(T, 256);
+  Vector map, first, value;
+  for (const PlainModel::Layer& l : m.plain.layers) {
+    for (size_t i = 0; i < P; i++)
+      for (size_t j = 0; j < P; j++) map.push_back(mean_of(l.given[i * T + j]));
+    for (const Vector& head : l.to_first) first.push_back(mean_of(head));
+    for (const Vector& at : l.v) value.push_back(mean_of(at));
+  }
+  m.require("attention_map", {L, P, P}, map);
+  m.require("first_token_attention", {L, H}, first);
+  m.require("value_norm", {L, T}, value);
+}
+
+const std::vector<std::string> norm_names = {"layers.0.attention_norm", "layers.0.ffn_norm", "layers.1.attention_norm",
+                                             "layers.1.ffn_norm", "final_norm"};
+const std::vector<std::string> norm_parameters = {
+    "model.layers.0.input_layernorm.", "model.layers.0.post_attention_layernorm.", "model.layers.1.input_layernorm.",
+    "model.layers.1.post_attention_layernorm.", "model.norm."};
+
+}  // namespace
+
+TEST_CASE("arrays: of a model with gates, against plain loops in double over its weights", "[arrays]") {
+  const Both m("--norm=gated --norm-rank=3 --attn=g1");
+  const size_t L = m.config.layers, C = m.config.hidden;
+  require_stream(m);
+  require_attention(m);
+
+  const Vector thresholds = m.metadata("thresholds").get<Vector>();
+  Vector sizes, below, gate_mean, gate_histogram, norm_gate_mean, norm_gate_histogram, norm_weight;
+  for (const PlainModel::Layer& l : m.plain.layers) {
+    // Before the gate times the mean score: a batch has its own mean.
+    Vector scaled = l.before;
+    const size_t half = l.before.size() / 2;
+    for (size_t batch : {0, 1}) {
+      const auto begin = l.gate.begin() + std::ptrdiff_t(batch * half);
+      const double mean = mean_of(Vector(begin, begin + std::ptrdiff_t(half)));
+      for (size_t i = 0; i < half; i++) scaled[batch * half + i] *= mean;
+    }
+    for (const Vector* o : {&l.before, &l.behind, static_cast<const Vector*>(&scaled)})
+      for (double threshold : thresholds)
+        below.push_back(
+            double(std::count_if(o->begin(), o->end(), [=](double x) { return std::fabs(x) < threshold; })) /
+            double(o->size()));
+    sizes.push_back(mean_size(l.before, 1)[0]);
+    sizes.push_back(mean_size(l.behind, 1)[0]);
+    gate_mean.push_back(mean_of(l.gate));
+    append(gate_histogram, histogram(l.gate, 0, 1));
+  }
+  m.require("attention_output_mean", {L, 2}, sizes);
+  m.require("attention_output_below", {L, 3, thresholds.size()}, below);
+  m.require("gate_mean", {L}, gate_mean);
+  m.require("gate_histogram", {L, 50}, gate_histogram);
+  REQUIRE(std::count(below.begin(), below.end(), 0.0) < std::ptrdiff_t(below.size() / 2));
+  REQUIRE(std::is_sorted(thresholds.begin(), thresholds.end()));
+
+  for (size_t i = 0; i < norm_names.size(); i++) {
+    const Vector& scores = m.plain.norm_gates.at(norm_names[i]);
+    norm_gate_mean.push_back(mean_of(scores));
+    append(norm_gate_histogram, histogram(scores, 0, 1));
+    append(norm_weight, m.plain.w.at(norm_parameters[i] + "weight"));
+  }
+  m.require("norm_gate_mean", {norm_names.size()}, norm_gate_mean);
+  m.require("norm_gate_histogram", {norm_names.size(), 50}, norm_gate_histogram);
+  m.require("norm_weight", {norm_names.size(), C}, norm_weight);
+
+  REQUIRE(m.metadata("norms") == norm_names);
+  REQUIRE(m.metadata("norm_gates") == norm_names);
+  REQUIRE(m.metadata("gates") == std::vector<size_t>{0, 1});
+  REQUIRE(m.metadata("attention_layers") == std::vector<size_t>{0, 1});
+  REQUIRE(m.metadata("gate_range") == Vector{0, 1});
+  REQUIRE(m.metadata("context") == 9);
+  REQUIRE(m.metadata("measured_tokens") == 36);
+  REQUIRE(m.arrays.metadata.at("format") == "gated.cu measures 1");
+  REQUIRE(!m.arrays.find("sink_attention"));
+  REQUIRE(!m.arrays.find("pre_weight"));
+}
+
+TEST_CASE("arrays: of a model with a sink, a window and PreAffine, longer than what a map shows", "[arrays]") {
+  const Both m("--norm=preaffine --norm-weight=zero-centred --attn-sink=learned --window=120 --context=260");
+  const size_t L = m.config.layers, C = m.config.hidden, H = m.config.attention.H;
+  require_stream(m);
+  require_attention(m);
+
+  Vector sink, sizes, norm_weight, pre_weight;
+  for (const PlainModel::Layer& l : m.plain.layers) {
+    for (const Vector& head : l.to_sink) sink.push_back(mean_of(head));
+    append(sizes, {mean_size(l.before, 1)[0], NAN});
+  }
+  for (const std::string& name : norm_parameters) {
+    for (double w : m.plain.w.at(name + "weight")) norm_weight.push_back(1 + w);
+    append(pre_weight, m.plain.w.at(name + "pre_weight"));
+  }
+  m.require("sink_attention", {L, H}, sink);
+  m.require("attention_output_mean", {L, 2}, sizes);
+  m.require("norm_weight", {norm_names.size(), C}, norm_weight);
+  m.require("pre_weight", {norm_names.size(), C}, pre_weight);
+  const Arrays::Array& below = *m.arrays.find("attention_output_below");
+  const size_t K = m.metadata("thresholds").size();
+  for (size_t i = 0; i < below.values.size(); i++) REQUIRE(std::isnan(below.values[i]) == (i / K % 3 > 0));
+
+  for (const char* name : {"gate_mean", "gate_histogram", "norm_gate_mean", "norm_gate_histogram"})
+    REQUIRE(!m.arrays.find(name));
+  REQUIRE(m.metadata("gates").empty());
+  REQUIRE(m.metadata("norm_gates").empty());
+  REQUIRE(!m.arrays.metadata.contains("gate_range"));
+}
+
+// ---- by hand
+
+namespace {
+
+// The histogram of attention's gate over these logits, in a model of one layer.
+std::vector<float> gate_histogram_of(const std::string& flags, const std::vector<float>& z,
+                                     std::string* range = nullptr) {
+  const ModelConfig config = small_model("--layers=1 --context=1 " + flags);
+  ArrayMeter meter(config, Device::cpu);
+  const std::vector<float> h(config.hidden);
+  for (meter.layer = 0; meter.layer < 2; meter.layer++) {
+    meter.state({h.data(), 1, 1, config.hidden});
+    if (meter.layer == 0) meter.gate({config.attention.gate, z.data(), 1, z.size(), 1});
+  }
+  const Arrays arrays = meter.result();
+  if (range) *range = arrays.metadata.at("gate_range");
+  return arrays.find("gate_histogram")->values;
+}
+
+}  // namespace
+
+TEST_CASE("arrays: what a histogram of scores covers, and what lies outside", "[arrays]") {
+  std::string range;
+  std::vector<float> shares = gate_histogram_of("--attn=g1", {0, 100, -100, -100}, &range);
+  REQUIRE(range == "[0.0,1.0]");
+  REQUIRE(shares[25] == 0.25f);  // sigmoid(0), in the upper of two
+  REQUIRE(shares[49] == 0.25f);  // 1 itself
+  REQUIRE(shares[0] == 0.5f);
+
+  shares = gate_histogram_of("--attn=g1 --gate-act=identity", {-7, -0.99f, 0.5f, 90}, &range);
+  REQUIRE(range == "[-1.0,1.0]");
+  REQUIRE(shares[0] == 0.5f);
+  REQUIRE(shares[37] == 0.25f);
+  REQUIRE(shares[49] == 0.25f);
+
+  gate_histogram_of("--attn=g1 --norm=gated --norm-rank=3 --norm-gate-scale=2", {0}, &range);
+  REQUIRE(range == "[0.0,2.0]");  // of both gates
+  gate_histogram_of("--attn=g1 --norm=gated --norm-rank=3 --norm-gate-act=tanh", {0}, &range);
+  REQUIRE(range == "[-1.0,1.0]");
+}
+
+TEST_CASE("arrays: the loss by position is printed by octaves, in lines that fit", "[arrays]") {
+  Arrays arrays;
+  arrays.list.push_back({"loss_by_position", {11}, {4, 3, 2, 1, 1, 1, 1, 2, 0.5f, 1, 0}});
+  REQUIRE(loss_by_position_text(arrays, 200) ==
+          "loss       behind token 0: 4.000, 1: 3.000, 2-3: 1.500, 4-7: 1.250, 8-10: 0.500\n");
+  std::istringstream lines(loss_by_position_text(arrays, 40));
+  for (std::string line; std::getline(lines, line);) REQUIRE(line.size() <= 40);
+}
+
+// ---- every model
+
+namespace {
+
+// Of two losses, the second of a shorter batch.
+Arrays arrays_of(const ModelConfig& config, Context& ctx) {
+  Model model(config, 2, config.context, 3, ctx);
+  ArrayMeter meter(config, ctx.device);
+  for (size_t batch : {0, 1}) {
+    const size_t sequences = 2 - batch;
+    const std::vector<int> ids = some_ids(sequences * config.context, config.vocab, 5 + batch);
+    model.loss({ids, ids, sequences, config.context});
+    model.inspect(meter);
+  }
+  return meter.result();
+}
+
+}  // namespace
+
+TEST_CASE("arrays: every small model has those of its parts, with a number in every place", "[arrays]") {
+  Context ctx(Device::cpu);
+  for (const std::string& flags : small_models()) {
+    INFO(flags);
+    const ModelConfig c = small_model(flags);
+    const Arrays arrays = arrays_of(c, ctx);
+    const auto has = [&](const char* word) { return flags.find(word) != std::string::npos; };
+    const auto rows = [&](const char* name) {
+      const Arrays::Array* found = arrays.find(name);
+      return found ? found->shape[0] : 0;
+    };
+    const size_t A = size_t(c.attends(c.layers - 1)) * (c.mixer == MixerKind::hybrid ? 1 : c.layers);
+    const size_t norms = has("--norm=none")                 ? 0
+                         : has("--norm-placement=post")     ? 2 * c.layers
+                         : has("--norm-placement=sandwich") ? 4 * c.layers + 1
+                                                            : 2 * c.layers + 1;
+    for (const char* name : {"attention_map", "first_token_attention", "value_norm", "attention_output_mean"})
+      REQUIRE(rows(name) == A);
+    REQUIRE(Json::parse(arrays.metadata.at("attention_layers")).size() == A);
+    REQUIRE(rows("sink_attention") == (has("--attn-sink=") ? A : 0));
+    REQUIRE(rows("gate_histogram") == (has("--attn=g") ? A : 0));
+    REQUIRE(rows("norm_weight") == norms);
+    REQUIRE(rows("pre_weight") == (has("--norm=preaffine") ? norms : 0));
+    REQUIRE(rows("norm_gate_mean") == (has("--norm=gated") ? norms : 0));
+    REQUIRE(rows("loss_by_position") == c.context);
+    REQUIRE(rows("final_output") == c.hidden);
+    for (const Arrays::Array& a : arrays.list) {
+      INFO(a.name);
+      REQUIRE(a.values.size() == count(a.shape));
+      const bool of_gate = a.name.starts_with("attention_output");
+      for (float x : a.values) REQUIRE((std::isfinite(x) || (of_gate && (!has("--attn=g1") || has("--gate-op=add")))));
+    }
+  }
+}
+
+TEST_CASE("arrays: after a forward alone there is no loss by position", "[arrays]") {
+  const ModelConfig config = small_model();
+  Context ctx(Device::cpu);
+  Model model(config, 2, config.context, 3, ctx);
+  const std::vector<int> ids = some_ids(config.context, config.vocab, 5);
+  const Batch batch = {ids, ids, 1, config.context};
+  model.loss(batch);
+  model.forward(batch);
+  ArrayMeter meter(config, ctx.device);
+  model.inspect(meter);
+  REQUIRE(!meter.result().find("loss_by_position"));
+  REQUIRE(meter.result().find("final_output"));
+}
+
+TEST_CASE("arrays: the same bits on every device", "[bitwise]") {
+  for (const char* flags :
+       {"", "--norm=gated --norm-rank=3 --attn=g1", "--attn-sink=kv-bias --window=4 --qk-norm=off",
+        "--attn-score=sigmoid --norm=preaffine --norm-placement=sandwich", "--attn=g2 --gate=shared --norm=none",
+        "--attn=g1 --gate=static --norm-placement=post",
+        "--mixer=hybrid --linear-key-dim=6 --linear-value-dim=5 --attn=g1 --gate-op=add --gate-act=silu"}) {
+    INFO(flags);
+    const ModelConfig config = small_model(flags);
+    std::optional<Arrays> expected;
+    on_every_device([&](Context& ctx) {
+      const Arrays arrays = arrays_of(config, ctx);
+      if (!expected) expected = arrays;
+      REQUIRE(arrays.metadata == expected->metadata);
+      REQUIRE(arrays.list.size() == expected->list.size());
+      for (size_t i = 0; i < arrays.list.size(); i++) {
+        INFO(arrays.list[i].name);
+        REQUIRE(arrays.list[i].name == expected->list[i].name);
+        REQUIRE(arrays.list[i].shape == expected->list[i].shape);
+        REQUIRE(std::memcmp(arrays.list[i].values.data(), expected->list[i].values.data(),
+                            arrays.list[i].values.size() * sizeof(float)) == 0);  // there are NaN
+      }
+    });
+  }
+}
+
+// ---- the file
+
+TEST_CASE("arrays: the file holds what was measured, and takes the place of an older one", "[arrays]") {
+  const fs::path folder = fs::temp_directory_path() / ("arrays." + std::to_string(getpid()));
+  fs::create_directories(folder);
+  struct Remove {
+    fs::path path;
+    ~Remove() { fs::remove_all(path); }
+  } remove{folder};
+  Context ctx(Device::cpu);
+  const RunMetadata run = {{"flag--attn", "g1"}, {"flag--lr", "0.5"}, {"flag--norm", "rmsnorm"}, {"data", "a text"}};
+  const Arrays arrays = arrays_of(small_model("--attn=g1"), ctx);
+  const fs::path path = folder / "measures.safetensors";
+  std::ofstream(path) << "an older one";
+  save_arrays(folder.string(), arrays, 70, 1.25, run);
+
+  const SafetensorsFile file(path.string());
+  REQUIRE(file.header().tensors.size() == arrays.list.size());
+  for (const Arrays::Array& a : arrays.list) {
+    INFO(a.name);
+    const TensorEntry& t = file.header().tensors.at(a.name);
+    REQUIRE(t.dtype == "F32");
+    REQUIRE(t.shape == a.shape);
+    std::vector<float> values(a.values.size());
+    file.read(t, 0, values.data(), t.end - t.begin);
+    REQUIRE_BITWISE(values, a.values);
+  }
+  std::map<std::string, std::string> metadata = arrays.metadata;
+  metadata["step"] = "70";
+  metadata["validation_loss"] = "1.25";
+  metadata["flags"] = "[\"--attn=g1\",\"--lr=0.5\"]";  // the norm is at its default
+  REQUIRE(file.header().metadata == metadata);
+  REQUIRE(std::distance(fs::directory_iterator(folder), fs::directory_iterator()) == 1);
+
+  fs::remove(path);
+  fs::create_directory(path);
+  const auto refusal = [&](const fs::path& folder) {
+    try {
+      save_arrays(folder.string(), arrays, 70, 1.25, run);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("none");
+  };
+  REQUIRE(refusal(folder).find("not a regular file") != std::string::npos);
+  REQUIRE(refusal(folder / "missing").find("missing/measures.safetensors") != std::string::npos);
+}
