@@ -33,6 +33,7 @@ train residual --layers=12 --steps=200 --measure-every=50
 train no-residual --layers=12 --steps=200 --measure-every=50 --residual=off
 
 cd gallery
-../scripts/report.py plain g1 gated-norm-g1 dyt learned-sink sigmoid hybrid --out=report.html --pictures=pictures
+../scripts/report.py plain g1 gated-norm-g1 dyt learned-sink sigmoid hybrid --out=report.html
 ../scripts/report.py residual no-residual --out=depth.html
+../scripts/report.py plain g1 gated-norm-g1 learned-sink --out=four.html --pictures=pictures  # those of the README
 echo "look at gallery/report.html and gallery/depth.html"

@@ -66,7 +66,7 @@ struct Run {
       "first_token_attention_largest_at": {"layer": 1, "head": 0}, "largest_activation": 712.5,
       "largest_activation_by_state": [1, 20, 712.5], "largest_activation_behind_first": 33.25, "massive_activations": 4321,
       "residual_sink_dimensions": [7, 2], "norm_weight_furthest": 0.0625,
-      "norm_weight_furthest_at": {"layer": 2, "norm": "final_norm", "dimension": 6},
+      "norm_weight_furthest_at": {"layer": 2, "norm": "norm", "dimension": 6},
       "outliers_by_state": [[1, 2, 3], [4, 5, 6], [7, 0, 1]],
       "outlier_sizes_by_state": [[3, 2, 1], [30, 20, 10], [300, 200, 100]], "median_by_state": [0.5, 0.5, 0.5],
       "sharpness_3": {"attention": [0.1, 0.2], "ffn": [0.1, 0.2], "attention_norm": [0.1, 0.2], "ffn_norm": [0.1, 0.2]},
@@ -185,8 +185,8 @@ TEST_CASE("report: the page shows what the runs hold, and nothing of what none o
   // The table, and numbers and dimensions that stand in the figures.
   for (const char* part :
        {"2 runs side by side", "--steps=40", "<code><span>--attn=g1</span></code>", ">37.5%<",
-        "head 0 of layer 1: 50.0%", ">712.5<", "without token 0: 33.25", ">4,321<", ">2<small>7, 2</small>", ">0.125<",
-        "dimension 6, final norm", ">2.0312<", ">Largest activation by layer</h3>",
+        "head 0 of layer 1:\n50.0%<", ">712.5<", "without token 0:\n33.25<", ">4,321<", ">2<small>7, 2</small>",
+        ">0.125<", "dimension 6\nfinal norm<", ">2.0312<", ">Largest activation by layer</h3>",
         ">Scores of the attention gate</h3>", ">33</text>", ">44</text>", ">5</text>", ">7</text>"})
     CHECK(page.find(part) != std::string::npos);
   for (const char* absent : {"--threads", "λ₁", "norms’ gates", "learned sink", "NaN", "nan"})

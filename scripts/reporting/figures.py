@@ -1,11 +1,12 @@
 """How the figures of a report are drawn: what stands in one axes. Which there are: catalogue.py."""
 import numpy
-from matplotlib import cm, colors
+from matplotlib import cm, colormaps, colors
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")  # Okabe and Ito's, without yellow
 DASHES = ("-", "--", ":")
 MUTED = "#59636e"
+HEAT = colormaps["magma_r"].resampled(64)  # with more colours the pictures take more bytes, and look the same
 MAP_SIDE = 128  # tokens and dimensions of a heat map: more would be lost in a column of the page
 
 STYLE = {
@@ -200,7 +201,7 @@ def attention_scale(runs):
 
 def draw_attention_map(axes, run, line, scale):
     values = mean_map(run)
-    heat(axes, numpy.where(numpy.tri(len(values)) > 0, values, numpy.nan), "magma_r", scale)
+    heat(axes, numpy.where(numpy.tri(len(values)) > 0, values, numpy.nan), HEAT, scale)
     label(axes, "key token", "query token")
 
 
@@ -218,7 +219,7 @@ def stream_scale(runs):
 
 
 def draw_stream(axes, run, line, scale):
-    heat(axes, numpy.maximum(stream(run), scale.vmin), "magma_r", scale)
+    heat(axes, numpy.maximum(stream(run), scale.vmin), HEAT, scale)
     label(axes, "dimension, largest mean first", "token")
 
 
@@ -228,11 +229,11 @@ def heads_scale(runs):
 
 def draw_heads(axes, run, line, scale):
     values = run.arrays["first_token_attention"]
-    heat(axes, values, "magma_r", scale)
+    heat(axes, values, HEAT, scale)
     shown = range(0, len(values), -(-len(values) // 8))
     axes.set_yticks(shown, [run.metadata["attention_layers"][i] for i in shown])
     show_whole_numbers(axes.xaxis)
-    if values.size <= 48:
+    if len(values) <= 6 and values.size <= 48:
         for (layer, head), value in numpy.ndenumerate(values):
             axes.text(head, layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=6,
                       color="white" if scale(value) > 0.5 else "#1f2328")

@@ -23,13 +23,14 @@ code{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",mono
 th,td{padding:7px 12px;text-align:right;border-bottom:1px solid #eaeef2;vertical-align:top}
 thead th{font-weight:500;color:#59636e;font-size:12.5px;line-height:1.3;vertical-align:bottom;min-width:84px}
 tr>:first-child{text-align:left;padding-left:0;min-width:150px;max-width:280px;position:sticky;left:0;background:#fff}
-tbody th{font-weight:600;white-space:nowrap}tbody th code{display:block;white-space:normal;font-weight:400}td small{display:block;color:#59636e;font-size:11.5px}
+tbody th{font-weight:600;white-space:nowrap}tbody th code{display:block;white-space:normal;font-weight:400}td small{display:block;white-space:pre;color:#59636e;font-size:11.5px}
 .lines{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,380px),1fr));gap:4px 36px}
-.columns{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,236px),1fr));gap:10px 20px}.few{grid-template-columns:repeat(auto-fill,minmax(min(100%,310px),1fr))}
+.columns{display:grid;grid-template-columns:repeat(var(--columns),minmax(0,330px));gap:10px 20px}
 .lines figure{display:flex;flex-direction:column}.lines svg{margin-top:auto}figure{margin:0}.columns figure{max-width:340px}figcaption{font-size:13.5px;font-weight:600;margin:4px 0 2px}
 svg{display:block;width:100%;height:auto;font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans","Liberation Sans",Arial,sans-serif}
 .bars{display:flex;flex-wrap:wrap;gap:0 28px}.bars svg{width:260px}
-@media(max-width:600px){main,header,.legend div{padding-left:14px;padding-right:14px}.columns,.few{grid-template-columns:1fr 1fr;gap:8px}.columns figure{max-width:none}.legend div{font-size:12px;gap:0 12px}h1{font-size:23px}}
+@media(max-width:1100px){.columns{grid-template-columns:repeat(auto-fill,minmax(205px,1fr))}}
+@media(max-width:600px){main,header,.legend div{padding-left:14px;padding-right:14px}.columns{grid-template-columns:1fr 1fr;gap:8px}.columns figure{max-width:none}.legend div{font-size:12px;gap:0 12px}h1{font-size:23px}}
 """
 def linked(text):
     return re.sub(r"\b\d{4}\.\d{5}\b", r'<a href="https://arxiv.org/abs/\g<0>">\g<0></a>', html.escape(text))
@@ -61,9 +62,10 @@ def columns_html(columns, runs):
             bars += f"<div><code>{part.bar}</code>{element(draw_bar(figure), 'what the colours mean: ' + part.bar)}</div>"
     figures = "".join(f"<figure><figcaption>{key_html(place)}{html.escape(run.name)}</figcaption>{''.join(drawn[run])}</figure>"
                       for place, run in enumerate(runs) if drawn[run])
-    few = " few" if len(runs) <= 4 else ""
+    shown = sum(map(bool, drawn.values()))
+    in_a_row = max(4, -(-shown // -(-shown // 6)))  # at most six, and in rows of nearly one length
     bars = bars and f'<div class="bars">{bars}</div>'
-    return f'<h3>{html.escape(columns.title)}</h3><p>{linked(columns.caption)}</p><div class="columns{few}">{figures}</div>{bars}'
+    return f'<h3>{html.escape(columns.title)}</h3><p>{linked(columns.caption)}</p><div class="columns" style="--columns:{in_a_row}">{figures}</div>{bars}'
 
 
 def section_html(section, runs):

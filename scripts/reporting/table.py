@@ -17,18 +17,19 @@ def place(run, key):
     norm, layer, dimension = run.texts.get(key + ".norm"), scalar(run, key + ".layer", "{:.0f}"), scalar(run, key + ".dimension", "{:.0f}")
     if None in (norm, layer, dimension):
         return ""
-    return f"dimension {dimension}, " + ("final norm" if norm.startswith("final") else f"{norm.replace('_', ' ')} of layer {layer}")
+    return f"dimension {dimension}\n" + ("final norm" if norm == "norm" else f"{norm.replace('_', ' ')} {layer}")
 
 
 def head_of(run):
     layer, head = (scalar(run, f"first_token_attention_largest_at.{of}", "{:.0f}") for of in ("layer", "head"))
     most = scalar(run, "first_token_attention_largest", "{:.1%}")
-    return "" if None in (layer, head, most) else f"head {head} of layer {layer}: {most}"
+    return "" if None in (layer, head, most) else f"head {head} of layer {layer}:\n{most}"
 
 
 def behind_first(run):
     value = scalar(run, "largest_activation_behind_first", "{:.4g}")
-    return "" if value is None else f"without token 0: {value}"
+    same = value == scalar(run, "largest_activation", "{:.4g}")
+    return "" if value is None or same else f"without token 0:\n{value}"
 
 
 def sink_dimensions(run):
