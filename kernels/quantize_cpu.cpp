@@ -60,8 +60,7 @@ void quantize_weight_cpu(float* y, const float* w, const QuantizedWeight& shape,
       const size_t begin = matrix * rows + first, end = matrix * rows + std::min(first + fp8_side, rows);
       float amax = 0;
       for (size_t r = begin; r < end; r++) amax = std::max(amax, amax_cpu(w + r * columns + c, n));
-      for (size_t r = begin; r < end; r++)
-        fp8_row_cpu(y + r * columns + c, w + r * columns + c, n, fp8_scale(amax));
+      for (size_t r = begin; r < end; r++) fp8_row_cpu(y + r * columns + c, w + r * columns + c, n, fp8_scale(amax));
     }
     return;
   }
@@ -69,8 +68,7 @@ void quantize_weight_cpu(float* y, const float* w, const QuantizedWeight& shape,
 #pragma omp parallel for
   for (size_t m = 0; m < matrices; m++) amax[m] = amax_cpu(w + m * rows * columns, rows * columns);
 #pragma omp parallel for
-  for (size_t r = 0; r < matrices * rows; r++)
-    nvfp4_row_cpu(y + r * columns, w + r * columns, columns, amax[r / rows]);
+  for (size_t r = 0; r < matrices * rows; r++) nvfp4_row_cpu(y + r * columns, w + r * columns, columns, amax[r / rows]);
 }
 
 }  // namespace gated
