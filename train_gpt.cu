@@ -2,6 +2,7 @@
 //
 // What the lines below call: layers/model.cu (forward, backward), training/optimizer.cuh (update), training/trainer.cu
 // (what a run has from step to step). main() and the choice of a device stand in training/main.cu.
+#include <algorithm>
 #include <cstdio>
 
 #include "dataloader/text.h"
@@ -12,6 +13,7 @@
 #include "training/matmul_peak.h"
 #include "training/measures.h"
 #include "training/progress.h"
+#include "training/retrieval.h"
 #include "training/run_metadata.h"
 #include "training/sampler.h"
 #include "training/terminal.h"
@@ -149,6 +151,16 @@ void evaluate(Trainer& trainer, const Checkpoint& checkpoint, Context& ctx) {
   printf("quantized  validation loss %.4f, %+.4f\n", quantized, quantized - loss);
 }
 
+// What stands behind a key that a sequence holds once before.
+std::string retrieval_of(Trainer& trainer) {
+  const Config& c = trainer.config;
+  const Recall task(c.seed, 1, c.model.vocab);
+  return retrieval_text(retrieval(task, c.model.trained_context, c.model.context, [&](const std::vector<int>& tokens) {
+    const std::vector<float> logits = trainer.model.next_token_logits(tokens);
+    return int(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  }));
+}
+
 void print_sample(Trainer& trainer, const Data& data) {
   const Config& c = trainer.config;
   if (c.sample_tokens == 0) return;
@@ -188,6 +200,7 @@ int train(Config& config, Device device) {
     const Checkpoint checkpoint = checkpoint_to_evaluate(config, metadata);
     Trainer trainer(config, loader, ctx);
     evaluate(trainer, checkpoint, ctx);
+    if (config.probe == Probe::retrieval) printf("\n%s", retrieval_of(trainer).c_str());
     return 0;
   }
   Trainer trainer(config, loader, ctx);

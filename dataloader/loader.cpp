@@ -6,6 +6,7 @@
 
 #include "dataloader/bigram_backcopy.h"
 #include "dataloader/files.h"
+#include "dataloader/recall.h"
 #include "dataloader/shards.h"
 #include "dataloader/shuffle.h"
 #include "dataloader/text.h"
@@ -14,8 +15,12 @@ namespace gated {
 
 static constexpr std::string_view backcopy = "bigram-backcopy";
 
-bool is_backcopy(const std::string& spec) {
+static bool is_backcopy(const std::string& spec) {
   return spec == backcopy || spec.starts_with("bigram-backcopy:");
+}
+
+bool is_synthetic(const std::string& spec) {
+  return is_backcopy(spec) || spec == "recall";
 }
 
 static std::shared_ptr<const TokenStream> open_backcopy(const std::string& spec, const DataOptions& options,
@@ -46,12 +51,14 @@ static std::shared_ptr<const Corpus> open_corpus(const std::string& spec, const 
 Data open_data(const DataOptions& options) {
   const auto open = [&](const std::string& spec, uint64_t split) -> std::shared_ptr<const TokenStream> {
     if (is_backcopy(spec)) return open_backcopy(spec, options, split);
+    if (spec == "recall")
+      return std::make_shared<Recall>(options.seed, split, options.vocab ? options.vocab : Recall::default_vocab);
     return open_corpus(spec, options);
   };
   const double fraction = options.val_fraction;
   require(fraction >= 0 && fraction < 1, "--val-fraction=%g: expected 0 to below 1", fraction);
   if (options.val_data.empty() && fraction == 0) return {open(options.data, 0), nullptr};
-  if (!options.val_data.empty() || is_backcopy(options.data)) {
+  if (!options.val_data.empty() || is_synthetic(options.data)) {
     const std::string& val_data = options.val_data.empty() ? options.data : options.val_data;
     const Data data = {open(options.data, 0), open(val_data, 1)};
     require(data.train->vocab() == data.val->vocab(),

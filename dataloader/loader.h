@@ -1,7 +1,7 @@
 // loader: which tokens a step sees: a pure function of (seed, step, micro-batch, rank), with no state to save
-//   --data=self | bigram-backcopy[:FILE] | texts | FILE.bin, 'dir/*_train_*.bin'
+//   --data=self | bigram-backcopy[:FILE] | recall | texts | FILE.bin, 'dir/*_train_*.bin'
 //   --val-data= the same forms; without it the last --val-fraction of --data is kept for validation
-//   (bigram-backcopy has validation sequences of its own)
+//   (bigram-backcopy and recall have validation sequences of their own)
 //
 // Order. Row b of micro-batch m on rank r is the sequence with running number
 //   g = ((step*M + m)*world + r)*B + b
@@ -24,7 +24,7 @@ struct DataOptions {
   std::string data = "self";
   std::string val_data = "";  // "" takes the last val_fraction of data
   double val_fraction = 0.1;  // 0: no validation
-  size_t vocab = 0;           // 0: 256 for text, 50257 for shards, 64 for bigram-backcopy
+  size_t vocab = 0;           // 0: 256 for text, 50257 for shards, 64 for bigram-backcopy, 128 for recall
   uint64_t seed = 0;
   std::string root = "";  // where --data=self looks; "": beside the program, else the current folder
 };
@@ -33,8 +33,8 @@ struct Data {
   std::shared_ptr<const TokenStream> train, val;  // val is null when there is no validation
 };
 
-// Is this --data the synthetic task?
-bool is_backcopy(const std::string& spec);
+// Is this --data made up, with validation data of its own?
+bool is_synthetic(const std::string& spec);
 
 Data open_data(const DataOptions& options);
 

@@ -112,7 +112,7 @@ layers/block.cuh
 layers/block_parts.cuh
   b.attention_norm.dyt_alpha = «model.dyt_alpha_attention => model.norm.dyt_alpha»;
   b.clip_branch = «model.clip_output => model.clip_residual»;
-  host_log(double(«model.context => model.attention.D»)));
+  host_log(double(«model.tokens_in_training() => model.attention.D»)));
   a.eps = «model.norm.rms_epsilon() => model.norm.epsilon()»;
   «model.attention_before(layer) % 2 == 1 => model.attention_before(layer) % 2 == 0») a.window
   b.clip_residual = «model.clip_residual => model.clip_output»;
@@ -212,6 +212,7 @@ dataloader/loader.cpp
   text_bigrams(text.bytes()), «options.seed => 0», split
   options.vocab ? options.vocab : «64 => 65»;
   is_backcopy(spec)) return open_backcopy(spec, options, «split => 0»);
+  std::make_shared<Recall>(options.seed, «split => 0»,
   const std::string& val_data = «options.val_data.empty() ? options.data : options.val_data => options.data»;
   std::make_shared<CorpusSlice>(corpus, «train => 0», val)
 dataloader/shards.cpp
@@ -300,7 +301,7 @@ training/check_flags.cpp
   require(«!m.norm.zero_centred || m.norm.divides_by_rms() => true»,
   {{"--window-layers"}, «m.attention.window > 0 => true», "a window
   {{"--gelu"}, «has_gelu => true», "an FFN
-  {{"--rope-theta", "--rope-fraction"}, «m.position == Position::rope => true», "--position=rope"}
+  {{"--rope-theta", "--rope-fraction", "--yarn"}, «m.position == Position::rope => true», "--position=rope"}
   {{"--save-every", "--keep"}, «has_out => true», "--out=FOLDER: there
   require(«!(is_given("--val-data") && is_given("--val-fraction")) => true»,
 training/match_params.cpp

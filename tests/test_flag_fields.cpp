@@ -189,6 +189,8 @@ const Row rows[] = {
     FIELD("--quantize=fp8-w8a8", "--evaluate --out=folder", c.quantize == QuantizedFormat::fp8),
     FIELD("--quantize=nvfp4-w4a4", "--evaluate --out=folder", c.quantize == QuantizedFormat::nvfp4),
     FIELD("--smoothquant=0.25", "--evaluate --out=folder --quantize=fp8-w8a8", c.smoothquant == 0.25),
+    FIELD("--probe=none", "--evaluate --out=folder", c.probe == Probe::none),
+    FIELD("--probe=retrieval", "--evaluate --out=folder --data=recall", c.probe == Probe::retrieval),
     FIELD("--device=auto", "", c.device == DeviceChoice::automatic),
     FIELD("--device=cpu", "", c.device == DeviceChoice::cpu),
     FIELD("--device=cuda", "", c.device == DeviceChoice::cuda),
@@ -300,11 +302,11 @@ TEST_CASE("flag fields: what is not said follows from what is", "[flags]") {
 
 TEST_CASE("flag fields: which flags change the weights, and which the architecture", "[flags]") {
   // These may change where a run goes on from a checkpoint.
-  const std::set<std::string> free = {"--preset",      "--params",        "--match-params", "--describe",
-                                      "--val-every",   "--measure-every", "--evaluate",     "--quantize",
-                                      "--smoothquant", "--yarn",          "--val-batches",  "--sample-tokens",
-                                      "--temperature", "--top-k",         "--out",          "--save-every",
-                                      "--keep",        "--resume",        "--device",       "--threads"};
+  const std::set<std::string> free = {
+      "--preset",        "--params",      "--match-params", "--describe", "--val-every",  "--measure-every",
+      "--evaluate",      "--quantize",    "--smoothquant",  "--yarn",     "--probe",      "--val-batches",
+      "--sample-tokens", "--temperature", "--top-k",        "--out",      "--save-every", "--keep",
+      "--resume",        "--device",      "--threads"};
   const std::set<std::string> of_no_model = {
       "--data",          "--val-data", "--val-fraction", "--vocab",  "--seed",  "--steps", "--batch",
       "--micro-batches", "--lr",       "--min-lr",       "--warmup", "--beta1", "--beta2", "--adam-eps",

@@ -112,6 +112,9 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(smooths("--smoothquant=-0.1", "--norm=gated"), "--smoothquant=-0.1: expected a number from 0 to 1"));
   REQUIRE(contains(smooths("--smoothquant=0.5", "--norm=none"), "--smoothquant=0.5 with --norm=none"));
   REQUIRE(contains(smooths("--smoothquant=0.5", "--norm-placement=post"), "with --norm-placement=post"));
+  REQUIRE(contains(parse({"--probe=retrieval", "--data=recall"}), "--probe needs --evaluate"));
+  REQUIRE(contains(parse({"--probe=retrieval", "--evaluate", "--out=x"}), "--probe=retrieval with --data=self"));
+  REQUIRE(contains(parse({"--data=recall", "--val-fraction=0.2"}), "--val-fraction"));
   REQUIRE(contains(parse({"--keep=3"}), "--out"));
   REQUIRE(contains(parse({"--val-data=a", "--val-fraction=0.2"}), "--val-fraction"));
   REQUIRE(contains(parse({"--lr=1e-4", "--min-lr=1e-3"}), "--min-lr"));

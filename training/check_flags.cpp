@@ -52,12 +52,13 @@ std::vector<Needs> needs_of(const Config& c) {
           {{"--dyt-alpha"}, has_dyt, "DyT: add --norm=dyt or --norm=gated-dyt"},
           {{"--rope-theta", "--rope-fraction", "--yarn"}, m.position == Position::rope, "--position=rope"},
           {{"--yarn"}, c.evaluate, "--evaluate: it changes how a run that is trained reads its positions"},
+          {{"--probe"}, c.evaluate, "--evaluate: it asks a run that is trained"},
           {{"--gelu"}, has_gelu, "an FFN with GELU: add --ffn=gelu or --ffn=geglu"},
           {{"--window-layers"}, m.attention.window > 0, "a window: add --window=N"},
           {{"--norm-eps"}, has_root, "a norm with a root: --norm=rmsnorm, layernorm, preaffine or gated, or --qk-norm"},
           {{"--val-fraction"},
-           !is_backcopy(c.data.data) || c.data.val_fraction == 0,
-           "data of which a share can be kept (bigram-backcopy makes its own validation data)"},
+           !is_synthetic(c.data.data) || c.data.val_fraction == 0,
+           "data of which a share can be kept (bigram-backcopy and recall make their own validation data)"},
           {{"--tf32"}, c.cublas, "--matmul=cublas: the project's own products are fp32"},
           {{"--resume", "--evaluate"}, has_out, "--out=FOLDER: the folder that holds the checkpoints"},
           {{"--quantize"}, c.evaluate, "--evaluate: it looks at a run that is trained"},
@@ -170,6 +171,10 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   require(!c.cublas || c.device == DeviceChoice::automatic || c.device == DeviceChoice::cuda,
           "--matmul=cublas with --device=%s: cuBLAS runs on a GPU alone; take --matmul=exact or --device=cuda",
           c.device == DeviceChoice::cpu ? "cpu" : "emulated");
+  require(
+      c.probe == Probe::none || c.data.data == "recall",
+      "--probe=retrieval with --data=%s: it asks in the language of --data=recall, which the run has to have learned",
+      c.data.data.c_str());
   require(!c.evaluate || !c.resume, "--evaluate with --resume: it trains nothing; leave --resume out");
   require(c.smoothquant == 0 || c.model.norm.kind != NormKind::none,
           "--smoothquant=%g with --norm=none: SmoothQuant folds its scales into the weights of norms; leave it out",

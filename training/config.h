@@ -13,6 +13,8 @@ namespace gated {
 
 enum class DeviceChoice { automatic, cpu, cuda, emulated };
 enum class Precision { fp32 };
+enum class Probe { none, retrieval };
+
 struct Config {
   std::string preset = "tiny";
   size_t params = 0;         // FFN width so that the model has about as many parameters; 0: --ffn-hidden
@@ -35,8 +37,12 @@ struct Config {
   std::string out;
   size_t save_every = 100, keep = 2;
   bool resume = false, evaluate = false;
+<<<<<<< HEAD
   std::optional<QuantizedFormat> quantize;  // of a second look at the model, behind --evaluate
   double smoothquant = 0;                   // 0: none
+=======
+  Probe probe = Probe::none;
+>>>>>>> ad95da6 (--data=recall and --probe=retrieval: is a key found again, by the length of the sequence and where its statement stands)
 
   Precision precision = Precision::fp32;
   bool cublas = false, tf32 = false;  // products of matrices by cuBLASLt, in TF32

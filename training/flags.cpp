@@ -246,9 +246,11 @@ void list_sizes(FlagTable& t, ModelConfig& m) {
 
 void list_data_flags(FlagTable& t, Config& c) {
   t.begin(Flag::Kind::data);
-  t.text("--data", c.data.data, "self | bigram-backcopy | PATH | FILE.bin",
-         "self: this repository's source; a text file, folder, list (a,b or @list.txt) or glob, read as bytes; "
-         "GPT-2 token shards of llm.c; or the synthetic task of arXiv 2410.13835");
+  t.text(
+      "--data", c.data.data, "self | bigram-backcopy | recall | PATH | FILE.bin",
+      "self: this repository's source; a text file, folder, list (a,b or @list.txt) or glob, read as bytes; "
+      "GPT-2 token shards of llm.c; or made up: the task of arXiv 2410.13835, or keys whose values stand further back "
+      "(dataloader/recall.h)");
   t.text("--val-data", c.data.val_data, "as --data", "validation data of its own, instead of a share of --data");
   t.number("--val-fraction", c.data.val_fraction, between(0.0, 0.9),
            "share of --data, at its end, kept for validation");
@@ -312,6 +314,7 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.number("--yarn", c.model.yarn, between(1.0, 1024.0),
            "of --evaluate: YaRN lets the run read so many times the --context that it was trained with, which its "
            "checkpoint knows (kernels/rope.cu); 1: positions as in training");
+<<<<<<< HEAD
   t.choice<std::optional<QuantizedFormat>>(
       "--quantize", c.quantize,
       {{"none", {}, "train_gpt.cu", "full precision alone"},
@@ -322,6 +325,15 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.number("--smoothquant", c.smoothquant, between(0.0, 1.0),
            "of --quantize: alpha of SmoothQuant, which first moves outliers of activations into weights, by what the "
            "first --val-batches micro-batches of training show (layers/smoothquant.h); 0: it does not");
+=======
+  t.choice<Probe>(
+      "--probe", c.probe,
+      {{"none", Probe::none, "training/measures.h", "nothing"},
+       {"retrieval", Probe::retrieval, "training/retrieval.h",
+        "a key, by where it stands in sequences of the run's length, twice that, ... up to --context; of a run "
+        "with --data=recall"}},
+      "what --evaluate asks the run for besides");
+>>>>>>> ad95da6 (--data=recall and --probe=retrieval: is a key found again, by the length of the sequence and where its statement stands)
   t.choice<DeviceChoice>(
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "training/main.cu", "cuda where a GPU answers, cpu elsewhere"},
