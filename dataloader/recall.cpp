@@ -56,8 +56,9 @@ void Recall::sequence(size_t i, size_t T, int32_t* out) const {
 }
 
 Recall::Probe Recall::probe(size_t number, size_t length, double depth) const {
-  require(length >= 3 && depth >= 0 && depth <= 1,
-          "recall: a probe of %zu tokens at depth %g, expected 3 or more and a depth of 0 to 1", length, depth);
+  require(length >= shortest_probe && depth >= 0 && depth <= 1,
+          "recall: a probe of %zu tokens at depth %g, expected %zu or more and a depth of 0 to 1", length, depth,
+          shortest_probe);
   const uint64_t stream = stream_of_sequence(probes_split, number);
   const auto asked = size_t(random_below(seed_, stream, 0, keys));
   const size_t last = length - 1, planted = 1 + size_t(depth * double(length - 3) + 0.5);

@@ -23,7 +23,7 @@ namespace gated {
 
 class Recall : public TokenStream {
  public:
-  static constexpr size_t keys = 8, values = 8, default_vocab = 128;
+  static constexpr size_t keys = 8, values = 8, default_vocab = 128, shortest_probe = 3;
 
   // split: 0 training, 1 validation.
   Recall(uint64_t seed, uint64_t split, size_t vocab = default_vocab);
@@ -48,7 +48,7 @@ class Recall : public TokenStream {
     size_t planted;               // where the statement stands
     int32_t answer;
   };
-  // Probe `number`, of `length` tokens, 3 or more. depth: 0 plants the statement behind BOS, 1 right before the question.
+  // Probe `number`, of `length` tokens. depth: 0 plants the statement behind BOS, 1 right before the question.
   // Probes of one number ask for the same key.
   Probe probe(size_t number, size_t length, double depth) const;
 

@@ -13,7 +13,7 @@
 //   dx      = |sum| < bound of the sum ? dsum : 0
 //   dbranch = |branch| < bound of the branch ? dx*keep : 0
 //   On its bound a value counts as clipped. An infinite bound clips nothing and passes every gradient.
-// --residual=off: the branch replaces x. The sum loses its summand x, so x has no gradient; the formulas of dx and dbranch
+// --residual=off: the branch takes the place of x. The sum loses that summand, so x has no gradient; the formulas of dx and dbranch
 //   stay, where dx is the branch's on its way through the clip of the sum. The block passes no dresidual (layers/block.cuh).
 // Exactly: the product with keep and the sum are rounded each.
 // Random numbers: element (n,c) takes word c%4 of block n*ceil(C/4) + c/4 of the random stream (core/philox.cuh) and
@@ -67,7 +67,7 @@ void residual_join_forward_ref(T* sum, const ResidualInOf<T>& in, size_t N, size
       const size_t i = n * C + c;
       const T keep = residual::keep_ref(in.join.dropout, n, c, C);
       const T joining = clip(in.branch[i], bound_branch) * keep;
-      sum[i] = clip(in.join.replaces ? joining : in.x[i] + joining, bound_sum);
+      sum[i] = clip(in.x ? in.x[i] + joining : joining, bound_sum);
     }
   }
 }

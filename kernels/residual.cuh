@@ -23,8 +23,7 @@ HD T clip_gradient(T d, T v, float bound) {
 
 template <class T>
 HD T join_element(T x, T branch, T keep, const Join& join) {
-  const T joining = clip(branch, T(join.clip_branch)) * keep;
-  return clip(join.replaces ? joining : x + joining, T(join.clip_sum));
+  return clip(x + clip(branch, T(join.clip_branch)) * keep, T(join.clip_sum));
 }
 
 // The factors `keep` of columns c to c+3, c a multiple of 4: one block of Philox draws four words.
@@ -62,13 +61,13 @@ void dropout_row_cpu(const Dropout& dropout, size_t row, size_t C, Element eleme
 // Returns what is normalised: a row of x, or of the sum, which it writes.
 template <class T>
 const T* residual_row_cpu(T* all_sums, const ResidualInOf<T>& in, size_t row, size_t C) {
-  const T* x = in.x + row * C;
+  const T* x = in.x ? in.x + row * C : nullptr;
   if (!in.branch) return x;
   const T* branch = in.branch + row * C;
   T* sum = all_sums + row * C;
   const Join join = in.join;  // a copy that no store to sum can change
   dropout_row_cpu<T>(join.dropout, row, C,
-                     [=](size_t c, T keep) { sum[c] = join_element(x[c], branch[c], keep, join); });
+                     [=](size_t c, T keep) { sum[c] = join_element(x ? x[c] : T(-0.0), branch[c], keep, join); });
   return sum;
 }
 
@@ -100,7 +99,8 @@ void residual_backward_row_cpu(T* all_dx, T* all_dbranch, const ResidualBackward
 
 // Elements i..i+3 of what is normalised: of x, or of the sum, computed where it is wanted.
 __device__ inline Quad residual_quad(const ResidualIn& in, size_t row, size_t i, size_t C) {
-  Quad q = load_quad(in.x + row * C, i, C);
+  // Without x, -0: v + -0 is v for every v.
+  Quad q = in.x ? load_quad(in.x + row * C, i, C) : Quad{{-0.0f, -0.0f, -0.0f, -0.0f}};
   if (!in.branch) return q;
   const Quad b = load_quad(in.branch + row * C, i, C), keep = dropout_quad(in.join.dropout, row, i, C);
   for (int k = 0; k < 4; k++) q.v[k] = join_element(q.v[k], b.v[k], keep.v[k], in.join);

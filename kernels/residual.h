@@ -15,17 +15,15 @@ struct Dropout {
 struct Join {
   float clip_branch = INFINITY, clip_sum = INFINITY;
   Dropout dropout;
-  bool replaces = false;  // the branch takes the place of x, to which nothing is added: --residual=off
 
   // Nothing between the branch and the sum: it has the gradient of the sum.
   bool plain() const { return clip_branch == INFINITY && clip_sum == INFINITY && dropout.p == 0; }
 };
 
-// What a norm normalises: x, or the sum of x and a branch. Without a branch `join` does not count. Where the branch replaces
-// x, the sum is the branch alone, and x is not read.
+// What a norm normalises: x, or the sum of x and a branch. Without a branch `join` does not count.
 template <class T>
 struct ResidualInOf {
-  const T* x;                 // (N,C)
+  const T* x;  // (N,C); null where there is a branch: it takes the place of x, and the sum is the branch alone
   const T* branch = nullptr;  // (N,C)
   Join join = {};
 };
@@ -34,9 +32,10 @@ using ResidualIn = ResidualInOf<float>;
 // What the backward of a norm reads beside dy. Every array is (N,C).
 template <class T>
 struct ResidualBackwardInOf {
-  const T* x;                    // what was normalised: the sum, where there was a branch
-  const T* dresidual = nullptr;  // the gradient from what else read x; null: nothing did, as where a branch replaces it
-  const T* branch = nullptr;     // as in the forward, and so is join
+  const T* x;  // what was normalised: the sum, where there was a branch
+  const T* dresidual =
+      nullptr;  // the gradient from what else read x; null: nothing did, as where a branch takes its place
+  const T* branch = nullptr;  // as in the forward, and so is join
   Join join = {};
 };
 using ResidualBackwardIn = ResidualBackwardInOf<float>;
@@ -47,7 +46,7 @@ void residual_forward(float* sum, const float* x, const float* branch, size_t N,
 void residual_forward(float* sum, const ResidualIn& in, size_t N, size_t C, Context& ctx);
 
 // dx and dbranch (N,C) are written: the gradients of x and of branch, where the sum has the gradient in.dresidual + dy.
-// Where the branch replaces x, x has none: dx is then the gradient of the sum before its clip, and nobody's but the branch's.
+// Where the branch took the place of x, x has none: dx is then the gradient of the sum before its clip, and nobody's but the branch's.
 // Either of these two may be null, and dx may be either. dbranch null: the join was plain, and dx is both gradients; or there
 // was no branch.
 // in.x is read where the sum was clipped, in.branch where the branch was; elsewhere in.x may be null.

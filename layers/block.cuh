@@ -26,10 +26,11 @@ namespace gated {
 
 // How the branch at a site of the model joins the stream.
 inline Join join_at(size_t site, const BlockConfig& c, const Pass& pass) {
-  return {c.clip_branch, c.clip_residual, pass.dropout_at(site), !c.residual};
+  return {c.clip_branch, c.clip_residual, pass.dropout_at(site)};
 }
 
-// The residual stream before its last branch joins; branch is null where none is waiting.
+// The residual stream before its last branch joins; branch is null where none is waiting, and x where the branch is all
+// there is.
 struct Hidden {
   const float* x;
   const float* branch;
@@ -55,9 +56,10 @@ class Block {
     const size_t N = pass.N();
     const float* a = token_mixer_->forward(norm1_.forward(in.x, in.branch, join(0, pass), N, pass.ctx), pass);
     if (sandwich()) a = token_out_.forward(a, nullptr, {}, N, pass.ctx);
-    const float* f = channel_mixer_->forward(norm2_.forward(norm1_.residual(), a, join(1, pass), N, pass.ctx), pass);
+    const float* f =
+        channel_mixer_->forward(norm2_.forward(joined(norm1_.residual()), a, join(1, pass), N, pass.ctx), pass);
     if (sandwich()) f = channel_out_.forward(f, nullptr, {}, N, pass.ctx);
-    return {norm2_.residual(), f};
+    return {joined(norm2_.residual()), f};
   }
 
   // dh: gradient of the outgoing stream's x, replaced by that of the incoming one. df: gradient of the outgoing branch.
@@ -138,8 +140,8 @@ class Block {
   Hidden forward_post(Hidden in, const Pass& pass) {
     const size_t N = pass.N();
     in_ = in.x;
-    const float* h = norm1_.forward(in.x, token_mixer_->forward(in.x, pass), join(0, pass), N, pass.ctx);
-    return {norm2_.forward(h, channel_mixer_->forward(h, pass), join(1, pass), N, pass.ctx), nullptr};
+    const float* h = norm1_.forward(joined(in.x), token_mixer_->forward(in.x, pass), join(0, pass), N, pass.ctx);
+    return {norm2_.forward(joined(h), channel_mixer_->forward(h, pass), join(1, pass), N, pass.ctx), nullptr};
   }
   // The gradient of the sum is also h's own share, if h is part of it: then a mixer's backward adds to that.
   const float* backward_post(float* dh, float* dbranch, const Pass& pass) {
@@ -151,6 +153,9 @@ class Block {
     token_mixer_->backward(dh, own, da, pass);
     return dh;
   }
+
+  // What a branch joins: the stream, or nothing, whose place the branch takes.
+  const float* joined(const float* stream) const { return config_.residual ? stream : nullptr; }
 
   bool post() const { return config_.placement == NormPlacement::post; }
   bool sandwich() const { return config_.placement == NormPlacement::sandwich; }

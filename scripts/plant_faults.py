@@ -106,7 +106,7 @@ layers/block.cuh
   norm2_(post() ? «config.attention_norm => config.ffn_norm» : config.ffn_norm
   token_out_(«config.ffn_norm => config.attention_norm», C
   return {«c.clip_branch => c.clip_residual», c.clip_residual
-  pass.dropout_at(site), «!c.residual => false»};
+  return «config_.residual ? stream : nullptr => stream»; }
   const float* stream = «config_.residual ? dh : nullptr => dh»;
   const Accumulate own = «config_.residual ? Accumulate::yes : Accumulate::no => Accumulate::yes»;
 layers/block_parts.cuh

@@ -509,6 +509,30 @@ TEST_CASE("cli: a run is evaluated in sequences longer than its own, as YaRN rea
                   "learned 32 positions and knows no others: evaluate it with --context=32");
 }
 
+TEST_CASE("cli: --probe=retrieval asks a run, alike on cpu and emulated, and needs the language that it learned",
+          "[cli]") {
+  const Folder f;
+  const std::vector<std::string> run = {"--data=recall", "--context=8", "--out=" + (f / "run")};
+  auto more = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), run.begin(), run.end());
+    return small(flags);
+  };
+  REQUIRE(train(f, more({})).exit_code == 0);
+  auto table = [&](const std::string& device, const std::string& context) {
+    const Outcome o = train(f, more({"--evaluate", "--probe=retrieval", context, device, "--yarn=2"}));
+    INFO(o.err);
+    REQUIRE(o.exit_code == 0);
+    return o.out.substr(o.out.find("retrieval  "));
+  };
+  const std::string on_cpu = table("--device=cpu", "--context=12");
+  REQUIRE(std::count(on_cpu.begin(), on_cpu.end(), '\n') == 4);  // two lines of heading, 8 and 12 tokens
+  REQUIRE(contains(on_cpu, "\n                8 "));
+  REQUIRE(contains(on_cpu, "\n               12 "));
+  REQUIRE(on_cpu == table("--device=emulated", "--context=12"));
+  require_refused(train(f, more({"--evaluate", "--probe=retrieval", "--context=2"})), "--context=2");
+  require_refused(train(f, more({"--evaluate", "--probe=retrieval", "--data=bigram-backcopy"})), "--data=recall");
+}
+
 TEST_CASE("cli: a checkpoint of another run, a corrupt one, a truncated one", "[cli]") {
   const Folder f;
   const std::string out = "--out=" + (f / "run");

@@ -189,7 +189,7 @@ const Row rows[] = {
     FIELD("--quantize=fp8-w8a8", "--evaluate --out=folder", c.quantize == QuantizedFormat::fp8),
     FIELD("--quantize=nvfp4-w4a4", "--evaluate --out=folder", c.quantize == QuantizedFormat::nvfp4),
     FIELD("--smoothquant=0.25", "--evaluate --out=folder --quantize=fp8-w8a8", c.smoothquant == 0.25),
-    FIELD("--probe=none", "--evaluate --out=folder", c.probe == Probe::none),
+    FIELD("--probe=none", "--evaluate --out=folder --data=recall", c.probe == Probe::none),
     FIELD("--probe=retrieval", "--evaluate --out=folder --data=recall", c.probe == Probe::retrieval),
     FIELD("--device=auto", "", c.device == DeviceChoice::automatic),
     FIELD("--device=cpu", "", c.device == DeviceChoice::cpu),

@@ -114,6 +114,8 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(smooths("--smoothquant=0.5", "--norm-placement=post"), "with --norm-placement=post"));
   REQUIRE(contains(parse({"--probe=retrieval", "--data=recall"}), "--probe needs --evaluate"));
   REQUIRE(contains(parse({"--probe=retrieval", "--evaluate", "--out=x"}), "--probe=retrieval with --data=self"));
+  REQUIRE(contains(parse({"--probe=retrieval", "--data=recall", "--evaluate", "--out=x", "--context=2"}),
+                   "--context=2: a probe has 3 tokens or more"));
   REQUIRE(contains(parse({"--data=recall", "--val-fraction=0.2"}), "--val-fraction"));
   REQUIRE(contains(parse({"--keep=3"}), "--out"));
   REQUIRE(contains(parse({"--val-data=a", "--val-fraction=0.2"}), "--val-fraction"));

@@ -14,8 +14,7 @@ const Join joins[] = {{},
                       {INFINITY, 1.1f, {}},
                       {INFINITY, INFINITY, {0.3f, 11, 12}},
                       {0.7f, 1.1f, {0.5f, 13, 14}},
-                      {.replaces = true},
-                      {0.7f, 0.9f, {0.3f, 15, 16}, true}};
+                      {0.7f, 0.9f, {0.3f, 15, 16}}};
 
 // Central differences step 2e-3 to either side: away from the bounds of a clip, where it has no derivative.
 bool away_from(const std::vector<double>& values, double bound) {
@@ -44,9 +43,8 @@ TEST_CASE("residual: gradients against finite differences", "[gradcheck]") {
     loss(x, branch);
     residual_join_backward_ref<double>(dx.data(), dbranch.data(), dy.data(),
                                        {sum.data(), dres.data(), branch.data(), join}, N, C);
-    const std::vector<double> nothing(N * C);  // what a branch replaces has no gradient
     check_gradient(
-        "x", [&](auto& v) { return loss(v, branch); }, x, join.replaces ? nothing : dx);
+        "x", [&](auto& v) { return loss(v, branch); }, x, dx);
     check_gradient(
         "branch", [&](auto& v) { return loss(x, v); }, branch, dbranch);
   }
@@ -115,15 +113,38 @@ TEST_CASE("residual: a value on its bound is clipped") {
   REQUIRE_BITWISE((std::vector<float>{0, 0, 1, 0, 0}), std::vector<float>(dbranch, dbranch + 5));
 }
 
-TEST_CASE("residual: a branch that replaces the stream leaves nothing of it, not even a NaN", "[bitwise]") {
-  const std::vector<float> x = {NAN, INFINITY, 3.0f, 4.0f}, branch = {-0.0f, 2.0f, -5.0f, 0.5f};
+TEST_CASE("residual: a branch that replaces the stream is all that is left", "[bitwise]") {
+  const std::vector<float> branch = {-0.0f, 2.0f, -5.0f, 0.5f}, d = {1, 2, 3, 4};
   on_every_device([&](Context& ctx) {
-    Guarded gx(ctx, x), gbranch(ctx, branch), gsum(ctx, 4);
-    residual_forward(gsum, {gx, gbranch, {.replaces = true}}, 1, 4, ctx);
+    Guarded gbranch(ctx, branch), gd(ctx, d), gsum(ctx, 4), gdx(ctx, 4), gdbranch(ctx, 4);
+    residual_forward(gsum, ResidualIn{nullptr, gbranch}, 1, 4, ctx);
     REQUIRE_BITWISE(branch, gsum.download());
-    residual_forward(gsum, {gx, gbranch, {.clip_branch = 4, .clip_sum = 3, .replaces = true}}, 1, 4, ctx);
+    const Join join = {.clip_branch = 4, .clip_sum = 3};
+    residual_forward(gsum, {nullptr, gbranch, join}, 1, 4, ctx);
     REQUIRE_BITWISE((std::vector<float>{-0.0f, 2.0f, -3.0f, 0.5f}), gsum.download());
+    residual_backward(gdx, gdbranch, gd, {.x = gsum, .branch = gbranch, .join = join}, 1, 4, ctx);
+    REQUIRE_BITWISE((std::vector<float>{1, 2, 0, 4}), gdbranch.download());
   });
+}
+
+TEST_CASE("residual: without a stream the reference has the branch's gradient alone", "[gradcheck]") {
+  const size_t N = 3, C = 13;
+  const auto branch = random_values<double>(N * C, 4), dy = random_values<double>(N * C, 3);
+  for (const Join& join : joins) {
+    std::vector<double> sum(N * C), dx(N * C), dbranch(N * C);
+    auto loss = [&](const std::vector<double>& branch) {
+      residual_join_forward_ref<double>(sum.data(), {nullptr, branch.data(), join}, N, C);
+      return dot(sum, dy);
+    };
+    Join unbounded = join;
+    unbounded.clip_sum = INFINITY;
+    residual_join_forward_ref<double>(sum.data(), {nullptr, branch.data(), unbounded}, N, C);
+    REQUIRE((away_from(branch, join.clip_branch) && away_from(sum, join.clip_sum)));
+    loss(branch);
+    residual_join_backward_ref<double>(dx.data(), dbranch.data(), dy.data(),
+                                       {.x = sum.data(), .branch = branch.data(), .join = join}, N, C);
+    check_gradient("branch", loss, branch, dbranch);
+  }
 }
 
 TEST_CASE("residual: dropout keeps its share, every row and every stream another") {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "dataloader/recall.h"
 #include "training/flags.h"
 
 namespace gated {
@@ -175,6 +176,9 @@ void check_flags(Config& c, const std::set<std::string>& given) {
       c.probe == Probe::none || c.data.data == "recall",
       "--probe=retrieval with --data=%s: it asks in the language of --data=recall, which the run has to have learned",
       c.data.data.c_str());
+  require(c.probe == Probe::none || c.model.context >= Recall::shortest_probe,
+          "--probe=retrieval with --context=%zu: a probe has %zu tokens or more", c.model.context,
+          Recall::shortest_probe);
   require(!c.evaluate || !c.resume, "--evaluate with --resume: it trains nothing; leave --resume out");
   require(c.smoothquant == 0 || c.model.norm.kind != NormKind::none,
           "--smoothquant=%g with --norm=none: SmoothQuant folds its scales into the weights of norms; leave it out",

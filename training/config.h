@@ -37,12 +37,9 @@ struct Config {
   std::string out;
   size_t save_every = 100, keep = 2;
   bool resume = false, evaluate = false;
-<<<<<<< HEAD
   std::optional<QuantizedFormat> quantize;  // of a second look at the model, behind --evaluate
   double smoothquant = 0;                   // 0: none
-=======
   Probe probe = Probe::none;
->>>>>>> ad95da6 (--data=recall and --probe=retrieval: is a key found again, by the length of the sequence and where its statement stands)
 
   Precision precision = Precision::fp32;
   bool cublas = false, tf32 = false;  // products of matrices by cuBLASLt, in TF32

@@ -314,7 +314,6 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.number("--yarn", c.model.yarn, between(1.0, 1024.0),
            "of --evaluate: YaRN lets the run read so many times the --context that it was trained with, which its "
            "checkpoint knows (kernels/rope.cu); 1: positions as in training");
-<<<<<<< HEAD
   t.choice<std::optional<QuantizedFormat>>(
       "--quantize", c.quantize,
       {{"none", {}, "train_gpt.cu", "full precision alone"},
@@ -325,7 +324,6 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.number("--smoothquant", c.smoothquant, between(0.0, 1.0),
            "of --quantize: alpha of SmoothQuant, which first moves outliers of activations into weights, by what the "
            "first --val-batches micro-batches of training show (layers/smoothquant.h); 0: it does not");
-=======
   t.choice<Probe>(
       "--probe", c.probe,
       {{"none", Probe::none, "training/measures.h", "nothing"},
@@ -333,7 +331,6 @@ void list_run_flags(FlagTable& t, Config& c) {
         "a key, by where it stands in sequences of the run's length, twice that, ... up to --context; of a run "
         "with --data=recall"}},
       "what --evaluate asks the run for besides");
->>>>>>> ad95da6 (--data=recall and --probe=retrieval: is a key found again, by the length of the sequence and where its statement stands)
   t.choice<DeviceChoice>(
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "training/main.cu", "cuda where a GPU answers, cpu elsewhere"},

@@ -6,7 +6,8 @@ namespace gated {
 
 Retrieval retrieval(const Recall& task, size_t trained, size_t longest, const Answer& answer) {
   Retrieval r = {1 / double(Recall::values), {}};
-  for (size_t length = std::min(trained, longest);; length = std::min(2 * length, longest)) {
+  for (size_t length = std::min(std::max(trained, Recall::shortest_probe), longest);;
+       length = std::min(2 * length, longest)) {
     Retrieval::Row row = {length, {}};
     for (const double depth : Retrieval::depths) {
       size_t correct = 0;
