@@ -163,17 +163,18 @@ struct Folder {
   }
 };
 
-bool can_draw() {
+// "" where there is none.
+std::string python_that_draws() {
   for (const char* python : {"python3", "/usr/bin/python3"})
-    if (std::system((std::string(python) + " -c 'import matplotlib' >/dev/null 2>&1").c_str()) == 0) return true;
+    if (std::system((std::string(python) + " -c 'import matplotlib' >/dev/null 2>&1").c_str()) == 0) return python;
   WARN("no python3 with matplotlib here (scripts/setup.sh --plots): scripts/report.py was not looked at");
-  return false;
+  return "";
 }
 
 }  // namespace
 
 TEST_CASE("report: the page shows what the runs hold, and nothing of what none of them does", "[report]") {
-  if (!can_draw()) return;
+  if (python_that_draws().empty()) return;
   const Folder f;
   Run plain, gated;
   gated.gate();
@@ -206,8 +207,22 @@ TEST_CASE("report: the page shows what the runs hold, and nothing of what none o
   REQUIRE(f.page() == page);
 }
 
+TEST_CASE("report: a point of a long curve is the mean of neighbours", "[report]") {
+  const std::string python = python_that_draws();
+  if (python.empty()) return;
+  REQUIRE(std::system((python + R"( -c '
+import sys
+sys.path.insert(0, "scripts")
+from reporting.figures import thinned
+x, y = thinned([1, 2, 3, 4, 5, 6, 7], [10, 0, 20, 40, 50, 30, 7], 3)
+assert list(x) == [2, 5, 7] and list(y) == [10, 40, 7], (x, y)
+assert list(thinned([1, 2], [3, 4], 2)[1]) == [3, 4]
+')")
+                          .c_str()) == 0);
+}
+
 TEST_CASE("report: a log alone is enough, also one that is still being written or has diverged", "[report]") {
-  if (!can_draw()) return;
+  if (python_that_draws().empty()) return;
   const Folder f;
   f.write("one/log.jsonl", Run().log() + R"({"step":41,"lo)");
   f.write("two/log.jsonl", R"({"step":1,"loss":null,"gradient_norm":0,"largest_activation":null})"
@@ -221,7 +236,7 @@ TEST_CASE("report: a log alone is enough, also one that is still being written o
 }
 
 TEST_CASE("report: eight large runs make a page of at most three megabytes", "[report]") {
-  if (!can_draw()) return;
+  if (python_that_draws().empty()) return;
   const Folder f;
   Run run;
   run.P = 256, run.C = 512, run.steps = 3000;
@@ -240,7 +255,7 @@ TEST_CASE("report: eight large runs make a page of at most three megabytes", "[r
 }
 
 TEST_CASE("report: what is no run, or half of one, is refused in a line", "[report]") {
-  if (!can_draw()) return;
+  if (python_that_draws().empty()) return;
   const Folder f;
   const Run good;
   f.require_refused(f.run("good", good) + " " + f / "missing", "missing: no such folder");

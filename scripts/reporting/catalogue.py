@@ -48,6 +48,11 @@ def array(key):
     return lambda run: key in run.arrays
 
 
+def with_others(run):
+    """Whether there are tokens behind the first."""
+    return "value_norm" in run.arrays and run.arrays["value_norm"].shape[1] > 1
+
+
 SECTIONS = [
     Section("Over training", [
         Lines("loss", "Loss", "Thin: training loss, a mean of neighbouring steps. Dots: validation loss. Dotted: what bigrams alone can "
@@ -84,7 +89,7 @@ SECTIONS = [
               f.by_layer("attention_layers", lambda run: run.arrays["sink_attention"].mean(axis=1), "attention, %", True)),
         Lines("value-by-layer", "Value at the first token by layer", "The length of v at the first token over its mean length at "
               "the others. A sink's value is small: little comes of the attention that it gets (2601.22966, table 3).",
-              array("value_norm"), f.by_layer("attention_layers", f.first_value, "|v| over that of others")),
+              with_others, f.by_layer("attention_layers", f.first_value, "|v| over that of others")),
         Columns("heads", "Attention to the first token by head", "In per cent, the mean over queries. A few heads do most of it.", [
             Part(array("first_token_attention"), f.draw_heads, f.heads_scale, height=0.55)]),
     ]),
