@@ -66,7 +66,9 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
       if (complete && saves) inspectors.push_back(&arrays.emplace(c.model, ctx.device));
       const double loss = trainer.validate(c.val_batches, inspectors);
       progress.validation(step, loss);
-      progress.measures(step, meter.result());
+      Measures seen = meter.result();
+      seen.gradient_norm_by_layer = trainer.gradient_norm_by_layer();
+      progress.measures(step, std::move(seen));
       if (arrays)
         save_arrays(c.out, arrays->result(), step, loss, metadata);  // a run with its last checkpoint has them
     } else if (validates) {

@@ -54,9 +54,9 @@ class Block {
   Hidden forward(Hidden in, const Pass& pass) {
     if (post()) return forward_post(in, pass);
     const size_t N = pass.N();
-    const float* a = token_mixer_->forward(norm1_.forward(in.x, in.branch, join(0, pass), N, pass.ctx), pass);
+    const float* a = a_ = token_mixer_->forward(norm1_.forward(in.x, in.branch, join(0, pass), N, pass.ctx), pass);
     if (sandwich()) a = token_out_.forward(a, nullptr, {}, N, pass.ctx);
-    const float* f =
+    const float* f = f_ =
         channel_mixer_->forward(norm2_.forward(joined(norm1_.residual()), a, join(1, pass), N, pass.ctx), pass);
     if (sandwich()) f = channel_out_.forward(f, nullptr, {}, N, pass.ctx);
     return {joined(norm2_.residual()), f};
@@ -120,9 +120,11 @@ class Block {
     inspector.state({post() ? in_ : norm1_.residual(), batch.B, batch.T, C_});
     norm1_.inspect(inspector, "attention_norm", "input_layernorm", N);
     token_mixer_->inspect(inspector, batch);
+    inspector.output({"attention", a_, N, C_});
     if (sandwich()) token_out_.inspect(inspector, "attention_out_norm", token_mixer_->name() + "_out_layernorm", N);
     norm2_.inspect(inspector, "ffn_norm", "post_attention_layernorm", N);
     channel_mixer_->inspect(inspector, batch);
+    inspector.output({"ffn", f_, N, C_});
     if (sandwich()) channel_out_.inspect(inspector, "ffn_out_norm", channel_mixer_->name() + "_out_layernorm", N);
   }
 
@@ -140,8 +142,10 @@ class Block {
   Hidden forward_post(Hidden in, const Pass& pass) {
     const size_t N = pass.N();
     in_ = in.x;
-    const float* h = norm1_.forward(joined(in.x), token_mixer_->forward(in.x, pass), join(0, pass), N, pass.ctx);
-    return {norm2_.forward(joined(h), channel_mixer_->forward(h, pass), join(1, pass), N, pass.ctx), nullptr};
+    a_ = token_mixer_->forward(in.x, pass);
+    const float* h = norm1_.forward(joined(in.x), a_, join(0, pass), N, pass.ctx);
+    f_ = channel_mixer_->forward(h, pass);
+    return {norm2_.forward(joined(h), f_, join(1, pass), N, pass.ctx), nullptr};
   }
   // The gradient of the sum is also h's own share, if h is part of it: then a mixer's backward adds to that.
   const float* backward_post(float* dh, float* dbranch, const Pass& pass) {
@@ -167,6 +171,7 @@ class Block {
   Norm norm1_, norm2_;            // attention reads norm1_; with post the FFN does, and the next attention norm2_
   Norm token_out_, channel_out_;  // sandwich
   const float* in_ = nullptr;     // post: what the last forward read
+  const float *a_ = nullptr, *f_ = nullptr;  // what its mixers put out, which stays until the next
   float *dy_ = nullptr, *df_ = nullptr;
 };
 

@@ -61,10 +61,12 @@ struct RoutingView {
   RouterShape shape;
 };
 
-// What the output matmul reads: behind the final norm, where there is one.
+// What a part puts out: a norm, "attention" (or what stands in its place), "ffn"; and "final_output", which the output matmul
+// reads, behind the final norm where there is one.
 struct OutputView {
-  const float* y;  // (B,T,C)
-  size_t B, T, C;
+  const char* part;
+  const float* y;  // (N,C)
+  size_t N, C;
 };
 
 // The loss of the target behind every token, in nats. Shown where the model was asked for the loss of the last forward.

@@ -171,7 +171,7 @@ void Model::inspect(Inspector& inspector) const {
     l.blocks[inspector.layer].inspect(inspector, pass.batch());
   inspector.state({l.post ? l.y : l.final_norm.residual(), pass.B, pass.T, config.hidden});
   if (!l.post) l.final_norm.inspect(inspector, "final_norm", "norm", pass.N());
-  inspector.output({l.y, pass.B, pass.T, config.hidden});
+  inspector.output({"final_output", l.y, pass.N(), config.hidden});
   if (memory_->has_losses) inspector.losses({l.losses, pass.B, pass.T});
 }
 

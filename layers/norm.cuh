@@ -138,6 +138,7 @@ class Norm {
   void inspect(Inspector& inspector, const char* part, const std::string& name, size_t N) const {
     if (config_.kind == NormKind::none) return;
     inspector.norm({name, part, weight_.value, pre_.value, offset(), C_, low_, up_.value, shape(N)});
+    inspector.output({part, y_, N, C_});
   }
 
   void scratch(ScratchPlan& plan, size_t N) const {

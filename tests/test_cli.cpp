@@ -478,6 +478,28 @@ TEST_CASE("cli: --evaluate shows what the run showed of its last step, and write
                   "--val-fraction");
 }
 
+TEST_CASE(
+    "cli: measures in the log name each layer's gradient, and the step of the first outlier, which a resumed run knows",
+    "[cli]") {
+  const Folder f;
+  const auto run = [&](const char* more) {
+    return train(f, small({"--out=" + (f / "run"), "--measure-every=4", "--save-every=6", "--layers=2", more}));
+  };
+  REQUIRE(run("--save-every=6").exit_code == 0);
+  const std::regex norms("\"gradient_norm_by_layer\":\\[[0-9.e-]+,[0-9.e-]+\\]");
+  const auto entries = [&](const std::regex& key) {
+    const std::string log = read_file(f.path / "run/log.jsonl");
+    return std::distance(std::sregex_iterator(log.begin(), log.end(), key), std::sregex_iterator());
+  };
+  REQUIRE(entries(norms) == 3);
+  REQUIRE(entries(std::regex("\"first_outlier_step\":null")) == 3);
+  fs::remove(f / "run/step_00000012.safetensors");
+  std::ofstream(f / "run/log.jsonl", std::ios::app) << "{\"step\":5,\"first_outlier_step\":5}\n";
+  REQUIRE(run("--resume").exit_code == 0);
+  REQUIRE(entries(std::regex("\"first_outlier_step\":null")) == 1);  // of step 4
+  REQUIRE(entries(std::regex("\"first_outlier_step\":5,")) == 2);    // of steps 8 and 12
+}
+
 TEST_CASE("cli: a run is evaluated in sequences longer than its own, as YaRN reads them too", "[cli]") {
   const Folder f;
   const std::string out = "--out=" + (f / "run");
@@ -494,7 +516,7 @@ TEST_CASE("cli: a run is evaluated in sequences longer than its own, as YaRN rea
   const fs::path arrays = f.path / "run/measures.safetensors";
   const std::string of_run = read_file(arrays);
   REQUIRE(evaluate({"--steps=99", "--lr=0.5", "--micro-batches=3"}) == own);  // what training alone needs
-  REQUIRE(read_file(arrays) == of_run);  // the flags in it are the run's
+  REQUIRE(read_file(arrays) == of_run);                                       // the flags in it are the run's
   const std::string longer = evaluate({"--context=96", "--batch=2"});
   REQUIRE(contains(longer, " in sequences of 96 tokens; trained with 32"));
   const std::string stretched = evaluate({"--context=96", "--batch=2", "--yarn=3"});

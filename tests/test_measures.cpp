@@ -90,6 +90,53 @@ TEST_CASE("measures: a residual-sink dimension is above 10 medians on more than 
   REQUIRE(measures_of({std::vector<float>(B * T * C, 1)}).residual.sink_dimensions.empty());
 }
 
+TEST_CASE("measures: outlier dimensions of a state, without tokens that have a massive activation", "[measures]") {
+  std::vector<float> h(B * T * C), other(B * T * C, 1);
+  for (size_t n = 0; n < B * T; n++)
+    for (size_t c = 0; c < C; c++) h[n * C + c] = float(n % 2 ? -1 : 1) * float(c + 1) * 0.25f;
+  h[at(1, 0, 2)] = -2000;  // leaves this token out, and with it the next
+  h[at(1, 0, 5)] = 90;
+  h[at(0, 3, 4)] = 8.25f;  // 7 above what it was: 1 on the mean of 7 tokens
+  const Measures m = measures_of({h, other});
+  REQUIRE(m.outliers.size() == 2);
+  REQUIRE(m.outliers[0].dimensions == std::vector<size_t>{9, 4, 8});
+  REQUIRE(m.outliers[0].sizes == std::vector<double>{2.5, 2.25, 2.25});
+  REQUIRE(m.outliers[0].median == 1.75);  // of 0.25, 0.5, 0.75, 1, 1.5, 1.75, 2, 2.25, 2.25, 2.5 the upper middle one
+  REQUIRE(m.outliers[1].dimensions == std::vector<size_t>{0, 1, 2});
+  REQUIRE(!m.has_outlier());
+  for (size_t n = 0; n < B * T; n++) other[n * C + 7] = 10;
+  REQUIRE(!measures_of({h, other}).has_outlier());
+  for (size_t n = 0; n < B * T; n++) other[n * C + 7] = 10.25f;
+  REQUIRE(measures_of({h, other}).has_outlier());
+  for (size_t n = 0; n < B * T; n++) other[n * C] = 1e6f;  // on every token
+  const Measures none = measures_of({other});
+  REQUIRE(std::isnan(none.outliers[0].median));
+  REQUIRE(!none.has_outlier());
+  REQUIRE(nlohmann::json::parse(measures_entry(1, none))["median_by_state"][0].is_null());
+  REQUIRE(measures_text(none, 80).find("nan") == std::string::npos);
+}
+
+TEST_CASE("measures: sharpness of outputs, by part and layer", "[measures]") {
+  Meter meter(Device::cpu);
+  const std::vector<float> ones(B * T * C, 1), y = {3, 1, -1, 0, 2, -1, 1, 0, 0, 0, -2, 0};  // two rows of six
+  for (meter.layer = 0; meter.layer < 3; meter.layer++) {
+    meter.state({ones.data(), B, T, C});
+    if (meter.layer == 1) meter.output({"ffn", y.data(), 2, 6});
+    if (meter.layer < 2) meter.output({"attention", ones.data(), B * T, C});
+    if (meter.layer == 2) meter.output({"final_output", y.data(), 2, 6});
+  }
+  const Measures m = meter.result();
+  REQUIRE(m.sharpness.size() == 2);
+  REQUIRE(m.sharpness.at("attention")[0] == Approx(0.3));
+  REQUIRE(std::isnan(m.sharpness.at("ffn")[0]));
+  REQUIRE(m.sharpness.at("ffn")[1] == (4 + 4 + 1) / 11.0);  // by dimension 4, 1, 1, 0, 4, 1
+  const nlohmann::json entry = nlohmann::json::parse(measures_entry(7, m));
+  REQUIRE(entry["sharpness_3"]["ffn"][0].is_null());
+  REQUIRE(entry["sharpness_3"]["ffn"][1] == m.sharpness.at("ffn")[1]);
+  REQUIRE(entry["first_outlier_step"].is_null());
+  REQUIRE(!entry.contains("gradient_norm_by_layer"));
+}
+
 TEST_CASE("measures: the median is the upper middle one by size", "[measures]") {
   // A dimension is a sink above 10 medians, so a probe on all tokens finds where the median lies.
   for (uint64_t seed : {1, 2, 3}) {
@@ -386,6 +433,41 @@ TEST_CASE("measures: of a model, against plain loops in double over its weights"
     }
     peak = std::max(peak, largest_here);
     REQUIRE(m.residual.largest_by_state[size_t(&state - plain.states.data())] == near(largest_here));
+  }
+  REQUIRE(m.sharpness.size() == 4);
+  for (const auto& [part, sharpness] : m.sharpness)
+    for (size_t layer = 0; layer < config.layers; layer++) {
+      INFO(part << " of layer " << layer);
+      const Vector& y = plain.outputs.at("layers." + std::to_string(layer) + "." + part);
+      Vector sizes(width);
+      double sum = 0;
+      for (size_t i = 0; i < y.size(); i++) sizes[i % width] += std::fabs(y[i]), sum += std::fabs(y[i]);
+      std::sort(sizes.rbegin(), sizes.rend());
+      REQUIRE(sharpness[layer] == near((sizes[0] + sizes[1] + sizes[2]) / sum));
+    }
+  REQUIRE(m.outliers.size() == config.layers + 1);
+  for (size_t s = 0; s < m.outliers.size(); s++) {
+    Vector sizes(width);
+    double tokens = 0;
+    for (size_t batch : {0, 1}) {
+      const auto begin = plain.states[s].begin() + std::ptrdiff_t(batch * 2 * T * width);
+      const Vector values(begin, begin + std::ptrdiff_t(2 * T * width));
+      Vector sorted;
+      for (double x : values) sorted.push_back(std::fabs(x));
+      std::sort(sorted.begin(), sorted.end());
+      const double massive_here = std::max(100.0, 1000 * sorted[sorted.size() / 2]);
+      for (size_t n = 0; n < 2 * T; n++) {
+        bool usual = true;
+        for (size_t c = 0; c < width; c++) usual = usual && std::fabs(values[n * width + c]) <= massive_here;
+        for (size_t c = 0; c < width && usual; c++) sizes[c] += std::fabs(values[n * width + c]);
+        tokens += usual;
+      }
+    }
+    REQUIRE(tokens < double(4 * T));  // some were left out
+    for (size_t i = 0; i < 3; i++) REQUIRE(m.outliers[s].sizes[i] == near(sizes[m.outliers[s].dimensions[i]] / tokens));
+    std::sort(sizes.rbegin(), sizes.rend());
+    for (size_t i = 0; i < 3; i++) REQUIRE(m.outliers[s].sizes[i] == near(sizes[i] / tokens));
+    REQUIRE(m.outliers[s].median == near(sizes[(width - 1) / 2] / tokens));
   }
   REQUIRE(m.residual.largest.value == near(peak));
   REQUIRE(m.residual.largest.dimension == 6);

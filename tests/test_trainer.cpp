@@ -157,6 +157,33 @@ TEST_CASE("trainer: a run that diverges stops before its weights are touched", "
   REQUIRE(run.trainer.fingerprint() == before);
 }
 
+TEST_CASE("trainer: the gradient's norm by layer, before clipping, against AdamW's first moments", "[bitwise]") {
+  // Behind the first step m is (1 - beta1) times the clipped gradient.
+  for (size_t micro_batches : {1, 3}) {
+    Config config = small_run(small_model("--norm=gated --norm-rank=3 --attn=g1 --layers=3"), 20, micro_batches);
+    config.clip = 0.01f;
+    std::vector<float> expected;
+    on_every_device([&](Context& ctx) {
+      Run run(config, ctx);
+      const float norm = run.steps(1)[1];
+      const std::vector<float> norms = run.trainer.gradient_norm_by_layer();
+      REQUIRE(norms.size() == 3);
+      if (expected.empty()) expected = norms;
+      REQUIRE_BITWISE(norms, expected);
+      REQUIRE(norm > 2 * config.clip);
+      const std::vector<float> m = run.trainer.optimizer.m.download();
+      const double unclipped = double(norm) / double(config.clip) / (1 - double(config.adamw.beta1));
+      for (size_t layer = 0; layer < 3; layer++) {
+        double squares = 0;
+        for (const Parameter& p : run.trainer.model.weights.list())
+          if (p.name.find("layers." + std::to_string(layer) + ".") != std::string::npos)
+            for (size_t i = 0; i < p.size; i++) squares += double(m[p.offset + i]) * double(m[p.offset + i]);
+        REQUIRE(double(norms[layer]) == Approx(std::sqrt(squares) * unclipped).epsilon(1e-5));
+      }
+    });
+  }
+}
+
 TEST_CASE("trainer: every flag that shapes the result changes the weights", "[trainer]") {
   // A value other than the default for each; what is left out has its own test, or names the data and the model's sizes.
   const std::map<std::string, std::string> other = {{"--norm-eps", "0.1"},

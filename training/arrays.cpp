@@ -63,8 +63,9 @@ void ArrayMeter::state(const StateView& view) {
 }
 
 void ArrayMeter::output(const OutputView& view) {
-  const OnHost y(device_, view.y, view.B * view.T * view.C);
-  for (size_t n = 0; n < view.B * view.T; n++)
+  if (std::string_view(view.part) != "final_output") return;
+  const OnHost y(device_, view.y, view.N * view.C);
+  for (size_t n = 0; n < view.N; n++)
     for (size_t c = 0; c < view.C; c++) final_output_[c] += std::fabs(double(y[n * view.C + c]));
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "core/host_math.h"
 #include "training/inspection.h"
@@ -12,7 +13,8 @@ namespace gated {
 namespace {
 
 // training/measures.h defines what these are of.
-constexpr double low_score = 0.1, massive_size = 100, massive_medians = 1000, sink_medians = 10;
+constexpr double low_score = 0.1, massive_size = 100, massive_medians = 1000, sink_medians = 10, outlier_medians = 10;
+constexpr size_t outlier_dimensions = 3;
 
 // The middle one of n sizes |x|, the upper of two. The bits of floats that are not negative order as integers: the upper half
 // of the bits of the middle one is counted out first, then the lower half among those that share it.
@@ -42,6 +44,22 @@ std::optional<double> average(const std::vector<double>& values) {
   return count ? std::optional(sum / double(count)) : std::nullopt;
 }
 
+// The dimensions, those of the largest values first.
+std::vector<size_t> by_size(const std::vector<double>& values) {
+  std::vector<size_t> dimensions(values.size());
+  std::iota(dimensions.begin(), dimensions.end(), size_t{0});
+  std::stable_sort(dimensions.begin(), dimensions.end(), [&](size_t a, size_t b) { return values[a] > values[b]; });
+  return dimensions;
+}
+
+// What the three largest of all make up.
+double sharpness_of(const std::vector<double>& sizes) {
+  const std::vector<size_t> dimensions = by_size(sizes);
+  double largest = 0;
+  for (size_t i = 0; i < std::min(outlier_dimensions, sizes.size()); i++) largest += sizes[dimensions[i]];
+  return largest / std::accumulate(sizes.begin(), sizes.end(), 0.0);
+}
+
 void keep_larger(Measures::Peak& peak, const Measures::Peak& other) {
   if (other.value > peak.value) peak = other;
 }
@@ -63,7 +81,9 @@ void Meter::state(const StateView& view) {
   const double is_massive = std::max(massive_size, massive_medians * median), is_large = sink_medians * median;
   l.large.resize(C);
   l.size.resize(C);
-  for (size_t n = 0; n < N; n++)
+  l.usual.resize(C);
+  for (size_t n = 0; n < N; n++) {
+    const size_t massive_before = massive_;
     for (size_t c = 0; c < C; c++) {
       const double size = std::fabs(double(h[n * C + c]));
       const Measures::Peak peak = {size, layer, n % view.T, c};
@@ -73,8 +93,20 @@ void Meter::state(const StateView& view) {
       l.large[c] += size > is_large;
       l.size[c] += size;
     }
+    if (massive_ > massive_before) continue;
+    l.usual_tokens++;
+    for (size_t c = 0; c < C; c++) l.usual[c] += std::fabs(double(h[n * C + c]));
+  }
   if (layer == 0) tokens_ += N;
   context_ = view.T;
+}
+
+void Meter::output(const OutputView& view) {
+  std::vector<double>& sums = here().outputs[view.part];
+  sums.resize(view.C);
+  const OnHost y(device_, view.y, view.N * view.C);
+  for (size_t n = 0; n < view.N; n++)
+    for (size_t c = 0; c < view.C; c++) sums[c] += std::fabs(double(y[n * view.C + c]));
 }
 
 // ---- attention
@@ -184,7 +216,33 @@ Measures Meter::result() const {
   const auto state = average(by_layer([](const Layer& l) { return l.state_norm.value(); }));
   if (decay) m.linear = {*decay, *beta, state};
   m.experts = experts();
+  for (const Layer& l : layers_) m.outliers.push_back(outliers(l));
+  std::set<std::string> parts;
+  for (size_t i = 0; i + 1 < layers_.size(); i++)
+    for (const auto& [part, sums] : layers_[i].outputs) parts.insert(part);
+  for (const std::string& part : parts)
+    m.sharpness[part] = by_layer([&](const Layer& l) {
+      const auto found = l.outputs.find(part);
+      return found == l.outputs.end() ? double(NAN) : sharpness_of(found->second);
+    });
   return m;
+}
+
+bool Measures::has_outlier() const {
+  return std::any_of(outliers.begin(), outliers.end(),
+                     [](const Outliers& o) { return o.sizes[0] > outlier_medians * o.median; });
+}
+
+Measures::Outliers Meter::outliers(const Layer& l) const {
+  const std::vector<size_t> dimensions = by_size(l.usual);
+  const auto mean = [&](size_t c) { return l.usual[c] / double(l.usual_tokens); };
+  Measures::Outliers o;
+  o.median = mean(dimensions[(dimensions.size() - 1) / 2]);
+  for (size_t i = 0; i < std::min(outlier_dimensions, dimensions.size()); i++) {
+    o.dimensions.push_back(dimensions[i]);
+    o.sizes.push_back(mean(dimensions[i]));
+  }
+  return o;
 }
 
 Measures::Residual Meter::residual() const {

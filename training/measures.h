@@ -11,6 +11,10 @@
 //   massive activations            values with |h| > 100 and |h| > 1000 times the median |h| of their state in their batch
 //   residual-sink dimensions       where in some state |h| > 10 times that median on more than half of the tokens; the largest
 //                                  mean |h| over all states first                                            (arXiv 2601.22966)
+//   outliers of a state            the three dimensions with the largest mean |h|, and the mean |h| of the median dimension, over
+//                                  the tokens without a massive activation in that state          (as in papers on outlier dimensions)
+//   sharpness of an output         of the mean |y| by dimension, the sum of the three largest over the sum of all; of norms,
+//                                  attention and FFN
 //   score of a gate                scale * act(logit): the mean of all, and the share with |score| < 0.1
 //   weight of a norm               lambda, and PreAffine's lambda_1: the one furthest from 1
 //   linear attention               mean decay exp(g) and beta; |S|, the Frobenius norm of the last state that is kept, so behind
@@ -19,6 +23,7 @@
 // Host code over what the forward left: the same figures wherever the same bits were computed. Sums are taken in double, in an
 // order that is fixed. tests/test_measures.cpp
 #pragma once
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -42,6 +47,11 @@ struct Measures {
   };
   struct Output {
     double mean = 0, below_1e2 = 0, below_1e3 = 0;
+  };
+  struct Outliers {
+    std::vector<size_t> dimensions;  // the largest first
+    std::vector<double> sizes;       // of these
+    double median = 0;               // NaN where every token has a massive activation
   };
   // What is by layer has a NaN where a layer has none of it.
   struct Attention {
@@ -77,6 +87,13 @@ struct Measures {
   std::optional<NormWeight> norm_weight, pre_weight;
   std::optional<Linear> linear;
   std::optional<Experts> experts;
+  std::vector<Outliers> outliers;                        // (layers+1)
+  std::map<std::string, std::vector<double>> sharpness;  // by part (layers/inspect.h), then by layer
+  // Of the run around it. Does some dimension's mean |h| exceed 10 times the median dimension's, and at which measured step
+  // did one so for the first time?
+  bool has_outlier() const;
+  std::optional<size_t> first_outlier_step;
+  std::vector<float> gradient_norm_by_layer;  // of the step, before clipping
 };
 
 // Sums over batches: model.inspect(meter) behind every forward, then result().
@@ -91,6 +108,7 @@ class Meter final : public Inspector {
   void gate(const GateView& view) override;
   void linear_attention(const LinearAttentionView& view) override;
   void routing(const RoutingView& view) override;
+  void output(const OutputView& view) override;
 
  private:
   struct Mean {
@@ -109,9 +127,12 @@ class Meter final : public Inspector {
   // All that is found in one layer. state is that of the stream in front of it.
   struct Layer {
     Measures::Peak largest, behind_first;
-    std::vector<size_t> large;   // (C) tokens on which the dimension is far above the median
-    std::vector<double> size;    // (C) sum of |h|
-    std::vector<Mean> to_first;  // (H)
+    std::vector<size_t> large;  // (C) tokens on which the dimension is far above the median
+    std::vector<double> size;   // (C) sum of |h|
+    std::vector<double> usual;  // (C) the same over usual_tokens, which have no massive activation
+    size_t usual_tokens = 0;
+    std::map<std::string, std::vector<double>> outputs;  // by part: (C) sum of |y|
+    std::vector<Mean> to_first;                          // (H)
     Mean to_sink, first_value, other_value;
     Outputs output, output_gated;
     Scores gate, norm_gate;
@@ -124,6 +145,7 @@ class Meter final : public Inspector {
   template <class Value>
   std::vector<double> by_layer(Value value) const;
   Measures::Residual residual() const;
+  Measures::Outliers outliers(const Layer& l) const;
   std::optional<Measures::Attention> attention() const;
   std::optional<Measures::Output> output(Outputs Layer::*outputs) const;
   std::optional<Measures::Gate> gate(Scores Layer::*scores) const;

@@ -34,6 +34,17 @@ std::string measures_entry(size_t step, const Measures& m) {
   }
   entry["massive_activations"] = r.massive;
   entry["residual_sink_dimensions"] = r.sink_dimensions;
+  const auto of_states = [&](auto value) {
+    Json values = Json::array();
+    for (const Measures::Outliers& o : m.outliers) values.push_back(value(o));
+    return values;
+  };
+  entry["outliers_by_state"] = of_states([](const Measures::Outliers& o) { return o.dimensions; });
+  entry["outlier_sizes_by_state"] = of_states([](const Measures::Outliers& o) { return o.sizes; });
+  entry["median_by_state"] = of_states([](const Measures::Outliers& o) { return o.median; });
+  entry["first_outlier_step"] = m.first_outlier_step ? Json(*m.first_outlier_step) : Json();
+  entry["sharpness_3"] = m.sharpness;
+  if (!m.gradient_norm_by_layer.empty()) entry["gradient_norm_by_layer"] = m.gradient_norm_by_layer;
   const auto output = [&](const std::string& name, const std::optional<Measures::Output>& o) {
     if (!o) return;
     entry[name + "_mean"] = o->mean;
@@ -100,9 +111,12 @@ std::string measures_text(const Measures& m, size_t width) {
     line("linear", format("mean decay %.3f, mean beta %.3f", m.linear->decay, m.linear->beta) +
                        (m.linear->state ? format(", length of a state %.3f", *m.linear->state) : ""));
   }
+  const auto name_of_state = [](size_t state) {
+    return state == 0 ? "the embedding" : format("the stream behind layer %zu", state - 1);
+  };
   const auto where = [&](const Measures::Peak& p) {
-    const std::string state = p.state == 0 ? "the embedding" : format("the stream behind layer %zu", p.state - 1);
-    return format("%.4g at token %zu, dimension %zu of %s", p.value, p.token, p.dimension, state.c_str());
+    return format("%.4g at token %zu, dimension %zu of %s", p.value, p.token, p.dimension,
+                  name_of_state(p.state).c_str());
   };
   const Measures::Residual& r = m.residual;
   line("residual", "largest |h|: " + where(r.largest));
@@ -114,6 +128,14 @@ std::string measures_text(const Measures& m, size_t width) {
   if (r.sink_dimensions.size() > 8) dimensions += ", ...";
   line("", format("residual-sink dimensions: %zu", r.sink_dimensions.size()) +
                (dimensions.empty() ? "" : " (" + dimensions.substr(2) + ")"));
+  size_t state = 0;  // whose largest dimension stands out most; NaN never does
+  const auto medians = [&](size_t s) { return m.outliers[s].sizes[0] / m.outliers[s].median; };
+  for (size_t s = 0; s < m.outliers.size(); s++)
+    if (medians(s) > medians(state) || std::isnan(medians(state))) state = s;
+  if (!std::isnan(medians(state)))
+    line("", format("dimension furthest above the median: %zu of %s, %.1f times%s", m.outliers[state].dimensions[0],
+                    name_of_state(state).c_str(), medians(state),
+                    m.first_outlier_step ? format("; above 10 since step %zu", *m.first_outlier_step).c_str() : ""));
   const auto weight = [&](const char* what, const Measures::NormWeight& w) {
     const std::string norm =
         w.layer == m.layers ? "the final norm" : format("%s of layer %zu", w.norm.c_str(), w.layer);

@@ -41,6 +41,14 @@ class Optimizer {
     plan_.set_step(adamw_at_step(settings, step, clip), ctx_);
     adamw_update(weights_.values.data(), m.data(), v.data(), gradient(), norm_.data(), plan_, ctx_);
   }
+  // The norm of a part of that gradient, before clipping: n elements of the flat buffer, which begin where a parameter does.
+  // Waits for the device.
+  float norm_of(size_t begin, size_t n) {
+    Buffer<float> norm(ctx_.device, 1);
+    gradient_norm(norm.data(), gradient() + begin, n, ctx_);
+    ctx_.synchronize();
+    return norm.download()[0];
+  }
   static void scratch(ScratchPlan& plan, const Parameters& weights) {
     plan.kernels_need(gradient_norm_scratch(weights.flat_size()));
   }

@@ -126,8 +126,10 @@ void Progress::validation(size_t step, double loss) {
   last_ = seconds_now();
 }
 
-void Progress::measures(size_t step, const Measures& m) {
+void Progress::measures(size_t step, Measures m) {
   clear_bar();
+  if (!first_outlier_step_ && m.has_outlier()) first_outlier_step_ = step;
+  m.first_outlier_step = first_outlier_step_;
   if (step == config_.steps) printf("\n%s", measures_text(m, terminal_width()).c_str());
   fflush(stdout);
   write(measures_entry(step, m));
@@ -160,6 +162,8 @@ void Progress::open_log(const std::string& path, size_t steps_done) {
     if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_unsigned() ||
         entry["step"].get<size_t>() > steps_done)
       continue;
+    if (const auto first = entry.find("first_outlier_step"); first != entry.end() && first->is_number_unsigned())
+      first_outlier_step_ = first->get<size_t>();
     line += '\n';
     shortened.write(line.data(), line.size());
   }

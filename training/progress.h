@@ -8,6 +8,7 @@
 // scripts/plot_log.py draws it. tests/test_cli.cpp
 #pragma once
 #include <fstream>
+#include <optional>
 
 #include "dataloader/loader.h"
 #include "training/config.h"
@@ -28,7 +29,7 @@ class Progress {
   void step(const StepResult& result);
   void validation(size_t step, double loss);
   // Printed behind the last step, else logged alone.
-  void measures(size_t step, const Measures& measures);
+  void measures(size_t step, Measures measures);
   // Around a checkpoint: the log reaches the disk before the weights that stand on it, and the time that saving takes is
   // not the next step's.
   void flush();
@@ -51,6 +52,7 @@ class Progress {
   const double peak_;
   double begin_ = 0, last_ = 0;
   size_t first_step_ = 0;
+  std::optional<size_t> first_outlier_step_;
 };
 
 }  // namespace gated

@@ -94,6 +94,19 @@ std::optional<Routing> Trainer::routing(const float* reports) const {
 
 // ---- between steps
 
+// The parameters of a layer follow one another in the flat buffer; the padding between them is 0.
+std::vector<float> Trainer::gradient_norm_by_layer() {
+  std::vector<float> norms;
+  for (size_t layer = 0; layer < config.model.layers; layer++) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    size_t begin = model.weights.flat_size(), end = 0;
+    for (const Parameter& p : model.weights.list())
+      if (p.name.starts_with(prefix)) begin = std::min(begin, p.offset), end = p.offset + p.size;
+    norms.push_back(optimizer.norm_of(begin, end - begin));
+  }
+  return norms;
+}
+
 double Trainer::validate(size_t batches, const std::vector<Inspector*>& inspectors) {
   batches = std::min(batches, loader_.validation_batches());
   double loss = 0;

@@ -69,6 +69,8 @@ class Trainer {
 
   // ---- between steps
 
+  // The norm of the gradient of each layer's parameters in the last step, before clipping. (layers)
+  std::vector<float> gradient_norm_by_layer();
   // Mean loss over the first `batches` validation batches, or over all where there are fewer. The inspectors see what each
   // of them leaves in the model.
   double validate(size_t batches, const std::vector<Inspector*>& inspectors = {});
