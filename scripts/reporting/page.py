@@ -32,6 +32,8 @@ svg{display:block;width:100%;height:auto;font-family:system-ui,-apple-system,"Se
 @media(max-width:1100px){.columns{grid-template-columns:repeat(auto-fill,minmax(205px,1fr))}}
 @media(max-width:600px){main,header,.legend div{padding-left:14px;padding-right:14px}.columns{grid-template-columns:1fr 1fr;gap:8px}.columns figure{max-width:none}.legend div{font-size:12px;gap:0 12px}h1{font-size:23px}}
 """
+
+
 def linked(text):
     return re.sub(r"\b\d{4}\.\d{5}\b", r'<a href="https://arxiv.org/abs/\g<0>">\g<0></a>', html.escape(text))
 
@@ -65,7 +67,8 @@ def columns_html(columns, runs):
     shown = sum(map(bool, drawn.values()))
     in_a_row = max(4, -(-shown // -(-shown // 6)))  # at most six, and in rows of nearly one length
     bars = bars and f'<div class="bars">{bars}</div>'
-    return f'<h3>{html.escape(columns.title)}</h3><p>{linked(columns.caption)}</p><div class="columns" style="--columns:{in_a_row}">{figures}</div>{bars}'
+    return (f"<h3>{html.escape(columns.title)}</h3><p>{linked(columns.caption)}</p>"
+            f'<div class="columns" style="--columns:{in_a_row}">{figures}</div>{bars}')
 
 
 def section_html(section, runs):
@@ -92,7 +95,8 @@ def page(runs):
     sections = "".join(section_html(section, runs) for section in SECTIONS)
     legend = "".join(f"<span>{key_html(place)}{html.escape(run.name)}</span>" for place, run in enumerate(runs))
     title = "1 run" if len(runs) == 1 else f"{len(runs)} runs side by side"
-    return (f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    return ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width,initial-scale=1">'
             f"<title>gated.cu: {title}</title><style>{CSS}</style></head><body>"
             f"<header><h1>{title}</h1>{introduction(runs)}{table(runs)}</header>"
             f'<nav class="legend" aria-label="runs"><div>{legend}</div></nav><main>{sections}</main></body></html>\n')
