@@ -232,7 +232,7 @@ TEST_CASE("cli: the log says how experts were routed, each figure under its name
   std::ifstream log(f / "run/log.jsonl");
   size_t steps = 0;
   for (std::string line; std::getline(log, line);) {
-    if (!contains(line, "gradient_norm")) continue;
+    if (!contains(line, "\"gradient_norm\":")) continue;
     INFO(line);
     steps++;
     REQUIRE(contains(line, "\"balance_loss\":1.0,\"z_loss\":0."));
