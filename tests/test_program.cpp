@@ -127,13 +127,15 @@ TEST_CASE("program: header, lines, log, checkpoints and sample are those of the 
     REQUIRE(std::fabs(printed[4] - 100 * speed * flops / peak) <= 0.51 + 0.01 * printed[4]);
     if (step != 3 && step != 6 && step != 7) continue;
     Meter meter(Device::cpu);
-    const double loss = run.trainer.validate(2, &meter);
+    const double loss = run.trainer.validate(2, {&meter});
     REQUIRE(log[entry]["step"] == step);
     REQUIRE(log[entry++]["validation_loss"] == loss);
     REQUIRE(contains(out, place + format("validation loss %.4f\n", loss)));
     if (step == 3) continue;
-    REQUIRE(log[entry++] == nlohmann::json::parse(measures_entry(step, meter.result())));
-    REQUIRE(contains(out, measures_text(meter.result(), 80)) == (step == 7));
+    Measures seen = meter.result();
+    seen.gradient_norm_by_layer = run.trainer.gradient_norm_by_layer();
+    REQUIRE(log[entry++] == nlohmann::json::parse(measures_entry(step, seen)));
+    REQUIRE(contains(out, measures_text(seen, 80)) == (step == 7));
   }
 
   // What is left of it.
