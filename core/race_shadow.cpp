@@ -65,22 +65,28 @@ struct Clock {
   uint32_t block;             // the last block barrier: known are all accesses of the block up to it
   uint32_t warp[32];          // the last collective of all lanes of a warp
   uint32_t lane[32][32][32];  // [warp][lane][other lane]: the same after collectives of some lanes
+  uint32_t some_lanes[32];    // [warp]: the last of these collectives
 };
 Clock clock_;
 uint32_t block_serial, first_block;  // this block; the first of the launch
 
+struct Memory {
+  const void* begin;
+  size_t bytes;
+};
 struct {
   unsigned thread;
-  const void* stack;
-  size_t stack_bytes;
+  Memory stack;
 } current;
 const void* dynamic_begin;
 size_t dynamic_bytes, dynamic_capacity;  // what the launch asked for; what there is
 
-// Only the OS thread inside simt::launch ever records.
-thread_local bool recording;
+// What no access to is recorded of: the stack of the thread that runs, and all memory while no kernel does. Only the OS
+// thread inside simt::launch ever records. Most accesses end at this one comparison.
+constexpr Memory everything = {nullptr, SIZE_MAX};
+thread_local Memory ignored = everything;
 
-bool within(uintptr_t address, const void* begin, size_t bytes) {
+__forceinline__ bool within(uintptr_t address, const void* begin, size_t bytes) {
   return address - uintptr_t(begin) < bytes;
 }
 
@@ -99,7 +105,8 @@ bool ordered_before_now(const Access& a, bool shared) {
   if (a.thread == current.thread || a.time <= clock_.block) return true;
   const unsigned w = current.thread / 32;
   return a.thread / 32 == w &&
-         (a.time <= clock_.warp[w] || a.time <= clock_.lane[w][current.thread % 32][a.thread % 32]);
+         (a.time <= clock_.warp[w] ||
+          (a.time <= clock_.some_lanes[w] && a.time <= clock_.lane[w][current.thread % 32][a.thread % 32]));
 }
 
 // ---- reports, put into words when the launch ends
@@ -192,9 +199,8 @@ void access_word(Word& word, const Access& now, bool shared, bool builtin) {
 
 enum Kind { read, write, atomic_read, atomic_write };
 
-void access(const volatile void* p, size_t bytes, Kind kind, const void* pc) {
-  uintptr_t address = uintptr_t(p);
-  if (!recording || within(address, current.stack, current.stack_bytes) || address >> 47) return;
+void record_access(uintptr_t address, size_t bytes, Kind kind, const void* pc) {
+  if (address >> 47) return;
   const bool shared = is_shared(address), builtin = shared && is_builtin(address);
   Access now = {.pc = uint32_t(static_cast<const char*>(pc) - &__data_start),
                 .block = block_serial,
@@ -214,6 +220,10 @@ void access(const volatile void* p, size_t bytes, Kind kind, const void* pc) {
   }
 }
 
+__forceinline__ void access(const volatile void* p, size_t bytes, Kind kind, const void* pc) {
+  if (!within(uintptr_t(p), ignored.begin, ignored.bytes)) record_access(uintptr_t(p), bytes, kind, pc);
+}
+
 }  // namespace
 
 void launch_begins(const void* shared, size_t bytes, size_t capacity) {
@@ -227,15 +237,15 @@ void launch_begins(const void* shared, size_t bytes, size_t capacity) {
 void block_begins() {
   block_serial++;
   block_synced();
-  recording = true;
 }
 
 void runs(unsigned thread, const void* stack, size_t stack_bytes) {
-  current = {thread, stack, stack_bytes};
+  current = {thread, {stack, stack_bytes}};
+  record(true);
 }
 
 void record(bool on) {
-  recording = on;
+  ignored = on ? current.stack : everything;
 }
 
 void block_synced() {
@@ -248,6 +258,7 @@ void warp_synced(unsigned w, unsigned lanes) {
     clock_.warp[w] = time;
     return;
   }
+  clock_.some_lanes[w] = time;
   // Each lane brings what it knows: its own accesses up to now, and what it learned of others before.
   uint32_t known[32] = {};
   for (unsigned l = 0; l < 32; l++)
@@ -260,7 +271,7 @@ void warp_synced(unsigned w, unsigned lanes) {
 }
 
 std::vector<std::string> launch_ends() {
-  recording = false;
+  record(false);
   std::vector<std::string> words;
   for (const Race& race : found)
     words.push_back(in_words(race) + (race.times > 1 ? format(", %zu times", race.times) : ""));
