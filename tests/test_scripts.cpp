@@ -1,72 +1,11 @@
 // scripts: what watches over the compiled kernels and over a GPU, on input made here: planted PTX, planted words of ptxas,
 // and programs that answer as nvidia-smi and compute-sanitizer would.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
-#include "core/check.h"
 #include "tests/catch.h"
+#include "tests/script.h"
 
 using namespace gated;
-namespace fs = std::filesystem;
-
-namespace {
-
-struct Said {
-  int exit_code;
-  std::string text;
-};
-
-// A folder of its own for each test case, in which commands run; {repo} in a command is this repository.
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("scripts." + std::to_string(getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-
-  void write(const std::string& name, const std::string& text) const {
-    fs::create_directories((path / name).parent_path());
-    std::ofstream(path / name) << text;
-  }
-  void program(const std::string& name, const std::string& lines) const {
-    write(name, "#!/bin/sh\n" + lines + "\n");
-    fs::permissions(path / name, fs::perms::owner_all);
-  }
-  std::string read(const std::string& name) const {
-    std::ifstream file(path / name);
-    std::stringstream text;
-    text << file.rdbuf();
-    return text.str();
-  }
-  Said run(std::string command) const {
-    for (size_t at; (at = command.find("{repo}")) != std::string::npos;)
-      command.replace(at, 6, fs::current_path().string());
-    FILE* p = popen(format("cd '%s' && { %s; } 2>&1", path.c_str(), command.c_str()).c_str(), "r");
-    Said said;
-    for (int c; (c = fgetc(p)) != EOF;) said.text += char(c);
-    said.exit_code = WEXITSTATUS(pclose(p));
-    return said;
-  }
-};
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-size_t count(const std::string& text, const std::string& part) {
-  size_t n = 0;
-  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) n++;
-  return n;
-}
-
-}  // namespace
 
 TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bit", "[scripts]") {
   const Folder f;

@@ -1,0 +1,246 @@
+"""The tables of the two papers: every row as flags of ./train, beside the paper's figures. scripts/tables.py runs them.
+
+  P1  Gated Attention for Large Language Models, arXiv 2505.06708
+  P2  A Unified View of Attention and Residual Sinks, arXiv 2601.22966
+
+A small model shows different things on different data. So a row is trained twice, and each column says which run it is of:
+  text   the loss: a text, byte by byte
+  sinks  attention to the first token, activations, scores: the synthetic task of arXiv 2410.13835, without QK-norm, on which
+         plain attention grows a sink and large activations within a minute
+"""
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Column:
+    heading: str
+    run: str  # "text" or "sinks"
+    value: object  # of the last measured entry of a run's log
+    compare: str  # with the row that a row is measured against: "difference", "ratio", or None
+    digits: int = 3
+
+
+@dataclass
+class Row:
+    number: str
+    name: str
+    flags: str
+    paper: dict = field(default_factory=dict)  # column -> figure; None: the paper's run diverged
+    to: str = None  # the row that this one is measured against
+    lr: float = 1  # of the table's learning rate, as in the paper
+
+
+@dataclass
+class Table:
+    title: str
+    source: str
+    preset: str  # of the paper's model, for --scale=paper
+    lr: float  # the paper's learning rate
+    columns: dict
+    rows: list
+    base: str = "{dense}"  # flags of all rows: dense models, all of one size
+    match: str = ""  # at the paper's scale rows have as many parameters as with these flags changed: see --match-params
+    notes: str = ""
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+LOSS = Column("validation loss", "text", lambda m: m["validation_loss"], "difference")
+PEAK = Column("largest abs(h)", "sinks", lambda m: m["largest_activation"], "ratio", 0)
+FIRST = Column("attention to the first token", "sinks", lambda m: m["first_token_attention"], "ratio")
+M_ACT = Column("mean over layers of the largest abs(h)", "sinks",
+               lambda m: mean(m["largest_activation_by_state"][1:]), "ratio", 0)
+SCORE = Column("mean gate score", "sinks", lambda m: m.get("gate_score_mean"), None)
+
+
+def perplexities(*figures):
+    """The papers give perplexities where we give the loss: ln of them."""
+    return [{"loss": math.log(f) if f else None} for f in figures]
+
+
+def rows_of(figures, *rows):
+    """A row is (number, name, flags, reference, learning rate); `figures` has what the paper says of each."""
+    return [Row(number, name, flags, paper, *rest) for (number, name, flags, *rest), paper in zip(rows, figures, strict=True)]
+
+
+def p1_1():
+    figures = perplexities(6.026, 5.979, 5.953, 5.964, 5.761, 5.820, 6.016, 5.981, 6.017, 5.792, 5.808, 5.801, 5.867, 5.821,
+                           5.822)
+    rows = rows_of(
+        figures,
+        ("1", "baseline", ""),
+        ("2", "twice the key/value heads", "{twice the kv heads}", "1"),
+        ("3", "half more query heads", "{half more heads}", "1"),
+        ("4", "more experts", "{more experts}", "1"),
+        ("5", "G1 elementwise", "--attn=g1", "1"),
+        ("6", "G2 elementwise", "--attn=g2", "1"),
+        ("7", "G3 elementwise", "--attn=g3", "1"),
+        ("8", "G4 elementwise", "--attn=g4", "1"),
+        ("9", "G5", "--attn=g5", "1"),
+        ("10", "G1 headwise", "--attn=g1 --gate=headwise", "1"),
+        ("11", "G2 headwise", "--attn=g2 --gate=headwise", "1"),
+        ("12", "G1 shared by heads", "--attn=g1 --gate=shared", "1"),
+        ("13", "G2 shared by heads", "--attn=g2 --gate=shared", "1"),
+        ("14", "G1 additive", "--attn=g1 --gate-op=add --gate-act=silu", "1"),
+        ("15", "G1 with SiLU", "--attn=g1 --gate-act=silu", "1"))
+    return Table("Where a gate stands and what it is", "P1 table 1", "p1-15a2b", 2e-3, {"loss": LOSS}, rows,
+                 base="{experts}", notes="The paper's rows have the parameters that the change adds, and so have ours.")
+
+
+def p1_2():
+    figures = perplexities(7.499, 7.404, 7.421, 7.288, 7.370, 9.195, 7.407, 7.325)
+    deep = "{deeper} "
+    rows = rows_of(
+        figures,
+        ("28L", "baseline", ""),
+        ("28L G1", "G1", "--attn=g1", "28L"),
+        ("48L", "deeper", deep),
+        ("48L G1", "deeper, G1", deep + "--attn=g1", "48L"),
+        ("48L headwise", "deeper, G1 headwise", deep + "--attn=g1 --gate=headwise", "48L"),
+        ("48L 2x", "deeper, twice the learning rate", deep, None, 2),
+        ("48L 2x sandwich", "the same with sandwich norms", deep + "--norm-placement=sandwich", "48L 2x", 2),
+        ("48L 2x G1", "the same with G1", deep + "--attn=g1", "48L 2x", 2))
+    return Table("Dense models, deeper and with higher learning rates", "P1 table 2", "p1-1.7b-28l", 4e-3, {"loss": LOSS}, rows,
+                 match="--attn=full", notes="The last two rows of the paper, 1T tokens at twice the rate, are left out: a small "
+                 "model has no run that is so much longer than its others.")
+
+
+def p1_3():
+    figures = perplexities(6.026, 5.761, 5.847, 5.975, 5.882)
+    rows = rows_of(
+        figures,
+        ("1", "baseline", ""),
+        ("5", "G1 elementwise", "--attn=g1", "1"),
+        ("norm", "a norm of each head's output", "--sdpa-out=groupnorm", "1"),
+        ("SiLU", "SiLU of the output", "--sdpa-out=silu", "1"),
+        ("identity", "G1 additive, without an activation", "--attn=g1 --gate-op=add --gate-act=identity", "1"))
+    return Table("What else makes the output of attention non-linear", "P1 table 3", "p1-15a2b", 2e-3, {"loss": LOSS}, rows,
+                 base="{experts}")
+
+
+def p1_4():
+    figures = [{"score": score, "m_act": act, "first": first} for score, act, first in
+               [(None, 1053, 0.467), (0.116, 94, 0.048), (0.172, 98, 0.073), (0.271, 286, 0.301), (0.221, 125, 0.297),
+                (0.335, 471, 0.364), (0.653, 892, 0.451)]]
+    rows = rows_of(
+        figures,
+        ("1", "baseline", ""),
+        ("2", "G1 elementwise", "--attn=g1", "1"),
+        ("3", "G1 headwise", "--attn=g1 --gate=headwise", "1"),
+        ("4", "G1 shared by heads", "--attn=g1 --gate=shared", "1"),
+        ("5", "G2 elementwise", "--attn=g2", "1"),
+        ("6", "G1 without the input", "--attn=g1 --gate=static", "1"),
+        ("7", "G1, scores of 0.5 and more", "--attn=g1 --gate-act=ns-sigmoid", "1"))
+    return Table("Scores, massive activations and attention sinks", "P1 table 4", "p1-15a2b", 2e-3,
+                 {"score": SCORE, "m_act": M_ACT, "first": FIRST}, rows, base="{experts}")
+
+
+def p1_6():
+    figures = perplexities(6.026, 5.847, 5.935, 5.820, 5.870, 5.808)
+    rows = rows_of(
+        figures,
+        ("1", "baseline", ""),
+        ("2", "k and v: 8 matrices, all taken", "--head-experts=8 --head-experts-per-token=8 --head-experts-of=kv", "1"),
+        ("3", "k and v: 4, all taken", "--head-experts=4 --head-experts-per-token=4 --head-experts-of=kv", "1"),
+        ("4", "v: 4, all taken", "--head-experts=4 --head-experts-per-token=4", "1"),
+        ("5", "v: 8, 2 taken", "--head-experts=8 --head-experts-per-token=2", "1"),
+        ("6", "v: 1, its score kept", "--head-experts=1", "1"))
+    return Table("Matrices of heads mixed by a token's scores (SwitchHead)", "P1 table 6", "p1-15a2b", 2e-3, {"loss": LOSS}, rows,
+                 base="{experts}")
+
+
+def p2_1():
+    dyt, clip = "--norm=dyt --embedding-scale=on", "--clip-residual="
+    linear, hybrid = "--mixer=gated-delta {linear}", "--mixer=hybrid {linear}"
+    g1, pre, gn, glu = "--attn=g1", "--norm=preaffine", "--norm=gated", "--ffn=glu"
+    figures = [{"loss": loss, "peak": peak} for peak, loss in
+               [(6000, 1.964), (2800, 1.957), (510, 1.933), (1800, 1.926), (1100, 1.921), (None, None), (73, 2.216),
+                (32, 2.041), (53, 1.969), (None, None), (None, None), (1000, 1.970), (10, 1.960), (1000, 1.958), (1300, 1.975),
+                (800, 1.955), (150, 1.952), (280, 1.948), (640, 1.954), (430, 1.951), (110, 1.929), (780, 1.918)]]
+    rows = rows_of(
+        figures,
+        ("1", "attention", ""),
+        ("2", "G1", g1, "1"),
+        ("3", "linear attention", linear),
+        ("4", "hybrid 3:1", hybrid, "3"),
+        ("5", "hybrid, G1", f"{hybrid} {g1}", "4"),
+        ("6", "DyT", dyt, "1", 1 / 4.3),
+        ("7", "DyT, half that rate", dyt, "1", 0.5 / 4.3),
+        ("8", "DyT, G1", f"{dyt} {g1}", "2", 2 / 4.3),
+        ("9", "gated DyT, G1", f"--norm=gated-dyt --embedding-scale=on {g1}", "20", 2 / 4.3),
+        ("10", "stream clipped to 10", clip + "10", "1"),
+        ("11", "stream clipped to 100", clip + "100", "1"),
+        ("12", "stream clipped to 1000", clip + "1000", "1"),
+        ("13", "G1, clipped to 10", f"{g1} {clip}10", "2"),
+        ("14", "G1, clipped to 1000", f"{g1} {clip}1000", "2"),
+        ("15", "GLU", glu, "1"),
+        ("16", "G1, GLU", f"{g1} {glu}", "2"),
+        ("17", "G1, PreAffine, GLU", f"{g1} {pre} {glu}", "19"),
+        ("18", "G1, GatedNorm, GLU", f"{g1} {gn} {glu}", "20"),
+        ("19", "G1, PreAffine", f"{g1} {pre}", "2"),
+        ("20", "G1, GatedNorm", f"{g1} {gn}", "2"),
+        ("21", "linear attention, GatedNorm", f"{linear} {gn}", "3"),
+        ("22", "hybrid, G1, GatedNorm", f"{hybrid} {g1} {gn}", "5"))
+    return Table("Attention sinks, residual sinks and what removes them", "P2 table 1", "p2-2b", 4.3e-3,
+                 {"loss": LOSS, "peak": PEAK}, rows, match="--mixer=attention --attn=full --norm=rmsnorm --ffn=swiglu",
+                 notes="The bounds of rows 10 to 14 are the paper's; activations here are smaller, so 1000 never clips and 100 "
+                 "seldom does. Rows 6 and 7 differ in their learning rate, in the paper's ratio to the others.")
+
+
+TABLES = {"p1-1": p1_1(), "p1-2": p1_2(), "p1-3": p1_3(), "p1-4": p1_4(), "p1-6": p1_6(), "p2-1": p2_1()}
+
+# Tables that ask for what no loss or measure of a small model can say.
+ELSEWHERE = {
+    "p2-4": "is a table of times: `make bench` prints what a gate costs of a step",
+}
+
+
+@dataclass
+class Stability:
+    """The highest learning rate that still trains: the second claim of both papers."""
+    title = "The highest learning rate that still trains"
+    variants = {"plain": "", "sandwich norms": "--norm-placement=sandwich", "G1": "--attn=g1", "GatedNorm": "--norm=gated",
+                "G1, GatedNorm": "--attn=g1 --norm=gated", "DyT": "--norm=dyt --embedding-scale=on"}
+    factors = (0.5, 1, 2, 4, 8, 16)  # of the scale's learning rate
+    slack = 0.1  # nats: a rate trains where the loss is within so much of the variant's best
+
+
+# ---- the models and runs that stand for the papers'
+
+@dataclass
+class Scale:
+    """What the braces of rows stand for, and the runs."""
+    model: str
+    lr: float
+    text: str
+    sinks: str
+    words: dict
+
+
+SMALL = {"dense": "--params=200K", "experts": "--experts=8 --expert-hidden=64", "more experts": "--experts=9", "deeper": "--layers=7",
+         "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6",
+         "linear": "--linear-key-heads=2 --linear-value-heads=4 --linear-key-dim=16 --linear-value-dim=16"}
+SMALL_MODEL = "--hidden=64 --layers=4 --heads=4 --kv-heads=2 --head-dim=16 --context=64"
+
+SCALES = {
+    # Shows that every row runs. What the figures say is nothing.
+    "seconds": Scale(SMALL_MODEL + " --batch=2", 1e-2, "--steps=3 --val-batches=1", "--steps=3 --val-batches=1 --qk-norm=off", SMALL),
+    # A run takes about ten seconds of a core.
+    "minutes": Scale(
+        SMALL_MODEL + " --batch=16", 1e-2, "--steps=800 --val-batches=64", "--steps=800 --qk-norm=off", SMALL),
+    # A run takes one to three minutes of a core.
+    "hours": Scale(
+        "--hidden=128 --layers=4 --heads=4 --kv-heads=2 --head-dim=32 --context=128 --batch=16", 5e-3,
+        "--steps=1500 --val-batches=64", "--steps=2500 --qk-norm=off",
+        {"dense": "--params=800K", "experts": "--experts=8 --expert-hidden=128", "more experts": "--experts=9", "deeper": "--layers=7",
+         "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6", "linear": ""}),
+    # What the papers ran, for a cluster: commands alone.
+    "paper": Scale(
+        "", None, "", "--qk-norm=on",
+        {"dense": "", "experts": "", "more experts": "--experts=132", "deeper": "--preset=p1-1.7b-48l", "twice the kv heads": "--kv-heads=8",
+         "half more heads": "--heads=48",
+         "linear": "--linear-key-heads=8 --linear-value-heads=16 --linear-key-dim=128 --linear-value-dim=128"}),
+}

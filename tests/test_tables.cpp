@@ -1,0 +1,141 @@
+// tables: scripts/tables.py runs the papers' rows and compares. Figures are held to runs of ./train by hand, comparisons to
+// sums done by hand. Needs python3.
+#include <nlohmann/json.hpp>
+
+#include "tests/catch.h"
+#include "tests/script.h"
+
+using namespace gated;
+using Json = nlohmann::json;
+
+TEST_CASE("tables: every row builds a model, and dense rows are of one size", "[tables]") {
+  const Folder f;
+  for (auto [scale, size] : {std::pair{"minutes", 200'000.0}, {"hours", 800'000.0}}) {
+    const Said said = f.run(format("{repo}/scripts/tables.py p1-2 p2-1 stability --describe --scale=%s", scale));
+    INFO(said.text);
+    REQUIRE(said.exit_code == 0);
+    std::istringstream lines(said.text);
+    size_t rows = 0;
+    for (std::string line; std::getline(lines, line); rows++) {
+      std::erase(line, ',');
+      INFO(line);
+      REQUIRE(std::fabs(std::stod(line) / size - 1) < 0.01);
+    }
+    REQUIRE(rows == 8 + 2 * 22 + 6 * 6);
+  }
+  const Said experts = f.run("{repo}/scripts/tables.py p1-1 p1-3 p1-4 p1-6 --describe");
+  INFO(experts.text);
+  REQUIRE(experts.exit_code == 0);
+  REQUIRE(count(experts.text, "parameters") == 15 + 5 + 7 + 6);
+}
+
+TEST_CASE("tables: the paper's scale prints the paper's models", "[tables]") {
+  const Folder f;
+  const Said said = f.run("{repo}/scripts/tables.py p1-1 p1-2 p2-1 --scale=paper");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  REQUIRE(contains(said.text, "p1-1 row 4: ./train --preset=p1-15a2b --experts=132 --lr=0.002 "));
+  REQUIRE(contains(
+      said.text, "p1-2 row 48L 2x G1: ./train --preset=p1-1.7b-48l --attn=g1 --lr=0.008 --match-params=--attn=full "));
+  REQUIRE(contains(said.text, "p2-1 row 7: ./train --preset=p2-2b --norm=dyt --embedding-scale=on --lr=0.0005 "));
+}
+
+TEST_CASE("tables: figures are those of the runs, and what is finished is not run again", "[tables]") {
+  const Folder f;
+  const std::string table = "{repo}/scripts/tables.py p1-4 --scale=seconds --seeds=2 --runs=runs --results=results";
+  const Said said = f.run(table);
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  const Json first = Json::parse(f.read("results/p1-4.seconds.json"));
+  REQUIRE(first["rows"].size() == 7);
+
+  // The row's flags, run by hand.
+  const Json& row = first["rows"][1];
+  REQUIRE(row["name"] == "G1 elementwise");
+  const std::string flags = row["runs"]["sinks"]["flags"];
+  size_t i = 0;
+  for (const char* seed : {"1337", "1"}) {
+    const Said run =
+        f.run(format("{repo}/train %s --seed=%s --out=by_hand_%s --sample-tokens=0", flags.c_str(), seed, seed));
+    INFO(run.text);
+    REQUIRE(contains(run.text, row["runs"]["sinks"]["fingerprints"][seed].get<std::string>()));
+    std::istringstream log(f.read(format("by_hand_%s/log.jsonl", seed)));
+    Json measured;
+    for (std::string line; std::getline(log, line);)
+      if (contains(line, "measured_tokens")) measured = Json::parse(line);
+    REQUIRE(row["first"]["values"][i] == measured["first_token_attention"]);
+    REQUIRE(row["score"]["values"][i] == measured["gate_score_mean"]);
+    const std::vector<double> largest = measured["largest_activation_by_state"];
+    double sum = 0;
+    for (size_t state = 1; state < largest.size(); state++) sum += largest[state];
+    REQUIRE(row["m_act"]["values"][i].get<double>() == sum / double(largest.size() - 1));
+    i++;
+  }
+  const double before = std::log(double(first["rows"][0]["first"]["values"][0])),
+               before_1 = std::log(double(first["rows"][0]["first"]["values"][1])),
+               behind = std::log(double(row["first"]["values"][0])),
+               behind_1 = std::log(double(row["first"]["values"][1]));
+  REQUIRE(std::fabs(double(row["first"]["gap"]) - (behind - before + behind_1 - before_1) / 2) < 1e-12);
+  REQUIRE(std::fabs(double(row["first"]["paper_gap"]) - std::log(0.048 / 0.467)) < 1e-12);
+
+  const Said again = f.run(table);
+  REQUIRE(contains(again.text, "14 of 14 runs are there already"));
+  f.run("rm $(ls -d runs/seconds/*/result.json | head -1)");  // as if it had been stopped before the end
+  REQUIRE(contains(f.run(table).text, "13 of 14 runs are there already"));
+  REQUIRE(Json::parse(f.read("results/p1-4.seconds.json")) == first);
+  f.run("sed -i 's/\"fingerprint\": \"/&kept-/' runs/seconds/*/result.json");
+  f.run(table);
+  REQUIRE(count(f.read("results/p1-4.seconds.json"), "kept-") == 14);
+}
+
+TEST_CASE("tables: gaps, their spread over seeds, and signs", "[tables]") {
+  const Folder f;
+  f.write("check.py",
+          R"py(
+import math
+from paper_tables import Column, Row, Table
+from tables import compare
+
+rows = [Row("1", "plain", "", {"loss": 2.0, "peak": 100}), Row("2", "better", "", {"loss": 1.9, "peak": 50}, "1"),
+        Row("3", "diverges there", "", {"loss": None, "peak": 50}, "1")]
+table = Table("", "", "", 0, {"loss": Column("", "text", None, "difference"), "peak": Column("", "sinks", None, "ratio", 0)}, rows)
+
+def cell(column, row, values):
+    return compare(table, column, rows[row], values)
+
+kept, shown = cell("loss", 1, {"1": [3.0, 3.2], "2": [2.9, 3.0]})
+assert abs(kept["gap"] + 0.15) < 1e-12 and abs(kept["gap_spread"] - 0.05) < 1e-12 and abs(kept["paper_gap"] + 0.1) < 1e-12, kept
+assert shown == {"ours": "2.950 ± 0.050", "gap": "-0.150 ± 0.050", "paper": "1.900", "paper gap": "-0.100", "sign": "yes"}, shown
+assert cell("loss", 1, {"1": [3.0, 3.2], "2": [3.1, 3.4]})[0]["sign"] == "no"
+assert cell("loss", 1, {"1": [3.0, 3.2], "2": [2.9, 3.3]})[0]["sign"] == "within the spread"
+
+kept, shown = cell("peak", 1, {"1": [200, 400], "2": [20, 40]})
+assert abs(kept["gap"] - math.log(0.1)) < 1e-12 and shown["gap"] == "0.10x" and shown["paper gap"] == "0.50x", (kept, shown)
+
+kept, shown = cell("loss", 2, {"1": [3.0, 3.2], "3": [None, None]})
+assert shown["ours"] == "diverges" and shown["paper"] == "diverges" and kept["sign"] == "yes" and "gap" not in kept, (kept, shown)
+kept, shown = cell("loss", 2, {"1": [3.0, 3.2], "3": [None, 3.1]})
+assert shown["ours"] == "3.100 (1 of 2 diverge)" and kept["sign"] == "yes", (kept, shown)
+kept, shown = cell("loss", 2, {"1": [3.0, 3.2], "3": [3.0, 3.1]})
+assert kept["sign"] == "no: it trains", kept
+)py");
+  const Said said = f.run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+}
+
+TEST_CASE("tables: what cannot be done is one line", "[tables]") {
+  const Folder f;
+  for (auto [arguments, what] : {std::pair{"p3-9", "p3-9: expected tables of p1-1, "},
+                                 {"p2-4", "p2-4 is a table of times: `make bench`"},
+                                 {"p1-4 --seeds=0", "--seeds=0 --jobs="},
+                                 {"p1-1 --text=nothing.txt", "--text=nothing.txt: no such file"},
+                                 {"stability --scale=paper", "stability has no rows in a paper"}}) {
+    const Said said = f.run(format("{repo}/scripts/tables.py %s", arguments));
+    INFO(said.text);
+    REQUIRE(said.exit_code == 1);
+    REQUIRE(said.text.starts_with("error: "));
+    REQUIRE(contains(said.text, what));
+    REQUIRE(count(said.text, "\n") == 1);
+  }
+}
