@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -28,17 +29,18 @@ struct Folder {
     fs::create_directories(path);
   }
   ~Folder() { fs::remove_all(path); }
+  std::string operator/(const std::string& name) const { return (path / name).string(); }
 
   void write(const std::string& name, const std::string& text) const {
     fs::create_directories((path / name).parent_path());
-    std::ofstream(path / name) << text;
+    std::ofstream(path / name, std::ios::binary) << text;
   }
   void program(const std::string& name, const std::string& lines) const {
     write(name, "#!/bin/sh\n" + lines + "\n");
     fs::permissions(path / name, fs::perms::owner_all);
   }
   std::string read(const std::string& name) const {
-    std::ifstream file(path / name);
+    std::ifstream file(path / name, std::ios::binary);
     std::stringstream text;
     text << file.rdbuf();
     return text.str();
@@ -53,6 +55,10 @@ struct Folder {
     return said;
   }
 };
+
+inline bool answers(const std::string& command) {
+  return std::system((command + " >/dev/null 2>&1").c_str()) == 0;
+}
 
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

@@ -1,53 +1,22 @@
 // plot_log: what scripts/plot_log.py draws of a log, and what it refuses. A matplotlib that only writes down its calls
 // stands in for the real one. Needs python3; without one it warns.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-
 #include "tests/catch.h"
+#include "tests/script.h"
+
+using namespace gated;
 
 namespace {
 
-namespace fs = std::filesystem;
-
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("plot_log." + std::to_string(getpid()));
-  Folder() { fs::create_directories(path); }
-  ~Folder() { fs::remove_all(path); }
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-  void write(const std::string& name, const std::string& text) const {
-    fs::create_directories((path / name).parent_path());
-    std::ofstream(path / name) << text;
-  }
-};
-
-struct Outcome {
-  int exit_code;
-  std::string text;  // of both streams
-};
-
-Outcome plot(const Folder& folder, const std::string& arguments, const std::string& python = "python3") {
-  const std::string log = folder / "said";
-  const int status = std::system(
-      ("PYTHONPATH=" + (folder / "modules") + " " + python + " scripts/plot_log.py " + arguments + " >" + log + " 2>&1")
-          .c_str());
-  std::ifstream file(log);
-  std::stringstream text;
-  text << file.rdbuf();
-  return {WEXITSTATUS(status), text.str()};
+Said plot(const Folder& folder, const std::string& arguments) {
+  return folder.run("PYTHONPATH=modules {repo}/scripts/plot_log.py " + arguments);
 }
 
-void require_refused(const Outcome& o, const std::string& said) {
+void require_refused(const Said& o, const std::string& said) {
   INFO(o.text);
   REQUIRE(o.exit_code == 1);
   REQUIRE(o.text.starts_with("error: "));
-  REQUIRE(std::count(o.text.begin(), o.text.end(), '\n') == 1);
-  REQUIRE(o.text.find(said) != std::string::npos);
+  REQUIRE(count(o.text, "\n") == 1);
+  REQUIRE(contains(o.text, said));
 }
 
 const char* const recorder = R"(
@@ -68,7 +37,7 @@ def __getattr__(name):
 
 TEST_CASE("plot_log: train, validation and bigrams are drawn and named; what is no log is refused in a line",
           "[plots]") {
-  if (std::system("python3 --version >/dev/null 2>&1") != 0) {
+  if (!answers("python3 --version")) {
     WARN("no python3 here: scripts/plot_log.py was not looked at");
     return;
   }
@@ -84,14 +53,14 @@ TEST_CASE("plot_log: train, validation and bigrams are drawn and named; what is 
                                "\n");
   f.write("two/log.jsonl", step + step + R"({"step":3,"lo)");  // still being written, and without validation
 
-  const Outcome drawn = plot(f, (f / "one") + " " + (f / "two") + " -o " + (f / "x.png"));
+  const Said drawn = plot(f, (f / "one") + " " + (f / "two") + " -o " + (f / "x.png"));
   INFO(drawn.text);
   REQUIRE(drawn.exit_code == 0);
   for (const char* part : {"plot [1] [5.5] alpha=0.4 lw=1 label=one, train", "plot [1] [5.25]", "label=one, validation",
                            "plot [1, 1] [5.5, 5.5]", "label=two, train", "axhline 2.5", "label=bigrams, 2.5000",
                            "legend", "semilogy [1] [1.5]"})
-    REQUIRE(drawn.text.find(part) != std::string::npos);
-  REQUIRE(drawn.text.find("two, validation") == std::string::npos);
+    REQUIRE(contains(drawn.text, part));
+  REQUIRE(!contains(drawn.text, "two, validation"));
 
   fs::create_directory(f / "empty");
   f.write("started/log.jsonl", R"({"step":0,"bigram_entropy":2.5})"

@@ -1,45 +1,19 @@
 // report: what scripts/report.py shows of runs, and what it refuses. The runs are made here: a log, and arrays of chosen
 // numbers. Needs a python3 with matplotlib; without one it warns.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
-#include "core/check.h"
 #include "tests/catch.h"
+#include "tests/script.h"
 
 using namespace gated;
 
 namespace {
 
-namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-struct Outcome {
-  int exit_code;
-  std::string text;  // of both streams
-};
-
-std::string contents(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-size_t count(const std::string& text, const std::string& part) {
-  size_t n = 0;
-  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) n++;
-  return n;
-}
 
 // An array of measures.safetensors; value() gives its elements in order.
 struct Array {
@@ -124,41 +98,27 @@ struct Run {
   }
 };
 
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("report." + std::to_string(getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-  void write(const std::string& name, const std::string& text) const {
-    fs::create_directories((path / name).parent_path());
-    std::ofstream(path / name, std::ios::binary) << text;
-  }
-  std::string run(const std::string& name, const Run& run) const {
+struct Runs : Folder {
+  std::string add(const std::string& name, const Run& run) const {
     write(name + "/log.jsonl", run.log());
     write(name + "/measures.safetensors", run.measures());
     return " " + (path / name).string();
   }
-  Outcome report(const std::string& arguments) const {
-    const int status =
-        std::system(format("PYTHONPATH=%s python3 scripts/report.py --out=%s %s >%s 2>&1", (path / "modules").c_str(),
-                           (path / "page.html").c_str(), arguments.c_str(), (path / "said").c_str())
-                        .c_str());
-    return {WEXITSTATUS(status), contents(path / "said")};
+  Said report(const std::string& arguments) const {
+    return run(format("PYTHONPATH=modules {repo}/scripts/report.py --out=%s %s", (*this / "page.html").c_str(),
+                      arguments.c_str()));
   }
-  std::string page() const { return contents(path / "page.html"); }
+  std::string page() const { return read("page.html"); }
 
   // Refused in one line that says this, and what was there stays.
   void require_refused(const std::string& arguments, const std::string& said) const {
     write("page.html", "an older page");
-    const Outcome o = report(arguments);
+    const Said o = report(arguments);
     INFO(o.text);
     REQUIRE(o.exit_code == 1);
     REQUIRE(o.text.starts_with("error: "));
     REQUIRE(count(o.text, "\n") == 1);
-    REQUIRE(o.text.find(said) != std::string::npos);
+    REQUIRE(contains(o.text, said));
     REQUIRE(page() == "an older page");
   }
 };
@@ -175,11 +135,11 @@ std::string python_that_draws() {
 
 TEST_CASE("report: the page shows what the runs hold, and nothing of what none of them does", "[report]") {
   if (python_that_draws().empty()) return;
-  const Folder f;
+  const Runs f;
   Run plain, gated;
   gated.gate();
-  const std::string runs = f.run("plain", plain) + f.run("gated", gated);
-  const Outcome o = f.report(runs + " --pictures=" + f / "pictures");
+  const std::string runs = f.add("plain", plain) + f.add("gated", gated);
+  const Said o = f.report(runs + " --pictures=" + f / "pictures");
   INFO(o.text);
   REQUIRE(o.exit_code == 0);
   const std::string page = f.page();
@@ -189,17 +149,17 @@ TEST_CASE("report: the page shows what the runs hold, and nothing of what none o
         "head 0 of layer 1:\n50.0%<", ">712.5<", "without token 0:\n33.25<", ">4,321<", ">2<small>7, 2</small>",
         ">0.125<", "dimension 6\nfinal norm<", ">2.0312<", ">Largest activation by layer</h3>",
         ">Scores of the attention gate</h3>", ">33</text>", ">44</text>", ">5</text>", ">7</text>"})
-    CHECK(page.find(part) != std::string::npos);
+    CHECK(contains(page, part));
   for (const char* absent : {"--threads", "λ₁", "norms’ gates", "learned sink", "NaN", "nan"})
-    CHECK(page.find(absent) == std::string::npos);
+    CHECK(!contains(page, absent));
   REQUIRE(count(page, "aria-label=\"Scores of the attention gate: gated\"") == 1);
   REQUIRE(count(page, "aria-label=\"Scores of the attention gate: plain\"") == 0);
   REQUIRE(count(page, "<svg ") == count(page, "role=\"img\""));
   // Nothing is loaded from elsewhere.
   for (const char* outside : {"<script", "<link", "<img", "src=", "@import", "url(http"})
-    CHECK(page.find(outside) == std::string::npos);
+    CHECK(!contains(page, outside));
 
-  REQUIRE(contents(f.path / "pictures/peak.svg").find(">gated</text>") != std::string::npos);
+  REQUIRE(contains(f.read("pictures/peak.svg"), ">gated</text>"));
   REQUIRE(!fs::exists(f.path / "pictures/pre-weights.svg"));
 
   // The same again, byte for byte.
@@ -223,21 +183,21 @@ assert list(thinned([1, 2], [3, 4], 2)[1]) == [3, 4]
 
 TEST_CASE("report: a log alone is enough, also one that is still being written or has diverged", "[report]") {
   if (python_that_draws().empty()) return;
-  const Folder f;
+  const Runs f;
   f.write("one/log.jsonl", Run().log() + R"({"step":41,"lo)");
   f.write("two/log.jsonl", R"({"step":1,"loss":null,"gradient_norm":0,"largest_activation":null})"
                            "\n");
-  const Outcome o = f.report(f / "one" + " " + f / "two");
+  const Said o = f.report(f / "one" + " " + f / "two");
   INFO(o.text);
   REQUIRE(o.exit_code == 0);
   REQUIRE(o.text == "wrote " + f / "page.html" + "\n");
-  REQUIRE(f.page().find("Largest activation by layer") != std::string::npos);
-  REQUIRE(f.page().find("one glance") == std::string::npos);
+  REQUIRE(contains(f.page(), "Largest activation by layer"));
+  REQUIRE(!contains(f.page(), "one glance"));
 }
 
 TEST_CASE("report: eight large runs make a page of at most three megabytes", "[report]") {
   if (python_that_draws().empty()) return;
-  const Folder f;
+  const Runs f;
   Run run;
   run.P = 256, run.C = 512, run.steps = 3000;
   run.gate();
@@ -246,8 +206,8 @@ TEST_CASE("report: eight large runs make a page of at most three megabytes", "[r
   const auto noise = [](size_t i) { return float((i * 2654435761u >> 7) % 4093) / 4093; };
   for (const char* name : {"attention_map", "activation_by_token", "norm_weight"}) run.arrays[name].value = noise;
   std::string runs;
-  for (int i = 0; i < 8; i++) runs += f.run(format("run-%d", i), run);
-  const Outcome o = f.report(runs);
+  for (int i = 0; i < 8; i++) runs += f.add(format("run-%d", i), run);
+  const Said o = f.report(runs);
   INFO(o.text);
   REQUIRE(o.exit_code == 0);
   REQUIRE(f.page().size() > 500'000);
@@ -256,9 +216,9 @@ TEST_CASE("report: eight large runs make a page of at most three megabytes", "[r
 
 TEST_CASE("report: what is no run, or half of one, is refused in a line", "[report]") {
   if (python_that_draws().empty()) return;
-  const Folder f;
+  const Runs f;
   const Run good;
-  f.require_refused(f.run("good", good) + " " + f / "missing", "missing: no such folder");
+  f.require_refused(f.add("good", good) + " " + f / "missing", "missing: no such folder");
   const auto refused_log = [&](const std::string& text, const std::string& said) {
     f.write("log/log.jsonl", text);
     f.require_refused(f / "log", "log.jsonl: " + said);
@@ -270,7 +230,7 @@ TEST_CASE("report: what is no run, or half of one, is refused in a line", "[repo
   refused_log(good.log() + R"({"step":50,"median_by_state":[1]})", "median_by_state of step 50 has another form");
 
   const auto refused_file = [&](const std::string& bytes, const std::string& said) {
-    f.run("file", good);
+    f.add("file", good);
     f.write("file/measures.safetensors", bytes);
     f.require_refused(f / "file", "measures.safetensors: " + said);
   };
@@ -292,17 +252,17 @@ TEST_CASE("report: what is no run, or half of one, is refused in a line", "[repo
   refused_run([](Run& r) { r.arrays["norm_weight"].value = [](size_t) { return NAN; }; },
               "norm_weight holds values that are not finite: the run diverged");
 
-  f.run("checkpoint", good);
+  f.add("checkpoint", good);
   f.write("checkpoint/step_00000040.safetensors", "abc");
   f.require_refused(f / "checkpoint", "step_00000040.safetensors: cut short");
 
   std::string many;
-  for (int i = 0; i < 22; i++) many += f.run("many", good);
+  for (int i = 0; i < 22; i++) many += f.add("many", good);
   f.require_refused(many, "22 runs: at most 21");
   f.write("page.html", "an older page");
-  const Outcome o = f.report(f.run("good", good) + " --out=" + f / "page.html/page.html");
+  const Said o = f.report(f.add("good", good) + " --out=" + f / "page.html/page.html");
   REQUIRE(o.text == "error: " + f / "page.html/page.html" + ": cannot write: Not a directory\n");
 
   f.write("modules/matplotlib/__init__.py", "raise ImportError\n");
-  f.require_refused(f.run("good", good), "has no matplotlib: run scripts/setup.sh --plots");
+  f.require_refused(f.add("good", good), "has no matplotlib: run scripts/setup.sh --plots");
 }
