@@ -1,7 +1,8 @@
-"""The tables of the two papers: every row as flags of ./train, beside the paper's figures. scripts/tables.py runs them.
+"""The tables of the papers: every row as flags of ./train, beside the paper's figures. scripts/tables.py runs them.
 
   P1  Gated Attention for Large Language Models, arXiv 2505.06708
   P2  A Unified View of Attention and Residual Sinks, arXiv 2601.22966
+  P3  a study of outlier dimensions in GPT-2, with LayerNorm and DyT
 
 A small model shows different things on different data. So a row is trained twice, and each column says which run it is of:
   text   the loss: a text, byte by byte
@@ -19,6 +20,7 @@ class Column:
     value: object  # of the last measured entry of a run's log
     compare: str  # with the row that a row is measured against: "difference", "ratio", or None
     digits: int = 3
+    evaluate: str = ""  # flags of --evaluate; the loss that it prints last joins the entry under these flags
 
 
 @dataclass
@@ -26,7 +28,7 @@ class Row:
     number: str
     name: str
     flags: str
-    paper: dict = field(default_factory=dict)  # column -> figure; None: the paper's run diverged
+    paper: dict = field(default_factory=dict)  # column -> figure; None: the paper's run diverged; "lower": no figure is given
     to: str = None  # the row that this one is measured against
     lr: float = 1  # of the table's learning rate, as in the paper
 
@@ -190,7 +192,38 @@ def p2_1():
                  "seldom does. Rows 6 and 7 differ in their learning rate, in the paper's ratio to the others.")
 
 
-TABLES = {"p1-1": p1_1(), "p1-2": p1_2(), "p1-3": p1_3(), "p1-4": p1_4(), "p1-6": p1_6(), "p2-1": p2_1()}
+def p2_2():
+    def lost(flags):
+        return Column(f"lost with {flags}", "text", lambda m: m[flags] - m["validation_loss"], "ratio", 4, flags)
+
+    figures = [{}] + [{"w4a4": full - w4a4, "smooth": full - smooth} for full, w4a4, smooth in
+                      [(52.71, 50.89, 51.23), (52.99, 49.84, 50.23), (54.79, 53.43, 53.56)]]
+    rows = rows_of(
+        figures,
+        ("plain", "attention", ""),
+        ("GA", "G1", "--attn=g1"),
+        ("PreAffine", "G1, PreAffine", "--attn=g1 --norm=preaffine", "GA"),
+        ("GatedNorm", "G1, GatedNorm", "--attn=g1 --norm=gated", "GA"))
+    return Table("What weights and activations of 4 bits cost", "P2 table 2", "p2-24b-a3b", 4.3e-3,
+                 {"loss": LOSS, "w4a4": lost("--quantize=nvfp4-w4a4"), "smooth": lost("--quantize=nvfp4-w4a4 --smoothquant=0.5")},
+                 rows, base="{experts}", notes="Ours are nats of validation loss, the paper's are points lost in the mean of its "
+                 "benchmarks (24B-A3B). Gaps are ratios of what is lost.")
+
+
+def p3_5():
+    def furthest(m):
+        return max(sizes[0] / median for sizes, median in zip(m["outlier_sizes_by_state"], m["median_by_state"]))
+
+    rows = [Row("LayerNorm", "LayerNorm", "--norm=layernorm"),
+            Row("DyT", "DyT", "--norm=dyt", {"outlier": "lower"}, "LayerNorm"),
+            Row("GatedNorm", "GatedNorm", "--norm=gated", {}, "LayerNorm")]
+    return Table("Outlier dimensions with LayerNorm and without", "P3 figure 5", "gpt2-124m", 6e-4,
+                 {"loss": LOSS, "outlier": Column("largest dimension over the median one", "text", furthest, "ratio", 1)}, rows,
+                 base="{dense} {gpt2}", notes="A GPT-2: LayerNorm, learned positions, GELU, biases, and a learned key and value "
+                 "that keep massive activations away. Mean abs(h) of a dimension, over that of the median one; the state where that is most.")
+
+
+TABLES = {"p1-1": p1_1(), "p1-2": p1_2(), "p1-3": p1_3(), "p1-4": p1_4(), "p1-6": p1_6(), "p2-1": p2_1(), "p2-2": p2_2(), "p3-5": p3_5()}
 
 # Tables that ask for what no loss or measure of a small model can say.
 ELSEWHERE = {
@@ -220,7 +253,8 @@ class Scale:
     words: dict
 
 
-SMALL = {"dense": "--params=200K", "experts": "--experts=8 --expert-hidden=64", "more experts": "--experts=9", "deeper": "--layers=7",
+GPT2 = "--ffn=gelu --ffn-bias=on --attn-bias=all --position=learned --qk-norm=off --attn-sink=kv-bias"
+SMALL = {"gpt2": GPT2 + " --kv-heads=4", "dense": "--params=200K", "experts": "--experts=8 --expert-hidden=64", "more experts": "--experts=9", "deeper": "--layers=7",
          "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6",
          "linear": "--linear-key-heads=2 --linear-value-heads=4 --linear-key-dim=16 --linear-value-dim=16"}
 SMALL_MODEL = "--hidden=64 --layers=4 --heads=4 --kv-heads=2 --head-dim=16 --context=64"
@@ -235,12 +269,12 @@ SCALES = {
     "hours": Scale(
         "--hidden=128 --layers=4 --heads=4 --kv-heads=2 --head-dim=32 --context=128 --batch=16", 5e-3,
         "--steps=1500 --val-batches=64", "--steps=2500 --qk-norm=off",
-        {"dense": "--params=800K", "experts": "--experts=8 --expert-hidden=128", "more experts": "--experts=9", "deeper": "--layers=7",
+        {"gpt2": GPT2 + " --kv-heads=4", "dense": "--params=800K", "experts": "--experts=8 --expert-hidden=128", "more experts": "--experts=9", "deeper": "--layers=7",
          "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6", "linear": ""}),
     # What the papers ran, for a cluster: commands alone.
     "paper": Scale(
         "", None, "", "--qk-norm=on",
-        {"dense": "", "experts": "", "more experts": "--experts=132", "deeper": "--preset=p1-1.7b-48l", "twice the kv heads": "--kv-heads=8",
+        {"gpt2": "--attn-sink=kv-bias", "dense": "", "experts": "", "more experts": "--experts=132", "deeper": "--preset=p1-1.7b-48l", "twice the kv heads": "--kv-heads=8",
          "half more heads": "--heads=48",
          "linear": "--linear-key-heads=8 --linear-value-heads=16 --linear-key-dim=128 --linear-value-dim=128"}),
 }

@@ -2,7 +2,7 @@
 # Installs the Debian packages that building and testing need, if any is missing. Run as often as you like: where all
 # are there it does nothing. CUDA is not installed: nvcc is used where it is found.
 # usage: scripts/setup.sh [--bench] [--plots] [--into=DIR]
-#   --bench, --plots   also what `make bench` (OpenBLAS) or the plots (matplotlib) need
+#   --bench, --plots   also what `make bench` (OpenBLAS) or the plots and their tests (matplotlib) need
 #   --into=DIR         installs nothing and needs no root: the libraries are downloaded and unpacked into DIR. With that
 #                      folder `make DEPS=DIR` builds on any machine of this kind, without network. A compiler and make
 #                      must be there

@@ -77,6 +77,25 @@ def train(run, runs):
     return result
 
 
+def evaluate(run, flags, runs):
+    """The loss that --evaluate prints last for a finished run. Kept beside its result."""
+    kept = os.path.join(run.folder(runs), "evaluated.json")
+    losses = {}
+    if os.path.exists(kept):
+        with open(kept) as file:
+            losses = json.load(file)
+    if flags not in losses:
+        done = subprocess.run(run.command("--sample-tokens=0", "--keep=1", f"--out={run.folder(runs)}", "--evaluate", *shlex.split(flags)),
+                              capture_output=True, text=True, cwd=ROOT)
+        if done.returncode != 0:
+            refuse(f"./train {run.line()} --evaluate {flags}: exit code {done.returncode}: {done.stderr.strip()}")
+        losses[flags] = float(re.findall(r"validation loss ([0-9.]+)", done.stdout)[-1])
+        with open(kept + ".new", "w") as file:
+            json.dump(losses, file)
+        os.replace(kept + ".new", kept)
+    return losses[flags]
+
+
 def train_all(wanted, runs, jobs):
     """The results of all runs. A line for each that ends."""
     results, begun = {}, time.monotonic()
@@ -150,7 +169,7 @@ def compare(table, column, row, values):
     elif c.run == "text" or paper is not None:
         shown["ours"] = "diverges"
     if paper is not None:
-        shown["paper"] = f"{paper:.{c.digits}f}"
+        shown["paper"] = paper if isinstance(paper, str) else f"{paper:.{c.digits}f}"
     if row.to is None or c.compare is None:
         return cell, shown
     ratio = c.compare == "ratio"
@@ -161,7 +180,9 @@ def compare(table, column, row, values):
         gap, spread = middle_and_spread([change(a, b) for a, b in pairs])
         cell |= {"gap": gap, "gap_spread": spread}
         shown["gap"] = signed(gap, ratio) + (f" ± {spread:.3f}" if len(pairs) > 1 and not ratio else "")
-    if paper is not None and reference.paper[column] is not None:
+    if paper == "lower":
+        shown["sign"] = verdict(gap, spread, -1) if pairs else ""
+    elif paper is not None and reference.paper.get(column) is not None:
         cell["paper_gap"] = change(paper, reference.paper[column])
         shown["paper gap"] = signed(cell["paper_gap"], ratio)
         if pairs:
@@ -306,7 +327,13 @@ def main():
     if options.describe:
         describe_all(wanted, seeds[0])
         return
-    results = train_all(wanted, os.path.join(os.path.abspath(options.runs), options.scale), options.jobs)
+    kept_runs = os.path.join(os.path.abspath(options.runs), options.scale)
+    results = train_all(wanted, kept_runs, options.jobs)
+    for name in options.tables:
+        for column in [] if name == "stability" else TABLES[name].columns.values():
+            for run in [run for same in runs_of(TABLES[name], scale, seeds, text).values() for run in same] if column.evaluate else []:
+                if not results[run].get("diverged"):
+                    results[run][column.evaluate] = evaluate(run, column.evaluate, kept_runs)
     about_text = "self"
     if text != "self":
         with open(text, "rb") as file:
