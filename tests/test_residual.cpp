@@ -119,7 +119,7 @@ TEST_CASE("residual: a branch that replaces the stream is all that is left", "[b
     Guarded gbranch(ctx, branch), gd(ctx, d), gsum(ctx, 4), gdx(ctx, 4), gdbranch(ctx, 4);
     residual_forward(gsum, ResidualIn{nullptr, gbranch}, 1, 4, ctx);
     REQUIRE_BITWISE(branch, gsum.download());
-    const Join join = {.clip_branch = 4, .clip_sum = 3};
+    const Join join = {.clip_branch = 4, .clip_sum = 3, .dropout = {}};
     residual_forward(gsum, {nullptr, gbranch, join}, 1, 4, ctx);
     REQUIRE_BITWISE((std::vector<float>{-0.0f, 2.0f, -3.0f, 0.5f}), gsum.download());
     residual_backward(gdx, gdbranch, gd, {.x = gsum, .branch = gbranch, .join = join}, 1, 4, ctx);
