@@ -144,7 +144,7 @@ def middle_and_spread(values):
 
 
 def signed(change, ratio):
-    return f"{math.exp(change):.2f}x" if ratio else f"{change:+.3f}"
+    return f"{math.exp(change):.3g}x" if ratio else f"{change:+.3f}"
 
 
 def verdict(ours, spread, paper):

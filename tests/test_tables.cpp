@@ -120,7 +120,7 @@ assert cell("loss", 1, {"1": [3.0, 3.2], "2": [3.1, 3.4]})[0]["sign"] == "no"
 assert cell("loss", 1, {"1": [3.0, 3.2], "2": [2.9, 3.3]})[0]["sign"] == "within the spread"
 
 kept, shown = cell("peak", 1, {"1": [200, 400], "2": [20, 40]})
-assert abs(kept["gap"] - math.log(0.1)) < 1e-12 and shown["gap"] == "0.10x" and shown["paper gap"] == "0.50x", (kept, shown)
+assert abs(kept["gap"] - math.log(0.1)) < 1e-12 and shown["gap"] == "0.1x" and shown["paper gap"] == "0.5x", (kept, shown)
 
 kept, shown = cell("loss", 2, {"1": [3.0, 3.2], "3": [None, None]})
 assert shown["ours"] == "diverges" and shown["paper"] == "diverges" and kept["sign"] == "yes" and "gap" not in kept, (kept, shown)
