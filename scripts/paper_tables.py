@@ -124,8 +124,8 @@ def p1_3():
 
 
 def p1_4():
-    figures = [{"score": score, "m_act": act, "first": first} for score, act, first in
-               [(None, 1053, 0.467), (0.116, 94, 0.048), (0.172, 98, 0.073), (0.271, 286, 0.301), (0.221, 125, 0.297),
+    figures = [{"m_act": 1053, "first": 0.467}] + [{"score": score, "m_act": act, "first": first} for score, act, first in
+               [(0.116, 94, 0.048), (0.172, 98, 0.073), (0.271, 286, 0.301), (0.221, 125, 0.297),
                 (0.335, 471, 0.364), (0.653, 892, 0.451)]]
     rows = rows_of(
         figures,

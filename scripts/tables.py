@@ -227,7 +227,9 @@ def table_of_rows(table, scale, seeds, text, results):
         shown.append(line)
     count = f"{sum(s == 'yes' for s in signs)} signs agree, {sum(s.startswith('no') for s in signs)} do not, " \
             f"{sum(s == 'within the spread' for s in signs)} gaps lie within the spread of the seeds"
-    return markdown(heading, shown) + ["", count + "."], {"rows": kept, "signs": count}
+    legend = f"{len(seeds)} seeds: means ± half the range. A gap is the mean difference (x: ratio) between runs of one seed; one that is no larger " \
+             "than its own spread has no sign."
+    return markdown(heading, shown) + ["", count + ". " + legend], {"rows": kept, "signs": count}
 
 
 def stability_runs(scale, seeds, text):
