@@ -143,8 +143,8 @@ def middle_and_spread(values):
     return sum(values) / len(values), (max(values) - min(values)) / 2
 
 
-def signed(change, ratio):
-    return f"{math.exp(change):.3g}x" if ratio else f"{change:+.3f}"
+def signed(change, column):
+    return f"{math.exp(change):.3g}x" if column.compare == "ratio" else f"{change:+.{column.digits}f}"
 
 
 def verdict(ours, spread, paper):
@@ -179,12 +179,12 @@ def compare(table, column, row, values):
     if pairs:
         gap, spread = middle_and_spread([change(a, b) for a, b in pairs])
         cell |= {"gap": gap, "gap_spread": spread}
-        shown["gap"] = signed(gap, ratio) + (f" ± {spread:.3f}" if len(pairs) > 1 and not ratio else "")
+        shown["gap"] = signed(gap, c) + (f" ± {number.format(spread)}" if len(pairs) > 1 and not ratio else "")
     if paper == "lower":
         shown["sign"] = verdict(gap, spread, -1) if pairs else ""
     elif paper is not None and reference.paper.get(column) is not None:
         cell["paper_gap"] = change(paper, reference.paper[column])
-        shown["paper gap"] = signed(cell["paper_gap"], ratio)
+        shown["paper gap"] = signed(cell["paper_gap"], c)
         if pairs:
             shown["sign"] = verdict(gap, spread, cell["paper_gap"])
     elif paper is None and column in row.paper:

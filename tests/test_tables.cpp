@@ -97,6 +97,28 @@ TEST_CASE("tables: figures are those of the runs, and what is finished is not ru
   REQUIRE(count(f.read("results/p1-4.seconds.json"), "kept-") == 14);
 }
 
+TEST_CASE("tables: what 4 bits cost is what --evaluate prints; outlier dimensions come from the log", "[tables]") {
+  if (!has_python()) return;
+  const Folder f;
+  const Said said = f.run(
+      "{repo}/scripts/tables.py p2-2 p3-5 --scale=seconds --seeds=1 --text={repo}/README.md --runs=runs "
+      "--results=results");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  const Json row = Json::parse(f.read("results/p2-2.seconds.json"))["rows"][1];
+  const std::string flags =
+      row["runs"]["text"]["flags"].get<std::string>() + " --data={repo}/README.md --seed=1337 --out=by_hand";
+  f.run("{repo}/train --sample-tokens=0 " + flags);
+  const std::string printed = f.run("{repo}/train --sample-tokens=0 --evaluate --quantize=nvfp4-w4a4 " + flags).text;
+  const size_t at = printed.rfind("validation loss ");
+  REQUIRE(at != std::string::npos);
+  const double quantized = std::stod(printed.substr(at + 16));
+  REQUIRE(double(row["w4a4"]["values"][0]) == quantized - double(row["loss"]["values"][0]));
+  const Json outliers = Json::parse(f.read("results/p3-5.seconds.json"))["rows"];
+  REQUIRE(double(outliers[0]["outlier"]["values"][0]) > 1);
+  REQUIRE(outliers[1]["outlier"]["paper"] == "lower");
+}
+
 TEST_CASE("tables: gaps, their spread over seeds, and signs", "[tables]") {
   if (!has_python()) return;
   const Folder f;
