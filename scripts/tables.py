@@ -20,7 +20,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from paper_tables import ELSEWHERE, SCALES, TABLES, Row, Stability, Table
+from paper_tables import ELSEWHERE, SCALES, TABLES, Stability
 from plots import read_log
 from side_by_side import ROOT, TRAIN, refuse
 
@@ -30,37 +30,68 @@ SEEDS = (1337, 1, 2, 3, 4, 5, 6, 7)
 # ---- runs
 
 @dataclass(frozen=True)
+class Text:
+    data: str  # of --data: a path, or self
+    about: tuple = ()  # bytes and sha256 of a file
+
+    def key(self):
+        return self.about[1] if self.about else self.data
+
+
+def read_text(path):
+    if path == "self":
+        return Text(path)
+    if not os.path.isfile(path):
+        refuse(f"--text={path}: no such file")
+    with open(path, "rb") as file:
+        content = file.read()
+    return Text(os.path.abspath(path), (len(content), hashlib.sha256(content).hexdigest()))
+
+
+@dataclass(frozen=True)
 class Run:
     flags: tuple
     seed: int
-    text: str  # what --data is where the flags name none: a path, or self
+    text: Text  # what --data is where the flags name none
     name: str = field(default="", compare=False)  # what progress calls it
 
     def line(self):
         return " ".join(shlex.quote(flag) for flag in self.flags)
 
     def folder(self, runs):
-        data = self.text
-        if os.path.isfile(data):
-            with open(data, "rb") as file:
-                data = hashlib.sha256(file.read()).hexdigest()
-        name = "\n".join(self.flags + (data, str(self.seed)))
+        name = "\n".join(self.flags + (self.text.key(), str(self.seed)))
         return os.path.join(runs, hashlib.sha256(name.encode()).hexdigest()[:16])
 
-    def command(self, *more):
-        data = [] if any(f.startswith("--data=") for f in self.flags) else [f"--data={self.text}"]
-        return [TRAIN, *self.flags, *data, f"--seed={self.seed}", "--device=cpu", "--threads=1", *more]
+    def program(self, *more):
+        data = [] if any(f.startswith("--data=") for f in self.flags) else [f"--data={self.text.data}"]
+        command = [TRAIN, *self.flags, *data, f"--seed={self.seed}", "--device=cpu", "--threads=1", *more]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+    def into(self, folder, *more):
+        return self.program("--sample-tokens=0", "--keep=1", f"--out={folder}", *more)
+
+
+def load(path):
+    """What store() wrote there; nothing where it has not."""
+    if os.path.exists(path):
+        with open(path) as file:
+            return json.load(file)
+
+
+def store(path, value):
+    with open(path + ".new", "w") as file:
+        json.dump(value, file)
+    os.replace(path + ".new", path)
 
 
 def train(run, runs):
     """What came of a run: the last entries of its log and its fingerprint; or that it diverged. Kept in result.json."""
     folder = run.folder(runs)
-    kept = os.path.join(folder, "result.json")
-    if os.path.exists(kept):
-        with open(kept) as file:
-            return json.load(file)
+    path = os.path.join(folder, "result.json")
+    if result := load(path):
+        return result
     os.makedirs(folder, exist_ok=True)
-    done = subprocess.run(run.command("--sample-tokens=0", "--keep=1", f"--out={folder}", "--resume"), capture_output=True, text=True, cwd=ROOT)
+    done = run.into(folder, "--resume")
     if "training has diverged" in done.stderr:
         result = {"diverged": True}
     elif done.returncode != 0:
@@ -71,28 +102,21 @@ def train(run, runs):
             if "validation_loss" in entry or "measured_tokens" in entry:
                 result |= entry
         result["fingerprint"] = done.stdout.rsplit("fingerprint of the weights: ", 1)[1].split()[0]
-    with open(kept + ".new", "w") as file:
-        json.dump(result, file)
-    os.replace(kept + ".new", kept)
+    store(path, result)
     return result
 
 
 def evaluate(run, flags, runs):
     """The loss that --evaluate prints last for a finished run. Kept beside its result."""
-    kept = os.path.join(run.folder(runs), "evaluated.json")
-    losses = {}
-    if os.path.exists(kept):
-        with open(kept) as file:
-            losses = json.load(file)
+    folder = run.folder(runs)
+    path = os.path.join(folder, "evaluated.json")
+    losses = load(path) or {}
     if flags not in losses:
-        done = subprocess.run(run.command("--sample-tokens=0", "--keep=1", f"--out={run.folder(runs)}", "--evaluate", *shlex.split(flags)),
-                              capture_output=True, text=True, cwd=ROOT)
+        done = run.into(folder, "--evaluate", *shlex.split(flags))
         if done.returncode != 0:
             refuse(f"./train {run.line()} --evaluate {flags}: exit code {done.returncode}: {done.stderr.strip()}")
         losses[flags] = float(re.findall(r"validation loss ([0-9.]+)", done.stdout)[-1])
-        with open(kept + ".new", "w") as file:
-            json.dump(losses, file)
-        os.replace(kept + ".new", kept)
+        store(path, losses)
     return losses[flags]
 
 
@@ -124,18 +148,22 @@ def train_all(wanted, runs, jobs):
 
 # ---- the figures of a table
 
-def flags_of(table, row, scale, kind):
-    """A row's flags as a tuple. Its learning rate stands among them."""
-    lr = row.lr * scale.lr
-    # (flags later in the line override earlier ones)
-    words = " ".join([scale.model, getattr(scale, kind), table.base, row.flags]).format_map(scale.words)
+def last_of_each(flags):
+    """Flags later in the line override earlier ones."""
+    return list({flag.split("=")[0]: flag for flag in flags}.values())
+
+
+def flags_of(row_flags, lr_factor, scale, kind):
+    """A run's flags as a tuple. Its learning rate stands among them."""
+    lr = lr_factor * scale.lr
+    words = " ".join([scale.model, getattr(scale, kind), row_flags]).format_map(scale.words)
     flags = shlex.split(words) + [f"--lr={lr:.6g}", f"--min-lr={lr / 10:.6g}"]
     if kind == "sinks":
         flags.append("--data=bigram-backcopy")
-    last = {flag.split("=")[0]: flag for flag in flags}
-    if last.get("--mixer") == "--mixer=gated-delta":  # has no queries and keys to norm
-        last.pop("--qk-norm", None)
-    return tuple(last.values())
+    flags = last_of_each(flags)
+    if "--mixer=gated-delta" in flags:  # has no queries and keys to norm
+        flags = [flag for flag in flags if not flag.startswith("--qk-norm=")]
+    return tuple(flags)
 
 
 def middle_and_spread(values):
@@ -200,7 +228,7 @@ def markdown(heading, rows):
 
 def runs_of(table, scale, seeds, text):
     """(row's number, kind) -> the runs of all seeds."""
-    return {(row.number, kind): [Run(flags_of(table, row, scale, kind), seed, text, f"{table.source} row {row.number}: {row.name}, {kind}")
+    return {(row.number, kind): [Run(flags_of(f"{table.base} {row.flags}", row.lr, scale, kind), seed, text, f"{table.source} row {row.number}: {row.name}, {kind}")
                                  for seed in seeds]
             for row in table.rows for kind in sorted({c.run for c in table.columns.values()})}
 
@@ -234,8 +262,7 @@ def table_of_rows(table, scale, seeds, text, results):
 
 def stability_runs(scale, seeds, text):
     s = Stability()
-    table = Table("", "", "", 0, {}, [])
-    return {(name, factor): [Run(flags_of(table, Row("", name, flags, lr=factor), scale, "text"), seed, text,
+    return {(name, factor): [Run(flags_of("{dense} " + flags, factor, scale, "text"), seed, text,
                                  f"stability: {name}, lr {factor * scale.lr:.3g}") for seed in seeds]
             for name, flags in s.variants.items() for factor in s.factors}
 
@@ -255,13 +282,23 @@ def table_of_stability(scale, seeds, text, results):
                                        "nats of the variant's best."], {"variants": kept}
 
 
+def evaluate_columns(table, scale, seeds, text, results, runs):
+    """The losses of --evaluate that columns ask for join the results of their runs."""
+    of_rows = runs_of(table, scale, seeds, text)
+    for column in table.columns.values():
+        for row in table.rows if column.evaluate else []:
+            for run in of_rows[row.number, column.run]:
+                if not results[run].get("diverged"):
+                    results[run][column.evaluate] = evaluate(run, column.evaluate, runs)
+
+
 # ---- the program
 
 def describe_all(wanted, seed):
     """The size of every model. Trains nothing."""
     for run in wanted:
         if run.seed == seed:
-            done = subprocess.run(run.command("--describe"), capture_output=True, text=True, cwd=ROOT)
+            done = run.program("--describe")
             if done.returncode != 0:
                 refuse(f"./train {run.line()}: {done.stderr.strip()}")
             size = re.search(r"^  total +([0-9,]+)$", done.stdout, re.MULTILINE)[1]
@@ -273,16 +310,19 @@ def print_commands(name):
     table, scale = TABLES[name], SCALES["paper"]
     for row in table.rows:
         flags = shlex.split(" ".join([f"--preset={table.preset}", table.base, row.flags]).format_map(scale.words))
-        flags = list({flag.split("=")[0]: flag for flag in flags}.values()) + [f"--lr={row.lr * table.lr:.3g}"] + ([f"--match-params={table.match}"] if table.match and row.flags else [])
+        flags = last_of_each(flags) + [f"--lr={row.lr * table.lr:.3g}"]
+        if table.match and row.flags:
+            flags.append(f"--match-params={table.match}")
         print(f"{name} row {row.number}:", "./train", *map(shlex.quote, flags), "--data=FILE.bin --out=FOLDER")
 
 
-def write(name, scale_name, title, lines, kept, options, text):
+def write(name, scale_name, title, lines, contents, options, text):
     os.makedirs(options.results, exist_ok=True)
     command = f"scripts/tables.py {name} --scale={scale_name} --seeds={options.seeds}" + (
         "" if options.text == "self" else " --text=FILE")
     with open(os.path.join(options.results, f"{name}.{scale_name}.json"), "w") as file:
-        json.dump({"table": name, "title": title, "command": command, "text": text} | kept, file, indent=1)
+        about = dict(zip(("bytes", "sha256"), text.about)) or text.data
+        json.dump({"table": name, "title": title, "command": command, "text": about} | contents, file, indent=1)
         file.write("\n")
     page = os.path.join(options.results, f"{name}.{scale_name}.md")
     with open(page, "w") as file:
@@ -317,10 +357,7 @@ def main():
         return
     if not os.access(TRAIN, os.X_OK):
         refuse(f"{TRAIN}: not found: run make first")
-    text = options.text if options.text == "self" else os.path.abspath(options.text)
-    if text != "self" and not os.path.isfile(text):
-        refuse(f"--text={options.text}: no such file")
-
+    text = read_text(options.text)
     scale, seeds = SCALES[options.scale], SEEDS[:options.seeds]
     wanted = []
     for name in options.tables:
@@ -332,24 +369,17 @@ def main():
     kept_runs = os.path.join(os.path.abspath(options.runs), options.scale)
     results = train_all(wanted, kept_runs, options.jobs)
     for name in options.tables:
-        for column in [] if name == "stability" else TABLES[name].columns.values():
-            for run in [run for same in runs_of(TABLES[name], scale, seeds, text).values() for run in same] if column.evaluate else []:
-                if not results[run].get("diverged"):
-                    results[run][column.evaluate] = evaluate(run, column.evaluate, kept_runs)
-    about_text = "self"
-    if text != "self":
-        with open(text, "rb") as file:
-            content = file.read()
-        about_text = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        if name != "stability":
+            evaluate_columns(TABLES[name], scale, seeds, text, results, kept_runs)
     for name in options.tables:
         if name == "stability":
-            lines, kept = table_of_stability(scale, seeds, text, results)
-            write(name, options.scale, Stability.title, lines, kept, options, about_text)
+            lines, contents = table_of_stability(scale, seeds, text, results)
+            write(name, options.scale, Stability.title, lines, contents, options, text)
         else:
             table = TABLES[name]
-            lines, kept = table_of_rows(table, scale, seeds, text, results)
+            lines, contents = table_of_rows(table, scale, seeds, text, results)
             lines += ["", table.notes] if table.notes else []
-            write(name, options.scale, f"{table.title} ({table.source})", lines, kept, options, about_text)
+            write(name, options.scale, f"{table.title} ({table.source})", lines, contents, options, text)
 
 
 if __name__ == "__main__":
