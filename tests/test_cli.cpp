@@ -7,21 +7,16 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <functional>
-#include <sstream>
 #include <regex>
 #include <thread>
 
 #include "tests/compare.h"
+#include "tests/script.h"
 
 using namespace gated;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -36,17 +31,6 @@ std::string read_file(const fs::path& path) {
   text << file.rdbuf();
   return text.str();
 }
-
-// A folder of its own for each test case.
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("train." + std::to_string(getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
 
 pid_t start(const Folder& folder, std::vector<std::string> words, const std::function<void()>& prepare = {}) {
   words.insert(words.begin(), "./train");
@@ -71,10 +55,6 @@ Outcome finish(const Folder& folder, pid_t child) {
 
 Outcome train(const Folder& folder, std::vector<std::string> words, const std::function<void()>& prepare = {}) {
   return finish(folder, start(folder, std::move(words), prepare));
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 std::string fingerprint_of(const Outcome& o) {
