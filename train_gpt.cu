@@ -91,29 +91,34 @@ std::optional<Checkpoint> newest_checkpoint(const Config& c, const RunMetadata& 
   return checkpoint;
 }
 
-void resume(Trainer& trainer, const RunMetadata& metadata) {
+// False where there is nothing to go on with.
+bool resume(Trainer& trainer, const RunMetadata& metadata) {
   const Config& c = trainer.config;
   const std::optional<Checkpoint> checkpoint = newest_checkpoint(c, metadata);
   if (!checkpoint) {
     printf("resume: %s holds no checkpoint yet: starting at step 1\n", c.out.c_str());
-    return;
+    return false;
   }
   trainer.load(*checkpoint);
   printf("resume: step %zu of %s\n", trainer.steps_done(), checkpoint->path().c_str());
   keep_newest(c.out, trainer.steps_done(), c.keep);  // a run that was killed in a save has not deleted the oldest
+  return true;
 }
 
-// What --evaluate looks at: the newest checkpoint of --out. The model is told the context that it was trained with.
-Checkpoint checkpoint_to_evaluate(Config& c, const RunMetadata& metadata) {
+// The newest checkpoint of --out, for --evaluate.
+Checkpoint checkpoint_to_evaluate(const Config& c, const RunMetadata& metadata) {
   std::optional<Checkpoint> checkpoint = newest_checkpoint(c, needed_by_evaluation(metadata));
   require(checkpoint.has_value(), "--evaluate: %s holds no checkpoint: name the --out of a run that has saved one",
           c.out.c_str());
-  ModelConfig& m = c.model;
-  m.trained_context = trained_context(checkpoint->metadata());
-  require(m.position != Position::learned || m.context == m.trained_context,
-          "--context=%zu: %s learned %zu positions and knows no others: evaluate it with --context=%zu", m.context,
-          checkpoint->path().c_str(), m.trained_context, m.trained_context);
   return std::move(*checkpoint);
+}
+
+// The model at `path` was trained with sequences of `context` tokens, which one that is only looked at has to know.
+void set_trained_context(ModelConfig& m, size_t context, const std::string& path) {
+  m.trained_context = context;
+  require(m.position != Position::learned || m.context == context,
+          "--context=%zu: %s learned %zu positions and knows no others: evaluate it with --context=%zu", m.context,
+          path.c_str(), context, context);
 }
 
 // What is said of a context that is not the one of training.
@@ -135,19 +140,18 @@ double quantized_loss(Trainer& trainer, Context& ctx) {
   return trainer.validate(c.val_batches);
 }
 
-// Looks at a checkpoint, and writes the arrays of --out anew.
-void evaluate(Trainer& trainer, const Checkpoint& checkpoint, Context& ctx) {
+// Looks at the model whose weights the trainer has, from the file at `path`, and writes the arrays of --out anew.
+void look_at(Trainer& trainer, const std::string& path, const RunMetadata& metadata, Context& ctx) {
   const Config& c = trainer.config;
-  trainer.load(checkpoint);
   Meter meter(ctx.device);
   ArrayMeter array_meter(c.model, ctx.device);
   const double loss = trainer.validate(c.val_batches, {&meter, &array_meter});
   const Arrays arrays = array_meter.result();
   const size_t width = terminal_width();
-  printf("%s\nvalidation loss %.4f%s\n\n%s%s", checkpoint.path().c_str(), loss, other_context(c.model).c_str(),
+  printf("%s\nvalidation loss %.4f%s\n\n%s%s", path.c_str(), loss, other_context(c.model).c_str(),
          measures_text(meter.result(), width).c_str(), loss_by_position_text(arrays, width).c_str());
   fflush(stdout);
-  save_arrays(c.out, arrays, trainer.steps_done(), loss, checkpoint.metadata());
+  if (!c.out.empty()) save_arrays(c.out, arrays, trainer.steps_done(), loss, metadata);
   if (!c.quantize) return;
   const double quantized = quantized_loss(trainer, ctx);
   printf("quantized  validation loss %.4f, %+.4f\n", quantized, quantized - loss);
@@ -181,6 +185,34 @@ void print_sample(Trainer& trainer, const Data& data) {
          decode(tokens, data.train->is_text()).c_str());
 }
 
+// --evaluate: of the model that --from names, or of the newest checkpoint of --out.
+void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& loader, Context& ctx) {
+  std::optional<Checkpoint> checkpoint;
+  if (config.source) {
+    set_trained_context(config.model, config.source->context(), config.source->path());
+  } else {
+    checkpoint.emplace(checkpoint_to_evaluate(config, metadata));
+    set_trained_context(config.model, trained_context(checkpoint->metadata()), checkpoint->path());
+  }
+  Trainer trainer(config, loader, ctx);
+  if (checkpoint) {
+    trainer.load(*checkpoint);
+    look_at(trainer, checkpoint->path(), checkpoint->metadata(), ctx);
+  } else {
+    trainer.start_from(*config.source);
+    look_at(trainer, config.source->path(), metadata, ctx);
+  }
+  if (config.probe == Probe::retrieval) printf("\n%s", retrieval_of(trainer).c_str());
+}
+
+// Where --out may be written to: by a run that goes on, or one that begins.
+void require_no_other_run(const Config& c) {
+  const bool own = c.resume || (c.evaluate && !c.source);
+  require(c.out.empty() || own || !find_latest(c.out),
+          "--out=%s: holds a run's checkpoints already: %sname another folder", c.out.c_str(),
+          c.evaluate ? "" : "add --resume to go on with it, or ");
+}
+
 int train(Config& config, Device device) {
   catch_interrupts();
   use_threads(config.threads);
@@ -195,21 +227,18 @@ int train(Config& config, Device device) {
   require(!config.evaluate || data.val,
           "--evaluate: there is no validation data: raise --val-fraction (now 0), or give --val-data");
 
-  if (!config.out.empty() && !config.evaluate) prepare_checkpoint_folder(config.out);
+  const bool evaluates_own = config.evaluate && !config.source;  // of --out, where nothing is written before it is read
+  if (!config.out.empty() && !evaluates_own) prepare_checkpoint_folder(config.out);
   const double peak = config.evaluate ? 0 : measured_matmul_peak(ctx);  // before the model: its memory serves both
   const auto metadata = run_metadata(config, data);
+  require_no_other_run(config);
   if (config.evaluate) {
-    const Checkpoint checkpoint = checkpoint_to_evaluate(config, metadata);
-    Trainer trainer(config, loader, ctx);
-    evaluate(trainer, checkpoint, ctx);
-    if (config.probe == Probe::retrieval) printf("\n%s", retrieval_of(trainer).c_str());
+    evaluate(config, metadata, loader, ctx);
     return 0;
   }
   Trainer trainer(config, loader, ctx);
-  require(config.out.empty() || config.resume || !find_latest(config.out),
-          "--out=%s: holds a run's checkpoints already: add --resume to go on with it, or name another folder",
-          config.out.c_str());
-  if (config.resume) resume(trainer, metadata);
+  const bool resumed = config.resume && resume(trainer, metadata);
+  if (config.source && !resumed) trainer.start_from(*config.source);
 
   Progress progress(config, data, trainer, peak, ctx);
   progress.header();

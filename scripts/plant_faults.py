@@ -434,7 +434,9 @@ training/trainer.cu
   std::move(metadata), «config.keep => 0»);
 train_gpt.cu
   «require_same_run(checkpoint->path(), checkpoint->metadata(), metadata); => ;»
-  require(config.out.empty() || config.resume || «!find_latest(config.out) => true»,
+  require(c.out.empty() || own || «!find_latest(c.out) => true»,
+  if (config.source && «!resumed => true») trainer.start_from
+  «set_trained_context(config.model, config.source->context(), config.source->path()); => ;»
 training/checkpoint.cpp
   «kept++ < keep => kept++ <= keep») continue;
 training/run_metadata.cpp

@@ -631,7 +631,7 @@ TEST_CASE("cli: bad input is one clear line and no crash", "[cli]") {
     std::ofstream(f / name, std::ios::binary) << bytes;
     return f / name;
   };
-  require_refused(train(f, {"--nrom=gated"}), "--nrom");
+  require_refused(train(f, {"--nomr=gated"}), "--nomr");
   require_refused(train(f, {"--norm=batch"}), "--norm=batch");
   require_refused(train(f, {"--layers=-3"}), "--layers");
   require_refused(train(f, {"--gate=headwise"}), "--attn=g1");

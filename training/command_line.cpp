@@ -6,6 +6,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "training/model_source.h"
 #include "training/presets.h"
 #include "training/terminal.h"
 
@@ -126,14 +127,17 @@ static std::string suggestion(const std::vector<Flag>& flags, const std::string&
   return text;
 }
 
-// Sets one flag from a word as it stands on a command line: --name=value, or --name for --name=on.
-static void apply_word(const std::vector<Flag>& flags, const std::string& word, const std::string& from) {
+// Sets one flag from a word as it stands on a command line: --name=value, or --name for --name=on. It is one of the model's,
+// unless `any` is allowed that shapes the result.
+static void apply_word(const std::vector<Flag>& flags, const std::string& word, const std::string& from,
+                       bool any = false) {
   const size_t equals = word.find('=');
   const std::string name = word.substr(0, equals);
   const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
   require(flag != flags.end(), "%s: there is no flag %s%s", from.c_str(), name.c_str(),
           suggestion(flags, name).c_str());
-  require(flag->shapes_the_model() || name == "--vocab", "%s: %s is no flag of the model", from.c_str(), name.c_str());
+  require((any && flag->shapes_the_result()) || flag->shapes_the_model() || name == "--vocab",
+          "%s: %s is no flag of the model", from.c_str(), name.c_str());
   require(flag->is_switch || equals != std::string::npos, "%s: %s needs a value: %s=...", from.c_str(), name.c_str(),
           name.c_str());
   flag->set(equals == std::string::npos ? "on" : word.substr(equals + 1));
@@ -144,6 +148,13 @@ static void apply_preset(const std::vector<Flag>& flags, const std::string& name
   for (const Preset& p : presets())
     if (p.name == name)
       for (const std::string& word : p.flags) apply_word(flags, word, "--preset=" + name);
+}
+
+// Opens what --from names and sets its flags; the user's come after them.
+static void apply_source(const std::vector<Flag>& flags, Config& config) {
+  if (config.from.empty()) return;
+  config.source = open_model_source(config.from);
+  for (const std::string& word : config.source->flags()) apply_word(flags, word, "--from=" + config.from, true);
 }
 
 ModelConfig with_flags(Config config, const std::string& line) {
@@ -189,11 +200,15 @@ bool parse_command_line(Config& config, int argc, char** argv) {
   std::set<std::string> given;
   for (size_t i = 0; i < flags.size(); i++)
     if (options[i]->count()) given.insert(flags[i].name);
-  for (const bool preset : {true, false})
+  require(!given.contains("--preset") || !given.contains("--from"),
+          "--preset and --from both choose a model: give one of them");
+  for (const bool model : {true, false})
     for (size_t i = 0; i < flags.size(); i++) {
-      if (!given.count(flags[i].name) || (flags[i].name == "--preset") != preset) continue;
+      const std::string& name = flags[i].name;
+      if (!given.count(name) || (name == "--preset" || name == "--from") != model) continue;
       flags[i].set(values[i]);
-      if (preset) apply_preset(flags, config.preset);
+      if (name == "--preset") apply_preset(flags, config.preset);
+      if (name == "--from") apply_source(flags, config);
     }
   check_flags(config, given);
   return true;

@@ -1,5 +1,6 @@
 // config: what a run can be told. The flags that set it: training/flags.cpp.
 #pragma once
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -11,12 +12,16 @@
 
 namespace gated {
 
+class ModelSource;  // training/model_source.h
+
 enum class DeviceChoice { automatic, cpu, cuda, emulated };
 enum class Precision { fp32 };
 enum class Probe { none, retrieval };
 
 struct Config {
   std::string preset = "tiny";
+  std::string from;                           // a model that is there already: its flags and weights
+  std::shared_ptr<const ModelSource> source;  // that model, once the command line is read; null without --from
   size_t params = 0;         // FFN width so that the model has about as many parameters; 0: --ffn-hidden
   std::string match_params;  // or as many as the model of these flags
   bool describe = false;

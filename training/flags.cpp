@@ -29,6 +29,10 @@ void list_shortcuts(FlagTable& t, Config& c) {
   std::vector<FlagTable::Choice<std::string>> names;
   for (const Preset& p : presets()) names.push_back({p.name, p.name, "training/presets.cpp", p.meaning});
   t.choice<std::string>("--preset", c.preset, names, "a model by name; the other flags change it");
+  t.text(
+      "--from", c.from, "FOLDER | FILE.safetensors",
+      "a model that is there: the newest checkpoint of a run's --out, or one file of it; its flags, which other flags "
+      "change, and its weights: to train it on from step 1, or for --evaluate (training/model_source.h)");
   t.number(
       "--params", c.params, at_least(0),
       "total parameters: chooses the --ffn-hidden (with experts the --expert-hidden) that comes nearest; 0: as it is");

@@ -48,7 +48,7 @@ int main(int argc, char** argv) try {
   gated::Config config;
   if (!gated::parse_command_line(config, argc, argv)) return 0;
   if (config.describe) {
-    config.model.vocab = gated::open_data(config.data).train->vocab();
+    if (!config.source) config.model.vocab = gated::open_data(config.data).train->vocab();
     gated::choose_ffn_width(config);
     fputs(gated::describe(config).c_str(), stdout);
     return 0;

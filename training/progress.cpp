@@ -15,6 +15,7 @@
 #include "training/matmul_peak.h"
 #include "training/measures.h"
 #include "training/memory.h"
+#include "training/model_source.h"
 #include "training/terminal.h"
 #include "training/trainer.h"
 
@@ -44,6 +45,7 @@ void Progress::header() {
   const auto print = [width = terminal_width()](const char* name, const std::string& text) {
     fputs(wrapped(format("%-11s", name), text, 11, width).c_str(), stdout);
   };
+  if (config_.source) print("from", config_.source->path());
   print("flags", changed.empty() ? "all at their defaults" : changed);
   print("device", name_of(ctx_.device) +
                       (ctx_.device == Device::cpu ? format(", %d threads", omp_get_max_threads()) : "") +

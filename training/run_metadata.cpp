@@ -1,6 +1,7 @@
 #include "training/run_metadata.h"
 
 #include "training/flags.h"
+#include "training/safetensors.h"
 
 namespace gated {
 
@@ -41,11 +42,32 @@ std::vector<std::string> changed_flags(const RunMetadata& metadata) {
 // Flags that older checkpoints name otherwise: --gate-shared and --gate-input=none are values of --gate now, and
 // --dyt-alpha-attn is the second number of --dyt-alpha.
 static void rename_old_flags(RunMetadata& then) {
-  if (then["flag--gate-shared"] == "on") then["flag--gate"] = "shared";
-  if (then["flag--gate-input"] == "none") then["flag--gate"] = "static";
-  const std::string attention_alpha = then["flag--dyt-alpha-attn"];
+  const auto take = [&](const char* key) {
+    const std::string value = then[key];
+    then.erase(key);
+    return value;
+  };
+  if (take("flag--gate-shared") == "on") then["flag--gate"] = "shared";
+  if (take("flag--gate-input") == "none") then["flag--gate"] = "static";
+  const std::string attention_alpha = take("flag--dyt-alpha-attn");
   std::string& alpha = then["flag--dyt-alpha"];
   if (!attention_alpha.empty() && attention_alpha != alpha) alpha += "," + attention_alpha;
+  if (alpha.empty()) then.erase("flag--dyt-alpha");
+}
+
+std::vector<std::string> flags_of_run(const std::string& path, RunMetadata metadata) {
+  rename_old_flags(metadata);
+  Config defaults;
+  std::set<std::string> known;
+  for (const Flag& f : list_flags(defaults)) known.insert("flag" + f.name);
+  std::vector<std::string> flags;
+  for (const auto& [key, value] : metadata) {
+    if (!key.starts_with("flag--")) continue;
+    require(known.contains(key), "--from=%s: was made with %s=%s, a flag that this program does not have", path.c_str(),
+            quote(key.substr(4)).c_str(), quote(value).c_str());
+    flags.push_back(key.substr(4) + "=" + value);
+  }
+  return flags;
 }
 
 // Which key says what the data was. A checkpoint without hashes has its path and its size.

@@ -18,6 +18,10 @@ RunMetadata run_metadata(Config& config, const Data& data);
 // The flags that it has a value of which is not the default, as they would be typed.
 std::vector<std::string> changed_flags(const RunMetadata& metadata);
 
+// Every flag that it remembers, as it would be typed, whether it is the default or not. Refuses flags that this program does not
+// have: what they chose cannot be built. `path` is named in the refusal.
+std::vector<std::string> flags_of_run(const std::string& path, RunMetadata metadata);
+
 // What of it an evaluation must have in common with its run: neither --context nor how it was trained.
 RunMetadata needed_by_evaluation(RunMetadata metadata);
 

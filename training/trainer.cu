@@ -159,4 +159,8 @@ void Trainer::load(const Checkpoint& checkpoint) {
   steps_done_ = results_given_ = checkpoint.step();
 }
 
+void Trainer::start_from(const ModelSource& source) {
+  fill_from_host(model.weights.values, [&](float* host) { source.read(model.weights.list(), host); });
+}
+
 }  // namespace gated

@@ -18,6 +18,7 @@
 #include "layers/model.h"
 #include "training/checkpoint.h"
 #include "training/config.h"
+#include "training/model_source.h"
 #include "training/optimizer.cuh"
 
 namespace gated {
@@ -80,6 +81,8 @@ class Trainer {
   std::string fingerprint() const;
   void save(std::map<std::string, std::string> metadata) const;
   void load(const Checkpoint& checkpoint);
+  // The weights alone, at step 0.
+  void start_from(const ModelSource& source);
 
  private:
   std::optional<Routing> routing(const float* reports) const;

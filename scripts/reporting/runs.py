@@ -105,8 +105,10 @@ class Run:
         self.name = name
         self.logged, self.texts, self.arrays, self.metadata = {}, {}, {}, {}
         try:
-            self.read_log(folder)
             measures = os.path.join(folder, "measures.safetensors")
+            self.steps = 0
+            if os.path.exists(os.path.join(folder, "log.jsonl")) or not os.path.exists(measures):
+                self.read_log(folder)  # a model that was not trained here has measures alone
             if os.path.exists(measures):
                 self.read_measures(measures, f": ./train --evaluate --out={folder} writes it again")
             self.parameters = parameters(folder)
@@ -115,7 +117,6 @@ class Run:
 
     def read_log(self, folder):
         path, sizes, found = os.path.join(folder, "log.jsonl"), {}, {}
-        self.steps = 0
         for entry in read_log(folder):
             if not is_number(entry.get("step")):
                 fail(f"{path}: an entry has no step: was it written by ./train?")

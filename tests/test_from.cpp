@@ -1,0 +1,121 @@
+// --from: a run of ./train as the start of another, or as what --evaluate looks at. Runs the program in the current folder.
+#include <regex>
+
+#include "tests/catch.h"
+#include "tests/script.h"
+#include "training/checkpoint.h"
+#include "training/command_line.h"
+#include "training/model_source.h"
+
+using namespace gated;
+
+namespace {
+
+const std::string small =
+    "{repo}/train --device=cpu --data=bigram-backcopy --layers=1 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 "
+    "--ffn-hidden=48 --context=16 --batch=4 --steps=6 --warmup=3 --val-batches=2 --sample-tokens=5 ";
+
+// What stands behind `label`, up to the end of the line.
+std::string after(const std::string& text, const std::string& label) {
+  const size_t at = text.find(label);
+  return at == std::string::npos ? "none: " + text
+                                 : text.substr(at + label.size(), text.find('\n', at) - at - label.size());
+}
+
+// A line "error: ..." that names the thing, and nothing else.
+void require_refused(const Said& said, const std::string& named) {
+  INFO(said.text);
+  REQUIRE(said.exit_code == 1);
+  REQUIRE(said.text.starts_with("error: "));
+  REQUIRE(count(said.text, "\n") == 1);
+  REQUIRE(contains(said.text, named));
+}
+
+}  // namespace
+
+TEST_CASE("from: a run's flags and weights are another run's start, and flags beside it change it", "[from]") {
+  const Folder f;
+  const Said first = f.run(small + "--norm=gated --attn=g1 --out=first");
+  INFO(first.text);
+  REQUIRE(first.exit_code == 0);
+  const std::string loss = after(first.text, "validation loss ");
+
+  // The same data, the same weights: the same loss, on every device, from the folder and from the file.
+  for (const char* from :
+       {"--from=first", "--from=first --device=emulated", "--from=first/step_00000006.safetensors"}) {
+    const Said said = f.run("{repo}/train --evaluate --val-batches=2 " + std::string(from));
+    INFO(said.text);
+    REQUIRE(said.exit_code == 0);
+    REQUIRE(after(said.text, "validation loss ") == loss);
+    REQUIRE(contains(said.text, "gated: mean"));  // it is the model of --attn=g1
+  }
+  REQUIRE(f.run("ls").text == "first\n");
+
+  // Trained on: from step 1, with those weights. A resumed run needs them no more.
+  const Said second = f.run("{repo}/train --from=first --lr=1e-30 --min-lr=0 --steps=2 --val-batches=2 --out=second");
+  INFO(second.text);
+  REQUIRE(second.exit_code == 0);
+  REQUIRE(contains(second.text, "from       first/step_00000006.safetensors"));
+  REQUIRE(contains(second.text, "--norm=gated"));
+  REQUIRE(contains(second.text, "step 1/2 "));
+  REQUIRE(after(second.text, "validation loss ") == loss);
+  const std::string fingerprint = "fingerprint of the weights: ";
+  const std::string four = "{repo}/train --from=first --steps=4 --val-batches=2 --save-every=2 --keep=0 --out=third";
+  const Said whole = f.run(four);
+  fs::remove(f / "third/step_00000004.safetensors");
+  const Said resumed = f.run(four + " --resume");
+  REQUIRE(contains(resumed.text, "step 3/4 "));
+  REQUIRE(!contains(resumed.text, "step 2/4 "));
+  REQUIRE(after(resumed.text, fingerprint) == after(whole.text, fingerprint));
+  REQUIRE(after(whole.text, fingerprint) != after(first.text, fingerprint));
+
+  // On other data, whose vocabulary is another: the model's is what counts.
+  const Said other = f.run("{repo}/train --from=first --data='{repo}/Makefile' --steps=1");
+  require_refused(other, "--vocab=64: text needs 256");
+  const Said bytes = f.run(small + "--data='{repo}/Makefile' --vocab=300 --out=bytes");
+  REQUIRE(bytes.exit_code == 0);
+  REQUIRE(f.run("{repo}/train --from=bytes --data='{repo}/README.md' --steps=1 --sample-tokens=0").exit_code == 0);
+
+  // What evaluation writes goes where --out says, and to no run of another model.
+  REQUIRE(f.run("{repo}/train --evaluate --from=first --out=seen").exit_code == 0);
+  REQUIRE(f.run("ls seen").text == "measures.safetensors\n");
+  require_refused(f.run("{repo}/train --evaluate --from=first --out=second"),
+                  "--out=second: holds a run's checkpoints");
+  REQUIRE(contains(f.run("{repo}/train --from=first --describe").text, "model.layers.0.self_attn.g_proj.weight"));
+}
+
+TEST_CASE("from: what is no model, and what the model is not, is refused in one line", "[from]") {
+  const Folder f;
+  REQUIRE(f.run(small + "--position=learned --out=run").exit_code == 0);
+  const auto from = [&](const std::string& rest) { return f.run("{repo}/train --device=cpu --from=" + rest); };
+  require_refused(from("nothing"), "--from=nothing: there is no such file or folder");
+  f.write("empty/a", "");
+  require_refused(from("empty"), "--from=empty: holds no step_*.safetensors");
+  require_refused(from("empty/a"), "empty/a: file has 0 bytes");
+  require_refused(from("run --preset=tiny"), "--preset and --from both choose a model");
+  require_refused(from("run --hidden=33"), "model.embed_tokens.weight\" is F32 [64,32], expected F32 [64,33]");
+  require_refused(from("run --layers=2"), "no tensor \"model.layers.1.input_layernorm.weight\"");
+  require_refused(from("run --evaluate --context=32"), "learned 16 positions and knows no others");
+  require_refused(f.run("{repo}/train --evaluate"), "--evaluate needs --out=FOLDER");
+
+  // A file of another program, and one of a program that knows more flags.
+  const float zeros[6] = {};
+  write_safetensors(f / "foreign.safetensors", {{"model.embed_tokens.weight", {2, 3}, zeros}}, {});
+  require_refused(from("foreign.safetensors"), "was not written by ./train");
+  save_checkpoint(f / "newer.safetensors", {{"model.embed_tokens.weight", {2, 3}, zeros}}, {{"flag--wings", "2"}});
+  require_refused(from("newer.safetensors"), "was made with \"--wings\"=\"2\", a flag that this program does not have");
+  save_checkpoint(f / "bare.safetensors", {{"x", {6}, zeros}}, {});
+  require_refused(from("bare.safetensors"), "no matrix model.embed_tokens.weight");
+
+  // Flags by their old names.
+  save_checkpoint(f / "old.safetensors", {{"model.embed_tokens.weight", {2, 3}, zeros}},
+                  {{"flag--gate-shared", "on"}, {"flag--gate-input", "hidden"}, {"flag--attn", "g1"}});
+  const auto source = open_model_source(f / "old.safetensors");
+  const std::vector<std::string>& flags = source->flags();
+  REQUIRE(flags == std::vector<std::string>{"--attn=g1", "--gate=shared", "--vocab=2"});
+
+  fs::resize_file(f / "run/step_00000006.safetensors", 5000);
+  const Said cut = from("run");
+  REQUIRE(cut.exit_code == 1);
+  REQUIRE(contains(cut.text, "error: run: none of its 1 checkpoints can be read"));
+}

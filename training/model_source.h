@@ -1,0 +1,35 @@
+// model_source: a model that is there already, which --from names: its flags, and its weights.
+//
+//   --from=FOLDER             a run of ./train: its newest checkpoint
+//   --from=FILE.safetensors   one checkpoint of a run
+//
+// Its flags stand where those of --preset do: flags that are typed beside it change them. A run that starts from it starts at
+// step 1, with new moments of AdamW. tests/test_from.cpp
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "layers/parameters.h"
+
+namespace gated {
+
+class ModelSource {
+ public:
+  virtual ~ModelSource() = default;
+
+  // The file that the weights lie in, or the folder.
+  virtual const std::string& path() const = 0;
+  // What it is made of, as words of a command line.
+  virtual const std::vector<std::string>& flags() const = 0;
+  // Tokens of a sequence that it was trained with.
+  virtual size_t context() const = 0;
+  // Writes the parameters of a model of these flags at their offsets in `flat`, one after another. Refuses the first that the
+  // source does not have in that shape.
+  virtual void read(const std::vector<Parameter>& list, float* flat) const = 0;
+};
+
+// Opens what --from names and checks what can be checked without the weights' shapes. Refuses what is no model.
+std::shared_ptr<const ModelSource> open_model_source(const std::string& path);
+
+}  // namespace gated
