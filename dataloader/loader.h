@@ -24,7 +24,7 @@ struct DataOptions {
   std::string data = "self";
   std::string val_data = "";  // "" takes the last val_fraction of data
   double val_fraction = 0.1;  // 0: no validation
-  size_t vocab = 0;           // 0: 256 for text, 50257 for shards, 64 for bigram-backcopy, 128 for recall
+  size_t vocab = 0;           // 0: 256 for text, the shards' own, 64 for bigram-backcopy, 128 for recall
   uint64_t seed = 0;
   std::string root = "";  // where --data=self looks; "": beside the program, else the current folder
 };

@@ -6,20 +6,28 @@
 
 namespace gated {
 
-static constexpr size_t gpt2_vocab = 50257;
-
 static_assert(std::endian::native == std::endian::little, "shards are read in place");
+
+namespace {
+
+struct ShardFormat {
+  int32_t magic, version;
+  size_t token_bytes, vocab;  // of GPT-2, of Llama 3
+};
+constexpr ShardFormat shard_formats[] = {{20240520, 1, 2, 50257}, {20240801, 7, 4, 128256}};
+
+}  // namespace
 
 void Shard::copy(size_t begin, size_t count, size_t vocab, int32_t* out) const {
   require(begin <= size() && count <= size() - begin, "%s: tokens %zu to %zu asked of %zu", name_.c_str(), begin,
           begin + count, size());
   for (size_t i = 0; i < count; ++i) {
-    uint16_t token;
-    std::memcpy(&token, bytes_.data() + 2 * (begin + i), 2);
-    require(token < vocab,
-            "%s: token %zu is %d, expected below the vocabulary, %zu: set --vocab as the tokenizer has it",
-            name_.c_str(), begin + i, int(token), vocab);
-    out[i] = token;
+    uint32_t token = 0;
+    std::memcpy(&token, bytes_.data() + token_bytes_ * (begin + i), token_bytes_);
+    require(token < vocab && token <= INT32_MAX,
+            "%s: token %zu is %u, expected below the vocabulary, %zu: set --vocab as the tokenizer has it",
+            name_.c_str(), begin + i, unsigned(token), vocab);
+    out[i] = int32_t(token);
   }
 }
 
@@ -27,24 +35,34 @@ Shard parse_shard(std::span<const unsigned char> file, const std::string& name) 
   constexpr size_t header_bytes = 256 * sizeof(int32_t);
   require(file.size() >= header_bytes, "%s: %zu bytes, expected a header of %zu: truncated, or not a token shard",
           name.c_str(), file.size(), header_bytes);
-  int32_t header[3];
+  int32_t header[4];
   std::memcpy(header, file.data(), sizeof header);
-  const auto [magic, version, count] = header;
-  require(magic == 20240520, "%s: magic number %d, expected 20240520: not a GPT-2 token shard", name.c_str(), magic);
-  require(version == 1, "%s: version %d, expected 1", name.c_str(), version);
+  const int32_t magic = header[0], version = header[1], count = header[2], vocab = header[3];
+  const ShardFormat* f = std::find_if(std::begin(shard_formats), std::end(shard_formats),
+                                      [&](const ShardFormat& f) { return f.magic == magic; });
+  require(f != std::end(shard_formats),
+          "%s: magic number %d, expected 20240520 (16-bit tokens) or 20240801 (32-bit tokens): not a token shard",
+          name.c_str(), magic);
+  require(version == f->version, "%s: version %d, expected %d with magic number %d", name.c_str(), version, f->version,
+          magic);
   require(count > 0, "%s: the header announces %d tokens, expected at least 1", name.c_str(), count);
-  const size_t expected = header_bytes + 2 * size_t(count);
+  require(vocab >= 0, "%s: the header announces a vocabulary of %d tokens, expected at least 0", name.c_str(), vocab);
+  const size_t expected = header_bytes + f->token_bytes * size_t(count);
   require(file.size() == expected, "%s: %zu bytes, expected %zu for %d tokens: %s", name.c_str(), file.size(), expected,
           count, file.size() < expected ? "truncated" : "trailing bytes");
-  return {file.subspan(header_bytes), name};
+  return {file.subspan(header_bytes), f->token_bytes, vocab ? size_t(vocab) : f->vocab, name};
 }
 
-ShardCorpus::ShardCorpus(const std::vector<std::string>& paths, size_t vocab) : vocab_(vocab ? vocab : gpt2_vocab) {
+ShardCorpus::ShardCorpus(const std::vector<std::string>& paths, size_t vocab) : vocab_(vocab) {
   for (const std::string& path : paths) {
     files_.emplace_back(path);
     shards_.push_back(parse_shard(files_.back().bytes(), path));
     starts_.push_back(starts_.back() + shards_.back().size());
+    const size_t here = shards_.back().vocab(), first = shards_[0].vocab();
+    require(here == first, "%s: of a vocabulary of %zu tokens, but %s is of one of %zu: give shards of one tokenizer",
+            path.c_str(), here, paths[0].c_str(), first);
   }
+  if (vocab_ == 0) vocab_ = shards_[0].vocab();
 }
 
 std::string ShardCorpus::description() const {

@@ -1,6 +1,8 @@
-// shards: GPT-2 tokens as llm.c's data scripts write them: FineWeb and others, many files of 100M tokens
-//   256 int32 header: magic 20240520, version 1, number of tokens, the rest unused;
+// shards: tokens as llm.c's data scripts write them (FineWeb and others, many files of 100M tokens), or scripts/tokenize.py
+//   256 int32 header: magic 20240520, version 1, number of tokens, tokens in the vocabulary or 0, the rest unused;
 //   then that many uint16 tokens; all little-endian, as this machine must be
+//   magic 20240801, version 7: uint32 tokens, for the larger vocabularies since Llama 3
+// (llm.c leaves the vocabulary 0: then it is that of GPT-2, or that of Llama 3)
 // parse_shard works on bytes in memory: mmap and the fuzzer come the same way. Nothing is trusted: the size
 // must fit the header to the byte, and each token is checked against the vocabulary when it is read.
 // --data=FILE.bin | 'dir/*_train_*.bin' | tests/test_dataloader.cpp, tests/fuzz_shards.cpp
@@ -17,8 +19,12 @@ namespace gated {
 // The tokens of one shard, in place; possibly at an odd address, so they are read by memcpy.
 class Shard {
  public:
-  Shard(std::span<const unsigned char> tokens, std::string name) : bytes_(tokens), name_(std::move(name)) {}
-  size_t size() const { return bytes_.size() / 2; }
+  // token_bytes: 2 or 4
+  Shard(std::span<const unsigned char> tokens, size_t token_bytes, size_t vocab, std::string name)
+      : bytes_(tokens), token_bytes_(token_bytes), vocab_(vocab), name_(std::move(name)) {}
+  size_t size() const { return bytes_.size() / token_bytes_; }
+  size_t vocab() const { return vocab_; }  // of the tokenizer, as far as the header tells
+  size_t token_bytes() const { return token_bytes_; }
   std::span<const unsigned char> bytes() const { return bytes_; }
 
   // Tokens [begin, begin+count), each of them checked to be below `vocab`.
@@ -26,14 +32,16 @@ class Shard {
 
  private:
   std::span<const unsigned char> bytes_;
+  size_t token_bytes_, vocab_;
   std::string name_;
 };
 
 Shard parse_shard(std::span<const unsigned char> file, const std::string& name);
 
-// Shards end to end, in the order given; a sequence may run from one into the next.
+// Shards end to end, in the order given; a sequence may run from one into the next. All are of one vocabulary.
 class ShardCorpus : public Corpus {
  public:
+  // vocab 0 means the shards' own; a larger one pads the embedding with tokens that never occur
   ShardCorpus(const std::vector<std::string>& paths, size_t vocab);
 
   size_t vocab() const override { return vocab_; }

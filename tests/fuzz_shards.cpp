@@ -9,10 +9,10 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
   using namespace gated;
-  constexpr size_t vocab = 50257;
   try {
     const Shard shard = parse_shard({data, size}, "fuzz");
-    if (shard.size() == 0 || 1024 + 2 * shard.size() != size) std::abort();
+    const size_t vocab = shard.vocab();
+    if (shard.size() == 0 || 1024 + shard.token_bytes() * shard.size() != size) std::abort();
     std::vector<int32_t> tokens(shard.size());
     shard.copy(0, tokens.size(), vocab, tokens.data());
     for (const int32_t token : tokens)

@@ -71,10 +71,17 @@ std::string little_endian(std::initializer_list<int32_t> words) {
   return s;
 }
 
-std::string shard_bytes(const std::vector<uint16_t>& tokens, int32_t magic = 20240520, int32_t version = 1) {
-  std::string s = little_endian({magic, version, int32_t(tokens.size())});
+template <class Token>
+std::string shard_of(const std::vector<Token>& tokens, int32_t magic, int32_t version, int32_t vocab = 0) {
+  std::string s = little_endian({magic, version, int32_t(tokens.size()), vocab});
   s.resize(1024);
-  return s.append(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size());
+  return s.append(reinterpret_cast<const char*>(tokens.data()), sizeof(Token) * tokens.size());
+}
+std::string shard_bytes(const std::vector<uint16_t>& tokens, int32_t magic = 20240520, int32_t version = 1) {
+  return shard_of(tokens, magic, version);
+}
+std::string wide_shard_bytes(const std::vector<uint32_t>& tokens, int32_t vocab = 0) {
+  return shard_of(tokens, 20240801, 7, vocab);
 }
 
 std::span<const unsigned char> span_of(const std::string& s) {
@@ -157,6 +164,33 @@ TEST_CASE("shards: tokens come through, across files and at odd addresses", "[da
   CHECK(token == 258);
 }
 
+TEST_CASE("shards: tokens of 32 bits, and a vocabulary that the header tells", "[dataloader]") {
+  const Folder folder;
+  const std::string a = folder.write("a.bin", wide_shard_bytes({1, 65536, 128255})),
+                    b = folder.write("b.bin", wide_shard_bytes({7}));
+  const ShardCorpus corpus({a, b}, 0);
+  CHECK(corpus.vocab() == 128256);
+  std::vector<int32_t> all(4);
+  corpus.copy(0, 4, all.data());
+  CHECK(all == std::vector<int32_t>{1, 65536, 128255, 7});
+  CHECK(ShardCorpus({a}, 200000).vocab() == 200000);
+  CHECK(says(refusal([&] { ShardCorpus({a}, 65536).copy(0, 3, all.data()); }), {"a.bin", "token 1 is 65536", "65536"}));
+  const std::string huge = folder.write("h.bin", wide_shard_bytes({0x80000000}));
+  CHECK(says(refusal([&] { ShardCorpus({huge}, size_t{1} << 31).copy(0, 1, all.data()); }), {"2147483648"}));
+
+  CHECK(ShardCorpus({folder.write("c.bin", wide_shard_bytes({5}, 151936))}, 0).vocab() == 151936);
+  CHECK(ShardCorpus({folder.write("d.bin", shard_of<uint16_t>({5}, 20240520, 1, 300))}, 0).vocab() == 300);
+  CHECK(says(refusal([&] { ShardCorpus({a, folder / "d.bin"}, 0); }), {"d.bin", "300", "a.bin", "128256"}));
+
+  const auto refused = [](const std::string& bytes) { return refusal([&] { parse_shard(span_of(bytes), "x.bin"); }); };
+  const std::string good = wide_shard_bytes({1, 2, 3});
+  CHECK(refused(good) == "");
+  CHECK(says(refused(good.substr(0, 1030)), {"x.bin", "1030 bytes", "1036", "3 tokens", "truncated"}));
+  CHECK(says(refused(good + "x"), {"x.bin", "1037 bytes", "1036", "trailing"}));
+  CHECK(says(refused(shard_of<uint32_t>({1}, 20240801, 1)), {"x.bin", "version 1", "expected 7"}));
+  CHECK(says(refused(wide_shard_bytes({1}, -5)), {"x.bin", "vocabulary of -5"}));
+}
+
 TEST_CASE("shards: what is not a whole GPT-2 shard is refused by name and number", "[dataloader]") {
   const auto refused = [](const std::string& bytes) { return refusal([&] { parse_shard(span_of(bytes), "x.bin"); }); };
   const std::string good = shard_bytes({1, 2, 3});
@@ -166,7 +200,7 @@ TEST_CASE("shards: what is not a whole GPT-2 shard is refused by name and number
   CHECK(says(refused(good.substr(0, 1024)), {"x.bin", "1024 bytes", "1030", "3 tokens", "truncated"}));
   CHECK(says(refused(good.substr(0, 1029)), {"x.bin", "1029 bytes", "1030", "truncated"}));
   CHECK(says(refused(good + "x"), {"x.bin", "1031 bytes", "1030", "trailing"}));
-  CHECK(says(refused(shard_bytes({1}, 20240801)), {"x.bin", "magic", "20240801", "20240520"}));
+  CHECK(says(refused(shard_bytes({1}, 20240802)), {"x.bin", "magic", "20240802", "20240520", "20240801"}));
   CHECK(says(refused(shard_bytes({1}, 20240520, 7)), {"x.bin", "version 7", "expected 1"}));
   CHECK(says(refused(shard_bytes({})), {"x.bin", "0 tokens"}));
   std::string negative = good;

@@ -253,7 +253,7 @@ void list_data_flags(FlagTable& t, Config& c) {
   t.text(
       "--data", c.data.data, "self | bigram-backcopy | recall | PATH | FILE.bin",
       "self: this repository's source; a text file, folder, list (a,b or @list.txt) or glob, read as bytes; "
-      "GPT-2 token shards of llm.c; or made up: the task of arXiv 2410.13835, or keys whose values stand further back "
+      "token shards of llm.c or scripts/tokenize.py; or made up: the task of arXiv 2410.13835, or keys whose values stand further back "
       "(dataloader/recall.h)");
   t.text("--val-data", c.data.val_data, "as --data", "validation data of its own, instead of a share of --data");
   t.number("--val-fraction", c.data.val_fraction, between(0.0, 0.9),

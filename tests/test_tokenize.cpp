@@ -1,0 +1,164 @@
+// tokenize: what scripts/tokenize.py makes of texts: shards that the loader reads, of the tokens that stand for those texts.
+// Needs a python3 with the tokenizers library; without one it warns.
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "dataloader/loader.h"
+#include "tests/catch.h"
+#include "tests/script.h"
+
+using namespace gated;
+
+namespace {
+
+bool has_tokenizers() {
+  if (answers("python3 -c 'import tokenizers'")) return true;
+  WARN("no python3 with tokenizers here (python3 -m pip install tokenizers): scripts/tokenize.py was not looked at");
+  return false;
+}
+
+Said tokenize(const Folder& f, const std::string& arguments) {
+  return f.run("{repo}/scripts/tokenize.py " + arguments);
+}
+
+void require_refused(const Said& o, const std::string& said) {
+  INFO(o.text);
+  REQUIRE(o.exit_code == 1);
+  REQUIRE(o.text.starts_with("error: "));
+  REQUIRE(count(o.text, "\n") == 1);
+  REQUIRE(contains(o.text, said));
+}
+
+std::vector<int32_t> tokens_of(const std::string& spec) {
+  const Data data = open_data({.data = spec, .val_fraction = 0});
+  const Corpus& corpus = dynamic_cast<const Corpus&>(*data.train);
+  std::vector<int32_t> tokens(corpus.size());
+  corpus.copy(0, tokens.size(), tokens.data());
+  return tokens;
+}
+
+// The bytes that tokens of a byte-level BPE stand for, and "|" for the end of text. Of ASCII text: GPT-2 writes a space as
+// U+0120, a newline as U+010A.
+std::string text_of(const std::vector<int32_t>& tokens, const std::string& tokenizer) {
+  const nlohmann::json vocab = nlohmann::json::parse(tokenizer)["model"]["vocab"];
+  std::vector<std::string> words(vocab.size());
+  for (const auto& [word, id] : vocab.items()) words.at(id.get<size_t>()) = word;
+  std::string text;
+  for (const int32_t token : tokens) {
+    std::string word = words.at(size_t(token));
+    for (const auto& [from, to] : {std::pair("\u0120", " "), {"\u010a", "\n"}, {"<|endoftext|>", "|"}})
+      for (size_t at; (at = word.find(from)) != word.npos;) word.replace(at, std::strlen(from), to);
+    text += word;
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("tokenize: a vocabulary made of texts, and shards in which these texts stand", "[tokenize]") {
+  if (!has_tokenizers()) return;
+  const Folder f;
+  std::string text;
+  for (int i = 0; i < 400; i++) text += format("the %d. line <|endoftext|> of it\n\n  and so on", i);
+  f.write("texts/b.txt", text);
+  f.write("texts/a.txt", "first");
+  f.write("texts/.hidden", "never");
+  f.write("lines.jsonl", R"({"text": "one\nline"})"
+                         "\n\n"
+                         R"({"text": "two", "more": 1})"
+                         "\n");
+  const Said said = tokenize(f, "texts lines.jsonl --train=400 --out=o --shard-tokens=1000");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  REQUIRE(contains(said.text, "vocabulary 400, 16 bits a token"));
+  REQUIRE(fs::exists(f / "o/train_000001.bin"));
+  for (const auto& entry : fs::directory_iterator(f.path / "o")) REQUIRE(entry.path().extension() != ".part");
+
+  const std::string tokenizer = f.read("o/tokenizer.json");
+  const std::string train = text_of(tokens_of(f / "o/train_*.bin"), tokenizer),
+                    val = text_of(tokens_of(f / "o/val_*.bin"), tokenizer);
+  // The mark in the text is written in letters; the one before a document is a token.
+  const bool whole = train + val == "|first|" + text + "|one\nline|two";
+  REQUIRE(whole);
+  const double share = double(val.size()) / double(train.size() + val.size());
+  REQUIRE(share > 0.08);
+  REQUIRE(share < 0.12);
+  REQUIRE(open_data({.data = f / "o/train_*.bin", .val_data = f / "o/val_*.bin"}).train->vocab() == 400);
+
+  // The same texts with that tokenizer give the same tokens.
+  REQUIRE(tokenize(f, "texts lines.jsonl --tokenizer=o --out=again").exit_code == 0);
+  const bool same = tokens_of(f / "again/train_*.bin") == tokens_of(f / "o/train_*.bin");
+  REQUIRE(same);
+  const Said plain =
+      tokenize(f, "texts/a.txt --tokenizer=o/tokenizer.json --out=plain --end-of-text= --val-fraction=0");
+  REQUIRE(contains(plain.text, "val:   0 tokens in 0 shards"));
+  REQUIRE(text_of(tokens_of(f / "plain/train_*.bin"), tokenizer) == "first");
+
+  // A vocabulary that 16 bits do not hold.
+  nlohmann::json large = nlohmann::json::parse(tokenizer);
+  for (int i = 400; i < 70000; i++) large["model"]["vocab"][format("unused %d", i)] = i;
+  f.write("large.json", large.dump());
+  f.write("far.txt", "unused");
+  REQUIRE(contains(
+      tokenize(f, "far.txt --tokenizer=large.json --out=wide --end-of-text='unused 69999' --val-fraction=0").text,
+      "vocabulary 70000, 32 bits a token"));
+  const std::vector<int32_t> wide = tokens_of(f / "wide/train_*.bin");
+  REQUIRE(wide.size() > 2);
+  REQUIRE(wide[0] == 69999);
+  REQUIRE(text_of({wide.begin() + 1, wide.end()}, tokenizer) == "unused");
+}
+
+TEST_CASE("tokenize: a long text is cut into pieces whose tokens are those of the whole", "[tokenize]") {
+  if (!has_tokenizers()) return;
+  const Folder f;
+  f.program("pieces.py", ":");
+  f.write("pieces.py", R"py(
+import sys, importlib.util
+spec = importlib.util.spec_from_file_location("script", sys.argv[1])
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+text = "".join(f"Zeile {i}: Bäume\n\n  wachsen。木は{'育つ' * (i % 9)}!\t🌱\r\n" for i in range(300))
+open("t.txt", "w", newline="").write(text)
+tokenizer = script.byte_level_bpe(script.Texts(["t.txt"], 0, True), 600)
+assert script.cuts_change_nothing(tokenizer)
+for size in (64, 100, 333, 4096):
+    script.PIECE = size
+    pieces = [text for text, _, _ in script.Texts(["t.txt"], 0.25, True).pieces()]
+    assert "".join(pieces) == text and len(pieces) > 3, (size, len(pieces))
+    ids = [i for e in tokenizer.encode_batch(pieces, add_special_tokens=False) for i in e.ids]
+    assert ids == tokenizer.encode(text, add_special_tokens=False).ids, size
+print("same")
+)py");
+  REQUIRE(f.run("python3 pieces.py {repo}/scripts/tokenize.py").text == "same\n");
+  // The script does not stand in the way of Python's module of its name.
+  REQUIRE(f.run("cd {repo}/scripts && PYTHONDONTWRITEBYTECODE=1 python3 -c 'import tokenize; print(tokenize.NAME)'")
+              .exit_code == 0);
+}
+
+TEST_CASE("tokenize: what it cannot do is said in a line, and nothing is left behind", "[tokenize]") {
+  if (!has_tokenizers()) return;
+  const Folder f;
+  f.write("a.txt", "a text, and more of it");
+  f.write("bad.txt", "a text\xff");
+  f.write("nul.txt", std::string("a\0b", 3));
+  f.write("bad.jsonl", "{\"text\": \"one\"}\n{\"text\": 2}\n");
+  f.write("bad.json", "{}");
+  fs::create_directories(f.path / "empty");
+  REQUIRE(tokenize(f, "a.txt --train=300 --out=o").exit_code == 0);
+  require_refused(tokenize(f, "a.txt --train=300 --out=o"), "o: holds tokenizer.json already: name another folder");
+  require_refused(tokenize(f, "a.txt --tokenizer=o --out=o"), "o: holds train_000000.bin already");
+  require_refused(tokenize(f, "absent --tokenizer=o --out=p"), "absent: No such file");
+  require_refused(tokenize(f, "empty --tokenizer=o --out=p"), "empty: no file there");
+  require_refused(tokenize(f, "a.txt --tokenizer=empty --out=p"), "empty/tokenizer.json: No such file");
+  require_refused(tokenize(f, "a.txt --tokenizer=bad.json --out=p"), "bad.json: not a tokenizer.json");
+  require_refused(tokenize(f, "a.txt bad.txt --tokenizer=o --out=p"), "bad.txt: byte 6 is not UTF-8");
+  require_refused(tokenize(f, "nul.txt --tokenizer=o --out=p"), "nul.txt: has a NUL byte");
+  require_refused(tokenize(f, "bad.jsonl --tokenizer=o --out=p"), "bad.jsonl: line 2 is no JSON object");
+  require_refused(tokenize(f, "a.txt --tokenizer=o --out=a.txt"), "a.txt: cannot write");
+  require_refused(tokenize(f, "a.txt --tokenizer=o --out=p --end-of-text=stop"), "--end-of-text=stop");
+  require_refused(tokenize(f, "a.txt --tokenizer=o --out=p --val-fraction=1"),
+                  "--val-fraction=1: expected 0 to below 1");
+  require_refused(tokenize(f, "a.txt --tokenizer=o --out=p --shard-tokens=0"), "--shard-tokens=0: expected 1 to");
+  require_refused(tokenize(f, "a.txt --train=256 --out=p"), "--train=256: expected 257");
+  REQUIRE((!fs::exists(f.path / "p") || fs::is_empty(f.path / "p")));
+}
