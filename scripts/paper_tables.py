@@ -8,19 +8,22 @@ A small model shows different things on different data. So a row is trained twic
   text   the loss: a text, byte by byte
   sinks  attention to the first token, activations, scores: the synthetic task of arXiv 2410.13835, without QK-norm, on which
          plain attention grows a sink and large activations within a minute
+  long   what a model finds again in a long context: --data=recall, trained twice, as P1 trained its table 5: in a short context,
+         then, from those weights, in a longer one with a larger base of RoPE. --evaluate stretches that by YaRN
 """
 import math
+import re
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Column:
     heading: str
-    run: str  # "text" or "sinks"
+    run: str  # "text", "sinks" or "long"
     value: object  # of the last measured entry of a run's log
     compare: str  # with the row that a row is measured against: "difference", "ratio", or None
     digits: int = 3
-    evaluate: str = ""  # flags of --evaluate; the loss that it prints last joins the entry under these flags
+    evaluate: str = ""  # flags of --evaluate; what it prints joins the entry under these flags
 
 
 @dataclass
@@ -56,6 +59,16 @@ FIRST = Column("attention to the first token", "sinks", lambda m: m["first_token
 M_ACT = Column("mean over layers of the largest abs(h)", "sinks",
                lambda m: mean(m["largest_activation_by_state"][1:]), "ratio", 0)
 SCORE = Column("mean gate score", "sinks", lambda m: m.get("gate_score_mean"), None)
+
+
+def found(times, yarn):
+    """A column: right answers in % at so many times the context of the second training."""
+    flags = "--probe=retrieval --context={long context} --batch=1 --val-batches=4" + (" --yarn=4" if yarn else "")
+
+    def mean_over_depths(m):
+        lines = m[flags].split("retrieval  ")[1].splitlines()[2:]
+        return float(lines[times.bit_length() - 1].split()[-1])
+    return Column(f"found at {times}x{', YaRN 4' if yarn else ''}", "long", mean_over_depths, "difference", 1, flags)
 
 
 def perplexities(*figures):
@@ -140,6 +153,17 @@ def p1_4():
                  {"score": SCORE, "m_act": M_ACT, "first": FIRST}, rows, base="{experts}")
 
 
+def p1_5():
+    figures = [{"yarn1": 37.94, "yarn2": 37.51, "yarn4": 31.65}, {"yarn1": 72.88, "yarn2": 66.60, "yarn4": 58.82}]
+    columns = {f"{'yarn' if yarn else 'plain'}{times}": found(times, yarn) for yarn in (False, True) for times in (1, 2, 4)}
+    first = Column("attention to the first token", "long", FIRST.value, "ratio")
+    rows = rows_of(figures, ("1", "baseline", ""), ("2", "G1", "--attn=g1", "1"))
+    return Table("What is found again in a context longer than those of training", "P1 table 5", "p1-1.7b-28l", 4e-3,
+                 columns | {"first": first}, rows, notes="Ours: % of the questions of --probe=retrieval answered right, mean over "
+                 "five depths, at 1, 2 and 4 times the longer context of training. The paper's: RULER at 32k, 64k and 128k, trained "
+                 "with 32k, with YaRN. By chance ours would be 12.5.")
+
+
 def p1_6():
     figures = perplexities(6.026, 5.847, 5.935, 5.820, 5.870, 5.808)
     rows = rows_of(
@@ -193,21 +217,31 @@ def p2_1():
 
 
 def p2_2():
-    def lost(flags):
-        return Column(f"lost with {flags}", "text", lambda m: m[flags] - m["validation_loss"], "difference", 4, flags)
+    def lost(quantized):
+        flags = quantized + " --val-batches=64"
 
-    figures = [{}] + [{"w4a4": full - w4a4, "smooth": full - smooth} for full, w4a4, smooth in
-                      [(52.71, 50.89, 51.23), (52.99, 49.84, 50.23), (54.79, 53.43, 53.56)]]
-    rows = rows_of(
-        figures,
-        ("plain", "attention", ""),
-        ("GA", "G1", "--attn=g1"),
-        ("PreAffine", "G1, PreAffine", "--attn=g1 --norm=preaffine", "GA"),
-        ("GatedNorm", "G1, GatedNorm", "--attn=g1 --norm=gated", "GA"))
-    return Table("What weights and activations of 4 bits cost", "P2 table 2", "p2-24b-a3b", 4.3e-3,
-                 {"loss": LOSS, "w4a4": lost("--quantize=nvfp4-w4a4"), "smooth": lost("--quantize=nvfp4-w4a4 --smoothquant=0.5")},
+        def difference(m):
+            full, rounded = map(float, re.findall(r"validation loss ([0-9.]+)", m[flags]))
+            return rounded - full
+        return Column(f"lost with {quantized}", "text", difference, "difference", 4, flags)
+
+    def points(full, w4a4, smooth):
+        return {"w4a4": full - w4a4, "smooth": full - smooth}
+
+    rows = [Row("plain", "attention", ""),
+            Row("LayerNorm", "LayerNorm", "--norm=layernorm", {}, "plain"),
+            Row("PreAffine", "PreAffine", "--norm=preaffine", {}, "plain"),
+            Row("GatedNorm", "GatedNorm", "--norm=gated", {}, "plain"),
+            Row("DyT", "DyT", "--norm=dyt --embedding-scale=on", {}, "plain", 1 / 4.3),
+            Row("G2", "G2", "--attn=g2", {}, "plain"),
+            Row("GA", "G1", "--attn=g1", points(52.71, 50.89, 51.23), "plain"),
+            Row("GA PreAffine", "G1, PreAffine", "--attn=g1 --norm=preaffine", points(52.99, 49.84, 50.23), "GA"),
+            Row("GA GatedNorm", "G1, GatedNorm", "--attn=g1 --norm=gated", points(54.79, 53.43, 53.56), "GA")]
+    return Table("What weights and activations of 8 and of 4 bits cost", "P2 table 2", "p2-24b-a3b", 4.3e-3,
+                 {"loss": LOSS, "fp8": lost("--quantize=fp8-w8a8"), "w4a4": lost("--quantize=nvfp4-w4a4"),
+                  "smooth": lost("--quantize=nvfp4-w4a4 --smoothquant=0.5")},
                  rows, base="{experts}", notes="Ours are nats of validation loss, the paper's are points lost in the mean of its "
-                 "benchmarks (24B-A3B): of their gaps the signs compare, the sizes do not.")
+                 "benchmarks (24B-A3B): of their gaps the signs compare, the sizes do not. DyT has its own learning rate, as in P2 table 1.")
 
 
 def p3_5():
@@ -223,7 +257,7 @@ def p3_5():
                  "that keep massive activations away. Mean abs(h) of a dimension, over that of the median one; the state where that is most.")
 
 
-TABLES = {"p1-1": p1_1(), "p1-2": p1_2(), "p1-3": p1_3(), "p1-4": p1_4(), "p1-6": p1_6(), "p2-1": p2_1(), "p2-2": p2_2(), "p3-5": p3_5()}
+TABLES = {"p1-1": p1_1(), "p1-2": p1_2(), "p1-3": p1_3(), "p1-4": p1_4(), "p1-5": p1_5(), "p1-6": p1_6(), "p2-1": p2_1(), "p2-2": p2_2(), "p3-5": p3_5()}
 
 # Tables that ask for what no loss or measure of a small model can say.
 ELSEWHERE = {
@@ -245,11 +279,9 @@ class Stability:
 
 @dataclass
 class Scale:
-    """What the braces of rows stand for, and the runs."""
+    """What the braces of rows stand for, and the runs: by their kind a learning rate and flags."""
     model: str
-    lr: float
-    text: str
-    sinks: str
+    kinds: dict
     words: dict
 
 
@@ -259,24 +291,34 @@ SMALL = {"gpt2": GPT2 + " --kv-heads=4", "dense": "--params=200K", "experts": "-
          "linear": "--linear-key-heads=2 --linear-value-heads=4 --linear-key-dim=16 --linear-value-dim=16"}
 SMALL_MODEL = "--hidden=64 --layers=4 --heads=4 --kv-heads=2 --head-dim=16 --context=64"
 
+LONG = {"before long": (3e-3, "--data=recall --layers=2 --steps=1500"),
+        "long": (1e-3, "--data=recall --layers=2 --rope-theta=100000 --steps=500 --warmup=100")}
+
 # How they were chosen, with plain attention, G1, GatedNorm, both, and G1 with PreAffine alone, before any table was run: of the
 # learning rates 3e-3 and 1e-2 and of 2 to 4 layers the ones with which plain attention grows a sink within 1000 steps.
 SCALES = {
     # Shows that every row runs. What the figures say is nothing.
-    "seconds": Scale(SMALL_MODEL + " --batch=2", 1e-2, "--steps=3 --val-batches=1", "--steps=3 --val-batches=1 --qk-norm=off", SMALL),
+    "seconds": Scale(
+        SMALL_MODEL + " --batch=2",
+        {"text": (1e-2, "--steps=3 --val-batches=1"), "sinks": (1e-2, "--steps=3 --val-batches=1 --qk-norm=off"),
+         "before long": (1e-2, "--data=recall --steps=3 --val-batches=1"),
+         "long": (1e-2, "--data=recall --context=128 --rope-theta=100000 --steps=3 --val-batches=1")},
+        SMALL | {"long context": 512}),
     # A run takes about ten seconds of a core.
     "minutes": Scale(
-        SMALL_MODEL + " --batch=16", 1e-2, "--steps=800 --val-batches=64", "--steps=800 --qk-norm=off", SMALL),
+        SMALL_MODEL + " --batch=16",
+        {"text": (1e-2, "--steps=800 --val-batches=64"), "sinks": (1e-2, "--steps=800 --qk-norm=off")} | LONG,
+        SMALL | {"long context": 512}),
     # A run takes one to three minutes of a core.
     "hours": Scale(
-        "--hidden=128 --layers=4 --heads=4 --kv-heads=2 --head-dim=32 --context=128 --batch=16", 5e-3,
-        "--steps=1500 --val-batches=64", "--steps=2500 --qk-norm=off",
+        "--hidden=128 --layers=4 --heads=4 --kv-heads=2 --head-dim=32 --context=128 --batch=16",
+        {"text": (5e-3, "--steps=1500 --val-batches=64"), "sinks": (5e-3, "--steps=2500 --qk-norm=off")} | LONG,
         {"gpt2": GPT2 + " --kv-heads=4", "dense": "--params=800K", "experts": "--experts=8 --expert-hidden=128", "more experts": "--experts=9", "deeper": "--layers=7",
-         "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6", "linear": ""}),
+         "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6", "linear": "", "long context": 1024}),
     # What the papers ran, for a cluster: commands alone.
     "paper": Scale(
-        "", None, "", "--qk-norm=on",
+        "", {"before long": (None, "--context=4096 --rope-theta=10000"), "long": (None, "--context=32768 --rope-theta=1e6")},
         {"gpt2": "--attn-sink=kv-bias", "dense": "", "experts": "", "more experts": "--experts=132", "deeper": "--preset=p1-1.7b-48l", "twice the kv heads": "--kv-heads=8",
          "half more heads": "--heads=48",
-         "linear": "--linear-key-heads=8 --linear-value-heads=16 --linear-key-dim=128 --linear-value-dim=128"}),
+         "linear": "--linear-key-heads=8 --linear-value-heads=16 --linear-key-dim=128 --linear-value-dim=128", "long context": 131072}),
 }

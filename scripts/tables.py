@@ -15,6 +15,7 @@ import math
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -48,27 +49,29 @@ def read_text(path):
     return Text(os.path.abspath(path), (len(content), hashlib.sha256(content).hexdigest()))
 
 
+def train_program(*flags):
+    return subprocess.run([TRAIN, *flags, "--device=cpu", "--threads=1"], capture_output=True, text=True, cwd=ROOT)
+
+
 @dataclass(frozen=True)
 class Run:
     flags: tuple
     seed: int
     text: Text  # what --data is where the flags name none
     name: str = field(default="", compare=False)  # what progress calls it
+    after: "Run" = None  # the run whose weights this one starts from
 
     def line(self):
         return " ".join(shlex.quote(flag) for flag in self.flags)
 
     def folder(self, runs):
-        name = "\n".join(self.flags + (self.text.key(), str(self.seed)))
+        start = (os.path.basename(self.after.folder(runs)),) if self.after else ()
+        name = "\n".join(self.flags + (self.text.key(), str(self.seed)) + start)
         return os.path.join(runs, hashlib.sha256(name.encode()).hexdigest()[:16])
 
     def program(self, *more):
         data = [] if any(f.startswith("--data=") for f in self.flags) else [f"--data={self.text.data}"]
-        command = [TRAIN, *self.flags, *data, f"--seed={self.seed}", "--device=cpu", "--threads=1", *more]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-
-    def into(self, folder, *more):
-        return self.program("--sample-tokens=0", "--keep=1", f"--out={folder}", *more)
+        return train_program(*self.flags, *data, f"--seed={self.seed}", *more)
 
 
 def load(path):
@@ -90,8 +93,13 @@ def train(run, runs):
     path = os.path.join(folder, "result.json")
     if result := load(path):
         return result
+    start = []
+    if run.after:
+        if train(run.after, runs).get("diverged"):
+            return {"diverged": True}
+        start = [f"--from={run.after.folder(runs)}"]
     os.makedirs(folder, exist_ok=True)
-    done = run.into(folder, "--resume")
+    done = run.program("--sample-tokens=0", "--keep=1", f"--out={folder}", "--resume", *start)
     if "training has diverged" in done.stderr:
         result = {"diverged": True}
     elif done.returncode != 0:
@@ -107,17 +115,17 @@ def train(run, runs):
 
 
 def evaluate(run, flags, runs):
-    """The loss that --evaluate prints last for a finished run. Kept beside its result."""
+    """What --evaluate prints of a finished run. Kept beside its result."""
     folder = run.folder(runs)
     path = os.path.join(folder, "evaluated.json")
-    losses = load(path) or {}
-    if flags not in losses:
-        done = run.into(folder, "--evaluate", *shlex.split(flags))
+    printed = load(path) or {}
+    if flags not in printed:
+        done = train_program(f"--from={folder}", "--evaluate", *shlex.split(flags))
         if done.returncode != 0:
             refuse(f"./train {run.line()} --evaluate {flags}: exit code {done.returncode}: {done.stderr.strip()}")
-        losses[flags] = float(re.findall(r"validation loss ([0-9.]+)", done.stdout)[-1])
-        store(path, losses)
-    return losses[flags]
+        printed[flags] = done.stdout
+        store(path, printed)
+    return printed[flags]
 
 
 def train_all(wanted, runs, jobs):
@@ -155,8 +163,9 @@ def last_of_each(flags):
 
 def flags_of(row_flags, lr_factor, scale, kind):
     """A run's flags as a tuple. Its learning rate stands among them."""
-    lr = lr_factor * scale.lr
-    words = " ".join([scale.model, getattr(scale, kind), row_flags]).format_map(scale.words)
+    lr, line = scale.kinds[kind]
+    lr *= lr_factor
+    words = " ".join([scale.model, line, row_flags]).format_map(scale.words)
     flags = shlex.split(words) + [f"--lr={lr:.6g}", f"--min-lr={lr / 10:.6g}"]
     if kind == "sinks":
         flags.append("--data=bigram-backcopy")
@@ -226,10 +235,15 @@ def markdown(heading, rows):
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
+def run_of(table, row, kind, scale, seed, text):
+    after = run_of(table, row, "before long", scale, seed, text) if kind == "long" else None
+    return Run(flags_of(f"{table.base} {row.flags}", row.lr, scale, kind), seed, text,
+               f"{table.source} row {row.number}: {row.name}, {kind}", after)
+
+
 def runs_of(table, scale, seeds, text):
     """(row's number, kind) -> the runs of all seeds."""
-    return {(row.number, kind): [Run(flags_of(f"{table.base} {row.flags}", row.lr, scale, kind), seed, text, f"{table.source} row {row.number}: {row.name}, {kind}")
-                                 for seed in seeds]
+    return {(row.number, kind): [run_of(table, row, kind, scale, seed, text) for seed in seeds]
             for row in table.rows for kind in sorted({c.run for c in table.columns.values()})}
 
 
@@ -240,16 +254,19 @@ def table_of_rows(table, scale, seeds, text, results):
                        for row in table.rows} for column, c in table.columns.items()}
     kept, shown, signs = [], [], []
     heading = ["row", "", "against"]
-    for c in table.columns.values():
-        heading += [c.heading] + (["gap", "paper", "paper's gap", "sign agrees"] if c.compare else ["paper"])
+    parts = {column: ["ours"] + ["gap"] * bool(c.compare) + (["paper"] + ["paper gap", "sign"] * bool(c.compare)) * any(column in row.paper for row in table.rows)
+             for column, c in table.columns.items()}
+    for column, c in table.columns.items():
+        heading += [{"ours": c.heading, "paper gap": "paper's gap", "sign": "sign agrees"}.get(part, part) for part in parts[column]]
     for row in table.rows:
         entry, line = {"row": row.number, "name": row.name, "against": row.to, "runs": {}}, [row.number, row.name, row.to or ""]
         for column, c in table.columns.items():
             entry[column], cell = compare(table, column, row, values[column])
-            line += [cell["ours"]] + ([cell["gap"], cell["paper"], cell["paper gap"], cell["sign"]] if c.compare else [cell["paper"]])
+            line += [cell[part] for part in parts[column]]
             signs += [cell["sign"]] if cell["sign"] else []
             mine = runs[row.number, c.run]
-            entry["runs"][c.run] = {"flags": mine[0].line(),
+            before = {"before": mine[0].after.line()} if mine[0].after else {}
+            entry["runs"][c.run] = before | {"flags": mine[0].line(),
                                     "fingerprints": {run.seed: results[run].get("fingerprint", "diverged") for run in mine}}
         kept.append(entry)
         shown.append(line)
@@ -261,35 +278,35 @@ def table_of_rows(table, scale, seeds, text, results):
 
 
 def stability_runs(scale, seeds, text):
-    s = Stability()
+    s, lr = Stability(), scale.kinds["text"][0]
     return {(name, factor): [Run(flags_of("{dense} " + flags, factor, scale, "text"), seed, text,
-                                 f"stability: {name}, lr {factor * scale.lr:.3g}") for seed in seeds]
+                                 f"stability: {name}, lr {factor * lr:.3g}") for seed in seeds]
             for name, flags in s.variants.items() for factor in s.factors}
 
 
 def table_of_stability(scale, seeds, text, results):
-    s, runs = Stability(), stability_runs(scale, seeds, text)
-    heading, shown, kept = [""] + [f"lr {f * scale.lr:.3g}" for f in s.factors] + ["highest that trains"], [], []
+    s, lr, runs = Stability(), scale.kinds["text"][0], stability_runs(scale, seeds, text)
+    heading, shown, kept = [""] + [f"lr {f * lr:.3g}" for f in s.factors] + ["highest that trains"], [], []
     for name in s.variants:
         losses = [[results[run].get("validation_loss", math.inf) for run in runs[name, f]] for f in s.factors]
         means = [sum(l) / len(l) for l in losses]
-        trains = [f * scale.lr for f, m in zip(s.factors, means) if m <= min(means) + s.slack]
+        trains = [f * lr for f, m in zip(s.factors, means) if m <= min(means) + s.slack]
         shown.append([name] + [f"{m:.3f}" if m < math.inf else "diverges" for m in means] + [f"{max(trains):.3g}"])
         kept.append({"variant": name, "highest": max(trains),
-                     "losses": {f * scale.lr: [l if l < math.inf else None for l in ls] for f, ls in zip(s.factors, losses)},
+                     "losses": {f * lr: [l if l < math.inf else None for l in ls] for f, ls in zip(s.factors, losses)},
                      "flags": runs[name, 1][0].line()})
     return markdown(heading, shown) + ["", f"Validation loss by learning rate. A rate trains where the mean loss is within {s.slack} "
                                        "nats of the variant's best."], {"variants": kept}
 
 
 def evaluate_columns(table, scale, seeds, text, results, runs):
-    """The losses of --evaluate that columns ask for join the results of their runs."""
+    """What --evaluate prints for columns that ask for it joins the results of their runs."""
     of_rows = runs_of(table, scale, seeds, text)
     for column in table.columns.values():
         for row in table.rows if column.evaluate else []:
             for run in of_rows[row.number, column.run]:
                 if not results[run].get("diverged"):
-                    results[run][column.evaluate] = evaluate(run, column.evaluate, runs)
+                    results[run][column.evaluate] = evaluate(run, column.evaluate.format_map(scale.words), runs)
 
 
 # ---- the program
@@ -308,12 +325,19 @@ def describe_all(wanted, seed):
 def print_commands(name):
     """The paper's own scale: what a cluster would run."""
     table, scale = TABLES[name], SCALES["paper"]
+    twice = any(c.run == "long" for c in table.columns.values())
     for row in table.rows:
         flags = shlex.split(" ".join([f"--preset={table.preset}", table.base, row.flags]).format_map(scale.words))
         flags = last_of_each(flags) + [f"--lr={row.lr * table.lr:.3g}"]
         if table.match and row.flags:
             flags.append(f"--match-params={table.match}")
-        print(f"{name} row {row.number}:", "./train", *map(shlex.quote, flags), "--data=FILE.bin --out=FOLDER")
+        command = " ".join([f"{name} row {row.number}: ./train", *map(shlex.quote, flags)])
+        if not twice:
+            print(command, "--data=FILE.bin --out=FOLDER")
+            continue
+        print(command, scale.kinds["before long"][1], "--data=FILE.bin --out=SHORT")
+        print(command, scale.kinds["long"][1], "--data=LONG.bin --from=SHORT --out=FOLDER")
+        print(command, scale.kinds["long"][1], "--data=LONG.bin --out=FOLDER --evaluate --yarn=4 --context={long context}".format_map(scale.words))
 
 
 def write(name, scale_name, title, lines, contents, options, text):
@@ -383,6 +407,7 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `tables.py ... | head` ends with head; the same command goes on
     try:
         main()
     except KeyboardInterrupt:

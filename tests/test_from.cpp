@@ -69,6 +69,9 @@ TEST_CASE("from: a run's flags and weights are another run's start, and flags be
   REQUIRE(after(resumed.text, fingerprint) == after(whole.text, fingerprint));
   REQUIRE(after(whole.text, fingerprint) != after(first.text, fingerprint));
 
+  // Named by its flags instead, without the vocabulary that --from told it.
+  REQUIRE(f.run(small + "--norm=gated --attn=g1 --out=third --evaluate").exit_code == 0);
+
   // On other data, whose vocabulary is another: the model's is what counts.
   const Said other = f.run("{repo}/train --from=first --data='{repo}/Makefile' --steps=1");
   require_refused(other, "--vocab=64: text needs 256");

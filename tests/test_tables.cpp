@@ -39,12 +39,16 @@ TEST_CASE("tables: every row builds a model, and dense rows are of one size", "[
 TEST_CASE("tables: the paper's scale prints the paper's models", "[tables]") {
   if (!has_python()) return;
   const Folder f;
-  const Said said = f.run("{repo}/scripts/tables.py p1-1 p1-2 p2-1 --scale=paper");
+  const Said said = f.run("{repo}/scripts/tables.py p1-1 p1-2 p1-5 p2-1 --scale=paper");
   INFO(said.text);
   REQUIRE(said.exit_code == 0);
   REQUIRE(contains(said.text, "p1-1 row 4: ./train --preset=p1-15a2b --experts=132 --lr=0.002 "));
   REQUIRE(contains(
       said.text, "p1-2 row 48L 2x G1: ./train --preset=p1-1.7b-48l --attn=g1 --lr=0.008 --match-params=--attn=full "));
+  REQUIRE(contains(said.text,
+                   "p1-5 row 2: ./train --preset=p1-1.7b-28l --attn=g1 --lr=0.004 --context=32768 --rope-theta=1e6 "
+                   "--data=LONG.bin --from=SHORT --out=FOLDER\n"));
+  REQUIRE(contains(said.text, "--out=FOLDER --evaluate --yarn=4 --context=131072\n"));
   REQUIRE(contains(said.text, "p2-1 row 7: ./train --preset=p2-2b --norm=dyt --embedding-scale=on --lr=0.0005 "));
 }
 
@@ -109,14 +113,41 @@ TEST_CASE("tables: what 4 bits cost is what --evaluate prints; outlier dimension
   const std::string flags =
       row["runs"]["text"]["flags"].get<std::string>() + " --data={repo}/README.md --seed=1337 --out=by_hand";
   f.run("{repo}/train --sample-tokens=0 " + flags);
-  const std::string printed = f.run("{repo}/train --sample-tokens=0 --evaluate --quantize=nvfp4-w4a4 " + flags).text;
-  const size_t at = printed.rfind("validation loss ");
-  REQUIRE(at != std::string::npos);
-  const double quantized = std::stod(printed.substr(at + 16));
-  REQUIRE(double(row["w4a4"]["values"][0]) == quantized - double(row["loss"]["values"][0]));
+  const std::string printed =
+      f.run("{repo}/train --sample-tokens=0 --evaluate --quantize=nvfp4-w4a4 " + flags + " --val-batches=64").text;
+  const std::string label = "validation loss ";
+  REQUIRE(count(printed, label) == 2);
+  const double full = std::stod(printed.substr(printed.find(label) + label.size()));
+  const double quantized = std::stod(printed.substr(printed.rfind(label) + label.size()));
+  REQUIRE(double(row["w4a4"]["values"][0]) == quantized - full);
   const Json outliers = Json::parse(f.read("results/p3-5.seconds.json"))["rows"];
   REQUIRE(double(outliers[0]["outlier"]["values"][0]) > 1);
   REQUIRE(outliers[1]["outlier"]["paper"] == "lower");
+}
+
+TEST_CASE("tables: a long context is trained from the weights of a short one, and stretched", "[tables]") {
+  if (!has_python()) return;
+  const Folder f;
+  const Said said = f.run("{repo}/scripts/tables.py p1-5 --scale=seconds --seeds=1 --runs=runs --results=results");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  const Json row = Json::parse(f.read("results/p1-5.seconds.json"))["rows"][1];
+  const Json& runs = row["runs"]["long"];
+  f.run("{repo}/train --seed=1337 --sample-tokens=0 --out=short " + runs["before"].get<std::string>());
+  const Said second =
+      f.run("{repo}/train --seed=1337 --sample-tokens=0 --out=long --from=short " + runs["flags"].get<std::string>());
+  INFO(second.text);
+  REQUIRE(contains(second.text, runs["fingerprints"]["1337"].get<std::string>()));
+  const Said asked = f.run(
+      "{repo}/train --evaluate --from=long --probe=retrieval --yarn=4 --context=512 --batch=1 --val-batches=4 | grep "
+      "-E '^ +(128|256|512) '");
+  INFO(asked.text);
+  std::istringstream lines(asked.text);
+  for (const char* column : {"yarn1", "yarn2", "yarn4"}) {
+    std::string line;
+    REQUIRE(std::getline(lines, line));
+    REQUIRE(double(row[column]["values"][0]) == std::stod(line.substr(line.find_last_of(' '))));
+  }
 }
 
 TEST_CASE("tables: gaps, their spread over seeds, and signs", "[tables]") {
