@@ -220,6 +220,21 @@ void set_zero(T* p, size_t n, Context& ctx) {
   if (n) memset(static_cast<void*>(p), 0, n * sizeof(T));
 }
 
+// `rows` rows of n elements each, copied on the device behind what was launched before. A row begins to_step or from_step
+// elements behind the one before it.
+template <class T>
+void copy_rows(T* to, size_t to_step, const T* from, size_t from_step, size_t rows, size_t n, Context& ctx) {
+#ifdef __CUDACC__
+  if (ctx.device == Device::cuda) {
+    CUDA_CHECK(cudaMemcpy2DAsync(to, to_step * sizeof(T), from, from_step * sizeof(T), n * sizeof(T), rows,
+                                 cudaMemcpyDeviceToDevice, ctx.stream));
+    return;
+  }
+#endif
+  (void)ctx;
+  for (size_t row = 0; row < rows; row++) memcpy(to + row * to_step, from + row * from_step, n * sizeof(T));
+}
+
 // ---- launches
 
 #ifdef __CUDACC__

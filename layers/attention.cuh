@@ -12,10 +12,14 @@
 //   --attn-sink    a learnable logit per head, or a learnable key and value         kernels/sinks.cu
 //   --window       how far back a query sees                                        kernels/attention.cu
 //   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cu, activation.cu
+//
+// Of sequences that grow token by token it keeps k and v as attention reads them: gated, normed and turned. A layer with a
+// window keeps as many tokens as the window has.                                    kernels/cached_attention.cu
 // shapes: x, y (N,C), N = B*T; q, o (B,T,H,D); k, v (B,T,KVH,D) | tests/test_model.cpp
 #pragma once
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/cached_attention.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/sinks.h"
@@ -55,7 +59,12 @@ class Attention final : public Mixer {
 
     const AttentionShape s = shape(pass.batch());
     if (config_.sink == AttentionSink::kv_bias) kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, s, ctx);
-    attention_forward(o_, lse_, q_seen_, k_seen_, v_seen_, s, sink(), ctx);
+    if (!pass.growing || pass.growing->begins()) attention_forward(o_, lse_, q_seen_, k_seen_, v_seen_, s, sink(), ctx);
+    if (pass.growing) {
+      const CachedAttentionShape c = cached({pass.B, pass.growing->capacity}, pass.growing->past + pass.T);
+      cached_attention_store(cached_k_, cached_v_, k_seen_, v_seen_, pass.T, c, ctx);
+      if (!pass.growing->begins()) cached_attention(o_, q_seen_, cached_k_, cached_v_, c, sink(), ctx);
+    }
 
     o_seen_ = gated(GatePosition::g1, behind_attention(N, ctx), pass);
     wo_.forward(y_, o_seen_, N, ctx);
@@ -170,6 +179,15 @@ class Attention final : public Mixer {
     if (config_.sink == AttentionSink::kv_bias) plan.kernels_need(kv_bias_backward_scratch(shape(batch)));
   }
 
+  void cache(const TensorVisitor& visit, BatchShape most) override {
+    const CachedAttentionShape s = cached(most, most.T);
+    visit(cached_k_, "keys kept", {s.B, s.KVH, s.slots, s.D});
+    visit(cached_v_, "values kept", {s.B, s.KVH, s.slots, s.D});
+  }
+  void cache_scratch(ScratchPlan& plan, BatchShape most) const override {
+    plan.need(cached_attention_scratch(cached(most, most.T)));
+  }
+
   void inspect(Inspector& inspector, BatchShape batch) const override {
     const float* o = config_.sdpa_out == SdpaOut::plain ? o_ : o_out_;
     const float* o_gated = config_.gate_at == GatePosition::g1 ? o_seen_ : nullptr;
@@ -213,6 +231,11 @@ class Attention final : public Mixer {
             .score = config_.score,
             .bias = config_.score_bias};
   }
+  // Of sequences that have `tokens` tokens by now, and will have `most`.T at most.
+  CachedAttentionShape cached(BatchShape most, size_t tokens) const {
+    const AttentionShape s = shape(most);
+    return {s.B, s.H, s.KVH, s.D, s.reach(), tokens, s.score, s.bias};
+  }
   Sink sink() const {
     if (config_.sink == AttentionSink::learned) return {.logit = sink_.value};
     if (config_.sink == AttentionSink::kv_bias)
@@ -232,7 +255,7 @@ class Attention final : public Mixer {
       in = out;
     }
     if (!config_.rope) return in;
-    rope_forward(out, in, *pass.rope, 0, pass.B, pass.T, heads, config_.D, pass.ctx);
+    rope_forward(out, in, *pass.rope, pass.first_position(), pass.B, pass.T, heads, config_.D, pass.ctx);
     return out;
   }
   // d: gradient behind the rotation, replaced by that in front of the norm.
@@ -277,6 +300,7 @@ class Attention final : public Mixer {
   float *o_ = nullptr, *lse_ = nullptr, *o_r_ = nullptr, *o_out_ = nullptr, *y_ = nullptr;
   const float *x_ = nullptr, *q_in_ = nullptr, *k_in_ = nullptr;
   const float *q_seen_ = nullptr, *k_seen_ = nullptr, *v_seen_ = nullptr, *o_seen_ = nullptr;
+  float *cached_k_ = nullptr, *cached_v_ = nullptr;  // (B,KVH,slots,D)
   // The backward's own.
   float *do_ = nullptr, *dq_ = nullptr, *dk_ = nullptr, *dv_ = nullptr, *sink_p_ = nullptr, *sink_ds_ = nullptr;
 };

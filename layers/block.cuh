@@ -114,6 +114,15 @@ class Block {
     channel_mixer_->scratch(plan, batch);
   }
 
+  void cache(const TensorVisitor& visit, BatchShape most) {
+    token_mixer_->cache(visit.of(token_mixer_->name()), most);
+    channel_mixer_->cache(visit.of(channel_mixer_->name()), most);
+  }
+  void cache_scratch(ScratchPlan& plan, BatchShape most) const {
+    token_mixer_->cache_scratch(plan, most);
+    channel_mixer_->cache_scratch(plan, most);
+  }
+
   // The state that it read, its norms, its mixers.
   void inspect(Inspector& inspector, BatchShape batch) const {
     const size_t N = batch.N();

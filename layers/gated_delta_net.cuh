@@ -14,6 +14,10 @@
 //   the rule     one state (Dk,Dv) for every value head; token by token  kernels/gated_delta.cu
 //                with --delta=chunk 64 tokens at a time                  kernels/gated_delta_chunk.cu
 //
+// Of sequences that grow token by token it keeps the state, and of the convolution the last W-1 inputs. In chunks, whose sums
+// have an order of their own, a token has the bits of its place in its chunk: so the state before the chunk is kept, and
+// the tokens of the chunk so far. A new token goes through them once more.
+//
 // It needs no positions: the state forgets by itself. A token costs the same wherever it stands.
 // Qwen3-Next stores W_qkv, W_z and W_ba with their rows in groups of a key head; here they stand as they are read: all of
 // q, then k, then v; all of b, then a.
@@ -49,13 +53,23 @@ class GatedDeltaNet final : public Mixer {
     wqkv_.forward(qkv_in_, x, N, ctx);
     wz_.forward(z_, x, N, ctx);
     wba_.forward(ba_, x, N, ctx);
-    short_conv_forward(qkv_, nullptr, qkv_in_, conv_.value, nullptr, conv_shape(pass.batch()), ctx);
+    float* const inputs = pass.growing ? cached_inputs_ : nullptr;
+    short_conv_forward(qkv_, inputs, qkv_in_, conv_.value, continues(pass) ? inputs : nullptr, conv_shape(pass.batch()),
+                       ctx);
     l2norm_forward(q(qkv_), q_r_, q(qkv_), q_norm_shape(N), ctx);
     l2norm_forward(k(qkv_), k_r_, k(qkv_), k_norm_shape(N), ctx);
     decay_forward(g_, beta_, a(ba_), b(ba_), A_log_.value, dt_bias_.value, decay_shape(N), ctx);
 
-    const auto rule = in_chunks() ? gated_delta_chunk_forward : gated_delta_forward;
-    rule({.o = o_, .error = error_, .kept = kept_}, rule_in(), rule_shape(pass.batch()), ctx);
+    if (continues(pass) && in_chunks()) {
+      next_of_chunk(pass);
+    } else {
+      const auto rule = in_chunks() ? gated_delta_chunk_forward : gated_delta_forward;
+      GatedDeltaIn in = rule_in();
+      in.initial = continues(pass) ? state_ : nullptr;
+      rule({.o = o_, .final = pass.growing ? state_ : nullptr, .error = error_, .kept = kept_}, in,
+           rule_shape(pass.batch()), ctx);
+      if (pass.growing && in_chunks()) begin_chunk(pass);
+    }
 
     rmsnorm_forward(normed_, o_r_, o_, norm_.value, N * Hv, Dv, config_.eps, ctx);
     gate_forward(gated_, normed_, z_, N, Hv * Dv, 1, silu, ctx);
@@ -146,6 +160,20 @@ class GatedDeltaNet final : public Mixer {
     plan.kernels_need(rmsnorm_backward_scratch(N * config_.Hv, config_.Dv));
   }
 
+  void cache(const TensorVisitor& visit, BatchShape most) override {
+    const size_t B = most.B, Hv = config_.Hv, Dv = config_.Dv;
+    visit(cached_inputs_, "last inputs of the convolution", {B, config_.W - 1, config_.channels()});
+    visit(state_, "state", {B, Hv, config_.Dk, Dv});
+    if (!in_chunks()) return;
+    visit(chunk_qkv_, "q, k, v of the chunk", {B, chunk, config_.channels()});
+    visit(chunk_g_, "log decay of the chunk", {B, chunk, Hv});
+    visit(chunk_beta_, "beta of the chunk", {B, chunk, Hv});
+    visit(chunk_o_, "output of the chunk", {chunk, Hv, Dv});
+  }
+  void cache_scratch(ScratchPlan& plan, BatchShape) const override {
+    if (in_chunks()) plan.need(gated_delta_chunk_forward_scratch(rule_shape({1, chunk}), plan.device));
+  }
+
   void inspect(Inspector& inspector, BatchShape batch) const override {
     inspector.linear_attention({g_, beta_, kept_, rule_shape(batch)});
   }
@@ -158,7 +186,50 @@ class GatedDeltaNet final : public Mixer {
 
  private:
   static constexpr GateOp silu = {.act = Activation::silu};
+  static constexpr size_t chunk = gated_delta_interval;
   bool in_chunks() const { return config_.form == DeltaForm::chunk; }
+  static bool continues(const Pass& pass) { return pass.growing && !pass.growing->begins(); }
+
+  // Puts the last `tokens` of the T tokens of each sequence into the chunk, as its tokens `first` and those behind it.
+  void keep_in_chunk(size_t first, size_t tokens, const Pass& pass) {
+    const auto keep = [&](float* to, const float* from, size_t width) {
+      copy_rows(to + first * width, chunk * width, from + (pass.T - tokens) * width, pass.T * width, pass.B,
+                tokens * width, pass.ctx);
+    };
+    keep(chunk_qkv_, qkv_, config_.channels());
+    keep(chunk_g_, g_, config_.Hv);
+    keep(chunk_beta_, beta_, config_.Hv);
+  }
+
+  // Behind the rule over sequences that begin: state_ holds the state at their end, and goes back to the last whole chunk.
+  void begin_chunk(const Pass& pass) {
+    const size_t tokens = pass.T % chunk, size = config_.Dk * config_.Dv, kept = rule_shape(pass.batch()).kept();
+    if (tokens == 0) return;
+    if (kept == 0)
+      set_zero(state_, pass.B * config_.Hv * size, pass.ctx);
+    else
+      copy_rows(state_, size, kept_ + (kept - 1) * size, kept * size, pass.B * config_.Hv, size, pass.ctx);
+    keep_in_chunk(0, tokens, pass);
+  }
+
+  // The next token of every sequence: the rule over its chunk so far, of which the last row is new.
+  void next_of_chunk(const Pass& pass) {
+    const size_t at = pass.growing->past % chunk, channels = config_.channels(), Hv = config_.Hv;
+    const GatedDeltaShape s = rule_shape({1, at + 1});
+    keep_in_chunk(at, 1, pass);
+    for (size_t b = 0; b < pass.B; b++) {
+      float *const qkv = chunk_qkv_ + b * chunk * channels, *const state = state_ + s.state(b, 0);
+      const GatedDeltaIn in = {.q = q(qkv),
+                               .k = k(qkv),
+                               .v = v(qkv),
+                               .g = chunk_g_ + b * chunk * Hv,
+                               .beta = chunk_beta_ + b * chunk * Hv,
+                               .initial = state};
+      gated_delta_chunk_forward({.o = chunk_o_, .final = at + 1 == chunk ? state : nullptr}, in, s, pass.ctx);
+      const size_t width = Hv * config_.Dv;
+      copy_rows(o_ + b * width, width, chunk_o_ + at * width, width, 1, width, pass.ctx);
+    }
+  }
 
   // Where the parts of a token's row begin.
   float* q(float* qkv) const { return qkv; }
@@ -198,6 +269,8 @@ class GatedDeltaNet final : public Mixer {
   float *qkv_in_ = nullptr, *qkv_ = nullptr, *q_r_ = nullptr, *k_r_ = nullptr, *z_ = nullptr, *ba_ = nullptr;
   float *g_ = nullptr, *beta_ = nullptr, *error_ = nullptr, *kept_ = nullptr;
   float *o_ = nullptr, *o_r_ = nullptr, *normed_ = nullptr, *gated_ = nullptr, *y_ = nullptr;
+  float *cached_inputs_ = nullptr, *state_ = nullptr;  // (B,W-1,channels); (B,Hv,Dk,Dv)
+  float *chunk_qkv_ = nullptr, *chunk_g_ = nullptr, *chunk_beta_ = nullptr, *chunk_o_ = nullptr;
   // The backward's own.
   float *do_ = nullptr, *dz_ = nullptr, *dqkv_ = nullptr, *dqkv_in_ = nullptr;
   float *dg_ = nullptr, *dbeta_ = nullptr, *dba_ = nullptr;

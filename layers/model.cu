@@ -44,6 +44,10 @@ struct Model::Memory {
   Buffer<float> routing;     // (layers, router_report_values), where there are experts
   std::optional<Pass> pass;  // of the last forward, for its backward
   bool has_losses = false;   // of that forward
+  // Sequences that grow.
+  Buffer<char> cache;
+  size_t sequences = 0;
+  Growing growing = {0, 0};
   std::optional<RowQuantizer> quantizer;
 };
 
@@ -64,7 +68,6 @@ void upload_tokens(Buffer<int>& to, const std::vector<int>& from, size_t N, size
 
 void Model::forward(const Batch& batch, std::optional<uint64_t> dropout_draw) {
   Memory& m = *memory_;
-  Layers& l = *layers_;
   require(batch.B <= B_ && batch.T <= T_ && batch.T > 0,
           "model: a batch of %zu x %zu tokens, expected at most %zu x %zu", batch.B, batch.T, B_, T_);
   Pass& pass = m.pass.emplace(batch.B, batch.T, m.ctx, &m.rope);
@@ -72,15 +75,22 @@ void Model::forward(const Batch& batch, std::optional<uint64_t> dropout_draw) {
   if (dropout_draw) pass.drop(config.dropout, m.seed, *dropout_draw, 2 * config.layers + 1);
   pass.report_routing(m.routing.data());
 
-  upload_tokens(m.ids, batch.ids, batch.N(), config.vocab, "ids", m.ctx);
-  const EmbeddingExtras extras = {l.scale.value, l.positions.value, batch.T};
-  embedding_forward(l.h0, m.ids.data(), l.embed.value, extras, batch.N(), config.hidden, config.vocab, m.ctx);
+  run(batch.ids, pass);
+}
+
+void Model::run(const std::vector<int>& ids, const Pass& pass) {
+  Memory& m = *memory_;
+  Layers& l = *layers_;
+  upload_tokens(m.ids, ids, pass.N(), config.vocab, "ids", m.ctx);
+  EmbeddingExtras extras = {l.scale.value, l.positions.value, pass.T};
+  if (extras.positions) extras.positions += pass.first_position() * config.hidden;
+  embedding_forward(l.h0, m.ids.data(), l.embed.value, extras, pass.N(), config.hidden, config.vocab, m.ctx);
   Hidden h = {l.h0, nullptr};
   for (Block& block : l.blocks) h = block.forward(h, pass);
   l.y = h.x;
   if (!l.post) {
     const Join last = join_at(2 * config.layers, block_config(config), pass);
-    l.y = l.final_norm.forward(h.x, h.branch, last, batch.N(), m.ctx);
+    l.y = l.final_norm.forward(h.x, h.branch, last, pass.N(), m.ctx);
   }
 }
 
@@ -139,6 +149,53 @@ std::vector<float> Model::next_token_logits(const std::vector<int>& ids) {
   std::vector<float> logits(V);
   Buffer<float>::copy_to_host(ctx.device, logits.data(), l.logits, V);
   return logits;
+}
+
+// ---- sequences that grow
+
+void Model::begin_sequences(size_t B, size_t tokens) {
+  Memory& m = *memory_;
+  require(B > 0 && tokens > 0, "model: %zu sequences of %zu tokens, expected at least 1 of each", B, tokens);
+  require(config.position != Position::learned || tokens <= config.context,
+          "model: sequences of %zu tokens, but %zu positions were learned", tokens, config.context);
+  const TensorList kept = [&](const TensorVisitor& visit) { cache(visit, {B, tokens}); };
+  const size_t bytes = bytes_of(kept);
+  if (bytes <= weights.grads.size() * sizeof(float)) {
+    place_tensors(weights.grads.data(), kept);
+  } else {
+    if (m.cache.size() < bytes) m.cache = Buffer<char>(m.ctx.device, bytes);
+    place_tensors(m.cache.data(), kept);
+  }
+  make_positions(tokens);
+  m.sequences = B;
+  m.growing = {0, tokens};
+}
+
+std::vector<float> Model::read(const std::vector<int>& ids) {
+  Memory& m = *memory_;
+  Layers& l = *layers_;
+  const size_t B = m.sequences, T = B ? ids.size() / B : 0, C = config.hidden, V = config.vocab;
+  require(T > 0 && ids.size() == B * T, "model: %zu tokens for %zu sequences, expected as many for each", ids.size(),
+          B);
+  require(B <= B_ && T <= T_, "model: %zu sequences read %zu tokens, expected at most %zu and %zu", B, T, B_, T_);
+  require(T == 1 || m.growing.begins(), "model: %zu tokens at once behind %zu, expected 1", T, m.growing.past);
+  require(T <= m.growing.capacity - m.growing.past, "model: %zu tokens behind %zu, expected %zu in all", T,
+          m.growing.past, m.growing.capacity);
+  m.pass.reset();  // there is nothing to inspect, and nothing to go back through
+  Pass pass(B, T, m.ctx, &m.rope);
+  pass.growing = m.growing;
+  run(ids, pass);
+  m.growing.past += T;
+
+  matmul({l.logits, V}, {l.y + (T - 1) * C, T * C}, {l.head().value, C}, B, V, C, Layout::nt, Accumulate::no, m.ctx);
+  m.ctx.synchronize();
+  std::vector<float> logits(B * V);
+  Buffer<float>::copy_to_host(m.ctx.device, logits.data(), l.logits, B * V);
+  return logits;
+}
+
+size_t Model::tokens_read() const {
+  return memory_->growing.past;
 }
 
 // ---- quantized
@@ -202,6 +259,10 @@ void Model::activations(const TensorVisitor& visit) {
   visit(l.logits, "logits of a chunk", {chunk_rows(), padded_vocab(config.vocab)});
 }
 
+void Model::cache(const TensorVisitor& visit, BatchShape most) {
+  for (Block& block : layers_->blocks) block.cache(visit, most);
+}
+
 void Model::block_activations(size_t layer, const TensorVisitor& visit) {
   layers_->blocks[layer].activations(visit, {B_, T_});
 }
@@ -234,6 +295,7 @@ void Model::scratch(ScratchPlan& plan) const {
   plan.cpu_thread_keeps(linear_cross_entropy_cpu_workspace(N, C, V, chunk_rows()));
   plan.kernels_need(matmul_scratch(1, V, C, Accumulate::no));  // of the logits behind one token
   plan.kernels_need(mean_scratch(N));
+  for (const Block& block : layers_->blocks) block.cache_scratch(plan, {1, T_});  // of one sequence that grows
   if (config.position == Position::learned) plan.kernels_need(embedding_positions_backward_scratch(B_, T_, C));
   if (config.embedding_scale) plan.kernels_need(embedding_scale_backward_scratch(N));
 }
@@ -266,9 +328,7 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
   weights.allocate([this](const ParameterVisitor& visit) { parameters(visit); }, ctx.device);
   weights.initialise(seed);
   Memory& m = *memory_;
-  if (config.position == Position::rope && config.has_attention())
-    m.rope = make_rope_tables(T, config.rope_dims(), config.rope_theta, ctx.device,
-                              {config.yarn, config.tokens_in_training()});
+  make_positions(T);
 
   const TensorList kept = [this](const TensorVisitor& visit) { activations(visit); };
   m.activations = Buffer<char>(ctx.device, activation_bytes());
@@ -288,7 +348,47 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
   set_zero(m.routing.data(), m.routing.size(), ctx);
 }
 
+// A block reads what the one before it left, and nothing older: so two pieces of memory serve all of them in turns. What stands
+// outside of the blocks has memory of its own.
+Model::Model(const ModelConfig& c, const Generation& g, Context& ctx) : Model(c) {
+  plan(g.B, g.prompt);
+  memory_ = std::make_unique<Memory>(ctx, 0);
+  weights.allocate([this](const ParameterVisitor& visit) { parameters(visit); }, ctx.device, false);
+  Memory& m = *memory_;
+  const TensorList outside = last_activations(g);
+  const size_t piece = largest_block_bytes();
+  m.activations = Buffer<char>(ctx.device, add_sizes(add_sizes(piece, piece), bytes_of(outside)));
+  for (size_t i = 0; i < layers_->blocks.size(); i++)
+    place_tensors(m.activations.data() + i % 2 * piece,
+                  [&](const TensorVisitor& visit) { block_activations(i, visit); });
+  place_tensors(m.activations.data() + 2 * piece, outside);
+  m.ids = Buffer<int>(ctx.device, g.B * g.prompt);
+  begin_sequences(g.B, g.tokens);
+}
+
 Model::~Model() = default;
+
+TensorList Model::last_activations(const Generation& g) {
+  return [this, g](const TensorVisitor& visit) {
+    Layers& l = *layers_;
+    visit(l.h0, "embedding", {g.B * g.prompt, config.hidden});
+    if (!l.post) l.final_norm.activations(visit.of("final norm"), g.B * g.prompt);
+    visit(l.logits, "logits", {g.B, padded_vocab(config.vocab)});
+  };
+}
+
+size_t Model::largest_block_bytes() {
+  size_t largest = 0;
+  for (size_t i = 0; i < layers_->blocks.size(); i++)
+    largest = std::max(largest, bytes_of([&](const TensorVisitor& visit) { block_activations(i, visit); }));
+  return largest;
+}
+
+void Model::make_positions(size_t tokens) {
+  if (config.position != Position::rope || !config.has_attention() || memory_->rope.rows >= tokens) return;
+  memory_->rope = make_rope_tables(tokens, config.rope_dims(), config.rope_theta, memory_->ctx.device,
+                                   {config.yarn, config.tokens_in_training()});
+}
 
 void Model::plan(size_t B, size_t T) {
   size_t N;
@@ -327,8 +427,19 @@ size_t Model::table_bytes() const {
          (1 + routing_values()) * sizeof(float);
 }
 
+size_t Model::generation_bytes(const Generation& g) {
+  plan(g.B, g.prompt);
+  const bool turns = config.position == Position::rope && config.has_attention();
+  size_t bytes = bytes_of([&](const TensorVisitor& visit) { cache(visit, {g.B, g.tokens}); });
+  for (const size_t more : {largest_block_bytes(), largest_block_bytes(), bytes_of(last_activations(g)),
+                            weights.flat_size() * sizeof(float), count({g.B, g.prompt, sizeof(int)}),
+                            turns ? count({g.tokens, config.rope_dims(), sizeof(float)}) : 0})
+    bytes = add_sizes(bytes, more);
+  return bytes;
+}
+
 size_t Model::allocated_bytes() const {
-  return memory_ ? memory_->activations.size() + memory_->gradients.size() : 0;
+  return memory_ ? memory_->activations.size() + memory_->gradients.size() + memory_->cache.size() : 0;
 }
 
 }  // namespace gated

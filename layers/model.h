@@ -29,6 +29,13 @@ struct Batch {
   size_t N() const { return B * T; }
 };
 
+// What a model that generates has memory for.
+struct Generation {
+  size_t B;       // sequences, all equally long
+  size_t prompt;  // tokens of each that are read at once
+  size_t tokens;  // of each, in all
+};
+
 class Model {
   struct Layers;  // layers/model.cu
   struct Memory;
@@ -40,6 +47,9 @@ class Model {
   explicit Model(const ModelConfig& config);
   // With memory for batches of up to B sequences of up to T tokens; weights from `seed`.
   Model(const ModelConfig& config, size_t B, size_t T, uint64_t seed, Context& ctx);
+  // For generation alone: without gradients, and layers take turns in the memory of their activations. Nothing is in the
+  // weights. Of what follows only parameters, weights, and what is said of growing sequences may be asked for.
+  Model(const ModelConfig& config, const Generation& generation, Context& ctx);
   Model(const Model&) = delete;
   ~Model();
 
@@ -59,6 +69,16 @@ class Model {
 
   // Logits (V) behind the last token of one sequence. Waits for the device.
   std::vector<float> next_token_logits(const std::vector<int>& ids);
+
+  // Sequences that grow. B of them begin, with no token, and room for `tokens` each; those before are forgotten. A model for
+  // training keeps what they need in the memory of its parameters' gradients if there is room: what is there is lost.
+  void begin_sequences(size_t B, size_t tokens);
+  // Reads the next tokens of every sequence, ids (B,T), and returns the logits (B,V) behind the last of them: bit for bit those of
+  // next_token_logits() of the whole sequence. The first time T may be as many as the model has memory for, then it is 1.
+  // Waits for the device.
+  std::vector<float> read(const std::vector<int>& ids);
+  // Tokens that each sequence has.
+  size_t tokens_read() const;
 
   // From here on the linear layers of the blocks compute with numbers of that format (layers/quantizer.h). There is no way
   // back, and no backward.
@@ -86,9 +106,16 @@ class Model {
   size_t activation_bytes();
   size_t gradient_bytes();         // of gradients that are no parameter's
   size_t table_bytes() const;      // of tokens, their groups, and the tables of positions
-  size_t allocated_bytes() const;  // of activations and these gradients, once there is memory
+  size_t allocated_bytes() const;  // of activations, these gradients and a cache, once there is memory
+  // Of a model that generates, all but what an operation uses until it returns.
+  size_t generation_bytes(const Generation& generation);
 
  private:
+  void run(const std::vector<int>& ids, const Pass& pass);
+  void cache(const TensorVisitor& visit, BatchShape most);
+  TensorList last_activations(const Generation& generation);
+  size_t largest_block_bytes();
+  void make_positions(size_t tokens);
   size_t chunk_rows() const;              // of the logits that are in memory at a time
   std::vector<TensorList> temporaries();  // of each layer; they take turns in the same memory
 

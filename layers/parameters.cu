@@ -75,13 +75,13 @@ Parameters::Parameters(const List& list) {
   }));
 }
 
-void Parameters::allocate(const List& list, Device device) {
+void Parameters::allocate(const List& list, Device device, bool gradients) {
   values = Buffer<float>(device, size_);
-  grads = Buffer<float>(device, size_);
+  if (gradients) grads = Buffer<float>(device, size_);
   size_t i = 0;
   list(ParameterVisitor([&](Weight& weight, const Parameter&) {
     const size_t offset = list_[i++].offset;
-    weight = {values.data() + offset, grads.data() + offset};
+    weight = {values.data() + offset, gradients ? grads.data() + offset : nullptr};
   }));
 }
 

@@ -156,7 +156,8 @@ class Parameters {
 
   // Lists what list(visit) names. Memory comes with allocate().
   explicit Parameters(const List& list);
-  void allocate(const List& list, Device device);
+  // For a model that is only read, there is none for gradients: `grad` of its weights is null.
+  void allocate(const List& list, Device device, bool gradients = true);
 
   // Every value is a function of (seed, parameter name, index): a variant that adds a parameter leaves the others'
   // starting values as they were. Padding between tensors is zero, so that sums over a flat buffer may run across it.

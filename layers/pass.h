@@ -1,7 +1,10 @@
-// pass: what one forward or backward over a batch is told: its sizes, its context, and what dropout draws.
+// pass: what one forward or backward over a batch is told: its sizes, its context, what dropout draws, and where its tokens
+// stand in sequences that are generated.
 //
 // A backward gets the Pass of its forward, so that dropout draws the same bits again.
 #pragma once
+#include <optional>
+
 #include "core/philox.cuh"
 #include "kernels/residual.h"
 #include "kernels/rope.h"
@@ -13,6 +16,13 @@ namespace gated {
 struct BatchShape {
   size_t B, T;
   size_t N() const { return B * T; }
+};
+
+// What a forward that generates is told: each of its sequences has `past` tokens already, of which the mixers' caches hold what
+// later tokens need, and room for `capacity` in all. The tokens of the forward follow them, and join the caches.
+struct Growing {
+  size_t past, capacity;
+  bool begins() const { return past == 0; }
 };
 
 // Which micro-batch of how many in its step.
@@ -28,11 +38,14 @@ class Pass {
   Context& ctx;
   const RopeTables* const rope;
   MicroBatch micro_batch;  // of a backward
+  // With it a forward is over sequences that grow: over any number of tokens where they begin, then over one at a time.
+  std::optional<Growing> growing;
 
   Pass(size_t B, size_t T, Context& ctx, const RopeTables* rope) : B(B), T(T), ctx(ctx), rope(rope) {}
 
   size_t N() const { return B * T; }
   BatchShape batch() const { return {B, T}; }
+  size_t first_position() const { return growing ? growing->past : 0; }
 
   // Dropout of branch outputs: off outside training. `draw` counts micro-batches over the whole run; every branch of the
   // model is a site of its own.

@@ -120,7 +120,7 @@ layers/block_parts.cuh
   a.zero_centred = «model.norm.zero_centred => false»;
 layers/model.cu
   final_norm(«block_config(c).ffn_norm => block_config(c).attention_norm», c.hidden
-  config.rope_dims(), «config.rope_theta => 10000.0», ctx.device
+  config.rope_dims(), «config.rope_theta => 10000.0», memory_->ctx.device
 layers/model_config.h
   2 * size_t(double(attention.D) * «rope_fraction => 1» / 2 + 1e-9)
 layers/norm.cuh
@@ -257,6 +257,18 @@ train_gpt.cu
   std::min(tokens.size(), «c.model.context => c.model.context - 1»);
 layers/model.cu
   matmul(l.logits, l.y + («ids.size() - 1 => 0») * C
+layers/attention.cuh
+  *pass.rope, «pass.first_position() => 0», pass.B
+  s.H, s.KVH, s.D, «s.reach() => most.T», tokens
+  s.reach(), tokens, s.score, «s.bias => 0.0f»};
+layers/gated_delta_net.cuh
+  in.initial = «continues(pass) ? state_ : nullptr => nullptr»;
+  «continues(pass) ? inputs : nullptr => nullptr»,
+  .final = «at + 1 == chunk ? state : nullptr => nullptr»
+  keep_in_chunk(«at => 0», 1, pass);
+layers/model.cu
+  extras.positions += «pass.first_position() => 0» * config.hidden;
+  {l.y + «(T - 1) => 0» * C, T * C}
 dataloader/text.cpp
   out += format(«i > 0 ? " %d" : "%d" => "%d"», int(tokens[i]));
 
