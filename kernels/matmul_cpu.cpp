@@ -14,6 +14,9 @@
 //   tile     14 rows by 2 vectors of C in 28 registers: each k brings 2 vectors of B and 14 numbers of A, each of which
 //            goes to all lanes                                                               (numbers for AVX-512)
 //
+// With a few rows of A there is nothing to keep a packed B for: these read B as it lies (kernels/row_dots_cpu.h), where that is by
+// rows of k, and take as long as memory needs to bring it.
+//
 // A strip is k-major: strip[k*width + i]. The last strip of B is filled up with zeros, columns that no output has. k is
 // never filled up. tests/test_matmul.cpp
 #include <omp.h>
@@ -23,6 +26,7 @@
 
 #include "core/simd.h"
 #include "kernels/matmul_cpu.h"
+#include "kernels/row_dots_cpu.h"
 
 namespace gated {
 namespace tuned_matmul {
@@ -238,8 +242,43 @@ void reserve_workspace(size_t M, size_t N, size_t K, bool accumulate) {
   reserve_floats(workspace_floats(M, N, K, accumulate));
 }
 
+// ---- a few rows
+
+constexpr size_t few_rows = 4;
+
+// M rows of C from `row` on, their columns `cols`.
+template <size_t M>
+void compute_rows(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias, size_t row,
+                  Interval cols, size_t K, bool accumulate) {
+  for (size_t j = cols.begin; j < cols.end; j += lanes) {
+    const size_t n = std::min(lanes, cols.end - j);
+    vec total[M] = {};
+    for (size_t k = 0; k < K; k += matmul_slice) {
+      vec chain[M];
+      row_dots(chain, B.data + j * B.ld + k, B.ld, n, lanes, A.data + row * A.ld + k, A.ld,
+               std::min(matmul_slice, K - k));
+      for (size_t m = 0; m < M; m++) total[m] = k ? total[m] + chain[m] : chain[m];
+    }
+    for (size_t m = 0; m < M; m++) {
+      float* const c = C + (row + m) * ldc + j;
+      vec v = total[m];
+      if (accumulate) v = load_first(c, n) + v;
+      if (bias) v = load_first(bias + j, n) + v;
+      store_first(c, v, n);
+    }
+  }
+}
+
 void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias, Interval rows,
                   Interval cols, size_t K, bool accumulate) {
+  if (rows.size() <= few_rows && A.k_contiguous && B.k_contiguous) {
+    const auto compute = rows.size() == 4   ? compute_rows<4>
+                         : rows.size() == 3 ? compute_rows<3>
+                         : rows.size() == 2 ? compute_rows<2>
+                                            : compute_rows<1>;
+    if (rows.size()) compute(C, ldc, A, B, bias, rows.begin, cols, K, accumulate);
+    return;
+  }
   const size_t group = group_of(B);
   const size_t slices = std::max<size_t>(1, ceil_div(K, matmul_slice)), deepest = std::min(K, matmul_slice);
   const bool totals = accumulate && slices > 1;  // C waits for the sum of its slices, which grows beside it
@@ -319,9 +358,9 @@ Cut least_work_cut(size_t M, size_t N, size_t parts) {
   return best;
 }
 
-// One part a thread; a thread is worth waking for half a million fmas.
+// One part a thread; a thread is worth waking for half a million fmas. Of a few rows a number of B is read for as long as 8 take.
 static Cut cut_among_threads(size_t M, size_t N, size_t K) {
-  const size_t most = std::max<size_t>(1, (M * N * K) >> 19);
+  const size_t most = std::max<size_t>(1, (std::max<size_t>(M, 8) * N * K) >> 19);
   return least_work_cut(M, N, std::min<size_t>(omp_get_max_threads(), most));
 }
 

@@ -3,10 +3,11 @@
 //   grouped       GFLOP/s of products with a matrix per expert beside one product of as many rows with one matrix
 //   the others    GB/s of the bytes an operation must move, as a share of the measured copy bandwidth
 //   training      tokens/s of whole steps: the default model, and one of GPT-2 124M's size at B 4, T 64
+//   generation    tokens/s of sequences that grow, and the bytes of weights that a token needs as a share of the copy bandwidth
 // Times on a shared machine wander: every pair is measured in turns and each side keeps its best, so that the ratios
 // stand where the times do not.
-// make bench | build/release/bench [FILE.json] [matmul|grouped|attention|gated-delta|operations|training]: writes the rows to the file;
-// only the part that is named, or all
+// make bench | build/release/bench [FILE.json] [matmul|grouped|attention|gated-delta|operations|training|generation]: writes the
+// rows to the file; only the part that is named, or all
 #include <omp.h>
 
 #include <chrono>
@@ -590,6 +591,43 @@ void bench_training(Context& ctx, double matmul_peak) {
   compare("--data=self --preset=gpt2-124m --context=64 --batch=4", {""}, 5);
 }
 
+// A token at a time, behind `past` tokens. It must read every weight that is multiplied, once for all sequences. (Keys and values
+// of 960 tokens are another seventh of GPT-2's weights.)
+void bench_generation(Context& ctx, double bandwidth) {
+  printf("\n%-42s %10s %10s %10s\n", "generation", "tok/s", "ms a step", "of copy");
+  for (const auto& [line, past, B] : std::vector<std::tuple<std::string, size_t, size_t>>{
+           {"--preset=gpt2-124m --vocab=50257", 64, 1},
+           {"--preset=gpt2-124m --vocab=50257", 960, 1},
+           {"--preset=gpt2-124m --vocab=50257", 64, 8},
+           {"--preset=gpt2-124m --vocab=50257 --mixer=gated-delta --position=none --linear-key-heads=12 "
+            "--linear-value-heads=12 --linear-key-dim=64 --linear-value-dim=64",
+            960, 1},
+           {"", 64, 1}}) {
+    const ModelConfig config = model_of_flags(line);
+    const size_t steps = 60;
+    Model model(config, Generation{B, past, past + steps}, ctx);
+    model.weights.initialise(1);
+    double best = INFINITY;
+    for (size_t round = 0; round < 3; round++) {
+      model.begin_sequences(B, past + steps);
+      model.read(std::vector<int>(B * past, 7));
+      for (size_t i = 0; i < steps; i++) {
+        const double begin = seconds_now();
+        model.read(std::vector<int>(B, int(i)));
+        best = std::min(best, seconds_now() - begin);
+      }
+    }
+    const double weights = model.weights.product_flops() / 6 * sizeof(float);
+    const std::string name = format("%s B %zu, past %zu", line.substr(0, line.find(" --vocab")).c_str(), B, past);
+    printf("%-42s %10.1f %10.2f %8.0f %%\n", name.c_str(), double(B) / best, best * 1e3,
+           100 * weights / best / bandwidth);
+    fflush(stdout);
+    rows.push_back({{"op", "generation " + name},
+                    {"tokens_per_s", double(B) / best},
+                    {"share_of_copy", weights / best / bandwidth}});
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -613,8 +651,10 @@ int main(int argc, char** argv) try {
   if (wanted("gated-delta")) bench_gated_delta(ctx, peak);
   if (wanted("operations")) bench_operations(ctx, bandwidth);
   if (wanted("training")) bench_training(ctx, matmul_peak);
+  if (wanted("generation")) bench_generation(ctx, bandwidth);
   require(!rows.empty(),
-          "bench: no part is named %s: expected matmul, grouped, attention, gated-delta, operations or training",
+          "bench: no part is named %s: expected matmul, grouped, attention, gated-delta, operations, training or "
+          "generation",
           only.c_str());
   if (!file_name.empty()) {
     std::ofstream file(file_name);
