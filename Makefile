@@ -40,7 +40,7 @@ NVCCFLAGS := -std=c++20 -O3 -fmad=false -lineinfo -I. -MMD -MP -Dgated=gated_nvc
   -Xcompiler $(subst $(space),$(comma),$(EXACT)),-fopenmp,-march=native,-Wall
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcublasLt -lcudart_static -ldl -lrt
 endif
-LIBS := -lboost_context -lpthread
+LIBS := -lboost_context -lpcre2-8 -lutf8proc -lpthread
 
 # make DEPS=DIR: libraries that scripts/setup.sh --into=DIR has unpacked.
 ifneq ($(DEPS),)
@@ -184,12 +184,12 @@ GPU_TESTS := $(filter-out test_simt test_planted_bugs,$(KERNEL_TESTS))
 gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/bench  ## on a machine with a GPU: bitwise tests, sanitizers, fingerprint -> gpu_check.json; goes on where it stopped (MINUTES=8, STAGES=...)
 	@scripts/gpu_check.sh gpu_check.json $(BUILD)/cuda/bench $(filter $(BUILD)/cuda/test_%,$^)
 
-# Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev): shards, safetensors, flags.
+# Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev).
 FUZZ_SECONDS ?= 120
 FUZZED := $(wildcard dataloader/*.cpp) $(addprefix training/,safetensors.cpp flags.cpp check_flags.cpp presets.cpp command_line.cpp schedule.cpp)
-fuzz:  ## fuzz a reader: make fuzz READER=shards|safetensors|flags FUZZ_SECONDS=120
+fuzz:  ## fuzz a reader: make fuzz READER=shards|safetensors|flags|tokenizer FUZZ_SECONDS=120
 	@mkdir -p $(BUILD)/fuzz/$(READER)
-	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp $(FUZZED) core/simt.cpp -lboost_context
+	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp $(FUZZED) core/simt.cpp -lboost_context -lpcre2-8 -lutf8proc
 	$(BUILD)/fuzz_$(READER) -max_total_time=$(FUZZ_SECONDS) $(BUILD)/fuzz/$(READER)
 
 # ---- speed

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "dataloader/files.h"
+#include "dataloader/utf8.h"
 
 namespace gated {
 
@@ -93,25 +94,17 @@ std::vector<std::string> source_files(const std::string& root) {
 
 // ---- printing samples
 
-// How many bytes at the front are one printable UTF-8 character (RFC 3629: no overlong forms, no surrogates,
-// nothing above U+10FFFF), 0 if none. Control characters other than newline and tab are not printable.
-static size_t printable_prefix(std::span<const unsigned char> b) {
-  if (b[0] < 0x80) return b[0] == '\n' || b[0] == '\t' || (b[0] >= 0x20 && b[0] < 0x7f);
-  const size_t length = b[0] >= 0xf0 ? 4 : b[0] >= 0xe0 ? 3 : 2;
-  if (b[0] < 0xc2 || b[0] > 0xf4 || b.size() < length) return 0;
-  uint32_t code = b[0] & (0x7fu >> length);
-  for (size_t i = 1; i < length; ++i) {
-    if ((b[i] & 0xc0) != 0x80) return 0;
-    code = code << 6 | (b[i] & 0x3f);
-  }
-  constexpr uint32_t smallest[] = {0, 0, 0xa0, 0x800, 0x10000};  // U+0080 to U+009F are control characters
-  const bool surrogate = code >= 0xd800 && code < 0xe000;
-  return code >= smallest[length] && code <= 0x10ffff && !surrogate ? length : 0;
+// How many bytes at the front are one printable character, 0 if none. Control characters other than newline and tab are not
+// printable.
+static size_t printable_prefix(std::string_view bytes) {
+  const Utf8Character c = utf8_front(bytes);
+  const bool control = c.code < 0x20 || (c.code >= 0x7f && c.code < 0xa0);
+  return control && c.code != '\n' && c.code != '\t' ? 0 : c.length;
 }
 
 std::string decode(std::span<const int32_t> tokens, bool is_text) {
   std::string out;
-  std::vector<unsigned char> window;
+  std::string window;
   for (size_t i = 0; i < tokens.size();) {
     if (!is_text) {
       out += format(i > 0 ? " %d" : "%d", int(tokens[i]));
@@ -120,12 +113,13 @@ std::string decode(std::span<const int32_t> tokens, bool is_text) {
     }
     window.clear();
     for (size_t j = i; j < std::min(i + 4, tokens.size()) && tokens[j] >= 0 && tokens[j] < 256; ++j)
-      window.push_back(static_cast<unsigned char>(tokens[j]));
+      window += char(tokens[j]);
     const size_t length = window.empty() ? 0 : printable_prefix(window);
     if (length > 0) {
       out.append(window.begin(), window.begin() + length);
     } else {
-      out += window.empty() ? format("<%d>", int(tokens[i])) : format("\\x%02x", window[0]);
+      out += window.empty() ? format("<%d>", int(tokens[i]))
+                            : format("\\x%02x", unsigned(static_cast<unsigned char>(window[0])));
     }
     i += std::max<size_t>(length, 1);
   }

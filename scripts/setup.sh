@@ -10,6 +10,8 @@ set -eu
 into=
 #        compiler, make   the emulator's fibers   tests    flags         JSON, safetensors header  checksums, fingerprints
 packages="g++ make        libboost-context-dev    catch2   libcli11-dev  nlohmann-json3-dev        libxxhash-dev"
+#                    tokenizers: regular expressions, normal forms of Unicode
+packages="$packages  libpcre2-dev                     libutf8proc-dev"
 for option in "$@"; do
   case $option in
     --bench) packages="$packages libopenblas-dev" ;;
@@ -30,7 +32,7 @@ if [ -n "$into" ]; then
   cd "$into"
   # What the packages need of each other: headers and libraries, and none that a compiler brings along.
   wanted=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
-    ${packages#g++ make} | grep -E '^(libboost|catch2|libcli11|nlohmann|libxxhash|libopenblas|libgfortran|libquadmath)' | sort -u)
+    ${packages#g++ make} | grep -E '^(libboost|catch2|libcli11|nlohmann|libxxhash|libpcre2|libutf8proc|libopenblas|libgfortran|libquadmath)' | sort -u)
   [ -n "$wanted" ] || { echo "setup: apt-cache knows none of: ${packages#g++ make}; have the lists of packages updated" >&2; exit 1; }
   (cd packages && apt-get download -q $wanted)
   for p in packages/*.deb; do dpkg-deb -x "$p" .; done

@@ -81,14 +81,6 @@ std::optional<size_t> tensor_bytes(const std::vector<size_t>& shape, size_t elem
   return bytes;
 }
 
-static std::string clipped(const std::string& text, size_t longest = 120) {
-  return text.size() <= longest ? text : text.substr(0, longest) + "...";
-}
-
-std::string quote(const std::string& text) {
-  return nlohmann::json(clipped(text)).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-}
-
 std::string shape_text(const std::vector<size_t>& shape) {
   return clipped(nlohmann::json(shape).dump());
 }

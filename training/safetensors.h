@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "dataloader/quote.h"
 
 namespace gated {
 
@@ -82,8 +83,7 @@ size_t dtype_size(std::string_view dtype);
 // Bytes of a tensor, or nothing when the product leaves size_t.
 std::optional<size_t> tensor_bytes(const std::vector<size_t>& shape, size_t element);
 
-// What comes from a file may be long, hold line breaks or not be UTF-8: made fit for a one-line message.
-std::string quote(const std::string& text);
+// As a message shows it.
 std::string shape_text(const std::vector<size_t>& shape);
 
 // ---- reading the header

@@ -1,0 +1,219 @@
+// tokenizer: what tokenizers of six kinds make of texts beside what the tokenizers library made of them
+// (tests/fixtures/tokenizers.json, by scripts/make_tokenizers.py); and what is refused, in which words.
+#include "dataloader/tokenizer.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/check.h"
+#include "dataloader/bpe.h"
+#include "dataloader/pattern.h"
+#include "dataloader/utf8.h"
+#include "tests/catch.h"
+#include "tests/script.h"
+
+using namespace gated;
+using json = nlohmann::json;
+
+namespace {
+
+const json& fixtures() {
+  static const json all = json::parse(std::ifstream("tests/fixtures/tokenizers.json"));
+  return all;
+}
+
+Tokenizer tokenizer_of(const std::string& kind) {
+  return Tokenizer(fixtures().at(kind).at("tokenizer").dump(), kind);
+}
+
+std::string refusal(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// What is said of the GPT-2 tokenizer with one value changed.
+std::string refused_with(const std::string& path, const json& value, const std::string& kind = "gpt2") {
+  json changed = fixtures().at(kind).at("tokenizer");
+  changed[json::json_pointer(path)] = value;
+  const std::string said = refusal([&] { Tokenizer(changed.dump(), "t.json"); });
+  if (!said.empty()) {
+    INFO(said);
+    REQUIRE(said.starts_with("t.json: "));
+    REQUIRE(!contains(said, "\n"));
+  }
+  return said;
+}
+
+}  // namespace
+
+TEST_CASE("tokenizer: texts become the ids that the tokenizers library gives, and these the texts", "[tokenizer]") {
+  size_t texts = 0;
+  for (const auto& [kind, fixture] : fixtures().items()) {
+    const Tokenizer tokenizer = tokenizer_of(kind);
+    for (const json& c : fixture.at("cases")) {
+      const std::string text = c.at("text");
+      INFO(kind << ": " << c.at("text").dump());
+      const std::vector<int32_t> ids = c.at("ids");
+      CHECK(tokenizer.encode(text) == ids);
+      CHECK(tokenizer.encode_with_template(text) == c.at("whole").get<std::vector<int32_t>>());
+      CHECK(tokenizer.decode(ids) == c.at("decoded").get<std::string>());
+      texts++;
+    }
+  }
+  REQUIRE(texts > 200);
+}
+
+TEST_CASE("tokenizer: byte-level tokens have every byte, and may end inside a character", "[tokenizer]") {
+  const Tokenizer t = tokenizer_of("gpt2");
+  REQUIRE(t.vocab() == 360);
+  REQUIRE(t.model_vocab() == 360);
+  std::string bytes;
+  for (int32_t id = 0; id < 360; id++)
+    if (t.decode_one(id, true).size() == 1) bytes += t.decode_one(id, true);
+  std::sort(bytes.begin(), bytes.end());
+  REQUIRE(bytes.size() == 256);
+  REQUIRE(std::unique(bytes.begin(), bytes.end()) == bytes.end());
+  const std::vector<int32_t> ids = t.encode("🌱");
+  REQUIRE(ids.size() > 1);
+  REQUIRE(utf8_front(t.decode_one(ids[0], true)).cut);
+  REQUIRE(t.decode(std::vector<int32_t>{-1, 360, 1 << 30}) == "<-1><360><1073741824>");
+}
+
+TEST_CASE("tokenizer: tokens outside a model's vocabulary are counted apart", "[tokenizer]") {
+  const Tokenizer t = tokenizer_of("gemma");
+  REQUIRE(t.model_vocab() < t.vocab());
+  REQUIRE(t.encode("picture <0>").size() == 1);
+}
+
+TEST_CASE("tokenizer: a text that does not encode is refused at its byte or character", "[tokenizer]") {
+  const Tokenizer t = tokenizer_of("gpt2");
+  for (const auto& [text, at] : std::vector<std::pair<std::string, int>>{
+           {"abc\xff", 3}, {"\xc3", 0}, {"a\xc0\x80", 1}, {"é\xed\xa0\x80", 2}, {"\xf4\x90\x80\x80", 0}})
+    REQUIRE(refusal([&] { t.encode(text); }) == format("byte %d of the text is not UTF-8", at));
+  json poor = fixtures().at("gpt2").at("tokenizer");
+  poor["model"]["merges"] = json::array();
+  poor["model"]["vocab"] = {{"a", 0}};
+  poor["added_tokens"] = json::array();
+  const Tokenizer only_a(poor.dump(), "t.json");
+  REQUIRE(only_a.encode("aaa").size() == 3);
+  REQUIRE(contains(refusal([&] { only_a.encode("ab"); }), "the character \"b\" has no token"));
+}
+
+TEST_CASE("tokenizer: a long word takes no quadratic time", "[tokenizer]") {
+  std::string text(200'000, 'x');
+  for (size_t i = 0; i < text.size(); i += 3) text[i] = 't', text[i + 1] = 'h';
+  REQUIRE(tokenizer_of("llama2").encode(text).size() > text.size() / 10);
+}
+
+TEST_CASE("tokenizer: what a file asks for and is not known is refused, naming the key", "[tokenizer]") {
+  const auto said_of = [](const std::string& bytes) { return refusal([&] { Tokenizer(bytes, "t.json"); }); };
+  REQUIRE(contains(said_of("{"), "t.json: not valid JSON"));
+  REQUIRE(contains(said_of(""), "t.json: not valid JSON"));
+  REQUIRE(contains(said_of("[]"), "an object with the key"));
+  REQUIRE(contains(said_of("{}"), "an object with the key \"type\""));
+  REQUIRE(contains(said_of(std::string(100'000, '[')), "not valid JSON"));
+  REQUIRE(contains(refused_with("/model/type", "WordPiece"), "\"model\" is of type \"WordPiece\", expected BPE"));
+  REQUIRE(
+      contains(refused_with("/model/vocab", json::object()), "\"vocab\" of the model is an object, expected tokens"));
+  REQUIRE(contains(refused_with("/model/vocab/a", 1 << 24), "the id of \"a\" is 16777216, expected a number from 0"));
+  REQUIRE(contains(refused_with("/model/vocab/a", -1), "the id of \"a\" is -1"));
+  REQUIRE(contains(refused_with("/model/vocab/a", 1.5), "the id of \"a\" is 1.5"));
+  REQUIRE(contains(refused_with("/model/vocab/new", 7), "both have the id 7"));
+  REQUIRE(contains(refused_with("/model/merges/0", "a"), "merge 0 is \"a\", expected two tokens"));
+  REQUIRE(contains(refused_with("/model/merges/0", json::array({"a", 1})), "merge 0 is a list, expected two tokens"));
+  REQUIRE(contains(refused_with("/model/merges/0", json::array({"a", "\n"})), "merge 0: \"\\n\" is not in the vocab"));
+  REQUIRE(contains(refused_with("/model/dropout", 0.1), "\"dropout\" of the model is 0.1, expected none"));
+  REQUIRE(contains(refused_with("/model/end_of_word_suffix", "</w>"), "\"end_of_word_suffix\" of the model"));
+  REQUIRE(
+      contains(refused_with("/normalizer", {{"type", "BertNormalizer"}}), "\"normalizer\" has a step of type \"Bert"));
+  REQUIRE(contains(refused_with("/pre_tokenizer/type", "Whitespace"), "\"pre_tokenizer\" has a step of type \"White"));
+  REQUIRE(contains(refused_with("/decoder/type", "WordPiece"), "\"decoder\" has a step of type \"WordPiece\""));
+  REQUIRE(contains(refused_with("/decoder", {}), "\"decoder\" is missing"));
+  REQUIRE(contains(refused_with("/post_processor/type", "BertProcessing"), "\"post_processor\" has a step of type"));
+  REQUIRE(contains(refused_with("/added_tokens/0/lstrip", true), "\"lstrip\" of the added token \"<|endoftext|>\""));
+  REQUIRE(contains(refused_with("/added_tokens/0/id", 5), "both have the id 5"));
+  REQUIRE(contains(refused_with("/added_tokens/0/content", ""), "\"added_tokens\" has an empty token"));
+  REQUIRE(contains(refused_with("/pre_tokenizer/pretokenizers/0/behavior", "Contiguous", "qwen"), "\"Contiguous\""));
+  REQUIRE(contains(refused_with("/pre_tokenizer/pretokenizers/0/pattern", {{"Regex", "(a"}}, "qwen"),
+                   "the regular expression \"(a\" is not understood at byte 2"));
+  REQUIRE(contains(refused_with("/pre_tokenizer/pretokenizers/0/pattern", {{"String", ""}}, "qwen"), "an empty text"));
+  json deep = {{"type", "NFC"}};
+  for (int i = 0; i < 20; i++) deep = {{"type", "Sequence"}, {"normalizers", json::array({deep})}};
+  REQUIRE(contains(refused_with("/normalizer", deep), "\"normalizer\" is nested deeper than 8 levels"));
+  REQUIRE(refused_with("/model/dropout", {}) == "");
+
+  // A pattern that would search forever.
+  json slow = fixtures().at("qwen").at("tokenizer");
+  slow["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"Regex", "(a+)+$"}};
+  const Tokenizer t(slow.dump(), "t.json");
+  REQUIRE(contains(refusal([&] { t.encode("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"); }), "match limit exceeded"));
+
+  const Folder f;
+  REQUIRE(contains(refusal([&] { read_tokenizer(f / "absent"); }), "absent: No such file"));
+  REQUIRE(contains(refusal([&] { read_tokenizer(f.path.string()); }), "tokenizer.json: No such file"));
+  f.write("tokenizer.json", fixtures().at("gpt2").at("tokenizer").dump());
+  REQUIRE(read_tokenizer(f.path.string()).vocab() == 360);
+}
+
+TEST_CASE("tokenizer: byte-pair encoding merges the first pair of the list, and of equal ones the leftmost",
+          "[tokenizer]") {
+  Bpe bpe;
+  for (const char* token : {"a", "b", "c", "ab", "bc", "aa", "abc", "<0xC3>", "<0xA9>"})
+    bpe.vocab.emplace(token, int32_t(bpe.vocab.size()));
+  for (const auto& [first, second] : {std::pair("b", "c"), {"a", "b"}, {"a", "a"}, {"a", "bc"}})
+    bpe.add_merge(first, second, "t");
+  const auto encoded = [&](const std::string& word) {
+    std::vector<int32_t> ids;
+    bpe.encode(word, ids);
+    return ids;
+  };
+  CHECK(encoded("abc") == std::vector<int32_t>{6});
+  CHECK(encoded("ab") == std::vector<int32_t>{3});
+  CHECK(encoded("aaa") == std::vector<int32_t>{5, 0});
+  CHECK(encoded("aabcab") == std::vector<int32_t>{5, 4, 3});
+  CHECK(encoded("") == std::vector<int32_t>{});
+  CHECK(contains(refusal([&] { encoded("é"); }), "the character \"\\u00e9\" has no token"));
+  bpe.byte_fallback = true;
+  CHECK(encoded("aéc") == std::vector<int32_t>{0, 7, 8, 2});
+  bpe.unknown = 2;
+  CHECK(encoded("日本a") == std::vector<int32_t>{2, 2, 0});
+  bpe.fuse_unknown = true;
+  CHECK(encoded("日本a日") == std::vector<int32_t>{2, 0, 2});
+}
+
+TEST_CASE("tokenizer: a pattern divides a text into matches and what stands between them", "[tokenizer]") {
+  const auto parts = [](const Pattern& pattern, const std::string& text) {
+    std::string out;
+    pattern.split(text, [&](size_t begin, size_t end, bool matches) {
+      out += (matches ? "[" : "(") + text.substr(begin, end - begin) + (matches ? "]" : ")");
+    });
+    return out;
+  };
+  CHECK(parts({"b+", "t"}, "abbcb") == "(a)[bb](c)[b]");
+  CHECK(parts({"b+", "t"}, "ccc") == "(ccc)");
+  CHECK(parts({"b*", "t"}, "abc") == "(a)[b](c)");  // an empty match is none
+  CHECK(parts({"b+", "t"}, "") == "");
+  CHECK(parts({R"(\p{Lu}\p{Ll}+)", "t"}, "Ärger Über") == "[Ärger]( )[Über]");
+  CHECK(parts({R"(\S+)", "t"}, "a\u00a0b\u180ec\u0085d") == "[a](\u00a0)[b\u180ec](\u0085)[d]");
+  CHECK(parts(Pattern::literal("a.", "t"), "aba.") == "(ab)[a.]");
+}
+
+TEST_CASE("tokenizer: the bytes of characters", "[tokenizer]") {
+  for (uint32_t code = 0; code <= 0x110000; code++) {
+    const bool exists = code <= 0x10ffff && !(code >= 0xd800 && code < 0xe000);
+    const std::string bytes = utf8_of(code);
+    const Utf8Character c = utf8_front(bytes + "x");
+    const bool right = exists ? c.length == bytes.size() && c.code == code && !c.cut : c.length == 0 && !c.cut;
+    if (!right) FAIL(code);
+    for (size_t n = 1; exists && n < bytes.size(); n++)
+      if (const Utf8Character part = utf8_front(bytes.substr(0, n)); !part.cut || part.length > 0) FAIL(code);
+  }
+  for (const char* none :
+       {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x80", "\xe0\x9f\xbf", "\xed\xa0", "\xf0\x8f", "\xf4\x90", "\xf5"})
+    REQUIRE((utf8_front(none).length == 0 && !utf8_front(none).cut));
+  REQUIRE((utf8_front("").length == 0 && !utf8_front("").cut));
+}
