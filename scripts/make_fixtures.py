@@ -856,4 +856,5 @@ def main():
         print(f"wrote {path}, {os.path.getsize(path)} bytes")
 
 
-main()
+if __name__ == "__main__":
+    main()

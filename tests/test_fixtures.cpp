@@ -2,9 +2,7 @@
 // made by scripts/make_fixtures.py, which says what is stored and how.
 #include <omp.h>
 
-#include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 
@@ -23,37 +21,14 @@
 #include "kernels/sinks.h"
 #include "kernels/static_gate.h"
 #include "layers/model.h"
+#include "tests/fixtures.h"
 #include "tests/gate_ops.h"
 #include "tests/harness.h"
 #include "tests/small_models.h"
 
 using namespace gated;
-using nlohmann::json;
 
 namespace {
-
-using Numbers = std::vector<double>;
-
-json read_fixtures(const std::string& file) {
-  std::ifstream in("tests/fixtures/" + file);
-  require(in.good(), "tests/fixtures/%s cannot be read: run tests from the repository's root", file.c_str());
-  return json::parse(in);
-}
-
-// ---- numbers that the script makes too
-
-template <class T>
-std::vector<T> values_of(const std::string& name, size_t n, T scale = 1) {
-  uint64_t seed = 0xcbf29ce484222325;  // FNV-1a of the name
-  for (unsigned char c : name) seed = (seed ^ c) * 0x100000001b3;
-  return random_values<T>(n, seed, scale);
-}
-
-std::vector<int> tokens_of(const std::string& name, size_t n, size_t vocab) {
-  std::vector<int> tokens;
-  for (double u : values_of<double>(name, n)) tokens.push_back(int((u + 1) / 2 * double(vocab)));
-  return tokens;
-}
 
 // Around 1 where a parameter scales, around 0 elsewhere.
 std::vector<float> weights_of(const std::string& name, size_t n, bool zero_centred) {
@@ -65,19 +40,6 @@ std::vector<float> weights_of(const std::string& name, size_t n, bool zero_centr
 }
 
 // ---- models
-
-// x as a fixture stores it: whole, or its 2-norm and its dot products with three vectors without a small
-// entry.
-Numbers stored(const std::string& name, const Numbers& x, size_t size) {
-  if (size == x.size()) return x;
-  Numbers result = {std::sqrt(dot(x, x))};
-  for (int i = 0; i < 3; i++) {
-    Numbers direction = values_of<double>("direction " + std::to_string(i) + " of " + name, x.size());
-    for (double& d : direction) d = (d + (d < 0 ? -1 : 1)) / 2;
-    result.push_back(dot(x, direction));
-  }
-  return result;
-}
 
 // Loss, last logits and gradients, by name.
 std::map<std::string, Numbers> results_of(const ModelConfig& config) {

@@ -239,7 +239,9 @@ TEST_CASE("flag fields: every flag and named value arrives, and changes no other
     if (other.find("sigmoid") == std::string::npos) REQUIRE(!row.arrived(config_of_flags(room + other)));
     REQUIRE(row.arrived(config_of_flags(room + other + word)));
   }
-  covered.insert("--from");  // names files: tests/test_from.cpp
+  for (const char* flag : {"--from", "--export", "--export-dtype"})
+    covered.insert(flag);  // tests/test_from.cpp, test_hf_model.cpp
+  for (const char* value : {"fp32", "bf16"}) covered.insert(std::string("--export-dtype=") + value);
   Config defaults;
   for (const Flag& f : list_flags(defaults)) {
     INFO(f.name);
@@ -304,10 +306,10 @@ TEST_CASE("flag fields: what is not said follows from what is", "[flags]") {
 TEST_CASE("flag fields: which flags change the weights, and which the architecture", "[flags]") {
   // These may change where a run goes on from a checkpoint.
   const std::set<std::string> free = {
-      "--preset",        "--from",          "--params",      "--match-params", "--describe", "--val-every",
-      "--measure-every", "--evaluate",      "--quantize",    "--smoothquant",  "--yarn",     "--probe",
-      "--val-batches",   "--sample-tokens", "--temperature", "--top-k",        "--out",      "--save-every",
-      "--keep",          "--resume",        "--device",      "--threads"};
+      "--export",   "--export-dtype", "--preset",        "--from",          "--params",      "--match-params",
+      "--describe", "--val-every",    "--measure-every", "--evaluate",      "--quantize",    "--smoothquant",
+      "--yarn",     "--probe",        "--val-batches",   "--sample-tokens", "--temperature", "--top-k",
+      "--out",      "--save-every",   "--keep",          "--resume",        "--device",      "--threads"};
   const std::set<std::string> of_no_model = {
       "--data",          "--val-data", "--val-fraction", "--vocab",  "--seed",  "--steps", "--batch",
       "--micro-batches", "--lr",       "--min-lr",       "--warmup", "--beta1", "--beta2", "--adam-eps",

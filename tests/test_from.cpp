@@ -93,7 +93,7 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   const auto from = [&](const std::string& rest) { return f.run("{repo}/train --device=cpu --from=" + rest); };
   require_refused(from("nothing"), "--from=nothing: there is no such file or folder");
   f.write("empty/a", "");
-  require_refused(from("empty"), "--from=empty: holds no step_*.safetensors");
+  require_refused(from("empty"), "--from=empty: holds neither step_*.safetensors");
   require_refused(from("empty/a"), "empty/a: file has 0 bytes");
   require_refused(from("run --preset=tiny"), "--preset and --from both choose a model");
   require_refused(from("run --hidden=33"), "model.embed_tokens.weight\" is F32 [64,32], expected F32 [64,33]");

@@ -5,6 +5,7 @@
 
 #include "dataloader/recall.h"
 #include "training/flags.h"
+#include "training/model_source.h"
 
 namespace gated {
 
@@ -35,10 +36,10 @@ std::vector<Needs> needs_of(const Config& c) {
        m.has_linear(),
        "a layer with the gated delta rule: add --mixer=gated-delta or --mixer=hybrid"},
       {{"--gate", "--gate-op", "--gate-act"},
-       m.attention.gate_at != GatePosition::none,
+       m.has_attention() && m.attention.gate_at != GatePosition::none,
        "a gated attention: add --attn=g1 (to g5)"},
       {{"--head-experts-per-token", "--head-experts-of"},
-       m.attention.head_experts.E > 0,
+       m.has_attention() && m.attention.head_experts.E > 0,
        "experts of a head: add --head-experts=E"},
       {{"--experts-per-token", "--expert-hidden", "--dense-layers", "--shared-experts", "--router-renormalise",
         "--router-bias", "--balance-loss", "--balance-over", "--z-loss"},
@@ -56,12 +57,14 @@ std::vector<Needs> needs_of(const Config& c) {
       {{"--yarn"}, c.evaluate, "--evaluate: it changes how a run that is trained reads its positions"},
       {{"--probe"}, c.evaluate, "--evaluate: it asks a run that is trained"},
       {{"--gelu"}, has_gelu, "an FFN with GELU: add --ffn=gelu or --ffn=geglu"},
-      {{"--window-layers"}, m.attention.window > 0, "a window: add --window=N"},
+      {{"--window-layers"}, m.has_attention() && m.attention.window > 0, "a window: add --window=N"},
       {{"--norm-eps"}, has_root, "a norm with a root: --norm=rmsnorm, layernorm, preaffine or gated, or --qk-norm"},
       {{"--val-fraction"},
        !is_synthetic(c.data.data) || c.data.val_fraction == 0,
        "data of which a share can be kept (bigram-backcopy and recall make their own validation data)"},
       {{"--tf32"}, c.cublas, "--matmul=cublas: the project's own products are fp32"},
+      {{"--export"}, c.source != nullptr, "--from=FOLDER: the model that is written"},
+      {{"--export-dtype"}, !c.export_folder.empty(), "--export=FOLDER"},
       {{"--resume"}, has_out, "--out=FOLDER: the folder that holds the checkpoints"},
       {{"--evaluate"}, has_out || c.source, "--out=FOLDER: the folder that holds the checkpoints; or --from=FOLDER"},
       {{"--quantize"}, c.evaluate, "--evaluate: it looks at a run that is trained"},
@@ -161,6 +164,13 @@ void check_model_flags(const ModelConfig& m) {
   check_norm_flags(m);
 }
 
+std::set<std::string> flags_without_effect(const Config& config) {
+  std::set<std::string> idle;
+  for (const Needs& n : needs_of(config))
+    if (!n.met) idle.insert(n.flags.begin(), n.flags.end());
+  return idle;
+}
+
 void check_flags(Config& c, const std::set<std::string>& given) {
   auto is_given = [&](const char* flag) { return given.count(flag) > 0; };
   for (const Needs& n : needs_of(c))
@@ -181,6 +191,12 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   require(c.probe == Probe::none || c.model.context >= Recall::shortest_probe,
           "--probe=retrieval with --context=%zu: a probe has %zu tokens or more", c.model.context,
           Recall::shortest_probe);
+  require(c.export_folder.empty() || !(c.evaluate || c.describe || c.resume || !c.out.empty()),
+          "--export with --evaluate, --describe, --resume or --out: it writes a model and does nothing else; give one "
+          "of them");
+  require(!c.source || c.source->has_weights() || c.describe,
+          "--from=%s: a config.json holds no weights: add --describe, or name the folder that it stands in",
+          c.from.c_str());
   require(!c.evaluate || !c.resume, "--evaluate with --resume: it trains nothing; leave --resume out");
   require(c.smoothquant == 0 || c.model.norm.kind != NormKind::none,
           "--smoothquant=%g with --norm=none: SmoothQuant folds its scales into the weights of norms; leave it out",

@@ -42,6 +42,8 @@ struct Config {
   std::string out;
   size_t save_every = 100, keep = 2;
   bool resume = false, evaluate = false;
+  std::string export_folder;  // where the model goes as a folder of transformers; empty: nowhere
+  bool export_bf16 = false;
   std::optional<QuantizedFormat> quantize;  // of a second look at the model, behind --evaluate
   double smoothquant = 0;                   // 0: none
   Probe probe = Probe::none;

@@ -4,8 +4,11 @@
 #include <set>
 
 #include "layers/model.h"
+#include "training/flags.h"
 #include "training/memory.h"
+#include "training/model_source.h"
 #include "training/safetensors.h"
+#include "training/terminal.h"
 
 namespace gated {
 
@@ -21,6 +24,11 @@ static std::string part_of(const std::string& name) {
   if (layers == std::string::npos) return name.substr(0, name.find('.', name.find('.') + 1));
   const size_t begin = name.find('.', layers + 8) + 1;
   return name.substr(begin, name.find('.', begin) - begin);
+}
+
+std::string source_text(Config& config, size_t width) {
+  return wrapped("from       ", config.source->path(), 11, width) +
+         wrapped("flags      ", changed_flags_text(config), 11, width) + "\n";
 }
 
 std::string describe(const Config& config) {

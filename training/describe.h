@@ -11,6 +11,9 @@ namespace gated {
 std::string with_commas(size_t n);
 
 // Everything about the model of `config` at its batch and context, as text.
+// The model that --from names: where it is, and the flags that it comes to.
+std::string source_text(Config& config, size_t width);
+
 std::string describe(const Config& config);
 
 }  // namespace gated

@@ -30,9 +30,10 @@ void list_shortcuts(FlagTable& t, Config& c) {
   for (const Preset& p : presets()) names.push_back({p.name, p.name, "training/presets.cpp", p.meaning});
   t.choice<std::string>("--preset", c.preset, names, "a model by name; the other flags change it");
   t.text(
-      "--from", c.from, "FOLDER | FILE.safetensors",
-      "a model that is there: the newest checkpoint of a run's --out, or one file of it; its flags, which other flags "
-      "change, and its weights: to train it on from step 1, or for --evaluate (training/model_source.h)");
+      "--from", c.from, "FOLDER | FILE.safetensors | config.json",
+      "a model that is there: the newest checkpoint of a run's --out, one file of it, or a folder of Hugging Face's "
+      "transformers; its flags, which other flags change, and its weights: to train it on from step 1, for --evaluate "
+      "or --export (training/model_source.h)");
   t.number(
       "--params", c.params, at_least(0),
       "total parameters: chooses the --ffn-hidden (with experts the --expert-hidden) that comes nearest; 0: as it is");
@@ -315,6 +316,14 @@ void list_run_flags(FlagTable& t, Config& c) {
       "--evaluate", c.evaluate, "training/measures.h",
       "train nothing: validation loss and measures of the newest checkpoint in --out, whose measures.safetensors is "
       "written anew (training/arrays.h); --context, --batch and other flags of training may differ from the run's");
+  t.text(
+      "--export", c.export_folder, "FOLDER",
+      "train nothing: write the model of --from as config.json and model.safetensors, which transformers opens, into a "
+      "new folder (training/hf_model.h)");
+  t.choice<bool>("--export-dtype", c.export_bf16,
+                 {{"fp32", false, "training/hf_model.cpp", "as they are"},
+                  {"bf16", true, "training/number_formats.h", "rounded to the nearest of 16 bits"}},
+                 "the weights that --export writes");
   t.number("--yarn", c.model.yarn, between(1.0, 1024.0),
            "of --evaluate: YaRN lets the run read so many times the --context that it was trained with, which its "
            "checkpoint knows (kernels/rope.cu); 1: positions as in training");
@@ -346,6 +355,16 @@ void list_run_flags(FlagTable& t, Config& c) {
 }
 
 }  // namespace
+
+std::string changed_flags_text(Config& config) {
+  std::string text;
+  Config defaults;
+  const std::vector<Flag> now = list_flags(config), then = list_flags(defaults);
+  for (size_t i = 0; i < now.size(); i++)
+    if (now[i].get() != then[i].get() && now[i].name != "--resume" && now[i].kind != Flag::Kind::shortcut)
+      text += " " + now[i].name + "=" + now[i].get();
+  return text.empty() ? "all at their defaults" : text;
+}
 
 std::vector<Flag> list_flags(Config& c) {
   FlagTable t;

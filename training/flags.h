@@ -37,11 +37,16 @@ const char* name_of(Flag::Kind kind);
 // The table. Flags write into `config`, which must outlive it.
 std::vector<Flag> list_flags(Config& config);
 
+// The flags that differ from their defaults, as they would be typed, but for shortcuts and --resume.
+std::string changed_flags_text(Config& config);
+
 // Refuses flags that contradict each other, with a reason; `given` are those that the user named. Fills in what follows
 // from them.
 void check_flags(Config& config, const std::set<std::string>& given);
 // The part of it that concerns the model.
 void check_model_flags(const ModelConfig& model);
+// The flags that say nothing where the others are as they are.
+std::set<std::string> flags_without_effect(const Config& config);
 // The part of it that is known when the devices have been asked: does a GPU answer?
 void check_device_flags(const Config& config, bool gpu_answers);
 

@@ -8,7 +8,9 @@
 
 #include "training/command_line.h"
 #include "training/describe.h"
+#include "training/hf_model.h"
 #include "training/match_params.h"
+#include "training/terminal.h"
 #include "training/threads.h"
 #include "training/trainer.h"
 
@@ -47,9 +49,14 @@ int main(int argc, char** argv) try {
   signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a write that fails with a message, not a death
   gated::Config config;
   if (!gated::parse_command_line(config, argc, argv)) return 0;
+  if (!config.export_folder.empty()) {
+    gated::export_model(config);
+    return 0;
+  }
   if (config.describe) {
     if (!config.source) config.model.vocab = gated::open_data(config.data).train->vocab();
     gated::choose_ffn_width(config);
+    if (config.source) fputs(gated::source_text(config, gated::terminal_width()).c_str(), stdout);
     fputs(gated::describe(config).c_str(), stdout);
     return 0;
   }

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "training/checkpoint.h"
+#include "training/hf_model.h"
 #include "training/run_metadata.h"
 
 namespace gated {
@@ -28,7 +29,7 @@ class RunSource final : public ModelSource {
   const std::string& path() const override { return checkpoint_.path(); }
   const std::vector<std::string>& flags() const override { return flags_; }
   size_t context() const override { return trained_context(checkpoint_.metadata()); }
-  void read(const std::vector<Parameter>& list, float* flat) const override {
+  void read(const ModelConfig&, const std::vector<Parameter>& list, float* flat) const override {
     for (const Parameter& p : list) checkpoint_.read(p.name, p.shape, flat + p.offset);
   }
 
@@ -44,9 +45,15 @@ std::shared_ptr<const ModelSource> open_model_source(const std::string& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   require(fs::exists(status), "--from=%s: there is no such file or folder", path.c_str());
-  if (!fs::is_directory(status)) return std::make_shared<RunSource>(Checkpoint(path));
+  if (!fs::is_directory(status)) {
+    if (path.ends_with(".json")) return open_hf_config(path);
+    return std::make_shared<RunSource>(Checkpoint(path));
+  }
+  if (list_checkpoints(path).empty() && fs::exists(path + "/config.json")) return open_hf_folder(path);
   std::optional<Checkpoint> newest = find_latest(path);
-  require(newest.has_value(), "--from=%s: holds no step_*.safetensors: expected a folder that a run of ./train wrote",
+  require(newest.has_value(),
+          "--from=%s: holds neither step_*.safetensors of a run of ./train nor the config.json of Hugging Face's "
+          "transformers",
           path.c_str());
   return std::make_shared<RunSource>(std::move(*newest));
 }

@@ -2,6 +2,8 @@
 //
 //   --from=FOLDER             a run of ./train: its newest checkpoint
 //   --from=FILE.safetensors   one checkpoint of a run
+//   --from=FOLDER             config.json and safetensors of Hugging Face's transformers (training/hf_model.h)
+//   --from=config.json        the first of these alone, for --describe
 //
 // Its flags stand where those of --preset do: flags that are typed beside it change them. A run that starts from it starts at
 // step 1, with new moments of AdamW. tests/test_from.cpp
@@ -10,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "layers/parameters.h"
+#include "layers/model_config.h"
 
 namespace gated {
 
@@ -24,9 +26,10 @@ class ModelSource {
   virtual const std::vector<std::string>& flags() const = 0;
   // Tokens of a sequence that it was trained with.
   virtual size_t context() const = 0;
-  // Writes the parameters of a model of these flags at their offsets in `flat`, one after another. Refuses the first that the
+  virtual bool has_weights() const { return true; }
+  // Writes the parameters of a model of these flags, which is `config`, at their offsets in `flat`, one after another. Refuses the first that the
   // source does not have in that shape.
-  virtual void read(const std::vector<Parameter>& list, float* flat) const = 0;
+  virtual void read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const = 0;
 };
 
 // Opens what --from names and checks what can be checked without the weights' shapes. Refuses what is no model.

@@ -33,12 +33,6 @@ Progress::Progress(Config& config, const Data& data, const Trainer& trainer, dou
 }
 
 void Progress::header() {
-  std::string changed;
-  Config defaults;
-  const std::vector<Flag> now = list_flags(config_), then = list_flags(defaults);
-  for (size_t i = 0; i < now.size(); i++)
-    if (now[i].get() != then[i].get() && now[i].name != "--resume" && now[i].kind != Flag::Kind::shortcut)
-      changed += " " + now[i].name + "=" + now[i].get();
   const Model& m = trainer_.model;
   const TrainingMemory memory =
       training_memory(m.config, config_.batch, m.context(), config_.micro_batches, ctx_.device);
@@ -46,7 +40,7 @@ void Progress::header() {
     fputs(wrapped(format("%-11s", name), text, 11, width).c_str(), stdout);
   };
   if (config_.source) print("from", config_.source->path());
-  print("flags", changed.empty() ? "all at their defaults" : changed);
+  print("flags", changed_flags_text(config_));
   print("device", name_of(ctx_.device) +
                       (ctx_.device == Device::cpu ? format(", %d threads", omp_get_max_threads()) : "") +
                       (peak_ > 0 ? format(", fp32 matmul peak %.0f GFLOP/s (measured)", peak_ * 1e-9) : ""));

@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <set>
+
+#include "training/number_formats.h"
+#include "training/strict_json.h"
 
 namespace gated {
 
@@ -35,7 +37,7 @@ File::~File() {
 size_t File::size() const {
   struct stat s;
   if (::fstat(fd_, &s) != 0) fail_errno(path_, "stat");
-  require(S_ISREG(s.st_mode), "%s: not a regular file, expected a safetensors file", path_.c_str());
+  require(S_ISREG(s.st_mode), "%s: not a regular file", path_.c_str());
   return static_cast<size_t>(s.st_size);
 }
 
@@ -89,62 +91,6 @@ std::string shape_text(const std::vector<size_t>& shape) {
 
 namespace {
 
-// What the tree made of the JSON could no longer show: a key written twice, of which parsers silently keep
-// one, and nesting deeper than {name: {"shape": [...]}}. A pass of its own over the text, as nlohmann-json's
-// callback while building the tree takes quadratic time.
-class SafetensorsRules : public nlohmann::json_sax<nlohmann::json> {
- public:
-  explicit SafetensorsRules(const std::string& file) : file_(file) {}
-  bool start_object(size_t) override {
-    keys_.emplace_back();
-    return deeper();
-  }
-  bool start_array(size_t) override { return deeper(); }
-  bool key(std::string& name) override {
-    require(keys_.back().insert(name).second, "%s: header has the key %s twice, expected once", file_.c_str(),
-            quote(name).c_str());
-    return true;
-  }
-  bool end_object() override {
-    keys_.pop_back();
-    return end_array();
-  }
-  bool end_array() override {
-    --depth_;
-    return true;
-  }
-  bool parse_error(size_t, const std::string&, const nlohmann::json::exception& e) override {
-    const std::string reason = e.what();  // "[json.exception.parse_error.101] parse error at line ..."
-    fail("%s: header is not valid JSON: %s", file_.c_str(), quote(reason.substr(reason.find(' ') + 1)).c_str());
-  }
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const std::string&) override { return true; }
-  bool string(std::string&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-
- private:
-  bool deeper() {
-    require(++depth_ <= 3, "%s: header is nested deeper than 3 levels", file_.c_str());
-    return true;
-  }
-  const std::string& file_;
-  std::vector<std::set<std::string>> keys_;  // of each object that is still open
-  size_t depth_ = 0;
-};
-
-nlohmann::json parse_safetensors_json(const std::string& file, const std::string& text) {
-  // nlohmann-json takes a NUL for the end of the text and would not look at what follows.
-  require(text.find('\0') == std::string::npos, "%s: header has a NUL byte, expected JSON padded with spaces",
-          file.c_str());
-  require(text.starts_with('{'), "%s: header does not begin with '{', expected a JSON object", file.c_str());
-  SafetensorsRules rules(file);
-  nlohmann::json::sax_parse(text, &rules);
-  return nlohmann::json::parse(text);
-}
-
 // [a, b, ...] of whole numbers that fit size_t; a negative, a fraction or an exponent is none.
 std::optional<std::vector<size_t>> json_sizes(const nlohmann::json& value) {
   const auto whole = [](const nlohmann::json& item) { return item.is_number_unsigned(); };
@@ -191,11 +137,12 @@ SafetensorsHeader parse_safetensors(const std::string& file, size_t file_size, c
           size_t{length}, rest);
   std::string text(length, '\0');
   if (length > 0) read(text.data(), text.size(), sizeof length);
+  require(text.starts_with('{'), "%s: header does not begin with '{', expected a JSON object", at);
 
   SafetensorsHeader header;
   header.data_start = sizeof length + length;
   const size_t data_size = file_size - header.data_start;
-  const nlohmann::json tree = parse_safetensors_json(file, text);
+  const nlohmann::json tree = parse_strict_json(file, "header", text, 3);
   for (const auto& [name, value] : tree.items()) {
     if (name == metadata_key) {
       require(value.is_object(), "%s: %s is not an object", at, metadata_key);
@@ -232,6 +179,20 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, O_RDONLY
       parse_safetensors(path, file_.size(), [&](void* dst, size_t n, size_t offset) { file_.read(dst, n, offset); });
 }
 
+void SafetensorsFile::read_floats(const std::string& name, const TensorEntry& tensor, float* dst) const {
+  const bool bf16 = tensor.dtype == "BF16", f16 = tensor.dtype == "F16";
+  if (tensor.dtype == "F32") return read(tensor, 0, dst, tensor.end - tensor.begin);
+  require(bf16 || f16, "%s: tensor %s is %s, expected F32, BF16 or F16", path().c_str(), quote(name).c_str(),
+          tensor.dtype.c_str());
+  std::vector<uint16_t> buffer(size_t{1} << 19);
+  const size_t n = (tensor.end - tensor.begin) / sizeof buffer[0];
+  for (size_t done = 0; done < n; done += buffer.size()) {
+    const size_t here = std::min(buffer.size(), n - done);
+    read(tensor, done * sizeof buffer[0], buffer.data(), here * sizeof buffer[0]);
+    for (size_t i = 0; i < here; i++) dst[done + i] = bf16 ? widen_bf16(buffer[i]) : widen_f16(buffer[i]);
+  }
+}
+
 // ---- writing the header
 
 size_t TensorView::bytes() const {
@@ -241,18 +202,19 @@ size_t TensorView::bytes() const {
   return *n;
 }
 
-std::string safetensors_header(const std::string& file, const std::vector<TensorView>& tensors,
+std::string safetensors_header(const std::string& file, const std::vector<TensorForm>& tensors,
                                const std::map<std::string, std::string>& metadata) {
   constexpr size_t alignment = 64;
   nlohmann::json header = nlohmann::json::object();
   if (!metadata.empty()) header[metadata_key] = metadata;
   size_t end = 0;
-  for (const TensorView& t : tensors) {
+  for (const TensorForm& t : tensors) {
     const std::string name = quote(t.name);
     const size_t begin = end;
-    end += t.bytes();  // the tensors lie in memory, so the sum fits
-    require(t.data || t.bytes() == 0, "%s: tensor %s has no data", file.c_str(), name.c_str());
-    const nlohmann::json entry = {{"dtype", "F32"}, {"shape", t.shape}, {"data_offsets", {begin, end}}};
+    const auto bytes = tensor_bytes(t.shape, dtype_size(t.dtype));
+    require(bytes && !__builtin_add_overflow(end, *bytes, &end), "%s: tensor %s: more bytes than 64 bits can count",
+            file.c_str(), name.c_str());
+    const nlohmann::json entry = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {begin, end}}};
     require(t.name != metadata_key && header.emplace(t.name, entry).second,
             "%s: tensor name %s is given twice or reserved, expected names that differ", file.c_str(), name.c_str());
   }
@@ -268,6 +230,16 @@ std::string safetensors_header(const std::string& file, const std::vector<Tensor
           size_t{length}, max_safetensors_header);
   text.resize(length, ' ');
   return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
+}
+
+std::string safetensors_header(const std::string& file, const std::vector<TensorView>& tensors,
+                               const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorForm> forms;
+  for (const TensorView& t : tensors) {
+    require(t.data || t.bytes() == 0, "%s: tensor %s has no data", file.c_str(), quote(t.name).c_str());
+    forms.push_back({t.name, "F32", t.shape});
+  }
+  return safetensors_header(file, forms, metadata);
 }
 
 }  // namespace gated

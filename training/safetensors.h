@@ -108,6 +108,9 @@ class SafetensorsFile {
   void read(const TensorEntry& tensor, size_t offset, void* dst, size_t n) const {
     file_.read(dst, n, header_.data_start + tensor.begin + offset);
   }
+  // All of a tensor of F32, BF16 or F16 in fp32, exactly, by way of a buffer of 1 MiB. Refuses other dtypes; `name` is what a
+  // refusal calls it.
+  void read_floats(const std::string& name, const TensorEntry& tensor, float* dst) const;
 
  private:
   File file_;
@@ -124,8 +127,17 @@ struct TensorView {
   size_t bytes() const;
 };
 
+// What a header says of a tensor, wherever its values are.
+struct TensorForm {
+  std::string name, dtype;
+  std::vector<size_t> shape;
+};
+
 // The first data_start bytes of a file that holds the tensors one after another, in the order of the list.
 // The padding puts the data on a multiple of 64 bytes, a cache line, for readers that do map the file.
+std::string safetensors_header(const std::string& file, const std::vector<TensorForm>& tensors,
+                               const std::map<std::string, std::string>& metadata);
+// Of tensors in memory, as F32.
 std::string safetensors_header(const std::string& file, const std::vector<TensorView>& tensors,
                                const std::map<std::string, std::string>& metadata);
 

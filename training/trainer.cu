@@ -160,7 +160,7 @@ void Trainer::load(const Checkpoint& checkpoint) {
 }
 
 void Trainer::start_from(const ModelSource& source) {
-  fill_from_host(model.weights.values, [&](float* host) { source.read(model.weights.list(), host); });
+  fill_from_host(model.weights.values, [&](float* host) { source.read(model.config, model.weights.list(), host); });
 }
 
 }  // namespace gated

@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Makes tests/fixtures/hf_models.json: tiny models of transformers, which tests/test_hf_model.cpp reads as folders.
+
+usage: pip install torch transformers && scripts/make_models.py [FILE]     CPU only, no download, seconds
+
+Of every architecture that --from reads: the config.json that transformers writes, the name and shape of each tensor as
+save_pretrained stores it, and what the model computes in float64 with weights that both sides make from these names: the
+loss, the logits behind each sequence's last token, and the gradient of every stored tensor. Gradients are stored as
+scripts/make_fixtures.py stores them, which also says how the weights are made.
+
+The gates of arXiv 2505.06708 in the layout that its authors released are no model of transformers: their tensors are taken
+apart here, and the formulas of scripts/make_fixtures.py compute the rest.
+"""
+import json
+import math
+import os
+import sys
+import tempfile
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import load_file, save_file
+
+from make_fixtures import Flags, dump, model, tokens, values
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+B, T = 2, 11
+
+LLAMA = dict(vocab_size=37, hidden_size=20, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=6, max_position_embeddings=T, pad_token_id=None, bos_token_id=None,
+             eos_token_id=None)
+EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7)
+
+
+def default_rope(theta, **more):
+    return {"rope_type": "default", "rope_theta": theta} | more
+
+
+# name: the configuration
+MODELS = {
+    "llama": transformers.LlamaConfig(**LLAMA, tie_word_embeddings=False, rms_norm_eps=1e-5,
+                                      rope_parameters=default_rope(500000.0)),
+    "llama with biases": transformers.LlamaConfig(**LLAMA, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    "qwen2": transformers.Qwen2Config(**{k: v for k, v in LLAMA.items() if k != "head_dim"} | {"hidden_size": 24},
+                                      tie_word_embeddings=True, rope_parameters=default_rope(1e6)),
+    "qwen3": transformers.Qwen3Config(**LLAMA, tie_word_embeddings=True, rope_parameters=default_rope(1e6)),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**LLAMA, **EXPERTS, tie_word_embeddings=False, norm_topk_prob=True,
+                                             mlp_only_layers=[0], rope_parameters=default_rope(1e6)),
+    "qwen3_next": transformers.Qwen3NextConfig(
+        **LLAMA | {"num_hidden_layers": 4}, **EXPERTS, shared_expert_intermediate_size=14, tie_word_embeddings=False,
+        norm_topk_prob=True, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=5,
+        linear_value_head_dim=3, linear_conv_kernel_dim=3, layer_types=["linear_attention"] * 3 + ["full_attention"],
+        rope_parameters=default_rope(1e7, partial_rotary_factor=0.7)),
+    "gpt_oss": transformers.GptOssConfig(
+        **LLAMA | {"intermediate_size": 7}, num_local_experts=5, num_experts_per_tok=2, sliding_window=4,
+        tie_word_embeddings=False, rope_parameters=default_rope(150000.0)),
+    "gpt2": transformers.GPT2Config(vocab_size=37, n_positions=T, n_embd=20, n_layer=2, n_head=4, n_inner=24,
+                                    resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=None, eos_token_id=None),
+}
+
+
+def around(name, shape, zero_centred):
+    """What a tensor's values lie around: 1 where it scales."""
+    if name.endswith("linear_attn.norm.weight"):
+        return 1
+    return int(len(shape) == 1 and name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight"))
+               and not zero_centred)
+
+
+def weights(shapes, zero_centred):
+    return {n: around(n, shape, zero_centred) + values(n, *shape) / 4 for n, shape in shapes.items()}
+
+
+def in_float64():
+    """What transformers does in float32 whatever the weights are (norms, softmax, RoPE tables) in float64 too."""
+    patches = mock.patch.multiple(torch, float=torch.float64, float32=torch.float64)
+    return patches, mock.patch.object(torch.Tensor, "float", torch.Tensor.double)
+
+
+def stored(name, x):
+    x = x.double().flatten()
+    if x.numel() <= 64:
+        return x
+    directions = [values(f"direction {i} of {name}", x.numel()) for i in range(3)]
+    return torch.stack([x.norm()] + [x @ ((d + torch.where(d < 0, -1, 1)) / 2) for d in directions])
+
+
+def results(logits, ids, targets, gradients):
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return {"loss": loss.detach().reshape(1), "logits": logits[:, -1].detach().flatten(),
+            "gradients": {n: stored(n, g) for n, g in gradients(loss).items()}}
+
+
+def batch(vocab):
+    return (tokens(name, B * T, vocab).reshape(B, T) for name in ("ids", "targets"))
+
+
+def by_transformers(name, config):
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "model.safetensors")
+
+        def on_disk(m):
+            m.save_pretrained(folder)
+            return {n: x for n, x in load_file(file).items()}
+        # Saved once for its names and shapes; with the values that belong to them it is opened again.
+        shapes = {n: tuple(x.shape) for n, x in on_disk(transformers.AutoModelForCausalLM.from_config(config)).items()}
+        zero_centred = config.model_type in ("qwen3_next", "gemma3_text")
+        save_file({n: x.float().contiguous() for n, x in weights(shapes, zero_centred).items()}, file, {"format": "pt"})
+        with open(os.path.join(folder, "config.json")) as text:
+            written = json.load(text)
+        m = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32,
+                                                              experts_implementation="eager").double().eval()
+        patches = in_float64()
+        with patches[0], patches[1]:
+            # Buffers that were made in float32 are made again.
+            for module in m.modules():
+                if "RotaryEmbedding" in module.__class__.__name__:
+                    module.__init__(m.config)
+            ids, targets = batch(written["vocab_size"])
+            logits = m(ids, use_cache=False).logits
+
+        def gradients(loss):
+            loss.backward()
+            for p in m.parameters():
+                p.data = p.grad
+            return on_disk(m)
+        return {"name": name, "config": written,
+                "tensors": {n: {"shape": list(s), "around": around(n, s, zero_centred)} for n, s in shapes.items()},
+                "results": results(logits, ids, targets, gradients)}
+
+
+# ---- the released layout of gates
+
+def released_gates(kind):
+    line = f"--vocab=37 --context={T} --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 --ffn-hidden=24 --attn=g1"
+    f = Flags(line + (" --gate=headwise" if kind == "headwise" else ""))
+    H, K, D, C = 4, 2, 6, 20
+    scores = H // K if kind == "headwise" else H // K * D
+    config = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=37, hidden_size=C, intermediate_size=24,
+                  num_hidden_layers=2, num_attention_heads=H, num_key_value_heads=K, head_dim=D, hidden_act="silu",
+                  max_position_embeddings=T, rms_norm_eps=1e-6, rope_theta=10000.0, rope_scaling=None,
+                  tie_word_embeddings=True, attention_bias=False, qkv_bias=False, use_qk_norm=True,
+                  use_sliding_window=False, elementwise_attn_output_gate=kind == "elementwise",
+                  headwise_attn_output_gate=kind == "headwise")
+    shapes = {"model.embed_tokens.weight": (37, C), "model.norm.weight": (C,)}
+    for layer in range(2):
+        at = f"model.layers.{layer}."
+        shapes |= {at + n: s for n, s in {
+            "input_layernorm.weight": (C,), "post_attention_layernorm.weight": (C,), "self_attn.k_proj.weight": (K * D, C),
+            "self_attn.q_proj.weight": (H * D + K * scores, C), "self_attn.v_proj.weight": (K * D, C),
+            "self_attn.o_proj.weight": (C, H * D), "self_attn.q_norm.weight": (D,), "self_attn.k_norm.weight": (D,),
+            "mlp.gate_proj.weight": (24, C), "mlp.up_proj.weight": (24, C), "mlp.down_proj.weight": (C, 24)}.items()}
+    theirs = {n: x.double().requires_grad_() for n, x in weights(shapes, False).items()}
+    ours = dict(theirs)
+    for n in shapes:
+        if "q_proj" in n:  # of each key/value head first its queries, then their scores
+            queries, gates = theirs[n].unflatten(0, (K, -1)).split([H // K * D, scores], dim=1)
+            ours[n], ours[n.replace("q_proj", "g_proj")] = queries.flatten(0, 1), gates.flatten(0, 1)
+
+    def parameter(n, *shape):
+        assert ours[n].shape == shape, (n, shape)
+        return ours[n]
+    ids, targets = batch(37)
+    logits = model(f, parameter, ids, [])
+    return {"name": f"released gates, {kind}", "config": config,
+            "tensors": {n: {"shape": list(s), "around": around(n, s, False)} for n, s in shapes.items()},
+            "results": results(logits, ids, targets, lambda loss: dict(
+                zip(theirs, torch.autograd.grad(loss, list(theirs.values())))))}
+
+
+def main():
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    path = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "tests/fixtures/hf_models.json")
+    models = [by_transformers(name, config) for name, config in MODELS.items()]
+    models += [released_gates(kind) for kind in ("elementwise", "headwise")]
+    versions = {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__}
+    with open(path, "w") as file:
+        file.write(dump(versions | {"models": models}, 9) + "\n")
+    print(f"wrote {path}, {os.path.getsize(path)} bytes")
+
+
+main()

@@ -1,0 +1,429 @@
+// hf_model: folders of transformers read and written. tests/fixtures/hf_models.json, made by scripts/make_models.py, says what
+// transformers' own models compute with weights that both sides make.
+#include <omp.h>
+
+#include <map>
+#include <set>
+
+#include "layers/model.h"
+#include "tests/catch.h"
+#include "tests/fixtures.h"
+#include "tests/script.h"
+#include "tests/small_models.h"
+#include "training/checkpoint.h"
+#include "training/command_line.h"
+#include "training/hf_config.h"
+#include "training/hf_model.h"
+#include "training/hf_weights.h"
+#include "training/number_formats.h"
+
+using namespace gated;
+
+namespace {
+
+struct Tensor {
+  std::string dtype;
+  std::vector<size_t> shape;
+  std::string bytes;
+  bool operator==(const Tensor&) const = default;
+};
+using TensorMap = std::map<std::string, Tensor>;
+
+// A safetensors file of any dtypes.
+std::string safetensors_of(const TensorMap& tensors) {
+  std::vector<TensorForm> forms;
+  std::string data;
+  for (const auto& [name, t] : tensors) {
+    forms.push_back({name, t.dtype, t.shape});
+    data += t.bytes;
+  }
+  return safetensors_header("test", forms, {{"format", "pt"}}) + data;
+}
+
+TensorMap tensors_in(const std::string& path) {
+  const SafetensorsFile file(path);
+  TensorMap tensors;
+  for (const auto& [name, t] : file.header().tensors) {
+    std::string bytes(t.end - t.begin, '\0');
+    file.read(t, 0, bytes.data(), bytes.size());
+    tensors[name] = {t.dtype, t.shape, bytes};
+  }
+  return tensors;
+}
+
+template <class T>
+std::string bytes_of(const std::vector<T>& values) {
+  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+// The tensors of a fixture's model.
+TensorMap tensors_of(const json& fixture) {
+  TensorMap tensors;
+  for (const auto& [name, t] : fixture.at("tensors").items()) {
+    const Shape shape = t.at("shape");
+    std::vector<float> x = values_of<float>(name, count(shape), 0.25f);
+    for (float& value : x) value += float(t.at("around"));
+    tensors[name] = {"F32", shape, bytes_of(x)};
+  }
+  return tensors;
+}
+
+const json& models() {
+  static const json fixtures = read_fixtures("hf_models.json");
+  return fixtures.at("models");
+}
+
+const json& model_named(const std::string& name) {
+  for (const json& m : models())
+    if (m.at("name") == name) return m;
+  fail("no fixture %s", name.c_str());
+}
+
+void write_folder(const Folder& f, const std::string& folder, const json& config, const TensorMap& tensors) {
+  f.write(folder + "/config.json", config.dump(1));
+  f.write(folder + "/model.safetensors", safetensors_of(tensors));
+}
+
+// The losses of routers, which transformers' loss has not.
+std::string without_router_losses(const json& config) {
+  const bool experts = config.value("num_experts", 0) + config.value("num_local_experts", 0) > 0;
+  return experts ? " --balance-loss=0 --z-loss=0" : "";
+}
+
+Config config_from(const std::string& folder, const std::string& more = "") {
+  return config_of_flags("--from=" + folder + more);
+}
+
+// The weights of the model that --from names, in their flat order.
+std::vector<float> weights_from(const Config& c) {
+  const Model model(c.model);
+  std::vector<float> flat(model.weights.flat_size());
+  c.source->read(c.model, model.weights.list(), flat.data());
+  return flat;
+}
+
+std::string refusal(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("hf_model: loss, logits and every gradient are those of transformers", "[fixtures]") {
+  const int threads = omp_get_max_threads();
+  omp_set_num_threads(1);  // next to no work: waking a second thread costs more than it does
+  const Folder f;
+  for (const Device device : {Device::cpu, Device::emulated})
+    for (const json& fixture : models()) {
+      INFO(fixture.at("name"));
+      write_folder(f, "model", fixture.at("config"), tensors_of(fixture));
+      const Config c = config_from(f / "model", without_router_losses(fixture.at("config")));
+      const size_t B = 2, T = c.model.context;
+      const auto ids = tokens_of("ids", B * T, c.model.vocab), targets = tokens_of("targets", B * T, c.model.vocab);
+      Context ctx(device);
+      Model model(c.model, B, T, 1, ctx);
+      model.weights.values.upload(weights_from(c));
+      set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
+      const json& expected = fixture.at("results");
+      const auto close = [](const Numbers& there, const Numbers& here) {
+        REQUIRE(relative_error(there, here) <= 1e-5);
+      };
+      close(expected.at("loss"), {forward_backward(model, ids, targets, B, T, ctx)});
+
+      const std::vector<float> gradients = model.weights.grads.download();
+      std::map<std::string, size_t> offsets;
+      for (const Parameter& p : model.weights.list()) offsets[p.name] = p.offset;
+      const auto architecture = read_hf_config("config.json", fixture.at("config")).architecture;
+      const std::vector<HfTensor> tensors = hf_tensors(architecture, c.model);
+      REQUIRE(tensors.size() == expected.at("gradients").size());
+      for (const HfTensor& t : tensors) {
+        INFO(t.name);
+        std::vector<float> x(count(t.shape), NAN);
+        for (const Piece& piece : t.pieces) give_piece(piece, &gradients[offsets.at(piece.parameter)], x.data());
+        const Numbers there = expected.at("gradients").at(t.name);
+        const Numbers here = stored(t.name, Numbers(x.begin(), x.end()), there.size());
+        if (std::sqrt(dot(there, there)) < 1e-12)  // a bias that softmax takes out again
+          REQUIRE(std::sqrt(dot(here, here)) < 1e-6);
+        else
+          REQUIRE(relative_error(there, here) <= 2e-5);
+      }
+      Numbers logits;
+      for (size_t b = 0; b < B; b++)
+        for (float x : model.next_token_logits({&ids[b * T], &ids[b * T] + T})) logits.push_back(x);
+      close(expected.at("logits"), logits);
+    }
+  omp_set_num_threads(threads);
+}
+
+TEST_CASE("hf_model: pieces cover every element of both sides once", "[hf]") {
+  const Folder f;
+  for (const json& fixture : models()) {
+    INFO(fixture.at("name"));
+    f.write("config.json", fixture.at("config").dump());
+    const Config c = config_of_flags("--describe --from=" + (f / "config.json"));
+    const Model model(c.model);
+    std::map<std::string, std::vector<float>> ours;
+    for (const Parameter& p : model.weights.list()) ours[p.name].resize(p.size);
+    const auto architecture = read_hf_config("config.json", fixture.at("config")).architecture;
+    for (const HfTensor& t : hf_tensors(architecture, c.model)) {
+      INFO(t.name);
+      // Numbered elements arrive, and come back to where they were; what arrives twice would be overwritten.
+      std::vector<float> theirs(count(t.shape)), back(theirs.size(), -1);
+      size_t elements = 0;
+      for (size_t i = 0; i < theirs.size(); i++) theirs[i] = float(i + 1);
+      for (const Piece& piece : t.pieces) {
+        size_t n = 1;
+        for (const Axis& a : piece.axes) n *= a.count;
+        elements += n;
+        std::vector<float> part(ours.at(piece.parameter).size());
+        take_piece(piece, part.data(), theirs.data());
+        size_t arrived = 0;
+        for (size_t i = 0; i < part.size(); i++) {
+          if (part[i] == 0) continue;
+          REQUIRE(ours[piece.parameter][i] == 0);
+          ours[piece.parameter][i] = part[i];
+          arrived++;
+        }
+        REQUIRE(arrived == n);
+        give_piece(piece, part.data(), back.data());
+      }
+      REQUIRE(elements == theirs.size());
+      REQUIRE(back == theirs);
+    }
+    for (const auto& [name, values] : ours) {
+      INFO(name);
+      REQUIRE(std::count(values.begin(), values.end(), 0.0f) == 0);
+    }
+  }
+}
+
+TEST_CASE("hf_model: what is read and written again has the same bytes in every tensor, in fp32 and BF16", "[hf]") {
+  const Folder f;
+  for (const json& fixture : models()) {
+    INFO(fixture.at("name"));
+    TensorMap tensors = tensors_of(fixture);
+    for (const bool bf16 : {false, true}) {
+      if (bf16)
+        for (auto& [name, t] : tensors) {
+          std::vector<uint16_t> rounded;
+          for (size_t i = 0; i < t.bytes.size(); i += 4) {
+            float x;
+            std::memcpy(&x, &t.bytes[i], 4);
+            rounded.push_back(round_to_bf16(x));
+          }
+          t = {"BF16", t.shape, bytes_of(rounded)};
+        }
+      write_folder(f, "in", fixture.at("config"), tensors);
+      fs::remove_all(f / "out");
+      const Config c = config_from(f / "in", " --export=" + (f / "out") + (bf16 ? " --export-dtype=bf16" : ""));
+      export_model(c);
+      REQUIRE(tensors_in(f / "out/model.safetensors") == tensors);
+      REQUIRE(folder_names(f / "out").size() == 2);
+      // And the configuration says the same.
+      REQUIRE(config_from(f / "out").source->flags() == c.source->flags());
+    }
+  }
+}
+
+TEST_CASE("hf_model: several files and their index are one model, F16 and old names too", "[hf]") {
+  const Folder f;
+  const json& fixture = model_named("gpt2");
+  const TensorMap tensors = tensors_of(fixture);
+  write_folder(f, "one", fixture.at("config"), tensors);
+  const std::vector<float> expected = weights_from(config_from(f / "one"));
+
+  // As GPT-2 was published: no name in front, masks beside the biases.
+  TensorMap old = {{"h.0.attn.bias", {"F32", {1, 1, 2, 2}, std::string(16, '\0')}}};
+  for (const auto& [name, t] : tensors) old[name.substr(name.find('.') + 1)] = t;
+  write_folder(f, "old", fixture.at("config"), old);
+  REQUIRE(weights_from(config_from(f / "old")) == expected);
+
+  // A tensor a file.
+  json index = {{"metadata", {{"total_size", 1}}}, {"weight_map", json::object()}};
+  f.write("many/config.json", fixture.at("config").dump());
+  for (const auto& [name, t] : tensors) {
+    const std::string file = format("model-%zu.safetensors", index["weight_map"].size());
+    index["weight_map"][name] = file;
+    f.write("many/" + file, safetensors_of({{name, t}}));
+  }
+  f.write("many/model.safetensors.index.json", index.dump());
+  REQUIRE(weights_from(config_from(f / "many")) == expected);
+
+  // 1, 2^-24 and -65504 in F16.
+  TensorMap half = tensors;
+  Tensor& ln = half.at("transformer.ln_f.bias");
+  ln = {"F16", ln.shape,
+        bytes_of(std::vector<uint16_t>{0x3c00, 0x0001, 0xfbff}) + std::string(2 * (ln.shape[0] - 3), '\0')};
+  write_folder(f, "half", fixture.at("config"), half);
+  const Config c = config_from(f / "half");
+  const std::vector<float> flat = weights_from(c);
+  const Model model(c.model);
+  for (const Parameter& p : model.weights.list())
+    if (p.name == "model.norm.bias")
+      REQUIRE(std::vector<float>(&flat[p.offset], &flat[p.offset] + 3) == std::vector<float>{1, 0x1p-24f, -65504});
+
+  // A tied model may bring its output matrix, as long as it is the embedding.
+  TensorMap head = tensors;
+  head["lm_head.weight"] = head.at("transformer.wte.weight");
+  write_folder(f, "head", fixture.at("config"), head);
+  REQUIRE(weights_from(config_from(f / "head")) == expected);
+  head["lm_head.weight"].bytes[7] ^= 1;
+  write_folder(f, "head", fixture.at("config"), head);
+  REQUIRE(contains(refusal([&] { weights_from(config_from(f / "head")); }),
+                   "tensor \"lm_head.weight\" is not the embedding, though tie_word_embeddings says so"));
+}
+
+TEST_CASE("hf_model: a folder that is damaged or foreign is refused in one line that names what", "[hf]") {
+  const Folder f;
+  const json& fixture = model_named("qwen3");
+  const json config = fixture.at("config");
+  const TensorMap tensors = tensors_of(fixture);
+  const auto refused = [&](const std::string& named) {
+    const std::string message = refusal([&] { weights_from(config_from(f / "in")); });
+    INFO(message);
+    REQUIRE(contains(message, named));
+    REQUIRE(message.find('\n') == std::string::npos);
+    fs::remove_all(f / "in");
+  };
+  const auto with = [&](const std::function<void(TensorMap&)>& change) {
+    TensorMap changed = tensors;
+    change(changed);
+    write_folder(f, "in", config, changed);
+  };
+  const std::string norm = "model.layers.1.post_attention_layernorm.weight";
+  with([&](TensorMap& t) { t.erase(norm); });
+  refused("no tensor \"" + norm + "\" among the 23 it holds");
+  with([&](TensorMap& t) { t["model.layers.2.x"] = t.at(norm); });
+  refused("model.safetensors: tensor \"model.layers.2.x\" is none of this model");
+  with([&](TensorMap& t) { t.at(norm).shape = {4, 5}; });
+  refused("tensor \"" + norm + "\" is F32 [4,5], expected the shape [20]");
+  with([&](TensorMap& t) { t.at(norm) = {"I32", {20}, std::string(80, '\0')}; });
+  refused("tensor \"" + norm + "\" is I32, expected F32, BF16 or F16");
+  with([&](TensorMap& t) {
+    t.erase(norm);
+    t[norm + "_blocks"] = {"U8", {20}, std::string(20, '\0')};
+  });
+  refused("tensor \"" + norm + "\" is MXFP4");
+  with([](TensorMap&) {});
+  fs::resize_file(f / "in/model.safetensors", 5000);
+  refused("in/model.safetensors: ");
+  with([](TensorMap&) {});
+  fs::remove(f / "in/model.safetensors");
+  refused("in: holds neither model.safetensors nor model.safetensors.index.json");
+  with([](TensorMap&) {});
+  f.write("in/config.json", "{\"model_type\":\"qwen3\",\"model_type\":\"llama\"}");
+  refused("in/config.json: it has the key \"model_type\" twice");
+  f.write("in/config.json", "[]");
+  refused("in/config.json: it does not begin with '{'");
+  f.write("in/config.json", "{\"a\": tru}");
+  refused("in/config.json: it is not valid JSON");
+  json wide = config;
+  wide["head_dim"] = 300;
+  write_folder(f, "in", wide, tensors);
+  refused("--head-dim=300: expected at most 256");
+
+  // The index.
+  const auto indexed = [&](const json& index, const TensorMap& a, const TensorMap& b) {
+    f.write("in/config.json", config.dump());
+    f.write("in/model.safetensors.index.json", index.dump());
+    f.write("in/a.safetensors", safetensors_of(a));
+    f.write("in/b.safetensors", safetensors_of(b));
+  };
+  const TensorMap one = {{norm, tensors.at(norm)}};
+  indexed({{"weight_map", {{norm, "../in/a.safetensors"}}}}, one, {});
+  refused("is said to be in \"../in/a.safetensors\", expected a safetensors file of the same folder");
+  indexed({{"weight_map", {{norm, "/etc/passwd"}}}}, one, {});
+  refused("is said to be in \"/etc/passwd\"");
+  indexed({{"weight_map", {{norm, 5}}}}, one, {});
+  refused("the file of tensor \"" + norm + "\" is not a string");
+  indexed({{"weight_map", json::object()}}, one, {});
+  refused("no \"weight_map\"");
+  indexed({{"weight_map", {{norm, "c.safetensors"}}}}, one, {});
+  refused("in/c.safetensors: cannot open");
+  indexed({{"weight_map", {{norm, "b.safetensors"}}}}, one, {});
+  refused("index.json: tensor \"" + norm + "\" is not in b.safetensors");
+  indexed({{"weight_map", {{norm, "a.safetensors"}, {"x", "b.safetensors"}}}}, one,
+          {{norm, one.at(norm)}, {"x", one.at(norm)}});
+  refused("in/b.safetensors: tensor \"" + norm + "\" is in ");
+  indexed({{"weight_map", {{norm, "a.safetensors"}}}}, {{norm, one.at(norm)}, {"x", one.at(norm)}}, {});
+  refused("a.safetensors holds 2 tensors, of which the index names 1");
+}
+
+TEST_CASE("hf_model: an export overwrites nothing, and one that fails leaves nothing", "[hf]") {
+  const Folder f;
+  const json& fixture = model_named("llama");
+  write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
+  const auto train = [&](const std::string& rest) { return f.run("{repo}/train --from=in " + rest); };
+  const auto refused = [&](const std::string& rest, const std::string& named) {
+    const Said said = train(rest);
+    INFO(said.text);
+    REQUIRE(said.exit_code == 1);
+    REQUIRE(said.text.starts_with("error: "));
+    REQUIRE(count(said.text, "\n") == 1);
+    REQUIRE(contains(said.text, named));
+  };
+  const std::string before = f.read("in/model.safetensors");
+  refused("--export=in", "--export=in: exists and holds something");
+  REQUIRE(f.read("in/model.safetensors") == before);
+  refused("--export=in/config.json", "--export=in/config.json: exists and holds something");
+  refused("--export=in/config.json/x", "--export=in/config.json/x: cannot create the folder");
+  refused("--export=out --clip-output=3", "--clip-output=3");
+  refused("--export=out --evaluate", "--export with --evaluate");
+  refused("--export-dtype=bf16", "--export-dtype needs --export=FOLDER");
+  REQUIRE(f.run("{repo}/train --export=out").text ==
+          "error: --export needs --from=FOLDER: the model that is written, or leave --export out\n");
+  REQUIRE(f.run("ls").text == "in\n");
+  f.run("mkdir out");
+  const Said said = train("--export=out/");
+  REQUIRE(said.text == "wrote out/: config.json, and 7340 parameters in F32 in model.safetensors\n");
+  REQUIRE(tensors_in(f / "out/model.safetensors") == tensors_in(f / "in/model.safetensors"));
+  REQUIRE(f.run("ls").text == "in\nout\n");
+}
+
+// Where transformers is not installed there is nothing to open a folder with: what it would say stands in the fixture.
+TEST_CASE("hf_model: transformers opens what is exported, and computes the same logits", "[hf]") {
+  const char* const named = std::getenv("TRANSFORMERS_PYTHON");
+  const std::string python = named ? named : "python3";
+  if (!answers(python + " -c 'import torch, transformers'")) {
+    WARN(python << " has no transformers: nothing is opened (TRANSFORMERS_PYTHON names another python)");
+    return;
+  }
+  const Folder f;
+  const size_t T = 11;
+  const std::vector<int> ids = tokens_of("ids", T, 37);
+  std::string command = python + " {repo}/scripts/open_export.py ";
+  for (size_t i = 0; i < T; i++) command += (i ? "," : "") + std::to_string(ids[i]);
+  Context ctx(Device::cpu);
+  std::map<std::string, Numbers> expected;
+  for (const json& fixture : models()) {
+    const std::string name = fixture.at("name");
+    if (name.starts_with("released gates")) continue;  // transformers has no such model
+    write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
+    const std::string folder = "out" + std::to_string(expected.size());
+    const Config c = config_from(f / "in", " --export=" + (f / folder));
+    export_model(c);
+    command += " " + folder;
+    Model model(c.model, 1, T, 1, ctx);
+    model.weights.values.upload(weights_from(c));
+    const std::vector<float> logits = model.next_token_logits(ids);
+    expected[name] = Numbers(logits.begin(), logits.end());
+  }
+  const Said said = f.run(command + " 2>errors || { cat errors; false; }");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  std::istringstream lines(said.text);
+  for (const json& fixture : models()) {
+    const std::string name = fixture.at("name");
+    if (!expected.contains(name)) continue;
+    INFO(name);
+    std::string line;
+    REQUIRE(std::getline(lines, line));
+    const json opened = json::parse(line);
+    REQUIRE(opened.at("model") == fixture.at("config").at("architectures")[0]);
+    REQUIRE(relative_error(expected.at(name), Numbers(opened.at("logits"))) <= 1e-5);
+  }
+}

@@ -1,0 +1,561 @@
+#include "training/hf_config.h"
+
+#include <charconv>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "training/flags.h"
+#include "training/safetensors.h"
+
+namespace gated {
+
+using nlohmann::json;
+
+namespace {
+
+// ---- reading values
+
+// The keys of a config.json, or of an object in it. A null is as good as no key.
+class Keys {
+ public:
+  Keys(std::string where, const json& object) : where_(std::move(where)), object_(object) {}
+
+  const json* find(const std::string& key) const {
+    const auto at = object_.find(key);
+    return at == object_.end() || at->is_null() ? nullptr : &*at;
+  }
+  bool has(const std::string& key) const { return find(key) != nullptr; }
+
+  size_t whole(const std::string& key) const {
+    const json& value = needed(key, "a whole number");
+    if (!value.is_number_unsigned()) refuse(key, "a whole number");
+    return value.get<size_t>();
+  }
+  size_t whole_or(const std::string& key, size_t absent) const { return has(key) ? whole(key) : absent; }
+  double real(const std::string& key) const {
+    const json& value = needed(key, "a number");
+    if (!value.is_number()) refuse(key, "a number");
+    return value.get<double>();
+  }
+  double real_or(const std::string& key, double absent) const { return has(key) ? real(key) : absent; }
+  bool flag(const std::string& key) const {
+    const json& value = needed(key, "true or false");
+    if (!value.is_boolean()) refuse(key, "true or false");
+    return value.get<bool>();
+  }
+  bool flag_or(const std::string& key, bool absent) const { return has(key) ? flag(key) : absent; }
+  std::string text_or(const std::string& key, const std::string& absent) const {
+    const json* value = find(key);
+    if (!value) return absent;
+    if (!value->is_string()) refuse(key, "a string");
+    return value->get<std::string>();
+  }
+  std::vector<std::string> texts(const std::string& key) const {
+    const json& value = needed(key, "a list of strings");
+    std::vector<std::string> texts;
+    if (!value.is_array()) refuse(key, "a list of strings");
+    for (const json& item : value) {
+      if (!item.is_string()) refuse(key, "a list of strings");
+      texts.push_back(item.get<std::string>());
+    }
+    return texts;
+  }
+  Keys object(const std::string& key) const {
+    const json& value = needed(key, "an object");
+    if (!value.is_object()) refuse(key, "an object");
+    return Keys(where_ + ": " + key, value);
+  }
+
+  [[noreturn]] void refuse(const std::string& key, const std::string& expected) const {
+    const json* value = find(key);
+    fail("%s: %s is %s, expected %s", where_.c_str(), quote(key).c_str(),
+         value ? value->is_string() ? quote(value->get<std::string>()).c_str() : quote(value->dump()).c_str()
+               : "not there",
+         expected.c_str());
+  }
+
+ private:
+  const json& needed(const std::string& key, const char* expected) const {
+    const json* value = find(key);
+    if (!value) refuse(key, expected);
+    return *value;
+  }
+  std::string where_;
+  const json& object_;
+};
+
+using Words = std::vector<std::string>;
+
+std::string text_of(double value) {
+  char text[64];
+  return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
+}
+// The number that a float's shortest text says: 1e-5, not what 1e-5f is in double.
+double shortest(float value) {
+  char text[64];
+  double real = 0;
+  const char* const end = std::to_chars(text, text + sizeof text, value).ptr;
+  std::from_chars(text, end, real);
+  return real;
+}
+
+void say(Words& words, const char* flag, size_t value) {
+  words.push_back(flag + ("=" + std::to_string(value)));
+}
+void say(Words& words, const char* flag, double value) {
+  words.push_back(flag + ("=" + text_of(value)));
+}
+void say(Words& words, const char* flag, bool value) {
+  words.push_back(flag + std::string(value ? "=on" : "=off"));
+}
+
+// ---- parts of a config.json: each is read into flags, and written from a model
+
+struct Part {
+  void (*read)(const Keys&, Words&);
+  void (*write)(const Config&, json&);
+};
+
+const Part sizes = {[](const Keys& keys, Words& words) {
+                      say(words, "--vocab", keys.whole("vocab_size"));
+                      say(words, "--layers", keys.whole("num_hidden_layers"));
+                      say(words, "--hidden", keys.whole("hidden_size"));
+                      say(words, "--context", keys.whole("max_position_embeddings"));
+                    },
+                    [](const Config& c, json& j) {
+                      j["vocab_size"] = c.model.vocab;
+                      j["num_hidden_layers"] = c.model.layers;
+                      j["hidden_size"] = c.model.hidden;
+                      j["max_position_embeddings"] = c.model.context;
+                    }};
+
+// What transformers takes for a key that is not there differs from architecture to architecture. Where files have it, it has to
+// be there.
+void say_heads(const Keys& keys, Words& words, size_t kv_heads, size_t head_dim) {
+  say(words, "--heads", keys.whole("num_attention_heads"));
+  say(words, "--kv-heads", kv_heads);
+  say(words, "--head-dim", head_dim);
+}
+// Of equal shares of the stream.
+size_t usual_head_dim(const Keys& keys) {
+  const size_t H = keys.whole("num_attention_heads");
+  if (H == 0) keys.refuse("num_attention_heads", "1 or more");
+  return keys.whole_or("head_dim", keys.whole("hidden_size") / H);
+}
+void write_heads(const Config& c, json& j) {
+  j["num_attention_heads"] = c.model.attention.H;
+  j["num_key_value_heads"] = c.model.attention.KVH;
+  j["head_dim"] = c.model.attention.D;
+}
+const Part heads = {[](const Keys& keys, Words& words) {
+                      say_heads(keys, words, keys.whole("num_key_value_heads"), keys.whole("head_dim"));
+                    },
+                    write_heads};
+const Part qwen2_heads = {[](const Keys& keys, Words& words) {
+                            say_heads(keys, words, keys.whole("num_key_value_heads"), usual_head_dim(keys));
+                          },
+                          write_heads};
+const Part llama_heads = {[](const Keys& keys, Words& words) {
+                            const size_t all = keys.whole("num_attention_heads");
+                            say_heads(keys, words, keys.whole_or("num_key_value_heads", all), usual_head_dim(keys));
+                          },
+                          write_heads};
+
+const Part dense_ffn = {
+    [](const Keys& keys, Words& words) { say(words, "--ffn-hidden", keys.whole("intermediate_size")); },
+    [](const Config& c, json& j) { j["intermediate_size"] = c.model.ffn.F; }};
+
+// The epsilon that the norm's authors use needs no flag.
+void say_eps(Words& words, double eps, double usual) {
+  if (eps != usual) say(words, "--norm-eps", eps);
+}
+const Part rms_norm = {[](const Keys& keys, Words& words) { say_eps(words, keys.real("rms_norm_eps"), 1e-6); },
+                       [](const Config& c, json& j) { j["rms_norm_eps"] = shortest(c.model.norm.epsilon()); }};
+
+const Part tied = {
+    [](const Keys& keys, Words& words) { say(words, "--tied", keys.flag_or("tie_word_embeddings", false)); },
+    [](const Config& c, json& j) { j["tie_word_embeddings"] = c.model.tied; }};
+
+const Part all_biases = {
+    [](const Keys& keys, Words& words) {
+      words.push_back(keys.flag_or("attention_bias", false) ? "--attn-bias=all" : "--attn-bias=none");
+    },
+    [](const Config& c, json& j) { j["attention_bias"] = c.model.attention.bias == AttentionBias::all; }};
+
+const Part mlp_bias = {
+    [](const Keys& keys, Words& words) { say(words, "--ffn-bias", keys.flag_or("mlp_bias", false)); },
+    [](const Config& c, json& j) { j["mlp_bias"] = c.model.ffn.bias; }};
+
+// transformers wrote rope_theta and rope_scaling beside the other keys, and from version 5 on rope_parameters with both.
+const Part rope = {[](const Keys& keys, Words& words) {
+                     const bool together = keys.has("rope_parameters");
+                     const Keys at = together ? keys.object("rope_parameters") : keys;
+                     say(words, "--rope-theta",
+                         at.has("rope_theta") ? at.real("rope_theta") : keys.real_or("rope_theta", 10000));
+                     if (!together && !keys.has("rope_scaling")) return;
+                     const Keys scaling = together ? at : keys.object("rope_scaling");
+                     const std::string type = scaling.text_or("rope_type", scaling.text_or("type", "default"));
+                     if (type != "default")
+                       scaling.refuse(scaling.has("rope_type") ? "rope_type" : "type", "\"default\"");
+                   },
+                   [](const Config& c, json& j) {
+                     j["rope_theta"] = c.model.rope_theta;
+                     // (gpt-oss without this key is with YaRN)
+                     j["rope_scaling"] = {{"rope_type", "default"}};
+                   }};
+
+// The first part of a head's dimensions alone turns.
+const Part partial_rope = {[](const Keys& keys, Words& words) {
+                             const bool together = keys.has("rope_parameters");
+                             const Keys at = together ? keys.object("rope_parameters") : keys;
+                             const double absent = keys.real_or("partial_rotary_factor", 0.25);
+                             say(words, "--rope-fraction", at.real_or("partial_rotary_factor", absent));
+                           },
+                           [](const Config& c, json& j) { j["partial_rotary_factor"] = c.model.rope_fraction; }};
+
+// The gates of arXiv 2505.06708 as its authors released them: in Qwen3, with keys that transformers does not know.
+const Part released_gates = {[](const Keys& keys, Words& words) {
+                               const bool element = keys.flag_or("elementwise_attn_output_gate", false);
+                               const bool head = keys.flag_or("headwise_attn_output_gate", false);
+                               if (element && head)
+                                 keys.refuse("headwise_attn_output_gate", "false beside elementwise_attn_output_gate");
+                               const bool bias = keys.flag_or("qkv_bias", false);
+                               if (bias && (element || head)) keys.refuse("qkv_bias", "false: a gate has no bias here");
+                               if (element || head) words.push_back("--attn=g1");
+                               if (head) words.push_back("--gate=headwise");
+                               if (bias) words.push_back("--attn-bias=all");
+                               say(words, "--qk-norm", keys.flag_or("use_qk_norm", true));
+                             },
+                             [](const Config& c, json& j) {
+                               const AttentionConfig& a = c.model.attention;
+                               if (a.gate_at != GatePosition::g1) return;
+                               j["elementwise_attn_output_gate"] = a.gate.kind == GateKind::elementwise;
+                               j["headwise_attn_output_gate"] = a.gate.kind == GateKind::headwise;
+                               j["qkv_bias"] = false;
+                               j["use_qk_norm"] = a.qk_norm;
+                             }};
+
+// Qwen's files have num_experts, and since version 5 of transformers num_local_experts, as gpt-oss's.
+size_t experts_in(const Keys& keys) {
+  return keys.whole(keys.has("num_local_experts") ? "num_local_experts" : "num_experts");
+}
+void read_experts(const Keys& keys, Words& words) {
+  const size_t E = experts_in(keys);
+  say(words, "--experts", E);
+  if (E > 0) say(words, "--experts-per-token", keys.whole("num_experts_per_tok"));
+}
+// Layers that keep a dense FFN are those at the beginning.
+const Part qwen_experts = {[](const Keys& keys, Words& words) {
+                             read_experts(keys, words);
+                             say(words, "--expert-hidden", keys.whole("moe_intermediate_size"));
+                             say(words, "--router-renormalise", keys.flag("norm_topk_prob"));
+                             if (keys.whole_or("decoder_sparse_step", 1) != 1) keys.refuse("decoder_sparse_step", "1");
+                             const json* dense = keys.find("mlp_only_layers");
+                             if (!dense || dense->empty()) return;
+                             for (size_t i = 0; i < dense->size(); i++)
+                               if (!dense->is_array() || (*dense)[i] != i)
+                                 keys.refuse("mlp_only_layers", "layers 0, 1, 2 and so on");
+                             say(words, "--dense-layers", dense->size());
+                           },
+                           [](const Config& c, json& j) {
+                             const MoeConfig& e = c.model.moe;
+                             j["num_experts"] = e.E;
+                             j["num_experts_per_tok"] = e.k;
+                             j["moe_intermediate_size"] = e.F;
+                             j["norm_topk_prob"] = e.renormalise;
+                             j["decoder_sparse_step"] = 1;
+                             j["mlp_only_layers"] = json::array();
+                             for (size_t i = 0; i < c.model.dense_layers; i++) j["mlp_only_layers"].push_back(i);
+                           }};
+
+const Part shared_expert = {
+    [](const Keys& keys, Words& words) {
+      if (experts_in(keys) == 0) return;
+      const size_t one = keys.whole("moe_intermediate_size");
+      const size_t all = keys.whole("shared_expert_intermediate_size");
+      if (one == 0 || all == 0 || all % one != 0)
+        keys.refuse("shared_expert_intermediate_size", "a multiple of moe_intermediate_size");
+      say(words, "--shared-experts", all / one);
+      say(words, "--shared-expert-gate", true);
+    },
+    [](const Config& c, json& j) { j["shared_expert_intermediate_size"] = c.model.moe.shared * c.model.moe.F; }};
+
+// Every layer_every-th layer is softmax attention, the others follow the gated delta rule.
+const Part linear_layers = {
+    [](const Keys& keys, Words& words) {
+      const size_t layers = keys.whole("num_hidden_layers");
+      std::vector<std::string> kinds;
+      if (keys.has("layer_types")) {
+        kinds = keys.texts("layer_types");
+      } else {
+        const size_t every = keys.whole_or("full_attention_interval", 4);
+        if (every == 0) keys.refuse("full_attention_interval", "1 or more");
+        if (layers > 10000) keys.refuse("num_hidden_layers", "at most 10000");
+        for (size_t i = 0; i < layers; i++)
+          kinds.push_back((i + 1) % every == 0 ? "full_attention" : "linear_attention");
+      }
+      const size_t full = size_t(std::count(kinds.begin(), kinds.end(), "full_attention"));
+      const size_t first = size_t(std::find(kinds.begin(), kinds.end(), "full_attention") - kinds.begin()) + 1;
+      const char* const expected = "a kind for every layer, every n-th full_attention, the others linear_attention";
+      if (kinds.size() != layers) keys.refuse("layer_types", expected);
+      for (size_t i = 0; i < layers; i++)
+        if (kinds[i] != ((i + 1) % first == 0 ? "full_attention" : "linear_attention"))
+          keys.refuse("layer_types", expected);
+      words.push_back(full == layers ? "--mixer=attention" : full == 0 ? "--mixer=gated-delta" : "--mixer=hybrid");
+      if (full > 0 && full < layers) say(words, "--attention-every", first);
+      say(words, "--linear-key-heads", keys.whole("linear_num_key_heads"));
+      say(words, "--linear-value-heads", keys.whole("linear_num_value_heads"));
+      say(words, "--linear-key-dim", keys.whole("linear_key_head_dim"));
+      say(words, "--linear-value-dim", keys.whole("linear_value_head_dim"));
+      say(words, "--conv-width", keys.whole("linear_conv_kernel_dim"));
+    },
+    [](const Config& c, json& j) {
+      const LinearAttentionConfig& l = c.model.linear;
+      j["layer_types"] = json::array();
+      for (size_t i = 0; i < c.model.layers; i++)
+        j["layer_types"].push_back(c.model.attends(i) ? "full_attention" : "linear_attention");
+      j["linear_num_key_heads"] = l.Hk;
+      j["linear_num_value_heads"] = l.Hv;
+      j["linear_key_head_dim"] = l.Dk;
+      j["linear_value_head_dim"] = l.Dv;
+      j["linear_conv_kernel_dim"] = l.W;
+    }};
+
+const Part gpt_oss_experts = {[](const Keys& keys, Words& words) {
+                                read_experts(keys, words);
+                                say(words, "--expert-hidden", keys.whole("intermediate_size"));
+                              },
+                              [](const Config& c, json& j) {
+                                j["num_local_experts"] = c.model.moe.E;
+                                j["num_experts_per_tok"] = c.model.moe.k;
+                                j["intermediate_size"] = c.model.moe.F;
+                              }};
+
+// Layers 0, 2, 4, ... see a window, the others all.
+const Part window_of_even_layers = {
+    [](const Keys& keys, Words& words) {
+      say(words, "--window", keys.whole("sliding_window"));
+      words.push_back("--window-layers=even");
+      if (!keys.has("layer_types")) return;
+      const std::vector<std::string> kinds = keys.texts("layer_types");
+      for (size_t i = 0; i < kinds.size(); i++)
+        if (kinds.size() != keys.whole("num_hidden_layers") ||
+            kinds[i] != (i % 2 == 0 ? "sliding_attention" : "full_attention"))
+          keys.refuse("layer_types", "sliding_attention and full_attention in turns, one for every layer");
+    },
+    [](const Config& c, json& j) {
+      j["sliding_window"] = c.model.attention.window;
+      j["layer_types"] = json::array();
+      for (size_t i = 0; i < c.model.layers; i++)
+        j["layer_types"].push_back(i % 2 == 0 ? "sliding_attention" : "full_attention");
+    }};
+
+const Part gpt2_sizes = {[](const Keys& keys, Words& words) {
+                           const size_t C = keys.whole("n_embd"), H = keys.whole("n_head");
+                           if (H == 0 || C % H != 0) keys.refuse("n_head", "a divisor of n_embd");
+                           say(words, "--vocab", keys.whole("vocab_size"));
+                           say(words, "--layers", keys.whole("n_layer"));
+                           say(words, "--hidden", C);
+                           say(words, "--context", keys.whole(keys.has("n_positions") ? "n_positions" : "n_ctx"));
+                           say(words, "--heads", H);
+                           say(words, "--kv-heads", H);
+                           say(words, "--head-dim", C / H);
+                           if (C > size_t{1} << 40) keys.refuse("n_embd", "at most 2^40");
+                           say(words, "--ffn-hidden", keys.whole_or("n_inner", 4 * C));
+                           say_eps(words, keys.real_or("layer_norm_epsilon", 1e-5), 1e-5);
+                           say(words, "--tied", keys.flag_or("tie_word_embeddings", true));
+                         },
+                         [](const Config& c, json& j) {
+                           j["vocab_size"] = c.model.vocab;
+                           j["n_layer"] = c.model.layers;
+                           j["n_embd"] = c.model.hidden;
+                           j["n_positions"] = j["n_ctx"] = c.model.context;
+                           j["n_head"] = c.model.attention.H;
+                           j["n_inner"] = c.model.ffn.F;
+                           j["layer_norm_epsilon"] = shortest(c.model.norm.epsilon());
+                           j["tie_word_embeddings"] = c.model.tied;
+                         }};
+
+const Part gpt2_activation = {[](const Keys& keys, Words& words) {
+                                const std::string name = keys.text_or("activation_function", "gelu_new");
+                                const bool tanh = name == "gelu_new" || name == "gelu_pytorch_tanh";
+                                if (!tanh && name != "gelu")
+                                  keys.refuse("activation_function", "\"gelu_new\" or \"gelu\"");
+                                words.push_back(tanh ? "--gelu=tanh" : "--gelu=erf");
+                              },
+                              [](const Config& c, json& j) {
+                                j["activation_function"] =
+                                    c.model.ffn.gelu == Activation::gelu_tanh ? "gelu_new" : "gelu";
+                              }};
+
+// ---- the architectures
+
+// A key that has no flag: what it has to be (JSON), which is also what its absence means.
+struct Must {
+  const char *key, *value;
+};
+
+struct Row {
+  HfArchitecture architecture;
+  const char *model_type, *class_name;
+  std::vector<std::string> flags;  // that all models of it have, beside what the defaults are
+  std::vector<Part> parts;
+  std::vector<Must> musts;
+};
+
+const std::vector<Row>& rows() {
+  static const std::vector<Row> all = {
+      {HfArchitecture::qwen3,
+       "qwen3",
+       "Qwen3ForCausalLM",
+       {},
+       {sizes, heads, dense_ffn, rms_norm, tied, rope, all_biases, released_gates},
+       {{"hidden_act", "\"silu\""}, {"use_sliding_window", "false"}}},
+      {HfArchitecture::qwen2,
+       "qwen2",
+       "Qwen2ForCausalLM",
+       {"--qk-norm=off", "--attn-bias=qkv"},
+       {sizes, qwen2_heads, dense_ffn, rms_norm, tied, rope},
+       {{"hidden_act", "\"silu\""}, {"use_sliding_window", "false"}}},
+      {HfArchitecture::llama,
+       "llama",
+       "LlamaForCausalLM",
+       {"--qk-norm=off"},
+       {sizes, llama_heads, dense_ffn, rms_norm, tied, rope, all_biases, mlp_bias},
+       {{"hidden_act", "\"silu\""}}},
+      {HfArchitecture::qwen3_moe,
+       "qwen3_moe",
+       "Qwen3MoeForCausalLM",
+       {},
+       {sizes, heads, dense_ffn, rms_norm, tied, rope, all_biases, qwen_experts},
+       {{"hidden_act", "\"silu\""}, {"use_sliding_window", "false"}}},
+      {HfArchitecture::qwen3_next,
+       "qwen3_next",
+       "Qwen3NextForCausalLM",
+       {"--norm-weight=zero-centred", "--attn=g1"},
+       {sizes, heads, dense_ffn, rms_norm, tied, rope, partial_rope, qwen_experts, shared_expert, linear_layers},
+       {{"hidden_act", "\"silu\""}, {"attention_bias", "false"}}},
+      {HfArchitecture::gpt_oss,
+       "gpt_oss",
+       "GptOssForCausalLM",
+       {"--qk-norm=off", "--attn-sink=learned", "--attn-bias=all", "--ffn=swiglu-clamped", "--ffn-bias=on",
+        "--router-bias=on"},
+       {sizes, heads, gpt_oss_experts, rms_norm, tied, rope, window_of_even_layers},
+       {{"hidden_act", "\"silu\""}, {"attention_bias", "true"}, {"swiglu_limit", "7.0"}}},
+      {HfArchitecture::gpt2,
+       "gpt2",
+       "GPT2LMHeadModel",
+       {"--norm=layernorm", "--position=learned", "--qk-norm=off", "--attn-bias=all", "--ffn=gelu", "--ffn-bias=on"},
+       {gpt2_sizes, gpt2_activation},
+       {{"scale_attn_weights", "true"},
+        {"scale_attn_by_inverse_layer_idx", "false"},
+        {"add_cross_attention", "false"}}}};
+  return all;
+}
+
+const Row& row_of(const std::string& file, const Keys& keys) {
+  std::string known;
+  const std::string type = keys.text_or("model_type", "");
+  for (const Row& row : rows()) {
+    known += (known.empty() ? "" : ", ") + std::string(row.model_type);
+    if (type != row.model_type) continue;
+    if (!keys.has("architectures")) return row;
+    const std::vector<std::string> names = keys.texts("architectures");
+    for (const std::string& name : names)
+      if (name == row.class_name) return row;
+    keys.refuse("architectures", format("[\"%s\"]", row.class_name));
+  }
+  fail("%s: \"model_type\" is %s, expected one of %s", file.c_str(), type.empty() ? "not there" : quote(type).c_str(),
+       known.c_str());
+}
+
+}  // namespace
+
+HfModel read_hf_config(const std::string& file, const json& config) {
+  const Keys keys(file, config);
+  const Row& row = row_of(file, keys);
+  HfModel model = {row.architecture, row.flags};
+  for (const Must& must : row.musts) {
+    const json value = json::parse(must.value);
+    if (keys.has(must.key) && *keys.find(must.key) != value) keys.refuse(must.key, must.value);
+  }
+  if (keys.has("quantization_config"))
+    fail(
+        "%s: \"quantization_config\": its weights are quantized, expected F32, BF16 or F16: expand them with "
+        "transformers "
+        "first",
+        file.c_str());
+  for (const Part& part : row.parts) part.read(keys, model.flags);
+  return model;
+}
+
+// ---- writing
+
+namespace {
+
+const char* const gates_note =
+    "its gates are laid out as the authors of arXiv 2505.06708 release them: open it with their modeling code "
+    "(github.com/qiuzh20/gated_attention), as transformers has no such model";
+
+// Of the model's flags, those that say how it starts and is trained: a trained model is the same whatever they are.
+const std::set<std::string> of_training = {"--init",    "--norm-gate-init", "--dyt-alpha",    "--delta",
+                                           "--dropout", "--balance-loss",   "--balance-over", "--z-loss"};
+
+// The flags of a model that mean something in it, by name.
+std::map<std::string, std::string> model_flags(Config config) {
+  if (config.model.norm.eps == (config.model.norm.kind == NormKind::layernorm ? 1e-5f : 1e-6f))
+    config.model.norm.eps = 0;
+  const std::set<std::string> idle = flags_without_effect(config);
+  std::map<std::string, std::string> flags;
+  for (const Flag& f : list_flags(config))
+    if (f.shapes_the_model() && !of_training.contains(f.name) && !idle.contains(f.name)) flags[f.name] = f.get();
+  flags["--vocab"] = std::to_string(config.model.vocab);
+  return flags;
+}
+
+// The flags that a config.json says otherwise than the model, with the model's values.
+std::vector<std::string> unsaid_by(const json& written, const Config& config) {
+  Config back;
+  const std::vector<Flag> table = list_flags(back);
+  for (const std::string& word : read_hf_config("config.json", json::parse(written.dump())).flags) {
+    const size_t equals = word.find('=');
+    for (const Flag& f : table)
+      if (f.name == word.substr(0, equals)) f.set(word.substr(equals + 1));
+  }
+  back.model.vocab = back.vocab;
+  const std::map<std::string, std::string> ours = model_flags(config), theirs = model_flags(back);
+  std::vector<std::string> unsaid;
+  for (const auto& [name, value] : ours)
+    if (!theirs.contains(name) || theirs.at(name) != value) unsaid.push_back(name + "=" + value);
+  for (const auto& [name, value] : theirs)
+    if (!ours.contains(name)) unsaid.push_back(name + " (it would be " + value + ")");
+  return unsaid;
+}
+
+}  // namespace
+
+HfConfig write_hf_config(const Config& config) {
+  std::vector<std::string> fewest;
+  const Row* nearest = nullptr;
+  for (const Row& row : rows()) {
+    json written = {{"architectures", {row.class_name}}, {"model_type", row.model_type}};
+    for (const Must& must : row.musts) written[must.key] = json::parse(must.value);
+    for (const Part& part : row.parts) part.write(config, written);
+    std::vector<std::string> unsaid;
+    try {
+      unsaid = unsaid_by(written, config);
+    } catch (const Error&) {
+      continue;  // no model of this architecture has such sizes
+    }
+    const bool released =
+        config.model.attention.gate_at != GatePosition::none && row.architecture == HfArchitecture::qwen3;
+    if (unsaid.empty()) return {row.architecture, std::move(written), released ? gates_note : ""};
+    if (!nearest || unsaid.size() < fewest.size()) nearest = &row, fewest = unsaid;
+  }
+  std::string list;
+  for (const std::string& flag : fewest) list += (list.empty() ? "" : ", ") + flag;
+  fail("--export: no architecture of transformers has %s; all else is %s", list.c_str(), nearest->class_name);
+}
+
+}  // namespace gated

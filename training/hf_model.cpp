@@ -1,0 +1,215 @@
+#include "training/hf_model.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "layers/model.h"
+#include "training/checkpoint.h"
+#include "training/flags.h"
+#include "training/hf_config.h"
+#include "training/hf_weights.h"
+#include "training/number_formats.h"
+#include "training/strict_json.h"
+
+namespace gated {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t config_depth = 16, longest_config = size_t{1} << 24;  // bytes
+
+// Offsets by name.
+std::map<std::string, const Parameter*> by_name(const std::vector<Parameter>& list) {
+  std::map<std::string, const Parameter*> found;
+  for (const Parameter& p : list) found[p.name] = &p;
+  return found;
+}
+
+// ---- from a folder
+
+// What a folder may hold beside the model: buffers of old versions, and layers that transformers leaves out too.
+bool is_no_parameter(HfArchitecture architecture, const std::string& name) {
+  if (name.ends_with(".rotary_emb.inv_freq")) return true;
+  if (architecture == HfArchitecture::gpt2) return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+  return architecture == HfArchitecture::qwen3_next && name.starts_with("mtp.");
+}
+
+class HfSource final : public ModelSource {
+ public:
+  // The configuration at `path`; weights of the folder where there is one.
+  HfSource(const std::string& path, const std::string& folder)
+      : path_(path), model_(read_hf_config(path, read_strict_json(path, config_depth, longest_config))) {
+    for (const std::string& flag : model_.flags)
+      if (flag.starts_with("--context=")) context_ = std::stoull(flag.substr(10));
+    if (!folder.empty()) path_ = folder, weights_.emplace(folder);
+  }
+
+  const std::string& path() const override { return path_; }
+  const std::vector<std::string>& flags() const override { return model_.flags; }
+  size_t context() const override { return context_; }
+  bool has_weights() const override { return weights_.has_value(); }
+
+  void read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const override {
+    require(has_weights(), "--from=%s: it holds no weights: name the folder that it stands in", path_.c_str());
+    const std::vector<HfTensor> tensors = hf_tensors(model_.architecture, config);
+    std::set<std::string> wanted;
+    for (const HfTensor& t : tensors) wanted.insert(check(t));
+    for (const std::string& name : weights_->names())
+      require(wanted.contains(name) || is_no_parameter(model_.architecture, name) ||
+                  (config.tied && name == "lm_head.weight"),
+              "%s: tensor %s is none of %s model: it has %zu others", weights_->file_of(name).c_str(),
+              quote(name).c_str(), "this", tensors.size());
+    const auto ours = by_name(list);
+    std::vector<float> values;
+    for (const HfTensor& t : tensors) {
+      values.resize(count(t.shape));
+      weights_->read(stored_name(t.name), values.data());
+      for (const Piece& piece : t.pieces) take_piece(piece, flat + ours.at(piece.parameter)->offset, values.data());
+    }
+    if (config.tied && weights_->has("lm_head.weight")) check_head(*ours.at("model.embed_tokens.weight"), flat, values);
+  }
+
+ private:
+  // GPT-2 was first published without the name of the model's body in front.
+  std::string stored_name(const std::string& name) const {
+    const std::string body = "transformer.";
+    const bool short_one = name.starts_with(body) && !weights_->has(name) && weights_->has(name.substr(body.size()));
+    return short_one ? name.substr(body.size()) : name;
+  }
+  // Refuses a tensor that is not there in that shape, before any is read. Returns its name in the files.
+  std::string check(const HfTensor& t) const {
+    const std::string name = stored_name(t.name);
+    require(weights_->has(name) || !weights_->has(name + "_blocks"),
+            "%s: tensor %s is MXFP4, numbers of 4 bits: expected F32, BF16 or F16: expand it with transformers first",
+            weights_->path().c_str(), quote(name).c_str());
+    const TensorEntry& entry = weights_->entry(name);
+    require(entry.shape == t.shape, "%s: tensor %s is %s %s, expected the shape %s", weights_->file_of(name).c_str(),
+            quote(name).c_str(), entry.dtype.c_str(), shape_text(entry.shape).c_str(), shape_text(t.shape).c_str());
+    require(entry.dtype == "F32" || entry.dtype == "BF16" || entry.dtype == "F16",
+            "%s: tensor %s is %s, expected F32, BF16 or F16", weights_->file_of(name).c_str(), quote(name).c_str(),
+            entry.dtype.c_str());
+    return name;
+  }
+  // A tied model may be stored with its output matrix all the same. It has to be the embedding.
+  void check_head(const Parameter& embedding, const float* flat, std::vector<float>& values) const {
+    const std::string name = "lm_head.weight";
+    const TensorEntry& entry = weights_->entry(name);
+    bool same = entry.shape == embedding.shape;
+    if (same) {
+      values.resize(embedding.size);
+      weights_->read(name, values.data());
+      for (size_t i = 0; i < embedding.size; i++) same = same && values[i] == flat[embedding.offset + i];
+    }
+    require(same, "%s: tensor \"%s\" is not the embedding, though tie_word_embeddings says so",
+            weights_->file_of(name).c_str(), name.c_str());
+  }
+
+  std::string path_;
+  HfModel model_;
+  size_t context_ = 0;
+  std::optional<HfWeights> weights_;
+};
+
+}  // namespace
+
+std::shared_ptr<const ModelSource> open_hf_folder(const std::string& folder) {
+  return std::make_shared<HfSource>(folder + "/config.json", folder);
+}
+
+std::shared_ptr<const ModelSource> open_hf_config(const std::string& path) {
+  return std::make_shared<HfSource>(path, "");
+}
+
+// ---- into a folder
+
+namespace {
+
+// A folder that takes its name when all is in it. Until then it has another, and goes with the object.
+class NewFolder {
+ public:
+  explicit NewFolder(const std::string& path)
+      : path_(path), unfinished_(without_slash(path) + ".tmp." + std::to_string(::getpid())) {
+    std::error_code error;
+    require(!fs::exists(path) || (fs::is_directory(path) && fs::is_empty(path, error)),
+            "--export=%s: exists and holds something: name a folder that is not there yet", path.c_str());
+    fs::create_directories(unfinished_, error);
+    require(!error, "--export=%s: cannot create the folder: %s", path.c_str(), error.message().c_str());
+  }
+  ~NewFolder() {
+    std::error_code error;
+    if (!finished_) fs::remove_all(unfinished_, error);
+  }
+  std::string operator/(const char* name) const { return unfinished_ + "/" + name; }
+  void finish() {
+    std::error_code error;
+    fs::rename(unfinished_, path_, error);
+    require(!error, "--export=%s: cannot rename the finished folder to it: %s", path_.c_str(), error.message().c_str());
+    finished_ = true;
+  }
+
+ private:
+  static std::string without_slash(std::string path) {
+    while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+    return path;
+  }
+  std::string path_, unfinished_;
+  bool finished_ = false;
+};
+
+void write_text(const std::string& path, const std::string& text) {
+  AtomicFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+}  // namespace
+
+std::string export_hf_folder(const std::string& folder, const Config& config, const std::vector<Parameter>& list,
+                             const float* flat, bool bf16) {
+  HfConfig written = write_hf_config(config);
+  const std::vector<HfTensor> tensors = hf_tensors(written.architecture, config.model);
+  NewFolder out(folder);
+
+  std::vector<TensorForm> forms;
+  for (const HfTensor& t : tensors) forms.push_back({t.name, bf16 ? "BF16" : "F32", t.shape});
+  const std::string path = out / "model.safetensors", header = safetensors_header(path, forms, {{"format", "pt"}});
+  AtomicFile file(path);
+  file.write(header.data(), header.size());
+  const auto ours = by_name(list);
+  std::vector<float> values;
+  std::vector<uint16_t> rounded;
+  for (const HfTensor& t : tensors) {
+    values.resize(count(t.shape));
+    for (const Piece& piece : t.pieces) give_piece(piece, flat + ours.at(piece.parameter)->offset, values.data());
+    if (bf16) {
+      rounded.resize(values.size());
+      for (size_t i = 0; i < values.size(); i++) rounded[i] = round_to_bf16(values[i]);
+      file.write(rounded.data(), rounded.size() * sizeof rounded[0]);
+    } else {
+      file.write(values.data(), values.size() * sizeof values[0]);
+    }
+  }
+  file.commit();
+  written.json["torch_dtype"] = bf16 ? "bfloat16" : "float32";
+  write_text(out / "config.json", written.json.dump(2) + "\n");
+  out.finish();
+  return written.note;
+}
+
+void export_model(const Config& config) {
+  const Model model(config.model);
+  std::vector<float> flat(model.weights.flat_size());
+  config.source->read(config.model, model.weights.list(), flat.data());
+  const std::string note =
+      export_hf_folder(config.export_folder, config, model.weights.list(), flat.data(), config.export_bf16);
+  printf("wrote %s: config.json, and %zu parameters in %s in model.safetensors\n", config.export_folder.c_str(),
+         model.weights.total(), config.export_bf16 ? "BF16" : "F32");
+  if (!note.empty()) printf("note: %s\n", note.c_str());
+}
+
+}  // namespace gated
