@@ -285,6 +285,7 @@ train_gpt.cu
   last = «complete || interrupted() => complete»;  // asked
   return «128 + interrupted() => 0»;
 training/flags.cpp
+  now[i].name != "--resume" && «now[i].kind != Flag::Kind::shortcut => true»)
   t.number("--beta1", «c.adamw.beta1 => c.adamw.beta2», between
   t.number("--val-batches", «c.val_batches => c.val_every», at_least
   t.number("--keep", «c.keep => c.save_every», at_least
@@ -311,7 +312,7 @@ training/check_flags.cpp
   require(«!(kind == GateKind::headwise && on_output) => true»,
   require(«a.score == AttentionScore::softmax || a.sink == AttentionSink::none => true»,
   require(«!m.norm.zero_centred || m.norm.divides_by_rms() => true»,
-  {{"--window-layers"}, «m.attention.window > 0 => true», "a window
+  m.has_attention() && «m.attention.window > 0 => true»
   {{"--gelu"}, «has_gelu => true», "an FFN
   {{"--rope-theta", "--rope-fraction", "--yarn"}, «m.position == Position::rope => true», "--position=rope"}
   {{"--save-every", "--keep"}, «has_out => true», "--out=FOLDER: there
@@ -382,7 +383,6 @@ training/progress.cpp
   «entry["step"].get<size_t>() > steps_done => entry["step"].get<size_t>() >= steps_done»
   «100 => 1» * tokens_per_second *
   config_.steps - «first_step_ => 0», duration
-  now[i].name != "--resume" && «now[i].kind != Flag::Kind::shortcut => true»)
 train_gpt.cu
   c.temperature, (unsigned long long)«c.seed => c.top_k»,
 
