@@ -4,7 +4,7 @@
 // All run on `blocks` blocks of `threads` threads with shared_bytes of dynamic shared memory, read x
 // (elements floats) and write y, one float a thread.
 #pragma once
-#include "core/context.cuh"
+#include "core/mma.cuh"
 
 namespace gated::planted {
 
@@ -242,5 +242,51 @@ __global__ void wrong_mask(float* y, const float* x) {
   __syncthreads();
   y[own()] = v;
 }
+
+// Chunks of a row come through two stages of shared memory: while one is read, the next is copied.
+enum class Slip {
+  none,
+  no_wait,
+  waits_for_the_group_before,
+  no_barrier_behind_wait,
+  wrong_stage,
+  no_barrier_before_copy
+};
+template <Slip slip>
+__device__ inline void two_stages(float* y, const float* x) {
+  constexpr unsigned chunk = threads / 4;
+  DYNAMIC_SHARED(float, stages);
+  AsyncCopies copies;
+  const auto fetch = [&](unsigned k) {
+    if (threadIdx.x < chunk / 4 && k < 4)
+      copies.copy16(stages + k % 2 * chunk + 4 * threadIdx.x,
+                    x + size_t{blockIdx.x} * threads + k * chunk + 4 * threadIdx.x);
+    copies.commit();
+  };
+  float sum = 0;
+  fetch(0);
+  for (unsigned k = 0; k < 4; k++) {
+    fetch(k + 1);
+    if (slip == Slip::waits_for_the_group_before)
+      copies.wait<2>();
+    else if (slip != Slip::no_wait)
+      copies.wait<1>();
+    if (slip != Slip::no_barrier_behind_wait) __syncthreads();
+    sum += float(k + 1) * stages[(slip == Slip::wrong_stage ? k + 1 : k) % 2 * chunk + threadIdx.x * 5 % chunk];
+    if (slip != Slip::no_barrier_before_copy) __syncthreads();
+  }
+  y[own()] = sum;
+}
+#define TWO_STAGES(name)                               \
+  template <bool fault>                                \
+  __global__ void name(float* y, const float* x) {     \
+    two_stages<fault ? Slip::name : Slip::none>(y, x); \
+  }
+TWO_STAGES(no_wait)
+TWO_STAGES(waits_for_the_group_before)
+TWO_STAGES(no_barrier_behind_wait)
+TWO_STAGES(wrong_stage)
+TWO_STAGES(no_barrier_before_copy)
+#undef TWO_STAGES
 
 }  // namespace gated::planted

@@ -132,6 +132,11 @@ const Bug bugs[] = {
     {BUG(wrong_mask), true, true, check},
     {BUG(shuffle_for_syncwarp), false, false, race},  // a fiber that shuffles has written before it
     {BUG(shuffle_from_absent_lane), true, true, check},
+    {BUG(no_wait), true, true, nan_found},
+    {BUG(waits_for_the_group_before), true, true, nan_found},
+    {BUG(no_barrier_behind_wait), true, true, race},
+    {BUG(wrong_stage), true, true, nan_found},
+    {BUG(no_barrier_before_copy), true, true, race},
 };
 
 }  // namespace

@@ -1,0 +1,163 @@
+// mma_lanes: the arithmetic of core/mma.h for `lanes` outputs side by side, with the same bits.
+//
+// A term that is cut to a multiple of 2^(E-F) is an integer below 2^27, times 2^(E-F). So each output gets its E first, by integer
+// additions and maxima, and then the terms: a_k b_k 2^(F-E) as a float, whose conversion to an integer cuts it towards zero. The
+// integers are added in 32 bits.
+//
+// E from -101 to 126 is the plain case:
+//   a_k b_k      is below 2^(E+2), a float; and exact as one, where it is not so small that it is cut to 0 anyway: above
+//                2^(E-25), at least 2^-126, its 14 bits behind the point fit into a subnormal
+//   2^(F-E)      and 2^(E-F) are floats
+// All else goes to the definition, lane by lane: zeros alone, infinities, NaN, and the sum of sixteen largest products and c, which
+// leaves 32 bits.
+// tests/test_mma.cpp
+#pragma once
+#include "core/mma.h"
+#include "core/simd.h"
+
+namespace gated {
+
+using ivec = int __attribute__((vector_size(lanes * sizeof(int))));
+using uvec = unsigned __attribute__((vector_size(lanes * sizeof(unsigned))));
+
+// 16 elements of a row of A. A zero has the exponent -126.
+struct MmaRow {
+  float value[mma_depth];
+  int exponent[mma_depth];
+  bool finite;
+};
+
+// 16 elements of `lanes` columns of B.
+struct MmaPanel {
+  vec value[mma_depth];
+  ivec exponent[mma_depth];
+  bool finite;
+};
+
+// Sets one number; clears `finite` where it is not.
+inline void mma_put(float& value, int& exponent, bool& finite, bf16 x) {
+  value = widen(x);
+  exponent = FloatParts(value).exponent;
+  finite = finite && exponent < 128;
+}
+
+// a (16), `stride` elements from one to the next; those from n on are 0.
+inline MmaRow mma_row(const bf16* a, size_t stride, size_t n) {
+  MmaRow row;
+  row.finite = true;
+  for (size_t k = 0; k < mma_depth; k++)
+    mma_put(row.value[k], row.exponent[k], row.finite, k < n ? a[k * stride] : bf16{0});
+  return row;
+}
+
+// b (16,lanes), with these strides; what is behind k = n or the first `columns` is 0.
+inline MmaPanel mma_panel(const bf16* b, size_t k_stride, size_t column_stride, size_t n, size_t columns) {
+  MmaPanel panel;
+  panel.finite = true;
+  for (size_t k = 0; k < mma_depth; k++)
+    for (size_t l = 0; l < lanes; l++) {
+      float value;
+      int exponent;
+      mma_put(value, exponent, panel.finite, k < n && l < columns ? b[k * k_stride + l * column_stride] : bf16{0});
+      panel.value[k][l] = value;
+      panel.exponent[k][l] = exponent;
+    }
+  return panel;
+}
+
+namespace detail {
+
+inline bool any(ivec mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__) && defined(__FMA__)
+  return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
+  int all = 0;
+  for (size_t l = 0; l < lanes; l++) all |= mask[l];
+  return all != 0;
+#endif
+}
+
+// 2^n, for n from -126 to 127.
+inline vec power_of_two(ivec n) {
+  return (vec)((n + 127) << 23);
+}
+
+// Products from k = first on, for `rows` rows. False, with c as it was, where some lane is not plain.
+template <size_t first, size_t depth, int F, size_t rows>
+inline bool mma_sum_lanes(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
+  ivec E[rows];
+  uvec sum[rows];
+  vec scale[rows];
+  for (size_t r = 0; r < rows; r++) {
+    E[r] = (((ivec)c[r] >> 23) & 255) - 127;  // -127 for a subnormal: such an E is not plain
+    sum[r] = uvec{};
+  }
+#pragma GCC unroll 16
+  for (size_t k = first; k < first + depth; k++)
+    for (size_t r = 0; r < rows; r++) {
+      const ivec e = b.exponent[k] + a[r].exponent[k];
+      E[r] = e > E[r] ? e : E[r];
+    }
+  for (size_t r = 0; r < rows; r++) scale[r] = power_of_two(F - E[r]);
+#pragma GCC unroll 16
+  for (size_t k = first; k < first + depth; k++)
+    for (size_t r = 0; r < rows; r++)
+      sum[r] += (uvec) __builtin_convertvector(b.value[k] * a[r].value[k] * scale[r], ivec);
+
+  vec out[rows];
+  ivec odd{};
+  for (size_t r = 0; r < rows; r++) {
+    // (Unsigned: a lane that is not plain may hold any bits.)
+    const uvec rest = (uvec) __builtin_convertvector(c[r] * scale[r], ivec), total = sum[r] + rest;
+    const uvec beyond_31_bits =
+        (sum[r] ^ total) & (rest ^ total);  // both of one sign, their sum of the other: the highest bit
+    odd |= (E[r] < -101) | (E[r] > 126) | (ivec)(beyond_31_bits & 0x80000000u);
+    // To a float, towards zero. A conversion rounds to nearest. It cuts the last n bits of a magnitude of 24 + n bits where the
+    // highest of them is 0, for then they are less than half: bit n-1, which is the leading bit of magnitude >> 24.
+    const uvec sign = (uvec)((ivec)total >> 31), magnitude = (total ^ sign) - sign;
+    const uvec below_half = magnitude & ~(magnitude >> 24);
+    out[r] = __builtin_convertvector((ivec)((below_half ^ sign) - sign), vec) * power_of_two(E[r] - F);
+  }
+  if (any(odd)) return false;
+  for (size_t r = 0; r < rows; r++) c[r] = out[r];
+  return true;
+}
+
+template <MmaArithmetic arithmetic, size_t rows>
+inline bool mma_plain(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
+  constexpr int F = mma_fraction(arithmetic);
+  bool finite = b.finite;
+  for (size_t r = 0; r < rows; r++) finite = finite && a[r].finite;
+  if (!finite) return false;
+  if constexpr (arithmetic == MmaArithmetic::hopper) return mma_sum_lanes<0, 16, F>(c, a, b);
+  return mma_sum_lanes<0, 8, F>(c, a, b) && mma_sum_lanes<8, 8, F>(c, a, b);
+}
+
+// By the definition.
+inline vec mma_each_lane(vec c, const MmaRow& a, const MmaPanel& b, MmaArithmetic arithmetic) {
+  bf16 row[mma_depth], column[mma_depth];
+  for (size_t k = 0; k < mma_depth; k++) row[k] = {uint16_t(float_bits(a.value[k]) >> 16)};
+  for (size_t l = 0; l < lanes; l++) {
+    for (size_t k = 0; k < mma_depth; k++) column[k] = {uint16_t(float_bits(b.value[k][l]) >> 16)};
+    c[l] = mma_ref(c[l], row, column, arithmetic);
+  }
+  return c;
+}
+
+}  // namespace detail
+
+// c + a . b for `rows` rows of A.
+template <MmaArithmetic arithmetic, size_t rows>
+inline void mma_lanes(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
+  vec sums[rows];
+  for (size_t r = 0; r < rows; r++) sums[r] = c[r];
+  const bool plain = detail::mma_plain<arithmetic>(sums, a, b);
+  for (size_t r = 0; r < rows; r++) {
+    if (!plain) sums[r] = detail::mma_each_lane(c[r], a[r], b, arithmetic);
+    c[r] = sums[r];
+  }
+}
+
+}  // namespace gated

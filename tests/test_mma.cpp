@@ -1,0 +1,259 @@
+// mma: the arithmetic of tensor cores against values that MMA-Sim computed (arXiv 2511.10909) and against sums by hand; its
+// vector form against the definition, bit for bit; the instructions' twins on the emulator, or the instructions on a GPU.
+#include "core/mma.cuh"
+
+#include <cfloat>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/mma_lanes.h"
+#include "tests/harness.h"
+
+using namespace gated;
+
+namespace {
+
+constexpr MmaArithmetic hopper = MmaArithmetic::hopper, ampere = MmaArithmetic::ampere;
+
+struct Tile {
+  std::string kind;
+  std::vector<bf16> A, B;   // (16,16), (16,8)
+  std::vector<float> C, D;  // (16,8)
+};
+
+std::vector<uint32_t> numbers(const std::string& hex, size_t digits) {
+  std::vector<uint32_t> all;
+  for (size_t i = 0; i < hex.size(); i += digits)
+    all.push_back(uint32_t(std::stoul(hex.substr(i, digits), nullptr, 16)));
+  return all;
+}
+
+std::vector<Tile> tiles(MmaArithmetic arithmetic) {
+  static const auto fixture = nlohmann::json::parse(std::ifstream("tests/fixtures/mma.json"));
+  std::vector<Tile> all;
+  for (const auto& t : fixture[arithmetic == hopper ? "hopper" : "ampere"]) {
+    Tile tile;
+    tile.kind = t["kind"];
+    for (uint32_t x : numbers(t["A"], 4)) tile.A.push_back({uint16_t(x)});
+    for (uint32_t x : numbers(t["B"], 4)) tile.B.push_back({uint16_t(x)});
+    for (uint32_t x : numbers(t["C"], 8)) tile.C.push_back(bits_float(x));
+    for (uint32_t x : numbers(t["D"], 8)) tile.D.push_back(bits_float(x));
+    all.push_back(std::move(tile));
+  }
+  return all;
+}
+
+struct Random {
+  uint64_t state;
+  uint64_t operator()() {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state;
+  }
+};
+
+// Numbers around 2^centre, whose exponents are at most `spread` away; one in sixteen is 0.
+struct Range {
+  int centre, spread;
+  uint32_t draw(Random& random) const {
+    const uint64_t r = random();
+    const int field = 127 + centre + int(r >> 32 & 0xffff) % (2 * spread + 1) - spread;
+    const uint32_t held = uint32_t(field < 0 ? 0 : field > 255 ? 255 : field), sign = uint32_t(r >> 63) << 31;
+    return r >> 50 & 15 ? sign | held << 23 | (uint32_t(r) & 0x7fffff) : sign;
+  }
+};
+
+// One instruction by the definition and by vectors, for three rows and `lanes` columns. One c in four nearly cancels the products.
+template <MmaArithmetic arithmetic>
+std::string compare_lanes(Random& random) {
+  constexpr size_t rows = 3;
+  constexpr int centres[] = {0, 0, 0, -127, -76, -63, -51, -50, -1, 40, 62, 63, 64, 128},
+                spreads[] = {0, 1, 2, 4, 12, 40, 128};
+  const auto some = [&](const auto& list) { return list[random() % std::size(list)]; };
+  const Range a{some(centres), some(spreads)}, b{some(centres), some(spreads)};
+  const Range c{random() % 2 ? a.centre + b.centre : some(centres), some(spreads)};
+  std::vector<bf16> A(rows * mma_depth), B(mma_depth * lanes);
+  for (bf16& x : A) x = {uint16_t(a.draw(random) >> 16)};
+  for (bf16& x : B) x = {uint16_t(b.draw(random) >> 16)};
+  MmaRow row[rows];
+  for (size_t r = 0; r < rows; r++) row[r] = mma_row(&A[r * mma_depth], 1, mma_depth);
+  const MmaPanel panel = mma_panel(B.data(), lanes, 1, mma_depth, lanes);
+  std::vector<float> expected, got;
+  vec sum[rows];
+  for (size_t r = 0; r < rows; r++)
+    for (size_t l = 0; l < lanes; l++) {
+      bf16 column[mma_depth];
+      for (size_t k = 0; k < mma_depth; k++) column[k] = B[k * lanes + l];
+      sum[r][l] = bits_float(c.draw(random));
+      if (random() % 4 == 0) sum[r][l] = -mma_ref(0, &A[r * mma_depth], column, arithmetic);
+      expected.push_back(mma_ref(sum[r][l], &A[r * mma_depth], column, arithmetic));
+    }
+  mma_lanes<arithmetic>(sum, row, panel);
+  for (const vec& v : sum)
+    for (size_t l = 0; l < lanes; l++) got.push_back(v[l]);
+  return bitwise_difference(expected, got, Nan::expected);
+}
+
+// c + a b, the other fifteen products being 0.
+float one_product(float c, float a, float b, MmaArithmetic arithmetic) {
+  bf16 A[mma_depth] = {nearest_bf16(a)}, B[mma_depth] = {nearest_bf16(b)};
+  return mma_ref(c, A, B, arithmetic);
+}
+
+// What the instruction is on the device of a context.
+MmaArithmetic arithmetic_of([[maybe_unused]] const Context& ctx) {
+#ifdef __CUDACC__
+  int major = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  return major >= 9 ? hopper : ampere;
+#else
+  return emulated_mma;
+#endif
+}
+
+// One warp, one instruction. b is (16,8), or, in columns, (8,16).
+template <bool columns>
+__global__ void one_mma(float* d, const bf16* a, const bf16* b, const float* c) {
+  STATIC_SHARED(bf16, A, [16][16]);
+  STATIC_SHARED(bf16, B, [128]);
+  const unsigned lane = threadIdx.x, g = lane / 4, t = lane % 4;
+  AsyncCopies copies;
+  copies.copy16(&A[0][0] + 8 * lane, a + 8 * lane);
+  if (lane < 16) copies.copy16(B + 8 * lane, b + 8 * lane);
+  copies.commit();
+  copies.wait<0>();
+  __syncwarp();
+
+  MmaA fragment;
+  ldmatrix<false>(fragment.x, &A[lane % 16][lane / 16 * 8]);
+  uint32_t both[4];  // the two tiles of B, twice
+  if (columns)
+    ldmatrix<false>(both, B + lane % 8 * 16 + lane / 8 % 2 * 8);
+  else
+    ldmatrix<true>(both, B + lane % 16 * 8);
+  MmaC sum;
+  for (unsigned j = 0; j < 4; j++) sum.x[j] = c[(g + j / 2 * 8) * 8 + 2 * t + j % 2];
+  mma(sum, fragment, {{both[0], both[1]}});
+  for (unsigned j = 0; j < 4; j++) d[(g + j / 2 * 8) * 8 + 2 * t + j % 2] = sum.x[j];
+}
+
+}  // namespace
+
+TEST_CASE("bf16: rounds to the nearest, ties to even", "[mma]") {
+  for (uint32_t u = 0; u < 1 << 16; u++) {
+    const float x = widen({uint16_t(u)}), above = widen({uint16_t(u + 1)});
+    INFO(u);
+    if (std::isnan(x)) {
+      REQUIRE(std::isnan(widen(nearest_bf16(x))));
+      continue;
+    }
+    REQUIRE(nearest_bf16(x).bits == u);
+    if (std::isinf(x)) continue;
+    // From x to the next number away from 0: below the middle, the middle, above it.
+    REQUIRE(nearest_bf16(bits_float(u << 16 | 0x7fff)).bits == u);
+    REQUIRE(nearest_bf16(bits_float(u << 16 | 0x8000)).bits == u + (u & 1));
+    REQUIRE(nearest_bf16(bits_float(u << 16 | 0x8001)).bits == u + 1);
+    REQUIRE(std::fabs(above) > std::fabs(x));
+  }
+  REQUIRE(std::isnan(widen(nearest_bf16(bits_float(0x7f800001)))));  // a NaN in the lower half alone
+}
+
+TEST_CASE("mma: the definition gives what MMA-Sim computed", "[mma]") {
+  for (MmaArithmetic arithmetic : {hopper, ampere}) {
+    size_t outputs = 0;
+    for (const Tile& t : tiles(arithmetic)) {
+      INFO(t.kind);
+      std::vector<float> got;
+      for (size_t i = 0; i < 16; i++)
+        for (size_t j = 0; j < 8; j++) {
+          bf16 column[mma_depth];
+          for (size_t k = 0; k < mma_depth; k++) column[k] = t.B[k * 8 + j];
+          got.push_back(mma_ref(t.C[i * 8 + j], &t.A[i * mma_depth], column, arithmetic));
+        }
+      outputs += got.size();
+      REQUIRE_BITWISE(t.D, got);
+    }
+    REQUIRE(outputs == 18 * 128);
+  }
+}
+
+TEST_CASE("mma: what is cut, by hand", "[mma]") {
+  // 1 + 2^-25 x: Hopper keeps 25 places behind the point of the largest term, Ampere 24; then a float has 23.
+  const float tiny = std::ldexp(1.0f, -25);
+  for (MmaArithmetic arithmetic : {hopper, ampere}) {
+    INFO((arithmetic == hopper ? "hopper" : "ampere"));
+    const float unit = arithmetic == hopper ? tiny : 2 * tiny;  // the last place that is kept
+    bf16 a[mma_depth], b[mma_depth];
+    for (size_t k = 0; k < mma_depth; k++) a[k] = nearest_bf16(unit), b[k] = nearest_bf16(1.0f);
+    const float kept = mma_ref(1, a, b, arithmetic);  // sixteen units; a float would round each away
+    REQUIRE(kept == 1 + 16 * unit);
+    for (bf16& x : a) x = nearest_bf16(unit / 2);
+    REQUIRE(mma_ref(1, a, b, arithmetic) == 1);
+    for (bf16& x : a) x = nearest_bf16(-unit / 2);  // towards zero, not down
+    REQUIRE(mma_ref(1, a, b, arithmetic) == 1);
+    for (bf16& x : a) x = nearest_bf16(-unit);  // the sum is cut towards zero too
+    REQUIRE(mma_ref(-1, a, b, arithmetic) == -1 - 16 * unit);
+    for (size_t k = 0; k < mma_depth; k++) a[k] = nearest_bf16(k == 0 ? unit : 0);
+    REQUIRE(mma_ref(1, a, b, arithmetic) == 1);
+
+    const float nan = bits_float(0x7fffffff);
+    REQUIRE(float_bits(one_product(0, 0, INFINITY, arithmetic)) == float_bits(nan));
+    REQUIRE(float_bits(one_product(NAN, 1, 1, arithmetic)) == float_bits(nan));
+    REQUIRE(float_bits(one_product(-INFINITY, 1, INFINITY, arithmetic)) == float_bits(nan));
+    REQUIRE(one_product(1, -1, INFINITY, arithmetic) == -INFINITY);
+    REQUIRE(one_product(INFINITY, 2, 3, arithmetic) == INFINITY);
+    REQUIRE(one_product(0, 1e30f, 1e30f, arithmetic) == INFINITY);
+    REQUIRE(float_bits(one_product(-6, 2, 3, arithmetic)) == 0);
+    REQUIRE(float_bits(one_product(-0.0f, 0, -1, arithmetic)) == 0);
+    REQUIRE(one_product(0, std::ldexp(1.0f, -75), std::ldexp(1.0f, -74), arithmetic) == FLT_TRUE_MIN);
+  }
+}
+
+TEST_CASE("mma: vectors have the bits of the definition", "[mma]") {
+  const char* wanted = getenv("MMA_OUTPUTS");  // 1e8 take some minutes
+  const size_t outputs = wanted ? size_t(std::stod(wanted)) : 1'000'000;
+  Random random{0x9E3779B97F4A7C15};
+  for (size_t done = 0; done < outputs; done += 3 * lanes) {
+    REQUIRE(compare_lanes<hopper>(random) == "");
+    REQUIRE(compare_lanes<ampere>(random) == "");
+  }
+
+  // The largest sum there is, of 16 products and c, leaves 32 bits.
+  MmaRow row[1];
+  bf16 largest[mma_depth];
+  for (bf16& x : largest) x = {0x3fff};
+  row[0] = mma_row(largest, 1, mma_depth);
+  const std::vector<bf16> B(mma_depth * lanes, {0x3fff});
+  const MmaPanel panel = mma_panel(B.data(), lanes, 1, mma_depth, lanes);
+  vec c[1] = {broadcast(bits_float(0x3fffffff))};
+  mma_lanes<hopper>(c, row, panel);
+  REQUIRE(c[0][0] == mma_ref(bits_float(0x3fffffff), largest, largest, hopper));
+  REQUIRE(c[0][0] > 64);
+}
+
+TEST_CASE("mma: ldmatrix, cp.async and the instruction on tiles", "[mma]") {
+  on_every_device([](Context& ctx) {
+    if (ctx.device != kernel_device) return;
+    for (MmaArithmetic arithmetic : {hopper, ampere}) {
+#ifndef __CUDACC__
+      struct Restore {
+        ~Restore() { emulated_mma = hopper; }
+      } restore;
+      emulated_mma = arithmetic;
+#endif
+      if (arithmetic_of(ctx) != arithmetic) continue;
+      for (const Tile& t : tiles(arithmetic)) {
+        INFO(t.kind);
+        std::vector<bf16> columns(t.B.size());
+        for (size_t k = 0; k < mma_depth; k++)
+          for (size_t j = 0; j < 8; j++) columns[j * mma_depth + k] = t.B[k * 8 + j];
+        const Buffer<bf16> a(ctx.device, t.A), b(ctx.device, t.B), b_columns(ctx.device, columns);
+        const Guarded c(ctx, t.C), d(ctx, t.D.size()), d_columns(ctx, t.D.size());
+        float *const by_rows = d, *const by_columns = d_columns, *const added = c;
+        launch(one_mma<false>, 1, 32, 0, ctx, by_rows, a.data(), b.data(), added);
+        launch(one_mma<true>, 1, 32, 0, ctx, by_columns, a.data(), b_columns.data(), added);
+        REQUIRE_BITWISE(t.D, d.download());
+        REQUIRE_BITWISE(t.D, d_columns.download());
+      }
+    }
+  });
+}
