@@ -8,6 +8,7 @@
 #include "dataloader/text.h"
 #include "layers/smoothquant.h"
 #include "training/arrays.h"
+#include "training/generate.h"
 #include "training/interrupt.h"
 #include "training/match_params.h"
 #include "training/matmul_peak.h"
@@ -15,7 +16,6 @@
 #include "training/progress.h"
 #include "training/retrieval.h"
 #include "training/run_metadata.h"
-#include "training/sampler.h"
 #include "training/terminal.h"
 #include "training/threads.h"
 #include "training/trainer.h"
@@ -113,14 +113,6 @@ Checkpoint checkpoint_to_evaluate(const Config& c, const RunMetadata& metadata) 
   return std::move(*checkpoint);
 }
 
-// The model at `path` was trained with sequences of `context` tokens, which one that is only looked at has to know.
-void set_trained_context(ModelConfig& m, size_t context, const std::string& path) {
-  m.trained_context = context;
-  require(m.position != Position::learned || m.context == context,
-          "--context=%zu: %s learned %zu positions and knows no others: evaluate it with --context=%zu", m.context,
-          path.c_str(), context, context);
-}
-
 // What is said of a context that is not the one of training.
 std::string other_context(const ModelConfig& m) {
   if (m.context == m.trained_context && m.yarn == 1) return "";
@@ -170,19 +162,14 @@ std::string retrieval_of(Trainer& trainer) {
 void print_sample(Trainer& trainer, const Data& data) {
   const Config& c = trainer.config;
   if (c.sample_tokens == 0) return;
-  const Sampler sampler = {c.temperature, c.top_k, c.seed};
   // The prompt: one token, the first of the validation data.
   std::vector<int> tokens(2);
   (data.val ? data.val : data.train)->sequence(0, 1, tokens.data());
-  tokens.pop_back();
-  while (tokens.size() < c.sample_tokens) {
-    const size_t seen = std::min(tokens.size(), c.model.context);
-    const std::vector<float> logits =
-        trainer.model.next_token_logits({tokens.end() - std::ptrdiff_t(seen), tokens.end()});
-    tokens.push_back(sampler.draw(logits, tokens.size()));
-  }
+  std::vector<std::vector<int>> sequences = {{tokens[0]}};
+  write_behind(sequences, c.sample_tokens - 1, trainer.model, {c.temperature, c.top_k, c.seed, c.top_p},
+               [] { return true; });
   printf("\nsample (temperature %g, seed %llu):\n%s\n", c.temperature, (unsigned long long)c.seed,
-         decode(tokens, data.train->is_text()).c_str());
+         decode(sequences[0], data.train->is_text()).c_str());
 }
 
 // --evaluate: of the model that --from names, or of the newest checkpoint of --out.
@@ -214,6 +201,7 @@ void require_no_other_run(const Config& c) {
 }
 
 int train(Config& config, Device device) {
+  if (config.generate) return generate(config, device);
   catch_interrupts();
   use_threads(config.threads);
   Context ctx(device);

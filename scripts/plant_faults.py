@@ -216,7 +216,7 @@ dataloader/loader.cpp
   const std::string& val_data = «options.val_data.empty() ? options.data : options.val_data => options.data»;
   std::make_shared<CorpusSlice>(corpus, «train => 0», val)
 dataloader/shards.cpp
-  require(«token < vocab => token <= vocab»,
+  require(«token < vocab => token <= vocab» && token
   starts_.push_back(starts_.back() + «shards_.back().size() => shards_[0].size()»);
 dataloader/bigram_entropy.cpp
   std::max<size_t>(«limit / T => limit», 1)
@@ -241,20 +241,32 @@ dataloader/files.cpp
 
 [sampling]
 training/sampler.cpp
-  std::min(«top_k => top_k + 1», order.size())
+  std::min(«top_k => top_k + 1», logits.size())
   uniform_double(«seed => 1337», stream_of
-  stream_of(«Purpose::sample => Purpose::synthetic», 0)
-  stream_of(Purpose::sample, 0), «index => 0»)
+  stream_of(«Purpose::sample => Purpose::synthetic», stream)
+  stream_of(Purpose::sample, «stream => 0»)
+  stream_of(Purpose::sample, stream), «index => 0»)
   - top) / «temperature => 1.0»)));
+  sum < «top_p => 0.5» * total
+  «kept = enough; => ;»
+  «total = sum; => ;»
+training/generate.cpp
+  sampler.draw({row, row + ptrdiff_t(c.vocab)}, «length => 1», b)
+  sampler.draw({row, row + ptrdiff_t(c.vocab)}, length, «b => 0»)
+  model.tokens_read() «< => <=» room)
+  : std::min(total, «c.context => c.context - 1»);
+  window > 0 && «window <= c.context => true» && c
+  windows = window > 0 && window <= c.context && «c.window_layers == WindowLayers::all => true»;
+  return «c.position != Position::learned => true» && (windows
+  if («c.cut && !all => c.cut»)
+  prompt < context && c.tokens «<= => <» context - prompt
+  {c.temperature, c.top_k, c.seed, «c.top_p => 1.0»};
 train_gpt.cu
-  {c.temperature, c.top_k, «c.seed => 1337»};
-  {c.temperature, «c.top_k => 0», c.seed};
-  {«c.temperature => 0.8», c.top_k
-  std::min(tokens.size(), «c.model.context => c.model.context / 2»);
-  sampler.draw(logits, «tokens.size() => 1»)
-  while («tokens.size() < c.sample_tokens => tokens.size() <= c.sample_tokens»)
+  {c.temperature, c.top_k, «c.seed => 1337», c.top_p}
+  {c.temperature, «c.top_k => 0», c.seed, c.top_p}
+  {«c.temperature => 0.8», c.top_k, c.seed, c.top_p}
+  write_behind(sequences, «c.sample_tokens - 1 => c.sample_tokens», trainer.model
   («data.val ? data.val : data.train => data.train»)->sequence
-  std::min(tokens.size(), «c.model.context => c.model.context - 1»);
 layers/model.cu
   matmul(l.logits, l.y + («ids.size() - 1 => 0») * C
 layers/attention.cuh

@@ -508,7 +508,7 @@ TEST_CASE("cli: a run is evaluated in sequences longer than its own, as YaRN rea
   const std::string learned = "--out=" + (f / "learned");
   REQUIRE(train(f, small({learned, "--position=learned"})).exit_code == 0);
   require_refused(train(f, small({learned, "--position=learned", "--evaluate", "--context=96"})),
-                  "learned 32 positions and knows no others: evaluate it with --context=32");
+                  "learned 32 positions and knows no others: take --context=32");
 }
 
 TEST_CASE("cli: --probe=retrieval asks a run, alike on cpu and emulated, and needs the language that it learned",

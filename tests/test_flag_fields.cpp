@@ -179,6 +179,7 @@ const Row rows[] = {
     FIELD("--sample-tokens=25", "", c.sample_tokens == 25),
     FIELD("--temperature=1.5", "", c.temperature == 1.5),
     FIELD("--top-k=26", "", c.top_k == 26),
+    FIELD("--top-p=0.75", "", c.top_p == 0.75),
     FIELD("--out=folder", "", c.out == "folder"),
     FIELD("--save-every=27", "--out=folder", c.save_every == 27),
     FIELD("--keep=28", "--out=folder", c.keep == 28),
@@ -242,6 +243,8 @@ TEST_CASE("flag fields: every flag and named value arrives, and changes no other
   for (const char* flag : {"--from", "--export", "--export-dtype"})
     covered.insert(flag);  // tests/test_from.cpp, test_hf_model.cpp
   for (const char* value : {"fp32", "bf16"}) covered.insert(std::string("--export-dtype=") + value);
+  for (const char* name : {"--generate", "--prompt", "--prompt-tokens", "--tokens", "--samples"})
+    covered.insert(name);  // need a model that is there: tests/test_generate.cpp
   Config defaults;
   for (const Flag& f : list_flags(defaults)) {
     INFO(f.name);
@@ -309,7 +312,8 @@ TEST_CASE("flag fields: which flags change the weights, and which the architectu
       "--export",   "--export-dtype", "--preset",        "--from",          "--params",      "--match-params",
       "--describe", "--val-every",    "--measure-every", "--evaluate",      "--quantize",    "--smoothquant",
       "--yarn",     "--probe",        "--val-batches",   "--sample-tokens", "--temperature", "--top-k",
-      "--out",      "--save-every",   "--keep",          "--resume",        "--device",      "--threads"};
+      "--out",      "--save-every",   "--keep",          "--resume",        "--device",      "--threads",
+      "--top-p",    "--generate",     "--prompt",        "--prompt-tokens", "--tokens",      "--samples"};
   const std::set<std::string> of_no_model = {
       "--data",          "--val-data", "--val-fraction", "--vocab",  "--seed",  "--steps", "--batch",
       "--micro-batches", "--lr",       "--min-lr",       "--warmup", "--beta1", "--beta2", "--adam-eps",

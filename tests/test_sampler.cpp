@@ -73,3 +73,51 @@ TEST_CASE("sampler: a draw is the one that the softmax of the k likeliest and Ph
         if (kept <= 7 && temperature >= 1) REQUIRE(seen.size() == kept);  // all k of them, and no other
       }
 }
+
+TEST_CASE("sampler: of the likeliest those are left whose probabilities reach p", "[sampler]") {
+  // 1/2, 1/4, 1/8, 1/16, 1/16 in an order of their own.
+  const std::vector<double> share = {0.0625, 0.5, 0.125, 0.0625, 0.25};
+  std::vector<float> logits;
+  for (const double s : share) logits.push_back(float(std::log(s)));
+  const auto seen = [&](double top_p, size_t top_k) {
+    std::set<int> tokens;
+    const Sampler s = {1.0, top_k, 3, top_p};
+    for (uint64_t i = 0; i < 400; i++) tokens.insert(s.draw(logits, i));
+    return tokens;
+  };
+  REQUIRE(seen(0, 0) == std::set{1});
+  REQUIRE(seen(0.49, 0) == std::set{1});
+  REQUIRE(seen(0.51, 0) == std::set{1, 4});
+  REQUIRE(seen(0.76, 0) == std::set{1, 2, 4});
+  REQUIRE(seen(0.9, 0) == std::set{0, 1, 2, 4});  // ties: the lower id
+  REQUIRE(seen(1, 0) == std::set{0, 1, 2, 3, 4});
+  REQUIRE(seen(0.9, 2) == std::set{1, 4});  // of the two likeliest, which are two thirds and one third
+  REQUIRE(seen(0.6, 2) == std::set{1});
+
+  // Within what is left frequencies are the softmax's, and a stream has draws of its own.
+  const Sampler s = {1.0, 0, 11, 0.7};
+  size_t ones = 0, alike = 0;
+  const size_t draws = 20000;
+  for (uint64_t i = 0; i < draws; i++) {
+    ones += s.draw(logits, i) == 1;
+    alike += s.draw(logits, i) == s.draw(logits, i, 1);
+  }
+  REQUIRE(std::fabs(double(ones) / double(draws) - 2.0 / 3) < 5 * std::sqrt(2.0 / 9 / double(draws)));
+  REQUIRE(std::fabs(double(alike) / double(draws) - 5.0 / 9) < 5 * std::sqrt(20.0 / 81 / double(draws)));
+}
+
+TEST_CASE("sampler: a vocabulary that is sorted in part gives what one sorted whole gives", "[sampler]") {
+  std::vector<float> logits(3000);
+  for (size_t i = 0; i < logits.size(); i++) logits[i] = float(i * 1009 % 3000) * 1e-3f;
+  std::vector<int> order(logits.size());
+  for (size_t i = 0; i < order.size(); i++) order[i] = int(i);
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return logits[size_t(a)] > logits[size_t(b)]; });
+  double total = 0;
+  for (const float x : logits) total += std::exp(double(x));
+  for (uint64_t i = 0; i < 200; i++) {
+    const double u = uniform_double(5, stream_of(Purpose::sample, 0), i) * total;
+    size_t rank = 0;
+    for (double sum = 0; (sum += std::exp(double(logits[size_t(order[rank])]))) <= u;) rank++;
+    REQUIRE(Sampler{1.0, 0, 5}.draw(logits, i) == order[rank]);
+  }
+}

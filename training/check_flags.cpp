@@ -54,7 +54,9 @@ std::vector<Needs> needs_of(const Config& c) {
        "a norm with a gate: add --norm=gated or --norm=gated-dyt"},
       {{"--dyt-alpha"}, has_dyt, "DyT: add --norm=dyt or --norm=gated-dyt"},
       {{"--rope-theta", "--rope-fraction", "--yarn"}, m.position == Position::rope, "--position=rope"},
-      {{"--yarn"}, c.evaluate, "--evaluate: it changes how a run that is trained reads its positions"},
+      {{"--yarn"},
+       c.evaluate || c.generate,
+       "--evaluate or --generate: it changes how a run that is trained reads its positions"},
       {{"--probe"}, c.evaluate, "--evaluate: it asks a run that is trained"},
       {{"--gelu"}, has_gelu, "an FFN with GELU: add --ffn=gelu or --ffn=geglu"},
       {{"--window-layers"}, m.has_attention() && m.attention.window > 0, "a window: add --window=N"},
@@ -67,6 +69,8 @@ std::vector<Needs> needs_of(const Config& c) {
       {{"--export-dtype"}, !c.export_folder.empty(), "--export=FOLDER"},
       {{"--resume"}, has_out, "--out=FOLDER: the folder that holds the checkpoints"},
       {{"--evaluate"}, has_out || c.source, "--out=FOLDER: the folder that holds the checkpoints; or --from=FOLDER"},
+      {{"--generate"}, c.source || !c.generate, "--from=FOLDER or --out=FOLDER: the model that writes"},
+      {{"--prompt", "--prompt-tokens", "--tokens", "--samples"}, c.generate, "--generate: it writes behind a prompt"},
       {{"--quantize"}, c.evaluate, "--evaluate: it looks at a run that is trained"},
       {{"--smoothquant"}, c.quantize.has_value(), "--quantize=fp8-w8a8 or nvfp4-w4a4"},
       {{"--save-every", "--keep"}, has_out, "--out=FOLDER: there are no checkpoints without one"}};
@@ -191,12 +195,17 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   require(c.probe == Probe::none || c.model.context >= Recall::shortest_probe,
           "--probe=retrieval with --context=%zu: a probe has %zu tokens or more", c.model.context,
           Recall::shortest_probe);
-  require(c.export_folder.empty() || !(c.evaluate || c.describe || c.resume || !c.out.empty()),
-          "--export with --evaluate, --describe, --resume or --out: it writes a model and does nothing else; give one "
-          "of them");
+  require(
+      c.export_folder.empty() || !(c.evaluate || c.generate || c.describe || c.resume || !c.out.empty()),
+      "--export with --evaluate, --generate, --describe, --resume or --out: it writes a model and does nothing else; "
+      "give one of them");
   require(!c.source || c.source->has_weights() || c.describe,
           "--from=%s: a config.json holds no weights: add --describe, or name the folder that it stands in",
           c.from.c_str());
+  require(!c.generate || !c.evaluate, "--generate with --evaluate: each looks at a model by itself; leave one out");
+  require(!c.generate || !c.resume, "--generate with --resume: it trains nothing; leave --resume out");
+  require(!is_given("--prompt") || !is_given("--prompt-tokens"),
+          "--prompt and --prompt-tokens were both given: the prompt is either text or tokens");
   require(!c.evaluate || !c.resume, "--evaluate with --resume: it trains nothing; leave --resume out");
   require(c.smoothquant == 0 || c.model.norm.kind != NormKind::none,
           "--smoothquant=%g with --norm=none: SmoothQuant folds its scales into the weights of norms; leave it out",

@@ -200,6 +200,16 @@ bool parse_command_line(Config& config, int argc, char** argv) {
   std::set<std::string> given;
   for (size_t i = 0; i < flags.size(); i++)
     if (options[i]->count()) given.insert(flags[i].name);
+  // The model of --generate is that of --from, or the newest checkpoint of --out.
+  const auto value_of = [&](const char* name) -> std::string& {
+    const auto at = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
+    return values[size_t(at - flags.begin())];
+  };
+  if (given.contains("--generate") && value_of("--generate") != "off" && given.contains("--out")) {
+    require(!given.contains("--from"), "--generate with --from and --out: both name a model that writes: give one");
+    value_of("--from") = value_of("--out");
+    given.insert("--from");
+  }
   require(!given.contains("--preset") || !given.contains("--from"),
           "--preset and --from both choose a model: give one of them");
   for (const bool model : {true, false})

@@ -38,7 +38,10 @@ struct Config {
 
   size_t val_every = 100, val_batches = 10, measure_every = 0;
   size_t sample_tokens = 300, top_k = 0;
-  double temperature = 0.8;
+  double temperature = 0.8, top_p = 1;
+  bool generate = false;
+  std::string prompt, prompt_ids;
+  size_t tokens = 0, samples = 1;
   std::string out;
   size_t save_every = 100, keep = 2;
   bool resume = false, evaluate = false;

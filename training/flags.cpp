@@ -251,11 +251,11 @@ void list_sizes(FlagTable& t, ModelConfig& m) {
 
 void list_data_flags(FlagTable& t, Config& c) {
   t.begin(Flag::Kind::data);
-  t.text(
-      "--data", c.data.data, "self | bigram-backcopy | recall | PATH | FILE.bin",
-      "self: this repository's source; a text file, folder, list (a,b or @list.txt) or glob, read as bytes; "
-      "token shards of llm.c or scripts/tokenize.py; or made up: the task of arXiv 2410.13835, or keys whose values stand further back "
-      "(dataloader/recall.h)");
+  t.text("--data", c.data.data, "self | bigram-backcopy | recall | PATH | FILE.bin",
+         "self: this repository's source; a text file, folder, list (a,b or @list.txt) or glob, read as bytes; "
+         "token shards of llm.c or scripts/tokenize.py; or made up: the task of arXiv 2410.13835, or keys whose values "
+         "stand further back "
+         "(dataloader/recall.h)");
   t.text("--val-data", c.data.val_data, "as --data", "validation data of its own, instead of a share of --data");
   t.number("--val-fraction", c.data.val_fraction, between(0.0, 0.9),
            "share of --data, at its end, kept for validation");
@@ -303,9 +303,22 @@ void list_run_flags(FlagTable& t, Config& c) {
       "--measure-every", c.measure_every, at_least(0),
       "steps between validations that also measure attention, activations and gates (training/measures.h); 0: one at "
       "the end");
-  t.number("--sample-tokens", c.sample_tokens, at_least(0), "length of the sample printed at the end");
-  t.number("--temperature", c.temperature, between(0.0, 1e3), "temperature of the sample; 0 takes the likeliest token");
-  t.number("--top-k", c.top_k, at_least(0), "the sample draws from the k likeliest tokens; 0: from all");
+  t.number(
+      "--sample-tokens", c.sample_tokens, at_least(0),
+      "length of the sample printed at the end; behind the --context a token sees the last --context tokens, or what "
+      "windows and states hold");
+  t.number("--temperature", c.temperature, between(0.0, 1e3), "temperature of a sample; 0 takes the likeliest token");
+  t.number("--top-k", c.top_k, at_least(0), "a sample draws from the k likeliest tokens; 0: from all");
+  t.number("--top-p", c.top_p, between(0.0, 1.0),
+           "of those from the likeliest whose probabilities together reach p; 1: from all");
+  t.on_off("--generate", c.generate, "training/generate.h",
+           "train nothing: print what the model of --from, or the newest checkpoint in --out, writes behind a prompt");
+  t.text("--prompt", c.prompt, "TEXT", "of --generate: what a model of text writes behind");
+  t.text("--prompt-tokens", c.prompt_ids, "IDS", "the same as numbers of tokens, with commas between them");
+  t.number("--tokens", c.tokens, at_least(0),
+           "how many tokens --generate writes; 0: 100, or fewer where the --context ends");
+  t.number("--samples", c.samples, at_least(1),
+           "how many continuations --generate writes side by side; more than one are printed when all are there");
   t.text("--out", c.out, "FOLDER",
          "where checkpoints, log.jsonl and, at the end, measures.safetensors go; empty: nothing is written");
   t.number("--save-every", c.save_every, at_least(1), "steps between checkpoints; one more at the end");
@@ -325,7 +338,8 @@ void list_run_flags(FlagTable& t, Config& c) {
                   {"bf16", true, "training/number_formats.h", "rounded to the nearest of 16 bits"}},
                  "the weights that --export writes");
   t.number("--yarn", c.model.yarn, between(1.0, 1024.0),
-           "of --evaluate: YaRN lets the run read so many times the --context that it was trained with, which its "
+           "of --evaluate and --generate: YaRN lets the run read so many times the --context that it was trained with, "
+           "which its "
            "checkpoint knows (kernels/rope.cu); 1: positions as in training");
   t.choice<std::optional<QuantizedFormat>>(
       "--quantize", c.quantize,

@@ -40,6 +40,13 @@ class RunSource final : public ModelSource {
 
 }  // namespace
 
+void set_trained_context(ModelConfig& m, size_t context, const std::string& path) {
+  m.trained_context = context;
+  require(m.position != Position::learned || m.context == context,
+          "--context=%zu: %s learned %zu positions and knows no others: take --context=%zu", m.context, path.c_str(),
+          context, context);
+}
+
 std::shared_ptr<const ModelSource> open_model_source(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;

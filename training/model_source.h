@@ -32,6 +32,10 @@ class ModelSource {
   virtual void read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const = 0;
 };
 
+// A model that is not trained but looked at, or that generates, has to know the context of its training: sigmoid scores and YaRN
+// are made of it. The one at `path` was trained with sequences of `context` tokens. Refuses positions that were not learned.
+void set_trained_context(ModelConfig& model, size_t context, const std::string& path);
+
 // Opens what --from names and checks what can be checked without the weights' shapes. Refuses what is no model.
 std::shared_ptr<const ModelSource> open_model_source(const std::string& path);
 

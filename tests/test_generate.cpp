@@ -1,0 +1,200 @@
+// generate: what a model writes behind a prompt is what a plain loop over whole forwards draws, within the context and behind it;
+// characters are printed whole; and the program says so. Runs the program in the current folder.
+#include "training/generate.h"
+
+#include "tests/script.h"
+#include "tests/small_models.h"
+#include "training/model_source.h"
+
+using namespace gated;
+
+namespace {
+
+// Every token from a forward over what it sees: all tokens before it, or the last `sees`.
+std::vector<std::vector<int>> plain_loop(Model& model, std::vector<std::vector<int>> sequences, size_t count,
+                                         const Sampler& sampler, size_t sees) {
+  for (size_t b = 0; b < sequences.size(); b++)
+    for (size_t i = 0; i < count; i++) {
+      std::vector<int>& s = sequences[b];
+      const std::vector<int> seen(s.end() - ptrdiff_t(std::min(sees, s.size())), s.end());
+      s.push_back(sampler.draw(model.next_token_logits(seen), s.size(), b));
+    }
+  return sequences;
+}
+
+void shake(Model& model) {
+  model.weights.initialise(3);
+  std::vector<float> w = model.weights.values.download();
+  for (float& x : w) x *= 6;
+  model.weights.values.upload(w);
+}
+
+const std::string small =
+    "{repo}/train --device=cpu --layers=2 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 --ffn-hidden=48 "
+    "--context=32 "
+    "--batch=4 --steps=20 --warmup=3 --val-batches=1 --sample-tokens=0 ";
+
+// A line "error: ..." that names the thing, and nothing else.
+void require_refused(const Said& said, const std::string& named) {
+  INFO(said.text);
+  REQUIRE(said.exit_code == 1);
+  REQUIRE(said.text.starts_with("error: "));
+  REQUIRE(count(said.text, "\n") == 1);
+  REQUIRE(contains(said.text, named));
+}
+
+}  // namespace
+
+TEST_CASE("generate: samples are those of a plain loop over whole forwards, behind the context too", "[generate]") {
+  struct Case {
+    const char* line;
+    bool forever;
+    size_t context;  // of a model that has read everything
+  };
+  for (Device device : {Device::cpu, Device::emulated}) {
+    Context ctx(device);
+    for (const Case& c : {Case{"--norm=gated --norm-rank=3 --attn=g1", false, 5},
+                          {"--position=learned", false, 5},
+                          {"--window=3", true, 11},
+                          {"--window=3 --window-layers=even", false, 5},
+                          {"--window=6", false, 5},
+                          {"--mixer=gated-delta --linear-key-dim=6", true, 11}}) {
+      INFO(c.line << " on " << name_of(device));
+      ModelConfig config = small_model(c.line);
+      config.context = 5;
+      REQUIRE(grows_forever(config) == c.forever);
+      const Sampler sampler = {1.0, 30, 7, 0.95};
+      const std::vector<std::vector<int>> prompts = {{3, 1}, {4, 1}, {5, 9}};
+      ModelConfig longer = config;
+      longer.context = c.context;
+      longer.trained_context = 5;
+      Model whole(longer, 1, c.context, 1, ctx), model(config, 3, 5, 1, ctx);
+      shake(whole), shake(model);
+      auto written = prompts;
+      size_t calls = 0;
+      write_behind(written, 9, model, sampler, [&] { return ++calls < 100; });
+      REQUIRE(calls == 9);
+      REQUIRE(written == plain_loop(whole, prompts, 9, sampler, c.forever ? 11 : 5));
+      auto cut = prompts;
+      write_behind(cut, 9, model, sampler, [&] { return cut[0].size() < 4; });
+      for (size_t b = 0; b < 3; b++) REQUIRE(cut[b] == std::vector(written[b].begin(), written[b].begin() + 4));
+    }
+  }
+}
+
+TEST_CASE("generate: a character is printed when all of its bytes are there", "[generate]") {
+  std::vector<std::string> pieces;
+  TokenPrinter bytes(true, [&](const std::string& piece) { pieces.push_back(piece); });
+  // a, a two-byte and a four-byte character, the beginning of one that another letter ends, a byte that begins none, a cut one
+  for (const int token : {0x61, 0xc3, 0xa9, 0xf0, 0x9f, 0x98, 0x80, 0xe2, 0x62, 0xff, 0xe2, 0x82}) bytes.add(token);
+  const std::vector<std::string> whole = {"a", "\u00e9", "\U0001f600", "\\xe2", "b", "\\xff"};
+  REQUIRE(pieces == whole);
+  bytes.end();
+  REQUIRE(pieces.size() == 8);
+  REQUIRE(pieces[6] + pieces[7] == "\\xe2\\x82");
+  pieces.clear();
+  TokenPrinter numbers(false, [&](const std::string& piece) { pieces.push_back(piece); });
+  for (const int token : {12, 0xc3, 7}) numbers.add(token);
+  numbers.end();
+  REQUIRE(pieces == std::vector<std::string>{"12", " 195", " 7"});
+}
+
+TEST_CASE("generate: the program writes behind a prompt, the same on every device", "[generate]") {
+  const Folder f;
+  f.write("text.txt", [] {
+    std::string text;
+    for (int i = 0; i < 400; i++) text += "the quick brown fox " + std::to_string(i % 10) + "\n";
+    return text;
+  }());
+  REQUIRE(f.run(small + "--data=text.txt --norm=gated --attn=g1 --out=run").exit_code == 0);
+  const auto said = [&](const std::string& rest) {
+    const Said s = f.run("{repo}/train --generate " + rest + " 2>err");
+    INFO(s.text << f.read("err"));
+    REQUIRE(s.exit_code == 0);
+    return s.text;
+  };
+  const std::string one = said("--device=cpu --out=run --prompt='the q' --tokens=20 --seed=4");
+  REQUIRE(one.starts_with("the q"));
+  REQUIRE(one.ends_with("\n"));
+  REQUIRE(contains(f.read("err"), "run/step_00000020.safetensors: "));
+  REQUIRE(contains(f.read("err"), " tokens/s\n"));
+  REQUIRE(said("--device=emulated --from=run --prompt='the q' --tokens=20 --seed=4") == one);
+  REQUIRE(said("--device=cpu --from=run --threads=1 --prompt-tokens=116,104,101,32,113 --tokens=20 --seed=4") == one);
+  REQUIRE(said("--device=cpu --from=run --prompt='the q' --tokens=20 --seed=5") != one);
+
+  // Side by side: the first is the one alone, and each has a stream of its own.
+  const std::string three = said("--device=cpu --out=run --prompt='the q' --tokens=20 --seed=4 --samples=3");
+  const size_t second = three.find("\nsample 2\n"), third = three.find("\nsample 3\n");
+  REQUIRE(three.substr(0, second) == "sample 1\n" + one);
+  REQUIRE(three.substr(second + 10, third - second - 10) != three.substr(third + 10));
+
+  // Where one token alone is left, by either way, and where the likeliest is taken.
+  const std::string likeliest = said("--device=cpu --out=run --prompt='the q' --tokens=20 --temperature=0");
+  for (const char* way : {"--top-p=0", "--top-k=1"})
+    REQUIRE(said("--device=cpu --out=run --prompt='the q' --tokens=20 --temperature=2 " + std::string(way)) ==
+            likeliest);
+
+  REQUIRE(said("--device=cpu --out=run --prompt='the q' --tokens=27") == said("--device=cpu --out=run --prompt='the q'"));
+  REQUIRE(f.run("ls run").text == "log.jsonl\nmeasures.safetensors\nstep_00000020.safetensors\n");
+
+  // What cannot be written is refused before the first token.
+  const auto refused = [&](const std::string& rest, const std::string& named) {
+    require_refused(f.run("{repo}/train --generate --device=cpu --out=run " + rest), named);
+  };
+  refused("", "the prompt is empty");
+  refused("--prompt=''", "--prompt: 1 required TEXT missing");
+  refused("--prompt=a --prompt-tokens=1", "--prompt and --prompt-tokens were both given");
+  refused("--prompt='the q' --tokens=28", "at most --tokens=27; a larger --context");
+  refused("--prompt=12345678901234567890123456789012", "--context=32: the prompt has 32 tokens already");
+  refused("--prompt-tokens=1,256", "token 1 is \"256\", expected a number from 0 to 255");
+  refused("--prompt-tokens=1,,2", "token 1 is \"\"");
+  refused("--prompt-tokens=-1", "token 0 is \"-1\"");
+  refused("--prompt=a --evaluate", "--generate with --evaluate");
+  refused("--prompt=a --resume", "--generate with --resume");
+  refused("--prompt=a --hidden=64 --tokens=2", "expected F32 [256,64]");
+  refused("--prompt=a --tokens=1e12 --context=1e12 --window=4", "memory");
+  REQUIRE(f.run("{repo}/train --generate --device=cpu --out=run --prompt=a --tokens=40 --context=64").exit_code == 0);
+  REQUIRE(f.run("{repo}/train --generate --device=cpu --out=run --prompt=a --tokens=40 --context=64 --yarn=2 2>&1")
+              .exit_code == 0);
+}
+
+TEST_CASE("generate: numbers for other vocabularies, learned positions end, windows go on until interrupted",
+          "[generate]") {
+  const Folder f;
+  REQUIRE(f.run(small + "--data=bigram-backcopy --position=learned --out=learned").exit_code == 0);
+  REQUIRE(f.run(small + "--data=bigram-backcopy --window=8 --out=window").exit_code == 0);
+  const auto generate = [&](const std::string& rest) {
+    return f.run("{repo}/train --generate --device=cpu " + rest + " 2>err");
+  };
+  const Said ids = generate("--out=window --prompt-tokens=5,6 --tokens=50");
+  REQUIRE(ids.exit_code == 0);
+  REQUIRE(ids.text.starts_with("5 6 "));
+  REQUIRE(count(ids.text, " ") == 51);
+  const auto refused = [&](const std::string& rest, const std::string& named) {
+    require_refused(f.run("{repo}/train --generate --device=cpu " + rest), named);
+  };
+  refused("--out=window --prompt=a", "vocabulary of 64, not bytes: give their numbers, --prompt-tokens=IDS");
+  refused("--out=learned --prompt-tokens=1 --context=64", "learned 32 positions and knows no others");
+  refused("--out=learned --prompt-tokens=1 --tokens=32", "so at most --tokens=31\n");
+
+  const Said stopped = f.run(
+      "timeout --preserve-status -s INT 1 {repo}/train --generate --device=cpu --out=window "
+      "--prompt-tokens=1 --tokens=1e7 >text 2>err");
+  INFO(f.read("err"));
+  REQUIRE(stopped.exit_code == 130);
+  REQUIRE(contains(f.read("err"), "interrupted behind token "));
+  REQUIRE(f.read("text").ends_with("\n"));
+}
+
+TEST_CASE("generate: flags arrive", "[generate]") {
+  const Folder f;
+  REQUIRE(f.run(small + "--data=bigram-backcopy --steps=1 --warmup=1 --out=run").exit_code == 0);
+  const std::string line = "--generate --from=" + (f / "run") + " ";
+  REQUIRE(config_of_flags(line).generate);
+  REQUIRE(config_of_flags("--generate=on --from=" + (f / "run")).generate);
+  REQUIRE(config_of_flags(line + "--prompt=a").prompt == "a");
+  REQUIRE(config_of_flags(line + "--prompt-tokens=1,2").prompt_ids == "1,2");
+  REQUIRE(config_of_flags(line + "--tokens=31").tokens == 31);
+  REQUIRE(config_of_flags(line + "--samples=32").samples == 32);
+  REQUIRE(config_of_flags("--generate --out=" + (f / "run")).source->path().ends_with("step_00000001.safetensors"));
+}
