@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "dataloader/text.h"
 #include "layers/smoothquant.h"
 #include "training/arrays.h"
+#include "training/choose.h"
+#include "training/find_tokenizer.h"
 #include "training/generate.h"
 #include "training/interrupt.h"
 #include "training/match_params.h"
@@ -132,8 +133,15 @@ double quantized_loss(Trainer& trainer, Context& ctx) {
   return trainer.validate(c.val_batches);
 }
 
+// How many questions the model gets right.
+std::string choices_of(Trainer& trainer, const std::vector<ChoiceQuestion>& questions, Context& ctx) {
+  const Config& c = trainer.config;
+  return choices_text(choose(questions, ending_losses(questions, trainer.model, c.batch, c.model.context, ctx.device)));
+}
+
 // Looks at the model whose weights the trainer has, from the file at `path`, and writes the arrays of --out anew.
-void look_at(Trainer& trainer, const std::string& path, const RunMetadata& metadata, Context& ctx) {
+void look_at(Trainer& trainer, const std::string& path, const RunMetadata& metadata,
+             const std::vector<ChoiceQuestion>& questions, Context& ctx) {
   const Config& c = trainer.config;
   Meter meter(ctx.device);
   ArrayMeter array_meter(c.model, ctx.device);
@@ -144,9 +152,11 @@ void look_at(Trainer& trainer, const std::string& path, const RunMetadata& metad
          measures_text(meter.result(), width).c_str(), loss_by_position_text(arrays, width).c_str());
   fflush(stdout);
   if (!c.out.empty()) save_arrays(c.out, arrays, trainer.steps_done(), loss, metadata);
+  if (!questions.empty()) printf("%s", choices_of(trainer, questions, ctx).c_str());
   if (!c.quantize) return;
   const double quantized = quantized_loss(trainer, ctx);
   printf("quantized  validation loss %.4f, %+.4f\n", quantized, quantized - loss);
+  if (!questions.empty()) printf("%s", choices_of(trainer, questions, ctx).c_str());
 }
 
 // What stands behind a key that a sequence holds once before.
@@ -159,7 +169,7 @@ std::string retrieval_of(Trainer& trainer) {
   }));
 }
 
-void print_sample(Trainer& trainer, const Data& data) {
+void print_sample(Trainer& trainer, const Data& data, const std::optional<Tokenizer>& tokenizer) {
   const Config& c = trainer.config;
   if (c.sample_tokens == 0) return;
   // The prompt: one token, the first of the validation data.
@@ -169,7 +179,7 @@ void print_sample(Trainer& trainer, const Data& data) {
   write_behind(sequences, c.sample_tokens - 1, trainer.model, {c.temperature, c.top_k, c.seed, c.top_p},
                [] { return true; });
   printf("\nsample (temperature %g, seed %llu):\n%s\n", c.temperature, (unsigned long long)c.seed,
-         decode(sequences[0], data.train->is_text()).c_str());
+         text_of(sequences[0], data.train->is_text(), tokenizer ? &*tokenizer : nullptr).c_str());
 }
 
 // --evaluate: of the model that --from names, or of the newest checkpoint of --out.
@@ -181,13 +191,15 @@ void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& lo
     checkpoint.emplace(checkpoint_to_evaluate(config, metadata));
     set_trained_context(config.model, trained_context(checkpoint->metadata()), checkpoint->path());
   }
+  std::vector<ChoiceQuestion> questions;
+  if (!config.choices.empty()) questions = read_choices(config.choices, config.model.vocab);
   Trainer trainer(config, loader, ctx);
   if (checkpoint) {
     trainer.load(*checkpoint);
-    look_at(trainer, checkpoint->path(), checkpoint->metadata(), ctx);
+    look_at(trainer, checkpoint->path(), checkpoint->metadata(), questions, ctx);
   } else {
     trainer.start_from(*config.source);
-    look_at(trainer, config.source->path(), metadata, ctx);
+    look_at(trainer, config.source->path(), metadata, questions, ctx);
   }
   if (config.probe == Probe::retrieval) printf("\n%s", retrieval_of(trainer).c_str());
 }
@@ -209,6 +221,7 @@ int train(Config& config, Device device) {
 
   const Data data = open_data(config.data);
   config.model.vocab = data.train->vocab();
+  const std::optional<Tokenizer> tokenizer = find_tokenizer(config);
   choose_ffn_width(config);
   const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
 
@@ -227,6 +240,7 @@ int train(Config& config, Device device) {
   Trainer trainer(config, loader, ctx);
   const bool resumed = config.resume && resume(trainer, metadata);
   if (config.source && !resumed) trainer.start_from(*config.source);
+  if (!config.out.empty()) keep_tokenizer(config, config.out);
 
   Progress progress(config, data, trainer, peak, ctx);
   progress.header();
@@ -238,7 +252,7 @@ int train(Config& config, Device device) {
                               : "the same command with --resume goes on bit for bit");
     return 128 + interrupted();
   }
-  print_sample(trainer, data);
+  print_sample(trainer, data, tokenizer);
   printf("fingerprint of the weights: %s%s\n", trainer.fingerprint().c_str(),
          config.cublas ? " (products by cuBLAS: not the bits of the CPU)" : "");
   return 0;

@@ -102,26 +102,15 @@ static size_t printable_prefix(std::string_view bytes) {
   return control && c.code != '\n' && c.code != '\t' ? 0 : c.length;
 }
 
-std::string decode(std::span<const int32_t> tokens, bool is_text) {
+std::string printable(std::string_view bytes) {
   std::string out;
-  std::string window;
-  for (size_t i = 0; i < tokens.size();) {
-    if (!is_text) {
-      out += format(i > 0 ? " %d" : "%d", int(tokens[i]));
-      ++i;
-      continue;
-    }
-    window.clear();
-    for (size_t j = i; j < std::min(i + 4, tokens.size()) && tokens[j] >= 0 && tokens[j] < 256; ++j)
-      window += char(tokens[j]);
-    const size_t length = window.empty() ? 0 : printable_prefix(window);
-    if (length > 0) {
-      out.append(window.begin(), window.begin() + length);
-    } else {
-      out += window.empty() ? format("<%d>", int(tokens[i]))
-                            : format("\\x%02x", unsigned(static_cast<unsigned char>(window[0])));
-    }
-    i += std::max<size_t>(length, 1);
+  while (!bytes.empty()) {
+    const size_t length = printable_prefix(bytes);
+    if (length > 0)
+      out += bytes.substr(0, length);
+    else
+      out += format("\\x%02x", unsigned(static_cast<unsigned char>(bytes[0])));
+    bytes.remove_prefix(std::max<size_t>(length, 1));
   }
   return out;
 }

@@ -7,6 +7,7 @@
 #pragma once
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dataloader/token_stream.h"
@@ -44,7 +45,7 @@ std::vector<std::string> source_files(const std::string& root);
 
 // ---- printing samples
 
-// Tokens as one prints them: text as it stands with \xNN for what is not printable; others as numbers.
-std::string decode(std::span<const int32_t> tokens, bool is_text);
+// Bytes as one prints them: as they stand, with \xNN for what is no printable character of UTF-8.
+std::string printable(std::string_view bytes);
 
 }  // namespace gated

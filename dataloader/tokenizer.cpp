@@ -255,7 +255,7 @@ struct Tokenizer::Parts {
   std::vector<Rewrite> normaliser;
   std::vector<Split> words;
   Bpe bpe;
-  std::vector<int32_t> before, behind;  // what the template puts around a text
+  std::vector<int32_t> before;  // what the template puts before a text
   bool strips_first_space = false;
 
   Parts(const Reader& r, const json& root);
@@ -381,15 +381,11 @@ void Tokenizer::Parts::read_template(const Reader& r) {
   r.steps("post_processor", "processors", [&](const json& step, const std::string& type) {
     if (type == "ByteLevel") return;  // it is about places in the text alone
     if (type != "TemplateProcessing") r.unknown("post_processor", type, "TemplateProcessing, ByteLevel or Sequence");
-    bool behind_text = false;
     for (const json& piece : r.list(step, "single")) {
-      if (!r.at(piece, "Sequence").is_null()) {
-        behind_text = true;
-        continue;
-      }
+      if (!r.at(piece, "Sequence").is_null()) break;  // the text
       const std::string special = r.text(r.at(piece, "SpecialToken"), "id");
       for (const json& id : r.list(r.at(r.at(step, "special_tokens"), special.c_str()), "ids"))
-        (behind_text ? behind : before).push_back(r.id(id, quote(special)));
+        before.push_back(r.id(id, quote(special)));
     }
   });
 }
@@ -486,10 +482,9 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-std::vector<int32_t> Tokenizer::encode_with_template(std::string_view text) const {
+std::vector<int32_t> Tokenizer::encode_prompt(std::string_view text) const {
   std::vector<int32_t> ids = encode(text);
   ids.insert(ids.begin(), parts_->before.begin(), parts_->before.end());
-  ids.insert(ids.end(), parts_->behind.begin(), parts_->behind.end());
   return ids;
 }
 
@@ -506,10 +501,14 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   return text;
 }
 
-Tokenizer read_tokenizer(const std::string& path) {
+std::string tokenizer_file(const std::string& path) {
   std::error_code error;
   const bool folder = std::filesystem::is_directory(path, error);
-  const std::string file = folder ? (std::filesystem::path(path) / "tokenizer.json").native() : path;
+  return folder ? (std::filesystem::path(path) / "tokenizer.json").native() : path;
+}
+
+Tokenizer read_tokenizer(const std::string& path) {
+  const std::string file = tokenizer_file(path);
   return Tokenizer(MappedFile(file).text(), file);
 }
 

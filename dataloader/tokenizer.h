@@ -27,8 +27,9 @@ class Tokenizer {
   // The tokens of a UTF-8 text. Special tokens that are spelled out in it are tokens. Refuses other bytes, and a character that
   // has no token.
   std::vector<int32_t> encode(std::string_view text) const;
-  // With what the tokenizer puts around a text, such as a beginning-of-text token.
-  std::vector<int32_t> encode_with_template(std::string_view text) const;
+  // Behind what the tokenizer puts before every text, such as a beginning-of-text token. What it would put behind one is left out:
+  // the text goes on.
+  std::vector<int32_t> encode_prompt(std::string_view text) const;
 
   // The bytes that tokens stand for, special ones as they are spelled. One token may end inside a character.
   std::string decode(std::span<const int32_t> ids) const;
@@ -41,7 +42,8 @@ class Tokenizer {
   std::shared_ptr<const Parts> parts_;
 };
 
-// Of a tokenizer.json, or of a folder that holds one.
+// A tokenizer.json, or that of a folder.
+std::string tokenizer_file(const std::string& path);
 Tokenizer read_tokenizer(const std::string& path);
 
 }  // namespace gated

@@ -217,7 +217,29 @@ dataloader/loader.cpp
   std::make_shared<CorpusSlice>(corpus, «train => 0», val)
 dataloader/shards.cpp
   require(«token < vocab => token <= vocab» && token
+  «vocab ? size_t(vocab) => false ? size_t(vocab)» : f->vocab
   starts_.push_back(starts_.back() + «shards_.back().size() => shards_[0].size()»);
+dataloader/choices.cpp
+  require(«id < vocab => id <= vocab» && id
+  require(«right < endings => right <= endings»,
+training/choose.cpp
+  for (size_t t = «rows[b].first => rows[b].first + 1»; t + 1
+  / double(questions[q].«endings[e] => endings[0]».size())
+  context.size(), «T + 1 - ending.size() => T - ending.size()»);
+  means.push_back(sums[e] «/ => *» double(
+dataloader/bpe.cpp
+  rank > c.rank : «first > c.first => first < c.first»;
+  if (!m || «m->rank != c.rank => false») continue;
+  if (!(«fuse_unknown && behind_unknown => fuse_unknown»))
+dataloader/pattern.cpp
+  «subject.replace(at, 3, "\u200b"); => at++;»
+dataloader/tokenizer.cpp
+  behaviour == Behaviour::merged_with_previous && matches && «!matched_before => true» && any;
+  auto length = «lengths_.rbegin() => --lengths_.rend()»; length
+  («is_normalised ? normalised : raw => raw»).add(
+  first && «parts_->strips_first_space => true» && token[0]
+training/find_tokenizer.cpp
+  require(«tokenizer.model_vocab() <= c.model.vocab => true»,
 dataloader/bigram_entropy.cpp
   std::max<size_t>(«limit / T => limit», 1)
 dataloader/text.cpp
@@ -281,8 +303,8 @@ layers/gated_delta_net.cuh
 layers/model.cu
   extras.positions += «pass.first_position() => 0» * config.hidden;
   {l.y + «(T - 1) => 0» * C, T * C}
-dataloader/text.cpp
-  out += format(«i > 0 ? " %d" : "%d" => "%d"», int(tokens[i]));
+training/generate.cpp
+  open_ += format(bytes_ ? "<%d>" : «first_ ? "%d" : " %d" => "%d"», token);
 
 [flags taken at their word]
 training/main.cu

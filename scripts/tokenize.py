@@ -3,11 +3,16 @@
 
 usage: scripts/tokenize.py TEXT... --tokenizer=FOLDER|FILE --out=FOLDER    with the tokenizer.json of a model
        scripts/tokenize.py TEXT... --train=SIZE --out=FOLDER               with a byte-level BPE of SIZE tokens, made here
+       scripts/tokenize.py --choices=FILE.json --tokenizer=... --out=FILE.bin    questions for ./train --evaluate --choices
 
 A TEXT is a file, or a folder of files, and each file is a document; of a .jsonl file each line's "text" is one. An end-of-text
 token, where the tokenizer has one, stands before every document, as in the shards of llm.c. FOLDER gets train_000000.bin and
-so on, val_000000.bin with the last --val-fraction of the texts, and the tokenizer.json. Needs the tokenizers library:
-python3 -m pip install tokenizers
+so on, val_000000.bin with the last --val-fraction of the texts, and the tokenizer.json.
+
+FILE.json is a list of {"context": TEXT, "endings": [TEXT, ...], "label": NUMBER}, or one of them a line, as HellaSwag's (whose
+"ctx" is the context). A space stands between a context and an ending.
+
+Needs the tokenizers library: python3 -m pip install tokenizers
 """
 import sys
 
@@ -263,6 +268,75 @@ def write_shards(texts, tokenizer, end_of_text, shards):
         print(file=sys.stderr)
 
 
+# ---- questions with endings
+
+
+def read_questions(file):
+    """(context, endings, label) of each"""
+    size_of(file)
+    try:
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read()
+        questions = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        fail(f"{file}: {error}")
+    read = []
+    for number, question in enumerate(questions):
+        try:
+            context = question["ctx"] if "ctx" in question else question["context"]
+            endings, label = question["endings"], int(question["label"])
+            if not (isinstance(context, str) and len(endings) >= 2 and all(isinstance(e, str) for e in endings) and 0 <= label < len(endings)):
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            fail(f"{file}: question {number} has no context, two endings or more and the label of one of them")
+        read.append((context, endings, label))
+    if not read:
+        fail(f"{file}: holds no question")
+    return read
+
+
+def encode_question(tokenizer, context, endings):
+    """The ids of the context, with what the tokenizer puts before a text, and of each ending."""
+    plain = tokenizer.encode(context, add_special_tokens=False).ids
+    with_template = tokenizer.encode(context).ids
+    at = next((i for i in range(len(with_template)) if plain and with_template[i : i + len(plain)] == plain), 0)
+    before = with_template[:at]
+    of_endings = []
+    for ending in endings:
+        whole = tokenizer.encode(context + " " + ending, add_special_tokens=False).ids
+        apart = tokenizer.encode(" " + ending, add_special_tokens=False).ids
+        of_endings.append(whole[len(plain) :] if whole[: len(plain)] == plain else apart)
+    return before + plain, of_endings
+
+
+def write_choices(file, out, tokenizer):
+    """As dataloader/choices.h says."""
+    examples = [(*encode_question(tokenizer, context, endings), label) for context, endings, label in read_questions(file)]
+    for number, (context, endings, _) in enumerate(examples):
+        if not (context and all(endings)):
+            fail(f"{file}: question {number} has a context or an ending without a token")
+    numbers = [5 + 1 + len(context) + sum(1 + len(e) for e in endings) for context, endings, _ in examples]
+    ids = (i for context, endings, _ in examples for part in [context, *endings] for i in part)
+    wide = max(ids) >= 65535 or max(numbers) * 2 > 65535 or len(examples) > 65535
+    stream = array.array("I" if wide else "H")
+    width, version = stream.itemsize, 2 if wide else 1
+    for number, (context, endings, label) in enumerate(examples):
+        stream.extend([(1 << 8 * width) - 1, numbers[number] * width, number, label, len(endings)])
+        for part in [context, *endings]:
+            stream.extend([len(part), *part])
+    header = array.array("I", [20240522, version, len(examples), max(numbers) * width] + [0] * 252)
+    if sys.byteorder == "big":
+        header.byteswap()
+        stream.byteswap()
+    try:
+        with open(out + ".part", "wb") as opened:
+            opened.write(header.tobytes() + stream.tobytes())
+        os.replace(out + ".part", out)
+    except OSError as error:
+        fail(f"{out}: cannot write: {error.strerror}")
+    print(f"{len(examples)} questions, {8 * width} bits a token")
+
+
 # ----
 
 
@@ -277,8 +351,9 @@ def choose_end_of_text(tokenizer, name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("texts", nargs="+", metavar="TEXT", help="a file, or a folder of files")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="where the shards and the tokenizer go")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="a file, or a folder of files")
+    parser.add_argument("--choices", metavar="FILE.json", help="instead of texts: questions with endings")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="where the shards and the tokenizer go; or the questions")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--tokenizer", metavar="FOLDER|FILE", help="a tokenizer.json, or a folder that has one")
     which.add_argument("--train", type=int, metavar="SIZE", help="make a byte-level BPE of SIZE tokens from the texts")
@@ -286,6 +361,14 @@ def main():
     parser.add_argument("--val-fraction", type=float, default=0.1, metavar="X", help="share of the texts, at their end, for validation [0.1]")
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N", help="tokens in a shard [100000000]")
     args = parser.parse_args()
+    if bool(args.texts) == bool(args.choices):
+        fail("expected TEXT... or --choices=FILE.json")
+    if args.choices:
+        if args.tokenizer is None:
+            fail("--choices needs --tokenizer=FOLDER|FILE: that of the model that is to choose")
+        if os.path.exists(args.out):
+            fail(f"{args.out}: is there already: name another file")
+        return write_choices(args.choices, args.out, read_tokenizer(args.tokenizer))
     if not 0 <= args.val_fraction < 1:
         fail(f"--val-fraction={args.val_fraction:g}: expected 0 to below 1")
     if not 1 <= args.shard_tokens < 1 << 31:

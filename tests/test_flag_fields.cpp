@@ -180,6 +180,7 @@ const Row rows[] = {
     FIELD("--temperature=1.5", "", c.temperature == 1.5),
     FIELD("--top-k=26", "", c.top_k == 26),
     FIELD("--top-p=0.75", "", c.top_p == 0.75),
+    FIELD("--tokenizer=file.json", "", c.tokenizer == "file.json"),
     FIELD("--out=folder", "", c.out == "folder"),
     FIELD("--save-every=27", "--out=folder", c.save_every == 27),
     FIELD("--keep=28", "--out=folder", c.keep == 28),
@@ -192,6 +193,7 @@ const Row rows[] = {
     FIELD("--smoothquant=0.25", "--evaluate --out=folder --quantize=fp8-w8a8", c.smoothquant == 0.25),
     FIELD("--probe=none", "--evaluate --out=folder --data=recall", c.probe == Probe::none),
     FIELD("--probe=retrieval", "--evaluate --out=folder --data=recall", c.probe == Probe::retrieval),
+    FIELD("--choices=file.bin", "--evaluate --out=folder", c.choices == "file.bin"),
     FIELD("--device=auto", "", c.device == DeviceChoice::automatic),
     FIELD("--device=cpu", "", c.device == DeviceChoice::cpu),
     FIELD("--device=cuda", "", c.device == DeviceChoice::cuda),
@@ -309,11 +311,12 @@ TEST_CASE("flag fields: what is not said follows from what is", "[flags]") {
 TEST_CASE("flag fields: which flags change the weights, and which the architecture", "[flags]") {
   // These may change where a run goes on from a checkpoint.
   const std::set<std::string> free = {
-      "--export",   "--export-dtype", "--preset",        "--from",          "--params",      "--match-params",
-      "--describe", "--val-every",    "--measure-every", "--evaluate",      "--quantize",    "--smoothquant",
-      "--yarn",     "--probe",        "--val-batches",   "--sample-tokens", "--temperature", "--top-k",
-      "--out",      "--save-every",   "--keep",          "--resume",        "--device",      "--threads",
-      "--top-p",    "--generate",     "--prompt",        "--prompt-tokens", "--tokens",      "--samples"};
+      "--export",    "--export-dtype", "--preset",        "--from",          "--params",      "--match-params",
+      "--describe",  "--val-every",    "--measure-every", "--evaluate",      "--quantize",    "--smoothquant",
+      "--yarn",      "--probe",        "--val-batches",   "--sample-tokens", "--temperature", "--top-k",
+      "--out",       "--save-every",   "--keep",          "--resume",        "--device",      "--threads",
+      "--top-p",     "--generate",     "--prompt",        "--prompt-tokens", "--tokens",      "--samples",
+      "--tokenizer", "--choices"};
   const std::set<std::string> of_no_model = {
       "--data",          "--val-data", "--val-fraction", "--vocab",  "--seed",  "--steps", "--batch",
       "--micro-batches", "--lr",       "--min-lr",       "--warmup", "--beta1", "--beta2", "--adam-eps",

@@ -119,6 +119,7 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(smooths("--smoothquant=0.5", "--norm=none"), "--smoothquant=0.5 with --norm=none"));
   REQUIRE(contains(smooths("--smoothquant=0.5", "--norm-placement=post"), "with --norm-placement=post"));
   REQUIRE(contains(parse({"--probe=retrieval", "--data=recall"}), "--probe needs --evaluate"));
+  REQUIRE(contains(parse({"--choices=file.bin"}), "--choices needs --evaluate"));
   REQUIRE(contains(parse({"--probe=retrieval", "--evaluate", "--out=x"}), "--probe=retrieval with --data=self"));
   REQUIRE(contains(parse({"--probe=retrieval", "--data=recall", "--evaluate", "--out=x", "--context=2"}),
                    "--context=2: a probe has 3 tokens or more"));

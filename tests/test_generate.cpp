@@ -87,16 +87,19 @@ TEST_CASE("generate: a character is printed when all of its bytes are there", "[
   TokenPrinter bytes(true, [&](const std::string& piece) { pieces.push_back(piece); });
   // a, a two-byte and a four-byte character, the beginning of one that another letter ends, a byte that begins none, a cut one
   for (const int token : {0x61, 0xc3, 0xa9, 0xf0, 0x9f, 0x98, 0x80, 0xe2, 0x62, 0xff, 0xe2, 0x82}) bytes.add(token);
-  const std::vector<std::string> whole = {"a", "\u00e9", "\U0001f600", "\\xe2", "b", "\\xff"};
+  const std::vector<std::string> whole = {"a", "\u00e9", "\U0001f600", "\\xe2b", "\\xff"};
   REQUIRE(pieces == whole);
   bytes.end();
-  REQUIRE(pieces.size() == 8);
-  REQUIRE(pieces[6] + pieces[7] == "\\xe2\\x82");
+  REQUIRE(pieces.size() == 6);
+  REQUIRE(pieces[5] == "\\xe2\\x82");
   pieces.clear();
   TokenPrinter numbers(false, [&](const std::string& piece) { pieces.push_back(piece); });
   for (const int token : {12, 0xc3, 7}) numbers.add(token);
   numbers.end();
   REQUIRE(pieces == std::vector<std::string>{"12", " 195", " 7"});
+  REQUIRE(text_of({'a', 300, -1, 0xc3, 300}, true) == "a<300><-1>\\xc3<300>");
+  REQUIRE(text_of({50256, 0, 17}, false) == "50256 0 17");
+  REQUIRE(text_of({}, true) == "");
 }
 
 TEST_CASE("generate: the program writes behind a prompt, the same on every device", "[generate]") {
@@ -134,7 +137,8 @@ TEST_CASE("generate: the program writes behind a prompt, the same on every devic
     REQUIRE(said("--device=cpu --out=run --prompt='the q' --tokens=20 --temperature=2 " + std::string(way)) ==
             likeliest);
 
-  REQUIRE(said("--device=cpu --out=run --prompt='the q' --tokens=27") == said("--device=cpu --out=run --prompt='the q'"));
+  REQUIRE(said("--device=cpu --out=run --prompt='the q' --tokens=27") ==
+          said("--device=cpu --out=run --prompt='the q'"));
   REQUIRE(f.run("ls run").text == "log.jsonl\nmeasures.safetensors\nstep_00000020.safetensors\n");
 
   // What cannot be written is refused before the first token.
@@ -173,7 +177,7 @@ TEST_CASE("generate: numbers for other vocabularies, learned positions end, wind
   const auto refused = [&](const std::string& rest, const std::string& named) {
     require_refused(f.run("{repo}/train --generate --device=cpu " + rest), named);
   };
-  refused("--out=window --prompt=a", "vocabulary of 64, not bytes: give their numbers, --prompt-tokens=IDS");
+  refused("--out=window --prompt=a", "vocabulary of 64, not bytes: name its tokenizer");
   refused("--out=learned --prompt-tokens=1 --context=64", "learned 32 positions and knows no others");
   refused("--out=learned --prompt-tokens=1 --tokens=32", "so at most --tokens=31\n");
 

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "dataloader/text.h"
 #include "tests/compare.h"
 #include "tests/small_runs.h"
+#include "training/generate.h"
 #include "training/measures.h"
 #include "training/sampler.h"
 
@@ -65,7 +65,7 @@ std::string sample_of(Model& model, const Data& data, const Sampler& sampler, si
     while (window.size() > model.config.context) window.erase(window.begin());
     sample.push_back(sampler.draw(model.next_token_logits(window), sample.size()));
   }
-  return decode(sample, data.val->is_text());
+  return text_of(sample, data.val->is_text());
 }
 
 const std::string small =

@@ -59,7 +59,9 @@ TEST_CASE("tokenizer: texts become the ids that the tokenizers library gives, an
       INFO(kind << ": " << c.at("text").dump());
       const std::vector<int32_t> ids = c.at("ids");
       CHECK(tokenizer.encode(text) == ids);
-      CHECK(tokenizer.encode_with_template(text) == c.at("whole").get<std::vector<int32_t>>());
+      std::vector<int32_t> whole = c.at("whole");
+      if (kind == "llama2") whole.pop_back();  // the end of a text
+      CHECK(tokenizer.encode_prompt(text) == whole);
       CHECK(tokenizer.decode(ids) == c.at("decoded").get<std::string>());
       texts++;
     }

@@ -57,7 +57,7 @@ std::vector<Needs> needs_of(const Config& c) {
       {{"--yarn"},
        c.evaluate || c.generate,
        "--evaluate or --generate: it changes how a run that is trained reads its positions"},
-      {{"--probe"}, c.evaluate, "--evaluate: it asks a run that is trained"},
+      {{"--probe", "--choices"}, c.evaluate, "--evaluate: it asks a run that is trained"},
       {{"--gelu"}, has_gelu, "an FFN with GELU: add --ffn=gelu or --ffn=geglu"},
       {{"--window-layers"}, m.has_attention() && m.attention.window > 0, "a window: add --window=N"},
       {{"--norm-eps"}, has_root, "a norm with a root: --norm=rmsnorm, layernorm, preaffine or gated, or --qk-norm"},

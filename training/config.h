@@ -42,6 +42,7 @@ struct Config {
   bool generate = false;
   std::string prompt, prompt_ids;
   size_t tokens = 0, samples = 1;
+  std::string tokenizer;  // a tokenizer.json, or a folder that has one
   std::string out;
   size_t save_every = 100, keep = 2;
   bool resume = false, evaluate = false;
@@ -50,6 +51,7 @@ struct Config {
   std::optional<QuantizedFormat> quantize;  // of a second look at the model, behind --evaluate
   double smoothquant = 0;                   // 0: none
   Probe probe = Probe::none;
+  std::string choices;  // a file of questions with endings
 
   Precision precision = Precision::fp32;
   bool cublas = false, tf32 = false;  // products of matrices by cuBLASLt, in TF32

@@ -254,8 +254,7 @@ void list_data_flags(FlagTable& t, Config& c) {
   t.text("--data", c.data.data, "self | bigram-backcopy | recall | PATH | FILE.bin",
          "self: this repository's source; a text file, folder, list (a,b or @list.txt) or glob, read as bytes; "
          "token shards of llm.c or scripts/tokenize.py; or made up: the task of arXiv 2410.13835, or keys whose values "
-         "stand further back "
-         "(dataloader/recall.h)");
+         "stand further back (dataloader/recall.h)");
   t.text("--val-data", c.data.val_data, "as --data", "validation data of its own, instead of a share of --data");
   t.number("--val-fraction", c.data.val_fraction, between(0.0, 0.9),
            "share of --data, at its end, kept for validation");
@@ -319,6 +318,10 @@ void list_run_flags(FlagTable& t, Config& c) {
            "how many tokens --generate writes; 0: 100, or fewer where the --context ends");
   t.number("--samples", c.samples, at_least(1),
            "how many continuations --generate writes side by side; more than one are printed when all are there");
+  t.text(
+      "--tokenizer", c.tokenizer, "FILE | FOLDER",
+      "a tokenizer.json, or a folder that has one: text for tokens that are no bytes (dataloader/tokenizer.h); empty: "
+      "that of --from or --out, where there is one");
   t.text("--out", c.out, "FOLDER",
          "where checkpoints, log.jsonl and, at the end, measures.safetensors go; empty: nothing is written");
   t.number("--save-every", c.save_every, at_least(1), "steps between checkpoints; one more at the end");
@@ -358,6 +361,9 @@ void list_run_flags(FlagTable& t, Config& c) {
         "a key, by where it stands in sequences of the run's length, twice that, ... up to --context; of a run "
         "with --data=recall"}},
       "what --evaluate asks the run for besides");
+  t.text("--choices", c.choices, "FILE.bin",
+         "of --evaluate: questions with several endings, HellaSwag's as llm.c or scripts/tokenize.py --choices writes "
+         "them: how many the model gets right (training/choose.h)");
   t.choice<DeviceChoice>(
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "training/main.cu", "cuda where a GPU answers, cpu elsewhere"},

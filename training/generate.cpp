@@ -9,6 +9,7 @@
 #include "dataloader/loader.h"
 #include "dataloader/text.h"
 #include "dataloader/utf8.h"
+#include "training/find_tokenizer.h"
 #include "training/interrupt.h"
 #include "training/matmul_peak.h"
 #include "training/model_source.h"
@@ -57,13 +58,27 @@ bool reads_bytes(const Config& c) {
   return c.model.vocab == 256 && !is_synthetic(c.data.data) && !c.data.data.ends_with(".bin");
 }
 
-std::vector<int> prompt_tokens(const Config& c) {
+static std::vector<int> tokens_of(const std::string& text, const Tokenizer& tokenizer, size_t vocab) {
+  std::vector<int32_t> tokens;
+  try {
+    tokens = tokenizer.encode_prompt(text);
+  } catch (const Error& e) {
+    fail("--prompt: %s", e.what());
+  }
+  for (const int32_t token : tokens)
+    require(size_t(token) < vocab, "--prompt: its token %d is none of the model, which has %zu", token, vocab);
+  return tokens;
+}
+
+std::vector<int> prompt_tokens(const Config& c, const Tokenizer* tokenizer) {
   std::vector<int> tokens;
-  if (!c.prompt.empty()) {
-    require(
-        reads_bytes(c),
-        "--prompt: the model reads tokens of a vocabulary of %zu, not bytes: give their numbers, --prompt-tokens=IDS",
-        c.model.vocab);
+  if (!c.prompt.empty() && tokenizer) {
+    tokens = tokens_of(c.prompt, *tokenizer, c.model.vocab);
+  } else if (!c.prompt.empty()) {
+    require(reads_bytes(c),
+            "--prompt: the model reads tokens of a vocabulary of %zu, not bytes: name its tokenizer, --tokenizer=FILE, "
+            "or give their numbers, --prompt-tokens=IDS",
+            c.model.vocab);
     for (const unsigned char byte : c.prompt) tokens.push_back(byte);
   }
   for (size_t begin = 0; begin < c.prompt_ids.size();) {
@@ -83,7 +98,13 @@ std::vector<int> prompt_tokens(const Config& c) {
 }
 
 void TokenPrinter::add(int token) {
-  open_.push_back(token);
+  if (tokenizer_)
+    open_ += tokenizer_->decode_one(token, first_);
+  else if (bytes_ && token >= 0 && token < 256)
+    open_ += char(token);
+  else
+    open_ += format(bytes_ ? "<%d>" : first_ ? "%d" : " %d", token);
+  first_ = false;
   print_open(false);
 }
 
@@ -93,17 +114,24 @@ void TokenPrinter::end() {
 
 // What is whole; with `all` also the beginning of a character whose end has not come.
 void TokenPrinter::print_open(bool all) {
-  while (!open_.empty()) {
-    size_t n = 1;
-    if (bytes_) {
-      const Utf8Character c = utf8_front(std::string(open_.begin(), open_.end()));
-      if (c.cut && !all) return;
-      n = std::max(n, c.length);
-    }
-    print_((bytes_ || first_ ? "" : " ") + decode(std::span(open_).first(n), bytes_));
-    open_.erase(open_.begin(), open_.begin() + ptrdiff_t(n));
-    first_ = false;
+  size_t whole = 0;
+  while (whole < open_.size()) {
+    const Utf8Character c = utf8_front(std::string_view(open_).substr(whole));
+    if (c.cut && !all) break;
+    whole += std::max<size_t>(c.length, 1);
   }
+  if (whole == 0) return;
+  print_(printable(open_.substr(0, whole)));
+  open_.erase(0, whole);
+}
+
+std::string text_of(const std::vector<int>& tokens, bool bytes, const Tokenizer* tokenizer) {
+  std::string text;
+  TokenPrinter printer(
+      bytes, [&](const std::string& piece) { text += piece; }, tokenizer);
+  for (const int token : tokens) printer.add(token);
+  printer.end();
+  return text;
 }
 
 // ---- --generate
@@ -123,14 +151,6 @@ size_t tokens_to_write(const Config& c, size_t prompt) {
        prompt, context, context - prompt, remedy);
 }
 
-std::string text_of(const std::vector<int>& tokens, bool bytes) {
-  std::string text;
-  TokenPrinter printer(bytes, [&](const std::string& piece) { text += piece; });
-  for (const int token : tokens) printer.add(token);
-  printer.end();
-  return text;
-}
-
 }  // namespace
 
 int generate(Config& c, Device device) {
@@ -139,7 +159,9 @@ int generate(Config& c, Device device) {
   Context ctx(device);
   if (c.cublas) ctx.use_cublas(c.tf32);
   set_trained_context(c.model, c.source->context(), c.source->path());
-  const std::vector<int> prompt = prompt_tokens(c);
+  const std::optional<Tokenizer> found = find_tokenizer(c);
+  const Tokenizer* tokenizer = found ? &*found : nullptr;
+  const std::vector<int> prompt = prompt_tokens(c, tokenizer);
   const size_t tokens = tokens_to_write(c, prompt.size());
 
   const Generation shape = {c.samples, prompt.size(), prompt.size() + tokens};
@@ -153,7 +175,8 @@ int generate(Config& c, Device device) {
 
   // One sample is printed as it comes, several one below the other when all are there.
   const bool text = reads_bytes(c);
-  TokenPrinter printer(text, [](const std::string& piece) { fputs(piece.c_str(), stdout); });
+  TokenPrinter printer(
+      text, [](const std::string& piece) { fputs(piece.c_str(), stdout); }, tokenizer);
   std::vector<std::vector<int>> samples(c.samples, prompt);
   const bool streams = samples.size() == 1;
   for (size_t i = 0; streams && i < prompt.size(); i++) printer.add(prompt[i]);
@@ -174,7 +197,7 @@ int generate(Config& c, Device device) {
     printf("\n");
   }
   for (size_t b = 0; !streams && b < samples.size(); b++)
-    printf("%ssample %zu\n%s\n", b ? "\n" : "", b + 1, text_of(samples[b], text).c_str());
+    printf("%ssample %zu\n%s\n", b ? "\n" : "", b + 1, text_of(samples[b], text, tokenizer).c_str());
   fflush(stdout);
   if (written > 1) fprintf(stderr, "%.1f tokens/s\n", double((written - 1) * samples.size()) / seconds);
   if (written == tokens) return 0;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dataloader/tokenizer.h"
 #include "layers/model.h"
 #include "training/config.h"
 #include "training/sampler.h"
@@ -28,14 +29,17 @@ void write_behind(std::vector<std::vector<int>>& sequences, size_t count, Model&
 // Does this model read bytes? Its data are text, and it has a token for each byte.
 bool reads_bytes(const Config& config);
 
-// The prompt of --prompt or --prompt-tokens. Refuses what the model has no tokens for.
-std::vector<int> prompt_tokens(const Config& config);
+// The prompt of --prompt, in tokens of the tokenizer or, without one, bytes; or of --prompt-tokens. Refuses what the model has no
+// tokens for.
+std::vector<int> prompt_tokens(const Config& config, const Tokenizer* tokenizer = nullptr);
 
-// Tokens as one reads them, in pieces: a character is printed when all of its bytes are there.
+// Tokens as one reads them, in pieces: a character is printed when all of its bytes are there. Tokens are what the tokenizer says;
+// without one they are bytes, and <id> above, or else numbers.
 class TokenPrinter {
  public:
   // Prints by calling print(text).
-  TokenPrinter(bool bytes, std::function<void(const std::string&)> print) : bytes_(bytes), print_(std::move(print)) {}
+  TokenPrinter(bool bytes, std::function<void(const std::string&)> print, const Tokenizer* tokenizer = nullptr)
+      : bytes_(bytes), print_(std::move(print)), tokenizer_(tokenizer) {}
   void add(int token);
   void end();  // what is still open is printed as it is
 
@@ -44,8 +48,12 @@ class TokenPrinter {
 
   bool bytes_, first_ = true;
   std::function<void(const std::string&)> print_;
-  std::vector<int> open_;
+  const Tokenizer* tokenizer_;
+  std::string open_;
 };
+
+// The same of all at once.
+std::string text_of(const std::vector<int>& tokens, bool bytes, const Tokenizer* tokenizer = nullptr);
 
 // --generate. Returns the program's exit code.
 int generate(Config& config, Device device);

@@ -9,6 +9,7 @@
 
 #include "layers/model.h"
 #include "training/checkpoint.h"
+#include "training/find_tokenizer.h"
 #include "training/flags.h"
 #include "training/hf_config.h"
 #include "training/hf_weights.h"
@@ -207,6 +208,7 @@ void export_model(const Config& config) {
   config.source->read(config.model, model.weights.list(), flat.data());
   const std::string note =
       export_hf_folder(config.export_folder, config, model.weights.list(), flat.data(), config.export_bf16);
+  keep_tokenizer(config, config.export_folder);
   printf("wrote %s: config.json, and %zu parameters in %s in model.safetensors\n", config.export_folder.c_str(),
          model.weights.total(), config.export_bf16 ? "BF16" : "F32");
   if (!note.empty()) printf("note: %s\n", note.c_str());

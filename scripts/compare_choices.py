@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Asks a small random GPT-2 the same questions by ./train --evaluate --choices and by transformers, and compares the answers.
+
+usage: scripts/compare_choices.py [--questions=N] [--from=FOLDER]      FOLDER: a model of transformers with its tokenizer.json,
+       instead of the random one. Needs torch, transformers and tokenizers, and ./train. Ends with 1 where an answer differs.
+"""
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TRAIN = os.path.join(HERE, "..", "train")
+WORDS = "the model reads a text and writes more of it 12 345 it's they'll Größe 你好 ( ) ; . , \n".split(" ")
+
+
+def random_model(folder):
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator([" ".join(WORDS)] * 5, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    torch.manual_seed(1)
+    # Weights ten times the usual: a model that has opinions.
+    config = GPT2Config(vocab_size=tokenizer.get_vocab_size(), n_positions=64, n_embd=48, n_layer=2, n_head=3, initializer_range=0.2,
+                        bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save(os.path.join(folder, "tokenizer.json"))
+
+
+def random_questions(count):
+    draw = random.Random(1)
+
+    def text(longest):
+        return " ".join(draw.choice(WORDS) for _ in range(draw.randint(1, longest)))
+
+    return [{"context": text(12), "endings": [text(6) for _ in range(4)], "label": draw.randrange(4)} for _ in range(count)]
+
+
+def answers_of_transformers(folder, questions):
+    """How many are right by the mean loss of an ending, and by its sum."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+    right = [0, 0]
+    for question in questions:
+        sums, lengths = [], []
+        context = tokenizer.encode(question["context"]).ids
+        for ending in question["endings"]:
+            ids = tokenizer.encode(" " + ending, add_special_tokens=False).ids
+            with torch.no_grad():
+                logits = model(torch.tensor([context + ids])).logits[0, len(context) - 1 : -1]
+            losses = -torch.log_softmax(logits.double(), -1)[torch.arange(len(ids)), torch.tensor(ids)]
+            sums.append(losses.sum().item())
+            lengths.append(len(ids))
+        means = [s / n for s, n in zip(sums, lengths)]
+        for i, values in enumerate((means, sums)):
+            right[i] += values.index(min(values)) == question["label"]
+    return [100 * r / len(questions) for r in right]
+
+
+def answers_of_train(folder, questions, work):
+    source, shard = os.path.join(work, "questions.json"), os.path.join(work, "questions.bin")
+    with open(source, "w", encoding="utf-8") as file:
+        json.dump(questions, file)
+    for command in (
+        [sys.executable, os.path.join(HERE, "tokenize.py"), f"--choices={source}", f"--tokenizer={folder}", f"--out={shard}"],
+        [TRAIN, "--device=cpu", "--evaluate", f"--from={folder}", f"--choices={shard}", "--val-batches=1", "--batch=4"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, cwd=os.path.join(HERE, ".."))
+        if done.returncode:
+            sys.exit(f"compare_choices: {' '.join(command)}: {done.stdout}{done.stderr}")
+    found = re.search(r"choices +([\d.]+) %.*?([\d.]+) % by their", done.stdout, re.S)
+    if not found:
+        sys.exit(f"compare_choices: no choices in what ./train said: {done.stdout}")
+    return [float(found[1]), float(found[2])]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--questions", type=int, default=300, metavar="N", help="how many [300]")
+    parser.add_argument("--from", dest="folder", metavar="FOLDER", help="a model of transformers, instead of a random GPT-2")
+    args = parser.parse_args()
+    questions = random_questions(args.questions)
+    with tempfile.TemporaryDirectory() as work:
+        folder = args.folder or os.path.join(work, "model")
+        if not args.folder:
+            random_model(folder)
+        theirs, ours = answers_of_transformers(folder, questions), answers_of_train(folder, questions, work)
+    print(f"{args.questions} questions, right by mean and by sum: ./train {ours[0]:.2f} % {ours[1]:.2f} %, transformers {theirs[0]:.2f} % {theirs[1]:.2f} %")
+    if any(abs(a - b) > 0.005 + 1e-9 for a, b in zip(ours, theirs)):
+        sys.exit("compare_choices: the answers differ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+// choices: what a file of questions holds and which files are refused; the losses of endings beside sums of log-softmax in
+// double, on the CPU and the emulator; and which ending is chosen. The program and scripts/tokenize.py, as a user runs them.
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/philox.cuh"
+#include "dataloader/tokenizer.h"
+#include "tests/catch.h"
+#include "tests/script.h"
+#include "tests/small_models.h"
+#include "training/choose.h"
+
+using namespace gated;
+
+namespace {
+
+std::string bytes_of(const std::vector<uint32_t>& numbers, size_t width) {
+  std::string s;
+  for (const uint32_t n : numbers) s.append(reinterpret_cast<const char*>(&n), width);
+  return s;
+}
+
+// A file of these questions, as llm.c lays it out.
+std::vector<uint32_t> numbers_of(const std::vector<ChoiceQuestion>& questions, size_t width) {
+  std::vector<uint32_t> all;
+  for (size_t q = 0; q < questions.size(); q++) {
+    std::vector<uint32_t> one = {width == 2 ? 65535 : ~0u, 0, uint32_t(q), uint32_t(questions[q].right),
+                                 uint32_t(questions[q].endings.size())};
+    const auto add = [&](const std::vector<int32_t>& tokens) {
+      one.push_back(uint32_t(tokens.size()));
+      one.insert(one.end(), tokens.begin(), tokens.end());
+    };
+    add(questions[q].context);
+    for (const auto& ending : questions[q].endings) add(ending);
+    one[1] = uint32_t(one.size() * width);
+    all.insert(all.end(), one.begin(), one.end());
+  }
+  return all;
+}
+
+std::string file_of(const std::vector<uint32_t>& numbers, uint32_t count, size_t width = 2, uint32_t magic = 20240522) {
+  std::string s = bytes_of({magic, width == 2 ? 1u : 2u, count, 0}, 4);
+  s.resize(1024);
+  return s + bytes_of(numbers, width);
+}
+
+std::vector<ChoiceQuestion> parse(const std::string& bytes, size_t vocab = 50257) {
+  return parse_choices({reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()}, vocab, "x.bin");
+}
+
+const std::vector<ChoiceQuestion> two = {{{5, 6, 7}, {{1}, {2, 3}, {4, 50256, 0}}, 1}, {{9}, {{8, 8}, {7}}, 0}};
+
+// Questions about a vocabulary, drawn evenly.
+std::vector<ChoiceQuestion> random_questions(size_t count, size_t vocab, size_t longest_context) {
+  uint64_t index = 0;
+  const auto draw = [&](size_t n) { return size_t(random_below(3, stream_of(Purpose::sample, 0), index++, n)); };
+  const auto tokens = [&](size_t n) {
+    std::vector<int32_t> ids;
+    for (size_t i = 0; i < n; i++) ids.push_back(int32_t(draw(vocab)));
+    return ids;
+  };
+  std::vector<ChoiceQuestion> questions;
+  for (size_t q = 0; q < count; q++) {
+    ChoiceQuestion question = {tokens(1 + draw(longest_context)), {}, 0};
+    for (size_t e = 2 + draw(3); e > 0; e--) question.endings.push_back(tokens(1 + draw(3)));
+    question.right = draw(question.endings.size());
+    questions.push_back(question);
+  }
+  return questions;
+}
+
+Said said_by_train(const Folder& f, const std::string& flags) {
+  return f.run(
+      "{repo}/train --device=cpu --layers=1 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 --ffn-hidden=48 "
+      "--context=16 --batch=4 --steps=3 --warmup=1 --val-batches=2 --sample-tokens=20 " +
+      flags);
+}
+
+void require_refused(const Said& said, const std::string& named) {
+  INFO(said.text);
+  REQUIRE(said.exit_code == 1);
+  REQUIRE(contains(said.text, "error: "));
+  REQUIRE(contains(said.text, named));
+  REQUIRE(count(said.text.substr(said.text.find("error: ")), "\n") == 1);
+}
+
+}  // namespace
+
+TEST_CASE("choices: questions come through, of 16 and of 32 bits", "[choices]") {
+  for (const size_t width : {2, 4}) {
+    const std::vector<ChoiceQuestion> read = parse(file_of(numbers_of(two, width), 2, width));
+    REQUIRE(read.size() == 2);
+    for (size_t q = 0; q < 2; q++) {
+      REQUIRE(read[q].context == two[q].context);
+      REQUIRE(read[q].endings == two[q].endings);
+      REQUIRE(read[q].right == two[q].right);
+    }
+  }
+  const std::vector<ChoiceQuestion> wide = {{{70000}, {{1}, {151935}}, 1}};
+  REQUIRE(parse(file_of(numbers_of(wide, 4), 1, 4), 151936)[0].endings == wide[0].endings);
+}
+
+TEST_CASE("choices: a file that is damaged is refused by question and number", "[choices]") {
+  const std::vector<uint32_t> good = numbers_of(two, 2);
+  const auto refused = [&](const std::string& bytes, const std::string& why) {
+    std::string said;
+    try {
+      parse(bytes);
+    } catch (const Error& e) {
+      said = e.what();
+    }
+    INFO(said);
+    REQUIRE(said.starts_with("x.bin: "));
+    REQUIRE(contains(said, why));
+    REQUIRE(!contains(said, "\n"));
+  };
+  const auto changed = [&](size_t at, uint32_t to) {
+    std::vector<uint32_t> bad = good;
+    bad.at(at) = to;
+    return file_of(bad, 2);
+  };
+  const std::string whole = file_of(good, 2);
+  refused("", "0 bytes, expected a header of 1024");
+  refused(whole.substr(0, 1023), "1023 bytes");
+  refused(file_of(good, 2, 2, 20240520), "magic number 20240520, expected 20240522");
+  refused(file_of(good, 0), "announces 0 questions");
+  refused(file_of(good, 1u << 31), "announces -2147483648 questions");
+  refused(file_of(good, 1), "bytes behind the 1 questions");
+  refused(file_of(good, 3), "question 2 ends inside its head");
+  for (size_t n = 1; n <= 2 * good.size(); n++) refused(whole.substr(0, whole.size() - n), "truncated");
+  refused(whole + "x", "bytes behind the 2 questions");
+  refused(changed(0, 1), "question 0: the number in front is 1, expected 65535");
+  refused(changed(1, 2), "question 0: its length in bytes is 2, expected");
+  refused(changed(2, 1), "question 0: its number is 1, expected 0");
+  refused(changed(3, 3), "question 0: ending 3 is the right one, but there are 3");
+  refused(changed(4, 1), "question 0 has 1 endings, expected two or more");
+  refused(changed(5, 0), "question 0 has an empty context");
+  refused(changed(9, 0), "question 0 has an empty ending");
+  refused(changed(6, 50257), "question 0 has the token 50257, but the model has 50257 tokens");
+  std::string version = whole;
+  version[4] = 3;
+  refused(version, "version 3, expected 1 (16-bit tokens) or 2 (32-bit tokens)");
+}
+
+TEST_CASE("choices: an ending's loss is the sum of its tokens' -log softmax, whatever stands beside it", "[choices]") {
+  for (const char* flags :
+       {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=layernorm --position=learned --ffn=gelu --qk-norm=off",
+        "--mixer=hybrid --attention-every=2 --linear-key-dim=5 --linear-value-dim=7", "--experts=4 --window=3"}) {
+    INFO(flags);
+    const ModelConfig config = small_model(flags);
+    const std::vector<ChoiceQuestion> questions = random_questions(7, config.vocab, 11);
+    std::vector<std::vector<double>> first;
+    for (const Device device : {Device::cpu, Device::emulated}) {
+      Context ctx(device);
+      for (const size_t B : {5, 1}) {
+        Model model(config, B, config.context, 11, ctx);
+        const EndingLosses losses = ending_losses(questions, model, B, config.context, device);
+        if (first.empty()) first = losses.sums;
+        REQUIRE(losses.sums == first);  // every bit
+        REQUIRE(losses.shortened > 0);
+      }
+    }
+    // The logits behind each token of context and ending, one after another.
+    Context ctx(Device::cpu);
+    Model model(config, 1, config.context, 11, ctx);
+    for (size_t q = 0; q < questions.size(); q++)
+      for (size_t e = 0; e < questions[q].endings.size(); e++) {
+        const std::vector<int32_t>& ending = questions[q].endings[e];
+        std::vector<int> seen(questions[q].context.begin(), questions[q].context.end());
+        const size_t kept = std::min(seen.size(), config.context + 1 - ending.size());
+        seen.erase(seen.begin(), seen.end() - std::ptrdiff_t(kept));
+        double sum = 0;
+        for (const int32_t token : ending) {
+          const std::vector<float> logits = model.next_token_logits(seen);
+          double total = 0;
+          for (const float logit : logits) total += std::exp(double(logit));
+          sum += std::log(total) - double(logits[size_t(token)]);
+          seen.push_back(token);
+        }
+        INFO("question " << q << ", ending " << e);
+        REQUIRE(std::fabs(sum - first[q][e]) < 1e-5 * sum);
+      }
+  }
+}
+
+TEST_CASE("choices: the smallest mean and the smallest sum are chosen, and the right ones counted", "[choices]") {
+  // The means of the first are 3, 2, 2.5: the second; its sum is the largest. Of equal ones the first is taken.
+  const std::vector<ChoiceQuestion> questions = {
+      {{1}, {{1}, {1, 2}, {3, 4}}, 1}, {{1}, {{1}, {1}}, 0}, {{1}, {{1}, {2}}, 1}};
+  const Choices c = choose(questions, {{{3, 4, 5}, {2, 2}, {1, 1}}, 0});
+  REQUIRE(c.questions == 3);
+  REQUIRE(c.right_by_mean == 2);
+  REQUIRE(c.right_by_sum == 1);
+  REQUIRE(c.chance == (1 / 3.0 + 0.5 + 0.5) / 3);
+  REQUIRE(choices_text(c) ==
+          "choices    66.67 % of 3 questions right by the mean loss of an ending's tokens,\n"
+          "           33.33 % by their sum; by chance 44.4 %\n");
+  REQUIRE(contains(choices_text(choose(questions, {{{3, 4, 5}, {2, 2}, {1, 1}}, 4})), "context of 4 endings lost"));
+
+  Context ctx(Device::cpu);
+  Model model(small_model(), 1, 9, 1, ctx);
+  const std::vector<ChoiceQuestion> long_ending = {{{1}, {{1}, std::vector<int32_t>(10, 1)}, 0}};
+  REQUIRE_THROWS_WITH(ending_losses(long_ending, model, 1, 9, Device::cpu),
+                      "--choices: question 0 has an ending of 10 tokens, but --context=9");
+}
+
+TEST_CASE("choices: --evaluate --choices asks a run, and what it cannot ask is said in a line", "[choices]") {
+  const Folder f;
+  REQUIRE(said_by_train(f, "--data=bigram-backcopy --out=run").exit_code == 0);
+  const std::vector<ChoiceQuestion> questions = random_questions(40, 64, 20);
+  f.write("q.bin", file_of(numbers_of(questions, 2), 40));
+  const std::string evaluate = "{repo}/train --evaluate --out=run --choices=";
+  const std::string flags =
+      " --device=cpu --data=bigram-backcopy --layers=1 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 "
+      "--ffn-hidden=48 --context=16 --val-batches=2 ";
+  const auto choices_said = [](const Said& said) {
+    INFO(said.text);
+    REQUIRE(said.exit_code == 0);
+    const size_t at = said.text.find("\nchoices    ");
+    REQUIRE(at != said.text.npos);
+    return said.text.substr(at, said.text.find("%\n", at) - at);
+  };
+  const std::string said = choices_said(f.run(evaluate + "q.bin" + flags + "--batch=4"));
+  REQUIRE(contains(said, "of 40 questions right"));
+  REQUIRE(choices_said(f.run(evaluate + "q.bin" + flags + "--batch=3 --device=emulated")) == said);
+  REQUIRE(choices_said(f.run("{repo}/train --evaluate --from=run --val-batches=1 --choices=q.bin")) == said);
+  const Said quantized = f.run(evaluate + "q.bin" + flags + "--batch=4 --quantize=nvfp4-w4a4");
+  REQUIRE(count(quantized.text, "\nchoices    ") == 2);
+
+  require_refused(f.run(evaluate + "absent.bin" + flags), "absent.bin: No such file");
+  f.write("high.bin", file_of(numbers_of({{{1}, {{2}, {64}}, 0}}, 2), 1));
+  require_refused(f.run(evaluate + "high.bin" + flags), "high.bin: question 0 has the token 64, but the model has 64");
+  require_refused(said_by_train(f, "--choices=q.bin"), "--choices needs --evaluate");
+}
+
+TEST_CASE("choices: transformers gives the same answers", "[choices]") {
+  if (!answers("python3 -c 'import torch, transformers, tokenizers'")) {
+    WARN("no python3 with torch and transformers here: scripts/compare_choices.py was not looked at");
+    return;
+  }
+  const Said said = Folder().run("{repo}/scripts/compare_choices.py --questions=100");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  REQUIRE(contains(said.text, "100 questions, right by mean and by sum: ./train "));
+}
+
+TEST_CASE("choices: scripts/tokenize.py writes the questions of a file", "[choices]") {
+  if (!answers("python3 -c 'import tokenizers'")) {
+    WARN("no python3 with tokenizers here (python3 -m pip install tokenizers): scripts/tokenize.py was not looked at");
+    return;
+  }
+  const Folder f;
+  const auto fixtures = nlohmann::json::parse(std::ifstream("tests/fixtures/tokenizers.json"));
+  f.write("q.json", R"([{"context": "The model reads", "endings": ["the text.", "Größe", "it"], "label": 1},
+                        {"context": "a", "endings": ["b c", "d"], "label": "0"}])");
+  f.write("q.jsonl", R"({"ind": 4, "ctx": "The model reads", "endings": ["the text.", "Größe", "it"], "label": 1})"
+                     "\n\n"
+                     R"({"ctx": "a", "endings": ["b c", "d"], "label": 0})"
+                     "\n");
+  for (const char* kind : {"gpt2", "llama3", "gemma"}) {
+    f.write("tokenizer.json", fixtures[kind]["tokenizer"].dump());
+    const Tokenizer t = read_tokenizer(f.path.string());
+    for (const char* from : {"q.json", "q.jsonl"}) {
+      fs::remove(f / "q.bin");
+      const Said said = f.run(format("{repo}/scripts/tokenize.py --choices=%s --tokenizer=. --out=q.bin", from));
+      INFO(said.text);
+      REQUIRE(said.text == "2 questions, 16 bits a token\n");
+      const std::vector<ChoiceQuestion> q = parse(f.read("q.bin"), t.vocab());
+      REQUIRE(q.size() == 2);
+      REQUIRE((q[0].right == 1 && q[1].right == 0));
+      REQUIRE(q[0].context == t.encode_prompt("The model reads"));
+      REQUIRE((q[0].endings.size() == 3 && q[1].endings.size() == 2));
+      REQUIRE(t.decode(q[0].endings[1]) == " Größe");
+      REQUIRE(q[1].endings[0] == t.encode(" b c"));
+    }
+  }
+  const auto refused = [&](const std::string& json, const std::string& why) {
+    f.write("bad.json", json);
+    require_refused(f.run("{repo}/scripts/tokenize.py --choices=bad.json --tokenizer=. --out=b.bin"), why);
+    REQUIRE(!fs::exists(f / "b.bin"));
+  };
+  refused("[]", "bad.json: holds no question");
+  refused("{", "bad.json: ");
+  refused(R"([{"context": "a", "endings": ["b"], "label": 0}])", "question 0 has no context, two endings or more");
+  refused(R"([{"context": "a", "endings": ["b", "c"], "label": 2}])", "question 0 has no context, two endings or more");
+  refused(R"([{"context": 1, "endings": ["b", "c"], "label": 1}])", "question 0 has no context, two endings or more");
+  require_refused(f.run("{repo}/scripts/tokenize.py --choices=q.json --tokenizer=. --out=q.bin"), "q.bin: is there");
+  require_refused(f.run("{repo}/scripts/tokenize.py --choices=q.json --train=300 --out=z"),
+                  "--choices needs --tokenizer");
+  require_refused(f.run("{repo}/scripts/tokenize.py --tokenizer=. --out=z"), "expected TEXT... or --choices");
+}

@@ -1,0 +1,130 @@
+// find_tokenizer: with --tokenizer, or with one beside the model, samples are text, prompts are text, and the file goes where the
+// model goes. Runs the program in the current folder.
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/check.h"
+#include "dataloader/text.h"
+#include "dataloader/tokenizer.h"
+#include "tests/catch.h"
+#include "tests/script.h"
+
+using namespace gated;
+
+namespace {
+
+Said said_by_train(const Folder& f, const std::string& flags) {
+  return f.run(
+      "{repo}/train --device=cpu --layers=1 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 --ffn-hidden=48 "
+      "--context=32 --batch=4 --steps=3 --warmup=1 --val-batches=2 --sample-tokens=20 " +
+      flags);
+}
+
+void require_refused(const Said& said, const std::string& named) {
+  INFO(said.text);
+  REQUIRE(said.exit_code == 1);
+  REQUIRE(contains(said.text, "error: "));
+  REQUIRE(contains(said.text, named));
+  REQUIRE(count(said.text.substr(said.text.find("error: ")), "\n") == 1);
+}
+
+// A tokenizer in t, and a shard d.bin of a text in its tokens.
+Tokenizer tokenizer_and_data(const Folder& f, const char* kind = "gpt2") {
+  const auto fixtures = nlohmann::json::parse(std::ifstream("tests/fixtures/tokenizers.json"));
+  f.write("t/tokenizer.json", fixtures[kind]["tokenizer"].dump());
+  const Tokenizer t = read_tokenizer(f / "t");
+  std::string text;
+  for (int i = 0; i < 200; i++) text += "The model reads the text. ";
+  const std::vector<int32_t> ids = t.encode(text);
+  std::string shard(1024, '\0');
+  const int32_t header[] = {20240520, 1, int32_t(ids.size()), int32_t(t.vocab())};
+  std::memcpy(shard.data(), header, sizeof header);
+  for (const int32_t id : ids) shard.append(reinterpret_cast<const char*>(&id), 2);
+  f.write("d.bin", shard);
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the tokenizer", "[tokenizer]") {
+  const Folder f;
+  const Tokenizer t = tokenizer_and_data(f);
+  const Said numbers = said_by_train(f, "--data=d.bin --out=plain");
+  INFO(numbers.text);
+  REQUIRE(numbers.exit_code == 0);
+  const auto sample = [](const std::string& said) {
+    const size_t at = said.find('\n', said.find("\nsample") + 1) + 1;
+    return said.substr(at, said.find("\nfingerprint", at) - at);
+  };
+  std::istringstream words(sample(numbers.text));
+  std::vector<int32_t> sampled;
+  for (int32_t id; words >> id;) sampled.push_back(id);
+  REQUIRE(sampled.size() == 20);
+  for (const char* flags : {"--data=d.bin --tokenizer=t --out=named", "--data=d.bin --tokenizer=t/tokenizer.json"})
+    REQUIRE(sample(said_by_train(f, flags).text) == printable(t.decode(sampled)));
+  REQUIRE(!fs::exists(f / "plain/tokenizer.json"));
+  REQUIRE(f.read("named/tokenizer.json") == f.read("t/tokenizer.json"));
+  // It comes along.
+  const Said on = f.run("{repo}/train --from=named --data=d.bin --steps=1 --sample-tokens=20 --temperature=0");
+  INFO(on.text);
+  REQUIRE(on.exit_code == 0);
+  REQUIRE(contains(sample(on.text), "e"));
+
+  require_refused(said_by_train(f, "--data=bigram-backcopy --tokenizer=t"),
+                  "t: has 360 tokens, but the model has 64: name the tokenizer of its data, or set --vocab");
+  require_refused(said_by_train(f, "--data=d.bin --tokenizer=d.bin"), "d.bin: not valid JSON");
+  require_refused(said_by_train(f, "--data=d.bin --tokenizer=nowhere"), "nowhere: No such file");
+}
+
+TEST_CASE("find_tokenizer: --generate reads a prompt of text and writes text", "[tokenizer]") {
+  const Folder f;
+  const Tokenizer t = tokenizer_and_data(f, "llama3");
+  REQUIRE(said_by_train(f, "--data=d.bin --tokenizer=t --out=run").exit_code == 0);
+  const std::string generate = "{repo}/train --device=cpu --generate --tokens=12 --temperature=0 --out=run ";
+  const auto text = [&](const std::string& flags) {
+    const Said said = f.run(generate + flags + " 2>/dev/null");
+    INFO(said.text);
+    REQUIRE(said.exit_code == 0);
+    return said.text;
+  };
+  // The same tokens as numbers: a beginning of text stands before them.
+  const std::string prompt = "The model, größer";
+  std::string ids;
+  for (const int32_t id : t.encode_prompt(prompt)) ids += (ids.empty() ? "" : ",") + std::to_string(id);
+  REQUIRE(ids.starts_with("0,"));
+  const std::string written = text("--prompt='" + prompt + "'");
+  REQUIRE(written.starts_with("<|begin_of_text|>" + prompt));
+  REQUIRE(text("--prompt-tokens=" + ids) == written);
+  REQUIRE(text("--tokenizer=t --prompt='" + prompt + "'") == written);
+  fs::remove(f / "run/tokenizer.json");
+  std::istringstream numbers(text("--prompt-tokens=" + ids));
+  std::vector<int32_t> tokens;
+  for (int32_t id; numbers >> id;) tokens.push_back(id);
+  REQUIRE(printable(t.decode(tokens)) + "\n" == written);
+  REQUIRE(contains(text("--tokenizer=t --samples=2 --prompt='The'"), "sample 2\n<|begin_of_text|>The"));
+
+  require_refused(f.run(generate + "--prompt=The"), "not bytes: name its tokenizer, --tokenizer=FILE");
+  require_refused(f.run(generate + "--tokenizer=t --prompt=\"$(printf 'ab\\377')\""),
+                  "--prompt: byte 2 of the text is not UTF-8");
+  auto larger = nlohmann::json::parse(f.read("t/tokenizer.json"));
+  larger["added_tokens"].push_back(larger["added_tokens"][0]);
+  larger["added_tokens"].back()["content"] = "<far>";
+  larger["added_tokens"].back()["id"] = t.vocab() + 5;
+  f.write("larger.json", larger.dump());
+  REQUIRE(text("--tokenizer=larger.json --prompt='" + prompt + "'") == written);
+  require_refused(f.run(generate + "--tokenizer=larger.json --prompt='a <far>'"),
+                  format("--prompt: its token %zu is none of the model, which has %zu", t.vocab() + 5, t.vocab()));
+}
+
+TEST_CASE("find_tokenizer: the file goes with a model that is exported", "[tokenizer]") {
+  const Folder f;
+  tokenizer_and_data(f);
+  REQUIRE(said_by_train(f, "--data=d.bin --tokenizer=t --out=run").exit_code == 0);
+  const Said said = f.run("{repo}/train --from=run --export=model");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  REQUIRE(f.read("model/tokenizer.json") == f.read("t/tokenizer.json"));
+  REQUIRE(f.run("{repo}/train --generate --from=model --tokens=3 --prompt=The 2>/dev/null").text.starts_with("The"));
+}

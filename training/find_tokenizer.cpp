@@ -1,0 +1,44 @@
+#include "training/find_tokenizer.h"
+
+#include <filesystem>
+
+#include "dataloader/files.h"
+#include "training/checkpoint.h"
+
+namespace gated {
+
+namespace fs = std::filesystem;
+
+// "" where there is none.
+static std::string tokenizer_path(const Config& c) {
+  if (!c.tokenizer.empty()) return c.tokenizer;
+  std::error_code error;
+  for (const fs::path path : {c.from, c.out}) {
+    if (path.empty()) continue;
+    const fs::path file = (fs::is_directory(path, error) ? path : path.parent_path()) / "tokenizer.json";
+    if (fs::exists(file, error)) return file.native();
+  }
+  return "";
+}
+
+std::optional<Tokenizer> find_tokenizer(const Config& c) {
+  const std::string path = tokenizer_path(c);
+  if (path.empty()) return {};
+  const Tokenizer tokenizer = read_tokenizer(path);
+  require(tokenizer.model_vocab() <= c.model.vocab,
+          "--tokenizer=%s: has %zu tokens, but the model has %zu: name the tokenizer of its data, or set --vocab",
+          path.c_str(), tokenizer.model_vocab(), c.model.vocab);
+  return tokenizer;
+}
+
+void keep_tokenizer(const Config& c, const std::string& folder) {
+  std::error_code error;
+  const std::string path = tokenizer_path(c), copy = (fs::path(folder) / "tokenizer.json").native();
+  if (path.empty() || fs::exists(copy, error)) return;
+  const MappedFile original(tokenizer_file(path));
+  AtomicFile file(copy);
+  file.write(original.bytes().data(), original.bytes().size());
+  file.commit();
+}
+
+}  // namespace gated
