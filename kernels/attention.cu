@@ -28,7 +28,7 @@
 //   No array of T x T weights is stored on any device: backward computes scores and weights again.
 //
 // 2. The order of the sums, which decides their last bits. A "chain" is a = fused(x, y, a), that is x*y + a rounded
-//   once, from +0 in ascending index; scale = 1/sqrt(D) comes from the host.
+//   once, from +0 in ascending index; scale = 1/sqrt(D) comes from the host (or --score-dim in the place of D).
 //     s_ij    = scale * (chain over d of q_id k_jd)
 //     m_i     = max over keys of s_ij
 //     p_ij    = exp(s_ij - m_i)
@@ -177,7 +177,7 @@ static void add_link(Real* row, Real weight, const Real* x, size_t D) {
 template <class Real>
 void attention_forward_ref(Real* o, Real* lse, const Real* q, const Real* k, const Real* v, const AttentionShape& s,
                            const SinkOf<Real>& sink) {
-  const Real scale = attention_scale<Real>(s.D);
+  const Real scale = attention_scale<Real>(s.divisor());
   std::vector<Real> score(s.T);
   for (size_t b = 0; b < s.B; b++)
     for (size_t h = 0; h < s.H; h++)
@@ -219,7 +219,7 @@ template <class Real>
 void attention_backward_ref(Real* dq, Real* dk, Real* dv, Real* sink_p, Real* sink_ds, const Real* dout, const Real* q,
                             const Real* k, const Real* v, const Real* o, const Real* lse, const AttentionShape& s,
                             const SinkOf<Real>& sink) {
-  const Real scale = attention_scale<Real>(s.D);
+  const Real scale = attention_scale<Real>(s.divisor());
   for (size_t b = 0; b < s.B; b++)
     for (size_t j = 0; j < s.T; j++)
       for (size_t n = 0; n < s.KVH * s.D; n++) dk[s.kv_row(b, j, 0) + n] = dv[s.kv_row(b, j, 0) + n] = 0;
@@ -376,7 +376,7 @@ void attention_forward(float* o, float* lse, const float* q, const float* k, con
   const bool aligned = attention::rows_are_aligned(s, {o, q, k, v});
   const dim3 grid(grid_of(s.B * s.H).x, grid_of(ceil_div(s.T, attention::tile)).x);
   launch(aligned ? attention_forward_kernel_for<true>(s.D) : attention_forward_kernel_for<false>(s.D), grid,
-         attention::threads, sizeof(attention::Shared), ctx, o, lse, q, k, v, s, sink, attention_scale<float>(s.D));
+         attention::threads, sizeof(attention::Shared), ctx, o, lse, q, k, v, s, sink, attention_scale<float>(s.divisor()));
 }
 
 void attention_forward(float* o, float* lse, const float* q, const float* k, const float* v, const AttentionShape& s,

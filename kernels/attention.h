@@ -22,6 +22,8 @@ struct AttentionShape {
   size_t kv_stride = 0;  // of k, v, dk and dv
   size_t o_stride = 0;   // of o and dout
 
+  size_t score_dim = 0;  // scores are divided by its root; 0: by that of D
+
   HD size_t q_step() const { return q_stride ? q_stride : H * D; }
   HD size_t kv_step() const { return kv_stride ? kv_stride : KVH * D; }
   HD size_t o_step() const { return o_stride ? o_stride : H * D; }
@@ -33,6 +35,7 @@ struct AttentionShape {
   // Where a number of a query lies in an array (B,H,T).
   HD size_t stat(size_t b, size_t h, size_t t) const { return (b * H + h) * T + t; }
 
+  HD size_t divisor() const { return score_dim ? score_dim : D; }
   HD size_t group() const { return H / KVH; }  // query heads that read one kv head
   HD bool sigmoid() const { return score == AttentionScore::sigmoid; }
 
@@ -61,10 +64,10 @@ struct SinkOf {
 };
 using Sink = SinkOf<float>;
 
-// What scores are multiplied by.
+// What scores are multiplied by: 1/sqrt(divisor).
 template <class Real>
-Real attention_scale(size_t D) {
-  return Real(1) / exact_sqrt(Real(D));
+Real attention_scale(size_t divisor) {
+  return Real(1) / exact_sqrt(Real(divisor));
 }
 
 // o (B,T,H,D) and lse (B,H,T) from q (B,T,H,D), k and v (B,T,KVH,D). All are written whole; nothing may alias.

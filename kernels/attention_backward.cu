@@ -172,7 +172,7 @@ void attention_backward(float* dq, float* dk, float* dv, float* sink_p, float* s
   attention_require("attention_backward", s, sink);
   if (ctx.device == Device::cpu)
     return attention_backward_cpu(dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink, ctx);
-  const float scale = attention_scale<float>(s.D);
+  const float scale = attention_scale<float>(s.divisor());
   const size_t queries = s.B * s.H * s.T, columns = s.D <= 32 ? 32 : s.D <= 64 ? 64 : 128;
   float* delta = ctx.scratch(attention_backward_scratch(s, ctx.device) / sizeof(float));
   const bool aligned = attention::rows_are_aligned(s, {dq, dk, dv, dout, q, k, v, o, sink.value});

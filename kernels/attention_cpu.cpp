@@ -538,7 +538,7 @@ size_t attention_forward_cpu_scratch(const AttentionShape& s) {
 void attention_forward_cpu(float* o, float* lse, const float* q, const float* k, const float* v,
                            const AttentionShape& s, const Sink& sink, Context& ctx) {
   using namespace cpu_attention;
-  const float scale = attention_scale<float>(s.D);
+  const float scale = attention_scale<float>(s.divisor());
   const size_t tiles = ceil_div(s.T, tile), per_thread = forward_floats_a_thread(s), kv_step = s.kv_step();
   float* const scratch = ctx.scratch(attention_forward_cpu_scratch(s) / sizeof(float));
   // Tiles with the most keys first within a head.
@@ -589,7 +589,7 @@ void attention_backward_cpu(float* dq, float* dk, float* dv, float* sink_p, floa
                             const float* q, const float* k, const float* v, const float* o, const float* lse,
                             const AttentionShape& s, const Sink& sink, Context& ctx) {
   using namespace cpu_attention;
-  const Backward a{dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink, attention_scale<float>(s.D)};
+  const Backward a{dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink, attention_scale<float>(s.divisor())};
   float* const scratch = ctx.scratch(attention_backward_cpu_scratch(s) / sizeof(float));
   float* const delta = scratch + Workspace::floats(s.D) * omp_get_max_threads();
   if (kv_heads_fill_threads(s)) {

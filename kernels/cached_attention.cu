@@ -56,6 +56,7 @@ void cached_attention_ref(Real* o, const Real* q, const Real* keys, const Real* 
   AttentionShape one{1, n, 1, 1, s.D};
   one.score = s.score;
   one.bias = s.bias;
+  one.score_dim = s.score_dim;
   std::vector<Real> queries(n * s.D), k(n * s.D), v(n * s.D), rows(n * s.D), lse(n);
   for (size_t b = 0; b < s.B; b++)
     for (size_t h = 0; h < s.H; h++) {
@@ -174,7 +175,7 @@ void cached_attention(float* o, const float* q, const float* keys, const float* 
   if (ctx.device == Device::cpu) return cached_attention_cpu(o, q, keys, values, s, sink, ctx);
   float* const weight = ctx.scratch(cached_attention_scratch(s) / sizeof(float));
   launch(cached_attention_kernel, grid_of(s.B * s.H), cached::threads, 0, ctx, o, weight, q, keys, values, s, sink,
-         attention_scale<float>(s.D), attention::rows_are_aligned(s.queries(), {keys}));
+         attention_scale<float>(s.divisor()), attention::rows_are_aligned(s.queries(), {keys}));
 }
 
 size_t cached_attention_scratch(const CachedAttentionShape& s) {

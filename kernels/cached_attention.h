@@ -16,7 +16,9 @@ struct CachedAttentionShape {
 
   AttentionScore score = AttentionScore::softmax;
   float bias = 0;  // of sigmoid
+  size_t score_dim = 0;
 
+  HD size_t divisor() const { return score_dim ? score_dim : D; }
   HD size_t group() const { return H / KVH; }
   HD bool sigmoid() const { return score == AttentionScore::sigmoid; }
   HD size_t kept() const { return tokens < slots ? tokens : slots; }        // tokens of a sequence that are there
@@ -29,6 +31,7 @@ struct CachedAttentionShape {
     AttentionShape s{B, 1, H, KVH, D};
     s.score = score;
     s.bias = bias;
+    s.score_dim = score_dim;
     return s;
   }
 };

@@ -76,7 +76,7 @@ void cached_attention_store_cpu(float* keys, float* values, const float* k, cons
 void cached_attention_cpu(float* o, const float* q, const float* keys, const float* values,
                           const CachedAttentionShape& s, const Sink& sink, Context& ctx) {
   float* const weights = ctx.scratch(cached_attention_scratch(s) / sizeof(float));
-  const float scale = attention_scale<float>(s.D);
+  const float scale = attention_scale<float>(s.divisor());
   const size_t kept = s.kept(), oldest = s.oldest();
 #pragma omp parallel for if (s.B * s.H * kept * s.D > 1 << 14)
   for (size_t head = 0; head < s.B * s.H; head++) {

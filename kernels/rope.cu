@@ -18,7 +18,12 @@
 //     low = floor(i(32)), high = ceil(i(1)), neither outside 0 to R-1;  ramp_i = (i - low)/(high - low), in 0 to 1
 //     f_i' = f_i * ((1 - ramp_i) + ramp_i/s)
 //   Attention over more tokens is flatter. Its scores grow by the square of 0.1 log s + 1: cos and sin, of queries and of
-//   keys, are multiplied by that factor.
+//   keys, are multiplied by that factor. gpt-oss takes low and high as they are, unrounded.
+//
+// Two others scale frequencies alone. Linear (Chen et al. 2023, arXiv 2306.15595): f_i' = f_i/s for every point. Llama 3: as
+//   YaRN keeps and slows points, but blends along a straight line in the number of times n_i = f_i L / (2 pi) that a point goes
+//   round, from 1 (slowed) to 4 (kept):
+//     keep_i = (n_i - 1)/(4 - 1), in 0 to 1;  f_i' = f_i * (keep_i + (1 - keep_i)/s)
 //
 // backward: a point goes through a matrix, so its gradient goes through the transpose:
 //     (y1)   (cos a  -sin a) (x1)        (dx1)   ( cos a  sin a) (dy1)
@@ -27,7 +32,7 @@
 // order: of the two products in a sum, the one with sin is rounded, the one with cos goes into the fused
 //   multiply-add. The tables are made on the host in double and rounded once, so they are the same on every machine.
 // shapes: x, y, dx, dy (B,T,H,D) f32; tables cos, sin (rows, R/2), R even | y, dx are written; y may be x, dx dy
-// --rope-theta, --rope-fraction, --yarn | tests/test_rope.cpp
+// --rope-theta, --rope-fraction, --rope-scaling, --window-rope-theta, --yarn | tests/test_rope.cpp
 #include "kernels/rope.h"
 
 #include <algorithm>
@@ -39,35 +44,55 @@
 
 namespace gated {
 
-double Yarn::factor() const {
-  return on() ? 0.1 * host_log(scale) + 1 : 1;
+double RopeScaling::factor() const {
+  return kind == Kind::yarn ? 0.1 * host_log(scale) + 1 : 1;
 }
 
-std::vector<double> rope_frequencies(size_t R, double theta, const Yarn& yarn) {
+std::vector<double> rope_frequencies(size_t R, double theta, const RopeScaling& scaling) {
+  using Kind = RopeScaling::Kind;
   require(R > 0 && R % 2 == 0, "rope: %zu elements of a head turn, expected an even number", R);
   require(theta > 0, "rope: theta is %g, expected more than 0", theta);
   std::vector<double> frequencies(R / 2);
   for (size_t i = 0; i < R / 2; i++) frequencies[i] = host_pow(theta, -2.0 * double(i) / double(R));
-  if (!yarn.on()) return frequencies;
-  require(theta > 1 && yarn.scale > 1 && yarn.trained > 0,
-          "rope: YaRN stretches %zu tokens %g times at a theta of %g, expected more than 0, 1 and 1", yarn.trained,
-          yarn.scale, theta);
-  const auto goes_round = [&](double times) {
-    return double(R) * host_log(double(yarn.trained) / (2 * 3.14159265358979323846 * times)) / (2 * host_log(theta));
-  };
-  const double low = std::max(std::floor(goes_round(32)), 0.0);
-  // (where both are the same point, a step between it and the next)
-  const double high = std::max(std::min(std::ceil(goes_round(1)), double(R - 1)), low + 0.001);
-  for (size_t i = 0; i < R / 2; i++) {
-    const double ramp = std::clamp((double(i) - low) / (high - low), 0.0, 1.0);
-    frequencies[i] *= (1 - ramp) + ramp / yarn.scale;
+  if (!scaling.on()) return frequencies;
+  const double s = scaling.scale, L = double(scaling.trained), slow = scaling.slow, fast = scaling.fast;
+  require(s >= 1, "rope: a scale of %g, expected 1 or more", s);
+  constexpr double two_pi = 2 * 3.14159265358979323846;
+  if (scaling.kind == Kind::linear)
+    for (double& f : frequencies) f /= s;
+  if (scaling.kind == Kind::llama3) {
+    require(scaling.trained > 0 && slow < fast,
+            "rope: points that go round %g to %g times in %zu tokens, expected a range", slow, fast, scaling.trained);
+    for (double& f : frequencies) {
+      const double keep = std::clamp((L * f / two_pi - slow) / (fast - slow), 0.0, 1.0);
+      f *= keep + (1 - keep) / s;
+    }
+  }
+  if (scaling.kind == Kind::yarn) {
+    require(theta > 1 && scaling.trained > 0 && slow > 0 && slow < fast,
+            "rope: YaRN stretches %zu tokens at a theta of %g, points that go round %g to %g times, expected more than "
+            "0, 1 and "
+            "a range above 0",
+            scaling.trained, theta, slow, fast);
+    const auto goes_round = [&](double times) {
+      return double(R) * host_log(L / (two_pi * times)) / (2 * host_log(theta));
+    };
+    const bool whole = scaling.whole_points;
+    const double first = goes_round(fast), last = goes_round(slow);
+    const double low = std::max(whole ? std::floor(first) : first, 0.0);
+    // (where both are the same point, a step between it and the next)
+    const double high = std::max(std::min(whole ? std::ceil(last) : last, double(R - 1)), low + 0.001);
+    for (size_t i = 0; i < R / 2; i++) {
+      const double ramp = std::clamp((double(i) - low) / (high - low), 0.0, 1.0);
+      frequencies[i] *= (1 - ramp) + ramp / s;
+    }
   }
   return frequencies;
 }
 
-RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device, const Yarn& yarn) {
-  const std::vector<double> frequencies = rope_frequencies(R, theta, yarn);
-  const double factor = yarn.factor();
+RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device, const RopeScaling& scaling) {
+  const std::vector<double> frequencies = rope_frequencies(R, theta, scaling);
+  const double factor = scaling.factor();
   const size_t half = R / 2;
   std::vector<float> cos(rows * half), sin(rows * half);
 #pragma omp parallel for

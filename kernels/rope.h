@@ -6,17 +6,27 @@
 
 namespace gated {
 
-// YaRN: a model that was trained with `trained` tokens reads `scale` times as many. A scale of 1 changes nothing.
-struct Yarn {
+// How points are slowed down, so that a model that was trained with `trained` tokens reads `scale` times as many.
+struct RopeScaling {
+  enum class Kind { none, linear, llama3, yarn };
+  Kind kind = Kind::none;
   double scale = 1;
   size_t trained = 0;
+  double slow = 1,
+         fast = 32;  // a point that goes round fewer times in them is slowed whole, one that does more often not
+  bool whole_points = true;  // YaRN: these two bounds are rounded outwards to points
 
-  bool on() const { return scale != 1; }
+  bool on() const { return kind != Kind::none; }
   double factor() const;  // of cos and sin
+  bool operator==(const RopeScaling&) const = default;
 };
+// YaRN as its authors have it. A scale of 1 changes nothing.
+inline RopeScaling yarn(double scale, size_t trained) {
+  return {scale == 1 ? RopeScaling::Kind::none : RopeScaling::Kind::yarn, scale, trained};
+}
 
 // The angle that each point of R elements turns by from one position to the next.
-std::vector<double> rope_frequencies(size_t R, double theta, const Yarn& yarn = {});
+std::vector<double> rope_frequencies(size_t R, double theta, const RopeScaling& scaling = {});
 
 // cos and sin of the angles of positions 0 .. rows-1, for heads whose first R = 2*half elements turn.
 struct RopeTables {
@@ -25,7 +35,7 @@ struct RopeTables {
 };
 
 // Refuses an odd R.
-RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device, const Yarn& yarn = {});
+RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device, const RopeScaling& scaling = {});
 
 // x (B,T,H,D) turned by the angles of positions first_position .. first_position + T - 1. y is written; y may be x.
 // Refuses positions that the tables do not have, and heads shorter than R.

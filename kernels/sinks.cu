@@ -29,7 +29,7 @@ namespace gated {
 
 template <class Real>
 void kv_bias_logits_ref(Real* logit, const Real* q, const Real* key, const AttentionShape& s) {
-  const Real scale = attention_scale<Real>(s.D);
+  const Real scale = attention_scale<Real>(s.divisor());
   for (size_t b = 0; b < s.B; b++)
     for (size_t h = 0; h < s.H; h++)
       for (size_t t = 0; t < s.T; t++) {
@@ -44,7 +44,7 @@ IN_FLOAT_AND_DOUBLE(kv_bias_logits_ref);
 template <class Real>
 void kv_bias_backward_ref(Real* dkey, Real* dvalue, const Real* sink_p, const Real* sink_ds, const Real* q,
                           const Real* dout, const AttentionShape& s) {
-  const Real scale = attention_scale<Real>(s.D);
+  const Real scale = attention_scale<Real>(s.divisor());
   for (size_t h = 0; h < s.H; h++)
     for (size_t d = 0; d < s.D; d++) {
       ColumnSum<Real> key, value;
@@ -103,7 +103,7 @@ struct KvBiasFold {
 };
 
 void kv_bias_logits(float* logit, const float* q, const float* key, const AttentionShape& s, Context& ctx) {
-  const float scale = attention_scale<float>(s.D);
+  const float scale = attention_scale<float>(s.divisor());
   if (ctx.device == Device::cpu) return kv_bias_logits_cpu(logit, q, key, s);
   launch(kv_bias_logits_kernel, grid_of(ceil_div(s.B * s.H * s.T, attention::threads)), attention::threads, 0, ctx,
          logit, q, key, s, scale, attention::rows_are_aligned(s, {q, key}));
@@ -112,7 +112,7 @@ void kv_bias_logits(float* logit, const float* q, const float* key, const Attent
 void kv_bias_backward(float* dkey, float* dvalue, const float* sink_p, const float* sink_ds, const float* q,
                       const float* dout, const AttentionShape& s, Context& ctx) {
   const size_t N = s.B * s.T, C = s.H * s.D;
-  column_reduce_add(dkey, N, C, KvBiasFold{sink_ds, q, s.q_step(), attention_scale<float>(s.D), s}, ctx);
+  column_reduce_add(dkey, N, C, KvBiasFold{sink_ds, q, s.q_step(), attention_scale<float>(s.divisor()), s}, ctx);
   column_reduce_add(dvalue, N, C, KvBiasFold{sink_p, dout, s.o_step(), 1.0f, s}, ctx);
 }
 

@@ -5,7 +5,7 @@
 namespace gated {
 
 void kv_bias_logits_cpu(float* logit, const float* q, const float* key, const AttentionShape& s) {
-  const float scale = attention_scale<float>(s.D);
+  const float scale = attention_scale<float>(s.divisor());
 #pragma omp parallel for
   for (size_t row = 0; row < s.B * s.T; row++)
     for (size_t h = 0; h < s.H; h++) {

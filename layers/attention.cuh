@@ -229,12 +229,13 @@ class Attention final : public Mixer {
             .D = config_.D,
             .window = config_.window,
             .score = config_.score,
-            .bias = config_.score_bias};
+            .bias = config_.score_bias,
+            .score_dim = config_.score_dim};
   }
   // Of sequences that have `tokens` tokens by now, and will have `most`.T at most.
   CachedAttentionShape cached(BatchShape most, size_t tokens) const {
     const AttentionShape s = shape(most);
-    return {s.B, s.H, s.KVH, s.D, s.reach(), tokens, s.score, s.bias};
+    return {s.B, s.H, s.KVH, s.D, s.reach(), tokens, s.score, s.bias, s.score_dim};
   }
   Sink sink() const {
     if (config_.sink == AttentionSink::learned) return {.logit = sink_.value};
@@ -246,6 +247,8 @@ class Attention final : public Mixer {
     return {.w = norm.value, .offset = config_.zero_centred ? 1.0f : 0.0f};
   }
 
+  const RopeTables& turns(const Pass& pass) const { return config_.window_rope ? pass.rope->window : pass.rope->all; }
+
   // QK-norm, then rotation, of all heads of q or k. Returns where the result is.
   const float* norm_and_turn(float* out, float* r, const float* in, const Weight& norm, size_t heads,
                              const Pass& pass) {
@@ -255,13 +258,13 @@ class Attention final : public Mixer {
       in = out;
     }
     if (!config_.rope) return in;
-    rope_forward(out, in, *pass.rope, pass.first_position(), pass.B, pass.T, heads, config_.D, pass.ctx);
+    rope_forward(out, in, turns(pass), pass.first_position(), pass.B, pass.T, heads, config_.D, pass.ctx);
     return out;
   }
   // d: gradient behind the rotation, replaced by that in front of the norm.
   void norm_and_turn_backward(float* d, const Weight& norm, const float* in, const float* r, size_t heads,
                               const Pass& pass) {
-    if (config_.rope) rope_backward(d, d, *pass.rope, 0, pass.B, pass.T, heads, config_.D, pass.ctx);
+    if (config_.rope) rope_backward(d, d, turns(pass), 0, pass.B, pass.T, heads, config_.D, pass.ctx);
     if (config_.qk_norm)
       rmsnorm_backward({.dx = d, .dw = norm.grad}, d, {.x = in}, rms_weights(norm), r, pass.N() * heads, config_.D,
                        pass.ctx);

@@ -41,7 +41,8 @@ inline std::unique_ptr<Mixer> make_attention(const ModelConfig& model, size_t la
   a.zero_centred = model.norm.zero_centred;
   a.eps = model.norm.rms_epsilon();
   a.score_bias = float(-host_log(double(model.tokens_in_training())));
-  if (model.window_layers == WindowLayers::even && model.attention_before(layer) % 2 == 1) a.window = 0;
+  a.window = model.window_of(layer);
+  a.window_rope = a.window > 0 && model.has_window_rope();
   a.out_init = branch_out_init(model);
   return std::make_unique<Attention>(a, model.hidden);
 }

@@ -70,6 +70,8 @@ struct AttentionConfig {
   float score_bias = 0;  // of sigmoid attention
   AttentionSink sink = AttentionSink::none;
   size_t window = 0;
+  bool window_rope = false;  // positions of layers with a window have a table of their own
+  size_t score_dim = 0;      // scores are divided by its root; 0: by that of D
   SdpaOut sdpa_out = SdpaOut::plain;
   bool rope = true, qk_norm = true, zero_centred = false;
   AttentionBias bias = AttentionBias::none;

@@ -36,7 +36,8 @@ struct Model::Memory {
 
   Context& ctx;
   uint64_t seed;
-  RopeTables rope;
+  Positions rope;
+  Buffer<float> embedding_factor;  // one, where it is not 1
   TokenGroups groups;
   Buffer<char> activations, gradients;
   Buffer<int> ids, targets;
@@ -82,7 +83,7 @@ void Model::run(const std::vector<int>& ids, const Pass& pass) {
   Memory& m = *memory_;
   Layers& l = *layers_;
   upload_tokens(m.ids, ids, pass.N(), config.vocab, "ids", m.ctx);
-  EmbeddingExtras extras = {l.scale.value, l.positions.value, pass.T};
+  EmbeddingExtras extras = {embedding_multiplier(), l.positions.value, pass.T};
   if (extras.positions) extras.positions += pass.first_position() * config.hidden;
   embedding_forward(l.h0, m.ids.data(), l.embed.value, extras, pass.N(), config.hidden, config.vocab, m.ctx);
   Hidden h = {l.h0, nullptr};
@@ -115,7 +116,7 @@ void Model::backward(const Batch& batch, MicroBatch micro_batch, float* loss) {
   for (size_t i = l.blocks.size(); i-- > 0;) dbranch = l.blocks[i].backward(l.dh, dbranch, l.dbranch, *m.pass);
 
   m.groups.build(batch.ids.data(), N, m.ctx);
-  embedding_backward(l.embed.grad, l.dh, m.groups, l.scale.value, C, m.ctx);
+  embedding_backward(l.embed.grad, l.dh, m.groups, embedding_multiplier(), C, m.ctx);
   if (config.position == Position::learned)
     embedding_positions_backward(l.positions.grad, l.dh, batch.B, batch.T, C, m.ctx);
   if (config.embedding_scale)
@@ -385,9 +386,17 @@ size_t Model::largest_block_bytes() {
 }
 
 void Model::make_positions(size_t tokens) {
-  if (config.position != Position::rope || !config.has_attention() || memory_->rope.rows >= tokens) return;
-  memory_->rope = make_rope_tables(tokens, config.rope_dims(), config.rope_theta, memory_->ctx.device,
-                                   {config.yarn, config.tokens_in_training()});
+  Memory& m = *memory_;
+  if (config.embedding_factor != 1) m.embedding_factor = Buffer<float>(m.ctx.device, std::vector<float>{config.embedding_factor});
+  if (config.rope_tables() == 0 || !config.has_attention() || m.rope.all.rows >= tokens) return;
+  const Device device = m.ctx.device;
+  m.rope.all = make_rope_tables(tokens, config.rope_dims(), config.rope_theta, device, config.scaling());
+  if (config.has_window_rope())
+    m.rope.window = make_rope_tables(tokens, config.rope_dims(), config.window_rope_theta, device);
+}
+
+const float* Model::embedding_multiplier() const {
+  return config.embedding_factor != 1 ? memory_->embedding_factor.data() : layers_->scale.value;
 }
 
 void Model::plan(size_t B, size_t T) {
@@ -422,18 +431,18 @@ size_t Model::gradient_bytes() {
 }
 
 size_t Model::table_bytes() const {
-  const size_t N = B_ * T_, angles = config.position == Position::rope ? T_ * config.rope_dims() / 2 : 0;
+  const size_t N = B_ * T_, angles = config.rope_tables() * T_ * config.rope_dims() / 2;
   return TokenGroups::bytes(N, config.vocab) + 2 * N * sizeof(int) + 2 * angles * sizeof(float) +
-         (1 + routing_values()) * sizeof(float);
+         (1 + (config.embedding_factor != 1) + routing_values()) * sizeof(float);
 }
 
 size_t Model::generation_bytes(const Generation& g) {
   plan(g.B, g.prompt);
-  const bool turns = config.position == Position::rope && config.has_attention();
+  const size_t turns = config.has_attention() ? config.rope_tables() : 0;
   size_t bytes = bytes_of([&](const TensorVisitor& visit) { cache(visit, {g.B, g.tokens}); });
   for (const size_t more : {largest_block_bytes(), largest_block_bytes(), bytes_of(last_activations(g)),
                             weights.flat_size() * sizeof(float), count({g.B, g.prompt, sizeof(int)}),
-                            turns ? count({g.tokens, config.rope_dims(), sizeof(float)}) : 0})
+                            turns ? count({turns, g.tokens, config.rope_dims(), sizeof(float)}) : 0})
     bytes = add_sizes(bytes, more);
   return bytes;
 }

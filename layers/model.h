@@ -3,7 +3,7 @@
 //
 //   h = scale * E[ids] + P[positions];  h = block_i(h);  logits = N(h) W_lm^T;  loss = mean cross-entropy of the next token
 //   (with --norm-placement=post the last block ends in a norm: logits = h W_lm^T)
-//   scale is 1 or learned (--embedding-scale), P is 0 or learned (--position=learned)
+//   scale is 1, learned (--embedding-scale) or fixed (--embedding-factor), P is 0 or learned (--position=learned)
 // shapes: ids, targets (B,T) int32; h (N,C), N = B*T | layers/model.cu, tests/test_model.cpp
 #pragma once
 #include <memory>
@@ -116,8 +116,9 @@ class Model {
   TensorList last_activations(const Generation& generation);
   size_t largest_block_bytes();
   void make_positions(size_t tokens);
-  size_t chunk_rows() const;              // of the logits that are in memory at a time
-  std::vector<TensorList> temporaries();  // of each layer; they take turns in the same memory
+  const float* embedding_multiplier() const;  // on the device, or null
+  size_t chunk_rows() const;                  // of the logits that are in memory at a time
+  std::vector<TensorList> temporaries();      // of each layer; they take turns in the same memory
 
   std::unique_ptr<Layers> layers_;
   std::unique_ptr<Memory> memory_;  // of a model that can run

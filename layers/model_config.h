@@ -2,12 +2,13 @@
 // training/flags.cpp, training/check_flags.cpp.
 // tests/test_model.cpp
 #pragma once
+#include "kernels/rope.h"
 #include "layers/layer_config.h"
 
 namespace gated {
 
 enum class Position { rope, learned, none };
-enum class WindowLayers { all, even };
+enum class WindowLayers { all, even, not_nth };
 // What lets tokens meet: softmax attention, the gated delta rule, or one layer of attention behind several of the other.
 enum class MixerKind { attention, gated_delta, hybrid };
 
@@ -21,8 +22,11 @@ struct ModelConfig {
   AttentionConfig attention;
   LinearAttentionConfig linear;
   WindowLayers window_layers = WindowLayers::all;
+  size_t full_every = 6;  // of not_nth: the last of so many layers with attention sees all
   Position position = Position::rope;
   double rope_theta = 10000, rope_fraction = 1;
+  double window_rope_theta = 0;  // of layers with a window, which are not scaled; 0: they turn as the others
+  RopeScaling rope_scaling;
   // Of a model that is evaluated: the context that it was trained with (0: `context`), and YaRN's scale (kernels/rope.h).
   size_t trained_context = 0;
   double yarn = 1;
@@ -30,6 +34,7 @@ struct ModelConfig {
   MoeConfig moe;
   size_t dense_layers = 0;  // so many layers at the beginning have no experts
   bool tied = true, embedding_scale = false, depth_scaled_init = false;
+  float embedding_factor = 1;  // fixed
   bool residual = true;
   float clip_output = 0, clip_residual = 0;  // 0: no clipping
   float dropout = 0;
@@ -45,6 +50,19 @@ struct ModelConfig {
   // Is a layer's FFN a mixture of experts?
   bool mixes_experts(size_t layer) const { return moe.E > 0 && layer >= dense_layers; }
   bool has_experts() const { return mixes_experts(layers - 1); }
+
+  // Tokens that a query of a layer with attention sees; 0: all.
+  size_t window_of(size_t layer) const {
+    const size_t place = attention_before(layer);
+    const bool all = (window_layers == WindowLayers::even && place % 2 == 1) ||
+                     (window_layers == WindowLayers::not_nth && (place + 1) % full_every == 0);
+    return all ? 0 : attention.window;
+  }
+  // Do layers with a window turn at a base of their own?
+  bool has_window_rope() const { return position == Position::rope && attention.window > 0 && window_rope_theta > 0; }
+  // Tables of RoPE.
+  size_t rope_tables() const { return position == Position::rope ? 1 + has_window_rope() : 0; }
+  RopeScaling scaling() const { return yarn == 1 ? rope_scaling : gated::yarn(yarn, tokens_in_training()); }
 
   size_t tokens_in_training() const { return trained_context ? trained_context : context; }
 
@@ -72,6 +90,7 @@ inline void check_sizes(const ModelConfig& c) {
                             {"channels inside the FFN", c.ffn.F},
                             {"channels inside an expert", c.moe.F},
                             {"experts of a token", c.moe.k},
+                            {"layers from one that sees all to the next", c.full_every},
                             {"ranks of GatedNorm's gate", c.norm.gate.rank}})
     require(size > 0, "model: 0 %s, expected at least 1", what);
   require(c.vocab <= size_t{1} << 31, "model: a vocabulary of %zu, expected at most 2147483648: token ids are int32",

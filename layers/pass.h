@@ -25,6 +25,11 @@ struct Growing {
   bool begins() const { return past == 0; }
 };
 
+// The tables of RoPE: of layers that see all tokens, and of those with a window where they turn at a base of their own.
+struct Positions {
+  RopeTables all, window;
+};
+
 // Which micro-batch of how many in its step.
 struct MicroBatch {
   size_t index = 0, count = 1;
@@ -36,12 +41,12 @@ class Pass {
  public:
   const size_t B, T;  // sequences, tokens of each
   Context& ctx;
-  const RopeTables* const rope;
+  const Positions* const rope;
   MicroBatch micro_batch;  // of a backward
   // With it a forward is over sequences that grow: over any number of tokens where they begin, then over one at a time.
   std::optional<Growing> growing;
 
-  Pass(size_t B, size_t T, Context& ctx, const RopeTables* rope) : B(B), T(T), ctx(ctx), rope(rope) {}
+  Pass(size_t B, size_t T, Context& ctx, const Positions* rope) : B(B), T(T), ctx(ctx), rope(rope) {}
 
   size_t N() const { return B * T; }
   BatchShape batch() const { return {B, T}; }

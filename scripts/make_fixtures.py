@@ -84,11 +84,13 @@ ACTIVATIONS = {
 }
 
 
-def attention(q, k, v, window=0, score_bias=None, sink=None, kv_bias=None):
-    """q (B,T,H,D), k and v (B,T,K,D) to o (B,T,H,D) and logsumexp (B,H,T). score_bias: sigmoid, not softmax."""
+def attention(q, k, v, window=0, score_bias=None, sink=None, kv_bias=None, score_dim=0):
+    """q (B,T,H,D), k and v (B,T,K,D) to o (B,T,H,D) and logsumexp (B,H,T). score_bias: sigmoid, not softmax. Scores are divided
+    by the root of D, or of score_dim."""
     B, T, H, D = q.shape
     k, v = (x.repeat_interleave(H // x.shape[2], dim=2) for x in (k, v))
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
+    root = math.sqrt(score_dim or D)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / root
     back = torch.arange(T)[:, None] - torch.arange(T)
     hidden = (back < 0) | (back >= (window or T))
     if score_bias is not None:
@@ -98,7 +100,7 @@ def attention(q, k, v, window=0, score_bias=None, sink=None, kv_bias=None):
     if sink is not None:
         scores = torch.cat((scores, sink[:, None, None].expand(B, H, T, 1)), dim=-1)
     if kv_bias is not None:
-        extra = torch.einsum("bihd,hd->bhi", q, kv_bias[0]) / math.sqrt(D)
+        extra = torch.einsum("bihd,hd->bhi", q, kv_bias[0]) / root
         scores = torch.cat((scores, extra[..., None]), dim=-1)
     p = scores.softmax(-1)
     o = torch.einsum("bhij,bjhd->bihd", p[..., :T], v)
@@ -113,10 +115,31 @@ def polynorm(x, w, b, eps=1e-6):
     return w[0] * norm(x**3) + w[1] * norm(x**2) + w[2] * norm(x) + b
 
 
-def rotations(T, R, theta):
-    """e^(i t theta^(-2k/R)), (T, R/2)"""
-    angles = torch.outer(torch.arange(T).double(), theta ** (-torch.arange(0, R, 2).double() / R))
-    return torch.polar(torch.ones_like(angles), angles)
+def scaled_frequencies(frequencies, theta, scaling):
+    """Those of --rope-scaling, and the factor of cos and sin."""
+    kind, *numbers = scaling.split(",")
+    if kind == "none":
+        return frequencies, 1.0
+    s, L, slow, fast = [float(n) for n in numbers] + [0, 1, 4 if kind == "llama3" else 32][len(numbers) - 1:]
+    if kind == "linear":
+        return frequencies / s, 1.0
+    if kind == "llama3":
+        keep = ((L * frequencies / (2 * math.pi) - slow) / (fast - slow)).clamp(0, 1)
+        return keep * frequencies + (1 - keep) * frequencies / s, 1.0
+    half = len(frequencies)
+    low, high = (half * math.log(L / (2 * math.pi * n), theta) for n in (fast, slow))
+    if kind == "yarn":
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    ramp = ((torch.arange(half) - low) / (max(high, low + 0.001) - low)).clamp(0, 1)
+    return frequencies * (1 - ramp) + frequencies / s * ramp, 0.1 * math.log(s) + 1
+
+
+def rotations(T, R, theta, scaling="none"):
+    """e^(i t theta^(-2k/R)), (T, R/2), scaled"""
+    frequencies, factor = scaled_frequencies(theta ** (-torch.arange(0, R, 2).double() / R), theta, scaling)
+    angles = torch.outer(torch.arange(T).double(), frequencies)
+    return torch.polar(torch.full_like(angles, factor), angles)
 
 
 def rope(x, turns):
@@ -138,7 +161,8 @@ DEFAULTS = {
     "norm-gate": "elementwise", "norm-gate-act": "sigmoid", "norm-gate-scale": "1",
     "attn": "full", "gate": "elementwise", "gate-op": "mul", "gate-act": "sigmoid",
     "head-experts": "0", "head-experts-per-token": "1", "head-experts-of": "v", "attn-score": "softmax", "attn-sink": "none", "sdpa-out": "plain", "window": "0",
-    "window-layers": "all", "qk-norm": "on", "attn-bias": "none", "position": "rope", "rope-theta": "10000",
+    "window-layers": "all", "full-every": "6", "score-dim": "0", "rope-scaling": "none", "window-rope-theta": "0",
+    "embedding-factor": "1", "qk-norm": "on", "attn-bias": "none", "position": "rope", "rope-theta": "10000",
     "rope-fraction": "1", "ffn": "swiglu", "gelu": "tanh", "ffn-bias": "off", "tied": "on",
     "embedding-scale": "off", "residual": "on", "clip-residual": "0", "clip-output": "0",
     "mixer": "attention", "linear-key-heads": "2", "linear-value-heads": "4", "linear-key-dim": "32",
@@ -171,6 +195,11 @@ class Flags:
         """Is a layer softmax attention?"""
         every = min(4, self.number("layers"))
         return self["mixer"] == "attention" or self["mixer"] == "hybrid" and (layer + 1) % every == 0
+
+    def window(self, layer):
+        """Of a layer, all of which attend."""
+        sees_all = {"all": False, "even": layer % 2 == 1, "not-nth": (layer + 1) % self.number("full-every") == 0}
+        return 0 if sees_all[self["window-layers"]] else self.number("window")
 
     def mixes_experts(self, layer):
         return self.number("experts") > 0 and layer >= self.number("dense-layers")
@@ -243,18 +272,19 @@ def attention_layer(f, weights, layer, x):
     if f["qk-norm"] == "on":
         q = rms_norm(f, q, weights(f"{name}.q_norm.weight", D))
         k = rms_norm(f, k, weights(f"{name}.k_norm.weight", D))
+    window = f.window(layer)
     if f["position"] == "rope":
         R = 2 * int(float(f["rope-fraction"]) * D / 2)
-        turns = rotations(x.shape[1], R, float(f["rope-theta"]))
+        own = float(f["window-rope-theta"]) if window else 0
+        turns = rotations(x.shape[1], R, own) if own else rotations(x.shape[1], R, float(f["rope-theta"]), f["rope-scaling"])
         q, k = rope(q, turns), rope(k, turns)
-    more = {}
+    more = {"score_dim": f.number("score-dim")}
     if f["attn-score"] == "sigmoid":
         more["score_bias"] = -math.log(f.number("context"))
     if f["attn-sink"] == "learned":
         more["sink"] = weights(f"{name}.sinks", H)
     if f["attn-sink"] == "kv-bias":
         more["kv_bias"] = weights(f"{name}.kv_bias.key", H, D), weights(f"{name}.kv_bias.value", H, D)
-    window = f.number("window") if f["window-layers"] == "all" or layer % 2 == 0 else 0
     o, _ = attention(q, k, v, window, **more)
     if f["sdpa-out"] == "groupnorm":
         o = rms_norm(f, o, weights(f"{name}.out_norm.weight", D))
@@ -376,6 +406,7 @@ def model(f, weights, ids, routers):
     V, C, placement = f.number("vocab"), f.number("hidden"), f["norm-placement"]
     embedding = weights("model.embed_tokens.weight", V, C)
     h = embedding[ids]
+    h = h * float(f["embedding-factor"])
     if f["embedding-scale"] == "on":
         h = weights("model.embed_scale", 1) * h
     if f["position"] == "learned":

@@ -34,7 +34,7 @@ LLAMA = dict(vocab_size=37, hidden_size=20, intermediate_size=24, num_hidden_lay
 EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7)
 
 
-def default_rope(theta, **more):
+def default_rope(theta, **more):  # or another, with its keys
     return {"rope_type": "default", "rope_theta": theta} | more
 
 
@@ -53,9 +53,29 @@ MODELS = {
         norm_topk_prob=True, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=5,
         linear_value_head_dim=3, linear_conv_kernel_dim=3, layer_types=["linear_attention"] * 3 + ["full_attention"],
         rope_parameters=default_rope(1e7, partial_rotary_factor=0.7)),
+    "llama with its scaling": transformers.LlamaConfig(
+        **LLAMA, tie_word_embeddings=True, rope_parameters=default_rope(
+            20.0, rope_type="llama3", factor=8.0, original_max_position_embeddings=9, low_freq_factor=1.0,
+            high_freq_factor=4.0)),
+    "qwen2 with YaRN": transformers.Qwen2Config(
+        **{k: v for k, v in LLAMA.items() if k != "head_dim"} | {"hidden_size": 24}, tie_word_embeddings=False,
+        rope_parameters=default_rope(100.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=64)),
     "gpt_oss": transformers.GptOssConfig(
         **LLAMA | {"intermediate_size": 7}, num_local_experts=5, num_experts_per_tok=2, sliding_window=4,
         tie_word_embeddings=False, rope_parameters=default_rope(150000.0)),
+    "gpt_oss with YaRN": transformers.GptOssConfig(
+        **LLAMA | {"intermediate_size": 7}, num_local_experts=5, num_experts_per_tok=2, sliding_window=4,
+        tie_word_embeddings=False, rope_parameters=default_rope(
+            150.0, rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+            original_max_position_embeddings=99)),
+    "gemma3": transformers.Gemma3TextConfig(
+        **LLAMA | {"num_hidden_layers": 7}, sliding_window=4, query_pre_attn_scalar=6, rope_parameters={
+            "full_attention": default_rope(1e6), "sliding_attention": default_rope(10000.0)}),
+    "gemma3 with a scale of its scores": transformers.Gemma3TextConfig(
+        **LLAMA | {"num_hidden_layers": 3}, sliding_window=4, query_pre_attn_scalar=9, layer_types=[
+            "sliding_attention", "sliding_attention", "full_attention"], rope_parameters={
+            "full_attention": default_rope(1e6, rope_type="linear", factor=8.0),
+            "sliding_attention": default_rope(100.0)}),
     "gpt2": transformers.GPT2Config(vocab_size=37, n_positions=T, n_embd=20, n_layer=2, n_head=4, n_inner=24,
                                     resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=None, eos_token_id=None),
 }

@@ -94,7 +94,8 @@ training/optimizer.cuh
 layers/attention.cuh
   wq_(C, config.H * config.D, «config.bias != AttentionBias::none => config.bias == AttentionBias::all»),
   .window = «config_.window => 0»,
-  .bias = «config_.score_bias => 0.0f»}
+  .bias = «config_.score_bias => 0.0f»,
+  .score_dim = «config_.score_dim => 0»}
   c.gate_at == GatePosition::g2 || «c.gate_at == GatePosition::g3 => false»;
   .score = «config_.score => AttentionScore::softmax»,
   c.gate_at == GatePosition::g5) return Gate(c.gate, C, «1 => c.H», C);
@@ -114,13 +115,14 @@ layers/block_parts.cuh
   b.clip_branch = «model.clip_output => model.clip_residual»;
   host_log(double(«model.tokens_in_training() => model.attention.D»)));
   a.eps = «model.norm.rms_epsilon() => model.norm.epsilon()»;
-  «model.attention_before(layer) % 2 == 1 => model.attention_before(layer) % 2 == 0») a.window
+  a.window_rope = «a.window > 0 => true» && model
   b.clip_residual = «model.clip_residual => model.clip_output»;
   a.rope = «model.position == Position::rope => true»;
   a.zero_centred = «model.norm.zero_centred => false»;
 layers/model.cu
   final_norm(«block_config(c).ffn_norm => block_config(c).attention_norm», c.hidden
-  config.rope_dims(), «config.rope_theta => 10000.0», memory_->ctx.device
+  config.rope_dims(), «config.rope_theta => 10000.0», device
+  make_rope_tables(tokens, config.rope_dims(), «config.window_rope_theta => config.rope_theta», device);
 layers/model_config.h
   2 * size_t(double(attention.D) * «rope_fraction => 1» / 2 + 1e-9)
 layers/norm.cuh
@@ -292,9 +294,9 @@ train_gpt.cu
 layers/model.cu
   matmul(l.logits, l.y + («ids.size() - 1 => 0») * C
 layers/attention.cuh
-  *pass.rope, «pass.first_position() => 0», pass.B
+  turns(pass), «pass.first_position() => 0», pass.B
   s.H, s.KVH, s.D, «s.reach() => most.T», tokens
-  s.reach(), tokens, s.score, «s.bias => 0.0f»};
+  s.reach(), tokens, s.score, «s.bias => 0.0f», s.score_dim};
 layers/gated_delta_net.cuh
   in.initial = «continues(pass) ? state_ : nullptr => nullptr»;
   «continues(pass) ? inputs : nullptr => nullptr»,
@@ -346,9 +348,9 @@ training/check_flags.cpp
   require(«!(kind == GateKind::headwise && on_output) => true»,
   require(«a.score == AttentionScore::softmax || a.sink == AttentionSink::none => true»,
   require(«!m.norm.zero_centred || m.norm.divides_by_rms() => true»,
-  m.has_attention() && «m.attention.window > 0 => true»
+  {{"--window-rope-theta"}, m.has_attention() && «m.attention.window > 0 => true», "a window
   {{"--gelu"}, «has_gelu => true», "an FFN
-  {{"--rope-theta", "--rope-fraction", "--yarn"}, «m.position == Position::rope => true», "--position=rope"}
+  «m.position == Position::rope => true»,
   {{"--save-every", "--keep"}, «has_out => true», "--out=FOLDER: there
   require(«!(is_given("--val-data") && is_given("--val-fraction")) => true»,
 training/match_params.cpp

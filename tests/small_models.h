@@ -51,6 +51,10 @@ inline const std::vector<std::string>& small_models() {
       "--attn-sink=kv-bias", "--attn-sink=kv-bias --window=4 --qk-norm=off", "--attn-score=sigmoid",
       "--attn-score=sigmoid --window=2 --sdpa-out=groupnorm", "--rope-fraction=0.7 --kv-heads=1",
       "--qk-norm=off --kv-heads=1",
+      "--window=3 --window-layers=not-nth --full-every=2 --window-rope-theta=100 --rope-scaling=linear,3 --score-dim=9",
+      "--attn-sink=kv-bias --score-dim=4 --embedding-factor=4.5", "--rope-scaling=llama3,8,40 --rope-theta=20",
+      "--rope-scaling=yarn,4,40 --rope-theta=20",
+      "--rope-scaling=yarn-unrounded,4,40,2,9 --rope-theta=20 --attn-sink=learned",
 
       "--ffn=geglu --gelu=erf", "--ffn=geglu --ffn-bias=on", "--ffn=gelu --gelu=erf", "--ffn=polynorm",
       "--ffn=swiglu-clamped --ffn-bias=on", "--clip-residual=1.2", "--clip-output=0.2 --norm=dyt", "--dropout=0.2",

@@ -22,6 +22,10 @@ AttentionShape windowed(AttentionShape s, size_t window) {
   s.window = window;
   return s;
 }
+AttentionShape divided(AttentionShape s, size_t score_dim) {
+  s.score_dim = score_dim;
+  return s;
+}
 AttentionShape sigmoid(AttentionShape s, float bias) {
   s.score = AttentionScore::sigmoid, s.bias = bias;
   return s;
@@ -124,8 +128,9 @@ TEST_CASE("attention: gradients of its variants against finite differences", "[g
   const struct {
     AttentionShape s;
     bool sink;
-  } cases[] = {{plain, false}, {bounded, false}, {sigmoid(plain, -1.5), false}, {sigmoid(bounded, -1.5), false},
-               {plain, true},  {bounded, true}};
+  } cases[] = {
+      {plain, false}, {bounded, false}, {sigmoid(plain, -1.5), false}, {sigmoid(bounded, -1.5), false},
+      {plain, true},  {bounded, true},  {divided(plain, 3), true},     {divided(sigmoid(bounded, -1.5), 9), false}};
   for (const auto& [s, sink] : cases) {
     INFO("window " << s.window << " sigmoid " << s.sigmoid() << " sink " << sink);
     const auto q = random_values<double>(query_size(s), 1, 2.0), k = random_values<double>(key_size(s), 2, 2.0);
@@ -226,6 +231,7 @@ TEST_CASE("attention: the CPU twin and the kernels equal the reference bit for b
                {windowed({2, 130, 1, 1, 5}, 3), plain, Kind::kv_bias},
                {sigmoid({1, 66, 4, 2, 33}, -4.25f), plain, Kind::none},
                {sigmoid({2, 63, 1, 1, 16}, 0), large, Kind::none},
+               {divided({1, 66, 4, 2, 33}, 20), plain, Kind::kv_bias},
                {sigmoid(windowed({1, 131, 2, 1, 8}, 17), -1), plain, Kind::none}};
   for (const auto& [s, scale, kind] : cases) {
     INFO("B " << s.B << " T " << s.T << " H " << s.H << " KVH " << s.KVH << " D " << s.D << " window " << s.window
@@ -405,6 +411,21 @@ TEST_CASE("attention: a hidden key does not turn -0 into +0", "[bitwise]") {
   const Outputs expected = reference(in);
   for (size_t i = s.D; i < s.T / 2 * s.D; i++) REQUIRE((expected.o[i] == 0 && std::signbit(expected.o[i])));
   on_every_device([&](Context& ctx) { require_same(expected, on(ctx, in)); });
+}
+
+TEST_CASE("attention: scores may be divided by the root of another number than the width of a head", "[reference]") {
+  const AttentionShape s{1, 9, 2, 1, 5};
+  const auto q = random_values<double>(query_size(s), 1, 2.0), k = random_values<double>(key_size(s), 2, 2.0);
+  const auto v = random_values<double>(key_size(s), 3);
+  const auto forward = [&](const AttentionShape& shape, const std::vector<double>& queries) {
+    std::vector<double> o(q.size()), lse(stat_size(s));
+    attention_forward_ref(o.data(), lse.data(), queries.data(), k.data(), v.data(), shape, {});
+    return o;
+  };
+  std::vector<double> longer = q;
+  for (double& x : longer) x *= std::sqrt(5.0 / 13.0);
+  REQUIRE(relative_error(forward(s, longer), forward(divided(s, 13), q)) < 1e-14);
+  REQUIRE(forward(divided(s, 5), q) == forward(s, q));
 }
 
 TEST_CASE("attention: query head h reads kv head h/(H/K)", "[reference]") {

@@ -14,9 +14,11 @@ enum class Kind { softmax, sigmoid, sink, kv_bias };
 struct Case {
   size_t B, H, KVH, D, slots, tokens;
   Kind kind;
+  size_t score_dim = 0;
 
   CachedAttentionShape shape() const {
     CachedAttentionShape s{B, H, KVH, D, slots, tokens};
+    s.score_dim = score_dim;
     if (kind == Kind::sigmoid) s.score = AttentionScore::sigmoid, s.bias = -1.5f;
     return s;
   }
@@ -29,11 +31,11 @@ struct Case {
 
 // (D 70: four vectors and a rest that is no vector; 1 slot: a query that sees itself alone)
 const std::vector<Case> cases = {
-    {1, 1, 1, 1, 1, 1, Kind::softmax},     {2, 4, 2, 6, 9, 5, Kind::softmax},     {1, 2, 2, 64, 70, 70, Kind::softmax},
-    {2, 3, 1, 16, 17, 18, Kind::softmax},  {1, 2, 1, 70, 33, 100, Kind::softmax}, {1, 1, 1, 256, 5, 4, Kind::softmax},
-    {2, 2, 2, 8, 1, 7, Kind::softmax},     {1, 2, 2, 33, 40, 63, Kind::sigmoid},  {2, 4, 2, 6, 9, 5, Kind::sigmoid},
-    {2, 4, 1, 7, 20, 31, Kind::sink},      {1, 2, 2, 12, 300, 299, Kind::sink},   {2, 4, 2, 6, 4, 9, Kind::kv_bias},
-    {1, 3, 3, 32, 290, 600, Kind::kv_bias}};
+    {1, 1, 1, 1, 1, 1, Kind::softmax},      {2, 4, 2, 6, 9, 5, Kind::softmax},     {1, 2, 2, 64, 70, 70, Kind::softmax},
+    {2, 3, 1, 16, 17, 18, Kind::softmax},   {1, 2, 1, 70, 33, 100, Kind::softmax}, {1, 1, 1, 256, 5, 4, Kind::softmax},
+    {2, 2, 2, 8, 1, 7, Kind::softmax},      {1, 2, 2, 33, 40, 63, Kind::sigmoid},  {2, 4, 2, 6, 9, 5, Kind::sigmoid},
+    {2, 4, 1, 7, 20, 31, Kind::sink},       {1, 2, 2, 12, 300, 299, Kind::sink},   {2, 4, 2, 6, 4, 9, Kind::kv_bias},
+    {1, 3, 3, 32, 290, 600, Kind::kv_bias}, {2, 4, 2, 6, 9, 12, Kind::kv_bias, 11}};
 
 }  // namespace
 
@@ -44,7 +46,7 @@ TEST_CASE("cached_attention: a sequence that grows token by token has the rows o
     INFO("H " << c.H << " D " << c.D << " slots " << slots << " tokens " << T << " kind " << int(c.kind));
     CachedAttentionShape s = c.shape();
     AttentionShape whole{s.B, T, s.H, s.KVH, s.D, slots};
-    whole.score = s.score, whole.bias = s.bias;
+    whole.score = s.score, whole.bias = s.bias, whole.score_dim = s.score_dim;
     const size_t queries = s.B * s.H * s.D, keys = s.B * s.KVH * s.D;
     const auto q = random_values<float>(T * queries, 1, 3.0f), k = random_values<float>(T * keys, 2, 3.0f);
     const auto v = random_values<float>(T * keys, 3), value = random_values<float>(s.H * s.D, 5);

@@ -90,6 +90,9 @@ const Row rows[] = {
     FIELD("--window=11", "", c.model.attention.window == 11),
     FIELD("--window-layers=all", "--window=11", c.model.window_layers == WindowLayers::all),
     FIELD("--window-layers=even", "--window=11", c.model.window_layers == WindowLayers::even),
+    FIELD("--window-layers=not-nth", "--window=11", c.model.window_layers == WindowLayers::not_nth),
+    FIELD("--full-every=3", "--window=11 --window-layers=not-nth", c.model.full_every == 3),
+    FIELD("--score-dim=9", "", c.model.attention.score_dim == 9),
     FIELD("--qk-norm=on", "", c.model.attention.qk_norm),
     FIELD("--qk-norm=off", "", !c.model.attention.qk_norm),
     FIELD("--attn-bias=none", "", c.model.attention.bias == AttentionBias::none),
@@ -100,6 +103,10 @@ const Row rows[] = {
     FIELD("--position=none", "", c.model.position == Position::none),
     FIELD("--rope-theta=500", "", c.model.rope_theta == 500),
     FIELD("--rope-fraction=0.5", "", c.model.rope_fraction == 0.5 && c.model.rope_dims() == 16),
+
+    FIELD("--rope-scaling=llama3,8,8192,2,5", "",
+          (c.model.rope_scaling == RopeScaling{RopeScaling::Kind::llama3, 8, 8192, 2, 5})),
+    FIELD("--window-rope-theta=500", "--window=11", c.model.window_rope_theta == 500),
 
     FIELD("--ffn=swiglu", "", c.model.ffn.kind == FfnKind::swiglu),
     FIELD("--ffn=glu", "", c.model.ffn.kind == FfnKind::glu),
@@ -113,6 +120,7 @@ const Row rows[] = {
     FIELD("--ffn-bias", "", c.model.ffn.bias),
     FIELD("--tied=off", "", !c.model.tied),
     FIELD("--embedding-scale", "", c.model.embedding_scale),
+    FIELD("--embedding-factor=3.5", "", c.model.embedding_factor == 3.5f),
     FIELD("--init=plain", "", !c.model.depth_scaled_init),
     FIELD("--init=depth-scaled", "", c.model.depth_scaled_init),
     FIELD("--residual=on", "", c.model.residual),

@@ -104,6 +104,18 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--generate", "--from=x", "--out=y"}), "--generate with --from and --out"));
   REQUIRE(contains(parse({"--generate", "--out=/nowhere"}), "--from=/nowhere: there is no such file or folder"));
   REQUIRE(contains(parse({"--top-p=1.5"}), "--top-p=1.5: expected at most 1"));
+  REQUIRE(contains(parse({"--rope-scaling=ntk,2"}), "--rope-scaling=ntk,2: expected none, linear, llama3, yarn"));
+  REQUIRE(contains(parse({"--rope-scaling=linear"}), "--rope-scaling=linear: expected linear,S"));
+  REQUIRE(contains(parse({"--rope-scaling=yarn,4"}), "--rope-scaling=yarn,4: expected yarn,S,L or ,S,L,SLOW,FAST"));
+  REQUIRE(contains(parse({"--rope-scaling=yarn,0.5,9"}), "--rope-scaling=0.5: expected a number from 1 to"));
+  REQUIRE(contains(parse({"--rope-scaling=yarn,4,0"}), "--rope-scaling=0: expected a whole number >= 1"));
+  REQUIRE(contains(parse({"--rope-scaling=llama3,4,9,5,5"}), "SLOW is 5 and FAST 5, expected a range"));
+  REQUIRE(contains(parse({"--rope-scaling=linear,2", "--position=none"}), "--rope-scaling needs --position=rope"));
+  REQUIRE(contains(parse({"--yarn=2", "--rope-scaling=linear,2", "--evaluate", "--out=x"}),
+                   "--yarn=2 with --rope-scaling"));
+  REQUIRE(contains(parse({"--embedding-factor=2", "--embedding-scale"}), "--embedding-factor with --embedding-scale"));
+  REQUIRE(contains(parse({"--window-rope-theta=100"}), "--window-rope-theta needs a window"));
+  REQUIRE(contains(parse({"--full-every=2", "--window=3"}), "--full-every needs --window=N --window-layers=not-nth"));
   REQUIRE(contains(parse({"--yarn=4", "--evaluate", "--out=x", "--position=none"}), "--yarn needs --position=rope"));
   REQUIRE(contains(parse({"--yarn=4", "--evaluate", "--out=x", "--mixer=gated-delta"}), "--yarn needs a layer with"));
   REQUIRE(contains(parse({"--yarn=0.5", "--evaluate", "--out=x"}), "--yarn=0.5: expected a number from 1"));

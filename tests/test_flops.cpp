@@ -170,7 +170,10 @@ TEST_CASE("flops: a weight takes 4 bytes, its gradient, its sum over micro-batch
 
 TEST_CASE("flops: tables are a batch's tokens and targets, their groups, angles, and what the optimizer reads",
           "[flops]") {
-  for (auto [flags, angles] : {std::pair{"--position=none", 0}, {"", 16}, {"--rope-fraction=0.5", 8}}) {
+  for (auto [flags, angles] : {std::pair{"--position=none", 0},
+                               {"", 16},
+                               {"--rope-fraction=0.5", 8},
+                               {"--window=4 --window-rope-theta=100", 32}}) {
     INFO(flags);
     const ModelConfig c = model_of_flags(flags);
     const Model model(c);

@@ -19,8 +19,10 @@ struct Published {
   size_t parameters;
   const char* config;
 };
-const Published published[] = {
-    // clang-format off
+const Published
+    published[] =
+        {
+            // clang-format off
     {"gpt2-xl", 1557611200,
      R"json({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 50257, "n_positions": 1024, "n_ctx": 1024, "n_embd": 1600, "n_layer": 48, "n_head": 25, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-05})json"},
     {"Qwen2.5-0.5B", 494032768,
@@ -38,7 +40,15 @@ const Published published[] = {
     {"Qwen3-Next-80B-A3B", 79674391296,
      R"json({"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "decoder_sparse_step": 1, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5120, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [], "moe_intermediate_size": 512, "norm_topk_prob": true, "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06, "rope_theta": 10000000, "shared_expert_intermediate_size": 512, "tie_word_embeddings": false, "vocab_size": 151936})json"},
     {"Llama-3-8B", 8030261248,
-     R"json({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": false, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 8192, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": false, "vocab_size": 128256})json"},  // clang-format on
+     R"json({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": false, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 8192, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": false, "vocab_size": 128256})json"},      {"Llama-3.2-1B", 1235814400,
+     R"json({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": false, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": false, "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0, "tie_word_embeddings": true, "vocab_size": 128256})json"},
+    {"gpt-oss-20b", 20914757184,
+     R"json({"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "attention_bias": true, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880, "max_position_embeddings": 131072, "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32, "rms_norm_eps": 1e-05, "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": false}, "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": false, "vocab_size": 201088})json"},
+    {"Gemma-3-1B", 999885952,
+     R"json({"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912, "max_position_embeddings": 32768, "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144})json"},
+    {"Gemma-3-27B", 27009346304,
+     R"json({"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 128, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 5376, "intermediate_size": 21504, "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16, "query_pre_attn_scalar": 168, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "rope_theta": 1000000, "sliding_window": 1024, "sliding_window_pattern": 6, "vocab_size": 262208})json"},
+            // clang-format on
 };
 
 std::string refusal(const std::string& config) {
@@ -133,6 +143,25 @@ TEST_CASE("hf_config: what no flag says is refused with its key", "[hf]") {
   names(refusal(with(gated, "headwise_attn_output_gate", true)), "\"headwise_attn_output_gate\"");
   names(refusal(with(gated, "qkv_bias", true)), "\"qkv_bias\"");
 
+  const json llama = json::parse(published[9].config), oss = json::parse(published[10].config);
+  const json gemma = json::parse(published[11].config);
+  REQUIRE(published[11].name == std::string("Gemma-3-1B"));
+  const auto scaled = [&](json config, const char* key, const json& value) {
+    config["rope_scaling"][key] = value;
+    return config.dump();
+  };
+  names(refusal(scaled(llama, "factor", "8")), "config.json: rope_scaling: \"factor\" is \"8\", expected a number");
+  names(refusal(scaled(llama, "low_freq_factor", nullptr)), "rope_scaling: \"low_freq_factor\" is not there");
+  names(refusal(scaled(oss, "attention_factor", 1)), "rope_scaling: \"attention_factor\" is \"1\", expected not there");
+  names(refusal(scaled(oss, "original_max_position_embeddings", -1)), "\"original_max_position_embeddings\"");
+  names(refusal(without(oss, "rope_scaling")), "\"rope_scaling\" is not there");
+  names(refusal(with(oss, "swiglu_limit", 5)), "\"swiglu_limit\"");
+  names(refusal(with(oss, "layer_types", {"full_attention"})), "\"layer_types\"");
+  names(refusal(with(gemma, "final_logit_softcapping", 30.0)),
+        "\"final_logit_softcapping\" is \"30.0\", expected null");
+  names(refusal(with(gemma, "layer_types", {"full_attention"})), "\"layer_types\"");
+  names(refusal(without(gemma, "rope_local_base_freq")), "\"rope_local_base_freq\" is not there");
+  names(refusal(with(gemma, "hidden_activation", "gelu")), "\"hidden_activation\"");
   names(refusal(with(next, "layer_types", {"full_attention"})), "\"layer_types\"");
   names(refusal(with(next, "full_attention_interval", 0)), "\"full_attention_interval\"");
   names(refusal(with(next, "num_hidden_layers", 20000)), "\"num_hidden_layers\"");
@@ -151,7 +180,9 @@ TEST_CASE("hf_config: flags that no architecture has are refused by name", "[hf]
         "--experts=4 --dense-layers=1", "--preset=gpt2-124m", "--preset=gpt2-124m --gelu=erf --tied=off", "--attn=g1",
         "--attn=g1 --gate=headwise", "--init=depth-scaled", "--dropout=0.1 --norm-eps=1e-5",
         "--norm-weight=zero-centred --attn=g1 --mixer=hybrid --rope-fraction=0.25",
-        "--norm-weight=zero-centred --mixer=gated-delta --experts=4 --shared-experts=2"}) {
+        "--norm-weight=zero-centred --mixer=gated-delta --experts=4 --shared-experts=2",
+        "--qk-norm=off --rope-scaling=llama3,8,40,2,5", "--rope-scaling=linear,4",
+        "--rope-scaling=yarn-unrounded,4,40"}) {
     INFO(line);
     REQUIRE(unwritten(line) == "");
   }
@@ -159,6 +190,8 @@ TEST_CASE("hf_config: flags that no architecture has are refused by name", "[hf]
     INFO(line << ": " << unwritten(line));
     REQUIRE(contains(unwritten(line), "--export: no architecture of transformers has " + flag));
   };
+  names("--embedding-factor=3", "--embedding-factor=3");
+  names("--window=4", "--window=4");
   names("--norm=gated", "--norm=gated");
   names("--attn=g2", "--attn=g2");
   names("--norm-placement=post", "--norm-placement=post");

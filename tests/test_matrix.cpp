@@ -19,6 +19,11 @@ struct Factor {
 std::vector<Factor> factors() {
   const std::map<std::string, std::vector<std::string>> numbers = {{"--window", {"0", "3"}},
                                                                    {"--rope-fraction", {"1", "0.5"}},
+                                                                   {"--rope-scaling", {"none", "yarn,4,20"}},
+                                                                   {"--window-rope-theta", {"0", "100"}},
+                                                                   {"--full-every", {"6", "2"}},
+                                                                   {"--score-dim", {"0", "9"}},
+                                                                   {"--embedding-factor", {"1", "1.5"}},
                                                                    {"--norm-gate-scale", {"1", "2"}},
                                                                    {"--clip-residual", {"0", "0.7"}},
                                                                    {"--clip-output", {"0", "0.3"}},

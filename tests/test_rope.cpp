@@ -25,8 +25,8 @@ TEST_CASE("rope: YaRN keeps fast points, divides slow ones, blends those between
   // Of 128 elements at a theta of 10^6, the points before 23 go round 32 times in 32768 tokens, those from 40 on not once.
   const double theta = 1e6, scale = 4;
   const size_t R = 128, low = 23, high = 40;
-  const Yarn yarn = {scale, 32768};
-  const std::vector<double> plain = rope_frequencies(R, theta), stretched = rope_frequencies(R, theta, yarn);
+  const RopeScaling stretch = yarn(scale, 32768);
+  const std::vector<double> plain = rope_frequencies(R, theta), stretched = rope_frequencies(R, theta, stretch);
   REQUIRE((plain.size() == R / 2 && stretched.size() == R / 2));
   for (size_t i = 0; i < R / 2; i++) {
     INFO("point " << i);
@@ -34,10 +34,10 @@ TEST_CASE("rope: YaRN keeps fast points, divides slow ones, blends those between
     const double ramp = i <= low ? 0 : i >= high ? 1 : double(i - low) / double(high - low);
     REQUIRE(stretched[i] == Approx(plain[i] * (1 - ramp + ramp / scale)).epsilon(1e-14));
   }
-  REQUIRE(yarn.factor() == Approx(1.13863).epsilon(1e-5));
+  REQUIRE(stretch.factor() == Approx(1.13863).epsilon(1e-5));
 
   const size_t rows = 300;
-  const RopeTables tables = make_rope_tables(rows, R, theta, Device::cpu, yarn);
+  const RopeTables tables = make_rope_tables(rows, R, theta, Device::cpu, stretch);
   for (size_t t = 0; t < rows; t++)
     for (size_t i = 0; i < R / 2; i++) {
       const double angle = double(t) * stretched[i];
@@ -47,10 +47,35 @@ TEST_CASE("rope: YaRN keeps fast points, divides slow ones, blends those between
 }
 
 TEST_CASE("rope: YaRN at a scale of 1 is plain RoPE, and a short training stretches all points but the first") {
-  REQUIRE(rope_frequencies(12, 1e4, {1, 5}) == rope_frequencies(12, 1e4));
-  REQUIRE(Yarn{1, 5}.factor() == 1);
-  const std::vector<double> plain = rope_frequencies(12, 1e4), stretched = rope_frequencies(12, 1e4, {8, 3});
+  REQUIRE(rope_frequencies(12, 1e4, yarn(1, 5)) == rope_frequencies(12, 1e4));
+  REQUIRE(yarn(1, 5).factor() == 1);
+  const std::vector<double> plain = rope_frequencies(12, 1e4), stretched = rope_frequencies(12, 1e4, yarn(8, 3));
   for (size_t i = 0; i < 6; i++) REQUIRE(stretched[i] == Approx(i ? plain[i] / 8 : plain[i]).epsilon(1e-14));
+}
+
+TEST_CASE("rope: linear scaling slows every point, that of Llama 3 those that go round less than 4 times") {
+  const double theta = 5e5, scale = 8;
+  const size_t R = 128, L = 8192;
+  const std::vector<double> plain = rope_frequencies(R, theta);
+  const RopeScaling linear = {RopeScaling::Kind::linear, scale}, llama3 = {RopeScaling::Kind::llama3, scale, L, 1, 4};
+  const std::vector<double> slow = rope_frequencies(R, theta, linear), blended = rope_frequencies(R, theta, llama3);
+  REQUIRE((linear.factor() == 1 && llama3.factor() == 1));
+  size_t kept = 0, slowed = 0;
+  for (size_t i = 0; i < R / 2; i++) {
+    REQUIRE(slow[i] == plain[i] / scale);
+    const double length = 2 * 3.14159265358979323846 / plain[i];  // tokens of one turn
+    if (length < double(L) / 4) {
+      REQUIRE(blended[i] == plain[i]);
+      kept++;
+    } else if (length > double(L)) {
+      REQUIRE(blended[i] == Approx(plain[i] / scale).epsilon(1e-14));
+      slowed++;
+    } else {
+      const double smooth = (double(L) / length - 1) / 3;
+      REQUIRE(blended[i] == Approx((1 - smooth) * plain[i] / scale + smooth * plain[i]).epsilon(1e-14));
+    }
+  }
+  REQUIRE((kept > 20 && slowed > 20 && kept + slowed < R / 2));
 }
 
 TEST_CASE("rope: element i turns with element i + D/2, counter-clockwise") {
@@ -164,11 +189,12 @@ TEST_CASE("rope: what does not fit is refused") {
   REQUIRE_THROWS_WITH(make_rope_tables(4, 7, 1e4, Device::cpu),
                       "rope: 7 elements of a head turn, expected an even number");
   REQUIRE_THROWS_WITH(make_rope_tables(4, 8, -1.0, Device::cpu), "rope: theta is -1, expected more than 0");
-  for (const auto& [theta, yarn] : std::vector<std::pair<double, Yarn>>{{1.0, {2, 9}}, {1e4, {0.5, 9}}, {1e4, {2, 0}}})
-    REQUIRE_THROWS_WITH(
-        rope_frequencies(8, theta, yarn),
-        format("rope: YaRN stretches %zu tokens %g times at a theta of %g, expected more than 0, 1 and 1", yarn.trained,
-               yarn.scale, theta));
+  REQUIRE_THROWS_WITH(rope_frequencies(8, 1e4, yarn(0.5, 9)), "rope: a scale of 0.5, expected 1 or more");
+  for (const auto& [theta, trained] : std::vector<std::pair<double, size_t>>{{1.0, 9}, {1e4, 0}})
+    REQUIRE_THROWS_WITH(rope_frequencies(8, theta, yarn(2, trained)),
+                        Catch::StartsWith(format("rope: YaRN stretches %zu tokens at a theta of %g,", trained, theta)));
+  REQUIRE_THROWS_WITH(rope_frequencies(8, 1e4, {RopeScaling::Kind::llama3, 2, 9, 4, 4}),
+                      "rope: points that go round 4 to 4 times in 9 tokens, expected a range");
   const RopeTables tables = make_rope_tables(4, 8, 1e4, Device::cpu);
   REQUIRE_THROWS_WITH(rope_forward(nullptr, nullptr, tables, 2, 1, 3, 1, 8, cpu),
                       "rope: positions 2 to 5, the tables end before 4; make longer ones");

@@ -12,6 +12,7 @@ TEST_CASE("sinks: gradients through attention against finite differences", "[gra
     for (bool sink : {true, false}) {
       INFO("window " << window << (sink ? ", sink" : ", kv bias"));
       s.window = window;
+      s.score_dim = window ? 7 : 0;
       const size_t queries = s.B * s.T * s.H * s.D, keys = queries / s.group(), stats = s.B * s.H * s.T;
       const auto q = random_values<double>(queries, 1, 2.0), k = random_values<double>(keys, 2, 2.0);
       const auto v = random_values<double>(keys, 3), dout = random_values<double>(queries, 4);
@@ -62,6 +63,7 @@ TEST_CASE("sinks: the CPU's code and the kernels equal the reference bit for bit
     INFO("B " << B << " T " << T << " H " << H << " D " << D << " strides " << q_stride << " " << o_stride);
     AttentionShape s{B, T, H, H, D};
     s.q_stride = q_stride;
+    s.score_dim = q_stride ? 7 : 0;
     s.o_stride = o_stride;
     const size_t stats = B * H * T;
     const auto q = random_values<float>(B * T * s.q_step(), 1, 2.0f),

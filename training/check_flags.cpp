@@ -27,7 +27,7 @@ std::vector<Needs> needs_of(const Config& c) {
   const bool has_out = !c.out.empty();
   return {
       {{"--attn", "--head-experts", "--attn-score", "--attn-sink", "--sdpa-out", "--window", "--qk-norm", "--attn-bias",
-        "--rope-theta", "--rope-fraction", "--yarn"},
+        "--rope-theta", "--rope-fraction", "--rope-scaling", "--window-rope-theta", "--score-dim", "--yarn"},
        m.has_attention(),
        "a layer with attention: add --mixer=hybrid, or leave --mixer=gated-delta out"},
       {{"--attention-every"}, m.mixer == MixerKind::hybrid, "--mixer=hybrid"},
@@ -53,12 +53,18 @@ std::vector<Needs> needs_of(const Config& c) {
        m.norm.with_gate(),
        "a norm with a gate: add --norm=gated or --norm=gated-dyt"},
       {{"--dyt-alpha"}, has_dyt, "DyT: add --norm=dyt or --norm=gated-dyt"},
-      {{"--rope-theta", "--rope-fraction", "--yarn"}, m.position == Position::rope, "--position=rope"},
+      {{"--rope-theta", "--rope-fraction", "--rope-scaling", "--window-rope-theta", "--yarn"},
+       m.position == Position::rope,
+       "--position=rope"},
       {{"--yarn"},
        c.evaluate || c.generate,
        "--evaluate or --generate: it changes how a run that is trained reads its positions"},
       {{"--probe", "--choices"}, c.evaluate, "--evaluate: it asks a run that is trained"},
       {{"--gelu"}, has_gelu, "an FFN with GELU: add --ffn=gelu or --ffn=geglu"},
+      {{"--full-every"},
+       m.has_attention() && m.attention.window > 0 && m.window_layers == WindowLayers::not_nth,
+       "--window=N --window-layers=not-nth"},
+      {{"--window-rope-theta"}, m.has_attention() && m.attention.window > 0, "a window: add --window=N"},
       {{"--window-layers"}, m.has_attention() && m.attention.window > 0, "a window: add --window=N"},
       {{"--norm-eps"}, has_root, "a norm with a root: --norm=rmsnorm, layernorm, preaffine or gated, or --qk-norm"},
       {{"--val-fraction"},
@@ -150,6 +156,10 @@ void check_model_flags(const ModelConfig& m) {
             "--rope-fraction=%g of --head-dim=%zu is no pair to turn: raise it, or take --position=none",
             m.rope_fraction, a.D);
   }
+  require(m.yarn == 1 || !m.rope_scaling.on(),
+          "--yarn=%g with --rope-scaling: positions are scaled in one way or the other; leave --yarn out", m.yarn);
+  require(m.embedding_factor == 1 || !m.embedding_scale,
+          "--embedding-factor with --embedding-scale: one is fixed, the other learned; take one of them");
   check_gate_flags(a);
   require(
       a.head_experts.E == 0 || a.head_experts.k <= a.head_experts.E,

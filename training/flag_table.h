@@ -92,6 +92,13 @@ class FlagTable {
     };
     f.get = [&first, &second] { return number_text(first) + (first == second ? "" : "," + number_text(second)); };
   }
+  // A value of several parts: read(text) refuses what it does not allow.
+  void parts(const char* name, const char* allowed, const char* help, std::function<void(const std::string&)> read,
+             std::function<std::string()> print) {
+    Flag& f = add(name, help, allowed);
+    f.set = std::move(read);
+    f.get = std::move(print);
+  }
   void text(const char* name, std::string& field, const char* allowed, const char* help) {
     Flag& f = add(name, help, allowed);
     f.set = [&field](const std::string& s) { field = s; };

@@ -88,6 +88,57 @@ void list_norm_flags(FlagTable& t, ModelConfig& m) {
                "where DyT's alpha starts: A in every norm; with A,B it is B in those that attention reads");
 }
 
+// The names of --rope-scaling, and what FAST is where it is not said.
+struct ScalingName {
+  const char* name;
+  RopeScaling::Kind kind;
+  double fast;
+  bool whole_points;
+};
+const ScalingName scaling_names[] = {{"linear", RopeScaling::Kind::linear, 32, true},
+                                     {"llama3", RopeScaling::Kind::llama3, 4, true},
+                                     {"yarn", RopeScaling::Kind::yarn, 32, true},
+                                     {"yarn-unrounded", RopeScaling::Kind::yarn, 32, false}};
+
+RopeScaling read_rope_scaling(const std::string& text) {
+  std::vector<std::string> words = {""};
+  for (const char c : text) {
+    if (c == ',')
+      words.push_back("");
+    else
+      words.back() += c;
+  }
+  if (text == "none") return {};
+  const char* const flag = "--rope-scaling";
+  for (const ScalingName& name : scaling_names) {
+    if (words[0] != name.name) continue;
+    const bool linear = name.kind == RopeScaling::Kind::linear;
+    require(linear ? words.size() == 2 : words.size() == 3 || words.size() == 5, "%s=%s: expected %s,S%s", flag,
+            text.c_str(), name.name, linear ? "" : ",L or ,S,L,SLOW,FAST");
+    RopeScaling s = {name.kind, parse_number(flag, words[1], between(1.0, 1e6)), 0, 1, name.fast, name.whole_points};
+    if (!linear) s.trained = parse_number(flag, words[2], at_least(1));
+    if (words.size() == 5) {
+      s.slow = parse_number(flag, words[3], above_zero(1e6));
+      s.fast = parse_number(flag, words[4], above_zero(1e6));
+    }
+    require(s.slow < s.fast, "%s=%s: SLOW is %g and FAST %g, expected a range", flag, text.c_str(), s.slow, s.fast);
+    return s;
+  }
+  fail("%s=%s: expected none, linear, llama3, yarn or yarn-unrounded", flag, text.c_str());
+}
+
+std::string rope_scaling_text(const RopeScaling& s) {
+  for (const ScalingName& name : scaling_names) {
+    if (s.kind != name.kind || s.whole_points != name.whole_points) continue;
+    std::string text = name.name + ("," + number_text(s.scale));
+    if (s.kind == RopeScaling::Kind::linear) return text;
+    text += "," + number_text(s.trained);
+    const bool usual = s.slow == 1 && s.fast == name.fast;
+    return usual ? text : text + "," + number_text(s.slow) + "," + number_text(s.fast);
+  }
+  return "none";
+}
+
 void list_attention_flags(FlagTable& t, ModelConfig& m) {
   AttentionConfig& a = m.attention;
   t.begin(Flag::Kind::attention);
@@ -155,10 +206,17 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
                      {"silu", SdpaOut::silu, "kernels/activation.cu", "SiLU"}},
                     "what is done to the output of attention before its gate");
   t.number("--window", a.window, at_least(0), "tokens that a query sees, itself included; 0: all before it");
-  t.choice<WindowLayers>("--window-layers", m.window_layers,
-                         {{"all", WindowLayers::all, "layers/model.h", "every layer"},
-                          {"even", WindowLayers::even, "layers/model.h", "layers 0, 2, 4, ...; the others see all"}},
-                         "layers with attention that have the window");
+  t.choice<WindowLayers>(
+      "--window-layers", m.window_layers,
+      {{"all", WindowLayers::all, "layers/model.h", "every layer"},
+       {"even", WindowLayers::even, "layers/model.h", "layers 0, 2, 4, ...; the others see all"},
+       {"not-nth", WindowLayers::not_nth, "layers/model_config.h", "all but the last of every --full-every"}},
+      "layers with attention that have the window");
+  t.number(
+      "--full-every", m.full_every, at_least(2),
+      "layers with attention from one that sees all to the next, with --window-layers=not-nth; it is the last of them");
+  t.number("--score-dim", a.score_dim, at_least(0),
+           "scores of queries and keys are divided by the root of it; 0: of --head-dim");
   t.on_off("--qk-norm", a.qk_norm, "kernels/rmsnorm.cu", "RMSNorm of every query head and key head");
   t.choice<AttentionBias>("--attn-bias", a.bias,
                           {{"none", AttentionBias::none, "layers/linear.cuh", "none"},
@@ -173,6 +231,15 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
   t.number("--rope-theta", m.rope_theta, between(1.0, 1e12), "base of the rotary frequencies");
   t.number("--rope-fraction", m.rope_fraction, between(0.0, 1.0),
            "share of a head's dimensions that turn, the first ones");
+  t.parts(
+      "--rope-scaling", "none | linear,S | llama3,S,L[,SLOW,FAST] | yarn,S,L[,SLOW,FAST] | yarn-unrounded,...",
+      "how positions are scaled to read S times the L tokens of a first training (kernels/rope.cu); points that go "
+      "round "
+      "less than SLOW times in them are slowed whole (1), those that do more often than FAST not (llama3 4, yarn 32)",
+      [&m](const std::string& text) { m.rope_scaling = read_rope_scaling(text); },
+      [&m] { return rope_scaling_text(m.rope_scaling); });
+  t.number("--window-rope-theta", m.window_rope_theta, between(0.0, 1e12),
+           "base of the rotary frequencies in layers with a window, which are not scaled; 0: as in the others");
 }
 
 void list_block_flags(FlagTable& t, ModelConfig& m) {
@@ -195,6 +262,8 @@ void list_block_flags(FlagTable& t, ModelConfig& m) {
   t.on_off("--tied", m.tied, "layers/model.h", "the embedding is the output matrix too");
   t.on_off("--embedding-scale", m.embedding_scale, "kernels/embedding.cu",
            "a learned factor of the embedding, starting at sqrt(hidden): DyT's authors use it");
+  t.number("--embedding-factor", m.embedding_factor, above_zero(1e6f),
+           "fixed factor of the embedding (kernels/embedding.cu)");
   t.choice<bool>("--init", m.depth_scaled_init,
                  {{"plain", false, "layers/parameters.h", "every matrix N(0, 0.02)"},
                   {"depth-scaled", true, "layers/model.h", "output projections N(0, 0.02 / sqrt(2 layers)) (GPT-2)"}},

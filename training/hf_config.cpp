@@ -1,6 +1,7 @@
 #include "training/hf_config.h"
 
 #include <charconv>
+#include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -88,6 +89,10 @@ class Keys {
 using Words = std::vector<std::string>;
 
 std::string text_of(double value) {
+  char text[64];
+  return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
+}
+std::string number_of(float value) {
   char text[64];
   return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
 }
@@ -187,23 +192,125 @@ const Part mlp_bias = {
     [](const Keys& keys, Words& words) { say(words, "--ffn-bias", keys.flag_or("mlp_bias", false)); },
     [](const Config& c, json& j) { j["mlp_bias"] = c.model.ffn.bias; }};
 
+// How positions are scaled, from an object with rope_type and what belongs to it. max_position_embeddings is no part of it.
+void say_rope_scaling(const Keys& scaling, Words& words) {
+  const std::string type = scaling.text_or("rope_type", scaling.text_or("type", "default"));
+  if (type == "default") return;
+  const auto turns = [&](double slow, double fast, double usual_fast) {
+    return slow == 1 && fast == usual_fast ? "" : "," + text_of(slow) + "," + text_of(fast);
+  };
+  const std::string factor =
+      type == "linear" || type == "llama3" || type == "yarn" ? text_of(scaling.real("factor")) : "";
+  if (type == "linear") return words.push_back("--rope-scaling=linear," + factor);
+  if (type == "llama3" || type == "yarn") {
+    const std::string trained = std::to_string(scaling.whole("original_max_position_embeddings"));
+    if (type == "llama3")
+      return words.push_back("--rope-scaling=llama3," + factor + "," + trained +
+                             turns(scaling.real("low_freq_factor"), scaling.real("high_freq_factor"), 4));
+    for (const char* key : {"attention_factor", "mscale", "mscale_all_dim"})
+      if (scaling.has(key)) scaling.refuse(key, "not there: 0.1 log(factor) + 1 is what cos and sin are multiplied by");
+    return words.push_back(
+        (scaling.flag_or("truncate", true) ? "--rope-scaling=yarn," : "--rope-scaling=yarn-unrounded,") + factor + "," +
+        trained + turns(scaling.real_or("beta_slow", 1), scaling.real_or("beta_fast", 32), 32));
+  }
+  scaling.refuse(scaling.has("rope_type") ? "rope_type" : "type", "default, linear, llama3 or yarn");
+}
+
+json rope_scaling_json(const RopeScaling& s) {
+  switch (s.kind) {
+    case RopeScaling::Kind::linear: return {{"rope_type", "linear"}, {"factor", s.scale}};
+    case RopeScaling::Kind::llama3:
+      return {{"rope_type", "llama3"},
+              {"factor", s.scale},
+              {"original_max_position_embeddings", s.trained},
+              {"low_freq_factor", s.slow},
+              {"high_freq_factor", s.fast}};
+    case RopeScaling::Kind::yarn:
+      return {{"rope_type", "yarn"}, {"factor", s.scale},   {"original_max_position_embeddings", s.trained},
+              {"beta_slow", s.slow}, {"beta_fast", s.fast}, {"truncate", s.whole_points}};
+    default: return {{"rope_type", "default"}};
+  }
+}
+
 // transformers wrote rope_theta and rope_scaling beside the other keys, and from version 5 on rope_parameters with both.
-const Part rope = {[](const Keys& keys, Words& words) {
-                     const bool together = keys.has("rope_parameters");
-                     const Keys at = together ? keys.object("rope_parameters") : keys;
-                     say(words, "--rope-theta",
-                         at.has("rope_theta") ? at.real("rope_theta") : keys.real_or("rope_theta", 10000));
-                     if (!together && !keys.has("rope_scaling")) return;
-                     const Keys scaling = together ? at : keys.object("rope_scaling");
-                     const std::string type = scaling.text_or("rope_type", scaling.text_or("type", "default"));
-                     if (type != "default")
-                       scaling.refuse(scaling.has("rope_type") ? "rope_type" : "type", "\"default\"");
-                   },
-                   [](const Config& c, json& j) {
-                     j["rope_theta"] = c.model.rope_theta;
-                     // (gpt-oss without this key is with YaRN)
-                     j["rope_scaling"] = {{"rope_type", "default"}};
-                   }};
+void read_rope(const Keys& keys, Words& words) {
+  const bool together = keys.has("rope_parameters");
+  const Keys at = together ? keys.object("rope_parameters") : keys;
+  say(words, "--rope-theta", at.has("rope_theta") ? at.real("rope_theta") : keys.real_or("rope_theta", 10000));
+  if (together || keys.has("rope_scaling")) say_rope_scaling(together ? at : keys.object("rope_scaling"), words);
+}
+void write_rope(const Config& c, json& j) {
+  j["rope_theta"] = c.model.rope_theta;
+  j["rope_scaling"] = rope_scaling_json(c.model.rope_scaling);
+}
+const Part rope = {read_rope, write_rope};
+// Without a word of it gpt-oss is with YaRN.
+const Part gpt_oss_rope = {[](const Keys& keys, Words& words) {
+                             if (!keys.has("rope_parameters")) keys.object("rope_scaling");
+                             read_rope(keys, words);
+                           },
+                           write_rope};
+
+// Two kinds of layers, which turn at bases of their own: five that see a window to one that sees all, whose positions alone are
+// scaled.
+const Part gemma3_layers = {
+    [](const Keys& keys, Words& words) {
+      const size_t layers = keys.whole("num_hidden_layers");
+      size_t every = keys.whole_or("sliding_window_pattern", keys.whole_or("_sliding_window_pattern", 6));
+      if (keys.has("layer_types")) {
+        const std::vector<std::string> kinds = keys.texts("layer_types");
+        every = size_t(std::find(kinds.begin(), kinds.end(), "full_attention") - kinds.begin()) + 1;
+        for (size_t i = 0; i < kinds.size(); i++)
+          if (kinds.size() != layers || kinds[i] != ((i + 1) % every == 0 ? "full_attention" : "sliding_attention"))
+            keys.refuse("layer_types",
+                        "a kind for every layer, every n-th full_attention, the others sliding_attention");
+      }
+      say(words, "--window", keys.whole("sliding_window"));
+      words.push_back("--window-layers=not-nth");
+      say(words, "--full-every", every);
+      if (keys.has("rope_parameters")) {
+        const Keys both = keys.object("rope_parameters");
+        const Keys all = both.object("full_attention"), window = both.object("sliding_attention");
+        say(words, "--rope-theta", all.real("rope_theta"));
+        say(words, "--window-rope-theta", window.real("rope_theta"));
+        say_rope_scaling(all, words);
+        if (window.text_or("rope_type", "default") != "default") window.refuse("rope_type", "\"default\"");
+      } else {
+        say(words, "--rope-theta", keys.real("rope_theta"));
+        say(words, "--window-rope-theta", keys.real("rope_local_base_freq"));
+        if (keys.has("rope_scaling")) say_rope_scaling(keys.object("rope_scaling"), words);
+      }
+    },
+    [](const Config& c, json& j) {
+      const ModelConfig& m = c.model;
+      j["sliding_window"] = m.attention.window;
+      j["layer_types"] = json::array();
+      for (size_t i = 0; i < m.layers; i++)
+        j["layer_types"].push_back((i + 1) % m.full_every == 0 ? "full_attention" : "sliding_attention");
+      json all = rope_scaling_json(m.rope_scaling);
+      all["rope_theta"] = m.rope_theta;
+      j["rope_parameters"] = {{"full_attention", all},
+                              {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", m.window_rope_theta}}}};
+      j["rope_theta"] = m.rope_theta;
+      j["rope_local_base_freq"] = m.window_rope_theta;
+      j["sliding_window_pattern"] = m.full_every;
+      if (m.rope_scaling.on()) j["rope_scaling"] = rope_scaling_json(m.rope_scaling);
+    }};
+
+// Its embedding is multiplied by the root of its width, and a tied matrix is what it has if nothing is said.
+const Part gemma3_scales = {[](const Keys& keys, Words& words) {
+                              const float factor = float(std::sqrt(double(keys.whole("hidden_size"))));
+                              if (factor > 0 && factor < 1e6f)
+                                words.push_back("--embedding-factor=" + number_of(factor));
+                              const size_t divisor = keys.whole("query_pre_attn_scalar"), D = keys.whole("head_dim");
+                              if (divisor != D) say(words, "--score-dim", divisor);
+                              say(words, "--tied", keys.flag_or("tie_word_embeddings", true));
+                            },
+                            [](const Config& c, json& j) {
+                              const AttentionConfig& a = c.model.attention;
+                              j["query_pre_attn_scalar"] = a.score_dim ? a.score_dim : a.D;
+                              j["tie_word_embeddings"] = c.model.tied;
+                            }};
 
 // The first part of a head's dimensions alone turns.
 const Part partial_rope = {[](const Keys& keys, Words& words) {
@@ -441,8 +548,18 @@ const std::vector<Row>& rows() {
        "GptOssForCausalLM",
        {"--qk-norm=off", "--attn-sink=learned", "--attn-bias=all", "--ffn=swiglu-clamped", "--ffn-bias=on",
         "--router-bias=on"},
-       {sizes, heads, gpt_oss_experts, rms_norm, tied, rope, window_of_even_layers},
+       {sizes, heads, gpt_oss_experts, rms_norm, tied, gpt_oss_rope, window_of_even_layers},
        {{"hidden_act", "\"silu\""}, {"attention_bias", "true"}, {"swiglu_limit", "7.0"}}},
+      {HfArchitecture::gemma3,
+       "gemma3_text",
+       "Gemma3ForCausalLM",
+       {"--norm-weight=zero-centred", "--norm-placement=sandwich", "--ffn=geglu", "--gelu=tanh"},
+       {sizes, heads, dense_ffn, rms_norm, gemma3_layers, gemma3_scales},
+       {{"hidden_activation", "\"gelu_pytorch_tanh\""},
+        {"attention_bias", "false"},
+        {"attn_logit_softcapping", "null"},
+        {"final_logit_softcapping", "null"},
+        {"use_bidirectional_attention", "false"}}},
       {HfArchitecture::gpt2,
        "gpt2",
        "GPT2LMHeadModel",

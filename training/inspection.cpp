@@ -22,7 +22,7 @@ AttentionWeights::AttentionWeights(const AttentionView& view, Device device)
       sink_{.logit = logit_.empty() ? nullptr : logit_.data(), .per_query = view.sink.per_query} {}
 
 double AttentionWeights::key(size_t b, size_t head, size_t i, size_t j) const {
-  const double scale = 1 / std::sqrt(double(s_.D));
+  const double scale = 1 / std::sqrt(double(s_.divisor()));
   const double score = scale * dot(&q_[s_.q_row(b, i, head)], &k_[s_.kv_row(b, j, head / s_.group())], s_.D);
   return s_.sigmoid() ? 1 / (1 + host_exp(-(score + double(s_.bias))))
                       : host_exp(score - double(lse_[s_.stat(b, head, i)]));
