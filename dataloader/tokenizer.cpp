@@ -96,6 +96,8 @@ Rewrite replacing(std::string from, std::string to) {
   };
 }
 
+// By utf8proc's tables (2.8: Unicode 15). Those of the tokenizers library are older: a few marks that are younger, such as U+A82C,
+// stay where they are there, and move to the place of their class here.
 std::string composed(const std::string& text) {
   utf8proc_uint8_t* mapped = nullptr;
   const utf8proc_ssize_t length =

@@ -2,20 +2,22 @@
 // questions of known tokens that fill the file. The sanitizers watch.
 // make fuzz READER=choices
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 
 #include "core/check.h"
 #include "dataloader/choices.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
-  using namespace gated;
+using namespace gated;
+
+static void check(std::span<const unsigned char> file) {
   constexpr int32_t vocab = 50257;
   const auto demand = [](bool ok) {
     if (!ok) std::abort();
   };
   try {
     size_t numbers = 0;
-    for (const ChoiceQuestion& q : parse_choices({data, size}, vocab, "fuzz")) {
+    for (const ChoiceQuestion& q : parse_choices(file, vocab, "fuzz")) {
       demand(q.endings.size() >= 2 && q.right < q.endings.size() && !q.context.empty());
       numbers += 6 + q.context.size();
       for (const int32_t id : q.context) demand(id >= 0 && id < vocab);
@@ -25,10 +27,21 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
         numbers += 1 + ending.size();
       }
     }
-    demand(size == 1024 + 2 * numbers || size == 1024 + 4 * numbers);
+    demand(file.size() == 1024 + 2 * numbers || file.size() == 1024 + 4 * numbers);
   } catch (const Error& e) {
     demand(std::string_view(e.what()).starts_with("fuzz: "));
     demand(std::string_view(e.what()).find('\n') == std::string_view::npos);
   }
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
+  check({data, size});
+  // Again with the input behind a header that is right: its first byte says the version and the number of questions.
+  if (size == 0) return 0;
+  std::vector<unsigned char> file(1024);
+  const int32_t header[3] = {20240522, 1 + data[0] % 2, 1 + data[0] / 2};
+  std::memcpy(file.data(), header, sizeof header);
+  file.insert(file.end(), data + 1, data + size);
+  check(file);
   return 0;
 }
