@@ -221,7 +221,8 @@ int train(Config& config, Device device) {
 
   const Data data = open_data(config.data);
   config.model.vocab = data.train->vocab();
-  const std::optional<Tokenizer> tokenizer = find_tokenizer(config);
+  std::optional<Tokenizer> tokenizer;  // without one a text's bytes are themselves
+  if (!config.tokenizer.empty() || (!config.evaluate && !data.train->is_text())) tokenizer = find_tokenizer(config);
   choose_ffn_width(config);
   const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
 

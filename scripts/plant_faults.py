@@ -241,7 +241,7 @@ dataloader/tokenizer.cpp
   («is_normalised ? normalised : raw => raw»).add(
   first && «parts_->strips_first_space => true» && token[0]
 training/find_tokenizer.cpp
-  require(«tokenizer.model_vocab() <= c.model.vocab => true»,
+  require(«tokenizer.model_vocab() <= vocab => true»,
 dataloader/bigram_entropy.cpp
   std::max<size_t>(«limit / T => limit», 1)
 dataloader/text.cpp

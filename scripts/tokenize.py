@@ -33,7 +33,7 @@ import os
 import time
 
 # Of a document, so much is encoded at once; and so many pieces side by side, on all cores.
-PIECE, PIECES = 1 << 20, 16
+PIECE, PIECES = 1 << 18, 16
 END_OF_TEXT = ["<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>"]
 
 
@@ -244,9 +244,10 @@ class Shards:
 def write_shards(texts, tokenizer, end_of_text, shards):
     """shards: of training, of validation. One pass over the texts."""
     begun = time.monotonic()
+    encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # without places in the text
 
     def write(pieces):
-        encoded = tokenizer.encode_batch([text for text, _, _ in pieces], add_special_tokens=False)
+        encoded = encode([text for text, _, _ in pieces], add_special_tokens=False)
         for (_, begins, val), e in zip(pieces, encoded):
             shards[val].add(([end_of_text] if begins and end_of_text is not None else []) + e.ids)
         if sys.stderr.isatty():

@@ -72,6 +72,19 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
   REQUIRE(on.exit_code == 0);
   REQUIRE(contains(sample(on.text), "e"));
 
+  // One beside the model that is of no use stands in nobody's way.
+  auto unknown = nlohmann::json::parse(f.read("t/tokenizer.json"));
+  unknown["model"]["type"] = "Unigram";
+  f.write("named/tokenizer.json", unknown.dump());
+  const std::string again = "{repo}/train --from=named --data=d.bin --steps=1 --sample-tokens=4 --temperature=0";
+  const Said noted = f.run(again);
+  INFO(noted.text);
+  REQUIRE(noted.exit_code == 0);
+  REQUIRE(contains(noted.text, "note: no text without a tokenizer: named/tokenizer.json: \"model\" is of type"));
+  REQUIRE(sample(noted.text).find_first_not_of("0123456789 ") == std::string::npos);
+  require_refused(f.run(again + " --tokenizer=named"), "error: named/tokenizer.json: \"model\" is of type \"Unigram\"");
+  REQUIRE(!contains(f.run("{repo}/train --from=named --data=d.bin --evaluate --val-batches=1").text, "note: "));
+
   require_refused(said_by_train(f, "--data=bigram-backcopy --tokenizer=t"),
                   "t: has 360 tokens, but the model has 64: name the tokenizer of its data, or set --vocab");
   require_refused(said_by_train(f, "--data=d.bin --tokenizer=d.bin"), "d.bin: not valid JSON");

@@ -1,5 +1,6 @@
 #include "training/find_tokenizer.h"
 
+#include <cstdio>
 #include <filesystem>
 
 #include "dataloader/files.h"
@@ -21,14 +22,24 @@ static std::string tokenizer_path(const Config& c) {
   return "";
 }
 
+static Tokenizer fitting(const std::string& path, size_t vocab) {
+  const Tokenizer tokenizer = read_tokenizer(path);
+  require(tokenizer.model_vocab() <= vocab,
+          "--tokenizer=%s: has %zu tokens, but the model has %zu: name the tokenizer of its data, or set --vocab",
+          path.c_str(), tokenizer.model_vocab(), vocab);
+  return tokenizer;
+}
+
 std::optional<Tokenizer> find_tokenizer(const Config& c) {
   const std::string path = tokenizer_path(c);
   if (path.empty()) return {};
-  const Tokenizer tokenizer = read_tokenizer(path);
-  require(tokenizer.model_vocab() <= c.model.vocab,
-          "--tokenizer=%s: has %zu tokens, but the model has %zu: name the tokenizer of its data, or set --vocab",
-          path.c_str(), tokenizer.model_vocab(), c.model.vocab);
-  return tokenizer;
+  if (!c.tokenizer.empty()) return fitting(path, c.model.vocab);
+  try {
+    return fitting(path, c.model.vocab);
+  } catch (const Error& e) {
+    fprintf(stderr, "note: no text without a tokenizer: %s\n", e.what());
+    return {};
+  }
 }
 
 void keep_tokenizer(const Config& c, const std::string& folder) {

@@ -10,8 +10,8 @@
 
 namespace gated {
 
-// Nothing where there is none: then text is bytes, or has no model. Refuses a tokenizer of more tokens than the model has; it may
-// have fewer, as vocabularies are padded.
+// Nothing where there is none. Refuses a --tokenizer that is not known here, or that has more tokens than the model; it may have
+// fewer, as vocabularies are padded. One that was only found beside the model may be of no use: a line to stderr says why.
 std::optional<Tokenizer> find_tokenizer(const Config& config);
 
 // Copies the tokenizer.json of the run, where it has one, into a folder that has none.
