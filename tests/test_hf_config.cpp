@@ -203,3 +203,17 @@ TEST_CASE("hf_config: flags that no architecture has are refused by name", "[hf]
   names("--head-experts=2", "--head-experts=2");
   names("--attn=g1 --gate-act=silu", "--gate-act=silu");
 }
+
+TEST_CASE("hf_config: what the fuzzer starts from is read, or refused in one line", "[hf]") {
+  size_t read = 0, refused = 0;
+  for (const auto& entry : fs::directory_iterator("tests/corpus/hf_config")) {
+    INFO(entry.path());
+    std::ifstream file(entry.path());
+    std::stringstream text;
+    text << file.rdbuf();
+    const std::string message = refusal(text.str());
+    REQUIRE(message.find('\n') == std::string::npos);
+    (message.empty() ? read : refused)++;
+  }
+  REQUIRE((read >= 18 && refused >= 2));
+}

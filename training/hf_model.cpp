@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -183,16 +184,15 @@ std::string export_hf_folder(const std::string& folder, const Config& config, co
   file.write(header.data(), header.size());
   const auto ours = by_name(list);
   std::vector<float> values;
-  std::vector<uint16_t> rounded;
+  std::vector<uint16_t> rounded(bf16 ? size_t{1} << 19 : 0);  // 1 MiB at a time
   for (const HfTensor& t : tensors) {
     values.resize(count(t.shape));
     for (const Piece& piece : t.pieces) give_piece(piece, flat + ours.at(piece.parameter)->offset, values.data());
-    if (bf16) {
-      rounded.resize(values.size());
-      for (size_t i = 0; i < values.size(); i++) rounded[i] = round_to_bf16(values[i]);
-      file.write(rounded.data(), rounded.size() * sizeof rounded[0]);
-    } else {
-      file.write(values.data(), values.size() * sizeof values[0]);
+    if (!bf16) file.write(values.data(), values.size() * sizeof values[0]);
+    for (size_t done = 0; bf16 && done < values.size(); done += rounded.size()) {
+      const size_t n = std::min(rounded.size(), values.size() - done);
+      for (size_t i = 0; i < n; i++) rounded[i] = round_to_bf16(values[done + i]);
+      file.write(rounded.data(), n * sizeof rounded[0]);
     }
   }
   file.commit();

@@ -1,0 +1,69 @@
+// fuzz_hf_config: any bytes given as a config.json or as an index of safetensors files: they are refused with a gated::Error of
+// one line, or a configuration becomes flags that the table of flags takes or refuses in the same way, and what is written of
+// them reads back as the same flags. make fuzz READER=hf_config
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "training/flags.h"
+#include "training/hf_config.h"
+#include "training/hf_weights.h"
+#include "training/strict_json.h"
+
+using namespace gated;
+
+namespace {
+
+void demand(bool ok) {
+  if (!ok) std::abort();
+}
+
+void demand_one_line(const Error& e) {
+  for (const char* c = e.what(); *c; c++) demand(*c >= 0x20 && *c < 0x7f);
+}
+
+void check_config(const std::string& text) {
+  Config config;
+  std::vector<std::string> flags;
+  try {
+    flags = read_hf_config("fuzz", parse_strict_json("fuzz", "", text, 16)).flags;
+    const std::vector<Flag> table = list_flags(config);
+    for (const std::string& word : flags)
+      for (const Flag& f : table)
+        if (f.name == word.substr(0, word.find('='))) f.set(word.substr(word.find('=') + 1));
+    config.model.vocab = config.vocab;
+    if (config.model.vocab == 0) return;
+    check_model_flags(config.model);
+    const nlohmann::json written = write_hf_config(config).json;
+    Config back;
+    const std::vector<Flag> again = list_flags(back);
+    for (const std::string& word : read_hf_config("again", nlohmann::json::parse(written.dump())).flags)
+      for (const Flag& f : again)
+        if (f.name == word.substr(0, word.find('='))) f.set(word.substr(word.find('=') + 1));
+    demand(back.model.hidden == config.model.hidden && back.model.attention.H == config.model.attention.H);
+  } catch (const Error& e) {
+    demand_one_line(e);
+  }
+}
+
+void check_index(const std::string& text) {
+  static const std::string path = "/tmp/fuzz_hf_index." + std::to_string(getpid());
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
+  try {
+    for (const auto& [file, tensors] : read_hf_index(path))
+      demand(file.find('/') == std::string::npos && !tensors.empty());
+  } catch (const Error& e) {
+    demand_one_line(e);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
+  const std::string input(reinterpret_cast<const char*>(data), size);
+  check_config(input);
+  check_index(input);
+  return 0;
+}
