@@ -219,16 +219,16 @@ dataloader/loader.cpp
   std::make_shared<CorpusSlice>(corpus, «train => 0», val)
 dataloader/shards.cpp
   require(«token < vocab => token <= vocab» && token
-  «vocab ? size_t(vocab) => false ? size_t(vocab)» : f->vocab
+  «vocab ? size_t(vocab) : f->vocab => f->vocab», name
   starts_.push_back(starts_.back() + «shards_.back().size() => shards_[0].size()»);
 dataloader/choices.cpp
   require(«id < vocab => id <= vocab» && id
   require(«right < endings => right <= endings»,
 training/choose.cpp
   for (size_t t = «rows[b].first => rows[b].first + 1»; t + 1
-  / double(questions[q].«endings[e] => endings[0]».size())
+  / double(«questions[q].endings[e].size() => questions[q].endings[0].size()»)
   context.size(), «T + 1 - ending.size() => T - ending.size()»);
-  means.push_back(sums[e] «/ => *» double(
+  c.right_by_mean += «smallest(means) => smallest(sums)» ==
 dataloader/bpe.cpp
   rank > c.rank : «first > c.first => first < c.first»;
   if (!m || «m->rank != c.rank => false») continue;
