@@ -220,6 +220,12 @@ void set_zero(T* p, size_t n, Context& ctx) {
   if (n) memset(static_cast<void*>(p), 0, n * sizeof(T));
 }
 
+// Is a loop of the CPU over so many numbers worth waking other threads for? A thread that sleeps takes as long to wake as some
+// thousand numbers of an activation or a norm take. Of one token at a time most loops have fewer.
+inline bool worth_waking(size_t numbers) {
+  return numbers >= 16384;
+}
+
 // `rows` rows of n elements each, copied on the device behind what was launched before. A row begins to_step or from_step
 // elements behind the one before it.
 template <class T>

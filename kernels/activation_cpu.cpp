@@ -7,7 +7,7 @@ namespace gated {
 // "simd" says that iterations do not meet, which the compiler cannot see when an array is rewritten in place.
 template <Activation act>
 static void activation_forward_loop(float* y, const float* x, size_t n) {
-#pragma omp parallel for simd
+#pragma omp parallel for simd if (worth_waking(n))
   for (size_t i = 0; i < n; i++) y[i] = activation_value(act, x[i]);
 }
 

@@ -78,7 +78,7 @@ void cached_attention_cpu(float* o, const float* q, const float* keys, const flo
   float* const weights = ctx.scratch(cached_attention_scratch(s) / sizeof(float));
   const float scale = attention_scale<float>(s.divisor());
   const size_t kept = s.kept(), oldest = s.oldest();
-#pragma omp parallel for if (s.B * s.H * kept * s.D > 1 << 14)
+#pragma omp parallel for if (worth_waking(s.B * s.H * kept * s.D))
   for (size_t head = 0; head < s.B * s.H; head++) {
     const size_t b = head / s.H, h = head % s.H, row = s.row(b, h / s.group(), 0);
     float *const p = weights + head * s.slots, *const out = o + s.query(b, h);

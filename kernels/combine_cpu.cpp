@@ -12,7 +12,7 @@ namespace gated {
 
 void combine_forward_cpu(float* y, const float* rows, const float* weight, const float* plus, const Dispatch& d,
                          const DispatchShape& s, size_t C) {
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(s.M() * C))
   for (size_t n = 0; n < s.N; n++)
     for (size_t c0 = 0; c0 < C; c0 += sums_width) {
       const size_t columns = std::min(sums_width, C - c0);

@@ -100,7 +100,7 @@ struct DecayFold {
 
 static void decay_forward_cpu(float* g, float* beta, const float* a, const float* b, const float* A_log,
                               const float* dt_bias, const DecayShape& s) {
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(s.N * s.H))
   for (size_t n = 0; n < s.N; n++) {
 #pragma omp simd
     for (size_t h = 0; h < s.H; h++) {

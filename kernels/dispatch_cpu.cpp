@@ -10,7 +10,7 @@
 namespace gated {
 
 void dispatch_gather_cpu(float* rows, const float* x, const Dispatch& d, const DispatchShape& s, size_t C) {
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(s.M() * C))
   for (size_t n = 0; n < s.N; n++)
     for (size_t j = 0; j < s.k; j++) std::copy_n(x + n * C, C, rows + d.row_of_slot[n * s.k + j] * C);
 }

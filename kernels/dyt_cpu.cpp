@@ -12,7 +12,7 @@ namespace gated {
 void dyt_forward_cpu(const DytOutputs& out, const ResidualIn& in, const float* alpha, const float* w, const float* b,
                      size_t N, size_t C) {
   const float a = *alpha;
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(N * C))
   for (size_t row = 0; row < N; row++) {
     const float* x = residual_row_cpu(out.sum, in, row, C);
     float* y = out.y + row * C;

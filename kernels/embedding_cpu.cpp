@@ -10,7 +10,7 @@ namespace gated {
 
 void embedding_forward_cpu(float* h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N,
                            size_t C, size_t V) {
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(N * C))
   for (size_t n = 0; n < N; n++) {
     float* hn = h + n * C;
     const size_t id = ids[n];

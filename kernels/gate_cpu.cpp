@@ -38,7 +38,7 @@ void gate_scores_cpu(float* s, float* slope, const float* z, size_t n, const Gat
 
 template <Activation act, bool additive>
 static void forward_elementwise(float* y, const float* x, const float* z, size_t n, float scale) {
-#pragma omp parallel for simd
+#pragma omp parallel for simd if (worth_waking(n))
   for (size_t i = 0; i < n; i++) {
     const float s = scale * activation_value(act, z[i]);
     y[i] = additive ? x[i] + s : x[i] * s;
@@ -69,7 +69,7 @@ static size_t logits_at_once(size_t group) {
 template <bool additive>
 static void forward_groups(float* y, const float* x, const float* z, size_t groups, size_t group, const GateOp& op) {
   const size_t at_once = logits_at_once(group);
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(groups * group))
   for (size_t first = 0; first < groups; first += at_once) {
     const size_t count = std::min(at_once, groups - first);
     float scores[most_logits];

@@ -432,7 +432,7 @@ void gated_delta_forward_cpu(const GatedDeltaOut& out, const GatedDeltaIn& in, c
   float* const scratch = ctx.scratch(gated_delta_forward_cpu_scratch(s) / sizeof(float));
   const size_t heads = s.B * s.Hv, all = ceil_div(s.Dv, width) * width;
   const size_t share = heads < 4 * size_t(omp_get_max_threads()) ? width : all, tasks = all / share;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (worth_waking(s.T * heads * s.Dk * s.Dv))
   for (size_t n = 0; n < heads * tasks; n++) {
     const ForwardWorkspace w(scratch + ForwardWorkspace::floats(s) * omp_get_thread_num(), s);
     const size_t b = n / tasks / s.Hv, h = n / tasks % s.Hv, j0 = n % tasks * share;

@@ -112,7 +112,7 @@ void gated_norm_forward_cpu(float* y, float* r, float* low, float* sum, const Re
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
   const size_t block_rows = rows_of_block(N, C);
   auto* normalise_rows = shape.base == NormGateBase::rmsnorm ? normalise<true> : normalise<false>;
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(N * C * rank))
   for (size_t row0 = 0; row0 < N; row0 += block_rows) {
     const size_t rows = std::min(block_rows, N - row0);
     float *a = scratch + omp_get_thread_num() * forward_block_floats(shape), *z = a + rows * rank;

@@ -9,7 +9,7 @@ namespace gated {
 // "simd" says that iterations do not meet, which the compiler cannot see when an array is rewritten in place.
 template <Activation act>
 static void glu_forward_loop(float* y, const float* g, const float* u, size_t n) {
-#pragma omp parallel for simd
+#pragma omp parallel for simd if (worth_waking(n))
   for (size_t i = 0; i < n; i++) y[i] = activation_value(act, g[i]) * u[i];
 }
 
@@ -34,7 +34,7 @@ void glu_backward_cpu(float* dg, float* du, const float* dy, const float* g, con
 }
 
 void swiglu_clamped_forward_cpu(float* y, const float* g, const float* u, size_t n) {
-#pragma omp parallel for simd
+#pragma omp parallel for simd if (worth_waking(n))
   for (size_t i = 0; i < n; i++) y[i] = clamped_up_plus_1(u[i]) * clamped_swish(g[i]);
 }
 

@@ -9,7 +9,7 @@ namespace gated {
 
 void head_experts_forward_cpu(float* y, float* s, const float* x, const float* z, const HeadExpertsShape& shape) {
   const size_t H = shape.H, D = shape.D, E = shape.E;
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(shape.N * H * E * D))
   for (size_t n = 0; n < shape.N; n++) {
     const size_t token = n * H * E;
     // "simd": s may be z.

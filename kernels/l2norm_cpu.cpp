@@ -7,7 +7,7 @@
 namespace gated {
 
 void l2norm_forward_cpu(float* all_y, float* r, const float* all_x, const L2normShape& s) {
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(s.N * s.H * s.D))
   for (size_t n = 0; n < s.N * s.H; n++) {
     const float* x = all_x + s.x_row(n);
     float* y = all_y + s.y_row(n);

@@ -29,7 +29,7 @@ static float product_sum(const float* dy, const float* x, float r, size_t C) {
 
 void polynorm_forward_cpu(float* y, float* r, const float* x, const float* w, const float* b, size_t N, size_t C,
                           float eps) {
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(N * C))
   for (size_t n = 0; n < N; n++) {
     const float* xn = x + n * C;
     const float r0 = inverse_rms<0>(xn, C, eps), r1 = inverse_rms<1>(xn, C, eps), r2 = inverse_rms<2>(xn, C, eps);

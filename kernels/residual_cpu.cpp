@@ -8,7 +8,7 @@
 namespace gated {
 
 void residual_forward_cpu(float* sum, const ResidualIn& in, size_t N, size_t C) {
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(N * C))
   for (size_t row = 0; row < N; row++) residual_row_cpu(sum, in, row, C);
 }
 

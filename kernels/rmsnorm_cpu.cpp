@@ -23,7 +23,7 @@ struct RmsnormOnes {
 template <class Pre>
 void rmsnorm_forward_rows(const RmsnormOutputs& out, const ResidualIn& in, Pre pre, const float* w, float offset,
                           size_t N, size_t C, float eps) {
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(N * C))
   for (size_t row = 0; row < N; row++) {
     const float* x = residual_row_cpu(out.sum, in, row, C);
     float* y = out.y + row * C;

@@ -13,7 +13,7 @@ template <bool inverse>
 static void rope_tokens(float* y, const float* x, const float* cos, const float* sin, size_t B, size_t T, size_t H,
                         size_t D, size_t R) {
   const size_t half = R / 2;
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(B * T * H * D))
   for (size_t token = 0; token < B * T; token++) {
     const float *c = cos + token % T * half, *s = sin + token % T * half;
     for (size_t head = token * H; head < (token + 1) * H; head++) {

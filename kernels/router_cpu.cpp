@@ -25,7 +25,7 @@ static void choose(int* expert, float* weight, const float* p, uint64_t* ranks, 
 }
 
 void router_forward_cpu(const RouterOut& out, const float* logits, const RouterShape& s) {
-#pragma omp parallel
+#pragma omp parallel if (worth_waking(s.N * s.E))
   {
     std::vector<uint64_t> ranks(s.E);
 #pragma omp for

@@ -20,7 +20,7 @@ static void shared_score_loop(float* s, const float* z, size_t H, size_t D, floa
 template <bool additive>
 static void shared_gate_forward_tokens(float* y, const float* x, const float* z, size_t N, size_t H, size_t D,
                                        const GateOp& op) {
-#pragma omp parallel
+#pragma omp parallel if (worth_waking(N * H * D))
   {
     std::vector<float> mean(D);
     float* s = mean.data();

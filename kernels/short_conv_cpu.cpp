@@ -31,7 +31,7 @@ struct InputRows {
 };
 
 void turn_weights(float* rows, const float* w, const ShortConvShape& s) {
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(s.W * s.C))
   for (size_t c = 0; c < s.C; c++)
     for (size_t j = 0; j < s.W; j++) rows[j * s.C + c] = w[c * s.W + j];
 }
@@ -70,7 +70,7 @@ void short_conv_forward_cpu(float* y, float* final, const float* x, const float*
   float* const rows = ctx.scratch(short_conv_forward_cpu_scratch(s) / sizeof(float));
   turn_weights(rows, w, s);
   const InputRows X{x, initial, s};
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(s.B * s.T * s.C * s.W))
   for (size_t n = 0; n < s.B * s.T; n++)
     for (size_t c0 = 0; c0 < s.C; c0 += piece) {
       const size_t count = std::min(piece, s.C - c0);

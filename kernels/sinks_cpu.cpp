@@ -6,7 +6,7 @@ namespace gated {
 
 void kv_bias_logits_cpu(float* logit, const float* q, const float* key, const AttentionShape& s) {
   const float scale = attention_scale<float>(s.divisor());
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(s.B * s.T * s.H * s.D))
   for (size_t row = 0; row < s.B * s.T; row++)
     for (size_t h = 0; h < s.H; h++) {
       const size_t b = row / s.T, t = row % s.T;

@@ -11,7 +11,7 @@ namespace gated {
 void static_gate_forward_cpu(float* y, const float* x, const float* theta, size_t N, size_t C, const GateOp& op) {
   std::vector<float> scores(C);
   gate_scores_cpu(scores.data(), theta, C, op);
-#pragma omp parallel for
+#pragma omp parallel for if (worth_waking(N * C))
   for (size_t row = 0; row < N; row++) {
     const float *xr = x + row * C, *s = scores.data();
     float* yr = y + row * C;

@@ -272,18 +272,17 @@ training/sampler.cpp
   stream_of(Purpose::sample, stream), «index => 0»)
   - top) / «temperature => 1.0»)));
   sum < «top_p => 0.5» * total
-  «kept = enough; => ;»
   «total = sum; => ;»
 training/generate.cpp
   sampler.draw({row, row + ptrdiff_t(c.vocab)}, «length => 1», b)
   sampler.draw({row, row + ptrdiff_t(c.vocab)}, length, «b => 0»)
-  model.tokens_read() «< => <=» room)
+  if (i > 0 && «model.tokens_read() < room => model.tokens_read() <= room»)
   : std::min(total, «c.context => c.context - 1»);
   window > 0 && «window <= c.context => true» && c
   windows = window > 0 && window <= c.context && «c.window_layers == WindowLayers::all => true»;
   return «c.position != Position::learned => true» && (windows
   if («c.cut && !all => c.cut»)
-  prompt < context && c.tokens «<= => <» context - prompt
+  if (prompt < context && «c.tokens <= context - prompt => c.tokens < context - prompt»)
   {c.temperature, c.top_k, c.seed, «c.top_p => 1.0»};
 train_gpt.cu
   {c.temperature, c.top_k, «c.seed => 1337», c.top_p}

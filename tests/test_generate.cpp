@@ -55,6 +55,7 @@ TEST_CASE("generate: samples are those of a plain loop over whole forwards, behi
     Context ctx(device);
     for (const Case& c : {Case{"--norm=gated --norm-rank=3 --attn=g1", false, 5},
                           {"--position=learned", false, 5},
+                          {"--position=learned --window=3", false, 5},
                           {"--window=3", true, 11},
                           {"--window=3 --window-layers=even", false, 5},
                           {"--window=6", false, 5},

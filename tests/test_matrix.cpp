@@ -1,5 +1,6 @@
 // matrix: every named value of the model's flags, some numbers, and every pair of them that is not refused, in a run
-// of a few steps: the same bits on cpu and kernels, finite, learning, and the same after saving and loading.
+// of a few steps: the same bits on cpu and kernels, finite, learning, the same after saving and loading, and with a cache the
+// logits of the whole forward.
 #include <filesystem>
 
 #include "core/philox.cuh"
@@ -142,9 +143,17 @@ bool learns(ModelConfig config, Context& ctx) {
   return model.loss({ids, targets, 2, T}) < before;
 }
 
+// The logits behind the last token of a sequence, of which all but `last` were read at once and the others one by one.
+std::vector<float> with_cache(Model& model, const std::vector<int>& ids, size_t last) {
+  model.begin_sequences(1, ids.size());
+  std::vector<float> logits = model.read({ids.begin(), ids.end() - ptrdiff_t(last)});
+  for (size_t i = ids.size() - last; i < ids.size(); i++) logits = model.read({ids[i]});
+  return logits;
+}
+
 }  // namespace
 
-TEST_CASE("matrix: every value and every pair of the model's flags trains alike on cpu and kernels", "[matrix]") {
+TEST_CASE("matrix: every value and every pair of the model's flags trains and generates alike on cpu and kernels", "[matrix]") {
   const std::vector<Factor> all = factors();
   const Lines lines = covering_lines(all);
   std::set<std::pair<size_t, size_t>> values;
@@ -179,6 +188,10 @@ TEST_CASE("matrix: every value and every pair of the model's flags trains alike 
     loaded.trainer.load(*find_latest(folder));
     REQUIRE_BITWISE(rest, loaded.steps(1));
     REQUIRE(loaded.trainer.fingerprint() == one.trainer.fingerprint());
+    const std::vector<int> ids = {1, 30, 7, 7, 2, 11, 36, 0, 5};
+    const std::vector<float> whole = one.trainer.model.next_token_logits(ids);
+    REQUIRE_BITWISE(whole, with_cache(one.trainer.model, ids, 6));
+    REQUIRE_BITWISE(whole, with_cache(other.trainer.model, ids, 1));
     REQUIRE(learns(config.model, cpu));
     std::filesystem::remove_all(folder);
     prepare_checkpoint_folder(folder);
