@@ -179,8 +179,7 @@ TEST_CASE("generation: the memory announced is what is allocated", "[generation]
     const ModelConfig config = small_model(line);
     const Generation g = {2, 5, 9};
     const Model model(config, g, ctx);
-    const size_t angles =
-        config.position == Position::rope && config.has_attention() ? g.tokens * config.rope_dims() : 0;
+    const size_t angles = config.has_attention() ? config.rope_tables() * g.tokens * config.rope_dims() : 0;
     const size_t tables = g.B * g.prompt * sizeof(int) + angles * sizeof(float);
     const size_t weights = model.weights.values.size() * sizeof(float);
     REQUIRE(model.weights.grads.size() == 0);
