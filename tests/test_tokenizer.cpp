@@ -204,6 +204,16 @@ TEST_CASE("tokenizer: a pattern divides a text into matches and what stands betw
   CHECK(parts(Pattern::literal("a.", "t"), "aba.") == "(ab)[a.]");
 }
 
+TEST_CASE("tokenizer: of several spaces in a row the first goes to the word before, as in the library", "[tokenizer]") {
+  const Tokenizer t(
+      R"({"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"},
+                        "decoder": {"type": "ByteFallback"},
+                        "model": {"type": "BPE", "vocab": {"a": 0, " ": 1, "b": 2, "a ": 3, "a  ": 4},
+                                  "merges": [["a", " "], ["a ", " "]]}})",
+      "t.json");
+  REQUIRE(t.encode("a  b") == std::vector<int32_t>{3, 1, 2});
+}
+
 TEST_CASE("tokenizer: the bytes of characters", "[tokenizer]") {
   for (uint32_t code = 0; code <= 0x110000; code++) {
     const bool exists = code <= 0x10ffff && !(code >= 0xd800 && code < 0xe000);
