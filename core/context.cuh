@@ -14,6 +14,7 @@
 
 #include "core/cublas.cuh"
 #include "core/device.cuh"
+#include "core/mma.h"
 
 namespace gated {
 
@@ -24,6 +25,8 @@ class Context {
  public:
   const Device device;
   cudaStream_t stream = nullptr;
+  // What the tensor cores compute that products of bf16 are to equal; a GPU has one, the CPU and the emulator have both.
+  MmaArithmetic mma_arithmetic = MmaArithmetic::hopper;
 
   explicit Context(Device d) : device(d) {
     require(d == Device::cpu || d == kernel_device, "this build runs kernels on %s, not on %s", name_of(kernel_device),

@@ -151,12 +151,23 @@ inline void require_boundary(const char* instruction, const void* p) {
 template <bool transposed>
 inline void ldmatrix(uint32_t (&x)[4], const bf16* row, simt::Place at = simt::Place::here()) {
   require_boundary("ldmatrix", row);
+  struct Record {
+    const bf16 *row, *rows[warpSize];  // this lane's, and what it needs: everybody's
+  } record{row, {}};
+  simt::collective(
+      ~0u, &record,
+      [](void* const* records) {
+        for (int to = 0; to < warpSize; to++)
+          for (int from = 0; from < warpSize; from++)
+            static_cast<Record*>(records[to])->rows[from] = static_cast<Record*>(records[from])->row;
+      },
+      at);
   const unsigned g = simt::lane() / 4, t = simt::lane() % 4;
   for (unsigned j = 0; j < 4; j++) {
-    const unsigned first = 8 * j + (transposed ? 2 * t : g), second = transposed ? first + 1 : first;
-    const bf16* const one = simt::shuffle(~0u, row, first, at) + (transposed ? g : 2 * t);
-    const bf16* const two = simt::shuffle(~0u, row, second, at) + (transposed ? g : 2 * t + 1);
-    x[j] = one->bits | uint32_t(two->bits) << 16;
+    const bf16* const* const rows = record.rows + 8 * j;  // of tile j
+    const bf16 one = transposed ? rows[2 * t][g] : rows[g][2 * t];
+    const bf16 two = transposed ? rows[2 * t + 1][g] : rows[g][2 * t + 1];
+    x[j] = one.bits | uint32_t(two.bits) << 16;
   }
 }
 

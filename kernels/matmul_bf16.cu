@@ -1,0 +1,274 @@
+// matmul_bf16: C = A B^T and its two sisters (kernels/matmul.cu), of bf16 matrices, on tensor cores.
+//
+// Order. One instruction adds 16 products to a sum in an arithmetic of its own, which is known to the bit (core/mma.h). So the
+// order that an exact result needs is one of instructions:
+//   k goes in slices of 4096; a slice is one chain of instructions from +0, 16 k at a time in ascending order;
+//   the total is ((slice 0 + slice 1) + slice 2) + ..., in floats; then C = total, C = C + total, or C = bias + total;
+//   a C of bf16 is that, rounded to nearest even.
+// A slice is deep because the sums of a tile fill the registers: most products are then a single slice. Behind the last k the
+// factors are 0: such a product has the smallest exponent that there is, so it changes no bit.
+//
+// How a block computes a tile of C, from the outside in:
+//
+//   block   128 x 128 of C, 256 threads. It walks along k in strips of 32.
+//   stages  three pairs of strips in shared memory. While one pair is multiplied, the copies of the next two are under way
+//           (cp.async), so that the latency of memory is hidden behind two strips of arithmetic:
+//
+//              pair       0           1           2           0           1
+//              strip      0           1           2           3           4       ...
+//                       wait 0      wait 1      wait 2
+//                       | barrier | | barrier | | barrier |
+//                       copy 2      copy 3      copy 4
+//                       multiply 0  multiply 1  multiply 2
+//
+//           One barrier a strip: it says that every thread's copies of strip s are there, and that every thread has multiplied
+//           strip s-1, whose pair the copy of strip s+2 overwrites.
+//   warp    64 x 32 of the tile; the eight warps stand as 2 x 4:
+//
+//                   0       32      64      96     128
+//                 0 +-------+-------+-------+-------+
+//                   | warp 0|   1   |   2   |   3   |
+//                64 +-------+-------+-------+-------+
+//                   |   4   |   5   |   6   |   7   |
+//               128 +-------+-------+-------+-------+
+//
+//   lane    4 x 4 tiles of 16 x 8, of each four sums, two neighbours in each of two rows (core/mma.cuh): 64 registers.
+//           For 16 k it loads four tiles of A and four of B with six ldmatrix and multiplies each with each: 16 instructions.
+//
+// A strip lies in shared memory as it lies in memory, so both kinds of operands are copied 16 bytes at a time; one in which
+// memory does not run along k is transposed by ldmatrix on the way to the registers:
+//
+//   k along memory     128 lines of 32 k:  4 chunks of 8 elements a line
+//   rows along memory  32 lines of 128 rows: 16 chunks a line
+//
+// ldmatrix reads eight lines at the same chunk. Were chunks stored where they belong, the eight would meet in the same banks: so
+// chunk c of line l stands at c xor (a number made of l) instead, which spreads them over all 32 banks.
+//
+// shapes: C (M,N); A (M,K), or (K,M) in tn; B (N,K) in nt, else (K,N); bias (N)
+// on the CPU: kernels/matmul_bf16_cpu.cpp, the same bits | tests/test_matmul_bf16.cpp
+#include "kernels/matmul_bf16.h"
+
+#include "core/mma.cuh"
+
+namespace gated {
+
+// ---- reference
+
+template <class Out>
+void matmul_bf16_ref(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
+                     Accumulate accumulate, MmaArithmetic arithmetic, const float* bias) {
+  for (size_t m = 0; m < M; m++)
+    for (size_t n = 0; n < N; n++) {
+      float total = 0;
+      for (size_t k0 = 0; k0 < K; k0 += matmul_bf16_slice) {
+        float chain = 0;
+        for (size_t k = k0; k < K && k < k0 + matmul_bf16_slice; k += mma_depth) {
+          bf16 a[mma_depth] = {}, b[mma_depth] = {};
+          for (size_t i = 0; i < mma_depth && k + i < K; i++) {
+            a[i] = layout == Layout::tn ? A[(k + i) * M + m] : A[m * K + k + i];
+            b[i] = layout == Layout::nt ? B[n * K + k + i] : B[(k + i) * N + n];
+          }
+          chain = mma_ref(chain, a, b, arithmetic);
+        }
+        total = k0 == 0 ? chain : total + chain;
+      }
+      Out& c = C[m * N + n];
+      if (accumulate == Accumulate::yes)
+        store_rounded(c, value_of(c) + total);
+      else
+        store_rounded(c, bias ? bias[n] + total : total);
+    }
+}
+template void matmul_bf16_ref(float*, const bf16*, const bf16*, size_t, size_t, size_t, Layout, Accumulate,
+                              MmaArithmetic, const float*);
+template void matmul_bf16_ref(bf16*, const bf16*, const bf16*, size_t, size_t, size_t, Layout, Accumulate,
+                              MmaArithmetic, const float*);
+
+// ---- kernel
+
+namespace {
+
+constexpr int tile_rows = 128, strip_k = 32, stages = 3, chunk = 8;  // of bf16; a chunk is 16 bytes
+constexpr int mma_threads = 256, strip_elements = tile_rows * strip_k;
+constexpr size_t mma_shared = size_t{stages} * 2 * strip_elements * sizeof(bf16);
+static_assert(matmul_bf16_slice % strip_k == 0, "a slice is a whole number of strips");
+
+// One operand: 128 rows of it (of A; columns of B) and 32 k at a time.
+template <bool k_along_memory, bool aligned>
+struct MmaStrip {
+  static constexpr int chunks = (k_along_memory ? strip_k : tile_rows) / chunk;  // of a line
+  static constexpr int lines = strip_elements / (chunks * chunk);
+
+  const bf16* matrix;
+  size_t rows, K, row0;
+
+  // Where chunk c of line l stands in shared memory. Eight neighbouring lines of 4 chunks: two lines fill the banks once, so
+  // the pair's number is mixed in; a line of 16 chunks fills them twice, so its own number is.
+  __device__ static int place(int line, int c) {
+    return (line * chunks + (c ^ (k_along_memory ? line / 2 % 4 : line % 8))) * chunk;
+  }
+
+  // Asks for the strip that begins at k0. A thread owns two chunks; what is behind the matrix is 0.
+  __device__ void copy(bf16* shared, size_t k0, AsyncCopies& copies) const {
+    for (int i = threadIdx.x; i < strip_elements / chunk; i += mma_threads) {
+      const int line = i / chunks, c = i % chunks;
+      const size_t row = row0 + (k_along_memory ? line : c * chunk), k = k0 + (k_along_memory ? c * chunk : line);
+      const size_t at = k_along_memory ? row * K + k : k * rows + row;
+      const size_t left = row >= rows || k >= K ? 0 : k_along_memory ? K - k : rows - row;
+      bf16* const to = shared + place(line, c);
+      if constexpr (aligned) {  // ld is a multiple of 8, so a chunk is inside or outside as a whole
+        copies.copy16(to, left ? matrix + at : matrix, left ? 16 : 0);
+      } else {
+        for (size_t j = 0; j < chunk; j++) to[j] = j < left ? matrix[at + j] : bf16{0};
+      }
+    }
+  }
+
+  // Two 8x8 tiles beside one another in k, of 8 rows each, for both halves of 16 rows: x[0] and x[1] are rows 0-7 and 8-15 at
+  // k 0-7, x[2] and x[3] at k 8-15.
+  __device__ static void load(uint32_t (&x)[4], const bf16* shared, int row, int k) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (k_along_memory) {
+      ldmatrix<false>(x, shared + place(row + lane % 16, k / chunk + lane / 16));
+    } else {
+      // A line is one k: tile i has lines k + i/2*8 .., and rows row + i%2*8 .. in a chunk.
+      ldmatrix<true>(x, shared + place(k + lane / 16 * 8 + lane % 8, row / chunk + lane / 8 % 2));
+    }
+  }
+};
+
+template <class Out>
+struct MmaJob {
+  Out* C;
+  const bf16 *A, *B;
+  const float* bias;
+  size_t M, N, K;
+  bool accumulate;
+  float* totals;  // (M,N) of scratch, where there are several slices: the slices that are done
+};
+
+// One element at the end of a slice; the last slice writes C.
+template <class Out>
+__device__ inline void end_slice(const MmaJob<Out>& job, size_t m, size_t n, float sum, bool first, bool last) {
+  if (m >= job.M || n >= job.N) return;
+  const size_t at = m * job.N + n;
+  const float total = first ? sum : job.totals[at] + sum;
+  if (!last)
+    job.totals[at] = total;
+  else
+    store_rounded(job.C[at], job.accumulate ? value_of(job.C[at]) + total : job.bias ? job.bias[n] + total : total);
+}
+
+template <Layout layout, bool aligned, class Out>
+__global__ void __launch_bounds__(mma_threads) matmul_bf16_kernel(MmaJob<Out> job) {
+  DYNAMIC_SHARED(bf16, shared);
+  using StripA = MmaStrip<layout != Layout::tn, aligned>;
+  using StripB = MmaStrip<layout == Layout::nt, aligned>;
+  const size_t m0 = size_t{blockIdx.x} * tile_rows, n0 = size_t{blockIdx.y} * tile_rows;
+  const StripA strip_a{job.A, job.M, job.K, m0};
+  const StripB strip_b{job.B, job.N, job.K, n0};
+  const int warp = threadIdx.x / 32, row = warp / 4 * 64, column = warp % 4 * 32;
+  const int strips = int((job.K + strip_k - 1) / strip_k);
+
+  AsyncCopies copies;
+  const auto pair = [&](int s) { return shared + s % stages * 2 * strip_elements; };
+  const auto copy = [&](int s) {
+    if (s < strips) {
+      strip_a.copy(pair(s), size_t(s) * strip_k, copies);
+      strip_b.copy(pair(s) + strip_elements, size_t(s) * strip_k, copies);
+    }
+    copies.commit();  // an empty group where there is no strip, so that groups count strips
+  };
+  copy(0);
+  copy(1);
+
+  MmaC sum[4][4] = {};
+  const int lane = threadIdx.x % 32;
+  const auto end = [&](bool first, bool last) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        for (int e = 0; e < 4; e++)
+          end_slice(job, m0 + row + 16 * i + lane / 4 + e / 2 * 8, n0 + column + 8 * j + lane % 4 * 2 + e % 2,
+                    sum[i][j].x[e], first, last);
+        sum[i][j] = {};
+      }
+  };
+  constexpr int strips_of_slice = matmul_bf16_slice / strip_k;
+  for (int s = 0; s < strips; s++) {
+    copies.template wait<1>();  // all but strip s+1
+    __syncthreads();
+    copy(s + 2);
+    const bf16 *a = pair(s), *b = a + strip_elements;
+#pragma unroll
+    for (int k = 0; k < strip_k; k += int(mma_depth)) {
+      MmaA fragments_a[4];
+      MmaB fragments_b[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) StripA::load(fragments_a[i].x, a, row + 16 * i, k);
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        uint32_t x[4];
+        StripB::load(x, b, column + 8 * j, k);
+        fragments_b[j] = {{x[0], x[2]}};
+        fragments_b[j + 1] = {{x[1], x[3]}};
+      }
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) mma(sum[i][j], fragments_a[i], fragments_b[j]);
+    }
+    if ((s + 1) % strips_of_slice == 0 && s + 1 < strips) end(s < strips_of_slice, false);
+  }
+  end(strips <= strips_of_slice, true);
+}
+
+// ---- launchers
+
+template <Layout layout, bool aligned, class Out>
+void launch_mma(const MmaJob<Out>& job, Context& ctx) {
+  const size_t columns = ceil_div(job.N, tile_rows);
+  require(columns <= 65535 && job.K <= size_t{1} << 35, "matmul_bf16: N %zu or K %zu is too large for a grid", job.N,
+          job.K);
+  const dim3 grid(grid_of(ceil_div(job.M, tile_rows)).x, unsigned(columns));
+  launch(matmul_bf16_kernel<layout, aligned, Out>, grid, mma_threads, mma_shared, ctx, job);
+}
+
+template <class Out>
+void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
+  require(!job.bias || !job.accumulate, "matmul_bf16: a bias is for a product that is written, not accumulated");
+  if (job.M == 0 || job.N == 0) return;
+  if (ctx.device == Device::cpu)
+    return matmul_bf16_cpu(job.C, job.A, job.B, job.M, job.N, job.K, layout,
+                           job.accumulate ? Accumulate::yes : Accumulate::no, ctx.mma_arithmetic, job.bias);
+#ifndef __CUDACC__
+  emulated_mma = ctx.mma_arithmetic;
+#endif
+  if (const size_t bytes = matmul_bf16_scratch(job.M, job.N, job.K)) job.totals = ctx.scratch(bytes / sizeof(float));
+  const auto on_boundary = [](const bf16* p, size_t ld) { return uintptr_t(p) % 16 == 0 && ld % chunk == 0; };
+  const bool aligned =
+      on_boundary(job.A, packed_lda(job.M, job.K, layout)) && on_boundary(job.B, packed_ldb(job.N, job.K, layout));
+  switch (layout) {
+    case Layout::nt: return aligned ? launch_mma<Layout::nt, true>(job, ctx) : launch_mma<Layout::nt, false>(job, ctx);
+    case Layout::nn: return aligned ? launch_mma<Layout::nn, true>(job, ctx) : launch_mma<Layout::nn, false>(job, ctx);
+    case Layout::tn: return aligned ? launch_mma<Layout::tn, true>(job, ctx) : launch_mma<Layout::tn, false>(job, ctx);
+  }
+}
+
+}  // namespace
+
+size_t matmul_bf16_scratch(size_t M, size_t N, size_t K) {
+  return K <= matmul_bf16_slice ? 0 : M * N * sizeof(float);
+}
+
+void matmul_bf16(float* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
+                 Accumulate accumulate, Context& ctx, const float* bias) {
+  matmul_bf16_of<float>({C, A, B, bias, M, N, K, accumulate == Accumulate::yes, nullptr}, layout, ctx);
+}
+void matmul_bf16(bf16* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout, Context& ctx,
+                 const float* bias) {
+  matmul_bf16_of<bf16>({C, A, B, bias, M, N, K, false, nullptr}, layout, ctx);
+}
+
+}  // namespace gated
