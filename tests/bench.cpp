@@ -1,13 +1,14 @@
 // bench: how fast each operation is, beside a peer or a ceiling measured in the same run.
 //   matmul        GFLOP/s beside OpenBLAS (CPU) or cuBLAS (GPU, fp32, no TF32), and as a share of the measured FMA peak
+//   bf16          GFLOP/s of products of bf16, on the CPU by the arithmetic of tensor cores, beside our own products of floats
 //   grouped       GFLOP/s of products with a matrix per expert beside one product of as many rows with one matrix
 //   the others    GB/s of the bytes an operation must move, as a share of the measured copy bandwidth
 //   training      tokens/s of whole steps: the default model, and one of GPT-2 124M's size at B 4, T 64
 //   generation    tokens/s of sequences that grow, and the bytes of weights that a token needs as a share of the copy bandwidth
 // Times on a shared machine wander: every pair is measured in turns and each side keeps its best, so that the ratios
 // stand where the times do not.
-// make bench | build/release/bench [FILE.json] [matmul|grouped|attention|gated-delta|operations|training|generation]: writes the
-// rows to the file; only the part that is named, or all
+// make bench | build/release/bench [FILE.json] [matmul|bf16|grouped|attention|gated-delta|operations|training|generation]: writes
+// the rows to the file; only the part that is named, or all
 #include <omp.h>
 
 #include <chrono>
@@ -32,6 +33,7 @@
 #include "kernels/head_experts.h"
 #include "kernels/gradient.h"
 #include "kernels/grouped_matmul.h"
+#include "kernels/matmul_bf16.h"
 #include "kernels/mean.h"
 #include "kernels/l2norm.h"
 #include "kernels/layernorm.h"
@@ -202,6 +204,32 @@ void bench_matmul(Context& ctx, double peak) {
                     {"peer", peer_name},
                     {"ratio_to_peer", ours / theirs},
                     {"share_of_peak", peak > 0 ? ours / peak : 0}});
+  }
+}
+
+void bench_bf16(Context& ctx) {
+  printf("\n%-28s %10s %10s %8s\n", "bf16 M x N x K", "GFLOP/s", "floats", "ratio");
+  for (Layout layout : {Layout::nt, Layout::nn, Layout::tn}) {
+    const size_t M = 512, N = 768, K = 768;
+    const Buffer<float> A = filled(M * K, 1), B = filled(N * K, 2), C = filled(M * N, 3), D = filled(M * N, 3);
+    std::vector<bf16> a, b;
+    for (float x : A.download()) a.push_back(nearest_bf16(x));
+    for (float x : B.download()) b.push_back(nearest_bf16(x));
+    const Buffer<bf16> A16(ctx.device, a), B16(ctx.device, b);
+    const auto seconds =
+        best_seconds(ctx, {[&] { matmul_bf16(C.data(), A16.data(), B16.data(), M, N, K, layout, Accumulate::no, ctx); },
+                           [&] { matmul(D.data(), A.data(), B.data(), M, N, K, layout, Accumulate::no, ctx); }});
+    const double gflops = 2e-9 * double(M) * double(N) * double(K);
+    const std::string name = format("%s %zux%zux%zu",
+                                    layout == Layout::nt   ? "nt"
+                                    : layout == Layout::nn ? "nn"
+                                                           : "tn",
+                                    M, N, K);
+    printf("%-28s %10.1f %10.1f %7.2fx\n", name.c_str(), gflops / seconds[0], gflops / seconds[1],
+           seconds[1] / seconds[0]);
+    fflush(stdout);
+    rows.push_back(
+        {{"op", "bf16 " + name}, {"gflops", gflops / seconds[0]}, {"ratio_to_floats", seconds[1] / seconds[0]}});
   }
 }
 
@@ -646,6 +674,7 @@ int main(int argc, char** argv) try {
   if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), peak * 1e-9);
   printf(", copy %.1f GB/s\n", bandwidth * 1e-9);
   if (wanted("matmul")) bench_matmul(ctx, peak);
+  if (wanted("bf16")) bench_bf16(ctx);
   if (wanted("grouped")) bench_grouped(ctx);
   if (wanted("attention")) bench_attention(ctx, peak);
   if (wanted("gated-delta")) bench_gated_delta(ctx, peak);
@@ -653,7 +682,7 @@ int main(int argc, char** argv) try {
   if (wanted("training")) bench_training(ctx, matmul_peak);
   if (wanted("generation")) bench_generation(ctx, bandwidth);
   require(!rows.empty(),
-          "bench: no part is named %s: expected matmul, grouped, attention, gated-delta, operations, training or "
+          "bench: no part is named %s: expected matmul, bf16, grouped, attention, gated-delta, operations, training or "
           "generation",
           only.c_str());
   if (!file_name.empty()) {
