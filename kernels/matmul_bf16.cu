@@ -86,18 +86,15 @@ template void matmul_bf16_ref(bf16*, const bf16*, const bf16*, size_t, size_t, s
 
 // ---- kernel
 
-namespace {
-
-constexpr int tile_rows = 128, strip_k = 32, stages = 3, chunk = 8;  // of bf16; a chunk is 16 bytes
-constexpr int mma_threads = 256, strip_elements = tile_rows * strip_k;
-constexpr size_t mma_shared = size_t{stages} * 2 * strip_elements * sizeof(bf16);
-static_assert(matmul_bf16_slice % strip_k == 0, "a slice is a whole number of strips");
+constexpr int mma_tile_rows = 128, mma_strip_k = 32, mma_stages = 3, mma_chunk = 8;  // of bf16; a chunk is 16 bytes
+constexpr int mma_threads = 256, mma_strip_elements = mma_tile_rows * mma_strip_k;
+constexpr size_t mma_shared = size_t{mma_stages} * 2 * mma_strip_elements * sizeof(bf16);
+static_assert(matmul_bf16_slice % mma_strip_k == 0, "a slice is a whole number of strips");
 
 // One operand: 128 rows of it (of A; columns of B) and 32 k at a time.
 template <bool k_along_memory, bool aligned>
 struct MmaStrip {
-  static constexpr int chunks = (k_along_memory ? strip_k : tile_rows) / chunk;  // of a line
-  static constexpr int lines = strip_elements / (chunks * chunk);
+  static constexpr int chunks = (k_along_memory ? mma_strip_k : mma_tile_rows) / mma_chunk;  // of a line
 
   const bf16* matrix;
   size_t rows, K, row0;
@@ -105,21 +102,22 @@ struct MmaStrip {
   // Where chunk c of line l stands in shared memory. Eight neighbouring lines of 4 chunks: two lines fill the banks once, so
   // the pair's number is mixed in; a line of 16 chunks fills them twice, so its own number is.
   __device__ static int place(int line, int c) {
-    return (line * chunks + (c ^ (k_along_memory ? line / 2 % 4 : line % 8))) * chunk;
+    return (line * chunks + (c ^ (k_along_memory ? line / 2 % 4 : line % 8))) * mma_chunk;
   }
 
   // Asks for the strip that begins at k0. A thread owns two chunks; what is behind the matrix is 0.
   __device__ void copy(bf16* shared, size_t k0, AsyncCopies& copies) const {
-    for (int i = threadIdx.x; i < strip_elements / chunk; i += mma_threads) {
+    for (int i = threadIdx.x; i < mma_strip_elements / mma_chunk; i += mma_threads) {
       const int line = i / chunks, c = i % chunks;
-      const size_t row = row0 + (k_along_memory ? line : c * chunk), k = k0 + (k_along_memory ? c * chunk : line);
+      const size_t row = row0 + (k_along_memory ? line : c * mma_chunk),
+                   k = k0 + (k_along_memory ? c * mma_chunk : line);
       const size_t at = k_along_memory ? row * K + k : k * rows + row;
       const size_t left = row >= rows || k >= K ? 0 : k_along_memory ? K - k : rows - row;
       bf16* const to = shared + place(line, c);
       if constexpr (aligned) {  // ld is a multiple of 8, so a chunk is inside or outside as a whole
         copies.copy16(to, left ? matrix + at : matrix, left ? 16 : 0);
       } else {
-        for (size_t j = 0; j < chunk; j++) to[j] = j < left ? matrix[at + j] : bf16{0};
+        for (size_t j = 0; j < mma_chunk; j++) to[j] = j < left ? matrix[at + j] : bf16{0};
       }
     }
   }
@@ -129,10 +127,10 @@ struct MmaStrip {
   __device__ static void load(uint32_t (&x)[4], const bf16* shared, int row, int k) {
     const int lane = threadIdx.x % 32;
     if constexpr (k_along_memory) {
-      ldmatrix<false>(x, shared + place(row + lane % 16, k / chunk + lane / 16));
+      ldmatrix<false>(x, shared + place(row + lane % 16, k / mma_chunk + lane / 16));
     } else {
       // A line is one k: tile i has lines k + i/2*8 .., and rows row + i%2*8 .. in a chunk.
-      ldmatrix<true>(x, shared + place(k + lane / 16 * 8 + lane % 8, row / chunk + lane / 8 % 2));
+      ldmatrix<true>(x, shared + place(k + lane / 16 * 8 + lane % 8, row / mma_chunk + lane / 8 % 2));
     }
   }
 };
@@ -164,18 +162,18 @@ __global__ void __launch_bounds__(mma_threads) matmul_bf16_kernel(MmaJob<Out> jo
   DYNAMIC_SHARED(bf16, shared);
   using StripA = MmaStrip<layout != Layout::tn, aligned>;
   using StripB = MmaStrip<layout == Layout::nt, aligned>;
-  const size_t m0 = size_t{blockIdx.x} * tile_rows, n0 = size_t{blockIdx.y} * tile_rows;
+  const size_t m0 = size_t{blockIdx.x} * mma_tile_rows, n0 = size_t{blockIdx.y} * mma_tile_rows;
   const StripA strip_a{job.A, job.M, job.K, m0};
   const StripB strip_b{job.B, job.N, job.K, n0};
   const int warp = threadIdx.x / 32, row = warp / 4 * 64, column = warp % 4 * 32;
-  const int strips = int((job.K + strip_k - 1) / strip_k);
+  const int strips = int((job.K + mma_strip_k - 1) / mma_strip_k);
 
   AsyncCopies copies;
-  const auto pair = [&](int s) { return shared + s % stages * 2 * strip_elements; };
+  const auto pair = [&](int s) { return shared + s % mma_stages * 2 * mma_strip_elements; };
   const auto copy = [&](int s) {
     if (s < strips) {
-      strip_a.copy(pair(s), size_t(s) * strip_k, copies);
-      strip_b.copy(pair(s) + strip_elements, size_t(s) * strip_k, copies);
+      strip_a.copy(pair(s), size_t(s) * mma_strip_k, copies);
+      strip_b.copy(pair(s) + mma_strip_elements, size_t(s) * mma_strip_k, copies);
     }
     copies.commit();  // an empty group where there is no strip, so that groups count strips
   };
@@ -195,14 +193,14 @@ __global__ void __launch_bounds__(mma_threads) matmul_bf16_kernel(MmaJob<Out> jo
         sum[i][j] = {};
       }
   };
-  constexpr int strips_of_slice = matmul_bf16_slice / strip_k;
+  constexpr int strips_of_slice = matmul_bf16_slice / mma_strip_k;
   for (int s = 0; s < strips; s++) {
     copies.template wait<1>();  // all but strip s+1
     __syncthreads();
     copy(s + 2);
-    const bf16 *a = pair(s), *b = a + strip_elements;
+    const bf16 *a = pair(s), *b = a + mma_strip_elements;
 #pragma unroll
-    for (int k = 0; k < strip_k; k += int(mma_depth)) {
+    for (int k = 0; k < mma_strip_k; k += int(mma_depth)) {
       MmaA fragments_a[4];
       MmaB fragments_b[4];
 #pragma unroll
@@ -227,16 +225,16 @@ __global__ void __launch_bounds__(mma_threads) matmul_bf16_kernel(MmaJob<Out> jo
 // ---- launchers
 
 template <Layout layout, bool aligned, class Out>
-void launch_mma(const MmaJob<Out>& job, Context& ctx) {
-  const size_t columns = ceil_div(job.N, tile_rows);
+static void launch_mma(const MmaJob<Out>& job, Context& ctx) {
+  const size_t columns = ceil_div(job.N, mma_tile_rows);
   require(columns <= 65535 && job.K <= size_t{1} << 35, "matmul_bf16: N %zu or K %zu is too large for a grid", job.N,
           job.K);
-  const dim3 grid(grid_of(ceil_div(job.M, tile_rows)).x, unsigned(columns));
+  const dim3 grid(grid_of(ceil_div(job.M, mma_tile_rows)).x, unsigned(columns));
   launch(matmul_bf16_kernel<layout, aligned, Out>, grid, mma_threads, mma_shared, ctx, job);
 }
 
 template <class Out>
-void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
+static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
   require(!job.bias || !job.accumulate, "matmul_bf16: a bias is for a product that is written, not accumulated");
   if (job.M == 0 || job.N == 0) return;
   if (ctx.device == Device::cpu)
@@ -246,7 +244,7 @@ void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
   emulated_mma = ctx.mma_arithmetic;
 #endif
   if (const size_t bytes = matmul_bf16_scratch(job.M, job.N, job.K)) job.totals = ctx.scratch(bytes / sizeof(float));
-  const auto on_boundary = [](const bf16* p, size_t ld) { return uintptr_t(p) % 16 == 0 && ld % chunk == 0; };
+  const auto on_boundary = [](const bf16* p, size_t ld) { return uintptr_t(p) % 16 == 0 && ld % mma_chunk == 0; };
   const bool aligned =
       on_boundary(job.A, packed_lda(job.M, job.K, layout)) && on_boundary(job.B, packed_ldb(job.N, job.K, layout));
   switch (layout) {
@@ -255,8 +253,6 @@ void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
     case Layout::tn: return aligned ? launch_mma<Layout::tn, true>(job, ctx) : launch_mma<Layout::tn, false>(job, ctx);
   }
 }
-
-}  // namespace
 
 size_t matmul_bf16_scratch(size_t M, size_t N, size_t K) {
   return K <= matmul_bf16_slice ? 0 : M * N * sizeof(float);
