@@ -11,6 +11,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "tests/catch.h"
 
 namespace gated {
 
@@ -68,6 +69,21 @@ inline size_t count(const std::string& text, const std::string& part) {
   size_t n = 0;
   for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) n++;
   return n;
+}
+
+// The last line that is said is "error: ...", and names the thing.
+inline void require_refused(const Said& said, const std::string& named) {
+  INFO(said.text);
+  const size_t error = said.text.find("error: ");
+  REQUIRE(said.exit_code == 1);
+  REQUIRE(error != std::string::npos);
+  REQUIRE(contains(said.text.substr(error), named));
+  REQUIRE(count(said.text.substr(error), "\n") == 1);
+}
+// Nothing else is said.
+inline void require_refused_at_once(const Said& said, const std::string& named) {
+  require_refused(said, named);
+  REQUIRE(said.text.starts_with("error: "));
 }
 
 }  // namespace gated

@@ -78,14 +78,6 @@ Said said_by_train(const Folder& f, const std::string& flags) {
       flags);
 }
 
-void require_refused(const Said& said, const std::string& named) {
-  INFO(said.text);
-  REQUIRE(said.exit_code == 1);
-  REQUIRE(contains(said.text, "error: "));
-  REQUIRE(contains(said.text, named));
-  REQUIRE(count(said.text.substr(said.text.find("error: ")), "\n") == 1);
-}
-
 }  // namespace
 
 TEST_CASE("choices: questions come through, of 16 and of 32 bits", "[choices]") {

@@ -22,14 +22,6 @@ Said said_by_train(const Folder& f, const std::string& flags) {
       flags);
 }
 
-void require_refused(const Said& said, const std::string& named) {
-  INFO(said.text);
-  REQUIRE(said.exit_code == 1);
-  REQUIRE(contains(said.text, "error: "));
-  REQUIRE(contains(said.text, named));
-  REQUIRE(count(said.text.substr(said.text.find("error: ")), "\n") == 1);
-}
-
 // A tokenizer in t, and a shard d.bin of a text in its tokens.
 Tokenizer tokenizer_and_data(const Folder& f, const char* kind = "gpt2") {
   const auto fixtures = nlohmann::json::parse(std::ifstream("tests/fixtures/tokenizers.json"));

@@ -22,15 +22,6 @@ std::string after(const std::string& text, const std::string& label) {
                                  : text.substr(at + label.size(), text.find('\n', at) - at - label.size());
 }
 
-// A line "error: ..." that names the thing, and nothing else.
-void require_refused(const Said& said, const std::string& named) {
-  INFO(said.text);
-  REQUIRE(said.exit_code == 1);
-  REQUIRE(said.text.starts_with("error: "));
-  REQUIRE(count(said.text, "\n") == 1);
-  REQUIRE(contains(said.text, named));
-}
-
 }  // namespace
 
 TEST_CASE("from: a run's flags and weights are another run's start, and flags beside it change it", "[from]") {
@@ -74,7 +65,7 @@ TEST_CASE("from: a run's flags and weights are another run's start, and flags be
 
   // On other data, whose vocabulary is another: the model's is what counts.
   const Said other = f.run("{repo}/train --from=first --data='{repo}/Makefile' --steps=1");
-  require_refused(other, "--vocab=64: text needs 256");
+  require_refused_at_once(other, "--vocab=64: text needs 256");
   const Said bytes = f.run(small + "--data='{repo}/Makefile' --vocab=300 --out=bytes");
   REQUIRE(bytes.exit_code == 0);
   REQUIRE(f.run("{repo}/train --from=bytes --data='{repo}/README.md' --steps=1 --sample-tokens=0").exit_code == 0);
@@ -82,8 +73,8 @@ TEST_CASE("from: a run's flags and weights are another run's start, and flags be
   // What evaluation writes goes where --out says, and to no run of another model.
   REQUIRE(f.run("{repo}/train --evaluate --from=first --out=seen").exit_code == 0);
   REQUIRE(f.run("ls seen").text == "measures.safetensors\n");
-  require_refused(f.run("{repo}/train --evaluate --from=first --out=second"),
-                  "--out=second: holds a run's checkpoints");
+  require_refused_at_once(f.run("{repo}/train --evaluate --from=first --out=second"),
+                          "--out=second: holds a run's checkpoints");
   REQUIRE(contains(f.run("{repo}/train --from=first --describe").text, "model.layers.0.self_attn.g_proj.weight"));
 }
 
@@ -91,24 +82,25 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   const Folder f;
   REQUIRE(f.run(small + "--position=learned --out=run").exit_code == 0);
   const auto from = [&](const std::string& rest) { return f.run("{repo}/train --device=cpu --from=" + rest); };
-  require_refused(from("nothing"), "--from=nothing: there is no such file or folder");
+  require_refused_at_once(from("nothing"), "--from=nothing: there is no such file or folder");
   f.write("empty/a", "");
-  require_refused(from("empty"), "--from=empty: holds neither step_*.safetensors");
-  require_refused(from("empty/a"), "empty/a: file has 0 bytes");
-  require_refused(from("run --preset=tiny"), "--preset and --from both choose a model");
-  require_refused(from("run --hidden=33"), "model.embed_tokens.weight\" is F32 [64,32], expected F32 [64,33]");
-  require_refused(from("run --layers=2"), "no tensor \"model.layers.1.input_layernorm.weight\"");
-  require_refused(from("run --evaluate --context=32"), "learned 16 positions and knows no others");
-  require_refused(f.run("{repo}/train --evaluate"), "--evaluate needs --out=FOLDER");
+  require_refused_at_once(from("empty"), "--from=empty: holds neither step_*.safetensors");
+  require_refused_at_once(from("empty/a"), "empty/a: file has 0 bytes");
+  require_refused_at_once(from("run --preset=tiny"), "--preset and --from both choose a model");
+  require_refused_at_once(from("run --hidden=33"), "model.embed_tokens.weight\" is F32 [64,32], expected F32 [64,33]");
+  require_refused_at_once(from("run --layers=2"), "no tensor \"model.layers.1.input_layernorm.weight\"");
+  require_refused_at_once(from("run --evaluate --context=32"), "learned 16 positions and knows no others");
+  require_refused_at_once(f.run("{repo}/train --evaluate"), "--evaluate needs --out=FOLDER");
 
   // A file of another program, and one of a program that knows more flags.
   const float zeros[6] = {};
   write_safetensors(f / "foreign.safetensors", {{"model.embed_tokens.weight", {2, 3}, zeros}}, {});
-  require_refused(from("foreign.safetensors"), "was not written by ./train");
+  require_refused_at_once(from("foreign.safetensors"), "was not written by ./train");
   save_checkpoint(f / "newer.safetensors", {{"model.embed_tokens.weight", {2, 3}, zeros}}, {{"flag--wings", "2"}});
-  require_refused(from("newer.safetensors"), "was made with \"--wings\"=\"2\", a flag that this program does not have");
+  require_refused_at_once(from("newer.safetensors"),
+                          "was made with \"--wings\"=\"2\", a flag that this program does not have");
   save_checkpoint(f / "bare.safetensors", {{"x", {6}, zeros}}, {});
-  require_refused(from("bare.safetensors"), "no matrix model.embed_tokens.weight");
+  require_refused_at_once(from("bare.safetensors"), "no matrix model.embed_tokens.weight");
 
   // Flags by their old names.
   save_checkpoint(f / "old.safetensors", {{"model.embed_tokens.weight", {2, 3}, zeros}},

@@ -34,15 +34,6 @@ const std::string small =
     "--context=32 "
     "--batch=4 --steps=20 --warmup=3 --val-batches=1 --sample-tokens=0 ";
 
-// A line "error: ..." that names the thing, and nothing else.
-void require_refused(const Said& said, const std::string& named) {
-  INFO(said.text);
-  REQUIRE(said.exit_code == 1);
-  REQUIRE(said.text.starts_with("error: "));
-  REQUIRE(count(said.text, "\n") == 1);
-  REQUIRE(contains(said.text, named));
-}
-
 }  // namespace
 
 TEST_CASE("generate: samples are those of a plain loop over whole forwards, behind the context too", "[generate]") {
@@ -144,7 +135,7 @@ TEST_CASE("generate: the program writes behind a prompt, the same on every devic
 
   // What cannot be written is refused before the first token.
   const auto refused = [&](const std::string& rest, const std::string& named) {
-    require_refused(f.run("{repo}/train --generate --device=cpu --out=run " + rest), named);
+    require_refused_at_once(f.run("{repo}/train --generate --device=cpu --out=run " + rest), named);
   };
   refused("", "the prompt is empty");
   refused("--prompt=''", "--prompt: 1 required TEXT missing");
@@ -176,7 +167,7 @@ TEST_CASE("generate: numbers for other vocabularies, learned positions end, wind
   REQUIRE(ids.text.starts_with("5 6 "));
   REQUIRE(count(ids.text, " ") == 51);
   const auto refused = [&](const std::string& rest, const std::string& named) {
-    require_refused(f.run("{repo}/train --generate --device=cpu " + rest), named);
+    require_refused_at_once(f.run("{repo}/train --generate --device=cpu " + rest), named);
   };
   refused("--out=window --prompt=a", "vocabulary of 64, not bytes: name its tokenizer");
   refused("--out=learned --prompt-tokens=1 --context=64", "learned 32 positions and knows no others");

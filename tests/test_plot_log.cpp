@@ -11,14 +11,6 @@ Said plot(const Folder& folder, const std::string& arguments) {
   return folder.run("PYTHONPATH=modules {repo}/scripts/plot_log.py " + arguments);
 }
 
-void require_refused(const Said& o, const std::string& said) {
-  INFO(o.text);
-  REQUIRE(o.exit_code == 1);
-  REQUIRE(o.text.starts_with("error: "));
-  REQUIRE(count(o.text, "\n") == 1);
-  REQUIRE(contains(o.text, said));
-}
-
 const char* const recorder = R"(
 class Anything:
     def __init__(self, name): self.name = name
@@ -66,12 +58,12 @@ TEST_CASE("plot_log: train, validation and bigrams are drawn and named; what is 
   f.write("started/log.jsonl", R"({"step":0,"bigram_entropy":2.5})"
                                "\n");
   f.write("broken/log.jsonl", "not JSON\n" + step);
-  require_refused(plot(f, f / "missing"), "missing: no such folder");
-  require_refused(plot(f, f / "empty"), "empty: holds no log.jsonl");
-  require_refused(plot(f, f / "started"), "log.jsonl: holds no step yet");
-  require_refused(plot(f, f / "broken"), "log.jsonl: line 1 is no JSON");
+  require_refused_at_once(plot(f, f / "missing"), "missing: no such folder");
+  require_refused_at_once(plot(f, f / "empty"), "empty: holds no log.jsonl");
+  require_refused_at_once(plot(f, f / "started"), "log.jsonl: holds no step yet");
+  require_refused_at_once(plot(f, f / "broken"), "log.jsonl: line 1 is no JSON");
 
   // A python without matplotlib: the script goes on with Debian's where that has it, and else says what to do.
   f.write("modules/matplotlib/__init__.py", "raise ImportError\n");
-  require_refused(plot(f, f / "one"), "has no matplotlib: run scripts/setup.sh --plots");
+  require_refused_at_once(plot(f, f / "one"), "has no matplotlib: run scripts/setup.sh --plots");
 }

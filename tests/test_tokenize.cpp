@@ -21,14 +21,6 @@ Said tokenize(const Folder& f, const std::string& arguments) {
   return f.run("{repo}/scripts/tokenize.py " + arguments);
 }
 
-void require_refused(const Said& o, const std::string& said) {
-  INFO(o.text);
-  REQUIRE(o.exit_code == 1);
-  REQUIRE(o.text.starts_with("error: "));
-  REQUIRE(count(o.text, "\n") == 1);
-  REQUIRE(contains(o.text, said));
-}
-
 std::vector<int32_t> tokens_of(const std::string& spec) {
   const Data data = open_data({.data = spec, .val_fraction = 0});
   const Corpus& corpus = dynamic_cast<const Corpus&>(*data.train);
@@ -145,20 +137,22 @@ TEST_CASE("tokenize: what it cannot do is said in a line, and nothing is left be
   f.write("bad.json", "{}");
   fs::create_directories(f.path / "empty");
   REQUIRE(tokenize(f, "a.txt --train=300 --out=o").exit_code == 0);
-  require_refused(tokenize(f, "a.txt --train=300 --out=o"), "o: holds tokenizer.json already: name another folder");
-  require_refused(tokenize(f, "a.txt --tokenizer=o --out=o"), "o: holds train_000000.bin already");
-  require_refused(tokenize(f, "absent --tokenizer=o --out=p"), "absent: No such file");
-  require_refused(tokenize(f, "empty --tokenizer=o --out=p"), "empty: no file there");
-  require_refused(tokenize(f, "a.txt --tokenizer=empty --out=p"), "empty/tokenizer.json: No such file");
-  require_refused(tokenize(f, "a.txt --tokenizer=bad.json --out=p"), "bad.json: not a tokenizer.json");
-  require_refused(tokenize(f, "a.txt bad.txt --tokenizer=o --out=p"), "bad.txt: byte 6 is not UTF-8");
-  require_refused(tokenize(f, "nul.txt --tokenizer=o --out=p"), "nul.txt: has a NUL byte");
-  require_refused(tokenize(f, "bad.jsonl --tokenizer=o --out=p"), "bad.jsonl: line 2 is no JSON object");
-  require_refused(tokenize(f, "a.txt --tokenizer=o --out=a.txt"), "a.txt: cannot write");
-  require_refused(tokenize(f, "a.txt --tokenizer=o --out=p --end-of-text=stop"), "--end-of-text=stop");
-  require_refused(tokenize(f, "a.txt --tokenizer=o --out=p --val-fraction=1"),
-                  "--val-fraction=1: expected 0 to below 1");
-  require_refused(tokenize(f, "a.txt --tokenizer=o --out=p --shard-tokens=0"), "--shard-tokens=0: expected 1 to");
-  require_refused(tokenize(f, "a.txt --train=256 --out=p"), "--train=256: expected 257");
+  require_refused_at_once(tokenize(f, "a.txt --train=300 --out=o"),
+                          "o: holds tokenizer.json already: name another folder");
+  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=o"), "o: holds train_000000.bin already");
+  require_refused_at_once(tokenize(f, "absent --tokenizer=o --out=p"), "absent: No such file");
+  require_refused_at_once(tokenize(f, "empty --tokenizer=o --out=p"), "empty: no file there");
+  require_refused_at_once(tokenize(f, "a.txt --tokenizer=empty --out=p"), "empty/tokenizer.json: No such file");
+  require_refused_at_once(tokenize(f, "a.txt --tokenizer=bad.json --out=p"), "bad.json: not a tokenizer.json");
+  require_refused_at_once(tokenize(f, "a.txt bad.txt --tokenizer=o --out=p"), "bad.txt: byte 6 is not UTF-8");
+  require_refused_at_once(tokenize(f, "nul.txt --tokenizer=o --out=p"), "nul.txt: has a NUL byte");
+  require_refused_at_once(tokenize(f, "bad.jsonl --tokenizer=o --out=p"), "bad.jsonl: line 2 is no JSON object");
+  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=a.txt"), "a.txt: cannot write");
+  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --end-of-text=stop"), "--end-of-text=stop");
+  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --val-fraction=1"),
+                          "--val-fraction=1: expected 0 to below 1");
+  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --shard-tokens=0"),
+                          "--shard-tokens=0: expected 1 to");
+  require_refused_at_once(tokenize(f, "a.txt --train=256 --out=p"), "--train=256: expected 257");
   REQUIRE((!fs::exists(f.path / "p") || fs::is_empty(f.path / "p")));
 }
