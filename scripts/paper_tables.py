@@ -292,7 +292,7 @@ SMALL = {"gpt2": GPT2 + " --kv-heads=4", "dense": "--params=200K", "experts": "-
 SMALL_MODEL = "--hidden=64 --layers=4 --heads=4 --kv-heads=2 --head-dim=16 --context=64"
 
 LONG = {"before long": (3e-3, "--data=recall --layers=2 --steps=1500"),
-        "long": (1e-3, "--data=recall --layers=2 --rope-theta=100000 --steps=500 --warmup=100")}
+        "long": (1e-3, "--data=recall --layers=2 --context={longer} --rope-theta=100000 --steps=500 --warmup=100")}
 
 # How they were chosen, with plain attention, G1, GatedNorm, both, and G1 with PreAffine alone, before any table was run: of the
 # learning rates 3e-3 and 1e-2 and of 2 to 4 layers the ones with which plain attention grows a sink within 1000 steps.
@@ -302,19 +302,19 @@ SCALES = {
         SMALL_MODEL + " --batch=2",
         {"text": (1e-2, "--steps=3 --val-batches=1"), "sinks": (1e-2, "--steps=3 --val-batches=1 --qk-norm=off"),
          "before long": (1e-2, "--data=recall --steps=3 --val-batches=1"),
-         "long": (1e-2, "--data=recall --context=128 --rope-theta=100000 --steps=3 --val-batches=1")},
-        SMALL | {"long context": 512}),
+         "long": (1e-2, "--data=recall --context={longer} --rope-theta=100000 --steps=3 --val-batches=1")},
+        SMALL | {"longer": 128, "long context": 512}),
     # A run takes about ten seconds of a core.
     "minutes": Scale(
         SMALL_MODEL + " --batch=16",
         {"text": (1e-2, "--steps=800 --val-batches=64"), "sinks": (1e-2, "--steps=800 --qk-norm=off")} | LONG,
-        SMALL | {"long context": 512}),
+        SMALL | {"longer": 128, "long context": 512}),
     # A run takes one to three minutes of a core.
     "hours": Scale(
         "--hidden=128 --layers=4 --heads=4 --kv-heads=2 --head-dim=32 --context=128 --batch=16",
         {"text": (5e-3, "--steps=1500 --val-batches=64"), "sinks": (5e-3, "--steps=2500 --qk-norm=off")} | LONG,
         {"gpt2": GPT2 + " --kv-heads=4", "dense": "--params=800K", "experts": "--experts=8 --expert-hidden=128", "more experts": "--experts=9", "deeper": "--layers=7",
-         "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6", "linear": "", "long context": 1024}),
+         "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6", "linear": "", "longer": 256, "long context": 1024}),
     # What the papers ran, for a cluster: commands alone.
     "paper": Scale(
         "", {"before long": (None, "--context=4096 --rope-theta=10000"), "long": (None, "--context=32768 --rope-theta=1e6")},
