@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "core/bf16.cuh"
 #include "layers/model.h"
 #include "tests/catch.h"
 #include "tests/fixtures.h"
@@ -15,7 +16,6 @@
 #include "training/hf_config.h"
 #include "training/hf_model.h"
 #include "training/hf_weights.h"
-#include "training/number_formats.h"
 
 using namespace gated;
 
@@ -213,7 +213,7 @@ TEST_CASE("hf_model: what is read and written again has the same bytes in every 
           for (size_t i = 0; i < t.bytes.size(); i += 4) {
             float x;
             std::memcpy(&x, &t.bytes[i], 4);
-            rounded.push_back(round_to_bf16(x));
+            rounded.push_back(nearest_bf16(x).bits);
           }
           t = {"BF16", t.shape, bytes_of(rounded)};
         }

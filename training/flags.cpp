@@ -407,7 +407,7 @@ void list_run_flags(FlagTable& t, Config& c) {
       "new folder (training/hf_model.h)");
   t.choice<bool>("--export-dtype", c.export_bf16,
                  {{"fp32", false, "training/hf_model.cpp", "as they are"},
-                  {"bf16", true, "training/number_formats.h", "rounded to the nearest of 16 bits"}},
+                  {"bf16", true, "core/bf16.cuh", "rounded to the nearest of 16 bits"}},
                  "the weights that --export writes");
   t.number("--yarn", c.model.yarn, between(1.0, 1024.0),
            "of --evaluate and --generate: YaRN lets the run read so many times the --context that it was trained with, "

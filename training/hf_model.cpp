@@ -8,13 +8,13 @@
 #include <map>
 #include <set>
 
+#include "core/bf16.cuh"
 #include "layers/model.h"
 #include "training/checkpoint.h"
 #include "training/find_tokenizer.h"
 #include "training/flags.h"
 #include "training/hf_config.h"
 #include "training/hf_weights.h"
-#include "training/number_formats.h"
 #include "training/strict_json.h"
 
 namespace gated {
@@ -191,7 +191,7 @@ std::string export_hf_folder(const std::string& folder, const Config& config, co
     if (!bf16) file.write(values.data(), values.size() * sizeof values[0]);
     for (size_t done = 0; bf16 && done < values.size(); done += rounded.size()) {
       const size_t n = std::min(rounded.size(), values.size() - done);
-      for (size_t i = 0; i < n; i++) rounded[i] = round_to_bf16(values[done + i]);
+      for (size_t i = 0; i < n; i++) rounded[i] = nearest_bf16(values[done + i]).bits;
       file.write(rounded.data(), n * sizeof rounded[0]);
     }
   }

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "core/bf16.cuh"
 #include "training/number_formats.h"
 #include "training/strict_json.h"
 
@@ -180,16 +181,16 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, O_RDONLY
 }
 
 void SafetensorsFile::read_floats(const std::string& name, const TensorEntry& tensor, float* dst) const {
-  const bool bf16 = tensor.dtype == "BF16", f16 = tensor.dtype == "F16";
+  const bool is_bf16 = tensor.dtype == "BF16", is_f16 = tensor.dtype == "F16";
   if (tensor.dtype == "F32") return read(tensor, 0, dst, tensor.end - tensor.begin);
-  require(bf16 || f16, "%s: tensor %s is %s, expected F32, BF16 or F16", path().c_str(), quote(name).c_str(),
+  require(is_bf16 || is_f16, "%s: tensor %s is %s, expected F32, BF16 or F16", path().c_str(), quote(name).c_str(),
           tensor.dtype.c_str());
   std::vector<uint16_t> buffer(size_t{1} << 19);
   const size_t n = (tensor.end - tensor.begin) / sizeof buffer[0];
   for (size_t done = 0; done < n; done += buffer.size()) {
     const size_t here = std::min(buffer.size(), n - done);
     read(tensor, done * sizeof buffer[0], buffer.data(), here * sizeof buffer[0]);
-    for (size_t i = 0; i < here; i++) dst[done + i] = bf16 ? widen_bf16(buffer[i]) : widen_f16(buffer[i]);
+    for (size_t i = 0; i < here; i++) dst[done + i] = is_bf16 ? widen(bf16{buffer[i]}) : widen_f16(buffer[i]);
   }
 }
 
