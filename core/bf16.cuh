@@ -1,24 +1,27 @@
 // bf16: the upper half of a float: its sign, its 8 bits of exponent, 7 bits behind the point.
-// tests/test_mma.cpp
+// tests/test_number_formats.cpp
 #pragma once
 #include "core/math.cuh"
 
 namespace gated {
 
+// Widening to a float is exact and happens by itself. Rounding is written: bf16(x).
 struct bf16 {
   uint16_t bits;
+
+  bf16() = default;
+  // To nearest, ties to even; beyond the largest number infinity; a NaN stays one. Adding 0x7fff carries into the upper half
+  // where the lower half is above one half of its range; adding one more where the upper half is odd does so at a tie too.
+  HD explicit bf16(float x) {
+    const uint32_t u = float_bits(x);
+    bits = uint16_t(x != x ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  }
+  HD static bf16 from_bits(uint16_t bits) {
+    bf16 x;
+    x.bits = bits;
+    return x;
+  }
+  HD operator float() const { return bits_float(uint32_t(bits) << 16); }
 };
-
-HD float widen(bf16 x) {
-  return bits_float(uint32_t(x.bits) << 16);
-}
-
-// To nearest, ties to even; beyond the largest number infinity; a NaN stays one. Adding 0x7fff carries into the upper half
-// where the lower half is above one half of its range; adding one more where the upper half is odd does so at a tie too.
-HD bf16 nearest_bf16(float x) {
-  const uint32_t u = float_bits(x);
-  if (x != x) return {uint16_t((u >> 16) | 0x40u)};
-  return {uint16_t((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
-}
 
 }  // namespace gated

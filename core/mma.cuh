@@ -98,7 +98,7 @@ __attribute__((no_sanitize("thread"), noinline)) inline bool emulates_hopper() {
 namespace detail {
 
 inline bf16 half_of(uint32_t pair, size_t which) {
-  return {uint16_t(pair >> (16 * which))};
+  return bf16::from_bits(uint16_t(pair >> (16 * which)));
 }
 
 struct MmaRecord {

@@ -82,9 +82,9 @@ inline float mma_sum_ref(float c, const bf16* a, const bf16* b, size_t depth, in
   float special = 0;  // a sum of infinities and NaN, which floats add as they should
   int E = FloatParts(c).exponent;
   for (size_t k = 0; k < depth; k++) {
-    const float product = widen(a[k]) * widen(b[k]);
-    if (!(fabsf(widen(a[k])) < INFINITY && fabsf(widen(b[k])) < INFINITY)) special += product;
-    const int e = FloatParts(widen(a[k])).exponent + FloatParts(widen(b[k])).exponent;
+    const float product = float(a[k]) * float(b[k]);
+    if (!(fabsf(float(a[k])) < INFINITY && fabsf(float(b[k])) < INFINITY)) special += product;
+    const int e = FloatParts(float(a[k])).exponent + FloatParts(float(b[k])).exponent;
     E = e > E ? e : E;
   }
   if (!(fabsf(c) < INFINITY)) special += c;
@@ -97,7 +97,7 @@ inline float mma_sum_ref(float c, const bf16* a, const bf16* b, size_t depth, in
     sum += negative ? -cut : cut;
   };
   for (size_t k = 0; k < depth; k++) {
-    const FloatParts x(widen(a[k])), y(widen(b[k]));
+    const FloatParts x(float(a[k])), y(float(b[k]));
     add(x.negative != y.negative, (x.significand >> 16) * (y.significand >> 16), 14, x.exponent + y.exponent);
   }
   const FloatParts z(c);

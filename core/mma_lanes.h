@@ -36,7 +36,7 @@ struct MmaPanel {
 
 // Sets one number; clears `finite` where it is not.
 inline void mma_put(float& value, int& exponent, bool& finite, bf16 x) {
-  value = widen(x);
+  value = float(x);
   exponent = FloatParts(value).exponent;
   finite = finite && exponent < 128;
 }
@@ -46,7 +46,7 @@ inline MmaRow mma_row(const bf16* a, size_t stride, size_t n) {
   MmaRow row;
   row.finite = true;
   for (size_t k = 0; k < mma_depth; k++)
-    mma_put(row.value[k], row.exponent[k], row.finite, k < n ? a[k * stride] : bf16{0});
+    mma_put(row.value[k], row.exponent[k], row.finite, k < n ? a[k * stride] : bf16());
   return row;
 }
 
@@ -58,7 +58,7 @@ inline MmaPanel mma_panel(const bf16* b, size_t k_stride, size_t column_stride, 
     for (size_t l = 0; l < lanes; l++) {
       float value;
       int exponent;
-      mma_put(value, exponent, panel.finite, k < n && l < columns ? b[k * k_stride + l * column_stride] : bf16{0});
+      mma_put(value, exponent, panel.finite, k < n && l < columns ? b[k * k_stride + l * column_stride] : bf16());
       panel.value[k][l] = value;
       panel.exponent[k][l] = exponent;
     }
@@ -138,9 +138,9 @@ inline bool mma_plain(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
 // By the definition.
 inline vec mma_each_lane(vec c, const MmaRow& a, const MmaPanel& b, MmaArithmetic arithmetic) {
   bf16 row[mma_depth], column[mma_depth];
-  for (size_t k = 0; k < mma_depth; k++) row[k] = {uint16_t(float_bits(a.value[k]) >> 16)};
+  for (size_t k = 0; k < mma_depth; k++) row[k] = bf16::from_bits(uint16_t(float_bits(a.value[k]) >> 16));
   for (size_t l = 0; l < lanes; l++) {
-    for (size_t k = 0; k < mma_depth; k++) column[k] = {uint16_t(float_bits(b.value[k][l]) >> 16)};
+    for (size_t k = 0; k < mma_depth; k++) column[k] = bf16::from_bits(uint16_t(float_bits(b.value[k][l]) >> 16));
     c[l] = mma_ref(c[l], row, column, arithmetic);
   }
   return c;

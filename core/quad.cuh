@@ -2,8 +2,10 @@
 //
 // A thread that reads four floats with one 16-byte load makes a warp read 512 neighbouring bytes with one
 // instruction: the widest access that a GPU has. `load_quad(row, i, n)` does that for elements i to i+3 where the
-// rows of an array stand on 16-byte boundaries (n a multiple of 4), and reads one by one where they do not.
+// rows of an array stand on 16-byte boundaries (n a multiple of 4), and reads one by one where they do not. Four bf16 are
+// 8 bytes. A Quad holds them widened, and store_quad rounds them to nearest even.
 #pragma once
+#include "core/bf16.cuh"
 #include "core/context.cuh"
 
 namespace gated {
@@ -12,47 +14,73 @@ struct Quad {
   float v[4];
 };
 
-// Elements i..i+3 of a row of n. `aligned` (n a multiple of 4, row 16-byte aligned) loads them at once;
+// Four neighbours, at once.
+__device__ inline Quad load_four(const float* p) {
+  const float4 f = *reinterpret_cast<const float4*>(p);
+  return {{f.x, f.y, f.z, f.w}};
+}
+struct alignas(8) FourBf16 {
+  bf16 v[4];
+};
+__device__ inline Quad load_four(const bf16* p) {
+  const FourBf16 f = *reinterpret_cast<const FourBf16*>(p);
+  return {{f.v[0], f.v[1], f.v[2], f.v[3]}};
+}
+__device__ inline void store_four(float* p, Quad q) {
+  *reinterpret_cast<float4*>(p) = make_float4(q.v[0], q.v[1], q.v[2], q.v[3]);
+}
+__device__ inline void store_four(bf16* p, Quad q) {
+  *reinterpret_cast<FourBf16*>(p) = {{bf16(q.v[0]), bf16(q.v[1]), bf16(q.v[2]), bf16(q.v[3])}};
+}
+
+// Elements i..i+3 of a row of n. `aligned` (n a multiple of 4, row on a boundary of four elements) loads them at once;
 // otherwise elements past the end read as 0 and must not join a sum.
-template <bool aligned>
-__device__ inline Quad load_quad(const float* row, size_t i, size_t n) {
+template <bool aligned, class S>
+__device__ inline Quad load_quad(const S* row, size_t i, size_t n) {
+  if constexpr (aligned) return load_four(row + i);
   Quad q;
-  if constexpr (aligned) {
-    const float4 f = *reinterpret_cast<const float4*>(row + i);
-    q = {{f.x, f.y, f.z, f.w}};
-  } else {
-    for (int k = 0; k < 4; k++) q.v[k] = i + k < n ? row[i + k] : 0.0f;
-  }
+  for (int k = 0; k < 4; k++) q.v[k] = i + k < n ? float(row[i + k]) : 0.0f;
   return q;
 }
 
-template <bool aligned>
-__device__ inline void store_quad(float* row, size_t i, size_t n, Quad q) {
+template <bool aligned, class S>
+__device__ inline void store_quad(S* row, size_t i, size_t n, Quad q) {
   if constexpr (aligned) {
-    *reinterpret_cast<float4*>(row + i) = make_float4(q.v[0], q.v[1], q.v[2], q.v[3]);
+    store_four(row + i, q);
   } else {
     for (int k = 0; k < 4; k++)
-      if (i + k < n) row[i + k] = q.v[k];
+      if (i + k < n) row[i + k] = S(q.v[k]);
   }
 }
 
 // The same, choosing at run time: every thread of a launch takes the same side, so the choice costs next to nothing.
-__device__ inline Quad load_quad(const float* row, size_t i, size_t n) {
+template <class S>
+__device__ inline Quad load_quad(const S* row, size_t i, size_t n) {
   return n % 4 == 0 ? load_quad<true>(row, i, n) : load_quad<false>(row, i, n);
 }
-__device__ inline void store_quad(float* row, size_t i, size_t n, Quad q) {
+template <class S>
+__device__ inline void store_quad(S* row, size_t i, size_t n, Quad q) {
   if (n % 4 == 0)
     store_quad<true>(row, i, n, q);
   else
     store_quad<false>(row, i, n, q);
 }
 
-// A row of n elements inside wider rows that begin on 16-byte boundaries (`aligned`): whole quads at once, whatever n is,
-// and the last few elements one by one. What lies behind the row is neither read nor written.
-__device__ inline Quad load_quad_inside(const float* row, size_t i, size_t n, bool aligned) {
+// What is read of q once it is stored.
+template <class S>
+__device__ inline Quad stored_quad(Quad q) {
+  for (int k = 0; k < 4; k++) q.v[k] = S(q.v[k]);
+  return q;
+}
+
+// A row of n elements inside wider rows that begin on boundaries of four elements (`aligned`): whole quads at once, whatever n
+// is, and the last few elements one by one. What lies behind the row is neither read nor written.
+template <class S>
+__device__ inline Quad load_quad_inside(const S* row, size_t i, size_t n, bool aligned) {
   return aligned && i + 4 <= n ? load_quad<true>(row, i, n) : load_quad<false>(row, i, n);
 }
-__device__ inline void store_quad_inside(float* row, size_t i, size_t n, Quad q, bool aligned) {
+template <class S>
+__device__ inline void store_quad_inside(S* row, size_t i, size_t n, Quad q, bool aligned) {
   if (aligned && i + 4 <= n)
     store_quad<true>(row, i, n, q);
   else

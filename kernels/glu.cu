@@ -16,7 +16,7 @@
 //     dg_i = dy_i * (u'_i + 1) * a'(g_i) where g_i <= 7, else 0
 //     du_i = dy_i * a(g_i)               where -7 <= u_i <= 7, else 0
 //   a and a': kernels/glu.cuh
-// shapes: every array (n) f32, written; y may be g or u, dg may be g, du may be u
+// shapes: every array (n) f32 or bf16, written; y may be g or u, dg may be g, du may be u
 // --ffn=swiglu|glu|geglu|swiglu-clamped | tests/test_glu.cpp
 #include "kernels/glu.h"
 
@@ -68,10 +68,11 @@ IN_FLOAT_AND_DOUBLE(swiglu_clamped_backward_ref);
 // Elements do not meet. A thread takes four neighbours (a Quad), with one load of 16 bytes from every array where n is a
 // multiple of 4, and one by one where it is not. Every array crosses the memory bus once: the forward moves 12 bytes an
 // element, the backward 20. Recomputing act(g) in the backward is cheaper than saving it, which would cost 4 bytes more in
-// each of the two.
+// each of the two. Of bf16 it is half of these bytes.
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    glu_forward_kernel(float* y, const float* g, const float* u, size_t n, Activation act) {
+    glu_forward_kernel(S* y, const S* g, const S* u, size_t n, Activation act) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   Quad q = load_quad(g, i, n);
@@ -81,9 +82,9 @@ __global__ void __launch_bounds__(elementwise_block)
 }
 
 // All loads come before the first store, so dg may be g and du may be u.
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    glu_backward_kernel(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n,
-                        Activation act) {
+    glu_backward_kernel(S* dg, S* du, const S* dy, const S* g, const S* u, size_t n, Activation act) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   const Quad dyq = load_quad(dy, i, n), gq = load_quad(g, i, n), uq = load_quad(u, i, n);
@@ -96,8 +97,9 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(du, i, n, duq);
 }
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    swiglu_clamped_forward_kernel(float* y, const float* g, const float* u, size_t n) {
+    swiglu_clamped_forward_kernel(S* y, const S* g, const S* u, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   Quad q = load_quad(g, i, n);
@@ -106,8 +108,9 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(y, i, n, q);
 }
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    swiglu_clamped_backward_kernel(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n) {
+    swiglu_clamped_backward_kernel(S* dg, S* du, const S* dy, const S* g, const S* u, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   const Quad dyq = load_quad(dy, i, n), gq = load_quad(g, i, n), uq = load_quad(u, i, n);
@@ -128,28 +131,45 @@ static void require_glu_activation(const char* operation, Activation act) {
                      {Activation::sigmoid, Activation::silu, Activation::gelu_tanh, Activation::gelu_erf});
 }
 
-void glu_forward(float* y, const float* g, const float* u, size_t n, Activation act, Context& ctx) {
+void glu_forward(Reals y, ConstReals g, ConstReals u, size_t n, Activation act, Context& ctx) {
   require_glu_activation("glu_forward", act);
-  if (ctx.device == Device::cpu) return glu_forward_cpu(y, g, u, n, act);
-  launch(glu_forward_kernel, elementwise_grid(n), elementwise_block, 0, ctx, y, g, u, n, act);
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return glu_forward_cpu(y.as<S>(), g.as<S>(), u.as<S>(), n, act);
+    launch(glu_forward_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, y.as<S>(), g.as<S>(), u.as<S>(), n,
+           act);
+  });
 }
 
-void glu_backward(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n, Activation act,
+void glu_backward(Reals dg, Reals du, ConstReals dy, ConstReals g, ConstReals u, size_t n, Activation act,
                   Context& ctx) {
   require_glu_activation("glu_backward", act);
-  if (ctx.device == Device::cpu) return glu_backward_cpu(dg, du, dy, g, u, n, act);
-  launch(glu_backward_kernel, elementwise_grid(n), elementwise_block, 0, ctx, dg, du, dy, g, u, n, act);
+  with_storage(dg, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return glu_backward_cpu(dg.as<S>(), du.as<S>(), dy.as<S>(), g.as<S>(), u.as<S>(), n, act);
+    launch(glu_backward_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, dg.as<S>(), du.as<S>(), dy.as<S>(),
+           g.as<S>(), u.as<S>(), n, act);
+  });
 }
 
-void swiglu_clamped_forward(float* y, const float* g, const float* u, size_t n, Context& ctx) {
-  if (ctx.device == Device::cpu) return swiglu_clamped_forward_cpu(y, g, u, n);
-  launch(swiglu_clamped_forward_kernel, elementwise_grid(n), elementwise_block, 0, ctx, y, g, u, n);
+void swiglu_clamped_forward(Reals y, ConstReals g, ConstReals u, size_t n, Context& ctx) {
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return swiglu_clamped_forward_cpu(y.as<S>(), g.as<S>(), u.as<S>(), n);
+    launch(swiglu_clamped_forward_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, y.as<S>(), g.as<S>(),
+           u.as<S>(), n);
+  });
 }
 
-void swiglu_clamped_backward(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n,
-                             Context& ctx) {
-  if (ctx.device == Device::cpu) return swiglu_clamped_backward_cpu(dg, du, dy, g, u, n);
-  launch(swiglu_clamped_backward_kernel, elementwise_grid(n), elementwise_block, 0, ctx, dg, du, dy, g, u, n);
+void swiglu_clamped_backward(Reals dg, Reals du, ConstReals dy, ConstReals g, ConstReals u, size_t n, Context& ctx) {
+  with_storage(dg, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return swiglu_clamped_backward_cpu(dg.as<S>(), du.as<S>(), dy.as<S>(), g.as<S>(), u.as<S>(), n);
+    launch(swiglu_clamped_backward_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, dg.as<S>(), du.as<S>(),
+           dy.as<S>(), g.as<S>(), u.as<S>(), n);
+  });
 }
 
 }  // namespace gated

@@ -2,23 +2,23 @@
 #pragma once
 #include "core/activation.cuh"
 #include "core/context.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
 // act: sigmoid (GLU), silu (SwiGLU), gelu_tanh or gelu_erf (GEGLU); another is refused.
 
 // y (n) = act(g (n)) * u (n). y may be g or u.
-void glu_forward(float* y, const float* g, const float* u, size_t n, Activation act, Context& ctx);
+void glu_forward(Reals y, ConstReals g, ConstReals u, size_t n, Activation act, Context& ctx);
 // dg (n) = dy (n) * u (n) * act'(g (n)), du (n) = dy * act(g). dg may be g and du may be u: a layer that needs neither
 // input afterwards keeps no memory for the gradients.
-void glu_backward(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n, Activation act,
+void glu_backward(Reals dg, Reals du, ConstReals dy, ConstReals g, ConstReals u, size_t n, Activation act,
                   Context& ctx);
 
 // The same for gpt-oss's y = (u' + 1) * g' * sigmoid(1.702 g'), g' = min(g, 7), u' = u clamped to [-7, 7]. The gradient of
 // an input beyond its bound is 0.
-void swiglu_clamped_forward(float* y, const float* g, const float* u, size_t n, Context& ctx);
-void swiglu_clamped_backward(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n,
-                             Context& ctx);
+void swiglu_clamped_forward(Reals y, ConstReals g, ConstReals u, size_t n, Context& ctx);
+void swiglu_clamped_backward(Reals dg, Reals du, ConstReals dy, ConstReals g, ConstReals u, size_t n, Context& ctx);
 
 // The references take every activation.
 template <class T>
@@ -31,9 +31,13 @@ template <class T>
 void swiglu_clamped_backward_ref(T* dg, T* du, const T* dy, const T* g, const T* u, size_t n);
 
 // Their twins for training on the CPU: kernels/glu_cpu.cpp
-void glu_forward_cpu(float* y, const float* g, const float* u, size_t n, Activation act);
-void glu_backward_cpu(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n, Activation act);
-void swiglu_clamped_forward_cpu(float* y, const float* g, const float* u, size_t n);
-void swiglu_clamped_backward_cpu(float* dg, float* du, const float* dy, const float* g, const float* u, size_t n);
+template <class S>
+void glu_forward_cpu(S* y, const S* g, const S* u, size_t n, Activation act);
+template <class S>
+void glu_backward_cpu(S* dg, S* du, const S* dy, const S* g, const S* u, size_t n, Activation act);
+template <class S>
+void swiglu_clamped_forward_cpu(S* y, const S* g, const S* u, size_t n);
+template <class S>
+void swiglu_clamped_backward_cpu(S* dg, S* du, const S* dy, const S* g, const S* u, size_t n);
 
 }  // namespace gated

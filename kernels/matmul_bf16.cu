@@ -73,10 +73,7 @@ void matmul_bf16_ref(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, s
         total = k0 == 0 ? chain : total + chain;
       }
       Out& c = C[m * N + n];
-      if (accumulate == Accumulate::yes)
-        store_rounded(c, value_of(c) + total);
-      else
-        store_rounded(c, bias ? bias[n] + total : total);
+      c = Out(accumulate == Accumulate::yes ? c + total : bias ? bias[n] + total : total);
     }
 }
 template void matmul_bf16_ref(float*, const bf16*, const bf16*, size_t, size_t, size_t, Layout, Accumulate,
@@ -117,7 +114,7 @@ struct MmaStrip {
       if constexpr (aligned) {  // ld is a multiple of 8, so a chunk is inside or outside as a whole
         copies.copy16(to, left ? matrix + at : matrix, left ? 16 : 0);
       } else {
-        for (size_t j = 0; j < mma_chunk; j++) to[j] = j < left ? matrix[at + j] : bf16{0};
+        for (size_t j = 0; j < mma_chunk; j++) to[j] = j < left ? matrix[at + j] : bf16();
       }
     }
   }
@@ -154,7 +151,7 @@ __device__ inline void end_slice(const MmaJob<Out>& job, size_t m, size_t n, flo
   if (!last)
     job.totals[at] = total;
   else
-    store_rounded(job.C[at], job.accumulate ? value_of(job.C[at]) + total : job.bias ? job.bias[n] + total : total);
+    job.C[at] = Out(job.accumulate ? job.C[at] + total : job.bias ? job.bias[n] + total : total);
 }
 
 template <Layout layout, bool aligned, class Out>
@@ -258,13 +255,12 @@ size_t matmul_bf16_scratch(size_t M, size_t N, size_t K) {
   return K <= matmul_bf16_slice ? 0 : M * N * sizeof(float);
 }
 
-void matmul_bf16(float* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
+void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
                  Accumulate accumulate, Context& ctx, const float* bias) {
-  matmul_bf16_of<float>({C, A, B, bias, M, N, K, accumulate == Accumulate::yes, nullptr}, layout, ctx);
-}
-void matmul_bf16(bf16* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout, Context& ctx,
-                 const float* bias) {
-  matmul_bf16_of<bf16>({C, A, B, bias, M, N, K, false, nullptr}, layout, ctx);
+  with_storage(C, [&](auto stored) {
+    using Out = decltype(stored);
+    matmul_bf16_of<Out>({C.as<Out>(), A, B, bias, M, N, K, accumulate == Accumulate::yes, nullptr}, layout, ctx);
+  });
 }
 
 }  // namespace gated

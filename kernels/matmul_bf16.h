@@ -1,6 +1,7 @@
 // matmul_bf16: products of bf16 matrices on tensor cores. What it computes, and how: kernels/matmul_bf16.cu
 #pragma once
 #include "core/mma.h"
+#include "core/storage.h"
 #include "kernels/matmul.h"
 
 namespace gated {
@@ -9,12 +10,10 @@ namespace gated {
 constexpr size_t matmul_bf16_slice = 4096;
 
 // C (M,N) = product (+ bias), or C = C + product, of matrices without gaps in one of the layouts of kernels/matmul.h; a C of
-// bf16 is rounded once, at the end, and cannot be added to. bias (N) or null is added to every row of a C that is written.
-// C overlaps neither operand. M, N or K may be 0: a sum over nothing is 0.
-void matmul_bf16(float* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
+// bf16 is rounded once, at the end. bias (N) or null is added to every row of a C that is written. C overlaps neither operand. M, N
+// or K may be 0: a sum over nothing is 0.
+void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
                  Accumulate accumulate, Context& ctx, const float* bias = nullptr);
-void matmul_bf16(bf16* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout, Context& ctx,
-                 const float* bias = nullptr);
 
 // Bytes of scratch that one product takes on a GPU and on the emulator.
 size_t matmul_bf16_scratch(size_t M, size_t N, size_t K);
@@ -30,19 +29,5 @@ void matmul_bf16_cpu(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, s
 template <class Out>
 void matmul_bf16_ref(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
                      Accumulate accumulate, MmaArithmetic arithmetic, const float* bias);
-
-// What a total becomes in C.
-HD float value_of(float c) {
-  return c;
-}
-HD float value_of(bf16 c) {
-  return widen(c);
-}
-HD void store_rounded(float& c, float total) {
-  c = total;
-}
-HD void store_rounded(bf16& c, float total) {
-  c = nearest_bf16(total);
-}
 
 }  // namespace gated

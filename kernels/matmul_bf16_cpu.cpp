@@ -66,7 +66,7 @@ void product(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K,
               if (slice + 1 < slices) continue;
               for (size_t l = 0; l < columns; l++) {
                 Out& c = C[(m0 + m) * N + n0 + l];
-                store_rounded(c, accumulate ? value_of(c) + sum[r][l] : bias ? bias[n0 + l] + sum[r][l] : sum[r][l]);
+                c = Out(accumulate ? c + sum[r][l] : bias ? bias[n0 + l] + sum[r][l] : sum[r][l]);
               }
             }
           }

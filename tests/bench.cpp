@@ -213,8 +213,8 @@ void bench_bf16(Context& ctx) {
     const size_t M = 512, N = 768, K = 768;
     const Buffer<float> A = filled(M * K, 1), B = filled(N * K, 2), C = filled(M * N, 3), D = filled(M * N, 3);
     std::vector<bf16> a, b;
-    for (float x : A.download()) a.push_back(nearest_bf16(x));
-    for (float x : B.download()) b.push_back(nearest_bf16(x));
+    for (float x : A.download()) a.push_back(bf16(x));
+    for (float x : B.download()) b.push_back(bf16(x));
     const Buffer<bf16> A16(ctx.device, a), B16(ctx.device, b);
     const auto seconds =
         best_seconds(ctx, {[&] { matmul_bf16(C.data(), A16.data(), B16.data(), M, N, K, layout, Accumulate::no, ctx); },

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/context.cuh"
+#include "core/storage.h"
 #include "tests/compare.h"
 #include "tests/gradient_report.h"
 
@@ -75,9 +76,18 @@ void on_every_device(Test test) {
 #endif
 }
 
+// What numbers are once they are stored.
+template <class S>
+std::vector<float> stored(std::vector<float> values) {
+  for (float& x : values) x = S(x);
+  return values;
+}
+
 // Device memory shaped for a test: elements behind the data must keep their fill, so that a write past the end shows on
 // every device. It is NaN behind outputs and a large number behind inputs: what is computed from one is not the other.
-class Guarded {
+// Values go in and come out as floats, whatever they are stored as.
+template <class S>
+class GuardedOf {
  public:
 #ifdef SIMT_ASAN
   static constexpr size_t guard = 0;  // AddressSanitizer watches the end, and sees further
@@ -85,34 +95,42 @@ class Guarded {
   static constexpr size_t guard = 32;
 #endif
   static constexpr float behind_inputs = 1e30f;
-  Guarded(Context& ctx, const std::vector<float>& values) : Guarded(ctx, values.size()) {
-    std::vector<float> all = values;
-    all.resize(values.size() + guard, behind_inputs);
+  GuardedOf(Context& ctx, const std::vector<float>& values) : GuardedOf(ctx, values.size()) {
+    std::vector<S> all;
+    for (float x : values) all.push_back(S(x));
+    all.resize(values.size() + guard, S(behind_inputs));
     buffer_.upload(all);
     input_ = true;
   }
-  Guarded(Context& ctx, size_t n) : stream_(ctx), n_(n), buffer_(ctx.device, n + guard) {
-    const std::vector<float> behind(guard, NAN);
-    Buffer<float>::copy_to_device(ctx.device, buffer_.data() + n, behind.data(), guard);
+  GuardedOf(Context& ctx, size_t n) : stream_(ctx), n_(n), buffer_(ctx.device, n + guard) {
+    const std::vector<S> behind(guard, S(NAN));
+    Buffer<S>::copy_to_device(ctx.device, buffer_.data() + n, behind.data(), guard);
   }
-  operator float*() const {
+  operator S*() const {
+    return buffer_.data();
+  }
+  operator Reals() const {
+    return buffer_.data();
+  }
+  operator ConstReals() const {
     return buffer_.data();
   }
   std::vector<float> download() const {
     stream_.synchronize();
-    std::vector<float> all = buffer_.download();
+    const std::vector<S> all = buffer_.download();
     for (size_t i = n_; i < all.size(); i++)
-      if (input_ ? all[i] != behind_inputs : !std::isnan(all[i])) fail("wrote past the end: element %zu of %zu", i, n_);
-    all.resize(n_);
-    return all;
+      if (input_ ? all[i] != S(behind_inputs) : !std::isnan(float(all[i])))
+        fail("wrote past the end: element %zu of %zu", i, n_);
+    return std::vector<float>(all.begin(), all.begin() + ptrdiff_t(n_));
   }
 
  private:
   Context& stream_;
   size_t n_;
-  Buffer<float> buffer_;
+  Buffer<S> buffer_;
   bool input_ = false;
 };
+using Guarded = GuardedOf<float>;
 
 // How far `gradient` is from the central differences of `loss` at x, over the largest entry.
 // Fourth order: error ~ h^4 f^(5)/30 + rounding/h.

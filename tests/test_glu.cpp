@@ -46,41 +46,47 @@ TEST_CASE("glu: gradients against finite differences", "[gradcheck]") {
   }
 }
 
+// Of bf16 the inputs are rounded, the reference computes in float, and what it computes is rounded once.
+template <class S>
+static void require_glu_bits(Activation act, size_t n) {
+  INFO(name_of(act) << ", n " << n << ", " << name_of(storage_of<S>));
+  auto g = stored<S>(random_values<float>(n, 1, 20.0f));
+  const auto u = stored<S>(random_values<float>(n, 2)), dy = stored<S>(random_values<float>(n, 3));
+  const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f, 1e-40f};
+  for (size_t i = 0; i < 5 && 7 * i < n; i++) g[7 * i] = S(extremes[i]);
+
+  std::vector<float> y(n, NAN), dg(n, NAN), du(n, NAN);
+  glu_forward_ref(y.data(), g.data(), u.data(), n, act);
+  glu_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n, act);
+  for (auto* v : {&y, &dg, &du}) *v = stored<S>(*v);
+
+  // Numbers behind the inputs: a kernel that ran on past n would not leave a NaN behind its output.
+  auto g_and_more = g, u_and_more = u, dy_and_more = dy;
+  for (auto* v : {&g_and_more, &u_and_more, &dy_and_more}) v->resize(n + 3, 1.0f);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gy(ctx, n), gdg(ctx, n), gdu(ctx, n);
+    GuardedOf<S> y_over_g(ctx, g), y_over_u(ctx, u), dg_over_g(ctx, g), du_over_u(ctx, u);
+    GuardedOf<S> gg(ctx, g_and_more), gu(ctx, u_and_more), gdy(ctx, dy_and_more);
+    glu_forward(gy, gg, gu, n, act, ctx);
+    glu_forward(y_over_g, y_over_g, gu, n, act, ctx);
+    glu_forward(y_over_u, gg, y_over_u, n, act, ctx);
+    glu_backward(gdg, gdu, gdy, gg, gu, n, act, ctx);
+    glu_backward(dg_over_g, du_over_u, gdy, dg_over_g, du_over_u, n, act, ctx);
+    REQUIRE_BITWISE(y, gy.download());
+    REQUIRE_BITWISE(y, y_over_g.download());
+    REQUIRE_BITWISE(y, y_over_u.download());
+    REQUIRE_BITWISE(dg, gdg.download());
+    REQUIRE_BITWISE(du, gdu.download());
+    REQUIRE_BITWISE(dg, dg_over_g.download());
+    REQUIRE_BITWISE(du, du_over_u.download());
+    REQUIRE(ctx.most_scratch_used() == 0);
+  });
+}
+
 TEST_CASE("glu: what the program runs equals the reference bit for bit", "[bitwise]") {
   for (Activation act : acts) {
-    for (size_t n : {0, 1, 3, 37, 1024, 1028, 2055}) {
-      INFO(name_of(act) << ", n " << n);
-      auto g = random_values<float>(n, 1, 20.0f);
-      const auto u = random_values<float>(n, 2), dy = random_values<float>(n, 3);
-      const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f, 1e-40f};
-      for (size_t i = 0; i < 5 && 7 * i < n; i++) g[7 * i] = extremes[i];
-
-      std::vector<float> y(n, NAN), dg(n, NAN), du(n, NAN);
-      glu_forward_ref(y.data(), g.data(), u.data(), n, act);
-      glu_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n, act);
-
-      // Numbers behind the inputs: a kernel that ran on past n would not leave a NaN behind its output.
-      auto g_and_more = g, u_and_more = u, dy_and_more = dy;
-      for (auto* v : {&g_and_more, &u_and_more, &dy_and_more}) v->resize(n + 3, 1.0f);
-      on_every_device([&](Context& ctx) {
-        Guarded gy(ctx, n), gdg(ctx, n), gdu(ctx, n);
-        Guarded y_over_g(ctx, g), y_over_u(ctx, u), dg_over_g(ctx, g), du_over_u(ctx, u);
-        Guarded gg(ctx, g_and_more), gu(ctx, u_and_more), gdy(ctx, dy_and_more);
-        glu_forward(gy, gg, gu, n, act, ctx);
-        glu_forward(y_over_g, y_over_g, gu, n, act, ctx);
-        glu_forward(y_over_u, gg, y_over_u, n, act, ctx);
-        glu_backward(gdg, gdu, gdy, gg, gu, n, act, ctx);
-        glu_backward(dg_over_g, du_over_u, gdy, dg_over_g, du_over_u, n, act, ctx);
-        REQUIRE_BITWISE(y, gy.download());
-        REQUIRE_BITWISE(y, y_over_g.download());
-        REQUIRE_BITWISE(y, y_over_u.download());
-        REQUIRE_BITWISE(dg, gdg.download());
-        REQUIRE_BITWISE(du, gdu.download());
-        REQUIRE_BITWISE(dg, dg_over_g.download());
-        REQUIRE_BITWISE(du, du_over_u.download());
-        REQUIRE(ctx.most_scratch_used() == 0);
-      });
-    }
+    for (size_t n : {0, 1, 3, 37, 1024, 1028, 2055}) require_glu_bits<float>(act, n);
+    for (size_t n : {3, 1028}) require_glu_bits<bf16>(act, n);
   }
 }
 
@@ -124,34 +130,39 @@ TEST_CASE("swiglu_clamped: gradients against finite differences", "[gradcheck]")
   REQUIRE(std::count(du.begin(), du.end(), 0.0) > 3);
 }
 
+template <class S>
+static void require_clamped_bits(size_t n) {
+  INFO("n " << n << ", " << name_of(storage_of<S>));
+  auto g = stored<S>(random_values<float>(n, 1, 20.0f)), u = stored<S>(random_values<float>(n, 2, 20.0f));
+  const auto dy = stored<S>(random_values<float>(n, 3));
+  const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f, 7.0f, -7.0f, 1e-40f};
+  for (size_t i = 0; i < 7 && 7 * i < n; i++) g[7 * i] = S(extremes[i]);
+  for (size_t i = 0; i < 7 && 5 * i < n; i++) u[5 * i] = S(extremes[i]);
+  std::vector<float> y(n, NAN), dg(n, NAN), du(n, NAN);
+  swiglu_clamped_forward_ref(y.data(), g.data(), u.data(), n);
+  swiglu_clamped_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n);
+  for (auto* v : {&y, &dg, &du}) *v = stored<S>(*v);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gy(ctx, n), gdg(ctx, n), gdu(ctx, n), gg(ctx, g), gu(ctx, u), gdy(ctx, dy);
+    GuardedOf<S> y_over_g(ctx, g), y_over_u(ctx, u), dg_over_g(ctx, g), du_over_u(ctx, u);
+    swiglu_clamped_forward(gy, gg, gu, n, ctx);
+    swiglu_clamped_forward(y_over_g, y_over_g, gu, n, ctx);
+    swiglu_clamped_forward(y_over_u, gg, y_over_u, n, ctx);
+    swiglu_clamped_backward(gdg, gdu, gdy, gg, gu, n, ctx);
+    swiglu_clamped_backward(dg_over_g, du_over_u, gdy, dg_over_g, du_over_u, n, ctx);
+    REQUIRE_BITWISE(y, gy.download());
+    REQUIRE_BITWISE(y, y_over_g.download());
+    REQUIRE_BITWISE(y, y_over_u.download());
+    REQUIRE_BITWISE(dg, gdg.download());
+    REQUIRE_BITWISE(du, gdu.download());
+    REQUIRE_BITWISE(dg, dg_over_g.download());
+    REQUIRE_BITWISE(du, du_over_u.download());
+  });
+}
+
 TEST_CASE("swiglu_clamped: what the program runs equals the reference bit for bit", "[bitwise]") {
-  for (size_t n : {0, 1, 3, 37, 1024, 1028, 2055}) {
-    INFO("n " << n);
-    auto g = random_values<float>(n, 1, 20.0f), u = random_values<float>(n, 2, 20.0f);
-    const auto dy = random_values<float>(n, 3);
-    const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f, 7.0f, -7.0f, 1e-40f};
-    for (size_t i = 0; i < 7 && 7 * i < n; i++) g[7 * i] = extremes[i];
-    for (size_t i = 0; i < 7 && 5 * i < n; i++) u[5 * i] = extremes[i];
-    std::vector<float> y(n, NAN), dg(n, NAN), du(n, NAN);
-    swiglu_clamped_forward_ref(y.data(), g.data(), u.data(), n);
-    swiglu_clamped_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n);
-    on_every_device([&](Context& ctx) {
-      Guarded gy(ctx, n), gdg(ctx, n), gdu(ctx, n), gg(ctx, g), gu(ctx, u), gdy(ctx, dy);
-      Guarded y_over_g(ctx, g), y_over_u(ctx, u), dg_over_g(ctx, g), du_over_u(ctx, u);
-      swiglu_clamped_forward(gy, gg, gu, n, ctx);
-      swiglu_clamped_forward(y_over_g, y_over_g, gu, n, ctx);
-      swiglu_clamped_forward(y_over_u, gg, y_over_u, n, ctx);
-      swiglu_clamped_backward(gdg, gdu, gdy, gg, gu, n, ctx);
-      swiglu_clamped_backward(dg_over_g, du_over_u, gdy, dg_over_g, du_over_u, n, ctx);
-      REQUIRE_BITWISE(y, gy.download());
-      REQUIRE_BITWISE(y, y_over_g.download());
-      REQUIRE_BITWISE(y, y_over_u.download());
-      REQUIRE_BITWISE(dg, gdg.download());
-      REQUIRE_BITWISE(du, gdu.download());
-      REQUIRE_BITWISE(dg, dg_over_g.download());
-      REQUIRE_BITWISE(du, du_over_u.download());
-    });
-  }
+  for (size_t n : {0, 1, 3, 37, 1024, 1028, 2055}) require_clamped_bits<float>(n);
+  for (size_t n : {3, 1028}) require_clamped_bits<bf16>(n);
 }
 
 TEST_CASE("swiglu_clamped: a NaN goes through the bounds", "[bitwise]") {

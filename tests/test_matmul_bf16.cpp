@@ -19,33 +19,28 @@ struct Product {
   std::vector<float> C, bias;
 
   Product(size_t M, size_t N, size_t K, Layout layout) : M(M), N(N), K(K), layout(layout) {
-    for (float x : random_values<float>(M * K, 1)) A.push_back(nearest_bf16(x));
-    for (float x : random_values<float>(N * K, 2)) B.push_back(nearest_bf16(x));
+    for (float x : random_values<float>(M * K, 1)) A.push_back(bf16(x));
+    for (float x : random_values<float>(N * K, 2)) B.push_back(bf16(x));
     C = random_values<float>(M * N, 3);
     bias = random_values<float>(N, 4);
   }
 
+  // C is of Out, float or bf16.
+  template <class Out = float>
   std::vector<float> expected(Accumulate accumulate, MmaArithmetic arithmetic, bool with_bias = false) const {
-    std::vector<float> c = C;
+    std::vector<Out> c;
+    for (float x : C) c.push_back(Out(x));
     matmul_bf16_ref(c.data(), A.data(), B.data(), M, N, K, layout, accumulate, arithmetic,
                     with_bias ? bias.data() : nullptr);
-    return c;
+    return std::vector<float>(c.begin(), c.end());
   }
+  template <class Out = float>
   std::vector<float> got(Accumulate accumulate, Context& ctx, bool with_bias = false) const {
     const Buffer<bf16> a(ctx.device, A), b(ctx.device, B);
-    const Guarded c(ctx, M * N), added(ctx, bias);
-    Buffer<float>::copy_to_device(ctx.device, c, C.data(), C.size());
+    const GuardedOf<Out> c(ctx, C);
+    const Guarded added(ctx, bias);
     matmul_bf16(c, a.data(), b.data(), M, N, K, layout, accumulate, ctx, with_bias ? (float*)added : nullptr);
     return c.download();
-  }
-  std::vector<uint16_t> rounded(Context& ctx) const {
-    const Buffer<bf16> a(ctx.device, A), b(ctx.device, B), c(ctx.device, M * N);
-    const Guarded added(ctx, bias);
-    matmul_bf16(c.data(), a.data(), b.data(), M, N, K, layout, ctx, (float*)added);
-    ctx.synchronize();
-    std::vector<uint16_t> bits;
-    for (bf16 x : c.download()) bits.push_back(x.bits);
-    return bits;
   }
 };
 
@@ -64,17 +59,17 @@ TEST_CASE("matmul_bf16: the reference is the product", "[matmul_bf16]") {
       for (size_t n = 0; n < p.N; n++) {
         double sum = double(p.C[m * p.N + n]);
         for (size_t k = 0; k < p.K; k++)
-          sum += double(widen(p.A[layout == Layout::tn ? k * p.M + m : m * p.K + k])) *
-                 double(widen(p.B[layout == Layout::nt ? n * p.K + k : k * p.N + n]));
+          sum += double(float(p.A[layout == Layout::tn ? k * p.M + m : m * p.K + k])) *
+                 double(float(p.B[layout == Layout::nt ? n * p.K + k : k * p.N + n]));
         exact[m * p.N + n] = sum;
       }
     REQUIRE(relative_error(exact, std::vector<double>(got.begin(), got.end())) < 1e-6);
   }
   // Slices of 4096: a 1 in the first, 2^-24 in the second and the third. In one chain, or with the last two added first, the
   // total would be more than 1.
-  std::vector<bf16> a(3 * matmul_bf16_slice, {0}), b(a.size(), nearest_bf16(1));
-  a[0] = nearest_bf16(1);
-  a[matmul_bf16_slice] = a[2 * matmul_bf16_slice] = nearest_bf16(std::ldexp(1.0f, -24));
+  std::vector<bf16> a(3 * matmul_bf16_slice, bf16()), b(a.size(), bf16(1));
+  a[0] = bf16(1);
+  a[matmul_bf16_slice] = a[2 * matmul_bf16_slice] = bf16(std::ldexp(1.0f, -24));
   float c = NAN;
   matmul_bf16_ref(&c, a.data(), b.data(), 1, 1, a.size(), Layout::nt, Accumulate::no, MmaArithmetic::hopper, nullptr);
   REQUIRE(c == 1);
@@ -89,9 +84,9 @@ TEST_CASE("matmul_bf16: the CPU's code and the kernel have the bits of the refer
       for (MmaArithmetic arithmetic : {MmaArithmetic::hopper, MmaArithmetic::ampere}) {
         if (arithmetic == MmaArithmetic::ampere && s.M > 16) continue;
         const std::vector<float> expected = p.expected(Accumulate::no, arithmetic, true);
-        std::vector<uint16_t> rounded;
-        for (float x : expected) rounded.push_back(nearest_bf16(x).bits);
         const std::vector<float> added = p.expected(Accumulate::yes, arithmetic);
+        const std::vector<float> rounded = p.expected<bf16>(Accumulate::no, arithmetic, true);
+        const std::vector<float> added_rounded = p.expected<bf16>(Accumulate::yes, arithmetic);
         on_every_device([&](Context& ctx) {
 #ifndef __CUDACC__
           ctx.mma_arithmetic = arithmetic;
@@ -101,7 +96,8 @@ TEST_CASE("matmul_bf16: the CPU's code and the kernel have the bits of the refer
           REQUIRE_BITWISE(expected, p.got(Accumulate::no, ctx, true));
           if (s.M > 31) return;
           REQUIRE_BITWISE(added, p.got(Accumulate::yes, ctx));
-          REQUIRE(p.rounded(ctx) == rounded);
+          REQUIRE_BITWISE(rounded, p.got<bf16>(Accumulate::no, ctx, true));
+          REQUIRE_BITWISE(added_rounded, p.got<bf16>(Accumulate::yes, ctx));
         });
       }
     }

@@ -34,8 +34,8 @@ std::vector<Tile> tiles(MmaArithmetic arithmetic) {
   for (const auto& t : fixture[arithmetic == hopper ? "hopper" : "ampere"]) {
     Tile tile;
     tile.kind = t["kind"];
-    for (uint32_t x : numbers(t["A"], 4)) tile.A.push_back({uint16_t(x)});
-    for (uint32_t x : numbers(t["B"], 4)) tile.B.push_back({uint16_t(x)});
+    for (uint32_t x : numbers(t["A"], 4)) tile.A.push_back(bf16::from_bits(uint16_t(x)));
+    for (uint32_t x : numbers(t["B"], 4)) tile.B.push_back(bf16::from_bits(uint16_t(x)));
     for (uint32_t x : numbers(t["C"], 8)) tile.C.push_back(bits_float(x));
     for (uint32_t x : numbers(t["D"], 8)) tile.D.push_back(bits_float(x));
     all.push_back(std::move(tile));
@@ -72,8 +72,8 @@ std::string compare_lanes(Random& random) {
   const Range a{some(centres), some(spreads)}, b{some(centres), some(spreads)};
   const Range c{random() % 2 ? a.centre + b.centre : some(centres), some(spreads)};
   std::vector<bf16> A(rows * mma_depth), B(mma_depth * lanes);
-  for (bf16& x : A) x = {uint16_t(a.draw(random) >> 16)};
-  for (bf16& x : B) x = {uint16_t(b.draw(random) >> 16)};
+  for (bf16& x : A) x = bf16::from_bits(uint16_t(a.draw(random) >> 16));
+  for (bf16& x : B) x = bf16::from_bits(uint16_t(b.draw(random) >> 16));
   MmaRow row[rows];
   for (size_t r = 0; r < rows; r++) row[r] = mma_row(&A[r * mma_depth], 1, mma_depth);
   const MmaPanel panel = mma_panel(B.data(), lanes, 1, mma_depth, lanes);
@@ -95,7 +95,7 @@ std::string compare_lanes(Random& random) {
 
 // c + a b, the other fifteen products being 0.
 float one_product(float c, float a, float b, MmaArithmetic arithmetic) {
-  bf16 A[mma_depth] = {nearest_bf16(a)}, B[mma_depth] = {nearest_bf16(b)};
+  bf16 A[mma_depth] = {bf16(a)}, B[mma_depth] = {bf16(b)};
   return mma_ref(c, A, B, arithmetic);
 }
 
@@ -138,25 +138,6 @@ __global__ void one_mma(float* d, const bf16* a, const bf16* b, const float* c) 
 
 }  // namespace
 
-TEST_CASE("bf16: rounds to the nearest, ties to even", "[mma]") {
-  for (uint32_t u = 0; u < 1 << 16; u++) {
-    const float x = widen({uint16_t(u)}), above = widen({uint16_t(u + 1)});
-    INFO(u);
-    if (std::isnan(x)) {
-      REQUIRE(std::isnan(widen(nearest_bf16(x))));
-      continue;
-    }
-    REQUIRE(nearest_bf16(x).bits == u);
-    if (std::isinf(x)) continue;
-    // From x to the next number away from 0: below the middle, the middle, above it.
-    REQUIRE(nearest_bf16(bits_float(u << 16 | 0x7fff)).bits == u);
-    REQUIRE(nearest_bf16(bits_float(u << 16 | 0x8000)).bits == u + (u & 1));
-    REQUIRE(nearest_bf16(bits_float(u << 16 | 0x8001)).bits == u + 1);
-    REQUIRE(std::fabs(above) > std::fabs(x));
-  }
-  REQUIRE(std::isnan(widen(nearest_bf16(bits_float(0x7f800001)))));  // a NaN in the lower half alone
-}
-
 TEST_CASE("mma: the definition gives what MMA-Sim computed", "[mma]") {
   for (MmaArithmetic arithmetic : {hopper, ampere}) {
     size_t outputs = 0;
@@ -183,16 +164,16 @@ TEST_CASE("mma: what is cut, by hand", "[mma]") {
     INFO((arithmetic == hopper ? "hopper" : "ampere"));
     const float unit = arithmetic == hopper ? tiny : 2 * tiny;  // the last place that is kept
     bf16 a[mma_depth], b[mma_depth];
-    for (size_t k = 0; k < mma_depth; k++) a[k] = nearest_bf16(unit), b[k] = nearest_bf16(1.0f);
+    for (size_t k = 0; k < mma_depth; k++) a[k] = bf16(unit), b[k] = bf16(1.0f);
     const float kept = mma_ref(1, a, b, arithmetic);  // sixteen units; a float would round each away
     REQUIRE(kept == 1 + 16 * unit);
-    for (bf16& x : a) x = nearest_bf16(unit / 2);
+    for (bf16& x : a) x = bf16(unit / 2);
     REQUIRE(mma_ref(1, a, b, arithmetic) == 1);
-    for (bf16& x : a) x = nearest_bf16(-unit / 2);  // towards zero, not down
+    for (bf16& x : a) x = bf16(-unit / 2);  // towards zero, not down
     REQUIRE(mma_ref(1, a, b, arithmetic) == 1);
-    for (bf16& x : a) x = nearest_bf16(-unit);  // the sum is cut towards zero too
+    for (bf16& x : a) x = bf16(-unit);  // the sum is cut towards zero too
     REQUIRE(mma_ref(-1, a, b, arithmetic) == -1 - 16 * unit);
-    for (size_t k = 0; k < mma_depth; k++) a[k] = nearest_bf16(k == 0 ? unit : 0);
+    for (size_t k = 0; k < mma_depth; k++) a[k] = bf16(k == 0 ? unit : 0);
     REQUIRE(mma_ref(1, a, b, arithmetic) == 1);
 
     const float nan = bits_float(0x7fffffff);
@@ -220,9 +201,9 @@ TEST_CASE("mma: vectors have the bits of the definition", "[mma]") {
   // The largest sum there is, of 16 products and c, leaves 32 bits.
   MmaRow row[1];
   bf16 largest[mma_depth];
-  for (bf16& x : largest) x = {0x3fff};
+  for (bf16& x : largest) x = bf16::from_bits(0x3fff);
   row[0] = mma_row(largest, 1, mma_depth);
-  const std::vector<bf16> B(mma_depth * lanes, {0x3fff});
+  const std::vector<bf16> B(mma_depth * lanes, bf16::from_bits(0x3fff));
   const MmaPanel panel = mma_panel(B.data(), lanes, 1, mma_depth, lanes);
   vec c[1] = {broadcast(bits_float(0x3fffffff))};
   mma_lanes<hopper>(c, row, panel);

@@ -11,19 +11,19 @@ using namespace gated;
 
 TEST_CASE("number formats: every BF16 widens to the number that it is, and rounds back to itself", "[formats]") {
   for (uint32_t bits = 0; bits <= 0xffff; bits++) {
-    const float x = widen(bf16{uint16_t(bits)});
+    const float x = float(bf16::from_bits(uint16_t(bits)));
     const int exponent = int(bits >> 7 & 255), fraction = int(bits & 127);
     const double sign = bits >> 15 ? -1 : 1;
     if (exponent == 255 && fraction) {
       REQUIRE(std::isnan(x));
-      REQUIRE(std::isnan(widen(nearest_bf16(x))));
+      REQUIRE(std::isnan(float(bf16(x))));
       continue;
     }
     if (exponent == 255)
       REQUIRE((std::isinf(x) && std::signbit(x) == (sign < 0)));
     else
       REQUIRE(double(x) == sign * std::ldexp(exponent ? 128 + fraction : fraction, (exponent ? exponent : 1) - 134));
-    REQUIRE(nearest_bf16(x).bits == bits);
+    REQUIRE(bf16(x).bits == bits);
   }
 }
 
@@ -44,17 +44,17 @@ TEST_CASE("number formats: every F16 widens to the number that it is", "[formats
 
 TEST_CASE("number formats: fp32 rounds to the nearest BF16, a tie to the even one", "[formats]") {
   for (uint32_t high = 0; high < 0x7f80; high++) {  // all finite ones, and the next
-    const float below = widen(bf16{uint16_t(high)});
+    const float below = float(bf16::from_bits(uint16_t(high)));
     for (const uint32_t low : {0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
       const float x = std::bit_cast<float>(high << 16 | low);
-      const uint16_t rounded = nearest_bf16(x).bits;
+      const uint16_t rounded = bf16(x).bits;
       const bool up = low > 0x8000 || (low == 0x8000 && high % 2 == 1);
       REQUIRE(rounded == high + up);
-      REQUIRE(nearest_bf16(-x).bits == (0x8000 | rounded));
+      REQUIRE(bf16(-x).bits == (0x8000 | rounded));
       REQUIRE(below <= x);
     }
   }
-  REQUIRE(std::isinf(widen(nearest_bf16(3.4e38f))));
-  REQUIRE(std::isnan(widen(nearest_bf16(std::bit_cast<float>(0x7f800001u)))));  // its upper half alone is infinite
-  REQUIRE(std::isnan(widen(nearest_bf16(std::bit_cast<float>(0xffffffffu)))));
+  REQUIRE(std::isinf(float(bf16(3.4e38f))));
+  REQUIRE(std::isnan(float(bf16(std::bit_cast<float>(0x7f800001u)))));  // its upper half alone is infinite
+  REQUIRE(std::isnan(float(bf16(std::bit_cast<float>(0xffffffffu)))));
 }

@@ -172,31 +172,31 @@ void write_text(const std::string& path, const std::string& text) {
 }  // namespace
 
 std::string export_hf_folder(const std::string& folder, const Config& config, const std::vector<Parameter>& list,
-                             const float* flat, bool bf16) {
+                             const float* flat, bool rounded_to_bf16) {
   HfConfig written = write_hf_config(config);
   const std::vector<HfTensor> tensors = hf_tensors(written.architecture, config.model);
   NewFolder out(folder);
 
   std::vector<TensorForm> forms;
-  for (const HfTensor& t : tensors) forms.push_back({t.name, bf16 ? "BF16" : "F32", t.shape});
+  for (const HfTensor& t : tensors) forms.push_back({t.name, rounded_to_bf16 ? "BF16" : "F32", t.shape});
   const std::string path = out / "model.safetensors", header = safetensors_header(path, forms, {{"format", "pt"}});
   AtomicFile file(path);
   file.write(header.data(), header.size());
   const auto ours = by_name(list);
   std::vector<float> values;
-  std::vector<uint16_t> rounded(bf16 ? size_t{1} << 19 : 0);  // 1 MiB at a time
+  std::vector<uint16_t> rounded(rounded_to_bf16 ? size_t{1} << 19 : 0);  // 1 MiB at a time
   for (const HfTensor& t : tensors) {
     values.resize(count(t.shape));
     for (const Piece& piece : t.pieces) give_piece(piece, flat + ours.at(piece.parameter)->offset, values.data());
-    if (!bf16) file.write(values.data(), values.size() * sizeof values[0]);
-    for (size_t done = 0; bf16 && done < values.size(); done += rounded.size()) {
+    if (!rounded_to_bf16) file.write(values.data(), values.size() * sizeof values[0]);
+    for (size_t done = 0; rounded_to_bf16 && done < values.size(); done += rounded.size()) {
       const size_t n = std::min(rounded.size(), values.size() - done);
-      for (size_t i = 0; i < n; i++) rounded[i] = nearest_bf16(values[done + i]).bits;
+      for (size_t i = 0; i < n; i++) rounded[i] = bf16(values[done + i]).bits;
       file.write(rounded.data(), n * sizeof rounded[0]);
     }
   }
   file.commit();
-  written.json["torch_dtype"] = bf16 ? "bfloat16" : "float32";
+  written.json["torch_dtype"] = rounded_to_bf16 ? "bfloat16" : "float32";
   write_text(out / "config.json", written.json.dump(2) + "\n");
   out.finish();
   return written.note;

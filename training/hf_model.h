@@ -18,7 +18,7 @@ std::shared_ptr<const ModelSource> open_hf_config(const std::string& path);
 // config.json and model.safetensors, in fp32 or rounded to BF16. What cannot be written leaves nothing behind. Returns what the
 // user has to know, or nothing.
 std::string export_hf_folder(const std::string& folder, const Config& config, const std::vector<Parameter>& list,
-                             const float* flat, bool bf16);
+                             const float* flat, bool rounded_to_bf16);
 
 // --export: the model of --from, and a line of what was written.
 void export_model(const Config& config);

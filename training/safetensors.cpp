@@ -190,7 +190,8 @@ void SafetensorsFile::read_floats(const std::string& name, const TensorEntry& te
   for (size_t done = 0; done < n; done += buffer.size()) {
     const size_t here = std::min(buffer.size(), n - done);
     read(tensor, done * sizeof buffer[0], buffer.data(), here * sizeof buffer[0]);
-    for (size_t i = 0; i < here; i++) dst[done + i] = is_bf16 ? widen(bf16{buffer[i]}) : widen_f16(buffer[i]);
+    for (size_t i = 0; i < here; i++)
+      dst[done + i] = is_bf16 ? float(bf16::from_bits(buffer[i])) : widen_f16(buffer[i]);
   }
 }
 
