@@ -97,7 +97,7 @@ inline float mma_sum_ref(float c, const bf16* a, const bf16* b, size_t depth, in
     sum += negative ? -cut : cut;
   };
   for (size_t k = 0; k < depth; k++) {
-    const FloatParts x(float(a[k])), y(float(b[k]));
+    const FloatParts x{float(a[k])}, y{float(b[k])};
     add(x.negative != y.negative, (x.significand >> 16) * (y.significand >> 16), 14, x.exponent + y.exponent);
   }
   const FloatParts z(c);

@@ -206,7 +206,10 @@ template <class T>
 struct AddRows {
   const T* x;
   size_t cols;
-  HD T operator()(T acc, size_t row, size_t c) const { return acc + x[row * cols + c]; }
+  template <class Sum>
+  HD Sum operator()(Sum acc, size_t row, size_t c) const {
+    return acc + x[row * cols + c];
+  }
 };
 
 // partial[slice][k][c] = sum k of one slice of rows. A piece of a slice is as wide as its sums fit a core's

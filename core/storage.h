@@ -44,7 +44,9 @@ class RealsOf {
   RealsOf(Pointer<float> at) : at_(at) {}
   RealsOf(Pointer<bf16> at) : at_(at), storage_(Storage::bf16) {}
   // What may be written may be read.
-  operator RealsOf<const void>() const requires(!std::is_const_v<Void>) { return {at_, storage_}; }
+  template <class Written>
+  requires(std::is_const_v<Void> && !std::is_const_v<Written>) RealsOf(RealsOf<Written> place)
+      : at_(place.at()), storage_(place.storage()) {}
   // A place that is given later, for numbers of that storage.
   explicit RealsOf(Storage storage) : storage_(storage) {}
   RealsOf(Void* at, Storage storage) : at_(at), storage_(storage) {}

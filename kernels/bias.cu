@@ -3,7 +3,7 @@
 //     db_c += sum over n of dy_nc
 //   The forward is in matmul.cu, which adds b as it writes y.
 // order: a column (core/reduce.cuh)
-// shapes: dy (N,C) f32; db (C), accumulated
+// shapes: dy (N,C) f32 or bf16; db (C) f32, accumulated
 // --attn-bias, --ffn-bias | tests/test_bias.cpp
 #include "kernels/bias.h"
 
@@ -29,8 +29,11 @@ size_t bias_backward_scratch(size_t N, size_t C) {
   return column_reduce_scratch(N, C);
 }
 
-void bias_backward(float* db, const float* dy, size_t N, size_t C, Context& ctx) {
-  column_reduce_add(db, N, C, AddRows<float>{dy, C}, ctx);
+void bias_backward(float* db, ConstReals dy, size_t N, size_t C, Context& ctx) {
+  with_storage(dy, [&](auto stored) {
+    using S = decltype(stored);
+    column_reduce_add(db, N, C, AddRows<S>{dy.as<S>(), C}, ctx);
+  });
 }
 
 }  // namespace gated

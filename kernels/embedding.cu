@@ -11,7 +11,7 @@
 // exactly: in the forward the product, then the sum, each rounded. The sum in dweight is one chain from +0, n ascending; then
 //   the product with scale and the sum into dweight, each rounded. dpositions: column order over the sequences. dscale: row
 //   order over c, column order over n (core/reduce.cuh).
-// shapes: h, dh (N,C) f32, weight, dweight (V,C), positions, dpositions (T,C), ids (N) int
+// shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), positions, dpositions (T,C), scale, dscale (1) f32; ids (N) int
 //   h is written, the gradients are accumulated
 // An id outside [0,V) is refused where the host still sees it, in TokenGroups; the forward makes its h a row of NaN.
 // --position=learned, --embedding-scale | tests/test_embedding.cpp
@@ -150,8 +150,9 @@ void TokenGroups::build(const int* ids, size_t N, Context& ctx) {
 
 // A warp owns a token. Lane l holds columns 4l to 4l+3 (a Quad: one load of 16 bytes where C is a multiple of 4) of every 128.
 // A row of the table is read and a row of h is written, 512 neighbouring bytes at a time. scale and positions may be null.
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    embedding_forward_kernel(float* h, const int* ids, const float* weight, const float* scale, const float* positions,
+    embedding_forward_kernel(S* h, const int* ids, const float* weight, const float* scale, const float* positions,
                              size_t N, size_t T, size_t C, size_t V) {
   const size_t n = warp_row();
   if (n >= N) return;
@@ -173,8 +174,9 @@ __global__ void __launch_bounds__(rows_block)
 //
 // A frequent id makes a long list. The loads of its rows do not depend on each other, only the additions do: several rows are
 // on their way at once.
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    embedding_backward_kernel(float* dweight, const float* dh, const int* count, const int* id, const int* start,
+    embedding_backward_kernel(float* dweight, const S* dh, const int* count, const int* id, const int* start,
                               const int* token, const float* scale, size_t C) {
   const size_t warps_a_group = (C + 127) / 128;
   const size_t g = warp_row() / warps_a_group, c = warp_row() % warps_a_group * 128 + 4 * (threadIdx.x % 32);
@@ -193,8 +195,9 @@ __global__ void __launch_bounds__(rows_block)
 
 // row_sums[n] = dh[n].weight[ids[n]]. A warp owns a token, and each of a lane's four columns of every 128 feeds a chain of
 // its own: the row order.
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    embedding_row_sums_kernel(float* row_sums, const float* dh, const int* ids, const float* weight, size_t N, size_t C,
+    embedding_row_sums_kernel(float* row_sums, const S* dh, const int* ids, const float* weight, size_t N, size_t C,
                               size_t V) {
   const size_t n = warp_row();
   if (n >= N) return;
@@ -210,26 +213,32 @@ __global__ void __launch_bounds__(rows_block)
 
 // ---- launchers
 
-void embedding_forward(float* h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N, size_t C,
+void embedding_forward(Reals h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N, size_t C,
                        size_t V, Context& ctx) {
   require(extras.T > 0 || !extras.positions, "embedding_forward: positions of sequences without tokens");
-  if (ctx.device == Device::cpu) return embedding_forward_cpu(h, ids, weight, extras, N, C, V);
-  launch(embedding_forward_kernel, rows_grid(N), rows_block, 0, ctx, h, ids, weight, extras.scale, extras.positions, N,
-         extras.T, C, V);
+  with_storage(h, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return embedding_forward_cpu(h.as<S>(), ids, weight, extras, N, C, V);
+    launch(embedding_forward_kernel<S>, rows_grid(N), rows_block, 0, ctx, h.as<S>(), ids, weight, extras.scale,
+           extras.positions, N, extras.T, C, V);
+  });
 }
 
-void embedding_forward(float* h, const int* ids, const float* weight, size_t N, size_t C, size_t V, Context& ctx) {
+void embedding_forward(Reals h, const int* ids, const float* weight, size_t N, size_t C, size_t V, Context& ctx) {
   embedding_forward(h, ids, weight, EmbeddingExtras{}, N, C, V, ctx);
 }
 
-void embedding_backward(float* dweight, const float* dh, const TokenGroups& groups, const float* scale, size_t C,
+void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups, const float* scale, size_t C,
                         Context& ctx) {
-  if (ctx.device == Device::cpu) return embedding_backward_cpu(dweight, dh, groups, scale, C);
-  launch(embedding_backward_kernel, rows_grid(groups.most_groups() * ceil_div(C, 128)), rows_block, 0, ctx, dweight, dh,
-         groups.count(), groups.id(), groups.start(), groups.token(), scale, C);
+  with_storage(dh, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return embedding_backward_cpu(dweight, dh.as<S>(), groups, scale, C);
+    launch(embedding_backward_kernel<S>, rows_grid(groups.most_groups() * ceil_div(C, 128)), rows_block, 0, ctx,
+           dweight, dh.as<S>(), groups.count(), groups.id(), groups.start(), groups.token(), scale, C);
+  });
 }
 
-void embedding_backward(float* dweight, const float* dh, const TokenGroups& groups, size_t C, Context& ctx) {
+void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups, size_t C, Context& ctx) {
   embedding_backward(dweight, dh, groups, nullptr, C, ctx);
 }
 
@@ -238,20 +247,24 @@ size_t embedding_positions_backward_scratch(size_t B, size_t T, size_t C) {
   return column_reduce_scratch(B, T * C);
 }
 
-void embedding_positions_backward(float* dpositions, const float* dh, size_t B, size_t T, size_t C, Context& ctx) {
-  column_reduce_add(dpositions, B, T * C, AddRows<float>{dh, T * C}, ctx);
+void embedding_positions_backward(float* dpositions, ConstReals dh, size_t B, size_t T, size_t C, Context& ctx) {
+  with_storage(dh, [&](auto stored) {
+    using S = decltype(stored);
+    column_reduce_add(dpositions, B, T * C, AddRows<S>{dh.as<S>(), T * C}, ctx);
+  });
 }
 
 size_t embedding_scale_backward_scratch(size_t N) {
   return column_reduce_scratch(N, 1);
 }
 
-void embedding_scale_backward(float* dscale, float* row_sums, const float* dh, const int* ids, const float* weight,
+void embedding_scale_backward(float* dscale, float* row_sums, ConstReals dh, const int* ids, const float* weight,
                               size_t N, size_t C, size_t V, Context& ctx) {
-  if (ctx.device == Device::cpu)
-    embedding_row_sums_cpu(row_sums, dh, ids, weight, N, C, V);
-  else
-    launch(embedding_row_sums_kernel, rows_grid(N), rows_block, 0, ctx, row_sums, dh, ids, weight, N, C, V);
+  with_storage(dh, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return embedding_row_sums_cpu(row_sums, dh.as<S>(), ids, weight, N, C, V);
+    launch(embedding_row_sums_kernel<S>, rows_grid(N), rows_block, 0, ctx, row_sums, dh.as<S>(), ids, weight, N, C, V);
+  });
   column_reduce_add(dscale, N, 1, AddRows<float>{row_sums, 1}, ctx);
 }
 

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/context.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
@@ -14,8 +15,8 @@ struct EmbeddingExtras {
 };
 
 // h (N,C) is written: h[n] = weight[ids[n]], weight (V,C), ids (N). An id outside [0,V) makes its h a row of NaN.
-void embedding_forward(float* h, const int* ids, const float* weight, size_t N, size_t C, size_t V, Context& ctx);
-void embedding_forward(float* h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N, size_t C,
+void embedding_forward(Reals h, const int* ids, const float* weight, size_t N, size_t C, size_t V, Context& ctx);
+void embedding_forward(Reals h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N, size_t C,
                        size_t V, Context& ctx);
 
 // The tokens of a batch, grouped by id: what the backward reads instead of ids.
@@ -51,17 +52,17 @@ class TokenGroups {
 
 // dweight (V,C) += the sum of dh (N,C) over the tokens of every id, times *scale if there is one. groups: built from the ids
 // of dh's tokens. scale may be null.
-void embedding_backward(float* dweight, const float* dh, const TokenGroups& groups, size_t C, Context& ctx);
-void embedding_backward(float* dweight, const float* dh, const TokenGroups& groups, const float* scale, size_t C,
+void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups, size_t C, Context& ctx);
+void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups, const float* scale, size_t C,
                         Context& ctx);
 
 // dpositions (T,C) += the sum of dh (B,T,C) over the sequences.
-void embedding_positions_backward(float* dpositions, const float* dh, size_t B, size_t T, size_t C, Context& ctx);
+void embedding_positions_backward(float* dpositions, ConstReals dh, size_t B, size_t T, size_t C, Context& ctx);
 // Bytes of scratch that it takes.
 size_t embedding_positions_backward_scratch(size_t B, size_t T, size_t C);
 
 // *dscale += the sum over n of the dot product dh[n].weight[ids[n]]. row_sums (N) is written: those products.
-void embedding_scale_backward(float* dscale, float* row_sums, const float* dh, const int* ids, const float* weight,
+void embedding_scale_backward(float* dscale, float* row_sums, ConstReals dh, const int* ids, const float* weight,
                               size_t N, size_t C, size_t V, Context& ctx);
 size_t embedding_scale_backward_scratch(size_t N);
 
@@ -85,10 +86,13 @@ void embedding_scale_backward_ref(Real* dscale, const Real* dh, const int* ids, 
                                   size_t V);
 
 // Twins for training on the CPU: kernels/embedding_cpu.cpp
-void embedding_forward_cpu(float* h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N,
-                           size_t C, size_t V);
-void embedding_backward_cpu(float* dweight, const float* dh, const TokenGroups& groups, const float* scale, size_t C);
-void embedding_row_sums_cpu(float* row_sums, const float* dh, const int* ids, const float* weight, size_t N, size_t C,
+template <class S>
+void embedding_forward_cpu(S* h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N, size_t C,
+                           size_t V);
+template <class S>
+void embedding_backward_cpu(float* dweight, const S* dh, const TokenGroups& groups, const float* scale, size_t C);
+template <class S>
+void embedding_row_sums_cpu(float* row_sums, const S* dh, const int* ids, const float* weight, size_t N, size_t C,
                             size_t V);
 
 }  // namespace gated

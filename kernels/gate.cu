@@ -13,7 +13,7 @@
 //     dz   = ds * ds/dz                        = ds * (scale*act'(z))
 // act and act': core/activation.cuh
 // order: the sum is that of a row of `group` elements (core/reduce.cuh); for group 1 it is the product itself
-// shapes: x, y, dy, dx (N,C) f32; z, dz (N,C/group); all written; y may be x, dx may be dy, dz may be z
+// shapes: x, y, dy, dx (N,C) and z, dz (N,C/group) f32 or bf16, all of them the same; written; y may be x, dx may be dy, dz may be z
 // --attn=g1|g2|g3|g4|g5, --norm=gated | tests/test_gate.cpp
 #include "kernels/gate.cuh"
 
@@ -63,16 +63,17 @@ IN_FLOAT_AND_DOUBLE(gate_backward_ref);
 
 // ---- kernels
 //
-// Where elements do not meet, a thread takes four neighbours, a Quad: the 16 bytes that it can load at once. load_quad()
-// takes four single floats instead where rows do not end on a whole Quad, with 0 for those past the end. Every (N,C) array
+// Where elements do not meet, a thread takes four neighbours, a Quad, which it loads at once. load_quad()
+// takes four single elements instead where rows do not end on a whole Quad, with 0 for those past the end. Every (N,C) array
 // crosses the bus once, and the time of these kernels is that of the bus: the choice of the activation, which is the same
 // for every thread, hides behind it.
 // gate_score and gate_slope (s and ds/dz), gate_y, gate_dy_dx and gate_dy_ds are the formulas above, one line each in
 // gate.cuh. fused(a,b,c) is a*b + c, rounded once.
 // All loads of an element come before its stores, so an output may be the input that it belongs to.
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    gate_forward_elementwise_kernel(float* y, const float* x, const float* z, size_t n, GateOp op) {
+    gate_forward_elementwise_kernel(S* y, const S* x, const S* z, size_t n, GateOp op) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   Quad q = load_quad(x, i, n);
@@ -88,8 +89,9 @@ __global__ void __launch_bounds__(elementwise_block)
 //   threads     0 0 0 0 1 1     2 2 2 2 3 3
 //
 // The threads of a group load the same logit, which the cache serves, and make the score each for itself.
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    gate_forward_group_kernel(float* y, const float* x, const float* z, size_t scores, size_t group, GateOp op) {
+    gate_forward_group_kernel(S* y, const S* x, const S* z, size_t scores, size_t group, GateOp op) {
   const auto [row, i] = row_quad(group);
   if (row >= scores) return;
   const float s = gate_score(op, z[row]);
@@ -98,9 +100,9 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(y + row * group, i, group, q);
 }
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    gate_backward_elementwise_kernel(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t n,
-                                     GateOp op) {
+    gate_backward_elementwise_kernel(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t n, GateOp op) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   Quad dyq = load_quad(dy, i, n), zq = load_quad(z, i, n);
@@ -119,9 +121,10 @@ __global__ void __launch_bounds__(elementwise_block)
 // four chains. warp_row_reduce() calls the function below for every Quad of a lane, and at the end it adds the chains of the
 // warp up (core/reduce.cuh). dx needs the score alone, so it leaves in the same pass.
 // (A Quad at the end of a row is loaded with zeros behind it; `count` keeps these out of the chains.)
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    gate_backward_group_kernel(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t scores,
-                               size_t group, GateOp op) {
+    gate_backward_group_kernel(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t scores, size_t group,
+                               GateOp op) {
   const size_t row = warp_row();
   if (row >= scores) return;
   const float logit = z[row], dy_dx = gate_dy_dx(op, gate_score(op, logit));
@@ -135,7 +138,7 @@ __global__ void __launch_bounds__(rows_block)
   });
   // dz may be z: all lanes have read the logit before one writes over it. (Shuffles alone do not order memory.)
   __syncwarp();
-  if (threadIdx.x % 32 == 0) dz[row] = ds * gate_slope(op, logit);
+  if (threadIdx.x % 32 == 0) dz[row] = S(ds * gate_slope(op, logit));
 }
 
 // ---- launchers
@@ -151,27 +154,37 @@ static void require_gate_shape(const char* operation, size_t C, size_t group, co
   require_gate(operation, op);
 }
 
-void gate_forward(float* y, const float* x, const float* z, size_t N, size_t C, size_t group, const GateOp& op,
+void gate_forward(Reals y, ConstReals x, ConstReals z, size_t N, size_t C, size_t group, const GateOp& op,
                   Context& ctx) {
   require_gate_shape("gate_forward", C, group, op);
-  if (ctx.device == Device::cpu) return gate_forward_cpu(y, x, z, N, C, group, op);
   const size_t n = N * C, scores = n / group;
-  if (group == 1)
-    launch(gate_forward_elementwise_kernel, elementwise_grid(n), elementwise_block, 0, ctx, y, x, z, n, op);
-  else
-    launch(gate_forward_group_kernel, row_quads_grid(scores, group), elementwise_block, 0, ctx, y, x, z, scores, group,
-           op);
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return gate_forward_cpu(y.as<S>(), x.as<S>(), z.as<S>(), N, C, group, op);
+    if (group == 1)
+      launch(gate_forward_elementwise_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, y.as<S>(), x.as<S>(),
+             z.as<S>(), n, op);
+    else
+      launch(gate_forward_group_kernel<S>, row_quads_grid(scores, group), elementwise_block, 0, ctx, y.as<S>(),
+             x.as<S>(), z.as<S>(), scores, group, op);
+  });
 }
 
-void gate_backward(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N, size_t C,
-                   size_t group, const GateOp& op, Context& ctx) {
+void gate_backward(Reals dx, Reals dz, ConstReals dy, ConstReals x, ConstReals z, size_t N, size_t C, size_t group,
+                   const GateOp& op, Context& ctx) {
   require_gate_shape("gate_backward", C, group, op);
-  if (ctx.device == Device::cpu) return gate_backward_cpu(dx, dz, dy, x, z, N, C, group, op);
   const size_t n = N * C, scores = n / group;
-  if (group == 1)
-    launch(gate_backward_elementwise_kernel, elementwise_grid(n), elementwise_block, 0, ctx, dx, dz, dy, x, z, n, op);
-  else
-    launch(gate_backward_group_kernel, rows_grid(scores), rows_block, 0, ctx, dx, dz, dy, x, z, scores, group, op);
+  with_storage(dx, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return gate_backward_cpu(dx.as<S>(), dz.as<S>(), dy.as<S>(), x.as<S>(), z.as<S>(), N, C, group, op);
+    if (group == 1)
+      launch(gate_backward_elementwise_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, dx.as<S>(),
+             dz.as<S>(), dy.as<S>(), x.as<S>(), z.as<S>(), n, op);
+    else
+      launch(gate_backward_group_kernel<S>, rows_grid(scores), rows_block, 0, ctx, dx.as<S>(), dz.as<S>(), dy.as<S>(),
+             x.as<S>(), z.as<S>(), scores, group, op);
+  });
 }
 
 }  // namespace gated

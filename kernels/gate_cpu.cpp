@@ -10,14 +10,14 @@
 namespace gated {
 
 // "simd" says that iterations do not meet, which the compiler cannot see when an array is rewritten in place.
-template <Activation act>
-static void score_loop(float* s, const float* z, size_t n, float scale) {
+template <Activation act, class S>
+static void score_loop(float* s, const S* z, size_t n, float scale) {
 #pragma omp simd
-  for (size_t i = 0; i < n; i++) s[i] = scale * activation_value(act, z[i]);
+  for (size_t i = 0; i < n; i++) s[i] = scale * activation_value(act, float(z[i]));
 }
 
-template <Activation act>
-static void score_and_slope_loop(float* s, float* slope, const float* z, size_t n, float scale) {
+template <Activation act, class S>
+static void score_and_slope_loop(float* s, float* slope, const S* z, size_t n, float scale) {
 #pragma omp simd
   for (size_t i = 0; i < n; i++) {
     const float zi = z[i], score = activation_value(act, zi), derivative = activation_slope(act, zi);
@@ -26,34 +26,38 @@ static void score_and_slope_loop(float* s, float* slope, const float* z, size_t 
   }
 }
 
-void gate_scores_cpu(float* s, const float* z, size_t n, const GateOp& op) {
+template <class S>
+void gate_scores_cpu(float* s, const S* z, size_t n, const GateOp& op) {
   with_known_activation(op.act, [&](auto act) { score_loop<act>(s, z, n, op.scale); });
 }
+IN_FLOAT_AND_BF16(gate_scores_cpu);
 
-void gate_scores_cpu(float* s, float* slope, const float* z, size_t n, const GateOp& op) {
+template <class S>
+void gate_scores_and_slopes_cpu(float* s, float* slope, const S* z, size_t n, const GateOp& op) {
   with_known_activation(op.act, [&](auto act) { score_and_slope_loop<act>(s, slope, z, n, op.scale); });
 }
+IN_FLOAT_AND_BF16(gate_scores_and_slopes_cpu);
 
 // ---- one logit an element
 
-template <Activation act, bool additive>
-static void forward_elementwise(float* y, const float* x, const float* z, size_t n, float scale) {
+template <Activation act, bool additive, class S>
+static void forward_elementwise(S* y, const S* x, const S* z, size_t n, float scale) {
 #pragma omp parallel for simd if (worth_waking(n))
   for (size_t i = 0; i < n; i++) {
-    const float s = scale * activation_value(act, z[i]);
-    y[i] = additive ? x[i] + s : x[i] * s;
+    const float s = scale * activation_value(act, float(z[i]));
+    y[i] = S(additive ? x[i] + s : x[i] * s);
   }
 }
 
-template <Activation act, bool additive>
-static void backward_elementwise(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t n,
-                                 float scale) {
+template <Activation act, bool additive, class S>
+static void backward_elementwise(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t n, float scale) {
 #pragma omp parallel for simd
   for (size_t i = 0; i < n; i++) {
-    const float s = scale * activation_value(act, z[i]), slope = scale * activation_slope(act, z[i]);
-    const float to_score = (additive ? dy[i] : dy[i] * x[i]) * slope, to_x = additive ? dy[i] : dy[i] * s;
-    dx[i] = to_x;
-    dz[i] = to_score;
+    const float zi = z[i], dyi = dy[i];
+    const float s = scale * activation_value(act, zi), slope = scale * activation_slope(act, zi);
+    const float to_score = (additive ? dyi : dyi * x[i]) * slope, to_x = additive ? dyi : dyi * s;
+    dx[i] = S(to_x);
+    dz[i] = S(to_score);
   }
 }
 
@@ -66,8 +70,8 @@ static size_t logits_at_once(size_t group) {
   return std::clamp<size_t>(16384 / group, 1, most_logits);
 }
 
-template <bool additive>
-static void forward_groups(float* y, const float* x, const float* z, size_t groups, size_t group, const GateOp& op) {
+template <bool additive, class S>
+static void forward_groups(S* y, const S* x, const S* z, size_t groups, size_t group, const GateOp& op) {
   const size_t at_once = logits_at_once(group);
 #pragma omp parallel for if (worth_waking(groups * group))
   for (size_t first = 0; first < groups; first += at_once) {
@@ -75,60 +79,66 @@ static void forward_groups(float* y, const float* x, const float* z, size_t grou
     float scores[most_logits];
     gate_scores_cpu(scores, z + first, count, op);
     for (size_t g = 0; g < count; g++) {
-      const float *xg = x + (first + g) * group, s = scores[g];
-      float* yg = y + (first + g) * group;
+      const S* xg = x + (first + g) * group;
+      S* yg = y + (first + g) * group;
+      const float s = scores[g];
 #pragma omp simd
-      for (size_t i = 0; i < group; i++) yg[i] = additive ? xg[i] + s : xg[i] * s;
+      for (size_t i = 0; i < group; i++) yg[i] = S(additive ? xg[i] + s : xg[i] * s);
     }
   }
 }
 
-template <bool additive>
-static void backward_groups(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t groups,
-                            size_t group, const GateOp& op) {
+template <bool additive, class S>
+static void backward_groups(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t groups, size_t group,
+                            const GateOp& op) {
   const size_t at_once = logits_at_once(group);
 #pragma omp parallel for
   for (size_t first = 0; first < groups; first += at_once) {
     const size_t count = std::min(at_once, groups - first);
     float scores[most_logits], slopes[most_logits];
-    gate_scores_cpu(scores, slopes, z + first, count, op);
+    gate_scores_and_slopes_cpu(scores, slopes, z + first, count, op);
     for (size_t g = 0; g < count; g++) {
-      const float *xg = x + (first + g) * group, *dyg = dy + (first + g) * group, s = scores[g];
-      float* dxg = dx + (first + g) * group;
+      const S *xg = x + (first + g) * group, *dyg = dy + (first + g) * group;
+      const float s = scores[g];
+      S* dxg = dx + (first + g) * group;
       const float ds = row_reduce_cpu<float>(
-          group, [=](float acc, size_t i) { return fused(dyg[i], additive ? 1.0f : xg[i], acc); });
-      dz[first + g] = ds * slopes[g];
+          group, [=](float acc, size_t i) { return fused(float(dyg[i]), additive ? 1.0f : float(xg[i]), acc); });
+      dz[first + g] = S(ds * slopes[g]);
 #pragma omp simd
-      for (size_t i = 0; i < group; i++) dxg[i] = additive ? dyg[i] : dyg[i] * s;
+      for (size_t i = 0; i < group; i++) dxg[i] = S(additive ? float(dyg[i]) : dyg[i] * s);
     }
   }
 }
 
 // ----
 
-void gate_forward_cpu(float* y, const float* x, const float* z, size_t N, size_t C, size_t group, const GateOp& op) {
+template <class S>
+void gate_forward_cpu(S* y, const S* x, const S* z, size_t N, size_t C, size_t group, const GateOp& op) {
   const size_t n = N * C;
   if (group > 1) {
-    auto* forward = op.additive ? forward_groups<true> : forward_groups<false>;
+    auto* forward = op.additive ? forward_groups<true, S> : forward_groups<false, S>;
     return forward(y, x, z, n / group, group, op);
   }
   with_known_activation(op.act, [&](auto act) {
-    auto* forward = op.additive ? forward_elementwise<act, true> : forward_elementwise<act, false>;
+    auto* forward = op.additive ? forward_elementwise<act, true, S> : forward_elementwise<act, false, S>;
     forward(y, x, z, n, op.scale);
   });
 }
+IN_FLOAT_AND_BF16(gate_forward_cpu);
 
-void gate_backward_cpu(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N, size_t C,
-                       size_t group, const GateOp& op) {
+template <class S>
+void gate_backward_cpu(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t N, size_t C, size_t group,
+                       const GateOp& op) {
   const size_t n = N * C;
   if (group > 1) {
-    auto* backward = op.additive ? backward_groups<true> : backward_groups<false>;
+    auto* backward = op.additive ? backward_groups<true, S> : backward_groups<false, S>;
     return backward(dx, dz, dy, x, z, n / group, group, op);
   }
   with_known_activation(op.act, [&](auto act) {
-    auto* backward = op.additive ? backward_elementwise<act, true> : backward_elementwise<act, false>;
+    auto* backward = op.additive ? backward_elementwise<act, true, S> : backward_elementwise<act, false, S>;
     backward(dx, dz, dy, x, z, n, op.scale);
   });
 }
+IN_FLOAT_AND_BF16(gate_backward_cpu);
 
 }  // namespace gated

@@ -31,7 +31,7 @@
 //   which is the rotation by -a: the gradient turns back.
 // order: of the two products in a sum, the one with sin is rounded, the one with cos goes into the fused
 //   multiply-add. The tables are made on the host in double and rounded once, so they are the same on every machine.
-// shapes: x, y, dx, dy (B,T,H,D) f32; tables cos, sin (rows, R/2), R even | y, dx are written; y may be x, dx dy
+// shapes: x, y, dx, dy (B,T,H,D) f32 or bf16; tables cos, sin (rows, R/2) f32, R even | y, dx are written; y may be x, dx dy
 // --rope-theta, --rope-fraction, --rope-scaling, --window-rope-theta, --yarn | tests/test_rope.cpp
 #include "kernels/rope.h"
 
@@ -148,7 +148,7 @@ IN_FLOAT_AND_DOUBLE(rope_backward_ref);
 // ---- kernel
 //
 // A thread owns four neighbouring points of one head, and so two quads of the row (a Quad is four neighbouring
-// floats, read and written with one 16-byte access where the row allows it):
+// elements, read and written with one access where the row allows it):
 //
 //   head   0 . . . i i+1 i+2 i+3 . . . R/2 . . . i+R/2 .. i+R/2+3 . . . R . . . d .. d+3 . . . D
 //                  '-- first --'               '---- second ----'             '- copied -'
@@ -160,19 +160,20 @@ IN_FLOAT_AND_DOUBLE(rope_backward_ref);
 
 constexpr unsigned rope_block = 256;
 
+template <class S>
 __global__ void __launch_bounds__(rope_block)
-    rope_kernel(float* y, const float* x, const float* cos, const float* sin, size_t heads, size_t T, size_t H,
-                size_t D, size_t half, size_t copies, bool inverse, bool aligned) {
+    rope_kernel(S* y, const S* x, const float* cos, const float* sin, size_t heads, size_t T, size_t H, size_t D,
+                size_t half, size_t copies, bool inverse, bool aligned) {
   const size_t turns = ceil_div(half, 4), quads = turns + copies;
   const size_t n = threadIdx.x + size_t(blockDim.x) * blockIdx.x, head = n / quads, quad = n % quads;
   if (head >= heads) return;
   x += head * D;
   y += head * D;
   // All threads of a launch take the same side: the choice costs next to nothing.
-  const auto load = [&](const float* row, size_t i, size_t size) {
+  const auto load = [&](const auto* row, size_t i, size_t size) {
     return aligned ? load_quad<true>(row, i, size) : load_quad<false>(row, i, size);
   };
-  const auto store = [&](float* row, size_t i, size_t size, const Quad& q) {
+  const auto store = [&](S* row, size_t i, size_t size, const Quad& q) {
     if (aligned)
       store_quad<true>(row, i, size, q);
     else
@@ -197,28 +198,32 @@ __global__ void __launch_bounds__(rope_block)
 
 // ---- launchers
 
-static void rope(float* y, const float* x, const RopeTables& tables, size_t first_position, bool inverse, size_t B,
+static void rope(Reals y, ConstReals x, const RopeTables& tables, size_t first_position, bool inverse, size_t B,
                  size_t T, size_t H, size_t D, Context& ctx) {
   const size_t half = tables.half;
   require(D >= 2 * half, "rope: heads have %zu elements, the tables turn %zu", D, 2 * half);
   require(first_position + T <= tables.rows, "rope: positions %zu to %zu, the tables end before %zu; make longer ones",
           first_position, first_position + T, tables.rows);
   const float *cos = tables.cos.data() + first_position * half, *sin = tables.sin.data() + first_position * half;
-  if (ctx.device == Device::cpu)
-    return (inverse ? rope_backward_cpu : rope_forward_cpu)(y, x, cos, sin, B, T, H, D, 2 * half);
-  // Heads, their second halves and the rows of the tables all begin on 16 bytes.
-  const bool aligned = half % 4 == 0 && D % 4 == 0;
-  const size_t heads = B * T * H, copies = y == x ? 0 : ceil_div(D - 2 * half, 4);
-  launch(rope_kernel, grid_of(ceil_div(heads * (ceil_div(half, 4) + copies), rope_block)), rope_block, 0, ctx, y, x,
-         cos, sin, heads, T, H, D, half, copies, inverse, aligned);
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return (inverse ? rope_backward_cpu<S> : rope_forward_cpu<S>)(y.as<S>(), x.as<S>(), cos, sin, B, T, H, D,
+                                                                    2 * half);
+    // Heads, their second halves and the rows of the tables all begin on a boundary of four elements.
+    const bool aligned = half % 4 == 0 && D % 4 == 0;
+    const size_t heads = B * T * H, copies = y == x ? 0 : ceil_div(D - 2 * half, 4);
+    launch(rope_kernel<S>, grid_of(ceil_div(heads * (ceil_div(half, 4) + copies), rope_block)), rope_block, 0, ctx,
+           y.as<S>(), x.as<S>(), cos, sin, heads, T, H, D, half, copies, inverse, aligned);
+  });
 }
 
-void rope_forward(float* y, const float* x, const RopeTables& tables, size_t first_position, size_t B, size_t T,
-                  size_t H, size_t D, Context& ctx) {
+void rope_forward(Reals y, ConstReals x, const RopeTables& tables, size_t first_position, size_t B, size_t T, size_t H,
+                  size_t D, Context& ctx) {
   rope(y, x, tables, first_position, false, B, T, H, D, ctx);
 }
 
-void rope_backward(float* dx, const float* dy, const RopeTables& tables, size_t first_position, size_t B, size_t T,
+void rope_backward(Reals dx, ConstReals dy, const RopeTables& tables, size_t first_position, size_t B, size_t T,
                    size_t H, size_t D, Context& ctx) {
   rope(dx, dy, tables, first_position, true, B, T, H, D, ctx);
 }

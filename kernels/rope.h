@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/context.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
@@ -39,10 +40,10 @@ RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device, 
 
 // x (B,T,H,D) turned by the angles of positions first_position .. first_position + T - 1. y is written; y may be x.
 // Refuses positions that the tables do not have, and heads shorter than R.
-void rope_forward(float* y, const float* x, const RopeTables& tables, size_t first_position, size_t B, size_t T,
-                  size_t H, size_t D, Context& ctx);
+void rope_forward(Reals y, ConstReals x, const RopeTables& tables, size_t first_position, size_t B, size_t T, size_t H,
+                  size_t D, Context& ctx);
 // The gradient of x from that of y. dx is written; dx may be dy.
-void rope_backward(float* dx, const float* dy, const RopeTables& tables, size_t first_position, size_t B, size_t T,
+void rope_backward(Reals dx, ConstReals dy, const RopeTables& tables, size_t first_position, size_t B, size_t T,
                    size_t H, size_t D, Context& ctx);
 
 // cos and sin (T, R/2) begin at the row of the first token.
@@ -54,9 +55,11 @@ void rope_backward_ref(Real* dx, const Real* dy, const Real* cos, const Real* si
                        size_t D, size_t R);
 
 // The references' bits, on all cores: kernels/rope_cpu.cpp
-void rope_forward_cpu(float* y, const float* x, const float* cos, const float* sin, size_t B, size_t T, size_t H,
-                      size_t D, size_t R);
-void rope_backward_cpu(float* dx, const float* dy, const float* cos, const float* sin, size_t B, size_t T, size_t H,
-                       size_t D, size_t R);
+template <class S>
+void rope_forward_cpu(S* y, const S* x, const float* cos, const float* sin, size_t B, size_t T, size_t H, size_t D,
+                      size_t R);
+template <class S>
+void rope_backward_cpu(S* dx, const S* dy, const float* cos, const float* sin, size_t B, size_t T, size_t H, size_t D,
+                       size_t R);
 
 }  // namespace gated

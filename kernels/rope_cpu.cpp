@@ -9,21 +9,21 @@
 
 namespace gated {
 
-template <bool inverse>
-static void rope_tokens(float* y, const float* x, const float* cos, const float* sin, size_t B, size_t T, size_t H,
-                        size_t D, size_t R) {
+template <bool inverse, class S>
+static void rope_tokens(S* y, const S* x, const float* cos, const float* sin, size_t B, size_t T, size_t H, size_t D,
+                        size_t R) {
   const size_t half = R / 2;
 #pragma omp parallel for if (worth_waking(B * T * H * D))
   for (size_t token = 0; token < B * T; token++) {
     const float *c = cos + token % T * half, *s = sin + token % T * half;
     for (size_t head = token * H; head < (token + 1) * H; head++) {
-      const float* xh = x + head * D;
-      float* yh = y + head * D;
+      const S* xh = x + head * D;
+      S* yh = y + head * D;
 #pragma omp simd
       for (size_t i = 0; i < half; i++) {
         const float x1 = xh[i], x2 = xh[half + i], turn = inverse ? -s[i] : s[i];
-        yh[i] = fused(x1, c[i], -(x2 * turn));
-        yh[half + i] = fused(x2, c[i], x1 * turn);
+        yh[i] = S(fused(x1, c[i], -(x2 * turn)));
+        yh[half + i] = S(fused(x2, c[i], x1 * turn));
       }
       if (y != x)
         for (size_t d = R; d < D; d++) yh[d] = xh[d];
@@ -31,14 +31,18 @@ static void rope_tokens(float* y, const float* x, const float* cos, const float*
   }
 }
 
-void rope_forward_cpu(float* y, const float* x, const float* cos, const float* sin, size_t B, size_t T, size_t H,
-                      size_t D, size_t R) {
+template <class S>
+void rope_forward_cpu(S* y, const S* x, const float* cos, const float* sin, size_t B, size_t T, size_t H, size_t D,
+                      size_t R) {
   rope_tokens<false>(y, x, cos, sin, B, T, H, D, R);
 }
+IN_FLOAT_AND_BF16(rope_forward_cpu);
 
-void rope_backward_cpu(float* dx, const float* dy, const float* cos, const float* sin, size_t B, size_t T, size_t H,
-                       size_t D, size_t R) {
+template <class S>
+void rope_backward_cpu(S* dx, const S* dy, const float* cos, const float* sin, size_t B, size_t T, size_t H, size_t D,
+                       size_t R) {
   rope_tokens<true>(dx, dy, cos, sin, B, T, H, D, R);
 }
+IN_FLOAT_AND_BF16(rope_backward_cpu);
 
 }  // namespace gated

@@ -46,7 +46,7 @@ static void shared_gate_backward_tokens(float* dx, float* dz, const float* dy, c
 #pragma omp for
     for (size_t n = 0; n < N; n++) {
       const size_t token = n * H * D;
-      gate_scores_cpu(scores.data(), slopes.data(), z + token, H * D, op);
+      gate_scores_and_slopes_cpu(scores.data(), slopes.data(), z + token, H * D, op);
       for (size_t d = 0; d < D; d++) s[d] = ds[d] = 0.0f;
       for (const float* score = scores.data(); score < scores.data() + H * D; score += D)
         for (size_t d = 0; d < D; d++) s[d] = s[d] + score[d];

@@ -42,7 +42,7 @@ struct AdditiveTerm {
 void static_gate_backward_cpu(float* dx, float* dtheta, const float* dy, const float* x, const float* theta, size_t N,
                               size_t C, const GateOp& op) {
   std::vector<float> scores(C), slopes(C);
-  gate_scores_cpu(scores.data(), slopes.data(), theta, C, op);
+  gate_scores_and_slopes_cpu(scores.data(), slopes.data(), theta, C, op);
   if (op.additive)
     column_reduce_add_cpu(dtheta, N, C, AdditiveTerm{dy, slopes.data(), C});
   else

@@ -20,16 +20,23 @@ TEST_CASE("bias: the gradient against finite differences", "[gradcheck]") {
   check_gradient("b", loss, b, db);
 }
 
-TEST_CASE("bias: kernels equal the reference bit for bit", "[bitwise]") {
-  const struct { size_t N, C; } sizes[] = {{63, 200}, {300, 5}, {1, 1}};
-  for (auto [N, C] : sizes) {
-    const auto dy = random_values<float>(N * C, 1), start = random_values<float>(C, 2);
-    auto db = start;
-    bias_backward_ref(db.data(), dy.data(), N, C);
-    on_every_device([&](Context& ctx) {
-      Guarded gdb(ctx, start), gdy(ctx, dy);
-      bias_backward(gdb, gdy, N, C, ctx);
-      REQUIRE_BITWISE(db, gdb.download());
-    });
+template <class S>
+static void require_bias_bits(size_t N, size_t C) {
+  INFO("N " << N << " C " << C << ", " << name_of(storage_of<S>));
+  const auto dy = stored<S>(random_values<float>(N * C, 1)), start = random_values<float>(C, 2);
+  auto db = start;
+  bias_backward_ref(db.data(), dy.data(), N, C);
+  on_every_device([&](Context& ctx) {
+    Guarded gdb(ctx, start);
+    GuardedOf<S> gdy(ctx, dy);
+    bias_backward(gdb, gdy, N, C, ctx);
+    REQUIRE_BITWISE(db, gdb.download());
+  });
+}
+
+TEST_CASE("bias: what the program runs equals the reference bit for bit", "[bitwise]") {
+  for (auto [N, C] : {std::pair<size_t, size_t>{63, 200}, {300, 5}, {1, 1}}) {
+    require_bias_bits<float>(N, C);
+    require_bias_bits<bf16>(N, C);
   }
 }

@@ -95,72 +95,80 @@ TEST_CASE("embedding: gradients against finite differences", "[gradcheck]") {
       "positions", [&](auto& v) { return general(weight, scale, v); }, positions, dpositions);
 }
 
+template <class S>
+static void require_embedding_bits(size_t B, size_t T, size_t C, size_t V) {
+  const size_t N = B * T;
+  INFO("B " << B << " T " << T << " C " << C << " V " << V << ", " << name_of(storage_of<S>));
+  const auto ids = random_ids(N, V, 1), other_ids = random_ids(N, V, 7);
+  auto weight = random_values<float>(V * C, 2), dh = stored<S>(random_values<float>(N * C, 3)),
+       dweight0 = random_values<float>(V * C, 4);
+  const auto positions = random_values<float>(T * C, 5), dpositions0 = random_values<float>(T * C, 6);
+  const std::vector<float> scale = {27.7f}, dscale0 = {0.3f};
+  weight[0] = -0.0f;
+  dh[0] = 100.0f;
+  dh[N * C - 1] = -100.0f;
+  for (size_t v = 0; v < V; v += 3) dweight0[v * C] = -0.0f;  // must stay -0 where no token has the id
+  for (bool with_positions : {false, true}) {
+    for (bool with_scale : {false, true}) {
+      INFO("positions " << with_positions << " scale " << with_scale);
+      std::vector<float> h(N * C, NAN), dweight = dweight0, dpositions = dpositions0, dscale = dscale0;
+      embedding_forward_ref(h.data(), ids.data(), weight.data(), N, C, V);
+      if (with_scale) embedding_scale_forward_ref(h.data(), scale.data(), N, C);
+      if (with_positions) embedding_positions_forward_ref(h.data(), positions.data(), N, T, C);
+      h = stored<S>(h);
+      if (with_scale)
+        embedding_scaled_backward_ref(dweight.data(), dh.data(), ids.data(), scale.data(), N, C, V);
+      else
+        embedding_backward_ref(dweight.data(), dh.data(), ids.data(), N, C, V);
+      embedding_positions_backward_ref(dpositions.data(), dh.data(), B, T, C);
+      embedding_scale_backward_ref(dscale.data(), dh.data(), ids.data(), weight.data(), N, C, V);
+
+      on_every_device([&](Context& ctx) {
+        GuardedOf<S> gh(ctx, N * C), gdh(ctx, dh);
+        Guarded gdweight(ctx, dweight0), gweight(ctx, weight);
+        Guarded gp(ctx, positions), gs(ctx, scale), gdp(ctx, dpositions0), gds(ctx, dscale0), sums(ctx, N);
+        const Buffer<int> gids(ctx.device, ids);
+        TokenGroups groups(N + 3, V, ctx);
+        groups.build(other_ids.data(), N, ctx);  // lists of a batch before
+        groups.build(ids.data(), N, ctx);
+        const EmbeddingExtras extras = {with_scale ? +gs : nullptr, with_positions ? +gp : nullptr, T};
+        embedding_forward(gh, gids.data(), gweight, extras, N, C, V, ctx);
+        embedding_backward(gdweight, gdh, groups, extras.scale, C, ctx);
+        if (!with_scale) {
+          Guarded plain(ctx, dweight0);
+          embedding_backward(plain, gdh, groups, C, ctx);
+          REQUIRE_BITWISE(dweight, plain.download());
+        }
+        REQUIRE_BITWISE(h, gh.download());
+        REQUIRE_BITWISE(dweight, gdweight.download());
+        if (!with_scale && !with_positions) {
+          GuardedOf<S> plain(ctx, N * C);
+          embedding_forward(plain, gids.data(), gweight, N, C, V, ctx);
+          REQUIRE_BITWISE(h, plain.download());
+        }
+        REQUIRE(ctx.most_scratch_used() == 0);
+
+        embedding_positions_backward(gdp, gdh, B, T, C, ctx);
+        if (ctx.device != Device::cpu)
+          REQUIRE(ctx.most_scratch_used() == embedding_positions_backward_scratch(B, T, C));
+        Context another(ctx.device);
+        embedding_scale_backward(gds, sums, gdh, gids.data(), gweight, N, C, V, another);
+        if (ctx.device != Device::cpu) REQUIRE(another.most_scratch_used() == embedding_scale_backward_scratch(N));
+        another.synchronize();
+        REQUIRE_BITWISE(dpositions, gdp.download());
+        REQUIRE_BITWISE(dscale, gds.download());
+      });
+    }
+  }
+}
+
 TEST_CASE("embedding: what the program runs equals the reference bit for bit", "[bitwise]") {
   const struct {
     size_t B, T, C, V;
   } sizes[] = {{7, 9, 200, 17}, {1, 1, 1, 1}, {8, 5, 3, 1000}, {150, 2, 8, 2}, {3, 11, 131, 5}, {1, 20, 516, 9}};
   for (auto [B, T, C, V] : sizes) {
-    const size_t N = B * T;
-    INFO("B " << B << " T " << T << " C " << C << " V " << V);
-    const auto ids = random_ids(N, V, 1), other_ids = random_ids(N, V, 7);
-    auto weight = random_values<float>(V * C, 2), dh = random_values<float>(N * C, 3),
-         dweight0 = random_values<float>(V * C, 4);
-    const auto positions = random_values<float>(T * C, 5), dpositions0 = random_values<float>(T * C, 6);
-    const std::vector<float> scale = {27.7f}, dscale0 = {0.3f};
-    weight[0] = -0.0f;
-    dh[0] = 100.0f;
-    dh[N * C - 1] = -100.0f;
-    for (size_t v = 0; v < V; v += 3) dweight0[v * C] = -0.0f;  // must stay -0 where no token has the id
-    for (bool with_positions : {false, true}) {
-      for (bool with_scale : {false, true}) {
-        INFO("positions " << with_positions << " scale " << with_scale);
-        std::vector<float> h(N * C, NAN), dweight = dweight0, dpositions = dpositions0, dscale = dscale0;
-        embedding_forward_ref(h.data(), ids.data(), weight.data(), N, C, V);
-        if (with_scale) embedding_scale_forward_ref(h.data(), scale.data(), N, C);
-        if (with_positions) embedding_positions_forward_ref(h.data(), positions.data(), N, T, C);
-        if (with_scale)
-          embedding_scaled_backward_ref(dweight.data(), dh.data(), ids.data(), scale.data(), N, C, V);
-        else
-          embedding_backward_ref(dweight.data(), dh.data(), ids.data(), N, C, V);
-        embedding_positions_backward_ref(dpositions.data(), dh.data(), B, T, C);
-        embedding_scale_backward_ref(dscale.data(), dh.data(), ids.data(), weight.data(), N, C, V);
-
-        on_every_device([&](Context& ctx) {
-          Guarded gh(ctx, N * C), gdweight(ctx, dweight0), gweight(ctx, weight), gdh(ctx, dh);
-          Guarded gp(ctx, positions), gs(ctx, scale), gdp(ctx, dpositions0), gds(ctx, dscale0), sums(ctx, N);
-          const Buffer<int> gids(ctx.device, ids);
-          TokenGroups groups(N + 3, V, ctx);
-          groups.build(other_ids.data(), N, ctx);  // lists of a batch before
-          groups.build(ids.data(), N, ctx);
-          const EmbeddingExtras extras = {with_scale ? +gs : nullptr, with_positions ? +gp : nullptr, T};
-          embedding_forward(gh, gids.data(), gweight, extras, N, C, V, ctx);
-          embedding_backward(gdweight, gdh, groups, extras.scale, C, ctx);
-          if (!with_scale) {
-            Guarded plain(ctx, dweight0);
-            embedding_backward(plain, gdh, groups, C, ctx);
-            REQUIRE_BITWISE(dweight, plain.download());
-          }
-          REQUIRE_BITWISE(h, gh.download());
-          REQUIRE_BITWISE(dweight, gdweight.download());
-          if (!with_scale && !with_positions) {
-            Guarded plain(ctx, N * C);
-            embedding_forward(plain, gids.data(), gweight, N, C, V, ctx);
-            REQUIRE_BITWISE(h, plain.download());
-          }
-          REQUIRE(ctx.most_scratch_used() == 0);
-
-          embedding_positions_backward(gdp, gdh, B, T, C, ctx);
-          if (ctx.device != Device::cpu)
-            REQUIRE(ctx.most_scratch_used() == embedding_positions_backward_scratch(B, T, C));
-          Context another(ctx.device);
-          embedding_scale_backward(gds, sums, gdh, gids.data(), gweight, N, C, V, another);
-          if (ctx.device != Device::cpu) REQUIRE(another.most_scratch_used() == embedding_scale_backward_scratch(N));
-          another.synchronize();
-          REQUIRE_BITWISE(dpositions, gdp.download());
-          REQUIRE_BITWISE(dscale, gds.download());
-        });
-      }
-    }
+    require_embedding_bits<float>(B, T, C, V);
+    if (C < 200) require_embedding_bits<bf16>(B, T, C, V);
   }
 }
 
@@ -245,9 +253,12 @@ TEST_CASE("embedding: an id without a row gives NaN and reads nothing") {
   on_every_device([&](Context& ctx) {
     const std::vector<float> zero(20, 0.0f);
     Guarded gh(ctx, zero), gweight(ctx, weight);
+    GuardedOf<bf16> in_bf16(ctx, zero);
     const Buffer<int> gids(ctx.device, ids);
     embedding_forward(gh, gids.data(), gweight, 5, 4, 2, ctx);
+    embedding_forward(in_bf16, gids.data(), gweight, 5, 4, 2, ctx);
     REQUIRE(bitwise_difference(expected, gh.download(), Nan::expected) == "");
+    REQUIRE(bitwise_difference(stored<bf16>(expected), in_bf16.download(), Nan::expected) == "");
 
     Guarded sums(ctx, 5), dscale(ctx, std::vector<float>{0.0f}), gdh(ctx, std::vector<float>(20, 1.0f));
     embedding_scale_backward(dscale, sums, gdh, gids.data(), gweight, 5, 4, 2, ctx);

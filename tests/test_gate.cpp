@@ -79,46 +79,53 @@ TEST_CASE("gate: what the forms make of a logit", "[bitwise]") {
           [](float x, float z) { return x + 3 * exact_tanh(z); });
 }
 
-TEST_CASE("gate: kernels equal the reference bit for bit", "[bitwise]") {
+template <class S>
+static void require_gate_bits(size_t N, size_t C, size_t group, const GateOp& op) {
+  INFO("N " << N << " C " << C << " group " << group << " " << describe(op) << ", " << name_of(storage_of<S>));
+  const size_t scores = N * C / group;
+  auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), z = stored<S>(random_values<float>(scores, 2, 20.0f));
+  const auto dy = stored<S>(random_values<float>(N * C, 3));
+  const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f};
+  for (size_t i = 0; i < 4 && i < scores; i++) z[i] = extremes[i];
+  for (size_t i = 0; i < 4 && 3 * i < N * C; i++) x[3 * i] = extremes[i];
+
+  std::vector<float> y(N * C, NAN), dx(N * C, NAN), dz(scores, NAN);
+  forward(y, x, z, N, C, group, op);
+  backward(dx, dz, dy, x, z, N, C, group, op);
+  for (auto* v : {&y, &dx, &dz}) *v = stored<S>(*v);
+
+  // Numbers behind the inputs: a kernel that ran on past the end would not leave a NaN behind its output.
+  auto x_and_more = x, z_and_more = z, dy_and_more = dy;
+  for (auto* v : {&x_and_more, &z_and_more, &dy_and_more}) v->resize(v->size() + 3, 1.0f);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gy(ctx, N * C), gdx(ctx, N * C), gdz(ctx, scores);
+    GuardedOf<S> gx(ctx, x_and_more), gz(ctx, z_and_more), gdy(ctx, dy_and_more);
+    gate_forward(gy, gx, gz, N, C, group, op, ctx);
+    gate_backward(gdx, gdz, gdy, gx, gz, N, C, group, op, ctx);
+    REQUIRE_BITWISE(y, gy.download());
+    REQUIRE_BITWISE(dx, gdx.download());
+    REQUIRE_BITWISE(dz, gdz.download());
+
+    GuardedOf<S> y_over_x(ctx, x), dx_over_dy(ctx, dy), dz_over_z(ctx, z);
+    gate_forward(y_over_x, y_over_x, gz, N, C, group, op, ctx);
+    gate_backward(dx_over_dy, dz_over_z, dx_over_dy, gx, dz_over_z, N, C, group, op, ctx);
+    REQUIRE_BITWISE(y, y_over_x.download());
+    REQUIRE_BITWISE(dx, dx_over_dy.download());
+    REQUIRE_BITWISE(dz, dz_over_z.download());
+  });
+}
+
+TEST_CASE("gate: what the program runs equals the reference bit for bit", "[bitwise]") {
   const struct {
     size_t N, C, group;
   } sizes[] = {{63, 200, 1},  {5, 1, 1},      {7, 131, 1},   {0, 8, 1},     {9, 24, 8},
-               {100, 39, 13}, {17, 256, 128}, {11, 192, 64}, {4, 262, 131}, {3, 1030, 1030}};
-  for (auto [N, C, group] : sizes)
-    for (const GateOp& op : gate_ops) {
-      if (&op != gate_ops && N * C > 2000) continue;
-      INFO("N " << N << " C " << C << " group " << group << " " << describe(op));
-      const size_t scores = N * C / group;
-      auto x = random_values<float>(N * C, 1, 3.0f), z = random_values<float>(scores, 2, 20.0f);
-      const auto dy = random_values<float>(N * C, 3);
-      const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f};
-      for (size_t i = 0; i < 4 && i < scores; i++) z[i] = extremes[i];
-      for (size_t i = 0; i < 4 && 3 * i < N * C; i++) x[3 * i] = extremes[i];
-
-      std::vector<float> y(N * C, NAN), dx(N * C, NAN), dz(scores, NAN);
-      forward(y, x, z, N, C, group, op);
-      backward(dx, dz, dy, x, z, N, C, group, op);
-
-      // Numbers behind the inputs: a kernel that ran on past the end would not leave a NaN behind its output.
-      auto x_and_more = x, z_and_more = z, dy_and_more = dy;
-      for (auto* v : {&x_and_more, &z_and_more, &dy_and_more}) v->resize(v->size() + 3, 1.0f);
-      on_every_device([&](Context& ctx) {
-        Guarded gy(ctx, N * C), gdx(ctx, N * C), gdz(ctx, scores);
-        Guarded gx(ctx, x_and_more), gz(ctx, z_and_more), gdy(ctx, dy_and_more);
-        gate_forward(gy, gx, gz, N, C, group, op, ctx);
-        gate_backward(gdx, gdz, gdy, gx, gz, N, C, group, op, ctx);
-        REQUIRE_BITWISE(y, gy.download());
-        REQUIRE_BITWISE(dx, gdx.download());
-        REQUIRE_BITWISE(dz, gdz.download());
-
-        Guarded y_over_x(ctx, x), dx_over_dy(ctx, dy), dz_over_z(ctx, z);
-        gate_forward(y_over_x, y_over_x, gz, N, C, group, op, ctx);
-        gate_backward(dx_over_dy, dz_over_z, dx_over_dy, gx, dz_over_z, N, C, group, op, ctx);
-        REQUIRE_BITWISE(y, y_over_x.download());
-        REQUIRE_BITWISE(dx, dx_over_dy.download());
-        REQUIRE_BITWISE(dz, dz_over_z.download());
-      });
-    }
+               {100, 39, 13}, {17, 256, 128}, {11, 192, 64}, {4, 262, 131}, {3, 1030, 1030}},
+    of_bf16[] = {{7, 131, 1}, {9, 24, 8}, {4, 262, 131}};
+  for (const GateOp& op : gate_ops) {
+    for (auto [N, C, group] : sizes)
+      if (&op == gate_ops || N * C <= 2000) require_gate_bits<float>(N, C, group, op);
+    for (auto [N, C, group] : of_bf16) require_gate_bits<bf16>(N, C, group, op);
+  }
 }
 
 TEST_CASE("gate: what is refused") {

@@ -136,40 +136,60 @@ TEST_CASE("rope: the first R elements of a head turn as a head of R, the others 
   REQUIRE_BITWISE(expected, y);
 }
 
-TEST_CASE("rope: kernels equal the reference bit for bit", "[bitwise]") {
-  const struct {
-    size_t B, T, H, D, R, first_position;
-  } sizes[] = {{2, 63, 3, 8, 8, 0},    {1, 5, 2, 2, 2, 4},      {2, 7, 3, 10, 10, 1},
-               {3, 9, 5, 64, 64, 100}, {1, 1, 1, 128, 128, 17}, {2, 3, 2, 200, 200, 0},
-               {2, 5, 3, 64, 16, 3},   {1, 9, 2, 11, 6, 0},     {1, 3, 5, 17, 8, 2}};
-  for (auto [B, T, H, D, R, first_position] : sizes) {
-    INFO("B " << B << " T " << T << " H " << H << " D " << D << " R " << R << " first position " << first_position);
-    const size_t n = B * T * H * D;
-    auto x = random_values<float>(n, 1, 3.0f);
-    const auto dy = random_values<float>(n, 2);
-    x[0] = 100.0f, x[n - 1] = -100.0f, x[n / 2] = -0.0f, x[1] = 0.0f;
-    const RopeTables tables = make_rope_tables(first_position + T, R, 1e4, Device::cpu);
-    const float *cos = &tables.cos.data()[first_position * (R / 2)],
-                *sin = &tables.sin.data()[first_position * (R / 2)];
-    std::vector<float> y(n, NAN), dx(n, NAN), y_in_place = x;
-    rope_forward_ref(y.data(), x.data(), cos, sin, B, T, H, D, R);
-    rope_backward_ref(dx.data(), dy.data(), cos, sin, B, T, H, D, R);
-    rope_forward_ref(y_in_place.data(), y_in_place.data(), cos, sin, B, T, H, D, R);
-    REQUIRE_BITWISE(y, y_in_place);
+namespace {
 
-    on_every_device([&](Context& ctx) {
-      const RopeTables on_device = make_rope_tables(first_position + T, R, 1e4, ctx.device);
-      Guarded gy(ctx, n), gdx(ctx, n), gx(ctx, x), gdy(ctx, dy);
-      rope_forward(gy, gx, on_device, first_position, B, T, H, D, ctx);
-      rope_backward(gdx, gdy, on_device, first_position, B, T, H, D, ctx);
-      rope_forward(gx, gx, on_device, first_position, B, T, H, D, ctx);
-      rope_backward(gdy, gdy, on_device, first_position, B, T, H, D, ctx);
-      REQUIRE_BITWISE(y, gy.download());
-      REQUIRE_BITWISE(dx, gdx.download());
-      REQUIRE_BITWISE(y, gx.download());
-      REQUIRE_BITWISE(dx, gdy.download());
-    });
-  }
+struct Sizes {
+  size_t B, T, H, D, R, first_position;
+};
+
+}  // namespace
+
+template <class S>
+static void require_rope_bits(const Sizes& sizes) {
+  const auto [B, T, H, D, R, first_position] = sizes;
+  INFO("B " << B << " T " << T << " H " << H << " D " << D << " R " << R << " first position " << first_position << ", "
+            << name_of(storage_of<S>));
+  const size_t n = B * T * H * D;
+  auto x = stored<S>(random_values<float>(n, 1, 3.0f));
+  const auto dy = stored<S>(random_values<float>(n, 2));
+  x[0] = 100.0f, x[n - 1] = -100.0f, x[n / 2] = -0.0f, x[1] = 0.0f;
+  const RopeTables tables = make_rope_tables(first_position + T, R, 1e4, Device::cpu);
+  const float *cos = &tables.cos.data()[first_position * (R / 2)], *sin = &tables.sin.data()[first_position * (R / 2)];
+  std::vector<float> y(n, NAN), dx(n, NAN), y_in_place = x;
+  rope_forward_ref(y.data(), x.data(), cos, sin, B, T, H, D, R);
+  rope_backward_ref(dx.data(), dy.data(), cos, sin, B, T, H, D, R);
+  rope_forward_ref(y_in_place.data(), y_in_place.data(), cos, sin, B, T, H, D, R);
+  REQUIRE_BITWISE(y, y_in_place);
+  for (auto* v : {&y, &dx}) *v = stored<S>(*v);
+
+  on_every_device([&](Context& ctx) {
+    const RopeTables on_device = make_rope_tables(first_position + T, R, 1e4, ctx.device);
+    GuardedOf<S> gy(ctx, n), gdx(ctx, n), gx(ctx, x), gdy(ctx, dy);
+    rope_forward(gy, gx, on_device, first_position, B, T, H, D, ctx);
+    rope_backward(gdx, gdy, on_device, first_position, B, T, H, D, ctx);
+    rope_forward(gx, gx, on_device, first_position, B, T, H, D, ctx);
+    rope_backward(gdy, gdy, on_device, first_position, B, T, H, D, ctx);
+    REQUIRE_BITWISE(y, gy.download());
+    REQUIRE_BITWISE(dx, gdx.download());
+    REQUIRE_BITWISE(y, gx.download());
+    REQUIRE_BITWISE(dx, gdy.download());
+  });
+}
+
+TEST_CASE("rope: what the program runs equals the reference bit for bit", "[bitwise]") {
+  for (const Sizes& sizes : std::initializer_list<Sizes>{{2, 63, 3, 8, 8, 0},
+                                                         {1, 5, 2, 2, 2, 4},
+                                                         {2, 7, 3, 10, 10, 1},
+                                                         {3, 9, 5, 64, 64, 100},
+                                                         {1, 1, 1, 128, 128, 17},
+                                                         {2, 3, 2, 200, 200, 0},
+                                                         {2, 5, 3, 64, 16, 3},
+                                                         {1, 9, 2, 11, 6, 0},
+                                                         {1, 3, 5, 17, 8, 2}})
+    require_rope_bits<float>(sizes);
+  for (const Sizes& sizes :
+       std::initializer_list<Sizes>{{2, 7, 3, 10, 10, 1}, {2, 5, 3, 64, 16, 3}, {1, 3, 5, 17, 8, 2}})
+    require_rope_bits<bf16>(sizes);
 }
 
 TEST_CASE("rope: a sequence in two parts is the whole sequence") {
