@@ -76,6 +76,23 @@ class RealsOf {
 using Reals = RealsOf<void>;
 using ConstReals = RealsOf<const void>;
 
+// For structs of arguments, which a layer fills with pointers that know their type (T = void), and a kernel or a reference takes
+// with the type known (T = float, bf16, double). Their member as<S>() makes the second of the first:
+//
+//   template <class T>
+//   struct RmsnormOutputsOf {
+//     PointerTo<T> y;
+//     Wide<T>* r;
+//     template <class S>
+//     RmsnormOutputsOf<S> as() const { return {y.template as<S>(), r}; }
+//   };
+//   using RmsnormOutputs = RmsnormOutputsOf<void>;
+template <class T>
+using PointerTo = std::conditional_t<std::is_void_v<T>, RealsOf<T>, T*>;
+// What parameters, their gradients and statistics are beside activations of T: never rounded.
+template <class T>
+using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
 // f(a value of the stored type).
 template <class F>
 void with_storage(ConstReals of, F f) {

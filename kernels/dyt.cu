@@ -8,7 +8,7 @@
 //   y = w*t + b:                          dw_c += sum over the rows of dy_c*t_c      db_c += sum over the rows of dy_c
 // exactly: y = fma(w, t, b); dz = (dy*w) * fma(-t, t, 1). dw and db are sums down a column, dalpha is the sum down a
 //   column of the sums along the rows (core/reduce.cuh), each in its canonical order.
-// shapes: x, y, dy, dx (N,C) f32; w, b, dw, db (C); alpha, dalpha (1) | dx is written, dalpha, dw and db accumulated
+// shapes: x, y, dy, dx (N,C) f32 or bf16; w, b, dw, db (C); alpha, dalpha (1) | dx is written, dalpha, dw and db accumulated
 // --norm=dyt | tests/test_dyt.cpp
 #include "kernels/dyt.h"
 
@@ -60,12 +60,12 @@ IN_FLOAT_AND_DOUBLE(dyt_backward_ref);
 
 // ---- the plain calls: the general form below without a branch
 
-void dyt_forward(float* y, const float* x, const float* alpha, const float* w, const float* b, size_t N, size_t C,
+void dyt_forward(Reals y, ConstReals x, const float* alpha, const float* w, const float* b, size_t N, size_t C,
                  Context& ctx) {
   dyt_forward(DytOutputs{.y = y}, ResidualIn{.x = x}, alpha, w, b, N, C, ctx);
 }
 
-void dyt_backward(float* dx, float* dalpha, float* dw, float* db, float* row_sums, const float* dy, const float* x,
+void dyt_backward(Reals dx, float* dalpha, float* dw, float* db, float* row_sums, ConstReals dy, ConstReals x,
                   const float* alpha, const float* w, size_t N, size_t C, Context& ctx) {
   dyt_backward({.dx = dx, .dalpha = dalpha, .dw = dw, .db = db, .row_sums = row_sums}, dy, {.x = x}, alpha, w, N, C,
                ctx);
@@ -99,10 +99,12 @@ IN_FLOAT_AND_DOUBLE(dyt_general_backward_ref);
 // of every step: a Quad, which one 16-byte load brings (core/quad.cuh). Element i of a row is in chain i mod 128 of the
 // row's sum, so a lane carries four chains in registers; at the end five shuffles add the lanes (warp_chains_sum).
 // There is no shared memory and no barrier. The bus: forward 8 bytes an element (x, y), with a branch 16; backward
-// along the rows 12 (dy, x, dx).
+// along the rows 12 (dy, x, dx). Of bf16 it is half.
 
-__global__ void __launch_bounds__(rows_block) dyt_forward_kernel(DytOutputs out, ResidualIn in, const float* alpha,
-                                                                 const float* w, const float* b, size_t N, size_t C) {
+template <class S>
+__global__ void __launch_bounds__(rows_block)
+    dyt_forward_kernel(DytOutputsOf<S> out, ResidualInOf<S> in, const float* alpha, const float* w, const float* b,
+                       size_t N, size_t C) {
   const size_t row = warp_row();
   if (row >= N) return;
   const float a = *alpha;
@@ -116,9 +118,10 @@ __global__ void __launch_bounds__(rows_block) dyt_forward_kernel(DytOutputs out,
 
 // dx waits for no sum, so one pass makes it and the row's share of dalpha. A lane reads its columns of dy before it
 // writes those of dx, and no other lane reads them: dx may be dy.
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    dyt_backward_kernel(DytGradients out, const float* dy, ResidualBackwardIn in, const float* alpha, const float* w,
-                        size_t N, size_t C) {
+    dyt_backward_kernel(DytGradientsOf<S> out, const S* dy, ResidualBackwardInOf<S> in, const float* alpha,
+                        const float* w, size_t N, size_t C) {
   const size_t row = warp_row(), lane = threadIdx.x % 32;
   if (row >= N) return;
   const float a = *alpha;
@@ -143,10 +146,12 @@ __global__ void __launch_bounds__(rows_block)
 // ---- kernels down the columns: dw and db, made in one run; then dalpha, the column of the rows' sums
 //
 // column_reduce_add (core/reduce.cuh) launches them: a thread owns one column of a slice of 128 rows, runs down it and
-// carries the chains of both sums in registers. The fold puts element (row,c) into them. The bus: 8 bytes an element.
+// carries the chains of both sums in registers. The fold puts element (row,c) into them. The bus: 8 bytes an element, of bf16 4.
 
+template <class S>
 struct DytFold {
-  const float *dy, *x, *alpha;
+  const S *dy, *x;
+  const float* alpha;
   size_t C;
   HD void operator()(float (&acc)[2], size_t row, size_t c) const {
     const float dyc = dy[row * C + c];
@@ -160,8 +165,11 @@ struct DytFold {
 void dyt_forward(const DytOutputs& out, const ResidualIn& in, const float* alpha, const float* w, const float* b,
                  size_t N, size_t C, Context& ctx) {
   require_residual("dyt_forward", out.sum, in, C);
-  if (ctx.device == Device::cpu) return dyt_forward_cpu(out, in, alpha, w, b, N, C);
-  launch(dyt_forward_kernel, rows_grid(N), rows_block, 0, ctx, out, in, alpha, w, b, N, C);
+  with_storage(out.y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return dyt_forward_cpu(out.as<S>(), in.as<S>(), alpha, w, b, N, C);
+    launch(dyt_forward_kernel<S>, rows_grid(N), rows_block, 0, ctx, out.as<S>(), in.as<S>(), alpha, w, b, N, C);
+  });
 }
 
 size_t dyt_backward_scratch(size_t N, size_t C) {
@@ -169,14 +177,18 @@ size_t dyt_backward_scratch(size_t N, size_t C) {
 }
 
 // The columns come first, so that dx may be dy.
-void dyt_backward(const DytGradients& out, const float* dy, const ResidualBackwardIn& in, const float* alpha,
+void dyt_backward(const DytGradients& out, ConstReals dy, const ResidualBackwardIn& in, const float* alpha,
                   const float* w, size_t N, size_t C, Context& ctx) {
   require_residual_backward("dyt_backward", out.dbranch, in, C);
-  column_reduce_add(std::array{out.dw, out.db}, N, C, DytFold{dy, in.x, alpha, C}, ctx);
-  if (ctx.device == Device::cpu)
-    dyt_backward_rows_cpu(out, dy, in, alpha, w, N, C);
-  else
-    launch(dyt_backward_kernel, rows_grid(N), rows_block, 0, ctx, out, dy, in, alpha, w, N, C);
+  with_storage(out.dx, [&](auto stored) {
+    using S = decltype(stored);
+    const S* d = dy.as<S>();
+    column_reduce_add(std::array{out.dw, out.db}, N, C, DytFold<S>{d, in.x.as<S>(), alpha, C}, ctx);
+    if (ctx.device == Device::cpu)
+      dyt_backward_rows_cpu(out.as<S>(), d, in.as<S>(), alpha, w, N, C);
+    else
+      launch(dyt_backward_kernel<S>, rows_grid(N), rows_block, 0, ctx, out.as<S>(), d, in.as<S>(), alpha, w, N, C);
+  });
   column_reduce_add(out.dalpha, N, 1, AddRows<float>{out.row_sums, 1}, ctx);
 }
 

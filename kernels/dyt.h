@@ -7,10 +7,10 @@ namespace gated {
 // ---- plain DyT
 
 // y (N,C) = w*tanh(alpha*x) + b is written. x (N,C); alpha (1); w, b (C).
-void dyt_forward(float* y, const float* x, const float* alpha, const float* w, const float* b, size_t N, size_t C,
+void dyt_forward(Reals y, ConstReals x, const float* alpha, const float* w, const float* b, size_t N, size_t C,
                  Context& ctx);
 // dx (N,C) is written and may be dy; dalpha (1), dw and db (C) are accumulated. row_sums (N): scratch.
-void dyt_backward(float* dx, float* dalpha, float* dw, float* db, float* row_sums, const float* dy, const float* x,
+void dyt_backward(Reals dx, float* dalpha, float* dw, float* db, float* row_sums, ConstReals dy, ConstReals x,
                   const float* alpha, const float* w, size_t N, size_t C, Context& ctx);
 // Bytes of scratch that a backward takes beside row_sums, the general one too.
 size_t dyt_backward_scratch(size_t N, size_t C);
@@ -26,24 +26,34 @@ void dyt_backward_ref(T* dx, T* dalpha, T* dw, T* db, const T* dy, const T* x, c
 // y and, where there is a branch, sum are written.
 template <class T>
 struct DytOutputsOf {
-  T* y;              // (N,C)
-  T* sum = nullptr;  // (N,C)
+  PointerTo<T> y;              // (N,C)
+  PointerTo<T> sum = nullptr;  // (N,C)
+
+  template <class S>
+  DytOutputsOf<S> as() const {
+    return {y.template as<S>(), sum.template as<S>()};
+  }
 };
-using DytOutputs = DytOutputsOf<float>;
+using DytOutputs = DytOutputsOf<void>;
 
 // dx and, where it is not null, dbranch are written (kernels/residual.h); dalpha, dw and db are accumulated.
 template <class T>
 struct DytGradientsOf {
-  T* dx;                  // (N,C); may be dresidual or dy
-  T* dbranch = nullptr;   // (N,C)
-  T *dalpha, *dw, *db;    // (1), (C), (C)
-  T* row_sums = nullptr;  // (N): scratch
+  PointerTo<T> dx;                 // (N,C); may be dresidual or dy
+  PointerTo<T> dbranch = nullptr;  // (N,C)
+  Wide<T>*dalpha, *dw, *db;        // (1), (C), (C)
+  Wide<T>* row_sums = nullptr;     // (N): scratch
+
+  template <class S>
+  DytGradientsOf<S> as() const {
+    return {dx.template as<S>(), dbranch.template as<S>(), dalpha, dw, db, row_sums};
+  }
 };
-using DytGradients = DytGradientsOf<float>;
+using DytGradients = DytGradientsOf<void>;
 
 void dyt_forward(const DytOutputs& out, const ResidualIn& in, const float* alpha, const float* w, const float* b,
                  size_t N, size_t C, Context& ctx);
-void dyt_backward(const DytGradients& out, const float* dy, const ResidualBackwardIn& in, const float* alpha,
+void dyt_backward(const DytGradients& out, ConstReals dy, const ResidualBackwardIn& in, const float* alpha,
                   const float* w, size_t N, size_t C, Context& ctx);
 
 template <class T>
@@ -56,10 +66,12 @@ void dyt_general_backward_ref(const DytGradientsOf<T>& out, const T* dy, const R
 
 // ---- the CPU's twin: kernels/dyt_cpu.cpp
 
-void dyt_forward_cpu(const DytOutputs& out, const ResidualIn& in, const float* alpha, const float* w, const float* b,
-                     size_t N, size_t C);
+template <class S>
+void dyt_forward_cpu(const DytOutputsOf<S>& out, const ResidualInOf<S>& in, const float* alpha, const float* w,
+                     const float* b, size_t N, size_t C);
 // dx, dbranch and row_sums.
-void dyt_backward_rows_cpu(const DytGradients& out, const float* dy, const ResidualBackwardIn& in, const float* alpha,
-                           const float* w, size_t N, size_t C);
+template <class S>
+void dyt_backward_rows_cpu(const DytGradientsOf<S>& out, const S* dy, const ResidualBackwardInOf<S>& in,
+                           const float* alpha, const float* w, size_t N, size_t C);
 
 }  // namespace gated

@@ -160,8 +160,8 @@ __global__ void gated_norm_transpose_kernel(float* out, const float* in, size_t 
 }
 
 __global__ void __launch_bounds__(gated_norm::threads)
-    gated_norm_forward_kernel(float* y, float* r, float* low, float* sum, ResidualIn in, GatedNormWeights weights,
-                              const float* down_t, const float* up_t, GatedNormShape shape) {
+    gated_norm_forward_kernel(float* y, float* r, float* low, float* sum, ResidualInOf<float> in,
+                              GatedNormWeights weights, const float* down_t, const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;
   STATIC_SHARED(float, tile, [rows * pitch]);
   DYNAMIC_SHARED(float, a);  // [j][row]: first the chains of low, then a = SiLU(low)
@@ -220,8 +220,8 @@ __global__ void __launch_bounds__(gated_norm::threads)
 // dlow, dx, and where they are wanted the rows' shares of dalpha and, with one score for a row, dz (N): dscores.
 __global__ void __launch_bounds__(gated_norm::threads)
     gated_norm_backward_kernel(float* dx, float* dbranch, float* dlow, float* dscores, float* row_sums, const float* dy,
-                               ResidualBackwardIn in, const float* low, const float* r, GatedNormWeights weights,
-                               const float* up_t, GatedNormShape shape) {
+                               ResidualBackwardInOf<float> in, const float* low, const float* r,
+                               GatedNormWeights weights, const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;
   STATIC_SHARED(float, tile, [rows * pitch]);
   DYNAMIC_SHARED(float, a);  // [j][row]
@@ -330,13 +330,14 @@ void gated_norm_forward(float* y, float* r, float* low, float* sum, const Residu
   require_residual("gated_norm_forward", sum, in, shape.C);
   require_gated_norm("gated_norm_forward", weights, shape);
   float* scratch = ctx.scratch(gated_norm_forward_scratch(shape, ctx.device) / sizeof(float));
-  if (ctx.device == Device::cpu) return gated_norm_forward_cpu(y, r, low, sum, in, weights, shape, scratch);
+  if (ctx.device == Device::cpu) return gated_norm_forward_cpu(y, r, low, sum, in.as<float>(), weights, shape, scratch);
   const size_t C = shape.C, rank = shape.rank, scores = shape.scores();
   float *down_t = scratch, *up_t = down_t + C * rank;
   gated_norm_transpose(down_t, weights.down, rank, C, ctx);
   gated_norm_transpose(up_t, weights.up, scores, rank, ctx);
   launch(gated_norm_forward_kernel, grid_of(ceil_div(shape.N, gated_norm::rows)), gated_norm::threads,
-         2 * gated_norm::rows * rank * sizeof(float), ctx, y, r, low, sum, in, weights, down_t, up_t, shape);
+         2 * gated_norm::rows * rank * sizeof(float), ctx, y, r, low, sum, in.as<float>(), weights, down_t, up_t,
+         shape);
 }
 
 // What the kernels of a backward hand on to each other.
@@ -382,15 +383,15 @@ void gated_norm_backward(float* dx, float* dbranch, const GatedNormGradients& gr
   if (shape.N == 0) return;
   float* scratch = ctx.scratch(gated_norm_backward_scratch(shape, ctx.device) / sizeof(float));
   if (ctx.device == Device::cpu)
-    return gated_norm_backward_cpu(dx, dbranch, gradients, dy, in, low, r, weights, shape, scratch);
+    return gated_norm_backward_cpu(dx, dbranch, gradients, dy, in.as<float>(), low, r, weights, shape, scratch);
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
   const GatedNormBackwardScratch s(scratch, shape);
 
   gated_norm_transpose(s.up_t, weights.up, scores, rank, ctx);
   launch(gated_norm_backward_kernel, grid_of(ceil_div(N, gated_norm::rows)), gated_norm::threads,
-         3 * gated_norm::rows * rank * sizeof(float), ctx, dx, dbranch, s.dlow, s.dscores, s.row_sums, dy, in, low, r,
-         weights, s.up_t, shape);
-  gated_norm_columns(s.slices, in.x, dy, low, s.dlow, s.dscores, r, weights, s.up_t, shape, ctx);
+         3 * gated_norm::rows * rank * sizeof(float), ctx, dx, dbranch, s.dlow, s.dscores, s.row_sums, dy,
+         in.as<float>(), low, r, weights, s.up_t, shape);
+  gated_norm_columns(s.slices, in.x.as<float>(), dy, low, s.dlow, s.dscores, r, weights, s.up_t, shape, ctx);
 
   const size_t product_slices = ceil_div(N, matmul_slice), column_slices = ceil_div(N, column_slice);
   matmul_add_slices(gradients.down, s.slices.down, product_slices, rank * C, ctx);

@@ -61,10 +61,10 @@ void gated_norm_general_backward_ref(T* dx, T* dbranch, const GatedNormParameter
 
 // ---- the CPU's twin: kernels/gated_norm_cpu.cpp
 
-void gated_norm_forward_cpu(float* y, float* r, float* low, float* sum, const ResidualIn& in,
+void gated_norm_forward_cpu(float* y, float* r, float* low, float* sum, const ResidualInOf<float>& in,
                             const GatedNormWeights& weights, const GatedNormShape& shape, float* scratch);
 void gated_norm_backward_cpu(float* dx, float* dbranch, const GatedNormGradients& gradients, const float* dy,
-                             const ResidualBackwardIn& in, const float* low, const float* r,
+                             const ResidualBackwardInOf<float>& in, const float* low, const float* r,
                              const GatedNormWeights& weights, const GatedNormShape& shape, float* scratch);
 // Bytes of scratch.
 size_t gated_norm_forward_cpu_scratch(const GatedNormShape& shape);

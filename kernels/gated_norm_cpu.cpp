@@ -44,7 +44,7 @@ NormUnderGate known_norm(const GatedNormWeights& weights, const GatedNormShape& 
 
 // Step 1: rows row0 to row0 + rows - 1 of n, r and sum.
 template <bool rms>
-void normalise(float* all_n, float* r, float* sum, const ResidualIn& in, const GatedNormWeights& weights,
+void normalise(float* all_n, float* r, float* sum, const ResidualInOf<float>& in, const GatedNormWeights& weights,
                const GatedNormShape& shape, size_t row0, size_t rows) {
   const NormUnderGate norm = known_norm<rms>(weights, shape);
   const size_t C = shape.C;
@@ -82,7 +82,7 @@ struct ColumnSums {
 // The last step of the backward: dx and dbranch from dn, and what these rows add to the sums of their slices.
 template <bool rms>
 void norm_backward(float* dx, float* dbranch, const ColumnSums& sums, const float* dns, const float* units,
-                   const ResidualBackwardIn& in, const float* r, const GatedNormWeights& weights,
+                   const ResidualBackwardInOf<float>& in, const float* r, const GatedNormWeights& weights,
                    const GatedNormShape& shape, size_t row0, size_t rows) {
   const NormUnderGate norm = known_norm<rms>(weights, shape);
   const size_t C = shape.C;
@@ -107,7 +107,7 @@ size_t gated_norm_forward_cpu_scratch(const GatedNormShape& s) {
   return omp_get_max_threads() * forward_block_floats(s) * sizeof(float);
 }
 
-void gated_norm_forward_cpu(float* y, float* r, float* low, float* sum, const ResidualIn& in,
+void gated_norm_forward_cpu(float* y, float* r, float* low, float* sum, const ResidualInOf<float>& in,
                             const GatedNormWeights& weights, const GatedNormShape& shape, float* scratch) {
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
   const size_t block_rows = rows_of_block(N, C);
@@ -131,7 +131,7 @@ size_t gated_norm_backward_cpu_scratch(const GatedNormShape& s) {
 }
 
 void gated_norm_backward_cpu(float* dx, float* dbranch, const GatedNormGradients& gradients, const float* dy,
-                             const ResidualBackwardIn& in, const float* low, const float* r,
+                             const ResidualBackwardInOf<float>& in, const float* low, const float* r,
                              const GatedNormWeights& weights, const GatedNormShape& shape, float* scratch) {
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
   const size_t slices = ceil_div(N, column_slice), block_rows = rows_of_block(N, C);

@@ -15,7 +15,7 @@
 // exactly: y = fma(xh, w, b); dx = r * fma(-xh, mean(g*xh), g - mean(g)). Means are sums along a row, dw and db are
 //   sums down a column (core/reduce.cuh), each in its canonical order.
 // The variance takes a second pass over the row, in cache: mean(x^2) - mean^2 cancels where x has a mean.
-// shapes: x, y, dy, dx (N,C) f32; w, b, dw, db (C); mean, r (N), saved for the backward | dx is written, dw and db
+// shapes: x, y, dy, dx (N,C) f32 or bf16; w, b, dw, db (C); mean, r (N), saved for the backward | dx is written, dw and db
 //   accumulated
 // --norm=layernorm | tests/test_layernorm.cpp
 #include "kernels/layernorm.h"
@@ -75,13 +75,13 @@ IN_FLOAT_AND_DOUBLE(layernorm_backward_ref);
 
 // ---- the plain calls: the general form below without a branch
 
-void layernorm_forward(float* y, float* mean, float* r, const float* x, const float* w, const float* b, size_t N,
-                       size_t C, float eps, Context& ctx) {
+void layernorm_forward(Reals y, float* mean, float* r, ConstReals x, const float* w, const float* b, size_t N, size_t C,
+                       float eps, Context& ctx) {
   layernorm_forward({.y = y, .mean = mean, .r = r}, {.x = x}, w, b, N, C, eps, ctx);
 }
 
-void layernorm_backward(float* dx, float* dw, float* db, const float* dy, const float* x, const float* w,
-                        const float* mean, const float* r, size_t N, size_t C, Context& ctx) {
+void layernorm_backward(Reals dx, float* dw, float* db, ConstReals dy, ConstReals x, const float* w, const float* mean,
+                        const float* r, size_t N, size_t C, Context& ctx) {
   layernorm_backward({.dx = dx, .dw = dw, .db = db}, dy, {.x = x}, w, mean, r, N, C, ctx);
 }
 
@@ -115,11 +115,12 @@ IN_FLOAT_AND_DOUBLE(layernorm_general_backward_ref);
 // the row's sums, so a lane carries four chains of each sum in registers from step to step; at the end five shuffles
 // add the lanes (warp_chains_sum). There is no shared memory and no barrier. A warp without a row returns as a whole.
 // The first pass over a row brings it from memory, the later ones find it in a cache, L1 or L2. The memory bus: forward 8
-// bytes an element (x, y), with a branch 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16.
+// bytes an element (x, y), with a branch 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16. Of bf16 it is half.
 
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    layernorm_forward_kernel(LayernormOutputs out, ResidualIn in, const float* w, const float* b, size_t N, size_t C,
-                             float eps) {
+    layernorm_forward_kernel(LayernormOutputsOf<S> out, ResidualInOf<S> in, const float* w, const float* b, size_t N,
+                             size_t C, float eps) {
   const size_t row = warp_row(), lane = threadIdx.x % 32;
   if (row >= N) return;
 
@@ -153,12 +154,13 @@ __global__ void __launch_bounds__(rows_block)
 
 // Both sums of a row are made in one pass. A lane reads its columns of dy again before it writes those of dx, and no
 // other lane reads them: dx may be dy.
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    layernorm_backward_kernel(LayernormGradients out, const float* dy, ResidualBackwardIn in, const float* w,
+    layernorm_backward_kernel(LayernormGradientsOf<S> out, const S* dy, ResidualBackwardInOf<S> in, const float* w,
                               const float* mean, const float* r, size_t N, size_t C) {
   const size_t row = warp_row(), lane = threadIdx.x % 32;
   if (row >= N) return;
-  const float *dyr = dy + row * C, *xr = in.x + row * C;
+  const S *dyr = dy + row * C, *xr = in.x + row * C;
   const float m = mean[row], scale = r[row];
 
   float g_chain[4] = {}, gxh_chain[4] = {};
@@ -191,10 +193,12 @@ __global__ void __launch_bounds__(rows_block)
 // ---- kernels down the columns: dw and db, made in one run
 //
 // column_reduce_add (core/reduce.cuh) launches them: a thread owns one column of a slice of 128 rows, runs down it and
-// carries the chains of both sums in registers. The fold puts element (row,c) into them. The bus: 8 bytes an element.
+// carries the chains of both sums in registers. The fold puts element (row,c) into them. The bus: 8 bytes an element, of bf16 4.
 
+template <class S>
 struct LayernormFold {
-  const float *dy, *x, *mean, *r;
+  const S *dy, *x;
+  const float *mean, *r;
   size_t C;
   HD void operator()(float (&acc)[2], size_t row, size_t c) const {
     const float dyc = dy[row * C + c];
@@ -208,8 +212,11 @@ struct LayernormFold {
 void layernorm_forward(const LayernormOutputs& out, const ResidualIn& in, const float* w, const float* b, size_t N,
                        size_t C, float eps, Context& ctx) {
   require_residual("layernorm_forward", out.sum, in, C);
-  if (ctx.device == Device::cpu) return layernorm_forward_cpu(out, in, w, b, N, C, eps);
-  launch(layernorm_forward_kernel, rows_grid(N), rows_block, 0, ctx, out, in, w, b, N, C, eps);
+  with_storage(out.y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return layernorm_forward_cpu(out.as<S>(), in.as<S>(), w, b, N, C, eps);
+    launch(layernorm_forward_kernel<S>, rows_grid(N), rows_block, 0, ctx, out.as<S>(), in.as<S>(), w, b, N, C, eps);
+  });
 }
 
 size_t layernorm_backward_scratch(size_t N, size_t C) {
@@ -217,12 +224,17 @@ size_t layernorm_backward_scratch(size_t N, size_t C) {
 }
 
 // The columns come first, so that dx may be dy.
-void layernorm_backward(const LayernormGradients& out, const float* dy, const ResidualBackwardIn& in, const float* w,
+void layernorm_backward(const LayernormGradients& out, ConstReals dy, const ResidualBackwardIn& in, const float* w,
                         const float* mean, const float* r, size_t N, size_t C, Context& ctx) {
   require_residual_backward("layernorm_backward", out.dbranch, in, C);
-  column_reduce_add(std::array{out.dw, out.db}, N, C, LayernormFold{dy, in.x, mean, r, C}, ctx);
-  if (ctx.device == Device::cpu) return layernorm_backward_rows_cpu(out, dy, in, w, mean, r, N, C);
-  launch(layernorm_backward_kernel, rows_grid(N), rows_block, 0, ctx, out, dy, in, w, mean, r, N, C);
+  with_storage(out.dx, [&](auto stored) {
+    using S = decltype(stored);
+    const S* d = dy.as<S>();
+    column_reduce_add(std::array{out.dw, out.db}, N, C, LayernormFold<S>{d, in.x.as<S>(), mean, r, C}, ctx);
+    if (ctx.device == Device::cpu) return layernorm_backward_rows_cpu(out.as<S>(), d, in.as<S>(), w, mean, r, N, C);
+    launch(layernorm_backward_kernel<S>, rows_grid(N), rows_block, 0, ctx, out.as<S>(), d, in.as<S>(), w, mean, r, N,
+           C);
+  });
 }
 
 }  // namespace gated

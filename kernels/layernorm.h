@@ -7,11 +7,11 @@ namespace gated {
 // ---- plain LayerNorm
 
 // y (N,C) = (x - mean)*r*w + b; mean, r (N): all three are written. x (N,C); w, b (C).
-void layernorm_forward(float* y, float* mean, float* r, const float* x, const float* w, const float* b, size_t N,
-                       size_t C, float eps, Context& ctx);
+void layernorm_forward(Reals y, float* mean, float* r, ConstReals x, const float* w, const float* b, size_t N, size_t C,
+                       float eps, Context& ctx);
 // dx (N,C) is written and may be dy; dw and db (C) are accumulated.
-void layernorm_backward(float* dx, float* dw, float* db, const float* dy, const float* x, const float* w,
-                        const float* mean, const float* r, size_t N, size_t C, Context& ctx);
+void layernorm_backward(Reals dx, float* dw, float* db, ConstReals dy, ConstReals x, const float* w, const float* mean,
+                        const float* r, size_t N, size_t C, Context& ctx);
 // Bytes of scratch that a backward takes, the general one too.
 size_t layernorm_backward_scratch(size_t N, size_t C);
 
@@ -26,24 +26,34 @@ void layernorm_backward_ref(T* dx, T* dw, T* db, const T* dy, const T* x, const 
 // y, mean, r and, where there is a branch, sum are written.
 template <class T>
 struct LayernormOutputsOf {
-  T* y;              // (N,C)
-  T *mean, *r;       // (N)
-  T* sum = nullptr;  // (N,C)
+  PointerTo<T> y;              // (N,C)
+  Wide<T>*mean, *r;            // (N)
+  PointerTo<T> sum = nullptr;  // (N,C)
+
+  template <class S>
+  LayernormOutputsOf<S> as() const {
+    return {y.template as<S>(), mean, r, sum.template as<S>()};
+  }
 };
-using LayernormOutputs = LayernormOutputsOf<float>;
+using LayernormOutputs = LayernormOutputsOf<void>;
 
 // dx and, where it is not null, dbranch are written (kernels/residual.h); dw and db are accumulated.
 template <class T>
 struct LayernormGradientsOf {
-  T* dx;                 // (N,C); may be dresidual or dy
-  T* dbranch = nullptr;  // (N,C)
-  T *dw, *db;            // (C)
+  PointerTo<T> dx;                 // (N,C); may be dresidual or dy
+  PointerTo<T> dbranch = nullptr;  // (N,C)
+  Wide<T>*dw, *db;                 // (C)
+
+  template <class S>
+  LayernormGradientsOf<S> as() const {
+    return {dx.template as<S>(), dbranch.template as<S>(), dw, db};
+  }
 };
-using LayernormGradients = LayernormGradientsOf<float>;
+using LayernormGradients = LayernormGradientsOf<void>;
 
 void layernorm_forward(const LayernormOutputs& out, const ResidualIn& in, const float* w, const float* b, size_t N,
                        size_t C, float eps, Context& ctx);
-void layernorm_backward(const LayernormGradients& out, const float* dy, const ResidualBackwardIn& in, const float* w,
+void layernorm_backward(const LayernormGradients& out, ConstReals dy, const ResidualBackwardIn& in, const float* w,
                         const float* mean, const float* r, size_t N, size_t C, Context& ctx);
 
 template <class T>
@@ -55,10 +65,12 @@ void layernorm_general_backward_ref(const LayernormGradientsOf<T>& out, const T*
 
 // ---- the CPU's twin: kernels/layernorm_cpu.cpp
 
-void layernorm_forward_cpu(const LayernormOutputs& out, const ResidualIn& in, const float* w, const float* b, size_t N,
-                           size_t C, float eps);
+template <class S>
+void layernorm_forward_cpu(const LayernormOutputsOf<S>& out, const ResidualInOf<S>& in, const float* w, const float* b,
+                           size_t N, size_t C, float eps);
 // dx and dbranch.
-void layernorm_backward_rows_cpu(const LayernormGradients& out, const float* dy, const ResidualBackwardIn& in,
+template <class S>
+void layernorm_backward_rows_cpu(const LayernormGradientsOf<S>& out, const S* dy, const ResidualBackwardInOf<S>& in,
                                  const float* w, const float* mean, const float* r, size_t N, size_t C);
 
 }  // namespace gated

@@ -9,27 +9,30 @@
 
 namespace gated {
 
-void layernorm_forward_cpu(const LayernormOutputs& out, const ResidualIn& in, const float* w, const float* b, size_t N,
-                           size_t C, float eps) {
+template <class S>
+void layernorm_forward_cpu(const LayernormOutputsOf<S>& out, const ResidualInOf<S>& in, const float* w, const float* b,
+                           size_t N, size_t C, float eps) {
 #pragma omp parallel for if (worth_waking(N * C))
   for (size_t row = 0; row < N; row++) {
-    const float* x = residual_row_cpu(out.sum, in, row, C);
-    float* y = out.y + row * C;
+    const S* x = residual_row_cpu(out.sum, in, row, C);
+    S* y = out.y + row * C;
     const float mean = row_reduce_cpu<float>(C, [=](float acc, size_t c) { return acc + x[c]; }) / float(C);
     const float squares =
         row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(x[c] - mean, x[c] - mean, acc); });
     const float r = 1.0f / exact_sqrt(squares / float(C) + eps);
     out.mean[row] = mean;
     out.r[row] = r;
-    for (size_t c = 0; c < C; c++) y[c] = fused((x[c] - mean) * r, w[c], b[c]);
+    for (size_t c = 0; c < C; c++) y[c] = S(fused((x[c] - mean) * r, w[c], b[c]));
   }
 }
+IN_FLOAT_AND_BF16(layernorm_forward_cpu);
 
-void layernorm_backward_rows_cpu(const LayernormGradients& out, const float* all_dy, const ResidualBackwardIn& in,
+template <class S>
+void layernorm_backward_rows_cpu(const LayernormGradientsOf<S>& out, const S* all_dy, const ResidualBackwardInOf<S>& in,
                                  const float* w, const float* mean, const float* all_r, size_t N, size_t C) {
 #pragma omp parallel for
   for (size_t row = 0; row < N; row++) {
-    const float *x = in.x + row * C, *dy = all_dy + row * C;
+    const S *x = in.x + row * C, *dy = all_dy + row * C;
     const float m = mean[row], r = all_r[row];
     auto g = [=](size_t c) { return dy[c] * w[c]; };
     auto xh = [=](size_t c) { return (x[c] - m) * r; };
@@ -40,5 +43,6 @@ void layernorm_backward_rows_cpu(const LayernormGradients& out, const float* all
                               [=](size_t c) { return r * fused(-xh(c), mean_gxh, g(c) - mean_g); });
   }
 }
+IN_FLOAT_AND_BF16(layernorm_backward_rows_cpu);
 
 }  // namespace gated

@@ -21,7 +21,9 @@
 //
 // A Join says how a branch joins: both bounds, and the dropout. ResidualIn is x, branch and their Join; ResidualBackwardIn
 //   is what a backward reads, and its x is the sum (residual.h).
-// shapes: x, branch, sum, dy, dresidual, dx, dbranch (N,C) f32 | sum, dx and dbranch are written
+// Of bf16: the sum is rounded where it is stored, and what reads it, a norm and both backwards, reads it rounded. The backward
+//   rounds the bound of the sum too: a sum that was cut is then found on its bound, and counts as clipped.
+// shapes: x, branch, sum, dy, dresidual, dx, dbranch (N,C) f32 or bf16 | sum, dx and dbranch are written
 // The norms join in the pass that reads x anyway, with the parts in residual.cuh: rmsnorm.cu, layernorm.cu, dyt.cu,
 // gated_norm.cu. With --norm=none the join is an operation of its own, and stands here.
 // --dropout, --clip-output, --clip-residual, --residual | tests/test_residual.cpp
@@ -101,16 +103,18 @@ IN_FLOAT_AND_DOUBLE(residual_join_backward_ref);
 // residual_join_quad and residual_backward_quad do the work for a Quad. They stand in residual.cuh, because the norms call
 // them as well.
 // The memory bus: forward 12 bytes an element (x, branch, sum), backward 8 (dresidual, dx) to 24 (dy, dresidual, sum, branch,
-// dx, dbranch).
+// dx, dbranch). Of bf16 it is half of these bytes.
 
-__global__ void __launch_bounds__(rows_block) residual_forward_kernel(float* sum, ResidualIn in, size_t N, size_t C) {
+template <class S>
+__global__ void __launch_bounds__(rows_block) residual_forward_kernel(S* sum, ResidualInOf<S> in, size_t N, size_t C) {
   const size_t row = warp_row();
   if (row >= N) return;
   for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) residual_join_quad(sum, in, row, i, C);
 }
 
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    residual_backward_kernel(float* dx, float* dbranch, const float* dy, ResidualBackwardIn in, size_t N, size_t C) {
+    residual_backward_kernel(S* dx, S* dbranch, const S* dy, ResidualBackwardInOf<S> in, size_t N, size_t C) {
   const size_t row = warp_row();
   if (row >= N) return;
   const bool clipped = join_of(in).clip_sum < INFINITY;
@@ -133,13 +137,13 @@ inline void require_join(const char* op, const Join& join) {
 }
 }  // namespace residual
 
-void require_residual(const char* op, const float* sum, const ResidualIn& in, size_t C) {
+void require_residual(const char* op, ConstReals sum, const ResidualIn& in, size_t C) {
   require(C > 0, "%s: rows have no columns", op);
   require(!in.branch == !sum, "%s: a residual branch and its sum come together", op);
   residual::require_join(op, in.join);
 }
 
-void require_residual_backward(const char* op, const float* dbranch, const ResidualBackwardIn& in, size_t C) {
+void require_residual_backward(const char* op, ConstReals dbranch, const ResidualBackwardIn& in, size_t C) {
   require(C > 0, "%s: rows have no columns", op);
   require(in.branch || !dbranch, "%s: dbranch without a branch", op);
   require(dbranch || !in.branch || in.join.plain(), "%s: behind clip and dropout a branch has a gradient of its own",
@@ -147,24 +151,32 @@ void require_residual_backward(const char* op, const float* dbranch, const Resid
   residual::require_join(op, in.join);
 }
 
-void residual_forward(float* sum, const float* x, const float* branch, size_t N, size_t C, Context& ctx) {
+void residual_forward(Reals sum, ConstReals x, ConstReals branch, size_t N, size_t C, Context& ctx) {
   residual_forward(sum, ResidualIn{x, branch}, N, C, ctx);
 }
 
-void residual_forward(float* sum, const ResidualIn& in, size_t N, size_t C, Context& ctx) {
+void residual_forward(Reals sum, const ResidualIn& in, size_t N, size_t C, Context& ctx) {
   require_residual("residual_forward", sum, in, C);
-  require(in.branch, "residual_forward: there is no branch to join");
-  if (ctx.device == Device::cpu) return residual_forward_cpu(sum, in, N, C);
-  launch(residual_forward_kernel, rows_grid(N), rows_block, 0, ctx, sum, in, N, C);
+  require(in.branch != nullptr, "residual_forward: there is no branch to join");
+  with_storage(sum, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return residual_forward_cpu(sum.as<S>(), in.as<S>(), N, C);
+    launch(residual_forward_kernel<S>, rows_grid(N), rows_block, 0, ctx, sum.as<S>(), in.as<S>(), N, C);
+  });
 }
 
-void residual_backward(float* dx, float* dbranch, const float* dy, const ResidualBackwardIn& in, size_t N, size_t C,
+void residual_backward(Reals dx, Reals dbranch, ConstReals dy, const ResidualBackwardIn& in, size_t N, size_t C,
                        Context& ctx) {
   require_residual_backward("residual_backward", dbranch, in, C);
   require(dy || in.dresidual, "residual_backward: neither dy nor dresidual");
-  require(in.x || join_of(in).clip_sum == INFINITY, "residual_backward: a clipped sum is read again");
-  if (ctx.device == Device::cpu) return residual_backward_cpu(dx, dbranch, dy, in, N, C);
-  launch(residual_backward_kernel, rows_grid(N), rows_block, 0, ctx, dx, dbranch, dy, in, N, C);
+  require(in.x || !in.branch || in.join.clip_sum == INFINITY, "residual_backward: a clipped sum is read again");
+  with_storage(dx, [&](auto stored) {
+    using S = decltype(stored);
+    const auto typed = in.as<S>();
+    if (ctx.device == Device::cpu) return residual_backward_cpu(dx.as<S>(), dbranch.as<S>(), dy.as<S>(), typed, N, C);
+    launch(residual_backward_kernel<S>, rows_grid(N), rows_block, 0, ctx, dx.as<S>(), dbranch.as<S>(), dy.as<S>(),
+           typed, N, C);
+  });
 }
 
 }  // namespace gated

@@ -44,71 +44,101 @@ HD Join join_of(const ResidualBackwardInOf<T>& in) {
 
 // ---- a row on the CPU
 
-// element(c, keep) for every column of a row. Without dropout a loop that vectorises.
-template <class T, class Element>
-void dropout_row_cpu(const Dropout& dropout, size_t row, size_t C, Element element) {
+// element(c, keep) for columns begin to end - 1 of a row, begin a multiple of 4. Without dropout a loop that vectorises.
+template <class Element>
+void dropout_row_cpu(const Dropout& dropout, size_t row, size_t C, size_t begin, size_t end, Element element) {
   if (dropout.p == 0) {
 #pragma omp simd
-    for (size_t c = 0; c < C; c++) element(c, T(1));
+    for (size_t c = begin; c < end; c++) element(c, 1.0f);
     return;
   }
-  for (size_t c0 = 0; c0 < C; c0 += 4) {
+  for (size_t c0 = begin; c0 < end; c0 += 4) {
     const Quad keep = dropout_quad(dropout, row, c0, C);
-    for (size_t c = c0; c < C && c < c0 + 4; c++) element(c, T(keep.v[c - c0]));
+    for (size_t c = c0; c < end && c < c0 + 4; c++) element(c, keep.v[c - c0]);
   }
 }
 
 // Returns what is normalised: a row of x, or of the sum, which it writes.
-template <class T>
-const T* residual_row_cpu(T* all_sums, const ResidualInOf<T>& in, size_t row, size_t C) {
-  const T* x = in.x ? in.x + row * C : nullptr;
+template <class S>
+const S* residual_row_cpu(S* all_sums, const ResidualInOf<S>& in, size_t row, size_t C) {
+  const S* x = in.x ? in.x + row * C : nullptr;
   if (!in.branch) return x;
-  const T* branch = in.branch + row * C;
-  T* sum = all_sums + row * C;
+  const S* branch = in.branch + row * C;
+  S* sum = all_sums + row * C;
   const Join join = in.join;  // a copy that no store to sum can change
-  dropout_row_cpu<T>(join.dropout, row, C,
-                     [=](size_t c, T keep) { sum[c] = join_element(x ? x[c] : T(-0.0), branch[c], keep, join); });
+  dropout_row_cpu(join.dropout, row, C, 0, C, [=](size_t c, float keep) {
+    sum[c] = S(join_element(x ? float(x[c]) : -0.0f, float(branch[c]), keep, join));
+  });
   return sum;
 }
 
-// Writes a row of dx, and of dbranch where it is not null. gradient(c): what comes back through the norm to column c.
-template <class T, class Gradient>
-void residual_backward_row_cpu(T* all_dx, T* all_dbranch, const ResidualBackwardInOf<T>& in, size_t row, size_t C,
-                               Gradient gradient) {
-  const size_t at = row * C;
-  const Join join = join_of(in);
-  const T* dresidual = in.dresidual ? in.dresidual + at : nullptr;
-  T* dx = all_dx + at;
+// element(c, d) for columns begin to end - 1: d is the gradient of the sum before its clip, dresidual (null: none) + gradient(c).
+template <class S, class Gradient, class Element>
+[[gnu::always_inline]] inline void each_sum_gradient(const S* dresidual, Gradient gradient, size_t begin, size_t end,
+                                                     Element element) {
   if (dresidual) {
 #pragma omp simd
-    for (size_t c = 0; c < C; c++) dx[c] = dresidual[c] + gradient(c);
+    for (size_t c = begin; c < end; c++) element(c, dresidual[c] + gradient(c));
   } else {
 #pragma omp simd
-    for (size_t c = 0; c < C; c++) dx[c] = gradient(c);
+    for (size_t c = begin; c < end; c++) element(c, gradient(c));
   }
-  if (join.clip_sum < INFINITY)
-    for (size_t c = 0; c < C; c++) dx[c] = clip_gradient(dx[c], in.x[at + c], join.clip_sum);
-  if (!all_dbranch) return;
-  T* dbranch = all_dbranch + at;
-  dropout_row_cpu<T>(join.dropout, row, C, [=](size_t c, T keep) { dbranch[c] = dx[c] * keep; });
-  if (join.clip_branch < INFINITY)
-    for (size_t c = 0; c < C; c++) dbranch[c] = clip_gradient(dbranch[c], in.branch[at + c], join.clip_branch);
+}
+
+// residual_backward_row_cpu behind clips and dropout. A row goes in pieces, whose gradient waits in d: a float, whatever is
+// stored.
+template <class S, class Gradient>
+[[gnu::noinline]] void residual_backward_pieces_cpu(S* all_dx, S* all_dbranch, const S* dresidual,
+                                                    const ResidualBackwardInOf<S>& in, size_t row, size_t C,
+                                                    Gradient gradient) {
+  constexpr size_t piece = 256;
+  const size_t at = row * C;
+  const Join join = join_of(in);
+  for (size_t begin = 0; begin < C; begin += piece) {
+    const size_t end = begin + piece < C ? begin + piece : C;
+    float d[piece];
+    each_sum_gradient(dresidual, gradient, begin, end, [&](size_t c, float v) { d[c - begin] = v; });
+    if (join.clip_sum < INFINITY)
+      for (size_t c = begin; c < end; c++)
+        d[c - begin] = clip_gradient(d[c - begin], float(in.x[at + c]), join.clip_sum);
+    for (size_t c = begin; c < end; c++) all_dx[at + c] = S(d[c - begin]);
+    if (!all_dbranch) continue;
+    dropout_row_cpu(join.dropout, row, C, begin, end,
+                    [&](size_t c, float keep) { d[c - begin] = d[c - begin] * keep; });
+    if (join.clip_branch < INFINITY)
+      for (size_t c = begin; c < end; c++)
+        d[c - begin] = clip_gradient(d[c - begin], float(in.branch[at + c]), join.clip_branch);
+    for (size_t c = begin; c < end; c++) all_dbranch[at + c] = S(d[c - begin]);
+  }
+}
+
+// Writes a row of dx, and of dbranch where it is not null. gradient(c): what comes back through the norm to column c.
+template <class S, class Gradient>
+void residual_backward_row_cpu(S* all_dx, S* all_dbranch, const ResidualBackwardInOf<S>& in, size_t row, size_t C,
+                               Gradient gradient) {
+  const S* dresidual = in.dresidual ? in.dresidual + row * C : nullptr;
+  if (all_dbranch || join_of(in).clip_sum < INFINITY)
+    return residual_backward_pieces_cpu(all_dx, all_dbranch, dresidual, in, row, C, gradient);
+  S* dx = all_dx + row * C;
+  each_sum_gradient(dresidual, gradient, 0, C, [=](size_t c, float d) { dx[c] = S(d); });
 }
 
 // ---- four neighbouring columns of a row in a kernel
 
-// Elements i..i+3 of what is normalised: of x, or of the sum, computed where it is wanted.
-__device__ inline Quad residual_quad(const ResidualIn& in, size_t row, size_t i, size_t C) {
+// Elements i..i+3 of what is normalised: of x, or of the sum, computed where it is wanted, and as it is stored.
+template <class S>
+__device__ inline Quad residual_quad(const ResidualInOf<S>& in, size_t row, size_t i, size_t C) {
   // Without x, -0: v + -0 is v for every v.
   Quad q = in.x ? load_quad(in.x + row * C, i, C) : Quad{{-0.0f, -0.0f, -0.0f, -0.0f}};
   if (!in.branch) return q;
   const Quad b = load_quad(in.branch + row * C, i, C), keep = dropout_quad(in.join.dropout, row, i, C);
   for (int k = 0; k < 4; k++) q.v[k] = join_element(q.v[k], b.v[k], keep.v[k], in.join);
-  return q;
+  return stored_quad<S>(q);
 }
 
 // The same, and leaves the sum where there is a branch.
-__device__ inline Quad residual_join_quad(float* sum, const ResidualIn& in, size_t row, size_t i, size_t C) {
+template <class S>
+__device__ inline Quad residual_join_quad(S* sum, const ResidualInOf<S>& in, size_t row, size_t i, size_t C) {
   const Quad q = residual_quad(in, row, i, C);
   if (in.branch) store_quad(sum + row * C, i, C, q);
   return q;
@@ -116,7 +146,8 @@ __device__ inline Quad residual_join_quad(float* sum, const ResidualIn& in, size
 
 // Writes elements i..i+3 of dx, and of dbranch where it is not null. d: what comes back to them through the norm;
 // x: what was normalised.
-__device__ inline void residual_backward_quad(float* dx, float* dbranch, const ResidualBackwardIn& in, size_t row,
+template <class S>
+__device__ inline void residual_backward_quad(S* dx, S* dbranch, const ResidualBackwardInOf<S>& in, size_t row,
                                               size_t i, size_t C, Quad d, Quad x) {
   const Join join = join_of(in);
   if (in.dresidual) {
@@ -134,7 +165,7 @@ __device__ inline void residual_backward_quad(float* dx, float* dbranch, const R
 
 // ---- what every norm asks of its residual arguments; `op` names it in the message
 
-void require_residual(const char* op, const float* sum, const ResidualIn& in, size_t C);
-void require_residual_backward(const char* op, const float* dbranch, const ResidualBackwardIn& in, size_t C);
+void require_residual(const char* op, ConstReals sum, const ResidualIn& in, size_t C);
+void require_residual_backward(const char* op, ConstReals dbranch, const ResidualBackwardIn& in, size_t C);
 
 }  // namespace gated

@@ -2,6 +2,7 @@
 #pragma once
 #include "core/context.cuh"
 #include "core/math.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
@@ -23,34 +24,48 @@ struct Join {
 // What a norm normalises: x, or the sum of x and a branch. Without a branch `join` does not count.
 template <class T>
 struct ResidualInOf {
-  const T* x;  // (N,C); null where there is a branch: it takes the place of x, and the sum is the branch alone
-  const T* branch = nullptr;  // (N,C)
+  // (N,C); null where there is a branch: it takes the place of x, and the sum is the branch alone
+  PointerTo<const T> x;
+  PointerTo<const T> branch = nullptr;  // (N,C)
   Join join = {};
+
+  template <class S>
+  ResidualInOf<S> as() const {
+    return {x.template as<S>(), branch.template as<S>(), join};
+  }
 };
-using ResidualIn = ResidualInOf<float>;
+using ResidualIn = ResidualInOf<void>;
 
 // What the backward of a norm reads beside dy. Every array is (N,C).
 template <class T>
 struct ResidualBackwardInOf {
-  const T* x;  // what was normalised: the sum, where there was a branch
-  const T* dresidual =
-      nullptr;  // the gradient from what else read x; null: nothing did, as where a branch takes its place
-  const T* branch = nullptr;  // as in the forward, and so is join
+  PointerTo<const T> x;  // what was normalised: the sum, where there was a branch
+  // The gradient from what else read x; null: nothing did, as where a branch takes its place.
+  PointerTo<const T> dresidual = nullptr;
+  PointerTo<const T> branch = nullptr;  // as in the forward, and so is join
   Join join = {};
+
+  // The bound of the sum is rounded with the sum: what was cut must be found to lie on it.
+  template <class S>
+  ResidualBackwardInOf<S> as() const {
+    ResidualBackwardInOf<S> in = {x.template as<S>(), dresidual.template as<S>(), branch.template as<S>(), join};
+    in.join.clip_sum = S(join.clip_sum);
+    return in;
+  }
 };
-using ResidualBackwardIn = ResidualBackwardInOf<float>;
+using ResidualBackwardIn = ResidualBackwardInOf<void>;
 
 // sum (N,C) = x + branch.
-void residual_forward(float* sum, const float* x, const float* branch, size_t N, size_t C, Context& ctx);
+void residual_forward(Reals sum, ConstReals x, ConstReals branch, size_t N, size_t C, Context& ctx);
 // The same with clips and dropout: in.branch is there.
-void residual_forward(float* sum, const ResidualIn& in, size_t N, size_t C, Context& ctx);
+void residual_forward(Reals sum, const ResidualIn& in, size_t N, size_t C, Context& ctx);
 
 // dx and dbranch (N,C) are written: the gradients of x and of branch, where the sum has the gradient in.dresidual + dy.
 // Where the branch took the place of x, x has none: dx is then the gradient of the sum before its clip, and nobody's but the branch's.
 // Either of these two may be null, and dx may be either. dbranch null: the join was plain, and dx is both gradients; or there
 // was no branch.
 // in.x is read where the sum was clipped, in.branch where the branch was; elsewhere in.x may be null.
-void residual_backward(float* dx, float* dbranch, const float* dy, const ResidualBackwardIn& in, size_t N, size_t C,
+void residual_backward(Reals dx, Reals dbranch, ConstReals dy, const ResidualBackwardIn& in, size_t N, size_t C,
                        Context& ctx);
 
 // ---- references
@@ -68,8 +83,9 @@ void residual_join_backward_ref(T* dx, T* dbranch, const T* dy, const ResidualBa
 
 // ---- the CPU's twin: kernels/residual_cpu.cpp
 
-void residual_forward_cpu(float* sum, const ResidualIn& in, size_t N, size_t C);
-void residual_backward_cpu(float* dx, float* dbranch, const float* dy, const ResidualBackwardIn& in, size_t N,
-                           size_t C);
+template <class S>
+void residual_forward_cpu(S* sum, const ResidualInOf<S>& in, size_t N, size_t C);
+template <class S>
+void residual_backward_cpu(S* dx, S* dbranch, const S* dy, const ResidualBackwardInOf<S>& in, size_t N, size_t C);
 
 }  // namespace gated

@@ -7,17 +7,20 @@
 
 namespace gated {
 
-void residual_forward_cpu(float* sum, const ResidualIn& in, size_t N, size_t C) {
+template <class S>
+void residual_forward_cpu(S* sum, const ResidualInOf<S>& in, size_t N, size_t C) {
 #pragma omp parallel for if (worth_waking(N * C))
   for (size_t row = 0; row < N; row++) residual_row_cpu(sum, in, row, C);
 }
+IN_FLOAT_AND_BF16(residual_forward_cpu);
 
 // Without dy, -0: x + -0 is x, for -0 too.
-void residual_backward_cpu(float* dx, float* dbranch, const float* dy, const ResidualBackwardIn& in, size_t N,
-                           size_t C) {
+template <class S>
+void residual_backward_cpu(S* dx, S* dbranch, const S* dy, const ResidualBackwardInOf<S>& in, size_t N, size_t C) {
 #pragma omp parallel for
   for (size_t row = 0; row < N; row++)
-    residual_backward_row_cpu(dx, dbranch, in, row, C, [=](size_t c) { return dy ? dy[row * C + c] : -0.0f; });
+    residual_backward_row_cpu(dx, dbranch, in, row, C, [=](size_t c) { return dy ? float(dy[row * C + c]) : -0.0f; });
 }
+IN_FLOAT_AND_BF16(residual_backward_cpu);
 
 }  // namespace gated

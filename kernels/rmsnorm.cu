@@ -13,7 +13,7 @@
 //   in its canonical order (core/reduce.cuh). A "chain" is a running sum that takes one element after the other:
 //     RowSum      element i joins chain i mod 128, and then the 128 chains are added as a tree
 //     ColumnSum   128 rows make a chain, and then the chains are added in the same way
-// shapes: x, y, dy, dx (N,C) f32; w, dw (C); r (N), saved for the backward | dx is written, dw accumulated
+// shapes: x, y, dy, dx (N,C) f32 or bf16; w, dw (C); r (N), saved for the backward | dx is written, dw accumulated
 // Over (B*T*H, D) rows the same operation is the QK-norm of Qwen3.
 // --norm=rmsnorm|preaffine, --norm-weight, --qk-norm | tests/test_rmsnorm.cpp
 #include "kernels/rmsnorm.h"
@@ -62,11 +62,11 @@ IN_FLOAT_AND_DOUBLE(rmsnorm_backward_ref);
 
 // ---- the plain calls: the general form below, with nothing added
 
-void rmsnorm_forward(float* y, float* r, const float* x, const float* w, size_t N, size_t C, float eps, Context& ctx) {
+void rmsnorm_forward(Reals y, float* r, ConstReals x, const float* w, size_t N, size_t C, float eps, Context& ctx) {
   rmsnorm_forward({.y = y, .r = r}, {.x = x}, {.w = w}, N, C, eps, ctx);
 }
 
-void rmsnorm_backward(float* dx, float* dw, const float* dy, const float* x, const float* w, const float* r, size_t N,
+void rmsnorm_backward(Reals dx, float* dw, ConstReals dy, ConstReals x, const float* w, const float* r, size_t N,
                       size_t C, Context& ctx) {
   rmsnorm_backward({.dx = dx, .dw = dw}, dy, {.x = x}, {.w = w}, r, N, C, ctx);
 }
@@ -143,7 +143,7 @@ IN_FLOAT_AND_DOUBLE(rmsnorm_general_backward_ref);
 // step. At the end the lane adds its four, and five shuffles add the lanes (warp_chains_sum). Lanes of a warp exchange
 // registers: there is no shared memory and no barrier. A warp without a row returns as a whole.
 // The second pass over a row finds it in a cache, L1 or L2. The memory bus: forward 8 bytes an element (x, y), with a branch
-// 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16.
+// 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16. Of bf16 it is half.
 
 namespace rmsnorm {
 // z of four columns.
@@ -155,8 +155,10 @@ __device__ inline Quad scaled(Quad x, const float* pre, size_t i, size_t C) {
 }
 }  // namespace rmsnorm
 
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    rmsnorm_forward_kernel(RmsnormOutputs out, ResidualIn in, RmsnormWeights weights, size_t N, size_t C, float eps) {
+    rmsnorm_forward_kernel(RmsnormOutputsOf<S> out, ResidualInOf<S> in, RmsnormWeights weights, size_t N, size_t C,
+                           float eps) {
   const size_t row = warp_row(), lane = threadIdx.x % 32;
   if (row >= N) return;
 
@@ -184,8 +186,9 @@ struct Columns {
   Quad x, pre, g, xh;
 };
 
-__device__ inline Columns load_columns(const float* dy, const float* x, const RmsnormWeights& weights, float r,
-                                       size_t i, size_t C) {
+template <class S>
+__device__ inline Columns load_columns(const S* dy, const S* x, const RmsnormWeights& weights, float r, size_t i,
+                                       size_t C) {
   Columns q;
   q.x = load_quad(x, i, C);
   q.pre = weights.pre ? load_quad(weights.pre, i, C) : Quad{{1.0f, 1.0f, 1.0f, 1.0f}};
@@ -198,12 +201,13 @@ __device__ inline Columns load_columns(const float* dy, const float* x, const Rm
 }
 }  // namespace rmsnorm
 
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    rmsnorm_backward_kernel(RmsnormGradients out, const float* dy, ResidualBackwardIn in, RmsnormWeights weights,
+    rmsnorm_backward_kernel(RmsnormGradientsOf<S> out, const S* dy, ResidualBackwardInOf<S> in, RmsnormWeights weights,
                             const float* r, size_t N, size_t C) {
   const size_t row = warp_row(), lane = threadIdx.x % 32;
   if (row >= N) return;
-  const float *dyr = dy + row * C, *xr = in.x + row * C;
+  const S *dyr = dy + row * C, *xr = in.x + row * C;
   const float scale = r[row];
 
   float chain[4] = {};  // of the sum of g*xh
@@ -232,11 +236,13 @@ __global__ void __launch_bounds__(rows_block)
 // column_reduce_add (core/reduce.cuh) launches them: a thread owns one column of a slice of 128 rows, runs down it and
 // carries one chain in a register for every sum. Neighbouring threads have neighbouring columns, so that a warp reads
 // 128 neighbouring bytes of a row. Then the slices are added in ascending order. What it runs for every element is a
-// fold: element (row,c) into the chain acc. The bus: 8 bytes an element (dy, x); dw and dpre are made in one run.
+// fold: element (row,c) into the chain acc. The bus: 8 bytes an element (dy, x), of bf16 4; dw and dpre are made in one run.
 
 // dw without pre.
+template <class S>
 struct RmsnormFoldDw {
-  const float *dy, *x, *r;
+  const S *dy, *x;
+  const float* r;
   size_t C;
   HD float operator()(float acc, size_t row, size_t c) const {
     return fused(dy[row * C + c], x[row * C + c] * r[row], acc);
@@ -244,8 +250,10 @@ struct RmsnormFoldDw {
 };
 
 // dw and dpre with pre. mean (N): what the kernel along the rows has left, without which there is no dz.
+template <class S>
 struct RmsnormFoldDwDpre {
-  const float *dy, *x, *r, *mean;
+  const S *dy, *x;
+  const float *r, *mean;
   RmsnormWeights weights;
   size_t C;
   HD void operator()(float (&acc)[2], size_t row, size_t c) const {
@@ -261,8 +269,11 @@ struct RmsnormFoldDwDpre {
 void rmsnorm_forward(const RmsnormOutputs& out, const ResidualIn& in, const RmsnormWeights& weights, size_t N, size_t C,
                      float eps, Context& ctx) {
   require_residual("rmsnorm_forward", out.sum, in, C);
-  if (ctx.device == Device::cpu) return rmsnorm_forward_cpu(out, in, weights, N, C, eps);
-  launch(rmsnorm_forward_kernel, rows_grid(N), rows_block, 0, ctx, out, in, weights, N, C, eps);
+  with_storage(out.y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return rmsnorm_forward_cpu(out.as<S>(), in.as<S>(), weights, N, C, eps);
+    launch(rmsnorm_forward_kernel<S>, rows_grid(N), rows_block, 0, ctx, out.as<S>(), in.as<S>(), weights, N, C, eps);
+  });
 }
 
 size_t rmsnorm_backward_scratch(size_t N, size_t C, bool pre) {
@@ -271,18 +282,23 @@ size_t rmsnorm_backward_scratch(size_t N, size_t C, bool pre) {
 
 // Without pre the columns come first, so that dx may be dy. dpre takes the means of whole rows: there the columns
 // come last, and still read dy.
-void rmsnorm_backward(const RmsnormGradients& out, const float* dy, const ResidualBackwardIn& in,
+void rmsnorm_backward(const RmsnormGradients& out, ConstReals dy, const ResidualBackwardIn& in,
                       const RmsnormWeights& weights, const float* r, size_t N, size_t C, Context& ctx) {
   require_residual_backward("rmsnorm_backward", out.dbranch, in, C);
   require(!weights.pre || (out.dpre && out.mean && out.dx != dy),
           "rmsnorm_backward: pre needs dpre, mean and a dx that is not dy");
-  if (!weights.pre) column_reduce_add(out.dw, N, C, RmsnormFoldDw{dy, in.x, r, C}, ctx);
-  if (ctx.device == Device::cpu)
-    rmsnorm_backward_rows_cpu(out, dy, in, weights, r, N, C);
-  else
-    launch(rmsnorm_backward_kernel, rows_grid(N), rows_block, 0, ctx, out, dy, in, weights, r, N, C);
-  if (weights.pre)
-    column_reduce_add(std::array{out.dw, out.dpre}, N, C, RmsnormFoldDwDpre{dy, in.x, r, out.mean, weights, C}, ctx);
+  with_storage(out.dx, [&](auto stored) {
+    using S = decltype(stored);
+    const S *d = dy.as<S>(), *x = in.x.as<S>();
+    if (!weights.pre) column_reduce_add(out.dw, N, C, RmsnormFoldDw<S>{d, x, r, C}, ctx);
+    if (ctx.device == Device::cpu)
+      rmsnorm_backward_rows_cpu(out.as<S>(), d, in.as<S>(), weights, r, N, C);
+    else
+      launch(rmsnorm_backward_kernel<S>, rows_grid(N), rows_block, 0, ctx, out.as<S>(), d, in.as<S>(), weights, r, N,
+             C);
+    if (weights.pre)
+      column_reduce_add(std::array{out.dw, out.dpre}, N, C, RmsnormFoldDwDpre<S>{d, x, r, out.mean, weights, C}, ctx);
+  });
 }
 
 }  // namespace gated

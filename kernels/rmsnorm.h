@@ -8,9 +8,9 @@ namespace gated {
 // ---- plain RMSNorm
 
 // y (N,C) = x*r*w, r (N) = 1/sqrt(mean(x^2) + eps): both are written. x (N,C), w (C).
-void rmsnorm_forward(float* y, float* r, const float* x, const float* w, size_t N, size_t C, float eps, Context& ctx);
+void rmsnorm_forward(Reals y, float* r, ConstReals x, const float* w, size_t N, size_t C, float eps, Context& ctx);
 // dx (N,C) is written and may be dy; dw (C) is accumulated.
-void rmsnorm_backward(float* dx, float* dw, const float* dy, const float* x, const float* w, const float* r, size_t N,
+void rmsnorm_backward(Reals dx, float* dw, ConstReals dy, ConstReals x, const float* w, const float* r, size_t N,
                       size_t C, Context& ctx);
 // Bytes of scratch that a backward takes; of the general one with `pre` too.
 size_t rmsnorm_backward_scratch(size_t N, size_t C, bool pre = false);
@@ -33,26 +33,36 @@ using RmsnormWeights = RmsnormWeightsOf<float>;
 // y, r and, where there is a branch, sum are written.
 template <class T>
 struct RmsnormOutputsOf {
-  T* y;              // (N,C)
-  T* r;              // (N)
-  T* sum = nullptr;  // (N,C)
+  PointerTo<T> y;              // (N,C)
+  Wide<T>* r;                  // (N)
+  PointerTo<T> sum = nullptr;  // (N,C)
+
+  template <class S>
+  RmsnormOutputsOf<S> as() const {
+    return {y.template as<S>(), r, sum.template as<S>()};
+  }
 };
-using RmsnormOutputs = RmsnormOutputsOf<float>;
+using RmsnormOutputs = RmsnormOutputsOf<void>;
 
 // dx and, where it is not null, dbranch are written (kernels/residual.h); dw and dpre are accumulated.
 template <class T>
 struct RmsnormGradientsOf {
-  T* dx;                 // (N,C); may be dresidual, and without pre also dy
-  T* dbranch = nullptr;  // (N,C)
-  T* dw;                 // (C)
-  T* dpre = nullptr;     // (C), with pre
-  T* mean = nullptr;     // (N), with pre: scratch
+  PointerTo<T> dx;                 // (N,C); may be dresidual, and without pre also dy
+  PointerTo<T> dbranch = nullptr;  // (N,C)
+  Wide<T>* dw;                     // (C)
+  Wide<T>* dpre = nullptr;         // (C), with pre
+  Wide<T>* mean = nullptr;         // (N), with pre: scratch
+
+  template <class S>
+  RmsnormGradientsOf<S> as() const {
+    return {dx.template as<S>(), dbranch.template as<S>(), dw, dpre, mean};
+  }
 };
-using RmsnormGradients = RmsnormGradientsOf<float>;
+using RmsnormGradients = RmsnormGradientsOf<void>;
 
 void rmsnorm_forward(const RmsnormOutputs& out, const ResidualIn& in, const RmsnormWeights& weights, size_t N, size_t C,
                      float eps, Context& ctx);
-void rmsnorm_backward(const RmsnormGradients& out, const float* dy, const ResidualBackwardIn& in,
+void rmsnorm_backward(const RmsnormGradients& out, ConstReals dy, const ResidualBackwardIn& in,
                       const RmsnormWeights& weights, const float* r, size_t N, size_t C, Context& ctx);
 
 template <class T>
@@ -65,10 +75,12 @@ void rmsnorm_general_backward_ref(const RmsnormGradientsOf<T>& out, const T* dy,
 
 // ---- the CPU's twin: kernels/rmsnorm_cpu.cpp
 
-void rmsnorm_forward_cpu(const RmsnormOutputs& out, const ResidualIn& in, const RmsnormWeights& weights, size_t N,
-                         size_t C, float eps);
+template <class S>
+void rmsnorm_forward_cpu(const RmsnormOutputsOf<S>& out, const ResidualInOf<S>& in, const RmsnormWeights& weights,
+                         size_t N, size_t C, float eps);
 // dx and dbranch, and mean where it is not null.
-void rmsnorm_backward_rows_cpu(const RmsnormGradients& out, const float* dy, const ResidualBackwardIn& in,
+template <class S>
+void rmsnorm_backward_rows_cpu(const RmsnormGradientsOf<S>& out, const S* dy, const ResidualBackwardInOf<S>& in,
                                const RmsnormWeights& weights, const float* r, size_t N, size_t C);
 
 }  // namespace gated

@@ -120,11 +120,11 @@ struct Case {
     return run(
         cpu,
         [&](float* y, float* r, float* low, float* sum, const ResidualIn& in, const GatedNormWeights& w) {
-          gated_norm_general_forward_ref<float>(y, r, low, sum, in, w, s);
+          gated_norm_general_forward_ref<float>(y, r, low, sum, in.as<float>(), w, s);
         },
         [&](float* dx, float* dbranch, const GatedNormGradients& g, const float* dy, const ResidualBackwardIn& in,
             const float* low, const float* r, const GatedNormWeights& w) {
-          gated_norm_general_backward_ref<float>(dx, dbranch, g, dy, in, low, r, w, s);
+          gated_norm_general_backward_ref<float>(dx, dbranch, g, dy, in.as<float>(), low, r, w, s);
         });
   }
 };
@@ -241,11 +241,11 @@ TEST_CASE("gated_norm: the plain reference is the general one without its additi
   const Results plain = test.run(
       cpu,
       [&](float* y, float* r, float* low, float*, const ResidualIn& in, const GatedNormWeights& w) {
-        gated_norm_forward_ref<float>(y, r, low, in.x, w.w, w.down, w.up, s.N, s.C, s.rank, s.eps);
+        gated_norm_forward_ref<float>(y, r, low, in.x.as<float>(), w.w, w.down, w.up, s.N, s.C, s.rank, s.eps);
       },
       [&](float* dx, float*, const GatedNormGradients& g, const float* dy, const ResidualBackwardIn& in,
           const float* low, const float* r, const GatedNormWeights& w) {
-        gated_norm_backward_ref<float>(dx, g.w, g.down, g.up, dy, in.x, low, r, w.w, w.down, w.up, s.N, s.C, s.rank);
+        gated_norm_backward_ref<float>(dx, g.w, g.down, g.up, dy, in.x.as<float>(), low, r, w.w, w.down, w.up, s.N, s.C, s.rank);
       });
   require_alike(plain, test.reference());
 }

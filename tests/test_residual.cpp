@@ -193,37 +193,61 @@ TEST_CASE("residual: a plain join is an addition, to the bit", "[bitwise]") {
   });
 }
 
+// Of bf16 the reference is given what is stored: inputs, and in the backward the sum, and the bound of the sum too.
+template <class S>
+static void require_residual_bits(size_t N, size_t C, const Join& join, bool with_dy, bool with_dres) {
+  INFO("N " << N << " C " << C << " clip " << join.clip_branch << " " << join.clip_sum << " dropout " << join.dropout.p
+            << ", " << name_of(storage_of<S>));
+  const auto x = stored<S>(random_values<float>(N * C, 1)), branch = stored<S>(random_values<float>(N * C, 2));
+  const auto dy = stored<S>(random_values<float>(N * C, 3)), dres = stored<S>(random_values<float>(N * C, 4));
+  Join back = join;
+  back.clip_sum = S(join.clip_sum);
+  std::vector<float> sum(N * C, NAN), dx(N * C, NAN), dbranch(N * C, NAN);
+  residual_join_forward_ref<float>(sum.data(), {x.data(), branch.data(), join}, N, C);
+  sum = stored<S>(sum);
+  residual_join_backward_ref<float>(dx.data(), dbranch.data(), with_dy ? dy.data() : nullptr,
+                                    {sum.data(), with_dres ? dres.data() : nullptr, branch.data(), back}, N, C);
+  dx = stored<S>(dx), dbranch = stored<S>(dbranch);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gx(ctx, x), gbranch(ctx, branch), gdy(ctx, dy), gdres(ctx, dres);
+    GuardedOf<S> gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C);
+    const S *d = with_dy ? +gdy : nullptr, *other = with_dres ? +gdres : nullptr;
+    residual_forward(gsum, {gx, gbranch, join}, N, C, ctx);
+    residual_backward(gdx, gdbranch, d, {gsum, other, gbranch, join}, N, C, ctx);
+    REQUIRE_BITWISE(sum, gsum.download());
+    REQUIRE_BITWISE(dx, gdx.download());
+    REQUIRE_BITWISE(dbranch, gdbranch.download());
+    if (with_dres) {  // in place
+      residual_backward(gdres, gdbranch, d, {gsum, other, gbranch, join}, N, C, ctx);
+      REQUIRE_BITWISE(dx, gdres.download());
+    }
+  });
+}
+
 TEST_CASE("residual: CPU and kernels equal the reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
-  for (auto [N, C] : sizes) {
-    const auto x = random_values<float>(N * C, 1), branch = random_values<float>(N * C, 2);
-    const auto dy = random_values<float>(N * C, 3), dres = random_values<float>(N * C, 4);
-    for (const Join& join : joins) {
+  for (auto [N, C] : sizes)
+    for (const Join& join : joins)
       for (int with : {1, 2, 3}) {  // dy, dresidual, both
-        INFO("N " << N << " C " << C << " clip " << join.clip_branch << " " << join.clip_sum << " dropout "
-                  << join.dropout.p);
-        const bool with_dy = with & 1, with_dres = with & 2;
-        std::vector<float> sum(N * C, NAN), dx(N * C, NAN), dbranch(N * C, NAN);
-        residual_join_forward_ref<float>(sum.data(), {x.data(), branch.data(), join}, N, C);
-        residual_join_backward_ref<float>(dx.data(), dbranch.data(), with_dy ? dy.data() : nullptr,
-                                          {sum.data(), with_dres ? dres.data() : nullptr, branch.data(), join}, N, C);
-        on_every_device([&](Context& ctx) {
-          Guarded gx(ctx, x), gbranch(ctx, branch), gdy(ctx, dy), gdres(ctx, dres);
-          Guarded gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C);
-          const float* other = with_dres ? +gdres : nullptr;
-          residual_forward(gsum, {gx, gbranch, join}, N, C, ctx);
-          residual_backward(gdx, gdbranch, with_dy ? +gdy : nullptr, {gsum, other, gbranch, join}, N, C, ctx);
-          REQUIRE_BITWISE(sum, gsum.download());
-          REQUIRE_BITWISE(dx, gdx.download());
-          REQUIRE_BITWISE(dbranch, gdbranch.download());
-          if (with_dres) {  // in place
-            residual_backward(gdres, gdbranch, with_dy ? +gdy : nullptr, {gsum, other, gbranch, join}, N, C, ctx);
-            REQUIRE_BITWISE(dx, gdres.download());
-          }
-        });
+        require_residual_bits<float>(N, C, join, with & 1, with & 2);
+        if (N != 63) require_residual_bits<bf16>(N, C, join, with & 1, with & 2);
       }
-    }
-  }
+}
+
+// The bound lies between two neighbouring bf16, and the sum is stored as the one below it.
+TEST_CASE("residual: a sum of bf16 that was cut has no gradient", "[bitwise]") {
+  const std::vector<float> x = {0.5f, -0.5f, 0.25f}, branch = {1.0f, -1.0f, 0.25f}, d = {1, 2, 3};
+  const Join join = {.clip_sum = 0.7f, .dropout = {}};
+  const float cut = bf16(0.7f);
+  REQUIRE(cut < 0.7f);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<bf16> gx(ctx, x), gbranch(ctx, branch), gd(ctx, d), gsum(ctx, 3), gdx(ctx, 3), gdbranch(ctx, 3);
+    residual_forward(gsum, {gx, gbranch, join}, 1, 3, ctx);
+    residual_backward(gdx, gdbranch, gd, {.x = gsum, .branch = gbranch, .join = join}, 1, 3, ctx);
+    REQUIRE_BITWISE((std::vector<float>{cut, -cut, 0.5f}), gsum.download());
+    REQUIRE_BITWISE((std::vector<float>{0, 0, 3}), gdx.download());
+    REQUIRE_BITWISE((std::vector<float>{0, 0, 3}), gdbranch.download());
+  });
 }
 
 TEST_CASE("residual: without a branch nothing joins, however it would") {

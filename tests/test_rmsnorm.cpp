@@ -86,108 +86,132 @@ TEST_CASE("rmsnorm: gradients of the general form against finite differences", "
   }
 }
 
-TEST_CASE("rmsnorm: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
+// Of bf16 the reference is given what is stored: its inputs, and the sum that it normalises.
+template <class S>
+static void require_plain_bits(size_t N, size_t C) {
+  INFO("N " << N << " C " << C << ", " << name_of(storage_of<S>));
   const float eps = 1e-6f;
+  const auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), dy = stored<S>(random_values<float>(N * C, 4));
+  const auto w = random_values<float>(C, 3), dw0 = random_values<float>(C, 6);
+  std::vector<float> y(N * C, NAN), r(N, NAN), dx(N * C, NAN), dw = dw0, in_place = dy, dw_in_place = dw0;
+  rmsnorm_forward_ref(y.data(), r.data(), x.data(), w.data(), N, C, eps);
+  rmsnorm_backward_ref(dx.data(), dw.data(), dy.data(), x.data(), w.data(), r.data(), N, C);
+  rmsnorm_backward_ref(in_place.data(), dw_in_place.data(), in_place.data(), x.data(), w.data(), r.data(), N, C);
+  REQUIRE_BITWISE(dx, in_place);
+  REQUIRE_BITWISE(dw, dw_in_place);
+  y = stored<S>(y), dx = stored<S>(dx);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gy(ctx, N * C), gdx(ctx, N * C), gx(ctx, x), gdy(ctx, dy);
+    Guarded gr(ctx, N), gdw(ctx, dw0), gw(ctx, w);
+    rmsnorm_forward(gy, gr, gx, gw, N, C, eps, ctx);
+    rmsnorm_backward(gdx, gdw, gdy, gx, gw, gr, N, C, ctx);
+    REQUIRE_BITWISE(y, gy.download());
+    REQUIRE_BITWISE(r, gr.download());
+    REQUIRE_BITWISE(dx, gdx.download());
+    REQUIRE_BITWISE(dw, gdw.download());
+    rmsnorm_backward(gdy, gdw, gdy, gx, gw, gr, N, C, ctx);
+    REQUIRE_BITWISE(dx, gdy.download());
+    if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == rmsnorm_backward_scratch(N, C));
+  });
+}
+
+TEST_CASE("rmsnorm: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
-  for (auto [N, C] : sizes) {
-    INFO("N " << N << " C " << C);
-    const auto x = random_values<float>(N * C, 1, 3.0f), w = random_values<float>(C, 3),
-               dy = random_values<float>(N * C, 4), dw0 = random_values<float>(C, 6);
-    std::vector<float> y(N * C, NAN), r(N, NAN), dx(N * C, NAN), dw = dw0, in_place = dy, dw_in_place = dw0;
-    rmsnorm_forward_ref(y.data(), r.data(), x.data(), w.data(), N, C, eps);
-    rmsnorm_backward_ref(dx.data(), dw.data(), dy.data(), x.data(), w.data(), r.data(), N, C);
-    rmsnorm_backward_ref(in_place.data(), dw_in_place.data(), in_place.data(), x.data(), w.data(), r.data(), N, C);
-    REQUIRE_BITWISE(dx, in_place);
-    REQUIRE_BITWISE(dw, dw_in_place);
+  for (auto [N, C] : sizes) require_plain_bits<float>(N, C);
+  require_plain_bits<bf16>(9, 131);
+  require_plain_bits<bf16>(130, 200);
+}
+
+template <class S>
+static void require_general_bits(size_t N, size_t C) {
+  const float eps = 1e-6f, nan = NAN;
+  const auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), branch = stored<S>(random_values<float>(N * C, 2));
+  const auto dy = stored<S>(random_values<float>(N * C, 4)), dres = stored<S>(random_values<float>(N * C, 5));
+  const auto w = random_values<float>(C, 3), dw0 = random_values<float>(C, 6), dpre0 = random_values<float>(C, 7);
+  const auto pre = random_values<float>(C, 8);
+  const struct {
+    bool branch, pre, dresidual;
+    float offset;
+    Join join;
+  } cases[] = {{false, false, false, 1, {}},   {false, false, true, 0, {}},      {true, false, true, 0, {}},
+               {true, false, false, 0, {}},    {true, false, true, 1, joins[1]}, {false, true, false, 1, {}},
+               {true, true, true, 0, joins[1]}};
+  for (const auto& test : cases) {
+    INFO("N " << N << " C " << C << " branch " << test.branch << " pre " << test.pre << " offset " << test.offset
+              << ", " << name_of(storage_of<S>));
+    std::vector<float> y(N * C, nan), r(N, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan), dw = dw0;
+    std::vector<float> dpre = dpre0;
+    const RmsnormWeights weights = {w.data(), test.pre ? pre.data() : nullptr, test.offset};
+    const float* dresidual = test.dresidual ? dres.data() : nullptr;
+    // The join, and the norm of what it has stored.
+    if (test.branch) residual_join_forward_ref<float>(sum.data(), {x.data(), branch.data(), test.join}, N, C);
+    sum = test.branch ? stored<S>(sum) : x;
+    rmsnorm_general_forward_ref<float>({y.data(), r.data()}, {sum.data()}, weights, N, C, eps);
+    ResidualBackwardInOf<float> in = {sum.data(), dresidual};
+    if (test.branch) in.branch = branch.data(), in.join = test.join, in.join.clip_sum = S(test.join.clip_sum);
+    rmsnorm_general_backward_ref<float>({dx.data(), test.branch ? dbranch.data() : nullptr, dw.data(), dpre.data()},
+                                        dy.data(), in, weights, r.data(), N, C);
+    y = stored<S>(y), dx = stored<S>(dx), dbranch = stored<S>(dbranch);
     on_every_device([&](Context& ctx) {
-      Guarded gy(ctx, N * C), gr(ctx, N), gdx(ctx, N * C), gdw(ctx, dw0);
-      Guarded gx(ctx, x), gw(ctx, w), gdy(ctx, dy);
-      rmsnorm_forward(gy, gr, gx, gw, N, C, eps, ctx);
-      rmsnorm_backward(gdx, gdw, gdy, gx, gw, gr, N, C, ctx);
+      GuardedOf<S> gy(ctx, N * C), gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C);
+      GuardedOf<S> gx(ctx, x), gb(ctx, branch), gdy(ctx, dy), gdres(ctx, dres);
+      Guarded gr(ctx, N), gdw(ctx, dw0), gw(ctx, w), gpre(ctx, pre), gdpre(ctx, dpre0), gmean(ctx, N);
+      const RmsnormWeights gweights = {gw, test.pre ? +gpre : nullptr, test.offset};
+      RmsnormOutputs out = {gy, gr};
+      ResidualIn in = {gx};
+      RmsnormGradients gradients = {.dx = gdx, .dw = gdw, .dpre = gdpre, .mean = gmean};
+      ResidualBackwardIn back = {gx};
+      if (test.branch) {
+        out.sum = gsum;
+        in = {gx, gb, test.join};
+        gradients.dbranch = gdbranch;
+        back = {.x = gsum, .branch = gb, .join = test.join};
+      }
+      if (test.dresidual) back.dresidual = gdres;
+      rmsnorm_forward(out, in, gweights, N, C, eps, ctx);
+      rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
       REQUIRE_BITWISE(y, gy.download());
       REQUIRE_BITWISE(r, gr.download());
+      if (test.branch) REQUIRE_BITWISE(sum, gsum.download());
       REQUIRE_BITWISE(dx, gdx.download());
+      if (test.branch) REQUIRE_BITWISE(dbranch, gdbranch.download());
       REQUIRE_BITWISE(dw, gdw.download());
-      rmsnorm_backward(gdy, gdw, gdy, gx, gw, gr, N, C, ctx);
+      REQUIRE_BITWISE(dpre, gdpre.download());
+      if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == rmsnorm_backward_scratch(N, C, test.pre));
+      if (test.dresidual) {  // dx over dresidual
+        GuardedOf<S> over(ctx, dres);
+        gradients.dx = over;
+        back.dresidual = over;
+        rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
+        REQUIRE_BITWISE(dx, over.download());
+        back.dresidual = gdres;
+      }
+      if (test.pre) return;
+      gradients.dx = gdy;  // over dy, and without scratch
+      gradients.dpre = gradients.mean = nullptr;
+      rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
       REQUIRE_BITWISE(dx, gdy.download());
-      if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == rmsnorm_backward_scratch(N, C));
     });
   }
 }
 
 TEST_CASE("rmsnorm: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
-  const float eps = 1e-6f, nan = NAN;
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
-  for (auto [N, C] : sizes) {
-    const auto x = random_values<float>(N * C, 1, 3.0f), branch = random_values<float>(N * C, 2);
-    const auto w = random_values<float>(C, 3), dy = random_values<float>(N * C, 4),
-               dres = random_values<float>(N * C, 5);
-    const auto dw0 = random_values<float>(C, 6), dpre0 = random_values<float>(C, 7), pre = random_values<float>(C, 8);
-    const struct {
-      bool branch, pre, dresidual;
-      float offset;
-      Join join;
-    } cases[] = {{false, false, false, 1, {}},   {false, false, true, 0, {}},      {true, false, true, 0, {}},
-                 {true, false, false, 0, {}},    {true, false, true, 1, joins[1]}, {false, true, false, 1, {}},
-                 {true, true, true, 0, joins[1]}};
-    for (const auto& test : cases) {
-      INFO("N " << N << " C " << C << " branch " << test.branch << " pre " << test.pre << " offset " << test.offset);
-      std::vector<float> y(N * C, nan), r(N, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan), dw = dw0;
-      std::vector<float> dpre = dpre0;
-      const RmsnormWeights weights = {w.data(), test.pre ? pre.data() : nullptr, test.offset};
-      const float* dresidual = test.dresidual ? dres.data() : nullptr;
-      if (test.branch) {
-        rmsnorm_general_forward_ref<float>({y.data(), r.data(), sum.data()}, {x.data(), branch.data(), test.join},
-                                           weights, N, C, eps);
-        rmsnorm_general_backward_ref<float>({dx.data(), dbranch.data(), dw.data(), dpre.data()}, dy.data(),
-                                            {sum.data(), dresidual, branch.data(), test.join}, weights, r.data(), N, C);
-      } else {
-        rmsnorm_general_forward_ref<float>({y.data(), r.data()}, {x.data()}, weights, N, C, eps);
-        rmsnorm_general_backward_ref<float>({.dx = dx.data(), .dw = dw.data(), .dpre = dpre.data()}, dy.data(),
-                                            {x.data(), dresidual}, weights, r.data(), N, C);
-      }
-      on_every_device([&](Context& ctx) {
-        Guarded gy(ctx, N * C), gr(ctx, N), gsum(ctx, N * C), gdx(ctx, N * C), gdw(ctx, dw0);
-        Guarded gx(ctx, x), gb(ctx, branch), gw(ctx, w), gdy(ctx, dy), gdres(ctx, dres);
-        Guarded gpre(ctx, pre), gdpre(ctx, dpre0), gmean(ctx, N), gdbranch(ctx, N * C);
-        const RmsnormWeights gweights = {gw, test.pre ? +gpre : nullptr, test.offset};
-        RmsnormOutputs out = {gy, gr};
-        ResidualIn in = {gx};
-        RmsnormGradients gradients = {.dx = gdx, .dw = gdw, .dpre = gdpre, .mean = gmean};
-        ResidualBackwardIn back = {gx};
-        if (test.branch) {
-          out.sum = gsum;
-          in = {gx, gb, test.join};
-          gradients.dbranch = gdbranch;
-          back = {.x = gsum, .branch = gb, .join = test.join};
-        }
-        if (test.dresidual) back.dresidual = gdres;
-        rmsnorm_forward(out, in, gweights, N, C, eps, ctx);
-        rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
-        REQUIRE_BITWISE(y, gy.download());
-        REQUIRE_BITWISE(r, gr.download());
-        if (test.branch) REQUIRE_BITWISE(sum, gsum.download());
-        REQUIRE_BITWISE(dx, gdx.download());
-        if (test.branch) REQUIRE_BITWISE(dbranch, gdbranch.download());
-        REQUIRE_BITWISE(dw, gdw.download());
-        REQUIRE_BITWISE(dpre, gdpre.download());
-        if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == rmsnorm_backward_scratch(N, C, test.pre));
-        if (test.dresidual) {  // dx over dresidual
-          Guarded over(ctx, dres);
-          gradients.dx = over;
-          back.dresidual = over;
-          rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
-          REQUIRE_BITWISE(dx, over.download());
-          back.dresidual = gdres;
-        }
-        if (test.pre) return;
-        gradients.dx = gdy;  // over dy, and without scratch
-        gradients.dpre = gradients.mean = nullptr;
-        rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
-        REQUIRE_BITWISE(dx, gdy.download());
-      });
-    }
-  }
+  for (auto [N, C] : sizes) require_general_bits<float>(N, C);
+  require_general_bits<bf16>(9, 131);
+  require_general_bits<bf16>(5, 1032);
+}
+
+// 1 + 2^-9 is stored as 1.
+TEST_CASE("rmsnorm: of bf16 the norm is of the sum that is stored", "[bitwise]") {
+  const std::vector<float> x(4, 1.0f), branch(4, 0x1p-9f);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<bf16> gx(ctx, x), gbranch(ctx, branch), gsum(ctx, 4), gy(ctx, 4);
+    Guarded gr(ctx, 1), gw(ctx, x);
+    rmsnorm_forward({.y = gy, .r = gr, .sum = gsum}, {gx, gbranch}, {.w = gw}, 1, 4, 0.0f, ctx);
+    REQUIRE_BITWISE(x, gsum.download());
+    REQUIRE_BITWISE(std::vector<float>{1.0f}, gr.download());
+  });
 }
 
 TEST_CASE("rmsnorm: PreAffine with pre = 1 is RMSNorm, to the bit") {
