@@ -6,7 +6,7 @@
 //   needs of the forward, because arithmetic is cheaper than a load.
 // act and act': core/activation.cuh, which derives them one by one. The first of them, say, with s = 1/(1 + e^-x):
 //     silu(x) = x*s        silu'(x) = s * (1 + x*(1-s))
-// shapes: every array (n) f32, written; y may be x, dx may be dy or x
+// shapes: every array (n) f32 or bf16, written; y may be x, dx may be dy or x
 // --ffn=gelu|relu2, --gelu, --sdpa-out=silu | tests/test_activation.cpp
 //
 // This is the smallest operation of the project, and every other is laid out like it: the maths, a reference, the kernels,
@@ -21,7 +21,9 @@ namespace gated {
 // ---- reference
 //
 // The reference says what is computed, in loops as plain as possible. It is the oracle: what the CPU and the GPU train with
-// must give the bits of the reference in float. In double it is held to finite differences, which proves the backward.
+// must give the bits of the reference in float. In double it is held to finite differences, which proves the backward. Of bf16,
+// floats of two bytes (core/bf16.cuh), the rest of the program widens what it reads, computes what the reference computes in
+// float, and rounds what it writes, once.
 
 template <class T>
 void activation_forward_ref(T* y, const T* x, size_t n, Activation act) {
@@ -39,22 +41,25 @@ IN_FLOAT_AND_DOUBLE(activation_backward_ref);
 
 // ---- kernels
 //
-// Elements do not meet, so a thread takes a few of its own and asks nobody. It takes four neighbours, a Quad: one load
-// instruction moves 16 bytes, the most a thread can ask for at once, and the 32 threads of a warp together move 512 bytes
-// that lie side by side:
+// S is what a number is stored as: float or bf16.
+//
+// Elements do not meet, so a thread takes a few of its own and asks nobody. It takes four neighbours, a Quad: of floats one
+// load instruction moves 16 bytes, the most a thread can ask for at once, and the 32 threads of a warp together move 512
+// bytes that lie side by side:
 //
 //   thread    0           1           2                 31
 //   element   0 1 2 3     4 5 6 7     8 9 10 11   ...   124 125 126 127
 //
-// The time of such a kernel is that of its memory: the forward moves 8 bytes an element, the backward 12. The arithmetic
-// hides behind the loads of other warps.
+// The time of such a kernel is that of its memory: the forward moves 8 bytes an element, the backward 12, and of bf16
+// half of these. The arithmetic hides behind the loads of other warps.
 //
 // A block is elementwise_block = 256 threads. elementwise_index() is the first element of this thread. Threads past the end
-// do nothing. load_quad() takes the 16 bytes at once if n is a multiple of 4; otherwise it takes four single floats, with 0
-// for those past the end, which store_quad() does not write.
+// do nothing. load_quad() takes the four at once if n is a multiple of 4; otherwise it takes them one by one, with 0 for those
+// past the end, which store_quad() does not write. A Quad holds floats: load_quad() widens bf16, store_quad() rounds.
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    activation_forward_kernel(float* y, const float* x, size_t n, Activation act) {
+    activation_forward_kernel(S* y, const S* x, size_t n, Activation act) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   Quad q = load_quad(x, i, n);
@@ -63,8 +68,9 @@ __global__ void __launch_bounds__(elementwise_block)
 }
 
 // Both loads come before the store, so dx may be dy or x.
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    activation_backward_kernel(float* dx, const float* dy, const float* x, size_t n, Activation act) {
+    activation_backward_kernel(S* dx, const S* dy, const S* x, size_t n, Activation act) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   Quad q = load_quad(dy, i, n);
@@ -77,23 +83,31 @@ __global__ void __launch_bounds__(elementwise_block)
 //
 // What layers call. A Context carries what a launch needs: the device to run on, the CUDA stream, scratch memory. On the
 // CPU, loops with OpenMP run instead (kernels/activation_cpu.cpp). Without nvcc, launch() runs the kernels above on an
-// emulated GPU.
+// emulated GPU. Reals is a pointer that knows whether it points to floats or bf16 (core/storage.h): with_storage() calls the
+// function behind it with a value of that type, for which S then stands.
 
 static void require_plain_activation(const char* operation, Activation act) {
   require_activation(operation, act,
                      {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf, Activation::relu2});
 }
 
-void activation_forward(float* y, const float* x, size_t n, Activation act, Context& ctx) {
+void activation_forward(Reals y, ConstReals x, size_t n, Activation act, Context& ctx) {
   require_plain_activation("activation_forward", act);
-  if (ctx.device == Device::cpu) return activation_forward_cpu(y, x, n, act);
-  launch(activation_forward_kernel, elementwise_grid(n), elementwise_block, 0, ctx, y, x, n, act);
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return activation_forward_cpu(y.as<S>(), x.as<S>(), n, act);
+    launch(activation_forward_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, y.as<S>(), x.as<S>(), n, act);
+  });
 }
 
-void activation_backward(float* dx, const float* dy, const float* x, size_t n, Activation act, Context& ctx) {
+void activation_backward(Reals dx, ConstReals dy, ConstReals x, size_t n, Activation act, Context& ctx) {
   require_plain_activation("activation_backward", act);
-  if (ctx.device == Device::cpu) return activation_backward_cpu(dx, dy, x, n, act);
-  launch(activation_backward_kernel, elementwise_grid(n), elementwise_block, 0, ctx, dx, dy, x, n, act);
+  with_storage(dx, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return activation_backward_cpu(dx.as<S>(), dy.as<S>(), x.as<S>(), n, act);
+    launch(activation_backward_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, dx.as<S>(), dy.as<S>(),
+           x.as<S>(), n, act);
+  });
 }
 
 }  // namespace gated

@@ -5,24 +5,28 @@
 namespace gated {
 
 // "simd" says that iterations do not meet, which the compiler cannot see when an array is rewritten in place.
-template <Activation act>
-static void activation_forward_loop(float* y, const float* x, size_t n) {
+template <Activation act, class S>
+static void activation_forward_loop(S* y, const S* x, size_t n) {
 #pragma omp parallel for simd if (worth_waking(n))
-  for (size_t i = 0; i < n; i++) y[i] = activation_value(act, x[i]);
+  for (size_t i = 0; i < n; i++) y[i] = S(activation_value(act, float(x[i])));
 }
 
-template <Activation act>
-static void activation_backward_loop(float* dx, const float* dy, const float* x, size_t n) {
+template <Activation act, class S>
+static void activation_backward_loop(S* dx, const S* dy, const S* x, size_t n) {
 #pragma omp parallel for simd
-  for (size_t i = 0; i < n; i++) dx[i] = dy[i] * activation_slope(act, x[i]);
+  for (size_t i = 0; i < n; i++) dx[i] = S(dy[i] * activation_slope(act, float(x[i])));
 }
 
-void activation_forward_cpu(float* y, const float* x, size_t n, Activation act) {
+template <class S>
+void activation_forward_cpu(S* y, const S* x, size_t n, Activation act) {
   with_known_activation(act, [&](auto known) { activation_forward_loop<known>(y, x, n); });
 }
+IN_FLOAT_AND_BF16(activation_forward_cpu);
 
-void activation_backward_cpu(float* dx, const float* dy, const float* x, size_t n, Activation act) {
+template <class S>
+void activation_backward_cpu(S* dx, const S* dy, const S* x, size_t n, Activation act) {
   with_known_activation(act, [&](auto known) { activation_backward_loop<known>(dx, dy, x, n); });
 }
+IN_FLOAT_AND_BF16(activation_backward_cpu);
 
 }  // namespace gated

@@ -50,6 +50,7 @@
 #include <initializer_list>
 
 #include "core/quad.cuh"
+#include "core/storage.h"
 #include "kernels/attention.h"
 
 namespace gated::attention {
@@ -76,10 +77,10 @@ struct Rows {
   __device__ const float* operator[](size_t row) const { return data + row * stride; }
 };
 
-// May every row be read 16 bytes at a time?
-inline bool rows_are_aligned(const AttentionShape& s, std::initializer_list<const float*> arrays) {
+// May every row be read four elements at a time?
+inline bool rows_are_aligned(const AttentionShape& s, std::initializer_list<ConstReals> arrays) {
   bool all = s.D % 4 == 0 && s.q_step() % 4 == 0 && s.kv_step() % 4 == 0 && s.o_step() % 4 == 0;
-  for (const float* p : arrays) all = all && reinterpret_cast<uintptr_t>(p) % 16 == 0;
+  for (ConstReals p : arrays) all = all && reinterpret_cast<uintptr_t>(p.at()) % (4 * bytes_of(p.storage())) == 0;
   return all;
 }
 
@@ -242,7 +243,8 @@ __device__ inline void store_tile(float* x, size_t stride, size_t T, size_t row0
 }
 
 // The chain over d of x[d] * y[d], by one thread.
-__device__ inline float row_dot(const float* x, const float* y, size_t D, bool aligned) {
+template <class X, class Y>
+__device__ inline float row_dot(const X* x, const Y* y, size_t D, bool aligned) {
   float sum = 0.0f;
   if (aligned) {
     for (size_t d = 0; d < D; d += 4) {
@@ -250,7 +252,7 @@ __device__ inline float row_dot(const float* x, const float* y, size_t D, bool a
       for (int k = 0; k < 4; k++) sum = fused(a.v[k], b.v[k], sum);
     }
   } else {
-    for (size_t d = 0; d < D; d++) sum = fused(x[d], y[d], sum);
+    for (size_t d = 0; d < D; d++) sum = fused(float(x[d]), float(y[d]), sum);
   }
   return sum;
 }

@@ -12,7 +12,8 @@
 //   mean(dy*n_j) is the row's share of dw_j over C: four sums a row serve both.
 // exactly: v_1 = x*x, v_0 = v_1*x, v_2 = x; the sums in the row order, those of the rows in the column order
 //   (core/reduce.cuh); the rest as the reference evaluates it
-// shapes: x, y, dy, dx (N,C) f32; w, dw (3), b, db (1); saves r (N,3); row_sums (N,4) holds what the rows add to dw and db
+// shapes: x, y, dy, dx (N,C) f32 or bf16; f32: w, dw (3), b, db (1), r (N,3), which is saved, and row_sums (N,4), what the
+//   rows add to dw and db
 //   y, dx written, dw, db accumulated; y may be x, dx may be dy or x
 // --ffn=polynorm | tests/test_polynorm.cpp
 #include "kernels/polynorm.h"
@@ -89,12 +90,12 @@ IN_FLOAT_AND_DOUBLE(polynorm_backward_ref);
 // These feed four of the row's 128 chains, for each of the sums. warp_sum() is the butterfly over the lanes; every lane has
 // its result, so no barrier and no shared memory are needed.
 
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    polynorm_forward_kernel(float* y, float* r, const float* x, const float* w, const float* b, size_t N, size_t C,
-                            float eps) {
+    polynorm_forward_kernel(S* y, float* r, const S* x, const float* w, const float* b, size_t N, size_t C, float eps) {
   const size_t n = warp_row(), lane = threadIdx.x % 32;
   if (n >= N) return;
-  const float* xn = x + n * C;
+  const S* xn = x + n * C;
   float chain[3][4] = {};
   for (size_t c = 4 * lane; c < C; c += row_chains) {
     const Quad q = load_quad(xn, c, C);  // past the end 0, whose square adds nothing
@@ -122,13 +123,14 @@ __global__ void __launch_bounds__(rows_block)
 }
 
 // row_sums[n]: sums of dy*n_0, dy*n_1, dy*n_2 and dy over the row. Columns past the end enter no chain: a chain that
-// underflowed to -0 would become +0. 12 bytes an element cross the bus, as the second walk reads from the cache.
+// underflowed to -0 would become +0. 12 bytes an element cross the bus (of bf16 6), as the second walk reads from the cache.
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    polynorm_backward_kernel(float* dx, float* row_sums, const float* dy, const float* x, const float* w,
-                             const float* r, size_t N, size_t C) {
+    polynorm_backward_kernel(S* dx, float* row_sums, const S* dy, const S* x, const float* w, const float* r, size_t N,
+                             size_t C) {
   const size_t n = warp_row(), lane = threadIdx.x % 32;
   if (n >= N) return;
-  const float *xn = x + n * C, *dyn = dy + n * C;
+  const S *xn = x + n * C, *dyn = dy + n * C;
   const float rn[3] = {r[n * 3], r[n * 3 + 1], r[n * 3 + 2]};
   float chain[4][4] = {};
   for (size_t c = 4 * lane; c < C; c += row_chains) {
@@ -170,24 +172,30 @@ struct PolynormRowSums {
 
 // ---- launchers
 
-void polynorm_forward(float* y, float* r, const float* x, const float* w, const float* b, size_t N, size_t C, float eps,
+void polynorm_forward(Reals y, float* r, ConstReals x, const float* w, const float* b, size_t N, size_t C, float eps,
                       Context& ctx) {
   require(C > 0, "polynorm_forward: rows have no columns");
-  if (ctx.device == Device::cpu) return polynorm_forward_cpu(y, r, x, w, b, N, C, eps);
-  launch(polynorm_forward_kernel, rows_grid(N), rows_block, 0, ctx, y, r, x, w, b, N, C, eps);
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return polynorm_forward_cpu(y.as<S>(), r, x.as<S>(), w, b, N, C, eps);
+    launch(polynorm_forward_kernel<S>, rows_grid(N), rows_block, 0, ctx, y.as<S>(), r, x.as<S>(), w, b, N, C, eps);
+  });
 }
 
 size_t polynorm_backward_scratch(size_t N) {
   return column_reduce_scratch(N, 1, 4);
 }
 
-void polynorm_backward(float* dx, float* dw, float* db, float* row_sums, const float* dy, const float* x,
-                       const float* w, const float* r, size_t N, size_t C, Context& ctx) {
+void polynorm_backward(Reals dx, float* dw, float* db, float* row_sums, ConstReals dy, ConstReals x, const float* w,
+                       const float* r, size_t N, size_t C, Context& ctx) {
   require(C > 0, "polynorm_backward: rows have no columns");
-  if (ctx.device == Device::cpu)
-    polynorm_backward_cpu(dx, row_sums, dy, x, w, r, N, C);
-  else
-    launch(polynorm_backward_kernel, rows_grid(N), rows_block, 0, ctx, dx, row_sums, dy, x, w, r, N, C);
+  with_storage(dx, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return polynorm_backward_cpu(dx.as<S>(), row_sums, dy.as<S>(), x.as<S>(), w, r, N, C);
+    launch(polynorm_backward_kernel<S>, rows_grid(N), rows_block, 0, ctx, dx.as<S>(), row_sums, dy.as<S>(), x.as<S>(),
+           w, r, N, C);
+  });
   column_reduce_add(std::array{dw, dw + 1, dw + 2, db}, N, 1, PolynormRowSums{row_sums}, ctx);
 }
 

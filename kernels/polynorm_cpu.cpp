@@ -13,8 +13,8 @@ static inline float power_of(float x) {
   return j == 0 ? square * x : j == 1 ? square : x;
 }
 
-template <int j>
-static float inverse_rms(const float* x, size_t C, float eps) {
+template <int j, class S>
+static float inverse_rms(const S* x, size_t C, float eps) {
   const float squares = row_reduce_cpu<float>(C, [=](float acc, size_t c) {
     const float v = power_of<j>(x[c]);
     return fused(v, v, acc);
@@ -22,16 +22,16 @@ static float inverse_rms(const float* x, size_t C, float eps) {
   return 1.0f / exact_sqrt(squares / float(C) + eps);
 }
 
-template <int j>
-static float product_sum(const float* dy, const float* x, float r, size_t C) {
-  return row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(dy[c], power_of<j>(x[c]) * r, acc); });
+template <int j, class S>
+static float product_sum(const S* dy, const S* x, float r, size_t C) {
+  return row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(float(dy[c]), power_of<j>(x[c]) * r, acc); });
 }
 
-void polynorm_forward_cpu(float* y, float* r, const float* x, const float* w, const float* b, size_t N, size_t C,
-                          float eps) {
+template <class S>
+void polynorm_forward_cpu(S* y, float* r, const S* x, const float* w, const float* b, size_t N, size_t C, float eps) {
 #pragma omp parallel for if (worth_waking(N * C))
   for (size_t n = 0; n < N; n++) {
-    const float* xn = x + n * C;
+    const S* xn = x + n * C;
     const float r0 = inverse_rms<0>(xn, C, eps), r1 = inverse_rms<1>(xn, C, eps), r2 = inverse_rms<2>(xn, C, eps);
     r[n * 3] = r0;
     r[n * 3 + 1] = r1;
@@ -40,16 +40,18 @@ void polynorm_forward_cpu(float* y, float* r, const float* x, const float* w, co
 #pragma omp simd
     for (size_t c = 0; c < C; c++) {
       const float x1 = xn[c], x2 = x1 * x1;
-      y[n * C + c] = fused(w0, x2 * x1 * r0, fused(w1, x2 * r1, fused(w2, x1 * r2, bias)));
+      y[n * C + c] = S(fused(w0, x2 * x1 * r0, fused(w1, x2 * r1, fused(w2, x1 * r2, bias))));
     }
   }
 }
+IN_FLOAT_AND_BF16(polynorm_forward_cpu);
 
-void polynorm_backward_cpu(float* dx, float* row_sums, const float* dy, const float* x, const float* w, const float* r,
-                           size_t N, size_t C) {
+template <class S>
+void polynorm_backward_cpu(S* dx, float* row_sums, const S* dy, const S* x, const float* w, const float* r, size_t N,
+                           size_t C) {
 #pragma omp parallel for
   for (size_t n = 0; n < N; n++) {
-    const float *xn = x + n * C, *dyn = dy + n * C;
+    const S *xn = x + n * C, *dyn = dy + n * C;
     const float r0 = r[n * 3], r1 = r[n * 3 + 1], r2 = r[n * 3 + 2];
     float* sum = row_sums + n * 4;
     sum[0] = product_sum<0>(dyn, xn, r0, C);
@@ -61,12 +63,13 @@ void polynorm_backward_cpu(float* dx, float* row_sums, const float* dy, const fl
 #pragma omp simd
     for (size_t c = 0; c < C; c++) {
       const float x1 = xn[c], x2 = x1 * x1;
-      const float d0 = fused(-(x2 * x1 * r0), mean0, dyn[c]);
-      const float d1 = fused(-(x2 * r1), mean1, dyn[c]);
-      const float d2 = fused(-(x1 * r2), mean2, dyn[c]);
-      dx[n * C + c] = fused(g0 * (3.0f * x2), d0, fused(g1 * (2.0f * x1), d1, g2 * d2));
+      const float d0 = fused(-(x2 * x1 * r0), mean0, float(dyn[c]));
+      const float d1 = fused(-(x2 * r1), mean1, float(dyn[c]));
+      const float d2 = fused(-(x1 * r2), mean2, float(dyn[c]));
+      dx[n * C + c] = S(fused(g0 * (3.0f * x2), d0, fused(g1 * (2.0f * x1), d1, g2 * d2)));
     }
   }
 }
+IN_FLOAT_AND_BF16(polynorm_backward_cpu);
 
 }  // namespace gated

@@ -9,7 +9,7 @@
 //     dz(n,h,d) = ds(n,d) * ds/dz = ds(n,d)/H * scale*act'(z(n,h,d))
 // act and act': core/activation.cuh
 // order: both sums over h are one chain from +0 in ascending h; the division by H comes last
-// shapes: x, z, y, dy, dx, dz (N,H,D) f32; all written; y may be x, dx may be dy, dz may be z
+// shapes: x, z, y, dy, dx, dz (N,H,D) f32 or bf16; all written; y may be x, dx may be dy, dz may be z
 // --gate=shared | tests/test_shared_gate.cpp
 #include "kernels/shared_gate.h"
 
@@ -76,7 +76,8 @@ IN_FLOAT_AND_DOUBLE(shared_gate_backward_ref);
 // backward reads again for its slopes, mostly from the cache.
 
 // The scores of columns i to i+3; z is that of the token.
-__device__ inline Quad shared_score(const float* z, size_t i, size_t H, size_t D, const GateOp& op) {
+template <class S>
+__device__ inline Quad shared_score(const S* z, size_t i, size_t H, size_t D, const GateOp& op) {
   Quad s = {};
   for (size_t h = 0; h < H; h++) {
     const Quad q = load_quad(z + h * D, i, D);
@@ -86,8 +87,9 @@ __device__ inline Quad shared_score(const float* z, size_t i, size_t H, size_t D
   return s;
 }
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    shared_gate_forward_kernel(float* y, const float* x, const float* z, size_t N, size_t H, size_t D, GateOp op) {
+    shared_gate_forward_kernel(S* y, const S* x, const S* z, size_t N, size_t H, size_t D, GateOp op) {
   const auto [n, i] = row_quad(D);
   if (n >= N) return;
   const Quad s = shared_score(z + n * H * D, i, H, D, op);
@@ -98,9 +100,10 @@ __global__ void __launch_bounds__(elementwise_block)
   }
 }
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    shared_gate_backward_kernel(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N,
-                                size_t H, size_t D, GateOp op) {
+    shared_gate_backward_kernel(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t N, size_t H, size_t D,
+                                GateOp op) {
   const auto [n, i] = row_quad(D);
   if (n >= N) return;
   const Quad s = shared_score(z + n * H * D, i, H, D, op);
@@ -129,18 +132,27 @@ static void require_shared_gate(const char* operation, size_t H, const GateOp& o
   require_gate(operation, op);
 }
 
-void shared_gate_forward(float* y, const float* x, const float* z, size_t N, size_t H, size_t D, const GateOp& op,
+void shared_gate_forward(Reals y, ConstReals x, ConstReals z, size_t N, size_t H, size_t D, const GateOp& op,
                          Context& ctx) {
   require_shared_gate("shared_gate_forward", H, op);
-  if (ctx.device == Device::cpu) return shared_gate_forward_cpu(y, x, z, N, H, D, op);
-  launch(shared_gate_forward_kernel, row_quads_grid(N, D), elementwise_block, 0, ctx, y, x, z, N, H, D, op);
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return shared_gate_forward_cpu(y.as<S>(), x.as<S>(), z.as<S>(), N, H, D, op);
+    launch(shared_gate_forward_kernel<S>, row_quads_grid(N, D), elementwise_block, 0, ctx, y.as<S>(), x.as<S>(),
+           z.as<S>(), N, H, D, op);
+  });
 }
 
-void shared_gate_backward(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N, size_t H,
-                          size_t D, const GateOp& op, Context& ctx) {
+void shared_gate_backward(Reals dx, Reals dz, ConstReals dy, ConstReals x, ConstReals z, size_t N, size_t H, size_t D,
+                          const GateOp& op, Context& ctx) {
   require_shared_gate("shared_gate_backward", H, op);
-  if (ctx.device == Device::cpu) return shared_gate_backward_cpu(dx, dz, dy, x, z, N, H, D, op);
-  launch(shared_gate_backward_kernel, row_quads_grid(N, D), elementwise_block, 0, ctx, dx, dz, dy, x, z, N, H, D, op);
+  with_storage(dx, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return shared_gate_backward_cpu(dx.as<S>(), dz.as<S>(), dy.as<S>(), x.as<S>(), z.as<S>(), N, H, D, op);
+    launch(shared_gate_backward_kernel<S>, row_quads_grid(N, D), elementwise_block, 0, ctx, dx.as<S>(), dz.as<S>(),
+           dy.as<S>(), x.as<S>(), z.as<S>(), N, H, D, op);
+  });
 }
 
 }  // namespace gated

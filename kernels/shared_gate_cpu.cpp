@@ -8,18 +8,17 @@
 namespace gated {
 
 // s (D) = the mean over heads of the scores of z (H,D).
-template <Activation act>
-static void shared_score_loop(float* s, const float* z, size_t H, size_t D, float scale) {
+template <Activation act, class S>
+static void shared_score_loop(float* s, const S* z, size_t H, size_t D, float scale) {
   for (size_t d = 0; d < D; d++) s[d] = 0.0f;
   for (size_t h = 0; h < H; h++)
 #pragma omp simd
-    for (size_t d = 0; d < D; d++) s[d] = s[d] + scale * activation_value(act, z[h * D + d]);
+    for (size_t d = 0; d < D; d++) s[d] = s[d] + scale * activation_value(act, float(z[h * D + d]));
   for (size_t d = 0; d < D; d++) s[d] = s[d] / float(H);
 }
 
-template <bool additive>
-static void shared_gate_forward_tokens(float* y, const float* x, const float* z, size_t N, size_t H, size_t D,
-                                       const GateOp& op) {
+template <bool additive, class S>
+static void shared_gate_forward_tokens(S* y, const S* x, const S* z, size_t N, size_t H, size_t D, const GateOp& op) {
 #pragma omp parallel if (worth_waking(N * H * D))
   {
     std::vector<float> mean(D);
@@ -30,15 +29,15 @@ static void shared_gate_forward_tokens(float* y, const float* x, const float* z,
       with_known_activation(op.act, [&](auto act) { shared_score_loop<act>(s, z + token, H, D, op.scale); });
       for (size_t head = token; head < token + H * D; head += D)
 #pragma omp simd
-        for (size_t d = 0; d < D; d++) y[head + d] = additive ? x[head + d] + s[d] : x[head + d] * s[d];
+        for (size_t d = 0; d < D; d++) y[head + d] = S(additive ? x[head + d] + s[d] : x[head + d] * s[d]);
     }
   }
 }
 
 // The activations of a token are wanted twice, for scores and slopes, so they are computed once and kept.
-template <bool additive>
-static void shared_gate_backward_tokens(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N,
-                                        size_t H, size_t D, const GateOp& op) {
+template <bool additive, class S>
+static void shared_gate_backward_tokens(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t N, size_t H, size_t D,
+                                        const GateOp& op) {
 #pragma omp parallel
   {
     std::vector<float> scores(H * D), slopes(H * D), mean(D), sum(D);
@@ -55,26 +54,30 @@ static void shared_gate_backward_tokens(float* dx, float* dz, const float* dy, c
 #pragma omp simd
         for (size_t d = 0; d < D; d++) {
           const float dyd = dy[head + d];
-          ds[d] = fused(dyd, additive ? 1.0f : x[head + d], ds[d]);
-          dx[head + d] = additive ? dyd : dyd * s[d];
+          ds[d] = fused(dyd, additive ? 1.0f : float(x[head + d]), ds[d]);
+          dx[head + d] = S(additive ? dyd : dyd * s[d]);
         }
       for (size_t d = 0; d < D; d++) ds[d] = ds[d] / float(H);
       for (size_t i = 0; i < H * D; i += D)
 #pragma omp simd
-        for (size_t d = 0; d < D; d++) dz[token + i + d] = ds[d] * slopes[i + d];
+        for (size_t d = 0; d < D; d++) dz[token + i + d] = S(ds[d] * slopes[i + d]);
     }
   }
 }
 
-void shared_gate_forward_cpu(float* y, const float* x, const float* z, size_t N, size_t H, size_t D, const GateOp& op) {
-  auto* tokens = op.additive ? shared_gate_forward_tokens<true> : shared_gate_forward_tokens<false>;
+template <class S>
+void shared_gate_forward_cpu(S* y, const S* x, const S* z, size_t N, size_t H, size_t D, const GateOp& op) {
+  auto* tokens = op.additive ? shared_gate_forward_tokens<true, S> : shared_gate_forward_tokens<false, S>;
   tokens(y, x, z, N, H, D, op);
 }
+IN_FLOAT_AND_BF16(shared_gate_forward_cpu);
 
-void shared_gate_backward_cpu(float* dx, float* dz, const float* dy, const float* x, const float* z, size_t N, size_t H,
-                              size_t D, const GateOp& op) {
-  auto* tokens = op.additive ? shared_gate_backward_tokens<true> : shared_gate_backward_tokens<false>;
+template <class S>
+void shared_gate_backward_cpu(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t N, size_t H, size_t D,
+                              const GateOp& op) {
+  auto* tokens = op.additive ? shared_gate_backward_tokens<true, S> : shared_gate_backward_tokens<false, S>;
   tokens(dx, dz, dy, x, z, N, H, D, op);
 }
+IN_FLOAT_AND_BF16(shared_gate_backward_cpu);
 
 }  // namespace gated

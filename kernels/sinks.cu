@@ -15,7 +15,7 @@
 //     The share of dq, scale * ds_bht * k'_h, is in attention_backward.
 //   p and ds are what attention_backward wrote.
 // order: a dot product is a chain over d; sums are those of a column (core/reduce.cuh) over the rows b*T + t
-// shapes: q, dout (B,T,H,D), logit, p, ds (B,H,T), sink (H), k', v' (H,D) f32
+// shapes: q, dout (B,T,H,D) f32 or bf16; logit, p, ds (B,H,T), sink (H), k', v' (H,D) f32
 //   logit is written, dsink, dkey and dvalue are accumulated
 // --attn-sink=learned|kv-bias | tests/test_sinks.cpp
 #include "kernels/sinks.h"
@@ -72,7 +72,8 @@ IN_FLOAT_AND_DOUBLE(sink_backward_ref);
 
 // ---- kernel: one thread a logit, which reads its query's row by itself (row_dot: kernels/attention_tile.cuh)
 
-__global__ void kv_bias_logits_kernel(float* logit, const float* q, const float* key, AttentionShape s, float scale,
+template <class S>
+__global__ void kv_bias_logits_kernel(float* logit, const S* q, const float* key, AttentionShape s, float scale,
                                       bool aligned) {
   const size_t n = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
   if (n >= s.B * s.H * s.T) return;
@@ -92,28 +93,37 @@ struct SinkFold {
 };
 
 // Of the key: w is ds, x is q, factor is the scale. Of the value: w is p, x is dout, factor is 1.
+template <class S>
 struct KvBiasFold {
-  const float *w, *x;
+  const float* w;
+  const S* x;
   size_t x_step;
   float factor;
   AttentionShape s;
   HD float operator()(float acc, size_t row, size_t c) const {
-    return fused(factor * w[s.stat(row / s.T, c / s.D, row % s.T)], x[row * x_step + c], acc);
+    return fused(factor * w[s.stat(row / s.T, c / s.D, row % s.T)], float(x[row * x_step + c]), acc);
   }
 };
 
-void kv_bias_logits(float* logit, const float* q, const float* key, const AttentionShape& s, Context& ctx) {
+void kv_bias_logits(float* logit, ConstReals q, const float* key, const AttentionShape& s, Context& ctx) {
   const float scale = attention_scale<float>(s.divisor());
-  if (ctx.device == Device::cpu) return kv_bias_logits_cpu(logit, q, key, s);
-  launch(kv_bias_logits_kernel, grid_of(ceil_div(s.B * s.H * s.T, attention::threads)), attention::threads, 0, ctx,
-         logit, q, key, s, scale, attention::rows_are_aligned(s, {q, key}));
+  with_storage(q, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return kv_bias_logits_cpu(logit, q.as<S>(), key, s);
+    launch(kv_bias_logits_kernel<S>, grid_of(ceil_div(s.B * s.H * s.T, attention::threads)), attention::threads, 0, ctx,
+           logit, q.as<S>(), key, s, scale, attention::rows_are_aligned(s, {q, key}));
+  });
 }
 
-void kv_bias_backward(float* dkey, float* dvalue, const float* sink_p, const float* sink_ds, const float* q,
-                      const float* dout, const AttentionShape& s, Context& ctx) {
+void kv_bias_backward(float* dkey, float* dvalue, const float* sink_p, const float* sink_ds, ConstReals q,
+                      ConstReals dout, const AttentionShape& s, Context& ctx) {
   const size_t N = s.B * s.T, C = s.H * s.D;
-  column_reduce_add(dkey, N, C, KvBiasFold{sink_ds, q, s.q_step(), attention_scale<float>(s.divisor()), s}, ctx);
-  column_reduce_add(dvalue, N, C, KvBiasFold{sink_p, dout, s.o_step(), 1.0f, s}, ctx);
+  const float scale = attention_scale<float>(s.divisor());
+  with_storage(q, [&](auto stored) {
+    using S = decltype(stored);
+    column_reduce_add(dkey, N, C, KvBiasFold<S>{sink_ds, q.as<S>(), s.q_step(), scale, s}, ctx);
+    column_reduce_add(dvalue, N, C, KvBiasFold<S>{sink_p, dout.as<S>(), s.o_step(), 1.0f, s}, ctx);
+  });
 }
 
 size_t kv_bias_backward_scratch(const AttentionShape& s) {

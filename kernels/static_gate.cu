@@ -7,7 +7,7 @@
 //                = sum over n of dy_nc * (x_nc * slope_c), slope = scale*act'(theta)   (additive: 1 in place of x_nc)
 // act and act': core/activation.cuh
 // order: the sum is that of a column (core/reduce.cuh)
-// shapes: x, y, dy, dx (N,C) f32; theta, dtheta (C)
+// shapes: x, y, dy, dx (N,C) f32 or bf16; theta, dtheta (C) f32
 //   y, dx written, dtheta accumulated; y may be x, dx may be dy
 // --gate=static | tests/test_static_gate.cpp
 #include "kernels/static_gate.h"
@@ -49,8 +49,9 @@ IN_FLOAT_AND_DOUBLE(static_gate_backward_ref);
 // ---- kernels
 
 // A thread holds four neighbouring columns of one row, a Quad: what it can load at once. The logits come from the cache.
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    static_gate_forward_kernel(float* y, const float* x, const float* theta, size_t N, size_t C, GateOp op) {
+    static_gate_forward_kernel(S* y, const S* x, const float* theta, size_t N, size_t C, GateOp op) {
   const auto [row, i] = row_quad(C);
   if (row >= N) return;
   Quad q = load_quad(x + row * C, i, C);
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(elementwise_block)
 
 // A thread goes down one column of a slice of 128 rows. That is the order of a column sum, so the thread makes the slice's
 // share of dtheta on its way, and needs score and slope once. Its neighbours go down the columns beside it, so that a warp
-// reads and writes 128 bytes side by side; dy, x and dx cross the bus once:
+// reads and writes 128 bytes side by side, of bf16 64; dy, x and dx cross the bus once:
 //
 //              c 0   1   2   3   ...
 //   row 0        |   |   |   |
@@ -71,9 +72,10 @@ __global__ void __launch_bounds__(elementwise_block)
 //   ...          t0  t1  t2  t3       block of slice 1
 constexpr unsigned static_gate_block = 128;
 
+template <class S>
 __global__ void __launch_bounds__(static_gate_block)
-    static_gate_backward_kernel(float* dx, float* sums, const float* dy, const float* x, const float* theta, size_t N,
-                                size_t C, GateOp op) {
+    static_gate_backward_kernel(S* dx, float* sums, const S* dy, const S* x, const float* theta, size_t N, size_t C,
+                                GateOp op) {
   const size_t across = (C + static_gate_block - 1) / static_gate_block;
   const size_t slice = blockIdx.x / across, c = blockIdx.x % across * static_gate_block + threadIdx.x;
   if (c >= C) return;
@@ -83,34 +85,42 @@ __global__ void __launch_bounds__(static_gate_block)
   for (size_t row = slice * column_slice; row < end; row++) {
     const float d = dy[row * C + c];
     sum = fused(d, gate_dy_ds(op, x[row * C + c]) * slope, sum);
-    dx[row * C + c] = d * dy_dx;
+    dx[row * C + c] = S(d * dy_dx);
   }
   sums[slice * C + c] = sum;
 }
 
 // ---- launchers
 
-void static_gate_forward(float* y, const float* x, const float* theta, size_t N, size_t C, const GateOp& op,
+void static_gate_forward(Reals y, ConstReals x, const float* theta, size_t N, size_t C, const GateOp& op,
                          Context& ctx) {
   require_gate("static_gate_forward", op);
-  if (ctx.device == Device::cpu) return static_gate_forward_cpu(y, x, theta, N, C, op);
-  launch(static_gate_forward_kernel, row_quads_grid(N, C), elementwise_block, 0, ctx, y, x, theta, N, C, op);
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return static_gate_forward_cpu(y.as<S>(), x.as<S>(), theta, N, C, op);
+    launch(static_gate_forward_kernel<S>, row_quads_grid(N, C), elementwise_block, 0, ctx, y.as<S>(), x.as<S>(), theta,
+           N, C, op);
+  });
 }
 
 size_t static_gate_backward_scratch(size_t N, size_t C) {
   return column_reduce_scratch(N, C);
 }
 
-void static_gate_backward(float* dx, float* dtheta, const float* dy, const float* x, const float* theta, size_t N,
-                          size_t C, const GateOp& op, Context& ctx) {
+void static_gate_backward(Reals dx, float* dtheta, ConstReals dy, ConstReals x, const float* theta, size_t N, size_t C,
+                          const GateOp& op, Context& ctx) {
   require_gate("static_gate_backward", op);
   if (N == 0 || C == 0) return;
-  if (ctx.device == Device::cpu) return static_gate_backward_cpu(dx, dtheta, dy, x, theta, N, C, op);
-  const size_t slices = ceil_div(N, column_slice);
-  float* sums = ctx.scratch(static_gate_backward_scratch(N, C) / sizeof(float));
-  launch(static_gate_backward_kernel, grid_of(slices * ceil_div(C, static_gate_block)), static_gate_block, 0, ctx, dx,
-         sums, dy, x, theta, N, C, op);
-  column_add_slices(std::array{dtheta}, sums, slices, C, ctx);
+  with_storage(dx, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return static_gate_backward_cpu(dx.as<S>(), dtheta, dy.as<S>(), x.as<S>(), theta, N, C, op);
+    const size_t slices = ceil_div(N, column_slice);
+    float* sums = ctx.scratch(static_gate_backward_scratch(N, C) / sizeof(float));
+    launch(static_gate_backward_kernel<S>, grid_of(slices * ceil_div(C, static_gate_block)), static_gate_block, 0, ctx,
+           dx.as<S>(), sums, dy.as<S>(), x.as<S>(), theta, N, C, op);
+    column_add_slices(std::array{dtheta}, sums, slices, C, ctx);
+  });
 }
 
 }  // namespace gated

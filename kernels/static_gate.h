@@ -5,11 +5,10 @@
 namespace gated {
 
 // x, y (N,C); theta (C): one logit a column. y is written; y may be x.
-void static_gate_forward(float* y, const float* x, const float* theta, size_t N, size_t C, const GateOp& op,
-                         Context& ctx);
+void static_gate_forward(Reals y, ConstReals x, const float* theta, size_t N, size_t C, const GateOp& op, Context& ctx);
 // dx (N,C) is written, dtheta (C) accumulated; dx may be dy.
-void static_gate_backward(float* dx, float* dtheta, const float* dy, const float* x, const float* theta, size_t N,
-                          size_t C, const GateOp& op, Context& ctx);
+void static_gate_backward(Reals dx, float* dtheta, ConstReals dy, ConstReals x, const float* theta, size_t N, size_t C,
+                          const GateOp& op, Context& ctx);
 // Bytes of scratch that it takes on a GPU.
 size_t static_gate_backward_scratch(size_t N, size_t C);
 
@@ -19,8 +18,10 @@ template <class T>
 void static_gate_backward_ref(T* dx, T* dtheta, const T* dy, const T* x, const T* theta, size_t N, size_t C, GateOp op);
 
 // Their twins for training on the CPU: kernels/static_gate_cpu.cpp
-void static_gate_forward_cpu(float* y, const float* x, const float* theta, size_t N, size_t C, const GateOp& op);
-void static_gate_backward_cpu(float* dx, float* dtheta, const float* dy, const float* x, const float* theta, size_t N,
-                              size_t C, const GateOp& op);
+template <class S>
+void static_gate_forward_cpu(S* y, const S* x, const float* theta, size_t N, size_t C, const GateOp& op);
+template <class S>
+void static_gate_backward_cpu(S* dx, float* dtheta, const S* dy, const S* x, const float* theta, size_t N, size_t C,
+                              const GateOp& op);
 
 }  // namespace gated

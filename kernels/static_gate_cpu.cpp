@@ -8,53 +8,63 @@
 
 namespace gated {
 
-void static_gate_forward_cpu(float* y, const float* x, const float* theta, size_t N, size_t C, const GateOp& op) {
+template <class S>
+void static_gate_forward_cpu(S* y, const S* x, const float* theta, size_t N, size_t C, const GateOp& op) {
   std::vector<float> scores(C);
   gate_scores_cpu(scores.data(), theta, C, op);
 #pragma omp parallel for if (worth_waking(N * C))
   for (size_t row = 0; row < N; row++) {
-    const float *xr = x + row * C, *s = scores.data();
-    float* yr = y + row * C;
+    const S* xr = x + row * C;
+    S* yr = y + row * C;
+    const float* s = scores.data();
     const bool additive = op.additive;
 #pragma omp simd
-    for (size_t c = 0; c < C; c++) yr[c] = additive ? xr[c] + s[c] : xr[c] * s[c];
+    for (size_t c = 0; c < C; c++) yr[c] = S(additive ? xr[c] + s[c] : xr[c] * s[c]);
   }
 }
+IN_FLOAT_AND_BF16(static_gate_forward_cpu);
 
 namespace {
 
 // One term of dtheta.
+template <class S>
 struct MultiplicativeTerm {
-  const float *dy, *x, *slope;
+  const S *dy, *x;
+  const float* slope;
   size_t C;
   float operator()(float acc, size_t row, size_t c) const {
-    return fused(dy[row * C + c], x[row * C + c] * slope[c], acc);
+    return fused(float(dy[row * C + c]), x[row * C + c] * slope[c], acc);
   }
 };
+template <class S>
 struct AdditiveTerm {
-  const float *dy, *slope;
+  const S* dy;
+  const float* slope;
   size_t C;
-  float operator()(float acc, size_t row, size_t c) const { return fused(dy[row * C + c], slope[c], acc); }
+  float operator()(float acc, size_t row, size_t c) const { return fused(float(dy[row * C + c]), slope[c], acc); }
 };
 
 }  // namespace
 
-void static_gate_backward_cpu(float* dx, float* dtheta, const float* dy, const float* x, const float* theta, size_t N,
-                              size_t C, const GateOp& op) {
+template <class S>
+void static_gate_backward_cpu(S* dx, float* dtheta, const S* dy, const S* x, const float* theta, size_t N, size_t C,
+                              const GateOp& op) {
   std::vector<float> scores(C), slopes(C);
   gate_scores_and_slopes_cpu(scores.data(), slopes.data(), theta, C, op);
   if (op.additive)
-    column_reduce_add_cpu(dtheta, N, C, AdditiveTerm{dy, slopes.data(), C});
+    column_reduce_add_cpu(dtheta, N, C, AdditiveTerm<S>{dy, slopes.data(), C});
   else
-    column_reduce_add_cpu(dtheta, N, C, MultiplicativeTerm{dy, x, slopes.data(), C});
+    column_reduce_add_cpu(dtheta, N, C, MultiplicativeTerm<S>{dy, x, slopes.data(), C});
 #pragma omp parallel for
   for (size_t row = 0; row < N; row++) {
-    const float *dyr = dy + row * C, *s = scores.data();
-    float* dxr = dx + row * C;
+    const S* dyr = dy + row * C;
+    S* dxr = dx + row * C;
+    const float* s = scores.data();
     const bool additive = op.additive;
 #pragma omp simd
-    for (size_t c = 0; c < C; c++) dxr[c] = additive ? dyr[c] : dyr[c] * s[c];
+    for (size_t c = 0; c < C; c++) dxr[c] = S(additive ? float(dyr[c]) : dyr[c] * s[c]);
   }
 }
+IN_FLOAT_AND_BF16(static_gate_backward_cpu);
 
 }  // namespace gated

@@ -78,39 +78,45 @@ TEST_CASE("activation: slopes against finite differences", "[gradcheck]") {
   }
 }
 
+template <class S>
+static void require_activation_bits(Activation act, size_t n) {
+  INFO(name_of(act) << ", n " << n << ", " << name_of(storage_of<S>));
+  auto x = stored<S>(random_values<float>(n, 1, 20.0f));
+  const auto dy = stored<S>(random_values<float>(n, 2));
+  const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f, 1e18f, -1e18f, 1e-40f};
+  for (size_t i = 0; i < 7 && 5 * i < n; i++) x[5 * i] = S(extremes[i]);
+  std::vector<float> y(n, NAN), dx(n, NAN);
+  activation_forward_ref(y.data(), x.data(), n, act);
+  activation_backward_ref(dx.data(), dy.data(), x.data(), n, act);
+  for (auto* v : {&y, &dx}) *v = stored<S>(*v);
+
+  // Numbers behind the inputs: a kernel that ran on past n would not leave a NaN behind its output.
+  auto x_and_more = x, dy_and_more = dy;
+  x_and_more.resize(n + 3, 1.0f);
+  dy_and_more.resize(n + 3, 1.0f);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gy(ctx, n), gdx(ctx, n), gx(ctx, x_and_more), gdy(ctx, dy_and_more);
+    activation_forward(gy, gx, n, act, ctx);
+    activation_backward(gdx, gdy, gx, n, act, ctx);
+    REQUIRE_BITWISE(y, gy.download());
+    REQUIRE_BITWISE(dx, gdx.download());
+
+    GuardedOf<S> y_over_x(ctx, x), dx_over_dy(ctx, dy), dx_over_x(ctx, x);
+    activation_forward(y_over_x, y_over_x, n, act, ctx);
+    activation_backward(dx_over_dy, dx_over_dy, gx, n, act, ctx);
+    activation_backward(dx_over_x, gdy, dx_over_x, n, act, ctx);
+    REQUIRE_BITWISE(y, y_over_x.download());
+    REQUIRE_BITWISE(dx, dx_over_dy.download());
+    REQUIRE_BITWISE(dx, dx_over_x.download());
+    REQUIRE(ctx.most_scratch_used() == 0);
+  });
+}
+
 TEST_CASE("activation: what the program runs equals the reference bit for bit", "[bitwise]") {
-  for (Activation act : {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf, Activation::relu2})
-    for (size_t n : {0, 1, 3, 4, 37, 1024, 1026, 4133}) {
-      INFO(name_of(act) << ", n " << n);
-      auto x = random_values<float>(n, 1, 20.0f);
-      const auto dy = random_values<float>(n, 2);
-      const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f, 1e18f, -1e18f, 1e-40f};
-      for (size_t i = 0; i < 7 && 5 * i < n; i++) x[5 * i] = extremes[i];
-      std::vector<float> y(n, NAN), dx(n, NAN);
-      activation_forward_ref(y.data(), x.data(), n, act);
-      activation_backward_ref(dx.data(), dy.data(), x.data(), n, act);
-
-      // Numbers behind the inputs: a kernel that ran on past n would not leave a NaN behind its output.
-      auto x_and_more = x, dy_and_more = dy;
-      x_and_more.resize(n + 3, 1.0f);
-      dy_and_more.resize(n + 3, 1.0f);
-      on_every_device([&](Context& ctx) {
-        Guarded gy(ctx, n), gdx(ctx, n), gx(ctx, x_and_more), gdy(ctx, dy_and_more);
-        activation_forward(gy, gx, n, act, ctx);
-        activation_backward(gdx, gdy, gx, n, act, ctx);
-        REQUIRE_BITWISE(y, gy.download());
-        REQUIRE_BITWISE(dx, gdx.download());
-
-        Guarded y_over_x(ctx, x), dx_over_dy(ctx, dy), dx_over_x(ctx, x);
-        activation_forward(y_over_x, y_over_x, n, act, ctx);
-        activation_backward(dx_over_dy, dx_over_dy, gx, n, act, ctx);
-        activation_backward(dx_over_x, gdy, dx_over_x, n, act, ctx);
-        REQUIRE_BITWISE(y, y_over_x.download());
-        REQUIRE_BITWISE(dx, dx_over_dy.download());
-        REQUIRE_BITWISE(dx, dx_over_x.download());
-        REQUIRE(ctx.most_scratch_used() == 0);
-      });
-    }
+  for (Activation act : {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf, Activation::relu2}) {
+    for (size_t n : {0, 1, 3, 4, 37, 1024, 1026, 4133}) require_activation_bits<float>(act, n);
+    for (size_t n : {3, 37, 1024}) require_activation_bits<bf16>(act, n);
+  }
 }
 
 // Gates take all of them, in loops of their own: the constants must name what they say.

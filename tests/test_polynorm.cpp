@@ -62,41 +62,49 @@ TEST_CASE("polynorm: the scale of a row does not matter, its sign does", "[bitwi
   for (size_t i = 0; i < N * C; i++) REQUIRE(y[i] == again[i]);
 }
 
-TEST_CASE("polynorm: what the program runs equals the reference bit for bit", "[bitwise]") {
+template <class S>
+static void require_polynorm_bits(size_t N, size_t C) {
+  INFO("N " << N << " C " << C << ", " << name_of(storage_of<S>));
   const float eps = 1e-6f;
-  const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}, {0, 8}};
-  for (auto [N, C] : sizes) {
-    INFO("N " << N << " C " << C);
-    auto x = random_values<float>(N * C, 1, 3.0f);
-    for (size_t c = 0; c < C && N > 1; c++) x[c] = 0.0f;  // a row of zeros
-    const auto w = random_values<float>(3, 2), b = random_values<float>(1, 3), dy = random_values<float>(N * C, 4);
-    const auto dw0 = random_values<float>(3, 5), db0 = random_values<float>(1, 6);
-    std::vector<float> y(N * C, NAN), r(N * 3, NAN), dx(N * C, NAN), dw = dw0, db = db0;
-    polynorm_forward_ref(y.data(), r.data(), x.data(), w.data(), b.data(), N, C, eps);
-    polynorm_backward_ref(dx.data(), dw.data(), db.data(), dy.data(), x.data(), w.data(), r.data(), N, C);
+  auto x = stored<S>(random_values<float>(N * C, 1, 3.0f));
+  for (size_t c = 0; c < C && N > 1; c++) x[c] = 0.0f;  // a row of zeros
+  const auto w = random_values<float>(3, 2), b = random_values<float>(1, 3),
+             dy = stored<S>(random_values<float>(N * C, 4));
+  const auto dw0 = random_values<float>(3, 5), db0 = random_values<float>(1, 6);
+  std::vector<float> y(N * C, NAN), r(N * 3, NAN), dx(N * C, NAN), dw = dw0, db = db0;
+  polynorm_forward_ref(y.data(), r.data(), x.data(), w.data(), b.data(), N, C, eps);
+  polynorm_backward_ref(dx.data(), dw.data(), db.data(), dy.data(), x.data(), w.data(), r.data(), N, C);
+  for (auto* v : {&y, &dx}) *v = stored<S>(*v);
 
-    on_every_device([&](Context& ctx) {
-      Guarded gy(ctx, N * C), gr(ctx, N * 3), gdx(ctx, N * C), gsums(ctx, N * 4);
-      Guarded gdw(ctx, dw0), gdb(ctx, db0), gx(ctx, x), gw(ctx, w), gb(ctx, b), gdy(ctx, dy);
-      polynorm_forward(gy, gr, gx, gw, gb, N, C, eps, ctx);
-      polynorm_backward(gdx, gdw, gdb, gsums, gdy, gx, gw, gr, N, C, ctx);
-      REQUIRE_BITWISE(y, gy.download());
-      REQUIRE_BITWISE(r, gr.download());
-      REQUIRE_BITWISE(dx, gdx.download());
-      gsums.download();  // in its bounds
-      if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == polynorm_backward_scratch(N));
-      REQUIRE_BITWISE(dw, gdw.download());
-      REQUIRE_BITWISE(db, gdb.download());
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gy(ctx, N * C), gdx(ctx, N * C), gx(ctx, x), gdy(ctx, dy);
+    Guarded gr(ctx, N * 3), gsums(ctx, N * 4), gdw(ctx, dw0), gdb(ctx, db0), gw(ctx, w), gb(ctx, b);
+    polynorm_forward(gy, gr, gx, gw, gb, N, C, eps, ctx);
+    polynorm_backward(gdx, gdw, gdb, gsums, gdy, gx, gw, gr, N, C, ctx);
+    REQUIRE_BITWISE(y, gy.download());
+    REQUIRE_BITWISE(r, gr.download());
+    REQUIRE_BITWISE(dx, gdx.download());
+    gsums.download();  // in its bounds
+    if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == polynorm_backward_scratch(N));
+    REQUIRE_BITWISE(dw, gdw.download());
+    REQUIRE_BITWISE(db, gdb.download());
 
-      Guarded y_over_x(ctx, x), dx_over_dy(ctx, dy), dx_over_x(ctx, x);
-      polynorm_forward(y_over_x, gr, y_over_x, gw, gb, N, C, eps, ctx);
-      polynorm_backward(dx_over_dy, gdw, gdb, gsums, dx_over_dy, gx, gw, gr, N, C, ctx);
-      polynorm_backward(dx_over_x, gdw, gdb, gsums, gdy, dx_over_x, gw, gr, N, C, ctx);
-      REQUIRE_BITWISE(y, y_over_x.download());
-      REQUIRE_BITWISE(dx, dx_over_dy.download());
-      REQUIRE_BITWISE(dx, dx_over_x.download());
-    });
-  }
+    GuardedOf<S> y_over_x(ctx, x), dx_over_dy(ctx, dy), dx_over_x(ctx, x);
+    polynorm_forward(y_over_x, gr, y_over_x, gw, gb, N, C, eps, ctx);
+    polynorm_backward(dx_over_dy, gdw, gdb, gsums, dx_over_dy, gx, gw, gr, N, C, ctx);
+    polynorm_backward(dx_over_x, gdw, gdb, gsums, gdy, dx_over_x, gw, gr, N, C, ctx);
+    REQUIRE_BITWISE(y, y_over_x.download());
+    REQUIRE_BITWISE(dx, dx_over_dy.download());
+    REQUIRE_BITWISE(dx, dx_over_x.download());
+  });
+}
+
+TEST_CASE("polynorm: what the program runs equals the reference bit for bit", "[bitwise]") {
+  const struct {
+    size_t N, C;
+  } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}, {0, 8}}, of_bf16[] = {{9, 131}, {5, 200}};
+  for (auto [N, C] : sizes) require_polynorm_bits<float>(N, C);
+  for (auto [N, C] : of_bf16) require_polynorm_bits<bf16>(N, C);
 }
 
 TEST_CASE("polynorm: rows without columns are refused") {

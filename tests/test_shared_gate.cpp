@@ -62,40 +62,49 @@ TEST_CASE("shared_gate: of heads with equal logits it is the gate of each", "[bi
   }
 }
 
-TEST_CASE("shared_gate: kernels equal the reference bit for bit", "[bitwise]") {
-  const struct { size_t N, H, D; } sizes[] = {{13, 3, 20}, {5, 1, 1}, {7, 4, 13}, {0, 2, 8}, {3, 2, 1030}, {33, 8, 64}};
-  for (auto [N, H, D] : sizes)
-    for (const GateOp& op : gate_ops) {
-      INFO("N " << N << " H " << H << " D " << D << " " << describe(op));
-      const size_t n = N * H * D;
-      auto x = random_values<float>(n, 1, 3.0f), z = random_values<float>(n, 2, 20.0f);
-      const auto dy = random_values<float>(n, 3);
-      const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f};
-      for (size_t i = 0; i < 4 && 3 * i < n; i++) z[i] = x[3 * i] = extremes[i];
+template <class S>
+static void require_shared_gate_bits(size_t N, size_t H, size_t D, const GateOp& op) {
+  INFO("N " << N << " H " << H << " D " << D << " " << describe(op) << ", " << name_of(storage_of<S>));
+  const size_t n = N * H * D;
+  auto x = stored<S>(random_values<float>(n, 1, 3.0f)), z = stored<S>(random_values<float>(n, 2, 20.0f));
+  const auto dy = stored<S>(random_values<float>(n, 3));
+  const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f};
+  for (size_t i = 0; i < 4 && 3 * i < n; i++) z[i] = x[3 * i] = extremes[i];
 
-      std::vector<float> y(n, NAN), dx(n, NAN), dz(n, NAN);
-      shared_gate_forward_ref(y.data(), x.data(), z.data(), N, H, D, op);
-      shared_gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, op);
+  std::vector<float> y(n, NAN), dx(n, NAN), dz(n, NAN);
+  shared_gate_forward_ref(y.data(), x.data(), z.data(), N, H, D, op);
+  shared_gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, op);
+  for (auto* v : {&y, &dx, &dz}) *v = stored<S>(*v);
 
-      auto x_and_more = x, z_and_more = z, dy_and_more = dy;
-      for (auto* v : {&x_and_more, &z_and_more, &dy_and_more}) v->resize(n + 3, 1.0f);
-      on_every_device([&](Context& ctx) {
-        Guarded gy(ctx, n), gdx(ctx, n), gdz(ctx, n);
-        Guarded gx(ctx, x_and_more), gz(ctx, z_and_more), gdy(ctx, dy_and_more);
-        shared_gate_forward(gy, gx, gz, N, H, D, op, ctx);
-        shared_gate_backward(gdx, gdz, gdy, gx, gz, N, H, D, op, ctx);
-        REQUIRE_BITWISE(y, gy.download());
-        REQUIRE_BITWISE(dx, gdx.download());
-        REQUIRE_BITWISE(dz, gdz.download());
+  auto x_and_more = x, z_and_more = z, dy_and_more = dy;
+  for (auto* v : {&x_and_more, &z_and_more, &dy_and_more}) v->resize(n + 3, 1.0f);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gy(ctx, n), gdx(ctx, n), gdz(ctx, n);
+    GuardedOf<S> gx(ctx, x_and_more), gz(ctx, z_and_more), gdy(ctx, dy_and_more);
+    shared_gate_forward(gy, gx, gz, N, H, D, op, ctx);
+    shared_gate_backward(gdx, gdz, gdy, gx, gz, N, H, D, op, ctx);
+    REQUIRE_BITWISE(y, gy.download());
+    REQUIRE_BITWISE(dx, gdx.download());
+    REQUIRE_BITWISE(dz, gdz.download());
 
-        Guarded y_over_x(ctx, x), dx_over_dy(ctx, dy), dz_over_z(ctx, z);
-        shared_gate_forward(y_over_x, y_over_x, gz, N, H, D, op, ctx);
-        shared_gate_backward(dx_over_dy, dz_over_z, dx_over_dy, gx, dz_over_z, N, H, D, op, ctx);
-        REQUIRE_BITWISE(y, y_over_x.download());
-        REQUIRE_BITWISE(dx, dx_over_dy.download());
-        REQUIRE_BITWISE(dz, dz_over_z.download());
-      });
-    }
+    GuardedOf<S> y_over_x(ctx, x), dx_over_dy(ctx, dy), dz_over_z(ctx, z);
+    shared_gate_forward(y_over_x, y_over_x, gz, N, H, D, op, ctx);
+    shared_gate_backward(dx_over_dy, dz_over_z, dx_over_dy, gx, dz_over_z, N, H, D, op, ctx);
+    REQUIRE_BITWISE(y, y_over_x.download());
+    REQUIRE_BITWISE(dx, dx_over_dy.download());
+    REQUIRE_BITWISE(dz, dz_over_z.download());
+  });
+}
+
+TEST_CASE("shared_gate: what the program runs equals the reference bit for bit", "[bitwise]") {
+  const struct {
+    size_t N, H, D;
+  } sizes[] = {{13, 3, 20}, {5, 1, 1}, {7, 4, 13}, {0, 2, 8}, {3, 2, 1030}, {33, 8, 64}},
+    of_bf16[] = {{13, 3, 20}, {7, 4, 13}};
+  for (const GateOp& op : gate_ops) {
+    for (auto [N, H, D] : sizes) require_shared_gate_bits<float>(N, H, D, op);
+    for (auto [N, H, D] : of_bf16) require_shared_gate_bits<bf16>(N, H, D, op);
+  }
 }
 
 TEST_CASE("shared_gate: what is refused") {

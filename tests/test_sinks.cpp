@@ -54,41 +54,51 @@ TEST_CASE("sinks: gradients through attention against finite differences", "[gra
     }
 }
 
+template <class S>
+static void require_sinks_bits(size_t B, size_t T, size_t H, size_t D, size_t q_stride, size_t o_stride) {
+  INFO("B " << B << " T " << T << " H " << H << " D " << D << " strides " << q_stride << " " << o_stride << ", "
+            << name_of(storage_of<S>));
+  AttentionShape s{B, T, H, H, D};
+  s.q_stride = q_stride;
+  s.score_dim = q_stride ? 7 : 0;
+  s.o_stride = o_stride;
+  const size_t stats = B * H * T;
+  const auto q = stored<S>(random_values<float>(B * T * s.q_step(), 1, 2.0f));
+  const auto dout = stored<S>(random_values<float>(B * T * s.o_step(), 2));
+  const auto p = random_values<float>(stats, 3), ds = random_values<float>(stats, 4);
+  const auto key = random_values<float>(H * D, 5, 2.0f), dkey0 = random_values<float>(H * D, 6);
+  const auto dvalue0 = random_values<float>(H * D, 7), dsink0 = random_values<float>(H, 8);
+  std::vector<float> logit(stats, NAN), dkey = dkey0, dvalue = dvalue0, dsink = dsink0;
+  kv_bias_logits_ref(logit.data(), q.data(), key.data(), s);
+  kv_bias_backward_ref(dkey.data(), dvalue.data(), p.data(), ds.data(), q.data(), dout.data(), s);
+  sink_backward_ref(dsink.data(), ds.data(), B, T, H);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gq(ctx, q), gdout(ctx, dout);
+    Guarded gp(ctx, p), gds(ctx, ds), gkey(ctx, key);
+    Guarded glogit(ctx, stats), gdkey(ctx, dkey0), gdvalue(ctx, dvalue0), gdsink(ctx, dsink0);
+    kv_bias_logits(glogit, gq, gkey, s, ctx);
+    sink_backward(gdsink, gds, B, T, H, ctx);
+    if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == sink_backward_scratch(B, T, H));
+    kv_bias_backward(gdkey, gdvalue, gp, gds, gq, gdout, s, ctx);
+    if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == kv_bias_backward_scratch(s));
+    REQUIRE_BITWISE(logit, glogit.download());
+    REQUIRE_BITWISE(dkey, gdkey.download());
+    REQUIRE_BITWISE(dvalue, gdvalue.download());
+    REQUIRE_BITWISE(dsink, gdsink.download());
+  });
+}
+
 TEST_CASE("sinks: the CPU's code and the kernels equal the reference bit for bit", "[bitwise]") {
   const struct {
     size_t B, T, H, D, q_stride, o_stride;
-  } sizes[] = {
-      {2, 63, 3, 8, 0, 0}, {1, 1, 1, 1, 0, 0}, {3, 50, 2, 33, 0, 0}, {1, 7, 2, 256, 0, 0}, {2, 70, 2, 4, 16, 9}};
-  for (auto [B, T, H, D, q_stride, o_stride] : sizes) {
-    INFO("B " << B << " T " << T << " H " << H << " D " << D << " strides " << q_stride << " " << o_stride);
-    AttentionShape s{B, T, H, H, D};
-    s.q_stride = q_stride;
-    s.score_dim = q_stride ? 7 : 0;
-    s.o_stride = o_stride;
-    const size_t stats = B * H * T;
-    const auto q = random_values<float>(B * T * s.q_step(), 1, 2.0f),
-               dout = random_values<float>(B * T * s.o_step(), 2);
-    const auto p = random_values<float>(stats, 3), ds = random_values<float>(stats, 4);
-    const auto key = random_values<float>(H * D, 5, 2.0f), dkey0 = random_values<float>(H * D, 6);
-    const auto dvalue0 = random_values<float>(H * D, 7), dsink0 = random_values<float>(H, 8);
-    std::vector<float> logit(stats, NAN), dkey = dkey0, dvalue = dvalue0, dsink = dsink0;
-    kv_bias_logits_ref(logit.data(), q.data(), key.data(), s);
-    kv_bias_backward_ref(dkey.data(), dvalue.data(), p.data(), ds.data(), q.data(), dout.data(), s);
-    sink_backward_ref(dsink.data(), ds.data(), B, T, H);
-    on_every_device([&](Context& ctx) {
-      Guarded gq(ctx, q), gdout(ctx, dout), gp(ctx, p), gds(ctx, ds), gkey(ctx, key);
-      Guarded glogit(ctx, stats), gdkey(ctx, dkey0), gdvalue(ctx, dvalue0), gdsink(ctx, dsink0);
-      kv_bias_logits(glogit, gq, gkey, s, ctx);
-      sink_backward(gdsink, gds, B, T, H, ctx);
-      if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == sink_backward_scratch(B, T, H));
-      kv_bias_backward(gdkey, gdvalue, gp, gds, gq, gdout, s, ctx);
-      if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == kv_bias_backward_scratch(s));
-      REQUIRE_BITWISE(logit, glogit.download());
-      REQUIRE_BITWISE(dkey, gdkey.download());
-      REQUIRE_BITWISE(dvalue, gdvalue.download());
-      REQUIRE_BITWISE(dsink, gdsink.download());
-    });
-  }
+  } sizes[] = {{2, 63, 3, 8, 0, 0},
+               {1, 1, 1, 1, 0, 0},
+               {3, 50, 2, 33, 0, 0},
+               {1, 7, 2, 256, 0, 0},
+               {2, 70, 2, 4, 16, 9}},
+    of_bf16[] = {{2, 63, 3, 8, 0, 0}, {1, 7, 2, 33, 0, 0}, {2, 70, 2, 4, 16, 9}};
+  for (auto [B, T, H, D, q_stride, o_stride] : sizes) require_sinks_bits<float>(B, T, H, D, q_stride, o_stride);
+  for (auto [B, T, H, D, q_stride, o_stride] : of_bf16) require_sinks_bits<bf16>(B, T, H, D, q_stride, o_stride);
 }
 
 TEST_CASE("sinks: a kv bias is a key before the first", "[bitwise]") {

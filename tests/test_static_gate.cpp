@@ -47,41 +47,50 @@ TEST_CASE("static_gate: it is the gate with the same logits in every row", "[bit
   }
 }
 
-TEST_CASE("static_gate: kernels equal the reference bit for bit", "[bitwise]") {
-  const struct { size_t N, C; } sizes[] = {{63, 20}, {5, 1}, {9, 131}, {300, 12}, {0, 8}, {1, 1030}, {16500, 2}};
-  for (auto [N, C] : sizes)
-    for (const GateOp& op : gate_ops) {
-      if (&op != gate_ops && N * C > 4000) continue;
-      INFO("N " << N << " C " << C << " " << describe(op));
-      auto x = random_values<float>(N * C, 1, 3.0f), theta = random_values<float>(C, 2, 20.0f);
-      const auto dy = random_values<float>(N * C, 3), dtheta0 = random_values<float>(C, 4);
-      const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f};
-      for (size_t i = 0; i < 4 && i < C; i++) theta[i] = extremes[i];
+template <class S>
+static void require_static_gate_bits(size_t N, size_t C, const GateOp& op) {
+  INFO("N " << N << " C " << C << " " << describe(op) << ", " << name_of(storage_of<S>));
+  auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), theta = random_values<float>(C, 2, 20.0f);
+  const auto dy = stored<S>(random_values<float>(N * C, 3)), dtheta0 = random_values<float>(C, 4);
+  const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f};
+  for (size_t i = 0; i < 4 && i < C; i++) theta[i] = extremes[i];
 
-      std::vector<float> y(N * C, NAN), dx(N * C, NAN), dtheta = dtheta0;
-      static_gate_forward_ref(y.data(), x.data(), theta.data(), N, C, op);
-      static_gate_backward_ref(dx.data(), dtheta.data(), dy.data(), x.data(), theta.data(), N, C, op);
+  std::vector<float> y(N * C, NAN), dx(N * C, NAN), dtheta = dtheta0;
+  static_gate_forward_ref(y.data(), x.data(), theta.data(), N, C, op);
+  static_gate_backward_ref(dx.data(), dtheta.data(), dy.data(), x.data(), theta.data(), N, C, op);
+  for (auto* v : {&y, &dx}) *v = stored<S>(*v);
 
-      auto x_and_more = x, theta_and_more = theta, dy_and_more = dy;
-      for (auto* v : {&x_and_more, &theta_and_more, &dy_and_more}) v->resize(v->size() + 3, 1.0f);
-      on_every_device([&](Context& ctx) {
-        Guarded gy(ctx, N * C), gdx(ctx, N * C), gdtheta(ctx, dtheta0);
-        Guarded gx(ctx, x_and_more), gtheta(ctx, theta_and_more), gdy(ctx, dy_and_more);
-        static_gate_forward(gy, gx, gtheta, N, C, op, ctx);
-        static_gate_backward(gdx, gdtheta, gdy, gx, gtheta, N, C, op, ctx);
-        REQUIRE_BITWISE(y, gy.download());
-        REQUIRE_BITWISE(dx, gdx.download());
-        REQUIRE_BITWISE(dtheta, gdtheta.download());
-        if (N > 0 && ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == static_gate_backward_scratch(N, C));
+  auto x_and_more = x, theta_and_more = theta, dy_and_more = dy;
+  for (auto* v : {&x_and_more, &theta_and_more, &dy_and_more}) v->resize(v->size() + 3, 1.0f);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gy(ctx, N * C), gdx(ctx, N * C), gx(ctx, x_and_more), gdy(ctx, dy_and_more);
+    Guarded gdtheta(ctx, dtheta0), gtheta(ctx, theta_and_more);
+    static_gate_forward(gy, gx, gtheta, N, C, op, ctx);
+    static_gate_backward(gdx, gdtheta, gdy, gx, gtheta, N, C, op, ctx);
+    REQUIRE_BITWISE(y, gy.download());
+    REQUIRE_BITWISE(dx, gdx.download());
+    REQUIRE_BITWISE(dtheta, gdtheta.download());
+    if (N > 0 && ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == static_gate_backward_scratch(N, C));
 
-        Guarded y_over_x(ctx, x), dx_over_dy(ctx, dy), dtheta_again(ctx, dtheta0);
-        static_gate_forward(y_over_x, y_over_x, gtheta, N, C, op, ctx);
-        static_gate_backward(dx_over_dy, dtheta_again, dx_over_dy, gx, gtheta, N, C, op, ctx);
-        REQUIRE_BITWISE(y, y_over_x.download());
-        REQUIRE_BITWISE(dx, dx_over_dy.download());
-        REQUIRE_BITWISE(dtheta, dtheta_again.download());
-      });
-    }
+    GuardedOf<S> y_over_x(ctx, x), dx_over_dy(ctx, dy);
+    Guarded dtheta_again(ctx, dtheta0);
+    static_gate_forward(y_over_x, y_over_x, gtheta, N, C, op, ctx);
+    static_gate_backward(dx_over_dy, dtheta_again, dx_over_dy, gx, gtheta, N, C, op, ctx);
+    REQUIRE_BITWISE(y, y_over_x.download());
+    REQUIRE_BITWISE(dx, dx_over_dy.download());
+    REQUIRE_BITWISE(dtheta, dtheta_again.download());
+  });
+}
+
+TEST_CASE("static_gate: what the program runs equals the reference bit for bit", "[bitwise]") {
+  const struct {
+    size_t N, C;
+  } sizes[] = {{63, 20}, {5, 1}, {9, 131}, {300, 12}, {0, 8}, {1, 1030}, {16500, 2}}, of_bf16[] = {{9, 131}, {300, 12}};
+  for (const GateOp& op : gate_ops) {
+    for (auto [N, C] : sizes)
+      if (&op == gate_ops || N * C <= 4000) require_static_gate_bits<float>(N, C, op);
+    for (auto [N, C] : of_bf16) require_static_gate_bits<bf16>(N, C, op);
+  }
 }
 
 TEST_CASE("static_gate: an activation that gates do not take is refused") {
