@@ -41,6 +41,50 @@ inline void mma_put(float& value, int& exponent, bool& finite, bf16 x) {
   finite = finite && exponent < 128;
 }
 
+namespace detail {
+
+inline bool any(ivec mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__) && defined(__FMA__)
+  return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
+  int all = 0;
+  for (size_t l = 0; l < lanes; l++) all |= mask[l];
+  return all != 0;
+#endif
+}
+
+// The exponents of `lanes` numbers, 128 where one is not finite.
+inline ivec mma_exponents(vec x) {
+  const ivec field = ((ivec)x >> 23) & 255;
+  return (field > 0 ? field : 1) - 127;
+}
+
+}  // namespace detail
+
+// a (16) of bf16 numbers as floats.
+inline MmaRow mma_row_of(const float* a) {
+  MmaRow row;
+  ivec largest{};
+  for (size_t k = 0; k < mma_depth; k += lanes) {
+    const vec value = load(a + k);
+    const ivec exponent = detail::mma_exponents(value);
+    largest |= exponent >= 128;
+    store(row.value + k, value);
+    memcpy(row.exponent + k, &exponent, sizeof exponent);
+  }
+  row.finite = !detail::any(largest);
+  return row;
+}
+
+// Element k of a panel's columns, of bf16 numbers as floats; clears `finite` where one is not.
+inline void mma_put(MmaPanel& panel, size_t k, vec value) {
+  panel.value[k] = value;
+  panel.exponent[k] = detail::mma_exponents(value);
+  panel.finite = panel.finite && !detail::any(panel.exponent[k] >= 128);
+}
+
 // a (16), `stride` elements from one to the next; those from n on are 0.
 inline MmaRow mma_row(const bf16* a, size_t stride, size_t n) {
   MmaRow row;
@@ -67,26 +111,14 @@ inline MmaPanel mma_panel(const bf16* b, size_t k_stride, size_t column_stride, 
 
 namespace detail {
 
-inline bool any(ivec mask) {
-#if defined(__AVX512F__)
-  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
-#elif defined(__AVX2__) && defined(__FMA__)
-  return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
-#else
-  int all = 0;
-  for (size_t l = 0; l < lanes; l++) all |= mask[l];
-  return all != 0;
-#endif
-}
-
 // 2^n, for n from -126 to 127.
 inline vec power_of_two(ivec n) {
   return (vec)((n + 127) << 23);
 }
 
-// Products from k = first on, for `rows` rows. False, with c as it was, where some lane is not plain.
+// Products from k = first on, for `rows` rows. Returns which lanes are not plain in some row: their c is anything.
 template <size_t first, size_t depth, int F, size_t rows>
-inline bool mma_sum_lanes(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
+inline ivec mma_sum_lanes(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
   ivec E[rows];
   uvec sum[rows];
   vec scale[rows];
@@ -106,7 +138,6 @@ inline bool mma_sum_lanes(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
     for (size_t r = 0; r < rows; r++)
       sum[r] += (uvec) __builtin_convertvector(b.value[k] * a[r].value[k] * scale[r], ivec);
 
-  vec out[rows];
   ivec odd{};
   for (size_t r = 0; r < rows; r++) {
     // (Unsigned: a lane that is not plain may hold any bits.)
@@ -118,32 +149,40 @@ inline bool mma_sum_lanes(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
     // highest of them is 0, for then they are less than half: bit n-1, which is the leading bit of magnitude >> 24.
     const uvec sign = (uvec)((ivec)total >> 31), magnitude = (total ^ sign) - sign;
     const uvec below_half = magnitude & ~(magnitude >> 24);
-    out[r] = __builtin_convertvector((ivec)((below_half ^ sign) - sign), vec) * power_of_two(E[r] - F);
+    c[r] = __builtin_convertvector((ivec)((below_half ^ sign) - sign), vec) * power_of_two(E[r] - F);
   }
-  if (any(odd)) return false;
-  for (size_t r = 0; r < rows; r++) c[r] = out[r];
-  return true;
+  return odd;
 }
 
 template <MmaArithmetic arithmetic, size_t rows>
-inline bool mma_plain(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
+inline ivec mma_rows(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
   constexpr int F = mma_fraction(arithmetic);
   bool finite = b.finite;
   for (size_t r = 0; r < rows; r++) finite = finite && a[r].finite;
-  if (!finite) return false;
+  if (!finite) return ~ivec{};
   if constexpr (arithmetic == MmaArithmetic::hopper) return mma_sum_lanes<0, 16, F>(c, a, b);
-  return mma_sum_lanes<0, 8, F>(c, a, b) && mma_sum_lanes<8, 8, F>(c, a, b);
+  const ivec odd = mma_sum_lanes<0, 8, F>(c, a, b);
+  return odd | mma_sum_lanes<8, 8, F>(c, a, b);
 }
 
-// By the definition.
-inline vec mma_each_lane(vec c, const MmaRow& a, const MmaPanel& b, MmaArithmetic arithmetic) {
+// The same for one row, whatever is in it. A sum of zeros is +0: they are common, as weights of what is not seen.
+template <MmaArithmetic arithmetic>
+[[gnu::noinline]] vec mma_any_row(vec c, const MmaRow& a, const MmaPanel& b) {
+  vec sum[1] = {c};
+  const ivec odd = mma_rows<arithmetic>(sum, &a, b);
+  ivec live = c != 0;
+  for (size_t k = 0; k < mma_depth; k++)
+    if (a.value[k] != 0 || !b.finite) live |= b.value[k] != 0;
   bf16 row[mma_depth], column[mma_depth];
   for (size_t k = 0; k < mma_depth; k++) row[k] = bf16::from_bits(uint16_t(float_bits(a.value[k]) >> 16));
   for (size_t l = 0; l < lanes; l++) {
+    if (!odd[l]) continue;
+    sum[0][l] = 0;
+    if (!live[l] && a.finite) continue;
     for (size_t k = 0; k < mma_depth; k++) column[k] = bf16::from_bits(uint16_t(float_bits(b.value[k][l]) >> 16));
-    c[l] = mma_ref(c[l], row, column, arithmetic);
+    sum[0][l] = mma_ref(c[l], row, column, arithmetic);
   }
-  return c;
+  return sum[0];
 }
 
 }  // namespace detail
@@ -153,11 +192,9 @@ template <MmaArithmetic arithmetic, size_t rows>
 inline void mma_lanes(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
   vec sums[rows];
   for (size_t r = 0; r < rows; r++) sums[r] = c[r];
-  const bool plain = detail::mma_plain<arithmetic>(sums, a, b);
-  for (size_t r = 0; r < rows; r++) {
-    if (!plain) sums[r] = detail::mma_each_lane(c[r], a[r], b, arithmetic);
-    c[r] = sums[r];
-  }
+  if (detail::any(detail::mma_rows<arithmetic>(sums, a, b)))
+    for (size_t r = 0; r < rows; r++) sums[r] = detail::mma_any_row<arithmetic>(c[r], a[r], b);
+  for (size_t r = 0; r < rows; r++) c[r] = sums[r];
 }
 
 }  // namespace gated

@@ -480,9 +480,7 @@ void backward_keys(const Backward& a, const Workspace& w, const float* delta, si
   unpack(a.dv + key, kv_step, dv_acc, count, s.D, ones);
 }
 
-// May a thread own whole kv heads? They cost 5 products a pair instead of 7; but a round of all threads takes as
-// long when it is not full.
-static bool kv_heads_fill_threads(const AttentionShape& s) {
+bool kv_heads_fill_threads(const AttentionShape& s) {
   const size_t heads = s.B * s.KVH, threads = omp_get_max_threads();
   return 5 * ceil_div(heads, threads) * threads <= 7 * heads;
 }

@@ -7,8 +7,8 @@
 //   generation    tokens/s of sequences that grow, and the bytes of weights that a token needs as a share of the copy bandwidth
 // Times on a shared machine wander: every pair is measured in turns and each side keeps its best, so that the ratios
 // stand where the times do not.
-// make bench | build/release/bench [FILE.json] [matmul|bf16|grouped|attention|gated-delta|operations|training|generation]: writes
-// the rows to the file; only the part that is named, or all
+// make bench | build/release/bench [FILE.json] [matmul|bf16|grouped|attention|attention-bf16|gated-delta|operations|training|generation]:
+// writes the rows to the file; only the part that is named, or all
 #include <omp.h>
 
 #include <chrono>
@@ -21,6 +21,7 @@
 #include "kernels/activation.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
+#include "kernels/attention_bf16.h"
 #include "kernels/bias.h"
 #include "kernels/combine.h"
 #include "kernels/decay.h"
@@ -82,10 +83,11 @@ std::vector<double> best_seconds(Context& ctx, std::vector<std::function<void()>
 nlohmann::ordered_json rows = nlohmann::ordered_json::array();
 
 // A vector on the device, filled with small values: denormals and NaN would not be what training sees.
-Buffer<float> filled(size_t n, uint64_t seed = 1) {
-  std::vector<float> host(n);
-  for (size_t i = 0; i < n; i++) host[i] = float(int((i * 2654435761u + seed * 40503u) % 2000) - 1000) * 1e-3f;
-  return Buffer<float>(device, host);
+template <class T = float>
+Buffer<T> filled(size_t n, uint64_t seed = 1) {
+  std::vector<T> host(n);
+  for (size_t i = 0; i < n; i++) host[i] = T(float(int((i * 2654435761u + seed * 40503u) % 2000) - 1000) * 1e-3f);
+  return Buffer<T>(device, host);
 }
 
 // ---- ceilings
@@ -212,10 +214,7 @@ void bench_bf16(Context& ctx) {
   for (Layout layout : {Layout::nt, Layout::nn, Layout::tn}) {
     const size_t M = 512, N = 768, K = 768;
     const Buffer<float> A = filled(M * K, 1), B = filled(N * K, 2), C = filled(M * N, 3), D = filled(M * N, 3);
-    std::vector<bf16> a, b;
-    for (float x : A.download()) a.push_back(bf16(x));
-    for (float x : B.download()) b.push_back(bf16(x));
-    const Buffer<bf16> A16(ctx.device, a), B16(ctx.device, b);
+    const Buffer<bf16> A16 = filled<bf16>(M * K, 1), B16 = filled<bf16>(N * K, 2);
     const auto seconds =
         best_seconds(ctx, {[&] { matmul_bf16(C.data(), A16.data(), B16.data(), M, N, K, layout, Accumulate::no, ctx); },
                            [&] { matmul(D.data(), A.data(), B.data(), M, N, K, layout, Accumulate::no, ctx); }});
@@ -470,7 +469,11 @@ void bench_operations(Context& ctx, double bandwidth) {
   row("adamw", 7 * f, [&] { adamw_update(y.data(), m.data(), v.data(), x.data(), norm.data(), plan, ctx); });
 }
 
+// Of arrays of floats, with a share of the FMA peak; or of bf16, on the CPU by the arithmetic of tensor cores.
+template <class S>
 void bench_attention(Context& ctx, double peak) {
+  constexpr bool is_bf16 = std::is_same_v<S, bf16>;
+
   struct Case {
     AttentionShape shape;
     const char* what;
@@ -479,7 +482,8 @@ void bench_attention(Context& ctx, double peak) {
   AttentionShape base = {1, 1024, 12, 12, 64}, sigmoid = base, window = base;
   sigmoid.score = AttentionScore::sigmoid, sigmoid.bias = -7;
   window.window = 128;
-  printf("\n%-42s %10s %10s %10s\n", "attention B T H KVH D", "fwd GFLOP/s", "bwd", "of peak");
+  printf("\n%-42s %10s %10s %10s\n", is_bf16 ? "bf16 attention B T H KVH D" : "attention B T H KVH D", "fwd GFLOP/s",
+         "bwd", is_bf16 ? "" : "of peak");
   for (const Case& c : {Case{{16, 128, 4, 2, 32}, ""},
                         {{4, 64, 12, 12, 64}, ""},
                         {base, ""},
@@ -490,31 +494,42 @@ void bench_attention(Context& ctx, double peak) {
                         {{1, 1024, 8, 2, 128}, ""}}) {
     const AttentionShape& s = c.shape;
     const size_t q_size = s.B * s.T * s.H * s.D, k_size = s.B * s.T * s.KVH * s.D, stats = s.B * s.H * s.T;
-    Buffer<float> q = filled(q_size, 1), k = filled(k_size, 2), v = filled(k_size, 3), o = filled(q_size),
-                  dout = filled(q_size, 4), lse = filled(stats), dq = filled(q_size), dk = filled(k_size),
-                  dv = filled(k_size), logit = filled(stats, 5), key = filled(s.H * s.D, 6),
+    Buffer<S> q = filled<S>(q_size, 1), k = filled<S>(k_size, 2), v = filled<S>(k_size, 3), o = filled<S>(q_size),
+              dout = filled<S>(q_size, 4), dq = filled<S>(q_size), dk = filled<S>(k_size), dv = filled<S>(k_size);
+    Buffer<float> lse = filled(stats), logit = filled(stats, 5), key = filled(s.H * s.D, 6),
                   value = filled(s.H * s.D, 7), sink_p = filled(stats), sink_ds = filled(stats);
     Sink position;
     if (c.sink) position.logit = logit.data();
     if (c.kv_bias) position = {logit.data(), true, key.data(), value.data()};
-    auto forward = [&] { attention_forward(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position, ctx); };
+    auto forward = [&] {
+      const auto call = [&](auto f) { f(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position, ctx); };
+      if constexpr (is_bf16)
+        call(attention_bf16_forward);
+      else
+        call([](auto&&... x) { attention_forward(x...); });
+    };
+    auto backward = [&] {
+      const auto call = [&](auto f) {
+        f(dq.data(), dk.data(), dv.data(), sink_p.data(), sink_ds.data(), dout.data(), q.data(), k.data(), v.data(),
+          o.data(), lse.data(), s, position, ctx);
+      };
+      if constexpr (is_bf16)
+        call(attention_bf16_backward);
+      else
+        call([](auto&&... x) { attention_backward(x...); });
+    };
     forward();
-    const double fwd = best_seconds(ctx, {forward})[0];
-    const double bwd =
-        best_seconds(ctx, {[&] {
-                       attention_backward(dq.data(), dk.data(), dv.data(), sink_p.data(), sink_ds.data(), dout.data(),
-                                          q.data(), k.data(), v.data(), o.data(), lse.data(), s, position, ctx);
-                     }})[0];
+    const double fwd = best_seconds(ctx, {forward})[0], bwd = best_seconds(ctx, {backward})[0];
     // two products forward, five backward, over the pairs that see each other
     double pairs = 0;
     for (size_t i = 0; i < s.T; i++) pairs += double(i + 1 - s.first_key(i));
     const double product = 2 * double(s.B * s.H * s.D) * pairs;
     const std::string name = format("%zu %zu %zu %zu %zu %s", s.B, s.T, s.H, s.KVH, s.D, c.what);
     printf("%-42s %10.1f %10.1f", name.c_str(), 2 * product / fwd * 1e-9, 5 * product / bwd * 1e-9);
-    if (peak > 0) printf(" %5.0f/%.0f %%", 200 * product / fwd / peak, 500 * product / bwd / peak);
+    if (peak > 0 && !is_bf16) printf(" %5.0f/%.0f %%", 200 * product / fwd / peak, 500 * product / bwd / peak);
     printf("\n");
     fflush(stdout);
-    rows.push_back({{"op", "attention " + name},
+    rows.push_back({{"op", (is_bf16 ? "bf16 attention " : "attention ") + name},
                     {"forward_gflops", 2 * product / fwd * 1e-9},
                     {"backward_gflops", 5 * product / bwd * 1e-9}});
   }
@@ -676,15 +691,17 @@ int main(int argc, char** argv) try {
   if (wanted("matmul")) bench_matmul(ctx, peak);
   if (wanted("bf16")) bench_bf16(ctx);
   if (wanted("grouped")) bench_grouped(ctx);
-  if (wanted("attention")) bench_attention(ctx, peak);
+  if (wanted("attention")) bench_attention<float>(ctx, peak);
+  if (wanted("attention-bf16")) bench_attention<bf16>(ctx, peak);
   if (wanted("gated-delta")) bench_gated_delta(ctx, peak);
   if (wanted("operations")) bench_operations(ctx, bandwidth);
   if (wanted("training")) bench_training(ctx, matmul_peak);
   if (wanted("generation")) bench_generation(ctx, bandwidth);
-  require(!rows.empty(),
-          "bench: no part is named %s: expected matmul, bf16, grouped, attention, gated-delta, operations, training or "
-          "generation",
-          only.c_str());
+  require(
+      !rows.empty(),
+      "bench: no part is named %s: expected matmul, bf16, grouped, attention, attention-bf16, gated-delta, operations, "
+      "training or generation",
+      only.c_str());
   if (!file_name.empty()) {
     std::ofstream file(file_name);
     file << nlohmann::ordered_json({{"device", name_of(device)},

@@ -1,0 +1,316 @@
+// attention_bf16: the reference against attention in double; the CPU's code and the kernels against the reference, bit for bit; and
+// what windows, sigmoid scores, sinks and strides promise.
+#include "kernels/attention_bf16.h"
+
+#include <algorithm>
+
+#include "tests/harness.h"
+
+using namespace gated;
+
+namespace {
+
+size_t query_size(const AttentionShape& s) {
+  return s.B * s.T * s.H * s.D;
+}
+size_t key_size(const AttentionShape& s) {
+  return s.B * s.T * s.KVH * s.D;
+}
+size_t stat_size(const AttentionShape& s) {
+  return s.B * s.H * s.T;
+}
+
+AttentionShape windowed(AttentionShape s, size_t window) {
+  s.window = window;
+  return s;
+}
+AttentionShape sigmoid(AttentionShape s, float bias) {
+  s.score = AttentionScore::sigmoid, s.bias = bias;
+  return s;
+}
+// Heads inside wider rows.
+AttentionShape wider(AttentionShape s, size_t q, size_t kv, size_t o) {
+  s.q_stride = s.q_step() + q, s.kv_stride = s.kv_step() + kv, s.o_stride = s.o_step() + o;
+  return s;
+}
+
+std::vector<float> rounded(std::vector<float> x) {
+  for (float& value : x) value = bf16(value);
+  return x;
+}
+
+enum class Kind { none, sink, kv_bias };
+
+// Arrays are packed here, of bf16 numbers as floats.
+struct Inputs {
+  AttentionShape s;
+  Kind kind;
+  std::vector<float> q, k, v, dout, logit, key, value;
+  Inputs(const AttentionShape& s, float scale, Kind kind = Kind::none)
+      : s(s),
+        kind(kind),
+        q(rounded(random_values<float>(query_size(s), 1, scale))),
+        k(rounded(random_values<float>(key_size(s), 2, scale))),
+        v(rounded(random_values<float>(key_size(s), 3))),
+        dout(rounded(random_values<float>(query_size(s), 4))),
+        logit(random_values<float>(kind == Kind::sink ? s.H : stat_size(s), 5, 2 * scale)),
+        key(random_values<float>(s.H * s.D, 6)),
+        value(random_values<float>(s.H * s.D, 7)) {}
+  Sink position(const float* logit, const float* key, const float* value) const {
+    if (kind == Kind::none) return {};
+    if (kind == Kind::sink) return {logit};
+    return {logit, true, key, value};
+  }
+};
+
+struct Outputs {
+  std::vector<float> o, lse, dq, dk, dv, sink_p, sink_ds;
+};
+
+// An array of B*T rows in device memory. Between its rows and behind the last lie NaN, in an output 7.
+class Strided {
+ public:
+  Strided(Device device, size_t rows, size_t width, size_t stride, const std::vector<float>& x = {})
+      : rows_(rows), width_(width), stride_(stride) {
+    std::vector<bf16> all(rows * stride + 64, bf16(x.empty() ? 7 : NAN));
+    for (size_t i = 0; i < rows * width; i++) all[i / width * stride + i % width] = bf16(x.empty() ? NAN : x[i]);
+    memory_ = Buffer<bf16>(device, all);
+  }
+  operator bf16*() const { return memory_.data(); }
+  std::vector<float> download() const {
+    std::vector<float> x;
+    const std::vector<bf16> all = memory_.download();
+    for (size_t i = 0; i < all.size(); i++) {
+      if (i < rows_ * stride_ && i % stride_ < width_)
+        x.push_back(float(all[i]));
+      else if (float(all[i]) != 7)
+        fail("element %zu of a row of %zu was written", i % stride_, stride_);
+    }
+    return x;
+  }
+
+ private:
+  size_t rows_, width_, stride_;
+  Buffer<bf16> memory_;
+};
+
+// Forward and backward, called with all their arrays, and what they write.
+template <class Forward, class Backward>
+Outputs run(Context& ctx, const Inputs& in, Forward forward, Backward backward) {
+  const AttentionShape& s = in.s;
+  const size_t rows = s.B * s.T, width = s.H * s.D, kv_width = s.KVH * s.D;
+  const Strided q(ctx.device, rows, width, s.q_step(), in.q), k(ctx.device, rows, kv_width, s.kv_step(), in.k),
+      v(ctx.device, rows, kv_width, s.kv_step(), in.v), dout(ctx.device, rows, width, s.o_step(), in.dout);
+  const Strided o(ctx.device, rows, width, s.o_step()), dq(ctx.device, rows, width, s.q_step()),
+      dk(ctx.device, rows, kv_width, s.kv_step()), dv(ctx.device, rows, kv_width, s.kv_step());
+  const Guarded logit(ctx, in.logit), key(ctx, in.key), value(ctx, in.value);
+  const Sink sink = in.position(logit, key, value);
+  const size_t sinks = sink.logit ? stat_size(s) : 0;
+  const Guarded lse(ctx, stat_size(s)), sink_p(ctx, sinks), sink_ds(ctx, sinks);
+  float* const none = nullptr;
+  forward(o, lse, q, k, v, s, sink);
+  backward(dq, dk, dv, sinks ? sink_p : none, sinks ? sink_ds : none, dout, q, k, v, o, lse, s, sink);
+  ctx.synchronize();
+  return {o.download(),  lse.download(),    dq.download(),     dk.download(),
+          dv.download(), sink_p.download(), sink_ds.download()};
+}
+
+Outputs reference(const Inputs& in, MmaArithmetic arithmetic = MmaArithmetic::hopper) {
+  Context ctx(Device::cpu);
+  return run(
+      ctx, in, [&](const auto&... x) { attention_bf16_forward_ref(x..., arithmetic); },
+      [&](const auto&... x) { attention_bf16_backward_ref(x..., arithmetic); });
+}
+
+Outputs on(Context& ctx, const Inputs& in) {
+  return run(
+      ctx, in, [&](const auto&... x) { attention_bf16_forward(x..., ctx); },
+      [&](const auto&... x) { attention_bf16_backward(x..., ctx); });
+}
+
+void require_same(const Outputs& expected, const Outputs& got, Nan nan = Nan::refused) {
+  const auto same = [&](const char* name, const std::vector<float>& a, const std::vector<float>& b) {
+    INFO(name);
+    REQUIRE(bitwise_difference(a, b, nan) == "");
+  };
+  same("o", expected.o, got.o);
+  same("lse", expected.lse, got.lse);
+  same("dq", expected.dq, got.dq);
+  same("dk", expected.dk, got.dk);
+  same("dv", expected.dv, got.dv);
+  same("sink_p", expected.sink_p, got.sink_p);
+  same("sink_ds", expected.sink_ds, got.sink_ds);
+}
+
+// Random scores of a few units, or of some hundred: then weights span all that floats hold, denormals and 0 included.
+constexpr float plain = 1, large = 9;
+
+}  // namespace
+
+TEST_CASE("attention_bf16: the reference is attention", "[attention_bf16]") {
+  const struct {
+    AttentionShape s;
+    Kind kind;
+  } cases[] = {{{1, 130, 2, 1, 32}, Kind::none},
+               {windowed({1, 130, 1, 1, 16}, 20), Kind::sink},
+               {{2, 66, 2, 2, 16}, Kind::kv_bias},
+               {sigmoid({1, 70, 2, 1, 16}, -3), Kind::none}};
+  for (const auto& [s, kind] : cases) {
+    INFO("T " << s.T << " D " << s.D << " window " << s.window << " sigmoid " << s.sigmoid() << " sink " << int(kind));
+    const Inputs in(s, 2, kind);
+    const Outputs got = reference(in);
+    const auto wide = [](const std::vector<float>& x) { return std::vector<double>(x.begin(), x.end()); };
+    const auto q = wide(in.q), k = wide(in.k), v = wide(in.v), dout = wide(in.dout), logit = wide(in.logit),
+               key = wide(in.key), value = wide(in.value);
+    SinkOf<double> sink;
+    if (kind != Kind::none) sink.logit = logit.data(), sink.per_query = kind == Kind::kv_bias;
+    if (kind == Kind::kv_bias) sink.key = key.data(), sink.value = value.data();
+    std::vector<double> o(q.size()), lse(stat_size(s)), dq(q.size()), dk(k.size()), dv(k.size()),
+        sink_p(got.sink_p.size()), sink_ds(sink_p.size());
+    attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s, sink);
+    attention_backward_ref(dq.data(), dk.data(), dv.data(), sink_p.data(), sink_ds.data(), dout.data(), q.data(),
+                           k.data(), v.data(), o.data(), lse.data(), s, sink);
+    // Of bf16 the last bit is 2^-8 of a number: what is rounded once is off by 2^-9 of itself.
+    REQUIRE(relative_error(o, wide(got.o)) < 1.0 / 256);
+    REQUIRE(relative_error(dq, wide(got.dq)) < 1.0 / 128);
+    REQUIRE(relative_error(dk, wide(got.dk)) < 1.0 / 128);
+    REQUIRE(relative_error(dv, wide(got.dv)) < 1.0 / 128);
+    REQUIRE(relative_error(lse, wide(got.lse)) < 1e-6);
+    REQUIRE(relative_error(sink_p, wide(got.sink_p)) < 1e-6);
+    REQUIRE(relative_error(sink_ds, wide(got.sink_ds)) < 1.0 / 128);
+  }
+}
+
+TEST_CASE("attention_bf16: the online softmax by hand", "[attention_bf16]") {
+  // Scores 0 of 64 keys, then one of 128: the second tile raises the maximum by 128, and e^-128 of what was is nothing beside
+  // its own weight of 1. Had the first tile's sums stayed as they were, o would be 64 times the first value and more.
+  const AttentionShape s{1, 65, 1, 1, 16};
+  Inputs in(s, 1);
+  for (size_t t = 0; t < s.T; t++)
+    for (size_t d = 0; d < s.D; d++) {
+      in.q[t * s.D + d] = d == 0 ? 32 : 0;
+      in.k[t * s.D + d] = t == 64 && d == 0 ? 16 : 0;
+      in.v[t * s.D + d] = t == 64 ? -3 : 2;
+    }
+  const Outputs got = reference(in);
+  for (size_t d = 0; d < s.D; d++) {
+    REQUIRE(got.o[63 * s.D + d] == 2);
+    REQUIRE(got.o[64 * s.D + d] == -3);
+  }
+  REQUIRE(got.lse[0] == 0);
+  REQUIRE(got.lse[63] == exact_log(64.0f));
+  REQUIRE(got.lse[64] == 128);
+}
+
+TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the reference", "[attention_bf16]") {
+  const struct {
+    AttentionShape s;
+    float scale;
+    Kind kind;
+    MmaArithmetic arithmetic = MmaArithmetic::hopper;
+  } cases[] = {{{1, 130, 2, 1, 16}, plain, Kind::none},
+               {{2, 63, 2, 2, 32}, large, Kind::sink},
+               {{1, 65, 3, 1, 64}, plain, Kind::kv_bias},
+               {wider({1, 65, 1, 1, 128}, 8, 16, 24), plain, Kind::none, MmaArithmetic::ampere},
+               {{1, 17, 1, 1, 256}, plain, Kind::kv_bias},
+               {windowed({1, 66, 1, 1, 144}, 30), large, Kind::sink},
+               {wider(windowed({2, 130, 2, 1, 16}, 20), 0, 32, 8), large, Kind::kv_bias, MmaArithmetic::ampere},
+               {windowed({1, 193, 1, 1, 16}, 65), plain, Kind::none},
+               {sigmoid({1, 66, 2, 1, 48}, -4.25f), plain, Kind::none},
+               {sigmoid(windowed({1, 130, 1, 1, 16}, 17), -1), large, Kind::none},
+               {{1, 1, 1, 1, 16}, plain, Kind::none}};
+  for (const auto& [s, scale, kind, arithmetic] : cases) {
+    INFO("B " << s.B << " T " << s.T << " H " << s.H << " KVH " << s.KVH << " D " << s.D << " window " << s.window
+              << " sigmoid " << s.sigmoid() << " sink " << int(kind) << " arithmetic " << int(arithmetic));
+    const Inputs in(s, scale, kind);
+    const Outputs expected = reference(in, arithmetic);
+    on_every_device([&](Context& ctx) {
+#ifndef __CUDACC__
+      ctx.mma_arithmetic = arithmetic;
+#else
+      if (arithmetic != ctx.mma_arithmetic) return;
+#endif
+      require_same(expected, on(ctx, in));
+    });
+  }
+}
+
+TEST_CASE("attention_bf16: no bit depends on what a query does not see", "[attention_bf16]") {
+  for (size_t window : {0, 9}) {
+    INFO("window " << window);
+    const AttentionShape s = windowed({1, 80, 1, 1, 16}, window);
+    const size_t t = 70;  // queries up to it see nothing behind it, and queries behind it nothing before t - 8
+    const Inputs in(s, plain, Kind::sink);
+    Inputs later = in, earlier = in;
+    for (size_t i = 0; i < s.T * s.D; i++) {
+      if (i >= (t + 1) * s.D) later.k[i] = later.v[i] = 100;
+      if (i < (t + 1 - 9) * s.D) earlier.k[i] = earlier.v[i] = -1;
+    }
+    const auto from_t = [&](const std::vector<float>& x) { return std::vector<float>(x.begin() + t * s.D, x.end()); };
+    const auto to_t = [&](const std::vector<float>& x) {
+      return std::vector<float>(x.begin(), x.begin() + (t + 1) * s.D);
+    };
+    on_every_device([&](Context& ctx) {
+      const Outputs expected = on(ctx, in), after = on(ctx, later), before = on(ctx, earlier);
+      REQUIRE_BITWISE(to_t(expected.o), to_t(after.o));
+      REQUIRE_BITWISE(to_t(expected.dq), to_t(after.dq));
+      REQUIRE(from_t(expected.o) != from_t(after.o));
+      if (window == 0) return;
+      REQUIRE_BITWISE(from_t(expected.o), from_t(before.o));
+      REQUIRE_BITWISE(from_t(expected.dq), from_t(before.dq));
+    });
+  }
+}
+
+TEST_CASE("attention_bf16: infinities and NaN come out as NaN", "[attention_bf16]") {
+  Inputs in({1, 66, 1, 1, 16}, plain);
+  in.q[3 * 16] = NAN;
+  in.v[65 * 16 + 1] = INFINITY;
+  const Outputs expected = reference(in);
+  REQUIRE(std::isnan(expected.o[3 * 16]));
+  REQUIRE(std::isnan(expected.lse[3]));
+  REQUIRE(expected.o[65 * 16 + 1] == INFINITY);
+  on_every_device([&](Context& ctx) { require_same(expected, on(ctx, in), Nan::expected); });
+}
+
+TEST_CASE("attention_bf16: scratch is what is announced", "[attention_bf16]") {
+  for (const AttentionShape& s : {AttentionShape{1, 70, 2, 1, 32}, AttentionShape{3, 20, 4, 2, 16}}) {
+    const Inputs in(s, plain);
+    on_every_device([&](Context& ctx) {
+      on(ctx, in);
+      REQUIRE(ctx.most_scratch_used() ==
+              std::max(attention_bf16_forward_scratch(s, ctx.device), attention_bf16_backward_scratch(s, ctx.device)));
+    });
+  }
+}
+
+TEST_CASE("attention_bf16: what it refuses", "[attention_bf16]") {
+  Context ctx(Device::cpu);
+  bf16* const no = nullptr;
+  const auto refusal = [&](const AttentionShape& s, bf16* q = nullptr) -> std::string {
+    try {
+      attention_bf16_forward(no, nullptr, q, no, no, s, {}, ctx);
+    } catch (const Error& forward) {
+      try {
+        attention_bf16_backward(no, no, no, nullptr, nullptr, no, q, no, no, no, nullptr, s, {}, ctx);
+      } catch (const Error& backward) {
+        return strchr(forward.what(), ':') == std::string(strchr(backward.what(), ':')) ? forward.what() : "";
+      }
+    }
+    return "";
+  };
+  const AttentionShape s{0, 8, 4, 2, 64};
+  REQUIRE(refusal(s) == "");
+  REQUIRE(refusal({0, 8, 4, 2, 72}) ==
+          "attention_bf16_forward: head dimension 72, expected a multiple of 16, the depth of a tensor core's step");
+  REQUIRE(refusal({0, 8, 4, 3, 64}) ==
+          "attention_bf16_forward: 4 query heads over 3 kv heads, expected a multiple of the kv heads");
+  for (const auto& [shape, what] : {std::pair(wider(s, 4, 0, 0), "queries are 260"),
+                                    {wider(s, 0, 4, 0), "keys and values are 132"},
+                                    {wider(s, 0, 0, 4), "outputs are 260"}})
+    REQUIRE(refusal(shape) == "attention_bf16_forward: rows of " + std::string(what) +
+                                  " elements apart, expected a multiple of 8: a row of bf16 begins on 16 bytes");
+  alignas(16) bf16 rows[16];
+  REQUIRE_THAT(refusal(s, rows + 1), Catch::Contains("expected its rows on 16-byte boundaries"));
+  REQUIRE(refusal(s, rows + 8) == "");
+}
