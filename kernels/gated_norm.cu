@@ -20,7 +20,7 @@
 // Behind a residual branch, x is the join of the stream and the branch (kernels/residual.cu), and is kept as sum.
 // order: that of the operations above, one by one: products in slices of 1024 (kernels/matmul.cu), the mean square and a
 //   row's score in the row order, dw, db and dalpha in the column order (core/reduce.cuh)
-// shapes: x, branch, sum, y, dy, dx (N,C) f32; low (N,rank); W_down (rank,C); W_up (C,rank) or (1,rank); w, b (C); r (N)
+// shapes: x, branch, sum, y, dy, dx (N,C) f32 or bf16; low (N,rank); W_down (rank,C); W_up (C,rank) or (1,rank); w, b (C); r (N)
 //   y, r, low, sum, dx and dbranch are written, gradients of parameters accumulated
 // --norm=gated|gated-dyt | tests/test_gated_norm.cpp
 #include "kernels/gated_norm.h"
@@ -159,9 +159,10 @@ __global__ void gated_norm_transpose_kernel(float* out, const float* in, size_t 
   if (i < rows * columns) out[i] = in[i % rows * columns + i / rows];
 }
 
+template <class S>
 __global__ void __launch_bounds__(gated_norm::threads)
-    gated_norm_forward_kernel(float* y, float* r, float* low, float* sum, ResidualInOf<float> in,
-                              GatedNormWeights weights, const float* down_t, const float* up_t, GatedNormShape shape) {
+    gated_norm_forward_kernel(S* y, float* r, float* low, S* sum, ResidualInOf<S> in, GatedNormWeights weights,
+                              const float* down_t, const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;
   STATIC_SHARED(float, tile, [rows * pitch]);
   DYNAMIC_SHARED(float, a);  // [j][row]: first the chains of low, then a = SiLU(low)
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
 
   // 1, the row's part: the join, and the mean square. A warp takes its two rows one after the other.
   // From here on x is the sum. A lane reads again only columns that it wrote itself, so no barrier is needed.
-  const float* x = in.branch ? sum : in.x;
+  const S* x = in.branch ? sum : in.x;
 #pragma unroll
   for (int k = 0; k < warp_rows; k++) {
     const size_t row = block.row0 + k;
@@ -218,10 +219,11 @@ __global__ void __launch_bounds__(gated_norm::threads)
 }
 
 // dlow, dx, and where they are wanted the rows' shares of dalpha and, with one score for a row, dz (N): dscores.
+template <class S>
 __global__ void __launch_bounds__(gated_norm::threads)
-    gated_norm_backward_kernel(float* dx, float* dbranch, float* dlow, float* dscores, float* row_sums, const float* dy,
-                               ResidualBackwardInOf<float> in, const float* low, const float* r,
-                               GatedNormWeights weights, const float* up_t, GatedNormShape shape) {
+    gated_norm_backward_kernel(S* dx, S* dbranch, float* dlow, float* dscores, float* row_sums, const S* dy,
+                               ResidualBackwardInOf<S> in, const float* low, const float* r, GatedNormWeights weights,
+                               const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;
   STATIC_SHARED(float, tile, [rows * pitch]);
   DYNAMIC_SHARED(float, a);  // [j][row]
@@ -325,19 +327,23 @@ size_t gated_norm_forward_scratch(const GatedNormShape& s, Device device) {
   return device == Device::cpu ? gated_norm_forward_cpu_scratch(s) : (s.C + s.scores()) * s.rank * sizeof(float);
 }
 
-void gated_norm_forward(float* y, float* r, float* low, float* sum, const ResidualIn& in,
-                        const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx) {
+void gated_norm_forward(Reals y, float* r, float* low, Reals sum, const ResidualIn& in, const GatedNormWeights& weights,
+                        const GatedNormShape& shape, Context& ctx) {
   require_residual("gated_norm_forward", sum, in, shape.C);
   require_gated_norm("gated_norm_forward", weights, shape);
   float* scratch = ctx.scratch(gated_norm_forward_scratch(shape, ctx.device) / sizeof(float));
-  if (ctx.device == Device::cpu) return gated_norm_forward_cpu(y, r, low, sum, in.as<float>(), weights, shape, scratch);
-  const size_t C = shape.C, rank = shape.rank, scores = shape.scores();
-  float *down_t = scratch, *up_t = down_t + C * rank;
-  gated_norm_transpose(down_t, weights.down, rank, C, ctx);
-  gated_norm_transpose(up_t, weights.up, scores, rank, ctx);
-  launch(gated_norm_forward_kernel, grid_of(ceil_div(shape.N, gated_norm::rows)), gated_norm::threads,
-         2 * gated_norm::rows * rank * sizeof(float), ctx, y, r, low, sum, in.as<float>(), weights, down_t, up_t,
-         shape);
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return gated_norm_forward_cpu(y.as<S>(), r, low, sum.as<S>(), in.as<S>(), weights, shape, scratch);
+    const size_t C = shape.C, rank = shape.rank, scores = shape.scores();
+    float *down_t = scratch, *up_t = down_t + C * rank;
+    gated_norm_transpose(down_t, weights.down, rank, C, ctx);
+    gated_norm_transpose(up_t, weights.up, scores, rank, ctx);
+    launch(gated_norm_forward_kernel<S>, grid_of(ceil_div(shape.N, gated_norm::rows)), gated_norm::threads,
+           2 * gated_norm::rows * rank * sizeof(float), ctx, y.as<S>(), r, low, sum.as<S>(), in.as<S>(), weights,
+           down_t, up_t, shape);
+  });
 }
 
 // What the kernels of a backward hand on to each other.
@@ -374,7 +380,7 @@ size_t gated_norm_backward_scratch(const GatedNormShape& shape, Device device) {
                                : GatedNormBackwardScratch(nullptr, shape).floats * sizeof(float);
 }
 
-void gated_norm_backward(float* dx, float* dbranch, const GatedNormGradients& gradients, const float* dy,
+void gated_norm_backward(Reals dx, Reals dbranch, const GatedNormGradients& gradients, ConstReals dy,
                          const ResidualBackwardIn& in, const float* low, const float* r,
                          const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx) {
   require_residual_backward("gated_norm_backward", dbranch, in, shape.C);
@@ -382,16 +388,21 @@ void gated_norm_backward(float* dx, float* dbranch, const GatedNormGradients& gr
   require(dx != dy, "gated_norm_backward: dx is dy, which is read again after dx is written");
   if (shape.N == 0) return;
   float* scratch = ctx.scratch(gated_norm_backward_scratch(shape, ctx.device) / sizeof(float));
-  if (ctx.device == Device::cpu)
-    return gated_norm_backward_cpu(dx, dbranch, gradients, dy, in.as<float>(), low, r, weights, shape, scratch);
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
-  const GatedNormBackwardScratch s(scratch, shape);
-
-  gated_norm_transpose(s.up_t, weights.up, scores, rank, ctx);
-  launch(gated_norm_backward_kernel, grid_of(ceil_div(N, gated_norm::rows)), gated_norm::threads,
-         3 * gated_norm::rows * rank * sizeof(float), ctx, dx, dbranch, s.dlow, s.dscores, s.row_sums, dy,
-         in.as<float>(), low, r, weights, s.up_t, shape);
-  gated_norm_columns(s.slices, in.x.as<float>(), dy, low, s.dlow, s.dscores, r, weights, s.up_t, shape, ctx);
+  const GatedNormBackwardScratch s(scratch, shape);  // of the kernels
+  with_storage(dx, [&](auto stored) {
+    using S = decltype(stored);
+    const auto typed = in.as<S>();
+    if (ctx.device == Device::cpu)
+      return gated_norm_backward_cpu(dx.as<S>(), dbranch.as<S>(), gradients, dy.as<S>(), typed, low, r, weights, shape,
+                                     scratch);
+    gated_norm_transpose(s.up_t, weights.up, scores, rank, ctx);
+    launch(gated_norm_backward_kernel<S>, grid_of(ceil_div(N, gated_norm::rows)), gated_norm::threads,
+           3 * gated_norm::rows * rank * sizeof(float), ctx, dx.as<S>(), dbranch.as<S>(), s.dlow, s.dscores, s.row_sums,
+           dy.as<S>(), typed, low, r, weights, s.up_t, shape);
+  });
+  if (ctx.device == Device::cpu) return;
+  gated_norm_columns(s.slices, in.x, dy, low, s.dlow, s.dscores, r, weights, s.up_t, shape, ctx);
 
   const size_t product_slices = ceil_div(N, matmul_slice), column_slices = ceil_div(N, column_slice);
   matmul_add_slices(gradients.down, s.slices.down, product_slices, rank * C, ctx);

@@ -168,7 +168,8 @@ struct Rows {
     for (int k = 0; k < warp_rows; k++)
       if (norm.rms && has(row0 + k)) r[k] = from[row0 + k];
   }
-  __device__ Quads load(const float* p, size_t c) const {
+  template <class S>
+  __device__ Quads load(const S* p, size_t c) const {
     Quads q = {};
     for (int k = 0; k < warp_rows; k++)
       if (has(row0 + k) && c < shape.C) q.row[k] = load_quad(p + (row0 + k) * shape.C, c, shape.C);
@@ -263,8 +264,8 @@ struct GatedNormSlices {
   float *up, *down;  // (slices,scores,rank), (slices,rank,C)
   float *w, *b;      // (slices,C); b null: RMSNorm
 };
-void gated_norm_columns(const GatedNormSlices& out, const float* x, const float* dy, const float* low,
-                        const float* dlow, const float* dscores, const float* r, const GatedNormWeights& weights,
-                        const float* up_t, const GatedNormShape& shape, Context& ctx);
+void gated_norm_columns(const GatedNormSlices& out, ConstReals x, ConstReals dy, const float* low, const float* dlow,
+                        const float* dscores, const float* r, const GatedNormWeights& weights, const float* up_t,
+                        const GatedNormShape& shape, Context& ctx);
 
 }  // namespace gated

@@ -29,12 +29,14 @@ struct GatedNormParameters {
 using GatedNormWeights = GatedNormParameters<const float*>;
 using GatedNormGradients = GatedNormParameters<float*>;
 
+// Activations of (N,C) are floats or bf16.
+//
 // y (N,C), r (N; RMSNorm), low (N,rank) and, behind a branch, sum (N,C) are written. y is none of the inputs.
-void gated_norm_forward(float* y, float* r, float* low, float* sum, const ResidualIn& in,
-                        const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx);
+void gated_norm_forward(Reals y, float* r, float* low, Reals sum, const ResidualIn& in, const GatedNormWeights& weights,
+                        const GatedNormShape& shape, Context& ctx);
 // dx and, where it is not null, dbranch (N,C) are written (kernels/residual.h), the gradients of parameters accumulated.
 // dx may be in.dresidual, but is not dy.
-void gated_norm_backward(float* dx, float* dbranch, const GatedNormGradients& gradients, const float* dy,
+void gated_norm_backward(Reals dx, Reals dbranch, const GatedNormGradients& gradients, ConstReals dy,
                          const ResidualBackwardIn& in, const float* low, const float* r,
                          const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx);
 // Bytes of scratch that they take.
@@ -61,10 +63,12 @@ void gated_norm_general_backward_ref(T* dx, T* dbranch, const GatedNormParameter
 
 // ---- the CPU's twin: kernels/gated_norm_cpu.cpp
 
-void gated_norm_forward_cpu(float* y, float* r, float* low, float* sum, const ResidualInOf<float>& in,
+template <class S>
+void gated_norm_forward_cpu(S* y, float* r, float* low, S* sum, const ResidualInOf<S>& in,
                             const GatedNormWeights& weights, const GatedNormShape& shape, float* scratch);
-void gated_norm_backward_cpu(float* dx, float* dbranch, const GatedNormGradients& gradients, const float* dy,
-                             const ResidualBackwardInOf<float>& in, const float* low, const float* r,
+template <class S>
+void gated_norm_backward_cpu(S* dx, S* dbranch, const GatedNormGradients& gradients, const S* dy,
+                             const ResidualBackwardInOf<S>& in, const float* low, const float* r,
                              const GatedNormWeights& weights, const GatedNormShape& shape, float* scratch);
 // Bytes of scratch.
 size_t gated_norm_forward_cpu_scratch(const GatedNormShape& shape);

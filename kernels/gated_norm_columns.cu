@@ -31,8 +31,9 @@
 
 namespace gated {
 
+template <class S>
 __global__ void __launch_bounds__(gated_norm::threads)
-    gated_norm_columns_kernel(GatedNormSlices out, const float* x, const float* dy, const float* low, const float* dlow,
+    gated_norm_columns_kernel(GatedNormSlices out, const S* x, const S* dy, const float* low, const float* dlow,
                               const float* dscores, const float* r, GatedNormWeights weights, const float* up_t,
                               GatedNormShape shape) {
   using namespace gated_norm;
@@ -104,14 +105,17 @@ __global__ void __launch_bounds__(gated_norm::threads)
   }
 }
 
-void gated_norm_columns(const GatedNormSlices& out, const float* x, const float* dy, const float* low,
-                        const float* dlow, const float* dscores, const float* r, const GatedNormWeights& weights,
-                        const float* up_t, const GatedNormShape& shape, Context& ctx) {
+void gated_norm_columns(const GatedNormSlices& out, ConstReals x, ConstReals dy, const float* low, const float* dlow,
+                        const float* dscores, const float* r, const GatedNormWeights& weights, const float* up_t,
+                        const GatedNormShape& shape, Context& ctx) {
   const size_t ranks = ceil_div(shape.rank, 16);
   const size_t blocks = ceil_div(shape.N, matmul_slice) * ceil_div(shape.C, gated_norm::chunk);
-  launch(gated_norm_columns_kernel, dim3(grid_of(blocks).x, unsigned(ranks)), gated_norm::threads,
-         2 * gated_norm::rows * 16 * ranks * sizeof(float), ctx, out, x, dy, low, dlow, dscores, r, weights, up_t,
-         shape);
+  with_storage(x, [&](auto stored) {
+    using S = decltype(stored);
+    launch(gated_norm_columns_kernel<S>, dim3(grid_of(blocks).x, unsigned(ranks)), gated_norm::threads,
+           2 * gated_norm::rows * 16 * ranks * sizeof(float), ctx, out, x.as<S>(), dy.as<S>(), low, dlow, dscores, r,
+           weights, up_t, shape);
+  });
 }
 
 }  // namespace gated

@@ -6,6 +6,8 @@
 //   - unit, the norm before weight and bias, is kept beside n, so that tanh is computed once.
 //   - dw, db and the rows' shares of dalpha are added up while their rows are in the cache. A block is a whole number of
 //     slices of a column sum, 128 rows, so one thread makes the chain of a slice in ascending order.
+//   - Inside a block everything is floats. Where activations are stored as bf16, dy is widened on the way in, and y rounded on
+//     the way out.
 //   - The gradients of W_up and W_down are products over all rows. What they multiply waits in scratch until every block
 //     is done.
 #include <omp.h>
@@ -28,10 +30,32 @@ size_t rows_of_block(size_t N, size_t C) {
 
 // What a thread works with in its block.
 size_t forward_block_floats(const GatedNormShape& s) {
-  return rows_of_block(s.N, s.C) * (s.rank + s.scores());
+  return rows_of_block(s.N, s.C) * (s.rank + s.scores() + s.C);
 }
 size_t backward_block_floats(const GatedNormShape& s) {
   return rows_of_block(s.N, s.C) * 2 * s.C;
+}
+
+// Where n floats wait that will be stored: in their place if floats are stored there, else in `room`.
+float* waiting(float* place, float*) {
+  return place;
+}
+float* waiting(bf16*, float* room) {
+  return room;
+}
+void store_waiting(float*, const float*, size_t) {}
+void store_waiting(bf16* place, const float* waited, size_t n) {
+#pragma omp simd
+  for (size_t i = 0; i < n; i++) place[i] = bf16(waited[i]);
+}
+// n stored numbers as floats: where they are, or in `room`.
+const float* widened(float*, const float* stored, size_t) {
+  return stored;
+}
+const float* widened(float* room, const bf16* stored, size_t n) {
+#pragma omp simd
+  for (size_t i = 0; i < n; i++) room[i] = stored[i];
+  return room;
 }
 
 // Loops over a row vectorise where the compiler knows which norm it is.
@@ -42,17 +66,19 @@ NormUnderGate known_norm(const GatedNormWeights& weights, const GatedNormShape& 
   return norm;
 }
 
-// Step 1: rows row0 to row0 + rows - 1 of n, r and sum.
-template <bool rms>
-void normalise(float* all_n, float* r, float* sum, const ResidualInOf<float>& in, const GatedNormWeights& weights,
+// Step 1: rows row0 to row0 + rows - 1 of r, sum and n, of which they stand at the front.
+template <bool rms, class S>
+void normalise(float* ns, float* r, S* sum, const ResidualInOf<S>& in, const GatedNormWeights& weights,
                const GatedNormShape& shape, size_t row0, size_t rows) {
   const NormUnderGate norm = known_norm<rms>(weights, shape);
   const size_t C = shape.C;
   for (size_t row = row0; row < row0 + rows; row++) {
-    const float *x = residual_row_cpu(sum, in, row, C), *w = weights.w, *b = weights.b;
-    float *n = all_n + row * C, scale = 0;
+    const S* x = residual_row_cpu(sum, in, row, C);
+    const float *w = weights.w, *b = weights.b;
+    float *n = ns + (row - row0) * C, scale = 0;
     if (rms) {
-      const float squares = row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(x[c], x[c], acc); });
+      const float squares =
+          row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(float(x[c]), float(x[c]), acc); });
       r[row] = scale = 1.0f / exact_sqrt(squares / float(C) + shape.eps);
     }
     for (size_t c = 0; c < C; c++) n[c] = norm.n(norm.unit(x[c], scale), w[c], rms ? 0.0f : b[c]);
@@ -60,13 +86,14 @@ void normalise(float* all_n, float* r, float* sum, const ResidualInOf<float>& in
 }
 
 // The same again in the backward, where r is known: unit and n of rows row0 to row0 + rows - 1, which stand at the front.
-template <bool rms>
-void normalise_again(float* units, float* ns, const float* all_x, const float* r, const GatedNormWeights& weights,
+template <bool rms, class S>
+void normalise_again(float* units, float* ns, const S* all_x, const float* r, const GatedNormWeights& weights,
                      const GatedNormShape& shape, size_t row0, size_t rows) {
   const NormUnderGate norm = known_norm<rms>(weights, shape);
   const size_t C = shape.C;
   for (size_t row = 0; row < rows; row++) {
-    const float *x = all_x + (row0 + row) * C, *w = weights.w, *b = weights.b;
+    const S* x = all_x + (row0 + row) * C;
+    const float *w = weights.w, *b = weights.b;
     const float scale = rms ? r[row0 + row] : 0.0f;
     float *unit = units + row * C, *n = ns + row * C;
     for (size_t c = 0; c < C; c++) unit[c] = norm.unit(x[c], scale);
@@ -80,14 +107,15 @@ struct ColumnSums {
 };
 
 // The last step of the backward: dx and dbranch from dn, and what these rows add to the sums of their slices.
-template <bool rms>
-void norm_backward(float* dx, float* dbranch, const ColumnSums& sums, const float* dns, const float* units,
-                   const ResidualBackwardInOf<float>& in, const float* r, const GatedNormWeights& weights,
+template <bool rms, class S>
+void norm_backward(S* dx, S* dbranch, const ColumnSums& sums, const float* dns, const float* units,
+                   const ResidualBackwardInOf<S>& in, const float* r, const GatedNormWeights& weights,
                    const GatedNormShape& shape, size_t row0, size_t rows) {
   const NormUnderGate norm = known_norm<rms>(weights, shape);
   const size_t C = shape.C;
   for (size_t row = 0; row < rows; row++) {
-    const float *x = in.x + (row0 + row) * C, *unit = units + row * C, *dn = dns + row * C, *w = weights.w;
+    const S* x = in.x + (row0 + row) * C;
+    const float *unit = units + row * C, *dn = dns + row * C, *w = weights.w;
     const size_t slice = (row0 + row) / column_slice;
     float *dw = sums.w + slice * C, *db = sums.b + slice * C;
     for (size_t c = 0; c < C; c++) dw[c] = fused(dn[c], unit[c], dw[c]);
@@ -107,31 +135,35 @@ size_t gated_norm_forward_cpu_scratch(const GatedNormShape& s) {
   return omp_get_max_threads() * forward_block_floats(s) * sizeof(float);
 }
 
-void gated_norm_forward_cpu(float* y, float* r, float* low, float* sum, const ResidualInOf<float>& in,
+template <class S>
+void gated_norm_forward_cpu(S* y, float* r, float* low, S* sum, const ResidualInOf<S>& in,
                             const GatedNormWeights& weights, const GatedNormShape& shape, float* scratch) {
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
   const size_t block_rows = rows_of_block(N, C);
-  auto* normalise_rows = shape.base == NormGateBase::rmsnorm ? normalise<true> : normalise<false>;
+  auto* normalise_rows = shape.base == NormGateBase::rmsnorm ? normalise<true, S> : normalise<false, S>;
 #pragma omp parallel for if (worth_waking(N * C * rank))
   for (size_t row0 = 0; row0 < N; row0 += block_rows) {
     const size_t rows = std::min(block_rows, N - row0);
     float *a = scratch + omp_get_thread_num() * forward_block_floats(shape), *z = a + rows * rank;
-    float *lows = low + row0 * rank, *n = y + row0 * C;  // n waits where y will be
-    normalise_rows(y, r, sum, in, weights, shape, row0, rows);
+    float *lows = low + row0 * rank, *n = waiting(y + row0 * C, z + rows * scores);  // and then y, until it is stored
+    normalise_rows(n, r, sum, in, weights, shape, row0, rows);
     matmul_cpu(lows, n, weights.down, rows, rank, C, Layout::nt, Accumulate::no);
     activation_forward_cpu(a, lows, rows * rank, Activation::silu);
     matmul_cpu(z, a, weights.up, rows, scores, rank, Layout::nt, Accumulate::no);
     gate_forward_cpu(n, n, z, rows, C, C / scores, shape.op);
+    store_waiting(y + row0 * C, n, rows * C);
   }
 }
+IN_FLOAT_AND_BF16(gated_norm_forward_cpu);
 
 size_t gated_norm_backward_cpu_scratch(const GatedNormShape& s) {
   const size_t rows = s.N * (s.C + s.scores() + 2 * s.rank), sums = ceil_div(s.N, column_slice) * (2 * s.C + 1);
   return (rows + sums + omp_get_max_threads() * backward_block_floats(s)) * sizeof(float);
 }
 
-void gated_norm_backward_cpu(float* dx, float* dbranch, const GatedNormGradients& gradients, const float* dy,
-                             const ResidualBackwardInOf<float>& in, const float* low, const float* r,
+template <class S>
+void gated_norm_backward_cpu(S* dx, S* dbranch, const GatedNormGradients& gradients, const S* dy,
+                             const ResidualBackwardInOf<S>& in, const float* low, const float* r,
                              const GatedNormWeights& weights, const GatedNormShape& shape, float* scratch) {
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
   const size_t slices = ceil_div(N, column_slice), block_rows = rows_of_block(N, C);
@@ -141,8 +173,8 @@ void gated_norm_backward_cpu(float* dx, float* dbranch, const GatedNormGradients
   float* const blocks = column_sums + slices * (2 * C + 1);
   std::fill(column_sums, blocks, 0.0f);
   const bool rms = shape.base == NormGateBase::rmsnorm;
-  auto* normalise_rows = rms ? normalise_again<true> : normalise_again<false>;
-  auto* norm_backward_rows = rms ? norm_backward<true> : norm_backward<false>;
+  auto* normalise_rows = rms ? normalise_again<true, S> : normalise_again<false, S>;
+  auto* norm_backward_rows = rms ? norm_backward<true, S> : norm_backward<false, S>;
 #pragma omp parallel for
   for (size_t row0 = 0; row0 < N; row0 += block_rows) {
     const size_t rows = std::min(block_rows, N - row0);
@@ -153,7 +185,7 @@ void gated_norm_backward_cpu(float* dx, float* dbranch, const GatedNormGradients
     normalise_rows(units, ns, in.x, r, weights, shape, row0, rows);
     activation_forward_cpu(a, lows, rows * rank, Activation::silu);
     matmul_cpu(dz, a, weights.up, rows, scores, rank, Layout::nt, Accumulate::no);  // z, until dz takes its place
-    gate_backward_cpu(dns, dz, dy + row0 * C, ns, dz, rows, C, C / scores, shape.op);
+    gate_backward_cpu(dns, dz, widened(dns, dy + row0 * C, rows * C), ns, dz, rows, C, C / scores, shape.op);
     matmul_cpu(dlow, dz, weights.up, rows, rank, scores, Layout::nn, Accumulate::no);
     activation_backward_cpu(dlow, dlow, lows, rows * rank, Activation::silu);
     matmul_cpu(dns, dlow, weights.down, rows, C, rank, Layout::nn, Accumulate::yes);
@@ -166,5 +198,6 @@ void gated_norm_backward_cpu(float* dx, float* dbranch, const GatedNormGradients
   column_add_slices_cpu(std::array{gradients.b}, sums.b, slices, C);
   column_add_slices_cpu(std::array{gradients.alpha}, sums.alpha, slices, 1);
 }
+IN_FLOAT_AND_BF16(gated_norm_backward_cpu);
 
 }  // namespace gated

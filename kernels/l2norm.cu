@@ -6,9 +6,9 @@
 //     dx_c = dy_c*r + (sum_j dy_j*x_j) * dr/dx_c
 //   r = (m*(sum x^2 + eps))^(-1/2)   =>   dr/dx_c = -1/2 * r^3 * 2*m*x_c = -m*r^3*x_c     and with x = y/r:
 //     dx_c = r * (dy_c - y_c * m * sum_j y_j*dy_j)
-//   so that x is not needed any more: y may stand in its place.
+//   so that x is not needed any more: y may stand in its place. Of bf16 it is y as it is stored.
 // exactly: dx = r * fma(-y, m*dot, dy); both sums are those of a row (core/reduce.cuh)
-// shapes: x, y, dy, dx (N,H,D) f32, r (N,H), saved for the backward; tokens may lie in wider rows | all are written
+// shapes: x, y, dy, dx (N,H,D) f32 or bf16, r (N,H), saved for the backward; tokens may lie in wider rows | all are written
 // tests/test_l2norm.cpp
 #include "kernels/l2norm.h"
 
@@ -47,11 +47,12 @@ IN_FLOAT_AND_DOUBLE(l2norm_backward_ref);
 //
 // A warp owns a head of a token, a lane four neighbouring elements (a Quad) of every 128, and with them four of the 128
 // chains of the sum, as in kernels/rmsnorm.cu. A head of D = 128 is one Quad a lane: it is read once, 512 neighbouring bytes,
-// and the second look finds it in a cache. The bus: forward 8 bytes an element, backward 12. A lane writes what it alone
+// and the second look finds it in a cache. The bus: forward 8 bytes an element, backward 12, of bf16 half. A lane writes what it alone
 // reads: y may be x, dx may be dy.
 
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    l2norm_forward_kernel(float* y, float* r, const float* x, L2normShape s, bool aligned) {
+    l2norm_forward_kernel(S* y, float* r, const S* x, L2normShape s, bool aligned) {
   const size_t row = warp_row();
   if (row >= s.N * s.H) return;
   x += s.x_row(row);
@@ -70,8 +71,9 @@ __global__ void __launch_bounds__(rows_block)
   }
 }
 
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    l2norm_backward_kernel(float* dx, const float* dy, const float* y, const float* r, L2normShape s, bool aligned) {
+    l2norm_backward_kernel(S* dx, const S* dy, const S* y, const float* r, L2normShape s, bool aligned) {
   const size_t row = warp_row();
   if (row >= s.N * s.H) return;
   dx += s.x_row(row);
@@ -104,23 +106,30 @@ static void require_l2norm(const char* name, const L2normShape& s, bool in_place
 }
 
 // May whole Quads be read at once?
-static bool l2norm_aligned(const L2normShape& s, std::initializer_list<const float*> arrays) {
+static bool l2norm_aligned(const L2normShape& s, std::initializer_list<ConstReals> arrays) {
   bool all = s.D % 4 == 0 && s.x_row(s.H) % 4 == 0 && s.y_row(s.H) % 4 == 0;
-  for (const float* p : arrays) all = all && reinterpret_cast<uintptr_t>(p) % 16 == 0;
+  for (ConstReals p : arrays) all = all && reinterpret_cast<uintptr_t>(p.at()) % (4 * bytes_of(p.storage())) == 0;
   return all;
 }
 
-void l2norm_forward(float* y, float* r, const float* x, const L2normShape& s, Context& ctx) {
+void l2norm_forward(Reals y, float* r, ConstReals x, const L2normShape& s, Context& ctx) {
   require_l2norm("l2norm_forward", s, y == x);
-  if (ctx.device == Device::cpu) return l2norm_forward_cpu(y, r, x, s);
-  launch(l2norm_forward_kernel, rows_grid(s.N * s.H), rows_block, 0, ctx, y, r, x, s, l2norm_aligned(s, {y, x}));
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return l2norm_forward_cpu(y.as<S>(), r, x.as<S>(), s);
+    launch(l2norm_forward_kernel<S>, rows_grid(s.N * s.H), rows_block, 0, ctx, y.as<S>(), r, x.as<S>(), s,
+           l2norm_aligned(s, {y, x}));
+  });
 }
 
-void l2norm_backward(float* dx, const float* dy, const float* y, const float* r, const L2normShape& s, Context& ctx) {
+void l2norm_backward(Reals dx, ConstReals dy, ConstReals y, const float* r, const L2normShape& s, Context& ctx) {
   require_l2norm("l2norm_backward", s, dx == dy);
-  if (ctx.device == Device::cpu) return l2norm_backward_cpu(dx, dy, y, r, s);
-  launch(l2norm_backward_kernel, rows_grid(s.N * s.H), rows_block, 0, ctx, dx, dy, y, r, s,
-         l2norm_aligned(s, {dx, dy, y}));
+  with_storage(dx, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return l2norm_backward_cpu(dx.as<S>(), dy.as<S>(), y.as<S>(), r, s);
+    launch(l2norm_backward_kernel<S>, rows_grid(s.N * s.H), rows_block, 0, ctx, dx.as<S>(), dy.as<S>(), y.as<S>(), r, s,
+           l2norm_aligned(s, {dx, dy, y}));
+  });
 }
 
 }  // namespace gated

@@ -2,6 +2,7 @@
 #pragma once
 #include "core/context.cuh"
 #include "core/math.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
@@ -20,9 +21,9 @@ struct L2normShape {
 };
 
 // y (N,H,D) = x*r, r (N,H) = 1/sqrt(m*(sum of x^2 + eps)): both are written. y may be x, if their strides are the same.
-void l2norm_forward(float* y, float* r, const float* x, const L2normShape& s, Context& ctx);
+void l2norm_forward(Reals y, float* r, ConstReals x, const L2normShape& s, Context& ctx);
 // dx (N,H,D) is written, from what the forward wrote; it may be dy.
-void l2norm_backward(float* dx, const float* dy, const float* y, const float* r, const L2normShape& s, Context& ctx);
+void l2norm_backward(Reals dx, ConstReals dy, ConstReals y, const float* r, const L2normShape& s, Context& ctx);
 
 template <class T>
 void l2norm_forward_ref(T* y, T* r, const T* x, const L2normShape& s);
@@ -30,7 +31,9 @@ template <class T>
 void l2norm_backward_ref(T* dx, const T* dy, const T* y, const T* r, const L2normShape& s);
 
 // Their twins for training on the CPU: kernels/l2norm_cpu.cpp
-void l2norm_forward_cpu(float* y, float* r, const float* x, const L2normShape& s);
-void l2norm_backward_cpu(float* dx, const float* dy, const float* y, const float* r, const L2normShape& s);
+template <class S>
+void l2norm_forward_cpu(S* y, float* r, const S* x, const L2normShape& s);
+template <class S>
+void l2norm_backward_cpu(S* dx, const S* dy, const S* y, const float* r, const L2normShape& s);
 
 }  // namespace gated

@@ -67,77 +67,95 @@ TEST_CASE("dyt: gradients behind a branch against finite differences", "[gradche
   }
 }
 
+// Of bf16 the reference is given what is stored: its inputs, and the sum that goes through tanh.
+template <class S>
+static void require_plain_bits(size_t N, size_t C) {
+  INFO("N " << N << " C " << C << ", " << name_of(storage_of<S>));
+  const auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), dy = stored<S>(random_values<float>(N * C, 4));
+  const auto w = random_values<float>(C, 3), b = random_values<float>(C, 6);
+  const auto dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
+  const std::vector<float> alpha = {0.7f}, dalpha0 = {-0.3f};
+  std::vector<float> y(N * C, NAN), dx(N * C, NAN), dalpha = dalpha0, dw = dw0, db = db0;
+  dyt_forward_ref(y.data(), x.data(), alpha.data(), w.data(), b.data(), N, C);
+  dyt_backward_ref(dx.data(), dalpha.data(), dw.data(), db.data(), dy.data(), x.data(), alpha.data(), w.data(), N, C);
+  y = stored<S>(y), dx = stored<S>(dx);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gy(ctx, N * C), gdx(ctx, N * C), gx(ctx, x), gdy(ctx, dy);
+    Guarded gda(ctx, dalpha0), gdw(ctx, dw0), gdb(ctx, db0), sums(ctx, N), ga(ctx, alpha), gw(ctx, w), gb(ctx, b);
+    dyt_forward(gy, gx, ga, gw, gb, N, C, ctx);
+    dyt_backward(gdx, gda, gdw, gdb, sums, gdy, gx, ga, gw, N, C, ctx);
+    REQUIRE_BITWISE(y, gy.download());
+    REQUIRE_BITWISE(dx, gdx.download());
+    REQUIRE_BITWISE(dalpha, gda.download());
+    REQUIRE_BITWISE(dw, gdw.download());
+    REQUIRE_BITWISE(db, gdb.download());
+    dyt_backward(gdy, gda, gdw, gdb, sums, gdy, gx, ga, gw, N, C, ctx);  // in place
+    REQUIRE_BITWISE(dx, gdy.download());
+    if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == dyt_backward_scratch(N, C));
+  });
+}
+
 TEST_CASE("dyt: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
-  for (auto [N, C] : sizes) {
-    INFO("N " << N << " C " << C);
-    const auto x = random_values<float>(N * C, 1, 3.0f), w = random_values<float>(C, 3),
-               dy = random_values<float>(N * C, 4), b = random_values<float>(C, 6);
-    const auto dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
-    const std::vector<float> alpha = {0.7f}, dalpha0 = {-0.3f};
-    std::vector<float> y(N * C, NAN), dx(N * C, NAN), dalpha = dalpha0, dw = dw0, db = db0;
-    dyt_forward_ref(y.data(), x.data(), alpha.data(), w.data(), b.data(), N, C);
-    dyt_backward_ref(dx.data(), dalpha.data(), dw.data(), db.data(), dy.data(), x.data(), alpha.data(), w.data(), N, C);
+  for (auto [N, C] : sizes) require_plain_bits<float>(N, C);
+  require_plain_bits<bf16>(9, 131);
+  require_plain_bits<bf16>(130, 200);
+}
+
+template <class S>
+static void require_general_bits(size_t N, size_t C) {
+  const float nan = NAN;
+  const auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), branch = stored<S>(random_values<float>(N * C, 2));
+  const auto dy = stored<S>(random_values<float>(N * C, 4)), dres = stored<S>(random_values<float>(N * C, 5));
+  const auto w = random_values<float>(C, 3), b = random_values<float>(C, 6);
+  const auto dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
+  const std::vector<float> alpha = {0.7f}, dalpha0 = {-0.3f};
+  const struct {
+    bool dresidual;
+    Join join;
+  } cases[] = {{true, {}}, {false, joins[1]}, {true, joins[1]}};
+  for (const auto& test : cases) {
+    INFO("N " << N << " C " << C << " dresidual " << test.dresidual << " plain " << test.join.plain() << ", "
+              << name_of(storage_of<S>));
+    std::vector<float> y(N * C, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan);
+    std::vector<float> dalpha = dalpha0, dw = dw0, db = db0;
+    residual_join_forward_ref<float>(sum.data(), {x.data(), branch.data(), test.join}, N, C);
+    sum = stored<S>(sum);
+    dyt_general_forward_ref<float>({y.data()}, {sum.data()}, alpha.data(), w.data(), b.data(), N, C);
+    const float* dresidual = test.dresidual ? dres.data() : nullptr;
+    ResidualBackwardInOf<float> in = {sum.data(), dresidual, branch.data(), test.join};
+    in.join.clip_sum = S(test.join.clip_sum);
+    dyt_general_backward_ref<float>({dx.data(), dbranch.data(), dalpha.data(), dw.data(), db.data()}, dy.data(), in,
+                                    alpha.data(), w.data(), N, C);
+    y = stored<S>(y), dx = stored<S>(dx), dbranch = stored<S>(dbranch);
     on_every_device([&](Context& ctx) {
-      Guarded gy(ctx, N * C), gdx(ctx, N * C), gda(ctx, dalpha0), gdw(ctx, dw0), gdb(ctx, db0), sums(ctx, N);
-      Guarded gx(ctx, x), ga(ctx, alpha), gw(ctx, w), gb(ctx, b), gdy(ctx, dy);
-      dyt_forward(gy, gx, ga, gw, gb, N, C, ctx);
-      dyt_backward(gdx, gda, gdw, gdb, sums, gdy, gx, ga, gw, N, C, ctx);
+      GuardedOf<S> gy(ctx, N * C), gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C);
+      GuardedOf<S> gx(ctx, x), gbranch(ctx, branch), gdy(ctx, dy), gdres(ctx, dres);
+      Guarded gw(ctx, w), gb(ctx, b), ga(ctx, alpha), gda(ctx, dalpha0), gdw(ctx, dw0), gdb(ctx, db0), sums(ctx, N);
+      DytGradients gradients = {gdx, gdbranch, gda, gdw, gdb, sums};
+      const ResidualBackwardIn back = {gsum, test.dresidual ? +gdres : nullptr, gbranch, test.join};
+      dyt_forward({gy, gsum}, {gx, gbranch, test.join}, ga, gw, gb, N, C, ctx);
+      dyt_backward(gradients, gdy, back, ga, gw, N, C, ctx);
       REQUIRE_BITWISE(y, gy.download());
+      REQUIRE_BITWISE(sum, gsum.download());
       REQUIRE_BITWISE(dx, gdx.download());
+      REQUIRE_BITWISE(dbranch, gdbranch.download());
       REQUIRE_BITWISE(dalpha, gda.download());
       REQUIRE_BITWISE(dw, gdw.download());
       REQUIRE_BITWISE(db, gdb.download());
-      dyt_backward(gdy, gda, gdw, gdb, sums, gdy, gx, ga, gw, N, C, ctx);  // in place
-      REQUIRE_BITWISE(dx, gdy.download());
-      if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == dyt_backward_scratch(N, C));
+      GuardedOf<S>& over = test.dresidual ? gdres : gdy;  // in place
+      gradients.dx = over;
+      dyt_backward(gradients, gdy, back, ga, gw, N, C, ctx);
+      REQUIRE_BITWISE(dx, over.download());
     });
   }
 }
 
 TEST_CASE("dyt: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
-  const float nan = NAN;
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
-  for (auto [N, C] : sizes) {
-    const auto x = random_values<float>(N * C, 1, 3.0f), branch = random_values<float>(N * C, 2);
-    const auto w = random_values<float>(C, 3), dy = random_values<float>(N * C, 4),
-               dres = random_values<float>(N * C, 5);
-    const auto b = random_values<float>(C, 6), dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
-    const std::vector<float> alpha = {0.7f}, dalpha0 = {-0.3f};
-    const struct {
-      bool dresidual;
-      Join join;
-    } cases[] = {{true, {}}, {false, joins[1]}, {true, joins[1]}};
-    for (const auto& test : cases) {
-      INFO("N " << N << " C " << C << " dresidual " << test.dresidual << " plain " << test.join.plain());
-      std::vector<float> y(N * C, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan);
-      std::vector<float> dalpha = dalpha0, dw = dw0, db = db0;
-      dyt_general_forward_ref<float>({y.data(), sum.data()}, {x.data(), branch.data(), test.join}, alpha.data(),
-                                     w.data(), b.data(), N, C);
-      dyt_general_backward_ref<float>({dx.data(), dbranch.data(), dalpha.data(), dw.data(), db.data()}, dy.data(),
-                                      {sum.data(), test.dresidual ? dres.data() : nullptr, branch.data(), test.join},
-                                      alpha.data(), w.data(), N, C);
-      on_every_device([&](Context& ctx) {
-        Guarded gy(ctx, N * C), gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C), sums(ctx, N);
-        Guarded gx(ctx, x), gbranch(ctx, branch), gw(ctx, w), gb(ctx, b), gdy(ctx, dy), gdres(ctx, dres);
-        Guarded ga(ctx, alpha), gda(ctx, dalpha0), gdw(ctx, dw0), gdb(ctx, db0);
-        DytGradients gradients = {gdx, gdbranch, gda, gdw, gdb, sums};
-        const ResidualBackwardIn back = {gsum, test.dresidual ? +gdres : nullptr, gbranch, test.join};
-        dyt_forward({gy, gsum}, {gx, gbranch, test.join}, ga, gw, gb, N, C, ctx);
-        dyt_backward(gradients, gdy, back, ga, gw, N, C, ctx);
-        REQUIRE_BITWISE(y, gy.download());
-        REQUIRE_BITWISE(sum, gsum.download());
-        REQUIRE_BITWISE(dx, gdx.download());
-        REQUIRE_BITWISE(dbranch, gdbranch.download());
-        REQUIRE_BITWISE(dalpha, gda.download());
-        REQUIRE_BITWISE(dw, gdw.download());
-        REQUIRE_BITWISE(db, gdb.download());
-        gradients.dx = test.dresidual ? gdres : gdy;  // in place
-        dyt_backward(gradients, gdy, back, ga, gw, N, C, ctx);
-        REQUIRE_BITWISE(dx, (test.dresidual ? gdres : gdy).download());
-      });
-    }
-  }
+  for (auto [N, C] : sizes) require_general_bits<float>(N, C);
+  require_general_bits<bf16>(9, 131);
+  require_general_bits<bf16>(5, 1032);
 }
 
 TEST_CASE("dyt: where tanh is its argument y is w*(alpha*x) + b exactly, where it is flat +-w + b") {

@@ -38,29 +38,31 @@ struct Results {
   std::vector<float> y, r, low, sum, dx, dbranch, gradients;
 };
 
-struct Case {
+// Activations are stored as S.
+template <class S>
+struct CaseOf {
   GatedNormShape s;
   bool branch = false;
   Join join = {};
-  const std::vector<float> x = random_values<float>(s.N * s.C, 1, 3.0f);
-  const std::vector<float> branch_values = random_values<float>(s.N * s.C, 2);
+  const std::vector<float> x = stored<S>(random_values<float>(s.N * s.C, 1, 3.0f));
+  const std::vector<float> branch_values = stored<S>(random_values<float>(s.N * s.C, 2));
   const std::vector<float> parameters = random_values<float>(parameters_size(s), 3, 0.3f);
-  const std::vector<float> dy = random_values<float>(s.N * s.C, 4);
-  const std::vector<float> dresidual = random_values<float>(s.N * s.C, 5);
+  const std::vector<float> dy = stored<S>(random_values<float>(s.N * s.C, 4));
+  const std::vector<float> dresidual = stored<S>(random_values<float>(s.N * s.C, 5));
   const std::vector<float> gradients = random_values<float>(parameters_size(s), 6);
 
   // forward(y, r, low, sum, in, weights) and backward(dx, dbranch, gradients, dy, in, low, r, weights) on a device's
-  // memory.
-  template <class Forward, class Backward>
+  // memory, with activations of A.
+  template <class A, class Forward, class Backward>
   Results run(Context& ctx, Forward forward, Backward backward) const {
     const size_t n = s.N * s.C;
-    Guarded y(ctx, n), r(ctx, s.N), low(ctx, s.N * s.rank), sum(ctx, n);
-    Guarded dx(ctx, n), dbranch(ctx, n), dparameters(ctx, gradients);
-    Guarded x0(ctx, x), b(ctx, branch_values), p(ctx, parameters), d(ctx, dy), dres(ctx, dresidual);
+    GuardedOf<A> y(ctx, n), sum(ctx, n), dx(ctx, n), dbranch(ctx, n);
+    GuardedOf<A> x0(ctx, x), b(ctx, branch_values), d(ctx, dy), dres(ctx, dresidual);
+    Guarded r(ctx, s.N), low(ctx, s.N * s.rank), dparameters(ctx, gradients), p(ctx, parameters);
     const auto weights = parameters_in<const float*>(p, s);
     ResidualIn in = {x0};
     ResidualBackwardIn back = {x0};
-    float *sum_out = nullptr, *dbranch_out = nullptr;
+    A *sum_out = nullptr, *dbranch_out = nullptr;
     if (branch) {
       in = {x0, b, join};
       back = {sum, dres, b, join};
@@ -76,13 +78,13 @@ struct Case {
     return results;
   }
 
-  // The operations one by one.
+  // The operations one by one, of floats.
   Results composed(Context& ctx) const {
     const size_t scores = s.scores(), group = s.C / scores;
     Buffer<float> n(ctx.device, s.N * s.C), act(ctx.device, s.N * s.rank), z(ctx.device, s.N * scores);
     Buffer<float> dn(ctx.device, s.N * s.C), dz(ctx.device, s.N * scores), dlow(ctx.device, s.N * s.rank),
         row_sums(ctx.device, s.N);
-    return run(
+    return run<float>(
         ctx,
         [&](float* y, float* r, float* low, float* sum, const ResidualIn& in, const GatedNormWeights& w) {
           if (s.base == rms)
@@ -110,24 +112,36 @@ struct Case {
   }
 
   Results fused_by(Context& ctx) const {
-    return run(
+    return run<S>(
         ctx, [&](auto&&... a) { gated_norm_forward(a..., s, ctx); },
         [&](auto&&... a) { gated_norm_backward(a..., s, ctx); });
   }
 
+  // Of bf16 it is that of the sum as it is stored, and what it writes is rounded.
   Results reference() const {
     Context cpu(Device::cpu);
-    return run(
+    Results results = run<float>(
         cpu,
         [&](float* y, float* r, float* low, float* sum, const ResidualIn& in, const GatedNormWeights& w) {
-          gated_norm_general_forward_ref<float>(y, r, low, sum, in.as<float>(), w, s);
+          ResidualInOf<float> of = in.as<float>();
+          if (branch) {
+            residual_join_forward_ref(sum, of, s.N, s.C);
+            for (size_t i = 0; i < s.N * s.C; i++) sum[i] = S(sum[i]);
+            of = {sum};
+          }
+          gated_norm_general_forward_ref<float>(y, r, low, nullptr, of, w, s);
         },
         [&](float* dx, float* dbranch, const GatedNormGradients& g, const float* dy, const ResidualBackwardIn& in,
             const float* low, const float* r, const GatedNormWeights& w) {
-          gated_norm_general_backward_ref<float>(dx, dbranch, g, dy, in.as<float>(), low, r, w, s);
+          ResidualBackwardInOf<float> of = in.as<float>();
+          of.join.clip_sum = S(join.clip_sum);
+          gated_norm_general_backward_ref<float>(dx, dbranch, g, dy, of, low, r, w, s);
         });
+    for (auto* v : {&results.y, &results.dx, &results.dbranch}) *v = stored<S>(*v);
+    return results;
   }
 };
+using Case = CaseOf<float>;
 
 void require_alike(const Results& expected, const Results& got) {
   REQUIRE_BITWISE(expected.y, got.y);
@@ -219,6 +233,20 @@ TEST_CASE("gated_norm: kernels and the CPU equal the reference bit for bit, and 
   }
 }
 
+TEST_CASE("gated_norm: of bf16 too", "[bitwise]") {
+  const CaseOf<bf16> cases[] = {
+      {{130, 131, 16, rms, elementwise, {}, 1, 1e-5f}, true},
+      {{17, 200, 16, dyt, elementwise, {}}, true, rough},
+      {{63, 200, 20, rms, tensorwise, {}, 0, 1e-6f}},
+      {{9, 132, 3, dyt, tensorwise, {Activation::silu, true, 0.7f}}},
+  };
+  for (const auto& test : cases) {
+    INFO(describe(test.s) << ", branch " << test.branch << ", plain " << test.join.plain());
+    const Results expected = test.reference();
+    on_every_device([&](Context& ctx) { require_alike(expected, test.fused_by(ctx)); });
+  }
+}
+
 #ifndef __CUDACC__
 TEST_CASE("gated_norm: the ranks that fit the shared memory of a consumer's GPU") {
   const simt::Config before = simt::config;
@@ -238,14 +266,15 @@ TEST_CASE("gated_norm: the plain reference is the general one without its additi
   const Case test = {{63, 20, 3, rms, elementwise, {}, 0, 1e-6f}};
   const GatedNormShape& s = test.s;
   Context cpu(Device::cpu);
-  const Results plain = test.run(
+  const Results plain = test.run<float>(
       cpu,
       [&](float* y, float* r, float* low, float*, const ResidualIn& in, const GatedNormWeights& w) {
         gated_norm_forward_ref<float>(y, r, low, in.x.as<float>(), w.w, w.down, w.up, s.N, s.C, s.rank, s.eps);
       },
       [&](float* dx, float*, const GatedNormGradients& g, const float* dy, const ResidualBackwardIn& in,
           const float* low, const float* r, const GatedNormWeights& w) {
-        gated_norm_backward_ref<float>(dx, g.w, g.down, g.up, dy, in.x.as<float>(), low, r, w.w, w.down, w.up, s.N, s.C, s.rank);
+        gated_norm_backward_ref<float>(dx, g.w, g.down, g.up, dy, in.x.as<float>(), low, r, w.w, w.down, w.up, s.N, s.C,
+                                       s.rank);
       });
   require_alike(plain, test.reference());
 }
@@ -273,7 +302,7 @@ TEST_CASE("gated_norm: dx may be dresidual", "[bitwise]") {
   const Results expected = test.reference();
   auto in_place = [&](Context& ctx) {
     Guarded dx(ctx, test.dresidual);
-    test.run(
+    test.run<float>(
         ctx, [&](auto&&... a) { gated_norm_forward(a..., test.s, ctx); },
         [&](float*, float* dbranch, const GatedNormGradients& g, const float* dy, ResidualBackwardIn in, auto&&... a) {
           in.dresidual = dx;

@@ -73,79 +73,97 @@ TEST_CASE("layernorm: gradients behind a branch against finite differences", "[g
   }
 }
 
-TEST_CASE("layernorm: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
+// Of bf16 the reference is given what is stored: its inputs, and the sum that it normalises.
+template <class S>
+static void require_plain_bits(size_t N, size_t C) {
+  INFO("N " << N << " C " << C << ", " << name_of(storage_of<S>));
   const float eps = 1e-5f;
+  const auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), dy = stored<S>(random_values<float>(N * C, 4));
+  const auto w = random_values<float>(C, 3), b = random_values<float>(C, 6);
+  const auto dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
+  std::vector<float> y(N * C, NAN), mean(N, NAN), r(N, NAN), dx(N * C, NAN), dw = dw0, db = db0;
+  layernorm_forward_ref(y.data(), mean.data(), r.data(), x.data(), w.data(), b.data(), N, C, eps);
+  layernorm_backward_ref(dx.data(), dw.data(), db.data(), dy.data(), x.data(), w.data(), mean.data(), r.data(), N, C);
+  y = stored<S>(y), dx = stored<S>(dx);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gy(ctx, N * C), gdx(ctx, N * C), gx(ctx, x), gdy(ctx, dy);
+    Guarded gmean(ctx, N), gr(ctx, N), gdw(ctx, dw0), gdb(ctx, db0), gw(ctx, w), gb(ctx, b);
+    layernorm_forward(gy, gmean, gr, gx, gw, gb, N, C, eps, ctx);
+    layernorm_backward(gdx, gdw, gdb, gdy, gx, gw, gmean, gr, N, C, ctx);
+    REQUIRE_BITWISE(y, gy.download());
+    REQUIRE_BITWISE(mean, gmean.download());
+    REQUIRE_BITWISE(r, gr.download());
+    REQUIRE_BITWISE(dx, gdx.download());
+    REQUIRE_BITWISE(dw, gdw.download());
+    REQUIRE_BITWISE(db, gdb.download());
+    layernorm_backward(gdy, gdw, gdb, gdy, gx, gw, gmean, gr, N, C, ctx);  // in place
+    REQUIRE_BITWISE(dx, gdy.download());
+    if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == layernorm_backward_scratch(N, C));
+  });
+}
+
+TEST_CASE("layernorm: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
-  for (auto [N, C] : sizes) {
-    INFO("N " << N << " C " << C);
-    const auto x = random_values<float>(N * C, 1, 3.0f), w = random_values<float>(C, 3),
-               dy = random_values<float>(N * C, 4), b = random_values<float>(C, 6);
-    const auto dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
-    std::vector<float> y(N * C, NAN), mean(N, NAN), r(N, NAN), dx(N * C, NAN), dw = dw0, db = db0;
-    layernorm_forward_ref(y.data(), mean.data(), r.data(), x.data(), w.data(), b.data(), N, C, eps);
-    layernorm_backward_ref(dx.data(), dw.data(), db.data(), dy.data(), x.data(), w.data(), mean.data(), r.data(), N, C);
+  for (auto [N, C] : sizes) require_plain_bits<float>(N, C);
+  require_plain_bits<bf16>(9, 131);
+  require_plain_bits<bf16>(130, 200);
+}
+
+template <class S>
+static void require_general_bits(size_t N, size_t C) {
+  const float eps = 1e-5f, nan = NAN;
+  const auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), branch = stored<S>(random_values<float>(N * C, 2));
+  const auto dy = stored<S>(random_values<float>(N * C, 4)), dres = stored<S>(random_values<float>(N * C, 5));
+  const auto w = random_values<float>(C, 3), b = random_values<float>(C, 6);
+  const auto dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
+  const struct {
+    bool dresidual;
+    Join join;
+  } cases[] = {{true, {}}, {false, joins[1]}, {true, joins[1]}};
+  for (const auto& test : cases) {
+    INFO("N " << N << " C " << C << " dresidual " << test.dresidual << " plain " << test.join.plain() << ", "
+              << name_of(storage_of<S>));
+    std::vector<float> y(N * C, nan), mean(N, nan), r(N, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan);
+    std::vector<float> dw = dw0, db = db0;
+    residual_join_forward_ref<float>(sum.data(), {x.data(), branch.data(), test.join}, N, C);
+    sum = stored<S>(sum);
+    layernorm_general_forward_ref<float>({y.data(), mean.data(), r.data()}, {sum.data()}, w.data(), b.data(), N, C,
+                                         eps);
+    const float* dresidual = test.dresidual ? dres.data() : nullptr;
+    ResidualBackwardInOf<float> in = {sum.data(), dresidual, branch.data(), test.join};
+    in.join.clip_sum = S(test.join.clip_sum);
+    layernorm_general_backward_ref<float>({dx.data(), dbranch.data(), dw.data(), db.data()}, dy.data(), in, w.data(),
+                                          mean.data(), r.data(), N, C);
+    y = stored<S>(y), dx = stored<S>(dx), dbranch = stored<S>(dbranch);
     on_every_device([&](Context& ctx) {
-      Guarded gy(ctx, N * C), gmean(ctx, N), gr(ctx, N), gdx(ctx, N * C), gdw(ctx, dw0), gdb(ctx, db0);
-      Guarded gx(ctx, x), gw(ctx, w), gb(ctx, b), gdy(ctx, dy);
-      layernorm_forward(gy, gmean, gr, gx, gw, gb, N, C, eps, ctx);
-      layernorm_backward(gdx, gdw, gdb, gdy, gx, gw, gmean, gr, N, C, ctx);
+      GuardedOf<S> gy(ctx, N * C), gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C);
+      GuardedOf<S> gx(ctx, x), gbranch(ctx, branch), gdy(ctx, dy), gdres(ctx, dres);
+      Guarded gmean(ctx, N), gr(ctx, N), gw(ctx, w), gb(ctx, b), gdw(ctx, dw0), gdb(ctx, db0);
+      LayernormGradients gradients = {gdx, gdbranch, gdw, gdb};
+      const ResidualBackwardIn back = {gsum, test.dresidual ? +gdres : nullptr, gbranch, test.join};
+      layernorm_forward({gy, gmean, gr, gsum}, {gx, gbranch, test.join}, gw, gb, N, C, eps, ctx);
+      layernorm_backward(gradients, gdy, back, gw, gmean, gr, N, C, ctx);
       REQUIRE_BITWISE(y, gy.download());
       REQUIRE_BITWISE(mean, gmean.download());
       REQUIRE_BITWISE(r, gr.download());
+      REQUIRE_BITWISE(sum, gsum.download());
       REQUIRE_BITWISE(dx, gdx.download());
+      REQUIRE_BITWISE(dbranch, gdbranch.download());
       REQUIRE_BITWISE(dw, gdw.download());
       REQUIRE_BITWISE(db, gdb.download());
-      layernorm_backward(gdy, gdw, gdb, gdy, gx, gw, gmean, gr, N, C, ctx);  // in place
-      REQUIRE_BITWISE(dx, gdy.download());
-      if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == layernorm_backward_scratch(N, C));
+      GuardedOf<S>& over = test.dresidual ? gdres : gdy;  // in place
+      gradients.dx = over;
+      layernorm_backward(gradients, gdy, back, gw, gmean, gr, N, C, ctx);
+      REQUIRE_BITWISE(dx, over.download());
     });
   }
 }
 
 TEST_CASE("layernorm: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
-  const float eps = 1e-5f, nan = NAN;
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
-  for (auto [N, C] : sizes) {
-    const auto x = random_values<float>(N * C, 1, 3.0f), branch = random_values<float>(N * C, 2);
-    const auto w = random_values<float>(C, 3), dy = random_values<float>(N * C, 4),
-               dres = random_values<float>(N * C, 5);
-    const auto b = random_values<float>(C, 6), dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
-    const struct {
-      bool dresidual;
-      Join join;
-    } cases[] = {{true, {}}, {false, joins[1]}, {true, joins[1]}};
-    for (const auto& test : cases) {
-      INFO("N " << N << " C " << C << " dresidual " << test.dresidual << " plain " << test.join.plain());
-      std::vector<float> y(N * C, nan), mean(N, nan), r(N, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan);
-      std::vector<float> dw = dw0, db = db0;
-      layernorm_general_forward_ref<float>({y.data(), mean.data(), r.data(), sum.data()},
-                                           {x.data(), branch.data(), test.join}, w.data(), b.data(), N, C, eps);
-      layernorm_general_backward_ref<float>(
-          {dx.data(), dbranch.data(), dw.data(), db.data()}, dy.data(),
-          {sum.data(), test.dresidual ? dres.data() : nullptr, branch.data(), test.join}, w.data(), mean.data(),
-          r.data(), N, C);
-      on_every_device([&](Context& ctx) {
-        Guarded gy(ctx, N * C), gmean(ctx, N), gr(ctx, N), gsum(ctx, N * C), gdx(ctx, N * C);
-        Guarded gx(ctx, x), gbranch(ctx, branch), gw(ctx, w), gb(ctx, b), gdy(ctx, dy), gdres(ctx, dres);
-        Guarded gdw(ctx, dw0), gdb(ctx, db0), gdbranch(ctx, N * C);
-        LayernormGradients gradients = {gdx, gdbranch, gdw, gdb};
-        const ResidualBackwardIn back = {gsum, test.dresidual ? +gdres : nullptr, gbranch, test.join};
-        layernorm_forward({gy, gmean, gr, gsum}, {gx, gbranch, test.join}, gw, gb, N, C, eps, ctx);
-        layernorm_backward(gradients, gdy, back, gw, gmean, gr, N, C, ctx);
-        REQUIRE_BITWISE(y, gy.download());
-        REQUIRE_BITWISE(mean, gmean.download());
-        REQUIRE_BITWISE(r, gr.download());
-        REQUIRE_BITWISE(sum, gsum.download());
-        REQUIRE_BITWISE(dx, gdx.download());
-        REQUIRE_BITWISE(dbranch, gdbranch.download());
-        REQUIRE_BITWISE(dw, gdw.download());
-        REQUIRE_BITWISE(db, gdb.download());
-        gradients.dx = test.dresidual ? gdres : gdy;  // in place
-        layernorm_backward(gradients, gdy, back, gw, gmean, gr, N, C, ctx);
-        REQUIRE_BITWISE(dx, (test.dresidual ? gdres : gdy).download());
-      });
-    }
-  }
+  for (auto [N, C] : sizes) require_general_bits<float>(N, C);
+  require_general_bits<bf16>(9, 131);
+  require_general_bits<bf16>(5, 1032);
 }
 
 TEST_CASE("layernorm: a row has mean 0 and variance 1, wherever it was") {
