@@ -102,6 +102,13 @@ void with_storage(ConstReals of, F f) {
     f(float());
 }
 
+// place = S(x), for loops of the CPU. (Under "omp simd" the temporary of the assignment, an object of a class, keeps g++ from
+// vectorising. In a function it does not.)
+template <class S>
+inline void store(S& place, float x) {
+  place = S(x);
+}
+
 // A CPU's twin is a template that stands in a .cpp file. This line behind it makes it callable from files that see its declaration
 // alone.
 #define IN_FLOAT_AND_BF16(f) [[gnu::used]] static const auto f##_stored = std::pair(&f<float>, &f<bf16>)

@@ -8,13 +8,13 @@ namespace gated {
 template <Activation act, class S>
 static void activation_forward_loop(S* y, const S* x, size_t n) {
 #pragma omp parallel for simd if (worth_waking(n))
-  for (size_t i = 0; i < n; i++) y[i] = S(activation_value(act, float(x[i])));
+  for (size_t i = 0; i < n; i++) store(y[i], activation_value(act, float(x[i])));
 }
 
 template <Activation act, class S>
 static void activation_backward_loop(S* dx, const S* dy, const S* x, size_t n) {
 #pragma omp parallel for simd
-  for (size_t i = 0; i < n; i++) dx[i] = S(dy[i] * activation_slope(act, float(x[i])));
+  for (size_t i = 0; i < n; i++) store(dx[i], dy[i] * activation_slope(act, float(x[i])));
 }
 
 template <class S>

@@ -45,7 +45,7 @@ static void forward_elementwise(S* y, const S* x, const S* z, size_t n, float sc
 #pragma omp parallel for simd if (worth_waking(n))
   for (size_t i = 0; i < n; i++) {
     const float s = scale * activation_value(act, float(z[i]));
-    y[i] = S(additive ? x[i] + s : x[i] * s);
+    store(y[i], additive ? x[i] + s : x[i] * s);
   }
 }
 
@@ -56,8 +56,8 @@ static void backward_elementwise(S* dx, S* dz, const S* dy, const S* x, const S*
     const float zi = z[i], dyi = dy[i];
     const float s = scale * activation_value(act, zi), slope = scale * activation_slope(act, zi);
     const float to_score = (additive ? dyi : dyi * x[i]) * slope, to_x = additive ? dyi : dyi * s;
-    dx[i] = S(to_x);
-    dz[i] = S(to_score);
+    store(dx[i], to_x);
+    store(dz[i], to_score);
   }
 }
 
@@ -83,7 +83,7 @@ static void forward_groups(S* y, const S* x, const S* z, size_t groups, size_t g
       S* yg = y + (first + g) * group;
       const float s = scores[g];
 #pragma omp simd
-      for (size_t i = 0; i < group; i++) yg[i] = S(additive ? xg[i] + s : xg[i] * s);
+      for (size_t i = 0; i < group; i++) store(yg[i], additive ? xg[i] + s : xg[i] * s);
     }
   }
 }
@@ -105,7 +105,7 @@ static void backward_groups(S* dx, S* dz, const S* dy, const S* x, const S* z, s
           group, [=](float acc, size_t i) { return fused(float(dyg[i]), additive ? 1.0f : float(xg[i]), acc); });
       dz[first + g] = S(ds * slopes[g]);
 #pragma omp simd
-      for (size_t i = 0; i < group; i++) dxg[i] = S(additive ? float(dyg[i]) : dyg[i] * s);
+      for (size_t i = 0; i < group; i++) store(dxg[i], additive ? float(dyg[i]) : dyg[i] * s);
     }
   }
 }

@@ -46,7 +46,7 @@ float* waiting(bf16*, float* room) {
 void store_waiting(float*, const float*, size_t) {}
 void store_waiting(bf16* place, const float* waited, size_t n) {
 #pragma omp simd
-  for (size_t i = 0; i < n; i++) place[i] = bf16(waited[i]);
+  for (size_t i = 0; i < n; i++) store(place[i], waited[i]);
 }
 // n stored numbers as floats: where they are, or in `room`.
 const float* widened(float*, const float* stored, size_t) {

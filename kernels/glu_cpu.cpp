@@ -10,7 +10,7 @@ namespace gated {
 template <Activation act, class S>
 static void glu_forward_loop(S* y, const S* g, const S* u, size_t n) {
 #pragma omp parallel for simd if (worth_waking(n))
-  for (size_t i = 0; i < n; i++) y[i] = S(activation_value(act, float(g[i])) * u[i]);
+  for (size_t i = 0; i < n; i++) store(y[i], activation_value(act, float(g[i])) * u[i]);
 }
 
 // act(g) and act'(g) share most of their arithmetic: inlined side by side, it is done once.
@@ -20,8 +20,8 @@ static void glu_backward_loop(S* dg, S* du, const S* dy, const S* g, const S* u,
   for (size_t i = 0; i < n; i++) {
     const float to_gate = dy[i] * u[i] * activation_slope(act, float(g[i]));
     const float to_up = dy[i] * activation_value(act, float(g[i]));
-    dg[i] = S(to_gate);
-    du[i] = S(to_up);
+    store(dg[i], to_gate);
+    store(du[i], to_up);
   }
 }
 
@@ -40,7 +40,7 @@ IN_FLOAT_AND_BF16(glu_backward_cpu);
 template <class S>
 void swiglu_clamped_forward_cpu(S* y, const S* g, const S* u, size_t n) {
 #pragma omp parallel for simd if (worth_waking(n))
-  for (size_t i = 0; i < n; i++) y[i] = S(clamped_up_plus_1(float(u[i])) * clamped_swish(float(g[i])));
+  for (size_t i = 0; i < n; i++) store(y[i], clamped_up_plus_1(float(u[i])) * clamped_swish(float(g[i])));
 }
 IN_FLOAT_AND_BF16(swiglu_clamped_forward_cpu);
 
@@ -51,8 +51,8 @@ void swiglu_clamped_backward_cpu(S* dg, S* du, const S* dy, const S* g, const S*
     const float gi = g[i], ui = u[i];
     const float to_gate = dy[i] * clamped_up_plus_1(ui) * clamped_swish_slope(gi), to_up = dy[i] * clamped_swish(gi);
     const bool gate_held = clamped_gate(gi), up_held = clamped_up(ui);
-    dg[i] = S(gate_held ? 0.0f : to_gate);
-    du[i] = S(up_held ? 0.0f : to_up);
+    store(dg[i], gate_held ? 0.0f : to_gate);
+    store(du[i], up_held ? 0.0f : to_up);
   }
 }
 IN_FLOAT_AND_BF16(swiglu_clamped_backward_cpu);

@@ -17,7 +17,7 @@ void l2norm_forward_cpu(S* all_y, float* r, const S* all_x, const L2normShape& s
     const float scale = 1.0f / exact_sqrt(s.m * (squares + s.eps));
     r[n] = scale;
 #pragma omp simd
-    for (size_t c = 0; c < s.D; c++) y[c] = S(x[c] * scale);
+    for (size_t c = 0; c < s.D; c++) store(y[c], x[c] * scale);
   }
 }
 IN_FLOAT_AND_BF16(l2norm_forward_cpu);
@@ -32,7 +32,7 @@ void l2norm_backward_cpu(S* all_dx, const S* all_dy, const S* all_y, const float
         row_reduce_cpu<float>(s.D, [=](float acc, size_t c) { return fused(float(y[c]), float(dy[c]), acc); });
     const float scale = r[n], back = s.m * dot;
 #pragma omp simd
-    for (size_t c = 0; c < s.D; c++) dx[c] = S(scale * fused(-y[c], back, float(dy[c])));
+    for (size_t c = 0; c < s.D; c++) store(dx[c], scale * fused(-y[c], back, float(dy[c])));
   }
 }
 IN_FLOAT_AND_BF16(l2norm_backward_cpu);

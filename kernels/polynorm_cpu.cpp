@@ -40,7 +40,7 @@ void polynorm_forward_cpu(S* y, float* r, const S* x, const float* w, const floa
 #pragma omp simd
     for (size_t c = 0; c < C; c++) {
       const float x1 = xn[c], x2 = x1 * x1;
-      y[n * C + c] = S(fused(w0, x2 * x1 * r0, fused(w1, x2 * r1, fused(w2, x1 * r2, bias))));
+      store(y[n * C + c], fused(w0, x2 * x1 * r0, fused(w1, x2 * r1, fused(w2, x1 * r2, bias))));
     }
   }
 }
@@ -66,7 +66,7 @@ void polynorm_backward_cpu(S* dx, float* row_sums, const S* dy, const S* x, cons
       const float d0 = fused(-(x2 * x1 * r0), mean0, float(dyn[c]));
       const float d1 = fused(-(x2 * r1), mean1, float(dyn[c]));
       const float d2 = fused(-(x1 * r2), mean2, float(dyn[c]));
-      dx[n * C + c] = S(fused(g0 * (3.0f * x2), d0, fused(g1 * (2.0f * x1), d1, g2 * d2)));
+      store(dx[n * C + c], fused(g0 * (3.0f * x2), d0, fused(g1 * (2.0f * x1), d1, g2 * d2)));
     }
   }
 }

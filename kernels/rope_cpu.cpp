@@ -22,8 +22,8 @@ static void rope_tokens(S* y, const S* x, const float* cos, const float* sin, si
 #pragma omp simd
       for (size_t i = 0; i < half; i++) {
         const float x1 = xh[i], x2 = xh[half + i], turn = inverse ? -s[i] : s[i];
-        yh[i] = S(fused(x1, c[i], -(x2 * turn)));
-        yh[half + i] = S(fused(x2, c[i], x1 * turn));
+        store(yh[i], fused(x1, c[i], -(x2 * turn)));
+        store(yh[half + i], fused(x2, c[i], x1 * turn));
       }
       if (y != x)
         for (size_t d = R; d < D; d++) yh[d] = xh[d];

@@ -29,7 +29,7 @@ static void shared_gate_forward_tokens(S* y, const S* x, const S* z, size_t N, s
       with_known_activation(op.act, [&](auto act) { shared_score_loop<act>(s, z + token, H, D, op.scale); });
       for (size_t head = token; head < token + H * D; head += D)
 #pragma omp simd
-        for (size_t d = 0; d < D; d++) y[head + d] = S(additive ? x[head + d] + s[d] : x[head + d] * s[d]);
+        for (size_t d = 0; d < D; d++) store(y[head + d], additive ? x[head + d] + s[d] : x[head + d] * s[d]);
     }
   }
 }
@@ -55,12 +55,12 @@ static void shared_gate_backward_tokens(S* dx, S* dz, const S* dy, const S* x, c
         for (size_t d = 0; d < D; d++) {
           const float dyd = dy[head + d];
           ds[d] = fused(dyd, additive ? 1.0f : float(x[head + d]), ds[d]);
-          dx[head + d] = S(additive ? dyd : dyd * s[d]);
+          store(dx[head + d], additive ? dyd : dyd * s[d]);
         }
       for (size_t d = 0; d < D; d++) ds[d] = ds[d] / float(H);
       for (size_t i = 0; i < H * D; i += D)
 #pragma omp simd
-        for (size_t d = 0; d < D; d++) dz[token + i + d] = S(ds[d] * slopes[i + d]);
+        for (size_t d = 0; d < D; d++) store(dz[token + i + d], ds[d] * slopes[i + d]);
     }
   }
 }

@@ -19,7 +19,7 @@ void static_gate_forward_cpu(S* y, const S* x, const float* theta, size_t N, siz
     const float* s = scores.data();
     const bool additive = op.additive;
 #pragma omp simd
-    for (size_t c = 0; c < C; c++) yr[c] = S(additive ? xr[c] + s[c] : xr[c] * s[c]);
+    for (size_t c = 0; c < C; c++) store(yr[c], additive ? xr[c] + s[c] : xr[c] * s[c]);
   }
 }
 IN_FLOAT_AND_BF16(static_gate_forward_cpu);
@@ -62,7 +62,7 @@ void static_gate_backward_cpu(S* dx, float* dtheta, const S* dy, const S* x, con
     const float* s = scores.data();
     const bool additive = op.additive;
 #pragma omp simd
-    for (size_t c = 0; c < C; c++) dxr[c] = S(additive ? float(dyr[c]) : dyr[c] * s[c]);
+    for (size_t c = 0; c < C; c++) store(dxr[c], additive ? float(dyr[c]) : dyr[c] * s[c]);
   }
 }
 IN_FLOAT_AND_BF16(static_gate_backward_cpu);
