@@ -41,7 +41,9 @@ template <class T>
 struct DytGradientsOf {
   PointerTo<T> dx;                 // (N,C); may be dresidual or dy
   PointerTo<T> dbranch = nullptr;  // (N,C)
-  Wide<T>*dalpha, *dw, *db;        // (1), (C), (C)
+  Wide<T>* dalpha;                 // (1)
+  Wide<T>* dw;                     // (C)
+  Wide<T>* db;                     // (C)
   Wide<T>* row_sums = nullptr;     // (N): scratch
 
   template <class S>

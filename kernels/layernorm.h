@@ -27,7 +27,8 @@ void layernorm_backward_ref(T* dx, T* dw, T* db, const T* dy, const T* x, const 
 template <class T>
 struct LayernormOutputsOf {
   PointerTo<T> y;              // (N,C)
-  Wide<T>*mean, *r;            // (N)
+  Wide<T>* mean;               // (N)
+  Wide<T>* r;                  // (N)
   PointerTo<T> sum = nullptr;  // (N,C)
 
   template <class S>
@@ -42,7 +43,8 @@ template <class T>
 struct LayernormGradientsOf {
   PointerTo<T> dx;                 // (N,C); may be dresidual or dy
   PointerTo<T> dbranch = nullptr;  // (N,C)
-  Wide<T>*dw, *db;                 // (C)
+  Wide<T>* dw;                     // (C)
+  Wide<T>* db;                     // (C)
 
   template <class S>
   LayernormGradientsOf<S> as() const {
