@@ -1,13 +1,11 @@
 // train_gpt: a step of training, and the run around it.
 //
 // What the lines below call: layers/model.cu (forward, backward), training/optimizer.cuh (update), training/trainer.cu
-// (what a run has from step to step). main() and the choice of a device stand in training/main.cu.
-#include <algorithm>
+// (what a run has from step to step), training/evaluate.cu (a look at a run that is trained). main() and the choice of a device stand in training/main.cu.
 #include <cstdio>
 
-#include "layers/smoothquant.h"
 #include "training/arrays.h"
-#include "training/choose.h"
+#include "training/evaluate.h"
 #include "training/find_tokenizer.h"
 #include "training/generate.h"
 #include "training/interrupt.h"
@@ -15,7 +13,6 @@
 #include "training/matmul_peak.h"
 #include "training/measures.h"
 #include "training/progress.h"
-#include "training/retrieval.h"
 #include "training/run_metadata.h"
 #include "training/terminal.h"
 #include "training/threads.h"
@@ -85,13 +82,6 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
 
 // ---- what stands around the steps
 
-// The newest checkpoint of --out, which is of a run with this metadata. Nothing where there is none.
-std::optional<Checkpoint> newest_checkpoint(const Config& c, const RunMetadata& metadata) {
-  std::optional<Checkpoint> checkpoint = find_latest(c.out);
-  if (checkpoint) require_same_run(checkpoint->path(), checkpoint->metadata(), metadata);
-  return checkpoint;
-}
-
 // False where there is nothing to go on with.
 bool resume(Trainer& trainer, const RunMetadata& metadata) {
   const Config& c = trainer.config;
@@ -106,69 +96,6 @@ bool resume(Trainer& trainer, const RunMetadata& metadata) {
   return true;
 }
 
-// The newest checkpoint of --out, for --evaluate.
-Checkpoint checkpoint_to_evaluate(const Config& c, const RunMetadata& metadata) {
-  std::optional<Checkpoint> checkpoint = newest_checkpoint(c, needed_by_evaluation(metadata));
-  require(checkpoint.has_value(), "--evaluate: %s holds no checkpoint: name the --out of a run that has saved one",
-          c.out.c_str());
-  return std::move(*checkpoint);
-}
-
-// What is said of a context that is not the one of training.
-std::string other_context(const ModelConfig& m) {
-  if (m.context == m.trained_context && m.yarn == 1) return "";
-  return format(" in sequences of %zu tokens; trained with %zu%s", m.context, m.trained_context,
-                m.yarn == 1 ? "" : format(", YaRN %g", m.yarn).c_str());
-}
-
-// The validation loss in the numbers of --quantize, which the model computes with from here on.
-double quantized_loss(Trainer& trainer, Context& ctx) {
-  const Config& c = trainer.config;
-  if (c.smoothquant > 0) {
-    SmoothQuant smooth(trainer.model, ctx);
-    trainer.look_at_training(c.val_batches, [&] { smooth.see(c.batch * c.model.context); });
-    smooth.fold(c.smoothquant);
-  }
-  trainer.model.quantize(*c.quantize);
-  return trainer.validate(c.val_batches);
-}
-
-// How many questions the model gets right.
-std::string choices_of(Trainer& trainer, const std::vector<ChoiceQuestion>& questions, Context& ctx) {
-  const Config& c = trainer.config;
-  return choices_text(choose(questions, ending_losses(questions, trainer.model, c.batch, c.model.context, ctx.device)));
-}
-
-// Looks at the model whose weights the trainer has, from the file at `path`, and writes the arrays of --out anew.
-void look_at(Trainer& trainer, const std::string& path, const RunMetadata& metadata,
-             const std::vector<ChoiceQuestion>& questions, Context& ctx) {
-  const Config& c = trainer.config;
-  Meter meter(ctx.device);
-  ArrayMeter array_meter(c.model, ctx.device);
-  const double loss = trainer.validate(c.val_batches, {&meter, &array_meter});
-  const Arrays arrays = array_meter.result();
-  const size_t width = terminal_width();
-  printf("%s\nvalidation loss %.4f%s\n\n%s%s", path.c_str(), loss, other_context(c.model).c_str(),
-         measures_text(meter.result(), width).c_str(), loss_by_position_text(arrays, width).c_str());
-  fflush(stdout);
-  if (!c.out.empty()) save_arrays(c.out, arrays, trainer.steps_done(), loss, metadata);
-  if (!questions.empty()) printf("%s", choices_of(trainer, questions, ctx).c_str());
-  if (!c.quantize) return;
-  const double quantized = quantized_loss(trainer, ctx);
-  printf("quantized  validation loss %.4f, %+.4f\n", quantized, quantized - loss);
-  if (!questions.empty()) printf("%s", choices_of(trainer, questions, ctx).c_str());
-}
-
-// What stands behind a key that a sequence holds once before.
-std::string retrieval_of(Trainer& trainer) {
-  const Config& c = trainer.config;
-  const Recall task(c.seed, 1, c.model.vocab);
-  return retrieval_text(retrieval(task, c.model.trained_context, c.model.context, [&](const std::vector<int>& tokens) {
-    const std::vector<float> logits = trainer.model.next_token_logits(tokens);
-    return int(std::max_element(logits.begin(), logits.end()) - logits.begin());
-  }));
-}
-
 void print_sample(Trainer& trainer, const Data& data, const std::optional<Tokenizer>& tokenizer) {
   const Config& c = trainer.config;
   if (c.sample_tokens == 0) return;
@@ -180,28 +107,6 @@ void print_sample(Trainer& trainer, const Data& data, const std::optional<Tokeni
                [] { return true; });
   printf("\nsample (temperature %g, seed %llu):\n%s\n", c.temperature, (unsigned long long)c.seed,
          text_of(sequences[0], data.train->is_text(), tokenizer ? &*tokenizer : nullptr).c_str());
-}
-
-// --evaluate: of the model that --from names, or of the newest checkpoint of --out.
-void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& loader, Context& ctx) {
-  std::optional<Checkpoint> checkpoint;
-  if (config.source) {
-    set_trained_context(config.model, config.source->context(), config.source->path());
-  } else {
-    checkpoint.emplace(checkpoint_to_evaluate(config, metadata));
-    set_trained_context(config.model, trained_context(checkpoint->metadata()), checkpoint->path());
-  }
-  std::vector<ChoiceQuestion> questions;
-  if (!config.choices.empty()) questions = read_choices(config.choices, config.model.vocab);
-  Trainer trainer(config, loader, ctx);
-  if (checkpoint) {
-    trainer.load(*checkpoint);
-    look_at(trainer, checkpoint->path(), checkpoint->metadata(), questions, ctx);
-  } else {
-    trainer.start_from(*config.source);
-    look_at(trainer, config.source->path(), metadata, questions, ctx);
-  }
-  if (config.probe == Probe::retrieval) printf("\n%s", retrieval_of(trainer).c_str());
 }
 
 // Where --out may be written to: by a run that goes on, or one that begins.
@@ -218,6 +123,7 @@ int train(Config& config, Device device) {
   use_threads(config.threads);
   Context ctx(device);
   if (config.cublas) ctx.use_cublas(config.tf32);
+  if (config.model.storage == Storage::bf16) ctx.use_mma(config.mma);
 
   const Data data = open_data(config.data);
   config.model.vocab = data.train->vocab();

@@ -25,7 +25,7 @@ class Context {
  public:
   const Device device;
   cudaStream_t stream = nullptr;
-  // What the tensor cores compute that products of bf16 are to equal; a GPU has one, the CPU and the emulator have both.
+  // What the tensor cores compute that products of bf16 are to equal.
   MmaArithmetic mma_arithmetic = MmaArithmetic::hopper;
 
   explicit Context(Device d) : device(d) {
@@ -44,6 +44,24 @@ class Context {
     }
     if (stream) cudaStreamDestroy(stream);
 #endif
+  }
+
+  // From here on products of bf16 are those of such tensor cores. A GPU has its own, and refuses others.
+  void use_mma(MmaArithmetic arithmetic) {
+#ifdef __CUDACC__
+    if (device == Device::cuda) {
+      int id, major, minor;
+      CUDA_CHECK(cudaGetDevice(&id));
+      CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id));
+      CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id));
+      require(major == (arithmetic == MmaArithmetic::hopper ? 9 : 8),
+              "--mma=%s: this GPU has compute capability %d.%d; %s", name_of(arithmetic), major, minor,
+              major == 8   ? "take --mma=ampere"
+              : major == 9 ? "take --mma=hopper"
+                           : "what its tensor cores compute is not known: take --precision=fp32");
+    }
+#endif
+    mma_arithmetic = arithmetic;
   }
 
   // From here on cuBLASLt computes matrix products: the same from run to run, but not the CPU's bits.

@@ -32,6 +32,10 @@ namespace gated {
 
 enum class MmaArithmetic { hopper, ampere };
 
+inline const char* name_of(MmaArithmetic arithmetic) {
+  return arithmetic == MmaArithmetic::hopper ? "hopper" : "ampere";
+}
+
 constexpr size_t mma_depth = 16;  // products of one instruction
 
 constexpr int mma_fraction(MmaArithmetic arithmetic) {  // F

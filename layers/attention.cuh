@@ -11,6 +11,7 @@
 //   --attn-score   softmax, or a sigmoid of each score alone                        kernels/attention.cu
 //   --attn-sink    a learnable logit per head, or a learnable key and value         kernels/sinks.cu
 //   --window       how far back a query sees                                        kernels/attention.cu
+//   --precision    over bf16 arrays the same on tensor cores                        kernels/attention_bf16.cu
 //   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cu, activation.cu
 //
 // Of sequences that grow token by token it keeps k and v as attention reads them: gated, normed and turned. A layer with a
@@ -19,6 +20,7 @@
 #pragma once
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/attention_bf16.h"
 #include "kernels/cached_attention.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
@@ -43,7 +45,7 @@ class Attention final : public Mixer {
         k_experts_(config.head_experts, "k", C, config.KVH, config.D),
         v_experts_(config.head_experts, "v", C, config.KVH, config.D) {}
 
-  const float* forward(const float* x, const Pass& pass) override {
+  ConstReals forward(ConstReals x, const Pass& pass) override {
     Range range("attention");
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
@@ -52,14 +54,14 @@ class Attention final : public Mixer {
     wk_.forward(k_, x, N, ctx);
     wv_.forward(v_, x, N, ctx);
     q_in_ = gated(GatePosition::g4, q_, pass);
-    k_in_ = gated(GatePosition::g3, has_k_experts() ? k_experts_.forward(k_, x, N, ctx) : k_, pass);
+    k_in_ = gated(GatePosition::g3, has_k_experts() ? k_experts_.forward(k_, x, N, ctx) : ConstReals(k_), pass);
     q_seen_ = norm_and_turn(q_turned_, q_r_, q_in_, q_norm_, config_.H, pass);
     k_seen_ = norm_and_turn(k_turned_, k_r_, k_in_, k_norm_, config_.KVH, pass);
-    v_seen_ = gated(GatePosition::g2, has_v_experts() ? v_experts_.forward(v_, x, N, ctx) : v_, pass);
+    v_seen_ = gated(GatePosition::g2, has_v_experts() ? v_experts_.forward(v_, x, N, ctx) : ConstReals(v_), pass);
 
     const AttentionShape s = shape(pass.batch());
     if (config_.sink == AttentionSink::kv_bias) kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, s, ctx);
-    if (!pass.growing || pass.growing->begins()) attention_forward(o_, lse_, q_seen_, k_seen_, v_seen_, s, sink(), ctx);
+    if (!pass.growing || pass.growing->begins()) attend(s, ctx);
     if (pass.growing) {
       const CachedAttentionShape c = cached({pass.B, pass.growing->capacity}, pass.growing->past + pass.T);
       cached_attention_store(cached_k_, cached_v_, k_seen_, v_seen_, pass.T, c, ctx);
@@ -71,15 +73,15 @@ class Attention final : public Mixer {
     return gated(GatePosition::g5, y_, pass);
   }
 
-  void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) override {
+  void backward(Reals dx, Accumulate accumulate, ConstReals dy, const Pass& pass) override {
     Range range("attention backward");
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
     wo_.backward(do_, Accumulate::no, gated_backward(GatePosition::g5, dy, pass), o_seen_, N, ctx);
-    const float* dout = behind_attention_backward(gated_backward(GatePosition::g1, do_, pass), N, ctx);
+    ConstReals dout = behind_attention_backward(gated_backward(GatePosition::g1, do_, pass), N, ctx);
 
     const AttentionShape s = shape(pass.batch());
-    attention_backward(dq_, dk_, dv_, sink_p_, sink_ds_, dout, q_seen_, k_seen_, v_seen_, o_, lse_, s, sink(), ctx);
+    attend_backward(dout, s, ctx);
     if (config_.sink == AttentionSink::learned) sink_backward(sink_.grad, sink_ds_, pass.B, pass.T, config_.H, ctx);
     if (config_.sink == AttentionSink::kv_bias)
       kv_bias_backward(key_bias_.grad, value_bias_.grad, sink_p_, sink_ds_, q_seen_, dout, s, ctx);
@@ -87,7 +89,7 @@ class Attention final : public Mixer {
     norm_and_turn_backward(dq_, q_norm_, q_in_, q_r_, config_.H, pass);
     norm_and_turn_backward(dk_, k_norm_, k_in_, k_r_, config_.KVH, pass);
     wq_.backward(dx, accumulate, gated_backward(GatePosition::g4, dq_, pass), x_, N, ctx);
-    const float *dk = gated_backward(GatePosition::g3, dk_, pass), *dv = gated_backward(GatePosition::g2, dv_, pass);
+    const ConstReals dk = gated_backward(GatePosition::g3, dk_, pass), dv = gated_backward(GatePosition::g2, dv_, pass);
     wk_.backward(dx, Accumulate::yes, has_k_experts() ? k_experts_.backward(dk, N, ctx) : dk, x_, N, ctx);
     wv_.backward(dx, Accumulate::yes, has_v_experts() ? v_experts_.backward(dv, N, ctx) : dv, x_, N, ctx);
     if (has_k_experts()) k_experts_.backward_hidden(dx, N, ctx);
@@ -172,8 +174,9 @@ class Attention final : public Mixer {
     if (has_k_experts()) k_experts_.scratch(plan, N);
     if (has_v_experts()) v_experts_.scratch(plan, N);
     if (has_gate()) gate_.scratch(plan, N);
-    plan.need(attention_forward_scratch(shape(batch), plan.device));
-    plan.need(attention_backward_scratch(shape(batch), plan.device));
+    const bool narrow = plan.storage == Storage::bf16;
+    plan.need((narrow ? attention_bf16_forward_scratch : attention_forward_scratch)(shape(batch), plan.device));
+    plan.need((narrow ? attention_bf16_backward_scratch : attention_backward_scratch)(shape(batch), plan.device));
     plan.kernels_need(rmsnorm_backward_scratch(N * H, config_.D));
     if (config_.sink == AttentionSink::learned) plan.kernels_need(sink_backward_scratch(batch.B, batch.T, H));
     if (config_.sink == AttentionSink::kv_bias) plan.kernels_need(kv_bias_backward_scratch(shape(batch)));
@@ -189,8 +192,8 @@ class Attention final : public Mixer {
   }
 
   void inspect(Inspector& inspector, BatchShape batch) const override {
-    const float* o = config_.sdpa_out == SdpaOut::plain ? o_ : o_out_;
-    const float* o_gated = config_.gate_at == GatePosition::g1 ? o_seen_ : nullptr;
+    ConstReals o = config_.sdpa_out == SdpaOut::plain ? o_ : o_out_;
+    ConstReals o_gated = config_.gate_at == GatePosition::g1 ? o_seen_ : nullptr;
     if (has_gate()) gate_.inspect(inspector, batch.N());
     inspector.attention({q_seen_, k_seen_, v_seen_, lse_, o, o_gated, shape(batch), sink()});
   }
@@ -214,10 +217,10 @@ class Attention final : public Mixer {
     return Gate(c.gate, C, kv ? c.KVH : c.H, c.D);
   }
   // The value at a place of the picture above: behind the gate, if the gate is there.
-  const float* gated(GatePosition place, const float* value, const Pass& pass) {
+  ConstReals gated(GatePosition place, ConstReals value, const Pass& pass) {
     return config_.gate_at == place ? gate_.forward(value, x_, pass.N(), pass.ctx) : value;
   }
-  const float* gated_backward(GatePosition place, const float* d, const Pass& pass) {
+  ConstReals gated_backward(GatePosition place, ConstReals d, const Pass& pass) {
     return config_.gate_at == place ? gate_.backward(d, pass.N(), pass.ctx) : d;
   }
 
@@ -250,8 +253,7 @@ class Attention final : public Mixer {
   const RopeTables& turns(const Pass& pass) const { return config_.window_rope ? pass.rope->window : pass.rope->all; }
 
   // QK-norm, then rotation, of all heads of q or k. Returns where the result is.
-  const float* norm_and_turn(float* out, float* r, const float* in, const Weight& norm, size_t heads,
-                             const Pass& pass) {
+  ConstReals norm_and_turn(Reals out, float* r, ConstReals in, const Weight& norm, size_t heads, const Pass& pass) {
     if (config_.qk_norm) {
       rmsnorm_forward({.y = out, .r = r}, {.x = in}, rms_weights(norm), pass.N() * heads, config_.D, config_.eps,
                       pass.ctx);
@@ -262,7 +264,7 @@ class Attention final : public Mixer {
     return out;
   }
   // d: gradient behind the rotation, replaced by that in front of the norm.
-  void norm_and_turn_backward(float* d, const Weight& norm, const float* in, const float* r, size_t heads,
+  void norm_and_turn_backward(Reals d, const Weight& norm, ConstReals in, const float* r, size_t heads,
                               const Pass& pass) {
     if (config_.rope) rope_backward(d, d, turns(pass), 0, pass.B, pass.T, heads, config_.D, pass.ctx);
     if (config_.qk_norm)
@@ -270,8 +272,28 @@ class Attention final : public Mixer {
                        pass.ctx);
   }
 
+  // Over bf16 arrays by tensor cores.
+  void attend(const AttentionShape& s, Context& ctx) {
+    if (o_.storage() == Storage::bf16)
+      attention_bf16_forward(o_.as<bf16>(), lse_, q_seen_.as<bf16>(), k_seen_.as<bf16>(), v_seen_.as<bf16>(), s, sink(),
+                             ctx);
+    else
+      attention_forward(o_.as<float>(), lse_, q_seen_.as<float>(), k_seen_.as<float>(), v_seen_.as<float>(), s, sink(),
+                        ctx);
+  }
+  void attend_backward(ConstReals dout, const AttentionShape& s, Context& ctx) {
+    if (o_.storage() == Storage::bf16)
+      attention_bf16_backward(dq_.as<bf16>(), dk_.as<bf16>(), dv_.as<bf16>(), sink_p_, sink_ds_, dout.as<bf16>(),
+                              q_seen_.as<bf16>(), k_seen_.as<bf16>(), v_seen_.as<bf16>(), o_.as<bf16>(), lse_, s,
+                              sink(), ctx);
+    else
+      attention_backward(dq_.as<float>(), dk_.as<float>(), dv_.as<float>(), sink_p_, sink_ds_, dout.as<float>(),
+                         q_seen_.as<float>(), k_seen_.as<float>(), v_seen_.as<float>(), o_.as<float>(), lse_, s, sink(),
+                         ctx);
+  }
+
   // --sdpa-out: what becomes of o before the gate.
-  const float* behind_attention(size_t N, Context& ctx) {
+  ConstReals behind_attention(size_t N, Context& ctx) {
     const size_t H = config_.H, D = config_.D;
     if (config_.sdpa_out == SdpaOut::plain) return o_;
     if (config_.sdpa_out == SdpaOut::groupnorm)
@@ -280,7 +302,7 @@ class Attention final : public Mixer {
       activation_forward(o_out_, o_, N * H * D, Activation::silu, ctx);
     return o_out_;
   }
-  const float* behind_attention_backward(const float* d, size_t N, Context& ctx) {
+  ConstReals behind_attention_backward(ConstReals d, size_t N, Context& ctx) {
     const size_t H = config_.H, D = config_.D;
     if (config_.sdpa_out == SdpaOut::plain) return d;
     if (config_.sdpa_out == SdpaOut::groupnorm)
@@ -298,14 +320,13 @@ class Attention final : public Mixer {
   Weight q_norm_, k_norm_, sink_, key_bias_, value_bias_, out_norm_;
 
   // What the forward leaves: tensors of its own, and where the value at each place of the picture lies.
-  float *q_ = nullptr, *k_ = nullptr, *v_ = nullptr, *q_r_ = nullptr, *k_r_ = nullptr;
-  float *q_turned_ = nullptr, *k_turned_ = nullptr, *sink_logit_ = nullptr;
-  float *o_ = nullptr, *lse_ = nullptr, *o_r_ = nullptr, *o_out_ = nullptr, *y_ = nullptr;
-  const float *x_ = nullptr, *q_in_ = nullptr, *k_in_ = nullptr;
-  const float *q_seen_ = nullptr, *k_seen_ = nullptr, *v_seen_ = nullptr, *o_seen_ = nullptr;
-  float *cached_k_ = nullptr, *cached_v_ = nullptr;  // (B,KVH,slots,D)
+  Reals q_, k_, v_, q_turned_, k_turned_, o_, o_out_, y_;
+  float *q_r_ = nullptr, *k_r_ = nullptr, *sink_logit_ = nullptr, *lse_ = nullptr, *o_r_ = nullptr;
+  ConstReals x_, q_in_, k_in_, q_seen_, k_seen_, v_seen_, o_seen_;
+  Reals cached_k_, cached_v_;  // (B,KVH,slots,D)
   // The backward's own.
-  float *do_ = nullptr, *dq_ = nullptr, *dk_ = nullptr, *dv_ = nullptr, *sink_p_ = nullptr, *sink_ds_ = nullptr;
+  Reals do_, dq_, dk_, dv_;
+  float *sink_p_ = nullptr, *sink_ds_ = nullptr;
 };
 
 }  // namespace gated

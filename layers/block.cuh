@@ -32,8 +32,8 @@ inline Join join_at(size_t site, const BlockConfig& c, const Pass& pass) {
 // The residual stream before its last branch joins; branch is null where none is waiting, and x where the branch is all
 // there is.
 struct Hidden {
-  const float* x;
-  const float* branch;
+  ConstReals x;
+  ConstReals branch;
 };
 
 class Block {
@@ -54,9 +54,9 @@ class Block {
   Hidden forward(Hidden in, const Pass& pass) {
     if (post()) return forward_post(in, pass);
     const size_t N = pass.N();
-    const float* a = a_ = token_mixer_->forward(norm1_.forward(in.x, in.branch, join(0, pass), N, pass.ctx), pass);
+    ConstReals a = a_ = token_mixer_->forward(norm1_.forward(in.x, in.branch, join(0, pass), N, pass.ctx), pass);
     if (sandwich()) a = token_out_.forward(a, nullptr, {}, N, pass.ctx);
-    const float* f = f_ =
+    ConstReals f = f_ =
         channel_mixer_->forward(norm2_.forward(joined(norm1_.residual()), a, join(1, pass), N, pass.ctx), pass);
     if (sandwich()) f = channel_out_.forward(f, nullptr, {}, N, pass.ctx);
     return {joined(norm2_.residual()), f};
@@ -64,14 +64,14 @@ class Block {
 
   // dh: gradient of the outgoing stream's x, replaced by that of the incoming one. df: gradient of the outgoing branch.
   // Returns that of the incoming branch: dh too, or dbranch where the join is not plain. df may be either.
-  const float* backward(float* dh, const float* df, float* dbranch, const Pass& pass) {
+  ConstReals backward(Reals dh, ConstReals df, Reals dbranch, const Pass& pass) {
     if (post()) return backward_post(dh, dbranch, pass);
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
     if (sandwich()) df = channel_out_.backward(df_, nullptr, df, nullptr, N, ctx);
     channel_mixer_->backward(dy_, Accumulate::no, df, pass);
-    const float* stream = config_.residual ? dh : nullptr;  // the gradient that comes back past the mixers
-    const float* da = norm2_.backward(dh, dbranch, dy_, stream, N, ctx);
+    ConstReals stream = config_.residual ? dh : nullptr;  // the gradient that comes back past the mixers
+    ConstReals da = norm2_.backward(dh, dbranch, dy_, stream, N, ctx);
     if (sandwich()) da = token_out_.backward(df_, nullptr, da, nullptr, N, ctx);
     token_mixer_->backward(dy_, Accumulate::no, da, pass);
     return norm1_.backward(dh, dbranch, dy_, stream, N, ctx);
@@ -152,23 +152,23 @@ class Block {
     const size_t N = pass.N();
     in_ = in.x;
     a_ = token_mixer_->forward(in.x, pass);
-    const float* h = norm1_.forward(joined(in.x), a_, join(0, pass), N, pass.ctx);
+    ConstReals h = norm1_.forward(joined(in.x), a_, join(0, pass), N, pass.ctx);
     f_ = channel_mixer_->forward(h, pass);
     return {norm2_.forward(joined(h), f_, join(1, pass), N, pass.ctx), nullptr};
   }
   // The gradient of the sum is also h's own share, if h is part of it: then a mixer's backward adds to that.
-  const float* backward_post(float* dh, float* dbranch, const Pass& pass) {
+  ConstReals backward_post(Reals dh, Reals dbranch, const Pass& pass) {
     const size_t N = pass.N();
-    const float* df = norm2_.backward(dy_, dbranch, dh, nullptr, N, pass.ctx);
+    ConstReals df = norm2_.backward(dy_, dbranch, dh, nullptr, N, pass.ctx);
     const Accumulate own = config_.residual ? Accumulate::yes : Accumulate::no;
     channel_mixer_->backward(dy_, own, df, pass);
-    const float* da = norm1_.backward(dh, dbranch, dy_, nullptr, N, pass.ctx);
+    ConstReals da = norm1_.backward(dh, dbranch, dy_, nullptr, N, pass.ctx);
     token_mixer_->backward(dh, own, da, pass);
     return dh;
   }
 
   // What a branch joins: the stream, or nothing, whose place the branch takes.
-  const float* joined(const float* stream) const { return config_.residual ? stream : nullptr; }
+  ConstReals joined(ConstReals stream) const { return config_.residual ? stream : nullptr; }
 
   bool post() const { return config_.placement == NormPlacement::post; }
   bool sandwich() const { return config_.placement == NormPlacement::sandwich; }
@@ -179,9 +179,9 @@ class Block {
   std::unique_ptr<Mixer> token_mixer_, channel_mixer_;
   Norm norm1_, norm2_;            // attention reads norm1_; with post the FFN does, and the next attention norm2_
   Norm token_out_, channel_out_;  // sandwich
-  const float* in_ = nullptr;     // post: what the last forward read
-  const float *a_ = nullptr, *f_ = nullptr;  // what its mixers put out, which stays until the next
-  float *dy_ = nullptr, *df_ = nullptr;
+  ConstReals in_;                 // post: what the last forward read
+  ConstReals a_, f_;              // what its mixers put out, which stays until the next
+  Reals dy_, df_;
 };
 
 }  // namespace gated

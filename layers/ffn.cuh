@@ -31,7 +31,7 @@ class FeedForward {
         down_(config.F, C, config.bias, config.out_init, more...) {}
 
   // Returns y. x must stay until backward.
-  const float* forward(const float* x, size_t N, Context& ctx) {
+  ConstReals forward(ConstReals x, size_t N, Context& ctx) {
     x_ = x;
     if (has_gate()) gate_.forward(g_, x, N, ctx);
     up_.forward(u_, x, N, ctx);
@@ -48,7 +48,7 @@ class FeedForward {
   }
 
   // dx is written or accumulated to; dy is read before that.
-  void backward(float* dx, Accumulate accumulate, const float* dy, size_t N, Context& ctx) {
+  void backward(Reals dx, Accumulate accumulate, ConstReals dy, size_t N, Context& ctx) {
     down_.backward(da_, Accumulate::no, dy, a_, N, ctx);
     if (has_gate()) {
       if (config_.kind == FfnKind::swiglu_clamped)
@@ -115,9 +115,11 @@ class FeedForward {
   size_t C_;
   Projection gate_, up_, down_;
   Weight poly_, poly_bias_;
-  const float* x_ = nullptr;
-  float *g_, *u_, *r_, *a_, *y_;
-  float *da_, *dg_, *du_, *row_sums_;
+  ConstReals x_;
+  Reals g_, u_, a_, y_;
+  float* r_ = nullptr;
+  Reals da_, dg_, du_;
+  float* row_sums_ = nullptr;
 };
 
 class Ffn final : public Mixer {
@@ -126,11 +128,11 @@ class Ffn final : public Mixer {
 
   std::string name() const override { return "mlp"; }
 
-  const float* forward(const float* x, const Pass& pass) override {
+  ConstReals forward(ConstReals x, const Pass& pass) override {
     Range range("ffn");
     return net_.forward(x, pass.N(), pass.ctx);
   }
-  void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) override {
+  void backward(Reals dx, Accumulate accumulate, ConstReals dy, const Pass& pass) override {
     Range range("ffn backward");
     net_.backward(dx, accumulate, dy, pass.N(), pass.ctx);
   }

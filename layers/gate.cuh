@@ -50,7 +50,7 @@ class Gate {
   }
 
   // Returns y. x and in must stay until backward.
-  const float* forward(const float* in, const float* x, size_t N, Context& ctx) {
+  ConstReals forward(ConstReals in, ConstReals x, size_t N, Context& ctx) {
     in_ = in;
     x_ = x;
     if (config_.kind == GateKind::static_) {
@@ -66,7 +66,7 @@ class Gate {
   }
 
   // Returns the gradient of `in`; that of x follows with backward_hidden.
-  const float* backward(const float* dy, size_t N, Context& ctx) {
+  ConstReals backward(ConstReals dy, size_t N, Context& ctx) {
     if (config_.kind == GateKind::static_)
       static_gate_backward(din_, theta_.grad, dy, in_, theta_.value, N, heads_ * D_, config_.op, ctx);
     else if (config_.kind == GateKind::shared)
@@ -76,7 +76,7 @@ class Gate {
     return din_;
   }
   // dx is accumulated to.
-  void backward_hidden(float* dx, size_t N, Context& ctx) {
+  void backward_hidden(Reals dx, size_t N, Context& ctx) {
     if (has_projection()) projection_.backward(dx, Accumulate::yes, dz_, x_, N, ctx);
   }
 
@@ -95,8 +95,8 @@ class Gate {
   size_t heads_, D_, group_;
   Linear projection_;
   Weight theta_;
-  const float *in_ = nullptr, *x_ = nullptr;
-  float *z_, *y_, *dz_, *din_;
+  ConstReals in_, x_;
+  Reals z_, y_, dz_, din_;
 };
 
 }  // namespace gated

@@ -45,7 +45,7 @@ class GatedDeltaNet final : public Mixer {
         wba_(C, 2 * config.Hv),
         wo_(config.Hv * config.Dv, C, false, config.out_init) {}
 
-  const float* forward(const float* x, const Pass& pass) override {
+  ConstReals forward(ConstReals x, const Pass& pass) override {
     Range range("gated delta net");
     const size_t N = pass.N(), Hv = config_.Hv, Dv = config_.Dv;
     Context& ctx = pass.ctx;
@@ -77,7 +77,7 @@ class GatedDeltaNet final : public Mixer {
     return y_;
   }
 
-  void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) override {
+  void backward(Reals dx, Accumulate accumulate, ConstReals dy, const Pass& pass) override {
     Range range("gated delta net backward");
     const size_t N = pass.N(), Hv = config_.Hv, Dv = config_.Dv;
     Context& ctx = pass.ctx;
@@ -265,7 +265,7 @@ class GatedDeltaNet final : public Mixer {
   Linear wqkv_, wz_, wba_, wo_;
   Weight conv_, A_log_, dt_bias_, norm_;
 
-  const float* x_ = nullptr;
+  ConstReals x_;
   float *qkv_in_ = nullptr, *qkv_ = nullptr, *q_r_ = nullptr, *k_r_ = nullptr, *z_ = nullptr, *ba_ = nullptr;
   float *g_ = nullptr, *beta_ = nullptr, *error_ = nullptr, *kept_ = nullptr;
   float *o_ = nullptr, *o_r_ = nullptr, *normed_ = nullptr, *gated_ = nullptr, *y_ = nullptr;

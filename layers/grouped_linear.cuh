@@ -25,17 +25,18 @@ class GroupedLinear {
   void reader(const ReaderVisitor& visit) const { visit(weight_, experts_ * out_, Use::linear); }
 
   // y is written.
-  void forward(float* y, const float* x, size_t M, Context& ctx) {
-    if (weight_.quantizer) x = weight_.quantizer->rows(x, M, in_);
-    grouped_matmul(y, x, weight_.value, *row_start_, {M, experts_, out_, in_}, Layout::nt, Accumulate::no, ctx,
-                   bias_.value);
+  void forward(Reals y, ConstReals x, size_t M, Context& ctx) {
+    if (weight_.quantizer) x = weight_.quantizer->rows(x.as<float>(), M, in_);
+    grouped_matmul(y.as<float>(), x.as<float>(), weight_.value, *row_start_, {M, experts_, out_, in_}, Layout::nt,
+                   Accumulate::no, ctx, bias_.value);
   }
 
   // dx is written, or accumulated to; it is not dy. The parameters' gradients are accumulated.
-  void backward(float* dx, Accumulate accumulate, const float* dy, const float* x, size_t M, Context& ctx) {
-    grouped_matmul_tn(weight_.grad, dy, x, *row_start_, {M, experts_, out_, in_}, ctx);
-    if (has_bias_) grouped_bias_backward(bias_.grad, dy, *row_start_, M, experts_, out_, ctx);
-    grouped_matmul(dx, dy, weight_.value, *row_start_, {M, experts_, in_, out_}, Layout::nn, accumulate, ctx);
+  void backward(Reals dx, Accumulate accumulate, ConstReals dy, ConstReals x, size_t M, Context& ctx) {
+    grouped_matmul_tn(weight_.grad, dy.as<float>(), x.as<float>(), *row_start_, {M, experts_, out_, in_}, ctx);
+    if (has_bias_) grouped_bias_backward(bias_.grad, dy.as<float>(), *row_start_, M, experts_, out_, ctx);
+    grouped_matmul(dx.as<float>(), dy.as<float>(), weight_.value, *row_start_, {M, experts_, in_, out_}, Layout::nn,
+                   accumulate, ctx);
   }
 
   // For products over at most M rows.

@@ -36,7 +36,7 @@ class HeadExperts {
   void scratch(ScratchPlan& plan, size_t N) const { select_.scratch(plan, N); }
 
   // Returns y. x and `made` must stay until backward.
-  const float* forward(const float* made, const float* x, size_t N, Context& ctx) {
+  ConstReals forward(ConstReals made, ConstReals x, size_t N, Context& ctx) {
     made_ = made;
     x_ = x;
     select_.forward(s_, x, N, ctx);
@@ -45,12 +45,12 @@ class HeadExperts {
   }
 
   // Returns the gradient of what the experts made; that of x, by way of the selection, follows with backward_hidden.
-  const float* backward(const float* dy, size_t N, Context& ctx) {
+  ConstReals backward(ConstReals dy, size_t N, Context& ctx) {
     head_experts_backward(dmade_, ds_, dy, made_, s_, shape(N), ctx);
     return dmade_;
   }
   // dx is accumulated to.
-  void backward_hidden(float* dx, size_t N, Context& ctx) { select_.backward(dx, Accumulate::yes, ds_, x_, N, ctx); }
+  void backward_hidden(Reals dx, size_t N, Context& ctx) { select_.backward(dx, Accumulate::yes, ds_, x_, N, ctx); }
 
  private:
   HeadExpertsShape shape(size_t N) const { return {.N = N, .H = heads_, .D = D_, .E = config_.E, .k = config_.k}; }
@@ -59,8 +59,8 @@ class HeadExperts {
   std::string name_;
   size_t heads_, D_;
   Linear select_;
-  const float *made_ = nullptr, *x_ = nullptr;
-  float *s_, *y_, *ds_, *dmade_;
+  ConstReals made_, x_;
+  Reals s_, y_, ds_, dmade_;
 };
 
 }  // namespace gated

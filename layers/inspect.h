@@ -16,7 +16,7 @@ namespace gated {
 
 // A state of the residual stream: what a block reads, its last branch joined, or what the last block leaves.
 struct StateView {
-  const float* h;  // (B,T,C)
+  ConstReals h;  // (B,T,C)
   size_t B, T, C;
 };
 
@@ -33,10 +33,10 @@ struct NormView {
 };
 
 struct AttentionView {
-  const float *q, *k, *v;  // as attention reads them
-  const float* lse;        // (B,H,T)
-  const float* o;          // (B,T,H,D), as the gate at G1 would read it
-  const float* o_gated;    // behind that gate, or null
+  ConstReals q, k, v;  // as attention reads them
+  const float* lse;    // (B,H,T)
+  ConstReals o;        // (B,T,H,D), as the gate at G1 would read it
+  ConstReals o_gated;  // behind that gate, or null
   AttentionShape shape;
   Sink sink;
 };
@@ -44,7 +44,7 @@ struct AttentionView {
 // The gate of attention, wherever it stands. It is shown before the attention that it belongs to.
 struct GateView {
   GateConfig config;
-  const float* z;        // logits (rows,columns)
+  ConstReals z;          // logits (rows,columns)
   size_t rows, columns;  // one row for every token; of a static gate one row in all
   size_t
       heads_averaged;  // a score is the mean over so many heads, which stand side by side in a row; 1: each is itself
@@ -65,7 +65,7 @@ struct RoutingView {
 // reads, behind the final norm where there is one.
 struct OutputView {
   const char* part;
-  const float* y;  // (N,C)
+  ConstReals y;  // (N,C)
   size_t N, C;
 };
 

@@ -1,10 +1,12 @@
 // linear: y = x W^T, or x W^T + b; the one place that knows how a matrix product is differentiated.
 //   dx = dy W      dW += dy^T x      db += column sum of dy
-// shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | kernels/matmul.cu, kernels/bias.h
+// Where x is bf16, products are those of tensor cores, with the rounded copy of W; dW stays fp32.
+// shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | kernels/matmul.cu, kernels/matmul_bf16.cu, kernels/bias.h
 // tests/test_model.cpp
 #pragma once
 #include "kernels/bias.h"
 #include "kernels/matmul.h"
+#include "kernels/matmul_bf16.h"
 #include "layers/layer_config.h"
 #include "layers/quantizer.h"
 
@@ -23,21 +25,30 @@ class Linear {
   void reader(const ReaderVisitor& visit) const { visit(weight_, out_, use_); }
 
   // y is written.
-  void forward(float* y, const float* x, size_t N, Context& ctx) {
-    if (weight_.quantizer) x = weight_.quantizer->rows(x, N, in_);
-    matmul(y, x, weight_.value, N, out_, in_, Layout::nt, Accumulate::no, ctx, bias_.value);
+  void forward(Reals y, ConstReals x, size_t N, Context& ctx) {
+    if (weight_.quantizer) x = weight_.quantizer->rows(x.as<float>(), N, in_);
+    if (x.storage() == Storage::bf16)
+      matmul_bf16(y, x.as<bf16>(), weight_.copy, N, out_, in_, Layout::nt, Accumulate::no, ctx, bias_.value);
+    else
+      matmul(y.as<float>(), x.as<float>(), weight_.value, N, out_, in_, Layout::nt, Accumulate::no, ctx, bias_.value);
   }
 
   // dx is written, or accumulated to; it is not dy. The parameters' gradients are accumulated.
-  void backward(float* dx, Accumulate accumulate, const float* dy, const float* x, size_t N, Context& ctx) {
-    matmul(weight_.grad, dy, x, out_, in_, N, Layout::tn, Accumulate::yes, ctx);
+  void backward(Reals dx, Accumulate accumulate, ConstReals dy, ConstReals x, size_t N, Context& ctx) {
     if (has_bias_) bias_backward(bias_.grad, dy, N, out_, ctx);
-    matmul(dx, dy, weight_.value, N, in_, out_, Layout::nn, accumulate, ctx);
+    if (x.storage() == Storage::bf16) {
+      matmul_bf16(weight_.grad, dy.as<bf16>(), x.as<bf16>(), out_, in_, N, Layout::tn, Accumulate::yes, ctx);
+      matmul_bf16(dx, dy.as<bf16>(), weight_.copy, N, in_, out_, Layout::nn, accumulate, ctx);
+    } else {
+      matmul(weight_.grad, dy.as<float>(), x.as<float>(), out_, in_, N, Layout::tn, Accumulate::yes, ctx);
+      matmul(dx.as<float>(), dy.as<float>(), weight_.value, N, in_, out_, Layout::nn, accumulate, ctx);
+    }
   }
 
   // For products over at most N rows.
   void scratch(ScratchPlan& plan, size_t N) const {
     const auto product = [&](size_t rows, size_t columns, size_t K, Accumulate accumulate) {
+      if (plan.storage == Storage::bf16) return plan.kernels_need(matmul_bf16_scratch(rows, columns, K));
       plan.kernels_need(matmul_scratch_up_to(rows, columns, K, accumulate));
       plan.cpu_thread_keeps(matmul_cpu_workspace(rows, columns, K, accumulate));
     };

@@ -33,10 +33,10 @@ class Mixer {
   virtual double pair_flops(size_t) const { return 0; }
 
   // Returns f(x). x must stay until backward.
-  virtual const float* forward(const float* x, const Pass& pass) = 0;
+  virtual ConstReals forward(ConstReals x, const Pass& pass) = 0;
 
   // dx is written or accumulated to, parameters' gradients are accumulated. dy is read before that: dx may be dy.
-  virtual void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) = 0;
+  virtual void backward(Reals dx, Accumulate accumulate, ConstReals dy, const Pass& pass) = 0;
 
   // Shows what the last forward, over `batch`, left of what is worth looking at.
   virtual void inspect(Inspector&, BatchShape) const {}

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "kernels/embedding.h"
+#include "kernels/matmul_bf16.h"
 #include "kernels/mean.h"
 #include "kernels/linear_cross_entropy.h"
 #include "layers/block_parts.cuh"
@@ -26,9 +27,11 @@ struct Model::Layers {
   Weight embed, positions, scale, lm_head;
   const Weight& head() const { return tied ? embed : lm_head; }
 
-  float *h0 = nullptr, *losses = nullptr, *logits = nullptr;                              // activations
-  float *dy = nullptr, *dh = nullptr, *dbranch = nullptr, *embedding_row_sums = nullptr;  // gradients
-  const float* y = nullptr;  // what the last forward left for the output matmul
+  Reals h0;  // activations
+  float *losses = nullptr, *logits = nullptr;
+  Reals dy, dh, dbranch;  // gradients
+  float* embedding_row_sums = nullptr;
+  ConstReals y;  // what the last forward left for the output matmul
 };
 
 struct Model::Memory {
@@ -47,6 +50,7 @@ struct Model::Memory {
   bool has_losses = false;   // of that forward
   // Sequences that grow.
   Buffer<char> cache;
+  Buffer<char> last_rows;  // (B,C), of the last tokens where each sequence has read several
   size_t sequences = 0;
   Growing growing = {0, 0};
   std::optional<RowQuantizer> quantizer;
@@ -112,7 +116,7 @@ void Model::backward(const Batch& batch, MicroBatch micro_batch, float* loss) {
                        micro_batch.share() / float(N), N, C, V, chunk_rows(), m.ctx);
   mean(loss, l.losses, N, m.ctx);
 
-  const float* dbranch = l.post ? nullptr : l.final_norm.backward(l.dh, l.dbranch, l.dy, nullptr, N, m.ctx);
+  ConstReals dbranch = l.post ? ConstReals() : l.final_norm.backward(l.dh, l.dbranch, l.dy, nullptr, N, m.ctx);
   for (size_t i = l.blocks.size(); i-- > 0;) dbranch = l.blocks[i].backward(l.dh, dbranch, l.dbranch, *m.pass);
 
   m.groups.build(batch.ids.data(), N, m.ctx);
@@ -143,13 +147,24 @@ std::vector<float> Model::next_token_logits(const std::vector<int>& ids) {
   forward({ids, ids, 1, ids.size()});
   Layers& l = *layers_;
   Context& ctx = memory_->ctx;
-  const size_t C = config.hidden, V = config.vocab;
-  const Weight& head = l.head();
-  matmul(l.logits, l.y + (ids.size() - 1) * C, head.value, 1, V, C, Layout::nt, Accumulate::no, ctx);
+  const size_t V = config.vocab;
+  multiply_head(l.y + (ids.size() - 1) * config.hidden, 1);
   ctx.synchronize();
   std::vector<float> logits(V);
   Buffer<float>::copy_to_host(ctx.device, logits.data(), l.logits, V);
   return logits;
+}
+
+// logits (rows,V) of `rows` rows of the final norm's output.
+void Model::multiply_head(ConstReals y, size_t rows) {
+  Layers& l = *layers_;
+  Context& ctx = memory_->ctx;
+  const size_t C = config.hidden, V = config.vocab;
+  const Weight& head = l.head();
+  if (y.storage() == Storage::bf16)
+    matmul_bf16(l.logits, y.as<bf16>(), head.copy, rows, V, C, Layout::nt, Accumulate::no, ctx);
+  else
+    matmul(l.logits, y.as<float>(), head.value, rows, V, C, Layout::nt, Accumulate::no, ctx);
 }
 
 // ---- sequences that grow
@@ -160,13 +175,14 @@ void Model::begin_sequences(size_t B, size_t tokens) {
   require(config.position != Position::learned || tokens <= config.context,
           "model: sequences of %zu tokens, but %zu positions were learned", tokens, config.context);
   const TensorList kept = [&](const TensorVisitor& visit) { cache(visit, {B, tokens}); };
-  const size_t bytes = bytes_of(kept);
+  const size_t bytes = bytes_of(kept, config.storage);
   if (bytes <= weights.grads.size() * sizeof(float)) {
-    place_tensors(weights.grads.data(), kept);
+    place_tensors(weights.grads.data(), kept, config.storage);
   } else {
     if (m.cache.size() < bytes) m.cache = Buffer<char>(m.ctx.device, bytes);
-    place_tensors(m.cache.data(), kept);
+    place_tensors(m.cache.data(), kept, config.storage);
   }
+  m.last_rows = Buffer<char>(m.ctx.device, B == 1 ? 0 : B * config.hidden * gated::bytes_of(config.storage));
   make_positions(tokens);
   m.sequences = B;
   m.growing = {0, tokens};
@@ -188,7 +204,13 @@ std::vector<float> Model::read(const std::vector<int>& ids) {
   run(ids, pass);
   m.growing.past += T;
 
-  matmul({l.logits, V}, {l.y + (T - 1) * C, T * C}, {l.head().value, C}, B, V, C, Layout::nt, Accumulate::no, m.ctx);
+  ConstReals last = l.y + (T - 1) * C;
+  if (B > 1 && T > 1) {
+    const size_t row = C * gated::bytes_of(config.storage);
+    copy_rows(m.last_rows.data(), row, static_cast<const char*>(last.at()), T * row, B, row, m.ctx);
+    last = ConstReals(m.last_rows.data(), config.storage);
+  }
+  multiply_head(last, B);
   m.ctx.synchronize();
   std::vector<float> logits(B * V);
   Buffer<float>::copy_to_host(m.ctx.device, logits.data(), l.logits, B * V);
@@ -197,6 +219,10 @@ std::vector<float> Model::read(const std::vector<int>& ids) {
 
 size_t Model::tokens_read() const {
   return memory_->growing.past;
+}
+
+void Model::weights_changed() {
+  weights.round_copies(memory_->ctx);
 }
 
 // ---- quantized
@@ -294,7 +320,8 @@ void Model::scratch(ScratchPlan& plan) const {
   layers_->final_norm.scratch(plan, N);
   plan.kernels_need(linear_cross_entropy_scratch(N, C, V, chunk_rows()));
   plan.cpu_thread_keeps(linear_cross_entropy_cpu_workspace(N, C, V, chunk_rows()));
-  plan.kernels_need(matmul_scratch(1, V, C, Accumulate::no));  // of the logits behind one token
+  plan.kernels_need(config.storage == Storage::bf16 ? matmul_bf16_scratch(1, V, C)  // of the logits behind one token
+                                                    : matmul_scratch(1, V, C, Accumulate::no));
   plan.kernels_need(mean_scratch(N));
   for (const Block& block : layers_->blocks) block.cache_scratch(plan, {1, T_});  // of one sequence that grows
   if (config.position == Position::learned) plan.kernels_need(embedding_positions_backward_scratch(B_, T_, C));
@@ -326,20 +353,21 @@ Model::Model(const ModelConfig& c)
 Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& ctx) : Model(c) {
   plan(B, T);
   memory_ = std::make_unique<Memory>(ctx, seed);
-  weights.allocate([this](const ParameterVisitor& visit) { parameters(visit); }, ctx.device);
+  weights.allocate([this](const ParameterVisitor& visit) { parameters(visit); }, ctx.device, config.storage);
   weights.initialise(seed);
+  weights.round_copies(ctx);
   Memory& m = *memory_;
   make_positions(T);
 
   const TensorList kept = [this](const TensorVisitor& visit) { activations(visit); };
   m.activations = Buffer<char>(ctx.device, activation_bytes());
-  place_tensors(m.activations.data(), kept);
+  place_tensors(m.activations.data(), kept, config.storage);
 
   const TensorList between = [this](const TensorVisitor& visit) { gradients(visit); };
   m.gradients = Buffer<char>(ctx.device, gradient_bytes());
-  place_tensors(m.gradients.data(), between);
-  char* const turns = m.gradients.data() + bytes_of(between);
-  for (const TensorList& turn : temporaries()) place_tensors(turns, turn);
+  place_tensors(m.gradients.data(), between, config.storage);
+  char* const turns = m.gradients.data() + bytes_of(between, config.storage);
+  for (const TensorList& turn : temporaries()) place_tensors(turns, turn, config.storage);
 
   m.groups = TokenGroups(B * T, config.vocab, ctx);
   m.ids = Buffer<int>(ctx.device, B * T);
@@ -354,15 +382,16 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
 Model::Model(const ModelConfig& c, const Generation& g, Context& ctx) : Model(c) {
   plan(g.B, g.prompt);
   memory_ = std::make_unique<Memory>(ctx, 0);
-  weights.allocate([this](const ParameterVisitor& visit) { parameters(visit); }, ctx.device, false);
+  weights.allocate([this](const ParameterVisitor& visit) { parameters(visit); }, ctx.device, config.storage, false);
   Memory& m = *memory_;
   const TensorList outside = last_activations(g);
   const size_t piece = largest_block_bytes();
-  m.activations = Buffer<char>(ctx.device, add_sizes(add_sizes(piece, piece), bytes_of(outside)));
+  m.activations = Buffer<char>(ctx.device, add_sizes(add_sizes(piece, piece), bytes_of(outside, config.storage)));
   for (size_t i = 0; i < layers_->blocks.size(); i++)
-    place_tensors(m.activations.data() + i % 2 * piece,
-                  [&](const TensorVisitor& visit) { block_activations(i, visit); });
-  place_tensors(m.activations.data() + 2 * piece, outside);
+    place_tensors(
+        m.activations.data() + i % 2 * piece, [&](const TensorVisitor& visit) { block_activations(i, visit); },
+        config.storage);
+  place_tensors(m.activations.data() + 2 * piece, outside, config.storage);
   m.ids = Buffer<int>(ctx.device, g.B * g.prompt);
   begin_sequences(g.B, g.tokens);
 }
@@ -381,13 +410,15 @@ TensorList Model::last_activations(const Generation& g) {
 size_t Model::largest_block_bytes() {
   size_t largest = 0;
   for (size_t i = 0; i < layers_->blocks.size(); i++)
-    largest = std::max(largest, bytes_of([&](const TensorVisitor& visit) { block_activations(i, visit); }));
+    largest =
+        std::max(largest, bytes_of([&](const TensorVisitor& visit) { block_activations(i, visit); }, config.storage));
   return largest;
 }
 
 void Model::make_positions(size_t tokens) {
   Memory& m = *memory_;
-  if (config.embedding_factor != 1) m.embedding_factor = Buffer<float>(m.ctx.device, std::vector<float>{config.embedding_factor});
+  if (config.embedding_factor != 1)
+    m.embedding_factor = Buffer<float>(m.ctx.device, std::vector<float>{config.embedding_factor});
   if (config.rope_tables() == 0 || !config.has_attention() || m.rope.all.rows >= tokens) return;
   const Device device = m.ctx.device;
   m.rope.all = make_rope_tables(tokens, config.rope_dims(), config.rope_theta, device, config.scaling());
@@ -420,14 +451,14 @@ size_t Model::chunk_rows() const {
 }
 
 size_t Model::activation_bytes() {
-  return bytes_of([this](const TensorVisitor& visit) { activations(visit); });
+  return bytes_of([this](const TensorVisitor& visit) { activations(visit); }, config.storage);
 }
 
 // Layers run one after another in the backward, so they take turns in the same memory.
 size_t Model::gradient_bytes() {
   size_t largest = 0;
-  for (const TensorList& turn : temporaries()) largest = std::max(largest, bytes_of(turn));
-  return add_sizes(largest, bytes_of([this](const TensorVisitor& visit) { gradients(visit); }));
+  for (const TensorList& turn : temporaries()) largest = std::max(largest, bytes_of(turn, config.storage));
+  return add_sizes(largest, bytes_of([this](const TensorVisitor& visit) { gradients(visit); }, config.storage));
 }
 
 size_t Model::table_bytes() const {
@@ -439,9 +470,9 @@ size_t Model::table_bytes() const {
 size_t Model::generation_bytes(const Generation& g) {
   plan(g.B, g.prompt);
   const size_t turns = config.has_attention() ? config.rope_tables() : 0;
-  size_t bytes = bytes_of([&](const TensorVisitor& visit) { cache(visit, {g.B, g.tokens}); });
-  for (const size_t more : {largest_block_bytes(), largest_block_bytes(), bytes_of(last_activations(g)),
-                            weights.flat_size() * sizeof(float), count({g.B, g.prompt, sizeof(int)}),
+  size_t bytes = bytes_of([&](const TensorVisitor& visit) { cache(visit, {g.B, g.tokens}); }, config.storage);
+  for (const size_t more : {largest_block_bytes(), largest_block_bytes(), bytes_of(last_activations(g), config.storage),
+                            weights.bytes_of_values(config.storage), count({g.B, g.prompt, sizeof(int)}),
                             turns ? count({turns, g.tokens, config.rope_dims(), sizeof(float)}) : 0})
     bytes = add_sizes(bytes, more);
   return bytes;

@@ -80,6 +80,9 @@ class Model {
   // Tokens that each sequence has.
   size_t tokens_read() const;
 
+  // After weights.values have changed, other than by the optimizer.
+  void weights_changed();
+
   // From here on the linear layers of the blocks compute with numbers of that format (layers/quantizer.h). There is no way
   // back, and no backward.
   void quantize(QuantizedFormat format);
@@ -116,6 +119,7 @@ class Model {
   TensorList last_activations(const Generation& generation);
   size_t largest_block_bytes();
   void make_positions(size_t tokens);
+  void multiply_head(ConstReals y, size_t rows);
   const float* embedding_multiplier() const;  // on the device, or null
   size_t chunk_rows() const;                  // of the logits that are in memory at a time
   std::vector<TensorList> temporaries();      // of each layer; they take turns in the same memory

@@ -38,6 +38,7 @@ struct ModelConfig {
   bool residual = true;
   float clip_output = 0, clip_residual = 0;  // 0: no clipping
   float dropout = 0;
+  Storage storage = Storage::fp32;  // of activations; with bf16 products are those of tensor cores
 
   // Is a layer softmax attention, and how many layers before it are?
   bool attends(size_t layer) const {

@@ -48,7 +48,7 @@ class Moe final : public Mixer {
 
   std::string name() const override { return "mlp"; }
 
-  const float* forward(const float* x, const Pass& pass) override {
+  ConstReals forward(ConstReals x, const Pass& pass) override {
     Range range("mixture of experts");
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
@@ -68,14 +68,14 @@ class Moe final : public Mixer {
     return y_;
   }
 
-  void backward(float* dx, Accumulate accumulate, const float* dy, const Pass& pass) override {
+  void backward(Reals dx, Accumulate accumulate, ConstReals dy, const Pass& pass) override {
     Range range("mixture of experts backward");
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
     combine_backward(dy_rows_, dweight_, dy, y_rows_, routed_.weight, rows_, dispatch_shape(N), C_, ctx);
     if (has_shared_gate()) gate_backward(dshared_, dshared_z_, dy, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
     if (has_shared()) {
-      shared_.backward(dx, accumulate, has_shared_gate() ? dshared_ : dy, N, ctx);
+      shared_.backward(dx, accumulate, has_shared_gate() ? ConstReals(dshared_) : dy, N, ctx);
       accumulate = Accumulate::yes;
     }
     if (has_shared_gate()) shared_gate_.backward(dx, Accumulate::yes, dshared_z_, x_, N, ctx);
@@ -174,14 +174,15 @@ class Moe final : public Mixer {
   FeedForward<Linear> shared_;
   Linear shared_gate_;
 
-  const float *x_ = nullptr, *y_rows_ = nullptr, *shared_y_ = nullptr;
-  const float* joined_ = nullptr;  // what of the shared expert joins y; null where there is none
+  ConstReals x_, y_rows_, shared_y_;
+  ConstReals joined_;  // what of the shared expert joins y; null where there is none
   RouterOut routed_ = {};
   size_t* counts_ = nullptr;
-  float *logits_ = nullptr, *x_rows_ = nullptr, *shared_z_ = nullptr, *gated_ = nullptr, *y_ = nullptr;
+  float* logits_ = nullptr;
+  Reals x_rows_, shared_z_, gated_, y_;
   // The backward's own.
-  float *dy_rows_ = nullptr, *dx_rows_ = nullptr, *dweight_ = nullptr, *dlogits_ = nullptr;
-  float *dshared_ = nullptr, *dshared_z_ = nullptr;
+  Reals dy_rows_, dx_rows_, dshared_, dshared_z_;
+  float *dweight_ = nullptr, *dlogits_ = nullptr;
 };
 
 }  // namespace gated

@@ -29,11 +29,11 @@ class Norm {
   Norm(const NormConfig& config, size_t C, Residual residual) : config_(config), C_(C), residual_(residual) {}
 
   // Returns y, the norm of x, or of x joined by branch: then residual() is the sum, and branch must stay until backward.
-  const float* forward(const float* x, const float* branch, const Join& join, size_t N, Context& ctx) {
+  ConstReals forward(ConstReals x, ConstReals branch, const Join& join, size_t N, Context& ctx) {
     Range range("norm");
     const ResidualIn in = {x, branch, join};
-    float* sum = branch ? sum_ : nullptr;
-    x_ = branch ? sum_ : x;
+    const Reals sum = branch ? sum_ : nullptr;
+    x_ = branch ? ConstReals(sum_) : x;
     branch_ = branch;
     join_ = join;
     switch (config_.kind) {
@@ -55,15 +55,15 @@ class Norm {
         return x_;
     }
   }
-  const float* residual() const { return x_; }
+  ConstReals residual() const { return x_; }
 
   // dx = dresidual + gradient through the norm (dresidual null: the gradient through the norm alone), as the join
   // passes it on to x; it is not dy. Returns the gradient of the branch: dx too, or, where the join is not plain,
   // dbranch, which is then written.
-  const float* backward(float* dx, float* dbranch, const float* dy, const float* dresidual, size_t N, Context& ctx) {
+  ConstReals backward(Reals dx, Reals dbranch, ConstReals dy, ConstReals dresidual, size_t N, Context& ctx) {
     Range range("norm backward");
     const bool alike = !branch_ || join_.plain();
-    float* dbranch_written = alike ? nullptr : dbranch;
+    const Reals dbranch_written = alike ? nullptr : dbranch;
     const ResidualBackwardIn in = {x_, dresidual, branch_, join_};
     switch (config_.kind) {
       case NormKind::rmsnorm:
@@ -118,7 +118,7 @@ class Norm {
   }
 
   // What the last forward wrote. --norm=none writes nothing of its own.
-  const float* output() const { return y_; }
+  ConstReals output() const { return y_; }
   // Changes the weights so that column c of the output is what it was, over s[c]. A gate of the norm stays what it was.
   void divide_columns(const std::vector<float>& s, Device device) {
     const double offset = config_.zero_centred ? 1 : 0;
@@ -168,9 +168,10 @@ class Norm {
   size_t C_;
   Residual residual_;
   Weight pre_, alpha_, weight_, bias_, down_, up_;
-  const float *x_ = nullptr, *branch_ = nullptr;
+  ConstReals x_, branch_;
   Join join_;
-  float *mean_ = nullptr, *r_ = nullptr, *sum_ = nullptr, *low_ = nullptr, *y_ = nullptr, *row_ = nullptr;
+  Reals sum_, y_;
+  float *mean_ = nullptr, *r_ = nullptr, *low_ = nullptr, *row_ = nullptr;
 };
 
 }  // namespace gated

@@ -4,6 +4,7 @@
 
 #include "core/host_math.h"
 #include "core/philox.cuh"
+#include "kernels/round.h"
 
 namespace gated {
 
@@ -48,19 +49,21 @@ size_t TensorVisitor::bytes_of(const Shape& shape, size_t element) {
   return bytes;
 }
 
-size_t bytes_of(const TensorList& list) {
+size_t bytes_of(const TensorList& list, Storage storage) {
   size_t total = 0;
   list(TensorVisitor(
-      [&](const TensorVisitor::Tensor& t, const auto&) { total = add_sizes(total, padded_bytes(t.bytes)); }));
+      [&](const TensorVisitor::Tensor& t, const auto&) { total = add_sizes(total, padded_bytes(t.bytes)); }, storage));
   return total;
 }
 
-void place_tensors(void* memory, const TensorList& list) {
+void place_tensors(void* memory, const TensorList& list, Storage storage) {
   char* next = static_cast<char*>(memory);
-  list(TensorVisitor([&](const TensorVisitor::Tensor& t, const std::function<void(void*)>& place) {
-    place(next);
-    next += padded_bytes(t.bytes);
-  }));
+  list(TensorVisitor(
+      [&](const TensorVisitor::Tensor& t, const std::function<void(void*)>& place) {
+        place(next);
+        next += padded_bytes(t.bytes);
+      },
+      storage));
 }
 
 // ---- parameters
@@ -75,13 +78,16 @@ Parameters::Parameters(const List& list) {
   }));
 }
 
-void Parameters::allocate(const List& list, Device device, bool gradients) {
+void Parameters::allocate(const List& list, Device device, Storage storage, bool gradients) {
   values = Buffer<float>(device, size_);
   if (gradients) grads = Buffer<float>(device, size_);
+  if (storage == Storage::bf16) copies = Buffer<bf16>(device, size_);
   size_t i = 0;
   list(ParameterVisitor([&](Weight& weight, const Parameter&) {
     const size_t offset = list_[i++].offset;
-    weight = {values.data() + offset, gradients ? grads.data() + offset : nullptr};
+    weight.value = values.data() + offset;
+    if (gradients) weight.grad = grads.data() + offset;
+    if (copies.size()) weight.copy = copies.data() + offset;
   }));
 }
 
@@ -121,6 +127,10 @@ void Parameters::initialise(uint64_t seed) {
       }
     }
   });
+}
+
+void Parameters::round_copies(Context& ctx) {
+  if (copies.size()) round_to_bf16(copies.data(), values.data(), size_, ctx);
 }
 
 size_t Parameters::total() const {

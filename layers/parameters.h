@@ -5,23 +5,26 @@
 //   activations(visit, N)    visit(pointer, name, shape)                     written by forward, read by backward
 //   temporaries(visit, N)    visit(pointer, name, shape)                     live inside one layer's backward
 // Allocation, initialisation, the optimizer, checkpoints, FLOPs and the fingerprint all walk these lists: there is no
-// second list that could drift from the first. The type of a pointer says how its elements are stored, and memory is
-// counted in bytes. tests/test_model.cpp
+// second list that could drift from the first. The type of a pointer says how its elements are stored; of Reals the visitor
+// says it. Memory is counted in bytes. tests/test_model.cpp
 #pragma once
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "core/context.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
 class RowQuantizer;  // layers/quantizer.h
 
-// A parameter as its layer sees it: the values and their gradient, on the device. Values are fp32 masters.
+// A parameter as its layer sees it, on the device: the values, fp32 masters, their gradient, and in a model that stores bf16 a
+// rounded copy of the values, for products.
 struct Weight {
   float* value = nullptr;
   float* grad = nullptr;
+  bf16* copy = nullptr;
   RowQuantizer* quantizer = nullptr;  // in a quantized evaluation: what the other factor of its product goes through
 };
 
@@ -92,7 +95,8 @@ class ParameterVisitor {
 // What a mixer's readers() calls: weight is a matrix (rows,C) that the mixer's input is multiplied by.
 using ReaderVisitor = std::function<void(const Weight& weight, size_t rows, Use use)>;
 
-// What a layer's activations() and temporaries() call. `pointer` is where the layer keeps the tensor's address.
+// What a layer's activations() and temporaries() call. `pointer` is where the layer keeps the tensor's address. Reals are stored
+// as the visitor says; a float* or an int* is what it is.
 class TensorVisitor {
  public:
   struct Tensor {
@@ -101,19 +105,27 @@ class TensorVisitor {
     size_t bytes;
   };
   using Function = std::function<void(const Tensor&, const std::function<void(void*)>& place)>;
-  explicit TensorVisitor(Function f, std::string part = "") : f_(std::move(f)), part_(std::move(part)) {}
+  TensorVisitor(Function f, Storage storage, std::string part = "")
+      : f_(std::move(f)), storage_(storage), part_(std::move(part)) {}
 
   template <class T>
   void operator()(T*& pointer, const std::string& name, const Shape& shape) const {
-    f_({part_.empty() ? name : part_ + ": " + name, shape, bytes_of(shape, sizeof(T))},
+    f_({full(name), shape, bytes_of(shape, sizeof(T))},
        [&pointer](void* memory) { pointer = static_cast<T*>(memory); });
   }
+  void operator()(Reals& place, const std::string& name, const Shape& shape) const {
+    f_({full(name), shape, bytes_of(shape, gated::bytes_of(storage_))},
+       [&place, storage = storage_](void* memory) { place = Reals(memory, storage); });
+  }
   // The same visitor for a part of the layer.
-  TensorVisitor of(const std::string& part) const { return TensorVisitor(f_, part); }
+  TensorVisitor of(const std::string& part) const { return TensorVisitor(f_, storage_, part); }
 
  private:
   static size_t bytes_of(const Shape& shape, size_t element);
+  std::string full(const std::string& name) const { return part_.empty() ? name : part_ + ": " + name; }
+
   Function f_;
+  Storage storage_;
   std::string part_;
 };
 
@@ -121,17 +133,18 @@ class TensorVisitor {
 using TensorList = std::function<void(const TensorVisitor&)>;
 
 // The bytes that the tensors of a list need, each beginning at a multiple of 128 (a GPU's memory transaction).
-size_t bytes_of(const TensorList& list);
+size_t bytes_of(const TensorList& list, Storage storage);
 
 // Hands those tensors their places in `memory`.
-void place_tensors(void* memory, const TensorList& list);
+void place_tensors(void* memory, const TensorList& list, Storage storage);
 
 // The scratch memory that the operations of a run need: the most that one of them does, and on a CPU the most that a thread
 // keeps for one of them. A layer's scratch(plan, ...) names what each of its operations needs.
 class ScratchPlan {
  public:
   const Device device;
-  explicit ScratchPlan(Device d) : device(d) {}
+  const Storage storage;  // of activations
+  ScratchPlan(Device d, Storage s) : device(d), storage(s) {}
 
   void need(size_t bytes) { bytes_ = bytes > bytes_ ? bytes : bytes_; }
   // What kernels need and the CPU's code does not.
@@ -156,8 +169,11 @@ class Parameters {
 
   // Lists what list(visit) names. Memory comes with allocate().
   explicit Parameters(const List& list);
-  // For a model that is only read, there is none for gradients: `grad` of its weights is null.
-  void allocate(const List& list, Device device, bool gradients = true);
+  // For a model that is only read, there is none for gradients: `grad` of its weights is null. Storage is that of activations:
+  // for bf16 there is a rounded copy of every value, with the same offset.
+  void allocate(const List& list, Device device, Storage storage, bool gradients = true);
+  // After the values have changed, other than by the optimizer: makes the copies anew.
+  void round_copies(Context& ctx);
 
   // Every value is a function of (seed, parameter name, index): a variant that adds a parameter leaves the others'
   // starting values as they were. Padding between tensors is zero, so that sums over a flat buffer may run across it.
@@ -165,13 +181,18 @@ class Parameters {
 
   const std::vector<Parameter>& list() const { return list_; }
   size_t flat_size() const { return size_; }  // elements of a flat buffer, padding included
-  size_t total() const;                       // elements of all parameters
-  size_t active() const;                      // of those that a token meets
+  // Of the values and their copies.
+  size_t bytes_of_values(Storage storage) const {
+    return size_ * (sizeof(float) + (storage == Storage::bf16 ? sizeof(bf16) : 0));
+  }
+  size_t total() const;   // elements of all parameters
+  size_t active() const;  // of those that a token meets
 
   // FLOPs of the matrix products with parameters, forward and backward, for one token.
   double product_flops() const;
 
   Buffer<float> values, grads;
+  Buffer<bf16> copies;  // empty where activations are fp32
 
  private:
   std::vector<Parameter> list_;

@@ -257,7 +257,16 @@ def p3_5():
                  "that keep massive activations away. Mean abs(h) of a dimension, over that of the median one; the state where that is most.")
 
 
-TABLES = {"p1-1": p1_1(), "p1-2": p1_2(), "p1-3": p1_3(), "p1-4": p1_4(), "p1-5": p1_5(), "p1-6": p1_6(), "p2-1": p2_1(), "p2-2": p2_2(), "p3-5": p3_5()}
+def bf16():
+    rows = [Row("fp32", "attention, fp32", ""),
+            Row("bf16", "attention, bf16", "--precision=bf16", {}, "fp32"),
+            Row("gated fp32", "G1, GatedNorm, fp32", "--attn=g1 --norm=gated"),
+            Row("gated bf16", "G1, GatedNorm, bf16", "--attn=g1 --norm=gated --precision=bf16", {}, "gated fp32")]
+    return Table("What bf16 costs", "the models of P2", "p2-2b", 4.3e-3, {"loss": LOSS, "peak": PEAK}, rows,
+                 notes="The paper trains in bf16 alone: there is no figure of its own to compare with.")
+
+
+TABLES = {"p1-1": p1_1(), "p1-2": p1_2(), "p1-3": p1_3(), "p1-4": p1_4(), "p1-5": p1_5(), "p1-6": p1_6(), "p2-1": p2_1(), "p2-2": p2_2(), "p3-5": p3_5(), "bf16": bf16()}
 
 # Tables that ask for what no loss or measure of a small model can say.
 ELSEWHERE = {

@@ -11,13 +11,15 @@ namespace gated {
 // are those of its layers, in their order.
 class Activations {
  public:
-  Activations(const TensorList& list, Context& ctx) : ctx_(ctx), memory_(ctx.device, bytes_of(list)) {
+  Activations(const TensorList& list, Context& ctx) : ctx_(ctx), memory_(ctx.device, bytes_of(list, Storage::fp32)) {
     char* next = memory_.data();
-    list(TensorVisitor([&](const TensorVisitor::Tensor& tensor, const std::function<void(void*)>& place) {
-      place(next);
-      places_.push_back({tensor.name, next, tensor.bytes});
-      next += (tensor.bytes + 127) / 128 * 128;
-    }));
+    list(TensorVisitor(
+        [&](const TensorVisitor::Tensor& tensor, const std::function<void(void*)>& place) {
+          place(next);
+          places_.push_back({tensor.name, next, tensor.bytes});
+          next += (tensor.bytes + 127) / 128 * 128;
+        },
+        Storage::fp32));
   }
   Activations(Model& model, Context& ctx)
       : Activations([&](const TensorVisitor& visit) { model.activations(visit); }, ctx) {}

@@ -53,6 +53,7 @@ std::map<std::string, Numbers> results_of(const ModelConfig& config) {
     std::copy(w.begin(), w.end(), &weights[p.offset]);
   }
   model.weights.values.upload(weights);
+  model.weights_changed();
   set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
 
   std::map<std::string, Numbers> results;
@@ -404,4 +405,30 @@ TEST_CASE("fixtures: linear layer and cross-entropy", "[fixtures]") {
   op.check("dh", dh);
   op.check("dw", dw);
   op.finish();
+}
+
+// The errors are 2-norms over all values of a kind, relative to the truth: our fp32, which is within 1e-5 of it.
+TEST_CASE("fixtures: bf16 errs at most half as much again as that of PyTorch", "[fixtures][bf16]") {
+  const json fixtures = read_fixtures("bf16.json");
+  for (const json& fixture : fixtures.at("models")) {
+    const std::string flags = fixture.at("flags"), source = fixture.at("source");
+    INFO(flags << " (" << source << ")");
+    ModelConfig config = small_model(flags);
+    const auto truth = results_of(config);
+    config.storage = Storage::bf16;
+    const auto got = results_of(config);
+    double apart[2] = {}, length[2] = {};  // of logits, of gradients
+    for (const auto& [name, numbers] : truth) {
+      if (name == "loss") continue;
+      for (size_t i = 0; i < numbers.size(); i++) {
+        apart[name != "logits"] += std::pow(got.at(name)[i] - numbers[i], 2);
+        length[name != "logits"] += std::pow(numbers[i], 2);
+      }
+    }
+    const double logits = std::sqrt(apart[0] / length[0]), gradient = std::sqrt(apart[1] / length[1]);
+    INFO("logits " << logits << ", gradient " << gradient);
+    REQUIRE(logits <= 1.5 * double(fixture.at("logits")));
+    REQUIRE(gradient <= 1.5 * double(fixture.at("gradient")));
+    REQUIRE(logits > 1e-4);
+  }
 }

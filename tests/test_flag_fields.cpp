@@ -176,7 +176,10 @@ const Row rows[] = {
     FIELD("--weight-decay=0.375", "", c.adamw.weight_decay == 0.375f),
     FIELD("--clip=2.5", "", c.clip == 2.5f),
 
-    FIELD("--precision=fp32", "", c.precision == Precision::fp32),
+    FIELD("--precision=fp32", "", c.model.storage == Storage::fp32),
+    FIELD("--precision=bf16", "", c.model.storage == Storage::bf16),
+    FIELD("--mma=hopper", "--precision=bf16", c.mma == MmaArithmetic::hopper),
+    FIELD("--mma=ampere", "--precision=bf16", c.mma == MmaArithmetic::ampere),
     FIELD("--matmul=exact", "", !c.cublas),
     FIELD("--matmul=cublas", "", c.cublas),
     FIELD("--tf32", "--matmul=cublas", c.tf32),
@@ -193,6 +196,7 @@ const Row rows[] = {
     FIELD("--save-every=27", "--out=folder", c.save_every == 27),
     FIELD("--keep=28", "--out=folder", c.keep == 28),
     FIELD("--resume", "--out=folder", c.resume),
+    FIELD("--change-precision", "--out=folder --resume", c.change_precision),
     FIELD("--evaluate", "--out=folder", c.evaluate),
     FIELD("--yarn=4", "--evaluate --out=folder", c.model.yarn == 4),
     FIELD("--quantize=none", "--evaluate --out=folder", !c.quantize),
@@ -246,7 +250,7 @@ TEST_CASE("flag fields: every flag and named value arrives, and changes no other
     REQUIRE(before == after);
     // A value that is the default has to arrive as well where it comes behind another.
     const std::string other = other_than(name, value);
-    if (other.empty() || name == "--precision") continue;
+    if (other.empty()) continue;
     if (other.find("sigmoid") == std::string::npos) REQUIRE(!row.arrived(config_of_flags(room + other)));
     REQUIRE(row.arrived(config_of_flags(room + other + word)));
   }
@@ -319,16 +323,17 @@ TEST_CASE("flag fields: what is not said follows from what is", "[flags]") {
 TEST_CASE("flag fields: which flags change the weights, and which the architecture", "[flags]") {
   // These may change where a run goes on from a checkpoint.
   const std::set<std::string> free = {
-      "--export",    "--export-dtype", "--preset",        "--from",          "--params",      "--match-params",
-      "--describe",  "--val-every",    "--measure-every", "--evaluate",      "--quantize",    "--smoothquant",
-      "--yarn",      "--probe",        "--val-batches",   "--sample-tokens", "--temperature", "--top-k",
-      "--out",       "--save-every",   "--keep",          "--resume",        "--device",      "--threads",
-      "--top-p",     "--generate",     "--prompt",        "--prompt-tokens", "--tokens",      "--samples",
-      "--tokenizer", "--choices"};
+      "--export",        "--export-dtype", "--preset",    "--from",          "--params",
+      "--match-params",  "--describe",     "--val-every", "--measure-every", "--evaluate",
+      "--quantize",      "--smoothquant",  "--yarn",      "--probe",         "--val-batches",
+      "--sample-tokens", "--temperature",  "--top-k",     "--out",           "--save-every",
+      "--keep",          "--resume",       "--device",    "--threads",       "--change-precision",
+      "--top-p",         "--generate",     "--prompt",    "--prompt-tokens", "--tokens",
+      "--samples",       "--tokenizer",    "--choices"};
   const std::set<std::string> of_no_model = {
-      "--data",          "--val-data", "--val-fraction", "--vocab",  "--seed",  "--steps", "--batch",
-      "--micro-batches", "--lr",       "--min-lr",       "--warmup", "--beta1", "--beta2", "--adam-eps",
-      "--weight-decay",  "--clip",     "--precision",    "--matmul", "--tf32"};
+      "--data",          "--val-data", "--val-fraction", "--vocab",  "--seed",   "--steps", "--batch",
+      "--micro-batches", "--lr",       "--min-lr",       "--warmup", "--beta1",  "--beta2", "--adam-eps",
+      "--weight-decay",  "--clip",     "--precision",    "--mma",    "--matmul", "--tf32"};
   Config config;
   for (const Flag& f : list_flags(config)) {
     INFO(f.name);

@@ -68,7 +68,7 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--norm=batch"}), "--norm=batch: expected rmsnorm | layernorm"));
   for (const char* bad : {"--layers=0", "--layers=-1", "--layers=2x", "--layers=", "--layers=99999999999999999999",
                           "--lr=nan", "--lr=inf", "--lr=-1", "--head-dim=257", "--clip=0", "--temperature=-1",
-                          "--beta2=1", "--device=tpu", "--precision=bf16"}) {
+                          "--beta2=1", "--device=tpu", "--precision=fp16"}) {
     INFO(bad);
     const std::string word = bad, message = parse({word});
     REQUIRE(contains(message, word.substr(0, word.find('='))));
@@ -166,7 +166,9 @@ TEST_CASE("flags: a switch is on when named, and takes on or off", "[flags]") {
       INFO(word);
       if (word == "--generate" || word == "--generate=on") continue;  // needs a model: tests/test_generate.cpp
       REQUIRE(parse(c, {word, "--out=x", "--experts=4", "--shared-experts=1",
-                        listed.name == "--tf32" ? "--matmul=cublas" : "--device=auto"}) == "");
+                        listed.name == "--tf32"               ? "--matmul=cublas"
+                        : listed.name == "--change-precision" ? "--resume"
+                                                              : "--device=auto"}) == "");
       for (const Flag& f : list_flags(c))
         if (f.name == listed.name) REQUIRE(f.get() == on);
     }
@@ -219,6 +221,11 @@ TEST_CASE("flags: what only a GPU can do is refused where none is", "[flags]") {
   REQUIRE(contains(parse({"--matmul=cublas", "--device=cpu"}), "--matmul=cublas with --device=cpu"));
   REQUIRE(contains(parse({"--matmul=cublas", "--device=emulated"}), "--matmul=cublas with --device=emulated"));
   REQUIRE(contains(parse({"--tf32"}), "--tf32 needs --matmul=cublas"));
+  REQUIRE(contains(parse({"--mma=ampere"}), "--mma needs --precision=bf16"));
+  REQUIRE(contains(parse({"--change-precision"}), "--change-precision needs --resume"));
+  REQUIRE(contains(parse({"--precision=bf16", "--head-dim=24"}), "--precision=bf16 with --head-dim=24"));
+  for (const char* flag : {"--mixer=gated-delta", "--experts=4", "--head-experts=2", "--matmul=cublas"})
+    REQUIRE(contains(parse({"--precision=bf16", flag}), "--precision=bf16 with --"));
   Config c;
   REQUIRE(parse(c, {"--matmul=cublas", "--tf32"}) == "");
   REQUIRE((c.cublas && c.tf32));
@@ -268,6 +275,9 @@ TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, b
   REQUIRE(refusal(plain, plain) == "");
   REQUIRE(contains(refusal(plain, remembered("--norm=gated")), "--norm=rmsnorm, this run has gated"));
   REQUIRE(contains(refusal(plain, remembered("--matmul=cublas")), "--matmul=exact, this run has cublas"));
+  REQUIRE(contains(refusal(plain, remembered("--precision=bf16")),
+                   "--precision=fp32, this run has bf16: resume with the "
+                   "same, add --change-precision"));
   REQUIRE(contains(refusal(plain, remembered("--vocab=32")), "was made with other data"));
   // As runs before this version wrote it.
   auto old = [](RunMetadata m, const std::map<std::string, std::string>& flags) {

@@ -39,7 +39,7 @@ class Layer {
             },
             ctx),
         report_(ctx.device, router_report_values) {
-    weights_.allocate(parameters(), ctx.device);
+    weights_.allocate(parameters(), ctx.device, Storage::fp32);
   }
   static Layer moe(const MoeConfig& moe, const FfnConfig& expert, size_t C, size_t N, Context& ctx) {
     FfnConfig config = expert;

@@ -52,7 +52,7 @@ void ArrayMeter::state(const StateView& view) {
   if (layer == 0) sequences_ += view.B;
   State& s = states_[layer];
   const size_t C = view.C;
-  const OnHost h(device_, view.h, view.B * T_ * C);
+  const OnHost<float> h(device_, view.h, view.B * T_ * C);
   for (size_t n = 0; n < view.B * T_; n++)
     for (size_t c = 0; c < C; c++) {
       const double size = std::fabs(double(h[n * C + c]));
@@ -64,7 +64,7 @@ void ArrayMeter::state(const StateView& view) {
 
 void ArrayMeter::output(const OutputView& view) {
   if (std::string_view(view.part) != "final_output") return;
-  const OnHost y(device_, view.y, view.N * view.C);
+  const OnHost<float> y(device_, view.y, view.N * view.C);
   for (size_t n = 0; n < view.N; n++)
     for (size_t c = 0; c < view.C; c++) final_output_[c] += std::fabs(double(y[n * view.C + c]));
 }
@@ -95,13 +95,13 @@ void ArrayMeter::attention(const AttentionView& view) {
     if (view.sink.logit) l.to_sink[i % s.H] += sums.sink[i];
   }
 
-  const OnHost v(device_, view.v, s.B * T_ * s.KVH * s.D);
+  const OnHost<float> v(device_, view.v, s.B * T_ * s.KVH * s.D);
   for (size_t row = 0; row < s.B * T_ * s.KVH; row++) l.value[row / s.KVH % T_] += length(&v[row * s.D], s.D);
 
-  const OnHost o(device_, view.o, s.B * T_ * s.H * s.D);
+  const OnHost<float> o(device_, view.o, s.B * T_ * s.H * s.D);
   add_outputs(l.before, o, 1);
   if (!view.o_gated) return;
-  add_outputs(l.behind, OnHost(device_, view.o_gated, s.B * T_ * s.H * s.D), 1);
+  add_outputs(l.behind, OnHost<float>(device_, view.o_gated, s.B * T_ * s.H * s.D), 1);
   if (!model_.attention.gate.op.additive) add_outputs(l.scaled, o, l.gate.mean_of_batch);
 }
 

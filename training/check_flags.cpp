@@ -70,9 +70,11 @@ std::vector<Needs> needs_of(const Config& c) {
       {{"--val-fraction"},
        !is_synthetic(c.data.data) || c.data.val_fraction == 0,
        "data of which a share can be kept (bigram-backcopy and recall make their own validation data)"},
+      {{"--mma"}, m.storage == Storage::bf16, "--precision=bf16: fp32 products are not those of tensor cores"},
       {{"--tf32"}, c.cublas, "--matmul=cublas: the project's own products are fp32"},
       {{"--export"}, c.source != nullptr, "--from=FOLDER: the model that is written"},
       {{"--export-dtype"}, !c.export_folder.empty(), "--export=FOLDER"},
+      {{"--change-precision"}, c.resume, "--resume: it goes on from a checkpoint of the other precision"},
       {{"--resume"}, has_out, "--out=FOLDER: the folder that holds the checkpoints"},
       {{"--evaluate"}, has_out || c.source, "--out=FOLDER: the folder that holds the checkpoints; or --from=FOLDER"},
       {{"--generate"}, c.source || !c.generate, "--from=FOLDER or --out=FOLDER: the model that writes"},
@@ -132,6 +134,22 @@ void check_norm_flags(const ModelConfig& m) {
           "--norm-weight=zero-centred is for the RMS norms: add --norm=rmsnorm, preaffine or gated");
   require(!(m.norm.kind == NormKind::none && m.placement != NormPlacement::pre),
           "--norm=none with --norm-placement: there is no norm to place; leave --norm-placement=pre");
+}
+
+void check_bf16_flags(const Config& c) {
+  const ModelConfig& m = c.model;
+  if (m.storage == Storage::fp32) return;
+  require(!m.has_attention() || m.attention.D % 16 == 0,
+          "--precision=bf16 with --head-dim=%zu: tensor cores multiply 16 at a time; take a multiple of 16",
+          m.attention.D);
+  const auto refuse = [](bool given, const char* flag) {
+    require(!given, "--precision=bf16 with %s: it computes in fp32 alone; leave one of them out", flag);
+  };
+  refuse(m.has_linear(), "--mixer=gated-delta or hybrid");
+  refuse(m.moe.E > 0, "--experts");
+  refuse(m.attention.head_experts.E > 0, "--head-experts");
+  refuse(c.quantize.has_value(), "--quantize");
+  refuse(c.cublas, "--matmul=cublas");
 }
 
 }  // namespace
@@ -244,6 +262,7 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   c.data.vocab = c.vocab;
   if (c.vocab) c.model.vocab = c.vocab;
   check_model_flags(c.model);
+  check_bf16_flags(c);
 }
 
 void check_device_flags(const Config& c, bool gpu_answers) {

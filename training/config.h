@@ -5,6 +5,7 @@
 #include <string>
 
 #include "dataloader/loader.h"
+#include "core/mma.h"
 #include "kernels/adamw.h"
 #include "kernels/quantize.h"
 #include "layers/model_config.h"
@@ -15,7 +16,6 @@ namespace gated {
 class ModelSource;  // training/model_source.h
 
 enum class DeviceChoice { automatic, cpu, cuda, emulated };
-enum class Precision { fp32 };
 enum class Probe { none, retrieval };
 
 struct Config {
@@ -45,7 +45,7 @@ struct Config {
   std::string tokenizer;  // a tokenizer.json, or a folder that has one
   std::string out;
   size_t save_every = 100, keep = 2;
-  bool resume = false, evaluate = false;
+  bool resume = false, change_precision = false, evaluate = false;
   std::string export_folder;  // where the model goes as a folder of transformers; empty: nowhere
   bool export_bf16 = false;
   std::optional<QuantizedFormat> quantize;  // of a second look at the model, behind --evaluate
@@ -53,7 +53,7 @@ struct Config {
   Probe probe = Probe::none;
   std::string choices;  // a file of questions with endings
 
-  Precision precision = Precision::fp32;
+  MmaArithmetic mma = MmaArithmetic::hopper;
   bool cublas = false, tf32 = false;  // products of matrices by cuBLASLt, in TF32
 
   DeviceChoice device = DeviceChoice::automatic;

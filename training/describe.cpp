@@ -60,9 +60,11 @@ std::string describe(const Config& config) {
                    : layer == first_attention ? "the first block with attention"
                                               : "the first block with experts",
                    B, T, N);
-    model.block_activations(layer, TensorVisitor([&](const TensorVisitor::Tensor& t, const auto&) {
-                              text += format("  %-58s %s\n", t.name.c_str(), shape_text(t.shape).c_str());
-                            }));
+    model.block_activations(layer, TensorVisitor(
+                                       [&](const TensorVisitor::Tensor& t, const auto&) {
+                                         text += format("  %-58s %s\n", t.name.c_str(), shape_text(t.shape).c_str());
+                                       },
+                                       m.storage));
   }
 
   // (auto is the CPU here: the scratch of kernels is asked for with --device=cuda)

@@ -351,9 +351,17 @@ void list_training_flags(FlagTable& t, Config& c) {
 
 void list_arithmetic_flags(FlagTable& t, Config& c) {
   t.begin(Flag::Kind::arithmetic);
-  t.choice<Precision>("--precision", c.precision,
-                      {{"fp32", Precision::fp32, "core/math.cuh", "exact: every device gives the same bits"}},
-                      "how numbers are stored and computed");
+  t.choice<Storage>(
+      "--precision", c.model.storage,
+      {{"fp32", Storage::fp32, "core/math.cuh", "floats"},
+       {"bf16", Storage::bf16, "core/storage.h",
+        "activations and copies of the weights in bf16, products on tensor cores; weights, their gradients "
+        "and the optimizer stay fp32"}},
+      "how numbers are stored and multiplied; with each every device gives the same bits");
+  t.choice<MmaArithmetic>("--mma", c.mma,
+                          {{"hopper", MmaArithmetic::hopper, "core/mma.h", "of compute capability 9"},
+                           {"ampere", MmaArithmetic::ampere, "core/mma.h", "of compute capability 8"}},
+                          "which tensor cores --precision=bf16 computes as: the CPU as either, a GPU as its own");
   t.choice<bool>(
       "--matmul", c.cublas,
       {{"exact", false, "kernels/matmul.cu", "the project's own kernels: the bits of the CPU"},
@@ -397,6 +405,8 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.number("--keep", c.keep, at_least(0), "how many checkpoints are kept, the newest; 0: all");
   t.on_off("--resume", c.resume, "training/checkpoint.h",
            "continue bit for bit from the newest checkpoint in --out, or start where there is none");
+  t.on_off("--change-precision", c.change_precision, "training/run_metadata.h",
+           "with --resume: go on though the checkpoint was made with the other --precision; it holds fp32 weights");
   t.on_off(
       "--evaluate", c.evaluate, "training/measures.h",
       "train nothing: validation loss and measures of the newest checkpoint in --out, whose measures.safetensors is "

@@ -158,6 +158,7 @@ int generate(Config& c, Device device) {
   use_threads(c.threads);
   Context ctx(device);
   if (c.cublas) ctx.use_cublas(c.tf32);
+  if (c.model.storage == Storage::bf16) ctx.use_mma(c.mma);
   set_trained_context(c.model, c.source->context(), c.source->path());
   const std::optional<Tokenizer> found = find_tokenizer(c);
   const Tokenizer* tokenizer = found ? &*found : nullptr;
@@ -169,6 +170,7 @@ int generate(Config& c, Device device) {
   require_memory(device, double(bytes));
   Model model(c.model, shape, ctx);
   fill_from_host(model.weights.values, [&](float* host) { c.source->read(c.model, model.weights.list(), host); });
+  model.weights_changed();
   fprintf(stderr, "%s: %zu parameters, %.0f MiB (weights, cache, activations), %s%s\n", c.source->path().c_str(),
           model.weights.total(), double(bytes) / 1048576, name_of(device),
           device == Device::cpu ? format(", %d threads", omp_get_max_threads()).c_str() : "");

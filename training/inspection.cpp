@@ -61,7 +61,7 @@ static void each_score_of(std::vector<float> z, size_t columns, size_t heads, co
 }
 
 void each_score(const GateView& view, Device device, const std::function<void(double)>& f) {
-  const OnHost logits(device, view.z, view.rows * view.columns);
+  const OnHost<float> logits(device, view.z, view.rows * view.columns);
   each_score_of({logits.begin(), logits.end()}, view.columns, view.heads_averaged, view.config.op, f);
 }
 

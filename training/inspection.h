@@ -9,7 +9,7 @@
 
 namespace gated {
 
-// n elements for the host to read: a copy of what a GPU has, elsewhere the elements themselves.
+// n elements for the host to read: a copy of what a GPU has, elsewhere the elements themselves. Of bf16 a copy that is widened.
 template <class T>
 class OnHost {
  public:
@@ -18,6 +18,15 @@ class OnHost {
     copy_.resize(n);
     Buffer<T>::copy_to_host(device, copy_.data(), data, n);
     data_ = copy_.data();
+  }
+  OnHost(Device device, ConstReals data, size_t n)
+      : OnHost(device, data.storage() == Storage::fp32 ? data.as<float>() : nullptr,
+               data.storage() == Storage::fp32 ? n : 0) {
+    if (data.storage() == Storage::fp32) return;
+    const OnHost<bf16> narrow(device, data.as<bf16>(), n);
+    copy_.assign(narrow.begin(), narrow.end());
+    data_ = copy_.data();
+    n_ = n;
   }
   OnHost(const OnHost&) = delete;
   const T* data() const { return data_; }

@@ -76,7 +76,7 @@ Meter::Layer& Meter::here() {
 void Meter::state(const StateView& view) {
   Layer& l = here();
   const size_t N = view.B * view.T, C = view.C;
-  const OnHost h(device_, view.h, N * C);
+  const OnHost<float> h(device_, view.h, N * C);
   const double median = median_size(h.data(), N * C);
   const double is_massive = std::max(massive_size, massive_medians * median), is_large = sink_medians * median;
   l.large.resize(C);
@@ -104,7 +104,7 @@ void Meter::state(const StateView& view) {
 void Meter::output(const OutputView& view) {
   std::vector<double>& sums = here().outputs[view.part];
   sums.resize(view.C);
-  const OnHost y(device_, view.y, view.N * view.C);
+  const OnHost<float> y(device_, view.y, view.N * view.C);
   for (size_t n = 0; n < view.N; n++)
     for (size_t c = 0; c < view.C; c++) sums[c] += std::fabs(double(y[n * view.C + c]));
 }
@@ -122,7 +122,7 @@ void Meter::attention(const AttentionView& view) {
       if (view.sink.logit) l.to_sink.add(sums.sink[b * s.H + head], s.T - 1);
     }
   const size_t N = s.B * s.T;
-  const OnHost v(device_, view.v, N * s.KVH * s.D);
+  const OnHost<float> v(device_, view.v, N * s.KVH * s.D);
   for (size_t n = 0; n < N; n++)
     for (size_t head = 0; head < s.KVH; head++)
       (n % s.T ? l.other_value : l.first_value).add(length(&v[(n * s.KVH + head) * s.D], s.D));
@@ -130,8 +130,8 @@ void Meter::attention(const AttentionView& view) {
   if (view.o_gated) outputs(l.output_gated, view.o_gated, N * s.H * s.D);
 }
 
-void Meter::outputs(Outputs& to, const float* data, size_t n) const {
-  for (float value : OnHost(device_, data, n)) {
+void Meter::outputs(Outputs& to, ConstReals data, size_t n) const {
+  for (float value : OnHost<float>(device_, data, n)) {
     const double size = std::fabs(double(value));
     to.size.add(size);
     to.below_1e2.add(size < 1e-2);

@@ -140,7 +140,7 @@ class Meter final : public Inspector {
     std::vector<size_t> slots;  // (E)
   };
   Layer& here();
-  void outputs(Outputs& to, const float* o, size_t n) const;
+  void outputs(Outputs& to, ConstReals o, size_t n) const;
 
   template <class Value>
   std::vector<double> by_layer(Value value) const;

@@ -7,7 +7,7 @@
 namespace gated {
 
 static ScratchPlan scratch_plan(const Model& model, Device device) {
-  ScratchPlan plan(device);
+  ScratchPlan plan(device, model.config.storage);
   model.scratch(plan);
   Optimizer::scratch(plan, model.weights);
   return plan;
@@ -19,7 +19,7 @@ TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, si
   const size_t flat = model.weights.flat_size(), sums = micro_batches > 1 ? flat : 0;
   const ScratchPlan scratch = scratch_plan(model, device);
   constexpr size_t f = sizeof(float);
-  return {f * flat,
+  return {model.weights.bytes_of_values(config.storage),
           f * (flat + sums),
           f * 2 * flat,
           model.activation_bytes(),

@@ -15,7 +15,13 @@ RunMetadata run_metadata(Config& config, const Data& data) {
   return metadata;
 }
 
+// A checkpoint holds fp32 masters, whatever the precision was.
+static void leave_out_precision(RunMetadata& metadata) {
+  for (const char* flag : {"flag--precision", "flag--mma"}) metadata.erase(flag);
+}
+
 RunMetadata needed_by_evaluation(RunMetadata metadata) {
+  leave_out_precision(metadata);
   Config defaults;
   for (const Flag& f : list_flags(defaults))
     if (f.kind == Flag::Kind::training || f.name == "--context") metadata.erase("flag" + f.name);
@@ -106,9 +112,16 @@ void require_same_run(const std::string& path, RunMetadata then, const RunMetada
               path.c_str(), what.c_str(), now.at("flag" + what).c_str(), is, was);
     else
       require(then[key] == value,
-              "%s: was made with %s=%s, this run has %s: resume with the same, or start in a new --out", path.c_str(),
-              what.c_str(), was, is);
+              "%s: was made with %s=%s, this run has %s: resume with the same, %sor start in a new --out", path.c_str(),
+              what.c_str(), was, is, what == "--precision" ? "add --change-precision, " : "");
   }
+}
+
+std::optional<Checkpoint> newest_checkpoint(const Config& c, RunMetadata metadata) {
+  std::optional<Checkpoint> checkpoint = find_latest(c.out);
+  if (c.change_precision) leave_out_precision(metadata);
+  if (checkpoint) require_same_run(checkpoint->path(), checkpoint->metadata(), metadata);
+  return checkpoint;
 }
 
 }  // namespace gated

@@ -3,10 +3,12 @@
 // tests/test_checkpoint.cpp, tests/test_cli.cpp
 #pragma once
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dataloader/loader.h"
+#include "training/checkpoint.h"
 #include "training/config.h"
 
 namespace gated {
@@ -22,7 +24,7 @@ std::vector<std::string> changed_flags(const RunMetadata& metadata);
 // have: what they chose cannot be built. `path` is named in the refusal.
 std::vector<std::string> flags_of_run(const std::string& path, RunMetadata metadata);
 
-// What of it an evaluation must have in common with its run: neither --context nor how it was trained.
+// What of it an evaluation must have in common with its run: neither --context nor --precision nor how it was trained.
 RunMetadata needed_by_evaluation(RunMetadata metadata);
 
 // The --context that it was trained with.
@@ -32,5 +34,9 @@ size_t trained_context(const RunMetadata& metadata);
 // changed. Where the data lies may change. A checkpoint from before there were hashes is held to the data's path and
 // size; a flag that is younger than the checkpoint was at its default.
 void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now);
+
+// The newest checkpoint of --out, which is of a run with this metadata. Nothing where there is none. With --change-precision the
+// checkpoint may be of the other --precision.
+std::optional<Checkpoint> newest_checkpoint(const Config& config, RunMetadata metadata);
 
 }  // namespace gated

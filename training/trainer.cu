@@ -154,6 +154,7 @@ void Trainer::load(const Checkpoint& checkpoint) {
     });
   };
   read("", model.weights.values);
+  model.weights_changed();
   read("optimizer.m.", optimizer.m);
   read("optimizer.v.", optimizer.v);
   steps_done_ = results_given_ = checkpoint.step();
@@ -161,6 +162,7 @@ void Trainer::load(const Checkpoint& checkpoint) {
 
 void Trainer::start_from(const ModelSource& source) {
   fill_from_host(model.weights.values, [&](float* host) { source.read(model.config, model.weights.list(), host); });
+  model.weights_changed();
 }
 
 }  // namespace gated

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Makes tests/fixtures/bf16.json: how far transformers' models in bfloat16 are from the truth; tests/test_bf16.cpp compares.
+
+usage: pip install torch transformers && scripts/make_bf16_fixture.py [FOLDER]     CPU only, no download, seconds
+
+Of each line of flags the model of transformers computes logits and gradients twice: in float64 and in bfloat16, with the same
+parameters (the second rounds them first). Stored are the relative errors of the second, as 2-norms: of the logits behind each
+sequence's last token, and of all gradients together. Weights and tokens are those of scripts/make_fixtures.py.
+"""
+import json
+import os
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import make_fixtures as fixtures
+
+BASE = "--vocab=96 --context=64 --layers=2 --hidden=64 --heads=4 --kv-heads=2 --head-dim=16 --ffn-hidden=160"
+LINES = {
+    "": fixtures.qwen3,
+    "--attn=g1 --norm-weight=zero-centred --rope-fraction=0.5 --tied=off": fixtures.qwen3_next,
+    "--norm-placement=sandwich --norm-weight=zero-centred --ffn=geglu --embedding-scale=on --window=20 "
+    "--window-layers=even": fixtures.gemma3,
+    fixtures.GPT + "--init=depth-scaled --kv-heads=4": fixtures.gpt2,
+}
+BATCH = 2
+
+
+def results(make, f, weights, ids, targets, dtype):
+    m, parameters = make(f)
+    weights = {name: w.detach().to(dtype).requires_grad_() for name, w in weights.items()}
+    logits = torch.func.functional_call(m.to(dtype).eval(), parameters(weights), (ids,), {"use_cache": False}).logits
+    loss = F.cross_entropy(logits.double().flatten(0, 1), targets.flatten())
+    gradients = torch.autograd.grad(loss, list(weights.values()))
+    return logits[:, -1].detach().double(), torch.cat([g.flatten().double() for g in gradients])
+
+
+def error(truth, got):
+    return ((got - truth).norm() / truth.norm()).item()
+
+
+def fixture(line, make):
+    f = fixtures.Flags(f"{BASE} --expert-hidden=1 {line}")  # (transformers asks for the width of experts that are not there)
+    T, V = f.number("context"), f.number("vocab")
+    ids, targets = (fixtures.tokens(name, BATCH * T, V).reshape(BATCH, T) for name in ("ids", "targets"))
+    weights = fixtures.Weights(f["norm-weight"] == "zero-centred")
+    fixtures.model(f, weights, ids, [])  # which asks for every parameter
+    with torch.autograd.set_grad_enabled(True):
+        truth = results(make, f, weights, ids, targets, torch.float64)
+        torch.set_default_dtype(torch.float32)
+        rounded = results(make, f, weights, ids, targets, torch.bfloat16)
+        torch.set_default_dtype(torch.float64)
+    logits, gradient = (error(*pair) for pair in zip(truth, rounded))
+    print(f"{make.__name__:12} logits {logits:.2e}  gradient {gradient:.2e}  {line}")
+    return {"flags": f"{BASE} {line}", "source": f"transformers, {make.__name__}", "logits": logits, "gradient": gradient}
+
+
+def main():
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    folder = sys.argv[1] if len(sys.argv) > 1 else os.path.join(fixtures.ROOT, "tests/fixtures")
+    path = os.path.join(folder, "bf16.json")
+    content = {"torch": torch.__version__.partition("+")[0], "transformers": fixtures.transformers.__version__,
+               "batch": BATCH, "models": [fixture(line, make) for line, make in LINES.items()]}
+    with open(path, "w") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

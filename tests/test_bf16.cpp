@@ -1,0 +1,155 @@
+// bf16: whole runs with --precision=bf16: the same bits on cpu and kernels, near those of fp32; masters and their copies; a run
+// that goes on in the other precision.
+#include <filesystem>
+
+#include "tests/compare.h"
+#include "tests/small_runs.h"
+
+using namespace gated;
+
+namespace {
+
+// Heads are as wide as one step of a tensor core.
+ModelConfig bf16_model(const std::string& flags) {
+  return small_model("--precision=bf16 --head-dim=16 " + flags);
+}
+
+const std::vector<std::string>& bf16_lines() {
+  static const std::vector<std::string> lines = {
+      "",
+      "--norm=gated --norm-rank=3 --attn=g1",
+      "--norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off --init=depth-scaled "
+      "--kv-heads=4",
+      "--norm=dyt --norm-placement=post --embedding-scale=on --tied=off",
+      "--norm=gated-dyt --norm-rank=3 --norm-placement=sandwich --attn=g2 --gate=headwise --attn-sink=learned",
+      "--norm=preaffine --norm-weight=zero-centred --attn=g1 --gate=shared --ffn=polynorm",
+      "--attn=g3 --attn-sink=kv-bias --window=3 --ffn=geglu --dropout=0.2 --clip-residual=1.2",
+      "--attn=g4 --gate-op=add --gate-act=silu --sdpa-out=groupnorm --rope-fraction=0.7 --embedding-factor=4.5",
+      "--attn=g5 --norm=none --attn-score=sigmoid --ffn=swiglu-clamped --clip-output=0.5",
+      "--attn=g1 --gate=static --sdpa-out=silu --norm-placement=post --ffn=relu2 --residual=off --norm=layernorm",
+  };
+  return lines;
+}
+
+struct Batches {
+  std::vector<int> ids, targets;
+  explicit Batches(const ModelConfig& c) {
+    for (size_t i = 0; i < 2 * c.context; i++) {
+      ids.push_back(int(random_below(1, 1, i, c.vocab)));
+      targets.push_back(int(random_below(1, 2, i, c.vocab)));
+    }
+  }
+};
+
+std::vector<float> gradient(const ModelConfig& config, Context& ctx, float& loss) {
+  const Batches b(config);
+  Model model(config, 2, config.context, 3, ctx);
+  set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
+  loss = forward_backward(model, b.ids, b.targets, 2, config.context, ctx, {}, 0);
+  return model.weights.grads.download();
+}
+
+}  // namespace
+
+TEST_CASE("bf16: losses and gradients are near those of fp32", "[bf16]") {
+  for (const std::string& line : bf16_lines()) {
+    INFO(line);
+    ModelConfig config = bf16_model(line);
+    Context ctx(Device::cpu);
+    float loss, exact_loss;
+    const std::vector<float> narrow = gradient(config, ctx, loss);
+    config.storage = Storage::fp32;
+    const std::vector<float> exact = gradient(config, ctx, exact_loss);
+    double apart = 0, length = 0;
+    for (size_t i = 0; i < exact.size(); i++) {
+      apart += std::pow(double(narrow[i]) - double(exact[i]), 2);
+      length += std::pow(double(exact[i]), 2);
+    }
+    REQUIRE(std::fabs(loss - exact_loss) < 0.01f);
+    REQUIRE(loss != exact_loss);
+    REQUIRE(std::sqrt(apart / length) < 0.04);
+  }
+}
+
+TEST_CASE("bf16: a run has the same bits on cpu and kernels", "[bf16]") {
+  for (const std::string& line : bf16_lines()) {
+    INFO(line);
+    const bool main_line = line.size() < 40;
+    Config config = small_run(bf16_model(line), main_line ? 20 : 3, main_line ? 2 : 1);
+    std::vector<float> trace;
+    std::string fingerprint;
+    for (Device device : {Device::cpu, Device::emulated}) {
+      Context ctx(device);
+      Run run(config, ctx);
+      const std::vector<float> steps = run.steps(config.steps);
+      if (device == Device::cpu) {
+        trace = steps, fingerprint = run.trainer.fingerprint();
+        continue;
+      }
+      REQUIRE_BITWISE(trace, steps);
+      REQUIRE(run.trainer.fingerprint() == fingerprint);
+    }
+  }
+}
+
+TEST_CASE("bf16: the arithmetic of ampere is another, and the same on cpu and kernels", "[bf16]") {
+  Config config = small_run(bf16_model(""), 2);
+  std::vector<std::string> fingerprints;
+  for (Device device : {Device::cpu, Device::emulated})
+    for (MmaArithmetic arithmetic : {MmaArithmetic::hopper, MmaArithmetic::ampere}) {
+      Context ctx(device);
+      ctx.use_mma(arithmetic);
+      Run run(config, ctx);
+      run.steps(2);
+      fingerprints.push_back(run.trainer.fingerprint());
+    }
+  REQUIRE(fingerprints[0] == fingerprints[2]);
+  REQUIRE(fingerprints[1] == fingerprints[3]);
+  REQUIRE(fingerprints[0] != fingerprints[1]);
+}
+
+TEST_CASE("bf16: behind every step the copies are the masters, rounded", "[bf16]") {
+  for (Device device : {Device::cpu, Device::emulated}) {
+    Context ctx(device);
+    Run run(small_run(bf16_model("--norm=gated --norm-rank=3"), 3), ctx);
+    const auto same = [&] {
+      const Parameters& w = run.trainer.model.weights;
+      const std::vector<float> masters = w.values.download();
+      const std::vector<bf16> copies = w.copies.download();
+      size_t different = 0;
+      for (size_t i = 0; i < masters.size(); i++) different += bf16(masters[i]).bits != copies[i].bits;
+      return different == 0;
+    };
+    REQUIRE(same());
+    run.steps(2);
+    REQUIRE(same());
+  }
+}
+
+TEST_CASE("bf16: a model takes less memory for activations, and the plan of its scratch is enough", "[bf16]") {
+  for (Device device : {Device::cpu, Device::emulated}) {
+    Context ctx(device);
+    Run narrow(small_run(bf16_model(""), 1), ctx);
+    narrow.steps(1);  // (an operation that wants more scratch than was planned is refused)
+    Model wide(small_model("--head-dim=16"));
+    wide.plan(2, 9);
+    REQUIRE(narrow.trainer.model.activation_bytes() < 0.7 * double(wide.activation_bytes()));
+  }
+}
+
+TEST_CASE("bf16: a token that is read with a cache has the logits of the whole forward", "[bf16]") {
+  for (const std::string& line : {std::string(), bf16_lines()[1], bf16_lines()[6]})
+    for (Device device : {Device::cpu, Device::emulated}) {
+      INFO(line << ", " << name_of(device));
+      Context ctx(device);
+      const ModelConfig config = bf16_model(line + " --context=70");
+      Model model(config, 2, 70, 3, ctx);
+      std::vector<int> ids;
+      for (size_t i = 0; i < 70; i++) ids.push_back(int(random_below(1, 1, i, config.vocab)));
+      const std::vector<float> whole = model.next_token_logits(ids);
+      model.begin_sequences(1, 70);
+      std::vector<float> logits = model.read({ids.begin(), ids.begin() + 60});
+      for (size_t i = 60; i < 70; i++) logits = model.read({ids[i]});
+      REQUIRE_BITWISE(whole, logits);
+    }
+}
