@@ -112,7 +112,7 @@ endef
 
 # Where a CPU is fast, its code stands in X_cpu.cpp or in these. Every other .cu is run by the emulator alone, but for the
 # host's, which have no kernels.
-FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu $(filter %.cu,$(HOST))
+FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu kernels/round.cu $(filter %.cu,$(HOST))
 FAST_TESTS := tests/test_math.cpp tests/bench.cpp
 TESTS := $(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp))
 WHOLE_TESTS := $(patsubst tests/%.cpp,%,$(shell grep -lE '"(layers|training|dataloader|tests/small_)' $(wildcard tests/test_*.cpp)))

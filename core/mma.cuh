@@ -72,7 +72,7 @@ __device__ inline void ldmatrix(uint32_t (&x)[4], const bf16* row) {
 // A thread's copies from global to shared memory.
 class AsyncCopies {
  public:
-  // 16 bytes, both sides on a 16-byte boundary: the first `bytes` of them (a multiple of 4) from global memory, the others 0.
+  // 16 bytes, both sides on a 16-byte boundary: the first `bytes` of them (whole bf16) from global memory, the others 0.
   __device__ void copy16(void* shared, const void* global, unsigned bytes = 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
                  : "memory");
@@ -177,10 +177,10 @@ class AsyncCopies {
   void copy16(void* shared, const void* global, unsigned bytes = 16) {
     require_boundary("cp.async", shared);
     require_boundary("cp.async", global);
-    require(bytes <= 16 && bytes % 4 == 0, "cp.async: %u bytes, expected 0, 4, 8, 12 or 16", bytes);
+    require(bytes <= 16 && bytes % 2 == 0, "cp.async: %u bytes, expected an even number up to 16", bytes);
     require(asked_ - done_ < most, "cp.async: a thread has %zu copies under way, expected at most %zu", asked_ - done_,
             most);
-    const Copy copy = {static_cast<Word*>(shared), static_cast<const Word*>(global), bytes / 4, group_};
+    const Copy copy = {static_cast<Word*>(shared), static_cast<const Word*>(global), bytes, group_};
     for (size_t i = 0; i < 4; i++) copy.to[i] = ~0u;
     copies_[asked_++ % most] = copy;
   }
@@ -189,17 +189,21 @@ class AsyncCopies {
   void wait() {
     for (; done_ < asked_ && copies_[done_ % most].group + pending < group_; done_++) {
       const Copy& copy = copies_[done_ % most];
-      for (size_t i = 0; i < 4; i++) copy.to[i] = i < copy.words ? copy.from[i] : 0;
+      for (unsigned i = 0; i < 4; i++)
+        copy.to[i] = copy.bytes >= 4 * i + 4   ? copy.from[i]
+                     : copy.bytes == 4 * i + 2 ? *reinterpret_cast<const Half*>(copy.from + i)
+                                               : 0;
     }
   }
 
  private:
   static constexpr size_t most = 64;
   using Word = uint32_t __attribute__((may_alias));  // of whatever the kernel copies
+  using Half = uint16_t __attribute__((may_alias));
   struct Copy {
     Word* to;
     const Word* from;
-    size_t words, group;
+    size_t bytes, group;
   };
   Copy copies_[most];  // a ring
   size_t asked_ = 0, done_ = 0, group_ = 0;

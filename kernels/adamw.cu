@@ -18,7 +18,8 @@
 //   sqrt(vhat) = sqrt(v)*correction2, pulled out of the root, leaves one division and one root an element.
 // shapes: w, m, v, g flat buffers f32 with the same offsets, m and v zero before the first step; norm one f32 on the device
 //   w, m and v are updated in place
-// The master weights are f32. A copy of them in another type could be written where the kernel stores w.
+// The master weights are f32. Products of bf16 read a rounded copy, which is written in the same launch as w. A step is often
+//   smaller than what a copy can show: it is the master that remembers it.
 // A norm that is not finite leaves w, m and v as they are, and so do all updates after it: one bad batch must not reach the
 //   weights before the training loop has seen it.
 // --lr, --beta1, --beta2, --adam-eps, --weight-decay, --clip | tests/test_adamw.cpp
@@ -131,13 +132,13 @@ size_t AdamWPlan::bytes(const std::vector<AdamWTensor>& tensors) {
 // ---- kernel
 
 // A thread owns four neighbouring elements of its block (a Quad): 16-byte loads and stores where count is a multiple of 4.
-// It reads four arrays and writes three, each once: 28 bytes an element cross the bus.
+// It reads four arrays and writes three, each once: 28 bytes an element cross the bus, and 2 for a copy.
 // All threads read the same norm, so either all of them update or none. One that is not finite stops the later updates, too:
 // the first block says so. `stopped` is written under a bad norm alone and read under a good one alone, never both in one
 // launch, so nobody has to wait.
 __global__ void __launch_bounds__(elementwise_block)
-    adamw_update_kernel(float* w, float* m, float* v, const float* g, const float* norm, const AdamWBlock* blocks,
-                        const AdamWStep* step, int* stopped) {
+    adamw_update_kernel(float* w, float* m, float* v, bf16* copy, const float* g, const float* norm,
+                        const AdamWBlock* blocks, const AdamWStep* step, int* stopped) {
   if (!adamw_norm_is_finite(*norm)) {
     if (blockIdx.x == 0 && threadIdx.x == 0) *stopped = 1;
     return;
@@ -155,12 +156,14 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(w + block.begin, i, n, wq);
   store_quad(m + block.begin, i, n, mq);
   store_quad(v + block.begin, i, n, vq);
+  if (copy) store_quad(copy + block.begin, i, n, wq);
 }
 
 // ---- the CPU: blocks are shared out among threads, the elements of a block vectorise; every element is computed alone, so
 // the bits are those of the reference
 
-static void adamw_update_cpu(float* w, float* m, float* v, const float* g, const float* norm, const AdamWPlan& plan) {
+static void adamw_update_cpu(float* w, float* m, float* v, bf16* copy, const float* g, const float* norm,
+                             const AdamWPlan& plan) {
   if (!adamw_norm_is_finite(*norm)) *plan.stopped() = 1;
   if (*plan.stopped()) return;
   const AdamWStep a = *plan.step();  // a copy that no store to w, m or v can change
@@ -174,16 +177,17 @@ static void adamw_update_cpu(float* w, float* m, float* v, const float* g, const
     const float* gb = g + block.begin;
 #pragma omp simd
     for (size_t i = 0; i < block.count; i++) adamw_element(wb[i], mb[i], vb[i], scale * gb[i], a, weight_decay);
+    for (size_t i = 0; copy && i < block.count; i++) copy[block.begin + i] = bf16(wb[i]);
   }
 }
 
 // ---- launcher: what changes from step to step comes from device memory, so a CUDA graph may hold this launch
 
-void adamw_update(float* w, float* m, float* v, const float* g, const float* norm, const AdamWPlan& plan,
+void adamw_update(float* w, float* m, float* v, bf16* copy, const float* g, const float* norm, const AdamWPlan& plan,
                   Context& ctx) {
-  if (ctx.device == Device::cpu) return adamw_update_cpu(w, m, v, g, norm, plan);
-  launch(adamw_update_kernel, grid_of(plan.block_count()), elementwise_block, 0, ctx, w, m, v, g, norm, plan.blocks(),
-         plan.step(), plan.stopped());
+  if (ctx.device == Device::cpu) return adamw_update_cpu(w, m, v, copy, g, norm, plan);
+  launch(adamw_update_kernel, grid_of(plan.block_count()), elementwise_block, 0, ctx, w, m, v, copy, g, norm,
+         plan.blocks(), plan.step(), plan.stopped());
 }
 
 }  // namespace gated

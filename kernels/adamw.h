@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/context.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
@@ -54,13 +55,15 @@ class AdamWPlan {
   Buffer<int> stopped_;
 };
 
-// Moves the weights w, updates their moments m and v (zero before the first step), from the gradient g. All four are flat
-// buffers with the offsets of the plan; what lies between its tensors is neither read nor written.
+// Moves the weights w, updates their moments m and v (zero before the first step), from the gradient g; copy, if it is not
+// null, becomes the new w, rounded. All five are flat buffers with the offsets of the plan; what lies between its tensors is
+// neither read nor written.
 // norm: the norm of the whole gradient, one float on the device. Where it is larger than clip, g counts clip/norm times.
-// Where it is NaN or infinite, w, m and v stay as they are, by this update and by every later one of the plan. So the host
+// Where it is NaN or infinite, w, m, v and copy stay as they are, by this update and by every later one of the plan. So the host
 // need not wait for the norm of a step before it launches the next one: when it reads a norm that is not finite, the weights
 // are those of the last good step.
-void adamw_update(float* w, float* m, float* v, const float* g, const float* norm, const AdamWPlan& plan, Context& ctx);
+void adamw_update(float* w, float* m, float* v, bf16* copy, const float* g, const float* norm, const AdamWPlan& plan,
+                  Context& ctx);
 
 // One tensor of n elements, which decays by step.weight_decay.
 template <class T>

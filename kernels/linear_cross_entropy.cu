@@ -6,7 +6,7 @@
 //    e^l overflows for l > 88, so the row's largest logit m is taken out first:  lse = m + log(sum over u of e^(l_u - m)).
 //    Backward. lse is the only part of the loss that knows every logit, and d lse / d l_v = e^l_v / sum = p_v, so
 //      dl_v = (p_v - [v = target]) dloss,       p_v = e^(l_v - lse)
-//    A row's gradients are written over its logits: nobody needs these any more.
+//    A row's gradients are written over its logits, if both are floats: nobody needs these any more.
 //
 // 2. The output matmul in front of it. The logits of token n are products of its hidden state h_n (C) with every row of
 //    the head's weight W (V,C):
@@ -19,11 +19,17 @@
 //    its sum over tokens goes in slices of 1024 rows, each one chain from +0,
 //      dW = ((dW + slice 0) + slice 1) + ...              one rounding each, ascending
 //    and every chunk but the last is a whole number of slices. So any size of a chunk gives the same bits.
+//
+// 4. Of bf16. The three products are of bf16 (kernels/matmul_bf16.cu): of h, of a rounded copy of W, and of dlogits, which are
+//    rounded once as they are written, to memory of their own. Logits, which are sums, stay floats, as do losses and dW, whose
+//    order is that of (3): a slice is the chain of products of matmul_bf16. dh is rounded once, at the end.
+//
 //    Cut Your Losses (Wijmans et al. 2024, arXiv 2411.09009) keeps no logits at all. A chunk of about a thousand rows is of
 //    the size of W itself, and leaves the work to plain products.
 //
 // exactly: the sum over a row in the row order (core/reduce.cuh); the maximum of a row has no order
-// shapes: h, dh (N,C) f32; weight, dweight (V,C); targets, losses (N); logits (chunk_rows, padded_vocab(V)), overwritten
+// shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), losses (N) f32; weight_copy (V,C) bf16; targets (N)
+//   of a chunk, overwritten: logits (chunk_rows, padded_vocab(V)) f32, dlogits the same of bf16
 // on the CPU: the row pass is tuned in kernels/linear_cross_entropy_cpu.cpp
 // Logits for sampling are matmul alone. | tests/test_linear_cross_entropy.cpp
 #include "kernels/linear_cross_entropy.h"
@@ -34,6 +40,7 @@
 #include "core/quad.cuh"
 #include "core/reduce.cuh"
 #include "kernels/linear_cross_entropy.cuh"
+#include "kernels/matmul_bf16.h"
 
 namespace gated {
 
@@ -104,15 +111,17 @@ __device__ inline Quad exchange_chains(float* shared, float chain) {
   return load_quad<true>(shared, 4 * (threadIdx.x % 32), row_chains);
 }
 
+template <class S>
 __global__ void __launch_bounds__(row_chains)
-    cross_entropy_kernel(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t V) {
+    cross_entropy_kernel(float* losses, S* dlogits, const float* logits, const int* targets, float dloss, size_t V) {
   STATIC_SHARED(float, chains, [row_chains]);
   const size_t row = blockIdx.x, first = 4 * threadIdx.x, step = 4 * row_chains;
-  float* l = logits + row * padded_vocab(V);
+  const float* l = logits + row * padded_vocab(V);
+  S* dl = dlogits ? dlogits + row * padded_vocab(V) : nullptr;
   const int target = targets[row];
   if (target == ignored_target) {  // for the whole block, so that no thread waits at a barrier for one that left
     if (threadIdx.x == 0) losses[row] = 0.0f;
-    for (size_t v = first; gradient && v < V; v += step) store_quad_inside(l, v, V, Quad{}, true);
+    for (size_t v = first; dl && v < V; v += step) store_quad_inside(dl, v, V, Quad{}, true);
     return;
   }
   const bool known = target_is_known(target, V);
@@ -134,21 +143,25 @@ __global__ void __launch_bounds__(row_chains)
 
   const float lse = log_sum_exp(max, sum, known);
   if (threadIdx.x == 0) losses[row] = lse - at_target;
-  // The gradients go over the logits. No thread reads another's any more: the barriers of the second exchange came behind
+  // The gradients may go over the logits. No thread reads another's any more: the barriers of the second exchange came behind
   // the last such read.
-  for (size_t v = first; gradient && v < V; v += step) {
+  for (size_t v = first; dl && v < V; v += step) {
     Quad q = load_quad_inside(l, v, V, true);
     for (int k = 0; k < 4; k++) q.v[k] = dlogit(q.v[k], lse, v + k == size_t(target) ? 1.0f : 0.0f, dloss);
-    store_quad_inside(l, v, V, q, true);
+    store_quad_inside(dl, v, V, q, true);
   }
 }
 
 // ---- launchers
 
-void cross_entropy(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t rows, size_t V,
-                   Context& ctx) {
-  if (ctx.device == Device::cpu) return cross_entropy_cpu(losses, logits, targets, dloss, gradient, rows, V);
-  launch(cross_entropy_kernel, grid_of(rows), row_chains, 0, ctx, losses, logits, targets, dloss, gradient, V);
+void cross_entropy(float* losses, Reals dlogits, const float* logits, const int* targets, float dloss, size_t rows,
+                   size_t V, Context& ctx) {
+  with_storage(dlogits, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return cross_entropy_cpu(losses, dlogits.as<S>(), logits, targets, dloss, rows, V);
+    launch(cross_entropy_kernel<S>, grid_of(rows), row_chains, 0, ctx, losses, dlogits.as<S>(), logits, targets, dloss,
+           V);
+  });
 }
 
 size_t linear_cross_entropy_chunk_rows(size_t N, size_t V) {
@@ -157,12 +170,15 @@ size_t linear_cross_entropy_chunk_rows(size_t N, size_t V) {
   return std::min(std::max<size_t>(slices, 1) * weight_gradient_slice, N);
 }
 
-size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows) {
+size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows, Storage storage) {
+  const auto of_product = [&](size_t M, size_t N, size_t K, Accumulate accumulate) {
+    return storage == Storage::bf16 ? matmul_bf16_scratch(M, N, K) : matmul_scratch(M, N, K, accumulate);
+  };
   size_t most = 0;
   for (size_t rows : {std::min(chunk_rows, N), chunk_rows ? N % chunk_rows : 0}) {  // of every chunk, and of the last
-    most = std::max(most, matmul_scratch(rows, V, C, Accumulate::no));
-    most = std::max(most, matmul_scratch(rows, C, V, Accumulate::no));
-    most = std::max(most, matmul_scratch(V, C, std::min(rows, weight_gradient_slice), Accumulate::yes));
+    most = std::max(most, of_product(rows, V, C, Accumulate::no));
+    most = std::max(most, of_product(rows, C, V, Accumulate::no));
+    most = std::max(most, of_product(V, C, std::min(rows, weight_gradient_slice), Accumulate::yes));
   }
   return most;
 }
@@ -173,23 +189,37 @@ size_t linear_cross_entropy_cpu_workspace(size_t N, size_t C, size_t V, size_t c
                    matmul_cpu_workspace(V, C, slice, Accumulate::yes)});
 }
 
-void linear_cross_entropy(float* losses, float* dh, float* dweight, float* logits, const float* h, const float* weight,
-                          const int* targets, float dloss, size_t N, size_t C, size_t V, size_t chunk_rows,
-                          Context& ctx) {
+void linear_cross_entropy(float* losses, Reals dh, float* dweight, float* logits, bf16* dlogits, ConstReals h,
+                          const float* weight, const bf16* weight_copy, const int* targets, float dloss, size_t N,
+                          size_t C, size_t V, size_t chunk_rows, Context& ctx) {
   require(V > 0 && C > 0, "linear_cross_entropy: V is %zu and C is %zu, expected more than 0", V, C);
   require(chunk_rows >= N || (chunk_rows > 0 && chunk_rows % weight_gradient_slice == 0),
           "linear_cross_entropy: chunks of %zu rows, expected a multiple of %zu or at least all %zu", chunk_rows,
           weight_gradient_slice, N);
+  const bool of_bf16 = h.storage() == Storage::bf16, gradient = dh || dweight;
+  require(!of_bf16 || (weight_copy && (dlogits || !gradient)),
+          "linear_cross_entropy: h is bf16, expected a bf16 copy of the weight and memory for dlogits");
+  const ConstReals w = of_bf16 ? ConstReals(weight_copy) : ConstReals(weight);
+  const Reals dl = of_bf16 ? Reals(dlogits) : Reals(logits);
+  // Of the operands it is the first, of logits or their gradients, whose rows are padded.
+  const auto product = [&](RealsMatrix out, ConstReals a, size_t lda, ConstReals b, size_t M, size_t N, size_t K,
+                           Layout layout, Accumulate accumulate) {
+    if (of_bf16)
+      matmul_bf16(out, {a.as<bf16>(), lda}, {b.as<bf16>(), C}, M, N, K, layout, accumulate, ctx);
+    else
+      matmul({out.data.as<float>(), out.ld}, {a.as<float>(), lda}, {b.as<float>(), C}, M, N, K, layout, accumulate,
+             ctx);
+  };
   const size_t ld = padded_vocab(V);
   for (size_t begin = 0; begin < N; begin += chunk_rows) {
     const size_t rows = std::min(chunk_rows, N - begin);
-    const float* x = h + begin * C;
-    matmul({logits, ld}, {x, C}, {weight, C}, rows, V, C, Layout::nt, Accumulate::no, ctx);
-    cross_entropy(losses + begin, logits, targets + begin, dloss, dh || dweight, rows, V, ctx);
-    if (dh) matmul({dh + begin * C, C}, {logits, ld}, {weight, C}, rows, C, V, Layout::nn, Accumulate::no, ctx);
+    const ConstReals x = h + begin * C;
+    product({logits, ld}, x, C, w, rows, V, C, Layout::nt, Accumulate::no);
+    cross_entropy(losses + begin, gradient ? dl : Reals(), logits, targets + begin, dloss, rows, V, ctx);
+    if (dh) product({dh + begin * C, C}, dl, ld, w, rows, C, V, Layout::nn, Accumulate::no);
     for (size_t n = 0; dweight && n < rows; n += weight_gradient_slice) {
       const size_t slice = std::min(weight_gradient_slice, rows - n);
-      matmul({dweight, C}, {logits + n * ld, ld}, {x + n * C, C}, V, C, slice, Layout::tn, Accumulate::yes, ctx);
+      product({dweight, C}, dl + n * ld, ld, x + n * C, V, C, slice, Layout::tn, Accumulate::yes);
     }
   }
 }

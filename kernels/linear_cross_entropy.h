@@ -2,6 +2,7 @@
 // computes, and how: kernels/linear_cross_entropy.cu
 #pragma once
 #include "core/context.cuh"
+#include "core/storage.h"
 #include "kernels/matmul.h"
 
 namespace gated {
@@ -9,8 +10,8 @@ namespace gated {
 // A target that is not counted: loss 0, gradient 0. Any other outside [0,V) gives a NaN loss and NaN gradients.
 constexpr int ignored_target = -1;
 
-// Floats from row to row of logits in memory. With whole cache lines every row begins on a 16-byte boundary, whatever V
-// is (GPT-2's is 50257). What lies behind the V logits of a row is neither read nor written.
+// Numbers from row to row of logits, and of their gradients, in memory. With whole cache lines every row begins on a 16-byte
+// boundary, whatever V is (GPT-2's is 50257). What lies behind the V logits of a row is neither read nor written.
 constexpr size_t padded_vocab(size_t V) {
   return ceil_div(V, 128) * 128;
 }
@@ -19,25 +20,30 @@ constexpr size_t padded_vocab(size_t V) {
 size_t linear_cross_entropy_chunk_rows(size_t N, size_t V);
 
 // losses (N) of h W^T, with dh (N,C) written and dweight (V,C) accumulated; either of them may be null.
-//   logits   room for (min(chunk_rows,N), padded_vocab(V)), overwritten
+//   logits       room for (min(chunk_rows,N), padded_vocab(V)), overwritten
+//   dlogits      the same of bf16, where h is bf16 and a gradient is asked for; null where h is floats, whose dlogits take
+//                the place of the logits
 //   h (N,C), weight (V,C), targets (N)
-//   dloss    the gradient of every row's loss: 1/N for their mean
+//   weight_copy  weight, rounded, where h is bf16, whose products are of bf16; else null
+//   dloss        the gradient of every row's loss: 1/N for their mean
 // chunk_rows: how many rows go through at a time, a multiple of 1024 or at least N. It does not change a bit.
-void linear_cross_entropy(float* losses, float* dh, float* dweight, float* logits, const float* h, const float* weight,
-                          const int* targets, float dloss, size_t N, size_t C, size_t V, size_t chunk_rows,
-                          Context& ctx);
-// Bytes of scratch that it takes; and what a thread of a CPU takes and keeps, as matmul_cpu_workspace().
-size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows);
+void linear_cross_entropy(float* losses, Reals dh, float* dweight, float* logits, bf16* dlogits, ConstReals h,
+                          const float* weight, const bf16* weight_copy, const int* targets, float dloss, size_t N,
+                          size_t C, size_t V, size_t chunk_rows, Context& ctx);
+// Bytes of scratch that it takes for an h that is stored so; and what a thread of a CPU takes and keeps, as
+// matmul_cpu_workspace(), for one of floats.
+size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows, Storage storage = Storage::fp32);
 size_t linear_cross_entropy_cpu_workspace(size_t N, size_t C, size_t V, size_t chunk_rows);
 
-// The cross-entropy of rows whose logits (rows, padded_vocab(V)) are there; with `gradient`, dlogits are written over
-// them.
-void cross_entropy(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t rows, size_t V,
-                   Context& ctx);
-void cross_entropy_cpu(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t rows,
+// The cross-entropy of rows whose logits are there. dlogits are written, or null, or the logits themselves; both are
+// (rows, padded_vocab(V)).
+void cross_entropy(float* losses, Reals dlogits, const float* logits, const int* targets, float dloss, size_t rows,
+                   size_t V, Context& ctx);
+template <class S>
+void cross_entropy_cpu(float* losses, S* dlogits, const float* logits, const int* targets, float dloss, size_t rows,
                        size_t V);
 
-// The references keep all logits, in rows without padding: (rows,V) and (N,V).
+// The references keep all logits, in rows without padding: (rows,V) and (N,V). With `gradient`, dlogits are written over them.
 template <class T>
 void cross_entropy_ref(T* losses, T* logits, const int* targets, T dloss, bool gradient, size_t rows, size_t V);
 template <class T>

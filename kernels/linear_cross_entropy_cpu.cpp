@@ -6,20 +6,24 @@
 // single one, and a maximum has no order. Rows are shared out among threads.
 #include "kernels/linear_cross_entropy.h"
 
+#include <algorithm>
+
 #include "core/reduce.cuh"
 #include "kernels/linear_cross_entropy.cuh"
 
 namespace gated {
 
-void cross_entropy_cpu(float* losses, float* logits, const int* targets, float dloss, bool gradient, size_t rows,
+template <class S>
+void cross_entropy_cpu(float* losses, S* dlogits, const float* logits, const int* targets, float dloss, size_t rows,
                        size_t V) {
 #pragma omp parallel for
   for (size_t row = 0; row < rows; row++) {
-    float* l = logits + row * padded_vocab(V);
+    const float* l = logits + row * padded_vocab(V);
+    S* dl = dlogits ? dlogits + row * padded_vocab(V) : nullptr;
     const int target = targets[row];
     if (target == ignored_target) {
       losses[row] = 0.0f;
-      for (size_t v = 0; gradient && v < V; v++) l[v] = 0.0f;
+      if (dl) std::fill_n(dl, V, S(0.0f));
       continue;
     }
     const bool known = target_is_known(target, V);
@@ -27,10 +31,12 @@ void cross_entropy_cpu(float* losses, float* logits, const int* targets, float d
     const float sum = row_reduce_cpu<float>(V, [=](float acc, size_t v) { return acc + exact_exp(l[v] - max); });
     const float lse = log_sum_exp(max, sum, known);
     losses[row] = lse - at_target;
-    if (!gradient) continue;
-    for (size_t v = 0; v < V; v++) l[v] = dlogit(l[v], lse, 0.0f, dloss);
-    if (known) l[target] = dlogit(at_target, lse, 1.0f, dloss);
+    if (!dl) continue;
+#pragma omp simd
+    for (size_t v = 0; v < V; v++) dl[v] = S(dlogit(l[v], lse, 0.0f, dloss));
+    if (known) dl[target] = S(dlogit(at_target, lse, 1.0f, dloss));
   }
 }
+IN_FLOAT_AND_BF16(cross_entropy_cpu);
 
 }  // namespace gated

@@ -93,7 +93,7 @@ template <bool k_along_memory, bool aligned>
 struct MmaStrip {
   static constexpr int chunks = (k_along_memory ? mma_strip_k : mma_tile_rows) / mma_chunk;  // of a line
 
-  const bf16* matrix;
+  Matrix<const bf16> matrix;
   size_t rows, K, row0;
 
   // Where chunk c of line l stands in shared memory. Eight neighbouring lines of 4 chunks: two lines fill the banks once, so
@@ -108,13 +108,13 @@ struct MmaStrip {
       const int line = i / chunks, c = i % chunks;
       const size_t row = row0 + (k_along_memory ? line : c * mma_chunk),
                    k = k0 + (k_along_memory ? c * mma_chunk : line);
-      const size_t at = k_along_memory ? row * K + k : k * rows + row;
+      const size_t at = k_along_memory ? row * matrix.ld + k : k * matrix.ld + row;
       const size_t left = row >= rows || k >= K ? 0 : k_along_memory ? K - k : rows - row;
       bf16* const to = shared + place(line, c);
-      if constexpr (aligned) {  // ld is a multiple of 8, so a chunk is inside or outside as a whole
-        copies.copy16(to, left ? matrix + at : matrix, left ? 16 : 0);
+      if constexpr (aligned) {  // ld is a multiple of 8, so a chunk is on its boundary; a line may end inside one
+        copies.copy16(to, left ? matrix.data + at : matrix.data, 2 * unsigned(left < mma_chunk ? left : mma_chunk));
       } else {
-        for (size_t j = 0; j < mma_chunk; j++) to[j] = j < left ? matrix[at + j] : bf16();
+        for (size_t j = 0; j < mma_chunk; j++) to[j] = j < left ? matrix.data[at + j] : bf16();
       }
     }
   }
@@ -134,8 +134,8 @@ struct MmaStrip {
 
 template <class Out>
 struct MmaJob {
-  Out* C;
-  const bf16 *A, *B;
+  Matrix<Out> C;
+  Matrix<const bf16> A, B;
   const float* bias;
   size_t M, N, K;
   bool accumulate;
@@ -148,10 +148,12 @@ __device__ inline void end_slice(const MmaJob<Out>& job, size_t m, size_t n, flo
   if (m >= job.M || n >= job.N) return;
   const size_t at = m * job.N + n;
   const float total = first ? sum : job.totals[at] + sum;
-  if (!last)
+  if (!last) {
     job.totals[at] = total;
-  else
-    job.C[at] = Out(job.accumulate ? job.C[at] + total : job.bias ? job.bias[n] + total : total);
+    return;
+  }
+  Out& c = job.C.data[m * job.C.ld + n];
+  c = Out(job.accumulate ? c + total : job.bias ? job.bias[n] + total : total);
 }
 
 template <Layout layout, bool aligned, class Out>
@@ -241,9 +243,8 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
   emulated_mma = ctx.mma_arithmetic;
 #endif
   if (const size_t bytes = matmul_bf16_scratch(job.M, job.N, job.K)) job.totals = ctx.scratch(bytes / sizeof(float));
-  const auto on_boundary = [](const bf16* p, size_t ld) { return uintptr_t(p) % 16 == 0 && ld % mma_chunk == 0; };
-  const bool aligned =
-      on_boundary(job.A, packed_lda(job.M, job.K, layout)) && on_boundary(job.B, packed_ldb(job.N, job.K, layout));
+  const auto on_boundary = [](Matrix<const bf16> m) { return uintptr_t(m.data) % 16 == 0 && m.ld % mma_chunk == 0; };
+  const bool aligned = on_boundary(job.A) && on_boundary(job.B);
   switch (layout) {
     case Layout::nt: return aligned ? launch_mma<Layout::nt, true>(job, ctx) : launch_mma<Layout::nt, false>(job, ctx);
     case Layout::nn: return aligned ? launch_mma<Layout::nn, true>(job, ctx) : launch_mma<Layout::nn, false>(job, ctx);
@@ -255,12 +256,19 @@ size_t matmul_bf16_scratch(size_t M, size_t N, size_t K) {
   return K <= matmul_bf16_slice ? 0 : M * N * sizeof(float);
 }
 
+void matmul_bf16(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
+                 Accumulate accumulate, Context& ctx, const float* bias) {
+  with_storage(C.data, [&](auto stored) {
+    using Out = decltype(stored);
+    matmul_bf16_of<Out>({{C.data.as<Out>(), C.ld}, A, B, bias, M, N, K, accumulate == Accumulate::yes, nullptr}, layout,
+                        ctx);
+  });
+}
+
 void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
                  Accumulate accumulate, Context& ctx, const float* bias) {
-  with_storage(C, [&](auto stored) {
-    using Out = decltype(stored);
-    matmul_bf16_of<Out>({C.as<Out>(), A, B, bias, M, N, K, accumulate == Accumulate::yes, nullptr}, layout, ctx);
-  });
+  matmul_bf16({C, N}, {A, packed_lda(M, K, layout)}, {B, packed_ldb(N, K, layout)}, M, N, K, layout, accumulate, ctx,
+              bias);
 }
 
 // ---- what Hopper's own instructions will add

@@ -15,16 +15,25 @@ constexpr size_t matmul_bf16_slice = 4096;
 void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
                  Accumulate accumulate, Context& ctx, const float* bias = nullptr);
 
+// A C inside wider rows, as Matrix is (kernels/matmul.h).
+struct RealsMatrix {
+  Reals data;
+  size_t ld;
+};
+// The same with each matrix inside wider rows.
+void matmul_bf16(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
+                 Accumulate accumulate, Context& ctx, const float* bias = nullptr);
+
 // Bytes of scratch that one product takes on a GPU and on the emulator.
 size_t matmul_bf16_scratch(size_t M, size_t N, size_t K);
 
 // ---- on the CPU: kernels/matmul_bf16_cpu.cpp
 
 template <class Out>
-void matmul_bf16_cpu(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
-                     Accumulate accumulate, MmaArithmetic arithmetic, const float* bias);
+void matmul_bf16_cpu(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
+                     Layout layout, Accumulate accumulate, MmaArithmetic arithmetic, const float* bias);
 
-// ---- reference
+// ---- reference, of matrices without gaps
 
 template <class Out>
 void matmul_bf16_ref(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,

@@ -17,12 +17,12 @@ namespace {
 constexpr size_t rows_together = 4, block_rows = 512;
 
 template <MmaArithmetic arithmetic, class Out>
-void product(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout, bool accumulate,
-             const float* bias) {
+void product(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
+             bool accumulate, const float* bias) {
   const size_t panels = ceil_div(N, lanes), slices = std::max<size_t>(1, ceil_div(K, matmul_bf16_slice));
   // Strides of A from row to row and from k to k; of B from column to column.
-  const size_t a_row = layout == Layout::tn ? 1 : K, a_k = layout == Layout::tn ? M : 1;
-  const size_t b_column = layout == Layout::nt ? K : 1, b_k = layout == Layout::nt ? 1 : N;
+  const size_t a_row = layout == Layout::tn ? 1 : A.ld, a_k = layout == Layout::tn ? A.ld : 1;
+  const size_t b_column = layout == Layout::nt ? B.ld : 1, b_k = layout == Layout::nt ? 1 : B.ld;
   std::vector<MmaRow> rows;
   std::vector<float> totals;  // of a row block, between slices
   for (size_t m0 = 0; m0 < M; m0 += block_rows) {
@@ -39,7 +39,7 @@ void product(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K,
           for (size_t r = 0; r < rows_together; r++) {
             const size_t m = m0 + std::min(g * rows_together + r, count - 1), k = k0 + s * mma_depth;
             rows[(g * steps + s) * rows_together + r] =
-                mma_row(A + m * a_row + k * a_k, a_k, std::min(mma_depth, k0 + depth - k));
+                mma_row(A.data + m * a_row + k * a_k, a_k, std::min(mma_depth, k0 + depth - k));
           }
 #pragma omp parallel
       {
@@ -49,8 +49,8 @@ void product(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K,
           const size_t n0 = p * lanes, columns = std::min(lanes, N - n0);
           for (size_t s = 0; s < steps; s++) {
             const size_t k = k0 + s * mma_depth;
-            panel[s] =
-                mma_panel(B + n0 * b_column + k * b_k, b_k, b_column, std::min(mma_depth, k0 + depth - k), columns);
+            panel[s] = mma_panel(B.data + n0 * b_column + k * b_k, b_k, b_column, std::min(mma_depth, k0 + depth - k),
+                                 columns);
           }
           for (size_t g = 0; g < groups; g++) {
             vec sum[rows_together] = {};
@@ -65,7 +65,7 @@ void product(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K,
               }
               if (slice + 1 < slices) continue;
               for (size_t l = 0; l < columns; l++) {
-                Out& c = C[(m0 + m) * N + n0 + l];
+                Out& c = C.data[(m0 + m) * C.ld + n0 + l];
                 c = Out(accumulate ? c + sum[r][l] : bias ? bias[n0 + l] + sum[r][l] : sum[r][l]);
               }
             }
@@ -79,15 +79,15 @@ void product(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K,
 }  // namespace
 
 template <class Out>
-void matmul_bf16_cpu(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
-                     Accumulate accumulate, MmaArithmetic arithmetic, const float* bias) {
+void matmul_bf16_cpu(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
+                     Layout layout, Accumulate accumulate, MmaArithmetic arithmetic, const float* bias) {
   const auto run =
       arithmetic == MmaArithmetic::hopper ? product<MmaArithmetic::hopper, Out> : product<MmaArithmetic::ampere, Out>;
   run(C, A, B, M, N, K, layout, accumulate == Accumulate::yes, bias);
 }
-template void matmul_bf16_cpu(float*, const bf16*, const bf16*, size_t, size_t, size_t, Layout, Accumulate,
-                              MmaArithmetic, const float*);
-template void matmul_bf16_cpu(bf16*, const bf16*, const bf16*, size_t, size_t, size_t, Layout, Accumulate,
-                              MmaArithmetic, const float*);
+template void matmul_bf16_cpu(Matrix<float>, Matrix<const bf16>, Matrix<const bf16>, size_t, size_t, size_t, Layout,
+                              Accumulate, MmaArithmetic, const float*);
+template void matmul_bf16_cpu(Matrix<bf16>, Matrix<const bf16>, Matrix<const bf16>, size_t, size_t, size_t, Layout,
+                              Accumulate, MmaArithmetic, const float*);
 
 }  // namespace gated

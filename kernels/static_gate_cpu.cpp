@@ -32,7 +32,7 @@ struct MultiplicativeTerm {
   const S *dy, *x;
   const float* slope;
   size_t C;
-  float operator()(float acc, size_t row, size_t c) const {
+  HD float operator()(float acc, size_t row, size_t c) const {
     return fused(float(dy[row * C + c]), x[row * C + c] * slope[c], acc);
   }
 };
@@ -41,7 +41,7 @@ struct AdditiveTerm {
   const S* dy;
   const float* slope;
   size_t C;
-  float operator()(float acc, size_t row, size_t c) const { return fused(float(dy[row * C + c]), slope[c], acc); }
+  HD float operator()(float acc, size_t row, size_t c) const { return fused(float(dy[row * C + c]), slope[c], acc); }
 };
 
 }  // namespace

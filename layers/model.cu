@@ -112,8 +112,8 @@ void Model::backward(const Batch& batch, MicroBatch micro_batch, float* loss) {
 
   upload_tokens(m.targets, batch.targets, N, V, "targets", m.ctx);
   const Weight& head = l.head();
-  linear_cross_entropy(l.losses, l.post ? l.dh : l.dy, head.grad, l.logits, l.y, head.value, m.targets.data(),
-                       micro_batch.share() / float(N), N, C, V, chunk_rows(), m.ctx);
+  linear_cross_entropy(l.losses, l.post ? l.dh : l.dy, head.grad, l.logits, nullptr, l.y, head.value, nullptr,
+                       m.targets.data(), micro_batch.share() / float(N), N, C, V, chunk_rows(), m.ctx);
   mean(loss, l.losses, N, m.ctx);
 
   ConstReals dbranch = l.post ? ConstReals() : l.final_norm.backward(l.dh, l.dbranch, l.dy, nullptr, N, m.ctx);
@@ -135,8 +135,8 @@ float Model::loss(const Batch& batch) {
   Context& ctx = memory_->ctx;
   const Weight& head = l.head();
   upload_tokens(memory_->targets, batch.targets, batch.N(), config.vocab, "targets", ctx);
-  linear_cross_entropy(l.losses, nullptr, nullptr, l.logits, l.y, head.value, memory_->targets.data(), 0.0f, batch.N(),
-                       config.hidden, config.vocab, chunk_rows(), ctx);
+  linear_cross_entropy(l.losses, nullptr, nullptr, l.logits, nullptr, l.y, head.value, nullptr, memory_->targets.data(),
+                       0.0f, batch.N(), config.hidden, config.vocab, chunk_rows(), ctx);
   mean(memory_->loss.data(), l.losses, batch.N(), ctx);
   ctx.synchronize();
   memory_->has_losses = true;

@@ -457,7 +457,7 @@ void bench_operations(Context& ctx, double bandwidth) {
       [&] { embedding_forward(y.data(), device_ids.data(), table.data(), N, C, tokens_wide, ctx); });
   row("embedding backward", 3 * f, [&] { embedding_backward(table.data(), x.data(), groups, C, ctx); });
   row("cross-entropy and its gradient", 2 * f,
-      [&] { cross_entropy(r.data(), z.data(), device_ids.data(), 1e-3f, true, N, C, ctx); });
+      [&] { cross_entropy(r.data(), z.data(), z.data(), device_ids.data(), 1e-3f, N, C, ctx); });
   bench_routing(row, x, y, z, ctx);
   Buffer<float> m = filled(n, 1), v = filled(n, 2), norm(device, 1);
   set_zero(v.data(), n, ctx);
@@ -466,7 +466,7 @@ void bench_operations(Context& ctx, double bandwidth) {
   gradient_norm(norm.data(), x.data(), n, ctx);
   AdamWPlan plan({{0, n, true}}, ctx);
   plan.set_step(adamw_at_step({1e-6f, 0.9f, 0.95f, 1e-8f, 0.1f}, 10, 1.0f), ctx);
-  row("adamw", 7 * f, [&] { adamw_update(y.data(), m.data(), v.data(), x.data(), norm.data(), plan, ctx); });
+  row("adamw", 7 * f, [&] { adamw_update(y.data(), m.data(), v.data(), nullptr, x.data(), norm.data(), plan, ctx); });
 }
 
 // Of arrays of floats, with a share of the FMA peak; or of bf16, on the CPU by the arithmetic of tensor cores.

@@ -34,15 +34,26 @@ State start(size_t n) {
   return s;
 }
 
-// A step of what the program runs on ctx, over flat buffers of tensors.
+// A step of what the program runs on ctx, over flat buffers of tensors, with a copy of the weights and without.
 State updated(const State& before, const std::vector<float>& g, float norm, const std::vector<AdamWTensor>& tensors,
               const AdamWStep& step, Context& ctx) {
   Guarded w(ctx, before.w), m(ctx, before.m), v(ctx, before.v), gg(ctx, g), gnorm(ctx, std::vector<float>{norm});
   AdamWPlan plan(tensors, ctx);
   plan.set_step(step, ctx);
-  adamw_update(w, m, v, gg, gnorm, plan, ctx);
+  adamw_update(w, m, v, nullptr, gg, gnorm, plan, ctx);
   REQUIRE(ctx.most_scratch_used() == 0);
-  return {w.download(), m.download(), v.download()};
+  const State after = {w.download(), m.download(), v.download()};
+
+  // Nothing is written between tensors, and nothing at all under a norm that is not finite.
+  std::vector<float> expected_copy(before.w.size(), -1.0f);
+  for (const AdamWTensor& t : tensors)
+    for (size_t i = t.offset; i < t.offset + t.size && norm <= FLT_MAX; i++) expected_copy[i] = bf16(after.w[i]);
+  Guarded w2(ctx, before.w), m2(ctx, before.m), v2(ctx, before.v);
+  GuardedOf<bf16> copy(ctx, std::vector<float>(before.w.size(), -1.0f));
+  adamw_update(w2, m2, v2, copy, gg, gnorm, plan, ctx);
+  require_equal(after, {w2.download(), m2.download(), v2.download()});
+  REQUIRE_BITWISE(expected_copy, copy.download());
+  return after;
 }
 
 }  // namespace
@@ -148,7 +159,7 @@ TEST_CASE("adamw: one plan serves steps of different numbers", "[bitwise]") {
     REQUIRE(AdamWPlan::bytes(tensors) == plan.block_count() * sizeof(AdamWBlock) + sizeof(AdamWStep) + sizeof(int));
     for (size_t t : {1, 2, 3}) {
       plan.set_step(adamw_at_step(usual, t, float(t)), ctx);
-      adamw_update(w, m, v, gg, norm, plan, ctx);
+      adamw_update(w, m, v, nullptr, gg, norm, plan, ctx);
     }
     require_equal(expected, {w.download(), m.download(), v.download()});
   });
@@ -209,7 +220,7 @@ TEST_CASE("adamw: after a norm that is not finite the weights stay, however good
       for (float value : {norm_of_one, bad, norm_of_one}) {
         Guarded norm(ctx, std::vector<float>{value});
         plan.set_step(adamw_at_step(usual, ++t, 1.0f), ctx);
-        adamw_update(w, m, v, gg, norm, plan, ctx);
+        adamw_update(w, m, v, nullptr, gg, norm, plan, ctx);
         ctx.synchronize();
       }
       require_equal(expected, {w.download(), m.download(), v.download()});

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "core/math.cuh"
-
+#include "kernels/matmul_bf16.h"
 #include "tests/harness.h"
 
 using namespace gated;
@@ -73,14 +73,43 @@ struct Problem {
     return o;
   }
 
+  // Of bf16: products of bf16 with the row pass between them, and what stands between two of them rounded.
+  Outputs reference_in_bf16() const {
+    Outputs o{std::vector<float>(N, NAN), {}, dweight0};
+    const std::vector<bf16> x = rounded(h), w = rounded(weight);
+    std::vector<float> logits(N * V, NAN);
+    std::vector<bf16> dh(N * C);
+    const auto hopper = MmaArithmetic::hopper;
+    matmul_bf16_ref(logits.data(), x.data(), w.data(), N, V, C, Layout::nt, Accumulate::no, hopper, nullptr);
+    cross_entropy_ref(o.losses.data(), logits.data(), targets.data(), dloss, true, N, V);
+    const std::vector<bf16> d = rounded(logits);
+    matmul_bf16_ref(dh.data(), d.data(), w.data(), N, C, V, Layout::nn, Accumulate::no, hopper, nullptr);
+    for (size_t n = 0; n < N; n += 1024)
+      matmul_bf16_ref(o.dweight.data(), &d[n * V], &x[n * C], V, C, std::min<size_t>(1024, N - n), Layout::tn,
+                      Accumulate::yes, hopper, nullptr);
+    o.dh.assign(dh.begin(), dh.end());
+    return o;
+  }
+  static std::vector<bf16> rounded(const std::vector<float>& values) {
+    std::vector<bf16> r;
+    for (float x : values) r.push_back(bf16(x));
+    return r;
+  }
+
+  template <class S = float>
   Outputs on(Context& ctx, size_t chunk_rows) const {
-    Guarded losses(ctx, N), dh(ctx, N * C), dw(ctx, dweight0), logits(ctx, std::min(chunk_rows, N) * padded_vocab(V));
-    Guarded gh(ctx, h), gw(ctx, weight);
+    const size_t chunk = std::min(chunk_rows, N) * padded_vocab(V);
+    GuardedOf<S> dh(ctx, N * C), gh(ctx, h);
+    Guarded losses(ctx, N), dw(ctx, dweight0), logits(ctx, chunk), gw(ctx, weight);
+    constexpr bool of_bf16 = storage_of<S> == Storage::bf16;
+    const GuardedOf<bf16> dlogits(ctx, of_bf16 ? chunk : 0), copy(ctx, of_bf16 ? weight : std::vector<float>());
     const Buffer<int> t(ctx.device, targets);
-    linear_cross_entropy(losses, dh, dw, logits, gh, gw, t.data(), dloss, N, C, V, chunk_rows, ctx);
+    linear_cross_entropy(losses, dh, dw, logits, of_bf16 ? +dlogits : nullptr, gh, gw, of_bf16 ? +copy : nullptr,
+                         t.data(), dloss, N, C, V, chunk_rows, ctx);
     unpadded(logits.download(), V);
+    unpadded(dlogits.download(), V);
     REQUIRE(ctx.most_scratch_used() ==
-            (ctx.device == Device::cpu ? 0 : linear_cross_entropy_scratch(N, C, V, chunk_rows)));
+            (ctx.device == Device::cpu ? 0 : linear_cross_entropy_scratch(N, C, V, chunk_rows, storage_of<S>)));
     return {losses.download(), dh.download(), dw.download()};
   }
 };
@@ -102,8 +131,21 @@ Rows rows_on(Context& ctx, const std::vector<float>& logits, const std::vector<i
   const size_t V = logits.size() / targets.size();
   Guarded l(ctx, padded_rows(logits, V)), losses(ctx, targets.size());
   const Buffer<int> t(ctx.device, targets);
-  cross_entropy(losses, l, t.data(), dloss, gradient, targets.size(), V, ctx);
+  cross_entropy(losses, gradient ? Reals(+l) : Reals(), l, t.data(), dloss, targets.size(), V, ctx);
   return {losses.download(), unpadded(l.download(), V)};
+}
+
+// The same with gradients of S in memory of their own.
+template <class S>
+Rows rows_apart(Context& ctx, const std::vector<float>& logits, const std::vector<int>& targets, float dloss) {
+  const size_t V = logits.size() / targets.size();
+  const std::vector<float> memory = padded_rows(logits, V);
+  Guarded l(ctx, memory), losses(ctx, targets.size());
+  GuardedOf<S> dl(ctx, std::vector<float>(memory.size(), NAN));
+  const Buffer<int> t(ctx.device, targets);
+  cross_entropy(losses, dl, l, t.data(), dloss, targets.size(), V, ctx);
+  REQUIRE_BITWISE(logits, unpadded(l.download(), V));
+  return {losses.download(), unpadded(dl.download(), V)};
 }
 
 }  // namespace
@@ -174,9 +216,54 @@ TEST_CASE("cross_entropy: the row pass equals its reference bit for bit", "[bitw
         const Rows got = rows_on(ctx, logits, targets, 0.125f, gradient);
         REQUIRE_BITWISE(expected.losses, got.losses);
         REQUIRE_BITWISE(expected.logits, got.logits);
+        if (!gradient) return;
+        const Rows apart = rows_apart<float>(ctx, logits, targets, 0.125f);
+        const Rows in_bf16 = rows_apart<bf16>(ctx, logits, targets, 0.125f);
+        REQUIRE_BITWISE(expected.losses, apart.losses);
+        REQUIRE_BITWISE(expected.logits, apart.logits);
+        REQUIRE_BITWISE(expected.losses, in_bf16.losses);
+        REQUIRE_BITWISE(stored<bf16>(expected.logits), in_bf16.logits);
       });
     }
   }
+}
+
+TEST_CASE("linear_cross_entropy: of bf16, products and row pass have the bits of theirs one after the other",
+          "[bitwise]") {
+  // An odd V, whose rows end inside 16 bytes; one that all of dh's sum over V does not fit a slice of; an ignored target.
+  const struct { size_t N, C, V; } sizes[] = {{21, 24, 131}, {5, 7, 2}, {2, 8, 4200}};
+  for (const auto& size : sizes) {
+    const auto [N, C, V] = size;
+    INFO("N " << N << " C " << C << " V " << V);
+    Problem p(N, C, V, 3.0f);
+    p.targets[1] = ignored_target;
+    const Outputs expected = p.reference_in_bf16();
+    on_every_device([&](Context& ctx) { require_equal(expected, p.on<bf16>(ctx, p.N)); });
+  }
+  // Two chunks or one: a slice of dW is 1024 rows in both.
+  const Problem p(1100, 5, 7);
+  const Outputs expected = p.reference_in_bf16();
+  on_every_device([&](Context& ctx) {
+    for (size_t chunk_rows : {1024, 1100}) require_equal(expected, p.on<bf16>(ctx, chunk_rows));
+  });
+}
+
+TEST_CASE(
+    "linear_cross_entropy: of bf16 it is near what it is of floats, and refuses to go without the weight's copy") {
+  Problem p(40, 64, 300);
+  const Outputs floats = p.reference(), in_bf16 = p.reference_in_bf16();
+  REQUIRE(relative_error(floats.losses, in_bf16.losses) < 0.01);
+  REQUIRE(relative_error(floats.dh, in_bf16.dh) < 0.02);
+  REQUIRE(relative_error(floats.dweight, in_bf16.dweight) < 0.02);
+  REQUIRE(bitwise_difference(floats.losses, in_bf16.losses) != "");
+
+  Context cpu(Device::cpu);
+  const bf16 h[2] = {};
+  float loss, logits[128];
+  const int target = 0;
+  REQUIRE_THROWS_WITH(linear_cross_entropy(&loss, nullptr, nullptr, logits, nullptr, h, nullptr, nullptr, &target, 1.0f,
+                                           1, 2, 3, 1, cpu),
+                      "linear_cross_entropy: h is bf16, expected a bf16 copy of the weight and memory for dlogits");
 }
 
 TEST_CASE("linear_cross_entropy: the size of a chunk does not show", "[bitwise]") {
@@ -215,8 +302,8 @@ TEST_CASE("linear_cross_entropy: each gradient is optional", "[bitwise]") {
       Guarded losses(ctx, p.N), dh(ctx, p.N * p.C), dw(ctx, p.dweight0), logits(ctx, p.N * padded_vocab(p.V));
       Guarded h(ctx, p.h), weight(ctx, p.weight);
       const Buffer<int> targets(ctx.device, p.targets);
-      linear_cross_entropy(losses, wanted & 1 ? +dh : nullptr, wanted & 2 ? +dw : nullptr, logits, h, weight,
-                           targets.data(), p.dloss, p.N, p.C, p.V, p.N, ctx);
+      linear_cross_entropy(losses, wanted & 1 ? +dh : nullptr, wanted & 2 ? +dw : nullptr, logits, nullptr, h, weight,
+                           nullptr, targets.data(), p.dloss, p.N, p.C, p.V, p.N, ctx);
       REQUIRE_BITWISE(expected.losses, losses.download());
       if (wanted & 1) REQUIRE_BITWISE(expected.dh, dh.download());
       if (wanted & 2) REQUIRE_BITWISE(expected.dweight, dw.download());

@@ -103,6 +103,43 @@ TEST_CASE("matmul_bf16: the CPU's code and the kernel have the bits of the refer
     }
 }
 
+TEST_CASE("matmul_bf16: matrices inside wider rows, of which the rest is neither read nor written", "[matmul_bf16]") {
+  // Rows `more` elements longer, which are NaN. With 11 and 3 more, lines begin on 16 bytes and end inside a chunk.
+  const size_t M = 13, N = 21, K = 45;
+  const auto widened = [](const std::vector<float>& x, size_t columns, size_t more) {
+    std::vector<float> wide;
+    for (size_t i = 0; i < x.size(); i += columns) {
+      wide.insert(wide.end(), x.begin() + ptrdiff_t(i), x.begin() + ptrdiff_t(i + columns));
+      wide.insert(wide.end(), more, NAN);
+    }
+    return wide;
+  };
+  for (Layout layout : layouts)
+    for (bool aligned : {false, true}) {
+      INFO("layout " << int(layout) << ", aligned " << aligned);
+      const Product p(M, N, K, layout);
+      const size_t a = packed_lda(M, K, layout), b = packed_ldb(N, K, layout);
+      const size_t more_a = aligned ? 64 - a : 2, more_b = aligned ? 64 - b : 4, more_c = 5;
+      const std::vector<float> expected = p.expected(Accumulate::no, MmaArithmetic::hopper, true);
+      const std::vector<float> wide_a = widened({p.A.begin(), p.A.end()}, a, more_a);
+      const std::vector<float> wide_b = widened({p.B.begin(), p.B.end()}, b, more_b);
+      on_every_device([&](Context& ctx) {
+        const GuardedOf<bf16> A(ctx, wide_a), B(ctx, wide_b);
+        const Guarded C(ctx, std::vector<float>(M * (N + more_c), 7.0f)), bias(ctx, p.bias);
+        matmul_bf16({C, N + more_c}, {A, a + more_a}, {B, b + more_b}, M, N, K, layout, Accumulate::no, ctx, bias);
+        const std::vector<float> got = C.download();
+        std::vector<float> inside;
+        for (size_t i = 0; i < got.size(); i++) {
+          if (i % (N + more_c) < N)
+            inside.push_back(got[i]);
+          else
+            REQUIRE(got[i] == 7.0f);
+        }
+        REQUIRE_BITWISE(expected, inside);
+      });
+    }
+}
+
 TEST_CASE("matmul_bf16: three slices of k", "[matmul_bf16]") {
   const Product p(3, 9, 2 * matmul_bf16_slice + 24, Layout::nt);
   const std::vector<float> expected = p.expected(Accumulate::yes, MmaArithmetic::hopper);

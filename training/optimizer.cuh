@@ -39,8 +39,8 @@ class Optimizer {
     settings.learning_rate = learning_rate;
     gradient_norm(norm_.data(), gradient(), weights_.flat_size(), ctx_);
     plan_.set_step(adamw_at_step(settings, step, clip), ctx_);
-    adamw_update(weights_.values.data(), m.data(), v.data(), gradient(), norm_.data(), plan_, ctx_,
-                 weights_.copies.size() ? weights_.copies.data() : nullptr);
+    bf16* const copies = weights_.copies.size() ? weights_.copies.data() : nullptr;
+    adamw_update(weights_.values.data(), m.data(), v.data(), copies, gradient(), norm_.data(), plan_, ctx_);
   }
   // The norm of a part of that gradient, before clipping: n elements of the flat buffer, which begin where a parameter does.
   // Waits for the device.
