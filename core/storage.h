@@ -54,7 +54,6 @@ class RealsOf {
   Void* at() const { return at_; }
   Storage storage() const { return storage_; }
   explicit operator bool() const { return at_; }
-  operator Pointer<float>() const { return as<float>(); }  // TEMPORARY
 
   // The pointer, of which the type is known: float or bf16. Null is null in both.
   template <class S>
@@ -69,7 +68,6 @@ class RealsOf {
     return at_ ? RealsOf(static_cast<Byte*>(at_) + n * bytes_of(storage_), storage_) : *this;
   }
   friend bool operator==(const RealsOf& a, const RealsOf& b) { return a.at_ == b.at_; }
-  friend bool operator==(const RealsOf& a, std::nullptr_t) { return !a.at_; }
 
  private:
   Void* at_ = nullptr;

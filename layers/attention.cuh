@@ -64,8 +64,11 @@ class Attention final : public Mixer {
     if (!pass.growing || pass.growing->begins()) attend(s, ctx);
     if (pass.growing) {
       const CachedAttentionShape c = cached({pass.B, pass.growing->capacity}, pass.growing->past + pass.T);
-      cached_attention_store(cached_k_, cached_v_, k_seen_, v_seen_, pass.T, c, ctx);
-      if (!pass.growing->begins()) cached_attention(o_, q_seen_, cached_k_, cached_v_, c, sink(), ctx);
+      cached_attention_store(cached_k_.as<float>(), cached_v_.as<float>(), k_seen_.as<float>(), v_seen_.as<float>(),
+                             pass.T, c, ctx);
+      if (!pass.growing->begins())
+        cached_attention(o_.as<float>(), q_seen_.as<float>(), cached_k_.as<float>(), cached_v_.as<float>(), c, sink(),
+                         ctx);
     }
 
     o_seen_ = gated(GatePosition::g1, behind_attention(N, ctx), pass);

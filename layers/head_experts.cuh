@@ -40,13 +40,13 @@ class HeadExperts {
     made_ = made;
     x_ = x;
     select_.forward(s_, x, N, ctx);
-    head_experts_forward(y_, s_, made, s_, shape(N), ctx);
+    head_experts_forward(y_, s_, made.as<float>(), s_, shape(N), ctx);
     return y_;
   }
 
   // Returns the gradient of what the experts made; that of x, by way of the selection, follows with backward_hidden.
   ConstReals backward(ConstReals dy, size_t N, Context& ctx) {
-    head_experts_backward(dmade_, ds_, dy, made_, s_, shape(N), ctx);
+    head_experts_backward(dmade_, ds_, dy.as<float>(), made_.as<float>(), s_, shape(N), ctx);
     return dmade_;
   }
   // dx is accumulated to.
@@ -60,7 +60,7 @@ class HeadExperts {
   size_t heads_, D_;
   Linear select_;
   ConstReals made_, x_;
-  Reals s_, y_, ds_, dmade_;
+  float *s_ = nullptr, *y_ = nullptr, *ds_ = nullptr, *dmade_ = nullptr;
 };
 
 }  // namespace gated

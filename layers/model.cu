@@ -29,7 +29,8 @@ struct Model::Layers {
 
   Reals h0;  // activations
   float *losses = nullptr, *logits = nullptr;
-  Reals dy, dh, dbranch;  // gradients
+  bf16* dlogits = nullptr;  // with bf16; of floats they take the place of the logits
+  Reals dy, dh, dbranch;    // gradients
   float* embedding_row_sums = nullptr;
   ConstReals y;  // what the last forward left for the output matmul
 };
@@ -50,7 +51,6 @@ struct Model::Memory {
   bool has_losses = false;   // of that forward
   // Sequences that grow.
   Buffer<char> cache;
-  Buffer<char> last_rows;  // (B,C), of the last tokens where each sequence has read several
   size_t sequences = 0;
   Growing growing = {0, 0};
   std::optional<RowQuantizer> quantizer;
@@ -112,7 +112,7 @@ void Model::backward(const Batch& batch, MicroBatch micro_batch, float* loss) {
 
   upload_tokens(m.targets, batch.targets, N, V, "targets", m.ctx);
   const Weight& head = l.head();
-  linear_cross_entropy(l.losses, l.post ? l.dh : l.dy, head.grad, l.logits, nullptr, l.y, head.value, nullptr,
+  linear_cross_entropy(l.losses, l.post ? l.dh : l.dy, head.grad, l.logits, l.dlogits, l.y, head.value, head.copy,
                        m.targets.data(), micro_batch.share() / float(N), N, C, V, chunk_rows(), m.ctx);
   mean(loss, l.losses, N, m.ctx);
 
@@ -135,8 +135,8 @@ float Model::loss(const Batch& batch) {
   Context& ctx = memory_->ctx;
   const Weight& head = l.head();
   upload_tokens(memory_->targets, batch.targets, batch.N(), config.vocab, "targets", ctx);
-  linear_cross_entropy(l.losses, nullptr, nullptr, l.logits, nullptr, l.y, head.value, nullptr, memory_->targets.data(),
-                       0.0f, batch.N(), config.hidden, config.vocab, chunk_rows(), ctx);
+  linear_cross_entropy(l.losses, nullptr, nullptr, l.logits, nullptr, l.y, head.value, head.copy,
+                       memory_->targets.data(), 0.0f, batch.N(), config.hidden, config.vocab, chunk_rows(), ctx);
   mean(memory_->loss.data(), l.losses, batch.N(), ctx);
   ctx.synchronize();
   memory_->has_losses = true;
@@ -148,23 +148,23 @@ std::vector<float> Model::next_token_logits(const std::vector<int>& ids) {
   Layers& l = *layers_;
   Context& ctx = memory_->ctx;
   const size_t V = config.vocab;
-  multiply_head(l.y + (ids.size() - 1) * config.hidden, 1);
+  multiply_head(l.y + (ids.size() - 1) * config.hidden, config.hidden, 1);
   ctx.synchronize();
   std::vector<float> logits(V);
   Buffer<float>::copy_to_host(ctx.device, logits.data(), l.logits, V);
   return logits;
 }
 
-// logits (rows,V) of `rows` rows of the final norm's output.
-void Model::multiply_head(ConstReals y, size_t rows) {
+// logits (rows,V) of rows of the final norm's output, `step` elements apart.
+void Model::multiply_head(ConstReals y, size_t step, size_t rows) {
   Layers& l = *layers_;
-  Context& ctx = memory_->ctx;
-  const size_t C = config.hidden, V = config.vocab;
   const Weight& head = l.head();
+  const size_t C = config.hidden, V = config.vocab;
   if (y.storage() == Storage::bf16)
-    matmul_bf16(l.logits, y.as<bf16>(), head.copy, rows, V, C, Layout::nt, Accumulate::no, ctx);
+    matmul_bf16({l.logits, V}, {y.as<bf16>(), step}, {head.copy, C}, rows, V, C, Layout::nt, Accumulate::no,
+                memory_->ctx);
   else
-    matmul(l.logits, y.as<float>(), head.value, rows, V, C, Layout::nt, Accumulate::no, ctx);
+    matmul({l.logits, V}, {y.as<float>(), step}, {head.value, C}, rows, V, C, Layout::nt, Accumulate::no, memory_->ctx);
 }
 
 // ---- sequences that grow
@@ -182,7 +182,6 @@ void Model::begin_sequences(size_t B, size_t tokens) {
     if (m.cache.size() < bytes) m.cache = Buffer<char>(m.ctx.device, bytes);
     place_tensors(m.cache.data(), kept, config.storage);
   }
-  m.last_rows = Buffer<char>(m.ctx.device, B == 1 ? 0 : B * config.hidden * gated::bytes_of(config.storage));
   make_positions(tokens);
   m.sequences = B;
   m.growing = {0, tokens};
@@ -204,13 +203,7 @@ std::vector<float> Model::read(const std::vector<int>& ids) {
   run(ids, pass);
   m.growing.past += T;
 
-  ConstReals last = l.y + (T - 1) * C;
-  if (B > 1 && T > 1) {
-    const size_t row = C * gated::bytes_of(config.storage);
-    copy_rows(m.last_rows.data(), row, static_cast<const char*>(last.at()), T * row, B, row, m.ctx);
-    last = ConstReals(m.last_rows.data(), config.storage);
-  }
-  multiply_head(last, B);
+  multiply_head(l.y + (T - 1) * C, T * C, B);
   m.ctx.synchronize();
   std::vector<float> logits(B * V);
   Buffer<float>::copy_to_host(m.ctx.device, logits.data(), l.logits, B * V);
@@ -284,6 +277,8 @@ void Model::activations(const TensorVisitor& visit) {
   if (!l.post) l.final_norm.activations(visit.of("final norm"), N);
   visit(l.losses, "losses", {N});
   visit(l.logits, "logits of a chunk", {chunk_rows(), padded_vocab(config.vocab)});
+  if (config.storage == Storage::bf16)
+    visit(l.dlogits, "d logits of a chunk", {chunk_rows(), padded_vocab(config.vocab)});
 }
 
 void Model::cache(const TensorVisitor& visit, BatchShape most) {
@@ -318,7 +313,7 @@ void Model::scratch(ScratchPlan& plan) const {
   const size_t N = B_ * T_, C = config.hidden, V = config.vocab;
   for (const Block& block : layers_->blocks) block.scratch(plan, {B_, T_});
   layers_->final_norm.scratch(plan, N);
-  plan.kernels_need(linear_cross_entropy_scratch(N, C, V, chunk_rows()));
+  plan.kernels_need(linear_cross_entropy_scratch(N, C, V, chunk_rows(), config.storage));
   plan.cpu_thread_keeps(linear_cross_entropy_cpu_workspace(N, C, V, chunk_rows()));
   plan.kernels_need(config.storage == Storage::bf16 ? matmul_bf16_scratch(1, V, C)  // of the logits behind one token
                                                     : matmul_scratch(1, V, C, Accumulate::no));

@@ -119,7 +119,7 @@ class Model {
   TensorList last_activations(const Generation& generation);
   size_t largest_block_bytes();
   void make_positions(size_t tokens);
-  void multiply_head(ConstReals y, size_t rows);
+  void multiply_head(ConstReals y, size_t step, size_t rows);
   const float* embedding_multiplier() const;  // on the device, or null
   size_t chunk_rows() const;                  // of the logits that are in memory at a time
   std::vector<TensorList> temporaries();      // of each layer; they take turns in the same memory

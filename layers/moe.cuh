@@ -56,7 +56,7 @@ class Moe final : public Mixer {
     router_.forward(logits_, x, N, ctx);
     router_forward(routed_, logits_, router_shape(N), ctx);
     dispatch_sort(rows_, routed_.expert, dispatch_shape(N), ctx);
-    dispatch_gather(x_rows_, x, rows_, dispatch_shape(N), C_, ctx);
+    dispatch_gather(x_rows_, x.as<float>(), rows_, dispatch_shape(N), C_, ctx);
     y_rows_ = experts_.forward(x_rows_, N * config_.k, ctx);
     if (has_shared()) joined_ = shared_y_ = shared_.forward(x, N, ctx);
     if (has_shared_gate()) {
@@ -64,7 +64,7 @@ class Moe final : public Mixer {
       gate_forward(gated_, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
       joined_ = gated_;
     }
-    combine_forward(y_, y_rows_, routed_.weight, joined_, rows_, dispatch_shape(N), C_, ctx);
+    combine_forward(y_, y_rows_.as<float>(), routed_.weight, joined_.as<float>(), rows_, dispatch_shape(N), C_, ctx);
     return y_;
   }
 
@@ -72,7 +72,8 @@ class Moe final : public Mixer {
     Range range("mixture of experts backward");
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
-    combine_backward(dy_rows_, dweight_, dy, y_rows_, routed_.weight, rows_, dispatch_shape(N), C_, ctx);
+    combine_backward(dy_rows_, dweight_, dy.as<float>(), y_rows_.as<float>(), routed_.weight, rows_, dispatch_shape(N),
+                     C_, ctx);
     if (has_shared_gate()) gate_backward(dshared_, dshared_z_, dy, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
     if (has_shared()) {
       shared_.backward(dx, accumulate, has_shared_gate() ? ConstReals(dshared_) : dy, N, ctx);
@@ -80,7 +81,7 @@ class Moe final : public Mixer {
     }
     if (has_shared_gate()) shared_gate_.backward(dx, Accumulate::yes, dshared_z_, x_, N, ctx);
     experts_.backward(dx_rows_, Accumulate::no, dy_rows_, N * config_.k, ctx);
-    dispatch_gather_backward(dx, accumulate, dx_rows_, rows_, dispatch_shape(N), C_, ctx);
+    dispatch_gather_backward(dx.as<float>(), accumulate, dx_rows_, rows_, dispatch_shape(N), C_, ctx);
 
     const bool first = config_.balance_over == BalanceOver::micro_batch || pass.micro_batch.first();
     dispatch_count(counts_, rows_.row_start, first, config_.E, ctx);
@@ -178,10 +179,9 @@ class Moe final : public Mixer {
   ConstReals joined_;  // what of the shared expert joins y; null where there is none
   RouterOut routed_ = {};
   size_t* counts_ = nullptr;
-  float* logits_ = nullptr;
-  Reals x_rows_, shared_z_, gated_, y_;
+  float *logits_ = nullptr, *x_rows_ = nullptr, *shared_z_ = nullptr, *gated_ = nullptr, *y_ = nullptr;
   // The backward's own.
-  Reals dy_rows_, dx_rows_, dshared_, dshared_z_;
+  float *dy_rows_ = nullptr, *dx_rows_ = nullptr, *dshared_ = nullptr, *dshared_z_ = nullptr;
   float *dweight_ = nullptr, *dlogits_ = nullptr;
 };
 

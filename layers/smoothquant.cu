@@ -41,7 +41,7 @@ SmoothQuant::SmoothQuant(Model& model, Context& ctx) : C_(model.config.hidden), 
 
 void SmoothQuant::see(size_t N) {
   ctx_.synchronize();
-  for (Pair& pair : pairs_) take_in(pair.largest, pair.norm.output(), N, ctx_.device);
+  for (Pair& pair : pairs_) take_in(pair.largest, pair.norm.output().as<float>(), N, ctx_.device);
 }
 
 void SmoothQuant::fold(double alpha) {
