@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
     Rows64::copy(values_tile, values, j0, block, s.D, copies);
     copies.commit();
     MmaC score[block / 8] = {};
-    Rows64::template product<block>(score, queries_tile, keys_tile, s.D);
+    Rows64::template product<block>(score, Rows64::own(queries_tile), keys_tile, s.D);
     if (const Mask seen(s, i0, block, j0, block); !seen.all()) {
 #pragma unroll
       for (int n = 0; n < int(block) / 8; n++)
@@ -260,32 +260,8 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
     if (j0 < i0) Rows64::copy(keys_tile, keys, j0 + block, block, s.D, copies);
     copies.commit();
 
-    float alpha[2] = {1.0f, 1.0f}, base[2] = {-s.bias, -s.bias};
-    if (!s.sigmoid())
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        float largest = max_of(score[0].x[2 * r], score[0].x[2 * r + 1]);
-#pragma unroll
-        for (int n = 1; n < int(block) / 8; n++)
-          largest = max_of(max_of(score[n].x[2 * r], score[n].x[2 * r + 1]), largest);
-        for (int flip = 1; flip < 4; flip *= 2) largest = max_of(__shfl_xor_sync(0xffffffffu, largest, flip), largest);
-        const float before = m[r];
-        m[r] = max_of(largest * scale, before);
-        base[r] = finite_max(m[r]);
-        alpha[r] = exact_exp(before - base[r]);
-      }
-    weights_of(score, s.score, scale, [&](int, int e) { return base[e / 2]; });
-    // Columns of a lane are 2t and 2t + 1 mod 8: two of the eight sums.
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      float even = 0.0f, odd = 0.0f;
-#pragma unroll
-      for (int n = 0; n < int(block) / 8; n++) {
-        even = even + score[n].x[2 * r];
-        odd = odd + score[n].x[2 * r + 1];
-      }
-      l[r] = fused(l[r], alpha[r], sum_of_quad(even + odd));
-    }
+    float alpha[2];
+    online_softmax(score, m, l, alpha, s.score, s.bias, scale);
 #pragma unroll
     for (int n = 0; n < columns / 8; n++)
 #pragma unroll

@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
     memory.wait();
     if (j0 + strip < end) memory.copy_strips(n + 1, keys, values, j0 + strip, s.D);
     MmaC score[strip / 8] = {}, ds[strip / 8] = {};
-    Rows64::template product<strip>(score, memory.own_a, memory.strip_a(n), s.D);
-    Rows64::template product<strip>(ds, memory.own_b, memory.strip_b(n), s.D);
+    Rows64::template product<strip>(score, Rows64::own(memory.own_a), memory.strip_a(n), s.D);
+    Rows64::template product<strip>(ds, Rows64::own(memory.own_b), memory.strip_b(n), s.D);
     weights_of(score, s.score, scale, [&](int, int e) { return base[e / 2]; });
     const Mask seen(s, i0, block, j0, strip);
 #pragma unroll
@@ -221,8 +221,8 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
         delta_i[c][odd] = of_query(delta, s, b, h, i0 + column_of_lane(c, odd));
       }
     MmaC p[strip / 8] = {}, ds[strip / 8] = {};
-    Rows64::template product<strip>(p, memory.own_a, memory.strip_a(n), s.D);
-    Rows64::template product<strip>(ds, memory.own_b, memory.strip_b(n), s.D);
+    Rows64::template product<strip>(p, Rows64::own(memory.own_a), memory.strip_a(n), s.D);
+    Rows64::template product<strip>(ds, Rows64::own(memory.own_b), memory.strip_b(n), s.D);
     weights_of(p, s.score, scale, [&](int c, int e) { return base[c][e % 2]; });
     const Mask seen(s, i0, strip, j0, block);
 #pragma unroll

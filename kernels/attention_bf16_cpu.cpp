@@ -19,146 +19,10 @@
 // tests/test_attention_bf16.cpp
 #include <omp.h>
 
-#include <algorithm>
-
-#include "core/mma_lanes.h"
-#include "kernels/attention_bf16.cuh"
+#include "kernels/attention_bf16_cpu.h"
 
 namespace gated {
 namespace cpu_attention_bf16 {
-
-using namespace attention_bf16;
-
-constexpr size_t together = 4;                        // rows of a left factor that meet a panel at a time
-constexpr size_t depth_of_block = block / mma_depth;  // steps of a chain over a tile
-
-// ---- memory of a thread
-
-// Pieces of scratch, each on a cache line. Without memory it only counts.
-class Pieces {
- public:
-  explicit Pieces(unsigned char* memory) : memory_(memory) {}
-  template <class T>
-  T* take(size_t n) {
-    T* const piece = reinterpret_cast<T*>(memory_ + used_);
-    used_ += ceil_div(n * sizeof(T), 128) * 128;
-    return piece;
-  }
-  size_t used() const { return used_; }
-
- private:
-  unsigned char* const memory_;
-  size_t used_ = 0;
-};
-
-// ---- factors
-
-// Left factors stand by group of four rows, step and row; right ones by panel and step.
-static MmaRow& row_of(MmaRow* rows, size_t row, size_t step, size_t steps) {
-  return rows[(row / together * steps + step) * together + row % together];
-}
-
-// to (64,D): rows of x as floats; 0 from `count` on.
-static void widen_rows(float* to, const bf16* x, size_t stride, size_t count, size_t D) {
-  for (size_t r = 0; r < block; r++)
-    for (size_t d = 0; d < D; d++) to[r * D + d] = r < count ? float(x[r * stride + d]) : 0.0f;
-}
-
-// x (64, n) of bf16 numbers, n a multiple of 16, as the left factor of chains along n.
-static void make_rows(MmaRow* to, const float* x, size_t n) {
-  const size_t steps = n / mma_depth;
-  for (size_t r = 0; r < block; r++)
-    for (size_t s = 0; s < steps; s++) row_of(to, r, s, steps) = mma_row_of(x + r * n + s * mma_depth);
-}
-
-// x (64, D) as the right factor of chains along D: row r is column r.
-static void make_panels_of_rows(MmaPanel* to, const float* x, size_t D) {
-  for (size_t p = 0; p < block / lanes; p++)
-    for (size_t d = 0; d < D; d += lanes) {
-      vec part[lanes];
-      for (size_t l = 0; l < lanes; l++) part[l] = load(x + (p * lanes + l) * D + d);
-      transpose(part);
-      MmaPanel& panel = to[p * (D / mma_depth) + d / mma_depth];
-      if (d % mma_depth == 0) panel.finite = true;
-      for (size_t l = 0; l < lanes; l++) mma_put(panel, d % mma_depth + l, part[l]);
-    }
-}
-
-// x (64, D) as the right factor of chains along the 64 rows.
-static void make_panels_of_columns(MmaPanel* to, const float* x, size_t D) {
-  for (size_t p = 0; p < D / lanes; p++)
-    for (size_t r = 0; r < block; r++) {
-      MmaPanel& panel = to[p * depth_of_block + r / mma_depth];
-      if (r % mma_depth == 0) panel.finite = true;
-      mma_put(panel, r % mma_depth, load(x + r * D + p * lanes));
-    }
-}
-
-// to (64,64) is x transposed.
-static void transpose_tile(float* to, const float* x) {
-  for (size_t r = 0; r < block; r += lanes)
-    for (size_t c = 0; c < block; c += lanes) {
-      vec part[lanes];
-      for (size_t l = 0; l < lanes; l++) part[l] = load(x + (r + l) * block + c);
-      transpose(part);
-      for (size_t l = 0; l < lanes; l++) store(to + (c + l) * block + r, part[l]);
-    }
-}
-
-// out (rows, columns) = chains of so many steps from +0, or from out; `rows` is rounded up to whole groups, of which there are 16.
-template <MmaArithmetic arithmetic, bool from_out>
-void product(float* out, size_t rows, size_t columns, const MmaRow* left, const MmaPanel* right, size_t steps) {
-  for (size_t p = 0; p < columns / lanes; p++)
-    for (size_t g = 0; g < ceil_div(rows, together); g++) {
-      float* const to = out + g * together * columns + p * lanes;
-      vec sum[together] = {};
-      if constexpr (from_out)
-        for (size_t r = 0; r < together; r++) sum[r] = load(to + r * columns);
-      for (size_t s = 0; s < steps; s++)
-        mma_lanes<arithmetic>(sum, left + (g * steps + s) * together, right[p * steps + s]);
-      for (size_t r = 0; r < together; r++) store(to + r * columns, sum[r]);
-    }
-}
-
-// ---- weights: plain loops, which vectorise once exact_exp is inlined: hence gnu::flatten, and a constant score
-
-// Which keys of a tile a query sees.
-struct Seen {
-  size_t begin, end;
-
-  Seen(const AttentionShape& s, size_t i, size_t j0) : begin(inside(s.first_key(i), j0)), end(inside(i + 1, j0)) {}
-  static size_t inside(size_t j, size_t j0) { return j < j0 ? 0 : std::min(j - j0, block); }
-};
-
-// What l is multiplied by, and the sums over the tile are added to.
-struct Rescale {
-  float alpha, added;
-};
-
-// Sums c over d of a query become weights, rounded. m is the query's maximum.
-template <AttentionScore score>
-[[gnu::flatten]] Rescale softmax_row(float* c, float& m, float scale, float bias, Seen seen) {
-  std::fill(c, c + seen.begin, -INFINITY);
-  std::fill(c + seen.end, c + block, -INFINITY);
-  float base = -bias, alpha = 1;
-  if (score == AttentionScore::softmax) {
-    float largest[lanes];
-    for (size_t n = 0; n < lanes; n++) largest[n] = c[n];
-    for (size_t n = lanes; n < block; n += lanes)
-      for (size_t i = 0; i < lanes; i++) largest[i] = max_of(c[n + i], largest[i]);
-    for (size_t n = 1; n < lanes; n++) largest[0] = max_of(largest[n], largest[0]);
-    const float before = m;
-    m = max_of(largest[0] * scale, before);
-    base = finite_max(m);
-    alpha = exact_exp(before - base);
-  }
-  for (size_t n = 0; n < block; n++) c[n] = weight_of(score, c[n], scale, base);
-  float added[8] = {};
-  for (size_t n = 0; n < block; n += 8)
-    for (size_t i = 0; i < 8; i++) added[i] = added[i] + c[n + i];
-  for (size_t n = 0; n < block; n++) c[n] = bf16(c[n]);
-  return {alpha, sum_of_eight(added)};
-}
 
 // Of a query: sums over d become weights p, and dp becomes ds, both rounded.
 template <AttentionScore score>
@@ -174,12 +38,6 @@ template <AttentionScore score>
   }
 }
 
-// Rows of sums, times a factor, rounded.
-static void store_rows(bf16* to, size_t stride, const float* x, size_t count, size_t D, float factor) {
-  for (size_t r = 0; r < count; r++)
-    for (size_t d = 0; d < D; d++) to[r * stride + d] = bf16(x[r * D + d] * factor);
-}
-
 // ---- forward
 
 struct Forward {
@@ -191,31 +49,11 @@ struct Forward {
   float scale;
 };
 
-struct ForwardMemory {
-  float *wide, *score, *sum;
-  MmaRow *queries, *weights;
-  MmaPanel *keys, *values;
-
-  ForwardMemory(Pieces& pieces, size_t D)
-      : wide(pieces.take<float>(block * D)),
-        score(pieces.take<float>(block * block)),
-        sum(pieces.take<float>(block * D)),
-        queries(pieces.take<MmaRow>(block * D / mma_depth)),
-        weights(pieces.take<MmaRow>(block * depth_of_block)),
-        keys(pieces.take<MmaPanel>(block / lanes * D / mma_depth)),
-        values(pieces.take<MmaPanel>(D / lanes * depth_of_block)) {}
-  static size_t bytes(size_t D) {
-    Pieces counted(nullptr);
-    ForwardMemory(counted, D);
-    return counted.used();
-  }
-};
-
 // o and lse of queries i0 .. i0 + 63 of a head.
 template <MmaArithmetic arithmetic, AttentionScore score>
 void forward_queries(const Forward& a, const ForwardMemory& w, size_t b, size_t h, size_t i0) {
   const AttentionShape& s = a.s;
-  const size_t count = std::min(block, s.T - i0), D = s.D, steps = D / mma_depth;
+  const size_t count = std::min(block, s.T - i0), D = s.D;
   widen_rows(w.wide, a.q + s.q_row(b, i0, h), s.q_step(), count, D);
   make_rows(w.queries, w.wide, D);
   float m[block], l[block];
@@ -224,23 +62,12 @@ void forward_queries(const Forward& a, const ForwardMemory& w, size_t b, size_t 
     l[r] = a.sink.logit ? 1.0f : 0.0f;
     for (size_t d = 0; d < D; d++) w.sum[r * D + d] = a.sink.value ? a.sink.value[h * D + d] : 0.0f;
   }
-  std::fill_n(w.score, block * block, 0.0f);
-
-  for (size_t j0 = first_tile(s, i0); j0 <= i0; j0 += block) {
-    const size_t key = s.kv_row(b, j0, h / s.group()), keys = std::min(block, s.T - j0);
-    widen_rows(w.wide, a.k + key, s.kv_step(), keys, D);
-    make_panels_of_rows(w.keys, w.wide, D);
-    product<arithmetic, false>(w.score, count, block, w.queries, w.keys, steps);
-    for (size_t r = 0; r < count; r++) {
-      const Rescale change = softmax_row<score>(w.score + r * block, m[r], a.scale, s.bias, Seen(s, i0 + r, j0));
-      l[r] = fused(l[r], change.alpha, change.added);
-      for (size_t d = 0; d < D; d++) w.sum[r * D + d] = w.sum[r * D + d] * change.alpha;
-    }
-    make_rows(w.weights, w.score, block);
-    widen_rows(w.wide, a.v + key, s.kv_step(), keys, D);
-    make_panels_of_columns(w.values, w.wide, D);
-    product<arithmetic, true>(w.sum, count, D, w.weights, w.values, depth_of_block);
-  }
+  const size_t kv_head = h / s.group();
+  const auto row_of = [&](const bf16* x) {
+    return [&s, x, b, kv_head](size_t j) { return j < s.T ? x + s.kv_row(b, j, kv_head) : nullptr; };
+  };
+  walk_tiles<arithmetic, score>(w, m, l, count, D, first_tile(s, i0), i0, a.scale, s.bias, row_of(a.k), row_of(a.v),
+                                [&](size_t r, size_t j0) { return Seen(s, i0 + r, j0); });
   for (size_t r = 0; r < count; r++) {
     a.lse[s.stat(b, h, i0 + r)] = s.sigmoid() ? 0.0f : m[r] + exact_log(l[r]);
     store_rows(a.o + s.o_row(b, i0 + r, h), 0, w.sum + r * D, 1, D, s.sigmoid() ? 1.0f : 1.0f / l[r]);
@@ -273,7 +100,7 @@ struct Gradients {
 
 struct BackwardMemory {
   float *wide, *score, *dp, *turned, *dq_sum, *dk_sum, *dv_sum;
-  float *base, *delta, *sink_ds;  // of 64 queries
+  float *base, *delta;  // of 64 queries
   MmaRow *queries, *douts, *weights;
   MmaPanel *keys_by_d, *values_by_d, *keys, *query_panels, *dout_panels;
 
@@ -288,7 +115,6 @@ struct BackwardMemory {
         dv_sum(pieces.take<float>(keys_of_sums * D)),
         base(pieces.take<float>(block)),
         delta(pieces.take<float>(block)),
-        sink_ds(pieces.take<float>(block)),
         queries(pieces.take<MmaRow>(block * D / mma_depth)),
         douts(pieces.take<MmaRow>(block * D / mma_depth)),
         weights(pieces.take<MmaRow>(block * depth_of_block)),
@@ -441,21 +267,6 @@ void backward_two_walks(const Gradients& a, unsigned char* scratch) {
       }
     store_keys(a, w, b, kv_head, j0, std::min(block, s.T - j0));
   }
-}
-
-// Calls f with the arithmetic and the score as template arguments.
-template <class F>
-void with_constants(MmaArithmetic arithmetic, AttentionScore score, F f) {
-  const auto with_score = [&]<MmaArithmetic of>() {
-    if (score == AttentionScore::softmax)
-      f.template operator()<of, AttentionScore::softmax>();
-    else
-      f.template operator()<of, AttentionScore::sigmoid>();
-  };
-  if (arithmetic == MmaArithmetic::hopper)
-    with_score.template operator()<MmaArithmetic::hopper>();
-  else
-    with_score.template operator()<MmaArithmetic::ampere>();
 }
 
 }  // namespace cpu_attention_bf16

@@ -57,6 +57,8 @@ inline void emulate([[maybe_unused]] const Context& ctx) {
 struct Rows {
   const bf16* data;
   size_t stride, count;
+  __device__ bool has(size_t row) const { return row < count; }
+  __device__ size_t at(size_t row) const { return row * stride; }
 };
 
 // ---- what a lane holds: number e of its four in each tile of 16 x 8
@@ -109,6 +111,39 @@ __device__ inline void weights_of(MmaC (&x)[tiles], AttentionScore score, float 
     all([&](float sum, float b) { return weight_of(AttentionScore::sigmoid, sum, scale, b); });
 }
 
+// A tile of scores c becomes the weights of the online softmax, as far as the two rows of a lane go: -inf is the score of a masked
+// pair, m and l are those of the tiles before and become those with this one, and alpha is what sums over values are multiplied by.
+__device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], float (&l)[2], float (&alpha)[2],
+                                      AttentionScore kind, float bias, float scale) {
+  float base[2] = {-bias, -bias};
+  alpha[0] = alpha[1] = 1.0f;
+  if (kind == AttentionScore::softmax)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float largest = max_of(score[0].x[2 * r], score[0].x[2 * r + 1]);
+#pragma unroll
+      for (int n = 1; n < int(block) / 8; n++)
+        largest = max_of(max_of(score[n].x[2 * r], score[n].x[2 * r + 1]), largest);
+      for (int flip = 1; flip < 4; flip *= 2) largest = max_of(__shfl_xor_sync(0xffffffffu, largest, flip), largest);
+      const float before = m[r];
+      m[r] = max_of(largest * scale, before);
+      base[r] = finite_max(m[r]);
+      alpha[r] = exact_exp(before - base[r]);
+    }
+  weights_of(score, kind, scale, [&](int, int e) { return base[e / 2]; });
+  // Columns of a lane are 2t and 2t + 1 mod 8: two of the eight sums.
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll
+    for (int n = 0; n < int(block) / 8; n++) {
+      even = even + score[n].x[2 * r];
+      odd = odd + score[n].x[2 * r + 1];
+    }
+    l[r] = fused(l[r], alpha[r], sum_of_quad(even + odd));
+  }
+}
+
 // Two numbers rounded to bf16, in the halves of a register.
 __device__ inline uint32_t two_bf16(float low, float high) {
 #ifdef __CUDACC__
@@ -133,25 +168,30 @@ struct Tile {
   __device__ static int place(int row, int c) { return (row * chunks + (c ^ row % 8)) * chunk; }
   __device__ static bool inside(int d, size_t D) { return whole || size_t(d) < D; }
 
-  // Asks for `count` rows from row0 on; those behind the last are 0.
-  __device__ static void copy(bf16* to, const Rows& x, size_t row0, int count, size_t D, AsyncCopies& copies) {
+  // Asks for `count` rows from row0 on; those that are not there are 0.
+  template <class RowsOf>
+  __device__ static void copy(bf16* to, const RowsOf& x, size_t row0, int count, size_t D, AsyncCopies& copies) {
     for (int i = threadIdx.x; i < count * chunks; i += threads) {
       const int row = i / chunks, c = i % chunks;
       if (!inside(c * chunk, D)) continue;
-      const bool there = row0 + row < x.count;
-      copies.copy16(to + place(row, c), there ? x.data + (row0 + row) * x.stride + c * chunk : x.data, there ? 16 : 0);
+      const bool there = x.has(row0 + row);
+      copies.copy16(to + place(row, c), there ? x.data + x.at(row0 + row) + c * chunk : x.data, there ? 16 : 0);
     }
   }
 
-  // sum[n] goes on with the chains over D of the warp's rows of `a` and rows 8n .. 8n + 7 of `b`, which has `count` rows.
+  // Of 64 rows those of this warp.
+  __device__ static const bf16* own(const bf16* tile) { return tile + threadIdx.x / 32 * 16 * columns; }
+
+  // sum[n] goes on with the chains over D of 16 rows of `a` and rows 8n .. 8n + 7 of `b`, which has `count` rows. Both begin at a
+  // multiple of 8 rows of a tile.
   template <int count>
   __device__ static void product(MmaC (&sum)[count / 8], const bf16* a, const bf16* b, size_t D) {
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 16;
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int d = 0; d < columns; d += int(mma_depth)) {
       if (!inside(d, D)) break;
       MmaA left;
-      ldmatrix<false>(left.x, a + place(row, d / chunk + lane / 16));
+      ldmatrix<false>(left.x, a + place(lane % 16, d / chunk + lane / 16));
 #pragma unroll
       for (int n = 0; n < count / 8; n += 2) {
         uint32_t x[4];

@@ -87,7 +87,8 @@ constexpr unsigned warps = threads / 32;
 }  // namespace cached
 
 // A thread owns one element of k and of v. Of tokens that share a slot the last has it.
-__global__ void cached_attention_store_kernel(float* keys, float* values, const float* k, const float* v, size_t T,
+template <class S>
+__global__ void cached_attention_store_kernel(S* keys, S* values, const S* k, const S* v, size_t T,
                                               CachedAttentionShape s) {
   const size_t n = threadIdx.x + size_t(blockDim.x) * blockIdx.x, width = s.KVH * s.D;
   if (n >= s.B * T * width) return;
@@ -159,14 +160,24 @@ static void cached_attention_require(const char* name, const CachedAttentionShap
           s.slots);
 }
 
-void cached_attention_store(float* keys, float* values, const float* k, const float* v, size_t T,
-                            const CachedAttentionShape& s, Context& ctx) {
+template <class S>
+static void store_tokens(S* keys, S* values, const S* k, const S* v, size_t T, const CachedAttentionShape& s,
+                         Context& ctx) {
   cached_attention_require("cached_attention_store", s, {});
   require(T > 0 && T <= s.tokens, "cached_attention_store: %zu tokens to store of %zu, expected 1 to as many", T,
           s.tokens);
   if (ctx.device == Device::cpu) return cached_attention_store_cpu(keys, values, k, v, T, s);
-  launch(cached_attention_store_kernel, grid_of(ceil_div(s.B * T * s.KVH * s.D, attention::threads)),
+  launch(cached_attention_store_kernel<S>, grid_of(ceil_div(s.B * T * s.KVH * s.D, attention::threads)),
          attention::threads, 0, ctx, keys, values, k, v, T, s);
+}
+
+void cached_attention_store(float* keys, float* values, const float* k, const float* v, size_t T,
+                            const CachedAttentionShape& s, Context& ctx) {
+  store_tokens(keys, values, k, v, T, s, ctx);
+}
+void cached_attention_store(bf16* keys, bf16* values, const bf16* k, const bf16* v, size_t T,
+                            const CachedAttentionShape& s, Context& ctx) {
+  store_tokens(keys, values, k, v, T, s, ctx);
 }
 
 void cached_attention(float* o, const float* q, const float* keys, const float* values, const CachedAttentionShape& s,

@@ -40,6 +40,8 @@ struct CachedAttentionShape {
 // last stay. Other slots keep what they hold. Refuses T = 0, and T > tokens.
 void cached_attention_store(float* keys, float* values, const float* k, const float* v, size_t T,
                             const CachedAttentionShape& s, Context& ctx);
+void cached_attention_store(bf16* keys, bf16* values, const bf16* k, const bf16* v, size_t T,
+                            const CachedAttentionShape& s, Context& ctx);
 
 // o (B,H,D) from q (B,H,D) and the cache, which holds the newest token too: bit for bit the last row of attention_forward over
 // the whole sequences, with a window of `slots`. o is written; it is none of the others. A sink's logits are (H), or (B,H)
@@ -57,8 +59,8 @@ void cached_attention_ref(Real* o, const Real* q, const Real* keys, const Real* 
                           const SinkOf<Real>& sink);
 
 // ---- the same bits near the speed at which a CPU reads memory: kernels/cached_attention_cpu.cpp
-void cached_attention_store_cpu(float* keys, float* values, const float* k, const float* v, size_t T,
-                                const CachedAttentionShape& s);
+template <class S>
+void cached_attention_store_cpu(S* keys, S* values, const S* k, const S* v, size_t T, const CachedAttentionShape& s);
 void cached_attention_cpu(float* o, const float* q, const float* keys, const float* values,
                           const CachedAttentionShape& s, const Sink& sink, Context& ctx);
 

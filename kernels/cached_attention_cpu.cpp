@@ -5,6 +5,7 @@
 // the reference, in its order. tests/test_cached_attention.cpp
 #include <omp.h>
 
+#include "core/storage.h"
 #include "kernels/cached_attention.h"
 #include "kernels/row_dots_cpu.h"
 
@@ -61,8 +62,8 @@ void add_values(float* acc, const float* p, const float* values, size_t begin, s
 
 }  // namespace
 
-void cached_attention_store_cpu(float* keys, float* values, const float* k, const float* v, size_t T,
-                                const CachedAttentionShape& s) {
+template <class S>
+void cached_attention_store_cpu(S* keys, S* values, const S* k, const S* v, size_t T, const CachedAttentionShape& s) {
   const size_t first = T > s.slots ? T - s.slots : 0;  // tokens before it would be overwritten
   for (size_t b = 0; b < s.B; b++)
     for (size_t t = first; t < T; t++)
@@ -72,6 +73,8 @@ void cached_attention_store_cpu(float* keys, float* values, const float* k, cons
         std::copy_n(v + from, s.D, values + s.row(b, kv_head, slot));
       }
 }
+
+IN_FLOAT_AND_BF16(cached_attention_store_cpu);
 
 void cached_attention_cpu(float* o, const float* q, const float* keys, const float* values,
                           const CachedAttentionShape& s, const Sink& sink, Context& ctx) {

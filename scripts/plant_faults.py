@@ -430,6 +430,20 @@ kernels/router.cuh
   return share > T(0) ? «-(share * exact_log(share)) => -exact_log(share)» : share;
   return c < E ? «acc + p[row * E + c] => p[row * E + c]» : fused
 
+[attention of bf16]
+kernels/attention_bf16.cuh
+  return s.first_key(i0) / block * «block => (block - 1)»;
+  s.end_query(j0 + block < s.T ? «j0 + block - 1 => j0» : s.T - 1)
+  return m == -INFINITY ? «0.0f => m» : m;
+  const float x = fused(sum, scale, «-base => base»);
+  (score == AttentionScore::softmax ? p : «p * (1.0f - p) => p») * (dp - delta)
+  * («dp - delta => dp»);
+  chain[«d / 8 % 8 => d % 8»] = fused(
+kernels/cached_attention_bf16.cuh
+  return end < slots ? 0 : «end - slots => end - slots + 1»;
+  «token >= first() && token < end => token < end»;
+  «token % slots => token % (slots + 1)» * D;
+
 [quantized evaluation]
 kernels/quantize.cuh
   uint32_t(«23 - mantissa => 22 - mantissa») << 23

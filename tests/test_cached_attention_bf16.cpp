@@ -1,0 +1,120 @@
+// cached_attention_bf16: a sequence that grows token by token has the rows of attention_bf16 over all of it, bit for bit, with rings
+// that wrap, sinks, sigmoid scores and grouped heads.
+#include "kernels/cached_attention_bf16.h"
+
+#include <algorithm>
+
+#include "tests/harness.h"
+
+using namespace gated;
+
+namespace {
+
+enum class Kind { softmax, sigmoid, sink, kv_bias };
+
+struct Case {
+  size_t B, H, KVH, D, slots, T;
+  Kind kind;
+  MmaArithmetic arithmetic = MmaArithmetic::hopper;
+
+  CachedAttentionShape shape() const {
+    CachedAttentionShape s{B, H, KVH, D, slots, T};
+    if (kind == Kind::sigmoid) s.score = AttentionScore::sigmoid, s.bias = -1.5f;
+    return s;
+  }
+  Sink sink(const float* logit, const float* value) const {
+    if (kind == Kind::sink) return {logit};
+    if (kind == Kind::kv_bias) return {logit, true, nullptr, value};
+    return {};
+  }
+};
+
+// Values below 2: those that a query does not see change none of its bits.
+std::vector<bf16> numbers(size_t n, uint64_t seed, float scale = 1.9f) {
+  std::vector<bf16> x;
+  for (float value : random_values<float>(n, seed, scale)) x.push_back(bf16(value));
+  return x;
+}
+
+std::vector<float> wide(const std::vector<bf16>& x) {
+  return {x.begin(), x.end()};
+}
+
+}  // namespace
+
+TEST_CASE("cached_attention_bf16: a sequence that grows token by token has the rows of attention over all of it",
+          "[cached_attention_bf16]") {
+  // A ring that wraps inside a tile, and one that is a tile; 20 heads of a group: two blocks of 16; a head wider than 128.
+  for (const Case& c :
+       {Case{1, 4, 2, 64, 130, 130, Kind::softmax}, Case{2, 2, 1, 16, 20, 70, Kind::softmax},
+        Case{1, 20, 1, 32, 70, 66, Kind::kv_bias}, Case{1, 2, 2, 16, 64, 131, Kind::sink, MmaArithmetic::ampere},
+        Case{1, 1, 1, 144, 65, 66, Kind::sink}, Case{1, 2, 1, 16, 30, 67, Kind::sigmoid},
+        Case{1, 1, 1, 128, 1, 3, Kind::kv_bias, MmaArithmetic::ampere}}) {
+    const size_t T = c.T, slots = c.slots;
+    INFO("H " << c.H << " D " << c.D << " slots " << slots << " tokens " << T << " kind " << int(c.kind));
+    CachedAttentionShape s = c.shape();
+    AttentionShape whole{s.B, T, s.H, s.KVH, s.D, slots};
+    whole.score = s.score, whole.bias = s.bias;
+    const size_t queries = s.B * s.H * s.D, keys = s.B * s.KVH * s.D;
+    const auto q = numbers(T * queries, 1), k = numbers(T * keys, 2), v = numbers(T * keys, 3);
+    const auto value = random_values<float>(s.H * s.D, 5), logit = random_values<float>(s.B * s.H * T, 4, 5.0f);
+    std::vector<bf16> expected(T * queries);
+    std::vector<float> lse(s.B * s.H * T);
+    attention_bf16_forward_ref(expected.data(), lse.data(), q.data(), k.data(), v.data(), whole,
+                               c.sink(logit.data(), value.data()), c.arithmetic);
+
+    // The tokens of all sequences at one time, as a step of generation has them.
+    const auto tokens_of = [&](const std::vector<bf16>& x, size_t t, size_t n) {
+      const size_t width = x.size() / s.B / T;
+      std::vector<bf16> rows;
+      for (size_t b = 0; b < s.B; b++) {
+        const auto from = x.begin() + ptrdiff_t((b * T + t) * width);
+        rows.insert(rows.end(), from, from + ptrdiff_t(n * width));
+      }
+      return rows;
+    };
+    on_every_device([&](Context& ctx) {
+#ifndef __CUDACC__
+      ctx.mma_arithmetic = c.arithmetic;
+#else
+      if (c.arithmetic != ctx.mma_arithmetic) return;
+#endif
+      const std::vector<bf16> nothing(keys * slots, bf16(NAN));
+      const Buffer<bf16> cached_k(ctx.device, nothing), cached_v(ctx.device, nothing), o(ctx.device, queries);
+      const size_t prompt = T > 4 ? T - 3 : 1;  // the prompt comes whole
+      for (size_t t = prompt - 1; t < T; t++) {
+        const size_t n = t < prompt ? prompt : 1;
+        s.tokens = t + 1;
+        const Buffer<bf16> new_k(ctx.device, tokens_of(k, t + 1 - n, n)), new_v(ctx.device, tokens_of(v, t + 1 - n, n)),
+            query(ctx.device, tokens_of(q, t, 1));
+        std::vector<float> now(logit.begin(), logit.begin() + ptrdiff_t(s.H));  // of a learned sink
+        if (c.kind == Kind::kv_bias) {
+          now.clear();
+          for (size_t bh = 0; bh < s.B * s.H; bh++) now.push_back(logit[bh * T + t]);
+        }
+        const Guarded logits(ctx, now), values(ctx, value);
+        cached_attention_store(cached_k.data(), cached_v.data(), new_k.data(), new_v.data(), n, s, ctx);
+        cached_attention_bf16(o.data(), query.data(), cached_k.data(), cached_v.data(), s, c.sink(logits, values), ctx);
+        ctx.synchronize();
+        INFO("token " << t);
+        REQUIRE_BITWISE(wide(tokens_of(expected, t, 1)), wide(o.download()));
+        REQUIRE(ctx.most_scratch_used() == cached_attention_bf16_scratch(s, ctx.device));
+      }
+    });
+  }
+}
+
+TEST_CASE("cached_attention_bf16: what it refuses", "[cached_attention_bf16]") {
+  Context ctx(Device::cpu);
+  const auto refused = [&](const CachedAttentionShape& s) {
+    REQUIRE_THROWS_WITH(cached_attention_bf16(nullptr, nullptr, nullptr, nullptr, s, {}, ctx),
+                        Catch::Contains("cached_attention_bf16: ") && Catch::Contains("expected"));
+  };
+  refused({1, 2, 1, 24, 3, 2});
+  refused({1, 3, 2, 16, 3, 2});
+  refused({1, 2, 1, 16, 0, 2});
+  refused({1, 2, 1, 16, 3, 0});
+  bf16* const none = nullptr;
+  REQUIRE_THROWS_WITH(cached_attention_store(none, none, none, none, 3, {1, 2, 1, 16, 3, 2}, ctx),
+                      Catch::Contains("3 tokens to store of 2"));
+}
