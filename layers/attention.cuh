@@ -22,6 +22,7 @@
 #include "kernels/attention.h"
 #include "kernels/attention_bf16.h"
 #include "kernels/cached_attention.h"
+#include "kernels/cached_attention_bf16.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/sinks.h"
@@ -62,14 +63,7 @@ class Attention final : public Mixer {
     const AttentionShape s = shape(pass.batch());
     if (config_.sink == AttentionSink::kv_bias) kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, s, ctx);
     if (!pass.growing || pass.growing->begins()) attend(s, ctx);
-    if (pass.growing) {
-      const CachedAttentionShape c = cached({pass.B, pass.growing->capacity}, pass.growing->past + pass.T);
-      cached_attention_store(cached_k_.as<float>(), cached_v_.as<float>(), k_seen_.as<float>(), v_seen_.as<float>(),
-                             pass.T, c, ctx);
-      if (!pass.growing->begins())
-        cached_attention(o_.as<float>(), q_seen_.as<float>(), cached_k_.as<float>(), cached_v_.as<float>(), c, sink(),
-                         ctx);
-    }
+    if (pass.growing) grow(*pass.growing, pass);
 
     o_seen_ = gated(GatePosition::g1, behind_attention(N, ctx), pass);
     wo_.forward(y_, o_seen_, N, ctx);
@@ -191,7 +185,9 @@ class Attention final : public Mixer {
     visit(cached_v_, "values kept", {s.B, s.KVH, s.slots, s.D});
   }
   void cache_scratch(ScratchPlan& plan, BatchShape most) const override {
-    plan.need(cached_attention_scratch(cached(most, most.T)));
+    const CachedAttentionShape c = cached(most, most.T);
+    plan.need(plan.storage == Storage::bf16 ? cached_attention_bf16_scratch(c, plan.device)
+                                            : cached_attention_scratch(c));
   }
 
   void inspect(Inspector& inspector, BatchShape batch) const override {
@@ -293,6 +289,21 @@ class Attention final : public Mixer {
       attention_backward(dq_.as<float>(), dk_.as<float>(), dv_.as<float>(), sink_p_, sink_ds_, dout.as<float>(),
                          q_seen_.as<float>(), k_seen_.as<float>(), v_seen_.as<float>(), o_.as<float>(), lse_, s, sink(),
                          ctx);
+  }
+
+  // The new tokens join the cache. One that follows others reads it.
+  void grow(const Growing& growing, const Pass& pass) {
+    const CachedAttentionShape c = cached({pass.B, growing.capacity}, growing.past + pass.T);
+    with_storage(o_, [&](auto stored) {
+      using S = decltype(stored);
+      S *const keys = cached_k_.as<S>(), *const values = cached_v_.as<S>();
+      cached_attention_store(keys, values, k_seen_.as<S>(), v_seen_.as<S>(), pass.T, c, pass.ctx);
+      if (growing.begins()) return;
+      if constexpr (std::is_same_v<S, bf16>)
+        cached_attention_bf16(o_.as<S>(), q_seen_.as<S>(), keys, values, c, sink(), pass.ctx);
+      else
+        cached_attention(o_.as<S>(), q_seen_.as<S>(), keys, values, c, sink(), pass.ctx);
+    });
   }
 
   // --sdpa-out: what becomes of o before the gate.

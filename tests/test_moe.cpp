@@ -72,7 +72,7 @@ class Layer {
     x_ = Buffer<float>(ctx_.device, x);
     pass_.emplace(1, x.size() / C, ctx_, nullptr);
     pass_->report_routing(report_.data());
-    const float* y = mixer_->forward(x_.data(), *pass_);
+    const float* y = mixer_->forward(x_.data(), *pass_).as<float>();
     ctx_.synchronize();
     Floats result(x.size());
     Buffer<float>::copy_to_host(ctx_.device, result.data(), y, result.size());

@@ -38,7 +38,8 @@ TEST_CASE("trainer: a look at training shows the run's first micro-batches, in t
   struct Embedding : Inspector {
     std::vector<float> h;
     void state(const StateView& view) override {
-      if (layer == 0) h.assign(view.h, view.h + view.B * view.T * view.C);
+      const float* const first = view.h.as<float>();
+      if (layer == 0) h.assign(first, first + view.B * view.T * view.C);
     }
   };
   std::vector<std::vector<float>> seen, expected;
