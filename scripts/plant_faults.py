@@ -108,7 +108,7 @@ layers/block.cuh
   token_out_(«config.ffn_norm => config.attention_norm», C
   return {«c.clip_branch => c.clip_residual», c.clip_residual
   return «config_.residual ? stream : nullptr => stream»; }
-  const float* stream = «config_.residual ? dh : nullptr => dh»;
+  ConstReals stream = «config_.residual ? dh : nullptr => dh»;
   const Accumulate own = «config_.residual ? Accumulate::yes : Accumulate::no => Accumulate::yes»;
 layers/block_parts.cuh
   b.attention_norm.dyt_alpha = «model.dyt_alpha_attention => model.norm.dyt_alpha»;
@@ -160,7 +160,7 @@ training/optimizer.cuh
   if (total_.size()) «set_zero(total_.data(), total_.size(), ctx_); => ;»
   void begin_micro_batch() { «set_zero(weights_.grads.data(), weights_.grads.size(), ctx_); => ;» }
   gradient_norm(norm_.data(), «gradient() => weights_.grads.data()»,
-  m.data(), v.data(), «gradient() => weights_.grads.data()», norm_
+  m.data(), v.data(), copies, «gradient() => weights_.grads.data()», norm_
   adamw_at_step(settings, «step => 1», clip)
   adamw_at_step(settings, step, «clip => INFINITY»)
 training/trainer.cu
@@ -291,7 +291,7 @@ train_gpt.cu
   write_behind(sequences, «c.sample_tokens - 1 => c.sample_tokens», trainer.model
   («data.val ? data.val : data.train => data.train»)->sequence
 layers/model.cu
-  matmul(l.logits, l.y + («ids.size() - 1 => 0») * C
+  multiply_head(l.y + («ids.size() - 1 => 0») * config.hidden
 layers/attention.cuh
   turns(pass), «pass.first_position() => 0», pass.B
   s.H, s.KVH, s.D, «s.reach() => most.T», tokens
@@ -303,7 +303,7 @@ layers/gated_delta_net.cuh
   keep_in_chunk(«at => 0», 1, pass);
 layers/model.cu
   extras.positions += «pass.first_position() => 0» * config.hidden;
-  {l.y + «(T - 1) => 0» * C, T * C}
+  multiply_head(l.y + «(T - 1) => 0» * C, T * C
 training/generate.cpp
   open_ += format(bytes_ ? "<%d>" : «first_ ? "%d" : " %d" => "%d"», token);
 
@@ -459,9 +459,9 @@ layers/model.cu
   rows = p.shape[«p.shape.size() - 2 => 0»], columns
   «weight.quantizer = &*m.quantizer; => ;»
 layers/linear.cuh
-  «if (weight_.quantizer) x = weight_.quantizer->rows(x, N, in_); => ;»
+  «if (weight_.quantizer) x = weight_.quantizer->rows(x.as<float>(), N, in_); => ;»
 layers/grouped_linear.cuh
-  «if (weight_.quantizer) x = weight_.quantizer->rows(x, M, in_); => ;»
+  «if (weight_.quantizer) x = weight_.quantizer->rows(x.as<float>(), M, in_); => ;»
 layers/moe.cuh
   config.router_bias, Init::normal(), «Use::product => Use::linear»),
   «router_.reader(visit); => ;»
@@ -478,7 +478,7 @@ layers/smoothquant.cu
   if («use == Use::linear => true») take_in
   if (pair.largest[c] > 0 && «of_weights[c] > 0 => true»)
   host_exp(alpha * host_log(double(pair.largest[c])) - («1 - alpha => alpha») *
-train_gpt.cu
+training/evaluate.cu
   «smooth.fold(c.smoothquant); => ;»
   «trainer.look_at_training(c.val_batches, [&] { smooth.see(c.batch * c.model.context); }); => ;»
 training/trainer.cu
@@ -493,15 +493,29 @@ training/trainer.cu
   steps_done_ = results_given_ = «checkpoint.step() => checkpoint.step() - 1»;
   read("optimizer.m.", «optimizer.m => optimizer.v»);
   std::move(metadata), «config.keep => 0»);
-train_gpt.cu
+training/run_metadata.cpp
   «require_same_run(checkpoint->path(), checkpoint->metadata(), metadata); => ;»
+train_gpt.cu
   require(c.out.empty() || own || «!find_latest(c.out) => true»,
   if (config.source && «!resumed => true») trainer.start_from
-  «set_trained_context(config.model, config.source->context(), config.source->path()); => ;»
 training/checkpoint.cpp
   «kept++ < keep => kept++ <= keep») continue;
+training/evaluate.cu
+  «set_trained_context(config.model, config.source->context(), config.source->path()); => ;»
 training/run_metadata.cpp
   if («f.shapes_the_result() => f.shapes_the_model()») metadata
+  if («c.change_precision => false») leave_out_precision
+
+[bf16]
+layers/linear.cuh
+  weight_.copy, N, out_, in_, Layout::nt, Accumulate::no, ctx, «bias_.value => nullptr»);
+  return plan.kernels_need(«matmul_bf16_scratch(rows, columns, K) => 0»);
+layers/parameters.cu
+  «if (copies.size()) round_to_bf16(copies.data(), values.data(), size_, ctx); => ;»
+training/trainer.cu
+  read("", model.weights.values);¶  «model.weights_changed(); => ;»
+training/optimizer.cuh
+  bf16* const copies = «weights_.copies.size() ? weights_.copies.data() : nullptr => nullptr»;
 """
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -4,6 +4,7 @@
 
 #include "tests/compare.h"
 #include "tests/small_runs.h"
+#include "training/run_metadata.h"
 
 using namespace gated;
 
@@ -47,6 +48,14 @@ std::vector<float> gradient(const ModelConfig& config, Context& ctx, float& loss
   set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
   loss = forward_backward(model, b.ids, b.targets, 2, config.context, ctx, {}, 0);
   return model.weights.grads.download();
+}
+
+bool copies_are_rounded(const Parameters& weights) {
+  const std::vector<float> masters = weights.values.download();
+  const std::vector<bf16> copies = weights.copies.download();
+  size_t different = 0;
+  for (size_t i = 0; i < masters.size(); i++) different += bf16(masters[i]).bits != copies[i].bits;
+  return copies.size() == masters.size() && different == 0;
 }
 
 }  // namespace
@@ -112,18 +121,38 @@ TEST_CASE("bf16: behind every step the copies are the masters, rounded", "[bf16]
   for (Device device : {Device::cpu, Device::emulated}) {
     Context ctx(device);
     Run run(small_run(bf16_model("--norm=gated --norm-rank=3"), 3), ctx);
-    const auto same = [&] {
-      const Parameters& w = run.trainer.model.weights;
-      const std::vector<float> masters = w.values.download();
-      const std::vector<bf16> copies = w.copies.download();
-      size_t different = 0;
-      for (size_t i = 0; i < masters.size(); i++) different += bf16(masters[i]).bits != copies[i].bits;
-      return different == 0;
-    };
-    REQUIRE(same());
+    REQUIRE(copies_are_rounded(run.trainer.model.weights));
     run.steps(2);
-    REQUIRE(same());
+    REQUIRE(copies_are_rounded(run.trainer.model.weights));
   }
+}
+
+TEST_CASE("bf16: with --change-precision a run goes on from a checkpoint of fp32, and back", "[bf16]") {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("bf16." + std::to_string(getpid()));
+  Context ctx(Device::cpu);
+  Config config = small_run(bf16_model("--norm=gated --norm-rank=3"), 6);
+  config.out = folder.string();
+  prepare_checkpoint_folder(config.out);
+  const Data data = open_data(config.data);
+  config.model.storage = Storage::fp32;
+  size_t steps = 0;
+  for (Storage storage : {Storage::fp32, Storage::bf16, Storage::fp32}) {
+    config.model.storage = storage;
+    Run run(config, ctx);
+    if (steps > 0) {
+      config.change_precision = false;
+      REQUIRE_THROWS_WITH(newest_checkpoint(config, run_metadata(config, data)),
+                          Catch::Contains("add --change-precision"));
+      config.change_precision = true;
+      run.trainer.load(*newest_checkpoint(config, run_metadata(config, data)));
+      REQUIRE(run.trainer.steps_done() == steps);
+      if (storage == Storage::bf16) REQUIRE(copies_are_rounded(run.trainer.model.weights));
+    }
+    run.steps(2);
+    steps += 2;
+    run.trainer.save(run_metadata(config, data));
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("bf16: a model takes less memory for activations, and the plan of its scratch is enough", "[bf16]") {
