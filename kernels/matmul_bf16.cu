@@ -112,7 +112,8 @@ struct MmaStrip {
       const size_t left = row >= rows || k >= K ? 0 : k_along_memory ? K - k : rows - row;
       bf16* const to = shared + place(line, c);
       if constexpr (aligned) {  // ld is a multiple of 8, so a chunk is on its boundary; a line may end inside one
-        copies.copy16(to, left ? matrix.data + at : matrix.data, 2 * unsigned(left < mma_chunk ? left : mma_chunk));
+        const unsigned bytes = left < mma_chunk ? 2 * unsigned(left) : 16;
+        copies.copy16(to, matrix.data + (bytes ? at : 0), bytes);
       } else {
         for (size_t j = 0; j < mma_chunk; j++) to[j] = j < left ? matrix.data[at + j] : bf16();
       }
