@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Makes tests/fixtures/bf16.json: how far transformers' models in bfloat16 are from the truth; tests/test_bf16.cpp compares.
+"""Makes tests/fixtures/bf16.json: how far transformers' models and PyTorch's attention in bfloat16 are from the truth; tests compare.
 
 usage: pip install torch transformers && scripts/make_bf16_fixture.py [FOLDER]     CPU only, no download, seconds
 
 Of each line of flags the model of transformers computes logits and gradients twice: in float64 and in bfloat16, with the same
 parameters (the second rounds them first). Stored are the relative errors of the second, as 2-norms: of the logits behind each
-sequence's last token, and of all gradients together. Weights and tokens are those of scripts/make_fixtures.py.
+sequence's last token, and of all gradients together. Weights and tokens are those of scripts/make_fixtures.py. Of attention they are the errors
+of its output and its gradients, all from numbers that are bfloat16's in both.
 """
 import json
 import os
@@ -56,13 +57,29 @@ def fixture(line, make):
     return {"flags": f"{BASE} {line}", "source": f"transformers, {make.__name__}", "logits": logits, "gradient": gradient}
 
 
+def attention(T=130, heads=2, kv_heads=1, D=32):
+    names = {"q": heads, "k": kv_heads, "v": kv_heads, "dout": heads}
+    inputs = {name: fixtures.values(f"attention_bf16 {name}", T, h, D).bfloat16() for name, h in names.items()}
+
+    def results(dtype):
+        q, k, v, dout = (x.to(dtype).transpose(0, 1)[None] for x in inputs.values())
+        leaves = [x.requires_grad_() for x in (q * 2, k * 2, v)]
+        o = F.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True)
+        return [x.double() for x in (o, *torch.autograd.grad(o, leaves, dout))]
+
+    errors = [error(*pair) for pair in zip(results(torch.float64), results(torch.bfloat16))]
+    found = dict(zip(("o", "dq", "dk", "dv"), errors))
+    print("attention   ", "  ".join(f"{name} {e:.2e}" for name, e in found.items()))
+    return {"T": T, "heads": heads, "kv_heads": kv_heads, "D": D} | found
+
+
 def main():
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     folder = sys.argv[1] if len(sys.argv) > 1 else os.path.join(fixtures.ROOT, "tests/fixtures")
     path = os.path.join(folder, "bf16.json")
     content = {"torch": torch.__version__.partition("+")[0], "transformers": fixtures.transformers.__version__,
-               "batch": BATCH, "models": [fixture(line, make) for line, make in LINES.items()]}
+               "batch": BATCH, "models": [fixture(line, make) for line, make in LINES.items()], "attention": attention()}
     with open(path, "w") as file:
         json.dump(content, file, indent=1)
         file.write("\n")

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "tests/harness.h"
+#include "tests/fixtures.h"
 
 using namespace gated;
 
@@ -142,6 +142,24 @@ void require_same(const Outputs& expected, const Outputs& got, Nan nan = Nan::re
   same("sink_ds", expected.sink_ds, got.sink_ds);
 }
 
+// Attention in double, its results as floats.
+Outputs in_double(const Inputs& in) {
+  const AttentionShape& s = in.s;
+  const auto wide = [](const std::vector<float>& x) { return std::vector<double>(x.begin(), x.end()); };
+  const auto q = wide(in.q), k = wide(in.k), v = wide(in.v), dout = wide(in.dout), logit = wide(in.logit),
+             key = wide(in.key), value = wide(in.value);
+  SinkOf<double> sink;
+  if (in.kind != Kind::none) sink.logit = logit.data(), sink.per_query = in.kind == Kind::kv_bias;
+  if (in.kind == Kind::kv_bias) sink.key = key.data(), sink.value = value.data();
+  std::vector<double> o(q.size()), lse(stat_size(s)), dq(q.size()), dk(k.size()), dv(k.size()),
+      sink_p(sink.logit ? lse.size() : 0), sink_ds(sink_p.size());
+  attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s, sink);
+  attention_backward_ref(dq.data(), dk.data(), dv.data(), sink_p.data(), sink_ds.data(), dout.data(), q.data(),
+                         k.data(), v.data(), o.data(), lse.data(), s, sink);
+  const auto narrow = [](const std::vector<double>& x) { return std::vector<float>(x.begin(), x.end()); };
+  return {narrow(o), narrow(lse), narrow(dq), narrow(dk), narrow(dv), narrow(sink_p), narrow(sink_ds)};
+}
+
 // Random scores of a few units, or of some hundred: then weights span all that floats hold, denormals and 0 included.
 constexpr float plain = 1, large = 9;
 
@@ -158,27 +176,45 @@ TEST_CASE("attention_bf16: the reference is attention", "[attention_bf16]") {
   for (const auto& [s, kind] : cases) {
     INFO("T " << s.T << " D " << s.D << " window " << s.window << " sigmoid " << s.sigmoid() << " sink " << int(kind));
     const Inputs in(s, 2, kind);
-    const Outputs got = reference(in);
-    const auto wide = [](const std::vector<float>& x) { return std::vector<double>(x.begin(), x.end()); };
-    const auto q = wide(in.q), k = wide(in.k), v = wide(in.v), dout = wide(in.dout), logit = wide(in.logit),
-               key = wide(in.key), value = wide(in.value);
-    SinkOf<double> sink;
-    if (kind != Kind::none) sink.logit = logit.data(), sink.per_query = kind == Kind::kv_bias;
-    if (kind == Kind::kv_bias) sink.key = key.data(), sink.value = value.data();
-    std::vector<double> o(q.size()), lse(stat_size(s)), dq(q.size()), dk(k.size()), dv(k.size()),
-        sink_p(got.sink_p.size()), sink_ds(sink_p.size());
-    attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s, sink);
-    attention_backward_ref(dq.data(), dk.data(), dv.data(), sink_p.data(), sink_ds.data(), dout.data(), q.data(),
-                           k.data(), v.data(), o.data(), lse.data(), s, sink);
+    const Outputs got = reference(in), truth = in_double(in);
     // Of bf16 the last bit is 2^-8 of a number: what is rounded once is off by 2^-9 of itself.
-    REQUIRE(relative_error(o, wide(got.o)) < 1.0 / 256);
-    REQUIRE(relative_error(dq, wide(got.dq)) < 1.0 / 128);
-    REQUIRE(relative_error(dk, wide(got.dk)) < 1.0 / 128);
-    REQUIRE(relative_error(dv, wide(got.dv)) < 1.0 / 128);
-    REQUIRE(relative_error(lse, wide(got.lse)) < 1e-6);
-    REQUIRE(relative_error(sink_p, wide(got.sink_p)) < 1e-6);
-    REQUIRE(relative_error(sink_ds, wide(got.sink_ds)) < 1.0 / 128);
+    REQUIRE(relative_error(truth.o, got.o) < 1.0 / 256);
+    REQUIRE(relative_error(truth.dq, got.dq) < 1.0 / 128);
+    REQUIRE(relative_error(truth.dk, got.dk) < 1.0 / 128);
+    REQUIRE(relative_error(truth.dv, got.dv) < 1.0 / 128);
+    REQUIRE(relative_error(truth.lse, got.lse) < 1e-6);
+    REQUIRE(relative_error(truth.sink_p, got.sink_p) < 1e-6);
+    REQUIRE(relative_error(truth.sink_ds, got.sink_ds) < 1.0 / 128);
   }
+}
+
+// The errors are 2-norms over all of an array, relative to attention in double.
+TEST_CASE("attention_bf16: errs at most half as much again as PyTorch's attention in bf16", "[attention_bf16]") {
+  const json fixture = read_fixtures("bf16.json").at("attention");
+  const AttentionShape s{1, fixture.at("T"), fixture.at("heads"), fixture.at("kv_heads"), fixture.at("D")};
+  Inputs in(s, plain);
+  const auto fill = [](std::vector<float>& x, const char* name, float scale) {
+    x = rounded(values_of<float>(std::string("attention_bf16 ") + name, x.size(), scale));
+  };
+  fill(in.q, "q", 2);
+  fill(in.k, "k", 2);
+  fill(in.v, "v", 1);
+  fill(in.dout, "dout", 1);
+  const Outputs got = reference(in), truth = in_double(in);
+  const auto require_near = [&](const char* name, const std::vector<float>& expected, const std::vector<float>& x) {
+    double apart = 0, length = 0;
+    for (size_t i = 0; i < x.size(); i++) {
+      apart += std::pow(double(x[i]) - double(expected[i]), 2);
+      length += std::pow(double(expected[i]), 2);
+    }
+    const double theirs = fixture.at(name);
+    INFO(name << ": " << std::sqrt(apart / length) << ", PyTorch " << theirs);
+    REQUIRE(std::sqrt(apart / length) <= 1.5 * theirs);
+  };
+  require_near("o", truth.o, got.o);
+  require_near("dq", truth.dq, got.dq);
+  require_near("dk", truth.dk, got.dk);
+  require_near("dv", truth.dv, got.dv);
 }
 
 TEST_CASE("attention_bf16: the online softmax by hand", "[attention_bf16]") {

@@ -209,6 +209,21 @@ TEST_CASE("mma: vectors have the bits of the definition", "[mma]") {
   mma_lanes<hopper>(c, row, panel);
   REQUIRE(c[0][0] == mma_ref(bits_float(0x3fffffff), largest, largest, hopper));
   REQUIRE(c[0][0] > 64);
+
+  // Zeros alone are +0, in any lane; a NaN or an infinity among them is a NaN.
+  const auto sum = [](bf16 a, bf16 b_of_lane_1) {
+    const std::vector<bf16> A(mma_depth, a);
+    std::vector<bf16> zeros(mma_depth * lanes, bf16(0));
+    zeros[1] = b_of_lane_1;
+    vec c[2] = {broadcast(-0.0f), broadcast(1)};
+    const MmaRow rows[2] = {mma_row(A.data(), 1, mma_depth), mma_row(A.data(), 1, mma_depth)};
+    mma_lanes<hopper>(c, rows, mma_panel(zeros.data(), lanes, 1, mma_depth, lanes));
+    return std::vector<float>{c[0][0], c[0][1], c[1][0], c[1][1]};
+  };
+  REQUIRE_BITWISE((std::vector<float>{0, 6, 1, 7}), sum(bf16(2), bf16(3)));
+  REQUIRE_BITWISE((std::vector<float>{0, 0, 1, 1}), sum(bf16(0), bf16(3)));
+  REQUIRE(bitwise_difference({NAN, NAN, NAN, NAN}, sum(bf16(NAN), bf16(3)), Nan::expected) == "");
+  REQUIRE(bitwise_difference({0, NAN, 1, NAN}, sum(bf16(0), bf16(INFINITY)), Nan::expected) == "");
 }
 
 TEST_CASE("mma: ldmatrix, cp.async and the instruction on tiles", "[mma]") {
