@@ -244,17 +244,18 @@ TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the r
     float scale;
     Kind kind;
     MmaArithmetic arithmetic = MmaArithmetic::hopper;
-  } cases[] = {{{1, 130, 2, 1, 16}, plain, Kind::none},
-               {{2, 63, 2, 2, 32}, large, Kind::sink},
-               {{1, 65, 3, 1, 64}, plain, Kind::kv_bias},
-               {wider({1, 65, 1, 1, 128}, 8, 16, 24), plain, Kind::none, MmaArithmetic::ampere},
-               {{1, 17, 1, 1, 256}, plain, Kind::kv_bias},
-               {windowed({1, 66, 1, 1, 144}, 30), large, Kind::sink},
-               {wider(windowed({2, 130, 2, 1, 16}, 20), 0, 32, 8), large, Kind::kv_bias, MmaArithmetic::ampere},
-               {windowed({1, 193, 1, 1, 16}, 65), plain, Kind::none},
-               {sigmoid({1, 66, 2, 1, 48}, -4.25f), plain, Kind::none},
-               {sigmoid(windowed({1, 130, 1, 1, 16}, 17), -1), large, Kind::none},
-               {{1, 1, 1, 1, 16}, plain, Kind::none}};
+  } cases[] = {
+      {{1, 130, 2, 1, 16}, plain, Kind::none},
+      {{2, 63, 2, 2, 32}, large, Kind::sink},
+      {{1, 65, 3, 1, 64}, plain, Kind::kv_bias},
+      {wider({1, 65, 1, 1, 128}, 8, 16, 24), plain, Kind::none, MmaArithmetic::ampere},
+      {{1, 17, 1, 1, 256}, plain, Kind::kv_bias},
+      {windowed({1, 66, 1, 1, 144}, 30), large, Kind::sink},
+      {wider(windowed({2, 130, 2, 1, 16}, 20), 0, 32, 8), large, Kind::kv_bias, MmaArithmetic::ampere},
+      {windowed({1, 130, 1, 1, 16}, 33), plain, Kind::none},  // some queries see nothing of a tile that takes part
+      {sigmoid({1, 66, 2, 1, 48}, -4.25f), plain, Kind::none},
+      {sigmoid(windowed({1, 130, 1, 1, 16}, 17), -1), large, Kind::none},
+      {{1, 1, 1, 1, 16}, plain, Kind::none}};
   for (const auto& [s, scale, kind, arithmetic] : cases) {
     INFO("B " << s.B << " T " << s.T << " H " << s.H << " KVH " << s.KVH << " D " << s.D << " window " << s.window
               << " sigmoid " << s.sigmoid() << " sink " << int(kind) << " arithmetic " << int(arithmetic));
