@@ -33,7 +33,7 @@ void cross_entropy_cpu(float* losses, S* dlogits, const float* logits, const int
     losses[row] = lse - at_target;
     if (!dl) continue;
 #pragma omp simd
-    for (size_t v = 0; v < V; v++) dl[v] = S(dlogit(l[v], lse, 0.0f, dloss));
+    for (size_t v = 0; v < V; v++) store(dl[v], dlogit(l[v], lse, 0.0f, dloss));
     if (known) dl[target] = S(dlogit(at_target, lse, 1.0f, dloss));
   }
 }

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(elementwise_block) round_to_bf16_kernel(bf16* 
 
 static void round_to_bf16_cpu(bf16* out, const float* in, size_t n) {
 #pragma omp parallel for simd
-  for (size_t i = 0; i < n; i++) out[i] = bf16(in[i]);
+  for (size_t i = 0; i < n; i++) store(out[i], in[i]);
 }
 
 void round_to_bf16(bf16* out, const float* in, size_t n, Context& ctx) {
