@@ -274,7 +274,8 @@ def table_of_rows(table, scale, seeds, text, results):
             f"{sum(s == 'within the spread' for s in signs)} gaps lie within the spread of the seeds"
     legend = f"{len(seeds)} seeds: means ± half the range. A gap is the mean difference (x: ratio) between runs of one seed; one that is no larger " \
              "than its own spread has no sign."
-    return markdown(heading, shown) + ["", count + ". " + legend], {"rows": kept, "signs": count}
+    compared = count + ". " if signs else ""  # a table may have no figures of a paper's
+    return markdown(heading, shown) + ["", compared + legend], {"rows": kept, "signs": count}
 
 
 def stability_runs(scale, seeds, text):
