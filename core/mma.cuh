@@ -211,4 +211,11 @@ class AsyncCopies {
 
 #endif
 
+// Tells the emulator which tensor core it is. A launcher says it before its kernel; a GPU knows.
+inline void emulate_mma([[maybe_unused]] const Context& ctx) {
+#ifndef __CUDACC__
+  emulated_mma = ctx.mma_arithmetic;
+#endif
+}
+
 }  // namespace gated

@@ -266,7 +266,7 @@ void attention_bf16_backward(bf16* dq, bf16* dk, bf16* dv, float* sink_p, float*
   require_shape("attention_bf16_backward", s, sink, {dq, dk, dv, dout, q, k, v, o});
   if (ctx.device == Device::cpu)
     return attention_bf16_backward_cpu(dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink, ctx);
-  emulate(ctx);
+  emulate_mma(ctx);
   const float scale = attention_scale<float>(s.divisor());
   const size_t columns = columns_for(s.D), shared = backward_shared(columns);
   float* const delta = ctx.scratch(attention_bf16_backward_scratch(s, ctx.device) / sizeof(float));

@@ -46,13 +46,6 @@ constexpr size_t columns_for(size_t D) {
 void require_shape(const char* name, const AttentionShape& s, const Sink& sink,
                    std::initializer_list<const bf16*> arrays);
 
-// Tells the emulator which tensor core it is.
-inline void emulate([[maybe_unused]] const Context& ctx) {
-#ifndef __CUDACC__
-  emulated_mma = ctx.mma_arithmetic;
-#endif
-}
-
 // The T rows of one head: `stride` elements from one to the next.
 struct Rows {
   const bf16* data;

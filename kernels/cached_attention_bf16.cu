@@ -137,7 +137,7 @@ void cached_attention_bf16(bf16* o, const bf16* q, const bf16* keys, const bf16*
   require(s.slots > 0 && s.tokens > 0, "cached_attention_bf16: %zu tokens in %zu slots, expected at least 1 of each",
           s.tokens, s.slots);
   if (ctx.device == Device::cpu) return cached_attention_bf16_cpu(o, q, keys, values, s, sink, ctx);
-  emulate(ctx);
+  emulate_mma(ctx);
   const dim3 grid(grid_of(s.B * s.KVH).x, unsigned(ceil_div(s.group(), size_t{head_rows})));
   launch(cached_attention_bf16_kernel_for(s.D), grid, threads, cached_shared(columns_for(s.D)), ctx, o, q, keys, values,
          s, sink, attention_scale<float>(s.divisor()));

@@ -240,9 +240,7 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
   if (ctx.device == Device::cpu)
     return matmul_bf16_cpu(job.C, job.A, job.B, job.M, job.N, job.K, layout,
                            job.accumulate ? Accumulate::yes : Accumulate::no, ctx.mma_arithmetic, job.bias);
-#ifndef __CUDACC__
-  emulated_mma = ctx.mma_arithmetic;
-#endif
+  emulate_mma(ctx);
   if (const size_t bytes = matmul_bf16_scratch(job.M, job.N, job.K)) job.totals = ctx.scratch(bytes / sizeof(float));
   const auto on_boundary = [](Matrix<const bf16> m) { return uintptr_t(m.data) % 16 == 0 && m.ld % mma_chunk == 0; };
   const bool aligned = on_boundary(job.A) && on_boundary(job.B);

@@ -76,6 +76,16 @@ void on_every_device(Test test) {
 #endif
 }
 
+// Makes products of bf16 those of such tensor cores. False on a GPU that has others.
+inline bool multiplies_as(Context& ctx, MmaArithmetic arithmetic) {
+  try {
+    ctx.use_mma(arithmetic);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 // What numbers are once they are stored.
 template <class S>
 std::vector<float> stored(std::vector<float> values) {

@@ -2,62 +2,18 @@
 // reference, and what windows, sigmoid scores, sinks and strides promise.
 #include "kernels/attention.h"
 
-#include "tests/harness.h"
+#include "tests/attention_cases.h"
 
 using namespace gated;
+using namespace gated::attention_cases;
 
 namespace {
 
-size_t query_size(const AttentionShape& s) {
-  return s.B * s.T * s.H * s.D;
-}
-size_t key_size(const AttentionShape& s) {
-  return s.B * s.T * s.KVH * s.D;
-}
-size_t stat_size(const AttentionShape& s) {
-  return s.B * s.H * s.T;
-}
-
-AttentionShape windowed(AttentionShape s, size_t window) {
-  s.window = window;
-  return s;
-}
 AttentionShape divided(AttentionShape s, size_t score_dim) {
   s.score_dim = score_dim;
   return s;
 }
-AttentionShape sigmoid(AttentionShape s, float bias) {
-  s.score = AttentionScore::sigmoid, s.bias = bias;
-  return s;
-}
-
-// kv_bias has logits of its own here, not those of its key.
-enum class Kind { none, sink, kv_bias };
-
-struct Inputs {
-  AttentionShape s;
-  Kind kind;
-  std::vector<float> q, k, v, dout, logit, key, value;
-  Inputs(const AttentionShape& s, float scale, Kind kind = Kind::none)
-      : s(s),
-        kind(kind),
-        q(random_values<float>(query_size(s), 1, scale)),
-        k(random_values<float>(key_size(s), 2, scale)),
-        v(random_values<float>(key_size(s), 3)),
-        dout(random_values<float>(query_size(s), 4)),
-        logit(random_values<float>(kind == Kind::sink ? s.H : stat_size(s), 5, 2 * scale)),
-        key(random_values<float>(s.H * s.D, 6)),
-        value(random_values<float>(s.H * s.D, 7)) {}
-  Sink position(const float* logit, const float* key, const float* value) const {
-    if (kind == Kind::none) return {};
-    if (kind == Kind::sink) return {logit};
-    return {logit, true, key, value};
-  }
-};
-
-struct Outputs {
-  std::vector<float> o, lse, dq, dk, dv, sink_p, sink_ds;
-};
+using Inputs = InputsOf<float>;
 
 Outputs reference(const Inputs& in) {
   const AttentionShape& s = in.s;

@@ -4,68 +4,21 @@
 
 #include <algorithm>
 
+#include "tests/attention_cases.h"
 #include "tests/fixtures.h"
 
 using namespace gated;
+using namespace gated::attention_cases;
 
 namespace {
 
-size_t query_size(const AttentionShape& s) {
-  return s.B * s.T * s.H * s.D;
-}
-size_t key_size(const AttentionShape& s) {
-  return s.B * s.T * s.KVH * s.D;
-}
-size_t stat_size(const AttentionShape& s) {
-  return s.B * s.H * s.T;
-}
-
-AttentionShape windowed(AttentionShape s, size_t window) {
-  s.window = window;
-  return s;
-}
-AttentionShape sigmoid(AttentionShape s, float bias) {
-  s.score = AttentionScore::sigmoid, s.bias = bias;
-  return s;
-}
 // Heads inside wider rows.
 AttentionShape wider(AttentionShape s, size_t q, size_t kv, size_t o) {
   s.q_stride = s.q_step() + q, s.kv_stride = s.kv_step() + kv, s.o_stride = s.o_step() + o;
   return s;
 }
 
-std::vector<float> rounded(std::vector<float> x) {
-  for (float& value : x) value = bf16(value);
-  return x;
-}
-
-enum class Kind { none, sink, kv_bias };
-
-// Arrays are packed here, of bf16 numbers as floats.
-struct Inputs {
-  AttentionShape s;
-  Kind kind;
-  std::vector<float> q, k, v, dout, logit, key, value;
-  Inputs(const AttentionShape& s, float scale, Kind kind = Kind::none)
-      : s(s),
-        kind(kind),
-        q(rounded(random_values<float>(query_size(s), 1, scale))),
-        k(rounded(random_values<float>(key_size(s), 2, scale))),
-        v(rounded(random_values<float>(key_size(s), 3))),
-        dout(rounded(random_values<float>(query_size(s), 4))),
-        logit(random_values<float>(kind == Kind::sink ? s.H : stat_size(s), 5, 2 * scale)),
-        key(random_values<float>(s.H * s.D, 6)),
-        value(random_values<float>(s.H * s.D, 7)) {}
-  Sink position(const float* logit, const float* key, const float* value) const {
-    if (kind == Kind::none) return {};
-    if (kind == Kind::sink) return {logit};
-    return {logit, true, key, value};
-  }
-};
-
-struct Outputs {
-  std::vector<float> o, lse, dq, dk, dv, sink_p, sink_ds;
-};
+using Inputs = InputsOf<bf16>;
 
 // An array of B*T rows in device memory. Between its rows and behind the last lie NaN, in an output 7.
 class Strided {
@@ -194,7 +147,7 @@ TEST_CASE("attention_bf16: errs at most half as much again as PyTorch's attentio
   const AttentionShape s{1, fixture.at("T"), fixture.at("heads"), fixture.at("kv_heads"), fixture.at("D")};
   Inputs in(s, plain);
   const auto fill = [](std::vector<float>& x, const char* name, float scale) {
-    x = rounded(values_of<float>(std::string("attention_bf16 ") + name, x.size(), scale));
+    x = stored<bf16>(values_of<float>(std::string("attention_bf16 ") + name, x.size(), scale));
   };
   fill(in.q, "q", 2);
   fill(in.k, "k", 2);
@@ -262,11 +215,7 @@ TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the r
     const Inputs in(s, scale, kind);
     const Outputs expected = reference(in, arithmetic);
     on_every_device([&](Context& ctx) {
-#ifndef __CUDACC__
-      ctx.mma_arithmetic = arithmetic;
-#else
-      if (arithmetic != ctx.mma_arithmetic) return;
-#endif
+      if (!multiplies_as(ctx, arithmetic)) return;
       require_same(expected, on(ctx, in));
     });
   }

@@ -2,32 +2,14 @@
 // against the reference, with rings that wrap, sinks, sigmoid scores and grouped heads.
 #include "kernels/cached_attention.h"
 
-#include "tests/harness.h"
+#include "tests/attention_cases.h"
 
 using namespace gated;
 
 namespace {
 
-// kv_bias has logits of its own here, not those of its key.
-enum class Kind { softmax, sigmoid, sink, kv_bias };
-
-struct Case {
-  size_t B, H, KVH, D, slots, tokens;
-  Kind kind;
-  size_t score_dim = 0;
-
-  CachedAttentionShape shape() const {
-    CachedAttentionShape s{B, H, KVH, D, slots, tokens};
-    s.score_dim = score_dim;
-    if (kind == Kind::sigmoid) s.score = AttentionScore::sigmoid, s.bias = -1.5f;
-    return s;
-  }
-  Sink sink(const float* logit, const float* value) const {
-    if (kind == Kind::sink) return {logit};
-    if (kind == Kind::kv_bias) return {logit, true, nullptr, value};
-    return {};
-  }
-};
+using Case = attention_cases::CachedCase;
+using Kind = attention_cases::CachedKind;
 
 // (D 70: four vectors and a rest that is no vector; 1 slot: a query that sees itself alone)
 const std::vector<Case> cases = {

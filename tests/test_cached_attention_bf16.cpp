@@ -4,30 +4,14 @@
 
 #include <algorithm>
 
-#include "tests/harness.h"
+#include "tests/attention_cases.h"
 
 using namespace gated;
 
 namespace {
 
-enum class Kind { softmax, sigmoid, sink, kv_bias };
-
-struct Case {
-  size_t B, H, KVH, D, slots, T;
-  Kind kind;
-  MmaArithmetic arithmetic = MmaArithmetic::hopper;
-
-  CachedAttentionShape shape() const {
-    CachedAttentionShape s{B, H, KVH, D, slots, T};
-    if (kind == Kind::sigmoid) s.score = AttentionScore::sigmoid, s.bias = -1.5f;
-    return s;
-  }
-  Sink sink(const float* logit, const float* value) const {
-    if (kind == Kind::sink) return {logit};
-    if (kind == Kind::kv_bias) return {logit, true, nullptr, value};
-    return {};
-  }
-};
+using Case = attention_cases::CachedCase;
+using Kind = attention_cases::CachedKind;
 
 // Values below 2: those that a query does not see change none of its bits.
 std::vector<bf16> numbers(size_t n, uint64_t seed, float scale = 1.9f) {
@@ -47,10 +31,10 @@ TEST_CASE("cached_attention_bf16: a sequence that grows token by token has the r
   // A ring that wraps inside a tile, and one that is a tile; 20 heads of a group: two blocks of 16; a head wider than 128.
   for (const Case& c :
        {Case{1, 4, 2, 64, 130, 130, Kind::softmax}, Case{2, 2, 1, 16, 20, 70, Kind::softmax},
-        Case{1, 20, 1, 32, 70, 66, Kind::kv_bias}, Case{1, 2, 2, 16, 64, 131, Kind::sink, MmaArithmetic::ampere},
+        Case{1, 20, 1, 32, 70, 66, Kind::kv_bias}, Case{1, 2, 2, 16, 64, 131, Kind::sink, 0, MmaArithmetic::ampere},
         Case{1, 1, 1, 144, 65, 66, Kind::sink}, Case{1, 2, 1, 16, 30, 67, Kind::sigmoid},
-        Case{1, 1, 1, 128, 1, 3, Kind::kv_bias, MmaArithmetic::ampere}}) {
-    const size_t T = c.T, slots = c.slots;
+        Case{1, 1, 1, 128, 1, 3, Kind::kv_bias, 0, MmaArithmetic::ampere}}) {
+    const size_t T = c.tokens, slots = c.slots;
     INFO("H " << c.H << " D " << c.D << " slots " << slots << " tokens " << T << " kind " << int(c.kind));
     CachedAttentionShape s = c.shape();
     AttentionShape whole{s.B, T, s.H, s.KVH, s.D, slots};
@@ -74,11 +58,7 @@ TEST_CASE("cached_attention_bf16: a sequence that grows token by token has the r
       return rows;
     };
     on_every_device([&](Context& ctx) {
-#ifndef __CUDACC__
-      ctx.mma_arithmetic = c.arithmetic;
-#else
-      if (c.arithmetic != ctx.mma_arithmetic) return;
-#endif
+      if (!multiplies_as(ctx, c.arithmetic)) return;
       const std::vector<bf16> nothing(keys * slots, bf16(NAN));
       const Buffer<bf16> cached_k(ctx.device, nothing), cached_v(ctx.device, nothing), o(ctx.device, queries);
       const size_t prompt = T > 4 ? T - 3 : 1;  // the prompt comes whole

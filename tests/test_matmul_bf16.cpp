@@ -88,11 +88,7 @@ TEST_CASE("matmul_bf16: the CPU's code and the kernel have the bits of the refer
         const std::vector<float> rounded = p.expected<bf16>(Accumulate::no, arithmetic, true);
         const std::vector<float> added_rounded = p.expected<bf16>(Accumulate::yes, arithmetic);
         on_every_device([&](Context& ctx) {
-#ifndef __CUDACC__
-          ctx.mma_arithmetic = arithmetic;
-#else
-          if (arithmetic != ctx.mma_arithmetic) return;
-#endif
+          if (!multiplies_as(ctx, arithmetic)) return;
           REQUIRE_BITWISE(expected, p.got(Accumulate::no, ctx, true));
           if (s.M > 31) return;
           REQUIRE_BITWISE(added, p.got(Accumulate::yes, ctx));
