@@ -1,10 +1,12 @@
 // train_gpt: a step of training, and the run around it.
 //
 // What the lines below call: layers/model.cu (forward, backward), training/optimizer.cuh (update), training/trainer.cu
-// (what a run has from step to step), training/evaluate.cu (a look at a run that is trained). main() and the choice of a device stand in training/main.cu.
+// (what a run has from step to step), training/evaluate.cu (a look at a run that is trained). main() and the choice of
+// a device stand in training/main.cu.
 #include <cstdio>
 
 #include "training/arrays.h"
+#include "training/engines.h"
 #include "training/evaluate.h"
 #include "training/find_tokenizer.h"
 #include "training/generate.h"
@@ -122,8 +124,7 @@ int train(Config& config, Device device) {
   catch_interrupts();
   use_threads(config.threads);
   Context ctx(device);
-  if (config.cublas) ctx.use_cublas(config.tf32);
-  if (config.model.storage == Storage::bf16) ctx.use_mma(config.mma);
+  use_engines(ctx, config);
 
   const Data data = open_data(config.data);
   config.model.vocab = data.train->vocab();
@@ -137,7 +138,9 @@ int train(Config& config, Device device) {
 
   const bool evaluates_own = config.evaluate && !config.source;  // of --out, where nothing is written before it is read
   if (!config.out.empty() && !evaluates_own) prepare_checkpoint_folder(config.out);
-  const double peak = config.evaluate ? 0 : measured_matmul_peak(ctx);  // before the model: its memory serves both
+  const double peak =
+      config.evaluate ? 0
+                      : measured_matmul_peak(config.model.storage, ctx);  // before the model: its memory serves both
   const auto metadata = run_metadata(config, data);
   require_no_other_run(config);
   if (config.evaluate) {

@@ -36,6 +36,9 @@ inline const char* name_of(Device d) {
 constexpr size_t ceil_div(size_t n, size_t d) {
   return (n + d - 1) / d;
 }
+constexpr size_t round_up(size_t n, size_t unit) {
+  return ceil_div(n, unit) * unit;
+}
 
 #ifdef __CUDACC__
 constexpr Device kernel_device = Device::cuda;

@@ -47,8 +47,6 @@ class RealsOf {
   template <class Written>
   requires(std::is_const_v<Void> && !std::is_const_v<Written>) RealsOf(RealsOf<Written> place)
       : at_(place.at()), storage_(place.storage()) {}
-  // A place that is given later, for numbers of that storage.
-  explicit RealsOf(Storage storage) : storage_(storage) {}
   RealsOf(Void* at, Storage storage) : at_(at), storage_(storage) {}
 
   Void* at() const { return at_; }

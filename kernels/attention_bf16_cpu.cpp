@@ -228,7 +228,7 @@ static void store_keys(const Gradients& a, const BackwardMemory& w, size_t b, si
 template <MmaArithmetic arithmetic, AttentionScore score>
 void backward_one_walk(const Gradients& a, unsigned char* scratch) {
   const AttentionShape& s = a.s;
-  const size_t keys = ceil_div(s.T, block) * block, bytes = BackwardMemory::bytes(s.D, keys);
+  const size_t keys = round_up(s.T, block), bytes = BackwardMemory::bytes(s.D, keys);
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.KVH; n++) {
     Pieces pieces(scratch + bytes * omp_get_thread_num());
@@ -286,7 +286,7 @@ void attention_bf16_forward_cpu(bf16* o, float* lse, const bf16* q, const bf16* 
 
 size_t attention_bf16_backward_cpu_scratch(const AttentionShape& s) {
   using namespace cpu_attention_bf16;
-  const size_t keys = cpu_attention::kv_heads_fill_threads(s) ? ceil_div(s.T, block) * block : block;
+  const size_t keys = cpu_attention::kv_heads_fill_threads(s) ? round_up(s.T, block) : block;
   return BackwardMemory::bytes(s.D, keys) * omp_get_max_threads();
 }
 

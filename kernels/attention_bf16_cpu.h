@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/mma_lanes.h"
+#include "core/pieces.h"
 #include "kernels/attention_bf16.cuh"
 
 namespace gated::cpu_attention_bf16 {
@@ -12,25 +13,6 @@ using namespace attention_bf16;
 
 constexpr size_t together = 4;                        // rows of a left factor that meet a panel at a time
 constexpr size_t depth_of_block = block / mma_depth;  // steps of a chain over a tile
-
-// ---- memory of a thread
-
-// Pieces of scratch, each on a cache line. Without memory it only counts.
-class Pieces {
- public:
-  explicit Pieces(unsigned char* memory) : memory_(memory) {}
-  template <class T>
-  T* take(size_t n) {
-    T* const piece = reinterpret_cast<T*>(memory_ + used_);
-    used_ += ceil_div(n * sizeof(T), 128) * 128;
-    return piece;
-  }
-  size_t used() const { return used_; }
-
- private:
-  unsigned char* const memory_;
-  size_t used_ = 0;
-};
 
 // ---- factors
 
@@ -56,7 +38,7 @@ inline void widen_rows(float* to, const bf16* x, size_t stride, size_t count, si
 // x (64, n) of bf16 numbers, n a multiple of 16, as the left factor of chains along n. Of the rows the first so many, in whole groups.
 inline void make_rows(MmaRow* to, const float* x, size_t n, size_t rows = block) {
   const size_t steps = n / mma_depth;
-  for (size_t r = 0; r < ceil_div(rows, together) * together; r++)
+  for (size_t r = 0; r < round_up(rows, together); r++)
     for (size_t s = 0; s < steps; s++) row_of(to, r, s, steps) = mma_row_of(x + r * n + s * mma_depth);
 }
 

@@ -379,7 +379,7 @@ struct Workspace {
   float *p, *ds;              // [row][lane]
   size_t width;
 
-  static size_t width_of(size_t D) { return ceil_div(D, lanes) * lanes; }
+  static size_t width_of(size_t D) { return round_up(D, lanes); }
   static size_t floats(size_t D) { return tile * (5 * width_of(D) + 2 * tile); }
   Workspace(float* memory, size_t D) : width(width_of(D)) {
     float** const parts[] = {&qt, &dot, &acc, &q_rows, &dout_rows};
@@ -482,7 +482,7 @@ void backward_keys(const Backward& a, const Workspace& w, const float* delta, si
 
 bool kv_heads_fill_threads(const AttentionShape& s) {
   const size_t heads = s.B * s.KVH, threads = omp_get_max_threads();
-  return 5 * ceil_div(heads, threads) * threads <= 7 * heads;
+  return 5 * round_up(heads, threads) <= 7 * heads;
 }
 
 template <AttentionScore kind>

@@ -206,7 +206,7 @@ struct Workspace {
   float *start, *end, *less_start, *beta, *dots[5];  // (64)
   size_t D, V;
 
-  static size_t padded(size_t n) { return ceil_div(n, 16) * 16; }
+  static size_t padded(size_t n) { return round_up(n, 16); }
   static size_t floats(const GatedDeltaShape& s) {
     const size_t D = padded(s.Dk), V = padded(s.Dv);
     return (s.group() + 3) * D * V + chunk * (9 * D + 7 * chunk + 8 * V + 9);

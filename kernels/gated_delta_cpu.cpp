@@ -111,7 +111,7 @@ struct ForwardWorkspace {
   float *q, *k;          // (64, Dk)
   float *v, *error, *o;  // (64, V)
 
-  static size_t padded(size_t n) { return ceil_div(n, width) * width; }
+  static size_t padded(size_t n) { return round_up(n, width); }
   static size_t floats(const GatedDeltaShape& s) {
     const size_t V = padded(s.Dv);
     return V * s.Dk + 2 * interval * s.Dk + 3 * interval * V;
@@ -183,7 +183,7 @@ struct Workspace {
   float *alpha, *beta;           // (64)
   float *dg, *dbeta;             // (64, 16): chains of a slice
 
-  static size_t padded(size_t n) { return ceil_div(n, 16) * 16; }
+  static size_t padded(size_t n) { return round_up(n, 16); }
   static size_t floats(const GatedDeltaShape& s) {
     const size_t D = padded(s.Dk), V = padded(s.Dv), tile = D * slice;
     return (interval / 2 + 1 + s.group() * s.slices()) * tile + interval * (4 * D + 4 * V + 2 + 2 * slice);
@@ -430,7 +430,7 @@ size_t gated_delta_forward_cpu_scratch(const GatedDeltaShape& s) {
 void gated_delta_forward_cpu(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s, Context& ctx) {
   using namespace gated_delta_cpu;
   float* const scratch = ctx.scratch(gated_delta_forward_cpu_scratch(s) / sizeof(float));
-  const size_t heads = s.B * s.Hv, all = ceil_div(s.Dv, width) * width;
+  const size_t heads = s.B * s.Hv, all = round_up(s.Dv, width);
   const size_t share = heads < 4 * size_t(omp_get_max_threads()) ? width : all, tasks = all / share;
 #pragma omp parallel for schedule(dynamic) if (worth_waking(s.T * heads * s.Dk * s.Dv))
   for (size_t n = 0; n < heads * tasks; n++) {

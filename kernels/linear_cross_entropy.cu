@@ -170,9 +170,10 @@ size_t linear_cross_entropy_chunk_rows(size_t N, size_t V) {
   return std::min(std::max<size_t>(slices, 1) * weight_gradient_slice, N);
 }
 
-size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows, Storage storage) {
+size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows, Storage storage, Device device) {
   const auto of_product = [&](size_t M, size_t N, size_t K, Accumulate accumulate) {
-    return storage == Storage::bf16 ? matmul_bf16_scratch(M, N, K) : matmul_scratch(M, N, K, accumulate);
+    if (storage == Storage::bf16) return matmul_bf16_scratch(M, N, K, device);
+    return device == Device::cpu ? 0 : matmul_scratch(M, N, K, accumulate);
   };
   size_t most = 0;
   for (size_t rows : {std::min(chunk_rows, N), chunk_rows ? N % chunk_rows : 0}) {  // of every chunk, and of the last

@@ -13,7 +13,7 @@ constexpr int ignored_target = -1;
 // Numbers from row to row of logits, and of their gradients, in memory. With whole cache lines every row begins on a 16-byte
 // boundary, whatever V is (GPT-2's is 50257). What lies behind the V logits of a row is neither read nor written.
 constexpr size_t padded_vocab(size_t V) {
-  return ceil_div(V, 128) * 128;
+  return round_up(V, 128);
 }
 
 // Rows of a chunk: as many whole slices of 1024 as fit 64 MiB of logits, at least one, or all N when they are fewer.
@@ -30,9 +30,9 @@ size_t linear_cross_entropy_chunk_rows(size_t N, size_t V);
 void linear_cross_entropy(float* losses, Reals dh, float* dweight, float* logits, bf16* dlogits, ConstReals h,
                           const float* weight, const bf16* weight_copy, const int* targets, float dloss, size_t N,
                           size_t C, size_t V, size_t chunk_rows, Context& ctx);
-// Bytes of scratch that it takes for an h that is stored so; and what a thread of a CPU takes and keeps, as
+// Bytes of scratch that it takes on a device for an h that is stored so; and what a thread of a CPU takes and keeps, as
 // matmul_cpu_workspace(), for one of floats.
-size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows, Storage storage = Storage::fp32);
+size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows, Storage storage, Device device);
 size_t linear_cross_entropy_cpu_workspace(size_t N, size_t C, size_t V, size_t chunk_rows);
 
 // The cross-entropy of rows whose logits are there. dlogits are written, or null, or the logits themselves; both are

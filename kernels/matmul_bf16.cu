@@ -239,9 +239,10 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
   if (job.M == 0 || job.N == 0) return;
   if (ctx.device == Device::cpu)
     return matmul_bf16_cpu(job.C, job.A, job.B, job.M, job.N, job.K, layout,
-                           job.accumulate ? Accumulate::yes : Accumulate::no, ctx.mma_arithmetic, job.bias);
+                           job.accumulate ? Accumulate::yes : Accumulate::no, job.bias, ctx);
   emulate_mma(ctx);
-  if (const size_t bytes = matmul_bf16_scratch(job.M, job.N, job.K)) job.totals = ctx.scratch(bytes / sizeof(float));
+  if (const size_t bytes = matmul_bf16_scratch(job.M, job.N, job.K, ctx.device))
+    job.totals = ctx.scratch(bytes / sizeof(float));
   const auto on_boundary = [](Matrix<const bf16> m) { return uintptr_t(m.data) % 16 == 0 && m.ld % mma_chunk == 0; };
   const bool aligned = on_boundary(job.A) && on_boundary(job.B);
   switch (layout) {
@@ -251,7 +252,8 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
   }
 }
 
-size_t matmul_bf16_scratch(size_t M, size_t N, size_t K) {
+size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Device device) {
+  if (device == Device::cpu) return matmul_bf16_cpu_scratch(M, N, K);
   return K <= matmul_bf16_slice ? 0 : M * N * sizeof(float);
 }
 

@@ -24,14 +24,15 @@ struct RealsMatrix {
 void matmul_bf16(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
                  Accumulate accumulate, Context& ctx, const float* bias = nullptr);
 
-// Bytes of scratch that one product takes on a GPU and on the emulator.
-size_t matmul_bf16_scratch(size_t M, size_t N, size_t K);
+// Bytes of scratch that one product takes on a device.
+size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Device device);
 
 // ---- on the CPU: kernels/matmul_bf16_cpu.cpp
 
 template <class Out>
 void matmul_bf16_cpu(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
-                     Layout layout, Accumulate accumulate, MmaArithmetic arithmetic, const float* bias);
+                     Layout layout, Accumulate accumulate, const float* bias, Context& ctx);
+size_t matmul_bf16_cpu_scratch(size_t M, size_t N, size_t K);
 
 // ---- reference, of matrices without gaps
 

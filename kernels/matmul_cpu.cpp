@@ -39,10 +39,6 @@ constexpr size_t block_rows = 12 * tile_rows;
 constexpr size_t cache_line = 16;  // floats
 constexpr size_t panel_rows = 146 * tile_rows, panel_cols = 96 * tile_cols;
 
-constexpr size_t round_up(size_t n, size_t unit) {
-  return ceil_div(n, unit) * unit;
-}
-
 // The size of a piece when n is cut into as few equal pieces of at most `most` as it takes, in whole units.
 constexpr size_t piece(size_t n, size_t most, size_t unit) {
   return round_up(ceil_div(n, ceil_div(n, most)), unit);

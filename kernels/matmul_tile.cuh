@@ -246,7 +246,7 @@ constexpr size_t matmul_many_blocks = 264;
 
 // Floats from row to row of a matrix in scratch, so that every row begins on a 16-byte boundary.
 constexpr size_t matmul_scratch_pitch(size_t N) {
-  return ceil_div(N, 4) * 4;
+  return round_up(N, 4);
 }
 
 inline bool matmul_rows_aligned(const float* p, size_t ld) {

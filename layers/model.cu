@@ -313,10 +313,13 @@ void Model::scratch(ScratchPlan& plan) const {
   const size_t N = B_ * T_, C = config.hidden, V = config.vocab;
   for (const Block& block : layers_->blocks) block.scratch(plan, {B_, T_});
   layers_->final_norm.scratch(plan, N);
-  plan.kernels_need(linear_cross_entropy_scratch(N, C, V, chunk_rows(), config.storage));
+  plan.need(linear_cross_entropy_scratch(N, C, V, chunk_rows(), config.storage, plan.device));
   plan.cpu_thread_keeps(linear_cross_entropy_cpu_workspace(N, C, V, chunk_rows()));
-  plan.kernels_need(config.storage == Storage::bf16 ? matmul_bf16_scratch(1, V, C)  // of the logits behind one token
-                                                    : matmul_scratch(1, V, C, Accumulate::no));
+  // of the logits behind one token
+  if (config.storage == Storage::bf16)
+    plan.need(matmul_bf16_scratch(1, V, C, plan.device));
+  else
+    plan.kernels_need(matmul_scratch(1, V, C, Accumulate::no));
   plan.kernels_need(mean_scratch(N));
   for (const Block& block : layers_->blocks) block.cache_scratch(plan, {1, T_});  // of one sequence that grows
   if (config.position == Position::learned) plan.kernels_need(embedding_positions_backward_scratch(B_, T_, C));

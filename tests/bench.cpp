@@ -684,7 +684,7 @@ int main(int argc, char** argv) try {
 #ifndef __CUDACC__
   peak = fma_peak();
 #endif
-  const double bandwidth = copy_bandwidth(ctx), matmul_peak = measured_matmul_peak(ctx);
+  const double bandwidth = copy_bandwidth(ctx), matmul_peak = measured_matmul_peak(Storage::fp32, ctx);
   printf("%s", name_of(device));
   if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), peak * 1e-9);
   printf(", copy %.1f GB/s\n", bandwidth * 1e-9);

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <regex>
+#include <set>
 #include <thread>
 
 #include "tests/compare.h"
@@ -103,7 +104,8 @@ TEST_CASE("cli: a run prints a header, a line a step, a validation, a sample and
 TEST_CASE("cli: the memory that it announces is the memory that it takes, within 3 %", "[cli]") {
   const std::vector<std::string> models[] = {
       {"--layers=8", "--hidden=512", "--heads=8", "--ffn-hidden=2048", "--batch=2", "--norm=gated", "--attn=g1"},
-      {"--layers=1", "--hidden=1024", "--ffn-hidden=3072", "--batch=16"}};
+      {"--layers=1", "--hidden=1024", "--ffn-hidden=3072", "--batch=16"},
+      {"--layers=1", "--hidden=768", "--ffn-hidden=6144", "--batch=16", "--precision=bf16"}};
   for (std::vector<std::string> words : models) {
     const Folder f;
     for (const char* word : {"--device=cpu", "--threads=2", "--context=64", "--steps=2", "--warmup=1",
@@ -140,6 +142,38 @@ TEST_CASE("cli: cpu and emulated end in the same weights; so do one thread and t
   REQUIRE(with("--device=emulated") == cpu);
   REQUIRE(with("--threads=1") == cpu);
   REQUIRE(with("--threads=2") == cpu);
+}
+
+TEST_CASE("cli: bf16 and the tensor core that it names arrive in training and in a run's samples", "[cli]") {
+  const Folder f;
+  const auto trained = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> words = {"--sample-tokens=0"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return fingerprint_of(train(f, small(words)));
+  };
+  const std::string fp32 = trained({}), hopper = trained({"--precision=bf16"}),
+                    ampere = trained({"--precision=bf16", "--mma=ampere"});
+  REQUIRE(std::set<std::string>{fp32, hopper, ampere, "none"}.size() == 4);
+  REQUIRE(trained({"--precision=bf16", "--mma=hopper"}) == hopper);
+
+  // Two halves of a run, each in its own precision.
+  const std::string out = "--out=" + (f / "run");
+  REQUIRE(train(f, small({out, "--save-every=6"})).exit_code == 0);
+  fs::remove(f / "run/step_00000012.safetensors");
+  require_refused(train(f, small({out, "--resume", "--precision=bf16"})), "add --change-precision");
+  const Outcome both = train(f, small({out, "--resume", "--precision=bf16", "--change-precision"}));
+  INFO(both.out << both.err);
+  REQUIRE(both.exit_code == 0);
+  REQUIRE(contains(both.out, "resume: step 6"));
+  REQUIRE(std::set<std::string>{fp32, hopper, fingerprint_of(both), "none"}.size() == 4);
+
+  // Generated again, the sample behind the last step is the same.
+  const size_t begin = both.out.find("):\n", both.out.find("\nsample ")) + 3;
+  const std::string sample = both.out.substr(begin, both.out.find('\n', begin) + 1 - begin);
+  const Outcome again = train(f, {"--generate", out, "--device=cpu", "--precision=bf16", "--tokens=19",
+                                  "--prompt-tokens=" + sample.substr(0, sample.find(' '))});
+  INFO(again.err);
+  REQUIRE(again.out == sample);
 }
 
 TEST_CASE("cli: more threads than cores are warned about, and change no bit", "[cli]") {

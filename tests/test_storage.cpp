@@ -23,7 +23,7 @@ TEST_CASE("storage: a pointer knows its type, and gives no other", "[storage]") 
 }
 
 TEST_CASE("storage: null is null of every type, and stays so", "[storage]") {
-  const Reals none = nullptr, later(Storage::bf16);
+  const Reals none = nullptr, later(nullptr, Storage::bf16);
   REQUIRE(!none);
   REQUIRE(none.as<bf16>() == nullptr);
   REQUIRE(!(later + 5));

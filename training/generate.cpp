@@ -9,6 +9,7 @@
 #include "dataloader/loader.h"
 #include "dataloader/text.h"
 #include "dataloader/utf8.h"
+#include "training/engines.h"
 #include "training/find_tokenizer.h"
 #include "training/interrupt.h"
 #include "training/matmul_peak.h"
@@ -157,8 +158,7 @@ int generate(Config& c, Device device) {
   catch_interrupts();
   use_threads(c.threads);
   Context ctx(device);
-  if (c.cublas) ctx.use_cublas(c.tf32);
-  if (c.model.storage == Storage::bf16) ctx.use_mma(c.mma);
+  use_engines(ctx, c);
   set_trained_context(c.model, c.source->context(), c.source->path());
   const std::optional<Tokenizer> found = find_tokenizer(c);
   const Tokenizer* tokenizer = found ? &*found : nullptr;

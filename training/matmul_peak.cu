@@ -5,6 +5,8 @@
 
 #include "core/philox.cuh"
 #include "kernels/matmul.h"
+#include "kernels/matmul_bf16.h"
+#include "kernels/round.h"
 
 namespace gated {
 
@@ -12,9 +14,10 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-double measured_matmul_peak(Context& run) {
+double measured_matmul_peak(Storage storage, Context& run) {
   if (run.device == Device::emulated) return 0;
   Context ctx(run.device);  // with scratch of its own: the run's is planned for the run
+  ctx.mma_arithmetic = run.mma_arithmetic;
   if (run.matmul_engine() == MatmulEngine::cublas) ctx.use_cublas(run.tf32());
   const size_t n = ctx.device == Device::cuda ? 4096 : 768;
   // Random numbers: a GPU that multiplies zeros draws less power and clocks higher than it will in training.
@@ -22,12 +25,19 @@ double measured_matmul_peak(Context& run) {
 #pragma omp parallel for
   for (size_t i = 0; i < random.size(); i++) random[i] = uniform_float(1, stream_of(Purpose::synthetic, 0), i) - 0.5f;
   const Buffer<float> a(ctx.device, random), b(ctx.device, random), c(ctx.device, n * n);
+  const bool narrow = storage == Storage::bf16;
+  const Buffer<bf16> a16(ctx.device, narrow ? n * n : 0), b16(ctx.device, a16.size());
+  round_to_bf16(a16.data(), a.data(), a16.size(), ctx);
+  round_to_bf16(b16.data(), b.data(), b16.size(), ctx);
   double best = 0;
   const double begin = seconds_now();
   for (int i = 0; i < 3 || (i < 20 && seconds_now() - begin < 0.2); i++) {
     ctx.synchronize();
     const double start = seconds_now();
-    matmul(c.data(), a.data(), b.data(), n, n, n, Layout::nt, Accumulate::no, ctx);
+    if (narrow)
+      matmul_bf16(c.data(), a16.data(), b16.data(), n, n, n, Layout::nt, Accumulate::no, ctx);
+    else
+      matmul(c.data(), a.data(), b.data(), n, n, n, Layout::nt, Accumulate::no, ctx);
     ctx.synchronize();
     best = std::max(best, 2.0 * double(n) * double(n) * double(n) / (seconds_now() - start));
   }

@@ -41,9 +41,10 @@ void Progress::header() {
   };
   if (config_.source) print("from", config_.source->path());
   print("flags", changed_flags_text(config_));
-  print("device", name_of(ctx_.device) +
-                      (ctx_.device == Device::cpu ? format(", %d threads", omp_get_max_threads()) : "") +
-                      (peak_ > 0 ? format(", fp32 matmul peak %.0f GFLOP/s (measured)", peak_ * 1e-9) : ""));
+  print("device",
+        name_of(ctx_.device) + (ctx_.device == Device::cpu ? format(", %d threads", omp_get_max_threads()) : "") +
+            (peak_ > 0 ? format(", %s matmul peak %.0f GFLOP/s (measured)", name_of(m.config.storage), peak_ * 1e-9)
+                       : ""));
   print("data", data_.train->description());
   print("", format("%zu tokens a step, epoch of %.1f steps", trainer_.tokens_per_step(), trainer_.steps_per_epoch()));
   print("model",
