@@ -48,6 +48,8 @@
 // on the CPU: kernels/matmul_bf16_cpu.cpp, the same bits | tests/test_matmul_bf16.cpp
 #include "kernels/matmul_bf16.h"
 
+#include <algorithm>
+
 #include "core/mma.cuh"
 
 namespace gated {
@@ -224,6 +226,10 @@ __global__ void __launch_bounds__(mma_threads) matmul_bf16_kernel(MmaJob<Out> jo
 
 // ---- launchers
 
+static size_t totals_of_slices(size_t M, size_t N, size_t K) {
+  return K <= matmul_bf16_slice ? 0 : M * N;
+}
+
 template <Layout layout, bool aligned, class Out>
 static void launch_mma(const MmaJob<Out>& job, Context& ctx) {
   const size_t columns = ceil_div(job.N, mma_tile_rows);
@@ -240,9 +246,11 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
   if (ctx.device == Device::cpu)
     return matmul_bf16_cpu(job.C, job.A, job.B, job.M, job.N, job.K, layout,
                            job.accumulate ? Accumulate::yes : Accumulate::no, job.bias, ctx);
+  if (ctx.matmul_engine() == MatmulEngine::cublas && job.K > 0)
+    return matmul_cublas(job.C, job.A, job.B, job.M, job.N, job.K, layout,
+                         job.accumulate ? Accumulate::yes : Accumulate::no, job.bias, ctx);
   emulate_mma(ctx);
-  if (const size_t bytes = matmul_bf16_scratch(job.M, job.N, job.K, ctx.device))
-    job.totals = ctx.scratch(bytes / sizeof(float));
+  if (const size_t totals = totals_of_slices(job.M, job.N, job.K)) job.totals = ctx.scratch(totals);
   const auto on_boundary = [](Matrix<const bf16> m) { return uintptr_t(m.data) % 16 == 0 && m.ld % mma_chunk == 0; };
   const bool aligned = on_boundary(job.A) && on_boundary(job.B);
   switch (layout) {
@@ -252,13 +260,18 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
   }
 }
 
-size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Device device) {
+size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Device device, bool bias) {
   if (device == Device::cpu) return matmul_bf16_cpu_scratch(M, N, K);
-  return K <= matmul_bf16_slice ? 0 : M * N * sizeof(float);
+  const size_t of_cublas = bias && device == Device::cuda ? N * sizeof(bf16) : 0;
+  return std::max(totals_of_slices(M, N, K) * sizeof(float), of_cublas);
 }
 
 void matmul_bf16(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
                  Accumulate accumulate, Context& ctx, const float* bias) {
+  const size_t lda = packed_lda(M, K, layout), ldb = packed_ldb(N, K, layout);
+  require(C.ld >= N && A.ld >= lda && B.ld >= ldb,
+          "matmul_bf16: leading dimensions of C, A, B are %zu, %zu, %zu, expected at least %zu, %zu, %zu", C.ld, A.ld,
+          B.ld, N, lda, ldb);
   with_storage(C.data, [&](auto stored) {
     using Out = decltype(stored);
     matmul_bf16_of<Out>({{C.data.as<Out>(), C.ld}, A, B, bias, M, N, K, accumulate == Accumulate::yes, nullptr}, layout,

@@ -1,11 +1,12 @@
-// matmul_cublas: the products of kernels/matmul.cu by cuBLASLt, in fp32 or TF32
+// matmul_cublas: the products of kernels/matmul.cu and kernels/matmul_bf16.cu by cuBLASLt, in fp32, TF32 or bf16
 //
 // Faster, and not exact: NVIDIA's kernels add in an order that they do not state, so a result is held to a bound and not
-// to the CPU's bits. TF32 rounds the operands to 10 bits behind the binary point before it multiplies.
+// to the CPU's bits. TF32 rounds the operands to 10 bits behind the binary point before it multiplies. Products of bf16 are
+// added in fp32; a C of bf16 is rounded once, at the end.
 //
 // The same result from run to run, because nothing is left to chance:
-//   - the library's heuristic chooses an algorithm for a shape (sizes, leading dimensions, alignments, epilogue) once, and
-//     the choice is kept. It depends on the shape, the GPU and the library's version, not on a measurement
+//   - the library's heuristic chooses an algorithm for a shape (types, sizes, leading dimensions, alignments, epilogue) once,
+//     and the choice is kept. It depends on the shape, the GPU and the library's version, not on a measurement
 //   - sums that are split along k are added in a fixed order: in the workspace, by a step of their own (reduction scheme
 //     "compute type"). The schemes that add in C as blocks finish are not allowed
 //   - one stream and one workspace, which is allocated when the context is told to use cuBLAS
@@ -14,9 +15,11 @@
 // instead of C = op(A) op(B) it computes C^T = op(B)^T op(A)^T from the same memory: B comes first, and M and N change
 // places. Seen column-major, B of nt is (K,N) and has to be transposed, B of nn and tn is (N,K) and does not; A of nt and
 // nn is (K,M) and does not, A of tn is (M,K) and has to be.
-// The bias is added in the epilogue, one value for each row of C^T. A C that is accumulated to is beta = 1.
-// --matmul=cublas, --tf32 | tests/test_matmul.cpp (on a GPU)
-#include "kernels/matmul.h"
+// The bias is added in the epilogue, one value for each row of C^T. It has the type of C there: beside a C of bf16 it is rounded
+// to bf16 first, in scratch. A C that is accumulated to is beta = 1.
+// --matmul=cublas, --tf32 | tests/test_matmul.cpp, tests/test_matmul_bf16.cpp (on a GPU)
+#include "kernels/matmul_bf16.h"
+#include "kernels/round.h"
 
 namespace gated {
 #ifdef __CUDACC__
@@ -36,8 +39,9 @@ struct CublasDescription {
 };
 
 struct CublasMatrix {
-  CublasMatrix(size_t rows, size_t columns, size_t ld) {
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&of, CUDA_R_32F, rows, columns, int64_t(ld)));
+  CublasMatrix(Storage storage, size_t rows, size_t columns, size_t ld) {
+    const cudaDataType type = storage == Storage::bf16 ? CUDA_R_16BF : CUDA_R_32F;
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&of, type, rows, columns, int64_t(ld)));
   }
   CublasMatrix(const CublasMatrix&) = delete;
   ~CublasMatrix() { cublasLtMatrixLayoutDestroy(of); }
@@ -62,25 +66,48 @@ static size_t cublas_alignment(const void* p) {
   return bytes;
 }
 
-void matmul_cublas(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,
-                   Layout layout, Accumulate accumulate, const float* bias, Context& ctx) {
+// `bias` as the epilogue wants it beside a C of type Out.
+template <class Out>
+static const void* cublas_bias(const float* bias, size_t N, Context& ctx) {
+  if (!bias || storage_of<Out> == Storage::fp32) return bias;
+  bf16* const rounded = ctx.scratch<bf16>(N);
+  round_to_bf16(rounded, bias, N, ctx);
+  return rounded;
+}
+
+template <class In, class Out>
+void matmul_cublas(Matrix<Out> C, Matrix<const In> A, Matrix<const In> B, size_t M, size_t N, size_t K, Layout layout,
+                   Accumulate accumulate, const float* wide_bias, Context& ctx) {
   Cublas& cublas = ctx.cublas();
+  constexpr Storage in = storage_of<In>, out = storage_of<Out>;
   const bool turn_a = layout == Layout::tn, turn_b = layout == Layout::nt;
-  CublasDescription product(cublas.tf32);
+  const void* const bias = cublas_bias<Out>(wide_bias, N, ctx);
+  CublasDescription product(cublas.tf32 && in == Storage::fp32);
   product.set(CUBLASLT_MATMUL_DESC_TRANSA, turn_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   product.set(CUBLASLT_MATMUL_DESC_TRANSB, turn_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (bias) {
     product.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     product.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   }
-  const CublasMatrix first(turn_b ? K : N, turn_b ? N : K, B.ld), second(turn_a ? M : K, turn_a ? K : M, A.ld);
-  const CublasMatrix result(N, M, C.ld);
+  const CublasMatrix first(in, turn_b ? K : N, turn_b ? N : K, B.ld), second(in, turn_a ? M : K, turn_a ? K : M, A.ld);
+  const CublasMatrix result(out, N, M, C.ld);
 
   const size_t align_a = cublas_alignment(A.data), align_b = cublas_alignment(B.data),
                align_c = cublas_alignment(C.data);
-  const Cublas::Shape shape = {
-      M,    N,       K,       size_t(layout), size_t(accumulate), bias ? cublas_alignment(bias) : 0, A.ld, B.ld,
-      C.ld, align_a, align_b, align_c};
+  const Cublas::Shape shape = {size_t(in),
+                               size_t(out),
+                               M,
+                               N,
+                               K,
+                               size_t(layout),
+                               size_t(accumulate),
+                               bias ? cublas_alignment(bias) : 0,
+                               A.ld,
+                               B.ld,
+                               C.ld,
+                               align_a,
+                               align_b,
+                               align_c};
   auto known = cublas.algorithms.find(shape);
   if (known == cublas.algorithms.end()) {
     CublasPreference preference;
@@ -104,9 +131,19 @@ void matmul_cublas(Matrix<float> C, Matrix<const float> A, Matrix<const float> B
 }
 
 #else
-void matmul_cublas(Matrix<float>, Matrix<const float>, Matrix<const float>, size_t, size_t, size_t, Layout, Accumulate,
+template <class In, class Out>
+void matmul_cublas(Matrix<Out>, Matrix<const In>, Matrix<const In>, size_t, size_t, size_t, Layout, Accumulate,
                    const float*, Context&) {
   fail("matmul: this build has no cuBLAS: it was made without nvcc");
 }
 #endif
+
+#define INSTANTIATE(In, Out)                                                                                   \
+  template void matmul_cublas(Matrix<Out>, Matrix<const In>, Matrix<const In>, size_t, size_t, size_t, Layout, \
+                              Accumulate, const float*, Context&)
+INSTANTIATE(float, float);
+INSTANTIATE(bf16, float);
+INSTANTIATE(bf16, bf16);
+#undef INSTANTIATE
+
 }  // namespace gated

@@ -48,7 +48,8 @@ class Linear {
   // For products over at most N rows.
   void scratch(ScratchPlan& plan, size_t N) const {
     const auto product = [&](size_t rows, size_t columns, size_t K, Accumulate accumulate) {
-      if (plan.storage == Storage::bf16) return plan.need(matmul_bf16_scratch(rows, columns, K, plan.device));
+      if (plan.storage == Storage::bf16)
+        return plan.need(matmul_bf16_scratch(rows, columns, K, plan.device, has_bias_));
       plan.kernels_need(matmul_scratch_up_to(rows, columns, K, accumulate));
       plan.cpu_thread_keeps(matmul_cpu_workspace(rows, columns, K, accumulate));
     };

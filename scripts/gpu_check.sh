@@ -1,7 +1,8 @@
 #!/bin/sh
 # Everything that only a GPU can show, in one command: `make gpu-check` builds what this runs. Its stages:
-#   bitwise      every kernel against its reference, bit for bit, on the GPU (the same tests as on the emulator)
-#   fingerprint  a whole run: the weights' fingerprint on the GPU must be the CPU's
+#   bitwise      every kernel against its reference, bit for bit, on the GPU (the same tests as on the emulator); first the
+#                tensor core's instruction against the CPU's model of it, on ten million random outputs
+#   fingerprint  a whole run in fp32 and in bf16: the weights' fingerprint on the GPU must be the CPU's
 #   memcheck, racecheck, initcheck, synccheck
 #                compute-sanitizer over the kernel tests; for initcheck fresh memory is left as it is (GATED_FILL=off)
 #   bench        the benchmark, beside cuBLAS and the measured copy bandwidth
@@ -76,11 +77,23 @@ END
 
 # ---- the checks: "stage|name|environment|command"
 golden="--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --sample-tokens=0"
+mma=hopper  # the arithmetic of this GPU's tensor cores
+case $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1) in 8.*) mma=ampere ;; esac
+# first NAME FILE...: the files, those called NAME before the others
+first() {
+  name=$1
+  shift
+  for file in "$@"; do [ "$(basename "$file")" = "$name" ] && echo "$file"; done
+  for file in "$@"; do [ "$(basename "$file")" = "$name" ] || echo "$file"; done
+}
 list_checks() {
   for stage in $stages; do
     case $stage in
-      bitwise) for test in "$@"; do echo "$stage|$stage $(basename "$test")||$test"; done ;;
-      fingerprint) echo "$stage|$stage of a run, cpu and cuda||$0 --fingerprint $golden" ;;
+      bitwise) for test in $(first test_mma "$@"); do echo "$stage|$stage $(basename "$test")||$test"; done ;;
+      fingerprint)
+        echo "$stage|$stage of a run, cpu and cuda||$0 --fingerprint $golden"
+        echo "$stage|$stage of a run in bf16, cpu and cuda||$0 --fingerprint $golden --precision=bf16 --mma=$mma"
+        ;;
       bench) echo "$stage|$stage||$bench $logs/bench.json" ;;
       *)
         fill=

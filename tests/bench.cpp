@@ -1,9 +1,11 @@
 // bench: how fast each operation is, beside a peer or a ceiling measured in the same run.
 //   matmul        GFLOP/s beside OpenBLAS (CPU) or cuBLAS (GPU, fp32, no TF32), and as a share of the measured FMA peak
-//   bf16          GFLOP/s of products of bf16, on the CPU by the arithmetic of tensor cores, beside our own products of floats
+//   bf16          GFLOP/s of products of bf16 beside cuBLASLt (GPU); on the CPU by the arithmetic of tensor cores, beside our own
+//                 products of floats
 //   grouped       GFLOP/s of products with a matrix per expert beside one product of as many rows with one matrix
 //   the others    GB/s of the bytes an operation must move, as a share of the measured copy bandwidth
-//   training      tokens/s of whole steps: the default model, and one of GPT-2 124M's size at B 4, T 64
+//   training      tokens/s of whole steps: the default model, and one of GPT-2 124M's size at B 4, T 64; on a GPU also at B 32,
+//                 T 1024 in bf16, with our products and with cuBLASLt's
 //   generation    tokens/s of sequences that grow, and the bytes of weights that a token needs as a share of the copy bandwidth
 // Times on a shared machine wander: every pair is measured in turns and each side keeps its best, so that the ratios
 // stand where the times do not.
@@ -48,6 +50,7 @@
 #include "kernels/sinks.h"
 #include "kernels/static_gate.h"
 #include "training/command_line.h"
+#include "training/engines.h"
 #include "training/matmul_peak.h"
 #include "training/threads.h"
 #include "training/trainer.h"
@@ -209,15 +212,26 @@ void bench_matmul(Context& ctx, double peak) {
   }
 }
 
+// Beside cuBLASLt on a GPU; on a CPU, which has no tensor cores, beside our products of floats.
 void bench_bf16(Context& ctx) {
-  printf("\n%-28s %10s %10s %8s\n", "bf16 M x N x K", "GFLOP/s", "floats", "ratio");
-  for (Layout layout : {Layout::nt, Layout::nn, Layout::tn}) {
-    const size_t M = 512, N = 768, K = 768;
-    const Buffer<float> A = filled(M * K, 1), B = filled(N * K, 2), C = filled(M * N, 3), D = filled(M * N, 3);
-    const Buffer<bf16> A16 = filled<bf16>(M * K, 1), B16 = filled<bf16>(N * K, 2);
-    const auto seconds =
-        best_seconds(ctx, {[&] { matmul_bf16(C.data(), A16.data(), B16.data(), M, N, K, layout, Accumulate::no, ctx); },
-                           [&] { matmul(D.data(), A.data(), B.data(), M, N, K, layout, Accumulate::no, ctx); }});
+  constexpr bool gpu = device == Device::cuda;
+  const char* const peer = gpu ? "cuBLASLt" : "our floats";
+  Context other(device);
+  if (gpu) other.use_cublas(false);
+  printf("\n%-28s %10s %10s %8s\n", "bf16 M x N x K", "GFLOP/s", peer, "ratio");
+  const auto compare = [&](Layout layout, size_t M, size_t N, size_t K) {
+    const Buffer<bf16> A = filled<bf16>(M * K, 1), B = filled<bf16>(N * K, 2);
+    const Buffer<float> C = filled(M * N, 3), D = filled(M * N, 3), wide_a = filled(gpu ? 0 : M * K, 1),
+                        wide_b = filled(gpu ? 0 : N * K, 2);
+    const auto ours = [&] { matmul_bf16(C.data(), A.data(), B.data(), M, N, K, layout, Accumulate::no, ctx); };
+    const auto theirs = [&] {
+      if (gpu)
+        matmul_bf16(D.data(), A.data(), B.data(), M, N, K, layout, Accumulate::no, other);
+      else
+        matmul(D.data(), wide_a.data(), wide_b.data(), M, N, K, layout, Accumulate::no, other);
+      other.synchronize();
+    };
+    const auto seconds = best_seconds(ctx, {ours, theirs});
     const double gflops = 2e-9 * double(M) * double(N) * double(K);
     const std::string name = format("%s %zux%zux%zu",
                                     layout == Layout::nt   ? "nt"
@@ -227,9 +241,21 @@ void bench_bf16(Context& ctx) {
     printf("%-28s %10.1f %10.1f %7.2fx\n", name.c_str(), gflops / seconds[0], gflops / seconds[1],
            seconds[1] / seconds[0]);
     fflush(stdout);
-    rows.push_back(
-        {{"op", "bf16 " + name}, {"gflops", gflops / seconds[0]}, {"ratio_to_floats", seconds[1] / seconds[0]}});
+    rows.push_back({{"op", "bf16 " + name},
+                    {"gflops", gflops / seconds[0]},
+                    {"peer", peer},
+                    {"ratio_to_peer", seconds[1] / seconds[0]}});
+  };
+  for (Layout layout : {Layout::nt, Layout::nn, Layout::tn}) compare(layout, 512, 768, 768);
+  if (!gpu) return;
+  // GPT-2 124M's products over 32 sequences of 1024 tokens, its output matrix among them; and squares.
+  const size_t tokens = 32 * 1024;
+  for (auto [out, in] : {std::pair<size_t, size_t>{768, 768}, {2304, 768}, {3072, 768}, {768, 3072}, {50304, 768}}) {
+    compare(Layout::nt, out > tokens ? 8192 : tokens, out, in);
+    compare(Layout::nn, out > tokens ? 8192 : tokens, in, out);
+    compare(Layout::tn, out, in, out > tokens ? 8192 : tokens);
   }
+  for (size_t n : {4096, 8192}) compare(Layout::nt, n, n, n);
 }
 
 void bench_grouped(Context& ctx) {
@@ -582,30 +608,35 @@ void bench_gated_delta(Context& ctx, double peak) {
 // ---- whole steps
 
 // Models of the same sizes, their steps in turns, each model's best: what a variant costs beside the first.
-void bench_training(Context& ctx, double matmul_peak) {
+void bench_training(Context& ctx) {
   struct Run {
     Config config;
+    Context ctx;  // with scratch as its model has planned
     Data data;
     TokenLoader loader;
     Trainer trainer;
-    Run(const std::string& flags, Context& ctx)
+    explicit Run(const std::string& flags)
         : config(config_of_flags(flags)),
+          ctx(device),
           data(open_data(config.data)),
           loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed),
-          trainer(with_vocab(config, data), loader, ctx) {}
+          trainer(with_vocab(config, data), loader, ctx) {
+      use_engines(ctx, config);
+    }
     static Config& with_vocab(Config& c, const Data& data) {
       c.model.vocab = std::max(c.model.vocab, data.train->vocab());
       return c;
     }
   };
+  const double peaks[] = {measured_matmul_peak(Storage::fp32, ctx), measured_matmul_peak(Storage::bf16, ctx)};
   auto compare = [&](const std::string& sizes, const std::vector<std::string>& variants, double budget) {
     std::vector<std::unique_ptr<Run>> runs;
     std::vector<std::function<void()>> steps;
     for (const std::string& v : variants) {
-      runs.push_back(std::make_unique<Run>("--data=bigram-backcopy " + sizes + " " + v, ctx));
+      runs.push_back(std::make_unique<Run>("--data=bigram-backcopy " + sizes + " " + v));
       steps.push_back([run = runs.back().get()] {
         training_step(run->trainer);
-        run->trainer.results();
+        run->trainer.results();  // waits
       });
     }
     const std::vector<double> seconds = best_seconds(ctx, steps, budget);
@@ -615,7 +646,9 @@ void bench_training(Context& ctx, double matmul_peak) {
       Trainer& t = runs[i]->trainer;
       const double rate = double(t.tokens_per_step()) / seconds[i], cost = seconds[i] / seconds[0] - 1;
       printf("%-42s %10.0f %10.1f %8.0f %% %+10.1f %%\n", variants[i].empty() ? "(plain)" : variants[i].c_str(), rate,
-             seconds[i] * 1e3, 100 * rate * t.model.flops_per_token(runs[i]->config.model.context) / matmul_peak,
+             seconds[i] * 1e3,
+             100 * rate * t.model.flops_per_token(runs[i]->config.model.context) /
+                 peaks[t.model.config.storage == Storage::bf16],
              100 * cost);
       rows.push_back({{"op", "training " + sizes + " " + variants[i]},
                       {"tokens_per_s", rate},
@@ -632,6 +665,9 @@ void bench_training(Context& ctx, double matmul_peak) {
   compare("--hidden=2048 --heads=16 --kv-heads=8 --head-dim=128 --ffn-hidden=6144 --layers=2 --context=256 --batch=2",
           gates, 40);
   compare("--data=self --preset=gpt2-124m --context=64 --batch=4", {""}, 5);
+  compare("", {"", "--precision=bf16"}, 10);
+  if (device == Device::cuda)
+    compare("--data=self --preset=gpt2-124m --context=1024 --batch=32 --precision=bf16", {"", "--matmul=cublas"}, 10);
 }
 
 // A token at a time, behind `past` tokens. It must read every weight that is multiplied, once for all sequences. (Keys and values
@@ -684,7 +720,7 @@ int main(int argc, char** argv) try {
 #ifndef __CUDACC__
   peak = fma_peak();
 #endif
-  const double bandwidth = copy_bandwidth(ctx), matmul_peak = measured_matmul_peak(Storage::fp32, ctx);
+  const double bandwidth = copy_bandwidth(ctx);
   printf("%s", name_of(device));
   if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), peak * 1e-9);
   printf(", copy %.1f GB/s\n", bandwidth * 1e-9);
@@ -695,7 +731,7 @@ int main(int argc, char** argv) try {
   if (wanted("attention-bf16")) bench_attention<bf16>(ctx, peak);
   if (wanted("gated-delta")) bench_gated_delta(ctx, peak);
   if (wanted("operations")) bench_operations(ctx, bandwidth);
-  if (wanted("training")) bench_training(ctx, matmul_peak);
+  if (wanted("training")) bench_training(ctx);
   if (wanted("generation")) bench_generation(ctx, bandwidth);
   require(
       !rows.empty(),

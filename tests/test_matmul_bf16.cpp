@@ -25,6 +25,20 @@ struct Product {
     bias = random_values<float>(N, 4);
   }
 
+  // C + product in double; or |C| + the sums of the products' absolute values, which every rounding is a share of.
+  std::vector<double> exact(std::vector<double> sums, bool absolute = false) const {
+    for (size_t m = 0; m < M; m++)
+      for (size_t n = 0; n < N; n++) {
+        double& sum = sums[m * N + n];
+        if (absolute) sum = std::fabs(sum);
+        for (size_t k = 0; k < K; k++) {
+          const double product = double(float(A[layout == Layout::tn ? k * M + m : m * K + k])) *
+                                 double(float(B[layout == Layout::nt ? n * K + k : k * N + n]));
+          sum += absolute ? std::fabs(product) : product;
+        }
+      }
+    return sums;
+  }
   // C is of Out, float or bf16.
   template <class Out = float>
   std::vector<float> expected(Accumulate accumulate, MmaArithmetic arithmetic, bool with_bias = false) const {
@@ -54,16 +68,8 @@ TEST_CASE("matmul_bf16: the reference is the product", "[matmul_bf16]") {
   for (Layout layout : layouts) {
     const Product p(5, 7, 200, layout);
     const std::vector<float> got = p.expected(Accumulate::yes, MmaArithmetic::hopper);
-    std::vector<double> exact(got.begin(), got.end());
-    for (size_t m = 0; m < p.M; m++)
-      for (size_t n = 0; n < p.N; n++) {
-        double sum = double(p.C[m * p.N + n]);
-        for (size_t k = 0; k < p.K; k++)
-          sum += double(float(p.A[layout == Layout::tn ? k * p.M + m : m * p.K + k])) *
-                 double(float(p.B[layout == Layout::nt ? n * p.K + k : k * p.N + n]));
-        exact[m * p.N + n] = sum;
-      }
-    REQUIRE(relative_error(exact, std::vector<double>(got.begin(), got.end())) < 1e-6);
+    REQUIRE(relative_error(p.exact(std::vector<double>(p.C.begin(), p.C.end())),
+                           std::vector<double>(got.begin(), got.end())) < 1e-6);
   }
   // Slices of 4096: a 1 in the first, 2^-24 in the second and the third. In one chain, or with the last two added first, the
   // total would be more than 1.
@@ -146,4 +152,47 @@ TEST_CASE("matmul_bf16: refuses a bias where C is added to", "[matmul_bf16]") {
   const Product p(2, 2, 2, Layout::nt);
   Context ctx(Device::cpu);
   REQUIRE_THROWS_WITH(p.got(Accumulate::yes, ctx, true), Catch::Contains("a bias is for a product that is written"));
+}
+
+TEST_CASE("matmul_bf16: rows that are shorter than what is in them are refused", "[matmul_bf16]") {
+  Context ctx(Device::cpu);
+  const Buffer<bf16> a(ctx.device, 6), b(ctx.device, 6);
+  const Buffer<float> c(ctx.device, 4);
+  REQUIRE_THROWS_WITH(
+      matmul_bf16({c.data(), 2}, {a.data(), 3}, {b.data(), 2}, 2, 2, 3, Layout::nt, Accumulate::no, ctx),
+      "matmul_bf16: leading dimensions of C, A, B are 2, 3, 2, expected at least 2, 3, 3");
+}
+
+TEST_CASE("matmul_bf16: cuBLAS on a GPU is near the exact engine, and repeats itself", "[cublas]") {
+  if (kernel_device != Device::cuda || !kernels_can_run()) return;
+  const auto compare = [](const Product& p, Accumulate accumulate, bool with_bias, auto stored) {
+    using Out = decltype(stored);
+    INFO(p.M << " x " << p.N << " x " << p.K << ", layout " << int(p.layout));
+    std::vector<double> start(p.M * p.N, 0.0);
+    for (size_t i = 0; i < start.size(); i++)
+      start[i] = accumulate == Accumulate::yes ? double(p.C[i]) : with_bias ? double(p.bias[i % p.N]) : 0.0;
+    const std::vector<double> size = p.exact(start, true);
+    const std::vector<float> exact = p.expected<Out>(accumulate, MmaArithmetic::hopper, with_bias);
+    std::vector<float> first;
+    for (int run = 0; run < 3; run++) {
+      Context ctx(Device::cuda);
+      ctx.use_cublas(false);
+      const std::vector<float> got = p.got<Out>(accumulate, ctx, with_bias);
+      REQUIRE(ctx.most_scratch_used() <= matmul_bf16_scratch(p.M, p.N, p.K, Device::cuda, with_bias));
+      if (run == 0) first = got;
+      REQUIRE_BITWISE(first, got);
+    }
+    // Either engine cuts or rounds a sum at most K + 2 times, by 2^-23; in bf16 the end and a bias are rounded, by 2^-9.
+    const double share = 2 * (double(p.K + 2) * 0x1p-23 + (storage_of<Out> == Storage::bf16 ? 2 * 0x1p-9 : 0.0));
+    for (size_t i = 0; i < first.size(); i++)
+      REQUIRE(std::fabs(double(first[i]) - double(exact[i])) <= share * size[i]);
+  };
+  for (const Size s : {Size{1, 1, 1}, {63, 65, 17}, {128, 256, 512}, {64, 64, 8192}, {8, 1000, 96}})
+    for (Layout layout : layouts) {
+      const Product p(s.M, s.N, s.K, layout);
+      for (Accumulate accumulate : {Accumulate::no, Accumulate::yes}) {
+        compare(p, accumulate, accumulate == Accumulate::no, float());
+        compare(p, accumulate, accumulate == Accumulate::no, bf16());
+      }
+    }
 }

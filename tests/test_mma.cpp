@@ -62,15 +62,24 @@ struct Range {
   }
 };
 
+// Of the factors and of c.
+struct Ranges {
+  Range a, b, c;
+  explicit Ranges(Random& random) {
+    constexpr int centres[] = {0, 0, 0, -127, -76, -63, -51, -50, -1, 40, 62, 63, 64, 128},
+                  spreads[] = {0, 1, 2, 4, 12, 40, 128};
+    const auto some = [&](const auto& list) { return list[random() % std::size(list)]; };
+    a = {some(centres), some(spreads)};
+    b = {some(centres), some(spreads)};
+    c = {random() % 2 ? a.centre + b.centre : some(centres), some(spreads)};
+  }
+};
+
 // One instruction by the definition and by vectors, for three rows and `lanes` columns. One c in four nearly cancels the products.
 template <MmaArithmetic arithmetic>
 std::string compare_lanes(Random& random) {
   constexpr size_t rows = 3;
-  constexpr int centres[] = {0, 0, 0, -127, -76, -63, -51, -50, -1, 40, 62, 63, 64, 128},
-                spreads[] = {0, 1, 2, 4, 12, 40, 128};
-  const auto some = [&](const auto& list) { return list[random() % std::size(list)]; };
-  const Range a{some(centres), some(spreads)}, b{some(centres), some(spreads)};
-  const Range c{random() % 2 ? a.centre + b.centre : some(centres), some(spreads)};
+  const auto [a, b, c] = Ranges(random);
   std::vector<bf16> A(rows * mma_depth), B(mma_depth * lanes);
   for (bf16& x : A) x = bf16::from_bits(uint16_t(a.draw(random) >> 16));
   for (bf16& x : B) x = bf16::from_bits(uint16_t(b.draw(random) >> 16));
@@ -110,12 +119,14 @@ MmaArithmetic arithmetic_of([[maybe_unused]] const Context& ctx) {
 #endif
 }
 
-// One warp, one instruction. b is (16,8), or, in columns, (8,16).
+// A warp a block, and a tile a warp: one instruction. A tile of b is (16,8), or, in columns, (8,16).
 template <bool columns>
 __global__ void one_mma(float* d, const bf16* a, const bf16* b, const float* c) {
   STATIC_SHARED(bf16, A, [16][16]);
   STATIC_SHARED(bf16, B, [128]);
   const unsigned lane = threadIdx.x, g = lane / 4, t = lane % 4;
+  a += 256 * size_t{blockIdx.x}, b += 128 * size_t{blockIdx.x};
+  c += 128 * size_t{blockIdx.x}, d += 128 * size_t{blockIdx.x};
   AsyncCopies copies;
   copies.copy16(&A[0][0] + 8 * lane, a + 8 * lane);
   if (lane < 16) copies.copy16(B + 8 * lane, b + 8 * lane);
@@ -134,6 +145,34 @@ __global__ void one_mma(float* d, const bf16* a, const bf16* b, const float* c) 
   for (unsigned j = 0; j < 4; j++) sum.x[j] = c[(g + j / 2 * 8) * 8 + 2 * t + j % 2];
   mma(sum, fragment, {{both[0], both[1]}});
   for (unsigned j = 0; j < 4; j++) d[(g + j / 2 * 8) * 8 + 2 * t + j % 2] = sum.x[j];
+}
+
+// The instruction against the definition on random tiles: ten million outputs on a GPU. One c in four nearly cancels the products.
+void random_tiles(Context& ctx, MmaArithmetic arithmetic) {
+  const size_t count = ctx.device == Device::cuda ? 10'000'000 / 128 : 100;
+  Random random{0x9E3779B97F4A7C15};
+  std::vector<bf16> A(256 * count), B(128 * count);  // B in columns
+  std::vector<float> C(128 * count), D(C.size());
+  std::vector<uint8_t> cancels(C.size());
+  for (size_t tile = 0; tile < count; tile++) {
+    const auto [a, b, c] = Ranges(random);
+    for (size_t i = 0; i < 256; i++) A[256 * tile + i] = bf16::from_bits(uint16_t(a.draw(random) >> 16));
+    for (size_t i = 0; i < 128; i++) B[128 * tile + i] = bf16::from_bits(uint16_t(b.draw(random) >> 16));
+    for (size_t i = 128 * tile; i < 128 * (tile + 1); i++)
+      C[i] = bits_float(c.draw(random)), cancels[i] = random() % 4 == 0;
+  }
+#pragma omp parallel for
+  for (size_t i = 0; i < C.size(); i++) {
+    const size_t tile = i / 128, row = i / 8 % 16, column = i % 8;
+    const bf16 *const a = &A[256 * tile + 16 * row], *const b = &B[128 * tile + 16 * column];
+    if (cancels[i]) C[i] = -mma_ref(0, a, b, arithmetic);
+    D[i] = mma_ref(C[i], a, b, arithmetic);
+  }
+  const Buffer<bf16> a(ctx.device, A), b(ctx.device, B);
+  const Guarded c(ctx, C), d(ctx, D.size());
+  float *const written = d, *const added = c;
+  launch(one_mma<true>, unsigned(count), 32, 0, ctx, written, a.data(), b.data(), added);
+  REQUIRE(bitwise_difference(D, d.download(), Nan::expected) == "");
 }
 
 }  // namespace
@@ -226,7 +265,7 @@ TEST_CASE("mma: vectors have the bits of the definition", "[mma]") {
   REQUIRE(bitwise_difference({0, NAN, 1, NAN}, sum(bf16(0), bf16(INFINITY)), Nan::expected) == "");
 }
 
-TEST_CASE("mma: ldmatrix, cp.async and the instruction on tiles", "[mma]") {
+TEST_CASE("mma: ldmatrix, cp.async and the instruction, on random tiles and on those of MMA-Sim", "[mma]") {
   on_every_device([](Context& ctx) {
     if (ctx.device != kernel_device) return;
     for (MmaArithmetic arithmetic : {hopper, ampere}) {
@@ -237,6 +276,7 @@ TEST_CASE("mma: ldmatrix, cp.async and the instruction on tiles", "[mma]") {
       emulated_mma = arithmetic;
 #endif
       if (arithmetic_of(ctx) != arithmetic) continue;
+      random_tiles(ctx, arithmetic);
       for (const Tile& t : tiles(arithmetic)) {
         INFO(t.kind);
         std::vector<bf16> columns(t.B.size());

@@ -148,7 +148,7 @@ struct FakeGpu : Folder {
   size_t asked() const { return count(read("asked"), "\n"); }
   nlohmann::json result() const { return nlohmann::json::parse(read("gpu.json")); }
 };
-constexpr size_t all_checks = 2 + 1 + 4 * 2 + 1;
+constexpr size_t all_checks = 2 + 2 + 4 * 2 + 1;
 
 }  // namespace
 
@@ -157,7 +157,7 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
   const Said said = f.check();
   INFO(said.text);
   REQUIRE(said.exit_code == 0);
-  REQUIRE(contains(said.text, "12 passed, 0 failed, 0 left"));
+  REQUIRE(contains(said.text, "13 passed, 0 failed, 0 left"));
   REQUIRE(f.asked() == all_checks);
   for (const char* asked : {"test_a\n", "train\n", "bench\n", "memcheck ./test_b [bitwise] fill=on\n",
                             "racecheck ./test_a [bitwise] fill=on\n", "synccheck ./test_a [bitwise] fill=on\n",
@@ -217,7 +217,7 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
   const Said said = f.check();
   INFO(said.text);
   REQUIRE(said.exit_code == 1);
-  REQUIRE(contains(said.text, "7 passed, 5 failed, 0 left"));
+  REQUIRE(contains(said.text, "8 passed, 5 failed, 0 left"));
   REQUIRE(contains(said.text, "FAIL: exit 1; its log: ./gpu-check.logs/racecheck_test_b.log"));
   REQUIRE(f.check().exit_code == 1);
   REQUIRE(f.asked() == 5);

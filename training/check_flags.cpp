@@ -149,7 +149,6 @@ void check_bf16_flags(const Config& c) {
   refuse(m.moe.E > 0, "--experts");
   refuse(m.attention.head_experts.E > 0, "--head-experts");
   refuse(c.quantize.has_value(), "--quantize");
-  refuse(c.cublas, "--matmul=cublas");
 }
 
 }  // namespace
