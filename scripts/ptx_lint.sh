@@ -3,11 +3,15 @@
 # explicit rounding, which ptxas may contract into fused multiply-adds, and min/max of floats. Those give the number where
 # one operand is NaN, and +0 for the larger of +0 and -0; on the CPU a > b ? a : b gives b in both cases, and fmaxf either
 # zero. core/math.cuh has max_of. (The maximum with +0 is x > 0 ? x : 0 for every x, and nvcc makes it of that.)
+# Of bf16 it allows the one instruction of tensor cores that core/mma.h models, and roundings to nearest: all other arithmetic is in
+# fp32.
 # Needs nvcc, not a GPU.
 # usage: scripts/ptx_lint.sh FILE.ptx...
 set -u
 [ $# -gt 0 ] || { echo "ptx_lint: no PTX file given" >&2; exit 2; }
 bad='\.approx|\.ftz|\.full|(add|sub|mul|div|sqrt|fma|mad)\.f(32|64)|mad\.f|(add|sub|mul|fma)\.r[zmp]\.|(ex2|lg2|sin|cos|tanh|rsqrt)\.|(min|max)\.([a-zA-Z]+\.)*(f|bf)(16|32|64)'
+bad="$bad|(add|sub|mul|fma|neg|abs|tanh|ex2)\.([a-z]+\.)*b?f16|cvt\.(rz|rm|rp|rna|rs)\.|cvt\.[a-z.0-9]*(e[2-5]m[1-3]|tf32)|w?g?mma\.|tcgen05\."
+allowed='max\.f32[^,]*,[^,]*, 0f00000000;|mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32[^.]'
 atomic='(red|atom)\.[a-z.]*f(32|64)'
 failed=0
 for file in "$@"; do
@@ -15,11 +19,11 @@ for file in "$@"; do
   if [ "$operations" -eq 0 ]; then
     echo "FAIL  ptx_lint $file: no floating-point operation in it: the wrong file?"
     failed=1
-  elif grep -nE "^[[:space:]]*(@!?%p[0-9]+ )?([a-z.0-9]*($bad)|$atomic)" "$file" | grep -vE 'max\.f32[^,]*,[^,]*, 0f00000000;' | head -20 | grep .; then
+  elif grep -nE "^[[:space:]]*(@!?%p[0-9]+ )?([a-z.0-9]*($bad)|$atomic)" "$file" | grep -vE "$allowed" | head -20 | grep .; then
     echo "FAIL  ptx_lint $file: the CPU does not give the bits of the instructions above"
     failed=1
   else
-    echo "ok    ptx_lint $file: $operations rounded operations"
+    echo "ok    ptx_lint $file: $operations rounded operations, $(grep -c 'mma\.sync' "$file") of tensor cores"
   fi
 done
 exit $failed

@@ -11,13 +11,40 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
   const Folder f;
   const std::string rounded =
       "\tadd.rn.f32 \t%f1, %f2, %f3;\n\t@%p1 bra \t$L__BB0_2;\n\tmax.s32 \t%r1, %r2, 0;\n"
-      "\tatom.global.add.u32 \t%r1, [%rd1], 1;\n\tfma.rn.f32 \t%f1, %f2, %f3, %f4;\n";
+      "\tatom.global.add.u32 \t%r1, [%rd1], 1;\n\tfma.rn.f32 \t%f1, %f2, %f3, %f4;\n\tcvt.rn.bf16x2.f32 \t%r1, %f1, "
+      "%f2;\n"
+      "\tmma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 \t{%f1, %f2}, {%r1}, {%r2}, {%f3, %f4};\n"
+      "\tldmatrix.sync.aligned.m8n8.x4.shared.b16 \t{%r1}, [%r2];\n\tcp.async.cg.shared.global \t[%r1], [%rd1], 16;\n";
   f.write("a.ptx", rounded);
   REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 0);
-  for (const char* bad :
-       {"add.f32", "mul.ftz.f32", "div.approx.f32", "div.full.f32", "sqrt.approx.ftz.f32", "ex2.approx.f32",
-        "fma.rz.f32", "mad.f32", "max.f32", "min.f32", "max.NaN.f32", "min.ftz.f32", "max.f64", "min.bf16x2",
-        "max.xorsign.abs.f32", "atom.global.add.f32", "red.global.add.f32", "@%p3 max.f32", "@!%p3 min.f32"}) {
+  for (const char* bad : {"add.f32",
+                          "mul.ftz.f32",
+                          "div.approx.f32",
+                          "div.full.f32",
+                          "sqrt.approx.ftz.f32",
+                          "ex2.approx.f32",
+                          "fma.rz.f32",
+                          "mad.f32",
+                          "max.f32",
+                          "min.f32",
+                          "max.NaN.f32",
+                          "min.ftz.f32",
+                          "max.f64",
+                          "min.bf16x2",
+                          "add.rn.bf16x2",
+                          "fma.rn.bf16",
+                          "mul.f16",
+                          "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
+                          "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16",
+                          "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16",
+                          "cvt.rz.bf16x2.f32",
+                          "cvt.rna.tf32.f32",
+                          "cvt.rn.satfinite.e4m3x2.f32",
+                          "max.xorsign.abs.f32",
+                          "atom.global.add.f32",
+                          "red.global.add.f32",
+                          "@%p3 max.f32",
+                          "@!%p3 min.f32"}) {
     f.write("a.ptx", rounded + "\t" + bad + " \t%f1, %f2, %f3;\n");
     const Said said = f.run("{repo}/scripts/ptx_lint.sh a.ptx");
     INFO(bad << ": " << said.text);
