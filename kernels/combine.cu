@@ -6,8 +6,9 @@
 // backward: y is a sum of products, and each factor gets the other one times dy. A row belongs to one slot alone:
 //     drow(n,j) = w_nj * dy_n        dw_nj = dy_n . row(n,j), a sum over the columns        dplus = dy
 // exactly: y starts as the product w_n0 * row(n,0), rounded; the others join it in slot order, one fused step each; plus is
-//   added last. dw is a row's sum (core/reduce.cuh).
-// shapes: y, plus, dy (N,C) f32; rows, drows (M,C), M = N*k; w, dw (N,k) | all written; y may be plus, drows may be rows
+//   added last; y of bf16 is that, rounded. dw is a row's sum (core/reduce.cuh). Weights and their gradients stay fp32.
+// shapes: y, plus, dy (N,C) f32 or bf16; rows, drows (M,C), M = N*k; w, dw (N,k) f32 | all written; y may be plus, drows may be
+//         rows
 // tests/test_combine.cpp
 #include "kernels/combine.h"
 
@@ -48,10 +49,11 @@ IN_FLOAT_AND_DOUBLE(combine_backward_ref);
 // ---- kernels
 
 // A thread owns four neighbouring columns of a token, a Quad, and carries their sums in registers along the k rows. The bus:
-// 4*(1 + k) bytes an element of y, and 4 more with plus.
+// 1 + k elements for one of y, and one more with plus.
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    combine_forward_kernel(float* y, const float* rows, const float* weight, const float* plus, const int* row_of_slot,
-                           size_t N, size_t k, size_t C) {
+    combine_forward_kernel(S* y, const S* rows, const float* weight, const S* plus, const int* row_of_slot, size_t N,
+                           size_t k, size_t C) {
   const auto [n, c] = row_quad(C);
   if (n >= N) return;
   Quad sum = load_quad(rows + row_of_slot[n * k] * C, c, C);
@@ -70,10 +72,10 @@ __global__ void __launch_bounds__(elementwise_block)
 
 // A warp owns a slot: one pass over the token's dy and the slot's row. Lane l holds columns 4l to 4l+3 of every 128 and
 // carries their four chains of dw. It reads its columns of the row before it writes them: drows may be rows. The warps of a
-// token's k slots lie side by side, so all but one of them find dy in a cache. The bus: 8 bytes an element of rows (in and
-// out), and 4 an element of dy.
+// token's k slots lie side by side, so all but one of them find dy in a cache. The bus: rows in and out, and dy once.
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    combine_backward_kernel(float* drows, float* dweight, const float* dy, const float* rows, const float* weight,
+    combine_backward_kernel(S* drows, float* dweight, const S* dy, const S* rows, const float* weight,
                             const int* row_of_slot, size_t M, size_t k, size_t C) {
   const size_t slot = warp_row(), lane = threadIdx.x % 32;
   if (slot >= M) return;
@@ -95,20 +97,27 @@ __global__ void __launch_bounds__(rows_block)
 
 // ---- launchers
 
-void combine_forward(float* y, const float* rows, const float* weight, const float* plus, const Dispatch& d,
+void combine_forward(Reals y, ConstReals rows, const float* weight, ConstReals plus, const Dispatch& d,
                      const DispatchShape& s, size_t C, Context& ctx) {
   require_dispatch("combine_forward", s);
-  if (ctx.device == Device::cpu) return combine_forward_cpu(y, rows, weight, plus, d, s, C);
-  launch(combine_forward_kernel, row_quads_grid(s.N, C), elementwise_block, 0, ctx, y, rows, weight, plus,
-         d.row_of_slot, s.N, s.k, C);
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return combine_forward_cpu(y.as<S>(), rows.as<S>(), weight, plus.as<S>(), d, s, C);
+    launch(combine_forward_kernel<S>, row_quads_grid(s.N, C), elementwise_block, 0, ctx, y.as<S>(), rows.as<S>(),
+           weight, plus.as<S>(), d.row_of_slot, s.N, s.k, C);
+  });
 }
 
-void combine_backward(float* drows, float* dweight, const float* dy, const float* rows, const float* weight,
+void combine_backward(Reals drows, float* dweight, ConstReals dy, ConstReals rows, const float* weight,
                       const Dispatch& d, const DispatchShape& s, size_t C, Context& ctx) {
   require_dispatch("combine_backward", s);
-  if (ctx.device == Device::cpu) return combine_backward_cpu(drows, dweight, dy, rows, weight, d, s, C);
-  launch(combine_backward_kernel, rows_grid(s.M()), rows_block, 0, ctx, drows, dweight, dy, rows, weight, d.row_of_slot,
-         s.M(), s.k, C);
+  with_storage(drows, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return combine_backward_cpu(drows.as<S>(), dweight, dy.as<S>(), rows.as<S>(), weight, d, s, C);
+    launch(combine_backward_kernel<S>, rows_grid(s.M()), rows_block, 0, ctx, drows.as<S>(), dweight, dy.as<S>(),
+           rows.as<S>(), weight, d.row_of_slot, s.M(), s.k, C);
+  });
 }
 
 }  // namespace gated

@@ -6,11 +6,11 @@ namespace gated {
 
 // y (N,C) is written: the sum over a token's slots, in slot order, of weight (N,k) times its row of rows (M,C), and then plus
 // (N,C), which may be null: a shared expert's output. y may be plus.
-void combine_forward(float* y, const float* rows, const float* weight, const float* plus, const Dispatch& d,
+void combine_forward(Reals y, ConstReals rows, const float* weight, ConstReals plus, const Dispatch& d,
                      const DispatchShape& s, size_t C, Context& ctx);
 // Both are written: drows (M,C) = weight * dy of its token, and may be rows; dweight (N,k) = the dot product of dy (N,C) of
 // the token and of the slot's row. (The gradient of plus is dy.)
-void combine_backward(float* drows, float* dweight, const float* dy, const float* rows, const float* weight,
+void combine_backward(Reals drows, float* dweight, ConstReals dy, ConstReals rows, const float* weight,
                       const Dispatch& d, const DispatchShape& s, size_t C, Context& ctx);
 
 template <class T>
@@ -21,9 +21,11 @@ void combine_backward_ref(T* drows, T* dweight, const T* dy, const T* rows, cons
                           const DispatchShape& s, size_t C);
 
 // Twins for training on the CPU: kernels/combine_cpu.cpp
-void combine_forward_cpu(float* y, const float* rows, const float* weight, const float* plus, const Dispatch& d,
+template <class S>
+void combine_forward_cpu(S* y, const S* rows, const float* weight, const S* plus, const Dispatch& d,
                          const DispatchShape& s, size_t C);
-void combine_backward_cpu(float* drows, float* dweight, const float* dy, const float* rows, const float* weight,
-                          const Dispatch& d, const DispatchShape& s, size_t C);
+template <class S>
+void combine_backward_cpu(S* drows, float* dweight, const S* dy, const S* rows, const float* weight, const Dispatch& d,
+                          const DispatchShape& s, size_t C);
 
 }  // namespace gated

@@ -10,7 +10,8 @@
 
 namespace gated {
 
-void combine_forward_cpu(float* y, const float* rows, const float* weight, const float* plus, const Dispatch& d,
+template <class S>
+void combine_forward_cpu(S* y, const S* rows, const float* weight, const S* plus, const Dispatch& d,
                          const DispatchShape& s, size_t C) {
 #pragma omp parallel for if (worth_waking(s.M() * C))
   for (size_t n = 0; n < s.N; n++)
@@ -19,31 +20,35 @@ void combine_forward_cpu(float* y, const float* rows, const float* weight, const
       float sum[sums_width];
       for (size_t j = 0; j < s.k; j++) {
         const float w = weight[n * s.k + j];
-        const float* row = rows + d.row_of_slot[n * s.k + j] * C + c0;
+        const S* row = rows + d.row_of_slot[n * s.k + j] * C + c0;
         if (j == 0)
           for (size_t c = 0; c < columns; c++) sum[c] = w * row[c];
         else
-          for (size_t c = 0; c < columns; c++) sum[c] = fused(w, row[c], sum[c]);
+          for (size_t c = 0; c < columns; c++) sum[c] = fused(w, float(row[c]), sum[c]);
       }
-      float* out = y + n * C + c0;
+      S* out = y + n * C + c0;
       if (plus)
-        for (size_t c = 0; c < columns; c++) out[c] = sum[c] + plus[n * C + c0 + c];
+        for (size_t c = 0; c < columns; c++) store(out[c], sum[c] + plus[n * C + c0 + c]);
       else
-        std::copy_n(sum, columns, out);
+        for (size_t c = 0; c < columns; c++) store(out[c], sum[c]);
     }
 }
+IN_FLOAT_AND_BF16(combine_forward_cpu);
 
-void combine_backward_cpu(float* drows, float* dweight, const float* dy, const float* rows, const float* weight,
-                          const Dispatch& d, const DispatchShape& s, size_t C) {
+template <class S>
+void combine_backward_cpu(S* drows, float* dweight, const S* dy, const S* rows, const float* weight, const Dispatch& d,
+                          const DispatchShape& s, size_t C) {
 #pragma omp parallel for
   for (size_t slot = 0; slot < s.M(); slot++) {
-    const float* g = dy + slot / s.k * C;
+    const S* g = dy + slot / s.k * C;
     const size_t at = d.row_of_slot[slot] * C;
-    const float* row = rows + at;
-    dweight[slot] = row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(g[c], row[c], acc); });
+    const S* row = rows + at;
+    dweight[slot] =
+        row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(float(g[c]), float(row[c]), acc); });
     const float w = weight[slot];
-    for (size_t c = 0; c < C; c++) drows[at + c] = w * g[c];
+    for (size_t c = 0; c < C; c++) store(drows[at + c], w * g[c]);
   }
 }
+IN_FLOAT_AND_BF16(combine_backward_cpu);
 
 }  // namespace gated

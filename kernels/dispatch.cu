@@ -15,7 +15,8 @@
 // backward of the gather: x_n reaches the loss through its k rows, unchanged, so their gradients add up:
 //     dx_n = sum over j of drows[row_of_slot[n*k + j]]
 // exactly: the sum starts with the first slot's row and takes the others in slot order; with `accumulate` it is then added to dx.
-// shapes: expert (N,k), row_start (E+1), slot_of_row (M), row_of_slot (M), all int; x, dx (N,C) f32; rows, drows (M,C)
+//   A dx of bf16 is rounded once, behind all of that.
+// shapes: expert (N,k), row_start (E+1), slot_of_row (M), row_of_slot (M), all int; x, dx (N,C) f32 or bf16; rows, drows (M,C)
 // tests/test_dispatch.cpp
 #include "kernels/dispatch.h"
 
@@ -173,20 +174,22 @@ __global__ void __launch_bounds__(rows_block)
 // ---- kernels of the rows
 //
 // A thread owns four neighbouring columns of a token, a Quad: it reads them once and writes them to k rows, or reads k rows
-// and writes their sum once. Wherever a row lies, a warp meets 512 neighbouring bytes of it. The bus: 4*(1 + k) bytes an
-// element of x, either way, and 4 more with accumulate.
+// and writes their sum once. Wherever a row lies, a warp meets 128 neighbouring elements of it. The bus: 1 + k elements for one
+// of x, either way, and one more with accumulate.
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    dispatch_gather_kernel(float* rows, const float* x, const int* row_of_slot, size_t N, size_t k, size_t C) {
+    dispatch_gather_kernel(S* rows, const S* x, const int* row_of_slot, size_t N, size_t k, size_t C) {
   const auto [n, c] = row_quad(C);
   if (n >= N) return;
   const Quad q = load_quad(x + n * C, c, C);
   for (size_t j = 0; j < k; j++) store_quad(rows + row_of_slot[n * k + j] * C, c, C, q);
 }
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    dispatch_gather_backward_kernel(float* dx, bool accumulate, const float* drows, const int* row_of_slot, size_t N,
-                                    size_t k, size_t C) {
+    dispatch_gather_backward_kernel(S* dx, bool accumulate, const S* drows, const int* row_of_slot, size_t N, size_t k,
+                                    size_t C) {
   const auto [n, c] = row_quad(C);
   if (n >= N) return;
   Quad sum = load_quad(drows + row_of_slot[n * k] * C, c, C);
@@ -234,19 +237,25 @@ void dispatch_count(size_t* counts, const int* row_start, bool first, size_t E, 
   launch(dispatch_count_kernel, grid_of(ceil_div(E, rows_block)), rows_block, 0, ctx, counts, row_start, first, E);
 }
 
-void dispatch_gather(float* rows, const float* x, const Dispatch& d, const DispatchShape& s, size_t C, Context& ctx) {
+void dispatch_gather(Reals rows, ConstReals x, const Dispatch& d, const DispatchShape& s, size_t C, Context& ctx) {
   require_dispatch("dispatch_gather", s);
-  if (ctx.device == Device::cpu) return dispatch_gather_cpu(rows, x, d, s, C);
-  launch(dispatch_gather_kernel, row_quads_grid(s.N, C), elementwise_block, 0, ctx, rows, x, d.row_of_slot, s.N, s.k,
-         C);
+  with_storage(rows, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return dispatch_gather_cpu(rows.as<S>(), x.as<S>(), d, s, C);
+    launch(dispatch_gather_kernel<S>, row_quads_grid(s.N, C), elementwise_block, 0, ctx, rows.as<S>(), x.as<S>(),
+           d.row_of_slot, s.N, s.k, C);
+  });
 }
 
-void dispatch_gather_backward(float* dx, Accumulate accumulate, const float* drows, const Dispatch& d,
+void dispatch_gather_backward(Reals dx, Accumulate accumulate, ConstReals drows, const Dispatch& d,
                               const DispatchShape& s, size_t C, Context& ctx) {
   require_dispatch("dispatch_gather_backward", s);
-  if (ctx.device == Device::cpu) return dispatch_gather_backward_cpu(dx, accumulate, drows, d, s, C);
-  launch(dispatch_gather_backward_kernel, row_quads_grid(s.N, C), elementwise_block, 0, ctx, dx,
-         accumulate == Accumulate::yes, drows, d.row_of_slot, s.N, s.k, C);
+  with_storage(dx, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return dispatch_gather_backward_cpu(dx.as<S>(), accumulate, drows.as<S>(), d, s, C);
+    launch(dispatch_gather_backward_kernel<S>, row_quads_grid(s.N, C), elementwise_block, 0, ctx, dx.as<S>(),
+           accumulate == Accumulate::yes, drows.as<S>(), d.row_of_slot, s.N, s.k, C);
+  });
 }
 
 }  // namespace gated

@@ -1,6 +1,7 @@
 // dispatch: the tokens of a batch, sorted by expert. What it computes, and how: kernels/dispatch.cu
 #pragma once
 #include "core/context.cuh"
+#include "core/storage.h"
 #include "kernels/matmul.h"
 
 namespace gated {
@@ -31,9 +32,9 @@ size_t dispatch_sort_scratch(const DispatchShape& s);
 void dispatch_count(size_t* counts, const int* row_start, bool first, size_t E, Context& ctx);
 
 // rows (M,C) is written: row r = x (N,C) of its token.
-void dispatch_gather(float* rows, const float* x, const Dispatch& d, const DispatchShape& s, size_t C, Context& ctx);
+void dispatch_gather(Reals rows, ConstReals x, const Dispatch& d, const DispatchShape& s, size_t C, Context& ctx);
 // dx (N,C) of a token = (or +=) the sum of its k rows of drows (M,C), in slot order.
-void dispatch_gather_backward(float* dx, Accumulate accumulate, const float* drows, const Dispatch& d,
+void dispatch_gather_backward(Reals dx, Accumulate accumulate, ConstReals drows, const Dispatch& d,
                               const DispatchShape& s, size_t C, Context& ctx);
 
 // Refuses a shape that the numbers of rows and slots cannot hold.
@@ -48,8 +49,10 @@ void dispatch_gather_backward_ref(T* dx, Accumulate accumulate, const T* drows, 
                                   const DispatchShape& s, size_t C);
 
 // Twins for training on the CPU: kernels/dispatch_cpu.cpp
-void dispatch_gather_cpu(float* rows, const float* x, const Dispatch& d, const DispatchShape& s, size_t C);
-void dispatch_gather_backward_cpu(float* dx, Accumulate accumulate, const float* drows, const Dispatch& d,
+template <class S>
+void dispatch_gather_cpu(S* rows, const S* x, const Dispatch& d, const DispatchShape& s, size_t C);
+template <class S>
+void dispatch_gather_backward_cpu(S* dx, Accumulate accumulate, const S* drows, const Dispatch& d,
                                   const DispatchShape& s, size_t C);
 
 }  // namespace gated

@@ -9,13 +9,16 @@
 
 namespace gated {
 
-void dispatch_gather_cpu(float* rows, const float* x, const Dispatch& d, const DispatchShape& s, size_t C) {
+template <class S>
+void dispatch_gather_cpu(S* rows, const S* x, const Dispatch& d, const DispatchShape& s, size_t C) {
 #pragma omp parallel for if (worth_waking(s.M() * C))
   for (size_t n = 0; n < s.N; n++)
     for (size_t j = 0; j < s.k; j++) std::copy_n(x + n * C, C, rows + d.row_of_slot[n * s.k + j] * C);
 }
+IN_FLOAT_AND_BF16(dispatch_gather_cpu);
 
-void dispatch_gather_backward_cpu(float* dx, Accumulate accumulate, const float* drows, const Dispatch& d,
+template <class S>
+void dispatch_gather_backward_cpu(S* dx, Accumulate accumulate, const S* drows, const Dispatch& d,
                                   const DispatchShape& s, size_t C) {
 #pragma omp parallel for
   for (size_t n = 0; n < s.N; n++)
@@ -24,15 +27,16 @@ void dispatch_gather_backward_cpu(float* dx, Accumulate accumulate, const float*
       float sum[sums_width];
       std::copy_n(drows + d.row_of_slot[n * s.k] * C + c0, columns, sum);
       for (size_t j = 1; j < s.k; j++) {
-        const float* row = drows + d.row_of_slot[n * s.k + j] * C + c0;
+        const S* row = drows + d.row_of_slot[n * s.k + j] * C + c0;
         for (size_t c = 0; c < columns; c++) sum[c] += row[c];
       }
-      float* out = dx + n * C + c0;
+      S* out = dx + n * C + c0;
       if (accumulate == Accumulate::yes)
-        for (size_t c = 0; c < columns; c++) out[c] += sum[c];
+        for (size_t c = 0; c < columns; c++) store(out[c], out[c] + sum[c]);
       else
-        std::copy_n(sum, columns, out);
+        for (size_t c = 0; c < columns; c++) store(out[c], sum[c]);
     }
 }
+IN_FLOAT_AND_BF16(dispatch_gather_backward_cpu);
 
 }  // namespace gated

@@ -12,7 +12,7 @@
 // order: y is one chain in ascending e, the first product rounded alone and fmaf from there; ds is the sum of a row of D
 //   elements (core/reduce.cuh)
 // A NaN among the logits has no place in an order: it counts as chosen, and y shows it.
-// shapes: x, dx (N,H,E,D) f32; z, s, dz (N,H,E); y, dy (N,H,D); all written; s may be z, dz may be s
+// shapes: x, dx (N,H,E,D) f32 or bf16; z, s (N,H,E) f32; dz (N,H,E); y, dy (N,H,D); all written; s may be z, dz may be s
 // --head-experts | tests/test_head_experts.cpp
 #include "kernels/head_experts.h"
 
@@ -70,11 +70,12 @@ IN_FLOAT_AND_DOUBLE(head_experts_backward_ref);
 // Forward: a warp owns a head of a token. First a lane is an expert: it makes the score of expert `lane` and counts how many
 // experts come before it, by a shuffle from each; the bits of `chosen` are the experts that a token takes. Then a lane is four
 // neighbouring d (a Quad) of every 128, and goes through the chosen experts from the lowest bit up; their scores come by
-// shuffles. All lanes take part in these, those too whose Quad lies behind the head. With D = 128 a warp reads 512
-// neighbouring bytes of an expert; of x it reads no expert that was not chosen.
+// shuffles. All lanes take part in these, those too whose Quad lies behind the head. With D = 128 a warp reads 128
+// neighbouring elements of an expert; of x it reads no expert that was not chosen.
 
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    head_experts_forward_kernel(float* y, float* s, const float* x, const float* z, HeadExpertsShape shape) {
+    head_experts_forward_kernel(S* y, float* s, const S* x, const float* z, HeadExpertsShape shape) {
   const size_t D = shape.D, E = shape.E, head = warp_row();
   if (head >= shape.N * shape.H) return;
   constexpr unsigned all = 0xffffffffu;
@@ -105,20 +106,20 @@ __global__ void __launch_bounds__(rows_block)
 
 // A warp owns an expert of a head, as in the backward of a gate with one score a head: dx leaves in the pass that adds up ds.
 // dy of a head is read by all its experts, once from memory and from then on from a cache.
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    head_experts_backward_kernel(float* dx, float* dz, const float* dy, const float* x, const float* s,
-                                 HeadExpertsShape shape) {
+    head_experts_backward_kernel(S* dx, S* dz, const S* dy, const S* x, const float* s, HeadExpertsShape shape) {
   const size_t D = shape.D, E = shape.E, expert = warp_row();
   if (expert >= shape.N * shape.H * E) return;
   const float score = s[expert];
   __syncwarp();  // dz may be s: all lanes have read the score before one writes over it
-  float* dxe = dx + expert * D;
+  S* dxe = dx + expert * D;
   if (score < 0.0f) {
     for (size_t i = 4 * (threadIdx.x % 32); i < D; i += row_chains) store_quad(dxe, i, D, Quad{});
-    if (threadIdx.x % 32 == 0) dz[expert] = 0.0f;
+    if (threadIdx.x % 32 == 0) dz[expert] = S(0.0f);
     return;
   }
-  const float *dyh = dy + expert / E * D, *xe = x + expert * D;
+  const S *dyh = dy + expert / E * D, *xe = x + expert * D;
   const float ds = warp_row_reduce<false>(D, [&](float* chain, size_t i, int count) {
     Quad q = load_quad(dyh, i, D);
     const Quad xq = load_quad(xe, i, D);
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(rows_block)
     for (int j = 0; j < 4; j++) q.v[j] = q.v[j] * score;
     store_quad(dxe, i, D, q);
   });
-  if (threadIdx.x % 32 == 0) dz[expert] = ds * (score * (1.0f - score));
+  if (threadIdx.x % 32 == 0) dz[expert] = S(ds * (score * (1.0f - score)));
 }
 
 // ---- launchers
@@ -138,19 +139,27 @@ static void require_head_experts(const char* operation, const HeadExpertsShape& 
           s.E);
 }
 
-void head_experts_forward(float* y, float* s, const float* x, const float* z, const HeadExpertsShape& shape,
+void head_experts_forward(Reals y, float* s, ConstReals x, const float* z, const HeadExpertsShape& shape,
                           Context& ctx) {
   require_head_experts("head_experts_forward", shape);
-  if (ctx.device == Device::cpu) return head_experts_forward_cpu(y, s, x, z, shape);
-  launch(head_experts_forward_kernel, rows_grid(shape.N * shape.H), rows_block, 0, ctx, y, s, x, z, shape);
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return head_experts_forward_cpu(y.as<S>(), s, x.as<S>(), z, shape);
+    launch(head_experts_forward_kernel<S>, rows_grid(shape.N * shape.H), rows_block, 0, ctx, y.as<S>(), s, x.as<S>(), z,
+           shape);
+  });
 }
 
-void head_experts_backward(float* dx, float* dz, const float* dy, const float* x, const float* s,
+void head_experts_backward(Reals dx, Reals dz, ConstReals dy, ConstReals x, const float* s,
                            const HeadExpertsShape& shape, Context& ctx) {
   require_head_experts("head_experts_backward", shape);
-  if (ctx.device == Device::cpu) return head_experts_backward_cpu(dx, dz, dy, x, s, shape);
-  launch(head_experts_backward_kernel, rows_grid(shape.N * shape.H * shape.E), rows_block, 0, ctx, dx, dz, dy, x, s,
-         shape);
+  with_storage(dx, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return head_experts_backward_cpu(dx.as<S>(), dz.as<S>(), dy.as<S>(), x.as<S>(), s, shape);
+    launch(head_experts_backward_kernel<S>, rows_grid(shape.N * shape.H * shape.E), rows_block, 0, ctx, dx.as<S>(),
+           dz.as<S>(), dy.as<S>(), x.as<S>(), s, shape);
+  });
 }
 
 }  // namespace gated

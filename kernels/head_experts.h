@@ -2,6 +2,7 @@
 // kernels/head_experts.cu
 #pragma once
 #include "core/context.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
@@ -12,11 +13,11 @@ struct HeadExpertsShape {
 };
 
 // x (N,H,E,D): what each expert makes of a token. z (N,H,E): logits. Writes y (N,H,D) and, for the backward, s (N,H,E): the
-// score of an expert that was chosen, -1 of one that was not. s may be z.
-void head_experts_forward(float* y, float* s, const float* x, const float* z, const HeadExpertsShape& shape,
-                          Context& ctx);
-// dx (N,H,E,D) and dz (N,H,E) are written: 0 where an expert was not chosen. dz may be s.
-void head_experts_backward(float* dx, float* dz, const float* dy, const float* x, const float* s,
+// score of an expert that was chosen, -1 of one that was not. s may be z. Scores choose: they and their logits are fp32 beside
+// x and y of either storage.
+void head_experts_forward(Reals y, float* s, ConstReals x, const float* z, const HeadExpertsShape& shape, Context& ctx);
+// dx (N,H,E,D) and dz (N,H,E), of the storage of dy, are written: 0 where an expert was not chosen. dz of fp32 may be s.
+void head_experts_backward(Reals dx, Reals dz, ConstReals dy, ConstReals x, const float* s,
                            const HeadExpertsShape& shape, Context& ctx);
 
 template <class T>
@@ -25,9 +26,10 @@ template <class T>
 void head_experts_backward_ref(T* dx, T* dz, const T* dy, const T* x, const T* s, const HeadExpertsShape& shape);
 
 // Their twins for training on the CPU: kernels/head_experts_cpu.cpp
-void head_experts_forward_cpu(float* y, float* s, const float* x, const float* z, const HeadExpertsShape& shape);
-void head_experts_backward_cpu(float* dx, float* dz, const float* dy, const float* x, const float* s,
-                               const HeadExpertsShape& shape);
+template <class S>
+void head_experts_forward_cpu(S* y, float* s, const S* x, const float* z, const HeadExpertsShape& shape);
+template <class S>
+void head_experts_backward_cpu(S* dx, S* dz, const S* dy, const S* x, const float* s, const HeadExpertsShape& shape);
 
 // Replaces the scores of one head's E experts by -1 where they are not chosen. Both twins choose with it.
 template <class T>

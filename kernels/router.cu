@@ -29,7 +29,8 @@
 //   have the row order (core/reduce.cuh); those over the k chosen, S and dw.w, are one chain from +0, in slot order. A chosen
 //   dp is slope_e + g_j, slope_e = balance*E/N * f_e, and dl = p*((dp - inner) + 2*z/N*lse).
 //   The report's sums over tokens have the column order, its sums over experts the row order.
-// shapes: logits, p, dlogits (N,E) f32; lse (N); expert (N,k) int; weight, dweight (N,k); counts (E) size_t | all outputs written
+//   A dl of bf16 is that, rounded.
+// shapes: logits, p (N,E) f32; dlogits (N,E) f32 or bf16; lse (N); expert (N,k) int; weight, dweight (N,k); counts (E) size_t | all outputs written
 // tests/test_router.cpp
 #include "kernels/router.h"
 
@@ -233,18 +234,19 @@ __global__ void __launch_bounds__(32)
   for (size_t e = lane; e < E; e += 32) slope[e] = router_balance_slope(balance, counts[e], total, N, E);
 }
 
-// The row of dlogits holds dp first: the slopes, to which the lanes add what comes through the weights, one chosen expert
-// each. No two lanes meet there, as a token's experts are all different. slope may be null: 0.
+// A row of dps (N,E) holds the slopes, to which the lanes add what comes through the weights, one chosen expert each. No two
+// lanes meet there, as a token's experts are all different. dps may be dlogits. slope may be null: 0.
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    router_backward_kernel(float* dlogits, const float* dweight, RouterOut saved, const float* slope, float z,
+    router_backward_kernel(S* dlogits, float* dps, const float* dweight, RouterOut saved, const float* slope, float z,
                            RouterShape s) {
   const size_t n = warp_row(), lane = threadIdx.x % 32, E = s.E, k = s.k;
   if (n >= s.N) return;
   const float *p = saved.p + n * E, *w = saved.weight + n * k, *dw = dweight + n * k;
   const int* expert = saved.expert + n * k;
-  float* dl = dlogits + n * E;
+  float* dp = dps + n * E;
 
-  for (size_t e = 4 * lane; e < E; e += row_chains) store_quad(dl, e, E, slope ? load_quad(slope, e, E) : Quad{});
+  for (size_t e = 4 * lane; e < E; e += row_chains) store_quad(dp, e, E, slope ? load_quad(slope, e, E) : Quad{});
   float chosen = 0.0f, inner = 0.0f;
   for (size_t j = 0; s.renormalise && j < k; j++) {  // every lane for itself: k is small
     chosen = chosen + p[expert[j]];
@@ -252,21 +254,21 @@ __global__ void __launch_bounds__(rows_block)
   }
   __syncwarp();  // the slopes are there
   for (size_t j = lane; j < k; j += 32)
-    dl[expert[j]] = dl[expert[j]] + (s.renormalise ? (dw[j] - inner) / chosen : dw[j]);
+    dp[expert[j]] = dp[expert[j]] + (s.renormalise ? (dw[j] - inner) / chosen : dw[j]);
   __syncwarp();  // dp is
 
   float chain[4] = {};
   for (size_t e = 4 * lane; e < E; e += row_chains) {
-    const Quad q = load_quad(p, e, E), dp = load_quad(dl, e, E);
+    const Quad q = load_quad(p, e, E), d = load_quad(dp, e, E);
     for (int i = 0; i < 4; i++)
-      if (e + i < E) chain[i] = fused(q.v[i], dp.v[i], chain[i]);
+      if (e + i < E) chain[i] = fused(q.v[i], d.v[i], chain[i]);
   }
   const float through_softmax = warp_chains_sum(chain), z_slope = 2.0f * z / float(s.N) * saved.lse[n];
   for (size_t e = 4 * lane; e < E; e += row_chains) {
     const Quad q = load_quad(p, e, E);
-    Quad d = load_quad(dl, e, E);
+    Quad d = load_quad(dp, e, E);
     for (int i = 0; i < 4; i++) d.v[i] = router_dlogit(q.v[i], d.v[i], through_softmax, z_slope);
-    store_quad(dl, e, E, d);
+    store_quad(dlogits + n * E, e, E, d);
   }
 }
 
@@ -320,18 +322,30 @@ void router_forward(const RouterOut& out, const float* logits, const RouterShape
   launch(router_forward_kernel, rows_grid(s.N), rows_block, 0, ctx, out, logits, s);
 }
 
-size_t router_backward_scratch(const RouterShape& s) {
-  return s.E * sizeof(float);
+// The slopes; in front of them the dp of all tokens, where dlogits of bf16 cannot hold them.
+size_t router_backward_scratch(const RouterShape& s, Storage storage) {
+  return ((storage == Storage::bf16 ? s.N * s.E : 0) + s.E) * sizeof(float);
 }
 
-void router_backward(float* dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
+void router_backward(Reals dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
                      const RouterShape& s, Context& ctx) {
   require_router("router_backward", s);
   require(losses.counts || losses.balance == 0.0f, "router_backward: a balance loss needs the counts of the experts");
-  if (ctx.device == Device::cpu) return router_backward_cpu(dlogits, dweight, saved, losses, s);
-  float* slope = losses.counts ? ctx.scratch(s.E) : nullptr;
-  if (slope) launch(router_slopes_kernel, 1, 32, 0, ctx, slope, losses.balance, losses.counts, s.N, s.E);
-  launch(router_backward_kernel, rows_grid(s.N), rows_block, 0, ctx, dlogits, dweight, saved, slope, losses.z, s);
+  with_storage(dlogits, [&](auto stored) {
+    using S = decltype(stored);
+    S* const dl = dlogits.as<S>();
+    if (ctx.device == Device::cpu) return router_backward_cpu(dl, dweight, saved, losses, s);
+    float *dps, *slope;
+    if constexpr (std::is_same_v<S, float>) {
+      dps = dl;
+      slope = losses.counts ? ctx.scratch(s.E) : nullptr;
+    } else {
+      dps = ctx.scratch(router_backward_scratch(s, Storage::bf16) / sizeof(float));
+      slope = losses.counts ? dps + s.N * s.E : nullptr;
+    }
+    if (slope) launch(router_slopes_kernel, 1, 32, 0, ctx, slope, losses.balance, losses.counts, s.N, s.E);
+    launch(router_backward_kernel<S>, rows_grid(s.N), rows_block, 0, ctx, dl, dps, dweight, saved, slope, losses.z, s);
+  });
 }
 
 size_t router_report_scratch(const RouterShape& s) {

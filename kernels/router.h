@@ -1,6 +1,7 @@
 // router: which experts a token goes to, and with what weights. What it computes, and how: kernels/router.cu
 #pragma once
 #include "core/context.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
@@ -35,11 +36,13 @@ struct RouterLossesOf {
 };
 using RouterLosses = RouterLossesOf<float>;
 
-// dlogits (N,E) is written: through the weights, whose gradient is dweight (N,k), and from both losses.
-void router_backward(float* dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
+// dlogits (N,E) is written: through the weights, whose gradient is dweight (N,k), and from both losses. It may be bf16, as the
+// product with the rows of x wants it where these are: computed in floats, and rounded once, at the end. All else is fp32
+// whatever the storage of activations: logits, p, weights and losses choose and balance, and are few.
+void router_backward(Reals dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
                      const RouterShape& s, Context& ctx);
-// Bytes of scratch that it takes.
-size_t router_backward_scratch(const RouterShape& s);
+// Bytes of scratch that it takes, by the storage of dlogits.
+size_t router_backward_scratch(const RouterShape& s, Storage storage);
 
 // What a batch's routing was like, in router_report_values floats on the device:
 //   0  the balance loss without its factor: E * sum over e of f_e * mean over n of p_ne. 1 where all f_e are equal
@@ -63,7 +66,8 @@ void router_report_ref(T* report, const T* p, const T* lse, const size_t* counts
 
 // Twins for training on the CPU: kernels/router_cpu.cpp
 void router_forward_cpu(const RouterOut& out, const float* logits, const RouterShape& s);
-void router_backward_cpu(float* dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
+template <class S>
+void router_backward_cpu(S* dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
                          const RouterShape& s);
 // sums (E+1) += over the tokens: of p, for every expert, and of lse^2.
 void router_report_sums_cpu(float* sums, const float* p, const float* lse, const RouterShape& s);

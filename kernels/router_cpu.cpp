@@ -45,30 +45,40 @@ void router_forward_cpu(const RouterOut& out, const float* logits, const RouterS
   }
 }
 
-void router_backward_cpu(float* dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
+template <class S>
+void router_backward_cpu(S* dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
                          const RouterShape& s) {
   std::vector<float> slope(s.E, 0.0f);
   size_t total = 0;
   for (size_t e = 0; losses.counts && e < s.E; e++) total += losses.counts[e];
   for (size_t e = 0; losses.counts && e < s.E; e++)
     slope[e] = router_balance_slope(losses.balance, losses.counts[e], total, s.N, s.E);
-#pragma omp parallel for
-  for (size_t n = 0; n < s.N; n++) {
-    const float *p = saved.p + n * s.E, *w = saved.weight + n * s.k, *dw = dweight + n * s.k;
-    const int* expert = saved.expert + n * s.k;
-    float *dl = dlogits + n * s.E, chosen = 0.0f, inner = 0.0f;
-    std::copy(slope.begin(), slope.end(), dl);  // dl is dp first
-    for (size_t j = 0; j < s.k; j++) {
-      chosen = chosen + p[expert[j]];
-      inner = fused(dw[j], w[j], inner);
+#pragma omp parallel
+  {
+    std::vector<float> dps(s.E);
+    float* const dp = dps.data();
+#pragma omp for
+    for (size_t n = 0; n < s.N; n++) {
+      const float *p = saved.p + n * s.E, *w = saved.weight + n * s.k, *dw = dweight + n * s.k;
+      const int* expert = saved.expert + n * s.k;
+      float chosen = 0.0f, inner = 0.0f;
+      std::copy(slope.begin(), slope.end(), dp);
+      for (size_t j = 0; j < s.k; j++) {
+        chosen = chosen + p[expert[j]];
+        inner = fused(dw[j], w[j], inner);
+      }
+      for (size_t j = 0; j < s.k; j++)
+        dp[expert[j]] = dp[expert[j]] + (s.renormalise ? (dw[j] - inner) / chosen : dw[j]);
+      const float through_softmax =
+          row_reduce_cpu<float>(s.E, [=](float acc, size_t e) { return fused(p[e], dp[e], acc); });
+      const float z_slope = 2.0f * losses.z / float(s.N) * saved.lse[n];
+      S* dl = dlogits + n * s.E;
+#pragma omp simd
+      for (size_t e = 0; e < s.E; e++) store(dl[e], router_dlogit(p[e], dp[e], through_softmax, z_slope));
     }
-    for (size_t j = 0; j < s.k; j++) dl[expert[j]] = dl[expert[j]] + (s.renormalise ? (dw[j] - inner) / chosen : dw[j]);
-    const float through_softmax =
-        row_reduce_cpu<float>(s.E, [=](float acc, size_t e) { return fused(p[e], dl[e], acc); });
-    const float z_slope = 2.0f * losses.z / float(s.N) * saved.lse[n];
-    for (size_t e = 0; e < s.E; e++) dl[e] = router_dlogit(p[e], dl[e], through_softmax, z_slope);
   }
 }
+IN_FLOAT_AND_BF16(router_backward_cpu);
 
 void router_report_sums_cpu(float* sums, const float* p, const float* lse, const RouterShape& s) {
   column_reduce_add_cpu(sums, s.N, s.E + 1, RouterFold{p, lse, s.E});

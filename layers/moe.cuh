@@ -148,7 +148,7 @@ class Moe final : public Mixer {
     if (has_shared()) shared_.scratch(plan, N);
     if (has_shared_gate()) shared_gate_.scratch(plan, N);
     plan.kernels_need(dispatch_sort_scratch(dispatch_shape(N)));
-    plan.kernels_need(router_backward_scratch(router_shape(N)));
+    plan.kernels_need(router_backward_scratch(router_shape(N), plan.storage));
     plan.kernels_need(router_report_scratch(router_shape(N)));
   }
 

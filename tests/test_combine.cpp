@@ -43,6 +43,44 @@ TEST_CASE("combine: gradients against finite differences", "[gradcheck]") {
       "plus", [&](auto& v) { return loss(rows, weight, v); }, plus, dy);
 }
 
+template <class S>
+static void require_combine_bits(const DispatchShape& s, size_t C) {
+  INFO("N " << s.N << " E " << s.E << " k " << s.k << " C " << C << ", " << name_of(storage_of<S>));
+  const std::vector<int> expert = random_experts(s, 3, true);
+  SortedSlots sorted(s, expert);
+  auto rows = random_values<float>(s.M() * C, 1), weight = random_values<float>(s.M(), 2),
+       plus = random_values<float>(s.N * C, 3), dy = random_values<float>(s.N * C, 4);
+  for (size_t i = 0; i < rows.size(); i += 7) rows[i] = -0.0f;
+  for (size_t i = 0; i < plus.size(); i += 5) plus[i] = 1e-40f;
+  weight[s.M() - 1] = 0.0f;
+  for (auto* v : {&rows, &plus, &dy}) *v = stored<S>(*v);
+  std::vector<float> y(s.N * C, NAN), with(s.N * C, NAN), drows(s.M() * C, NAN), dweight(s.M(), NAN);
+  combine_forward_ref<float>(y.data(), rows.data(), weight.data(), nullptr, sorted.lists(), s, C);
+  combine_forward_ref(with.data(), rows.data(), weight.data(), plus.data(), sorted.lists(), s, C);
+  combine_backward_ref(drows.data(), dweight.data(), dy.data(), rows.data(), weight.data(), sorted.lists(), s, C);
+  for (auto* v : {&y, &with, &drows}) *v = stored<S>(*v);
+  on_every_device([&](Context& ctx) {
+    const DeviceSlots on_device(s, expert, ctx);
+    const Dispatch d = on_device.lists();
+    GuardedOf<S> gy(ctx, s.N * C), gwith(ctx, s.N * C), y_over_plus(ctx, plus), gdrows(ctx, s.M() * C),
+        drows_over_rows(ctx, rows);
+    GuardedOf<S> grows(ctx, rows), gplus(ctx, plus), gdy(ctx, dy);
+    Guarded gweight(ctx, weight), gdweight(ctx, s.M()), dweight_again(ctx, s.M());
+    combine_forward(gy, grows, gweight, nullptr, d, s, C, ctx);
+    combine_forward(gwith, grows, gweight, gplus, d, s, C, ctx);
+    combine_forward(y_over_plus, grows, gweight, y_over_plus, d, s, C, ctx);
+    combine_backward(gdrows, gdweight, gdy, grows, gweight, d, s, C, ctx);
+    combine_backward(drows_over_rows, dweight_again, gdy, drows_over_rows, gweight, d, s, C, ctx);
+    REQUIRE_BITWISE(y, gy.download());
+    REQUIRE_BITWISE(with, gwith.download());
+    REQUIRE_BITWISE(with, y_over_plus.download());
+    REQUIRE_BITWISE(drows, gdrows.download());
+    REQUIRE_BITWISE(dweight, gdweight.download());
+    REQUIRE_BITWISE(drows, drows_over_rows.download());
+    REQUIRE_BITWISE(dweight, dweight_again.download());
+  });
+}
+
 TEST_CASE("combine: what the program runs equals the reference bit for bit", "[bitwise]") {
   const struct {
     DispatchShape s;
@@ -50,37 +88,8 @@ TEST_CASE("combine: what the program runs equals the reference bit for bit", "[b
   } cases[] = {{{1, 1, 1}, 1},    {{63, 8, 2}, 200},  {{200, 200, 8}, 3}, {{30, 128, 8}, 128},
                {{20, 3, 3}, 516}, {{200, 4, 1}, 131}, {{17, 9, 5}, 4}};
   for (const auto& [s, C] : cases) {
-    INFO("N " << s.N << " E " << s.E << " k " << s.k << " C " << C);
-    const std::vector<int> expert = random_experts(s, 3, true);
-    SortedSlots sorted(s, expert);
-    auto rows = random_values<float>(s.M() * C, 1), weight = random_values<float>(s.M(), 2),
-         plus = random_values<float>(s.N * C, 3), dy = random_values<float>(s.N * C, 4);
-    for (size_t i = 0; i < rows.size(); i += 7) rows[i] = -0.0f;
-    for (size_t i = 0; i < plus.size(); i += 5) plus[i] = 1e-40f;
-    weight[s.M() - 1] = 0.0f;
-    std::vector<float> y(s.N * C, NAN), with(s.N * C, NAN), drows(s.M() * C, NAN), dweight(s.M(), NAN);
-    combine_forward_ref<float>(y.data(), rows.data(), weight.data(), nullptr, sorted.lists(), s, C);
-    combine_forward_ref(with.data(), rows.data(), weight.data(), plus.data(), sorted.lists(), s, C);
-    combine_backward_ref(drows.data(), dweight.data(), dy.data(), rows.data(), weight.data(), sorted.lists(), s, C);
-    on_every_device([&](Context& ctx) {
-      const DeviceSlots on_device(s, expert, ctx);
-      const Dispatch d = on_device.lists();
-      Guarded gy(ctx, s.N * C), gwith(ctx, s.N * C), y_over_plus(ctx, plus), gdrows(ctx, s.M() * C),
-          gdweight(ctx, s.M()), dweight_again(ctx, s.M()), drows_over_rows(ctx, rows);
-      Guarded grows(ctx, rows), gweight(ctx, weight), gplus(ctx, plus), gdy(ctx, dy);
-      combine_forward(gy, grows, gweight, nullptr, d, s, C, ctx);
-      combine_forward(gwith, grows, gweight, gplus, d, s, C, ctx);
-      combine_forward(y_over_plus, grows, gweight, y_over_plus, d, s, C, ctx);
-      combine_backward(gdrows, gdweight, gdy, grows, gweight, d, s, C, ctx);
-      combine_backward(drows_over_rows, dweight_again, gdy, drows_over_rows, gweight, d, s, C, ctx);
-      REQUIRE_BITWISE(y, gy.download());
-      REQUIRE_BITWISE(with, gwith.download());
-      REQUIRE_BITWISE(with, y_over_plus.download());
-      REQUIRE_BITWISE(drows, gdrows.download());
-      REQUIRE_BITWISE(dweight, gdweight.download());
-      REQUIRE_BITWISE(drows, drows_over_rows.download());
-      REQUIRE_BITWISE(dweight, dweight_again.download());
-    });
+    require_combine_bits<float>(s, C);
+    require_combine_bits<bf16>(s, C);
   }
 }
 

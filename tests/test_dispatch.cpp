@@ -106,6 +106,31 @@ TEST_CASE("dispatch: gradients against finite differences", "[gradcheck]") {
       x, dx);
 }
 
+template <class S>
+static void require_dispatch_bits(const DispatchShape& s, size_t C) {
+  INFO("N " << s.N << " E " << s.E << " k " << s.k << " C " << C << ", " << name_of(storage_of<S>));
+  const Ints expert = random_experts(s, 3, true);
+  SortedSlots sorted(s, expert);
+  auto x = stored<S>(random_values<float>(s.N * C, 1)), drows = stored<S>(random_values<float>(s.M() * C, 2));
+  auto dx0 = stored<S>(random_values<float>(s.N * C, 4));
+  for (size_t i = 0; i < drows.size(); i += 3) drows[i] = x[i % x.size()] = -0.0f;
+  std::vector<float> rows(s.M() * C, NAN), written(s.N * C, NAN), added = dx0;
+  dispatch_gather_ref(rows.data(), x.data(), sorted.lists(), s, C);
+  dispatch_gather_backward_ref(written.data(), Accumulate::no, drows.data(), sorted.lists(), s, C);
+  dispatch_gather_backward_ref(added.data(), Accumulate::yes, drows.data(), sorted.lists(), s, C);
+  for (auto* v : {&written, &added}) *v = stored<S>(*v);
+  on_every_device([&](Context& ctx) {
+    const DeviceSlots on_device(s, expert, ctx);
+    GuardedOf<S> grows(ctx, s.M() * C), gwritten(ctx, s.N * C), gadded(ctx, dx0), gx(ctx, x), gdrows(ctx, drows);
+    dispatch_gather(grows, gx, on_device.lists(), s, C, ctx);
+    dispatch_gather_backward(gwritten, Accumulate::no, gdrows, on_device.lists(), s, C, ctx);
+    dispatch_gather_backward(gadded, Accumulate::yes, gdrows, on_device.lists(), s, C, ctx);
+    REQUIRE_BITWISE(rows, grows.download());
+    REQUIRE_BITWISE(written, gwritten.download());
+    REQUIRE_BITWISE(added, gadded.download());
+  });
+}
+
 TEST_CASE("dispatch: what the program runs equals the reference bit for bit", "[bitwise]") {
   const struct {
     DispatchShape s;
@@ -113,26 +138,8 @@ TEST_CASE("dispatch: what the program runs equals the reference bit for bit", "[
   } cases[] = {{{1, 1, 1}, 1},    {{63, 8, 2}, 200},  {{200, 200, 8}, 3}, {{63, 128, 8}, 128},
                {{40, 3, 3}, 516}, {{200, 4, 1}, 131}, {{17, 9, 5}, 4}};
   for (const auto& [s, C] : cases) {
-    INFO("N " << s.N << " E " << s.E << " k " << s.k << " C " << C);
-    const Ints expert = random_experts(s, 3, true);
-    SortedSlots sorted(s, expert);
-    auto x = random_values<float>(s.N * C, 1), drows = random_values<float>(s.M() * C, 2);
-    auto dx0 = random_values<float>(s.N * C, 4);
-    for (size_t i = 0; i < drows.size(); i += 3) drows[i] = x[i % x.size()] = -0.0f;
-    std::vector<float> rows(s.M() * C, NAN), written(s.N * C, NAN), added = dx0;
-    dispatch_gather_ref(rows.data(), x.data(), sorted.lists(), s, C);
-    dispatch_gather_backward_ref(written.data(), Accumulate::no, drows.data(), sorted.lists(), s, C);
-    dispatch_gather_backward_ref(added.data(), Accumulate::yes, drows.data(), sorted.lists(), s, C);
-    on_every_device([&](Context& ctx) {
-      const DeviceSlots on_device(s, expert, ctx);
-      Guarded grows(ctx, s.M() * C), gwritten(ctx, s.N * C), gadded(ctx, dx0), gx(ctx, x), gdrows(ctx, drows);
-      dispatch_gather(grows, gx, on_device.lists(), s, C, ctx);
-      dispatch_gather_backward(gwritten, Accumulate::no, gdrows, on_device.lists(), s, C, ctx);
-      dispatch_gather_backward(gadded, Accumulate::yes, gdrows, on_device.lists(), s, C, ctx);
-      REQUIRE_BITWISE(rows, grows.download());
-      REQUIRE_BITWISE(written, gwritten.download());
-      REQUIRE_BITWISE(added, gadded.download());
-    });
+    require_dispatch_bits<float>(s, C);
+    require_dispatch_bits<bf16>(s, C);
   }
 }
 

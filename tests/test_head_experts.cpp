@@ -103,37 +103,48 @@ TEST_CASE("head_experts: one expert is a gate with one score a head", "[bitwise]
   }
 }
 
+template <class S>
+static void require_head_experts_bits(const HeadExpertsShape& shape) {
+  const auto [N, H, D, E, k] = shape;
+  INFO("N " << N << " H " << H << " D " << D << ", " << k << " of " << E << " experts, " << name_of(storage_of<S>));
+  auto x = random_values<float>(N * H * E * D, 1, 3.0f), z = random_values<float>(N * H * E, 2, 20.0f);
+  const auto dy = stored<S>(random_values<float>(N * H * D, 3));
+  const float extremes[] = {100.0f, -110.0f, 0.0f, -0.0f, 50.0f, 60.0f};  // and with them equal scores
+  for (size_t i = 0; i < 6 && i < z.size(); i++) z[i] = extremes[i];
+  for (size_t i = 0; i < 6 && 3 * i < x.size(); i++) x[3 * i] = extremes[i];
+  x = stored<S>(x);
+  Result<float> r = reference(x, z, dy, shape);
+  for (auto* v : {&r.y, &r.dx, &r.dz}) *v = stored<S>(*v);
+  on_every_device([&](Context& ctx) {
+    GuardedOf<S> gx(ctx, x), gdy(ctx, dy), gy(ctx, dy.size()), gdx(ctx, x.size()), gdz(ctx, z.size());
+    Guarded gz(ctx, z), gs(ctx, z.size());
+    head_experts_forward(gy, gs, gx, gz, shape, ctx);
+    head_experts_backward(gdx, gdz, gdy, gx, gs, shape, ctx);
+    REQUIRE_BITWISE(r.y, gy.download());
+    REQUIRE_BITWISE(r.s, gs.download());
+    REQUIRE_BITWISE(r.dx, gdx.download());
+    REQUIRE_BITWISE(r.dz, gdz.download());
+
+    const Guarded over(ctx, z);
+    const GuardedOf<S> y(ctx, dy.size()), dx(ctx, x.size());
+    head_experts_forward(y, over, gx, over, shape, ctx);
+    REQUIRE_BITWISE(r.s, over.download());
+    REQUIRE_BITWISE(r.y, y.download());
+    if constexpr (std::is_same_v<S, float>) {
+      head_experts_backward(dx, over, gdy, gx, over, shape, ctx);
+      REQUIRE_BITWISE(r.dx, dx.download());
+      REQUIRE_BITWISE(r.dz, over.download());
+    }
+    REQUIRE(ctx.most_scratch_used() == 0);
+  });
+}
+
 TEST_CASE("head_experts: what the program runs equals the reference bit for bit", "[bitwise]") {
   const HeadExpertsShape shapes[] = {{7, 2, 6, 3, 2},  {1, 1, 1, 1, 1},   {0, 2, 8, 4, 2},     {33, 3, 32, 8, 8},
                                      {9, 1, 13, 5, 1}, {4, 2, 131, 4, 3}, {3, 2, 260, 32, 31}, {5, 4, 64, 17, 4}};
   for (const HeadExpertsShape& shape : shapes) {
-    const auto [N, H, D, E, k] = shape;
-    INFO("N " << N << " H " << H << " D " << D << ", " << k << " of " << E << " experts");
-    auto x = random_values<float>(N * H * E * D, 1, 3.0f), z = random_values<float>(N * H * E, 2, 20.0f);
-    const auto dy = random_values<float>(N * H * D, 3);
-    const float extremes[] = {100.0f, -110.0f, 0.0f, -0.0f, 50.0f, 60.0f};  // and with them equal scores
-    for (size_t i = 0; i < 6 && i < z.size(); i++) z[i] = extremes[i];
-    for (size_t i = 0; i < 6 && 3 * i < x.size(); i++) x[3 * i] = extremes[i];
-    const Result<float> r = reference(x, z, dy, shape);
-    on_every_device([&](Context& ctx) {
-      Guarded gx(ctx, x), gz(ctx, z), gdy(ctx, dy), gy(ctx, dy.size()), gs(ctx, z.size()), gdx(ctx, x.size()),
-          gdz(ctx, z.size());
-      head_experts_forward(gy, gs, gx, gz, shape, ctx);
-      head_experts_backward(gdx, gdz, gdy, gx, gs, shape, ctx);
-      REQUIRE_BITWISE(r.y, gy.download());
-      REQUIRE_BITWISE(r.s, gs.download());
-      REQUIRE_BITWISE(r.dx, gdx.download());
-      REQUIRE_BITWISE(r.dz, gdz.download());
-
-      Guarded over(ctx, z), y(ctx, dy.size()), dx(ctx, x.size());
-      head_experts_forward(y, over, gx, over, shape, ctx);
-      REQUIRE_BITWISE(r.s, over.download());
-      head_experts_backward(dx, over, gdy, gx, over, shape, ctx);
-      REQUIRE_BITWISE(r.y, y.download());
-      REQUIRE_BITWISE(r.dx, dx.download());
-      REQUIRE_BITWISE(r.dz, over.download());
-      REQUIRE(ctx.most_scratch_used() == 0);
-    });
+    require_head_experts_bits<float>(shape);
+    require_head_experts_bits<bf16>(shape);
   }
 }
 

@@ -181,11 +181,15 @@ TEST_CASE("router: what the program runs equals the reference bit for bit", "[bi
         const Buffer<size_t> gcounts(ctx.device, counts);
         Guarded gdlogits(ctx, N * E), gplain(ctx, N * E), gz(ctx, N * E), greport(ctx, router_report_values);
         Guarded gdweight(ctx, dweight);
+        GuardedOf<bf16> rounded(ctx, N * E), rounded_plain(ctx, N * E);
         router_backward(gplain, gdweight, got.out(), {}, s, ctx);
         router_backward(gz, gdweight, got.out(), {.z = 0.003f}, s, ctx);
         REQUIRE(ctx.most_scratch_used() == 0);
         router_backward(gdlogits, gdweight, got.out(), {0.01f, 0.003f, gcounts.data()}, s, ctx);
-        if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == router_backward_scratch(s));
+        if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == router_backward_scratch(s, Storage::fp32));
+        router_backward(rounded, gdweight, got.out(), {0.01f, 0.003f, gcounts.data()}, s, ctx);
+        router_backward(rounded_plain, gdweight, got.out(), {}, s, ctx);
+        if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == router_backward_scratch(s, Storage::bf16));
         Context another(ctx.device);
         router_report(greport, got.out().p, got.out().lse, gcounts.data(), s, another);
         if (ctx.device != Device::cpu) REQUIRE(another.most_scratch_used() == router_report_scratch(s));
@@ -193,6 +197,8 @@ TEST_CASE("router: what the program runs equals the reference bit for bit", "[bi
         REQUIRE_BITWISE(plain, gplain.download());
         REQUIRE_BITWISE(z_alone, gz.download());
         REQUIRE_BITWISE(dlogits, gdlogits.download());
+        REQUIRE_BITWISE(stored<bf16>(dlogits), rounded.download());
+        REQUIRE_BITWISE(stored<bf16>(plain), rounded_plain.download());
         REQUIRE_BITWISE(report, greport.download());
       });
     }
