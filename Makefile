@@ -197,7 +197,7 @@ fuzz: $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a  ## f
 $(BUILD)/release/bench: $(BUILD)/release/tests/bench.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) -lopenblas
 $(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o
-	$(CXX) -fopenmp -o $@ $^ $(CUDA_LIBS)
+	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CUDA_LIBS)
 
 bench: $(BUILD)/release/bench  ## speed of everything beside OpenBLAS and measured ceilings (scripts/setup.sh --bench first)
 	$< $(BUILD)/bench_cpu.json
