@@ -536,6 +536,10 @@ TEST_CASE("cli: a run is evaluated in sequences longer than its own, as YaRN rea
   const std::string stretched = evaluate({"--context=96", "--batch=2", "--yarn=3"});
   REQUIRE(contains(stretched, " in sequences of 96 tokens; trained with 32, YaRN 3"));
   REQUIRE(stretched.substr(0, 22) != longer.substr(0, 22));  // another loss
+  REQUIRE(read_file(arrays) == of_run);
+  REQUIRE(contains(read_file(f.path / "run/measures.96.safetensors"), "\"context\":\"96\""));
+  REQUIRE(!contains(read_file(f.path / "run/measures.96.safetensors"), "\"yarn\""));
+  REQUIRE(contains(read_file(f.path / "run/measures.96.yarn3.safetensors"), "\"yarn\":\"3\""));
   require_refused(train(f, small({out, "--evaluate", "--context=96", "--hidden=16"})), "--hidden=32");
   require_refused(train(f, small({out, "--resume", "--context=96"})), "--context=32");
 

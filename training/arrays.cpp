@@ -231,6 +231,10 @@ Arrays ArrayMeter::result() const {
                      {"norm_gates", Json(norm_gates).dump()},
                      {"thresholds", Json(output_thresholds).dump()}};
   if (high > low) arrays.metadata["gate_range"] = Json({low, high}).dump();
+  if (model_.yarn != 1) arrays.metadata["yarn"] = format("%g", model_.yarn);
+  const bool own = model_.context == model_.tokens_in_training() && model_.yarn == 1;
+  arrays.file_name = "measures" + (own ? "" : format(".%zu", model_.context)) +
+                     (model_.yarn == 1 ? "" : format(".yarn%g", model_.yarn)) + ".safetensors";
   return arrays;
 }
 
@@ -238,7 +242,7 @@ Arrays ArrayMeter::result() const {
 
 void save_arrays(const std::string& folder, const Arrays& arrays, size_t step, double validation_loss,
                  const RunMetadata& run) {
-  const std::string path = folder + "/measures.safetensors";
+  const std::string path = folder + "/" + arrays.file_name;
   std::map<std::string, std::string> metadata = arrays.metadata;
   metadata["step"] = std::to_string(step);
   metadata["validation_loss"] = nlohmann::json(validation_loss).dump();

@@ -21,8 +21,11 @@
 //   pre_weight             (norms,C)     what PreAffine multiplies by before it normalises
 //   final_output           (C)           |y|, y being what the output matmul reads
 // What a model has none of is left out, and what one of its layers has none of is NaN. The metadata name the rows: layers with
-// attention, gates, norms and norm_gates; the thresholds and gate_range; step, validation_loss, measured_tokens; and the flags that shape the result,
-// where they are not at their defaults.
+// attention, gates, norms and norm_gates; the thresholds and gate_range; step, validation_loss, measured_tokens, context and, where
+// it is not 1, yarn; and the flags that shape the result, where they are not at their defaults.
+//
+// Looked at in another context than its own, a run has arrays of their own: measures.CONTEXT.safetensors, and with YaRN
+// measures.CONTEXT.yarnFACTOR.safetensors.
 //
 // Memory does not grow with what is measured: 8 bytes for each number of the file, the longest arrays those of P. Host code, as
 // training/measures.h. tests/test_arrays.cpp
@@ -45,6 +48,7 @@ struct Arrays {
   };
   std::vector<Array> list;
   std::map<std::string, std::string> metadata;  // what names their rows
+  std::string file_name;
 
   const Array* find(const std::string& name) const;
 };
@@ -105,7 +109,7 @@ class ArrayMeter final : public Inspector {
   Sums losses_, final_output_;             // (T), (C)
 };
 
-// Writes them to measures.safetensors in `folder`, in the place of those that are there. The file is whole or absent.
+// Writes them to their file in `folder`, in the place of those that are there. The file is whole or absent.
 void save_arrays(const std::string& folder, const Arrays& arrays, size_t step, double validation_loss,
                  const RunMetadata& run);
 

@@ -410,7 +410,8 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.on_off(
       "--evaluate", c.evaluate, "training/measures.h",
       "train nothing: validation loss and measures of the newest checkpoint in --out, whose measures.safetensors is "
-      "written anew (training/arrays.h); --context, --batch and other flags of training may differ from the run's");
+      "written anew, in another context beside it (training/arrays.h); --context, --batch and other flags of training "
+      "may differ from the run's");
   t.text(
       "--export", c.export_folder, "FOLDER",
       "train nothing: write the model of --from as config.json and model.safetensors, which transformers opens, into a "
