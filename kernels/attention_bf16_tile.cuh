@@ -25,12 +25,12 @@
 #pragma once
 #include <initializer_list>
 
-#include "core/mma.cuh"
+#include "core/mma_tile.cuh"
 #include "kernels/attention_bf16.cuh"
 
 namespace gated::attention_bf16 {
 
-constexpr int threads = 128, chunk = 8;
+using namespace mma_tile;
 
 // How many blocks an SM shall hold at once, where a thread has so many columns of sums: it decides how many registers the thread
 // may have, 128, 168 or 255.
@@ -54,15 +54,6 @@ struct Rows {
   __device__ size_t at(size_t row) const { return row * stride; }
 };
 
-// ---- what a lane holds: number e of its four in each tile of 16 x 8
-
-__device__ inline int row_of_lane(int half) {
-  return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
-}
-__device__ inline int column_of_lane(int n, int e) {
-  return 8 * n + threadIdx.x % 4 * 2 + e % 2;
-}
-
 // Which of the queries i0 .. i0 + queries - 1, as far as they are tokens, see which of the keys j0 .. j0 + keys - 1. Differences of
 // rows are below 64, so what is beyond 128 may be 128: small integers will do.
 class Mask {
@@ -82,12 +73,6 @@ class Mask {
   int behind_, reach_, tokens_;
   bool all_;
 };
-
-// The numbers of the four lanes of a quad, neighbours first. All four get it.
-__device__ inline float sum_of_quad(float x) {
-  for (int flip = 1; flip < 4; flip *= 2) x = x + __shfl_xor_sync(0xffffffffu, x, flip);
-  return x;
-}
 
 // Sums over d become weights; base(n, e) is that of an element. The question which score stands outside of the loop.
 template <int tiles, class Base>
@@ -137,22 +122,7 @@ __device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], f
   }
 }
 
-// Two numbers rounded to bf16, in the halves of a register.
-__device__ inline uint32_t two_bf16(float low, float high) {
-#ifdef __CUDACC__
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-#else
-  return bf16(low).bits | uint32_t(bf16(high).bits) << 16;
-#endif
-}
-
 // ---- tiles in shared memory: rows of up to `columns` elements
-
-struct __attribute__((may_alias, aligned(16))) Chunk {
-  uint32_t x[4];
-};
 
 template <int columns, bool whole>
 struct Tile {

@@ -1,0 +1,40 @@
+// mma_tile: what kernels on tensor cores have in common: a block of 128 threads and tiles of 64 rows, a warp 16 of them; which numbers
+// of its sums a lane has (core/mma.cuh), and how it stores them.
+#pragma once
+#include "core/mma.cuh"
+
+namespace gated::mma_tile {
+
+constexpr int threads = 128, chunk = 8;  // chunk: elements of bf16 in 16 bytes
+
+// ---- what a lane holds: number e of its four in each tile of 16 x 8
+
+__device__ inline int row_of_lane(int half) {
+  return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
+}
+__device__ inline int column_of_lane(int n, int e) {
+  return 8 * n + threadIdx.x % 4 * 2 + e % 2;
+}
+
+// The numbers of the four lanes of a quad, neighbours first. All four get it.
+__device__ inline float sum_of_quad(float x) {
+  for (int flip = 1; flip < 4; flip *= 2) x = x + __shfl_xor_sync(0xffffffffu, x, flip);
+  return x;
+}
+
+// Two numbers rounded to bf16, in the halves of a register.
+__device__ inline uint32_t two_bf16(float low, float high) {
+#ifdef __CUDACC__
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return bf16(low).bits | uint32_t(bf16(high).bits) << 16;
+#endif
+}
+
+struct __attribute__((may_alias, aligned(16))) Chunk {
+  uint32_t x[4];
+};
+
+}  // namespace gated::mma_tile

@@ -1,0 +1,370 @@
+// gated_delta_bf16_backward: the kernels of gated_delta_bf16's backward. Maths, what is computed and references:
+// kernels/gated_delta_bf16.cu. Panels and their product: kernels/gated_delta_bf16_tile.cuh
+//
+// Three kernels, one after the other:
+//   make       c, T and P of every chunk, as for the forward        a block a chunk of a value head
+//   dstate     du, Du, dv and the gradients of the states           a block 64 columns of a value head's state, from the last chunk on
+//   gradient   dq, dk, dg and dbeta                                 a block a chunk of a key head, for the value heads that read it
+// Only `dstate` walks over a sequence.
+// tests/test_gated_delta_bf16.cpp
+#include "kernels/gated_delta_bf16_state.cuh"
+
+namespace gated {
+
+namespace gated_delta_bf16 {
+
+// What `dstate` leaves for `gradient`, in scratch.
+struct Left {
+  bf16* dkept;             // (B,Hv,chunks,Dk,Dv): dS' of every chunk, rounded
+  bf16* Du;                // (B,T,Hv,Dv)
+  float *dq_sum, *dk_sum;  // (B,T,Hk,Dk), where value heads share a key: what those so far give to it
+};
+
+// Two chunks, one that is multiplied and one that is copied, as long as both find room.
+constexpr int dstate_buffers(size_t keys) {
+  return keys <= 128 ? 2 : 1;
+}
+constexpr size_t dstate_panels(size_t keys) {
+  return dstate_buffers(keys) * (2 * keys / 64 + 3) + keys / 64 + 3;
+}
+
+// The dot of two rows so far, of a lane: row_dot's chains of its columns (kernels/gated_delta_bf16_steps.h).
+struct RowDot {
+  float even = 0.0f, odd = 0.0f;
+  __device__ void add(const Two& x, const Two& y) {
+    even = fused(x.x[0], y.x[0], even);
+    odd = fused(x.x[1], y.x[1], odd);
+  }
+  // All four lanes of a row get it.
+  __device__ float total() const { return sum_of_quad(even + odd); }
+};
+
+// state_dot by the threads of a block; `sums_of_warps` (4) is shared, and the result is for those behind the next barrier.
+__device__ inline void state_dot_of_block(float* sums_of_warps, const bf16* S, const bf16* dS, size_t n) {
+  float sum = 0.0f;
+  for (size_t e = threadIdx.x * chunk; e < n; e += state_chains * chunk) {
+    const Chunk x = *reinterpret_cast<const Chunk*>(S + e), y = *reinterpret_cast<const Chunk*>(dS + e);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      sum = fused(bits_float(x.x[i] << 16), bits_float(y.x[i] << 16), sum);
+      sum = fused(bits_float(x.x[i] & 0xffff0000u), bits_float(y.x[i] & 0xffff0000u), sum);
+    }
+  }
+  for (int flip = 1; flip < 32; flip *= 2) sum = sum + __shfl_xor_sync(0xffffffffu, sum, flip);
+  if (threadIdx.x % 32 == 0) sums_of_warps[threadIdx.x / 32] = sum;
+}
+
+}  // namespace gated_delta_bf16
+
+// ---- kernels
+
+// Per chunk, with dS in registers:
+//
+//    dS'^ to shared memory | du = G_n k dS'^ + P^T do, a^ | Du = T^T du^, dv, z^ | dS = e^c_n dS' + q a^ + k z^
+//                          A                              B                      C                             D
+//   A   dS'^ is there, and k, q, T^, P^ and do of the chunk; with two buffers every warp is done with the chunk before, into whose
+//       place the next is copied
+//   B   du^ and a^ are there; nobody reads dS'^ any more
+//   C   z^ is there; nobody reads du^ any more
+//   D   with one buffer: every warp is done with the chunk
+// Grid (B*Hv, columns).
+template <int keys>
+__global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
+    gated_delta_bf16_dstate_kernel(GatedDeltaBf16Gradients out, GatedDeltaBf16BackwardIn back, GatedDeltaBf16In in,
+                                   gated_delta_bf16::Made made, gated_delta_bf16::Left left, GatedDeltaShape s) {
+  using namespace gated_delta_bf16;
+  DYNAMIC_SHARED(bf16, shared);
+  constexpr int buffers = dstate_buffers(keys), buffer = (2 * keys / 64 + 3) * panel;
+  bf16 *const rounded_dS = shared, *const du = rounded_dS + keys / 64 * panel, *const a = du + panel,
+              *const z = a + panel;
+  const auto buffer_of = [&](size_t n) { return z + panel + n % buffers * buffer; };
+  const size_t column0 = size_t(blockIdx.y) * panel_columns;
+  const int row0 = threadIdx.x / 32 * 16;
+
+  AsyncCopies copies;
+  const auto copy = [&](size_t n) {
+    const Place at(s, blockIdx.x, n);
+    bf16 *const k = buffer_of(n), *const q = k + keys / 64 * panel, *const rest = q + keys / 64 * panel;
+    copy_panels(k, keys_of(in.k, s, at), at.t0, copies);
+    copy_panels(q, keys_of(in.q, s, at), at.t0, copies);
+    copy_panel(rest, made.T_of(at), 0, 0, int(tokens), copies);
+    copy_panel(rest + panel, made.P_of(at), 0, 0, int(tokens), copies);
+    copy_panel(rest + 2 * panel, outputs_of(back.dout, s, at), at.t0, column0, int(tokens), copies);
+    copies.commit();
+  };
+  const size_t chunks = chunks_of(s);
+  copy(chunks - 1);
+  StateColumns<keys> state;
+  const Place first(s, blockIdx.x, 0);
+  state.load(back.dfinal ? back.dfinal + s.state(first.b, first.h) : nullptr, s, column0);
+
+  for (size_t n = chunks; n-- > 0;) {
+    const Place at(s, blockIdx.x, n);
+    const bf16 *const k = buffer_of(n), *const q = k + keys / 64 * panel, *const T = q + keys / 64 * panel,
+                      *const P = T + panel, *const dout = P + panel;
+    const float *const c = made.c_of(at), *const beta = made.beta_of(at), last = c[tokens - 1];
+    state.round_to(rounded_dS, s.Dk);
+    copies.template wait<0>();
+    __syncthreads();  // A
+    if (buffers == 2 && n > 0) copy(n - 1);
+    write_panel(left.dkept + kept_state(s, at.b, at.h, n) + column0, s.Dv, s.Dk, s.Dv - column0, rounded_dS, keys);
+
+    MmaC sum[sums] = {};
+    multiply_panels<Lies::straight, Lies::turned>(sum, k, row0, rounded_dS, s.Dk);
+    for_each_pair([&](int tile, int half) {
+      const int row = row_of_lane(half);
+      const float to_end = exact_exp(last - c[row]), start = exact_exp(c[row]);
+      for (int e = 2 * half; e < 2 * half + 2; e++) sum[tile].x[e] = to_end * sum[tile].x[e];
+      const Two d = load_two(dout + pair_place(row, tile));
+      store_two(a + pair_place(row, tile), start * d.x[0], start * d.x[1]);
+    });
+    multiply<Lies::turned, Lies::turned>(sum, P, row0, dout, tokens);
+    for_each_pair([&](int tile, int half) {
+      store_two(du + pair_place(row_of_lane(half), tile), sum[tile].x[2 * half], sum[tile].x[2 * half + 1]);
+    });
+    __syncthreads();  // B
+    MmaC Du[sums] = {};
+    multiply<Lies::turned, Lies::turned>(Du, T, row0, du, tokens);
+    for_each_pair([&](int tile, int half) {
+      const int row = row_of_lane(half);
+      const float strength = beta[row], less = -(exact_exp(c[row]) * strength);
+      const float low = Du[tile].x[2 * half], high = Du[tile].x[2 * half + 1];
+      const size_t t = at.t0 + row, column = column0 + column_of_lane(tile, 0);
+      if (t < s.T && column < s.Dv) {
+        store_two(left.Du + s.o_row(at.b, t, at.h) + column, low, high);
+        store_two(out.dv + s.v_row(at.b, t, at.h) + column, strength * low, strength * high);
+      }
+      store_two(z + pair_place(row, tile), less * low, less * high);
+    });
+    __syncthreads();  // C
+    state.scale(exact_exp(last), s.Dk);
+    state.add(q, a, s.Dk);
+    state.add(k, z, s.Dk);
+    if (buffers == 1) {
+      __syncthreads();  // D
+      if (n > 0) copy(n - 1);
+    }
+  }
+  if (out.dinitial) state.store(out.dinitial + s.state(first.b, first.h), s, column0);
+}
+
+// A value head takes two passes. The first adds up dP, DL and Du.X over panels of values, and makes toP and toL of them; the second
+// makes dq, plus and minus, 64 columns of a key at a time, over the same panels once more. Queries and keys stay in shared
+// memory, what has values passes by.
+// Grid (B*Hk*chunks).
+__global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
+    gated_delta_bf16_gradient_kernel(GatedDeltaBf16Gradients out, GatedDeltaBf16BackwardIn back, GatedDeltaBf16In in,
+                                     gated_delta_bf16::Made made, gated_delta_bf16::Left left, GatedDeltaShape s) {
+  using namespace gated_delta_bf16;
+  DYNAMIC_SHARED(bf16, shared);
+  STATIC_SHARED(float, c, [tokens]);
+  STATIC_SHARED(float, beta, [tokens]);
+  STATIC_SHARED(float, dc, [tokens]);
+  STATIC_SHARED(float, written, [tokens]);
+  STATIC_SHARED(float, state_sums, [threads / 32]);
+  const size_t chunks = chunks_of(s), n = blockIdx.x % chunks, b = blockIdx.x / chunks / s.Hk,
+               key_head = blockIdx.x / chunks % s.Hk;
+  const int panels = int(ceil_div(s.Dk, size_t{panel_columns})), row0 = threadIdx.x / 32 * 16, i = threadIdx.x;
+  bf16 *const keys = shared, *const queries = keys + panels * panel, *const toP = queries + panels * panel,
+              *const toL = toP + panel, *const dout = toL + panel, *const Du = dout + panel, *const u = Du + panel,
+              *const fourth = u + panel, *const fifth = fourth + panel;
+
+  AsyncCopies copies;
+  const Place any(s, b * s.Hv + key_head * s.group(), n);
+  copy_panels(keys, keys_of(in.k, s, any), any.t0, copies);
+  copy_panels(queries, keys_of(in.q, s, any), any.t0, copies);
+  copies.commit();
+
+  for (size_t r = 0; r < s.group(); r++) {
+    const Place at(s, b * s.Hv + key_head * s.group() + r, n);
+    // do, Du and u of 64 columns, and what else a pass wants of them: behind it all are there.
+    const auto copy_values = [&](size_t column0, auto rest) {
+      __syncthreads();  // nobody reads what was there before
+      copy_panel(dout, outputs_of(back.dout, s, at), at.t0, column0, int(tokens), copies);
+      copy_panel(Du, outputs_of(left.Du, s, at), at.t0, column0, int(tokens), copies);
+      copy_panel(u, outputs_of(back.u, s, at), at.t0, column0, int(tokens), copies);
+      rest();
+      copies.commit();
+      copies.template wait<0>();
+      __syncthreads();
+    };
+    if (i < int(tokens)) {
+      c[i] = made.c_of(at)[i];
+      beta[i] = made.beta_of(at)[i];
+    }
+    const size_t state = kept_state(s, at.b, at.h, n);
+    state_dot_of_block(state_sums, back.kept + state, left.dkept + state, s.Dk * s.Dv);
+
+    MmaC dP[sums] = {}, dL[sums] = {};
+    RowDot to_beta[2], less_beta[2];
+    for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
+      copy_values(column0,
+                  [&] { copy_panel(fourth, outputs_of(back.miss, s, at), at.t0, column0, int(tokens), copies); });
+      multiply<Lies::straight, Lies::straight>(dP, dout, row0, u, s.Dv - column0);
+      multiply<Lies::straight, Lies::straight>(dL, Du, row0, u, s.Dv - column0);
+      for_each_pair([&](int tile, int half) {
+        const int place = pair_place(row_of_lane(half), tile);
+        if (column0 + tile * 8 < s.Dv) to_beta[half].add(load_two(Du + place), load_two(fourth + place));
+      });
+    }
+    // (one after the other, as registers have not room for three such sums and what comes of them)
+    for_each_pair([&](int tile, int half) {
+      const int row = row_of_lane(half);
+      float p[2] = {};
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int column = column_of_lane(tile, e);
+        if (column <= row) p[e] = exact_exp(c[row] - c[column]) * dP[tile].x[2 * half + e];
+      }
+      store_two(toP + pair_place(row, tile), p[0], p[1]);
+    });
+    MmaC kk[sums] = {};
+    multiply_panels<Lies::straight, Lies::straight>(kk, keys, row0, keys, s.Dk);
+    for_each_pair([&](int tile, int half) {
+      const int row = row_of_lane(half);
+      float l[2] = {};
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int column = column_of_lane(tile, e);
+        if (column >= row) continue;
+        const float gamma = exact_exp(c[row] - c[column]), DL = dL[tile].x[2 * half + e];
+        l[e] = -(gamma * (beta[row] * DL));
+        float& chain = e ? less_beta[half].odd : less_beta[half].even;
+        chain = fused(gamma * kk[tile].x[2 * half + e], DL, chain);
+      }
+      store_two(toL + pair_place(row, tile), l[0], l[1]);
+    });
+    for (int half = 0; half < 2; half++) {
+      const size_t t = at.t0 + row_of_lane(half);
+      const float dbeta = to_beta[half].total() - less_beta[half].total();
+      if (i % 4 == 0 && t < s.T) out.dbeta[s.number(b, t, at.h)] = dbeta;
+    }
+
+    RowDot q_dq[2], k_plus[2], k_minus[2], k_written[2];
+    for (int p = 0; p < panels; p++) {
+      const size_t d0 = size_t(p) * panel_columns;
+      MmaC dq[sums] = {}, plus[sums] = {}, minus[sums] = {};
+      for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
+        copy_values(column0, [&] {  // (behind its first barrier toP and toL are there)
+          copy_panel(fourth, state_of(back.kept, s, at), d0, column0, panel_columns, copies);
+          copy_panel(fifth, state_of(left.dkept, s, at), d0, column0, panel_columns, copies);
+        });
+        multiply<Lies::straight, Lies::straight>(dq, dout, row0, fourth, s.Dv - column0);
+        multiply<Lies::straight, Lies::straight>(plus, Du, row0, fourth, s.Dv - column0);
+        multiply<Lies::straight, Lies::straight>(minus, u, row0, fifth, s.Dv - column0);
+      }
+      const bf16 *const k = keys + p * panel, *const q = queries + p * panel;
+      float start[2], less[2], to_end[2];
+      for (int half = 0; half < 2; half++) {
+        const int row = row_of_lane(half);
+        start[half] = exact_exp(c[row]);
+        less[half] = -(start[half] * beta[row]);
+        to_end[half] = exact_exp(c[tokens - 1] - c[row]);
+      }
+      const auto scale = [&](MmaC(&x)[sums], const float(&factor)[2]) {
+        for_each_pair([&](int tile, int half) {
+          for (int e = 2 * half; e < 2 * half + 2; e++) x[tile].x[e] = factor[half] * x[tile].x[e];
+        });
+      };
+      const auto add_dot = [&](RowDot(&to)[2], const bf16* rows, const MmaC(&x)[sums]) {
+        for_each_pair([&](int tile, int half) {
+          if (d0 + tile * 8 < s.Dk)
+            to[half].add(load_two(rows + pair_place(row_of_lane(half), tile)),
+                         {{x[tile].x[2 * half], x[tile].x[2 * half + 1]}});
+        });
+      };
+      // x joins what the heads before have given, and goes out with the last.
+      const auto give = [&](bf16* to, float* so_far, const MmaC(&x)[sums]) {
+        for_each_pair([&](int tile, int half) {
+          const size_t t = at.t0 + row_of_lane(half), column = d0 + column_of_lane(tile, 0);
+          if (t >= s.T || column >= s.Dk) return;
+          float* const sum = so_far + ((b * s.T + t) * s.Hk + key_head) * s.Dk + column;
+          float given[2];
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            given[e] = x[tile].x[2 * half + e];
+            if (r > 0) given[e] = sum[e] + given[e];
+            if (r + 1 < s.group()) sum[e] = given[e];
+          }
+          if (r + 1 == s.group()) store_two(to + s.qk_row(b, t, at.h) + column, given[0], given[1]);
+        });
+      };
+      scale(dq, start);
+      multiply<Lies::straight, Lies::turned>(dq, toP, row0, k, tokens);
+      add_dot(q_dq, q, dq);
+      give(out.dq, left.dq_sum, dq);
+
+      scale(plus, less);
+      scale(minus, to_end);
+      add_dot(k_written, k, minus);
+      multiply<Lies::straight, Lies::turned>(plus, toL, row0, k, tokens);
+      multiply<Lies::turned, Lies::turned>(minus, toP, row0, q, tokens);
+      multiply<Lies::turned, Lies::turned>(minus, toL, row0, k, tokens);
+      add_dot(k_plus, k, plus);
+      add_dot(k_minus, k, minus);
+      for_each_pair([&](int tile, int half) {
+        for (int e = 2 * half; e < 2 * half + 2; e++) plus[tile].x[e] = plus[tile].x[e] + minus[tile].x[e];
+      });
+      give(out.dk, left.dk_sum, plus);
+    }
+    for (int half = 0; half < 2; half++) {
+      const float of_row = (q_dq[half].total() + k_plus[half].total()) - k_minus[half].total();
+      const float of_write = k_written[half].total();
+      if (i % 4 > 0) continue;
+      dc[row_of_lane(half)] = of_row;
+      written[row_of_lane(half)] = of_write;
+    }
+    __syncthreads();  // dc and written are there
+    if (i == 0) {
+      float all = 0.0f, dg = 0.0f;
+      for (int j = 0; j < int(tokens); j++) all = all + written[j];
+      const float product = (state_sums[0] + state_sums[1]) + (state_sums[2] + state_sums[3]);
+      dc[tokens - 1] = dc[tokens - 1] + fused(exact_exp(c[tokens - 1]), product, all);
+      for (int j = int(tokens); j-- > 0;) dc[j] = dg = dg + dc[j];
+    }
+    __syncthreads();  // dg is there; the next head may write c, beta and state_sums
+    if (i < int(tokens) && at.t0 + i < s.T) out.dg[s.number(b, at.t0 + i, at.h)] = dc[i];
+  }
+}
+
+// ---- launchers
+
+namespace gated_delta_bf16 {
+
+static size_t left_bytes(const GatedDeltaShape& s) {
+  const size_t sums = s.group() > 1 ? 2 * s.B * s.T * s.Hk * s.Dk : 0;
+  return (gated_delta_bf16_kept_size(s) + s.B * s.T * s.Hv * s.Dv) * sizeof(bf16) + sums * sizeof(float);
+}
+
+}  // namespace gated_delta_bf16
+
+void gated_delta_bf16_backward(const GatedDeltaBf16Gradients& out, const GatedDeltaBf16BackwardIn& back,
+                               const GatedDeltaBf16In& in, const GatedDeltaShape& s, Context& ctx) {
+  using namespace gated_delta_bf16;
+  require_shape("gated_delta_bf16_backward", s,
+                {out.dq, out.dk, out.dv, back.dout, back.kept, back.u, back.miss, in.q, in.k, in.v});
+  if (ctx.device == Device::cpu) return gated_delta_bf16_backward_cpu(out, back, in, s, ctx);
+  emulate_mma(ctx);
+  unsigned char* const scratch = ctx.scratch<unsigned char>(gated_delta_bf16_backward_scratch(s, ctx.device));
+  const Made made = make(scratch, in, s, ctx);
+  Left left;
+  left.dkept = reinterpret_cast<bf16*>(scratch + made_bytes(s));
+  left.Du = left.dkept + gated_delta_bf16_kept_size(s);
+  left.dq_sum = reinterpret_cast<float*>(left.Du + s.B * s.T * s.Hv * s.Dv);
+  left.dk_sum = left.dq_sum + s.B * s.T * s.Hk * s.Dk;
+  const size_t room = key_room(s.Dk), panels = ceil_div(s.Dk, size_t{panel_columns});
+  const auto dstate_kernel = room == 64    ? gated_delta_bf16_dstate_kernel<64>
+                             : room == 128 ? gated_delta_bf16_dstate_kernel<128>
+                                           : gated_delta_bf16_dstate_kernel<256>;
+  launch(dstate_kernel, dim3(grid_of(s.B * s.Hv).x, unsigned(ceil_div(s.Dv, size_t{panel_columns}))), threads,
+         dstate_panels(room) * panel * sizeof(bf16), ctx, out, back, in, made, left, s);
+  launch(gated_delta_bf16_gradient_kernel, grid_of(s.B * s.Hk * chunks_of(s)), threads,
+         (2 * panels + 7) * panel * sizeof(bf16), ctx, out, back, in, made, left, s);
+}
+
+size_t gated_delta_bf16_backward_scratch(const GatedDeltaShape& s, Device device) {
+  using namespace gated_delta_bf16;
+  return device == Device::cpu ? gated_delta_bf16_cpu_scratch(s) : made_bytes(s) + left_bytes(s);
+}
+
+}  // namespace gated
