@@ -19,6 +19,8 @@ struct Model::Layers {
         tied(c.tied),
         final_norm(block_config(c).ffn_norm, c.hidden, Residual::yes) {
     for (size_t i = 0; i < c.layers; i++) blocks.push_back(make_block(c, i));
+    read.resize(c.layers);
+    inputs.resize(c.layers);
   }
   bool post;  // then the last block ends in a norm, and there is no final one
   bool tied;  // the output matmul reads the embedding
@@ -33,6 +35,13 @@ struct Model::Layers {
   Reals dy, dh, dbranch;    // gradients
   float* embedding_row_sums = nullptr;
   ConstReals y;  // what the last forward left for the output matmul
+
+  // What each block read in the last forward; and with --recompute=full where that is kept, but of block 0, which reads h0.
+  struct Input {
+    Reals x, branch;
+  };
+  std::vector<Hidden> read;
+  std::vector<Input> inputs;
 };
 
 struct Model::Memory {
@@ -48,6 +57,7 @@ struct Model::Memory {
   Buffer<float> loss;
   Buffer<float> routing;     // (layers, router_report_values), where there are experts
   std::optional<Pass> pass;  // of the last forward, for its backward
+  size_t in_place = 0;       // the block that was the last to write where blocks share memory
   bool has_losses = false;   // of that forward
   // Sequences that grow.
   Buffer<char> cache;
@@ -91,7 +101,11 @@ void Model::run(const std::vector<int>& ids, const Pass& pass) {
   if (extras.positions) extras.positions += pass.first_position() * config.hidden;
   embedding_forward(l.h0, m.ids.data(), l.embed.value, extras, pass.N(), config.hidden, config.vocab, m.ctx);
   Hidden h = {l.h0, nullptr};
-  for (Block& block : l.blocks) h = block.forward(h, pass);
+  for (size_t i = 0; i < l.blocks.size(); i++) {
+    l.read[i] = i > 0 && config.recompute == Recompute::full ? kept(i, h, pass) : h;
+    h = l.blocks[i].forward(l.read[i], pass);
+    m.in_place = i;
+  }
   l.y = h.x;
   if (!l.post) {
     const Join last = join_at(2 * config.layers, block_config(config), pass);
@@ -99,7 +113,35 @@ void Model::run(const std::vector<int>& ids, const Pass& pass) {
   }
 }
 
+// What a block is about to read lies where it will write: moves it to where it is kept. A plain join is made on the way, so
+// that one tensor is kept and not two; the norm then reads the sum that it would have made.
+Hidden Model::kept(size_t layer, Hidden h, const Pass& pass) {
+  const Layers::Input& to = layers_->inputs[layer];
+  const size_t N = pass.N(), C = config.hidden;
+  if (h.branch && plain_join()) {
+    residual_forward(to.x, {h.x, h.branch}, N, C, pass.ctx);
+    return {to.x, nullptr};
+  }
+  const auto moved = [&](Reals place, ConstReals from) -> ConstReals {
+    if (!from) return nullptr;
+    with_storage(from, [&](auto stored) {
+      using S = decltype(stored);
+      copy_rows(place.as<S>(), C, from.as<S>(), C, N, C, pass.ctx);
+    });
+    return place;
+  };
+  return {moved(to.x, h.x), moved(to.branch, h.branch)};
+}
+
 // ---- backward
+
+// Makes the activations of a block those of the last forward, where others may have been written in their place.
+void Model::bring_back(size_t layer, const Pass& pass) {
+  Memory& m = *memory_;
+  if (config.recompute == Recompute::none || m.in_place == layer) return;
+  layers_->blocks[layer].forward(layers_->read[layer], pass);
+  m.in_place = layer;
+}
 
 void Model::backward(const Batch& batch, MicroBatch micro_batch, float* loss) {
   Range range("loss and backward");
@@ -107,6 +149,8 @@ void Model::backward(const Batch& batch, MicroBatch micro_batch, float* loss) {
   Layers& l = *layers_;
   const size_t N = batch.N(), C = config.hidden, V = config.vocab;
   require(m.pass && m.pass->B == batch.B && m.pass->T == batch.T, "model: a backward without its forward");
+  require(config.recompute == Recompute::none || m.in_place == l.blocks.size() - 1,
+          "model: a second backward of the same forward");
   require(!m.quantizer, "model: a backward of a quantized model");
   m.pass->micro_batch = micro_batch;
 
@@ -117,7 +161,10 @@ void Model::backward(const Batch& batch, MicroBatch micro_batch, float* loss) {
   mean(loss, l.losses, N, m.ctx);
 
   ConstReals dbranch = l.post ? ConstReals() : l.final_norm.backward(l.dh, l.dbranch, l.dy, nullptr, N, m.ctx);
-  for (size_t i = l.blocks.size(); i-- > 0;) dbranch = l.blocks[i].backward(l.dh, dbranch, l.dbranch, *m.pass);
+  for (size_t i = l.blocks.size(); i-- > 0;) {
+    bring_back(i, *m.pass);
+    dbranch = l.blocks[i].backward(l.dh, dbranch, l.dbranch, *m.pass);
+  }
 
   m.groups.build(batch.ids.data(), N, m.ctx);
   embedding_backward(l.embed.grad, l.dh, m.groups, embedding_multiplier(), C, m.ctx);
@@ -235,17 +282,27 @@ void Model::quantize(QuantizedFormat format) {
 }
 
 void Model::norms_of_mixers(const std::function<void(Norm&, Mixer&)>& visit) {
-  for (Block& block : layers_->blocks) block.norms_of_mixers(visit);
+  for (size_t i = 0; i < layers_->blocks.size(); i++) {
+    if (memory_->pass) bring_back_to_show(i);
+    layers_->blocks[i].norms_of_mixers(visit);
+  }
 }
 
 // ---- what it leaves
 
-void Model::inspect(Inspector& inspector) const {
+void Model::bring_back_to_show(size_t layer) {
+  bring_back(layer, *memory_->pass);
+  memory_->ctx.synchronize();
+}
+
+void Model::inspect(Inspector& inspector) {
   const Layers& l = *layers_;
   require(memory_ && memory_->pass, "model: an inspection without a forward");
   const Pass& pass = *memory_->pass;
-  for (inspector.layer = 0; inspector.layer < l.blocks.size(); inspector.layer++)
+  for (inspector.layer = 0; inspector.layer < l.blocks.size(); inspector.layer++) {
+    bring_back_to_show(inspector.layer);
     l.blocks[inspector.layer].inspect(inspector, pass.batch());
+  }
   inspector.state({l.post ? l.y : l.final_norm.residual(), pass.B, pass.T, config.hidden});
   if (!l.post) l.final_norm.inspect(inspector, "final_norm", "norm", pass.N());
   inspector.output({"final_output", l.y, pass.N(), config.hidden});
@@ -269,16 +326,55 @@ void Model::parameters(const ParameterVisitor& visit) {
   if (!config.tied) visit(l.lm_head, "lm_head.weight", {V, C}, Init::normal(), Decay::yes, Use::product);
 }
 
+namespace {
+
+// Does a tensor of a block lie where those of the other blocks do?
+bool is_shared(const TensorVisitor::Tensor& tensor, Recompute recompute) {
+  return recompute == Recompute::full && tensor.lifetime == Lifetime::pass;
+}
+
+}  // namespace
+
 void Model::activations(const TensorVisitor& visit) {
   Layers& l = *layers_;
   const size_t N = B_ * T_;
+  const TensorVisitor own =
+      visit.where([r = config.recompute](const TensorVisitor::Tensor& tensor) { return !is_shared(tensor, r); });
   visit(l.h0, "embedding", {N, config.hidden});
-  for (Block& block : l.blocks) block.activations(visit, {B_, T_});
+  inputs(visit);
+  for (Block& block : l.blocks) block.activations(own, {B_, T_});
   if (!l.post) l.final_norm.activations(visit.of("final norm"), N);
   visit(l.losses, "losses", {N});
   visit(l.logits, "logits of a chunk", {chunk_rows(), padded_vocab(config.vocab)});
   if (config.storage == Storage::bf16)
     visit(l.dlogits, "d logits of a chunk", {chunk_rows(), padded_vocab(config.vocab)});
+}
+
+// Blocks take turns in the same memory.
+std::vector<TensorList> Model::shared_activations() {
+  std::vector<TensorList> turns;
+  for (Block& block : layers_->blocks)
+    turns.push_back([this, &block](const TensorVisitor& visit) {
+      const auto shared = [r = config.recompute](const TensorVisitor::Tensor& tensor) { return is_shared(tensor, r); };
+      block.activations(visit.where(shared), {B_, T_});
+    });
+  return turns;
+}
+
+// What kept() writes.
+void Model::inputs(const TensorVisitor& visit) {
+  if (config.recompute != Recompute::full) return;
+  const Shape shape = {B_ * T_, config.hidden};
+  const bool has_branch = !layers_->post && !plain_join();
+  for (size_t i = 1; i < config.layers; i++) {
+    Layers::Input& input = layers_->inputs[i];
+    if (config.residual || !has_branch) visit(input.x, "input of a block", shape);
+    if (has_branch) visit(input.branch, "branch that joins the input of a block", shape);
+  }
+}
+
+bool Model::plain_join() const {
+  return config.clip_output == 0 && config.clip_residual == 0 && config.dropout == 0;
 }
 
 void Model::cache(const TensorVisitor& visit, BatchShape most) {
@@ -292,10 +388,9 @@ void Model::block_activations(size_t layer, const TensorVisitor& visit) {
 void Model::gradients(const TensorVisitor& visit) {
   Layers& l = *layers_;
   const size_t N = B_ * T_, C = config.hidden;
-  const bool plain_join = config.clip_output == 0 && config.clip_residual == 0 && config.dropout == 0;
   if (!l.post) visit(l.dy, "d final norm output", {N, C});
   visit(l.dh, "d residual stream", {N, C});
-  if (!plain_join) visit(l.dbranch, "d branch", {N, C});
+  if (!plain_join()) visit(l.dbranch, "d branch", {N, C});
   if (config.embedding_scale) visit(l.embedding_row_sums, "d embedding scale, by token", {N});
 }
 
@@ -341,6 +436,18 @@ ModelConfig checked(const ModelConfig& config) {
   return config;
 }
 
+// Without a backward there is nothing to keep.
+ModelConfig without_recompute(ModelConfig config) {
+  config.recompute = Recompute::none;
+  return config;
+}
+
+size_t largest_of(const std::vector<TensorList>& turns, Storage storage) {
+  size_t largest = 0;
+  for (const TensorList& turn : turns) largest = std::max(largest, bytes_of(turn, storage));
+  return largest;
+}
+
 }  // namespace
 
 Model::Model(const ModelConfig& c)
@@ -360,6 +467,8 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
   const TensorList kept = [this](const TensorVisitor& visit) { activations(visit); };
   m.activations = Buffer<char>(ctx.device, activation_bytes());
   place_tensors(m.activations.data(), kept, config.storage);
+  char* const shared = m.activations.data() + bytes_of(kept, config.storage);
+  for (const TensorList& turn : shared_activations()) place_tensors(shared, turn, config.storage);
 
   const TensorList between = [this](const TensorVisitor& visit) { gradients(visit); };
   m.gradients = Buffer<char>(ctx.device, gradient_bytes());
@@ -377,7 +486,7 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
 
 // A block reads what the one before it left, and nothing older: so two pieces of memory serve all of them in turns. What stands
 // outside of the blocks has memory of its own.
-Model::Model(const ModelConfig& c, const Generation& g, Context& ctx) : Model(c) {
+Model::Model(const ModelConfig& c, const Generation& g, Context& ctx) : Model(without_recompute(c)) {
   plan(g.B, g.prompt);
   memory_ = std::make_unique<Memory>(ctx, 0);
   weights.allocate([this](const ParameterVisitor& visit) { parameters(visit); }, ctx.device, config.storage, false);
@@ -449,14 +558,14 @@ size_t Model::chunk_rows() const {
 }
 
 size_t Model::activation_bytes() {
-  return bytes_of([this](const TensorVisitor& visit) { activations(visit); }, config.storage);
+  return add_sizes(bytes_of([this](const TensorVisitor& visit) { activations(visit); }, config.storage),
+                   largest_of(shared_activations(), config.storage));
 }
 
 // Layers run one after another in the backward, so they take turns in the same memory.
 size_t Model::gradient_bytes() {
-  size_t largest = 0;
-  for (const TensorList& turn : temporaries()) largest = std::max(largest, bytes_of(turn, config.storage));
-  return add_sizes(largest, bytes_of([this](const TensorVisitor& visit) { gradients(visit); }, config.storage));
+  return add_sizes(largest_of(temporaries(), config.storage),
+                   bytes_of([this](const TensorVisitor& visit) { gradients(visit); }, config.storage));
 }
 
 size_t Model::table_bytes() const {

@@ -4,7 +4,11 @@
 //   h = scale * E[ids] + P[positions];  h = block_i(h);  logits = N(h) W_lm^T;  loss = mean cross-entropy of the next token
 //   (with --norm-placement=post the last block ends in a norm: logits = h W_lm^T)
 //   scale is 1, learned (--embedding-scale) or fixed (--embedding-factor), P is 0 or learned (--position=learned)
-// shapes: ids, targets (B,T) int32; h (N,C), N = B*T | layers/model.cu, tests/test_model.cpp
+//
+// What a forward leaves for the backward takes most of the memory of training. --recompute=full keeps of each block what it read
+// alone; what it computed all blocks write to one and the same place, and before a block's backward, or a look at it, its forward
+// runs again. The bits are the same: a forward changes nothing but its activations, and dropout draws by number.
+// shapes: ids, targets (B,T) int32; h (N,C), N = B*T | layers/model.cu, tests/test_model.cpp, tests/test_recompute.cpp
 #pragma once
 #include <memory>
 #include <optional>
@@ -20,6 +24,7 @@ namespace gated {
 
 class Norm;
 class Mixer;
+struct Hidden;
 
 // B sequences of T tokens, and for each token the one that comes next. In host memory; read before a call returns.
 struct Batch {
@@ -57,7 +62,7 @@ class Model {
   // dropout draws; without it nothing drops.
   void forward(const Batch& batch, std::optional<uint64_t> dropout_draw = {});
 
-  // After forward of the same batch: writes the mean loss over B*T targets to `loss` (one float on the device) and adds its
+  // Once after a forward of the same batch: writes the mean loss over B*T targets to `loss` (one float on the device) and adds its
   // gradient, times the micro-batch's share of the step, to weights.grads.
   void backward(const Batch& batch, MicroBatch micro_batch, float* loss);
   // What the last backward left of the routing of its mixtures of experts: router_report_values floats for every layer, on the
@@ -87,21 +92,22 @@ class Model {
   // back, and no backward.
   void quantize(QuantizedFormat format);
 
-  // The norms that a mixer alone reads, each with that mixer.
+  // The norms that a mixer alone reads, each with that mixer, and with what the last forward left in them.
   void norms_of_mixers(const std::function<void(Norm&, Mixer&)>& visit);
 
-  // Shows what the last forward left, or the last loss(). The caller has waited for the device.
-  void inspect(Inspector& inspector) const;
+  // Shows what the last forward left, or the last loss(), before the weights change. The caller has waited for the device. What is
+  // shown of a block holds until the next block is shown.
+  void inspect(Inspector& inspector);
 
   // ---- what it is made of
 
   // The batch that the lists and sizes below are for.
   void plan(size_t B, size_t T);
   void parameters(const ParameterVisitor& visit);
-  void activations(const TensorVisitor& visit);  // what the forward leaves for the backward
+  void activations(const TensorVisitor& visit);  // what the forward leaves for the backward, each in memory of its own
   void gradients(const TensorVisitor& visit);    // what lives from layer to layer in the backward
   void scratch(ScratchPlan& plan) const;         // of its operations
-  void block_activations(size_t layer, const TensorVisitor& visit);
+  void block_activations(size_t layer, const TensorVisitor& visit);  // all of them, wherever they are
 
   size_t context() const { return T_; }
   size_t routing_values() const;           // floats of routing_reports(): 0 where there are no experts
@@ -115,14 +121,20 @@ class Model {
 
  private:
   void run(const std::vector<int>& ids, const Pass& pass);
+  Hidden kept(size_t layer, Hidden read, const Pass& pass);
+  void bring_back(size_t layer, const Pass& pass);
+  void bring_back_to_show(size_t layer);
   void cache(const TensorVisitor& visit, BatchShape most);
   TensorList last_activations(const Generation& generation);
   size_t largest_block_bytes();
+  void inputs(const TensorVisitor& visit);
+  std::vector<TensorList> shared_activations();
   void make_positions(size_t tokens);
   void multiply_head(ConstReals y, size_t step, size_t rows);
   const float* embedding_multiplier() const;  // on the device, or null
   size_t chunk_rows() const;                  // of the logits that are in memory at a time
   std::vector<TensorList> temporaries();      // of each layer; they take turns in the same memory
+  bool plain_join() const;                    // has a branch the gradient of the sum that it joins?
 
   std::unique_ptr<Layers> layers_;
   std::unique_ptr<Memory> memory_;  // of a model that can run

@@ -11,6 +11,8 @@ enum class Position { rope, learned, none };
 enum class WindowLayers { all, even, not_nth };
 // What lets tokens meet: softmax attention, the gated delta rule, or one layer of attention behind several of the other.
 enum class MixerKind { attention, gated_delta, hybrid };
+// What of the activations is not kept for the backward, which computes it again (layers/model.h).
+enum class Recompute { none, full };
 
 struct ModelConfig {
   size_t vocab = 256, context = 128, layers = 4, hidden = 128;
@@ -39,6 +41,7 @@ struct ModelConfig {
   float clip_output = 0, clip_residual = 0;  // 0: no clipping
   float dropout = 0;
   Storage storage = Storage::fp32;  // of activations; with bf16 products are those of tensor cores
+  Recompute recompute = Recompute::none;
 
   // Is a layer softmax attention, and how many layers before it are?
   bool attends(size_t layer) const {

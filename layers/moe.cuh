@@ -116,7 +116,7 @@ class Moe final : public Mixer {
     visit(rows_.row_start, "first row of an expert", {E + 1});
     visit(rows_.slot_of_row, "slot of a row", {M});
     visit(rows_.row_of_slot, "row of a slot", {M});
-    visit(counts_, "slots of an expert in the step", {E});
+    visit.of_step(counts_, "slots of an expert in the step", {E});
     visit(x_rows_, "x, sorted by expert", {M, C_});
     experts_.activations(visit.of(name() + ", experts"), M);
     if (has_shared()) shared_.activations(visit.of(name() + ", shared expert"), N);

@@ -3,6 +3,7 @@
 // A layer lists its tensors in three functions. Each calls visit once for every tensor:
 //   parameters(visit)        visit(weight, name, shape, init, decay, use)    weights with gradients
 //   activations(visit, N)    visit(pointer, name, shape)                     written by forward, read by backward
+//                            visit.of_step(pointer, name, shape)             live over all micro-batches of a step
 //   temporaries(visit, N)    visit(pointer, name, shape)                     live inside one layer's backward
 // Allocation, initialisation, the optimizer, checkpoints, FLOPs and the fingerprint all walk these lists: there is no
 // second list that could drift from the first. The type of a pointer says how its elements are stored; of Reals the visitor
@@ -95,6 +96,9 @@ class ParameterVisitor {
 // What a mixer's readers() calls: weight is a matrix (rows,C) that the mixer's input is multiplied by.
 using ReaderVisitor = std::function<void(const Weight& weight, size_t rows, Use use)>;
 
+// How long a tensor holds what is in it: until the layer's backward of the same micro-batch, or to the end of the step.
+enum class Lifetime { pass, step };
+
 // What a layer's activations() and temporaries() call. `pointer` is where the layer keeps the tensor's address. Reals are stored
 // as the visitor says; a float* or an int* is what it is.
 class TensorVisitor {
@@ -103,24 +107,40 @@ class TensorVisitor {
     std::string name;
     Shape shape;
     size_t bytes;
+    Lifetime lifetime;
   };
   using Function = std::function<void(const Tensor&, const std::function<void(void*)>& place)>;
   TensorVisitor(Function f, Storage storage, std::string part = "")
       : f_(std::move(f)), storage_(storage), part_(std::move(part)) {}
 
-  template <class T>
-  void operator()(T*& pointer, const std::string& name, const Shape& shape) const {
-    f_({full(name), shape, bytes_of(shape, sizeof(T))},
-       [&pointer](void* memory) { pointer = static_cast<T*>(memory); });
+  template <class Pointer>
+  void operator()(Pointer& pointer, const std::string& name, const Shape& shape) const {
+    list(pointer, name, shape, Lifetime::pass);
   }
-  void operator()(Reals& place, const std::string& name, const Shape& shape) const {
-    f_({full(name), shape, bytes_of(shape, gated::bytes_of(storage_))},
-       [&place, storage = storage_](void* memory) { place = Reals(memory, storage); });
+  template <class Pointer>
+  void of_step(Pointer& pointer, const std::string& name, const Shape& shape) const {
+    list(pointer, name, shape, Lifetime::step);
   }
   // The same visitor for a part of the layer.
   TensorVisitor of(const std::string& part) const { return TensorVisitor(f_, storage_, part); }
+  // The same visitor, which takes no notice of other tensors than these.
+  TensorVisitor where(std::function<bool(const Tensor&)> taken) const {
+    const auto some = [f = f_, taken = std::move(taken)](const Tensor& tensor, const auto& place) {
+      if (taken(tensor)) f(tensor, place);
+    };
+    return TensorVisitor(some, storage_, part_);
+  }
 
  private:
+  template <class T>
+  void list(T*& pointer, const std::string& name, const Shape& shape, Lifetime lifetime) const {
+    f_({full(name), shape, bytes_of(shape, sizeof(T)), lifetime},
+       [&pointer](void* memory) { pointer = static_cast<T*>(memory); });
+  }
+  void list(Reals& place, const std::string& name, const Shape& shape, Lifetime lifetime) const {
+    f_({full(name), shape, bytes_of(shape, gated::bytes_of(storage_)), lifetime},
+       [&place, storage = storage_](void* memory) { place = Reals(memory, storage); });
+  }
   static size_t bytes_of(const Shape& shape, size_t element);
   std::string full(const std::string& name) const { return part_.empty() ? name : part_ + ": " + name; }
 

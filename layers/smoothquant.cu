@@ -31,7 +31,7 @@ void fold_scales(Norm& norm, Mixer& reader, const std::vector<float>& s, Context
   });
 }
 
-SmoothQuant::SmoothQuant(Model& model, Context& ctx) : C_(model.config.hidden), ctx_(ctx) {
+SmoothQuant::SmoothQuant(Model& model, Context& ctx) : model_(model), C_(model.config.hidden), ctx_(ctx) {
   const ModelConfig& c = model.config;
   require(c.norm.kind != NormKind::none, "SmoothQuant: there are no norms to fold its scales into");
   require(c.placement != NormPlacement::post,
@@ -41,7 +41,9 @@ SmoothQuant::SmoothQuant(Model& model, Context& ctx) : C_(model.config.hidden), 
 
 void SmoothQuant::see(size_t N) {
   ctx_.synchronize();
-  for (Pair& pair : pairs_) take_in(pair.largest, pair.norm.output().as<float>(), N, ctx_.device);
+  auto pair = pairs_.begin();
+  model_.norms_of_mixers(
+      [&](Norm& norm, Mixer&) { take_in((pair++)->largest, norm.output().as<float>(), N, ctx_.device); });
 }
 
 void SmoothQuant::fold(double alpha) {

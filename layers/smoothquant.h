@@ -39,6 +39,7 @@ class SmoothQuant {
     Mixer& mixer;
     std::vector<float> largest;  // |x_j|
   };
+  Model& model_;
   size_t C_;
   Context& ctx_;
   std::vector<Pair> pairs_;

@@ -85,7 +85,11 @@ TEST_CASE("describe: the width that matches a number of parameters is the neares
 }
 
 TEST_CASE("describe: what is printed adds up, for every variant", "[describe]") {
-  for (const std::string& flags : small_models()) {
+  std::vector<std::string> lines = small_models();
+  for (const char* flags :
+       {"", " --dropout=0.1", " --experts=4 --norm-placement=post"})
+    lines.push_back(std::string("--recompute=full --layers=5") + flags);
+  for (const std::string& flags : lines) {
     INFO(flags);
     Config config;
     config.model = small_model(flags);

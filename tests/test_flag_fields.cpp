@@ -178,6 +178,8 @@ const Row rows[] = {
 
     FIELD("--precision=fp32", "", c.model.storage == Storage::fp32),
     FIELD("--precision=bf16", "", c.model.storage == Storage::bf16),
+    FIELD("--recompute=none", "", c.model.recompute == Recompute::none),
+    FIELD("--recompute=full", "", c.model.recompute == Recompute::full),
     FIELD("--mma=hopper", "--precision=bf16", c.mma == MmaArithmetic::hopper),
     FIELD("--mma=ampere", "--precision=bf16", c.mma == MmaArithmetic::ampere),
     FIELD("--matmul=exact", "", !c.cublas),
@@ -329,7 +331,7 @@ TEST_CASE("flag fields: which flags change the weights, and which the architectu
       "--sample-tokens", "--temperature",  "--top-k",     "--out",           "--save-every",
       "--keep",          "--resume",       "--device",    "--threads",       "--change-precision",
       "--top-p",         "--generate",     "--prompt",    "--prompt-tokens", "--tokens",
-      "--samples",       "--tokenizer",    "--choices"};
+      "--samples",       "--tokenizer",    "--choices",   "--recompute"};
   const std::set<std::string> of_no_model = {
       "--data",          "--val-data", "--val-fraction", "--vocab",  "--seed",   "--steps", "--batch",
       "--micro-batches", "--lr",       "--min-lr",       "--warmup", "--beta1",  "--beta2", "--adam-eps",

@@ -279,6 +279,7 @@ TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, b
                    "--precision=fp32, this run has bf16: resume with the "
                    "same, add --change-precision"));
   REQUIRE(contains(refusal(plain, remembered("--vocab=32")), "was made with other data"));
+  REQUIRE(refusal(plain, remembered("--recompute=full")) == "");
   // As runs before this version wrote it.
   auto old = [](RunMetadata m, const std::map<std::string, std::string>& flags) {
     m.erase("hash--data");

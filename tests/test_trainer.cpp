@@ -96,7 +96,8 @@ TEST_CASE("trainer: a step allocates nothing, and takes the scratch that was pla
         "--norm=layernorm --position=learned --ffn-bias=on --attn-bias=all", "--norm=preaffine",
         "--norm=dyt --embedding-scale=on --ffn=polynorm", "--attn-sink=kv-bias --attn=g2",
         "--attn-sink=learned --sdpa-out=groupnorm", "--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv",
-        "--experts=6 --shared-experts=1 --router-bias --ffn=polynorm --ffn-bias=on"})
+        "--experts=6 --shared-experts=1 --router-bias --ffn=polynorm --ffn-bias=on",
+        "--recompute=full --dropout=0.1 --layers=3"})
     for (Device device : {Device::cpu, kernel_device}) {
       INFO(flags << " on " << name_of(device));
       Config config = small_run(small_model(flags), 20, 2);

@@ -451,6 +451,11 @@ void list_run_flags(FlagTable& t, Config& c) {
        {"cuda", DeviceChoice::cuda, "core/device.cuh", "the kernels on a GPU"},
        {"emulated", DeviceChoice::emulated, "core/simt.h", "the same kernels on the CPU, thread by thread: slow"}},
       "where to run; --matmul=exact gives the same bits on all");
+  t.choice<Recompute>(
+      "--recompute", c.model.recompute,
+      {{"none", Recompute::none, "layers/model.cu", "nothing"},
+       {"full", Recompute::full, "layers/model.cu", "all that a block computes: its input alone is kept"}},
+      "what of the forward is not kept in memory, and computed again in the backward, to the same bits");
   t.number("--threads", c.threads, between<size_t>(0, 4096), "CPU threads; 0: one a core");
 }
 
