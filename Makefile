@@ -186,7 +186,7 @@ gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/benc
 
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev).
 FUZZ_SECONDS ?= 120
-FUZZED := $(wildcard dataloader/*.cpp) $(addprefix training/,safetensors.cpp strict_json.cpp hf_config.cpp hf_weights.cpp flags.cpp check_flags.cpp presets.cpp command_line.cpp schedule.cpp)
+FUZZED := $(wildcard dataloader/*.cpp) $(addprefix training/,safetensors.cpp strict_json.cpp hf_config.cpp hf_parts.cpp hf_weights.cpp flags.cpp check_flags.cpp presets.cpp command_line.cpp schedule.cpp)
 fuzz: $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a  ## fuzz a reader: make fuzz READER=shards|safetensors|flags|hf_config|tokenizer|choices FUZZ_SECONDS=120
 	@mkdir -p $(BUILD)/fuzz/$(READER)
 	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp $(FUZZED) $^ -lboost_context -lpcre2-8 -lutf8proc

@@ -1,0 +1,81 @@
+// hf_keys: the values of a config.json of Hugging Face's transformers, each checked when it is read. training/hf_config.h
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "dataloader/quote.h"
+
+namespace gated {
+
+// The keys of a config.json, or of an object in it. A null is as good as no key.
+class Keys {
+ public:
+  Keys(std::string where, const nlohmann::json& object) : where_(std::move(where)), object_(object) {}
+
+  const nlohmann::json* find(const std::string& key) const {
+    const auto at = object_.find(key);
+    return at == object_.end() || at->is_null() ? nullptr : &*at;
+  }
+  bool has(const std::string& key) const { return find(key) != nullptr; }
+
+  size_t whole(const std::string& key) const {
+    const nlohmann::json& value = needed(key, "a whole number");
+    if (!value.is_number_unsigned()) refuse(key, "a whole number");
+    return value.get<size_t>();
+  }
+  size_t whole_or(const std::string& key, size_t absent) const { return has(key) ? whole(key) : absent; }
+  double real(const std::string& key) const {
+    const nlohmann::json& value = needed(key, "a number");
+    if (!value.is_number()) refuse(key, "a number");
+    return value.get<double>();
+  }
+  double real_or(const std::string& key, double absent) const { return has(key) ? real(key) : absent; }
+  bool flag(const std::string& key) const {
+    const nlohmann::json& value = needed(key, "true or false");
+    if (!value.is_boolean()) refuse(key, "true or false");
+    return value.get<bool>();
+  }
+  bool flag_or(const std::string& key, bool absent) const { return has(key) ? flag(key) : absent; }
+  std::string text_or(const std::string& key, const std::string& absent) const {
+    const nlohmann::json* value = find(key);
+    if (!value) return absent;
+    if (!value->is_string()) refuse(key, "a string");
+    return value->get<std::string>();
+  }
+  std::vector<std::string> texts(const std::string& key) const {
+    const nlohmann::json& value = needed(key, "a list of strings");
+    std::vector<std::string> texts;
+    if (!value.is_array()) refuse(key, "a list of strings");
+    for (const nlohmann::json& item : value) {
+      if (!item.is_string()) refuse(key, "a list of strings");
+      texts.push_back(item.get<std::string>());
+    }
+    return texts;
+  }
+  Keys object(const std::string& key) const {
+    const nlohmann::json& value = needed(key, "an object");
+    if (!value.is_object()) refuse(key, "an object");
+    return Keys(where_ + ": " + key, value);
+  }
+
+  [[noreturn]] void refuse(const std::string& key, const std::string& expected) const {
+    const nlohmann::json* value = find(key);
+    fail("%s: %s is %s, expected %s", where_.c_str(), quote(key).c_str(),
+         value ? value->is_string() ? quote(value->get<std::string>()).c_str() : quote(value->dump()).c_str()
+               : "not there",
+         expected.c_str());
+  }
+
+ private:
+  const nlohmann::json& needed(const std::string& key, const char* expected) const {
+    const nlohmann::json* value = find(key);
+    if (!value) refuse(key, expected);
+    return *value;
+  }
+  std::string where_;
+  const nlohmann::json& object_;
+};
+
+}  // namespace gated
