@@ -223,7 +223,9 @@ static constexpr size_t workspace_a(size_t block, size_t depth) {
 }
 
 static void reserve_floats(size_t n) {
-  if (workspace.size() < n) workspace = Buffer<float>(Device::cpu, n);
+  if (workspace.size() >= n) return;
+  workspace = {};  // the old one goes before the new one comes
+  workspace = Buffer<float>(Device::cpu, n);
 }
 
 size_t workspace_floats(size_t M, size_t N, size_t K, bool accumulate) {

@@ -101,10 +101,12 @@ TEST_CASE("cli: a run prints a header, a line a step, a validation, a sample and
 
 // Copies of weights at the start, for the fingerprint or for a checkpoint would show: they are a tenth of the first model. Of the
 // second, what threads keep to pack wide matrices is a twentieth.
-TEST_CASE("cli: the memory that it announces is the memory that it takes, within 3 %", "[cli]") {
+// Of the third, old workspaces that stay beside new ones would be a thirtieth.
+TEST_CASE("cli: the memory that it announces is the memory that it takes, within 2 %", "[cli]") {
   const std::vector<std::string> models[] = {
       {"--layers=8", "--hidden=512", "--heads=8", "--ffn-hidden=2048", "--batch=2", "--norm=gated", "--attn=g1"},
       {"--layers=1", "--hidden=1024", "--ffn-hidden=3072", "--batch=16"},
+      {"--layers=1", "--hidden=768", "--ffn-hidden=6144", "--batch=16"},
       {"--layers=1", "--hidden=768", "--ffn-hidden=6144", "--batch=16", "--precision=bf16"}};
   for (std::vector<std::string> words : models) {
     const Folder f;
@@ -123,7 +125,7 @@ TEST_CASE("cli: the memory that it announces is the memory that it takes, within
     const double announced = std::stod(out.substr(out.find_last_of(' ', at - 1)));
     const double peak = double(usage.ru_maxrss) / 1024;
     INFO(words[1] << ": announced " << announced << " MiB, at the peak " << peak);
-    REQUIRE(std::abs(peak / announced - 1) < 0.03);
+    REQUIRE(std::abs(peak / announced - 1) < 0.02);
   }
 }
 
