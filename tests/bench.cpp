@@ -44,6 +44,7 @@
 #include "kernels/polynorm.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
+#include "kernels/round.h"
 #include "kernels/router.h"
 #include "kernels/shared_gate.h"
 #include "kernels/short_conv.h"
@@ -311,25 +312,30 @@ void bench_grouped(Context& ctx) {
 
 // What stands around the experts of a mixture, 8 of 128 for every token. x, y and z hold 65536 rows of 2048: as many tokens
 // for the router, and the rows of an eighth of them for what moves tokens.
-void bench_routing(const std::function<void(const char*, double, std::function<void()>)>& row, const Buffer<float>& x,
-                   const Buffer<float>& y, const Buffer<float>& z, Context& ctx) {
+using Row = std::function<void(const std::string& name, double bytes, std::function<void()>)>;
+
+// x, y and z hold at least 65536 rows of 2048 numbers.
+template <class S>
+void bench_routing(const Row& row, const Buffer<S>& x, const Buffer<S>& y, const Buffer<S>& z, Context& ctx) {
   const size_t M = 65536, C = 2048, E = 128, k = 8;
   const RouterShape every = {M, E, k, true};
   const DispatchShape s = {M / k, E, k};
-  Buffer<float> lse(device, M), weight(device, M * k), report(device, router_report_values), dweight = filled(M * k, 2);
+  Buffer<float> logits = filled(M * E, 1), p(device, M * E), lse(device, M), weight(device, M * k),
+                report(device, router_report_values), dweight = filled(M * k, 2);
   Buffer<int> expert(device, M * k), start(device, E + 1), slot_of_row(device, M), row_of_slot(device, M);
   Buffer<size_t> counts(device, E);
-  const RouterOut out = {y.data(), lse.data(), expert.data(), weight.data()};
+  const RouterOut out = {p.data(), lse.data(), expert.data(), weight.data()};
   const Dispatch d = {start.data(), slot_of_row.data(), row_of_slot.data()};
-  const double logits = double(M * E), sorted = double(M * C), tokens = double(s.N * C);
-  row("router forward, 8 of 128", 2 * logits, [&] { router_forward(out, x.data(), every, ctx); });
+  const double scores = double(M * E), sorted = sizeof(S) * double(M * C), tokens = sizeof(S) * double(s.N * C);
+  row("router forward, 8 of 128", 8 * scores, [&] { router_forward(out, logits.data(), every, ctx); });
   dispatch_sort(d, expert.data(), s, ctx);
   dispatch_count(counts.data(), start.data(), true, E, ctx);
-  row("router backward", 2 * logits, [&] {
+  row("router backward", (4 + sizeof(S)) * scores, [&] {
     router_backward(z.data(), dweight.data(), out, {1e-3f, 1e-3f, counts.data()}, every, ctx);
   });
-  row("router report", logits, [&] { router_report(report.data(), y.data(), lse.data(), counts.data(), every, ctx); });
-  row("slots sorted by expert", 3 * double(M), [&] { dispatch_sort(d, expert.data(), s, ctx); });
+  row("router report", 4 * scores,
+      [&] { router_report(report.data(), p.data(), lse.data(), counts.data(), every, ctx); });
+  row("slots sorted by expert", 12 * double(M), [&] { dispatch_sort(d, expert.data(), s, ctx); });
   row("tokens to their experts' rows", sorted + tokens, [&] { dispatch_gather(y.data(), x.data(), d, s, C, ctx); });
   row("tokens to their experts' rows, backward", sorted + tokens,
       [&] { dispatch_gather_backward(y.data(), Accumulate::no, x.data(), d, s, C, ctx); });
@@ -340,20 +346,24 @@ void bench_routing(const std::function<void(const char*, double, std::function<v
 }
 
 // Arrays far larger than a last-level cache, so that every byte comes from memory.
+template <class S>
 void bench_operations(Context& ctx, double bandwidth) {
+  constexpr bool is_bf16 = storage_of<S> == Storage::bf16;
   const size_t N = 65536, C = 2048, n = N * C, H = 16, D = 128, tokens_wide = 50257;
-  printf("\n%-42s %10s %10s\n", format("operation (%zu rows of %zu)", N, C).c_str(), "GB/s", "of copy");
-  Buffer<float> x = filled(n, 1), y = filled(n, 2), z = filled(n, 3), dx = filled(n, 4), dz = filled(n, 5),
-                w = filled(C, 6), dw = filled(C, 7), b = filled(C, 8), db = filled(C, 9), r = filled(N * H, 10),
+  printf("\n%-42s %10s %10s\n", format("%s (%zu rows of %zu)", is_bf16 ? "bf16 operation" : "operation", N, C).c_str(),
+         "GB/s", "of copy");
+  Buffer<S> x = filled<S>(n, 1), y = filled<S>(n, 2), z = filled<S>(n, 3), dx = filled<S>(n, 4), dz = filled<S>(n, 5);
+  Buffer<float> w = filled(C, 6), dw = filled(C, 7), b = filled(C, 8), db = filled(C, 9), r = filled(N * H, 10),
                 mean = filled(N, 11), scores = filled(N * H, 12), dscores = filled(N * H, 13), alpha = filled(4, 14),
                 dalpha = filled(4, 15), row_sums = filled(4 * N, 16);
-  auto row = [&](const char* name, double floats, std::function<void()> run) {
-    const double rate = 4 * floats / best_seconds(ctx, {run}, 0.2)[0];
-    printf("%-42s %10.1f %8.0f %%\n", name, rate * 1e-9, 100 * rate / bandwidth);
+  const Row row = [&](const std::string& name, double bytes, std::function<void()> run) {
+    const double rate = bytes / best_seconds(ctx, {run}, 0.2)[0];
+    printf("%-42s %10.1f %8.0f %%\n", name.c_str(), rate * 1e-9, 100 * rate / bandwidth);
     fflush(stdout);
-    rows.push_back({{"op", name}, {"gb_per_s", rate * 1e-9}, {"share_of_copy", rate / bandwidth}});
+    rows.push_back(
+        {{"op", (is_bf16 ? "bf16 " : "") + name}, {"gb_per_s", rate * 1e-9}, {"share_of_copy", rate / bandwidth}});
   };
-  const double f = double(n);
+  const double f = sizeof(S) * double(n), wide = 4 * double(n);  // bytes of an array, of one of floats
   const ResidualIn alone = {x.data()}, joined = {x.data(), z.data()};
   const ResidualBackwardIn back = {.x = x.data(), .dresidual = z.data()};
   Join rough;
@@ -400,9 +410,10 @@ void bench_operations(Context& ctx, double bandwidth) {
   row("gate forward, elementwise", 3 * f, [&] { gate_forward(y.data(), x.data(), z.data(), N, C, 1, op, ctx); });
   row("gate backward, elementwise", 5 * f,
       [&] { gate_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), N, C, 1, op, ctx); });
-  row("gate forward, headwise", 2 * f, [&] { gate_forward(y.data(), x.data(), scores.data(), N, C, D, op, ctx); });
+  Buffer<S> of_heads = filled<S>(N * H, 12), dof_heads = filled<S>(N * H, 13);
+  row("gate forward, headwise", 2 * f, [&] { gate_forward(y.data(), x.data(), of_heads.data(), N, C, D, op, ctx); });
   row("gate backward, headwise", 3 * f,
-      [&] { gate_backward(dx.data(), dscores.data(), y.data(), x.data(), scores.data(), N, C, D, op, ctx); });
+      [&] { gate_backward(dx.data(), dof_heads.data(), y.data(), x.data(), of_heads.data(), N, C, D, op, ctx); });
   row("shared gate forward", 3 * f, [&] { shared_gate_forward(y.data(), x.data(), z.data(), N, H, D, op, ctx); });
   row("shared gate backward", 5 * f,
       [&] { shared_gate_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), N, H, D, op, ctx); });
@@ -424,17 +435,16 @@ void bench_operations(Context& ctx, double bandwidth) {
                            {"glu", Activation::sigmoid},
                            {"geglu", Activation::gelu_tanh},
                            {"geglu erf", Activation::gelu_erf}}) {
-    row(format("%s forward", name).c_str(), 3 * f, [&] { glu_forward(y.data(), x.data(), z.data(), n, act, ctx); });
-    row(format("%s backward", name).c_str(), 5 * f,
+    row(format("%s forward", name), 3 * f, [&] { glu_forward(y.data(), x.data(), z.data(), n, act, ctx); });
+    row(format("%s backward", name), 5 * f,
         [&] { glu_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), n, act, ctx); });
   }
   for (auto [name, act] : {std::pair{"silu", Activation::silu},
                            {"gelu tanh", Activation::gelu_tanh},
                            {"gelu erf", Activation::gelu_erf},
                            {"relu2", Activation::relu2}}) {
-    row(format("%s forward", name).c_str(), 2 * f, [&] { activation_forward(y.data(), x.data(), n, act, ctx); });
-    row(format("%s backward", name).c_str(), 3 * f,
-        [&] { activation_backward(dx.data(), y.data(), x.data(), n, act, ctx); });
+    row(format("%s forward", name), 2 * f, [&] { activation_forward(y.data(), x.data(), n, act, ctx); });
+    row(format("%s backward", name), 3 * f, [&] { activation_backward(dx.data(), y.data(), x.data(), n, act, ctx); });
   }
   row("polynorm forward", 2 * f,
       [&] { polynorm_forward(y.data(), r.data(), x.data(), alpha.data(), w.data(), N, C, 1e-6f, ctx); });
@@ -452,26 +462,10 @@ void bench_operations(Context& ctx, double bandwidth) {
   row("kv bias logits", f, [&] { kv_bias_logits(r.data(), x.data(), w.data(), heads, ctx); });
   row("kv bias backward", 2 * f,
       [&] { kv_bias_backward(dw.data(), db.data(), scores.data(), dscores.data(), x.data(), y.data(), heads, ctx); });
-  const ShortConvShape taps{N / sequence, sequence, C, 4};
-  Buffer<float> conv = filled(4 * C, 20), dconv = filled(4 * C, 21);
-  row("short convolution and silu forward", 2 * f,
-      [&] { short_conv_forward(y.data(), nullptr, x.data(), conv.data(), nullptr, taps, ctx); });
-  row("short convolution and silu backward", 3 * f, [&] {
-    short_conv_backward(dx.data(), dconv.data(), nullptr, y.data(), nullptr, x.data(), conv.data(), nullptr, taps, ctx);
-  });
   const L2normShape lengths{.N = N, .H = H, .D = D};
   row("l2 norm of heads forward", 2 * f, [&] { l2norm_forward(y.data(), r.data(), x.data(), lengths, ctx); });
   row("l2 norm of heads backward", 3 * f,
       [&] { l2norm_backward(dx.data(), y.data(), x.data(), r.data(), lengths, ctx); });
-  const DecayShape logits{N, H};
-  Buffer<float> head = filled(H, 22), dhead = filled(H, 23), dhead2 = filled(H, 24);
-  row("decay forward, 16 heads", 4 * f / D, [&] {
-    decay_forward(y.data(), dz.data(), scores.data(), dscores.data(), head.data(), head.data(), logits, ctx);
-  });
-  row("decay backward, 16 heads", 6 * f / D, [&] {
-    decay_backward({dx.data(), r.data(), dhead.data(), dhead2.data()}, y.data(), dz.data(), scores.data(),
-                   dscores.data(), head.data(), head.data(), logits, ctx);
-  });
   row("bias gradient", f, [&] { bias_backward(dw.data(), x.data(), N, C, ctx); });
   std::vector<int> ids(N);
   for (size_t i = 0; i < N; i++) ids[i] = int(i * 7919 % tokens_wide);
@@ -479,20 +473,45 @@ void bench_operations(Context& ctx, double bandwidth) {
   TokenGroups groups(N, tokens_wide, ctx);
   groups.build(ids.data(), N, ctx);
   Buffer<float> table = filled(tokens_wide * C, 17);
-  row("embedding forward", 2 * f,
+  row("embedding forward", wide + f,
       [&] { embedding_forward(y.data(), device_ids.data(), table.data(), N, C, tokens_wide, ctx); });
-  row("embedding backward", 3 * f, [&] { embedding_backward(table.data(), x.data(), groups, C, ctx); });
-  row("cross-entropy and its gradient", 2 * f,
-      [&] { cross_entropy(r.data(), z.data(), z.data(), device_ids.data(), 1e-3f, N, C, ctx); });
+  row("embedding backward", 2 * wide + f, [&] { embedding_backward(table.data(), x.data(), groups, C, ctx); });
+  Buffer<float> logits = filled(n, 3);
+  row("cross-entropy and its gradient", wide + f,
+      [&] { cross_entropy(r.data(), z.data(), logits.data(), device_ids.data(), 1e-3f, N, C, ctx); });
   bench_routing(row, x, y, z, ctx);
-  Buffer<float> m = filled(n, 1), v = filled(n, 2), norm(device, 1);
+  Buffer<float> weight = filled(n, 1), gradient = filled(n, 2), m = filled(n, 1), v(device, n), norm(device, 1);
   set_zero(v.data(), n, ctx);
-  row("gradient norm", f, [&] { gradient_norm(norm.data(), x.data(), n, ctx); });
-  row("gradient accumulation", 3 * f, [&] { accumulate_gradient(y.data(), x.data(), n, ctx); });
-  gradient_norm(norm.data(), x.data(), n, ctx);
+  gradient_norm(norm.data(), gradient.data(), n, ctx);
   AdamWPlan plan({{0, n, true}}, ctx);
   plan.set_step(adamw_at_step({1e-6f, 0.9f, 0.95f, 1e-8f, 0.1f}, 10, 1.0f), ctx);
-  row("adamw", 7 * f, [&] { adamw_update(y.data(), m.data(), v.data(), nullptr, x.data(), norm.data(), plan, ctx); });
+  bf16* copies = nullptr;
+  if constexpr (is_bf16) copies = x.data();
+  row(is_bf16 ? "adamw and copies" : "adamw", 7 * wide + (is_bf16 ? f : 0),
+      [&] { adamw_update(weight.data(), m.data(), v.data(), copies, gradient.data(), norm.data(), plan, ctx); });
+  if constexpr (is_bf16) {
+    row("rounding", wide + f, [&] { round_to_bf16(x.data(), weight.data(), n, ctx); });
+  } else {
+    const ShortConvShape taps{N / sequence, sequence, C, 4};
+    Buffer<float> conv = filled(4 * C, 20), dconv = filled(4 * C, 21);
+    row("short convolution and silu forward", 2 * f,
+        [&] { short_conv_forward(y.data(), nullptr, x.data(), conv.data(), nullptr, taps, ctx); });
+    row("short convolution and silu backward", 3 * f, [&] {
+      short_conv_backward(dx.data(), dconv.data(), nullptr, y.data(), nullptr, x.data(), conv.data(), nullptr, taps,
+                          ctx);
+    });
+    const DecayShape decays{N, H};
+    Buffer<float> head = filled(H, 22), dhead = filled(H, 23), dhead2 = filled(H, 24);
+    row("decay forward, 16 heads", 4 * f / D, [&] {
+      decay_forward(y.data(), dz.data(), scores.data(), dscores.data(), head.data(), head.data(), decays, ctx);
+    });
+    row("decay backward, 16 heads", 6 * f / D, [&] {
+      decay_backward({dx.data(), r.data(), dhead.data(), dhead2.data()}, y.data(), dz.data(), scores.data(),
+                     dscores.data(), head.data(), head.data(), decays, ctx);
+    });
+    row("gradient norm", f, [&] { gradient_norm(norm.data(), x.data(), n, ctx); });
+    row("gradient accumulation", 3 * f, [&] { accumulate_gradient(y.data(), x.data(), n, ctx); });
+  }
 }
 
 // Of arrays of floats, with a share of the FMA peak; or of bf16, on the CPU by the arithmetic of tensor cores.
@@ -730,7 +749,7 @@ int main(int argc, char** argv) try {
   if (wanted("attention")) bench_attention<float>(ctx, peak);
   if (wanted("attention-bf16")) bench_attention<bf16>(ctx, peak);
   if (wanted("gated-delta")) bench_gated_delta(ctx, peak);
-  if (wanted("operations")) bench_operations(ctx, bandwidth);
+  if (wanted("operations")) bench_operations<float>(ctx, bandwidth), bench_operations<bf16>(ctx, bandwidth);
   if (wanted("training")) bench_training(ctx);
   if (wanted("generation")) bench_generation(ctx, bandwidth);
   require(
