@@ -56,8 +56,7 @@ class Attention final : public Mixer {
     wv_.forward(v_, x, N, ctx);
     q_in_ = gated(GatePosition::g4, q_, pass);
     k_in_ = gated(GatePosition::g3, has_k_experts() ? k_experts_.forward(k_, x, N, ctx) : ConstReals(k_), pass);
-    q_seen_ = norm_and_turn(q_turned_, q_r_, q_in_, q_norm_, config_.H, pass);
-    k_seen_ = norm_and_turn(k_turned_, k_r_, k_in_, k_norm_, config_.KVH, pass);
+    norm_and_turn(pass);
     v_seen_ = gated(GatePosition::g2, has_v_experts() ? v_experts_.forward(v_, x, N, ctx) : ConstReals(v_), pass);
 
     const AttentionShape s = shape(pass.batch());
@@ -68,6 +67,12 @@ class Attention final : public Mixer {
     o_seen_ = gated(GatePosition::g1, behind_attention(N, ctx), pass);
     wo_.forward(y_, o_seen_, N, ctx);
     return gated(GatePosition::g5, y_, pass);
+  }
+
+  void recompute(const Pass& pass) override {
+    behind_attention(pass.N(), pass.ctx);
+    if (has_gate()) gate_.recompute(pass.N(), pass.ctx);
+    norm_and_turn(pass);
   }
 
   void backward(Reals dx, Accumulate accumulate, ConstReals dy, const Pass& pass) override {
@@ -138,14 +143,15 @@ class Attention final : public Mixer {
       visit(k_r_, "k 1/rms", {B, T, KVH});
     }
     if (config_.qk_norm || config_.rope) {
-      visit(q_turned_, "q normed and rotated", {B, T, H, D});
-      visit(k_turned_, "k normed and rotated", {B, T, KVH, D});
+      visit(q_turned_, "q normed and rotated", {B, T, H, D}, Lifetime::cheap);
+      visit(k_turned_, "k normed and rotated", {B, T, KVH, D}, Lifetime::cheap);
     }
     if (config_.sink == AttentionSink::kv_bias) visit(sink_logit_, "logit of the kv bias", {B, H, T});
     visit(o_, "weighted values", {B, T, H, D});
     visit(lse_, "logsumexp", {B, H, T});
     if (config_.sdpa_out == SdpaOut::groupnorm) visit(o_r_, "weighted values 1/rms", {B, T, H});
-    if (config_.sdpa_out != SdpaOut::plain) visit(o_out_, "weighted values, normed or activated", {B, T, H, D});
+    if (config_.sdpa_out != SdpaOut::plain)
+      visit(o_out_, "weighted values, normed or activated", {B, T, H, D}, Lifetime::cheap);
     if (has_gate()) gate_.activations(visit, batch.N());
     visit(y_, "output", {batch.N(), C_});
   }
@@ -251,6 +257,10 @@ class Attention final : public Mixer {
 
   const RopeTables& turns(const Pass& pass) const { return config_.window_rope ? pass.rope->window : pass.rope->all; }
 
+  void norm_and_turn(const Pass& pass) {
+    q_seen_ = norm_and_turn(q_turned_, q_r_, q_in_, q_norm_, config_.H, pass);
+    k_seen_ = norm_and_turn(k_turned_, k_r_, k_in_, k_norm_, config_.KVH, pass);
+  }
   // QK-norm, then rotation, of all heads of q or k. Returns where the result is.
   ConstReals norm_and_turn(Reals out, float* r, ConstReals in, const Weight& norm, size_t heads, const Pass& pass) {
     if (config_.qk_norm) {

@@ -62,6 +62,16 @@ class Block {
     return {joined(norm2_.residual()), f};
   }
 
+  // Behind a forward of the same batch: writes its cheap activations again (layers/parameters.h).
+  void recompute(const Pass& pass) {
+    const size_t N = pass.N();
+    norm1_.recompute(N, pass.ctx);
+    if (!post()) norm2_.recompute(N, pass.ctx);
+    token_mixer_->recompute(pass);
+    channel_mixer_->recompute(pass);
+    if (sandwich()) token_out_.recompute(N, pass.ctx);
+  }
+
   // dh: gradient of the outgoing stream's x, replaced by that of the incoming one. df: gradient of the outgoing branch.
   // Returns that of the incoming branch: dh too, or dbranch where the join is not plain. df may be either.
   ConstReals backward(Reals dh, ConstReals df, Reals dbranch, const Pass& pass) {
@@ -86,12 +96,13 @@ class Block {
     channel_mixer_->parameters(visit.under(channel + "."));
     if (sandwich()) channel_out_.parameters(visit.under(channel + "_out_layernorm."));
   }
+  // What the block hands on is not cheap: the next one reads it.
   void activations(const TensorVisitor& visit, BatchShape batch) {
     const size_t N = batch.N();
-    norm1_.activations(visit.of("input norm"), N);
+    norm1_.activations(visit.of("input norm"), N, Lifetime::cheap);
     token_mixer_->activations(visit.of(token_mixer_->name()), batch);
-    if (sandwich()) token_out_.activations(visit.of("norm behind " + token_mixer_->name()), N);
-    norm2_.activations(visit.of("second norm"), N);
+    if (sandwich()) token_out_.activations(visit.of("norm behind " + token_mixer_->name()), N, Lifetime::cheap);
+    norm2_.activations(visit.of("second norm"), N, post() ? Lifetime::pass : Lifetime::cheap);
     channel_mixer_->activations(visit.of(channel_mixer_->name()), batch);
     if (sandwich()) channel_out_.activations(visit.of("norm behind " + channel_mixer_->name()), N);
   }

@@ -35,6 +35,13 @@ class FeedForward {
     x_ = x;
     if (has_gate()) gate_.forward(g_, x, N, ctx);
     up_.forward(u_, x, N, ctx);
+    recompute(N, ctx);
+    down_.forward(y_, a_, N, ctx);
+    return y_;
+  }
+
+  // Writes the activation, from what W_gate and W_up made.
+  void recompute(size_t N, Context& ctx) {
     if (config_.kind == FfnKind::swiglu_clamped)
       swiglu_clamped_forward(a_, g_, u_, N * config_.F, ctx);
     else if (has_gate())
@@ -43,8 +50,6 @@ class FeedForward {
       polynorm_forward(a_, r_, u_, poly_.value, poly_bias_.value, N, config_.F, polynorm_eps, ctx);
     else
       activation_forward(a_, u_, N * config_.F, activation(), ctx);
-    down_.forward(y_, a_, N, ctx);
-    return y_;
   }
 
   // dx is written or accumulated to; dy is read before that.
@@ -81,7 +86,7 @@ class FeedForward {
     if (has_gate()) visit(g_, "gate", {N, config_.F});
     visit(u_, "up", {N, config_.F});
     if (config_.kind == FfnKind::polynorm) visit(r_, "1/norms", {N, 3});
-    visit(a_, "activation", {N, config_.F});
+    visit(a_, "activation", {N, config_.F}, Lifetime::cheap);
     visit(y_, "output", {N, C_});
   }
   void temporaries(const TensorVisitor& visit, size_t N) {
@@ -132,6 +137,7 @@ class Ffn final : public Mixer {
     Range range("ffn");
     return net_.forward(x, pass.N(), pass.ctx);
   }
+  void recompute(const Pass& pass) override { net_.recompute(pass.N(), pass.ctx); }
   void backward(Reals dx, Accumulate accumulate, ConstReals dy, const Pass& pass) override {
     Range range("ffn backward");
     net_.backward(dx, accumulate, dy, pass.N(), pass.ctx);

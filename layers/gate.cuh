@@ -35,7 +35,7 @@ class Gate {
   }
   void activations(const TensorVisitor& visit, size_t N) {
     if (has_projection()) visit(z_, "gate logit", {N, projection_.out()});
-    visit(y_, "gate output", {N, heads_, D_});
+    visit(y_, "gate output", {N, heads_, D_}, Lifetime::cheap);
   }
   void temporaries(const TensorVisitor& visit, size_t N) {
     if (has_projection()) visit(dz_, "d gate logit", {N, projection_.out()});
@@ -53,16 +53,18 @@ class Gate {
   ConstReals forward(ConstReals in, ConstReals x, size_t N, Context& ctx) {
     in_ = in;
     x_ = x;
-    if (config_.kind == GateKind::static_) {
-      static_gate_forward(y_, in, theta_.value, N, heads_ * D_, config_.op, ctx);
-      return y_;
-    }
-    projection_.forward(z_, x, N, ctx);
-    if (config_.kind == GateKind::shared)
-      shared_gate_forward(y_, in, z_, N, heads_, D_, config_.op, ctx);
-    else
-      gate_forward(y_, in, z_, N, heads_ * D_, group_, config_.op, ctx);
+    if (has_projection()) projection_.forward(z_, x, N, ctx);
+    recompute(N, ctx);
     return y_;
+  }
+  // Writes y, from the logits.
+  void recompute(size_t N, Context& ctx) {
+    if (config_.kind == GateKind::static_)
+      static_gate_forward(y_, in_, theta_.value, N, heads_ * D_, config_.op, ctx);
+    else if (config_.kind == GateKind::shared)
+      shared_gate_forward(y_, in_, z_, N, heads_, D_, config_.op, ctx);
+    else
+      gate_forward(y_, in_, z_, N, heads_ * D_, group_, config_.op, ctx);
   }
 
   // Returns the gradient of `in`; that of x follows with backward_hidden.

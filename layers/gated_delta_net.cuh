@@ -47,17 +47,13 @@ class GatedDeltaNet final : public Mixer {
 
   ConstReals forward(ConstReals x, const Pass& pass) override {
     Range range("gated delta net");
-    const size_t N = pass.N(), Hv = config_.Hv, Dv = config_.Dv;
+    const size_t N = pass.N();
     Context& ctx = pass.ctx;
     x_ = x;
     wqkv_.forward(qkv_in_, x, N, ctx);
     wz_.forward(z_, x, N, ctx);
     wba_.forward(ba_, x, N, ctx);
-    float* const inputs = pass.growing ? cached_inputs_ : nullptr;
-    short_conv_forward(qkv_, inputs, qkv_in_, conv_.value, continues(pass) ? inputs : nullptr, conv_shape(pass.batch()),
-                       ctx);
-    l2norm_forward(q(qkv_), q_r_, q(qkv_), q_norm_shape(N), ctx);
-    l2norm_forward(k(qkv_), k_r_, k(qkv_), k_norm_shape(N), ctx);
+    convolve(pass);
     decay_forward(g_, beta_, a(ba_), b(ba_), A_log_.value, dt_bias_.value, decay_shape(N), ctx);
 
     if (continues(pass) && in_chunks()) {
@@ -71,10 +67,14 @@ class GatedDeltaNet final : public Mixer {
       if (pass.growing && in_chunks()) begin_chunk(pass);
     }
 
-    rmsnorm_forward(normed_, o_r_, o_, norm_.value, N * Hv, Dv, config_.eps, ctx);
-    gate_forward(gated_, normed_, z_, N, Hv * Dv, 1, silu, ctx);
+    norm_and_gate(N, ctx);
     wo_.forward(y_, gated_, N, ctx);
     return y_;
+  }
+
+  void recompute(const Pass& pass) override {
+    convolve(pass);
+    norm_and_gate(pass.N(), pass.ctx);
   }
 
   void backward(Reals dx, Accumulate accumulate, ConstReals dy, const Pass& pass) override {
@@ -120,7 +120,7 @@ class GatedDeltaNet final : public Mixer {
   void activations(const TensorVisitor& visit, BatchShape batch) override {
     const size_t B = batch.B, T = batch.T, Hk = config_.Hk, Hv = config_.Hv, Dk = config_.Dk, Dv = config_.Dv;
     visit(qkv_in_, "q, k, v projected", {B, T, config_.channels()});
-    visit(qkv_, "q, k, v", {B, T, config_.channels()});
+    visit(qkv_, "q, k, v", {B, T, config_.channels()}, Lifetime::cheap);
     visit(q_r_, "q 1/length", {B, T, Hk});
     visit(k_r_, "k 1/length", {B, T, Hk});
     visit(z_, "z", {B, T, Hv, Dv});
@@ -131,8 +131,8 @@ class GatedDeltaNet final : public Mixer {
     visit(kept_, "states before every 64th token", {B, Hv, rule_shape(batch).kept(), Dk, Dv});
     visit(o_, "output of the state", {B, T, Hv, Dv});
     visit(o_r_, "output of the state 1/rms", {B, T, Hv});
-    visit(normed_, "normed", {B, T, Hv, Dv});
-    visit(gated_, "gated", {B, T, Hv, Dv});
+    visit(normed_, "normed", {B, T, Hv, Dv}, Lifetime::cheap);
+    visit(gated_, "gated", {B, T, Hv, Dv}, Lifetime::cheap);
     visit(y_, "output", {batch.N(), C_});
   }
 
@@ -189,6 +189,21 @@ class GatedDeltaNet final : public Mixer {
   static constexpr size_t chunk = gated_delta_interval;
   bool in_chunks() const { return config_.form == DeltaForm::chunk; }
   static bool continues(const Pass& pass) { return pass.growing && !pass.growing->begins(); }
+
+  // q, k and v, from what was projected.
+  void convolve(const Pass& pass) {
+    float* const inputs = pass.growing ? cached_inputs_ : nullptr;
+    short_conv_forward(qkv_, inputs, qkv_in_, conv_.value, continues(pass) ? inputs : nullptr, conv_shape(pass.batch()),
+                       pass.ctx);
+    l2norm_forward(q(qkv_), q_r_, q(qkv_), q_norm_shape(pass.N()), pass.ctx);
+    l2norm_forward(k(qkv_), k_r_, k(qkv_), k_norm_shape(pass.N()), pass.ctx);
+  }
+  // What W_o reads, from the output of the state.
+  void norm_and_gate(size_t N, Context& ctx) {
+    const size_t Hv = config_.Hv, Dv = config_.Dv;
+    rmsnorm_forward(normed_, o_r_, o_, norm_.value, N * Hv, Dv, config_.eps, ctx);
+    gate_forward(gated_, normed_, z_, N, Hv * Dv, 1, silu, ctx);
+  }
 
   // Puts the last `tokens` of the T tokens of each sequence into the chunk, as its tokens `first` and those behind it.
   void keep_in_chunk(size_t first, size_t tokens, const Pass& pass) {

@@ -82,6 +82,9 @@ class Inspector {
   // Which block the views are of that follow, counted from 0. The number of blocks: what stands behind them all.
   size_t layer = 0;
 
+  // False: it wants what stands behind all blocks alone. What is not kept of blocks is then not computed again.
+  virtual bool looks_into_blocks() const { return true; }
+
   virtual void state(const StateView&) {}
   virtual void norm(const NormView&) {}
   virtual void attention(const AttentionView&) {}

@@ -35,6 +35,9 @@ class Mixer {
   // Returns f(x). x must stay until backward.
   virtual ConstReals forward(ConstReals x, const Pass& pass) = 0;
 
+  // Behind a forward that generates nothing: writes the activations again that it calls cheap (layers/parameters.h).
+  virtual void recompute(const Pass& pass) = 0;
+
   // dx is written or accumulated to, parameters' gradients are accumulated. dy is read before that: dx may be dy.
   virtual void backward(Reals dx, Accumulate accumulate, ConstReals dy, const Pass& pass) = 0;
 

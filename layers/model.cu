@@ -139,7 +139,11 @@ Hidden Model::kept(size_t layer, Hidden h, const Pass& pass) {
 void Model::bring_back(size_t layer, const Pass& pass) {
   Memory& m = *memory_;
   if (config.recompute == Recompute::none || m.in_place == layer) return;
-  layers_->blocks[layer].forward(layers_->read[layer], pass);
+  Block& block = layers_->blocks[layer];
+  if (config.recompute == Recompute::full)
+    block.forward(layers_->read[layer], pass);
+  else
+    block.recompute(pass);
   m.in_place = layer;
 }
 
@@ -299,7 +303,8 @@ void Model::inspect(Inspector& inspector) {
   const Layers& l = *layers_;
   require(memory_ && memory_->pass, "model: an inspection without a forward");
   const Pass& pass = *memory_->pass;
-  for (inspector.layer = 0; inspector.layer < l.blocks.size(); inspector.layer++) {
+  inspector.layer = inspector.looks_into_blocks() ? 0 : l.blocks.size();
+  for (; inspector.layer < l.blocks.size(); inspector.layer++) {
     bring_back_to_show(inspector.layer);
     l.blocks[inspector.layer].inspect(inspector, pass.batch());
   }
@@ -330,7 +335,8 @@ namespace {
 
 // Does a tensor of a block lie where those of the other blocks do?
 bool is_shared(const TensorVisitor::Tensor& tensor, Recompute recompute) {
-  return recompute == Recompute::full && tensor.lifetime == Lifetime::pass;
+  if (recompute == Recompute::full) return tensor.lifetime != Lifetime::step;
+  return recompute == Recompute::light && tensor.lifetime == Lifetime::cheap;
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ enum class WindowLayers { all, even, not_nth };
 // What lets tokens meet: softmax attention, the gated delta rule, or one layer of attention behind several of the other.
 enum class MixerKind { attention, gated_delta, hybrid };
 // What of the activations is not kept for the backward, which computes it again (layers/model.h).
-enum class Recompute { none, full };
+enum class Recompute { none, light, full };
 
 struct ModelConfig {
   size_t vocab = 256, context = 128, layers = 4, hidden = 128;

@@ -56,7 +56,7 @@ class Moe final : public Mixer {
     router_.forward(logits_, x, N, ctx);
     router_forward(routed_, logits_, router_shape(N), ctx);
     dispatch_sort(rows_, routed_.expert, dispatch_shape(N), ctx);
-    dispatch_gather(x_rows_, x.as<float>(), rows_, dispatch_shape(N), C_, ctx);
+    gather(N, ctx);
     y_rows_ = experts_.forward(x_rows_, N * config_.k, ctx);
     if (has_shared()) joined_ = shared_y_ = shared_.forward(x, N, ctx);
     if (has_shared_gate()) {
@@ -66,6 +66,13 @@ class Moe final : public Mixer {
     }
     combine_forward(y_, y_rows_.as<float>(), routed_.weight, joined_.as<float>(), rows_, dispatch_shape(N), C_, ctx);
     return y_;
+  }
+
+  void recompute(const Pass& pass) override {
+    const size_t N = pass.N();
+    gather(N, pass.ctx);
+    experts_.recompute(N * config_.k, pass.ctx);
+    if (has_shared()) shared_.recompute(N, pass.ctx);
   }
 
   void backward(Reals dx, Accumulate accumulate, ConstReals dy, const Pass& pass) override {
@@ -116,8 +123,8 @@ class Moe final : public Mixer {
     visit(rows_.row_start, "first row of an expert", {E + 1});
     visit(rows_.slot_of_row, "slot of a row", {M});
     visit(rows_.row_of_slot, "row of a slot", {M});
-    visit.of_step(counts_, "slots of an expert in the step", {E});
-    visit(x_rows_, "x, sorted by expert", {M, C_});
+    visit(counts_, "slots of an expert in the step", {E}, Lifetime::step);
+    visit(x_rows_, "x, sorted by expert", {M, C_}, Lifetime::cheap);
     experts_.activations(visit.of(name() + ", experts"), M);
     if (has_shared()) shared_.activations(visit.of(name() + ", shared expert"), N);
     if (has_shared_gate()) {
@@ -158,6 +165,7 @@ class Moe final : public Mixer {
 
  private:
   static constexpr GateOp sigmoid = {.act = Activation::sigmoid};
+  void gather(size_t N, Context& ctx) { dispatch_gather(x_rows_, x_.as<float>(), rows_, dispatch_shape(N), C_, ctx); }
   bool has_shared() const { return config_.shared > 0; }
   bool has_shared_gate() const { return has_shared() && config_.shared_gate; }
   static FfnConfig shared_config(const MoeConfig& config, FfnConfig expert) {

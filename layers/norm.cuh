@@ -31,31 +31,16 @@ class Norm {
   // Returns y, the norm of x, or of x joined by branch: then residual() is the sum, and branch must stay until backward.
   ConstReals forward(ConstReals x, ConstReals branch, const Join& join, size_t N, Context& ctx) {
     Range range("norm");
-    const ResidualIn in = {x, branch, join};
-    const Reals sum = branch ? sum_ : nullptr;
     x_ = branch ? ConstReals(sum_) : x;
     branch_ = branch;
     join_ = join;
-    switch (config_.kind) {
-      case NormKind::rmsnorm:
-      case NormKind::preaffine:
-        rmsnorm_forward({.y = y_, .r = r_, .sum = sum}, in, rms_weights(), N, C_, config_.epsilon(), ctx);
-        return y_;
-      case NormKind::layernorm:
-        layernorm_forward({.y = y_, .mean = mean_, .r = r_, .sum = sum}, in, weight_.value, bias_.value, N, C_,
-                          config_.epsilon(), ctx);
-        return y_;
-      case NormKind::dyt:
-        dyt_forward({.y = y_, .sum = sum}, in, alpha_.value, weight_.value, bias_.value, N, C_, ctx);
-        return y_;
-      case NormKind::gated:
-      case NormKind::gated_dyt: gated_norm_forward(y_, r_, low_, sum, in, values(), shape(N), ctx); return y_;
-      default:  // none
-        if (branch) residual_forward(sum, in, N, C_, ctx);
-        return x_;
-    }
+    normalise({x, branch, join}, branch ? sum_ : nullptr, N, ctx);
+    return config_.kind == NormKind::none ? x_ : y_;
   }
   ConstReals residual() const { return x_; }
+
+  // Writes y again.
+  void recompute(size_t N, Context& ctx) { normalise({x_}, nullptr, N, ctx); }
 
   // dx = dresidual + gradient through the norm (dresidual null: the gradient through the norm alone), as the join
   // passes it on to x; it is not dy. Returns the gradient of the branch: dx too, or, where the join is not plain,
@@ -104,13 +89,14 @@ class Norm {
     visit(down_, "gate_down.weight", {gate.rank, C_}, Init::normal(), Decay::yes, Use::product);
     visit(up_, "gate_up.weight", {shape(0).scores(), gate.rank}, up, Decay::yes, Use::product);
   }
-  void activations(const TensorVisitor& visit, size_t N) {
+  // output: how long y is needed.
+  void activations(const TensorVisitor& visit, size_t N, Lifetime output = Lifetime::pass) {
     const NormKind kind = config_.base();
     if (kind == NormKind::layernorm) visit(mean_, "mean", {N});
     if (kind == NormKind::layernorm || config_.divides_by_rms()) visit(r_, "1/deviation", {N});
     if (residual_ == Residual::yes) visit(sum_, "residual stream", {N, C_});
     if (config_.with_gate()) visit(low_, "gate, low rank", {N, config_.gate.rank});
-    if (kind != NormKind::none) visit(y_, "output", {N, C_});
+    if (kind != NormKind::none) visit(y_, "output", {N, C_}, output);
   }
   void temporaries(const TensorVisitor& visit, size_t N) {
     if (!config_.with_gate() && (config_.kind == NormKind::preaffine || config_.kind == NormKind::dyt))
@@ -156,6 +142,27 @@ class Norm {
   }
 
  private:
+  // Writes y and what the backward wants beside it; of a branch that joins also the sum.
+  void normalise(const ResidualIn& in, Reals sum, size_t N, Context& ctx) {
+    switch (config_.kind) {
+      case NormKind::rmsnorm:
+      case NormKind::preaffine:
+        rmsnorm_forward({.y = y_, .r = r_, .sum = sum}, in, rms_weights(), N, C_, config_.epsilon(), ctx);
+        break;
+      case NormKind::layernorm:
+        layernorm_forward({.y = y_, .mean = mean_, .r = r_, .sum = sum}, in, weight_.value, bias_.value, N, C_,
+                          config_.epsilon(), ctx);
+        break;
+      case NormKind::dyt:
+        dyt_forward({.y = y_, .sum = sum}, in, alpha_.value, weight_.value, bias_.value, N, C_, ctx);
+        break;
+      case NormKind::gated:
+      case NormKind::gated_dyt: gated_norm_forward(y_, r_, low_, sum, in, values(), shape(N), ctx); break;
+      default:  // none
+        if (in.branch) residual_forward(sum, in, N, C_, ctx);
+    }
+  }
+
   float offset() const { return config_.zero_centred ? 1.0f : 0.0f; }
   RmsnormWeights rms_weights() const { return {.w = weight_.value, .pre = pre_.value, .offset = offset()}; }
   GatedNormWeights values() const { return {alpha_.value, weight_.value, bias_.value, down_.value, up_.value}; }

@@ -3,7 +3,7 @@
 // A layer lists its tensors in three functions. Each calls visit once for every tensor:
 //   parameters(visit)        visit(weight, name, shape, init, decay, use)    weights with gradients
 //   activations(visit, N)    visit(pointer, name, shape)                     written by forward, read by backward
-//                            visit.of_step(pointer, name, shape)             live over all micro-batches of a step
+//                            (a fourth argument says how long they live, where that is another time)
 //   temporaries(visit, N)    visit(pointer, name, shape)                     live inside one layer's backward
 // Allocation, initialisation, the optimizer, checkpoints, FLOPs and the fingerprint all walk these lists: there is no
 // second list that could drift from the first. The type of a pointer says how its elements are stored; of Reals the visitor
@@ -96,8 +96,12 @@ class ParameterVisitor {
 // What a mixer's readers() calls: weight is a matrix (rows,C) that the mixer's input is multiplied by.
 using ReaderVisitor = std::function<void(const Weight& weight, size_t rows, Use use)>;
 
-// How long a tensor holds what is in it: until the layer's backward of the same micro-batch, or to the end of the step.
-enum class Lifetime { pass, step };
+// How long a tensor holds what is in it.
+enum class Lifetime {
+  pass,  // until the layer's backward of the same micro-batch
+  cheap,  // the same; but the layer's recompute() can write it again from its other tensors, without a product of matrices
+  step  // over all micro-batches of a step
+};
 
 // What a layer's activations() and temporaries() call. `pointer` is where the layer keeps the tensor's address. Reals are stored
 // as the visitor says; a float* or an int* is what it is.
@@ -113,13 +117,14 @@ class TensorVisitor {
   TensorVisitor(Function f, Storage storage, std::string part = "")
       : f_(std::move(f)), storage_(storage), part_(std::move(part)) {}
 
-  template <class Pointer>
-  void operator()(Pointer& pointer, const std::string& name, const Shape& shape) const {
-    list(pointer, name, shape, Lifetime::pass);
+  template <class T>
+  void operator()(T*& pointer, const std::string& name, const Shape& shape, Lifetime lifetime = Lifetime::pass) const {
+    f_({full(name), shape, bytes_of(shape, sizeof(T)), lifetime},
+       [&pointer](void* memory) { pointer = static_cast<T*>(memory); });
   }
-  template <class Pointer>
-  void of_step(Pointer& pointer, const std::string& name, const Shape& shape) const {
-    list(pointer, name, shape, Lifetime::step);
+  void operator()(Reals& place, const std::string& name, const Shape& shape, Lifetime lifetime = Lifetime::pass) const {
+    f_({full(name), shape, bytes_of(shape, gated::bytes_of(storage_)), lifetime},
+       [&place, storage = storage_](void* memory) { place = Reals(memory, storage); });
   }
   // The same visitor for a part of the layer.
   TensorVisitor of(const std::string& part) const { return TensorVisitor(f_, storage_, part); }
@@ -132,15 +137,6 @@ class TensorVisitor {
   }
 
  private:
-  template <class T>
-  void list(T*& pointer, const std::string& name, const Shape& shape, Lifetime lifetime) const {
-    f_({full(name), shape, bytes_of(shape, sizeof(T)), lifetime},
-       [&pointer](void* memory) { pointer = static_cast<T*>(memory); });
-  }
-  void list(Reals& place, const std::string& name, const Shape& shape, Lifetime lifetime) const {
-    f_({full(name), shape, bytes_of(shape, gated::bytes_of(storage_)), lifetime},
-       [&place, storage = storage_](void* memory) { place = Reals(memory, storage); });
-  }
   static size_t bytes_of(const Shape& shape, size_t element);
   std::string full(const std::string& name) const { return part_.empty() ? name : part_ + ": " + name; }
 

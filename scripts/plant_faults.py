@@ -130,6 +130,40 @@ layers/norm.cuh
 layers/ffn.cuh
   case FfnKind::glu: return «Activation::sigmoid => Activation::silu»;
 
+[what is computed again]
+layers/model.cu
+  i > 0 && «config.recompute == Recompute::full => false» ? kept(i
+  config.recompute == Recompute::none || «m.in_place == layer => true») return;
+  block.forward(layers_->read[«layer => 0»], pass);
+  block.forward(layers_->read[layer], «pass => [&] { Pass other(pass.B, pass.T, pass.ctx, &m.rope); other.drop(config.dropout, m.seed, 99, 2 * config.layers + 1); return other; }()»);
+  if (h.branch && «plain_join() => true») {
+  return {moved(to.x, h.x), «moved(to.branch, h.branch) => h.branch»};
+  recompute == Recompute::full) return «tensor.lifetime != Lifetime::step => true»;
+  recompute == Recompute::light && «tensor.lifetime == Lifetime::cheap => tensor.lifetime != Lifetime::step»;
+  void Model::bring_back_to_show(size_t layer) {¶  «bring_back(layer, *memory_->pass); => ;»
+  if (memory_->pass) «bring_back_to_show(i); => ;»
+  const bool has_branch = «!layers_->post => true» && !plain_join();
+layers/block.cuh
+  void recompute(const Pass& pass) {¶    const size_t N = pass.N();¶    «norm1_.recompute(N, pass.ctx); => ;»
+  if (!post()) «norm2_.recompute(N, pass.ctx); => ;»
+  «token_mixer_->recompute(pass); => ;»
+  «channel_mixer_->recompute(pass); => ;»
+  if (sandwich()) «token_out_.recompute(N, pass.ctx); => ;»
+  visit.of("second norm"), N, «post() ? Lifetime::pass : Lifetime::cheap => Lifetime::cheap»
+layers/attention.cuh
+  void recompute(const Pass& pass) override {¶    «behind_attention(pass.N(), pass.ctx); => ;»
+  if (has_gate()) «gate_.recompute(pass.N(), pass.ctx); => ;»
+  gate_.recompute(pass.N(), pass.ctx);¶    «norm_and_turn(pass); => ;»
+layers/gated_delta_net.cuh
+  void recompute(const Pass& pass) override {¶    «convolve(pass); => ;»
+  convolve(pass);¶    «norm_and_gate(pass.N(), pass.ctx); => ;»
+layers/moe.cuh
+  «gather(N, pass.ctx); => ;»
+  «gather(N, pass.ctx); => gather(N, pass.ctx), dispatch_count(counts_, rows_.row_start, false, config_.E, pass.ctx);»
+  «experts_.recompute(N * config_.k, pass.ctx); => ;»
+  if (has_shared()) «shared_.recompute(N, pass.ctx); => ;»
+  "slots of an expert in the step", {E}, «Lifetime::step => Lifetime::pass»
+
 [dropout]
 layers/block.cuh
   site_(«2 * layer => 0»),
@@ -405,7 +439,7 @@ training/describe.cpp
   p.decay == «Decay::yes => Decay::no» ?
   config.batch, T = config.model.context, N = «B * T => T»;
   B, T, «config.micro_batches => 1», device);
-  double(bytes) / «1048576.0 => 1e6»);
+  return double(bytes) / «1048576.0 => 1e6»;
   «parts[part_of(p.name)] += p.size; => parts[part_of(p.name)] = p.size;»
   const Device device = «kernels => !kernels» ?
 training/progress.cpp
@@ -509,7 +543,7 @@ training/run_metadata.cpp
 [bf16]
 layers/linear.cuh
   weight_.copy, N, out_, in_, Layout::nt, Accumulate::no, ctx, «bias_.value => nullptr»);
-  return plan.kernels_need(«matmul_bf16_scratch(rows, columns, K) => 0»);
+  return plan.need(«matmul_bf16_scratch(rows, columns, K, plan.device, has_bias_) => 0»);
 layers/parameters.cu
   «if (copies.size()) round_to_bf16(copies.data(), values.data(), size_, ctx); => ;»
 training/trainer.cu

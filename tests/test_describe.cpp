@@ -86,9 +86,9 @@ TEST_CASE("describe: the width that matches a number of parameters is the neares
 
 TEST_CASE("describe: what is printed adds up, for every variant", "[describe]") {
   std::vector<std::string> lines = small_models();
-  for (const char* flags :
-       {"", " --dropout=0.1", " --experts=4 --norm-placement=post"})
-    lines.push_back(std::string("--recompute=full --layers=5") + flags);
+  for (const char* flags : {"", " --dropout=0.1", " --experts=4 --norm-placement=post"})
+    for (const char* recompute : {"--recompute=light", "--recompute=full"})
+      lines.push_back(std::string(recompute) + " --layers=5" + flags);
   for (const std::string& flags : lines) {
     INFO(flags);
     Config config;
@@ -153,6 +153,29 @@ TEST_CASE("describe: which weights decay, the sums of the parts, FLOPs and memor
                                {"scratch", memory.scratch},
                                {"total", memory.total()}})
       REQUIRE(numbers.find(format("%-18s %12.1f\n", name, double(bytes) / 1048576.0)) != std::string::npos);
+  }
+}
+
+TEST_CASE("describe: activations with each value of --recompute, and which are cheap", "[describe]") {
+  const auto described = [](const std::string& flags) {
+    return describe(config_of_flags("--context=64 --ffn=swiglu " + flags));
+  };
+  const auto line_of = [](const std::string& text, const std::string& begin) {
+    const size_t at = text.find(begin);
+    return text.substr(at, text.find('\n', at) - at);
+  };
+  std::string line;
+  for (const char* name : {"none", "light", "full"}) {
+    const std::string flags = format("--recompute=%s", name), text = described(flags);
+    const Config config = config_of_flags("--context=64 " + flags);
+    const size_t bytes = training_memory(config.model, config.batch, 64, 1, Device::cpu).activations;
+    if (line.empty()) line = line_of(text, "activations, MiB, with --recompute");
+    REQUIRE(line_of(text, "activations, MiB, with --recompute") == line);
+    REQUIRE((line + ",").find(format(" %s %.1f,", name, double(bytes) / 1048576.0)) != std::string::npos);
+    REQUIRE(text.find(format("activations        %12.1f\n", double(bytes) / 1048576.0)) != std::string::npos);
+    REQUIRE(line_of(text, "FLOPs a token") == line_of(described(""), "FLOPs a token"));
+    REQUIRE(line_of(text, "  mlp: activation ").ends_with(" cheap"));
+    REQUIRE(!line_of(text, "  mlp: up ").ends_with(" cheap"));
   }
 }
 

@@ -179,6 +179,7 @@ const Row rows[] = {
     FIELD("--precision=fp32", "", c.model.storage == Storage::fp32),
     FIELD("--precision=bf16", "", c.model.storage == Storage::bf16),
     FIELD("--recompute=none", "", c.model.recompute == Recompute::none),
+    FIELD("--recompute=light", "", c.model.recompute == Recompute::light),
     FIELD("--recompute=full", "", c.model.recompute == Recompute::full),
     FIELD("--mma=hopper", "--precision=bf16", c.mma == MmaArithmetic::hopper),
     FIELD("--mma=ampere", "--precision=bf16", c.mma == MmaArithmetic::ampere),

@@ -16,7 +16,7 @@ using namespace gated;
 namespace {
 
 const std::vector<Recompute>& savings() {
-  static const std::vector<Recompute> all = {Recompute::full};
+  static const std::vector<Recompute> all = {Recompute::light, Recompute::full};
   return all;
 }
 
@@ -97,7 +97,7 @@ TEST_CASE("recompute: how experts were routed is counted once", "[bitwise]") {
   Context cpu(Device::cpu);
   const char* const flags = "--experts=5 --balance-loss=0.5 --z-loss=0.1 --layers=3";
   std::vector<std::vector<float>> reports;
-  for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+  for (const Recompute recompute : {Recompute::none, Recompute::light, Recompute::full}) {
     Run run(run_of(flags, recompute, 3), cpu);
     run.steps(2);
     const float* const report = run.trainer.model.routing_reports();
@@ -131,7 +131,7 @@ TEST_CASE("recompute: SmoothQuant sees what every norm wrote", "[bitwise]") {
        {"--layers=3", "--layers=3 --experts=4 --norm=gated --norm-rank=3 --norm-placement=sandwich"}) {
     INFO(flags);
     std::string expected;
-    for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+    for (const Recompute recompute : {Recompute::none, Recompute::light, Recompute::full}) {
       Context cpu(Device::cpu);
       Run run(run_of(flags, recompute), cpu);
       run.steps(2);
@@ -207,6 +207,18 @@ TEST_CASE("recompute: the memory of a block's activations, and one tensor or two
     REQUIRE(more - one == 5 * size_t(tensors) * stream);
     REQUIRE(bytes_of_run(flags, 1, Recompute::full) == bytes_of_run(flags, 1, Recompute::none));
     REQUIRE(more * 3 < bytes_of_run(flags, 8, Recompute::none));
+
+    // Lightly: of the blocks' cheap tensors those of one.
+    size_t cheap = 0;
+    const auto add_cheap = [&](const TensorVisitor::Tensor& t, const auto&) {
+      if (t.lifetime == Lifetime::cheap) cheap += (t.bytes + 127) / 128 * 128;
+    };
+    Model model(small_model(flags + std::string(" --layers=8")));
+    model.plan(2, 9);
+    model.block_activations(1, TensorVisitor(add_cheap, Storage::fp32));
+    const size_t all = bytes_of_run(flags, 8, Recompute::none);
+    REQUIRE(all - bytes_of_run(flags, 8, Recompute::light) == 7 * cheap);
+    REQUIRE(cheap * 8 * 5 > all);  // at least a fifth
   }
 }
 

@@ -18,6 +18,7 @@ struct EndingRow {
 class LossReader final : public Inspector {
  public:
   explicit LossReader(Device device) : device_(device) {}
+  bool looks_into_blocks() const override { return false; }
   void losses(const LossView& view) override {
     const OnHost losses(device_, view.losses, view.B * view.T);
     all.assign(losses.begin(), losses.end());

@@ -26,6 +26,10 @@ static std::string part_of(const std::string& name) {
   return name.substr(begin, name.find('.', begin) - begin);
 }
 
+static double mib(size_t bytes) {
+  return double(bytes) / 1048576.0;
+}
+
 std::string source_text(Config& config, size_t width) {
   return wrapped("from       ", config.source->path(), 11, width) +
          wrapped("flags      ", changed_flags_text(config), 11, width) + "\n";
@@ -55,14 +59,16 @@ std::string describe(const Config& config) {
   const size_t first_attention = m.mixer == MixerKind::hybrid ? m.attention_every - 1 : 0;
   const size_t first_experts = m.has_experts() ? m.dense_layers : 0;
   for (const size_t layer : std::set<size_t>{0, first_attention, first_experts}) {
-    text += format("\ndata in %s, for %zu sequences of %zu tokens (%zu tokens)\n",
-                   layer == 0                 ? "the first block"
-                   : layer == first_attention ? "the first block with attention"
-                                              : "the first block with experts",
-                   B, T, N);
+    text += format(
+        "\ndata in %s, for %zu sequences of %zu tokens (%zu tokens); what is cheap --recompute=light does not keep\n",
+        layer == 0                 ? "the first block"
+        : layer == first_attention ? "the first block with attention"
+                                   : "the first block with experts",
+        B, T, N);
     model.block_activations(layer, TensorVisitor(
                                        [&](const TensorVisitor::Tensor& t, const auto&) {
-                                         text += format("  %-58s %s\n", t.name.c_str(), shape_text(t.shape).c_str());
+                                         text += format("  %-58s %s%s\n", t.name.c_str(), shape_text(t.shape).c_str(),
+                                                        t.lifetime == Lifetime::cheap ? "  cheap" : "");
                                        },
                                        m.storage));
   }
@@ -71,8 +77,10 @@ std::string describe(const Config& config) {
   const bool kernels = config.device == DeviceChoice::cuda || config.device == DeviceChoice::emulated;
   const Device device = kernels ? kernel_device : Device::cpu;
   const TrainingMemory memory = training_memory(config.model, B, T, config.micro_batches, device);
-  text += format("\nFLOPs a token, training          %.4g (6 x %s weights of matrix products, and what mixes tokens)\n",
-                 model.flops_per_token(T), with_commas(size_t(model.weights.product_flops() / 6)).c_str());
+  text += format(
+      "\nFLOPs a token, training          %.4g (6 x %s weights of matrix products, and what mixes tokens; not what is "
+      "computed again)\n",
+      model.flops_per_token(T), with_commas(size_t(model.weights.product_flops() / 6)).c_str());
   const char* heading = "memory, MiB   ";
   for (auto [name, bytes] : {std::pair{"weights", memory.weights},
                              {"gradients", memory.gradients},
@@ -82,10 +90,18 @@ std::string describe(const Config& config) {
                              {"scratch", memory.scratch},
                              {"tables", memory.tables},
                              {"total", memory.total()}}) {
-    text += format("%s%-18s %12.1f\n", heading, name, double(bytes) / 1048576.0);
+    text += format("%s%-18s %12.1f\n", heading, name, mib(bytes));
     heading = "              ";
   }
-  return text;
+  text += "activations, MiB, with --recompute";
+  for (auto [name, recompute] :
+       {std::pair{"none", Recompute::none}, {"light", Recompute::light}, {"full", Recompute::full}}) {
+    ModelConfig other = m;
+    other.recompute = recompute;
+    const size_t bytes = training_memory(other, B, T, config.micro_batches, device).activations;
+    text += format("%s %s %.1f", recompute == Recompute::none ? "" : ",", name, mib(bytes));
+  }
+  return text + "\n";
 }
 
 }  // namespace gated
