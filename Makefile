@@ -69,17 +69,17 @@ $(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(NVCC),-DWITH_CUDA)
 # ---- builds of one source: release, asan (AddressSanitizer + UBSan), race (the race
 # shadow), debug (for gdb), and narrower CPUs
 # $(1) name, $(2) flags where the CPU must be fast, $(3) flags of the tests and of what the emulator alone runs,
-# $(4) flags of the linker, $(5) the headers that its files have in common
+# $(4) flags of the linker, $(5) the headers that its files have in common, $(6) what tests are compiled with beside $(3)
 
 define build_rules
 $(call compile,$(BUILD)/$(1)/%.o: %.cpp,$(BUILD)/$(1)/headers/cpu.h,$(2))
 $(call compile,$(call objects,$(1),$(FAST)): $(BUILD)/$(1)/%.o: %.cu,$(BUILD)/$(1)/headers/cpu.h,$(2))
 $(call compile,$(BUILD)/$(1)/%.o: %.cu,$(BUILD)/$(1)/headers/emulated.h,$(CALLS) $(3))
-$(call compile,$(BUILD)/$(1)/tests/%.o: tests/%.cpp,$(BUILD)/$(1)/headers/tests.h,$(CALLS) $(3))
+$(call compile,$(BUILD)/$(1)/tests/%.o: tests/%.cpp,$(BUILD)/$(1)/headers/tests.h,$(CALLS) $(3) $(6))
 $(call compile,$(call objects,$(1),$(FAST_TESTS)): $(BUILD)/$(1)/%.o: %.cpp,$(BUILD)/$(1)/headers/cpu.h,$(2))
 $(call read_once,$(BUILD)/$(1)/headers/cpu.h,$(5),$(2))
 $(call read_once,$(BUILD)/$(1)/headers/emulated.h,$(5),$(CALLS) $(3))
-$(call read_once,$(BUILD)/$(1)/headers/tests.h,tests/harness.h,$(CALLS) $(3))
+$(call read_once,$(BUILD)/$(1)/headers/tests.h,tests/harness.h,$(CALLS) $(3) $(6))
 $(BUILD)/$(1)/kernels.a: $(call objects,$(1),$(KERNELS) core/simt.cpp $(if $(filter race,$(1)),core/race_shadow.cpp))
 	@rm -f $$@
 	ar rcs $$@ $$^
@@ -129,15 +129,12 @@ WATCH := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined
 RACE_SHADOW := -O1 -g -march=$(ARCH) -DSIMT_RACE_SHADOW
 OPERATION_HEADERS := core/reduce.cuh core/simd.h
 $(eval $(call build_rules,release,$(CXXFLAGS) -march=$(ARCH),-O1 -march=$(ARCH),,$(OPERATION_HEADERS)))
-$(eval $(call build_rules,asan,-O1 -g -march=$(ARCH) $(WATCH),-O1 -g -march=$(ARCH) $(WATCH),$(WATCH),$(OPERATION_HEADERS)))
+# (-O1 and both sanitizers take up to five times as long to compile as -Og, more than the tests win)
+$(eval $(call build_rules,asan,-Og -g -march=$(ARCH) $(WATCH),-Og -g -march=$(ARCH) $(WATCH),$(WATCH),$(OPERATION_HEADERS),-O0))
 $(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,$(RACE_SHADOW) -fsanitize=thread,,$(OPERATION_HEADERS)))
 $(eval $(call build_rules,debug,-O0 -ggdb3 -march=$(ARCH),-O0 -ggdb3 -march=$(ARCH),,$(OPERATION_HEADERS)))
 $(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3,-O1 -march=x86-64-v3,,$(OPERATION_HEADERS)))
 $(eval $(call build_rules,plain,$(CXXFLAGS) -march=x86-64,-O1 -march=x86-64,,$(OPERATION_HEADERS)))
-# (-O1 and both sanitizers take ten times as long for its register blocks as -O3 alone does)
-$(BUILD)/asan/kernels/attention_cpu.o: kernels/attention_cpu.cpp
-	@mkdir -p $(@D)
-	$(CXX) $(COMMON) -Og -g -march=$(ARCH) $(WATCH) -c -o $@ $<
 # The emulator and the shadow are not kernels: nothing watches them. Half of the time of a test under the shadow is the shadow's.
 $(BUILD)/race/core/%.o: core/%.cpp
 	@mkdir -p $(@D)
