@@ -11,7 +11,7 @@
 //           matrices, attention and the recurrence are not computed again
 //   full    all that a block computes: what it read is kept, and its forward runs again
 // The bits are the same: a forward changes nothing but its activations, and dropout draws by number.
-// shapes: ids, targets (B,T) int32; h (N,C), N = B*T | layers/model.cu, tests/test_model.cpp, tests/test_recompute.cpp
+// shapes: ids, targets (B,T) int32; h (N,C), N = B*T | layers/model.cu, layers/model_memory.cu, tests/test_model.cpp, tests/test_recompute.cpp
 #pragma once
 #include <memory>
 #include <optional>
@@ -45,7 +45,7 @@ struct Generation {
 };
 
 class Model {
-  struct Layers;  // layers/model.cu
+  struct Layers;  // layers/model_state.cuh
   struct Memory;
 
  public:
@@ -137,7 +137,11 @@ class Model {
   const float* embedding_multiplier() const;  // on the device, or null
   size_t chunk_rows() const;                  // of the logits that are in memory at a time
   std::vector<TensorList> temporaries();      // of each layer; they take turns in the same memory
-  bool plain_join() const;                    // has a branch the gradient of the sum that it joins?
+  // Of tensors that are stored as the model says: their bytes; the most of lists that take turns; and giving them their places.
+  size_t bytes(const TensorList& list) const;
+  size_t largest(const std::vector<TensorList>& turns) const;
+  void place(void* memory, const TensorList& list) const;
+  bool plain_join() const;  // has a branch the gradient of the sum that it joins?
 
   std::unique_ptr<Layers> layers_;
   std::unique_ptr<Memory> memory_;  // of a model that can run

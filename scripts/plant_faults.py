@@ -75,7 +75,7 @@ layers/block_parts.cuh
   Init::normal(«model.depth_scaled_init => false» ?
   «f.out_init = branch_out_init(model); => ;»
   «a.out_init = branch_out_init(model); => ;»
-layers/model.cu
+layers/model_memory.cu
   "model.embed_tokens.weight", {V, C}, Init::normal(), «Decay::yes => Decay::no», embed_use
   {config.context, C}, Init::normal(), «Decay::yes => Decay::no», Use::lookup
   {config.context, C}, «Init::normal() => Init::constant(0)», Decay::yes
@@ -119,8 +119,9 @@ layers/block_parts.cuh
   b.clip_residual = «model.clip_residual => model.clip_output»;
   a.rope = «model.position == Position::rope => true»;
   a.zero_centred = «model.norm.zero_centred => false»;
-layers/model.cu
+layers/model_state.cuh
   final_norm(«block_config(c).ffn_norm => block_config(c).attention_norm», c.hidden
+layers/model_memory.cu
   config.rope_dims(), «config.rope_theta => 10000.0», device
   make_rope_tables(tokens, config.rope_dims(), «config.window_rope_theta => config.rope_theta», device);
 layers/model_config.h
@@ -138,10 +139,13 @@ layers/model.cu
   block.forward(layers_->read[layer], «pass => [&] { Pass other(pass.B, pass.T, pass.ctx, &m.rope); other.drop(config.dropout, m.seed, 99, 2 * config.layers + 1); return other; }()»);
   if (h.branch && «plain_join() => true») {
   return {moved(to.x, h.x), «moved(to.branch, h.branch) => h.branch»};
+layers/model_memory.cu
   recompute == Recompute::full) return «tensor.lifetime != Lifetime::step => true»;
   recompute == Recompute::light && «tensor.lifetime == Lifetime::cheap => tensor.lifetime != Lifetime::step»;
+layers/model.cu
   void Model::bring_back_to_show(size_t layer) {¶  «bring_back(layer, *memory_->pass); => ;»
   if (memory_->pass) «bring_back_to_show(i); => ;»
+layers/model_memory.cu
   const bool has_branch = «!layers_->post => true» && !plain_join();
 layers/block.cuh
   void recompute(const Pass& pass) {¶    const size_t N = pass.N();¶    «norm1_.recompute(N, pass.ctx); => ;»
@@ -419,7 +423,7 @@ layers/attention.cuh
   const double W = «config_.window && config_.window < T => false» ?
   return «12.0 => 6.0» * double
   (W - «W * W / (2.0 * double(T)) => W / 2»);
-layers/model.cu
+layers/model_memory.cu
   const Use embed_use = «config.tied ? Use::product : Use::lookup => Use::product»;
   const Use embed_use = «config.tied ? Use::product : Use::lookup => Use::lookup»;
   "lm_head.weight", {V, C}, Init::normal(), Decay::yes, «Use::product => Use::lookup»);
