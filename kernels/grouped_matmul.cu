@@ -18,13 +18,13 @@
 // shapes: grouped_matmul     C (M,N), A (M,K), B (E,N,K) in nt, (E,K,N) in nn, bias (E,N)
 //         grouped_matmul_tn  C (E,N,K), A (M,N), B (M,K)          grouped_bias_backward  db (E,N), dy (M,N)
 //         row_start (E+1) int
+//         all f32, but for the dy of grouped_bias_backward: f32 or bf16. Products of bf16: kernels/grouped_matmul_bf16.cu
 // on the CPU: kernels/grouped_matmul_cpu.cpp | tests/test_grouped_matmul.cpp
 #include "kernels/grouped_matmul.h"
 
-#include <algorithm>
-
 #include "core/reduce.cuh"
 #include "kernels/bias.h"
+#include "kernels/grouped_rows.cuh"
 #include "kernels/matmul_tile.cuh"
 
 namespace gated {
@@ -61,66 +61,23 @@ void grouped_bias_backward_ref(T* db, const T* dy, const int* row_start, size_t 
 }
 IN_FLOAT_AND_DOUBLE(grouped_bias_backward_ref);
 
-// ---- who works on which rows
-//
-// Rows go in pieces of `piece` rows, cut from each expert's first row on, so that no piece has rows of two experts. How many
-// pieces there are depends on row_start, which only the device knows: the grid must not. So expert e's pieces are numbered from
-//
-//   first(e) = row_start[e] / piece + e          (rounded down)
-//
-// With m rows it has at most m / piece + 1 pieces (m / piece rounded down), and first(e+1) leaves room for at least as many:
-// pieces of two experts never have the same number, first() rises, and all numbers are below first(E) = M / piece + E. That
-// is the grid. Some numbers belong to nobody, at most one an expert, and their blocks return at once.
-//
-//   piece = 4     rows    0 . . . | 4 . . . | 8 . . . | 12. . . | 16        M = 17, E = 4
-//   expert        0 has 0..4        1 has 5..8         2 none    3 has 9..16
-//   first                 0               5/4 + 1 = 2       9/4 + 2 = 4      9/4 + 3 = 5       grid 17/4 + 4 = 8
-//
-//   block         0       1      2      3      4      5       6        7
-//   rows          0..3    4      5..8   -      -      9..12   13..16   -
-//
-// To find its expert a block looks for the last e with first(e) <= its number, by halving: 7 steps for 128 experts.
-
-struct GroupRows {
-  size_t expert, begin, end;  // end <= begin: none
-};
-
-__device__ inline size_t first_piece(const int* row_start, size_t e, size_t piece) {
-  return size_t(row_start[e]) / piece + e;
-}
-
-__device__ inline GroupRows group_rows(const int* row_start, size_t E, size_t piece, size_t number) {
-  size_t e = 0;
-  for (size_t above = E; above - e > 1;) {
-    const size_t middle = e + (above - e) / 2;
-    (first_piece(row_start, middle, piece) <= number ? e : above) = middle;
-  }
-  const size_t begin = size_t(row_start[e]) + (number - first_piece(row_start, e, piece)) * piece,
-               end = size_t(row_start[e + 1]);
-  return {e, begin, begin + piece < end ? begin + piece : end};
-}
-
-static dim3 group_rows_grid(size_t M, size_t E, size_t piece) {
-  return grid_of(M / piece + E);
-}
-
 // ---- kernel of the products
 //
 // A block computes one tile, as in a product of two matrices (kernels/matmul_tile.cuh).
-//   nt, nn   the tile's rows are a piece of an expert's rows: blockIdx.x numbers the pieces, blockIdx.y the tiles along N
+//   nt, nn   the tile's rows are a piece of an expert's rows (kernels/grouped_rows.cuh): blockIdx.x numbers the pieces,
+//            blockIdx.y the tiles along N
 //   tn       the tile lies in the C of expert blockIdx.z, and k runs over the expert's rows
 //
 // A C that is added to waits for the sum of its slices, which grows in scratch. nt and nn have several slices where K > 1024,
-// tn for the experts with more than 1024 rows. Each of these experts has a matrix in scratch. Its number is row_start[e] / 1025:
-// no two have the same, as each has at least 1025 rows, and all numbers are below M / 1025. Where E is less than that, the
-// number is e. The slices of an expert go one after the other: the experts together have tiles enough to fill a GPU.
+// tn for the experts with more than 1024 rows: each of these has a matrix in scratch. The slices of an expert go one after the
+// other: the experts together have tiles enough to fill a GPU.
 
 struct GroupedJob {
   float *C, *sums;  // sums: in scratch
   const float *A, *B, *bias;
   const int* row_start;
   size_t E, N, K;
-  size_t sums_count;  // matrices, in tn
+  size_t tall;  // tall_groups(), in tn
   bool accumulate, aligned;
 };
 
@@ -136,7 +93,7 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2) grouped_matmul_kernel(Gr
     if (block.begin == block.end) return;
     block.m0 = size_t(blockIdx.x) * BM, block.m_end = job.N, block.n_end = job.K;
     block.A = {job.A, job.N}, block.B = {job.B, job.K}, block.bias = nullptr;
-    const size_t matrix = job.sums_count < job.E ? block.begin / (matmul_slice + 1) : e;
+    const size_t matrix = tall_group_place(job.tall, block.begin, e, job.E, matmul_slice);
     block.C = {job.C + (e * job.N + block.m0) * job.K + block.n0, job.K};
     block.sum = {job.sums + (matrix * job.N + block.m0) * pitch + block.n0, pitch};
   } else {
@@ -160,8 +117,8 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2) grouped_matmul_kernel(Gr
 
 constexpr unsigned grouped_bias_threads = 128;
 
-__global__ inline void grouped_bias_pieces_kernel(float* sums, const float* dy, const int* row_start, size_t E,
-                                                  size_t N) {
+template <class S>
+__global__ void grouped_bias_pieces_kernel(float* sums, const S* dy, const int* row_start, size_t E, size_t N) {
   const GroupRows rows = group_rows(row_start, E, column_slice, blockIdx.x);
   const size_t c = threadIdx.x + size_t(blockDim.x) * blockIdx.y;
   if (rows.begin >= rows.end || c >= N) return;
@@ -193,7 +150,7 @@ __global__ inline void grouped_bias_add_kernel(float* db, const float* sums, con
 
 // ---- launchers
 
-static void require_groups(const char* name, size_t M, size_t E, const int* row_start, Context& ctx) {
+void require_groups(const char* name, size_t M, size_t E, const int* row_start, Context& ctx) {
   require(M <= 0x7fffffff, "%s: %zu rows are more than an int counts (2147483647): use a smaller batch", name, M);
   require(E > 0, "%s: no experts, expected at least one", name);
   if (ctx.device != Device::cpu) return;
@@ -221,13 +178,8 @@ size_t grouped_matmul_scratch(const GroupedShape& s, Accumulate accumulate) {
   return waits ? s.M * matmul_scratch_pitch(s.N) * sizeof(float) : 0;
 }
 
-// The most experts that may have more rows than a slice.
-static size_t grouped_matmul_tn_sums(const GroupedShape& s) {
-  return std::min(s.E, s.M / (matmul_slice + 1));
-}
-
 size_t grouped_matmul_tn_scratch(const GroupedShape& s) {
-  return grouped_matmul_tn_sums(s) * s.N * matmul_scratch_pitch(s.K) * sizeof(float);
+  return tall_groups(s.M, s.E, matmul_slice) * s.N * matmul_scratch_pitch(s.K) * sizeof(float);
 }
 
 size_t grouped_bias_backward_scratch(size_t M, size_t E, size_t N) {
@@ -282,8 +234,12 @@ void grouped_matmul_tn_by_tile(float* C, const float* A, const float* B, const i
                                Tile tile, Context& ctx) {
   const size_t scratch = grouped_matmul_tn_scratch(s);
   float* const sums = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
-  const GroupedJob job = {
-      C, sums, A, B, nullptr, row_start, s.E, s.N, s.K, grouped_matmul_tn_sums(s), true, matmul_rows_aligned(C, s.K)};
+  const GroupedJob job = {C,       sums,
+                          A,       B,
+                          nullptr, row_start,
+                          s.E,     s.N,
+                          s.K,     tall_groups(s.M, s.E, matmul_slice),
+                          true,    matmul_rows_aligned(C, s.K)};
   grouped_launch<Layout::tn>(job, s.M, s.N, s.K, tile, ctx);
 }
 
@@ -295,17 +251,19 @@ void grouped_matmul_tn(float* C, const float* A, const float* B, const int* row_
   grouped_matmul_tn_by_tile(C, A, B, row_start, s, grouped_matmul_tn_tile(s), ctx);
 }
 
-void grouped_bias_backward(float* db, const float* dy, const int* row_start, size_t M, size_t E, size_t N,
-                           Context& ctx) {
+void grouped_bias_backward(float* db, ConstReals dy, const int* row_start, size_t M, size_t E, size_t N, Context& ctx) {
   require_groups("grouped_bias_backward", M, E, row_start, ctx);
   if (M == 0 || N == 0) return;
-  if (ctx.device == Device::cpu) return grouped_bias_backward_cpu(db, dy, row_start, M, E, N);
-  float* const sums = ctx.scratch(grouped_bias_backward_scratch(M, E, N) / sizeof(float));
-  dim3 grid = group_rows_grid(M, E, column_slice);
-  grid.y = unsigned(ceil_div(N, grouped_bias_threads));
-  launch(grouped_bias_pieces_kernel, grid, grouped_bias_threads, 0, ctx, sums, dy, row_start, E, N);
-  launch(grouped_bias_add_kernel, grid_of(ceil_div(E * N, grouped_bias_threads)), grouped_bias_threads, 0, ctx, db,
-         sums, row_start, E, N);
+  with_storage(dy, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return grouped_bias_backward_cpu(db, dy.as<S>(), row_start, M, E, N);
+    float* const sums = ctx.scratch(grouped_bias_backward_scratch(M, E, N) / sizeof(float));
+    dim3 grid = group_rows_grid(M, E, column_slice);
+    grid.y = unsigned(ceil_div(N, grouped_bias_threads));
+    launch(grouped_bias_pieces_kernel<S>, grid, grouped_bias_threads, 0, ctx, sums, dy.as<S>(), row_start, E, N);
+    launch(grouped_bias_add_kernel, grid_of(ceil_div(E * N, grouped_bias_threads)), grouped_bias_threads, 0, ctx, db,
+           sums, row_start, E, N);
+  });
 }
 
 }  // namespace gated

@@ -1,6 +1,7 @@
 // grouped_matmul: rows in groups, each group multiplied with a matrix of its own: the experts of a mixture of experts.
 // What it computes, and how: kernels/grouped_matmul.cu
 #pragma once
+#include "core/storage.h"
 #include "kernels/matmul.h"
 
 namespace gated {
@@ -23,13 +24,15 @@ void grouped_matmul_tn(float* C, const float* A, const float* B, const int* row_
                        Context& ctx);
 // The gradient of their biases: db_e (N) += column sum over the rows of expert e of dy (M,N). db (E,N). For each expert the
 // bits of bias_backward() on its rows alone.
-void grouped_bias_backward(float* db, const float* dy, const int* row_start, size_t M, size_t E, size_t N,
-                           Context& ctx);
+void grouped_bias_backward(float* db, ConstReals dy, const int* row_start, size_t M, size_t E, size_t N, Context& ctx);
 
 // Bytes of scratch that these take on a GPU and on the emulator, however the rows lie.
 size_t grouped_matmul_scratch(const GroupedShape& s, Accumulate accumulate);
 size_t grouped_matmul_tn_scratch(const GroupedShape& s);
 size_t grouped_bias_backward_scratch(size_t M, size_t E, size_t N);
+
+// Refuses, in the name of an operation, what row numbers cannot hold, and on a CPU, where the host can look, a row_start that is none.
+void require_groups(const char* name, size_t M, size_t E, const int* row_start, Context& ctx);
 
 // ---- how they are cut up on a GPU, for tests; every choice gives the same bits
 
@@ -45,7 +48,8 @@ void grouped_matmul_tn_by_tile(float* C, const float* A, const float* B, const i
 void grouped_matmul_cpu(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s,
                         Layout layout, Accumulate accumulate, const float* bias = nullptr);
 void grouped_matmul_tn_cpu(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s);
-void grouped_bias_backward_cpu(float* db, const float* dy, const int* row_start, size_t M, size_t E, size_t N);
+template <class S>
+void grouped_bias_backward_cpu(float* db, const S* dy, const int* row_start, size_t M, size_t E, size_t N);
 // Bytes that a thread takes and keeps for them, however the rows lie: as matmul_cpu_workspace().
 size_t grouped_matmul_cpu_workspace(const GroupedShape& s, Accumulate accumulate);
 size_t grouped_matmul_tn_cpu_workspace(const GroupedShape& s);

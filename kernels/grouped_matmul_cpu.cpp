@@ -101,11 +101,12 @@ size_t grouped_matmul_tn_cpu_workspace(const GroupedShape& s) {
 }
 
 // An expert with more than a thread's share is summed by all threads, the others by one thread each.
-void grouped_bias_backward_cpu(float* db, const float* dy, const int* row_start, size_t M, size_t E, size_t N) {
+template <class S>
+void grouped_bias_backward_cpu(float* db, const S* dy, const int* row_start, size_t M, size_t E, size_t N) {
   const size_t share = M / size_t(omp_get_max_threads());
   auto rows_of = [&](size_t e) { return size_t(row_start[e + 1]) - size_t(row_start[e]); };
   auto add = [&](size_t e) {
-    column_reduce_add_cpu(db + e * N, rows_of(e), N, AddRows<float>{dy + size_t(row_start[e]) * N, N});
+    column_reduce_add_cpu(db + e * N, rows_of(e), N, AddRows<S>{dy + size_t(row_start[e]) * N, N});
   };
   for (size_t e = 0; e < E; e++)
     if (rows_of(e) > share) add(e);
@@ -113,5 +114,6 @@ void grouped_bias_backward_cpu(float* db, const float* dy, const int* row_start,
   for (size_t e = 0; e < E; e++)
     if (rows_of(e) <= share) add(e);
 }
+IN_FLOAT_AND_BF16(grouped_bias_backward_cpu);
 
 }  // namespace gated

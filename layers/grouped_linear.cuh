@@ -1,9 +1,11 @@
 // grouped linear: y = x W_e^T, or x W_e^T + b_e, with a matrix for each of E experts; rows are sorted by expert.
 //   dx = dy W_e      dW_e += dy^T x over the rows of e      db_e += column sum of dy over the rows of e
-// What layers/linear.cuh is to one matrix.
-// shapes: x, dx (M,in); y, dy (M,out); W (E,out,in); b (E,out) | kernels/grouped_matmul.cu, tests/test_model.cpp
+// What layers/linear.cuh is to one matrix: where x is bf16, products are those of tensor cores, with the rounded copies of W_e.
+// shapes: x, dx (M,in); y, dy (M,out); W (E,out,in); b (E,out) | kernels/grouped_matmul.cu, kernels/grouped_matmul_bf16.cu
+// tests/test_model.cpp
 #pragma once
 #include "kernels/grouped_matmul.h"
+#include "kernels/grouped_matmul_bf16.h"
 #include "layers/layer_config.h"
 #include "layers/quantizer.h"
 
@@ -27,28 +29,43 @@ class GroupedLinear {
   // y is written.
   void forward(Reals y, ConstReals x, size_t M, Context& ctx) {
     if (weight_.quantizer) x = weight_.quantizer->rows(x.as<float>(), M, in_);
-    grouped_matmul(y.as<float>(), x.as<float>(), weight_.value, *row_start_, {M, experts_, out_, in_}, Layout::nt,
-                   Accumulate::no, ctx, bias_.value);
+    const GroupedShape s = {M, experts_, out_, in_};
+    if (x.storage() == Storage::bf16)
+      grouped_matmul_bf16(y.as<bf16>(), x.as<bf16>(), weight_.copy, *row_start_, s, Layout::nt, Accumulate::no, ctx,
+                          bias_.value);
+    else
+      grouped_matmul(y.as<float>(), x.as<float>(), weight_.value, *row_start_, s, Layout::nt, Accumulate::no, ctx,
+                     bias_.value);
   }
 
   // dx is written, or accumulated to; it is not dy. The parameters' gradients are accumulated.
   void backward(Reals dx, Accumulate accumulate, ConstReals dy, ConstReals x, size_t M, Context& ctx) {
-    grouped_matmul_tn(weight_.grad, dy.as<float>(), x.as<float>(), *row_start_, {M, experts_, out_, in_}, ctx);
-    if (has_bias_) grouped_bias_backward(bias_.grad, dy.as<float>(), *row_start_, M, experts_, out_, ctx);
-    grouped_matmul(dx.as<float>(), dy.as<float>(), weight_.value, *row_start_, {M, experts_, in_, out_}, Layout::nn,
-                   accumulate, ctx);
+    const GroupedShape of_weight = {M, experts_, out_, in_}, of_x = {M, experts_, in_, out_};
+    if (has_bias_) grouped_bias_backward(bias_.grad, dy, *row_start_, M, experts_, out_, ctx);
+    if (x.storage() == Storage::bf16) {
+      grouped_matmul_bf16_tn(weight_.grad, dy.as<bf16>(), x.as<bf16>(), *row_start_, of_weight, ctx);
+      grouped_matmul_bf16(dx.as<bf16>(), dy.as<bf16>(), weight_.copy, *row_start_, of_x, Layout::nn, accumulate, ctx);
+    } else {
+      grouped_matmul_tn(weight_.grad, dy.as<float>(), x.as<float>(), *row_start_, of_weight, ctx);
+      grouped_matmul(dx.as<float>(), dy.as<float>(), weight_.value, *row_start_, of_x, Layout::nn, accumulate, ctx);
+    }
   }
 
   // For products over at most M rows.
   void scratch(ScratchPlan& plan, size_t M) const {
     const GroupedShape forward = {M, experts_, out_, in_}, backward = {M, experts_, in_, out_};
+    if (has_bias_) plan.kernels_need(grouped_bias_backward_scratch(M, experts_, out_));
+    if (plan.storage == Storage::bf16) {
+      plan.need(grouped_matmul_bf16_scratch(forward, plan.device));
+      plan.need(grouped_matmul_bf16_scratch(backward, plan.device));
+      return plan.need(grouped_matmul_bf16_tn_scratch(forward, plan.device));
+    }
     plan.kernels_need(grouped_matmul_scratch(forward, Accumulate::no));
     plan.kernels_need(grouped_matmul_scratch(backward, Accumulate::yes));
     plan.kernels_need(grouped_matmul_tn_scratch(forward));
     plan.cpu_thread_keeps(grouped_matmul_cpu_workspace(forward, Accumulate::no));
     plan.cpu_thread_keeps(grouped_matmul_cpu_workspace(backward, Accumulate::yes));
     plan.cpu_thread_keeps(grouped_matmul_tn_cpu_workspace(forward));
-    if (has_bias_) plan.kernels_need(grouped_bias_backward_scratch(M, experts_, out_));
   }
 
  private:

@@ -5,7 +5,7 @@
 // The E products x V_e^T are one: that with a matrix of the rows [head][expert][D], the projection of v (or of k) as attention
 // has it, E times as tall. It is computed for all experts, chosen or not. Of the five rows that arXiv 2505.06708 has of this,
 // four choose all; and where few key/value heads serve many query heads, as there, the projection is a small part of a layer.
-// FLOPs are counted as they are computed.
+// FLOPs are counted as they are computed. With activations of bf16 scores are fp32, of logits that were not rounded: they choose.
 // shapes: x (N,C); made by the experts (N,heads,E,D); y (N,heads,D) | tests/test_model.cpp
 #pragma once
 #include "kernels/head_experts.h"
@@ -40,13 +40,13 @@ class HeadExperts {
     made_ = made;
     x_ = x;
     select_.forward(s_, x, N, ctx);
-    head_experts_forward(y_, s_, made.as<float>(), s_, shape(N), ctx);
+    head_experts_forward(y_, s_, made, s_, shape(N), ctx);
     return y_;
   }
 
   // Returns the gradient of what the experts made; that of x, by way of the selection, follows with backward_hidden.
   ConstReals backward(ConstReals dy, size_t N, Context& ctx) {
-    head_experts_backward(dmade_, ds_, dy.as<float>(), made_.as<float>(), s_, shape(N), ctx);
+    head_experts_backward(dmade_, ds_, dy, made_, s_, shape(N), ctx);
     return dmade_;
   }
   // dx is accumulated to.
@@ -60,7 +60,8 @@ class HeadExperts {
   size_t heads_, D_;
   Linear select_;
   ConstReals made_, x_;
-  float *s_ = nullptr, *y_ = nullptr, *ds_ = nullptr, *dmade_ = nullptr;
+  float* s_ = nullptr;
+  Reals y_, ds_, dmade_;
 };
 
 }  // namespace gated

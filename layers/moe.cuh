@@ -20,6 +20,9 @@
 // all micro-batches of the step so far: experts may then specialise within a micro-batch as long as the step is balanced.
 // The losses that a run prints do not contain these two.
 //
+// With activations of bf16 the router still chooses in fp32: its logits are the product's sums, not rounded, of x and of the rounded
+// copy of W_router; probabilities, weights and both losses are fp32. Rounded are its gradients d logits, a factor of two products.
+//
 // The number of rows that an expert gets is known to the device alone, and no host waits for it: N k rows in all are computed,
 // whoever they belong to. No token is dropped.
 // shapes: x, y (N,C), N = B*T; M = N k rows | tests/test_moe.cpp
@@ -64,7 +67,7 @@ class Moe final : public Mixer {
       gate_forward(gated_, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
       joined_ = gated_;
     }
-    combine_forward(y_, y_rows_.as<float>(), routed_.weight, joined_.as<float>(), rows_, dispatch_shape(N), C_, ctx);
+    combine_forward(y_, y_rows_, routed_.weight, joined_, rows_, dispatch_shape(N), C_, ctx);
     return y_;
   }
 
@@ -79,8 +82,7 @@ class Moe final : public Mixer {
     Range range("mixture of experts backward");
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
-    combine_backward(dy_rows_, dweight_, dy.as<float>(), y_rows_.as<float>(), routed_.weight, rows_, dispatch_shape(N),
-                     C_, ctx);
+    combine_backward(dy_rows_, dweight_, dy, y_rows_, routed_.weight, rows_, dispatch_shape(N), C_, ctx);
     if (has_shared_gate()) gate_backward(dshared_, dshared_z_, dy, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
     if (has_shared()) {
       shared_.backward(dx, accumulate, has_shared_gate() ? ConstReals(dshared_) : dy, N, ctx);
@@ -88,7 +90,7 @@ class Moe final : public Mixer {
     }
     if (has_shared_gate()) shared_gate_.backward(dx, Accumulate::yes, dshared_z_, x_, N, ctx);
     experts_.backward(dx_rows_, Accumulate::no, dy_rows_, N * config_.k, ctx);
-    dispatch_gather_backward(dx.as<float>(), accumulate, dx_rows_, rows_, dispatch_shape(N), C_, ctx);
+    dispatch_gather_backward(dx, accumulate, dx_rows_, rows_, dispatch_shape(N), C_, ctx);
 
     const bool first = config_.balance_over == BalanceOver::micro_batch || pass.micro_batch.first();
     dispatch_count(counts_, rows_.row_start, first, config_.E, ctx);
@@ -165,7 +167,7 @@ class Moe final : public Mixer {
 
  private:
   static constexpr GateOp sigmoid = {.act = Activation::sigmoid};
-  void gather(size_t N, Context& ctx) { dispatch_gather(x_rows_, x_.as<float>(), rows_, dispatch_shape(N), C_, ctx); }
+  void gather(size_t N, Context& ctx) { dispatch_gather(x_rows_, x_, rows_, dispatch_shape(N), C_, ctx); }
   bool has_shared() const { return config_.shared > 0; }
   bool has_shared_gate() const { return has_shared() && config_.shared_gate; }
   static FfnConfig shared_config(const MoeConfig& config, FfnConfig expert) {
@@ -187,10 +189,11 @@ class Moe final : public Mixer {
   ConstReals joined_;  // what of the shared expert joins y; null where there is none
   RouterOut routed_ = {};
   size_t* counts_ = nullptr;
-  float *logits_ = nullptr, *x_rows_ = nullptr, *shared_z_ = nullptr, *gated_ = nullptr, *y_ = nullptr;
+  float* logits_ = nullptr;
+  Reals x_rows_, shared_z_, gated_, y_;
   // The backward's own.
-  float *dy_rows_ = nullptr, *dx_rows_ = nullptr, *dshared_ = nullptr, *dshared_z_ = nullptr;
-  float *dweight_ = nullptr, *dlogits_ = nullptr;
+  Reals dy_rows_, dx_rows_, dshared_, dshared_z_, dlogits_;
+  float* dweight_ = nullptr;
 };
 
 }  // namespace gated

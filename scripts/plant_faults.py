@@ -554,6 +554,14 @@ training/trainer.cu
   read("", model.weights.values);¶  «model.weights_changed(); => ;»
 training/optimizer.cuh
   bf16* const copies = «weights_.copies.size() ? weights_.copies.data() : nullptr => nullptr»;
+layers/grouped_linear.cuh
+  s, Layout::nt, Accumulate::no, ctx,¶                          «bias_.value => nullptr»);
+layers/moe.cuh
+  router_backward_scratch(router_shape(N), «plan.storage => Storage::fp32»)
+kernels/grouped_matmul_bf16.cu
+  if («rows > 0 => true») multiply(e, row, rows);
+  if (device == Device::cpu) return «matmul_bf16_scratch(s.N, s.K, s.M, device) => 0»;
+  return «tall_groups(s.M, s.E, matmul_bf16_slice) => 0» * s.N * s.K
 """
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -2,14 +2,15 @@
 //   matmul        GFLOP/s beside OpenBLAS (CPU) or cuBLAS (GPU, fp32, no TF32), and as a share of the measured FMA peak
 //   bf16          GFLOP/s of products of bf16 beside cuBLASLt (GPU); on the CPU by the arithmetic of tensor cores, beside our own
 //                 products of floats
-//   grouped       GFLOP/s of products with a matrix per expert beside one product of as many rows with one matrix
+//   grouped       GFLOP/s of products with a matrix per expert beside one product of as many rows with one matrix; grouped-bf16
+//                 of bf16
 //   the others    GB/s of the bytes an operation must move, as a share of the measured copy bandwidth
 //   training      tokens/s of whole steps: the default model, and one of GPT-2 124M's size at B 4, T 64; on a GPU also at B 32,
 //                 T 1024 in bf16, with our products and with cuBLASLt's
 //   generation    tokens/s of sequences that grow, and the bytes of weights that a token needs as a share of the copy bandwidth
 // Times on a shared machine wander: every pair is measured in turns and each side keeps its best, so that the ratios
 // stand where the times do not.
-// make bench | build/release/bench [FILE.json] [matmul|bf16|grouped|attention|attention-bf16|gated-delta|operations|training|generation]:
+// make bench | build/release/bench [FILE.json] [matmul|bf16|grouped|grouped-bf16|attention|attention-bf16|gated-delta|operations|training|generation]:
 // writes the rows to the file; only the part that is named, or all
 #include <omp.h>
 
@@ -36,6 +37,7 @@
 #include "kernels/head_experts.h"
 #include "kernels/gradient.h"
 #include "kernels/grouped_matmul.h"
+#include "kernels/grouped_matmul_bf16.h"
 #include "kernels/matmul_bf16.h"
 #include "kernels/mean.h"
 #include "kernels/l2norm.h"
@@ -259,7 +261,10 @@ void bench_bf16(Context& ctx) {
   for (size_t n : {4096, 8192}) compare(Layout::nt, n, n, n);
 }
 
+// The products of one layer's experts, of rows of S, beside one product of all rows.
+template <class S>
 void bench_grouped(Context& ctx) {
+  constexpr bool is_bf16 = std::is_same_v<S, bf16>;
   struct Case {
     GroupedShape shape;
     bool skewed;  // half of the rows go to the first expert
@@ -269,29 +274,47 @@ void bench_grouped(Context& ctx) {
        {GroupedShape{4096, 8, 768, 512}, GroupedShape{4096, 16, 768, 512}, GroupedShape{4096, 32, 768, 512},
         GroupedShape{4096, 64, 768, 512}, GroupedShape{4096, 128, 768, 512}, GroupedShape{2048, 16, 384, 128}})
     for (bool skewed : {false, true}) cases.push_back({s, skewed});
-  printf("\n%-46s %10s %10s %8s\n", "grouped matmul rows E N K", "GFLOP/s", "one matrix", "ratio");
+  // y = x w^T and its gradients: for each expert, and as if there were one.
+  const auto product = [&](S* to, const S* from, const S* w, const int* row_start, const GroupedShape& s,
+                           Layout layout) {
+    if constexpr (is_bf16)
+      grouped_matmul_bf16(to, from, w, row_start, s, layout, Accumulate::no, ctx);
+    else
+      grouped_matmul(to, from, w, row_start, s, layout, Accumulate::no, ctx);
+  };
+  const auto gradient = [&](float* dw, const S* dy, const S* x, const int* row_start, const GroupedShape& s) {
+    if constexpr (is_bf16)
+      grouped_matmul_bf16_tn(dw, dy, x, row_start, s, ctx);
+    else
+      grouped_matmul_tn(dw, dy, x, row_start, s, ctx);
+  };
+  const auto dense = [&](auto* to, const S* a, const S* b, size_t M, size_t N, size_t K, Layout layout,
+                         Accumulate accumulate) {
+    if constexpr (is_bf16)
+      matmul_bf16(to, a, b, M, N, K, layout, accumulate, ctx);
+    else
+      matmul(to, a, b, M, N, K, layout, accumulate, ctx);
+  };
+  printf("\n%-46s %10s %10s %8s\n", format("%sgrouped matmul rows E N K", is_bf16 ? "bf16 " : "").c_str(), "GFLOP/s",
+         "one matrix", "ratio");
   for (const auto& [s, skewed] : cases) {
     std::vector<int> start(s.E + 1, 0);
     const size_t first = skewed ? s.M / 2 : s.M / s.E;
     for (size_t e = 1; e <= s.E; e++) start[e] = int(first + (s.M - first) * (e - 1) / (s.E - 1));
     const Buffer<int> row_start(device, start);
-    Buffer<float> x = filled(s.M * s.K, 1), w = filled(s.E * s.N * s.K, 2), y = filled(s.M * s.N, 3),
-                  dx = filled(s.M * s.K), dw = filled(s.E * s.N * s.K), one = filled(s.N * s.K, 2);
+    const Buffer<S> x = filled<S>(s.M * s.K, 1), w = filled<S>(s.E * s.N * s.K, 2), y = filled<S>(s.M * s.N, 3),
+                    dx = filled<S>(s.M * s.K), one = filled<S>(s.N * s.K, 2);
+    const Buffer<float> dw = filled(s.E * s.N * s.K), d_one = filled(s.N * s.K);
     const GroupedShape back = {s.M, s.E, s.K, s.N};
     const struct {
       const char* name;
       std::function<void()> grouped, dense;
-    } roles[] = {
-        {"forward",
-         [&] { grouped_matmul(y.data(), x.data(), w.data(), row_start.data(), s, Layout::nt, Accumulate::no, ctx); },
-         [&] { matmul(y.data(), x.data(), one.data(), s.M, s.N, s.K, Layout::nt, Accumulate::no, ctx); }},
-        {"dx",
-         [&] {
-           grouped_matmul(dx.data(), y.data(), w.data(), row_start.data(), back, Layout::nn, Accumulate::no, ctx);
-         },
-         [&] { matmul(dx.data(), y.data(), one.data(), s.M, s.K, s.N, Layout::nn, Accumulate::no, ctx); }},
-        {"dW", [&] { grouped_matmul_tn(dw.data(), y.data(), x.data(), row_start.data(), s, ctx); },
-         [&] { matmul(one.data(), y.data(), x.data(), s.N, s.K, s.M, Layout::tn, Accumulate::yes, ctx); }}};
+    } roles[] = {{"forward", [&] { product(y.data(), x.data(), w.data(), row_start.data(), s, Layout::nt); },
+                  [&] { dense(y.data(), x.data(), one.data(), s.M, s.N, s.K, Layout::nt, Accumulate::no); }},
+                 {"dx", [&] { product(dx.data(), y.data(), w.data(), row_start.data(), back, Layout::nn); },
+                  [&] { dense(dx.data(), y.data(), one.data(), s.M, s.K, s.N, Layout::nn, Accumulate::no); }},
+                 {"dW", [&] { gradient(dw.data(), y.data(), x.data(), row_start.data(), s); },
+                  [&] { dense(d_one.data(), y.data(), x.data(), s.N, s.K, s.M, Layout::tn, Accumulate::yes); }}};
     for (const auto& role : roles) {
       const auto seconds = best_seconds(ctx, {role.grouped, role.dense});
       const double flops = 2.0 * double(s.M) * double(s.N) * double(s.K);
@@ -300,7 +323,7 @@ void bench_grouped(Context& ctx) {
       printf("%-46s %10.1f %10.1f %7.2fx\n", name.c_str(), flops / seconds[0] * 1e-9, flops / seconds[1] * 1e-9,
              seconds[1] / seconds[0]);
       fflush(stdout);
-      rows.push_back({{"op", "grouped matmul " + name},
+      rows.push_back({{"op", (is_bf16 ? "bf16 grouped matmul " : "grouped matmul ") + name},
                       {"gflops", flops / seconds[0] * 1e-9},
                       {"peer", "one matrix"},
                       {"ratio_to_peer", seconds[1] / seconds[0]}});
@@ -745,18 +768,18 @@ int main(int argc, char** argv) try {
   printf(", copy %.1f GB/s\n", bandwidth * 1e-9);
   if (wanted("matmul")) bench_matmul(ctx, peak);
   if (wanted("bf16")) bench_bf16(ctx);
-  if (wanted("grouped")) bench_grouped(ctx);
+  if (wanted("grouped")) bench_grouped<float>(ctx);
+  if (wanted("grouped-bf16")) bench_grouped<bf16>(ctx);
   if (wanted("attention")) bench_attention<float>(ctx, peak);
   if (wanted("attention-bf16")) bench_attention<bf16>(ctx, peak);
   if (wanted("gated-delta")) bench_gated_delta(ctx, peak);
   if (wanted("operations")) bench_operations<float>(ctx, bandwidth), bench_operations<bf16>(ctx, bandwidth);
   if (wanted("training")) bench_training(ctx);
   if (wanted("generation")) bench_generation(ctx, bandwidth);
-  require(
-      !rows.empty(),
-      "bench: no part is named %s: expected matmul, bf16, grouped, attention, attention-bf16, gated-delta, operations, "
-      "training or generation",
-      only.c_str());
+  require(!rows.empty(),
+          "bench: no part is named %s: expected matmul, bf16, grouped, grouped-bf16, attention, attention-bf16, "
+          "gated-delta, operations, training or generation",
+          only.c_str());
   if (!file_name.empty()) {
     std::ofstream file(file_name);
     file << nlohmann::ordered_json({{"device", name_of(device)},

@@ -28,6 +28,10 @@ const std::vector<std::string>& bf16_lines() {
       "--attn=g4 --gate-op=add --gate-act=silu --sdpa-out=groupnorm --rope-fraction=0.7 --embedding-factor=4.5",
       "--attn=g5 --norm=none --attn-score=sigmoid --ffn=swiglu-clamped --clip-output=0.5",
       "--attn=g1 --gate=static --sdpa-out=silu --norm-placement=post --ffn=relu2 --residual=off --norm=layernorm",
+      "--experts=3 --head-experts=2 --layers=1",
+      "--experts=3 --expert-hidden=16 --dense-layers=1 --shared-experts=1 --ffn=gelu --ffn-bias=on --router-bias "
+      "--router-renormalise=off --balance-over=micro-batch --dropout=0.1 --head-experts=3 --head-experts-per-token=2 "
+      "--head-experts-of=kv --attn=g2 --attn-bias=qkv",
   };
   return lines;
 }
@@ -127,10 +131,11 @@ TEST_CASE("bf16: behind every step the copies are the masters, rounded", "[bf16]
   }
 }
 
-TEST_CASE("bf16: with --change-precision a run goes on from a checkpoint of fp32, and back", "[bf16]") {
+static void require_precision_changes(const std::string& line) {
+  INFO(line);
   const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("bf16." + std::to_string(getpid()));
   Context ctx(Device::cpu);
-  Config config = small_run(bf16_model("--norm=gated --norm-rank=3"), 6);
+  Config config = small_run(bf16_model(line), 6);
   config.out = folder.string();
   prepare_checkpoint_folder(config.out);
   const Data data = open_data(config.data);
@@ -155,20 +160,30 @@ TEST_CASE("bf16: with --change-precision a run goes on from a checkpoint of fp32
   std::filesystem::remove_all(folder);
 }
 
+TEST_CASE("bf16: with --change-precision a run goes on from a checkpoint of fp32, and back", "[bf16]") {
+  require_precision_changes("--norm=gated --norm-rank=3");
+  require_precision_changes("--experts=4 --shared-experts=1 --head-experts=2");
+}
+
 TEST_CASE("bf16: a model takes less memory for activations, and the plan of its scratch is enough", "[bf16]") {
-  for (Device device : {Device::cpu, Device::emulated}) {
-    Context ctx(device);
-    Run narrow(small_run(bf16_model(""), 1), ctx);
-    narrow.steps(1);  // (an operation that wants more scratch than was planned is refused)
-    Model wide(small_model("--head-dim=16"));
-    wide.plan(2, 9);
-    REQUIRE(narrow.trainer.model.activation_bytes() < 0.7 * double(wide.activation_bytes()));
-  }
+  for (const char* line : {"", "--experts=4 --shared-experts=1 --ffn-bias=on --head-experts=2"})
+    for (Device device : {Device::cpu, Device::emulated}) {
+      INFO(line << ", " << name_of(device));
+      Context ctx(device);
+      ModelConfig config = bf16_model(line);
+      Run narrow(small_run(config, 1), ctx);
+      narrow.steps(1);  // (an operation that wants more scratch than was planned is refused)
+      config.storage = Storage::fp32;
+      Model wide(config);
+      wide.plan(2, 9);
+      REQUIRE(narrow.trainer.model.activation_bytes() < 0.7 * double(wide.activation_bytes()));
+    }
 }
 
 TEST_CASE("bf16: a token that is read with a cache has the logits of the whole forward", "[bf16]") {
-  for (const std::string& line : {std::string(), bf16_lines()[1], bf16_lines()[6]})
+  for (size_t i : {0, 1, 6, 10})
     for (Device device : {Device::cpu, Device::emulated}) {
+      const std::string& line = bf16_lines()[i];
       INFO(line << ", " << name_of(device));
       Context ctx(device);
       const ModelConfig config = bf16_model(line + " --context=70");

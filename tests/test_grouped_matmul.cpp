@@ -4,34 +4,13 @@
 #include <thread>
 
 #include "kernels/bias.h"
-#include "tests/harness.h"
+#include "tests/grouped_cases.h"
 
 using namespace gated;
 
 namespace {
 
-// Where the rows of each expert begin.
-std::vector<int> starts(const std::vector<int>& rows) {
-  std::vector<int> start = {0};
-  for (int n : rows) start.push_back(start.back() + n);
-  return start;
-}
-
-struct Case {
-  std::vector<int> rows;  // of each expert
-  size_t N, K;
-};
-
-struct Groups {
-  std::vector<int> start;
-  GroupedShape s;
-  explicit Groups(const Case& c) : start(starts(c.rows)), s{size_t(start.back()), c.rows.size(), c.N, c.K} {}
-  size_t begin(size_t e) const { return size_t(start[e]); }
-  size_t rows(size_t e) const { return size_t(start[e + 1] - start[e]); }
-  Buffer<int> on(Context& ctx) const { return Buffer<int>(ctx.device, start); }
-};
-
-const Case ragged[] = {
+const GroupedCase ragged[] = {
     {{0, 1, 127, 129, 0}, 33, 17},  // odd, so that rows begin anywhere
     {{5, 4, 0, 8}, 132, 36},        // whole quads, and more than one tile of columns
     {{130}, 5, 7},
@@ -42,19 +21,9 @@ const Case ragged[] = {
 };
 
 // Several slices of K, and several of an expert's rows, with as many experts as may have them and with more.
-const Case deep[] = {{{3, 0, 5}, 9, 1030}, {{1, 1}, 8, 2052}};
-const Case tall[] = {
+const GroupedCase deep[] = {{{3, 0, 5}, 9, 1030}, {{1, 1}, 8, 2052}};
+const GroupedCase tall[] = {
     {{1025, 0, 1025}, 5, 6}, {{2048, 0, 1025}, 3, 5}, {{1500, 20, 1024, 0, 2100}, 4, 8}, {{3000}, 7, 3}};
-
-template <class List, class Test>
-void for_every_case(const List& cases, Test test) {
-  for (const Case& c : cases) {
-    std::string text = format("N %zu K %zu, rows", c.N, c.K);
-    for (int n : c.rows) text += format(" %d", n);
-    INFO(text);
-    test(Groups(c));
-  }
-}
 
 // What matmul() makes of the rows of each expert alone.
 std::vector<float> one_by_one(const Groups& g, Layout layout, Accumulate accumulate, const std::vector<float>& c,
@@ -189,34 +158,39 @@ TEST_CASE("grouped_matmul: one weight gradient per expert, bit for bit, on every
   for_every_case(tall, test);
 }
 
+template <class S>
+static void require_bias_gradients(const Groups& g) {
+  INFO(name_of(storage_of<S>));
+  const GroupedShape& s = g.s;
+  const auto dy = stored<S>(random_values<float>(s.M * s.N, 1));
+  auto db = random_values<float>(s.E * s.N, 2);
+  for (size_t e = 0; e < s.E; e++)
+    if (g.rows(e) == 0) std::fill_n(db.begin() + ptrdiff_t(e * s.N), s.N, -0.0f);
+  auto expected = db, reference = db;
+  for (size_t e = 0; e < s.E; e++)
+    bias_backward_ref(expected.data() + e * s.N, dy.data() + g.begin(e) * s.N, g.rows(e), s.N);
+  grouped_bias_backward_ref(reference.data(), dy.data(), g.start.data(), s.E, s.N);
+  REQUIRE_BITWISE(expected, reference);
+  on_every_device([&](Context& ctx) {
+    const Buffer<int> row_start = g.on(ctx);
+    const GuardedOf<S> gdy(ctx, dy);
+    const Guarded gdb(ctx, db);
+    grouped_bias_backward(gdb, gdy, row_start.data(), s.M, s.E, s.N, ctx);
+    REQUIRE_BITWISE(expected, gdb.download());
+    if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == grouped_bias_backward_scratch(s.M, s.E, s.N));
+  });
+}
+
 TEST_CASE("grouped_matmul: one bias gradient per expert, bit for bit, on every device", "[bitwise]") {
-  auto test = [](const Groups& g) {
-    const GroupedShape& s = g.s;
-    const auto dy = random_values<float>(s.M * s.N, 1);
-    auto db = random_values<float>(s.E * s.N, 2);
-    for (size_t e = 0; e < s.E; e++)
-      if (g.rows(e) == 0) std::fill_n(db.begin() + ptrdiff_t(e * s.N), s.N, -0.0f);
-    auto expected = db, reference = db;
-    for (size_t e = 0; e < s.E; e++)
-      bias_backward_ref(expected.data() + e * s.N, dy.data() + g.begin(e) * s.N, g.rows(e), s.N);
-    grouped_bias_backward_ref(reference.data(), dy.data(), g.start.data(), s.E, s.N);
-    REQUIRE_BITWISE(expected, reference);
-    on_every_device([&](Context& ctx) {
-      const Buffer<int> row_start = g.on(ctx);
-      Guarded gdy(ctx, dy), gdb(ctx, db);
-      grouped_bias_backward(gdb, gdy, row_start.data(), s.M, s.E, s.N, ctx);
-      REQUIRE_BITWISE(expected, gdb.download());
-      if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == grouped_bias_backward_scratch(s.M, s.E, s.N));
-    });
-  };
-  for_every_case(ragged, test);
-  const Case long_columns[] = {{{70, 16384, 20000, 0, 1}, 2, 0}, {{300, 256}, 140, 0}};  // slices of slices
-  for_every_case(long_columns, test);
+  for_every_case(ragged, require_bias_gradients<float>);
+  for_every_case(ragged, require_bias_gradients<bf16>);
+  const GroupedCase long_columns[] = {{{70, 16384, 20000, 0, 1}, 2, 0}, {{300, 256}, 140, 0}};  // slices of slices
+  for_every_case(long_columns, require_bias_gradients<float>);
 }
 
 TEST_CASE("grouped_matmul: threads share experts and parts of one in every way", "[bitwise]") {
   // Work for several threads, balanced, with one expert that has most of the rows, and with few rows for each.
-  const Case cases[] = {
+  const GroupedCase cases[] = {
       {{90, 100, 110, 100}, 130, 70}, {{7, 400, 5, 0, 9}, 70, 130}, {{400}, 65, 80}, {std::vector<int>(60, 6), 96, 50}};
   const int before = omp_get_max_threads();
   for_every_case(cases, [](const Groups& g) {

@@ -146,8 +146,6 @@ void check_bf16_flags(const Config& c) {
     require(!given, "--precision=bf16 with %s: it computes in fp32 alone; leave one of them out", flag);
   };
   refuse(m.has_linear(), "--mixer=gated-delta or hybrid");
-  refuse(m.moe.E > 0, "--experts");
-  refuse(m.attention.head_experts.E > 0, "--head-experts");
   refuse(c.quantize.has_value(), "--quantize");
 }
 

@@ -1,0 +1,36 @@
+// grouped_cases: rows of experts, for the tests of products whose rows are in groups.
+#pragma once
+#include "kernels/grouped_matmul.h"
+#include "tests/harness.h"
+
+namespace gated {
+
+struct GroupedCase {
+  std::vector<int> rows;  // of each expert
+  size_t N, K;
+};
+
+struct Groups {
+  std::vector<int> start = {0};  // where the rows of each expert begin
+  GroupedShape s;
+  explicit Groups(const GroupedCase& c) {
+    for (int n : c.rows) start.push_back(start.back() + n);
+    s = {size_t(start.back()), c.rows.size(), c.N, c.K};
+  }
+  size_t begin(size_t e) const { return size_t(start[e]); }
+  size_t rows(size_t e) const { return size_t(start[e + 1] - start[e]); }
+  Buffer<int> on(Context& ctx) const { return Buffer<int>(ctx.device, start); }
+};
+
+// test(Groups) for each.
+template <class List, class Test>
+void for_every_case(const List& cases, Test test) {
+  for (const GroupedCase& c : cases) {
+    std::string text = format("N %zu K %zu, rows", c.N, c.K);
+    for (int n : c.rows) text += format(" %d", n);
+    INFO(text);
+    test(Groups(c));
+  }
+}
+
+}  // namespace gated

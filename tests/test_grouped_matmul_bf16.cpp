@@ -1,0 +1,172 @@
+// grouped_matmul_bf16: the bits of one product of bf16 matrices per expert, however many rows each has.
+#include "kernels/grouped_matmul_bf16.h"
+
+#include "tests/grouped_cases.h"
+
+using namespace gated;
+
+namespace {
+
+std::vector<bf16> rounded(const std::vector<float>& values) {
+  std::vector<bf16> result;
+  for (float x : values) result.push_back(bf16(x));
+  return result;
+}
+
+const GroupedCase ragged[] = {
+    {{0, 1, 63, 65, 0}, 40, 48},  // nobody, one row, around half of a tile
+    {{5, 4, 0, 8}, 33, 17},       // lines off the 16-byte boundaries
+    {{2, 200, 0, 3}, 136, 24},    // most rows to one expert: two tiles of rows, and two of columns
+    {{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 24, 8},
+    {{0, 0, 3}, 1, 1},
+    {{2, 3}, 6, 0},
+};
+
+// Several slices of K, and several of an expert's rows: with as many experts as may have them, and with more.
+const GroupedCase deep[] = {{{3, 0, 1}, 9, 4096 + 24}};
+const GroupedCase tall[] = {{{4097, 0, 4100}, 16, 8}, {{4100}, 5, 3}};
+
+// What matmul_bf16() makes of the rows of each expert alone.
+std::vector<float> one_by_one(const Groups& g, Layout layout, Accumulate accumulate, const std::vector<float>& c,
+                              const std::vector<bf16>& a, const std::vector<bf16>& b, const float* bias,
+                              MmaArithmetic arithmetic) {
+  std::vector<bf16> result = rounded(c);
+  Context cpu(Device::cpu);
+  cpu.use_mma(arithmetic);
+  for (size_t e = 0; e < g.s.E; e++)
+    matmul_bf16(result.data() + g.begin(e) * g.s.N, a.data() + g.begin(e) * g.s.K, b.data() + e * g.s.N * g.s.K,
+                g.rows(e), g.s.N, g.s.K, layout, accumulate, cpu, bias ? bias + e * g.s.N : nullptr);
+  return std::vector<float>(result.begin(), result.end());
+}
+
+void require_products(const Groups& g, Layout layout, Accumulate accumulate, MmaArithmetic arithmetic) {
+  const bool add = accumulate == Accumulate::yes;
+  INFO((layout == Layout::nt ? "nt" : "nn") << (add ? " +=, " : " =, ") << name_of(arithmetic));
+  const GroupedShape& s = g.s;
+  const auto a = random_values<float>(s.M * s.K, 1), c = stored<bf16>(random_values<float>(s.M * s.N, 3));
+  const auto bias = random_values<float>(s.E * s.N, 4);
+  auto b = random_values<float>(s.E * s.N * s.K, 2);
+  for (size_t e = 0; e < s.E; e++)  // what belongs to an expert without rows is not read
+    if (g.rows(e) == 0) std::fill_n(b.begin() + ptrdiff_t(e * s.N * s.K), s.N * s.K, NAN);
+  const float* with_bias = add ? nullptr : bias.data();
+  const auto expected = one_by_one(g, layout, accumulate, c, rounded(a), rounded(b), with_bias, arithmetic);
+  std::vector<bf16> reference = rounded(c);
+  grouped_matmul_bf16_ref(reference.data(), rounded(a).data(), rounded(b).data(), g.start.data(), s, layout, accumulate,
+                          arithmetic, with_bias);
+  REQUIRE_BITWISE(expected, (std::vector<float>(reference.begin(), reference.end())));
+  on_every_device([&](Context& ctx) {
+    if (!multiplies_as(ctx, arithmetic)) return;
+    const Buffer<int> row_start = g.on(ctx);
+    const GuardedOf<bf16> ga(ctx, a), gb(ctx, b), old(ctx, c), fresh(ctx, c.size());
+    const Guarded gbias(ctx, bias);
+    const GuardedOf<bf16>& to = add ? old : fresh;
+    grouped_matmul_bf16(to, ga, gb, row_start.data(), s, layout, accumulate, ctx, add ? nullptr : +gbias);
+    REQUIRE_BITWISE(expected, to.download());
+    REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_scratch(s, ctx.device));
+    if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == grouped_matmul_bf16_scratch(s, ctx.device));
+  });
+}
+
+void require_weight_gradients(const Groups& g, MmaArithmetic arithmetic) {
+  INFO(name_of(arithmetic));
+  const GroupedShape& s = g.s;
+  const auto a = random_values<float>(s.M * s.N, 1), b = random_values<float>(s.M * s.K, 2);
+  auto c = random_values<float>(s.E * s.N * s.K, 3);
+  for (size_t e = 0; e < s.E; e++)  // an expert without rows keeps what it has: C + 0 would not be C for -0
+    if (g.rows(e) == 0) std::fill_n(c.begin() + ptrdiff_t(e * s.N * s.K), s.N * s.K, -0.0f);
+  const std::vector<bf16> a16 = rounded(a), b16 = rounded(b);
+  auto expected = c, reference = c;
+  Context cpu(Device::cpu);
+  cpu.use_mma(arithmetic);
+  for (size_t e = 0; e < s.E; e++)
+    if (g.rows(e) > 0)
+      matmul_bf16(expected.data() + e * s.N * s.K, a16.data() + g.begin(e) * s.N, b16.data() + g.begin(e) * s.K, s.N,
+                  s.K, g.rows(e), Layout::tn, Accumulate::yes, cpu);
+  grouped_matmul_bf16_tn_ref(reference.data(), a16.data(), b16.data(), g.start.data(), s, arithmetic);
+  REQUIRE_BITWISE(expected, reference);
+  on_every_device([&](Context& ctx) {
+    if (!multiplies_as(ctx, arithmetic)) return;
+    const Buffer<int> row_start = g.on(ctx);
+    const GuardedOf<bf16> ga(ctx, a), gb(ctx, b);
+    const Guarded gc(ctx, c);
+    grouped_matmul_bf16_tn(gc, ga, gb, row_start.data(), s, ctx);
+    REQUIRE_BITWISE(expected, gc.download());
+    REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_tn_scratch(s, ctx.device));
+    if (ctx.device != Device::cpu)
+      REQUIRE(ctx.most_scratch_used() == (s.K ? grouped_matmul_bf16_tn_scratch(s, ctx.device) : 0));
+  });
+}
+
+}  // namespace
+
+TEST_CASE("grouped_matmul_bf16: one product per expert, bit for bit, on every device", "[bitwise]") {
+  for_every_case(ragged, [](const Groups& g) {
+    for (Layout layout : {Layout::nt, Layout::nn}) {
+      require_products(g, layout, Accumulate::no, MmaArithmetic::hopper);
+      if (g.s.N < 100) require_products(g, layout, Accumulate::yes, MmaArithmetic::hopper);
+    }
+  });
+  for_every_case(deep, [](const Groups& g) {
+    require_products(g, Layout::nt, Accumulate::no, MmaArithmetic::hopper);
+    require_products(g, Layout::nn, Accumulate::yes, MmaArithmetic::hopper);
+  });
+  require_products(Groups(ragged[1]), Layout::nt, Accumulate::no, MmaArithmetic::ampere);
+}
+
+TEST_CASE("grouped_matmul_bf16: one weight gradient per expert, bit for bit, on every device", "[bitwise]") {
+  for_every_case(ragged, [](const Groups& g) { require_weight_gradients(g, MmaArithmetic::hopper); });
+  for_every_case(tall, [](const Groups& g) { require_weight_gradients(g, MmaArithmetic::hopper); });
+  require_weight_gradients(Groups(ragged[1]), MmaArithmetic::ampere);
+}
+
+TEST_CASE("grouped_matmul_bf16: a NaN stays with its expert", "[bitwise]") {
+  const Groups g({{5, 7, 3}, 8, 16});
+  const GroupedShape& s = g.s;
+  auto x = random_values<float>(s.M * s.K, 1), dy = random_values<float>(s.M * s.N, 2);
+  const auto w = random_values<float>(s.E * s.N * s.K, 3);
+  std::fill_n(x.begin() + ptrdiff_t(g.begin(1) * s.K), g.rows(1) * s.K, NAN);
+  on_every_device([&](Context& ctx) {
+    const Buffer<int> row_start = g.on(ctx);
+    const GuardedOf<bf16> gx(ctx, x), gdy(ctx, dy), gw(ctx, w), gy(ctx, s.M * s.N);
+    const Guarded gdw(ctx, std::vector<float>(w.size(), 1.0f));
+    grouped_matmul_bf16(gy, gx, gw, row_start.data(), s, Layout::nt, Accumulate::no, ctx);
+    grouped_matmul_bf16_tn(gdw, gdy, gx, row_start.data(), s, ctx);
+    const std::vector<float> y = gy.download(), dw = gdw.download();
+    for (size_t i = 0; i < y.size(); i++) REQUIRE(std::isnan(y[i]) == (i / s.N >= g.begin(1) && i / s.N < g.begin(2)));
+    for (size_t i = 0; i < dw.size(); i++) REQUIRE(std::isnan(dw[i]) == (i / (s.N * s.K) == 1));
+  });
+}
+
+TEST_CASE("grouped_matmul_bf16: there is scratch for the experts that can have more rows than a slice") {
+  REQUIRE(grouped_matmul_bf16_scratch({100, 4, 5, 4096}, kernel_device) == 0);
+  REQUIRE(grouped_matmul_bf16_scratch({100, 4, 5, 4097}, kernel_device) == 100 * 5 * sizeof(float));
+  REQUIRE(grouped_matmul_bf16_tn_scratch({4096, 4, 5, 6}, kernel_device) == 0);
+  REQUIRE(grouped_matmul_bf16_tn_scratch({2 * 4097 - 1, 4, 5, 6}, kernel_device) == 1 * 5 * 6 * sizeof(float));
+  REQUIRE(grouped_matmul_bf16_tn_scratch({2 * 4097, 4, 5, 6}, kernel_device) == 2 * 5 * 6 * sizeof(float));
+  REQUIRE(grouped_matmul_bf16_tn_scratch({100000, 4, 5, 6}, kernel_device) == 4 * 5 * 6 * sizeof(float));
+}
+
+TEST_CASE("grouped_matmul_bf16: what cannot be is refused") {
+  Context cpu(Device::cpu), kernels(kernel_device);
+  std::vector<bf16> x(64);
+  std::vector<float> f(64);
+  bf16* p = x.data();
+  const std::vector<int> start = {0, 1, 2};
+  const auto multiply = [&](const GroupedShape& s, Layout layout, Accumulate accumulate, Context& ctx,
+                            const float* bias) {
+    grouped_matmul_bf16(p, p + 16, p + 32, start.data(), s, layout, accumulate, ctx, bias);
+  };
+  const GroupedShape s = {2, 2, 2, 2};
+  REQUIRE_NOTHROW(multiply(s, Layout::nt, Accumulate::no, cpu, f.data()));
+  REQUIRE_THROWS_WITH(multiply(s, Layout::nt, Accumulate::yes, cpu, f.data()),
+                      "grouped_matmul_bf16: a bias is for a product that is written, not accumulated");
+  REQUIRE_THROWS_WITH(multiply(s, Layout::tn, Accumulate::yes, cpu, nullptr),
+                      "grouped_matmul_bf16: expected layout nt or nn; grouped_matmul_bf16_tn() is the weight gradient");
+  REQUIRE_THROWS_WITH(multiply({3, 2, 2, 2}, Layout::nt, Accumulate::no, cpu, nullptr),
+                      "grouped_matmul_bf16: row_start goes from 0 to 2, expected 0 to 3");
+  REQUIRE_THROWS_WITH(multiply({2147483648, 2, 2, 2}, Layout::nt, Accumulate::no, kernels, nullptr),
+                      Catch::Contains("2147483648 rows are more than an int counts"));
+  REQUIRE_THROWS_WITH(grouped_matmul_bf16_tn(f.data(), p, p, start.data(), {3, 2, 2, 2}, cpu),
+                      "grouped_matmul_bf16_tn: row_start goes from 0 to 2, expected 0 to 3");
+  REQUIRE_THROWS_AS(grouped_matmul_bf16_tn(f.data(), p, p, start.data(), {2, 65536, 2, 2}, kernels), Error);
+}
