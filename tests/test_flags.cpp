@@ -226,6 +226,8 @@ TEST_CASE("flags: what only a GPU can do is refused where none is", "[flags]") {
   REQUIRE(contains(parse({"--precision=bf16", "--head-dim=24"}), "--precision=bf16 with --head-dim=24"));
   REQUIRE(contains(parse({"--precision=bf16", "--mixer=gated-delta"}), "--precision=bf16 with --mixer"));
   REQUIRE(parse({"--precision=bf16", "--experts=4", "--head-experts=2"}) == "");
+  REQUIRE(
+      contains(parse({"--precision=bf16", "--evaluate", "--out=x", "--quantize=fp8-w8a8"}), "add --precision=fp32"));
   Config c;
   REQUIRE(parse(c, {"--matmul=cublas", "--tf32"}) == "");
   REQUIRE((c.cublas && c.tf32));

@@ -142,11 +142,12 @@ void check_bf16_flags(const Config& c) {
   require(!m.has_attention() || m.attention.D % 16 == 0,
           "--precision=bf16 with --head-dim=%zu: tensor cores multiply 16 at a time; take a multiple of 16",
           m.attention.D);
-  const auto refuse = [](bool given, const char* flag) {
-    require(!given, "--precision=bf16 with %s: it computes in fp32 alone; leave one of them out", flag);
-  };
-  refuse(m.has_linear(), "--mixer=gated-delta or hybrid");
-  refuse(c.quantize.has_value(), "--quantize");
+  require(!m.has_linear(),
+          "--precision=bf16 with --mixer=gated-delta or hybrid: it computes in fp32 alone; leave one of them out");
+  // A value of few bits times its scale has more bits than bf16: stored as one it would be rounded to another format on top.
+  require(!c.quantize.has_value(),
+          "--precision=bf16 with --quantize: what it rounds would be rounded to bf16 once more; add --precision=fp32, "
+          "which evaluates a run of bf16 too");
 }
 
 }  // namespace
