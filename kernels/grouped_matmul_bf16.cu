@@ -115,11 +115,11 @@ static void grouped_matmul_bf16_tn_cpu(float* C, const bf16* A, const bf16* B, c
 // ---- launchers
 
 size_t grouped_matmul_bf16_scratch(const GroupedShape& s, Device device) {
-  return matmul_bf16_scratch(s.M, s.N, s.K, device);
+  return matmul_bf16_scratch(s.M, s.N, s.K, Layout::nt, device);
 }
 
 size_t grouped_matmul_bf16_tn_scratch(const GroupedShape& s, Device device) {
-  if (device == Device::cpu) return matmul_bf16_scratch(s.N, s.K, s.M, device);
+  if (device == Device::cpu) return matmul_bf16_scratch(s.N, s.K, s.M, Layout::tn, device);
   return tall_groups(s.M, s.E, matmul_bf16_slice) * s.N * s.K * sizeof(float);
 }
 

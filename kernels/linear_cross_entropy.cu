@@ -171,15 +171,15 @@ size_t linear_cross_entropy_chunk_rows(size_t N, size_t V) {
 }
 
 size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows, Storage storage, Device device) {
-  const auto of_product = [&](size_t M, size_t N, size_t K, Accumulate accumulate) {
-    if (storage == Storage::bf16) return matmul_bf16_scratch(M, N, K, device);
+  const auto of_product = [&](size_t M, size_t N, size_t K, Layout layout, Accumulate accumulate) {
+    if (storage == Storage::bf16) return matmul_bf16_scratch(M, N, K, layout, device);
     return device == Device::cpu ? 0 : matmul_scratch(M, N, K, accumulate);
   };
   size_t most = 0;
   for (size_t rows : {std::min(chunk_rows, N), chunk_rows ? N % chunk_rows : 0}) {  // of every chunk, and of the last
-    most = std::max(most, of_product(rows, V, C, Accumulate::no));
-    most = std::max(most, of_product(rows, C, V, Accumulate::no));
-    most = std::max(most, of_product(V, C, std::min(rows, weight_gradient_slice), Accumulate::yes));
+    most = std::max(most, of_product(rows, V, C, Layout::nt, Accumulate::no));
+    most = std::max(most, of_product(rows, C, V, Layout::nn, Accumulate::no));
+    most = std::max(most, of_product(V, C, std::min(rows, weight_gradient_slice), Layout::tn, Accumulate::yes));
   }
   return most;
 }

@@ -141,7 +141,7 @@ __global__ inline void matmul_add_slices_kernel(Matrix<float> C, const float* sl
 constexpr size_t matmul_most_scratch = size_t{256} << 20;
 
 // Matrices like C that fit into scratch.
-static size_t matmul_slices_that_fit(size_t M, size_t N) {
+size_t matmul_slices_that_fit(size_t M, size_t N) {
   return matmul_most_scratch / (M * matmul_scratch_pitch(N) * sizeof(float));
 }
 
@@ -190,15 +190,15 @@ size_t matmul_scratch_up_to(size_t M, size_t N, size_t K, Accumulate accumulate)
 
 // ---- launchers
 
-static void matmul_add_up(Matrix<float> C, const float* slices, size_t pitch, size_t count, const float* bias, size_t M,
-                          size_t N, bool accumulate, Context& ctx) {
+void matmul_add_slices(Matrix<float> C, const float* slices, size_t pitch, size_t count, const float* bias, size_t M,
+                       size_t N, Accumulate accumulate, Context& ctx) {
   const bool aligned = matmul_rows_aligned(C.data, M == 1 ? 0 : C.ld) && matmul_rows_aligned(bias, 0);
   launch(matmul_add_slices_kernel, row_quads_grid(M, N), elementwise_block, 0, ctx, C, slices, pitch, count, bias, M, N,
-         accumulate, aligned);
+         accumulate == Accumulate::yes, aligned);
 }
 
 void matmul_add_slices(float* C, const float* slices, size_t count, size_t n, Context& ctx) {
-  matmul_add_up({C, n}, slices, n, count, nullptr, 1, n, true, ctx);
+  matmul_add_slices({C, n}, slices, n, count, nullptr, 1, n, Accumulate::yes, ctx);
 }
 
 template <Layout layout, int BM, int BN, int TM, int TN>
@@ -243,9 +243,9 @@ void matmul_by_plan(Matrix<float> C, Matrix<const float> A, Matrix<const float> 
     matmul_launch({first, {}, A, B, nullptr, M, N, K, false, true, done, true}, layout, plan.tile, count, ctx);
     done += count;
     if (done < slices)
-      matmul_add_up({sums, pitch}, sums, pitch, kept + count, nullptr, M, N, false, ctx);
+      matmul_add_slices({sums, pitch}, sums, pitch, kept + count, nullptr, M, N, Accumulate::no, ctx);
     else
-      matmul_add_up(C, sums, pitch, kept + count, bias, M, N, add_to_c, ctx);
+      matmul_add_slices(C, sums, pitch, kept + count, bias, M, N, accumulate, ctx);
   }
 }
 

@@ -36,11 +36,25 @@ size_t matmul_scratch(size_t M, size_t N, size_t K, Accumulate accumulate);
 // of their slices are computed at the same time. For planning a run whose batches vary.
 size_t matmul_scratch_up_to(size_t M, size_t N, size_t K, Accumulate accumulate);
 
-// C (n) = C + (slice 0 + slice 1 + ...), the sum in ascending order: the last step of a product whose slices another
-// kernel left side by side. slices (count,n).
+// C = C + (slice 0 + slice 1 + ...), or the sum (+ bias), which goes in ascending order: the last step of a product whose slices
+// another kernel left side by side. slices (count,M,N), rows `pitch` elements apart. C may be slice 0.
+void matmul_add_slices(Matrix<float> C, const float* slices, size_t pitch, size_t count, const float* bias, size_t M,
+                       size_t N, Accumulate accumulate, Context& ctx);
+// C (n) = C + that sum. slices (count,n).
 void matmul_add_slices(float* C, const float* slices, size_t count, size_t n, Context& ctx);
 
 // ---- how a product is cut up on a GPU; every choice gives the same bits
+
+// Blocks that fill a GPU: two for each of the 132 multiprocessors of an H200.
+constexpr size_t matmul_many_blocks = 264;
+
+// Floats from row to row of a matrix in scratch, so that every row begins on a 16-byte boundary.
+constexpr size_t matmul_scratch_pitch(size_t N) {
+  return round_up(N, 4);
+}
+
+// Matrices (M,N) of floats that scratch holds, for slices of k that different blocks compute at the same time.
+size_t matmul_slices_that_fit(size_t M, size_t N);
 
 enum class Tile { large, small };  // 128 x 128 elements of C a block, 8 x 8 a thread; or 64 x 64, 4 x 4 a thread
 struct MatmulPlan {

@@ -57,15 +57,26 @@ struct MmaJob {
   size_t M, N, K;
   bool accumulate;
   float* totals;  // (M,N) of scratch, where there are several slices: the slices that are done
+  // True: every slice is a block's own, that of blockIdx.z, and C the first of as many matrices (M, C.ld).
+  bool side_by_side;
 };
 
 template <Layout layout, bool aligned, class Out>
 __global__ void __launch_bounds__(mma_threads) matmul_bf16_kernel(MmaJob<Out> job) {
   DYNAMIC_SHARED(bf16, shared);
   const size_t m0 = size_t{blockIdx.x} * mma_tile_rows, n0 = size_t{blockIdx.y} * mma_tile_rows;
-  mma_tile<layout, aligned>(
-      MmaBlock<Out>{job.C, {job.totals, job.N}, job.A, job.B, job.bias, m0, job.M, n0, job.N, job.K, job.accumulate},
-      shared);
+  MmaBlock<Out> block = {job.C, {job.totals, job.N}, job.A, job.B, job.bias, m0, job.M, n0, job.N,
+                         job.K, job.accumulate};
+  if constexpr (layout == Layout::tn) {
+    if (job.side_by_side) {
+      const size_t k = blockIdx.z * matmul_bf16_slice;
+      block.K = job.K - k < matmul_bf16_slice ? job.K - k : matmul_bf16_slice;
+      block.A.data += k * job.A.ld;
+      block.B.data += k * job.B.ld;
+      block.C.data += blockIdx.z * job.M * job.C.ld;
+    }
+  }
+  mma_tile<layout, aligned>(block, shared);
 }
 
 // ---- launchers
@@ -74,12 +85,33 @@ static size_t totals_of_slices(size_t M, size_t N, size_t K) {
   return K <= matmul_bf16_slice ? 0 : M * N;
 }
 
+// A weight gradient is small and its k, the tokens, deep: where its tiles alone do not fill a GPU, its slices go side by side. How
+// many of them scratch holds; they go only if it holds all.
+static size_t slices_side_by_side(size_t M, size_t N, size_t K, Layout layout) {
+  const size_t tiles = ceil_div(M, mma_tile_rows) * ceil_div(N, mma_tile_rows), slices = ceil_div(K, matmul_bf16_slice);
+  if (layout != Layout::tn || slices <= 1 || tiles >= matmul_many_blocks) return 0;
+  return std::min(slices, matmul_slices_that_fit(M, N));
+}
+
 template <Layout layout, bool aligned, class Out>
-static void launch_mma(const MmaJob<Out>& job, Context& ctx) {
+static void launch_mma(const MmaJob<Out>& job, size_t slices, Context& ctx) {
   const size_t columns = ceil_div(job.N, mma_tile_rows);
   require(columns <= 65535 && job.K <= mma_most_k, "matmul_bf16: N %zu or K %zu is too large for a grid", job.N, job.K);
-  const dim3 grid(grid_of(ceil_div(job.M, mma_tile_rows)).x, unsigned(columns));
+  const dim3 grid(grid_of(ceil_div(job.M, mma_tile_rows)).x, unsigned(columns), unsigned(slices));
   launch(matmul_bf16_kernel<layout, aligned, Out>, grid, mma_threads, mma_shared, ctx, job);
+}
+
+template <class Out>
+static void launch_mma(const MmaJob<Out>& job, Layout layout, size_t slices, Context& ctx) {
+  const bool aligned = mma_aligned(job.A) && mma_aligned(job.B);
+  const auto launch_layout = [&]<Layout l>() {
+    return aligned ? launch_mma<l, true>(job, slices, ctx) : launch_mma<l, false>(job, slices, ctx);
+  };
+  switch (layout) {
+    case Layout::nt: return launch_layout.template operator()<Layout::nt>();
+    case Layout::nn: return launch_layout.template operator()<Layout::nn>();
+    case Layout::tn: return launch_layout.template operator()<Layout::tn>();
+  }
 }
 
 template <class Out>
@@ -93,19 +125,26 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
     return matmul_cublas(job.C, job.A, job.B, job.M, job.N, job.K, layout,
                          job.accumulate ? Accumulate::yes : Accumulate::no, job.bias, ctx);
   emulate_mma(ctx);
-  if (const size_t totals = totals_of_slices(job.M, job.N, job.K)) job.totals = ctx.scratch(totals);
-  const bool aligned = mma_aligned(job.A) && mma_aligned(job.B);
-  switch (layout) {
-    case Layout::nt: return aligned ? launch_mma<Layout::nt, true>(job, ctx) : launch_mma<Layout::nt, false>(job, ctx);
-    case Layout::nn: return aligned ? launch_mma<Layout::nn, true>(job, ctx) : launch_mma<Layout::nn, false>(job, ctx);
-    case Layout::tn: return aligned ? launch_mma<Layout::tn, true>(job, ctx) : launch_mma<Layout::tn, false>(job, ctx);
+  if constexpr (std::is_same_v<Out, float>) {
+    const size_t slices = ceil_div(job.K, matmul_bf16_slice);
+    if (slices > 0 && slices == slices_side_by_side(job.M, job.N, job.K, layout)) {
+      const size_t pitch = matmul_scratch_pitch(job.N);
+      const Matrix<float> totals = {ctx.scratch(slices * job.M * pitch), pitch};
+      launch_mma<float>({totals, job.A, job.B, nullptr, job.M, job.N, job.K, false, nullptr, true}, layout, slices,
+                        ctx);
+      return matmul_add_slices(job.C, totals.data, pitch, slices, job.bias, job.M, job.N,
+                               job.accumulate ? Accumulate::yes : Accumulate::no, ctx);
+    }
   }
+  if (const size_t totals = totals_of_slices(job.M, job.N, job.K)) job.totals = ctx.scratch(totals);
+  launch_mma(job, layout, 1, ctx);
 }
 
-size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Device device, bool bias) {
+size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Layout layout, Device device, bool bias) {
   if (device == Device::cpu) return matmul_bf16_cpu_scratch(M, N, K);
   const size_t of_cublas = bias && device == Device::cuda ? N * sizeof(bf16) : 0;
-  return std::max(totals_of_slices(M, N, K) * sizeof(float), of_cublas);
+  const size_t side_by_side = slices_side_by_side(M, N, K, layout) * M * matmul_scratch_pitch(N);
+  return std::max(std::max(totals_of_slices(M, N, K), side_by_side) * sizeof(float), of_cublas);
 }
 
 void matmul_bf16(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
@@ -116,8 +155,8 @@ void matmul_bf16(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size
           B.ld, N, lda, ldb);
   with_storage(C.data, [&](auto stored) {
     using Out = decltype(stored);
-    matmul_bf16_of<Out>({{C.data.as<Out>(), C.ld}, A, B, bias, M, N, K, accumulate == Accumulate::yes, nullptr}, layout,
-                        ctx);
+    matmul_bf16_of<Out>({{C.data.as<Out>(), C.ld}, A, B, bias, M, N, K, accumulate == Accumulate::yes, nullptr, false},
+                        layout, ctx);
   });
 }
 
@@ -158,8 +197,7 @@ void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size
 //           One group of wgmma is always under way, so the tensor core never waits for a barrier.
 //   layouts k need not run along the lines: for 16-bit operands wgmma transposes on the way in. nt, nn and tn differ in two bits of
 //           a descriptor and in the shape of a box.
-//   slices  After 4096 k the sums pass through memory, as in end_slice(). Slices of a weight gradient go to different blocks,
-//           and a second kernel adds their totals in ascending order: that fills 132 SMs where C has fewer tiles than that.
+//   slices  After 4096 k the sums pass through memory, as in end_slice(). Slices of a weight gradient go side by side as above.
 //   end     A consumer rounds its sums, lays them into the stage that is free by then (stmatrix) and has TMA store them. Bias and
 //           activation are computed on the way. The grid has one block an SM, which takes one tile after the other: the producer
 //           is at the next tile while the consumers end this one. Tiles go in groups of eight rows, so that A and B are found in L2.

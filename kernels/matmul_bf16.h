@@ -24,8 +24,9 @@ struct RealsMatrix {
 void matmul_bf16(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
                  Accumulate accumulate, Context& ctx, const float* bias = nullptr);
 
-// Bytes of scratch that one product takes on a device, at most.
-size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Device device, bool bias = false);
+// Bytes of scratch that one product takes on a device, at most: with a C of floats in tn, of either in the others. Of products of
+// the same M and N the one with the largest K takes the most.
+size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Layout layout, Device device, bool bias = false);
 
 // ---- on the CPU: kernels/matmul_bf16_cpu.cpp
 

@@ -241,14 +241,6 @@ __device__ __forceinline__ void matmul_tile(const MatmulBlock& block) {
 
 // ---- for launchers
 
-// Blocks that fill a GPU: two for each of the 132 multiprocessors of an H200.
-constexpr size_t matmul_many_blocks = 264;
-
-// Floats from row to row of a matrix in scratch, so that every row begins on a 16-byte boundary.
-constexpr size_t matmul_scratch_pitch(size_t N) {
-  return round_up(N, 4);
-}
-
 inline bool matmul_rows_aligned(const float* p, size_t ld) {
   return ld % 4 == 0 && reinterpret_cast<uintptr_t>(p) % 16 == 0;
 }

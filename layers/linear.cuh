@@ -47,15 +47,15 @@ class Linear {
 
   // For products over at most N rows.
   void scratch(ScratchPlan& plan, size_t N) const {
-    const auto product = [&](size_t rows, size_t columns, size_t K, Accumulate accumulate) {
+    const auto product = [&](size_t rows, size_t columns, size_t K, Layout layout, Accumulate accumulate) {
       if (plan.storage == Storage::bf16)
-        return plan.need(matmul_bf16_scratch(rows, columns, K, plan.device, has_bias_));
+        return plan.need(matmul_bf16_scratch(rows, columns, K, layout, plan.device, has_bias_));
       plan.kernels_need(matmul_scratch_up_to(rows, columns, K, accumulate));
       plan.cpu_thread_keeps(matmul_cpu_workspace(rows, columns, K, accumulate));
     };
-    product(N, out_, in_, Accumulate::no);
-    product(N, in_, out_, Accumulate::yes);
-    product(out_, in_, N, Accumulate::yes);
+    product(N, out_, in_, Layout::nt, Accumulate::no);
+    product(N, in_, out_, Layout::nn, Accumulate::yes);
+    product(out_, in_, N, Layout::tn, Accumulate::yes);
     if (has_bias_) plan.kernels_need(bias_backward_scratch(N, out_));
   }
 

@@ -112,7 +112,7 @@ void Model::scratch(ScratchPlan& plan) const {
   plan.cpu_thread_keeps(linear_cross_entropy_cpu_workspace(N, C, V, chunk_rows()));
   // of the logits behind one token
   if (config.storage == Storage::bf16)
-    plan.need(matmul_bf16_scratch(1, V, C, plan.device));
+    plan.need(matmul_bf16_scratch(1, V, C, Layout::nt, plan.device));
   else
     plan.kernels_need(matmul_scratch(1, V, C, Accumulate::no));
   plan.kernels_need(mean_scratch(N));

@@ -143,9 +143,23 @@ TEST_CASE("matmul_bf16: matrices inside wider rows, of which the rest is neither
 }
 
 TEST_CASE("matmul_bf16: three slices of k", "[matmul_bf16]") {
-  const Product p(3, 9, 2 * matmul_bf16_slice + 24, Layout::nt);
-  const std::vector<float> expected = p.expected(Accumulate::yes, MmaArithmetic::hopper);
-  on_every_device([&](Context& ctx) { REQUIRE_BITWISE(expected, p.got(Accumulate::yes, ctx)); });
+  // One block goes through them in nt; in tn they go side by side, and their totals stand in scratch.
+  const size_t M = 3, N = 9, K = 2 * matmul_bf16_slice + 24;
+  for (Layout layout : {Layout::nt, Layout::tn}) {
+    const Product p(M, N, K, layout);
+    const std::vector<float> expected = p.expected(Accumulate::no, MmaArithmetic::hopper, true);
+    const std::vector<float> added = p.expected(Accumulate::yes, MmaArithmetic::hopper);
+    const std::vector<float> added_rounded = p.expected<bf16>(Accumulate::yes, MmaArithmetic::hopper);
+    on_every_device([&](Context& ctx) {
+      INFO("layout " << int(layout));
+      REQUIRE_BITWISE(expected, p.got(Accumulate::no, ctx, true));
+      REQUIRE_BITWISE(added, p.got(Accumulate::yes, ctx));
+      const size_t scratch = matmul_bf16_scratch(M, N, K, layout, ctx.device);
+      REQUIRE(ctx.most_scratch_used() == scratch);
+      if (ctx.device != Device::cpu) REQUIRE(scratch == (layout == Layout::tn ? 3 * M * 12 : M * N) * sizeof(float));
+      REQUIRE_BITWISE(added_rounded, p.got<bf16>(Accumulate::yes, ctx));
+    });
+  }
 }
 
 TEST_CASE("matmul_bf16: refuses a bias where C is added to", "[matmul_bf16]") {
@@ -178,7 +192,7 @@ TEST_CASE("matmul_bf16: cuBLAS on a GPU is near the exact engine, and repeats it
       Context ctx(Device::cuda);
       ctx.use_cublas(false);
       const std::vector<float> got = p.got<Out>(accumulate, ctx, with_bias);
-      REQUIRE(ctx.most_scratch_used() <= matmul_bf16_scratch(p.M, p.N, p.K, Device::cuda, with_bias));
+      REQUIRE(ctx.most_scratch_used() <= matmul_bf16_scratch(p.M, p.N, p.K, p.layout, Device::cuda, with_bias));
       if (run == 0) first = got;
       REQUIRE_BITWISE(first, got);
     }
