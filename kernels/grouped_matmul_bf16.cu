@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(mma_threads) grouped_matmul_bf16_kernel(Groupe
     block.bias = job.bias ? job.bias + rows.expert * job.N : nullptr;
     block.C = {job.C, job.N}, block.totals = {job.totals, job.N};
   }
-  mma_tile<layout, aligned>(block, shared);
+  multiply_tile<layout, aligned>(block, shared);
 }
 
 // ---- on the CPU: one product after the other, each by all threads. The scratch is that of an expert with all rows.

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(mma_threads) matmul_bf16_kernel(MmaJob<Out> jo
       block.C.data += blockIdx.z * job.M * job.C.ld;
     }
   }
-  mma_tile<layout, aligned>(block, shared);
+  multiply_tile<layout, aligned>(block, shared);
 }
 
 // ---- launchers

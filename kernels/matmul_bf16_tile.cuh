@@ -123,7 +123,7 @@ __device__ inline void end_slice(const MmaBlock<Out>& block, size_t m, size_t n,
 
 // shared: mma_shared bytes.
 template <Layout layout, bool aligned, class Out>
-__device__ __forceinline__ void mma_tile(const MmaBlock<Out>& block, bf16* shared) {
+__device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* shared) {
   using StripA = MmaStrip<layout != Layout::tn, aligned>;
   using StripB = MmaStrip<layout == Layout::nt, aligned>;
   const StripA strip_a{block.A, block.m_end, block.K, block.m0};

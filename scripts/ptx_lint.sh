@@ -15,6 +15,11 @@ allowed='max\.f32[^,]*,[^,]*, 0f00000000;|mma\.sync\.aligned\.m16n8k16\.row\.col
 atomic='(red|atom)\.[a-z.]*f(32|64)'
 failed=0
 for file in "$@"; do
+  if [ ! -r "$file" ]; then
+    echo "FAIL  ptx_lint $file: cannot be read"
+    failed=1
+    continue
+  fi
   operations=$(grep -cE '(add|sub|mul|div|sqrt|fma)\.rn\.f32' "$file")
   if [ "$operations" -eq 0 ]; then
     echo "FAIL  ptx_lint $file: no floating-point operation in it: the wrong file?"

@@ -61,6 +61,9 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
   f.write("a.ptx", "\tmov.u32 \t%r1, %tid.x;\n");
   REQUIRE(contains(f.run("{repo}/scripts/ptx_lint.sh a.ptx").text, "no floating-point operation in it"));
   REQUIRE(f.run("{repo}/scripts/ptx_lint.sh").exit_code == 2);
+  const Said missing = f.run("{repo}/scripts/ptx_lint.sh missing.ptx");
+  REQUIRE(missing.exit_code == 1);
+  REQUIRE(missing.text == "FAIL  ptx_lint missing.ptx: cannot be read\n");
 }
 
 // Of which +0 and -0 C leaves the larger open.
