@@ -7,8 +7,8 @@
 //
 // What a forward leaves for the backward takes most of the memory of training. With --recompute blocks write
 // a part of it to one and the same place, and what a block had there is computed again before its backward, or a look at it:
-//   light   outputs of norms, rotations, gates and activations, what norms and formulas by element give again; products of
-//           matrices, attention and the recurrence are not computed again
+//   light   outputs of norms, rotations, gates and activation functions, from what products of matrices, attention and the
+//           recurrence left: these are not computed again
 //   full    all that a block computes: what it read is kept, and its forward runs again
 // The bits are the same: a forward changes nothing but its activations, and dropout draws by number.
 // shapes: ids, targets (B,T) int32; h (N,C), N = B*T | layers/model.cu, layers/model_memory.cu, tests/test_model.cpp, tests/test_recompute.cpp

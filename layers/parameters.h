@@ -98,9 +98,9 @@ using ReaderVisitor = std::function<void(const Weight& weight, size_t rows, Use 
 
 // How long a tensor holds what is in it.
 enum class Lifetime {
-  pass,  // until the layer's backward of the same micro-batch
-  cheap,  // the same; but the layer's recompute() can write it again from its other tensors, without a product of matrices
-  step  // over all micro-batches of a step
+  pass,   // until the layer's backward of the same micro-batch
+  cheap,  // the same; but the layer's recompute() can write it again from its other tensors, at little cost
+  step    // over all micro-batches of a step
 };
 
 // What a layer's activations() and temporaries() call. `pointer` is where the layer keeps the tensor's address. Reals are stored

@@ -28,7 +28,8 @@ const std::vector<std::string>& variants() {
     for (const char* flags :
          {"", "--norm=gated --norm-rank=3 --attn=g1 --dropout=0.1 --clip-output=0.5 --norm-placement=sandwich",
           "--norm=layernorm --norm-placement=post --ffn=gelu --sdpa-out=silu --attn=g5",
-          "--attn=g2 --position=learned --tied=off --residual=off --clip-residual=0.9"})
+          "--attn=g2 --position=learned --tied=off --residual=off --clip-residual=0.9",
+          "--experts=4 --shared-experts=1 --head-experts=2 --dropout=0.1"})
       all.push_back(std::string("--precision=bf16 --head-dim=16 ") + flags);
     for (std::string& line : all) line += " --layers=3";
     return all;

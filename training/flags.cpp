@@ -454,7 +454,7 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.choice<Recompute>(
       "--recompute", c.model.recompute,
       {{"none", Recompute::none, "layers/model.cu", "nothing"},
-       {"light", Recompute::light, "layers/block.cuh", "outputs of norms, gates and activations"},
+       {"light", Recompute::light, "layers/block.cuh", "outputs of norms, rotations, gates and activation functions"},
        {"full", Recompute::full, "layers/model.cu", "all that a block computes: its input alone is kept"}},
       "what of the forward is not kept in memory, and computed again in the backward, to the same bits");
   t.number("--threads", c.threads, between<size_t>(0, 4096), "CPU threads; 0: one a core");
