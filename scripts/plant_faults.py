@@ -547,7 +547,7 @@ training/run_metadata.cpp
 [bf16]
 layers/linear.cuh
   weight_.copy, N, out_, in_, Layout::nt, Accumulate::no, ctx, «bias_.value => nullptr»);
-  return plan.need(«matmul_bf16_scratch(rows, columns, K, plan.device, has_bias_) => 0»);
+  return plan.need(«matmul_bf16_scratch(rows, columns, K, layout, plan.device, has_bias_) => 0»);
 layers/parameters.cu
   «if (copies.size()) round_to_bf16(copies.data(), values.data(), size_, ctx); => ;»
 training/trainer.cu
@@ -560,7 +560,7 @@ layers/moe.cuh
   router_backward_scratch(router_shape(N), «plan.storage => Storage::fp32»)
 kernels/grouped_matmul_bf16.cu
   if («rows > 0 => true») multiply(e, row, rows);
-  if (device == Device::cpu) return «matmul_bf16_scratch(s.N, s.K, s.M, device) => 0»;
+  if (device == Device::cpu) return «matmul_bf16_scratch(s.N, s.K, s.M, Layout::tn, device) => 0»;
   return «tall_groups(s.M, s.E, matmul_bf16_slice) => 0» * s.N * s.K
 """
 
