@@ -8,7 +8,7 @@
 //     db = dbeta * sigmoid'(b)                          dA_log   += sum over tokens of dg * g
 // exactly: g = -(exp(A_log) * softplus), da = dg * -(exp(A_log) * sigmoid); dA_log has the links fma(dg, g, chain), ddt_bias
 //   da + chain, both in the order of a column sum (core/reduce.cuh)
-// shapes: a, b, da, db, g, beta (N,H) f32; A_log, dt_bias (H) | g, beta, da, db are written; dA_log, ddt_bias accumulated
+// shapes: a, b, da, db (N,H) f32 or bf16, g, beta (N,H), A_log, dt_bias (H) f32 | g, beta, da, db are written; dA_log, ddt_bias accumulated
 // exp, softplus and sigmoid: core/math.cuh
 // tests/test_decay.cpp
 #include "kernels/decay.h"
@@ -68,29 +68,34 @@ IN_FLOAT_AND_DOUBLE(decay_backward_ref);
 // There is one number for a head of a token, some hundredth of what the rest of the layer moves: a thread takes one, and
 // neighbouring threads neighbouring heads. The sums are made before da is written, which may stand in the place of a.
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    decay_forward_kernel(float* g, float* beta, const float* a, const float* b, const float* A_log,
-                         const float* dt_bias, DecayShape s) {
+    decay_forward_kernel(float* g, float* beta, const S* a, const S* b, const float* A_log, const float* dt_bias,
+                         DecayShape s) {
   const size_t i = threadIdx.x + size_t(blockDim.x) * blockIdx.x, n = i / s.H, h = i % s.H;
   if (n >= s.N) return;
-  g[i] = decay::g_of(a[s.at(n, h)], A_log[h], dt_bias[h]);
-  beta[i] = exact_sigmoid(b[s.at(n, h)]);
+  g[i] = decay::g_of(float(a[s.at(n, h)]), A_log[h], dt_bias[h]);
+  beta[i] = exact_sigmoid(float(b[s.at(n, h)]));
 }
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    decay_backward_kernel(float* da, float* db, const float* dg, const float* dbeta, const float* a, const float* b,
-                          const float* A_log, const float* dt_bias, DecayShape s) {
+    decay_backward_kernel(S* da, S* db, const float* dg, const float* dbeta, const S* a, const S* b, const float* A_log,
+                          const float* dt_bias, DecayShape s) {
   const size_t i = threadIdx.x + size_t(blockDim.x) * blockIdx.x, n = i / s.H, h = i % s.H, at = s.at(n, h);
   if (n >= s.N) return;
-  da[at] = decay::da_of(dg[i], a[at], A_log[h], dt_bias[h]);
-  db[at] = dbeta[i] * sigmoid_slope(b[at]);
+  da[at] = S(decay::da_of(dg[i], float(a[at]), A_log[h], dt_bias[h]));
+  db[at] = S(dbeta[i] * sigmoid_slope(float(b[at])));
 }
 
+template <class S>
 struct DecayFold {
-  const float *dg, *a, *A_log, *dt_bias;
+  const float* dg;
+  const S* a;
+  const float *A_log, *dt_bias;
   DecayShape s;
   HD void operator()(float (&acc)[2], size_t n, size_t h) const {
-    const float d = dg[n * s.H + h], x = a[s.at(n, h)];
+    const float d = dg[n * s.H + h], x = float(a[s.at(n, h)]);
     acc[0] = fused(d, decay::g_of(x, A_log[h], dt_bias[h]), acc[0]);
     acc[1] = acc[1] + decay::da_of(d, x, A_log[h], dt_bias[h]);
   }
@@ -98,27 +103,29 @@ struct DecayFold {
 
 // ---- on CPU cores: rows are shared out, and the heads of a row lie in vectors
 
-static void decay_forward_cpu(float* g, float* beta, const float* a, const float* b, const float* A_log,
-                              const float* dt_bias, const DecayShape& s) {
+template <class S>
+static void decay_forward_cpu(float* g, float* beta, const S* a, const S* b, const float* A_log, const float* dt_bias,
+                              const DecayShape& s) {
 #pragma omp parallel for if (worth_waking(s.N * s.H))
   for (size_t n = 0; n < s.N; n++) {
 #pragma omp simd
     for (size_t h = 0; h < s.H; h++) {
-      g[n * s.H + h] = decay::g_of(a[s.at(n, h)], A_log[h], dt_bias[h]);
-      beta[n * s.H + h] = exact_sigmoid(b[s.at(n, h)]);
+      g[n * s.H + h] = decay::g_of(float(a[s.at(n, h)]), A_log[h], dt_bias[h]);
+      beta[n * s.H + h] = exact_sigmoid(float(b[s.at(n, h)]));
     }
   }
 }
 
-static void decay_backward_cpu(float* da, float* db, const float* dg, const float* dbeta, const float* a,
-                               const float* b, const float* A_log, const float* dt_bias, const DecayShape& s) {
+template <class S>
+static void decay_backward_cpu(S* da, S* db, const float* dg, const float* dbeta, const S* a, const S* b,
+                               const float* A_log, const float* dt_bias, const DecayShape& s) {
 #pragma omp parallel for
   for (size_t n = 0; n < s.N; n++) {
 #pragma omp simd
     for (size_t h = 0; h < s.H; h++) {
       const size_t at = s.at(n, h);
-      da[at] = decay::da_of(dg[n * s.H + h], a[at], A_log[h], dt_bias[h]);
-      db[at] = dbeta[n * s.H + h] * sigmoid_slope(b[at]);
+      store(da[at], decay::da_of(dg[n * s.H + h], float(a[at]), A_log[h], dt_bias[h]));
+      store(db[at], dbeta[n * s.H + h] * sigmoid_slope(float(b[at])));
     }
   }
 }
@@ -130,25 +137,33 @@ static void require_decay(const char* name, const DecayShape& s) {
           s.H);
 }
 
-void decay_forward(float* g, float* beta, const float* a, const float* b, const float* A_log, const float* dt_bias,
+void decay_forward(float* g, float* beta, ConstReals a, ConstReals b, const float* A_log, const float* dt_bias,
                    const DecayShape& s, Context& ctx) {
   require_decay("decay_forward", s);
-  if (ctx.device == Device::cpu) return decay_forward_cpu(g, beta, a, b, A_log, dt_bias, s);
-  launch(decay_forward_kernel, grid_of(ceil_div(s.N * s.H, elementwise_block)), elementwise_block, 0, ctx, g, beta, a,
-         b, A_log, dt_bias, s);
+  with_storage(a, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu) return decay_forward_cpu(g, beta, a.as<S>(), b.as<S>(), A_log, dt_bias, s);
+    launch(decay_forward_kernel<S>, grid_of(ceil_div(s.N * s.H, elementwise_block)), elementwise_block, 0, ctx, g, beta,
+           a.as<S>(), b.as<S>(), A_log, dt_bias, s);
+  });
 }
 
 size_t decay_backward_scratch(const DecayShape& s) {
   return column_reduce_scratch(s.N, s.H, 2);
 }
 
-void decay_backward(const DecayGradients& out, const float* dg, const float* dbeta, const float* a, const float* b,
+void decay_backward(const DecayGradients& out, const float* dg, const float* dbeta, ConstReals a, ConstReals b,
                     const float* A_log, const float* dt_bias, const DecayShape& s, Context& ctx) {
   require_decay("decay_backward", s);
-  column_reduce_add(std::array{out.dA_log, out.ddt_bias}, s.N, s.H, DecayFold{dg, a, A_log, dt_bias, s}, ctx);
-  if (ctx.device == Device::cpu) return decay_backward_cpu(out.da, out.db, dg, dbeta, a, b, A_log, dt_bias, s);
-  launch(decay_backward_kernel, grid_of(ceil_div(s.N * s.H, elementwise_block)), elementwise_block, 0, ctx, out.da,
-         out.db, dg, dbeta, a, b, A_log, dt_bias, s);
+  with_storage(a, [&](auto stored) {
+    using S = decltype(stored);
+    column_reduce_add(std::array{out.dA_log, out.ddt_bias}, s.N, s.H, DecayFold<S>{dg, a.as<S>(), A_log, dt_bias, s},
+                      ctx);
+    if (ctx.device == Device::cpu)
+      return decay_backward_cpu(out.da.as<S>(), out.db.as<S>(), dg, dbeta, a.as<S>(), b.as<S>(), A_log, dt_bias, s);
+    launch(decay_backward_kernel<S>, grid_of(ceil_div(s.N * s.H, elementwise_block)), elementwise_block, 0, ctx,
+           out.da.as<S>(), out.db.as<S>(), dg, dbeta, a.as<S>(), b.as<S>(), A_log, dt_bias, s);
+  });
 }
 
 }  // namespace gated

@@ -3,6 +3,7 @@
 #pragma once
 #include "core/context.cuh"
 #include "core/math.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
@@ -13,15 +14,15 @@ struct DecayShape {
 };
 
 // g (N,H) = -exp(A_log)*softplus(a + dt_bias), beta (N,H) = sigmoid(b): both are written. a, b (N,H); A_log, dt_bias (H).
-void decay_forward(float* g, float* beta, const float* a, const float* b, const float* A_log, const float* dt_bias,
+void decay_forward(float* g, float* beta, ConstReals a, ConstReals b, const float* A_log, const float* dt_bias,
                    const DecayShape& s, Context& ctx);
 
 // da and db are written and may be a and b; dA_log and ddt_bias are accumulated.
 struct DecayGradients {
-  float *da, *db;            // (N,H)
+  Reals da, db;              // (N,H)
   float *dA_log, *ddt_bias;  // (H)
 };
-void decay_backward(const DecayGradients& out, const float* dg, const float* dbeta, const float* a, const float* b,
+void decay_backward(const DecayGradients& out, const float* dg, const float* dbeta, ConstReals a, ConstReals b,
                     const float* A_log, const float* dt_bias, const DecayShape& s, Context& ctx);
 // Bytes of scratch that it takes on a GPU.
 size_t decay_backward_scratch(const DecayShape& s);

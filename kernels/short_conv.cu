@@ -13,7 +13,7 @@
 //   token comes first, and it begins with dfinal, or +0. That makes a sequence that is cut anywhere, with the state carried
 //   on and its gradient back, have the bits of the whole. dw is a column sum over all B*T tokens (core/reduce.cuh), of
 //   fused(dp, X, chain). dp = dy * slope.
-// shapes: x, y, dx, dy (B,T,C) f32; w, dw (C,W); states (B,W-1,C) | y, final, dx, dinitial are written, dw accumulated
+// shapes: x, y, dx, dy (B,T,C), states (B,W-1,C) f32 or bf16; w, dw (C,W) f32 | y, final, dx, dinitial are written, dw accumulated
 // SiLU and its slope: core/activation.cuh
 // --conv-width | tests/test_short_conv.cpp
 #include "kernels/short_conv.h"
@@ -29,13 +29,14 @@ namespace gated {
 namespace short_conv {
 
 // X: where the inputs of all taps are found.
-template <class Real>
+template <class S>
 struct Inputs {
-  const Real *x, *initial;
+  using Real = Wide<S>;
+  const S *x, *initial;
   ShortConvShape s;
   HD Real operator()(size_t b, size_t e, size_t c) const {
-    if (e >= s.W - 1) return x[(b * s.T + e - (s.W - 1)) * s.C + c];
-    return initial ? initial[(b * (s.W - 1) + e) * s.C + c] : Real(0);
+    if (e >= s.W - 1) return Real(x[(b * s.T + e - (s.W - 1)) * s.C + c]);
+    return initial ? Real(initial[(b * (s.W - 1) + e) * s.C + c]) : Real(0);
   }
   HD Real p(const Real* w, size_t b, size_t t, size_t c) const {
     Real sum = 0;
@@ -45,10 +46,10 @@ struct Inputs {
 };
 
 // dX_e of one channel; dp (B,T,C).
-template <class Real>
-HD Real input_gradient(const Real* dp, const Real* dfinal, const Real* w, const ShortConvShape& s, size_t b, size_t e,
+template <class Real, class S>
+HD Real input_gradient(const Real* dp, const S* dfinal, const Real* w, const ShortConvShape& s, size_t b, size_t e,
                        size_t c) {
-  Real sum = e >= s.T && dfinal ? dfinal[(b * (s.W - 1) + e - s.T) * s.C + c] : Real(0);
+  Real sum = e >= s.T && dfinal ? Real(dfinal[(b * (s.W - 1) + e - s.T) * s.C + c]) : Real(0);
   for (size_t j = 0; j < s.W && j <= e; j++)
     if (e - j < s.T) sum = fused(w[c * s.W + j], dp[(b * s.T + e - j) * s.C + c], sum);
   return sum;
@@ -107,47 +108,51 @@ IN_FLOAT_AND_DOUBLE(short_conv_backward_ref);
 // write), dX (8), and the column sums (8), whose columns are the C*W weights: W neighbours share a channel.
 // States are done by threads of their own, one for a channel of a sequence, which walks over the W-1 rows.
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    short_conv_forward_kernel(float* y, short_conv::Inputs<float> X, const float* w) {
+    short_conv_forward_kernel(S* y, short_conv::Inputs<S> X, const float* w) {
   const size_t i = threadIdx.x + size_t(blockDim.x) * blockIdx.x, row = i / X.s.C;
   if (row >= X.s.B * X.s.T) return;
-  y[i] = silu(X.p(w, row / X.s.T, row % X.s.T, i % X.s.C));
+  y[i] = S(silu(X.p(w, row / X.s.T, row % X.s.T, i % X.s.C)));
 }
 
 // Rows ascend, and each comes from behind where it goes to: final may be initial.
-__global__ void __launch_bounds__(elementwise_block)
-    short_conv_final_kernel(float* final, short_conv::Inputs<float> X) {
+template <class S>
+__global__ void __launch_bounds__(elementwise_block) short_conv_final_kernel(S* final, short_conv::Inputs<S> X) {
   const size_t i = threadIdx.x + size_t(blockDim.x) * blockIdx.x, b = i / X.s.C, c = i % X.s.C, rows = X.s.W - 1;
   if (b >= X.s.B) return;
-  for (size_t r = 0; r < rows; r++) final[(b * rows + r) * X.s.C + c] = X(b, X.s.T + r, c);
+  for (size_t r = 0; r < rows; r++) final[(b * rows + r) * X.s.C + c] = S(X(b, X.s.T + r, c));
 }
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    short_conv_dp_kernel(float* dp, const float* dy, short_conv::Inputs<float> X, const float* w) {
+    short_conv_dp_kernel(float* dp, const S* dy, short_conv::Inputs<S> X, const float* w) {
   const size_t i = threadIdx.x + size_t(blockDim.x) * blockIdx.x, row = i / X.s.C;
   if (row >= X.s.B * X.s.T) return;
-  dp[i] = dy[i] * silu_slope(X.p(w, row / X.s.T, row % X.s.T, i % X.s.C));
+  dp[i] = float(dy[i]) * silu_slope(X.p(w, row / X.s.T, row % X.s.T, i % X.s.C));
 }
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    short_conv_dx_kernel(float* dx, const float* dp, const float* dfinal, const float* w, ShortConvShape s) {
+    short_conv_dx_kernel(S* dx, const float* dp, const S* dfinal, const float* w, ShortConvShape s) {
   const size_t i = threadIdx.x + size_t(blockDim.x) * blockIdx.x, row = i / s.C;
   if (row >= s.B * s.T) return;
-  dx[i] = short_conv::input_gradient(dp, dfinal, w, s, row / s.T, row % s.T + s.W - 1, i % s.C);
+  dx[i] = S(short_conv::input_gradient(dp, dfinal, w, s, row / s.T, row % s.T + s.W - 1, i % s.C));
 }
 
+template <class S>
 __global__ void __launch_bounds__(elementwise_block)
-    short_conv_dinitial_kernel(float* dinitial, const float* dp, const float* dfinal, const float* w,
-                               ShortConvShape s) {
+    short_conv_dinitial_kernel(S* dinitial, const float* dp, const S* dfinal, const float* w, ShortConvShape s) {
   const size_t i = threadIdx.x + size_t(blockDim.x) * blockIdx.x, b = i / s.C, c = i % s.C, rows = s.W - 1;
   if (b >= s.B) return;
   for (size_t e = 0; e < rows; e++)
-    dinitial[(b * rows + e) * s.C + c] = short_conv::input_gradient(dp, dfinal, w, s, b, e, c);
+    dinitial[(b * rows + e) * s.C + c] = S(short_conv::input_gradient(dp, dfinal, w, s, b, e, c));
 }
 
+template <class S>
 struct ShortConvFoldDw {
   const float* dp;
-  short_conv::Inputs<float> X;
+  short_conv::Inputs<S> X;
   HD float operator()(float acc, size_t row, size_t column) const {
     const size_t c = column / X.s.W, j = column % X.s.W;
     return fused(dp[row * X.s.C + c], X(row / X.s.T, row % X.s.T + j, c), acc);
@@ -156,33 +161,42 @@ struct ShortConvFoldDw {
 
 // ---- launchers
 
-void short_conv_forward(float* y, float* final, const float* x, const float* w, const float* initial,
-                        const ShortConvShape& s, Context& ctx) {
+void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, ConstReals initial, const ShortConvShape& s,
+                        Context& ctx) {
   require(s.W > 0, "short_conv_forward: no taps");
-  if (ctx.device == Device::cpu) return short_conv_forward_cpu(y, final, x, w, initial, s, ctx);
-  const short_conv::Inputs<float> X{x, initial, s};
-  launch(short_conv_forward_kernel, grid_of(ceil_div(s.B * s.T * s.C, elementwise_block)), elementwise_block, 0, ctx, y,
-         X, w);
-  if (final)
-    launch(short_conv_final_kernel, grid_of(ceil_div(s.B * s.C, elementwise_block)), elementwise_block, 0, ctx, final,
-           X);
+  with_storage(y, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return short_conv_forward_cpu(y.as<S>(), final.as<S>(), x.as<S>(), w, initial.as<S>(), s, ctx);
+    const short_conv::Inputs<S> X{x.as<S>(), initial.as<S>(), s};
+    launch(short_conv_forward_kernel<S>, grid_of(ceil_div(s.B * s.T * s.C, elementwise_block)), elementwise_block, 0,
+           ctx, y.as<S>(), X, w);
+    if (final)
+      launch(short_conv_final_kernel<S>, grid_of(ceil_div(s.B * s.C, elementwise_block)), elementwise_block, 0, ctx,
+             final.as<S>(), X);
+  });
 }
 
-void short_conv_backward(float* dx, float* dw, float* dinitial, const float* dy, const float* dfinal, const float* x,
-                         const float* w, const float* initial, const ShortConvShape& s, Context& ctx) {
+void short_conv_backward(Reals dx, float* dw, Reals dinitial, ConstReals dy, ConstReals dfinal, ConstReals x,
+                         const float* w, ConstReals initial, const ShortConvShape& s, Context& ctx) {
   require(s.W > 0, "short_conv_backward: no taps");
-  require(dx != dy, "short_conv_backward: dx is dy, which later tokens still need");
-  if (ctx.device == Device::cpu) return short_conv_backward_cpu(dx, dw, dinitial, dy, dfinal, x, w, initial, s, ctx);
-  const short_conv::Inputs<float> X{x, initial, s};
-  const size_t n = s.B * s.T * s.C;
-  float* const dp = ctx.scratch(short_conv_backward_scratch(s, ctx.device) / sizeof(float));
-  const dim3 elements = grid_of(ceil_div(n, elementwise_block));
-  launch(short_conv_dp_kernel, elements, elementwise_block, 0, ctx, dp, dy, X, w);
-  column_reduce_add_in(dp + n, std::array{dw}, s.B * s.T, s.C * s.W, OneSum<ShortConvFoldDw>{{dp, X}}, ctx);
-  launch(short_conv_dx_kernel, elements, elementwise_block, 0, ctx, dx, dp, dfinal, w, s);
-  if (dinitial)
-    launch(short_conv_dinitial_kernel, grid_of(ceil_div(s.B * s.C, elementwise_block)), elementwise_block, 0, ctx,
-           dinitial, dp, dfinal, w, s);
+  require(!(dx == dy), "short_conv_backward: dx is dy, which later tokens still need");
+  with_storage(dx, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return short_conv_backward_cpu(dx.as<S>(), dw, dinitial.as<S>(), dy.as<S>(), dfinal.as<S>(), x.as<S>(), w,
+                                     initial.as<S>(), s, ctx);
+    const short_conv::Inputs<S> X{x.as<S>(), initial.as<S>(), s};
+    const size_t n = s.B * s.T * s.C;
+    float* const dp = ctx.scratch(short_conv_backward_scratch(s, ctx.device) / sizeof(float));
+    const dim3 elements = grid_of(ceil_div(n, elementwise_block));
+    launch(short_conv_dp_kernel<S>, elements, elementwise_block, 0, ctx, dp, dy.as<S>(), X, w);
+    column_reduce_add_in(dp + n, std::array{dw}, s.B * s.T, s.C * s.W, OneSum<ShortConvFoldDw<S>>{{dp, X}}, ctx);
+    launch(short_conv_dx_kernel<S>, elements, elementwise_block, 0, ctx, dx.as<S>(), dp, dfinal.as<S>(), w, s);
+    if (dinitial)
+      launch(short_conv_dinitial_kernel<S>, grid_of(ceil_div(s.B * s.C, elementwise_block)), elementwise_block, 0, ctx,
+             dinitial.as<S>(), dp, dfinal.as<S>(), w, s);
+  });
 }
 
 size_t short_conv_forward_scratch(const ShortConvShape& s, Device device) {

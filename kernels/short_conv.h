@@ -2,6 +2,7 @@
 // kernels/short_conv.cu
 #pragma once
 #include "core/context.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
@@ -13,12 +14,12 @@ struct ShortConvShape {
 // y (B,T,C) is written. x (B,T,C), w (C,W), the last tap is the token's own. A state (B,W-1,C) holds the last W-1 inputs, the
 // oldest first: `initial` those before the sequence (null: 0), `final`, where it is not null, receives those at its end; it
 // may be `initial`. Refuses W = 0.
-void short_conv_forward(float* y, float* final, const float* x, const float* w, const float* initial,
-                        const ShortConvShape& s, Context& ctx);
+void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, ConstReals initial, const ShortConvShape& s,
+                        Context& ctx);
 // dx (B,T,C) and, where it is not null, dinitial (B,W-1,C) are written; dw (C,W) is accumulated. dfinal (B,W-1,C) may be null:
 // 0. Neither dx nor dinitial is dy or dfinal.
-void short_conv_backward(float* dx, float* dw, float* dinitial, const float* dy, const float* dfinal, const float* x,
-                         const float* w, const float* initial, const ShortConvShape& s, Context& ctx);
+void short_conv_backward(Reals dx, float* dw, Reals dinitial, ConstReals dy, ConstReals dfinal, ConstReals x,
+                         const float* w, ConstReals initial, const ShortConvShape& s, Context& ctx);
 // Bytes of scratch; on a CPU for the number of threads that OpenMP has now.
 size_t short_conv_forward_scratch(const ShortConvShape& s, Device device);
 size_t short_conv_backward_scratch(const ShortConvShape& s, Device device);
@@ -31,11 +32,12 @@ void short_conv_backward_ref(Real* dx, Real* dw, Real* dinitial, const Real* dy,
                              const Real* w, const Real* initial, const ShortConvShape& s);
 
 // ---- their twins for training on the CPU: kernels/short_conv_cpu.cpp
-void short_conv_forward_cpu(float* y, float* final, const float* x, const float* w, const float* initial,
-                            const ShortConvShape& s, Context& ctx);
-void short_conv_backward_cpu(float* dx, float* dw, float* dinitial, const float* dy, const float* dfinal,
-                             const float* x, const float* w, const float* initial, const ShortConvShape& s,
-                             Context& ctx);
+template <class S>
+void short_conv_forward_cpu(S* y, S* final, const S* x, const float* w, const S* initial, const ShortConvShape& s,
+                            Context& ctx);
+template <class S>
+void short_conv_backward_cpu(S* dx, float* dw, S* dinitial, const S* dy, const S* dfinal, const S* x, const float* w,
+                             const S* initial, const ShortConvShape& s, Context& ctx);
 size_t short_conv_forward_cpu_scratch(const ShortConvShape& s);
 size_t short_conv_backward_cpu_scratch(const ShortConvShape& s);
 

@@ -52,7 +52,8 @@ struct GateView {
 
 struct LinearAttentionView {
   const float *g, *beta;  // (B,T,Hv)
-  const float* kept;      // states, as the shape says
+  ConstReals kept;  // (B,Hv,states,Dk,Dv), the last before the last chunk of 64 tokens; where there are more than 64
+  size_t states;
   GatedDeltaShape shape;
 };
 

@@ -126,6 +126,7 @@ class TensorVisitor {
     f_({full(name), shape, bytes_of(shape, gated::bytes_of(storage_)), lifetime},
        [&place, storage = storage_](void* memory) { place = Reals(memory, storage); });
   }
+  Storage storage() const { return storage_; }  // of Reals
   // The same visitor for a part of the layer.
   TensorVisitor of(const std::string& part) const { return TensorVisitor(f_, storage_, part); }
   // The same visitor, which takes no notice of other tensors than these.

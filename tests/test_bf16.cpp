@@ -15,6 +15,10 @@ ModelConfig bf16_model(const std::string& flags) {
   return small_model("--precision=bf16 --head-dim=16 " + flags);
 }
 
+// Linear attention in every layer, heads of values that share keys.
+const std::string linear =
+    "--mixer=gated-delta --linear-key-heads=1 --linear-value-heads=2 --linear-key-dim=16 --linear-value-dim=16";
+
 const std::vector<std::string>& bf16_lines() {
   static const std::vector<std::string> lines = {
       "",
@@ -32,6 +36,9 @@ const std::vector<std::string>& bf16_lines() {
       "--experts=3 --expert-hidden=16 --dense-layers=1 --shared-experts=1 --ffn=gelu --ffn-bias=on --router-bias "
       "--router-renormalise=off --balance-over=micro-batch --dropout=0.1 --head-experts=3 --head-experts-per-token=2 "
       "--head-experts-of=kv --attn=g2 --attn-bias=qkv",
+      linear,
+      "--mixer=hybrid --attention-every=2 --linear-key-heads=2 --linear-value-heads=2 --linear-key-dim=32 "
+      "--linear-value-dim=16 --conv-width=2 --norm=gated --norm-rank=3 --attn=g1",
   };
   return lines;
 }
@@ -87,7 +94,7 @@ TEST_CASE("bf16: losses and gradients are near those of fp32", "[bf16]") {
 TEST_CASE("bf16: a run has the same bits on cpu and kernels", "[bf16]") {
   for (const std::string& line : bf16_lines()) {
     INFO(line);
-    const bool main_line = line.size() < 40;
+    const bool main_line = line.size() < 40 || line == linear;
     Config config = small_run(bf16_model(line), main_line ? 20 : 3, main_line ? 2 : 1);
     std::vector<float> trace;
     std::string fingerprint;
@@ -181,19 +188,30 @@ TEST_CASE("bf16: a model takes less memory for activations, and the plan of its 
 }
 
 TEST_CASE("bf16: a token that is read with a cache has the logits of the whole forward", "[bf16]") {
-  for (size_t i : {0, 1, 6, 10})
-    for (Device device : {Device::cpu, Device::emulated}) {
-      const std::string& line = bf16_lines()[i];
-      INFO(line << ", " << name_of(device));
-      Context ctx(device);
-      const ModelConfig config = bf16_model(line + " --context=70");
-      Model model(config, 2, 70, 3, ctx);
-      std::vector<int> ids;
-      for (size_t i = 0; i < 70; i++) ids.push_back(int(random_below(1, 1, i, config.vocab)));
-      const std::vector<float> whole = model.next_token_logits(ids);
-      model.begin_sequences(1, 70);
-      std::vector<float> logits = model.read({ids.begin(), ids.begin() + 60});
-      for (size_t i = 60; i < 70; i++) logits = model.read({ids[i]});
-      REQUIRE_BITWISE(whole, logits);
-    }
+  // Linear attention goes in chunks of 64: a sequence begins in front of the edge, on it or behind it.
+  const struct {
+    std::string line;
+    std::vector<size_t> begins;
+  } cases[] = {{"", {60}},
+               {bf16_lines()[1], {60}},
+               {bf16_lines()[6], {60}},
+               {bf16_lines()[10], {60}},
+               {linear, {60, 1, 64, 66}},
+               {bf16_lines().back(), {60}}};
+  for (const auto& [line, begins] : cases)
+    for (Device device : {Device::cpu, Device::emulated})
+      for (size_t first : begins) {
+        if (device == Device::emulated && first != begins.front()) continue;
+        INFO(line << ", " << name_of(device) << ", read from " << first << " on");
+        Context ctx(device);
+        const ModelConfig config = bf16_model(line + " --context=70");
+        Model model(config, 2, 70, 3, ctx);
+        std::vector<int> ids;
+        for (size_t i = 0; i < 70; i++) ids.push_back(int(random_below(1, 1, i, config.vocab)));
+        const std::vector<float> whole = model.next_token_logits(ids);
+        model.begin_sequences(1, 70);
+        std::vector<float> logits = model.read({ids.begin(), ids.begin() + ptrdiff_t(first)});
+        for (size_t i = first; i < 70; i++) logits = model.read({ids[i]});
+        REQUIRE_BITWISE(whole, logits);
+      }
 }

@@ -224,10 +224,14 @@ TEST_CASE("flags: what only a GPU can do is refused where none is", "[flags]") {
   REQUIRE(contains(parse({"--mma=ampere"}), "--mma needs --precision=bf16"));
   REQUIRE(contains(parse({"--change-precision"}), "--change-precision needs --resume"));
   REQUIRE(contains(parse({"--precision=bf16", "--head-dim=24"}), "--precision=bf16 with --head-dim=24"));
-  REQUIRE(contains(parse({"--precision=bf16", "--mixer=gated-delta"}), "--precision=bf16 with --mixer"));
   REQUIRE(parse({"--precision=bf16", "--experts=4", "--head-experts=2"}) == "");
   REQUIRE(
       contains(parse({"--precision=bf16", "--evaluate", "--out=x", "--quantize=fp8-w8a8"}), "add --precision=fp32"));
+  REQUIRE(contains(parse({"--precision=bf16", "--mixer=hybrid", "--linear-key-dim=24"}),
+                   "--precision=bf16 with --linear-key-dim=24: tensor cores multiply 16 at a time"));
+  REQUIRE(contains(parse({"--precision=bf16", "--mixer=gated-delta", "--linear-value-dim=8"}),
+                   "--precision=bf16 with --linear-value-dim=8"));
+  REQUIRE(contains(parse({"--precision=bf16", "--mixer=hybrid", "--delta=chunk"}), "--delta needs --precision=fp32"));
   Config c;
   REQUIRE(parse(c, {"--matmul=cublas", "--tf32"}) == "");
   REQUIRE((c.cublas && c.tf32));

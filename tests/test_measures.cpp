@@ -302,13 +302,13 @@ TEST_CASE("measures: decay, beta and states of linear attention; routing", "[mea
   g[0] = float(-std::log(2.0));
   Meter meter = fresh();
   meter.linear_attention(
-      {g.data(), beta.data(), kept.data(), {.B = 1, .T = tokens, .Hk = 1, .Hv = 1, .Dk = 2, .Dv = 2}});
+      {g.data(), beta.data(), kept.data(), 2, {.B = 1, .T = tokens, .Hk = 1, .Hv = 1, .Dk = 2, .Dv = 2}});
   Measures m = meter.result();
   REQUIRE(m.linear->decay == Approx(128.5 / 129).epsilon(1e-6));
   REQUIRE(m.linear->beta == 0.25);
   REQUIRE(*m.linear->state == 5);
   Meter shorter = fresh();
-  shorter.linear_attention({g.data(), beta.data(), nullptr, {.B = 1, .T = 64, .Hk = 1, .Hv = 1, .Dk = 2, .Dv = 2}});
+  shorter.linear_attention({g.data(), beta.data(), nullptr, 0, {.B = 1, .T = 64, .Hk = 1, .Hv = 1, .Dk = 2, .Dv = 2}});
   REQUIRE(!shorter.result().linear->state);
 
   const std::vector<int> expert = {0, 1, 0, 1, 0, 3, 0, 1};

@@ -42,13 +42,19 @@ Outputs<float> reference(const Inputs<float>& in, bool with_states) {
   return r;
 }
 
+// S: what arrays are stored as; weights and their gradient are floats.
+template <class S = float>
 Outputs<float> on(Context& ctx, const Inputs<float>& in, bool with_states) {
   const ShortConvShape& s = in.s;
-  Guarded x(ctx, in.x), w(ctx, in.w), initial(ctx, in.initial), dy(ctx, in.dy), dfinal(ctx, in.dfinal), dw(ctx, in.dw0);
-  Guarded y(ctx, in.x.size()), dx(ctx, in.x.size());
+  GuardedOf<S> x(ctx, in.x), initial(ctx, in.initial), dy(ctx, in.dy), dfinal(ctx, in.dfinal);
+  Guarded w(ctx, in.w), dw(ctx, in.dw0);
+  GuardedOf<S> y(ctx, in.x.size()), dx(ctx, in.x.size());
   const size_t states = with_states ? in.initial.size() : 0;
-  Guarded final(ctx, states), dinitial(ctx, states);
-  const auto wanted = [&](const Guarded& p) { return with_states ? +p : nullptr; };
+  GuardedOf<S> final(ctx, states), dinitial(ctx, states);
+  const auto wanted = [&](const GuardedOf<S>& p) -> S* {
+    if (with_states) return p;
+    return nullptr;
+  };
   short_conv_forward(y, wanted(final), x, w, wanted(initial), s, ctx);
   short_conv_backward(dx, dw, wanted(dinitial), dy, wanted(dfinal), x, w, wanted(initial), s, ctx);
   return {y.download(), final.download(), dx.download(), dw.download(), dinitial.download()};
@@ -125,6 +131,18 @@ TEST_CASE("short_conv: CPU and kernels equal the reference bit for bit", "[bitwi
         REQUIRE(ctx.most_scratch_used() ==
                 std::max(short_conv_forward_scratch(s, ctx.device), short_conv_backward_scratch(s, ctx.device)));
       });
+    }
+}
+
+TEST_CASE("short_conv: over bf16, CPU and kernels equal the reference, rounded", "[bitwise]") {
+  for (const ShortConvShape& s : {ShortConvShape{2, 63, 40, 4}, {1, 130, 300, 4}, {3, 2, 5, 4}, {2, 9, 6, 11}})
+    for (bool with_states : {false, true}) {
+      INFO("B " << s.B << " T " << s.T << " C " << s.C << " W " << s.W << " states " << with_states);
+      Inputs<float> in(s);
+      for (auto* x : {&in.x, &in.initial, &in.dy, &in.dfinal}) *x = stored<bf16>(*x);
+      Outputs<float> expected = reference(in, with_states);
+      for (auto* x : {&expected.y, &expected.dx, &expected.dinitial}) *x = stored<bf16>(*x);
+      on_every_device([&](Context& ctx) { require_same(expected, on<bf16>(ctx, in, with_states)); });
     }
 }
 

@@ -70,6 +70,9 @@ std::vector<Needs> needs_of(const Config& c) {
       {{"--val-fraction"},
        !is_synthetic(c.data.data) || c.data.val_fraction == 0,
        "data of which a share can be kept (bigram-backcopy and recall make their own validation data)"},
+      {{"--delta"},
+       m.storage == Storage::fp32,
+       "--precision=fp32: over bf16 arrays the rule always goes 64 tokens at a time"},
       {{"--mma"}, m.storage == Storage::bf16, "--precision=bf16: fp32 products are not those of tensor cores"},
       {{"--tf32"}, c.cublas, "--matmul=cublas: the project's own products are fp32"},
       {{"--export"}, c.source != nullptr, "--from=FOLDER: the model that is written"},
@@ -142,8 +145,9 @@ void check_bf16_flags(const Config& c) {
   require(!m.has_attention() || m.attention.D % 16 == 0,
           "--precision=bf16 with --head-dim=%zu: tensor cores multiply 16 at a time; take a multiple of 16",
           m.attention.D);
-  require(!m.has_linear(),
-          "--precision=bf16 with --mixer=gated-delta or hybrid: it computes in fp32 alone; leave one of them out");
+  for (const auto& [flag, width] : {std::pair("--linear-key-dim", m.linear.Dk), {"--linear-value-dim", m.linear.Dv}})
+    require(!m.has_linear() || width % 16 == 0,
+            "--precision=bf16 with %s=%zu: tensor cores multiply 16 at a time; take a multiple of 16", flag, width);
   // A value of few bits times its scale has more bits than bf16: stored as one it would be rounded to another format on top.
   require(!c.quantize.has_value(),
           "--precision=bf16 with --quantize: what it rounds would be rounded to bf16 once more; add --precision=fp32, "

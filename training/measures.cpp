@@ -175,10 +175,10 @@ void Meter::linear_attention(const LinearAttentionView& view) {
   for (float g : OnHost(device_, view.g, n)) l.decay.add(host_exp(double(g)));
   for (float beta : OnHost(device_, view.beta, n)) l.beta.add(double(beta));
   if (s.kept() == 0) return;
-  const OnHost states(device_, view.kept, s.kept_size());
-  for (size_t b = 0; b < s.B; b++)
-    for (size_t head = 0; head < s.Hv; head++)
-      l.state_norm.add(length(&states[s.kept_state(b, head, s.kept() - 1)], s.Dk * s.Dv));
+  const size_t size = s.Dk * s.Dv, heads = s.B * s.Hv;
+  const OnHost<float> states(device_, view.kept, heads * view.states * size);
+  for (size_t head = 0; head < heads; head++)
+    l.state_norm.add(length(&states[((head + 1) * view.states - 1) * size], size));
 }
 
 void Meter::routing(const RoutingView& view) {
