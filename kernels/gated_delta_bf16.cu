@@ -60,15 +60,18 @@
 //     dS_dj   = from e^c_n * dS'_dj a chain over i of q_id a^_ij, a = e^c_i * do_ij, then one of k_id z^_ij, z = -m * Du_ij
 //   A row's dot has 8 chains of fused, element j in chain j mod 8, added as ((0+1) + (2+3)) + ((4+5) + (6+7)); so has the
 //   sum in dbeta. <S,dS'> has 128 chains, elements 8 by 8, and a tree of neighbours.
-//   These roundings are those of fla's kernels, but for W = T diag(beta e^c) K, which it rounds where here S^T k is subtracted from v
-//   in floats.
+//   As in fla's kernels T, Y, u, S and P are rounded where they are multiplied, and c_i - c_j is a difference. (That errs by
+//   2^-24 |c|, less than what rounding to bf16 makes of G while a chunk decays by no more than e^-10000.)
+//   The other usual form, u = T diag(beta) V - (T diag(beta e^c) K) S, rounds one more matrix of keys.
 //
 // 4. A row knows no row behind it. Its sums have zeros in their place, but a 0 times x has an exponent, the exponent of x less 126, and
 //   a step keeps no term's bits 2^-25 below the largest exponent (core/mma.h). So tokens behind a token change no bit of its o
 //   while their numbers are below 2 in magnitude, nor above unless its own sums are as small as 2^-101 of them; infinities and NaN
 //   reach their whole chunk. A chunk that is begun, with the state in front of it, is therefore all that the next token needs.
 //
-// How far from the recurrence in double: see tests/test_gated_delta_bf16.cpp.
+// How far from the recurrence in double, as 2-norms over all of an array, for T = 300, heads of 64 and g down to 0, -0.01, -0.5 and -10:
+//   o, dq and dv 0.0036 at most, dk and dbeta 0.0045, dg 0.0067, states 0.0034. Rounding an output to bf16 makes 0.0017 of that; 1/128
+//   is promised (tests/test_gated_delta_bf16.cpp).
 // shapes: q, k (B,T,Hk,Dk), v, o, u, X (B,T,Hv,Dv) bf16, g, beta (B,T,Hv) float, states (B,Hv,Dk,Dv) float, kept ones bf16 | all
 //   outputs are written. The steps on a host: kernels/gated_delta_bf16_steps.h. Backward's kernels:
 //   kernels/gated_delta_bf16_backward.cu. On the CPU: kernels/gated_delta_bf16_cpu.cpp, the same bits

@@ -336,8 +336,7 @@ layers/attention.cuh
   s.reach(), tokens, s.score, «s.bias => 0.0f», s.score_dim};
 layers/gated_delta_net.cuh
   in.initial = «continues(pass) ? state_ : nullptr => nullptr»;
-  «continues(pass) ? inputs : nullptr => nullptr»,
-  .final = «at + 1 == chunk ? state : nullptr => nullptr»
+  «continues(pass) ? inputs : Reals() => Reals()»,
   keep_in_chunk(«at => 0», 1, pass);
 layers/model.cu
   extras.positions += «pass.first_position() => 0» * config.hidden;
@@ -481,6 +480,33 @@ kernels/cached_attention_bf16.cuh
   return end < slots ? 0 : «end - slots => end - slots + 1»;
   «token >= first() && token < end => token < end»;
   «token % slots => token % (slots + 1)» * D;
+
+[gated delta rule of bf16]
+kernels/gated_delta_bf16_steps.h
+  A[at] = j < i ? «beta[i] * (gamma[at] * kk[at]) => gamma[at] * kk[at]» : Real(0);
+  P[at] = rounded(«gamma[at] * qk[at] => qk[at]»);
+  end[i] = exact_exp(«c[tokens - 1] - c[i] => c[tokens - 1]»);
+  U[e] = rounded(u[e]);¶            scaled[e] = rounded(«end[i] * u[e] => u[e]»);
+  scaled[e] = rounded(«-(start[i] * beta[i]) * v[e] => -start[i] * v[e]»);
+  toL[at] = rounded(«-(gamma[at] * (beta[i] * DL[at])) => -(gamma[at] * DL[at])»);
+  row_dot(Du + i * Dv, X + i * Dv, Dv) - «sum_of_eight(chain) => Real(0)»;
+  dc[tokens - 1] + «fused(start[tokens - 1], state_dot(Sb, dSb, size), all) => all»;
+  const bool first = «h % s_.group() == 0 => true»;
+kernels/gated_delta_bf16.cu
+  «copies.template wait<0>(); => ;»¶    __syncthreads();  // A
+  «__syncthreads(); => ;»  // B
+  «__syncthreads(); => ;»  // C
+  «__syncthreads(); => ;»  // A is there
+  state.scale(«exact_exp(last) => 1.0f», s.Dk);
+  const bool there = «at.t0 + i < s.T => true»;
+kernels/gated_delta_bf16_backward.cu
+  «__syncthreads(); => ;»  // B
+  «__syncthreads(); => ;»  // C
+  if («r > 0 => false») given[e] = sum[e] + given[e];
+layers/gated_delta_net.cuh
+  rule_over(chunk_o_, «at + 1 == chunk => at == chunk» ? state
+  const size_t rest = «pass.T % chunk => pass.T % chunk % 8», whole
+  «if (rest > 0) keep_in_chunk(0, rest, pass); => ;»
 
 [quantized evaluation]
 kernels/quantize.cuh

@@ -31,6 +31,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/dyt.h"
 #include "kernels/embedding.h"
+#include "kernels/gated_delta_bf16.h"
 #include "kernels/gated_delta_chunk.h"
 #include "kernels/gated_norm.h"
 #include "kernels/glu.h"
@@ -512,26 +513,26 @@ void bench_operations(Context& ctx, double bandwidth) {
   if constexpr (is_bf16) copies = x.data();
   row(is_bf16 ? "adamw and copies" : "adamw", 7 * wide + (is_bf16 ? f : 0),
       [&] { adamw_update(weight.data(), m.data(), v.data(), copies, gradient.data(), norm.data(), plan, ctx); });
+  const ShortConvShape taps{N / sequence, sequence, C, 4};
+  Buffer<float> conv = filled(4 * C, 20), dconv = filled(4 * C, 21);
+  row("short convolution and silu forward", 2 * f,
+      [&] { short_conv_forward(y.data(), nullptr, x.data(), conv.data(), nullptr, taps, ctx); });
+  row("short convolution and silu backward", 3 * f, [&] {
+    short_conv_backward(dx.data(), dconv.data(), nullptr, y.data(), nullptr, x.data(), conv.data(), nullptr, taps, ctx);
+  });
+  const DecayShape decays{N, H};
+  Buffer<float> head = filled(H, 22), dhead = filled(H, 23), dhead2 = filled(H, 24);
+  row("decay forward, 16 heads", 2 * (f + wide) / D, [&] {
+    decay_forward(scores.data(), dscores.data(), of_heads.data(), dof_heads.data(), head.data(), head.data(), decays,
+                  ctx);
+  });
+  row("decay backward, 16 heads", (4 * f + 2 * wide) / D, [&] {
+    decay_backward({dx.data(), dz.data(), dhead.data(), dhead2.data()}, scores.data(), dscores.data(), of_heads.data(),
+                   dof_heads.data(), head.data(), head.data(), decays, ctx);
+  });
   if constexpr (is_bf16) {
     row("rounding", wide + f, [&] { round_to_bf16(x.data(), weight.data(), n, ctx); });
   } else {
-    const ShortConvShape taps{N / sequence, sequence, C, 4};
-    Buffer<float> conv = filled(4 * C, 20), dconv = filled(4 * C, 21);
-    row("short convolution and silu forward", 2 * f,
-        [&] { short_conv_forward(y.data(), nullptr, x.data(), conv.data(), nullptr, taps, ctx); });
-    row("short convolution and silu backward", 3 * f, [&] {
-      short_conv_backward(dx.data(), dconv.data(), nullptr, y.data(), nullptr, x.data(), conv.data(), nullptr, taps,
-                          ctx);
-    });
-    const DecayShape decays{N, H};
-    Buffer<float> head = filled(H, 22), dhead = filled(H, 23), dhead2 = filled(H, 24);
-    row("decay forward, 16 heads", 4 * f / D, [&] {
-      decay_forward(y.data(), dz.data(), scores.data(), dscores.data(), head.data(), head.data(), decays, ctx);
-    });
-    row("decay backward, 16 heads", 6 * f / D, [&] {
-      decay_backward({dx.data(), r.data(), dhead.data(), dhead2.data()}, y.data(), dz.data(), scores.data(),
-                     dscores.data(), head.data(), head.data(), decays, ctx);
-    });
     row("gradient norm", f, [&] { gradient_norm(norm.data(), x.data(), n, ctx); });
     row("gradient accumulation", 3 * f, [&] { accumulate_gradient(y.data(), x.data(), n, ctx); });
   }
@@ -621,22 +622,39 @@ void bench_gated_delta(Context& ctx, double peak) {
     const GatedDeltaGradients gradients = {dq.data(), dk.data(), dv.data(), dg.data(), dbeta.data()};
     const GatedDeltaBackwardIn back = {.dout = dout.data(), .error = error.data(), .kept = kept.data()};
     gated_delta_forward(out, in, s, ctx);
+    const std::vector<bf16> rounded(lengths.begin(), lengths.end());
+    Buffer<bf16> nq(device, rounded), nk(device, rounded),
+        nv = filled<bf16>(v, 3), no = filled<bf16>(v), states = filled<bf16>(gated_delta_bf16_kept_size(s)),
+        u = filled<bf16>(v), miss = filled<bf16>(v), ndout = filled<bf16>(v, 4), ndq = filled<bf16>(qk),
+        ndk = filled<bf16>(qk), ndv = filled<bf16>(v);
+    const GatedDeltaBf16In narrow = {nq.data(), nk.data(), nv.data(), g.data(), beta.data()};
+    const GatedDeltaBf16Out narrow_out = {.o = no.data(), .kept = states.data(), .u = u.data(), .miss = miss.data()};
+    const GatedDeltaBf16BackwardIn narrow_back = {
+        .dout = ndout.data(), .kept = states.data(), .u = u.data(), .miss = miss.data()};
     const auto seconds = best_seconds(
         ctx, {[&] { gated_delta_forward(out, in, s, ctx); }, [&] { gated_delta_backward(gradients, back, in, s, ctx); },
               [&] { gated_delta_chunk_forward(out, in, s, ctx); },
-              [&] { gated_delta_chunk_backward(gradients, back, in, s, ctx); }});
+              [&] { gated_delta_chunk_backward(gradients, back, in, s, ctx); },
+              [&] { gated_delta_bf16_forward(narrow_out, narrow, s, ctx); },
+              [&] {
+                gated_delta_bf16_backward({ndq.data(), ndk.data(), ndv.data(), dg.data(), dbeta.data()}, narrow_back,
+                                          narrow, s, ctx);
+              }});
     // Of the recurrence, for every number of a state and token: forward 3 multiply-adds and a product; backward 8
     // multiply-adds (dq, twice dk, du, twice dS, dg, and S again) and 2 products. The chunk form is given the same numbers, so
     // that what differs is the time.
     const double numbers_of_states = double(s.B * s.T * s.Hv) * double(s.Dk * s.Dv);
-    for (size_t form : {0, 1}) {
+    for (size_t form : {0, 1, 2}) {
       const double fwd = 7 * numbers_of_states / seconds[2 * form],
                    bwd = 18 * numbers_of_states / seconds[2 * form + 1];
-      const std::string name =
-          format("%zu %zu %zu %zu %zu %zu%s", s.B, s.T, s.Hk, s.Hv, s.Dk, s.Dv, form == 0 ? "" : " in chunks");
+      const std::string name = format("%zu %zu %zu %zu %zu %zu%s", s.B, s.T, s.Hk, s.Hv, s.Dk, s.Dv,
+                                      form == 0   ? ""
+                                      : form == 1 ? " in chunks"
+                                                  : " in chunks, bf16");
       printf("%-42s %10.1f %10.1f", name.c_str(), fwd * 1e-9, bwd * 1e-9);
       if (peak > 0) printf(" %5.0f/%.0f %%", 100 * fwd / peak, 100 * bwd / peak);
-      printf("   %.0f + %.0f ms\n", 1e3 * seconds[2 * form], 1e3 * seconds[2 * form + 1]);
+      printf("   %.0f + %.0f ms, %.0f tokens/s\n", 1e3 * seconds[2 * form], 1e3 * seconds[2 * form + 1],
+             double(s.B * s.T) / (seconds[2 * form] + seconds[2 * form + 1]));
       fflush(stdout);
       rows.push_back({{"op", "gated delta rule " + name},
                       {"forward_gflops", fwd * 1e-9},
