@@ -159,7 +159,7 @@ $(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD
 
 # What holds kernels is run again under both watchers; what depends on the CPU's vectors, on narrower ones.
 KERNEL_TESTS := $(foreach t,$(TESTS),$(if $(shell grep -l on_every_device tests/$(t).cpp),$(t))) test_simt test_planted_bugs
-VECTOR_TESTS := test_math test_mma test_matmul test_matmul_bf16 test_grouped_matmul test_attention test_attention_bf16 test_gated_delta_bf16 test_gated_delta test_gated_delta_chunk test_gated_delta_bf16 test_golden
+VECTOR_TESTS := test_math test_mma test_matmul test_matmul_bf16 test_grouped_matmul test_attention test_attention_bf16 test_gated_delta test_gated_delta_chunk test_gated_delta_bf16 test_golden
 
 ALL_TESTS = $(foreach t,$(TESTS),$(BUILD)/release/$(t)) \
   $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) \
