@@ -344,29 +344,34 @@ inline void causality(const Form& form) {
     REQUIRE_BITWISE(tokens(a.*x, 1, s.T, t, s.T), tokens(c.*x, 1, s.T, t, s.T));
 }
 
-inline void recall(const Form& form) {
-  // Rows of a Hadamard matrix over 4 are orthonormal, and exact in floats. Every query asks for the key of an earlier token,
-  // the same key is later given another value.
-  const size_t D = 16, T = 24;
-  const GatedDeltaShape s{1, T, 1, 1, D, 5};
-  Inputs<float> in(s);
-  std::fill(in.g.begin(), in.g.end(), 0.0f);
-  std::fill(in.beta.begin(), in.beta.end(), 1.0f);
-  std::fill(in.initial.begin(), in.initial.end(), 0.0f);
-  const auto key = [&](size_t t, size_t i) { return __builtin_parityll(t % D & i) ? -0.25f : 0.25f; };
-  for (size_t t = 0; t < T; t++)
-    for (size_t i = 0; i < D; i++) {
-      in.k[t * D + i] = key(t, i);
-      in.q[t * D + i] = key(t / 2, i);
+// Without decay, with beta = 1 and orthonormal keys the state recalls values: the inputs, and o as it must be.
+struct Recall {
+  Inputs<float> in;
+  std::vector<float> o;
+
+  // Rows of a Hadamard matrix over 4 are orthonormal, and exact in bf16. Every query asks for the key of an earlier token; the same
+  // key is later given another value.
+  explicit Recall(size_t Dv) : in({1, 24, 1, 1, 16, Dv}), o(in.v.size()) {
+    const size_t D = in.s.Dk;
+    std::fill(in.g.begin(), in.g.end(), 0.0f);
+    std::fill(in.beta.begin(), in.beta.end(), 1.0f);
+    std::fill(in.initial.begin(), in.initial.end(), 0.0f);
+    const auto key = [&](size_t t, size_t i) { return __builtin_parityll(t % D & i) ? -0.25f : 0.25f; };
+    for (size_t t = 0; t < in.s.T; t++) {
+      for (size_t i = 0; i < D; i++) {
+        in.k[t * D + i] = key(t, i);
+        in.q[t * D + i] = key(t / 2, i);
+      }
+      const size_t last = t >= D + t / 2 ? D + t / 2 : t / 2;  // who wrote that key last
+      std::copy_n(&in.v[last * Dv], Dv, &o[t * Dv]);
     }
-  Context cpu(Device::cpu);
-  const Outputs<float> r = on(cpu, form, in);
-  std::vector<float> expected(r.o.size());
-  for (size_t t = 0; t < T; t++) {
-    const size_t last = t >= D + t / 2 ? D + t / 2 : t / 2;  // who wrote that key last
-    std::copy_n(&in.v[last * s.Dv], s.Dv, &expected[t * s.Dv]);
   }
-  REQUIRE(relative_error(expected, r.o) < 4e-7);
+};
+
+inline void recall(const Form& form) {
+  const Recall task(5);
+  Context cpu(Device::cpu);
+  REQUIRE(relative_error(task.o, on(cpu, form, task.in).o) < 4e-7);
 }
 
 inline void scratch(const Form& form) {
