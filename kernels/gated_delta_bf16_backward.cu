@@ -149,8 +149,8 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
 }
 
 // A value head takes two passes. The first adds up dP, DL and Du.X over panels of values, and makes toP and toL of them; the second
-// makes dq, plus and minus, 64 columns of a key at a time, over the same panels once more. Queries and keys stay in shared
-// memory, what has values passes by.
+// makes dq, and then plus and minus, 64 columns of a key at a time, over the panels that each of them wants. (All three at once
+// would not fit into a thread's registers.) Queries and keys stay in shared memory, what has values passes by.
 // Grid (B*Hk*chunks).
 __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     gated_delta_bf16_gradient_kernel(GatedDeltaBf16Gradients out, GatedDeltaBf16BackwardIn back, GatedDeltaBf16In in,
@@ -177,13 +177,16 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
 
   for (size_t r = 0; r < s.group(); r++) {
     const Place at(s, b * s.Hv + key_head * s.group() + r, n);
-    // do, Du and u of 64 columns, and what else a pass wants of them: behind it all are there.
-    const auto copy_values = [&](size_t column0, auto rest) {
+    const auto copy_values = [&](bf16* to, const bf16* x, size_t column0) {
+      copy_panel(to, outputs_of(x, s, at), at.t0, column0, int(tokens), copies);
+    };
+    const auto copy_state = [&](bf16* to, const bf16* x, size_t d0, size_t column0) {
+      copy_panel(to, state_of(x, s, at), d0, column0, panel_columns, copies);
+    };
+    // Behind it the panels that copy_all() copies are there.
+    const auto bring = [&](auto copy_all) {
       __syncthreads();  // nobody reads what was there before
-      copy_panel(dout, outputs_of(back.dout, s, at), at.t0, column0, int(tokens), copies);
-      copy_panel(Du, outputs_of(left.Du, s, at), at.t0, column0, int(tokens), copies);
-      copy_panel(u, outputs_of(back.u, s, at), at.t0, column0, int(tokens), copies);
-      rest();
+      copy_all();
       copies.commit();
       copies.template wait<0>();
       __syncthreads();
@@ -198,8 +201,12 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     MmaC dP[sums] = {}, dL[sums] = {};
     RowDot to_beta[2], less_beta[2];
     for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
-      copy_values(column0,
-                  [&] { copy_panel(fourth, outputs_of(back.miss, s, at), at.t0, column0, int(tokens), copies); });
+      bring([&] {
+        copy_values(dout, back.dout, column0);
+        copy_values(Du, left.Du, column0);
+        copy_values(u, back.u, column0);
+        copy_values(fourth, back.miss, column0);
+      });
       multiply<Lies::straight, Lies::straight>(dP, dout, row0, u, s.Dv - column0);
       multiply<Lies::straight, Lies::straight>(dL, Du, row0, u, s.Dv - column0);
       for_each_pair([&](int tile, int half) {
@@ -243,16 +250,6 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     RowDot q_dq[2], k_plus[2], k_minus[2], k_written[2];
     for (int p = 0; p < panels; p++) {
       const size_t d0 = size_t(p) * panel_columns;
-      MmaC dq[sums] = {}, plus[sums] = {}, minus[sums] = {};
-      for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
-        copy_values(column0, [&] {  // (behind its first barrier toP and toL are there)
-          copy_panel(fourth, state_of(back.kept, s, at), d0, column0, panel_columns, copies);
-          copy_panel(fifth, state_of(left.dkept, s, at), d0, column0, panel_columns, copies);
-        });
-        multiply<Lies::straight, Lies::straight>(dq, dout, row0, fourth, s.Dv - column0);
-        multiply<Lies::straight, Lies::straight>(plus, Du, row0, fourth, s.Dv - column0);
-        multiply<Lies::straight, Lies::straight>(minus, u, row0, fifth, s.Dv - column0);
-      }
       const bf16 *const k = keys + p * panel, *const q = queries + p * panel;
       float start[2], less[2], to_end[2];
       for (int half = 0; half < 2; half++) {
@@ -289,11 +286,30 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
           if (r + 1 == s.group()) store_two(to + s.qk_row(b, t, at.h) + column, given[0], given[1]);
         });
       };
+      MmaC dq[sums] = {};
+      for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
+        bring([&] {  // (behind its first barrier toP and toL are there)
+          copy_values(dout, back.dout, column0);
+          copy_state(fourth, back.kept, d0, column0);
+        });
+        multiply<Lies::straight, Lies::straight>(dq, dout, row0, fourth, s.Dv - column0);
+      }
       scale(dq, start);
       multiply<Lies::straight, Lies::turned>(dq, toP, row0, k, tokens);
       add_dot(q_dq, q, dq);
       give(out.dq, left.dq_sum, dq);
 
+      MmaC plus[sums] = {}, minus[sums] = {};
+      for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
+        bring([&] {
+          copy_values(Du, left.Du, column0);
+          copy_values(u, back.u, column0);
+          copy_state(fourth, back.kept, d0, column0);
+          copy_state(fifth, left.dkept, d0, column0);
+        });
+        multiply<Lies::straight, Lies::straight>(plus, Du, row0, fourth, s.Dv - column0);
+        multiply<Lies::straight, Lies::straight>(minus, u, row0, fifth, s.Dv - column0);
+      }
       scale(plus, less);
       scale(minus, to_end);
       add_dot(k_written, k, minus);
