@@ -1,5 +1,7 @@
 #include "training/trainer.h"
 
+#include <malloc.h>
+
 #include <cmath>
 
 #include "training/memory.h"
@@ -7,6 +9,12 @@
 namespace gated {
 
 namespace {
+
+// What the process holds, once what was freed has gone back to the system.
+size_t memory_of_program() {
+  malloc_trim(0);
+  return host_memory_held();
+}
 
 // Before minutes go into weights that would find no room.
 const ModelConfig& that_fits(const Config& c, const Context& ctx) {
@@ -20,7 +28,7 @@ const ModelConfig& that_fits(const Config& c, const Context& ctx) {
 
 Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx)
     : config(c),
-      program_bytes(ctx.device == Device::cuda ? 0 : host_memory_held()),
+      program_bytes(ctx.device == Device::cuda ? 0 : memory_of_program()),
       model(that_fits(c, ctx), c.batch, c.model.context, c.seed, ctx),
       optimizer(model.weights, c.micro_batches, ctx),
       loader_(loader),
