@@ -138,9 +138,8 @@ int train(Config& config, Device device) {
 
   const bool evaluates_own = config.evaluate && !config.source;  // of --out, where nothing is written before it is read
   if (!config.out.empty() && !evaluates_own) prepare_checkpoint_folder(config.out);
-  const double peak =
-      config.evaluate ? 0
-                      : measured_matmul_peak(config.model.storage, ctx);  // before the model: its memory serves both
+  // Before the model: its memory serves both.
+  const double peak = config.evaluate ? 0 : measured_matmul_peak(config.model.storage, ctx);
   const auto metadata = run_metadata(config, data);
   require_no_other_run(config);
   if (config.evaluate) {

@@ -11,7 +11,7 @@ namespace gated {
 constexpr size_t gated_delta_bf16_chunk = 64;
 
 inline size_t gated_delta_bf16_chunks(const GatedDeltaShape& s) {
-  return (s.T + gated_delta_bf16_chunk - 1) / gated_delta_bf16_chunk;
+  return ceil_div(s.T, gated_delta_bf16_chunk);
 }
 // Elements of `kept`.
 inline size_t gated_delta_bf16_kept_size(const GatedDeltaShape& s) {

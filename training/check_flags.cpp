@@ -142,11 +142,15 @@ void check_norm_flags(const ModelConfig& m) {
 void check_bf16_flags(const Config& c) {
   const ModelConfig& m = c.model;
   if (m.storage == Storage::fp32) return;
-  require(!m.has_attention() || m.attention.D % 16 == 0,
-          "--precision=bf16 with --head-dim=%zu: tensor cores multiply 16 at a time; take a multiple of 16",
-          m.attention.D);
-  for (const auto& [flag, width] : {std::pair("--linear-key-dim", m.linear.Dk), {"--linear-value-dim", m.linear.Dv}})
-    require(!m.has_linear() || width % 16 == 0,
+  const struct {
+    bool used;
+    const char* flag;
+    size_t width;
+  } widths[] = {{m.has_attention(), "--head-dim", m.attention.D},
+                {m.has_linear(), "--linear-key-dim", m.linear.Dk},
+                {m.has_linear(), "--linear-value-dim", m.linear.Dv}};
+  for (const auto& [used, flag, width] : widths)
+    require(!used || width % 16 == 0,
             "--precision=bf16 with %s=%zu: tensor cores multiply 16 at a time; take a multiple of 16", flag, width);
   // A value of few bits times its scale has more bits than bf16: stored as one it would be rounded to another format on top.
   require(!c.quantize.has_value(),
