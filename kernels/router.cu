@@ -30,8 +30,8 @@
 //   dp is slope_e + g_j, slope_e = balance*E/N * f_e, and dl = p*((dp - inner) + 2*z/N*lse).
 //   The report's sums over tokens have the column order, its sums over experts the row order.
 //   A dl of bf16 is that, rounded.
-// shapes: logits, p (N,E) f32; dlogits (N,E) f32 or bf16; lse (N); expert (N,k) int; weight, dweight (N,k); counts (E) size_t | all outputs written
-// tests/test_router.cpp
+// shapes: logits, p (N,E) f32; dlogits (N,E) f32 or bf16; lse (N); expert (N,k) int; weight, dweight (N,k); counts (E) size_t
+//         all outputs written | tests/test_router.cpp
 #include "kernels/router.h"
 
 #include "core/launch_shape.cuh"

@@ -1,8 +1,8 @@
 // inspect: what the last forward left inside a model, for those who look and change nothing.
 //
 // Model::inspect(inspector) goes through the model as its forward does and hands out one view after another. Their pointers
-// are on the device and hold until the next block is shown, or the next forward. An inspector overrides what it wants to see: training/measures.h.
-// tests/test_measures.cpp
+// are on the device and hold until the next block is shown, or the next forward. An inspector overrides what it
+// wants to see: training/measures.h. | tests/test_measures.cpp
 #pragma once
 #include <string>
 

@@ -240,19 +240,27 @@ void Model::bring_back_to_show(size_t layer) {
   memory_->ctx.synchronize();
 }
 
-void Model::inspect(Inspector& inspector) {
+void Model::inspect(const std::vector<Inspector*>& inspectors) {
   const Layers& l = *layers_;
   require(memory_ && memory_->pass, "model: an inspection without a forward");
   const Pass& pass = *memory_->pass;
-  inspector.layer = inspector.looks_into_blocks() ? 0 : l.blocks.size();
-  for (; inspector.layer < l.blocks.size(); inspector.layer++) {
-    bring_back_to_show(inspector.layer);
-    l.blocks[inspector.layer].inspect(inspector, pass.batch());
+  for (size_t layer = 0; layer < l.blocks.size(); layer++) {
+    bool is_back = false;
+    for (Inspector* inspector : inspectors) {
+      if (!inspector->looks_into_blocks()) continue;
+      if (!is_back) bring_back_to_show(layer);
+      is_back = true;
+      inspector->layer = layer;
+      l.blocks[layer].inspect(*inspector, pass.batch());
+    }
   }
-  inspector.state({l.post ? l.y : l.final_norm.residual(), pass.B, pass.T, config.hidden});
-  if (!l.post) l.final_norm.inspect(inspector, "final_norm", "norm", pass.N());
-  inspector.output({"final_output", l.y, pass.N(), config.hidden});
-  if (memory_->has_losses) inspector.losses({l.losses, pass.B, pass.T});
+  for (Inspector* inspector : inspectors) {
+    inspector->layer = l.blocks.size();
+    inspector->state({l.post ? l.y : l.final_norm.residual(), pass.B, pass.T, config.hidden});
+    if (!l.post) l.final_norm.inspect(*inspector, "final_norm", "norm", pass.N());
+    inspector->output({"final_output", l.y, pass.N(), config.hidden});
+    if (memory_->has_losses) inspector->losses({l.losses, pass.B, pass.T});
+  }
 }
 
 }  // namespace gated

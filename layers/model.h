@@ -11,7 +11,8 @@
 //           recurrence left: these are not computed again
 //   full    all that a block computes: what it read is kept, and its forward runs again
 // The bits are the same: a forward changes nothing but its activations, and dropout draws by number.
-// shapes: ids, targets (B,T) int32; h (N,C), N = B*T | layers/model.cu, layers/model_memory.cu, tests/test_model.cpp, tests/test_recompute.cpp
+// shapes: ids, targets (B,T) int32; h (N,C), N = B*T
+// layers/model.cu, layers/model_memory.cu | tests/test_model.cpp, tests/test_recompute.cpp
 #pragma once
 #include <memory>
 #include <optional>
@@ -100,7 +101,8 @@ class Model {
 
   // Shows what the last forward left, or the last loss(), before the weights change. The caller has waited for the device. What is
   // shown of a block holds until the next block is shown.
-  void inspect(Inspector& inspector);
+  void inspect(const std::vector<Inspector*>& inspectors);
+  void inspect(Inspector& inspector) { inspect({&inspector}); }
 
   // ---- what it is made of
 

@@ -40,7 +40,8 @@ inline bool kernels_can_run() {
 #endif
 }
 
-// Runs test(ctx) on the CPU with one and with two threads, and on this build's kernel device: on the emulator once in each thread order, on a GPU once.
+// Runs test(ctx) on the CPU with one and with two threads, and on this build's kernel device: on the emulator once in
+// each thread order, on a GPU once.
 template <class Test>
 void on_every_device(Test test) {
 #ifndef SIMT_RACE_SHADOW  // which watches the threads of kernels, not those of the CPU

@@ -121,7 +121,7 @@ double Trainer::validate(size_t batches, const std::vector<Inspector*>& inspecto
   for (size_t i = 0; i < batches; i++) {
     loader_.validation_batch(i, ids_.data(), targets_.data());
     loss += model.loss({ids_, targets_, config.batch, config.model.context});
-    for (Inspector* inspector : inspectors) model.inspect(*inspector);
+    if (!inspectors.empty()) model.inspect(inspectors);
   }
   return loss / double(batches);
 }
