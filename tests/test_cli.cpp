@@ -360,7 +360,7 @@ TEST_CASE("cli: on a terminal all lines and the bar fit its width, and making it
   int terminal = 0;
   const pid_t child = forkpty(&terminal, nullptr, nullptr, &size);
   if (child == 0) {
-    std::vector<std::string> words = small({"--steps=60", "--data=self", "--sample-tokens=0"});
+    std::vector<std::string> words = small({"--steps=60", "--data=self", "--batch=64", "--sample-tokens=0"});
     words.insert(words.begin(), "./train");
     std::vector<char*> argv;
     for (std::string& w : words) argv.push_back(w.data());
@@ -379,7 +379,8 @@ TEST_CASE("cli: on a terminal all lines and the bar fit its width, and making it
   };
   size_t narrowed = 0, steps = 0;
   for (const size_t columns : {60, 40}) {
-    // The window is made narrower while the bar stands there: the run is held until that is done.
+    // The window is made narrower while the bar stands there: the run is held until that is done. A terminal passes on
+    // what was written a little later, and a step is long beside the moment in which its line is fitted and written.
     for (const size_t until = all.size() + 1000; all.size() < until || !all.ends_with(" left\r");) {
       kill(child, SIGCONT);
       REQUIRE(read_some(60000));
@@ -387,7 +388,7 @@ TEST_CASE("cli: on a terminal all lines and the bar fit its width, and making it
       int status = 0;
       REQUIRE(waitpid(child, &status, WUNTRACED) == child);
       REQUIRE(WIFSTOPPED(status));
-      while (read_some(0)) continue;
+      while (read_some(50)) continue;
     }
     size = {40, static_cast<unsigned short>(columns), 0, 0};
     ioctl(terminal, TIOCSWINSZ, &size);

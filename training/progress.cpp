@@ -72,7 +72,7 @@ std::string Progress::place(size_t step) const {
 }
 
 void Progress::step(const StepResult& r) {
-  const size_t step = r.step, width = terminal_width();
+  const size_t step = r.step;
   const double now = seconds_now(), seconds = now - last_;
   last_ = now;
   const double tokens_per_second = double(trainer_.tokens_per_step()) / seconds;
@@ -96,6 +96,7 @@ void Progress::step(const StepResult& r) {
          format("balance %.2f", double(e.balance_loss)), format("bal %.2f", double(e.balance_loss))});
   }
   columns.push_back({left + " left", left});
+  const size_t width = terminal_width();  // now, not before: a window may change at any time
   clear_bar();
   printf("%s\n", fitted(columns, width).c_str());
   draw_bar(step, left, width);
