@@ -320,7 +320,7 @@ SCALES = {
         SMALL | {"longer": 128, "long context": 512}),
     # A run takes one to three minutes of a core.
     "hours": Scale(
-        "--hidden=128 --layers=4 --heads=4 --kv-heads=2 --head-dim=32 --context=128 --batch=16",
+        "--hidden=128 --layers=4 --heads=4 --kv-heads=2 --head-dim=32 --context=128 --batch=8",
         {"text": (5e-3, "--steps=1500 --val-batches=64"), "sinks": (5e-3, "--steps=2500 --qk-norm=off")} | LONG,
         {"gpt2": GPT2 + " --kv-heads=4", "dense": "--params=800K", "experts": "--experts=8 --expert-hidden=128", "more experts": "--experts=9", "deeper": "--layers=7",
          "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6", "linear": "", "longer": 256, "long context": 1024}),
