@@ -110,14 +110,24 @@ $(1).gch: $(2)
 
 endef
 
-# Where a CPU is fast, its code stands in X_cpu.cpp or in these. Every other .cu is run by the emulator alone, but for the
-# host's, which have no kernels.
-FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu kernels/round.cu $(filter %.cu,$(HOST))
+# Where a CPU is fast, its code stands in X_cpu.cpp or in these. Every other .cu here is run by the emulator alone.
+FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu kernels/round.cu
 FAST_TESTS := tests/test_math.cpp tests/bench.cpp
 TESTS := $(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp))
 WHOLE_TESTS := $(patsubst tests/%.cpp,%,$(shell grep -lE '"(layers|training|dataloader|tests/small_)' $(wildcard tests/test_*.cpp)))
-$(eval $(call build_rules,host,-O1,-O1,,training/flags.h))
-$(BUILD)/host.a: $(call objects,host,$(HOST))
+
+# The host's files are short and the headers that they share are long: a few of them at a time are compiled as one.
+HOST_UNITS := $(addprefix $(BUILD)/host/,dataloader training_a-f training_g-l training_m-z)
+$(BUILD)/host/dataloader.cpp: $(filter dataloader/%,$(HOST))
+$(BUILD)/host/training_a-f.cpp: $(filter $(wildcard training/[a-f]*),$(HOST))
+$(BUILD)/host/training_g-l.cpp: $(filter $(wildcard training/[g-l]*),$(HOST))
+$(BUILD)/host/training_m-z.cpp: $(filter train_gpt.cu $(wildcard training/[m-z]*),$(HOST))
+$(HOST_UNITS:%=%.cpp):
+	@mkdir -p $(@D)
+	@printf '#include "%s"\n' $^ >$@
+$(HOST_UNITS:%=%.o): %.o: %.cpp
+	$(CXX) $(COMMON) -Wno-subobject-linkage -O1 -c -o $@ $<
+$(BUILD)/host.a: $(HOST_UNITS:%=%.o)
 	@rm -f $@
 	ar rcs $@ $^
 # Catch2 itself holds nothing that the builds differ in: one object serves them all.
@@ -183,10 +193,9 @@ gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/benc
 
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev).
 FUZZ_SECONDS ?= 120
-FUZZED := $(wildcard dataloader/*.cpp) $(addprefix training/,safetensors.cpp strict_json.cpp hf_config.cpp hf_parts.cpp hf_weights.cpp flags.cpp check_flags.cpp presets.cpp command_line.cpp schedule.cpp)
-fuzz: $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a  ## fuzz a reader: make fuzz READER=shards|safetensors|flags|hf_config|tokenizer|choices FUZZ_SECONDS=120
+fuzz: $(HOST_UNITS:%=%.cpp) $(BUILD)/release/layers.a $(BUILD)/release/kernels.a  ## fuzz a reader: make fuzz READER=shards|safetensors|flags|hf_config|tokenizer|choices FUZZ_SECONDS=120
 	@mkdir -p $(BUILD)/fuzz/$(READER)
-	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp $(FUZZED) $^ -lboost_context -lpcre2-8 -lutf8proc
+	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp $^ -lboost_context -lpcre2-8 -lutf8proc
 	$(BUILD)/fuzz_$(READER) -max_total_time=$(FUZZ_SECONDS) $(BUILD)/fuzz/$(READER) $(wildcard tests/corpus/$(READER))
 
 # ---- speed
