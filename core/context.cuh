@@ -54,11 +54,11 @@ class Context {
       CUDA_CHECK(cudaGetDevice(&id));
       CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id));
       CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id));
-      require(major == (arithmetic == MmaArithmetic::hopper ? 9 : 8),
+      require(arithmetic == MmaArithmetic::hopper ? major >= 9 : major == 8,
               "--mma=%s: this GPU has compute capability %d.%d; %s", name_of(arithmetic), major, minor,
               major == 8   ? "take --mma=ampere"
-              : major == 9 ? "take --mma=hopper"
-                           : "what its tensor cores compute is not known: take --precision=fp32");
+              : major >= 9 ? "take --mma=hopper"
+                           : "it has no tensor cores for bf16: take --precision=fp32");
     }
 #endif
     mma_arithmetic = arithmetic;

@@ -20,7 +20,10 @@ namespace gated {
 using ivec = int __attribute__((vector_size(lanes * sizeof(int))));
 using uvec = unsigned __attribute__((vector_size(lanes * sizeof(unsigned))));
 
-// 16 elements of a row of A. A zero has the exponent -126.
+// The exponent of a zero here: no product with it is the largest in the plain case.
+constexpr int mma_exponent_of_zero = -512;
+
+// 16 elements of a row of A.
 struct MmaRow {
   float value[mma_depth];
   int exponent[mma_depth];
@@ -37,7 +40,7 @@ struct MmaPanel {
 // Sets one number; clears `finite` where it is not.
 inline void mma_put(float& value, int& exponent, bool& finite, bf16 x) {
   value = float(x);
-  exponent = FloatParts(value).exponent;
+  exponent = value == 0 ? mma_exponent_of_zero : FloatParts(value).exponent;
   finite = finite && exponent < 128;
 }
 
@@ -58,7 +61,7 @@ inline bool any(ivec mask) {
 // The exponents of `lanes` numbers, 128 where one is not finite.
 inline ivec mma_exponents(vec x) {
   const ivec field = ((ivec)x >> 23) & 255;
-  return (field > 0 ? field : 1) - 127;
+  return x == 0 ? mma_exponent_of_zero + ivec{} : (field > 0 ? field : 1) - 127;
 }
 
 }  // namespace detail
@@ -123,7 +126,7 @@ inline ivec mma_sum_lanes(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
   uvec sum[rows];
   vec scale[rows];
   for (size_t r = 0; r < rows; r++) {
-    E[r] = (((ivec)c[r] >> 23) & 255) - 127;  // -127 for a subnormal: such an E is not plain
+    E[r] = (((ivec)c[r] >> 23) & 255) - 127;  // -127 for 0 and what is subnormal: not plain
     sum[r] = uvec{};
   }
 #pragma GCC unroll 16

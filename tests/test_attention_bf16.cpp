@@ -229,8 +229,8 @@ TEST_CASE("attention_bf16: no bit depends on what a query does not see", "[atten
     const Inputs in(s, plain, Kind::sink);
     Inputs later = in, earlier = in;
     for (size_t i = 0; i < s.T * s.D; i++) {
-      if (i >= (t + 1) * s.D) later.k[i] = later.v[i] = 100;
-      if (i < (t + 1 - 9) * s.D) earlier.k[i] = earlier.v[i] = -1;
+      if (i >= (t + 1) * s.D) later.k[i] = later.v[i] = 1e30f;
+      if (i < (t + 1 - 9) * s.D) earlier.k[i] = earlier.v[i] = -1e30f;
     }
     const auto from_t = [&](const std::vector<float>& x) { return std::vector<float>(x.begin() + t * s.D, x.end()); };
     const auto to_t = [&](const std::vector<float>& x) {

@@ -13,8 +13,7 @@ namespace {
 using Case = attention_cases::CachedCase;
 using Kind = attention_cases::CachedKind;
 
-// Values below 2: those that a query does not see change none of its bits.
-std::vector<bf16> numbers(size_t n, uint64_t seed, float scale = 1.9f) {
+std::vector<bf16> numbers(size_t n, uint64_t seed, float scale = 3) {
   std::vector<bf16> x;
   for (float value : random_values<float>(n, seed, scale)) x.push_back(bf16(value));
   return x;

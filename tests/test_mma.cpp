@@ -1,5 +1,6 @@
-// mma: the arithmetic of tensor cores against values that MMA-Sim computed (arXiv 2511.10909) and against sums by hand; its
-// vector form against the definition, bit for bit; the instructions' twins on the emulator, or the instructions on a GPU.
+// mma: the arithmetic of tensor cores against values that MMA-Sim computed (arXiv 2511.10909), that GPUs gave (arXiv 2512.07004),
+// and against sums by hand; its vector form against the definition, bit for bit; the instructions' twins on the emulator, or the
+// instructions on a GPU. What the fixture holds: scripts/make_mma_fixture.py
 #include "core/mma.cuh"
 
 #include <cfloat>
@@ -28,10 +29,14 @@ std::vector<uint32_t> numbers(const std::string& hex, size_t digits) {
   return all;
 }
 
+const nlohmann::json& fixture() {
+  static const auto read = nlohmann::json::parse(std::ifstream("tests/fixtures/mma.json"));
+  return read;
+}
+
 std::vector<Tile> tiles(MmaArithmetic arithmetic) {
-  static const auto fixture = nlohmann::json::parse(std::ifstream("tests/fixtures/mma.json"));
   std::vector<Tile> all;
-  for (const auto& t : fixture[arithmetic == hopper ? "hopper" : "ampere"]) {
+  for (const auto& t : fixture()[arithmetic == hopper ? "hopper" : "ampere"]) {
     Tile tile;
     tile.kind = t["kind"];
     for (uint32_t x : numbers(t["A"], 4)) tile.A.push_back(bf16::from_bits(uint16_t(x)));
@@ -192,8 +197,22 @@ TEST_CASE("mma: the definition gives what MMA-Sim computed", "[mma]") {
       outputs += got.size();
       REQUIRE_BITWISE(t.D, got);
     }
-    REQUIRE(outputs == 18 * 128);
+    REQUIRE(outputs == 22 * 128);
   }
+}
+
+TEST_CASE("mma: the definition gives what GPUs gave", "[mma]") {
+  size_t outputs = 0;
+  for (const auto& [gpu, measured] : fixture()["measured"].items())
+    for (size_t i = 0; i < measured["d"].size(); i++, outputs++) {
+      std::vector<bf16> a, b;
+      for (uint32_t x : numbers(measured["a"][i], 4)) a.push_back(bf16::from_bits(uint16_t(x)));
+      for (uint32_t x : numbers(measured["b"][i], 4)) b.push_back(bf16::from_bits(uint16_t(x)));
+      const float c = bits_float(numbers(measured["c"][i], 8)[0]), d = bits_float(numbers(measured["d"][i], 8)[0]);
+      INFO(gpu << ", output " << i);
+      REQUIRE(float_bits(mma_sum_ref(c, a.data(), b.data(), a.size(), a.size() == 8 ? 24 : 25)) == float_bits(d));
+    }
+  REQUIRE(outputs == 6 * 64);
 }
 
 TEST_CASE("mma: what is cut, by hand", "[mma]") {
@@ -225,6 +244,17 @@ TEST_CASE("mma: what is cut, by hand", "[mma]") {
     REQUIRE(float_bits(one_product(-6, 2, 3, arithmetic)) == 0);
     REQUIRE(float_bits(one_product(-0.0f, 0, -1, arithmetic)) == 0);
     REQUIRE(one_product(0, std::ldexp(1.0f, -75), std::ldexp(1.0f, -74), arithmetic) == FLT_TRUE_MIN);
+    // What is left of a sum may be nothing: that is +0 too.
+    REQUIRE(float_bits(one_product(0, std::ldexp(-1.0f, -75), std::ldexp(1.0f, -75), arithmetic)) == 0);
+
+    // A zero changes no bit, whatever it is multiplied by; without it products of 2^-151 count, which no float can hold.
+    // (Of Ampere's second step they are cut: its c is not 0.)
+    for (size_t k = 0; k < mma_depth; k++)
+      a[k] = bf16(k % 2 ? std::ldexp(1.0f, -76) : 0), b[k] = bf16(std::ldexp(1.0f, k % 2 ? -75 : 100));
+    const float tiny_sum = std::ldexp(1.0f, arithmetic == hopper ? -148 : -149);
+    REQUIRE(mma_ref(0, a, b, arithmetic) == tiny_sum);
+    REQUIRE(mma_ref(-0.0f, a, b, arithmetic) == tiny_sum);
+    REQUIRE(mma_ref(1, a, b, arithmetic) == 1);
   }
 }
 
