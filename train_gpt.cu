@@ -55,7 +55,8 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
     const bool validates = data.val && (complete || (c.val_every && step % c.val_every == 0));
     const bool measures = data.val && (complete || (c.measure_every && step % c.measure_every == 0));
     const bool saves = !c.out.empty() && (last || step % c.save_every == 0);
-    // A GPU is given the next step before this one's result is read. Everything else waits for it.
+    // A GPU may run one step ahead: it is given the next step before this one's result is read. Before a validation, a measure, a
+    // checkpoint or the end all results are read.
     const size_t in_flight = ctx.device == Device::cuda && !validates && !measures && !saves && !last ? 1 : 0;
     for (const StepResult& result : trainer.results(in_flight)) progress.step(result);
 
@@ -101,7 +102,7 @@ bool resume(Trainer& trainer, const RunMetadata& metadata) {
 void print_sample(Trainer& trainer, const Data& data, const std::optional<Tokenizer>& tokenizer) {
   const Config& c = trainer.config;
   if (c.sample_tokens == 0) return;
-  // The prompt: one token, the first of the validation data.
+  // The prompt is one token, the first of the validation data. sequence() also writes the token that follows it.
   std::vector<int> tokens(2);
   (data.val ? data.val : data.train)->sequence(0, 1, tokens.data());
   std::vector<std::vector<int>> sequences = {{tokens[0]}};
@@ -138,7 +139,7 @@ int train(Config& config, Device device) {
 
   const bool evaluates_own = config.evaluate && !config.source;  // of --out, where nothing is written before it is read
   if (!config.out.empty() && !evaluates_own) prepare_checkpoint_folder(config.out);
-  // Before the model: its memory serves both.
+  // Measured before the model is allocated: the matrices of the measurement are freed by then.
   const double peak = config.evaluate ? 0 : measured_matmul_peak(config.model.storage, ctx);
   const auto metadata = run_metadata(config, data);
   require_no_other_run(config);

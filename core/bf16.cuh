@@ -1,4 +1,4 @@
-// bf16: the upper half of a float: its sign, its 8 bits of exponent, 7 bits behind the point.
+// bf16: the upper half of a float: its sign, its 8 bits of exponent, 7 bits after the point.
 // tests/test_number_formats.cpp
 #pragma once
 #include "core/math.cuh"

@@ -25,7 +25,7 @@ class Context {
  public:
   const Device device;
   cudaStream_t stream = nullptr;
-  // What the tensor cores compute that products of bf16 are to equal.
+  // What the tensor cores compute that products of bf16 matrices are to equal.
   MmaArithmetic mma_arithmetic = MmaArithmetic::hopper;
 
   explicit Context(Device d) : device(d) {
@@ -46,7 +46,7 @@ class Context {
 #endif
   }
 
-  // From here on products of bf16 are those of such tensor cores. A GPU has its own, and refuses others.
+  // From here on products of bf16 matrices are those of such tensor cores. A GPU has its own, and refuses others.
   void use_mma(MmaArithmetic arithmetic) {
 #ifdef __CUDACC__
     if (device == Device::cuda) {
@@ -125,7 +125,7 @@ class Context {
       for (Staging& s : staging_) grow(s, bytes);
 #endif
   }
-  // Copies n elements to the device, behind what was launched before. `from` may be overwritten when this returns.
+  // Copies n elements to the device, after what was launched before. `from` may be overwritten when this returns.
   // On a GPU the copy goes through pinned memory and does not wait, unless the last few copies are still under way.
   template <class T>
   void upload(T* to, const T* from, size_t n) {
@@ -247,8 +247,8 @@ inline bool worth_waking(size_t numbers) {
   return numbers >= 16384;
 }
 
-// `rows` rows of n elements each, copied on the device behind what was launched before. A row begins to_step or from_step
-// elements behind the one before it.
+// `rows` rows of n elements each, copied on the device after what was launched before. A row begins to_step or from_step
+// elements after the one before it.
 template <class T>
 void copy_rows(T* to, size_t to_step, const T* from, size_t from_step, size_t rows, size_t n, Context& ctx) {
 #ifdef __CUDACC__

@@ -1,6 +1,6 @@
 // device: where an operation runs, and the memory it works on.
 //
-//   cpu       the references (and the tuned twins of matmul and attention), OpenMP over independent outputs
+//   cpu       an operation's own loops, mostly in kernels/*_cpu.cpp: OpenMP over independent outputs, the references' bits
 //   emulated  the kernels, compiled by g++ over core/simt.h: one fiber per CUDA thread
 //   cuda      the kernels, compiled by nvcc
 //
@@ -56,7 +56,7 @@ constexpr Device kernel_device = Device::cuda;
 constexpr Device kernel_device = Device::emulated;
 #endif
 
-// A reference is a template that stands in its operation's .cu file. This line behind it makes it callable, in float and
+// A reference is a template that stands in its operation's .cu file. This line after it makes it callable, in float and
 // in double, from files that see its declaration alone.
 #define IN_FLOAT_AND_DOUBLE(f) [[gnu::used]] static const auto f##_instances = std::pair(&f<float>, &f<double>)
 

@@ -10,15 +10,15 @@
 //                                                   2t+9 x[1].hi
 //
 // lo and hi are the halves of a 32-bit register. Of A, neighbours in a register are neighbours in k: a tile in shared memory with
-// k contiguous is loaded by ldmatrix as it lies; one with k down the columns is transposed on the way. The same holds for B, whose
-// columns are ldmatrix' rows.
+// k contiguous is loaded by ldmatrix as it lies; one with k down the columns is transposed on the way. The same holds for B,
+// whose columns are ldmatrix' rows.
 //
-// ldmatrix loads four 8x8 tiles: lane i brings the address of row i % 8 of tile i / 8, and gets of each tile two neighbours of row
-// g, or, transposed, of column g. Eight rows that lie 16 bytes apart from one another in the 128 bytes of all banks are read at
-// once.
+// ldmatrix loads four 8x8 tiles: lane i brings the address of row i % 8 of tile i / 8, and gets of each tile two neighbours of
+// row g, or, transposed, of column g. Eight rows that lie 16 bytes apart from one another in the 128 bytes of all banks are
+// read at once.
 //
-// cp.async copies 16 bytes from global to shared memory, past the registers, while the thread goes on. What a thread has asked for
-// is there when it has waited for it; for other threads, when they have met it at a barrier behind that wait.
+// cp.async copies 16 bytes from global to shared memory, past the registers, while the thread goes on. What a thread has asked
+// for is there when it has waited for it; for other threads, when they have met it at a barrier after that wait.
 // tests/test_mma.cpp, tests/test_planted_bugs.cpp
 #pragma once
 #include "core/context.cuh"

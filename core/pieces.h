@@ -1,4 +1,4 @@
-// pieces: scratch cut into arrays, one behind the other. The CPU's twins of kernels lay their memory out so.
+// pieces: scratch cut into arrays, one after the other. The CPU's twins of kernels lay their memory out so.
 #pragma once
 #include "core/device.cuh"
 

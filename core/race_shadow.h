@@ -9,7 +9,7 @@
 //     between and, within a warp, no __syncwarp that both lanes took part in (a shuffle orders no memory);
 //   - the same between two blocks of one launch, which nothing orders (shared memory is each block's own);
 //   - a read of shared memory, static or dynamic, that no thread of the block has written;
-//   - an access behind the dynamic shared memory that the launch asked for.
+//   - an access past the dynamic shared memory that the launch asked for.
 //
 // A pair of lines is reported once, with how often; the first pair that was found comes first. A read of shared memory
 // that is written only later is told as the race of the two, not as a read of nothing.
@@ -33,9 +33,9 @@
 namespace simt::shadow {
 
 #ifdef SIMT_RACE_SHADOW
-// What the runtime tells: a launch begins, with its dynamic shared memory, which is the front of a larger piece; a block begins; which thread goes
-// on, to be recorded, and its stack, which is its own business; whether to record what runs; who has met whom. The last one
-// returns the distinct races of the launch, in words.
+// What the runtime tells: a launch begins, with its dynamic shared memory, which is the front of a larger piece; a block
+// begins; which thread goes on, to be recorded, and its stack, which is its own business; whether to record what runs; who has
+// met whom. The last one returns the distinct races of the launch, in words.
 void launch_begins(const void* shared, size_t bytes, size_t capacity);
 void block_begins();
 void runs(unsigned thread, const void* stack, size_t stack_bytes);

@@ -447,7 +447,7 @@ void run_block() {
   throw gated::Error(block.fault);
 }
 
-// Shared memory of a launch: the dynamic part and a margin behind it, all NaN, so that reading past the end shows too,
+// Shared memory of a launch: the dynamic part and a margin after it, all NaN, so that reading past the end shows too,
 // and the static arrays, each of which is filled when the block's first thread comes past it.
 class SharedMemory {
  public:

@@ -6,7 +6,7 @@
 //   order    SIMT_ORDER=forward|reverse|random|priority and SIMT_SEED=n, or simt::config: which runnable
 //            thread goes on. A correct kernel gives the same bits in every order; one that lacks a barrier
 //            seldom does.
-//   memory   shared memory is NaN (0xFF bytes) when a block starts, and so is a margin behind the dynamic part.
+//   memory   shared memory is NaN (0xFF bytes) when a block starts, and so is a margin after the dynamic part.
 //            Static shared memory is a C++ static. The first thread of a block that comes past its declaration,
 //            STATIC_SHARED, fills it and counts it: static and dynamic bytes together must be within the limit
 //            of a GPU, simt::config.shared_limit (SIMT_SHARED=consumer|sm_80|sm_90).
@@ -122,8 +122,8 @@ struct Votes {
 Votes barrier(bool vote, Place at);
 
 // Waits for every lane of `mask` that has not returned. Only a collective without `combine`, __syncwarp, orders memory:
-// after a shuffle or a vote a lane may not rely on what another has written before. Each lane brings a record on its own stack; before any of
-// them goes on, the last to come runs combine(records), records[lane] being null for a lane that is not
+// after a shuffle or a vote a lane may not rely on what another has written before. Each lane brings a record on its own
+// stack; before any of them goes on, the last to come runs combine(records), records[lane] being null for a lane that is not
 // there.
 using Combine = void (*)(void* const* records);
 void collective(unsigned mask, void* record, Combine combine, Place at);

@@ -12,7 +12,7 @@
 
 namespace gated {
 
-// "kernels/f.cuh:12", and behind it, where that was inlined, the line that it was inlined into, and so on. By addr2line;
+// "kernels/f.cuh:12", and after it, where that was inlined, the line that it was inlined into, and so on. By addr2line;
 // without it, the address in the program.
 inline std::vector<std::string> source_lines(const void* address) {
   Dl_info info;

@@ -1,8 +1,8 @@
 // storage: how the numbers of an activation lie in memory, as floats or as bf16 (core/bf16.cuh), and pointers that know which.
 //
-// An operation computes in float whatever the storage is. Of bf16 it widens what it reads, which is exact, and rounds what it
-// writes once, to nearest even. Its kernels and the CPU's loops are templates on the stored type S; the function that a layer calls
-// takes pointers that know their type, and picks the kernel:
+// An operation computes in float whatever the storage is. With bf16 it widens what it reads, which is exact, and rounds what it
+// writes once, to nearest even. Its kernels and the CPU's loops are templates on the stored type S; the function that a layer
+// calls takes pointers that know their type, and picks the kernel:
 //
 //   void glu_forward(Reals y, ConstReals g, ConstReals u, ...) {
 //     with_storage(y, [&](auto stored) {
@@ -107,7 +107,7 @@ inline void store(S& place, float x) {
   place = S(x);
 }
 
-// A CPU's twin is a template that stands in a .cpp file. This line behind it makes it callable from files that see its declaration
+// A CPU's twin is a template that stands in a .cpp file. This line after it makes it callable from files that see its declaration
 // alone.
 #define IN_FLOAT_AND_BF16(f) [[gnu::used]] static const auto f##_stored = std::pair(&f<float>, &f<bf16>)
 

@@ -4,7 +4,7 @@
 
 namespace gated {
 
-// The front of a text, with dots behind it where there is more.
+// The front of a text, with dots after it where there is more.
 std::string clipped(const std::string& text, size_t longest = 120);
 
 // In quotation marks, clipped, in ASCII, with escapes for what is not printable.

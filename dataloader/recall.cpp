@@ -37,7 +37,7 @@ size_t Recall::value_of(uint64_t stream, size_t key) const {
   return size_t(random_below(seed_, stream, first_value + key, values));
 }
 
-// Token t behind `before`. Key `never` is neither asked for nor stated; keys: there is none such.
+// Token t after `before`. Key `never` is neither asked for nor stated; keys: there is none such.
 int32_t Recall::next(uint64_t stream, size_t t, int32_t before, bool may_ask, size_t never) const {
   if (before >= question(0) && before < question(keys)) return value(value_of(stream, size_t(before) - values));
   const uint64_t kind = random_below(seed_, stream, 2 * t, 8);

@@ -48,7 +48,7 @@ class Recall : public TokenStream {
     size_t planted;               // where the statement stands
     int32_t answer;
   };
-  // Probe `number`, of `length` tokens. depth: 0 plants the statement behind BOS, 1 right before the question.
+  // Probe `number`, of `length` tokens. depth: 0 plants the statement after BOS, 1 right before the question.
   // Probes of one number ask for the same key.
   Probe probe(size_t number, size_t length, double depth) const;
 

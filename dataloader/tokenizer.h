@@ -27,13 +27,13 @@ class Tokenizer {
   // The tokens of a UTF-8 text. Special tokens that are spelled out in it are tokens. Refuses other bytes, and a character that
   // has no token.
   std::vector<int32_t> encode(std::string_view text) const;
-  // Behind what the tokenizer puts before every text, such as a beginning-of-text token. What it would put behind one is left out:
+  // After what the tokenizer puts before every text, such as a beginning-of-text token. What it would put after one is left out:
   // the text goes on.
   std::vector<int32_t> encode_prompt(std::string_view text) const;
 
   // The bytes that tokens stand for, special ones as they are spelled. One token may end inside a character.
   std::string decode(std::span<const int32_t> ids) const;
-  // The same, of a token behind others: the first of a text may lose the space that SentencePiece puts before every text. An id
+  // The same, of a token after others: the first of a text may lose the space that SentencePiece puts before every text. An id
   // that has no token is <id>.
   std::string decode_one(int32_t id, bool first) const;
 

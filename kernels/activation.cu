@@ -1,9 +1,10 @@
 // activation: y = act(x), element by element: silu, gelu_tanh, gelu_erf, relu2
 //   Between the two matrix products of a feed-forward layer. Without it both would be one matrix product.
 // backward: x_i reaches the loss L through y_i alone, so the chain rule has one term:
-//     dx_i = dL/dx_i = dL/dy_i * dy_i/dx_i = dy_i * act'(x_i)
-//   A gradient is named d + what it is the gradient of: dx stands for dL/dx. The backward takes x and recomputes what it
-//   needs of the forward, because arithmetic is cheaper than a load.
+//     dx_i = ∂L/∂x_i = ∂L/∂y_i * ∂y_i/∂x_i = dy_i * act'(x_i)
+//   A gradient of the loss is named d + what it is the gradient of: dx stands for ∂L/∂x. Every other derivative is written
+//   with ∂, here and in all files. The backward takes x and recomputes what it needs of the forward, because arithmetic is
+//   cheaper than a load.
 // act and act': core/activation.cuh, which derives them one by one. The first of them, say, with s = 1/(1 + e^-x):
 //     silu(x) = x*s        silu'(x) = s * (1 + x*(1-s))
 // shapes: every array (n) f32 or bf16, written; y may be x, dx may be dy or x
@@ -21,9 +22,9 @@ namespace gated {
 // ---- reference
 //
 // The reference says what is computed, in loops as plain as possible. It is the oracle: what the CPU and the GPU train with
-// must give the bits of the reference in float. In double it is held to finite differences, which proves the backward. Of bf16,
-// floats of two bytes (core/bf16.cuh), the rest of the program widens what it reads, computes what the reference computes in
-// float, and rounds what it writes, once.
+// must give the bits of the reference in float. In double it is held to finite differences, which proves the backward.
+// Activations may also be stored as bf16, floats of two bytes (core/bf16.cuh). Then the program widens what it reads to float,
+// computes as the reference does in float, and rounds what it writes to bf16, once.
 
 template <class T>
 void activation_forward_ref(T* y, const T* x, size_t n, Activation act) {
@@ -50,8 +51,8 @@ IN_FLOAT_AND_DOUBLE(activation_backward_ref);
 //   thread    0           1           2                 31
 //   element   0 1 2 3     4 5 6 7     8 9 10 11   ...   124 125 126 127
 //
-// The time of such a kernel is that of its memory: the forward moves 8 bytes an element, the backward 12, and of bf16
-// half of these. The arithmetic hides behind the loads of other warps.
+// The time of such a kernel is that of its memory: the forward moves 8 bytes an element, the backward 12, and in bf16
+// half of these. While some warps wait for their loads, others do their arithmetic.
 //
 // A block is elementwise_block = 256 threads. elementwise_index() is the first element of this thread. Threads past the end
 // do nothing. load_quad() takes the four at once if n is a multiple of 4; otherwise it takes them one by one, with 0 for those
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(elementwise_block)
 // What layers call. A Context carries what a launch needs: the device to run on, the CUDA stream, scratch memory. On the
 // CPU, loops with OpenMP run instead (kernels/activation_cpu.cpp). Without nvcc, launch() runs the kernels above on an
 // emulated GPU. Reals is a pointer that knows whether it points to floats or bf16 (core/storage.h): with_storage() calls the
-// function behind it with a value of that type, for which S then stands.
+// function that follows with a value of that type, for which S then stands.
 
 static void require_plain_activation(const char* operation, Activation act) {
   require_activation(operation, act,

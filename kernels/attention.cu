@@ -8,7 +8,7 @@
 //   e^s overflows a float above s = 88.7. p does not change when a number is taken from every score of a query, so
 //   the largest one is taken, m_i = max_j s_ij. Then every exponential is at most 1, and one of them is 1:
 //     p_ij = e^(s_ij - m_i) / l_i         l_i = sum_j e^(s_ij - m_i)
-//   The division is done once for each output, behind the sum. Backward wants p again without m and l, so the
+//   The division is done once for each output, after the sum. Backward wants p again without m and l, so the
 //   forward saves one number for each query, lse_i = m_i + log l_i: then p_ij = e^(s_ij - lse_i).
 //
 //   Backward. do_i, the gradient of the loss by o_i, is given.
@@ -16,7 +16,7 @@
 //     dv_j  = sum over i >= j of p_ij do_i
 //     dp_ij = do_i.v_j
 //   The derivative of softmax: raising s_ij raises e^s_ij in the numerator of p_ij and in the denominator of every p_ik,
-//     dp_ik / ds_ij = p_ik ([k = j] - p_ij)
+//     ∂p_ik / ∂s_ij = p_ik ([k = j] - p_ij)
 //   so the chain rule sums over the keys k of the query:
 //     ds_ij = sum_k dp_ik p_ik ([k = j] - p_ij) = p_ij (dp_ij - sum_k p_ik dp_ik)
 //   That sum is the same for all j, and it needs no second look at the keys:
@@ -264,7 +264,7 @@ IN_FLOAT_AND_DOUBLE(attention_backward_ref);
 //          +---------+---------+---------+
 //  queries |  whole  |  whole  | \       |    walk 1: scores, for the maximum alone
 //   of the |         |         |   \     |    walk 2: scores again, their exponentials, and the sums over values
-//    block |         |         |     \   |    tiles behind the diagonal are never visited
+//    block |         |         |     \   |    tiles past the diagonal are never visited
 //          +---------+---------+---------+
 //
 // Three products a pair. Which thread holds which scores, and how a product goes through shared memory, is drawn in

@@ -12,12 +12,13 @@
 //     alpha = e^(m - m')
 //     l' = l alpha + sum over the block of e^(s - m')
 //     o' = o alpha + sum over the block of e^(s - m') v
-//   Behind the last block o / l is the output and m + log l is lse.
+//   After the last block o / l is the output and m + log l is lse.
 //   Each product with alpha rounds, so which keys make a block is a part of the result: it is fixed below, for every device.
 //
 // 2. What is computed, to the last bit. A chain is c = step(c, x, y) over 16 products at a time, in ascending order.
-//   Queries and keys stand in tiles of 64 x 64, both from multiples of 64 on. A tile takes part if some pair of it is visible, and
-//   then as a whole: a pair of it that is not visible is masked. Behind the last token a tile holds zeros, whose pairs are masked.
+//   Queries and keys stand in tiles of 64 x 64, both from multiples of 64 on. A tile takes part if some pair of it is visible,
+//   and then as a whole: a pair of it that is not visible is masked. After the last token a tile holds zeros, whose pairs are
+//   masked.
 //     c_ij    = chain over d of q_id k_jd, from +0                    of a visible pair; -inf of a masked one
 //   For query i, tile by tile in ascending order of keys, from m = -inf, l = 0 and o = 0:
 //     m'      = max of m and scale * (the largest c_ij of the tile);  b = m', or 0 where m' is -inf

@@ -8,9 +8,9 @@
 // So every output has one owner, and its chain one order; the price is that both of the latter make p and ds: 7 products a pair
 // where 5 would do.
 //
-// A block keeps two tiles of its own rows in shared memory, queries and do, or keys and values. The other two pass by in strips of
-// 32 rows (16, where a row has more than 128 elements): chains have steps of 16, so strips of a tile, one after the other, are the
-// tile. There are two pairs of strips. While one is multiplied, the copies of the next are under way:
+// A block keeps two tiles of its own rows in shared memory, queries and do, or keys and values. The other two pass by in
+// strips of 32 rows (16, where a row has more than 128 elements): chains have steps of 16, so strips of a tile, one after the
+// other, are the tile. There are two pairs of strips. While one is multiplied, the copies of the next are under way:
 //
 //    pair       0           1           0           1
 //    strip      0           1           2           3       ...
@@ -19,8 +19,8 @@
 //             copy 1      copy 2      copy 3
 //             multiply 0  multiply 1  multiply 2
 //
-// One barrier a strip: it says that every thread's copies of strip n are there, and that every warp has multiplied strip n-1, whose
-// pair the copy of strip n+1 overwrites.
+// One barrier a strip: it says that every thread's copies of strip n are there, and that every warp has multiplied strip n-1,
+// whose pair the copy of strip n+1 overwrites.
 //
 // Scores of a strip are 16 x 32 numbers a warp: they stay in registers, become p and ds there, and are the left factor of the
 // products that follow. In dkdv rows are keys: what it makes are the transposes of scores, P and dS.

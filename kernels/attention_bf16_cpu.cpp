@@ -1,7 +1,7 @@
 // attention_bf16 on the CPU: the bits of kernels/attention_bf16.cu, with `lanes` sums of a product side by side in a vector.
 //
-// An instruction of a tensor core on vectors (core/mma_lanes.h) wants rows of its left factor and panels of its right one as floats
-// beside their exponents. A tile of 64 tokens is turned into what its products need:
+// An instruction of a tensor core on vectors (core/mma_lanes.h) wants rows of its left factor and panels of its right one as
+// floats beside their exponents. A tile of 64 tokens is turned into what its products need:
 //
 //   product            left factor, rows of            right factor, panels of
 //   scores = q k^T     q, along d                      k, a key a lane, along d
@@ -159,7 +159,7 @@ static void load_keys(const Gradients& a, const BackwardMemory& w, size_t b, siz
   make_panels_of_rows(w.values_by_d, w.wide, s.D);
 }
 
-// score becomes P and dp becomes dS of the tile that is loaded; 0 behind the last query.
+// score becomes P and dp becomes dS of the tile that is loaded; 0 after the last query.
 template <MmaArithmetic arithmetic, AttentionScore score>
 void weights_of_tile(const Gradients& a, const BackwardMemory& w, size_t i0, size_t j0, size_t count) {
   const size_t steps = a.s.D / mma_depth;

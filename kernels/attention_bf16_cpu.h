@@ -1,5 +1,5 @@
-// attention_bf16 on the CPU: tiles as the factors of products, and the online softmax. Included by kernels/attention_bf16_cpu.cpp,
-// which says how they serve, and by kernels/cached_attention_bf16_cpu.cpp.
+// attention_bf16 on the CPU: tiles as the factors of products, and the online softmax. Included by
+// kernels/attention_bf16_cpu.cpp, which says how they serve, and by kernels/cached_attention_bf16_cpu.cpp.
 #pragma once
 #include <algorithm>
 
@@ -35,7 +35,8 @@ inline void widen_rows(float* to, const bf16* x, size_t stride, size_t count, si
   widen_rows(to, D, [&](size_t r) { return r < count ? x + r * stride : nullptr; });
 }
 
-// x (64, n) of bf16 numbers, n a multiple of 16, as the left factor of chains along n. Of the rows the first so many, in whole groups.
+// x (64, n) of bf16 numbers, n a multiple of 16, as the left factor of chains along n. Of the rows the first so many, in whole
+// groups.
 inline void make_rows(MmaRow* to, const float* x, size_t n, size_t rows = block) {
   const size_t steps = n / mma_depth;
   for (size_t r = 0; r < round_up(rows, together); r++)
@@ -76,7 +77,8 @@ inline void transpose_tile(float* to, const float* x) {
     }
 }
 
-// out (rows, columns) = chains of so many steps from +0, or from out; `rows` is rounded up to whole groups, of which there are 16.
+// out (rows, columns) = chains of so many steps from +0, or from out; `rows` is rounded up to whole groups, of which there are
+// 16.
 template <MmaArithmetic arithmetic, bool from_out>
 void product(float* out, size_t rows, size_t columns, const MmaRow* left, const MmaPanel* right, size_t steps) {
   for (size_t p = 0; p < columns / lanes; p++)
@@ -161,8 +163,9 @@ struct ForwardMemory {
   }
 };
 
-// The online softmax of up to 64 rows of queries, which are in w.queries, over tiles first, first + 64, ..., up to `last`. m, l and
-// w.sum are what the rows begin with, and what they come to. key_at(j) and value_at(j) are rows, or null; seen(r, j0) is a Seen.
+// The online softmax of up to 64 rows of queries, which are in w.queries, over tiles first, first + 64, ..., up to `last`. m,
+// l and w.sum are what the rows begin with, and what they come to. key_at(j) and value_at(j) are rows, or null; seen(r, j0) is
+// a Seen.
 template <MmaArithmetic arithmetic, AttentionScore score, class KeyAt, class ValueAt, class SeenBy>
 void walk_tiles(const ForwardMemory& w, float* m, float* l, size_t rows, size_t D, size_t first, size_t last,
                 float scale, float bias, KeyAt key_at, ValueAt value_at, SeenBy seen) {

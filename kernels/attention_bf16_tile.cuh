@@ -54,8 +54,8 @@ struct Rows {
   __device__ size_t at(size_t row) const { return row * stride; }
 };
 
-// Which of the queries i0 .. i0 + queries - 1, as far as they are tokens, see which of the keys j0 .. j0 + keys - 1. Differences of
-// rows are below 64, so what is beyond 128 may be 128: small integers will do.
+// Which of the queries i0 .. i0 + queries - 1, as far as they are tokens, see which of the keys j0 .. j0 + keys - 1.
+// Differences of rows are below 64, so what is beyond 128 may be 128: small integers will do.
 class Mask {
  public:
   __device__ Mask(const AttentionShape& s, size_t i0, int queries, size_t j0, int keys)
@@ -89,8 +89,9 @@ __device__ inline void weights_of(MmaC (&x)[tiles], AttentionScore score, float 
     all([&](float sum, float b) { return weight_of(AttentionScore::sigmoid, sum, scale, b); });
 }
 
-// A tile of scores c becomes the weights of the online softmax, as far as the two rows of a lane go: -inf is the score of a masked
-// pair, m and l are those of the tiles before and become those with this one, and alpha is what sums over values are multiplied by.
+// A tile of scores c becomes the weights of the online softmax, as far as the two rows of a lane go: -inf is the score of a
+// masked pair, m and l are those of the tiles before and become those with this one, and alpha is what sums over values are
+// multiplied by.
 __device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], float (&l)[2], float (&alpha)[2],
                                       AttentionScore kind, float bias, float scale) {
   float base[2] = {-bias, -bias};
@@ -186,8 +187,8 @@ struct Tile {
     }
   }
 
-  // x[row0 + row][column0 + column] = sum, rounded, where that exists. It passes through the warp's own rows of a tile that nobody
-  // reads any more: so a warp writes 16 neighbouring bytes a lane.
+  // x[row0 + row][column0 + column] = sum, rounded, where that exists. It passes through the warp's own rows of a tile that
+  // nobody reads any more: so a warp writes 16 neighbouring bytes a lane.
   template <int sums>
   __device__ static void store(bf16* x, size_t stride, size_t T, size_t row0, int column0, size_t D,
                                const MmaC (&sum)[sums], bf16* tile) {

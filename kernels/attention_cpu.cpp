@@ -201,7 +201,7 @@ void gather_block(float* sum, size_t stride, const float* w, const float* x, siz
 }
 
 // sum and w begin at the first of the rows. Rows go four at a time over the lanes that all four see; the lanes before and
-// behind them, on the diagonal and at the end of a window, go row by row.
+// after them, on the diagonal and at the end of a window, go row by row.
 template <class SpanOf>
 void gather(float* sum, size_t stride, const float* w, const float* x, size_t x_stride, size_t D, size_t count,
             const Rows& rows, SpanOf span) {

@@ -58,8 +58,8 @@ namespace gated::attention {
 constexpr int tile = 64, threads = 128, slice = 2048, depth = slice / tile;
 constexpr int pitch = tile + 4;
 
-// How many blocks an SM (a multiprocessor) shall hold at once, where a row has so many columns of sums. It decides how many of the SM's 64K
-// registers a thread may have: 128, 168 or 255.
+// How many blocks an SM (a multiprocessor) shall hold at once, where a row has so many columns of sums. It decides how many of
+// the SM's 64K registers a thread may have: 128, 168 or 255.
 constexpr int blocks_an_sm(int columns) {
   return columns <= 64 ? 4 : columns <= 128 ? 3 : 2;
 }

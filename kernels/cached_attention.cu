@@ -1,4 +1,4 @@
-// cached_attention: the newest token of a sequence attends; of the tokens before it, keys and values are kept
+// cached_attention: the newest token of a sequence attends; of the tokens before it, keys and values are kept: the KV cache
 //
 // 1. Why that is enough. Row i of causal attention (kernels/attention.cu) reads one query, q_i, and the keys and values up to i:
 //     o_i = sum over j <= i of p_ij v_j,  p_ij = e^(q_i.k_j / sqrt(D) - m_i) / l_i
@@ -18,8 +18,8 @@
 //
 // exactly: with fused(a,b,c) = a*b + c rounded once, a "chain" from +0, and scale = 1/sqrt(D):
 //     s_j = scale * (chain over d of q_d k_jd)      m = max of the sink's logit and all s_j
-//     p_j = exp(s_j - m), or sigmoid(s_j + bias)    l = chain over tokens of p_j, behind exp(logit - m) of a sink
-//     o_d = (chain over tokens of p_j v_jd, behind the sink's value) * (1 / l), without the product for sigmoid
+//     p_j = exp(s_j - m), or sigmoid(s_j + bias)    l = chain over tokens of p_j, after exp(logit - m) of a sink
+//     o_d = (chain over tokens of p_j v_jd, after the sink's value) * (1 / l), without the product for sigmoid
 // shapes: q, o (B,H,D), keys, values (B,KVH,slots,D) f32 | o is written
 // --generate | tests/test_cached_attention.cpp
 #include "kernels/cached_attention.h"

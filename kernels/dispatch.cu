@@ -15,9 +15,9 @@
 // backward of the gather: x_n reaches the loss through its k rows, unchanged, so their gradients add up:
 //     dx_n = sum over j of drows[row_of_slot[n*k + j]]
 // exactly: the sum starts with the first slot's row and takes the others in slot order; with `accumulate` it is then added to dx.
-//   A dx of bf16 is rounded once, behind all of that.
+//   A dx in bf16 is rounded once, after all of that.
 // shapes: expert (N,k), row_start (E+1), slot_of_row (M), row_of_slot (M), all int; x, dx (N,C) f32 or bf16; rows, drows (M,C)
-// tests/test_dispatch.cpp
+// --experts, --experts-per-token | tests/test_dispatch.cpp
 #include "kernels/dispatch.h"
 
 #include "core/launch_shape.cuh"
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(32)
   const size_t lane = threadIdx.x, begin = blockIdx.x * dispatch_tile;
   const size_t end = begin + dispatch_tile < M ? begin + dispatch_tile : M;
   for (size_t e = lane; e < E; e += 32) seen[e] = 0;
-  __syncwarp();
+  __syncwarp();  // the counters are 0 for every lane
   for (size_t first = begin; first < end; first += 32) {
     const size_t slot = first + lane;
     const bool there = slot < end;
@@ -114,10 +114,10 @@ __global__ void __launch_bounds__(32)
     const unsigned same = dispatch::lanes_with(e, unsigned(E) + 1);
     const int before = __popc(same & ((1u << lane) - 1));
     const int rank = there ? seen[e] + before : 0;
-    __syncwarp();  // every lane has read the counters
+    __syncwarp();  // every lane has read the counters of these 32 slots: they may change
     if (there) in_tile[slot] = rank;
     if (there && same >> lane == 1) seen[e] = rank + 1;
-    __syncwarp();
+    __syncwarp();  // they have changed: the next 32 slots, or the copy to tiles, may read them
   }
   for (size_t e = lane; e < E; e += 32) tiles[e * gridDim.x + blockIdx.x] = seen[e];
 }

@@ -99,7 +99,7 @@ IN_FLOAT_AND_DOUBLE(dyt_general_backward_ref);
 // of every step: a Quad, which one 16-byte load brings (core/quad.cuh). Element i of a row is in chain i mod 128 of the
 // row's sum, so a lane carries four chains in registers; at the end five shuffles add the lanes (warp_chains_sum).
 // There is no shared memory and no barrier. The bus: forward 8 bytes an element (x, y), with a branch 16; backward
-// along the rows 12 (dy, x, dx). Of bf16 it is half.
+// along the rows 12 (dy, x, dx). In bf16 it is half.
 
 template <class S>
 __global__ void __launch_bounds__(rows_block)
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(rows_block)
 // ---- kernels down the columns: dw and db, made in one run; then dalpha, the column of the rows' sums
 //
 // column_reduce_add (core/reduce.cuh) launches them: a thread owns one column of a slice of 128 rows, runs down it and
-// carries the chains of both sums in registers. The fold puts element (row,c) into them. The bus: 8 bytes an element, of bf16 4.
+// carries the chains of both sums in registers. The fold puts element (row,c) into them. The bus: 8 bytes an element, in bf16 4.
 
 template <class S>
 struct DytFold {

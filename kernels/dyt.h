@@ -1,4 +1,4 @@
-// dyt: DyT, and DyT behind a residual branch. What it computes, and how: kernels/dyt.cu
+// dyt: DyT, and DyT after a residual branch. What it computes, and how: kernels/dyt.cu
 #pragma once
 #include "kernels/residual.h"
 

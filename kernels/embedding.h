@@ -29,7 +29,7 @@ class TokenGroups {
   static size_t bytes(size_t N, size_t V);
 
   // Groups a batch; ids (N) is in host memory. It allocates nothing and does not wait for the device: the lists go up
-  // behind what was launched before, so the last batch's backward still reads its own. Refuses an id outside [0,V).
+  // after what was launched before, so the last batch's backward still reads its own. Refuses an id outside [0,V).
   void build(const int* ids, size_t N, Context& ctx);
 
   // The groups that a batch of this size can have at most. How many there are only the device is told.

@@ -8,12 +8,13 @@
 //   A GateOp holds act, scale and additive (gate.h).
 // backward: x_i reaches the loss through y_i alone. The score reaches it through every y_i of its group, so its terms add
 //   up; the logit reaches it through the score:
-//     dx_i = dy_i * dy_i/dx_i                  = dy_i * s                (additive: dy_i)
-//     ds   = sum over the group of dy_i * dy_i/ds = sum of dy_i * x_i    (additive: sum of dy_i)
-//     dz   = ds * ds/dz                        = ds * (scale*act'(z))
+//     dx_i = dy_i * ∂y_i/∂x_i                     = dy_i * s             (additive: dy_i)
+//     ds   = sum over the group of dy_i * ∂y_i/∂s = sum of dy_i * x_i    (additive: sum of dy_i)
+//     dz   = ds * ∂s/∂z                           = ds * (scale*act'(z))
 // act and act': core/activation.cuh
 // order: the sum is that of a row of `group` elements (core/reduce.cuh); for group 1 it is the product itself
-// shapes: x, y, dy, dx (N,C) and z, dz (N,C/group) f32 or bf16, all of them the same; written; y may be x, dx may be dy, dz may be z
+// shapes: x, y, dy, dx (N,C) and z, dz (N,C/group) f32 or bf16, all of them the same; written; y may be x, dx may be dy,
+//   dz may be z
 // --attn=g1|g2|g3|g4|g5, --norm=gated | tests/test_gate.cpp
 #include "kernels/gate.cuh"
 
@@ -67,7 +68,7 @@ IN_FLOAT_AND_DOUBLE(gate_backward_ref);
 // takes four single elements instead where rows do not end on a whole Quad, with 0 for those past the end. Every (N,C) array
 // crosses the bus once, and the time of these kernels is that of the bus: the choice of the activation, which is the same
 // for every thread, hides behind it.
-// gate_score and gate_slope (s and ds/dz), gate_y, gate_dy_dx and gate_dy_ds are the formulas above, one line each in
+// gate_score and gate_slope (s and ∂s/∂z), gate_y, gate_dy_dx and gate_dy_ds are the formulas above, one line each in
 // gate.cuh. fused(a,b,c) is a*b + c, rounded once.
 // All loads of an element come before its stores, so an output may be the input that it belongs to.
 
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(elementwise_block)
 // One warp a group, because its elements meet in dz. Element i of the group joins chain i mod 128 of the sum, and a lane has
 // four chains. warp_row_reduce() calls the function below for every Quad of a lane, and at the end it adds the chains of the
 // warp up (core/reduce.cuh). dx needs the score alone, so it leaves in the same pass.
-// (A Quad at the end of a row is loaded with zeros behind it; `count` keeps these out of the chains.)
+// (A Quad at the end of a row is loaded with zeros after it; `count` keeps these out of the chains.)
 template <class S>
 __global__ void __launch_bounds__(rows_block)
     gate_backward_group_kernel(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t scores, size_t group,

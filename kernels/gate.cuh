@@ -5,7 +5,7 @@
 
 namespace gated {
 
-// s = scale*act(z) and ds/dz
+// s = scale*act(z) and ∂s/∂z
 __device__ inline float gate_score(const GateOp& op, float z) {
   return op.scale * activation_value(op.act, z);
 }
@@ -13,7 +13,7 @@ __device__ inline float gate_slope(const GateOp& op, float z) {
   return op.scale * activation_slope(op.act, z);
 }
 
-// y(x, s), dy/dx and dy/ds. A product with 1 changes no bit, so a kernel multiplies in both forms.
+// y(x, s), ∂y/∂x and ∂y/∂s. A product with 1 changes no bit, so a kernel multiplies in both forms.
 HD float gate_y(const GateOp& op, float x, float s) {
   return op.additive ? x + s : x * s;
 }

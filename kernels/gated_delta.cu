@@ -10,14 +10,14 @@
 //     o = S^T q
 //   Column j of S meets v_j, e_j, u_j and o_j only: the columns of a state do not know each other.
 //
-// backward, of one token. S is the state before it, S' the one after it. dS' comes from the tokens behind and do from the
+// backward, of one token. S is the state before it, S' the one after it. dS' comes from the tokens after it and do from the
 // output. Every line above is linear in each of its factors, so each gradient is the product of what it multiplies:
 //     o = S'^T q                  dS' <- dS' + q do^T        dq = S' do
 //     S' = alpha S + k u^T        du = dS'^T k               dk = dS' u         dS = alpha dS'      dalpha = <S, dS'>
 //     u = beta e                  de = beta du               dbeta = du.e
 //     e = v - alpha S^T k         dv = de                    dk <- dk - alpha S de
 //                                 dS <- dS - alpha k de^T    dalpha <- dalpha - (S^T k).de
-//   With w = -alpha de the last three lines that meet a state are
+//   Write w = -alpha de. Then what the four lines give to dk and to dS adds up to
 //     dk = dS' u + S w            dS = alpha dS' + k w^T
 //   And dg = alpha dalpha = <S, alpha dS'> + (S^T k).w = <S, alpha dS' + k w^T> = <S, dS>: two states, element by element.
 //   Heads of v that share a key and a query add up what they give to it.
@@ -149,7 +149,7 @@ void gated_delta_backward_ref(const GatedDeltaGradientsOf<Real>& out, const Gate
   for (size_t b = 0; b < s.B; b++)
     for (size_t h = 0; h < s.Hv; h++) {
       std::vector<Real> states = state_or_zero(in.initial, s.state(b, h), size), error(s.T * s.Dv);
-      states.resize((s.T + 1) * size);  // before every token, and behind the last
+      states.resize((s.T + 1) * size);  // before every token, and after the last
       for (size_t t = 0; t < s.T; t++) {
         Real* S = &states[(t + 1) * size];
         std::copy(S - size, S, S);
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(gated_delta::threads)
 //
 // The states of the 64 tokens are made anew from the kept one. That many do not fit: a first walk leaves every fourth in
 // scratch, and a second one, from each of these, the next four in shared memory. A thread makes and reads its own row, so
-// none of that needs a barrier. A token has three: behind dS, behind du, and behind the chains of dg.
+// none of that needs a barrier. A token has three: after dS, after du, and after the chains of dg.
 // Sums over slices and heads come last, in a kernel of their own. Their parts (of 64 tokens) are in scratch.
 // Shared memory: 5 tiles of 16 columns, 40 KiB for Dk = 128.
 

@@ -51,7 +51,7 @@ using GatedDeltaIn = GatedDeltaInOf<float>;
 template <class Real>
 struct GatedDeltaOutOf {
   Real* o;                // (B,T,Hv,Dv)
-  Real* final = nullptr;  // (B,Hv,Dk,Dv), the state behind the last token; may be `initial`
+  Real* final = nullptr;  // (B,Hv,Dk,Dv), the state after the last token; may be `initial`
   // What a backward needs; null where there will be none.
   Real* error = nullptr;  // (B,T,Hv,Dv): v less what the state had for its key
   Real* kept = nullptr;   // (B,Hv,kept(),Dk,Dv)

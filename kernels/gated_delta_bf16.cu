@@ -1,12 +1,12 @@
 // gated_delta_bf16: the gated delta rule of kernels/gated_delta.cu over bf16 arrays, 64 tokens at a time on tensor cores
 //                                                             (Yang, Wang, Zhang, Shen & Kim 2024, arXiv 2406.06484)
 //
-// Why a chunk of tokens becomes products of matrices, and the backward of that: kernels/gated_delta_chunk.cu. The same lines here,
-// so arranged that every product is one of a tensor core's. S is the state in front of the chunk, c_i = g_1 + ... + g_i,
+// Why a chunk of tokens becomes products of matrices, and the backward of that: kernels/gated_delta_chunk.cu. The same lines
+// here, so arranged that every product is one of a tensor core's. S is the state in front of the chunk, c_i = g_1 + ... + g_i,
 // G_ij = e^(c_i - c_j) for j <= i, n the last token:
 //
 // 1. Forward.
-//     X_i = v_i - e^c_i S^T k_i                        what v is off from what the state holds for k, without the chunk's own writes
+//     X_i = v_i - e^c_i S^T k_i                        what v is off from what the state in front of the chunk holds for k
 //     A_ij = beta_i G_ij (k_i.k_j)   (j < i)           how much token j's write is in the way of token i
 //     T   = (I + A)^-1                                 so u = T diag(beta) X solves (I + A) u = diag(beta) X
 //     P_ij = G_ij (q_i.k_j)          (j <= i)
@@ -16,7 +16,7 @@
 //   T is made of keys and decays alone, for all chunks at once; only X, u and S wait for the chunk before. To make it, rows of
 //   T are solved downwards: T_i = (row i of I) - sum over m < i of A_im T_m.
 //
-// 2. Backward. do and dS', the gradient of the state behind the chunk, are given.
+// 2. Backward. do and dS', the gradient of the state after the chunk, are given.
 //     du_i = G_ni dS'^T k_i + sum over m >= i of P_mi do_m
 //   Y = T^-1 u is a product with T, so its gradient is one with T^T:
 //     Du   = T^T du                 dv_i = beta_i Du_i                dbeta_i = Du_i.X_i + what A gets from beta_i
@@ -31,15 +31,15 @@
 //   c_i stands as +c_i in the terms of dq and plus, as -c_i in those of minus, and c_n in e^c_n S and every G_ni too:
 //     dc_i  = q_i.dq_i + k_i.plus_i - k_i.minus_i
 //     dc_n += <e^c_n S, dS'> + sum over i of k_i.(G_ni dS' u_i)
-//   g_i is in c_i and all c behind it: dg_i = sum over m >= i of dc_m.
+//   g_i is in c_i and all c after it: dg_i = sum over m >= i of dc_m.
 //   The forward keeps u, X and the states in front of the chunks, rounded.
 //
 // 3. What is computed, to the last bit. A chain is c = step(c, x, y) over 16 products at a time, in ascending order (core/mma.h),
-//   of numbers rounded to bf16, from +0, or where the text says. Behind the last token q, k, v, do, g and beta are 0 up to
+//   of numbers rounded to bf16, from +0, or where the text says. After the last token q, k, v, do, g and beta are 0 up to
 //   a whole chunk: such a token changes nothing. fused(a,b,c) = a*b + c, rounded once. What is rounded to bf16 has a hat.
 //     c_i     a chain of additions from +0; G_ij = exp(c_i - c_j), n = 63 in the chunk
-//     A_ij    = beta_i * (G_ij * (chain over d of k_id k_jd)), T_ij = from 1 where i = j, else 0, fused(-A_im, T_mj, .) for m < i,
-//               ascending: floats; then T^
+//     A_ij    = beta_i * (G_ij * (chain over d of k_id k_jd)), T_ij = from 1 where i = j, else 0, fused(-A_im, T_mj, .) for
+//               m < i, ascending: floats; then T^
 //     P^_ij   = G_ij * (chain of q_id k_jd), 0 for j > i
 //     X_ij    = fused(-e^c_i, chain over d of k_id S^_dj, v_ij), Y^ = beta_i * X
 //     u_ij    = chain over m of T^_im Y^_mj
@@ -48,15 +48,15 @@
 //   backward, u^ and X^ as they are stored, m = e^c_i * beta_i:
 //     du_ij   = from G_ni * (chain over d of k_id dS'^_dj) a chain over m of P^_mi do_mj
 //     Du_ij   = chain over m of T^_mi du^_mj, dv = beta_i * Du
-//     dP      = chain over columns of do_i u^_j, DL of Du^_i u^_j; toP^ = G_ij * dP, toL^ = -(G_ij * (beta_i * DL_ij)), 0 for j > i
-//               and of toL for j = i
+//     dP      = chain over columns of do_i u^_j, DL of Du^_i u^_j; toP^ = G_ij * dP, toL^ = -(G_ij * (beta_i * DL_ij));
+//               both are 0 for j > i, and toL for j = i too
 //     dbeta_i = Du^_i.X^_i - sum over j < i of fused(G_ij * (chain of k_id k_jd), DL_ij, .)
 //     dq_id   = from e^c_i * (chain over j of do_ij S^_dj) a chain over m of toP^_im k_md
 //     plus_id = from -m * (chain over j of Du^_ij S^_dj) a chain over m of toL^_im k_md
 //     minus_id = from G_ni * (chain over j of u^_ij dS'^_dj) a chain over m of toP^_mi q_md, then one of toL^_mi k_md
 //     dk      = plus + minus; value heads that share a key are added in ascending order, from the first
-//     dc_i    = (q.dq + k.plus) - k.minus; k.(G_ni dS' u) is added up from +0 over i, then fused(e^c_n, <S^,dS'^>, .) comes to dc_n;
-//               dg is a chain of dc, descending
+//     dc_i    = (q.dq + k.plus) - k.minus; k.(G_ni dS' u) is added up from +0 over i, then fused(e^c_n, <S^,dS'^>, .) comes to
+//               dc_n; dg is a chain of dc, descending
 //     dS_dj   = from e^c_n * dS'_dj a chain over i of q_id a^_ij, a = e^c_i * do_ij, then one of k_id z^_ij, z = -m * Du_ij
 //   A row's dot has 8 chains of fused, element j in chain j mod 8, added as ((0+1) + (2+3)) + ((4+5) + (6+7)); so has the
 //   sum in dbeta. <S,dS'> has 128 chains, elements 8 by 8, and a tree of neighbours.

@@ -32,7 +32,7 @@ using GatedDeltaBf16In = GatedDeltaBf16InOf<bf16>;
 template <class T>
 struct GatedDeltaBf16OutOf {
   T* o;                      // (B,T,Hv,Dv)
-  Wide<T>* final = nullptr;  // (B,Hv,Dk,Dv), the state behind the last token; may be `initial`
+  Wide<T>* final = nullptr;  // (B,Hv,Dk,Dv), the state after the last token; may be `initial`
   T* kept;                   // (B,Hv,chunks,Dk,Dv): the state before every chunk, rounded
   T* u;                      // (B,T,Hv,Dv): what a token writes at its key
   T* miss = nullptr;  // (B,T,Hv,Dv): v less what the state before the chunk has for the key. A backward needs it.
@@ -57,9 +57,9 @@ struct GatedDeltaBf16GradientsOf {
 };
 using GatedDeltaBf16Gradients = GatedDeltaBf16GradientsOf<bf16>;
 
-// Strides are those of the shape; kept() of the shape is the recurrence's. Refuses what gated_delta_forward refuses, Dk and Dv that
-// are no multiples of 16, and rows of bf16 off 16-byte boundaries. A sequence that is cut behind a multiple of 64 tokens, with the
-// state carried on, has the bits of the whole; so has the last row of a sequence those of its row in a longer one.
+// Strides are those of the shape; kept() of the shape is the recurrence's. Refuses what gated_delta_forward refuses, Dk and Dv
+// that are no multiples of 16, and rows of bf16 off 16-byte boundaries. A sequence that is cut after a multiple of 64 tokens,
+// with the state carried on, has the bits of the whole; so has the last row of a sequence those of its row in a longer one.
 void gated_delta_bf16_forward(const GatedDeltaBf16Out& out, const GatedDeltaBf16In& in, const GatedDeltaShape& s,
                               Context& ctx);
 void gated_delta_bf16_backward(const GatedDeltaBf16Gradients& out, const GatedDeltaBf16BackwardIn& back,

@@ -3,8 +3,8 @@
 //
 // Three kernels, one after the other:
 //   make       c, T and P of every chunk, as for the forward        a block a chunk of a value head
-//   dstate     du, Du, dv and the gradients of the states           a block 64 columns of a value head's state, from the last chunk on
-//   gradient   dq, dk, dg and dbeta                                 a block a chunk of a key head, for the value heads that read it
+//   dstate     du, Du, dv and the gradients of the states           a block 64 columns of a value head's state, backwards
+//   gradient   dq, dk, dg and dbeta                                 a block a chunk of a key head, for its value heads
 // Only `dstate` walks over a sequence.
 // tests/test_gated_delta_bf16.cpp
 #include "kernels/gated_delta_bf16_state.cuh"
@@ -39,7 +39,7 @@ struct RowDot {
   __device__ float total() const { return sum_of_quad(even + odd); }
 };
 
-// state_dot by the threads of a block; `sums_of_warps` (4) is shared, and the result is for those behind the next barrier.
+// state_dot by the threads of a block; `sums_of_warps` (4) is shared, and the result is for those after the next barrier.
 __device__ inline void state_dot_of_block(float* sums_of_warps, const bf16* S, const bf16* dS, size_t n) {
   float sum = 0.0f;
   for (size_t e = threadIdx.x * chunk; e < n; e += state_chains * chunk) {
@@ -62,8 +62,8 @@ __device__ inline void state_dot_of_block(float* sums_of_warps, const bf16* S, c
 //
 //    dS'^ to shared memory | du = G_n k dS'^ + P^T do, a^ | Du = T^T du^, dv, z^ | dS = e^c_n dS' + q a^ + k z^
 //                          A                              B                      C                             D
-//   A   dS'^ is there, and k, q, T^, P^ and do of the chunk; with two buffers every warp is done with the chunk before, into whose
-//       place the next is copied
+//   A   dS'^ is there, and k, q, T^, P^ and do of the chunk; with two buffers every warp is done with the chunk before, into
+//       whose place the next is copied
 //   B   du^ and a^ are there; nobody reads dS'^ any more
 //   C   z^ is there; nobody reads du^ any more
 //   D   with one buffer: every warp is done with the chunk
@@ -148,9 +148,9 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
   if (out.dinitial) state.store(out.dinitial + s.state(first.b, first.h), s, column0);
 }
 
-// A value head takes two passes. The first adds up dP, DL and Du.X over panels of values, and makes toP and toL of them; the second
-// makes dq, and then plus and minus, 64 columns of a key at a time, over the panels that each of them wants. (All three at once
-// would not fit into a thread's registers.) Queries and keys stay in shared memory, what has values passes by.
+// A value head takes two passes. The first adds up dP, DL and Du.X over panels of values, and makes toP and toL of them; the
+// second makes dq, and then plus and minus, 64 columns of a key at a time, over the panels that each of them wants. (All three
+// at once would not fit into a thread's registers.) Queries and keys stay in shared memory, what has values passes by.
 // Grid (B*Hk*chunks).
 __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     gated_delta_bf16_gradient_kernel(GatedDeltaBf16Gradients out, GatedDeltaBf16BackwardIn back, GatedDeltaBf16In in,
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     const auto copy_state = [&](bf16* to, const bf16* x, size_t d0, size_t column0) {
       copy_panel(to, state_of(x, s, at), d0, column0, panel_columns, copies);
     };
-    // Behind it the panels that copy_all() copies are there.
+    // After it the panels that copy_all() copies are there.
     const auto bring = [&](auto copy_all) {
       __syncthreads();  // nobody reads what was there before
       copy_all();
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
       };
       MmaC dq[sums] = {};
       for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
-        bring([&] {  // (behind its first barrier toP and toL are there)
+        bring([&] {  // (after its first barrier toP and toL are there)
           copy_values(dout, back.dout, column0);
           copy_state(fourth, back.kept, d0, column0);
         });

@@ -1,5 +1,5 @@
-// gated_delta_bf16_steps: what kernels/gated_delta_bf16.cu says is computed, chunk after chunk, in plain loops. The reference and the
-// CPU's code are these steps with another product of matrices each: one output after the other, or vectors of them.
+// gated_delta_bf16_steps: what kernels/gated_delta_bf16.cu says is computed, chunk after chunk, in plain loops. The reference
+// and the CPU's code are these steps with another product of matrices each: one output after the other, or vectors of them.
 //
 // Numbers that are rounded to bf16 lie in floats. A Product is called as
 //   product(C, M, N, left, right, K)      C (M,N) goes on with chains over k < K of left(m,k) * right(k,n), rounded numbers;
@@ -46,7 +46,7 @@ Real state_dot(const Real* S, const Real* dS, size_t n) {
   return chain[0];
 }
 
-// A chunk of one key head and of one value head that reads it. Behind the last token of a sequence all is 0.
+// A chunk of one key head and of one value head that reads it. After the last token of a sequence all is 0.
 template <class Real, class Product>
 class Steps {
  public:
@@ -200,7 +200,7 @@ class Steps {
     }
   }
 
-  // dS is the gradient of the state behind the chunk, and becomes that of the one before it.
+  // dS is the gradient of the state after the chunk, and becomes that of the one before it.
   void backward_chunk(const GatedDeltaBf16GradientsOf<S_>& out, const GatedDeltaBf16BackwardInOf<S_>& back,
                       const GatedDeltaBf16InOf<S_>& in, size_t b, size_t h, size_t t0, Real* dS) {
     const size_t row = s_.o_row(b, t0, h), stride = s_.Hv * Dv;

@@ -106,7 +106,7 @@ __device__ inline void multiply(MmaC (&sum)[sums], const bf16* left, int row0, c
   }
 }
 
-// The same over a contraction of D, in panels that lie one behind the other.
+// The same over a contraction of D, in panels that lie one after the other.
 template <Lies left_lies, Lies right_lies>
 __device__ inline void multiply_panels(MmaC (&sum)[sums], const bf16* left, int row0, const bf16* right, size_t D) {
   for (size_t p = 0; p * panel_columns < D; p++)
@@ -128,7 +128,7 @@ struct Place {
   __device__ Place(const GatedDeltaShape& s, size_t head, size_t chunk_of_head)
       : b(head / s.Hv), h(head % s.Hv), n(chunk_of_head), number(head * chunks_of(s) + n), t0(n * tokens) {}
 };
-// What one kernel makes of q, k, g and beta of every chunk for the others, in scratch. Behind the last token c stays as it is, and
+// What one kernel makes of q, k, g and beta of every chunk for the others, in scratch. After the last token c stays as it is, and
 // beta is 0.
 struct Made {
   float *c, *beta;  // (B,Hv,chunks,64)

@@ -3,7 +3,7 @@
 //
 // Every sum of the file is a chain that goes on from a number that is there, C_ij <- C_ij + A_i0 B_0j + A_i1 B_1j + ..., so one
 // product serves them all: 4 rows times 4 vectors of columns stay in registers while the links pass by. Where a row of A
-// has no links behind or in front of the diagonal, the 4 x 4 corner at the diagonal is done link by link.
+// has no links after or before the diagonal, the 4 x 4 corner at the diagonal is done link by link.
 // Columns of values lie across the lanes; for sums over columns the state, its gradient and u are transposed first.
 // A task owns a key head of a sequence with the value heads that read it: k k^T and q k^T are made once for all of them.
 // Scratch for each thread: Workspace, 1 MiB for heads of 128 with Hv/Hk = 2.
@@ -105,7 +105,7 @@ static void lower_product(float* C, const Factor& A, const float* B, size_t n, s
 // R rows of a triangular system, solved in place one after the other, and y = beta*x:
 //   x_i = x_i - sum_m l(i,m) y_m over the solved rows m, in the order in which they were solved
 //   down   e from X, and u:     l(i,m) = L_im, and the rows in front of i0 are solved
-//   up     du, and de of it:    l(i,m) = L_mi, and the rows behind the R are solved, from n-1 on
+//   up     du, and de of it:    l(i,m) = L_mi, and the rows after the R are solved, from n-1 on
 enum class Solve { down, up };
 
 template <Solve way, size_t R, size_t V>
@@ -192,8 +192,8 @@ static void row_dots(float* to, const float* a, const float* b, size_t rows, siz
   }
 }
 
-// What a thread works with: a chunk of the key head and of one value head, and the states of all value heads of the group. Rows are
-// padded with zeros to D = Dk and V = Dv rounded up to multiples of 16.
+// What a thread works with: a chunk of the key head and of one value head, and the states of all value heads of the group.
+// Rows are padded with zeros to D = Dk and V = Dv rounded up to multiples of 16.
 struct Workspace {
   float* state;                                      // (heads of the group, D, V): S or dS
   float *S, *turned_S, *turned_dS;                   // backward: (D,V), (V,D), (V,D)

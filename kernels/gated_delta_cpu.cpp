@@ -3,7 +3,7 @@
 //
 // Forward has two dots over a key in each token, so columns of a state lie across the lanes of a vector: a chain is a vector,
 // and nothing is added across lanes. A task owns a head and goes through 64 tokens at a time, two vectors of columns after
-// two others: their state, 128 x 32 numbers, then stays in the first cache. One pass over it does three things for row i,
+// two others: their state, 128 x 32 numbers, then stays in the L1 cache. One pass over it does three things for row i,
 // which is loaded and stored once:
 //     S_i <- alpha S_i + k_i u        the update of token t
 //     o   += q_i S_i                  what token t reads
@@ -18,7 +18,7 @@
 // back. One pass over dS and the state S between two tokens finishes the later one and begins the earlier:
 //     dk  += dS u,  dk' += S w,  dS <- alpha dS + k w,  dg += S dS         of token t
 //     dS  += q do,  dq += S do,  du += dS k                                of token t - 1
-// Eight operations for a vector. Of the states every second is stored, which halves what the second cache has to hold and to
+// Eight operations for a vector. Of the states every second is stored, which halves what the L2 cache has to hold and to
 // move; the ones between are made in the pass that needs them, with two operations more.
 //
 // What tokens bring and take is copied, 64 rows at a time, from and to memory where rows lie far apart.
@@ -126,8 +126,8 @@ struct ForwardWorkspace {
 };
 
 // Columns j0 .. j1-1 of one head. Block after block of columns goes through the tokens of an interval: meanwhile its state is
-// in the first cache, and what the tokens bring and take in the second. In memory tokens lie far apart; a store that waits for it
-// would hold up all those behind it.
+// in the L1 cache, and what the tokens bring and take in the L2. In memory tokens lie far apart; a store that waits for it would
+// hold up all those after it.
 static void forward_columns(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s,
                             const ForwardWorkspace& w, size_t b, size_t h, size_t j0, size_t j1) {
   const size_t block = width * s.Dk, V = ForwardWorkspace::padded(s.Dv), n = j1 - j0, all = s.Hv * s.Dv;
@@ -156,7 +156,7 @@ static void forward_columns(const GatedDeltaOut& out, const GatedDeltaIn& in, co
           store(w.error + at + l, error);
           u[l / lanes] = broadcast(in.beta[number]) * error;
         }
-        const float *k = w.k + m * s.Dk, *next = m + 1 < count ? k + s.Dk : k;  // behind the last nobody asks
+        const float *k = w.k + m * s.Dk, *next = m + 1 < count ? k + s.Dk : k;  // after the last nobody asks
         pass<true>(o, stored, S, w.q + m * s.Dk, next, alpha, k, u, s.Dk);
         for (size_t l = 0; l < width; l += lanes) store(w.o + at + l, o[l / lanes]);
       }
@@ -346,7 +346,7 @@ static void backward_slice(const Workspace& w, float* dS, const float* before, s
 
   Later later;
   Earlier earlier;
-  for (size_t m = count; m-- > 0;) {  // the state behind token m is stored where m is odd
+  for (size_t m = count; m-- > 0;) {  // the state after token m is stored where m is odd
     earlier.token = token(m);
     earlier.q = w.q + m * D, earlier.dq = w.dq + m * D, earlier.dout = w.dout + m * V + j0;
     const float* S = w.states + (m + 1) / 2 * tile;

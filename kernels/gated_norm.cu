@@ -17,7 +17,7 @@
 //      dn  = dn + dlow W_down                dW_down += dlow^T n
 //   1  from dn what RMSNorm or DyT makes of it: dx, dw (kernels/rmsnorm.cu), or dx, dalpha, dw, db (kernels/dyt.cu)
 //
-// Behind a residual branch, x is the join of the stream and the branch (kernels/residual.cu), and is kept as sum.
+// After a residual branch, x is the join of the stream and the branch (kernels/residual.cu), and is kept as sum.
 // order: that of the operations above, one by one: products in slices of 1024 (kernels/matmul.cu), the mean square and a
 //   row's score in the row order, dw, db and dalpha in the column order (core/reduce.cuh)
 // shapes: x, branch, sum, y, dy, dx (N,C) f32 or bf16; low (N,rank); W_down (rank,C); W_up (C,rank) or (1,rank); w, b (C); r (N)
@@ -150,8 +150,9 @@ IN_FLOAT_AND_DOUBLE(gated_norm_general_backward_ref);
 //   backward, by rows     x, dy, dresidual; dx           4   }   and dn 5 times, dz 3 times, n twice, z,
 //   backward, by columns  x, dy, for every 16 of a rank  2   }   x once more                             16
 //
-// (x0 is the stream before the join. A block reads its rows once or twice more, from the caches.) kernels/gated_norm.cuh draws the 16 rows and says what
-// expand and contract are. Gradients of parameters are sums over rows, and need every row: kernels/gated_norm_columns.cu.
+// (x0 is the stream before the join. A block reads its rows once or twice more, from the caches.) kernels/gated_norm.cuh draws
+// the 16 rows and says what expand and contract are. Gradients of parameters are sums over rows, and need every row:
+// kernels/gated_norm_columns.cu.
 
 // out (columns,rows) = in (rows,columns) transposed: a weight of the gate, small beside the activations.
 __global__ void gated_norm_transpose_kernel(float* out, const float* in, size_t rows, size_t columns) {

@@ -185,7 +185,7 @@ struct Rows {
     return quads([&](int k, int e) { return norm.n(unit.row[k].v[e], w.v[e], b.v[e]); });
   }
 
-  // The 16 rows of low or dlow (N,rank) into values [j][row], through SiLU if wanted, with zeros behind the rank up to
+  // The 16 rows of low or dlow (N,rank) into values [j][row], through SiLU if wanted, with zeros after the rank up to
   // `width`.
   __device__ void load_values(float* values, const float* from, unsigned width, bool through_silu) const {
     for (unsigned i = threadIdx.x; i < rows * width; i += threads) {
@@ -216,7 +216,7 @@ struct Rows {
   }
 
   // visit(at, row, j) for the chains that this thread carries through a contract: those of j, of row at [at] and of row + 1
-  // behind it. Neighbouring threads have neighbouring j.
+  // after it. Neighbouring threads have neighbouring j.
   template <class Visit>
   __device__ void each_chain(Visit visit) const {
     const unsigned rank = unsigned(shape.rank);

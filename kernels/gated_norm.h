@@ -31,7 +31,7 @@ using GatedNormGradients = GatedNormParameters<float*>;
 
 // Activations of (N,C) are floats or bf16.
 //
-// y (N,C), r (N; RMSNorm), low (N,rank) and, behind a branch, sum (N,C) are written. y is none of the inputs.
+// y (N,C), r (N; RMSNorm), low (N,rank) and, after a branch, sum (N,C) are written. y is none of the inputs.
 void gated_norm_forward(Reals y, float* r, float* low, Reals sum, const ResidualIn& in, const GatedNormWeights& weights,
                         const GatedNormShape& shape, Context& ctx);
 // dx and, where it is not null, dbranch (N,C) are written (kernels/residual.h), the gradients of parameters accumulated.

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
   STATIC_SHARED(float, ns, [rows * pitch]);
   STATIC_SHARED(float, dzs, [rows * pitch]);
   STATIC_SHARED(float, dns, [rows * pitch]);
-  DYNAMIC_SHARED(float, a);  // [j][row], with zeros behind the rank up to the last 16: their chains are not kept
+  DYNAMIC_SHARED(float, a);  // [j][row], with zeros after the rank up to the last 16: their chains are not kept
   const size_t N = shape.N, C = shape.C, rank = shape.rank, width = 16 * gridDim.y;
   float* const dlows = a + rows * width;
   const GateOp op = shape.op;

@@ -3,8 +3,8 @@
 //   The middle of a feed-forward layer: g = x Wgate^T and u = x Wup^T, and y goes on to the down projection. The first
 //   product decides, channel by channel, how much of the second passes: it is a gate.
 // backward: g_i and u_i reach the loss through y_i alone. The product rule gives one factor for each:
-//     du_i = dy_i * dy_i/du_i = dy_i * act(g_i)
-//     dg_i = dy_i * dy_i/dg_i = dy_i * u_i * act'(g_i)
+//     du_i = dy_i * ∂y_i/∂u_i = dy_i * act(g_i)
+//     dg_i = dy_i * ∂y_i/∂g_i = dy_i * u_i * act'(g_i)
 //   exactly: dg = (dy*u) * act'(g), two products, each rounded
 // act and act', one by one: core/activation.cuh
 //
@@ -68,7 +68,7 @@ IN_FLOAT_AND_DOUBLE(swiglu_clamped_backward_ref);
 // Elements do not meet. A thread takes four neighbours (a Quad), with one load of 16 bytes from every array where n is a
 // multiple of 4, and one by one where it is not. Every array crosses the memory bus once: the forward moves 12 bytes an
 // element, the backward 20. Recomputing act(g) in the backward is cheaper than saving it, which would cost 4 bytes more in
-// each of the two. Of bf16 it is half of these bytes.
+// each of the two. In bf16 it is half of these bytes.
 
 template <class S>
 __global__ void __launch_bounds__(elementwise_block)

@@ -31,7 +31,8 @@ size_t grouped_matmul_scratch(const GroupedShape& s, Accumulate accumulate);
 size_t grouped_matmul_tn_scratch(const GroupedShape& s);
 size_t grouped_bias_backward_scratch(size_t M, size_t E, size_t N);
 
-// Refuses, in the name of an operation, what row numbers cannot hold, and on a CPU, where the host can look, a row_start that is none.
+// Refuses, in the name of an operation, what row numbers cannot hold, and on a CPU, where the host can look, a row_start that
+// is none.
 void require_groups(const char* name, size_t M, size_t E, const int* row_start, Context& ctx);
 
 // ---- how they are cut up on a GPU, for tests; every choice gives the same bits

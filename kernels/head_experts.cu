@@ -7,7 +7,7 @@
 //   through y, and what was not chosen reaches it not at all:
 //     dx_e,d = dy_d * s_e
 //     ds_e   = sum over d of dy_d * x_e,d
-//     dz_e   = ds_e * ds_e/dz_e = ds_e * (s_e * (1 - s_e))
+//     dz_e   = ds_e * ∂s_e/∂z_e = ds_e * (s_e * (1 - s_e))
 //   The score alone is needed, not the logit: the forward saves it, with -1, which is no score, where it did not choose.
 // order: y is one chain in ascending e, the first product rounded alone and fmaf from there; ds is the sum of a row of D
 //   elements (core/reduce.cuh)
@@ -70,7 +70,7 @@ IN_FLOAT_AND_DOUBLE(head_experts_backward_ref);
 // Forward: a warp owns a head of a token. First a lane is an expert: it makes the score of expert `lane` and counts how many
 // experts come before it, by a shuffle from each; the bits of `chosen` are the experts that a token takes. Then a lane is four
 // neighbouring d (a Quad) of every 128, and goes through the chosen experts from the lowest bit up; their scores come by
-// shuffles. All lanes take part in these, those too whose Quad lies behind the head. With D = 128 a warp reads 128
+// shuffles. All lanes take part in these, those too whose Quad lies past the head. With D = 128 a warp reads 128
 // neighbouring elements of an expert; of x it reads no expert that was not chosen.
 
 template <class S>

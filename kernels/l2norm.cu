@@ -3,10 +3,10 @@
 //   beta in [0,1] makes the state grow. Queries get the length 1/sqrt(D), m = D, which softmax attention has in its scores.
 //   It is RMSNorm without a weight: one that divides by the length, not by the length over sqrt(D).
 // backward, of one head. x_c reaches the loss directly and through r, on which the whole head depends:
-//     dx_c = dy_c*r + (sum_j dy_j*x_j) * dr/dx_c
-//   r = (m*(sum x^2 + eps))^(-1/2)   =>   dr/dx_c = -1/2 * r^3 * 2*m*x_c = -m*r^3*x_c     and with x = y/r:
+//     dx_c = dy_c*r + (sum_j dy_j*x_j) * ∂r/∂x_c
+//   r = (m*(sum x^2 + eps))^(-1/2)   =>   ∂r/∂x_c = -1/2 * r^3 * 2*m*x_c = -m*r^3*x_c     and with x = y/r:
 //     dx_c = r * (dy_c - y_c * m * sum_j y_j*dy_j)
-//   so that x is not needed any more: y may stand in its place. Of bf16 it is y as it is stored.
+//   so that x is not needed any more: y may stand in its place. In bf16 it is y as it is stored.
 // exactly: dx = r * fma(-y, m*dot, dy); both sums are those of a row (core/reduce.cuh)
 // shapes: x, y, dy, dx (N,H,D) f32 or bf16, r (N,H), saved for the backward; tokens may lie in wider rows | all are written
 // tests/test_l2norm.cpp
@@ -47,8 +47,8 @@ IN_FLOAT_AND_DOUBLE(l2norm_backward_ref);
 //
 // A warp owns a head of a token, a lane four neighbouring elements (a Quad) of every 128, and with them four of the 128
 // chains of the sum, as in kernels/rmsnorm.cu. A head of D = 128 is one Quad a lane: it is read once, 512 neighbouring bytes,
-// and the second look finds it in a cache. The bus: forward 8 bytes an element, backward 12, of bf16 half. A lane writes what it alone
-// reads: y may be x, dx may be dy.
+// and the second look finds it in a cache. The bus: forward 8 bytes an element, backward 12, in bf16 half. A lane writes what it
+// alone reads: y may be x, dx may be dy.
 
 template <class S>
 __global__ void __launch_bounds__(rows_block)

@@ -9,7 +9,7 @@
 //   Let u = x - mean, so that xh = u*r and r = (mean(u^2) + eps)^(-1/2): this is RMSNorm of u, and as derived in
 //   rmsnorm.cu
 //     du_c = r*(g_c - xh_c * mean(g*xh))
-//   Every x_c is in its own u_c and, through the mean, in all of them: du_j/dx_c = (j = c) - 1/C, so
+//   Every x_c is in its own u_c and, through the mean, in all of them: ∂u_j/∂x_c = (j = c) - 1/C, so
 //     dx_c = du_c - mean(du)      mean(du) = r*(mean(g) - mean(xh)*mean(g*xh)) = r*mean(g), because mean(xh) = 0
 //          = r*(g_c - mean(g) - xh_c * mean(g*xh))
 // exactly: y = fma(xh, w, b); dx = r * fma(-xh, mean(g*xh), g - mean(g)). Means are sums along a row, dw and db are
@@ -115,7 +115,8 @@ IN_FLOAT_AND_DOUBLE(layernorm_general_backward_ref);
 // the row's sums, so a lane carries four chains of each sum in registers from step to step; at the end five shuffles
 // add the lanes (warp_chains_sum). There is no shared memory and no barrier. A warp without a row returns as a whole.
 // The first pass over a row brings it from memory, the later ones find it in a cache, L1 or L2. The memory bus: forward 8
-// bytes an element (x, y), with a branch 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16. Of bf16 it is half.
+// bytes an element (x, y), with a branch 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16. In
+// bf16 it is half.
 
 template <class S>
 __global__ void __launch_bounds__(rows_block)
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(rows_block)
 // ---- kernels down the columns: dw and db, made in one run
 //
 // column_reduce_add (core/reduce.cuh) launches them: a thread owns one column of a slice of 128 rows, runs down it and
-// carries the chains of both sums in registers. The fold puts element (row,c) into them. The bus: 8 bytes an element, of bf16 4.
+// carries the chains of both sums in registers. The fold puts element (row,c) into them. The bus: 8 bytes an element, in bf16 4.
 
 template <class S>
 struct LayernormFold {

@@ -1,4 +1,4 @@
-// layernorm: LayerNorm, and LayerNorm behind a residual branch. What it computes, and how: kernels/layernorm.cu
+// layernorm: LayerNorm, and LayerNorm after a residual branch. What it computes, and how: kernels/layernorm.cu
 #pragma once
 #include "kernels/residual.h"
 

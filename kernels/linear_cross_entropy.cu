@@ -4,7 +4,7 @@
 //    -log of the target's:
 //      p_v = e^l_v / sum over u of e^l_u        loss = -log p_target = lse - l_target,   lse = log(sum over u of e^l_u)
 //    e^l overflows for l > 88, so the row's largest logit m is taken out first:  lse = m + log(sum over u of e^(l_u - m)).
-//    Backward. lse is the only part of the loss that knows every logit, and d lse / d l_v = e^l_v / sum = p_v, so
+//    Backward. lse is the only part of the loss that knows every logit, and ∂lse/∂l_v = e^l_v / sum = p_v, so
 //      dl_v = (p_v - [v = target]) dloss,       p_v = e^(l_v - lse)
 //    A row's gradients are written over its logits, if both are floats: nobody needs these any more.
 //
@@ -20,16 +20,16 @@
 //      dW = ((dW + slice 0) + slice 1) + ...              one rounding each, ascending
 //    and every chunk but the last is a whole number of slices. So any size of a chunk gives the same bits.
 //
-// 4. Of bf16. The three products are of bf16 (kernels/matmul_bf16.cu): of h, of a rounded copy of W, and of dlogits, which are
-//    rounded once as they are written, to memory of their own. Logits, which are sums, stay floats, as do losses and dW, whose
-//    order is that of (3): a slice is the chain of products of matmul_bf16. dh is rounded once, at the end.
-//
 //    Cut Your Losses (Wijmans et al. 2024, arXiv 2411.09009) keeps no logits at all. A chunk of about a thousand rows is of
 //    the size of W itself, and leaves the work to plain products.
 //
+// 4. With bf16. The three products multiply bf16 matrices (kernels/matmul_bf16.cu): h, a rounded copy of W, and dlogits, which
+//    are rounded once as they are written, to memory of their own. Logits, which are sums, stay floats, as do losses and dW,
+//    whose order is that of (3): a slice is the chain of products of matmul_bf16. dh is rounded once, at the end.
+//
 // exactly: the sum over a row in the row order (core/reduce.cuh); the maximum of a row has no order
 // shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), losses (N) f32; weight_copy (V,C) bf16; targets (N)
-//   of a chunk, overwritten: logits (chunk_rows, padded_vocab(V)) f32, dlogits the same of bf16
+//   of a chunk, overwritten: logits (chunk_rows, padded_vocab(V)) f32, dlogits the same in bf16
 // on the CPU: the row pass is tuned in kernels/linear_cross_entropy_cpu.cpp
 // Logits for sampling are matmul alone. | tests/test_linear_cross_entropy.cpp
 #include "kernels/linear_cross_entropy.h"
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(row_chains)
 
   const float lse = log_sum_exp(max, sum, known);
   if (threadIdx.x == 0) losses[row] = lse - at_target;
-  // The gradients may go over the logits. No thread reads another's any more: the barriers of the second exchange came behind
+  // The gradients may go over the logits. No thread reads another's any more: the barriers of the second exchange came after
   // the last such read.
   for (size_t v = first; dl && v < V; v += step) {
     Quad q = load_quad_inside(l, v, V, true);

@@ -11,7 +11,7 @@ namespace gated {
 constexpr int ignored_target = -1;
 
 // Numbers from row to row of logits, and of their gradients, in memory. With whole cache lines every row begins on a 16-byte
-// boundary, whatever V is (GPT-2's is 50257). What lies behind the V logits of a row is neither read nor written.
+// boundary, whatever V is (GPT-2's is 50257). What lies past the V logits of a row is neither read nor written.
 constexpr size_t padded_vocab(size_t V) {
   return round_up(V, 128);
 }
@@ -21,10 +21,10 @@ size_t linear_cross_entropy_chunk_rows(size_t N, size_t V);
 
 // losses (N) of h W^T, with dh (N,C) written and dweight (V,C) accumulated; either of them may be null.
 //   logits       room for (min(chunk_rows,N), padded_vocab(V)), overwritten
-//   dlogits      the same of bf16, where h is bf16 and a gradient is asked for; null where h is floats, whose dlogits take
+//   dlogits      the same in bf16, where h is bf16 and a gradient is asked for; null where h is floats, whose dlogits take
 //                the place of the logits
 //   h (N,C), weight (V,C), targets (N)
-//   weight_copy  weight, rounded, where h is bf16, whose products are of bf16; else null
+//   weight_copy  weight, rounded, where h is bf16, which is multiplied with bf16; else null
 //   dloss        the gradient of every row's loss: 1/N for their mean
 // chunk_rows: how many rows go through at a time, a multiple of 1024 or at least N. It does not change a bit.
 void linear_cross_entropy(float* losses, Reals dh, float* dweight, float* logits, bf16* dlogits, ConstReals h,

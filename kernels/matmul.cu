@@ -1,4 +1,4 @@
-// matmul: products of matrices, C = A B^T and its two sisters
+// matmul: products of matrices, C = A B^T and the two products of its backward
 //
 // The product that a linear layer computes is C = A B^T, with A (M,K) and B (N,K):
 //   C_mn = sum over k of A_mk B_nk                  a row of A times a row of B

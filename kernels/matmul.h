@@ -77,8 +77,8 @@ void matmul_cpu(float* C, const float* A, const float* B, size_t M, size_t N, si
 // The most bytes that a thread takes to pack its part of a product. It keeps them: of all products the largest counts.
 size_t matmul_cpu_workspace(size_t M, size_t N, size_t K, Accumulate accumulate);
 
-// ---- by cuBLASLt, where ctx.use_cublas() was called: kernels/matmul_cublas.cu. K > 0. Takes scratch for a bias beside a C of bf16
-// alone, N elements of bf16.
+// ---- by cuBLASLt, where ctx.use_cublas() was called: kernels/matmul_cublas.cu. K > 0. Takes scratch for a bias beside a C in
+// bf16 alone, N elements of bf16.
 
 template <class In, class Out>
 void matmul_cublas(Matrix<Out> C, Matrix<const In> A, Matrix<const In> B, size_t M, size_t N, size_t K, Layout layout,

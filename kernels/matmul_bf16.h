@@ -10,8 +10,8 @@ namespace gated {
 constexpr size_t matmul_bf16_slice = 4096;
 
 // C (M,N) = product (+ bias), or C = C + product, of matrices without gaps in one of the layouts of kernels/matmul.h; a C of
-// bf16 is rounded once, at the end. bias (N) or null is added to every row of a C that is written. C overlaps neither operand. M, N
-// or K may be 0: a sum over nothing is 0.
+// bf16 is rounded once, at the end. bias (N) or null is added to every row of a C that is written. C overlaps neither operand.
+// M, N or K may be 0: a sum over nothing is 0.
 void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
                  Accumulate accumulate, Context& ctx, const float* bias = nullptr);
 

@@ -1,8 +1,8 @@
 // matmul_bf16 on the CPU: the bits of kernels/matmul_bf16.cu, with `lanes` columns of C side by side in a vector.
 //
-// An instruction of a tensor core on vectors (core/mma_lanes.h) wants its factors as floats beside their exponents. A row block of A
-// is turned into that form once, for all threads; a thread then takes panels of B, `lanes` columns wide, turns a slice of one
-// into that form, and multiplies four rows of A at a time with it.
+// An instruction of a tensor core on vectors (core/mma_lanes.h) wants its factors as floats beside their exponents. A row
+// block of A is turned into that form once, for all threads; a thread then takes panels of B, `lanes` columns wide, turns a
+// slice of one into that form, and multiplies four rows of A at a time with it.
 #include <omp.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ void product(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M
     for (size_t slice = 0; slice < slices; slice++) {
       const size_t k0 = slice * matmul_bf16_slice, depth = std::min(matmul_bf16_slice, K - k0);
       const size_t steps = ceil_div(depth, mma_depth);
-      // Behind the last row stands the last row again.
+      // After the last row stands the last row again.
 #pragma omp parallel for
       for (size_t g = 0; g < groups; g++)
         for (size_t s = 0; s < steps; s++)

@@ -1,5 +1,5 @@
-// matmul_bf16_tile: one tile of a product of bf16 matrices on tensor cores, by one block. Included by kernels/matmul_bf16.cu, where
-// the order of a sum and the layouts stand, and by kernels/grouped_matmul_bf16.cu.
+// matmul_bf16_tile: one tile of a product of bf16 matrices on tensor cores, by one block. Included by kernels/matmul_bf16.cu,
+// where the order of a sum and the layouts stand, and by kernels/grouped_matmul_bf16.cu.
 //
 // How a block computes a tile of C, from the outside in:
 //
@@ -63,7 +63,7 @@ struct MmaStrip {
     return (line * chunks + (c ^ (k_along_memory ? line / 2 % 4 : line % 8))) * mma_chunk;
   }
 
-  // Asks for the strip that begins at k0. A thread owns two chunks; what is behind the matrix is 0.
+  // Asks for the strip that begins at k0. A thread owns two chunks; what is past the matrix is 0.
   __device__ void copy(bf16* shared, size_t k0, AsyncCopies& copies) const {
     for (int i = threadIdx.x; i < mma_strip_elements / mma_chunk; i += mma_threads) {
       const int line = i / chunks, c = i % chunks;

@@ -14,8 +14,8 @@
 //   tile     14 rows by 2 vectors of C in 28 registers: each k brings 2 vectors of B and 14 numbers of A, each of which
 //            goes to all lanes                                                               (numbers for AVX-512)
 //
-// With a few rows of A there is nothing to keep a packed B for: these read B as it lies (kernels/row_dots_cpu.h), where that is by
-// rows of k, and take as long as memory needs to bring it.
+// With a few rows of A there is nothing to keep a packed B for: these read B as it lies (kernels/row_dots_cpu.h), where that
+// is by rows of k, and take as long as memory needs to bring it.
 //
 // A strip is k-major: strip[k*width + i]. The last strip of B is filled up with zeros, columns that no output has. k is
 // never filled up. tests/test_matmul.cpp
@@ -159,7 +159,7 @@ inline size_t next_rows(size_t left) {
 
 // Rows [i0, i0 + n) at k in [k0, k0 + depth) go to strips of `width` rows, `pitch` floats apart; rows that
 // the matrix does not have are 0. Whole vectors are stored: what runs over the end of a strip's line is
-// overwritten by the next line, and behind the last line there must be room.
+// overwritten by the next line, and after the last line there must be room.
 inline void pack(float* strips, size_t pitch, size_t width, const Operand& x, size_t i0, size_t n, size_t k0,
                  size_t depth) {
   if (!x.k_contiguous) {

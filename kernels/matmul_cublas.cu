@@ -1,8 +1,8 @@
 // matmul_cublas: the products of kernels/matmul.cu and kernels/matmul_bf16.cu by cuBLASLt, in fp32, TF32 or bf16
 //
 // Faster, and not exact: NVIDIA's kernels add in an order that they do not state, so a result is held to a bound and not
-// to the CPU's bits. TF32 rounds the operands to 10 bits behind the binary point before it multiplies. Products of bf16 are
-// added in fp32; a C of bf16 is rounded once, at the end.
+// to the CPU's bits. TF32 rounds the operands to 10 bits after the binary point before it multiplies. Products of bf16 are
+// added in fp32; a C in bf16 is rounded once, at the end.
 //
 // The same result from run to run, because nothing is left to chance:
 //   - the library's heuristic chooses an algorithm for a shape (types, sizes, leading dimensions, alignments, epilogue) once,
@@ -15,7 +15,7 @@
 // instead of C = op(A) op(B) it computes C^T = op(B)^T op(A)^T from the same memory: B comes first, and M and N change
 // places. Seen column-major, B of nt is (K,N) and has to be transposed, B of nn and tn is (N,K) and does not; A of nt and
 // nn is (K,M) and does not, A of tn is (M,K) and has to be.
-// The bias is added in the epilogue, one value for each row of C^T. It has the type of C there: beside a C of bf16 it is rounded
+// The bias is added in the epilogue, one value for each row of C^T. It has the type of C there: beside a C in bf16 it is rounded
 // to bf16 first, in scratch. A C that is accumulated to is beta = 1.
 // --matmul=cublas, --tf32 | tests/test_matmul.cpp, tests/test_matmul_bf16.cpp (on a GPU)
 #include "kernels/matmul_bf16.h"

@@ -2,9 +2,9 @@
 //   norm(v) = v*r, r = 1/sqrt(mean of v^2 over the row + eps): RMSNorm without a weight. The powers of an activation differ
 //   by orders of magnitude; normed, they can be added. w (3) and b (1) are learned and serve all rows and columns.
 // backward: first that of one norm, n_i = v_i*r, for a gradient g_i of n_i. r depends on every v_i of the row:
-//     dr/dv_i = -1/2 * (mean + eps)^(-3/2) * 2*v_i/C = -r^3 * v_i/C
+//     ∂r/∂v_i = -1/2 * (mean + eps)^(-3/2) * 2*v_i/C = -r^3 * v_i/C
 //   v_i reaches the loss through n_i and, by way of r, through all n_k = v_k*r:
-//     dL/dv_i = g_i*r + sum over k of g_k*v_k * dr/dv_i = g_i*r - r*(v_i*r) * sum over k of g_k*(v_k*r)/C
+//     ∂L/∂v_i = g_i*r + sum over k of g_k*v_k * ∂r/∂v_i = g_i*r - r*(v_i*r) * sum over k of g_k*(v_k*r)/C
 //             = r * (g_i - n_i*mean(g*n))
 //   Now v_j = x^(3-j), n_j = v_j*r_j, and the gradient of n_j is w_j*dy. The three ways from x to y add up:
 //     dx = sum over j of w_j*r_j * (dy - n_j*mean(dy*n_j)) * v_j'      v' = 3x^2, 2x, 1
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(rows_block)
 }
 
 // row_sums[n]: sums of dy*n_0, dy*n_1, dy*n_2 and dy over the row. Columns past the end enter no chain: a chain that
-// underflowed to -0 would become +0. 12 bytes an element cross the bus (of bf16 6), as the second walk reads from the cache.
+// underflowed to -0 would become +0. 12 bytes an element cross the bus (in bf16 6), as the second walk reads from the cache.
 template <class S>
 __global__ void __launch_bounds__(rows_block)
     polynorm_backward_kernel(S* dx, float* row_sums, const S* dy, const S* x, const float* w, const float* r, size_t N,

@@ -13,15 +13,16 @@
 //   dx      = |sum| < bound of the sum ? dsum : 0
 //   dbranch = |branch| < bound of the branch ? dx*keep : 0
 //   On its bound a value counts as clipped. An infinite bound clips nothing and passes every gradient.
-// --residual=off: the branch takes the place of x. The sum loses that summand, so x has no gradient; the formulas of dx and dbranch
-//   stay, where dx is the branch's on its way through the clip of the sum. The block passes no dresidual (layers/block.cuh).
+// --residual=off: the branch takes the place of x. Then sum = clip(clip(branch) * keep), and x has no gradient. The two formulas
+//   stay; dx is now only the gradient of the sum before its clip, from which dbranch is made. The block passes no dresidual
+//   (layers/block.cuh).
 // Exactly: the product with keep and the sum are rounded each.
 // Random numbers: element (n,c) takes word c%4 of block n*ceil(C/4) + c/4 of the random stream (core/philox.cuh) and
 //   stays where the draw, in [0,1), is p or more. The backward draws again: nothing is stored.
 //
 // A Join says how a branch joins: both bounds, and the dropout. ResidualIn is x, branch and their Join; ResidualBackwardIn
 //   is what a backward reads, and its x is the sum (residual.h).
-// Of bf16: the sum is rounded where it is stored, and what reads it, a norm and both backwards, reads it rounded. The backward
+// In bf16: the sum is rounded where it is stored, and what reads it, a norm and both backwards, reads it rounded. The backward
 //   rounds the bound of the sum too: a sum that was cut is then found on its bound, and counts as clipped.
 // shapes: x, branch, sum, dy, dresidual, dx, dbranch (N,C) f32 or bf16 | sum, dx and dbranch are written
 // The norms join in the pass that reads x anyway, with the parts in residual.cuh: rmsnorm.cu, layernorm.cu, dyt.cu,
@@ -103,7 +104,7 @@ IN_FLOAT_AND_DOUBLE(residual_join_backward_ref);
 // residual_join_quad and residual_backward_quad do the work for a Quad. They stand in residual.cuh, because the norms call
 // them as well.
 // The memory bus: forward 12 bytes an element (x, branch, sum), backward 8 (dresidual, dx) to 24 (dy, dresidual, sum, branch,
-// dx, dbranch). Of bf16 it is half of these bytes.
+// dx, dbranch). In bf16 it is half of these bytes.
 
 template <class S>
 __global__ void __launch_bounds__(rows_block) residual_forward_kernel(S* sum, ResidualInOf<S> in, size_t N, size_t C) {

@@ -85,7 +85,7 @@ template <class S, class Gradient, class Element>
   }
 }
 
-// residual_backward_row_cpu behind clips and dropout. A row goes in pieces, whose gradient waits in d: a float, whatever is
+// residual_backward_row_cpu with clips and dropout. A row goes in pieces, whose gradient waits in d: a float, whatever is
 // stored.
 template <class S, class Gradient>
 [[gnu::noinline]] void residual_backward_pieces_cpu(S* all_dx, S* all_dbranch, const S* dresidual,

@@ -61,7 +61,8 @@ void residual_forward(Reals sum, ConstReals x, ConstReals branch, size_t N, size
 void residual_forward(Reals sum, const ResidualIn& in, size_t N, size_t C, Context& ctx);
 
 // dx and dbranch (N,C) are written: the gradients of x and of branch, where the sum has the gradient in.dresidual + dy.
-// Where the branch took the place of x, x has none: dx is then the gradient of the sum before its clip, and nobody's but the branch's.
+// Where the branch took the place of x, x has no gradient: dx is then the gradient of the sum before its clip, from which
+// dbranch is made.
 // Either of these two may be null, and dx may be either. dbranch null: the join was plain, and dx is both gradients; or there
 // was no branch.
 // in.x is read where the sum was clipped, in.branch where the branch was; elsewhere in.x may be null.

@@ -5,8 +5,8 @@
 // backward, of one row. Write xh = x*r, so that y_c = xh_c*w_c, and g = dy*w, the gradient of xh.
 //   dw_c += sum over the rows of dy_c*xh_c
 //   x_c reaches the loss in two ways: directly, xh_c = x_c*r, and through r, on which the whole row depends:
-//     dx_c = g_c*r + (sum_j g_j*x_j) * dr/dx_c
-//   r = (mean(x^2) + eps)^(-1/2)   =>   dr/dx_c = -1/2 * r^3 * 2*x_c/C = -r^3*x_c/C
+//     dx_c = g_c*r + (sum_j g_j*x_j) * ∂r/∂x_c
+//   r = (mean(x^2) + eps)^(-1/2)   =>   ∂r/∂x_c = -1/2 * r^3 * 2*x_c/C = -r^3*x_c/C
 //     dx_c = r*g_c - r^3*x_c/C * sum_j g_j*x_j         and with x = xh/r:
 //          = r*(g_c - xh_c * mean(g*xh))
 // exactly: y = (x*r)*w; dx = r * fma(-xh, mean(g*xh), g). Both means are sums along a row, dw is one down a column, each
@@ -143,7 +143,7 @@ IN_FLOAT_AND_DOUBLE(rmsnorm_general_backward_ref);
 // step. At the end the lane adds its four, and five shuffles add the lanes (warp_chains_sum). Lanes of a warp exchange
 // registers: there is no shared memory and no barrier. A warp without a row returns as a whole.
 // The second pass over a row finds it in a cache, L1 or L2. The memory bus: forward 8 bytes an element (x, y), with a branch
-// 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16. Of bf16 it is half.
+// 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16. In bf16 it is half.
 
 namespace rmsnorm {
 // z of four columns.
@@ -235,8 +235,9 @@ __global__ void __launch_bounds__(rows_block)
 //
 // column_reduce_add (core/reduce.cuh) launches them: a thread owns one column of a slice of 128 rows, runs down it and
 // carries one chain in a register for every sum. Neighbouring threads have neighbouring columns, so that a warp reads
-// 128 neighbouring bytes of a row. Then the slices are added in ascending order. What it runs for every element is a
-// fold: element (row,c) into the chain acc. The bus: 8 bytes an element (dy, x), of bf16 4; dw and dpre are made in one run.
+// 128 neighbouring bytes of a row. Then the slices' sums are added in the same way, 128 to a chain, level by level, until one
+// is left. What it runs for every element is a fold: element (row,c) into the chain acc. The bus: 8 bytes an element (dy, x),
+// in bf16 4; dw and dpre are made in one run.
 
 // dw without pre.
 template <class S>

@@ -17,8 +17,8 @@
 //     i(n) = R * log(L / (2 pi n)) / (2 log theta)
 //     low = floor(i(32)), high = ceil(i(1)), neither outside 0 to R-1;  ramp_i = (i - low)/(high - low), in 0 to 1
 //     f_i' = f_i * ((1 - ramp_i) + ramp_i/s)
-//   Attention over more tokens is flatter. Its scores grow by the square of 0.1 log s + 1: cos and sin, of queries and of
-//   keys, are multiplied by that factor. gpt-oss takes low and high as they are, unrounded.
+//   Attention over more tokens is flatter. YaRN sharpens it again: cos and sin, of queries and of keys, are multiplied by
+//   0.1 log s + 1, so scores are multiplied by the square of that. gpt-oss takes low and high as they are, unrounded.
 //
 // Two others scale frequencies alone. Linear (Chen et al. 2023, arXiv 2306.15595): f_i' = f_i/s for every point. Llama 3: as
 //   YaRN keeps and slows points, but blends along a straight line in the number of times n_i = f_i L / (2 pi) that a point goes

@@ -10,10 +10,10 @@
 // 1. backward, of one token. What is chosen is a constant: it jumps, and a jump has no gradient. Let g_j be the gradient of the p
 //    of the j-th chosen, dw_j that of its weight.
 //      plain          g_j = dw_j
-//      renormalised   w_i = p_i / S, and S contains every chosen p:   dw_i/dp_j = [i = j]/S - p_i/S^2
+//      renormalised   w_i = p_i / S, and S contains every chosen p:   ∂w_i/∂p_j = [i = j]/S - p_i/S^2
 //                     g_j = (dw_j - sum over the chosen i of dw_i*w_i) / S
 //    dp_e is g_j for a chosen expert and 0 for the others, and the losses below add to it. Through softmax, where
-//    dp_i/dl_e = p_i*([i = e] - p_e), it becomes
+//    ∂p_i/∂l_e = p_i*([i = e] - p_e), it becomes
 //      dl_e = p_e * (dp_e - sum over i of p_i*dp_i)
 // 2. The balance loss keeps experts from starving (Fedus et al. 2021, arXiv 2101.03961):
 //      balance * E * sum over e of f_e*P_e        f_e = share of the slots that expert e got, P_e = mean over the tokens of p_ne
@@ -22,16 +22,17 @@
 //      dp_ne += balance * E * f_e / N             the same for all tokens of a batch
 //    With the counts of all batches of a step, not of each alone, an expert may be busy with one text and idle with another:
 //    the loss then asks for balance over the step (Qiu et al. 2025, arXiv 2501.11873). So the counts come from outside.
-// 3. The z-loss keeps logits small (Zoph et al. 2022, arXiv 2202.08906): z * mean over n of lse_n^2. With dlse/dl_e = p_e,
+// 3. The z-loss keeps logits small (Zoph et al. 2022, arXiv 2202.08906): z * mean over n of lse_n^2. With ∂lse/∂l_e = p_e,
 //      dl_ne += z * 2*lse_n / N * p_ne
 //
-// exactly: as everywhere e^(l - m), m the row's largest logit, with p = that / their sum and lse = m + log(sum). Sums over experts
-//   have the row order (core/reduce.cuh); those over the k chosen, S and dw.w, are one chain from +0, in slot order. A chosen
-//   dp is slope_e + g_j, slope_e = balance*E/N * f_e, and dl = p*((dp - inner) + 2*z/N*lse).
+// exactly: as everywhere e^(l - m), m the row's largest logit, with p = that / their sum and lse = m + log(sum). Sums over
+//   experts have the row order (core/reduce.cuh); those over the k chosen, S and dw.w, are one chain from +0, in slot order. A
+//   chosen dp is slope_e + g_j, slope_e = balance*E/N * f_e, and dl = p*((dp - inner) + 2*z/N*lse).
 //   The report's sums over tokens have the column order, its sums over experts the row order.
-//   A dl of bf16 is that, rounded.
+//   A dl in bf16 is that, rounded.
 // shapes: logits, p (N,E) f32; dlogits (N,E) f32 or bf16; lse (N); expert (N,k) int; weight, dweight (N,k); counts (E) size_t
-//         all outputs written | tests/test_router.cpp
+//         all outputs written
+// --experts, --experts-per-token, --router-renormalise, --balance-loss, --z-loss | tests/test_router.cpp
 #include "kernels/router.h"
 
 #include "core/launch_shape.cuh"
@@ -146,11 +147,11 @@ IN_FLOAT_AND_DOUBLE(router_report_ref);
 // lane meets a row's quad once in a pass; further passes find it in the first-level cache. The bus: forward 8 bytes an
 // expert (logits, p), backward 8 (p, dlogits), and 8 for every choice.
 //
-// The k largest. In round j every lane looks for the best of its experts that is behind the choice of round j-1, and a
-// butterfly finds the best of the lanes. Better and behind are one comparison of router_rank, an integer that holds p and, for
+// The k largest. In round j every lane looks for the best of its experts that comes after the choice of round j-1, and a
+// butterfly finds the best of the lanes. Better and later are one comparison of router_rank, an integer that holds p and, for
 // ties, the expert: it orders all experts strictly, so that nobody has to remember which were taken.
 //
-//     p         0.1  0.3  0.2  0.3  0.1           bits of p in front, the complement of the expert behind
+//     p         0.1  0.3  0.2  0.3  0.1           bits of p in front, the complement of the expert after them
 //     expert     0    1    2    3    4
 //     order      4.   1.   3.   2.   5.           round 0 finds 1, round 1 the best below that: 3, then 2, 0, 4
 
@@ -252,10 +253,10 @@ __global__ void __launch_bounds__(rows_block)
     chosen = chosen + p[expert[j]];
     inner = fused(dw[j], w[j], inner);
   }
-  __syncwarp();  // the slopes are there
+  __syncwarp();  // every lane's stores of the slopes to dp are visible to the lanes that add to them
   for (size_t j = lane; j < k; j += 32)
     dp[expert[j]] = dp[expert[j]] + (s.renormalise ? (dw[j] - inner) / chosen : dw[j]);
-  __syncwarp();  // dp is
+  __syncwarp();  // dp is complete: slopes, and what came through the weights
 
   float chain[4] = {};
   for (size_t e = 4 * lane; e < E; e += row_chains) {
@@ -275,7 +276,7 @@ __global__ void __launch_bounds__(rows_block)
 // ---- the report
 //
 // E + 1 sums down the columns, over the tokens: of p, for every expert, and of lse^2. The kernels of a column sum
-// (core/reduce.cuh) make them in one run, as if lse stood behind the experts: RouterFold in router.cuh is what they do with an
+// (core/reduce.cuh) make them in one run, as if lse stood after the experts: RouterFold in router.cuh is what they do with an
 // element. A warp then makes five numbers of E + 1 sums and E counts.
 
 __global__ void __launch_bounds__(32)
@@ -322,7 +323,7 @@ void router_forward(const RouterOut& out, const float* logits, const RouterShape
   launch(router_forward_kernel, rows_grid(s.N), rows_block, 0, ctx, out, logits, s);
 }
 
-// The slopes; in front of them the dp of all tokens, where dlogits of bf16 cannot hold them.
+// The slopes; in front of them the dp of all tokens, where dlogits in bf16 cannot hold them.
 size_t router_backward_scratch(const RouterShape& s, Storage storage) {
   return ((storage == Storage::bf16 ? s.N * s.E : 0) + s.E) * sizeof(float);
 }

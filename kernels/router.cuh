@@ -31,7 +31,7 @@ HD T router_entropy(T share) {
   return share > T(0) ? -(share * exact_log(share)) : share;
 }
 
-// Column c of the report's sums: p of expert c, and behind the experts lse^2.
+// Column c of the report's sums: p of expert c, and after the experts lse^2.
 struct RouterFold {
   const float *p, *lse;
   size_t E;

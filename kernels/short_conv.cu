@@ -13,7 +13,8 @@
 //   token comes first, and it begins with dfinal, or +0. That makes a sequence that is cut anywhere, with the state carried
 //   on and its gradient back, have the bits of the whole. dw is a column sum over all B*T tokens (core/reduce.cuh), of
 //   fused(dp, X, chain). dp = dy * slope.
-// shapes: x, y, dx, dy (B,T,C), states (B,W-1,C) f32 or bf16; w, dw (C,W) f32 | y, final, dx, dinitial are written, dw accumulated
+// shapes: x, y, dx, dy (B,T,C), states (B,W-1,C) f32 or bf16; w, dw (C,W) f32 | y, final, dx, dinitial are
+//   written, dw accumulated
 // SiLU and its slope: core/activation.cuh
 // --conv-width | tests/test_short_conv.cpp
 #include "kernels/short_conv.h"
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(elementwise_block)
   y[i] = S(silu(X.p(w, row / X.s.T, row % X.s.T, i % X.s.C)));
 }
 
-// Rows ascend, and each comes from behind where it goes to: final may be initial.
+// Rows ascend, and each is read from further on than it is written to: final may be initial.
 template <class S>
 __global__ void __launch_bounds__(elementwise_block) short_conv_final_kernel(S* final, short_conv::Inputs<S> X) {
   const size_t i = threadIdx.x + size_t(blockDim.x) * blockIdx.x, b = i / X.s.C, c = i % X.s.C, rows = X.s.W - 1;

@@ -2,7 +2,7 @@
 //
 // Channels do not meet, so loops run over neighbouring channels in vectors, tap after tap: every chain has its links in the
 // order of the references. A task of the backward has the 128 tokens of one slice of dw's column sum, and 256 channels. It makes
-// dp of these tokens and of the W-1 behind them, which dx wants, and keeps it in a core's cache.
+// dp of these tokens and of the W-1 after them, which dx wants, and keeps it in a core's cache.
 // Weights are turned into rows of channels first (W,C).
 // tests/test_short_conv.cpp
 #include <omp.h>
@@ -127,7 +127,7 @@ void short_conv_backward_cpu(S* dx, float* dw, S* dinitial, const S* dy, const S
       for (size_t c = 0; c < count; c++) level[(n0 / column_slice * s.C + c0 + c) * s.W + j] = sum[c];
     }
 
-    // Row e of X: what comes from behind, then its tokens, the latest first.
+    // Row e of X: what comes through the final state, then its tokens, the latest first.
     const auto input_gradient = [&](S* to, size_t b, size_t e) {
       if (e >= s.T && dfinal)
         std::copy_n(dfinal + (b * (s.W - 1) + e - s.T) * s.C + c0, count, sum);

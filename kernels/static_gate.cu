@@ -3,7 +3,7 @@
 //   ("input-independent" in Qiu et al. 2025, "Gated attention for large language models", arXiv 2505.06708)
 // backward: x_nc reaches the loss through y_nc alone; theta_c through the score, which every row of its column reads:
 //     dx_nc      = dy_nc * s_c                                                     (additive: dy_nc)
-//     dtheta_c  += sum over n of dy_nc * dy/ds * ds/dtheta
+//     dtheta_c  += sum over n of dy_nc * ∂y_nc/∂s_c * ∂s_c/∂theta_c
 //                = sum over n of dy_nc * (x_nc * slope_c), slope = scale*act'(theta)   (additive: 1 in place of x_nc)
 // act and act': core/activation.cuh
 // order: the sum is that of a column (core/reduce.cuh)
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(elementwise_block)
 
 // A thread goes down one column of a slice of 128 rows. That is the order of a column sum, so the thread makes the slice's
 // share of dtheta on its way, and needs score and slope once. Its neighbours go down the columns beside it, so that a warp
-// reads and writes 128 bytes side by side, of bf16 64; dy, x and dx cross the bus once:
+// reads and writes 128 bytes side by side, in bf16 64; dy, x and dx cross the bus once:
 //
 //              c 0   1   2   3   ...
 //   row 0        |   |   |   |

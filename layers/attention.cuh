@@ -2,8 +2,8 @@
 //
 //   q, k, v = x W_q^T, x W_k^T, x W_v^T;  q, k normed over D, then rotated;  y = o W_o^T         (Qwen3)
 //
-//        +-> q -(g4)-> norm -> turn --+
-//   x ---+-> k -(g3)-> norm -> turn --+-> softmax(q k^T) v = o -(g1)-> W_o -(g5)-> y
+//        +-> q -(g4)-> norm -> RoPE --+
+//   x ---+-> k -(g3)-> norm -> RoPE --+-> softmax(q k^T / sqrt(D)) v = o -(g1)-> W_o -(g5)-> y
 //        +-> v -(g2)------------------+
 //
 //   --attn=g1..g5  a gate (layers/gate.cuh) at one of the five places, arXiv 2505.06708
@@ -14,8 +14,8 @@
 //   --precision    over bf16 arrays the same on tensor cores                        kernels/attention_bf16.cu
 //   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cu, activation.cu
 //
-// Of sequences that grow token by token it keeps k and v as attention reads them: gated, normed and turned. A layer with a
-// window keeps as many tokens as the window has.                                    kernels/cached_attention.cu
+// Of sequences that grow token by token it keeps k and v as attention reads them, gated, normed and rotated: the KV cache.
+// A layer with a window keeps as many tokens as the window has.                                    kernels/cached_attention.cu
 // shapes: x, y (N,C), N = B*T; q, o (B,T,H,D); k, v (B,T,KVH,D) | tests/test_model.cpp
 #pragma once
 #include "kernels/activation.h"
@@ -221,7 +221,7 @@ class Attention final : public Mixer {
     if (c.gate_at == GatePosition::g5) return Gate(c.gate, C, 1, C);
     return Gate(c.gate, C, kv ? c.KVH : c.H, c.D);
   }
-  // The value at a place of the picture above: behind the gate, if the gate is there.
+  // The value at a place of the picture above: after the gate, if the gate is there.
   ConstReals gated(GatePosition place, ConstReals value, const Pass& pass) {
     return config_.gate_at == place ? gate_.forward(value, x_, pass.N(), pass.ctx) : value;
   }
@@ -272,7 +272,7 @@ class Attention final : public Mixer {
     rope_forward(out, in, turns(pass), pass.first_position(), pass.B, pass.T, heads, config_.D, pass.ctx);
     return out;
   }
-  // d: gradient behind the rotation, replaced by that in front of the norm.
+  // d: gradient after the rotation, replaced by that in front of the norm.
   void norm_and_turn_backward(Reals d, const Weight& norm, ConstReals in, const float* r, size_t heads,
                               const Pass& pass) {
     if (config_.rope) rope_backward(d, d, turns(pass), 0, pass.B, pass.T, heads, config_.D, pass.ctx);

@@ -7,7 +7,7 @@
 //   --residual=off              h  = f(N(h)), N'(f(N(h))) or N(f(h)): a branch replaces the stream; to see what the sum is for
 //
 //   h ---+-----------------------> + ---+-----------------------> + ---> h        pre; sandwich has one more norm
-//        |                         |    |                         |              behind each mixer
+//        |                         |    |                         |              after each mixer
 //        +-> norm -> token mixer --+    +-> norm -> channel mixer-+
 //
 // An add happens inside the norm that reads the sum (kernels/residual.cu), with dropout and clipping if there are any.
@@ -62,7 +62,7 @@ class Block {
     return {joined(norm2_.residual()), f};
   }
 
-  // Behind a forward of the same batch: writes its cheap activations again (layers/parameters.h).
+  // After a forward of the same batch: writes its cheap activations again (layers/parameters.h).
   void recompute(const Pass& pass) {
     const size_t N = pass.N();
     norm1_.recompute(N, pass.ctx);

@@ -239,7 +239,7 @@ class GatedDeltaNet final : public Mixer {
     gate_forward(gated_, normed_, z_, N, Hv * Dv, 1, silu, ctx);
   }
 
-  // Puts the last `tokens` of the T tokens of each sequence into the chunk, as its tokens `first` and those behind it.
+  // Puts the last `tokens` of the T tokens of each sequence into the chunk, as its tokens `first` and those after it.
   void keep_in_chunk(size_t first, size_t tokens, const Pass& pass) {
     const auto keep = [&](auto* to, const auto* from, size_t width) {
       copy_rows(to + first * width, chunk * width, from + (pass.T - tokens) * width, pass.T * width, pass.B,
@@ -268,7 +268,7 @@ class GatedDeltaNet final : public Mixer {
     }
   }
 
-  // The rule over sequences that begin: over their whole chunks, behind which state_ is, and over the chunk that is begun.
+  // The rule over sequences that begin: over their whole chunks, after which state_ is, and over the chunk that is begun.
   void begin_chunk(const Pass& pass) {
     const size_t rest = pass.T % chunk, whole = pass.T - rest, width = config_.Hv * config_.Dv;
     for (size_t b = 0; b < pass.B; b++) {

@@ -36,7 +36,7 @@ struct AttentionView {
   ConstReals q, k, v;  // as attention reads them
   const float* lse;    // (B,H,T)
   ConstReals o;        // (B,T,H,D), as the gate at G1 would read it
-  ConstReals o_gated;  // behind that gate, or null
+  ConstReals o_gated;  // after that gate, or null
   AttentionShape shape;
   Sink sink;
 };
@@ -63,14 +63,14 @@ struct RoutingView {
 };
 
 // What a part puts out: a norm, "attention" (or what stands in its place), "ffn"; and "final_output", which the output matmul
-// reads, behind the final norm where there is one.
+// reads, after the final norm where there is one.
 struct OutputView {
   const char* part;
   ConstReals y;  // (N,C)
   size_t N, C;
 };
 
-// The loss of the target behind every token, in nats. Shown where the model was asked for the loss of the last forward.
+// The loss of the target after every token, in nats. Shown where the model was asked for the loss of the last forward.
 struct LossView {
   const float* losses;  // (B,T)
   size_t B, T;
@@ -80,10 +80,10 @@ class Inspector {
  public:
   virtual ~Inspector() = default;
 
-  // Which block the views are of that follow, counted from 0. The number of blocks: what stands behind them all.
+  // Which block the views are of that follow, counted from 0. The number of blocks: what stands after them all.
   size_t layer = 0;
 
-  // False: it wants what stands behind all blocks alone. What is not kept of blocks is then not computed again.
+  // False: it wants what stands after all blocks alone. What is not kept of blocks is then not computed again.
   virtual bool looks_into_blocks() const { return true; }
 
   virtual void state(const StateView&) {}

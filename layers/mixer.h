@@ -35,7 +35,7 @@ class Mixer {
   // Returns f(x). x must stay until backward.
   virtual ConstReals forward(ConstReals x, const Pass& pass) = 0;
 
-  // Behind a forward that generates nothing: writes the activations again that it calls cheap (layers/parameters.h).
+  // After a forward that generates nothing: writes the activations again that it calls cheap (layers/parameters.h).
   virtual void recompute(const Pass& pass) = 0;
 
   // dx is written or accumulated to, parameters' gradients are accumulated. dy is read before that: dx may be dy.

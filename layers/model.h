@@ -1,5 +1,6 @@
-// model: embedding, blocks, final norm, output matmul with its loss: the whole architecture of a dense Qwen3 or GPT-2,
-// with the norms, gates and FFNs that flags choose. Parameters' names follow Hugging Face (transformers, qwen3).
+// model: embedding, blocks, final norm, output matmul with its loss: the whole architecture, as flags choose it: softmax
+// attention, linear attention or a hybrid of both; an FFN or a mixture of experts; norms and gates. Qwen3, Qwen3-Next,
+// gpt-oss, Gemma 3 and GPT-2 are among them. Parameters' names follow Hugging Face (transformers, qwen3).
 //
 //   h = scale * E[ids] + P[positions];  h = block_i(h);  logits = N(h) W_lm^T;  loss = mean cross-entropy of the next token
 //   (with --norm-placement=post the last block ends in a norm: logits = h W_lm^T)
@@ -66,8 +67,8 @@ class Model {
   // dropout draws; without it nothing drops.
   void forward(const Batch& batch, std::optional<uint64_t> dropout_draw = {});
 
-  // Once after a forward of the same batch: writes the mean loss over B*T targets to `loss` (one float on the device) and adds its
-  // gradient, times the micro-batch's share of the step, to weights.grads.
+  // Once after a forward of the same batch: writes the mean loss over B*T targets to `loss` (one float on the device) and adds
+  // its gradient, times the micro-batch's share of the step, to weights.grads.
   void backward(const Batch& batch, MicroBatch micro_batch, float* loss);
   // What the last backward left of the routing of its mixtures of experts: router_report_values floats for every layer, on the
   // device; those of a layer without experts are 0.
@@ -76,13 +77,13 @@ class Model {
   // The mean loss alone, without dropout. Waits for the device.
   float loss(const Batch& batch);
 
-  // Logits (V) behind the last token of one sequence. Waits for the device.
+  // Logits (V) after the last token of one sequence. Waits for the device.
   std::vector<float> next_token_logits(const std::vector<int>& ids);
 
   // Sequences that grow. B of them begin, with no token, and room for `tokens` each; those before are forgotten. A model for
   // training keeps what they need in the memory of its parameters' gradients if there is room: what is there is lost.
   void begin_sequences(size_t B, size_t tokens);
-  // Reads the next tokens of every sequence, ids (B,T), and returns the logits (B,V) behind the last of them: bit for bit those of
+  // Reads the next tokens of every sequence, ids (B,T), and returns the logits (B,V) after the last of them: bit for bit those of
   // next_token_logits() of the whole sequence. The first time T may be as many as the model has memory for, then it is 1.
   // Waits for the device.
   std::vector<float> read(const std::vector<int>& ids);
@@ -99,8 +100,8 @@ class Model {
   // The norms that a mixer alone reads, each with that mixer, and with what the last forward left in them.
   void norms_of_mixers(const std::function<void(Norm&, Mixer&)>& visit);
 
-  // Shows what the last forward left, or the last loss(), before the weights change. The caller has waited for the device. What is
-  // shown of a block holds until the next block is shown.
+  // Shows what the last forward left, or the last loss(), before the weights change. The caller has waited for the device.
+  // What is shown of a block holds until the next block is shown.
   void inspect(const std::vector<Inspector*>& inspectors);
   void inspect(Inspector& inspector) { inspect({&inspector}); }
 

@@ -9,7 +9,7 @@ namespace gated {
 
 enum class Position { rope, learned, none };
 enum class WindowLayers { all, even, not_nth };
-// What lets tokens meet: softmax attention, the gated delta rule, or one layer of attention behind several of the other.
+// What lets tokens meet: softmax attention, the gated delta rule, or one layer of attention after several of the other.
 enum class MixerKind { attention, gated_delta, hybrid };
 // What of the activations is not kept for the backward, which computes it again (layers/model.h).
 enum class Recompute { none, light, full };
@@ -27,7 +27,7 @@ struct ModelConfig {
   size_t full_every = 6;  // of not_nth: the last of so many layers with attention sees all
   Position position = Position::rope;
   double rope_theta = 10000, rope_fraction = 1;
-  double window_rope_theta = 0;  // of layers with a window, which are not scaled; 0: they turn as the others
+  double window_rope_theta = 0;  // of layers with a window, which are not scaled; 0: rotary angles as in the others
   RopeScaling rope_scaling;
   // Of a model that is evaluated: the context that it was trained with (0: `context`), and YaRN's scale (kernels/rope.h).
   size_t trained_context = 0;
@@ -62,7 +62,7 @@ struct ModelConfig {
                      (window_layers == WindowLayers::not_nth && (place + 1) % full_every == 0);
     return all ? 0 : attention.window;
   }
-  // Do layers with a window turn at a base of their own?
+  // Have layers with a window a rotary base of their own?
   bool has_window_rope() const { return position == Position::rope && attention.window > 0 && window_rope_theta > 0; }
   // Tables of RoPE.
   size_t rope_tables() const { return position == Position::rope ? 1 + has_window_rope() : 0; }

@@ -110,7 +110,7 @@ void Model::scratch(ScratchPlan& plan) const {
   layers_->final_norm.scratch(plan, N);
   plan.need(linear_cross_entropy_scratch(N, C, V, chunk_rows(), config.storage, plan.device));
   plan.cpu_thread_keeps(linear_cross_entropy_cpu_workspace(N, C, V, chunk_rows()));
-  // of the logits behind one token
+  // of the logits after one token
   if (config.storage == Storage::bf16)
     plan.need(matmul_bf16_scratch(1, V, C, Layout::nt, plan.device));
   else

@@ -1,4 +1,5 @@
-// model_state: what stands behind a Model: its layers, and the memory of one that can run. layers/model.cu, layers/model_memory.cu
+// model_state: what stands behind a Model: its layers, and the memory of one that can run.
+// layers/model.cu, layers/model_memory.cu
 #pragma once
 #include <optional>
 

@@ -7,7 +7,7 @@
 //        |                                                                        |
 //        +-> shared expert, a FFN that every token takes -> * sigmoid(w_s x) -----+
 //
-//   --experts, --experts-per-token, --expert-hidden     E, k, width of an expert; what an expert computes says --ffn
+//   --experts, --experts-per-token, --expert-hidden     E, k, width of an expert; --ffn says what an expert computes
 //   --shared-experts, --shared-expert-gate              so many experts' width in one FFN for all tokens, and its gate
 //   --router-renormalise                                the k weights are divided by their sum (so gpt-oss's router, too)
 //   --router-bias                                       logits x W_router^T + b (gpt-oss)
@@ -20,8 +20,9 @@
 // all micro-batches of the step so far: experts may then specialise within a micro-batch as long as the step is balanced.
 // The losses that a run prints do not contain these two.
 //
-// With activations of bf16 the router still chooses in fp32: its logits are the product's sums, not rounded, of x and of the rounded
-// copy of W_router; probabilities, weights and both losses are fp32. Rounded are its gradients d logits, a factor of two products.
+// With activations in bf16 the router still chooses in fp32: its logits are the product's sums, not rounded, of x and of the
+// rounded copy of W_router; probabilities, weights and both losses are fp32. Its gradients dlogits are rounded, for they are
+// multiplied twice.
 //
 // The number of rows that an expert gets is known to the device alone, and no host waits for it: N k rows in all are computed,
 // whoever they belong to. No token is dropped.

@@ -25,7 +25,7 @@ struct Growing {
   bool begins() const { return past == 0; }
 };
 
-// The tables of RoPE: of layers that see all tokens, and of those with a window where they turn at a base of their own.
+// The tables of RoPE: of layers that see all tokens, and of those with a window where these have a base of their own.
 struct Positions {
   RopeTables all, window;
 };

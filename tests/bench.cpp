@@ -730,7 +730,7 @@ void bench_training(Context& ctx) {
     compare("--data=self --preset=gpt2-124m --context=1024 --batch=32 --precision=bf16", {"", "--matmul=cublas"}, 10);
 }
 
-// A token at a time, behind `past` tokens. It must read every weight that is multiplied, once for all sequences. (Keys and values
+// A token at a time, after `past` tokens. It must read every weight that is multiplied, once for all sequences. (Keys and values
 // of 960 tokens are another seventh of GPT-2's weights.)
 void bench_generation(Context& ctx, double bandwidth) {
   printf("\n%-42s %10s %10s %10s\n", "generation", "tok/s", "ms a step", "of copy");

@@ -31,7 +31,7 @@ struct SortedSlots {
   Dispatch lists() { return {row_start.data(), slot_of_row.data(), row_of_slot.data()}; }
 };
 
-// The same on a device. Behind each list stand ints that nobody may write.
+// The same on a device. After each list stand ints that nobody may write.
 class DeviceSlots {
  public:
   DeviceSlots(const DispatchShape& s, const std::vector<int>& expert, Context& ctx)

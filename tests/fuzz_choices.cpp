@@ -36,7 +36,7 @@ static void check(std::span<const unsigned char> file) {
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
   check({data, size});
-  // Again with the input behind a header that is right: its first byte says the version and the number of questions.
+  // Again with the input after a header that is right: its first byte says the version and the number of questions.
   if (size == 0) return 0;
   std::vector<unsigned char> file(1024);
   const int32_t header[3] = {20240522, 1 + data[0] % 2, 1 + data[0] / 2};

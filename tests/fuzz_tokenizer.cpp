@@ -23,7 +23,7 @@ void demand_plain(const Error& e) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
-  // What stands behind a NUL byte is the text.
+  // What stands after a NUL byte is the text.
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   const size_t end = input.find('\0');
   const std::string_view file = input.substr(0, end),

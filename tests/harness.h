@@ -94,8 +94,8 @@ std::vector<float> stored(std::vector<float> values) {
   return values;
 }
 
-// Device memory shaped for a test: elements behind the data must keep their fill, so that a write past the end shows on
-// every device. It is NaN behind outputs and a large number behind inputs: what is computed from one is not the other.
+// Device memory shaped for a test: elements past the data must keep their fill, so that a write past the end shows on
+// every device. It is NaN past outputs and a large number past inputs: what is computed from one is not the other.
 // Values go in and come out as floats, whatever they are stored as.
 template <class S>
 class GuardedOf {

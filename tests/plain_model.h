@@ -32,7 +32,7 @@ struct PlainModel {
   const ModelConfig& c;
   std::map<std::string, Vector> w;
 
-  // What is written down, sequence behind sequence, token behind token.
+  // What is written down, sequence after sequence, token after token.
   struct Layer {
     std::vector<Vector> to_first, to_sink;  // (H) of every query but those of token 0
     std::vector<Vector> given;              // (T*T) what a query gave to a key, of every head
@@ -45,7 +45,7 @@ struct PlainModel {
   std::map<std::string, Vector> outputs;     // of norms, attention and ffn: "layers.0.ffn", "final_norm"
   std::vector<Vector> losses;                // (T)
 
-  // What of every layer stands there, one behind the other.
+  // What of every layer stands there, one after the other.
   Vector all(Vector Layer::*of) const {
     Vector all;
     for (const Layer& l : layers) all.insert(all.end(), (l.*of).begin(), (l.*of).end());

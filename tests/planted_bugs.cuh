@@ -210,13 +210,13 @@ __global__ void read_other_block(float* y, const float* x) {
   y[own()] = x[own()] + before;
 }
 
-// The last thread's right neighbour is behind the end of x.
+// The last thread's right neighbour is past the end of x.
 template <bool fault>
 __global__ void past_the_end_global(float* y, const float* x) {
   y[own()] = x[own()] + (!fault && own() + 1 == elements ? 0.0f : x[own() + 1]);
 }
 
-// The last thread's right neighbour is behind the end of the tile.
+// The last thread's right neighbour is past the end of the tile.
 template <bool fault>
 __device__ inline void add_neighbour(float* y, const float* x, float* tile) {
   tile[threadIdx.x] = x[own()];

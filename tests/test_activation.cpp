@@ -90,7 +90,7 @@ static void require_activation_bits(Activation act, size_t n) {
   activation_backward_ref(dx.data(), dy.data(), x.data(), n, act);
   for (auto* v : {&y, &dx}) *v = stored<S>(*v);
 
-  // Numbers behind the inputs: a kernel that ran on past n would not leave a NaN behind its output.
+  // Numbers after the inputs: a kernel that ran on past n would not leave a NaN after its output.
   auto x_and_more = x, dy_and_more = dy;
   x_and_more.resize(n + 3, 1.0f);
   dy_and_more.resize(n + 3, 1.0f);

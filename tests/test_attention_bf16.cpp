@@ -20,7 +20,7 @@ AttentionShape wider(AttentionShape s, size_t q, size_t kv, size_t o) {
 
 using Inputs = InputsOf<bf16>;
 
-// An array of B*T rows in device memory. Between its rows and behind the last lie NaN, in an output 7.
+// An array of B*T rows in device memory. Between its rows and after the last lie NaN, in an output 7.
 class Strided {
  public:
   Strided(Device device, size_t rows, size_t width, size_t stride, const std::vector<float>& x = {})
@@ -225,7 +225,7 @@ TEST_CASE("attention_bf16: no bit depends on what a query does not see", "[atten
   for (size_t window : {0, 9}) {
     INFO("window " << window);
     const AttentionShape s = windowed({1, 80, 1, 1, 16}, window);
-    const size_t t = 70;  // queries up to it see nothing behind it, and queries behind it nothing before t - 8
+    const size_t t = 70;  // queries up to it see nothing after it, and queries after it nothing before t - 8
     const Inputs in(s, plain, Kind::sink);
     Inputs later = in, earlier = in;
     for (size_t i = 0; i < s.T * s.D; i++) {

@@ -194,7 +194,7 @@ TEST_CASE("bf16: a model takes less memory for activations, and the plan of its 
 }
 
 TEST_CASE("bf16: a token that is read with a cache has the logits of the whole forward", "[bf16]") {
-  // Linear attention goes in chunks of 64: a sequence begins in front of the edge, on it or behind it.
+  // Linear attention goes in chunks of 64: a sequence begins in front of the edge, on it or after it.
   const struct {
     std::string line;
     std::vector<size_t> begins;

@@ -154,7 +154,7 @@ TEST_CASE("choices: an ending's loss is the sum of its tokens' -log softmax, wha
         REQUIRE(losses.shortened > 0);
       }
     }
-    // The logits behind each token of context and ending, one after another.
+    // The logits after each token of context and ending, one after another.
     Context ctx(Device::cpu);
     Model model(config, 1, config.context, 11, ctx);
     for (size_t q = 0; q < questions.size(); q++)

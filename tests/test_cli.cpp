@@ -169,7 +169,7 @@ TEST_CASE("cli: bf16 and the tensor core that it names arrive in training and in
   REQUIRE(contains(both.out, "resume: step 6"));
   REQUIRE(std::set<std::string>{fp32, hopper, fingerprint_of(both), "none"}.size() == 4);
 
-  // Generated again, the sample behind the last step is the same.
+  // Generated again, the sample after the last step is the same.
   const size_t begin = both.out.find("):\n", both.out.find("\nsample ")) + 3;
   const std::string sample = both.out.substr(begin, both.out.find('\n', begin) + 1 - begin);
   const Outcome again = train(f, {"--generate", out, "--device=cpu", "--precision=bf16", "--tokens=19",

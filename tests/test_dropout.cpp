@@ -37,7 +37,7 @@ struct Placement {
   size_t first_site;  // of attention in layer 0; its FFN's is the next
 };
 const Placement placements[] = {
-    // A branch joins in the norm behind it. The first norm of the model has the site 0, and no branch to join.
+    // A branch joins in the norm after it. The first norm of the model has the site 0, and no branch to join.
     {"--norm=none --attn-bias=all --ffn-bias=on", "self_attn.o_proj.bias", "mlp.down_proj.bias", 1},
     {"--norm=layernorm --attn-bias=all --ffn-bias=on", "self_attn.o_proj.bias", "mlp.down_proj.bias", 1},
     {"--norm=layernorm --norm-placement=sandwich", "self_attn_out_layernorm.bias", "mlp_out_layernorm.bias", 1},

@@ -251,7 +251,7 @@ TEST_CASE("flag fields: every flag and named value arrives, and changes no other
     REQUIRE(after.at(name) == value);
     before.erase(name), after.erase(name);
     REQUIRE(before == after);
-    // A value that is the default has to arrive as well where it comes behind another.
+    // A value that is the default has to arrive as well where it comes after another.
     const std::string other = other_than(name, value);
     if (other.empty()) continue;
     if (other.find("sigmoid") == std::string::npos) REQUIRE(!row.arrived(config_of_flags(room + other)));

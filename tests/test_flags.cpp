@@ -335,7 +335,7 @@ TEST_CASE("flags: every ./train of the README's shell lines is accepted", "[read
                         : word.starts_with("--from=")
                             ? "--out=" + word.substr(7)  // where no model is, as the README reads
                             : word);
-    const bool generates = std::count(flags.begin(), flags.end(), "--generate") > 0;  // behind a model that is not here
+    const bool generates = std::count(flags.begin(), flags.end(), "--generate") > 0;  // after a model that is not here
     REQUIRE((generates ? contains(parse(flags), "there is no such file or folder") : parse(flags) == ""));
     commands++;
   }

@@ -15,7 +15,7 @@ const std::string small =
     "{repo}/train --device=cpu --data=bigram-backcopy --layers=1 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 "
     "--ffn-hidden=48 --context=16 --batch=4 --steps=6 --warmup=3 --val-batches=2 --sample-tokens=5 ";
 
-// What stands behind `label`, up to the end of the line.
+// What stands after `label`, up to the end of the line.
 std::string after(const std::string& text, const std::string& label) {
   const size_t at = text.find(label);
   return at == std::string::npos ? "none: " + text

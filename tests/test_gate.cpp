@@ -94,7 +94,7 @@ static void require_gate_bits(size_t N, size_t C, size_t group, const GateOp& op
   backward(dx, dz, dy, x, z, N, C, group, op);
   for (auto* v : {&y, &dx, &dz}) *v = stored<S>(*v);
 
-  // Numbers behind the inputs: a kernel that ran on past the end would not leave a NaN behind its output.
+  // Numbers after the inputs: a kernel that ran on past the end would not leave a NaN after its output.
   auto x_and_more = x, z_and_more = z, dy_and_more = dy;
   for (auto* v : {&x_and_more, &z_and_more, &dy_and_more}) v->resize(v->size() + 3, 1.0f);
   on_every_device([&](Context& ctx) {

@@ -1,4 +1,4 @@
-// generate: what a model writes behind a prompt is what a plain loop over whole forwards draws, within the context and behind it;
+// generate: what a model writes after a prompt is what a plain loop over whole forwards draws, within the context and after it;
 // characters are printed whole; and the program says so. Runs the program in the current folder.
 #include "training/generate.h"
 

@@ -1,5 +1,5 @@
 // generation: sequences that grow token by token, with a cache, have the logits of a forward over all of their tokens, bit for
-// bit: every small model, cut behind a first, an odd and many tokens, one sequence and several, windows that slide, and
+// bit: every small model, cut after a first, an odd and many tokens, one sequence and several, windows that slide, and
 // chunks of the gated delta rule.
 #include "layers/model.h"
 
@@ -40,7 +40,7 @@ void shake(Model& model) {
 struct Sequences {
   size_t B, T;
   std::vector<int> ids;
-  std::vector<std::vector<float>> logits;  // behind 1, 2, ... T tokens; those below `first` are left out
+  std::vector<std::vector<float>> logits;  // after 1, 2, ... T tokens; those below `first` are left out
 
   Sequences(const ModelConfig& config, size_t B, size_t T, size_t first = 1)
       : B(B), T(T), ids(tokens_for(config, B, T)) {

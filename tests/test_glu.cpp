@@ -60,7 +60,7 @@ static void require_glu_bits(Activation act, size_t n) {
   glu_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n, act);
   for (auto* v : {&y, &dg, &du}) *v = stored<S>(*v);
 
-  // Numbers behind the inputs: a kernel that ran on past n would not leave a NaN behind its output.
+  // Numbers after the inputs: a kernel that ran on past n would not leave a NaN after its output.
   auto g_and_more = g, u_and_more = u, dy_and_more = dy;
   for (auto* v : {&g_and_more, &u_and_more, &dy_and_more}) v->resize(n + 3, 1.0f);
   on_every_device([&](Context& ctx) {

@@ -1,6 +1,6 @@
 // linear_cross_entropy: the reference against finite differences and against the definition of softmax; what the program
 // runs against the reference; chunks against the whole; targets that are ignored or outside the vocabulary; the padding
-// behind the logits.
+// after the logits.
 #include "kernels/linear_cross_entropy.h"
 
 #include <algorithm>

@@ -292,7 +292,7 @@ TEST_CASE("matmul: matrices inside wider rows give the bits of matrices without 
           "[bitwise]") {
   // Gaps of whole quads and of parts of one, and rows that end inside a quad of an aligned line.
   const Size sizes[] = {{5, 7, 3}, {66, 70, 33}, {6, 9, 1030}, {20, 24, 28}};
-  const Size gaps[] = {{0, 0, 4}, {4, 8, 0}, {3, 1, 2}, {57, 55, 95}};  // behind the rows of A, B, C
+  const Size gaps[] = {{0, 0, 4}, {4, 8, 0}, {3, 1, 2}, {57, 55, 95}};  // after the rows of A, B, C
   for (const Size& s : sizes)
     for (const Size& gap : gaps) {
       INFO("M " << s.M << " N " << s.N << " K " << s.K << ", gaps " << gap.M << " " << gap.N << " " << gap.K);

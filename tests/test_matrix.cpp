@@ -143,7 +143,7 @@ bool learns(ModelConfig config, Context& ctx) {
   return model.loss({ids, targets, 2, T}) < before;
 }
 
-// The logits behind the last token of a sequence, of which all but `last` were read at once and the others one by one.
+// The logits after the last token of a sequence, of which all but `last` were read at once and the others one by one.
 std::vector<float> with_cache(Model& model, const std::vector<int>& ids, size_t last) {
   model.begin_sequences(1, ids.size());
   std::vector<float> logits = model.read({ids.begin(), ids.end() - ptrdiff_t(last)});

@@ -216,7 +216,7 @@ TEST_CASE("mma: the definition gives what GPUs gave", "[mma]") {
 }
 
 TEST_CASE("mma: what is cut, by hand", "[mma]") {
-  // 1 + 2^-25 x: Hopper keeps 25 places behind the point of the largest term, Ampere 24; then a float has 23.
+  // 1 + 2^-25 x: Hopper keeps 25 places after the point of the largest term, Ampere 24; then a float has 23.
   const float tiny = std::ldexp(1.0f, -25);
   for (MmaArithmetic arithmetic : {hopper, ampere}) {
     INFO((arithmetic == hopper ? "hopper" : "ampere"));

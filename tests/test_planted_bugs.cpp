@@ -31,7 +31,7 @@ constexpr bool shadow = true;
 constexpr bool shadow = false;
 #endif
 
-// NaN behind the data, as behind what the allocator gives; under ASan its red zones are the better watch.
+// NaN past the data, as past what the allocator gives; under ASan its red zones are the better watch.
 constexpr size_t margin = asan ? 0 : 64;
 
 using Kernel = void (*)(float*, const float*);

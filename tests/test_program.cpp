@@ -177,7 +177,7 @@ TEST_CASE("program: a text's split, its bigrams, its prompt, and a width chosen 
   REQUIRE(contains(out, "tokens 0 to 750 of 1000 bytes of 1 text files"));
   REQUIRE(contains(out, "64 tokens a step, epoch of 11.5 steps"));  // 23 sequences of 32
 
-  // Entropy of a letter behind a letter, over the seven sequences of validation.
+  // Entropy of a letter after a letter, over the seven sequences of validation.
   std::map<std::string, double> pairs, singles;
   for (size_t i = 750; i < 750 + 7 * 32; i++) pairs[text.substr(i, 2)]++, singles[text.substr(i, 1)]++;
   double entropy = 0;

@@ -18,7 +18,7 @@ std::string contents(const std::string& path) {
   return text.str();
 }
 
-// What stands between `open` and `close` from `at` on, and moves `at` behind it; "" where there is none.
+// What stands between `open` and `close` from `at` on, and moves `at` after it; "" where there is none.
 std::string next_between(const std::string& text, const std::string& open, const std::string& close, size_t& at) {
   const size_t begin = text.find(open, at);
   if (begin == std::string::npos) return "";

@@ -24,7 +24,7 @@ struct Routed {
   RouterOutOf<T> out() { return {p.data(), lse.data(), expert.data(), weight.data()}; }
 };
 
-// The same on a device. -1 stands in the experts and behind them.
+// The same on a device. -1 stands in the experts and after them.
 class DeviceRouted {
  public:
   DeviceRouted(const RouterShape& s, const std::vector<float>& logits, Context& ctx)

@@ -160,7 +160,7 @@ TEST_CASE("trainer: a run that diverges stops before its weights are touched", "
 }
 
 TEST_CASE("trainer: the gradient's norm by layer, before clipping, against AdamW's first moments", "[bitwise]") {
-  // Behind the first step m is (1 - beta1) times the clipped gradient.
+  // After the first step m is (1 - beta1) times the clipped gradient.
   for (size_t micro_batches : {1, 3}) {
     Config config = small_run(small_model("--norm=gated --norm-rank=3 --attn=g1 --layers=3"), 20, micro_batches);
     config.clip = 0.01f;

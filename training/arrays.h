@@ -2,8 +2,8 @@
 // leaves them there when it is complete, and --evaluate writes them anew: measures.safetensors, all F32.
 //
 // L layers, of which A are softmax attention; H heads, C hidden channels, T tokens of a sequence; P = min(T, 256), the first
-// positions. Everything counts from 0. A mean is over all that were measured; state s is the residual stream behind s blocks.
-//   loss_by_position       (T)           loss of the target behind each position, nats
+// positions. Everything counts from 0. A mean is over all that were measured; state s is the residual stream after s blocks.
+//   loss_by_position       (T)           loss of the target after each position, nats
 //   attention_map          (A,P,P)       what a query (row) gives to a key (column): mean over sequences and heads
 //   first_token_attention  (A,H)         what queries give to token 0, queries 0 left out
 //   sink_attention         (A,H)         the same for a learned sink or kv bias
@@ -11,8 +11,8 @@
 //   activation_by_token    (L+1,P,C)     |h| of a state by position and dimension
 //   activation_mean        (L+1,C)       the same over all positions
 //   activation_largest     (L+1)         largest |h|
-//   attention_output_mean  (A,2)         |o| before and behind the gate G1
-//   attention_output_below (A,3,K)       share of |o| below each of K thresholds: before G1, behind it, and before it times the
+//   attention_output_mean  (A,2)         |o| before and after the gate G1
+//   attention_output_below (A,3,K)       share of |o| below each of K thresholds: before G1, after it, and before it times the
 //                                        mean score of its layer in its batch
 //   gate_mean, gate_histogram            (gates), (gates,50)   scores of attention's gates: mean, and shares over gate_range,
 //                                        where a score outside it counts in the first or the last share
@@ -55,7 +55,7 @@ struct Arrays {
 
 inline constexpr double output_thresholds[] = {1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1};
 
-// Sums over batches: model.inspect(meter) behind every loss, then result().
+// Sums over batches: model.inspect(meter) after every loss, then result().
 class ArrayMeter final : public Inspector {
  public:
   ArrayMeter(const ModelConfig& model, Device device);
@@ -86,7 +86,7 @@ class ArrayMeter final : public Inspector {
   };
   struct AttentionLayer {
     Sums map, to_first, to_sink, value;             // (P,P), (H), (H), (T)
-    Outputs before = {}, behind = {}, scaled = {};  // behind the gate; before it times the mean score
+    Outputs before = {}, behind = {}, scaled = {};  // after the gate; before it times the mean score
     Scores gate = {};
   };
   struct NormLayer {

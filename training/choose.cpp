@@ -29,7 +29,7 @@ class LossReader final : public Inspector {
   Device device_;
 };
 
-// The losses of up to B rows, which are padded to the longest: what stands behind a token changes nothing before it.
+// The losses of up to B rows, which are padded to the longest: what stands after a token changes nothing before it.
 void add_losses(const std::vector<EndingRow>& rows, Model& model, Device device, EndingLosses& losses) {
   size_t T = 0;
   for (const EndingRow& row : rows) T = std::max(T, row.tokens.size() - 1);

@@ -1,4 +1,4 @@
-// choose: which of several endings a model finds likeliest behind a context (dataloader/choices.h)
+// choose: which of several endings a model finds likeliest after a context (dataloader/choices.h)
 //   the loss of an ending is the sum of -log p(token | all before it) over its tokens, in double
 //   an answer by the sum is the ending of the smallest sum; an answer by the mean, the one of the smallest sum / tokens, which
 //   does not prefer short endings: the accuracy that llm.c and others give for HellaSwag. Of equal ones the first is taken.

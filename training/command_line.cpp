@@ -37,7 +37,7 @@ static std::string cell(const std::string& text) {
   return escaped;
 }
 
-// The named values of a flag. A file that serves several of them in a row is named behind the last.
+// The named values of a flag. A file that serves several of them in a row is named after the last.
 static std::string linked(const std::vector<Flag::Choice>& choices) {
   std::string text;
   for (size_t i = 0; i < choices.size(); i++) {

@@ -14,7 +14,7 @@ std::string help_text(size_t width);
 // Fills config; false when the command line asked for help only. Refuses what the table does not allow.
 bool parse_command_line(Config& config, int argc, char** argv);
 
-// What a line of flags asks for, as a user would type it behind ./train.
+// What a line of flags asks for, as a user would type it after ./train.
 Config config_of_flags(const std::string& line);
 ModelConfig model_of_flags(const std::string& line);
 

@@ -48,7 +48,7 @@ struct Config {
   bool resume = false, change_precision = false, evaluate = false;
   std::string export_folder;  // where the model goes as a folder of transformers; empty: nowhere
   bool export_bf16 = false;
-  std::optional<QuantizedFormat> quantize;  // of a second look at the model, behind --evaluate
+  std::optional<QuantizedFormat> quantize;  // of a second look at the model, after --evaluate
   double smoothquant = 0;                   // 0: none
   Probe probe = Probe::none;
   std::string choices;  // a file of questions with endings

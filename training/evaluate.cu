@@ -68,7 +68,7 @@ void look_at(Trainer& trainer, const std::string& path, const RunMetadata& metad
   if (!questions.empty()) printf("%s", choices_of(trainer, questions, ctx).c_str());
 }
 
-// What stands behind a key that a sequence holds once before.
+// What stands after a key that a sequence holds once before.
 std::string retrieval_of(Trainer& trainer) {
   const Config& c = trainer.config;
   const Recall task(c.seed, 1, c.model.vocab);

@@ -1,4 +1,4 @@
-// generate: what a model writes behind a prompt, several samples side by side. --generate prints it as it comes, and a run's
+// generate: what a model writes after a prompt, several samples side by side. --generate prints it as it comes, and a run's
 // sample at the end comes from the same loop.
 // --generate --prompt --prompt-tokens --tokens --samples --temperature --top-k --top-p | tests/test_generate.cpp
 #pragma once
@@ -17,7 +17,7 @@ namespace gated {
 // Learned positions end.
 bool grows_forever(const ModelConfig& config);
 
-// Writes `count` tokens behind each of the sequences, which are equally long and not empty, with a cache. `each` sees the newest
+// Writes `count` tokens after each of the sequences, which are equally long and not empty, with a cache. `each` sees the newest
 // token of every sequence, and ends it by false. Sequence i draws from stream i of the sampler's seed, its token t from index t.
 // Where a sequence grows past the context and the model does not (grows_forever), a token sees the `context` tokens before it, as
 // positions 0 to context - 1: they are read anew for each. The model has memory for as many at once, or else for the prompt.

@@ -1,4 +1,4 @@
-// interrupt: Ctrl-C (SIGINT) and SIGTERM end a run behind the step that is under way. A second one ends it at once.
+// interrupt: Ctrl-C (SIGINT) and SIGTERM end a run after the step that is under way. A second one ends it at once.
 // tests/test_cli.cpp
 #pragma once
 

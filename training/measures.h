@@ -1,12 +1,12 @@
 // measures: what attention, the residual stream, gates, norms and experts of a model look like on given tokens.
 //
 // Definitions, all over the tokens that were measured. Layers, heads, tokens and dimensions count from 0; state s is the
-// residual stream behind s blocks, so state 0 is the embedding.
+// residual stream after s blocks, so state 0 is the embedding.
 //   attention to the first token   weight that a query gives to token 0 (with sigmoid scores the sigmoid itself), queries 0
 //                                  left out: the mean over queries and heads, then over layers   (arXiv 2505.06708, F-Attn)
 //   attention to the sink          the same for a learned sink or kv bias
 //   length of v at the first token |v| of token 0 over the mean |v| of the others, of a layer; the mean over layers
-//   output of attention            |o| as the gate G1 reads it, and behind that gate: mean, and share below 1e-2 and 1e-3
+//   output of attention            |o| as the gate G1 reads it, and after that gate: mean, and share below 1e-2 and 1e-3
 //   largest activation             largest |h| of all states; and of all but tokens 0            (arXiv 2601.22966, 2505.06708)
 //   massive activations            values with |h| > 100 and |h| > 1000 times the median |h| of their state in their batch
 //   residual-sink dimensions       where in some state |h| > 10 times that median on more than half of the tokens; the largest
@@ -17,7 +17,7 @@
 //                                  attention and FFN
 //   score of a gate                scale * act(logit): the mean of all, and the share with |score| < 0.1
 //   weight of a norm               lambda, and PreAffine's lambda_1: the one furthest from 1
-//   linear attention               mean decay exp(g) and beta; |S|, the Frobenius norm of the last state that is kept, so behind
+//   linear attention               mean decay exp(g) and beta; |S|, the Frobenius norm of the last state that is kept, so after
 //                                  a multiple of 64 tokens, where a sequence has more
 //   routing                        as of a step (training/trainer.h), of all these tokens
 // Host code over what the forward left: the same figures wherever the same bits were computed. Sums are taken in double, in an
@@ -96,7 +96,7 @@ struct Measures {
   std::vector<float> gradient_norm_by_layer;  // of the step, before clipping
 };
 
-// Sums over batches: model.inspect(meter) behind every forward, then result().
+// Sums over batches: model.inspect(meter) after every forward, then result().
 class Meter final : public Inspector {
  public:
   explicit Meter(Device device) : device_(device) {}
@@ -152,7 +152,7 @@ class Meter final : public Inspector {
   std::optional<Measures::Experts> experts() const;
 
   Device device_;
-  std::vector<Layer> layers_;  // the last is what stands behind all blocks
+  std::vector<Layer> layers_;  // the last is what stands after all blocks
   size_t tokens_ = 0, context_ = 0, massive_ = 0;
   std::optional<Measures::NormWeight> norm_weight_, pre_weight_;
 };

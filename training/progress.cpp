@@ -150,7 +150,7 @@ void Progress::finish() {
   printf("\n%zu steps in %s\n", config_.steps - first_step_, duration(seconds_now() - begin_).c_str());
 }
 
-// A resumed run has the log that an uninterrupted one would have: lines behind its checkpoint go. The shortened log
+// A resumed run has the log that an uninterrupted one would have: lines after its checkpoint go. The shortened log
 // takes the place of the old one in one step, so that a kill in between loses neither.
 void Progress::open_log(const std::string& path, size_t steps_done) {
   std::ifstream old(path);

@@ -28,7 +28,7 @@ class Progress {
   void header();
   void step(const StepResult& result);
   void validation(size_t step, double loss);
-  // Printed behind the last step, else logged alone.
+  // Printed after the last step, else logged alone.
   void measures(size_t step, Measures measures);
   // Around a checkpoint: the log reaches the disk before the weights that stand on it, and the time that saving takes is
   // not the next step's.

@@ -87,7 +87,7 @@ static bool hashes_data(const std::string& key) {
 void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now) {
   rename_old_flags(then);
   // What is compared, in the order of the table of flags: there a flag stands before those that follow from it, as
-  // --attention-every does from --mixer. Hashes stand behind them: a flag's name says more.
+  // --attention-every does from --mixer. Hashes stand after them: a flag's name says more.
   std::vector<std::string> keys;
   Config defaults;
   for (const Flag& f : list_flags(defaults)) {

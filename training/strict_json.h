@@ -1,6 +1,6 @@
 // strict_json: JSON from a file that nobody vouches for: what nlohmann-json would pass over in silence is refused too.
 //
-// A key written twice, of which parsers keep one; nesting deeper than the file's kind has; a NUL byte, behind which nothing
+// A key written twice, of which parsers keep one; nesting deeper than the file's kind has; a NUL byte, after which nothing
 // would be looked at. Every refusal is one line that begins with the file. tests/test_checkpoint.cpp, tests/fuzz_safetensors.cpp
 #pragma once
 #include <nlohmann/json.hpp>

@@ -75,7 +75,7 @@ class Trainer {
   // Mean loss over the first `batches` validation batches, or over all where there are fewer. The inspectors see what each
   // of them leaves in the model.
   double validate(size_t batches, const std::vector<Inspector*>& inspectors = {});
-  // Forwards alone, over the first `count` micro-batches of the run; look() is called behind each.
+  // Forwards alone, over the first `count` micro-batches of the run; look() is called after each.
   void look_at_training(size_t count, const std::function<void()>& look);
   // 16 hex digits over every weight's name, shape and bits.
   std::string fingerprint() const;
