@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-TRAIN = os.path.join(HERE, "..", "train")
+from common import ROOT, TRAIN, refuse, require_train
+
 WORDS = "the model reads a text and writes more of it 12 345 it's they'll Größe 你好 ( ) ; . , \n".split(" ")
 
 
@@ -75,15 +75,15 @@ def answers_of_train(folder, questions, work):
     with open(source, "w", encoding="utf-8") as file:
         json.dump(questions, file)
     for command in (
-        [sys.executable, os.path.join(HERE, "tokenize.py"), f"--choices={source}", f"--tokenizer={folder}", f"--out={shard}"],
+        [sys.executable, os.path.join(ROOT, "scripts/tokenize.py"), f"--choices={source}", f"--tokenizer={folder}", f"--out={shard}"],
         [TRAIN, "--device=cpu", "--evaluate", f"--from={folder}", f"--choices={shard}", "--val-batches=1", "--batch=4"],
     ):
-        done = subprocess.run(command, capture_output=True, text=True, cwd=os.path.join(HERE, ".."))
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         if done.returncode:
-            sys.exit(f"compare_choices: {' '.join(command)}: {done.stdout}{done.stderr}")
+            refuse(f"{' '.join(command)}: {done.stdout}{done.stderr}")
     found = re.search(r"choices +([\d.]+) %.*?([\d.]+) % by their", done.stdout, re.S)
     if not found:
-        sys.exit(f"compare_choices: no choices in what ./train said: {done.stdout}")
+        refuse(f"no choices in what ./train said: {done.stdout}")
     return [float(found[1]), float(found[2])]
 
 
@@ -92,15 +92,16 @@ def main():
     parser.add_argument("--questions", type=int, default=300, metavar="N", help="how many [300]")
     parser.add_argument("--from", dest="folder", metavar="FOLDER", help="a model of transformers, instead of a random GPT-2")
     args = parser.parse_args()
+    require_train()
     questions = random_questions(args.questions)
     with tempfile.TemporaryDirectory() as work:
-        folder = args.folder or os.path.join(work, "model")
+        folder = os.path.abspath(args.folder or os.path.join(work, "model"))
         if not args.folder:
             random_model(folder)
         theirs, ours = answers_of_transformers(folder, questions), answers_of_train(folder, questions, work)
     print(f"{args.questions} questions, right by mean and by sum: ./train {ours[0]:.2f} % {ours[1]:.2f} %, transformers {theirs[0]:.2f} % {theirs[1]:.2f} %")
     if any(abs(a - b) > 0.005 + 1e-9 for a, b in zip(ours, theirs)):
-        sys.exit("compare_choices: the answers differ")
+        refuse("the answers differ")
 
 
 if __name__ == "__main__":

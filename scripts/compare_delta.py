@@ -14,7 +14,8 @@ import re
 import subprocess
 import sys
 
-from side_by_side import ROOT, environment, refuse, threads_option
+from common import ROOT, refuse
+from side_by_side import environment, threads_option
 
 B, T, KEY_HEADS, VALUE_HEADS, D = 4, 2048, 16, 32, 128
 BENCH = os.path.join(ROOT, "build/release/bench")

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 
-from side_by_side import TRAIN, WAITING, environment, refuse, threads_option
+from common import TRAIN, refuse, require_train
+from side_by_side import WAITING, environment, threads_option
 
 # What the other Python runs: saves the model, or generates with it.
 SAVE = """
@@ -64,8 +65,7 @@ def main():
         refuse(f"--rounds={options.rounds} --threads={options.threads} --tokens={options.tokens}: expected at least 1, 1, 2")
     if not all(0 < T <= 1024 - options.tokens for T in options.prompts):
         refuse(f"--prompts: expected 1 to {1024 - options.tokens} tokens, so that {options.tokens} more are at most 1024")
-    if not os.access(TRAIN, os.X_OK):
-        refuse(f"{TRAIN}: not found: run make first")
+    require_train()
 
     rows = []
     with tempfile.TemporaryDirectory(prefix="compare_generate_") as folder:

@@ -24,7 +24,8 @@ import signal
 import subprocess
 import tempfile
 
-from side_by_side import WAITING, Program, environment, in_turns, our_program, refuse, table, threads_option
+from common import refuse
+from side_by_side import WAITING, Program, environment, in_turns, our_program, table, threads_option
 
 B, T = 4, 64
 LAYERS, CHANNELS, HEADS, CONTEXT = 12, 768, 12, 1024

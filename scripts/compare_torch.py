@@ -14,7 +14,8 @@ import string
 import sys
 import tempfile
 
-from side_by_side import ROOT, WAITING, Program, environment, in_turns, our_program, refuse, table, threads_option
+from common import ROOT, refuse
+from side_by_side import WAITING, Program, environment, in_turns, our_program, table, threads_option
 
 # model, sequences, tokens of a sequence, steps of a run
 SHAPES = [("gpt2-124m", 4, 64, 6), ("gpt2-124m", 4, 256, 4), ("gpt2-124m", 1, 1024, 4), ("tiny", 16, 128, 60)]

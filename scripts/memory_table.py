@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 
+from common import ROOT, TRAIN, refuse, require_train
+
 MODELS = [
     "",
     "--norm=gated --attn=g1 --batch=32",
@@ -20,18 +22,19 @@ MODELS = [
 
 
 def measure(flags):
-    command = ["./train", "--device=cpu", "--steps=2", "--warmup=1", "--val-batches=2", "--sample-tokens=20"] + flags.split()
+    command = [TRAIN, "--device=cpu", "--steps=2", "--warmup=1", "--val-batches=2", "--sample-tokens=20"] + flags.split()
     with tempfile.TemporaryFile("w+") as out:
-        child = subprocess.Popen(command, stdout=out)
+        child = subprocess.Popen(command, stdout=out, cwd=ROOT)
         _, status, usage = os.wait4(child.pid, 0)
         if status:
-            sys.exit(f"memory_table: {' '.join(command)} failed")
+            refuse(f"{' '.join(command)} failed")
         out.seek(0)
         announced = re.search(r"(\d+)\s+MiB", out.read())
     return float(announced[1]), usage.ru_maxrss / 1024
 
 
 def main():
+    require_train()
     print("| flags | announced, MiB | at the peak, MiB | beside |")
     print("|---|---|---|---|")
     for flags in sys.argv[1:] or MODELS:

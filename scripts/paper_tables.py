@@ -246,7 +246,9 @@ def p2_2():
 
 def p3_5():
     def furthest(m):
-        return max(sizes[0] / median for sizes, median in zip(m["outlier_sizes_by_state"], m["median_by_state"]))
+        # (null: every token of that state has a massive activation, and those are left out)
+        return max((sizes[0] / median for sizes, median in zip(m["outlier_sizes_by_state"], m["median_by_state"]) if median is not None),
+                   default=None)
 
     rows = [Row("LayerNorm", "LayerNorm", "--norm=layernorm"),
             Row("DyT", "DyT", "--norm=dyt", {"outlier": "lower"}, "LayerNorm"),

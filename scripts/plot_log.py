@@ -6,7 +6,8 @@ usage: scripts/plot_log.py FOLDER... [-o losses.png]     each FOLDER was a run's
 import argparse
 import os
 
-from plots import find_matplotlib, read_log
+from common import refuse
+from plots import drawn, find_matplotlib, read_log, writable
 
 
 def main():
@@ -14,7 +15,7 @@ def main():
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what --out named")
     parser.add_argument("-o", "--output", default="losses.png")
     args = parser.parse_args()
-    runs = [(os.path.basename(os.path.normpath(folder)), read_log(folder)) for folder in args.folders]
+    runs = [(drawn(writable(os.path.basename(os.path.normpath(folder)))), read_log(folder)) for folder in args.folders]
     find_matplotlib().use("Agg")
     from matplotlib import pyplot
 
@@ -39,8 +40,11 @@ def main():
     for axis in (losses, norms):
         axis.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(args.output, dpi=120)
-    print(f"wrote {args.output}")
+    try:
+        figure.savefig(args.output, dpi=120)
+    except (OSError, ValueError) as error:  # ValueError: a kind of file that matplotlib has not
+        refuse(f"{args.output}: cannot write: {error}")
+    print(f"wrote {writable(args.output)}")
 
 
 main()

@@ -4,39 +4,47 @@ import os
 import subprocess
 import sys
 
+from common import refuse
+
 DEBIANS = "/usr/bin/python3"  # the python that `scripts/setup.sh --plots` installs matplotlib for
-
-
-def fail(message):
-    sys.exit(f"error: {message}")
 
 
 def read_log(folder):
     """The entries of a run. The last line may be half written: the run may still be going on."""
     path = os.path.join(folder, "log.jsonl")
     if not os.path.isdir(folder):
-        fail(f"{folder}: no such folder: name what --out named")
+        refuse(f"{folder}: no such folder: name what --out named")
     if not os.path.exists(path):
-        fail(f"{folder}: holds no log.jsonl: name what --out named")
+        refuse(f"{folder}: holds no log.jsonl: name what --out named")
     try:
         with open(path) as log:
             lines = log.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        fail(f"{path}: cannot be read as text: {error}")
+        refuse(f"{path}: cannot be read as text: {error}")
     entries = []
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             if number < len(lines):
-                fail(f"{path}: line {number} is no JSON: was the file changed? Delete that line")
+                refuse(f"{path}: line {number} is no JSON: was the file changed? Delete that line")
             continue
         if not isinstance(entry, dict):
-            fail(f"{path}: line {number} is no JSON object, which every line of a run's log is: name what --out named")
+            refuse(f"{path}: line {number} is no JSON object, which every line of a run's log is: name what --out named")
         entries.append(entry)
     if not any("loss" in e for e in entries):
-        fail(f"{path}: holds no step yet")
+        refuse(f"{path}: holds no step yet")
     return entries
+
+
+def writable(name):
+    """A file's name need not be UTF-8: what is not stands as \\xNN, as in Python."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
+def drawn(name):
+    """A name as matplotlib takes it: between two $ it would read a formula, and a legend leaves out what begins with _."""
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def find_matplotlib():
@@ -48,5 +56,5 @@ def find_matplotlib():
         if sys.executable != DEBIANS and os.path.exists(DEBIANS):
             if subprocess.run(has_it, stderr=subprocess.DEVNULL).returncode == 0:
                 os.execv(DEBIANS, [DEBIANS, *sys.argv])
-        fail(f"{sys.executable} has no matplotlib: run scripts/setup.sh --plots, or use a python that has it")
+        refuse(f"{sys.executable} has no matplotlib: run scripts/setup.sh --plots, or use a python that has it")
     return matplotlib

@@ -9,27 +9,30 @@ what the log alone says. The page needs nothing beside itself.
 import argparse
 import os
 
-from plots import fail, find_matplotlib
+from common import refuse
+from plots import find_matplotlib, writable
 
 
 def write(path, text):
     """The whole text, or what was there before."""
     unfinished = f"{path}.tmp.{os.getpid()}"
     try:
-        with open(unfinished, "w", encoding="utf-8") as file:
+        with open(unfinished, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
         os.replace(unfinished, path)
-    except OSError as error:
+    except BaseException as error:
         if os.path.exists(unfinished):
             os.remove(unfinished)
-        fail(f"{path}: cannot write: {error.strerror}")
+        if isinstance(error, OSError):
+            refuse(f"{path}: cannot write: {error.strerror}")
+        raise
 
 
 def make_folder(path):
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
-        fail(f"{path}: cannot be made a folder: {error.strerror}")
+        refuse(f"{path}: cannot be made a folder: {error.strerror}")
 
 
 def main():
@@ -48,13 +51,13 @@ def main():
     # A value that is not finite ends a line: of its logarithm nothing need be said.
     with numpy.errstate(all="ignore"), matplotlib.rc_context(figures.STYLE):
         write(args.out, page.page(runs))
-        print(f"wrote {args.out}")
+        print(f"wrote {writable(args.out)}")
         if args.pictures:
             make_folder(args.pictures)
             pictures = drawing.pictures(runs)
             for name, picture in pictures.items():
                 write(os.path.join(args.pictures, name + ".svg"), picture)
-            print(f"wrote {len(pictures)} pictures into {args.pictures}")
+            print(f"wrote {len(pictures)} pictures into {writable(args.pictures)}")
 
 
 main()

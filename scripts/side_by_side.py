@@ -7,17 +7,11 @@ import os
 import re
 import statistics
 import subprocess
-import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TRAIN = os.path.join(ROOT, "train")
+from common import TRAIN, refuse, require_train
 
 # How the idle threads of the other side may wait; its better figure counts.
 WAITING = {"default waiting": {}, "short spinning": {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}}
-
-
-def refuse(message):
-    sys.exit("error: " + message)
 
 
 class Program:
@@ -74,8 +68,7 @@ def environment(threads):
 
 def our_program(flags, tokens, threads):
     """./train with `flags`, whose step holds `tokens` tokens."""
-    if not os.access(TRAIN, os.X_OK):
-        refuse(f"{TRAIN}: not found: run make first")
+    require_train()
     command = [TRAIN] + flags + ["--warmup=0", "--sample-tokens=0", "--device=cpu", f"--threads={threads}"]
     print("gated.cu  " + " ".join(["./train"] + command[1:]))
     return Program("gated.cu", command, environment(threads), r"step +\d+/\d+ .* (\d+) tok/s",

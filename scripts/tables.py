@@ -21,9 +21,9 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+from common import ROOT, TRAIN, refuse, require_train
 from paper_tables import ELSEWHERE, SCALES, TABLES, Stability
 from plots import read_log
-from side_by_side import ROOT, TRAIN, refuse
 
 SEEDS = (1337, 1, 2, 3, 4, 5, 6, 7)
 
@@ -291,9 +291,10 @@ def table_of_stability(scale, seeds, text, results):
     for name in s.variants:
         losses = [[results[run].get("validation_loss", math.inf) for run in runs[name, f]] for f in s.factors]
         means = [sum(l) / len(l) for l in losses]
-        trains = [f * lr for f, m in zip(s.factors, means) if m <= min(means) + s.slack]
-        shown.append([name] + [f"{m:.3f}" if m < math.inf else "diverges" for m in means] + [f"{max(trains):.3g}"])
-        kept.append({"variant": name, "highest": max(trains),
+        trains = [f * lr for f, m in zip(s.factors, means) if m < math.inf and m <= min(means) + s.slack]
+        highest = max(trains, default=None)
+        shown.append([name] + [f"{m:.3f}" if m < math.inf else "diverges" for m in means] + [f"{highest:.3g}" if trains else "none"])
+        kept.append({"variant": name, "highest": highest,
                      "losses": {f * lr: [l if l < math.inf else None for l in ls] for f, ls in zip(s.factors, losses)},
                      "flags": runs[name, 1][0].line()})
     return markdown(heading, shown) + ["", f"Validation loss by learning rate. A rate trains where the mean loss is within {s.slack} "
@@ -380,8 +381,7 @@ def main():
                 refuse("stability has no rows in a paper; P1 table 2 (p1-2) has the rates that the paper tried")
             print_commands(name)
         return
-    if not os.access(TRAIN, os.X_OK):
-        refuse(f"{TRAIN}: not found: run make first")
+    require_train()
     text = read_text(options.text)
     scale, seeds = SCALES[options.scale], SEEDS[:options.seeds]
     wanted = []

@@ -44,16 +44,26 @@ def fail(message):
 # ---- texts
 
 
+def files_under(top):
+    """As files_under of dataloader/files.h: all regular files, by path in byte order, without names that begin with a dot."""
+
+    def stop(error):
+        fail(f"{error.filename}: cannot be walked: {error.strerror}")
+
+    files = []
+    for folder, folders, names in os.walk(top, onerror=stop):
+        folders[:] = [f for f in folders if not f.startswith(".")]
+        files += [os.path.join(folder, name) for name in names if not name.startswith(".")]
+    return sorted(filter(os.path.isfile, files), key=os.fsencode)
+
+
 def files_of(texts):
-    """The files that TEXT... names: a folder's in byte order, without those whose names begin with a dot."""
+    """The files that TEXT... names."""
     files = []
     for text in texts:
-        if not os.path.isdir(text):
-            files.append(text)
-            continue
-        for folder, folders, names in os.walk(text):
-            folders[:] = sorted(f for f in folders if not f.startswith("."))
-            files += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
+        if os.path.exists(text) and not (os.path.isdir(text) or os.path.isfile(text)):
+            fail(f"{text}: not a regular file")  # a pipe cannot be read twice, and says no size
+        files += files_under(text) if os.path.isdir(text) else [text]
     if not files:
         fail(f"{', '.join(texts)}: no file there")
     return files

@@ -19,10 +19,10 @@
 #include <thread>
 
 #include "tests/catch.h"
+#include "tests/script.h"
 #include "training/checkpoint.h"
 
 using namespace gated;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -99,10 +99,6 @@ std::string refusal(Call call) {
     return text;
   }
   return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // A file with this header and `data` zero bytes.

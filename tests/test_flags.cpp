@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "tests/compare.h"
+#include "tests/script.h"
 #include "training/command_line.h"
 #include "training/run_metadata.h"
 
@@ -24,9 +25,6 @@ std::string parse(Config& config, std::vector<std::string> words) {
 std::string parse(std::vector<std::string> words) {
   Config config;
   return parse(config, std::move(words));
-}
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ class Anything:
     def __iter__(self): return iter([Anything(self.name)])
     def __call__(self, *positional, **named):
         print(self.name, *positional, *("%s=%s" % item for item in named.items()))
+        if self.name == "savefig" and positional[0].endswith(".letter"): raise ValueError("Format 'letter' is not supported")
         return (Anything("figure"), (Anything("losses"), Anything("norms"))) if self.name == "subplots" else self
     def __repr__(self): return self.name
 def __getattr__(name):
@@ -53,6 +54,15 @@ TEST_CASE("plot_log: train, validation and bigrams are drawn and named; what is 
                            "legend", "semilogy [1] [1.5]"})
     REQUIRE(contains(drawn.text, part));
   REQUIRE(!contains(drawn.text, "two, validation"));
+  // What matplotlib would take for a formula, for a line without a name, and what it could not write.
+  f.write("$x$/log.jsonl", step);
+  f.write("_x/log.jsonl", step);
+  f.write("caf\xe9/log.jsonl", step);
+  const Said named = plot(f, "'$x$' _x 'caf\xe9' -o 'caf\xe9.png'");
+  INFO(named.text);
+  REQUIRE(named.exit_code == 0);
+  for (const char* part : {"label=\\$x\\$, train", "label= _x, train", "label=caf\\xe9, train", "wrote caf\\xe9.png\n"})
+    REQUIRE(contains(named.text, part));
 
   fs::create_directory(f / "empty");
   f.write("started/log.jsonl", R"({"step":0,"bigram_entropy":2.5})"
@@ -62,6 +72,7 @@ TEST_CASE("plot_log: train, validation and bigrams are drawn and named; what is 
   require_refused_at_once(plot(f, f / "empty"), "empty: holds no log.jsonl");
   require_refused_at_once(plot(f, f / "started"), "log.jsonl: holds no step yet");
   require_refused_at_once(plot(f, f / "broken"), "log.jsonl: line 1 is no JSON");
+  require_refused(plot(f, f / "one" + " -o a.letter"), "a.letter: cannot write: Format 'letter' is not supported");
 
   // A python without matplotlib: the script goes on with Debian's where that has it, and else says what to do.
   f.write("modules/matplotlib/__init__.py", "raise ImportError\n");

@@ -8,13 +8,13 @@
 #include <regex>
 
 #include "tests/compare.h"
+#include "tests/script.h"
 #include "tests/small_runs.h"
 #include "training/generate.h"
 #include "training/measures.h"
 #include "training/sampler.h"
 
 using namespace gated;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -25,17 +25,6 @@ std::string output_of(const std::string& flags) {
   for (int c; (c = fgetc(pipe)) != EOF;) text += char(c);
   pclose(pipe);
   return text;
-}
-
-struct Folder {
-  const fs::path path = fs::temp_directory_path() / ("program." + std::to_string(getpid()));
-  Folder() { fs::create_directories(path); }
-  ~Folder() { fs::remove_all(path); }
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // The numbers in brackets of a regular expression, where it is found first.

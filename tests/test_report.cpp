@@ -24,7 +24,7 @@ struct Array {
 // A run of two layers with two heads, and all that a page can show of it.
 struct Run {
   size_t P = 16, C = 8, steps = 40;
-  std::vector<std::string> flags = {"--steps=40", "--threads=2"};
+  std::vector<std::string> flags = {"--steps=40"};
   std::map<std::string, Array> arrays;
   Json metadata, measured;
 
@@ -54,8 +54,6 @@ struct Run {
               {"first_token_attention", {{2, 2}, [](size_t i) { return 0.11f * float(i + 1); }}},
               {"value_norm", {{2, P}, smooth}},
               {"activation_by_token", {{3, P, C}, smooth}},
-              {"activation_mean", {{3, C}, smooth}},
-              {"activation_largest", {{3}, smooth}},
               {"attention_output_mean", {{2, 2}, [](size_t i) { return i % 2 ? NAN : 0.5f; }}},
               {"attention_output_below", {{2, 3, 3}, [](size_t i) { return i / 3 % 3 ? NAN : 0.1f * float(i % 3); }}},
               {"norm_weight", {{3, C}, smooth}},
@@ -139,7 +137,7 @@ TEST_CASE("report: the page shows what the runs hold, and nothing of what none o
   Run plain, gated;
   gated.gate();
   const std::string runs = f.add("plain", plain) + f.add("gated", gated);
-  const Said o = f.report(runs + " --pictures=" + f / "pictures");
+  const Said o = f.report(runs);
   INFO(o.text);
   REQUIRE(o.exit_code == 0);
   const std::string page = f.page();
@@ -150,17 +148,13 @@ TEST_CASE("report: the page shows what the runs hold, and nothing of what none o
         ">0.125<", "dimension 6\nfinal norm<", ">2.0312<", ">Largest activation by layer</h3>",
         ">Scores of the attention gate</h3>", ">33</text>", ">44</text>", ">5</text>", ">7</text>"})
     CHECK(contains(page, part));
-  for (const char* absent : {"--threads", "λ₁", "norms’ gates", "learned sink", "NaN", "nan"})
-    CHECK(!contains(page, absent));
+  for (const char* absent : {"λ₁", "norms’ gates", "learned sink", "NaN", "nan"}) CHECK(!contains(page, absent));
   REQUIRE(count(page, "aria-label=\"Scores of the attention gate: gated\"") == 1);
   REQUIRE(count(page, "aria-label=\"Scores of the attention gate: plain\"") == 0);
   REQUIRE(count(page, "<svg ") == count(page, "role=\"img\""));
   // Nothing is loaded from elsewhere.
   for (const char* outside : {"<script", "<link", "<img", "src=", "@import", "url(http"})
     CHECK(!contains(page, outside));
-
-  REQUIRE(contains(f.read("pictures/peak.svg"), ">gated</text>"));
-  REQUIRE(!fs::exists(f.path / "pictures/pre-weights.svg"));
 
   // The same again, byte for byte.
   REQUIRE(f.report(runs).exit_code == 0);
@@ -185,8 +179,17 @@ TEST_CASE("report: a log alone is enough, also one that is still being written o
   if (python_that_draws().empty()) return;
   const Runs f;
   f.write("one/log.jsonl", Run().log() + R"({"step":41,"lo)");
-  f.write("two/log.jsonl", R"({"step":1,"loss":null,"gradient_norm":0,"largest_activation":null})"
-                           "\n");
+  f.write("two/log.jsonl",
+          R"({"step":1,"loss":null,"gradient_norm":0,"largest_activation":null})"
+          "\n"
+          R"({"step":1,"outliers_by_state":[[1],[2]],"outlier_sizes_by_state":[[0],[0]],"median_by_state":[0,0]})"
+          "\n"
+          R"({"step":2,"outliers_by_state":[[null],[null]],"outlier_sizes_by_state":[[null],[null]],)"
+          R"("median_by_state":[null,null]})"
+          "\n");
+  const Said alone = f.report(f / "two");
+  INFO(alone.text);
+  REQUIRE(alone.text == "wrote " + f / "page.html" + "\n");
   const Said o = f.report(f / "one" + " " + f / "two");
   INFO(o.text);
   REQUIRE(o.exit_code == 0);
@@ -215,13 +218,16 @@ TEST_CASE("report: eight large runs make a page of at most three megabytes", "[r
 }
 
 TEST_CASE("report: what is no run, or half of one, is refused in a line", "[report]") {
-  if (python_that_draws().empty()) return;
+  const std::string python = python_that_draws();
+  if (python.empty()) return;
   const Runs f;
   const Run good;
-  f.require_refused(f.add("good", good) + " " + f / "missing", "missing: no such folder");
+  // Folders, and what is said of each. One python reads them all: to start one takes longer than to read a hundred runs.
+  std::vector<std::pair<std::vector<std::string>, std::string>> bad;
   const auto refused_log = [&](const std::string& text, const std::string& said) {
-    f.write("log/log.jsonl", text);
-    f.require_refused(f / "log", "log.jsonl: " + said);
+    const std::string name = format("log%zu", bad.size());
+    f.write(name + "/log.jsonl", text);
+    bad.push_back({{f / name}, "log.jsonl: " + said});
   };
   refused_log("\xff\xfe\n" + good.log(), "cannot be read as text");
   refused_log("[1]\n" + good.log(), "line 1 is no JSON object");
@@ -230,9 +236,10 @@ TEST_CASE("report: what is no run, or half of one, is refused in a line", "[repo
   refused_log(good.log() + R"({"step":50,"median_by_state":[1]})", "median_by_state of step 50 has another form");
 
   const auto refused_file = [&](const std::string& bytes, const std::string& said) {
-    f.add("file", good);
-    f.write("file/measures.safetensors", bytes);
-    f.require_refused(f / "file", "measures.safetensors: " + said);
+    const std::string name = format("file%zu", bad.size());
+    f.add(name, good);
+    f.write(name + "/measures.safetensors", bytes);
+    bad.push_back({{f / name}, "measures.safetensors: " + said});
   };
   const std::string bytes = good.measures();
   for (const size_t n : {size_t(7), size_t(100)}) refused_file(bytes.substr(0, n), format("cut short at %zu", n));
@@ -254,15 +261,76 @@ TEST_CASE("report: what is no run, or half of one, is refused in a line", "[repo
 
   f.add("checkpoint", good);
   f.write("checkpoint/step_00000040.safetensors", "abc");
-  f.require_refused(f / "checkpoint", "step_00000040.safetensors: cut short");
+  bad.push_back({{f / "checkpoint"}, "step_00000040.safetensors: cut short"});
 
-  std::string many;
-  for (int i = 0; i < 22; i++) many += f.add("many", good);
-  f.require_refused(many, "22 runs: at most 21");
+  f.add("good", good);
+  bad.push_back({std::vector<std::string>(22, f / "good"), "22 runs: at most 21"});
+
+  Json folders;
+  for (const auto& [names, said] : bad) folders.push_back(names);
+  f.write("folders.json", folders.dump());
+  f.write("check.py", R"py(
+import json
+from reporting.runs import read_runs
+for folders in json.load(open("folders.json")):
+    try:
+        read_runs(folders)
+        print(json.dumps("accepted"))
+    except SystemExit as refusal:
+        print(json.dumps(refusal.code))
+)py");
+  const Said all = f.run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts " + python + " check.py");
+  INFO(all.text);
+  REQUIRE(all.exit_code == 0);
+  std::istringstream lines(all.text);
+  for (const auto& [names, said] : bad) {
+    std::string line;
+    REQUIRE(std::getline(lines, line));
+    const std::string refusal = Json::parse(line);
+    CHECK(refusal.starts_with("error: "));
+    CHECK(!contains(refusal, "\n"));
+    CHECK(contains(refusal, said));
+  }
+
+  // What the script makes of a refusal.
+  f.require_refused(f / "good" + " " + f / "missing", "missing: no such folder");
+  f.require_refused(bad[5].first[0], bad[5].second);
   f.write("page.html", "an older page");
-  const Said o = f.report(f.add("good", good) + " --out=" + f / "page.html/page.html");
+  const Said o = f.report(f / "good" + " --out=" + f / "page.html/page.html");
   REQUIRE(o.text == "error: " + f / "page.html/page.html" + ": cannot write: Not a directory\n");
-
   f.write("modules/matplotlib/__init__.py", "raise ImportError\n");
-  f.require_refused(f.add("good", good), "has no matplotlib: run scripts/setup.sh --plots");
+  f.require_refused(f / "good", "has no matplotlib: run scripts/setup.sh --plots");
+}
+
+TEST_CASE("report: runs whose names are formulas, or no UTF-8, and states that are all massive activations, are drawn",
+          "[report]") {
+  if (python_that_draws().empty()) return;
+  const Runs f;
+  Run run;
+  for (const char* key : {"outliers_by_state", "outlier_sizes_by_state"})
+    run.measured[key][1] = {nullptr, nullptr, nullptr};
+  run.measured["median_by_state"][1] = nullptr;
+  std::string runs;
+  for (const char* name : {"$x_1$ and $\\frac", "_hidden", "caf\xe9"}) {
+    f.add(name, run);
+    std::string measures = run.measures();
+    const std::string flag = "--steps=40", half_a_character = R"(--x\\ud800)";  // of JSON in JSON
+    measures.replace(measures.find(flag), flag.size(), half_a_character);
+    f.write(name + std::string("/measures.safetensors"), measures);
+    runs += " '" + f / name + "'";
+  }
+  const Said o = f.report(runs + " --pictures=" + f / "pictures");
+  INFO(o.text);
+  REQUIRE(o.exit_code == 0);
+  REQUIRE(count(o.text, "\n") == 2);
+  REQUIRE(contains(f.page(), R"(--x\ud800)"));
+  const std::string peak = f.read("pictures/peak.svg");
+  for (const char* name : {">$x_1$ and $\\frac<", "_hidden<", ">caf\\xe9<"}) {
+    CHECK(contains(f.page(), name));
+    CHECK(contains(peak, name));
+    CHECK(contains(f.read("pictures/top-dimensions.svg"), name));
+  }
+  REQUIRE(!fs::exists(f.path / "pictures/pre-weights.svg"));
+  // The largest of the states that are known: 300 over 0.5, so the axis goes past 500.
+  REQUIRE(contains(f.read("pictures/outliers.svg"), ">500<"));
 }

@@ -69,8 +69,16 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
 // Of which +0 and -0 C leaves the larger open.
 TEST_CASE("scripts: no kernel asks for fmaxf or fminf", "[scripts]") {
   const Folder f;
-  const Said said = f.run("cd {repo} && grep -nE '^[^/]*\\bf(max|min)f?\\(' kernels/*.cu kernels/*.cuh core/*.cuh");
-  REQUIRE(said.text == "");
+  // Comments may speak of them.
+  const auto found = [&](const std::string& files) {
+    return f
+        .run("for file in " + files +
+             "; do sed 's,//.*,,' $file | grep -nE '\\bf(max|min)f?\\(' | sed \"s,^,$file:,\"; done")
+        .text;
+  };
+  f.write("a.cu", "// fmaxf(a, b)\ny = a / fmaxf(b, c);\nz = fmin(a, b);  // fmax(a, b)\nrow_fmax(a);\n");
+  REQUIRE(found("a.cu") == "a.cu:2:y = a / fmaxf(b, c);\na.cu:3:z = fmin(a, b);  \n");
+  REQUIRE(found("{repo}/kernels/*.cu {repo}/kernels/*.cuh {repo}/core/*.cuh") == "");
 }
 
 namespace {

@@ -14,6 +14,7 @@
 
 #include "core/check.h"
 #include "tests/catch.h"
+#include "tests/script.h"
 
 using namespace gated;
 
@@ -48,10 +49,6 @@ std::string fault(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A.
     return e.what();
   }
   return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 std::string here(int line) {

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "dataloader/files.h"
 #include "dataloader/loader.h"
 #include "tests/catch.h"
 #include "tests/script.h"
@@ -125,6 +126,35 @@ print("same")
   // The script does not stand in the way of Python's module of its name.
   REQUIRE(f.run("cd {repo}/scripts && PYTHONDONTWRITEBYTECODE=1 python3 -c 'import tokenize; print(tokenize.NAME)'")
               .exit_code == 0);
+}
+
+TEST_CASE("tokenize: a folder holds the files that --data finds there, in that order", "[tokenize]") {
+  if (!answers("python3 --version")) {
+    WARN("no python3 here: scripts/tokenize.py was not looked at");
+    return;
+  }
+  const Folder f;
+  for (const char* name :
+       {"a.txt", "a/b.txt", "a-b.txt", "a/.hidden/c.txt", ".git/d.txt", "B", "\xff", "\xef\xbd\x81", "z/1"})
+    f.write(std::string("texts/") + name, "text");
+  REQUIRE(f.run("mkfifo texts/pipe; ln -s a.txt texts/link; ln -s nowhere texts/dangling; ln -s z texts/y").exit_code ==
+          0);
+  f.write("list.py", R"py(
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("script", sys.argv[1])
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+for file in script.files_of(sys.argv[2:]):
+    sys.stdout.buffer.write(os.fsencode(file) + b"\n")
+)py");
+  std::string expected;
+  const std::vector<std::string> files = files_under(f / "texts");
+  REQUIRE(files.size() == 8);
+  for (const std::string& file : files) expected += file + "\n";
+  const std::string list = "PYTHONDONTWRITEBYTECODE=1 python3 list.py {repo}/scripts/tokenize.py ";
+  REQUIRE(f.run(list + f / "texts").text == expected);
+  require_refused_at_once(f.run(list + "texts/pipe"), "texts/pipe: not a regular file");
+  require_refused_at_once(f.run(list + "texts/pipe texts/a"), "texts/pipe: not a regular file");
 }
 
 TEST_CASE("tokenize: what it cannot do is said in a line, and nothing is left behind", "[tokenize]") {

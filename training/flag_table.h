@@ -3,16 +3,9 @@
 #include <charconv>
 
 #include "training/flags.h"
+#include "training/number_text.h"
 
 namespace gated {
-
-// The shortest text that reads back as the same number.
-template <class T>
-std::string number_text(T value) {
-  char text[64];
-  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
-  return std::string(text, end);
-}
 
 // What a number may be, and how help says it. A low bound that is itself refused is written "> 0".
 template <class T>

@@ -3,24 +3,17 @@
 #include <charconv>
 #include <cmath>
 
+#include "training/number_text.h"
+
 namespace gated::hf_parts {
 
 using nlohmann::json;
 
-static std::string text_of(double value) {
-  char text[64];
-  return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
-}
-static std::string number_of(float value) {
-  char text[64];
-  return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
-}
 // The number that a float's shortest text says: 1e-5, not what 1e-5f is in double.
 static double shortest(float value) {
-  char text[64];
+  const std::string text = number_text(value);
   double real = 0;
-  const char* const end = std::to_chars(text, text + sizeof text, value).ptr;
-  std::from_chars(text, end, real);
+  std::from_chars(text.data(), text.data() + text.size(), real);
   return real;
 }
 
@@ -28,7 +21,7 @@ static void say(Words& words, const char* flag, size_t value) {
   words.push_back(flag + ("=" + std::to_string(value)));
 }
 static void say(Words& words, const char* flag, double value) {
-  words.push_back(flag + ("=" + text_of(value)));
+  words.push_back(flag + ("=" + number_text(value)));
 }
 static void say(Words& words, const char* flag, bool value) {
   words.push_back(flag + std::string(value ? "=on" : "=off"));
@@ -109,10 +102,10 @@ static void say_rope_scaling(const Keys& scaling, Words& words) {
   const std::string type = scaling.text_or("rope_type", scaling.text_or("type", "default"));
   if (type == "default") return;
   const auto turns = [&](double slow, double fast, double usual_fast) {
-    return slow == 1 && fast == usual_fast ? "" : "," + text_of(slow) + "," + text_of(fast);
+    return slow == 1 && fast == usual_fast ? "" : "," + number_text(slow) + "," + number_text(fast);
   };
   const std::string factor =
-      type == "linear" || type == "llama3" || type == "yarn" ? text_of(scaling.real("factor")) : "";
+      type == "linear" || type == "llama3" || type == "yarn" ? number_text(scaling.real("factor")) : "";
   if (type == "linear") return words.push_back("--rope-scaling=linear," + factor);
   if (type == "llama3" || type == "yarn") {
     const std::string trained = std::to_string(scaling.whole("original_max_position_embeddings"));
@@ -213,7 +206,7 @@ const Part gemma3_layers = {
 const Part gemma3_scales = {[](const Keys& keys, Words& words) {
                               const float factor = float(std::sqrt(double(keys.whole("hidden_size"))));
                               if (factor > 0 && factor < 1e6f)
-                                words.push_back("--embedding-factor=" + number_of(factor));
+                                words.push_back("--embedding-factor=" + number_text(factor));
                               const size_t divisor = keys.whole("query_pre_attn_scalar"), D = keys.whole("head_dim");
                               if (divisor != D) say(words, "--score-dim", divisor);
                               say(words, "--tied", keys.flag_or("tie_word_embeddings", true));

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from plots import drawn
 from reporting.catalogue import SECTIONS, Lines
 from reporting.figures import look
 
@@ -85,25 +86,25 @@ def lines_picture(lines, runs):
     axes = figure.add_subplot()
     lines.draw(axes, those)
     axes.set_title(lines.title, loc="left", fontweight="bold", fontsize=8)
-    figure.legend([Line2D([], [], **line) for _, line in those], [run.name for run, _ in those], loc="lower left", ncols=4)
+    figure.legend([Line2D([], [], **line) for _, line in those], [drawn(run.name) for run, _ in those], loc="lower left", ncols=4)
     return figure
 
 
 def columns_picture(columns, runs):
     parts = [(part, dict(suited(part, runs))) for part in columns.parts if suited(part, runs)]
-    those = [run for run in runs if any(run in drawn for _, drawn in parts)]
+    those = [run for run in runs if any(run in lines for _, lines in parts)]
     bars = 0.5 if any(part.bar for part, _ in parts) else 0
     heads = 0.2
     height = heads + sum(part_height(part) for part, _ in parts) + bars
     width = WIDTH * len(those)
     figure = Figure(figsize=(width, height))
     for column, run in enumerate(those):
-        figure.text((column * WIDTH + LEFT) / width, 1 - 0.7 * heads / height, run.name, fontweight="bold", fontsize=8)
+        figure.text((column * WIDTH + LEFT) / width, 1 - 0.7 * heads / height, drawn(run.name), fontweight="bold", fontsize=8)
     top = height - heads
-    for place, (part, drawn) in enumerate(parts):
+    for place, (part, lines) in enumerate(parts):
         top -= part_height(part)
-        scale = part.scale(list(drawn))
-        for run, line in drawn.items():
+        scale = part.scale(list(lines))
+        for run, line in lines.items():
             axes = add_part(figure, part, those.index(run) * WIDTH, top)
             part.draw(axes, run, line, scale)
         if part.bar:

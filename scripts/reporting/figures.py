@@ -47,7 +47,7 @@ def show_whole_numbers(axis):
 
 
 def scale_by_factors(axes, axis="y", base=10):
-    if not any((getattr(line, f"get_{axis}data")() > 0).any() for line in axes.lines):
+    if not any((numpy.asarray(getattr(line, f"get_{axis}data")()) > 0).any() for line in axes.lines):
         return
     getattr(axes, f"set_{axis}scale")("log", base=base)
     ticks = getattr(axes, f"{axis}axis")
@@ -105,8 +105,9 @@ def over_training(key, y, by_factors=False, in_percent=False):
 def draw_outliers_over_training(axes, runs):
     for run, line in runs:
         steps, sizes = run.series("outlier_sizes_by_state")
+        # (NaN: every token of a state has a massive activation, and those are left out)
         ratios = sizes[:, :, 0] / run.series("median_by_state")[1]
-        axes.plot(steps, ratios.max(axis=1), **line, marker="o" if len(steps) <= 40 else None)
+        axes.plot(steps, numpy.fmax.reduce(ratios, axis=1), **line, marker="o" if len(steps) <= 40 else None)
     axes.axhline(10, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
     scale_by_factors(axes)
     label(axes, "step", "largest dimension / median")
@@ -284,8 +285,8 @@ def draw_histogram(key):
 def outliers_scale(runs):
     sizes = numpy.concatenate([last_outliers(run)[1].ravel() for run in runs])
     medians = numpy.concatenate([last_outliers(run)[2] for run in runs])
-    low, high = max(numpy.nanmin(medians), 1e-6), max(numpy.nanmax(sizes), 1e-5)
-    return 0.7 * low, 1.8 * high
+    low, high = max(1e-6, numpy.fmin.reduce(medians)), max(1e-5, numpy.fmax.reduce(sizes))
+    return 0.7 * low, 1.8 * high  # (of a run that diverged all may be NaN, which is not the larger of two)
 
 
 def last_outliers(run):

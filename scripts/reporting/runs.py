@@ -9,15 +9,16 @@ import os
 
 import numpy
 
-from plots import fail, read_log
+from common import refuse
+from plots import read_log, writable
 
-# The shape of every array. A letter is the same number wherever it stands: A layers with softmax attention, B bins, C hidden,
-# H heads, K thresholds, S states of the residual stream, P first positions, T context, G gates, M gates of norms, N norms.
+# The shape of every array that a figure is made of. A letter is the same number wherever it stands: A layers with softmax
+# attention, B bins, C hidden, H heads, K thresholds, S states of the residual stream, P first positions, T context, G gates,
+# M gates of norms, N norms.
 ARRAYS = {
     "loss_by_position": "T", "attention_map": "APP", "first_token_attention": "AH", "sink_attention": "AH",
-    "value_norm": "AT", "activation_by_token": "SPC", "activation_mean": "SC", "activation_largest": "S",
-    "attention_output_mean": "A2", "attention_output_below": "A3K", "gate_histogram": "GB", "norm_gate_histogram": "MB",
-    "gate_mean": "G", "norm_gate_mean": "M", "norm_weight": "NC", "pre_weight": "NC", "final_output": "C",
+    "value_norm": "AT", "activation_by_token": "SPC", "attention_output_mean": "A2", "attention_output_below": "A3K",
+    "gate_histogram": "GB", "norm_gate_histogram": "MB", "gate_mean": "G", "norm_weight": "NC", "pre_weight": "NC", "final_output": "C",
 }
 # These have no value behind a gate where there is no gate.
 MAY_HOLD_NAN = ("attention_output_mean", "attention_output_below")
@@ -37,9 +38,6 @@ LOG = {
     "sharpness_3.ffn": "L", "sharpness_3.attention_norm": "L", "sharpness_3.ffn_norm": "L",
 }
 MOST = 21  # runs: as many as there are colours and dashes (figures.py)
-# Flags that change where a run goes, or where it leaves its files, and not what comes out.
-OF_NO_RESULT = ("--out", "--resume", "--evaluate", "--save-every", "--keep", "--device", "--threads", "--sample-tokens",
-                "--temperature", "--top-k", "--measure-every", "--val-every")
 
 
 def is_number(value):
@@ -68,13 +66,13 @@ def read_header(path):
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
-            fail(f"{path}: cut short at {size} bytes, or no safetensors file")
+            refuse(f"{path}: cut short at {size} bytes, or no safetensors file")
         try:
             header = json.loads(file.read(length))
         except (ValueError, RecursionError):
             header = None
     if not isinstance(header, dict) or not isinstance(header.get("__metadata__", {}), dict):
-        fail(f"{path}: its header is no JSON object: no safetensors file")
+        refuse(f"{path}: its header is no JSON object: no safetensors file")
     metadata, data = header.pop("__metadata__", {}), size - 8 - length
     for name, entry in header.items():
         try:
@@ -83,9 +81,9 @@ def read_header(path):
         except (TypeError, KeyError, ValueError):
             good = False
         if not good:
-            fail(f"{path}: the header says no shape and place of {name}: no safetensors file")
+            refuse(f"{path}: the header says no shape and place of {name}: no safetensors file")
         if end > data:
-            fail(f"{path}: cut short: {name} ends at byte {end} of the data, which has {data}")
+            refuse(f"{path}: cut short: {name} ends at byte {end} of the data, which has {data}")
     return metadata, header, 8 + length
 
 
@@ -113,13 +111,13 @@ class Run:
                 self.read_measures(measures, f": ./train --evaluate --out={folder} writes it again")
             self.parameters = parameters(folder)
         except OSError as error:
-            fail(f"{error.filename}: cannot be read: {error.strerror}")
+            refuse(f"{error.filename}: cannot be read: {error.strerror}")
 
     def read_log(self, folder):
         path, sizes, found = os.path.join(folder, "log.jsonl"), {}, {}
         for entry in read_log(folder):
             if not is_number(entry.get("step")):
-                fail(f"{path}: an entry has no step: was it written by ./train?")
+                refuse(f"{path}: an entry has no step: was it written by ./train?")
             self.steps = max(self.steps, entry["step"])
             for key, value in flat(entry).items():
                 if isinstance(value, str):
@@ -128,7 +126,7 @@ class Run:
                     continue
                 array = as_array(value)
                 if array is None or not fits(array.shape, LOG[key], sizes):
-                    fail(f"{path}: {key} of step {entry['step']} has another form than that of ./train, or than other steps have")
+                    refuse(f"{path}: {key} of step {entry['step']} has another form than that of ./train, or than other steps have")
                 found.setdefault(key, []).append((entry["step"], array))
         for key, values in found.items():
             values = values[-1:] if LOG[key] == "*" else values
@@ -138,7 +136,7 @@ class Run:
     def read_measures(self, path, remedy):
         metadata, header, start = read_header(path)
         if metadata.get("format") != "gated.cu measures 1":
-            fail(f"{path}: its format is {metadata.get('format')!r}, expected 'gated.cu measures 1'{remedy}")
+            refuse(f"{path}: its format is {metadata.get('format')!r}, expected 'gated.cu measures 1'{remedy}")
         for key, kind in METADATA.items():
             try:
                 values = json.loads(metadata.get(key, "[]"))
@@ -146,7 +144,7 @@ class Run:
             except (TypeError, ValueError, RecursionError):
                 good = False
             if not good or key == "gate_range" and len(values) not in (0, 2):
-                fail(f"{path}: its metadata {key!r} is not what ./train writes{remedy}")
+                refuse(f"{path}: its metadata {key!r} is not what ./train writes{remedy}")
             self.metadata[key] = values
         sizes = {letter: len(self.metadata[key]) for letter, key in
                  (("A", "attention_layers"), ("G", "gates"), ("N", "norms"), ("M", "norm_gates"), ("K", "thresholds"))}
@@ -157,19 +155,19 @@ class Run:
         for name in (n for n in ARRAYS if n in header):
             shape, (begin, end) = header[name]["shape"], header[name]["data_offsets"]
             if header[name].get("dtype") != "F32" or 4 * math.prod(shape) != end - begin:
-                fail(f"{path}: {name} is not F32 of shape {shape} in {end - begin} bytes{remedy}")
+                refuse(f"{path}: {name} is not F32 of shape {shape} in {end - begin} bytes{remedy}")
             if 0 in shape:
                 continue
             if not fits(shape, ARRAYS[name], sizes):
-                fail(f"{path}: {name} has shape {shape}, which contradicts other arrays or the metadata{remedy}")
+                refuse(f"{path}: {name} has shape {shape}, which contradicts other arrays or the metadata{remedy}")
             array = numpy.frombuffer(data[begin:end], "<f4").reshape(shape).astype(float)
             if not numpy.isfinite(array).all() and name not in MAY_HOLD_NAN:
-                fail(f"{path}: {name} holds values that are not finite: the run diverged; move the file away to draw its log alone")
+                refuse(f"{path}: {name} holds values that are not finite: the run diverged; move the file away to draw its log alone")
             self.arrays[name] = array
 
     @property
     def flags(self):
-        return [flag for flag in self.metadata.get("flags", []) if flag.split("=")[0] not in OF_NO_RESULT]
+        return self.metadata.get("flags", [])
 
     def series(self, key):
         """Steps, and the values at them."""
@@ -191,6 +189,6 @@ def parameters(folder):
 
 def read_runs(folders):
     if len(folders) > MOST:
-        fail(f"{len(folders)} runs: at most {MOST} can be told apart: name fewer")
+        refuse(f"{len(folders)} runs: at most {MOST} can be told apart: name fewer")
     names = [os.path.basename(os.path.normpath(folder)) for folder in folders]
-    return [Run(folder, name if names.count(name) == 1 else folder) for folder, name in zip(folders, names)]
+    return [Run(folder, writable(name if names.count(name) == 1 else folder)) for folder, name in zip(folders, names)]
