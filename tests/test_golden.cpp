@@ -10,6 +10,7 @@
 #include "tests/compare.h"
 #include "tests/reference_loop.h"
 #include "tests/small_runs.h"
+#include "training/engines.h"
 #include "training/flags.h"
 #include "training/trainer.h"
 
@@ -43,6 +44,7 @@ std::string fingerprint_after_training(const Config& config) {
   const Data data = open_data(config.data);
   const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
   Context ctx(Device::cpu);
+  use_engines(ctx, config);
   Trainer trainer(config, loader, ctx);
   while (trainer.steps_done() < config.steps) {
     training_step(trainer);
@@ -102,6 +104,18 @@ TEST_CASE("golden: small runs end in the same weights without fused multiply-add
     const Deviation d = deviation_from_loop(filled, 4, ctx);
     REQUIRE(d.reported < 1e-5);
     REQUIRE(d.weights < 1e-5);
+  }
+}
+
+TEST_CASE("golden: small runs in bf16 end in the same weights, linear attention and experts among them", "[golden]") {
+  const std::string flags =
+      "--data=bigram-backcopy --precision=bf16 --layers=4 --hidden=64 --heads=2 --kv-heads=1 --head-dim=32 "
+      "--context=70 "
+      "--batch=2 --steps=6 --warmup=3 --mixer=hybrid --linear-key-heads=1 --linear-value-heads=2 --linear-key-dim=16 "
+      "--linear-value-dim=32 --experts=4 --expert-hidden=32 --shared-experts=1 --norm=gated --attn=g1 --mma=";
+  for (const auto& [mma, fingerprint] : {std::pair{"hopper", "5507ba39557bdbda"}, {"ampere", "e69e57d15f527981"}}) {
+    INFO(mma);
+    REQUIRE(fingerprint_after_training(filled_in(config_of_flags(flags + mma))) == fingerprint);
   }
 }
 

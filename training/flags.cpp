@@ -359,7 +359,7 @@ void list_arithmetic_flags(FlagTable& t, Config& c) {
         "and the optimizer stay fp32"}},
       "how numbers are stored and multiplied; with each every device gives the same bits");
   t.choice<MmaArithmetic>("--mma", c.mma,
-                          {{"hopper", MmaArithmetic::hopper, "core/mma.h", "of compute capability 9"},
+                          {{"hopper", MmaArithmetic::hopper, "core/mma.h", "of compute capability 9 and later"},
                            {"ampere", MmaArithmetic::ampere, "core/mma.h", "of compute capability 8"}},
                           "which tensor cores --precision=bf16 computes as: the CPU as either, a GPU as its own");
   t.choice<bool>(
