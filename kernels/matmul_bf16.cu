@@ -6,7 +6,7 @@
 //   the total is ((slice 0 + slice 1) + slice 2) + ..., in floats; then C = total, C = C + total, or C = bias + total;
 //   a C in bf16 is that, rounded to nearest even.
 // A slice is deep because the sums of a tile fill the registers: most products are then a single slice. After the last k the
-// factors are 0: such a product has the smallest exponent that there is, so it changes no bit.
+// factors are 0: a product of 0 changes no bit.
 //
 // shapes: C (M,N); A (M,K), or (K,M) in tn; B (N,K) in nt, else (K,N); bias (N)
 // on the CPU: kernels/matmul_bf16_cpu.cpp, the same bits | tests/test_matmul_bf16.cpp
