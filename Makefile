@@ -117,9 +117,10 @@ TESTS := $(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp))
 WHOLE_TESTS := $(patsubst tests/%.cpp,%,$(shell grep -lE '"(layers|training|dataloader|tests/small_)' $(wildcard tests/test_*.cpp)))
 
 # The host's files are short and the headers that they share are long: a few of them at a time are compiled as one.
-HOST_UNITS := $(addprefix $(BUILD)/host/,dataloader training_a-f training_g-l training_m-z)
+HOST_UNITS := $(addprefix $(BUILD)/host/,dataloader training_a-c training_d-f training_g-l training_m-z)
 $(BUILD)/host/dataloader.cpp: $(filter dataloader/%,$(HOST))
-$(BUILD)/host/training_a-f.cpp: $(filter $(wildcard training/[a-f]*),$(HOST))
+$(BUILD)/host/training_a-c.cpp: $(filter $(wildcard training/[a-c]*),$(HOST))
+$(BUILD)/host/training_d-f.cpp: $(filter $(wildcard training/[d-f]*),$(HOST))
 $(BUILD)/host/training_g-l.cpp: $(filter $(wildcard training/[g-l]*),$(HOST))
 $(BUILD)/host/training_m-z.cpp: $(filter train_gpt.cu $(wildcard training/[m-z]*),$(HOST))
 $(HOST_UNITS:%=%.cpp):
