@@ -1,4 +1,4 @@
-// gated_delta: what kernels/gated_delta.cu and kernels/gated_delta_chunk.cu share.
+// gated_delta: what kernels/gated_delta.cu, kernels/gated_delta_backward.cu and kernels/gated_delta_chunk.cu share.
 #pragma once
 #include "kernels/gated_delta.h"
 
@@ -30,6 +30,13 @@ struct Dot {
     return sum[0];
   }
 };
+
+// The sum of the chains of 16 lanes, in all of them.
+__device__ inline float chains_sum(float chain) {
+  const unsigned half = 0xffffu << (threadIdx.x & 16);
+  for (int apart = 1; apart < 16; apart *= 2) chain += __shfl_xor_sync(half, chain, apart, 16);
+  return chain;
+}
 
 }  // namespace gated_delta
 }  // namespace gated
