@@ -60,11 +60,25 @@ LAYERS := $(wildcard layers/*.cu)
 HOST := train_gpt.cu $(filter-out training/main.cu,$(wildcard training/*.cu training/*.cpp dataloader/*.cpp))
 objects = $(addsuffix .o,$(addprefix $(BUILD)/$(1)/,$(basename $(2))))
 
-train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(NVCC),$(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o)  ## the trainer: ./train --help
-	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CUDA_LIBS)
+train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(NVCC),$(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o) $(BUILD)/with_nvcc  ## the trainer: ./train --help
+	$(CXX) -fopenmp -o $@ $(filter %.o %.a,$^) $(LIBS) $(CUDA_LIBS)
 
 # Without nvcc the trainer must not refer to the half that nvcc would have built.
 $(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(NVCC),-DWITH_CUDA)
+$(BUILD)/release/training/main.o: $(BUILD)/with_nvcc
+
+# What is built depends on the flags too. They stand in files, which are written only where that changes them: what was made
+# with others is then made again. $(1) where, $(2) the text
+define text_file
+$(1): always
+	@mkdir -p $$(@D)
+	@printf '%s\n' '$(2)' | cmp -s - $$@ || printf '%s\n' '$(2)' >$$@
+
+endef
+COMPILER = $(filter-out ccache,$(CXX))
+$(eval $(call text_file,$(BUILD)/with_nvcc,$(NVCC) $(LIBS)))
+$(eval $(call text_file,$(BUILD)/cuda/flags,$(NVCC) $(NVCCFLAGS)))
+$(eval $(call text_file,$(BUILD)/host/flags,$(COMPILER) $(COMMON)))
 
 # ---- builds of one source: release, asan (AddressSanitizer + UBSan), race (the race
 # shadow), debug (for gdb), and narrower CPUs
@@ -103,10 +117,11 @@ endef
 # Headers are most of the time of a short file: the compiler reads the common ones once for each set of flags and keeps what
 # it has read. $(1) where, $(2) the headers, $(3) flags
 define read_once
-$(1).gch: $(2)
+$(1).gch: $(2) $(1).flags
 	@mkdir -p $$(@D)
 	@printf '#include "%s"\n' $(2) >$(1)
 	$(CXX) -x c++-header $(COMMON) $(3) -MF $$@.d -MT $$@ -o $$@ $(1)
+$(call text_file,$(1).flags,$(COMPILER) $(COMMON) $(3))
 
 endef
 
@@ -126,7 +141,7 @@ $(BUILD)/host/training_m-z.cpp: $(filter train_gpt.cu $(wildcard training/[m-z]*
 $(HOST_UNITS:%=%.cpp):
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $^ >$@
-$(HOST_UNITS:%=%.o): %.o: %.cpp
+$(HOST_UNITS:%=%.o): %.o: %.cpp $(BUILD)/host/flags
 	$(CXX) $(COMMON) -Wno-subobject-linkage -O1 -c -o $@ $<
 $(BUILD)/host.a: $(HOST_UNITS:%=%.o)
 	@rm -f $@
@@ -147,7 +162,7 @@ $(eval $(call build_rules,debug,-O0 -ggdb3 -march=$(ARCH),-O0 -ggdb3 -march=$(AR
 $(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3,-O1 -march=x86-64-v3,,$(OPERATION_HEADERS)))
 $(eval $(call build_rules,plain,$(CXXFLAGS) -march=x86-64,-O1 -march=x86-64,,$(OPERATION_HEADERS)))
 # The emulator and the shadow are not kernels: nothing watches them. Half of the time of a test under the shadow is the shadow's.
-$(BUILD)/race/core/%.o: core/%.cpp
+$(BUILD)/race/core/%.o: core/%.cpp $(BUILD)/race/headers/cpu.h.flags
 	@mkdir -p $(@D)
 	$(CXX) $(COMMON) $(RACE_SHADOW) -O3 -c -o $@ $<
 
@@ -158,9 +173,9 @@ $(BUILD)/cuda/%.cu:
 	@mkdir -p $(@D)
 	printf '#include "%s"\n' $^ >$@
 # (--keep leaves the PTX that the object was made of, for the lint, and -v what ptxas says of each kernel)
-$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptx $(BUILD)/cuda/%.ptxas &: $(BUILD)/cuda/%.cu
+$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptx $(BUILD)/cuda/%.ptxas &: $(BUILD)/cuda/%.cu $(BUILD)/cuda/flags
 	$(NVCC) $(NVCCFLAGS) -Xptxas -v --keep --keep-dir $(@D) -c -o $(@D)/$*.o $< 2>$(@D)/$*.ptxas || { cat $(@D)/$*.ptxas; exit 1; }
-$(BUILD)/cuda/tests/%.o: tests/%.cpp
+$(BUILD)/cuda/tests/%.o: tests/%.cpp $(BUILD)/cuda/flags
 	@mkdir -p $(@D)
 	$(NVCC) -x cu $(NVCCFLAGS) -c -o $@ $<
 $(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o
@@ -223,6 +238,7 @@ format:  ## clang-format every source
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-.PHONY: test quick-test gradcheck gpu-check fuzz bench gallery clean format help
-.SECONDARY:
+.PHONY: test quick-test gradcheck gpu-check fuzz bench gallery clean format help always
+# (make would delete the objects of tests, which only rules of patterns name)
+.SECONDARY: $(foreach build,release asan race debug avx2 plain cuda,$(TESTS:%=$(BUILD)/$(build)/tests/%.o))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,0 +1,78 @@
+// makefile: what was built with other flags is built again, and nothing else. Programs that only write down what they are asked
+// for stand in for the compilers.
+#include "tests/script.h"
+
+using namespace gated;
+
+namespace {
+
+// What a copy of this repository would be compiled from: the words of every call, a line each.
+class Copy {
+ public:
+  Copy() {
+    REQUIRE(
+        f.run("cp -r {repo}/Makefile {repo}/train_gpt.cu {repo}/core {repo}/kernels {repo}/layers {repo}/dataloader "
+              "{repo}/training {repo}/tests {repo}/scripts .")
+            .exit_code == 0);
+    for (const char* name : {"cc", "cuda/bin/nvcc"})
+      f.program(name, "echo \"$*\" >>'" + (f / "calls") +
+                          "'\nwhile [ $# -gt 0 ]; do [ \"$1\" = -o ] && { echo >\"$2\"; }; shift; done");
+  }
+  std::string make(const std::string& words) const {
+    f.write("calls", "");
+    const Said said = f.run("env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make CXX=./cc " + words);
+    INFO(said.text);
+    REQUIRE(said.exit_code == 0);
+    return f.read("calls");
+  }
+
+  const Folder f;
+};
+
+}  // namespace
+
+TEST_CASE("makefile: another compiler, CPU or GPU builds again what depends on it, and the same nothing",
+          "[makefile]") {
+  const Copy copy;
+  const std::string nvcc = "NVCC=cuda/bin/nvcc CUDA_ARCH=80";
+  const auto linked_with_cuda = [](const std::string& calls) {
+    const size_t link = calls.find("-o train ");
+    return link != std::string::npos && contains(calls.substr(link, calls.find('\n', link) - link), "cuda/program.o");
+  };
+  std::string calls = copy.make("NVCC= ARCH=native");
+  REQUIRE(contains(calls, "-o build/release/kernels/adamw.o"));
+  REQUIRE(!contains(calls, "-DWITH_CUDA"));
+  REQUIRE(!linked_with_cuda(calls));
+  REQUIRE(copy.make("NVCC= ARCH=native").empty());
+
+  calls = copy.make(nvcc);
+  REQUIRE(contains(calls, "-DWITH_CUDA"));
+  REQUIRE(linked_with_cuda(calls));
+  REQUIRE(!contains(calls, "-o build/release/kernels/adamw.o"));
+  REQUIRE(!contains(calls, "-o build/host/dataloader.o"));
+  REQUIRE(copy.make(nvcc).empty());
+  calls = copy.make("NVCC=cuda/bin/nvcc CUDA_ARCH=90");
+  REQUIRE(contains(calls, "code=[sm_90"));
+  REQUIRE(linked_with_cuda(calls));
+  REQUIRE(!contains(calls, "-o build/release/"));
+
+  calls = copy.make("NVCC=");
+  REQUIRE(contains(calls, "-o build/release/training/main.o"));
+  REQUIRE(!contains(calls, "-DWITH_CUDA"));
+  REQUIRE(!linked_with_cuda(calls));
+  REQUIRE(!contains(calls, "-o build/release/kernels/adamw.o"));
+
+  calls = copy.make("NVCC= ARCH=x86-64");
+  for (const char* part : {"-o build/release/kernels/adamw.o", "-o build/release/layers/model.o",
+                           "-o build/release/training/main.o", "-o train "})
+    REQUIRE(contains(calls, part));
+  REQUIRE(!contains(calls, "-o build/host/dataloader.o"));
+  REQUIRE(copy.make("NVCC= ARCH=x86-64 CXX='ccache ./cc'").empty());
+  REQUIRE(contains(copy.make("NVCC= ARCH=x86-64 CXXFLAGS=-O2"), "-o build/release/kernels/adamw.o"));
+
+  // A test's object is kept, and another folder has flags of its own.
+  const std::string test = "NVCC= BUILD=other other/release/test_bias";
+  REQUIRE(contains(copy.make(test), "other/release/test_bias"));
+  REQUIRE(fs::exists(copy.f / "other/release/tests/test_bias.o"));
+  REQUIRE(copy.make(test).empty());
+}
