@@ -192,6 +192,7 @@ TEST_CASE("measures: attention to the first token, by head and layer, under wind
 
   s.window = 2;  // of the queries that count, the first alone still sees token 0
   REQUIRE(measure({}).first_token == near((3.0 / 4 + 1.0 / 2) / 3 / 2));
+  REQUIRE(measure({}).even == near(1.0 / 2 / 3));
   s.window = 0;
 
   a = measure({.logit = logit.data()});

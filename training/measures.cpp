@@ -121,6 +121,9 @@ void Meter::attention(const AttentionView& view) {
       l.to_first[head].add(sums.first[b * s.H + head], s.T - 1);
       if (view.sink.logit) l.to_sink.add(sums.sink[b * s.H + head], s.T - 1);
     }
+  Mean even;
+  for (size_t i = 1; i < s.T; i++) even.add(s.first_key(i) == 0 ? 1 / double(i + 1) : 0);
+  l.even = even.value();
   const size_t N = s.B * s.T;
   const OnHost<float> v(device_, view.v, N * s.KVH * s.D);
   for (size_t n = 0; n < N; n++)
@@ -283,9 +286,7 @@ std::optional<Measures::Attention> Meter::attention() const {
     }
   a.sink = average(by_layer([](const Layer& l) { return l.to_sink.value(); }));
   a.first_value = *average(by_layer([](const Layer& l) { return l.first_value.value() / l.other_value.value(); }));
-  Mean even;
-  for (size_t i = 1; i < context_; i++) even.add(1 / double(i + 1));
-  a.even = even.value();
+  a.even = *average(by_layer([](const Layer& l) { return l.even; }));
   return a;
 }
 

@@ -23,6 +23,7 @@
 // Host code over what the forward left: the same figures wherever the same bits were computed. Sums are taken in double, in an
 // order that is fixed. tests/test_measures.cpp
 #pragma once
+#include <cmath>
 #include <map>
 #include <optional>
 #include <string>
@@ -55,7 +56,7 @@ struct Measures {
   };
   // What is by layer has a NaN where a layer has none of it.
   struct Attention {
-    double first_token = 0, even = 0;  // even: were a query's attention the same for all tokens up to its own
+    double first_token = 0, even = 0;  // even: were a query's attention the same for all tokens that it sees
     std::vector<double> first_token_by_layer;
     double largest_head = 0;  // of the mean over its queries
     size_t layer = 0, head = 0;
@@ -133,6 +134,7 @@ class Meter final : public Inspector {
     size_t usual_tokens = 0;
     std::map<std::string, std::vector<double>> outputs;  // by part: (C) sum of |y|
     std::vector<Mean> to_first;                          // (H)
+    double even = NAN;                                   // what to_first would be
     Mean to_sink, first_value, other_value;
     Outputs output, output_gated;
     Scores gate, norm_gate;
