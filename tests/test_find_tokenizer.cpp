@@ -77,6 +77,12 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
   require_refused(f.run(again + " --tokenizer=named"), "error: named/tokenizer.json: \"model\" is of type \"Unigram\"");
   REQUIRE(!contains(f.run("{repo}/train --from=named --data=d.bin --evaluate --val-batches=1").text, "note: "));
 
+  // One beside a run's folder is none of the run.
+  fs::copy(f / "t/tokenizer.json", f / "tokenizer.json");
+  REQUIRE(said_by_train(f, "--data=d.bin --out=run3").exit_code == 0);
+  REQUIRE(fs::exists(f / "run3/log.jsonl"));
+  REQUIRE(!fs::exists(f / "run3/tokenizer.json"));
+
   require_refused(said_by_train(f, "--data=bigram-backcopy --tokenizer=t"),
                   "t: has 360 tokens, but the model has 64: name the tokenizer of its data, or set --vocab");
   require_refused(said_by_train(f, "--data=d.bin --tokenizer=d.bin"), "d.bin: not valid JSON");

@@ -14,9 +14,12 @@ namespace fs = std::filesystem;
 static std::string tokenizer_path(const Config& c) {
   if (!c.tokenizer.empty()) return c.tokenizer;
   std::error_code error;
-  for (const fs::path path : {c.from, c.out}) {
-    if (path.empty()) continue;
-    const fs::path file = (fs::is_directory(path, error) ? path : path.parent_path()) / "tokenizer.json";
+  std::vector<fs::path> folders;
+  const fs::path from = c.from;
+  if (!from.empty()) folders.push_back(fs::is_directory(from, error) ? from : from.parent_path());
+  if (!c.out.empty()) folders.push_back(c.out);  // which a new run has not made yet
+  for (const fs::path& folder : folders) {
+    const fs::path file = folder / "tokenizer.json";
     if (fs::exists(file, error)) return file.native();
   }
   return "";
