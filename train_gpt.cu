@@ -4,6 +4,7 @@
 // (what a run has from step to step), training/evaluate.cu (a look at a run that is trained). main() and the choice of
 // a device stand in training/main.cu.
 #include <cstdio>
+#include <exception>
 
 #include "training/arrays.h"
 #include "training/engines.h"
@@ -42,10 +43,36 @@ void training_step(Trainer& t) {
 
 // ---- all steps
 
+// A validation that looks into the model. With `arrays`, --out gets them.
+void measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progress& progress, Context& ctx) {
+  const Config& c = trainer.config;
+  const size_t step = trainer.steps_done();
+  Meter meter(ctx.device);
+  std::vector<Inspector*> inspectors = {&meter};
+  std::optional<ArrayMeter> array_meter;
+  if (arrays) inspectors.push_back(&array_meter.emplace(c.model, ctx.device));
+  const double loss = trainer.validate(c.val_batches, inspectors);
+  progress.validation(step, loss);
+  Measures seen = meter.result();
+  seen.gradient_norm_by_layer = trainer.gradient_norm_by_layer();
+  progress.measures(step, std::move(seen));
+  if (arrays) save_arrays(c.out, array_meter->result(), step, loss, metadata);
+}
+
+[[noreturn]] void fail_behind_step(size_t step, bool saved, const std::exception_ptr& trouble) {
+  try {
+    std::rethrow_exception(trouble);
+  } catch (const Error& e) {
+    fail("%s%s", e.what(),
+         saved ? format("; the checkpoint of step %zu is saved: --evaluate looks at it again", step).c_str() : "");
+  }
+}
+
 // Until --steps are done, or somebody interrupts.
 void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& metadata, Progress& progress,
                       Context& ctx) {
   const Config& c = trainer.config;
+  const CatchInterrupts catching;
   for (bool last = trainer.steps_done() >= c.steps; !last;) {
     training_step(trainer);
 
@@ -58,28 +85,24 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
     // A GPU may run one step ahead: it is given the next step before this one's result is read. Before a validation, a measure, a
     // checkpoint or the end all results are read.
     const size_t in_flight = ctx.device == Device::cuda && !validates && !measures && !saves && !last ? 1 : 0;
-    for (const StepResult& result : trainer.results(in_flight)) progress.step(result);
+    while (const auto result = trainer.next_result(in_flight)) progress.step(*result);
 
-    if (measures) {
-      Meter meter(ctx.device);
-      std::vector<Inspector*> inspectors = {&meter};
-      std::optional<ArrayMeter> arrays;
-      if (complete && saves) inspectors.push_back(&arrays.emplace(c.model, ctx.device));
-      const double loss = trainer.validate(c.val_batches, inspectors);
-      progress.validation(step, loss);
-      Measures seen = meter.result();
-      seen.gradient_norm_by_layer = trainer.gradient_norm_by_layer();
-      progress.measures(step, std::move(seen));
-      if (arrays)
-        save_arrays(c.out, arrays->result(), step, loss, metadata);  // a run with its last checkpoint has them
-    } else if (validates) {
-      progress.validation(step, trainer.validate(c.val_batches));
+    // The checkpoint comes last, so that a run that has its last checkpoint has its arrays too. It must be written even where
+    // a validation or the arrays fail.
+    std::exception_ptr trouble;
+    try {
+      if (measures)
+        measure(trainer, complete && saves, metadata, progress, ctx);
+      else if (validates)
+        progress.validation(step, trainer.validate(c.val_batches));
+    } catch (...) {
+      trouble = std::current_exception();
     }
     if (saves) {
-      progress.flush();
       trainer.save(metadata);
       progress.saved();
     }
+    if (trouble) fail_behind_step(step, saves, trouble);
   }
 }
 
@@ -101,7 +124,7 @@ bool resume(Trainer& trainer, const RunMetadata& metadata) {
 
 void print_sample(Trainer& trainer, const Data& data, const std::optional<Tokenizer>& tokenizer) {
   const Config& c = trainer.config;
-  if (c.sample_tokens == 0) return;
+  if (c.sample_tokens == 0 || interrupted()) return;
   // The prompt is one token, the first of the validation data. sequence() also writes the token that follows it.
   std::vector<int> tokens(2);
   (data.val ? data.val : data.train)->sequence(0, 1, tokens.data());
@@ -122,7 +145,6 @@ void require_no_other_run(const Config& c) {
 
 int train(Config& config, Device device) {
   if (config.generate) return generate(config, device);
-  catch_interrupts();
   use_threads(config.threads);
   Context ctx(device);
   use_engines(ctx, config);
@@ -139,9 +161,12 @@ int train(Config& config, Device device) {
 
   const bool evaluates_own = config.evaluate && !config.source;  // of --out, where nothing is written before it is read
   if (!config.out.empty() && !evaluates_own) prepare_checkpoint_folder(config.out);
+  std::optional<File> held;  // two runs in one folder would overwrite each other's log
+  if (!config.out.empty() && !config.evaluate) held.emplace(hold_folder(config.out));
   // Measured before the model is allocated: the matrices of the measurement are freed by then.
   const double peak = config.evaluate ? 0 : measured_matmul_peak(config.model.storage, ctx);
   const auto metadata = run_metadata(config, data);
+  if (!config.out.empty()) require_utf8(metadata);
   require_no_other_run(config);
   if (config.evaluate) {
     evaluate(config, metadata, loader, ctx);

@@ -28,7 +28,7 @@ struct Run {
     std::vector<float> trace;
     for (size_t i = 0; i < n; i++) {
       training_step(trainer);
-      const StepResult r = trainer.results().at(0);
+      const StepResult r = trainer.next_result().value();
       trace.insert(trace.end(), {r.loss, r.gradient_norm, r.learning_rate});
     }
     return trace;

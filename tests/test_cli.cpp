@@ -16,6 +16,8 @@
 
 #include "tests/compare.h"
 #include "tests/script.h"
+#include "training/checkpoint.h"
+#include "training/interrupt.h"
 
 using namespace gated;
 
@@ -40,6 +42,7 @@ pid_t start(const Folder& folder, std::vector<std::string> words, const std::fun
   std::vector<char*> argv;
   for (std::string& w : words) argv.push_back(w.data());
   argv.push_back(nullptr);
+  signal(SIGINT, SIG_DFL);  // where these tests run in the background, a shell has it ignored
   freopen((folder / "stdout").c_str(), "w", stdout);
   freopen((folder / "stderr").c_str(), "w", stderr);
   if (prepare) prepare();
@@ -62,6 +65,17 @@ std::string fingerprint_of(const Outcome& o) {
   const std::string label = "fingerprint of the weights: ";
   const size_t at = o.out.find(label);
   return at == std::string::npos ? "none: " + o.err : o.out.substr(at + label.size(), 16);
+}
+
+// Waits until the file holds the text. False where it did not within a minute, or the child ended.
+bool waited_for(pid_t child, const std::string& file, const std::string& text) {
+  for (int milliseconds = 0; milliseconds < 60000; milliseconds++) {
+    if (contains(read_file(file), text)) return true;
+    siginfo_t ended = {};
+    if (waitid(P_PID, id_t(child), &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == child) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return contains(read_file(file), text);
 }
 
 // A run of a second or two.
@@ -417,29 +431,78 @@ TEST_CASE("cli: on a terminal all lines and the bar fit its width, and making it
 TEST_CASE("cli: Ctrl-C and SIGTERM end the step, save, and say how to go on", "[cli]") {
   Folder folder;
   const std::string whole = fingerprint_of(train(folder, small({"--steps=200"})));
-  for (int signal_number : {SIGINT, SIGTERM}) {
+  for (int signal_number : {SIGINT, SIGTERM, SIGHUP}) {
     const std::string out = folder / ("run" + std::to_string(signal_number));
     const auto words = small({"--steps=200", "--out=" + out, "--resume", "--save-every=1000"});
     const pid_t child = start(folder, words);
-    while (!contains(read_file(out + "/log.jsonl"), "\"step\":3,"))
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    kill(child, signal_number);
+    CHECK(waited_for(child, out + "/log.jsonl", "\"step\":3,"));
+    // GNU timeout sends one signal twice, to a program and to its group.
+    for (int i = 0; i < 2; i++) kill(child, signal_number), std::this_thread::sleep_for(std::chrono::milliseconds(2));
     const Outcome interrupted = finish(folder, child);
     INFO(interrupted.out << interrupted.err);
     REQUIRE(interrupted.exit_code == 128 + signal_number);
     REQUIRE(contains(interrupted.out, "interrupted behind step "));
     REQUIRE(contains(interrupted.out, "--resume goes on bit for bit"));
+    REQUIRE(!contains(interrupted.out, "\n200 steps in "));  // as many as ran
     const Outcome rest = train(folder, words);
     REQUIRE(contains(rest.out, "resume: step "));
     REQUIRE(fingerprint_of(rest) == whole);
   }
   fs::remove(folder / "stdout");  // of the run before
   const pid_t child = start(folder, small({"--steps=100000"}));
-  while (!contains(read_file(folder / "stdout"), "step ")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(waited_for(child, folder / "stdout", "step "));
   kill(child, SIGINT);
   const Outcome unsaved = finish(folder, child);
   REQUIRE(unsaved.exit_code == 128 + SIGINT);
   REQUIRE(contains(unsaved.out, "nothing is saved; with --out=FOLDER --resume"));
+}
+
+TEST_CASE("cli: a second signal ends the program at once, unless it comes right behind the first", "[cli]") {
+  for (const int ignored : {0, SIGHUP}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      for (const int number : {SIGINT, SIGTERM, SIGHUP}) signal(number, number == ignored ? SIG_IGN : SIG_DFL);
+      {
+        const CatchInterrupts catching;
+        raise(SIGHUP);
+        if (interrupted() != (ignored ? 0 : SIGHUP)) _exit(1);
+        raise(SIGTERM);
+        raise(SIGTERM);
+        if (interrupted() != (ignored ? SIGTERM : SIGHUP)) _exit(2);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1010));
+        if (ignored) raise(SIGHUP);
+        if (!ignored) raise(SIGINT), _exit(3);
+      }
+      raise(SIGTERM);
+      _exit(4);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    REQUIRE(WIFSIGNALED(status));
+    REQUIRE(WTERMSIG(status) == (ignored ? SIGTERM : SIGINT));
+  }
+}
+
+TEST_CASE("cli: outside of the steps a signal ends the program at once", "[cli]") {
+  const Folder f;
+  const auto ended_by = [&](const std::vector<std::string>& words, const char* file, const char* text) {
+    fs::remove(f / file);
+    const pid_t child = start(f, words);
+    CHECK(waited_for(child, f / file, text));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    kill(child, SIGINT);
+    int status = 0;
+    for (int i = 0; i < 1000 && waitpid(child, &status, WNOHANG) == 0; i++) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      if (i == 999) kill(child, SIGKILL), waitpid(child, &status, 0);
+    }
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  };
+  const std::string out = "--out=" + (f / "run");
+  REQUIRE(ended_by(small({out, "--sample-tokens=100000000"}), "stdout", " steps in ") == SIGINT);
+  REQUIRE(fs::exists(f / "run/step_00000012.safetensors"));
+  f.write("warning", "");
+  REQUIRE(ended_by(small({out, "--evaluate", "--val-batches=100000000"}), "warning", "") == SIGINT);
 }
 
 TEST_CASE("cli: --evaluate shows what the run showed of its last step, and writes its arrays alone", "[cli]") {
@@ -653,14 +716,77 @@ TEST_CASE("cli: a full disk loses no checkpoint", "[cli]") {
     signal(SIGXFSZ, SIG_IGN);
   };
   fs::remove(f / "run/step_00000009.safetensors");
-  require_refused(train(f, run("0"), limit), "measures.safetensors");
+  require_refused(train(f, run("0"), limit), "step_00000009");
   fs::remove(f / "run/step_00000006.safetensors");
   require_refused(train(f, run("1"), limit), "step_00000006");
   REQUIRE(content("step_00000003.safetensors") == before);
   REQUIRE(content("measures.safetensors") == arrays);
+  // Nor do arrays that cannot be written.
+  const fs::path in_the_way = f.path / "run/measures.safetensors";
+  fs::remove(in_the_way);
+  fs::create_directory(in_the_way);
+  require_refused(train(f, run("0")),
+                  "measures.safetensors: exists and is not a regular file: cannot replace it; the "
+                  "checkpoint of step 9 is saved: --evaluate looks at it again");
+  REQUIRE(fs::exists(f / "run/step_00000009.safetensors"));
+  fs::remove(in_the_way);
+  REQUIRE(train(f, small({"--out=" + (f / "run"), "--evaluate"})).exit_code == 0);
+  REQUIRE(content("measures.safetensors") == arrays);
   // Nor does a new run in the folder of another.
   require_refused(train(f, small({"--out=" + (f / "run"), "--steps=9", "--seed=3"})), "--resume");
   REQUIRE(content("step_00000003.safetensors") == before);
+}
+
+TEST_CASE("cli: two runs do not share a folder", "[cli]") {
+  const Folder f;
+  Folder g = f;
+  fs::create_directory(g.path /= "second");
+  const auto run = small({"--out=" + (f / "run"), "--steps=100000", "--resume"});
+  const pid_t first = start(f, run);
+  CHECK(waited_for(first, f / "run/log.jsonl", "\"step\":3,"));
+  const Outcome second = train(g, small({"--out=" + (f / "run"), "--resume"}));
+  CHECK(waited_for(first, f / "run/log.jsonl", "\"step\":50,"));
+  kill(first, SIGTERM);
+  REQUIRE(finish(f, first).exit_code == 128 + SIGTERM);
+  require_refused(second, "--out=" + (f / "run") + ": another run that has not ended writes there");
+  REQUIRE(contains(read_file(f / "run/log.jsonl"), "{\"step\":1,"));
+}
+
+TEST_CASE("cli: a log that cannot be written stops nothing, and loses no line where the disk has room again", "[cli]") {
+  const Folder f;
+  const std::string log = f / "run/log.jsonl";
+  const auto run = small({"--out=" + (f / "run"), "--steps=100000", "--save-every=3", "--resume"});
+  const pid_t first = start(f, run);
+  CHECK(waited_for(first, f / "run/step_00000003.safetensors", "gated.format"));
+  kill(first, SIGINT);
+  REQUIRE(finish(f, first).exit_code == 128 + SIGINT);
+  // Lines that a resumed run keeps make the log larger than a checkpoint. A limit on file size then stops the log alone, in
+  // the middle of a line.
+  std::ofstream lines(log, std::ios::app);
+  for (int i = 0; i < 30000; i++) lines << "{\"step\":1,\"validation_loss\":1.0}\n";
+  lines.close();
+  const rlim_t size = fs::file_size(log) + 200;
+  REQUIRE(size > fs::file_size(f / "run/step_00000003.safetensors"));
+  const pid_t child = start(f, run, [&] {
+    const rlimit limit = {size, RLIM_INFINITY};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  });
+  CHECK(waited_for(child, f / "stderr", "warning: "));
+  REQUIRE(fs::file_size(log) == size);
+  const rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
+  REQUIRE(prlimit(child, RLIMIT_FSIZE, &none, nullptr) == 0);
+  for (int i = 0; i < 6000 && fs::file_size(log) == size; i++)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  kill(child, SIGTERM);
+  const Outcome o = finish(f, child);
+  INFO(o.out << o.err);
+  REQUIRE(o.exit_code == 128 + SIGTERM);
+  REQUIRE(contains(o.err, "run/log.jsonl: cannot write: File too large: its last "));
+  std::ifstream written(log);
+  size_t steps = 0;
+  for (std::string line; std::getline(written, line);)
+    if (contains(line, "\"gradient_norm\"")) REQUIRE(contains(line, format("{\"step\":%zu,", ++steps)));
+  REQUIRE(fs::exists(f / checkpoint_name(steps).insert(0, "run/")));
 }
 
 TEST_CASE("cli: bad input is one clear line and no crash", "[cli]") {
@@ -678,6 +804,13 @@ TEST_CASE("cli: bad input is one clear line and no crash", "[cli]") {
   require_refused(train(f, {"--gate=headwise"}), "--attn=g1");
   require_refused(train(f, {"--heads=6", "--kv-heads=4"}), "--kv-heads");
   require_refused(data(f / "missing.txt"), "missing.txt");
+  // A name need not be UTF-8, but what a checkpoint remembers must be.
+  const std::string latin = "--data=" + file("caf\xe9.txt", std::string(20000, 'x'));
+  REQUIRE(train(f, small({latin})).exit_code == 0);
+  const Outcome unnamed = train(f, small({latin, "--out=" + (f / "latin")}));
+  require_refused(unnamed, "caf\\ufffd.txt\": is not UTF-8");
+  REQUIRE(contains(unnamed.err, "error: --data=\""));
+  REQUIRE(!contains(unnamed.out, "step "));
   require_refused(data(file("empty.txt", "")), "empty.txt");
   require_refused(data(file("junk.txt", std::string("\0\1\2junk", 8))), "junk.txt");
   require_refused(data(file("short.txt", "too short")), "");

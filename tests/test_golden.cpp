@@ -48,7 +48,7 @@ std::string fingerprint_after_training(const Config& config) {
   Trainer trainer(config, loader, ctx);
   while (trainer.steps_done() < config.steps) {
     training_step(trainer);
-    trainer.results();
+    trainer.next_result();
   }
   return trainer.fingerprint();
 }

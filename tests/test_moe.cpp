@@ -498,7 +498,7 @@ TEST_CASE("moe: a step's result is the mean of its layers' reports, the busiest 
   Run run(small_run(small_model("--experts=12 --layers=4 --dense-layers=1"), 2, 2), cpu);
   for (size_t step = 0; step < 2; step++) {
     training_step(run.trainer);
-    const Routing routing = run.trainer.results().at(0).routing.value();
+    const Routing routing = run.trainer.next_result()->routing.value();
     const float* report = run.trainer.model.routing_reports();  // (layers, 5), in the CPU's own memory
     double mean[5] = {};
     float busiest = 0;
@@ -517,5 +517,5 @@ TEST_CASE("moe: a step's result is the mean of its layers' reports, the busiest 
   }
   Run dense(small_run(small_model(), 1), cpu);
   training_step(dense.trainer);
-  REQUIRE(!dense.trainer.results().at(0).routing);
+  REQUIRE(!dense.trainer.next_result()->routing);
 }

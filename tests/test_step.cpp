@@ -22,7 +22,7 @@ Config run_of(const std::string& flags, size_t micro_batches) {
 
 std::string refusal(Run& run) {
   try {
-    run.trainer.results();
+    run.trainer.next_result();
     return "";
   } catch (const Error& e) {
     return e.what();
@@ -79,12 +79,13 @@ TEST_CASE("step: results that are taken a step late are the same", "[step]") {
   std::vector<StepResult> results;
   for (size_t step = 1; step <= 5; step++) {
     training_step(late.trainer);
-    const std::vector<StepResult> due = late.trainer.results(1);
-    REQUIRE(due.size() == (step > 1));
-    results.insert(results.end(), due.begin(), due.end());
+    const std::optional<StepResult> due = late.trainer.next_result(1);
+    REQUIRE(due.has_value() == (step > 1));
+    if (due) results.push_back(*due);
+    REQUIRE(!late.trainer.next_result(1));
   }
-  results.push_back(late.trainer.results().at(0));
-  REQUIRE(late.trainer.results().empty());
+  results.push_back(late.trainer.next_result().value());
+  REQUIRE(!late.trainer.next_result());
   for (size_t step = 1; step <= 5; step++) {
     const StepResult& r = results[step - 1];
     REQUIRE(r.step == step);
@@ -93,6 +94,20 @@ TEST_CASE("step: results that are taken a step late are the same", "[step]") {
   training_step(late.trainer);
   training_step(late.trainer);
   REQUIRE_THROWS_AS(training_step(late.trainer), Error);  // there is room for two that nobody took
+}
+
+TEST_CASE("step: of two results that are due, the first is given without the second", "[step]") {
+  // The second step diverges. What is not given one by one would wait for both, and lose the first.
+  Context ctx(Device::cpu);
+  Run run(run_of("", 1), ctx);
+  training_step(run.trainer);
+  std::vector<float> w = run.trainer.model.weights.values.download();
+  w[0] = NAN;
+  run.trainer.model.weights.values.upload(w);
+  run.trainer.model.weights_changed();
+  training_step(run.trainer);
+  REQUIRE(run.trainer.next_result().value().step == 1);
+  REQUIRE(refusal(run).starts_with("step 2: the loss is"));
 }
 
 TEST_CASE("step: an infinite loss, norm or gradient ends the run with its weights as they were", "[step]") {

@@ -146,7 +146,11 @@ std::string AtomicFile::clear_way() const {
     const std::string target = name.substr(0, suffix);
     if (target == own || (checkpoint_step(target) && checkpoint_step(own))) remove_if_unlocked(folder_ + "/" + name);
   }
-  return path_ + std::string(temporary_suffix) + std::to_string(::getpid());
+  // A leftover that could not be deleted may have this process id too.
+  const std::string name = path_ + std::string(temporary_suffix) + std::to_string(::getpid());
+  std::string free = name;
+  for (size_t i = 2; ::lstat(free.c_str(), &s) == 0; i++) free = name + "." + std::to_string(i);
+  return free;
 }
 
 void write_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
@@ -224,6 +228,14 @@ void prepare_checkpoint_folder(const std::string& folder) {
   std::filesystem::create_directories(folder, error);
   require(!error, "%s: cannot create the checkpoint folder: %s", folder.c_str(), error.message().c_str());
   AtomicFile probe(folder + "/" + checkpoint_name(0));  // never committed
+}
+
+File hold_folder(const std::string& folder) {
+  File held(folder, O_RDONLY | O_DIRECTORY);
+  require(::flock(held.descriptor(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK,
+          "--out=%s: another run that has not ended writes there: wait for it, end it, or name another folder",
+          folder.c_str());
+  return held;
 }
 
 void save_step(const std::string& folder, size_t step, const std::vector<TensorView>& tensors,

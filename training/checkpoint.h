@@ -102,6 +102,10 @@ class Checkpoint {
 // For the start of a run, so that a folder that cannot be written is refused then, not at the first save.
 void prepare_checkpoint_folder(const std::string& folder);
 
+// Keeps every other process from holding the folder until the file is closed. Refuses one that another process holds; a file
+// system without locks is no hindrance.
+[[nodiscard]] File hold_folder(const std::string& folder);
+
 // Writes the checkpoint of `step`, then deletes all but the newest `keep`.
 void save_step(const std::string& folder, size_t step, const std::vector<TensorView>& tensors,
                std::map<std::string, std::string> metadata, size_t keep);

@@ -155,7 +155,6 @@ size_t tokens_to_write(const Config& c, size_t prompt) {
 }  // namespace
 
 int generate(Config& c, Device device) {
-  catch_interrupts();
   use_threads(c.threads);
   Context ctx(device);
   use_engines(ctx, c);
@@ -187,6 +186,7 @@ int generate(Config& c, Device device) {
   double begin = seconds_now(), seconds = 0;
   size_t written = 0;
   const Sampler sampler = {c.temperature, c.top_k, c.seed, c.top_p};
+  std::optional<CatchInterrupts> catching(std::in_place);
   write_behind(samples, tokens, model, sampler, [&] {
     if (++written == 1) begin = seconds_now();  // the prompt is read
     seconds = seconds_now() - begin;
@@ -194,6 +194,7 @@ int generate(Config& c, Device device) {
     fflush(stdout);
     return !interrupted();
   });
+  catching.reset();
   if (streams) {
     printer.end();
     printf("\n");

@@ -1,20 +1,48 @@
 #include "training/interrupt.h"
 
 #include <signal.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstdint>
 
 namespace gated {
 
-static volatile sig_atomic_t caught = 0;
+// A signal may interrupt any thread, and a handler may touch only what is atomic without a lock.
+static std::atomic<int> caught = 0;
+static std::atomic<int64_t> caught_at = 0;  // nanoseconds
+static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 static void remember(int signal_number) {
-  caught = signal_number;
-  signal(SIGINT, SIG_DFL);
-  signal(SIGTERM, SIG_DFL);
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  const int64_t at = now.tv_sec * int64_t{1000000000} + now.tv_nsec;
+  if (!caught) {
+    caught_at = at;
+    caught = signal_number;
+  } else if (at - caught_at >= 1000000000) {
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);  // it is blocked until this handler returns
+  }
 }
 
-void catch_interrupts() {
-  signal(SIGINT, remember);
-  signal(SIGTERM, remember);
+static constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
+
+// Replaces one handler by another. What is ignored has neither, and stays ignored.
+static void answer(void (*from)(int), void (*to)(int)) {
+  for (const int number : signals) {
+    struct sigaction now;
+    sigaction(number, nullptr, &now);
+    if (now.sa_handler == from) signal(number, to);
+  }
+}
+
+CatchInterrupts::CatchInterrupts() {
+  answer(SIG_DFL, remember);
+}
+
+CatchInterrupts::~CatchInterrupts() {
+  answer(remember, SIG_DFL);
 }
 
 int interrupted() {

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "dataloader/bigram_entropy.h"
@@ -136,18 +137,15 @@ void Progress::measures(size_t step, Measures m) {
 
 void Progress::saved() {
   last_ = seconds_now();
-}
-
-void Progress::flush() {
-  if (!log_.is_open()) return;
-  log_.flush();
-  require(log_.good(), "%s/log.jsonl: cannot write: %s", config_.out.c_str(), strerror(errno));
+  if (unwritten_.empty()) return;
+  fprintf(stderr, "warning: %s: cannot write: %s: its last %zd lines are missing, and are tried again with the next\n",
+          log_->path().c_str(), strerror(log_error_), std::count(unwritten_.begin(), unwritten_.end(), '\n'));
 }
 
 void Progress::finish() {
-  flush();
   clear_bar();
-  printf("\n%zu steps in %s\n", config_.steps - first_step_, duration(seconds_now() - begin_).c_str());
+  printf("\n%zu steps in %s\n", trainer_.steps_done() - first_step_, duration(seconds_now() - begin_).c_str());
+  fflush(stdout);
 }
 
 // A resumed run has the log that an uninterrupted one would have: lines after its checkpoint go. The shortened log
@@ -166,12 +164,21 @@ void Progress::open_log(const std::string& path, size_t steps_done) {
     shortened.write(line.data(), line.size());
   }
   shortened.commit();
-  log_.open(path, std::ios::app);
-  require(log_.is_open(), "%s: cannot write: %s", path.c_str(), strerror(errno));
+  log_.emplace(path, O_WRONLY | O_APPEND);
 }
 
+// At once, so that the log is on its way to the disk before the weights that stand on it. A disk that is full for a while
+// costs no line: what a write leaves over, be it half a line, waits for the next.
 void Progress::write(const std::string& line) {
-  if (log_.is_open()) log_ << line << "\n" << std::flush;
+  if (!log_) return;
+  unwritten_ += line + "\n";
+  while (!unwritten_.empty()) {
+    const ssize_t put = ::write(log_->descriptor(), unwritten_.data(), unwritten_.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) log_error_ = errno;
+    if (put < 0) return;
+    unwritten_.erase(0, size_t(put));
+  }
 }
 
 // The cursor waits at the bar's first column. A terminal that is made narrower breaks the bar into rows below the cursor,

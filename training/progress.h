@@ -7,11 +7,11 @@
 // "routing_entropy","idle_experts"} too. Measures are {"step","first_token_attention","largest_activation",...}. Of text it begins with {"step":0,"bigram_entropy"}.
 // scripts/plot_log.py draws it. tests/test_cli.cpp
 #pragma once
-#include <fstream>
 #include <optional>
 
 #include "dataloader/loader.h"
 #include "training/config.h"
+#include "training/safetensors.h"
 
 namespace gated {
 
@@ -30,15 +30,13 @@ class Progress {
   void validation(size_t step, double loss);
   // Printed after the last step, else logged alone.
   void measures(size_t step, Measures measures);
-  // Around a checkpoint: the log reaches the disk before the weights that stand on it, and the time that saving takes is
-  // not the next step's.
-  void flush();
+  // Behind a checkpoint: warns where lines could not be written to the log. The time that saving takes is not the next step's.
   void saved();
   void finish();
 
  private:
   void open_log(const std::string& path, size_t steps_done);
-  void write(const std::string& line);
+  void write(const std::string& line);  // to the log
   std::string place(size_t step) const;
   void clear_bar() const;
   void draw_bar(size_t step, const std::string& left, size_t width) const;
@@ -48,7 +46,9 @@ class Progress {
   const Trainer& trainer_;
   Context& ctx_;
   bool terminal_;
-  std::ofstream log_;
+  std::optional<File> log_;
+  std::string unwritten_;  // lines of the log that wait for the next try
+  int log_error_ = 0;      // the errno of the last one
   const double peak_;
   double begin_ = 0, last_ = 0;
   size_t first_step_ = 0;

@@ -1,5 +1,6 @@
 #include "training/run_metadata.h"
 
+#include "dataloader/utf8.h"
 #include "training/flags.h"
 #include "training/safetensors.h"
 
@@ -13,6 +14,16 @@ RunMetadata run_metadata(Config& config, const Data& data) {
   metadata["hash--data"] = data.train->content_hash();
   metadata["hash--val-data"] = data.val ? data.val->content_hash() : "none";
   return metadata;
+}
+
+void require_utf8(const RunMetadata& metadata) {
+  for (const auto& [key, value] : metadata)
+    for (std::string_view rest = value; !rest.empty();) {
+      const size_t length = utf8_front(rest).length;
+      require(length > 0, "%s=%s: is not UTF-8, as what a checkpoint holds must be: rename it, or leave --out out",
+              key.starts_with("flag") ? key.c_str() + 4 : key.c_str(), quote(value).c_str());
+      rest.remove_prefix(length);
+    }
 }
 
 // A checkpoint holds fp32 masters, whatever the precision was.

@@ -17,6 +17,9 @@ using RunMetadata = std::map<std::string, std::string>;  // "flag--norm": "gated
 
 RunMetadata run_metadata(Config& config, const Data& data);
 
+// Refuses a flag that no file could remember: metadata are UTF-8, and a path need not be.
+void require_utf8(const RunMetadata& metadata);
+
 // The flags that it has a value of which is not the default, as they would be typed.
 std::vector<std::string> changed_flags(const RunMetadata& metadata);
 

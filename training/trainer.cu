@@ -55,29 +55,26 @@ Batch Trainer::training_batch(size_t m) {
 }
 
 void Trainer::end_step() {
-  require(steps_done_ - results_given_ < 2, "trainer: results() of the last two steps were not taken");
+  require(steps_done_ - results_given_ < 2, "trainer: the results of the last two steps were not taken");
   sent_losses_[steps_done_ % 2].start(losses_.data());
   sent_norm_[steps_done_ % 2].start(optimizer.norm());
   sent_routing_[steps_done_ % 2].start(model.routing_reports());
   steps_done_++;
 }
 
-std::vector<StepResult> Trainer::results(size_t in_flight) {
-  std::vector<StepResult> results;
-  while (results_given_ + in_flight < steps_done_) {
-    const size_t slot = results_given_ % 2, step = ++results_given_;
-    const float* losses = sent_losses_[slot].wait();
-    double loss = 0;  // every micro-batch has as many targets: the mean of the means is the mean
-    for (size_t m = 0; m < config.micro_batches; m++) loss += losses[m];
-    const StepResult r = {step, float(loss / double(config.micro_batches)), *sent_norm_[slot].wait(),
-                          config.schedule.at(step), routing(sent_routing_[slot].wait())};
-    require(std::isfinite(r.loss) && std::isfinite(r.gradient_norm),
-            "step %zu: the loss is %g and the gradient norm %g: training has diverged; lower --lr (now %g at its peak) "
-            "or lengthen --warmup. Step %zu is the last that moved the weights",
-            step, double(r.loss), double(r.gradient_norm), double(config.schedule.peak), step - 1);
-    results.push_back(r);
-  }
-  return results;
+std::optional<StepResult> Trainer::next_result(size_t in_flight) {
+  if (results_given_ + in_flight >= steps_done_) return {};
+  const size_t slot = results_given_ % 2, step = ++results_given_;
+  const float* losses = sent_losses_[slot].wait();
+  double loss = 0;  // every micro-batch has as many targets: the mean of the means is the mean
+  for (size_t m = 0; m < config.micro_batches; m++) loss += losses[m];
+  const StepResult r = {step, float(loss / double(config.micro_batches)), *sent_norm_[slot].wait(),
+                        config.schedule.at(step), routing(sent_routing_[slot].wait())};
+  require(std::isfinite(r.loss) && std::isfinite(r.gradient_norm),
+          "step %zu: the loss is %g and the gradient norm %g: training has diverged; lower --lr (now %g at its peak) "
+          "or lengthen --warmup. Step %zu is the last that moved the weights",
+          step, double(r.loss), double(r.gradient_norm), double(config.schedule.peak), step - 1);
+  return r;
 }
 
 std::optional<Routing> Trainer::routing(const float* reports) const {

@@ -5,7 +5,7 @@
 // rate it has are functions of the step. So a run that is resumed cannot differ from one that was not.
 //
 // The host does not wait for the device inside a step. Loss and gradient norm of a step travel while the next one runs:
-// results() gives those that are due. tests/test_trainer.cpp
+// next_result() gives those that are due. tests/test_trainer.cpp
 #pragma once
 #include <deque>
 #include <functional>
@@ -64,9 +64,9 @@ class Trainer {
   // The step is launched: its loss and norm start on their way to the host.
   void end_step();
 
-  // The results, in order, that have not been given yet: of every step but the newest `in_flight`, for which it does not
-  // wait. Refuses a step whose loss or norm is not finite: training has diverged.
-  std::vector<StepResult> results(size_t in_flight = 0);
+  // The first result that has not been given yet; it waits for that step and for no later one. Nothing where only the newest
+  // `in_flight` steps are left. Refuses a step whose loss or norm is not finite: training has diverged.
+  std::optional<StepResult> next_result(size_t in_flight = 0);
 
   // ---- between steps
 
