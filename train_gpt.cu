@@ -182,7 +182,7 @@ int train(Config& config, Device device) {
   train_to_the_end(trainer, data, metadata, progress, ctx);
   progress.finish();
   if (trainer.steps_done() < config.steps) {
-    printf("interrupted behind step %zu of %zu: %s\n", trainer.steps_done(), config.steps,
+    printf("interrupted after step %zu of %zu: %s\n", trainer.steps_done(), config.steps,
            config.out.empty() ? "nothing is saved; with --out=FOLDER --resume a run can be taken up again"
                               : "the same command with --resume goes on bit for bit");
     return 128 + interrupted();

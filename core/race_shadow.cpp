@@ -163,7 +163,7 @@ std::string in_words(const Race& race) {
   const std::string what = format("%s %s%s in %s", who(now).c_str(), now.atomic ? "atomically " : "",
                                   now.write ? "writes" : "reads", line_of(now.pc).c_str());
   if (race.fault == Fault::overrun)
-    return what + format(" behind the %zu bytes of dynamic shared memory that the launch asked for", dynamic_bytes);
+    return what + format(" past the %zu bytes of dynamic shared memory that the launch asked for", dynamic_bytes);
   if (race.fault == Fault::unwritten) return what + " shared memory that no thread of its block has written yet";
   return format("%s what %s %s%s in %s%s, unordered (%s)", what.c_str(), who(before).c_str(),
                 before.atomic ? "atomically " : "", before.write ? "wrote" : "read", line_of(before.pc).c_str(),

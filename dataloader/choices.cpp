@@ -83,7 +83,7 @@ std::vector<ChoiceQuestion> parse_choices(std::span<const unsigned char> file, s
     numbers.expect(bytes, uint32_t(numbers.place() - begin), "its length in bytes");
     questions.push_back(std::move(question));
   }
-  require(numbers.done(), "%s: there are bytes behind the %d questions that the header announces", name.c_str(),
+  require(numbers.done(), "%s: there are bytes after the %d questions that the header announces", name.c_str(),
           header[2]);
   return questions;
 }

@@ -147,8 +147,7 @@ void require_residual(const char* op, ConstReals sum, const ResidualIn& in, size
 void require_residual_backward(const char* op, ConstReals dbranch, const ResidualBackwardIn& in, size_t C) {
   require(C > 0, "%s: rows have no columns", op);
   require(in.branch || !dbranch, "%s: dbranch without a branch", op);
-  require(dbranch || !in.branch || in.join.plain(), "%s: behind clip and dropout a branch has a gradient of its own",
-          op);
+  require(dbranch || !in.branch || in.join.plain(), "%s: with clip or dropout a branch has a gradient of its own", op);
   residual::require_join(op, in.join);
 }
 

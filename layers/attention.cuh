@@ -56,7 +56,7 @@ class Attention final : public Mixer {
     wv_.forward(v_, x, N, ctx);
     q_in_ = gated(GatePosition::g4, q_, pass);
     k_in_ = gated(GatePosition::g3, has_k_experts() ? k_experts_.forward(k_, x, N, ctx) : ConstReals(k_), pass);
-    norm_and_turn(pass);
+    norm_and_rotate(pass);
     v_seen_ = gated(GatePosition::g2, has_v_experts() ? v_experts_.forward(v_, x, N, ctx) : ConstReals(v_), pass);
 
     const AttentionShape s = shape(pass.batch());
@@ -72,7 +72,7 @@ class Attention final : public Mixer {
   void recompute(const Pass& pass) override {
     behind_attention(pass.N(), pass.ctx);
     if (has_gate()) gate_.recompute(pass.N(), pass.ctx);
-    norm_and_turn(pass);
+    norm_and_rotate(pass);
   }
 
   void backward(Reals dx, Accumulate accumulate, ConstReals dy, const Pass& pass) override {
@@ -88,8 +88,8 @@ class Attention final : public Mixer {
     if (config_.sink == AttentionSink::kv_bias)
       kv_bias_backward(key_bias_.grad, value_bias_.grad, sink_p_, sink_ds_, q_seen_, dout, s, ctx);
 
-    norm_and_turn_backward(dq_, q_norm_, q_in_, q_r_, config_.H, pass);
-    norm_and_turn_backward(dk_, k_norm_, k_in_, k_r_, config_.KVH, pass);
+    norm_and_rotate_backward(dq_, q_norm_, q_in_, q_r_, config_.H, pass);
+    norm_and_rotate_backward(dk_, k_norm_, k_in_, k_r_, config_.KVH, pass);
     wq_.backward(dx, accumulate, gated_backward(GatePosition::g4, dq_, pass), x_, N, ctx);
     const ConstReals dk = gated_backward(GatePosition::g3, dk_, pass), dv = gated_backward(GatePosition::g2, dv_, pass);
     wk_.backward(dx, Accumulate::yes, has_k_experts() ? k_experts_.backward(dk, N, ctx) : dk, x_, N, ctx);
@@ -143,8 +143,8 @@ class Attention final : public Mixer {
       visit(k_r_, "k 1/rms", {B, T, KVH});
     }
     if (config_.qk_norm || config_.rope) {
-      visit(q_turned_, "q normed and rotated", {B, T, H, D}, Lifetime::cheap);
-      visit(k_turned_, "k normed and rotated", {B, T, KVH, D}, Lifetime::cheap);
+      visit(q_rotated_, "q normed and rotated", {B, T, H, D}, Lifetime::cheap);
+      visit(k_rotated_, "k normed and rotated", {B, T, KVH, D}, Lifetime::cheap);
     }
     if (config_.sink == AttentionSink::kv_bias) visit(sink_logit_, "logit of the kv bias", {B, H, T});
     visit(o_, "weighted values", {B, T, H, D});
@@ -255,27 +255,27 @@ class Attention final : public Mixer {
     return {.w = norm.value, .offset = config_.zero_centred ? 1.0f : 0.0f};
   }
 
-  const RopeTables& turns(const Pass& pass) const { return config_.window_rope ? pass.rope->window : pass.rope->all; }
+  const RopeTables& angles(const Pass& pass) const { return config_.window_rope ? pass.rope->window : pass.rope->all; }
 
-  void norm_and_turn(const Pass& pass) {
-    q_seen_ = norm_and_turn(q_turned_, q_r_, q_in_, q_norm_, config_.H, pass);
-    k_seen_ = norm_and_turn(k_turned_, k_r_, k_in_, k_norm_, config_.KVH, pass);
+  void norm_and_rotate(const Pass& pass) {
+    q_seen_ = norm_and_rotate(q_rotated_, q_r_, q_in_, q_norm_, config_.H, pass);
+    k_seen_ = norm_and_rotate(k_rotated_, k_r_, k_in_, k_norm_, config_.KVH, pass);
   }
   // QK-norm, then rotation, of all heads of q or k. Returns where the result is.
-  ConstReals norm_and_turn(Reals out, float* r, ConstReals in, const Weight& norm, size_t heads, const Pass& pass) {
+  ConstReals norm_and_rotate(Reals out, float* r, ConstReals in, const Weight& norm, size_t heads, const Pass& pass) {
     if (config_.qk_norm) {
       rmsnorm_forward({.y = out, .r = r}, {.x = in}, rms_weights(norm), pass.N() * heads, config_.D, config_.eps,
                       pass.ctx);
       in = out;
     }
     if (!config_.rope) return in;
-    rope_forward(out, in, turns(pass), pass.first_position(), pass.B, pass.T, heads, config_.D, pass.ctx);
+    rope_forward(out, in, angles(pass), pass.first_position(), pass.B, pass.T, heads, config_.D, pass.ctx);
     return out;
   }
   // d: gradient after the rotation, replaced by that in front of the norm.
-  void norm_and_turn_backward(Reals d, const Weight& norm, ConstReals in, const float* r, size_t heads,
-                              const Pass& pass) {
-    if (config_.rope) rope_backward(d, d, turns(pass), 0, pass.B, pass.T, heads, config_.D, pass.ctx);
+  void norm_and_rotate_backward(Reals d, const Weight& norm, ConstReals in, const float* r, size_t heads,
+                                const Pass& pass) {
+    if (config_.rope) rope_backward(d, d, angles(pass), 0, pass.B, pass.T, heads, config_.D, pass.ctx);
     if (config_.qk_norm)
       rmsnorm_backward({.dx = d, .dw = norm.grad}, d, {.x = in}, rms_weights(norm), r, pass.N() * heads, config_.D,
                        pass.ctx);
@@ -344,7 +344,7 @@ class Attention final : public Mixer {
   Weight q_norm_, k_norm_, sink_, key_bias_, value_bias_, out_norm_;
 
   // What the forward leaves: tensors of its own, and where the value at each place of the picture lies.
-  Reals q_, k_, v_, q_turned_, k_turned_, o_, o_out_, y_;
+  Reals q_, k_, v_, q_rotated_, k_rotated_, o_, o_out_, y_;
   float *q_r_ = nullptr, *k_r_ = nullptr, *sink_logit_ = nullptr, *lse_ = nullptr, *o_r_ = nullptr;
   ConstReals x_, q_in_, k_in_, q_seen_, k_seen_, v_seen_, o_seen_;
   Reals cached_k_, cached_v_;  // (B,KVH,slots,D)

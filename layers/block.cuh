@@ -101,10 +101,10 @@ class Block {
     const size_t N = batch.N();
     norm1_.activations(visit.of("input norm"), N, Lifetime::cheap);
     token_mixer_->activations(visit.of(token_mixer_->name()), batch);
-    if (sandwich()) token_out_.activations(visit.of("norm behind " + token_mixer_->name()), N, Lifetime::cheap);
+    if (sandwich()) token_out_.activations(visit.of("norm after " + token_mixer_->name()), N, Lifetime::cheap);
     norm2_.activations(visit.of("second norm"), N, post() ? Lifetime::pass : Lifetime::cheap);
     channel_mixer_->activations(visit.of(channel_mixer_->name()), batch);
-    if (sandwich()) channel_out_.activations(visit.of("norm behind " + channel_mixer_->name()), N);
+    if (sandwich()) channel_out_.activations(visit.of("norm after " + channel_mixer_->name()), N);
   }
   void temporaries(const TensorVisitor& visit, BatchShape batch) {
     const size_t N = batch.N();

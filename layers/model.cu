@@ -186,8 +186,8 @@ std::vector<float> Model::read(const std::vector<int>& ids) {
   require(T > 0 && ids.size() == B * T, "model: %zu tokens for %zu sequences, expected as many for each", ids.size(),
           B);
   require(B <= B_ && T <= T_, "model: %zu sequences read %zu tokens, expected at most %zu and %zu", B, T, B_, T_);
-  require(T == 1 || m.growing.begins(), "model: %zu tokens at once behind %zu, expected 1", T, m.growing.past);
-  require(T <= m.growing.capacity - m.growing.past, "model: %zu tokens behind %zu, expected %zu in all", T,
+  require(T == 1 || m.growing.begins(), "model: %zu tokens at once after %zu, expected 1", T, m.growing.past);
+  require(T <= m.growing.capacity - m.growing.past, "model: %zu tokens after %zu, expected %zu in all", T,
           m.growing.past, m.growing.capacity);
   m.pass.reset();  // there is nothing to inspect, and nothing to go back through
   Pass pass(B, T, m.ctx, &m.rope);

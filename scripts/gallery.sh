@@ -1,7 +1,7 @@
 #!/bin/sh
 # Trains small models in which the papers' effects show, and sets them side by side: gallery/report.html, and gallery/depth.html
 # of a deep model with and without residual connections, its norms
-# in front of the sums and behind them. Five minutes on two cores. Goes on where it was stopped.
+# before the sums and after them. Five minutes on two cores. Goes on where it was stopped.
 # usage: scripts/gallery.sh        (make gallery builds ./train first)
 set -eu
 cd "$(dirname "$0")/.."

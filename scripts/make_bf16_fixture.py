@@ -4,7 +4,7 @@
 usage: pip install torch transformers && scripts/make_bf16_fixture.py [FOLDER]     CPU only, no download, seconds
 
 Of each line of flags the model of transformers computes logits and gradients twice: in float64 and in bfloat16, with the same
-parameters (the second rounds them first). Stored are the relative errors of the second, as 2-norms: of the logits behind each
+parameters (the second rounds them first). Stored are the relative errors of the second, as 2-norms: of the logits after each
 sequence's last token, and of all gradients together. Weights and tokens are those of scripts/make_fixtures.py. Of attention they are the errors
 of its output and its gradients, all from numbers that are bfloat16's in both.
 """

@@ -3,7 +3,7 @@
 
 usage: pip install torch transformers && scripts/make_fixtures.py [FOLDER]     CPU only, no download, seconds
 
-models.json  loss, logits behind each sequence's last token, and the gradient of every parameter of tiny models,
+models.json  loss, logits after each sequence's last token, and the gradient of every parameter of tiny models,
              one for each line of flags in tests/small_models.h (without its dropout, whose random bits are this
              project's own) and in `libraries` below. What transformers has, it computes, and the results must
              agree with `model` below to twelve digits; `model`, PyTorch formulas that the same flags choose
@@ -595,7 +595,7 @@ def gpt2(f):
 
 
 def gpt(f):
-    """GPT of 2018: norms behind the branches. Its FFN is four times as wide as the stream."""
+    """GPT of 2018: norms after the branches. Its FFN is four times as wide as the stream."""
     m = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(afn="gelu", **gpt_sizes(f)))
     names = {"model.embed_tokens.weight": "transformer.tokens_embed.weight",
              "model.embed_positions.weight": "transformer.positions_embed.weight"}

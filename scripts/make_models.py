@@ -5,7 +5,7 @@ usage: pip install torch transformers && scripts/make_models.py [FILE]     CPU o
 
 Of every architecture that --from reads: the config.json that transformers writes, the name and shape of each tensor as
 save_pretrained stores it, and what the model computes in float64 with weights that both sides make from these names: the
-loss, the logits behind each sequence's last token, and the gradient of every stored tensor. Gradients are stored as
+loss, the logits after each sequence's last token, and the gradient of every stored tensor. Gradients are stored as
 scripts/make_fixtures.py stores them, which also says how the weights are made.
 
 The gates of arXiv 2505.06708 in the layout that its authors released are no model of transformers: their tensors are taken

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Opens folders that ./train --export wrote with transformers, and prints the logits behind the last of some tokens.
+"""Opens folders that ./train --export wrote with transformers, and prints the logits after the last of some tokens.
 
 usage: scripts/open_export.py TOKENS FOLDER...     pip install torch transformers; TOKENS are ids with commas between them
 

@@ -157,7 +157,7 @@ layers/block.cuh
 layers/attention.cuh
   void recompute(const Pass& pass) override {¶    «behind_attention(pass.N(), pass.ctx); => ;»
   if (has_gate()) «gate_.recompute(pass.N(), pass.ctx); => ;»
-  gate_.recompute(pass.N(), pass.ctx);¶    «norm_and_turn(pass); => ;»
+  gate_.recompute(pass.N(), pass.ctx);¶    «norm_and_rotate(pass); => ;»
 layers/gated_delta_net.cuh
   void recompute(const Pass& pass) override {¶    «convolve(pass); => ;»
   convolve(pass);¶    «norm_and_gate(pass.N(), pass.ctx); => ;»
@@ -331,7 +331,7 @@ train_gpt.cu
 layers/model.cu
   multiply_head(l.y + («ids.size() - 1 => 0») * config.hidden
 layers/attention.cuh
-  turns(pass), «pass.first_position() => 0», pass.B
+  angles(pass), «pass.first_position() => 0», pass.B
   s.H, s.KVH, s.D, «s.reach() => most.T», tokens
   s.reach(), tokens, s.score, «s.bias => 0.0f», s.score_dim};
 layers/gated_delta_net.cuh
@@ -640,7 +640,7 @@ def planted_text(file, faults):
     last = len(text)
     for (begin, end), here in sorted(places.items(), reverse=True):
         if end > last:  # a fault inside the text of another: that one has to hold it, too
-            sys.exit(f"{file}: faults {[f.number for f in here]} overlap with the one behind them")
+            sys.exit(f"{file}: faults {[f.number for f in here]} overlap with the one after them")
         last = begin
         old = here[0].old
         for f in here:

@@ -254,7 +254,7 @@ TEST_CASE("arrays: the loss by position is printed by octaves, in lines that fit
   Arrays arrays;
   arrays.list.push_back({"loss_by_position", {11}, {4, 3, 2, 1, 1, 1, 1, 2, 0.5f, 1, 0}});
   REQUIRE(loss_by_position_text(arrays, 200) ==
-          "loss       behind token 0: 4.000, 1: 3.000, 2-3: 1.500, 4-7: 1.250, 8-10: 0.500\n");
+          "loss       after token 0: 4.000, 1: 3.000, 2-3: 1.500, 4-7: 1.250, 8-10: 0.500\n");
   std::istringstream lines(loss_by_position_text(arrays, 40));
   for (std::string line; std::getline(lines, line);) REQUIRE(line.size() <= 40);
 }

@@ -133,7 +133,7 @@ TEST_CASE("bf16: the arithmetic of ampere is another, and the same on cpu and ke
   REQUIRE(fingerprints[0] != fingerprints[1]);
 }
 
-TEST_CASE("bf16: behind every step the copies are the masters, rounded", "[bf16]") {
+TEST_CASE("bf16: after every step the copies are the masters, rounded", "[bf16]") {
   for (Device device : {Device::cpu, Device::emulated}) {
     Context ctx(device);
     Run run(small_run(bf16_model("--norm=gated --norm-rank=3"), 3), ctx);

@@ -119,10 +119,10 @@ TEST_CASE("choices: a file that is damaged is refused by question and number", "
   refused(file_of(good, 2, 2, 20240520), "magic number 20240520, expected 20240522");
   refused(file_of(good, 0), "announces 0 questions");
   refused(file_of(good, 1u << 31), "announces -2147483648 questions");
-  refused(file_of(good, 1), "bytes behind the 1 questions");
+  refused(file_of(good, 1), "bytes after the 1 questions");
   refused(file_of(good, 3), "question 2 ends inside its head");
   for (size_t n = 1; n <= 2 * good.size(); n++) refused(whole.substr(0, whole.size() - n), "truncated");
-  refused(whole + "x", "bytes behind the 2 questions");
+  refused(whole + "x", "bytes after the 2 questions");
   refused(changed(0, 1), "question 0: the number in front is 1, expected 65535");
   refused(changed(1, 2), "question 0: its length in bytes is 2, expected");
   refused(changed(2, 1), "question 0: its number is 1, expected 0");

@@ -441,7 +441,7 @@ TEST_CASE("cli: Ctrl-C and SIGTERM end the step, save, and say how to go on", "[
     const Outcome interrupted = finish(folder, child);
     INFO(interrupted.out << interrupted.err);
     REQUIRE(interrupted.exit_code == 128 + signal_number);
-    REQUIRE(contains(interrupted.out, "interrupted behind step "));
+    REQUIRE(contains(interrupted.out, "interrupted after step "));
     REQUIRE(contains(interrupted.out, "--resume goes on bit for bit"));
     REQUIRE(!contains(interrupted.out, "\n200 steps in "));  // as many as ran
     const Outcome rest = train(folder, words);
@@ -525,7 +525,7 @@ TEST_CASE("cli: --evaluate shows what the run showed of its last step, and write
   REQUIRE(contains(o.out, "step_00000012.safetensors"));
   REQUIRE(!contains(o.out, "steps in"));
   REQUIRE(read_file(f.path / "run/log.jsonl") == log);
-  REQUIRE(contains(o.out, "\nloss       behind token 0: "));
+  REQUIRE(contains(o.out, "\nloss       after token 0: "));
   REQUIRE(read_file(arrays) == of_run);
   REQUIRE(std::distance(fs::directory_iterator(f.path / "run"), fs::directory_iterator()) == 3);
   const auto emulated = small({out, "--attn=g1", "--norm=gated", "--evaluate", "--device=emulated"});

@@ -50,7 +50,7 @@ TEST_CASE("describe: gates add what the papers say", "[describe]") {
   REQUIRE(added("--head-experts=4 --head-experts-per-token=4 --head-experts-of=kv") == 2 * (3 * 25165824 + 4 * 196608));
 }
 
-TEST_CASE("describe: flags after a preset change it, before or behind its name", "[describe]") {
+TEST_CASE("describe: flags after a preset change it, before or after its name", "[describe]") {
   REQUIRE(model_of_flags("--preset=gpt2-124m --layers=3").layers == 3);
   REQUIRE(model_of_flags("--layers=3 --preset=gpt2-124m").layers == 3);
   REQUIRE(model_of_flags("--preset=gpt2-124m --ffn=swiglu --norm=rmsnorm").ffn.kind == FfnKind::swiglu);

@@ -34,7 +34,7 @@ TEST_CASE("dyt: gradients against finite differences", "[gradcheck]") {
       "b", [&](auto& v) { return loss(x, alpha, w, v); }, b, db);
 }
 
-TEST_CASE("dyt: gradients behind a branch against finite differences", "[gradcheck]") {
+TEST_CASE("dyt: gradients after a branch against finite differences", "[gradcheck]") {
   const size_t N = 3, C = 13;
   const std::vector<double> alpha = {0.8};
   const auto x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2),

@@ -31,7 +31,7 @@ TEST_CASE("gated_delta: products that underflow to -0 join the chains of rows th
   underflow(recurrence);
 }
 
-TEST_CASE("gated_delta: without a state before, behind or wanted", "[bitwise]") {
+TEST_CASE("gated_delta: without a state before, after or wanted", "[bitwise]") {
   without_states(recurrence);
 }
 
@@ -63,7 +63,7 @@ TEST_CASE("gated_delta: token by token in place, as a generation does", "[bitwis
   REQUIRE_BITWISE(whole.final, state);
 }
 
-TEST_CASE("gated_delta: no bit depends on tokens behind, and no gradient on outputs before", "[bitwise]") {
+TEST_CASE("gated_delta: no bit depends on later tokens, and no gradient on outputs before", "[bitwise]") {
   causality(recurrence);
 }
 

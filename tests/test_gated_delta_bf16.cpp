@@ -157,7 +157,7 @@ TEST_CASE("gated_delta_bf16: how far it is from the recurrence in double", "[gat
   }
 }
 
-TEST_CASE("gated_delta_bf16: without a state before, behind or wanted", "[gated_delta_bf16]") {
+TEST_CASE("gated_delta_bf16: without a state before, after or wanted", "[gated_delta_bf16]") {
   const GatedDeltaShape s{1, 70, 1, 2, 32, 16};
   Inputs<float> in = rounded_inputs(s);
   std::fill(in.initial.begin(), in.initial.end(), 0.0f);
@@ -269,7 +269,7 @@ TEST_CASE("gated_delta_bf16: a sequence cut between chunks, with the state carri
   }
 }
 
-TEST_CASE("gated_delta_bf16: a row has the same bits whatever is behind it, or nothing", "[gated_delta_bf16]") {
+TEST_CASE("gated_delta_bf16: a row has the same bits whatever is after it, or nothing", "[gated_delta_bf16]") {
   const GatedDeltaShape s{1, 100, 1, 2, 16, 32};
   const Inputs<float> in = rounded_inputs(s);
   on_every_device([&](Context& ctx) {

@@ -31,7 +31,7 @@ TEST_CASE("gated_delta_chunk: products that underflow to -0 are links like other
   underflow(chunk);
 }
 
-TEST_CASE("gated_delta_chunk: without a state before, behind or wanted", "[bitwise]") {
+TEST_CASE("gated_delta_chunk: without a state before, after or wanted", "[bitwise]") {
   without_states(chunk);
 }
 
@@ -46,7 +46,7 @@ TEST_CASE("gated_delta_chunk: a sequence cut between chunks, with the state carr
   cut_sequence(chunk, {64, 128});
 }
 
-TEST_CASE("gated_delta_chunk: no bit depends on tokens behind, and no gradient on outputs before", "[bitwise]") {
+TEST_CASE("gated_delta_chunk: no bit depends on later tokens, and no gradient on outputs before", "[bitwise]") {
   causality(chunk);
 }
 

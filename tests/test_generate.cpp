@@ -36,7 +36,7 @@ const std::string small =
 
 }  // namespace
 
-TEST_CASE("generate: samples are those of a plain loop over whole forwards, behind the context too", "[generate]") {
+TEST_CASE("generate: samples are those of a plain loop over whole forwards, after the context too", "[generate]") {
   struct Case {
     const char* line;
     bool forever;
@@ -94,7 +94,7 @@ TEST_CASE("generate: a character is printed when all of its bytes are there", "[
   REQUIRE(text_of({}, true) == "");
 }
 
-TEST_CASE("generate: the program writes behind a prompt, the same on every device", "[generate]") {
+TEST_CASE("generate: the program writes after a prompt, the same on every device", "[generate]") {
   const Folder f;
   f.write("text.txt", [] {
     std::string text;
@@ -178,7 +178,7 @@ TEST_CASE("generate: numbers for other vocabularies, learned positions end, wind
       "--prompt-tokens=1 --tokens=1e7 >text 2>err");
   INFO(f.read("err"));
   REQUIRE(stopped.exit_code == 130);
-  REQUIRE(contains(f.read("err"), "interrupted behind token "));
+  REQUIRE(contains(f.read("err"), "interrupted after token "));
   REQUIRE(f.read("text").ends_with("\n"));
 }
 

@@ -115,7 +115,7 @@ TEST_CASE("generation: new sequences see nothing of those before", "[generation]
   }
 }
 
-TEST_CASE("generation: behind the context, windows and states go on", "[generation]") {
+TEST_CASE("generation: after the context, windows and states go on", "[generation]") {
   Context cpu(Device::cpu), kernels(kernel_device);
   for (const char* line : {"--window=3", "--window=3 --attn-score=sigmoid --position=none",
                            "--mixer=gated-delta --linear-key-dim=6 --linear-value-dim=5",
@@ -165,9 +165,9 @@ TEST_CASE("generation: what a model has no room for is refused", "[generation]")
   REQUIRE(refusal(std::vector<int>(8, 1)).find("read 4 tokens") != std::string::npos);
   REQUIRE(refusal({1, 37}).find("expected 0 to 36") != std::string::npos);
   REQUIRE(refusal({1, 2}) == "");
-  REQUIRE(refusal({1, 2, 3, 4}).find("2 tokens at once behind 1") != std::string::npos);
+  REQUIRE(refusal({1, 2, 3, 4}).find("2 tokens at once after 1") != std::string::npos);
   for (int t = 1; t < 6; t++) REQUIRE(refusal({1, 2}) == "");
-  REQUIRE(refusal({1, 2}).find("behind 6, expected 6 in all") != std::string::npos);
+  REQUIRE(refusal({1, 2}).find("after 6, expected 6 in all") != std::string::npos);
   REQUIRE_THROWS_AS(model.begin_sequences(1, 10), Error);  // 9 positions were learned
   REQUIRE_THROWS_AS(model.begin_sequences(0, 1), Error);
 }

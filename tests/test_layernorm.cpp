@@ -42,7 +42,7 @@ TEST_CASE("layernorm: gradients against finite differences", "[gradcheck]") {
       "b", [&](auto& v) { return loss(x, w, v); }, b, db);
 }
 
-TEST_CASE("layernorm: gradients behind a branch against finite differences", "[gradcheck]") {
+TEST_CASE("layernorm: gradients after a branch against finite differences", "[gradcheck]") {
   const size_t N = 3, C = 13;
   const auto x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2),
              b = random_values<double>(C, 6);

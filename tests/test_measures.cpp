@@ -232,7 +232,7 @@ TEST_CASE("measures: layers without attention are left out of its means", "[meas
   REQUIRE(!entry.contains("busiest_expert"));
 }
 
-TEST_CASE("measures: sparsity of attention's output, before and behind the gate", "[measures]") {
+TEST_CASE("measures: sparsity of attention's output, before and after the gate", "[measures]") {
   Meter meter = fresh();
   const std::vector<float> x(8, 0), before = {1, -0.0099f, 0.0011f, -1e-4f, 2, 0, 0.5f, -0.02f},
                                     behind = {0.5f, -0.005f, 0.0005f, 0, 1e-3f, 0, 0.1f, -0.002f};

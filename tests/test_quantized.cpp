@@ -335,7 +335,7 @@ TEST_CASE("smoothquant: a column that is 0 on one side stays as it is") {
   REQUIRE(f.loss() == Approx(before).epsilon(1e-6));
 }
 
-TEST_CASE("smoothquant: outliers cost less behind it") {
+TEST_CASE("smoothquant: outliers cost less after it") {
   for (Format format : formats) {
     Context ctx(Device::cpu);
     // Column 3 of what attention and the FFN read is 65536 times the others; the matrices make up for it.

@@ -44,7 +44,7 @@ int32_t oracle(const std::vector<int32_t>& tokens) {
 
 }  // namespace
 
-TEST_CASE("recall: behind a question stands what every statement of its key says", "[recall]") {
+TEST_CASE("recall: after a question stands what every statement of its key says", "[recall]") {
   const Recall task(5, 0);
   const size_t T = 600, n = 40;
   std::map<std::string, size_t> kinds;

@@ -273,7 +273,7 @@ TEST_CASE("residual: what it refuses") {
     REQUIRE_THROWS_WITH(residual_forward(c, {a, b, {1.0f, 1.0f, {p}}}, 1, 4, cpu),
                         format("residual_forward: dropout is %g, expected 0 <= p < 1", double(p)));
   REQUIRE_THROWS_WITH(residual_backward(a, nullptr, a, {.x = b, .branch = c, .join = {1.0f, 1.0f, {}}}, 1, 4, cpu),
-                      "residual_backward: behind clip and dropout a branch has a gradient of its own");
+                      "residual_backward: with clip or dropout a branch has a gradient of its own");
   REQUIRE_THROWS_WITH(residual_backward(a, c, a, {.x = b}, 1, 4, cpu), "residual_backward: dbranch without a branch");
   REQUIRE_THROWS_WITH(residual_backward(a, c, a, {.x = nullptr, .branch = b, .join = {INFINITY, 1.0f, {}}}, 1, 4, cpu),
                       "residual_backward: a clipped sum is read again");

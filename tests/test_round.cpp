@@ -5,7 +5,7 @@
 
 using namespace gated;
 
-TEST_CASE("round: every element is rounded to nearest even, and nothing behind the last", "[bitwise]") {
+TEST_CASE("round: every element is rounded to nearest even, and nothing after the last", "[bitwise]") {
   for (size_t n : {0, 1, 3, 4, 37, 1024, 1026, 4133}) {
     INFO("n " << n);
     auto in = random_values<float>(n, 1, 20.0f);

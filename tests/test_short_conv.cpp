@@ -170,7 +170,7 @@ TEST_CASE("short_conv: a sequence cut anywhere, with the state carried on, has t
   }
 }
 
-TEST_CASE("short_conv: token by token in place, and no bit depends on tokens behind", "[bitwise]") {
+TEST_CASE("short_conv: token by token in place, and no bit depends on later tokens", "[bitwise]") {
   const ShortConvShape s{2, 9, 6, 4};
   const Inputs<float> in(s);
   const Outputs<float> whole = reference(in, true);

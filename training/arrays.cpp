@@ -262,7 +262,7 @@ std::string loss_by_position_text(const Arrays& arrays, size_t width) {
     const std::string positions = end - begin == 1 ? std::to_string(begin) : format("%zu-%zu", begin, end - 1);
     text += format("%s%s: %.3f", begin ? ", " : "", positions.c_str(), sum / double(end - begin));
   }
-  return wrapped(format("%-11s", "loss"), "behind token " + text, 11, width);
+  return wrapped(format("%-11s", "loss"), "after token " + text, 11, width);
 }
 
 }  // namespace gated

@@ -81,7 +81,7 @@ std::vector<Needs> needs_of(const Config& c) {
       {{"--resume"}, has_out, "--out=FOLDER: the folder that holds the checkpoints"},
       {{"--evaluate"}, has_out || c.source, "--out=FOLDER: the folder that holds the checkpoints; or --from=FOLDER"},
       {{"--generate"}, c.source || !c.generate, "--from=FOLDER or --out=FOLDER: the model that writes"},
-      {{"--prompt", "--prompt-tokens", "--tokens", "--samples"}, c.generate, "--generate: it writes behind a prompt"},
+      {{"--prompt", "--prompt-tokens", "--tokens", "--samples"}, c.generate, "--generate: it writes after a prompt"},
       {{"--quantize"}, c.evaluate, "--evaluate: it looks at a run that is trained"},
       {{"--smoothquant"}, c.quantize.has_value(), "--quantize=fp8-w8a8 or nvfp4-w4a4"},
       {{"--save-every", "--keep"}, has_out, "--out=FOLDER: there are no checkpoints without one"}};
@@ -97,7 +97,7 @@ void check_gate_flags(const AttentionConfig& a) {
           "--qk-norm=off",
           on_keys ? "g3" : "g4");
   require(!(kind == GateKind::headwise && on_output),
-          "--gate=headwise with --attn=g5: there are no heads behind the output projection; take --gate=elementwise");
+          "--gate=headwise with --attn=g5: there are no heads after the output projection; take --gate=elementwise");
   require(!(kind == GateKind::shared && (on_keys || on_queries || on_output)),
           "--gate=shared with --attn=%s: heads share a gate in --attn=g1 and --attn=g2 alone; take --gate=elementwise",
           on_keys      ? "g3"

@@ -78,7 +78,7 @@ std::string help_text(size_t width) {
     text += wrapped(format("  %-39s", line), meaning, 41, width);
   text += "\n" +
           wrapped("",
-                  "Each flag stands with its default; behind it, in brackets, what it allows. --resume is short for "
+                  "Each flag stands with its default; after it, in brackets, what it allows. --resume is short for "
                   "--resume=on, and so with every flag that allows on | off. A whole number may be written 600, 1e6, "
                   "5K, 1.5M or 2B.",
                   0, width);

@@ -230,7 +230,7 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
                      "how a token knows its place");
   t.number("--rope-theta", m.rope_theta, between(1.0, 1e12), "base of the rotary frequencies");
   t.number("--rope-fraction", m.rope_fraction, between(0.0, 1.0),
-           "share of a head's dimensions that turn, the first ones");
+           "share of a head's dimensions that RoPE rotates, the first ones");
   t.parts(
       "--rope-scaling", "none | linear,S | llama3,S,L[,SLOW,FAST] | yarn,S,L[,SLOW,FAST] | yarn-unrounded,...",
       "how positions are scaled to read S times the L tokens of a first training (kernels/rope.cu); points that go "
@@ -381,15 +381,15 @@ void list_run_flags(FlagTable& t, Config& c) {
       "the end");
   t.number(
       "--sample-tokens", c.sample_tokens, at_least(0),
-      "length of the sample printed at the end; behind the --context a token sees the last --context tokens, or what "
+      "length of the sample printed at the end; after the --context a token sees the last --context tokens, or what "
       "windows and states hold");
   t.number("--temperature", c.temperature, between(0.0, 1e3), "temperature of a sample; 0 takes the likeliest token");
   t.number("--top-k", c.top_k, at_least(0), "a sample draws from the k likeliest tokens; 0: from all");
   t.number("--top-p", c.top_p, between(0.0, 1.0),
            "of those from the likeliest whose probabilities together reach p; 1: from all");
   t.on_off("--generate", c.generate, "training/generate.h",
-           "train nothing: print what the model of --from, or the newest checkpoint in --out, writes behind a prompt");
-  t.text("--prompt", c.prompt, "TEXT", "of --generate: what a model of text writes behind");
+           "train nothing: print what the model of --from, or the newest checkpoint in --out, writes after a prompt");
+  t.text("--prompt", c.prompt, "TEXT", "of --generate: the text that it continues");
   t.text("--prompt-tokens", c.prompt_ids, "IDS", "the same as numbers of tokens, with commas between them");
   t.number("--tokens", c.tokens, at_least(0),
            "how many tokens --generate writes; 0: 100, or fewer where the --context ends");

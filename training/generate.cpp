@@ -148,7 +148,7 @@ size_t tokens_to_write(const Config& c, size_t prompt) {
     return c.tokens ? c.tokens : std::min(unasked, context - prompt);
   const char* const remedy = c.model.position == Position::learned ? "" : "; a larger --context may be asked for";
   require(prompt < context, "--context=%zu: the prompt has %zu tokens already: shorten it%s", context, prompt, remedy);
-  fail("--tokens=%zu behind a prompt of %zu: the model has a context of %zu, so at most --tokens=%zu%s", c.tokens,
+  fail("--tokens=%zu after a prompt of %zu: the model has a context of %zu, so at most --tokens=%zu%s", c.tokens,
        prompt, context, context - prompt, remedy);
 }
 
@@ -204,7 +204,7 @@ int generate(Config& c, Device device) {
   fflush(stdout);
   if (written > 1) fprintf(stderr, "%.1f tokens/s\n", double((written - 1) * samples.size()) / seconds);
   if (written == tokens) return 0;
-  fprintf(stderr, "interrupted behind token %zu of %zu\n", written, tokens);
+  fprintf(stderr, "interrupted after token %zu of %zu\n", written, tokens);
   return 128 + interrupted();
 }
 

@@ -112,7 +112,7 @@ std::string measures_text(const Measures& m, size_t width) {
                        (m.linear->state ? format(", length of a state %.3f", *m.linear->state) : ""));
   }
   const auto name_of_state = [](size_t state) {
-    return state == 0 ? "the embedding" : format("the stream behind layer %zu", state - 1);
+    return state == 0 ? "the embedding" : format("the stream after layer %zu", state - 1);
   };
   const auto where = [&](const Measures::Peak& p) {
     return format("%.4g at token %zu, dimension %zu of %s", p.value, p.token, p.dimension,

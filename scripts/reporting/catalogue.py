@@ -49,7 +49,7 @@ def array(key):
 
 
 def with_others(run):
-    """Whether there are tokens behind the first."""
+    """Whether there are tokens after the first."""
     return "value_norm" in run.arrays and run.arrays["value_norm"].shape[1] > 1
 
 
@@ -78,7 +78,7 @@ SECTIONS = [
                     Part(array("attention_map"), f.draw_attention_map, f.attention_scale, bar="attention"),
                     Part(array("activation_by_token"), f.draw_stream, f.stream_scale, bar="|h|"),
                 ]),
-        Lines("peak-by-layer", "Largest activation by layer", "The largest |h| behind each block. In the baseline of 2505.06708 it jumps "
+        Lines("peak-by-layer", "Largest activation by layer", "The largest |h| after each block. In the baseline of 2505.06708 it jumps "
               "in one layer, where an FFN writes it, and the gate G1 prevents that (figure 6).",
               logged("largest_activation_by_state"), f.by_state("largest_activation_by_state", "largest |h|")),
         Lines("first-token-by-layer", "Attention to the first token by layer", "The mean over heads and queries. The sinks follow the "
@@ -102,9 +102,9 @@ SECTIONS = [
                  f.histogram_scale("norm_gate_histogram"), 0.6)]),
         Lines("mean-score", "Mean score by layer", "Of the attention gate. The smaller, the sparser what attention puts out "
               "(2505.06708, figure 7).", array("gate_mean"), f.by_layer("gates", lambda run: run.arrays["gate_mean"], "mean score")),
-        Lines("output", "Output of attention by layer", "Filled dots: before the gate; hollow dots: behind it. In 2505.06708 the mean "
+        Lines("output", "Output of attention by layer", "Filled dots: before the gate; hollow dots: after it. In 2505.06708 the mean "
               "falls from 0.71 to 0.05 (figure 4).", array("attention_output_mean"), f.draw_output),
-        Lines("sparsity", "How much of the output is near 0", "Thin: before the gate; dots: behind it; dotted: before the gate, times "
+        Lines("sparsity", "How much of the output is near 0", "Thin: before the gate; dots: after it; dotted: before the gate, times "
               "the mean score. A gate that merely scaled would lie on the dotted line (2505.06708, figure 5).",
               array("attention_output_below"), f.draw_below),
     ]),
@@ -135,7 +135,7 @@ SECTIONS = [
         Lines("gradient-by-layer", "Gradient by layer", "The norm of the gradient of each layer's parameters: the first measured step "
               "(thin) and the last (dots). Without residual connections it shrinks layer by layer on its way down.",
               logged("gradient_norm_by_layer"), f.draw_gradient_by_layer),
-        Lines("loss-by-position", "Loss by position", "What the loss of the next token is behind so many tokens: how much the model "
+        Lines("loss-by-position", "Loss by position", "What the loss of the next token is after so many tokens: how much the model "
               "makes of its context.", array("loss_by_position"), f.draw_loss_by_position),
     ]),
 ]

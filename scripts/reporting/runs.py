@@ -20,7 +20,7 @@ ARRAYS = {
     "value_norm": "AT", "activation_by_token": "SPC", "attention_output_mean": "A2", "attention_output_below": "A3K",
     "gate_histogram": "GB", "norm_gate_histogram": "MB", "gate_mean": "G", "norm_weight": "NC", "pre_weight": "NC", "final_output": "C",
 }
-# These have no value behind a gate where there is no gate.
+# These have no value after a gate where there is no gate.
 MAY_HOLD_NAN = ("attention_output_mean", "attention_output_below")
 # What the lists of its metadata hold.
 METADATA = {"attention_layers": int, "gates": int, "norms": str, "norm_gates": str, "flags": str, "thresholds": float,

@@ -13,7 +13,7 @@ def scalar(run, key, form):
 
 
 def place(run, key):
-    """Where a weight stands; a layer behind all layers is that of the final norm."""
+    """Where a weight stands; a layer after all layers is that of the final norm."""
     norm, layer, dimension = run.texts.get(key + ".norm"), scalar(run, key + ".layer", "{:.0f}"), scalar(run, key + ".dimension", "{:.0f}")
     if None in (norm, layer, dimension):
         return ""
