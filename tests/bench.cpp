@@ -1,6 +1,6 @@
 // bench: how fast each operation is, beside a peer or a ceiling measured in the same run.
 //   matmul        GFLOP/s beside OpenBLAS (CPU) or cuBLAS (GPU, fp32, no TF32), and as a share of the measured FMA peak
-//   bf16          GFLOP/s of products of bf16 beside cuBLASLt (GPU); on the CPU by the arithmetic of tensor cores, beside our own
+//   bf16          GFLOP/s of products of bf16 matrices beside cuBLASLt (GPU); on the CPU by the arithmetic of tensor cores, beside our own
 //                 products of floats
 //   grouped       GFLOP/s of products with a matrix per expert beside one product of as many rows with one matrix; grouped-bf16
 //                 of bf16
@@ -538,7 +538,7 @@ void bench_operations(Context& ctx, double bandwidth) {
   }
 }
 
-// Of arrays of floats, with a share of the FMA peak; or of bf16, on the CPU by the arithmetic of tensor cores.
+// Of arrays of floats, with a share of the FMA peak; or of arrays of bf16, on the CPU by the arithmetic of tensor cores.
 template <class S>
 void bench_attention(Context& ctx, double peak) {
   constexpr bool is_bf16 = std::is_same_v<S, bf16>;

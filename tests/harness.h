@@ -77,7 +77,7 @@ void on_every_device(Test test) {
 #endif
 }
 
-// Makes products of bf16 those of such tensor cores. False on a GPU that has others.
+// Makes products of bf16 matrices those of such tensor cores. False on a GPU that has others.
 inline bool multiplies_as(Context& ctx, MmaArithmetic arithmetic) {
   try {
     ctx.use_mma(arithmetic);

@@ -130,7 +130,7 @@ TEST_CASE("attention_bf16: the reference is attention", "[attention_bf16]") {
     INFO("T " << s.T << " D " << s.D << " window " << s.window << " sigmoid " << s.sigmoid() << " sink " << int(kind));
     const Inputs in(s, 2, kind);
     const Outputs got = reference(in), truth = in_double(in);
-    // Of bf16 the last bit is 2^-8 of a number: what is rounded once is off by 2^-9 of itself.
+    // In bf16 the last bit is 2^-8 of a number: what is rounded once is off by 2^-9 of itself.
     REQUIRE(relative_error(truth.o, got.o) < 1.0 / 256);
     REQUIRE(relative_error(truth.dq, got.dq) < 1.0 / 128);
     REQUIRE(relative_error(truth.dk, got.dk) < 1.0 / 128);

@@ -38,7 +38,7 @@ TEST_CASE("decay: gradients against finite differences", "[gradcheck]") {
       "dt_bias", [&](auto& x) { return loss(a, b, A_log, x); }, dt_bias, ddt_bias);
 }
 
-// Of bf16 the reference is given what is stored.
+// In bf16 the reference is given what is stored.
 template <class S>
 static void require_bits() {
   INFO(name_of(storage_of<S>));

@@ -67,7 +67,7 @@ TEST_CASE("dyt: gradients after a branch against finite differences", "[gradchec
   }
 }
 
-// Of bf16 the reference is given what is stored: its inputs, and the sum that goes through tanh.
+// In bf16 the reference is given what is stored: its inputs, and the sum that goes through tanh.
 template <class S>
 static void require_plain_bits(size_t N, size_t C) {
   INFO("N " << N << " C " << C << ", " << name_of(storage_of<S>));

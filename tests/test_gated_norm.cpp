@@ -117,7 +117,7 @@ struct CaseOf {
         [&](auto&&... a) { gated_norm_backward(a..., s, ctx); });
   }
 
-  // Of bf16 it is that of the sum as it is stored, and what it writes is rounded.
+  // In bf16 it is that of the sum as it is stored, and what it writes is rounded.
   Results reference() const {
     Context cpu(Device::cpu);
     Results results = run<float>(
@@ -233,7 +233,7 @@ TEST_CASE("gated_norm: kernels and the CPU equal the reference bit for bit, and 
   }
 }
 
-TEST_CASE("gated_norm: of bf16 too", "[bitwise]") {
+TEST_CASE("gated_norm: in bf16 too", "[bitwise]") {
   const CaseOf<bf16> cases[] = {
       {{130, 131, 16, rms, elementwise, {}, 1, 1e-5f}, true},
       {{17, 200, 16, dyt, elementwise, {}}, true, rough},

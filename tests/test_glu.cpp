@@ -46,7 +46,7 @@ TEST_CASE("glu: gradients against finite differences", "[gradcheck]") {
   }
 }
 
-// Of bf16 the inputs are rounded, the reference computes in float, and what it computes is rounded once.
+// In bf16 the inputs are rounded, the reference computes in float, and what it computes is rounded once.
 template <class S>
 static void require_glu_bits(Activation act, size_t n) {
   INFO(name_of(act) << ", n " << n << ", " << name_of(storage_of<S>));

@@ -31,7 +31,7 @@ TEST_CASE("l2norm: gradients against finite differences", "[gradcheck]") {
   }
 }
 
-// Of bf16 the reference is given what is stored: its inputs, and in the backward y.
+// In bf16 the reference is given what is stored: its inputs, and in the backward y.
 template <class S>
 static void require_bits(const L2normShape& s) {
   INFO("N " << s.N << " H " << s.H << " D " << s.D << ", " << name_of(storage_of<S>));

@@ -73,7 +73,7 @@ TEST_CASE("layernorm: gradients after a branch against finite differences", "[gr
   }
 }
 
-// Of bf16 the reference is given what is stored: its inputs, and the sum that it normalises.
+// In bf16 the reference is given what is stored: its inputs, and the sum that it normalises.
 template <class S>
 static void require_plain_bits(size_t N, size_t C) {
   INFO("N " << N << " C " << C << ", " << name_of(storage_of<S>));

@@ -73,7 +73,7 @@ struct Problem {
     return o;
   }
 
-  // Of bf16: products of bf16 with the row pass between them, and what stands between two of them rounded.
+  // In bf16: products of bf16 matrices with the row pass between them, and what stands between two of them rounded.
   Outputs reference_in_bf16() const {
     Outputs o{std::vector<float>(N, NAN), {}, dweight0};
     const std::vector<bf16> x = rounded(h), w = rounded(weight);
@@ -227,7 +227,7 @@ TEST_CASE("cross_entropy: the row pass equals its reference bit for bit", "[bitw
   }
 }
 
-TEST_CASE("linear_cross_entropy: of bf16, products and row pass have the bits of theirs one after the other",
+TEST_CASE("linear_cross_entropy: in bf16, products and row pass have the bits of theirs one after the other",
           "[bitwise]") {
   // An odd V, whose rows end inside 16 bytes; one that all of dh's sum over V does not fit a slice of; an ignored target.
   const struct { size_t N, C, V; } sizes[] = {{21, 24, 131}, {5, 7, 2}, {2, 8, 4200}};
@@ -248,7 +248,7 @@ TEST_CASE("linear_cross_entropy: of bf16, products and row pass have the bits of
 }
 
 TEST_CASE(
-    "linear_cross_entropy: of bf16 it is near what it is of floats, and refuses to go without the weight's copy") {
+    "linear_cross_entropy: in bf16 it is near what it is in floats, and refuses to go without the weight's copy") {
   Problem p(40, 64, 300);
   const Outputs floats = p.reference(), in_bf16 = p.reference_in_bf16();
   REQUIRE(relative_error(floats.losses, in_bf16.losses) < 0.01);

@@ -193,7 +193,7 @@ TEST_CASE("residual: a plain join is an addition, to the bit", "[bitwise]") {
   });
 }
 
-// Of bf16 the reference is given what is stored: inputs, and in the backward the sum, and the bound of the sum too.
+// In bf16 the reference is given what is stored: inputs, and in the backward the sum, and the bound of the sum too.
 template <class S>
 static void require_residual_bits(size_t N, size_t C, const Join& join, bool with_dy, bool with_dres) {
   INFO("N " << N << " C " << C << " clip " << join.clip_branch << " " << join.clip_sum << " dropout " << join.dropout.p
@@ -235,7 +235,7 @@ TEST_CASE("residual: CPU and kernels equal the reference bit for bit", "[bitwise
 }
 
 // The bound lies between two neighbouring bf16, and the sum is stored as the one below it.
-TEST_CASE("residual: a sum of bf16 that was cut has no gradient", "[bitwise]") {
+TEST_CASE("residual: a sum in bf16 that was cut has no gradient", "[bitwise]") {
   const std::vector<float> x = {0.5f, -0.5f, 0.25f}, branch = {1.0f, -1.0f, 0.25f}, d = {1, 2, 3};
   const Join join = {.clip_sum = 0.7f, .dropout = {}};
   const float cut = bf16(0.7f);

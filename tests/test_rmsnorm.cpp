@@ -86,7 +86,7 @@ TEST_CASE("rmsnorm: gradients of the general form against finite differences", "
   }
 }
 
-// Of bf16 the reference is given what is stored: its inputs, and the sum that it normalises.
+// In bf16 the reference is given what is stored: its inputs, and the sum that it normalises.
 template <class S>
 static void require_plain_bits(size_t N, size_t C) {
   INFO("N " << N << " C " << C << ", " << name_of(storage_of<S>));
@@ -203,7 +203,7 @@ TEST_CASE("rmsnorm: CPU and kernels equal the general reference bit for bit", "[
 }
 
 // 1 + 2^-9 is stored as 1.
-TEST_CASE("rmsnorm: of bf16 the norm is of the sum that is stored", "[bitwise]") {
+TEST_CASE("rmsnorm: in bf16 the norm is of the sum that is stored", "[bitwise]") {
   const std::vector<float> x(4, 1.0f), branch(4, 0x1p-9f);
   on_every_device([&](Context& ctx) {
     GuardedOf<bf16> gx(ctx, x), gbranch(ctx, branch), gsum(ctx, 4), gy(ctx, 4);

@@ -9,7 +9,7 @@
 
 namespace gated {
 
-// n elements for the host to read: a copy of what a GPU has, elsewhere the elements themselves. Of bf16 a copy that is widened.
+// n elements for the host to read: a copy of what a GPU has, elsewhere the elements themselves. In bf16 a copy that is widened.
 template <class T>
 class OnHost {
  public:
