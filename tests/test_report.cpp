@@ -311,7 +311,7 @@ TEST_CASE("report: runs whose names are formulas, or no UTF-8, and states that a
     run.measured[key][1] = {nullptr, nullptr, nullptr};
   run.measured["median_by_state"][1] = nullptr;
   std::string runs;
-  for (const char* name : {"$x_1$ and $\\frac", "_hidden", "caf\xe9"}) {
+  for (const char* name : {"$x_1$ and $\\frac$", "_hidden", "caf\xe9"}) {
     f.add(name, run);
     std::string measures = run.measures();
     const std::string flag = "--steps=40", half_a_character = R"(--x\\ud800)";  // of JSON in JSON
@@ -325,7 +325,7 @@ TEST_CASE("report: runs whose names are formulas, or no UTF-8, and states that a
   REQUIRE(count(o.text, "\n") == 2);
   REQUIRE(contains(f.page(), R"(--x\ud800)"));
   const std::string peak = f.read("pictures/peak.svg");
-  for (const char* name : {">$x_1$ and $\\frac<", "_hidden<", ">caf\\xe9<"}) {
+  for (const char* name : {">$x_1$ and $\\frac$<", "_hidden<", ">caf\\xe9<"}) {
     CHECK(contains(f.page(), name));
     CHECK(contains(peak, name));
     CHECK(contains(f.read("pictures/top-dimensions.svg"), name));

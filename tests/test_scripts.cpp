@@ -148,6 +148,21 @@ TEST_CASE("scripts: setup says which options it has, and what --into cannot brin
   REQUIRE(!fs::exists(f.path / "deps"));
 }
 
+TEST_CASE("scripts: ./train is found from any folder, and missed in a line", "[scripts]") {
+  if (!answers("python3 --version")) {
+    WARN("no python3 here: scripts that start ./train were not looked at");
+    return;
+  }
+  const Folder f;
+  const Said table = f.run("{repo}/scripts/memory_table.py '--data=bigram-backcopy --layers=1 --hidden=32'");
+  INFO(table.text);
+  REQUIRE(table.exit_code == 0);
+  REQUIRE(contains(table.text, "\n| `--data=bigram-backcopy --layers=1 --hidden=32` | "));
+  f.run("cp -r {repo}/scripts .");
+  for (const char* script : {"memory_table.py", "compare_choices.py", "compare_generate.py", "tables.py p1-4"})
+    require_refused_at_once(f.run(format("scripts/%s", script)), "train: not found: run make first");
+}
+
 TEST_CASE("scripts: CUDA is found in CUDA_HOME, then on the path", "[scripts]") {
   const Folder f;
   f.program("here/bin/nvcc", "");
