@@ -113,7 +113,8 @@ TEST_CASE("program: header, lines, log, checkpoints and sample are those of the 
     REQUIRE(std::fabs(printed[2] - double(expected[2])) <= 0.051 * printed[2]);
     const double speed = 256 / line["seconds"].get<double>();
     REQUIRE(std::fabs(printed[3] - speed) <= 0.51 + 1e-6 * speed);
-    REQUIRE(std::fabs(printed[4] - 100 * speed * flops / peak) <= 0.51 + 0.01 * printed[4]);
+    // (the header rounds the peak to whole GFLOP/s, which on a busy machine are few)
+    REQUIRE(std::fabs(printed[4] - 100 * speed * flops / peak) <= 0.51 + printed[4] * 0.51e9 / peak);
     if (step != 3 && step != 6 && step != 7) continue;
     Meter meter(Device::cpu);
     const double loss = run.trainer.validate(2, {&meter});
