@@ -218,7 +218,7 @@ def p2_1():
 
 def p2_2():
     def lost(quantized):
-        flags = quantized + " --val-batches=64"
+        flags = quantized + " --val-batches={evaluated batches}"
 
         def difference(m):
             full, rounded = map(float, re.findall(r"validation loss ([0-9.]+)", m[flags]))
@@ -299,7 +299,7 @@ class Scale:
 GPT2 = "--ffn=gelu --ffn-bias=on --attn-bias=all --position=learned --qk-norm=off --attn-sink=kv-bias"
 SMALL = {"gpt2": GPT2 + " --kv-heads=4", "dense": "--params=200K", "experts": "--experts=8 --expert-hidden=64", "more experts": "--experts=9", "deeper": "--layers=7",
          "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6",
-         "linear": "--linear-key-heads=2 --linear-value-heads=4 --linear-key-dim=16 --linear-value-dim=16"}
+         "linear": "--linear-key-heads=2 --linear-value-heads=4 --linear-key-dim=16 --linear-value-dim=16", "evaluated batches": 64}
 SMALL_MODEL = "--hidden=64 --layers=4 --heads=4 --kv-heads=2 --head-dim=16 --context=64"
 
 LONG = {"before long": (3e-3, "--data=recall --layers=2 --steps=1500"),
@@ -312,9 +312,9 @@ SCALES = {
     "seconds": Scale(
         SMALL_MODEL + " --batch=2",
         {"text": (1e-2, "--steps=3 --val-batches=1"), "sinks": (1e-2, "--steps=3 --val-batches=1 --qk-norm=off"),
-         "before long": (1e-2, "--data=recall --steps=3 --val-batches=1"),
+         "before long": (1e-2, "--data=recall --context=8 --steps=3 --val-batches=1"),
          "long": (1e-2, "--data=recall --context={longer} --rope-theta=100000 --steps=3 --val-batches=1")},
-        SMALL | {"longer": 128, "long context": 512}),
+        SMALL | {"longer": 16, "long context": 64, "evaluated batches": 1}),
     # A run takes about ten seconds of a core.
     "minutes": Scale(
         SMALL_MODEL + " --batch=16",
@@ -325,7 +325,7 @@ SCALES = {
         "--hidden=128 --layers=4 --heads=4 --kv-heads=2 --head-dim=32 --context=128 --batch=8",
         {"text": (5e-3, "--steps=1500 --val-batches=64"), "sinks": (5e-3, "--steps=2500 --qk-norm=off")} | LONG,
         {"gpt2": GPT2 + " --kv-heads=4", "dense": "--params=800K", "experts": "--experts=8 --expert-hidden=128", "more experts": "--experts=9", "deeper": "--layers=7",
-         "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6", "linear": "", "longer": 256, "long context": 1024}),
+         "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6", "linear": "", "longer": 256, "long context": 1024, "evaluated batches": 64}),
     # What the papers ran, for a cluster: commands alone.
     "paper": Scale(
         "", {"before long": (None, "--context=4096 --rope-theta=10000"), "long": (None, "--context=32768 --rope-theta=1e6")},

@@ -2,6 +2,7 @@
 import io
 import re
 
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -60,8 +61,8 @@ def draw_part(part, run, line, scale):
 
 
 def add_bar(axes, image):
-    """What the colours of a heat map mean."""
-    bar = axes.figure.colorbar(image, cax=axes, orientation="horizontal")
+    """What the colours of a heat map mean, which may stand in another figure."""
+    bar = axes.figure.colorbar(ScalarMappable(image.norm, image.cmap), cax=axes, orientation="horizontal")
     bar.outline.set_visible(False)
     by_factors, ratio = isinstance(image.norm, LogNorm), bar.vmax / max(bar.vmin, 1e-30)
     bar.set_ticks(LogLocator(subs=(1,) if ratio > 300 else (1, 3) if ratio > 30 else (1, 2, 5)) if by_factors else MaxNLocator(4))
