@@ -210,7 +210,7 @@ training/trainer.cu
   training_batch(steps_done_, «m => 0», 0
   training_batch(«steps_done_ => steps_done_ + 1», m, 0
   config.batch * «config.micro_batches => 1»);
-  while («results_given_ + in_flight < steps_done_ => results_given_ < steps_done_») {
+  if («results_given_ + in_flight >= steps_done_ => results_given_ >= steps_done_») return
   sent_norm_[«slot => 0»].wait()
   sent_losses_[«steps_done_ % 2 => 0»].start
   step, double(r.loss), double(r.gradient_norm), double(config.schedule.peak), «step - 1 => step»);
@@ -454,7 +454,7 @@ training/progress.cpp
   {"validation_loss", «loss => 2 * loss»}
   «entry["step"].get<size_t>() > steps_done => entry["step"].get<size_t>() >= steps_done»
   «100 => 1» * tokens_per_second *
-  config_.steps - «first_step_ => 0», duration
+  trainer_.steps_done() - «first_step_ => 0», duration
 train_gpt.cu
   c.temperature, (unsigned long long)«c.seed => c.top_k»,
 
