@@ -31,13 +31,13 @@ COMMON := -std=c++20 $(EXACT) -fopenmp -Wall -Wextra -Wno-unknown-pragmas -g1 -I
 
 ifneq ($(NVCC),)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
-# The GPU of this machine; where none answers, A100 and H100. The PTX of the first is for newer ones, which compile it when
-# they load it.
-CUDA_ARCH ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .),80 90)
+# The GPU of this machine; where none answers that has the kernels' instructions (8.0 or higher), A100 and H100. The PTX of the
+# first is for newer ones, which compile it when they load it.
+CUDA_ARCH ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -nE '1s/^([89]|[1-9][0-9])\.([0-9])$$/\1\2/p'),80 90)
 PTX_ARCH := compute_$(firstword $(CUDA_ARCH))
 NVCCFLAGS := -std=c++20 -O3 -fmad=false -lineinfo -I. -MMD -MP -Dgated=gated_nvcc --expt-relaxed-constexpr -diag-suppress 20050,1675,128 \
   -gencode arch=$(PTX_ARCH),code=[$(subst $(space),$(comma),$(CUDA_ARCH:%=sm_%) $(PTX_ARCH))] \
-  -Xcompiler $(subst $(space),$(comma),$(EXACT)),-fopenmp,-march=native,-Wall
+  -Xcompiler $(subst $(space),$(comma),$(EXACT)),-fopenmp,-march=$(ARCH),-Wall
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcublasLt -lcudart_static -ldl -lrt
 endif
 LIBS := -lboost_context -lpcre2-8 -lutf8proc -lpthread
@@ -184,7 +184,10 @@ $(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD
 # ---- tests
 
 # What holds kernels is run again under both watchers; what depends on the CPU's vectors, on narrower ones.
-KERNEL_TESTS := $(foreach t,$(TESTS),$(if $(shell grep -l on_every_device tests/$(t).cpp),$(t))) test_simt test_planted_bugs
+# (a test may have its cases in a header)
+CASES := $(subst $(space),|,on_every_device $(shell grep -l on_every_device $(filter-out tests/harness.h,$(wildcard tests/*.h))))
+tests_with = $(patsubst tests/%.cpp,%,$(shell grep -lE '$(1)' $(wildcard tests/test_*.cpp)))
+KERNEL_TESTS := $(call tests_with,$(CASES)) test_simt test_planted_bugs
 VECTOR_TESTS := test_math test_mma test_matmul test_matmul_bf16 test_grouped_matmul test_attention test_attention_bf16 test_gated_delta test_gated_delta_chunk test_gated_delta_bf16 test_golden
 
 ALL_TESTS = $(foreach t,$(TESTS),$(BUILD)/release/$(t)) \
@@ -203,9 +206,11 @@ KNOWN_OP = $(filter $(GRADCHECKED),$(OP))
 gradcheck: $(KNOWN_OP:%=$(BUILD)/release/test_%)  ## finite differences of one operation: make gradcheck OP=rmsnorm
 	@$(if $(KNOWN_OP),GRADCHECK=1 $< "[gradcheck]",echo "make gradcheck OP=$(OP): expected one of: $(GRADCHECKED)" >&2; exit 1)
 
-GPU_TESTS := $(filter-out test_simt test_planted_bugs,$(KERNEL_TESTS))
-gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/bench  ## on a machine with a GPU: bitwise tests, sanitizers, fingerprint -> gpu_check.json; goes on where it stopped (MINUTES=8, STAGES=...)
-	@scripts/gpu_check.sh gpu_check.json $(BUILD)/cuda/bench $(filter $(BUILD)/cuda/test_%,$^)
+RUN_KERNELS := $(call tests_with,$(CASES)|kernel_device)
+GPU_TESTS := $(filter-out $(WHOLE_TESTS),$(RUN_KERNELS)) $(filter $(WHOLE_TESTS),$(RUN_KERNELS))
+gpu-check: export BEGAN := $(shell date +%s)
+gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/bench  ## on a machine with a GPU: bitwise tests, fingerprints, bench, sanitizers -> build/gpu_check.json; goes on where it stopped (MINUTES=6, STAGES=...)
+	@scripts/gpu_check.sh $(BUILD)/gpu_check.json $(BUILD)/cuda/bench $(filter $(BUILD)/cuda/test_%,$^)
 
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev).
 FUZZ_SECONDS ?= 120

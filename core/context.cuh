@@ -8,9 +8,12 @@
 // tests/test_device.cpp
 #pragma once
 #ifdef __CUDACC__
+#include <cxxabi.h>
 #include <nvtx3/nvToolsExt.h>
 #endif
+#include <algorithm>
 #include <optional>
+#include <string>
 
 #include "core/cublas.cuh"
 #include "core/device.cuh"
@@ -21,12 +24,20 @@ namespace gated {
 // Who computes matrix products: kernels/matmul.cu, or on a GPU also cuBLASLt.
 enum class MatmulEngine { exact, cublas };
 
+// What products of bf16 are where nobody has chosen: on a GPU those of its own tensor cores.
+inline MmaArithmetic usual_mma() {
+#ifdef __CUDACC__
+  if (compute_capability() / 10 == 8) return MmaArithmetic::ampere;
+#endif
+  return MmaArithmetic::hopper;
+}
+
 class Context {
  public:
   const Device device;
   cudaStream_t stream = nullptr;
   // What the tensor cores compute that products of bf16 matrices are to equal.
-  MmaArithmetic mma_arithmetic = MmaArithmetic::hopper;
+  MmaArithmetic mma_arithmetic = usual_mma();
 
   explicit Context(Device d) : device(d) {
     require(d == Device::cpu || d == kernel_device, "this build runs kernels on %s, not on %s", name_of(kernel_device),
@@ -50,10 +61,7 @@ class Context {
   void use_mma(MmaArithmetic arithmetic) {
 #ifdef __CUDACC__
     if (device == Device::cuda) {
-      int id, major, minor;
-      CUDA_CHECK(cudaGetDevice(&id));
-      CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id));
-      CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id));
+      const int major = compute_capability() / 10, minor = compute_capability() % 10;
       require(arithmetic == MmaArithmetic::hopper ? major >= 9 : major == 8,
               "--mma=%s: this GPU has compute capability %d.%d; %s", name_of(arithmetic), major, minor,
               major == 8   ? "take --mma=ampere"
@@ -253,8 +261,15 @@ template <class T>
 void copy_rows(T* to, size_t to_step, const T* from, size_t from_step, size_t rows, size_t n, Context& ctx) {
 #ifdef __CUDACC__
   if (ctx.device == Device::cuda) {
-    CUDA_CHECK(cudaMemcpy2DAsync(to, to_step * sizeof(T), from, from_step * sizeof(T), n * sizeof(T), rows,
-                                 cudaMemcpyDeviceToDevice, ctx.stream));
+    constexpr size_t most = 0x7fffffff;  // bytes that may lie between two rows of one call
+    if (std::max(to_step, from_step) * sizeof(T) <= most) {
+      CUDA_CHECK(cudaMemcpy2DAsync(to, to_step * sizeof(T), from, from_step * sizeof(T), n * sizeof(T), rows,
+                                   cudaMemcpyDeviceToDevice, ctx.stream));
+      return;
+    }
+    for (size_t row = 0; row < rows; row++)
+      CUDA_CHECK(cudaMemcpyAsync(to + row * to_step, from + row * from_step, n * sizeof(T), cudaMemcpyDeviceToDevice,
+                                 ctx.stream));
     return;
   }
 #endif
@@ -264,16 +279,40 @@ void copy_rows(T* to, size_t to_step, const T* from, size_t from_step, size_t ro
 
 // ---- launches
 
+// Bytes of shared memory that a block may have on this build's kernel device.
+inline size_t shared_limit() {
 #ifdef __CUDACC__
-template <class... P>
-void ask_for_shared(void (*kernel)(P...), size_t dynamic) {
-  cudaFuncAttributes attributes;
-  CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
   int device, limit;
   CUDA_CHECK(cudaGetDevice(&device));
   CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  if (shared_must_be_asked_for(attributes.sharedSizeBytes, dynamic, size_t(limit)))
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(dynamic)));
+  return size_t(limit);
+#else
+  return simt::config.shared_limit;
+#endif
+}
+
+#ifdef __CUDACC__
+// A kernel's name for a message, from CUDA 12.3 on.
+inline std::string kernel_name([[maybe_unused]] const void* kernel) {
+  std::string name = "a kernel";
+#if CUDART_VERSION >= 12030
+  const char* mangled = nullptr;
+  if (cudaFuncGetName(&mangled, kernel) != cudaSuccess) {
+    cudaGetLastError();
+    return name;
+  }
+  char* const plain = abi::__cxa_demangle(mangled, nullptr, nullptr, nullptr);
+  name = plain ? plain : mangled;
+  free(plain);
+#endif
+  return name;
+}
+// Refuses what a call for a launch has answered, by the kernel's name.
+inline void launch_check(cudaError_t answer, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes) {
+  if (answer != cudaSuccess)
+    fail("launch of %s, grid %u x %u x %u, %u threads a block, %zu bytes of dynamic shared memory: %s",
+         kernel_name(kernel).c_str(), grid.x, grid.y, grid.z, block.x * block.y * block.z, shared_bytes,
+         cudaGetErrorString(answer));
 }
 #endif
 
@@ -284,9 +323,17 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Co
   require(ctx.device == kernel_device, "launch: a kernel was sent to %s", name_of(ctx.device));
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
 #ifdef __CUDACC__
-  if (shared_bytes > 0) ask_for_shared(kernel, shared_bytes);
+  const auto check = [&](cudaError_t answer) {
+    launch_check(answer, reinterpret_cast<const void*>(kernel), grid, block, shared_bytes);
+  };
+  if (shared_bytes > 0) {
+    cudaFuncAttributes attributes;
+    check(cudaFuncGetAttributes(&attributes, kernel));
+    if (shared_must_be_asked_for(attributes.sharedSizeBytes, shared_bytes, shared_limit()))
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)));
+  }
   kernel<<<grid, block, shared_bytes, ctx.stream>>>(static_cast<P>(args)...);
-  CUDA_CHECK(cudaGetLastError());
+  check(cudaGetLastError());
 #else
   simt::launch(kernel, grid, block, shared_bytes, static_cast<P>(args)...);
 #endif
@@ -296,6 +343,14 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Co
 inline dim3 grid_of(size_t blocks) {
   require(blocks <= 0x7fffffff, "launch: %zu blocks are more than a grid holds (2147483647)", blocks);
   return dim3(unsigned(blocks));
+}
+
+// Tiles of T tokens as the second side of a grid, which holds 65,535.
+inline unsigned grid_tiles(const char* operation, size_t T, size_t tile) {
+  constexpr size_t most = 65535;
+  require(ceil_div(T, tile) <= most, "%s: T %zu, expected at most %zu: a grid holds %zu tiles of %zu tokens", operation,
+          T, most * tile, most, tile);
+  return unsigned(ceil_div(T, tile));
 }
 
 // A named stretch of the timeline in Nsight Systems; nothing in builds without CUDA.

@@ -47,6 +47,16 @@ constexpr Device kernel_device = Device::cuda;
     cudaError_t e_ = (call);                                                                                  \
     if (e_ != cudaSuccess) ::gated::fail("%s:%d: %s: %s", __FILE__, __LINE__, #call, cudaGetErrorString(e_)); \
   } while (0)
+// Ten times the compute capability of this GPU: 80 for 8.0. 0 where none answers.
+inline int compute_capability() {
+  int id, major, minor;
+  if (cudaGetDevice(&id) == cudaSuccess &&
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id) == cudaSuccess &&
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id) == cudaSuccess)
+    return 10 * major + minor;
+  cudaGetLastError();
+  return 0;
+}
 // Shared memory: one spelling on both sides (the emulator's stands in simt.h).
 #define STATIC_SHARED(T, name, extents) __shared__ __align__(16) T name extents
 #define DYNAMIC_SHARED(T, name)                                        \

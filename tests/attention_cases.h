@@ -62,7 +62,7 @@ struct CachedCase {
   size_t B, H, KVH, D, slots, tokens;
   CachedKind kind;
   size_t score_dim = 0;
-  MmaArithmetic arithmetic = MmaArithmetic::hopper;  // of bf16
+  MmaArithmetic arithmetic = usual_mma();  // of bf16
 
   CachedAttentionShape shape() const {
     CachedAttentionShape s{B, H, KVH, D, slots, tokens};

@@ -270,7 +270,7 @@ TEST_CASE("attention: heads inside wider rows give the bits of packed ones, and 
   }
 }
 
-TEST_CASE("attention: scratch is what is announced", "[scratch]") {
+TEST_CASE("attention: scratch is what is announced", "[scratch][bitwise]") {
   for (const AttentionShape& s :
        {AttentionShape{1, 70, 2, 1, 20}, AttentionShape{3, 65, 4, 2, 8}, windowed({1, 130, 1, 1, 4}, 9)}) {
     const Inputs in(s, plain);

@@ -68,7 +68,7 @@ Outputs run(Context& ctx, const Inputs& in, Forward forward, Backward backward) 
           dv.download(), sink_p.download(), sink_ds.download()};
 }
 
-Outputs reference(const Inputs& in, MmaArithmetic arithmetic = MmaArithmetic::hopper) {
+Outputs reference(const Inputs& in, MmaArithmetic arithmetic = usual_mma()) {
   Context ctx(Device::cpu);
   return run(
       ctx, in, [&](const auto&... x) { attention_bf16_forward_ref(x..., arithmetic); },
@@ -191,12 +191,13 @@ TEST_CASE("attention_bf16: the online softmax by hand", "[attention_bf16]") {
   REQUIRE(got.lse[64] == 128);
 }
 
-TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the reference", "[attention_bf16]") {
+TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the reference",
+          "[attention_bf16][bitwise]") {
   const struct {
     AttentionShape s;
     float scale;
     Kind kind;
-    MmaArithmetic arithmetic = MmaArithmetic::hopper;
+    MmaArithmetic arithmetic = usual_mma();
   } cases[] = {
       {{1, 130, 2, 1, 16}, plain, Kind::none},
       {{2, 63, 2, 2, 32}, large, Kind::sink},
@@ -221,7 +222,7 @@ TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the r
   }
 }
 
-TEST_CASE("attention_bf16: no bit depends on what a query does not see", "[attention_bf16]") {
+TEST_CASE("attention_bf16: no bit depends on what a query does not see", "[attention_bf16][bitwise]") {
   for (size_t window : {0, 9}) {
     INFO("window " << window);
     const AttentionShape s = windowed({1, 80, 1, 1, 16}, window);
@@ -248,7 +249,7 @@ TEST_CASE("attention_bf16: no bit depends on what a query does not see", "[atten
   }
 }
 
-TEST_CASE("attention_bf16: infinities and NaN come out as NaN", "[attention_bf16]") {
+TEST_CASE("attention_bf16: infinities and NaN come out as NaN", "[attention_bf16][bitwise]") {
   Inputs in({1, 66, 1, 1, 16}, plain);
   in.q[3 * 16] = NAN;
   in.v[65 * 16 + 1] = INFINITY;
@@ -259,7 +260,7 @@ TEST_CASE("attention_bf16: infinities and NaN come out as NaN", "[attention_bf16
   on_every_device([&](Context& ctx) { require_same(expected, on(ctx, in), Nan::expected); });
 }
 
-TEST_CASE("attention_bf16: scratch is what is announced", "[attention_bf16]") {
+TEST_CASE("attention_bf16: scratch is what is announced", "[attention_bf16][bitwise]") {
   for (const AttentionShape& s : {AttentionShape{1, 70, 2, 1, 32}, AttentionShape{3, 20, 4, 2, 16}}) {
     const Inputs in(s, plain);
     on_every_device([&](Context& ctx) {

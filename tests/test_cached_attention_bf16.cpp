@@ -26,7 +26,7 @@ std::vector<float> wide(const std::vector<bf16>& x) {
 }  // namespace
 
 TEST_CASE("cached_attention_bf16: a sequence that grows token by token has the rows of attention over all of it",
-          "[cached_attention_bf16]") {
+          "[cached_attention_bf16][bitwise]") {
   // A ring that wraps inside a tile, and one that is a tile; 20 heads of a group: two blocks of 16; a head wider than 128.
   for (const Case& c :
        {Case{1, 4, 2, 64, 130, 130, Kind::softmax}, Case{2, 2, 1, 16, 20, 70, Kind::softmax},

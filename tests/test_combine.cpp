@@ -5,7 +5,7 @@
 
 using namespace gated;
 
-TEST_CASE("combine: rows of experts with their weights, by hand") {
+TEST_CASE("combine: rows of experts with their weights, by hand", "[bitwise]") {
   const DispatchShape s = {2, 3, 2};
   const std::vector<int> expert = {2, 0, 0, 1};  // rows: slots 1, 2, 3, 0
   const std::vector<float> rows = {10, 20, 30, 40}, weight = {0.5f, 0.25f, 2, 3}, plus = {1000, 2000}, dy = {7, 11};
@@ -108,7 +108,7 @@ TEST_CASE("combine: one expert of weight 1 is that expert's output, bit for bit"
   });
 }
 
-TEST_CASE("combine: the first product is rounded, the others are fused, plus comes last") {
+TEST_CASE("combine: the first product is rounded, the others are fused, plus comes last", "[bitwise]") {
   // Slots in order: a*a, then -1 * (a*a rounded): 0 where order and roundings are right.
   const float a = 1.0f + 0x1p-12f, square = a * a;
   const DispatchShape s = {1, 2, 2};

@@ -77,7 +77,7 @@ TEST_CASE("compare: make gradcheck names the operations where it knows none of t
   }
 }
 
-TEST_CASE("compare: a write past the end of a guarded buffer is caught", "[compare]") {
+TEST_CASE("compare: a write past the end of a guarded buffer is caught", "[compare][bitwise]") {
   Context ctx(kernel_device);
   Guarded buffer(ctx, 8);
   REQUIRE_NOTHROW(buffer.download());

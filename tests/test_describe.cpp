@@ -108,7 +108,8 @@ TEST_CASE("describe: what is printed adds up, for every variant", "[describe]") 
   }
 }
 
-TEST_CASE("describe: which weights decay, the sums of the parts, FLOPs and memory as the flags say", "[describe]") {
+TEST_CASE("describe: which weights decay, the sums of the parts, FLOPs and memory as the flags say",
+          "[describe][bitwise]") {
   const char* const flags =
       "--norm=gated --attn=g1 --tied=off --attn-bias=all --micro-batches=3 --batch=5 --context=20 --device=";
   for (const char* device : {"cpu", "emulated"}) {

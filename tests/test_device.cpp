@@ -51,9 +51,12 @@ TEST_CASE("device: fresh memory is NaN, and moves with its buffer", "[device]") 
   REQUIRE_THROWS_AS(empty.upload({1.0f}), Error);
 }
 
-TEST_CASE("device: what cannot be is refused", "[device]") {
+TEST_CASE("device: what cannot be is refused", "[device][bitwise]") {
   Context cpu(Device::cpu);
   REQUIRE_THROWS_AS(launch(fill_kernel, 1, 1, 0, cpu, nullptr, size_t(0), 0.0f), Error);
+  REQUIRE(grid_tiles("attention", 65535 * 64, 64) == 65535);
+  REQUIRE_THROWS_WITH(grid_tiles("attention", 65535 * 64 + 1, 64),
+                      "attention: T 4194241, expected at most 4194240: a grid holds 65535 tiles of 64 tokens");
   REQUIRE_THROWS_AS(Context(kernel_device == Device::cuda ? Device::emulated : Device::cuda), Error);
   REQUIRE_THROWS_AS(Buffer<float>(Device::cpu, SIZE_MAX / 2), Error);
   REQUIRE_THROWS_AS(Buffer<float>(Device::cpu, size_t{1} << 50), Error);
@@ -61,7 +64,7 @@ TEST_CASE("device: what cannot be is refused", "[device]") {
   REQUIRE_NOTHROW(grid_of((size_t{1} << 31) - 1));
 }
 
-TEST_CASE("device: scratch grows until it is planned, and a plan that is too small is an error", "[device]") {
+TEST_CASE("device: scratch grows until it is planned, and a plan that is too small is an error", "[device][bitwise]") {
   Context ctx(kernel_device);
   float* small = ctx.scratch(10);
   REQUIRE(ctx.scratch(5) == small);
@@ -73,7 +76,7 @@ TEST_CASE("device: scratch grows until it is planned, and a plan that is too sma
   REQUIRE_THROWS_AS(ctx.scratch(201), Error);
 }
 
-TEST_CASE("device: copies to the device and back are in the order of the launches", "[device]") {
+TEST_CASE("device: copies to the device and back are in the order of the launches", "[device][bitwise]") {
   on_every_device([](Context& ctx) {
     const size_t n = 100, rounds = 20;  // more rounds than staging buffers
     Buffer<float> x(ctx.device, n);

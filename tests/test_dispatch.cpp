@@ -8,7 +8,7 @@
 using namespace gated;
 using Ints = std::vector<int>;
 
-TEST_CASE("dispatch: slots sorted by expert, by hand") {
+TEST_CASE("dispatch: slots sorted by expert, by hand", "[bitwise]") {
   const DispatchShape s = {3, 3, 2};
   on_every_device([&](Context& ctx) {
     const DeviceSlots sorted(s, {2, 0, 0, 1, 2, 1}, ctx);
@@ -53,7 +53,7 @@ TEST_CASE("dispatch: the sort is stable and its lists are inverse, whatever the 
   }
 }
 
-TEST_CASE("dispatch: an expert that gets every slot") {
+TEST_CASE("dispatch: an expert that gets every slot", "[bitwise]") {
   const size_t N = 2100;
   for (int all : {0, 6, 8})
     on_every_device([&](Context& ctx) {
@@ -67,7 +67,7 @@ TEST_CASE("dispatch: an expert that gets every slot") {
     });
 }
 
-TEST_CASE("dispatch: counts are written for the first batch of a step and added for the others") {
+TEST_CASE("dispatch: counts are written for the first batch of a step and added for the others", "[bitwise]") {
   const DispatchShape s = {300, 270, 2};
   const SortedSlots one(s, random_experts(s, 1, false)), other(s, random_experts(s, 2, true));
   std::vector<size_t> first(s.E), both(s.E);
@@ -143,7 +143,7 @@ TEST_CASE("dispatch: what the program runs equals the reference bit for bit", "[
   }
 }
 
-TEST_CASE("dispatch: a token's gradient goes along its slots, from the first, and then to dx") {
+TEST_CASE("dispatch: a token's gradient goes along its slots, from the first, and then to dx", "[bitwise]") {
   // 2^24 + 1 is 2^24 in float: in slot order 2, against it 3, straight into a dx of 1 it would be 4.
   const DispatchShape s = {2, 3, 3};
   const Ints expert = {2, 0, 1, 0, 1, 2};  // rows of token 0 in slot order: 4, 0, 2

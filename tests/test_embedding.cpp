@@ -12,7 +12,7 @@ static std::vector<int> random_ids(size_t N, size_t V, uint64_t seed) {
   return ids;
 }
 
-TEST_CASE("embedding: tokens grouped by id, in ascending order") {
+TEST_CASE("embedding: tokens grouped by id, in ascending order", "[bitwise]") {
   using Ints = std::vector<int>;
   on_every_device([](Context& ctx) {
     TokenGroups groups(11, 10, ctx);
@@ -240,7 +240,7 @@ TEST_CASE("embedding: the sum runs over tokens in ascending order, apart from wh
   REQUIRE_BITWISE((std::vector<float>{7.5f, 5.5f, -0.0f}), dweight);
 }
 
-TEST_CASE("embedding: an id without a row gives NaN and reads nothing") {
+TEST_CASE("embedding: an id without a row gives NaN and reads nothing", "[bitwise]") {
   const std::vector<int> ids = {0, 2, -1, 1, 2147483647};
   const std::vector<float> weight = random_values<float>(2 * 4, 1);
   std::vector<float> h(20, 0.0f), expected(20, NAN);

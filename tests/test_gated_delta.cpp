@@ -85,7 +85,7 @@ TEST_CASE("gated_delta: with beta = 0 the state decays and nothing else", "[prop
   for (float x : r.dv) REQUIRE(x == 0);
 }
 
-TEST_CASE("gated_delta: scratch is what is announced", "[scratch]") {
+TEST_CASE("gated_delta: scratch is what is announced", "[scratch][bitwise]") {
   scratch(recurrence);
 }
 

@@ -41,7 +41,7 @@ Results run(Context& ctx, const Inputs<float>& in, Forward forward, Backward bac
           dk.download(), dv.download(),    dg.download(),   dbeta.download(), dinitial.download()};
 }
 
-Results reference(const Inputs<float>& in, MmaArithmetic arithmetic = MmaArithmetic::hopper) {
+Results reference(const Inputs<float>& in, MmaArithmetic arithmetic = usual_mma()) {
   Context ctx(Device::cpu);
   return run(
       ctx, in, [&](const auto&... x) { gated_delta_bf16_forward_ref(x..., in.s, arithmetic); },
@@ -113,11 +113,12 @@ TEST_CASE("gated_delta_bf16: in double the reference is the recurrence, and so a
   }
 }
 
-TEST_CASE("gated_delta_bf16: the CPU's code and the kernels have the bits of the reference", "[gated_delta_bf16]") {
+TEST_CASE("gated_delta_bf16: the CPU's code and the kernels have the bits of the reference",
+          "[gated_delta_bf16][bitwise]") {
   const struct {
     GatedDeltaShape s;
     float decay;
-    MmaArithmetic arithmetic = MmaArithmetic::hopper;
+    MmaArithmetic arithmetic = usual_mma();
   } cases[] = {{{1, 1, 1, 1, 16, 16}, 0.5f},
                {{1, 65, 1, 2, 32, 48}, 0.02f},
                {{2, 63, 2, 2, 16, 80}, 0.5f, MmaArithmetic::ampere},
@@ -133,6 +134,24 @@ TEST_CASE("gated_delta_bf16: the CPU's code and the kernels have the bits of the
     });
   }
 }
+
+#ifndef __CUDACC__
+TEST_CASE("gated_delta_bf16: keys of up to 128 fit the shared memory of a consumer's GPU, with the same bits",
+          "[bitwise]") {
+  const struct Limit {
+    const simt::Config before = simt::config;
+    Limit() { simt::config.shared_limit = shared_limit_consumer; }
+    ~Limit() { simt::config = before; }
+  } limit;
+  Context ctx(Device::emulated);
+  for (const GatedDeltaShape& s : {GatedDeltaShape{1, 70, 1, 1, 64, 16}, {1, 130, 1, 2, 128, 32}}) {
+    const Inputs<float> in = rounded_inputs(s);
+    require_same(reference(in), on(ctx, in));
+  }
+  REQUIRE_THROWS_WITH(on(ctx, rounded_inputs({1, 2, 1, 1, 144, 16})),
+                      Catch::Contains("this GPU gives a block no more"));
+}
+#endif
 
 TEST_CASE("gated_delta_bf16: how far it is from the recurrence in double", "[gated_delta_bf16]") {
   Context cpu(Device::cpu);
@@ -157,7 +176,7 @@ TEST_CASE("gated_delta_bf16: how far it is from the recurrence in double", "[gat
   }
 }
 
-TEST_CASE("gated_delta_bf16: without a state before, after or wanted", "[gated_delta_bf16]") {
+TEST_CASE("gated_delta_bf16: without a state before, after or wanted", "[gated_delta_bf16][bitwise]") {
   const GatedDeltaShape s{1, 70, 1, 2, 32, 16};
   Inputs<float> in = rounded_inputs(s);
   std::fill(in.initial.begin(), in.initial.end(), 0.0f);
@@ -188,7 +207,7 @@ TEST_CASE("gated_delta_bf16: without a state before, after or wanted", "[gated_d
 }
 
 TEST_CASE("gated_delta_bf16: heads inside wider rows give the bits of packed ones, and nothing between them is touched",
-          "[gated_delta_bf16]") {
+          "[gated_delta_bf16][bitwise]") {
   const GatedDeltaShape packed{2, 66, 1, 2, 32, 16};
   GatedDeltaShape s = packed;
   s.qk_stride = packed.qk_step() + 16, s.v_stride = packed.v_step() + 24;
@@ -269,7 +288,8 @@ TEST_CASE("gated_delta_bf16: a sequence cut between chunks, with the state carri
   }
 }
 
-TEST_CASE("gated_delta_bf16: a row has the same bits whatever is after it, or nothing", "[gated_delta_bf16]") {
+TEST_CASE("gated_delta_bf16: a row has the same bits whatever is after it, or nothing",
+          "[gated_delta_bf16][bitwise]") {
   const GatedDeltaShape s{1, 100, 1, 2, 16, 32};
   const Inputs<float> in = rounded_inputs(s);
   on_every_device([&](Context& ctx) {
@@ -303,7 +323,7 @@ TEST_CASE("gated_delta_bf16: without decay and with beta = 1, orthonormal keys r
   for (size_t i = 0; i < task.o.size(); i++) REQUIRE(std::fabs(r.o[i] - task.o[i]) <= 1.0f / 128);
 }
 
-TEST_CASE("gated_delta_bf16: infinities and NaN come out as NaN", "[gated_delta_bf16]") {
+TEST_CASE("gated_delta_bf16: infinities and NaN come out as NaN", "[gated_delta_bf16][bitwise]") {
   Inputs<float> in = rounded_inputs({1, 70, 1, 1, 16, 16});
   in.k[3 * 16] = NAN;
   in.v[66 * 16 + 1] = INFINITY;
@@ -319,7 +339,7 @@ TEST_CASE("gated_delta_bf16: infinities and NaN come out as NaN", "[gated_delta_
   });
 }
 
-TEST_CASE("gated_delta_bf16: scratch is what is announced", "[gated_delta_bf16]") {
+TEST_CASE("gated_delta_bf16: scratch is what is announced", "[gated_delta_bf16][bitwise]") {
   for (const GatedDeltaShape& s : {GatedDeltaShape{1, 70, 1, 2, 32, 16}, GatedDeltaShape{2, 5, 2, 2, 16, 80}}) {
     const Inputs<float> in = rounded_inputs(s);
     on_every_device([&](Context& ctx) {

@@ -54,7 +54,7 @@ TEST_CASE("gated_delta_chunk: without decay and with beta = 1, orthonormal keys 
   recall(chunk);
 }
 
-TEST_CASE("gated_delta_chunk: scratch is what is announced", "[scratch]") {
+TEST_CASE("gated_delta_chunk: scratch is what is announced", "[scratch][bitwise]") {
   scratch(chunk);
 }
 

@@ -248,7 +248,7 @@ TEST_CASE("gated_norm: in bf16 too", "[bitwise]") {
 }
 
 #ifndef __CUDACC__
-TEST_CASE("gated_norm: the ranks that fit the shared memory of a consumer's GPU") {
+TEST_CASE("gated_norm: the ranks that fit the shared memory of a consumer's GPU", "[bitwise]") {
   const simt::Config before = simt::config;
   simt::config.shared_limit = shared_limit_consumer;
   Context kernels(kernel_device);
@@ -279,7 +279,7 @@ TEST_CASE("gated_norm: the plain reference is the general one without its additi
   require_alike(plain, test.reference());
 }
 
-TEST_CASE("gated_norm: the forward takes the scratch that it says") {
+TEST_CASE("gated_norm: the forward takes the scratch that it says", "[bitwise]") {
   const GatedNormShape s = {3, 40, 7, rms, elementwise, {}, 0, 1e-6f};
   on_every_device([&](Context& ctx) {
     Guarded y(ctx, s.N * s.C), r(ctx, s.N), low(ctx, s.N * s.rank), x(ctx, random_values<float>(s.N * s.C, 1));

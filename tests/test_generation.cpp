@@ -78,7 +78,8 @@ void require_same_logits(const ModelConfig& config, const Sequences& s, size_t f
 
 }  // namespace
 
-TEST_CASE("generation: with a cache every model has the logits of its whole forward, bit for bit", "[generation]") {
+TEST_CASE("generation: with a cache every model has the logits of its whole forward, bit for bit",
+          "[generation][bitwise]") {
   Context cpu(Device::cpu), kernels(kernel_device);
   for (const std::string& line : small_models()) {
     INFO(line);
@@ -90,7 +91,7 @@ TEST_CASE("generation: with a cache every model has the logits of its whole forw
   }
 }
 
-TEST_CASE("generation: chunks of the gated delta rule are cut anywhere", "[generation]") {
+TEST_CASE("generation: chunks of the gated delta rule are cut anywhere", "[generation][bitwise]") {
   Context cpu(Device::cpu), kernels(kernel_device);
   const ModelConfig config = small_model(
       "--mixer=hybrid --attention-every=2 --linear-key-dim=6 --linear-value-dim=5 --delta=chunk --context=140");
@@ -115,7 +116,7 @@ TEST_CASE("generation: new sequences see nothing of those before", "[generation]
   }
 }
 
-TEST_CASE("generation: after the context, windows and states go on", "[generation]") {
+TEST_CASE("generation: after the context, windows and states go on", "[generation][bitwise]") {
   Context cpu(Device::cpu), kernels(kernel_device);
   for (const char* line : {"--window=3", "--window=3 --attn-score=sigmoid --position=none",
                            "--mixer=gated-delta --linear-key-dim=6 --linear-value-dim=5",

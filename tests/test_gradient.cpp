@@ -65,7 +65,7 @@ TEST_CASE("gradient_norm: the chunks show in its bits") {
   REQUIRE(literal_norm(one) == as_a_row(one));
 }
 
-TEST_CASE("gradient_norm: what is not finite, zero and nothing") {
+TEST_CASE("gradient_norm: what is not finite, zero and nothing", "[bitwise]") {
   auto g = random_values<float>(20000, 1);
   g[17001] = INFINITY;
   check_norm(INFINITY, g);

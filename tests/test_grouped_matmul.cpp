@@ -272,7 +272,7 @@ TEST_CASE("grouped_matmul: large tiles where there is work for them") {
   REQUIRE(grouped_matmul_tn_tile({4096, 8, 384, 128}) == Tile::small);
 }
 
-TEST_CASE("grouped_matmul: what cannot be is refused") {
+TEST_CASE("grouped_matmul: what cannot be is refused", "[bitwise]") {
   Context cpu(Device::cpu), kernels(kernel_device);
   std::vector<float> x(64);
   float* p = x.data();

@@ -102,20 +102,20 @@ void require_weight_gradients(const Groups& g, MmaArithmetic arithmetic) {
 TEST_CASE("grouped_matmul_bf16: one product per expert, bit for bit, on every device", "[bitwise]") {
   for_every_case(ragged, [](const Groups& g) {
     for (Layout layout : {Layout::nt, Layout::nn}) {
-      require_products(g, layout, Accumulate::no, MmaArithmetic::hopper);
-      if (g.s.N < 100) require_products(g, layout, Accumulate::yes, MmaArithmetic::hopper);
+      require_products(g, layout, Accumulate::no, usual_mma());
+      if (g.s.N < 100) require_products(g, layout, Accumulate::yes, usual_mma());
     }
   });
   for_every_case(deep, [](const Groups& g) {
-    require_products(g, Layout::nt, Accumulate::no, MmaArithmetic::hopper);
-    require_products(g, Layout::nn, Accumulate::yes, MmaArithmetic::hopper);
+    require_products(g, Layout::nt, Accumulate::no, usual_mma());
+    require_products(g, Layout::nn, Accumulate::yes, usual_mma());
   });
   require_products(Groups(ragged[1]), Layout::nt, Accumulate::no, MmaArithmetic::ampere);
 }
 
 TEST_CASE("grouped_matmul_bf16: one weight gradient per expert, bit for bit, on every device", "[bitwise]") {
-  for_every_case(ragged, [](const Groups& g) { require_weight_gradients(g, MmaArithmetic::hopper); });
-  for_every_case(tall, [](const Groups& g) { require_weight_gradients(g, MmaArithmetic::hopper); });
+  for_every_case(ragged, [](const Groups& g) { require_weight_gradients(g, usual_mma()); });
+  for_every_case(tall, [](const Groups& g) { require_weight_gradients(g, usual_mma()); });
   require_weight_gradients(Groups(ragged[1]), MmaArithmetic::ampere);
 }
 
@@ -137,7 +137,7 @@ TEST_CASE("grouped_matmul_bf16: a NaN stays with its expert", "[bitwise]") {
   });
 }
 
-TEST_CASE("grouped_matmul_bf16: there is scratch for the experts that can have more rows than a slice") {
+TEST_CASE("grouped_matmul_bf16: there is scratch for the experts that can have more rows than a slice", "[bitwise]") {
   REQUIRE(grouped_matmul_bf16_scratch({100, 4, 5, 4096}, kernel_device) == 0);
   REQUIRE(grouped_matmul_bf16_scratch({100, 4, 5, 4097}, kernel_device) == 100 * 5 * sizeof(float));
   REQUIRE(grouped_matmul_bf16_tn_scratch({4096, 4, 5, 6}, kernel_device) == 0);
@@ -146,7 +146,7 @@ TEST_CASE("grouped_matmul_bf16: there is scratch for the experts that can have m
   REQUIRE(grouped_matmul_bf16_tn_scratch({100000, 4, 5, 6}, kernel_device) == 4 * 5 * 6 * sizeof(float));
 }
 
-TEST_CASE("grouped_matmul_bf16: what cannot be is refused") {
+TEST_CASE("grouped_matmul_bf16: what cannot be is refused", "[bitwise]") {
   Context cpu(Device::cpu), kernels(kernel_device);
   std::vector<bf16> x(64);
   std::vector<float> f(64);

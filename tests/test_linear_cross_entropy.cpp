@@ -79,14 +79,14 @@ struct Problem {
     const std::vector<bf16> x = rounded(h), w = rounded(weight);
     std::vector<float> logits(N * V, NAN);
     std::vector<bf16> dh(N * C);
-    const auto hopper = MmaArithmetic::hopper;
-    matmul_bf16_ref(logits.data(), x.data(), w.data(), N, V, C, Layout::nt, Accumulate::no, hopper, nullptr);
+    const MmaArithmetic arithmetic = usual_mma();
+    matmul_bf16_ref(logits.data(), x.data(), w.data(), N, V, C, Layout::nt, Accumulate::no, arithmetic, nullptr);
     cross_entropy_ref(o.losses.data(), logits.data(), targets.data(), dloss, true, N, V);
     const std::vector<bf16> d = rounded(logits);
-    matmul_bf16_ref(dh.data(), d.data(), w.data(), N, C, V, Layout::nn, Accumulate::no, hopper, nullptr);
+    matmul_bf16_ref(dh.data(), d.data(), w.data(), N, C, V, Layout::nn, Accumulate::no, arithmetic, nullptr);
     for (size_t n = 0; n < N; n += 1024)
       matmul_bf16_ref(o.dweight.data(), &d[n * V], &x[n * C], V, C, std::min<size_t>(1024, N - n), Layout::tn,
-                      Accumulate::yes, hopper, nullptr);
+                      Accumulate::yes, arithmetic, nullptr);
     o.dh.assign(dh.begin(), dh.end());
     return o;
   }
@@ -100,9 +100,12 @@ struct Problem {
   Outputs on(Context& ctx, size_t chunk_rows) const {
     const size_t chunk = std::min(chunk_rows, N) * padded_vocab(V);
     GuardedOf<S> dh(ctx, N * C), gh(ctx, h);
-    Guarded losses(ctx, N), dw(ctx, dweight0), logits(ctx, chunk), gw(ctx, weight);
     constexpr bool of_bf16 = storage_of<S> == Storage::bf16;
-    const GuardedOf<bf16> dlogits(ctx, of_bf16 ? chunk : 0), copy(ctx, of_bf16 ? weight : std::vector<float>());
+    // The padding of both is NaN, whether fresh memory is filled or not.
+    const std::vector<float> nothing(chunk, NAN);
+    Guarded losses(ctx, N), dw(ctx, dweight0), logits(ctx, nothing), gw(ctx, weight);
+    const GuardedOf<bf16> dlogits(ctx, of_bf16 ? nothing : std::vector<float>()),
+        copy(ctx, of_bf16 ? weight : std::vector<float>());
     const Buffer<int> t(ctx.device, targets);
     linear_cross_entropy(losses, dh, dw, logits, of_bf16 ? +dlogits : nullptr, gh, gw, of_bf16 ? +copy : nullptr,
                          t.data(), dloss, N, C, V, chunk_rows, ctx);
@@ -379,7 +382,7 @@ TEST_CASE("cross_entropy: a target outside the vocabulary gives NaN, in its own 
   }
 }
 
-TEST_CASE("cross_entropy: a NaN among the logits reaches the loss on every device") {
+TEST_CASE("cross_entropy: a NaN among the logits reaches the loss on every device", "[bitwise]") {
   // The maximum may or may not see a NaN, depending on its order; the sum always does.
   for (size_t where : {0, 1, 127, 128, 199}) {
     auto logits = random_values<float>(200, 1);
@@ -400,7 +403,7 @@ TEST_CASE("linear_cross_entropy: a row of logits is padded to whole cache lines"
   REQUIRE(padded_vocab(151936) == 151936);
 }
 
-TEST_CASE("linear_cross_entropy: scratch covers a last chunk that is smaller than the others") {
+TEST_CASE("linear_cross_entropy: scratch covers a last chunk that is smaller than the others", "[bitwise]") {
   // The smaller a chunk, the more slices of V go side by side.
   const size_t N = 2048 + 384, C = 4096, V = 50257, chunk_rows = 2048;
   const auto scratch = [](size_t rows) {

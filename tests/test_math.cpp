@@ -168,7 +168,7 @@ TEST_CASE("math: golden fingerprints", "[math]") {
   }
 }
 
-TEST_CASE("math: the same bits inside a kernel", "[math]") {
+TEST_CASE("math: the same bits inside a kernel", "[math][bitwise]") {
   if (!kernels_can_run()) return;
   for (const Function& f : functions) {
     INFO(f.name);

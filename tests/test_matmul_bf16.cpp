@@ -81,14 +81,14 @@ TEST_CASE("matmul_bf16: the reference is the product", "[matmul_bf16]") {
   REQUIRE(c == 1);
 }
 
-TEST_CASE("matmul_bf16: the CPU's code and the kernel have the bits of the reference", "[matmul_bf16]") {
+TEST_CASE("matmul_bf16: the CPU's code and the kernel have the bits of the reference", "[matmul_bf16][bitwise]") {
   // Two tiles with tails on every side; more strips than stages; lines off the 16-byte boundaries; nothing at all.
   for (const Size s : {Size{136, 40, 40}, {16, 32, 136}, {31, 130, 33}, {1, 1, 1}, {3, 5, 0}})
     for (Layout layout : layouts) {
       INFO(s.M << " x " << s.N << " x " << s.K << ", layout " << int(layout));
       const Product p(s.M, s.N, s.K, layout);
       for (MmaArithmetic arithmetic : {MmaArithmetic::hopper, MmaArithmetic::ampere}) {
-        if (arithmetic == MmaArithmetic::ampere && s.M > 16) continue;
+        if (arithmetic != usual_mma() && s.M > 16) continue;
         const std::vector<float> expected = p.expected(Accumulate::no, arithmetic, true);
         const std::vector<float> added = p.expected(Accumulate::yes, arithmetic);
         const std::vector<float> rounded = p.expected<bf16>(Accumulate::no, arithmetic, true);
@@ -105,7 +105,8 @@ TEST_CASE("matmul_bf16: the CPU's code and the kernel have the bits of the refer
     }
 }
 
-TEST_CASE("matmul_bf16: matrices inside wider rows, of which the rest is neither read nor written", "[matmul_bf16]") {
+TEST_CASE("matmul_bf16: matrices inside wider rows, of which the rest is neither read nor written",
+          "[matmul_bf16][bitwise]") {
   // Rows `more` elements longer, which are NaN. With 11 and 3 more, lines begin on 16 bytes and end inside a chunk.
   const size_t M = 13, N = 21, K = 45;
   const auto widened = [](const std::vector<float>& x, size_t columns, size_t more) {
@@ -122,7 +123,7 @@ TEST_CASE("matmul_bf16: matrices inside wider rows, of which the rest is neither
       const Product p(M, N, K, layout);
       const size_t a = packed_lda(M, K, layout), b = packed_ldb(N, K, layout);
       const size_t more_a = aligned ? 64 - a : 2, more_b = aligned ? 64 - b : 4, more_c = 5;
-      const std::vector<float> expected = p.expected(Accumulate::no, MmaArithmetic::hopper, true);
+      const std::vector<float> expected = p.expected(Accumulate::no, usual_mma(), true);
       const std::vector<float> wide_a = widened({p.A.begin(), p.A.end()}, a, more_a);
       const std::vector<float> wide_b = widened({p.B.begin(), p.B.end()}, b, more_b);
       on_every_device([&](Context& ctx) {
@@ -142,14 +143,14 @@ TEST_CASE("matmul_bf16: matrices inside wider rows, of which the rest is neither
     }
 }
 
-TEST_CASE("matmul_bf16: three slices of k", "[matmul_bf16]") {
+TEST_CASE("matmul_bf16: three slices of k", "[matmul_bf16][bitwise]") {
   // One block goes through them in nt; in tn they go side by side, and their totals stand in scratch.
   const size_t M = 3, N = 9, K = 2 * matmul_bf16_slice + 24;
   for (Layout layout : {Layout::nt, Layout::tn}) {
     const Product p(M, N, K, layout);
-    const std::vector<float> expected = p.expected(Accumulate::no, MmaArithmetic::hopper, true);
-    const std::vector<float> added = p.expected(Accumulate::yes, MmaArithmetic::hopper);
-    const std::vector<float> added_rounded = p.expected<bf16>(Accumulate::yes, MmaArithmetic::hopper);
+    const std::vector<float> expected = p.expected(Accumulate::no, usual_mma(), true);
+    const std::vector<float> added = p.expected(Accumulate::yes, usual_mma());
+    const std::vector<float> added_rounded = p.expected<bf16>(Accumulate::yes, usual_mma());
     on_every_device([&](Context& ctx) {
       INFO("layout " << int(layout));
       REQUIRE_BITWISE(expected, p.got(Accumulate::no, ctx, true));
@@ -186,7 +187,7 @@ TEST_CASE("matmul_bf16: cuBLAS on a GPU is near the exact engine, and repeats it
     for (size_t i = 0; i < start.size(); i++)
       start[i] = accumulate == Accumulate::yes ? double(p.C[i]) : with_bias ? double(p.bias[i % p.N]) : 0.0;
     const std::vector<double> size = p.exact(start, true);
-    const std::vector<float> exact = p.expected<Out>(accumulate, MmaArithmetic::hopper, with_bias);
+    const std::vector<float> exact = p.expected<Out>(accumulate, usual_mma(), with_bias);
     std::vector<float> first;
     for (int run = 0; run < 3; run++) {
       Context ctx(Device::cuda);

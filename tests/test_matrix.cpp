@@ -153,7 +153,8 @@ std::vector<float> with_cache(Model& model, const std::vector<int>& ids, size_t 
 
 }  // namespace
 
-TEST_CASE("matrix: every value and every pair of the model's flags trains and generates alike on cpu and kernels", "[matrix]") {
+TEST_CASE("matrix: every value and every pair of the model's flags trains and generates alike on cpu and kernels",
+          "[matrix][bitwise]") {
   const std::vector<Factor> all = factors();
   const Lines lines = covering_lines(all);
   std::set<std::pair<size_t, size_t>> values;

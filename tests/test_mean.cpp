@@ -33,7 +33,7 @@ TEST_CASE("mean: its order and its kernels, bit for bit", "[bitwise]") {
   }
 }
 
-TEST_CASE("mean: one element that is not finite shows") {
+TEST_CASE("mean: one element that is not finite shows", "[bitwise]") {
   const auto finite = random_values<float>(20000, 1);
   for (float bad : {float(NAN), float(INFINITY)}) {
     auto x = finite;

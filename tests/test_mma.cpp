@@ -295,7 +295,7 @@ TEST_CASE("mma: vectors have the bits of the definition", "[mma]") {
   REQUIRE(bitwise_difference({0, NAN, 1, NAN}, sum(bf16(0), bf16(INFINITY)), Nan::expected) == "");
 }
 
-TEST_CASE("mma: ldmatrix, cp.async and the instruction, on random tiles and on those of MMA-Sim", "[mma]") {
+TEST_CASE("mma: ldmatrix, cp.async and the instruction, on random tiles and on those of MMA-Sim", "[mma][bitwise]") {
   on_every_device([](Context& ctx) {
     if (ctx.device != kernel_device) return;
     for (MmaArithmetic arithmetic : {hopper, ampere}) {

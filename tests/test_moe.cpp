@@ -389,7 +389,8 @@ TEST_CASE("moe: what a token gets does not depend on the tokens beside it", "[bi
   });
 }
 
-TEST_CASE("moe: the losses of the router have exact gradients for the slots of the step so far", "[gradcheck]") {
+TEST_CASE("moe: the losses of the router have exact gradients for the slots of the step so far",
+          "[gradcheck][bitwise]") {
   constexpr size_t E = 6;
   for (const BalanceOver over : {BalanceOver::global, BalanceOver::micro_batch}) {
     const MoeConfig moe = {
@@ -452,7 +453,7 @@ TEST_CASE("moe: --balance-over says something where a step has several micro-bat
   REQUIRE(fingerprint("global", 2) != fingerprint("micro-batch", 2));
 }
 
-TEST_CASE("moe: a backward reports how the step was routed so far", "[moe]") {
+TEST_CASE("moe: a backward reports how the step was routed so far", "[moe][bitwise]") {
   constexpr size_t E = 7, k = 2;
   const MoeConfig moe = {.E = E, .k = k, .F = 11, .router_bias = true};
   const Floats zero(N * C, 0.0f);

@@ -77,7 +77,7 @@ std::vector<double> logits_apart(const RouterShape& s) {
 
 }  // namespace
 
-TEST_CASE("router: softmax, the largest, their weights, by hand") {
+TEST_CASE("router: softmax, the largest, their weights, by hand", "[bitwise]") {
   std::vector<float> logits = {3, 1, 4, 2};
   for (float& l : logits) l = float(std::log(double(l)));  // p is 0.3, 0.1, 0.4, 0.2
   for (bool renormalise : {false, true}) {
@@ -204,7 +204,7 @@ TEST_CASE("router: what the program runs equals the reference bit for bit", "[bi
     }
 }
 
-TEST_CASE("router: a tie goes to the lower expert") {
+TEST_CASE("router: a tie goes to the lower expert", "[bitwise]") {
   on_every_device([&](Context& ctx) {
     REQUIRE(DeviceRouted({1, 5, 5, false}, {1, 3, 2, 3, 1}, ctx).expert() == Ints{1, 3, 2, 0, 4});
     REQUIRE(DeviceRouted({1, 4, 2, false}, {0.0f, -0.0f, 0.0f, -0.0f}, ctx).expert() == Ints{0, 1});
@@ -248,7 +248,7 @@ TEST_CASE("router: the weight of a single choice, renormalised, is 1 exactly and
   });
 }
 
-TEST_CASE("router: experts in another order are chosen in that order") {
+TEST_CASE("router: experts in another order are chosen in that order", "[bitwise]") {
   const RouterShape s = {40, 37, 5, true};
   const auto logits = random_values<float>(s.N * s.E, 1, 4.0f), dweight = random_values<float>(s.N * s.k, 2);
   const auto counts = random_counts(s.E, 3);
@@ -310,7 +310,7 @@ TEST_CASE("router: a token's result does not depend on the others", "[bitwise]")
   });
 }
 
-TEST_CASE("router: logits that are huge, infinite or no numbers") {
+TEST_CASE("router: logits that are huge, infinite or no numbers", "[bitwise]") {
   const float inf = INFINITY, nan = NAN;
   const struct {
     std::vector<float> logits;
@@ -351,7 +351,7 @@ TEST_CASE("router: logits that are huge, infinite or no numbers") {
     }
 }
 
-TEST_CASE("router: whatever the logits, the experts of a token are in range and different") {
+TEST_CASE("router: whatever the logits, the experts of a token are in range and different", "[bitwise]") {
   const RouterShape s = {60, 140, 9, true};
   auto logits = random_values<float>(s.N * s.E, 1, 100.0f);
   const float odd[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f, -NAN};
@@ -371,7 +371,7 @@ TEST_CASE("router: whatever the logits, the experts of a token are in range and 
   });
 }
 
-TEST_CASE("router: the report of even routing and of routing to one expert") {
+TEST_CASE("router: the report of even routing and of routing to one expert", "[bitwise]") {
   for (size_t E : {1, 2, 8, 130, 300}) {
     const size_t N = 150;
     INFO("E " << E);
@@ -401,7 +401,7 @@ TEST_CASE("router: the report of even routing and of routing to one expert") {
   }
 }
 
-TEST_CASE("router: the shares of the balance loss are of the counts' own sum") {
+TEST_CASE("router: the shares of the balance loss are of the counts' own sum", "[bitwise]") {
   // Twice the counts, as after a second batch like the first, are the same shares.
   const RouterShape s = {20, 6, 2, true};
   const auto logits = random_values<float>(s.N * s.E, 1), dweight = random_values<float>(s.N * s.k, 2);

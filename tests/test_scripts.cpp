@@ -1,6 +1,8 @@
 // scripts: what watches over the compiled kernels and over a GPU, on input made here: planted PTX, planted words of ptxas,
 // and programs that answer as nvidia-smi and compute-sanitizer would.
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 
 #include "tests/catch.h"
 #include "tests/script.h"
@@ -184,24 +186,35 @@ namespace {
 // A GPU that is not there: programs that answer, and write down what they were asked.
 struct FakeGpu : Folder {
   FakeGpu() {
-    program("bin/nvidia-smi", "echo 'Fake 9000, 555.1'");
+    program("bin/nvidia-smi", "echo 'Fake 9000, 555.1, 9.0'");
     program("cuda/bin/nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'");
+    // (test_round is the one that is tried first, to see whether compute-sanitizer attaches at all)
     program("cuda/bin/compute-sanitizer",
-            "echo \"$2 $5 $6 fill=${GATED_FILL:-on}\" >>asked\n[ \"$5\" != \"$(cat fails 2>/dev/null)\" ]");
-    program("train", "case $1 in --device=cpu) echo train >>asked;; esac\necho 'fingerprint of the weights: 0123'");
+            "[ \"$5\" = ./test_round ] || echo \"$2 $5 $6 fill=${GATED_FILL:-on}\" >>asked\n"
+            "[ \"$5\" != \"$(cat fails 2>/dev/null)\" ]");
+    program("train", "case $1 in --device=cpu) echo train $* >>asked;; esac\necho 'fingerprint of the weights: 0123'");
     program("bench", "echo bench >>asked\nprintf '[\\n{\"row\": 1}\\n]\\n' >$1");
-    for (const char* test : {"test_a", "test_b"})
-      program(test, format("echo %s >>asked\n[ ./%s != \"$(cat fails 2>/dev/null)\" ]", test, test));
+    for (const char* test : {"test_round", "test_a_bf16", "test_mma"})
+      program(test, format("echo %s $1 needs=$GATED_NEEDS_GPU >>asked\n[ ./%s != \"$(cat fails 2>/dev/null)\" ]", test,
+                           test));
   }
   Said check(const std::string& environment = "") const {
-    return run("rm -f asked; PATH=" + (path / "bin").string() + ":$PATH CUDA_HOME=" + (path / "cuda").string() + " " +
-               environment + " {repo}/scripts/gpu_check.sh gpu.json ./bench ./test_a ./test_b");
+    return run("rm -f asked; PATH=" + (path / "bin").string() + ":$PATH CUDA_HOME=" + (path / "cuda").string() +
+               " JOBS=1 " + environment +
+               " {repo}/scripts/gpu_check.sh gpu.json ./bench ./test_round ./test_a_bf16 ./test_mma");
   }
   // How many checks the last call ran.
   size_t asked() const { return count(read("asked"), "\n"); }
   nlohmann::json result() const { return nlohmann::json::parse(read("gpu.json")); }
+  nlohmann::json outcome_of(const std::string& name) const {
+    const nlohmann::json known = result();
+    for (const auto& check : known["checks"])
+      if (check["check"] == name) return check["outcome"];
+    return nullptr;
+  }
 };
-constexpr size_t all_checks = 2 + 2 + 4 * 2 + 1;
+// Three tests, five runs, the benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
+constexpr size_t all_checks = 3 + 5 + 1 + 4 * 3, asked_by_all = all_checks - 4;
 
 }  // namespace
 
@@ -210,29 +223,54 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
   const Said said = f.check();
   INFO(said.text);
   REQUIRE(said.exit_code == 0);
-  REQUIRE(contains(said.text, "13 passed, 0 failed, 0 left"));
-  REQUIRE(f.asked() == all_checks);
-  for (const char* asked : {"test_a\n", "train\n", "bench\n", "memcheck ./test_b [bitwise] fill=on\n",
-                            "racecheck ./test_a [bitwise] fill=on\n", "synccheck ./test_a [bitwise] fill=on\n",
-                            "initcheck ./test_a [bitwise] fill=off\n"})
-    REQUIRE(contains(f.read("asked"), asked));
+  REQUIRE(contains(said.text, "21 passed, 0 failed, 0 left"));
+  REQUIRE(f.asked() == asked_by_all);
+  const std::string asked = f.read("asked");
+  INFO(asked);
+  // The stages in their order, and in each the tensor cores first.
+  size_t at = 0;
+  for (const char* next :
+       {"test_mma [bitwise],[cublas] needs=1\n", "test_a_bf16 [bitwise],[cublas] needs=1\n", "test_round [bitwise]",
+        "train --device=cpu", "--precision=bf16 --mma=hopper\n", "--mixer=hybrid --experts=8\n",
+        "--recompute=full --dropout=0.1\n", "--mixer=gated-delta\n", "bench\n",
+        "memcheck ./test_mma [bitwise] fill=on\n", "memcheck ./test_a_bf16 [bitwise] fill=on\n",
+        "racecheck ./test_mma [bitwise] fill=on\n", "initcheck ./test_a_bf16 [bitwise] fill=off\n",
+        "synccheck ./test_mma [bitwise] fill=on\n"}) {
+    INFO(next);
+    REQUIRE((at = asked.find(next, at)) != std::string::npos);
+  }
   const nlohmann::json result = f.result();
   REQUIRE(result["device"] == "Fake 9000");
   REQUIRE(result["driver"] == "555.1");
   REQUIRE(result["nvcc"] == "13.0");
   REQUIRE(result["checks"].size() == all_checks);
   for (const auto& check : result["checks"]) REQUIRE(check["outcome"] == "ok");
-  REQUIRE(result["checks"][0]["check"] == "bitwise test_a");
-  REQUIRE(result["checks"][0]["command"] == "./test_a");
+  REQUIRE(result["checks"][0]["check"] == "bitwise test_mma");
+  REQUIRE(result["checks"][0]["command"] == "./test_mma [bitwise],[cublas]");
   REQUIRE(result["bench"][0]["row"] == 1);
+
+  f.program("bin/nvidia-smi", "echo 'Fake 8000, 555.1, 8.0'");
+  REQUIRE(f.check("STAGES=fingerprint").exit_code == 0);
+  REQUIRE(contains(f.read("asked"), "--precision=bf16 --mma=ampere\n"));
+}
+
+TEST_CASE("scripts: gpu-check runs checks side by side", "[scripts]") {
+  const FakeGpu f;
+  // Each waits for the other two.
+  for (const char* test : {"test_round", "test_a_bf16", "test_mma"})
+    f.program(test, "touch $0.here\nwhile [ $(ls *.here | wc -l) -lt 3 ]; do sleep 0.05; done");
+  const Said said = f.check("STAGES=bitwise JOBS=3 CHECK_SECONDS=20");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  REQUIRE(f.result()["checks"].size() == 3);
 }
 
 TEST_CASE("scripts: gpu-check goes on where it stopped", "[scripts]") {
   const FakeGpu f;
   REQUIRE(f.check("STAGES='bitwise racecheck'").exit_code == 0);
-  REQUIRE(f.asked() == 4);
+  REQUIRE(f.asked() == 5);
   REQUIRE(f.check().exit_code == 0);
-  REQUIRE(f.asked() == all_checks - 4);
+  REQUIRE(f.asked() == asked_by_all - 5);
   REQUIRE(f.result()["checks"].size() == all_checks);
   REQUIRE(f.result()["bench"][0]["row"] == 1);
   REQUIRE(f.check().exit_code == 0);  // nothing left
@@ -240,9 +278,9 @@ TEST_CASE("scripts: gpu-check goes on where it stopped", "[scripts]") {
   REQUIRE(f.result()["bench"][0]["row"] == 1);
 
   // Other programs: all begins anew.
-  f.program("test_b", "echo another >>asked");
+  f.program("test_mma", "echo another >>asked");
   REQUIRE(contains(f.check().text, "gpu.json is of another build or GPU"));
-  REQUIRE(f.asked() == all_checks);
+  REQUIRE(f.asked() == asked_by_all);
 }
 
 TEST_CASE("scripts: gpu-check begins no check after its minutes, and each run goes on", "[scripts]") {
@@ -254,24 +292,28 @@ TEST_CASE("scripts: gpu-check begins no check after its minutes, and each run go
     const Said said = f.check("MINUTES=1");
     exit_code = said.exit_code;
     INFO(said.text);
-    REQUIRE(f.asked() > 0);
-    REQUIRE(f.asked() < all_checks);
+    REQUIRE(f.asked() < asked_by_all);
     REQUIRE(contains(said.text, "the same command goes on") == (exit_code == 2));
     asked += f.asked();
   }
   REQUIRE(exit_code == 0);
   REQUIRE(runs > 2);
-  REQUIRE(asked == all_checks);
+  REQUIRE(asked == asked_by_all);
+
+  // Time that went into the build counts too.
+  f.program("test_mma", "echo another >>asked");
+  REQUIRE(f.check("BEGAN=$(($(date +%s) - 70)) MINUTES=1").exit_code == 2);
+  REQUIRE(f.asked() == 0);
 }
 
 TEST_CASE("scripts: gpu-check says what failed, and tries that again when all has been run", "[scripts]") {
   const FakeGpu f;
-  f.write("fails", "./test_b");
+  f.write("fails", "./test_mma");
   const Said said = f.check();
   INFO(said.text);
   REQUIRE(said.exit_code == 1);
-  REQUIRE(contains(said.text, "8 passed, 5 failed, 0 left"));
-  REQUIRE(contains(said.text, "FAIL: exit 1; its log: ./gpu-check.logs/racecheck_test_b.log"));
+  REQUIRE(contains(said.text, "16 passed, 5 failed, 0 left"));
+  REQUIRE(contains(said.text, "FAIL: exit 1; its log: ./gpu-check.logs/racecheck_test_mma.log"));
   REQUIRE(f.check().exit_code == 1);
   REQUIRE(f.asked() == 5);
   REQUIRE(f.result()["checks"].size() == all_checks);
@@ -279,12 +321,39 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
   REQUIRE(f.check().exit_code == 0);
   REQUIRE(f.asked() == 5);
 
-  f.program("test_a", "sleep 5");
+  f.program("test_round", "sleep 5");
   REQUIRE(contains(f.check("CHECK_SECONDS=1 STAGES=bitwise").text, "FAIL: longer than 1 s"));
+  f.program("test_round", "echo 'No tests ran'");
+  REQUIRE(
+      contains(f.check("STAGES=bitwise").text, "FAIL: no case ran; its log: ./gpu-check.logs/bitwise_test_round.log"));
   f.program("train", "echo \"fingerprint of the weights: $1\"");
   const Said differ = f.check("STAGES=fingerprint");
   REQUIRE(differ.exit_code == 1);
   REQUIRE(contains(differ.text, "cpu --device=cpu, cuda --device=cuda"));
+
+  // A benchmark that is stopped leaves what it has measured.
+  f.program("bench", "echo '[{\"row\": 2}]' >$1; sleep 5");
+  REQUIRE(f.check("CHECK_SECONDS=1 STAGES=bench").exit_code == 1);
+  REQUIRE(f.result()["bench"][0]["row"] == 2);
+}
+
+TEST_CASE("scripts: gpu-check goes on where compute-sanitizer cannot attach, and says so once", "[scripts]") {
+  const FakeGpu f;
+  f.program("cuda/bin/compute-sanitizer", "echo asked >>tried\necho '========= Error: no debugger here'\nexit 1");
+  const Said said = f.check();
+  INFO(said.text);
+  REQUIRE(said.exit_code == 1);
+  REQUIRE(count(said.text, "compute-sanitizer cannot run test_round: ========= Error: no debugger here") == 1);
+  REQUIRE(contains(said.text, "9 passed, 0 failed, 0 left, not run: memcheck racecheck initcheck synccheck"));
+  REQUIRE(count(f.read("tried"), "\n") == 1);
+  REQUIRE(f.result()["checks"].size() == 9 + 4);
+  REQUIRE(contains(f.outcome_of("racecheck"), "not run: compute-sanitizer cannot run test_round"));
+  REQUIRE(f.check("STAGES=bitwise").exit_code == 0);
+
+  // One that finds a fault has attached.
+  f.program("cuda/bin/compute-sanitizer", "echo '========= ERROR SUMMARY: 2 errors'\nexit 1");
+  REQUIRE(contains(f.check().text, "9 passed, 12 failed, 0 left; results"));
+  REQUIRE(f.outcome_of("racecheck").is_null());
 }
 
 TEST_CASE("scripts: gpu-check needs a GPU, stages that exist, and names a missing compute-sanitizer", "[scripts]") {
@@ -295,9 +364,60 @@ TEST_CASE("scripts: gpu-check needs a GPU, stages that exist, and names a missin
   if (f.run("{repo}/scripts/find_cuda.sh compute-sanitizer").text.empty()) {
     REQUIRE(said.exit_code == 1);
     REQUIRE(contains(said.text, "no compute-sanitizer in CUDA_HOME ("));
-    REQUIRE(contains(said.text, "2 passed, 2 failed, 0 left"));
+    REQUIRE(contains(said.text, "3 passed, 0 failed, 0 left, not run: memcheck"));
   }
-  f.program("bin/nvidia-smi", "exit 9");
+  // nvidia-smi says on its standard output what is wrong.
+  f.program("bin/nvidia-smi", "echo 'the driver is asleep'; exit 9");
   REQUIRE(f.check().exit_code == 1);
-  REQUIRE(contains(f.check().text, "no GPU answers here"));
+  REQUIRE(contains(f.check().text, "no GPU answers here: nvidia-smi: the driver is asleep"));
+  f.program("bin/nvidia-smi", "echo 'Tesla T4, 555.1, 7.5'");
+  REQUIRE(f.check().exit_code == 1);
+  REQUIRE(contains(f.check().text, "Tesla T4, 555.1, 7.5: expected compute capability 8.0 or higher"));
+}
+
+namespace {
+
+// What make takes a variable for, on a machine whose nvidia-smi answers so.
+std::string make_variable(const Folder& f, const std::string& name, const std::string& smi) {
+  f.program("bin/nvidia-smi", smi);
+  f.program("cuda/bin/nvcc", "");
+  const Said said = f.run("cd {repo} && MAKEFLAGS= PATH=" + f / "bin" + ":$PATH make -s NVCC=" + f / "cuda/bin/nvcc" +
+                          " --eval='show: ; @echo \"$(" + name + ")\"' show");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  return said.text;
+}
+
+}  // namespace
+
+TEST_CASE("scripts: make compiles for this machine's GPU, if it is one that the kernels run on", "[scripts]") {
+  const Folder f;
+  for (const auto& [smi, arch] : {std::pair("echo 9.0", "90"),
+                                  {"echo 8.6; echo 7.5", "86"},
+                                  {"echo 12.0", "120"},
+                                  {"echo 7.5", "80 90"},
+                                  {"echo 7.0", "80 90"},
+                                  {"exit 9", "80 90"},
+                                  {"echo 'the driver is asleep'; exit 9", "80 90"},
+                                  {"echo '[N/A]'", "80 90"}}) {
+    INFO(smi);
+    REQUIRE(make_variable(f, "CUDA_ARCH", smi) == std::string(arch) + "\n");
+  }
+}
+
+TEST_CASE("scripts: gpu-check has every test that runs kernels, and in each cases that compute-sanitizer is to watch",
+          "[scripts]") {
+  const Folder f;
+  std::istringstream tests(make_variable(f, "GPU_TESTS", "exit 9"));
+  std::set<std::string> names;
+  for (std::string name; tests >> name; names.insert(name)) {
+    std::ifstream file("tests/" + name + ".cpp");
+    std::stringstream text;
+    text << file.rdbuf();
+    INFO(name);
+    REQUIRE(contains(text.str(), "[bitwise]\")"));
+  }
+  for (const char* name :
+       {"test_mma", "test_gated_delta", "test_trainer", "test_matrix", "test_recompute", "test_generation"})
+    REQUIRE(names.count(name) == 1);
 }

@@ -90,7 +90,7 @@ TEST_CASE("trainer: the number of threads changes no bit", "[bitwise]") {
   omp_set_num_threads(before);
 }
 
-TEST_CASE("trainer: a step allocates nothing, and takes the scratch that was planned", "[trainer]") {
+TEST_CASE("trainer: a step allocates nothing, and takes the scratch that was planned", "[trainer][bitwise]") {
   for (const char* flags :
        {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated-dyt --norm-rank=3 --tied=off",
         "--norm=layernorm --position=learned --ffn-bias=on --attn-bias=all", "--norm=preaffine",
@@ -165,7 +165,7 @@ TEST_CASE("trainer: the gradient's norm by layer, before clipping, against AdamW
     Config config = small_run(small_model("--norm=gated --norm-rank=3 --attn=g1 --layers=3"), 20, micro_batches);
     config.clip = 0.01f;
     std::vector<float> expected;
-    for (Device device : {Device::cpu, Device::emulated}) {
+    for (Device device : {Device::cpu, kernel_device}) {
       Context ctx(device);
       Run run(config, ctx);
       const float norm = run.steps(1)[1];
