@@ -98,8 +98,8 @@ enum class Order { forward, reverse, random, priority };
 struct Config {
   Order order = Order::forward;
   uint64_t seed = 1;
-  // Of static and dynamic shared memory. By default that of the smallest GPU on which everything runs: --norm-rank above
-  // 484 is too much for shared_limit_consumer.
+  // Of static and dynamic shared memory. By default that of the smallest GPU on which everything runs. --norm-rank above
+  // 484, and linear attention in bf16 with keys of more than 128, are too much for shared_limit_consumer.
   size_t shared_limit = gated::shared_limit_sm_80;
 };
 extern Config config;

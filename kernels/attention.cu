@@ -374,9 +374,10 @@ void attention_forward(float* o, float* lse, const float* q, const float* k, con
   attention_require("attention_forward", s, sink);
   if (ctx.device == Device::cpu) return attention_forward_cpu(o, lse, q, k, v, s, sink, ctx);
   const bool aligned = attention::rows_are_aligned(s, {o, q, k, v});
-  const dim3 grid(grid_of(s.B * s.H).x, grid_of(ceil_div(s.T, attention::tile)).x);
+  const dim3 grid(grid_of(s.B * s.H).x, grid_tiles("attention_forward", s.T, attention::tile));
   launch(aligned ? attention_forward_kernel_for<true>(s.D) : attention_forward_kernel_for<false>(s.D), grid,
-         attention::threads, sizeof(attention::Shared), ctx, o, lse, q, k, v, s, sink, attention_scale<float>(s.divisor()));
+         attention::threads, sizeof(attention::Shared), ctx, o, lse, q, k, v, s, sink,
+         attention_scale<float>(s.divisor()));
 }
 
 void attention_forward(float* o, float* lse, const float* q, const float* k, const float* v, const AttentionShape& s,

@@ -176,7 +176,7 @@ void attention_backward(float* dq, float* dk, float* dv, float* sink_p, float* s
   const size_t queries = s.B * s.H * s.T, columns = s.D <= 32 ? 32 : s.D <= 64 ? 64 : 128;
   float* delta = ctx.scratch(attention_backward_scratch(s, ctx.device) / sizeof(float));
   const bool aligned = attention::rows_are_aligned(s, {dq, dk, dv, dout, q, k, v, o, sink.value});
-  const unsigned tiles = grid_of(ceil_div(s.T, attention::tile)).x;
+  const unsigned tiles = grid_tiles("attention_backward", s.T, attention::tile);
 
   launch(attention_backward_query_kernel, grid_of(ceil_div(queries, attention::threads)), attention::threads, 0, ctx,
          delta, sink_p, sink_ds, dout, o, lse, s, sink, aligned);

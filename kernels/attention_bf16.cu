@@ -315,7 +315,7 @@ void attention_bf16_forward(bf16* o, float* lse, const bf16* q, const bf16* k, c
   require_shape("attention_bf16_forward", s, sink, {o, q, k, v});
   if (ctx.device == Device::cpu) return attention_bf16_forward_cpu(o, lse, q, k, v, s, sink, ctx);
   emulate_mma(ctx);
-  const dim3 grid(grid_of(s.B * s.H).x, grid_of(ceil_div(s.T, block)).x);
+  const dim3 grid(grid_of(s.B * s.H).x, grid_tiles("attention_bf16_forward", s.T, block));
   launch(attention_bf16_forward_kernel_for(s.D), grid, threads, 3 * block * columns_for(s.D) * sizeof(bf16), ctx, o,
          lse, q, k, v, s, sink, attention_scale<float>(s.divisor()));
 }

@@ -270,7 +270,7 @@ void attention_bf16_backward(bf16* dq, bf16* dk, bf16* dv, float* sink_p, float*
   const float scale = attention_scale<float>(s.divisor());
   const size_t columns = columns_for(s.D), shared = backward_shared(columns);
   float* const delta = ctx.scratch(attention_bf16_backward_scratch(s, ctx.device) / sizeof(float));
-  const unsigned tiles = grid_of(ceil_div(s.T, block)).x;
+  const unsigned tiles = grid_tiles("attention_bf16_backward", s.T, block);
   launch(attention_bf16_query_kernel, grid_of(ceil_div(8 * s.B * s.H * s.T, threads)), threads, 0, ctx, delta, sink_p,
          sink_ds, dout, o, lse, s, sink);
   launch(attention_bf16_dq_kernel_for(s.D), dim3(grid_of(s.B * s.H).x, tiles), threads, shared, ctx, dq, dout, q, k, v,

@@ -20,12 +20,9 @@ struct Left {
   float *dq_sum, *dk_sum;  // (B,T,Hk,Dk), where value heads share a key: what those so far give to it
 };
 
-// Two chunks, one that is multiplied and one that is copied, as long as both find room.
-constexpr int dstate_buffers(size_t keys) {
-  return keys <= 128 ? 2 : 1;
-}
-constexpr size_t dstate_panels(size_t keys) {
-  return dstate_buffers(keys) * (2 * keys / 64 + 3) + keys / 64 + 3;
+// Bytes of shared memory with one chunk of k, q, T^, P^ and do in it, or with two: one that is multiplied and one that is copied.
+constexpr size_t dstate_shared(size_t keys, size_t buffers) {
+  return (buffers * (2 * keys / 64 + 3) + keys / 64 + 3) * panel * sizeof(bf16);
 }
 
 // The dot of two rows so far, of a lane: row_dot's chains of its columns (kernels/gated_delta_bf16_steps.h).
@@ -68,13 +65,13 @@ __device__ inline void state_dot_of_block(float* sums_of_warps, const bf16* S, c
 //   C   z^ is there; nobody reads du^ any more
 //   D   with one buffer: every warp is done with the chunk
 // Grid (B*Hv, columns).
-template <int keys>
+template <int keys, int buffers>
 __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
     gated_delta_bf16_dstate_kernel(GatedDeltaBf16Gradients out, GatedDeltaBf16BackwardIn back, GatedDeltaBf16In in,
                                    gated_delta_bf16::Made made, gated_delta_bf16::Left left, GatedDeltaShape s) {
   using namespace gated_delta_bf16;
   DYNAMIC_SHARED(bf16, shared);
-  constexpr int buffers = dstate_buffers(keys), buffer = (2 * keys / 64 + 3) * panel;
+  constexpr int buffer = (2 * keys / 64 + 3) * panel;
   bf16 *const rounded_dS = shared, *const du = rounded_dS + keys / 64 * panel, *const a = du + panel,
               *const z = a + panel;
   const auto buffer_of = [&](size_t n) { return z + panel + n % buffers * buffer; };
@@ -369,11 +366,14 @@ void gated_delta_bf16_backward(const GatedDeltaBf16Gradients& out, const GatedDe
   left.dq_sum = reinterpret_cast<float*>(left.Du + s.B * s.T * s.Hv * s.Dv);
   left.dk_sum = left.dq_sum + s.B * s.T * s.Hk * s.Dk;
   const size_t room = key_room(s.Dk), panels = ceil_div(s.Dk, size_t{panel_columns});
-  const auto dstate_kernel = room == 64    ? gated_delta_bf16_dstate_kernel<64>
-                             : room == 128 ? gated_delta_bf16_dstate_kernel<128>
-                                           : gated_delta_bf16_dstate_kernel<256>;
+  // Two chunks where a block has room for them: on an A100 or H100 with keys of up to 128.
+  const bool two = room <= 128 && dstate_shared(room, 2) <= shared_limit();
+  const auto dstate_kernel =
+      room == 64    ? two ? gated_delta_bf16_dstate_kernel<64, 2> : gated_delta_bf16_dstate_kernel<64, 1>
+         : room == 128 ? two ? gated_delta_bf16_dstate_kernel<128, 2> : gated_delta_bf16_dstate_kernel<128, 1>
+                       : gated_delta_bf16_dstate_kernel<256, 1>;
   launch(dstate_kernel, dim3(grid_of(s.B * s.Hv).x, unsigned(ceil_div(s.Dv, size_t{panel_columns}))), threads,
-         dstate_panels(room) * panel * sizeof(bf16), ctx, out, back, in, made, left, s);
+         dstate_shared(room, two ? 2 : 1), ctx, out, back, in, made, left, s);
   launch(gated_delta_bf16_gradient_kernel, grid_of(s.B * s.Hk * chunks_of(s)), threads,
          (2 * panels + 7) * panel * sizeof(bf16), ctx, out, back, in, made, left, s);
 }

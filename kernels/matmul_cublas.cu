@@ -119,9 +119,11 @@ void matmul_cublas(Matrix<Out> C, Matrix<const In> A, Matrix<const In> B, size_t
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(align_c));
     cublasLtMatmulHeuristicResult_t best;
     int found = 0;
-    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(cublas.handle, product.of, first.of, second.of, result.of, result.of,
-                                                preference.of, 1, &best, &found));
-    require(found == 1, "matmul: cuBLASLt has no algorithm for M %zu, N %zu, K %zu; use --matmul=exact", M, N, K);
+    const cublasStatus_t answer = cublasLtMatmulAlgoGetHeuristic(cublas.handle, product.of, first.of, second.of,
+                                                                 result.of, result.of, preference.of, 1, &best, &found);
+    if (answer != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(answer);
+    require(answer == CUBLAS_STATUS_SUCCESS && found == 1 && best.state == CUBLAS_STATUS_SUCCESS,
+            "matmul: cuBLASLt has no algorithm for M %zu, N %zu, K %zu; use --matmul=exact", M, N, K);
     known = cublas.algorithms.emplace(shape, best.algo).first;
   }
   const float alpha = 1, beta = accumulate == Accumulate::yes ? 1 : 0;
