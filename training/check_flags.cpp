@@ -271,11 +271,12 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   check_bf16_flags(c);
 }
 
-void check_device_flags(const Config& c, bool gpu_answers) {
-  require(gpu_answers || c.device != DeviceChoice::cuda,
-          "--device=cuda: no GPU answers here: use --device=cpu, or --device=emulated to run the kernels without one");
-  require(gpu_answers || !c.cublas,
-          "--matmul=cublas: no GPU answers here, and cuBLAS runs on a GPU alone: take --matmul=exact");
+void check_device_flags(const Config& c, const std::string& no_gpu) {
+  require(no_gpu.empty() || c.device != DeviceChoice::cuda,
+          "--device=cuda: %s; or take --device=cpu, or --device=emulated to run the kernels without a GPU",
+          no_gpu.c_str());
+  require(no_gpu.empty() || !c.cublas, "--matmul=cublas: cuBLAS runs on a GPU alone, and %s; or take --matmul=exact",
+          no_gpu.c_str());
 }
 
 }  // namespace gated

@@ -47,7 +47,8 @@ void check_flags(Config& config, const std::set<std::string>& given);
 void check_model_flags(const ModelConfig& model);
 // The flags that say nothing where the others are as they are.
 std::set<std::string> flags_without_effect(const Config& config);
-// The part of it that is known when the devices have been asked: does a GPU answer?
-void check_device_flags(const Config& config, bool gpu_answers);
+// The part of it that is known when the devices have been asked. `no_gpu` says why no GPU can run the kernels; it is empty where
+// one can.
+void check_device_flags(const Config& config, const std::string& no_gpu);
 
 }  // namespace gated

@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <cstdio>
+#include <string>
 
 #include "training/command_line.h"
 #include "training/describe.h"
@@ -16,11 +17,27 @@
 
 #ifdef __CUDACC__
 
-bool cuda_answers() {
+__global__ void no_work_kernel() {}
+
+// Why no GPU can run the kernels of this build; empty where one can.
+std::string why_no_gpu() {
+  const auto because = [](cudaError_t e) {
+    cudaGetLastError();
+    return gated::format("no GPU answers here (%s)", cudaGetErrorString(e));
+  };
   int devices = 0;
-  const bool found = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
-  cudaGetLastError();
-  return found;
+  const cudaError_t answer = cudaGetDeviceCount(&devices);
+  if (answer != cudaSuccess || devices == 0) return because(answer == cudaSuccess ? cudaErrorNoDevice : answer);
+  const int capability = gated::compute_capability();
+  const std::string gpu = gated::format("this GPU has compute capability %d.%d", capability / 10, capability % 10);
+  if (capability < 80) return gpu + ", expected 8.0 or higher";
+  cudaFuncAttributes attributes;
+  const cudaError_t code = cudaFuncGetAttributes(&attributes, no_work_kernel);
+  if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidDeviceFunction) {
+    cudaGetLastError();
+    return gpu + gated::format(", for which this build has no code: make clean, then make CUDA_ARCH=%d", capability);
+  }
+  return code == cudaSuccess ? "" : because(code);
 }
 // The nvcc half reads the same command line again: its Config is a type of its own.
 int train_on_cuda(int argc, char** argv) {
@@ -32,14 +49,11 @@ int train_on_cuda(int argc, char** argv) {
 #else
 
 #ifdef WITH_CUDA
-bool cuda_answers();
+std::string why_no_gpu();
 int train_on_cuda(int argc, char** argv);
 #else
-static bool cuda_answers() {
-  return false;
-}
-static int train_on_cuda(int, char**) {
-  gated::fail("--device=cuda: this build has no CUDA: install nvcc, then make");
+static std::string why_no_gpu() {
+  return "this build has no CUDA: install nvcc, then make";
 }
 #endif
 
@@ -60,10 +74,12 @@ int main(int argc, char** argv) try {
     fputs(gated::describe(config).c_str(), stdout);
     return 0;
   }
-  const bool gpu = cuda_answers();
-  gated::check_device_flags(config, gpu);
-  if (config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && gpu))
+  const std::string no_gpu = why_no_gpu();
+  gated::check_device_flags(config, no_gpu);
+#ifdef WITH_CUDA
+  if (config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && no_gpu.empty()))
     return train_on_cuda(argc, argv);
+#endif
   return gated::train(config, config.device == DeviceChoice::emulated ? gated::Device::emulated : gated::Device::cpu);
 } catch (const std::bad_alloc&) {
   fprintf(stderr, "error: out of memory: use a smaller --batch, --context or model\n");
