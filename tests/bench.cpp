@@ -71,18 +71,32 @@ namespace {
 
 constexpr Device device = kernel_device == Device::cuda ? Device::cuda : Device::cpu;
 
-// Best seconds of each function, measured in turns for about `budget` seconds.
-std::vector<double> best_seconds(Context& ctx, std::vector<std::function<void()>> functions, double budget = 0.5) {
+// Until everything is done that any stream was given.
+void wait_for_device() {
+#ifdef __CUDACC__
+  CUDA_CHECK(cudaDeviceSynchronize());
+#endif
+}
+
+// Best seconds of each function, measured in turns for about `budget` seconds. On a GPU a turn has as many calls as take a
+// millisecond: what is measured of a short one is its work, not how long a launch takes to arrive.
+std::vector<double> best_seconds(std::vector<std::function<void()>> functions, double budget = 0.5) {
+  constexpr bool gpu = device == Device::cuda;
+  constexpr int before = gpu ? 2 : 1;  // turns that do not count: a warm-up, and on a GPU one that counts the calls
   std::vector<double> best(functions.size(), INFINITY);
+  std::vector<size_t> calls(functions.size(), 1);
   const double begin = seconds_now();
-  for (int round = 0; round < 3 || (round < 200 && seconds_now() - begin < budget); round++)
+  for (int round = 0; round < before + 2 || (round < 200 && seconds_now() - begin < budget); round++)
     for (size_t i = 0; i < functions.size(); i++) {
-      ctx.synchronize();
+      wait_for_device();
       const double start = seconds_now();
-      functions[i]();
-      ctx.synchronize();
-      const double seconds = seconds_now() - start;
-      if (round > 0) best[i] = std::min(best[i], seconds);
+      for (size_t call = 0; call < calls[i]; call++) functions[i]();
+      wait_for_device();
+      const double seconds = (seconds_now() - start) / double(calls[i]);
+      if (round >= before)
+        best[i] = std::min(best[i], seconds);
+      else if (round > 0)
+        calls[i] = size_t(std::clamp(1e-3 / seconds, 1.0, 1000.0));
     }
   return best;
 }
@@ -124,22 +138,20 @@ double fma_peak() {
 }
 #endif
 
-double copy_bandwidth(Context& ctx) {
+double copy_bandwidth([[maybe_unused]] Context& ctx) {
   const size_t n = size_t{1} << 26;  // 256 MiB: far more than the caches of a core
   Buffer<float> from = filled(n), to(device, n);
-  const double seconds =
-      best_seconds(ctx, {[&] {
+  const double seconds = best_seconds({[&] {
 #ifdef __CUDACC__
-                     CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), n * 4, cudaMemcpyDeviceToDevice, ctx.stream));
+    CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), n * 4, cudaMemcpyDeviceToDevice, ctx.stream));
 #else
 #pragma omp parallel
-                     {
-                       const size_t share = n / size_t(omp_get_num_threads()),
-                                    first = share * size_t(omp_get_thread_num());
-                       memcpy(to.data() + first, from.data() + first, share * 4);
-                     }
+    {
+      const size_t share = n / size_t(omp_get_num_threads()), first = share * size_t(omp_get_thread_num());
+      memcpy(to.data() + first, from.data() + first, share * 4);
+    }
 #endif
-                   }})[0];
+  }})[0];
   return 8.0 * double(n) / seconds;
 }
 
@@ -148,9 +160,9 @@ double copy_bandwidth(Context& ctx) {
 struct Peer {
   explicit Peer(Context& ctx) {
 #ifdef __CUDACC__
-    require(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS, "bench: cuBLAS does not start");
-    cublasSetStream(handle, ctx.stream);
-    cublasSetMathMode(handle, CUBLAS_PEDANTIC_MATH);
+    check(cublasCreate(&handle));
+    check(cublasSetStream(handle, ctx.stream));
+    check(cublasSetMathMode(handle, CUBLAS_DEFAULT_MATH));  // floats; TF32 would have to be asked for
 #else
     (void)ctx;
     openblas_set_num_threads(omp_get_max_threads());
@@ -163,8 +175,8 @@ struct Peer {
     const float one = 1, beta = acc == Accumulate::yes ? 1 : 0;
 #ifdef __CUDACC__
     // column-major C^T = op(B)^T op(A)^T
-    cublasSgemm(handle, layout == Layout::nt ? CUBLAS_OP_T : CUBLAS_OP_N,
-                layout == Layout::tn ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k, &one, B, ldb, A, lda, &beta, C, n);
+    check(cublasSgemm(handle, layout == Layout::nt ? CUBLAS_OP_T : CUBLAS_OP_N,
+                      layout == Layout::tn ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k, &one, B, ldb, A, lda, &beta, C, n));
 #else
     cblas_sgemm(CblasRowMajor, layout == Layout::tn ? CblasTrans : CblasNoTrans,
                 layout == Layout::nt ? CblasTrans : CblasNoTrans, m, n, k, one, A, lda, B, ldb, beta, C, n);
@@ -172,6 +184,9 @@ struct Peer {
   }
 #ifdef __CUDACC__
   cublasHandle_t handle;
+  static void check(cublasStatus_t answer) {
+    require(answer == CUBLAS_STATUS_SUCCESS, "bench: cuBLAS: %s", cublasGetStatusString(answer));
+  }
 #endif
 };
 
@@ -199,8 +214,8 @@ void bench_matmul(Context& ctx, double peak) {
     Buffer<float> A = filled(c.M * c.K, 1), B = filled(c.N * c.K, 2), C = filled(c.M * c.N, 3),
                   D = filled(c.M * c.N, 3);
     const auto seconds =
-        best_seconds(ctx, {[&] { matmul(C.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc, ctx); },
-                           [&] { peer.matmul(D.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc); }});
+        best_seconds({[&] { matmul(C.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc, ctx); },
+                      [&] { peer.matmul(D.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc); }});
     const double flops = 2.0 * double(c.M) * double(c.N) * double(c.K), ours = flops / seconds[0],
                  theirs = flops / seconds[1];
     printf("%-7s %5zux%4zux%4zu %s %10.1f %10.1f %7.2fx", c.role, c.M, c.N, c.K, c.acc == Accumulate::yes ? "+=" : "= ",
@@ -233,9 +248,8 @@ void bench_bf16(Context& ctx) {
         matmul_bf16(D.data(), A.data(), B.data(), M, N, K, layout, Accumulate::no, other);
       else
         matmul(D.data(), wide_a.data(), wide_b.data(), M, N, K, layout, Accumulate::no, other);
-      other.synchronize();
     };
-    const auto seconds = best_seconds(ctx, {ours, theirs});
+    const auto seconds = best_seconds({ours, theirs});
     const double gflops = 2e-9 * double(M) * double(N) * double(K);
     const std::string name = format("%s %zux%zux%zu",
                                     layout == Layout::nt   ? "nt"
@@ -317,7 +331,7 @@ void bench_grouped(Context& ctx) {
                  {"dW", [&] { gradient(dw.data(), y.data(), x.data(), row_start.data(), s); },
                   [&] { dense(d_one.data(), y.data(), x.data(), s.N, s.K, s.M, Layout::tn, Accumulate::yes); }}};
     for (const auto& role : roles) {
-      const auto seconds = best_seconds(ctx, {role.grouped, role.dense});
+      const auto seconds = best_seconds({role.grouped, role.dense});
       const double flops = 2.0 * double(s.M) * double(s.N) * double(s.K);
       const std::string name =
           format("%s %zu %zu %zu %zu%s", role.name, s.M, s.E, s.N, s.K, skewed ? " skewed" : " balanced");
@@ -381,7 +395,7 @@ void bench_operations(Context& ctx, double bandwidth) {
                 mean = filled(N, 11), scores = filled(N * H, 12), dscores = filled(N * H, 13), alpha = filled(4, 14),
                 dalpha = filled(4, 15), row_sums = filled(4 * N, 16);
   const Row row = [&](const std::string& name, double bytes, std::function<void()> run) {
-    const double rate = bytes / best_seconds(ctx, {run}, 0.2)[0];
+    const double rate = bytes / best_seconds({run}, 0.2)[0];
     printf("%-42s %10.1f %8.0f %%\n", name.c_str(), rate * 1e-9, 100 * rate / bandwidth);
     fflush(stdout);
     rows.push_back(
@@ -588,7 +602,7 @@ void bench_attention(Context& ctx, double peak) {
         call([](auto&&... x) { attention_backward(x...); });
     };
     forward();
-    const double fwd = best_seconds(ctx, {forward})[0], bwd = best_seconds(ctx, {backward})[0];
+    const double fwd = best_seconds({forward})[0], bwd = best_seconds({backward})[0];
     // two products forward, five backward, over the pairs that see each other
     double pairs = 0;
     for (size_t i = 0; i < s.T; i++) pairs += double(i + 1 - s.first_key(i));
@@ -632,14 +646,14 @@ void bench_gated_delta(Context& ctx, double peak) {
     const GatedDeltaBf16BackwardIn narrow_back = {
         .dout = ndout.data(), .kept = states.data(), .u = u.data(), .miss = miss.data()};
     const auto seconds = best_seconds(
-        ctx, {[&] { gated_delta_forward(out, in, s, ctx); }, [&] { gated_delta_backward(gradients, back, in, s, ctx); },
-              [&] { gated_delta_chunk_forward(out, in, s, ctx); },
-              [&] { gated_delta_chunk_backward(gradients, back, in, s, ctx); },
-              [&] { gated_delta_bf16_forward(narrow_out, narrow, s, ctx); },
-              [&] {
-                gated_delta_bf16_backward({ndq.data(), ndk.data(), ndv.data(), dg.data(), dbeta.data()}, narrow_back,
-                                          narrow, s, ctx);
-              }});
+        {[&] { gated_delta_forward(out, in, s, ctx); }, [&] { gated_delta_backward(gradients, back, in, s, ctx); },
+         [&] { gated_delta_chunk_forward(out, in, s, ctx); },
+         [&] { gated_delta_chunk_backward(gradients, back, in, s, ctx); },
+         [&] { gated_delta_bf16_forward(narrow_out, narrow, s, ctx); },
+         [&] {
+           gated_delta_bf16_backward({ndq.data(), ndk.data(), ndv.data(), dg.data(), dbeta.data()}, narrow_back, narrow,
+                                     s, ctx);
+         }});
     // Of the recurrence, for every number of a state and token: forward 3 multiply-adds and a product; backward 8
     // multiply-adds (dq, twice dk, du, twice dS, dg, and S again) and 2 products. The chunk form is given the same numbers, so
     // that what differs is the time.
@@ -681,6 +695,7 @@ void bench_training(Context& ctx) {
           data(open_data(config.data)),
           loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed),
           trainer(with_vocab(config, data), loader, ctx) {
+      config.mma = usual_mma();
       use_engines(ctx, config);
     }
     static Config& with_vocab(Config& c, const Data& data) {
@@ -699,7 +714,7 @@ void bench_training(Context& ctx) {
         run->trainer.next_result();  // waits
       });
     }
-    const std::vector<double> seconds = best_seconds(ctx, steps, budget);
+    const std::vector<double> seconds = best_seconds(steps, budget);
     printf("\ntraining %s\n%-42s %10s %10s %10s %12s\n", sizes.c_str(), "", "tok/s", "ms a step", "of matmul",
            "beside first");
     for (size_t i = 0; i < runs.size(); i++) {
@@ -784,22 +799,13 @@ int main(int argc, char** argv) try {
   printf("%s", name_of(device));
   if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), peak * 1e-9);
   printf(", copy %.1f GB/s\n", bandwidth * 1e-9);
-  if (wanted("matmul")) bench_matmul(ctx, peak);
-  if (wanted("bf16")) bench_bf16(ctx);
-  if (wanted("grouped")) bench_grouped<float>(ctx);
-  if (wanted("grouped-bf16")) bench_grouped<bf16>(ctx);
-  if (wanted("attention")) bench_attention<float>(ctx, peak);
-  if (wanted("attention-bf16")) bench_attention<bf16>(ctx, peak);
-  if (wanted("gated-delta")) bench_gated_delta(ctx, peak);
-  if (wanted("operations")) bench_operations<float>(ctx, bandwidth), bench_operations<bf16>(ctx, bandwidth);
-  if (wanted("training")) bench_training(ctx);
-  if (wanted("generation")) bench_generation(ctx, bandwidth);
-  require(!rows.empty(),
-          "bench: no part is named %s: expected matmul, bf16, grouped, grouped-bf16, attention, attention-bf16, "
-          "gated-delta, operations, training or generation",
-          only.c_str());
-  if (!file_name.empty()) {
-    std::ofstream file(file_name);
+  // The file is written behind every part: a bench that is stopped leaves what it has measured.
+  const auto part = [&](const char* name, auto measure) {
+    if (!wanted(name)) return;
+    measure();
+    if (file_name.empty()) return;
+    const std::string fresh = file_name + ".new";
+    std::ofstream file(fresh);
     file << nlohmann::ordered_json({{"device", name_of(device)},
                                     {"threads", omp_get_max_threads()},
                                     {"fma_peak_gflops", peak * 1e-9},
@@ -807,8 +813,23 @@ int main(int argc, char** argv) try {
                                     {"rows", rows}})
                 .dump(1)
          << "\n";
-    require(file.good(), "bench: cannot write %s", file_name.c_str());
-  }
+    file.close();
+    require(file.good() && rename(fresh.c_str(), file_name.c_str()) == 0, "bench: cannot write %s", file_name.c_str());
+  };
+  part("matmul", [&] { bench_matmul(ctx, peak); });
+  part("bf16", [&] { bench_bf16(ctx); });
+  part("grouped", [&] { bench_grouped<float>(ctx); });
+  part("grouped-bf16", [&] { bench_grouped<bf16>(ctx); });
+  part("attention", [&] { bench_attention<float>(ctx, peak); });
+  part("attention-bf16", [&] { bench_attention<bf16>(ctx, peak); });
+  part("gated-delta", [&] { bench_gated_delta(ctx, peak); });
+  part("operations", [&] { bench_operations<float>(ctx, bandwidth), bench_operations<bf16>(ctx, bandwidth); });
+  part("training", [&] { bench_training(ctx); });
+  part("generation", [&] { bench_generation(ctx, bandwidth); });
+  require(!rows.empty(),
+          "bench: no part is named %s: expected matmul, bf16, grouped, grouped-bf16, attention, attention-bf16, "
+          "gated-delta, operations, training or generation",
+          only.c_str());
   return 0;
 } catch (const std::exception& e) {
   fprintf(stderr, "error: %s\n", e.what());
