@@ -79,9 +79,7 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
 
   // One beside a run's folder is none of the run.
   fs::copy(f / "t/tokenizer.json", f / "tokenizer.json");
-  REQUIRE(said_by_train(f, "--data=d.bin --out=run3").exit_code == 0);
-  REQUIRE(fs::exists(f / "run3/log.jsonl"));
-  REQUIRE(!fs::exists(f / "run3/tokenizer.json"));
+  REQUIRE(sample(said_by_train(f, "--data=d.bin --out=run3").text) == sample(numbers.text));
 
   require_refused(said_by_train(f, "--data=bigram-backcopy --tokenizer=t"),
                   "t: has 360 tokens, but the model has 64: name the tokenizer of its data, or set --vocab");

@@ -59,6 +59,13 @@ TEST_CASE("from: a run's flags and weights are another run's start, and flags be
   REQUIRE(!contains(resumed.text, "step 2/4 "));
   REQUIRE(after(resumed.text, fingerprint) == after(whole.text, fingerprint));
   REQUIRE(after(whole.text, fingerprint) != after(first.text, fingerprint));
+  fs::remove(f / "third/step_00000004.safetensors");
+  fs::rename(f / "first", f / "elsewhere");
+  const Said alone = f.run(four + " --resume");
+  REQUIRE(contains(alone.text, "step 3/4 "));
+  REQUIRE(after(alone.text, fingerprint) == after(whole.text, fingerprint));
+  require_refused_at_once(f.run(four + "new --resume"), "--from=first: there is no such file or folder");
+  fs::rename(f / "elsewhere", f / "first");
 
   // Named by its flags instead, without the vocabulary that --from told it.
   REQUIRE(f.run(small + "--norm=gated --attn=g1 --out=third --evaluate").exit_code == 0);

@@ -1,6 +1,7 @@
 // hf_model: folders of transformers read and written. tests/fixtures/hf_models.json, made by scripts/make_models.py, says what
 // transformers' own models compute with weights that both sides make.
 #include <omp.h>
+#include <signal.h>
 
 #include <map>
 #include <set>
@@ -16,6 +17,7 @@
 #include "training/hf_config.h"
 #include "training/hf_model.h"
 #include "training/hf_weights.h"
+#include "training/interrupt.h"
 
 using namespace gated;
 
@@ -381,6 +383,24 @@ TEST_CASE("hf_model: an export overwrites nothing, and one that fails leaves not
   const Said said = train("--export=out/");
   REQUIRE(said.text == "wrote out/: config.json, and 7340 parameters in F32 in model.safetensors\n");
   REQUIRE(tensors_in(f / "out/model.safetensors") == tensors_in(f / "in/model.safetensors"));
+  REQUIRE(f.run("ls").text == "in\nout\n");
+
+  // A process of its own, as a signal that came is never forgotten.
+  const pid_t child = fork();
+  if (child == 0) {
+    const Config c = config_from(f / "in");
+    const Model model(c.model);
+    signal(SIGTERM, SIG_DFL);  // Catch2 has a handler of its own
+    const CatchInterrupts catching;
+    raise(SIGTERM);
+    const std::string said =
+        refusal([&] { export_hf_folder(f / "ended", c, model.weights.list(), weights_from(c).data(), false); });
+    _exit(contains(said, "--export=" + (f / "ended") + ": interrupted: nothing is written") ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  REQUIRE(WIFEXITED(status));
+  REQUIRE(WEXITSTATUS(status) == 0);
   REQUIRE(f.run("ls").text == "in\nout\n");
 }
 

@@ -3,9 +3,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <numeric>
 #include <sstream>
 
+#include "training/checkpoint.h"
 #include "training/model_source.h"
 #include "training/presets.h"
 #include "training/terminal.h"
@@ -150,10 +152,10 @@ static void apply_preset(const std::vector<Flag>& flags, const std::string& name
       for (const std::string& word : p.flags) apply_word(flags, word, "--preset=" + name);
 }
 
-// Opens what --from names and sets its flags; the user's come after them.
-static void apply_source(const std::vector<Flag>& flags, Config& config) {
-  if (config.from.empty()) return;
-  config.source = open_model_source(config.from);
+// Opens the model at `path` and sets its flags; the user's come after them.
+static void apply_source(const std::vector<Flag>& flags, Config& config, const std::string& path) {
+  if (path.empty()) return;
+  config.source = open_model_source(path);
   for (const std::string& word : config.source->flags()) apply_word(flags, word, "--from=" + config.from, true);
 }
 
@@ -210,6 +212,12 @@ bool parse_command_line(Config& config, int argc, char** argv) {
     value_of("--from") = value_of("--out");
     given.insert("--from");
   }
+  // A run that is resumed reads nothing from its source, which may be gone: its own checkpoints know the flags.
+  std::string source = value_of("--from");
+  std::error_code error;
+  const bool resumes = given.contains("--resume") && value_of("--resume") != "off" && given.contains("--out");
+  if (resumes && !std::filesystem::exists(source, error) && !list_checkpoints(value_of("--out")).empty())
+    source = value_of("--out");
   require(!given.contains("--preset") || !given.contains("--from"),
           "--preset and --from both choose a model: give one of them");
   for (const bool model : {true, false})
@@ -218,7 +226,7 @@ bool parse_command_line(Config& config, int argc, char** argv) {
       if (!given.count(name) || (name == "--preset" || name == "--from") != model) continue;
       flags[i].set(values[i]);
       if (name == "--preset") apply_preset(flags, config.preset);
-      if (name == "--from") apply_source(flags, config);
+      if (name == "--from") apply_source(flags, config, source);
     }
   check_flags(config, given);
   return true;

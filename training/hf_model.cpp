@@ -15,6 +15,7 @@
 #include "training/flags.h"
 #include "training/hf_config.h"
 #include "training/hf_weights.h"
+#include "training/interrupt.h"
 #include "training/strict_json.h"
 
 namespace gated {
@@ -175,6 +176,7 @@ std::string export_hf_folder(const std::string& folder, const Config& config, co
                              const float* flat, bool rounded_to_bf16) {
   HfConfig written = write_hf_config(config);
   const std::vector<HfTensor> tensors = hf_tensors(written.architecture, config.model);
+  const CatchInterrupts catching;  // so that an export that is ended leaves no unfinished folder
   NewFolder out(folder);
 
   std::vector<TensorForm> forms;
@@ -186,6 +188,7 @@ std::string export_hf_folder(const std::string& folder, const Config& config, co
   std::vector<float> values;
   std::vector<uint16_t> rounded(rounded_to_bf16 ? size_t{1} << 19 : 0);  // 1 MiB at a time
   for (const HfTensor& t : tensors) {
+    require(!interrupted(), "--export=%s: interrupted: nothing is written", folder.c_str());
     values.resize(count(t.shape));
     for (const Piece& piece : t.pieces) give_piece(piece, flat + ours.at(piece.parameter)->offset, values.data());
     if (!rounded_to_bf16) file.write(values.data(), values.size() * sizeof values[0]);
