@@ -182,7 +182,7 @@ class Buffer {
   Device device() const { return device_; }
   void upload(const std::vector<T>& values) {
     require(values.size() == size_, "upload: %zu elements into a buffer of %zu", values.size(), size_);
-    copy_to_device(device_, data_, values.data(), size_);
+    copy_to_device(device_, data_, values.data(), values.size());
   }
   std::vector<T> download() const {
     std::vector<T> values(size_);
