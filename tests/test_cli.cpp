@@ -481,6 +481,20 @@ TEST_CASE("cli: a second signal ends the program at once, unless it comes right 
     REQUIRE(WIFSIGNALED(status));
     REQUIRE(WTERMSIG(status) == (ignored ? SIGTERM : SIGINT));
   }
+  // Right after the steps too.
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGTERM, SIG_DFL);  // Not Catch2's own
+    {
+      const CatchInterrupts catching;
+      raise(SIGTERM);
+    }
+    raise(SIGTERM);
+    _exit(interrupted() == SIGTERM ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  REQUIRE((WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
 
 TEST_CASE("cli: outside of the steps a signal ends the program at once", "[cli]") {

@@ -42,7 +42,7 @@ CatchInterrupts::CatchInterrupts() {
 }
 
 CatchInterrupts::~CatchInterrupts() {
-  answer(remember, SIG_DFL);
+  if (!caught) answer(remember, SIG_DFL);
 }
 
 int interrupted() {
