@@ -40,7 +40,7 @@ NVCCFLAGS := -std=c++20 -O3 -fmad=false -lineinfo -I. -MMD -MP -Dgated=gated_nvc
   -Xcompiler $(subst $(space),$(comma),$(EXACT)),-fopenmp,-march=$(ARCH),-Wall
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcublasLt -lcudart_static -ldl -lrt
 endif
-LIBS := -lboost_context -lpcre2-8 -lutf8proc -lpthread
+LIBS := -lboost_context -lpcre2-8 -lutf8proc -lxxhash -lpthread
 
 # make DEPS=DIR: libraries that scripts/setup.sh --into=DIR has unpacked.
 ifneq ($(DEPS),)
@@ -82,29 +82,45 @@ $(eval $(call text_file,$(BUILD)/host/flags,$(COMPILER) $(COMMON)))
 
 # ---- builds of one source: release, asan (AddressSanitizer + UBSan), race (the race
 # shadow), debug (for gdb), and narrower CPUs
-# $(1) name, $(2) flags where the CPU must be fast, $(3) flags of the tests and of what the emulator alone runs,
-# $(4) flags of the linker, $(5) the headers that its files have in common, $(6) what tests are compiled with beside $(3)
+# $(1) name, $(2) flags where the CPU must be fast, $(3) flags of the tests and of what the emulator alone runs, $(4) what
+# tests are compiled with beside them
 
 define build_rules
 $(call compile,$(BUILD)/$(1)/%.o: %.cpp,$(BUILD)/$(1)/headers/cpu.h,$(2))
 $(call compile,$(call objects,$(1),$(FAST)): $(BUILD)/$(1)/%.o: %.cu,$(BUILD)/$(1)/headers/cpu.h,$(2))
 $(call compile,$(BUILD)/$(1)/%.o: %.cu,$(BUILD)/$(1)/headers/emulated.h,$(CALLS) $(3))
-$(call compile,$(BUILD)/$(1)/tests/%.o: tests/%.cpp,$(BUILD)/$(1)/headers/tests.h,$(CALLS) $(3) $(6))
+$(call compile,$(BUILD)/$(1)/tests/%.o: tests/%.cpp,$(BUILD)/$(1)/headers/tests.h,$(CALLS) $(3) $(4))
 $(call compile,$(call objects,$(1),$(FAST_TESTS)): $(BUILD)/$(1)/%.o: %.cpp,$(BUILD)/$(1)/headers/cpu.h,$(2))
-$(call read_once,$(BUILD)/$(1)/headers/cpu.h,$(5),$(2))
-$(call read_once,$(BUILD)/$(1)/headers/emulated.h,$(5),$(CALLS) $(3))
-$(call read_once,$(BUILD)/$(1)/headers/tests.h,tests/harness.h,$(CALLS) $(3) $(6))
+$(call read_once,$(BUILD)/$(1)/headers/cpu.h,$(OPERATION_HEADERS),$(2))
+$(call read_once,$(BUILD)/$(1)/headers/emulated.h,$(OPERATION_HEADERS),$(CALLS) $(3))
+$(call read_once,$(BUILD)/$(1)/headers/tests.h,tests/harness.h,$(CALLS) $(3) $(4))
 $(BUILD)/$(1)/kernels.a: $(call objects,$(1),$(KERNELS) core/simt.cpp $(if $(filter race,$(1)),core/race_shadow.cpp))
 	@rm -f $$@
 	ar rcs $$@ $$^
 $(BUILD)/$(1)/layers.a: $(call objects,$(1),$(LAYERS))
 	@rm -f $$@
 	ar rcs $$@ $$^
-# (an operation's test needs the operations alone)
-$(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/$(1)/kernels.a
-	$(CXX) -fopenmp $(4) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
-$(WHOLE_TESTS:%=$(BUILD)/$(1)/%): $(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/host.a $(BUILD)/$(1)/layers.a $(BUILD)/$(1)/kernels.a
-	$(CXX) -fopenmp $(4) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
+endef
+
+# Tests that are compiled in a build. (That of an operation needs the operations alone.)
+# $(1) name, $(2) flags of the linker, $(3) the tests
+define tests_compiled
+$(patsubst %,$(BUILD)/$(1)/%,$(filter-out $(WHOLE_TESTS),$(3))): $(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/$(1)/kernels.a
+	$(CXX) -fopenmp $(2) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
+$(patsubst %,$(BUILD)/$(1)/%,$(filter $(WHOLE_TESTS),$(3))): $(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/host.a $(BUILD)/$(1)/layers.a $(BUILD)/$(1)/kernels.a
+	$(CXX) -fopenmp $(2) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
+
+endef
+# Tests that are compiled once, for release: the same objects run against a shared library of what another build has compiled,
+# the operations and the layers. (Its functions call each other, not what a test's object may hold under the same name:
+# -Bsymbolic-functions.) A test that holds kernels of its own, or asks what the CPU's vectors are, is compiled in every build.
+# $(1) name, $(2) flags of the linker
+define tests_of_release
+$(BUILD)/$(1)/libgated.so: $(BUILD)/$(1)/layers.a $(BUILD)/$(1)/kernels.a
+	$(CXX) -shared -fopenmp $(2) -Wl,-Bsymbolic-functions -o $$@ -Wl,--whole-archive $$^ -Wl,--no-whole-archive $(LIBS)
+$(patsubst %,$(BUILD)/$(1)/%,$(filter-out $(OWN_CODE_TESTS),$(TESTS))): $(BUILD)/$(1)/test_%: $(BUILD)/release/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/host.a $(BUILD)/$(1)/libgated.so
+	$(CXX) -fopenmp $(2) -Wl,-rpath,'$$$$ORIGIN' -o $$@ $$^ $(LIBS) $(CATCH_LIB)
+$(call tests_compiled,$(1),$(2),$(OWN_CODE_TESTS))
 endef
 
 # $(1) objects and their sources, $(2) the headers that are read already, $(3) flags
@@ -129,7 +145,9 @@ endef
 FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu kernels/round.cu
 FAST_TESTS := tests/test_math.cpp tests/bench.cpp
 TESTS := $(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp))
-WHOLE_TESTS := $(patsubst tests/%.cpp,%,$(shell grep -lE '"(layers|training|dataloader|tests/small_)' $(wildcard tests/test_*.cpp)))
+tests_with = $(patsubst tests/%.cpp,%,$(shell grep -lE '$(1)' $(wildcard tests/test_*.cpp)))
+WHOLE_TESTS := $(call tests_with,"(layers|training|dataloader|tests/small_))
+OWN_CODE_TESTS := $(call tests_with,__global__|planted_bugs.cuh|core/(simd|mma_lanes).h|__FMA__)
 
 # The host's files are short and the headers that they share are long: a few of them at a time are compiled as one.
 HOST_UNITS := $(addprefix $(BUILD)/host/,dataloader training_a-c training_d-f training_g-l training_m-z)
@@ -142,7 +160,7 @@ $(HOST_UNITS:%=%.cpp):
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $^ >$@
 $(HOST_UNITS:%=%.o): %.o: %.cpp $(BUILD)/host/flags
-	$(CXX) $(COMMON) -Wno-subobject-linkage -O1 -c -o $@ $<
+	$(CXX) $(COMMON) -Wno-subobject-linkage -Og -c -o $@ $<
 $(BUILD)/host.a: $(HOST_UNITS:%=%.o)
 	@rm -f $@
 	ar rcs $@ $^
@@ -152,15 +170,23 @@ $(BUILD)/catch_main.o: tests/catch_main.cpp
 	$(CXX) -std=c++20 -O1 -I. $(DEPS_INCLUDE) -MMD -MP -c -o $@ $<
 CATCH_LIB := $(if $(wildcard $(DEPS)/usr/include/catch2/catch_all.hpp),-lCatch2Main -lCatch2)
 WATCH := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined
-RACE_SHADOW := -O1 -g -march=$(ARCH) -DSIMT_RACE_SHADOW
+SHARED := -fPIC -fno-semantic-interposition -ftls-model=initial-exec
+RACE_SHADOW := -O1 -march=$(ARCH) -DSIMT_RACE_SHADOW $(SHARED)
 OPERATION_HEADERS := core/reduce.cuh core/simd.h
-$(eval $(call build_rules,release,$(CXXFLAGS) -march=$(ARCH),-O1 -march=$(ARCH),,$(OPERATION_HEADERS)))
-# (-O1 and both sanitizers take up to five times as long to compile as -Og, more than the tests win)
-$(eval $(call build_rules,asan,-Og -g -march=$(ARCH) $(WATCH),-Og -g -march=$(ARCH) $(WATCH),$(WATCH),$(OPERATION_HEADERS),-O0))
-$(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,$(RACE_SHADOW) -fsanitize=thread,,$(OPERATION_HEADERS)))
-$(eval $(call build_rules,debug,-O0 -ggdb3 -march=$(ARCH),-O0 -ggdb3 -march=$(ARCH),,$(OPERATION_HEADERS)))
-$(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3,-O1 -march=x86-64-v3,,$(OPERATION_HEADERS)))
-$(eval $(call build_rules,plain,$(CXXFLAGS) -march=x86-64,-O1 -march=x86-64,,$(OPERATION_HEADERS)))
+$(eval $(call build_rules,release,$(CXXFLAGS) -march=$(ARCH),-O1 -march=$(ARCH),-Og))
+$(eval $(call tests_compiled,release,,$(TESTS)))
+$(eval $(call build_rules,debug,-O0 -ggdb3 -march=$(ARCH),-O0 -ggdb3 -march=$(ARCH)))
+$(eval $(call tests_compiled,debug,,$(TESTS)))
+# (-O1 and both sanitizers take up to five times as long to compile as -Og, more than the tests win; of tests and of the host's
+# files -Og makes a fifth less work than -O1.)
+$(eval $(call build_rules,asan,-Og -march=$(ARCH) $(WATCH) $(SHARED),-Og -march=$(ARCH) $(WATCH) $(SHARED)))
+$(eval $(call tests_of_release,asan,$(WATCH)))
+$(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,$(RACE_SHADOW) -fsanitize=thread))
+$(eval $(call tests_of_release,race))
+$(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3 $(SHARED),-O1 -march=x86-64-v3 $(SHARED)))
+$(eval $(call tests_of_release,avx2))
+$(eval $(call build_rules,plain,$(CXXFLAGS) -march=x86-64 $(SHARED),-O1 -march=x86-64 $(SHARED)))
+$(eval $(call tests_of_release,plain))
 # The emulator and the shadow are not kernels: nothing watches them. Half of the time of a test under the shadow is the shadow's.
 $(BUILD)/race/core/%.o: core/%.cpp $(BUILD)/race/headers/cpu.h.flags
 	@mkdir -p $(@D)
@@ -186,7 +212,6 @@ $(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD
 # What holds kernels is run again under both watchers; what depends on the CPU's vectors, on narrower ones.
 # (a test may have its cases in a header)
 CASES := $(subst $(space),|,on_every_device $(shell grep -l on_every_device $(filter-out tests/harness.h,$(wildcard tests/*.h))))
-tests_with = $(patsubst tests/%.cpp,%,$(shell grep -lE '$(1)' $(wildcard tests/test_*.cpp)))
 KERNEL_TESTS := $(call tests_with,$(CASES)) test_simt test_planted_bugs
 VECTOR_TESTS := test_math test_mma test_matmul test_matmul_bf16 test_grouped_matmul test_attention test_attention_bf16 test_gated_delta test_gated_delta_chunk test_gated_delta_bf16 test_golden
 

@@ -8,11 +8,7 @@
 
 #include "core/check.h"
 
-// The hash is the same in every vector width; SSE2 keeps up with memory, and AVX-512 makes g++ 12 warn.
-#define XXH_INLINE_ALL
-#ifdef __x86_64__
-#define XXH_VECTOR XXH_SSE2
-#endif
+#define XXH_STATIC_LINKING_ONLY  // the size of XXH3_state_t
 #include <xxhash.h>
 
 namespace gated {

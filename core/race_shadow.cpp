@@ -2,6 +2,7 @@
 // finds and how it is built is in race_shadow.h. tests/test_planted_bugs.cpp
 #include "core/race_shadow.h"
 
+#include <link.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -14,8 +15,6 @@
 #include "core/simt.h"
 #include "core/source_line.h"
 
-extern "C" char __data_start, _end;  // from the linker: the program's static variables lie between
-
 namespace simt::shadow {
 namespace {
 
@@ -24,7 +23,7 @@ using gated::format;
 // ---- what is kept
 
 struct Access {
-  uint32_t pc;     // return address, relative to the program's static variables
+  uint32_t pc;     // return address, relative to the static variables
   uint32_t block;  // counted over all launches; 0: none
   uint32_t time;   // see Clock
   uint16_t thread;
@@ -95,9 +94,29 @@ bool is_builtin(uintptr_t address) {
          within(address, &blockDim, sizeof blockDim) || within(address, &gridDim, sizeof gridDim) ||
          within(address, &dynamic_shared, sizeof dynamic_shared);
 }
-// A kernel's static variables are its shared memory.
+// A kernel's static variables are its shared memory. They are among those of the program, or of the shared library, that this
+// file is linked into: its segment that can be written.
+struct Statics {
+  const char* begin = nullptr;
+  size_t bytes = 0;
+};
+const Statics statics = [] {
+  Statics mine;
+  const auto look = [](dl_phdr_info* module, size_t, void* found) {
+    for (int i = 0; i < module->dlpi_phnum; i++) {
+      const ElfW(Phdr)& segment = module->dlpi_phdr[i];
+      const char* const begin = reinterpret_cast<const char*>(module->dlpi_addr + segment.p_vaddr);
+      if (segment.p_type != PT_LOAD || !(segment.p_flags & PF_W)) continue;
+      if (within(uintptr_t(&block_serial), begin, segment.p_memsz))
+        *static_cast<Statics*>(found) = {begin, segment.p_memsz};
+    }
+    return 0;
+  };
+  dl_iterate_phdr(look, &mine);
+  return mine;
+}();
 bool is_shared(uintptr_t address) {
-  return within(address, dynamic_begin, dynamic_capacity) || within(address, &__data_start, &_end - &__data_start);
+  return within(address, dynamic_begin, dynamic_capacity) || within(address, statics.begin, statics.bytes);
 }
 
 bool ordered_before_now(const Access& a, bool shared) {
@@ -149,7 +168,7 @@ const std::string& line_of(uint32_t pc) {
   static std::map<uint32_t, std::string> known;
   std::string& line = known[pc];
   // (the call lies before the address that it returns to)
-  if (line.empty()) line = gated::source_lines(&__data_start + int32_t(pc) - 1).front();
+  if (line.empty()) line = gated::source_lines(statics.begin + int32_t(pc) - 1).front();
   return line;
 }
 
@@ -202,7 +221,7 @@ enum Kind { read, write, atomic_read, atomic_write };
 void record_access(uintptr_t address, size_t bytes, Kind kind, const void* pc) {
   if (address >> 47) return;
   const bool shared = is_shared(address), builtin = shared && is_builtin(address);
-  Access now = {.pc = uint32_t(static_cast<const char*>(pc) - &__data_start),
+  Access now = {.pc = uint32_t(static_cast<const char*>(pc) - statics.begin),
                 .block = block_serial,
                 .time = clock_.now,
                 .thread = uint16_t(current.thread),

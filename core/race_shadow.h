@@ -19,7 +19,7 @@
 // not turn into loads and stores (not seen), variables that kernels only read and that are neither const nor
 // shared memory (reported as unwritten).
 //
-//   flags="-std=c++20 -O1 -g -fopenmp -I. -DSIMT_RACE_SHADOW"
+//   flags="-std=c++20 -O1 -g1 -fopenmp -I. -DSIMT_RACE_SHADOW"
 //   g++ $flags -fsanitize=thread -c tests/test_x.cpp tests/catch_main.cpp         every file but these two:
 //   g++ $flags -c core/simt.cpp core/race_shadow.cpp
 //   g++ *.o -fopenmp -lboost_context -o test_x                                    no -fsanitize=thread here

@@ -22,6 +22,14 @@
 #include "core/race_shadow.h"
 #include "core/source_line.h"
 
+// (g++ and clang say in different ways that AddressSanitizer watches a build.)
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+#define SIMT_ASAN
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define SIMT_ASAN
+#endif
 #ifdef SIMT_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -40,6 +48,16 @@ using gated::format;
 using gated::require;
 
 unsigned char* dynamic_shared;
+#ifdef SIMT_ASAN
+const bool under_asan = true;
+#else
+const bool under_asan = false;
+#endif
+#ifdef SIMT_RACE_SHADOW
+const bool under_race_shadow = true;
+#else
+const bool under_race_shadow = false;
+#endif
 
 namespace {
 

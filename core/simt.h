@@ -13,7 +13,7 @@
 //   faults   a launch the GPU would refuse, a deadlock, threads at different barriers, lanes with different
 //            masks and any exception thrown in a kernel come out of simt::launch as one gated::Error. Two calls of
 //            one function lead to two barriers; that is seen where kernels are compiled with
-//            -fno-omit-frame-pointer -fno-optimize-sibling-calls -g.
+//            -fno-omit-frame-pointer -fno-optimize-sibling-calls -g1.
 //
 // Build: g++ -std=c++20 -I. <files> core/simt.cpp -lboost_context; -fsanitize=address,undefined on all of
 // them checks bounds, those of shared memory too. tests/test_simt.cpp, tests/test_planted_bugs.cpp
@@ -30,15 +30,6 @@
 #include <vector>
 
 #include "core/shared_memory.h"
-
-// Does AddressSanitizer watch this build? g++ and clang say it in different ways.
-#ifdef __has_feature
-#if __has_feature(address_sanitizer)
-#define SIMT_ASAN 1
-#endif
-#elif defined(__SANITIZE_ADDRESS__)
-#define SIMT_ASAN 1
-#endif
 
 // ---- keywords (__restrict__ is one of g++'s and clang's own)
 #define __global__
@@ -85,8 +76,10 @@ SIMT_VECTOR(float, float)
 #undef SIMT_VECTOR
 
 using cudaStream_t = void*;
-extern uint3 threadIdx, blockIdx;
-extern dim3 blockDim, gridDim;
+// (hidden: in a shared library too they stand where the code knows, and a program beside it launches no kernels)
+#define SIMT_HIDDEN __attribute__((visibility("hidden")))
+extern SIMT_HIDDEN uint3 threadIdx, blockIdx;
+extern SIMT_HIDDEN dim3 blockDim, gridDim;
 constexpr int warpSize = 32;
 
 namespace simt {
@@ -103,6 +96,9 @@ struct Config {
   size_t shared_limit = gated::shared_limit_sm_80;
 };
 extern Config config;
+
+// What watches the kernels' memory. The build of the emulator and the kernels says it; their caller may be of another build.
+extern const bool under_asan, under_race_shadow;
 
 // The distinct data races of the last launch, in words. Empty in a build without the race shadow.
 const std::vector<std::string>& races();
@@ -176,7 +172,7 @@ inline unsigned ballot(unsigned mask, bool vote, Place at) {
   return record.result;
 }
 
-extern unsigned char* dynamic_shared;
+extern SIMT_HIDDEN unsigned char* dynamic_shared;
 void enter_static_shared(void* begin, size_t bytes);
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*body)(void*), void* argument);
 

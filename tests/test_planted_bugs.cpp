@@ -20,19 +20,8 @@ using namespace gated;
 
 namespace {
 
-#ifdef SIMT_ASAN
-constexpr bool asan = true;
-#else
-constexpr bool asan = false;
-#endif
-#ifdef SIMT_RACE_SHADOW
-constexpr bool shadow = true;
-#else
-constexpr bool shadow = false;
-#endif
-
 // NaN past the data, as past what the allocator gives; under ASan its red zones are the better watch.
-constexpr size_t margin = asan ? 0 : 64;
+const size_t margin = simt::under_asan ? 0 : 64;
 
 using Kernel = void (*)(float*, const float*);
 enum Finding { nothing, bits, nan_found, check, race, sanitizer };
@@ -95,7 +84,7 @@ Outcome find_in_order(Kernel kernel, const std::vector<float>& expected, int ord
   for (int seed = 1; seed <= (order < 2 ? 1 : seeds); seed++) {
     simt::config.order = simt::Order(order);
     simt::config.seed = seed;
-    const Outcome outcome = asan ? compare_in_child(kernel, expected) : compare(kernel, expected);
+    const Outcome outcome = simt::under_asan ? compare_in_child(kernel, expected) : compare(kernel, expected);
     if (outcome.finding != nothing) return outcome;
   }
   return {};
@@ -149,9 +138,9 @@ TEST_CASE("planted bugs: each is found, its twin is clean") {
   } restore{before};
   printf("%-28s %9s %9s %9s %9s   twin (build: %s)\n", "planted bug", order_names[0], order_names[1], order_names[2],
          order_names[3],
-         asan     ? "asan"
-         : shadow ? "race shadow"
-                  : "plain");
+         simt::under_asan          ? "asan"
+         : simt::under_race_shadow ? "race shadow"
+                                   : "plain");
   for (const Bug& bug : bugs) {
     INFO(bug.name);
     simt::config = before;
@@ -172,20 +161,20 @@ TEST_CASE("planted bugs: each is found, its twin is clean") {
     printf("%-28s", bug.name);
     for (const Outcome& o : outcomes) printf(" %9s", finding_names[o.finding]);
     printf("   clean\n");
-    if (shadow) {
+    if (simt::under_race_shadow) {
       for (const Outcome& o : outcomes) {
         INFO(o.said);
         REQUIRE(o.finding == bug.by_shadow);
         if (o.finding == race) REQUIRE(o.said.find("tests/planted_bugs.cuh:") != std::string::npos);
       }
     } else {
-      REQUIRE((found > 0 || !(asan ? bug.in_asan : bug.plain)));
+      REQUIRE((found > 0 || !(simt::under_asan ? bug.in_asan : bug.plain)));
     }
   }
 }
 
-#ifdef SIMT_RACE_SHADOW
 TEST_CASE("planted bugs: the first cause of a race comes first, and all are counted") {
+  if (!simt::under_race_shadow) return;
   const simt::Config before = simt::config;
   for (int order = 0; order < order_count; order++) {
     simt::config.order = simt::Order(order);
@@ -210,4 +199,3 @@ TEST_CASE("planted bugs: the first cause of a race comes first, and all are coun
   REQUIRE(unwritten.said.find("shared memory that no thread of its block has written yet") != std::string::npos);
   simt::config = before;
 }
-#endif
