@@ -31,6 +31,7 @@
 //     o_id    = o_id * (1 / l), rounded to bf16                       lse_i = m + log(l)
 //   Only P is rounded, not what l adds up: l has the errors of floats, and those of P average out over keys.
 //   A sink stands before the first tile: m is its logit, l is 1 and o_id its value, or 0.
+//   A gate of the output (kernels/gate.cu) is applied to the rounded o, so it may be applied here or by gate_forward.
 //   Sigmoid: p_ij = sigmoid(fused(c_ij, scale, bias)), alpha and l are 1, lse_i is 0.
 //
 //   Backward
@@ -54,12 +55,13 @@
 // shapes: q, o (B,T,H,D), k, v (B,T,KVH,D) bf16; saves lse (B,H,T) float | o, lse, dq, dk, dv are written, and p_ie and
 //   ds_ie (B,H,T) of a sink
 // The forward's kernel is at the end of this file, backward's are in kernels/attention_bf16_backward.cu. On the CPU:
-// kernels/attention_bf16_cpu.cpp, the same bits | tests/test_attention_bf16.cpp
+// kernels/attention_bf16_cpu.cpp, the same bits (and the gate by gate_forward) | tests/test_attention_bf16.cpp
 #include "kernels/attention_bf16.h"
 
 #include <vector>
 
 #include "kernels/attention_bf16_tile.cuh"
+#include "kernels/gate.cuh"
 
 namespace gated {
 
@@ -206,12 +208,15 @@ void attention_bf16_backward_ref(bf16* dq, bf16* dk, bf16* dv, float* sink_p, fl
 //   A   the keys are there, for every thread; every warp has multiplied the values before, which are now overwritten
 //   B   the values are there, for every thread; every warp has multiplied the keys
 // A lane has numbers of two rows of queries, so it keeps m and l of two; the four lanes of a quad have the same.
+//
+// At the end the output passes through the place of the queries, so that a warp writes whole rows. There it meets the logits of a
+// gate: a kernel of its own would read it again.
 
 // Grid (B*H, tiles): the last queries see the most keys and start first.
 template <int columns, bool whole>
 __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::blocks_an_sm(columns))
     attention_bf16_forward_kernel(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v, AttentionShape s,
-                                  Sink sink, float scale) {
+                                  Sink sink, float scale, OutputGate gate) {
   using namespace attention_bf16;
   DYNAMIC_SHARED(bf16, shared);
   using Rows64 = Tile<columns, whole>;
@@ -279,6 +284,14 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
     if (i < s.T && threadIdx.x % 4 == 0) lse[s.stat(b, h, i)] = s.sigmoid() ? 0.0f : m[r] + exact_log(l[r]);
   }
   Rows64::store(o + s.o_row(b, 0, h), s.o_step(), s.T, i0, 0, s.D, sum, queries_tile);
+  if (gate.y)
+    Rows64::each_stored_pair(s.T, i0, s.D, queries_tile, [&](size_t i, int d, float o0, float o1) {
+      using Pair = uint32_t __attribute__((may_alias));
+      const size_t head = (b * s.T + i) * s.H + h, at = head * s.D + d;
+      const bf16* const z = gate.group == 1 ? gate.z + at : gate.z + head;
+      const float score = gate_score(gate.op, z[0]), next = gate.group == 1 ? gate_score(gate.op, z[1]) : score;
+      *reinterpret_cast<Pair*>(gate.y + at) = two_bf16(gate_y(gate.op, o0, score), gate_y(gate.op, o1, next));
+    });
 }
 
 // ---- launchers
@@ -310,14 +323,26 @@ static auto attention_bf16_forward_kernel_for(size_t D) {
 }
 
 void attention_bf16_forward(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionShape& s,
-                            const Sink& sink, Context& ctx) {
+                            const Sink& sink, Context& ctx, const OutputGate& gate) {
   using namespace attention_bf16;
-  require_shape("attention_bf16_forward", s, sink, {o, q, k, v});
-  if (ctx.device == Device::cpu) return attention_bf16_forward_cpu(o, lse, q, k, v, s, sink, ctx);
+  require_shape("attention_bf16_forward", s, sink, {o, q, k, v, gate.y, gate.z});
+  if (gate.y) {
+    require_gate("attention_bf16_forward", gate.op);
+    require(gate.group == 1 || gate.group == s.D,
+            "attention_bf16_forward: a logit for %zu elements, expected 1 or the head dimension, %zu", gate.group, s.D);
+    require(s.o_step() == s.H * s.D,
+            "attention_bf16_forward: rows of outputs are %zu elements apart, expected %zu where they are gated",
+            s.o_step(), s.H * s.D);
+  }
+  if (ctx.device == Device::cpu) {
+    attention_bf16_forward_cpu(o, lse, q, k, v, s, sink, ctx);
+    if (gate.y) gate_forward_cpu(gate.y, o, gate.z, s.B * s.T, s.H * s.D, gate.group, gate.op);
+    return;
+  }
   emulate_mma(ctx);
   const dim3 grid(grid_of(s.B * s.H).x, grid_tiles("attention_bf16_forward", s.T, block));
   launch(attention_bf16_forward_kernel_for(s.D), grid, threads, 3 * block * columns_for(s.D) * sizeof(bf16), ctx, o,
-         lse, q, k, v, s, sink, attention_scale<float>(s.divisor()));
+         lse, q, k, v, s, sink, attention_scale<float>(s.divisor()), gate);
 }
 
 size_t attention_bf16_forward_scratch(const AttentionShape& s, Device device) {

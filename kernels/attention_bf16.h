@@ -2,16 +2,27 @@
 #pragma once
 #include "core/mma.h"
 #include "kernels/attention.h"
+#include "kernels/gate.h"
 
 namespace gated {
 
 // Queries and keys meet in tiles of 64 x 64: a part of the result, as the slice of a product of matrices is.
 constexpr size_t attention_bf16_block = 64;
 
+// A gate of the output (G1 in Gated Attention, arXiv 2505.06708), applied while the output is still on the chip: y is what
+// gate_forward makes of o and z, to the last bit. o is written beside it, for the backward.
+struct OutputGate {
+  bf16* y = nullptr;        // (B,T,H,D); null where there is no gate
+  const bf16* z = nullptr;  // (B,T,H*D/group)
+  size_t group = 1;         // 1, or D: one logit for a head
+  GateOp op;
+};
+
 // o (B,T,H,D) and lse (B,H,T) from q (B,T,H,D), k and v (B,T,KVH,D). All are written whole; nothing may alias.
-// Refuses what attention_forward refuses, D that is no multiple of 16, and rows of bf16 off 16-byte boundaries.
+// Refuses what attention_forward refuses, D that is no multiple of 16, and rows of bf16 off 16-byte boundaries; with a gate also
+// rows of o that do not follow each other.
 void attention_bf16_forward(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionShape& s,
-                            const Sink& sink, Context& ctx);
+                            const Sink& sink, Context& ctx, const OutputGate& gate = {});
 // Bytes of scratch that it takes; on a CPU for the number of threads that OpenMP has now.
 size_t attention_bf16_forward_scratch(const AttentionShape& s, Device device);
 

@@ -209,6 +209,19 @@ struct Tile {
             *reinterpret_cast<const Chunk*>(tile + place(row, c));
     }
   }
+  // f(row, column, x, the next) for the numbers of whole rows that this warp has stored last, two neighbours at a time. Lanes
+  // have neighbouring pairs.
+  template <class F>
+  __device__ static void each_stored_pair(size_t T, size_t row0, size_t D, const bf16* tile, F f) {
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
+#pragma unroll 1
+    for (int i = lane; i < 16 * columns / 2; i += 32) {
+      const int row = warp_row + i / (columns / 2), d = i % (columns / 2) * 2;
+      if (row0 + row >= T || !inside(d, D)) continue;
+      const bf16* const x = tile + place(row, d / chunk) + d % chunk;
+      f(row0 + row, d, x[0], x[1]);
+    }
+  }
 };
 
 }  // namespace gated::attention_bf16

@@ -61,10 +61,12 @@ class Attention final : public Mixer {
 
     const AttentionShape s = shape(pass.batch());
     if (config_.sink == AttentionSink::kv_bias) kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, s, ctx);
-    if (!pass.growing || pass.growing->begins()) attend(s, ctx);
+    const bool attends = !pass.growing || pass.growing->begins();
+    const OutputGate gate = attends && gates_output() ? gate_.of_output(o_, x, N, ctx) : OutputGate();
+    if (attends) attend(s, gate, ctx);
     if (pass.growing) grow(*pass.growing, pass);
 
-    o_seen_ = gated(GatePosition::g1, behind_attention(N, ctx), pass);
+    o_seen_ = gate.y ? ConstReals(gate.y) : gated(GatePosition::g1, behind_attention(N, ctx), pass);
     wo_.forward(y_, o_seen_, N, ctx);
     return gated(GatePosition::g5, y_, pass);
   }
@@ -281,11 +283,16 @@ class Attention final : public Mixer {
                        pass.ctx);
   }
 
+  // Does attention apply G1 itself? Over bf16 arrays it can, where nothing stands between the two.
+  bool gates_output() const {
+    return config_.gate_at == GatePosition::g1 && gate_.fits_output_of_attention() &&
+           config_.sdpa_out == SdpaOut::plain && o_.storage() == Storage::bf16;
+  }
   // Over bf16 arrays by tensor cores.
-  void attend(const AttentionShape& s, Context& ctx) {
+  void attend(const AttentionShape& s, const OutputGate& gate, Context& ctx) {
     if (o_.storage() == Storage::bf16)
       attention_bf16_forward(o_.as<bf16>(), lse_, q_seen_.as<bf16>(), k_seen_.as<bf16>(), v_seen_.as<bf16>(), s, sink(),
-                             ctx);
+                             ctx, gate);
     else
       attention_forward(o_.as<float>(), lse_, q_seen_.as<float>(), k_seen_.as<float>(), v_seen_.as<float>(), s, sink(),
                         ctx);

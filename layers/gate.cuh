@@ -7,6 +7,7 @@
 //   --gate-op=add        + in place of *
 // shapes: x (N,C); in, y (N,heads,D) | tests/test_model.cpp
 #pragma once
+#include "kernels/attention_bf16.h"
 #include "kernels/gate.h"
 #include "kernels/shared_gate.h"
 #include "kernels/static_gate.h"
@@ -56,6 +57,17 @@ class Gate {
     if (has_projection()) projection_.forward(z_, x, N, ctx);
     recompute(N, ctx);
     return y_;
+  }
+  // May attention over bf16 arrays apply it to its own output?
+  bool fits_output_of_attention() const {
+    return config_.kind == GateKind::elementwise || config_.kind == GateKind::headwise;
+  }
+  // As forward, for attention that will write `in` and y.
+  OutputGate of_output(ConstReals in, ConstReals x, size_t N, Context& ctx) {
+    in_ = in;
+    x_ = x;
+    projection_.forward(z_, x, N, ctx);
+    return {y_.as<bf16>(), z_.as<bf16>(), group_, config_.op};
   }
   // Writes y, from the logits.
   void recompute(size_t N, Context& ctx) {

@@ -222,6 +222,37 @@ TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the r
   }
 }
 
+TEST_CASE("attention_bf16: it gates its output as a gate after it does", "[attention_bf16][bitwise]") {
+  const struct {
+    AttentionShape s;
+    bool headwise;
+    GateOp op;
+  } cases[] = {{{2, 65, 2, 1, 64}, false, {}},
+               {{1, 70, 2, 2, 64}, true, {}},
+               {windowed({1, 66, 3, 1, 80}, 9), false, {Activation::tanh, true, 1}},
+               {{1, 40, 2, 1, 128}, true, {Activation::ns_sigmoid, false, 2}},
+               {{1, 17, 1, 1, 144}, false, {Activation::silu, false, 1}}};
+  for (const auto& [s, headwise, op] : cases) {
+    INFO("B " << s.B << " T " << s.T << " H " << s.H << " D " << s.D << " headwise " << headwise);
+    const Inputs in(s, large, Kind::sink);
+    const size_t group = headwise ? s.D : 1, rows = s.B * s.T, width = s.H * s.D;
+    const std::vector<float> z = stored<bf16>(random_values<float>(rows * width / group, 5, 3.0f));
+    const Outputs attended = reference(in);
+    std::vector<float> y(attended.o.size());
+    gate_forward_ref(y.data(), attended.o.data(), z.data(), rows, width, group, op);
+    const std::vector<float> gated = stored<bf16>(y);
+    on_every_device([&](Context& ctx) {
+      const GuardedOf<bf16> q(ctx, in.q), k(ctx, in.k), v(ctx, in.v), logits(ctx, z), o(ctx, rows * width),
+          y(ctx, rows * width);
+      const Guarded lse(ctx, stat_size(s)), logit(ctx, in.logit), key(ctx, in.key), value(ctx, in.value);
+      attention_bf16_forward(o, lse, q, k, v, s, in.position(logit, key, value), ctx, {y, logits, group, op});
+      REQUIRE_BITWISE(attended.o, o.download());
+      REQUIRE_BITWISE(attended.lse, lse.download());
+      REQUIRE_BITWISE(gated, y.download());
+    });
+  }
+}
+
 TEST_CASE("attention_bf16: no bit depends on what a query does not see", "[attention_bf16][bitwise]") {
   for (size_t window : {0, 9}) {
     INFO("window " << window);
@@ -300,4 +331,19 @@ TEST_CASE("attention_bf16: what it refuses", "[attention_bf16]") {
   alignas(16) bf16 rows[16];
   REQUIRE_THAT(refusal(s, rows + 1), Catch::Contains("expected its rows on 16-byte boundaries"));
   REQUIRE(refusal(s, rows + 8) == "");
+
+  const auto gate_refusal = [&](AttentionShape shape, const OutputGate& gate) -> std::string {
+    try {
+      attention_bf16_forward(no, nullptr, no, no, no, shape, {}, ctx, gate);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  REQUIRE(gate_refusal(s, {rows, rows, 64}) == "");
+  REQUIRE(gate_refusal(s, {rows, rows, 32}) ==
+          "attention_bf16_forward: a logit for 32 elements, expected 1 or the head dimension, 64");
+  REQUIRE(gate_refusal(wider(s, 0, 0, 8), {rows, rows}) ==
+          "attention_bf16_forward: rows of outputs are 264 elements apart, expected 256 where they are gated");
+  REQUIRE_THAT(gate_refusal(s, {rows, rows + 1}), Catch::Contains("expected its rows on 16-byte boundaries"));
 }
