@@ -226,7 +226,7 @@ test: train $(ALL_TESTS)  ## every test: CPU = emulator bit for bit, both saniti
 quick-test: $(foreach t,$(TESTS),$(BUILD)/release/$(t)) train  ## the release build's tests alone
 	@scripts/run_tests.sh $(filter $(BUILD)/%,$^)
 
-GRADCHECKED := $(patsubst tests/test_%.cpp,%,$(shell grep -l check_gradient $(wildcard tests/test_*.cpp)))
+GRADCHECKED := $(patsubst test_%,%,$(call tests_with,\[gradcheck\]))
 KNOWN_OP = $(filter $(GRADCHECKED),$(OP))
 gradcheck: $(KNOWN_OP:%=$(BUILD)/release/test_%)  ## finite differences of one operation: make gradcheck OP=rmsnorm
 	@$(if $(KNOWN_OP),GRADCHECK=1 $< "[gradcheck]",echo "make gradcheck OP=$(OP): expected one of: $(GRADCHECKED)" >&2; exit 1)
@@ -241,7 +241,7 @@ gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/benc
 FUZZ_SECONDS ?= 120
 fuzz: $(HOST_UNITS:%=%.cpp) $(BUILD)/release/layers.a $(BUILD)/release/kernels.a  ## fuzz a reader: make fuzz READER=shards|safetensors|flags|hf_config|tokenizer|choices FUZZ_SECONDS=120
 	@mkdir -p $(BUILD)/fuzz/$(READER)
-	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp $^ -lboost_context -lpcre2-8 -lutf8proc
+	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp $^ $(LIBS)
 	$(BUILD)/fuzz_$(READER) -max_total_time=$(FUZZ_SECONDS) $(BUILD)/fuzz/$(READER) $(wildcard tests/corpus/$(READER))
 
 # ---- speed

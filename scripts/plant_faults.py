@@ -468,6 +468,10 @@ kernels/router.cuh
   return c < E ? «acc + p[row * E + c] => p[row * E + c]» : fused
 
 [attention of bf16]
+layers/gate.cuh
+  z_.as<bf16>(), «group_ => 1», config_.op
+layers/attention.cuh
+  gate_.fits_output_of_attention() &&¶           «config_.sdpa_out == SdpaOut::plain => true»
 kernels/attention_bf16.cuh
   return s.first_key(i0) / block * «block => (block - 1)»;
   s.end_query(j0 + block < s.T ? «j0 + block - 1 => j0» : s.T - 1)

@@ -560,7 +560,7 @@ void bench_attention(Context& ctx, double peak) {
   struct Case {
     AttentionShape shape;
     const char* what;
-    bool sink = false, kv_bias = false;
+    bool sink = false, kv_bias = false, gate = false;
   };
   AttentionShape base = {1, 1024, 12, 12, 64}, sigmoid = base, window = base;
   sigmoid.score = AttentionScore::sigmoid, sigmoid.bias = -7;
@@ -572,24 +572,29 @@ void bench_attention(Context& ctx, double peak) {
                         {base, ""},
                         {base, "sink", true},
                         {base, "kv bias", false, true},
+                        {base, "G1", false, false, true},
                         {sigmoid, "sigmoid"},
                         {window, "window 128"},
                         {{1, 1024, 8, 2, 128}, ""}}) {
     const AttentionShape& s = c.shape;
     const size_t q_size = s.B * s.T * s.H * s.D, k_size = s.B * s.T * s.KVH * s.D, stats = s.B * s.H * s.T;
     Buffer<S> q = filled<S>(q_size, 1), k = filled<S>(k_size, 2), v = filled<S>(k_size, 3), o = filled<S>(q_size),
-              dout = filled<S>(q_size, 4), dq = filled<S>(q_size), dk = filled<S>(k_size), dv = filled<S>(k_size);
+              dout = filled<S>(q_size, 4), dq = filled<S>(q_size), dk = filled<S>(k_size), dv = filled<S>(k_size),
+              z = filled<S>(c.gate ? q_size : 0, 8), gated = filled<S>(c.gate ? q_size : 0);
     Buffer<float> lse = filled(stats), logit = filled(stats, 5), key = filled(s.H * s.D, 6),
                   value = filled(s.H * s.D, 7), sink_p = filled(stats), sink_ds = filled(stats);
     Sink position;
     if (c.sink) position.logit = logit.data();
     if (c.kv_bias) position = {logit.data(), true, key.data(), value.data()};
+    // (with G1 forward alone: over bf16 arrays attention gates its own output)
     auto forward = [&] {
-      const auto call = [&](auto f) { f(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position, ctx); };
-      if constexpr (is_bf16)
-        call(attention_bf16_forward);
-      else
-        call([](auto&&... x) { attention_forward(x...); });
+      if constexpr (is_bf16) {
+        attention_bf16_forward(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position, ctx,
+                               c.gate ? OutputGate{gated.data(), z.data()} : OutputGate());
+      } else {
+        attention_forward(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position, ctx);
+        if (c.gate) gate_forward(gated.data(), o.data(), z.data(), s.B * s.T, s.H * s.D, 1, {}, ctx);
+      }
     };
     auto backward = [&] {
       const auto call = [&](auto f) {

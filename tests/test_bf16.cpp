@@ -25,14 +25,14 @@ const std::vector<std::string>& bf16_lines() {
       "--norm=gated --norm-rank=3 --attn=g1",
       "--norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off --init=depth-scaled "
       "--kv-heads=4",
-      "--norm=dyt --norm-placement=post --embedding-scale=on --tied=off",
+      "--norm=dyt --norm-placement=post --embedding-scale=on --tied=off --attn=g1 --gate=headwise",
       "--norm=gated-dyt --norm-rank=3 --norm-placement=sandwich --attn=g2 --gate=headwise --attn-sink=learned",
       "--norm=preaffine --norm-weight=zero-centred --attn=g1 --gate=shared --ffn=polynorm",
       "--attn=g3 --attn-sink=kv-bias --window=3 --ffn=geglu --dropout=0.2 --clip-residual=1.2",
       "--attn=g4 --gate-op=add --gate-act=silu --sdpa-out=groupnorm --rope-fraction=0.7 --embedding-factor=4.5",
       "--attn=g5 --norm=none --attn-score=sigmoid --ffn=swiglu-clamped --clip-output=0.5",
       "--attn=g1 --gate=static --sdpa-out=silu --norm-placement=post --ffn=relu2 --residual=off --norm=layernorm",
-      "--experts=3 --head-experts=2 --layers=1",
+      "--experts=3 --head-experts=2 --layers=1 --attn=g1 --sdpa-out=groupnorm",
       "--experts=3 --expert-hidden=16 --dense-layers=1 --shared-experts=1 --ffn=gelu --ffn-bias=on --router-bias "
       "--router-renormalise=off --balance-over=micro-batch --dropout=0.1 --head-experts=3 --head-experts-per-token=2 "
       "--head-experts-of=kv --attn=g2 --attn-bias=qkv",
