@@ -233,9 +233,10 @@ gradcheck: $(KNOWN_OP:%=$(BUILD)/release/test_%)  ## finite differences of one o
 
 RUN_KERNELS := $(call tests_with,$(CASES)|kernel_device)
 GPU_TESTS := $(filter-out $(WHOLE_TESTS),$(RUN_KERNELS)) $(filter $(WHOLE_TESTS),$(RUN_KERNELS))
+gpu-build: train $(GPU_TESTS:%=$(BUILD)/cuda/%) $(BUILD)/cuda/bench  ## what gpu-check runs: to see that it compiles, nvcc is enough
 gpu-check: export BEGAN := $(shell date +%s)
-gpu-check: train $(foreach t,$(GPU_TESTS),$(BUILD)/cuda/$(t)) $(BUILD)/cuda/bench  ## on a machine with a GPU: bitwise tests, fingerprints, bench, sanitizers -> build/gpu_check.json; goes on where it stopped (MINUTES=6, STAGES=...)
-	@scripts/gpu_check.sh $(BUILD)/gpu_check.json $(BUILD)/cuda/bench $(filter $(BUILD)/cuda/test_%,$^)
+gpu-check: gpu-build  ## on a machine with a GPU: bitwise tests, fingerprints, bench, sanitizers -> build/gpu_check.json; goes on where it stopped (MINUTES=6, STAGES=...)
+	@scripts/gpu_check.sh $(BUILD)/gpu_check.json $(BUILD)/cuda/bench $(GPU_TESTS:%=$(BUILD)/cuda/%)
 
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev).
 FUZZ_SECONDS ?= 120
@@ -268,7 +269,7 @@ format:  ## clang-format every source
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-.PHONY: test quick-test gradcheck gpu-check fuzz bench gallery clean format help always
+.PHONY: test quick-test gradcheck gpu-build gpu-check fuzz bench gallery clean format help always
 # (make would delete the objects of tests, which only rules of patterns name)
 .SECONDARY: $(foreach build,release asan race debug avx2 plain cuda,$(TESTS:%=$(BUILD)/$(build)/tests/%.o))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

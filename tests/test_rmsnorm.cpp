@@ -165,7 +165,7 @@ static void require_general_bits(size_t N, size_t C) {
         out.sum = gsum;
         in = {gx, gb, test.join};
         gradients.dbranch = gdbranch;
-        back = {.x = gsum, .branch = gb, .join = test.join};
+        back = ResidualBackwardIn{.x = gsum, .branch = gb, .join = test.join};
       }
       if (test.dresidual) back.dresidual = gdres;
       rmsnorm_forward(out, in, gweights, N, C, eps, ctx);
