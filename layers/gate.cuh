@@ -52,9 +52,7 @@ class Gate {
 
   // Returns y. x and in must stay until backward.
   ConstReals forward(ConstReals in, ConstReals x, size_t N, Context& ctx) {
-    in_ = in;
-    x_ = x;
-    if (has_projection()) projection_.forward(z_, x, N, ctx);
+    begin(in, x, N, ctx);
     recompute(N, ctx);
     return y_;
   }
@@ -64,9 +62,7 @@ class Gate {
   }
   // As forward, for attention that will write `in` and y.
   OutputGate of_output(ConstReals in, ConstReals x, size_t N, Context& ctx) {
-    in_ = in;
-    x_ = x;
-    projection_.forward(z_, x, N, ctx);
+    begin(in, x, N, ctx);
     return {y_.as<bf16>(), z_.as<bf16>(), group_, config_.op};
   }
   // Writes y, from the logits.
@@ -104,6 +100,11 @@ class Gate {
 
  private:
   bool has_projection() const { return config_.kind != GateKind::static_; }
+  void begin(ConstReals in, ConstReals x, size_t N, Context& ctx) {
+    in_ = in;
+    x_ = x;
+    if (has_projection()) projection_.forward(z_, x, N, ctx);
+  }
 
   GateConfig config_;
   size_t heads_, D_, group_;

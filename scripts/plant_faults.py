@@ -470,6 +470,7 @@ kernels/router.cuh
 [attention of bf16]
 layers/gate.cuh
   z_.as<bf16>(), «group_ => 1», config_.op
+  z_.as<bf16>(), group_, «config_.op => GateOp()»
 layers/attention.cuh
   gate_.fits_output_of_attention() &&¶           «config_.sdpa_out == SdpaOut::plain => true»
 kernels/attention_bf16.cuh

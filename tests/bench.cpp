@@ -804,7 +804,7 @@ int main(int argc, char** argv) try {
   printf("%s", name_of(device));
   if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), peak * 1e-9);
   printf(", copy %.1f GB/s\n", bandwidth * 1e-9);
-  // The file is written behind every part: a bench that is stopped leaves what it has measured.
+  // The file is written after every part: a bench that is stopped leaves what it has measured.
   const auto part = [&](const char* name, auto measure) {
     if (!wanted(name)) return;
     measure();

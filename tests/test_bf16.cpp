@@ -25,7 +25,8 @@ const std::vector<std::string>& bf16_lines() {
       "--norm=gated --norm-rank=3 --attn=g1",
       "--norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off --init=depth-scaled "
       "--kv-heads=4",
-      "--norm=dyt --norm-placement=post --embedding-scale=on --tied=off --attn=g1 --gate=headwise",
+      "--norm=dyt --norm-placement=post --embedding-scale=on --tied=off --attn=g1 --gate=headwise "
+      "--gate-act=silu",
       "--norm=gated-dyt --norm-rank=3 --norm-placement=sandwich --attn=g2 --gate=headwise --attn-sink=learned",
       "--norm=preaffine --norm-weight=zero-centred --attn=g1 --gate=shared --ffn=polynorm",
       "--attn=g3 --attn-sink=kv-bias --window=3 --ffn=geglu --dropout=0.2 --clip-residual=1.2",
