@@ -1,7 +1,8 @@
-// bf16: whole runs with --precision=bf16: the same bits on cpu and kernels, near those of fp32; masters and their copies; a run
-// that goes on in the other precision.
+// bf16: whole runs with --precision=bf16: the same bits on cpu and kernels, near those of fp32; G1 inside attention; masters and
+// their copies; a run that goes on in the other precision.
 #include <filesystem>
 
+#include "kernels/gate.h"
 #include "tests/compare.h"
 #include "tests/small_runs.h"
 #include "training/run_metadata.h"
@@ -67,6 +68,31 @@ std::vector<float> gradient(const ModelConfig& config, Context& ctx, float& loss
   return model.weights.grads.download();
 }
 
+// Puts what attention computed through the gate that was asked for, and compares what attention left behind its gate.
+class GateCheck final : public Inspector {
+ public:
+  GateCheck(const GateConfig& asked, Context& ctx) : asked_(asked), ctx_(ctx) {}
+  size_t seen = 0;
+
+  void gate(const GateView& view) override { gate_ = view; }
+  void attention(const AttentionView& view) override {
+    const size_t N = gate_.rows, C = view.shape.H * view.shape.D;
+    const Buffer<bf16> expected(ctx_.device, N * C);
+    gate_forward(expected.data(), view.o, gate_.z, N, C, asked_.kind == GateKind::headwise ? view.shape.D : 1,
+                 asked_.op, ctx_);
+    ctx_.synchronize();
+    std::vector<bf16> got(N * C);
+    Buffer<bf16>::copy_to_host(ctx_.device, got.data(), view.o_gated.as<bf16>(), got.size());
+    REQUIRE_BITWISE(expected.download(), got);
+    seen++;
+  }
+
+ private:
+  GateConfig asked_;
+  Context& ctx_;
+  GateView gate_ = {};
+};
+
 bool copies_are_rounded(const Parameters& weights) {
   const std::vector<float> masters = weights.values.download();
   const std::vector<bf16> copies = weights.copies.download();
@@ -95,6 +121,23 @@ TEST_CASE("bf16: losses and gradients are near those of fp32", "[bf16]") {
     REQUIRE(narrow != exact);
     REQUIRE(std::sqrt(apart / length) < 0.04);
   }
+}
+
+// Its share of a small model's output is below the bounds of the test above.
+TEST_CASE("bf16: attention that applies G1 itself has the bits of the gate behind it", "[bf16]") {
+  for (const char* gate : {"", "--gate-act=silu", "--gate-act=identity --gate-op=add", "--gate=headwise --gate-act=silu",
+                           "--gate-act=ns-sigmoid --sdpa-out=groupnorm"})
+    for (Device device : {Device::cpu, Device::emulated}) {
+      INFO(gate << " on " << name_of(device));
+      Context ctx(device);
+      const ModelConfig config = bf16_model(std::string("--attn=g1 ") + gate);
+      Model model(config, 2, config.context, 3, ctx);
+      const Batches b(config);
+      model.forward({b.ids, b.targets, 2, config.context}, 0);
+      GateCheck check(config.attention.gate, ctx);
+      model.inspect(check);
+      REQUIRE(check.seen == config.layers);
+    }
 }
 
 TEST_CASE("bf16: a run has the same bits on cpu and kernels", "[bf16]") {
