@@ -29,7 +29,11 @@ const std::vector<std::string>& variants() {
          {"", "--norm=gated --norm-rank=3 --attn=g1 --dropout=0.1 --clip-output=0.5 --norm-placement=sandwich",
           "--norm=layernorm --norm-placement=post --ffn=gelu --sdpa-out=silu --attn=g5",
           "--attn=g2 --position=learned --tied=off --residual=off --clip-residual=0.9",
-          "--experts=4 --shared-experts=1 --head-experts=2 --dropout=0.1"})
+          "--experts=4 --shared-experts=1 --head-experts=2 --dropout=0.1",
+          "--mixer=gated-delta --linear-key-heads=1 --linear-value-heads=2 --linear-key-dim=16 --linear-value-dim=16 "
+          "--context=67",
+          "--mixer=hybrid --attention-every=2 --linear-key-dim=16 --linear-value-dim=16 --conv-width=2 --norm=gated "
+          "--norm-rank=3 --attn=g1 --dropout=0.1"})
       all.push_back(std::string("--precision=bf16 --head-dim=16 ") + flags);
     for (std::string& line : all) line += " --layers=3";
     return all;
@@ -87,9 +91,12 @@ TEST_CASE("recompute: losses, gradients and weights have the bits that they have
 }
 
 TEST_CASE("recompute: the same on kernels", "[bitwise]") {
-  for (const char* flags : {"--norm=gated --norm-rank=3 --attn=g1 --dropout=0.1 --layers=3",
-                            "--mixer=hybrid --linear-key-dim=6 --experts=4 --shared-experts=1 --layers=3",
-                            "--precision=bf16 --head-dim=16 --norm-placement=post --attn=g2 --layers=3"})
+  for (const char* flags :
+       {"--norm=gated --norm-rank=3 --attn=g1 --dropout=0.1 --layers=3",
+        "--mixer=hybrid --linear-key-dim=6 --experts=4 --shared-experts=1 --layers=3",
+        "--precision=bf16 --head-dim=16 --norm-placement=post --attn=g2 --layers=3",
+        "--precision=bf16 --mixer=hybrid --attention-every=2 --linear-key-heads=1 --linear-value-heads=1 "
+        "--linear-key-dim=16 --linear-value-dim=16 --head-dim=16 --layers=3"})
     require_same_run(flags, kernel_device);
 }
 
