@@ -28,16 +28,20 @@ namespace gated {
 void training_step(Trainer& t) {
   Range range("step");
   const Config& c = t.config;
-  t.optimizer.begin_step();
-  for (size_t m = 0; m < c.micro_batches; m++) {
-    const Batch batch = t.training_batch(m);
-    t.optimizer.begin_micro_batch();  // its gradient starts from zero
-    t.model.forward(batch, t.draw(m));
-    t.model.backward(batch, {m, c.micro_batches}, t.loss(m));
-    t.optimizer.end_micro_batch();  // and joins the step's
-  }
   const size_t step = t.steps_done() + 1;
-  t.optimizer.update(c.adamw, c.schedule.at(step), step, c.clip);
+  // What differs from step to step goes up to the device first; what then runs is the same launches in every step.
+  for (size_t m = 0; m < c.micro_batches; m++) {
+    const MicroBatch micro_batch = {m, c.micro_batches};
+    t.model.upload(t.training_batch(m), t.draw(m));
+    t.graph(m).run([&] {
+      t.optimizer.begin_micro_batch(micro_batch);  // its gradient starts from zero
+      t.model.forward();
+      t.model.backward(micro_batch, t.loss(m));
+      t.optimizer.end_micro_batch();  // and joins the step's
+    });
+  }
+  t.optimizer.set_step(c.adamw, c.schedule.at(step), step, c.clip);
+  t.update_graph().run([&] { t.optimizer.update(); });
   t.end_step();
 }
 

@@ -12,8 +12,10 @@
 #include <nvtx3/nvToolsExt.h>
 #endif
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "core/cublas.cuh"
 #include "core/device.cuh"
@@ -96,6 +98,36 @@ class Context {
     return cublas_ ? cublas_workspace_bytes : 0;
   }
 
+  // From here on a LaunchGraph records what it is given, and repeats that.
+  void use_graphs() {
+    require(device != Device::cpu, "graph: on %s nothing is launched, so there is nothing to record", name_of(device));
+    graphs_ = true;
+  }
+  bool uses_graphs() const {
+    return graphs_;
+  }
+  // What is launched from here on differs from what was launched before, as with other sizes: graphs are recorded anew.
+  void outdate_graphs() {
+    graphs_outdated_++;
+  }
+  // Another number than before: what was recorded before holds no more.
+  size_t graph_version() const {
+    return graphs_outdated_ + given_back;
+  }
+
+  // Where there is no stream: work that is done at once, or, while the emulator's launches are recorded, joins the record.
+  using Record = std::vector<std::function<void()>>;
+  template <class Work>
+  void enqueue(const Work& work) {
+    if (record_)
+      record_->push_back(work);
+    else
+      work();
+  }
+  void record_to(Record* record) {
+    record_ = record;
+  }
+
   // Memory for `bytes` of scratch, and no more from here on: a plan that was too small is an error, not an allocation.
   void reserve_scratch(size_t bytes) {
     synchronize();
@@ -110,11 +142,12 @@ class Context {
     if (bytes > scratch_.size()) {
       require(!planned_, "scratch: %zu bytes are wanted, but %zu were planned for the run: this is a bug", bytes,
               scratch_.size());
+      require_not_recording(device, "scratch memory grows");
       synchronize();
       scratch_ = Buffer<unsigned char>(device, bytes);
     } else if (device == Device::emulated && bytes) {
       // All bits 1 is a NaN: a kernel that reads scratch before it writes it shows in the result.
-      memset(scratch_.data(), 0xFF, bytes);
+      enqueue([to = scratch_.data(), bytes] { memset(to, 0xFF, bytes); });
     }
     return reinterpret_cast<T*>(scratch_.data());
   }
@@ -139,6 +172,7 @@ class Context {
   void upload(T* to, const T* from, size_t n) {
     const size_t bytes = n * sizeof(T);
     if (bytes == 0) return;
+    require_not_recording(device, "something is uploaded");
 #ifdef __CUDACC__
     if (device == Device::cuda) {
       Staging& s = staging_[next_staging_++ % (sizeof staging_ / sizeof *staging_)];
@@ -155,6 +189,7 @@ class Context {
 
   // Until everything that was launched is done.
   void synchronize() {
+    require_not_recording(device, "the host waits for the device");
 #ifdef __CUDACC__
     if (stream) CUDA_CHECK(cudaStreamSynchronize(stream));
 #endif
@@ -162,6 +197,9 @@ class Context {
 
  private:
   std::optional<Cublas> cublas_;  // where cuBLAS is used
+  bool graphs_ = false;
+  size_t graphs_outdated_ = 0;
+  Record* record_ = nullptr;
   Buffer<unsigned char> scratch_;
   size_t most_scratch_ = 0;
   bool planned_ = false;
@@ -207,6 +245,7 @@ class Readback {
 
   // Sends for the n values at `from`, as what was launched before leaves them.
   void start(const T* from) {
+    require_not_recording(ctx_.device, "something is read back");
 #ifdef __CUDACC__
     if (ctx_.device == Device::cuda) {
       CUDA_CHECK(cudaMemcpyAsync(pinned_, from, n_ * sizeof(T), cudaMemcpyDeviceToHost, ctx_.stream));
@@ -218,6 +257,7 @@ class Readback {
   }
   // Waits until they are here.
   const T* wait() {
+    require_not_recording(ctx_.device, "the host waits for the device");
 #ifdef __CUDACC__
     if (ctx_.device == Device::cuda) {
       CUDA_CHECK(cudaEventSynchronize(arrived_));
@@ -239,14 +279,14 @@ class Readback {
 
 template <class T>
 void set_zero(T* p, size_t n, Context& ctx) {
+  if (n == 0) return;
 #ifdef __CUDACC__
   if (ctx.device == Device::cuda) {
     CUDA_CHECK(cudaMemsetAsync(p, 0, n * sizeof(T), ctx.stream));
     return;
   }
 #endif
-  (void)ctx;
-  if (n) memset(static_cast<void*>(p), 0, n * sizeof(T));
+  ctx.enqueue([=] { memset(static_cast<void*>(p), 0, n * sizeof(T)); });
 }
 
 // Is a loop of the CPU over so many numbers worth waking other threads for? A thread that sleeps takes as long to wake as some
@@ -273,8 +313,9 @@ void copy_rows(T* to, size_t to_step, const T* from, size_t from_step, size_t ro
     return;
   }
 #endif
-  (void)ctx;
-  for (size_t row = 0; row < rows; row++) memcpy(to + row * to_step, from + row * from_step, n * sizeof(T));
+  ctx.enqueue([=] {
+    for (size_t row = 0; row < rows; row++) memcpy(to + row * to_step, from + row * from_step, n * sizeof(T));
+  });
 }
 
 // ---- launches
@@ -335,7 +376,9 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Co
   kernel<<<grid, block, shared_bytes, ctx.stream>>>(static_cast<P>(args)...);
   check(cudaGetLastError());
 #else
-  simt::launch(kernel, grid, block, shared_bytes, static_cast<P>(args)...);
+  const std::tuple<P...> given(static_cast<P>(args)...);
+  ctx.enqueue(
+      [=] { std::apply([&](const P&... p) { simt::launch(kernel, grid, block, shared_bytes, p...); }, given); });
 #endif
 }
 

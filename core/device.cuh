@@ -111,6 +111,15 @@ inline void require_memory(Device device, double bytes) {
 
 // How often memory was allocated: a training step must leave it as it is.
 inline size_t allocations = 0;
+// How often memory of a device with kernels was given back: an address that was good before may be another's by now.
+inline size_t given_back = 0;
+
+// While launches are recorded (core/graph.cuh) nothing runs: what copies at once, waits, or gives memory has no place there.
+inline bool recording_launches = false;
+inline void require_not_recording(Device device, const char* what) {
+  require(device == Device::cpu || !recording_launches,
+          "graph: %s while launches are recorded: a record holds kernels, set_zero and copy_rows alone", what);
+}
 
 // Fresh memory is filled with NaN on every device, so that reading what nobody wrote shows. GATED_FILL=off leaves it as it
 // is, for tools that watch for such reads themselves: compute-sanitizer's initcheck, valgrind.
@@ -121,6 +130,7 @@ inline const bool fill_fresh_memory = [] {
 
 inline void* device_allocate(Device device, size_t bytes) {
   if (bytes == 0) return nullptr;
+  require_not_recording(device, "memory is allocated");
   allocations++;
   void* p = nullptr;
   const double mib = bytes / 1048576.0;
@@ -150,13 +160,13 @@ inline void* device_allocate(Device device, size_t bytes) {
 }
 
 inline void device_free(Device device, void* p) {
+  given_back += p && device != Device::cpu;
 #ifdef __CUDACC__
   if (device == Device::cuda) {
     cudaFree(p);
     return;
   }
 #endif
-  (void)device;
   free(p);
 }
 
@@ -192,6 +202,7 @@ class Buffer {
 
   // Blocking copies of n elements between host memory and `device`.
   static void copy_to_device(Device device, T* dst, const T* src, size_t n) {
+    require_not_recording(device, "memory is copied from the host");
 #ifdef __CUDACC__
     if (device == Device::cuda) {
       CUDA_CHECK(cudaMemcpy(dst, src, n * sizeof(T), cudaMemcpyHostToDevice));
@@ -202,6 +213,7 @@ class Buffer {
     if (n) memcpy(dst, src, n * sizeof(T));
   }
   static void copy_to_host(Device device, T* dst, const T* src, size_t n) {
+    require_not_recording(device, "memory is copied to the host");
 #ifdef __CUDACC__
     if (device == Device::cuda) {
       CUDA_CHECK(cudaMemcpy(dst, src, n * sizeof(T), cudaMemcpyDeviceToHost));

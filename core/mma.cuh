@@ -212,9 +212,9 @@ class AsyncCopies {
 #endif
 
 // Tells the emulator which tensor core it is. A launcher says it before its kernel; a GPU knows.
-inline void emulate_mma([[maybe_unused]] const Context& ctx) {
+inline void emulate_mma([[maybe_unused]] Context& ctx) {
 #ifndef __CUDACC__
-  emulated_mma = ctx.mma_arithmetic;
+  ctx.enqueue([arithmetic = ctx.mma_arithmetic] { emulated_mma = arithmetic; });
 #endif
 }
 

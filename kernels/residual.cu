@@ -58,7 +58,7 @@ namespace residual {
 inline float keep_ref(const Dropout& dropout, size_t n, size_t c, size_t C) {
   if (dropout.p == 0) return 1;
   const size_t draw = n * 4 * ceil_div(C, 4) + c;
-  return uniform_float(dropout.seed, dropout.stream, draw) >= dropout.p ? 1.0f / (1.0f - dropout.p) : 0.0f;
+  return uniform_float(dropout.seed, dropout_stream(dropout), draw) >= dropout.p ? 1.0f / (1.0f - dropout.p) : 0.0f;
 }
 }  // namespace residual
 
@@ -133,8 +133,9 @@ namespace residual {
 inline void require_join(const char* op, const Join& join) {
   for (float bound : {join.clip_branch, join.clip_sum})
     require(bound > 0, "%s: a clip of %g, expected more than 0", op, double(bound));
-  require(join.dropout.p >= 0 && join.dropout.p < 1, "%s: dropout is %g, expected 0 <= p < 1", op,
-          double(join.dropout.p));
+  const Dropout& dropout = join.dropout;
+  require(dropout.p >= 0 && dropout.p < 1, "%s: dropout is %g, expected 0 <= p < 1", op, double(dropout.p));
+  require(dropout.p == 0 || dropout.first, "%s: dropout draws from nowhere", op);
 }
 }  // namespace residual
 

@@ -26,10 +26,14 @@ HD T join_element(T x, T branch, T keep, const Join& join) {
   return clip(x + clip(branch, T(join.clip_branch)) * keep, T(join.clip_sum));
 }
 
+HD uint64_t dropout_stream(const Dropout& dropout) {
+  return stream_of(Purpose::dropout, *dropout.first + dropout.site);
+}
+
 // The factors `keep` of columns c to c+3, c a multiple of 4: one block of Philox draws four words.
 HD Quad dropout_quad(const Dropout& dropout, size_t row, size_t c, size_t C) {
   if (dropout.p == 0) return {{1.0f, 1.0f, 1.0f, 1.0f}};
-  const PhiloxBlock draw = random_block(dropout.seed, dropout.stream, row * ((C + 3) / 4) + c / 4);
+  const PhiloxBlock draw = random_block(dropout.seed, dropout_stream(dropout), row * ((C + 3) / 4) + c / 4);
   const float scale = 1.0f / (1.0f - dropout.p);
   Quad keep;
   for (int k = 0; k < 4; k++) keep.v[k] = unit_float(draw.word[k]) >= dropout.p ? scale : 0.0f;

@@ -6,10 +6,14 @@
 
 namespace gated {
 
-// Each element of a branch is dropped with probability p before the branch joins.
+// Each element of a branch is dropped with probability p before the branch joins. Its random numbers are those of `seed` and
+// stream_of(Purpose::dropout, *first + site). *first differs from forward to forward. It lies on the device, so that a launch
+// which is repeated (core/graph.cuh) draws anew.
 struct Dropout {
-  float p = 0;                    // 0: off
-  uint64_t seed = 0, stream = 0;  // of the random numbers; stream is a stream_of(Purpose::dropout, …)
+  float p = 0;  // 0: off, and nothing below is read
+  uint64_t seed = 0;
+  const uint64_t* first = nullptr;
+  uint64_t site = 0;
 };
 
 // How a branch joins. By default it is added, and that is all.

@@ -20,24 +20,46 @@ void upload_tokens(Buffer<int>& to, const std::vector<int>& from, size_t N, size
 
 }  // namespace
 
-// ---- forward
+// ---- a batch
 
-void Model::forward(const Batch& batch, std::optional<uint64_t> dropout_draw) {
+// What losses need of it.
+void Model::upload_batch(const Batch& batch, std::optional<uint64_t> dropout_draw) {
   Memory& m = *memory_;
   require(batch.B <= B_ && batch.T <= T_ && batch.T > 0,
           "model: a batch of %zu x %zu tokens, expected at most %zu x %zu", batch.B, batch.T, B_, T_);
   Pass& pass = m.pass.emplace(batch.B, batch.T, m.ctx, &m.rope);
-  m.has_losses = false;
-  if (dropout_draw) pass.drop(config.dropout, m.seed, *dropout_draw, 2 * config.layers + 1);
+  m.has_forward = m.has_losses = false;
+  if (dropout_draw && config.dropout > 0) {
+    const uint64_t first_site = *dropout_draw * (2 * config.layers + 1);
+    m.ctx.upload(m.first_site.data(), &first_site, 1);
+    pass.drop(config.dropout, m.seed, m.first_site.data());
+  }
   pass.report_routing(m.routing.data());
-
-  run(batch.ids, pass);
+  upload_tokens(m.ids, batch.ids, pass.N(), config.vocab, "ids", m.ctx);
+  upload_tokens(m.targets, batch.targets, pass.N(), config.vocab, "targets", m.ctx);
 }
 
-void Model::run(const std::vector<int>& ids, const Pass& pass) {
+void Model::upload(const Batch& batch, std::optional<uint64_t> dropout_draw) {
+  Memory& m = *memory_;
+  upload_batch(batch, dropout_draw);
+  m.groups.build(batch.ids.data(), batch.N(), m.ctx);
+  const Memory::Uploaded uploaded = {batch.B, batch.T, dropout_draw.has_value()};
+  if (m.uploaded != uploaded) m.ctx.outdate_graphs();
+  m.uploaded = uploaded;
+}
+
+// ---- forward
+
+void Model::forward() {
+  Memory& m = *memory_;
+  require(m.pass.has_value(), "model: a forward without a batch");
+  run(*m.pass);
+  m.has_forward = true;
+}
+
+void Model::run(const Pass& pass) {
   Memory& m = *memory_;
   Layers& l = *layers_;
-  upload_tokens(m.ids, ids, pass.N(), config.vocab, "ids", m.ctx);
   EmbeddingExtras extras = {embedding_multiplier(), l.positions.value, pass.T};
   if (extras.positions) extras.positions += pass.first_position() * config.hidden;
   embedding_forward(l.h0, m.ids.data(), l.embed.value, extras, pass.N(), config.hidden, config.vocab, m.ctx);
@@ -88,18 +110,17 @@ void Model::bring_back(size_t layer, const Pass& pass) {
   m.in_place = layer;
 }
 
-void Model::backward(const Batch& batch, MicroBatch micro_batch, float* loss) {
+void Model::backward(MicroBatch micro_batch, float* loss) {
   Range range("loss and backward");
   Memory& m = *memory_;
   Layers& l = *layers_;
-  const size_t N = batch.N(), C = config.hidden, V = config.vocab;
-  require(m.pass && m.pass->B == batch.B && m.pass->T == batch.T, "model: a backward without its forward");
+  require(m.pass && m.has_forward, "model: a backward without its forward");
+  const size_t N = m.pass->N(), C = config.hidden, V = config.vocab;
   require(config.recompute == Recompute::none || m.in_place == l.blocks.size() - 1,
           "model: a second backward of the same forward");
   require(!m.quantizer, "model: a backward of a quantized model");
   m.pass->micro_batch = micro_batch;
 
-  upload_tokens(m.targets, batch.targets, N, V, "targets", m.ctx);
   const Weight& head = l.head();
   linear_cross_entropy(l.losses, l.post ? l.dh : l.dy, head.grad, l.logits, l.dlogits, l.y, head.value, head.copy,
                        m.targets.data(), micro_batch.share() / float(N), N, C, V, chunk_rows(), m.ctx);
@@ -111,10 +132,9 @@ void Model::backward(const Batch& batch, MicroBatch micro_batch, float* loss) {
     dbranch = l.blocks[i].backward(l.dh, dbranch, l.dbranch, *m.pass);
   }
 
-  m.groups.build(batch.ids.data(), N, m.ctx);
   embedding_backward(l.embed.grad, l.dh, m.groups, embedding_multiplier(), C, m.ctx);
   if (config.position == Position::learned)
-    embedding_positions_backward(l.positions.grad, l.dh, batch.B, batch.T, C, m.ctx);
+    embedding_positions_backward(l.positions.grad, l.dh, m.pass->B, m.pass->T, C, m.ctx);
   if (config.embedding_scale)
     embedding_scale_backward(l.scale.grad, l.embedding_row_sums, l.dh, m.ids.data(), l.embed.value, N, C, V, m.ctx);
 }
@@ -122,11 +142,11 @@ void Model::backward(const Batch& batch, MicroBatch micro_batch, float* loss) {
 // ---- losses and logits alone
 
 float Model::loss(const Batch& batch) {
-  forward(batch);
+  upload_batch(batch, {});
+  forward();
   Layers& l = *layers_;
   Context& ctx = memory_->ctx;
   const Weight& head = l.head();
-  upload_tokens(memory_->targets, batch.targets, batch.N(), config.vocab, "targets", ctx);
   linear_cross_entropy(l.losses, nullptr, nullptr, l.logits, nullptr, l.y, head.value, head.copy,
                        memory_->targets.data(), 0.0f, batch.N(), config.hidden, config.vocab, chunk_rows(), ctx);
   mean(memory_->loss.data(), l.losses, batch.N(), ctx);
@@ -136,7 +156,8 @@ float Model::loss(const Batch& batch) {
 }
 
 std::vector<float> Model::next_token_logits(const std::vector<int>& ids) {
-  forward({ids, ids, 1, ids.size()});
+  upload_batch({ids, ids, 1, ids.size()}, {});
+  forward();
   Layers& l = *layers_;
   Context& ctx = memory_->ctx;
   const size_t V = config.vocab;
@@ -190,9 +211,11 @@ std::vector<float> Model::read(const std::vector<int>& ids) {
   require(T <= m.growing.capacity - m.growing.past, "model: %zu tokens after %zu, expected %zu in all", T,
           m.growing.past, m.growing.capacity);
   m.pass.reset();  // there is nothing to inspect, and nothing to go back through
+  m.has_forward = false;
   Pass pass(B, T, m.ctx, &m.rope);
   pass.growing = m.growing;
-  run(ids, pass);
+  upload_tokens(m.ids, ids, pass.N(), V, "ids", m.ctx);
+  run(pass);
   m.growing.past += T;
 
   multiply_head(l.y + (T - 1) * C, T * C, B);
@@ -228,7 +251,7 @@ void Model::quantize(QuantizedFormat format) {
 
 void Model::norms_of_mixers(const std::function<void(Norm&, Mixer&)>& visit) {
   for (size_t i = 0; i < layers_->blocks.size(); i++) {
-    if (memory_->pass) bring_back_to_show(i);
+    if (memory_->has_forward) bring_back_to_show(i);
     layers_->blocks[i].norms_of_mixers(visit);
   }
 }
@@ -242,7 +265,7 @@ void Model::bring_back_to_show(size_t layer) {
 
 void Model::inspect(const std::vector<Inspector*>& inspectors) {
   const Layers& l = *layers_;
-  require(memory_ && memory_->pass, "model: an inspection without a forward");
+  require(memory_ && memory_->has_forward, "model: an inspection without a forward");
   const Pass& pass = *memory_->pass;
   for (size_t layer = 0; layer < l.blocks.size(); layer++) {
     bool is_back = false;

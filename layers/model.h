@@ -63,13 +63,17 @@ class Model {
   Model(const Model&) = delete;
   ~Model();
 
-  // From tokens to what the output matmul reads. dropout_draw: the number of this micro-batch in the run, from which
-  // dropout draws; without it nothing drops.
-  void forward(const Batch& batch, std::optional<uint64_t> dropout_draw = {});
+  // A batch goes up to the device: all that differs from one to the next of the same size. So forward() and backward() of it are
+  // launches alone, which a LaunchGraph may repeat after the next upload. dropout_draw: the number of this micro-batch in the
+  // run, from which dropout draws; without it nothing drops.
+  void upload(const Batch& batch, std::optional<uint64_t> dropout_draw = {});
 
-  // Once after a forward of the same batch: writes the mean loss over B*T targets to `loss` (one float on the device) and adds
-  // its gradient, times the micro-batch's share of the step, to weights.grads.
-  void backward(const Batch& batch, MicroBatch micro_batch, float* loss);
+  // From tokens to what the output matmul reads.
+  void forward();
+
+  // Once after a forward: writes the mean loss over B*T targets to `loss` (one float on the device) and adds its gradient, times
+  // the micro-batch's share of the step, to weights.grads.
+  void backward(MicroBatch micro_batch, float* loss);
   // What the last backward left of the routing of its mixtures of experts: router_report_values floats for every layer, on the
   // device; those of a layer without experts are 0.
   const float* routing_reports() const;
@@ -101,7 +105,7 @@ class Model {
   void norms_of_mixers(const std::function<void(Norm&, Mixer&)>& visit);
 
   // Shows what the last forward left, or the last loss(), before the weights change. The caller has waited for the device.
-  // What is shown of a block holds until the next block is shown.
+  // What is shown of a block holds until the next block is shown. Of a forward that a LaunchGraph repeated nothing can be shown.
   void inspect(const std::vector<Inspector*>& inspectors);
   void inspect(Inspector& inspector) { inspect({&inspector}); }
 
@@ -126,7 +130,8 @@ class Model {
   size_t generation_bytes(const Generation& generation);
 
  private:
-  void run(const std::vector<int>& ids, const Pass& pass);
+  void upload_batch(const Batch& batch, std::optional<uint64_t> dropout_draw);
+  void run(const Pass& pass);
   Hidden kept(size_t layer, Hidden read, const Pass& pass);
   void bring_back(size_t layer, const Pass& pass);
   void bring_back_to_show(size_t layer);

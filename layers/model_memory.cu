@@ -185,6 +185,7 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
   m.groups = TokenGroups(B * T, config.vocab, ctx);
   m.ids = Buffer<int>(ctx.device, B * T);
   m.targets = Buffer<int>(ctx.device, B * T);
+  m.first_site = Buffer<uint64_t>(ctx.device, config.dropout > 0);
   m.loss = Buffer<float>(ctx.device, 1);
   m.routing = Buffer<float>(ctx.device, routing_values());
   set_zero(m.routing.data(), m.routing.size(), ctx);
@@ -272,7 +273,8 @@ size_t Model::gradient_bytes() {
 size_t Model::table_bytes() const {
   const size_t N = B_ * T_, angles = config.rope_tables() * T_ * config.rope_dims() / 2;
   return TokenGroups::bytes(N, config.vocab) + 2 * N * sizeof(int) + 2 * angles * sizeof(float) +
-         (1 + (config.embedding_factor != 1) + routing_values()) * sizeof(float);
+         (1 + (config.embedding_factor != 1) + routing_values()) * sizeof(float) +
+         (config.dropout > 0) * sizeof(uint64_t);
 }
 
 size_t Model::generation_bytes(const Generation& g) {

@@ -51,11 +51,21 @@ struct Model::Memory {
   TokenGroups groups;
   Buffer<char> activations, gradients;
   Buffer<int> ids, targets;
+  Buffer<uint64_t> first_site;  // of the batch, from which dropout counts; where there is dropout
   Buffer<float> loss;
-  Buffer<float> routing;     // (layers, router_report_values), where there are experts
-  std::optional<Pass> pass;  // of the last forward, for its backward
-  size_t in_place = 0;       // the block that was the last to write where blocks share memory
-  bool has_losses = false;   // of that forward
+  Buffer<float> routing;  // (layers, router_report_values), where there are experts
+  // Over the batch that is on the device; and has its forward been here? (One that a LaunchGraph repeats has not.)
+  std::optional<Pass> pass;
+  bool has_forward = false;
+  // Of the last upload(): where these change, so does what is launched.
+  struct Uploaded {
+    size_t B, T;
+    bool drops;
+    bool operator==(const Uploaded&) const = default;
+  };
+  std::optional<Uploaded> uploaded;
+  size_t in_place = 0;      // the block that was the last to write where blocks share memory
+  bool has_losses = false;  // of that forward
   // Sequences that grow.
   Buffer<char> cache;
   size_t sequences = 0;

@@ -5,7 +5,6 @@
 #pragma once
 #include <optional>
 
-#include "core/philox.cuh"
 #include "kernels/residual.h"
 #include "kernels/rope.h"
 #include "kernels/router.h"
@@ -52,15 +51,10 @@ class Pass {
   BatchShape batch() const { return {B, T}; }
   size_t first_position() const { return growing ? growing->past : 0; }
 
-  // Dropout of branch outputs: off outside training. `draw` counts micro-batches over the whole run; every branch of the
-  // model is a site of its own.
-  void drop(float p, uint64_t seed, uint64_t draw, size_t sites) {
-    dropout_ = {p, seed, 0};
-    first_ = draw * sites;
-  }
-  Dropout dropout_at(size_t site) const {
-    return {dropout_.p, dropout_.seed, stream_of(Purpose::dropout, first_ + site)};
-  }
+  // Dropout of branch outputs: off outside training. Every branch of the model is a site of its own; *first, on the device, is
+  // the number of this pass's first site in the run.
+  void drop(float p, uint64_t seed, const uint64_t* first) { dropout_ = {p, seed, first}; }
+  Dropout dropout_at(size_t site) const { return {dropout_.p, dropout_.seed, dropout_.first, site}; }
 
   // Where a mixture of experts reports how it was routed: router_report_values floats a layer, written by its backward.
   void report_routing(float* reports) { reports_ = reports; }
@@ -68,7 +62,6 @@ class Pass {
 
  private:
   Dropout dropout_;
-  uint64_t first_ = 0;
   float* reports_ = nullptr;
 };
 

@@ -18,12 +18,12 @@
 # Exits with 0 when all checks have passed, 1 when one failed or a stage cannot be run, 2 when some are left.
 set -uf
 
-if [ "${1:-}" = --fingerprint ]; then  # the weights of one run on both devices: the flags follow
+if [ "${1:-}" = --fingerprint ]; then  # the weights of one run on both devices: the flags follow, CUDA_FLAGS has cuda's own
   shift
   flags=$*
-  print_of() { ./train --device="$1" $flags | sed -n 's/^fingerprint of the weights: //p'; }
-  cpu=$(print_of cpu)
-  cuda=$(print_of cuda)
+  print_of() { ./train --device="$1" $flags $2 | sed -n 's/^fingerprint of the weights: //p'; }
+  cpu=$(print_of cpu "")
+  cuda=$(print_of cuda "${CUDA_FLAGS:-}")
   echo "cpu $cpu, cuda $cuda"
   [ -n "$cpu" ] && [ "$cpu" = "$cuda" ]
   exit
@@ -146,6 +146,7 @@ checks_of() {
     bitwise) for test in $(ordered "$@"); do echo "$stage|$stage $(basename "$test")||$test [bitwise],[cublas]"; done ;;
     fingerprint)
       fingerprint_of "a run" ""
+      echo "fingerprint|fingerprint of a run as CUDA graphs, cpu and cuda|CUDA_FLAGS=--graph|$0 --fingerprint $golden --dropout=0.1 --micro-batches=2"
       fingerprint_of "a run in bf16 as $mma" "--precision=bf16 --mma=$mma"
       fingerprint_of "a hybrid with experts" "--mixer=hybrid --experts=8"
       fingerprint_of "a run with recomputing and dropout" "--recompute=full --dropout=0.1"

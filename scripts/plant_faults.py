@@ -136,7 +136,7 @@ layers/model.cu
   i > 0 && «config.recompute == Recompute::full => false» ? kept(i
   config.recompute == Recompute::none || «m.in_place == layer => true») return;
   block.forward(layers_->read[«layer => 0»], pass);
-  block.forward(layers_->read[layer], «pass => [&] { Pass other(pass.B, pass.T, pass.ctx, &m.rope); other.drop(config.dropout, m.seed, 99, 2 * config.layers + 1); return other; }()»);
+  block.forward(layers_->read[layer], «pass => [&] { Pass other(pass.B, pass.T, pass.ctx, &m.rope); other.drop(config.dropout, 99, m.first_site.data()); return other; }()»);
   if (h.branch && «plain_join() => true») {
   return {moved(to.x, h.x), «moved(to.branch, h.branch) => h.branch»};
 layers/model_memory.cu
@@ -144,7 +144,7 @@ layers/model_memory.cu
   recompute == Recompute::light && «tensor.lifetime == Lifetime::cheap => tensor.lifetime != Lifetime::step»;
 layers/model.cu
   void Model::bring_back_to_show(size_t layer) {¶  «bring_back(layer, *memory_->pass); => ;»
-  if (memory_->pass) «bring_back_to_show(i); => ;»
+  if (memory_->has_forward) «bring_back_to_show(i); => ;»
 layers/model_memory.cu
   const bool has_branch = «!layers_->post => true» && !plain_join();
 layers/block.cuh
@@ -173,30 +173,32 @@ layers/block.cuh
   site_(«2 * layer => 0»),
   join_at(«site_ + branch => site_», config_, pass)
 layers/pass.h
-  first_ = «draw * sites => 0»;
-  first_ = «draw * sites => draw»;
-  dropout_ = {p, «seed => 1», 0};
-  stream_of(«Purpose::dropout => Purpose::synthetic», first_
-  Purpose::dropout, «first_ + site => first_ + site / 2»)
+  dropout_ = {p, «seed => 1», first};
+  dropout_.first, «site => site / 2»};
+kernels/residual.cuh
+  stream_of(«Purpose::dropout => Purpose::synthetic», *dropout.first
 layers/model.cu
-  *dropout_draw, «2 * config.layers + 1 => 2 * config.layers»);
+  first_site = «*dropout_draw * (2 * config.layers + 1) => 0»;
+  first_site = *dropout_draw * («2 * config.layers + 1 => 1»);
+  first_site = *dropout_draw * («2 * config.layers + 1 => 2 * config.layers»);
   join_at(«2 * config.layers => 2 * config.layers - 1», block_config
-  const Batch& batch) {¶  «forward(batch); => forward(batch, 0);»
-  «forward({ids, ids, 1, ids.size()}); => forward({ids, ids, 1, ids.size()}, 0);»
-  pass.drop(config.dropout, «m.seed => 1337», *dropout_draw
+  const Batch& batch) {¶  «upload_batch(batch, {}); => upload_batch(batch, 0);»
+  «upload_batch({ids, ids, 1, ids.size()}, {}); => upload_batch({ids, ids, 1, ids.size()}, 0);»
+  pass.drop(config.dropout, «m.seed => 1337», m.first_site
 training/trainer.h
   return «steps_done_ * config.micro_batches => steps_done_» + m; }
   return steps_done_ * config.micro_batches + «m => 0»; }
 train_gpt.cu
-  «t.model.forward(batch, t.draw(m)); => t.model.forward(batch, t.draw(0));»
-  «t.model.forward(batch, t.draw(m)); => t.model.forward(batch);»
+  t.model.upload(t.training_batch(m), t.draw(«m => 0»));
+  «t.model.upload(t.training_batch(m), t.draw(m)); => t.model.upload(t.training_batch(m));»
 
 [a step and its micro-batches]
 layers/model.cu
   «micro_batch.share() => 1.0f» / float(N), N, C, V
 training/optimizer.cuh
-  if (total_.size()) «set_zero(total_.data(), total_.size(), ctx_); => ;»
-  void begin_micro_batch() { «set_zero(weights_.grads.data(), weights_.grads.size(), ctx_); => ;» }
+  if (total_.size() && micro_batch.first()) «set_zero(total_.data(), total_.size(), ctx_); => ;»
+  if (total_.size() && «micro_batch.first() => true») set_zero
+  «set_zero(weights_.grads.data(), weights_.grads.size(), ctx_); => ;»
   gradient_norm(norm_.data(), «gradient() => weights_.grads.data()»,
   m.data(), v.data(), copies, «gradient() => weights_.grads.data()», norm_
   adamw_at_step(settings, «step => 1», clip)
@@ -217,7 +219,7 @@ training/trainer.cu
 training/trainer.h
   return ids_.size() * «config.micro_batches => 1»; }
 train_gpt.cu
-  t.model.backward(batch, {m, «c.micro_batches => 1»}, t.loss
+  micro_batch = {m, «c.micro_batches => 1»};
   t.loss(«m => 0»));
   c.schedule.at(«step => t.steps_done()»), step
   step, «c.clip => INFINITY»);
@@ -227,6 +229,16 @@ training/schedule.cpp
   double(step - warmup) / double(«steps - warmup => steps»);
   float(double(«peak => final») * double(step) / double(warmup));
   final + (double(peak) - final) * «0.5 => 1.0» *
+
+[steps that are recorded]
+core/graph.cuh
+  «for (const auto& work : record_) work(); => for (size_t i = 0; i + 1 < record_.size(); i++) record_[i]();»
+  if («version_ != ctx_.graph_version() => !version_») {
+train_gpt.cu
+  t.graph(«m => 0»).run(
+layers/model.cu
+  «if (m.uploaded != uploaded) m.ctx.outdate_graphs(); => ;»
+  «m.has_forward = m.has_losses = false; => m.has_losses = false;»
 
 [validation]
 training/trainer.cu

@@ -95,8 +95,9 @@ inline const std::vector<std::string>& small_models() {
 inline float forward_backward(Model& model, const std::vector<int>& ids, const std::vector<int>& targets, size_t B,
                               size_t T, Context& ctx, MicroBatch micro_batch = {}, uint64_t draw = 0) {
   Buffer<float> loss(ctx.device, 1);
-  model.forward({ids, targets, B, T}, draw);
-  model.backward({ids, targets, B, T}, micro_batch, loss.data());
+  model.upload({ids, targets, B, T}, draw);
+  model.forward();
+  model.backward(micro_batch, loss.data());
   ctx.synchronize();
   return loss.download()[0];
 }

@@ -320,7 +320,8 @@ TEST_CASE("arrays: after a forward alone there is no loss by position", "[arrays
   const std::vector<int> ids = some_ids(config.context, config.vocab, 5);
   const Batch batch = {ids, ids, 1, config.context};
   model.loss(batch);
-  model.forward(batch);
+  model.upload(batch);
+  model.forward();
   ArrayMeter meter(config, ctx.device);
   model.inspect(meter);
   REQUIRE(!meter.result().find("loss_by_position"));

@@ -2,6 +2,7 @@
 // their copies; a run that goes on in the other precision.
 #include <filesystem>
 
+#include "core/philox.cuh"
 #include "kernels/gate.h"
 #include "tests/compare.h"
 #include "tests/small_runs.h"
@@ -125,15 +126,16 @@ TEST_CASE("bf16: losses and gradients are near those of fp32", "[bf16]") {
 
 // Its share of a small model's output is below the bounds of the test above.
 TEST_CASE("bf16: attention that applies G1 itself has the bits of the gate behind it", "[bf16]") {
-  for (const char* gate : {"", "--gate-act=silu", "--gate-act=identity --gate-op=add", "--gate=headwise --gate-act=silu",
-                           "--gate-act=ns-sigmoid --sdpa-out=groupnorm"})
+  for (const char* gate : {"", "--gate-act=silu", "--gate-act=identity --gate-op=add",
+                           "--gate=headwise --gate-act=silu", "--gate-act=ns-sigmoid --sdpa-out=groupnorm"})
     for (Device device : {Device::cpu, Device::emulated}) {
       INFO(gate << " on " << name_of(device));
       Context ctx(device);
       const ModelConfig config = bf16_model(std::string("--attn=g1 ") + gate);
       Model model(config, 2, config.context, 3, ctx);
       const Batches b(config);
-      model.forward({b.ids, b.targets, 2, config.context}, 0);
+      model.upload({b.ids, b.targets, 2, config.context}, 0);
+      model.forward();
       GateCheck check(config.attention.gate, ctx);
       model.inspect(check);
       REQUIRE(check.seen == config.layers);

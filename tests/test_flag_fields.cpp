@@ -181,6 +181,9 @@ const Row rows[] = {
     FIELD("--recompute=none", "", c.model.recompute == Recompute::none),
     FIELD("--recompute=light", "", c.model.recompute == Recompute::light),
     FIELD("--recompute=full", "", c.model.recompute == Recompute::full),
+    FIELD("--graph=on", "", c.graph),
+    FIELD("--graph", "", c.graph),
+    FIELD("--graph=off", "", !c.graph),
     FIELD("--mma=hopper", "--precision=bf16", c.mma == MmaArithmetic::hopper),
     FIELD("--mma=ampere", "--precision=bf16", c.mma == MmaArithmetic::ampere),
     FIELD("--matmul=exact", "", !c.cublas),
@@ -332,7 +335,7 @@ TEST_CASE("flag fields: which flags change the weights, and which the architectu
       "--sample-tokens", "--temperature",  "--top-k",     "--out",           "--save-every",
       "--keep",          "--resume",       "--device",    "--threads",       "--change-precision",
       "--top-p",         "--generate",     "--prompt",    "--prompt-tokens", "--tokens",
-      "--samples",       "--tokenizer",    "--choices",   "--recompute"};
+      "--samples",       "--tokenizer",    "--choices",   "--recompute",     "--graph"};
   const std::set<std::string> of_no_model = {
       "--data",          "--val-data", "--val-fraction", "--vocab",  "--seed",   "--steps", "--batch",
       "--micro-batches", "--lr",       "--min-lr",       "--warmup", "--beta1",  "--beta2", "--adam-eps",

@@ -236,6 +236,15 @@ TEST_CASE("flags: what only a GPU can do is refused where none is", "[flags]") {
   check_device_flags(c, "");
   REQUIRE_THROWS_WITH(check_device_flags(c, "nothing answers"),
                       "--matmul=cublas: cuBLAS runs on a GPU alone, and nothing answers; or take --matmul=exact");
+  REQUIRE(contains(parse({"--graph", "--device=cpu"}), "--graph=on with --device=cpu: nothing is launched there"));
+  Config graph, emulated;
+  REQUIRE(parse(graph, {"--graph"}) == "");
+  check_device_flags(graph, "");
+  REQUIRE_THROWS_WITH(check_device_flags(graph, "nothing answers"),
+                      "--graph=on: nothing is launched on the CPU that a graph could hold, and nothing answers; leave "
+                      "--graph out, or take --device=emulated");
+  REQUIRE(parse(emulated, {"--graph", "--device=emulated"}) == "");
+  check_device_flags(emulated, "nothing answers");
   Config cuda;
   REQUIRE(parse(cuda, {"--device=cuda"}) == "");
   check_device_flags(cuda, "");
@@ -287,6 +296,7 @@ TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, b
                    "same, add --change-precision"));
   REQUIRE(contains(refusal(plain, remembered("--vocab=32")), "was made with other data"));
   REQUIRE(refusal(plain, remembered("--recompute=full")) == "");
+  REQUIRE(refusal(plain, remembered("--graph")) == "");
   // As runs before this version wrote it.
   auto old = [](RunMetadata m, const std::map<std::string, std::string>& flags) {
     m.erase("hash--data");

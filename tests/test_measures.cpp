@@ -333,7 +333,8 @@ Measures measured(const ModelConfig& config, Context& ctx) {
   for (size_t batch : {0, 1}) {
     const size_t sequences = 2 - batch;
     const std::vector<int> ids = some_ids(sequences * config.context, config.vocab, 5 + batch);
-    model.forward({ids, ids, sequences, config.context});
+    model.upload({ids, ids, sequences, config.context});
+    model.forward();
     ctx.synchronize();
     model.inspect(meter);
   }
@@ -362,7 +363,8 @@ TEST_CASE("measures: of a model, against plain loops in double over its weights"
   Meter meter(Device::cpu);
   for (uint64_t batch : {0, 1}) {
     const std::vector<int> ids = some_ids(2 * T, config.vocab, 5 + batch);
-    model.forward({ids, ids, 2, T});
+    model.upload({ids, ids, 2, T});
+    model.forward();
     model.inspect(meter);
     for (size_t b : {0, 1}) plain.sequence(&ids[b * T], nullptr, T);
   }

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <regex>
 
+#include "core/philox.cuh"
 #include "core/reduce.cuh"
 #include "layers/ffn.cuh"
 #include "tests/activations.h"

@@ -9,12 +9,15 @@ using namespace gated;
 
 namespace {
 
-const Join joins[] = {{},
-                      {0.7f, INFINITY, {}},
-                      {INFINITY, 1.1f, {}},
-                      {INFINITY, INFINITY, {0.3f, 11, 12}},
-                      {0.7f, 1.1f, {0.5f, 13, 14}},
-                      {0.7f, 0.9f, {0.3f, 15, 16}}};
+const std::vector<Join>& joins() {
+  static const std::vector<Join> all = {{},
+                                        {0.7f, INFINITY, {}},
+                                        {INFINITY, 1.1f, {}},
+                                        {INFINITY, INFINITY, {0.3f, 11, read_by_all(12)}},
+                                        {0.7f, 1.1f, {0.5f, 13, read_by_all(14), 2}},
+                                        {0.7f, 0.9f, {0.3f, 15, read_by_all(16), 1}}};
+  return all;
+}
 
 // Central differences step 2e-3 to either side: away from the bounds of a clip, where it has no derivative.
 bool away_from(const std::vector<double>& values, double bound) {
@@ -29,7 +32,7 @@ TEST_CASE("residual: gradients against finite differences", "[gradcheck]") {
   const size_t N = 3, C = 13;
   const auto x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2);
   const auto dy = random_values<double>(N * C, 3), dres = random_values<double>(N * C, 4);
-  for (const Join& join : joins) {
+  for (const Join& join : joins()) {
     INFO("clip " << join.clip_branch << " " << join.clip_sum << " dropout " << join.dropout.p);
     std::vector<double> sum(N * C), dx(N * C), dbranch(N * C);
     auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch) {
@@ -56,13 +59,14 @@ TEST_CASE("residual: forward and backward as they are described", "[bitwise]") {
   const auto x = random_values<float>(N * C, 1, 2.0f), branch = random_values<float>(N * C, 2, 2.0f);
   const auto dy = random_values<float>(N * C, 3), dres = random_values<float>(N * C, 4);
   const float clip_branch = 1.5f, clip_sum = 2.0f, p = 0.3f;
-  const Join join = {clip_branch, clip_sum, {p, 5, 6}};
+  const uint64_t first = 6, site = 3, stream = (uint64_t(2) << 48) + first + site;
+  const Join join = {clip_branch, clip_sum, {p, 5, &first, site}};
   std::vector<float> sum(N * C), dx(N * C), dbranch(N * C), sum_expected, dx_expected, dbranch_expected;
   size_t on_branch = 0, on_sum = 0, dropped = 0;
   for (size_t row = 0; row < N; row++) {
     for (size_t c = 0; c < C; c++) {
       const size_t i = row * C + c;
-      const bool kept = uniform_float(5, 6, row * 8 + c) >= p;  // seven columns take two blocks of four draws
+      const bool kept = uniform_float(5, stream, row * 8 + c) >= p;  // seven columns take two blocks of four draws
       const float b = std::min(std::max(branch[i], -clip_branch), clip_branch);
       const float dropout = kept ? b * (1 / (1 - p)) : 0.0f;
       const float h = std::min(std::max(x[i] + dropout, -clip_sum), clip_sum);
@@ -130,7 +134,7 @@ TEST_CASE("residual: a branch that replaces the stream is all that is left", "[b
 TEST_CASE("residual: without a stream the reference has the branch's gradient alone", "[gradcheck]") {
   const size_t N = 3, C = 13;
   const auto branch = random_values<double>(N * C, 4), dy = random_values<double>(N * C, 3);
-  for (const Join& join : joins) {
+  for (const Join& join : joins()) {
     std::vector<double> sum(N * C), dx(N * C), dbranch(N * C);
     auto loss = [&](const std::vector<double>& branch) {
       residual_join_forward_ref<double>(sum.data(), {nullptr, branch.data(), join}, N, C);
@@ -157,7 +161,8 @@ TEST_CASE("residual: dropout keeps its share, every row and every stream another
     return keep;
   };
   for (float p : {0.1f, 0.5f, 0.9f}) {
-    const auto keep = draw({p, 1, 2});
+    const uint64_t first[] = {2, 3};
+    const auto keep = draw({p, 1, &first[0]});
     double kept = 0;
     for (float k : keep) {
       REQUIRE((k == 0 || k == 1 / (1 - p)));
@@ -166,9 +171,11 @@ TEST_CASE("residual: dropout keeps its share, every row and every stream another
     const double n = double(N * C), deviation = std::sqrt(n * p * (1 - p));
     REQUIRE(std::fabs(kept - n * (1 - p)) < 4 * deviation);
     for (size_t row = 1; row < N; row++) REQUIRE(!std::equal(&keep[0], &keep[C], &keep[row * C]));
-    REQUIRE(keep == draw({p, 1, 2}));
-    REQUIRE(keep != draw({p, 2, 2}));
-    REQUIRE(keep != draw({p, 1, 3}));
+    REQUIRE(keep == draw({p, 1, &first[0]}));
+    REQUIRE(keep != draw({p, 2, &first[0]}));
+    REQUIRE(keep != draw({p, 1, &first[1]}));
+    REQUIRE(keep != draw({p, 1, &first[0], 1}));
+    REQUIRE(draw({p, 1, &first[1]}) == draw({p, 1, &first[0], 1}));
   }
 }
 
@@ -227,7 +234,7 @@ static void require_residual_bits(size_t N, size_t C, const Join& join, bool wit
 TEST_CASE("residual: CPU and kernels equal the reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
   for (auto [N, C] : sizes)
-    for (const Join& join : joins)
+    for (const Join& join : joins())
       for (int with : {1, 2, 3}) {  // dy, dresidual, both
         require_residual_bits<float>(N, C, join, with & 1, with & 2);
         if (N != 63) require_residual_bits<bf16>(N, C, join, with & 1, with & 2);
@@ -254,7 +261,7 @@ TEST_CASE("residual: without a branch nothing joins, however it would") {
   Context cpu(Device::cpu);
   const float x[] = {5.0f, -7.0f}, d[] = {1.0f, 2.0f};
   float dx[2];
-  residual_backward(dx, nullptr, d, {.x = x, .join = {1.0f, 1.0f, {0.5f, 1, 2}}}, 1, 2, cpu);
+  residual_backward(dx, nullptr, d, {.x = x, .join = {1.0f, 1.0f, {0.5f, 1, read_by_all(2)}}}, 1, 2, cpu);
   REQUIRE_BITWISE(std::vector<float>(d, d + 2), std::vector<float>(dx, dx + 2));
 }
 

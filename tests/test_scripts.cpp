@@ -192,7 +192,9 @@ struct FakeGpu : Folder {
     program("cuda/bin/compute-sanitizer",
             "[ \"$5\" = ./test_round ] || echo \"$2 $5 $6 fill=${GATED_FILL:-on}\" >>asked\n"
             "[ \"$5\" != \"$(cat fails 2>/dev/null)\" ]");
-    program("train", "case $1 in --device=cpu) echo train $* >>asked;; esac\necho 'fingerprint of the weights: 0123'");
+    program("train",
+            "case $1 in --device=cpu) echo train $* >>asked;; esac\n"
+            "case $* in *--graph*) echo $* >>graphs;; esac\necho 'fingerprint of the weights: 0123'");
     program("bench", "echo bench >>asked\nprintf '[\\n{\"row\": 1}\\n]\\n' >$1");
     for (const char* test : {"test_round", "test_a_bf16", "test_mma"})
       program(test, format("echo %s $1 needs=$GATED_NEEDS_GPU >>asked\n[ ./%s != \"$(cat fails 2>/dev/null)\" ]", test,
@@ -213,8 +215,8 @@ struct FakeGpu : Folder {
     return nullptr;
   }
 };
-// Three tests, five runs, the benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
-constexpr size_t all_checks = 3 + 5 + 1 + 4 * 3, asked_by_all = all_checks - 4;
+// Three tests, six runs, the benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
+constexpr size_t all_checks = 3 + 6 + 1 + 4 * 3, asked_by_all = all_checks - 4;
 
 }  // namespace
 
@@ -223,10 +225,11 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
   const Said said = f.check();
   INFO(said.text);
   REQUIRE(said.exit_code == 0);
-  REQUIRE(contains(said.text, "21 passed, 0 failed, 0 left"));
+  REQUIRE(contains(said.text, "22 passed, 0 failed, 0 left"));
   REQUIRE(f.asked() == asked_by_all);
-  const std::string asked = f.read("asked");
+  const std::string asked = f.read("asked"), graphs = f.read("graphs");
   INFO(asked);
+  REQUIRE((count(graphs, "\n") == 1 && graphs.starts_with("--device=cuda ")));  // the GPU's run alone
   // The stages in their order, and in each the tensor cores first.
   size_t at = 0;
   for (const char* next :
@@ -312,7 +315,7 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
   const Said said = f.check();
   INFO(said.text);
   REQUIRE(said.exit_code == 1);
-  REQUIRE(contains(said.text, "16 passed, 5 failed, 0 left"));
+  REQUIRE(contains(said.text, "17 passed, 5 failed, 0 left"));
   REQUIRE(contains(said.text, "FAIL: exit 1; its log: ./gpu-check.logs/racecheck_test_mma.log"));
   REQUIRE(f.check().exit_code == 1);
   REQUIRE(f.asked() == 5);
@@ -344,15 +347,15 @@ TEST_CASE("scripts: gpu-check goes on where compute-sanitizer cannot attach, and
   INFO(said.text);
   REQUIRE(said.exit_code == 1);
   REQUIRE(count(said.text, "compute-sanitizer cannot run test_round: ========= Error: no debugger here") == 1);
-  REQUIRE(contains(said.text, "9 passed, 0 failed, 0 left, not run: memcheck racecheck initcheck synccheck"));
+  REQUIRE(contains(said.text, "10 passed, 0 failed, 0 left, not run: memcheck racecheck initcheck synccheck"));
   REQUIRE(count(f.read("tried"), "\n") == 1);
-  REQUIRE(f.result()["checks"].size() == 9 + 4);
+  REQUIRE(f.result()["checks"].size() == 10 + 4);
   REQUIRE(contains(f.outcome_of("racecheck"), "not run: compute-sanitizer cannot run test_round"));
   REQUIRE(f.check("STAGES=bitwise").exit_code == 0);
 
   // One that finds a fault has attached.
   f.program("cuda/bin/compute-sanitizer", "echo '========= ERROR SUMMARY: 2 errors'\nexit 1");
-  REQUIRE(contains(f.check().text, "9 passed, 12 failed, 0 left; results"));
+  REQUIRE(contains(f.check().text, "10 passed, 12 failed, 0 left; results"));
   REQUIRE(f.outcome_of("racecheck").is_null());
 }
 

@@ -53,7 +53,8 @@ TEST_CASE("trainer: a look at training shows the run's first micro-batches, in t
   for (auto [step, m] : {std::pair(0, 0), {0, 1}, {1, 0}, {1, 1}, {2, 0}}) {
     std::vector<int> ids(18), targets(18);
     run.loader.training_batch(size_t(step), size_t(m), 0, ids.data(), targets.data());
-    run.trainer.model.forward({ids, targets, 2, 9});
+    run.trainer.model.upload({ids, targets, 2, 9});
+    run.trainer.model.forward();
     run.trainer.model.inspect(embedding);
     expected.push_back(embedding.h);
   }

@@ -222,6 +222,9 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   require(!c.cublas || c.device == DeviceChoice::automatic || c.device == DeviceChoice::cuda,
           "--matmul=cublas with --device=%s: cuBLAS runs on a GPU alone; take --matmul=exact or --device=cuda",
           c.device == DeviceChoice::cpu ? "cpu" : "emulated");
+  require(!c.graph || c.device != DeviceChoice::cpu,
+          "--graph=on with --device=cpu: nothing is launched there that a graph could hold; leave --graph out, or take "
+          "--device=cuda or emulated");
   require(
       c.probe == Probe::none || c.data.data == "recall",
       "--probe=retrieval with --data=%s: it asks in the language of --data=recall, which the run has to have learned",
@@ -276,6 +279,10 @@ void check_device_flags(const Config& c, const std::string& no_gpu) {
           "--device=cuda: %s; or take --device=cpu, or --device=emulated to run the kernels without a GPU",
           no_gpu.c_str());
   require(no_gpu.empty() || !c.cublas, "--matmul=cublas: cuBLAS runs on a GPU alone, and %s; or take --matmul=exact",
+          no_gpu.c_str());
+  require(no_gpu.empty() || !c.graph || c.device == DeviceChoice::emulated,
+          "--graph=on: nothing is launched on the CPU that a graph could hold, and %s; leave --graph out, or take "
+          "--device=emulated",
           no_gpu.c_str());
 }
 

@@ -57,6 +57,7 @@ struct Config {
   bool cublas = false, tf32 = false;  // products of matrices by cuBLASLt, in TF32
 
   DeviceChoice device = DeviceChoice::automatic;
+  bool graph = false;
   size_t threads = 0;
 };
 

@@ -7,6 +7,7 @@
 #include "kernels/adamw.h"
 #include "kernels/gradient.h"
 #include "layers/parameters.h"
+#include "layers/pass.h"
 
 namespace gated {
 
@@ -25,20 +26,24 @@ class Optimizer {
   }
 
   // A step adds its micro-batches' gradients up from zero; each of them starts from zero too.
-  void begin_step() {
-    if (total_.size()) set_zero(total_.data(), total_.size(), ctx_);
+  void begin_micro_batch(MicroBatch micro_batch) {
+    if (total_.size() && micro_batch.first()) set_zero(total_.data(), total_.size(), ctx_);
+    set_zero(weights_.grads.data(), weights_.grads.size(), ctx_);
   }
-  void begin_micro_batch() { set_zero(weights_.grads.data(), weights_.grads.size(), ctx_); }
   void end_micro_batch() {
     if (total_.size()) accumulate_gradient(total_.data(), weights_.grads.data(), total_.size(), ctx_);
   }
 
-  // Moves every parameter. The gradient is scaled down to a norm of `clip` where its norm is larger.
-  void update(AdamWHyperparameters settings, float learning_rate, size_t step, float clip) {
-    Range range("optimizer");
+  // What the updates from here on are told goes up to the device. The gradient is scaled down to a norm of `clip` where its norm
+  // is larger.
+  void set_step(AdamWHyperparameters settings, float learning_rate, size_t step, float clip) {
     settings.learning_rate = learning_rate;
-    gradient_norm(norm_.data(), gradient(), weights_.flat_size(), ctx_);
     plan_.set_step(adamw_at_step(settings, step, clip), ctx_);
+  }
+  // Moves every parameter.
+  void update() {
+    Range range("optimizer");
+    gradient_norm(norm_.data(), gradient(), weights_.flat_size(), ctx_);
     bf16* const copies = weights_.copies.size() ? weights_.copies.data() : nullptr;
     adamw_update(weights_.values.data(), m.data(), v.data(), copies, gradient(), norm_.data(), plan_, ctx_);
   }

@@ -39,6 +39,7 @@ Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx)
       sent_losses_{{c.micro_batches, ctx}, {c.micro_batches, ctx}},
       sent_norm_{{1, ctx}, {1, ctx}},
       sent_routing_{{model.routing_values(), ctx}, {model.routing_values(), ctx}} {
+  for (size_t i = 0; i <= c.micro_batches; i++) graphs_.emplace_back(ctx);
   ctx.reserve_scratch(training_scratch(model, ctx.device));
   ctx.reserve_staging(model.table_bytes());  // no batch, and no list that is made of one, is larger
 }
@@ -126,7 +127,8 @@ double Trainer::validate(size_t batches, const std::vector<Inspector*>& inspecto
 void Trainer::look_at_training(size_t count, const std::function<void()>& look) {
   for (size_t i = 0; i < count; i++) {
     loader_.training_batch(i / config.micro_batches, i % config.micro_batches, 0, ids_.data(), targets_.data());
-    model.forward({ids_, targets_, config.batch, config.model.context});
+    model.upload({ids_, targets_, config.batch, config.model.context});
+    model.forward();
     look();
   }
 }

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/graph.cuh"
 #include "dataloader/loader.h"
 #include "layers/model.h"
 #include "training/checkpoint.h"
@@ -61,6 +62,9 @@ class Trainer {
   uint64_t draw(size_t m) const { return steps_done_ * config.micro_batches + m; }
   // Where its mean loss goes, on the device.
   float* loss(size_t m) { return losses_.data() + m; }
+  // The launches of its forward, backward and sum, and those of the step's update; with --graph=on they are recorded.
+  LaunchGraph& graph(size_t m) { return graphs_[m]; }
+  LaunchGraph& update_graph() { return graphs_.back(); }
   // The step is launched: its loss and norm start on their way to the host.
   void end_step();
 
@@ -92,6 +96,7 @@ class Trainer {
   Context& ctx_;
   size_t steps_done_ = 0, results_given_ = 0;
   std::vector<int> ids_, targets_;
+  std::deque<LaunchGraph> graphs_;                                   // of the micro-batches, and of the update
   Buffer<float> losses_;                                             // of a step's micro-batches
   Readback<float> sent_losses_[2], sent_norm_[2], sent_routing_[2];  // of the last two steps, in turns
 };

@@ -1,0 +1,323 @@
+// graph: what is recorded and repeated is what is launched anew each time, to the bit: single operations, and whole runs of every
+// kind of layer, with all that may come between two steps. And what cannot be recorded is refused.
+#include "core/graph.cuh"
+
+#include <filesystem>
+
+#include "core/philox.cuh"
+#include "kernels/matmul_bf16.h"
+#include "kernels/mean.h"
+#include "kernels/round.h"
+#include "tests/compare.h"
+#include "tests/small_runs.h"
+#include "training/inspection.h"
+#include "training/measures.h"
+
+using namespace gated;
+
+namespace {
+
+std::string refusal(const std::function<void()>& action) {
+  try {
+    action();
+    return "";
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+// y = the last row of x twice, mean = the mean of y, with scratch memory in use: memset, copies and kernels.
+struct Work {
+  static constexpr size_t C = 300, N = 2 * C;
+  Buffer<float> x, y, mean;
+  Buffer<bf16> rounded;
+  size_t calls = 0;
+  explicit Work(Context& ctx) : x(ctx.device, N), y(ctx.device, N), mean(ctx.device, 1), rounded(ctx.device, N) {}
+
+  void launch(Context& ctx) {
+    calls++;
+    set_zero(y.data(), N, ctx);
+    copy_rows(y.data(), C, x.data() + C, 0, 2, C, ctx);
+    gated::mean(mean.data(), y.data(), N, ctx);
+    round_to_bf16(rounded.data(), x.data(), N, ctx);
+  }
+  // What it leaves, of x filled with numbers from `seed`.
+  std::vector<float> result(uint64_t seed, Context& ctx, const std::function<void()>& run) {
+    std::vector<float> values(N);
+    for (size_t i = 0; i < N; i++) values[i] = uniform_float(seed, stream_of(Purpose::synthetic, 1), i);
+    ctx.upload(x.data(), values.data(), N);
+    run();
+    ctx.synchronize();
+    std::vector<float> left = y.download();
+    left.push_back(mean.download()[0]);
+    for (const bf16 v : rounded.download()) left.push_back(float(v));
+    return left;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("graph: launches are repeated without their host code, on what is then in memory", "[graph][bitwise]") {
+  Context plain(kernel_device), ctx(kernel_device);
+  ctx.use_graphs();
+  Work direct(plain), work(ctx);
+  LaunchGraph never(plain), graph(ctx);
+  for (uint64_t seed = 1; seed <= 5; seed++) {
+    const std::vector<float> expected = direct.result(seed, plain, [&] { never.run([&] { direct.launch(plain); }); });
+    REQUIRE_BITWISE(expected, work.result(seed, ctx, [&] { graph.run([&] { work.launch(ctx); }); }));
+  }
+  REQUIRE(direct.calls == 5);
+  REQUIRE(work.calls == 2);  // one that runs, and one that is recorded
+}
+
+TEST_CASE("graph: nothing runs while it is recorded, and an argument stays what it was then", "[graph][bitwise]") {
+  Context ctx(kernel_device);
+  ctx.use_graphs();
+  const Buffer<float> x(ctx.device, std::vector<float>(4, 1.0f));
+  LaunchGraph graph(ctx);
+  for (const auto& [n, zeros] : {std::pair(1, 1), {3, 3}, {4, 3}}) {
+    Buffer<float>::copy_to_device(ctx.device, x.data(), std::vector<float>(4, 1.0f).data(), 4);
+    graph.run([&] { set_zero(x.data(), size_t(n), ctx); });
+    ctx.synchronize();
+    REQUIRE(std::ranges::count(x.download(), 0.0f) == zeros);
+  }
+}
+
+TEST_CASE("graph: memory that was given back, or launches that differ, make it begin anew", "[graph][bitwise]") {
+  Context ctx(kernel_device);
+  ctx.use_graphs();
+  Work work(ctx);
+  LaunchGraph graph(ctx);
+  const auto calls_of_runs = [&](size_t n) {
+    const size_t before = work.calls;
+    for (size_t i = 0; i < n; i++) graph.run([&] { work.launch(ctx); });
+    return work.calls - before;
+  };
+  REQUIRE(calls_of_runs(4) == 2);
+  { const Buffer<float> gone(ctx.device, 1); }
+  REQUIRE(calls_of_runs(4) == 2);
+  ctx.outdate_graphs();
+  REQUIRE(calls_of_runs(1) == 1);
+  ctx.outdate_graphs();  // before it was recorded
+  REQUIRE(calls_of_runs(3) == 2);
+  { const Buffer<float> of_the_cpu(Device::cpu, 1); }
+  REQUIRE(calls_of_runs(2) == 0);
+}
+
+TEST_CASE("graph: what cannot be recorded is refused by its name, and what can is recorded after it",
+          "[graph][bitwise]") {
+  Context ctx(kernel_device);
+  ctx.use_graphs();
+  Work work(ctx);
+  Readback<float> sent(1, ctx);
+  sent.start(work.mean.data());
+  const float one = 1;
+  LaunchGraph other(ctx);
+  const auto nothing = [] {};
+  const std::vector<std::pair<std::function<void()>, const char*>> cases = {
+      {[&] { ctx.upload(work.mean.data(), &one, 1); }, "something is uploaded"},
+      {[&] { ctx.synchronize(); }, "the host waits"},
+      {[&] { sent.start(work.mean.data()); }, "something is read back"},
+      {[&] { sent.wait(); }, "the host waits"},
+      {[&] { work.mean.upload({1.0f}); }, "memory is copied from the host"},
+      {[&] { work.mean.download(); }, "memory is copied to the host"},
+      {[&] { const Buffer<float> fresh(ctx.device, 1); }, "memory is allocated"},
+      {[&] { ctx.scratch(ctx.scratch_bytes() + 1); }, "scratch memory grows"},
+      {[&] { other.run(nothing); }, "a graph runs"}};
+  for (const auto& [action, message] : cases) {
+    INFO(message);
+    LaunchGraph graph(ctx);
+    graph.run([&] { work.launch(ctx); });
+    work.launch(ctx);
+    for (int attempt : {1, 2}) {
+      INFO(attempt);
+      const std::string said = refusal([&] {
+        graph.run([&] {
+          work.launch(ctx);
+          action();
+        });
+      });
+      REQUIRE(said == std::string("graph: ") + message +
+                          (std::string(message) == "the host waits" ? " for the device" : "") +
+                          " while launches are recorded: a record holds kernels, set_zero and copy_rows alone");
+    }
+    // What was recorded before the refusal is forgotten.
+    const std::vector<float> expected = work.result(7, ctx, [&] { work.launch(ctx); });
+    REQUIRE_BITWISE(expected, work.result(7, ctx, [&] { graph.run([&] { work.launch(ctx); }); }));
+    action();
+  }
+  Context cpu(Device::cpu);
+  REQUIRE(refusal([&] { cpu.use_graphs(); }) == "graph: on cpu nothing is launched, so there is nothing to record");
+}
+
+TEST_CASE("graph: a record computes as the tensor cores that it was made for", "[graph][bitwise]") {
+  constexpr size_t M = 16, N = 16, K = 256;
+  Context hopper(kernel_device), ampere(kernel_device);
+  if (kernel_device == Device::emulated) ampere.use_mma(MmaArithmetic::ampere);
+  std::vector<bf16> values(M * K);
+  for (size_t i = 0; i < M * K; i++) values[i] = bf16(uniform_float(3, stream_of(Purpose::synthetic, 1), i) - 0.5f);
+  const Buffer<bf16> A(kernel_device, values);
+  const Buffer<float> C(kernel_device, M * N);
+  const auto multiply = [&](Context& ctx) {
+    matmul_bf16(C.data(), A.data(), A.data(), M, N, K, Layout::nt, Accumulate::no, ctx);
+  };
+  const auto product = [&](Context& ctx, const std::function<void()>& run) {
+    run();
+    ctx.synchronize();
+    return C.download();
+  };
+  const std::vector<float> expected = product(ampere, [&] { multiply(ampere); });
+  ampere.use_graphs();
+  LaunchGraph graph(ampere);
+  for (int round = 0; round < 4; round++) {
+    const std::vector<float> other = product(hopper, [&] { multiply(hopper); });
+    REQUIRE((other == expected) == (kernel_device == Device::cuda));
+    REQUIRE_BITWISE(expected, product(ampere, [&] { graph.run([&] { multiply(ampere); }); }));
+  }
+}
+
+// ---- steps of training
+
+namespace {
+
+// Eight steps, and between them all that a run may do: a validation, one that is measured, logits of another length,
+// generation with a cache, a checkpoint that is written and one that is gone back to. What each of them says, to the bit.
+std::vector<float> eventful_run(const Config& config, bool graphs, size_t& steps_repeated) {
+  Context ctx(kernel_device);
+  if (graphs) ctx.use_graphs();
+  Run run(config, ctx);
+  Trainer& t = run.trainer;
+  std::vector<float> said;
+  const auto steps = [&](size_t n) {
+    for (size_t i = 0; i < n; i++) {
+      const std::vector<float> trace = run.steps(1);
+      said.insert(said.end(), trace.begin(), trace.end());
+      // After a step that was repeated the host does not know what the model left.
+      struct Nothing : Inspector {
+      } nothing;
+      steps_repeated += refusal([&] { t.model.inspect(nothing); }) == "model: an inspection without a forward";
+    }
+  };
+  const auto validation = [&] { said.push_back(float(t.validate(2))); };
+  steps(3);
+  validation();
+  for (const float logit : t.model.next_token_logits({1, 2, 3})) said.push_back(logit);
+  steps(1);
+  t.save({});
+  t.model.begin_sequences(1, config.model.context);
+  for (const float logit : t.model.read({1, 2, 3})) said.push_back(logit);
+  for (const float logit : t.model.read({4})) said.push_back(logit);
+  steps(1);
+  t.load(find_latest(config.out).value());
+  Meter meter(ctx.device);
+  said.push_back(float(t.validate(1, {&meter})));
+  for (const float norm : t.gradient_norm_by_layer()) said.push_back(norm);  // which gives memory back
+  for (const char c : measures_entry(1, meter.result())) said.push_back(c);
+  steps(3);
+  for (const Buffer<float>* state : {&t.model.weights.values, &t.optimizer.m, &t.optimizer.v})
+    for (const float v : state->download()) said.push_back(v);
+  return said;
+}
+
+}  // namespace
+
+TEST_CASE("graph: steps that are repeated are those that are launched, whatever comes between", "[graph][bitwise]") {
+  const std::string folder = (std::filesystem::temp_directory_path() / ("graph." + std::to_string(getpid()))).string();
+  for (const auto& [flags, micro_batches] :
+       {std::pair("", 2),
+        {"--norm=gated --norm-rank=3 --attn=g1 --dropout=0.2 --clip-residual=1.2", 1},
+        {"--norm=layernorm --norm-placement=post --dropout=0.1 --recompute=full --layers=3", 1},
+        {"--position=learned --embedding-scale=on --ffn=gelu --ffn-bias=on --attn-bias=all --recompute=light", 1},
+        {"--mixer=hybrid --linear-key-dim=6 --linear-value-dim=5 --layers=2 --attention-every=2", 1},
+        {"--mixer=gated-delta --linear-key-dim=16 --linear-value-dim=7 --delta=chunk --layers=1", 1},
+        {"--experts=5 --shared-experts=1 --balance-loss=0.3 --z-loss=0.1 --ffn-bias=on --layers=1", 2},
+        {"--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv --attn-sink=kv-bias --norm=dyt --layers=1",
+         1},
+        {"--precision=bf16 --head-dim=16 --norm=gated --norm-rank=3 --attn=g1 --dropout=0.1 --layers=1", 2},
+        {"--precision=bf16 --head-dim=16 --experts=3 --expert-hidden=16 --head-experts=2 --mixer=hybrid "
+         "--attention-every=2 --linear-key-heads=1 --linear-value-heads=2 --linear-key-dim=16 --linear-value-dim=16",
+         1}}) {
+    INFO(flags << ", " << micro_batches << " micro-batches");
+    Config config = small_run(small_model(std::string("--context=6 ") + flags), 9, size_t(micro_batches));
+    config.out = folder;
+    size_t direct = 0, repeated = 0;
+    std::filesystem::create_directories(folder);
+    const std::vector<float> expected = eventful_run(config, false, direct);
+    std::filesystem::remove_all(folder);
+    std::filesystem::create_directories(folder);
+    const std::vector<float> said = eventful_run(config, true, repeated);
+    std::filesystem::remove_all(folder);
+    REQUIRE_BITWISE(expected, said);
+    REQUIRE(direct == 0);
+    REQUIRE(repeated == 4);  // of eight: it begins twice, and the second step of each beginning is recorded
+  }
+}
+
+TEST_CASE("graph: a repeated step allocates nothing", "[graph][bitwise]") {
+  Context ctx(kernel_device);
+  ctx.use_graphs();
+  Run run(small_run(small_model("--dropout=0.1"), 6, 2), ctx);
+  run.steps(2);
+  const size_t before = allocations, gone = given_back;
+  run.steps(3);
+  REQUIRE(allocations == before);
+  REQUIRE(given_back == gone);
+}
+
+TEST_CASE("graph: with batches of another size, or with dropout, it begins anew", "[graph][bitwise]") {
+  const ModelConfig config = small_model("--dropout=0.3");
+  Context plain(kernel_device), ctx(kernel_device);
+  ctx.use_graphs();
+  Model direct(config, 2, 9, 3, plain), model(config, 2, 9, 3, ctx);
+  LaunchGraph graph(ctx);
+  Buffer<float> loss(ctx.device, 1);
+  size_t calls = 0;
+  const struct {
+    size_t B, T;
+    bool drops;
+  } batches[] = {{2, 9, true}, {2, 9, true}, {2, 9, true},  {1, 9, true},  {1, 9, true},  {1, 5, true},
+                 {1, 5, true}, {1, 5, true}, {1, 5, false}, {1, 5, false}, {1, 5, false}, {2, 9, true}};
+  uint64_t draw = 0;
+  for (const auto& [B, T, drops] : batches) {
+    INFO(draw << ": " << B << " x " << T << ", drops " << drops);
+    std::vector<int> ids, targets;
+    for (size_t i = 0; i < B * T; i++) {
+      ids.push_back(int(random_below(1, stream_of(Purpose::synthetic, draw), i, config.vocab)));
+      targets.push_back(int(random_below(2, stream_of(Purpose::synthetic, draw), i, config.vocab)));
+    }
+    const auto draws = drops ? std::optional(draw) : std::nullopt;
+    const auto upload = [&](Model& m) { m.upload({ids, targets, B, T}, draws); };
+    const auto launch = [&](Model& m, Context& c) {
+      set_zero(m.weights.grads.data(), m.weights.flat_size(), c);
+      m.forward();
+      m.backward({}, loss.data());
+    };
+    upload(direct);
+    launch(direct, plain);
+    plain.synchronize();
+    const float expected = loss.download()[0];
+    upload(model);
+    graph.run([&] {
+      calls++;
+      launch(model, ctx);
+    });
+    ctx.synchronize();
+    REQUIRE(expected == loss.download()[0]);
+    REQUIRE_BITWISE(direct.weights.grads.download(), model.weights.grads.download());
+    draw++;
+  }
+  REQUIRE(calls == 9);  // two of each kind, one of the last
+}
+
+TEST_CASE("graph: a repeated forward is not looked at, nor gone back through by the host", "[graph][bitwise]") {
+  Context ctx(kernel_device);
+  Model model(small_model(), 2, 9, 3, ctx);
+  const std::vector<int> ids(18, 3);
+  Buffer<float> loss(ctx.device, 1);
+  REQUIRE(refusal([&] { model.forward(); }) == "model: a forward without a batch");
+  model.upload({ids, ids, 2, 9});
+  REQUIRE(refusal([&] { model.backward({}, loss.data()); }) == "model: a backward without its forward");
+  model.forward();
+  model.upload({ids, ids, 2, 9});
+  REQUIRE(refusal([&] { model.backward({}, loss.data()); }) == "model: a backward without its forward");
+}
