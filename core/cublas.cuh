@@ -7,6 +7,7 @@
 
 #include <array>
 #include <map>
+#include <optional>
 #endif
 
 namespace gated {
@@ -29,11 +30,11 @@ struct Cublas {
   Cublas(const Cublas&) = delete;
   ~Cublas() { cublasLtDestroy(handle); }
 
-  using Shape = std::array<size_t, 14>;  // everything that a choice depends on
+  using Shape = std::array<size_t, 15>;  // everything that a choice depends on
   const bool tf32;
   cublasLtHandle_t handle = nullptr;
   Buffer<unsigned char> workspace;
-  std::map<Shape, cublasLtMatmulAlgo_t> algorithms;
+  std::map<Shape, std::optional<cublasLtMatmulAlgo_t>> algorithms;  // nothing where the library has none
 };
 #else
 struct Cublas {

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(elementwise_block)
 // emulated GPU. Reals is a pointer that knows whether it points to floats or bf16 (core/storage.h): with_storage() calls the
 // function that follows with a value of that type, for which S then stands.
 
-static void require_plain_activation(const char* operation, Activation act) {
+void require_plain_activation(const char* operation, Activation act) {
   require_activation(operation, act,
                      {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf, Activation::relu2});
 }

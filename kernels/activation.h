@@ -7,6 +7,7 @@
 namespace gated {
 
 // act: silu, gelu_tanh, gelu_erf or relu2; another is refused.
+void require_plain_activation(const char* operation, Activation act);
 
 // y (n) = act(x (n)). y may be x.
 void activation_forward(Reals y, ConstReals x, size_t n, Activation act, Context& ctx);

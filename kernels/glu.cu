@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(elementwise_block)
 
 // ---- launchers
 
-static void require_glu_activation(const char* operation, Activation act) {
+void require_glu_activation(const char* operation, Activation act) {
   require_activation(operation, act,
                      {Activation::sigmoid, Activation::silu, Activation::gelu_tanh, Activation::gelu_erf});
 }

@@ -7,6 +7,7 @@
 namespace gated {
 
 // act: sigmoid (GLU), silu (SwiGLU), gelu_tanh or gelu_erf (GEGLU); another is refused.
+void require_glu_activation(const char* operation, Activation act);
 
 // y (n) = act(g (n)) * u (n). y may be g or u.
 void glu_forward(Reals y, ConstReals g, ConstReals u, size_t n, Activation act, Context& ctx);

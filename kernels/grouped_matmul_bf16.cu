@@ -66,14 +66,16 @@ struct GroupedMmaJob {
   size_t E, N, K;
   size_t tall;  // tall_groups(), in tn
   bool accumulate;
+  Activated activated;
 };
 
 template <Layout layout, bool aligned, class Out>
-__global__ void __launch_bounds__(mma_threads) grouped_matmul_bf16_kernel(GroupedMmaJob<Out> job) {
+__global__ void __launch_bounds__(mma_threads, mma_blocks) grouped_matmul_bf16_kernel(GroupedMmaJob<Out> job) {
   DYNAMIC_SHARED(bf16, shared);
   MmaBlock<Out> block;
   block.n0 = size_t{blockIdx.y} * mma_tile_rows;
   block.accumulate = job.accumulate;
+  block.activated = job.activated;
   if constexpr (layout == Layout::tn) {
     const size_t e = blockIdx.z, begin = size_t(job.row_start[e]), matrix = job.N * job.K;
     block.K = size_t(job.row_start[e + 1]) - begin;
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(mma_threads) grouped_matmul_bf16_kernel(Groupe
     if (rows.begin >= rows.end) return;
     block.m0 = rows.begin, block.m_end = rows.end, block.n_end = job.N, block.K = job.K;
     block.A = {job.A, job.K}, block.B = {job.B + rows.expert * job.N * job.K, layout == Layout::nt ? job.K : job.N};
-    block.bias = job.bias ? job.bias + rows.expert * job.N : nullptr;
+    block.bias = layout == Layout::nt && job.bias ? job.bias + rows.expert * job.N : nullptr;
     block.C = {job.C, job.N}, block.totals = {job.totals, job.N};
   }
   multiply_tile<layout, aligned>(block, shared);
@@ -140,17 +142,23 @@ static void grouped_mma_launch(const GroupedMmaJob<Out>& job, size_t M, Context&
 }
 
 void grouped_matmul_bf16(bf16* C, const bf16* A, const bf16* B, const int* row_start, const GroupedShape& s,
-                         Layout layout, Accumulate accumulate, Context& ctx, const float* bias) {
+                         Layout layout, Accumulate accumulate, Context& ctx, const float* bias,
+                         const Activated& activated) {
   require(layout != Layout::tn,
           "grouped_matmul_bf16: expected layout nt or nn; grouped_matmul_bf16_tn() is the weight gradient");
-  require(!bias || accumulate == Accumulate::no,
-          "grouped_matmul_bf16: a bias is for a product that is written, not accumulated");
+  require(!bias || (layout == Layout::nt && accumulate == Accumulate::no),
+          "grouped_matmul_bf16: a bias is for a product that is written in layout nt, not accumulated");
+  require_activated("grouped_matmul_bf16", activated, layout, accumulate, Storage::bf16);
   require_groups("grouped_matmul_bf16", s.M, s.E, row_start, ctx);
   if (s.M == 0 || s.N == 0) return;
-  if (ctx.device == Device::cpu) return grouped_matmul_bf16_cpu(C, A, B, row_start, s, layout, accumulate, ctx, bias);
+  if (ctx.device == Device::cpu) {
+    grouped_matmul_bf16_cpu(C, A, B, row_start, s, layout, accumulate, ctx, bias);
+    return activate(activated, C, s.M * s.N, ctx);
+  }
   const size_t scratch = grouped_matmul_bf16_scratch(s, ctx.device);
   float* const totals = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
-  const GroupedMmaJob<bf16> job = {C, totals, A, B, bias, row_start, s.E, s.N, s.K, 0, accumulate == Accumulate::yes};
+  const GroupedMmaJob<bf16> job = {
+      C, totals, A, B, bias, row_start, s.E, s.N, s.K, 0, accumulate == Accumulate::yes, activated};
   if (layout == Layout::nt)
     grouped_mma_launch<Layout::nt>(job, s.M, ctx);
   else
@@ -164,8 +172,8 @@ void grouped_matmul_bf16_tn(float* C, const bf16* A, const bf16* B, const int* r
   if (ctx.device == Device::cpu) return grouped_matmul_bf16_tn_cpu(C, A, B, row_start, s, ctx);
   const size_t scratch = grouped_matmul_bf16_tn_scratch(s, ctx.device), tall = tall_groups(s.M, s.E, matmul_bf16_slice);
   float* const totals = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
-  grouped_mma_launch<Layout::tn>(GroupedMmaJob<float>{C, totals, A, B, nullptr, row_start, s.E, s.N, s.K, tall, true},
-                                 s.M, ctx);
+  grouped_mma_launch<Layout::tn>(
+      GroupedMmaJob<float>{C, totals, A, B, nullptr, row_start, s.E, s.N, s.K, tall, true, {}}, s.M, ctx);
 }
 
 }  // namespace gated

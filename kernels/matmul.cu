@@ -258,8 +258,10 @@ void matmul(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_
           N, lda, ldb);
   if (M == 0 || N == 0) return;
   if (ctx.device == Device::cpu) return matmul_cpu(C, A, B, M, N, K, layout, accumulate, bias);
-  if (ctx.matmul_engine() == MatmulEngine::cublas && K > 0)
-    return matmul_cublas(C, A, B, M, N, K, layout, accumulate, bias, ctx);
+  if (ctx.matmul_engine() == MatmulEngine::cublas && K > 0) {
+    matmul_cublas(C, A, B, M, N, K, layout, accumulate, {bias, nullptr, nullptr}, ctx);
+    return;
+  }
   matmul_by_plan(C, A, B, M, N, K, layout, accumulate, matmul_plan(M, N, K), ctx, bias);
 }
 

@@ -77,12 +77,19 @@ void matmul_cpu(float* C, const float* A, const float* B, size_t M, size_t N, si
 // The most bytes that a thread takes to pack its part of a product. It keeps them: of all products the largest counts.
 size_t matmul_cpu_workspace(size_t M, size_t N, size_t K, Accumulate accumulate);
 
-// ---- by cuBLASLt, where ctx.use_cublas() was called: kernels/matmul_cublas.cu. K > 0. Takes scratch for a bias beside a C in
-// bf16 alone, N elements of bf16.
+// ---- by cuBLASLt, where ctx.use_cublas() was called: kernels/matmul_cublas.cu
 
+// What one product makes besides C: at most one of the three.
+struct CublasEpilogue {
+  const float* bias = nullptr;  // (N), is added to every row of a C that is written; with `gelu` too
+  void* gelu = nullptr;         // (M,N) like C, without gaps: gelu_tanh of each element before it is rounded
+  float* sums = nullptr;        // (M), in tn: the sum of each column of A, written
+};
+// K > 0. False, and nothing is written, where cuBLASLt has no algorithm that makes `gelu` or `sums`. Takes scratch for a bias
+// beside a C in bf16 alone, N elements of bf16.
 template <class In, class Out>
-void matmul_cublas(Matrix<Out> C, Matrix<const In> A, Matrix<const In> B, size_t M, size_t N, size_t K, Layout layout,
-                   Accumulate accumulate, const float* bias, Context& ctx);
+bool matmul_cublas(Matrix<Out> C, Matrix<const In> A, Matrix<const In> B, size_t M, size_t N, size_t K, Layout layout,
+                   Accumulate accumulate, const CublasEpilogue& epilogue, Context& ctx);
 
 // ---- reference
 

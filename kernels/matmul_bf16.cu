@@ -14,6 +14,10 @@
 
 #include <algorithm>
 
+#include "kernels/activation.h"
+#include "kernels/bias.h"
+#include "kernels/glu.h"
+#include "kernels/gradient.h"
 #include "kernels/matmul_bf16_tile.cuh"
 
 namespace gated {
@@ -59,14 +63,15 @@ struct MmaJob {
   float* totals;  // (M,N) of scratch, where there are several slices: the slices that are done
   // True: every slice is a block's own, that of blockIdx.z, and C the first of as many matrices (M, C.ld).
   bool side_by_side;
+  Activated activated;
 };
 
 template <Layout layout, bool aligned, class Out>
-__global__ void __launch_bounds__(mma_threads) matmul_bf16_kernel(MmaJob<Out> job) {
+__global__ void __launch_bounds__(mma_threads, mma_blocks) matmul_bf16_kernel(MmaJob<Out> job) {
   DYNAMIC_SHARED(bf16, shared);
   const size_t m0 = size_t{blockIdx.x} * mma_tile_rows, n0 = size_t{blockIdx.y} * mma_tile_rows;
-  MmaBlock<Out> block = {job.C, {job.totals, job.N}, job.A, job.B, job.bias, m0, job.M, n0, job.N,
-                         job.K, job.accumulate};
+  MmaBlock<Out> block = {job.C, {job.totals, job.N}, job.A,        job.B, job.bias, m0, job.M, n0, job.N,
+                         job.K, job.accumulate,      job.activated};
   if constexpr (layout == Layout::tn) {
     if (job.side_by_side) {
       const size_t k = blockIdx.z * matmul_bf16_slice;
@@ -114,26 +119,59 @@ static void launch_mma(const MmaJob<Out>& job, Layout layout, size_t slices, Con
   }
 }
 
+void activate(const Activated& to, const bf16* C, size_t n, Context& ctx) {
+  if (!to.y) return;
+  if (to.g)
+    glu_forward(to.y, to.g, C, n, to.act, ctx);
+  else
+    activation_forward(to.y, C, n, to.act, ctx);
+}
+
+void require_activated(const char* operation, const Activated& to, Layout layout, Accumulate accumulate,
+                       Storage stored) {
+  if (!to.y) return;
+  require(layout == Layout::nt && accumulate == Accumulate::no && stored == Storage::bf16,
+          "%s: an activation is made of a C in bf16 that is written in layout nt", operation);
+  if (to.g)
+    require_glu_activation(operation, to.act);
+  else
+    require_plain_activation(operation, to.act);
+}
+
+// By cuBLASLt, which makes the GELU of tanh itself where it can.
+template <class Out>
+static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& ctx) {
+  const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
+  const auto multiply = [&](const CublasEpilogue& epilogue) {
+    return matmul_cublas(job.C, job.A, job.B, job.M, job.N, job.K, layout, accumulate, epilogue, ctx);
+  };
+  const Activated& to = job.activated;
+  if (to.y && !to.g && to.act == Activation::gelu_tanh && multiply({job.bias, to.y, nullptr})) return;
+  multiply({job.bias, nullptr, nullptr});
+  if constexpr (storage_of<Out> == Storage::bf16) activate(to, job.C.data, job.M * job.N, ctx);
+}
+
 template <class Out>
 static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
+  const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
   require(!job.bias || !job.accumulate, "matmul_bf16: a bias is for a product that is written, not accumulated");
+  require_activated("matmul_bf16", job.activated, layout, accumulate, storage_of<Out>);
   if (job.M == 0 || job.N == 0) return;
-  if (ctx.device == Device::cpu)
-    return matmul_bf16_cpu(job.C, job.A, job.B, job.M, job.N, job.K, layout,
-                           job.accumulate ? Accumulate::yes : Accumulate::no, job.bias, ctx);
-  if (ctx.matmul_engine() == MatmulEngine::cublas && job.K > 0)
-    return matmul_cublas(job.C, job.A, job.B, job.M, job.N, job.K, layout,
-                         job.accumulate ? Accumulate::yes : Accumulate::no, job.bias, ctx);
+  if (ctx.device == Device::cpu) {
+    matmul_bf16_cpu(job.C, job.A, job.B, job.M, job.N, job.K, layout, accumulate, job.bias, ctx);
+    if constexpr (storage_of<Out> == Storage::bf16) activate(job.activated, job.C.data, job.M * job.N, ctx);
+    return;
+  }
+  if (ctx.matmul_engine() == MatmulEngine::cublas && job.K > 0) return multiply_by_cublas(job, layout, ctx);
   emulate_mma(ctx);
   if constexpr (std::is_same_v<Out, float>) {
     const size_t slices = ceil_div(job.K, matmul_bf16_slice);
     if (slices > 0 && slices == slices_side_by_side(job.M, job.N, job.K, layout)) {
       const size_t pitch = matmul_scratch_pitch(job.N);
       const Matrix<float> totals = {ctx.scratch(slices * job.M * pitch), pitch};
-      launch_mma<float>({totals, job.A, job.B, nullptr, job.M, job.N, job.K, false, nullptr, true}, layout, slices,
+      launch_mma<float>({totals, job.A, job.B, nullptr, job.M, job.N, job.K, false, nullptr, true, {}}, layout, slices,
                         ctx);
-      return matmul_add_slices(job.C, totals.data, pitch, slices, job.bias, job.M, job.N,
-                               job.accumulate ? Accumulate::yes : Accumulate::no, ctx);
+      return matmul_add_slices(job.C, totals.data, pitch, slices, job.bias, job.M, job.N, accumulate, ctx);
     }
   }
   if (const size_t totals = totals_of_slices(job.M, job.N, job.K)) job.totals = ctx.scratch(totals);
@@ -142,28 +180,48 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
 
 size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Layout layout, Device device, bool bias) {
   if (device == Device::cpu) return matmul_bf16_cpu_scratch(M, N, K);
-  const size_t of_cublas = bias && device == Device::cuda ? N * sizeof(bf16) : 0;
+  const size_t of_bias = layout == Layout::tn ? M * sizeof(float) : N * sizeof(bf16);
+  const size_t of_cublas = bias && device == Device::cuda ? of_bias : 0;
   const size_t side_by_side = slices_side_by_side(M, N, K, layout) * M * matmul_scratch_pitch(N);
   return std::max(std::max(totals_of_slices(M, N, K), side_by_side) * sizeof(float), of_cublas);
 }
 
-void matmul_bf16(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
-                 Accumulate accumulate, Context& ctx, const float* bias) {
+static void multiply(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
+                     Layout layout, Accumulate accumulate, Context& ctx, const float* bias,
+                     const Activated& activated) {
   const size_t lda = packed_lda(M, K, layout), ldb = packed_ldb(N, K, layout);
   require(C.ld >= N && A.ld >= lda && B.ld >= ldb,
           "matmul_bf16: leading dimensions of C, A, B are %zu, %zu, %zu, expected at least %zu, %zu, %zu", C.ld, A.ld,
           B.ld, N, lda, ldb);
   with_storage(C.data, [&](auto stored) {
     using Out = decltype(stored);
-    matmul_bf16_of<Out>({{C.data.as<Out>(), C.ld}, A, B, bias, M, N, K, accumulate == Accumulate::yes, nullptr, false},
-                        layout, ctx);
+    matmul_bf16_of<Out>(
+        {{C.data.as<Out>(), C.ld}, A, B, bias, M, N, K, accumulate == Accumulate::yes, nullptr, false, activated},
+        layout, ctx);
   });
 }
 
-void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
+void matmul_bf16(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
                  Accumulate accumulate, Context& ctx, const float* bias) {
-  matmul_bf16({C, N}, {A, packed_lda(M, K, layout)}, {B, packed_ldb(N, K, layout)}, M, N, K, layout, accumulate, ctx,
-              bias);
+  multiply(C, A, B, M, N, K, layout, accumulate, ctx, bias, {});
+}
+
+void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
+                 Accumulate accumulate, Context& ctx, const float* bias, const Activated& activated) {
+  multiply({C, N}, {A, packed_lda(M, K, layout)}, {B, packed_ldb(N, K, layout)}, M, N, K, layout, accumulate, ctx, bias,
+           activated);
+}
+
+void linear_gradients_bf16(float* dW, float* db, const bf16* dy, const bf16* x, size_t N, size_t out, size_t in,
+                           Context& ctx) {
+  if (db && ctx.matmul_engine() == MatmulEngine::cublas && N > 0 && in > 0) {
+    float* const sums = ctx.scratch(out);
+    if (matmul_cublas<bf16, float>({dW, in}, {dy, out}, {x, in}, out, in, N, Layout::tn, Accumulate::yes,
+                                   {nullptr, nullptr, sums}, ctx))
+      return accumulate_gradient(db, sums, out, ctx);
+  }
+  if (db) bias_backward(db, dy, N, out, ctx);
+  matmul_bf16(dW, dy, x, out, in, N, Layout::tn, Accumulate::yes, ctx);
 }
 
 // ---- what Hopper's own instructions will add

@@ -39,12 +39,14 @@
 
 #pragma once
 #include "core/mma.cuh"
+#include "core/quad.cuh"
 #include "kernels/matmul_bf16.h"
 
 namespace gated {
 
 constexpr int mma_tile_rows = 128, mma_strip_k = 32, mma_stages = 3, mma_chunk = 8;  // of bf16; a chunk is 16 bytes
 constexpr int mma_threads = 256, mma_strip_elements = mma_tile_rows * mma_strip_k;
+constexpr int mma_blocks = 2;  // side by side on a multiprocessor: the registers of 512 threads with 128 each
 constexpr size_t mma_shared = size_t{mma_stages} * 2 * mma_strip_elements * sizeof(bf16);
 constexpr size_t mma_most_k = size_t{1} << 35;  // strips are counted in ints
 static_assert(matmul_bf16_slice % mma_strip_k == 0, "a slice is a whole number of strips");
@@ -65,6 +67,7 @@ struct MmaStrip {
 
   // Asks for the strip that begins at k0. A thread owns two chunks; what is past the matrix is 0.
   __device__ void copy(bf16* shared, size_t k0, AsyncCopies& copies) const {
+#pragma unroll 1  // the addresses of a second chunk would take registers that the sums need
     for (int i = threadIdx.x; i < mma_strip_elements / mma_chunk; i += mma_threads) {
       const int line = i / chunks, c = i % chunks;
       const size_t row = row0 + (k_along_memory ? line : c * mma_chunk),
@@ -95,7 +98,7 @@ struct MmaStrip {
 };
 
 // What a block works on: rows from m0 and columns from n0 of C, 128 of each where they come before m_end and n_end, and k from 0
-// to K. C, A, B, bias and totals point to their first element, wherever the tile is.
+// to K. C, A, B, bias, totals and the two of `activated` point to their first element, wherever the tile is.
 // totals: where there are several slices, the sum of those that are done.
 template <class Out>
 struct MmaBlock {
@@ -105,20 +108,63 @@ struct MmaBlock {
   const float* bias;  // or null
   size_t m0, m_end, n0, n_end, K;
   bool accumulate;
+  Activated activated;
 };
 
-// One element at the end of a slice; the last slice writes C.
-template <class Out>
-__device__ inline void end_slice(const MmaBlock<Out>& block, size_t m, size_t n, float sum, bool first, bool last) {
-  if (m >= block.m_end || n >= block.n_end) return;
-  const size_t at = m * block.totals.ld + n;
-  const float total = first ? sum : block.totals.data[at] + sum;
-  if (!last) {
-    block.totals.data[at] = total;
-    return;
+// ---- the end of a tile
+//
+// A lane's sums are pairs of neighbours in many rows: stored from there, each store of a warp would touch eight rows. So they go
+// through shared memory, where the strips are no longer needed, half a tile at a time, as floats:
+//
+//   every warp lays the upper half of its 64 x 32 down      rows 0 .. 31 and 64 .. 95 of the tile
+//   barrier
+//   every warp takes whole rows: lane i the four neighbours 4i .. 4i+3, and stores them with bias and activation
+//   barrier
+//   the same with the lower halves                          rows 32 .. 63 and 96 .. 127
+//
+// Halves of every warp, and not first those of four warps: registers are needed by what comes after, and half of the sums are
+// out of them then. Rows lie 136 floats apart: the four rows in which half a warp lays pairs down are in banks of their own.
+constexpr int mma_end_rows = mma_tile_rows / 2, mma_end_pitch = mma_tile_rows + 8;
+static_assert(mma_end_rows * mma_end_pitch * sizeof(float) <= mma_shared);
+
+// Do the rows of a matrix begin on boundaries of four elements?
+template <class T>
+__device__ bool mma_quads(const T* data, size_t ld) {
+  return uintptr_t(data) % (4 * sizeof(T)) == 0 && ld % 4 == 0;
+}
+
+// Four neighbours of row m of C from column n on; x: their sums over the last slice.
+template <bool may_activate, class Out>
+__device__ void end_quad(const MmaBlock<Out>& block, size_t m, size_t n, Quad x) {
+  Out* const c = block.C.data + m * block.C.ld;
+  const bool quads = mma_quads(block.C.data, block.C.ld);
+  if (block.K > matmul_bf16_slice) {
+    const Matrix<float>& totals = block.totals;
+    const Quad total = load_quad_inside(totals.data + m * totals.ld, n, block.n_end, mma_quads(totals.data, totals.ld));
+    for (int k = 0; k < 4; k++) x.v[k] = total.v[k] + x.v[k];
   }
-  Out& c = block.C.data[m * block.C.ld + n];
-  c = Out(block.accumulate ? c + total : block.bias ? block.bias[n] + total : total);
+  if (block.accumulate) {
+    const Quad old = load_quad_inside(c, n, block.n_end, quads);
+    for (int k = 0; k < 4; k++) x.v[k] = old.v[k] + x.v[k];
+  } else if (block.bias) {
+    const Quad bias = load_quad<false>(block.bias, n, block.n_end);
+    for (int k = 0; k < 4; k++) x.v[k] = bias.v[k] + x.v[k];
+  }
+  store_quad_inside(c, n, block.n_end, x, quads);
+  if constexpr (may_activate) {
+    const Activated& a = block.activated;
+    if (!a.y) return;
+    const Quad u = stored_quad<Out>(x);
+    const size_t row = m * block.C.ld;
+    const bool whole = quads && mma_quads(a.y, block.C.ld) && mma_quads(a.g, block.C.ld);
+    const Quad g = a.g ? load_quad_inside(a.g + row, n, block.n_end, whole) : u;
+    Quad y;
+    for (int k = 0; k < 4; k++) {
+      y.v[k] = activation_value(a.act, g.v[k]);
+      if (a.g) y.v[k] = y.v[k] * u.v[k];
+    }
+    store_quad_inside(a.y + row, n, block.n_end, y, whole);
+  }
 }
 
 // shared: mma_shared bytes.
@@ -128,7 +174,7 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
   using StripB = MmaStrip<layout == Layout::nt, aligned>;
   const StripA strip_a{block.A, block.m_end, block.K, block.m0};
   const StripB strip_b{block.B, block.n_end, block.K, block.n0};
-  const int warp = threadIdx.x / 32, row = warp / 4 * 64, column = warp % 4 * 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp / 4 * 64, column = warp % 4 * 32;
   const int strips = int((block.K + mma_strip_k - 1) / mma_strip_k);
 
   AsyncCopies copies;
@@ -144,17 +190,15 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
   copy(1);
 
   MmaC sum[4][4] = {};
-  const int lane = threadIdx.x % 32;
-  const auto end = [&](bool first, bool last) {
+  // f(one of this lane's sums, its row in the tile, its column), of the rows of 16 from `first` to `last`
+  const auto for_every_sum = [&](int first, int last, auto f) {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = first; i < last; i++)
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
+      for (int j = 0; j < 4; j++)
+#pragma unroll
         for (int e = 0; e < 4; e++)
-          end_slice(block, block.m0 + row + 16 * i + lane / 4 + e / 2 * 8,
-                    block.n0 + column + 8 * j + lane % 4 * 2 + e % 2, sum[i][j].x[e], first, last);
-        sum[i][j] = {};
-      }
+          f(sum[i][j].x[e], row + 16 * i + lane / 4 + e / 2 * 8, column + 8 * j + lane % 4 * 2 + e % 2);
   };
   constexpr int strips_of_slice = matmul_bf16_slice / mma_strip_k;
   for (int s = 0; s < strips; s++) {
@@ -180,9 +224,32 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
 #pragma unroll
         for (int j = 0; j < 4; j++) mma(sum[i][j], fragments_a[i], fragments_b[j]);
     }
-    if ((s + 1) % strips_of_slice == 0 && s + 1 < strips) end(s < strips_of_slice, false);
+    if ((s + 1) % strips_of_slice == 0 && s + 1 < strips)  // a slice ends that is not the last
+      for_every_sum(0, 4, [&](float& x, int r, int c) {
+        const size_t m = block.m0 + r, n = block.n0 + c;
+        if (m < block.m_end && n < block.n_end) {
+          float& total = block.totals.data[m * block.totals.ld + n];
+          total = s < strips_of_slice ? x : total + x;
+        }
+        x = 0;
+      });
   }
-  end(strips <= strips_of_slice, true);
+
+  float* const staged = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    __syncthreads();  // the last strip is multiplied, or the first half is stored
+    for_every_sum(2 * half, 2 * half + 2,
+                  [&](float& x, int r, int c) { staged[(r / 64 * 32 + r % 32) * mma_end_pitch + c] = x; });
+    __syncthreads();
+#pragma unroll 1
+    for (int r = warp; r < mma_end_rows; r += mma_threads / 32) {
+      const size_t m = block.m0 + r / 32 * 64 + half * 32 + r % 32, n = block.n0 + 4 * lane;
+      if (m < block.m_end && n < block.n_end)
+        end_quad<layout == Layout::nt && storage_of<Out> == Storage::bf16>(
+            block, m, n, load_four(staged + r * mma_end_pitch + 4 * lane));
+    }
+  }
 }
 
 // ---- for launchers

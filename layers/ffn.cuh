@@ -34,8 +34,12 @@ class FeedForward {
   ConstReals forward(ConstReals x, size_t N, Context& ctx) {
     x_ = x;
     if (has_gate()) gate_.forward(g_, x, N, ctx);
-    up_.forward(u_, x, N, ctx);
-    recompute(N, ctx);
+    if (product_activates()) {
+      up_.forward(u_, x, N, ctx, {a_.as<bf16>(), has_gate() ? g_.as<bf16>() : nullptr, activation()});
+    } else {
+      up_.forward(u_, x, N, ctx);
+      recompute(N, ctx);
+    }
     down_.forward(y_, a_, N, ctx);
     return y_;
   }
@@ -106,6 +110,11 @@ class FeedForward {
   bool has_gate() const {
     return config_.kind == FfnKind::swiglu || config_.kind == FfnKind::glu || config_.kind == FfnKind::geglu ||
            config_.kind == FfnKind::swiglu_clamped;
+  }
+  // Can the product of W_up make the activation in its end? PolyNorm needs whole rows first.
+  bool product_activates() const {
+    return u_.storage() == Storage::bf16 && config_.kind != FfnKind::polynorm &&
+           config_.kind != FfnKind::swiglu_clamped;
   }
   Activation activation() const {
     switch (config_.kind) {

@@ -26,13 +26,13 @@ class GroupedLinear {
 
   void reader(const ReaderVisitor& visit) const { visit(weight_, experts_ * out_, Use::linear); }
 
-  // y is written.
-  void forward(Reals y, ConstReals x, size_t M, Context& ctx) {
+  // y is written; of a y in bf16 so is what `activated` asks for.
+  void forward(Reals y, ConstReals x, size_t M, Context& ctx, const Activated& activated = {}) {
     if (weight_.quantizer) x = weight_.quantizer->rows(x.as<float>(), M, in_);
     const GroupedShape s = {M, experts_, out_, in_};
     if (x.storage() == Storage::bf16)
       grouped_matmul_bf16(y.as<bf16>(), x.as<bf16>(), weight_.copy, *row_start_, s, Layout::nt, Accumulate::no, ctx,
-                          bias_.value);
+                          bias_.value, activated);
     else
       grouped_matmul(y.as<float>(), x.as<float>(), weight_.value, *row_start_, s, Layout::nt, Accumulate::no, ctx,
                      bias_.value);

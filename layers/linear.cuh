@@ -24,22 +24,22 @@ class Linear {
 
   void reader(const ReaderVisitor& visit) const { visit(weight_, out_, use_); }
 
-  // y is written.
-  void forward(Reals y, ConstReals x, size_t N, Context& ctx) {
+  // y is written; of a y in bf16 so is what `activated` asks for.
+  void forward(Reals y, ConstReals x, size_t N, Context& ctx, const Activated& activated = {}) {
     if (weight_.quantizer) x = weight_.quantizer->rows(x.as<float>(), N, in_);
     if (x.storage() == Storage::bf16)
-      matmul_bf16(y, x.as<bf16>(), weight_.copy, N, out_, in_, Layout::nt, Accumulate::no, ctx, bias_.value);
+      matmul_bf16(y, x.as<bf16>(), weight_.copy, N, out_, in_, Layout::nt, Accumulate::no, ctx, bias_.value, activated);
     else
       matmul(y.as<float>(), x.as<float>(), weight_.value, N, out_, in_, Layout::nt, Accumulate::no, ctx, bias_.value);
   }
 
   // dx is written, or accumulated to; it is not dy. The parameters' gradients are accumulated.
   void backward(Reals dx, Accumulate accumulate, ConstReals dy, ConstReals x, size_t N, Context& ctx) {
-    if (has_bias_) bias_backward(bias_.grad, dy, N, out_, ctx);
     if (x.storage() == Storage::bf16) {
-      matmul_bf16(weight_.grad, dy.as<bf16>(), x.as<bf16>(), out_, in_, N, Layout::tn, Accumulate::yes, ctx);
+      linear_gradients_bf16(weight_.grad, bias_.grad, dy.as<bf16>(), x.as<bf16>(), N, out_, in_, ctx);
       matmul_bf16(dx, dy.as<bf16>(), weight_.copy, N, in_, out_, Layout::nn, accumulate, ctx);
     } else {
+      if (has_bias_) bias_backward(bias_.grad, dy, N, out_, ctx);
       matmul(weight_.grad, dy.as<float>(), x.as<float>(), out_, in_, N, Layout::tn, Accumulate::yes, ctx);
       matmul(dx.as<float>(), dy.as<float>(), weight_.value, N, in_, out_, Layout::nn, accumulate, ctx);
     }

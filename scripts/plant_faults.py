@@ -589,7 +589,7 @@ training/run_metadata.cpp
 
 [bf16]
 layers/linear.cuh
-  weight_.copy, N, out_, in_, Layout::nt, Accumulate::no, ctx, «bias_.value => nullptr»);
+  weight_.copy, N, out_, in_, Layout::nt, Accumulate::no, ctx, «bias_.value => nullptr»,
   return plan.need(«matmul_bf16_scratch(rows, columns, K, layout, plan.device, has_bias_) => 0»);
 layers/parameters.cu
   «if (copies.size()) round_to_bf16(copies.data(), values.data(), size_, ctx); => ;»
@@ -598,9 +598,17 @@ training/trainer.cu
 training/optimizer.cuh
   bf16* const copies = «weights_.copies.size() ? weights_.copies.data() : nullptr => nullptr»;
 layers/grouped_linear.cuh
-  s, Layout::nt, Accumulate::no, ctx,¶                          «bias_.value => nullptr»);
+  s, Layout::nt, Accumulate::no, ctx,¶                          «bias_.value => nullptr», activated);
+layers/ffn.cuh
+  ctx, {a_.as<bf16>(), «has_gate() ? g_.as<bf16>() : nullptr => nullptr», activation()});
 layers/moe.cuh
   router_backward_scratch(router_shape(N), «plan.storage => Storage::fp32»)
+kernels/matmul_bf16_tile.cuh
+  const Quad u = «stored_quad<Out>(x) => x»;
+  mma_quads(«totals.data, totals.ld => block.C.data, block.C.ld»));
+  «if (block.accumulate) => if (false)» {
+kernels/matmul_bf16.cu
+  if («to.g => false»)¶    glu_forward
 kernels/grouped_matmul_bf16.cu
   if («rows > 0 => true») multiply(e, row, rows);
   if (device == Device::cpu) return «matmul_bf16_scratch(s.N, s.K, s.M, Layout::tn, device) => 0»;

@@ -274,6 +274,24 @@ void bench_bf16(Context& ctx) {
     compare(Layout::tn, out, in, out > tokens ? 8192 : tokens);
   }
   for (size_t n : {4096, 8192}) compare(Layout::nt, n, n, n);
+
+  // The activation of a feed-forward layer in the end of its product, beside one in a kernel of its own.
+  const size_t F = 3072, C = 768;
+  const Buffer<bf16> x = filled<bf16>(tokens * C, 1), w = filled<bf16>(F * C, 2), g = filled<bf16>(tokens * F, 3),
+                     u = filled<bf16>(tokens * F, 4), y = filled<bf16>(tokens * F, 5);
+  const auto multiply = [&](const Activated& activated) {
+    matmul_bf16(u.data(), x.data(), w.data(), tokens, F, C, Layout::nt, Accumulate::no, ctx, nullptr, activated);
+  };
+  const auto seconds = best_seconds({[&] {
+                                       multiply({y.data(), g.data(), Activation::silu});
+                                     },
+                                     [&] {
+                                       multiply({});
+                                       glu_forward(y.data(), g.data(), u.data(), tokens * F, Activation::silu, ctx);
+                                     }});
+  printf("SwiGLU in the end of the product of W_up: %.2fx the speed of one after it\n", seconds[1] / seconds[0]);
+  rows.push_back(
+      {{"op", "bf16 product with SwiGLU"}, {"peer", "SwiGLU after it"}, {"ratio_to_peer", seconds[1] / seconds[0]}});
 }
 
 // The products of one layer's experts, of rows of S, beside one product of all rows.

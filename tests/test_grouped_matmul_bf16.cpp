@@ -48,20 +48,31 @@ void require_products(const Groups& g, Layout layout, Accumulate accumulate, Mma
   auto b = random_values<float>(s.E * s.N * s.K, 2);
   for (size_t e = 0; e < s.E; e++)  // what belongs to an expert without rows is not read
     if (g.rows(e) == 0) std::fill_n(b.begin() + ptrdiff_t(e * s.N * s.K), s.N * s.K, NAN);
-  const float* with_bias = add ? nullptr : bias.data();
+  const bool biased = !add && layout == Layout::nt;
+  const float* with_bias = biased ? bias.data() : nullptr;
   const auto expected = one_by_one(g, layout, accumulate, c, rounded(a), rounded(b), with_bias, arithmetic);
   std::vector<bf16> reference = rounded(c);
   grouped_matmul_bf16_ref(reference.data(), rounded(a).data(), rounded(b).data(), g.start.data(), s, layout, accumulate,
                           arithmetic, with_bias);
   REQUIRE_BITWISE(expected, (std::vector<float>(reference.begin(), reference.end())));
+  std::vector<float> gated_silu;  // of the product, with c for a gate
+  for (size_t i = 0; i < c.size(); i++)
+    gated_silu.push_back(bf16(activation_value(Activation::silu, c[i]) * expected[i]));
   on_every_device([&](Context& ctx) {
     if (!multiplies_as(ctx, arithmetic)) return;
     const Buffer<int> row_start = g.on(ctx);
     const GuardedOf<bf16> ga(ctx, a), gb(ctx, b), old(ctx, c), fresh(ctx, c.size());
     const Guarded gbias(ctx, bias);
     const GuardedOf<bf16>& to = add ? old : fresh;
-    grouped_matmul_bf16(to, ga, gb, row_start.data(), s, layout, accumulate, ctx, add ? nullptr : +gbias);
+    grouped_matmul_bf16(to, ga, gb, row_start.data(), s, layout, accumulate, ctx, biased ? +gbias : nullptr);
     REQUIRE_BITWISE(expected, to.download());
+    if (!add && layout == Layout::nt) {
+      const GuardedOf<bf16> gate(ctx, c), y(ctx, c.size()), again(ctx, c.size());
+      grouped_matmul_bf16(again, ga, gb, row_start.data(), s, layout, accumulate, ctx, gbias,
+                          {y, gate, Activation::silu});
+      REQUIRE_BITWISE(expected, again.download());
+      REQUIRE_BITWISE(gated_silu, y.download());
+    }
     REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_scratch(s, ctx.device));
     if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == grouped_matmul_bf16_scratch(s, ctx.device));
   });
@@ -159,7 +170,7 @@ TEST_CASE("grouped_matmul_bf16: what cannot be is refused", "[bitwise]") {
   const GroupedShape s = {2, 2, 2, 2};
   REQUIRE_NOTHROW(multiply(s, Layout::nt, Accumulate::no, cpu, f.data()));
   REQUIRE_THROWS_WITH(multiply(s, Layout::nt, Accumulate::yes, cpu, f.data()),
-                      "grouped_matmul_bf16: a bias is for a product that is written, not accumulated");
+                      "grouped_matmul_bf16: a bias is for a product that is written in layout nt, not accumulated");
   REQUIRE_THROWS_WITH(multiply(s, Layout::tn, Accumulate::yes, cpu, nullptr),
                       "grouped_matmul_bf16: expected layout nt or nn; grouped_matmul_bf16_tn() is the weight gradient");
   REQUIRE_THROWS_WITH(multiply({3, 2, 2, 2}, Layout::nt, Accumulate::no, cpu, nullptr),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/bias.h"
 #include "tests/harness.h"
 
 using namespace gated;
@@ -163,6 +164,72 @@ TEST_CASE("matmul_bf16: three slices of k", "[matmul_bf16][bitwise]") {
   }
 }
 
+TEST_CASE("matmul_bf16: an activation in a product's end has the bits of one after it", "[matmul_bf16][bitwise]") {
+  struct Case {
+    Size size;
+    Activation act;
+    bool gate, bias;
+  };
+  // Two tiles, the second with one row in its second half; rows off their boundaries; two slices; a product over nothing.
+  for (const Case& c : {Case{{193, 40, 24}, Activation::silu, true, false},
+                        {{31, 130, 33}, Activation::gelu_tanh, false, true},
+                        {{5, 12, matmul_bf16_slice + 24}, Activation::relu2, false, false},
+                        {{3, 5, 0}, Activation::sigmoid, true, true}}) {
+    INFO(c.size.M << " x " << c.size.N << " x " << c.size.K << ", " << name_of(c.act));
+    const Product p(c.size.M, c.size.N, c.size.K, Layout::nt);
+    const std::vector<float> product = p.expected<bf16>(Accumulate::no, usual_mma(), c.bias);
+    const std::vector<float> g = stored<bf16>(random_values<float>(product.size(), 5));
+    std::vector<float> expected;
+    for (size_t i = 0; i < product.size(); i++)
+      expected.push_back(
+          bf16(c.gate ? activation_value(c.act, g[i]) * product[i] : activation_value(c.act, product[i])));
+    on_every_device([&](Context& ctx) {
+      const Buffer<bf16> a(ctx.device, p.A), b(ctx.device, p.B);
+      const GuardedOf<bf16> C(ctx, product.size()), y(ctx, product.size()), gate(ctx, g);
+      const Guarded bias(ctx, p.bias);
+      matmul_bf16(+C, a.data(), b.data(), p.M, p.N, p.K, Layout::nt, Accumulate::no, ctx, c.bias ? +bias : nullptr,
+                  {y, c.gate ? +gate : nullptr, c.act});
+      REQUIRE_BITWISE(product, C.download());
+      REQUIRE_BITWISE(expected, y.download());
+    });
+  }
+}
+
+TEST_CASE("matmul_bf16: the gradients of a linear layer have the bits of the product and of the bias's", "[bitwise]") {
+  const size_t N = 40, out = 12, in = 20;
+  const Product p(out, in, N, Layout::tn);
+  const std::vector<float> dW = p.expected(Accumulate::yes, usual_mma());
+  const std::vector<float> dy(p.A.begin(), p.A.end());
+  std::vector<float> db = random_values<float>(out, 6);
+  const std::vector<float> before = db;
+  bias_backward_ref(db.data(), dy.data(), N, out);
+  on_every_device([&](Context& ctx) {
+    const Buffer<bf16> a(ctx.device, p.A), b(ctx.device, p.B);
+    const Guarded weight(ctx, p.C), bias(ctx, before), weight_alone(ctx, p.C);
+    linear_gradients_bf16(weight, bias, a.data(), b.data(), N, out, in, ctx);
+    linear_gradients_bf16(weight_alone, nullptr, a.data(), b.data(), N, out, in, ctx);
+    REQUIRE_BITWISE(dW, weight.download());
+    REQUIRE_BITWISE(dW, weight_alone.download());
+    REQUIRE_BITWISE(db, bias.download());
+  });
+}
+
+TEST_CASE("matmul_bf16: an activation of what is added to, of floats, or that is none of a layer's is refused",
+          "[matmul_bf16]") {
+  Context ctx(Device::cpu);
+  const Buffer<bf16> x(ctx.device, 4), c(ctx.device, 4), y(ctx.device, 4);
+  const Buffer<float> wide(ctx.device, 4);
+  const auto multiply = [&](Reals C, Layout layout, Accumulate accumulate, Activation act) {
+    matmul_bf16(C, x.data(), x.data(), 2, 2, 2, layout, accumulate, ctx, nullptr, {y.data(), nullptr, act});
+  };
+  const auto which = Catch::Contains("an activation is made of a C in bf16 that is written in layout nt");
+  REQUIRE_NOTHROW(multiply(c.data(), Layout::nt, Accumulate::no, Activation::silu));
+  REQUIRE_THROWS_WITH(multiply(c.data(), Layout::nt, Accumulate::yes, Activation::silu), which);
+  REQUIRE_THROWS_WITH(multiply(c.data(), Layout::nn, Accumulate::no, Activation::silu), which);
+  REQUIRE_THROWS_WITH(multiply(wide.data(), Layout::nt, Accumulate::no, Activation::silu), which);
+  REQUIRE_THROWS_WITH(multiply(c.data(), Layout::nt, Accumulate::no, Activation::tanh), Catch::Contains("tanh"));
+}
+
 TEST_CASE("matmul_bf16: refuses a bias where C is added to", "[matmul_bf16]") {
   const Product p(2, 2, 2, Layout::nt);
   Context ctx(Device::cpu);
@@ -176,6 +243,51 @@ TEST_CASE("matmul_bf16: rows that are shorter than what is in them are refused",
   REQUIRE_THROWS_WITH(
       matmul_bf16({c.data(), 2}, {a.data(), 3}, {b.data(), 2}, 2, 2, 3, Layout::nt, Accumulate::no, ctx),
       "matmul_bf16: leading dimensions of C, A, B are 2, 3, 2, expected at least 2, 3, 3");
+}
+
+TEST_CASE("matmul_bf16: what cuBLAS makes beside a product is near the exact engine's, and repeats itself",
+          "[cublas]") {
+  if (kernel_device != Device::cuda || !kernels_can_run()) return;
+  const size_t M = 96, N = 128, K = 72;
+  const Product p(M, N, K, Layout::nt);
+  const std::vector<double> bias(p.bias.begin(), p.bias.end());
+  std::vector<double> start;
+  for (size_t i = 0; i < M * N; i++) start.push_back(bias[i % N]);
+  const std::vector<double> sums = p.exact(start), sizes = p.exact(start, true);
+  // dW += dy^T x and db += the columns of dy, with dy = A (M rows of K) and x = C, rounded.
+  std::vector<bf16> x;
+  for (float value : p.C) x.push_back(bf16(value));
+  std::vector<double> db(K, 1.0), db_size(K, 1.0);
+  for (size_t i = 0; i < p.A.size(); i++) {
+    db[i % K] += double(float(p.A[i]));
+    db_size[i % K] += std::fabs(double(float(p.A[i])));
+  }
+  std::vector<float> first;
+  for (int run = 0; run < 3; run++) {
+    Context ctx(Device::cuda);
+    ctx.use_cublas(false);
+    const Buffer<bf16> a(ctx.device, p.A), b(ctx.device, p.B), gx(ctx.device, x);
+    const GuardedOf<bf16> C(ctx, M * N), y(ctx, M * N);
+    const Guarded gbias(ctx, p.bias), dW(ctx, std::vector<float>(K * N, 0.0f)), gdb(ctx, std::vector<float>(K, 1.0f));
+    matmul_bf16(+C, a.data(), b.data(), M, N, K, Layout::nt, Accumulate::no, ctx, gbias,
+                {y, nullptr, Activation::gelu_tanh});
+    linear_gradients_bf16(dW, gdb, a.data(), gx.data(), M, K, N, ctx);
+    const std::vector<float> c = C.download(), gelu = y.download(), got_db = gdb.download();
+    // As below: a sum is cut or rounded K + 2 times by 2^-23; bias and result are rounded to bf16, by 2^-9 each. GELU's slope is
+    // below 1.13; its own rounding is one more 2^-9, of a value no larger than its argument.
+    for (size_t i = 0; i < c.size(); i++) {
+      const double error = (double(K + 2) * 0x1p-23 + 2 * 0x1p-9) * sizes[i];
+      REQUIRE(std::fabs(double(c[i]) - sums[i]) <= error);
+      REQUIRE(std::fabs(double(gelu[i]) - activation_value(Activation::gelu_tanh, sums[i])) <=
+              1.2 * error + 0x1p-9 * sizes[i]);
+    }
+    for (size_t i = 0; i < K; i++)
+      REQUIRE(std::fabs(double(got_db[i]) - db[i]) <= double(M + 2) * 0x1p-23 * db_size[i]);
+    std::vector<float> all = c;
+    for (const auto& part : {gelu, got_db, dW.download()}) all.insert(all.end(), part.begin(), part.end());
+    if (run == 0) first = all;
+    REQUIRE_BITWISE(first, all);
+  }
 }
 
 TEST_CASE("matmul_bf16: cuBLAS on a GPU is near the exact engine, and repeats itself", "[cublas]") {
