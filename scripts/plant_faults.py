@@ -605,8 +605,8 @@ layers/moe.cuh
   router_backward_scratch(router_shape(N), «plan.storage => Storage::fp32»)
 kernels/matmul_bf16_tile.cuh
   const Quad u = «stored_quad<Out>(x) => x»;
-  mma_quads(«totals.data, totals.ld => block.C.data, block.C.ld»));
-  «if (block.accumulate) => if (false)» {
+  if («block.K > matmul_bf16_slice => false») {
+  if («block.accumulate => false») {
 kernels/matmul_bf16.cu
   if («to.g => false»)¶    glu_forward
 kernels/grouped_matmul_bf16.cu
