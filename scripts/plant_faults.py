@@ -608,7 +608,7 @@ kernels/matmul_bf16_tile.cuh
   if («block.K > matmul_bf16_slice => false») {
   if («block.accumulate => false») {
 kernels/matmul_bf16.cu
-  if («to.g => false»)¶    glu_forward
+  activation_forward(to.y, C, n, «to.act => Activation::silu», ctx);
 kernels/grouped_matmul_bf16.cu
   if («rows > 0 => true») multiply(e, row, rows);
   if (device == Device::cpu) return «matmul_bf16_scratch(s.N, s.K, s.M, Layout::tn, device) => 0»;
