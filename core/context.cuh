@@ -12,14 +12,15 @@
 #include <nvtx3/nvToolsExt.h>
 #endif
 #include <algorithm>
-#include <functional>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 
 #include "core/cublas.cuh"
 #include "core/device.cuh"
 #include "core/mma.h"
+#include "core/record.h"
 
 namespace gated {
 
@@ -116,13 +117,17 @@ class Context {
   }
 
   // Where there is no stream: work that is done at once, or, while the emulator's launches are recorded, joins the record.
-  using Record = std::vector<std::function<void()>>;
   template <class Work>
   void enqueue(const Work& work) {
+    static_assert(std::is_trivially_copy_constructible_v<Work> && std::is_trivially_destructible_v<Work>);
+    // (A kernel's call is long, and this stands behind each: one copy of it is enough.)
+    const auto call = [](const void* given) __attribute__((noinline)) {
+      (*static_cast<const Work*>(given))();
+    };
     if (record_)
-      record_->push_back(work);
+      record_->add(call, &work, sizeof work);
     else
-      work();
+      call(&work);
   }
   void record_to(Record* record) {
     record_ = record;

@@ -91,7 +91,7 @@ class LaunchGraph {
   void record(const Launches& launches) {
     struct Into {
       Context& ctx;
-      Into(Context& c, Context::Record& record) : ctx(c) { ctx.record_to(&record); }
+      Into(Context& c, Record& record) : ctx(c) { ctx.record_to(&record); }
       ~Into() { ctx.record_to(nullptr); }
     };
     record_.clear();
@@ -101,13 +101,13 @@ class LaunchGraph {
     recorded_ = true;
   }
   void repeat() {
-    for (const auto& work : record_) work();
+    record_.repeat();
   }
   void forget() {
     record_.clear();
     recorded_ = false;
   }
-  Context::Record record_;
+  Record record_;
 #endif
 
   Context& ctx_;

@@ -161,7 +161,7 @@ __global__ void gated_norm_transpose_kernel(float* out, const float* in, size_t 
 }
 
 template <class S>
-__global__ void __launch_bounds__(gated_norm::threads)
+__global__ void __launch_bounds__(gated_norm::threads, 1024 / gated_norm::threads)
     gated_norm_forward_kernel(S* y, float* r, float* low, S* sum, ResidualInOf<S> in, GatedNormWeights weights,
                               const float* down_t, const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;

@@ -135,7 +135,7 @@ inline void require_join(const char* op, const Join& join) {
     require(bound > 0, "%s: a clip of %g, expected more than 0", op, double(bound));
   const Dropout& dropout = join.dropout;
   require(dropout.p >= 0 && dropout.p < 1, "%s: dropout is %g, expected 0 <= p < 1", op, double(dropout.p));
-  require(dropout.p == 0 || dropout.first, "%s: dropout draws from nowhere", op);
+  require(dropout.p == 0 || dropout.stream, "%s: dropout draws from nowhere", op);
 }
 }  // namespace residual
 

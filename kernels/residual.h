@@ -6,14 +6,13 @@
 
 namespace gated {
 
-// Each element of a branch is dropped with probability p before the branch joins. Its random numbers are those of `seed` and
-// stream_of(Purpose::dropout, *first + site). *first differs from forward to forward. It lies on the device, so that a launch
-// which is repeated (core/graph.cuh) draws anew.
+// Each element of a branch is dropped with probability p before the branch joins.
 struct Dropout {
   float p = 0;  // 0: off, and nothing below is read
   uint64_t seed = 0;
-  const uint64_t* first = nullptr;
-  uint64_t site = 0;
+  // Of the random numbers: a stream_of(Purpose::dropout, …), another in every forward. It lies on the device, so that a launch
+  // which is repeated (core/graph.cuh) draws anew.
+  const uint64_t* stream = nullptr;
 };
 
 // How a branch joins. By default it is added, and that is all.

@@ -1,4 +1,5 @@
 // model: forward and backward, losses and logits alone, sequences that grow. What they run on: layers/model_memory.cu
+#include "core/philox.cuh"
 #include "kernels/embedding.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/matmul_bf16.h"
@@ -30,9 +31,10 @@ void Model::upload_batch(const Batch& batch, std::optional<uint64_t> dropout_dra
   Pass& pass = m.pass.emplace(batch.B, batch.T, m.ctx, &m.rope);
   m.has_forward = m.has_losses = false;
   if (dropout_draw && config.dropout > 0) {
-    const uint64_t first_site = *dropout_draw * (2 * config.layers + 1);
-    m.ctx.upload(m.first_site.data(), &first_site, 1);
-    pass.drop(config.dropout, m.seed, m.first_site.data());
+    const size_t sites = dropout_sites();
+    for (size_t i = 0; i < sites; i++) m.streams[i] = stream_of(Purpose::dropout, *dropout_draw * sites + i);
+    m.ctx.upload(m.device_streams.data(), m.streams.data(), sites);
+    pass.drop(config.dropout, m.seed, m.device_streams.data());
   }
   pass.report_routing(m.routing.data());
   upload_tokens(m.ids, batch.ids, pass.N(), config.vocab, "ids", m.ctx);

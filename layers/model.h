@@ -149,6 +149,7 @@ class Model {
   size_t bytes(const TensorList& list) const;
   size_t largest(const std::vector<TensorList>& turns) const;
   void place(void* memory, const TensorList& list) const;
+  size_t dropout_sites() const;
   bool plain_join() const;  // has a branch the gradient of the sum that it joins?
 
   std::unique_ptr<Layers> layers_;

@@ -185,7 +185,8 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
   m.groups = TokenGroups(B * T, config.vocab, ctx);
   m.ids = Buffer<int>(ctx.device, B * T);
   m.targets = Buffer<int>(ctx.device, B * T);
-  m.first_site = Buffer<uint64_t>(ctx.device, config.dropout > 0);
+  m.streams.resize(dropout_sites());
+  m.device_streams = Buffer<uint64_t>(ctx.device, dropout_sites());
   m.loss = Buffer<float>(ctx.device, 1);
   m.routing = Buffer<float>(ctx.device, routing_values());
   set_zero(m.routing.data(), m.routing.size(), ctx);
@@ -249,6 +250,11 @@ void Model::plan(size_t B, size_t T) {
   T_ = T;
 }
 
+// Every branch, and the end of the last one.
+size_t Model::dropout_sites() const {
+  return config.dropout > 0 ? 2 * config.layers + 1 : 0;
+}
+
 size_t Model::routing_values() const {
   return config.has_experts() ? config.layers * router_report_values : 0;
 }
@@ -274,7 +280,7 @@ size_t Model::table_bytes() const {
   const size_t N = B_ * T_, angles = config.rope_tables() * T_ * config.rope_dims() / 2;
   return TokenGroups::bytes(N, config.vocab) + 2 * N * sizeof(int) + 2 * angles * sizeof(float) +
          (1 + (config.embedding_factor != 1) + routing_values()) * sizeof(float) +
-         (config.dropout > 0) * sizeof(uint64_t);
+         dropout_sites() * sizeof(uint64_t);
 }
 
 size_t Model::generation_bytes(const Generation& g) {

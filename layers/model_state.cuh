@@ -51,7 +51,8 @@ struct Model::Memory {
   TokenGroups groups;
   Buffer<char> activations, gradients;
   Buffer<int> ids, targets;
-  Buffer<uint64_t> first_site;  // of the batch, from which dropout counts; where there is dropout
+  std::vector<uint64_t> streams;  // of dropout, one for each site, where there is dropout; and on the device
+  Buffer<uint64_t> device_streams;
   Buffer<float> loss;
   Buffer<float> routing;  // (layers, router_report_values), where there are experts
   // Over the batch that is on the device; and has its forward been here? (One that a LaunchGraph repeats has not.)

@@ -51,10 +51,13 @@ class Pass {
   BatchShape batch() const { return {B, T}; }
   size_t first_position() const { return growing ? growing->past : 0; }
 
-  // Dropout of branch outputs: off outside training. Every branch of the model is a site of its own; *first, on the device, is
-  // the number of this pass's first site in the run.
-  void drop(float p, uint64_t seed, const uint64_t* first) { dropout_ = {p, seed, first}; }
-  Dropout dropout_at(size_t site) const { return {dropout_.p, dropout_.seed, dropout_.first, site}; }
+  // Dropout of branch outputs: off outside training. Every branch of the model is a site of its own; streams, on the device, has
+  // one for each.
+  void drop(float p, uint64_t seed, const uint64_t* streams) { dropout_ = {p, seed, streams}; }
+  Dropout dropout_at(size_t site) const {
+    if (dropout_.p == 0) return {};
+    return {dropout_.p, dropout_.seed, dropout_.stream + site};
+  }
 
   // Where a mixture of experts reports how it was routed: router_report_values floats a layer, written by its backward.
   void report_routing(float* reports) { reports_ = reports; }

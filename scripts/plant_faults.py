@@ -136,7 +136,7 @@ layers/model.cu
   i > 0 && «config.recompute == Recompute::full => false» ? kept(i
   config.recompute == Recompute::none || «m.in_place == layer => true») return;
   block.forward(layers_->read[«layer => 0»], pass);
-  block.forward(layers_->read[layer], «pass => [&] { Pass other(pass.B, pass.T, pass.ctx, &m.rope); other.drop(config.dropout, 99, m.first_site.data()); return other; }()»);
+  block.forward(layers_->read[layer], «pass => [&] { Pass other(pass.B, pass.T, pass.ctx, &m.rope); other.drop(config.dropout, 99, m.device_streams.data()); return other; }()»);
   if (h.branch && «plain_join() => true») {
   return {moved(to.x, h.x), «moved(to.branch, h.branch) => h.branch»};
 layers/model_memory.cu
@@ -173,18 +173,17 @@ layers/block.cuh
   site_(«2 * layer => 0»),
   join_at(«site_ + branch => site_», config_, pass)
 layers/pass.h
-  dropout_ = {p, «seed => 1», first};
-  dropout_.first, «site => site / 2»};
-kernels/residual.cuh
-  stream_of(«Purpose::dropout => Purpose::synthetic», *dropout.first
+  dropout_ = {p, «seed => 1», streams};
+  dropout_.stream + «site => site / 2»};
 layers/model.cu
-  first_site = «*dropout_draw * (2 * config.layers + 1) => 0»;
-  first_site = *dropout_draw * («2 * config.layers + 1 => 1»);
-  first_site = *dropout_draw * («2 * config.layers + 1 => 2 * config.layers»);
+  stream_of(«Purpose::dropout => Purpose::synthetic», *dropout_draw
+  stream_of(Purpose::dropout, «*dropout_draw => 0» * sites + i
+  stream_of(Purpose::dropout, *dropout_draw * «sites => 1» + i
+  stream_of(Purpose::dropout, *dropout_draw * «sites => 2 * config.layers» + i
   join_at(«2 * config.layers => 2 * config.layers - 1», block_config
   const Batch& batch) {¶  «upload_batch(batch, {}); => upload_batch(batch, 0);»
   «upload_batch({ids, ids, 1, ids.size()}, {}); => upload_batch({ids, ids, 1, ids.size()}, 0);»
-  pass.drop(config.dropout, «m.seed => 1337», m.first_site
+  pass.drop(config.dropout, «m.seed => 1337», m.device_streams
 training/trainer.h
   return «steps_done_ * config.micro_batches => steps_done_» + m; }
   return steps_done_ * config.micro_batches + «m => 0»; }
@@ -231,8 +230,9 @@ training/schedule.cpp
   final + (double(peak) - final) * «0.5 => 1.0» *
 
 [steps that are recorded]
+core/record.h
+  for (const Step& step : steps_) «step.call(step.bytes.get()); => if (&step != &steps_.back()) step.call(step.bytes.get());»
 core/graph.cuh
-  «for (const auto& work : record_) work(); => for (size_t i = 0; i + 1 < record_.size(); i++) record_[i]();»
   if («version_ != ctx_.graph_version() => !version_») {
 train_gpt.cu
   t.graph(«m => 0»).run(

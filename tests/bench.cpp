@@ -422,9 +422,9 @@ void bench_operations(Context& ctx, double bandwidth) {
   const double f = sizeof(S) * double(n), wide = 4 * double(n);  // bytes of an array, of one of floats
   const ResidualIn alone = {x.data()}, joined = {x.data(), z.data()};
   const ResidualBackwardIn back = {.x = x.data(), .dresidual = z.data()};
-  const Buffer<uint64_t> first_site(device, {1});
+  const Buffer<uint64_t> stream(device, {1});
   Join rough;
-  rough.clip_branch = 1, rough.clip_sum = 2, rough.dropout = {0.1f, 1, first_site.data()};
+  rough.clip_branch = 1, rough.clip_sum = 2, rough.dropout = {0.1f, 1, stream.data()};
   row("rmsnorm forward", 2 * f, [&] { rmsnorm_forward(y.data(), r.data(), x.data(), w.data(), N, C, 1e-6f, ctx); });
   row("residual + rmsnorm forward", 4 * f, [&] {
     rmsnorm_forward({y.data(), r.data(), dx.data()}, joined, {w.data()}, N, C, 1e-6f, ctx);

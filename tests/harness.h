@@ -54,18 +54,18 @@ inline bool kernels_can_run() {
 #endif
 }
 
-// The number `first` where references, the CPU's code and the kernels of this build can all read it: as dropout does.
-inline const uint64_t* read_by_all(uint64_t first) {
+// A number where references, the CPU's code and the kernels of this build can all read it: a stream of dropout.
+inline const uint64_t* read_by_all(uint64_t number) {
 #ifdef __CUDACC__
   if (kernels_can_run()) {
     uint64_t* p;
     CUDA_CHECK(cudaMallocManaged(&p, sizeof *p));
-    *p = first;
+    *p = number;
     return p;
   }
 #endif
   static std::deque<uint64_t> numbers;  // whose addresses stay
-  return &numbers.emplace_back(first);
+  return &numbers.emplace_back(number);
 }
 
 // Runs test(ctx) on the CPU with one and with two threads, and on this build's kernel device: on the emulator once in
