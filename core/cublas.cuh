@@ -30,7 +30,7 @@ struct Cublas {
   Cublas(const Cublas&) = delete;
   ~Cublas() { cublasLtDestroy(handle); }
 
-  using Shape = std::array<size_t, 15>;  // everything that a choice depends on
+  using Shape = std::array<size_t, 16>;  // everything that a choice depends on
   const bool tf32;
   cublasLtHandle_t handle = nullptr;
   Buffer<unsigned char> workspace;

@@ -15,7 +15,7 @@ struct OutputGate {
   bf16* y = nullptr;        // (B,T,H,D); null where there is no gate
   const bf16* z = nullptr;  // (B,T,H*D/group)
   size_t group = 1;         // 1, or D: one logit for a head
-  GateOp op;
+  GateOp op = {};
 };
 
 // o (B,T,H,D) and lse (B,H,T) from q (B,T,H,D), k and v (B,T,KVH,D). All are written whole; nothing may alias.

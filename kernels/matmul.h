@@ -79,11 +79,11 @@ size_t matmul_cpu_workspace(size_t M, size_t N, size_t K, Accumulate accumulate)
 
 // ---- by cuBLASLt, where ctx.use_cublas() was called: kernels/matmul_cublas.cu
 
-// What one product makes besides C: at most one of the three.
+// What happens at the end of a product: any of the first two, or the third.
 struct CublasEpilogue {
-  const float* bias = nullptr;  // (N), is added to every row of a C that is written; with `gelu` too
-  void* gelu = nullptr;         // (M,N) like C, without gaps: gelu_tanh of each element before it is rounded
-  float* sums = nullptr;        // (M), in tn: the sum of each column of A, written
+  const float* bias = nullptr;  // (N), is added to every row of a C that is written
+  void* gelu = nullptr;   // (M,N) like C, without gaps, is written: gelu_tanh of each element before it is rounded
+  float* sums = nullptr;  // (M), in tn, is written: the sum of each column of A
 };
 // K > 0. False, and nothing is written, where cuBLASLt has no algorithm that makes `gelu` or `sums`. Takes scratch for a bias
 // beside a C in bf16 alone, N elements of bf16.

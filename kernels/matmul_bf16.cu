@@ -260,7 +260,7 @@ void linear_gradients_bf16(float* dW, float* db, const bf16* dy, const bf16* x, 
 //           One group of wgmma is always under way, so the tensor core never waits for a barrier.
 //   layouts k need not run along the lines: for 16-bit operands wgmma transposes on the way in. nt, nn and tn differ in two
 //           bits of a descriptor and in the shape of a box.
-//   slices  After 4096 k the sums pass through memory, as in end_slice(). Slices of a weight gradient go side by side as above.
+//   slices  After 4096 k the sums pass through memory, as in multiply_tile(). Slices of a weight gradient go side by side as above.
 //   end     A consumer rounds its sums, lays them into the stage that is free by then (stmatrix) and has TMA store them. Bias and
 //           activation are computed on the way. The grid has one block an SM, which takes one tile after the other: the producer
 //           is at the next tile while the consumers end this one. Tiles go in groups of eight rows, so that A and B are found

@@ -12,7 +12,8 @@ constexpr size_t matmul_bf16_slice = 4096;
 
 // What stands in the middle of a feed-forward layer, made in the end of the product before it, which has the elements at hand:
 // y = act(C), or y = act(g) * C, of C as it is stored. The bits are those of activation_forward() or glu_forward() on C, and the
-// activations those that they take. y, g (M,N) without gaps, apart from one another and from C; without a y nothing is made.
+// activations those that they take; but cuBLASLt makes gelu_tanh of C before it is rounded. y, g (M,N) without gaps, apart from
+// one another and from C; without a y nothing is made.
 struct Activated {
   bf16* y = nullptr;
   const bf16* g = nullptr;

@@ -123,13 +123,14 @@ struct MmaBlock {
 //   the same with the lower halves                          rows 32 .. 63 and 96 .. 127
 //
 // Halves of every warp, and not first those of four warps: registers are needed by what comes after, and half of the sums are
-// out of them then. Rows lie 136 floats apart: the four rows in which half a warp lays pairs down are in banks of their own.
+// out of them then. Rows lie 136 floats apart: the four rows in which half a warp lays its pairs down, 8 bytes each, are in banks
+// of their own.
 constexpr int mma_end_rows = mma_tile_rows / 2, mma_end_pitch = mma_tile_rows + 8;
 static_assert(mma_end_rows * mma_end_pitch * sizeof(float) <= mma_shared);
 
-// Do the rows of a matrix begin on boundaries of four elements?
+// Do all rows of a matrix begin on boundaries of four elements?
 template <class T>
-__device__ bool mma_quads(const T* data, size_t ld) {
+__device__ bool rows_on_quads(const T* data, size_t ld) {
   return uintptr_t(data) % (4 * sizeof(T)) == 0 && ld % 4 == 0;
 }
 
@@ -137,10 +138,11 @@ __device__ bool mma_quads(const T* data, size_t ld) {
 template <bool may_activate, class Out>
 __device__ void end_quad(const MmaBlock<Out>& block, size_t m, size_t n, Quad x) {
   Out* const c = block.C.data + m * block.C.ld;
-  const bool quads = mma_quads(block.C.data, block.C.ld);
+  const bool quads = rows_on_quads(block.C.data, block.C.ld);
   if (block.K > matmul_bf16_slice) {
     const Matrix<float>& totals = block.totals;
-    const Quad total = load_quad_inside(totals.data + m * totals.ld, n, block.n_end, mma_quads(totals.data, totals.ld));
+    const Quad total =
+        load_quad_inside(totals.data + m * totals.ld, n, block.n_end, rows_on_quads(totals.data, totals.ld));
     for (int k = 0; k < 4; k++) x.v[k] = total.v[k] + x.v[k];
   }
   if (block.accumulate) {
@@ -156,7 +158,7 @@ __device__ void end_quad(const MmaBlock<Out>& block, size_t m, size_t n, Quad x)
     if (!a.y) return;
     const Quad u = stored_quad<Out>(x);
     const size_t row = m * block.C.ld;
-    const bool whole = quads && mma_quads(a.y, block.C.ld) && mma_quads(a.g, block.C.ld);
+    const bool whole = quads && rows_on_quads(a.y, block.C.ld) && rows_on_quads(a.g, block.C.ld);
     const Quad g = a.g ? load_quad_inside(a.g + row, n, block.n_end, whole) : u;
     Quad y;
     for (int k = 0; k < 4; k++) {
@@ -190,15 +192,15 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
   copy(1);
 
   MmaC sum[4][4] = {};
-  // f(one of this lane's sums, its row in the tile, its column), of the rows of 16 from `first` to `last`
-  const auto for_every_sum = [&](int first, int last, auto f) {
+  // f(two neighbours of this lane's sums, their row in the tile, the first one's column), of tiles `first` to `last` - 1 of 16 rows
+  const auto for_every_pair = [&](int first, int last, auto f) {
 #pragma unroll
     for (int i = first; i < last; i++)
 #pragma unroll
       for (int j = 0; j < 4; j++)
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-          f(sum[i][j].x[e], row + 16 * i + lane / 4 + e / 2 * 8, column + 8 * j + lane % 4 * 2 + e % 2);
+        for (int e = 0; e < 4; e += 2)
+          f(&sum[i][j].x[e], row + 16 * i + lane / 4 + e / 2 * 8, column + 8 * j + lane % 4 * 2);
   };
   constexpr int strips_of_slice = matmul_bf16_slice / mma_strip_k;
   for (int s = 0; s < strips; s++) {
@@ -225,13 +227,15 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
         for (int j = 0; j < 4; j++) mma(sum[i][j], fragments_a[i], fragments_b[j]);
     }
     if ((s + 1) % strips_of_slice == 0 && s + 1 < strips)  // a slice ends that is not the last
-      for_every_sum(0, 4, [&](float& x, int r, int c) {
+      for_every_pair(0, 4, [&](float* x, int r, int c) {
         const size_t m = block.m0 + r, n = block.n0 + c;
-        if (m < block.m_end && n < block.n_end) {
-          float& total = block.totals.data[m * block.totals.ld + n];
-          total = s < strips_of_slice ? x : total + x;
+        for (int k = 0; k < 2; k++) {
+          if (m < block.m_end && n + k < block.n_end) {
+            float& total = block.totals.data[m * block.totals.ld + n + k];
+            total = s < strips_of_slice ? x[k] : total + x[k];
+          }
+          x[k] = 0;
         }
-        x = 0;
       });
   }
 
@@ -239,8 +243,9 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     __syncthreads();  // the last strip is multiplied, or the first half is stored
-    for_every_sum(2 * half, 2 * half + 2,
-                  [&](float& x, int r, int c) { staged[(r / 64 * 32 + r % 32) * mma_end_pitch + c] = x; });
+    for_every_pair(2 * half, 2 * half + 2, [&](const float* x, int r, int c) {
+      *reinterpret_cast<float2*>(staged + (r / 64 * 32 + r % 32) * mma_end_pitch + c) = {x[0], x[1]};
+    });
     __syncthreads();
 #pragma unroll 1
     for (int r = warp; r < mma_end_rows; r += mma_threads / 32) {

@@ -17,7 +17,8 @@
 // nn is (K,M) and does not, A of tn is (M,K) and has to be.
 // A C that is accumulated to is beta = 1. What else a product makes is the epilogue's:
 //   bias   one value for each row of C^T. It has the type of C there: beside a C in bf16 it is rounded to bf16 first, in scratch
-//   gelu   the result proper; C, which a backward wants, is the auxiliary output beside it. Its rows must be a multiple of 8
+//   gelu   the result proper; C, which a backward wants, is the auxiliary output beside it. Its leading dimension must be
+//          a multiple of 8
 //   sums   over k of A: the gradient of a bias, beside that of its weight matrix (tn, where A is dy)
 // --matmul=cublas, --tf32 | tests/test_matmul.cpp, tests/test_matmul_bf16.cpp (on a GPU)
 #include <algorithm>
@@ -106,6 +107,8 @@ bool matmul_cublas(Matrix<Out> C, Matrix<const In> A, Matrix<const In> B, size_t
                    Accumulate accumulate, const CublasEpilogue& epilogue, Context& ctx) {
   Cublas& cublas = ctx.cublas();
   constexpr Storage in = storage_of<In>, out = storage_of<Out>;
+  require(!epilogue.sums || (!epilogue.bias && !epilogue.gelu && layout == Layout::tn),
+          "matmul: sums of columns are made in layout tn, without a bias or an activation");
   if (epilogue.gelu && C.ld % 8 != 0) return false;
   const bool turn_a = layout == Layout::tn, turn_b = layout == Layout::nt;
   const void* const bias = epilogue.sums ? epilogue.sums : cublas_bias<Out>(epilogue.bias, N, ctx);
@@ -127,7 +130,7 @@ bool matmul_cublas(Matrix<Out> C, Matrix<const In> A, Matrix<const In> B, size_t
   const CublasMatrix result(out, N, M, C.ld);
 
   const size_t align_a = cublas_alignment(A.data), align_b = cublas_alignment(B.data),
-               align_c = std::min(cublas_alignment(C.data), cublas_alignment(written));
+               align_c = cublas_alignment(C.data), align_written = cublas_alignment(written);
   const Cublas::Shape shape = {size_t(in),
                                size_t(out),
                                M,
@@ -142,12 +145,14 @@ bool matmul_cublas(Matrix<Out> C, Matrix<const In> A, Matrix<const In> B, size_t
                                C.ld,
                                align_a,
                                align_b,
-                               align_c};
+                               align_c,
+                               align_written};
   auto known = cublas.algorithms.find(shape);
   if (known == cublas.algorithms.end())
-    known = cublas.algorithms
-                .emplace(shape, choose_algorithm(cublas, product, first, second, result, align_b, align_a, align_c))
-                .first;
+    known =
+        cublas.algorithms
+            .emplace(shape, choose_algorithm(cublas, product, first, second, result, align_b, align_a, align_written))
+            .first;
   const std::optional<cublasLtMatmulAlgo_t>& algorithm = known->second;
   if (!algorithm && (epilogue.gelu || epilogue.sums)) return false;
   require(algorithm.has_value(), "matmul: cuBLASLt has no algorithm for M %zu, N %zu, K %zu; use --matmul=exact", M, N,

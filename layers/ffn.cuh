@@ -111,7 +111,7 @@ class FeedForward {
     return config_.kind == FfnKind::swiglu || config_.kind == FfnKind::glu || config_.kind == FfnKind::geglu ||
            config_.kind == FfnKind::swiglu_clamped;
   }
-  // Can the product of W_up make the activation in its end? PolyNorm needs whole rows first.
+  // Can the product of W_up make the activation in its end? PolyNorm needs whole rows first; the clamped form is no act(g) * u.
   bool product_activates() const {
     return u_.storage() == Storage::bf16 && config_.kind != FfnKind::polynorm &&
            config_.kind != FfnKind::swiglu_clamped;

@@ -28,6 +28,7 @@ class GroupedLinear {
 
   // y is written; of a y in bf16 so is what `activated` asks for.
   void forward(Reals y, ConstReals x, size_t M, Context& ctx, const Activated& activated = {}) {
+    require(!activated.y || x.storage() == Storage::bf16, "linear: a product of floats makes no activation");
     if (weight_.quantizer) x = weight_.quantizer->rows(x.as<float>(), M, in_);
     const GroupedShape s = {M, experts_, out_, in_};
     if (x.storage() == Storage::bf16)

@@ -26,6 +26,7 @@ class Linear {
 
   // y is written; of a y in bf16 so is what `activated` asks for.
   void forward(Reals y, ConstReals x, size_t N, Context& ctx, const Activated& activated = {}) {
+    require(!activated.y || x.storage() == Storage::bf16, "linear: a product of floats makes no activation");
     if (weight_.quantizer) x = weight_.quantizer->rows(x.as<float>(), N, in_);
     if (x.storage() == Storage::bf16)
       matmul_bf16(y, x.as<bf16>(), weight_.copy, N, out_, in_, Layout::nt, Accumulate::no, ctx, bias_.value, activated);

@@ -812,4 +812,5 @@ def main():
     sys.exit(1 if found < 0.95 * len(wanted) else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()
