@@ -33,12 +33,13 @@ void training_step(Trainer& t) {
   for (size_t m = 0; m < c.micro_batches; m++) {
     const MicroBatch micro_batch = {m, c.micro_batches};
     t.model.upload(t.training_batch(m), t.draw(m));
-    t.graph(m).run([&] {
+    t.graph(micro_batch).run([&] {
       t.optimizer.begin_micro_batch(micro_batch);  // its gradient starts from zero
       t.model.forward();
-      t.model.backward(micro_batch, t.loss(m));
+      t.model.backward(micro_batch, t.loss());
       t.optimizer.end_micro_batch();  // and joins the step's
     });
+    t.keep_loss(m);
   }
   t.optimizer.set_step(c.adamw, c.schedule.at(step), step, c.clip);
   t.update_graph().run([&] { t.optimizer.update(); });

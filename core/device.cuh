@@ -118,7 +118,7 @@ inline size_t given_back = 0;
 inline bool recording_launches = false;
 inline void require_not_recording(Device device, const char* what) {
   require(device == Device::cpu || !recording_launches,
-          "graph: %s while launches are recorded: a record holds kernels, set_zero and copy_rows alone", what);
+          "graph: %s while launches are recorded: a record holds launches, set_zero and copy_rows alone", what);
 }
 
 // Fresh memory is filled with NaN on every device, so that reading what nobody wrote shows. GATED_FILL=off leaves it as it

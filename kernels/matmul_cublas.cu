@@ -86,6 +86,7 @@ static std::optional<cublasLtMatmulAlgo_t> choose_algorithm(Cublas& cublas, cons
                                                             const CublasMatrix& first, const CublasMatrix& second,
                                                             const CublasMatrix& result, size_t align_first,
                                                             size_t align_second, size_t align_result) {
+  require_not_recording(Device::cuda, "cuBLASLt chooses an algorithm");
   CublasPreference preference;
   preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(cublas_workspace_bytes));
   preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));

@@ -45,7 +45,7 @@ void Model::upload(const Batch& batch, std::optional<uint64_t> dropout_draw) {
   Memory& m = *memory_;
   upload_batch(batch, dropout_draw);
   m.groups.build(batch.ids.data(), batch.N(), m.ctx);
-  const Memory::Uploaded uploaded = {batch.B, batch.T, dropout_draw.has_value()};
+  const Memory::Uploaded uploaded = {batch.B, batch.T, dropout_draw && config.dropout > 0};
   if (m.uploaded != uploaded) m.ctx.outdate_graphs();
   m.uploaded = uploaded;
 }

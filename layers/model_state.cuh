@@ -55,7 +55,8 @@ struct Model::Memory {
   Buffer<uint64_t> device_streams;
   Buffer<float> loss;
   Buffer<float> routing;  // (layers, router_report_values), where there are experts
-  // Over the batch that is on the device; and has its forward been here? (One that a LaunchGraph repeats has not.)
+  // Of the batch that is on the device. has_forward: forward() ran on the host since it came; where a LaunchGraph repeated the
+  // launches it did not, and nothing can be shown or gone back through.
   std::optional<Pass> pass;
   bool has_forward = false;
   // Of the last upload(): where these change, so does what is launched.

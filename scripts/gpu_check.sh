@@ -147,6 +147,7 @@ checks_of() {
     fingerprint)
       fingerprint_of "a run" ""
       echo "fingerprint|fingerprint of a run as CUDA graphs, cpu and cuda|CUDA_FLAGS=--graph|$0 --fingerprint $golden --dropout=0.1 --micro-batches=2"
+      echo "fingerprint|fingerprint of a run in bf16 as CUDA graphs, cpu and cuda|CUDA_FLAGS=--graph|$0 --fingerprint $golden --precision=bf16 --mma=$mma --ffn=gelu --ffn-bias=on"
       fingerprint_of "a run in bf16 as $mma" "--precision=bf16 --mma=$mma"
       fingerprint_of "a hybrid with experts" "--mixer=hybrid --experts=8"
       fingerprint_of "a run with recomputing and dropout" "--recompute=full --dropout=0.1"

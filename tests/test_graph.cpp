@@ -139,7 +139,7 @@ TEST_CASE("graph: what cannot be recorded is refused by its name, and what can i
       });
       REQUIRE(said == std::string("graph: ") + message +
                           (std::string(message) == "the host waits" ? " for the device" : "") +
-                          " while launches are recorded: a record holds kernels, set_zero and copy_rows alone");
+                          " while launches are recorded: a record holds launches, set_zero and copy_rows alone");
     }
     // What was recorded before the refusal is forgotten.
     const std::vector<float> expected = work.result(7, ctx, [&] { work.launch(ctx); });
@@ -256,12 +256,29 @@ TEST_CASE("graph: steps that are repeated are those that are launched, whatever 
 TEST_CASE("graph: a repeated step allocates nothing", "[graph][bitwise]") {
   Context ctx(kernel_device);
   ctx.use_graphs();
-  Run run(small_run(small_model("--dropout=0.1"), 6, 2), ctx);
+  Run run(small_run(small_model("--dropout=0.1"), 6, 3), ctx);
   run.steps(2);
   const size_t before = allocations, gone = given_back;
   run.steps(3);
+  struct Nothing : Inspector {
+  } nothing;
+  REQUIRE(refusal([&] { run.trainer.model.inspect(nothing); }) ==
+          "model: an inspection without a forward");  // repeated
   REQUIRE(allocations == before);
   REQUIRE(given_back == gone);
+}
+
+TEST_CASE("graph: steps whose products are cuBLASLt's are repeated", "[cublas]") {
+  if (kernel_device != Device::cuda || !kernels_can_run()) return;
+  Config config = small_run(small_model("--precision=bf16 --head-dim=16 --ffn=gelu --ffn-bias=on"), 6, 2);
+  std::vector<float> traces[2];
+  for (int graphs = 0; graphs < 2; graphs++) {
+    Context ctx(kernel_device);
+    ctx.use_cublas(false);
+    if (graphs) ctx.use_graphs();
+    traces[graphs] = Run(config, ctx).steps(5);
+  }
+  REQUIRE_BITWISE(traces[0], traces[1]);
 }
 
 TEST_CASE("graph: with batches of another size, or with dropout, it begins anew", "[graph][bitwise]") {

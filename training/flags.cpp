@@ -452,8 +452,8 @@ void list_run_flags(FlagTable& t, Config& c) {
        {"emulated", DeviceChoice::emulated, "core/simt.h", "the same kernels on the CPU, thread by thread: slow"}},
       "where to run; --matmul=exact gives the same bits on all");
   t.on_off("--graph", c.graph, "core/graph.cuh",
-           "launch a step's kernels as one CUDA graph, for each micro-batch and for the update, recorded in the second "
-           "step; the same bits. Off until a GPU has shown what it gains; --device=emulated shows that it can be done");
+           "launch each micro-batch, and the update, as one CUDA graph, recorded when they are launched for the second "
+           "time; the same bits. What it gains on a GPU is unmeasured; --device=emulated follows the same rules");
   t.choice<Recompute>(
       "--recompute", c.model.recompute,
       {{"none", Recompute::none, "layers/model.cu", "nothing"},

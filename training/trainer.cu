@@ -35,11 +35,14 @@ Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx)
       ctx_(ctx),
       ids_(c.batch * c.model.context),
       targets_(ids_.size()),
+      first_graph_(ctx),
+      later_graph_(ctx),
+      update_graph_(ctx),
+      loss_(ctx.device, 1),
       losses_(ctx.device, c.micro_batches),
       sent_losses_{{c.micro_batches, ctx}, {c.micro_batches, ctx}},
       sent_norm_{{1, ctx}, {1, ctx}},
       sent_routing_{{model.routing_values(), ctx}, {model.routing_values(), ctx}} {
-  for (size_t i = 0; i <= c.micro_batches; i++) graphs_.emplace_back(ctx);
   ctx.reserve_scratch(training_scratch(model, ctx.device));
   ctx.reserve_staging(model.table_bytes());  // no batch, and no list that is made of one, is larger
 }

@@ -7,7 +7,6 @@
 // The host does not wait for the device inside a step. Loss and gradient norm of a step travel while the next one runs:
 // next_result() gives those that are due. tests/test_trainer.cpp
 #pragma once
-#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -60,11 +59,14 @@ class Trainer {
   Batch training_batch(size_t m);
   // The number of that micro-batch in the run.
   uint64_t draw(size_t m) const { return steps_done_ * config.micro_batches + m; }
-  // Where its mean loss goes, on the device.
-  float* loss(size_t m) { return losses_.data() + m; }
-  // The launches of its forward, backward and sum, and those of the step's update; with --graph=on they are recorded.
-  LaunchGraph& graph(size_t m) { return graphs_[m]; }
-  LaunchGraph& update_graph() { return graphs_.back(); }
+  // Where its mean loss goes, on the device, and from there among those of the step.
+  float* loss() { return loss_.data(); }
+  void keep_loss(size_t m) { copy_rows(losses() + m, 1, loss(), 1, 1, 1, ctx_); }
+  float* losses() { return losses_.data(); }
+  // The launches of its forward, backward and sum, which differ between the first of a step and the others, and those of the
+  // step's update. With --graph=on they are recorded.
+  LaunchGraph& graph(const MicroBatch& micro_batch) { return micro_batch.first() ? first_graph_ : later_graph_; }
+  LaunchGraph& update_graph() { return update_graph_; }
   // The step is launched: its loss and norm start on their way to the host.
   void end_step();
 
@@ -96,8 +98,8 @@ class Trainer {
   Context& ctx_;
   size_t steps_done_ = 0, results_given_ = 0;
   std::vector<int> ids_, targets_;
-  std::deque<LaunchGraph> graphs_;                                   // of the micro-batches, and of the update
-  Buffer<float> losses_;                                             // of a step's micro-batches
+  LaunchGraph first_graph_, later_graph_, update_graph_;
+  Buffer<float> loss_, losses_;                                      // of a micro-batch; of all of a step
   Readback<float> sent_losses_[2], sent_norm_[2], sent_routing_[2];  // of the last two steps, in turns
 };
 
