@@ -8,7 +8,7 @@
 #include "kernels/matmul_bf16.h"
 #include "kernels/mean.h"
 #include "kernels/round.h"
-#include "tests/compare.h"
+#include "tests/harness.h"
 #include "tests/small_runs.h"
 #include "training/inspection.h"
 #include "training/measures.h"
