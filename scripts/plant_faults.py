@@ -219,7 +219,7 @@ training/trainer.h
   return ids_.size() * «config.micro_batches => 1»; }
 train_gpt.cu
   micro_batch = {m, «c.micro_batches => 1»};
-  t.loss(«m => 0»));
+  t.keep_loss(«m => 0»);
   c.schedule.at(«step => t.steps_done()»), step
   step, «c.clip => INFINITY»);
   config.model.context, «config.micro_batches => 1»}, config.seed);
@@ -235,7 +235,7 @@ core/record.h
 core/graph.cuh
   if («version_ != ctx_.graph_version() => !version_») {
 train_gpt.cu
-  t.graph(«m => 0»).run(
+  t.graph(«micro_batch => MicroBatch{}»).run(
 layers/model.cu
   «if (m.uploaded != uploaded) m.ctx.outdate_graphs(); => ;»
   «m.has_forward = m.has_losses = false; => m.has_losses = false;»
