@@ -8,8 +8,9 @@
 //     dweight[v]    += scale * sum of dh[n] over the tokens n with ids[n] = v
 //     dpositions[t] += sum of dh[n] over the tokens n with n % T = t: one of every sequence
 //     dscale        += sum over n and c of dh[n][c] * weight[ids[n]][c]
-// exactly: in the forward the product, then the sum, each rounded. The sum in dweight is one chain from +0, n ascending; then
-//   the product with scale and the sum into dweight, each rounded. dpositions: column order over the sequences. dscale: row
+// exactly: in the forward the product, then the sum, each rounded. In dweight the tokens of an id, n ascending, go in pieces of
+//   1024; a piece is one chain from +0, and the sum is ((piece 0 + piece 1) + piece 2) + ...: so a frequent id is the work of many
+//   warps. Then the product with scale and the sum into dweight, each rounded. dpositions: column order over the sequences. dscale: row
 //   order over c, column order over n (core/reduce.cuh).
 // shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), positions, dpositions (T,C), scale, dscale (1) f32; ids (N) int
 //   h is written, the gradients are accumulated
@@ -38,15 +39,24 @@ void embedding_forward_ref(Real* h, const int* ids, const Real* weight, size_t N
 template <class Real>
 void embedding_scaled_backward_ref(Real* dweight, const Real* dh, const int* ids, const Real* scale, size_t N, size_t C,
                                    size_t V) {
-  std::vector<Real> total(V * C, Real(0));
-  std::vector<bool> occurs(V, false);
+  std::vector<Real> total(V * C), piece(V * C);
+  std::vector<size_t> occurs(V, 0);
+  const auto end_piece = [&](size_t id) {
+    for (size_t i = id * C; i < (id + 1) * C; i++)
+      total[i] = occurs[id] <= embedding_piece ? piece[i] : total[i] + piece[i];
+  };
   for (size_t n = 0; n < N; n++) {
     const size_t id = ids[n];
-    occurs[id] = true;
-    for (size_t c = 0; c < C; c++) total[id * C + c] = total[id * C + c] + dh[n * C + c];
+    const bool begins = occurs[id] % embedding_piece == 0;
+    if (begins && occurs[id] > 0) end_piece(id);
+    for (size_t i = id * C; i < (id + 1) * C; i++) piece[i] = (begins ? Real(0) : piece[i]) + dh[n * C + i - id * C];
+    occurs[id]++;
   }
-  for (size_t v = 0; v < V; v++)
-    for (size_t c = 0; c < C && occurs[v]; c++) dweight[v * C + c] = dweight[v * C + c] + *scale * total[v * C + c];
+  for (size_t v = 0; v < V; v++) {
+    if (occurs[v] == 0) continue;
+    end_piece(v);
+    for (size_t i = v * C; i < (v + 1) * C; i++) dweight[i] = dweight[i] + *scale * total[i];
+  }
 }
 
 template <class Real>
@@ -102,22 +112,29 @@ IN_FLOAT_AND_DOUBLE(embedding_scale_backward_ref);
 // The scatter-add is the problem of the backward on a GPU: tokens with one id want to add to one row at once. Atomic additions
 // would be correct up to rounding, but they come in whatever order the hardware finds, and another order is another sum in
 // its last bits. So the host sorts the tokens by id, which is a stable counting sort, O(N + V): the tokens of one id become a
-// list in ascending order, and one warp adds up a list. ids 7 2 7 9 2 7 0 give
+// list in ascending order, and warps add it up, each a piece of at most 1024. ids 7 2 7 9 2 7 0 give
 //
 //   count   4
 //   id      0   2     7       9
 //   start   0   1     3       6   7
 //   token   6 | 1 4 | 0 2 5 | 3
+//
+// and with pieces of 2 it would be
+//
+//   count   5
+//   id      0   2     7     7   9
+//   start   0   1     3     5   6   7
+//   token   6 | 1 4 | 0 2 | 5 | 3
 
 TokenGroups::TokenGroups(size_t N, size_t V, Context& ctx)
-    : V_(V), most_tokens_(N), capacity_(std::min(N, V)), place_(V) {
+    : V_(V), most_tokens_(N), capacity_(most_groups(N, V)), place_(V) {
   require(N <= 0x3fffffff && V <= 0x7fffffff, "embedding: %zu tokens, %zu ids: too many for 32-bit numbers", N, V);
   lists_.resize(bytes(N, V) / sizeof(int));
   device_ = Buffer<int>(ctx.device, lists_.size());
 }
 
 size_t TokenGroups::bytes(size_t N, size_t V) {
-  return (1 + std::min(N, V) + std::min(N, V) + 1 + N) * sizeof(int);
+  return (1 + most_groups(N, V) + most_groups(N, V) + 1 + N) * sizeof(int);
 }
 
 void TokenGroups::build(const int* ids, size_t N, Context& ctx) {
@@ -134,11 +151,13 @@ void TokenGroups::build(const int* ids, size_t N, Context& ctx) {
   for (size_t v = 0; v < V_; v++) {
     const int occurs = place[v];
     if (occurs == 0) continue;
-    id[groups] = int(v);
-    start[groups] = first;
+    for (int piece = 0; piece < occurs; piece += int(embedding_piece)) {
+      id[groups] = int(v);
+      start[groups] = first + piece;
+      groups++;
+    }
     place[v] = first;  // from here on: where the next token of this id goes
     first += occurs;
-    groups++;
   }
   start[groups] = first;
   *count = groups;
@@ -169,28 +188,73 @@ __global__ void __launch_bounds__(rows_block)
   }
 }
 
-// A warp owns 128 columns of one group, a lane four of them. There are warps for as many groups as a batch of N tokens can
-// have, min(N,V), and those past the count return at once: so one CUDA graph serves every batch of N tokens.
+// Where the sum of a group waits for the others of its id. Full groups begin 1024 tokens apart or more, so start / 1024 is a place
+// of their own; and so do the last ones of the ids that have several.
+__device__ inline size_t piece_place(const int* start, size_t g, size_t N) {
+  const size_t begin = size_t(start[g]);
+  const bool full = size_t(start[g + 1]) - begin == embedding_piece;
+  return begin / embedding_piece + (full ? 0 : N / embedding_piece + 1);
+}
+__device__ inline bool goes_on(const int* id, size_t g, size_t count) {
+  return g + 1 < count && id[g + 1] == id[g];
+}
+__device__ inline bool begins(const int* id, size_t g) {
+  return g == 0 || id[g - 1] != id[g];
+}
+__device__ inline void add_to_row(float* row, const Quad& sum, const float* scale, size_t c, size_t C) {
+  const float s = scale ? *scale : 1.0f;
+  Quad q = load_quad(row, c, C);
+  for (int k = 0; k < 4; k++) q.v[k] = q.v[k] + s * sum.v[k];
+  store_quad(row, c, C, q);
+}
+
+// A warp owns 128 columns of one group, a lane four of them. There are warps for as many groups as a batch of N tokens can have,
+// and those past the count return at once: so one CUDA graph serves every batch of N tokens. The only group of an id goes into
+// dweight; one of several leaves its sum in pieces (2 * (N/1024 + 1), C).
 //
-// A frequent id makes a long list. The loads of its rows do not depend on each other, only the additions do: several rows are
-// on their way at once.
+// The loads of a group's rows do not depend on each other, only the additions do: eight rows are on their way at once.
 template <class S>
 __global__ void __launch_bounds__(rows_block)
-    embedding_backward_kernel(float* dweight, const S* dh, const int* count, const int* id, const int* start,
-                              const int* token, const float* scale, size_t C) {
-  const size_t warps_a_group = (C + 127) / 128;
+    embedding_backward_kernel(float* dweight, float* pieces, const S* dh, const int* count, const int* id,
+                              const int* start, const int* token, const float* scale, size_t N, size_t C) {
+  const size_t warps_a_group = (C + 127) / 128, groups = size_t(*count);
   const size_t g = warp_row() / warps_a_group, c = warp_row() % warps_a_group * 128 + 4 * (threadIdx.x % 32);
-  if (g >= size_t(*count) || c >= C) return;
+  if (g >= groups || c >= C) return;
   Quad total = {};
+#pragma unroll 8
   for (int t = start[g]; t < start[g + 1]; t++) {
     const Quad q = load_quad(dh + token[t] * C, c, C);
     for (int k = 0; k < 4; k++) total.v[k] = total.v[k] + q.v[k];
   }
-  const float s = scale ? *scale : 1.0f;
-  float* out = dweight + id[g] * C;
-  Quad q = load_quad(out, c, C);
-  for (int k = 0; k < 4; k++) q.v[k] = q.v[k] + s * total.v[k];
-  store_quad(out, c, C, q);
+  if (begins(id, g) && !goes_on(id, g, groups))
+    add_to_row(dweight + id[g] * C, total, scale, c, C);
+  else
+    store_quad(pieces + piece_place(start, g, N) * C, c, C, total);
+}
+
+// dweight += the sums of ids with several groups. The first of them is full: if it begins among the tokens 1024 i to 1024 i + 1023,
+// it is the last group that does. So i finds it by halving, and there is one i, with a warp for every 128 columns, for each 1024
+// tokens.
+__global__ void __launch_bounds__(rows_block)
+    embedding_pieces_kernel(float* dweight, const float* pieces, const int* count, const int* id, const int* start,
+                            const float* scale, size_t N, size_t C) {
+  const size_t warps_a_row = (C + 127) / 128, groups = size_t(*count);
+  const size_t i = warp_row() / warps_a_row, c = warp_row() % warps_a_row * 128 + 4 * (threadIdx.x % 32);
+  if (i * embedding_piece >= N || c >= C) return;
+  size_t g = 0;
+  for (size_t above = groups; above - g > 1;) {
+    const size_t middle = g + (above - g) / 2;
+    (size_t(start[middle]) < (i + 1) * embedding_piece ? g : above) = middle;
+  }
+  if (size_t(start[g]) < i * embedding_piece || !begins(id, g) || !goes_on(id, g, groups)) return;
+  float* const row = dweight + id[g] * C;
+  Quad total = load_quad(pieces + piece_place(start, g, N) * C, c, C);
+  do {
+    g++;
+    const Quad q = load_quad(pieces + piece_place(start, g, N) * C, c, C);
+    for (int k = 0; k < 4; k++) total.v[k] = total.v[k] + q.v[k];
+  } while (goes_on(id, g, groups));
+  add_to_row(row, total, scale, c, C);
 }
 
 // row_sums[n] = dh[n].weight[ids[n]]. A warp owns a token, and each of a lane's four columns of every 128 feeds a chain of
@@ -233,9 +297,18 @@ void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups
   with_storage(dh, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return embedding_backward_cpu(dweight, dh.as<S>(), groups, scale, C);
-    launch(embedding_backward_kernel<S>, rows_grid(groups.most_groups() * ceil_div(C, 128)), rows_block, 0, ctx,
-           dweight, dh.as<S>(), groups.count(), groups.id(), groups.start(), groups.token(), scale, C);
+    const size_t N = groups.tokens(), warps = ceil_div(C, 128), scratch = embedding_backward_scratch(N, C);
+    float* const pieces = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
+    launch(embedding_backward_kernel<S>, rows_grid(groups.most_groups() * warps), rows_block, 0, ctx, dweight, pieces,
+           dh.as<S>(), groups.count(), groups.id(), groups.start(), groups.token(), scale, N, C);
+    if (pieces)
+      launch(embedding_pieces_kernel, rows_grid(ceil_div(N, embedding_piece) * warps), rows_block, 0, ctx, dweight,
+             pieces, groups.count(), groups.id(), groups.start(), scale, N, C);
   });
+}
+
+size_t embedding_backward_scratch(size_t N, size_t C) {
+  return N <= embedding_piece ? 0 : 2 * (N / embedding_piece + 1) * C * sizeof(float);
 }
 
 void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups, size_t C, Context& ctx) {

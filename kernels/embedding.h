@@ -19,7 +19,10 @@ void embedding_forward(Reals h, const int* ids, const float* weight, size_t N, s
 void embedding_forward(Reals h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N, size_t C,
                        size_t V, Context& ctx);
 
-// The tokens of a batch, grouped by id: what the backward reads instead of ids.
+// The backward adds up the rows of so many tokens of one id at a time: a part of the result. kernels/embedding.cu
+constexpr size_t embedding_piece = 1024;
+
+// The tokens of a batch in groups of one id, of at most embedding_piece tokens: what the backward reads instead of ids.
 class TokenGroups {
  public:
   TokenGroups() = default;
@@ -33,17 +36,19 @@ class TokenGroups {
   void build(const int* ids, size_t N, Context& ctx);
 
   // The groups that a batch of this size can have at most. How many there are only the device is told.
-  size_t most_groups() const { return tokens_ < V_ ? tokens_ : V_; }
+  size_t most_groups() const { return most_groups(tokens_, V_); }
+  size_t tokens() const { return tokens_; }  // of that batch
 
   // On the device, each at one address for the life of this object: count (1) is the number of groups, id (count) whose they
-  // are, start (count+1), token (N). Group g holds the tokens token[start[g]] to token[start[g+1] - 1]. The ids ascend, and
-  // so do the tokens of a group.
+  // are, start (count+1), token (N). Group g holds the tokens token[start[g]] to token[start[g+1] - 1]. The ids ascend, and so
+  // do the tokens of an id. One with more than embedding_piece tokens has several groups, of which all but the last are full.
   const int* count() const { return device_.data(); }
   const int* id() const { return count() + 1; }
   const int* start() const { return id() + capacity_; }
   const int* token() const { return start() + capacity_ + 1; }
 
  private:
+  static size_t most_groups(size_t N, size_t V) { return N < V + N / embedding_piece ? N : V + N / embedding_piece; }
   size_t V_ = 0, most_tokens_ = 0, tokens_ = 0;
   size_t capacity_ = 0;             // groups that the largest batch can have
   std::vector<int> place_, lists_;  // of every id, for counting; the lists as the device has them
@@ -55,6 +60,9 @@ class TokenGroups {
 void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups, size_t C, Context& ctx);
 void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups, const float* scale, size_t C,
                         Context& ctx);
+
+// Bytes of scratch that it takes, of N tokens.
+size_t embedding_backward_scratch(size_t N, size_t C);
 
 // dpositions (T,C) += the sum of dh (B,T,C) over the sequences.
 void embedding_positions_backward(float* dpositions, ConstReals dh, size_t B, size_t T, size_t C, Context& ctx);

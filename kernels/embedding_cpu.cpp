@@ -1,4 +1,4 @@
-// embedding on the CPU: tokens, or blocks of columns of one group, are shared out among threads, and columns are vectorised.
+// embedding on the CPU: tokens, or blocks of columns of one id, are shared out among threads, and columns are vectorised.
 // The bits are those of the reference (kernels/embedding.cu): every element of an output is computed by one thread, in the
 // same order.
 #include <algorithm>
@@ -33,15 +33,20 @@ template <class S>
 void embedding_backward_cpu(float* dweight, const S* dh, const TokenGroups& groups, const float* scale, size_t C) {
   const float s = scale ? *scale : 1.0f;
   const int *id = groups.id(), *start = groups.start(), *token = groups.token();
-  const size_t blocks = ceil_div(C, sums_width), units = size_t(*groups.count()) * blocks;
+  const size_t count = size_t(*groups.count()), blocks = ceil_div(C, sums_width), units = count * blocks;
 #pragma omp parallel for schedule(dynamic, 64)
   for (size_t unit = 0; unit < units; unit++) {
     const size_t g = unit / blocks, c0 = unit % blocks * sums_width;
     const size_t columns = std::min(sums_width, C - c0);
-    float total[sums_width] = {};
-    for (int t = start[g]; t < start[g + 1]; t++) {
-      const S* row = dh + token[t] * C + c0;
-      for (size_t c = 0; c < columns; c++) total[c] += row[c];
+    if (g > 0 && id[g - 1] == id[g]) continue;  // another unit has all groups of this id
+    float total[sums_width];
+    for (size_t piece = g; piece < count && id[piece] == id[g]; piece++) {
+      float sum[sums_width] = {};
+      for (int t = start[piece]; t < start[piece + 1]; t++) {
+        const S* row = dh + token[t] * C + c0;
+        for (size_t c = 0; c < columns; c++) sum[c] += row[c];
+      }
+      for (size_t c = 0; c < columns; c++) total[c] = piece == g ? sum[c] : total[c] + sum[c];
     }
     float* out = dweight + id[g] * C + c0;
     for (size_t c = 0; c < columns; c++) out[c] += s * total[c];

@@ -117,6 +117,7 @@ void Model::scratch(ScratchPlan& plan) const {
     plan.kernels_need(matmul_scratch(1, V, C, Accumulate::no));
   plan.kernels_need(mean_scratch(N));
   for (const Block& block : layers_->blocks) block.cache_scratch(plan, {1, T_});  // of one sequence that grows
+  plan.kernels_need(embedding_backward_scratch(B_ * T_, C));
   if (config.position == Position::learned) plan.kernels_need(embedding_positions_backward_scratch(B_, T_, C));
   if (config.embedding_scale) plan.kernels_need(embedding_scale_backward_scratch(N));
 }
@@ -279,8 +280,7 @@ size_t Model::gradient_bytes() {
 size_t Model::table_bytes() const {
   const size_t N = B_ * T_, angles = config.rope_tables() * T_ * config.rope_dims() / 2;
   return TokenGroups::bytes(N, config.vocab) + 2 * N * sizeof(int) + 2 * angles * sizeof(float) +
-         (1 + (config.embedding_factor != 1) + routing_values()) * sizeof(float) +
-         dropout_sites() * sizeof(uint64_t);
+         (1 + (config.embedding_factor != 1) + routing_values()) * sizeof(float) + dropout_sites() * sizeof(uint64_t);
 }
 
 size_t Model::generation_bytes(const Generation& g) {

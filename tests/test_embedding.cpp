@@ -2,6 +2,9 @@
 // reference.
 #include "kernels/embedding.h"
 
+#include <algorithm>
+
+#include "core/philox.cuh"
 #include "tests/harness.h"
 
 using namespace gated;
@@ -48,6 +51,18 @@ TEST_CASE("embedding: tokens grouped by id, in ascending order", "[bitwise]") {
     REQUIRE(groups.most_groups() == 10);
     REQUIRE(list(start, 11) == Ints{0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
     REQUIRE(list(token, 11) == Ints{0, 10, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+
+    // 2200 tokens of one id and 1024 of another, and two between them: pieces of 1024, 1024, 152; 2; 1024.
+    TokenGroups many(3226, 3, ctx);
+    Ints ids(2200, 0);
+    ids.insert(ids.begin() + 300, 2, 1);
+    ids.insert(ids.end(), 1024, 2);
+    many.build(ids.data(), ids.size(), ctx);
+    REQUIRE(many.most_groups() == 3 + 3);
+    REQUIRE(list(many.count(), 1) == Ints{5});
+    REQUIRE(list(many.id(), 5) == Ints{0, 0, 0, 1, 2});
+    REQUIRE(list(many.start(), 6) == Ints{0, 1024, 2048, 2200, 2202, 3226});
+    REQUIRE(list(many.token() + 298, 4) == Ints{298, 299, 302, 303});
 
     REQUIRE_THROWS_WITH(build({1, 2, 10}), "embedding: token 2 has id 10, expected 0 <= id < 10");
     REQUIRE_THROWS_WITH(build({1, -1, 2}), "embedding: token 1 has id -1, expected 0 <= id < 10");
@@ -146,11 +161,12 @@ static void require_embedding_bits(size_t B, size_t T, size_t C, size_t V) {
           embedding_forward(plain, gids.data(), gweight, N, C, V, ctx);
           REQUIRE_BITWISE(h, plain.download());
         }
-        REQUIRE(ctx.most_scratch_used() == 0);
+        const size_t scratch = ctx.device == Device::cpu ? 0 : embedding_backward_scratch(N, C);
+        REQUIRE(ctx.most_scratch_used() == scratch);
 
         embedding_positions_backward(gdp, gdh, B, T, C, ctx);
         if (ctx.device != Device::cpu)
-          REQUIRE(ctx.most_scratch_used() == embedding_positions_backward_scratch(B, T, C));
+          REQUIRE(ctx.most_scratch_used() == std::max(scratch, embedding_positions_backward_scratch(B, T, C)));
         Context another(ctx.device);
         embedding_scale_backward(gds, sums, gdh, gids.data(), gweight, N, C, V, another);
         if (ctx.device != Device::cpu) REQUIRE(another.most_scratch_used() == embedding_scale_backward_scratch(N));
@@ -170,6 +186,35 @@ TEST_CASE("embedding: what the program runs equals the reference bit for bit", "
     require_embedding_bits<float>(B, T, C, V);
     if (C < 200) require_embedding_bits<bf16>(B, T, C, V);
   }
+}
+
+TEST_CASE("embedding: an id with many tokens is summed in pieces of 1024", "[bitwise]") {
+  // Full pieces alone, a last piece of one token, two ids that begin among the same 1024 tokens, ids with few tokens between.
+  const size_t occurs[] = {3, 1024, 1025, 2048, 1, 3073, 1200, 40}, V = std::size(occurs);
+  std::vector<int> ids;
+  for (size_t v = 0; v < V; v++) ids.insert(ids.end(), occurs[v], int(v));
+  for (size_t n = ids.size(); n-- > 1;) std::swap(ids[n], ids[random_below(1, 1, n, n + 1)]);
+  const size_t N = ids.size();
+  for (size_t C : {3, 132}) {
+    const auto dh = random_values<float>(N * C, 1), dweight0 = random_values<float>(V * C, 2);
+    std::vector<float> dweight = dweight0;
+    embedding_backward_ref(dweight.data(), dh.data(), ids.data(), N, C, V);
+    on_every_device([&](Context& ctx) {
+      INFO("C " << C);
+      Guarded gdweight(ctx, dweight0), gdh(ctx, dh);
+      TokenGroups groups(N + 4000, V, ctx);
+      groups.build(ids.data(), N, ctx);
+      embedding_backward(gdweight, gdh, groups, C, ctx);
+      REQUIRE_BITWISE(dweight, gdweight.download());
+      if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == embedding_backward_scratch(N, C));
+    });
+  }
+  // 2^24 + 1 is 2^24 in float, and 2^24 + 2 is not: two ones in the second piece come to the sum together.
+  std::vector<float> dh(1026, 0.0f), dweight = {0.0f};
+  dh[0] = 0x1p24f;
+  dh[1024] = dh[1025] = 1;
+  embedding_backward_ref(dweight.data(), dh.data(), std::vector<int>(1026, 0).data(), 1026, 1, 1);
+  REQUIRE(dweight[0] == 0x1p24f + 2);
 }
 
 TEST_CASE("embedding: the lists of the batch before are not read", "[bitwise]") {
