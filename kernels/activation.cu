@@ -7,6 +7,7 @@
 //   cheaper than a load.
 // act and act': core/activation.cuh, which derives them one by one. The first of them, say, with s = 1/(1 + e^-x):
 //     silu(x) = x*s        silu'(x) = s * (1 + x*(1-s))
+// in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: every array (n) f32 or bf16, written; y may be x, dx may be dy or x
 // --ffn=gelu|relu2, --gelu, --sdpa-out=silu | tests/test_activation.cpp
 //

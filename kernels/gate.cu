@@ -13,6 +13,7 @@
 //     dz   = ds * ∂s/∂z                           = ds * (scale*act'(z))
 // act and act': core/activation.cuh
 // order: the sum is that of a row of `group` elements (core/reduce.cuh); for group 1 it is the product itself
+// in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) and z, dz (N,C/group) f32 or bf16, all of them the same; written; y may be x, dx may be dy,
 //   dz may be z
 // --attn=g1|g2|g3|g4|g5, --norm=gated | tests/test_gate.cpp

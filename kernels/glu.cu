@@ -16,6 +16,7 @@
 //     dg_i = dy_i * (u'_i + 1) * a'(g_i) where g_i <= 7, else 0
 //     du_i = dy_i * a(g_i)               where -7 <= u_i <= 7, else 0
 //   a and a': kernels/glu.cuh
+// in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: every array (n) f32 or bf16, written; y may be g or u, dg may be g, du may be u
 // --ffn=swiglu|glu|geglu|swiglu-clamped | tests/test_glu.cpp
 #include "kernels/glu.h"

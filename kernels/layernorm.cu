@@ -15,6 +15,7 @@
 // exactly: y = fma(xh, w, b); dx = r * fma(-xh, mean(g*xh), g - mean(g)). Means are sums along a row, dw and db are
 //   sums down a column (core/reduce.cuh), each in its canonical order.
 // The variance takes a second pass over the row, in cache: mean(x^2) - mean^2 cancels where x has a mean.
+// in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) f32 or bf16; w, b, dw, db (C); mean, r (N), saved for the backward | dx is written, dw and db
 //   accumulated
 // --norm=layernorm | tests/test_layernorm.cpp

@@ -12,6 +12,28 @@
 // made in the end of the product, of each C as it is stored: C is then not read again, which is a third of the bytes that a
 // kernel for act(g) * C moves, and half of those for act(C). The bits are those of that kernel.
 //
+// How it is computed, a rung at a time:
+//
+//   1 one sum           The reference below: 16 k at a time, each step what the instruction computes.
+//   2 one instruction   A warp multiplies a tile of A (16,16) by one of B (16,8). A tile lies in the registers of 32 lanes; what
+//                       a lane has of it is its fragment. C (16,8), with the number of the lane that has each element:
+//
+//                                column  0  1  2  3  4  5  6  7
+//                         rows 0, 8      0  0  1  1  2  2  3  3
+//                         rows 1, 9      4  4  5  5  6  6  7  7
+//                           ...
+//                         rows 7, 15    28 28 29 29 30 30 31 31
+//
+//                       So a lane has two neighbours in a row, and the two eight rows below. Those of A and B: core/mma.cuh.
+//   3 many of them      A warp holds 4 x 4 tiles of C. It loads four tiles of A and four of B and multiplies each with each: a
+//                       fragment that is loaded once is used four times. ldmatrix deals them out from shared memory.
+//   4 a block           Eight warps have a tile of 128 x 128 of C. They share what they multiply, in shared memory: of every
+//                       number that comes from memory 128 products are made.
+//   5 stages            Memory answers after hundreds of cycles. So while one strip of k is multiplied, the next two are on
+//                       their way (cp.async).
+//
+// Rungs 3 to 5, drawn, with the barriers and the banks: kernels/matmul_bf16_tile.cuh.
+//
 // shapes: C, y, g (M,N); A (M,K), or (K,M) in tn; B (N,K) in nt, else (K,N); bias (N)
 // on the CPU: kernels/matmul_bf16_cpu.cpp, the same bits | tests/test_matmul_bf16.cpp
 #include "kernels/matmul_bf16.h"

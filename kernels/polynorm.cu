@@ -12,6 +12,7 @@
 //   mean(dy*n_j) is the row's share of dw_j over C: four sums a row serve both.
 // exactly: v_1 = x*x, v_0 = v_1*x, v_2 = x; the sums in the row order, those of the rows in the column order
 //   (core/reduce.cuh); the rest as the reference evaluates it
+// in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) f32 or bf16; f32: w, dw (3), b, db (1), r (N,3), which is saved, and row_sums (N,4), what the
 //   rows add to dw and db
 //   y, dx written, dw, db accumulated; y may be x, dx may be dy or x

@@ -13,6 +13,7 @@
 //   in its canonical order (core/reduce.cuh). A "chain" is a running sum that takes one element after the other:
 //     RowSum      element i joins chain i mod 128, and then the 128 chains are added as a tree
 //     ColumnSum   128 rows make a chain, and then the chains are added in the same way
+// in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) f32 or bf16; w, dw (C); r (N), saved for the backward | dx is written, dw accumulated
 // Over (B*T*H, D) rows the same operation is the QK-norm of Qwen3.
 // --norm=rmsnorm|preaffine, --norm-weight, --qk-norm | tests/test_rmsnorm.cpp

@@ -9,6 +9,7 @@
 //     dz(n,h,d) = ds(n,d) * ∂s/∂z = ds(n,d)/H * scale*act'(z(n,h,d))
 // act and act': core/activation.cuh
 // order: both sums over h are one chain from +0 in ascending h; the division by H comes last
+// in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, z, y, dy, dx, dz (N,H,D) f32 or bf16; all written; y may be x, dx may be dy, dz may be z
 // --gate=shared | tests/test_shared_gate.cpp
 #include "kernels/shared_gate.h"

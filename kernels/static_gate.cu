@@ -7,6 +7,7 @@
 //                = sum over n of dy_nc * (x_nc * slope_c), slope = scale*act'(theta)   (additive: 1 in place of x_nc)
 // act and act': core/activation.cuh
 // order: the sum is that of a column (core/reduce.cuh)
+// in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) f32 or bf16; theta, dtheta (C) f32
 //   y, dx written, dtheta accumulated; y may be x, dx may be dy
 // --gate=static | tests/test_static_gate.cpp

@@ -1,16 +1,17 @@
 // bench: how fast each operation is, beside a peer or a ceiling measured in the same run.
 //   matmul        GFLOP/s beside OpenBLAS (CPU) or cuBLAS (GPU, fp32, no TF32), and as a share of the measured FMA peak
-//   bf16          GFLOP/s of products of bf16 matrices beside cuBLASLt (GPU); on the CPU by the arithmetic of tensor cores, beside our own
-//                 products of floats
+//   bf16          GFLOP/s of products of bf16 matrices beside cuBLASLt (GPU), and as a share of the faster one's best; on the CPU by
+//                 the arithmetic of tensor cores, beside our own products of floats
 //   grouped       GFLOP/s of products with a matrix per expert beside one product of as many rows with one matrix; grouped-bf16
 //                 of bf16
 //   the others    GB/s of the bytes an operation must move, as a share of the measured copy bandwidth
-//   training      tokens/s of whole steps: the default model, and one of GPT-2 124M's size at B 4, T 64; on a GPU also at B 32,
-//                 T 1024 in bf16, with our products and with cuBLASLt's
+//   training      tokens/s of whole steps: the default model, and one of GPT-2 124M's size at B 4, T 64
+//   gpt2-124m     on a GPU, before all others: the same of GPT-2 124M at B 32, T 1024 in bf16, with our products, with cuBLASLt's,
+//                 and with its launches as CUDA graphs
 //   generation    tokens/s of sequences that grow, and the bytes of weights that a token needs as a share of the copy bandwidth
 // Times on a shared machine wander: every pair is measured in turns and each side keeps its best, so that the ratios
 // stand where the times do not.
-// make bench | build/release/bench [FILE.json] [matmul|bf16|grouped|grouped-bf16|attention|attention-bf16|gated-delta|operations|training|generation]:
+// make bench | build/release/bench [FILE.json] [matmul|bf16|grouped|grouped-bf16|attention|attention-bf16|gated-delta|operations|training|generation|gpt2-124m]:
 // writes the rows to the file; only the part that is named, or all
 #include <omp.h>
 
@@ -237,7 +238,8 @@ void bench_bf16(Context& ctx) {
   const char* const peer = gpu ? "cuBLASLt" : "our floats";
   Context other(device);
   if (gpu) other.use_cublas(false);
-  printf("\n%-28s %10s %10s %8s\n", "bf16 M x N x K", "GFLOP/s", peer, "ratio");
+  double peak = 0;  // on a GPU: the faster of the two with the largest matrices, which come first
+  printf("\n%-28s %10s %10s %8s %8s\n", "bf16 M x N x K", "GFLOP/s", peer, "ratio", gpu ? "of peak" : "");
   const auto compare = [&](Layout layout, size_t M, size_t N, size_t K) {
     const Buffer<bf16> A = filled<bf16>(M * K, 1), B = filled<bf16>(N * K, 2);
     const Buffer<float> C = filled(M * N, 3), D = filled(M * N, 3), wide_a = filled(gpu ? 0 : M * K, 1),
@@ -256,25 +258,29 @@ void bench_bf16(Context& ctx) {
                                     : layout == Layout::nn ? "nn"
                                                            : "tn",
                                     M, N, K);
-    printf("%-28s %10.1f %10.1f %7.2fx\n", name.c_str(), gflops / seconds[0], gflops / seconds[1],
+    if (gpu && peak == 0) peak = gflops / std::min(seconds[0], seconds[1]);
+    printf("%-28s %10.1f %10.1f %7.2fx", name.c_str(), gflops / seconds[0], gflops / seconds[1],
            seconds[1] / seconds[0]);
+    if (gpu) printf(" %6.0f %%", 100 * gflops / seconds[0] / peak);
+    printf("\n");
     fflush(stdout);
     rows.push_back({{"op", "bf16 " + name},
                     {"gflops", gflops / seconds[0]},
                     {"peer", peer},
-                    {"ratio_to_peer", seconds[1] / seconds[0]}});
+                    {"ratio_to_peer", seconds[1] / seconds[0]},
+                    {"share_of_peak", gpu ? gflops / seconds[0] / peak : 0}});
   };
+  if (gpu)
+    for (size_t n : {8192, 4096}) compare(Layout::nt, n, n, n);
   for (Layout layout : {Layout::nt, Layout::nn, Layout::tn}) compare(layout, 512, 768, 768);
   if (!gpu) return;
-  // GPT-2 124M's products over 32 sequences of 1024 tokens, its output matrix among them; and squares.
+  // GPT-2 124M's products over 32 sequences of 1024 tokens, its output matrix among them.
   const size_t tokens = 32 * 1024;
   for (auto [out, in] : {std::pair<size_t, size_t>{768, 768}, {2304, 768}, {3072, 768}, {768, 3072}, {50304, 768}}) {
     compare(Layout::nt, out > tokens ? 8192 : tokens, out, in);
     compare(Layout::nn, out > tokens ? 8192 : tokens, in, out);
     compare(Layout::tn, out, in, out > tokens ? 8192 : tokens);
   }
-  for (size_t n : {4096, 8192}) compare(Layout::nt, n, n, n);
-
   // The activation of a feed-forward layer in the end of its product, beside one in a kernel of its own.
   const size_t F = 3072, C = 768;
   const Buffer<bf16> x = filled<bf16>(tokens * C, 1), w = filled<bf16>(F * C, 2), g = filled<bf16>(tokens * F, 3),
@@ -705,8 +711,9 @@ void bench_gated_delta(Context& ctx, double peak) {
 
 // ---- whole steps
 
-// Models of the same sizes, their steps in turns, each model's best: what a variant costs beside the first.
-void bench_training(Context& ctx) {
+// Models of the same sizes, their steps in turns, each model's best: what a variant costs beside the first. gpt2: of GPT-2 124M
+// with whole batches, which wants a GPU.
+void bench_training(Context& ctx, bool gpt2) {
   struct Run {
     Config config;
     Context ctx;  // with scratch as its model has planned
@@ -756,6 +763,9 @@ void bench_training(Context& ctx) {
     }
     fflush(stdout);
   };
+  if (gpt2)
+    return compare("--data=self --preset=gpt2-124m --context=1024 --batch=32 --precision=bf16",
+                   {"", "--matmul=cublas", "--graph"}, 20);
   const std::vector<std::string> gates = {"", "--norm=gated", "--attn=g1", "--attn=g1 --gate=headwise",
                                           "--norm=gated --attn=g1"};
   compare("", gates, 15);
@@ -766,11 +776,7 @@ void bench_training(Context& ctx) {
   compare("--data=self --preset=gpt2-124m --context=64 --batch=4", {""}, 5);
   compare("", {"", "--precision=bf16"}, 10);
   if (device == Device::cuda)
-    for (const char* sizes :
-         {"", "--precision=bf16", "--data=self --preset=gpt2-124m --context=1024 --batch=32 --precision=bf16"})
-      compare(sizes, {"", "--graph"}, 10);
-  if (device == Device::cuda)
-    compare("--data=self --preset=gpt2-124m --context=1024 --batch=32 --precision=bf16", {"", "--matmul=cublas"}, 10);
+    for (const char* sizes : {"", "--precision=bf16"}) compare(sizes, {"", "--graph"}, 10);
 }
 
 // A token at a time, after `past` tokens. It must read every weight that is multiplied, once for all sequences. (Keys and values
@@ -844,6 +850,7 @@ int main(int argc, char** argv) try {
     file.close();
     require(file.good() && rename(fresh.c_str(), file_name.c_str()) == 0, "bench: cannot write %s", file_name.c_str());
   };
+  if (device == Device::cuda) part("gpt2-124m", [&] { bench_training(ctx, true); });
   part("matmul", [&] { bench_matmul(ctx, peak); });
   part("bf16", [&] { bench_bf16(ctx); });
   part("grouped", [&] { bench_grouped<float>(ctx); });
@@ -852,11 +859,11 @@ int main(int argc, char** argv) try {
   part("attention-bf16", [&] { bench_attention<bf16>(ctx, peak); });
   part("gated-delta", [&] { bench_gated_delta(ctx, peak); });
   part("operations", [&] { bench_operations<float>(ctx, bandwidth), bench_operations<bf16>(ctx, bandwidth); });
-  part("training", [&] { bench_training(ctx); });
+  part("training", [&] { bench_training(ctx, false); });
   part("generation", [&] { bench_generation(ctx, bandwidth); });
   require(!rows.empty(),
           "bench: no part is named %s: expected matmul, bf16, grouped, grouped-bf16, attention, attention-bf16, "
-          "gated-delta, operations, training or generation",
+          "gated-delta, operations, training, generation or, on a GPU, gpt2-124m",
           only.c_str());
   return 0;
 } catch (const std::exception& e) {

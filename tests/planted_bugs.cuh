@@ -289,4 +289,34 @@ TWO_STAGES(wrong_stage)
 TWO_STAGES(no_barrier_before_copy)
 #undef TWO_STAGES
 
+// Every warp multiplies a tile of A (16,16) by one of B that a block has laid down in shared memory. Chunks of eight elements
+// change places in every second four rows, so that ldmatrix finds eight rows in different banks.
+enum class Misread { none, buffer_of_the_other_factor, chunk_where_it_is_not };
+template <Misread misread>
+__device__ inline void one_product(float* y, const float* x) {
+  DYNAMIC_SHARED(bf16, tiles);
+  const auto place = [](unsigned row, unsigned c) { return (2 * row + (c ^ row / 4 % 2)) * 8; };
+  bf16 *const A = tiles, *const B = tiles + threads;
+  const unsigned mine = place(threadIdx.x / 16, threadIdx.x % 16 / 8) + threadIdx.x % 8;
+  A[mine] = bf16(x[own()]);
+  B[mine] = bf16(0.5f * x[own()] + 1);
+  __syncthreads();
+  const unsigned row = threadIdx.x % 16, c = threadIdx.x % 32 / 16;
+  MmaA a;
+  uint32_t b[4];
+  ldmatrix<false>(a.x, A + (misread == Misread::chunk_where_it_is_not ? (2 * row + c) * 8 : place(row, c)));
+  ldmatrix<false>(b, (misread == Misread::buffer_of_the_other_factor ? A : B) + place(row, c));
+  MmaC sum = {};
+  mma(sum, a, MmaB{{b[0], b[2]}});
+  y[own()] = sum.x[threadIdx.x / 32 % 4];
+}
+#define ONE_PRODUCT(name)                                     \
+  template <bool fault>                                       \
+  __global__ void name(float* y, const float* x) {            \
+    one_product<fault ? Misread::name : Misread::none>(y, x); \
+  }
+ONE_PRODUCT(buffer_of_the_other_factor)
+ONE_PRODUCT(chunk_where_it_is_not)
+#undef ONE_PRODUCT
+
 }  // namespace gated::planted

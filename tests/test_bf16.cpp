@@ -145,7 +145,8 @@ TEST_CASE("bf16: attention that applies G1 itself has the bits of the gate behin
 TEST_CASE("bf16: a run has the same bits on cpu and kernels", "[bf16]") {
   for (const std::string& line : bf16_lines()) {
     INFO(line);
-    const bool main_line = line.size() < 40 || line == linear;
+    const bool main_line = line.size() < 40 || line.starts_with("--mixer") || line.starts_with("--experts=3 --head") ||
+                           line.find("--position=learned") != std::string::npos;
     Config config = small_run(bf16_model(line), main_line ? 20 : 3, main_line ? 2 : 1);
     std::vector<float> trace;
     std::string fingerprint;

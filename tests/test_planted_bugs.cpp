@@ -126,6 +126,8 @@ const Bug bugs[] = {
     {BUG(no_barrier_behind_wait), true, true, race},
     {BUG(wrong_stage), true, true, nan_found},
     {BUG(no_barrier_before_copy), true, true, race},
+    {BUG(buffer_of_the_other_factor), true, true, bits},
+    {BUG(chunk_where_it_is_not), true, true, bits},
 };
 
 }  // namespace

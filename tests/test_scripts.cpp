@@ -215,8 +215,8 @@ struct FakeGpu : Folder {
     return nullptr;
   }
 };
-// Three tests, six runs, the benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
-constexpr size_t all_checks = 3 + 6 + 1 + 4 * 3, asked_by_all = all_checks - 4;
+// Three tests, seven runs, the benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
+constexpr size_t all_checks = 3 + 7 + 1 + 4 * 3, asked_by_all = all_checks - 4;
 
 }  // namespace
 
@@ -225,11 +225,11 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
   const Said said = f.check();
   INFO(said.text);
   REQUIRE(said.exit_code == 0);
-  REQUIRE(contains(said.text, "22 passed, 0 failed, 0 left"));
+  REQUIRE(contains(said.text, "23 passed, 0 failed, 0 left"));
   REQUIRE(f.asked() == asked_by_all);
   const std::string asked = f.read("asked"), graphs = f.read("graphs");
   INFO(asked);
-  REQUIRE((count(graphs, "\n") == 1 && graphs.starts_with("--device=cuda ")));  // the GPU's run alone
+  REQUIRE((count(graphs, "\n") == 2 && count(graphs, "--device=cuda ") == 2));  // the GPU's runs alone
   // The stages in their order, and in each the tensor cores first.
   size_t at = 0;
   for (const char* next :
