@@ -315,7 +315,7 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
   const Said said = f.check();
   INFO(said.text);
   REQUIRE(said.exit_code == 1);
-  REQUIRE(contains(said.text, "17 passed, 5 failed, 0 left"));
+  REQUIRE(contains(said.text, "18 passed, 5 failed, 0 left"));
   REQUIRE(contains(said.text, "FAIL: exit 1; its log: ./gpu-check.logs/racecheck_test_mma.log"));
   REQUIRE(f.check().exit_code == 1);
   REQUIRE(f.asked() == 5);
@@ -347,7 +347,7 @@ TEST_CASE("scripts: gpu-check goes on where compute-sanitizer cannot attach, and
   INFO(said.text);
   REQUIRE(said.exit_code == 1);
   REQUIRE(count(said.text, "compute-sanitizer cannot run test_round: ========= Error: no debugger here") == 1);
-  REQUIRE(contains(said.text, "10 passed, 0 failed, 0 left, not run: memcheck racecheck initcheck synccheck"));
+  REQUIRE(contains(said.text, "11 passed, 0 failed, 0 left, not run: memcheck racecheck initcheck synccheck"));
   REQUIRE(count(f.read("tried"), "\n") == 1);
   REQUIRE(f.result()["checks"].size() == 10 + 4);
   REQUIRE(contains(f.outcome_of("racecheck"), "not run: compute-sanitizer cannot run test_round"));
@@ -355,7 +355,7 @@ TEST_CASE("scripts: gpu-check goes on where compute-sanitizer cannot attach, and
 
   // One that finds a fault has attached.
   f.program("cuda/bin/compute-sanitizer", "echo '========= ERROR SUMMARY: 2 errors'\nexit 1");
-  REQUIRE(contains(f.check().text, "10 passed, 12 failed, 0 left; results"));
+  REQUIRE(contains(f.check().text, "11 passed, 12 failed, 0 left; results"));
   REQUIRE(f.outcome_of("racecheck").is_null());
 }
 
