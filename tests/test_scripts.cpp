@@ -349,7 +349,7 @@ TEST_CASE("scripts: gpu-check goes on where compute-sanitizer cannot attach, and
   REQUIRE(count(said.text, "compute-sanitizer cannot run test_round: ========= Error: no debugger here") == 1);
   REQUIRE(contains(said.text, "11 passed, 0 failed, 0 left, not run: memcheck racecheck initcheck synccheck"));
   REQUIRE(count(f.read("tried"), "\n") == 1);
-  REQUIRE(f.result()["checks"].size() == 10 + 4);
+  REQUIRE(f.result()["checks"].size() == 11 + 4);
   REQUIRE(contains(f.outcome_of("racecheck"), "not run: compute-sanitizer cannot run test_round"));
   REQUIRE(f.check("STAGES=bitwise").exit_code == 0);
 
