@@ -243,6 +243,13 @@ __global__ void wrong_mask(float* y, const float* x) {
   y[own()] = v;
 }
 
+// A kernel that makes one of several faults, by its name.
+#define KERNEL_WITH(Fault, name, body)             \
+  template <bool fault>                            \
+  __global__ void name(float* y, const float* x) { \
+    body<fault ? Fault::name : Fault::none>(y, x); \
+  }
+
 // Chunks of a row come through two stages of shared memory: while one is read, the next is copied.
 enum class Slip {
   none,
@@ -277,17 +284,11 @@ __device__ inline void two_stages(float* y, const float* x) {
   }
   y[own()] = sum;
 }
-#define TWO_STAGES(name)                               \
-  template <bool fault>                                \
-  __global__ void name(float* y, const float* x) {     \
-    two_stages<fault ? Slip::name : Slip::none>(y, x); \
-  }
-TWO_STAGES(no_wait)
-TWO_STAGES(waits_for_the_group_before)
-TWO_STAGES(no_barrier_behind_wait)
-TWO_STAGES(wrong_stage)
-TWO_STAGES(no_barrier_before_copy)
-#undef TWO_STAGES
+KERNEL_WITH(Slip, no_wait, two_stages)
+KERNEL_WITH(Slip, waits_for_the_group_before, two_stages)
+KERNEL_WITH(Slip, no_barrier_behind_wait, two_stages)
+KERNEL_WITH(Slip, wrong_stage, two_stages)
+KERNEL_WITH(Slip, no_barrier_before_copy, two_stages)
 
 // Every warp multiplies a tile of A (16,16) by one of B that a block has laid down in shared memory. Chunks of eight elements
 // change places in every second four rows, so that ldmatrix finds eight rows in different banks.
@@ -310,13 +311,8 @@ __device__ inline void one_product(float* y, const float* x) {
   mma(sum, a, MmaB{{b[0], b[2]}});
   y[own()] = sum.x[threadIdx.x / 32 % 4];
 }
-#define ONE_PRODUCT(name)                                     \
-  template <bool fault>                                       \
-  __global__ void name(float* y, const float* x) {            \
-    one_product<fault ? Misread::name : Misread::none>(y, x); \
-  }
-ONE_PRODUCT(buffer_of_the_other_factor)
-ONE_PRODUCT(chunk_where_it_is_not)
-#undef ONE_PRODUCT
+KERNEL_WITH(Misread, buffer_of_the_other_factor, one_product)
+KERNEL_WITH(Misread, chunk_where_it_is_not, one_product)
+#undef KERNEL_WITH
 
 }  // namespace gated::planted

@@ -180,6 +180,13 @@ TEST_CASE("graph: a record computes as the tensor cores that it was made for", "
 
 namespace {
 
+// Was the last step repeated? Then the host does not know what the model left.
+bool was_repeated(Model& model) {
+  struct Nothing : Inspector {
+  } nothing;
+  return refusal([&] { model.inspect(nothing); }) == "model: an inspection without a forward";
+}
+
 // Eight steps, and between them all that a run may do: a validation, one that is measured, logits of another length,
 // generation with a cache, a checkpoint that is written and one that is gone back to. What each of them says, to the bit.
 std::vector<float> eventful_run(const Config& config, bool graphs, size_t& steps_repeated) {
@@ -192,10 +199,7 @@ std::vector<float> eventful_run(const Config& config, bool graphs, size_t& steps
     for (size_t i = 0; i < n; i++) {
       const std::vector<float> trace = run.steps(1);
       said.insert(said.end(), trace.begin(), trace.end());
-      // After a step that was repeated the host does not know what the model left.
-      struct Nothing : Inspector {
-      } nothing;
-      steps_repeated += refusal([&] { t.model.inspect(nothing); }) == "model: an inspection without a forward";
+      steps_repeated += was_repeated(t.model);
     }
   };
   const auto validation = [&] { said.push_back(float(t.validate(2))); };
@@ -260,10 +264,7 @@ TEST_CASE("graph: a repeated step allocates nothing", "[graph][bitwise]") {
   run.steps(2);
   const size_t before = allocations, gone = given_back;
   run.steps(3);
-  struct Nothing : Inspector {
-  } nothing;
-  REQUIRE(refusal([&] { run.trainer.model.inspect(nothing); }) ==
-          "model: an inspection without a forward");  // repeated
+  REQUIRE(was_repeated(run.trainer.model));
   REQUIRE(allocations == before);
   REQUIRE(given_back == gone);
 }
