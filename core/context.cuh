@@ -362,6 +362,18 @@ inline void launch_check(cudaError_t answer, const void* kernel, dim3 grid, dim3
 }
 #endif
 
+#ifdef __CUDACC__
+// Lets a kernel have so much dynamic shared memory.
+template <class Check>
+void allow_shared(const void* kernel, size_t shared_bytes, Check check) {
+  if (shared_bytes == 0) return;
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, kernel));
+  if (shared_must_be_asked_for(attributes.sharedSizeBytes, shared_bytes, shared_limit()))
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)));
+}
+#endif
+
 // kernel<<<grid, block, shared_bytes, stream>>>(args...), checked, on whichever device this build's kernels
 // run. An empty grid is an operation over no elements: nothing to do.
 template <class... P, class... A>
@@ -369,21 +381,33 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Co
   require(ctx.device == kernel_device, "launch: a kernel was sent to %s", name_of(ctx.device));
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
 #ifdef __CUDACC__
-  const auto check = [&](cudaError_t answer) {
-    launch_check(answer, reinterpret_cast<const void*>(kernel), grid, block, shared_bytes);
-  };
-  if (shared_bytes > 0) {
-    cudaFuncAttributes attributes;
-    check(cudaFuncGetAttributes(&attributes, kernel));
-    if (shared_must_be_asked_for(attributes.sharedSizeBytes, shared_bytes, shared_limit()))
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)));
-  }
+  const auto* const address = reinterpret_cast<const void*>(kernel);
+  const auto check = [&](cudaError_t answer) { launch_check(answer, address, grid, block, shared_bytes); };
+  allow_shared(address, shared_bytes, check);
   kernel<<<grid, block, shared_bytes, ctx.stream>>>(static_cast<P>(args)...);
   check(cudaGetLastError());
 #else
   const std::tuple<P...> given(static_cast<P>(args)...);
   ctx.enqueue(
       [=] { std::apply([&](const P&... p) { simt::launch(kernel, grid, block, shared_bytes, p...); }, given); });
+#endif
+}
+
+// How many blocks of such a launch the device runs at once, for a kernel whose blocks do one piece of work after another.
+template <class... P>
+size_t blocks_at_once([[maybe_unused]] void (*kernel)(P...), [[maybe_unused]] unsigned threads,
+                      [[maybe_unused]] size_t shared_bytes) {
+#ifdef __CUDACC__
+  const auto* const address = reinterpret_cast<const void*>(kernel);
+  const auto check = [&](cudaError_t answer) { launch_check(answer, address, {}, threads, shared_bytes); };
+  allow_shared(address, shared_bytes, check);
+  int device, multiprocessors, blocks;  // blocks: on one of them
+  check(cudaGetDevice(&device));
+  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, int(threads), shared_bytes));
+  return size_t(multiprocessors) * size_t(blocks);
+#else
+  return simt::blocks_at_once;
 #endif
 }
 

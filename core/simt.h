@@ -97,6 +97,9 @@ struct Config {
 };
 extern Config config;
 
+// So many blocks pass for all that a GPU runs at once: few, so that small launches go on to a block's next piece of work.
+constexpr size_t blocks_at_once = 2;
+
 // What watches the kernels' memory. The build of the emulator and the kernels says it; their caller may be of another build.
 extern const bool under_asan, under_race_shadow;
 

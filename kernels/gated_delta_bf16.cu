@@ -231,7 +231,8 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads)
 //                        A                      B                       C
 //   A   S^ is there, and k, T^ and v of the chunk; every warp is done with the chunk before, into whose place the next is copied
 //   B   Y^ is there; nobody reads S^ any more
-//   C   w^ is there; nobody reads Y^ any more
+//   C   w^ is there, and u^ and X^ in the places of T^ and v, of which a warp reads its own rows alone; nobody reads Y^ any
+//       more
 // Grid (B*Hv, columns).
 template <int keys>
 __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
@@ -256,12 +257,13 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
   };
   copy(0);
   StateColumns<keys> state;
+  constexpr int unrolled = StateColumns<keys>::unrolled;
   const Place first(s, blockIdx.x, 0);
   state.load(in.initial ? in.initial + s.state(first.b, first.h) : nullptr, s, column0);
 
   for (size_t n = 0; n < chunks; n++) {
     const Place at(s, blockIdx.x, n);
-    const bf16 *const k = buffers + n % 2 * buffer, *const T = k + keys / 64 * panel, *const v = T + panel;
+    bf16 *const k = buffers + n % 2 * buffer, *const T = k + keys / 64 * panel, *const v = T + panel;
     const float *const c = made.c_of(at), *const beta = made.beta_of(at), last = c[tokens - 1];
     state.round_to(rounded_S, s.Dk);
     copies.template wait<0>();
@@ -270,33 +272,31 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     write_panel(out.kept + kept_state(s, at.b, at.h, n) + column0, s.Dv, s.Dk, s.Dv - column0, rounded_S, keys);
 
     MmaC x[sums] = {};
-    multiply_panels<Lies::straight, Lies::turned>(x, k, row0, rounded_S, s.Dk);
-    const auto where = [&](int tile, int half) {  // of an output
-      return s.o_row(at.b, at.t0 + row_of_lane(half), at.h) + column0 + column_of_lane(tile, 0);
-    };
-    const auto there = [&](int tile, int half) {
-      return at.t0 + row_of_lane(half) < s.T && column0 + column_of_lane(tile, 0) < s.Dv;
-    };
+    multiply_panels<Lies::straight, Lies::turned, unrolled>(x, k, row0, rounded_S, s.Dk);
     for_each_pair([&](int tile, int half) {
-      const int row = row_of_lane(half);
+      const int row = row_of_lane(half), place = pair_place(row, tile);
       const float less = -exact_exp(c[row]);
-      const Two value = load_two(v + pair_place(row, tile));
+      const Two value = load_two(v + place);
       float(&to)[4] = x[tile].x;
 #pragma unroll
       for (int e = 0; e < 2; e++) to[2 * half + e] = fused(less, to[2 * half + e], value.x[e]);
-      if (out.miss && there(tile, half)) store_two(out.miss + where(tile, half), to[2 * half], to[2 * half + 1]);
-      store_two(Y + pair_place(row, tile), beta[row] * to[2 * half], beta[row] * to[2 * half + 1]);
+      store_two(v + place, to[2 * half], to[2 * half + 1]);
+      store_two(Y + place, beta[row] * to[2 * half], beta[row] * to[2 * half + 1]);
     });
     __syncthreads();  // B
     MmaC u[sums] = {};
-    multiply<Lies::straight, Lies::turned>(u, T, row0, Y, tokens);
+    multiply<Lies::straight, Lies::turned, unrolled>(u, T, row0, Y, tokens);
+    __syncwarp();  // the warp has read its rows of T^
     for_each_pair([&](int tile, int half) {
-      const int row = row_of_lane(half);
+      const int row = row_of_lane(half), place = pair_place(row, tile);
       const float low = u[tile].x[2 * half], high = u[tile].x[2 * half + 1], left = exact_exp(last - c[row]);
-      if (there(tile, half)) store_two(out.u + where(tile, half), low, high);
-      store_two(w + pair_place(row, tile), left * low, left * high);
+      store_two(T + place, low, high);
+      store_two(w + place, left * low, left * high);
     });
     __syncthreads();  // C
+    const size_t output = s.o_row(at.b, at.t0, at.h) + column0, rows = s.T - at.t0, columns = s.Dv - column0;
+    if (out.miss) write_panel(out.miss + output, s.Hv * s.Dv, rows, columns, v, int(tokens));
+    write_panel(out.u + output, s.Hv * s.Dv, rows, columns, T, int(tokens));
     state.scale(exact_exp(last), s.Dk);
     state.add(k, w, s.Dk);
   }

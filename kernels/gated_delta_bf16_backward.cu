@@ -61,8 +61,8 @@ __device__ inline void state_dot_of_block(float* sums_of_warps, const bf16* S, c
 //                          A                              B                      C                             D
 //   A   dS'^ is there, and k, q, T^, P^ and do of the chunk; with two buffers every warp is done with the chunk before, into
 //       whose place the next is copied
-//   B   du^ and a^ are there; nobody reads dS'^ any more
-//   C   z^ is there; nobody reads du^ any more
+//   B   du^ and a^ are there; nobody reads dS'^, P^ and do any more
+//   C   z^ is there, and Du^ and dv^ in the places of do and P^; nobody reads du^ any more
 //   D   with one buffer: every warp is done with the chunk
 // Grid (B*Hv, columns).
 template <int keys, int buffers>
@@ -92,13 +92,14 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
   const size_t chunks = chunks_of(s);
   copy(chunks - 1);
   StateColumns<keys> state;
+  constexpr int unrolled = StateColumns<keys>::unrolled;
   const Place first(s, blockIdx.x, 0);
   state.load(back.dfinal ? back.dfinal + s.state(first.b, first.h) : nullptr, s, column0);
 
   for (size_t n = chunks; n-- > 0;) {
     const Place at(s, blockIdx.x, n);
-    const bf16 *const k = buffer_of(n), *const q = k + keys / 64 * panel, *const T = q + keys / 64 * panel,
-                      *const P = T + panel, *const dout = P + panel;
+    bf16 *const k = buffer_of(n), *const q = k + keys / 64 * panel, *const T = q + keys / 64 * panel,
+                *const P = T + panel, *const dout = P + panel;
     const float *const c = made.c_of(at), *const beta = made.beta_of(at), last = c[tokens - 1];
     state.round_to(rounded_dS, s.Dk);
     copies.template wait<0>();
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
     write_panel(left.dkept + kept_state(s, at.b, at.h, n) + column0, s.Dv, s.Dk, s.Dv - column0, rounded_dS, keys);
 
     MmaC sum[sums] = {};
-    multiply_panels<Lies::straight, Lies::turned>(sum, k, row0, rounded_dS, s.Dk);
+    multiply_panels<Lies::straight, Lies::turned, unrolled>(sum, k, row0, rounded_dS, s.Dk);
     for_each_pair([&](int tile, int half) {
       const int row = row_of_lane(half);
       const float to_end = exact_exp(last - c[row]), start = exact_exp(c[row]);
@@ -115,25 +116,25 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
       const Two d = load_two(dout + pair_place(row, tile));
       store_two(a + pair_place(row, tile), start * d.x[0], start * d.x[1]);
     });
-    multiply<Lies::turned, Lies::turned>(sum, P, row0, dout, tokens);
+    multiply<Lies::turned, Lies::turned, unrolled>(sum, P, row0, dout, tokens);
     for_each_pair([&](int tile, int half) {
       store_two(du + pair_place(row_of_lane(half), tile), sum[tile].x[2 * half], sum[tile].x[2 * half + 1]);
     });
     __syncthreads();  // B
     MmaC Du[sums] = {};
-    multiply<Lies::turned, Lies::turned>(Du, T, row0, du, tokens);
+    multiply<Lies::turned, Lies::turned, unrolled>(Du, T, row0, du, tokens);
     for_each_pair([&](int tile, int half) {
-      const int row = row_of_lane(half);
+      const int row = row_of_lane(half), place = pair_place(row, tile);
       const float strength = beta[row], less = -(exact_exp(c[row]) * strength);
       const float low = Du[tile].x[2 * half], high = Du[tile].x[2 * half + 1];
-      const size_t t = at.t0 + row, column = column0 + column_of_lane(tile, 0);
-      if (t < s.T && column < s.Dv) {
-        store_two(left.Du + s.o_row(at.b, t, at.h) + column, low, high);
-        store_two(out.dv + s.v_row(at.b, t, at.h) + column, strength * low, strength * high);
-      }
-      store_two(z + pair_place(row, tile), less * low, less * high);
+      store_two(dout + place, low, high);
+      store_two(P + place, strength * low, strength * high);
+      store_two(z + place, less * low, less * high);
     });
     __syncthreads();  // C
+    const size_t rows = s.T - at.t0, columns = s.Dv - column0;
+    write_panel(left.Du + s.o_row(at.b, at.t0, at.h) + column0, s.Hv * s.Dv, rows, columns, dout, int(tokens));
+    write_panel(out.dv + s.v_row(at.b, at.t0, at.h) + column0, s.v_step(), rows, columns, P, int(tokens));
     state.scale(exact_exp(last), s.Dk);
     state.add(q, a, s.Dk);
     state.add(k, z, s.Dk);

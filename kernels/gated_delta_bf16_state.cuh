@@ -10,6 +10,8 @@ namespace gated::gated_delta_bf16 {
 template <int keys>
 struct StateColumns {
   MmaC S[keys / 64][sums];
+  // Of the products beside it (multiply()). A state of 256 keys takes half of a thread's registers.
+  static constexpr int unrolled = keys <= 128 ? 4 : 1;
 
   __device__ static bool has(int x, size_t Dk) { return size_t(64 * x + threadIdx.x / 32 * 16) < Dk; }
   // f(x, n, half, row) for what is there
@@ -54,7 +56,7 @@ struct StateColumns {
 #pragma unroll
     for (int part = 0; part < keys / 64; part++)
       if (has(part, Dk))
-        multiply<Lies::turned, Lies::turned>(S[part], x + part * panel, threadIdx.x / 32 * 16, y, tokens);
+        multiply<Lies::turned, Lies::turned, unrolled>(S[part], x + part * panel, threadIdx.x / 32 * 16, y, tokens);
   }
 };
 

@@ -81,11 +81,12 @@ __device__ inline void write_panel(bf16* to, size_t stride, size_t rows, size_t 
 enum class Lies { straight, turned };
 
 // sum goes on with the chains over k < depth, or over 64 where that is more: row m of the 16 is row0 + m of the left factor.
-template <Lies left_lies, Lies right_lies>
+// unrolled: so many steps of k in a row; each wants registers for its addresses.
+template <Lies left_lies, Lies right_lies, int unrolled = 4>
 __device__ inline void multiply(MmaC (&sum)[sums], const bf16* left, int row0, const bf16* right, size_t depth) {
   const int lane = threadIdx.x % 32, low = lane % 16, high = lane / 16;
   const int row = high * 8 + lane % 8, column = lane / 8 % 2;
-#pragma unroll
+#pragma unroll unrolled
   for (int k = 0; k < panel_columns; k += int(mma_depth)) {
     if (size_t(k) >= depth) break;
     MmaA a;
@@ -107,10 +108,10 @@ __device__ inline void multiply(MmaC (&sum)[sums], const bf16* left, int row0, c
 }
 
 // The same over a contraction of D, in panels that lie one after the other.
-template <Lies left_lies, Lies right_lies>
+template <Lies left_lies, Lies right_lies, int unrolled = 4>
 __device__ inline void multiply_panels(MmaC (&sum)[sums], const bf16* left, int row0, const bf16* right, size_t D) {
   for (size_t p = 0; p * panel_columns < D; p++)
-    multiply<left_lies, right_lies>(sum, left + p * panel, row0, right + p * panel, D - p * panel_columns);
+    multiply<left_lies, right_lies, unrolled>(sum, left + p * panel, row0, right + p * panel, D - p * panel_columns);
 }
 
 // f(n, half) for every tile and both rows of a lane.

@@ -37,6 +37,7 @@
 #include <algorithm>
 
 #include "core/math.cuh"
+#include "core/mma.cuh"
 #include "core/quad.cuh"
 #include "core/reduce.cuh"
 #include "kernels/linear_cross_entropy.cuh"
@@ -89,15 +90,24 @@ void linear_cross_entropy_ref(T* losses, T* dh, T* dweight, T* logits, const T* 
 }
 IN_FLOAT_AND_DOUBLE(linear_cross_entropy_ref);
 
-// ---- kernel: one block of 128 threads a row
+// ---- kernel: a block of 128 threads takes one row after another
 //
 // A row is too long for one warp: 50,257 logits are 200 kB. So the 128 chains of the row order belong to 128 threads, chain
-// j to thread j. Maximum, sum and gradient each read the row once; it comes from memory the first time and mostly from the
-// second-level cache after that.
+// j to thread j. Maximum, sum and gradient each go through the whole row.
+//
+// So that memory is read once, the block copies the row to shared memory first. 227 KiB hold 57,984 logits on an H100, 163 KiB
+// hold 41,600 on an A100. A longer row is not `kept`: it stays where it is, and is read three times.
+//
+// Only one long row fits a multiprocessor, and while it is computed with, the memory bus would stand still. So a block goes on
+// to another row, and fetches that one early: where a thread has read four logits for the last time, its copy (cp.async)
+// puts the same four of the block's next row, and lands while the gradient is computed.
+//
+//     thread 0      | next row | next row |  on the way | gradient -> | this row | this row |
+//                     v = 0      512         1024         1536          2048       2560
 //
 // For maximum and gradient, where no order matters, a thread takes quads (four neighbours, one 16-byte access): in a step
-// the block covers 512 logits. For the sum, thread j takes the elements j, j + 128, j + 256, ...: neighbouring threads still
-// read neighbouring floats.
+// the block covers 512 logits. These are the quads that it fetches, so it waits for nobody else's before the maximum. For the
+// sum, thread j takes the elements j, j + 128, j + 256, ...: neighbouring threads still read neighbouring floats.
 //
 // The chains meet as the row order combines them: lane l of 32 needs chains 4l to 4l+3, which four threads hold. They go
 // through shared memory, and each of the four warps then combines all 128 for itself, so that every thread has the result
@@ -113,42 +123,59 @@ __device__ inline Quad exchange_chains(float* shared, float chain) {
 
 template <class S>
 __global__ void __launch_bounds__(row_chains)
-    cross_entropy_kernel(float* losses, S* dlogits, const float* logits, const int* targets, float dloss, size_t V) {
+    cross_entropy_kernel(float* losses, S* dlogits, const float* logits, const int* targets, float dloss, size_t rows,
+                         size_t V, bool kept) {
   STATIC_SHARED(float, chains, [row_chains]);
-  const size_t row = blockIdx.x, first = 4 * threadIdx.x, step = 4 * row_chains;
-  const float* l = logits + row * padded_vocab(V);
-  S* dl = dlogits ? dlogits + row * padded_vocab(V) : nullptr;
-  const int target = targets[row];
-  if (target == ignored_target) {  // for the whole block, so that no thread waits at a barrier for one that left
-    if (threadIdx.x == 0) losses[row] = 0.0f;
-    for (size_t v = first; dl && v < V; v += step) store_quad_inside(dl, v, V, Quad{}, true);
-    return;
-  }
-  const bool known = target_is_known(target, V);
-  const float at_target = l[known ? target : 0];
+  DYNAMIC_SHARED(float, kept_row);
+  const size_t first = 4 * threadIdx.x, step = 4 * row_chains, ld = padded_vocab(V);
+  AsyncCopies copies;
+  const auto fetch = [&](size_t row, size_t v) {
+    if (kept && row < rows) copies.copy16(kept_row + v, logits + row * ld + v, v + 4 <= V ? 16 : unsigned(V - v) * 4);
+  };
+  for (size_t v = first; v < V; v += step) fetch(blockIdx.x, v);
 
-  float max = -INFINITY;
-  for (size_t v = first; v < V; v += step) {
-    const Quad q = load_quad_inside(l, v, V, true);
-    for (int k = 0; k < 4; k++)
-      if (v + k < V) max = max_of(q.v[k], max);
-  }
-  const Quad maxima = exchange_chains(chains, max);
-  max = warp_max(max_of(max_of(maxima.v[0], maxima.v[1]), max_of(maxima.v[2], maxima.v[3])));
+  for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    copies.commit();
+    copies.template wait<0>();
+    const float* l = kept ? kept_row : logits + row * ld;
+    const int target = targets[row];
+    const bool counted = target != ignored_target;  // the same for the whole block, which meets at barriers
+    float lse = 0.0f;
+    if (counted) {
+      float max = -INFINITY;
+      for (size_t v = first; v < V; v += step) {
+        const Quad q = load_quad_inside(l, v, V, true);
+        for (int k = 0; k < 4; k++)
+          if (v + k < V) max = max_of(q.v[k], max);
+      }
+      const Quad maxima = exchange_chains(chains, max);  // its barriers: all have waited for what they fetched
+      max = warp_max(max_of(max_of(maxima.v[0], maxima.v[1]), max_of(maxima.v[2], maxima.v[3])));
 
-  float sum = 0.0f;
-  for (size_t v = threadIdx.x; v < V; v += row_chains) sum += exact_exp(l[v] - max);
-  const Quad sums = exchange_chains(chains, sum);
-  sum = warp_chains_sum(sums.v);
+      const bool known = target_is_known(target, V);
+      const float at_target = l[known ? target : 0];
+      float sum = 0.0f;
+      for (size_t v = threadIdx.x; v < V; v += row_chains) sum += exact_exp(l[v] - max);
+      const Quad sums = exchange_chains(chains, sum);
+      sum = warp_chains_sum(sums.v);
+      lse = log_sum_exp(max, sum, known);
+      if (threadIdx.x == 0) losses[row] = lse - at_target;
+    } else if (threadIdx.x == 0) {
+      losses[row] = 0.0f;
+    }
 
-  const float lse = log_sum_exp(max, sum, known);
-  if (threadIdx.x == 0) losses[row] = lse - at_target;
-  // The gradients may go over the logits. No thread reads another's any more: the barriers of the second exchange came after
-  // the last such read.
-  for (size_t v = first; dl && v < V; v += step) {
-    Quad q = load_quad_inside(l, v, V, true);
-    for (int k = 0; k < 4; k++) q.v[k] = dlogit(q.v[k], lse, v + k == size_t(target) ? 1.0f : 0.0f, dloss);
-    store_quad_inside(dl, v, V, q, true);
+    // The gradients may go over the logits, and the next row over this one. No thread reads another's quads any more: the
+    // barriers of the second exchange came after the last such read.
+    for (size_t v = first; v < V; v += step) {
+      if (dlogits) {
+        Quad d = {};
+        if (counted) {
+          d = load_quad_inside(l, v, V, true);
+          for (int k = 0; k < 4; k++) d.v[k] = dlogit(d.v[k], lse, v + k == size_t(target) ? 1.0f : 0.0f, dloss);
+        }
+        store_quad_inside(dlogits + row * ld, v, V, d, true);
+      }
+      fetch(row + gridDim.x, v);
+    }
   }
 }
 
@@ -159,8 +186,12 @@ void cross_entropy(float* losses, Reals dlogits, const float* logits, const int*
   with_storage(dlogits, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return cross_entropy_cpu(losses, dlogits.as<S>(), logits, targets, dloss, rows, V);
-    launch(cross_entropy_kernel<S>, grid_of(rows), row_chains, 0, ctx, losses, dlogits.as<S>(), logits, targets, dloss,
-           V);
+    const size_t row_bytes = padded_vocab(V) * sizeof(float);
+    const bool kept = row_bytes + row_chains * sizeof(float) <= shared_limit();
+    const size_t shared_bytes = kept ? row_bytes : 0;
+    const size_t at_once = blocks_at_once(cross_entropy_kernel<S>, row_chains, shared_bytes);
+    launch(cross_entropy_kernel<S>, grid_of(std::min(rows, at_once)), row_chains, shared_bytes, ctx, losses,
+           dlogits.as<S>(), logits, targets, dloss, rows, V, kept);
   });
 }
 
