@@ -1,4 +1,5 @@
-"""What many scripts share: where ./train is, and how a script ends that cannot go on."""
+"""What many scripts share: where ./train is, how a script ends that cannot go on, and the file that `make bench` writes."""
+import json
 import os
 import sys
 
@@ -13,3 +14,22 @@ def refuse(message):
 def require_train():
     if not os.access(TRAIN, os.X_OK):
         refuse(f"{TRAIN}: not found: run make first")
+
+
+def read_bench(name):
+    """What a benchmark has left: an object with "rows", each of which has an "op"."""
+    try:
+        with open(name) as file:
+            bench = json.load(file)
+        if not all(isinstance(row["op"], str) for row in bench["rows"]):
+            raise ValueError("a row without a name")
+        return bench
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        refuse(f"{name}: {error}: expected what make bench has written")
+
+
+def write_bench(name, bench):
+    with open(name + ".new", "w") as file:
+        json.dump(bench, file, indent=1)
+        file.write("\n")
+    os.replace(name + ".new", name)

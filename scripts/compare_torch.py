@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Trains with eager PyTorch and with ./train on this CPU, and prints the tokens/s of both for four shapes of a step.
+"""Trains with PyTorch and with ./train, and prints the tokens/s of both for several shapes of a step.
 
 usage: pip install torch && make && scripts/compare_torch.py            (--python names a Python that has torch)
 
-Both programs: fp32, the same architecture, tokens a step and threads; forward, backward, clipping and AdamW.
-PyTorch's side is scripts/torch_train.py, with two ways for idle threads to wait; its better figure counts.
-The programs of a shape run in turns (scripts/side_by_side.py). Needs 5 GiB of memory.
+Both programs: the same architecture, precision, tokens a step and threads; forward, backward, clipping and AdamW.
+PyTorch's side is scripts/torch_train.py. Each side's best figure counts:
+  on a CPU   fp32. PyTorch is eager, with two ways for idle threads to wait. Needs 5 GiB of memory
+  on a GPU   --device=cuda: GPT-2 124M in bf16. PyTorch is eager or compiled; ours has its own products, launched or as a CUDA
+             graph, or cuBLASLt's
+The programs of a shape run in turns (scripts/side_by_side.py).
 """
 import argparse
 import os
@@ -14,51 +17,69 @@ import string
 import sys
 import tempfile
 
-from common import ROOT, refuse
+from common import ROOT, read_bench, refuse, write_bench
 from side_by_side import WAITING, Program, environment, in_turns, our_program, table, threads_option
 
-# model, sequences, tokens of a sequence, steps of a run
-SHAPES = [("gpt2-124m", 4, 64, 6), ("gpt2-124m", 4, 256, 4), ("gpt2-124m", 1, 1024, 4), ("tiny", 16, 128, 60)]
+# device -> model, sequences, tokens of a sequence, steps of a run
+SHAPES = {"cpu": [("gpt2-124m", 4, 64, 6), ("gpt2-124m", 4, 256, 4), ("gpt2-124m", 1, 1024, 4), ("tiny", 16, 128, 60)],
+          "cuda": [("gpt2-124m", 32, 1024, 30)]}
+PRECISION = {"cpu": "fp32", "cuda": "bf16"}
+# device -> name -> flags of ./train
+OURS = {"cpu": {"": []}, "cuda": {"": [], "graph": ["--graph"], "cuBLASLt": ["--matmul=cublas"]}}
+# device -> name -> flags of scripts/torch_train.py, environment
+THEIRS = {"cpu": {name: ([], variables) for name, variables in WAITING.items()},
+          "cuda": {"eager": ([], {}), "compiled": (["--compile"], {})}}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch [this one]")
+    parser.add_argument("--device", choices=SHAPES, default="cpu", help="[cpu]")
     parser.add_argument("--rounds", type=int, default=3, help="how often each program runs [3]")
-    parser.add_argument("--shapes", type=int, nargs="*", default=range(len(SHAPES)), metavar="I",
+    parser.add_argument("--shapes", type=int, nargs="*", metavar="I",
                         help="which of the shapes: " + ", ".join(f"{i}: {m} B {b} T {t}"
-                                                                 for i, (m, b, t, _) in enumerate(SHAPES)) + " [all]")
+                                                                 for i, (m, b, t, _) in enumerate(SHAPES["cpu"])) + " [all]")
+    parser.add_argument("--rows", metavar="FILE", help="what make bench has written, to which a row for each shape is added")
     threads_option(parser)
     options = parser.parse_args()
     if options.rounds < 1 or options.threads < 1:
         refuse(f"--rounds={options.rounds} --threads={options.threads}: expected at least 1 each")
-    if not all(0 <= i < len(SHAPES) for i in options.shapes):
-        refuse(f"--shapes: expected numbers from 0 to {len(SHAPES) - 1}")
+    device, shapes = options.device, SHAPES[options.device]
+    chosen = range(len(shapes)) if options.shapes is None else options.shapes
+    if not all(0 <= i < len(shapes) for i in chosen):
+        refuse(f"--shapes: expected numbers from 0 to {len(shapes) - 1}")
 
+    bench = read_bench(options.rows) if options.rows else {"rows": []}
     rows = []
     with tempfile.TemporaryDirectory(prefix="compare_torch_") as folder:
         text = os.path.join(folder, "text.txt")
         with open(text, "w") as file:
             file.write("".join(random.Random(0).choices(string.ascii_letters, k=1 << 20)))
-        for model, batch, context, steps in (SHAPES[i] for i in options.shapes):
+        for model, batch, context, steps in (shapes[i] for i in chosen):
             print(f"\n{model}, B {batch}, T {context}")
-            vocabulary = ["--vocab=50257"] if model == "gpt2-124m" else []
-            ours = our_program([f"--preset={model}", f"--data={text}", "--val-fraction=0", f"--context={context}",
-                                f"--batch={batch}", f"--steps={steps}"] + vocabulary, batch * context, options.threads)
-            peer = [options.python, os.path.join(ROOT, "scripts/torch_train.py"), model, f"--batch={batch}",
-                    f"--context={context}", f"--steps={steps}"]
-            theirs = [Program(f"PyTorch, {waiting}", peer, environment(options.threads) | variables,
-                              r"^step \d+ .* ([\d.]+) ms") for waiting, variables in WAITING.items()]
-            in_turns([ours] + theirs, folder, options.rounds, steps)
-            sizes = [program.printed(r"(\d+) parameters") for program in [ours] + theirs]
+            common = [f"--batch={batch}", f"--context={context}", f"--steps={steps}", f"--precision={PRECISION[device]}"]
+            flags = [f"--preset={model}", f"--data={text}", "--val-fraction=0"] + common
+            if model == "gpt2-124m":
+                flags.append("--vocab=50257")
+            ours = [our_program(flags + more, batch * context, options.threads, device, name)
+                    for name, more in OURS[device].items()]
+            peer = [options.python, os.path.join(ROOT, "scripts/torch_train.py"), model, f"--device={device}"] + common
+            theirs = [Program(f"PyTorch, {name}", peer + more, environment(options.threads) | variables,
+                              r"^step \d+ .* ([\d.]+) ms") for name, (more, variables) in THEIRS[device].items()]
+            in_turns(ours + theirs, folder, options.rounds, steps)
+            sizes = [program.printed(r"(\d+) parameters") for program in ours + theirs]
             if len(set(sizes)) > 1:
                 refuse(f"the models differ: {sizes} parameters")
             rows.append((model, batch, context, theirs[0].printed(r"PyTorch (\S+),"),
-                         table([ours] + theirs, batch * context)))
+                         table(ours + theirs, batch * context, len(ours))))
     print("\n| model | B | T | over PyTorch, fastest steps | medians |\n|---|---|---|---|---|")
     for model, batch, context, version, (fastest, median) in rows:
+        bench["rows"].append({"op": f"training {model} B {batch} T {context} {PRECISION[device]}",
+                              "peer": f"PyTorch {version}", "ratio_to_peer": fastest})
         print(f"| {model} | {batch} | {context} | {fastest:.2f}x | {median:.2f}x |")
     print(f"PyTorch {version}, {options.threads} threads, {options.rounds} rounds")
+    if options.rows:
+        write_bench(options.rows, bench)
 
 
 if __name__ == "__main__":

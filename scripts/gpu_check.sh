@@ -5,6 +5,7 @@
 #                is made of it
 #   fingerprint  whole runs: the weights' fingerprint on the GPU must be the CPU's. In bf16 by the arithmetic of this GPU
 #   bench        the benchmark, beside cuBLAS and the measured copy bandwidth; nothing runs beside it
+#   pytorch      where python3 has PyTorch that sees the GPU: a step, products and attention beside it, added to the benchmark
 #   memcheck, racecheck, initcheck, synccheck
 #                compute-sanitizer over the same cases; for initcheck fresh memory is left as it is (GATED_FILL=off). Where
 #                compute-sanitizer is missing or cannot attach to a small test, these stages are `not run`
@@ -72,7 +73,9 @@ END
   printf '%-5.5s %-60s %4d s\n' "$outcome" "$name" $seconds
   [ "$outcome" = ok ] || { tail -20 "$log"; echo "      $outcome; its log: $log"; }
   # (a bench that was stopped leaves what it has measured)
-  if [ "$stage" = bench ] && [ -s "$logs/bench.json" ]; then cat "$logs/bench.json" >"$logs/rows"; fi
+  case $stage in
+    bench | pytorch) [ ! -s "$logs/bench.json" ] || cat "$logs/bench.json" >"$logs/rows" ;;
+  esac
   record "$name" "$environment${environment:+ }$command" "$outcome" $seconds
   write_result
   exit 0
@@ -80,7 +83,7 @@ fi
 
 result=$1 bench=$2
 shift 2
-all_stages="bitwise fingerprint bench memcheck racecheck initcheck synccheck"
+all_stages="bitwise fingerprint bench pytorch memcheck racecheck initcheck synccheck"
 stages=${STAGES:-$all_stages} minutes=${MINUTES:-0} check_seconds=${CHECK_SECONDS:-200}
 jobs=${JOBS:-$((($(nproc) + 1) / 2))}
 for stage in $stages; do
@@ -154,6 +157,12 @@ checks_of() {
       fingerprint_of "linear attention" "--mixer=gated-delta"
       ;;
     bench) echo "$stage|$stage||$bench $logs/bench.json" ;;
+    pytorch)
+      if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+        echo "$stage|a step beside PyTorch||$here/compare_torch.py --device=cuda --rounds=2 --rows=$logs/bench.json"
+        echo "$stage|products and attention beside PyTorch||$here/torch_kernels.py $logs/bench.json"
+      fi
+      ;;
     *)
       fill=
       [ $stage = initcheck ] && fill=GATED_FILL=off
@@ -217,7 +226,11 @@ for stage in $stages; do
       [ -z "$unusable" ] || continue
       ;;
   esac
-  printf '%s\n' "$lines" | xargs -d '\n' -P "$jobs" -n 1 "$0" --one
+  case $stage in
+    bench | pytorch) at_once=1 ;;  # nothing runs beside what is timed
+    *) at_once=$jobs ;;
+  esac
+  printf '%s\n' "$lines" | xargs -d '\n' -P "$at_once" -n 1 "$0" --one
 done
 
 passed=$(grep -cF '"outcome": "ok"' "$logs/known")

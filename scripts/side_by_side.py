@@ -66,12 +66,12 @@ def environment(threads):
     return base | {"OMP_NUM_THREADS": str(threads)}
 
 
-def our_program(flags, tokens, threads):
+def our_program(flags, tokens, threads, device="cpu", variant=""):
     """./train with `flags`, whose step holds `tokens` tokens."""
     require_train()
-    command = [TRAIN] + flags + ["--warmup=0", "--sample-tokens=0", "--device=cpu", f"--threads={threads}"]
+    command = [TRAIN] + flags + ["--warmup=0", "--sample-tokens=0", f"--device={device}", f"--threads={threads}"]
     print("gated.cu  " + " ".join(["./train"] + command[1:]))
-    return Program("gated.cu", command, environment(threads), r"step +\d+/\d+ .* (\d+) tok/s",
+    return Program(f"gated.cu {variant}".strip(), command, environment(threads), r"step +\d+/\d+ .* (\d+) tok/s",
                    lambda rate: 1e3 * tokens / rate)
 
 
@@ -84,14 +84,14 @@ def in_turns(programs, folder, rounds, steps):
             print(f"round {turn + 1}/{rounds}  {program.name:32} fastest step {min(times):8.1f} ms", flush=True)
 
 
-def table(programs, tokens):
-    """Prints a row for each program, ours first, and by how much ours is faster or slower than the best of the others."""
-    ours, others = programs[0], programs[1:]
+def table(programs, tokens, count=1):
+    """Prints a row for each program, ours first, `count` of them, and how the best of ours compares with the best other."""
+    ours, others = programs[:count], programs[count:]
     print(f"{'program':32} {'fastest ms':>11} {'median ms':>11} {'tokens/s':>10}")
     for program in programs:
         best = min(program.steps)
         print(f"{program.name:32} {best:11.1f} {statistics.median(program.steps):11.1f} {1e3 * tokens / best:10.1f}")
-    fastest = min(min(p.steps) for p in others) / min(ours.steps)
-    median = min(statistics.median(p.steps) for p in others) / statistics.median(ours.steps)
+    fastest, median = (min(of(p.steps) for p in others) / min(of(p.steps) for p in ours)
+                       for of in (min, statistics.median))
     print(f"gated.cu's speed over the other's: {fastest:.2f}x (fastest steps), {median:.2f}x (medians)")
     return fastest, median

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""GPT-2 124M and the default model of ./train in eager PyTorch, fp32 on the CPU: the peer of scripts/compare_torch.py.
+"""GPT-2 124M and the default model of ./train in PyTorch: the peer of scripts/compare_torch.py.
 
-usage: pip install torch && scripts/torch_train.py gpt2-124m|tiny --batch=B --context=T --steps=N
+usage: pip install torch && scripts/torch_train.py gpt2-124m|tiny --batch=B --context=T --steps=N [--device=cpu|cuda]
+           [--precision=fp32|bf16] [--compile]
+
+bf16 is autocast: weights, moments and gradients of weights stay fp32, as in ./train. Without --compile PyTorch is eager.
 
 The step is that of ./train: forward with the mean loss, backward, gradients clipped to norm 1, AdamW with decay on matrices
 and embeddings. It is written as a user of PyTorch would for speed: scaled_dot_product_attention, one product for q, k and
 v, one for gate and up, fused AdamW. Tokens are random. Prints the parameters and a line a step.
 """
 import argparse
+import sys
 import time
 
 import torch
@@ -119,20 +123,27 @@ def main():
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit(f"error: --device=cuda: PyTorch {torch.__version__} sees no GPU")
 
     torch.manual_seed(0)
-    model = {"gpt2-124m": gpt2_124m, "tiny": tiny}[options.model](options.context)
+    model = {"gpt2-124m": gpt2_124m, "tiny": tiny}[options.model](options.context).to(options.device)
     print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads")
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0}],
                                   lr=1e-3, betas=(0.9, 0.95), fused=True)
-    tokens = torch.randint(model.tokens.num_embeddings, (options.batch, options.context + 1))
+    tokens = torch.randint(model.tokens.num_embeddings, (options.batch, options.context + 1), device=options.device)
+    loss_of = torch.compile(model) if options.compile else model
     for step in range(1, options.steps + 1):
         start = time.perf_counter()
-        loss = model(tokens[:, :-1], tokens[:, 1:])
+        with torch.autocast(options.device, torch.bfloat16, enabled=options.precision == "bf16"):
+            loss = loss_of(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

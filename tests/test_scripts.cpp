@@ -195,6 +195,7 @@ struct FakeGpu : Folder {
     program("train",
             "case $1 in --device=cpu) echo train $* >>asked;; esac\n"
             "case $* in *--graph*) echo $* >>graphs;; esac\necho 'fingerprint of the weights: 0123'");
+    program("bin/python3", "exit 1");  // without PyTorch
     program("bench", "echo bench >>asked\nprintf '[\\n{\"row\": 1}\\n]\\n' >$1");
     for (const char* test : {"test_round", "test_a_bf16", "test_mma"})
       program(test, format("echo %s $1 needs=$GATED_NEEDS_GPU >>asked\n[ ./%s != \"$(cat fails 2>/dev/null)\" ]", test,
@@ -255,6 +256,22 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
   f.program("bin/nvidia-smi", "echo 'Fake 8000, 555.1, 8.0'");
   REQUIRE(f.check("STAGES=fingerprint").exit_code == 0);
   REQUIRE(contains(f.read("asked"), "--precision=bf16 --mma=ampere\n"));
+}
+
+TEST_CASE("scripts: gpu-check runs beside PyTorch where it is, one after the other", "[scripts]") {
+  const FakeGpu f;
+  // Its rows join those of the benchmark. Another such program beside it would find the folder there.
+  f.program("bin/python3",
+            "[ \"$1\" != -c ] || exit 0\nmkdir alone || exit 1\necho $(basename $1) $2 $3 $4 >>asked\nsleep 0.2\n"
+            "printf '[{\"row\": 1}, {\"row\": 2}]\\n' >gpu-check.logs/bench.json\nrmdir alone");
+  const Said said = f.check("JOBS=3 STAGES='bench pytorch'");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  REQUIRE(f.read("asked") ==
+          "bench\ncompare_torch.py --device=cuda --rounds=2 --rows=./gpu-check.logs/bench.json\n"
+          "torch_kernels.py ./gpu-check.logs/bench.json\n");
+  REQUIRE(f.outcome_of("products and attention beside PyTorch") == "ok");
+  REQUIRE(f.result()["bench"][1]["row"] == 2);
 }
 
 TEST_CASE("scripts: gpu-check runs checks side by side", "[scripts]") {
