@@ -24,9 +24,62 @@
 namespace gated {
 namespace cpu_attention_bf16 {
 
-// Of a query: sums over d become weights p, and dp becomes ds, both rounded.
+template <MmaArithmetic arithmetic>
+static void product_of(Chains chains, float* out, size_t rows, size_t columns, const MmaRow* left,
+                       const MmaPanel* right, size_t steps) {
+  for (size_t p = 0; p < columns / lanes; p++)
+    for (size_t g = 0; g < ceil_div(rows, together); g++) {
+      float* const to = out + g * together * columns + p * lanes;
+      vec sum[together] = {};
+      if (chains == Chains::go_on)
+        for (size_t r = 0; r < together; r++) sum[r] = load(to + r * columns);
+      for (size_t s = 0; s < steps; s++)
+        mma_lanes<arithmetic>(sum, left + (g * steps + s) * together, right[p * steps + s]);
+      for (size_t r = 0; r < together; r++) store(to + r * columns, sum[r]);
+    }
+}
+
+void product(MmaArithmetic arithmetic, Chains chains, float* out, size_t rows, size_t columns, const MmaRow* left,
+             const MmaPanel* right, size_t steps) {
+  const auto of =
+      arithmetic == MmaArithmetic::hopper ? product_of<MmaArithmetic::hopper> : product_of<MmaArithmetic::ampere>;
+  of(chains, out, rows, columns, left, right, steps);
+}
+
+// ---- rows of weights: plain loops, which vectorise once exact_exp is inlined: hence gnu::flatten, and a constant score
+
 template <AttentionScore score>
-[[gnu::flatten]] void gradient_row(float* c, float* dp, float scale, float base, float delta, Seen seen) {
+[[gnu::flatten]] static Rescale softmax_row_of(float* c, float& m, float scale, float bias, Seen seen) {
+  std::fill(c, c + seen.begin, -INFINITY);
+  std::fill(c + seen.end, c + block, -INFINITY);
+  float base = -bias, alpha = 1;
+  if (score == AttentionScore::softmax) {
+    float largest[lanes];
+    for (size_t n = 0; n < lanes; n++) largest[n] = c[n];
+    for (size_t n = lanes; n < block; n += lanes)
+      for (size_t i = 0; i < lanes; i++) largest[i] = max_of(c[n + i], largest[i]);
+    for (size_t n = 1; n < lanes; n++) largest[0] = max_of(largest[n], largest[0]);
+    const float before = m;
+    m = max_of(largest[0] * scale, before);
+    base = finite_max(m);
+    alpha = exact_exp(before - base);
+  }
+  for (size_t n = 0; n < block; n++) c[n] = weight_of(score, c[n], scale, base);
+  float added[8] = {};
+  for (size_t n = 0; n < block; n += 8)
+    for (size_t i = 0; i < 8; i++) added[i] = added[i] + c[n + i];
+  for (size_t n = 0; n < block; n++) c[n] = bf16(c[n]);
+  return {alpha, sum_of_eight(added)};
+}
+
+Rescale softmax_row(AttentionScore score, float* c, float& m, float scale, float bias, Seen seen) {
+  const auto of = score == AttentionScore::softmax ? softmax_row_of<AttentionScore::softmax>
+                                                   : softmax_row_of<AttentionScore::sigmoid>;
+  return of(c, m, scale, bias, seen);
+}
+
+template <AttentionScore score>
+[[gnu::flatten]] static void gradient_row_of(float* c, float* dp, float scale, float base, float delta, Seen seen) {
   for (size_t n = 0; n < block; n++) {
     const float p = weight_of(score, c[n], scale, base);
     c[n] = bf16(p);
@@ -38,6 +91,13 @@ template <AttentionScore score>
   }
 }
 
+// Of a query: sums over d become weights p, and dp becomes ds, both rounded.
+static void gradient_row(AttentionScore score, float* c, float* dp, float scale, float base, float delta, Seen seen) {
+  const auto of = score == AttentionScore::softmax ? gradient_row_of<AttentionScore::softmax>
+                                                   : gradient_row_of<AttentionScore::sigmoid>;
+  of(c, dp, scale, base, delta, seen);
+}
+
 // ---- forward
 
 struct Forward {
@@ -46,12 +106,12 @@ struct Forward {
   const bf16 *q, *k, *v;
   const AttentionShape& s;
   const Sink& sink;
+  MmaArithmetic arithmetic;
   float scale;
 };
 
 // o and lse of queries i0 .. i0 + 63 of a head.
-template <MmaArithmetic arithmetic, AttentionScore score>
-void forward_queries(const Forward& a, const ForwardMemory& w, size_t b, size_t h, size_t i0) {
+static void forward_queries(const Forward& a, const ForwardMemory& w, size_t b, size_t h, size_t i0) {
   const AttentionShape& s = a.s;
   const size_t count = std::min(block, s.T - i0), D = s.D;
   widen_rows(w.wide, a.q + s.q_row(b, i0, h), s.q_step(), count, D);
@@ -66,23 +126,22 @@ void forward_queries(const Forward& a, const ForwardMemory& w, size_t b, size_t 
   const auto row_of = [&](const bf16* x) {
     return [&s, x, b, kv_head](size_t j) { return j < s.T ? x + s.kv_row(b, j, kv_head) : nullptr; };
   };
-  walk_tiles<arithmetic, score>(w, m, l, count, D, first_tile(s, i0), i0, a.scale, s.bias, row_of(a.k), row_of(a.v),
-                                [&](size_t r, size_t j0) { return Seen(s, i0 + r, j0); });
+  walk_tiles(a.arithmetic, s.score, w, m, l, count, D, first_tile(s, i0), i0, a.scale, s.bias, row_of(a.k), row_of(a.v),
+             [&](size_t r, size_t j0) { return Seen(s, i0 + r, j0); });
   for (size_t r = 0; r < count; r++) {
     a.lse[s.stat(b, h, i0 + r)] = s.sigmoid() ? 0.0f : m[r] + exact_log(l[r]);
     store_rows(a.o + s.o_row(b, i0 + r, h), 0, w.sum + r * D, 1, D, s.sigmoid() ? 1.0f : 1.0f / l[r]);
   }
 }
 
-template <MmaArithmetic arithmetic, AttentionScore score>
-void forward(const Forward& a, unsigned char* scratch) {
+static void forward(const Forward& a, unsigned char* scratch) {
   const size_t tiles = ceil_div(a.s.T, block), bytes = ForwardMemory::bytes(a.s.D);
   // Tiles with the most keys first within a head.
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < a.s.B * a.s.H * tiles; n++) {
     Pieces pieces(scratch + bytes * omp_get_thread_num());
-    forward_queries<arithmetic, score>(a, ForwardMemory(pieces, a.s.D), n / tiles / a.s.H, n / tiles % a.s.H,
-                                       (tiles - 1 - n % tiles) * block);
+    forward_queries(a, ForwardMemory(pieces, a.s.D), n / tiles / a.s.H, n / tiles % a.s.H,
+                    (tiles - 1 - n % tiles) * block);
   }
 }
 
@@ -95,6 +154,7 @@ struct Gradients {
   const float* lse;
   const AttentionShape& s;
   const Sink& sink;
+  MmaArithmetic arithmetic;
   float scale;
 };
 
@@ -160,30 +220,28 @@ static void load_keys(const Gradients& a, const BackwardMemory& w, size_t b, siz
 }
 
 // score becomes P and dp becomes dS of the tile that is loaded; 0 after the last query.
-template <MmaArithmetic arithmetic, AttentionScore score>
-void weights_of_tile(const Gradients& a, const BackwardMemory& w, size_t i0, size_t j0, size_t count) {
+static void weights_of_tile(const Gradients& a, const BackwardMemory& w, size_t i0, size_t j0, size_t count) {
   const size_t steps = a.s.D / mma_depth;
-  product<arithmetic, false>(w.score, count, block, w.queries, w.keys_by_d, steps);
-  product<arithmetic, false>(w.dp, count, block, w.douts, w.values_by_d, steps);
+  product(a.arithmetic, Chains::begin, w.score, count, block, w.queries, w.keys_by_d, steps);
+  product(a.arithmetic, Chains::begin, w.dp, count, block, w.douts, w.values_by_d, steps);
   for (size_t r = 0; r < count; r++)
-    gradient_row<score>(w.score + r * block, w.dp + r * block, a.scale, w.base[r], w.delta[r], Seen(a.s, i0 + r, j0));
+    gradient_row(a.s.score, w.score + r * block, w.dp + r * block, a.scale, w.base[r], w.delta[r],
+                 Seen(a.s, i0 + r, j0));
   for (float* x : {w.score, w.dp}) std::fill(x + count * block, x + block * block, 0.0f);
 }
 
-template <MmaArithmetic arithmetic>
-void add_dq(const Gradients& a, const BackwardMemory& w, size_t count) {
+static void add_dq(const Gradients& a, const BackwardMemory& w, size_t count) {
   make_rows(w.weights, w.dp, block);
-  product<arithmetic, true>(w.dq_sum, count, a.s.D, w.weights, w.keys, depth_of_block);
+  product(a.arithmetic, Chains::go_on, w.dq_sum, count, a.s.D, w.weights, w.keys, depth_of_block);
 }
 
-template <MmaArithmetic arithmetic>
-void add_dkdv(const Gradients& a, const BackwardMemory& w, float* dk_sum, float* dv_sum) {
+static void add_dkdv(const Gradients& a, const BackwardMemory& w, float* dk_sum, float* dv_sum) {
   transpose_tile(w.turned, w.score);
   make_rows(w.weights, w.turned, block);
-  product<arithmetic, true>(dv_sum, block, a.s.D, w.weights, w.dout_panels, depth_of_block);
+  product(a.arithmetic, Chains::go_on, dv_sum, block, a.s.D, w.weights, w.dout_panels, depth_of_block);
   transpose_tile(w.turned, w.dp);
   make_rows(w.weights, w.turned, block);
-  product<arithmetic, true>(dk_sum, block, a.s.D, w.weights, w.query_panels, depth_of_block);
+  product(a.arithmetic, Chains::go_on, dk_sum, block, a.s.D, w.weights, w.query_panels, depth_of_block);
 }
 
 // What a sink takes from the queries that are loaded, and what it begins their dq with.
@@ -205,16 +263,16 @@ static void begin_dq(const Gradients& a, const BackwardMemory& w, size_t b, size
 }
 
 // dq of queries i0 .. i0 + 63 of a head. With keys_too they join the chains of dk and dv, which are those of all keys.
-template <MmaArithmetic arithmetic, AttentionScore score, bool keys_too>
-void backward_queries(const Gradients& a, const BackwardMemory& w, size_t b, size_t h, size_t i0) {
+static void backward_queries(const Gradients& a, const BackwardMemory& w, size_t b, size_t h, size_t i0,
+                             bool keys_too) {
   const AttentionShape& s = a.s;
   const size_t count = load_queries(a, w, b, h, i0);
   begin_dq(a, w, b, h, i0, count);
   for (size_t j0 = first_tile(s, i0); j0 <= i0; j0 += block) {
     load_keys(a, w, b, h / s.group(), j0);
-    weights_of_tile<arithmetic, score>(a, w, i0, j0, count);
-    add_dq<arithmetic>(a, w, count);
-    if (keys_too) add_dkdv<arithmetic>(a, w, w.dk_sum + j0 * s.D, w.dv_sum + j0 * s.D);
+    weights_of_tile(a, w, i0, j0, count);
+    add_dq(a, w, count);
+    if (keys_too) add_dkdv(a, w, w.dk_sum + j0 * s.D, w.dv_sum + j0 * s.D);
   }
   store_rows(a.dq + s.q_row(b, i0, h), s.q_step(), w.dq_sum, count, s.D, a.scale);
 }
@@ -225,8 +283,7 @@ static void store_keys(const Gradients& a, const BackwardMemory& w, size_t b, si
   store_rows(a.dv + row, a.s.kv_step(), w.dv_sum, count, a.s.D, 1.0f);
 }
 
-template <MmaArithmetic arithmetic, AttentionScore score>
-void backward_one_walk(const Gradients& a, unsigned char* scratch) {
+static void backward_one_walk(const Gradients& a, unsigned char* scratch) {
   const AttentionShape& s = a.s;
   const size_t keys = round_up(s.T, block), bytes = BackwardMemory::bytes(s.D, keys);
 #pragma omp parallel for schedule(dynamic)
@@ -236,21 +293,20 @@ void backward_one_walk(const Gradients& a, unsigned char* scratch) {
     const size_t b = n / s.KVH, kv_head = n % s.KVH;
     for (float* sum : {w.dk_sum, w.dv_sum}) std::fill_n(sum, keys * s.D, 0.0f);
     for (size_t h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
-      for (size_t i0 = 0; i0 < s.T; i0 += block) backward_queries<arithmetic, score, true>(a, w, b, h, i0);
+      for (size_t i0 = 0; i0 < s.T; i0 += block) backward_queries(a, w, b, h, i0, true);
     store_keys(a, w, b, kv_head, 0, s.T);
   }
 }
 
-template <MmaArithmetic arithmetic, AttentionScore score>
-void backward_two_walks(const Gradients& a, unsigned char* scratch) {
+static void backward_two_walks(const Gradients& a, unsigned char* scratch) {
   const AttentionShape& s = a.s;
   const size_t tiles = ceil_div(s.T, block), bytes = BackwardMemory::bytes(s.D, block);
   // Tiles with the most rows first within a head.
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.H * tiles; n++) {
     Pieces pieces(scratch + bytes * omp_get_thread_num());
-    backward_queries<arithmetic, score, false>(a, BackwardMemory(pieces, s.D, block), n / tiles / s.H, n / tiles % s.H,
-                                               (tiles - 1 - n % tiles) * block);
+    backward_queries(a, BackwardMemory(pieces, s.D, block), n / tiles / s.H, n / tiles % s.H,
+                     (tiles - 1 - n % tiles) * block, false);
   }
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.KVH * tiles; n++) {
@@ -262,8 +318,8 @@ void backward_two_walks(const Gradients& a, unsigned char* scratch) {
     for (size_t h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
       for (size_t i0 = j0; i0 < end_of_queries(s, j0); i0 += block) {
         const size_t count = load_queries(a, w, b, h, i0);
-        weights_of_tile<arithmetic, score>(a, w, i0, j0, count);
-        add_dkdv<arithmetic>(a, w, w.dk_sum, w.dv_sum);
+        weights_of_tile(a, w, i0, j0, count);
+        add_dkdv(a, w, w.dk_sum, w.dv_sum);
       }
     store_keys(a, w, b, kv_head, j0, std::min(block, s.T - j0));
   }
@@ -279,9 +335,8 @@ void attention_bf16_forward_cpu(bf16* o, float* lse, const bf16* q, const bf16* 
                                 const AttentionShape& s, const Sink& sink, Context& ctx) {
   using namespace cpu_attention_bf16;
   unsigned char* const scratch = ctx.scratch<unsigned char>(attention_bf16_forward_cpu_scratch(s));
-  const Forward a{o, lse, q, k, v, s, sink, attention_scale<float>(s.divisor())};
-  with_constants(ctx.mma_arithmetic, s.score,
-                 [&]<MmaArithmetic arithmetic, AttentionScore score>() { forward<arithmetic, score>(a, scratch); });
+  const Forward a{o, lse, q, k, v, s, sink, ctx.mma_arithmetic, attention_scale<float>(s.divisor())};
+  forward(a, scratch);
 }
 
 size_t attention_bf16_backward_cpu_scratch(const AttentionShape& s) {
@@ -295,13 +350,25 @@ void attention_bf16_backward_cpu(bf16* dq, bf16* dk, bf16* dv, float* sink_p, fl
                                  const AttentionShape& s, const Sink& sink, Context& ctx) {
   using namespace cpu_attention_bf16;
   unsigned char* const scratch = ctx.scratch<unsigned char>(attention_bf16_backward_cpu_scratch(s));
-  const Gradients a{dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink, attention_scale<float>(s.divisor())};
-  with_constants(ctx.mma_arithmetic, s.score, [&]<MmaArithmetic arithmetic, AttentionScore score>() {
-    if (cpu_attention::kv_heads_fill_threads(s))
-      backward_one_walk<arithmetic, score>(a, scratch);
-    else
-      backward_two_walks<arithmetic, score>(a, scratch);
-  });
+  const Gradients a{dq,
+                    dk,
+                    dv,
+                    sink_p,
+                    sink_ds,
+                    dout,
+                    q,
+                    k,
+                    v,
+                    o,
+                    lse,
+                    s,
+                    sink,
+                    ctx.mma_arithmetic,
+                    attention_scale<float>(s.divisor())};
+  if (cpu_attention::kv_heads_fill_threads(s))
+    backward_one_walk(a, scratch);
+  else
+    backward_two_walks(a, scratch);
 }
 
 }  // namespace gated

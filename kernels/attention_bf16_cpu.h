@@ -77,23 +77,14 @@ inline void transpose_tile(float* to, const float* x) {
     }
 }
 
-// out (rows, columns) = chains of so many steps from +0, or from out; `rows` is rounded up to whole groups, of which there are
-// 16.
-template <MmaArithmetic arithmetic, bool from_out>
-void product(float* out, size_t rows, size_t columns, const MmaRow* left, const MmaPanel* right, size_t steps) {
-  for (size_t p = 0; p < columns / lanes; p++)
-    for (size_t g = 0; g < ceil_div(rows, together); g++) {
-      float* const to = out + g * together * columns + p * lanes;
-      vec sum[together] = {};
-      if constexpr (from_out)
-        for (size_t r = 0; r < together; r++) sum[r] = load(to + r * columns);
-      for (size_t s = 0; s < steps; s++)
-        mma_lanes<arithmetic>(sum, left + (g * steps + s) * together, right[p * steps + s]);
-      for (size_t r = 0; r < together; r++) store(to + r * columns, sum[r]);
-    }
-}
+// Chains begin with +0, or go on from what is there.
+enum class Chains { begin, go_on };
 
-// ---- weights: plain loops, which vectorise once exact_exp is inlined: hence gnu::flatten, and a constant score
+// out (rows, columns) = chains of so many steps; `rows` is rounded up to whole groups, of which there are 16.
+void product(MmaArithmetic arithmetic, Chains chains, float* out, size_t rows, size_t columns, const MmaRow* left,
+             const MmaPanel* right, size_t steps);
+
+// ---- weights
 
 // Which keys of a tile a query sees.
 struct Seen {
@@ -111,29 +102,7 @@ struct Rescale {
 };
 
 // Sums c over d of a query become weights, rounded. m is the query's maximum.
-template <AttentionScore score>
-[[gnu::flatten]] Rescale softmax_row(float* c, float& m, float scale, float bias, Seen seen) {
-  std::fill(c, c + seen.begin, -INFINITY);
-  std::fill(c + seen.end, c + block, -INFINITY);
-  float base = -bias, alpha = 1;
-  if (score == AttentionScore::softmax) {
-    float largest[lanes];
-    for (size_t n = 0; n < lanes; n++) largest[n] = c[n];
-    for (size_t n = lanes; n < block; n += lanes)
-      for (size_t i = 0; i < lanes; i++) largest[i] = max_of(c[n + i], largest[i]);
-    for (size_t n = 1; n < lanes; n++) largest[0] = max_of(largest[n], largest[0]);
-    const float before = m;
-    m = max_of(largest[0] * scale, before);
-    base = finite_max(m);
-    alpha = exact_exp(before - base);
-  }
-  for (size_t n = 0; n < block; n++) c[n] = weight_of(score, c[n], scale, base);
-  float added[8] = {};
-  for (size_t n = 0; n < block; n += 8)
-    for (size_t i = 0; i < 8; i++) added[i] = added[i] + c[n + i];
-  for (size_t n = 0; n < block; n++) c[n] = bf16(c[n]);
-  return {alpha, sum_of_eight(added)};
-}
+Rescale softmax_row(AttentionScore score, float* c, float& m, float scale, float bias, Seen seen);
 
 // Rows of sums, times a factor, rounded.
 inline void store_rows(bf16* to, size_t stride, const float* x, size_t count, size_t D, float factor) {
@@ -166,39 +135,25 @@ struct ForwardMemory {
 // The online softmax of up to 64 rows of queries, which are in w.queries, over tiles first, first + 64, ..., up to `last`. m,
 // l and w.sum are what the rows begin with, and what they come to. key_at(j) and value_at(j) are rows, or null; seen(r, j0) is
 // a Seen.
-template <MmaArithmetic arithmetic, AttentionScore score, class KeyAt, class ValueAt, class SeenBy>
-void walk_tiles(const ForwardMemory& w, float* m, float* l, size_t rows, size_t D, size_t first, size_t last,
-                float scale, float bias, KeyAt key_at, ValueAt value_at, SeenBy seen) {
+template <class KeyAt, class ValueAt, class SeenBy>
+void walk_tiles(MmaArithmetic arithmetic, AttentionScore score, const ForwardMemory& w, float* m, float* l, size_t rows,
+                size_t D, size_t first, size_t last, float scale, float bias, KeyAt key_at, ValueAt value_at,
+                SeenBy seen) {
   std::fill_n(w.score, block * block, 0.0f);
   for (size_t j0 = first; j0 <= last; j0 += block) {
     widen_rows(w.wide, D, [&](size_t n) { return key_at(j0 + n); });
     make_panels_of_rows(w.keys, w.wide, D);
-    product<arithmetic, false>(w.score, rows, block, w.queries, w.keys, D / mma_depth);
+    product(arithmetic, Chains::begin, w.score, rows, block, w.queries, w.keys, D / mma_depth);
     for (size_t r = 0; r < rows; r++) {
-      const Rescale change = softmax_row<score>(w.score + r * block, m[r], scale, bias, seen(r, j0));
+      const Rescale change = softmax_row(score, w.score + r * block, m[r], scale, bias, seen(r, j0));
       l[r] = fused(l[r], change.alpha, change.added);
       for (size_t d = 0; d < D; d++) w.sum[r * D + d] = w.sum[r * D + d] * change.alpha;
     }
     make_rows(w.weights, w.score, block, rows);
     widen_rows(w.wide, D, [&](size_t n) { return value_at(j0 + n); });
     make_panels_of_columns(w.values, w.wide, D);
-    product<arithmetic, true>(w.sum, rows, D, w.weights, w.values, depth_of_block);
+    product(arithmetic, Chains::go_on, w.sum, rows, D, w.weights, w.values, depth_of_block);
   }
-}
-
-// Calls f with the arithmetic and the score as template arguments.
-template <class F>
-void with_constants(MmaArithmetic arithmetic, AttentionScore score, F f) {
-  const auto with_score = [&]<MmaArithmetic of>() {
-    if (score == AttentionScore::softmax)
-      f.template operator()<of, AttentionScore::softmax>();
-    else
-      f.template operator()<of, AttentionScore::sigmoid>();
-  };
-  if (arithmetic == MmaArithmetic::hopper)
-    with_score.template operator()<MmaArithmetic::hopper>();
-  else
-    with_score.template operator()<MmaArithmetic::ampere>();
 }
 
 }  // namespace gated::cpu_attention_bf16

@@ -26,11 +26,12 @@ struct Packed {
   }
 };
 
-template <MmaArithmetic arithmetic>
 struct VectorProduct {
   Packed packed;
+  MmaArithmetic arithmetic;
 
-  void operator()(float* C, size_t M, size_t N, Factor<float> left, Factor<float> right, size_t K) const {
+  [[gnu::noinline]] void operator()(float* C, size_t M, size_t N, Factor<float> left, Factor<float> right,
+                                    size_t K) const {
     using cpu_attention_bf16::row_of;
     const size_t steps = K / mma_depth;
     for (size_t m = 0; m < M; m++)
@@ -49,7 +50,8 @@ struct VectorProduct {
         for (size_t l = 0; l < lanes; l++) part[l] = from[l * right.outer];
         mma_put(panel, k % mma_depth, load(part));
       }
-    cpu_attention_bf16::product<arithmetic, true>(C, M, N, packed.rows, packed.panels, steps);
+    cpu_attention_bf16::product(arithmetic, cpu_attention_bf16::Chains::go_on, C, M, N, packed.rows, packed.panels,
+                                steps);
   }
 };
 
@@ -72,19 +74,13 @@ template <class F>
 void for_each_key_head(const GatedDeltaShape& s, Context& ctx, F f) {
   unsigned char* const scratch = ctx.scratch<unsigned char>(gated_delta_bf16_cpu_scratch(s));
   const size_t bytes = Memory::bytes(s);
-  const auto all = [&]<MmaArithmetic arithmetic>() {
 #pragma omp parallel for schedule(dynamic)
-    for (size_t n = 0; n < s.B * s.Hk; n++) {
-      Pieces pieces(scratch + bytes * omp_get_thread_num());
-      const Memory memory(pieces, s);
-      gated_delta_bf16::Steps<float, VectorProduct<arithmetic>> steps(memory.numbers, s, {memory.packed});
-      f(steps, n / s.Hk, n % s.Hk);
-    }
-  };
-  if (ctx.mma_arithmetic == MmaArithmetic::hopper)
-    all.template operator()<MmaArithmetic::hopper>();
-  else
-    all.template operator()<MmaArithmetic::ampere>();
+  for (size_t n = 0; n < s.B * s.Hk; n++) {
+    Pieces pieces(scratch + bytes * omp_get_thread_num());
+    const Memory memory(pieces, s);
+    gated_delta_bf16::Steps<float, VectorProduct> steps(memory.numbers, s, {memory.packed, ctx.mma_arithmetic});
+    f(steps, n / s.Hk, n % s.Hk);
+  }
 }
 
 }  // namespace cpu_gated_delta_bf16
