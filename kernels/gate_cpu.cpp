@@ -1,7 +1,7 @@
 // gate on the CPU. The reference (kernels/gate.cu) asks at every element which activation and which form the gate has, so its
-// loops do not vectorise. Here a loop is compiled for each, with a thread for every part of the rows. Where a group shares a
-// score, a few hundred logits become scores in one vectorised loop before they meet x. Every element is computed by the same
-// operations, and the sum over a group in the same order, so the bits are the same.
+// loops do not vectorise. Here a loop is compiled for each activation, which makes a few hundred logits into scores before
+// they meet x, with a thread for every part of the rows. Every element is computed by the same operations, and the sum over a
+// group in the same order, so the bits are the same.
 #include <algorithm>
 
 #include "core/reduce.cuh"
@@ -38,30 +38,7 @@ void gate_scores_and_slopes_cpu(float* s, float* slope, const S* z, size_t n, co
 }
 IN_FLOAT_AND_BF16(gate_scores_and_slopes_cpu);
 
-// ---- one logit an element
-
-template <Activation act, bool additive, class S>
-static void forward_elementwise(S* y, const S* x, const S* z, size_t n, float scale) {
-#pragma omp parallel for simd if (worth_waking(n))
-  for (size_t i = 0; i < n; i++) {
-    const float s = scale * activation_value(act, float(z[i]));
-    store(y[i], additive ? x[i] + s : x[i] * s);
-  }
-}
-
-template <Activation act, bool additive, class S>
-static void backward_elementwise(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t n, float scale) {
-#pragma omp parallel for simd
-  for (size_t i = 0; i < n; i++) {
-    const float zi = z[i], dyi = dy[i];
-    const float s = scale * activation_value(act, zi), slope = scale * activation_slope(act, zi);
-    const float to_score = (additive ? dyi : dyi * x[i]) * slope, to_x = additive ? dyi : dyi * s;
-    store(dx[i], to_x);
-    store(dz[i], to_score);
-  }
-}
-
-// ---- one logit a group
+// ---- a few hundred logits at a time, in groups of one element or of more
 
 constexpr size_t most_logits = 256;
 
@@ -78,6 +55,14 @@ static void forward_groups(S* y, const S* x, const S* z, size_t groups, size_t g
     const size_t count = std::min(at_once, groups - first);
     float scores[most_logits];
     gate_scores_cpu(scores, z + first, count, op);
+    if (group == 1) {
+#pragma omp simd
+      for (size_t g = 0; g < count; g++) {
+        const size_t i = first + g;
+        store(y[i], additive ? x[i] + scores[g] : x[i] * scores[g]);
+      }
+      continue;
+    }
     for (size_t g = 0; g < count; g++) {
       const S* xg = x + (first + g) * group;
       S* yg = y + (first + g) * group;
@@ -97,6 +82,16 @@ static void backward_groups(S* dx, S* dz, const S* dy, const S* x, const S* z, s
     const size_t count = std::min(at_once, groups - first);
     float scores[most_logits], slopes[most_logits];
     gate_scores_and_slopes_cpu(scores, slopes, z + first, count, op);
+    if (group == 1) {
+#pragma omp simd
+      for (size_t g = 0; g < count; g++) {
+        const size_t i = first + g;
+        const float dyi = dy[i], ds = additive ? dyi : dyi * x[i], to_x = additive ? dyi : dyi * scores[g];
+        store(dx[i], to_x);
+        store(dz[i], ds * slopes[g]);
+      }
+      continue;
+    }
     for (size_t g = 0; g < count; g++) {
       const S *xg = x + (first + g) * group, *dyg = dy + (first + g) * group;
       const float s = scores[g];
@@ -114,30 +109,16 @@ static void backward_groups(S* dx, S* dz, const S* dy, const S* x, const S* z, s
 
 template <class S>
 void gate_forward_cpu(S* y, const S* x, const S* z, size_t N, size_t C, size_t group, const GateOp& op) {
-  const size_t n = N * C;
-  if (group > 1) {
-    auto* forward = op.additive ? forward_groups<true, S> : forward_groups<false, S>;
-    return forward(y, x, z, n / group, group, op);
-  }
-  with_known_activation(op.act, [&](auto act) {
-    auto* forward = op.additive ? forward_elementwise<act, true, S> : forward_elementwise<act, false, S>;
-    forward(y, x, z, n, op.scale);
-  });
+  auto* forward = op.additive ? forward_groups<true, S> : forward_groups<false, S>;
+  forward(y, x, z, N * C / group, group, op);
 }
 IN_FLOAT_AND_BF16(gate_forward_cpu);
 
 template <class S>
 void gate_backward_cpu(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t N, size_t C, size_t group,
                        const GateOp& op) {
-  const size_t n = N * C;
-  if (group > 1) {
-    auto* backward = op.additive ? backward_groups<true, S> : backward_groups<false, S>;
-    return backward(dx, dz, dy, x, z, n / group, group, op);
-  }
-  with_known_activation(op.act, [&](auto act) {
-    auto* backward = op.additive ? backward_elementwise<act, true, S> : backward_elementwise<act, false, S>;
-    backward(dx, dz, dy, x, z, n, op.scale);
-  });
+  auto* backward = op.additive ? backward_groups<true, S> : backward_groups<false, S>;
+  backward(dx, dz, dy, x, z, N * C / group, group, op);
 }
 IN_FLOAT_AND_BF16(gate_backward_cpu);
 
