@@ -57,6 +57,19 @@ struct Span {
   static uint64_t below(size_t n) { return n < 64 ? (uint64_t{1} << n) - 1 : ~uint64_t{0}; }
 };
 
+// Which lanes see key j, where queries lie across them from i0 on.
+struct QueriesOfKey {
+  const AttentionShape& s;
+  size_t i0;
+  Span operator()(size_t j) const { return Span(j, s.end_query(j), i0); }
+};
+// Which lanes see query i, where keys lie across them from j0 on.
+struct KeysOfQuery {
+  const AttentionShape& s;
+  size_t j0;
+  Span operator()(size_t i) const { return Span(s.first_key(i), i + 1, j0); }
+};
+
 // n rows from `row`, seen by lanes of the vectors [v0, v1) only; all_seen: by every lane that is in use.
 struct Rows {
   size_t row, n, v0, v1;
@@ -301,9 +314,9 @@ void max_rows(float* m, const float* score, float scale, const Rows& rows, SpanO
   }
 }
 
-// Scores become p, which l adds up. Where a lane does not see a row p is 0: the sum, never below +0, keeps its bits.
-template <AttentionScore kind, class SpanOf>
-[[gnu::flatten]] void p_rows(float* l, float* score, const float* m, float scale, const Rows& rows, SpanOf span) {
+template <AttentionScore kind>
+[[gnu::flatten]] static void p_rows_of(float* l, float* score, const float* m, float scale, const Rows& rows,
+                                       QueriesOfKey span) {
   const size_t begin = rows.v0 * lanes, end = rows.v1 * lanes;
   for (size_t r = 0; r < rows.n; r++) {
     float* const p = score + r * tile;
@@ -317,10 +330,17 @@ template <AttentionScore kind, class SpanOf>
   }
 }
 
-// Scores become p, dp becomes ds. Lanes are queries and have their own lse and delta, or rows are and have theirs.
+// Scores become p, which l adds up. Where a lane does not see a row p is 0: the sum, never below +0, keeps its bits.
+static void p_rows(AttentionScore kind, float* l, float* score, const float* m, float scale, const Rows& rows,
+                   QueriesOfKey span) {
+  const auto of =
+      kind == AttentionScore::softmax ? p_rows_of<AttentionScore::softmax> : p_rows_of<AttentionScore::sigmoid>;
+  of(l, score, m, scale, rows, span);
+}
+
 template <AttentionScore kind, bool lanes_are_queries>
-[[gnu::flatten]] void gradient_rows(float* score, float* dp, const float* lse, const float* delta, float scale,
-                                    const Rows& rows) {
+[[gnu::flatten]] static void gradient_rows_of(float* score, float* dp, const float* lse, const float* delta,
+                                              float scale, const Rows& rows) {
   for (size_t r = 0; r < rows.n; r++) {
     float *const p = score + r * tile, *const ds = dp + r * tile;
     for (size_t lane = rows.v0 * lanes; lane < rows.v1 * lanes; lane++) {
@@ -330,6 +350,15 @@ template <AttentionScore kind, bool lanes_are_queries>
       ds[lane] = slope * (ds[lane] - delta[i]);
     }
   }
+}
+
+// Scores become p, dp becomes ds. Lanes are queries and have their own lse and delta, or rows are and have theirs.
+template <bool lanes_are_queries>
+static void gradient_rows(AttentionScore kind, float* score, float* dp, const float* lse, const float* delta,
+                          float scale, const Rows& rows) {
+  const auto of = kind == AttentionScore::softmax ? gradient_rows_of<AttentionScore::softmax, lanes_are_queries>
+                                                  : gradient_rows_of<AttentionScore::sigmoid, lanes_are_queries>;
+  of(score, dp, lse, delta, scale, rows);
 }
 
 // ---- the sink
@@ -394,8 +423,8 @@ struct Workspace {
 
 // dq of queries i0 .. i0 + 63 of head h, one a lane, and what the sink takes from them. delta[lane] is written. With
 // keys_too these queries join the chains of dk and dv as well.
-template <AttentionScore kind, bool keys_too>
-void backward_queries(const Backward& a, const Workspace& w, float* delta, size_t b, size_t h, size_t i0) {
+static void backward_queries(const Backward& a, const Workspace& w, float* delta, size_t b, size_t h, size_t i0,
+                             bool keys_too) {
   const AttentionShape& s = a.s;
   const size_t count = std::min(tile, s.T - i0), q_step = s.q_step(), kv_step = s.kv_step(), o_step = s.o_step();
   const size_t query = s.q_row(b, i0, h), out = s.o_row(b, i0, h), key = s.kv_row(b, 0, h / s.group());
@@ -409,7 +438,7 @@ void backward_queries(const Backward& a, const Workspace& w, float* delta, size_
 
   float lse[tile] = {}, sink_ds[tile] = {};
   std::fill_n(delta, tile, 0.0f);
-  if (kind == AttentionScore::sigmoid) {
+  if (s.sigmoid()) {
     std::fill_n(lse, tile, -s.bias);
   } else {
     std::copy_n(a.lse + s.stat(b, h, i0), count, lse);
@@ -429,12 +458,12 @@ void backward_queries(const Backward& a, const Workspace& w, float* delta, size_
   }
   begin_chains(w.acc, sink_ds, a.sink.key ? a.sink.key + h * s.D : nullptr, s.D);
 
-  auto span = [&](size_t j) { return Span(j, s.end_query(j), i0); };
+  const QueriesOfKey span = {s, i0};
   for_rows(s.first_key(i0), i0 + count, count, span, [&](const Rows& rows) {
     const size_t at = key + rows.row * kv_step;
     product(w.p, a.k + at, kv_step, w.qt, s.D, rows);
     product(w.ds, a.v + at, kv_step, w.dot, s.D, rows);
-    gradient_rows<kind, true>(w.p, w.ds, lse, delta, a.scale, rows);
+    gradient_rows<true>(s.score, w.p, w.ds, lse, delta, a.scale, rows);
     accumulate(w.acc, w.ds, a.k + at, kv_step, s.D, rows, span);
     if (keys_too) {
       gather(a.dv + at, kv_step, w.p, w.dout_rows, w.width, s.D, count, rows, span);
@@ -447,8 +476,8 @@ void backward_queries(const Backward& a, const Workspace& w, float* delta, size_
 }
 
 // dk and dv of keys j0 .. j0 + 63 of a kv head, one a lane. delta (B,H,T) is there.
-template <AttentionScore kind>
-void backward_keys(const Backward& a, const Workspace& w, const float* delta, size_t b, size_t kv_head, size_t j0) {
+static void backward_keys(const Backward& a, const Workspace& w, const float* delta, size_t b, size_t kv_head,
+                          size_t j0) {
   const AttentionShape& s = a.s;
   const size_t count = std::min(tile, s.T - j0), q_step = s.q_step(), kv_step = s.kv_step(), o_step = s.o_step();
   const size_t key = s.kv_row(b, j0, kv_head);
@@ -464,15 +493,14 @@ void backward_keys(const Backward& a, const Workspace& w, const float* delta, si
   std::fill_n(ones, tile, 1.0f);
   std::fill_n(minus_bias, tile, -s.bias);
 
-  auto span = [&](size_t i) { return Span(s.first_key(i), i + 1, j0); };
+  const KeysOfQuery span = {s, j0};
   for (size_t h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
     for_rows(j0, s.end_query(j0 + count - 1), count, span, [&](const Rows& rows) {
       const float *const q = a.q + s.q_row(b, rows.row, h), *const dout = a.dout + s.o_row(b, rows.row, h);
       const size_t stat = s.stat(b, h, rows.row);
       product(w.p, q, q_step, kt, s.D, rows);
       product(w.ds, dout, o_step, vt, s.D, rows);
-      gradient_rows<kind, false>(w.p, w.ds, kind == AttentionScore::sigmoid ? minus_bias : a.lse + stat, delta + stat,
-                                 a.scale, rows);
+      gradient_rows<false>(s.score, w.p, w.ds, s.sigmoid() ? minus_bias : a.lse + stat, delta + stat, a.scale, rows);
       accumulate(dv_acc, w.p, dout, o_step, s.D, rows, span);
       accumulate(dk_acc, w.ds, q, q_step, s.D, rows, span);
     });
@@ -485,8 +513,7 @@ bool kv_heads_fill_threads(const AttentionShape& s) {
   return 5 * round_up(heads, threads) <= 7 * heads;
 }
 
-template <AttentionScore kind>
-void backward_one_walk(const Backward& a, float* scratch) {
+static void backward_one_walk(const Backward& a, float* scratch) {
   const AttentionShape& s = a.s;
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.KVH; n++) {
@@ -498,7 +525,7 @@ void backward_one_walk(const Backward& a, float* scratch) {
     }
     float delta[tile];
     for (size_t h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
-      for (size_t i0 = 0; i0 < s.T; i0 += tile) backward_queries<kind, true>(a, w, delta, b, h, i0);
+      for (size_t i0 = 0; i0 < s.T; i0 += tile) backward_queries(a, w, delta, b, h, i0, true);
     for (size_t j = 0; j < s.T; j++)
       for (size_t d = 0; d < s.D; d++) {
         float& dk = a.dk[key + j * s.kv_step() + d];
@@ -507,8 +534,7 @@ void backward_one_walk(const Backward& a, float* scratch) {
   }
 }
 
-template <AttentionScore kind>
-void backward_two_walks(const Backward& a, float* scratch, float* delta) {
+static void backward_two_walks(const Backward& a, float* scratch, float* delta) {
   const AttentionShape& s = a.s;
   const size_t tiles = ceil_div(s.T, tile);
   // Tiles with the most rows first within a head.
@@ -517,13 +543,13 @@ void backward_two_walks(const Backward& a, float* scratch, float* delta) {
     const Workspace w(scratch + Workspace::floats(s.D) * omp_get_thread_num(), s.D);
     const size_t b = n / tiles / s.H, h = n / tiles % s.H, i0 = (tiles - 1 - n % tiles) * tile;
     float delta_lane[tile];
-    backward_queries<kind, false>(a, w, delta_lane, b, h, i0);
+    backward_queries(a, w, delta_lane, b, h, i0, false);
     std::copy_n(delta_lane, std::min(tile, s.T - i0), delta + s.stat(b, h, i0));
   }
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.KVH * tiles; n++) {
     const Workspace w(scratch + Workspace::floats(s.D) * omp_get_thread_num(), s.D);
-    backward_keys<kind>(a, w, delta, n / tiles / s.KVH, n / tiles % s.KVH, n % tiles * tile);
+    backward_keys(a, w, delta, n / tiles / s.KVH, n / tiles % s.KVH, n % tiles * tile);
   }
 }
 
@@ -552,7 +578,7 @@ void attention_forward_cpu(float* o, float* lse, const float* q, const float* k,
     pack(qt, q + s.q_row(b, i0, h), s.q_step(), count, s.D);
     prefetch_rows(o + s.o_row(b, i0, h), s.o_step(), count, s.D);
 
-    auto span = [&](size_t j) { return Span(j, s.end_query(j), i0); };
+    const QueriesOfKey span = {s, i0};
     for_rows(j0, i0 + count, count, span, [&](const Rows& rows) {
       float* const out = score + (rows.row - j0) * tile;
       product(out, k + key + rows.row * kv_step, kv_step, qt, s.D, rows);
@@ -563,10 +589,7 @@ void attention_forward_cpu(float* o, float* lse, const float* q, const float* k,
     begin_chains(acc, l, sink.value ? sink.value + h * s.D : nullptr, s.D);
     for_rows(j0, i0 + count, count, span, [&](const Rows& rows) {
       float* const p = score + (rows.row - j0) * tile;
-      if (s.sigmoid())
-        p_rows<AttentionScore::sigmoid>(l, p, m, scale, rows, span);
-      else
-        p_rows<AttentionScore::softmax>(l, p, m, scale, rows, span);
+      p_rows(s.score, l, p, m, scale, rows, span);
       accumulate(acc, p, v + key + rows.row * kv_step, kv_step, s.D, rows, span);
     });
     for (size_t lane = 0; lane < count; lane++) {
@@ -590,17 +613,10 @@ void attention_backward_cpu(float* dq, float* dk, float* dv, float* sink_p, floa
   const Backward a{dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink, attention_scale<float>(s.divisor())};
   float* const scratch = ctx.scratch(attention_backward_cpu_scratch(s) / sizeof(float));
   float* const delta = scratch + Workspace::floats(s.D) * omp_get_max_threads();
-  if (kv_heads_fill_threads(s)) {
-    if (s.sigmoid())
-      backward_one_walk<AttentionScore::sigmoid>(a, scratch);
-    else
-      backward_one_walk<AttentionScore::softmax>(a, scratch);
-  } else {
-    if (s.sigmoid())
-      backward_two_walks<AttentionScore::sigmoid>(a, scratch, delta);
-    else
-      backward_two_walks<AttentionScore::softmax>(a, scratch, delta);
-  }
+  if (kv_heads_fill_threads(s))
+    backward_one_walk(a, scratch);
+  else
+    backward_two_walks(a, scratch, delta);
 }
 
 }  // namespace gated
