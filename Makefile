@@ -149,16 +149,15 @@ tests_with = $(patsubst tests/%.cpp,%,$(shell grep -lE '$(1)' $(wildcard tests/t
 WHOLE_TESTS := $(call tests_with,"(layers|training|dataloader|tests/small_))
 OWN_CODE_TESTS := $(call tests_with,__global__|planted_bugs.cuh|core/(simd|mma_lanes).h|__FMA__)
 
-# The host's files are short and the headers that they share are long: a few of them at a time are compiled as one.
-HOST_UNITS := $(addprefix $(BUILD)/host/,dataloader training_a-c training_d-f training_g-l training_m-z)
-$(BUILD)/host/dataloader.cpp: $(filter dataloader/%,$(HOST))
-$(BUILD)/host/training_a-c.cpp: $(filter $(wildcard training/[a-c]*),$(HOST))
-$(BUILD)/host/training_d-f.cpp: $(filter $(wildcard training/[d-f]*),$(HOST))
-$(BUILD)/host/training_g-l.cpp: $(filter $(wildcard training/[g-l]*),$(HOST))
-$(BUILD)/host/training_m-z.cpp: $(filter train_gpt.cu $(wildcard training/[m-z]*),$(HOST))
-$(HOST_UNITS:%=%.cpp):
+# The host's files are short and the headers that they share are long: those that read the same ones are compiled as one.
+HOST_json := $(shell grep -lE 'nlohmann/json|training/(strict_json|hf_config|hf_keys)\.h' $(HOST))
+HOST_command_line := $(filter training/command_line.cpp training/flags.cpp training/check_flags.cpp,$(HOST))
+HOST_dataloader := $(filter-out $(HOST_json),$(filter dataloader/%,$(HOST)))
+HOST_training := $(filter-out $(HOST_json) $(HOST_command_line) $(HOST_dataloader),$(HOST))
+HOST_UNITS := $(addprefix $(BUILD)/host/,json command_line training dataloader)
+$(HOST_UNITS:%=%.cpp): $(BUILD)/host/%.cpp: always
 	@mkdir -p $(@D)
-	@printf '#include "%s"\n' $^ >$@
+	@printf '#include "%s"\n' $(HOST_$*) | cmp -s - $@ || printf '#include "%s"\n' $(HOST_$*) >$@
 $(HOST_UNITS:%=%.o): %.o: %.cpp $(BUILD)/host/flags
 	$(CXX) $(COMMON) -Wno-subobject-linkage -Og -c -o $@ $<
 $(BUILD)/host.a: $(HOST_UNITS:%=%.o)
