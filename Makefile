@@ -252,7 +252,8 @@ $(BUILD)/release/bench: $(BUILD)/release/tests/bench.o $(BUILD)/host.a $(BUILD)/
 $(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CUDA_LIBS)
 
-BENCH_BUILD := $(if $(and $(NVCC),$(wildcard /dev/nvidia0)),cuda,release)
+# (make bench NVCC= measures the CPU where a GPU is)
+BENCH_BUILD := $(if $(and $(NVCC),$(wildcard /dev/nvidia[0-9]*)),cuda,release)
 bench: $(BUILD)/$(BENCH_BUILD)/bench  ## speed of everything on the GPU, or where none is on the CPU, beside cuBLAS or OpenBLAS and measured ceilings (scripts/setup.sh --bench first)
 	$< $(BUILD)/bench_$(if $(filter cuda,$(BENCH_BUILD)),gpu,cpu).json
 

@@ -360,9 +360,7 @@ inline void launch_check(cudaError_t answer, const void* kernel, dim3 grid, dim3
          kernel_name(kernel).c_str(), grid.x, grid.y, grid.z, block.x * block.y * block.z, shared_bytes,
          cudaGetErrorString(answer));
 }
-#endif
 
-#ifdef __CUDACC__
 // Lets a kernel have so much dynamic shared memory.
 template <class Check>
 void allow_shared(const void* kernel, size_t shared_bytes, Check check) {
@@ -405,6 +403,8 @@ size_t blocks_at_once([[maybe_unused]] void (*kernel)(P...), [[maybe_unused]] un
   check(cudaGetDevice(&device));
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, int(threads), shared_bytes));
+  require(blocks > 0, "launch: no block of %u threads with %zu bytes of dynamic shared memory fits this GPU", threads,
+          shared_bytes);
   return size_t(multiprocessors) * size_t(blocks);
 #else
   return simt::blocks_at_once;

@@ -181,7 +181,8 @@ class AsyncCopies {
     require(asked_ - done_ < most, "cp.async: a thread has %zu copies under way, expected at most %zu", asked_ - done_,
             most);
     const Copy copy = {static_cast<Word*>(shared), static_cast<const Word*>(global), bytes, group_};
-    // A GPU reads some time between now and the wait. Here that is the wait, and who watches memory sees a read now, too.
+    // A GPU reads between this call and the wait. The emulator reads at the wait; this extra read shows the access to ASan and
+    // to the race shadow.
     for (size_t i = 0; i < bytes / 2; i++) (void)*(static_cast<const volatile Half*>(global) + i);
     for (size_t i = 0; i < 4; i++) copy.to[i] = ~0u;
     copies_[asked_++ % most] = copy;

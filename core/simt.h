@@ -97,7 +97,7 @@ struct Config {
 };
 extern Config config;
 
-// So many blocks pass for all that a GPU runs at once: few, so that small launches go on to a block's next piece of work.
+// The emulator's count of blocks that run at once. It is small, so that blocks of small launches take several pieces of work.
 constexpr size_t blocks_at_once = 2;
 
 // What watches the kernels' memory. The build of the emulator and the kernels says it; their caller may be of another build.

@@ -1,5 +1,6 @@
 // attention_bf16 on the CPU: tiles as the factors of products, and the online softmax. Included by
-// kernels/attention_bf16_cpu.cpp, which says how they serve, and by kernels/cached_attention_bf16_cpu.cpp.
+// kernels/attention_bf16_cpu.cpp, which says how they serve, by kernels/cached_attention_bf16_cpu.cpp and, for its products, by
+// kernels/gated_delta_bf16_cpu.cpp.
 #pragma once
 #include <algorithm>
 

@@ -215,9 +215,8 @@ void gather_block(float* sum, size_t stride, const float* w, const float* x, siz
 
 // sum and w begin at the first of the rows. Rows go four at a time over the lanes that all four see; the lanes before and
 // after them, on the diagonal and at the end of a window, go row by row.
-template <class SpanOf>
-void gather(float* sum, size_t stride, const float* w, const float* x, size_t x_stride, size_t D, size_t count,
-            const Rows& rows, SpanOf span) {
+static void gather(float* sum, size_t stride, const float* w, const float* x, size_t x_stride, size_t D, size_t count,
+                   const Rows& rows, QueriesOfKey span) {
   for (size_t d = 0; d < D; d += held * lanes)
     with_constant<held>(std::min(held, ceil_div(D - d, lanes)), [&](auto V) {
       auto one = [&](size_t r, size_t lo, size_t hi) {
@@ -306,8 +305,7 @@ float weight_of(float x) {
 }
 
 // m = max of the scores each lane sees.
-template <class SpanOf>
-void max_rows(float* m, const float* score, float scale, const Rows& rows, SpanOf span) {
+static void max_rows(float* m, const float* score, float scale, const Rows& rows, QueriesOfKey span) {
   for (size_t r = 0; r < rows.n; r++) {
     const Span seen = span(rows.row + r);
     for (size_t lane = seen.lo; lane < seen.hi; lane++) m[lane] = max_of(score[r * tile + lane] * scale, m[lane]);

@@ -30,6 +30,7 @@ struct VectorProduct {
   Packed packed;
   MmaArithmetic arithmetic;
 
+  // (One copy, however often the steps call it.)
   [[gnu::noinline]] void operator()(float* C, size_t M, size_t N, Factor<float> left, Factor<float> right,
                                     size_t K) const {
     using cpu_attention_bf16::row_of;

@@ -10,7 +10,7 @@ namespace gated::gated_delta_bf16 {
 template <int keys>
 struct StateColumns {
   MmaC S[keys / 64][sums];
-  // Of the products beside it (multiply()). A state of 256 keys takes half of a thread's registers.
+  // Steps that multiply() unrolls. A state of 256 keys leaves registers for one.
   static constexpr int unrolled = keys <= 128 ? 4 : 1;
 
   __device__ static bool has(int x, size_t Dk) { return size_t(64 * x + threadIdx.x / 32 * 16) < Dk; }

@@ -98,9 +98,9 @@ IN_FLOAT_AND_DOUBLE(linear_cross_entropy_ref);
 // So that memory is read once, the block copies the row to shared memory first. 227 KiB hold 57,984 logits on an H100, 163 KiB
 // hold 41,600 on an A100. A longer row is not `kept`: it stays where it is, and is read three times.
 //
-// Only one long row fits a multiprocessor, and while it is computed with, the memory bus would stand still. So a block goes on
-// to another row, and fetches that one early: where a thread has read four logits for the last time, its copy (cp.async)
-// puts the same four of the block's next row, and lands while the gradient is computed.
+// Only one long row fits a multiprocessor, and the memory bus would idle while the block computes. So a thread fetches early:
+// once it has read four logits for the last time, it starts a copy (cp.async) of the next row's four into their place. The copy
+// lands during the gradient.
 //
 //     thread 0      | next row | next row |  on the way | gradient -> | this row | this row |
 //                     v = 0      512         1024         1536          2048       2560
@@ -186,8 +186,8 @@ void cross_entropy(float* losses, Reals dlogits, const float* logits, const int*
   with_storage(dlogits, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return cross_entropy_cpu(losses, dlogits.as<S>(), logits, targets, dloss, rows, V);
-    const size_t row_bytes = padded_vocab(V) * sizeof(float);
-    const bool kept = row_bytes + row_chains * sizeof(float) <= shared_limit();
+    const size_t row_bytes = padded_vocab(V) * sizeof(float), chains_bytes = row_chains * sizeof(float);
+    const bool kept = row_bytes + chains_bytes <= shared_limit();
     const size_t shared_bytes = kept ? row_bytes : 0;
     const size_t at_once = blocks_at_once(cross_entropy_kernel<S>, row_chains, shared_bytes);
     launch(cross_entropy_kernel<S>, grid_of(std::min(rows, at_once)), row_chains, shared_bytes, ctx, losses,

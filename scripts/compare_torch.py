@@ -6,7 +6,7 @@ usage: pip install torch && make && scripts/compare_torch.py            (--pytho
 Both programs: the same architecture, precision, tokens a step and threads; forward, backward, clipping and AdamW.
 PyTorch's side is scripts/torch_train.py. Each side's best figure counts:
   on a CPU   fp32. PyTorch is eager, with two ways for idle threads to wait. Needs 5 GiB of memory
-  on a GPU   --device=cuda: GPT-2 124M in bf16. PyTorch is eager or compiled; ours has its own products, launched or as a CUDA
+  on a GPU   --device=cuda: GPT-2 124M in bf16, with 50257 tokens on both sides. PyTorch is eager or compiled; ours has its own products, launched or as a CUDA
              graph, or cuBLASLt's
 The programs of a shape run in turns (scripts/side_by_side.py).
 """
@@ -36,7 +36,7 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch [this one]")
     parser.add_argument("--device", choices=SHAPES, default="cpu", help="[cpu]")
     parser.add_argument("--rounds", type=int, default=3, help="how often each program runs [3]")
-    parser.add_argument("--shapes", type=int, nargs="*", metavar="I",
+    parser.add_argument("--shapes", type=int, nargs="+", metavar="I",
                         help="which of the shapes: " + ", ".join(f"{i}: {m} B {b} T {t}"
                                                                  for i, (m, b, t, _) in enumerate(SHAPES["cpu"])) + " [all]")
     parser.add_argument("--rows", metavar="FILE", help="what make bench has written, to which a row for each shape is added")
@@ -74,8 +74,9 @@ def main():
                          table(ours + theirs, batch * context, len(ours))))
     print("\n| model | B | T | over PyTorch, fastest steps | medians |\n|---|---|---|---|---|")
     for model, batch, context, version, (fastest, median) in rows:
-        bench["rows"].append({"op": f"training {model} B {batch} T {context} {PRECISION[device]}",
-                              "peer": f"PyTorch {version}", "ratio_to_peer": fastest})
+        op = f"training {model} B {batch} T {context} {PRECISION[device]}"
+        bench["rows"] = [row for row in bench["rows"] if row["op"] != op or "peer" not in row]
+        bench["rows"].append({"op": op, "peer": f"PyTorch {version}", "ratio_to_peer": fastest})
         print(f"| {model} | {batch} | {context} | {fastest:.2f}x | {median:.2f}x |")
     print(f"PyTorch {version}, {options.threads} threads, {options.rounds} rounds")
     if options.rows:

@@ -58,7 +58,11 @@ if [ "${1:-}" = --one ]; then  # a check: "stage|name|environment|command", of w
 $2
 END
   log="$logs/$(echo "$name" | tr ' ,' '__').log"
-  [ "$stage" != bench ] || rm -f "$logs/bench.json"
+  if [ "$stage" = bench ]; then  # its rows begin anew, and so do PyTorch's beside them
+    rm -f "$logs/bench.json"
+    grep -vF ' beside PyTorch"' "$logs/known" >"$logs/known.new"
+    mv "$logs/known.new" "$logs/known"
+  fi
   env $environment timeout -k 10 "$check_seconds" $command >"$log" 2>&1 </dev/null
   code=$?
   seconds=$(($(date +%s) - start))
@@ -117,8 +121,9 @@ echo null >"$logs/rows"
 if grep -qs "\"build\": \"$build\"" "$result"; then
   sed -n 's/^    \({"check": .*}\),\{0,1\}$/\1/p' "$result" >"$logs/known"
   sed -n '/^  "bench": /,$p' "$result" | sed '1s/^  "bench": //; $d' >"$logs/rows"
-elif [ -s "$result" ]; then
-  echo "gpu-check: $result is of another build or GPU: all checks begin anew"
+else
+  rm -f "$logs/bench.json"
+  [ ! -s "$result" ] || echo "gpu-check: $result is of another build or GPU: all checks begin anew"
 fi
 cat >"$logs/head" <<END
 {
@@ -159,7 +164,7 @@ checks_of() {
     bench) echo "$stage|$stage||$bench $logs/bench.json" ;;
     pytorch)
       if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-        echo "$stage|a step beside PyTorch||$here/compare_torch.py --device=cuda --rounds=2 --rows=$logs/bench.json"
+        echo "$stage|a step beside PyTorch||$here/compare_torch.py --device=cuda --rounds=1 --rows=$logs/bench.json"
         echo "$stage|products and attention beside PyTorch||$here/torch_kernels.py $logs/bench.json"
       fi
       ;;

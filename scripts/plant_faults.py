@@ -603,6 +603,12 @@ layers/ffn.cuh
   ctx, {a_.as<bf16>(), «has_gate() ? g_.as<bf16>() : nullptr => nullptr», activation()});
 layers/moe.cuh
   router_backward_scratch(router_shape(N), «plan.storage => Storage::fp32»)
+kernels/linear_cross_entropy.cu
+  copies.template wait<«0 => 1»>();
+  fetch(row + «gridDim.x => 1», v);
+  if (kept && «row < rows => row <= rows») copies.copy16(
+  const bool kept = row_bytes + «chains_bytes => 0» <= shared_limit();
+  const float* l = kept ? kept_row : «logits + row * ld => kept_row»;
 kernels/matmul_bf16_tile.cuh
   const Quad u = «stored_quad<Out>(x) => x»;
   if («block.K > matmul_bf16_slice => false») {

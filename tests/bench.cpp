@@ -4,6 +4,8 @@
 //                 the arithmetic of tensor cores, beside our own products of floats
 //   grouped       GFLOP/s of products with a matrix per expert beside one product of as many rows with one matrix; grouped-bf16
 //                 of bf16
+//   attention     GFLOP/s, and as a share of the measured FMA peak (CPU); attention-bf16 of bf16, on a GPU as a share of the best
+//                 product of bf16 matrices
 //   the others    GB/s of the bytes an operation must move, as a share of the measured copy bandwidth
 //   training      tokens/s of whole steps: the default model, and one of GPT-2 124M's size at B 4, T 64
 //   gpt2-124m     on a GPU, before all others: the same of GPT-2 124M at B 32, T 1024 in bf16, with our products, with cuBLASLt's,
@@ -540,8 +542,13 @@ void bench_operations(Context& ctx, double bandwidth) {
       [&] { embedding_forward(y.data(), device_ids.data(), table.data(), N, C, tokens_wide, ctx); });
   row("embedding backward", 2 * wide + f, [&] { embedding_backward(table.data(), x.data(), groups, C, ctx); });
   Buffer<float> logits = filled(n, 3);
-  row("cross-entropy and its gradient", wide + f,
-      [&] { cross_entropy(r.data(), z.data(), logits.data(), device_ids.data(), 1e-3f, N, C, ctx); });
+  const auto cross_entropy_of = [&](size_t rows, size_t V) {
+    cross_entropy(r.data(), z.data(), logits.data(), device_ids.data(), 1e-3f, rows, V, ctx);
+  };
+  row("cross-entropy and its gradient", wide + f, [&] { cross_entropy_of(N, C); });
+  const size_t padded = padded_vocab(tokens_wide);
+  row("the same of 50257 logits", double(n / padded * padded) * (4 + sizeof(S)),
+      [&] { cross_entropy_of(n / padded, tokens_wide); });
   bench_routing(row, x, y, z, ctx);
   Buffer<float> weight = filled(n, 1), gradient = filled(n, 2), m = filled(n, 1), v(device, n), norm(device, 1);
   set_zero(v.data(), n, ctx);
@@ -592,18 +599,14 @@ void bench_attention(Context& ctx, double peak) {
   window.window = 128;
   printf("\n%-42s %10s %10s %10s\n", is_bf16 ? "bf16 attention B T H KVH D" : "attention B T H KVH D", "fwd GFLOP/s",
          "bwd", peak > 0 ? "of peak" : "");
-  std::vector<Case> cases = {{{16, 128, 4, 2, 32}, ""},
-                             {{4, 64, 12, 12, 64}, ""},
-                             {base, ""},
-                             {base, "sink", true},
-                             {base, "kv bias", false, true},
-                             {base, "G1", false, false, true},
-                             {sigmoid, "sigmoid"},
-                             {window, "window 128"},
-                             {{1, 1024, 8, 2, 128}, ""}};
+  std::vector<Case> cases = {
+      {{16, 128, 4, 2, 32}, ""}, {{4, 64, 12, 12, 64}, ""},      {base, ""},
+      {base, "sink", true},      {base, "kv bias", false, true}, {base, "G1", false, false, true},
+      {sigmoid, "sigmoid"},      {window, "window 128"},         {{1, 1024, 8, 2, 128}, ""}};
   // What fills a GPU: GPT-2 124M's batch, and the shapes of which other kernels' figures are public.
   if (is_bf16 && device == Device::cuda)
-    for (const AttentionShape& s : {AttentionShape{32, 1024, 12, 12, 64}, {8, 2048, 16, 16, 128}, {2, 8192, 16, 16, 128}})
+    for (const AttentionShape& s :
+         {AttentionShape{32, 1024, 12, 12, 64}, {8, 2048, 16, 16, 128}, {2, 8192, 16, 16, 128}})
       cases.push_back({s, ""});
   for (const Case& c : cases) {
     const AttentionShape& s = c.shape;
@@ -657,7 +660,8 @@ void bench_gated_delta(Context& ctx, double peak) {
   printf("\n%-42s %10s %10s %10s\n", "gated delta rule B T Hk Hv Dk Dv", "fwd GFLOP/s", "bwd", "of peak");
   std::vector<GatedDeltaShape> shapes = {
       {16, 128, 2, 4, 32, 32}, {1, 1024, 8, 16, 128, 128}, {4, 2048, 16, 32, 128, 128}};
-  if (device == Device::cuda) shapes.push_back({4, 8192, 16, 32, 128, 128});  // of which other kernels' figures are public
+  if (device == Device::cuda)
+    shapes.push_back({4, 8192, 16, 32, 128, 128});  // of which other kernels' figures are public
   for (const GatedDeltaShape& s : shapes) {
     const size_t qk = s.B * s.T * s.Hk * s.Dk, v = s.B * s.T * s.Hv * s.Dv, numbers = s.B * s.T * s.Hv;
     std::vector<float> below(numbers), shares(numbers), lengths(qk);

@@ -268,7 +268,7 @@ TEST_CASE("scripts: gpu-check runs beside PyTorch where it is, one after the oth
   INFO(said.text);
   REQUIRE(said.exit_code == 0);
   REQUIRE(f.read("asked") ==
-          "bench\ncompare_torch.py --device=cuda --rounds=2 --rows=./gpu-check.logs/bench.json\n"
+          "bench\ncompare_torch.py --device=cuda --rounds=1 --rows=./gpu-check.logs/bench.json\n"
           "torch_kernels.py ./gpu-check.logs/bench.json\n");
   REQUIRE(f.outcome_of("products and attention beside PyTorch") == "ok");
   REQUIRE(f.result()["bench"][1]["row"] == 2);
