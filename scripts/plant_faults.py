@@ -606,7 +606,6 @@ layers/moe.cuh
 kernels/linear_cross_entropy.cu
   copies.template wait<«0 => 1»>();
   fetch(row + «gridDim.x => 1», v);
-  if (kept && «row < rows => row <= rows») copies.copy16(
   const bool kept = row_bytes + «chains_bytes => 0» <= shared_limit();
   const float* l = kept ? kept_row : «logits + row * ld => kept_row»;
 kernels/matmul_bf16_tile.cuh
