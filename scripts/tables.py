@@ -273,7 +273,8 @@ def table_of_rows(table, scale, seeds, text, results):
     count = f"{sum(s == 'yes' for s in signs)} signs agree, {sum(s.startswith('no') for s in signs)} do not, " \
             f"{sum(s == 'within the spread' for s in signs)} gaps lie within the spread of the seeds"
     legend = f"{len(seeds)} seeds: means ± half the range. A gap is the mean difference (x: ratio) between runs of one seed; one that is no larger " \
-             "than its own spread has no sign."
+             "than its own spread has no sign." if len(seeds) > 1 else \
+             "One seed, so nothing is said of a spread. A gap is the difference (x: ratio) between two runs."
     compared = count + ". " if signs else ""  # a table may have no figures of a paper's
     return markdown(heading, shown) + ["", compared + legend], {"rows": kept, "signs": count}
 
