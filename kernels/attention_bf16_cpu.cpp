@@ -350,21 +350,8 @@ void attention_bf16_backward_cpu(bf16* dq, bf16* dk, bf16* dv, float* sink_p, fl
                                  const AttentionShape& s, const Sink& sink, Context& ctx) {
   using namespace cpu_attention_bf16;
   unsigned char* const scratch = ctx.scratch<unsigned char>(attention_bf16_backward_cpu_scratch(s));
-  const Gradients a{dq,
-                    dk,
-                    dv,
-                    sink_p,
-                    sink_ds,
-                    dout,
-                    q,
-                    k,
-                    v,
-                    o,
-                    lse,
-                    s,
-                    sink,
-                    ctx.mma_arithmetic,
-                    attention_scale<float>(s.divisor())};
+  const float scale = attention_scale<float>(s.divisor());
+  const Gradients a{dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink, ctx.mma_arithmetic, scale};
   if (cpu_attention::kv_heads_fill_threads(s))
     backward_one_walk(a, scratch);
   else
