@@ -30,6 +30,7 @@ void training_step(Trainer& t) {
   const Config& c = t.config;
   const size_t step = t.steps_done() + 1;
   // What differs from step to step goes up to the device first; what then runs is the same launches in every step.
+  // graph(..).run(f) calls f; with --graph=on it records f's launches once and then repeats them (core/graph.cuh).
   for (size_t m = 0; m < c.micro_batches; m++) {
     const MicroBatch micro_batch = {m, c.micro_batches};
     t.model.upload(t.training_batch(m), t.draw(m));

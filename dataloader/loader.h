@@ -4,7 +4,7 @@
 //   (bigram-backcopy and recall have validation sequences of their own)
 //
 // Order. Row b of micro-batch m on rank r is the sequence with running number
-//   g = ((step*M + m)*world + r)*B + b
+//   g = ((step*M + m)*world + r)*B + b                    (the trainer is rank 0 of a world of 1)
 // and number g is the (g mod n)-th of epoch g/n, the n training sequences being shuffled anew each epoch.
 // So N ranks with M micro-batches see, step by step, the sequences of one rank with N*M: its micro-batch
 // m*N + r is theirs (m, r). An epoch may end inside a batch: each sequence still comes once in each epoch.

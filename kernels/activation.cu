@@ -5,7 +5,8 @@
 //   A gradient of the loss is named d + what it is the gradient of: dx stands for ∂L/∂x. Every other derivative is written
 //   with ∂, here and in all files. The backward takes x and recomputes what it needs of the forward, because arithmetic is
 //   cheaper than a load.
-// act and act': core/activation.cuh, which derives them one by one. The first of them, say, with s = 1/(1 + e^-x):
+// act and act': core/activation.cuh, which derives them one by one; HD marks a function for host and device. One of them,
+//   with s = 1/(1 + e^-x):
 //     silu(x) = x*s        silu'(x) = s * (1 + x*(1-s))
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: every array (n) f32 or bf16, written; y may be x, dx may be dy or x
@@ -84,9 +85,9 @@ __global__ void __launch_bounds__(elementwise_block)
 // ---- launchers
 //
 // What layers call. A Context carries what a launch needs: the device to run on, the CUDA stream, scratch memory. On the
-// CPU, loops with OpenMP run instead (kernels/activation_cpu.cpp). Without nvcc, launch() runs the kernels above on an
-// emulated GPU. Reals is a pointer that knows whether it points to floats or bf16 (core/storage.h): with_storage() calls the
-// function that follows with a value of that type, for which S then stands.
+// CPU, loops with OpenMP run instead (kernels/activation_cpu.cpp). With --device=emulated, launch() runs the kernels above on
+// the CPU, thread by thread. Reals is a pointer that knows whether it points to floats or bf16 (core/storage.h):
+// with_storage() calls the function that follows with a value of that type, for which S then stands.
 
 void require_plain_activation(const char* operation, Activation act) {
   require_activation(operation, act,

@@ -1,12 +1,12 @@
-// attention: a query takes the average of the values before it, weighted by how well its keys answer
+// attention: a query takes the average of the values up to its own token, weighted by how well their keys answer
 //                                                                 (Vaswani et al. 2017, arXiv 1706.03762)
 //
 // 1. Plain causal attention. Every head by itself, for query i over the keys j <= i:
 //     s_ij = q_i.k_j / sqrt(D)            how well key j answers query i
 //     p_ij = e^s_ij / sum_k e^s_ik        softmax: weights above 0 that add up to 1
 //     o_i  = sum_j p_ij v_j
-//   e^s overflows a float above s = 88.7. p does not change when a number is taken from every score of a query, so
-//   the largest one is taken, m_i = max_j s_ij. Then every exponential is at most 1, and one of them is 1:
+//   e^s overflows a float above s = 88.7. p does not change when the same number is subtracted from every score of a query:
+//   the largest is subtracted, m_i = max_j s_ij. Then every exponential is at most 1, and one of them is 1:
 //     p_ij = e^(s_ij - m_i) / l_i         l_i = sum_j e^(s_ij - m_i)
 //   The division is done once for each output, after the sum. Backward wants p again without m and l, so the
 //   forward saves one number for each query, lse_i = m_i + log l_i: then p_ij = e^(s_ij - lse_i).
@@ -28,7 +28,8 @@
 //   No array of T x T weights is stored on any device: backward computes scores and weights again.
 //
 // 2. The order of the sums, which decides their last bits. A "chain" is a = fused(x, y, a), that is x*y + a rounded
-//   once, from +0 in ascending index; scale = 1/sqrt(D) comes from the host (or --score-dim in the place of D).
+//   once, from +0 in ascending index; each step is a link. scale = 1/sqrt(D) comes from the host (or --score-dim in the
+//   place of D).
 //     s_ij    = scale * (chain over d of q_id k_jd)
 //     m_i     = max over keys of s_ij
 //     p_ij    = exp(s_ij - m_i)
@@ -276,6 +277,7 @@ IN_FLOAT_AND_DOUBLE(attention_backward_ref);
 // keys.
 //
 // Sigmoid needs no walk 1. The code writes -bias for m and 1 for 1/l: s - -b is s + b, and x * 1 is x.
+// Plain attention: logit_of() is -inf and so p_sink +0, s.sigmoid() is false, kv_head is h, first_tile is 0.
 
 // Grid (B*H, tiles): the last queries see the most keys and start first.
 template <bool aligned, int columns>
@@ -323,7 +325,8 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(co
     weights_p(*shared, s.score, score);
     const Mask seen = rows_are_queries(s, i0, j0);
     accumulate<aligned, columns>(acc, values, j0, 0, s.D, seen, *shared);
-    // Weights stay until a barrier of the next product has been passed by all, so also by these threads.
+    // No barrier here: weights are next written after the barriers of the next product, which wait for these threads too.
+    // row_sum was begun by other threads; the barriers of product and accumulate lie between.
     if (threadIdx.x < tile && !s.sigmoid()) {
       float l = shared->row_sum[threadIdx.x];
       for (int key = 0; key < tile; key++)

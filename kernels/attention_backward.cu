@@ -33,7 +33,7 @@ __device__ inline float lse_of(const float* lse, const AttentionShape& s, size_t
   return s.sigmoid() ? -s.bias : of_query(lse, s, b, h, i);
 }
 
-// Weights p become ds, where dp_less_delta is what it says.
+// Weights p become ds; dp_less_delta is dp - delta.
 __device__ inline void weights_ds(Shared& shared, AttentionScore score, const float (&dp_less_delta)[4][8]) {
   if (score == AttentionScore::softmax) {
     for (int c = 0; c < 8; c++)

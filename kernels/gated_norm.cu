@@ -147,9 +147,9 @@ IN_FLOAT_AND_DOUBLE(gated_norm_general_backward_ref);
 // wanted: arithmetic is cheaper than the bus. Arrays of (N,C) that cross it, with a branch and a score for every element:
 //
 //                         here                                   the operations one by one
-//   forward               x0, branch; sum, y             4       and n 3 times, z twice                   9
-//   backward, by rows     x, dy, dresidual; dx           4   }   and dn 5 times, dz 3 times, n twice, z,
-//   backward, by columns  x, dy, for every 16 of a rank  2   }   x once more                             16
+//   forward               x0, branch; sum, y             4       x0, branch, sum, y, n 3 times, z twice         9
+//   backward, by rows     x, dy, dresidual; dx           4   }   dy, dresidual, dx, x twice, n twice, z,
+//   backward, by columns  x, dy, for every 16 of a rank  2   }   dn 5 times, dz 3 times                        16
 //
 // (x0 is the stream before the join. A block reads its rows once or twice more, from the caches.) kernels/gated_norm.cuh draws
 // the 16 rows and says what expand and contract are. Gradients of parameters are sums over rows, and need every row:
@@ -167,6 +167,7 @@ __global__ void __launch_bounds__(gated_norm::threads, 1024 / gated_norm::thread
                               const float* down_t, const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;
   STATIC_SHARED(float, tile, [rows * pitch]);
+  // DYNAMIC_SHARED(T, name): shared memory of the size that the launch names.
   DYNAMIC_SHARED(float, a);  // [j][row]: first the chains of low, then a = SiLU(low)
   const size_t C = shape.C, rank = shape.rank;
   float* const total = a + rows * rank;
@@ -283,7 +284,8 @@ __global__ void __launch_bounds__(gated_norm::threads)
   __syncthreads();
 
   // 2 and 1: dn = dy*s + dlow W_down, and from it dx. RMSNorm's dx waits for the mean over the row, so it takes two passes
-  // and computes dn in both. DyT's does not wait: it leaves in the pass that adds up dalpha.
+  // and computes dn in both; in the second the sum is made again, and not used. DyT's does not wait: it leaves in the pass that
+  // adds up dalpha.
   float mean[warp_rows] = {};
   for (int pass = rms ? 0 : 1; pass < 2; pass++) {
     float chain[warp_rows][4] = {};

@@ -29,7 +29,7 @@
 //
 //   registers (columns)  -- store_tile, barrier -->  tile  -- contract -->  chains [j][row]  -- barrier, next chunk
 //
-// Both read W through the caches, along what neighbouring threads differ in.
+// Both read W through the caches. Neighbouring threads read neighbouring numbers of it: columns c in an expand, j in a contract.
 #pragma once
 #include "core/reduce.cuh"
 #include "kernels/gate.cuh"
@@ -61,7 +61,8 @@ struct NormUnderGate {
 namespace gated_norm {
 
 constexpr int warps = 8, threads = 32 * warps, warp_rows = 2, rows = warps * warp_rows;
-// The pitch keeps Quads aligned and puts the same column of neighbouring rows into different banks.
+// The pitch, floats from row to row of the tile, keeps Quads aligned and puts the same column of neighbouring rows into different
+// banks (kernels/matmul_tile.cuh says what a bank is).
 constexpr int chunk = row_chains, pitch = chunk + 4;
 static_assert(matmul_slice % chunk == 0 && column_slice % rows == 0);
 

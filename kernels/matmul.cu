@@ -92,6 +92,7 @@ struct MatmulJob {
   bool aligned;  // the rows of C, sum and bias begin on 16-byte boundaries
 };
 
+// The second launch bound: so many blocks shall fit on a multiprocessor at once, which limits the registers of a thread.
 template <Layout layout, int BM, int BN, int TM, int TN, bool aligned>
 __global__ void __launch_bounds__(BM / TM * BN / TN, 2) matmul_kernel(MatmulJob job) {
   const size_t m0 = size_t(blockIdx.x) * BM, n0 = size_t(blockIdx.y) * BN;

@@ -46,9 +46,10 @@
 //                             columns 8..11                 columns 72..75
 //
 // Strips lie in shared memory k-major whatever their layout: strip[k][row], with `pitch` floats from one k to the next. An
-// operand in which memory runs along k is turned on the way: a thread has four neighbouring k of one row, and a warp writes
-// 8 rows of k 0, 4, 8 and 12 at a time. With a pitch of 128 all four would meet in the same 8 of the 32 banks. With 132 they
-// fall on 16, two threads on each.
+// operand in which memory runs along k is transposed on the way: a thread has four neighbouring k of one row, and a warp writes
+// 8 rows of k 0, 4, 8 and 12 at a time. Shared memory has 32 banks, float i in bank i mod 32, and threads of a warp that want
+// different floats of one bank wait for each other. With a pitch of 128 all four k would meet in the same 8 banks. With 132
+// they fall on 16, two threads on each.
 //
 // Two pairs of strips take turns, so that one barrier a strip is enough:
 //
@@ -148,6 +149,7 @@ __device__ __forceinline__ void matmul_tile(const MatmulBlock& block) {
   constexpr int threads = BM / TM * BN / TN;
   using StripA = MatmulStrip<BM, threads, layout != Layout::tn, aligned>;
   using StripB = MatmulStrip<BN, threads, layout == Layout::nt, aligned>;
+  // STATIC_SHARED(T, name, [n]) is `__shared__ T name[n]`, on 16 bytes, and one spelling for GPU and emulator.
   STATIC_SHARED(float, a_shared, [2][StripA::floats]);
   STATIC_SHARED(float, b_shared, [2][StripB::floats]);
 

@@ -12,13 +12,14 @@
 // backward: clip has derivative 1 inside its bounds and 0 outside, where nothing that v does is seen; keep is a constant:
 //   dx      = |sum| < bound of the sum ? dsum : 0
 //   dbranch = |branch| < bound of the branch ? dx*keep : 0
-//   On its bound a value counts as clipped. An infinite bound clips nothing and passes every gradient.
+//   A value on its bound counts as clipped, unlike in kernels/glu.cu: the backward sees the sum only after the clip, and what
+//   was cut lies on the bound. An infinite bound clips nothing and passes every gradient.
 // --residual=off: the branch takes the place of x. Then sum = clip(clip(branch) * keep), and x has no gradient. The two formulas
-//   stay; dx is now only the gradient of the sum before its clip, from which dbranch is made. The block passes no dresidual
-//   (layers/block.cuh).
+//   stay; dx is now only the gradient of the sum before its clip, from which dbranch is made. The transformer block passes no
+//   dresidual (layers/block.cuh).
 // Exactly: the product with keep and the sum are rounded each.
-// Random numbers: element (n,c) takes word c%4 of block n*ceil(C/4) + c/4 of the random stream (core/philox.cuh) and
-//   stays where the draw, in [0,1), is p or more. The backward draws again: nothing is stored.
+// Random numbers: a Philox block is four words (core/philox.cuh). Element (n,c) takes word c%4 of block n*ceil(C/4) + c/4 of its
+//   Philox stream and stays where the draw, in [0,1), is p or more. The backward draws again: nothing is stored.
 //
 // A Join says how a branch joins: both bounds, and the dropout. ResidualIn is x, branch and their Join; ResidualBackwardIn
 //   is what a backward reads, and its x is the sum (residual.h).
@@ -98,9 +99,9 @@ IN_FLOAT_AND_DOUBLE(residual_join_backward_ref);
 
 // ---- kernels
 //
-// A warp owns a row, and its 32 lanes walk along it in steps of 128 columns. A lane holds four neighbouring columns
-// at a time: a Quad, which one 16-byte load brings (core/quad.cuh). No element needs another, so there is no barrier. A row
-// begins with a fresh block of random numbers, so the four draws of a Quad come from one block.
+// A warp owns a row, and its 32 lanes walk along it in steps of 128 columns (row_chains: kernels/rmsnorm.cu says what for). A
+// lane holds four neighbouring columns at a time: a Quad, which one 16-byte load brings (core/quad.cuh). No element needs
+// another, so there is no barrier. A row begins with a fresh Philox block, so the four draws of a Quad come from one.
 // residual_join_quad and residual_backward_quad do the work for a Quad. They stand in residual.cuh, because the norms call
 // them as well.
 // The memory bus: forward 12 bytes an element (x, branch, sum), backward 8 (dresidual, dx) to 24 (dy, dresidual, sum, branch,

@@ -145,6 +145,8 @@ IN_FLOAT_AND_DOUBLE(rmsnorm_general_backward_ref);
 // registers: there is no shared memory and no barrier. A warp without a row returns as a whole.
 // The second pass over a row finds it in a cache, L1 or L2. The memory bus: forward 8 bytes an element (x, y), with a branch
 // 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16. In bf16 it is half.
+// Plain RMSNorm: residual_join_quad and residual_quad load x, scaled() returns it, rmsnorm_weight() is w, `pre` is 1, and the
+// backward ends in store_quad.
 
 namespace rmsnorm {
 // z of four columns.

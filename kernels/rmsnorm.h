@@ -30,8 +30,7 @@ struct RmsnormWeightsOf {
 };
 using RmsnormWeights = RmsnormWeightsOf<float>;
 
-// PointerTo<T> points to an activation, float or bf16; with T = void it knows which, and as<S>() names it. Wide<T> is what is
-// never rounded to bf16, a float (core/storage.h).
+// Wide<T> is what is never rounded to bf16, a float (core/storage.h).
 // y, r and, where there is a branch, sum are written.
 template <class T>
 struct RmsnormOutputsOf {

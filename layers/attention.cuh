@@ -59,6 +59,9 @@ class Attention final : public Mixer {
     norm_and_rotate(pass);
     v_seen_ = gated(GatePosition::g2, has_v_experts() ? v_experts_.forward(v_, x, N, ctx) : ConstReals(v_), pass);
 
+    // Training in fp32 is attend(), then the gate G1, then W_o. Two things are added. Over bf16 the kernel of attention may apply
+    // G1 itself (`gate`, which is empty in fp32). In generation (`growing`) new tokens join the KV cache, and after the first
+    // forward grow() attends instead of attend().
     const AttentionShape s = shape(pass.batch());
     if (config_.sink == AttentionSink::kv_bias) kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, s, ctx);
     const bool attends = !pass.growing || pass.growing->begins();

@@ -10,6 +10,9 @@
 //        |                         |    |                         |              after each mixer
 //        +-> norm -> token mixer --+    +-> norm -> channel mixer-+
 //
+// backward, of h' = h + f(N(h)): dh' reaches both terms, so dh = dh' + (dh' taken back through f and N). The norm's
+// backward adds the two.
+//
 // An add happens inside the norm that reads the sum (kernels/residual.cu), with dropout and clipping if there are any.
 // That saves a pass over h. So a block receives a stream whose last branch has not joined yet, and hands one on. A Norm's
 // residual() is the sum that it read.
@@ -73,7 +76,7 @@ class Block {
   }
 
   // dh: gradient of the outgoing stream's x, replaced by that of the incoming one. df: gradient of the outgoing branch.
-  // Returns that of the incoming branch: dh too, or dbranch where the join is not plain. df may be either.
+  // df may lie in dh or in dbranch. Returns that of the incoming branch: dh too, or dbranch where the join is not plain.
   ConstReals backward(Reals dh, ConstReals df, Reals dbranch, const Pass& pass) {
     if (post()) return backward_post(dh, dbranch, pass);
     const size_t N = pass.N();

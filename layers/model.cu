@@ -1,4 +1,5 @@
-// model: forward and backward, losses and logits alone, sequences that grow. What they run on: layers/model_memory.cu
+// model: forward and backward, losses and logits alone, sequences that grow. What is computed, and --recompute: layers/model.h.
+// `Layers l`, `Memory m`: layers/model_state.cuh. What they run on: layers/model_memory.cu
 #include "core/philox.cuh"
 #include "kernels/embedding.h"
 #include "kernels/linear_cross_entropy.h"
@@ -23,7 +24,7 @@ void upload_tokens(Buffer<int>& to, const std::vector<int>& from, size_t N, size
 
 // ---- a batch
 
-// What losses need of it.
+// Uploads the tokens, the targets and the streams of dropout: all that a forward and its losses need.
 void Model::upload_batch(const Batch& batch, std::optional<uint64_t> dropout_draw) {
   Memory& m = *memory_;
   require(batch.B <= B_ && batch.T <= T_ && batch.T > 0,
@@ -69,7 +70,7 @@ void Model::run(const Pass& pass) {
   for (size_t i = 0; i < l.blocks.size(); i++) {
     l.read[i] = i > 0 && config.recompute == Recompute::full ? kept(i, h, pass) : h;
     h = l.blocks[i].forward(l.read[i], pass);
-    m.in_place = i;
+    m.in_place = i;  // with --recompute blocks share memory: whose activations lie there now
   }
   l.y = h.x;
   if (!l.post) {

@@ -1,7 +1,7 @@
 // optimizer: AdamW over every parameter, with the gradient of a step summed over its micro-batches.
 //
-// Each micro-batch's gradient is computed from zero and then added, in ascending order, so that the sum's bits
-// do not depend on how the micro-batches are spread over ranks.
+// Each micro-batch's gradient is computed from zero and then added, in ascending order, so that a micro-batch adds the same bits
+// wherever it stands in the step.
 // tests/test_trainer.cpp
 #pragma once
 #include "kernels/adamw.h"
