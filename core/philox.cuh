@@ -73,9 +73,6 @@ HD double uniform_double(uint64_t seed, uint64_t stream, uint64_t index) {
 }
 
 // (0,1], where a logarithm follows: one grid step up; the largest value becomes exactly 1
-HD float positive_uniform_float(uint64_t seed, uint64_t stream, uint64_t index) {
-  return uniform_float(seed, stream, index) + 0x1p-24f;
-}
 HD double positive_uniform_double(uint64_t seed, uint64_t stream, uint64_t index) {
   return uniform_double(seed, stream, index) + 0x1p-53;
 }

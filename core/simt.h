@@ -35,7 +35,6 @@
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -217,10 +216,6 @@ inline int __syncthreads_and(int vote, SIMT_HERE) {
   return votes.yes == votes.all;
 }
 
-// ---- fences: fibers see each other's writes at once. What a fence orders, the race shadow does not understand.
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-
 // ---- warp collectives; `width` cuts the warp into segments that exchange among themselves
 inline void __syncwarp(unsigned mask = ~0u, SIMT_HERE) {
   simt::collective(mask, nullptr, nullptr, at);
@@ -276,7 +271,7 @@ T atomicMin(T* p, std::type_identity_t<T> value) {
   return simt::atomic_update(p, [=](T old) { return value < old ? value : old; });
 }
 
-// ---- bits and loads
+// ---- bits
 inline unsigned __float_as_uint(float v) {
   return std::bit_cast<unsigned>(v);
 }
@@ -297,8 +292,4 @@ inline int __ffs(int v) {
 }
 inline int __clz(int v) {
   return v ? __builtin_clz(v) : 32;
-}
-template <class T>
-T __ldg(const T* p) {
-  return *p;
 }
