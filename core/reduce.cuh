@@ -188,8 +188,8 @@ __device__ inline float warp_row_reduce(size_t n, Fold fold) {
 
 // ---- column: on CPU cores
 
-// K column sums are made in one pass, so that what they share is read once. Their fold is a copyable struct
-// with HD void operator()(T (&acc)[K], size_t row, size_t c) const; that of a single sum may be written as
+// Several column sums may be made in one pass, so that what they share is read once. Their fold is a copyable struct
+// with HD void operator()(T (&acc)[sums], size_t row, size_t c) const; that of a single sum may be written as
 // HD T operator()(T acc, size_t row, size_t c) const.
 template <class Fold>
 struct OneSum {
@@ -217,7 +217,7 @@ constexpr size_t column_piece = 1024;
 // Columns whose sums a core keeps in registers.
 constexpr size_t sums_width = 128;
 
-template <size_t K, class T, class Fold>
+template <size_t sums, class T, class Fold>
 void column_slices_cpu(T* partial, size_t rows, size_t cols, const Fold& fold) {
   const size_t pieces = ceil_div(cols, column_piece);
 #pragma omp parallel for
@@ -225,44 +225,44 @@ void column_slices_cpu(T* partial, size_t rows, size_t cols, const Fold& fold) {
     const size_t slice = n / pieces, row0 = slice * column_slice, c0 = n % pieces * column_piece;
     const size_t row1 = row0 + column_slice < rows ? row0 + column_slice : rows;
     const size_t count = c0 + column_piece < cols ? column_piece : cols - c0;
-    T sum[K][column_piece];
-    for (size_t k = 0; k < K; k++)
+    T sum[sums][column_piece];
+    for (size_t k = 0; k < sums; k++)
       for (size_t c = 0; c < count; c++) sum[k][c] = T(0);
     for (size_t row = row0; row < row1; row++) {
 #pragma omp simd
       for (size_t c = 0; c < count; c++) {
-        T acc[K];
-        for (size_t k = 0; k < K; k++) acc[k] = sum[k][c];
+        T acc[sums];
+        for (size_t k = 0; k < sums; k++) acc[k] = sum[k][c];
         fold(acc, row, c0 + c);
-        for (size_t k = 0; k < K; k++) sum[k][c] = acc[k];
+        for (size_t k = 0; k < sums; k++) sum[k][c] = acc[k];
       }
     }
-    for (size_t k = 0; k < K; k++)
-      for (size_t c = 0; c < count; c++) partial[(slice * K + k) * cols + c0 + c] = sum[k][c];
+    for (size_t k = 0; k < sums; k++)
+      for (size_t c = 0; c < count; c++) partial[(slice * sums + k) * cols + c0 + c] = sum[k][c];
   }
 }
 
-// out[k][c] += the sum down a column whose slices have been summed: level (slices,K,cols) holds their sums, and is
+// out[k][c] += the sum down a column whose slices have been summed: level (slices,sums,cols) holds their sums, and is
 // overwritten. Slices are added as rows were, until one is left.
-template <size_t K, class T>
-void column_add_slices_cpu(const std::array<T*, K>& out, T* level, size_t slices, size_t cols) {
-  const size_t sums = K * cols;
+template <size_t sums, class T>
+void column_add_slices_cpu(const std::array<T*, sums>& out, T* level, size_t slices, size_t cols) {
+  const size_t width = sums * cols;
   for (; slices > 1; slices = ceil_div(slices, column_slice)) {
-    std::vector<T> next(ceil_div(slices, column_slice) * sums);
-    column_slices_cpu<1>(next.data(), slices, sums, OneSum<AddRows<T>>{{level, sums}});
+    std::vector<T> next(ceil_div(slices, column_slice) * width);
+    column_slices_cpu<1>(next.data(), slices, width, OneSum<AddRows<T>>{{level, width}});
     std::copy(next.begin(), next.end(), level);
   }
-  for (size_t k = 0; k < K; k++)
+  for (size_t k = 0; k < sums; k++)
     for (size_t c = 0; c < cols; c++) out[k][c] += level[k * cols + c];
 }
 
 // out[k][c] += sum k over rows of fold(acc, row, c).
-template <size_t K, class T, class Fold>
-void column_reduce_add_cpu(const std::array<T*, K>& out, size_t rows, size_t cols, Fold fold) {
+template <size_t sums, class T, class Fold>
+void column_reduce_add_cpu(const std::array<T*, sums>& out, size_t rows, size_t cols, Fold fold) {
   if (rows == 0 || cols == 0) return;
   const size_t slices = ceil_div(rows, column_slice);
-  std::vector<T> level(slices * K * cols);
-  column_slices_cpu<K>(level.data(), rows, cols, fold);
+  std::vector<T> level(slices * sums * cols);
+  column_slices_cpu<sums>(level.data(), rows, cols, fold);
   column_add_slices_cpu(out, level.data(), slices, cols);
 }
 
@@ -274,76 +274,76 @@ void column_reduce_add_cpu(T* out, size_t rows, size_t cols, Fold fold) {
 // ---- column: kernels
 //
 // A thread owns one column of one slice of 128 rows. It runs down the slice and carries one chain in a register for
-// each of the K sums. Neighbouring threads own neighbouring columns, so that a warp reads 128 neighbouring bytes of
+// each of the sums. Neighbouring threads own neighbouring columns, so that a warp reads 128 neighbouring bytes of
 // every row. A block has 128 threads; the blocks of a slice lie side by side.
 //
 //                  columns 0..127       128..255
 //     rows   0..127   block 0            block 1     ...   -> partial[0][k][c]
 //     rows 128..255   block b            block b+1   ...   -> partial[1][k][c]        b = ceil(cols/128)
 //
-// The same kernel then adds the slice sums, as if they were K*cols columns of as many rows as there were slices: 128
+// The same kernel then adds the slice sums, as if they were sums*cols columns of as many rows as there were slices: 128
 // of them make one, and so on until one is left. No thread meets another, so there is no barrier. Memory is read once;
-// the partial sums are K/128 of what a fold reads.
+// the partial sums are sums/128 of what a fold reads.
 
-template <size_t K, class Fold>
+template <size_t sums, class Fold>
 __global__ void column_slices_kernel(float* partial, size_t rows, size_t cols, Fold fold) {
   const size_t blocks = ceil_div(cols, blockDim.x);
   const size_t slice = blockIdx.x / blocks, c = blockIdx.x % blocks * blockDim.x + threadIdx.x;
   if (c >= cols) return;
   const size_t row0 = slice * column_slice, row1 = row0 + column_slice < rows ? row0 + column_slice : rows;
-  float acc[K] = {};
+  float acc[sums] = {};
   for (size_t row = row0; row < row1; row++) fold(acc, row, c);
-  for (size_t k = 0; k < K; k++) partial[(slice * K + k) * cols + c] = acc[k];
+  for (size_t k = 0; k < sums; k++) partial[(slice * sums + k) * cols + c] = acc[k];
 }
 
 // The one sum that is left is added to what stands in out. One thread a column.
-template <size_t K>
-__global__ void column_add_kernel(std::array<float*, K> out, const float* sum, size_t cols) {
+template <size_t sums>
+__global__ void column_add_kernel(std::array<float*, sums> out, const float* sum, size_t cols) {
   const size_t c = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
   if (c >= cols) return;
-  for (size_t k = 0; k < K; k++) out[k][c] += sum[k * cols + c];
+  for (size_t k = 0; k < sums; k++) out[k][c] += sum[k * cols + c];
 }
 
 // ---- column: launchers
 
-// Bytes of scratch that K column sums over `rows` rows take.
-inline size_t column_reduce_scratch(size_t rows, size_t cols, size_t K = 1) {
+// Bytes of scratch that `sums` column sums over `rows` rows take.
+inline size_t column_reduce_scratch(size_t rows, size_t cols, size_t sums = 1) {
   const size_t slices = ceil_div(rows, column_slice);
-  return (slices + ceil_div(slices, column_slice)) * K * cols * sizeof(float);
+  return (slices + ceil_div(slices, column_slice)) * sums * cols * sizeof(float);
 }
 
 // column_add_slices_cpu on a device of kernels. level has column_reduce_scratch() bytes in all.
-template <size_t K>
-void column_add_slices(const std::array<float*, K>& out, float* level, size_t slices, size_t cols, Context& ctx) {
+template <size_t sums>
+void column_add_slices(const std::array<float*, sums>& out, float* level, size_t slices, size_t cols, Context& ctx) {
   const unsigned threads = 128;
-  const size_t sums = K * cols;
-  float* next = level + slices * sums;  // a level and the one above it take turns
+  const size_t width = sums * cols;
+  float* next = level + slices * width;  // a level and the one above it take turns
   using Add = OneSum<AddRows<float>>;
   for (size_t n = slices; n > 1; n = ceil_div(n, column_slice)) {
-    launch(column_slices_kernel<1, Add>, grid_of(ceil_div(n, column_slice) * ceil_div(sums, threads)), threads, 0, ctx,
-           next, n, sums, Add{{level, sums}});
+    launch(column_slices_kernel<1, Add>, grid_of(ceil_div(n, column_slice) * ceil_div(width, threads)), threads, 0, ctx,
+           next, n, width, Add{{level, width}});
     std::swap(level, next);
   }
-  launch(column_add_kernel<K>, grid_of(ceil_div(cols, threads)), threads, 0, ctx, out, level, cols);
+  launch(column_add_kernel<sums>, grid_of(ceil_div(cols, threads)), threads, 0, ctx, out, level, cols);
 }
 
 // The kernels of a column sum, in scratch memory of the caller's: column_reduce_scratch() bytes.
-template <size_t K, class Fold>
-void column_reduce_add_in(float* scratch, const std::array<float*, K>& out, size_t rows, size_t cols, Fold fold,
+template <size_t sums, class Fold>
+void column_reduce_add_in(float* scratch, const std::array<float*, sums>& out, size_t rows, size_t cols, Fold fold,
                           Context& ctx) {
   const size_t slices = ceil_div(rows, column_slice);
   const unsigned threads = 128;
-  launch(column_slices_kernel<K, Fold>, grid_of(slices * ceil_div(cols, threads)), threads, 0, ctx, scratch, rows, cols,
-         fold);
+  launch(column_slices_kernel<sums, Fold>, grid_of(slices * ceil_div(cols, threads)), threads, 0, ctx, scratch, rows,
+         cols, fold);
   column_add_slices(out, scratch, slices, cols, ctx);
 }
 
 // out[k][c] += sum k over rows of fold(acc, row, c), in the canonical order, on the device of the context.
-template <size_t K, class Fold>
-void column_reduce_add(const std::array<float*, K>& out, size_t rows, size_t cols, Fold fold, Context& ctx) {
+template <size_t sums, class Fold>
+void column_reduce_add(const std::array<float*, sums>& out, size_t rows, size_t cols, Fold fold, Context& ctx) {
   if (rows == 0 || cols == 0) return;
   if (ctx.device == Device::cpu) return column_reduce_add_cpu(out, rows, cols, fold);
-  float* scratch = ctx.scratch(column_reduce_scratch(rows, cols, K) / sizeof(float));
+  float* scratch = ctx.scratch(column_reduce_scratch(rows, cols, sums) / sizeof(float));
   column_reduce_add_in(scratch, out, rows, cols, fold, ctx);
 }
 
