@@ -85,8 +85,8 @@ ACTIVATIONS = {
 
 
 def attention(q, k, v, window=0, score_bias=None, sink=None, kv_bias=None, score_dim=0):
-    """q (B,T,H,D), k and v (B,T,K,D) to o (B,T,H,D) and logsumexp (B,H,T). score_bias: sigmoid, not softmax. Scores are divided
-    by the root of D, or of score_dim."""
+    """q (B,T,H,D), k and v (B,T,KVH,D) to o (B,T,H,D) and logsumexp (B,H,T). score_bias: sigmoid, not softmax. Scores are
+    divided by the root of D, or of score_dim."""
     B, T, H, D = q.shape
     k, v = (x.repeat_interleave(H // x.shape[2], dim=2) for x in (k, v))
     root = math.sqrt(score_dim or D)
@@ -253,12 +253,12 @@ def head_experts(made, logits, k):
 
 
 def head_projection(f, weights, name, what, x, bias):
-    """Keys or values (B,T,K,D) of x, by one matrix a head or by experts."""
-    K, E, D = f.number("kv-heads"), f.number("head-experts"), f.number("head-dim")
+    """Keys or values (B,T,KVH,D) of x, by one matrix a head or by experts."""
+    KVH, E, D = f.number("kv-heads"), f.number("head-experts"), f.number("head-dim")
     if E == 0 or what not in f["head-experts-of"]:
-        return linear(weights, f"{name}.{what}_proj", x, K * D, bias).unflatten(-1, (K, D))
-    made = linear(weights, f"{name}.{what}_proj", x, K * E * D, bias).unflatten(-1, (K, E, D))
-    logits = linear(weights, f"{name}.{what}_select", x, K * E).unflatten(-1, (K, E))
+        return linear(weights, f"{name}.{what}_proj", x, KVH * D, bias).unflatten(-1, (KVH, D))
+    made = linear(weights, f"{name}.{what}_proj", x, KVH * E * D, bias).unflatten(-1, (KVH, E, D))
+    logits = linear(weights, f"{name}.{what}_select", x, KVH * E).unflatten(-1, (KVH, E))
     return head_experts(made, logits, f.number("head-experts-per-token"))
 
 
@@ -757,8 +757,8 @@ def op_fixtures():
     op.add("", polynorm(x, w, b), x=x, w=w, b=b)
 
     op = operation("attention")
-    B, T, H, K, D = 2, 5, 4, 2, 3
-    q, k, v = op("q", B, T, H, D, scale=2), op("k", B, T, K, D, scale=2), op("v", B, T, K, D)
+    B, T, H, KVH, D = 2, 5, 4, 2, 3
+    q, k, v = op("q", B, T, H, D, scale=2), op("k", B, T, KVH, D, scale=2), op("v", B, T, KVH, D)
     sink, key, value = op("sink", H), op("key", H, D), op("value", H, D)
     qkv = {"q": q, "k": k, "v": v}
     for window in (0, 3):

@@ -384,7 +384,7 @@ TEST_CASE("attention: scores may be divided by the root of another number than t
   REQUIRE(forward(divided(s, 5), q) == forward(s, q));
 }
 
-TEST_CASE("attention: query head h reads kv head h/(H/K)", "[reference]") {
+TEST_CASE("attention: query head h reads kv head h/(H/KVH)", "[reference]") {
   const AttentionShape grouped{2, 9, 6, 2, 5}, repeated{2, 9, 6, 6, 5};
   const Inputs in(grouped, plain);
   Inputs all(repeated, plain);

@@ -12,7 +12,7 @@
 //   activation_mean        (L+1,C)       the same over all positions
 //   activation_largest     (L+1)         largest |h|
 //   attention_output_mean  (A,2)         |o| before and after the gate G1
-//   attention_output_below (A,3,K)       share of |o| below each of K thresholds: before G1, after it, and before it times the
+//   attention_output_below (A,3,n)       share of |o| below each of n thresholds: before G1, after it, and before it times the
 //                                        mean score of its layer in its batch
 //   gate_mean, gate_histogram            (gates), (gates,50)   scores of attention's gates: mean, and shares over gate_range,
 //                                        where a score outside it counts in the first or the last share
