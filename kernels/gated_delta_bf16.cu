@@ -113,10 +113,10 @@ struct PlainProduct {
 };
 
 // f(steps, b, key head)
-template <class T, class F>
+template <class Stored, class F>
 void for_each_key_head_in_order(const GatedDeltaShape& s, MmaArithmetic arithmetic, F f) {
-  using AllSteps = Steps<Wide<T>, PlainProduct<Wide<T>>>;
-  std::vector<Wide<T>> memory(AllSteps::numbers(s));
+  using AllSteps = Steps<Wide<Stored>, PlainProduct<Wide<Stored>>>;
+  std::vector<Wide<Stored>> memory(AllSteps::numbers(s));
   for (size_t b = 0; b < s.B; b++)
     for (size_t head = 0; head < s.Hk; head++) {
       AllSteps steps(memory.data(), s, {arithmetic});
@@ -126,17 +126,17 @@ void for_each_key_head_in_order(const GatedDeltaShape& s, MmaArithmetic arithmet
 
 }  // namespace gated_delta_bf16
 
-template <class T>
-void gated_delta_bf16_forward_ref(const GatedDeltaBf16OutOf<T>& out, const GatedDeltaBf16InOf<T>& in,
+template <class Stored>
+void gated_delta_bf16_forward_ref(const GatedDeltaBf16OutOf<Stored>& out, const GatedDeltaBf16InOf<Stored>& in,
                                   const GatedDeltaShape& s, MmaArithmetic arithmetic) {
-  gated_delta_bf16::for_each_key_head_in_order<T>(
+  gated_delta_bf16::for_each_key_head_in_order<Stored>(
       s, arithmetic, [&](auto& steps, size_t b, size_t head) { steps.forward(out, in, b, head); });
 }
-template <class T>
-void gated_delta_bf16_backward_ref(const GatedDeltaBf16GradientsOf<T>& out, const GatedDeltaBf16BackwardInOf<T>& back,
-                                   const GatedDeltaBf16InOf<T>& in, const GatedDeltaShape& s,
-                                   MmaArithmetic arithmetic) {
-  gated_delta_bf16::for_each_key_head_in_order<T>(
+template <class Stored>
+void gated_delta_bf16_backward_ref(const GatedDeltaBf16GradientsOf<Stored>& out,
+                                   const GatedDeltaBf16BackwardInOf<Stored>& back, const GatedDeltaBf16InOf<Stored>& in,
+                                   const GatedDeltaShape& s, MmaArithmetic arithmetic) {
+  gated_delta_bf16::for_each_key_head_in_order<Stored>(
       s, arithmetic, [&](auto& steps, size_t b, size_t head) { steps.backward(out, back, in, b, head); });
 }
 // What tests call.

@@ -18,42 +18,42 @@ inline size_t gated_delta_bf16_kept_size(const GatedDeltaShape& s) {
   return s.B * s.Hv * gated_delta_bf16_chunks(s) * s.Dk * s.Dv;
 }
 
-// T is bf16; in references it may be double, and then nothing is rounded.
-template <class T>
+// Stored is bf16; in references it may be double, and then nothing is rounded.
+template <class Stored>
 struct GatedDeltaBf16InOf {
-  const T *q, *k;                    // (B,T,Hk,Dk)
-  const T* v;                        // (B,T,Hv,Dv)
-  const Wide<T>*g, *beta;            // (B,T,Hv): the logarithm of the decay, at most 0; the strength of a write
-  const Wide<T>* initial = nullptr;  // (B,Hv,Dk,Dv), the state before the first token; null: 0
+  const Stored *q, *k;                    // (B,T,Hk,Dk)
+  const Stored* v;                        // (B,T,Hv,Dv)
+  const Wide<Stored>*g, *beta;            // (B,T,Hv): the logarithm of the decay, at most 0; the strength of a write
+  const Wide<Stored>* initial = nullptr;  // (B,Hv,Dk,Dv), the state before the first token; null: 0
 };
 using GatedDeltaBf16In = GatedDeltaBf16InOf<bf16>;
 
 // All that is not null is written whole.
-template <class T>
+template <class Stored>
 struct GatedDeltaBf16OutOf {
-  T* o;                      // (B,T,Hv,Dv)
-  Wide<T>* final = nullptr;  // (B,Hv,Dk,Dv), the state after the last token; may be `initial`
-  T* kept;                   // (B,Hv,chunks,Dk,Dv): the state before every chunk, rounded
-  T* u;                      // (B,T,Hv,Dv): what a token writes at its key
-  T* miss = nullptr;  // (B,T,Hv,Dv): v less what the state before the chunk has for the key. A backward needs it.
+  Stored* o;                      // (B,T,Hv,Dv)
+  Wide<Stored>* final = nullptr;  // (B,Hv,Dk,Dv), the state after the last token; may be `initial`
+  Stored* kept;                   // (B,Hv,chunks,Dk,Dv): the state before every chunk, rounded
+  Stored* u;                      // (B,T,Hv,Dv): what a token writes at its key
+  Stored* miss = nullptr;  // (B,T,Hv,Dv): v less what the state before the chunk has for the key. A backward needs it.
 };
 using GatedDeltaBf16Out = GatedDeltaBf16OutOf<bf16>;
 
-template <class T>
+template <class Stored>
 struct GatedDeltaBf16BackwardInOf {
-  const T* dout;                    // (B,T,Hv,Dv)
-  const Wide<T>* dfinal = nullptr;  // (B,Hv,Dk,Dv), the gradient of the final state; null: 0
-  const T *kept, *u, *miss;         // as the forward left them
+  const Stored* dout;                    // (B,T,Hv,Dv)
+  const Wide<Stored>* dfinal = nullptr;  // (B,Hv,Dk,Dv), the gradient of the final state; null: 0
+  const Stored *kept, *u, *miss;         // as the forward left them
 };
 using GatedDeltaBf16BackwardIn = GatedDeltaBf16BackwardInOf<bf16>;
 
 // Written whole; none may be an input.
-template <class T>
+template <class Stored>
 struct GatedDeltaBf16GradientsOf {
-  T *dq, *dk;                   // (B,T,Hk,Dk)
-  T* dv;                        // (B,T,Hv,Dv)
-  Wide<T>*dg, *dbeta;           // (B,T,Hv)
-  Wide<T>* dinitial = nullptr;  // (B,Hv,Dk,Dv), or null; may be `dfinal`
+  Stored *dq, *dk;                   // (B,T,Hk,Dk)
+  Stored* dv;                        // (B,T,Hv,Dv)
+  Wide<Stored>*dg, *dbeta;           // (B,T,Hv)
+  Wide<Stored>* dinitial = nullptr;  // (B,Hv,Dk,Dv), or null; may be `dfinal`
 };
 using GatedDeltaBf16Gradients = GatedDeltaBf16GradientsOf<bf16>;
 
@@ -69,12 +69,13 @@ size_t gated_delta_bf16_forward_scratch(const GatedDeltaShape& s, Device device)
 size_t gated_delta_bf16_backward_scratch(const GatedDeltaShape& s, Device device);
 
 // ---- references
-template <class T>
-void gated_delta_bf16_forward_ref(const GatedDeltaBf16OutOf<T>& out, const GatedDeltaBf16InOf<T>& in,
+template <class Stored>
+void gated_delta_bf16_forward_ref(const GatedDeltaBf16OutOf<Stored>& out, const GatedDeltaBf16InOf<Stored>& in,
                                   const GatedDeltaShape& s, MmaArithmetic arithmetic);
-template <class T>
-void gated_delta_bf16_backward_ref(const GatedDeltaBf16GradientsOf<T>& out, const GatedDeltaBf16BackwardInOf<T>& back,
-                                   const GatedDeltaBf16InOf<T>& in, const GatedDeltaShape& s, MmaArithmetic arithmetic);
+template <class Stored>
+void gated_delta_bf16_backward_ref(const GatedDeltaBf16GradientsOf<Stored>& out,
+                                   const GatedDeltaBf16BackwardInOf<Stored>& back, const GatedDeltaBf16InOf<Stored>& in,
+                                   const GatedDeltaShape& s, MmaArithmetic arithmetic);
 
 // ---- the same bits near the speed of a CPU's products of bf16: kernels/gated_delta_bf16_cpu.cpp
 void gated_delta_bf16_forward_cpu(const GatedDeltaBf16Out& out, const GatedDeltaBf16In& in, const GatedDeltaShape& s,

@@ -21,10 +21,10 @@ struct Factor {
 
 // What is stored, and what is multiplied.
 template <class Real>
-using Stored = std::conditional_t<std::is_same_v<Real, double>, double, bf16>;
+using StoredOf = std::conditional_t<std::is_same_v<Real, double>, double, bf16>;
 template <class Real>
 Real rounded(Real x) {
-  return Real(Stored<Real>(x));
+  return Real(StoredOf<Real>(x));
 }
 
 // The dot of two rows: element j joins chain j mod 8.
@@ -49,134 +49,134 @@ Real state_dot(const Real* S, const Real* dS, size_t n) {
 // A chunk of one key head and of one value head that reads it. After the last token of a sequence all is 0.
 template <class Real, class Product>
 class Steps {
+  using Stored = StoredOf<Real>;
+
  public:
   static size_t numbers(const GatedDeltaShape& s) {
     return s.group() * s.Dk * s.Dv + 2 * s.Dk * s.Dv + tokens * (12 * tokens + 8 * s.Dk + 9 * s.Dv + 12);
   }
   // `memory` has room for so many.
   Steps(Real* memory, const GatedDeltaShape& s, Product product)
-      : product_(product), s_(s), Dk(s.Dk), Dv(s.Dv), size(Dk * Dv) {
+      : product(product), s(s), Dk(s.Dk), Dv(s.Dv), size(Dk * Dv) {
     std::fill_n(memory, numbers(s), Real(0));
     const auto take = [&](size_t n) { return std::exchange(memory, memory + n); };
     states = take(s.group() * size);
     Sb = take(size), dSb = take(size);
-    for (Real** x : {&kk, &qk, &gamma, &A, &T, &Tb, &P, &DP, &DL, &toP, &toL}) *x = take(tokens * tokens);
+    for (Real** x : {&kk, &qk, &gamma, &A, &inverse, &rounded_inverse, &P, &DP, &DL, &toP, &toL})
+      *x = take(tokens * tokens);
     for (Real** x : {&q, &k, &dq, &plus, &minus, &dq_sum, &dk_sum}) *x = take(tokens * Dk);
     for (Real** x : {&v, &X, &Y, &u, &U, &o, &dout, &Du, &scaled}) *x = take(tokens * Dv);
     for (Real** x : {&c, &start, &end, &beta, &dc, &written}) *x = take(tokens);
   }
 
   // All chunks of a key head, and of the value heads that read it.
-  void forward(const GatedDeltaBf16OutOf<Stored<Real>>& out, const GatedDeltaBf16InOf<Stored<Real>>& in, size_t b,
+  void forward(const GatedDeltaBf16OutOf<Stored>& out, const GatedDeltaBf16InOf<Stored>& in, size_t b,
                size_t key_head) {
-    const size_t h0 = key_head * s_.group(), h1 = h0 + s_.group();
+    const size_t h0 = key_head * s.group(), h1 = h0 + s.group();
     for (size_t h = h0; h < h1; h++) load_state(in.initial, b, h, h - h0);
-    for (size_t t0 = 0; t0 < s_.T; t0 += tokens) {
+    for (size_t t0 = 0; t0 < s.T; t0 += tokens) {
       load_keys(in, b, h0, t0);
       for (size_t h = h0; h < h1; h++) {
         Real* const S = states + (h - h0) * size;
         load_head(in, b, h, t0);
-        S_* const kept = out.kept + kept_state(s_, b, h, t0 / tokens);
+        Stored* const kept = out.kept + kept_state(s, b, h, t0 / tokens);
         for (size_t e = 0; e < size; e++) {
-          kept[e] = S_(S[e]);
+          kept[e] = Stored(S[e]);
           Sb[e] = Real(kept[e]);
         }
 
         std::fill_n(X, tokens * Dv, Real(0));
-        product_(X, tokens, Dv, {k, Dk, 1}, {Sb, 1, Dv}, Dk);
+        product(X, tokens, Dv, {k, Dk, 1}, {Sb, 1, Dv}, Dk);
         for (size_t i = 0; i < tokens; i++)
           for (size_t j = 0; j < Dv; j++) {
             const size_t e = i * Dv + j;
             X[e] = fused(-start[i], X[e], v[e]);
             Y[e] = rounded(beta[i] * X[e]);
           }
-        if (out.miss) store_values(out.miss, X, b, t0, h, s_.Hv * Dv, Dv);
+        if (out.miss) store_values(out.miss, X, b, t0, h, s.Hv * Dv, Dv);
         std::fill_n(u, tokens * Dv, Real(0));
-        product_(u, tokens, Dv, {Tb, tokens, 1}, {Y, 1, Dv}, tokens);
+        product(u, tokens, Dv, {rounded_inverse, tokens, 1}, {Y, 1, Dv}, tokens);
         for (size_t i = 0; i < tokens; i++)
           for (size_t j = 0; j < Dv; j++) {
             const size_t e = i * Dv + j;
             U[e] = rounded(u[e]);
             scaled[e] = rounded(end[i] * u[e]);
           }
-        store_values(out.u, U, b, t0, h, s_.Hv * Dv, Dv);
+        store_values(out.u, U, b, t0, h, s.Hv * Dv, Dv);
 
         std::fill_n(o, tokens * Dv, Real(0));
-        product_(o, tokens, Dv, {q, Dk, 1}, {Sb, 1, Dv}, Dk);
+        product(o, tokens, Dv, {q, Dk, 1}, {Sb, 1, Dv}, Dk);
         scale_rows(o, start, Dv);
-        product_(o, tokens, Dv, {P, tokens, 1}, {U, 1, Dv}, tokens);
-        store_values(out.o, o, b, t0, h, s_.Hv * Dv, Dv);
+        product(o, tokens, Dv, {P, tokens, 1}, {U, 1, Dv}, tokens);
+        store_values(out.o, o, b, t0, h, s.Hv * Dv, Dv);
 
         for (size_t e = 0; e < size; e++) S[e] = start[tokens - 1] * S[e];
-        product_(S, Dk, Dv, {k, 1, Dk}, {scaled, 1, Dv}, tokens);
+        product(S, Dk, Dv, {k, 1, Dk}, {scaled, 1, Dv}, tokens);
       }
     }
     for (size_t h = h0; out.final && h < h1; h++)
-      std::copy_n(states + (h - h0) * size, size, out.final + s_.state(b, h));
+      std::copy_n(states + (h - h0) * size, size, out.final + s.state(b, h));
   }
 
-  void backward(const GatedDeltaBf16GradientsOf<Stored<Real>>& out,
-                const GatedDeltaBf16BackwardInOf<Stored<Real>>& back, const GatedDeltaBf16InOf<Stored<Real>>& in,
-                size_t b, size_t key_head) {
-    const size_t h0 = key_head * s_.group(), h1 = h0 + s_.group();
+  void backward(const GatedDeltaBf16GradientsOf<Stored>& out, const GatedDeltaBf16BackwardInOf<Stored>& back,
+                const GatedDeltaBf16InOf<Stored>& in, size_t b, size_t key_head) {
+    const size_t h0 = key_head * s.group(), h1 = h0 + s.group();
     for (size_t h = h0; h < h1; h++) load_state(back.dfinal, b, h, h - h0);
-    for (size_t n = ceil_div(s_.T, tokens); n-- > 0;) {
+    for (size_t n = ceil_div(s.T, tokens); n-- > 0;) {
       load_keys(in, b, h0, n * tokens);
       for (size_t h = h0; h < h1; h++) backward_chunk(out, back, in, b, h, n * tokens, states + (h - h0) * size);
       store_keys(out.dq, dq_sum, b, h0, n * tokens);
       store_keys(out.dk, dk_sum, b, h0, n * tokens);
     }
     for (size_t h = h0; out.dinitial && h < h1; h++)
-      std::copy_n(states + (h - h0) * size, size, out.dinitial + s_.state(b, h));
+      std::copy_n(states + (h - h0) * size, size, out.dinitial + s.state(b, h));
   }
 
  private:
-  using S_ = Stored<Real>;
-
   void load_state(const Real* from, size_t b, size_t h, size_t of_group) const {
     if (from)
-      std::copy_n(from + s_.state(b, h), size, states + of_group * size);
+      std::copy_n(from + s.state(b, h), size, states + of_group * size);
     else
       std::fill_n(states + of_group * size, size, Real(0));
   }
-  size_t count(size_t t0) const { return std::min(tokens, s_.T - t0); }
-  void load_rows(Real* to, const S_* x, size_t stride, size_t n, size_t t0) const {
+  size_t count(size_t t0) const { return std::min(tokens, s.T - t0); }
+  void load_rows(Real* to, const Stored* x, size_t stride, size_t n, size_t t0) const {
     for (size_t i = 0; i < count(t0); i++) std::copy_n(x + i * stride, n, to + i * n);
     std::fill(to + count(t0) * n, to + tokens * n, Real(0));
   }
-  void store_rows(S_* to, size_t stride, const Real* x, size_t n, size_t t0) const {
+  void store_rows(Stored* to, size_t stride, const Real* x, size_t n, size_t t0) const {
     for (size_t i = 0; i < count(t0); i++)
-      for (size_t j = 0; j < n; j++) to[i * stride + j] = S_(x[i * n + j]);
+      for (size_t j = 0; j < n; j++) to[i * stride + j] = Stored(x[i * n + j]);
   }
-  void store_values(S_* to, const Real* x, size_t b, size_t t0, size_t h, size_t stride, size_t n) const {
-    store_rows(to + s_.o_row(b, t0, h), stride, x, n, t0);
+  void store_values(Stored* to, const Real* x, size_t b, size_t t0, size_t h, size_t stride, size_t n) const {
+    store_rows(to + s.o_row(b, t0, h), stride, x, n, t0);
   }
-  void store_keys(S_* to, const Real* x, size_t b, size_t h, size_t t0) const {
-    store_rows(to + s_.qk_row(b, t0, h), s_.qk_step(), x, Dk, t0);
+  void store_keys(Stored* to, const Real* x, size_t b, size_t h, size_t t0) const {
+    store_rows(to + s.qk_row(b, t0, h), s.qk_step(), x, Dk, t0);
   }
   static void scale_rows(Real* x, const Real* factor, size_t n) {
     for (size_t i = 0; i < tokens; i++)
       for (size_t j = 0; j < n; j++) x[i * n + j] = factor[i] * x[i * n + j];
   }
 
-  void load_keys(const GatedDeltaBf16InOf<S_>& in, size_t b, size_t h, size_t t0) {
-    load_rows(q, in.q + s_.qk_row(b, t0, h), s_.qk_step(), Dk, t0);
-    load_rows(k, in.k + s_.qk_row(b, t0, h), s_.qk_step(), Dk, t0);
+  void load_keys(const GatedDeltaBf16InOf<Stored>& in, size_t b, size_t h, size_t t0) {
+    load_rows(q, in.q + s.qk_row(b, t0, h), s.qk_step(), Dk, t0);
+    load_rows(k, in.k + s.qk_row(b, t0, h), s.qk_step(), Dk, t0);
     for (auto [to, x] : {std::pair(kk, k), {qk, q}}) {
       std::fill_n(to, tokens * tokens, Real(0));
-      product_(to, tokens, tokens, {x, Dk, 1}, {k, Dk, 1}, Dk);
+      product(to, tokens, tokens, {x, Dk, 1}, {k, Dk, 1}, Dk);
     }
   }
 
-  // The decays, T and P.
-  void load_head(const GatedDeltaBf16InOf<S_>& in, size_t b, size_t h, size_t t0) {
-    load_rows(v, in.v + s_.v_row(b, t0, h), s_.v_step(), Dv, t0);
+  // The decays, the inverse of I + A, which kernels/gated_delta_bf16.cu calls T, and P.
+  void load_head(const GatedDeltaBf16InOf<Stored>& in, size_t b, size_t h, size_t t0) {
+    load_rows(v, in.v + s.v_row(b, t0, h), s.v_step(), Dv, t0);
     Real sum = 0;
     for (size_t i = 0; i < tokens; i++) {
       const bool there = i < count(t0);
-      sum = sum + (there ? in.g[s_.number(b, t0 + i, h)] : Real(0));
+      sum = sum + (there ? in.g[s.number(b, t0 + i, h)] : Real(0));
       c[i] = sum;
-      beta[i] = there ? in.beta[s_.number(b, t0 + i, h)] : Real(0);
+      beta[i] = there ? in.beta[s.number(b, t0 + i, h)] : Real(0);
     }
     for (size_t i = 0; i < tokens; i++) {
       start[i] = exact_exp(c[i]);
@@ -189,36 +189,36 @@ class Steps {
       }
     }
     for (size_t i = 0; i < tokens; i++) {
-      Real* const row = T + i * tokens;
+      Real* const row = inverse + i * tokens;
       for (size_t j = 0; j < tokens; j++) row[j] = i == j ? 1 : 0;
       for (size_t m = 0; m < i; m++) {
         const Real less = -A[i * tokens + m];
 #pragma omp simd
-        for (size_t j = 0; j < tokens; j++) row[j] = fused(less, T[m * tokens + j], row[j]);
+        for (size_t j = 0; j < tokens; j++) row[j] = fused(less, inverse[m * tokens + j], row[j]);
       }
-      for (size_t j = 0; j < tokens; j++) Tb[i * tokens + j] = rounded(row[j]);
+      for (size_t j = 0; j < tokens; j++) rounded_inverse[i * tokens + j] = rounded(row[j]);
     }
   }
 
   // dS is the gradient of the state after the chunk, and becomes that of the one before it.
-  void backward_chunk(const GatedDeltaBf16GradientsOf<S_>& out, const GatedDeltaBf16BackwardInOf<S_>& back,
-                      const GatedDeltaBf16InOf<S_>& in, size_t b, size_t h, size_t t0, Real* dS) {
-    const size_t row = s_.o_row(b, t0, h), stride = s_.Hv * Dv;
+  void backward_chunk(const GatedDeltaBf16GradientsOf<Stored>& out, const GatedDeltaBf16BackwardInOf<Stored>& back,
+                      const GatedDeltaBf16InOf<Stored>& in, size_t b, size_t h, size_t t0, Real* dS) {
+    const size_t row = s.o_row(b, t0, h), stride = s.Hv * Dv;
     load_head(in, b, h, t0);
     load_rows(dout, back.dout + row, stride, Dv, t0);
     load_rows(U, back.u + row, stride, Dv, t0);
     load_rows(X, back.miss + row, stride, Dv, t0);
-    std::copy_n(back.kept + kept_state(s_, b, h, t0 / tokens), size, Sb);
+    std::copy_n(back.kept + kept_state(s, b, h, t0 / tokens), size, Sb);
     for (size_t e = 0; e < size; e++) dSb[e] = rounded(dS[e]);
 
     // du in u, rounded in Y; Du in v, rounded in Du
     std::fill_n(u, tokens * Dv, Real(0));
-    product_(u, tokens, Dv, {k, Dk, 1}, {dSb, 1, Dv}, Dk);
+    product(u, tokens, Dv, {k, Dk, 1}, {dSb, 1, Dv}, Dk);
     scale_rows(u, end, Dv);
-    product_(u, tokens, Dv, {P, 1, tokens}, {dout, 1, Dv}, tokens);
+    product(u, tokens, Dv, {P, 1, tokens}, {dout, 1, Dv}, tokens);
     for (size_t e = 0; e < tokens * Dv; e++) Y[e] = rounded(u[e]);
     std::fill_n(v, tokens * Dv, Real(0));
-    product_(v, tokens, Dv, {Tb, 1, tokens}, {Y, 1, Dv}, tokens);
+    product(v, tokens, Dv, {rounded_inverse, 1, tokens}, {Y, 1, Dv}, tokens);
     for (size_t i = 0; i < tokens; i++)
       for (size_t j = 0; j < Dv; j++) {
         const size_t e = i * Dv + j;
@@ -227,12 +227,12 @@ class Steps {
         v[e] = beta[i] * v[e];
         o[e] = rounded(start[i] * dout[e]);
       }
-    store_rows(out.dv + s_.v_row(b, t0, h), s_.v_step(), v, Dv, t0);
+    store_rows(out.dv + s.v_row(b, t0, h), s.v_step(), v, Dv, t0);
 
     // what P and L get, and beta
     for (auto [to, x] : {std::pair(DP, dout), {DL, Du}}) {
       std::fill_n(to, tokens * tokens, Real(0));
-      product_(to, tokens, tokens, {x, Dv, 1}, {U, Dv, 1}, Dv);
+      product(to, tokens, tokens, {x, Dv, 1}, {U, Dv, 1}, Dv);
     }
     for (size_t i = 0; i < tokens; i++) {
       Real chain[8] = {};
@@ -244,14 +244,14 @@ class Steps {
         chain[j % 8] = fused(gamma[at] * kk[at], DL[at], chain[j % 8]);
       }
       const Real dbeta = row_dot(Du + i * Dv, X + i * Dv, Dv) - sum_of_eight(chain);
-      if (i < count(t0)) out.dbeta[s_.number(b, t0 + i, h)] = dbeta;
+      if (i < count(t0)) out.dbeta[s.number(b, t0 + i, h)] = dbeta;
     }
 
     // dq and dk
     for (Real* x : {dq, plus, minus}) std::fill_n(x, tokens * Dk, Real(0));
-    product_(dq, tokens, Dk, {dout, Dv, 1}, {Sb, Dv, 1}, Dv);
-    product_(plus, tokens, Dk, {Du, Dv, 1}, {Sb, Dv, 1}, Dv);
-    product_(minus, tokens, Dk, {U, Dv, 1}, {dSb, Dv, 1}, Dv);
+    product(dq, tokens, Dk, {dout, Dv, 1}, {Sb, Dv, 1}, Dv);
+    product(plus, tokens, Dk, {Du, Dv, 1}, {Sb, Dv, 1}, Dv);
+    product(minus, tokens, Dk, {U, Dv, 1}, {dSb, Dv, 1}, Dv);
     for (size_t i = 0; i < tokens; i++) {
       const Real less = -(start[i] * beta[i]);
       for (size_t d = 0; d < Dk; d++) {
@@ -262,11 +262,11 @@ class Steps {
       }
       written[i] = row_dot(k + i * Dk, minus + i * Dk, Dk);
     }
-    product_(dq, tokens, Dk, {toP, tokens, 1}, {k, 1, Dk}, tokens);
-    product_(plus, tokens, Dk, {toL, tokens, 1}, {k, 1, Dk}, tokens);
-    product_(minus, tokens, Dk, {toP, 1, tokens}, {q, 1, Dk}, tokens);
-    product_(minus, tokens, Dk, {toL, 1, tokens}, {k, 1, Dk}, tokens);
-    const bool first = h % s_.group() == 0;
+    product(dq, tokens, Dk, {toP, tokens, 1}, {k, 1, Dk}, tokens);
+    product(plus, tokens, Dk, {toL, tokens, 1}, {k, 1, Dk}, tokens);
+    product(minus, tokens, Dk, {toP, 1, tokens}, {q, 1, Dk}, tokens);
+    product(minus, tokens, Dk, {toL, 1, tokens}, {k, 1, Dk}, tokens);
+    const bool first = h % s.group() == 0;
     for (size_t e = 0; e < tokens * Dk; e++) {
       const Real to_k = plus[e] + minus[e];
       dq_sum[e] = first ? dq[e] : dq_sum[e] + dq[e];
@@ -283,23 +283,23 @@ class Steps {
     dc[tokens - 1] = dc[tokens - 1] + fused(start[tokens - 1], state_dot(Sb, dSb, size), all);
     for (size_t i = tokens; i-- > 0;) {
       dg = dg + dc[i];
-      if (i < count(t0)) out.dg[s_.number(b, t0 + i, h)] = dg;
+      if (i < count(t0)) out.dg[s.number(b, t0 + i, h)] = dg;
     }
 
     for (size_t e = 0; e < size; e++) dS[e] = start[tokens - 1] * dS[e];
-    product_(dS, Dk, Dv, {q, 1, Dk}, {o, 1, Dv}, tokens);
-    product_(dS, Dk, Dv, {k, 1, Dk}, {scaled, 1, Dv}, tokens);
+    product(dS, Dk, Dv, {q, 1, Dk}, {o, 1, Dv}, tokens);
+    product(dS, Dk, Dv, {k, 1, Dk}, {scaled, 1, Dv}, tokens);
   }
 
-  Product product_;
-  GatedDeltaShape s_;
+  Product product;
+  GatedDeltaShape s;
   size_t Dk, Dv, size;
-  Real* states;                                                  // (heads of the group, Dk, Dv): S, or dS
-  Real *Sb, *dSb;                                                // (Dk,Dv), rounded
-  Real *kk, *qk, *gamma, *A, *T, *Tb, *P, *DP, *DL, *toP, *toL;  // (64,64); above the diagonal 0
-  Real *q, *k, *dq, *plus, *minus, *dq_sum, *dk_sum;             // (64,Dk)
-  Real *v, *X, *Y, *u, *U, *o, *dout, *Du, *scaled;              // (64,Dv)
-  Real *c, *start, *end, *beta, *dc, *written;                   // (64)
+  Real* states;    // (heads of the group, Dk, Dv): S, or dS
+  Real *Sb, *dSb;  // (Dk,Dv), rounded
+  Real *kk, *qk, *gamma, *A, *inverse, *rounded_inverse, *P, *DP, *DL, *toP, *toL;  // (64,64); above the diagonal 0
+  Real *q, *k, *dq, *plus, *minus, *dq_sum, *dk_sum;                                // (64,Dk)
+  Real *v, *X, *Y, *u, *U, *o, *dout, *Du, *scaled;                                 // (64,Dv)
+  Real *c, *start, *end, *beta, *dc, *written;                                      // (64)
 };
 
 }  // namespace gated::gated_delta_bf16

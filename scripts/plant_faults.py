@@ -508,7 +508,7 @@ kernels/gated_delta_bf16_steps.h
   toL[at] = rounded(«-(gamma[at] * (beta[i] * DL[at])) => -(gamma[at] * DL[at])»);
   row_dot(Du + i * Dv, X + i * Dv, Dv) - «sum_of_eight(chain) => Real(0)»;
   dc[tokens - 1] + «fused(start[tokens - 1], state_dot(Sb, dSb, size), all) => all»;
-  const bool first = «h % s_.group() == 0 => true»;
+  const bool first = «h % s.group() == 0 => true»;
 kernels/gated_delta_bf16.cu
   «copies.template wait<0>(); => ;»¶    __syncthreads();  // A
   «__syncthreads(); => ;»  // B
