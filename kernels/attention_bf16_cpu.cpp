@@ -11,7 +11,8 @@
 //   dv += P^T do       P^T, along queries              do, a d a lane, along queries
 //   dk += dS^T q       dS^T, along queries             q, a d a lane, along queries
 //
-// Every product is 64 x 64 or 64 x D, so one function serves all. Turning a tile costs as much as a few of its 64 rows' products.
+// Every product is 64 x 64 or 64 x D, so one function serves all (core/mma_product_cpu.h). Turning a tile costs as much as a few of
+// its 64 rows' products.
 //
 // Threads of the forward take tiles of 64 queries. In backward a thread owns a kv head of a sequence and makes p and ds of a tile
 // once for all three gradients, 5 products; where there are too few heads for the threads, backward walks twice, over tiles of
@@ -23,28 +24,6 @@
 
 namespace gated {
 namespace cpu_attention_bf16 {
-
-template <MmaArithmetic arithmetic>
-static void product_of(Chains chains, float* out, size_t rows, size_t columns, const MmaRow* left,
-                       const MmaPanel* right, size_t steps) {
-  for (size_t p = 0; p < columns / lanes; p++)
-    for (size_t g = 0; g < ceil_div(rows, together); g++) {
-      float* const to = out + g * together * columns + p * lanes;
-      vec sum[together] = {};
-      if (chains == Chains::go_on)
-        for (size_t r = 0; r < together; r++) sum[r] = load(to + r * columns);
-      for (size_t s = 0; s < steps; s++)
-        mma_lanes<arithmetic>(sum, left + (g * steps + s) * together, right[p * steps + s]);
-      for (size_t r = 0; r < together; r++) store(to + r * columns, sum[r]);
-    }
-}
-
-void product(MmaArithmetic arithmetic, Chains chains, float* out, size_t rows, size_t columns, const MmaRow* left,
-             const MmaPanel* right, size_t steps) {
-  const auto of =
-      arithmetic == MmaArithmetic::hopper ? product_of<MmaArithmetic::hopper> : product_of<MmaArithmetic::ampere>;
-  of(chains, out, rows, columns, left, right, steps);
-}
 
 // ---- rows of weights: plain loops, which vectorise once exact_exp is inlined: hence gnu::flatten, and a constant score
 
@@ -222,8 +201,8 @@ static void load_keys(const Gradients& a, const BackwardMemory& w, size_t b, siz
 // score becomes P and dp becomes dS of the tile that is loaded; 0 after the last query.
 static void weights_of_tile(const Gradients& a, const BackwardMemory& w, size_t i0, size_t j0, size_t count) {
   const size_t steps = a.s.D / mma_depth;
-  product(a.arithmetic, Chains::begin, w.score, count, block, w.queries, w.keys_by_d, steps);
-  product(a.arithmetic, Chains::begin, w.dp, count, block, w.douts, w.values_by_d, steps);
+  mma_product(a.arithmetic, Chains::begin, w.score, count, block, w.queries, w.keys_by_d, steps);
+  mma_product(a.arithmetic, Chains::begin, w.dp, count, block, w.douts, w.values_by_d, steps);
   for (size_t r = 0; r < count; r++)
     gradient_row(a.s.score, w.score + r * block, w.dp + r * block, a.scale, w.base[r], w.delta[r],
                  Seen(a.s, i0 + r, j0));
@@ -232,16 +211,16 @@ static void weights_of_tile(const Gradients& a, const BackwardMemory& w, size_t 
 
 static void add_dq(const Gradients& a, const BackwardMemory& w, size_t count) {
   make_rows(w.weights, w.dp, block);
-  product(a.arithmetic, Chains::go_on, w.dq_sum, count, a.s.D, w.weights, w.keys, depth_of_block);
+  mma_product(a.arithmetic, Chains::go_on, w.dq_sum, count, a.s.D, w.weights, w.keys, depth_of_block);
 }
 
 static void add_dkdv(const Gradients& a, const BackwardMemory& w, float* dk_sum, float* dv_sum) {
   transpose_tile(w.turned, w.score);
   make_rows(w.weights, w.turned, block);
-  product(a.arithmetic, Chains::go_on, dv_sum, block, a.s.D, w.weights, w.dout_panels, depth_of_block);
+  mma_product(a.arithmetic, Chains::go_on, dv_sum, block, a.s.D, w.weights, w.dout_panels, depth_of_block);
   transpose_tile(w.turned, w.dp);
   make_rows(w.weights, w.turned, block);
-  product(a.arithmetic, Chains::go_on, dk_sum, block, a.s.D, w.weights, w.query_panels, depth_of_block);
+  mma_product(a.arithmetic, Chains::go_on, dk_sum, block, a.s.D, w.weights, w.query_panels, depth_of_block);
 }
 
 // What a sink takes from the queries that are loaded, and what it begins their dq with.

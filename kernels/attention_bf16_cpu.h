@@ -1,10 +1,9 @@
 // attention_bf16 on the CPU: tiles as the factors of products, and the online softmax. Included by
-// kernels/attention_bf16_cpu.cpp, which says how they serve, by kernels/cached_attention_bf16_cpu.cpp and, for its products, by
-// kernels/gated_delta_bf16_cpu.cpp.
+// kernels/attention_bf16_cpu.cpp, which says how they serve, and by kernels/cached_attention_bf16_cpu.cpp.
 #pragma once
 #include <algorithm>
 
-#include "core/mma_lanes.h"
+#include "core/mma_product_cpu.h"
 #include "core/pieces.h"
 #include "kernels/attention_bf16.cuh"
 
@@ -12,15 +11,9 @@ namespace gated::cpu_attention_bf16 {
 
 using namespace attention_bf16;
 
-constexpr size_t together = 4;                        // rows of a left factor that meet a panel at a time
 constexpr size_t depth_of_block = block / mma_depth;  // steps of a chain over a tile
 
 // ---- factors
-
-// Left factors stand by group of four rows, step and row; right ones by panel and step.
-inline MmaRow& row_of(MmaRow* rows, size_t row, size_t step, size_t steps) {
-  return rows[(row / together * steps + step) * together + row % together];
-}
 
 // to (64,D): row_at(r) is row r, widened; 0 where it is null.
 template <class RowAt>
@@ -40,8 +33,8 @@ inline void widen_rows(float* to, const bf16* x, size_t stride, size_t count, si
 // groups.
 inline void make_rows(MmaRow* to, const float* x, size_t n, size_t rows = block) {
   const size_t steps = n / mma_depth;
-  for (size_t r = 0; r < round_up(rows, together); r++)
-    for (size_t s = 0; s < steps; s++) row_of(to, r, s, steps) = mma_row_of(x + r * n + s * mma_depth);
+  for (size_t r = 0; r < round_up(rows, mma_rows_together); r++)
+    for (size_t s = 0; s < steps; s++) mma_row_at(to, r, s, steps) = mma_row_of(x + r * n + s * mma_depth);
 }
 
 // x (64, D) as the right factor of chains along D: row r is column r.
@@ -77,13 +70,6 @@ inline void transpose_tile(float* to, const float* x) {
       for (size_t l = 0; l < lanes; l++) store(to + (c + l) * block + r, part[l]);
     }
 }
-
-// Chains begin with +0, or go on from what is there.
-enum class Chains { begin, go_on };
-
-// out (rows, columns) = chains of so many steps; `rows` is rounded up to whole groups, of which there are 16.
-void product(MmaArithmetic arithmetic, Chains chains, float* out, size_t rows, size_t columns, const MmaRow* left,
-             const MmaPanel* right, size_t steps);
 
 // ---- weights
 
@@ -144,7 +130,7 @@ void walk_tiles(MmaArithmetic arithmetic, AttentionScore score, const ForwardMem
   for (size_t j0 = first; j0 <= last; j0 += block) {
     widen_rows(w.wide, D, [&](size_t n) { return key_at(j0 + n); });
     make_panels_of_rows(w.keys, w.wide, D);
-    product(arithmetic, Chains::begin, w.score, rows, block, w.queries, w.keys, D / mma_depth);
+    mma_product(arithmetic, Chains::begin, w.score, rows, block, w.queries, w.keys, D / mma_depth);
     for (size_t r = 0; r < rows; r++) {
       const Rescale change = softmax_row(score, w.score + r * block, m[r], scale, bias, seen(r, j0));
       l[r] = fused(l[r], change.alpha, change.added);
@@ -153,7 +139,7 @@ void walk_tiles(MmaArithmetic arithmetic, AttentionScore score, const ForwardMem
     make_rows(w.weights, w.score, block, rows);
     widen_rows(w.wide, D, [&](size_t n) { return value_at(j0 + n); });
     make_panels_of_columns(w.values, w.wide, D);
-    product(arithmetic, Chains::go_on, w.sum, rows, D, w.weights, w.values, depth_of_block);
+    mma_product(arithmetic, Chains::go_on, w.sum, rows, D, w.weights, w.values, depth_of_block);
   }
 }
 

@@ -1,11 +1,11 @@
 // gated_delta_bf16 on the CPU: the steps of kernels/gated_delta_bf16_steps.h, with `lanes` outputs of a product side by side in a
-// vector (core/mma_lanes.h). A factor is turned into what such a product reads, which costs as much as a few of its rows.
+// vector (core/mma_product_cpu.h). A factor is turned into what such a product reads, which costs as much as a few of its rows.
 // Threads take key heads of sequences, with the value heads that read them.
 // tests/test_gated_delta_bf16.cpp
 #include <omp.h>
 
+#include "core/mma_product_cpu.h"
 #include "core/pieces.h"
-#include "kernels/attention_bf16_cpu.h"
 #include "kernels/gated_delta_bf16_steps.h"
 
 namespace gated {
@@ -33,14 +33,13 @@ struct VectorProduct {
   // (One copy, however often the steps call it.)
   [[gnu::noinline]] void operator()(float* C, size_t M, size_t N, Factor<float> left, Factor<float> right,
                                     size_t K) const {
-    using cpu_attention_bf16::row_of;
     const size_t steps = K / mma_depth;
     for (size_t m = 0; m < M; m++)
       for (size_t s = 0; s < steps; s++) {
         float part[mma_depth];
         const float* const from = left.at + m * left.outer + s * mma_depth * left.along;
         for (size_t i = 0; i < mma_depth; i++) part[i] = from[i * left.along];
-        row_of(packed.rows, m, s, steps) = mma_row_of(part);
+        mma_row_at(packed.rows, m, s, steps) = mma_row_of(part);
       }
     for (size_t p = 0; p < N / lanes; p++)
       for (size_t k = 0; k < K; k++) {
@@ -51,8 +50,7 @@ struct VectorProduct {
         for (size_t l = 0; l < lanes; l++) part[l] = from[l * right.outer];
         mma_put(panel, k % mma_depth, load(part));
       }
-    cpu_attention_bf16::product(arithmetic, cpu_attention_bf16::Chains::go_on, C, M, N, packed.rows, packed.panels,
-                                steps);
+    mma_product(arithmetic, Chains::go_on, C, M, N, packed.rows, packed.panels, steps);
   }
 };
 

@@ -179,7 +179,7 @@ static void scale_rows(float* x, size_t step, const float* from, const float* fa
 }
 
 // to[i] = the dot of row i of a and row i of b, n numbers, a multiple of 16. Arrays have rows up to a multiple of 16.
-static void row_dots(float* to, const float* a, const float* b, size_t rows, size_t n) {
+static void dots_row_by_row(float* to, const float* a, const float* b, size_t rows, size_t n) {
   for (size_t i = 0; i < rows; i += lanes) {
     vec chain[lanes][pieces];
     for (size_t l = 0; l < lanes; l++)
@@ -302,10 +302,10 @@ static void forward_group(const GatedDeltaOut& out, const GatedDeltaIn& in, cons
 
 // The numbers of dc and dg that a chunk of n tokens makes.
 static void decay_gradients(const Workspace& x, float* dg, size_t step, size_t n, size_t Dv) {
-  row_dots(x.dots[0], x.q, x.to_q, n, x.D);
-  row_dots(x.dots[1], x.k, x.plus, n, x.D);
-  row_dots(x.dots[2], x.k, x.minus, n, x.D);
-  row_dots(x.dots[3], x.w, x.u, n, x.V);
+  dots_row_by_row(x.dots[0], x.q, x.to_q, n, x.D);
+  dots_row_by_row(x.dots[1], x.k, x.plus, n, x.D);
+  dots_row_by_row(x.dots[2], x.k, x.minus, n, x.D);
+  dots_row_by_row(x.dots[3], x.w, x.u, n, x.V);
   vec S_dS[pieces] = {};
   for (size_t d = 0; d < x.D; d += lanes) {
     vec row{};
@@ -356,7 +356,7 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
       product<Links::from>(x.du, V, {x.P, 1, chunk}, x.dout, V, 0, n, V, n);
       solve<Solve::up>(x.du, x.de, x.L, x.beta, V, n);
       copy_rows(out.dv + s.v_row(b, t0, h), s.v_step(), x.de, V, s.Dv, n);
-      row_dots(x.dots[4], x.du, x.error, n, V);
+      dots_row_by_row(x.dots[4], x.du, x.error, n, V);
       for (size_t i = 0; i < n; i++) out.dbeta[number + i * s.Hv] = 0.0f + x.dots[4][i];
 
       lower_product(x.dL, {x.de, V, 1}, x.turned_u, n, s.Dv);

@@ -14,7 +14,7 @@
 //   tile     14 rows by 2 vectors of C in 28 registers: each k brings 2 vectors of B and 14 numbers of A, each of which
 //            goes to all lanes                                                               (numbers for AVX-512)
 //
-// With a few rows of A there is nothing to keep a packed B for: these read B as it lies (kernels/row_dots_cpu.h), where that
+// With a few rows of A there is nothing to keep a packed B for: these read B as it lies (core/row_dots_cpu.h), where that
 // is by rows of k, and take as long as memory needs to bring it.
 //
 // A strip is k-major: strip[k*width + i]. The last strip of B is filled up with zeros, columns that no output has. k is
@@ -24,9 +24,9 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/row_dots_cpu.h"
 #include "core/simd.h"
 #include "kernels/matmul_cpu.h"
-#include "kernels/row_dots_cpu.h"
 
 namespace gated {
 namespace tuned_matmul {
@@ -334,8 +334,15 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
                 float *c = C + m * ldc + n, *sum = total + (m - i0) * wide + (n - j0);
                 const bool last = slice + 1 == slices;
                 Sink sink{c, ldc, slice ? c : nullptr, ldc, accumulate, bias && last ? bias + n : nullptr, width};
-                if (totals) sink.sum = slice ? sum : nullptr, sink.ldsum = wide;
-                if (to_total) sink.C = sum, sink.ldc = wide, sink.accumulate = false;
+                if (totals) {
+                  sink.sum = slice ? sum : nullptr;
+                  sink.ldsum = wide;
+                }
+                if (to_total) {
+                  sink.C = sum;
+                  sink.ldc = wide;
+                  sink.accumulate = false;
+                }
                 const auto compute = width > lanes ? tile_of<tile_vecs>(tall) : tile_of<1>(tall);
                 compute(sink, a_strip(m), b, ahead.of(done, b), depth);
               }
