@@ -157,7 +157,10 @@ __global__ void __launch_bounds__(256)
       float sum = 0.0f;
       for (size_t r = i; r < s.Dk; r += 16) sum = sum + chain[r];
       const float dg = chains_sum(sum);
-      if (i == 0) scratch.dbeta[n * interval + m] = dbeta, scratch.dg[n * interval + m] = dg;
+      if (i == 0) {
+        scratch.dbeta[n * interval + m] = dbeta;
+        scratch.dg[n * interval + m] = dg;
+      }
     }
   }
 

@@ -235,7 +235,9 @@ HD void backward(const Work<Real>& w, const GatedDeltaGradientsOf<Real>& out, co
       Real minus = w.end[i] * chain(Real(0), w.u + i * Dv, 1, dS + d * Dv, 1, Dv);
       minus = chain(minus, w.dP + i * chunk + i, chunk, q + i * step + d, step, n - i);
       minus = chain(minus, w.dL + (i + 1) * chunk + i, chunk, k + (i + 1) * step + d, step, n - 1 - i);
-      w.dq[e] = dq, w.plus[e] = plus, w.minus[e] = minus;
+      w.dq[e] = dq;
+      w.plus[e] = plus;
+      w.minus[e] = minus;
       Real &to_q = out.dq[key + i * step + d], &to_k = out.dk[key + i * step + d];
       const bool first = h % s.group() == 0;
       to_q = (first ? Real(0) : to_q) + dq;

@@ -142,7 +142,10 @@ __global__ inline void grouped_bias_add_kernel(float* db, const float* sums, con
     chain[0] = chain[0] + sum[p * N];
 #pragma unroll
     for (int level = 1, full = column_slice; level < levels; level++, full *= column_slice)
-      if ((p + 1) % full == 0) chain[level] = chain[level] + chain[level - 1], chain[level - 1] = 0;
+      if ((p + 1) % full == 0) {
+        chain[level] = chain[level] + chain[level - 1];
+        chain[level - 1] = 0;
+      }
   }
   // What the last, unfinished chains hold goes up.
 #pragma unroll
@@ -214,7 +217,18 @@ void grouped_matmul_by_tile(float* C, const float* A, const float* B, const int*
   const size_t scratch = grouped_matmul_scratch(s, accumulate);
   float* const sums = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
   const bool aligned = matmul_rows_aligned(C, s.N) && matmul_rows_aligned(bias, s.N);
-  const GroupedJob job = {C, sums, A, B, bias, row_start, s.E, s.N, s.K, 0, accumulate == Accumulate::yes, aligned};
+  const GroupedJob job = {.C = C,
+                          .sums = sums,
+                          .A = A,
+                          .B = B,
+                          .bias = bias,
+                          .row_start = row_start,
+                          .E = s.E,
+                          .N = s.N,
+                          .K = s.K,
+                          .tall = 0,
+                          .accumulate = accumulate == Accumulate::yes,
+                          .aligned = aligned};
   if (layout == Layout::nt)
     grouped_launch<Layout::nt>(job, s.M, s.K, s.K, tile, ctx);
   else
@@ -236,12 +250,18 @@ void grouped_matmul_tn_by_tile(float* C, const float* A, const float* B, const i
                                Tile tile, Context& ctx) {
   const size_t scratch = grouped_matmul_tn_scratch(s);
   float* const sums = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
-  const GroupedJob job = {C,       sums,
-                          A,       B,
-                          nullptr, row_start,
-                          s.E,     s.N,
-                          s.K,     tall_groups(s.M, s.E, matmul_slice),
-                          true,    matmul_rows_aligned(C, s.K)};
+  const GroupedJob job = {.C = C,
+                          .sums = sums,
+                          .A = A,
+                          .B = B,
+                          .bias = nullptr,
+                          .row_start = row_start,
+                          .E = s.E,
+                          .N = s.N,
+                          .K = s.K,
+                          .tall = tall_groups(s.M, s.E, matmul_slice),
+                          .accumulate = true,
+                          .aligned = matmul_rows_aligned(C, s.K)};
   grouped_launch<Layout::tn>(job, s.M, s.N, s.K, tile, ctx);
 }
 

@@ -157,8 +157,18 @@ void grouped_matmul_bf16(bf16* C, const bf16* A, const bf16* B, const int* row_s
   }
   const size_t scratch = grouped_matmul_bf16_scratch(s, ctx.device);
   float* const totals = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
-  const GroupedMmaJob<bf16> job = {
-      C, totals, A, B, bias, row_start, s.E, s.N, s.K, 0, accumulate == Accumulate::yes, activated};
+  const GroupedMmaJob<bf16> job = {.C = C,
+                                   .totals = totals,
+                                   .A = A,
+                                   .B = B,
+                                   .bias = bias,
+                                   .row_start = row_start,
+                                   .E = s.E,
+                                   .N = s.N,
+                                   .K = s.K,
+                                   .tall = 0,
+                                   .accumulate = accumulate == Accumulate::yes,
+                                   .activated = activated};
   if (layout == Layout::nt)
     grouped_mma_launch<Layout::nt>(job, s.M, ctx);
   else
@@ -170,10 +180,21 @@ void grouped_matmul_bf16_tn(float* C, const bf16* A, const bf16* B, const int* r
   require_groups("grouped_matmul_bf16_tn", s.M, s.E, row_start, ctx);
   if (s.M == 0 || s.N == 0 || s.K == 0) return;
   if (ctx.device == Device::cpu) return grouped_matmul_bf16_tn_cpu(C, A, B, row_start, s, ctx);
-  const size_t scratch = grouped_matmul_bf16_tn_scratch(s, ctx.device), tall = tall_groups(s.M, s.E, matmul_bf16_slice);
+  const size_t scratch = grouped_matmul_bf16_tn_scratch(s, ctx.device);
   float* const totals = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
-  grouped_mma_launch<Layout::tn>(
-      GroupedMmaJob<float>{C, totals, A, B, nullptr, row_start, s.E, s.N, s.K, tall, true, {}}, s.M, ctx);
+  const GroupedMmaJob<float> job = {.C = C,
+                                    .totals = totals,
+                                    .A = A,
+                                    .B = B,
+                                    .bias = nullptr,
+                                    .row_start = row_start,
+                                    .E = s.E,
+                                    .N = s.N,
+                                    .K = s.K,
+                                    .tall = tall_groups(s.M, s.E, matmul_bf16_slice),
+                                    .accumulate = true,
+                                    .activated = {}};
+  grouped_mma_launch<Layout::tn>(job, s.M, ctx);
 }
 
 }  // namespace gated

@@ -195,8 +195,18 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
     if (slices > 0 && slices == slices_side_by_side(job.M, job.N, job.K, layout)) {
       const size_t pitch = matmul_scratch_pitch(job.N);
       const Matrix<float> totals = {ctx.scratch(slices * job.M * pitch), pitch};
-      launch_mma<float>({totals, job.A, job.B, nullptr, job.M, job.N, job.K, false, nullptr, true, {}}, layout, slices,
-                        ctx);
+      const MmaJob<float> slices_of_job = {.C = totals,
+                                           .A = job.A,
+                                           .B = job.B,
+                                           .bias = nullptr,
+                                           .M = job.M,
+                                           .N = job.N,
+                                           .K = job.K,
+                                           .accumulate = false,
+                                           .totals = nullptr,
+                                           .side_by_side = true,
+                                           .activated = {}};
+      launch_mma(slices_of_job, layout, slices, ctx);
       return matmul_add_slices(job.C, totals.data, pitch, slices, job.bias, job.M, job.N, accumulate, ctx);
     }
   }
@@ -221,9 +231,18 @@ static void multiply(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, 
           B.ld, N, lda, ldb);
   with_storage(C.data, [&](auto stored) {
     using Out = decltype(stored);
-    matmul_bf16_of<Out>(
-        {{C.data.as<Out>(), C.ld}, A, B, bias, M, N, K, accumulate == Accumulate::yes, nullptr, false, activated},
-        layout, ctx);
+    const MmaJob<Out> job = {.C = {C.data.as<Out>(), C.ld},
+                             .A = A,
+                             .B = B,
+                             .bias = bias,
+                             .M = M,
+                             .N = N,
+                             .K = K,
+                             .accumulate = accumulate == Accumulate::yes,
+                             .totals = nullptr,
+                             .side_by_side = false,
+                             .activated = activated};
+    matmul_bf16_of(job, layout, ctx);
   });
 }
 
