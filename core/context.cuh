@@ -27,12 +27,18 @@ namespace gated {
 // Who computes matrix products: kernels/matmul.cu, or on a GPU also cuBLASLt.
 enum class MatmulEngine { exact, cublas };
 
+// What the tensor cores of this build's GPU compute. Empty: there are none for bf16, or there is no GPU.
+inline std::optional<MmaArithmetic> gpu_mma() {
+#ifdef __CUDACC__
+  const int major = compute_capability() / 10;
+  if (major >= 9) return MmaArithmetic::hopper;
+  if (major == 8) return MmaArithmetic::ampere;
+#endif
+  return {};
+}
 // What products of bf16 are where nobody has chosen: on a GPU those of its own tensor cores.
 inline MmaArithmetic usual_mma() {
-#ifdef __CUDACC__
-  if (compute_capability() / 10 == 8) return MmaArithmetic::ampere;
-#endif
-  return MmaArithmetic::hopper;
+  return gpu_mma().value_or(MmaArithmetic::hopper);
 }
 
 class Context {
@@ -63,14 +69,10 @@ class Context {
   // From here on products of bf16 matrices are those of such tensor cores. A GPU has its own, and refuses others.
   void use_mma(MmaArithmetic arithmetic) {
 #ifdef __CUDACC__
-    if (device == Device::cuda) {
-      const int major = compute_capability() / 10, minor = compute_capability() % 10;
-      require(arithmetic == MmaArithmetic::hopper ? major >= 9 : major == 8,
-              "--mma=%s: this GPU has compute capability %d.%d; %s", name_of(arithmetic), major, minor,
-              major == 8   ? "take --mma=ampere"
-              : major >= 9 ? "take --mma=hopper"
-                           : "it has no tensor cores for bf16: take --precision=fp32");
-    }
+    if (device == Device::cuda && gpu_mma() != arithmetic)
+      fail("this GPU has compute capability %d.%d: %s%s", compute_capability() / 10, compute_capability() % 10,
+           gpu_mma() ? "its tensor cores compute as " : "it has no tensor cores for bf16",
+           gpu_mma() ? name_of(*gpu_mma()) : "");
 #endif
     mma_arithmetic = arithmetic;
   }

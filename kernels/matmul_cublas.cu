@@ -156,8 +156,8 @@ bool matmul_cublas(Matrix<Out> C, Matrix<const In> A, Matrix<const In> B, size_t
             .first;
   const std::optional<cublasLtMatmulAlgo_t>& algorithm = known->second;
   if (!algorithm && (epilogue.gelu || epilogue.sums)) return false;
-  require(algorithm.has_value(), "matmul: cuBLASLt has no algorithm for M %zu, N %zu, K %zu; use --matmul=exact", M, N,
-          K);
+  require(algorithm.has_value(),
+          "matmul: cuBLASLt has no algorithm for M %zu, N %zu, K %zu; the exact engine takes any", M, N, K);
   const float alpha = 1, beta = accumulate == Accumulate::yes ? 1 : 0;
   CUBLAS_CHECK(cublasLtMatmul(cublas.handle, product.of, &alpha, B.data, first.of, A.data, second.of, &beta, written,
                               result.of, written, result.of, &*algorithm, cublas.workspace.data(),
