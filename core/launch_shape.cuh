@@ -4,7 +4,7 @@
 //   row quads     the same for an array whose rows are looked at one by one: no thread straddles two rows
 //   rows          a row is reduced: a warp owns a row, a lane every 32nd quad of it
 #pragma once
-#include "core/context.cuh"
+#include "core/launch.cuh"
 #include "core/quad.cuh"
 
 namespace gated {

@@ -19,7 +19,7 @@
 #include <algorithm>
 #include <array>
 
-#include "core/context.cuh"
+#include "core/launch.cuh"
 #include "core/math.cuh"
 #include "core/quad.cuh"
 

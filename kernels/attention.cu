@@ -83,6 +83,7 @@
 
 #include <vector>
 
+#include "core/launch.cuh"
 #include "kernels/attention_tile.cuh"
 
 namespace gated {

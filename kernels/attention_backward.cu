@@ -18,6 +18,7 @@
 //
 // Sigmoid: -bias stands for lse and 0 for delta. s - -b is s + b, and x - 0 is x.
 // tests/test_attention.cpp
+#include "core/launch.cuh"
 #include "kernels/attention_tile.cuh"
 
 namespace gated {

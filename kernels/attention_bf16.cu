@@ -60,6 +60,7 @@
 
 #include <vector>
 
+#include "core/launch.cuh"
 #include "kernels/attention_bf16_tile.cuh"
 #include "kernels/gate.cuh"
 

@@ -25,6 +25,7 @@
 // Scores of a strip are 16 x 32 numbers a warp: they stay in registers, become p and ds there, and are the left factor of the
 // products that follow. In dkdv rows are keys: what it makes are the transposes of scores, P and dS.
 // tests/test_attention_bf16.cpp
+#include "core/launch.cuh"
 #include "kernels/attention_bf16_tile.cuh"
 
 namespace gated {

@@ -26,6 +26,7 @@
 
 #include <vector>
 
+#include "core/launch.cuh"
 #include "kernels/attention_tile.cuh"
 
 namespace gated {

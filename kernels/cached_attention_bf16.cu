@@ -11,6 +11,7 @@
 // on the CPU: kernels/cached_attention_bf16_cpu.cpp, the same bits | tests/test_cached_attention_bf16.cpp
 #include "kernels/cached_attention_bf16.h"
 
+#include "core/launch.cuh"
 #include "kernels/attention_bf16_tile.cuh"
 #include "kernels/cached_attention_bf16.cuh"
 

@@ -49,6 +49,8 @@
 
 #include <vector>
 
+#include "core/launch.cuh"
+
 namespace gated {
 
 // ---- reference

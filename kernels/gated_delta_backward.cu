@@ -18,6 +18,7 @@
 // Sums over slices and heads come last, in a kernel of their own. Their parts (of 64 tokens) are in scratch.
 // Shared memory: 5 tiles of 16 columns, 40 KiB for Dk = 128.
 // tests/test_gated_delta.cpp
+#include "core/launch.cuh"
 #include "kernels/gated_delta.cuh"
 
 namespace gated {

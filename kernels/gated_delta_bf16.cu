@@ -79,6 +79,7 @@
 
 #include <vector>
 
+#include "core/launch.cuh"
 #include "kernels/gated_delta.cuh"
 #include "kernels/gated_delta_bf16_steps.h"
 #include "kernels/gated_delta_bf16_state.cuh"

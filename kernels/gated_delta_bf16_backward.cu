@@ -7,6 +7,7 @@
 //   gradient   dq, dk, dg and dbeta                                 a block a chunk of a key head, for its value heads
 // Only `dstate` walks over a sequence.
 // tests/test_gated_delta_bf16.cpp
+#include "core/launch.cuh"
 #include "kernels/gated_delta_bf16_state.cuh"
 
 namespace gated {

@@ -73,6 +73,7 @@
 
 #include <vector>
 
+#include "core/launch.cuh"
 #include "kernels/gated_delta.cuh"
 
 namespace gated {

@@ -24,6 +24,7 @@
 // --experts, --expert-hidden | tests/test_grouped_matmul.cpp
 #include "kernels/grouped_matmul.h"
 
+#include "core/launch.cuh"
 #include "core/reduce.cuh"
 #include "kernels/bias.h"
 #include "kernels/grouped_rows.cuh"

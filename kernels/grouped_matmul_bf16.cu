@@ -14,6 +14,7 @@
 // on the CPU: one product after the other, each by all threads | tests/test_grouped_matmul_bf16.cpp
 #include "kernels/grouped_matmul_bf16.h"
 
+#include "core/launch.cuh"
 #include "kernels/grouped_rows.cuh"
 #include "kernels/matmul_bf16_tile.cuh"
 

@@ -21,7 +21,7 @@
 #pragma once
 #include <algorithm>
 
-#include "core/context.cuh"
+#include "core/launch.cuh"
 
 namespace gated {
 

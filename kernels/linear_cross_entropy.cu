@@ -36,6 +36,7 @@
 
 #include <algorithm>
 
+#include "core/launch.cuh"
 #include "core/math.cuh"
 #include "core/mma.cuh"
 #include "core/quad.cuh"

@@ -40,6 +40,7 @@
 
 #include <algorithm>
 
+#include "core/launch.cuh"
 #include "kernels/activation.h"
 #include "kernels/bias.h"
 #include "kernels/glu.h"

@@ -39,6 +39,7 @@
 #include <cmath>
 
 #include "core/host_math.h"
+#include "core/launch.cuh"
 #include "core/math.cuh"
 #include "core/quad.cuh"
 

@@ -20,6 +20,7 @@
 // --attn-sink=learned|kv-bias | tests/test_sinks.cpp
 #include "kernels/sinks.h"
 
+#include "core/launch.cuh"
 #include "core/reduce.cuh"
 #include "kernels/attention_tile.cuh"
 

@@ -1,6 +1,7 @@
 // device: buffers, streams, and one spelling of a launch.
 #include "core/context.cuh"
 
+#include "core/launch.cuh"
 #include "tests/harness.h"
 
 using namespace gated;

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "core/launch.cuh"
 #include "core/philox.cuh"
 #include "kernels/matmul_bf16.h"
 #include "kernels/mean.h"

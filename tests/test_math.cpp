@@ -5,6 +5,7 @@
 #include "core/math.cuh"
 
 #include "core/host_math.h"
+#include "core/launch.cuh"
 #include "tests/harness.h"
 
 using namespace gated;

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/launch.cuh"
 #include "core/mma_lanes.h"
 #include "tests/harness.h"
 
