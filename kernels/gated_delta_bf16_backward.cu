@@ -147,6 +147,231 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
   if (out.dinitial) state.store(out.dinitial + s.state(first.b, first.h), s, column0);
 }
 
+namespace gated_delta_bf16 {
+
+// What the rows of a lane are multiplied by.
+struct RowFactors {
+  float start[2], less[2], to_end[2];  // e^c, -m, e^(c_n - c)
+};
+
+__device__ inline void scale_rows(MmaC (&x)[sums], const float (&factor)[2]) {
+  for_each_pair([&](int tile, int half) {
+    for (int e = 2 * half; e < 2 * half + 2; e++) x[tile].x[e] = factor[half] * x[tile].x[e];
+  });
+}
+
+// The dots of rows that dc is made of.
+struct RowDots {
+  RowDot q_dq[2], k_plus[2], k_minus[2], k_written[2];
+};
+
+// A block of the gradient kernel: what all its value heads share. `at` is the head whose turn it is, number r of those that read
+// the key head.
+struct GradientBlock {
+  const GatedDeltaBf16Gradients& out;
+  const GatedDeltaBf16BackwardIn& back;
+  const Left& left;
+  const GatedDeltaShape& s;
+  AsyncCopies& copies;
+  bf16 *keys, *queries;                              // panels of the whole key
+  bf16 *toP, *toL, *dout, *Du, *u, *fourth, *fifth;  // panels
+  float *c, *beta, *dc, *written;                    // (64)
+
+  __device__ static int row0() { return threadIdx.x / 32 * 16; }
+
+  // After it the panels that copy_all() copies are there.
+  template <class Copies>
+  __device__ void bring(Copies copy_all) const {
+    __syncthreads();  // nobody reads what was there before
+    copy_all();
+    copies.commit();
+    copies.template wait<0>();
+    __syncthreads();
+  }
+  __device__ void copy_values(bf16* to, const bf16* x, const Place& at, size_t column0) const {
+    copy_panel(to, outputs_of(x, s, at), at.t0, column0, int(tokens), copies);
+  }
+  __device__ void copy_state(bf16* to, const bf16* x, const Place& at, size_t d0, size_t column0) const {
+    copy_panel(to, state_of(x, s, at), d0, column0, panel_columns, copies);
+  }
+
+  // dP, DL, and Du.X of the lane's rows.
+  __device__ void multiply_values(MmaC (&dP)[sums], MmaC (&dL)[sums], RowDot (&to_beta)[2], const Place& at) const {
+    for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
+      bring([&] {
+        copy_values(dout, back.dout, at, column0);
+        copy_values(Du, left.Du, at, column0);
+        copy_values(u, back.u, at, column0);
+        copy_values(fourth, back.miss, at, column0);
+      });
+      multiply<Lies::straight, Lies::straight>(dP, dout, row0(), u, s.Dv - column0);
+      multiply<Lies::straight, Lies::straight>(dL, Du, row0(), u, s.Dv - column0);
+      for_each_pair([&](int tile, int half) {
+        const int place = pair_place(row_of_lane(half), tile);
+        if (column0 + tile * 8 < s.Dv) to_beta[half].add(load_two(Du + place), load_two(fourth + place));
+      });
+    }
+  }
+
+  __device__ void make_toP(const MmaC (&dP)[sums]) const {
+    for_each_pair([&](int tile, int half) {
+      const int row = row_of_lane(half);
+      float p[2] = {};
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int column = column_of_lane(tile, e);
+        if (column <= row) p[e] = exact_exp(c[row] - c[column]) * dP[tile].x[2 * half + e];
+      }
+      store_two(toP + pair_place(row, tile), p[0], p[1]);
+    });
+  }
+
+  // less_beta: the sum over L_ij DL_ij.
+  __device__ void make_toL(RowDot (&less_beta)[2], const MmaC (&dL)[sums]) const {
+    MmaC kk[sums] = {};
+    multiply_panels<Lies::straight, Lies::straight>(kk, keys, row0(), keys, s.Dk);
+    for_each_pair([&](int tile, int half) {
+      const int row = row_of_lane(half);
+      float l[2] = {};
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int column = column_of_lane(tile, e);
+        if (column >= row) continue;
+        const float gamma = exact_exp(c[row] - c[column]), DL = dL[tile].x[2 * half + e];
+        l[e] = -(gamma * (beta[row] * DL));
+        float& chain = e ? less_beta[half].odd : less_beta[half].even;
+        chain = fused(gamma * kk[tile].x[2 * half + e], DL, chain);
+      }
+      store_two(toL + pair_place(row, tile), l[0], l[1]);
+    });
+  }
+
+  // toP, toL and dbeta.
+  __device__ void make_gradients_of_scores(const Place& at) const {
+    MmaC dP[sums] = {}, dL[sums] = {};
+    RowDot to_beta[2], less_beta[2];
+    multiply_values(dP, dL, to_beta, at);
+    // (one after the other, as registers have not room for three such sums and what comes of them)
+    make_toP(dP);
+    make_toL(less_beta, dL);
+    for (int half = 0; half < 2; half++) {
+      const size_t t = at.t0 + row_of_lane(half);
+      const float dbeta = to_beta[half].total() - less_beta[half].total();
+      if (threadIdx.x % 4 == 0 && t < s.T) out.dbeta[s.number(at.b, t, at.h)] = dbeta;
+    }
+  }
+
+  __device__ RowFactors row_factors() const {
+    RowFactors f;
+    for (int half = 0; half < 2; half++) {
+      const int row = row_of_lane(half);
+      f.start[half] = exact_exp(c[row]);
+      f.less[half] = -(f.start[half] * beta[row]);
+      f.to_end[half] = exact_exp(c[tokens - 1] - c[row]);
+    }
+    return f;
+  }
+
+  // Dots of rows of 64 columns of a key, from d0 on, and of x.
+  __device__ void add_dots(RowDot (&to)[2], const bf16* rows, const MmaC (&x)[sums], size_t d0) const {
+    for_each_pair([&](int tile, int half) {
+      if (d0 + tile * 8 < s.Dk)
+        to[half].add(load_two(rows + pair_place(row_of_lane(half), tile)),
+                     {{x[tile].x[2 * half], x[tile].x[2 * half + 1]}});
+    });
+  }
+
+  // x joins what the heads before have given, and goes out with the last.
+  __device__ void give(bf16* to, float* so_far, const MmaC (&x)[sums], const Place& at, size_t key_head, size_t r,
+                       size_t d0) const {
+    for_each_pair([&](int tile, int half) {
+      const size_t t = at.t0 + row_of_lane(half), column = d0 + column_of_lane(tile, 0);
+      if (t >= s.T || column >= s.Dk) return;
+      float* const sum = so_far + ((at.b * s.T + t) * s.Hk + key_head) * s.Dk + column;
+      float given[2];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        given[e] = x[tile].x[2 * half + e];
+        if (r > 0) given[e] = sum[e] + given[e];
+        if (r + 1 < s.group()) sum[e] = given[e];
+      }
+      if (r + 1 == s.group()) store_two(to + s.qk_row(at.b, t, at.h) + column, given[0], given[1]);
+    });
+  }
+
+  // 64 columns of dq, of panel p.
+  __device__ void make_dq(RowDots& dots, const RowFactors& factors, const Place& at, size_t key_head, size_t r,
+                          int p) const {
+    const size_t d0 = size_t(p) * panel_columns;
+    MmaC dq[sums] = {};
+    for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
+      bring([&] {  // (after its first barrier toP and toL are there)
+        copy_values(dout, back.dout, at, column0);
+        copy_state(fourth, back.kept, at, d0, column0);
+      });
+      multiply<Lies::straight, Lies::straight>(dq, dout, row0(), fourth, s.Dv - column0);
+    }
+    scale_rows(dq, factors.start);
+    multiply<Lies::straight, Lies::turned>(dq, toP, row0(), keys + p * panel, tokens);
+    add_dots(dots.q_dq, queries + p * panel, dq, d0);
+    give(out.dq, left.dq_sum, dq, at, key_head, r, d0);
+  }
+
+  // 64 columns of dk, which is plus and minus.
+  __device__ void make_dk(RowDots& dots, const RowFactors& factors, const Place& at, size_t key_head, size_t r,
+                          int p) const {
+    const size_t d0 = size_t(p) * panel_columns;
+    const bf16 *const k = keys + p * panel, *const q = queries + p * panel;
+    MmaC plus[sums] = {}, minus[sums] = {};
+    for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
+      bring([&] {
+        copy_values(Du, left.Du, at, column0);
+        copy_values(u, back.u, at, column0);
+        copy_state(fourth, back.kept, at, d0, column0);
+        copy_state(fifth, left.dkept, at, d0, column0);
+      });
+      multiply<Lies::straight, Lies::straight>(plus, Du, row0(), fourth, s.Dv - column0);
+      multiply<Lies::straight, Lies::straight>(minus, u, row0(), fifth, s.Dv - column0);
+    }
+    scale_rows(plus, factors.less);
+    scale_rows(minus, factors.to_end);
+    add_dots(dots.k_written, k, minus, d0);
+    multiply<Lies::straight, Lies::turned>(plus, toL, row0(), k, tokens);
+    multiply<Lies::turned, Lies::turned>(minus, toP, row0(), q, tokens);
+    multiply<Lies::turned, Lies::turned>(minus, toL, row0(), k, tokens);
+    add_dots(dots.k_plus, k, plus, d0);
+    add_dots(dots.k_minus, k, minus, d0);
+    for_each_pair([&](int tile, int half) {
+      for (int e = 2 * half; e < 2 * half + 2; e++) plus[tile].x[e] = plus[tile].x[e] + minus[tile].x[e];
+    });
+    give(out.dk, left.dk_sum, plus, at, key_head, r, d0);
+  }
+
+  // dg, of the dots and of <S, dS'>, which state_sums (4) has.
+  __device__ void make_dg(RowDots& dots, const float* state_sums, const Place& at) const {
+    const int i = threadIdx.x;
+    for (int half = 0; half < 2; half++) {
+      const float of_row = (dots.q_dq[half].total() + dots.k_plus[half].total()) - dots.k_minus[half].total();
+      const float of_write = dots.k_written[half].total();
+      if (i % 4 > 0) continue;
+      dc[row_of_lane(half)] = of_row;
+      written[row_of_lane(half)] = of_write;
+    }
+    __syncthreads();  // dc and written are there
+    if (i == 0) {
+      float all = 0.0f, dg = 0.0f;
+      for (int j = 0; j < int(tokens); j++) all = all + written[j];
+      const float product = (state_sums[0] + state_sums[1]) + (state_sums[2] + state_sums[3]);
+      dc[tokens - 1] = dc[tokens - 1] + fused(exact_exp(c[tokens - 1]), product, all);
+      for (int j = int(tokens); j-- > 0;) dc[j] = dg = dg + dc[j];
+    }
+    __syncthreads();  // dg is there; the next head may write c, beta and state_sums
+    if (i < int(tokens) && at.t0 + i < s.T) out.dg[s.number(at.b, at.t0 + i, at.h)] = dc[i];
+  }
+};
+
+}  // namespace gated_delta_bf16
+
 // A value head takes two passes. The first adds up dP, DL and Du.X over panels of values, and makes toP and toL of them; the
 // second makes dq, and then plus and minus, 64 columns of a key at a time, over the panels that each of them wants. (All three
 // at once would not fit into a thread's registers.) Queries and keys stay in shared memory, what has values passes by.
@@ -163,33 +388,35 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
   STATIC_SHARED(float, state_sums, [threads / 32]);
   const size_t chunks = chunks_of(s), n = blockIdx.x % chunks, b = blockIdx.x / chunks / s.Hk,
                key_head = blockIdx.x / chunks % s.Hk;
-  const int panels = int(ceil_div(s.Dk, size_t{panel_columns})), row0 = threadIdx.x / 32 * 16, i = threadIdx.x;
-  bf16 *const keys = shared, *const queries = keys + panels * panel, *const toP = queries + panels * panel,
-              *const toL = toP + panel, *const dout = toL + panel, *const Du = dout + panel, *const u = Du + panel,
-              *const fourth = u + panel, *const fifth = fourth + panel;
+  const int panels = int(ceil_div(s.Dk, size_t{panel_columns})), i = threadIdx.x;
+  bf16 *const queries = shared + panels * panel, *const rest = queries + panels * panel;
 
   AsyncCopies copies;
   const Place any(s, b * s.Hv + key_head * s.group(), n);
-  copy_panels(keys, keys_of(in.k, s, any), any.t0, copies);
+  copy_panels(shared, keys_of(in.k, s, any), any.t0, copies);
   copy_panels(queries, keys_of(in.q, s, any), any.t0, copies);
   copies.commit();
 
+  const GradientBlock block = {.out = out,
+                               .back = back,
+                               .left = left,
+                               .s = s,
+                               .copies = copies,
+                               .keys = shared,
+                               .queries = queries,
+                               .toP = rest,
+                               .toL = rest + panel,
+                               .dout = rest + 2 * panel,
+                               .Du = rest + 3 * panel,
+                               .u = rest + 4 * panel,
+                               .fourth = rest + 5 * panel,
+                               .fifth = rest + 6 * panel,
+                               .c = c,
+                               .beta = beta,
+                               .dc = dc,
+                               .written = written};
   for (size_t r = 0; r < s.group(); r++) {
     const Place at(s, b * s.Hv + key_head * s.group() + r, n);
-    const auto copy_values = [&](bf16* to, const bf16* x, size_t column0) {
-      copy_panel(to, outputs_of(x, s, at), at.t0, column0, int(tokens), copies);
-    };
-    const auto copy_state = [&](bf16* to, const bf16* x, size_t d0, size_t column0) {
-      copy_panel(to, state_of(x, s, at), d0, column0, panel_columns, copies);
-    };
-    // After it the panels that copy_all() copies are there.
-    const auto bring = [&](auto copy_all) {
-      __syncthreads();  // nobody reads what was there before
-      copy_all();
-      copies.commit();
-      copies.template wait<0>();
-      __syncthreads();
-    };
     if (i < int(tokens)) {
       c[i] = made.c_of(at)[i];
       beta[i] = made.beta_of(at)[i];
@@ -197,148 +424,14 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     const size_t state = kept_state(s, at.b, at.h, n);
     state_dot_of_block(state_sums, back.kept + state, left.dkept + state, s.Dk * s.Dv);
 
-    MmaC dP[sums] = {}, dL[sums] = {};
-    RowDot to_beta[2], less_beta[2];
-    for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
-      bring([&] {
-        copy_values(dout, back.dout, column0);
-        copy_values(Du, left.Du, column0);
-        copy_values(u, back.u, column0);
-        copy_values(fourth, back.miss, column0);
-      });
-      multiply<Lies::straight, Lies::straight>(dP, dout, row0, u, s.Dv - column0);
-      multiply<Lies::straight, Lies::straight>(dL, Du, row0, u, s.Dv - column0);
-      for_each_pair([&](int tile, int half) {
-        const int place = pair_place(row_of_lane(half), tile);
-        if (column0 + tile * 8 < s.Dv) to_beta[half].add(load_two(Du + place), load_two(fourth + place));
-      });
-    }
-    // (one after the other, as registers have not room for three such sums and what comes of them)
-    for_each_pair([&](int tile, int half) {
-      const int row = row_of_lane(half);
-      float p[2] = {};
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int column = column_of_lane(tile, e);
-        if (column <= row) p[e] = exact_exp(c[row] - c[column]) * dP[tile].x[2 * half + e];
-      }
-      store_two(toP + pair_place(row, tile), p[0], p[1]);
-    });
-    MmaC kk[sums] = {};
-    multiply_panels<Lies::straight, Lies::straight>(kk, keys, row0, keys, s.Dk);
-    for_each_pair([&](int tile, int half) {
-      const int row = row_of_lane(half);
-      float l[2] = {};
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int column = column_of_lane(tile, e);
-        if (column >= row) continue;
-        const float gamma = exact_exp(c[row] - c[column]), DL = dL[tile].x[2 * half + e];
-        l[e] = -(gamma * (beta[row] * DL));
-        float& chain = e ? less_beta[half].odd : less_beta[half].even;
-        chain = fused(gamma * kk[tile].x[2 * half + e], DL, chain);
-      }
-      store_two(toL + pair_place(row, tile), l[0], l[1]);
-    });
-    for (int half = 0; half < 2; half++) {
-      const size_t t = at.t0 + row_of_lane(half);
-      const float dbeta = to_beta[half].total() - less_beta[half].total();
-      if (i % 4 == 0 && t < s.T) out.dbeta[s.number(b, t, at.h)] = dbeta;
-    }
-
-    RowDot q_dq[2], k_plus[2], k_minus[2], k_written[2];
+    block.make_gradients_of_scores(at);
+    RowDots dots;
     for (int p = 0; p < panels; p++) {
-      const size_t d0 = size_t(p) * panel_columns;
-      const bf16 *const k = keys + p * panel, *const q = queries + p * panel;
-      float start[2], less[2], to_end[2];
-      for (int half = 0; half < 2; half++) {
-        const int row = row_of_lane(half);
-        start[half] = exact_exp(c[row]);
-        less[half] = -(start[half] * beta[row]);
-        to_end[half] = exact_exp(c[tokens - 1] - c[row]);
-      }
-      const auto scale = [&](MmaC(&x)[sums], const float(&factor)[2]) {
-        for_each_pair([&](int tile, int half) {
-          for (int e = 2 * half; e < 2 * half + 2; e++) x[tile].x[e] = factor[half] * x[tile].x[e];
-        });
-      };
-      const auto add_dot = [&](RowDot(&to)[2], const bf16* rows, const MmaC(&x)[sums]) {
-        for_each_pair([&](int tile, int half) {
-          if (d0 + tile * 8 < s.Dk)
-            to[half].add(load_two(rows + pair_place(row_of_lane(half), tile)),
-                         {{x[tile].x[2 * half], x[tile].x[2 * half + 1]}});
-        });
-      };
-      // x joins what the heads before have given, and goes out with the last.
-      const auto give = [&](bf16* to, float* so_far, const MmaC(&x)[sums]) {
-        for_each_pair([&](int tile, int half) {
-          const size_t t = at.t0 + row_of_lane(half), column = d0 + column_of_lane(tile, 0);
-          if (t >= s.T || column >= s.Dk) return;
-          float* const sum = so_far + ((b * s.T + t) * s.Hk + key_head) * s.Dk + column;
-          float given[2];
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            given[e] = x[tile].x[2 * half + e];
-            if (r > 0) given[e] = sum[e] + given[e];
-            if (r + 1 < s.group()) sum[e] = given[e];
-          }
-          if (r + 1 == s.group()) store_two(to + s.qk_row(b, t, at.h) + column, given[0], given[1]);
-        });
-      };
-      MmaC dq[sums] = {};
-      for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
-        bring([&] {  // (after its first barrier toP and toL are there)
-          copy_values(dout, back.dout, column0);
-          copy_state(fourth, back.kept, d0, column0);
-        });
-        multiply<Lies::straight, Lies::straight>(dq, dout, row0, fourth, s.Dv - column0);
-      }
-      scale(dq, start);
-      multiply<Lies::straight, Lies::turned>(dq, toP, row0, k, tokens);
-      add_dot(q_dq, q, dq);
-      give(out.dq, left.dq_sum, dq);
-
-      MmaC plus[sums] = {}, minus[sums] = {};
-      for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
-        bring([&] {
-          copy_values(Du, left.Du, column0);
-          copy_values(u, back.u, column0);
-          copy_state(fourth, back.kept, d0, column0);
-          copy_state(fifth, left.dkept, d0, column0);
-        });
-        multiply<Lies::straight, Lies::straight>(plus, Du, row0, fourth, s.Dv - column0);
-        multiply<Lies::straight, Lies::straight>(minus, u, row0, fifth, s.Dv - column0);
-      }
-      scale(plus, less);
-      scale(minus, to_end);
-      add_dot(k_written, k, minus);
-      multiply<Lies::straight, Lies::turned>(plus, toL, row0, k, tokens);
-      multiply<Lies::turned, Lies::turned>(minus, toP, row0, q, tokens);
-      multiply<Lies::turned, Lies::turned>(minus, toL, row0, k, tokens);
-      add_dot(k_plus, k, plus);
-      add_dot(k_minus, k, minus);
-      for_each_pair([&](int tile, int half) {
-        for (int e = 2 * half; e < 2 * half + 2; e++) plus[tile].x[e] = plus[tile].x[e] + minus[tile].x[e];
-      });
-      give(out.dk, left.dk_sum, plus);
+      const RowFactors factors = block.row_factors();
+      block.make_dq(dots, factors, at, key_head, r, p);
+      block.make_dk(dots, factors, at, key_head, r, p);
     }
-    for (int half = 0; half < 2; half++) {
-      const float of_row = (q_dq[half].total() + k_plus[half].total()) - k_minus[half].total();
-      const float of_write = k_written[half].total();
-      if (i % 4 > 0) continue;
-      dc[row_of_lane(half)] = of_row;
-      written[row_of_lane(half)] = of_write;
-    }
-    __syncthreads();  // dc and written are there
-    if (i == 0) {
-      float all = 0.0f, dg = 0.0f;
-      for (int j = 0; j < int(tokens); j++) all = all + written[j];
-      const float product = (state_sums[0] + state_sums[1]) + (state_sums[2] + state_sums[3]);
-      dc[tokens - 1] = dc[tokens - 1] + fused(exact_exp(c[tokens - 1]), product, all);
-      for (int j = int(tokens); j-- > 0;) dc[j] = dg = dg + dc[j];
-    }
-    __syncthreads();  // dg is there; the next head may write c, beta and state_sums
-    if (i < int(tokens) && at.t0 + i < s.T) out.dg[s.number(b, at.t0 + i, at.h)] = dc[i];
+    block.make_dg(dots, state_sums, at);
   }
 }
 
