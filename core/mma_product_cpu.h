@@ -1,6 +1,7 @@
 // mma_product_cpu: a product of matrices in the arithmetic of core/mma_lanes.h. The caller turns the factors into the form of
 // that header, as it knows how they lie and how often each serves.
 #pragma once
+#include "core/device.cuh"
 #include "core/mma_lanes.h"
 
 namespace gated {
