@@ -44,7 +44,8 @@ struct Run {
       "outliers_by_state": [[1, 2, 3], [4, 5, 6], [7, 0, 1]],
       "outlier_sizes_by_state": [[3, 2, 1], [30, 20, 10], [300, 200, 100]], "median_by_state": [0.5, 0.5, 0.5],
       "sharpness_3": {"attention": [0.1, 0.2], "ffn": [0.1, 0.2], "attention_norm": [0.1, 0.2], "ffn_norm": [0.1, 0.2]},
-      "gradient_norm_by_layer": [0.5, 0.25]})");
+      "gradient_norm_by_layer": [0.5, 0.25], "first_outlier_step": null, "attention_output_below_0.01": 0.0625,
+      "attention_output_below_0.001": 0.03125})");
     fill();
   }
   void fill() {
@@ -54,6 +55,7 @@ struct Run {
               {"first_token_attention", {{2, 2}, [](size_t i) { return 0.11f * float(i + 1); }}},
               {"value_norm", {{2, P}, smooth}},
               {"activation_by_token", {{3, P, C}, smooth}},
+              {"activation_mean", {{3, C}, smooth}},
               {"attention_output_mean", {{2, 2}, [](size_t i) { return i % 2 ? NAN : 0.5f; }}},
               {"attention_output_below", {{2, 3, 3}, [](size_t i) { return i / 3 % 3 ? NAN : 0.1f * float(i % 3); }}},
               {"norm_weight", {{3, C}, smooth}},
@@ -63,6 +65,9 @@ struct Run {
     flags.push_back("--attn=g1");
     metadata["gates"] = "[0,1]";
     measured["gate_score_mean"] = 0.125;
+    measured["gate_score_below_0.1"] = 0.6875;
+    measured["attention_output_gated_below_0.01"] = 0.71875;
+    measured["attention_output_gated_below_0.001"] = 0.21875;
     arrays["gate_histogram"] = {{2, 50}, [](size_t) { return 0.02f; }};
     arrays["gate_mean"] = {{2}, [](size_t) { return 0.125f; }};
     arrays["attention_output_mean"].value = [](size_t) { return 0.5f; };
@@ -145,10 +150,13 @@ TEST_CASE("report: the page shows what the runs hold, and nothing of what none o
   for (const char* part :
        {"2 runs side by side", "--steps=40", "<code><span>--attn=g1</span></code>", ">37.5%<",
         "head 0 of layer 1:\n50.0%<", ">712.5<", "without token 0:\n33.25<", ">4,321<", ">2<small>7, 2</small>",
-        ">0.125<", "dimension 6\nfinal norm<", ">2.0312<", ">Largest activation by layer</h3>",
-        ">Scores of the attention gate</h3>", ">33</text>", ">44</text>", ">5</text>", ">7</text>"})
+        ">0.125<small>below 0.1:\n68.8%<", ">71.9%<small>below 0.001:\n21.9%<", "dimension 6\nfinal norm<", ">2.0312<",
+        ">Largest activation by layer</h3>", ">Scores of the attention gate</h3>", ">33</text>", ">44</text>",
+        ">5</text>", ">7</text>"})
     CHECK(contains(page, part));
-  for (const char* absent : {"λ₁", "norms’ gates", "learned sink", "NaN", "nan"}) CHECK(!contains(page, absent));
+  for (const char* absent : {"λ₁", "norms’ gates", "learned sink", "first step with an outlier", "mean decay", "β",
+                             "|S|", "expert", "NaN", "nan"})
+    CHECK(!contains(page, absent));
   REQUIRE(count(page, "aria-label=\"Scores of the attention gate: gated\"") == 1);
   REQUIRE(count(page, "aria-label=\"Scores of the attention gate: plain\"") == 0);
   REQUIRE(count(page, "<svg ") == count(page, "role=\"img\""));
@@ -159,6 +167,54 @@ TEST_CASE("report: the page shows what the runs hold, and nothing of what none o
   // The same again, byte for byte.
   REQUIRE(f.report(runs).exit_code == 0);
   REQUIRE(f.page() == page);
+}
+
+TEST_CASE("report: the table has a column for every measure that one of the runs has", "[report]") {
+  if (python_that_draws().empty()) return;
+  const Runs f;
+  Run plain, other;
+  other.measured.update(Json::parse(R"({
+    "first_outlier_step": 1400, "norm_gate_score_mean": 0.25, "norm_gate_score_below_0.1": 0.375, "decay_mean": 0.96875,
+    "beta_mean": 0.4375, "state_norm": 3.125, "busiest_expert": 0.28125, "routing_entropy": 1.03125, "idle_experts": 2})"));
+  const Said o = f.report(f.add("plain", plain) + f.add("other", other));
+  INFO(o.text);
+  REQUIRE(o.exit_code == 0);
+  const std::string page = f.page(),
+                    table = page.substr(page.find("<table>"), page.find("</table>") - page.find("<table>"));
+  const std::string rows = table.substr(table.find("<tbody>"));
+  for (const char* part : {">first step with an outlier dimension<", ">1,400<", ">0.250<small>below 0.1:\n37.5%<",
+                           ">0.969<", ">0.438<", ">3.125<", ">28.1%<small>entropy 1.03 nats\nidle 2<"})
+    CHECK(contains(table, part));
+  REQUIRE(count(rows, "<td>") == 2 * (count(table, "scope=\"col\"") - 1));
+  REQUIRE(count(rows, "<td>–</td>") == 6);  // all of the first run
+}
+
+TEST_CASE("report: dimensions stand in the order of their mean over all tokens and states, or are not drawn",
+          "[report]") {
+  const std::string python = python_that_draws();
+  if (python.empty()) return;
+  REQUIRE(std::system((python + R"( -c '
+import sys
+sys.path.insert(0, "scripts")
+from types import SimpleNamespace
+import numpy
+from reporting.figures import stream
+# Two states of two tokens; there are more, among which dimension 0 is the smallest and dimension 2 the largest.
+by_token = numpy.array([[[9, 2, 1], [9, 4, 3]], [[7, 2, 1], [7, 0, 3]]])
+mean = numpy.array([[1, 2, 3], [1, 3, 2.5]])
+values = stream(SimpleNamespace(arrays={"activation_by_token": by_token, "activation_mean": mean}))
+assert values.tolist() == [[1, 2, 8], [3, 2, 8]], values
+')")
+                          .c_str()) == 0);
+  const Runs f;
+  Run old;
+  const auto parts_of_sinks = [&](const Run& run) {
+    REQUIRE(f.report(f.add("run", run)).exit_code == 0);
+    return count(f.page(), "one glance: run\"");
+  };
+  REQUIRE(parts_of_sinks(old) == 2);
+  old.arrays.erase("activation_mean");
+  REQUIRE(parts_of_sinks(old) == 1);
 }
 
 TEST_CASE("report: a point of a long curve is the mean of neighbours", "[report]") {
@@ -233,6 +289,11 @@ TEST_CASE("report: what is no run, or half of one, is refused in a line", "[repo
   refused_log("[1]\n" + good.log(), "line 1 is no JSON object");
   refused_log("{\"loss\":1}\n", "an entry has no step");
   refused_log("{\"step\":1,\"loss\":\"low\"}\n", "loss of step 1 has another form");
+  const std::string digits(400, '9');  // more than a float can be
+  refused_log("{\"step\":1,\"loss\":" + digits + "}\n", "loss of step 1 has another form");
+  refused_log("{\"step\":" + digits + ",\"loss\":1}\n", "an entry has no step");
+  refused_log("{\"step\":NaN,\"loss\":1}\n", "an entry has no step");
+  refused_log("{\"step\":1,\"loss\":-1e308}\n", "loss of step 1 has another form");
   refused_log(good.log() + R"({"step":50,"median_by_state":[1]})", "median_by_state of step 50 has another form");
 
   const auto refused_file = [&](const std::string& bytes, const std::string& said) {
@@ -253,6 +314,14 @@ TEST_CASE("report: what is no run, or half of one, is refused in a line", "[repo
   };
   refused_run([](Run& r) { r.metadata["format"] = "other"; }, "its format is 'other', expected 'gated.cu measures 1'");
   refused_run([](Run& r) { r.metadata["norms"] = "[1]"; }, "its metadata 'norms' is not what ./train writes");
+  refused_run([](Run& r) { r.metadata["norms"] = R"(["$\\frac$","b","c"])"; }, "its metadata 'norms'");
+  for (const std::string& range :
+       std::vector<std::string>{"[NaN,1]", "[0,Infinity]", "[0.5,0.5]", "[1,0]", "[0]", "[0," + digits + "]"})
+    refused_run([&](Run& r) { r.gate(), r.metadata["gate_range"] = range; }, "its metadata 'gate_range'");
+  for (const char* thresholds : {"[NaN,0.01,0.1]", "[0.001,0.01,Infinity]", "[0.001,\"a\",0.1]"})
+    refused_run([&](Run& r) { r.metadata["thresholds"] = thresholds; }, "its metadata 'thresholds'");
+  for (const char* layers : {"[0,-1]", "[0,1e3]", "[0,true]"})
+    refused_run([&](Run& r) { r.metadata["attention_layers"] = layers; }, "its metadata 'attention_layers'");
   refused_run([](Run& r) { r.metadata["norms"] = "[\"one\"]"; }, "norm_weight has shape [3, 8]");
   refused_run([](Run& r) { r.arrays["final_output"].shape = {9}; }, "final_output has shape [9]");
   refused_run([](Run& r) { r.arrays["value_norm"].shape = {2, 4, 4}; }, "value_norm has shape [2, 4, 4]");

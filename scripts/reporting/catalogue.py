@@ -44,8 +44,8 @@ def logged(*keys):
     return lambda run: all(key in run.logged for key in keys)
 
 
-def array(key):
-    return lambda run: key in run.arrays
+def array(*keys):
+    return lambda run: all(key in run.arrays for key in keys)
 
 
 def with_others(run):
@@ -76,7 +76,7 @@ SECTIONS = [
                 "sink is a dark first column. Below: |h|, mean over the layers, of the same tokens; a massive activation is a dark "
                 "spot, a residual sink a dark column at the left. As in 2601.22966, figures 1 and 2.", [
                     Part(array("attention_map"), f.draw_attention_map, f.attention_scale, bar="attention"),
-                    Part(array("activation_by_token"), f.draw_stream, f.stream_scale, bar="|h|"),
+                    Part(array("activation_by_token", "activation_mean"), f.draw_stream, f.stream_scale, bar="|h|"),
                 ]),
         Lines("peak-by-layer", "Largest activation by layer", "The largest |h| after each block. In the baseline of 2505.06708 it jumps "
               "in one layer, where an FFN writes it, and the gate G1 prevents that (figure 6).",

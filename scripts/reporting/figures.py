@@ -85,7 +85,8 @@ def draw_loss(axes, runs):
         axes.axhline(entropy, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
     if lowest:  # the fall of the first steps would press the rest into a line
         low, high = min(lowest), max(highest)
-        axes.set_ylim(low - 0.1 * (high - low) - 1e-3, low + 1.6 * (high - low) + 1e-3)
+        least = 1e-3 * max(1, abs(low))
+        axes.set_ylim(low - 0.1 * (high - low) - least, low + 1.6 * (high - low) + least)
     label(axes, "step", "loss, nats a token")
 
 
@@ -207,9 +208,9 @@ def draw_attention_map(axes, run, line, scale):
 
 
 def stream(run):
-    """Mean |h| over the states by token, the dimensions with the largest mean first."""
+    """Mean |h| over the states by token, the dimensions with the largest H_avg first: its mean over all tokens and states."""
     values = run.arrays["activation_by_token"].mean(axis=0)
-    order = numpy.argsort(-values.mean(axis=0), kind="stable")
+    order = numpy.argsort(-run.arrays["activation_mean"].mean(axis=0), kind="stable")
     return values[:MAP_SIDE, order[:MAP_SIDE]]
 
 
@@ -265,7 +266,7 @@ def draw_weights(key):
 # ---- curves of one run: likewise
 
 def histogram_scale(key):
-    return lambda runs: 1.05 * max(run.arrays[key].max() for run in runs)
+    return lambda runs: 1.05 * max(1e-3, *(run.arrays[key].max() for run in runs))
 
 
 def draw_histogram(key):

@@ -6,6 +6,7 @@ import glob
 import json
 import math
 import os
+import re
 
 import numpy
 
@@ -17,15 +18,13 @@ from plots import read_log, writable
 # M gates of norms, N norms.
 ARRAYS = {
     "loss_by_position": "T", "attention_map": "APP", "first_token_attention": "AH", "sink_attention": "AH",
-    "value_norm": "AT", "activation_by_token": "SPC", "attention_output_mean": "A2", "attention_output_below": "A3K",
-    "gate_histogram": "GB", "norm_gate_histogram": "MB", "gate_mean": "G", "norm_weight": "NC", "pre_weight": "NC", "final_output": "C",
+    "value_norm": "AT", "activation_by_token": "SPC", "activation_mean": "SC", "attention_output_mean": "A2",
+    "attention_output_below": "A3K", "gate_histogram": "GB", "norm_gate_histogram": "MB", "gate_mean": "G", "norm_weight": "NC",
+    "pre_weight": "NC", "final_output": "C",
 }
 # These have no value after a gate where there is no gate.
 MAY_HOLD_NAN = ("attention_output_mean", "attention_output_below")
-# What the lists of its metadata hold.
-METADATA = {"attention_layers": int, "gates": int, "norms": str, "norm_gates": str, "flags": str, "thresholds": float,
-            "gate_range": float}
-# Likewise of the log, where nothing is a single number, L is layers, O is outliers, and * is another number every time.
+# The same of the log, where nothing is a single number, L is layers, O is outliers, and * is another number every time.
 LOG = {
     "loss": "", "gradient_norm": "", "validation_loss": "", "bigram_entropy": "", "first_token_attention": "",
     "first_token_attention_largest": "", "first_token_attention_largest_at.layer": "",
@@ -35,19 +34,50 @@ LOG = {
     "norm_weight_furthest_at.layer": "", "norm_weight_furthest_at.dimension": "", "pre_weight_furthest": "",
     "pre_weight_furthest_at.layer": "", "pre_weight_furthest_at.dimension": "", "outliers_by_state": "SO",
     "outlier_sizes_by_state": "SO", "median_by_state": "S", "gradient_norm_by_layer": "L", "sharpness_3.attention": "L",
-    "sharpness_3.ffn": "L", "sharpness_3.attention_norm": "L", "sharpness_3.ffn_norm": "L",
+    "sharpness_3.ffn": "L", "sharpness_3.attention_norm": "L", "sharpness_3.ffn_norm": "L", "first_outlier_step": "",
+    "gate_score_below_0.1": "", "norm_gate_score_below_0.1": "", "attention_output_below_0.01": "",
+    "attention_output_below_0.001": "", "attention_output_gated_below_0.01": "", "attention_output_gated_below_0.001": "",
+    "decay_mean": "", "beta_mean": "", "state_norm": "", "busiest_expert": "", "routing_entropy": "", "idle_experts": "",
 }
+LARGEST = 1e100  # of a number: no float32 that a run measures is as large, and no sum of such numbers overflows
 MOST = 21  # runs: as many as there are colours and dashes (figures.py)
 
 
 def is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether JSON's value is a number that a run can have. (An integer of JSON may have so many digits that no float holds it.)"""
+    return type(value) in (int, float) and not LARGEST < abs(value) < math.inf
+
+
+def is_finite(value):
+    return is_number(value) and math.isfinite(value)
+
+
+def is_layer(value):
+    return type(value) is int and 0 <= value < 2**31
+
+
+def is_text(value):
+    return isinstance(value, str)
+
+
+def is_name(value):
+    return is_text(value) and re.fullmatch(r"[A-Za-z0-9_.]+", value)
+
+
+# What the lists of the metadata hold.
+METADATA = {"attention_layers": is_layer, "gates": is_layer, "norms": is_name, "norm_gates": is_name, "flags": is_text,
+            "thresholds": is_finite, "gate_range": is_finite}
+
+
+def is_range(values):
+    """Of the scores of gates; none where there is no gate."""
+    return not values or len(values) == 2 and values[0] < values[1]
 
 
 def as_array(value):
     """Numbers of the log as an array; what JSON cannot say (NaN, infinity) stands as null in it. None for anything else."""
     if value is None or is_number(value):
-        return numpy.array(math.nan if value is None else float(value))
+        return numpy.array(float(value) if is_finite(value) else math.nan)
     parts = [as_array(part) for part in value] if isinstance(value, list) else [None]
     if any(part is None or part.shape != parts[0].shape for part in parts):
         return None
@@ -116,7 +146,7 @@ class Run:
     def read_log(self, folder):
         path, sizes, found = os.path.join(folder, "log.jsonl"), {}, {}
         for entry in read_log(folder):
-            if not is_number(entry.get("step")):
+            if not is_finite(entry.get("step")):
                 refuse(f"{path}: an entry has no step: was it written by ./train?")
             self.steps = max(self.steps, entry["step"])
             for key, value in flat(entry).items():
@@ -137,13 +167,13 @@ class Run:
         metadata, header, start = read_header(path)
         if metadata.get("format") != "gated.cu measures 1":
             refuse(f"{path}: its format is {metadata.get('format')!r}, expected 'gated.cu measures 1'{remedy}")
-        for key, kind in METADATA.items():
+        for key, suits in METADATA.items():
             try:
                 values = json.loads(metadata.get(key, "[]"))
-                good = isinstance(values, list) and all(is_number(v) if kind is float else type(v) is kind for v in values)
+                good = isinstance(values, list) and all(map(suits, values))
             except (TypeError, ValueError, RecursionError):
                 good = False
-            if not good or key == "gate_range" and len(values) not in (0, 2):
+            if not good or key == "gate_range" and not is_range(values):
                 refuse(f"{path}: its metadata {key!r} is not what ./train writes{remedy}")
             self.metadata[key] = values
         sizes = {letter: len(self.metadata[key]) for letter, key in

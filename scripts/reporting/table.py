@@ -42,6 +42,16 @@ def first_dimensions(run):
     return ", ".join(f"{d:.0f}" for d in found[:4]) + (", …" if len(found) > 4 else "")
 
 
+def share_below(run, key, threshold):
+    share = scalar(run, f"{key}_below_{threshold}", "{:.1%}")
+    return "" if share is None else f"below {threshold}:\n{share}"
+
+
+def routing(run):
+    entropy, idle = scalar(run, "routing_entropy", "{:.2f}"), scalar(run, "idle_experts", "{:.0f}")
+    return "" if None in (entropy, idle) else f"entropy {entropy} nats\nidle {idle}"
+
+
 def nothing(run):
     return ""
 
@@ -57,10 +67,20 @@ COLUMNS = [
     ("largest |h|", lambda run: scalar(run, "largest_activation", "{:.4g}"), behind_first),
     ("massive activations", lambda run: scalar(run, "massive_activations", "{:,.0f}"), nothing),
     ("residual-sink dimensions", sink_dimensions, first_dimensions),
-    ("mean gate score", lambda run: scalar(run, "gate_score_mean", "{:.3f}"), nothing),
-    ("mean score of norms’ gates", lambda run: scalar(run, "norm_gate_score_mean", "{:.3f}"), nothing),
+    ("first step with an outlier dimension", lambda run: scalar(run, "first_outlier_step", "{:,.0f}"), nothing),
+    ("mean gate score", lambda run: scalar(run, "gate_score_mean", "{:.3f}"), lambda run: share_below(run, "gate_score", "0.1")),
+    ("mean score of norms’ gates", lambda run: scalar(run, "norm_gate_score_mean", "{:.3f}"),
+     lambda run: share_below(run, "norm_gate_score", "0.1")),
+    ("|o| below 0.01", lambda run: scalar(run, "attention_output_below_0.01", "{:.1%}"),
+     lambda run: share_below(run, "attention_output", "0.001")),
+    ("|o| below 0.01, after the gate", lambda run: scalar(run, "attention_output_gated_below_0.01", "{:.1%}"),
+     lambda run: share_below(run, "attention_output_gated", "0.001")),
     ("λ furthest from 1", lambda run: scalar(run, "norm_weight_furthest", "{:.3f}"), lambda run: place(run, "norm_weight_furthest_at")),
     ("λ₁ furthest from 1", lambda run: scalar(run, "pre_weight_furthest", "{:.3f}"), lambda run: place(run, "pre_weight_furthest_at")),
+    ("mean decay of linear attention", lambda run: scalar(run, "decay_mean", "{:.3f}"), nothing),
+    ("mean β", lambda run: scalar(run, "beta_mean", "{:.3f}"), nothing),
+    ("length of a state |S|", lambda run: scalar(run, "state_norm", "{:.3f}"), nothing),
+    ("share of the busiest expert", lambda run: scalar(run, "busiest_expert", "{:.1%}"), routing),
 ]
 
 
