@@ -407,7 +407,7 @@ training/match_params.cpp
   config.match_params.empty() ? config.params : total_parameters(«with_flags(config, config.match_params) => config.model»);
   chosen_width(config.model) = «m.ffn_hidden => config.model.ffn.F»;
 training/flags.h
-  return «kind != Kind::run => true» && kind != Kind::shortcut; }
+  return kind >= Kind::norm && «kind <= Kind::arithmetic => true»; }
 
 [presets]
 training/presets.cpp

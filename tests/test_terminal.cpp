@@ -54,3 +54,17 @@ TEST_CASE("terminal: --help fits 80 columns and 60, and says the same in both", 
     }
   REQUIRE(words_of(help_text(60)) == words_of(help_text(200)));
 }
+
+TEST_CASE("terminal: in --help what a name means stands in a column, and a name that reaches it in a line of its own",
+          "[terminal]") {
+  size_t alone = 0;
+  for (const std::string& line : lines_of(help_text(80))) {
+    INFO(line);
+    const size_t begin = line.find_first_not_of(' '), column = begin == 2 ? 29 : 21;
+    if (!(begin == 2 && line.starts_with("  --")) && begin != 8) continue;
+    const bool named_alone = line.find(' ', begin) == line.npos;
+    if (!named_alone) REQUIRE((line[column - 1] == ' ' && line[column] != ' '));
+    alone += named_alone;
+  }
+  REQUIRE(alone > 0);
+}

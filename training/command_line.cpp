@@ -66,6 +66,13 @@ std::string flag_map_markdown() {
   return text;
 }
 
+// A name and, from a column on, its meaning. A name that reaches the column has a line of its own.
+static std::string help_row(const std::string& name, size_t column, const std::string& meaning, size_t width) {
+  const bool fits = name.size() < column;
+  const std::string margin(fits ? column - name.size() : column, ' ');
+  return fits ? wrapped(name + margin, meaning, column, width) : name + "\n" + wrapped(margin, meaning, column, width);
+}
+
 std::string help_text(size_t width) {
   constexpr size_t name_column = 29, choice_column = 21;
   Config defaults;
@@ -80,20 +87,19 @@ std::string help_text(size_t width) {
     text += wrapped(format("  %-39s", line), meaning, 41, width);
   text += "\n" +
           wrapped("",
-                  "Each flag stands with its default; after it, in brackets, what it allows. --resume is short for "
-                  "--resume=on, and so with every flag that allows on | off. A whole number may be written 600, 1e6, "
-                  "5K, 1.5M or 2B.",
+                  "Each flag stands with its default, where it has one; after it, in brackets, what it allows. "
+                  "--resume is short for --resume=on, and so with every flag that allows on | off. A whole number may "
+                  "be written 600, 1e6, 5K, 1.5M or 2B.",
                   0, width);
   for (const Section& section : sections(defaults)) {
     text += format("\n%s\n", section.heading);
     for (const Flag& f : section.flags) {
       const bool listed = !f.choices.empty() && !f.is_switch;  // a line for each named value
-      const std::string value = f.get().empty() ? f.allowed : f.get();
-      const std::string bounds = !listed && value != f.allowed ? format(" [%s]", f.allowed.c_str()) : "";
-      text += wrapped(format("  %-26s ", (f.name + "=" + value).c_str()), f.help + bounds, name_column, width);
+      const std::string value = f.get().empty() ? "" : "=" + f.get();
+      const std::string allowed = listed ? "" : format(" [%s]", f.allowed.c_str());
+      text += help_row("  " + f.name + value, name_column, f.help + allowed, width);
       if (!listed) continue;
-      for (const Flag::Choice& c : f.choices)
-        text += wrapped(format("        %-12s ", c.value.c_str()), c.meaning, choice_column, width);
+      for (const Flag::Choice& c : f.choices) text += help_row("        " + c.value, choice_column, c.meaning, width);
     }
   }
   return text +

@@ -18,7 +18,9 @@ const char* name_of(Flag::Kind kind) {
     case Flag::Kind::data: return "Data";
     case Flag::Kind::training: return "Training";
     case Flag::Kind::arithmetic: return "Arithmetic";
-    default: return "Run";
+    case Flag::Kind::run: return "Run";
+    case Flag::Kind::file: return "Files";
+    default: return "Evaluation and generation";
   }
 }
 
@@ -38,8 +40,8 @@ void list_shortcuts(FlagTable& t, Config& c) {
       "--params", c.params, at_least(0),
       "total parameters: chooses the --ffn-hidden (with experts the --expert-hidden) that comes nearest; 0: as it is");
   t.text("--match-params", c.match_params, "FLAGS",
-         "chooses that width so that the model has as many parameters as with these flags changed: "
-         "--match-params=--attn=full");
+         "chooses the --ffn-hidden (with experts the --expert-hidden) so that the model has as many parameters as with "
+         "these flags changed: --match-params=--attn=full");
   t.on_off("--describe", c.describe, "training/describe.cpp",
            "print what the model is made of, its size, FLOPs and memory, and train nothing");
 }
@@ -166,9 +168,13 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
   t.choice<GateKind>(
       "--gate", a.gate.kind,
       {{"elementwise", GateKind::elementwise, "kernels/gate.cu", "one for every element, from the hidden state"},
-       {"headwise", GateKind::headwise, "kernels/gate.cu", "one for every head, from the hidden state"},
-       {"shared", GateKind::shared, "kernels/shared_gate.cu", "elementwise scores, their mean over the heads"},
-       {"static", GateKind::static_, "kernels/static_gate.cu", "one for every element, learned, for all tokens"}},
+       {"headwise", GateKind::headwise, "kernels/gate.cu",
+        "one for every head, from the hidden state; with --attn=g1 to g4, of which g3 and g4 need --qk-norm=off or "
+        "--gate-op=add"},
+       {"shared", GateKind::shared, "kernels/shared_gate.cu",
+        "elementwise scores, their mean over the heads; with --attn=g1 and g2"},
+       {"static", GateKind::static_, "kernels/static_gate.cu",
+        "one for every element, learned, for all tokens; with --gate-act=sigmoid and ns-sigmoid, or --gate-op=add"}},
       "scores of attention's gate");
   t.choice<bool>("--gate-op", a.gate.op.additive,
                  {{"mul", false, "kernels/gate.cu", "it multiplies the value"},
@@ -184,11 +190,12 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
   t.number("--head-experts", a.head_experts.E, between<size_t>(0, 32),
            "SwitchHead: matrices of each key/value head, mixed by a token's scores; 0: one, without a score");
   t.number("--head-experts-per-token", a.head_experts.k, between<size_t>(1, 32),
-           "of them a token takes so many, those of the largest score");
+           "SwitchHead: how many of the --head-experts a token takes, those of the largest score");
   t.choice<HeadExpertsOf>("--head-experts-of", a.head_experts.of,
                           {{"v", HeadExpertsOf::v, "layers/head_experts.cuh", "of values"},
-                           {"kv", HeadExpertsOf::kv, "layers/head_experts.cuh", "of keys too, chosen on their own"}},
-                          "what they are matrices of");
+                           {"kv", HeadExpertsOf::kv, "layers/head_experts.cuh",
+                            "of values and of keys, with scores of their own for each"}},
+                          "SwitchHead: what the --head-experts are matrices of");
   t.choice<AttentionScore>(
       "--attn-score", a.score,
       {{"softmax", AttentionScore::softmax, "kernels/attention.cu", "weights that add up to 1"},
@@ -208,8 +215,8 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
   t.number("--window", a.window, at_least(0), "tokens that a query sees, itself included; 0: all before it");
   t.choice<WindowLayers>(
       "--window-layers", m.window_layers,
-      {{"all", WindowLayers::all, "layers/model.h", "every layer"},
-       {"even", WindowLayers::even, "layers/model.h", "layers 0, 2, 4, ...; the others see all"},
+      {{"all", WindowLayers::all, "layers/model_config.h", "every layer"},
+       {"even", WindowLayers::even, "layers/model_config.h", "layers 0, 2, 4, ...; the others see all"},
        {"not-nth", WindowLayers::not_nth, "layers/model_config.h", "all but the last of every --full-every"}},
       "layers with attention that have the window");
   t.number(
@@ -234,12 +241,12 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
   t.parts(
       "--rope-scaling", "none | linear,S | llama3,S,L[,SLOW,FAST] | yarn,S,L[,SLOW,FAST] | yarn-unrounded,...",
       "how positions are scaled to read S times the L tokens of a first training (kernels/rope.cu); points that go "
-      "round "
-      "less than SLOW times in them are slowed whole (1), those that do more often than FAST not (llama3 4, yarn 32)",
+      "round less than SLOW times in them are slowed whole (1), those that do more often than FAST not (llama3 4, yarn "
+      "32)",
       [&m](const std::string& text) { m.rope_scaling = read_rope_scaling(text); },
       [&m] { return rope_scaling_text(m.rope_scaling); });
   t.number("--window-rope-theta", m.window_rope_theta, between(0.0, 1e12),
-           "base of the rotary frequencies in layers with a window, which are not scaled; 0: as in the others");
+           "base of the rotary frequencies in layers with a window, which are not scaled; 0: as in layers without one");
 }
 
 void list_block_flags(FlagTable& t, ModelConfig& m) {
@@ -254,20 +261,22 @@ void list_block_flags(FlagTable& t, ModelConfig& m) {
                      {"relu2", FfnKind::relu2, "kernels/activation.cu", "max(up, 0)^2"},
                      {"polynorm", FfnKind::polynorm, "kernels/polynorm.cu", "the sum of normed powers of up"}},
                     "the feed-forward network (FFN)");
-  t.choice<Activation>("--gelu", m.ffn.gelu,
-                       {{"tanh", Activation::gelu_tanh, "core/activation.cuh", "GPT-2's approximation"},
-                        {"erf", Activation::gelu_erf, "core/activation.cuh", "x times the normal distribution"}},
-                       "which GELU");
+  t.choice<Activation>(
+      "--gelu", m.ffn.gelu,
+      {{"tanh", Activation::gelu_tanh, "core/activation.cuh", "GPT-2's approximation"},
+       {"erf", Activation::gelu_erf, "core/activation.cuh", "x times the cumulative normal distribution"}},
+      "the GELU of --ffn=gelu and --ffn=geglu");
   t.on_off("--ffn-bias", m.ffn.bias, "layers/linear.cuh", "biases of the FFN's projections");
-  t.on_off("--tied", m.tied, "layers/model.h", "the embedding is the output matrix too");
+  t.on_off("--tied", m.tied, "layers/model_state.cuh", "the embedding is the output matrix too");
   t.on_off("--embedding-scale", m.embedding_scale, "kernels/embedding.cu",
            "a learned factor of the embedding, starting at sqrt(hidden): DyT's authors use it");
   t.number("--embedding-factor", m.embedding_factor, above_zero(1e6f),
            "fixed factor of the embedding (kernels/embedding.cu)");
-  t.choice<bool>("--init", m.depth_scaled_init,
-                 {{"plain", false, "layers/parameters.h", "every matrix N(0, 0.02)"},
-                  {"depth-scaled", true, "layers/model.h", "output projections N(0, 0.02 / sqrt(2 layers)) (GPT-2)"}},
-                 "initial weights");
+  t.choice<bool>(
+      "--init", m.depth_scaled_init,
+      {{"plain", false, "layers/parameters.h", "every matrix N(0, 0.02)"},
+       {"depth-scaled", true, "layers/block_parts.cuh", "output projections N(0, 0.02 / sqrt(2 layers)) (GPT-2)"}},
+      "initial weights");
   t.on_off("--residual", m.residual, "layers/block.cuh",
            "the outputs of attention and of the FFN are added to the residual stream; off: they replace it");
   t.number("--clip-residual", m.clip_residual, at_least_zero(), "bound of the residual stream's elements; 0: none");
@@ -281,13 +290,15 @@ void list_experts_flags(FlagTable& t, ModelConfig& m) {
   t.begin(Flag::Kind::experts);
   t.number("--experts", e.E, between<size_t>(0, dispatch_experts_most),
            "experts, each an --ffn of its own, in the place of the FFN (layers/moe.cuh); 0: one FFN for all tokens");
-  t.number("--experts-per-token", e.k, between<size_t>(1, dispatch_experts_most), "of them a token takes so many");
+  t.number("--experts-per-token", e.k, between<size_t>(1, dispatch_experts_most),
+           "how many of the --experts a token takes");
   t.number("--expert-hidden", e.F, at_least(1), "width inside an expert");
   t.number("--dense-layers", m.dense_layers, between<size_t>(0, 10000),
            "so many layers at the beginning keep the FFN of --ffn-hidden");
   t.number("--shared-experts", e.shared, between<size_t>(0, 1024),
            "experts that every token takes: one FFN, so many times as wide as an expert");
-  t.on_off("--shared-expert-gate", e.shared_gate, "layers/moe.cuh", "a sigmoid of each token scales their output");
+  t.on_off("--shared-expert-gate", e.shared_gate, "layers/moe.cuh",
+           "a sigmoid of each token scales the output of --shared-experts");
   t.on_off("--router-renormalise", e.renormalise, "kernels/router.cu",
            "the weights of a token's experts are divided by their sum");
   t.on_off("--router-bias", e.router_bias, "layers/moe.cuh", "a bias of the router's logits (gpt-oss)");
@@ -309,11 +320,13 @@ void list_sizes(FlagTable& t, ModelConfig& m) {
   t.number("--kv-heads", m.attention.KVH, at_least(1), "key/value heads; divides --heads");
   t.number("--head-dim", m.attention.D, between<size_t>(1, 256), "width of a head");
   t.number("--linear-key-heads", m.linear.Hk, at_least(1), "heads of queries and keys of the gated delta rule");
-  t.number("--linear-value-heads", m.linear.Hv, at_least(1), "heads of its values; a multiple of --linear-key-heads");
-  t.number("--linear-key-dim", m.linear.Dk, between<size_t>(1, 256), "width of its query and key heads");
-  t.number("--linear-value-dim", m.linear.Dv, at_least(1), "width of its value heads");
+  t.number("--linear-value-heads", m.linear.Hv, at_least(1),
+           "heads of values of the gated delta rule; a multiple of --linear-key-heads");
+  t.number("--linear-key-dim", m.linear.Dk, between<size_t>(1, 256),
+           "width of a query or key head of the gated delta rule");
+  t.number("--linear-value-dim", m.linear.Dv, at_least(1), "width of a value head of the gated delta rule");
   t.number("--conv-width", m.linear.W, between<size_t>(1, 1024),
-           "tokens that its convolution sees, the token itself included");
+           "tokens that the convolution before the gated delta rule sees, the token itself included");
   t.number("--ffn-hidden", m.ffn.F, at_least(1), "width inside the FFN");
   t.number("--context", m.context, at_least(1), "tokens in a sequence");
 }
@@ -379,71 +392,6 @@ void list_run_flags(FlagTable& t, Config& c) {
       "--measure-every", c.measure_every, at_least(0),
       "steps between validations that also measure attention, activations and gates (training/measures.h); 0: one at "
       "the end");
-  t.number(
-      "--sample-tokens", c.sample_tokens, at_least(0),
-      "length of the sample printed at the end; after the --context a token sees the last --context tokens, or what "
-      "windows and states hold");
-  t.number("--temperature", c.temperature, between(0.0, 1e3), "temperature of a sample; 0 takes the likeliest token");
-  t.number("--top-k", c.top_k, at_least(0), "a sample draws from the k likeliest tokens; 0: from all");
-  t.number("--top-p", c.top_p, between(0.0, 1.0),
-           "of those from the likeliest whose probabilities together reach p; 1: from all");
-  t.on_off("--generate", c.generate, "training/generate.h",
-           "train nothing: print what the model of --from, or the newest checkpoint in --out, writes after a prompt");
-  t.text("--prompt", c.prompt, "TEXT", "of --generate: the text that it continues");
-  t.text("--prompt-tokens", c.prompt_ids, "IDS", "the same as numbers of tokens, with commas between them");
-  t.number("--tokens", c.tokens, at_least(0),
-           "how many tokens --generate writes; 0: 100, or fewer where the --context ends");
-  t.number("--samples", c.samples, at_least(1),
-           "how many continuations --generate writes side by side; more than one are printed when all are there");
-  t.text(
-      "--tokenizer", c.tokenizer, "FILE | FOLDER",
-      "a tokenizer.json, or a folder that has one: text for tokens that are no bytes (dataloader/tokenizer.h); empty: "
-      "that of --from or --out, where there is one");
-  t.text("--out", c.out, "FOLDER",
-         "where checkpoints, log.jsonl and, at the end, measures.safetensors go; empty: nothing is written");
-  t.number("--save-every", c.save_every, at_least(1), "steps between checkpoints; one more at the end");
-  t.number("--keep", c.keep, at_least(0), "how many checkpoints are kept, the newest; 0: all");
-  t.on_off("--resume", c.resume, "training/checkpoint.h",
-           "continue bit for bit from the newest checkpoint in --out, or start where there is none");
-  t.on_off("--change-precision", c.change_precision, "training/run_metadata.h",
-           "with --resume: go on though the checkpoint was made with the other --precision; it holds fp32 weights");
-  t.on_off(
-      "--evaluate", c.evaluate, "training/measures.h",
-      "train nothing: validation loss and measures of the newest checkpoint in --out, whose measures.safetensors is "
-      "written anew, in another context beside it (training/arrays.h); --context, --batch and other flags of training "
-      "may differ from the run's");
-  t.text(
-      "--export", c.export_folder, "FOLDER",
-      "train nothing: write the model of --from as config.json and model.safetensors, which transformers opens, into a "
-      "new folder (training/hf_model.h)");
-  t.choice<bool>("--export-dtype", c.export_bf16,
-                 {{"fp32", false, "training/hf_model.cpp", "as they are"},
-                  {"bf16", true, "core/bf16.cuh", "rounded to the nearest of 16 bits"}},
-                 "the weights that --export writes");
-  t.number("--yarn", c.model.yarn, between(1.0, 1024.0),
-           "of --evaluate and --generate: YaRN lets the run read so many times the --context that it was trained with, "
-           "which its "
-           "checkpoint knows (kernels/rope.cu); 1: positions as in training");
-  t.choice<std::optional<QuantizedFormat>>(
-      "--quantize", c.quantize,
-      {{"none", {}, "train_gpt.cu", "full precision alone"},
-       {"fp8-w8a8", QuantizedFormat::fp8, "kernels/quantize.cu",
-        "E4M3: weights with a scale for 128 x 128, activations with one for a token"},
-       {"nvfp4-w4a4", QuantizedFormat::nvfp4, "kernels/quantize.cu", "E2M1 with an E4M3 scale for 16 numbers"}},
-      "of --evaluate: the validation loss also with weights and inputs of the linear layers rounded to 8 or 4 bits");
-  t.number("--smoothquant", c.smoothquant, between(0.0, 1.0),
-           "of --quantize: alpha of SmoothQuant, which first moves outliers of activations into weights, by what the "
-           "first --val-batches micro-batches of training show (layers/smoothquant.h); 0: it does not");
-  t.choice<Probe>(
-      "--probe", c.probe,
-      {{"none", Probe::none, "training/measures.h", "nothing"},
-       {"retrieval", Probe::retrieval, "training/retrieval.h",
-        "a key, by where it stands in sequences of the run's length, twice that, ... up to --context; of a run "
-        "with --data=recall"}},
-      "what --evaluate asks the run for besides");
-  t.text("--choices", c.choices, "FILE.bin",
-         "of --evaluate: questions with several endings, HellaSwag's as llm.c or scripts/tokenize.py --choices writes "
-         "them: how many the model gets right (training/choose.h)");
   t.choice<DeviceChoice>(
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "training/main.cu", "cuda where a GPU answers, cpu elsewhere"},
@@ -461,6 +409,79 @@ void list_run_flags(FlagTable& t, Config& c) {
        {"full", Recompute::full, "layers/model.cu", "all that a block computes: its input alone is kept"}},
       "what of the forward is not kept in memory, and computed again in the backward, to the same bits");
   t.number("--threads", c.threads, between<size_t>(0, 4096), "CPU threads; 0: one a core");
+}
+
+void list_file_flags(FlagTable& t, Config& c) {
+  t.begin(Flag::Kind::file);
+  t.text("--out", c.out, "FOLDER",
+         "where checkpoints, log.jsonl and, at the end, measures.safetensors go; empty: nothing is written");
+  t.number("--save-every", c.save_every, at_least(1), "steps between checkpoints; one more at the end");
+  t.number("--keep", c.keep, at_least(0), "how many checkpoints are kept, the newest; 0: all");
+  t.on_off("--resume", c.resume, "training/checkpoint.h",
+           "continue bit for bit from the newest checkpoint in --out, or start where there is none");
+  t.on_off("--change-precision", c.change_precision, "training/run_metadata.h",
+           "with --resume: go on though the checkpoint was made with the other --precision; it holds fp32 weights");
+  t.text(
+      "--export", c.export_folder, "FOLDER",
+      "train nothing: write the model of --from as config.json and model.safetensors, which transformers opens, into a "
+      "new folder (training/hf_model.h)");
+  t.choice<bool>("--export-dtype", c.export_bf16,
+                 {{"fp32", false, "training/hf_model.cpp", "as they are"},
+                  {"bf16", true, "core/bf16.cuh", "rounded to the nearest of 16 bits"}},
+                 "the weights that --export writes");
+}
+
+void list_inference_flags(FlagTable& t, Config& c) {
+  t.begin(Flag::Kind::inference);
+  t.on_off(
+      "--evaluate", c.evaluate, "training/evaluate.h",
+      "train nothing: validation loss and measures of the newest checkpoint in --out, whose measures.safetensors is "
+      "written anew, in another context beside it (training/arrays.h); --context, --batch and other flags of training "
+      "may differ from the run's");
+  t.number("--yarn", c.model.yarn, between(1.0, 1024.0),
+           "of --evaluate and --generate: YaRN lets the run read so many times the --context that it was trained with, "
+           "which its checkpoint knows (kernels/rope.cu); 1: positions as in training");
+  t.choice<std::optional<QuantizedFormat>>(
+      "--quantize", c.quantize,
+      {{"none", {}, "training/evaluate.cu", "full precision alone"},
+       {"fp8-w8a8", QuantizedFormat::fp8, "kernels/quantize.cu",
+        "E4M3: weights with a scale for 128 x 128, activations with one for a token"},
+       {"nvfp4-w4a4", QuantizedFormat::nvfp4, "kernels/quantize.cu", "E2M1 with an E4M3 scale for 16 numbers"}},
+      "of --evaluate: the validation loss also with weights and inputs of the linear layers rounded to 8 or 4 bits");
+  t.number("--smoothquant", c.smoothquant, between(0.0, 1.0),
+           "of --quantize: alpha of SmoothQuant, which first moves outliers of activations into weights, by what the "
+           "first --val-batches micro-batches of training show (layers/smoothquant.h); 0: it does not");
+  t.choice<Probe>(
+      "--probe", c.probe,
+      {{"none", Probe::none, "training/evaluate.cu", "nothing"},
+       {"retrieval", Probe::retrieval, "training/retrieval.h",
+        "a key, by where it stands in sequences of the run's length, twice that, ... up to --context; of a run "
+        "with --data=recall"}},
+      "what --evaluate asks the run for besides");
+  t.text("--choices", c.choices, "FILE.bin",
+         "of --evaluate: questions with several endings, HellaSwag's as llm.c or scripts/tokenize.py --choices writes "
+         "them: how many the model gets right (training/choose.h)");
+  t.on_off("--generate", c.generate, "training/generate.h",
+           "train nothing: print what the model of --from, or the newest checkpoint in --out, writes after a prompt");
+  t.text("--prompt", c.prompt, "TEXT", "the text that --generate continues");
+  t.text("--prompt-tokens", c.prompt_ids, "IDS",
+         "the token ids that --generate continues, with commas between them, instead of a --prompt");
+  t.number("--tokens", c.tokens, at_least(0),
+           "how many tokens --generate writes; 0: 100, or fewer where the --context ends");
+  t.number("--samples", c.samples, at_least(1),
+           "how many continuations --generate writes side by side; more than one are printed when all are there");
+  t.number(
+      "--sample-tokens", c.sample_tokens, at_least(0),
+      "length of the sample printed at the end; after the --context a token sees the last --context tokens, or what "
+      "windows and states hold");
+  t.number("--temperature", c.temperature, between(0.0, 1e3), "temperature of a sample; 0 takes the likeliest token");
+  t.number("--top-k", c.top_k, at_least(0), "a sample draws from the k likeliest tokens; 0: from all");
+  t.number("--top-p", c.top_p, between(0.0, 1.0),
+           "a sample draws from the likeliest tokens whose probabilities together reach p, after --top-k; 1: from all");
+  t.text(
+      "--tokenizer", c.tokenizer, "FILE | FOLDER",
+      "a tokenizer.json, or a folder that has one: text for tokens that are no bytes (dataloader/tokenizer.h); empty: "
+      "that of --from or --out, where there is one");
 }
 
 }  // namespace
@@ -487,6 +508,8 @@ std::vector<Flag> list_flags(Config& c) {
   list_training_flags(t, c);
   list_arithmetic_flags(t, c);
   list_run_flags(t, c);
+  list_file_flags(t, c);
+  list_inference_flags(t, c);
   return t.rows;
 }
 

@@ -16,7 +16,7 @@ struct Flag {
   struct Choice {
     std::string value, file, meaning;
   };
-  enum class Kind { shortcut, norm, attention, block, experts, size, data, training, arithmetic, run };
+  enum class Kind { shortcut, norm, attention, block, experts, size, data, training, arithmetic, run, file, inference };
 
   std::string name, help;
   Kind kind;
@@ -27,7 +27,7 @@ struct Flag {
   std::function<std::string()> get;
 
   // Two runs can only have the same bits when these agree.
-  bool shapes_the_result() const { return kind != Kind::run && kind != Kind::shortcut; }
+  bool shapes_the_result() const { return kind >= Kind::norm && kind <= Kind::arithmetic; }
   bool shapes_the_model() const { return kind >= Kind::norm && kind <= Kind::size; }
 };
 
