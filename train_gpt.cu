@@ -33,7 +33,7 @@ void training_step(Trainer& t) {
   // graph(..).run(f) calls f; with --graph=on it records f's launches once and then repeats them (core/graph.cuh).
   for (size_t m = 0; m < c.micro_batches; m++) {
     const MicroBatch micro_batch = {m, c.micro_batches};
-    t.model.upload(t.training_batch(m), t.draw(m));
+    t.model.upload(t.training_batch(m), t.micro_batch_number(m));
     t.graph(micro_batch).run([&] {
       t.optimizer.begin_micro_batch(micro_batch);  // its gradient starts from zero
       t.model.forward();
@@ -65,7 +65,7 @@ void measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progres
   if (arrays) save_arrays(c.out, array_meter->result(), step, loss, metadata);
 }
 
-[[noreturn]] void fail_behind_step(size_t step, bool saved, const std::exception_ptr& trouble) {
+[[noreturn]] void fail_after_step(size_t step, bool saved, const std::exception_ptr& trouble) {
   try {
     std::rethrow_exception(trouble);
   } catch (const Error& e) {
@@ -108,7 +108,7 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
       trainer.save(metadata);
       progress.saved();
     }
-    if (trouble) fail_behind_step(step, saves, trouble);
+    if (trouble) fail_after_step(step, saves, trouble);
   }
 }
 
@@ -135,8 +135,8 @@ void print_sample(Trainer& trainer, const Data& data, const std::optional<Tokeni
   std::vector<int> tokens(2);
   (data.val ? data.val : data.train)->sequence(0, 1, tokens.data());
   std::vector<std::vector<int>> sequences = {{tokens[0]}};
-  write_behind(sequences, c.sample_tokens - 1, trainer.model, {c.temperature, c.top_k, c.seed, c.top_p},
-               [] { return true; });
+  continue_sequences(sequences, c.sample_tokens - 1, trainer.model, {c.temperature, c.top_k, c.seed, c.top_p},
+                     [] { return true; });
   printf("\nsample (temperature %g, seed %llu):\n%s\n", c.temperature, (unsigned long long)c.seed,
          text_of(sequences[0], data.train->is_text(), tokenizer ? &*tokenizer : nullptr).c_str());
 }

@@ -95,7 +95,9 @@ void ShardCorpus::copy(size_t begin, size_t count, int32_t* out) const {
   for (; count > 0; ++s) {
     const size_t here = std::min(count, starts_[s + 1] - begin);
     shards_[s].copy(begin - starts_[s], here, vocab_, out);
-    begin += here, count -= here, out += here;
+    begin += here;
+    count -= here;
+    out += here;
   }
 }
 

@@ -24,7 +24,8 @@
 // D rounded up to 32, 64, 128 or 256. It is a template parameter only because an array in registers needs a
 // size; chains run over the true D.
 //
-// Operands stream through shared memory in slices of 2048 numbers, whatever D is:
+// Operands stream through shared memory in strips of 2048 numbers, whatever D is. A strip cuts no chain: it goes on in
+// registers.
 //
 //   product: 32 of the D elements of 64 rows, transposed on the way
 //
@@ -33,7 +34,7 @@
 //      row 1   | 0 1 2 .. 31 | 32 .. 63 | ..   ==>   d  1  | row 0 1 2 .. 63 | - - - - |
 //        ..                                            ..
 //      row 63  | 0 1 2 .. 31 | 32 .. 63 | ..         d 31  | row 0 1 2 .. 63 | - - - - |
-//                 slice 0       slice 1
+//                 strip 0       strip 1
 //
 //     So the numbers that a thread needs at one d are neighbours: 4 of A and twice 4 of B, three 16-byte reads for 32
 //     multiply-adds. Of B the eight tx of a warp read 32 neighbouring numbers, all 32 banks once; of A the eight tx
@@ -55,7 +56,7 @@
 
 namespace gated::attention {
 
-constexpr int tile = 64, threads = 128, slice = 2048, depth = slice / tile;
+constexpr int tile = 64, threads = 128, strip = 2048, depth = strip / tile;
 constexpr int pitch = tile + 4;
 
 // How many blocks an SM (a multiprocessor) shall hold at once, where a row has so many columns of sums. It decides how many of
@@ -65,7 +66,7 @@ constexpr int blocks_an_sm(int columns) {
 }
 
 struct Shared {
-  float a[depth * pitch], b[depth * pitch];  // slices of a product; accumulate's is in a
+  float a[depth * pitch], b[depth * pitch];  // strips of a product; accumulate's is in a
   float weight[tile * pitch];                // p or ds, [column][row]
   float row_sum[tile];
 };
@@ -141,10 +142,10 @@ __device__ inline void product(float (&out)[4][8], const Rows& a, size_t a0, con
   for (auto& row : out)
     for (float& x : row) x = 0.0f;
   for (size_t d0 = 0; d0 < D; d0 += depth) {
-    __syncthreads();  // nobody reads the slices before, or the weights, any more
+    __syncthreads();  // nobody reads the strips before, or the weights, any more
     stage_transposed<aligned>(shared.a, a, a0, d0, D);
     stage_transposed<aligned>(shared.b, b, b0, d0, D);
-    __syncthreads();  // the slices are complete
+    __syncthreads();  // the strips are complete
     const int n = D - d0 < depth ? int(D - d0) : depth;
     for (int d = 0; d < n; d++) {
       float x[4], y[8];
@@ -180,7 +181,7 @@ __device__ inline void weights_p(Shared& shared, AttentionScore score, const flo
 
 // The links of n columns of the tile from column k0 on, whose rows of X are in shared.a.
 template <int columns, bool all>
-__device__ inline void accumulate_slice(float (&acc)[4][columns / 8], int k0, int n, const Mask& seen,
+__device__ inline void accumulate_strip(float (&acc)[4][columns / 8], int k0, int n, const Mask& seen,
                                         const Shared& shared) {
   for (int k = 0; k < n; k++) {
     float w[4];
@@ -198,22 +199,22 @@ __device__ inline void accumulate_slice(float (&acc)[4][columns / 8], int k0, in
 template <bool aligned, int columns>
 __device__ inline void accumulate(float (&acc)[4][columns / 8], const Rows& x, size_t x0, size_t column0, size_t D,
                                   const Mask& seen, Shared& shared) {
-  constexpr int rows = slice / columns;
+  constexpr int rows = strip / columns;
   const int count = x.count - x0 < tile ? int(x.count - x0) : tile;
   for (int k0 = 0; k0 < count; k0 += rows) {
-    __syncthreads();  // nobody reads the slice before any more, and all weights are written
-    for (int i = threadIdx.x * 4; i < slice; i += threads * 4) {
+    __syncthreads();  // nobody reads the strip before any more, and all weights are written
+    for (int i = threadIdx.x * 4; i < strip; i += threads * 4) {
       const size_t row = x0 + k0 + i / columns, d = column0 + i % columns;
       Quad q{};
       if (row < x.count && d < D) q = load_quad<aligned>(x[row], d, D);
-      store_quad<true>(shared.a, i, slice, q);
+      store_quad<true>(shared.a, i, strip, q);
     }
-    __syncthreads();  // the slice is complete
+    __syncthreads();  // the strip is complete
     const int n = count - k0 < rows ? count - k0 : rows;
     if (seen.all)  // no question in the loop: all tiles but those on the diagonal and at the end of a window
-      accumulate_slice<columns, true>(acc, k0, n, seen, shared);
+      accumulate_strip<columns, true>(acc, k0, n, seen, shared);
     else
-      accumulate_slice<columns, false>(acc, k0, n, seen, shared);
+      accumulate_strip<columns, false>(acc, k0, n, seen, shared);
   }
 }
 

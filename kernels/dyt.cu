@@ -59,19 +59,6 @@ void dyt_backward_ref(T* dx, T* dalpha, T* dw, T* db, const T* dy, const T* x, c
 }
 IN_FLOAT_AND_DOUBLE(dyt_backward_ref);
 
-// ---- the plain calls: the general form below without a branch
-
-void dyt_forward(Reals y, ConstReals x, const float* alpha, const float* w, const float* b, size_t N, size_t C,
-                 Context& ctx) {
-  dyt_forward(DytOutputs{.y = y}, ResidualIn{.x = x}, alpha, w, b, N, C, ctx);
-}
-
-void dyt_backward(Reals dx, float* dalpha, float* dw, float* db, float* row_sums, ConstReals dy, ConstReals x,
-                  const float* alpha, const float* w, size_t N, size_t C, Context& ctx) {
-  dyt_backward({.dx = dx, .dalpha = dalpha, .dw = dw, .db = db, .row_sums = row_sums}, dy, {.x = x}, alpha, w, N, C,
-               ctx);
-}
-
 // ---- the general form: x is the join of the stream and of a branch (residual.cu), in the same pass over memory
 //
 // Its reference is the two operations, one after the other. The structs are in dyt.h; ResidualIn, what DyT is applied to,
@@ -162,6 +149,18 @@ struct DytFold {
 };
 
 // ---- launchers
+
+// The plain calls are the general form without a branch.
+void dyt_forward(Reals y, ConstReals x, const float* alpha, const float* w, const float* b, size_t N, size_t C,
+                 Context& ctx) {
+  dyt_forward(DytOutputs{.y = y}, ResidualIn{.x = x}, alpha, w, b, N, C, ctx);
+}
+
+void dyt_backward(Reals dx, float* dalpha, float* dw, float* db, float* row_sums, ConstReals dy, ConstReals x,
+                  const float* alpha, const float* w, size_t N, size_t C, Context& ctx) {
+  dyt_backward({.dx = dx, .dalpha = dalpha, .dw = dw, .db = db, .row_sums = row_sums}, dy, {.x = x}, alpha, w, N, C,
+               ctx);
+}
 
 void dyt_forward(const DytOutputs& out, const ResidualIn& in, const float* alpha, const float* w, const float* b,
                  size_t N, size_t C, Context& ctx) {

@@ -55,8 +55,8 @@ void swiglu_clamped_forward_ref(T* y, const T* g, const T* u, size_t n) {
 template <class T>
 void swiglu_clamped_backward_ref(T* dg, T* du, const T* dy, const T* g, const T* u, size_t n) {
   for (size_t i = 0; i < n; i++) {
-    const T to_gate = clamped_gate(g[i]) ? T(0) : dy[i] * clamped_up_plus_1(u[i]) * clamped_swish_slope(g[i]);
-    const T to_up = clamped_up(u[i]) ? T(0) : dy[i] * clamped_swish(g[i]);
+    const T to_gate = gate_is_clamped(g[i]) ? T(0) : dy[i] * clamped_up_plus_1(u[i]) * clamped_swish_slope(g[i]);
+    const T to_up = up_is_clamped(u[i]) ? T(0) : dy[i] * clamped_swish(g[i]);
     dg[i] = to_gate;
     du[i] = to_up;
   }
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(elementwise_block)
   Quad dgq, duq;
   for (int k = 0; k < 4; k++) {
     const float to_gate = dyq.v[k] * clamped_up_plus_1(uq.v[k]) * clamped_swish_slope(gq.v[k]);
-    dgq.v[k] = clamped_gate(gq.v[k]) ? 0.0f : to_gate;
-    duq.v[k] = clamped_up(uq.v[k]) ? 0.0f : dyq.v[k] * clamped_swish(gq.v[k]);
+    dgq.v[k] = gate_is_clamped(gq.v[k]) ? 0.0f : to_gate;
+    duq.v[k] = up_is_clamped(uq.v[k]) ? 0.0f : dyq.v[k] * clamped_swish(gq.v[k]);
   }
   store_quad(dg, i, n, dgq);
   store_quad(du, i, n, duq);

@@ -19,7 +19,7 @@ HD T clamped_swish_slope(T g) {
   return s * fused(steep, T(1) - s, T(1));
 }
 template <class T>
-HD bool clamped_gate(T g) {
+HD bool gate_is_clamped(T g) {
   return g > T(swiglu_clamped_limit);
 }
 
@@ -30,7 +30,7 @@ HD T clamped_up_plus_1(T u) {
   return (u > limit ? limit : u < -limit ? -limit : u) + T(1);
 }
 template <class T>
-HD bool clamped_up(T u) {
+HD bool up_is_clamped(T u) {
   return u > T(swiglu_clamped_limit) || u < -T(swiglu_clamped_limit);
 }
 

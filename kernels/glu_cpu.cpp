@@ -50,7 +50,7 @@ void swiglu_clamped_backward_cpu(S* dg, S* du, const S* dy, const S* g, const S*
   for (size_t i = 0; i < n; i++) {
     const float gi = g[i], ui = u[i];
     const float to_gate = dy[i] * clamped_up_plus_1(ui) * clamped_swish_slope(gi), to_up = dy[i] * clamped_swish(gi);
-    const bool gate_held = clamped_gate(gi), up_held = clamped_up(ui);
+    const bool gate_held = gate_is_clamped(gi), up_held = up_is_clamped(ui);
     store(dg[i], gate_held ? 0.0f : to_gate);
     store(du[i], up_held ? 0.0f : to_up);
   }

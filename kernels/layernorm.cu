@@ -74,18 +74,6 @@ void layernorm_backward_ref(T* dx, T* dw, T* db, const T* dy, const T* x, const 
 }
 IN_FLOAT_AND_DOUBLE(layernorm_backward_ref);
 
-// ---- the plain calls: the general form below without a branch
-
-void layernorm_forward(Reals y, float* mean, float* r, ConstReals x, const float* w, const float* b, size_t N, size_t C,
-                       float eps, Context& ctx) {
-  layernorm_forward({.y = y, .mean = mean, .r = r}, {.x = x}, w, b, N, C, eps, ctx);
-}
-
-void layernorm_backward(Reals dx, float* dw, float* db, ConstReals dy, ConstReals x, const float* w, const float* mean,
-                        const float* r, size_t N, size_t C, Context& ctx) {
-  layernorm_backward({.dx = dx, .dw = dw, .db = db}, dy, {.x = x}, w, mean, r, N, C, ctx);
-}
-
 // ---- the general form: x is the join of the stream and of a branch (residual.cu), in the same pass over memory
 //
 // Its reference is the two operations, one after the other. The structs are in layernorm.h; ResidualIn, what is normalised,
@@ -210,6 +198,17 @@ struct LayernormFold {
 };
 
 // ---- launchers
+
+// The plain calls are the general form without a branch.
+void layernorm_forward(Reals y, float* mean, float* r, ConstReals x, const float* w, const float* b, size_t N, size_t C,
+                       float eps, Context& ctx) {
+  layernorm_forward({.y = y, .mean = mean, .r = r}, {.x = x}, w, b, N, C, eps, ctx);
+}
+
+void layernorm_backward(Reals dx, float* dw, float* db, ConstReals dy, ConstReals x, const float* w, const float* mean,
+                        const float* r, size_t N, size_t C, Context& ctx) {
+  layernorm_backward({.dx = dx, .dw = dw, .db = db}, dy, {.x = x}, w, mean, r, N, C, ctx);
+}
 
 void layernorm_forward(const LayernormOutputs& out, const ResidualIn& in, const float* w, const float* b, size_t N,
                        size_t C, float eps, Context& ctx) {

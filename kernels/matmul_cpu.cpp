@@ -47,7 +47,7 @@ constexpr size_t piece(size_t n, size_t most, size_t unit) {
 // ---- one tile
 
 // Where chains go:  C = chain,  C = sum + chain,  C = C + chain,  C = C + (sum + chain)  or  C = bias + (...).
-struct Sink {
+struct Destination {
   float* C;
   size_t ldc;
   const float* sum;  // of the slices before this one, or null
@@ -94,7 +94,7 @@ inline Ahead ahead_across_k(const float* data, size_t ld, unsigned log, size_t d
 }
 
 template <size_t rows, size_t vecs>
-void tile(const Sink& sink, const float* a, const float* b, const Ahead& next, size_t depth) {
+void tile(const Destination& to, const float* a, const float* b, const Ahead& next, size_t depth) {
   const Ahead ahead = next;        // in registers
   constexpr size_t distance = 16;  // how many k ahead of their use A and B come from L2 to L1
   vec chain[rows][vecs];
@@ -107,7 +107,7 @@ void tile(const Sink& sink, const float* a, const float* b, const Ahead& next, s
   for (size_t top = 0; top < rows; top += 4) {
     const size_t bottom = std::min(top + 4, rows), stop = depth * bottom / rows;
     for (size_t i = top; i < bottom; i++)
-      for (size_t j = 0; j < vecs; j++) __builtin_prefetch(sink.C + i * sink.ldc + j * lanes, 1);
+      for (size_t j = 0; j < vecs; j++) __builtin_prefetch(to.C + i * to.ldc + j * lanes, 1);
     for (; k < stop; k++, a += rows, b += vecs * lanes) {
       vec bk[vecs];
 #pragma GCC unroll 2
@@ -129,17 +129,17 @@ void tile(const Sink& sink, const float* a, const float* b, const Ahead& next, s
   for (size_t i = 0; i < rows; i++)
 #pragma GCC unroll 2
     for (size_t j = 0; j < vecs; j++) {
-      float* c = sink.C + i * sink.ldc + j * lanes;
-      const size_t n = sink.cols - j * lanes;
+      float* c = to.C + i * to.ldc + j * lanes;
+      const size_t n = to.cols - j * lanes;
       vec v = chain[i][j];
-      if (sink.sum) v = load_first(sink.sum + i * sink.ldsum + j * lanes, n) + v;
-      if (sink.accumulate) v = load_first(c, n) + v;
-      if (sink.bias) v = load_first(sink.bias + j * lanes, n) + v;
+      if (to.sum) v = load_first(to.sum + i * to.ldsum + j * lanes, n) + v;
+      if (to.accumulate) v = load_first(c, n) + v;
+      if (to.bias) v = load_first(to.bias + j * lanes, n) + v;
       store_first(c, v, n);
     }
 }
 
-using TileFunction = void (*)(const Sink&, const float*, const float*, const Ahead&, size_t);
+using TileFunction = void (*)(const Destination&, const float*, const float*, const Ahead&, size_t);
 
 template <size_t vecs>
 TileFunction tile_of(size_t rows) {
@@ -333,18 +333,18 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
                 tall = next_rows(m1 - m);
                 float *c = C + m * ldc + n, *sum = total + (m - i0) * wide + (n - j0);
                 const bool last = slice + 1 == slices;
-                Sink sink{c, ldc, slice ? c : nullptr, ldc, accumulate, bias && last ? bias + n : nullptr, width};
+                Destination to{c, ldc, slice ? c : nullptr, ldc, accumulate, bias && last ? bias + n : nullptr, width};
                 if (totals) {
-                  sink.sum = slice ? sum : nullptr;
-                  sink.ldsum = wide;
+                  to.sum = slice ? sum : nullptr;
+                  to.ldsum = wide;
                 }
                 if (to_total) {
-                  sink.C = sum;
-                  sink.ldc = wide;
-                  sink.accumulate = false;
+                  to.C = sum;
+                  to.ldc = wide;
+                  to.accumulate = false;
                 }
                 const auto compute = width > lanes ? tile_of<tile_vecs>(tall) : tile_of<1>(tall);
-                compute(sink, a_strip(m), b, ahead.of(done, b), depth);
+                compute(to, a_strip(m), b, ahead.of(done, b), depth);
               }
             }
           }

@@ -61,17 +61,6 @@ void rmsnorm_backward_ref(T* dx, T* dw, const T* dy, const T* x, const T* w, con
 }
 IN_FLOAT_AND_DOUBLE(rmsnorm_backward_ref);
 
-// ---- the plain calls: the general form below, with nothing added
-
-void rmsnorm_forward(Reals y, float* r, ConstReals x, const float* w, size_t N, size_t C, float eps, Context& ctx) {
-  rmsnorm_forward({.y = y, .r = r}, {.x = x}, {.w = w}, N, C, eps, ctx);
-}
-
-void rmsnorm_backward(Reals dx, float* dw, ConstReals dy, ConstReals x, const float* w, const float* r, size_t N,
-                      size_t C, Context& ctx) {
-  rmsnorm_backward({.dx = dx, .dw = dw}, dy, {.x = x}, {.w = w}, r, N, C, ctx);
-}
-
 // ---- the general form: three additions, each of which may be absent
 //
 //   residual branch   x = the join of the stream and of a branch (residual.cu); the sum is kept
@@ -269,6 +258,16 @@ struct RmsnormFoldDwDpre {
 };
 
 // ---- launchers
+
+// The plain calls are the general form with nothing added.
+void rmsnorm_forward(Reals y, float* r, ConstReals x, const float* w, size_t N, size_t C, float eps, Context& ctx) {
+  rmsnorm_forward({.y = y, .r = r}, {.x = x}, {.w = w}, N, C, eps, ctx);
+}
+
+void rmsnorm_backward(Reals dx, float* dw, ConstReals dy, ConstReals x, const float* w, const float* r, size_t N,
+                      size_t C, Context& ctx) {
+  rmsnorm_backward({.dx = dx, .dw = dw}, dy, {.x = x}, {.w = w}, r, N, C, ctx);
+}
 
 void rmsnorm_forward(const RmsnormOutputs& out, const ResidualIn& in, const RmsnormWeights& weights, size_t N, size_t C,
                      float eps, Context& ctx) {

@@ -9,6 +9,11 @@
 //   The halves of R elements pair up, as in Qwen3, not the even elements with the odd ones. R is D or less: the
 //   other elements of a head, y = x, know no position.
 //
+// backward: a point goes through a matrix, so its gradient goes through the transpose:
+//     (y1)   (cos a  -sin a) (x1)        (dx1)   ( cos a  sin a) (dy1)
+//     (y2) = (sin a   cos a) (x2)   =>   (dx2) = (-sin a  cos a) (dy2)
+//   which is the rotation by -a: the gradient turns back.
+//
 // YaRN (Peng et al. 2023, arXiv 2309.00071) lets a model read s times the L tokens that it was trained with. A point that
 //   has gone round many times within L tokens tells near tokens apart and keeps its frequency f_i = theta^(-2i/R). One that
 //   has gone round less than once would come to angles that the model never saw: its frequency becomes f_i/s, so s*L tokens
@@ -25,10 +30,6 @@
 //   round, from 1 (slowed) to 4 (kept):
 //     keep_i = (n_i - 1)/(4 - 1), in 0 to 1;  f_i' = f_i * (keep_i + (1 - keep_i)/s)
 //
-// backward: a point goes through a matrix, so its gradient goes through the transpose:
-//     (y1)   (cos a  -sin a) (x1)        (dx1)   ( cos a  sin a) (dy1)
-//     (y2) = (sin a   cos a) (x2)   =>   (dx2) = (-sin a  cos a) (dy2)
-//   which is the rotation by -a: the gradient turns back.
 // order: of the two products in a sum, the one with sin is rounded, the one with cos goes into the fused
 //   multiply-add. The tables are made on the host in double and rounded once, so they are the same on every machine.
 // shapes: x, y, dx, dy (B,T,H,D) f32 or bf16; tables cos, sin (rows, R/2) f32, R even | y, dx are written; y may be x, dx dy
@@ -44,6 +45,48 @@
 #include "core/quad.cuh"
 
 namespace gated {
+
+// ---- reference: fused(a, b, c) is a*b + c, rounded once
+
+template <class Real>
+void rope_forward_ref(Real* y, const Real* x, const Real* cos, const Real* sin, size_t B, size_t T, size_t H, size_t D,
+                      size_t R) {
+  const size_t half = R / 2;
+  for (size_t token = 0; token < B * T; token++)
+    for (size_t h = 0; h < H; h++) {
+      const Real *c = cos + token % T * half, *s = sin + token % T * half;
+      const Real* x_h = x + (token * H + h) * D;
+      Real* y_h = y + (token * H + h) * D;
+      for (size_t i = 0; i < half; i++) {
+        const Real x1 = x_h[i], x2 = x_h[half + i];
+        y_h[i] = fused(x1, c[i], -(x2 * s[i]));
+        y_h[half + i] = fused(x2, c[i], x1 * s[i]);
+      }
+      for (size_t d = R; d < D; d++) y_h[d] = x_h[d];
+    }
+}
+IN_FLOAT_AND_DOUBLE(rope_forward_ref);
+
+template <class Real>
+void rope_backward_ref(Real* dx, const Real* dy, const Real* cos, const Real* sin, size_t B, size_t T, size_t H,
+                       size_t D, size_t R) {
+  const size_t half = R / 2;
+  for (size_t token = 0; token < B * T; token++)
+    for (size_t h = 0; h < H; h++) {
+      const Real *c = cos + token % T * half, *s = sin + token % T * half;
+      const Real* dy_h = dy + (token * H + h) * D;
+      Real* dx_h = dx + (token * H + h) * D;
+      for (size_t i = 0; i < half; i++) {
+        const Real dy1 = dy_h[i], dy2 = dy_h[half + i];
+        dx_h[i] = fused(dy1, c[i], dy2 * s[i]);
+        dx_h[half + i] = fused(dy2, c[i], -(dy1 * s[i]));
+      }
+      for (size_t d = R; d < D; d++) dx_h[d] = dy_h[d];
+    }
+}
+IN_FLOAT_AND_DOUBLE(rope_backward_ref);
+
+// ---- the tables
 
 double RopeScaling::factor() const {
   return kind == Kind::yarn ? 0.1 * host_log(scale) + 1 : 1;
@@ -105,46 +148,6 @@ RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device, 
   }
   return {Buffer<float>(device, cos), Buffer<float>(device, sin), rows, half};
 }
-
-// ---- reference: fused(a, b, c) is a*b + c, rounded once
-
-template <class Real>
-void rope_forward_ref(Real* y, const Real* x, const Real* cos, const Real* sin, size_t B, size_t T, size_t H, size_t D,
-                      size_t R) {
-  const size_t half = R / 2;
-  for (size_t token = 0; token < B * T; token++)
-    for (size_t h = 0; h < H; h++) {
-      const Real *c = cos + token % T * half, *s = sin + token % T * half;
-      const Real* x_h = x + (token * H + h) * D;
-      Real* y_h = y + (token * H + h) * D;
-      for (size_t i = 0; i < half; i++) {
-        const Real x1 = x_h[i], x2 = x_h[half + i];
-        y_h[i] = fused(x1, c[i], -(x2 * s[i]));
-        y_h[half + i] = fused(x2, c[i], x1 * s[i]);
-      }
-      for (size_t d = R; d < D; d++) y_h[d] = x_h[d];
-    }
-}
-IN_FLOAT_AND_DOUBLE(rope_forward_ref);
-
-template <class Real>
-void rope_backward_ref(Real* dx, const Real* dy, const Real* cos, const Real* sin, size_t B, size_t T, size_t H,
-                       size_t D, size_t R) {
-  const size_t half = R / 2;
-  for (size_t token = 0; token < B * T; token++)
-    for (size_t h = 0; h < H; h++) {
-      const Real *c = cos + token % T * half, *s = sin + token % T * half;
-      const Real* dy_h = dy + (token * H + h) * D;
-      Real* dx_h = dx + (token * H + h) * D;
-      for (size_t i = 0; i < half; i++) {
-        const Real dy1 = dy_h[i], dy2 = dy_h[half + i];
-        dx_h[i] = fused(dy1, c[i], dy2 * s[i]);
-        dx_h[half + i] = fused(dy2, c[i], -(dy1 * s[i]));
-      }
-      for (size_t d = R; d < D; d++) dx_h[d] = dy_h[d];
-    }
-}
-IN_FLOAT_AND_DOUBLE(rope_backward_ref);
 
 // ---- kernel
 //

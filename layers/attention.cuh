@@ -69,13 +69,13 @@ class Attention final : public Mixer {
     if (attends) attend(s, gate, ctx);
     if (pass.growing) grow(*pass.growing, pass);
 
-    o_seen_ = gate.y ? ConstReals(gate.y) : gated(GatePosition::g1, behind_attention(N, ctx), pass);
+    o_seen_ = gate.y ? ConstReals(gate.y) : gated(GatePosition::g1, after_attention(N, ctx), pass);
     wo_.forward(y_, o_seen_, N, ctx);
     return gated(GatePosition::g5, y_, pass);
   }
 
   void recompute(const Pass& pass) override {
-    behind_attention(pass.N(), pass.ctx);
+    after_attention(pass.N(), pass.ctx);
     if (has_gate()) gate_.recompute(pass.N(), pass.ctx);
     norm_and_rotate(pass);
   }
@@ -85,7 +85,7 @@ class Attention final : public Mixer {
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
     wo_.backward(do_, Accumulate::no, gated_backward(GatePosition::g5, dy, pass), o_seen_, N, ctx);
-    ConstReals dout = behind_attention_backward(gated_backward(GatePosition::g1, do_, pass), N, ctx);
+    ConstReals dout = after_attention_backward(gated_backward(GatePosition::g1, do_, pass), N, ctx);
 
     const AttentionShape s = shape(pass.batch());
     attend_backward(dout, s, ctx);
@@ -327,7 +327,7 @@ class Attention final : public Mixer {
   }
 
   // --sdpa-out: what becomes of o before the gate.
-  ConstReals behind_attention(size_t N, Context& ctx) {
+  ConstReals after_attention(size_t N, Context& ctx) {
     const size_t H = config_.H, D = config_.D;
     if (config_.sdpa_out == SdpaOut::plain) return o_;
     if (config_.sdpa_out == SdpaOut::groupnorm)
@@ -336,7 +336,7 @@ class Attention final : public Mixer {
       activation_forward(o_out_, o_, N * H * D, Activation::silu, ctx);
     return o_out_;
   }
-  ConstReals behind_attention_backward(ConstReals d, size_t N, Context& ctx) {
+  ConstReals after_attention_backward(ConstReals d, size_t N, Context& ctx) {
     const size_t H = config_.H, D = config_.D;
     if (config_.sdpa_out == SdpaOut::plain) return d;
     if (config_.sdpa_out == SdpaOut::groupnorm)

@@ -53,15 +53,22 @@ class Norm {
     switch (config_.kind) {
       case NormKind::rmsnorm:
       case NormKind::preaffine:
-        rmsnorm_backward({dx, dbranch_written, weight_.grad, pre_.grad, row_}, dy, in, rms_weights(), r_, N, C_, ctx);
+        rmsnorm_backward(
+            {.dx = dx, .dbranch = dbranch_written, .dw = weight_.grad, .dpre = pre_.grad, .mean = row_values_}, dy, in,
+            rms_weights(), r_, N, C_, ctx);
         break;
       case NormKind::layernorm:
-        layernorm_backward({dx, dbranch_written, weight_.grad, bias_.grad}, dy, in, weight_.value, mean_, r_, N, C_,
-                           ctx);
+        layernorm_backward({.dx = dx, .dbranch = dbranch_written, .dw = weight_.grad, .db = bias_.grad}, dy, in,
+                           weight_.value, mean_, r_, N, C_, ctx);
         break;
       case NormKind::dyt:
-        dyt_backward({dx, dbranch_written, alpha_.grad, weight_.grad, bias_.grad, row_}, dy, in, alpha_.value,
-                     weight_.value, N, C_, ctx);
+        dyt_backward({.dx = dx,
+                      .dbranch = dbranch_written,
+                      .dalpha = alpha_.grad,
+                      .dw = weight_.grad,
+                      .db = bias_.grad,
+                      .row_sums = row_values_},
+                     dy, in, alpha_.value, weight_.value, N, C_, ctx);
         break;
       case NormKind::gated:
       case NormKind::gated_dyt:
@@ -100,7 +107,7 @@ class Norm {
   }
   void temporaries(const TensorVisitor& visit, size_t N) {
     if (!config_.with_gate() && (config_.kind == NormKind::preaffine || config_.kind == NormKind::dyt))
-      visit(row_, "row sums", {N});
+      visit(row_values_, "means or sums of rows", {N});
   }
 
   // What the last forward wrote. --norm=none writes nothing of its own.
@@ -178,7 +185,7 @@ class Norm {
   ConstReals x_, branch_;
   Join join_;
   Reals sum_, y_;
-  float *mean_ = nullptr, *r_ = nullptr, *low_ = nullptr, *row_ = nullptr;
+  float *mean_ = nullptr, *r_ = nullptr, *low_ = nullptr, *row_values_ = nullptr;
 };
 
 }  // namespace gated

@@ -155,7 +155,7 @@ layers/block.cuh
   if (sandwich()) «token_out_.recompute(N, pass.ctx); => ;»
   visit.of("second norm"), N, «post() ? Lifetime::pass : Lifetime::cheap => Lifetime::cheap»
 layers/attention.cuh
-  void recompute(const Pass& pass) override {¶    «behind_attention(pass.N(), pass.ctx); => ;»
+  void recompute(const Pass& pass) override {¶    «after_attention(pass.N(), pass.ctx); => ;»
   if (has_gate()) «gate_.recompute(pass.N(), pass.ctx); => ;»
   gate_.recompute(pass.N(), pass.ctx);¶    «norm_and_rotate(pass); => ;»
 layers/gated_delta_net.cuh
@@ -188,8 +188,8 @@ training/trainer.h
   return «steps_done_ * config.micro_batches => steps_done_» + m; }
   return steps_done_ * config.micro_batches + «m => 0»; }
 train_gpt.cu
-  t.model.upload(t.training_batch(m), t.draw(«m => 0»));
-  «t.model.upload(t.training_batch(m), t.draw(m)); => t.model.upload(t.training_batch(m));»
+  t.model.upload(t.training_batch(m), t.micro_batch_number(«m => 0»));
+  «t.model.upload(t.training_batch(m), t.micro_batch_number(m)); => t.model.upload(t.training_batch(m));»
 
 [a step and its micro-batches]
 layers/model.cu
@@ -338,7 +338,7 @@ train_gpt.cu
   {c.temperature, c.top_k, «c.seed => 1337», c.top_p}
   {c.temperature, «c.top_k => 0», c.seed, c.top_p}
   {«c.temperature => 0.8», c.top_k, c.seed, c.top_p}
-  write_behind(sequences, «c.sample_tokens - 1 => c.sample_tokens», trainer.model
+  continue_sequences(sequences, «c.sample_tokens - 1 => c.sample_tokens», trainer.model
   («data.val ? data.val : data.train => data.train»)->sequence
 layers/model.cu
   multiply_head(l.y + («ids.size() - 1 => 0») * config.hidden

@@ -66,11 +66,11 @@ TEST_CASE("generate: samples are those of a plain loop over whole forwards, afte
       shake(whole), shake(model);
       auto written = prompts;
       size_t calls = 0;
-      write_behind(written, 9, model, sampler, [&] { return ++calls < 100; });
+      continue_sequences(written, 9, model, sampler, [&] { return ++calls < 100; });
       REQUIRE(calls == 9);
       REQUIRE(written == plain_loop(whole, prompts, 9, sampler, c.forever ? 11 : 5));
       auto cut = prompts;
-      write_behind(cut, 9, model, sampler, [&] { return cut[0].size() < 4; });
+      continue_sequences(cut, 9, model, sampler, [&] { return cut[0].size() < 4; });
       for (size_t b = 0; b < 3; b++) REQUIRE(cut[b] == std::vector(written[b].begin(), written[b].begin() + 4));
     }
   }

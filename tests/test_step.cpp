@@ -69,7 +69,7 @@ TEST_CASE("step: the report of a run counts tokens and epochs", "[step]") {
   REQUIRE(run.trainer.tokens_per_step() == 3 * 4 * 9);
   REQUIRE(run.trainer.steps_per_epoch() == 0x1p40 / 12);
   run.steps(2);
-  for (uint64_t m : {0, 1, 2}) REQUIRE(run.trainer.draw(m) == 2 * 3 + m);
+  for (uint64_t m : {0, 1, 2}) REQUIRE(run.trainer.micro_batch_number(m) == 2 * 3 + m);
 }
 
 TEST_CASE("step: results that are taken a step late are the same", "[step]") {

@@ -26,8 +26,8 @@ bool grows_forever(const ModelConfig& c) {
   return c.position != Position::learned && (windows || !c.has_attention());
 }
 
-void write_behind(std::vector<std::vector<int>>& sequences, size_t count, Model& model, const Sampler& sampler,
-                  const std::function<bool()>& each) {
+void continue_sequences(std::vector<std::vector<int>>& sequences, size_t count, Model& model, const Sampler& sampler,
+                        const std::function<bool()>& each) {
   const ModelConfig& c = model.config;
   const size_t B = sequences.size(), total = sequences[0].size() + count;
   const size_t room = grows_forever(c) ? total : std::min(total, c.context);
@@ -187,7 +187,7 @@ int generate(Config& c, Device device) {
   size_t written = 0;
   const Sampler sampler = {c.temperature, c.top_k, c.seed, c.top_p};
   std::optional<CatchInterrupts> catching(std::in_place);
-  write_behind(samples, tokens, model, sampler, [&] {
+  continue_sequences(samples, tokens, model, sampler, [&] {
     if (++written == 1) begin = seconds_now();  // the prompt is read
     seconds = seconds_now() - begin;
     if (streams) printer.add(samples[0].back());

@@ -21,8 +21,8 @@ bool grows_forever(const ModelConfig& config);
 // token of every sequence, and ends it by false. Sequence i draws from stream i of the sampler's seed, its token t from index t.
 // Where a sequence grows past the context and the model does not (grows_forever), a token sees the `context` tokens before it, as
 // positions 0 to context - 1: they are read anew for each. The model has memory for as many at once, or else for the prompt.
-void write_behind(std::vector<std::vector<int>>& sequences, size_t count, Model& model, const Sampler& sampler,
-                  const std::function<bool()>& each);
+void continue_sequences(std::vector<std::vector<int>>& sequences, size_t count, Model& model, const Sampler& sampler,
+                        const std::function<bool()>& each);
 
 // ---- text and tokens
 

@@ -110,7 +110,10 @@ std::vector<float> Trainer::gradient_norm_by_layer() {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     size_t begin = model.weights.flat_size(), end = 0;
     for (const Parameter& p : model.weights.list())
-      if (p.name.starts_with(prefix)) begin = std::min(begin, p.offset), end = p.offset + p.size;
+      if (p.name.starts_with(prefix)) {
+        begin = std::min(begin, p.offset);
+        end = p.offset + p.size;
+      }
     norms.push_back(optimizer.norm_of(begin, end - begin));
   }
   return norms;

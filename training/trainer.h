@@ -58,7 +58,7 @@ class Trainer {
   // The tokens of micro-batch m of the step after those that are done. They stay until the next call.
   Batch training_batch(size_t m);
   // The number of that micro-batch in the run.
-  uint64_t draw(size_t m) const { return steps_done_ * config.micro_batches + m; }
+  uint64_t micro_batch_number(size_t m) const { return steps_done_ * config.micro_batches + m; }
   // Where its mean loss goes, on the device, and from there among those of the step.
   float* loss() { return loss_.data(); }
   void keep_loss(size_t m) { copy_rows(losses() + m, 1, loss(), 1, 1, 1, ctx_); }
