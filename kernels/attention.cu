@@ -295,8 +295,8 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(co
 
   // Walk 1. A thread takes the maximum of the scores that it holds; then the 8 threads of a row, which are
   // neighbouring lanes, exchange theirs. Without a sink m starts at -inf.
-  float score[4][8], m[4], p_sink[4];
-  for (int r = 0; r < 4; r++) m[r] = p_sink[r] = sink.logit_of(s, b, h, i0 + row_of_thread() + r);
+  float score[4][8], sink_logit[4], m[4];
+  for (int r = 0; r < 4; r++) m[r] = sink_logit[r] = sink.logit_of(s, b, h, i0 + row_of_thread() + r);
   if (s.sigmoid()) {
     for (int r = 0; r < 4; r++) m[r] = -s.bias;
   } else {
@@ -312,7 +312,8 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(co
   }
 
   // The sink is the first link of every chain. Without one its weight is exp(-inf) = +0, where chains start anyway.
-  for (int r = 0; r < 4; r++) p_sink[r] = exact_exp(p_sink[r] - m[r]);
+  float p_sink[4];
+  for (int r = 0; r < 4; r++) p_sink[r] = exact_exp(sink_logit[r] - m[r]);
   if (threadIdx.x % 8 == 0)
     for (int r = 0; r < 4; r++) shared->row_sum[row_of_thread() + r] = p_sink[r];
   float acc[4][columns / 8];

@@ -80,21 +80,22 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(co
   const Rows queries{q + s.q_row(b, 0, h), s.q_step(), s.T}, douts{dout + s.o_row(b, 0, h), s.o_step(), s.T};
   const Rows keys{k + s.kv_row(b, 0, kv_head), s.kv_step(), s.T}, values{v + s.kv_row(b, 0, kv_head), s.kv_step(), s.T};
 
-  float acc[4][columns / 8], dot[4][8], x[4] = {};
+  float acc[4][columns / 8], dot[4][8], ds_sink[4] = {};
   if (sink.key)
-    for (int r = 0; r < 4; r++) x[r] = of_query(sink_ds, s, b, h, i0 + row_of_thread() + r);
-  begin_chains<columns>(acc, x, sink.key ? sink.key + h * s.D : nullptr, s.D);
+    for (int r = 0; r < 4; r++) ds_sink[r] = of_query(sink_ds, s, b, h, i0 + row_of_thread() + r);
+  begin_chains<columns>(acc, ds_sink, sink.key ? sink.key + h * s.D : nullptr, s.D);
 
   for (size_t j0 = s.first_key(i0) / tile * tile; j0 < end; j0 += tile) {
     product<aligned>(dot, queries, i0, keys, j0, s.D, *shared);
-    for (int r = 0; r < 4; r++) x[r] = lse_of(lse, s, b, h, i0 + row_of_thread() + r);
+    float row_lse[4], row_delta[4];
+    for (int r = 0; r < 4; r++) row_lse[r] = lse_of(lse, s, b, h, i0 + row_of_thread() + r);
     for (int r = 0; r < 4; r++)
-      for (int c = 0; c < 8; c++) dot[r][c] = dot[r][c] * scale - x[r];
+      for (int c = 0; c < 8; c++) dot[r][c] = dot[r][c] * scale - row_lse[r];
     weights_p(*shared, s.score, dot);
     product<aligned>(dot, douts, i0, values, j0, s.D, *shared);
-    for (int r = 0; r < 4; r++) x[r] = of_query(delta, s, b, h, i0 + row_of_thread() + r);
+    for (int r = 0; r < 4; r++) row_delta[r] = of_query(delta, s, b, h, i0 + row_of_thread() + r);
     for (int r = 0; r < 4; r++)
-      for (int c = 0; c < 8; c++) dot[r][c] = dot[r][c] - x[r];
+      for (int c = 0; c < 8; c++) dot[r][c] = dot[r][c] - row_delta[r];
     weights_ds(*shared, s.score, dot);
     accumulate<aligned, columns>(acc, keys, j0, 0, s.D, rows_are_queries(s, i0, j0), *shared);
   }
@@ -126,21 +127,22 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(2 
   const size_t j0 = size_t(blockIdx.y) * tile, end = j0 + tile < s.T ? j0 + tile : s.T;
   const Rows keys{k + s.kv_row(b, 0, kv_head), s.kv_step(), s.T}, values{v + s.kv_row(b, 0, kv_head), s.kv_step(), s.T};
 
-  float dk_acc[4][columns / 8] = {}, dv_acc[4][columns / 8] = {}, dot[4][8], x[8];
+  float dk_acc[4][columns / 8] = {}, dv_acc[4][columns / 8] = {}, dot[4][8];
   for (size_t h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++) {
     const Rows queries{q + s.q_row(b, 0, h), s.q_step(), s.T}, douts{dout + s.o_row(b, 0, h), s.o_step(), s.T};
     for (size_t i0 = j0; i0 < s.end_query(end - 1); i0 += tile) {
       const Mask seen = rows_are_keys(s, i0, j0);
       product<aligned>(dot, keys, j0, queries, i0, s.D, *shared);
-      for (int c = 0; c < 8; c++) x[c] = lse_of(lse, s, b, h, i0 + column_of_thread(c));
+      float column_lse[8], column_delta[8];
+      for (int c = 0; c < 8; c++) column_lse[c] = lse_of(lse, s, b, h, i0 + column_of_thread(c));
       for (int r = 0; r < 4; r++)
-        for (int c = 0; c < 8; c++) dot[r][c] = dot[r][c] * scale - x[c];
+        for (int c = 0; c < 8; c++) dot[r][c] = dot[r][c] * scale - column_lse[c];
       weights_p(*shared, s.score, dot);
       accumulate<aligned, columns>(dv_acc, douts, i0, column0, s.D, seen, *shared);
       product<aligned>(dot, values, j0, douts, i0, s.D, *shared);
-      for (int c = 0; c < 8; c++) x[c] = of_query(delta, s, b, h, i0 + column_of_thread(c));
+      for (int c = 0; c < 8; c++) column_delta[c] = of_query(delta, s, b, h, i0 + column_of_thread(c));
       for (int r = 0; r < 4; r++)
-        for (int c = 0; c < 8; c++) dot[r][c] = dot[r][c] - x[c];
+        for (int c = 0; c < 8; c++) dot[r][c] = dot[r][c] - column_delta[c];
       weights_ds(*shared, s.score, dot);
       accumulate<aligned, columns>(dk_acc, queries, i0, column0, s.D, seen, *shared);
     }

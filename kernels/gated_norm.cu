@@ -168,7 +168,8 @@ __global__ void __launch_bounds__(gated_norm::threads, 1024 / gated_norm::thread
   using namespace gated_norm;
   STATIC_SHARED(float, tile, [rows * pitch]);
   // DYNAMIC_SHARED(T, name): shared memory of the size that the launch names.
-  DYNAMIC_SHARED(float, a);  // [j][row]: first the chains of low, then a = SiLU(low)
+  DYNAMIC_SHARED(float, a);     // [j][row]
+  float* const low_chains = a;  // stand there before a does
   const size_t C = shape.C, rank = shape.rank;
   float* const total = a + rows * rank;
   Rows block(shape, weights, size_t(blockIdx.x) * rows);
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(gated_norm::threads, 1024 / gated_norm::thread
     const size_t c = c0 + lane_column();
     store_tile(tile, block.n(block.unit(block.load(x, c)), c));
     __syncthreads();
-    block.contract(a, total, tile, down_t, c0);
+    block.contract(low_chains, total, tile, down_t, c0);
     __syncthreads();
   }
 
@@ -231,7 +232,8 @@ __global__ void __launch_bounds__(gated_norm::threads)
   STATIC_SHARED(float, tile, [rows * pitch]);
   DYNAMIC_SHARED(float, a);  // [j][row]
   const size_t C = shape.C, rank = shape.rank;
-  float *const dlows = a + rows * rank, *const total = dlows + rows * rank;  // dlows: first the chains of da
+  float *const dlows = a + rows * rank, *const total = dlows + rows * rank;
+  float* const da_chains = dlows;  // stand there before dlow does
   const GateOp op = shape.op;
   Rows block(shape, weights, size_t(blockIdx.x) * rows);
   const bool rms = block.norm.rms, first_lane = threadIdx.x % 32 == 0;
@@ -249,7 +251,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
       store_tile(
           tile, quads([&](int k, int e) { return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * slope.row[k].v[e]; }));
       __syncthreads();
-      block.contract(dlows, total, tile, weights.up, c0);
+      block.contract(da_chains, total, tile, weights.up, c0);
       __syncthreads();
     }
   } else {
@@ -392,20 +394,23 @@ void gated_norm_backward(Reals dx, Reals dbranch, const GatedNormGradients& grad
   require(dx != dy, "gated_norm_backward: dx is dy, which is read again after dx is written");
   if (shape.N == 0) return;
   float* scratch = ctx.scratch(gated_norm_backward_scratch(shape, ctx.device) / sizeof(float));
+  if (ctx.device == Device::cpu) {
+    with_storage(dx, [&](auto stored) {
+      using S = decltype(stored);
+      gated_norm_backward_cpu(dx.as<S>(), dbranch.as<S>(), gradients, dy.as<S>(), in.as<S>(), low, r, weights, shape,
+                              scratch);
+    });
+    return;
+  }
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
-  const GatedNormBackwardScratch s(scratch, shape);  // of the kernels
+  const GatedNormBackwardScratch s(scratch, shape);
+  gated_norm_transpose(s.up_t, weights.up, scores, rank, ctx);
   with_storage(dx, [&](auto stored) {
     using S = decltype(stored);
-    const auto typed = in.as<S>();
-    if (ctx.device == Device::cpu)
-      return gated_norm_backward_cpu(dx.as<S>(), dbranch.as<S>(), gradients, dy.as<S>(), typed, low, r, weights, shape,
-                                     scratch);
-    gated_norm_transpose(s.up_t, weights.up, scores, rank, ctx);
     launch(gated_norm_backward_kernel<S>, grid_of(ceil_div(N, gated_norm::rows)), gated_norm::threads,
            3 * gated_norm::rows * rank * sizeof(float), ctx, dx.as<S>(), dbranch.as<S>(), s.dlow, s.dscores, s.row_sums,
-           dy.as<S>(), typed, low, r, weights, s.up_t, shape);
+           dy.as<S>(), in.as<S>(), low, r, weights, s.up_t, shape);
   });
-  if (ctx.device == Device::cpu) return;
   gated_norm_columns(s.slices, in.x, dy, low, s.dlow, s.dscores, r, weights, s.up_t, shape, ctx);
 
   const size_t product_slices = ceil_div(N, matmul_slice), column_slices = ceil_div(N, column_slice);

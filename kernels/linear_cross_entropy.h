@@ -30,6 +30,10 @@ size_t linear_cross_entropy_chunk_rows(size_t N, size_t V);
 void linear_cross_entropy(float* losses, Reals dh, float* dweight, float* logits, bf16* dlogits, ConstReals h,
                           const float* weight, const bf16* weight_copy, const int* targets, float dloss, size_t N,
                           size_t C, size_t V, size_t chunk_rows, Context& ctx);
+// The losses alone, by the same arithmetic.
+void linear_cross_entropy_losses(float* losses, float* logits, ConstReals h, const float* weight,
+                                 const bf16* weight_copy, const int* targets, size_t N, size_t C, size_t V,
+                                 size_t chunk_rows, Context& ctx);
 // Bytes of scratch that it takes on a device for an h that is stored so; and what a thread of a CPU takes and keeps, as
 // matmul_cpu_workspace(), for one of floats.
 size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows, Storage storage, Device device);

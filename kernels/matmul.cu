@@ -81,14 +81,14 @@ IN_FLOAT_AND_DOUBLE(matmul_ref);
 // ---- kernel: the tile of a block is in kernels/matmul_tile.cuh
 
 // What a launch works on. A block goes through all slices of k, whose sum grows in C, or in `sum` where C is added to. Or, side
-// by side, block z computes slice first + z alone and leaves it in a matrix of its own, the z-th from C.data on.
+// by side, block z computes slice first_slice + z alone and leaves it in a matrix of its own, the z-th from C.data on.
 struct MatmulJob {
-  Matrix<float> C, sum;
+  Matrix<float> C, sum = {};
   Matrix<const float> A, B;
-  const float* bias;
+  const float* bias = nullptr;
   size_t M, N, K;
-  bool accumulate, side_by_side;
-  size_t first;  // slice
+  bool accumulate = false, side_by_side = false;
+  size_t first_slice = 0;
   bool aligned;  // the rows of C, sum and bias begin on 16-byte boundaries
 };
 
@@ -96,12 +96,24 @@ struct MatmulJob {
 template <Layout layout, int BM, int BN, int TM, int TN, bool aligned>
 __global__ void __launch_bounds__(BM / TM * BN / TN, 2) matmul_kernel(MatmulJob job) {
   const size_t m0 = size_t(blockIdx.x) * BM, n0 = size_t(blockIdx.y) * BN;
-  const size_t begin = job.side_by_side ? (job.first + blockIdx.z) * matmul_slice : 0;
+  const size_t begin = job.side_by_side ? (job.first_slice + blockIdx.z) * matmul_slice : 0;
   const size_t end = job.side_by_side && begin + matmul_slice < job.K ? begin + matmul_slice : job.K;
   const Matrix<float> C = {job.C.data + (blockIdx.z * job.M + m0) * job.C.ld + n0, job.C.ld};
   const Matrix<float> sum = {job.sum.data + m0 * job.sum.ld + n0, job.sum.ld};
-  matmul_tile<layout, BM, BN, TM, TN, aligned>({C, sum, job.A, job.B, job.bias ? job.bias + n0 : nullptr, m0, job.M, n0,
-                                                job.N, begin, end, job.accumulate, job.aligned});
+  const MatmulBlock block = {.C = C,
+                             .sum = sum,
+                             .A = job.A,
+                             .B = job.B,
+                             .bias = job.bias ? job.bias + n0 : nullptr,
+                             .m0 = m0,
+                             .m_end = job.M,
+                             .n0 = n0,
+                             .n_end = job.N,
+                             .begin = begin,
+                             .end = end,
+                             .accumulate = job.accumulate,
+                             .aligned = job.aligned};
+  matmul_tile<layout, BM, BN, TM, TN, aligned>(block);
 }
 
 // C = slice 0 + slice 1 + ..., or C + that, or bias + that: a thread owns four neighbours of a row and goes through the
@@ -234,14 +246,25 @@ void matmul_by_plan(Matrix<float> C, Matrix<const float> A, Matrix<const float> 
   float* const sums = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
   if (plan.together == 1) {
     const bool aligned = matmul_rows_aligned(C.data, C.ld) && matmul_rows_aligned(bias, 0);
-    return matmul_launch({C, {sums, pitch}, A, B, bias, M, N, K, add_to_c, false, 0, aligned}, layout, plan.tile, 1,
-                         ctx);
+    const MatmulJob job = {.C = C,
+                           .sum = {sums, pitch},
+                           .A = A,
+                           .B = B,
+                           .bias = bias,
+                           .M = M,
+                           .N = N,
+                           .K = K,
+                           .accumulate = add_to_c,
+                           .aligned = aligned};
+    return matmul_launch(job, layout, plan.tile, 1, ctx);
   }
   for (size_t done = 0; done < slices;) {
     const size_t kept = done ? 1 : 0;  // matrices that hold what was summed so far
     const size_t count = std::min(plan.together - kept, slices - done);
-    const Matrix<float> first = {sums + kept * M * pitch, pitch};
-    matmul_launch({first, {}, A, B, nullptr, M, N, K, false, true, done, true}, layout, plan.tile, count, ctx);
+    const Matrix<float> into = {sums + kept * M * pitch, pitch};
+    const MatmulJob job = {
+        .C = into, .A = A, .B = B, .M = M, .N = N, .K = K, .side_by_side = true, .first_slice = done, .aligned = true};
+    matmul_launch(job, layout, plan.tile, count, ctx);
     done += count;
     if (done < slices)
       matmul_add_slices({sums, pitch}, sums, pitch, kept + count, nullptr, M, N, Accumulate::no, ctx);
@@ -260,7 +283,7 @@ void matmul(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_
   if (M == 0 || N == 0) return;
   if (ctx.device == Device::cpu) return matmul_cpu(C, A, B, M, N, K, layout, accumulate, bias);
   if (ctx.matmul_engine() == MatmulEngine::cublas && K > 0) {
-    matmul_cublas(C, A, B, M, N, K, layout, accumulate, {bias, nullptr, nullptr}, ctx);
+    matmul_cublas(C, A, B, M, N, K, layout, accumulate, {.bias = bias}, ctx);
     return;
   }
   matmul_by_plan(C, A, B, M, N, K, layout, accumulate, matmul_plan(M, N, K), ctx, bias);

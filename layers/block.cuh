@@ -57,11 +57,14 @@ class Block {
   Hidden forward(Hidden in, const Pass& pass) {
     if (post()) return forward_post(in, pass);
     const size_t N = pass.N();
-    ConstReals a = a_ = token_mixer_->forward(norm1_.forward(in.x, in.branch, join(0, pass), N, pass.ctx), pass);
-    if (sandwich()) a = token_out_.forward(a, nullptr, {}, N, pass.ctx);
-    ConstReals f = f_ =
-        channel_mixer_->forward(norm2_.forward(joined(norm1_.residual()), a, join(1, pass), N, pass.ctx), pass);
-    if (sandwich()) f = channel_out_.forward(f, nullptr, {}, N, pass.ctx);
+    Context& ctx = pass.ctx;
+    ConstReals n1 = norm1_.forward(in.x, in.branch, join(0, pass), N, ctx);
+    a_ = token_mixer_->forward(n1, pass);
+    ConstReals a = sandwich() ? token_out_.forward(a_, N, ctx) : a_;
+
+    ConstReals n2 = norm2_.forward(joined(norm1_.residual()), a, join(1, pass), N, ctx);
+    f_ = channel_mixer_->forward(n2, pass);
+    ConstReals f = sandwich() ? channel_out_.forward(f_, N, ctx) : f_;
     return {joined(norm2_.residual()), f};
   }
 
@@ -81,11 +84,11 @@ class Block {
     if (post()) return backward_post(dh, dbranch, pass);
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
-    if (sandwich()) df = channel_out_.backward(df_, nullptr, df, nullptr, N, ctx);
+    if (sandwich()) df = channel_out_.backward(d_mixer_out_, df, N, ctx);
     channel_mixer_->backward(dy_, Accumulate::no, df, pass);
     ConstReals stream = config_.residual ? dh : nullptr;  // the gradient that comes back past the mixers
     ConstReals da = norm2_.backward(dh, dbranch, dy_, stream, N, ctx);
-    if (sandwich()) da = token_out_.backward(df_, nullptr, da, nullptr, N, ctx);
+    if (sandwich()) da = token_out_.backward(d_mixer_out_, da, N, ctx);
     token_mixer_->backward(dy_, Accumulate::no, da, pass);
     return norm1_.backward(dh, dbranch, dy_, stream, N, ctx);
   }
@@ -112,7 +115,7 @@ class Block {
   void temporaries(const TensorVisitor& visit, BatchShape batch) {
     const size_t N = batch.N();
     visit(dy_, "d norm output", {N, C_});
-    if (sandwich()) visit(df_, "d branch before its norm", {N, C_});
+    if (sandwich()) visit(d_mixer_out_, "d branch before its norm", {N, C_});
     for (Norm* norm : {&norm1_, &norm2_}) norm->temporaries(visit, N);
     for (Mixer* mixer : {token_mixer_.get(), channel_mixer_.get()}) mixer->temporaries(visit, batch);
     if (!sandwich()) return;
@@ -173,10 +176,11 @@ class Block {
   // The gradient of the sum is also h's own share, if h is part of it: then a mixer's backward adds to that.
   ConstReals backward_post(Reals dh, Reals dbranch, const Pass& pass) {
     const size_t N = pass.N();
-    ConstReals df = norm2_.backward(dy_, dbranch, dh, nullptr, N, pass.ctx);
+    ConstReals stream = nullptr;  // the norm is on the stream itself: nothing comes back past it
+    ConstReals df = norm2_.backward(dy_, dbranch, dh, stream, N, pass.ctx);
     const Accumulate own = config_.residual ? Accumulate::yes : Accumulate::no;
     channel_mixer_->backward(dy_, own, df, pass);
-    ConstReals da = norm1_.backward(dh, dbranch, dy_, nullptr, N, pass.ctx);
+    ConstReals da = norm1_.backward(dh, dbranch, dy_, stream, N, pass.ctx);
     token_mixer_->backward(dh, own, da, pass);
     return dh;
   }
@@ -195,7 +199,7 @@ class Block {
   Norm token_out_, channel_out_;  // sandwich
   ConstReals in_;                 // post: what the last forward read
   ConstReals a_, f_;              // what its mixers put out, which stays until the next
-  Reals dy_, df_;
+  Reals dy_, d_mixer_out_;        // gradients of what a mixer reads and, with sandwich, of what it puts out
 };
 
 }  // namespace gated

@@ -150,8 +150,8 @@ float Model::loss(const Batch& batch) {
   Layers& l = *layers_;
   Context& ctx = memory_->ctx;
   const Weight& head = l.head();
-  linear_cross_entropy(l.losses, nullptr, nullptr, l.logits, nullptr, l.y, head.value, head.copy,
-                       memory_->targets.data(), 0.0f, batch.N(), config.hidden, config.vocab, chunk_rows(), ctx);
+  linear_cross_entropy_losses(l.losses, l.logits, l.y, head.value, head.copy, memory_->targets.data(), batch.N(),
+                              config.hidden, config.vocab, chunk_rows(), ctx);
   mean(memory_->loss.data(), l.losses, batch.N(), ctx);
   ctx.synchronize();
   memory_->has_losses = true;

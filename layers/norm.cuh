@@ -28,7 +28,9 @@ class Norm {
  public:
   Norm(const NormConfig& config, size_t C, Residual residual) : config_(config), C_(C), residual_(residual) {}
 
-  // Returns y, the norm of x, or of x joined by branch: then residual() is the sum, and branch must stay until backward.
+  // Returns y, the norm of x.
+  ConstReals forward(ConstReals x, size_t N, Context& ctx) { return forward(x, nullptr, {}, N, ctx); }
+  // Or of x joined by branch (null: there is none): then residual() is the sum, and branch must stay until backward.
   ConstReals forward(ConstReals x, ConstReals branch, const Join& join, size_t N, Context& ctx) {
     Range range("norm");
     x_ = branch ? ConstReals(sum_) : x;
@@ -42,6 +44,10 @@ class Norm {
   // Writes y again.
   void recompute(size_t N, Context& ctx) { normalise({x_}, nullptr, N, ctx); }
 
+  // dx = gradient through the norm, of a forward without a branch; it is not dy. Returns dx.
+  ConstReals backward(Reals dx, ConstReals dy, size_t N, Context& ctx) {
+    return backward(dx, nullptr, dy, nullptr, N, ctx);
+  }
   // dx = dresidual + gradient through the norm (dresidual null: the gradient through the norm alone), as the join
   // passes it on to x; it is not dy. Returns the gradient of the branch: dx too, or, where the join is not plain,
   // dbranch, which is then written.
