@@ -232,10 +232,11 @@ gradcheck: $(KNOWN_OP:%=$(BUILD)/release/test_%)  ## finite differences of one o
 
 RUN_KERNELS := $(call tests_with,$(CASES)|kernel_device)
 GPU_TESTS := $(filter-out $(WHOLE_TESTS),$(RUN_KERNELS)) $(filter $(WHOLE_TESTS),$(RUN_KERNELS))
+CUBLAS_TESTS := $(filter $(call tests_with,\[cublas\]),$(GPU_TESTS))
 gpu-build: train $(GPU_TESTS:%=$(BUILD)/cuda/%) $(BUILD)/cuda/bench  ## what gpu-check runs: to see that it compiles, nvcc is enough
 gpu-check: export BEGAN := $(shell date +%s)
-gpu-check: gpu-build  ## on a machine with a GPU: bitwise tests, fingerprints, bench, sanitizers -> build/gpu_check.json, results/; goes on where it stopped (MINUTES=6, STAGES=...)
-	@scripts/gpu_check.sh $(BUILD)/gpu_check.json $(BUILD)/cuda/bench $(GPU_TESTS:%=$(BUILD)/cuda/%); code=$$?; \
+gpu-check: gpu-build  ## on a machine with a GPU: bitwise tests, cuBLAS, fingerprints, bench, sanitizers -> build/gpu_check.json, results/; goes on where it stopped (MINUTES=6, STAGES=...)
+	@scripts/gpu_check.py $(BUILD)/gpu_check.json $(BUILD)/cuda/bench $(GPU_TESTS:%=$(BUILD)/cuda/%) --cublas $(CUBLAS_TESTS:%=$(BUILD)/cuda/%); code=$$?; \
 	[ ! -s $(BUILD)/gpu_check.json ] || cp $(BUILD)/gpu_check.json results/; exit $$code
 
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev).

@@ -6,15 +6,16 @@
 //                 of bf16
 //   attention     GFLOP/s, and as a share of the measured FMA peak (CPU); attention-bf16 of bf16, on a GPU as a share of the best
 //                 product of bf16 matrices
-//   the others    GB/s of the bytes an operation must move, as a share of the measured copy bandwidth
+//   operations    the others, over floats: GB/s of the bytes that one must move, as a share of the measured copy bandwidth;
+//                 operations-bf16 over bf16
 //   training      tokens/s of whole steps: the default model, and one of GPT-2 124M's size at B 4, T 64
-//   gpt2-124m     on a GPU, before all others: the same of GPT-2 124M at B 32, T 1024 in bf16, with our products, with cuBLASLt's,
-//                 and with its launches as CUDA graphs
+//   gpt2-124m     on a GPU: the same of GPT-2 124M at B 32, T 1024 in bf16, with our products, with cuBLASLt's, and with its
+//                 launches as CUDA graphs
 //   generation    tokens/s of sequences that grow, and the bytes of weights that a token needs as a share of the copy bandwidth
 // Times on a shared machine wander: every pair is measured in turns and each side keeps its best, so that the ratios
 // stand where the times do not.
-// make bench | build/release/bench [FILE.json] [matmul|bf16|grouped|grouped-bf16|attention|attention-bf16|gated-delta|operations|training|generation|gpt2-124m]:
-// writes the rows to the file; only the part that is named, or all
+// make bench | build/release/bench [FILE.json] [PART]: writes the rows to the file; only the part that is named, or all
+// build/release/bench --parts: names them
 #include <omp.h>
 
 #include <chrono>
@@ -104,7 +105,20 @@ std::vector<double> best_seconds(std::vector<std::function<void()>> functions, d
   return best;
 }
 
-nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+// What goes to the file: the ceilings, and "rows".
+nlohmann::ordered_json results;
+std::string file_name;
+
+// The file is written after every row: a bench that is stopped leaves what it has measured.
+void add_row(nlohmann::ordered_json row) {
+  results["rows"].push_back(std::move(row));
+  if (file_name.empty()) return;
+  const std::string fresh = file_name + ".new";
+  std::ofstream file(fresh);
+  file << results.dump(1) << "\n";
+  file.close();
+  require(file.good() && rename(fresh.c_str(), file_name.c_str()) == 0, "bench: cannot write %s", file_name.c_str());
+}
 
 // A vector on the device, filled with small values: denormals and NaN would not be what training sees.
 template <class T = float>
@@ -156,6 +170,15 @@ double copy_bandwidth([[maybe_unused]] Context& ctx) {
 #endif
   }})[0];
   return 8.0 * double(n) / seconds;
+}
+
+// The best FLOP/s of a product of large matrices: on a GPU that of the faster of our kernels and cuBLASLt.
+double best_product(Storage storage, Context& ctx) {
+  const double ours = measured_matmul_peak(storage, ctx);
+  if (device != Device::cuda) return ours;
+  Context other(device);
+  other.use_cublas(false);
+  return std::max(ours, measured_matmul_peak(storage, other));
 }
 
 // ---- matmul
@@ -226,11 +249,11 @@ void bench_matmul(Context& ctx, double peak) {
     if (peak > 0) printf(" %8.0f %%", 100 * ours / peak);
     printf("\n");
     fflush(stdout);
-    rows.push_back({{"op", format("matmul %s %zux%zux%zu", c.role, c.M, c.N, c.K)},
-                    {"gflops", ours * 1e-9},
-                    {"peer", peer_name},
-                    {"ratio_to_peer", ours / theirs},
-                    {"share_of_peak", peak > 0 ? ours / peak : 0}});
+    add_row({{"op", format("matmul %s %zux%zux%zu", c.role, c.M, c.N, c.K)},
+             {"gflops", ours * 1e-9},
+             {"peer", peer_name},
+             {"ratio_to_peer", ours / theirs},
+             {"share_of_peak", peak > 0 ? ours / peak : 0}});
   }
 }
 
@@ -266,11 +289,11 @@ void bench_bf16(Context& ctx) {
     if (gpu) printf(" %6.0f %%", 100 * gflops / seconds[0] / peak);
     printf("\n");
     fflush(stdout);
-    rows.push_back({{"op", "bf16 " + name},
-                    {"gflops", gflops / seconds[0]},
-                    {"peer", peer},
-                    {"ratio_to_peer", seconds[1] / seconds[0]},
-                    {"share_of_peak", gpu ? gflops / seconds[0] / peak : 0}});
+    add_row({{"op", "bf16 " + name},
+             {"gflops", gflops / seconds[0]},
+             {"peer", peer},
+             {"ratio_to_peer", seconds[1] / seconds[0]},
+             {"share_of_peak", gpu ? gflops / seconds[0] / peak : 0}});
   };
   if (gpu)
     for (size_t n : {8192, 4096}) compare(Layout::nt, n, n, n);
@@ -298,7 +321,7 @@ void bench_bf16(Context& ctx) {
                                        glu_forward(y.data(), g.data(), u.data(), tokens * F, Activation::silu, ctx);
                                      }});
   printf("SwiGLU in the end of the product of W_up: %.2fx the speed of one after it\n", seconds[1] / seconds[0]);
-  rows.push_back(
+  add_row(
       {{"op", "bf16 product with SwiGLU"}, {"peer", "SwiGLU after it"}, {"ratio_to_peer", seconds[1] / seconds[0]}});
 }
 
@@ -364,10 +387,10 @@ void bench_grouped(Context& ctx) {
       printf("%-46s %10.1f %10.1f %7.2fx\n", name.c_str(), flops / seconds[0] * 1e-9, flops / seconds[1] * 1e-9,
              seconds[1] / seconds[0]);
       fflush(stdout);
-      rows.push_back({{"op", (is_bf16 ? "bf16 grouped matmul " : "grouped matmul ") + name},
-                      {"gflops", flops / seconds[0] * 1e-9},
-                      {"peer", "one matrix"},
-                      {"ratio_to_peer", seconds[1] / seconds[0]}});
+      add_row({{"op", (is_bf16 ? "bf16 grouped matmul " : "grouped matmul ") + name},
+               {"gflops", flops / seconds[0] * 1e-9},
+               {"peer", "one matrix"},
+               {"ratio_to_peer", seconds[1] / seconds[0]}});
     }
   }
 }
@@ -424,8 +447,7 @@ void bench_operations(Context& ctx, double bandwidth) {
     const double rate = bytes / best_seconds({run}, 0.2)[0];
     printf("%-42s %10.1f %8.0f %%\n", name.c_str(), rate * 1e-9, 100 * rate / bandwidth);
     fflush(stdout);
-    rows.push_back(
-        {{"op", (is_bf16 ? "bf16 " : "") + name}, {"gb_per_s", rate * 1e-9}, {"share_of_copy", rate / bandwidth}});
+    add_row({{"op", (is_bf16 ? "bf16 " : "") + name}, {"gb_per_s", rate * 1e-9}, {"share_of_copy", rate / bandwidth}});
   };
   const double f = sizeof(S) * double(n), wide = 4 * double(n);  // bytes of an array, of one of floats
   const ResidualIn alone = {x.data()}, joined = {x.data(), z.data()};
@@ -650,9 +672,9 @@ void bench_attention(Context& ctx, double peak) {
     if (peak > 0) printf(" %5.0f/%.0f %%", 200 * product / fwd / peak, 500 * product / bwd / peak);
     printf("\n");
     fflush(stdout);
-    rows.push_back({{"op", (is_bf16 ? "bf16 attention " : "attention ") + name},
-                    {"forward_gflops", 2 * product / fwd * 1e-9},
-                    {"backward_gflops", 5 * product / bwd * 1e-9}});
+    add_row({{"op", (is_bf16 ? "bf16 attention " : "attention ") + name},
+             {"forward_gflops", 2 * product / fwd * 1e-9},
+             {"backward_gflops", 5 * product / bwd * 1e-9}});
   }
 }
 
@@ -711,11 +733,11 @@ void bench_gated_delta(Context& ctx, double peak) {
       printf("   %.0f + %.0f ms, %.0f tokens/s\n", 1e3 * seconds[2 * form], 1e3 * seconds[2 * form + 1],
              double(s.B * s.T) / (seconds[2 * form] + seconds[2 * form + 1]));
       fflush(stdout);
-      rows.push_back({{"op", "gated delta rule " + name},
-                      {"forward_gflops", fwd * 1e-9},
-                      {"backward_gflops", bwd * 1e-9},
-                      {"forward_share_of_peak", peak > 0 ? fwd / peak : 0},
-                      {"backward_share_of_peak", peak > 0 ? bwd / peak : 0}});
+      add_row({{"op", "gated delta rule " + name},
+               {"forward_gflops", fwd * 1e-9},
+               {"backward_gflops", bwd * 1e-9},
+               {"forward_share_of_peak", peak > 0 ? fwd / peak : 0},
+               {"backward_share_of_peak", peak > 0 ? bwd / peak : 0}});
     }
   }
 }
@@ -745,7 +767,7 @@ void bench_training(Context& ctx, bool gpt2) {
       return c;
     }
   };
-  const double peaks[] = {measured_matmul_peak(Storage::fp32, ctx), measured_matmul_peak(Storage::bf16, ctx)};
+  const double peaks[] = {best_product(Storage::fp32, ctx), best_product(Storage::bf16, ctx)};
   auto compare = [&](const std::string& sizes, const std::vector<std::string>& variants, double budget) {
     std::vector<std::unique_ptr<Run>> runs;
     std::vector<std::function<void()>> steps;
@@ -767,10 +789,10 @@ void bench_training(Context& ctx, bool gpt2) {
              100 * rate * t.model.flops_per_token(runs[i]->config.model.context) /
                  peaks[t.model.config.storage == Storage::bf16],
              100 * cost);
-      rows.push_back({{"op", "training " + sizes + " " + variants[i]},
-                      {"tokens_per_s", rate},
-                      {"milliseconds", seconds[i] * 1e3},
-                      {"cost", cost}});
+      add_row({{"op", "training " + sizes + " " + variants[i]},
+               {"tokens_per_s", rate},
+               {"milliseconds", seconds[i] * 1e3},
+               {"cost", cost}});
     }
     fflush(stdout);
   };
@@ -821,62 +843,74 @@ void bench_generation(Context& ctx, double bandwidth) {
     printf("%-42s %10.1f %10.2f %8.0f %%\n", name.c_str(), double(B) / best, best * 1e3,
            100 * weights / best / bandwidth);
     fflush(stdout);
-    rows.push_back({{"op", "generation " + name},
-                    {"tokens_per_s", double(B) / best},
-                    {"share_of_copy", weights / best / bandwidth}});
+    add_row({{"op", "generation " + name},
+             {"tokens_per_s", double(B) / best},
+             {"share_of_copy", weights / best / bandwidth}});
   }
+}
+
+// ---- its parts
+
+struct Ceilings {
+  double fma, copy;  // FLOP/s of multiply-adds, on a GPU not measured, and bytes/s
+};
+struct Part {
+  const char* name;
+  void (*measure)(Context&, const Ceilings&);
+};
+
+// First what is asked of a GPU first.
+const std::vector<Part> parts = {
+#ifdef __CUDACC__
+    {"gpt2-124m", [](Context& ctx, const Ceilings&) { bench_training(ctx, true); }},
+#endif
+    {"bf16", [](Context& ctx, const Ceilings&) { bench_bf16(ctx); }},
+    {"attention-bf16",
+     [](Context& ctx, const Ceilings&) {
+       bench_attention<bf16>(ctx, device == Device::cuda ? best_product(Storage::bf16, ctx) : 0);
+     }},
+    {"operations-bf16", [](Context& ctx, const Ceilings& c) { bench_operations<bf16>(ctx, c.copy); }},
+    {"operations", [](Context& ctx, const Ceilings& c) { bench_operations<float>(ctx, c.copy); }},
+    {"training", [](Context& ctx, const Ceilings&) { bench_training(ctx, false); }},
+    {"matmul", [](Context& ctx, const Ceilings& c) { bench_matmul(ctx, c.fma); }},
+    {"attention", [](Context& ctx, const Ceilings& c) { bench_attention<float>(ctx, c.fma); }},
+    {"grouped", [](Context& ctx, const Ceilings&) { bench_grouped<float>(ctx); }},
+    {"grouped-bf16", [](Context& ctx, const Ceilings&) { bench_grouped<bf16>(ctx); }},
+    {"gated-delta", [](Context& ctx, const Ceilings& c) { bench_gated_delta(ctx, c.fma); }},
+    {"generation", [](Context& ctx, const Ceilings& c) { bench_generation(ctx, c.copy); }},
+};
+
+std::string names_of_parts() {
+  std::string names;
+  for (const Part& part : parts) names += std::string(names.empty() ? "" : " ") + part.name;
+  return names;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
-  std::string file_name, only;
+  std::string only;
   for (int i = 1; i < argc; i++) (std::string(argv[i]).ends_with(".json") ? file_name : only) = argv[i];
-  const auto wanted = [&](const char* part) { return only.empty() || only == part; };
+  if (only == "--parts") return printf("%s\n", names_of_parts().c_str()), 0;
+  std::vector<Part> wanted = parts;
+  if (!only.empty()) std::erase_if(wanted, [&](const Part& part) { return only != part.name; });
+  require(!wanted.empty(), "bench: no part is named %s: expected one of %s", only.c_str(), names_of_parts().c_str());
   setenv("OPENBLAS_THREAD_TIMEOUT", "10", 0);  // OpenBLAS's threads must not spin while ours work
   limit_spinning(argv);
   Context ctx(device);
-  double peak = 0;
+  Ceilings ceilings{0, copy_bandwidth(ctx)};
 #ifndef __CUDACC__
-  peak = fma_peak();
+  ceilings.fma = fma_peak();
 #endif
-  const double bandwidth = copy_bandwidth(ctx);
   printf("%s", name_of(device));
-  if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), peak * 1e-9);
-  printf(", copy %.1f GB/s\n", bandwidth * 1e-9);
-  // The file is written after every part: a bench that is stopped leaves what it has measured.
-  const auto part = [&](const char* name, auto measure) {
-    if (!wanted(name)) return;
-    measure();
-    if (file_name.empty()) return;
-    const std::string fresh = file_name + ".new";
-    std::ofstream file(fresh);
-    file << nlohmann::ordered_json({{"device", name_of(device)},
-                                    {"threads", omp_get_max_threads()},
-                                    {"fma_peak_gflops", peak * 1e-9},
-                                    {"copy_gb_per_s", bandwidth * 1e-9},
-                                    {"rows", rows}})
-                .dump(1)
-         << "\n";
-    file.close();
-    require(file.good() && rename(fresh.c_str(), file_name.c_str()) == 0, "bench: cannot write %s", file_name.c_str());
-  };
-  if (device == Device::cuda) part("gpt2-124m", [&] { bench_training(ctx, true); });
-  part("matmul", [&] { bench_matmul(ctx, peak); });
-  part("bf16", [&] { bench_bf16(ctx); });
-  part("grouped", [&] { bench_grouped<float>(ctx); });
-  part("grouped-bf16", [&] { bench_grouped<bf16>(ctx); });
-  part("attention", [&] { bench_attention<float>(ctx, peak); });
-  part("attention-bf16",
-       [&] { bench_attention<bf16>(ctx, device == Device::cuda ? measured_matmul_peak(Storage::bf16, ctx) : 0); });
-  part("gated-delta", [&] { bench_gated_delta(ctx, peak); });
-  part("operations", [&] { bench_operations<float>(ctx, bandwidth), bench_operations<bf16>(ctx, bandwidth); });
-  part("training", [&] { bench_training(ctx, false); });
-  part("generation", [&] { bench_generation(ctx, bandwidth); });
-  require(!rows.empty(),
-          "bench: no part is named %s: expected matmul, bf16, grouped, grouped-bf16, attention, attention-bf16, "
-          "gated-delta, operations, training, generation or, on a GPU, gpt2-124m",
-          only.c_str());
+  if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), ceilings.fma * 1e-9);
+  printf(", copy %.1f GB/s\n", ceilings.copy * 1e-9);
+  results = {{"device", name_of(device)},
+             {"threads", omp_get_max_threads()},
+             {"fma_peak_gflops", ceilings.fma * 1e-9},
+             {"copy_gb_per_s", ceilings.copy * 1e-9},
+             {"rows", nlohmann::ordered_json::array()}};
+  for (const Part& part : wanted) part.measure(ctx, ceilings);
   return 0;
 } catch (const std::exception& e) {
   fprintf(stderr, "error: %s\n", e.what());

@@ -185,6 +185,13 @@ namespace {
 
 // A GPU that is not there: programs that answer, and write down what they were asked.
 struct FakeGpu : Folder {
+  std::string python = run("python3 -c 'import sys; print(sys.executable, end=\"\")'").text;
+  // gpu-check is a script of Python.
+  bool without_python() const {
+    if (answers("python3 --version")) return false;
+    WARN("no python3 here: scripts/gpu_check.py was not looked at");
+    return true;
+  }
   FakeGpu() {
     program("bin/nvidia-smi", "echo 'Fake 9000, 555.1, 9.0'");
     program("cuda/bin/nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'");
@@ -195,19 +202,31 @@ struct FakeGpu : Folder {
     program("train",
             "case $1 in --device=cpu) echo train $* >>asked;; esac\n"
             "case $* in *--graph*) echo $* >>graphs;; esac\necho 'fingerprint of the weights: 0123'");
-    program("bin/python3", "exit 1");  // without PyTorch
-    program("bench", "echo bench >>asked\nprintf '[\\n{\"row\": 1}\\n]\\n' >$1");
+    program("bin/python3", "[ \"$1\" != -c ] || exit 1\nexec " + python + " \"$@\"");  // without PyTorch
+    bench("echo '{\"of\": \"'$2'\", \"rows\": [{\"op\": \"'$2'\", \"rate\": 1}]}' >$1");
     for (const char* test : {"test_round", "test_a_bf16", "test_mma"})
       program(test, format("echo %s $1 needs=$GATED_NEEDS_GPU >>asked\n[ ./%s != \"$(cat fails 2>/dev/null)\" ]", test,
                            test));
   }
+  // A benchmark of two parts.
+  void bench(const std::string& lines) const {
+    program("bench", "[ \"$1\" != --parts ] || exec echo copies products\necho bench $2 >>asked\n" + lines);
+  }
   Said check(const std::string& environment = "") const {
-    return run("rm -f asked; PATH=" + (path / "bin").string() + ":$PATH CUDA_HOME=" + (path / "cuda").string() +
-               " JOBS=1 " + environment +
-               " {repo}/scripts/gpu_check.sh gpu.json ./bench ./test_round ./test_a_bf16 ./test_mma");
+    return run(
+        "rm -f asked; PATH=" + (path / "bin").string() + ":$PATH CUDA_HOME=" + (path / "cuda").string() + " JOBS=1 " +
+        environment +
+        " {repo}/scripts/gpu_check.py gpu.json ./bench ./test_round ./test_a_bf16 ./test_mma --cublas ./test_round");
   }
   // How many checks the last call ran.
   size_t asked() const { return count(read("asked"), "\n"); }
+  // The names of the benchmark's rows.
+  std::string ops() const {
+    std::string all;
+    const nlohmann::json known = result();
+    for (const auto& row : known["bench"]["rows"]) all += row["op"].get<std::string>() + " ";
+    return all;
+  }
   nlohmann::json result() const { return nlohmann::json::parse(read("gpu.json")); }
   nlohmann::json outcome_of(const std::string& name) const {
     const nlohmann::json known = result();
@@ -216,17 +235,23 @@ struct FakeGpu : Folder {
     return nullptr;
   }
 };
-// Three tests, seven runs, the benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
-constexpr size_t all_checks = 3 + 7 + 1 + 4 * 3, asked_by_all = all_checks - 4;
+// Three tests, one of cuBLAS, eleven runs, two parts of the benchmark, and compute-sanitizer's four tools over two tests and a
+// test that it is not asked about.
+constexpr size_t without_sanitizer = 3 + 1 + 11 + 2, all_checks = without_sanitizer + 4 * 3,
+                 asked_by_all = all_checks - 4;
+std::string passed(size_t n, size_t failed) {
+  return format("gpu-check: %zu passed, %zu failed, 0 left", n, failed);
+}
 
 }  // namespace
 
 TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it", "[scripts]") {
   const FakeGpu f;
+  if (f.without_python()) return;
   const Said said = f.check();
   INFO(said.text);
   REQUIRE(said.exit_code == 0);
-  REQUIRE(contains(said.text, "23 passed, 0 failed, 0 left"));
+  REQUIRE(contains(said.text, passed(all_checks, 0)));
   REQUIRE(f.asked() == asked_by_all);
   const std::string asked = f.read("asked"), graphs = f.read("graphs");
   INFO(asked);
@@ -234,9 +259,10 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
   // The stages in their order, and in each the tensor cores first.
   size_t at = 0;
   for (const char* next :
-       {"test_mma [bitwise],[cublas] needs=1\n", "test_a_bf16 [bitwise],[cublas] needs=1\n", "test_round [bitwise]",
-        "train --device=cpu", "--precision=bf16 --mma=hopper\n", "--mixer=hybrid --experts=8\n",
-        "--recompute=full --dropout=0.1\n", "--mixer=gated-delta\n", "bench\n",
+       {"test_mma [bitwise] needs=1\n", "test_a_bf16 [bitwise] needs=1\n", "test_round [bitwise] needs=1\n",
+        "test_round [cublas] needs=1\n", "train --device=cpu", "--precision=bf16 --mma=hopper\n",
+        "--mixer=hybrid --experts=8\n", "--recompute=full --dropout=0.1\n", "--mixer=gated-delta\n",
+        "--mma=hopper --mixer=hybrid --experts=8", "--head-dim=256", "bench copies\n", "bench products\n",
         "memcheck ./test_mma [bitwise] fill=on\n", "memcheck ./test_a_bf16 [bitwise] fill=on\n",
         "racecheck ./test_mma [bitwise] fill=on\n", "initcheck ./test_a_bf16 [bitwise] fill=off\n",
         "synccheck ./test_mma [bitwise] fill=on\n"}) {
@@ -250,8 +276,9 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
   REQUIRE(result["checks"].size() == all_checks);
   for (const auto& check : result["checks"]) REQUIRE(check["outcome"] == "ok");
   REQUIRE(result["checks"][0]["check"] == "bitwise test_mma");
-  REQUIRE(result["checks"][0]["command"] == "./test_mma [bitwise],[cublas]");
-  REQUIRE(result["bench"][0]["row"] == 1);
+  REQUIRE(result["checks"][0]["command"] == "./test_mma [bitwise]");
+  REQUIRE(f.outcome_of("bench products") == "ok");
+  REQUIRE(f.ops() == "copies products ");
 
   f.program("bin/nvidia-smi", "echo 'Fake 8000, 555.1, 8.0'");
   REQUIRE(f.check("STAGES=fingerprint").exit_code == 0);
@@ -260,22 +287,25 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
 
 TEST_CASE("scripts: gpu-check runs beside PyTorch where it is, one after the other", "[scripts]") {
   const FakeGpu f;
+  if (f.without_python()) return;
   // Its rows join those of the benchmark. Another such program beside it would find the folder there.
   f.program("bin/python3",
-            "[ \"$1\" != -c ] || exit 0\nmkdir alone || exit 1\necho $(basename $1) $2 $3 $4 >>asked\nsleep 0.2\n"
-            "printf '[{\"row\": 1}, {\"row\": 2}]\\n' >gpu-check.logs/bench.json\nrmdir alone");
+            "case $1 in -c) exit 0;; *gpu_check.py) exec " + f.python +
+                " \"$@\";; esac\nmkdir alone || exit 1\necho $(basename $1) $2 $3 $4 >>asked\nsleep 0.2\n"
+                "sed -i 's/}]/}, {\"op\": \"'$(basename $1 .py)'\"}]/' gpu-check.logs/bench.json\nrmdir alone");
   const Said said = f.check("JOBS=3 STAGES='bench pytorch'");
   INFO(said.text);
   REQUIRE(said.exit_code == 0);
   REQUIRE(f.read("asked") ==
-          "bench\ncompare_torch.py --device=cuda --rounds=1 --rows=./gpu-check.logs/bench.json\n"
+          "bench copies\nbench products\ncompare_torch.py --device=cuda --rounds=1 --rows=./gpu-check.logs/bench.json\n"
           "torch_kernels.py ./gpu-check.logs/bench.json\n");
   REQUIRE(f.outcome_of("products and attention beside PyTorch") == "ok");
-  REQUIRE(f.result()["bench"][1]["row"] == 2);
+  REQUIRE(f.ops() == "copies products compare_torch torch_kernels ");
 }
 
 TEST_CASE("scripts: gpu-check runs checks side by side", "[scripts]") {
   const FakeGpu f;
+  if (f.without_python()) return;
   // Each waits for the other two.
   for (const char* test : {"test_round", "test_a_bf16", "test_mma"})
     f.program(test, "touch $0.here\nwhile [ $(ls *.here | wc -l) -lt 3 ]; do sleep 0.05; done");
@@ -287,32 +317,42 @@ TEST_CASE("scripts: gpu-check runs checks side by side", "[scripts]") {
 
 TEST_CASE("scripts: gpu-check goes on where it stopped", "[scripts]") {
   const FakeGpu f;
+  if (f.without_python()) return;
   REQUIRE(f.check("STAGES='bitwise racecheck'").exit_code == 0);
   REQUIRE(f.asked() == 5);
   REQUIRE(f.check().exit_code == 0);
   REQUIRE(f.asked() == asked_by_all - 5);
   REQUIRE(f.result()["checks"].size() == all_checks);
-  REQUIRE(f.result()["bench"][0]["row"] == 1);
+  REQUIRE(f.ops() == "copies products ");
   REQUIRE(f.check().exit_code == 0);  // nothing left
   REQUIRE(f.asked() == 0);
-  REQUIRE(f.result()["bench"][0]["row"] == 1);
+  REQUIRE(f.ops() == "copies products ");
 
   // Other programs: all begins anew.
   f.program("test_mma", "echo another >>asked");
   REQUIRE(contains(f.check().text, "gpu.json is of another build or GPU"));
   REQUIRE(f.asked() == asked_by_all);
+
+  // So they do where the file is none of its own.
+  f.write("gpu.json", "{");
+  REQUIRE(contains(f.check("STAGES=cublas").text, "all checks begin anew"));
+  REQUIRE(f.asked() == 1);
 }
 
 TEST_CASE("scripts: gpu-check begins no check after its minutes, and each run goes on", "[scripts]") {
   const FakeGpu f;
-  f.program("bin/date", "n=$(cat now 2>/dev/null || echo 0); echo $((n + 7)) >now; echo $n");  // 7 s a look
+  if (f.without_python()) return;
+  f.write("clock/sitecustomize.py",  // 7 s a look
+          "import pathlib, time\nnow = pathlib.Path('now')\ndef look():\n"
+          "    n = int(now.read_text()) if now.exists() else 0\n    now.write_text(str(n + 7))\n    return n\n"
+          "time.time = look\n");
   size_t runs = 0, asked = 0;
   int exit_code = 2;
-  for (; exit_code == 2 && runs < 20; runs++) {
-    const Said said = f.check("MINUTES=1");
+  for (; exit_code == 2 && runs < 40; runs++) {
+    const Said said = f.check("PYTHONPATH=clock MINUTES=1");
     exit_code = said.exit_code;
     INFO(said.text);
-    REQUIRE(f.asked() < asked_by_all);
+    REQUIRE(f.asked() <= 4);  // each looks twice
     REQUIRE(contains(said.text, "the same command goes on") == (exit_code == 2));
     asked += f.asked();
   }
@@ -322,17 +362,20 @@ TEST_CASE("scripts: gpu-check begins no check after its minutes, and each run go
 
   // Time that went into the build counts too.
   f.program("test_mma", "echo another >>asked");
+  f.program("cuda/bin/compute-sanitizer", "touch tried");
   REQUIRE(f.check("BEGAN=$(($(date +%s) - 70)) MINUTES=1").exit_code == 2);
   REQUIRE(f.asked() == 0);
+  REQUIRE(!fs::exists(f.path / "tried"));
 }
 
 TEST_CASE("scripts: gpu-check says what failed, and tries that again when all has been run", "[scripts]") {
   const FakeGpu f;
+  if (f.without_python()) return;
   f.write("fails", "./test_mma");
   const Said said = f.check();
   INFO(said.text);
   REQUIRE(said.exit_code == 1);
-  REQUIRE(contains(said.text, "18 passed, 5 failed, 0 left"));
+  REQUIRE(contains(said.text, passed(all_checks - 5, 5)));
   REQUIRE(contains(said.text, "FAIL: exit 1; its log: ./gpu-check.logs/racecheck_test_mma.log"));
   REQUIRE(f.check().exit_code == 1);
   REQUIRE(f.asked() == 5);
@@ -350,34 +393,68 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
   const Said differ = f.check("STAGES=fingerprint");
   REQUIRE(differ.exit_code == 1);
   REQUIRE(contains(differ.text, "cpu --device=cpu, cuda --device=cuda"));
+}
 
-  // A benchmark that is stopped leaves what it has measured.
-  f.program("bench", "echo '[{\"row\": 2}]' >$1; sleep 5");
-  REQUIRE(f.check("CHECK_SECONDS=1 STAGES=bench").exit_code == 1);
-  REQUIRE(f.result()["bench"][0]["row"] == 2);
+TEST_CASE("scripts: gpu-check names the first step in which two devices differ", "[scripts]") {
+  const FakeGpu f;
+  if (f.without_python()) return;
+  f.program("train",
+            "echo \"fingerprint of the weights: $1\"\nmkdir -p ${2#--out=}\n"
+            "case $1 in *cpu) n=0.25;; *) n=0.5;; esac\nprintf '{\"step\": 1, \"loss\": 3, \"seconds\": '$n'}\\n"
+            "{\"step\": 2, \"loss\": 2, \"gradient_norm\": '$n'}\\n{\"step\": 3, \"loss\": '$n'}\\n' "
+            ">${2#--out=}/log.jsonl");
+  const Said differ = f.check("STAGES=fingerprint");
+  INFO(differ.text);
+  REQUIRE(differ.exit_code == 1);
+  REQUIRE(count(differ.text, "they differ first in step 2: gradient_norm 0.25 on the cpu, 0.5 on cuda\n") == 11);
+}
+
+TEST_CASE("scripts: gpu-check keeps the rows of a part that was stopped, and measures that part again", "[scripts]") {
+  const FakeGpu f;
+  if (f.without_python()) return;
+  f.bench("echo '{\"rows\": [{\"op\": \"'$2'\", \"rate\": 2}]}' >$1; [ $2 = copies ] || sleep 5");
+  const Said said = f.check("CHECK_SECONDS=1 STAGES=bench");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 1);
+  REQUIRE(f.outcome_of("bench copies") == "ok");
+  REQUIRE(f.outcome_of("bench products") == "FAIL: longer than 1 s");
+  REQUIRE(f.ops() == "copies products ");
+
+  f.bench(
+      "echo '{\"rows\": [{\"op\": \"'$2'\", \"rate\": '$(cat rate)'}]}' >$1; [ $2 = copies ] || [ $(cat rate) = 5 ]");
+  f.write("rate", "4");
+  REQUIRE(f.check("STAGES=bench").exit_code == 1);
+  f.write("rate", "5");
+  REQUIRE(f.check("STAGES=bench").exit_code == 0);
+  REQUIRE(f.asked() == 1);
+  const nlohmann::json rows = f.result()["bench"]["rows"];
+  REQUIRE(rows.size() == 2);
+  REQUIRE((rows[0]["rate"] == 4 && rows[1]["rate"] == 5));
 }
 
 TEST_CASE("scripts: gpu-check goes on where compute-sanitizer cannot attach, and says so once", "[scripts]") {
   const FakeGpu f;
+  if (f.without_python()) return;
   f.program("cuda/bin/compute-sanitizer", "echo asked >>tried\necho '========= Error: no debugger here'\nexit 1");
   const Said said = f.check();
   INFO(said.text);
   REQUIRE(said.exit_code == 1);
   REQUIRE(count(said.text, "compute-sanitizer cannot run test_round: ========= Error: no debugger here") == 1);
-  REQUIRE(contains(said.text, "11 passed, 0 failed, 0 left, not run: memcheck racecheck initcheck synccheck"));
+  REQUIRE(contains(said.text, passed(without_sanitizer, 0) + ", not run: memcheck racecheck initcheck synccheck"));
   REQUIRE(count(f.read("tried"), "\n") == 1);
-  REQUIRE(f.result()["checks"].size() == 11 + 4);
+  REQUIRE(f.result()["checks"].size() == without_sanitizer + 4);
   REQUIRE(contains(f.outcome_of("racecheck"), "not run: compute-sanitizer cannot run test_round"));
   REQUIRE(f.check("STAGES=bitwise").exit_code == 0);
 
   // One that finds a fault has attached.
   f.program("cuda/bin/compute-sanitizer", "echo '========= ERROR SUMMARY: 2 errors'\nexit 1");
-  REQUIRE(contains(f.check().text, "11 passed, 12 failed, 0 left; results"));
+  REQUIRE(contains(f.check().text, passed(without_sanitizer, 12) + "; results"));
   REQUIRE(f.outcome_of("racecheck").is_null());
 }
 
 TEST_CASE("scripts: gpu-check needs a GPU, stages that exist, and names a missing compute-sanitizer", "[scripts]") {
   const FakeGpu f;
+  if (f.without_python()) return;
   REQUIRE(contains(f.check("STAGES='bitwise speed'").text, "no stage is called 'speed'; expected some of: bitwise"));
   fs::remove(f.path / "cuda/bin/compute-sanitizer");
   const Said said = f.check("STAGES='bitwise memcheck'");

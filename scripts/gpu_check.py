@@ -1,0 +1,362 @@
+#!/usr/bin/env python3
+"""Everything that only a GPU can show, in one command: `make gpu-check` builds what this runs. Its stages, in this order:
+
+  bitwise      every case that runs kernels, bit for bit against its reference or the CPU; in this stage as in those of
+               compute-sanitizer, first the tensor cores' instruction against the CPU's model of it, then what is made of it
+  cublas       cuBLASLt's products, which are held to a bound
+  fingerprint  whole runs: the weights' fingerprint on the GPU must be the CPU's. In bf16 by the arithmetic of this GPU
+  bench        the benchmark, a check for each of its parts; nothing runs beside it
+  pytorch      where python3 has PyTorch that sees the GPU: a step, products and attention beside it, added to the benchmark
+  memcheck, racecheck, initcheck, synccheck
+               compute-sanitizer over the cases of bitwise; for initcheck fresh memory is left as it is (GATED_FILL=off).
+               Where compute-sanitizer is missing or cannot attach to a small test, these stages are `not run`
+
+RESULT.json is written anew after every check, and the next run goes on behind the last: with the checks that have not been
+run on this build and GPU, or, where all have, with those that failed.
+
+usage: [STAGES='bitwise memcheck'] [MINUTES=6] [CHECK_SECONDS=200] [JOBS=8] scripts/gpu_check.py RESULT.json BENCH TEST... [--cublas TEST...]
+       [CUDA_FLAGS=--graph] scripts/gpu_check.py --fingerprint FLAG...
+  --cublas       those of the tests that have cases of cuBLASLt
+  --fingerprint  one run on both devices. CUDA_FLAGS are for the GPU alone
+  STAGES         these alone
+  MINUTES        no check begins later; counted from BEGAN, in seconds since 1970, where make says when it began to build
+  CHECK_SECONDS  a check that takes longer has failed
+  JOBS           so many checks side by side; without it, one for two cores
+Exits with 0 when all checks have passed, 1 when one failed or a stage cannot be run, 2 when some are left.
+"""
+import concurrent.futures
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import NamedTuple
+
+SCRIPT = sys.argv[0]
+HERE = os.path.dirname(SCRIPT)
+SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
+STAGES = ["bitwise", "cublas", "fingerprint", "bench", "pytorch"] + SANITIZERS
+BESIDE_PYTORCH = " beside PyTorch"
+
+
+def refuse(message):
+    sys.exit(f"gpu-check: {message}")
+
+
+def variable(name, default):
+    return os.environ.get(name) or default
+
+
+def said(*command):
+    """What a command prints, and how it ends."""
+    try:
+        answer = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    except OSError as error:
+        return str(error), 1
+    return answer.stdout.strip(), answer.returncode
+
+
+# ---- one run on both devices
+
+def first_difference(logs):
+    """Of two log.jsonl: the first step in which they differ, and in what."""
+    for lines in zip(*logs):
+        cpu, cuda = map(json.loads, lines)
+        for key in ("loss", "gradient_norm", "validation_loss"):
+            if cpu.get(key) != cuda.get(key):
+                return f"first in step {cpu['step']}: {key} {cpu.get(key)!r} on the cpu, {cuda.get(key)!r} on cuda"
+    return "in no loss and no gradient norm"
+
+
+def compare_fingerprints(flags):
+    fingerprints, logs = {}, []
+    with tempfile.TemporaryDirectory(prefix="gpu_check_") as folder:
+        for device, own in ("cpu", []), ("cuda", variable("CUDA_FLAGS", "").split()):
+            out = os.path.join(folder, device)
+            text = subprocess.run(["./train", f"--device={device}", f"--out={out}"] + flags + own, stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, text=True).stdout
+            found = re.search("^fingerprint of the weights: (.+)$", text, re.MULTILINE)
+            fingerprints[device] = found[1] if found else None
+            if os.path.exists(log := os.path.join(out, "log.jsonl")):
+                with open(log) as file:
+                    logs.append(file.read().splitlines())
+    print(", ".join(f"{device} {fingerprint}" for device, fingerprint in fingerprints.items()))
+    equal = len(set(fingerprints.values())) == 1 and None not in fingerprints.values()
+    if not equal and len(logs) == 2:
+        print("they differ " + first_difference(logs))
+    return 0 if equal else 1
+
+
+# ---- the checks
+
+class Check(NamedTuple):
+    stage: str
+    name: str
+    command: list
+    environment: dict = {}
+
+
+def base(path):
+    return os.path.basename(path)
+
+
+def tensor_cores_first(tests):
+    return sorted(tests, key=lambda test: 0 if base(test) == "test_mma" else 1 if test.endswith("_bf16") else 2)
+
+
+def fingerprint_checks(mma):
+    golden = "--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --sample-tokens=0"
+    # In bf16 the CPU takes its time: a few steps of little.
+    small = ("--data=bigram-backcopy --steps=6 --lr=3e-3 --warmup=6 --batch=4 --norm=gated --attn=g1 --val-batches=1 "
+             "--sample-tokens=0")
+    bf16 = f" --precision=bf16 --mma={mma}"
+    graph = {"CUDA_FLAGS": "--graph"}
+    for what, flags, environment in [
+            ("a run", golden, {}),
+            ("a run as CUDA graphs", golden + " --dropout=0.1 --micro-batches=2", graph),
+            ("a run in bf16 as CUDA graphs", golden + bf16 + " --ffn=gelu --ffn-bias=on", graph),
+            (f"a run in bf16 as {mma}", golden + bf16, {}),
+            ("a hybrid with experts", golden + " --mixer=hybrid --experts=8", {}),
+            ("a run with recomputing and dropout", golden + " --recompute=full --dropout=0.1", {}),
+            ("linear attention", golden + " --mixer=gated-delta", {}),
+            ("a hybrid with experts in bf16", small + bf16 + " --mixer=hybrid --experts=8 --shared-experts=1", {}),
+            ("a run in bf16 with recomputing and dropout", small + bf16 + " --recompute=full --dropout=0.1", {}),
+            ("heads of 128 in bf16", small + bf16 + " --layers=2 --head-dim=128", {}),
+            ("heads of 256 in bf16", small + bf16 + " --layers=2 --heads=2 --kv-heads=1 --head-dim=256 --window=48", {})]:
+        yield Check("fingerprint", f"fingerprint of {what}, cpu and cuda", [SCRIPT, "--fingerprint"] + flags.split(), environment)
+
+
+class Checks:
+    """What there is to check, on a GPU of this compute capability."""
+
+    def __init__(self, bench, tests, of_cublas, logs, capability, sanitizer):
+        self.bench, self.logs, self.sanitizer = bench, logs, sanitizer
+        self.tests, self.of_cublas = tensor_cores_first(tests), of_cublas
+        self.mma = "ampere" if capability.startswith("8.") else "hopper"
+
+    def rows(self, part=None):
+        """Where the benchmark's rows of a part lie, or all that are there."""
+        return os.path.join(self.logs, f"bench.{part}.json" if part else "bench.json")
+
+    def of(self, stage):
+        if stage == "bitwise":
+            return [Check(stage, f"{stage} {base(test)}", [test, "[bitwise]"]) for test in self.tests]
+        if stage == "cublas":
+            return [Check(stage, f"{stage} {base(test)}", [test, "[cublas]"]) for test in self.of_cublas]
+        if stage == "fingerprint":
+            return list(fingerprint_checks(self.mma))
+        if stage == "bench":
+            parts, code = said(self.bench, "--parts")
+            if code != 0 or not parts:
+                refuse(f"{self.bench} --parts: {parts or 'says nothing'}")
+            return [Check(stage, f"{stage} {part}", [self.bench, self.rows(part), part]) for part in parts.split()]
+        if stage == "pytorch":
+            if said("python3", "-c", "import torch, sys; sys.exit(not torch.cuda.is_available())")[1] != 0:
+                return []
+            return [Check(stage, "a step" + BESIDE_PYTORCH, [os.path.join(HERE, "compare_torch.py"), "--device=cuda",
+                                                            "--rounds=1", f"--rows={self.rows()}"]),
+                    Check(stage, "products and attention" + BESIDE_PYTORCH,
+                          [os.path.join(HERE, "torch_kernels.py"), self.rows()])]
+        fill = {"GATED_FILL": "off"} if stage == "initcheck" else {}
+        return [Check(stage, f"{stage} {base(test)}",
+                      [self.sanitizer, "--tool", stage, "--error-exitcode", "1", test, "[bitwise]"], fill) for test in self.tests]
+
+    def why_no_sanitizer(self, seconds):
+        """None where compute-sanitizer can run the smallest test, or finds faults there: it attaches."""
+        if not self.sanitizer:
+            return f"no compute-sanitizer in CUDA_HOME ({variable('CUDA_HOME', 'not set')}), on the path or in /usr/local/cuda*"
+        test = next((test for test in self.tests if base(test) == "test_round"), self.tests[0])
+        text, code = said("timeout", "-k", "10", seconds, self.sanitizer, "--tool", "memcheck", "--error-exitcode", "1", test,
+                          "[bitwise]")
+        if code == 0 or re.search("ERROR SUMMARY: [1-9]", text):
+            return None
+        lines = [line for line in text.splitlines() if line.strip("= ")]
+        return f"compute-sanitizer cannot run {base(test)}: {lines[-1] if lines else 'it says nothing'}"
+
+
+# ---- what came of them
+
+class Results:
+    """Outcomes by the checks' names, and the benchmark's rows. The file is written anew after every change."""
+
+    def __init__(self, file_name, head):
+        self.file_name, self.head, self.checks, self.bench = file_name, head, {}, None
+        self.lock = threading.Lock()
+        try:
+            with open(file_name) as file:
+                before = json.load(file)
+            if before["build"] == head["build"]:
+                self.checks, self.bench = {check["check"]: check for check in before["checks"]}, before["bench"]
+            else:
+                print(f"gpu-check: {file_name} is of another build or GPU: all checks begin anew")
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"gpu-check: {file_name}: {error!r}: all checks begin anew")
+        self.write()
+
+    def write(self):
+        checks = ",\n".join("    " + json.dumps(check) for check in self.checks.values())
+        with open(self.file_name + ".new", "w") as file:
+            file.write(json.dumps(self.head, indent=2)[:-2] + f',\n  "checks": [\n{checks}\n  ],\n'
+                       f'  "bench": {json.dumps(self.bench, indent=1)}\n}}\n')
+        os.replace(self.file_name + ".new", self.file_name)
+
+    def record(self, name, command, outcome, seconds):
+        self.checks.pop(name, None)  # the last is what came last
+        self.checks[name] = {"check": name, "command": command, "outcome": outcome, "seconds": seconds}
+        self.write()
+
+    def outcome(self, name):
+        return self.checks.get(name, {}).get("outcome", "")
+
+    def passed(self, name):
+        return self.outcome(name) == "ok"
+
+    def not_run(self, stages):
+        return [stage for stage in stages if self.outcome(stage).startswith("not run")]
+
+    def left(self, wanted):
+        return [check for check in wanted if check.name not in self.checks and not self.not_run([check.stage])]
+
+    def count(self, outcome):
+        return sum(check["outcome"].startswith(outcome) for check in self.checks.values())
+
+    # A benchmark's rows have names; those of a part that is measured anew take the place of the old ones.
+    def add_rows(self, part):
+        fresh = {row["op"] for row in part["rows"]}
+        kept = [row for row in (self.bench or part)["rows"] if row["op"] not in fresh]
+        self.bench = part | {"rows": kept + part["rows"]}
+
+
+def read_json(name):
+    try:
+        with open(name) as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return None
+
+
+def write_json(name, what):
+    with open(name, "w") as file:
+        json.dump(what, file)
+
+
+def run_check(check, checks, results, seconds):
+    start = time.time()
+    log = os.path.join(checks.logs, re.sub("[ ,]", "_", check.name) + ".log")
+    if check.stage == "bench":
+        rows = check.command[1]
+        write_json(rows, None)
+        for name in [name for name in results.checks if name.endswith(BESIDE_PYTORCH)]:  # their rows are made anew too
+            del results.checks[name]
+    elif check.stage == "pytorch":
+        write_json(checks.rows(), results.bench)
+    with open(log, "w") as file:
+        code = subprocess.run(["timeout", "-k", "10", seconds] + check.command, stdin=subprocess.DEVNULL, stdout=file,
+                              stderr=subprocess.STDOUT, env=os.environ | check.environment).returncode
+    with open(log, errors="replace") as file:
+        text = file.read()
+    outcome = "ok" if code == 0 else f"FAIL: longer than {seconds} s" if code in (124, 137, -9) else f"FAIL: exit {code}"
+    if code == 0 and "No tests ran" in text:
+        outcome = "FAIL: no case ran"
+    took = int(time.time() - start)
+    with results.lock:
+        print(f"{outcome[:5]:5} {check.name:60} {took:4d} s")
+        if outcome != "ok":
+            print("\n".join(text.splitlines()[-20:]) + f"\n      {outcome}; its log: {log}")
+        sys.stdout.flush()
+        # (a bench that was stopped leaves what it has measured)
+        if check.stage == "bench" and (part := read_json(rows)):
+            results.add_rows(part)
+        elif check.stage == "pytorch":
+            results.bench = read_json(checks.rows()) or results.bench
+        command = [f"{name}={value}" for name, value in check.environment.items()] + check.command
+        results.record(check.name, " ".join(command), outcome, took)
+
+
+def the_gpu():
+    """What nvidia-smi says of the GPU: its name, the driver, its compute capability."""
+    answer, code = said("nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader")
+    if code != 0 or not answer:
+        refuse(f"no GPU answers here: nvidia-smi: {answer or 'says nothing'}; the emulator's tests are in make test")
+    device = answer.splitlines()[0]
+    if re.search(r", [1-7]\.\d+$", device):
+        refuse(f"{device}: expected compute capability 8.0 or higher, whose instructions the kernels have")
+    return (device.split(", ") + ["", ""])[:3]
+
+
+def main(result, bench, tests, of_cublas):
+    stages = variable("STAGES", " ".join(STAGES)).split()
+    for stage in stages:
+        if stage not in STAGES:
+            refuse(f"no stage is called '{stage}'; expected some of: {' '.join(STAGES)}")
+    minutes, seconds = int(variable("MINUTES", "0")), variable("CHECK_SECONDS", "200")
+    jobs = int(variable("JOBS", str((os.cpu_count() + 1) // 2)))
+    deadline = float(variable("BEGAN", str(time.time()))) + 60 * minutes if minutes else float("inf")
+
+    gpu = the_gpu()
+    nvcc, sanitizer = (said(os.path.join(HERE, "find_cuda.sh"), program)[0] for program in ("nvcc", "compute-sanitizer"))
+    release = re.search(r"release ([\d.]+)", said(nvcc, "--version")[0] if nvcc else "")
+    # What the checks are of: other programs or another GPU, and all begin anew.
+    build = hashlib.sha256(" ".join(gpu).encode())
+    for program in [bench] + tests + ["./train"]:
+        with open(program, "rb") as file:
+            build.update(file.read())
+    results = Results(result, {"device": gpu[0], "driver": gpu[1], "nvcc": release[1] if release else "",
+                               "commit": said("git", "rev-parse", "--short", "HEAD")[0], "build": build.hexdigest()[:16],
+                               "command": "make gpu-check"})
+    logs = os.path.join(os.path.dirname(bench), "gpu-check.logs")
+    os.makedirs(logs, exist_ok=True)
+    checks = Checks(bench, tests, of_cublas, logs, gpu[2], sanitizer)
+    wanted = [check for stage in stages for check in checks.of(stage)]
+    if results.left(wanted):
+        todo = [check for check in wanted if check.name not in results.checks]
+    else:
+        todo = [check for check in wanted if not results.passed(check.name)]
+
+    os.environ |= {"GATED_NEEDS_GPU": "1", "OMP_WAIT_POLICY": "passive"}  # beside each other waiting threads must not spin
+    unusable, probed = None, False
+    for stage in stages:
+        of_stage = [check for check in todo if check.stage == stage]
+        if not of_stage:
+            continue
+        if time.time() >= deadline:
+            break
+        if stage in SANITIZERS:
+            if not probed:
+                unusable, probed = checks.why_no_sanitizer(seconds), True
+                if unusable:
+                    print(f"gpu-check: {unusable}: what is left of its stages is not run")
+            if unusable:
+                results.record(stage, f"{sanitizer or 'compute-sanitizer'} --tool {stage}", f"not run: {unusable}", 0)
+                continue
+            results.checks.pop(stage, None)
+
+        def run_in_time(check):
+            if time.time() < deadline:
+                run_check(check, checks, results, seconds)
+        with concurrent.futures.ThreadPoolExecutor(1 if stage in ("bench", "pytorch") else jobs) as side_by_side:
+            list(side_by_side.map(run_in_time, of_stage))
+
+    failed, left, not_run = results.count("FAIL"), len(results.left(wanted)), results.not_run(stages)
+    print(f"gpu-check: {results.count('ok')} passed, {failed} failed, {left} left"
+          + (", not run: " + " ".join(not_run) if not_run else "") + f"; results in {result}")
+    if left:
+        print("gpu-check: the same command goes on with what is left")
+        return 2
+    return 1 if failed or not_run else 0
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--fingerprint"]:
+        sys.exit(compare_fingerprints(arguments[1:]))
+    cublas_at = arguments.index("--cublas") if "--cublas" in arguments else len(arguments)
+    if cublas_at < 3:
+        refuse("expected RESULT.json BENCH TEST... [--cublas TEST...]")
+    sys.exit(main(arguments[0], arguments[1], arguments[2:cublas_at], arguments[cublas_at + 1:]))
