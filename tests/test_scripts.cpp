@@ -142,12 +142,45 @@ TEST_CASE("scripts: setup says which options it has, and what --into cannot brin
   for (const char* option : {"--into", "--into=", "--all"}) {
     const Said said = f.run(format("{repo}/scripts/setup.sh %s", option));
     REQUIRE(said.exit_code == 1);
-    REQUIRE(said.text == format("setup: unknown option %s; expected --bench, --plots or --into=DIR\n", option));
+    REQUIRE(said.text ==
+            format("setup: unknown option %s; expected --bench, --plots, --into=DIR or --from=PACKAGES\n", option));
   }
   const Said said = f.run("{repo}/scripts/setup.sh --plots --into=deps");
   REQUIRE(said.exit_code == 1);
   REQUIRE(contains(said.text, "setup: --into is for libraries; matplotlib comes with: python3 -m pip"));
   REQUIRE(!fs::exists(f.path / "deps"));
+  REQUIRE(
+      contains(f.run("{repo}/scripts/setup.sh --from=packages").text, "setup: --from says what --into=DIR unpacks"));
+  REQUIRE(f.run("{repo}/scripts/setup.sh --from=packages --into=deps").text ==
+          "setup: --from=packages: no packages there\n");
+  REQUIRE(!fs::exists(f.path / "deps"));
+}
+
+TEST_CASE("scripts: setup --into keeps the packages, and --from unpacks them without a network", "[scripts]") {
+  const Folder f;
+  if (!answers("dpkg-deb --version")) {
+    WARN("no dpkg-deb here: setup --into was not looked at");
+    return;
+  }
+  f.write("made/DEBIAN/control",
+          "Package: libxxhash-dev\nVersion: 1\nArchitecture: all\nMaintainer: a\nDescription: a\n");
+  f.write("made/usr/include/xxhash.h", "a header");
+  REQUIRE(f.run("dpkg-deb -b made xxhash.deb").exit_code == 0);
+  f.program("bin/apt-cache", "echo libxxhash-dev\necho '  Depends: libc6'");
+  f.program("bin/apt-get", "[ \"$*\" = 'download -q libxxhash-dev' ] && cp " + f / "xxhash.deb" + " .");
+  const Said said = f.run("PATH=" + f / "bin" + ":$PATH {repo}/scripts/setup.sh --into=deps");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  REQUIRE(contains(said.text, "setup: 1 packages are unpacked; build with: make DEPS=" + f / "deps\n"));
+  REQUIRE(f.read("deps/usr/include/xxhash.h") == "a header");
+
+  f.program("bin/apt-get", "exit 1");
+  fs::rename(f.path / "deps/packages", f.path / "sent");
+  const Said sent = f.run("PATH=" + f / "bin" + ":$PATH {repo}/scripts/setup.sh --from=sent --into=a/there");
+  INFO(sent.text);
+  REQUIRE(sent.exit_code == 0);
+  REQUIRE(f.read("a/there/usr/include/xxhash.h") == "a header");
+  REQUIRE(fs::exists(f.path / "sent/xxhash.deb"));
 }
 
 TEST_CASE("scripts: ./train is found from any folder, and missed in a line", "[scripts]") {
