@@ -31,6 +31,7 @@ struct Cublas {
   ~Cublas() { cublasLtDestroy(handle); }
 
   using Shape = std::array<size_t, 16>;  // everything that a choice depends on
+  static constexpr size_t epilogue_of_shape = 7;
   const bool tf32;
   cublasLtHandle_t handle = nullptr;
   Buffer<unsigned char> workspace;

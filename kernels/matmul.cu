@@ -283,7 +283,10 @@ void matmul(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_
   if (M == 0 || N == 0) return;
   if (ctx.device == Device::cpu) return matmul_cpu(C, A, B, M, N, K, layout, accumulate, bias);
   if (ctx.matmul_engine() == MatmulEngine::cublas && K > 0) {
-    matmul_cublas(C, A, B, M, N, K, layout, accumulate, {.bias = bias}, ctx);
+    if (matmul_cublas(C, A, B, M, N, K, layout, accumulate, {.bias = bias}, ctx)) return;
+    // A bias that cuBLASLt cannot add: C begins as it, which is a product of depth 0.
+    matmul_by_plan(C, A, B, M, N, 0, layout, Accumulate::no, matmul_plan(M, N, 0), ctx, bias);
+    matmul_cublas(C, A, B, M, N, K, layout, Accumulate::yes, {}, ctx);
     return;
   }
   matmul_by_plan(C, A, B, M, N, K, layout, accumulate, matmul_plan(M, N, K), ctx, bias);

@@ -85,7 +85,7 @@ struct CublasEpilogue {
   void* gelu = nullptr;   // (M,N) like C, without gaps, is written: gelu_tanh of each element before it is rounded
   float* sums = nullptr;  // (M), in tn, is written: the sum of each column of A
 };
-// K > 0. False, and nothing is written, where cuBLASLt has no algorithm that makes `gelu` or `sums`. Takes scratch for a bias
+// K > 0. False, and nothing is written, where cuBLASLt has no algorithm that does any of them. Takes scratch for a bias
 // beside a C in bf16 alone, N elements of bf16.
 template <class In, class Out>
 bool matmul_cublas(Matrix<Out> C, Matrix<const In> A, Matrix<const In> B, size_t M, size_t N, size_t K, Layout layout,

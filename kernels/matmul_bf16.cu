@@ -168,13 +168,21 @@ void require_activated(const char* operation, const Activated& to, Layout layout
 // By cuBLASLt, which makes the GELU of tanh itself where it can.
 template <class Out>
 static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& ctx) {
-  const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
-  const auto multiply = [&](const CublasEpilogue& epilogue) {
+  const auto multiply = [&](Accumulate accumulate, const CublasEpilogue& epilogue) {
     return matmul_cublas(job.C, job.A, job.B, job.M, job.N, job.K, layout, accumulate, epilogue, ctx);
   };
   const Activated& to = job.activated;
-  if (to.y && !to.g && to.act == Activation::gelu_tanh && multiply({job.bias, to.y, nullptr})) return;
-  multiply({job.bias, nullptr, nullptr});
+  const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
+  if (to.y && !to.g && to.act == Activation::gelu_tanh && multiply(accumulate, {.bias = job.bias, .gelu = to.y}))
+    return;
+  if (!multiply(accumulate, {.bias = job.bias})) {
+    // A bias that cuBLASLt cannot add: C begins as it, which is a product of depth 0.
+    MmaJob<Out> first = job;
+    first.K = 0;
+    first.activated = {};
+    launch_mma(first, layout, 1, ctx);
+    multiply(Accumulate::yes, {});
+  }
   if constexpr (storage_of<Out> == Storage::bf16) activate(to, job.C.data, job.M * job.N, ctx);
 }
 

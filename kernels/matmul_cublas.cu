@@ -155,7 +155,7 @@ bool matmul_cublas(Matrix<Out> C, Matrix<const In> A, Matrix<const In> B, size_t
             .emplace(shape, choose_algorithm(cublas, product, first, second, result, align_b, align_a, align_written))
             .first;
   const std::optional<cublasLtMatmulAlgo_t>& algorithm = known->second;
-  if (!algorithm && (epilogue.gelu || epilogue.sums)) return false;
+  if (!algorithm && kind != CUBLASLT_EPILOGUE_DEFAULT) return false;
   require(algorithm.has_value(),
           "matmul: cuBLASLt has no algorithm for M %zu, N %zu, K %zu; the exact engine takes any", M, N, K);
   const float alpha = 1, beta = accumulate == Accumulate::yes ? 1 : 0;
