@@ -5,6 +5,7 @@
 
 #include "kernels/gated_delta.h"
 #include "tests/harness.h"
+#include "tests/wide_rows.h"
 
 namespace gated::gated_delta_cases {
 
@@ -234,25 +235,12 @@ inline void wider_rows(const Form& form) {
   s.v_stride = packed.v_step() + 5;
   const Inputs<float> in(packed);
   const Outputs<float> expected = reference(form, in);
-  // What lies between is NaN in inputs, where it would show in what is computed from it, and 7 in outputs.
   const auto spread = [&](const std::vector<float>& x, size_t stride) {
-    const size_t width = x.size() / rows;
-    std::vector<float> wide(rows * stride, NAN);
-    for (size_t row = 0; row < rows; row++) std::copy_n(&x[row * width], width, &wide[row * stride + at]);
-    return wide;
+    return spread_rows(x, rows, stride, at, between_inputs);
   };
-  const auto gather = [&](const std::vector<float>& wide, size_t width) {
-    const size_t stride = wide.size() / rows;
-    std::vector<float> x;
-    for (size_t i = 0; i < wide.size(); i++) {
-      const bool between = i % stride < at || i % stride >= at + width;
-      if (!between) x.push_back(wide[i]);
-      if (between && wide[i] != 7) fail("element %zu of a row of %zu was written", i % stride, stride);
-    }
-    return x;
-  };
+  const auto gather = [&](const std::vector<float>& wide, size_t width) { return gather_rows(wide, rows, width, at); };
   const auto q = spread(in.q, s.qk_stride), k = spread(in.k, s.qk_stride), v = spread(in.v, s.v_stride);
-  const std::vector<float> wide_qk(rows * s.qk_stride, 7), wide_v(rows * s.v_stride, 7);
+  const std::vector<float> wide_qk(rows * s.qk_stride, between_outputs), wide_v(rows * s.v_stride, between_outputs);
   const Sizes n(packed);
 
   Outputs<float> r(packed);

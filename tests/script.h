@@ -7,11 +7,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 
 #include "core/check.h"
 #include "tests/catch.h"
+#include "tests/contents.h"
 
 namespace gated {
 
@@ -40,12 +40,7 @@ struct Folder {
     write(name, "#!/bin/sh\n" + lines + "\n");
     fs::permissions(path / name, fs::perms::owner_all);
   }
-  std::string read(const std::string& name) const {
-    std::ifstream file(path / name, std::ios::binary);
-    std::stringstream text;
-    text << file.rdbuf();
-    return text.str();
-  }
+  std::string read(const std::string& name) const { return contents(path / name); }
   Said run(std::string command) const {
     for (size_t at; (at = command.find("{repo}")) != std::string::npos;)
       command.replace(at, 6, fs::current_path().string());

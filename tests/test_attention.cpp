@@ -3,6 +3,8 @@
 #include "kernels/attention.h"
 
 #include "tests/attention_cases.h"
+#include "tests/refusal.h"
+#include "tests/wide_rows.h"
 
 using namespace gated;
 using namespace gated::attention_cases;
@@ -222,30 +224,20 @@ TEST_CASE("attention: heads inside wider rows give the bits of packed ones, and 
     const size_t rows = s.B * s.T, at = wider.at;
     const Inputs in(packed, plain, kind);
     const Outputs expected = reference(in);
-    // What lies between is NaN in inputs, where it would show in what is computed from it, and 7 in outputs.
-    auto spread = [&](const std::vector<float>& x, size_t stride, float between) {
-      const size_t width = x.size() / rows;
-      std::vector<float> wide(rows * stride, between);
-      for (size_t row = 0; row < rows; row++) std::copy_n(&x[row * width], width, &wide[row * stride + at]);
-      return wide;
+    const auto spread = [&](const std::vector<float>& x, size_t stride) {
+      return spread_rows(x, rows, stride, at, between_inputs);
     };
-    auto gather = [&](const std::vector<float>& wide, size_t width) {
-      const size_t stride = wide.size() / rows;
-      std::vector<float> x;
-      for (size_t i = 0; i < wide.size(); i++) {
-        const bool between = i % stride < at || i % stride >= at + width;
-        if (!between) x.push_back(wide[i]);
-        if (between && wide[i] != 7) fail("element %zu of a row of %zu was written", i % stride, stride);
-      }
-      return x;
+    const auto gather = [&](const std::vector<float>& wide, size_t width) {
+      return gather_rows(wide, rows, width, at);
     };
     const size_t q_width = packed.q_step(), kv_width = packed.kv_step(), stats = kind == Kind::none ? 0 : stat_size(s);
-    const std::vector<float> wide_o(rows * s.o_stride, 7), wide_q(rows * s.q_stride, 7), wide_kv(rows * s.kv_stride, 7);
+    const std::vector<float> wide_o(rows * s.o_stride, between_outputs), wide_q(rows * s.q_stride, between_outputs),
+        wide_kv(rows * s.kv_stride, between_outputs);
 
     std::vector<float> o = wide_o, lse(stat_size(s)), dq = wide_q, dk = wide_kv, dv = wide_kv, sink_p(stats),
                        sink_ds(stats);
-    const auto q = spread(in.q, s.q_stride, NAN), k = spread(in.k, s.kv_stride, NAN),
-               v = spread(in.v, s.kv_stride, NAN), dout = spread(in.dout, s.o_stride, NAN);
+    const auto q = spread(in.q, s.q_stride), k = spread(in.k, s.kv_stride), v = spread(in.v, s.kv_stride),
+               dout = spread(in.dout, s.o_stride);
     const Sink on_host = in.position(in.logit.data(), in.key.data(), in.value.data());
     attention_forward_ref(&o[at], lse.data(), &q[at], &k[at], &v[at], s, on_host);
     attention_backward_ref(&dq[at], &dk[at], &dv[at], sink_p.data(), sink_ds.data(), &dout[at], &q[at], &k[at], &v[at],
@@ -402,40 +394,31 @@ TEST_CASE("attention: query head h reads kv head h/(H/KVH)", "[reference]") {
 
 TEST_CASE("attention: what it refuses", "[refusal]") {
   Context ctx(Device::cpu);
-  // What forward and backward say alike, "" when they take the sizes.
-  auto refusal = [&](const AttentionShape& s, const Sink& sink = {}) -> std::string {
+  auto refused = [&](const AttentionShape& s, const Sink& sink = {}) {
     float* const no = nullptr;
-    try {
-      attention_forward(no, no, no, no, no, s, sink, ctx);
-    } catch (const Error& forward) {
-      try {
-        attention_backward(no, no, no, no, no, no, no, no, no, no, no, s, sink, ctx);
-      } catch (const Error& backward) {
-        return strchr(forward.what(), ':') == std::string(strchr(backward.what(), ':')) ? forward.what() : "";
-      }
-    }
-    return "";
+    return refusal_of_both([&] { attention_forward(no, no, no, no, no, s, sink, ctx); },
+                           [&] { attention_backward(no, no, no, no, no, no, no, no, no, no, no, s, sink, ctx); });
   };
-  REQUIRE(refusal({0, 8, 6, 2, 256}) == "");
-  REQUIRE(refusal({0, 8, 6, 4, 64}) ==
+  REQUIRE(refused({0, 8, 6, 2, 256}) == "");
+  REQUIRE(refused({0, 8, 6, 4, 64}) ==
           "attention_forward: 6 query heads over 4 kv heads, expected a multiple of the kv heads");
-  REQUIRE(refusal({0, 8, 2, 0, 64}) ==
+  REQUIRE(refused({0, 8, 2, 0, 64}) ==
           "attention_forward: 2 query heads over 0 kv heads, expected a multiple of the kv heads");
-  REQUIRE(refusal({0, 8, 2, 2, 257}) == "attention_forward: head dimension 257, expected at most 256; use more heads");
-  REQUIRE(refusal({0, 0, 2, 2, 64}) == "attention_forward: 0 tokens of head dimension 64, expected at least 1 of each");
+  REQUIRE(refused({0, 8, 2, 2, 257}) == "attention_forward: head dimension 257, expected at most 256; use more heads");
+  REQUIRE(refused({0, 0, 2, 2, 64}) == "attention_forward: 0 tokens of head dimension 64, expected at least 1 of each");
   AttentionShape narrow{0, 8, 4, 2, 8};
   narrow.q_stride = 31;
   REQUIRE(
-      refusal(narrow) ==
+      refused(narrow) ==
       "attention_forward: strides 31 of queries and 32 of outputs, expected at least the 32 elements of their heads");
   narrow = {0, 8, 4, 2, 8};
   narrow.kv_stride = 15;
-  REQUIRE(refusal(narrow) ==
+  REQUIRE(refused(narrow) ==
           "attention_forward: stride 15 of keys and values, expected at least the 16 elements of their heads");
   const float one = 1;
-  REQUIRE(refusal({0, 8, 1, 1, 1}, {&one}) == "");
-  REQUIRE(refusal({0, 8, 1, 1, 1}, {nullptr, false, nullptr, &one}) ==
+  REQUIRE(refused({0, 8, 1, 1, 1}, {&one}) == "");
+  REQUIRE(refused({0, 8, 1, 1, 1}, {nullptr, false, nullptr, &one}) ==
           "attention_forward: a sink's key or value without its logit");
-  REQUIRE(refusal(sigmoid({0, 8, 1, 1, 1}, 0), {&one}) ==
+  REQUIRE(refused(sigmoid({0, 8, 1, 1, 1}, 0), {&one}) ==
           "attention_forward: a sink with sigmoid scores, expected softmax: nothing else competes with it");
 }

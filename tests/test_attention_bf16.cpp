@@ -6,6 +6,7 @@
 
 #include "tests/attention_cases.h"
 #include "tests/fixtures.h"
+#include "tests/refusal.h"
 
 using namespace gated;
 using namespace gated::attention_cases;
@@ -305,45 +306,33 @@ TEST_CASE("attention_bf16: scratch is what is announced", "[attention_bf16][bitw
 TEST_CASE("attention_bf16: what it refuses", "[attention_bf16]") {
   Context ctx(Device::cpu);
   bf16* const no = nullptr;
-  const auto refusal = [&](const AttentionShape& s, bf16* q = nullptr) -> std::string {
-    try {
-      attention_bf16_forward(no, nullptr, q, no, no, s, {}, ctx);
-    } catch (const Error& forward) {
-      try {
-        attention_bf16_backward(no, no, no, nullptr, nullptr, no, q, no, no, no, nullptr, s, {}, ctx);
-      } catch (const Error& backward) {
-        return strchr(forward.what(), ':') == std::string(strchr(backward.what(), ':')) ? forward.what() : "";
-      }
-    }
-    return "";
+  const auto refused = [&](const AttentionShape& s, bf16* q = nullptr) {
+    return refusal_of_both(
+        [&] { attention_bf16_forward(no, nullptr, q, no, no, s, {}, ctx); },
+        [&] { attention_bf16_backward(no, no, no, nullptr, nullptr, no, q, no, no, no, nullptr, s, {}, ctx); });
   };
   const AttentionShape s{0, 8, 4, 2, 64};
-  REQUIRE(refusal(s) == "");
-  REQUIRE(refusal({0, 8, 4, 2, 72}) ==
+  REQUIRE(refused(s) == "");
+  REQUIRE(refused({0, 8, 4, 2, 72}) ==
           "attention_bf16_forward: head dimension 72, expected a multiple of 16, the depth of a tensor core's step");
-  REQUIRE(refusal({0, 8, 4, 3, 64}) ==
+  REQUIRE(refused({0, 8, 4, 3, 64}) ==
           "attention_bf16_forward: 4 query heads over 3 kv heads, expected a multiple of the kv heads");
   for (const auto& [shape, what] : {std::pair(wider(s, 4, 0, 0), "queries are 260"),
                                     {wider(s, 0, 4, 0), "keys and values are 132"},
                                     {wider(s, 0, 0, 4), "outputs are 260"}})
-    REQUIRE(refusal(shape) == "attention_bf16_forward: rows of " + std::string(what) +
+    REQUIRE(refused(shape) == "attention_bf16_forward: rows of " + std::string(what) +
                                   " elements apart, expected a multiple of 8: a row of bf16 begins on 16 bytes");
   alignas(16) bf16 rows[16];
-  REQUIRE_THAT(refusal(s, rows + 1), Catch::Contains("expected its rows on 16-byte boundaries"));
-  REQUIRE(refusal(s, rows + 8) == "");
+  REQUIRE_THAT(refused(s, rows + 1), Catch::Contains("expected its rows on 16-byte boundaries"));
+  REQUIRE(refused(s, rows + 8) == "");
 
-  const auto gate_refusal = [&](AttentionShape shape, const OutputGate& gate) -> std::string {
-    try {
-      attention_bf16_forward(no, nullptr, no, no, no, shape, {}, ctx, gate);
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return "";
+  const auto refused_gate = [&](AttentionShape shape, const OutputGate& gate) {
+    return refusal([&] { attention_bf16_forward(no, nullptr, no, no, no, shape, {}, ctx, gate); });
   };
-  REQUIRE(gate_refusal(s, {rows, rows, 64}) == "");
-  REQUIRE(gate_refusal(s, {rows, rows, 32}) ==
+  REQUIRE(refused_gate(s, {rows, rows, 64}) == "");
+  REQUIRE(refused_gate(s, {rows, rows, 32}) ==
           "attention_bf16_forward: a logit for 32 elements, expected 1 or the head dimension, 64");
-  REQUIRE(gate_refusal(wider(s, 0, 0, 8), {rows, rows}) ==
+  REQUIRE(refused_gate(wider(s, 0, 0, 8), {rows, rows}) ==
           "attention_bf16_forward: rows of outputs are 264 elements apart, expected 256 where they are gated");
-  REQUIRE_THAT(gate_refusal(s, {rows, rows + 1}), Catch::Contains("expected its rows on 16-byte boundaries"));
+  REQUIRE_THAT(refused_gate(s, {rows, rows + 1}), Catch::Contains("expected its rows on 16-byte boundaries"));
 }

@@ -19,6 +19,8 @@
 #include <thread>
 
 #include "tests/catch.h"
+#include "tests/contents.h"
+#include "tests/refusal.h"
 #include "tests/script.h"
 #include "training/checkpoint.h"
 
@@ -77,28 +79,18 @@ struct TemporaryFolder {
   }
 };
 
-std::string read_bytes(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 void write_bytes(const std::string& path, const std::string& bytes) {
   fs::remove(path);  // a new file: some file systems flush one that is truncated, and this is done thousands
                      // of times
   std::ofstream(path, std::ios::binary | std::ios::trunc).write(bytes.data(), std::streamsize(bytes.size()));
 }
 
-// What a call refuses with, "" when it does not.
+// What a call refuses with, in one line.
 template <class Call>
-std::string refusal(Call call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    const std::string text = e.what();
-    CHECK(text.find('\n') == std::string::npos);
-    return text;
-  }
-  return "";
+std::string one_line_refusal(Call call) {
+  const std::string text = gated::refusal(call);
+  CHECK(text.find('\n') == std::string::npos);
+  return text;
 }
 
 // A file with this header and `data` zero bytes.
@@ -151,7 +143,7 @@ std::string stderr_of(const std::string& file, Call call) {
   ::dup2(before, 2);
   ::close(before);
   ::close(to);
-  return read_bytes(file);
+  return contents(file);
 }
 
 // Runs call in a child process, with nothing of this one's to report; returns its exit status.
@@ -198,7 +190,7 @@ TEST_CASE("checkpoint: every bit comes back: NaN payloads, -0, denormals, scalar
   SECTION("the data begins on 64 bytes, and the same state gives the same file") {
     CHECK(SafetensorsFile(folder / "a").header().data_start % 64 == 0);
     save_checkpoint(folder / "b", tensors, metadata);
-    CHECK(read_bytes(folder / "a") == read_bytes(folder / "b"));
+    CHECK(contents(folder / "a") == contents(folder / "b"));
     CHECK(folder.names() == std::set<std::string>{"a", "b"});
   }
   SECTION("a state of nothing is a state") {
@@ -238,18 +230,18 @@ TEST_CASE("checkpoint: a wrong name, shape or dtype is refused and nothing is wr
   save_checkpoint(folder / "a", state.tensors(), {});
   const Checkpoint loaded(folder / "a");
   std::vector<float> dst(8, 42.0f);
-  CHECK(contains(refusal([&] { loaded.read("v", {6}, dst.data()); }), "no tensor \"v\" among the 1"));
+  CHECK(contains(one_line_refusal([&] { loaded.read("v", {6}, dst.data()); }), "no tensor \"v\" among the 1"));
   for (const std::vector<size_t>& shape : {std::vector<size_t>{}, {5}, {7}, {2, 3}, {6, 1}, {0}})
-    CHECK(contains(refusal([&] { loaded.read("w", shape, dst.data()); }),
+    CHECK(contains(one_line_refusal([&] { loaded.read("w", shape, dst.data()); }),
                    "tensor \"w\" is F32 [6], expected F32 " + shape_text(shape)));
   write_bytes(folder / "i", file_of("{" + tensor_json("w", "I32", "[6]", 0, 24) + "}", 24));
-  CHECK(
-      contains(refusal([&] { Checkpoint(folder / "i").read("w", {6}, dst.data()); }), "is I32 [6], expected F32 [6]"));
+  CHECK(contains(one_line_refusal([&] { Checkpoint(folder / "i").read("w", {6}, dst.data()); }),
+                 "is I32 [6], expected F32 [6]"));
   CHECK(dst == std::vector<float>(8, 42.0f));
-  CHECK(contains(refusal([&] { loaded.step(); }), "metadata has no \"step\""));
+  CHECK(contains(one_line_refusal([&] { loaded.step(); }), "metadata has no \"step\""));
   for (const char* step : {"", "-1", "12x", "1e3", "99999999999999999999999"}) {
     save_checkpoint(folder / "s", {}, {{"step", step}});
-    CHECK(contains(refusal([&] { Checkpoint(folder / "s").step(); }), "expected a whole number"));
+    CHECK(contains(one_line_refusal([&] { Checkpoint(folder / "s").step(); }), "expected a whole number"));
   }
 }
 
@@ -257,7 +249,7 @@ TEST_CASE("checkpoint: what cannot be written is refused before anything is", "[
   const TemporaryFolder folder;
   const float x[4] = {};
   const auto refused = [&](const std::vector<TensorView>& tensors, const Metadata& metadata, const char* part) {
-    CHECK(contains(refusal([&] { save_checkpoint(folder / "a", tensors, metadata); }), part));
+    CHECK(contains(one_line_refusal([&] { save_checkpoint(folder / "a", tensors, metadata); }), part));
   };
   refused({{"w", {1}, x}, {"w", {2}, x}}, {}, "\"w\" is given twice");
   refused({{"__metadata__", {1}, x}}, {}, "reserved");
@@ -267,7 +259,7 @@ TEST_CASE("checkpoint: what cannot be written is refused before anything is", "[
   refused({}, {{"key", "\xc3"}}, "UTF-8");
   refused({}, {{"gated.checksum", "0"}}, "checkpoint's own");
   refused({}, {{"long", std::string(max_safetensors_header, 'x')}}, "expected at most 100000000");
-  CHECK(contains(refusal([&] { safetensors_header("a", {{"__metadata__", {1}, x}}, {}); }), "reserved"));
+  CHECK(contains(one_line_refusal([&] { safetensors_header("a", {{"__metadata__", {1}, x}}, {}); }), "reserved"));
   CHECK(folder.names().empty());
 }
 
@@ -334,7 +326,7 @@ TEST_CASE("checkpoint: headers that break the format, each refused by its own ru
       {file_of("{\"" + std::string(100000, 'n') + "\":1}", 0), "nnn..."},
   };
   for (const Case& c : cases) {
-    const std::string message = refusal([&] { parse(c.bytes); });
+    const std::string message = one_line_refusal([&] { parse(c.bytes); });
     INFO("found: " << message);
     CHECK(message.starts_with("x.safetensors: "));
     CHECK(contains(message, c.part));
@@ -358,10 +350,10 @@ TEST_CASE("checkpoint: one changed, missing or extra byte anywhere, and the file
   const TemporaryFolder folder;
   const float x[] = {1, 2, 3, 4};
   save_checkpoint(folder / "good", {{"b", {2}, x}, {"a", {}, x + 2}, {"e", {0}, x}}, {{"step", "7"}});
-  const std::string good = read_bytes(folder / "good");
+  const std::string good = contents(folder / "good");
   const auto refused = [&](const std::string& bytes) {
     write_bytes(folder / "bad", bytes);
-    return refusal([&] { Checkpoint loaded(folder / "bad"); }).starts_with(folder / "bad");
+    return one_line_refusal([&] { Checkpoint loaded(folder / "bad"); }).starts_with(folder / "bad");
   };
   REQUIRE_FALSE(refused(good));
   size_t accepted = 0;
@@ -392,7 +384,7 @@ TEST_CASE("checkpoint: one changed, missing or extra byte anywhere, and the file
   CHECK(refused(replaced(R"("gated.checksum")", R"("other.checksum")")));
   CHECK(refused(replaced(R"("gated.fingerprint")", R"("other.fingerprint")")));
   write_bytes(folder / "bad", replaced(R"("gated.format":"1")", R"("gated.format":"2")"));
-  CHECK(contains(refusal([&] { Checkpoint loaded(folder / "bad"); }), "format \"2\", expected 1"));
+  CHECK(contains(one_line_refusal([&] { Checkpoint loaded(folder / "bad"); }), "format \"2\", expected 1"));
 }
 
 TEST_CASE("checkpoint: a safetensors file of another program gives weights and no training state", "[checkpoint]") {
@@ -410,16 +402,16 @@ TEST_CASE("checkpoint: a safetensors file of another program gives weights and n
   loaded.read("w", {2}, back);
   CHECK(bits(back, 2) == bits(x, 2));
   CHECK(loaded.tensors().at("h").dtype == "BF16");
-  CHECK(contains(refusal([&] { loaded.step(); }), "carries no training state"));
+  CHECK(contains(one_line_refusal([&] { loaded.step(); }), "carries no training state"));
 }
 
 TEST_CASE("checkpoint: paths that cannot be read or written", "[checkpoint]") {
   const TemporaryFolder folder;
   const Step state(1);
   const auto save = [&](const std::string& path) {
-    return refusal([&] { save_checkpoint(path, state.tensors(), {}); });
+    return one_line_refusal([&] { save_checkpoint(path, state.tensors(), {}); });
   };
-  const auto open = [](const std::string& path) { return refusal([&] { Checkpoint loaded(path); }); };
+  const auto open = [](const std::string& path) { return one_line_refusal([&] { Checkpoint loaded(path); }); };
   CHECK(open(folder / "missing") == (folder / "missing") + ": cannot open: No such file or directory");
   CHECK(contains(open(folder.path), "not a regular file"));
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
@@ -430,8 +422,9 @@ TEST_CASE("checkpoint: paths that cannot be read or written", "[checkpoint]") {
   fs::create_directory(folder / "dir");
   CHECK(contains(save(folder / "dir"), "not a regular file"));
   write_bytes(folder / "file", "x");
-  CHECK(contains(refusal([&] { prepare_checkpoint_folder(folder / "file"); }), "cannot create the checkpoint folder"));
-  CHECK(contains(refusal([&] { list_checkpoints(folder / "file"); }), "cannot list: Not a directory"));
+  CHECK(contains(one_line_refusal([&] { prepare_checkpoint_folder(folder / "file"); }),
+                 "cannot create the checkpoint folder"));
+  CHECK(contains(one_line_refusal([&] { list_checkpoints(folder / "file"); }), "cannot list: Not a directory"));
   CHECK(folder.names() == std::set<std::string>{"pipe", "dir", "file"});
 
   // A folder without write permission, as a user whom permissions bind.
@@ -441,7 +434,7 @@ TEST_CASE("checkpoint: paths that cannot be read or written", "[checkpoint]") {
     if (::geteuid() == 0 && ::setresuid(65534, 65534, 65534) != 0) return 2;
     const bool refused =
         contains(save(folder / "a"), "a.tmp." + std::to_string(::getpid()) + ": cannot create: Perm") &&
-        contains(refusal([&] { prepare_checkpoint_folder(folder.path); }), "Permission denied");
+        contains(one_line_refusal([&] { prepare_checkpoint_folder(folder.path); }), "Permission denied");
     return refused && open(folder / "a").empty() ? 0 : 1;
   });
   fs::permissions(folder.path, fs::perms(0755));
@@ -452,7 +445,7 @@ TEST_CASE("checkpoint: a full disk leaves the checkpoint before it, and no tempo
   const TemporaryFolder folder;
   const Step before(1, 1000), after(2, 100000);
   save_checkpoint(folder / "a", before.tensors(), {});
-  const std::string bytes = read_bytes(folder / "a");
+  const std::string bytes = contents(folder / "a");
 
   // A limit on file size stands for the disk: the first write is short, the next fails.
   for (const rlim_t limit : {rlim_t(0), rlim_t(100), rlim_t(4096), rlim_t(400000)}) {
@@ -461,21 +454,16 @@ TEST_CASE("checkpoint: a full disk leaves the checkpoint before it, and no tempo
     const auto handler = std::signal(SIGXFSZ, SIG_IGN);
     const rlimit small = {limit, old.rlim_max};
     ::setrlimit(RLIMIT_FSIZE, &small);
-    std::string message;
-    try {
-      save_checkpoint(folder / "a", after.tensors(), {});
-    } catch (const Error& e) {
-      message = e.what();
-    }
+    const std::string message = gated::refusal([&] { save_checkpoint(folder / "a", after.tensors(), {}); });
     ::setrlimit(RLIMIT_FSIZE, &old);
     std::signal(SIGXFSZ, handler);
     CHECK(contains(message, "cannot write: File too large"));
     CHECK(folder.names() == std::set<std::string>{"a"});
-    CHECK(read_bytes(folder / "a") == bytes);
+    CHECK(contents(folder / "a") == bytes);
   }
   if (fs::exists("/dev/full")) {
     File full("/dev/full", O_WRONLY);
-    CHECK(refusal([&] { full.write("x", 1); }) == "/dev/full: cannot write: No space left on device");
+    CHECK(one_line_refusal([&] { full.write("x", 1); }) == "/dev/full: cannot write: No space left on device");
   }
   // An error after which the writer never commits, whatever it was.
   {
@@ -484,7 +472,7 @@ TEST_CASE("checkpoint: a full disk leaves the checkpoint before it, and no tempo
     CHECK(folder.names().size() == 2);
   }
   CHECK(folder.names() == std::set<std::string>{"a"});
-  CHECK(read_bytes(folder / "a") == bytes);
+  CHECK(contents(folder / "a") == bytes);
 }
 
 TEST_CASE("checkpoint: contents reach the disk before the name, the name before the save is reported", "[checkpoint]") {
@@ -493,7 +481,7 @@ TEST_CASE("checkpoint: contents reach the disk before the name, the name before 
   const std::string temporary = "a.tmp." + std::to_string(::getpid());
   const auto save_failing = [&](const std::string& call, int error) {
     calls = {{}, call, error};
-    const std::string message = refusal([&] { save_checkpoint(folder / "a", after.tensors(), {}); });
+    const std::string message = one_line_refusal([&] { save_checkpoint(folder / "a", after.tensors(), {}); });
     calls.failing.clear();
     CHECK(folder.names() == std::set<std::string>{"a"});
     return message;
@@ -588,7 +576,7 @@ TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest 
   const auto save = [&](size_t step, size_t keep) { save_step(folder, step, Step(step).tensors(), {}, keep); };
   const auto path = [&](size_t step) { return folder + "/" + checkpoint_name(step); };
   const auto damage = [&](size_t step) {
-    std::string bytes = read_bytes(path(step));
+    std::string bytes = contents(path(step));
     bytes.back() = char(bytes.back() ^ 1);
     write_bytes(path(step), bytes);
   };
@@ -627,7 +615,8 @@ TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest 
   CHECK(step == 400);
 
   damage(400);
-  stderr_of(parent / "stderr",
-            [&] { CHECK(contains(refusal([&] { find_latest(folder); }), "none of its 4 checkpoints can be read")); });
+  stderr_of(parent / "stderr", [&] {
+    CHECK(contains(one_line_refusal([&] { find_latest(folder); }), "none of its 4 checkpoints can be read"));
+  });
   CHECK(fs::exists(folder + "/notes.txt"));
 }

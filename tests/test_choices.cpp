@@ -8,6 +8,7 @@
 #include "core/philox.cuh"
 #include "dataloader/tokenizer.h"
 #include "tests/catch.h"
+#include "tests/refusal.h"
 #include "tests/script.h"
 #include "tests/small_models.h"
 #include "training/choose.h"
@@ -97,12 +98,7 @@ TEST_CASE("choices: questions come through, of 16 and of 32 bits", "[choices]") 
 TEST_CASE("choices: a file that is damaged is refused by question and number", "[choices]") {
   const std::vector<uint32_t> good = numbers_of(two, 2);
   const auto refused = [&](const std::string& bytes, const std::string& why) {
-    std::string said;
-    try {
-      parse(bytes);
-    } catch (const Error& e) {
-      said = e.what();
-    }
+    const std::string said = refusal([&] { parse(bytes); });
     INFO(said);
     REQUIRE(said.starts_with("x.bin: "));
     REQUIRE(contains(said, why));

@@ -20,6 +20,8 @@
 #include "dataloader/shuffle.h"
 #include "dataloader/text.h"
 #include "tests/catch.h"
+#include "tests/contents.h"
+#include "tests/refusal.h"
 
 using namespace gated;
 
@@ -46,17 +48,6 @@ class Folder {
  private:
   fs::path path_;
 };
-
-// The message of a refusal; "" when nothing was refused.
-template <class F>
-std::string refusal(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
 
 bool says(const std::string& message, std::initializer_list<const char*> parts) {
   bool all = message.find('\n') == message.npos;  // one line
@@ -539,8 +530,7 @@ TEST_CASE("bigram-backcopy: a sequence depends on seed, split and index only", "
 TEST_CASE("bigram-backcopy: the seed decides the language, and split and seed its sequences", "[dataloader]") {
   const Folder folder;
   const std::string text = folder.write("text", "the quick brown fox jumps over the lazy dog, and back again.");
-  std::ifstream file(text);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const std::string bytes = contents(text);
   const auto sequences = [](const TokenStream& stream) {
     std::vector<int32_t> all(3 * 21);
     for (size_t i = 0; i < 3; ++i) stream.sequence(i, 20, &all[i * 21]);

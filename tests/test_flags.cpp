@@ -3,6 +3,8 @@
 #include <sstream>
 
 #include "tests/compare.h"
+#include "tests/contents.h"
+#include "tests/refusal.h"
 #include "tests/script.h"
 #include "training/command_line.h"
 #include "training/run_metadata.h"
@@ -15,12 +17,7 @@ namespace {
 std::string parse(Config& config, std::vector<std::string> words) {
   std::vector<char*> argv = {const_cast<char*>("train")};
   for (std::string& w : words) argv.push_back(w.data());
-  try {
-    parse_command_line(config, int(argv.size()), argv.data());
-    return "";
-  } catch (const Error& e) {
-    return e.what();
-  }
+  return refusal([&] { parse_command_line(config, int(argv.size()), argv.data()); });
 }
 std::string parse(std::vector<std::string> words) {
   Config config;
@@ -267,11 +264,8 @@ TEST_CASE("schedule: warm-up is a line, then a cosine falls to the final rate", 
 }
 
 TEST_CASE("flags: the README's flag map is the table's", "[readme]") {
-  std::ifstream file("README.md");
-  std::stringstream readme;
-  readme << file.rdbuf();
   INFO("paste the output of ./train --flag-map into README.md");
-  REQUIRE(contains(readme.str(), flag_map_markdown()));
+  REQUIRE(contains(contents("README.md"), flag_map_markdown()));
 }
 
 TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, by their old names too", "[flags]") {
@@ -279,24 +273,19 @@ TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, b
     Config c = config_of_flags("--data=bigram-backcopy " + line);
     return run_metadata(c, open_data(c.data));
   };
-  auto refusal = [](const RunMetadata& then, const RunMetadata& now) -> std::string {
-    try {
-      require_same_run("x", then, now);
-      return "";
-    } catch (const Error& e) {
-      return e.what();
-    }
+  auto difference = [](const RunMetadata& then, const RunMetadata& now) {
+    return refusal([&] { require_same_run("x", then, now); });
   };
   const RunMetadata plain = remembered("");
-  REQUIRE(refusal(plain, plain) == "");
-  REQUIRE(contains(refusal(plain, remembered("--norm=gated")), "--norm=rmsnorm, this run has gated"));
-  REQUIRE(contains(refusal(plain, remembered("--matmul=cublas")), "--matmul=exact, this run has cublas"));
-  REQUIRE(contains(refusal(plain, remembered("--precision=bf16")),
+  REQUIRE(difference(plain, plain) == "");
+  REQUIRE(contains(difference(plain, remembered("--norm=gated")), "--norm=rmsnorm, this run has gated"));
+  REQUIRE(contains(difference(plain, remembered("--matmul=cublas")), "--matmul=exact, this run has cublas"));
+  REQUIRE(contains(difference(plain, remembered("--precision=bf16")),
                    "--precision=fp32, this run has bf16: resume with the "
                    "same, add --change-precision"));
-  REQUIRE(contains(refusal(plain, remembered("--vocab=32")), "was made with other data"));
-  REQUIRE(refusal(plain, remembered("--recompute=full")) == "");
-  REQUIRE(refusal(plain, remembered("--graph")) == "");
+  REQUIRE(contains(difference(plain, remembered("--vocab=32")), "was made with other data"));
+  REQUIRE(difference(plain, remembered("--recompute=full")) == "");
+  REQUIRE(difference(plain, remembered("--graph")) == "");
   // As runs before this version wrote it.
   auto old = [](RunMetadata m, const std::map<std::string, std::string>& flags) {
     m.erase("hash--data");
@@ -308,16 +297,16 @@ TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, b
     for (const auto& [name, value] : flags) m["flag" + name] = value;
     return m;
   };
-  REQUIRE(refusal(old(plain, {}), plain) == "");
+  REQUIRE(difference(old(plain, {}), plain) == "");
   const RunMetadata g1 = remembered("--attn=g1");
-  REQUIRE(refusal(old(g1, {{"--gate-shared", "on"}}), remembered("--attn=g1 --gate=shared")) == "");
-  REQUIRE(refusal(old(g1, {{"--gate-input", "none"}}), remembered("--attn=g1 --gate=static")) == "");
-  REQUIRE(contains(refusal(old(g1, {{"--gate-shared", "on"}}), g1), "--gate=shared"));
+  REQUIRE(difference(old(g1, {{"--gate-shared", "on"}}), remembered("--attn=g1 --gate=shared")) == "");
+  REQUIRE(difference(old(g1, {{"--gate-input", "none"}}), remembered("--attn=g1 --gate=static")) == "");
+  REQUIRE(contains(difference(old(g1, {{"--gate-shared", "on"}}), g1), "--gate=shared"));
   const RunMetadata dyt = remembered("--norm=dyt");
-  REQUIRE(refusal(old(dyt, {}), dyt) == "");
+  REQUIRE(difference(old(dyt, {}), dyt) == "");
   const RunMetadata two = old(dyt, {{"--dyt-alpha", "0.2"}, {"--dyt-alpha-attn", "0.8"}});
-  REQUIRE(refusal(two, remembered("--norm=dyt --dyt-alpha=0.2,0.8")) == "");
-  REQUIRE(contains(refusal(two, remembered("--norm=dyt --dyt-alpha=0.2")), "--dyt-alpha=0.2,0.8"));
+  REQUIRE(difference(two, remembered("--norm=dyt --dyt-alpha=0.2,0.8")) == "");
+  REQUIRE(contains(difference(two, remembered("--norm=dyt --dyt-alpha=0.2")), "--dyt-alpha=0.2,0.8"));
 }
 
 TEST_CASE("flags: every ./train of the README's shell lines is accepted", "[readme]") {
@@ -354,10 +343,7 @@ TEST_CASE("flags: every ./train of the README's shell lines is accepted", "[read
 }
 
 TEST_CASE("flags: every line of flags in the README's tables of the papers is accepted", "[readme]") {
-  std::ifstream file("README.md");
-  std::stringstream all;
-  all << file.rdbuf();
-  const std::string readme = all.str();
+  const std::string readme = contents("README.md");
   const size_t begin = readme.find("## The papers' tables"), end = readme.find("\n## ", begin + 1);
   REQUIRE((begin != std::string::npos && end != std::string::npos));
   size_t lines = 0;

@@ -1,6 +1,7 @@
 // gated_delta: the references against finite differences, the CPU's code and the kernels against the references, and what the
 // state promises. Most cases are those of tests/gated_delta_cases.h.
 #include "tests/gated_delta_cases.h"
+#include "tests/refusal.h"
 
 using namespace gated;
 using namespace gated::gated_delta_cases;
@@ -93,13 +94,8 @@ TEST_CASE("gated_delta: what it refuses") {
   Context cpu(Device::cpu);
   float x[64] = {};
   const GatedDeltaIn in = {x, x, x, x, x};
-  const auto message = [&](const GatedDeltaShape& s, float* error = nullptr) -> std::string {
-    try {
-      gated_delta_forward({.o = x, .error = error}, in, s, cpu);
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return "";
+  const auto message = [&](const GatedDeltaShape& s, float* error = nullptr) {
+    return refusal([&] { gated_delta_forward({.o = x, .error = error}, in, s, cpu); });
   };
   REQUIRE(message({1, 0, 1, 1, 4, 4}) == "gated_delta_forward: no tokens");
   REQUIRE(message({1, 1, 2, 3, 4, 4}) == "gated_delta_forward: 3 value heads, expected a multiple of the 2 key heads");

@@ -3,6 +3,8 @@
 #include "kernels/gated_delta_bf16.h"
 
 #include "tests/gated_delta_cases.h"
+#include "tests/refusal.h"
+#include "tests/wide_rows.h"
 
 using namespace gated;
 using namespace gated::gated_delta_cases;
@@ -214,30 +216,17 @@ TEST_CASE("gated_delta_bf16: heads inside wider rows give the bits of packed one
   const size_t rows = s.B * s.T, at = 8;
   const Inputs<float> in = rounded_inputs(packed);
   const Results expected = reference(in);
-  // What lies between is NaN in inputs, where it would show in what is computed from it, and 7 in outputs.
-  const auto spread = [&](const std::vector<float>& x, size_t stride, float between) {
-    const size_t width = x.size() / rows;
-    std::vector<bf16> wide(rows * stride, bf16(between));
-    for (size_t i = 0; i < x.size(); i++) wide[i / width * stride + at + i % width] = bf16(x[i]);
-    return wide;
-  };
-  const auto gather = [&](const std::vector<bf16>& wide, size_t width) {
-    const size_t stride = wide.size() / rows;
-    std::vector<float> x;
-    for (size_t i = 0; i < wide.size(); i++)
-      if (i % stride >= at && i % stride < at + width)
-        x.push_back(float(wide[i]));
-      else if (float(wide[i]) != 7)
-        fail("element %zu of a row of %zu was written", i % stride, stride);
-    return x;
+  const auto gather = [&](const Buffer<bf16>& wide, size_t width) {
+    return gather_rows(wide.download(), rows, width, at);
   };
   on_every_device([&](Context& ctx) {
     const auto wide = [&](const std::vector<float>& x, size_t stride, float between) {
-      return Buffer<bf16>(ctx.device, spread(x, stride, between));
+      return Buffer<bf16>(ctx.device, spread_rows<bf16>(x, rows, stride, at, between));
     };
-    const Buffer<bf16> q = wide(in.q, s.qk_stride, NAN), k = wide(in.k, s.qk_stride, NAN),
-                       v = wide(in.v, s.v_stride, NAN);
-    const Buffer<bf16> dq = wide(in.q, s.qk_stride, 7), dk = wide(in.k, s.qk_stride, 7), dv = wide(in.v, s.v_stride, 7);
+    const Buffer<bf16> q = wide(in.q, s.qk_stride, between_inputs), k = wide(in.k, s.qk_stride, between_inputs),
+                       v = wide(in.v, s.v_stride, between_inputs);
+    const Buffer<bf16> dq = wide(in.q, s.qk_stride, between_outputs), dk = wide(in.k, s.qk_stride, between_outputs),
+                       dv = wide(in.v, s.v_stride, between_outputs);
     Results got = run(
         ctx, in,
         [&](const auto& out, auto from) {
@@ -250,8 +239,7 @@ TEST_CASE("gated_delta_bf16: heads inside wider rows give the bits of packed one
           gated_delta_bf16_backward(out, back, from, s, ctx);
         });
     ctx.synchronize();
-    got.dq = gather(dq.download(), packed.qk_step()), got.dk = gather(dk.download(), packed.qk_step());
-    got.dv = gather(dv.download(), packed.v_step());
+    got.dq = gather(dq, packed.qk_step()), got.dk = gather(dk, packed.qk_step()), got.dv = gather(dv, packed.v_step());
     require_same(expected, got);
   });
 }
@@ -288,8 +276,7 @@ TEST_CASE("gated_delta_bf16: a sequence cut between chunks, with the state carri
   }
 }
 
-TEST_CASE("gated_delta_bf16: a row has the same bits whatever is after it, or nothing",
-          "[gated_delta_bf16][bitwise]") {
+TEST_CASE("gated_delta_bf16: a row has the same bits whatever is after it, or nothing", "[gated_delta_bf16][bitwise]") {
   const GatedDeltaShape s{1, 100, 1, 2, 16, 32};
   const Inputs<float> in = rounded_inputs(s);
   on_every_device([&](Context& ctx) {
@@ -352,32 +339,27 @@ TEST_CASE("gated_delta_bf16: scratch is what is announced", "[gated_delta_bf16][
 
 TEST_CASE("gated_delta_bf16: what it refuses", "[gated_delta_bf16]") {
   Context ctx(Device::cpu);
-  const auto refusal = [&](const GatedDeltaShape& s, bf16* q = nullptr) -> std::string {
+  const auto refused = [&](const GatedDeltaShape& s, bf16* q = nullptr) {
     bf16* const no = nullptr;
     const GatedDeltaBf16In in = {q, no, no, nullptr, nullptr};
-    try {
-      gated_delta_bf16_forward({.o = no, .kept = no, .u = no}, in, s, ctx);
-    } catch (const Error& forward) {
-      try {
-        gated_delta_bf16_backward({no, no, no, nullptr, nullptr}, {no, nullptr, no, no, no}, in, s, ctx);
-      } catch (const Error& backward) {
-        return strchr(forward.what(), ':') == std::string(strchr(backward.what(), ':')) ? forward.what() : "";
-      }
-    }
-    return "";
+    return refusal_of_both(
+        [&] { gated_delta_bf16_forward({.o = no, .kept = no, .u = no}, in, s, ctx); },
+        [&] {
+          gated_delta_bf16_backward({no, no, no, nullptr, nullptr}, {no, nullptr, no, no, no}, in, s, ctx);
+        });
   };
   GatedDeltaShape s{0, 8, 2, 4, 32, 16};
-  REQUIRE(refusal(s) == "");
-  REQUIRE(refusal({0, 8, 2, 3, 32, 16}) ==
+  REQUIRE(refused(s) == "");
+  REQUIRE(refused({0, 8, 2, 3, 32, 16}) ==
           "gated_delta_bf16_forward: 3 value heads, expected a multiple of the 2 key heads");
   REQUIRE(
-      refusal({0, 8, 2, 4, 24, 16}) ==
+      refused({0, 8, 2, 4, 24, 16}) ==
       "gated_delta_bf16_forward: keys of 24 and values of 16 elements, expected multiples of 16, the depth of a tensor "
       "core's step");
   s.qk_stride = 68;
-  REQUIRE(refusal(s) ==
+  REQUIRE(refused(s) ==
           "gated_delta_bf16_forward: strides are 68 and 64, expected multiples of 8: a row of bf16 begins on 16 bytes");
   s.qk_stride = 0;
   alignas(16) bf16 rows[16];
-  REQUIRE_THAT(refusal(s, rows + 1), Catch::Contains("expected its rows on 16-byte boundaries"));
+  REQUIRE_THAT(refused(s, rows + 1), Catch::Contains("expected its rows on 16-byte boundaries"));
 }

@@ -4,14 +4,11 @@
 // stand in the README too. A number changes only when the meaning of an operation does. A number alone would say that nothing has
 // changed, not that it was right: so beside each in fp32 stands a plain loop in double, which the run must follow; bf16 is held to
 // fp32 by tests/test_bf16.cpp and tests/test_fixtures.cpp.
-#include <fstream>
-#include <sstream>
-
 #include "tests/compare.h"
+#include "tests/contents.h"
 #include "tests/reference_loop.h"
 #include "tests/small_runs.h"
 #include "training/engines.h"
-#include "training/flags.h"
 #include "training/trainer.h"
 
 using namespace gated;
@@ -120,11 +117,9 @@ TEST_CASE("golden: small runs in bf16 end in the same weights, linear attention 
 }
 
 TEST_CASE("golden: the README names the same command and fingerprint", "[readme]") {
-  std::ifstream file("README.md");
-  std::stringstream readme;
-  readme << file.rdbuf();
+  const std::string readme = contents("README.md");
   for (const Golden& run : golden) {
-    REQUIRE(readme.str().find("./train " + run.flags + "\n") != std::string::npos);
-    REQUIRE(readme.str().find(run.fingerprint) != std::string::npos);
+    REQUIRE(readme.find("./train " + run.flags + "\n") != std::string::npos);
+    REQUIRE(readme.find(run.fingerprint) != std::string::npos);
   }
 }

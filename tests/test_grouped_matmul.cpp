@@ -5,6 +5,7 @@
 
 #include "kernels/bias.h"
 #include "tests/grouped_cases.h"
+#include "tests/refusal.h"
 
 using namespace gated;
 
@@ -277,17 +278,9 @@ TEST_CASE("grouped_matmul: what cannot be is refused", "[bitwise]") {
   std::vector<float> x(64);
   float* p = x.data();
   const std::vector<int> start = {0, 1, 2};
-  auto reason = [](auto call) {
-    try {
-      call();
-    } catch (const Error& e) {
-      return std::string(e.what());
-    }
-    return std::string();
-  };
   auto multiply = [&](size_t M, size_t E, const std::vector<int>& start, Layout layout, Accumulate accumulate,
                       Context& ctx, const float* bias) {
-    return reason([&] {
+    return refusal([&] {
       grouped_matmul(p, p + 16, p + 32, start.data(), {M, E, 2, 2}, layout, accumulate, ctx, bias);
     });
   };
@@ -304,10 +297,10 @@ TEST_CASE("grouped_matmul: what cannot be is refused", "[bitwise]") {
           "grouped_matmul: row_start goes from 0 to 2, expected 0 to 3");
   REQUIRE(multiply(2, 2, {0, 3, 2}, Layout::nt, Accumulate::no, cpu, nullptr) ==
           "grouped_matmul: row_start[1] is 3 and row_start[2] is 2, expected no less");
-  REQUIRE(reason([&] {
+  REQUIRE(refusal([&] {
             grouped_matmul_tn(p, p, p, start.data(), {3, 2, 2, 2}, cpu);
           }) == "grouped_matmul_tn: row_start goes from 0 to 2, expected 0 to 3");
-  REQUIRE(reason([&] { grouped_bias_backward(p, p, start.data(), 3, 2, 2, cpu); }) ==
+  REQUIRE(refusal([&] { grouped_bias_backward(p, p, start.data(), 3, 2, 2, cpu); }) ==
           "grouped_bias_backward: row_start goes from 0 to 2, expected 0 to 3");
-  REQUIRE(reason([&] { grouped_matmul_tn(p, p, p, start.data(), {3, 65536, 2, 2}, kernels); }) != "");
+  REQUIRE(refusal([&] { grouped_matmul_tn(p, p, p, start.data(), {3, 65536, 2, 2}, kernels); }) != "");
 }

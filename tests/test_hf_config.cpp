@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/catch.h"
+#include "tests/contents.h"
 #include "tests/fixtures.h"
+#include "tests/refusal.h"
 #include "tests/script.h"
 #include "training/command_line.h"
 #include "training/match_params.h"
@@ -51,24 +53,16 @@ const Published
             // clang-format on
 };
 
-std::string refusal(const std::string& config) {
-  try {
-    read_hf_config("config.json", json::parse(config));
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
+std::string unread(const std::string& config) {
+  return refusal([&] { read_hf_config("config.json", json::parse(config)); });
 }
 
 // The refusal of --export for a line of flags.
 std::string unwritten(const std::string& line) {
-  try {
+  return refusal([&] {
     Config c = config_of_flags(line);
     write_hf_config(c);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
+  });
 }
 
 }  // namespace
@@ -104,7 +98,7 @@ TEST_CASE("hf_config: published models have the published number of parameters",
 
 TEST_CASE("hf_config: what no flag says is refused with its key", "[hf]") {
   const json qwen3 = json::parse(published[3].config), next = json::parse(published[7].config);
-  REQUIRE(refusal(qwen3.dump()) == "");
+  REQUIRE(unread(qwen3.dump()) == "");
   const auto with = [](json config, const char* key, const json& value) {
     config[key] = value;
     return config.dump();
@@ -119,29 +113,28 @@ TEST_CASE("hf_config: what no flag says is refused with its key", "[hf]") {
     REQUIRE(message.find('\n') == std::string::npos);
     REQUIRE(contains(message, part));
   };
-  names(refusal(with(qwen3, "model_type", "mamba")),
-        "\"model_type\" is \"mamba\", expected one of qwen3, qwen2, llama");
-  names(refusal("{}"), "\"model_type\" is not there");
-  names(refusal(with(qwen3, "model_type", 3)), "\"model_type\" is \"3\", expected a string");
-  names(refusal(with(qwen3, "architectures", {"Qwen3ForTokenClassification"})), "expected [\"Qwen3ForCausalLM\"]");
-  names(refusal(without(qwen3, "hidden_size")), "\"hidden_size\" is not there, expected a whole number");
-  names(refusal(with(qwen3, "hidden_size", -1024)), "\"hidden_size\" is \"-1024\", expected a whole number");
-  names(refusal(with(qwen3, "hidden_size", "1024")), "\"hidden_size\" is \"1024\", expected a whole number");
-  names(refusal(with(json::parse(published[1].config), "num_attention_heads", 0)),
+  names(unread(with(qwen3, "model_type", "mamba")), "\"model_type\" is \"mamba\", expected one of qwen3, qwen2, llama");
+  names(unread("{}"), "\"model_type\" is not there");
+  names(unread(with(qwen3, "model_type", 3)), "\"model_type\" is \"3\", expected a string");
+  names(unread(with(qwen3, "architectures", {"Qwen3ForTokenClassification"})), "expected [\"Qwen3ForCausalLM\"]");
+  names(unread(without(qwen3, "hidden_size")), "\"hidden_size\" is not there, expected a whole number");
+  names(unread(with(qwen3, "hidden_size", -1024)), "\"hidden_size\" is \"-1024\", expected a whole number");
+  names(unread(with(qwen3, "hidden_size", "1024")), "\"hidden_size\" is \"1024\", expected a whole number");
+  names(unread(with(json::parse(published[1].config), "num_attention_heads", 0)),
         "\"num_attention_heads\" is \"0\", expected 1 or more");
-  names(refusal(without(qwen3, "head_dim")), "\"head_dim\" is not there");
-  names(refusal(with(qwen3, "hidden_act", "relu")), "\"hidden_act\" is \"relu\", expected \"silu\"");
-  names(refusal(with(qwen3, "use_sliding_window", true)), "\"use_sliding_window\" is \"true\", expected false");
-  names(refusal(with(qwen3, "tie_word_embeddings", 1)), "\"tie_word_embeddings\" is \"1\", expected true or false");
-  names(refusal(with(qwen3, "rope_scaling", 1)), "\"rope_scaling\" is \"1\", expected an object");
-  names(refusal(with(qwen3, "rope_scaling", {{"type", "longrope"}})), "rope_scaling: \"type\" is \"longrope\"");
-  names(refusal(with(qwen3, "rope_parameters", {{"rope_type", "longrope"}})), "\"rope_type\" is \"longrope\"");
-  names(refusal(with(qwen3, "quantization_config", {{"quant_method", "awq"}})), "its weights are quantized");
+  names(unread(without(qwen3, "head_dim")), "\"head_dim\" is not there");
+  names(unread(with(qwen3, "hidden_act", "relu")), "\"hidden_act\" is \"relu\", expected \"silu\"");
+  names(unread(with(qwen3, "use_sliding_window", true)), "\"use_sliding_window\" is \"true\", expected false");
+  names(unread(with(qwen3, "tie_word_embeddings", 1)), "\"tie_word_embeddings\" is \"1\", expected true or false");
+  names(unread(with(qwen3, "rope_scaling", 1)), "\"rope_scaling\" is \"1\", expected an object");
+  names(unread(with(qwen3, "rope_scaling", {{"type", "longrope"}})), "rope_scaling: \"type\" is \"longrope\"");
+  names(unread(with(qwen3, "rope_parameters", {{"rope_type", "longrope"}})), "\"rope_type\" is \"longrope\"");
+  names(unread(with(qwen3, "quantization_config", {{"quant_method", "awq"}})), "its weights are quantized");
   json gated = qwen3;
   gated["elementwise_attn_output_gate"] = true;
-  REQUIRE(refusal(gated.dump()) == "");
-  names(refusal(with(gated, "headwise_attn_output_gate", true)), "\"headwise_attn_output_gate\"");
-  names(refusal(with(gated, "qkv_bias", true)), "\"qkv_bias\"");
+  REQUIRE(unread(gated.dump()) == "");
+  names(unread(with(gated, "headwise_attn_output_gate", true)), "\"headwise_attn_output_gate\"");
+  names(unread(with(gated, "qkv_bias", true)), "\"qkv_bias\"");
 
   const json llama = json::parse(published[9].config), oss = json::parse(published[10].config);
   const json gemma = json::parse(published[11].config);
@@ -150,28 +143,27 @@ TEST_CASE("hf_config: what no flag says is refused with its key", "[hf]") {
     config["rope_scaling"][key] = value;
     return config.dump();
   };
-  names(refusal(scaled(llama, "factor", "8")), "config.json: rope_scaling: \"factor\" is \"8\", expected a number");
-  names(refusal(scaled(llama, "low_freq_factor", nullptr)), "rope_scaling: \"low_freq_factor\" is not there");
-  names(refusal(scaled(oss, "attention_factor", 1)), "rope_scaling: \"attention_factor\" is \"1\", expected not there");
-  names(refusal(scaled(oss, "original_max_position_embeddings", -1)), "\"original_max_position_embeddings\"");
-  names(refusal(without(oss, "rope_scaling")), "\"rope_scaling\" is not there");
-  names(refusal(with(oss, "swiglu_limit", 5)), "\"swiglu_limit\"");
-  names(refusal(with(oss, "layer_types", {"full_attention"})), "\"layer_types\"");
-  names(refusal(with(gemma, "final_logit_softcapping", 30.0)),
-        "\"final_logit_softcapping\" is \"30.0\", expected null");
-  names(refusal(with(gemma, "layer_types", {"full_attention"})), "\"layer_types\"");
-  names(refusal(without(gemma, "rope_local_base_freq")), "\"rope_local_base_freq\" is not there");
-  names(refusal(with(gemma, "hidden_activation", "gelu")), "\"hidden_activation\"");
-  names(refusal(with(next, "layer_types", {"full_attention"})), "\"layer_types\"");
-  names(refusal(with(next, "full_attention_interval", 0)), "\"full_attention_interval\"");
-  names(refusal(with(next, "num_hidden_layers", 20000)), "\"num_hidden_layers\"");
-  names(refusal(with(next, "mlp_only_layers", {1})), "\"mlp_only_layers\"");
-  names(refusal(with(next, "mlp_only_layers", "all")), "\"mlp_only_layers\"");
-  names(refusal(with(next, "decoder_sparse_step", 2)), "\"decoder_sparse_step\"");
-  names(refusal(with(next, "shared_expert_intermediate_size", 700)), "\"shared_expert_intermediate_size\"");
-  names(refusal(with(json::parse(published[0].config), "n_head", 7)),
+  names(unread(scaled(llama, "factor", "8")), "config.json: rope_scaling: \"factor\" is \"8\", expected a number");
+  names(unread(scaled(llama, "low_freq_factor", nullptr)), "rope_scaling: \"low_freq_factor\" is not there");
+  names(unread(scaled(oss, "attention_factor", 1)), "rope_scaling: \"attention_factor\" is \"1\", expected not there");
+  names(unread(scaled(oss, "original_max_position_embeddings", -1)), "\"original_max_position_embeddings\"");
+  names(unread(without(oss, "rope_scaling")), "\"rope_scaling\" is not there");
+  names(unread(with(oss, "swiglu_limit", 5)), "\"swiglu_limit\"");
+  names(unread(with(oss, "layer_types", {"full_attention"})), "\"layer_types\"");
+  names(unread(with(gemma, "final_logit_softcapping", 30.0)), "\"final_logit_softcapping\" is \"30.0\", expected null");
+  names(unread(with(gemma, "layer_types", {"full_attention"})), "\"layer_types\"");
+  names(unread(without(gemma, "rope_local_base_freq")), "\"rope_local_base_freq\" is not there");
+  names(unread(with(gemma, "hidden_activation", "gelu")), "\"hidden_activation\"");
+  names(unread(with(next, "layer_types", {"full_attention"})), "\"layer_types\"");
+  names(unread(with(next, "full_attention_interval", 0)), "\"full_attention_interval\"");
+  names(unread(with(next, "num_hidden_layers", 20000)), "\"num_hidden_layers\"");
+  names(unread(with(next, "mlp_only_layers", {1})), "\"mlp_only_layers\"");
+  names(unread(with(next, "mlp_only_layers", "all")), "\"mlp_only_layers\"");
+  names(unread(with(next, "decoder_sparse_step", 2)), "\"decoder_sparse_step\"");
+  names(unread(with(next, "shared_expert_intermediate_size", 700)), "\"shared_expert_intermediate_size\"");
+  names(unread(with(json::parse(published[0].config), "n_head", 7)),
         "\"n_head\" is \"7\", expected a divisor of n_embd");
-  names(refusal(with(json::parse(published[0].config), "activation_function", "relu")), "\"activation_function\"");
+  names(unread(with(json::parse(published[0].config), "activation_function", "relu")), "\"activation_function\"");
 }
 
 TEST_CASE("hf_config: flags that no architecture has are refused by name", "[hf]") {
@@ -208,10 +200,7 @@ TEST_CASE("hf_config: what the fuzzer starts from is read, or refused in one lin
   size_t read = 0, refused = 0;
   for (const auto& entry : fs::directory_iterator("tests/corpus/hf_config")) {
     INFO(entry.path());
-    std::ifstream file(entry.path());
-    std::stringstream text;
-    text << file.rdbuf();
-    const std::string message = refusal(text.str());
+    const std::string message = unread(contents(entry.path()));
     REQUIRE(message.find('\n') == std::string::npos);
     (message.empty() ? read : refused)++;
   }

@@ -5,11 +5,13 @@
 
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "core/bf16.cuh"
 #include "layers/model.h"
 #include "tests/catch.h"
 #include "tests/fixtures.h"
+#include "tests/refusal.h"
 #include "tests/script.h"
 #include "tests/small_models.h"
 #include "training/checkpoint.h"
@@ -102,15 +104,6 @@ std::vector<float> weights_from(const Config& c) {
   std::vector<float> flat(model.weights.flat_size());
   c.source->read(c.model, model.weights.list(), flat.data());
   return flat;
-}
-
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 }  // namespace

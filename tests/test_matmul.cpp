@@ -9,6 +9,7 @@
 #include "core/simd.h"
 #include "tests/cublas.h"
 #include "tests/harness.h"
+#include "tests/refusal.h"
 
 using namespace gated;
 
@@ -431,13 +432,8 @@ TEST_CASE("matmul: cuBLAS is refused where there is no GPU, and the exact produc
   for (Device device : {Device::cpu, kernel_device}) {
     if (device == Device::cuda) continue;
     Context ctx(device);
-    std::string reason;
-    try {
-      ctx.use_cublas(false);
-    } catch (const Error& e) {
-      reason = e.what();
-    }
-    REQUIRE(reason == std::string("cuBLAS computes on a GPU only, and this run is on ") + gated::name_of(device));
+    REQUIRE(refusal([&] { ctx.use_cublas(false); }) ==
+            std::string("cuBLAS computes on a GPU only, and this run is on ") + gated::name_of(device));
     REQUIRE(ctx.matmul_engine() == MatmulEngine::exact);
     REQUIRE(ctx.matmul_engine_bytes() == 0);
   }

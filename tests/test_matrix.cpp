@@ -5,6 +5,7 @@
 
 #include "core/philox.cuh"
 #include "tests/compare.h"
+#include "tests/refusal.h"
 #include "tests/small_runs.h"
 
 using namespace gated;
@@ -60,13 +61,8 @@ std::string line_of(const std::vector<Factor>& all, const Assignment& a) {
   return line;
 }
 
-std::string refusal(const std::string& line) {
-  try {
-    small_model(line);
-    return "";
-  } catch (const Error& e) {
-    return e.what();
-  }
+std::string refusal_of_model(const std::string& line) {
+  return refusal([&] { small_model(line); });
 }
 
 struct Lines {
@@ -94,14 +90,14 @@ Lines covering_lines(const std::vector<Factor>& all) {
       Assignment a(all.size());
       for (size_t i = 0; i < all.size(); i++) a[i] = random(all[i].values.size());
       a[f] = v, a[g] = w;
-      std::string why = refusal(line_of(all, a));
+      std::string why = refusal_of_model(line_of(all, a));
       while (!why.empty()) {
         std::vector<size_t> at_odds;
         for (size_t i = 0; i < all.size(); i++)
           if (a[i] && i != f && i != g && why.find(all[i].flag) != std::string::npos) at_odds.push_back(i);
         if (at_odds.empty()) break;
         a[at_odds[random(at_odds.size())]] = 0;
-        why = refusal(line_of(all, a));
+        why = refusal_of_model(line_of(all, a));
       }
       if (!why.empty()) continue;
       size_t covers = 0;

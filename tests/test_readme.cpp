@@ -3,20 +3,15 @@
 // tests/test_golden.cpp.)
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <tuple>
 
 #include "tests/catch.h"
+#include "tests/contents.h"
+
+using namespace gated;
 
 namespace {
-
-std::string contents(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 // What stands between `open` and `close` from `at` on, and moves `at` after it; "" where there is none.
 std::string next_between(const std::string& text, const std::string& open, const std::string& close, size_t& at) {

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "tests/catch.h"
+#include "tests/contents.h"
 #include "tests/script.h"
 
 using namespace gated;
@@ -541,13 +542,10 @@ TEST_CASE("scripts: gpu-check has every test that runs kernels, and in each case
   std::istringstream tests(make_variable(f, "GPU_TESTS", "exit 9"));
   std::set<std::string> names;
   for (std::string name; tests >> name; names.insert(name)) {
-    std::ifstream file("tests/" + name + ".cpp");
-    std::stringstream text;
-    text << file.rdbuf();
     INFO(name);
-    REQUIRE(contains(text.str(), "[bitwise]\")"));
+    REQUIRE(contains(contents("tests/" + name + ".cpp"), "[bitwise]\")"));
   }
   for (const char* name :
-       {"test_mma", "test_gated_delta", "test_trainer", "test_matrix", "test_recompute", "test_generation"})
+       {"test_mma", "test_gated_delta", "test_trainer", "test_matrix", "test_recompute", "test_cached_model"})
     REQUIRE(names.count(name) == 1);
 }

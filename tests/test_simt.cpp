@@ -14,6 +14,7 @@
 
 #include "core/check.h"
 #include "tests/catch.h"
+#include "tests/refusal.h"
 #include "tests/script.h"
 
 using namespace gated;
@@ -43,12 +44,7 @@ void in_every_order(Test test) {
 // What simt::launch says when it fails; "" when it does not.
 template <class... P, class... A>
 std::string fault(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args) {
-  try {
-    simt::launch(kernel, grid, block, shared, args...);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
+  return refusal([&] { simt::launch(kernel, grid, block, shared, args...); });
 }
 
 std::string here(int line) {

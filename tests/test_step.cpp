@@ -5,6 +5,7 @@
 
 #include "tests/compare.h"
 #include "tests/reference_loop.h"
+#include "tests/refusal.h"
 #include "tests/small_runs.h"
 
 using namespace gated;
@@ -20,13 +21,8 @@ Config run_of(const std::string& flags, size_t micro_batches) {
   return c;
 }
 
-std::string refusal(Run& run) {
-  try {
-    run.trainer.next_result();
-    return "";
-  } catch (const Error& e) {
-    return e.what();
-  }
+std::string refusal_of_result(Run& run) {
+  return refusal([&] { run.trainer.next_result(); });
 }
 
 }  // namespace
@@ -107,7 +103,7 @@ TEST_CASE("step: of two results that are due, the first is given without the sec
   run.trainer.model.weights_changed();
   training_step(run.trainer);
   REQUIRE(run.trainer.next_result().value().step == 1);
-  REQUIRE(refusal(run).starts_with("step 2: the loss is"));
+  REQUIRE(refusal_of_result(run).starts_with("step 2: the loss is"));
 }
 
 TEST_CASE("step: an infinite loss, norm or gradient ends the run with its weights as they were", "[step]") {
@@ -118,7 +114,7 @@ TEST_CASE("step: an infinite loss, norm or gradient ends the run with its weight
   for (float bad : {INFINITY, NAN}) {
     loss.trainer.losses()[1] = bad;
     loss.trainer.end_step();
-    REQUIRE(refusal(loss).find("diverged") != std::string::npos);
+    REQUIRE(refusal_of_result(loss).find("diverged") != std::string::npos);
   }
   // The gradient alone. Logits of next to nothing, so the loss is ln V; but what the embedding gets back passes
   // through an output matrix of 1e21, whose squares leave the range of float. In the second micro-batch of two as
@@ -133,7 +129,7 @@ TEST_CASE("step: an infinite loss, norm or gradient ends the run with its weight
     const std::string before = gradient.trainer.fingerprint();
     training_step(gradient.trainer);
     REQUIRE(std::isfinite(gradient.trainer.losses()[0]));
-    const std::string message = refusal(gradient);
+    const std::string message = refusal_of_result(gradient);
     INFO(message);
     REQUIRE(message.find("step 1: the loss is 3.6") == 0);  // ln 37
     REQUIRE(message.find("diverged") != std::string::npos);

@@ -10,6 +10,7 @@
 #include "dataloader/pattern.h"
 #include "dataloader/utf8.h"
 #include "tests/catch.h"
+#include "tests/refusal.h"
 #include "tests/script.h"
 
 using namespace gated;
@@ -24,15 +25,6 @@ const json& fixtures() {
 
 Tokenizer tokenizer_of(const std::string& kind) {
   return Tokenizer(fixtures().at(kind).at("tokenizer").dump(), kind);
-}
-
-std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 // What is said of the GPT-2 tokenizer with one value changed.
