@@ -267,7 +267,7 @@ clean:  ## remove everything that was built
 	rm -rf $(BUILD) train
 
 format:  ## clang-format every source
-	clang-format -i $(wildcard *.cu */*.cuh */*.h */*.cpp)
+	clang-format -i $(wildcard *.cu */*.cu */*.cuh */*.h */*.cpp)
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'

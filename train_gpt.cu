@@ -17,7 +17,6 @@
 #include "training/measures.h"
 #include "training/progress.h"
 #include "training/run_metadata.h"
-#include "training/terminal.h"
 #include "training/threads.h"
 #include "training/trainer.h"
 

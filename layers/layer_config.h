@@ -1,4 +1,4 @@
-// layer_config: what chooses the parts of a layer. Which flag sets a field: training/config.h.
+// layer_config: what chooses the parts of a layer. Which flag sets a field: training/flags.cpp.
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/gate.h"
@@ -125,9 +125,7 @@ enum class NormPlacement { pre, post, sandwich };
 struct BlockConfig {
   NormPlacement placement = NormPlacement::pre;
   NormConfig attention_norm, ffn_norm;  // of what attention reads, and of the others
-  AttentionConfig attention;
-  FfnConfig ffn;
-  bool residual = true;  // a branch is added to the stream; false: it replaces it
+  bool residual = true;                 // a branch is added to the stream; false: it replaces it
   float clip_branch = INFINITY, clip_residual = INFINITY;
 };
 

@@ -74,7 +74,8 @@ struct ModelConfig {
   size_t rope_dims() const { return 2 * size_t(double(attention.D) * rope_fraction / 2 + 1e-9); }
 };
 
-// Refuses sizes that no model can have.
+// Refuses sizes that no layer can work with, wherever they come from. Flags that contradict each other are refused before, by
+// their names and with a remedy (training/check_flags.cpp).
 inline void check_sizes(const ModelConfig& c) {
   const AttentionConfig& a = c.attention;
   const LinearAttentionConfig& l = c.linear;

@@ -12,7 +12,6 @@ The gates of arXiv 2505.06708 in the layout that its authors released are no mod
 apart here, and the formulas of scripts/make_fixtures.py compute the rest.
 """
 import json
-import math
 import os
 import sys
 import tempfile
@@ -107,7 +106,7 @@ def stored(name, x):
     return torch.stack([x.norm()] + [x @ ((d + torch.where(d < 0, -1, 1)) / 2) for d in directions])
 
 
-def results(logits, ids, targets, gradients):
+def results(logits, targets, gradients):
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     return {"loss": loss.detach().reshape(1), "logits": logits[:, -1].detach().flatten(),
             "gradients": {n: stored(n, g) for n, g in gradients(loss).items()}}
@@ -148,7 +147,7 @@ def by_transformers(name, config):
             return on_disk(m)
         return {"name": name, "config": written,
                 "tensors": {n: {"shape": list(s), "around": around(n, s, zero_centred)} for n, s in shapes.items()},
-                "results": results(logits, ids, targets, gradients)}
+                "results": results(logits, targets, gradients)}
 
 
 # ---- the released layout of gates
@@ -186,7 +185,7 @@ def released_gates(kind):
     logits = model(f, parameter, ids, [])
     return {"name": f"released gates, {kind}", "config": config,
             "tensors": {n: {"shape": list(s), "around": around(n, s, False)} for n, s in shapes.items()},
-            "results": results(logits, ids, targets, lambda loss: dict(
+            "results": results(logits, targets, lambda loss: dict(
                 zip(theirs, torch.autograd.grad(loss, list(theirs.values())))))}
 
 

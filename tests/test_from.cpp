@@ -4,7 +4,6 @@
 #include "tests/catch.h"
 #include "tests/script.h"
 #include "training/checkpoint.h"
-#include "training/command_line.h"
 #include "training/model_source.h"
 
 using namespace gated;

@@ -9,7 +9,6 @@
 #include "tests/small_runs.h"
 #include "training/arrays.h"
 #include "training/measures.h"
-#include "training/memory.h"
 
 using namespace gated;
 

@@ -12,6 +12,7 @@
 #include <filesystem>
 
 #include "core/hash.h"
+#include "dataloader/quote.h"
 
 namespace gated {
 

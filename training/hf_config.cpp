@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "dataloader/quote.h"
 #include "training/flags.h"
 #include "training/hf_parts.h"
-#include "training/safetensors.h"
 
 namespace gated {
 
@@ -187,7 +187,10 @@ HfConfig write_hf_config(const Config& config) {
     const bool released =
         config.model.attention.gate_at != GatePosition::none && row.architecture == HfArchitecture::qwen3;
     if (unsaid.empty()) return {row.architecture, std::move(written), released ? gates_note : ""};
-    if (!nearest || unsaid.size() < fewest.size()) nearest = &row, fewest = unsaid;
+    if (!nearest || unsaid.size() < fewest.size()) {
+      nearest = &row;
+      fewest = unsaid;
+    }
   }
   std::string list;
   for (const std::string& flag : fewest) list += (list.empty() ? "" : ", ") + flag;

@@ -9,10 +9,10 @@
 #include <set>
 
 #include "core/bf16.cuh"
+#include "dataloader/quote.h"
 #include "layers/model.h"
 #include "training/checkpoint.h"
 #include "training/find_tokenizer.h"
-#include "training/flags.h"
 #include "training/hf_config.h"
 #include "training/hf_weights.h"
 #include "training/interrupt.h"

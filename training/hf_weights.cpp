@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "dataloader/quote.h"
 #include "training/strict_json.h"
 
 namespace gated {

@@ -1,4 +1,4 @@
-// number_formats: F16, a number of two bytes that files store, and fp32. BF16 is in core/bf16.cuh.
+// number_formats: F16, a number of two bytes that files store. BF16 is in core/bf16.cuh.
 //
 //   F16    1 sign, 5 exponent, 10 fraction bits (IEEE 754 binary16): every one of them is an fp32, so widening is exact
 //

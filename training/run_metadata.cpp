@@ -1,8 +1,8 @@
 #include "training/run_metadata.h"
 
+#include "dataloader/quote.h"
 #include "dataloader/utf8.h"
 #include "training/flags.h"
-#include "training/safetensors.h"
 
 namespace gated {
 

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/bf16.cuh"
+#include "dataloader/quote.h"
 #include "training/number_formats.h"
 #include "training/strict_json.h"
 

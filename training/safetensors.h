@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "core/check.h"
-#include "dataloader/quote.h"
 
 namespace gated {
 

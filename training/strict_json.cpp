@@ -3,6 +3,7 @@
 #include <set>
 #include <vector>
 
+#include "dataloader/quote.h"
 #include "training/safetensors.h"
 
 namespace gated {

@@ -42,7 +42,10 @@ std::string fitted(const std::vector<Column>& columns, size_t width) {
   for (bool shortened = true; shortened;) {
     shortened = false;
     for (size_t i = columns.size(); i-- > 0 && line().size() > width;)
-      if (form[i] + 1 < columns[i].size()) form[i]++, shortened = true;
+      if (form[i] + 1 < columns[i].size()) {
+        form[i]++;
+        shortened = true;
+      }
   }
   while (form.size() > 2 && line().size() > width) form.pop_back();
   return line();
