@@ -11,11 +11,10 @@ k is left out. The two run in turns, --rounds times, and each keeps its best. Ne
 import argparse
 import os
 import re
-import subprocess
 import sys
 
 from common import ROOT, refuse
-from side_by_side import environment, threads_option
+from side_by_side import environment, output_of, threads_option
 
 B, T, KEY_HEADS, VALUE_HEADS, D = 4, 2048, 16, 32, 128
 BENCH = os.path.join(ROOT, "build/release/bench")
@@ -40,13 +39,6 @@ def time_torch():
         print(f"{1e3 * (middle - start):.0f} + {1e3 * (time.perf_counter() - middle):.0f} ms", flush=True)
 
 
-def output_of(command, threads):
-    done = subprocess.run(command, env=environment(threads), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    if done.returncode:
-        refuse(f"{' '.join(command)}\n{done.stderr[-1000:]}")
-    return done.stdout
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch and transformers [this one]")
@@ -58,11 +50,11 @@ def main():
         return time_torch()
     if not os.access(BENCH, os.X_OK):
         refuse(f"{BENCH}: not found: run make build/release/bench first")
-    times = {}
+    times, variables = {}, environment(options.threads)
     for _ in range(options.rounds):
         rows = [(f"gated.cu,{chunks or ' token by token'}", *map(int, ms))
-                for chunks, *ms in ROW.findall(output_of([BENCH, "gated-delta"], options.threads))]
-        peer = output_of([options.python, os.path.abspath(__file__), "--time-torch"], options.threads)
+                for chunks, *ms in ROW.findall(output_of([BENCH, "gated-delta"], variables))]
+        peer = output_of([options.python, os.path.abspath(__file__), "--time-torch"], variables)
         rows += [("transformers, in chunks", *map(int, ms)) for ms in re.findall(r"(\d+) \+ (\d+) ms", peer)]
         for name, forward, backward in rows:
             times.setdefault(name, []).append((forward, backward))

@@ -11,12 +11,11 @@ keeps its fastest run (scripts/side_by_side.py says why). Needs 2 GiB of memory 
 import argparse
 import os
 import re
-import subprocess
 import sys
 import tempfile
 
 from common import TRAIN, refuse, require_train
-from side_by_side import WAITING, environment, threads_option
+from side_by_side import WAITING, environment, output_of, threads_option
 
 # What the other Python runs: saves the model, or generates with it.
 SAVE = """
@@ -44,13 +43,6 @@ print("ids", *ids[0].tolist())
 print(f"{(len(times) - 1) / (times[-1] - times[0]):.2f} tokens/s, transformers {transformers.__version__}, "
       f"torch {torch.__version__}")
 """
-
-
-def output_of(command, environment=None):
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if run.returncode:
-        refuse(f"{' '.join(command)[:200]}: exit code {run.returncode}\n{run.stderr[-1000:]}")
-    return run.stdout + run.stderr
 
 
 def main():
