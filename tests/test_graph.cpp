@@ -10,6 +10,7 @@
 #include "kernels/mean.h"
 #include "kernels/round.h"
 #include "tests/harness.h"
+#include "tests/refusal.h"
 #include "tests/small_runs.h"
 #include "training/inspection.h"
 #include "training/measures.h"
@@ -17,15 +18,6 @@
 using namespace gated;
 
 namespace {
-
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-    return "";
-  } catch (const Error& e) {
-    return e.what();
-  }
-}
 
 // y = the last row of x twice, mean = the mean of y, with scratch memory in use: memset, copies and kernels.
 struct Work {
@@ -216,8 +208,9 @@ std::vector<float> eventful_run(const Config& config, bool graphs, size_t& steps
   t.load(find_latest(config.out).value());
   Meter meter(ctx.device);
   said.push_back(float(t.validate(1, {&meter})));
-  for (const float norm : t.gradient_norm_by_layer()) said.push_back(norm);  // which gives memory back
+  for (const float norm : t.gradient_norm_by_layer()) said.push_back(norm);
   for (const char c : measures_entry(1, meter.result())) said.push_back(c);
+  Buffer<float>(ctx.device, 1);  // memory that is given back
   steps(3);
   for (const Buffer<float>* state : {&t.model.weights.values, &t.optimizer.m, &t.optimizer.v})
     for (const float v : state->download()) said.push_back(v);
@@ -268,6 +261,16 @@ TEST_CASE("graph: a repeated step allocates nothing", "[graph][bitwise]") {
   REQUIRE(was_repeated(run.trainer.model));
   REQUIRE(allocations == before);
   REQUIRE(given_back == gone);
+}
+
+TEST_CASE("graph: the norms of a layer's gradients cost no record", "[graph][bitwise]") {
+  Context ctx(kernel_device);
+  ctx.use_graphs();
+  Run run(small_run(small_model(), 6, 3), ctx);
+  run.steps(2);
+  REQUIRE(run.trainer.gradient_norm_by_layer().size() == 2);
+  run.steps(1);
+  REQUIRE(was_repeated(run.trainer.model));
 }
 
 TEST_CASE("graph: steps whose products are cuBLASLt's are repeated", "[cublas]") {

@@ -18,6 +18,7 @@ class Optimizer {
         ctx_(ctx),
         plan_(tensors(weights), ctx),
         norm_(ctx.device, 1),
+        part_norm_(ctx.device, 1),
         m(ctx.device, weights.flat_size()),
         v(ctx.device, weights.flat_size()) {
     set_zero(m.data(), m.size(), ctx_);
@@ -50,10 +51,9 @@ class Optimizer {
   // The norm of a part of that gradient, before clipping: n elements of the flat buffer, which begin where a parameter does.
   // Waits for the device.
   float norm_of(size_t begin, size_t n) {
-    Buffer<float> norm(ctx_.device, 1);
-    gradient_norm(norm.data(), gradient() + begin, n, ctx_);
+    gradient_norm(part_norm_.data(), gradient() + begin, n, ctx_);
     ctx_.synchronize();
-    return norm.download()[0];
+    return part_norm_.download()[0];
   }
   static void scratch(ScratchPlan& plan, const Parameters& weights) {
     plan.kernels_need(gradient_norm_scratch(weights.flat_size()));
@@ -74,7 +74,7 @@ class Optimizer {
   Parameters& weights_;
   Context& ctx_;
   AdamWPlan plan_;
-  Buffer<float> norm_, total_;
+  Buffer<float> norm_, part_norm_, total_;
 
  public:
   Buffer<float> m, v;
