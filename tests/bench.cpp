@@ -18,12 +18,12 @@
 // build/release/bench --parts: names them
 #include <omp.h>
 
-#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "core/clock.h"
 #include "core/simd.h"
 #include "kernels/activation.h"
 #include "kernels/adamw.h"

@@ -6,13 +6,13 @@
 #include <charconv>
 #include <cstdio>
 
+#include "core/clock.h"
 #include "dataloader/loader.h"
 #include "dataloader/text.h"
 #include "dataloader/utf8.h"
 #include "training/engines.h"
 #include "training/find_tokenizer.h"
 #include "training/interrupt.h"
-#include "training/matmul_peak.h"
 #include "training/model_source.h"
 #include "training/threads.h"
 

@@ -1,18 +1,14 @@
 #include "training/matmul_peak.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "core/clock.h"
 #include "core/philox.cuh"
 #include "kernels/matmul.h"
 #include "kernels/matmul_bf16.h"
 #include "kernels/round.h"
 
 namespace gated {
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 double measured_matmul_peak(Storage storage, Context& run) {
   if (run.device == Device::emulated) return 0;

@@ -6,9 +6,6 @@ namespace gated {
 
 class Context;
 
-// Seconds on a clock that only goes forward.
-double seconds_now();
-
 // Of matrices that are stored so. Measured in a fraction of a second. 0 on the emulator, whose speed says nothing about a machine.
 double measured_matmul_peak(Storage storage, Context& ctx);
 

@@ -10,10 +10,10 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/clock.h"
 #include "dataloader/bigram_entropy.h"
 #include "training/checkpoint.h"
 #include "training/flags.h"
-#include "training/matmul_peak.h"
 #include "training/measures.h"
 #include "training/memory.h"
 #include "training/model_source.h"
