@@ -8,7 +8,7 @@
 //   the embedding and the output matmul: their errors go straight into the logits
 //   routers, the scores of a head's experts, the gate of a shared expert: they choose, and a small error chooses otherwise
 //   norms and their gates, QK-norm, attention itself, the recurrence: no products of a weight, or next to no FLOPs
-// tests/test_quantized.cpp
+// tests/test_quantized_model.cpp
 #pragma once
 #include "kernels/quantize.h"
 #include "layers/parameters.h"

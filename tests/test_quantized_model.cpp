@@ -1,4 +1,4 @@
-// quantized: which weights of a model are rounded, what its linear layers then compute, and SmoothQuant, which before that
+// quantized_model: which weights of a model are rounded, what its linear layers then compute, and SmoothQuant, which before that
 // must change nothing.
 #include <cmath>
 #include <map>
@@ -6,7 +6,7 @@
 #include <set>
 
 #include "core/philox.cuh"
-#include "layers/block_parts.cuh"
+#include "kernels/matmul.h"
 #include "layers/smoothquant.h"
 #include "tests/activations.h"
 #include "tests/harness.h"
@@ -80,7 +80,7 @@ Floats rounded_rows(const Floats& x, size_t C, Format format) {
 
 }  // namespace
 
-TEST_CASE("quantized: the linear layers of blocks are rounded, and nothing else") {
+TEST_CASE("quantized_model: the linear layers of blocks are rounded, and nothing else") {
   std::set<std::string> rounded, kept;
   for (const std::string& flags : small_models())
     for (Format format : formats) {
@@ -111,7 +111,7 @@ TEST_CASE("quantized: the linear layers of blocks are rounded, and nothing else"
     REQUIRE(kept.count(name) == 1);
 }
 
-TEST_CASE("quantized: a linear layer multiplies rounded rows by rounded weights, other products what they did",
+TEST_CASE("quantized_model: a linear layer multiplies rounded rows by rounded weights, other products what they did",
           "[bitwise]") {
   const std::string flags =
       "--layers=1 --attn=g1 --gate=headwise --head-experts=2 --norm=gated --norm-rank=3 --experts=3 "
@@ -163,7 +163,7 @@ TEST_CASE("quantized: a linear layer multiplies rounded rows by rounded weights,
   }
 }
 
-TEST_CASE("quantized: an expert multiplies rounded rows by its rounded matrix", "[bitwise]") {
+TEST_CASE("quantized_model: an expert multiplies rounded rows by its rounded matrix", "[bitwise]") {
   for (Format format : formats) {
     Context ctx(Device::cpu);
     Fixture f("--layers=1 --experts=3 --expert-hidden=18", ctx);
@@ -181,7 +181,7 @@ TEST_CASE("quantized: an expert multiplies rounded rows by its rounded matrix", 
   }
 }
 
-TEST_CASE("quantized: the loss has the same bits on cpu and kernels, smoothed or not", "[bitwise]") {
+TEST_CASE("quantized_model: the loss has the same bits on cpu and kernels, smoothed or not", "[bitwise]") {
   size_t line = 0;
   for (const std::string& flags : small_models()) {
     INFO(flags);
@@ -206,7 +206,7 @@ TEST_CASE("quantized: the loss has the same bits on cpu and kernels, smoothed or
   }
 }
 
-TEST_CASE("quantized: no backward of a rounded model") {
+TEST_CASE("quantized_model: no backward of a rounded model") {
   Context ctx(Device::cpu);
   Fixture f("", ctx);
   f.model.quantize(Format::fp8);

@@ -1,9 +1,10 @@
-// generation: sequences that grow token by token, with a cache, have the logits of a forward over all of their tokens, bit for
+// cached_model: sequences that grow token by token, with a cache, have the logits of a forward over all of their tokens, bit for
 // bit: every small model, cut after a first, an odd and many tokens, one sequence and several, windows that slide, and
 // chunks of the gated delta rule.
 #include "layers/model.h"
 
 #include "tests/harness.h"
+#include "tests/refusal.h"
 #include "tests/small_models.h"
 
 using namespace gated;
@@ -78,8 +79,8 @@ void require_same_logits(const ModelConfig& config, const Sequences& s, size_t f
 
 }  // namespace
 
-TEST_CASE("generation: with a cache every model has the logits of its whole forward, bit for bit",
-          "[generation][bitwise]") {
+TEST_CASE("cached_model: with a cache every model has the logits of its whole forward, bit for bit",
+          "[cached_model][bitwise]") {
   Context cpu(Device::cpu), kernels(kernel_device);
   for (const std::string& line : small_models()) {
     INFO(line);
@@ -91,7 +92,7 @@ TEST_CASE("generation: with a cache every model has the logits of its whole forw
   }
 }
 
-TEST_CASE("generation: chunks of the gated delta rule are cut anywhere", "[generation][bitwise]") {
+TEST_CASE("cached_model: chunks of the gated delta rule are cut anywhere", "[cached_model][bitwise]") {
   Context cpu(Device::cpu), kernels(kernel_device);
   const ModelConfig config = small_model(
       "--mixer=hybrid --attention-every=2 --linear-key-dim=6 --linear-value-dim=5 --delta=chunk --context=140");
@@ -100,7 +101,7 @@ TEST_CASE("generation: chunks of the gated delta rule are cut anywhere", "[gener
   require_same_logits(config, s, 63, 65, kernels);
 }
 
-TEST_CASE("generation: new sequences see nothing of those before", "[generation]") {
+TEST_CASE("cached_model: new sequences see nothing of those before", "[cached_model]") {
   Context ctx(Device::cpu);
   for (const char* line : {"--window=3", "--mixer=gated-delta", "--mixer=gated-delta --delta=chunk"}) {
     INFO(line);
@@ -116,7 +117,7 @@ TEST_CASE("generation: new sequences see nothing of those before", "[generation]
   }
 }
 
-TEST_CASE("generation: after the context, windows and states go on", "[generation][bitwise]") {
+TEST_CASE("cached_model: after the context, windows and states go on", "[cached_model][bitwise]") {
   Context cpu(Device::cpu), kernels(kernel_device);
   for (const char* line : {"--window=3", "--window=3 --attn-score=sigmoid --position=none",
                            "--mixer=gated-delta --linear-key-dim=6 --linear-value-dim=5",
@@ -132,7 +133,7 @@ TEST_CASE("generation: after the context, windows and states go on", "[generatio
   }
 }
 
-TEST_CASE("generation: a model in training generates in its own memory", "[generation]") {
+TEST_CASE("cached_model: a model in training generates in its own memory", "[cached_model]") {
   Context ctx(Device::cpu);
   for (const char* line :
        {"", "--mixer=hybrid --attention-every=2 --delta=chunk", "--hidden=1 --vocab=2 --kv-heads=4"}) {
@@ -148,32 +149,25 @@ TEST_CASE("generation: a model in training generates in its own memory", "[gener
   }
 }
 
-TEST_CASE("generation: what a model has no room for is refused", "[generation]") {
+TEST_CASE("cached_model: what a model has no room for is refused", "[cached_model]") {
   Context ctx(Device::cpu);
   const ModelConfig config = small_model("--position=learned");
   Model model(config, Generation{2, 3, 6}, ctx);
   shake(model);
-  const auto refusal = [&](const std::vector<int>& ids) -> std::string {
-    try {
-      model.read(ids);
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return "";
-  };
-  REQUIRE(refusal({1, 2, 3}).find("3 tokens for 2 sequences") != std::string::npos);
-  REQUIRE(refusal({}).find("0 tokens") != std::string::npos);
-  REQUIRE(refusal(std::vector<int>(8, 1)).find("read 4 tokens") != std::string::npos);
-  REQUIRE(refusal({1, 37}).find("expected 0 to 36") != std::string::npos);
-  REQUIRE(refusal({1, 2}) == "");
-  REQUIRE(refusal({1, 2, 3, 4}).find("2 tokens at once after 1") != std::string::npos);
-  for (int t = 1; t < 6; t++) REQUIRE(refusal({1, 2}) == "");
-  REQUIRE(refusal({1, 2}).find("after 6, expected 6 in all") != std::string::npos);
+  const auto unread = [&](const std::vector<int>& ids) { return refusal([&] { model.read(ids); }); };
+  REQUIRE(unread({1, 2, 3}).find("3 tokens for 2 sequences") != std::string::npos);
+  REQUIRE(unread({}).find("0 tokens") != std::string::npos);
+  REQUIRE(unread(std::vector<int>(8, 1)).find("read 4 tokens") != std::string::npos);
+  REQUIRE(unread({1, 37}).find("expected 0 to 36") != std::string::npos);
+  REQUIRE(unread({1, 2}) == "");
+  REQUIRE(unread({1, 2, 3, 4}).find("2 tokens at once after 1") != std::string::npos);
+  for (int t = 1; t < 6; t++) REQUIRE(unread({1, 2}) == "");
+  REQUIRE(unread({1, 2}).find("after 6, expected 6 in all") != std::string::npos);
   REQUIRE_THROWS_AS(model.begin_sequences(1, 10), Error);  // 9 positions were learned
   REQUIRE_THROWS_AS(model.begin_sequences(0, 1), Error);
 }
 
-TEST_CASE("generation: the memory announced is what is allocated", "[generation]") {
+TEST_CASE("cached_model: the memory announced is what is allocated", "[cached_model]") {
   Context ctx(Device::cpu);
   for (const std::string& line : small_models()) {
     INFO(line);

@@ -1,4 +1,4 @@
-// tokenize: what scripts/tokenize.py makes of texts: shards that the loader reads, of the tokens that stand for those texts.
+// tokenize_script: what scripts/tokenize.py makes of texts: shards that the loader reads, of the tokens that stand for those texts.
 // Needs a python3 with the tokenizers library; without one it warns.
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -48,7 +48,7 @@ std::string text_of(const std::vector<int32_t>& tokens, const std::string& token
 
 }  // namespace
 
-TEST_CASE("tokenize: a vocabulary made of texts, and shards in which these texts stand", "[tokenize]") {
+TEST_CASE("tokenize_script: a vocabulary made of texts, and shards in which these texts stand", "[tokenize_script]") {
   if (!has_tokenizers()) return;
   const Folder f;
   std::string text;
@@ -101,7 +101,7 @@ TEST_CASE("tokenize: a vocabulary made of texts, and shards in which these texts
   REQUIRE(text_of({wide.begin() + 1, wide.end()}, tokenizer) == "unused");
 }
 
-TEST_CASE("tokenize: a long text is cut into pieces whose tokens are those of the whole", "[tokenize]") {
+TEST_CASE("tokenize_script: a long text is cut into pieces whose tokens are those of the whole", "[tokenize_script]") {
   if (!has_tokenizers()) return;
   const Folder f;
   f.program("pieces.py", ":");
@@ -128,7 +128,7 @@ print("same")
               .exit_code == 0);
 }
 
-TEST_CASE("tokenize: a folder holds the files that --data finds there, in that order", "[tokenize]") {
+TEST_CASE("tokenize_script: a folder holds the files that --data finds there, in that order", "[tokenize_script]") {
   if (!answers("python3 --version")) {
     WARN("no python3 here: scripts/tokenize.py was not looked at");
     return;
@@ -157,7 +157,7 @@ for file in script.files_of(sys.argv[2:]):
   require_refused_at_once(f.run(list + "texts/pipe texts/a"), "texts/pipe: not a regular file");
 }
 
-TEST_CASE("tokenize: what it cannot do is said in a line, and nothing is left behind", "[tokenize]") {
+TEST_CASE("tokenize_script: what it cannot do is said in a line, and nothing is left behind", "[tokenize_script]") {
   if (!has_tokenizers()) return;
   const Folder f;
   f.write("a.txt", "a text, and more of it");
