@@ -16,13 +16,15 @@ import os
 import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 
 from common import ROOT, TRAIN, refuse, require_train
-from paper_tables import ELSEWHERE, SCALES, TABLES, Stability
+from paper_tables import PAPER_RUNS, SCALES, TABLES, Stability, Times
 from plots import read_log
 
 SEEDS = (1337, 1, 2, 3, 4, 5, 6, 7)
@@ -88,7 +90,8 @@ def store(path, value):
 
 
 def train(run, runs):
-    """What came of a run: the last entries of its log and its fingerprint; or that it diverged. Kept in result.json."""
+    """What came of a run: the last entries of its log, "measured", those on the way there, and its fingerprint; or that it diverged.
+    Kept in result.json."""
     folder = run.folder(runs)
     path = os.path.join(folder, "result.json")
     if result := load(path):
@@ -105,10 +108,14 @@ def train(run, runs):
     elif done.returncode != 0:
         refuse(f"./train {run.line()}: exit code {done.returncode}: {done.stderr.strip() or done.stdout[-500:]}")
     else:
-        result = {}
+        measured = {}  # step -> what was found there
         for entry in read_log(folder):
-            if "validation_loss" in entry or "measured_tokens" in entry:
-                result |= entry
+            if not {"validation_loss", "measured_tokens", "bigram_entropy"}.isdisjoint(entry):
+                measured[entry["step"]] = measured.get(entry["step"], {}) | entry
+        result = {}
+        for entry in measured.values():
+            result |= entry
+        result["measured"] = list(measured.values())
         result["fingerprint"] = done.stdout.rsplit("fingerprint of the weights: ", 1)[1].split()[0]
     store(path, result)
     return result
@@ -185,12 +192,31 @@ def signed(change, column):
 
 
 def verdict(ours, spread, paper):
+    if ours == 0:
+        return "no change"
     if abs(ours) <= spread:
         return "within the spread"
     return "yes" if (ours < 0) == (paper < 0) else "no"
 
 
-def compare(table, column, row, values):
+def untrained(results):
+    """Whether runs ended no better than a table of pairs of bytes: their losses are above the entropy of a byte given the one before it."""
+    losses = [(r["validation_loss"], r["bigram_entropy"]) for r in results if "bigram_entropy" in r and not r.get("diverged")]
+    return bool(losses) and sum(loss - entropy for loss, entropy in losses) > 0
+
+
+def entropy_of(results, runs):
+    """That entropy, of the text that these runs read; None where no log has it."""
+    return next((results[run]["bigram_entropy"] for run in runs if "bigram_entropy" in results[run]), None)
+
+
+def read_at(result, loss):
+    """A run's measures where its loss first is no more than `loss`."""
+    reached = (m for m in result["measured"] if m.get("validation_loss", math.inf) <= loss and "measured_tokens" in m)
+    return next(reached, {"diverged": True})
+
+
+def compare(table, column, row, values, untrained_rows=()):
     """Of one row in one column: what is printed and what is kept."""
     ours, paper = values[row.number], row.paper.get(column)
     c = table.columns[column]
@@ -203,6 +229,8 @@ def compare(table, column, row, values):
         shown["ours"] = number.format(middle) + (f" ± {number.format(spread)}" if len(trained) > 1 else "")
         if len(trained) < len(ours):
             shown["ours"] += f" ({len(ours) - len(trained)} of {len(ours)} diverge)"
+        if row.number in untrained_rows and column == "loss":
+            shown["ours"] += " (untrained)"
     elif c.run == "text" or paper is not None:
         shown["ours"] = "diverges"
     if paper is not None:
@@ -225,7 +253,9 @@ def compare(table, column, row, values):
         if pairs:
             shown["sign"] = verdict(gap, spread, cell["paper_gap"])
     elif paper is None and column in row.paper:
-        shown["sign"] = "no: it trains" if len(trained) == len(ours) else "yes"
+        shown["sign"] = "no: it trains" if len(trained) == len(ours) and row.number not in untrained_rows else "yes"
+    if shown["sign"] and paper is not None and row.number in untrained_rows:
+        shown["sign"] = "untrained"
     cell["sign"] = shown["sign"]
     return cell, shown
 
@@ -250,8 +280,14 @@ def runs_of(table, scale, seeds, text):
 def table_of_rows(table, scale, seeds, text, results):
     """The lines of a table, and what its JSON holds."""
     runs = runs_of(table, scale, seeds, text)
-    values = {column: {row.number: [None if (r := results[run]).get("diverged") else c.value(r) for run in runs[row.number, c.run]]
-                       for row in table.rows} for column, c in table.columns.items()}
+    ends = {key: [results[run] for run in of_row] for key, of_row in runs.items()}
+    read = ends | {(row.number, kind): [r if r.get("diverged") else read_at(r, other.get("validation_loss", -math.inf))
+                                        for r, other in zip(ends[row.number, kind], ends[row.at_loss_of, kind])]
+                   for row in table.rows if row.at_loss_of for kind in {c.run for c in table.columns.values()}}
+    values = {column: {row.number: [None if r.get("diverged") else c.value(r) for r in read[row.number, c.run]] for row in table.rows}
+              for column, c in table.columns.items()}
+    losses_of = {row.number: ends.get((row.number, "text"), []) for row in table.rows if not row.at_loss_of}
+    untrained_rows = {number for number, of_row in losses_of.items() if untrained(of_row)}
     kept, shown, signs = [], [], []
     heading = ["row", "", "against"]
     parts = {column: ["ours"] + ["gap"] * bool(c.compare) + (["paper"] + ["paper gap", "sign"] * bool(c.compare)) * any(column in row.paper for row in table.rows)
@@ -261,45 +297,106 @@ def table_of_rows(table, scale, seeds, text, results):
     for row in table.rows:
         entry, line = {"row": row.number, "name": row.name, "against": row.to, "runs": {}}, [row.number, row.name, row.to or ""]
         for column, c in table.columns.items():
-            entry[column], cell = compare(table, column, row, values[column])
+            entry[column], cell = compare(table, column, row, values[column], untrained_rows)
             line += [cell[part] for part in parts[column]]
             signs += [cell["sign"]] if cell["sign"] else []
             mine = runs[row.number, c.run]
             before = {"before": mine[0].after.line()} if mine[0].after else {}
             entry["runs"][c.run] = before | {"flags": mine[0].line(),
                                     "fingerprints": {run.seed: results[run].get("fingerprint", "diverged") for run in mine}}
+            if c.run == "sinks":
+                entry["runs"][c.run]["largest_activation_at"] = [results[run].get("largest_activation_at") for run in mine]
         kept.append(entry)
         shown.append(line)
-    count = f"{sum(s == 'yes' for s in signs)} signs agree, {sum(s.startswith('no') for s in signs)} do not, " \
-            f"{sum(s == 'within the spread' for s in signs)} gaps lie within the spread of the seeds"
-    legend = f"{len(seeds)} seeds: means ± half the range. A gap is the mean difference (x: ratio) between runs of one seed; one that is no larger " \
-             "than its own spread has no sign." if len(seeds) > 1 else \
-             "One seed, so nothing is said of a spread. A gap is the difference (x: ratio) between two runs."
-    compared = count + ". " if signs else ""  # a table may have no figures of a paper's
-    return markdown(heading, shown) + ["", compared + legend], {"rows": kept, "signs": count}
+    told = {"yes": "agree", "no": "do not", "within the spread": "lie within the spread of the seeds", "no change": "show no change",
+            "untrained": "are of runs that learned too little to compare"}
+    counts = {text: sum(s.split(":")[0] == sign for s in signs) for sign, text in told.items()}
+    count = f"Of {len(signs)} signs " + ", ".join(f"{n} {text}" for text, n in counts.items() if n)
+    legend = [count + "."] if signs else []  # a table may have no figures of a paper's
+    legend += [f"{len(seeds)} seeds: means ± half the range. A gap is the mean difference (x: ratio) between runs of one seed; one that is no larger "
+               "than its own spread has no sign." if len(seeds) > 1 else
+               "One seed, so nothing is said of a spread. A gap is the difference (x: ratio) between two runs."]
+    if untrained_rows:
+        entropy = entropy_of(results, [run for (_, kind), of_row in runs.items() if kind == "text" for run in of_row])
+        legend += [f"Untrained: the validation loss is above {entropy:.3f}, what a table of pairs of bytes reaches."]
+    return markdown(heading, shown) + ["", " ".join(legend)], {"rows": kept, "signs": count}
 
 
 def stability_runs(scale, seeds, text):
-    s, lr = Stability(), scale.kinds["text"][0]
+    lr = scale.kinds["text"][0]
     return {(name, factor): [Run(flags_of("{dense} " + flags, factor, scale, "text"), seed, text,
                                  f"stability: {name}, lr {factor * lr:.3g}") for seed in seeds]
-            for name, flags in s.variants.items() for factor in s.factors}
+            for name, (flags, factors) in Stability.variants.items() for factor in factors}
+
+
+def highest_rate(rates, losses, slack):
+    """The highest rate with a loss within `slack` of the lowest; "≥" where no higher one was tried."""
+    trains = [rate for rate, loss in zip(rates, losses) if loss < math.inf and loss <= min(losses) + slack]
+    if not trains:
+        return None, "none"
+    return max(trains), ("≥ " if max(trains) == rates[-1] else "") + f"{max(trains):.3g}"
 
 
 def table_of_stability(scale, seeds, text, results):
-    s, lr, runs = Stability(), scale.kinds["text"][0], stability_runs(scale, seeds, text)
-    heading, shown, kept = [""] + [f"lr {f * lr:.3g}" for f in s.factors] + ["highest that trains"], [], []
-    for name in s.variants:
-        losses = [[results[run].get("validation_loss", math.inf) for run in runs[name, f]] for f in s.factors]
-        means = [sum(l) / len(l) for l in losses]
-        trains = [f * lr for f, m in zip(s.factors, means) if m < math.inf and m <= min(means) + s.slack]
-        highest = max(trains, default=None)
-        shown.append([name] + [f"{m:.3f}" if m < math.inf else "diverges" for m in means] + [f"{highest:.3g}" if trains else "none"])
-        kept.append({"variant": name, "highest": highest,
-                     "losses": {f * lr: [l if l < math.inf else None for l in ls] for f, ls in zip(s.factors, losses)},
-                     "flags": runs[name, 1][0].line()})
-    return markdown(heading, shown) + ["", f"Validation loss by learning rate. A rate trains where the mean loss is within {s.slack} "
-                                       "nats of the variant's best."], {"variants": kept}
+    lr, runs = scale.kinds["text"][0], stability_runs(scale, seeds, text)
+    factors = sorted({factor for _, factor in runs})
+    heading = ["", *[f"lr {f * lr:.3g}" for f in factors], *[f"highest within {slack}" for slack in Stability.slacks]]
+    shown, kept = [], []
+    for name, (_, of_variant) in Stability.variants.items():
+        rates = [f * lr for f in of_variant]
+        losses = {f: [results[run].get("validation_loss", math.inf) for run in runs[name, f]] for f in of_variant}
+        cells = {f: "diverges" if math.inf in l else f"{sum(l) / len(l):.3f}" + (f" ± {(max(l) - min(l)) / 2:.3f}" if len(l) > 1 else "")
+                 for f, l in losses.items()}
+        means = [sum(l) / len(l) for l in losses.values()]
+        highest = {slack: highest_rate(rates, means, slack) for slack in Stability.slacks}
+        shown.append([name, *[cells.get(f, "") for f in factors], *[text for _, text in highest.values()]])
+        kept.append({"variant": name, "highest": {slack: rate for slack, (rate, _) in highest.items()},
+                     "highest_by_seed": {slack: [highest_rate(rates, of_seed, slack)[0] for of_seed in zip(*losses.values())]
+                                         for slack in Stability.slacks},
+                     "losses": {f * lr: [l if l < math.inf else None for l in ls] for f, ls in losses.items()},
+                     "flags": runs[name, of_variant[0]][0].line()})
+    entropy = entropy_of(results, [run for of_rate in runs.values() for run in of_rate])
+    return markdown(heading, shown) + ["", "Validation loss by learning rate" + (", means ± half the range" if len(seeds) > 1 else ", one seed") +
+                                       ". A rate counts as one that trains where the mean loss is within so many nats of the variant's best; ≥: no "
+                                       "higher one was tried." + (f" A table of pairs of bytes reaches {entropy:.3f}." if entropy else "")
+                                       ], {"variants": kept}
+
+
+def step_seconds(flags, steps):
+    """The median time of a training step on all cores. The first, which touches all memory for the first time, does not count."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([TRAIN, *shlex.split(flags), "--device=cpu", f"--steps={steps}", f"--out={folder}"], capture_output=True,
+                              text=True, cwd=ROOT)
+        if done.returncode != 0:
+            refuse(f"./train {flags}: exit code {done.returncode}: {done.stderr.strip()}")
+        return statistics.median(entry["seconds"] for entry in read_log(folder) if entry["step"] > 1 and "seconds" in entry)
+
+
+def table_of_times(scale_name):
+    """Times are of this machine and this hour, so nothing is kept between calls. Models take turns, so that all meet the same hour."""
+    widths, rounds = Times.widths[scale_name], Times.rounds[scale_name]
+    shown, kept = [], []
+    for width in widths:
+        base = f"{Times.flags} --hidden={width} --heads={width // 64} --kv-heads={max(1, width // 256)} --batch=1"
+        lines = {"plain": base} | {name: f"{base} {flags}" for name, (flags, _) in Times.variants.items()}
+        seconds = {name: [] for name in lines}
+        for turn in range(rounds):
+            for name, line in lines.items():
+                seconds[name].append(step_seconds(line, Times.steps))
+                print(f"width {width}, round {turn + 1}/{rounds}: {name} {1000 * seconds[name][-1]:.1f} ms a step", flush=True)
+        for name, (_, paper) in Times.variants.items():
+            more = [100 * (gated / plain - 1) for gated, plain in zip(seconds[name], seconds["plain"])]
+            middle, spread = statistics.median(more), (max(more) - min(more)) / 2
+            shown.append([str(width), name, f"{1000 * statistics.median(seconds['plain']):.1f}", f"{1000 * statistics.median(seconds[name]):.1f}",
+                          f"{middle:+.1f} ± {spread:.1f} %", paper])
+            kept.append({"width": width, "variant": name, "flags": lines[name], "plain_seconds": seconds["plain"], "seconds": seconds[name],
+                         "more_percent": more})
+    heading = ["width", "", "plain, ms a step", "with it, ms a step", "more", "the paper's"]
+    cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "unknown")
+    cores = len(os.sched_getaffinity(0))
+    return markdown(heading, shown) + ["", f"{cores} cores of {cpu}, fp32, 8 layers, 256 tokens a step. {rounds} rounds, in which the models take turns: "
+                                       "medians ± half the range. The papers' are of GPUs, in bf16."], {
+        "cpu": cpu, "cores": cores, "rows": kept}
 
 
 def evaluate_columns(table, scale, seeds, text, results, runs):
@@ -328,28 +425,33 @@ def describe_all(wanted, seed):
 def print_commands(name):
     """The paper's own scale: what a cluster would run."""
     table, scale = TABLES[name], SCALES["paper"]
+    evaluated = [c.evaluate.format_map(scale.words) for c in table.columns.values() if c.evaluate and c.run == "text"]
     twice = any(c.run == "long" for c in table.columns.values())
     for row in table.rows:
-        flags = shlex.split(" ".join([f"--preset={table.preset}", table.base, row.flags]).format_map(scale.words))
+        flags = shlex.split(" ".join([f"--preset={table.preset}", PAPER_RUNS[table.preset], table.base, row.flags]).format_map(scale.words))
         flags = last_of_each(flags) + [f"--lr={row.lr * table.lr:.3g}"]
         if table.match and row.flags:
             flags.append(f"--match-params={table.match}")
         command = " ".join([f"{name} row {row.number}: ./train", *map(shlex.quote, flags)])
         if not twice:
             print(command, "--data=FILE.bin --out=FOLDER")
+            for more in evaluated:
+                print(command, "--data=FILE.bin --out=FOLDER --evaluate", more)
             continue
         print(command, scale.kinds["before long"][1], "--data=FILE.bin --out=SHORT")
         print(command, scale.kinds["long"][1], "--data=LONG.bin --from=SHORT --out=FOLDER")
         print(command, scale.kinds["long"][1], "--data=LONG.bin --out=FOLDER --evaluate --yarn=4 --context={long context}".format_map(scale.words))
 
 
-def write(name, scale_name, title, lines, contents, options, text):
+def write(name, title, lines, contents, options, text):
     os.makedirs(options.results, exist_ok=True)
-    command = f"scripts/tables.py {name} --scale={scale_name} --seeds={options.seeds}" + (
-        "" if options.text == "self" else " --text=FILE")
+    scale_name = options.scale
+    command = f"scripts/tables.py {name} --scale={scale_name}"
+    if text:
+        command += f" --seeds={options.seeds}" + ("" if options.text == "self" else " --text=FILE")
     with open(os.path.join(options.results, f"{name}.{scale_name}.json"), "w") as file:
-        about = dict(zip(("bytes", "sha256"), text.about)) or text.data
-        json.dump({"table": name, "title": title, "command": command, "text": about} | contents, file, indent=1)
+        about = {"text": dict(zip(("bytes", "sha256"), text.about)) or text.data} if text else {}
+        json.dump({"table": name, "title": title, "command": command} | about | contents, file, indent=1)
         file.write("\n")
     page = os.path.join(options.results, f"{name}.{scale_name}.md")
     with open(page, "w") as file:
@@ -359,7 +461,7 @@ def write(name, scale_name, title, lines, contents, options, text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*TABLES, "stability"]
+    names = [*TABLES, "p2-4", "stability"]
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="of " + ", ".join(names))
     parser.add_argument("--scale", choices=SCALES, default="minutes")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each row [3]")
@@ -370,8 +472,6 @@ def main():
     parser.add_argument("--describe", action="store_true", help="print how large each model is, and train nothing")
     options = parser.parse_args()
     for name in options.tables:
-        if name in ELSEWHERE:
-            refuse(f"{name} {ELSEWHERE[name]}")
         if name not in names:
             refuse(f"{name}: expected tables of {', '.join(names)}")
     if not 1 <= options.seeds <= len(SEEDS) or options.jobs < 1:
@@ -380,13 +480,16 @@ def main():
         for name in options.tables:
             if name == "stability":
                 refuse("stability has no rows in a paper; P1 table 2 (p1-2) has the rates that the paper tried")
+            if name == "p2-4":
+                refuse("p2-4 times this machine: run it at another scale")
             print_commands(name)
         return
     require_train()
     text = read_text(options.text)
     scale, seeds = SCALES[options.scale], SEEDS[:options.seeds]
+    of_runs = [name for name in options.tables if name != "p2-4"]
     wanted = []
-    for name in options.tables:
+    for name in of_runs:
         runs = stability_runs(scale, seeds, text) if name == "stability" else runs_of(TABLES[name], scale, seeds, text)
         wanted += [run for same_seed in zip(*runs.values()) for run in same_seed]
     if options.describe:
@@ -394,18 +497,19 @@ def main():
         return
     kept_runs = os.path.join(os.path.abspath(options.runs), options.scale)
     results = train_all(wanted, kept_runs, options.jobs)
-    for name in options.tables:
+    for name in of_runs:
         if name != "stability":
             evaluate_columns(TABLES[name], scale, seeds, text, results, kept_runs)
     for name in options.tables:
-        if name == "stability":
-            lines, contents = table_of_stability(scale, seeds, text, results)
-            write(name, options.scale, Stability.title, lines, contents, options, text)
+        if name == "p2-4":
+            write(name, Times.title, *table_of_times(options.scale), options, None)
+        elif name == "stability":
+            write(name, Stability.title, *table_of_stability(scale, seeds, text, results), options, text)
         else:
             table = TABLES[name]
             lines, contents = table_of_rows(table, scale, seeds, text, results)
             lines += ["", table.notes] if table.notes else []
-            write(name, options.scale, f"{table.title} ({table.source})", lines, contents, options, text)
+            write(name, f"{table.title} ({table.source})", lines, contents, options, text)
 
 
 if __name__ == "__main__":
