@@ -231,6 +231,7 @@ template <class T>
 class Readback {
  public:
   Readback(size_t n, Context& ctx) : ctx_(ctx), n_(n) {
+    if (n == 0) return;
 #ifdef __CUDACC__
     if (ctx.device == Device::cuda) {
       CUDA_CHECK(cudaMallocHost(&pinned_, n * sizeof(T)));
@@ -251,6 +252,7 @@ class Readback {
   // Sends for the n values at `from`, as what was launched before leaves them.
   void start(const T* from) {
     require_not_recording(ctx_.device, "something is read back");
+    if (n_ == 0) return;
 #ifdef __CUDACC__
     if (ctx_.device == Device::cuda) {
       CUDA_CHECK(cudaMemcpyAsync(pinned_, from, n_ * sizeof(T), cudaMemcpyDeviceToHost, ctx_.stream));
@@ -264,7 +266,7 @@ class Readback {
   const T* wait() {
     require_not_recording(ctx_.device, "the host waits for the device");
 #ifdef __CUDACC__
-    if (ctx_.device == Device::cuda) {
+    if (ctx_.device == Device::cuda && n_ > 0) {
       CUDA_CHECK(cudaEventSynchronize(arrived_));
       return pinned_;
     }

@@ -203,6 +203,7 @@ class Buffer {
   // Blocking copies of n elements between host memory and `device`.
   static void copy_to_device(Device device, T* dst, const T* src, size_t n) {
     require_not_recording(device, "memory is copied from the host");
+    if (n == 0) return;
 #ifdef __CUDACC__
     if (device == Device::cuda) {
       CUDA_CHECK(cudaMemcpy(dst, src, n * sizeof(T), cudaMemcpyHostToDevice));
@@ -210,10 +211,11 @@ class Buffer {
     }
 #endif
     (void)device;
-    if (n) memcpy(dst, src, n * sizeof(T));
+    memcpy(dst, src, n * sizeof(T));
   }
   static void copy_to_host(Device device, T* dst, const T* src, size_t n) {
     require_not_recording(device, "memory is copied to the host");
+    if (n == 0) return;
 #ifdef __CUDACC__
     if (device == Device::cuda) {
       CUDA_CHECK(cudaMemcpy(dst, src, n * sizeof(T), cudaMemcpyDeviceToHost));
@@ -221,7 +223,7 @@ class Buffer {
     }
 #endif
     (void)device;
-    if (n) memcpy(dst, src, n * sizeof(T));
+    memcpy(dst, src, n * sizeof(T));
   }
 
  private:

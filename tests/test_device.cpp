@@ -93,5 +93,11 @@ TEST_CASE("device: copies to the device and back are in the order of the launche
       REQUIRE_BITWISE(expected, std::vector<float>(got, got + n));
     }
     ctx.upload<float>(nullptr, nullptr, 0);
+    Readback<float> nothing(0, ctx);
+    nothing.start(nullptr);
+    nothing.wait();
+    Buffer<float> empty(ctx.device, 0);
+    empty.upload({});
+    REQUIRE(empty.download().empty());
   });
 }
