@@ -2,7 +2,9 @@
 // bits on every device.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 
 #include "tests/catch.h"
@@ -120,9 +122,9 @@ TEST_CASE("measures: sharpness of outputs, by part and layer", "[measures]") {
   Meter meter(Device::cpu);
   const std::vector<float> ones(B * T * C, 1), y = {3, 1, -1, 0, 2, -1, 1, 0, 0, 0, -2, 0};  // two rows of six
   for (meter.layer = 0; meter.layer < 3; meter.layer++) {
-    meter.state({ones.data(), B, T, C});
+    meter.state({ones.data(), 1, 2, C});
     if (meter.layer == 1) meter.output({"ffn", y.data(), 2, 6});
-    if (meter.layer < 2) meter.output({"attention", ones.data(), B * T, C});
+    if (meter.layer < 2) meter.output({"attention", ones.data(), 2, C});
     if (meter.layer == 2) meter.output({"final_output", y.data(), 2, 6});
   }
   const Measures m = meter.result();
@@ -133,8 +135,71 @@ TEST_CASE("measures: sharpness of outputs, by part and layer", "[measures]") {
   const nlohmann::json entry = nlohmann::json::parse(measures_entry(7, m));
   REQUIRE(entry["sharpness_3"]["ffn"][0].is_null());
   REQUIRE(entry["sharpness_3"]["ffn"][1] == m.sharpness.at("ffn")[1]);
+  REQUIRE(entry["final_output_by_dimension"] == std::vector<double>{2, 0.5, 0.5, 0, 2, 0.5});
   REQUIRE(entry["first_outlier_step"].is_null());
   REQUIRE(!entry.contains("gradient_norm_by_layer"));
+}
+
+TEST_CASE(
+    "measures: outputs without the tokens that have a massive activation in front of their block or in the output",
+    "[measures]") {
+  // Two batches of two blocks. Tokens 0 and 1 are massive in one state, token 2 in the next, token 3 in the last.
+  const size_t N = B * T;
+  const std::vector<float> even(N * C, 1);
+  std::vector<std::vector<float>> h(3, even);
+  h[0][at(0, 0, 4)] = 1500, h[0][at(0, 1, 0)] = -2000;
+  h[1][at(0, 2, 7)] = 1001, h[1][at(1, 1, 7)] = 1000;  // the second is 1000 medians, not more
+  h[2][at(0, 3, 9)] = -3000;
+  // Dimension 3 of token n is 2^n, and of the last token more than 1000 medians, of the one before it 1000.
+  std::vector<float> y = even, more = y;
+  for (size_t n = 0; n < N; n++) y[n * C + 3] = more[n * C + 3] = float(1 << n);
+  more[at(1, 2, 3)] = -1000, more[at(1, 3, 3)] = -1001;
+  Meter meter(Device::cpu);
+  for (size_t batch : {0, 1})
+    for (meter.layer = 0; meter.layer < 3; meter.layer++) {
+      meter.state({batch ? even.data() : h[meter.layer].data(), B, T, C});
+      const auto output = [&](const char* part, const std::vector<float>& first) {
+        meter.output({part, batch ? even.data() : first.data(), N, C});
+      };
+      if (meter.layer == 2) {
+        output("final_output", y);
+        continue;
+      }
+      for (const char* part : {"attention_norm", "attention", "ffn_norm"}) output(part, y);
+      output("ffn", more);
+    }
+  const Measures m = meter.result();
+  // Of so many tokens, whose dimension 3 adds up to this; the other nine are 1.
+  const auto sharpness = [](double tokens, double third) { return (third + 2 * tokens) / (third + 9 * tokens); };
+  for (const char* part : {"attention_norm", "attention", "ffn_norm"}) {
+    INFO(part);
+    REQUIRE(m.sharpness.at(part) == std::vector<double>{sharpness(6 + 8, 252 + 8), sharpness(7 + 8, 251 + 8)});
+  }
+  REQUIRE(m.sharpness.at("ffn") ==
+          std::vector<double>{sharpness(5 + 8, 60 + 1000 + 8), sharpness(6 + 8, 59 + 1000 + 8)});
+  REQUIRE(m.final_output == std::vector<double>{1, 1, 1, (255 - 8 + 8) / 15.0, 1, 1, 1, 1, 1, 1});
+  REQUIRE(m.outliers[0].sizes[0] == 1);  // the stream's own are not told by outputs
+  const nlohmann::json entry = nlohmann::json::parse(measures_entry(1, m));
+  REQUIRE(entry["final_output_by_dimension"] == std::vector<double>{1, 1, 1, 17, 1, 1, 1, 1, 1, 1});
+
+  // What an FFN writes on a first token is not its sharpness.
+  std::vector<float> written = even;
+  written[at(0, 0, 5)] = 5000;
+  Meter ffn = fresh();
+  ffn.output({"ffn", written.data(), N, C});
+  REQUIRE(ffn.result().sharpness.at("ffn")[0] == 3 / 10.0);
+
+  // Of no token there is nothing to say.
+  std::vector<float> all = even;
+  for (size_t n = 0; n < N; n++) all[n * C] = 1e6f;
+  Meter none(Device::cpu);
+  for (none.layer = 0; none.layer < 2; none.layer++) {
+    none.state({all.data(), B, T, C});
+    none.output({none.layer ? "final_output" : "ffn", y.data(), N, C});
+  }
+  const nlohmann::json nothing = nlohmann::json::parse(measures_entry(1, none.result()));
+  REQUIRE(nothing["sharpness_3"]["ffn"][0].is_null());
+  REQUIRE(nothing["final_output_by_dimension"][0].is_null());
 }
 
 TEST_CASE("measures: the median is the upper middle one by size", "[measures]") {
@@ -437,36 +502,56 @@ TEST_CASE("measures: of a model, against plain loops in double over its weights"
     peak = std::max(peak, largest_here);
     REQUIRE(m.residual.largest_by_state[size_t(&state - plain.states.data())] == near(largest_here));
   }
+  // Which tokens have a massive activation in a state or an output.
+  const auto massive_tokens = [&](const Vector& x) {
+    std::vector<bool> is_massive(4 * T);
+    for (size_t batch : {0, 1}) {
+      const size_t first = batch * 2 * T, n = 2 * T * width;
+      Vector sorted;
+      for (size_t i = 0; i < n; i++) sorted.push_back(std::fabs(x[first * width + i]));
+      std::sort(sorted.begin(), sorted.end());
+      const double bound = std::max(100.0, 1000 * sorted[n / 2]);
+      for (size_t i = 0; i < n; i++)
+        if (std::fabs(x[first * width + i]) > bound) is_massive[first + i / width] = true;
+    }
+    return is_massive;
+  };
+  const auto either = [](std::vector<bool> a, const std::vector<bool>& b) {
+    std::transform(a.begin(), a.end(), b.begin(), a.begin(), std::logical_or<>());
+    return a;
+  };
+  std::vector<std::vector<bool>> is_massive;
+  for (const Vector& state : plain.states) is_massive.push_back(massive_tokens(state));
+  // Sums of |x| by dimension over the other tokens, the tokens counted behind them.
+  const auto sums_without = [&](const Vector& x, const std::vector<bool>& left_out) {
+    Vector sums(width + 1);
+    for (size_t i = 0; i < x.size(); i++)
+      if (!left_out[i / width]) sums[i % width] += std::fabs(x[i]);
+    sums[width] = double(std::count(left_out.begin(), left_out.end(), false));
+    REQUIRE(sums[width] < double(4 * T));  // some were left out
+    REQUIRE(sums[width] > 0);
+    return sums;
+  };
   REQUIRE(m.sharpness.size() == 4);
   for (const auto& [part, sharpness] : m.sharpness)
     for (size_t layer = 0; layer < config.layers; layer++) {
       INFO(part << " of layer " << layer);
       const Vector& y = plain.outputs.at("layers." + std::to_string(layer) + "." + part);
-      Vector sizes(width);
-      double sum = 0;
-      for (size_t i = 0; i < y.size(); i++) sizes[i % width] += std::fabs(y[i]), sum += std::fabs(y[i]);
+      Vector sizes = sums_without(y, either(is_massive[layer], massive_tokens(y)));
+      sizes.pop_back();
       std::sort(sizes.rbegin(), sizes.rend());
-      REQUIRE(sharpness[layer] == near((sizes[0] + sizes[1] + sizes[2]) / sum));
+      REQUIRE(sharpness[layer] ==
+              near((sizes[0] + sizes[1] + sizes[2]) / std::accumulate(sizes.begin(), sizes.end(), 0.0)));
     }
+  const Vector& y = plain.outputs.at("final_norm");
+  const Vector final_sums = sums_without(y, either(is_massive.back(), massive_tokens(y)));
+  REQUIRE(m.final_output.size() == width);
+  for (size_t c = 0; c < width; c++) REQUIRE(m.final_output[c] == near(final_sums[c] / final_sums[width]));
   REQUIRE(m.outliers.size() == config.layers + 1);
   for (size_t s = 0; s < m.outliers.size(); s++) {
-    Vector sizes(width);
-    double tokens = 0;
-    for (size_t batch : {0, 1}) {
-      const auto begin = plain.states[s].begin() + std::ptrdiff_t(batch * 2 * T * width);
-      const Vector values(begin, begin + std::ptrdiff_t(2 * T * width));
-      Vector sorted;
-      for (double x : values) sorted.push_back(std::fabs(x));
-      std::sort(sorted.begin(), sorted.end());
-      const double massive_here = std::max(100.0, 1000 * sorted[sorted.size() / 2]);
-      for (size_t n = 0; n < 2 * T; n++) {
-        bool usual = true;
-        for (size_t c = 0; c < width; c++) usual = usual && std::fabs(values[n * width + c]) <= massive_here;
-        for (size_t c = 0; c < width && usual; c++) sizes[c] += std::fabs(values[n * width + c]);
-        tokens += usual;
-      }
-    }
-    REQUIRE(tokens < double(4 * T));  // some were left out
+    Vector sizes = sums_without(plain.states[s], is_massive[s]);
+    const double tokens = sizes[width];
+    sizes.pop_back();
     for (size_t i = 0; i < 3; i++) REQUIRE(m.outliers[s].sizes[i] == near(sizes[m.outliers[s].dimensions[i]] / tokens));
     std::sort(sizes.rbegin(), sizes.rend());
     for (size_t i = 0; i < 3; i++) REQUIRE(m.outliers[s].sizes[i] == near(sizes[i] / tokens));

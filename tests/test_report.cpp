@@ -24,7 +24,7 @@ struct Array {
 
 // A run of two layers with two heads, and all that a page can show of it.
 struct Run {
-  size_t P = 16, C = 8, steps = 40;
+  size_t P = 16, C = 8, steps = 40, measured_steps = 1;
   std::vector<std::string> flags = {"--steps=40"};
   std::map<std::string, Array> arrays;
   Json metadata, measured;
@@ -51,6 +51,7 @@ struct Run {
   }
   void fill() {
     const auto smooth = [](size_t i) { return 1.0f + 0.5f * float(i * 7919 % 101) / 101; };
+    for (size_t c = 0; c < C; c++) measured["final_output_by_dimension"][c] = c == 5 ? 9 : 1;
     arrays = {{"loss_by_position", {{P}, smooth}},
               {"attention_map", {{2, P, P}, [](size_t) { return 0.0625f; }}},
               {"first_token_attention", {{2, 2}, [](size_t i) { return 0.11f * float(i + 1); }}},
@@ -79,9 +80,13 @@ struct Run {
     std::string text;
     for (size_t step = 1; step <= steps; step++)
       text += format(R"({"step":%zu,"loss":%g,"gradient_norm":1.5})", step, 2 + 1.0 / double(step)) + "\n";
+    text += format(R"({"step":%zu,"validation_loss":2.03125})", steps) + "\n";
     Json entry = measured;
-    entry["step"] = steps;
-    return text + format(R"({"step":%zu,"validation_loss":2.03125})", steps) + "\n" + entry.dump() + "\n";
+    for (size_t i = 1; i <= measured_steps; i++) {
+      entry["step"] = steps * i / measured_steps;
+      text += entry.dump() + "\n";
+    }
+    return text;
   }
   std::string measures() const {
     Json header = {{"__metadata__", metadata}};
@@ -232,6 +237,84 @@ assert list(thinned([1, 2], [3, 4], 2)[1]) == [3, 4]
                           .c_str()) == 0);
 }
 
+TEST_CASE("report: outputs over training are drawn in few rows and columns, and no outlier is lost", "[report]") {
+  const std::string python = python_that_draws();
+  if (python.empty()) return;
+  REQUIRE(std::system((python + R"( -c '
+import sys
+sys.path.insert(0, "scripts")
+from types import SimpleNamespace
+import numpy
+from reporting.figures import final_over_training, final_over_training_scale
+def of(values):
+    series = numpy.arange(1.0, 1 + len(values)), values
+    return SimpleNamespace(series=lambda key: {"final_output_by_dimension": series}[key])
+values = numpy.ones((200, 300))
+values[101:, 77] = 50
+steps, first, drawn = final_over_training(of(values))
+assert drawn.shape == (100, 100) and list(steps[:2]) == [1.5, 3.5] and list(first[:2]) == [0, 3], drawn.shape
+assert set(numpy.argwhere(drawn > 1)[:, 0]) == {25} and list(drawn[25, 49:53]) == [1, 25.5, 50, 50]
+unknown = numpy.full((2, 3), numpy.nan)
+scale = final_over_training_scale([of(unknown), of(numpy.concatenate([unknown, [[1, 2, 8]]]))])
+assert 1 <= scale.vmin < 1.1 and scale.vmax == 8
+assert final_over_training_scale([of(unknown)]).vmin > 0
+')")
+                          .c_str()) == 0);
+}
+
+TEST_CASE("report: of runs that ./train wrote every figure and every column is there", "[report]") {
+  const std::string python = python_that_draws();
+  if (python.empty()) return;
+  const Runs f;
+  std::string text;
+  for (size_t i = 0; i < 6000; i++) text += "abcdefgh "[i * i % 1009 % 9];
+  f.write("text.txt", text);
+  const std::string train =
+      "{repo}/train --device=cpu --threads=1 --data=text.txt --batch=2 --context=80 --hidden=16 --heads=2 --kv-heads=1 "
+      "--head-dim=8 --layers=4 --steps=4 --measure-every=2 --val-batches=1 --sample-tokens=0 ";
+  for (const char* flags : {"--out=all --norm=gated --norm-rank=3 --attn=g1 --attn-sink=learned --mixer=hybrid "
+                            "--experts=3 --expert-hidden=24",
+                            "--out=preaffine --norm=preaffine --ffn-hidden=24"}) {
+    const Said run = f.run(train + flags);
+    INFO(run.text);
+    REQUIRE(run.exit_code == 0);
+  }
+  const Said o = f.report("all preaffine --pictures=pictures");
+  INFO(o.text);
+  REQUIRE(o.exit_code == 0);
+
+  // What a page can be made of, all of it written by one of the two; and what it was made of. No dimension stands out in models
+  // that hardly began.
+  f.write("check.py", R"py(
+import json, os
+from reporting.catalogue import SECTIONS
+from reporting.runs import ARRAYS, LOG, flat, read_runs
+from reporting.table import COLUMNS
+names = "all", "preaffine"
+runs = read_runs(names)
+logged = {key for name in names for line in open(f"{name}/log.jsonl") for key in flat(json.loads(line))}
+figures = [figure.name for section in SECTIONS for figure in section.figures]
+print("not logged:", sorted(set(LOG) - logged))
+print("no array:", sorted(set(ARRAYS) - {name for run in runs for name in run.arrays}))
+print("not drawn:", [name for name in figures if not os.path.exists(f"pictures/{name}.svg")])
+print("no column:", [head for head, value, _ in COLUMNS if all(value(run) is None for run in runs)])
+)py");
+  REQUIRE(f.run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts " + python + " check.py").text ==
+          "not logged: []\nno array: []\nnot drawn: []\nno column: ['first step with an outlier dimension']\n");
+  const std::string page = f.page();
+  const auto shown = [&](const std::string& title, const std::string& run) {
+    return count(page, "aria-label=\"" + title + ": " + run + "\"");
+  };
+  for (const char* run : {"all", "preaffine"}) {
+    INFO(run);
+    REQUIRE(shown("Attention and residual stream at one glance", run) == 2);
+    REQUIRE(shown("Output of the final norm by dimension over training", run) == 1);
+    REQUIRE(shown("Sharpness of each layer&#x27;s outputs over training", run) == 4);
+    REQUIRE(shown("Scores of the attention gate", run) == size_t(run == std::string("all")));
+    REQUIRE(shown("λ₁ of PreAffine by norm and dimension", run) == size_t(run != std::string("all")));
+  }
+}
+
 TEST_CASE("report: a log alone is enough, also one that is still being written or has diverged", "[report]") {
   if (python_that_draws().empty()) return;
   const Runs f;
@@ -243,6 +326,10 @@ TEST_CASE("report: a log alone is enough, also one that is still being written o
           "\n"
           R"({"step":2,"outliers_by_state":[[null],[null]],"outlier_sizes_by_state":[[null],[null]],)"
           R"("median_by_state":[null,null]})"
+          "\n"
+          R"({"step":2,"final_output_by_dimension":[0,0]})"
+          "\n"
+          R"({"step":3,"final_output_by_dimension":[null,null]})"
           "\n");
   const Said alone = f.report(f / "two");
   INFO(alone.text);
@@ -259,12 +346,13 @@ TEST_CASE("report: eight large runs make a page of at most three megabytes", "[r
   if (python_that_draws().empty()) return;
   const Runs f;
   Run run;
-  run.P = 256, run.C = 512, run.steps = 3000;
+  run.P = 256, run.C = 512, run.steps = 3000, run.measured_steps = 100;
   run.gate();
   run.fill();
   // What no picture file makes smaller.
   const auto noise = [](size_t i) { return float((i * 2654435761u >> 7) % 4093) / 4093; };
   for (const char* name : {"attention_map", "activation_by_token", "norm_weight"}) run.arrays[name].value = noise;
+  for (size_t c = 0; c < run.C; c++) run.measured["final_output_by_dimension"][c] = noise(c);
   std::string runs;
   for (int i = 0; i < 8; i++) runs += f.add(format("run-%d", i), run);
   const Said o = f.report(runs);

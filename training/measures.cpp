@@ -60,6 +60,10 @@ double sharpness_of(const std::vector<double>& sizes) {
   return largest / std::accumulate(sizes.begin(), sizes.end(), 0.0);
 }
 
+double massive_above(double median) {
+  return std::max(massive_size, massive_medians * median);
+}
+
 void keep_larger(Measures::Peak& peak, const Measures::Peak& other) {
   if (other.value > peak.value) peak = other;
 }
@@ -73,15 +77,21 @@ Meter::Layer& Meter::here() {
 
 // ---- the residual stream
 
+void Meter::Dimensions::add(const float* row) {
+  for (size_t c = 0; c < size.size(); c++) size[c] += std::fabs(double(row[c]));
+  tokens++;
+}
+
 void Meter::state(const StateView& view) {
   Layer& l = here();
   const size_t N = view.B * view.T, C = view.C;
   const OnHost<float> h(device_, view.h, N * C);
-  const double median = median_size(h.data(), N * C);
-  const double is_massive = std::max(massive_size, massive_medians * median), is_large = sink_medians * median;
+  const double median = median_size(h.data(), N * C), is_massive = massive_above(median),
+               is_large = sink_medians * median;
   l.large.resize(C);
   l.size.resize(C);
-  l.usual.resize(C);
+  l.usual.size.resize(C);
+  massive_tokens_.resize(N);
   for (size_t n = 0; n < N; n++) {
     const size_t massive_before = massive_;
     for (size_t c = 0; c < C; c++) {
@@ -93,20 +103,25 @@ void Meter::state(const StateView& view) {
       l.large[c] += size > is_large;
       l.size[c] += size;
     }
-    if (massive_ > massive_before) continue;
-    l.usual_tokens++;
-    for (size_t c = 0; c < C; c++) l.usual[c] += std::fabs(double(h[n * C + c]));
+    massive_tokens_[n] = massive_ > massive_before;
+    if (!massive_tokens_[n]) l.usual.add(&h[n * C]);
   }
   if (layer == 0) tokens_ += N;
   context_ = view.T;
 }
 
 void Meter::output(const OutputView& view) {
-  std::vector<double>& sums = here().outputs[view.part];
-  sums.resize(view.C);
-  const OnHost<float> y(device_, view.y, view.N * view.C);
-  for (size_t n = 0; n < view.N; n++)
-    for (size_t c = 0; c < view.C; c++) sums[c] += std::fabs(double(y[n * view.C + c]));
+  const size_t N = view.N, C = view.C;
+  require(N == massive_tokens_.size(), "measures: an output of %zu tokens, a state of %zu", N, massive_tokens_.size());
+  const OnHost<float> y(device_, view.y, N * C);
+  const double is_massive = massive_above(median_size(y.data(), N * C));
+  Dimensions& usual = here().outputs[view.part];
+  usual.size.resize(C);
+  for (size_t n = 0; n < N; n++) {
+    const float* row = &y[n * C];
+    const bool massive = std::any_of(row, row + C, [=](float x) { return std::fabs(double(x)) > is_massive; });
+    if (!massive && !massive_tokens_[n]) usual.add(row);
+  }
 }
 
 // ---- attention
@@ -226,8 +241,11 @@ Measures Meter::result() const {
   for (const std::string& part : parts)
     m.sharpness[part] = by_layer([&](const Layer& l) {
       const auto found = l.outputs.find(part);
-      return found == l.outputs.end() ? double(NAN) : sharpness_of(found->second);
+      return found == l.outputs.end() ? double(NAN) : sharpness_of(found->second.size);
     });
+  const Layer& last = layers_.back();
+  if (const auto found = last.outputs.find("final_output"); found != last.outputs.end())
+    for (double sum : found->second.size) m.final_output.push_back(sum / double(found->second.tokens));
   return m;
 }
 
@@ -237,8 +255,8 @@ bool Measures::has_outlier() const {
 }
 
 Measures::Outliers Meter::outliers(const Layer& l) const {
-  const std::vector<size_t> dimensions = by_size(l.usual);
-  const auto mean = [&](size_t c) { return l.usual[c] / double(l.usual_tokens); };
+  const std::vector<size_t> dimensions = by_size(l.usual.size);
+  const auto mean = [&](size_t c) { return l.usual.size[c] / double(l.usual.tokens); };
   Measures::Outliers o;
   o.median = mean(dimensions[(dimensions.size() - 1) / 2]);
   for (size_t i = 0; i < std::min(outlier_dimensions, dimensions.size()); i++) {

@@ -14,7 +14,10 @@
 //   outliers of a state            the three dimensions with the largest mean |h|, and the mean |h| of the median dimension, over
 //                                  the tokens without a massive activation in that state          (as in papers on outlier dimensions)
 //   sharpness of an output         of the mean |y| by dimension, the sum of the three largest over the sum of all; of norms,
-//                                  attention and FFN
+//                                  attention and FFN. Over the tokens that have a massive activation neither in the state
+//                                  in front of the block nor in the output itself, where the median is that of |y|
+//   final output                   mean |y| by dimension, y being what the output matmul reads, over the tokens that have a
+//                                  massive activation neither in the last state nor in y
 //   score of a gate                scale * act(logit): the mean of all, and the share with |score| < 0.1
 //   weight of a norm               lambda, and PreAffine's lambda_1: the one furthest from 1
 //   linear attention               mean decay exp(g) and beta; |S|, the Frobenius norm of the last state that is kept, so after
@@ -90,6 +93,7 @@ struct Measures {
   std::optional<Experts> experts;
   std::vector<Outliers> outliers;                        // (layers+1)
   std::map<std::string, std::vector<double>> sharpness;  // by part (layers/inspect.h), then by layer
+  std::vector<double> final_output;                      // (C); NaN where every token has a massive activation
   // Of the run around it. Does some dimension's mean |h| exceed 10 times the median dimension's, and at which measured step
   // did one so for the first time?
   bool has_outlier() const;
@@ -125,16 +129,20 @@ class Meter final : public Inspector {
   struct Outputs {
     Mean size, below_1e2, below_1e3;
   };
+  struct Dimensions {
+    std::vector<double> size;  // (C) sum of |x|
+    size_t tokens = 0;
+    void add(const float* row);
+  };
   // All that is found in one layer. state is that of the stream in front of it.
   struct Layer {
     Measures::Peak largest, behind_first;
-    std::vector<size_t> large;  // (C) tokens on which the dimension is far above the median
-    std::vector<double> size;   // (C) sum of |h|
-    std::vector<double> usual;  // (C) the same over usual_tokens, which have no massive activation
-    size_t usual_tokens = 0;
-    std::map<std::string, std::vector<double>> outputs;  // by part: (C) sum of |y|
-    std::vector<Mean> to_first;                          // (H)
-    double even = NAN;                                   // what to_first would be
+    std::vector<size_t> large;                  // (C) tokens on which the dimension is far above the median
+    std::vector<double> size;                   // (C) sum of |h|
+    Dimensions usual;                           // over the tokens that have no massive activation
+    std::map<std::string, Dimensions> outputs;  // by part, likewise
+    std::vector<Mean> to_first;                 // (H)
+    double even = NAN;                          // what to_first would be
     Mean to_sink, first_value, other_value;
     Outputs output, output_gated;
     Scores gate, norm_gate;
@@ -154,7 +162,8 @@ class Meter final : public Inspector {
   std::optional<Measures::Experts> experts() const;
 
   Device device_;
-  std::vector<Layer> layers_;  // the last is what stands after all blocks
+  std::vector<Layer> layers_;         // the last is what stands after all blocks
+  std::vector<bool> massive_tokens_;  // (N) those of the state in front
   size_t tokens_ = 0, context_ = 0, massive_ = 0;
   std::optional<Measures::NormWeight> norm_weight_, pre_weight_;
 };

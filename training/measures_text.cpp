@@ -1,5 +1,6 @@
 // measures_text: measures as a line of the log, and as lines to read.
 #include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "training/measures.h"
@@ -11,6 +12,11 @@ using Json = nlohmann::ordered_json;
 
 static Json place_of(const Measures::Peak& peak) {
   return {{"state", peak.state}, {"token", peak.token}, {"dimension", peak.dimension}};
+}
+
+// With four digits: of long lists, which a picture shows.
+static double shortened(double value) {
+  return std::strtod(format("%.4g", value).c_str(), nullptr);
 }
 
 std::string measures_entry(size_t step, const Measures& m) {
@@ -44,6 +50,11 @@ std::string measures_entry(size_t step, const Measures& m) {
   entry["median_by_state"] = of_states([](const Measures::Outliers& o) { return o.median; });
   entry["first_outlier_step"] = m.first_outlier_step ? Json(*m.first_outlier_step) : Json();
   entry["sharpness_3"] = m.sharpness;
+  if (!m.final_output.empty()) {
+    Json sizes = Json::array();
+    for (double size : m.final_output) sizes.push_back(shortened(size));
+    entry["final_output_by_dimension"] = sizes;
+  }
   if (!m.gradient_norm_by_layer.empty()) entry["gradient_norm_by_layer"] = m.gradient_norm_by_layer;
   const auto output = [&](const std::string& name, const std::optional<Measures::Output>& o) {
     if (!o) return;

@@ -125,8 +125,13 @@ SECTIONS = [
         Columns("final-output", "Output of the final norm by dimension", "The mean size over all tokens. In trained models a few "
                 "dimensions stand out for any text; with DyT they vanish.", [
                     Part(array("final_output"), f.draw_final, f.final_scale, 0.5)]),
+        Columns("final-output-over-training", "Output of the final norm by dimension over training", "The mean size; tokens with "
+                "massive activations are left out. An outlier dimension is a dark line from the step where it begins: in GPT-2 from "
+                "step 3000 on (P3, the study of outlier dimensions, figure 3). In a wide model a row is the largest of neighbours.", [
+                    Part(logged("final_output_by_dimension"), f.draw_final_over_training, f.final_over_training_scale, 0.75,
+                         "|output|")]),
         Columns("sharpness", "Sharpness of each layer's outputs over training", "What part of the mean |output| the three largest "
-                "dimensions hold, from the first layer (violet) to the last (green).", [
+                "dimensions hold, tokens with massive activations left out, from the first layer (violet) to the last (green).", [
                     Part(logged("sharpness_3." + part), f.draw_sharpness(part, name), f.sharpness_scale, 0.45)
                     for part, name in (("attention_norm", "attn norm"), ("attention", "attention"),
                                        ("ffn_norm", "FFN norm"), ("ffn", "FFN"))]),

@@ -65,7 +65,7 @@ def thinned(x, y, most=250):
 
 
 def group_means(values, starts):
-    return numpy.add.reduceat(values, starts) / numpy.diff(numpy.append(starts, len(values)))
+    return (numpy.add.reduceat(values, starts).T / numpy.diff(numpy.append(starts, len(values)))).T
 
 
 # ---- lines: (axes, [(run, its look)])
@@ -323,6 +323,30 @@ def draw_final(axes, run, line, scale):
         axes.annotate(str(dimension), (dimension, sizes[dimension]), (0, 1), textcoords="offset points", ha="center", fontsize=6)
     axes.set_ylim(0, scale)
     label(axes, "dimension", "mean |output|")
+
+
+def final_over_training(run):
+    """The steps of the columns, the first dimension of each row, and what stands there. Where there are more than fit, a column is
+    the mean of neighbouring steps, and a row the largest of neighbouring dimensions: an outlier stays what it is."""
+    steps, sizes = thinned(*run.series("final_output_by_dimension"), MAP_SIDE)
+    first = numpy.arange(0, sizes.shape[1], -(-sizes.shape[1] // MAP_SIDE))
+    return steps, first, numpy.maximum.reduceat(sizes, first, axis=1).T
+
+
+def final_over_training_scale(runs):
+    values = [final_over_training(run)[2] for run in runs]
+    finite = [v[numpy.isfinite(v)] for v in values if numpy.isfinite(v).any()]
+    low = max(1e-6, min((numpy.quantile(v, 0.02) for v in finite), default=0))
+    return colors.LogNorm(low, max([2 * low, *(v.max() for v in finite)]))
+
+
+def draw_final_over_training(axes, run, line, scale):
+    steps, first, values = final_over_training(run)
+    heat(axes, numpy.maximum(values, scale.vmin), HEAT, scale)
+    for axis, names in ((axes.xaxis, steps), (axes.yaxis, first)):
+        shown = range(0, len(names), -(-len(names) // 4))
+        axis.set_ticks(shown, [f"{names[i]:.0f}" for i in shown])
+    label(axes, "step", "dimension")
 
 
 def sharpness_scale(runs):

@@ -35,6 +35,7 @@ LOG = {
     "pre_weight_furthest_at.layer": "", "pre_weight_furthest_at.dimension": "", "outliers_by_state": "SO",
     "outlier_sizes_by_state": "SO", "median_by_state": "S", "gradient_norm_by_layer": "L", "sharpness_3.attention": "L",
     "sharpness_3.ffn": "L", "sharpness_3.attention_norm": "L", "sharpness_3.ffn_norm": "L", "first_outlier_step": "",
+    "final_output_by_dimension": "C",
     "gate_score_below_0.1": "", "norm_gate_score_below_0.1": "", "attention_output_below_0.01": "",
     "attention_output_below_0.001": "", "attention_output_gated_below_0.01": "", "attention_output_gated_below_0.001": "",
     "decay_mean": "", "beta_mean": "", "state_norm": "", "busiest_expert": "", "routing_entropy": "", "idle_experts": "",
