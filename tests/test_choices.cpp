@@ -1,5 +1,5 @@
 // choices: what a file of questions holds and which files are refused; the losses of endings beside sums of log-softmax in
-// double, on the CPU and the emulator; and which ending is chosen. The program and scripts/tokenize.py, as a user runs them.
+// double, on the CPU and on kernels; and which ending is chosen. The program and scripts/tokenize.py, as a user runs them.
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -132,7 +132,8 @@ TEST_CASE("choices: a file that is damaged is refused by question and number", "
   refused(version, "version 3, expected 1 (16-bit tokens) or 2 (32-bit tokens)");
 }
 
-TEST_CASE("choices: an ending's loss is the sum of its tokens' -log softmax, whatever stands beside it", "[choices]") {
+TEST_CASE("choices: an ending's loss is the sum of its tokens' -log softmax, whatever stands beside it",
+          "[choices][bitwise]") {
   for (const char* flags :
        {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=layernorm --position=learned --ffn=gelu --qk-norm=off",
         "--mixer=hybrid --attention-every=2 --linear-key-dim=5 --linear-value-dim=7", "--experts=4 --window=3"}) {
@@ -140,7 +141,7 @@ TEST_CASE("choices: an ending's loss is the sum of its tokens' -log softmax, wha
     const ModelConfig config = small_model(flags);
     const std::vector<ChoiceQuestion> questions = random_questions(7, config.vocab, 11);
     std::vector<std::vector<double>> first;
-    for (const Device device : {Device::cpu, Device::emulated}) {
+    for (const Device device : {Device::cpu, kernel_device}) {
       Context ctx(device);
       for (const size_t B : {5, 1}) {
         Model model(config, B, config.context, 11, ctx);

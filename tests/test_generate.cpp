@@ -38,13 +38,14 @@ const std::string small =
 
 }  // namespace
 
-TEST_CASE("generate: samples are those of a plain loop over whole forwards, after the context too", "[generate]") {
+TEST_CASE("generate: samples are those of a plain loop over whole forwards, after the context too",
+          "[generate][bitwise]") {
   struct Case {
     const char* line;
     bool forever;
     size_t context;  // of a model that has read everything
   };
-  for (Device device : {Device::cpu, Device::emulated}) {
+  for (Device device : {Device::cpu, kernel_device}) {
     Context ctx(device);
     for (const Case& c : {Case{"--norm=gated --norm-rank=3 --attn=g1", false, 5},
                           {"--position=learned", false, 5},

@@ -201,7 +201,7 @@ TEST_CASE("quantized_model: the loss has the same bits on cpu and kernels, smoot
       return Floats{plain, f.loss()};
     };
     const Floats on_cpu = loss_on(Device::cpu);
-    REQUIRE_BITWISE(on_cpu, loss_on(Device::emulated));
+    REQUIRE_BITWISE(on_cpu, loss_on(kernel_device));
     REQUIRE(on_cpu[0] != on_cpu[1]);
   }
 }
