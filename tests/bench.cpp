@@ -172,15 +172,6 @@ double copy_bandwidth([[maybe_unused]] Context& ctx) {
   return 8.0 * double(n) / seconds;
 }
 
-// The best FLOP/s of a product of large matrices: on a GPU that of the faster of our kernels and cuBLASLt.
-double best_product(Storage storage, Context& ctx) {
-  const double ours = measured_matmul_peak(storage, ctx);
-  if (device != Device::cuda) return ours;
-  Context other(device);
-  other.use_cublas(false);
-  return std::max(ours, measured_matmul_peak(storage, other));
-}
-
 // ---- matmul
 
 struct Peer {
@@ -263,7 +254,8 @@ void bench_bf16(Context& ctx) {
   const char* const peer = gpu ? "cuBLASLt" : "our floats";
   Context other(device);
   if (gpu) other.use_cublas(false);
-  double peak = 0;  // on a GPU: the faster of the two with the largest matrices, which come first
+  // On a GPU: the best so far of both, and the largest matrices come first.
+  double peak = gpu ? 1e-9 * measured_matmul_peak(Storage::bf16, ctx) : 0;
   printf("\n%-28s %10s %10s %8s %8s\n", "bf16 M x N x K", "GFLOP/s", peer, "ratio", gpu ? "of peak" : "");
   const auto compare = [&](Layout layout, size_t M, size_t N, size_t K) {
     const Buffer<bf16> A = filled<bf16>(M * K, 1), B = filled<bf16>(N * K, 2);
@@ -283,7 +275,7 @@ void bench_bf16(Context& ctx) {
                                     : layout == Layout::nn ? "nn"
                                                            : "tn",
                                     M, N, K);
-    if (gpu && peak == 0) peak = gflops / std::min(seconds[0], seconds[1]);
+    if (gpu) peak = std::max(peak, gflops / std::min(seconds[0], seconds[1]));
     printf("%-28s %10.1f %10.1f %7.2fx", name.c_str(), gflops / seconds[0], gflops / seconds[1],
            seconds[1] / seconds[0]);
     if (gpu) printf(" %6.0f %%", 100 * gflops / seconds[0] / peak);
@@ -674,7 +666,9 @@ void bench_attention(Context& ctx, double peak) {
     fflush(stdout);
     add_row({{"op", (is_bf16 ? "bf16 attention " : "attention ") + name},
              {"forward_gflops", 2 * product / fwd * 1e-9},
-             {"backward_gflops", 5 * product / bwd * 1e-9}});
+             {"backward_gflops", 5 * product / bwd * 1e-9},
+             {"forward_share_of_peak", peak > 0 ? 2 * product / fwd / peak : 0},
+             {"backward_share_of_peak", peak > 0 ? 5 * product / bwd / peak : 0}});
   }
 }
 
@@ -767,7 +761,7 @@ void bench_training(Context& ctx, bool gpt2) {
       return c;
     }
   };
-  const double peaks[] = {best_product(Storage::fp32, ctx), best_product(Storage::bf16, ctx)};
+  const double peaks[] = {measured_matmul_peak(Storage::fp32, ctx), measured_matmul_peak(Storage::bf16, ctx)};
   auto compare = [&](const std::string& sizes, const std::vector<std::string>& variants, double budget) {
     std::vector<std::unique_ptr<Run>> runs;
     std::vector<std::function<void()>> steps;
@@ -783,15 +777,15 @@ void bench_training(Context& ctx, bool gpt2) {
            "beside first");
     for (size_t i = 0; i < runs.size(); i++) {
       Trainer& t = runs[i]->trainer;
-      const double rate = double(t.tokens_per_step()) / seconds[i], cost = seconds[i] / seconds[0] - 1;
+      const double rate = double(t.tokens_per_step()) / seconds[i], cost = seconds[i] / seconds[0] - 1,
+                   share = rate * t.model.flops_per_token(runs[i]->config.model.context) /
+                           peaks[t.model.config.storage == Storage::bf16];
       printf("%-42s %10.0f %10.1f %8.0f %% %+10.1f %%\n", variants[i].empty() ? "(plain)" : variants[i].c_str(), rate,
-             seconds[i] * 1e3,
-             100 * rate * t.model.flops_per_token(runs[i]->config.model.context) /
-                 peaks[t.model.config.storage == Storage::bf16],
-             100 * cost);
+             seconds[i] * 1e3, 100 * share, 100 * cost);
       add_row({{"op", "training " + sizes + " " + variants[i]},
                {"tokens_per_s", rate},
                {"milliseconds", seconds[i] * 1e3},
+               {"share_of_matmul_peak", share},
                {"cost", cost}});
     }
     fflush(stdout);
@@ -867,7 +861,7 @@ const std::vector<Part> parts = {
     {"bf16", [](Context& ctx, const Ceilings&) { bench_bf16(ctx); }},
     {"attention-bf16",
      [](Context& ctx, const Ceilings&) {
-       bench_attention<bf16>(ctx, device == Device::cuda ? best_product(Storage::bf16, ctx) : 0);
+       bench_attention<bf16>(ctx, device == Device::cuda ? measured_matmul_peak(Storage::bf16, ctx) : 0);
      }},
     {"operations-bf16", [](Context& ctx, const Ceilings& c) { bench_operations<bf16>(ctx, c.copy); }},
     {"operations", [](Context& ctx, const Ceilings& c) { bench_operations<float>(ctx, c.copy); }},

@@ -10,11 +10,11 @@
 
 namespace gated {
 
-double measured_matmul_peak(Storage storage, Context& run) {
-  if (run.device == Device::emulated) return 0;
+// By one engine: our kernels, or on a GPU cuBLASLt.
+static double best_rate(Storage storage, MatmulEngine engine, const Context& run) {
   Context ctx(run.device);  // with scratch of its own: the run's is planned for the run
   ctx.mma_arithmetic = run.mma_arithmetic;
-  if (run.matmul_engine() == MatmulEngine::cublas) ctx.use_cublas(run.tf32());
+  if (engine == MatmulEngine::cublas) ctx.use_cublas(run.tf32());
   const size_t n = ctx.device == Device::cuda ? 4096 : 768;
   // Random numbers: a GPU that multiplies zeros draws less power and clocks higher than it will in training.
   std::vector<float> random(n * n);
@@ -41,6 +41,12 @@ double measured_matmul_peak(Storage storage, Context& run) {
     best = std::max(best, rate);
   }
   return best;
+}
+
+double measured_matmul_peak(Storage storage, Context& ctx) {
+  if (ctx.device == Device::emulated) return 0;
+  const double ours = best_rate(storage, MatmulEngine::exact, ctx);
+  return ctx.device == Device::cuda ? std::max(ours, best_rate(storage, MatmulEngine::cublas, ctx)) : ours;
 }
 
 }  // namespace gated
