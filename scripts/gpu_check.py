@@ -11,15 +11,17 @@
                compute-sanitizer over the cases of bitwise; for initcheck fresh memory is left as it is (GATED_FILL=off).
                Where compute-sanitizer is missing or cannot attach to a small test, these stages are `not run`
 
-RESULT.json is written anew after every check, and the next run goes on behind the last: with the checks that have not been
-run on this build and GPU, or, where all have, with those that failed.
+RESULT.json is written anew after every check: what came of it, and the last lines that a check printed which failed. The next
+run goes on behind the last: with the checks that have not been run on this build and GPU, or, where all have, with those
+that failed.
 
-usage: [STAGES='bitwise memcheck'] [MINUTES=6] [CHECK_SECONDS=200] [JOBS=8] scripts/gpu_check.py RESULT.json BENCH TEST... [--cublas TEST...]
+usage: [STAGES='bitwise memcheck'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8] scripts/gpu_check.py RESULT.json BENCH TEST... [--cublas TEST...]
        [CUDA_FLAGS=--graph] scripts/gpu_check.py --fingerprint FLAG...
   --cublas       those of the tests that have cases of cuBLASLt
   --fingerprint  one run on both devices. CUDA_FLAGS are for the GPU alone
   STAGES         these alone
-  MINUTES        no check begins later; counted from BEGAN, in seconds since 1970, where make says when it began to build
+  MINUTES        all ends by then: a check that is broken off is left to the next run, and keeps the rows that it measured.
+                 Counted from BEGAN, in seconds since 1970, where make says when it began to build
   CHECK_SECONDS  a check that takes longer has failed
   JOBS           so many checks side by side; without it, one for two cores
 Exits with 0 when all checks have passed, 1 when one failed or a stage cannot be run, 2 when some are left.
@@ -51,13 +53,27 @@ def variable(name, default):
     return os.environ.get(name) or default
 
 
+def number(name, default, least):
+    try:
+        if (value := int(variable(name, default))) >= least:
+            return value
+    except ValueError:
+        pass
+    refuse(f"{name}={variable(name, default)}: expected a number from {least}")
+
+
 def said(*command):
     """What a command prints, and how it ends."""
     try:
-        answer = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        answer = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                text=True, errors="replace")
     except OSError as error:
         return str(error), 1
     return answer.stdout.strip(), answer.returncode
+
+
+def at_most(seconds):
+    return ["timeout", "-k", "10", f"{seconds + 0.1:.1f}"]  # (not less, when it is rounded: and 0 would be no limit)
 
 
 # ---- one run on both devices
@@ -122,7 +138,7 @@ def fingerprint_checks(mma):
             (f"a run in bf16 as {mma}", golden + bf16, {}),
             ("a hybrid with experts", golden + " --mixer=hybrid --experts=8", {}),
             ("a run with recomputing and dropout", golden + " --recompute=full --dropout=0.1", {}),
-            ("linear attention", golden + " --mixer=gated-delta", {}),
+            ("linear attention", golden.replace(" --attn=g1", "") + " --mixer=gated-delta", {}),
             ("a hybrid with experts in bf16", small + bf16 + " --mixer=hybrid --experts=8 --shared-experts=1", {}),
             ("a run in bf16 with recomputing and dropout", small + bf16 + " --recompute=full --dropout=0.1", {}),
             ("heads of 128 in bf16", small + bf16 + " --layers=2 --head-dim=128", {}),
@@ -170,8 +186,7 @@ class Checks:
         if not self.sanitizer:
             return f"no compute-sanitizer in CUDA_HOME ({variable('CUDA_HOME', 'not set')}), on the path or in /usr/local/cuda*"
         test = next((test for test in self.tests if base(test) == "test_round"), self.tests[0])
-        text, code = said("timeout", "-k", "10", seconds, self.sanitizer, "--tool", "memcheck", "--error-exitcode", "1", test,
-                          "[bitwise]")
+        text, code = said(*at_most(seconds), self.sanitizer, "--tool", "memcheck", "--error-exitcode", "1", test, "[bitwise]")
         if code == 0 or re.search("ERROR SUMMARY: [1-9]", text):
             return None
         lines = [line for line in text.splitlines() if line.strip("= ")]
@@ -190,25 +205,40 @@ class Results:
             with open(file_name) as file:
                 before = json.load(file)
             if before["build"] == head["build"]:
-                self.checks, self.bench = {check["check"]: check for check in before["checks"]}, before["bench"]
+                checks, bench = {check["check"]: check for check in before["checks"]}, before["bench"]
+                if not all(isinstance(check["outcome"], str) for check in checks.values()):
+                    raise ValueError("an outcome that is no text")
+                if bench is not None and not all(row["op"] for row in bench["rows"]):
+                    raise ValueError("a row without a name")
+                self.checks, self.bench = checks, bench
             else:
                 print(f"gpu-check: {file_name} is of another build or GPU: all checks begin anew")
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"gpu-check: {file_name}: {error!r}: all checks begin anew")
+        except (ValueError, KeyError, TypeError) as error:
+            print(f"gpu-check: {file_name} is not what gpu-check has written ({error!r}): all checks begin anew")
+        except OSError as error:
+            refuse(f"{file_name}: {error.strerror}")
         self.write()
 
     def write(self):
+        try:
+            self.write_or_raise()
+        except OSError as error:
+            refuse(f"{self.file_name}: {error.strerror}")
+
+    def write_or_raise(self):
         checks = ",\n".join("    " + json.dumps(check) for check in self.checks.values())
         with open(self.file_name + ".new", "w") as file:
             file.write(json.dumps(self.head, indent=2)[:-2] + f',\n  "checks": [\n{checks}\n  ],\n'
                        f'  "bench": {json.dumps(self.bench, indent=1)}\n}}\n')
         os.replace(self.file_name + ".new", self.file_name)
 
-    def record(self, name, command, outcome, seconds):
+    def record(self, name, command, outcome, seconds, printed=""):
         self.checks.pop(name, None)  # the last is what came last
         self.checks[name] = {"check": name, "command": command, "outcome": outcome, "seconds": seconds}
+        if printed:
+            self.checks[name]["printed"] = printed
         self.write()
 
     def outcome(self, name):
@@ -246,8 +276,8 @@ def write_json(name, what):
         json.dump(what, file)
 
 
-def run_check(check, checks, results, seconds):
-    start = time.time()
+def run_check(check, checks, results, start, may_take, until_the_end):
+    """Where the run ends before the check may be called too long, the check is broken off and left."""
     log = os.path.join(checks.logs, re.sub("[ ,]", "_", check.name) + ".log")
     if check.stage == "bench":
         rows = check.command[1]
@@ -257,26 +287,45 @@ def run_check(check, checks, results, seconds):
     elif check.stage == "pytorch":
         write_json(checks.rows(), results.bench)
     with open(log, "w") as file:
-        code = subprocess.run(["timeout", "-k", "10", seconds] + check.command, stdin=subprocess.DEVNULL, stdout=file,
+        code = subprocess.run(at_most(min(may_take, until_the_end)) + check.command, stdin=subprocess.DEVNULL, stdout=file,
                               stderr=subprocess.STDOUT, env=os.environ | check.environment).returncode
     with open(log, errors="replace") as file:
         text = file.read()
-    outcome = "ok" if code == 0 else f"FAIL: longer than {seconds} s" if code in (124, 137, -9) else f"FAIL: exit {code}"
+    stopped = code in (124, 137, -9)
+    outcome = "ok" if code == 0 else f"FAIL: longer than {may_take} s" if stopped else f"FAIL: exit {code}"
     if code == 0 and "No tests ran" in text:
         outcome = "FAIL: no case ran"
+    broken_off = stopped and until_the_end < may_take
     took = int(time.time() - start)
     with results.lock:
-        print(f"{outcome[:5]:5} {check.name:60} {took:4d} s")
-        if outcome != "ok":
-            print("\n".join(text.splitlines()[-20:]) + f"\n      {outcome}; its log: {log}")
+        printed = ""
+        print(f"{'left' if broken_off else outcome[:5]:5} {check.name:60} {took:4d} s")
+        if outcome != "ok" and not broken_off:
+            printed = "\n".join(text.splitlines()[-30:])[-4000:]
+            print(f"{printed}\n      {outcome}; its log: {log}")
         sys.stdout.flush()
         # (a bench that was stopped leaves what it has measured)
         if check.stage == "bench" and (part := read_json(rows)):
             results.add_rows(part)
         elif check.stage == "pytorch":
             results.bench = read_json(checks.rows()) or results.bench
+        if broken_off:
+            results.write()
+            return
         command = [f"{name}={value}" for name, value in check.environment.items()] + check.command
-        results.record(check.name, " ".join(command), outcome, took)
+        results.record(check.name, " ".join(command), outcome, took, printed)
+
+
+def what_it_does(program):
+    """A program's bytes without symbols and build id, in which two compilations of one source differ."""
+    with tempfile.TemporaryDirectory(prefix="gpu_check_") as folder:
+        bare = os.path.join(folder, "bare")
+        stripped = said("strip", "-R", ".note.gnu.build-id", "-o", bare, program)[1] == 0
+        try:
+            with open(bare if stripped else program, "rb") as file:
+                return file.read()
+        except OSError as error:
+            refuse(f"{program}: {error.strerror}: make gpu-build makes it")
 
 
 def the_gpu():
@@ -295,8 +344,8 @@ def main(result, bench, tests, of_cublas):
     for stage in stages:
         if stage not in STAGES:
             refuse(f"no stage is called '{stage}'; expected some of: {' '.join(STAGES)}")
-    minutes, seconds = int(variable("MINUTES", "0")), variable("CHECK_SECONDS", "200")
-    jobs = int(variable("JOBS", str((os.cpu_count() + 1) // 2)))
+    minutes, may_take = number("MINUTES", "0", 0), number("CHECK_SECONDS", "200", 1)
+    jobs = number("JOBS", str((os.cpu_count() + 1) // 2), 1)
     deadline = float(variable("BEGAN", str(time.time()))) + 60 * minutes if minutes else float("inf")
 
     gpu = the_gpu()
@@ -305,10 +354,10 @@ def main(result, bench, tests, of_cublas):
     # What the checks are of: other programs or another GPU, and all begin anew.
     build = hashlib.sha256(" ".join(gpu).encode())
     for program in [bench] + tests + ["./train"]:
-        with open(program, "rb") as file:
-            build.update(file.read())
+        build.update(what_it_does(program))
+    commit, no_commit = said("git", "describe", "--always", "--dirty")
     results = Results(result, {"device": gpu[0], "driver": gpu[1], "nvcc": release[1] if release else "",
-                               "commit": said("git", "rev-parse", "--short", "HEAD")[0], "build": build.hexdigest()[:16],
+                               "commit": "" if no_commit else commit, "build": build.hexdigest()[:16],
                                "command": "make gpu-check"})
     logs = os.path.join(os.path.dirname(bench), "gpu-check.logs")
     os.makedirs(logs, exist_ok=True)
@@ -325,11 +374,13 @@ def main(result, bench, tests, of_cublas):
         of_stage = [check for check in todo if check.stage == stage]
         if not of_stage:
             continue
-        if time.time() >= deadline:
+        if (now := time.time()) >= deadline:
             break
         if stage in SANITIZERS:
             if not probed:
-                unusable, probed = checks.why_no_sanitizer(seconds), True
+                unusable, probed = checks.why_no_sanitizer(min(may_take, deadline - now)), True
+                if unusable and time.time() >= deadline:
+                    break  # it was broken off
                 if unusable:
                     print(f"gpu-check: {unusable}: what is left of its stages is not run")
             if unusable:
@@ -338,8 +389,8 @@ def main(result, bench, tests, of_cublas):
             results.checks.pop(stage, None)
 
         def run_in_time(check):
-            if time.time() < deadline:
-                run_check(check, checks, results, seconds)
+            if (now := time.time()) < deadline:
+                run_check(check, checks, results, now, may_take, deadline - now)
         with concurrent.futures.ThreadPoolExecutor(1 if stage in ("bench", "pytorch") else jobs) as side_by_side:
             list(side_by_side.map(run_in_time, of_stage))
 

@@ -76,3 +76,23 @@ TEST_CASE("makefile: another compiler, CPU or GPU builds again what depends on i
   REQUIRE(fs::exists(copy.f / "other/release/tests/test_bias.o"));
   REQUIRE(copy.make(test).empty());
 }
+
+TEST_CASE("makefile: gpu-check goes on from results/ where build/ is empty, and leaves there what came of it",
+          "[makefile]") {
+  const Copy copy;
+  copy.f.program("scripts/gpu_check.py", "cat $1 >>seen\necho later >>$1\nexit 2");
+  copy.f.write("results/gpu_check.json", "sent\n");
+  const auto check = [&] {
+    return copy.f.run(
+        "env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make CXX=./cc NVCC=cuda/bin/nvcc CUDA_ARCH=90 gpu-check");
+  };
+  const Said said = check();
+  INFO(said.text);
+  REQUIRE(said.exit_code == 2);
+  REQUIRE(copy.f.read("seen") == "sent\n");
+  REQUIRE(copy.f.read("results/gpu_check.json") == "sent\nlater\n");
+  // What build/ holds counts more.
+  copy.f.write("results/gpu_check.json", "another\n");
+  check();
+  REQUIRE(copy.f.read("seen") == "sent\nsent\nlater\n");
+}

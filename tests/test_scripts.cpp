@@ -262,12 +262,13 @@ struct FakeGpu : Folder {
     return all;
   }
   nlohmann::json result() const { return nlohmann::json::parse(read("gpu.json")); }
-  nlohmann::json outcome_of(const std::string& name) const {
+  nlohmann::json entry_of(const std::string& name) const {
     const nlohmann::json known = result();
     for (const auto& check : known["checks"])
-      if (check["check"] == name) return check["outcome"];
-    return nullptr;
+      if (check["check"] == name) return check;
+    return {{"outcome", nullptr}};
   }
+  nlohmann::json outcome_of(const std::string& name) const { return entry_of(name)["outcome"]; }
 };
 // Three tests, one of cuBLAS, eleven runs, two parts of the benchmark, and compute-sanitizer's four tools over two tests and a
 // test that it is not asked about.
@@ -303,8 +304,22 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
     INFO(next);
     REQUIRE((at = asked.find(next, at)) != std::string::npos);
   }
+  // Lines that ./train takes.
+  std::istringstream lines(asked + graphs);
+  size_t runs = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const size_t flags = line.find("--data=");
+    if (flags == std::string::npos) continue;
+    const Said run = f.run(std::string("{repo}/train --describe --device=") +
+                           (contains(line, "--graph") ? "emulated " : "cpu ") + line.substr(flags));
+    INFO(line << ": " << run.text);
+    REQUIRE(run.exit_code == 0);
+    runs++;
+  }
+  REQUIRE(runs == 11 + 2);
   const nlohmann::json result = f.result();
   REQUIRE(result["device"] == "Fake 9000");
+  REQUIRE(result["commit"] == "");  // this folder is no repository
   REQUIRE(result["driver"] == "555.1");
   REQUIRE(result["nvcc"] == "13.0");
   REQUIRE(result["checks"].size() == all_checks);
@@ -366,11 +381,73 @@ TEST_CASE("scripts: gpu-check goes on where it stopped", "[scripts]") {
   f.program("test_mma", "echo another >>asked");
   REQUIRE(contains(f.check().text, "gpu.json is of another build or GPU"));
   REQUIRE(f.asked() == asked_by_all);
+}
 
-  // So they do where the file is none of its own.
-  f.write("gpu.json", "{");
-  REQUIRE(contains(f.check("STAGES=cublas").text, "all checks begin anew"));
-  REQUIRE(f.asked() == 1);
+TEST_CASE("scripts: gpu-check begins anew where its file is another's, or half of it is there", "[scripts]") {
+  const FakeGpu f;
+  if (f.without_python()) return;
+  REQUIRE(f.check("STAGES='cublas bench'").exit_code == 0);
+  const nlohmann::json whole = f.result();
+  nlohmann::json no_outcome = whole, no_text = whole, no_name = whole, no_rows = whole, no_op = whole;
+  no_outcome["checks"][0].erase("outcome");
+  no_text["checks"][0]["outcome"] = 1;
+  no_name["checks"][0] = "cublas test_round";
+  no_rows["bench"] = "fast";
+  no_op["bench"]["rows"][0].erase("op");
+  for (const std::string& text : {std::string("{"), std::string("[]"), std::string("null"), std::string("\xff"),
+                                  std::string(R"({"build": 1})"), f.read("gpu.json").substr(0, 400), no_outcome.dump(),
+                                  no_text.dump(), no_name.dump(), no_rows.dump(), no_op.dump()}) {
+    f.write("gpu.json", text);
+    const Said said = f.check("STAGES='cublas bench'");
+    INFO(text << "\n" << said.text);
+    REQUIRE(said.exit_code == 0);
+    REQUIRE((contains(said.text, "gpu.json is not what gpu-check has written") || text == R"({"build": 1})"));
+    REQUIRE(contains(said.text, "all checks begin anew\n"));
+    REQUIRE(f.asked() == 3);
+    REQUIRE(f.result() == whole);
+  }
+  fs::remove(f.path / "gpu.json");
+  fs::create_directories(f.path / "gpu.json");
+  const Said said = f.check();
+  REQUIRE(said.exit_code == 1);
+  REQUIRE(said.text == "gpu-check: gpu.json: Is a directory\n");
+}
+
+TEST_CASE("scripts: gpu-check that was killed goes on behind the last check that ended", "[scripts]") {
+  const FakeGpu f;
+  if (f.without_python()) return;
+  f.program("test_a_bf16", "echo $0 >>asked\n[ -e calm ] || { read a b c d e </proc/$PPID/stat; kill -9 $d; }");
+  REQUIRE(f.check("STAGES=bitwise").exit_code != 0);
+  REQUIRE(f.asked() == 2);
+  REQUIRE(f.result()["checks"].size() == 1);
+  f.write("calm", "");
+  REQUIRE(f.check("STAGES=bitwise").exit_code == 0);
+  REQUIRE(f.asked() == 2);
+  REQUIRE(f.result()["checks"].size() == 3);
+}
+
+TEST_CASE("scripts: gpu-check goes on with programs that were built again from the same source", "[scripts]") {
+  const FakeGpu f;
+  if (f.without_python()) return;
+  if (!answers("strip --version")) {
+    WARN("no strip here: programs that were built again were not looked at");
+    return;
+  }
+  const auto built = [&](const std::string& source) {
+    f.write("test.cpp", source);
+    REQUIRE(f.run("g++ -o test_mma test.cpp").exit_code == 0);
+    const Said said = f.check("STAGES=bitwise");
+    INFO(said.text);
+    REQUIRE(said.exit_code == 0);
+    return f.read("test_mma");
+  };
+  // Symbols are what two compilations by nvcc differ in.
+  const std::string first = built("void first() {}\nint main() {}\n");
+  const std::string second = built("void another() {}\nint main() {}\n");
+  REQUIRE(first != second);
+  REQUIRE(f.read("asked") == "");
+  built("void another() {}\nint main(int n, char**) { return n - 2; }\n");
+  REQUIRE(f.asked() == 2);
 }
 
 TEST_CASE("scripts: gpu-check begins no check after its minutes, and each run goes on", "[scripts]") {
@@ -402,6 +479,28 @@ TEST_CASE("scripts: gpu-check begins no check after its minutes, and each run go
   REQUIRE(!fs::exists(f.path / "tried"));
 }
 
+TEST_CASE("scripts: gpu-check breaks off at its end what still runs, leaves it and keeps the rows", "[scripts]") {
+  const FakeGpu f;
+  if (f.without_python()) return;
+  const std::string three_seconds_left = "BEGAN=$(($(date +%s) - 57)) MINUTES=1 ";
+  f.bench("echo '{\"rows\": [{\"op\": \"'$2'\"}]}' >$1; [ $2 = copies ] || [ -e calm ] || sleep 30");
+  const Said said = f.check(three_seconds_left + "STAGES=bench");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 2);
+  REQUIRE(contains(said.text, "\nleft  bench products"));
+  REQUIRE(contains(said.text, "1 passed, 0 failed, 1 left"));
+  REQUIRE(f.outcome_of("bench products").is_null());
+  REQUIRE(f.ops() == "copies products ");
+  f.write("calm", "");
+  REQUIRE(f.check("STAGES=bench").exit_code == 0);
+  REQUIRE(f.asked() == 1);
+
+  // That compute-sanitizer has no time to answer says nothing about it.
+  f.program("cuda/bin/compute-sanitizer", "sleep 30");
+  REQUIRE(f.check(three_seconds_left + "STAGES=memcheck").exit_code == 2);
+  REQUIRE(f.outcome_of("memcheck").is_null());
+}
+
 TEST_CASE("scripts: gpu-check says what failed, and tries that again when all has been run", "[scripts]") {
   const FakeGpu f;
   if (f.without_python()) return;
@@ -417,6 +516,22 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
   fs::remove(f.path / "fails");
   REQUIRE(f.check().exit_code == 0);
   REQUIRE(f.asked() == 5);
+
+  f.program("test_round", "echo 'all is well'");
+  REQUIRE(f.check("STAGES=bitwise").exit_code == 0);
+  REQUIRE(!f.entry_of("bitwise test_round").contains("printed"));
+
+  f.program("test_round", "seq 100\necho 'the third value differs'\nexit 3");
+  const Said third = f.check("STAGES=bitwise");
+  REQUIRE(third.exit_code == 1);
+  REQUIRE(contains(third.text, "\n99\n100\nthe third value differs\n      FAIL: exit 3; its log: "));
+  const nlohmann::json entry = f.entry_of("bitwise test_round");
+  REQUIRE(entry["outcome"] == "FAIL: exit 3");
+  REQUIRE(entry["printed"].get<std::string>().starts_with("72\n73\n"));
+  REQUIRE(entry["printed"].get<std::string>().ends_with("\n100\nthe third value differs"));
+  f.program("test_round", "head -c 100000 /dev/zero | tr '\\0' x; exit 3");
+  f.check("STAGES=bitwise");
+  REQUIRE(f.entry_of("bitwise test_round")["printed"] == std::string(4000, 'x'));
 
   f.program("test_round", "sleep 5");
   REQUIRE(contains(f.check("CHECK_SECONDS=1 STAGES=bitwise").text, "FAIL: longer than 1 s"));
@@ -490,6 +605,14 @@ TEST_CASE("scripts: gpu-check needs a GPU, stages that exist, and names a missin
   const FakeGpu f;
   if (f.without_python()) return;
   REQUIRE(contains(f.check("STAGES='bitwise speed'").text, "no stage is called 'speed'; expected some of: bitwise"));
+  for (const char* words : {"MINUTES=six: expected a number from 0", "CHECK_SECONDS=0: expected a number from 1",
+                            "JOBS=-1: expected a number from 1"}) {
+    const std::string text = words;
+    REQUIRE(f.check(text.substr(0, text.find(':'))).text == "gpu-check: " + text + "\n");
+  }
+  fs::rename(f.path / "test_mma", f.path / "gone");
+  REQUIRE(f.check().text == "gpu-check: ./test_mma: No such file or directory: make gpu-build makes it\n");
+  fs::rename(f.path / "gone", f.path / "test_mma");
   fs::remove(f.path / "cuda/bin/compute-sanitizer");
   const Said said = f.check("STAGES='bitwise memcheck'");
   if (f.run("{repo}/scripts/find_cuda.sh compute-sanitizer").text.empty()) {
@@ -545,7 +668,7 @@ TEST_CASE("scripts: gpu-check has every test that runs kernels, and in each case
     INFO(name);
     REQUIRE(contains(contents("tests/" + name + ".cpp"), "[bitwise]\")"));
   }
-  for (const char* name :
-       {"test_mma", "test_gated_delta", "test_trainer", "test_matrix", "test_recompute", "test_cached_model"})
+  for (const char* name : {"test_mma", "test_bf16", "test_gated_delta", "test_trainer", "test_matrix", "test_recompute",
+                           "test_cached_model", "test_quantized_model", "test_generate"})
     REQUIRE(names.count(name) == 1);
 }
