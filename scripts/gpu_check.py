@@ -253,8 +253,8 @@ class Results:
     def left(self, wanted):
         return [check for check in wanted if check.name not in self.checks and not self.not_run([check.stage])]
 
-    def count(self, outcome):
-        return sum(check["outcome"].startswith(outcome) for check in self.checks.values())
+    def named(self, outcome):
+        return [name for name, check in self.checks.items() if check["outcome"].startswith(outcome)]
 
     # A benchmark's rows have names; those of a part that is measured anew take the place of the old ones.
     def add_rows(self, part):
@@ -394,8 +394,10 @@ def main(result, bench, tests, of_cublas):
         with concurrent.futures.ThreadPoolExecutor(1 if stage in ("bench", "pytorch") else jobs) as side_by_side:
             list(side_by_side.map(run_in_time, of_stage))
 
-    failed, left, not_run = results.count("FAIL"), len(results.left(wanted)), results.not_run(stages)
-    print(f"gpu-check: {results.count('ok')} passed, {failed} failed, {left} left"
+    failed, left, not_run = results.named("FAIL"), len(results.left(wanted)), results.not_run(stages)
+    if failed:
+        print("gpu-check: failed: " + ", ".join(failed))
+    print(f"gpu-check: {len(results.named('ok'))} passed, {len(failed)} failed, {left} left"
           + (", not run: " + " ".join(not_run) if not_run else "") + f"; results in {result}")
     if left:
         print("gpu-check: the same command goes on with what is left")

@@ -508,7 +508,10 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
   const Said said = f.check();
   INFO(said.text);
   REQUIRE(said.exit_code == 1);
-  REQUIRE(contains(said.text, passed(all_checks - 5, 5)));
+  REQUIRE(contains(said.text,
+                   "gpu-check: failed: bitwise test_mma, memcheck test_mma, racecheck test_mma, initcheck "
+                   "test_mma, synccheck test_mma\n" +
+                       passed(all_checks - 5, 5)));
   REQUIRE(contains(said.text, "FAIL: exit 1; its log: ./gpu-check.logs/racecheck_test_mma.log"));
   REQUIRE(f.check().exit_code == 1);
   REQUIRE(f.asked() == 5);
