@@ -15,6 +15,7 @@ CXX ?= g++
 ifeq ($(origin CXX),default)
 CXX := g++
 endif
+COMPILER = $(filter-out ccache,$(CXX))
 NVCC ?= $(shell scripts/find_cuda.sh nvcc)
 
 # The instruction set of the CPU code: native, or x86-64-v4 (AVX-512), x86-64-v3 (AVX2), x86-64 (neither).
@@ -51,14 +52,47 @@ NVCCFLAGS += $(DEPS_INCLUDE)
 LIBS := $(foreach d,$(abspath $(wildcard $(addprefix $(DEPS)/usr/lib/$(MULTIARCH),/ /openblas-pthread))),-L$(d) -Wl,-rpath,$(d)) $(LIBS)
 endif
 
-# ---- the program, and what tests share with it
+# ---- the sources and the tests
 
 # Every program and test of a build links the operations and the layers of that build. What stands around them, flags, files
 # and the loop, computes nothing that a build would change: it is compiled once, and every build links the same.
 KERNELS := $(wildcard kernels/*.cu kernels/*.cpp)
 LAYERS := $(wildcard layers/*.cu)
 HOST := train_gpt.cu $(filter-out training/main.cu,$(wildcard training/*.cu training/*.cpp dataloader/*.cpp))
+# $(1) the build, $(2) sources
 objects = $(addsuffix .o,$(addprefix $(BUILD)/$(1)/,$(basename $(2))))
+# Where a CPU is fast, its code stands in X_cpu.cpp or in these. Every other .cu here is run by the emulator alone.
+FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu kernels/round.cu
+FAST_TESTS := tests/test_math.cpp tests/bench.cpp
+
+# The host's files are short and the headers that they share are long: those that read the same ones are compiled as one.
+HOST_json := $(shell grep -lE 'nlohmann/json|training/(strict_json|hf_config|hf_keys)\.h' $(HOST))
+HOST_command_line := $(filter training/command_line.cpp training/flags.cpp training/check_flags.cpp,$(HOST))
+HOST_dataloader := $(filter-out $(HOST_json),$(filter dataloader/%,$(HOST)))
+HOST_training := $(filter-out $(HOST_json) $(HOST_command_line) $(HOST_dataloader),$(HOST))
+HOST_UNITS := $(addprefix $(BUILD)/host/,json command_line training dataloader)
+
+TESTS := $(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp))
+tests_with = $(patsubst tests/%.cpp,%,$(shell grep -lE '$(1)' $(wildcard tests/test_*.cpp)))
+WHOLE_TESTS := $(call tests_with,"(layers|training|dataloader|tests/small_))
+OWN_CODE_TESTS := $(call tests_with,__global__|planted_bugs.cuh|core/(simd|mma_lanes).h|__FMA__)
+# What holds kernels is run again under both watchers; what depends on the CPU's vectors, on narrower ones.
+# (a test may have its cases in a header)
+CASES := $(subst $(space),|,on_every_device $(shell grep -l on_every_device $(filter-out tests/harness.h,$(wildcard tests/*.h))))
+KERNEL_TESTS := $(call tests_with,$(CASES)) test_simt test_planted_bugs
+VECTOR_TESTS := test_math test_mma test_matmul test_matmul_bf16 test_grouped_matmul test_attention test_attention_bf16 test_gated_delta test_gated_delta_chunk test_gated_delta_bf16 test_golden
+# What `make gradcheck` knows, and what runs kernels where there is a GPU: tests of operations first.
+GRADCHECKED := $(patsubst test_%,%,$(call tests_with,\[gradcheck\]))
+RUN_KERNELS := $(call tests_with,$(CASES)|kernel_device)
+GPU_TESTS := $(filter-out $(WHOLE_TESTS),$(RUN_KERNELS)) $(filter $(WHOLE_TESTS),$(RUN_KERNELS))
+CUBLAS_TESTS := $(filter $(call tests_with,\[cublas\]),$(GPU_TESTS))
+
+ALL_TESTS = $(foreach t,$(TESTS),$(BUILD)/release/$(t)) \
+  $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) \
+  $(foreach t,$(VECTOR_TESTS),$(BUILD)/avx2/$(t) $(BUILD)/plain/$(t)) \
+  $(if $(NVCC),$(BUILD)/cuda/kernels.ptx $(BUILD)/cuda/kernels.ptxas)
+
+# ---- the program
 
 train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(NVCC),$(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o) $(BUILD)/with_nvcc  ## the trainer: ./train --help
 	$(CXX) -fopenmp -o $@ $(filter %.o %.a,$^) $(LIBS) $(CUDA_LIBS)
@@ -66,6 +100,8 @@ train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.
 # Without nvcc the trainer must not refer to the half that nvcc would have built.
 $(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(NVCC),-DWITH_CUDA)
 $(BUILD)/release/training/main.o: $(BUILD)/with_nvcc
+
+# ---- how files are compiled, as macros
 
 # What is built depends on the flags too. They stand in files, which are written only where that changes them: what was made
 # with others is then made again. $(1) where, $(2) the text
@@ -75,16 +111,29 @@ $(1): always
 	@printf '%s\n' '$(2)' | cmp -s - $$@ || printf '%s\n' '$(2)' >$$@
 
 endef
-COMPILER = $(filter-out ccache,$(CXX))
-$(eval $(call text_file,$(BUILD)/with_nvcc,$(NVCC) $(LIBS)))
-$(eval $(call text_file,$(BUILD)/cuda/flags,$(NVCC) $(NVCCFLAGS)))
-$(eval $(call text_file,$(BUILD)/host/flags,$(COMPILER) $(COMMON)))
 
-# ---- builds of one source: release, asan (AddressSanitizer + UBSan), race (the race
-# shadow), debug (for gdb), and narrower CPUs
+# $(1) objects and their sources, $(2) the headers that are read already, $(3) flags
+define compile
+$(1) $(2).gch
+	@mkdir -p $$(@D)
+	$(CXX) -x c++ $(COMMON) $(3) $$(FLAGS_HERE) -include $(2) -c -o $$@ $$<
+
+endef
+
+# Headers are most of the time of a short file: the compiler reads the common ones once for each set of flags and keeps what
+# it has read. $(1) where, $(2) the headers, $(3) flags
+define read_once
+$(1).gch: $(2) $(1).flags
+	@mkdir -p $$(@D)
+	@printf '#include "%s"\n' $(2) >$(1)
+	$(CXX) -x c++-header $(COMMON) $(3) -MF $$@.d -MT $$@ -o $$@ $(1)
+$(call text_file,$(1).flags,$(COMPILER) $(COMMON) $(3))
+
+endef
+
+# A build of one source: release, asan (AddressSanitizer + UBSan), race (the race shadow), debug (for gdb), and narrower CPUs.
 # $(1) name, $(2) flags where the CPU must be fast, $(3) flags of the tests and of what the emulator alone runs, $(4) what
 # tests are compiled with beside them
-
 define build_rules
 $(call compile,$(BUILD)/$(1)/%.o: %.cpp,$(BUILD)/$(1)/headers/cpu.h,$(2))
 $(call compile,$(call objects,$(1),$(FAST)): $(BUILD)/$(1)/%.o: %.cu,$(BUILD)/$(1)/headers/cpu.h,$(2))
@@ -111,6 +160,7 @@ $(patsubst %,$(BUILD)/$(1)/%,$(filter $(WHOLE_TESTS),$(3))): $(BUILD)/$(1)/test_
 	$(CXX) -fopenmp $(2) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
 
 endef
+
 # Tests that are compiled once, for release: the same objects run against a shared library of what another build has compiled,
 # the operations and the layers. (Its functions call each other, not what a test's object may hold under the same name:
 # -Bsymbolic-functions.) A test that holds kernels of its own, or asks what the CPU's vectors are, is compiled in every build.
@@ -123,38 +173,12 @@ $(patsubst %,$(BUILD)/$(1)/%,$(filter-out $(OWN_CODE_TESTS),$(TESTS))): $(BUILD)
 $(call tests_compiled,$(1),$(2),$(OWN_CODE_TESTS))
 endef
 
-# $(1) objects and their sources, $(2) the headers that are read already, $(3) flags
-define compile
-$(1) $(2).gch
-	@mkdir -p $$(@D)
-	$(CXX) -x c++ $(COMMON) $(3) $$(FLAGS_HERE) -include $(2) -c -o $$@ $$<
+$(eval $(call text_file,$(BUILD)/with_nvcc,$(NVCC) $(LIBS)))
+$(eval $(call text_file,$(BUILD)/cuda/flags,$(NVCC) $(NVCCFLAGS)))
+$(eval $(call text_file,$(BUILD)/host/flags,$(COMPILER) $(COMMON)))
 
-endef
-# Headers are most of the time of a short file: the compiler reads the common ones once for each set of flags and keeps what
-# it has read. $(1) where, $(2) the headers, $(3) flags
-define read_once
-$(1).gch: $(2) $(1).flags
-	@mkdir -p $$(@D)
-	@printf '#include "%s"\n' $(2) >$(1)
-	$(CXX) -x c++-header $(COMMON) $(3) -MF $$@.d -MT $$@ -o $$@ $(1)
-$(call text_file,$(1).flags,$(COMPILER) $(COMMON) $(3))
+# ---- the host's files
 
-endef
-
-# Where a CPU is fast, its code stands in X_cpu.cpp or in these. Every other .cu here is run by the emulator alone.
-FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu kernels/round.cu
-FAST_TESTS := tests/test_math.cpp tests/bench.cpp
-TESTS := $(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp))
-tests_with = $(patsubst tests/%.cpp,%,$(shell grep -lE '$(1)' $(wildcard tests/test_*.cpp)))
-WHOLE_TESTS := $(call tests_with,"(layers|training|dataloader|tests/small_))
-OWN_CODE_TESTS := $(call tests_with,__global__|planted_bugs.cuh|core/(simd|mma_lanes).h|__FMA__)
-
-# The host's files are short and the headers that they share are long: those that read the same ones are compiled as one.
-HOST_json := $(shell grep -lE 'nlohmann/json|training/(strict_json|hf_config|hf_keys)\.h' $(HOST))
-HOST_command_line := $(filter training/command_line.cpp training/flags.cpp training/check_flags.cpp,$(HOST))
-HOST_dataloader := $(filter-out $(HOST_json),$(filter dataloader/%,$(HOST)))
-HOST_training := $(filter-out $(HOST_json) $(HOST_command_line) $(HOST_dataloader),$(HOST))
-HOST_UNITS := $(addprefix $(BUILD)/host/,json command_line training dataloader)
 $(HOST_UNITS:%=%.cpp): $(BUILD)/host/%.cpp: always
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(HOST_$*) | cmp -s - $@ || printf '#include "%s"\n' $(HOST_$*) >$@
@@ -163,11 +187,15 @@ $(HOST_UNITS:%=%.o): %.o: %.cpp $(BUILD)/host/flags
 $(BUILD)/host.a: $(HOST_UNITS:%=%.o)
 	@rm -f $@
 	ar rcs $@ $^
+
 # Catch2 itself holds nothing that the builds differ in: one object serves them all.
 $(BUILD)/catch_main.o: tests/catch_main.cpp
 	@mkdir -p $(@D)
 	$(CXX) -std=c++20 -O1 -I. $(DEPS_INCLUDE) -MMD -MP -c -o $@ $<
 CATCH_LIB := $(if $(wildcard $(DEPS)/usr/include/catch2/catch_all.hpp),-lCatch2Main -lCatch2)
+
+# ---- the builds
+
 WATCH := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined
 SHARED := -fPIC -fno-semantic-interposition -ftls-model=initial-exec
 RACE_SHADOW := -O1 -march=$(ARCH) -DSIMT_RACE_SHADOW $(SHARED)
@@ -191,6 +219,8 @@ $(BUILD)/race/core/%.o: core/%.cpp $(BUILD)/race/headers/cpu.h.flags
 	@mkdir -p $(@D)
 	$(CXX) $(COMMON) $(RACE_SHADOW) -O3 -c -o $@ $<
 
+# ---- the GPU's half: nvcc
+
 # nvcc compiles a floor at a time: most of its time for a file goes into CUDA's headers.
 $(BUILD)/cuda/kernels.cu: $(KERNELS)
 $(BUILD)/cuda/program.cu: $(LAYERS) $(HOST) training/main.cu
@@ -208,31 +238,16 @@ $(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD
 
 # ---- tests
 
-# What holds kernels is run again under both watchers; what depends on the CPU's vectors, on narrower ones.
-# (a test may have its cases in a header)
-CASES := $(subst $(space),|,on_every_device $(shell grep -l on_every_device $(filter-out tests/harness.h,$(wildcard tests/*.h))))
-KERNEL_TESTS := $(call tests_with,$(CASES)) test_simt test_planted_bugs
-VECTOR_TESTS := test_math test_mma test_matmul test_matmul_bf16 test_grouped_matmul test_attention test_attention_bf16 test_gated_delta test_gated_delta_chunk test_gated_delta_bf16 test_golden
-
-ALL_TESTS = $(foreach t,$(TESTS),$(BUILD)/release/$(t)) \
-  $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) \
-  $(foreach t,$(VECTOR_TESTS),$(BUILD)/avx2/$(t) $(BUILD)/plain/$(t)) \
-  $(if $(NVCC),$(BUILD)/cuda/kernels.ptx $(BUILD)/cuda/kernels.ptxas)
-
-test: train $(ALL_TESTS)  ## every test: CPU = emulator bit for bit, both sanitizers, three vector widths, PTX lint, resources of kernels
+test: train $(ALL_TESTS)  ## every test: CPU = emulator bit for bit, sanitizers, three vector widths, PTX lint, resources of kernels
 	@scripts/run_tests.sh $(ALL_TESTS)
 
 quick-test: $(foreach t,$(TESTS),$(BUILD)/release/$(t)) train  ## the release build's tests alone
 	@scripts/run_tests.sh $(filter $(BUILD)/%,$^)
 
-GRADCHECKED := $(patsubst test_%,%,$(call tests_with,\[gradcheck\]))
 KNOWN_OP = $(filter $(GRADCHECKED),$(OP))
 gradcheck: $(KNOWN_OP:%=$(BUILD)/release/test_%)  ## finite differences of one operation: make gradcheck OP=rmsnorm
 	@$(if $(KNOWN_OP),GRADCHECK=1 $< "[gradcheck]",echo "make gradcheck OP=$(OP): expected one of: $(GRADCHECKED)" >&2; exit 1)
 
-RUN_KERNELS := $(call tests_with,$(CASES)|kernel_device)
-GPU_TESTS := $(filter-out $(WHOLE_TESTS),$(RUN_KERNELS)) $(filter $(WHOLE_TESTS),$(RUN_KERNELS))
-CUBLAS_TESTS := $(filter $(call tests_with,\[cublas\]),$(GPU_TESTS))
 gpu-build: train $(GPU_TESTS:%=$(BUILD)/cuda/%) $(BUILD)/cuda/bench  ## what gpu-check runs: to see that it compiles, nvcc is enough
 gpu-check: export BEGAN := $(shell date +%s)
 gpu-check: gpu-build  ## on a machine with a GPU: bitwise tests, cuBLAS, fingerprints, bench, sanitizers -> build/gpu_check.json, results/; goes on where it stopped (MINUTES=9, STAGES=...)
@@ -256,12 +271,12 @@ $(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(BUILD)/cuda/program.o $(BUILD
 
 # (make bench NVCC= measures the CPU where a GPU is)
 BENCH_BUILD := $(if $(and $(NVCC),$(wildcard /dev/nvidia[0-9]*)),cuda,release)
-bench: $(BUILD)/$(BENCH_BUILD)/bench  ## speed of everything on the GPU, or where none is on the CPU, beside cuBLAS or OpenBLAS and measured ceilings (scripts/setup.sh --bench first)
+bench: $(BUILD)/$(BENCH_BUILD)/bench  ## speed of everything, on the GPU or where none is on the CPU, beside other libraries (scripts/setup.sh --bench first)
 	$< $(BUILD)/bench_$(if $(filter cuda,$(BENCH_BUILD)),gpu,cpu).json
 
 # ---- pictures
 
-gallery: train  ## trains small models in which the papers' effects show -> gallery/report.html (scripts/setup.sh --plots first); goes on where it stopped
+gallery: train  ## small models in which the papers' effects show, side by side on pages in gallery/ (scripts/setup.sh --plots first)
 	@scripts/gallery.sh
 
 clean:  ## remove everything that was built
