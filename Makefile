@@ -250,7 +250,7 @@ gradcheck: $(KNOWN_OP:%=$(BUILD)/release/test_%)  ## finite differences of one o
 
 gpu-build: train $(GPU_TESTS:%=$(BUILD)/cuda/%) $(BUILD)/cuda/bench  ## what gpu-check runs: to see that it compiles, nvcc is enough
 gpu-check: export BEGAN := $(shell date +%s)
-gpu-check: gpu-build  ## on a machine with a GPU: bitwise tests, cuBLAS, fingerprints, bench, sanitizers -> build/gpu_check.json, results/; goes on where it stopped (MINUTES=9, STAGES=...)
+gpu-check: gpu-build  ## on a machine with a GPU: every check -> build/gpu_check.json, results/; goes on where it stopped (MINUTES=9, STAGES=...)
 	@[ -e $(BUILD)/gpu_check.json ] || [ ! -e results/gpu_check.json ] || cp results/gpu_check.json $(BUILD)/
 	@scripts/gpu_check.py $(BUILD)/gpu_check.json $(BUILD)/cuda/bench $(GPU_TESTS:%=$(BUILD)/cuda/%) --cublas $(CUBLAS_TESTS:%=$(BUILD)/cuda/%); code=$$?; \
 	[ ! -s $(BUILD)/gpu_check.json ] || cp $(BUILD)/gpu_check.json results/; exit $$code

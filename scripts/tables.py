@@ -28,6 +28,7 @@ from paper_tables import PAPER_RUNS, SCALES, TABLES, Stability, Times
 from plots import read_log
 
 SEEDS = (1337, 1, 2, 3, 4, 5, 6, 7)
+NAMES = (*TABLES, "p2-4", "stability")
 
 
 # ---- runs
@@ -260,6 +261,16 @@ def compare(table, column, row, values, untrained_rows=()):
     return cell, shown
 
 
+SIGNS = {"yes": "agree", "no": "do not", "within the spread": "lie within the spread of the seeds", "no change": "show no change",
+         "untrained": "are of runs that learned too little to compare"}
+
+
+def signs_of(rows):
+    """How many signs the rows of a table have, and how many of each kind, of what its JSON keeps."""
+    signs = [cell["sign"].split(":")[0] for row in rows for cell in row.values() if isinstance(cell, dict) and cell.get("sign")]
+    return len(signs), {told: signs.count(sign) for sign, told in SIGNS.items()}
+
+
 def markdown(heading, rows):
     lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
@@ -288,7 +299,7 @@ def table_of_rows(table, scale, seeds, text, results):
               for column, c in table.columns.items()}
     losses_of = {row.number: ends.get((row.number, "text"), []) for row in table.rows if not row.at_loss_of}
     untrained_rows = {number for number, of_row in losses_of.items() if untrained(of_row)}
-    kept, shown, signs = [], [], []
+    kept, shown = [], []
     heading = ["row", "", "against"]
     parts = {column: ["ours"] + ["gap"] * bool(c.compare) + (["paper"] + ["paper gap", "sign"] * bool(c.compare)) * any(column in row.paper for row in table.rows)
              for column, c in table.columns.items()}
@@ -299,7 +310,6 @@ def table_of_rows(table, scale, seeds, text, results):
         for column, c in table.columns.items():
             entry[column], cell = compare(table, column, row, values[column], untrained_rows)
             line += [cell[part] for part in parts[column]]
-            signs += [cell["sign"]] if cell["sign"] else []
             mine = runs[row.number, c.run]
             before = {"before": mine[0].after.line()} if mine[0].after else {}
             entry["runs"][c.run] = before | {"flags": mine[0].line(),
@@ -308,18 +318,15 @@ def table_of_rows(table, scale, seeds, text, results):
                 entry["runs"][c.run]["largest_activation_at"] = [results[run].get("largest_activation_at") for run in mine]
         kept.append(entry)
         shown.append(line)
-    told = {"yes": "agree", "no": "do not", "within the spread": "lie within the spread of the seeds", "no change": "show no change",
-            "untrained": "are of runs that learned too little to compare"}
-    counts = {text: sum(s.split(":")[0] == sign for s in signs) for sign, text in told.items()}
-    count = f"Of {len(signs)} signs " + ", ".join(f"{n} {text}" for text, n in counts.items() if n)
-    legend = [count + "."] if signs else []  # a table may have no figures of a paper's
+    n_signs, counts = signs_of(kept)
+    legend = [f"Of {n_signs} signs " + ", ".join(f"{n} {told}" for told, n in counts.items() if n) + "."] if n_signs else []  # a paper may have no figures
     legend += [f"{len(seeds)} seeds: means ± half the range. A gap is the mean difference (x: ratio) between runs of one seed; one that is no larger "
                "than its own spread has no sign." if len(seeds) > 1 else
                "One seed, so nothing is said of a spread. A gap is the difference (x: ratio) between two runs."]
     if untrained_rows:
         entropy = entropy_of(results, [run for (_, kind), of_row in runs.items() if kind == "text" for run in of_row])
         legend += [f"Untrained: the validation loss is above {entropy:.3f}, what a table of pairs of bytes reaches."]
-    return markdown(heading, shown) + ["", " ".join(legend)], {"rows": kept, "signs": count}
+    return markdown(heading, shown) + ["", " ".join(legend)], {"rows": kept}
 
 
 def stability_runs(scale, seeds, text):
@@ -409,6 +416,28 @@ def evaluate_columns(table, scale, seeds, text, results, runs):
                     results[run][column.evaluate] = evaluate(run, column.evaluate.format_map(scale.words), runs)
 
 
+def write_index(folder):
+    """README.md of a folder of tables: what each of them came to, read from its JSON."""
+    rows = []
+    for name in NAMES:
+        for scale in SCALES:
+            path = os.path.join(folder, f"{name}.{scale}.json")
+            if not os.path.exists(path):
+                continue
+            with open(path) as file:
+                kept = json.load(file)
+            n_signs, counts = signs_of(kept.get("rows", []))
+            seeds = re.search(r"--seeds=(\d+)", kept["command"])
+            rows.append([f"[{kept['title']}]({name}.{scale}.md)", scale, seeds[1] if seeds else "",
+                         *([str(n) for n in counts.values()] if n_signs else [""] * len(SIGNS))])
+    heading = ["table", "scale", "seeds", "signs that agree with the paper's", "that do not", "within the spread of the seeds", "no change",
+               "learned too little"]
+    with open(os.path.join(folder, "README.md"), "w") as file:
+        file.write("\n".join(["# The papers' tables at a small scale", "", "`scripts/tables.py` trains the rows and writes the tables and this page. A sign is that "
+                               "of a gap between two rows, beside the paper's. A JSON file beside each table holds every run's flags and fingerprints.", "",
+                               *markdown(heading, rows)]) + "\n")
+
+
 # ---- the program
 
 def describe_all(wanted, seed):
@@ -461,8 +490,7 @@ def write(name, title, lines, contents, options, text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*TABLES, "p2-4", "stability"]
-    parser.add_argument("tables", nargs="+", metavar="TABLE", help="of " + ", ".join(names))
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="of " + ", ".join(NAMES))
     parser.add_argument("--scale", choices=SCALES, default="minutes")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each row [3]")
     parser.add_argument("--text", default="self", help="the text whose loss is compared: a file, or this repository's source [self]")
@@ -472,8 +500,8 @@ def main():
     parser.add_argument("--describe", action="store_true", help="print how large each model is, and train nothing")
     options = parser.parse_args()
     for name in options.tables:
-        if name not in names:
-            refuse(f"{name}: expected tables of {', '.join(names)}")
+        if name not in NAMES:
+            refuse(f"{name}: expected tables of {', '.join(NAMES)}")
     if not 1 <= options.seeds <= len(SEEDS) or options.jobs < 1:
         refuse(f"--seeds={options.seeds} --jobs={options.jobs}: expected 1 to {len(SEEDS)} seeds, at least 1 job")
     if options.scale == "paper":
@@ -510,6 +538,7 @@ def main():
             lines, contents = table_of_rows(table, scale, seeds, text, results)
             lines += ["", table.notes] if table.notes else []
             write(name, f"{table.title} ({table.source})", lines, contents, options, text)
+    write_index(options.results)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-// readme: what README.md quotes stands in the file that it names, what it links to is there, and its first picture is drawn by
-// scripts/draw_architecture.py. (Its flag map and the papers' rows: tests/test_flags.cpp. Its fingerprint:
+// readme: what README.md quotes stands in the file that it names, what it links to is there, its map is whole, and its first
+// picture is drawn by scripts/draw_architecture.py. (Its flag map and the papers' rows: tests/test_flags.cpp. Its fingerprint:
 // tests/test_golden.cpp.)
 #include <cstdlib>
 #include <filesystem>
@@ -56,6 +56,19 @@ TEST_CASE("readme: every file that it links to is there", "[readme]") {
     }
     REQUIRE(links > least);
   }
+}
+
+TEST_CASE("readme: its map names every file of training/ and dataloader/", "[readme]") {
+  const std::string readme = contents("README.md");
+  const size_t begin = readme.find("<summary>The files of training/ and dataloader/</summary>");
+  REQUIRE(begin != std::string::npos);
+  const std::string map = readme.substr(begin, readme.find("</details>", begin) - begin);
+  for (const char* folder : {"training", "dataloader"})
+    for (const auto& file : std::filesystem::directory_iterator(folder)) {
+      INFO(file.path());  // as `name` or, where one file alone is meant, with its ending
+      const std::string quoted = "`" + file.path().stem().string();
+      REQUIRE((map.find(quoted + "`") != std::string::npos || map.find(quoted + ".") != std::string::npos));
+    }
 }
 
 TEST_CASE("readme: its picture is what the script draws", "[readme]") {

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "tests/catch.h"
+#include "tests/contents.h"
 #include "tests/script.h"
 
 using namespace gated;
@@ -116,6 +117,29 @@ TEST_CASE("tables: figures are those of the runs, and what is finished is not ru
   f.run("sed -i 's/\"fingerprint\": \"/&kept-/' runs/seconds/*/result.json");
   f.run(table);
   REQUIRE(count(f.read("results/p1-4.seconds.json"), "kept-") == 14);
+}
+
+TEST_CASE("tables: every row of the tables that train alone runs", "[tables]") {
+  if (!has_python()) return;
+  const Folder f;
+  const Said said = f.run(
+      "{repo}/scripts/tables.py p1-1 p1-2 p1-3 p1-6 p2-1 bf16 stability --scale=seconds --seeds=1 "
+      "--text={repo}/README.md --runs=runs --results=results");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  const std::string page = f.read("results/README.md");
+  for (const auto& [table, rows] :
+       {std::pair("p1-1", 15), {"p1-2", 11}, {"p1-3", 5}, {"p1-6", 6}, {"p2-1", 23}, {"bf16", 4}}) {
+    INFO(table);
+    const Json kept = Json::parse(f.read(format("results/%s.seconds.json", table)));
+    REQUIRE(kept["rows"].size() == size_t(rows));
+    for (const Json& row : kept["rows"])
+      for (const char* column : {"loss", "peak"})
+        if (row.contains(column)) REQUIRE(row[column]["values"][0].is_number());
+    REQUIRE(contains(page, format("](%s.seconds.md) | seconds | 1 | ", table)));
+  }
+  for (const Json& variant : Json::parse(f.read("results/stability.seconds.json"))["variants"])
+    REQUIRE(variant["losses"].size() == 6);
 }
 
 TEST_CASE("tables: what 4 bits cost is what --evaluate prints; outlier dimensions come from the log", "[tables]") {
@@ -328,6 +352,31 @@ TEST_CASE("tables: a model is read at another one's loss; p2-4 times steps in tu
   REQUIRE(times.size() == 2);
   const double more = 100 * (double(times[0]["seconds"][0]) / double(times[0]["plain_seconds"][0]) - 1);
   REQUIRE(std::fabs(double(times[0]["more_percent"][0]) - more) < 1e-9);
+}
+
+TEST_CASE("tables: the page of all tables counts the signs that each one has", "[tables]") {
+  if (!has_python()) return;
+  const Folder f;
+  f.write("check.py", R"py(
+import tables
+tables.write_index("kept")
+)py");
+  const std::string command =
+      "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py && cat kept/README.md";
+  f.run("mkdir kept && cp {repo}/results/*.json kept");
+  REQUIRE(f.run(command).text == contents("results/README.md"));
+
+  f.run("rm kept/*.json");
+  f.write("kept/p1-3.hours.json",
+          R"({"title": "T", "command": "scripts/tables.py p1-3 --scale=hours --seeds=2", "rows": [
+    {"row": "1", "runs": {}, "loss": {"values": [1], "paper": 2, "sign": "yes"}, "peak": {"values": [1], "sign": ""}},
+    {"row": "2", "runs": {}, "loss": {"values": [1], "paper": 2, "sign": "no: it trains"}, "peak": {"values": [1]}},
+    {"row": "3", "runs": {}, "loss": {"values": [1], "sign": "no"}, "peak": {"values": [1], "sign": "no change"}}]})");
+  f.write("kept/stability.minutes.json", R"({"title": "S", "command": "scripts/tables.py stability --seeds=3"})");
+  const std::string page = f.run(command).text;
+  INFO(page);
+  REQUIRE(line_of(page, "| [T]") == "| [T](p1-3.hours.md) | hours | 2 | 1 | 2 | 0 | 1 | 0 |");
+  REQUIRE(line_of(page, "| [S]") == "| [S](stability.minutes.md) | minutes | 3 |  |  |  |  |  |");
 }
 
 TEST_CASE("tables: what cannot be done is one line", "[tables]") {
