@@ -315,6 +315,44 @@ print("no column:", [head for head, value, _ in COLUMNS if all(value(run) is Non
   }
 }
 
+TEST_CASE("report: the gallery trains its models and draws its pages, and trains none of them again", "[report]") {
+  if (python_that_draws().empty()) return;
+  const Folder f;
+  const Said said = f.run("{repo}/scripts/gallery.sh 'of all' 2");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  REQUIRE(contains(said.text, "trains 18 models"));
+  REQUIRE(count(said.text, "\ntrained  ") == 18);
+  for (const char* run : {"plain", "text-plain", "residual"}) {
+    INFO(run);
+    const std::string log = f.read(std::string("of all/") + run + "/log.jsonl");
+    REQUIRE(contains(log, "\"step\":2,"));
+    REQUIRE(!contains(log, "\"step\":3,"));
+  }
+  for (const char* page : {"report.html", "text.html", "depth.html"}) {
+    INFO(page);
+    const std::string html = f.read(std::string("of all/") + page);
+    REQUIRE(contains(html, page == std::string("depth.html") ? "4 runs side by side" : "7 runs side by side"));
+  }
+  // What README shows.
+  for (const char* picture : {"sinks", "peak", "first-token"}) {
+    INFO(picture);
+    REQUIRE(fs::exists(f.path / "of all/pictures" / (picture + std::string(".svg"))));
+  }
+
+  const auto written = [&] { return f.run("ls -l --time-style=full-iso 'of all'/*/log.jsonl").text; };
+  const std::string before = written();
+  REQUIRE(f.run("{repo}/scripts/gallery.sh 'of all' 2").exit_code == 0);
+  REQUIRE(written() == before);
+
+  // A run that cannot be is said, and ends all.
+  const Said refused = f.run("{repo}/scripts/gallery.sh other none");
+  INFO(refused.text);
+  REQUIRE(refused.exit_code != 0);
+  REQUIRE(contains(refused.text, "--steps=none"));
+  REQUIRE(!fs::exists(f.path / "other/report.html"));
+}
+
 TEST_CASE("report: a log alone is enough, also one that is still being written or has diverged", "[report]") {
   if (python_that_draws().empty()) return;
   const Runs f;
