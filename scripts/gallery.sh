@@ -41,8 +41,8 @@ lines() {
   echo "$2" | while read -r name flags; do echo "$1$name $3 $flags ${steps:+--steps=$steps}"; done
 }
 models() {
-  lines '' "$seven" '--data=bigram-backcopy --layers=3 --steps=2500 --measure-every=100'
-  lines text- "$seven" '--data=self --layers=3 --steps=800 --measure-every=100'
+  lines '' "$seven" '--data=bigram-backcopy --layers=3 --steps=1500 --measure-every=50'
+  lines text- "$seven" '--data=self --layers=3 --steps=600 --measure-every=50'
   lines '' "$deep" '--data=bigram-backcopy --layers=12 --steps=120 --measure-every=40'
 }
 echo "trains $(models | wc -l) models, $(nproc) at a time; each writes to $folder/NAME.txt"

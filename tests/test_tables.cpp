@@ -375,8 +375,8 @@ tables.write_index("kept")
   f.write("kept/stability.minutes.json", R"({"title": "S", "command": "scripts/tables.py stability --seeds=3"})");
   const std::string page = f.run(command).text;
   INFO(page);
-  REQUIRE(line_of(page, "| [T]") == "| [T](p1-3.hours.md) | hours | 2 | 1 | 2 | 0 | 1 | 0 |");
-  REQUIRE(line_of(page, "| [S]") == "| [S](stability.minutes.md) | minutes | 3 |  |  |  |  |  |");
+  REQUIRE(contains(page, "\n| [T](p1-3.hours.md) | hours | 2 | 1 | 2 | 0 | 1 | 0 |\n"));
+  REQUIRE(contains(page, "\n| [S](stability.minutes.md) | minutes | 3 |  |  |  |  |  |\n"));
 }
 
 TEST_CASE("tables: what cannot be done is one line", "[tables]") {
