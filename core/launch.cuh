@@ -77,6 +77,18 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Co
 #endif
 }
 
+// How many this build's kernel device has. Each runs blocks of its own.
+inline size_t multiprocessors() {
+#ifdef __CUDACC__
+  int device, count;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return size_t(count);
+#else
+  return simt::multiprocessors;
+#endif
+}
+
 // How many blocks of such a launch the device runs at once, for a kernel whose blocks do one piece of work after another.
 template <class... P>
 size_t blocks_at_once([[maybe_unused]] void (*kernel)(P...), [[maybe_unused]] unsigned threads,
@@ -85,15 +97,13 @@ size_t blocks_at_once([[maybe_unused]] void (*kernel)(P...), [[maybe_unused]] un
   const auto* const address = reinterpret_cast<const void*>(kernel);
   const auto check = [&](cudaError_t answer) { launch_check(answer, address, {}, threads, shared_bytes); };
   allow_shared(address, shared_bytes, check);
-  int device, multiprocessors, blocks;  // blocks: on one of them
-  check(cudaGetDevice(&device));
-  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  int blocks;  // on one multiprocessor
   check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, int(threads), shared_bytes));
   require(blocks > 0, "launch: no block of %u threads with %zu bytes of dynamic shared memory fits this GPU", threads,
           shared_bytes);
-  return size_t(multiprocessors) * size_t(blocks);
+  return multiprocessors() * size_t(blocks);
 #else
-  return simt::blocks_at_once;
+  return multiprocessors();
 #endif
 }
 

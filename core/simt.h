@@ -96,8 +96,9 @@ struct Config {
 };
 extern Config config;
 
-// The emulator's count of blocks that run at once. It is small, so that blocks of small launches take several pieces of work.
-constexpr size_t blocks_at_once = 2;
+// The emulator's count of multiprocessors, with one block at once on each. It is small, so that small launches fill the
+// device, and a block of them takes several pieces of work.
+constexpr size_t multiprocessors = 2;
 
 // What watches the kernels' memory. The build of the emulator and the kernels says it; their caller may be of another build.
 extern const bool under_asan, under_race_shadow;

@@ -17,6 +17,7 @@
 
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"
+#include "core/rows_and_columns.cuh"
 #include "kernels/residual.cuh"
 
 namespace gated {
@@ -87,7 +88,7 @@ IN_FLOAT_AND_DOUBLE(dyt_general_backward_ref);
 // of every step: a Quad, which one 16-byte load brings (core/quad.cuh). Element i of a row is in chain i mod 128 of the
 // row's sum, so a lane carries four chains in registers; at the end five shuffles add the lanes (warp_chains_sum).
 // There is no shared memory and no barrier. The bus: forward 8 bytes an element (x, y), with a branch 16; backward
-// along the rows 12 (dy, x, dx). In bf16 it is half.
+// 12 (dy, x, dx). In bf16 it is half.
 
 template <class S>
 __global__ void __launch_bounds__(rows_block)
@@ -104,37 +105,46 @@ __global__ void __launch_bounds__(rows_block)
   }
 }
 
-// dx waits for no sum, so one pass makes it and the row's share of dalpha. A lane reads its columns of dy before it
-// writes those of dx, and no other lane reads them: dx may be dy.
+// A row of dx. It waits for no sum, so one pass makes it and the row's share of dalpha. A lane reads its columns of
+// dy before it writes those of dx, and no other lane reads them: dx may be dy.
 template <class S>
-__global__ void __launch_bounds__(rows_block)
-    dyt_backward_kernel(DytGradientsOf<S> out, const S* dy, ResidualBackwardInOf<S> in, const float* alpha,
-                        const float* w, size_t N, size_t C) {
-  const size_t row = warp_row(), lane = threadIdx.x % 32;
-  if (row >= N) return;
-  const float a = *alpha;
-  float chain[4] = {};
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    Quad d = load_quad(dy + row * C, i, C);
-    const Quad x = load_quad(in.x + row * C, i, C), wq = load_quad(w, i, C);
-    for (int k = 0; k < 4; k++) {
-      const float t = exact_tanh(a * x.v[k]), dz = d.v[k] * wq.v[k] * fused(-t, t, 1.0f);
-      if (i + k < C) chain[k] = fused(dz, x.v[k], chain[k]);
-      d.v[k] = a * dz;
+struct DytBackwardRows {
+  DytGradientsOf<S> out;
+  const S* dy;
+  ResidualBackwardInOf<S> in;
+  const float *alpha, *w;
+  size_t C;
+
+  void on_cpu(size_t N) const { dyt_backward_rows_cpu(out, dy, in, alpha, w, N, C); }
+
+  __device__ void operator()(size_t row) const {
+    const size_t lane = threadIdx.x % 32;
+    const float a = *alpha;
+    float chain[4] = {};
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      Quad d = load_quad(dy + row * C, i, C);
+      const Quad x = load_quad(in.x + row * C, i, C), wq = load_quad(w, i, C);
+      for (int k = 0; k < 4; k++) {
+        const float t = exact_tanh(a * x.v[k]), dz = d.v[k] * wq.v[k] * fused(-t, t, 1.0f);
+        if (i + k < C) chain[k] = fused(dz, x.v[k], chain[k]);
+        d.v[k] = a * dz;
+      }
+      if (!in.dresidual && !in.branch)
+        store_quad(out.dx + row * C, i, C, d);  // DyT alone ends here
+      else
+        residual_backward_quad(out.dx, out.dbranch, in, row, i, C, d, x);  // adds dresidual, goes through the join
     }
-    if (!in.dresidual && !in.branch)
-      store_quad(out.dx + row * C, i, C, d);  // DyT alone ends here
-    else
-      residual_backward_quad(out.dx, out.dbranch, in, row, i, C, d, x);  // adds dresidual, goes through the join
+    const float sum = warp_chains_sum(chain);
+    if (lane == 0) out.row_sums[row] = sum;
   }
-  const float sum = warp_chains_sum(chain);
-  if (lane == 0) out.row_sums[row] = sum;
-}
+};
 
 // ---- kernels down the columns: dw and db, made in one run; then dalpha, the column of the rows' sums
 //
-// column_reduce_add (core/reduce.cuh) launches them: a thread owns one column of a slice of 128 rows, runs down it and
-// carries the chains of both sums in registers. The fold puts element (row,c) into them. The bus: 8 bytes an element, in bf16 4.
+// A thread owns one column of a slice of 128 rows, runs down it and carries the chains of both sums. The fold puts
+// element (row,c) into them. rows_and_columns (core/rows_and_columns.cuh) has the kernel that makes dx, dw and db in
+// one pass over dy and x, and where there are few rows a kernel for each direction: then dy and x cross the bus
+// twice.
 
 template <class S>
 struct DytFold {
@@ -183,11 +193,9 @@ void dyt_backward(const DytGradients& out, ConstReals dy, const ResidualBackward
   with_storage(out.dx, [&](auto stored) {
     using S = decltype(stored);
     const S* d = dy.as<S>();
-    column_reduce_add(std::array{out.dw, out.db}, N, C, DytFold<S>{d, in.x.as<S>(), alpha, C}, ctx);
-    if (ctx.device == Device::cpu)
-      dyt_backward_rows_cpu(out.as<S>(), d, in.as<S>(), alpha, w, N, C);
-    else
-      launch(dyt_backward_kernel<S>, rows_grid(N), rows_block, 0, ctx, out.as<S>(), d, in.as<S>(), alpha, w, N, C);
+    const DytBackwardRows<S> rows = {out.as<S>(), d, in.as<S>(), alpha, w, C};
+    rows_and_columns<First::columns>(std::array{out.dw, out.db}, N, C, rows, DytFold<S>{d, in.x.as<S>(), alpha, C},
+                                     ctx);
   });
   column_reduce_add(out.dalpha, N, 1, AddRows<float>{out.row_sums, 1}, ctx);
 }

@@ -23,6 +23,7 @@
 
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"
+#include "core/rows_and_columns.cuh"
 #include "kernels/residual.cuh"
 
 namespace gated {
@@ -104,8 +105,8 @@ IN_FLOAT_AND_DOUBLE(layernorm_general_backward_ref);
 // the row's sums, so a lane carries four chains of each sum in registers from step to step; at the end five shuffles
 // add the lanes (warp_chains_sum). There is no shared memory and no barrier. A warp without a row returns as a whole.
 // The first pass over a row brings it from memory, the later ones find it in a cache, L1 or L2. The memory bus: forward 8
-// bytes an element (x, y), with a branch 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16. In
-// bf16 it is half.
+// bytes an element (x, y), with a branch 16 (x, branch, sum, y); backward 12 (dy, x, dx), with dresidual 16. In bf16
+// it is half.
 
 template <class S>
 __global__ void __launch_bounds__(rows_block)
@@ -142,48 +143,57 @@ __global__ void __launch_bounds__(rows_block)
   }
 }
 
-// Both sums of a row are made in one pass. A lane reads its columns of dy again before it writes those of dx, and no
-// other lane reads them: dx may be dy.
+// A row of dx. Both sums of a row are made in one pass. A lane reads its columns of dy again before it writes those
+// of dx, and no other lane reads them: dx may be dy.
 template <class S>
-__global__ void __launch_bounds__(rows_block)
-    layernorm_backward_kernel(LayernormGradientsOf<S> out, const S* dy, ResidualBackwardInOf<S> in, const float* w,
-                              const float* mean, const float* r, size_t N, size_t C) {
-  const size_t row = warp_row(), lane = threadIdx.x % 32;
-  if (row >= N) return;
-  const S *dyr = dy + row * C, *xr = in.x + row * C;
-  const float m = mean[row], scale = r[row];
+struct LayernormBackwardRows {
+  LayernormGradientsOf<S> out;
+  const S* dy;
+  ResidualBackwardInOf<S> in;
+  const float *w, *mean, *r;
+  size_t C;
 
-  float g_chain[4] = {}, gxh_chain[4] = {};
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    const Quad d = load_quad(dyr, i, C), wq = load_quad(w, i, C), x = load_quad(xr, i, C);
-    for (int k = 0; k < 4; k++) {
-      const float g = d.v[k] * wq.v[k], xh = (x.v[k] - m) * scale;
-      if (i + k < C) {
-        g_chain[k] = g_chain[k] + g;
-        gxh_chain[k] = fused(g, xh, gxh_chain[k]);
+  void on_cpu(size_t N) const { layernorm_backward_rows_cpu(out, dy, in, w, mean, r, N, C); }
+
+  __device__ void operator()(size_t row) const {
+    const size_t lane = threadIdx.x % 32;
+    const S *dyr = dy + row * C, *xr = in.x + row * C;
+    const float m = mean[row], scale = r[row];
+
+    float g_chain[4] = {}, gxh_chain[4] = {};
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      const Quad d = load_quad(dyr, i, C), wq = load_quad(w, i, C), x = load_quad(xr, i, C);
+      for (int k = 0; k < 4; k++) {
+        const float g = d.v[k] * wq.v[k], xh = (x.v[k] - m) * scale;
+        if (i + k < C) {
+          g_chain[k] = g_chain[k] + g;
+          gxh_chain[k] = fused(g, xh, gxh_chain[k]);
+        }
       }
     }
-  }
-  const float mean_g = warp_chains_sum(g_chain) / float(C), mean_gxh = warp_chains_sum(gxh_chain) / float(C);
+    const float mean_g = warp_chains_sum(g_chain) / float(C), mean_gxh = warp_chains_sum(gxh_chain) / float(C);
 
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    Quad d = load_quad(dyr, i, C);
-    const Quad wq = load_quad(w, i, C), x = load_quad(xr, i, C);
-    for (int k = 0; k < 4; k++) {
-      const float g = d.v[k] * wq.v[k], xh = (x.v[k] - m) * scale;
-      d.v[k] = scale * fused(-xh, mean_gxh, g - mean_g);
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      Quad d = load_quad(dyr, i, C);
+      const Quad wq = load_quad(w, i, C), x = load_quad(xr, i, C);
+      for (int k = 0; k < 4; k++) {
+        const float g = d.v[k] * wq.v[k], xh = (x.v[k] - m) * scale;
+        d.v[k] = scale * fused(-xh, mean_gxh, g - mean_g);
+      }
+      if (!in.dresidual && !in.branch)
+        store_quad(out.dx + row * C, i, C, d);  // the norm alone ends here
+      else
+        residual_backward_quad(out.dx, out.dbranch, in, row, i, C, d, x);  // adds dresidual, goes through the join
     }
-    if (!in.dresidual && !in.branch)
-      store_quad(out.dx + row * C, i, C, d);  // the norm alone ends here
-    else
-      residual_backward_quad(out.dx, out.dbranch, in, row, i, C, d, x);  // adds dresidual, goes through the join
   }
-}
+};
 
 // ---- kernels down the columns: dw and db, made in one run
 //
-// column_reduce_add (core/reduce.cuh) launches them: a thread owns one column of a slice of 128 rows, runs down it and
-// carries the chains of both sums in registers. The fold puts element (row,c) into them. The bus: 8 bytes an element, in bf16 4.
+// A thread owns one column of a slice of 128 rows, runs down it and carries the chains of both sums. The fold puts
+// element (row,c) into them. rows_and_columns (core/rows_and_columns.cuh) has the kernel that makes dx, dw and db in
+// one pass over dy and x, and where there are few rows a kernel for each direction: then dy and x cross the bus
+// twice.
 
 template <class S>
 struct LayernormFold {
@@ -231,10 +241,9 @@ void layernorm_backward(const LayernormGradients& out, ConstReals dy, const Resi
   with_storage(out.dx, [&](auto stored) {
     using S = decltype(stored);
     const S* d = dy.as<S>();
-    column_reduce_add(std::array{out.dw, out.db}, N, C, LayernormFold<S>{d, in.x.as<S>(), mean, r, C}, ctx);
-    if (ctx.device == Device::cpu) return layernorm_backward_rows_cpu(out.as<S>(), d, in.as<S>(), w, mean, r, N, C);
-    launch(layernorm_backward_kernel<S>, rows_grid(N), rows_block, 0, ctx, out.as<S>(), d, in.as<S>(), w, mean, r, N,
-           C);
+    const LayernormBackwardRows<S> rows = {out.as<S>(), d, in.as<S>(), w, mean, r, C};
+    rows_and_columns<First::columns>(std::array{out.dw, out.db}, N, C, rows,
+                                     LayernormFold<S>{d, in.x.as<S>(), mean, r, C}, ctx);
   });
 }
 

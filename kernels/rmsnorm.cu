@@ -21,6 +21,7 @@
 
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"
+#include "core/rows_and_columns.cuh"
 #include "kernels/residual.cuh"
 #include "kernels/rmsnorm.cuh"
 
@@ -133,7 +134,7 @@ IN_FLOAT_AND_DOUBLE(rmsnorm_general_backward_ref);
 // step. At the end the lane adds its four, and five shuffles add the lanes (warp_chains_sum). Lanes of a warp exchange
 // registers: there is no shared memory and no barrier. A warp without a row returns as a whole.
 // The second pass over a row finds it in a cache, L1 or L2. The memory bus: forward 8 bytes an element (x, y), with a branch
-// 16 (x, branch, sum, y); backward along the rows 12 (dy, x, dx), with dresidual 16. In bf16 it is half.
+// 16 (x, branch, sum, y); backward 12 (dy, x, dx), with dresidual 16. In bf16 it is half.
 // Plain RMSNorm: residual_join_quad and residual_quad load x, scaled() returns it, rmsnorm_weight() is w, `pre` is 1, and the
 // backward ends in store_quad.
 
@@ -193,43 +194,55 @@ __device__ inline Columns load_columns(const S* dy, const S* x, const RmsnormWei
 }
 }  // namespace rmsnorm
 
+// A row of dx. The kernel that calls this is in core/rows_and_columns.cuh, because it makes dw too.
 template <class S>
-__global__ void __launch_bounds__(rows_block)
-    rmsnorm_backward_kernel(RmsnormGradientsOf<S> out, const S* dy, ResidualBackwardInOf<S> in, RmsnormWeights weights,
-                            const float* r, size_t N, size_t C) {
-  const size_t row = warp_row(), lane = threadIdx.x % 32;
-  if (row >= N) return;
-  const S *dyr = dy + row * C, *xr = in.x + row * C;
-  const float scale = r[row];
+struct RmsnormBackwardRows {
+  RmsnormGradientsOf<S> out;
+  const S* dy;
+  ResidualBackwardInOf<S> in;
+  RmsnormWeights weights;
+  const float* r;
+  size_t C;
 
-  float chain[4] = {};  // of the sum of g*xh
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    const rmsnorm::Columns q = rmsnorm::load_columns(dyr, xr, weights, scale, i, C);
-    for (int k = 0; k < 4; k++)
-      if (i + k < C) chain[k] = fused(q.g.v[k], q.xh.v[k], chain[k]);
-  }
-  const float mean = warp_chains_sum(chain) / float(C);
-  if (out.mean && lane == 0) out.mean[row] = mean;  // dpre will want it
+  void on_cpu(size_t N) const { rmsnorm_backward_rows_cpu(out, dy, in, weights, r, N, C); }
 
-  // A lane reads its columns of dy again before it writes those of dx, and no other lane reads them: dx may be dy.
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    const rmsnorm::Columns q = rmsnorm::load_columns(dyr, xr, weights, scale, i, C);
-    Quad d;
-    for (int k = 0; k < 4; k++) d.v[k] = q.pre.v[k] * rmsnorm_dz(q.g.v[k], q.xh.v[k], mean, scale);
-    if (!in.dresidual && !in.branch)
-      store_quad(out.dx + row * C, i, C, d);  // the norm alone ends here
-    else
-      residual_backward_quad(out.dx, out.dbranch, in, row, i, C, d, q.x);  // adds dresidual, goes through the join
+  __device__ void operator()(size_t row) const {
+    const size_t lane = threadIdx.x % 32;
+    const S *dyr = dy + row * C, *xr = in.x + row * C;
+    const float scale = r[row];
+
+    float chain[4] = {};  // of the sum of g*xh
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      const rmsnorm::Columns q = rmsnorm::load_columns(dyr, xr, weights, scale, i, C);
+      for (int k = 0; k < 4; k++)
+        if (i + k < C) chain[k] = fused(q.g.v[k], q.xh.v[k], chain[k]);
+    }
+    const float mean = warp_chains_sum(chain) / float(C);
+    if (out.mean && lane == 0) out.mean[row] = mean;  // dpre will want it
+
+    // A lane reads its columns of dy again before it writes those of dx, and no other lane reads them: dx may be dy.
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      const rmsnorm::Columns q = rmsnorm::load_columns(dyr, xr, weights, scale, i, C);
+      Quad d;
+      for (int k = 0; k < 4; k++) d.v[k] = q.pre.v[k] * rmsnorm_dz(q.g.v[k], q.xh.v[k], mean, scale);
+      if (!in.dresidual && !in.branch)
+        store_quad(out.dx + row * C, i, C, d);  // the norm alone ends here
+      else
+        residual_backward_quad(out.dx, out.dbranch, in, row, i, C, d, q.x);  // adds dresidual, goes through the join
+    }
   }
-}
+};
 
 // ---- kernels down the columns: dw and dpre
 //
-// column_reduce_add (core/reduce.cuh) launches them: a thread owns one column of a slice of 128 rows, runs down it and
-// carries one chain in a register for every sum. Neighbouring threads have neighbouring columns, so that a warp reads
-// 128 neighbouring bytes of a row. Then the slices' sums are added in the same way, 128 to a chain, level by level, until one
-// is left. What it runs for every element is a fold: element (row,c) into the chain acc. The bus: 8 bytes an element (dy, x),
-// in bf16 4; dw and dpre are made in one run.
+// A thread owns one column of a slice of 128 rows, runs down it and carries one chain for every sum. Neighbouring
+// threads have neighbouring columns, so that a warp reads 128 neighbouring bytes of a row. Then the slices' sums are
+// added in the same way, 128 to a chain, level by level, until one is left (core/reduce.cuh). What a thread does for
+// every element is a fold: element (row,c) into the chain acc.
+//
+// dx, dw and dpre are made of the same dy and x. A block of the kernel in core/rows_and_columns.cuh turns to 16 rows
+// at a time, in both directions, so that dy and x cross the bus once and dw and dpre add nothing to it. A GPU with
+// more multiprocessors than there are slices runs a kernel for each direction: 8 bytes an element more.
 
 // dw without pre.
 template <class S>
@@ -242,7 +255,7 @@ struct RmsnormFoldDw {
   }
 };
 
-// dw and dpre with pre. mean (N): what the kernel along the rows has left, without which there is no dz.
+// dw and dpre with pre. mean (N): what the rows have left, without which there is no dz.
 template <class S>
 struct RmsnormFoldDwDpre {
   const S *dy, *x;
@@ -283,8 +296,8 @@ size_t rmsnorm_backward_scratch(size_t N, size_t C, bool pre) {
   return column_reduce_scratch(N, C, pre ? 2 : 1);
 }
 
-// Without pre the columns come first, so that dx may be dy. dpre takes the means of whole rows: there the columns
-// come last, and still read dy.
+// Without pre the columns come first, so that dx may be dy. dpre takes the means of whole rows: there the rows come
+// first, and the columns still read dy.
 void rmsnorm_backward(const RmsnormGradients& out, ConstReals dy, const ResidualBackwardIn& in,
                       const RmsnormWeights& weights, const float* r, size_t N, size_t C, Context& ctx) {
   require_residual_backward("rmsnorm_backward", out.dbranch, in, C);
@@ -293,14 +306,12 @@ void rmsnorm_backward(const RmsnormGradients& out, ConstReals dy, const Residual
   with_storage(out.dx, [&](auto stored) {
     using S = decltype(stored);
     const S *d = dy.as<S>(), *x = in.x.as<S>();
-    if (!weights.pre) column_reduce_add(out.dw, N, C, RmsnormFoldDw<S>{d, x, r, C}, ctx);
-    if (ctx.device == Device::cpu)
-      rmsnorm_backward_rows_cpu(out.as<S>(), d, in.as<S>(), weights, r, N, C);
-    else
-      launch(rmsnorm_backward_kernel<S>, rows_grid(N), rows_block, 0, ctx, out.as<S>(), d, in.as<S>(), weights, r, N,
-             C);
+    const RmsnormBackwardRows<S> rows = {out.as<S>(), d, in.as<S>(), weights, r, C};
     if (weights.pre)
-      column_reduce_add(std::array{out.dw, out.dpre}, N, C, RmsnormFoldDwDpre<S>{d, x, r, out.mean, weights, C}, ctx);
+      rows_and_columns<First::rows>(std::array{out.dw, out.dpre}, N, C, rows,
+                                    RmsnormFoldDwDpre<S>{d, x, r, out.mean, weights, C}, ctx);
+    else
+      rows_and_columns<First::columns>(std::array{out.dw}, N, C, rows, OneSum<RmsnormFoldDw<S>>{{d, x, r, C}}, ctx);
   });
 }
 

@@ -3,6 +3,7 @@
 #include "kernels/dyt.h"
 
 #include "tests/harness.h"
+#include "tests/one_pass_rows.h"
 
 using namespace gated;
 
@@ -92,8 +93,11 @@ static void require_plain_bits(size_t N, size_t C) {
     REQUIRE_BITWISE(dalpha, gda.download());
     REQUIRE_BITWISE(dw, gdw.download());
     REQUIRE_BITWISE(db, gdb.download());
-    dyt_backward(gdy, gda, gdw, gdb, sums, gdy, gx, ga, gw, N, C, ctx);  // in place
+    Guarded gdw_in_place(ctx, dw0), gdb_in_place(ctx, db0);
+    dyt_backward(gdy, gda, gdw_in_place, gdb_in_place, sums, gdy, gx, ga, gw, N, C, ctx);
     REQUIRE_BITWISE(dx, gdy.download());
+    REQUIRE_BITWISE(dw, gdw_in_place.download());
+    REQUIRE_BITWISE(db, gdb_in_place.download());
     if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == dyt_backward_scratch(N, C));
   });
 }
@@ -101,8 +105,10 @@ static void require_plain_bits(size_t N, size_t C) {
 TEST_CASE("dyt: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
   for (auto [N, C] : sizes) require_plain_bits<float>(N, C);
+  for (size_t C : {1, 131, 1030}) require_plain_bits<float>(one_pass_rows(), C);
   require_plain_bits<bf16>(9, 131);
   require_plain_bits<bf16>(130, 200);
+  require_plain_bits<bf16>(one_pass_rows(), 520);
 }
 
 template <class S>
@@ -157,6 +163,7 @@ static void require_general_bits(size_t N, size_t C) {
 TEST_CASE("dyt: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
   for (auto [N, C] : sizes) require_general_bits<float>(N, C);
+  require_general_bits<float>(one_pass_rows(), 131);
   require_general_bits<bf16>(9, 131);
   require_general_bits<bf16>(5, 1032);
 }

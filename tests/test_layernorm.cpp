@@ -3,6 +3,7 @@
 #include "kernels/layernorm.h"
 
 #include "tests/harness.h"
+#include "tests/one_pass_rows.h"
 
 using namespace gated;
 
@@ -99,8 +100,11 @@ static void require_plain_bits(size_t N, size_t C) {
     REQUIRE_BITWISE(dx, gdx.download());
     REQUIRE_BITWISE(dw, gdw.download());
     REQUIRE_BITWISE(db, gdb.download());
-    layernorm_backward(gdy, gdw, gdb, gdy, gx, gw, gmean, gr, N, C, ctx);  // in place
+    Guarded gdw_in_place(ctx, dw0), gdb_in_place(ctx, db0);
+    layernorm_backward(gdy, gdw_in_place, gdb_in_place, gdy, gx, gw, gmean, gr, N, C, ctx);
     REQUIRE_BITWISE(dx, gdy.download());
+    REQUIRE_BITWISE(dw, gdw_in_place.download());
+    REQUIRE_BITWISE(db, gdb_in_place.download());
     if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == layernorm_backward_scratch(N, C));
   });
 }
@@ -108,8 +112,10 @@ static void require_plain_bits(size_t N, size_t C) {
 TEST_CASE("layernorm: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
   for (auto [N, C] : sizes) require_plain_bits<float>(N, C);
+  for (size_t C : {1, 131, 1030}) require_plain_bits<float>(one_pass_rows(), C);
   require_plain_bits<bf16>(9, 131);
   require_plain_bits<bf16>(130, 200);
+  require_plain_bits<bf16>(one_pass_rows(), 520);
 }
 
 template <class S>
@@ -165,6 +171,8 @@ static void require_general_bits(size_t N, size_t C) {
 TEST_CASE("layernorm: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
   for (auto [N, C] : sizes) require_general_bits<float>(N, C);
+  require_general_bits<float>(one_pass_rows(), 131);
+  require_general_bits<bf16>(one_pass_rows(), 20);
   require_general_bits<bf16>(9, 131);
   require_general_bits<bf16>(5, 1032);
 }

@@ -5,6 +5,7 @@
 #include "core/reduce.cuh"
 #include "kernels/rmsnorm.cuh"
 #include "tests/harness.h"
+#include "tests/one_pass_rows.h"
 
 using namespace gated;
 
@@ -112,8 +113,10 @@ static void require_plain_bits(size_t N, size_t C) {
     REQUIRE_BITWISE(r, gr.download());
     REQUIRE_BITWISE(dx, gdx.download());
     REQUIRE_BITWISE(dw, gdw.download());
-    rmsnorm_backward(gdy, gdw, gdy, gx, gw, gr, N, C, ctx);
+    Guarded gdw_in_place(ctx, dw0);
+    rmsnorm_backward(gdy, gdw_in_place, gdy, gx, gw, gr, N, C, ctx);
     REQUIRE_BITWISE(dx, gdy.download());
+    REQUIRE_BITWISE(dw, gdw_in_place.download());
     if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == rmsnorm_backward_scratch(N, C));
   });
 }
@@ -121,8 +124,10 @@ static void require_plain_bits(size_t N, size_t C) {
 TEST_CASE("rmsnorm: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
   for (auto [N, C] : sizes) require_plain_bits<float>(N, C);
+  for (size_t C : {1, 131, 1030}) require_plain_bits<float>(one_pass_rows(), C);
   require_plain_bits<bf16>(9, 131);
   require_plain_bits<bf16>(130, 200);
+  require_plain_bits<bf16>(one_pass_rows(), 520);
 }
 
 template <class S>
@@ -190,10 +195,13 @@ static void require_general_bits(size_t N, size_t C) {
         back.dresidual = gdres;
       }
       if (test.pre) return;
+      Guarded gdw_in_place(ctx, dw0);
       gradients.dx = gdy;  // over dy, and without scratch
+      gradients.dw = gdw_in_place;
       gradients.dpre = gradients.mean = nullptr;
       rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
       REQUIRE_BITWISE(dx, gdy.download());
+      REQUIRE_BITWISE(dw, gdw_in_place.download());
     });
   }
 }
@@ -201,8 +209,10 @@ static void require_general_bits(size_t N, size_t C) {
 TEST_CASE("rmsnorm: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
   for (auto [N, C] : sizes) require_general_bits<float>(N, C);
+  for (size_t C : {131, 516}) require_general_bits<float>(one_pass_rows(), C);
   require_general_bits<bf16>(9, 131);
   require_general_bits<bf16>(5, 1032);
+  require_general_bits<bf16>(one_pass_rows(), 20);
 }
 
 // 1 + 2^-9 is stored as 1.
