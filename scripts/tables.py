@@ -261,14 +261,14 @@ def compare(table, column, row, values, untrained_rows=()):
     return cell, shown
 
 
-SIGNS = {"yes": "agree", "no": "do not", "within the spread": "lie within the spread of the seeds", "no change": "show no change",
-         "untrained": "are of runs that learned too little to compare"}
+SIGNS = {"yes": "agreeing", "no": "not agreeing", "within the spread": "within the spread of the seeds", "no change": "no change",
+         "untrained": "where a run learned too little"}
 
 
 def signs_of(rows):
-    """How many signs the rows of a table have, and how many of each kind, of what its JSON keeps."""
+    """How many signs of each kind the rows of a table have, of what its JSON keeps."""
     signs = [cell["sign"].split(":")[0] for row in rows for cell in row.values() if isinstance(cell, dict) and cell.get("sign")]
-    return len(signs), {told: signs.count(sign) for sign, told in SIGNS.items()}
+    return {told: signs.count(sign) for sign, told in SIGNS.items()}
 
 
 def markdown(heading, rows):
@@ -318,8 +318,8 @@ def table_of_rows(table, scale, seeds, text, results):
                 entry["runs"][c.run]["largest_activation_at"] = [results[run].get("largest_activation_at") for run in mine]
         kept.append(entry)
         shown.append(line)
-    n_signs, counts = signs_of(kept)
-    legend = [f"Of {n_signs} signs " + ", ".join(f"{n} {told}" for told, n in counts.items() if n) + "."] if n_signs else []  # a paper may have no figures
+    counts = [f"{n} {told}" for told, n in signs_of(kept).items() if n]
+    legend = ["Signs: " + ", ".join(counts) + "."] if counts else []  # a table may have no figures of a paper's
     legend += [f"{len(seeds)} seeds: means ± half the range. A gap is the mean difference (x: ratio) between runs of one seed; one that is no larger "
                "than its own spread has no sign." if len(seeds) > 1 else
                "One seed, so nothing is said of a spread. A gap is the difference (x: ratio) between two runs."]
@@ -426,15 +426,14 @@ def write_index(folder):
                 continue
             with open(path) as file:
                 kept = json.load(file)
-            n_signs, counts = signs_of(kept.get("rows", []))
+            counts = signs_of(kept.get("rows", [])).values()
             seeds = re.search(r"--seeds=(\d+)", kept["command"])
             rows.append([f"[{kept['title']}]({name}.{scale}.md)", scale, seeds[1] if seeds else "",
-                         *([str(n) for n in counts.values()] if n_signs else [""] * len(SIGNS))])
-    heading = ["table", "scale", "seeds", "signs that agree with the paper's", "that do not", "within the spread of the seeds", "no change",
-               "learned too little"]
+                         *([str(n) for n in counts] if any(counts) else [""] * len(SIGNS))])
+    heading = ["table", "scale", "seeds", *SIGNS.values()]
     with open(os.path.join(folder, "README.md"), "w") as file:
         file.write("\n".join(["# The papers' tables at a small scale", "", "`scripts/tables.py` trains the rows and writes the tables and this page. A sign is that "
-                               "of a gap between two rows, beside the paper's. A JSON file beside each table holds every run's flags and fingerprints.", "",
+                               "of a gap between two rows, which agrees with the paper's or not. A JSON file beside each table holds every run's flags and fingerprints.", "",
                                *markdown(heading, rows)]) + "\n")
 
 
