@@ -271,7 +271,7 @@ def p3_5():
         return max((sizes[0] / median for sizes, median in zip(m["outlier_sizes_by_state"], m["median_by_state"]) if median is not None),
                    default=None)
 
-    often, dyt = "--measure-every={measured every} ", "--norm=dyt --embedding-scale=on"
+    often, dyt = "--measure-every={measured every} --val-batches=16 ", "--norm=dyt --embedding-scale=on"
     rows = [Row("LayerNorm", "LayerNorm", often + "--norm=layernorm"),
             Row("LayerNorm early", "LayerNorm, where its loss is DyT's", often + "--norm=layernorm", at_loss_of="DyT"),
             Row("DyT", "DyT", often + dyt, {"outlier": "lower"}, "LayerNorm early", 1 / 4.3),

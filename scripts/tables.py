@@ -406,14 +406,21 @@ def table_of_times(scale_name):
         "cpu": cpu, "cores": cores, "rows": kept}
 
 
-def evaluate_columns(table, scale, seeds, text, results, runs):
+def evaluate_columns(table, scale, seeds, text, results, runs, jobs):
     """What --evaluate prints for columns that ask for it joins the results of their runs."""
-    of_rows = runs_of(table, scale, seeds, text)
+    of_rows, asked = runs_of(table, scale, seeds, text), {}
     for column in table.columns.values():
         for row in table.rows if column.evaluate else []:
             for run in of_rows[row.number, column.run]:
                 if not results[run].get("diverged"):
-                    results[run][column.evaluate] = evaluate(run, column.evaluate.format_map(scale.words), runs)
+                    asked.setdefault(run, {})[column.evaluate] = column.evaluate.format_map(scale.words)
+
+    def printed_of(run):
+        return {column: evaluate(run, flags, runs) for column, flags in asked[run].items()}
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for done, (run, printed) in enumerate(zip(asked, pool.map(printed_of, asked)), 1):
+            results[run] |= printed
+            print(f"{done}/{len(asked)}  evaluated: {run.name}, seed {run.seed}", flush=True)
 
 
 def write_index(folder):
@@ -526,7 +533,7 @@ def main():
     results = train_all(wanted, kept_runs, options.jobs)
     for name in of_runs:
         if name != "stability":
-            evaluate_columns(TABLES[name], scale, seeds, text, results, kept_runs)
+            evaluate_columns(TABLES[name], scale, seeds, text, results, kept_runs, options.jobs)
     for name in options.tables:
         if name == "p2-4":
             write(name, Times.title, *table_of_times(options.scale), options, None)
