@@ -61,7 +61,8 @@ LAYERS := $(wildcard layers/*.cu)
 HOST := train_gpt.cu $(filter-out training/main.cu,$(wildcard training/*.cu training/*.cpp dataloader/*.cpp))
 # $(1) the build, $(2) sources
 objects = $(addsuffix .o,$(addprefix $(BUILD)/$(1)/,$(basename $(2))))
-# Where a CPU is fast, its code stands in X_cpu.cpp or in these. Every other .cu here is run by the emulator alone.
+# The tuned CPU loops stand in X_cpu.cpp, and for these operations in X.cu itself: these get the flags of fast code.
+# Every other .cu is run on a CPU by the emulator alone.
 FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu kernels/round.cu
 FAST_TESTS := tests/test_math.cpp tests/bench.cpp
 
@@ -200,12 +201,12 @@ WATCH := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined
 SHARED := -fPIC -fno-semantic-interposition -ftls-model=initial-exec
 RACE_SHADOW := -O1 -march=$(ARCH) -DSIMT_RACE_SHADOW $(SHARED)
 OPERATION_HEADERS := core/reduce.cuh core/simd.h
+# (Of tests, as of the host's files, -Og makes a fifth less work than -O1.)
 $(eval $(call build_rules,release,$(CXXFLAGS) -march=$(ARCH),-O1 -march=$(ARCH),-Og))
 $(eval $(call tests_compiled,release,,$(TESTS)))
 $(eval $(call build_rules,debug,-O0 -ggdb3 -march=$(ARCH),-O0 -ggdb3 -march=$(ARCH)))
 $(eval $(call tests_compiled,debug,,$(TESTS)))
-# (-O1 and both sanitizers take up to five times as long to compile as -Og, more than the tests win; of tests and of the host's
-# files -Og makes a fifth less work than -O1.)
+# (With both sanitizers -O1 takes up to five times as long to compile as -Og, and the tests do not win that back.)
 $(eval $(call build_rules,asan,-Og -march=$(ARCH) $(WATCH) $(SHARED),-Og -march=$(ARCH) $(WATCH) $(SHARED)))
 $(eval $(call tests_of_release,asan,$(WATCH)))
 $(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,$(RACE_SHADOW) -fsanitize=thread))

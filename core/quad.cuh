@@ -1,7 +1,7 @@
 // quad: four neighbouring elements of a row, as one thread holds them.
 //
 // A thread that reads four floats with one 16-byte load makes a warp read 512 neighbouring bytes with one
-// instruction: the widest access that a GPU has. `load_quad(row, i, n)` does that for elements i to i+3 where the
+// instruction: the widest access of GPUs up to Hopper. `load_quad(row, i, n)` does that for elements i to i+3 where the
 // rows of an array stand on 16-byte boundaries (n a multiple of 4), and reads one by one where they do not. Four bf16 are
 // 8 bytes. A Quad holds them widened, and store_quad rounds them to nearest even.
 #pragma once

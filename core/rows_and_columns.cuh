@@ -4,7 +4,8 @@
 // The backward of a norm reads x and dy in two directions: along the rows, which become dx, and down the columns, which
 // become dw. A kernel for each would bring x and dy from memory twice, 8 bytes an element more. Here a block of 16
 // warps owns 128 rows, a slice of the canonical order of a column sum (core/reduce.cuh), and goes down it 16 rows at
-// a time. It looks at these 16 rows in both directions, and only the first look brings them from memory:
+// a time. It looks at these 16 rows in both directions, and where they fit into a cache only the first look brings them
+// from memory:
 //
 //              columns 0..511    columns 512..
 //             +----------------+----------------
@@ -19,7 +20,11 @@
 //     row 15  | warp 15 ----------------------->
 //             +----------------+----------------
 //
-// (16 rows of x and dy with 768 columns of floats are 96 KiB.) From 16 rows to the next the chains wait where the
+// 16 rows of x and dy with C columns of floats are 128*C bytes: 96 KiB for 768 columns, 256 KiB for 2048. Two or three
+// blocks run on a multiprocessor. Where the rows of all of them do not fit into L2, the second look goes to memory too.
+// What one pass gains is unmeasured.
+//
+// From 16 rows to the next the chains wait where the
 // sums of the slice shall stand in the end, in partial[slice][k][c]. That takes no barrier: a column's chain is one
 // thread's from the first row of the slice to the last. They are a few KiB, written eight times, and stay in L2.
 // column_add_slices of core/reduce.cuh adds the slices.
@@ -82,7 +87,8 @@ __global__ void __launch_bounds__(32 * rows_at_a_time)
   }
 }
 
-// Is it one kernel for so many rows? The bits are the same.
+// Is it one kernel for so many rows? The bits are the same. The bound is a guess: 16384 rows are 128 slices, too few for the
+// 132 multiprocessors of an H100. With rows as narrow as a head (QK-norm, C = 64) 14 of the 16 warps have no column.
 inline bool one_pass(size_t N) {
   return ceil_div(N, column_slice) >= multiprocessors();
 }

@@ -3,7 +3,7 @@
 // backward: x_i reaches the loss L through y_i alone, so the chain rule has one term:
 //     dx_i = ∂L/∂x_i = ∂L/∂y_i * ∂y_i/∂x_i = dy_i * act'(x_i)
 //   A gradient of the loss is named d + what it is the gradient of: dx stands for ∂L/∂x. Every other derivative is written
-//   with ∂, here and in all files. The backward takes x and recomputes what it needs of the forward, because arithmetic is
+//   with ∂, or with a stroke where it is of a function of one argument: act'(x). The backward takes x and recomputes what it needs of the forward, because arithmetic is
 //   cheaper than a load.
 // act and act': core/activation.cuh, which derives them one by one; HD marks a function for host and device. One of them,
 //   with s = 1/(1 + e^-x):
@@ -47,7 +47,7 @@ IN_FLOAT_AND_DOUBLE(activation_backward_ref);
 // S is what a number is stored as: float or bf16.
 //
 // Elements do not meet, so a thread takes a few of its own and asks nobody. It takes four neighbours, a Quad: of floats one
-// load instruction moves 16 bytes, the most a thread can ask for at once, and the 32 threads of a warp together move 512
+// load instruction moves 16 bytes, the most that one moves on GPUs up to Hopper, and the 32 threads of a warp together move 512
 // bytes that lie side by side:
 //
 //   thread    0           1           2                 31

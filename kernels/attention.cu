@@ -16,7 +16,7 @@
 //     dv_j  = sum over i >= j of p_ij do_i
 //     dp_ij = do_i.v_j
 //   The derivative of softmax: raising s_ij raises e^s_ij in the numerator of p_ij and in the denominator of every p_ik,
-//     ∂p_ik / ∂s_ij = p_ik ([k = j] - p_ij)
+//     ∂p_ik / ∂s_ij = p_ik ([k = j] - p_ij)         [k = j]: 1 where k is j, else 0
 //   so the chain rule sums over the keys k of the query:
 //     ds_ij = sum_k dp_ik p_ik ([k = j] - p_ij) = p_ij (dp_ij - sum_k p_ik dp_ik)
 //   That sum is the same for all j, and it needs no second look at the keys:
@@ -77,7 +77,8 @@
 //
 // shapes: q, o (B,T,H,D), k, v (B,T,KVH,D) f32; saves lse (B,H,T) | o, lse, dq, dk, dv are written, and p_ie and
 //   ds_ie (B,H,T) of a sink. Time is that of T min(T, W) pairs.
-// The forward's kernel is at the end of this file, backward's are in kernels/attention_backward.cu.
+// The forward's kernel is at the end of this file, backward's are in kernels/attention_backward.cu. In bf16 the operation has
+// an order of its own, that of tensor cores: kernels/attention_bf16.cu.
 // --attn-score, --attn-sink, --window | tests/test_attention.cpp
 #include "kernels/attention.h"
 

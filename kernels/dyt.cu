@@ -88,7 +88,7 @@ IN_FLOAT_AND_DOUBLE(dyt_general_backward_ref);
 // of every step: a Quad, which one 16-byte load brings (core/quad.cuh). Element i of a row is in chain i mod 128 of the
 // row's sum, so a lane carries four chains in registers; at the end five shuffles add the lanes (warp_chains_sum).
 // There is no shared memory and no barrier. The bus: forward 8 bytes an element (x, y), with a branch 16; backward
-// 12 (dy, x, dx). In bf16 it is half.
+// 12 (dy, x, dx), with dresidual 16. In bf16 it is half.
 
 template <class S>
 __global__ void __launch_bounds__(rows_block)
@@ -139,12 +139,11 @@ struct DytBackwardRows {
   }
 };
 
-// ---- kernels down the columns: dw and db, made in one run; then dalpha, the column of the rows' sums
+// ---- down the columns: dw and db, made in one run; then dalpha, the column of the rows' sums
 //
-// A thread owns one column of a slice of 128 rows, runs down it and carries the chains of both sums. The fold puts
-// element (row,c) into them. rows_and_columns (core/rows_and_columns.cuh) has the kernel that makes dx, dw and db in
-// one pass over dy and x, and where there are few rows a kernel for each direction: then dy and x cross the bus
-// twice.
+// The fold puts element (row,c) into the chains of column c. With enough rows rows_and_columns_kernel
+// (core/rows_and_columns.cuh) makes dx, dw and db in one pass over dy and x. With fewer there is a kernel for each
+// direction: then a thread owns one column of a slice of 128 rows, and dy and x cross the bus twice.
 
 template <class S>
 struct DytFold {

@@ -148,8 +148,10 @@ IN_FLOAT_AND_DOUBLE(gated_norm_general_backward_ref);
 //
 //                         here                                   the operations one by one
 //   forward               x0, branch; sum, y             4       x0, branch, sum, y, n 3 times, z twice         9
-//   backward, by rows     x, dy, dresidual; dx           4   }   dy, dresidual, dx, x twice, n twice, z,
-//   backward, by columns  x, dy, for every 16 of a rank  2   }   dn 5 times, dz 3 times                        16
+//   backward, by rows     x, dy, dresidual; dx           4
+//   backward, by columns  x, dy, for every 16 of a rank  2
+//   backward              both                           6       dy, dresidual, dx, x twice, n twice, z,
+//                                                                dn 5 times, dz 3 times                        16
 //
 // (x0 is the stream before the join. A block reads its rows once or twice more, from the caches.) kernels/gated_norm.cuh draws
 // the 16 rows and says what expand and contract are. Gradients of parameters are sums over rows, and need every row:

@@ -6,7 +6,7 @@ namespace gated {
 
 constexpr double swiglu_clamped_limit = 7, swiglu_clamped_steepness = 1.702;
 
-// a(g) = g' * sigmoid(1.702 g'), g' = min(g, 7). A NaN stays one.
+// a(g) = gc * sigmoid(1.702 gc), gc = min(g, 7). A NaN stays one.
 template <class T>
 HD T clamped_swish(T g) {
   const T bounded = g > T(swiglu_clamped_limit) ? T(swiglu_clamped_limit) : g;
@@ -23,7 +23,7 @@ HD bool gate_is_clamped(T g) {
   return g > T(swiglu_clamped_limit);
 }
 
-// 1 + u', u' = u between -7 and 7, else the nearer of them.
+// 1 + uc, uc = u between -7 and 7, else the nearer of them.
 template <class T>
 HD T clamped_up_plus_1(T u) {
   constexpr T limit = T(swiglu_clamped_limit);

@@ -9,7 +9,8 @@
 //   Let u = x - mean, so that xh = u*r and r = (mean(u^2) + eps)^(-1/2): this is RMSNorm of u, and as derived in
 //   rmsnorm.cu
 //     du_c = r*(g_c - xh_c * mean(g*xh))
-//   Every x_c is in its own u_c and, through the mean, in all of them: ∂u_j/∂x_c = (j = c) - 1/C, so
+//   Every x_c is in its own u_c and, through the mean, in all of them: ∂u_j/∂x_c = [j = c] - 1/C, where [j = c] is 1 for
+//   j = c and 0 else. So
 //     dx_c = du_c - mean(du)      mean(du) = r*(mean(g) - mean(xh)*mean(g*xh)) = r*mean(g), because mean(xh) = 0
 //          = r*(g_c - mean(g) - xh_c * mean(g*xh))
 // exactly: y = fma(xh, w, b); dx = r * fma(-xh, mean(g*xh), g - mean(g)). Means are sums along a row, dw and db are
@@ -188,12 +189,11 @@ struct LayernormBackwardRows {
   }
 };
 
-// ---- kernels down the columns: dw and db, made in one run
+// ---- down the columns: dw and db, made in one run
 //
-// A thread owns one column of a slice of 128 rows, runs down it and carries the chains of both sums. The fold puts
-// element (row,c) into them. rows_and_columns (core/rows_and_columns.cuh) has the kernel that makes dx, dw and db in
-// one pass over dy and x, and where there are few rows a kernel for each direction: then dy and x cross the bus
-// twice.
+// The fold puts element (row,c) into the chains of column c. With enough rows rows_and_columns_kernel
+// (core/rows_and_columns.cuh) makes dx, dw and db in one pass over dy and x. With fewer there is a kernel for each
+// direction: then a thread owns one column of a slice of 128 rows, and dy and x cross the bus twice.
 
 template <class S>
 struct LayernormFold {

@@ -233,16 +233,15 @@ struct RmsnormBackwardRows {
   }
 };
 
-// ---- kernels down the columns: dw and dpre
+// ---- down the columns: dw and dpre
 //
-// A thread owns one column of a slice of 128 rows, runs down it and carries one chain for every sum. Neighbouring
-// threads have neighbouring columns, so that a warp reads 128 neighbouring bytes of a row. Then the slices' sums are
-// added in the same way, 128 to a chain, level by level, until one is left (core/reduce.cuh). What a thread does for
-// every element is a fold: element (row,c) into the chain acc.
-//
-// dx, dw and dpre are made of the same dy and x. A block of the kernel in core/rows_and_columns.cuh turns to 16 rows
-// at a time, in both directions, so that dy and x cross the bus once and dw and dpre add nothing to it. A GPU with
-// more multiprocessors than there are slices runs a kernel for each direction: 8 bytes an element more.
+// A fold puts element (row,c) into the chains of column c. Two kernels call it, with the same order of additions:
+//   with enough rows   rows_and_columns_kernel (core/rows_and_columns.cuh), which makes dx too. A block turns to 16 rows
+//                      at a time, in both directions
+//   with fewer         column_slices_kernel (core/reduce.cuh): a thread owns one column of a slice of 128 rows, and keeps
+//                      its chains in registers. dy and x cross the bus a second time, 8 bytes an element
+// Either way neighbouring threads have neighbouring columns, so that a warp reads 128 neighbouring bytes of a row. Then the
+// slices' sums are added in the same way, 128 to a chain, until one is left. OneSum: the fold of a single sum.
 
 // dw without pre.
 template <class S>
@@ -301,8 +300,8 @@ size_t rmsnorm_backward_scratch(size_t N, size_t C, bool pre) {
 void rmsnorm_backward(const RmsnormGradients& out, ConstReals dy, const ResidualBackwardIn& in,
                       const RmsnormWeights& weights, const float* r, size_t N, size_t C, Context& ctx) {
   require_residual_backward("rmsnorm_backward", out.dbranch, in, C);
-  require(!weights.pre || (out.dpre && out.mean && out.dx != dy),
-          "rmsnorm_backward: pre needs dpre, mean and a dx that is not dy");
+  require(!weights.pre || (out.dpre && out.mean && out.dx != dy && (!out.dbranch || out.dbranch != dy)),
+          "rmsnorm_backward: pre needs dpre, mean, and a dx and a dbranch that are not dy");
   with_storage(out.dx, [&](auto stored) {
     using S = decltype(stored);
     const S *d = dy.as<S>(), *x = in.x.as<S>();

@@ -1,9 +1,5 @@
 """The tables of the papers: every row as flags of ./train, beside the paper's figures. scripts/tables.py runs them.
 
-  P1  Gated Attention for Large Language Models, arXiv 2505.06708
-  P2  A Unified View of Attention and Residual Sinks, arXiv 2601.22966
-  P3  a study of outlier dimensions in GPT-2, with LayerNorm and DyT
-
 A small model shows different things on different data. So a row is trained twice, and each column says which run it is of:
   text   the loss: a text, byte by byte
   sinks  attention to the first token, activations, scores: the synthetic task of arXiv 2410.13835, without QK-norm, on which
@@ -14,6 +10,11 @@ A small model shows different things on different data. So a row is trained twic
 import math
 import re
 from dataclasses import dataclass, field
+
+
+PAPERS = ("P1: [Gated Attention for Large Language Models](https://arxiv.org/abs/2505.06708). "
+          "P2: [A Unified View of Attention and Residual Sinks](https://arxiv.org/abs/2601.22966). "
+          "P3: a study of outlier dimensions in GPT-2, with LayerNorm and DyT; we know no address of it.")
 
 
 @dataclass

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains the rows of the papers' tables at a small scale, and sets them beside the papers' figures.
 
-usage: make && scripts/tables.py p1-4 p2-1 --scale=minutes --seeds=3      writes results/p1-4.minutes.md and .json, ...
+usage: make && scripts/tables.py p1-4 p2-1 --scale=minutes --seeds=3      writes results/p1-4.minutes.md and .json, ..., README.md
        scripts/tables.py p2-1 --scale=paper                               prints the commands for the paper's models
 
 Each row is a line of flags (scripts/paper_tables.py), run for several seeds, one process a core. A run that is finished is
@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass, field
 
 from common import ROOT, TRAIN, refuse, require_train
-from paper_tables import PAPER_RUNS, SCALES, TABLES, Stability, Times
+from paper_tables import PAPER_RUNS, PAPERS, SCALES, TABLES, Stability, Times
 from plots import read_log
 
 SEEDS = (1337, 1, 2, 3, 4, 5, 6, 7)
@@ -207,7 +207,7 @@ def untrained(results):
 
 
 def entropy_of(results, runs):
-    """That entropy, of the text that these runs read; None where no log has it."""
+    """The entropy of a byte given the one before it, of the text that these runs read; None where no log has it."""
     return next((results[run]["bigram_entropy"] for run in runs if "bigram_entropy" in results[run]), None)
 
 
@@ -439,8 +439,9 @@ def write_index(folder):
                          *([str(n) for n in counts] if any(counts) else [""] * len(SIGNS))])
     heading = ["table", "scale", "seeds", *SIGNS.values()]
     with open(os.path.join(folder, "README.md"), "w") as file:
-        file.write("\n".join(["# The papers' tables at a small scale", "", "`scripts/tables.py` trains the rows and writes the tables and this page. A sign is that "
-                               "of a gap between two rows, which agrees with the paper's or not. A JSON file beside each table holds every run's flags and fingerprints.", "",
+        file.write("\n".join(["# The papers' tables at a small scale", "", "`scripts/tables.py` trains the rows and writes the tables and this page. A gap "
+                               "between two rows has a sign, which agrees with the paper's or does not. A JSON file beside each table holds every run's flags and "
+                               "fingerprints.", "", PAPERS, "",
                                *markdown(heading, rows)]) + "\n")
 
 

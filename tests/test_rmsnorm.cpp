@@ -285,14 +285,17 @@ TEST_CASE("rmsnorm: a row cannot be longer than its weights and its outlier allo
 
 TEST_CASE("rmsnorm: what it refuses") {
   Context cpu(Device::cpu);
-  float a[4] = {}, b[4] = {}, c[4] = {};
+  float a[4] = {}, b[4] = {}, c[4] = {}, d[4] = {};
   REQUIRE_THROWS_WITH(rmsnorm_forward(a, b, c, c, 1, 0, 1e-6f, cpu), "rmsnorm_forward: rows have no columns");
   REQUIRE_THROWS_WITH(rmsnorm_forward({a, b}, {a, c}, {c}, 1, 4, 1e-6f, cpu),
                       "rmsnorm_forward: a residual branch and its sum come together");
-  const char* message = "rmsnorm_backward: pre needs dpre, mean and a dx that is not dy";
+  const char* message = "rmsnorm_backward: pre needs dpre, mean, and a dx and a dbranch that are not dy";
   const RmsnormWeights weights = {.w = c, .pre = c};
   REQUIRE_THROWS_WITH(rmsnorm_backward({.dx = a, .dw = b, .dpre = b, .mean = b}, a, {.x = c}, weights, b, 1, 4, cpu),
                       message);
   REQUIRE_THROWS_WITH(rmsnorm_backward({.dx = a, .dw = b, .dpre = b}, c, {.x = c}, weights, b, 1, 4, cpu), message);
   REQUIRE_THROWS_WITH(rmsnorm_backward({.dx = a, .dw = b}, c, {.x = c}, weights, b, 1, 4, cpu), message);
+  REQUIRE_THROWS_WITH(rmsnorm_backward({.dx = a, .dbranch = d, .dw = b, .dpre = b, .mean = b}, d,
+                                       {.x = c, .branch = c}, weights, b, 1, 4, cpu),
+                      message);
 }
