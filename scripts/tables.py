@@ -314,8 +314,9 @@ def table_of_rows(table, scale, seeds, text, results):
             before = {"before": mine[0].after.line()} if mine[0].after else {}
             entry["runs"][c.run] = before | {"flags": mine[0].line(),
                                     "fingerprints": {run.seed: results[run].get("fingerprint", "diverged") for run in mine}}
-            if c.run == "sinks":
-                entry["runs"][c.run]["largest_activation_at"] = [results[run].get("largest_activation_at") for run in mine]
+            at = [results[run].get("largest_activation_at") for run in mine]
+            if c.run == "sinks" and any(at):
+                entry["runs"][c.run]["largest_activation_at"] = at
         kept.append(entry)
         shown.append(line)
     counts = [f"{n} {told}" for told, n in signs_of(kept).items() if n]
