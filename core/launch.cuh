@@ -11,13 +11,20 @@
 
 namespace gated {
 
+#ifdef __CUDACC__
+// What the current GPU says of itself.
+inline size_t gpu_attribute(cudaDeviceAttr attribute) {
+  int device, value;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return size_t(value);
+}
+#endif
+
 // Bytes of shared memory that a block may have on this build's kernel device.
 inline size_t shared_limit() {
 #ifdef __CUDACC__
-  int device, limit;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return size_t(limit);
+  return gpu_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
 #else
   return simt::config.shared_limit;
 #endif
@@ -80,10 +87,7 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Co
 // How many this build's kernel device has. Each runs blocks of its own.
 inline size_t multiprocessors() {
 #ifdef __CUDACC__
-  int device, count;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return size_t(count);
+  return gpu_attribute(cudaDevAttrMultiProcessorCount);
 #else
   return simt::multiprocessors;
 #endif
