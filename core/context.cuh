@@ -56,6 +56,7 @@ class Context {
   Context(const Context&) = delete;
   ~Context() {
 #ifdef __CUDACC__
+    if (stream) cudaStreamSynchronize(stream);  // copies of staging memory may be under way
     for (Staging& s : staging_) {
       if (s.memory) cudaFreeHost(s.memory);
       if (s.copied) cudaEventDestroy(s.copied);
@@ -244,8 +245,11 @@ class Readback {
   Readback(const Readback&) = delete;
   ~Readback() {
 #ifdef __CUDACC__
+    if (arrived_) {
+      cudaEventSynchronize(arrived_);  // they may still be on their way
+      cudaEventDestroy(arrived_);
+    }
     if (pinned_) cudaFreeHost(pinned_);
-    if (arrived_) cudaEventDestroy(arrived_);
 #endif
   }
 
@@ -303,13 +307,13 @@ inline bool worth_waking(size_t numbers) {
 }
 
 // `rows` rows of n elements each, copied on the device after what was launched before. A row begins to_step or from_step
-// elements after the one before it.
+// elements after the one before it: 0 for from_step copies one row to all.
 template <class T>
 void copy_rows(T* to, size_t to_step, const T* from, size_t from_step, size_t rows, size_t n, Context& ctx) {
 #ifdef __CUDACC__
   if (ctx.device == Device::cuda) {
-    constexpr size_t most = 0x7fffffff;  // bytes that may lie between two rows of one call
-    if (std::max(to_step, from_step) * sizeof(T) <= most) {
+    constexpr size_t most = 0x7fffffff;  // bytes that may lie between two rows of one call: at least those of a row
+    if (std::min(to_step, from_step) >= n && std::max(to_step, from_step) * sizeof(T) <= most) {
       CUDA_CHECK(cudaMemcpy2DAsync(to, to_step * sizeof(T), from, from_step * sizeof(T), n * sizeof(T), rows,
                                    cudaMemcpyDeviceToDevice, ctx.stream));
       return;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/clock.h"
+#include "core/launch.cuh"
 #include "core/philox.cuh"
 #include "kernels/matmul.h"
 #include "kernels/matmul_bf16.h"
@@ -15,7 +16,8 @@ static double best_rate(Storage storage, MatmulEngine engine, const Context& run
   Context ctx(run.device);  // with scratch of its own: the run's is planned for the run
   ctx.mma_arithmetic = run.mma_arithmetic;
   if (engine == MatmulEngine::cublas) ctx.use_cublas(run.tf32());
-  const size_t n = ctx.device == Device::cuda ? 4096 : 768;
+  // Large enough to fill a GPU, as far as it is one of many multiprocessors.
+  const size_t n = ctx.device == Device::cuda ? std::min<size_t>(4096, 256 * multiprocessors()) : 768;
   // Random numbers: a GPU that multiplies zeros draws less power and clocks higher than it will in training.
   std::vector<float> random(n * n);
 #pragma omp parallel for
@@ -46,7 +48,12 @@ static double best_rate(Storage storage, MatmulEngine engine, const Context& run
 double measured_matmul_peak(Storage storage, Context& ctx) {
   if (ctx.device == Device::emulated) return 0;
   const double ours = best_rate(storage, MatmulEngine::exact, ctx);
-  return ctx.device == Device::cuda ? std::max(ours, best_rate(storage, MatmulEngine::cublas, ctx)) : ours;
+  if (ctx.device != Device::cuda) return ours;
+  try {
+    return std::max(ours, best_rate(storage, MatmulEngine::cublas, ctx));
+  } catch (const Error&) {  // a library that cannot be used is no reason to refuse a run that does not use it
+    return ours;
+  }
 }
 
 }  // namespace gated
