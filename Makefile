@@ -91,7 +91,7 @@ CUBLAS_TESTS := $(filter $(call tests_with,\[cublas\]),$(GPU_TESTS))
 ALL_TESTS = $(foreach t,$(TESTS),$(BUILD)/release/$(t)) \
   $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) \
   $(foreach t,$(VECTOR_TESTS),$(BUILD)/avx2/$(t) $(BUILD)/plain/$(t)) \
-  $(if $(NVCC),$(BUILD)/cuda/kernels.ptx $(BUILD)/cuda/kernels.ptxas)
+  $(if $(NVCC),$(BUILD)/cuda/kernels.ptx $(BUILD)/cuda/kernels.ptxas $(REHEARSAL)/train $(foreach t,$(GPU_TESTS),$(REHEARSAL)/$(t)))
 
 # ---- the program
 
@@ -237,6 +237,46 @@ $(BUILD)/cuda/tests/%.o: tests/%.cpp $(BUILD)/cuda/flags
 $(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CATCH_LIB) $(CUDA_LIBS)
 
+# ---- the rehearsal: what nvcc has made, run on a CPU (ptx/machine.h)
+
+# nvcc's own objects are linked as they are, with a stand-in for CUDA's runtime and for cuBLASLt. A test that holds no code for a
+# GPU is compiled by g++, which sees CUDA's headers as nvcc's host compiler does: a tenth of nvcc's time.
+REHEARSAL := $(BUILD)/rehearsal
+REHEARSAL_OWN_CODE := $(call tests_with,__global__|core/(launch|reduce).cuh|tests/one_pass_rows.h)
+REHEARSAL_BY_NVCC := $(filter $(REHEARSAL_OWN_CODE),$(GPU_TESTS))
+REHEARSAL_FLAGS = -Og $(SHARED) -march=$(ARCH) -Dgated=gated_nvcc -isystem $(CUDA_HOME)/include -w
+STAND_IN := $(patsubst ptx/%.cpp,$(REHEARSAL)/ptx/%.o,$(wildcard ptx/*.cpp))
+$(REHEARSAL)/ptx/%.o: ptx/%.cpp $(BUILD)/host/flags
+	@mkdir -p $(@D)
+	$(CXX) $(COMMON) -O3 -march=$(ARCH) -isystem $(CUDA_HOME)/include -c -o $@ $<
+$(REHEARSAL)/host.h.gch: tests/harness.h $(BUILD)/host/flags
+	@mkdir -p $(@D)
+	@printf '#include <%s>\n' cuda_runtime.h device_launch_parameters.h cublasLt.h nvtx3/nvToolsExt.h >$(REHEARSAL)/host.h
+	@printf '#define __CUDACC__\n#include "tests/harness.h"\n' >>$(REHEARSAL)/host.h
+	$(CXX) -x c++-header $(COMMON) $(REHEARSAL_FLAGS) -MF $@.d -MT $@ -o $@ $(REHEARSAL)/host.h
+$(REHEARSAL)/tests/%.o: tests/%.cpp $(REHEARSAL)/host.h.gch
+	@mkdir -p $(@D)
+	$(CXX) -x c++ $(COMMON) $(REHEARSAL_FLAGS) -include $(REHEARSAL)/host.h -c -o $@ $<
+$(REHEARSAL_BY_NVCC:%=$(REHEARSAL)/tests/%.o): $(REHEARSAL)/tests/%.o: tests/%.cpp $(BUILD)/cuda/flags
+	@mkdir -p $(@D)
+	$(NVCC) -x cu $(filter-out -gencode arch=%,$(NVCCFLAGS)) -gencode arch=$(PTX_ARCH),code=$(PTX_ARCH) -Xcompiler -Og --keep --keep-dir $(@D) -c -o $@ $<
+# The kernels in C++: an index for each PTX file that they come from.
+REHEARSAL_PTX := $(BUILD)/cuda/kernels.ptx $(BUILD)/cuda/program.ptx $(REHEARSAL_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx)
+$(REHEARSAL_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx): %.ptx: %.o
+$(REHEARSAL)/kernels/.translated: $(REHEARSAL_PTX) ptx/translate.py ptx/thread.h
+	ptx/translate.py $(@D) $(REHEARSAL_PTX)
+	@touch $@
+REHEARSED := $(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o $(STAND_IN)
+$(REHEARSAL)/test_%: $(REHEARSAL)/tests/test_%.o $(BUILD)/catch_main.o $(REHEARSED) $(REHEARSAL)/kernels/.translated
+	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
+$(REHEARSAL)/train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(REHEARSED) $(REHEARSAL)/kernels/.translated
+	$(CXX) -fopenmp -o $@ $(filter %.o %.a,$^) $(LIBS) -ldl
+
+rehearsal: $(GPU_TESTS:%=$(REHEARSAL)/%) $(REHEARSAL)/train  ## gpu-check without a GPU: what nvcc has made runs on a CPU -> build/rehearsal.json, results/
+	@scripts/gpu_check.py --rehearsal $(BUILD)/rehearsal.json $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%); code=$$?; \
+	[ ! -s $(BUILD)/rehearsal.json ] || cp $(BUILD)/rehearsal.json results/; exit $$code
+rehearsal: export CHECK_SECONDS ?= 3600
+
 # ---- tests
 
 test: train $(ALL_TESTS)  ## every test: CPU = emulator bit for bit, sanitizers, three vector widths, PTX lint, resources of kernels
@@ -289,7 +329,7 @@ format:  ## clang-format every source
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-.PHONY: test quick-test gradcheck gpu-build gpu-check fuzz bench gallery clean format help always
+.PHONY: test quick-test gradcheck gpu-build gpu-check rehearsal fuzz bench gallery clean format help always
 # (make would delete the objects of tests, which only rules of patterns name)
-.SECONDARY: $(foreach build,release asan race debug avx2 plain cuda,$(TESTS:%=$(BUILD)/$(build)/tests/%.o))
+.SECONDARY: $(foreach build,release asan race debug avx2 plain cuda rehearsal,$(TESTS:%=$(BUILD)/$(build)/tests/%.o))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

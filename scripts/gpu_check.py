@@ -15,10 +15,16 @@ RESULT.json is written anew after every check: what came of it, and the last lin
 run goes on behind the last: with the checks that have not been run on this build and GPU, or, where all have, with those
 that failed.
 
+`make rehearsal` runs the first and the third of them without a GPU: over programs in which nvcc's PTX runs on a CPU (ptx/machine.h). The
+device of such a result is "PTX on a CPU".
+
 usage: [STAGES='bitwise memcheck'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8] scripts/gpu_check.py RESULT.json BENCH TEST... [--cublas TEST...]
-       [CUDA_FLAGS=--graph] scripts/gpu_check.py --fingerprint FLAG...
+       scripts/gpu_check.py --rehearsal RESULT.json TRAIN TEST...
+       [CUDA_FLAGS=--graph] scripts/gpu_check.py --fingerprint TRAIN FLAG...
+       scripts/gpu_check.py --golden TRAIN STEPS
   --cublas       those of the tests that have cases of cuBLASLt
   --fingerprint  one run on both devices. CUDA_FLAGS are for the GPU alone
+  --golden       so many steps of README's four runs, on both devices
   STAGES         these alone
   MINUTES        all ends by then: a check that is broken off is left to the next run, and keeps the rows that it measured.
                  Counted from BEGAN, in seconds since 1970, where make says when it began to build
@@ -42,6 +48,11 @@ SCRIPT = sys.argv[0]
 HERE = os.path.dirname(SCRIPT)
 SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 STAGES = ["bitwise", "cublas", "fingerprint", "bench", "pytorch"] + SANITIZERS
+REHEARSED = ["bitwise", "fingerprint"]
+PTX_ON_A_CPU = "PTX on a CPU"
+# README's run, and what makes the others of it.
+GOLDEN = "--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --sample-tokens=0"
+OTHER_GOLDEN = {"a hybrid": " --mixer=hybrid", "experts": " --experts=8 --shared-experts=1", "a run in bf16": " --precision=bf16"}
 BESIDE_PYTORCH = " beside PyTorch"
 
 
@@ -88,12 +99,12 @@ def first_difference(logs):
     return "in no loss and no gradient norm"
 
 
-def compare_fingerprints(flags):
+def compare_fingerprints(train, flags):
     fingerprints, logs = {}, []
     with tempfile.TemporaryDirectory(prefix="gpu_check_") as folder:
         for device, own in ("cpu", []), ("cuda", variable("CUDA_FLAGS", "").split()):
             out = os.path.join(folder, device)
-            text = subprocess.run(["./train", f"--device={device}", f"--out={out}"] + flags + own, stdin=subprocess.DEVNULL,
+            text = subprocess.run([train, f"--device={device}", f"--out={out}"] + flags + own, stdin=subprocess.DEVNULL,
                                   stdout=subprocess.PIPE, text=True).stdout
             found = re.search("^fingerprint of the weights: (.+)$", text, re.MULTILINE)
             fingerprints[device] = found[1] if found else None
@@ -124,8 +135,8 @@ def tensor_cores_first(tests):
     return sorted(tests, key=lambda test: 0 if base(test) == "test_mma" else 1 if test.endswith("_bf16") else 2)
 
 
-def fingerprint_checks(mma):
-    golden = "--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --sample-tokens=0"
+def fingerprint_checks(train, mma):
+    golden = GOLDEN
     # In bf16 the CPU takes its time: a few steps of little.
     small = ("--data=bigram-backcopy --steps=6 --lr=3e-3 --warmup=6 --batch=4 --norm=gated --attn=g1 --val-batches=1 "
              "--sample-tokens=0")
@@ -133,6 +144,8 @@ def fingerprint_checks(mma):
     graph = {"CUDA_FLAGS": "--graph"}
     for what, flags, environment in [
             ("a run", golden, {}),
+            ("a hybrid", golden + OTHER_GOLDEN["a hybrid"], {}),
+            ("experts", golden + OTHER_GOLDEN["experts"], {}),
             ("a run as CUDA graphs", golden + " --dropout=0.1 --micro-batches=2", graph),
             ("a run in bf16 as CUDA graphs", golden + bf16 + " --ffn=gelu --ffn-bias=on", graph),
             (f"a run in bf16 as {mma}", golden + bf16, {}),
@@ -143,14 +156,14 @@ def fingerprint_checks(mma):
             ("a run in bf16 with recomputing and dropout", small + bf16 + " --recompute=full --dropout=0.1", {}),
             ("heads of 128 in bf16", small + bf16 + " --layers=2 --head-dim=128", {}),
             ("heads of 256 in bf16", small + bf16 + " --layers=2 --heads=2 --kv-heads=1 --head-dim=256 --window=48", {})]:
-        yield Check("fingerprint", f"fingerprint of {what}, cpu and cuda", [SCRIPT, "--fingerprint"] + flags.split(), environment)
+        yield Check("fingerprint", f"fingerprint of {what}, cpu and cuda", [SCRIPT, "--fingerprint", train] + flags.split(), environment)
 
 
 class Checks:
     """What there is to check, on a GPU of this compute capability."""
 
-    def __init__(self, bench, tests, of_cublas, logs, capability, sanitizer):
-        self.bench, self.logs, self.sanitizer = bench, logs, sanitizer
+    def __init__(self, train, bench, tests, of_cublas, logs, capability, sanitizer):
+        self.train, self.bench, self.logs, self.sanitizer = bench, logs, sanitizer
         self.tests, self.of_cublas = tensor_cores_first(tests), of_cublas
         self.mma = "ampere" if capability.startswith("8.") else "hopper"
 
@@ -164,7 +177,7 @@ class Checks:
         if stage == "cublas":
             return [Check(stage, f"{stage} {base(test)}", [test, "[cublas]"]) for test in self.of_cublas]
         if stage == "fingerprint":
-            return list(fingerprint_checks(self.mma))
+            return list(fingerprint_checks(self.train, self.mma))
         if stage == "bench":
             parts, code = said(self.bench, "--parts")
             if code != 0 or not parts:
@@ -339,29 +352,31 @@ def the_gpu():
     return (device.split(", ") + ["", ""])[:3]
 
 
-def main(result, bench, tests, of_cublas):
-    stages = variable("STAGES", " ".join(STAGES)).split()
+def main(result, train, bench, tests, of_cublas):
+    """Without a bench it is a rehearsal."""
+    there = STAGES if bench else REHEARSED
+    stages = variable("STAGES", " ".join(there)).split()
     for stage in stages:
-        if stage not in STAGES:
-            refuse(f"no stage is called '{stage}'; expected some of: {' '.join(STAGES)}")
+        if stage not in there:
+            refuse(f"no stage is called '{stage}'; expected some of: {' '.join(there)}")
     minutes, may_take = number("MINUTES", "0", 0), number("CHECK_SECONDS", "200", 1)
     jobs = number("JOBS", str((os.cpu_count() + 1) // 2), 1)
     deadline = float(variable("BEGAN", str(time.time()))) + 60 * minutes if minutes else float("inf")
 
-    gpu = the_gpu()
+    gpu = the_gpu() if bench else [PTX_ON_A_CPU, "none", "{}.{}".format(*variable("PTX_GPU", "90"))]
     nvcc, sanitizer = (said(os.path.join(HERE, "find_cuda.sh"), program)[0] for program in ("nvcc", "compute-sanitizer"))
     release = re.search(r"release ([\d.]+)", said(nvcc, "--version")[0] if nvcc else "")
     # What the checks are of: other programs or another GPU, and all begin anew.
     build = hashlib.sha256(" ".join(gpu).encode())
-    for program in [bench] + tests + ["./train"]:
+    for program in ([bench] if bench else []) + tests + [train]:
         build.update(what_it_does(program))
     commit, no_commit = said("git", "describe", "--always", "--dirty")
     results = Results(result, {"device": gpu[0], "driver": gpu[1], "nvcc": release[1] if release else "",
                                "commit": "" if no_commit else commit, "build": build.hexdigest()[:16],
-                               "command": "make gpu-check"})
-    logs = os.path.join(os.path.dirname(bench), "gpu-check.logs")
+                               "command": "make gpu-check" if bench else "make rehearsal"})
+    logs = os.path.join(os.path.dirname(tests[0]), "gpu-check.logs")
     os.makedirs(logs, exist_ok=True)
-    checks = Checks(bench, tests, of_cublas, logs, gpu[2], sanitizer)
+    checks = Checks(train, bench, tests, of_cublas, logs, gpu[2], sanitizer)
     wanted = [check for stage in stages for check in checks.of(stage)]
     if results.left(wanted):
         todo = [check for check in wanted if check.name not in results.checks]
@@ -408,8 +423,13 @@ def main(result, bench, tests, of_cublas):
 if __name__ == "__main__":
     arguments = sys.argv[1:]
     if arguments[:1] == ["--fingerprint"]:
-        sys.exit(compare_fingerprints(arguments[1:]))
+        sys.exit(compare_fingerprints(arguments[1], arguments[2:]))
+    if arguments[:1] == ["--golden"]:
+        sys.exit(max(compare_fingerprints(arguments[1], (GOLDEN + more).replace("--steps=20", "--steps=" + arguments[2]).split())
+                     for more in ["", *OTHER_GOLDEN.values()]))
+    if arguments[:1] == ["--rehearsal"]:
+        sys.exit(main(arguments[1], arguments[2], None, arguments[3:], []))
     cublas_at = arguments.index("--cublas") if "--cublas" in arguments else len(arguments)
     if cublas_at < 3:
         refuse("expected RESULT.json BENCH TEST... [--cublas TEST...]")
-    sys.exit(main(arguments[0], arguments[1], arguments[2:cublas_at], arguments[cublas_at + 1:]))
+    sys.exit(main(arguments[0], "./train", arguments[1], arguments[2:cublas_at], arguments[cublas_at + 1:]))

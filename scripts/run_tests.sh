@@ -1,6 +1,7 @@
 #!/bin/sh
 # Runs test binaries side by side, one line each, and closes with "N passed, N failed".
-# usage: scripts/run_tests.sh TEST...      a test binary, a .ptx file to lint or a .ptxas file of resources; its log is kept beside it as TEST.log
+# usage: scripts/run_tests.sh TEST...      a test binary, a .ptx file to lint or a .ptxas file of resources, or a program of the rehearsal; its
+# log is kept beside it as TEST.log
 set -u
 export OMP_WAIT_POLICY=passive # two processes share the cores: waiting threads must not spin
 if [ "${1:-}" = --one ]; then
@@ -8,6 +9,8 @@ if [ "${1:-}" = --one ]; then
   case $2 in
     *.ptx) scripts/ptx_lint.sh "$2" ;;
     *.ptxas) scripts/kernel_resources.sh "$2" ;;
+    */rehearsal/train) scripts/gpu_check.py --golden "$2" 2 ;;
+    */rehearsal/*) GATED_NEEDS_GPU=1 timeout 1200 "$2" "[bitwise]" ;;
     *) timeout 1200 "$2" ;;
   esac >"$2.log" 2>&1
   code=$?

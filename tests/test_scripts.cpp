@@ -270,9 +270,9 @@ struct FakeGpu : Folder {
   }
   nlohmann::json outcome_of(const std::string& name) const { return entry_of(name)["outcome"]; }
 };
-// Three tests, one of cuBLAS, eleven runs, two parts of the benchmark, and compute-sanitizer's four tools over two tests and a
+// Three tests, one of cuBLAS, thirteen runs, two parts of the benchmark, and compute-sanitizer's four tools over two tests and a
 // test that it is not asked about.
-constexpr size_t without_sanitizer = 3 + 1 + 11 + 2, all_checks = without_sanitizer + 4 * 3,
+constexpr size_t without_sanitizer = 3 + 1 + 13 + 2, all_checks = without_sanitizer + 4 * 3,
                  asked_by_all = all_checks - 4;
 std::string passed(size_t n, size_t failed) {
   return format("gpu-check: %zu passed, %zu failed, 0 left", n, failed);
@@ -316,7 +316,7 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
     REQUIRE(run.exit_code == 0);
     runs++;
   }
-  REQUIRE(runs == 11 + 2);
+  REQUIRE(runs == 13 + 2);
   const nlohmann::json result = f.result();
   REQUIRE(result["device"] == "Fake 9000");
   REQUIRE(result["commit"] == "");  // this folder is no repository

@@ -1,0 +1,812 @@
+#include "ptx/machine.h"
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/context/fiber.hpp>
+#include <boost/context/protected_fixedsize_stack.hpp>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+
+#include "core/mma_lanes.h"
+#include "ptx/thread.h"
+
+namespace ptx {
+namespace {
+
+[[gnu::format(printf, 1, 2)]] std::string words(const char* format, ...) {
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+const char* environment(const char* name, const char* otherwise) {
+  const char* value = getenv(name);
+  return value && *value ? value : otherwise;
+}
+
+// ---- device memory
+
+// By address: how many bytes begin there.
+std::map<uint64_t, size_t> live_allocations;
+size_t bytes_in_use = 0;
+uint64_t next_address = device_begin;
+constexpr uint64_t page = 4096;
+constexpr uint64_t apart = 1 << 16;  // what runs past an allocation meets no other
+
+uint64_t number_of(const void* p) {
+  return reinterpret_cast<uint64_t>(p);
+}
+unsigned char* storage_of(uint64_t address) {
+  return reinterpret_cast<unsigned char*>(address - device_begin + storage_begin);
+}
+
+// How many of an allocation's bytes lie in each granule; 0 once it is given back.
+void mark(uint64_t begin, size_t bytes, bool is_live) {
+  auto* live = reinterpret_cast<unsigned char*>(live_begin) + (begin - device_begin) / global_granule;
+  memset(live, is_live ? global_granule : 0, bytes / global_granule);
+  if (bytes % global_granule) live[bytes / global_granule] = is_live ? bytes % global_granule : 0;
+}
+
+struct sigaction before_us;
+void followed_device_pointer(int number, siginfo_t* info, void* context) {
+  if (is_device_address(info->si_addr))
+    fprintf(stderr, "ptx: the host follows a device pointer: %s\n", explain(info->si_addr, 1).c_str());
+  if (before_us.sa_flags & SA_SIGINFO) return before_us.sa_sigaction(number, info, context);
+  if (before_us.sa_handler != SIG_DFL && before_us.sa_handler != SIG_IGN) return before_us.sa_handler(number);
+  signal(SIGSEGV, SIG_DFL);  // the access is tried again, and ends the program
+}
+
+// A test's runner puts its own handler in the place of ours: ours goes before it, whenever memory is allocated.
+void watch_the_host() {
+  struct sigaction now;
+  sigaction(SIGSEGV, nullptr, &now);
+  if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == followed_device_pointer) return;
+  before_us = now;
+  struct sigaction ours {};
+  ours.sa_sigaction = followed_device_pointer;
+  ours.sa_flags = SA_SIGINFO | (now.sa_flags & SA_ONSTACK);
+  sigaction(SIGSEGV, &ours, nullptr);
+}
+
+void reserve(uint64_t begin, uint64_t bytes, int protection) {
+  void* const at = reinterpret_cast<void*>(begin);
+  if (mmap(at, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0) != at) {
+    fprintf(stderr, "ptx: %zu GiB of addresses at 0x%zx are not free: %s\n", size_t(bytes >> 30), size_t(begin),
+            strerror(errno));
+    exit(1);
+  }
+}
+
+}  // namespace
+
+bool is_device_address(const void* p) {
+  return number_of(p) - device_begin < device_bytes;
+}
+
+void* allocate(size_t bytes) {
+  [[maybe_unused]] static const bool reserved = [] {
+    reserve(device_begin, device_bytes, PROT_NONE);
+    reserve(storage_begin, device_bytes, PROT_READ | PROT_WRITE);
+    reserve(live_begin, device_bytes / global_granule, PROT_READ | PROT_WRITE);
+    return true;
+  }();
+  watch_the_host();
+  // (the next boundary of 256 bytes that is none of 512, so that nobody may count on more)
+  const uint64_t begin = (next_address + 511) / 512 * 512 + 256;
+  if (bytes > memory_use().free || begin + bytes + apart > device_begin + device_bytes) return nullptr;
+  next_address = begin + bytes + apart;
+  live_allocations[begin] = bytes;
+  bytes_in_use += bytes;
+  mark(begin, bytes, true);
+  memset(storage_of(begin), 0xFF, bytes);
+  return reinterpret_cast<void*>(begin);
+}
+
+// The allocation's pages are mapped twice: where storage lies, and at its addresses. No other allocation lies in them.
+void* allocate_managed(size_t bytes) {
+  void* const p = allocate(bytes);
+  if (!p) return nullptr;
+  const uint64_t first = number_of(p) / page * page, size = (number_of(p) + bytes + page - 1) / page * page - first;
+  const int file = memfd_create("managed", MFD_CLOEXEC);
+  bool mapped = file >= 0 && ftruncate(file, off_t(size)) == 0;
+  for (void* const at : {static_cast<void*>(storage_of(first)), reinterpret_cast<void*>(first)})
+    mapped = mapped && mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == at;
+  if (file >= 0) close(file);
+  if (!mapped) {
+    release(p);
+    return nullptr;
+  }
+  return memset(p, 0xFF, bytes);
+}
+
+bool release(void* p) {
+  const auto found = live_allocations.find(number_of(p));
+  if (found == live_allocations.end()) return false;
+  const auto [begin, bytes] = *found;
+  live_allocations.erase(found);
+  bytes_in_use -= bytes;
+  mark(begin, bytes, false);
+  mprotect(reinterpret_cast<void*>(begin / page * page), begin % page + bytes, PROT_NONE);  // where it was managed memory
+  const uint64_t first = (begin + page - 1) / page * page, last = (begin + bytes) / page * page;
+  if (first < last) madvise(storage_of(first), last - first, MADV_DONTNEED);
+  return true;
+}
+
+// As much as the machine itself has left.
+MemoryUse memory_use() {
+  const size_t pages = size_t(sysconf(_SC_AVPHYS_PAGES)), page = size_t(sysconf(_SC_PAGESIZE));
+  return {pages * page, pages * page + bytes_in_use};
+}
+
+void* storage(const void* p, size_t n) {
+  auto after = live_allocations.upper_bound(number_of(p));
+  if (after == live_allocations.begin()) return nullptr;
+  const auto [begin, bytes] = *--after;
+  const uint64_t from = number_of(p) - begin;
+  return from <= bytes && n <= bytes - from ? storage_of(number_of(p)) : nullptr;
+}
+
+std::string explain(const void* p, size_t n) {
+  const uint64_t at = number_of(p);
+  const std::string what = words("%zu bytes at 0x%zx", n, size_t(at));
+  if (!is_device_address(p)) return what + ", which is no device memory";
+  auto after = live_allocations.upper_bound(at);
+  if (after == live_allocations.begin()) return what + ", before every live allocation";
+  const auto [begin, bytes] = *--after;
+  const uint64_t from = at - begin;
+  if (from < bytes)
+    return what + words(", %zu bytes into a live allocation of %zu bytes", size_t(from), size_t(bytes));
+  return what + words(", %zu bytes past the end of the live allocation before it, of %zu bytes", size_t(from - bytes),
+                      size_t(bytes));
+}
+
+int compute_capability() {
+  const std::string gpu = environment("PTX_GPU", "90");
+  for (int known : {80, 86, 89, 90})
+    if (gpu == std::to_string(known)) return known;
+  throw std::runtime_error("PTX_GPU=" + gpu + ": expected 80, 86, 89 or 90");
+}
+
+// ---- kernels
+
+namespace {
+
+const std::string& program() {
+  static const std::string path = [] {
+    char text[4096];
+    const ssize_t n = readlink("/proc/self/exe", text, sizeof text);
+    return std::string(text, n > 0 ? size_t(n) : 0);
+  }();
+  return path;
+}
+
+// Beside the program, unless PTX_KERNELS says where.
+const std::string& kernel_folder() {
+  static const std::string folder =
+      environment("PTX_KERNELS", (program().substr(0, program().rfind('/')) + "/kernels").c_str());
+  return folder;
+}
+
+// Which file a kernel's C++ is in: a kernel of the operations, of the program, or of the test that this is. What a template makes in
+// several of them is one kernel, and the first will do.
+const std::map<std::string, std::string>& kernel_files() {
+  static const std::map<std::string, std::string> files = [] {
+    std::map<std::string, std::string> all;
+    for (const std::string& index : {std::string("kernels"), std::string("program"), program().substr(program().rfind('/') + 1)}) {
+      std::ifstream file(kernel_folder() + "/" + index + ".index");
+      for (std::string name, digest; file >> name >> digest;) all.emplace(name, digest);
+    }
+    return all;
+  }();
+  return files;
+}
+
+// Compiles a kernel, once among all programs that run now.
+void compile(const std::string& cpp, const std::string& library) {
+  std::ifstream file(cpp);
+  std::string command;
+  std::getline(file, command);  // which says how
+  const int lock = open((library + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+  if (lock < 0 || flock(lock, LOCK_EX)) throw std::runtime_error( library + ".lock: " + strerror(errno));
+  if (access(library.c_str(), R_OK)) {
+    const std::string made = library + "." + std::to_string(getpid());
+    command = command.substr(command.find(' ') + 1) + " -o '" + made + "' '" + cpp + "'";
+    if (system(command.c_str()) || rename(made.c_str(), library.c_str())) {
+      close(lock);
+      throw std::runtime_error("this command has failed: " + command);
+    }
+    unlink((library + ".lock").c_str());
+  }
+  close(lock);
+}
+
+std::string plain_name(const std::string& mangled) {
+  char* const plain = abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, nullptr);
+  std::string name = plain ? plain : mangled;
+  free(plain);
+  return name;
+}
+
+}  // namespace
+
+const Kernel& find_kernel(const std::string& mangled) {
+  static std::map<std::string, Kernel> known;
+  if (const auto found = known.find(mangled); found != known.end()) return found->second;
+  const auto listed = kernel_files().find(mangled);
+  if (listed == kernel_files().end())
+    throw std::runtime_error("there is no PTX of " + plain_name(mangled) + " in " + kernel_folder());
+  const std::string file = kernel_folder() + "/" + listed->second, library = file + ".so";
+  if (access(library.c_str(), R_OK)) compile(file + ".cpp", library);
+  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const auto* const d = handle ? static_cast<const Description*>(dlsym(handle, "description")) : nullptr;
+  if (!d) throw std::runtime_error(dlerror());
+  Kernel kernel{mangled, {}, d->parameter_bytes, d->static_shared, d->local_bytes, d->most_threads, d, file + ".cpp"};
+  for (uint32_t i = 0; i < d->parameter_count; i++)
+    kernel.parameters.push_back({d->parameters[2 * i], d->parameters[2 * i + 1]});
+  return known.emplace(mangled, std::move(kernel)).first->second;
+}
+
+// ---- launches
+
+namespace {
+
+constexpr uint32_t warp_size = 32;
+constexpr size_t stack_bytes = 256 << 10;
+
+struct Fiber {
+  enum State { ready, at_barrier, in_warp, done } state = done;
+  Thread thread;
+  boost::context::fiber context;
+  unsigned line = 0;     // where it waits
+  uint32_t barrier = 0;  // its number
+  WarpOp op{};
+  uint32_t mask = 0;
+  void* record = nullptr;
+  // Copies that have not arrived, oldest first, and the group that each belongs to.
+  struct Copy {
+    uint32_t to, bytes;
+    uint64_t from;
+    uint32_t group;
+    unsigned line;
+  };
+  std::vector<Copy> copies;
+  uint32_t groups = 0;
+};
+
+// What accesses to two bytes of shared memory have been since the last barrier. `epoch` counts barriers of the block, over all
+// blocks; `warp_epoch` those of the warp alone.
+struct Access {
+  uint32_t epoch = 0, warp_epoch = 0, thread = 0;
+  unsigned line = 0;
+};
+struct Cell {
+  Access write, read;
+  bool several_warps = false, several_lanes = false;  // have read
+};
+
+class Machine : Services {
+ public:
+  Fault launch(const Kernel& kernel, Index grid, Index block, size_t dynamic_shared, const void* parameters);
+
+ private:
+  [[noreturn]] void fault(Thread&, Space, uint64_t address, unsigned bytes, unsigned line) override;
+  [[noreturn]] void refuse(Thread&, const char* why, unsigned line) override;
+  void barrier(Thread&, uint32_t number, unsigned line) override;
+  void meet(Thread&, WarpOp, uint32_t mask, void* record, unsigned line) override;
+  void watch(Thread&, uint32_t address, unsigned bytes, bool write, unsigned line) override;
+  void copy_async(Thread&, uint32_t to, uint64_t from, uint32_t bytes, unsigned line) override;
+  void commit_copies(Thread&) override;
+  void wait_copies(Thread&, uint32_t pending) override;
+
+  static Fiber& fiber_of(Thread& t) {
+    return *reinterpret_cast<Fiber*>(reinterpret_cast<char*>(&t) - offsetof(Fiber, thread));
+  }
+  Fiber& lane(uint32_t warp, uint32_t i) { return *fibers_[warp * warp_size + i]; }
+  bool exists(uint32_t warp, uint32_t i) const { return warp * warp_size + i < threads_; }
+
+  void make_fibers();
+  void lay_out_shared(size_t dynamic_shared);
+  void run_block(Index ctaid);
+  void pass_barrier();
+  bool complete(Fiber& f);
+  void finish(Fiber& f);
+  void suspend();
+  [[noreturn]] void end(Fault fault, Thread& t, unsigned line, const std::string& what);
+  void report(Thread& t, unsigned line, const std::string& what);
+  std::string place(unsigned line) const;
+  std::string who(const Thread& t) const;
+  void stuck();
+  const unsigned char* checked_shared(Thread& t, uint32_t address, unsigned bytes, unsigned line);
+
+  void shuffle(Fiber* const* lanes);
+  void ballot(Fiber* const* lanes);
+  void ldmatrix(Fiber* const* lanes);
+  template <gated::MmaArithmetic arithmetic>
+  void mma(Fiber* const* lanes);
+
+  const Kernel* kernel_ = nullptr;
+  Index grid_{}, block_{};
+  uint32_t threads_ = 0, warps_ = 0;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  boost::context::fiber scheduler_;
+  Fiber* running_ = nullptr;
+  Fault fault_ = Fault::none;
+  bool hopper_ = true;
+  std::vector<unsigned char> shared_, shared_live_;
+  std::vector<uint32_t> warp_order_, lane_order_;
+  std::vector<Cell> cells_;
+  uint32_t epoch_ = 1;
+  std::vector<uint32_t> warp_epochs_;
+};
+
+// ---- orders
+
+struct Order {
+  enum { forward, reverse, drawn } kind = forward;
+  uint64_t state = 0;
+  // The numbers below n, each once.
+  std::vector<uint32_t> of(uint32_t n) {
+    std::vector<uint32_t> order(n);
+    std::iota(order.begin(), order.end(), 0u);
+    if (kind == reverse) std::reverse(order.begin(), order.end());
+    if (kind == drawn)
+      for (uint32_t i = n; i > 1; i--) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        std::swap(order[i - 1], order[state % i]);
+      }
+    return order;
+  }
+};
+
+Order order_wanted() {
+  const std::string order = environment("PTX_ORDER", "forward");
+  if (order == "forward") return {};
+  if (order == "reverse") return {Order::reverse};
+  char* end;
+  const uint64_t seed = strtoull(order.c_str(), &end, 10);
+  if (*end || seed == 0)
+    throw std::runtime_error("PTX_ORDER=" + order + ": expected forward, reverse or a number from 1");
+  return {Order::drawn, seed * 0x9E3779B97F4A7C15ull + 1};
+}
+
+// ---- one launch
+
+Fault Machine::launch(const Kernel& kernel, Index grid, Index block, size_t dynamic_shared, const void* parameters) {
+  kernel_ = &kernel;
+  grid_ = grid, block_ = block;
+  threads_ = block.x * block.y * block.z;
+  warps_ = (threads_ + warp_size - 1) / warp_size;
+  fault_ = Fault::none;
+  hopper_ = compute_capability() >= 90;
+  warp_epochs_.assign(warps_, 1);
+  make_fibers();
+  lay_out_shared(dynamic_shared);
+  const bool watched = *environment("PTX_RACES", "0") == '1';
+  if (watched) cells_.assign(shared_.size() / 2, {});
+  for (uint32_t i = 0; i < threads_; i++) {
+    Thread& t = fibers_[i]->thread;
+    t = {};
+    t.tid = {i % block.x, i / block.x % block.y, i / block.x / block.y};
+    t.ntid = block, t.nctaid = grid;
+    t.lane = i % warp_size, t.warp = i / warp_size;
+    t.parameters = static_cast<const unsigned char*>(parameters);
+    t.shared = shared_.data(), t.shared_live = shared_live_.data(), t.shared_bytes = uint32_t(shared_.size());
+    t.watched = watched;
+    t.machine = this;
+  }
+  Order order = order_wanted();
+  lane_order_ = order.of(warp_size);
+  warp_order_ = order.of(warps_);
+  const auto run = [&](uint64_t i) {
+    run_block({uint32_t(i % grid.x), uint32_t(i / grid.x % grid.y), uint32_t(i / grid.x / grid.y)});
+    return fault_ == Fault::none;
+  };
+  const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
+  if (order.kind == Order::drawn && blocks <= 1u << 20) {
+    for (uint32_t i : order.of(uint32_t(blocks))) {
+      lane_order_ = order.of(warp_size);
+      warp_order_ = order.of(warps_);
+      if (!run(i)) break;
+    }
+  } else {
+    for (uint64_t i = 0; i < blocks; i++)
+      if (!run(order.kind == Order::forward ? i : blocks - 1 - i)) break;
+  }
+  if (fault_ != Fault::none) fibers_.clear();  // they stand in the middle of a kernel
+  return fault_;
+}
+
+// A fiber runs the kernel once for each block.
+void Machine::make_fibers() {
+  while (fibers_.size() < threads_) {
+    fibers_.push_back(std::make_unique<Fiber>());
+    Fiber* const f = fibers_.back().get();
+    f->context = boost::context::fiber(std::allocator_arg, boost::context::protected_fixedsize_stack(stack_bytes),
+                                       [this, f](boost::context::fiber&& from) {
+                                         scheduler_ = std::move(from);
+                                         for (;;) {
+                                           kernel_->description->code(f->thread);
+                                           finish(*f);
+                                           suspend();
+                                         }
+                                         return boost::context::fiber();
+                                       });
+  }
+}
+
+// Shared variables as the translator has placed them, then the dynamic part; the table of what is inside of one.
+void Machine::lay_out_shared(size_t dynamic_shared) {
+  const Description& d = *kernel_->description;
+  const auto rounded = [](size_t n) { return (n + shared_granule - 1) / shared_granule * shared_granule; };
+  shared_.assign(rounded(d.dynamic_at + dynamic_shared), 0xFF);
+  shared_live_.assign(shared_.size() / shared_granule, 0);
+  const auto put = [&](size_t at, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) shared_live_[(at + i) / shared_granule]++;
+  };
+  for (uint32_t i = 0; i < d.variable_count; i++) put(d.variables[2 * i], d.variables[2 * i + 1]);
+  put(d.dynamic_at, dynamic_shared);
+}
+
+void Machine::run_block(Index ctaid) {
+  memset(shared_.data(), 0xFF, shared_.size());
+  epoch_++;
+  for (uint32_t i = 0; i < threads_; i++) {
+    Fiber& f = *fibers_[i];
+    f.state = Fiber::ready;
+    f.thread.ctaid = ctaid;
+    f.thread.volatile_loads = 0;
+    f.thread.local_bytes = 0;
+    f.copies.clear();
+    f.groups = 0;
+  }
+  for (;;) {
+    for (uint32_t warp : warp_order_)
+      for (bool progress = true; progress;) {
+        progress = false;
+        for (uint32_t i : lane_order_) {
+          if (!exists(warp, i) || lane(warp, i).state != Fiber::ready) continue;
+          progress = true;
+          running_ = &lane(warp, i);
+          running_->context = std::move(running_->context).resume();
+          if (fault_ != Fault::none) return;
+        }
+      }
+    if (std::all_of(fibers_.begin(), fibers_.begin() + threads_, [](auto& f) { return f->state == Fiber::done; })) return;
+    pass_barrier();
+    if (fault_ != Fault::none) return;
+  }
+}
+
+void Machine::suspend() {
+  scheduler_ = std::move(scheduler_).resume();
+}
+
+// ---- barriers: all threads of the block that have not returned, at one number; those of a warp at one instruction
+//      (PTX ISA 9.7.13.1: bar.sync is barrier.sync.aligned)
+
+void Machine::barrier(Thread& t, uint32_t number, unsigned line) {
+  Fiber& f = fiber_of(t);
+  f.state = Fiber::at_barrier, f.barrier = number, f.line = line;
+  suspend();
+}
+
+void Machine::pass_barrier() {
+  const Fiber* first = nullptr;
+  for (uint32_t i = 0; i < threads_; i++) {
+    const Fiber& f = *fibers_[i];
+    if (f.state == Fiber::done) continue;
+    if (!first || f.thread.warp != first->thread.warp) {
+      if (first && f.barrier != first->barrier) return stuck();
+      first = &f;
+    }
+    if (f.state != Fiber::at_barrier || f.barrier != first->barrier || f.line != first->line) return stuck();
+  }
+  epoch_++;
+  for (uint32_t i = 0; i < threads_; i++)
+    if (fibers_[i]->state == Fiber::at_barrier) fibers_[i]->state = Fiber::ready;
+}
+
+// Nobody can go on: says who waits where, and who has returned.
+void Machine::stuck() {
+  std::map<std::string, std::vector<uint32_t>> where;
+  for (uint32_t i = 0; i < threads_; i++) {
+    const Fiber& f = *fibers_[i];
+    where[f.state == Fiber::done ? "have returned"
+                                 : words("wait%s at ", f.state == Fiber::in_warp ? words(" for lanes %08x", f.mask).c_str() : "") +
+                                       place(f.line)]
+        .push_back(i);
+  }
+  std::string text = "threads wait for one another, and nobody can go on:";
+  for (const auto& [what, threads] : where) {
+    text += "\n  threads";
+    for (size_t i = 0; i < threads.size();) {  // runs of neighbours
+      size_t end = i + 1;
+      while (end < threads.size() && threads[end] == threads[end - 1] + 1) end++;
+      text += i ? "," : "";
+      text += end - i > 1 ? words(" %u to %u", threads[i], threads[end - 1]) : words(" %u", threads[i]);
+      if ((i = end) < threads.size() && text.size() > 600) {
+        text += ", ...";
+        break;
+      }
+    }
+    text += " " + what;
+  }
+  Fiber& any = **std::find_if(fibers_.begin(), fibers_.end(), [](auto& f) { return f->state != Fiber::done; });
+  fault_ = Fault::launch_failure;
+  report(any.thread, any.line, text);
+}
+
+// ---- instructions of a warp: every lane of the mask that has not returned, at one instruction with one mask
+
+void Machine::meet(Thread& t, WarpOp op, uint32_t mask, void* record, unsigned line) {
+  Fiber& f = fiber_of(t);
+  if (!(mask >> t.lane & 1)) refuse(t, "a lane that is not in the mask executes this", line);
+  f.op = op, f.mask = mask, f.record = record, f.line = line;
+  f.state = Fiber::in_warp;
+  if (!complete(f)) suspend();
+}
+
+// Does what a lane waits for, if all who belong to it are there: all of them can go on.
+bool Machine::complete(Fiber& f) {
+  Fiber* lanes[warp_size] = {};
+  const uint32_t warp = f.thread.warp;
+  bool whole = true;
+  for (uint32_t i = 0; i < warp_size; i++) {
+    if (!(f.mask >> i & 1)) continue;
+    if (!exists(warp, i) || lane(warp, i).state == Fiber::done) {
+      whole = false;
+      continue;
+    }
+    Fiber& other = lane(warp, i);
+    if (other.state != Fiber::in_warp || other.op != f.op || other.mask != f.mask ||
+        (other.line != f.line && f.op != WarpOp::sync))
+      return false;
+    lanes[i] = &other;
+  }
+  if (!whole && (f.op == WarpOp::mma || f.op == WarpOp::ldmatrix))
+    refuse(f.thread, "a lane of the warp is missing or has returned: all 32 must execute this", f.line);
+  switch (f.op) {
+    case WarpOp::sync: warp_epochs_[warp] += f.mask == ~0u || !whole; break;
+    case WarpOp::shuffle: shuffle(lanes); break;
+    case WarpOp::ballot: ballot(lanes); break;
+    case WarpOp::ldmatrix: ldmatrix(lanes); break;
+    case WarpOp::mma: hopper_ ? mma<gated::MmaArithmetic::hopper>(lanes) : mma<gated::MmaArithmetic::ampere>(lanes); break;
+  }
+  for (Fiber* other : lanes)
+    if (other) other->state = Fiber::ready;
+  return true;
+}
+
+// A thread has returned: whoever waited for it alone can go on.
+void Machine::finish(Fiber& f) {
+  f.state = Fiber::done;
+  for (uint32_t i = 0; i < warp_size; i++)
+    if (exists(f.thread.warp, i) && lane(f.thread.warp, i).state == Fiber::in_warp) complete(lane(f.thread.warp, i));
+}
+
+// (9.7.9.6) Each lane names another, and whether that one is inside of its segment; where not, it gets its own value.
+void Machine::shuffle(Fiber* const* lanes) {
+  for (uint32_t i = 0; i < warp_size; i++) {
+    if (!lanes[i]) continue;
+    Shuffle& s = *static_cast<Shuffle*>(lanes[i]->record);
+    const uint32_t by = s.b & 31, clamp = s.c & 31, segment = s.c >> 8 & 31;
+    const uint32_t last = (i & segment) | (clamp & ~segment), first = i & segment;
+    int j = int(i);
+    switch (s.mode) {
+      case Shuffle::up: j = int(i) - int(by), s.inside = j >= int(last); break;
+      case Shuffle::down: j = int(i + by), s.inside = j <= int(last); break;
+      case Shuffle::butterfly: j = int(i ^ by), s.inside = j <= int(last); break;
+      case Shuffle::index: j = int(first | (by & ~segment)), s.inside = j <= int(last); break;
+    }
+    if (!s.inside) j = int(i);
+    // (What a lane gets from one that is not there is undefined: all bits 1, a NaN.)
+    s.result = lanes[j] ? static_cast<const Shuffle*>(lanes[j]->record)->value : ~0u;
+  }
+}
+
+void Machine::ballot(Fiber* const* lanes) {
+  uint32_t votes = 0;
+  for (uint32_t i = 0; i < warp_size; i++)
+    if (lanes[i] && static_cast<Ballot*>(lanes[i]->record)->mine) votes |= 1u << i;
+  for (uint32_t i = 0; i < warp_size; i++)
+    if (lanes[i]) static_cast<Ballot*>(lanes[i]->record)->result = votes;
+}
+
+// (9.7.14.5.15) Lane i brings the address of row i % 8 of matrix i / 8. Of each matrix, lane i gets elements 2 (i % 4) and the next
+// of row i / 4; transposed, rows 2 (i % 4) and the next of column i / 4.
+void Machine::ldmatrix(Fiber* const* lanes) {
+  const LdMatrix& first = *static_cast<const LdMatrix*>(lanes[0]->record);
+  for (unsigned m = 0; m < first.tiles; m++) {
+    uint16_t rows[8][8];
+    for (unsigned r = 0; r < 8; r++) {
+      Fiber& from = *lanes[8 * m + r];
+      memcpy(rows[r], checked_shared(from.thread, static_cast<LdMatrix*>(from.record)->row, 16, from.line), 16);
+    }
+    for (unsigned i = 0; i < warp_size; i++) {
+      const unsigned g = i / 4, t = 2 * (i % 4);
+      const uint16_t low = first.transposed ? rows[t][g] : rows[g][t];
+      const uint16_t high = first.transposed ? rows[t + 1][g] : rows[g][t + 1];
+      static_cast<LdMatrix*>(lanes[i]->record)->result[m] = low | uint32_t(high) << 16;
+    }
+  }
+}
+
+// (9.7.14.5.8, figures of m16n8k16 with .bf16) With g = i / 4 and t = i % 4, lane i holds, two elements in a register:
+//   A (16,16)  a0: (g, 2t)  a1: (g+8, 2t)  a2: (g, 2t+8)  a3: (g+8, 2t+8)      and the next of the row
+//   B (16,8)   b0: (2t, g)  b1: (2t+8, g)                                      and the next of the column
+//   C (16,8)   c0, c1: (g, 2t)   c2, c3: (g+8, 2t)                             and the next of the row
+// The sums of products are those of core/mma.h, the model of a tensor core, `lanes` columns of C' = B' A' side by side.
+template <gated::MmaArithmetic arithmetic>
+void Machine::mma(Fiber* const* lanes) {
+  using gated::bf16;
+  bf16 A[16][16], B[8][16];  // (B by columns)
+  float C[8][16];
+  const auto put = [](bf16* to, uint32_t pair) {
+    to[0] = bf16::from_bits(uint16_t(pair)), to[1] = bf16::from_bits(uint16_t(pair >> 16));
+  };
+  for (unsigned i = 0; i < warp_size; i++) {
+    const Mma& m = *static_cast<const Mma*>(lanes[i]->record);
+    const unsigned g = i / 4, t = 2 * (i % 4);
+    put(&A[g][t], m.a[0]), put(&A[g + 8][t], m.a[1]), put(&A[g][t + 8], m.a[2]), put(&A[g + 8][t + 8], m.a[3]);
+    put(&B[g][t], m.b[0]), put(&B[g][t + 8], m.b[1]);
+    C[t][g] = m.c[0], C[t + 1][g] = m.c[1], C[t][g + 8] = m.c[2], C[t + 1][g + 8] = m.c[3];
+  }
+  for (unsigned row = 0; row < 16; row += gated::lanes) {
+    const gated::MmaPanel panel = gated::mma_panel(A[row], 1, 16, 16, gated::lanes);
+    for (unsigned column = 0; column < 8; column++) {
+      const gated::MmaRow b = gated::mma_row(B[column], 1, 16);
+      gated::vec sum[1] = {gated::load(C[column] + row)};
+      gated::mma_lanes<arithmetic>(sum, &b, panel);
+      gated::store(C[column] + row, sum[0]);
+    }
+  }
+  for (unsigned i = 0; i < warp_size; i++) {
+    Mma& m = *static_cast<Mma*>(lanes[i]->record);
+    const unsigned g = i / 4, t = 2 * (i % 4);
+    m.c[0] = C[t][g], m.c[1] = C[t + 1][g], m.c[2] = C[t][g + 8], m.c[3] = C[t + 1][g + 8];
+  }
+}
+
+// ---- copies that arrive at their wait, and not before
+
+const unsigned char* Machine::checked_shared(Thread& t, uint32_t address, unsigned bytes, unsigned line) {
+  static_assert(sizeof(uint64_t[2]) == 16);
+  if (bytes != 16) refuse(t, "an access of this size is not known", line);
+  return reinterpret_cast<const unsigned char*>(shared<uint64_t, 2>(t, address, false, line));
+}
+
+void Machine::copy_async(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, unsigned line) {
+  if (bytes > 16) refuse(t, "cp.async copies more than its 16 bytes", line);
+  if (from % 16) fault(t, Space::global, from, 16, line);
+  if (bytes && !storage(reinterpret_cast<const void*>(from), bytes)) fault(t, Space::global, from, bytes, line);
+  memset(shared<uint64_t, 2>(t, to, true, line), 0xFF, 16);
+  Fiber& f = fiber_of(t);
+  f.copies.push_back({to, bytes, from, f.groups, line});
+}
+
+void Machine::commit_copies(Thread& t) {
+  fiber_of(t).groups++;
+}
+
+void Machine::wait_copies(Thread& t, uint32_t pending) {
+  Fiber& f = fiber_of(t);
+  size_t arrived = 0;
+  for (; arrived < f.copies.size() && f.copies[arrived].group + pending < f.groups; arrived++) {
+    const Fiber::Copy& copy = f.copies[arrived];
+    unsigned char bytes[16] = {};
+    memcpy(bytes, storage_of(copy.from), copy.bytes);
+    memcpy(shared<uint64_t, 2>(t, copy.to, true, copy.line), bytes, 16);
+  }
+  f.copies.erase(f.copies.begin(), f.copies.begin() + ptrdiff_t(arrived));
+}
+
+// ---- races
+
+void Machine::watch(Thread& t, uint32_t address, unsigned bytes, bool write, unsigned line) {
+  const uint32_t me = uint32_t(t.warp * warp_size + t.lane);
+  const Access now{epoch_, warp_epochs_[t.warp], me, line};
+  // Is there no barrier between that access and this one?
+  const auto meets = [&](const Access& before) {
+    return before.epoch == epoch_ && before.thread != me &&
+           (before.thread / warp_size != t.warp || before.warp_epoch == now.warp_epoch);
+  };
+  const auto race = [&](const Access& before, const char* did) {
+    end(Fault::launch_failure, t, line,
+        words("a race: thread %u %s shared memory at %u, and so does thread %u, which %s it, with no barrier between: %s",
+              me, write ? "writes" : "reads", address, before.thread, did, place(before.line).c_str()));
+  };
+  for (uint32_t at = address / 2; at < (address + bytes + 1) / 2; at++) {
+    Cell& cell = cells_[at];
+    if (meets(cell.write)) race(cell.write, "writes");
+    const bool read_now = cell.read.epoch == epoch_;
+    if (write) {
+      const bool same_warp_now = cell.read.thread / warp_size == t.warp && cell.read.warp_epoch == now.warp_epoch;
+      if (read_now && (meets(cell.read) || cell.several_warps || (cell.several_lanes && same_warp_now)))
+        race(cell.read, "reads");
+      cell.write = now;
+    } else {
+      if (!read_now) cell.several_warps = cell.several_lanes = false;
+      cell.several_warps |= read_now && cell.read.thread / warp_size != t.warp;
+      cell.several_lanes = read_now && cell.read.warp_epoch == now.warp_epoch && (cell.several_lanes || cell.read.thread != me);
+      cell.read = now;
+    }
+  }
+}
+
+// ---- faults
+
+// The line of the source and the instruction, which the kernel's C++ has beside its own lines.
+std::string Machine::place(unsigned line) const {
+  std::ifstream file(kernel_->file);
+  std::string text, source = "unknown source";
+  for (unsigned i = 1; std::getline(file, text); i++) {
+    const size_t comment = text.find("// ");
+    if (comment == std::string::npos) continue;
+    if (i == line) return source + ": " + text.substr(comment + 3);
+    if (text.find_first_not_of(' ') == comment && i > 1) source = text.substr(comment + 3);
+  }
+  return kernel_->file + words(":%u", line);
+}
+
+std::string Machine::who(const Thread& t) const {
+  return words("block (%u,%u,%u) of (%u,%u,%u), thread (%u,%u,%u) of (%u,%u,%u)", t.ctaid.x, t.ctaid.y, t.ctaid.z, grid_.x,
+               grid_.y, grid_.z, t.tid.x, t.tid.y, t.tid.z, block_.x, block_.y, block_.z);
+}
+
+void Machine::report(Thread& t, unsigned line, const std::string& what) {
+  fprintf(stderr, "ptx: %.300s: %s\n  at %s\n  %s\n", plain_name(kernel_->name).c_str(), who(t).c_str(),
+          place(line).c_str(), what.c_str());
+}
+
+void Machine::end(Fault fault, Thread& t, unsigned line, const std::string& what) {
+  fault_ = fault;
+  report(t, line, what);
+  for (;;) suspend();
+}
+
+void Machine::refuse(Thread& t, const char* why, unsigned line) {
+  end(Fault::launch_failure, t, line, why);
+}
+
+void Machine::fault(Thread& t, Space space, uint64_t address, unsigned bytes, unsigned line) {
+  const bool misaligned = address % (bytes & -bytes) != 0;
+  std::string what;
+  if (space == Space::global) {
+    what = "global memory: " + explain(reinterpret_cast<const void*>(address), bytes);
+  } else if (space == Space::shared) {
+    what = words("shared memory: %u bytes at %zu, which are not all inside one variable (the block has %u bytes, dynamic ones from %u)",
+                 bytes, size_t(address), t.shared_bytes, kernel_->description->dynamic_at);
+  } else if (space == Space::local) {
+    what = words("%u bytes at 0x%zx, which are neither device memory nor shared memory nor the thread's own", bytes, size_t(address));
+  } else {
+    what = words("parameters: %u bytes at %zu of %zu", bytes, size_t(address), kernel_->parameter_bytes);
+  }
+  if (misaligned) what += ", not on a boundary of their size";
+  end(misaligned ? Fault::misaligned_address : Fault::illegal_address, t, line, what);
+}
+
+}  // namespace
+
+Fault run(const Kernel& kernel, Extent grid, Extent block, size_t dynamic_shared, const void* parameters) {
+  static Machine machine;
+  return machine.launch(kernel, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, dynamic_shared, parameters);
+}
+
+}  // namespace ptx

@@ -1,0 +1,1052 @@
+// CUDA's runtime as the host sees it, over a machine that this file plays: what runs when, what is refused and how, captures, and
+// what a program that breaks a rule ends with. (It is linked without ptx/machine.cpp.)
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "ptx/machine.h"
+#include "tests/catch.h"
+
+extern "C" {
+void __cudaRegisterFunction(void**, const char*, char*, const char*, int, uint3*, uint3*, dim3*, dim3*, int*);
+unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, cudaStream_t);
+cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*);
+cudaError_t __cudaGetKernel(cudaKernel_t*, const void*);
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t);
+}
+
+// ---- the machine
+
+namespace {
+
+constexpr size_t device_bytes = size_t{1} << 30;
+char* const addresses = static_cast<char*>(mmap(nullptr, device_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+size_t given = 0;
+std::map<const char*, std::vector<char>> allocations;
+int capability = 90;
+ptx::Fault next_fault = ptx::Fault::none;
+int launches = 0;
+
+// add(int* at, int value): *at += value
+const std::map<std::string, ptx::Kernel> kernels = [] {
+  std::map<std::string, ptx::Kernel> all;
+  const auto add = [&](const char* name, size_t static_shared, unsigned most_threads) {
+    ptx::Kernel& kernel = all[name];
+    kernel.name = name;
+    kernel.parameters = {{0, 8}, {8, 4}};
+    kernel.parameter_bytes = 16;
+    kernel.static_shared = static_shared;
+    kernel.local_bytes = 24;
+    kernel.most_threads = most_threads;
+  };
+  add("add", 0, 1024);
+  add("static", 8 << 10, 1024);
+  add("bounded", 0, 128);
+  return all;
+}();
+char add_stub, static_stub, bounded_stub, unknown_stub, unregistered_stub;
+const bool registered = [] {
+  const auto add = [](const char& stub, const char* name) {
+    __cudaRegisterFunction(nullptr, &stub, nullptr, name, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
+  };
+  add(add_stub, "add");
+  add(static_stub, "static");
+  add(bounded_stub, "bounded");
+  add(unknown_stub, "unknown");
+  return true;
+}();
+
+}  // namespace
+
+namespace ptx {
+
+void* allocate(size_t bytes) {
+  if (bytes > device_bytes - given) return nullptr;
+  char* const p = addresses + given;
+  given += (bytes + 511) / 256 * 256;
+  allocations[p].assign(bytes, char(0xFF));
+  return p;
+}
+bool release(void* p) {
+  return allocations.erase(static_cast<char*>(p));
+}
+MemoryUse memory_use() {
+  return {device_bytes - given, device_bytes};
+}
+bool is_device_address(const void* p) {
+  return p >= addresses && p < addresses + device_bytes;
+}
+void* storage(const void* p, size_t n) {
+  const auto* const at = static_cast<const char*>(p);
+  for (auto& [begin, memory] : allocations)
+    if (at >= begin && at + n <= begin + memory.size()) return memory.data() + (at - begin);
+  return nullptr;
+}
+std::string explain(const void*, size_t) {
+  return "not inside a live allocation";
+}
+const Kernel& find_kernel(const std::string& name) {
+  const auto found = kernels.find(name);
+  if (found == kernels.end()) throw std::runtime_error("no PTX of kernel " + name);
+  return found->second;
+}
+Fault run(const Kernel&, Extent, Extent, size_t, const void* parameters) {
+  launches++;
+  int *at, value;
+  memcpy(&at, parameters, 8);
+  memcpy(&value, static_cast<const char*>(parameters) + 8, 4);
+  *static_cast<int*>(storage(at, 4)) += value;
+  return std::exchange(next_fault, Fault::none);
+}
+int compute_capability() {
+  return capability;
+}
+
+}  // namespace ptx
+
+// ---- helpers
+
+namespace {
+
+#define OK(call) REQUIRE(cudaGetErrorName(call) == std::string("cudaSuccess"))
+#define REFUSED(error, call)                                              \
+  do {                                                                    \
+    REQUIRE(cudaGetErrorName(call) == std::string(#error));               \
+    REQUIRE(cudaGetErrorName(cudaGetLastError()) == std::string(#error)); \
+  } while (0)
+
+struct Device {
+  int* at;
+  explicit Device(size_t n = 1) { OK(cudaMalloc(reinterpret_cast<void**>(&at), n * sizeof(int))); }
+  ~Device() { cudaFree(at); }
+  operator int*() const { return at; }
+  // What is there now, which no host could see.
+  int peek(size_t i = 0) const { return static_cast<int*>(ptx::storage(at, 4 * (i + 1)))[i]; }
+};
+struct Pinned {
+  int* at;
+  explicit Pinned(size_t n = 1) { OK(cudaMallocHost(reinterpret_cast<void**>(&at), n * sizeof(int))); }
+  ~Pinned() { cudaFreeHost(at); }
+  operator int*() const { return at; }
+};
+struct Stream {
+  cudaStream_t at;
+  explicit Stream(unsigned flags = cudaStreamDefault) { OK(cudaStreamCreateWithFlags(&at, flags)); }
+  ~Stream() {
+    cudaStreamSynchronize(at);
+    cudaStreamDestroy(at);
+  }
+  operator cudaStream_t() const { return at; }
+};
+struct Event {
+  cudaEvent_t at;
+  Event() { OK(cudaEventCreateWithFlags(&at, cudaEventDisableTiming)); }
+  ~Event() { cudaEventDestroy(at); }
+  operator cudaEvent_t() const { return at; }
+};
+
+cudaError_t add(int* at, int value, cudaStream_t stream, const void* kernel = &add_stub, dim3 grid = 1, dim3 block = 1,
+                size_t dynamic = 0) {
+  void* arguments[] = {&at, &value};
+  return cudaLaunchKernel(kernel, grid, block, arguments, dynamic, stream);
+}
+cudaError_t set(int* at, int byte, cudaStream_t stream) {
+  return cudaMemsetAsync(at, byte, 4, stream);
+}
+constexpr int twos = 0x02020202, ones = 0x01010101, fresh = -1;
+
+cudaError_t begin(cudaStream_t stream, cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal) {
+  return cudaStreamBeginCapture(stream, mode);
+}
+
+// What a program that does this ends with, and what it says on stderr. 99 where a check of its own fails.
+struct Ending {
+  int status;
+  std::string said;
+};
+#define CHECK_HERE(condition) \
+  if (!(condition)) fprintf(stderr, "line %d: %s\n", __LINE__, #condition), _exit(99)
+Ending program(const std::function<void()>& body) {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], 2);
+    close(ends[0]);
+    signal(SIGSEGV, SIG_DFL);
+    body();
+    exit(0);
+  }
+  close(ends[1]);
+  Ending ending{};
+  char text[4096];
+  for (ssize_t n; (n = read(ends[0], text, sizeof text)) > 0;) ending.said.append(text, size_t(n));
+  close(ends[0]);
+  int status;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  ending.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  return ending;
+}
+bool contains(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+// ---- what runs when
+
+TEST_CASE("ptx: a copy from pinned memory reads it late, one from other memory at once", "[ptx]") {
+  const Stream stream;
+  const Device x, y;
+  const Pinned staging;
+  int pageable = 5;
+  *staging = 1;
+  OK(cudaMemcpyAsync(x, staging, 4, cudaMemcpyHostToDevice, stream));
+  OK(cudaMemcpyAsync(y, &pageable, 4, cudaMemcpyHostToDevice, stream));
+  REQUIRE(x.peek() == fresh);
+  REQUIRE(y.peek() == fresh);
+  *staging = 2;
+  pageable = 6;
+  OK(cudaStreamSynchronize(stream));
+  REQUIRE(x.peek() == 2);
+  REQUIRE(y.peek() == 5);
+}
+
+TEST_CASE("ptx: a copy to pinned memory arrives late, one to other memory at once", "[ptx]") {
+  const Stream stream, other;
+  const Device x, y;
+  const Pinned pinned;
+  int pageable = 0;
+  OK(set(x, 1, stream));
+  OK(set(y, 2, other));
+  OK(cudaMemcpyAsync(pinned, x, 4, cudaMemcpyDeviceToHost, stream));
+  REQUIRE(*pinned == fresh);
+  OK(cudaMemcpyAsync(&pageable, x, 4, cudaMemcpyDeviceToHost, stream));
+  REQUIRE(*pinned == ones);
+  REQUIRE(pageable == ones);
+  REQUIRE(y.peek() == fresh);
+  OK(cudaMemcpyAsync(pinned, &pageable, 4, cudaMemcpyHostToHost, other));  // within the host: at once
+  REQUIRE(y.peek() == twos);
+}
+
+TEST_CASE("ptx: who waits gets what the wait needs, in the order of the stream, and no more", "[ptx]") {
+  const Stream a, b;
+  const Device x, y;
+  const Event event;
+  OK(cudaEventSynchronize(event));  // never recorded: nothing to wait for
+  OK(set(x, 1, a));
+  OK(add(x, 5, a));
+  OK(cudaEventRecord(event, a));
+  OK(add(x, 7, a));
+  OK(set(y, 2, b));
+  OK(cudaEventSynchronize(event));
+  REQUIRE(x.peek() == ones + 5);
+  REQUIRE(y.peek() == fresh);
+  OK(cudaStreamSynchronize(a));
+  REQUIRE(x.peek() == ones + 12);
+  REQUIRE(y.peek() == fresh);
+  OK(cudaDeviceSynchronize());
+  REQUIRE(y.peek() == twos);
+  // An event brings one stream behind another.
+  OK(set(x, 1, a));
+  OK(cudaEventRecord(event, a));
+  OK(cudaStreamWaitEvent(b, event, 0));
+  OK(cudaMemcpyAsync(y, x, 4, cudaMemcpyDeviceToDevice, b));
+  OK(cudaStreamSynchronize(b));
+  REQUIRE(y.peek() == ones);
+}
+
+TEST_CASE("ptx: the null stream and blocking streams wait for each other, others for none", "[ptx]") {
+  const Stream blocking, other(cudaStreamNonBlocking);
+  const Device x, y, z;
+  OK(set(x, 1, blocking));
+  OK(set(z, 1, other));
+  OK(set(y, 1, nullptr));
+  OK(cudaStreamSynchronize(nullptr));
+  REQUIRE(x.peek() == ones);
+  REQUIRE(y.peek() == ones);
+  REQUIRE(z.peek() == fresh);
+  OK(set(x, 2, nullptr));
+  OK(set(z, 2, other));
+  OK(cudaStreamSynchronize(other));
+  REQUIRE(z.peek() == twos);
+  REQUIRE(x.peek() == ones);
+  OK(set(y, 2, blocking));
+  OK(cudaStreamSynchronize(blocking));
+  REQUIRE(x.peek() == twos);
+  // A wait for the null stream is one for all blocking streams, one that is gone among them.
+  cudaStream_t gone;
+  OK(cudaStreamCreate(&gone));
+  OK(set(x, 1, gone));
+  OK(cudaStreamDestroy(gone));
+  OK(cudaStreamSynchronize(cudaStreamLegacy));
+  REQUIRE(x.peek() == ones);
+}
+
+TEST_CASE("ptx: blocking copies wait for what CUDA says, and no more", "[ptx]") {
+  const Stream stream;
+  const Device x, y;
+  const Pinned pinned;
+  int pageable = 3;
+  OK(set(y, 1, stream));
+  OK(cudaMemcpy(x, &pageable, 4, cudaMemcpyHostToDevice));
+  REQUIRE(y.peek() == ones);   // behind a wait for the stream
+  REQUIRE(x.peek() == fresh);  // the host goes on as soon as its memory is read
+  pageable = 4;
+  OK(cudaMemcpy(&pageable, x, 4, cudaMemcpyDefault));
+  REQUIRE(pageable == 3);
+  *pinned = 9;
+  OK(cudaMemcpy(x, pinned, 4, cudaMemcpyHostToDevice));
+  REQUIRE(x.peek() == 9);
+  OK(cudaMemcpy(y, x, 4, cudaMemcpyDeviceToDevice));
+  REQUIRE(y.peek() == ones);
+  OK(cudaMemset(x, 2, 4));
+  REQUIRE(x.peek() == 9);
+  OK(cudaMemcpy(pinned, y, 4, cudaMemcpyDeviceToHost));
+  REQUIRE(*pinned == 9);
+  REQUIRE(x.peek() == twos);  // which stood before that
+}
+
+TEST_CASE("ptx: memory is given back when all work is done", "[ptx]") {
+  const Stream stream;
+  const Device x;
+  void* gone;
+  OK(cudaMalloc(&gone, 4));
+  OK(cudaMemsetAsync(gone, 1, 4, stream));
+  OK(set(x, 1, stream));
+  OK(cudaFree(gone));
+  REQUIRE(x.peek() == ones);
+  OK(cudaFree(nullptr));
+  REFUSED(cudaErrorInvalidValue, cudaFree(gone));
+  REFUSED(cudaErrorInvalidValue, cudaFree(x + 1));
+  REFUSED(cudaErrorInvalidValue, cudaMemset(gone, 0, 4));
+  REFUSED(cudaErrorMemoryAllocation, cudaMalloc(&gone, device_bytes + 1));
+  size_t free_bytes, total;
+  OK(cudaMemGetInfo(&free_bytes, &total));
+  REQUIRE(free_bytes < total);
+  REQUIRE(total == device_bytes);
+}
+
+// ---- copies
+
+TEST_CASE("ptx: a copy is refused unless each end lies inside one live allocation of its kind", "[ptx]") {
+  const Stream stream;
+  const Device x(2), y(2);
+  const Pinned pinned(2);
+  int* gone;
+  OK(cudaMallocHost(reinterpret_cast<void**>(&gone), 8));
+  OK(cudaFreeHost(gone));
+  int host[2] = {};
+  const struct {
+    void* to;
+    const void* from;
+    size_t bytes;
+    cudaMemcpyKind kind;
+  } refused[] = {{x, host, 8, cudaMemcpyDeviceToHost},       {x, host, 8, cudaMemcpyDeviceToDevice},
+                 {x, y, 8, cudaMemcpyHostToDevice},          {x, y, 8, cudaMemcpyDeviceToHost},
+                 {host, y, 8, cudaMemcpyDeviceToDevice},     {host, x, 8, cudaMemcpyHostToDevice},
+                 {host, pinned, 8, cudaMemcpyDeviceToHost},  {x, y, 8, cudaMemcpyHostToHost},
+                 {x, host, 9, cudaMemcpyHostToDevice},       {x + 1, y, 8, cudaMemcpyDeviceToDevice},
+                 {host, y + 1, 8, cudaMemcpyDefault},        {x, nullptr, 8, cudaMemcpyHostToDevice},
+                 {nullptr, x, 8, cudaMemcpyDeviceToHost},    {x, pinned + 1, 8, cudaMemcpyHostToDevice},
+                 {pinned - 1, x, 8, cudaMemcpyDeviceToHost}, {x, gone, 4, cudaMemcpyHostToDevice},
+                 {x, x, 4, cudaMemcpyDeviceToDevice},        {x + 1, x, 5, cudaMemcpyDefault}};
+  for (const auto& c : refused) {
+    INFO("case " << &c - refused);
+    REFUSED(cudaErrorInvalidValue, cudaMemcpyAsync(c.to, c.from, c.bytes, c.kind, stream));
+    REFUSED(cudaErrorInvalidValue, cudaMemcpy(c.to, c.from, c.bytes, c.kind));
+  }
+  REFUSED(cudaErrorInvalidMemcpyDirection, cudaMemcpy(x, host, 4, cudaMemcpyKind(5)));
+  REFUSED(cudaErrorInvalidValue, cudaMemsetAsync(x, 0, 9, stream));
+  REFUSED(cudaErrorInvalidValue, cudaMemset(pinned, 0, 4));
+  OK(cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyHostToDevice));
+  OK(cudaMemsetAsync(nullptr, 0, 0, stream));
+  OK(cudaMemcpyAsync(x + 1, x, 4, cudaMemcpyDeviceToDevice, stream));
+}
+
+TEST_CASE("ptx: rows are copied, and pitches held to their bounds", "[ptx]") {
+  const Stream stream;
+  const Device x(6), y(4);
+  const Pinned pinned(6);
+  for (int i = 0; i < 6; i++) pinned[i] = i;
+  OK(cudaMemcpy(x, pinned, 24, cudaMemcpyHostToDevice));
+  OK(cudaMemcpy2DAsync(y, 8, x + 1, 12, 8, 2, cudaMemcpyDeviceToDevice, stream));
+  int host[4] = {}, rows[4] = {};
+  OK(cudaMemcpy(host, y, 16, cudaMemcpyDeviceToHost));
+  REQUIRE(std::vector<int>(host, host + 4) == std::vector<int>{1, 2, 4, 5});
+  OK(cudaMemcpy2DAsync(y, 4, host, 8, 4, 2, cudaMemcpyHostToDevice, stream));  // staged row by row
+  OK(cudaMemcpy2DAsync(rows, 8, y, 4, 4, 2, cudaMemcpyDeviceToHost, stream));
+  REQUIRE(std::vector<int>(rows, rows + 4) == std::vector<int>{1, 0, 4, 0});
+  const auto rows_of = [&](size_t to_pitch, size_t from_pitch, size_t width, size_t height) {
+    return cudaMemcpy2DAsync(y, to_pitch, x, from_pitch, width, height, cudaMemcpyDeviceToDevice, stream);
+  };
+  REFUSED(cudaErrorInvalidPitchValue, rows_of(8, 0, 8, 2));
+  REFUSED(cudaErrorInvalidPitchValue, rows_of(7, 8, 8, 2));
+  REFUSED(cudaErrorInvalidPitchValue, rows_of(8, 7, 8, 1));
+  REFUSED(cudaErrorInvalidPitchValue, rows_of(size_t{1} << 31, 8, 8, 1));
+  REFUSED(cudaErrorInvalidPitchValue, rows_of(8, size_t{1} << 31, 8, 1));
+  OK(rows_of(0x7fffffff, 0x7fffffff, 8, 1));
+  OK(rows_of(0, 0, 0, 2));
+  OK(rows_of(0, 0, 8, 0));
+  OK(rows_of(8, 8, 8, 0));
+  REFUSED(cudaErrorInvalidValue, rows_of(8, 12, 8, 3));  // the target ends before that
+  REFUSED(cudaErrorInvalidValue, rows_of(12, 12, 8, 2));
+  REFUSED(cudaErrorInvalidValue, rows_of(8, 8, 8, SIZE_MAX));  // of memory there is not so much
+}
+
+// ---- pinned memory
+
+TEST_CASE("ptx: pinned memory is NaN at first, and gone for good at last", "[ptx]") {
+  float* p;
+  OK(cudaMallocHost(reinterpret_cast<void**>(&p), 8));
+  REQUIRE(std::isnan(p[0]));
+  REQUIRE(std::isnan(p[1]));
+  OK(cudaFreeHost(nullptr));
+  REFUSED(cudaErrorInvalidValue, cudaFreeHost(p + 1));
+  OK(cudaFreeHost(p));
+  REFUSED(cudaErrorInvalidValue, cudaFreeHost(p));
+  for (int i = 0; i < 10; i++) {
+    void* next;
+    OK(cudaHostAlloc(&next, 8, cudaHostAllocPortable));
+    REQUIRE(next != p);
+    OK(cudaFreeHost(next));
+  }
+  REQUIRE(program([&] { *p = 1; }).status == -SIGSEGV);
+  void* q;
+  REFUSED(cudaErrorMemoryAllocation, cudaMallocHost(&q, size_t{1} << 60));
+  REFUSED(cudaErrorInvalidValue, cudaHostAlloc(&q, 8, cudaHostAllocMapped));
+  REFUSED(cudaErrorInvalidValue, cudaMallocHost(static_cast<void**>(nullptr), 8));
+}
+
+TEST_CASE("ptx: pinned memory may go while a copy uses other", "[ptx]") {
+  const Stream stream;
+  const Device x;
+  int* pinned[3];
+  for (int*& p : pinned) OK(cudaMallocHost(reinterpret_cast<void**>(&p), 4));
+  std::sort(pinned, pinned + 3);
+  OK(cudaMemcpyAsync(x, pinned[1], 4, cudaMemcpyHostToDevice, stream));
+  OK(cudaFreeHost(pinned[0]));
+  OK(cudaFreeHost(pinned[2]));
+  OK(cudaStreamSynchronize(stream));
+  OK(cudaFreeHost(pinned[1]));
+}
+
+TEST_CASE("ptx: pinned memory that a copy is still to use is not given back, and the program does not end well",
+          "[ptx]") {
+  for (const bool to_device : {true, false}) {
+    const Ending ending = program([&] {
+      const Stream stream;
+      const Device x(4);
+      Pinned pinned(4);
+      const auto start = [&] {
+        if (to_device)
+          cudaMemcpyAsync(x, pinned + 2, 4, cudaMemcpyHostToDevice, stream);
+        else
+          cudaMemcpyAsync(pinned + 2, x, 4, cudaMemcpyDeviceToHost, stream);
+      };
+      start();
+      CHECK_HERE(cudaFreeHost(pinned) == cudaErrorInvalidValue);
+      CHECK_HERE(cudaStreamSynchronize(stream) == cudaSuccess);
+      CHECK_HERE(pinned[2] == fresh);  // it is still there
+      CHECK_HERE(cudaFreeHost(pinned) == cudaSuccess);
+    });
+    INFO(ending.said);
+    REQUIRE(ending.status == 1);
+    REQUIRE(contains(ending.said, to_device ? "cudaMemcpyAsync of 4 bytes from pinned memory to device memory"
+                                            : "cudaMemcpyAsync of 4 bytes from device memory to pinned memory"));
+  }
+}
+
+// ---- launches
+
+TEST_CASE("ptx: a launch is held to the device's limits", "[ptx]") {
+  const Stream stream;
+  const Device x;
+  const auto launch = [&](dim3 grid, dim3 block) { return add(x, 0, stream, &add_stub, grid, block); };
+  for (const dim3 grid : {dim3(0), dim3(1, 0), dim3(1, 1, 0), dim3(0x80000000u), dim3(1, 65536), dim3(1, 1, 65536)})
+    REFUSED(cudaErrorInvalidConfiguration, launch(grid, 1));
+  for (const dim3 block :
+       {dim3(0), dim3(1, 0), dim3(1, 1, 0), dim3(1025), dim3(1, 1025), dim3(1, 1, 65), dim3(32, 33), dim3(16, 16, 5)})
+    REFUSED(cudaErrorInvalidConfiguration, launch(1, block));
+  for (const dim3 grid : {dim3(0x7fffffff), dim3(1, 65535), dim3(1, 1, 65535)}) OK(launch(grid, 1));
+  for (const dim3 block : {dim3(1024), dim3(1, 1024), dim3(16, 1, 64), dim3(32, 32)}) OK(launch(1, block));
+  OK(add(x, 0, stream, &bounded_stub, 1, 128));
+  REFUSED(cudaErrorLaunchOutOfResources, add(x, 0, stream, &bounded_stub, 1, 129));
+  REFUSED(cudaErrorInvalidDeviceFunction, add(x, 0, stream, &unregistered_stub));
+  REFUSED(cudaErrorInvalidPtx, add(x, 0, stream, &unknown_stub));
+  OK(cudaGetLastError());  // none of them stays
+  OK(cudaStreamSynchronize(stream));
+}
+
+TEST_CASE("ptx: shared memory is asked for from 48 KiB on, and ends where the GPU's does", "[ptx]") {
+  const Stream stream;
+  const Device x;
+  const auto launch = [&](const char& stub, size_t dynamic) { return add(x, 0, stream, &stub, 1, 1, dynamic); };
+  const auto ask = [](const char& stub, size_t dynamic) {
+    return cudaFuncSetAttribute(&stub, cudaFuncAttributeMaxDynamicSharedMemorySize, int(dynamic));
+  };
+  const size_t fixed = 8 << 10;
+  OK(launch(static_stub, (48 << 10) - fixed));
+  REFUSED(cudaErrorInvalidValue, launch(static_stub, (48 << 10) - fixed + 1));
+  for (const auto& [gpu, limit] : {std::pair(80, 163 << 10), {86, 99 << 10}, {89, 99 << 10}, {90, 227 << 10}}) {
+    INFO(gpu);
+    capability = gpu;
+    int value;
+    OK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    REQUIRE(value == limit);
+    const size_t most = size_t(limit) - fixed;
+    REFUSED(cudaErrorInvalidValue, ask(static_stub, most + 1));
+    OK(ask(static_stub, most));
+    OK(launch(static_stub, most));
+    REFUSED(cudaErrorInvalidValue, launch(static_stub, most + 1));
+    OK(ask(add_stub, size_t(limit)));
+    OK(launch(add_stub, size_t(limit)));
+  }
+  OK(ask(static_stub, 100));  // less than without a word
+  OK(launch(static_stub, 100));
+  REFUSED(cudaErrorInvalidValue, launch(static_stub, 101));
+  REFUSED(cudaErrorInvalidValue, ask(static_stub, size_t(-1)));
+  REFUSED(cudaErrorInvalidValue, cudaFuncSetAttribute(&add_stub, cudaFuncAttributeMax, 1));
+  OK(cudaStreamSynchronize(stream));
+}
+
+TEST_CASE("ptx: a kernel's attributes, its name, and how many of its blocks run at once", "[ptx]") {
+  cudaFuncAttributes attributes;
+  OK(cudaFuncGetAttributes(&attributes, &bounded_stub));
+  REQUIRE(attributes.maxThreadsPerBlock == 128);
+  REQUIRE(attributes.maxDynamicSharedSizeBytes == 48 << 10);
+  OK(cudaFuncGetAttributes(&attributes, &add_stub));
+  REQUIRE(attributes.localSizeBytes == 24);
+  OK(cudaFuncGetAttributes(&attributes, &static_stub));
+  REQUIRE(attributes.sharedSizeBytes == 8 << 10);
+  REFUSED(cudaErrorInvalidDeviceFunction, cudaFuncGetAttributes(&attributes, &unregistered_stub));
+  const char* name;
+  OK(cudaFuncGetName(&name, &bounded_stub));
+  REQUIRE(name == std::string("bounded"));
+  OK(cudaFuncSetAttribute(&add_stub, cudaFuncAttributeMaxDynamicSharedMemorySize, 99 << 10));
+  const struct {
+    int gpu, threads, dynamic, expected;
+  } cases[] = {{80, 1024, 0, 2},
+               {90, 33, 0, 32},
+               {86, 1024, 0, 1},
+               {86, 512, 0, 3},
+               {86, 32, 0, 16},
+               {89, 32, 0, 24},
+               {80, 64, 0, 32},
+               {80, 65, 0, 21},
+               {90, 256, 0, 8},
+               {86, 32, 48 << 10, 2},
+               {80, 32, 40 << 10, 4},
+               {90, 32, 99 << 10, 2},
+               {86, 32, 99 << 10, 1},
+               {90, 1025, 0, 0},
+               {90, 32, 100 << 10, 0},
+               {90, 32, 56 << 10, 4},
+               {90, 32, (56 << 10) + 1, 3}};
+  for (const auto& c : cases) {
+    INFO(c.gpu << ", " << c.threads << " threads, " << c.dynamic << " bytes");
+    capability = c.gpu;
+    int blocks;
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, &add_stub, c.threads, size_t(c.dynamic)));
+    REQUIRE(blocks == c.expected);
+  }
+  int blocks;
+  REFUSED(cudaErrorInvalidValue, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, &add_stub, 0, 0));
+}
+
+TEST_CASE("ptx: nvcc's host code launches, and arguments are what they were at the call", "[ptx]") {
+  const Stream stream;
+  const Device x;
+  OK(set(x, 1, stream));
+  cudaKernel_t kernel;
+  OK(__cudaGetKernel(&kernel, &add_stub));
+  REQUIRE(__cudaPushCallConfiguration(dim3(1, 2, 3), dim3(4, 5, 6), 7, stream) == 0);
+  dim3 grid, block;
+  size_t dynamic;
+  cudaStream_t popped;
+  OK(__cudaPopCallConfiguration(&grid, &block, &dynamic, &popped));
+  REQUIRE(grid.z == 3);
+  REQUIRE(block.x == 4);
+  REQUIRE(dynamic == 7);
+  REQUIRE(popped == stream.at);
+  REQUIRE(__cudaPopCallConfiguration(&grid, &block, &dynamic, &popped) == cudaErrorMissingConfiguration);
+  int value = 3;
+  int* at = x;
+  void* arguments[] = {&at, &value};
+  OK(__cudaLaunchKernel(kernel, grid, block, arguments, dynamic, popped));
+  at = nullptr;
+  value = 4;
+  const int before = launches;
+  OK(cudaStreamSynchronize(stream));
+  REQUIRE(launches == before + 1);
+  REQUIRE(x.peek() == ones + 3);
+}
+
+// ---- errors
+
+TEST_CASE("ptx: the last error is told once", "[ptx]") {
+  REQUIRE(cudaMalloc(nullptr, 4) == cudaErrorInvalidValue);
+  REQUIRE(cudaPeekAtLastError() == cudaErrorInvalidValue);
+  const Device x;  // what goes well leaves it
+  REQUIRE(cudaGetLastError() == cudaErrorInvalidValue);
+  REQUIRE(cudaGetLastError() == cudaSuccess);
+  REQUIRE(cudaGetErrorString(cudaErrorInvalidPitchValue) == std::string("invalid pitch argument"));
+  REQUIRE(cudaGetErrorName(cudaError_t(12345)) == std::string("unrecognized error code"));
+}
+
+TEST_CASE("ptx: a fault is told by the call that waits for it, and by every call from there on", "[ptx]") {
+  for (const auto& [fault, code] : {std::pair(ptx::Fault::illegal_address, cudaErrorIllegalAddress),
+                                    {ptx::Fault::misaligned_address, cudaErrorMisalignedAddress},
+                                    {ptx::Fault::launch_failure, cudaErrorLaunchFailure}}) {
+    const Ending ending = program([&, fault = fault, code = code] {
+      const Stream stream;
+      const Device x, y;
+      Event event;
+      Pinned pinned;
+      next_fault = fault;
+      CHECK_HERE(add(x, 1, stream) == cudaSuccess);
+      CHECK_HERE(cudaGetLastError() == cudaSuccess);
+      CHECK_HERE(set(y, 1, stream) == cudaSuccess);
+      CHECK_HERE(cudaEventRecord(event, stream) == cudaSuccess);
+      CHECK_HERE(cudaEventSynchronize(event) == code);
+      int host;
+      size_t bytes;
+      void* p;
+      cudaStream_t made;
+      for (const cudaError_t answer :
+           {cudaGetLastError(), cudaGetLastError(), cudaPeekAtLastError(), cudaStreamSynchronize(stream),
+            cudaDeviceSynchronize(), add(x, 1, stream), set(x, 1, stream),
+            cudaMemcpy(&host, x, 4, cudaMemcpyDeviceToHost), cudaMalloc(&p, 4), cudaFree(x), cudaFreeHost(pinned),
+            cudaMemGetInfo(&bytes, &bytes), cudaStreamCreate(&made)})
+        CHECK_HERE(answer == code);
+      CHECK_HERE(y.peek() == fresh);  // nothing runs any more
+    });
+    INFO(ending.said);
+    REQUIRE(ending.status == 0);
+  }
+}
+
+TEST_CASE("ptx: what is gone, or was never made, is refused", "[ptx]") {
+  cudaStream_t stream;
+  cudaEvent_t event;
+  const Device x;
+  const Event live;
+  const Stream other;
+  OK(cudaStreamCreate(&stream));
+  OK(cudaStreamDestroy(stream));
+  OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  OK(cudaEventDestroy(event));
+  cudaStream_t next;
+  OK(cudaStreamCreate(&next));
+  REQUIRE(next != stream);
+  OK(cudaStreamDestroy(next));
+  int host = 0;
+  REFUSED(cudaErrorInvalidResourceHandle, add(x, 1, stream));
+  REFUSED(cudaErrorInvalidResourceHandle, set(x, 1, stream));
+  REFUSED(cudaErrorInvalidResourceHandle, cudaMemcpyAsync(x, &host, 4, cudaMemcpyHostToDevice, stream));
+  REFUSED(cudaErrorInvalidResourceHandle, cudaMemcpyAsync(x, &host, 0, cudaMemcpyHostToDevice, stream));
+  REFUSED(cudaErrorInvalidResourceHandle, cudaStreamSynchronize(stream));
+  REFUSED(cudaErrorInvalidResourceHandle, cudaStreamDestroy(stream));
+  REFUSED(cudaErrorInvalidResourceHandle, cudaStreamDestroy(nullptr));
+  REFUSED(cudaErrorInvalidResourceHandle, add(x, 1, cudaStreamPerThread));
+  REFUSED(cudaErrorInvalidResourceHandle, begin(stream));
+  REFUSED(cudaErrorInvalidResourceHandle, cudaEventRecord(live, stream));
+  REFUSED(cudaErrorInvalidResourceHandle, cudaEventRecord(event, other));
+  REFUSED(cudaErrorInvalidResourceHandle, cudaEventSynchronize(event));
+  REFUSED(cudaErrorInvalidResourceHandle, cudaEventDestroy(event));
+  REFUSED(cudaErrorInvalidResourceHandle, cudaStreamWaitEvent(other, event, 0));
+  REFUSED(cudaErrorInvalidResourceHandle, cudaEventDestroy(reinterpret_cast<cudaEvent_t>(other.at)));
+  cudaGraphExec_t exec;
+  REFUSED(cudaErrorInvalidValue, cudaGraphInstantiate(&exec, reinterpret_cast<cudaGraph_t>(other.at), 0));
+  REFUSED(cudaErrorInvalidValue, cudaGraphDestroy(nullptr));
+  REFUSED(cudaErrorInvalidValue, cudaGraphLaunch(nullptr, other));
+  REFUSED(cudaErrorInvalidValue, cudaGraphExecDestroy(nullptr));
+  // An event may go before it is reached.
+  OK(set(x, 1, other));
+  OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  OK(cudaEventRecord(event, other));
+  OK(cudaEventDestroy(event));
+  OK(cudaStreamSynchronize(other));
+  REQUIRE(x.peek() == ones);
+}
+
+// ---- captures
+
+TEST_CASE("ptx: what a capture takes down runs at each launch, with the arguments of then", "[ptx]") {
+  const Stream stream, other;
+  const Device x, y;
+  const Pinned pinned;
+  int pageable = 10, arrived = 0;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  OK(set(x, 1, stream));  // what stands before a capture is no part of it
+  OK(begin(stream));
+  int value = 5;
+  OK(cudaMemcpyAsync(x, &pageable, 4, cudaMemcpyHostToDevice, stream));
+  OK(add(x, value, stream));
+  OK(cudaMemcpyAsync(y, x, 4, cudaMemcpyDeviceToDevice, stream));
+  OK(cudaMemcpy2DAsync(pinned, 4, y, 4, 4, 1, cudaMemcpyDeviceToHost, stream));
+  OK(cudaMemcpyAsync(&arrived, y, 4, cudaMemcpyDeviceToHost, stream));
+  value = 6;
+  OK(cudaStreamEndCapture(stream, &graph));
+  OK(cudaStreamSynchronize(stream));
+  REQUIRE(x.peek() == ones);
+  REQUIRE(y.peek() == fresh);
+  OK(cudaGraphInstantiate(&exec, graph, 0));
+  OK(cudaGraphDestroy(graph));
+  REFUSED(cudaErrorInvalidValue, cudaGraphDestroy(graph));
+  for (int round = 1; round <= 2; round++) {
+    OK(cudaGraphLaunch(exec, stream));
+    pageable = 10 * round;  // it is read when the copy runs
+    REQUIRE(*pinned != 10 * round + 5);
+    OK(cudaStreamSynchronize(stream));
+    REQUIRE(*pinned == 10 * round + 5);
+    REQUIRE(arrived == *pinned);
+  }
+  // A launch stands behind the one before it, in another stream too.
+  OK(begin(other));
+  OK(add(x, 1, other));
+  OK(cudaStreamEndCapture(other, &graph));
+  cudaGraphExec_t adds;
+  OK(cudaGraphInstantiate(&adds, graph, 0));
+  OK(cudaGraphLaunch(adds, stream));
+  OK(cudaGraphLaunch(adds, other));
+  OK(cudaStreamSynchronize(other));
+  REQUIRE(x.peek() == 27);
+  // A graph inside a graph.
+  OK(begin(stream));
+  OK(cudaGraphLaunch(adds, stream));
+  OK(cudaGraphLaunch(adds, stream));
+  OK(cudaGraphDestroy(graph));
+  OK(cudaStreamEndCapture(stream, &graph));
+  OK(cudaGraphExecDestroy(exec));
+  OK(cudaGraphInstantiate(&exec, graph, 0));
+  OK(cudaGraphExecDestroy(adds));
+  OK(cudaGraphLaunch(exec, stream));
+  OK(cudaStreamSynchronize(stream));
+  REQUIRE(x.peek() == 29);
+  OK(cudaGraphExecDestroy(exec));
+  REFUSED(cudaErrorInvalidValue, cudaGraphLaunch(exec, stream));
+  OK(cudaGraphDestroy(graph));
+  REFUSED(cudaErrorInvalidValue, cudaGraphInstantiate(&exec, graph, 0));
+}
+
+TEST_CASE("ptx: what a capture forbids is refused, and ends the capture", "[ptx]") {
+  const Stream stream, other, apart(cudaStreamNonBlocking);
+  const Device x;
+  const Event recorded, captured, fresh_event;
+  OK(cudaEventRecord(recorded, other));
+  OK(cudaStreamSynchronize(other));
+  int host = 0;
+  void* p = nullptr;
+  void *device_memory, *pinned_memory;
+  OK(cudaMalloc(&device_memory, 4));
+  OK(cudaMallocHost(&pinned_memory, 4));
+  const std::vector<std::tuple<const char*, std::function<cudaError_t()>, cudaError_t>> forbidden = {
+      {"malloc", [&] { return cudaMalloc(&p, 4); }, cudaErrorStreamCaptureUnsupported},
+      {"free", [&] { return cudaFree(device_memory); }, cudaErrorStreamCaptureUnsupported},
+      {"malloc host", [&] { return cudaMallocHost(&p, 4); }, cudaErrorStreamCaptureUnsupported},
+      {"host alloc", [&] { return cudaHostAlloc(&p, 4, 0); }, cudaErrorStreamCaptureUnsupported},
+      {"free host", [&] { return cudaFreeHost(pinned_memory); }, cudaErrorStreamCaptureUnsupported},
+      {"synchronize", [&] { return cudaStreamSynchronize(stream); }, cudaErrorStreamCaptureUnsupported},
+      {"synchronize another", [&] { return cudaStreamSynchronize(other); }, cudaErrorStreamCaptureUnsupported},
+      {"synchronize the device", [&] { return cudaDeviceSynchronize(); }, cudaErrorStreamCaptureUnsupported},
+      {"wait for an event", [&] { return cudaEventSynchronize(recorded); }, cudaErrorStreamCaptureUnsupported},
+      {"wait for its event", [&] { return cudaEventSynchronize(captured); }, cudaErrorCapturedEvent},
+      {"an event from outside", [&] { return cudaStreamWaitEvent(stream, recorded, 0); },
+       cudaErrorStreamCaptureIsolation},
+      {"copy", [&] { return cudaMemcpy(&host, x, 4, cudaMemcpyDeviceToHost); }, cudaErrorStreamCaptureImplicit},
+      {"copy to the device", [&] { return cudaMemcpy(x, &host, 4, cudaMemcpyHostToDevice); },
+       cudaErrorStreamCaptureImplicit},
+      {"set", [&] { return cudaMemset(x, 0, 4); }, cudaErrorStreamCaptureImplicit},
+      {"launch", [&] { return add(x, 0, nullptr); }, cudaErrorStreamCaptureImplicit},
+      {"record", [&] { return cudaEventRecord(fresh_event, nullptr); }, cudaErrorStreamCaptureImplicit},
+      {"synchronize the null stream", [&] { return cudaStreamSynchronize(nullptr); }, cudaErrorStreamCaptureImplicit},
+      {"pageable memory elsewhere", [&] { return cudaMemcpyAsync(&host, x, 4, cudaMemcpyDeviceToHost, other); },
+       cudaErrorStreamCaptureUnsupported}};
+  for (const auto& [name, action, code] : forbidden) {
+    INFO(name);
+    OK(begin(stream));
+    OK(add(x, 1, stream));
+    OK(cudaEventRecord(captured, stream));
+    const cudaError_t answer = action();
+    REQUIRE(cudaGetErrorName(answer) == std::string(cudaGetErrorName(code)));
+    REFUSED(cudaErrorStreamCaptureInvalidated, add(x, 1, stream));
+    cudaGraph_t graph = reinterpret_cast<cudaGraph_t>(&host);
+    REFUSED(cudaErrorStreamCaptureInvalidated, cudaStreamEndCapture(stream, &graph));
+    REQUIRE(graph == nullptr);
+    OK(add(x, 1, stream));  // the stream is as before
+    OK(cudaStreamSynchronize(stream));
+  }
+  OK(cudaFree(device_memory));
+  OK(cudaFreeHost(pinned_memory));
+  // What is not forbidden: asking, and streams that do not wait for this one.
+  const std::vector<std::function<cudaError_t()>> allowed = {
+      [&] { return add(x, 1, other); },
+      [&] { return cudaEventRecord(fresh_event, apart); },
+      [&] { return cudaStreamWaitEvent(apart, fresh_event, 0); },
+      [&] { return cudaFuncSetAttribute(&add_stub, cudaFuncAttributeMaxDynamicSharedMemorySize, 1); },
+      [&] { return cudaGetDevice(&host); },
+      [&] { return cudaMemcpyAsync(nullptr, nullptr, 0, cudaMemcpyHostToDevice, stream); }};
+  OK(begin(stream));
+  for (const auto& action : allowed) OK(action());
+  // A stream that does not wait for the null stream lets it work. The host still may not wait.
+  cudaGraph_t graph;
+  OK(cudaStreamEndCapture(stream, &graph));
+  OK(cudaGraphDestroy(graph));
+  OK(begin(apart));
+  OK(set(x, 1, nullptr));
+  OK(cudaStreamEndCapture(apart, &graph));
+  OK(cudaGraphDestroy(graph));
+  // Relaxed: the host may wait, but not for the stream itself, nor for the device.
+  for (const auto& [name, action, code] : forbidden) {
+    INFO(name);
+    const std::string n = name;
+    if (n != "malloc host" && n != "synchronize another" && n != "wait for an event" && n != "synchronize" &&
+        n != "synchronize the device")
+      continue;
+    const bool fine = n != "synchronize" && n != "synchronize the device";
+    OK(begin(stream, cudaStreamCaptureModeRelaxed));
+    REQUIRE((action() == cudaSuccess) == fine);
+    REQUIRE((cudaStreamEndCapture(stream, &graph) == cudaSuccess) == fine);
+  }
+  cudaGetLastError();
+  // Another thread is forbidden to wait by the global mode alone.
+  for (const auto mode : {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeGlobal}) {
+    OK(begin(stream, mode));
+    cudaError_t answer, ended;
+    std::thread([&] {
+      answer = cudaStreamSynchronize(other);
+      ended = cudaStreamEndCapture(stream, &graph);
+    }).join();
+    REQUIRE((answer == cudaSuccess) == (mode == cudaStreamCaptureModeThreadLocal));
+    REQUIRE(ended == cudaErrorStreamCaptureWrongThread);
+    cudaStreamEndCapture(stream, &graph);
+  }
+  cudaGetLastError();
+}
+
+TEST_CASE("ptx: other streams join a capture by its events, and must be back at its end", "[ptx]") {
+  const Stream stream, side, third;
+  const Device x, y;
+  const Event fork, join;
+  cudaGraph_t graph;
+  const auto capture = [&](const std::function<void()>& body) {
+    OK(begin(stream));
+    OK(set(x, 1, stream));
+    OK(cudaEventRecord(fork, stream));
+    OK(cudaStreamWaitEvent(side, fork, 0));
+    OK(cudaMemcpyAsync(y, x, 4, cudaMemcpyDeviceToDevice, side));
+    body();
+    return cudaStreamEndCapture(stream, &graph);
+  };
+  const auto back = [&] {
+    OK(cudaEventRecord(join, side));
+    OK(cudaStreamWaitEvent(stream, join, 0));
+  };
+  OK(capture([&] {
+    OK(add(x, 1, stream));
+    back();
+  }));
+  cudaGraphExec_t exec;
+  OK(cudaGraphInstantiate(&exec, graph, 0));
+  REQUIRE(y.peek() == fresh);
+  OK(set(x, 2, side));  // a stream of its own again
+  OK(cudaStreamSynchronize(side));
+  REQUIRE(x.peek() == twos);
+  OK(cudaGraphLaunch(exec, stream));
+  OK(cudaStreamSynchronize(stream));
+  REQUIRE(y.peek() == ones);
+  REQUIRE(x.peek() == ones + 1);
+  OK(cudaGraphExecDestroy(exec));
+
+  REFUSED(cudaErrorStreamCaptureUnjoined, capture([] {}));
+  REQUIRE(graph == nullptr);
+  REFUSED(cudaErrorStreamCaptureUnjoined, capture([&] {
+            back();
+            OK(add(y, 1, side));  // after it came back
+          }));
+  REFUSED(cudaErrorStreamCaptureInvalidated, capture([&] {
+            back();
+            REFUSED(cudaErrorStreamCaptureUnmatched, cudaStreamEndCapture(side, &graph));
+          }));
+  REFUSED(cudaErrorStreamCaptureInvalidated, capture([&] {
+            back();
+            REFUSED(cudaErrorStreamCaptureUnsupported, cudaStreamSynchronize(side));
+          }));
+  REFUSED(cudaErrorStreamCaptureInvalidated, capture([&] {
+            back();
+            OK(begin(third));
+            REFUSED(cudaErrorStreamCaptureMerge, cudaStreamWaitEvent(third, join, 0));
+            REFUSED(cudaErrorStreamCaptureInvalidated, cudaStreamEndCapture(third, &graph));
+          }));
+  // The null stream cannot join; and an event of a capture is none outside of it.
+  const Stream apart(cudaStreamNonBlocking);
+  OK(begin(apart));
+  OK(cudaEventRecord(fork, apart));
+  REFUSED(cudaErrorStreamCaptureImplicit, cudaStreamWaitEvent(nullptr, fork, 0));
+  REFUSED(cudaErrorStreamCaptureInvalidated, cudaStreamEndCapture(apart, &graph));
+  REFUSED(cudaErrorCapturedEvent, cudaStreamWaitEvent(stream, fork, 0));
+  REFUSED(cudaErrorCapturedEvent, cudaEventSynchronize(fork));
+  OK(cudaEventRecord(fork, stream));
+  OK(cudaEventSynchronize(fork));
+
+  REFUSED(cudaErrorStreamCaptureUnsupported, begin(nullptr));
+  REFUSED(cudaErrorIllegalState, cudaStreamEndCapture(stream, &graph));
+  OK(begin(stream));
+  REFUSED(cudaErrorIllegalState, begin(stream));
+  OK(cudaStreamWaitEvent(stream, Event(), 0));  // never recorded: nothing from outside
+  OK(cudaStreamEndCapture(stream, &graph));
+  OK(cudaGraphDestroy(graph));
+}
+
+TEST_CASE("ptx: a program that leaves a capture open, or destroys what is at work, does not end well", "[ptx]") {
+  const struct {
+    const char* said;
+    std::function<void()> body;
+    int status;
+  } programs[] = {{"nobody ended the capture of stream",
+                   [] {
+                     cudaStream_t stream;
+                     cudaStreamCreate(&stream);
+                     begin(stream);
+                   },
+                   1},
+                  {"cudaStreamDestroy: stream",
+                   [] {
+                     cudaStream_t stream;
+                     cudaGraph_t graph;
+                     cudaStreamCreate(&stream);
+                     begin(stream);
+                     CHECK_HERE(cudaStreamDestroy(stream) == cudaErrorStreamCaptureUnsupported);
+                     CHECK_HERE(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+                   },
+                   1},
+                  {"is destroyed while it runs",
+                   [] {
+                     const Stream stream;
+                     const Device x;
+                     cudaGraph_t graph;
+                     cudaGraphExec_t exec;
+                     begin(stream);
+                     add(x, 1, stream);
+                     cudaStreamEndCapture(stream, &graph);
+                     cudaGraphInstantiate(&exec, graph, 0);
+                     cudaGraphLaunch(exec, stream);
+                     CHECK_HERE(cudaGraphDestroy(graph) == cudaSuccess);
+                     CHECK_HERE(cudaGraphExecDestroy(exec) == cudaErrorInvalidValue);
+                   },
+                   1},
+                  {"nobody ended",
+                   [] {
+                     cudaStream_t stream;
+                     cudaStreamCreate(&stream);
+                     begin(stream);
+                     exit(3);  // what it ends with already is left alone
+                   },
+                   3},
+                  {"of pinned memory that was given back",
+                   [] {
+                     const Stream stream;
+                     const Device x;
+                     cudaGraph_t graph;
+                     cudaGraphExec_t exec;
+                     void* pinned;
+                     cudaMallocHost(&pinned, 4);
+                     begin(stream);
+                     cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, stream);
+                     cudaStreamEndCapture(stream, &graph);
+                     cudaGraphInstantiate(&exec, graph, 0);
+                     CHECK_HERE(cudaFreeHost(pinned) == cudaSuccess);
+                     CHECK_HERE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+                     CHECK_HERE(cudaStreamSynchronize(stream) == cudaErrorIllegalAddress);
+                   },
+                   0}};
+  for (const auto& p : programs) {
+    const Ending ending = program(p.body);
+    INFO(ending.said);
+    REQUIRE(ending.status == p.status);
+    REQUIRE(contains(ending.said, p.said));
+  }
+}
+
+// ---- the device, and cuBLASLt
+
+TEST_CASE("ptx: the device says what it is", "[ptx]") {
+  cudaDeviceProp properties;
+  for (const int gpu : {80, 86, 89, 90}) {
+    capability = gpu;
+    OK(cudaGetDeviceProperties(&properties, 0));
+    REQUIRE(properties.name == std::string("PTX on a CPU"));
+    REQUIRE(10 * properties.major + properties.minor == gpu);
+    int value;
+    OK(cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 0));
+    REQUIRE(value == gpu / 10);
+    OK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlock, 0));
+    REQUIRE(value == 48 << 10);
+    OK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0));
+    REQUIRE(value == 2);
+  }
+  int number;
+  OK(cudaGetDeviceCount(&number));
+  REQUIRE(number == 1);
+  OK(cudaGetDevice(&number));
+  REQUIRE(number == 0);
+  OK(cudaRuntimeGetVersion(&number));
+  REQUIRE(number == CUDART_VERSION);
+  REFUSED(cudaErrorInvalidDevice, cudaGetDeviceProperties(&properties, 1));
+  REFUSED(cudaErrorInvalidDevice, cudaDeviceGetAttribute(&number, cudaDevAttrWarpSize, 1));
+  REFUSED(cudaErrorInvalidValue, cudaDeviceGetAttribute(&number, cudaDevAttrMax, 0));
+}
+
+TEST_CASE("ptx: cuBLASLt has no algorithm", "[ptx]") {
+  cublasLtHandle_t handle;
+  cublasLtMatmulDesc_t product;
+  cublasLtMatrixLayout_t matrix, bad;
+  cublasLtMatmulPreference_t preference;
+  REQUIRE(cublasLtCreate(&handle) == CUBLAS_STATUS_SUCCESS);
+  REQUIRE(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS);
+  REQUIRE(cublasLtMatrixLayoutCreate(&matrix, CUDA_R_32F, 4, 5, 4) == CUBLAS_STATUS_SUCCESS);
+  REQUIRE(cublasLtMatrixLayoutCreate(&bad, CUDA_R_32F, 4, 5, 3) == CUBLAS_STATUS_INVALID_VALUE);
+  REQUIRE(cublasLtMatmulPreferenceCreate(&preference) == CUBLAS_STATUS_SUCCESS);
+  const uint64_t wide = 0;
+  const auto attribute = [&](size_t bytes) {
+    return cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA, &wide, bytes);
+  };
+  REQUIRE(attribute(4) == CUBLAS_STATUS_SUCCESS);
+  REQUIRE(attribute(8) == CUBLAS_STATUS_INVALID_VALUE);
+  REQUIRE(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &wide, 8) ==
+          CUBLAS_STATUS_SUCCESS);
+  REQUIRE(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT, &wide, 4) ==
+          CUBLAS_STATUS_NOT_SUPPORTED);
+  cublasLtMatmulHeuristicResult_t best;
+  int found = 7;
+  const auto ask = [&] {
+    return cublasLtMatmulAlgoGetHeuristic(handle, product, matrix, matrix, matrix, matrix, preference, 1, &best,
+                                          &found);
+  };
+  REQUIRE(ask() == CUBLAS_STATUS_NOT_SUPPORTED);
+  REQUIRE(found == 0);
+  REQUIRE(cublasLtMatmulPreferenceDestroy(preference) == CUBLAS_STATUS_SUCCESS);
+  REQUIRE(cublasLtMatmulPreferenceDestroy(preference) == CUBLAS_STATUS_INVALID_VALUE);
+  REQUIRE(ask() == CUBLAS_STATUS_INVALID_VALUE);
+  REQUIRE(cublasLtMatrixLayoutDestroy(matrix) == CUBLAS_STATUS_SUCCESS);
+  REQUIRE(cublasLtMatmulDescDestroy(product) == CUBLAS_STATUS_SUCCESS);
+  REQUIRE(cublasLtDestroy(handle) == CUBLAS_STATUS_SUCCESS);
+  REQUIRE(ask() == CUBLAS_STATUS_NOT_INITIALIZED);
+  REQUIRE(cublasLtGetStatusString(CUBLAS_STATUS_NOT_SUPPORTED) ==
+          std::string("the requested functionality is not supported"));
+}
