@@ -148,6 +148,34 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--heads=6", "--kv-heads=4"}), "--kv-heads=4"));
 }
 
+TEST_CASE("flags: an empty value is a value, never the flag behind it, and a flag without a value takes none for it",
+          "[flags]") {
+  Config defaults;
+  size_t texts = 0;
+  for (const Flag& f : list_flags(defaults)) {
+    INFO(f.name);
+    if (f.name == "--seed") continue;  // the one that stands behind the others
+    Config c;
+    const std::string message = parse(c, {f.name + "=", "--seed=77"});
+    if (message.empty()) {
+      REQUIRE(c.seed == 77);
+      REQUIRE(contains(f.help, "empty: "));
+      texts++;
+    } else {
+      REQUIRE(message.starts_with(f.name + "=: "));
+    }
+    if (f.is_switch) continue;
+    REQUIRE(parse({f.name, "--seed=77"}) ==
+            f.name + " needs a value, found --seed=77: write " + f.name + "=--seed=77 if that is the value");
+    REQUIRE(parse({f.name}) == f.name + " needs a value: " + f.name + "=...");
+  }
+  REQUIRE(texts == 3);
+  Config c;
+  REQUIRE(parse(c, {"--out", "x y", "--data=", "--data=--seed=5", "--save-every", "7"}) == "");
+  REQUIRE((c.out == "x y" && c.data.data == "--seed=5" && c.save_every == 7));
+  REQUIRE(contains(parse({"--out=", "--resume"}), "--resume needs --out=FOLDER"));
+}
+
 TEST_CASE("flags: a switch is on when named, and takes on or off", "[flags]") {
   Config defaults;
   size_t switches = 0;

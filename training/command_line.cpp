@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <numeric>
 #include <sstream>
@@ -173,6 +174,30 @@ ModelConfig with_flags(Config config, const std::string& line) {
   return config.model;
 }
 
+// The words of the command line, of which those that CLI11 would misread are made plain: it takes the next word, whatever it is,
+// for the value of "--name=" and of "--name".
+static std::vector<std::string> plain_words(const std::vector<Flag>& flags, int argc, char** argv) {
+  std::vector<std::string> words;
+  for (int i = 1; i < argc; i++) {
+    const std::string word = argv[i], name = word.substr(0, word.find('='));
+    const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
+    if (flag == flags.end() || word.size() > name.size() + 1) {
+      words.push_back(word);
+    } else if (word.ends_with('=')) {
+      if (flag->is_switch) flag->set("");  // refuses it
+      words.insert(words.end(), {name, ""});
+    } else if (flag->is_switch) {
+      words.push_back(name);
+    } else {
+      require(i + 1 < argc, "%s needs a value: %s=...", name.c_str(), name.c_str());
+      require(strncmp(argv[i + 1], "--", 2) != 0, "%s needs a value, found %s: write %s=%s if that is the value",
+              name.c_str(), argv[i + 1], name.c_str(), argv[i + 1]);
+      words.insert(words.end(), {name, argv[++i]});
+    }
+  }
+  return words;
+}
+
 bool parse_command_line(Config& config, int argc, char** argv) {
   CLI::App app;
   app.set_help_flag();
@@ -189,8 +214,10 @@ bool parse_command_line(Config& config, int argc, char** argv) {
                                              : app.add_option(name, values[i]);
     options.push_back(option->take_last());
   }
+  std::vector<std::string> words = plain_words(flags, argc, argv);
+  std::reverse(words.begin(), words.end());  // as CLI11 wants them
   try {
-    app.parse(argc, argv);
+    app.parse(words);
   } catch (const CLI::ParseError& e) {
     std::string message = e.what();
     std::replace(message.begin(), message.end(), '\n', ' ');
@@ -207,7 +234,11 @@ bool parse_command_line(Config& config, int argc, char** argv) {
   }
   std::set<std::string> given;
   for (size_t i = 0; i < flags.size(); i++)
-    if (options[i]->count()) given.insert(flags[i].name);
+    if (options[i]->count()) {
+      given.insert(flags[i].name);
+      require(!values[i].empty() || !flags[i].refuses_empty, "%s=: it is empty, expected %s", flags[i].name.c_str(),
+              flags[i].allowed.c_str());
+    }
   // The model of --generate is that of --from, or the newest checkpoint of --out.
   const auto value_of = [&](const char* name) -> std::string& {
     const auto at = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });

@@ -93,6 +93,11 @@ class FlagTable {
     f.get = std::move(print);
   }
   void text(const char* name, std::string& field, const char* allowed, const char* help) {
+    text_or_nothing(name, field, allowed, help);
+    rows.back().refuses_empty = true;
+  }
+  // Its help says what an empty one means.
+  void text_or_nothing(const char* name, std::string& field, const char* allowed, const char* help) {
     Flag& f = add(name, help, allowed);
     f.set = [&field](const std::string& s) { field = s; };
     f.get = [&field] { return field; };
@@ -133,7 +138,7 @@ class FlagTable {
 
  private:
   Flag& add(const char* name, const char* help, std::string allowed) {
-    rows.push_back({name, help, kind_, std::move(allowed), {}, false, {}, {}});
+    rows.push_back({name, help, kind_, std::move(allowed), {}, false, false, {}, {}});
     return rows.back();
   }
   Flag::Kind kind_ = Flag::Kind::shortcut;

@@ -337,7 +337,8 @@ void list_data_flags(FlagTable& t, Config& c) {
          "self: this repository's source; a text file, folder, list (a,b or @list.txt) or glob, read as bytes; "
          "token shards of llm.c or scripts/tokenize.py; or made up: the task of arXiv 2410.13835, or keys whose values "
          "stand further back (dataloader/recall.h)");
-  t.text("--val-data", c.data.val_data, "as --data", "validation data of its own, instead of a share of --data");
+  t.text_or_nothing("--val-data", c.data.val_data, "as --data",
+                    "validation data of its own, instead of a share of --data; empty: that share");
   t.number("--val-fraction", c.data.val_fraction, between(0.0, 0.9),
            "share of --data, at its end, kept for validation");
   t.number("--vocab", c.vocab, between<size_t>(0, size_t{1} << 31), "tokens in the vocabulary; 0: as the data has");
@@ -413,8 +414,8 @@ void list_run_flags(FlagTable& t, Config& c) {
 
 void list_file_flags(FlagTable& t, Config& c) {
   t.begin(Flag::Kind::file);
-  t.text("--out", c.out, "FOLDER",
-         "where checkpoints, log.jsonl and, at the end, measures.safetensors go; empty: nothing is written");
+  t.text_or_nothing("--out", c.out, "FOLDER",
+                    "where checkpoints, log.jsonl and, at the end, measures.safetensors go; empty: nothing is written");
   t.number("--save-every", c.save_every, at_least(1), "steps between checkpoints; one more at the end");
   t.number("--keep", c.keep, at_least(0), "how many checkpoints are kept, the newest; 0: all");
   t.on_off("--resume", c.resume, "training/checkpoint.h",
@@ -478,7 +479,7 @@ void list_inference_flags(FlagTable& t, Config& c) {
   t.number("--top-k", c.top_k, at_least(0), "a sample draws from the k likeliest tokens; 0: from all");
   t.number("--top-p", c.top_p, between(0.0, 1.0),
            "a sample draws from the likeliest tokens whose probabilities together reach p, after --top-k; 1: from all");
-  t.text(
+  t.text_or_nothing(
       "--tokenizer", c.tokenizer, "FILE | FOLDER",
       "a tokenizer.json, or a folder that has one: text for tokens that are no bytes (dataloader/tokenizer.h); empty: "
       "that of --from or --out, where there is one");

@@ -23,6 +23,7 @@ struct Flag {
   std::string allowed;          // ">= 1", "0 to 1", "rmsnorm | gated"
   std::vector<Choice> choices;  // of a flag with named values, each with the file that implements it
   bool is_switch;               // on | off, and on when named without a value
+  bool refuses_empty;           // on a command line; unset a text is empty all the same
   std::function<void(const std::string&)> set;
   std::function<std::string()> get;
 
