@@ -3,6 +3,7 @@
 // What the lines below call: layers/model.cu (forward, backward), training/optimizer.cuh (update), training/trainer.cu
 // (what a run has from step to step), training/evaluate.cu (a look at a run that is trained). main() and the choice of
 // a device stand in training/main.cu.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 
@@ -65,36 +66,46 @@ void measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progres
 }
 
 [[noreturn]] void fail_after_step(size_t step, bool saved, const std::exception_ptr& trouble) {
+  const auto with_checkpoint = [&](const Error& e, const char* use) {
+    fail("%s%s", e.what(), saved ? format("; the checkpoint of step %zu is saved: %s", step, use).c_str() : "");
+  };
   try {
     std::rethrow_exception(trouble);
+  } catch (const UnreadableData& e) {
+    with_checkpoint(e, "with the data whole again, --resume goes on from it");
   } catch (const Error& e) {
-    fail("%s%s", e.what(),
-         saved ? format("; the checkpoint of step %zu is saved: --evaluate looks at it again", step).c_str() : "");
+    with_checkpoint(e, "--evaluate looks at it again");
   }
+  std::rethrow_exception(trouble);
 }
 
 // Until --steps are done, or somebody interrupts.
 void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& metadata, Progress& progress,
                       Context& ctx) {
   const Config& c = trainer.config;
+  const size_t first = trainer.steps_done();
   const CatchInterrupts catching;
-  for (bool last = trainer.steps_done() >= c.steps; !last;) {
-    training_step(trainer);
+  for (bool last = first >= c.steps; !last;) {
+    std::exception_ptr trouble;  // of this step. It ends the run, behind a checkpoint: steps that are done are not lost
+    try {
+      training_step(trainer);
+    } catch (const UnreadableData&) {
+      trouble = std::current_exception();
+    }
 
     const size_t step = trainer.steps_done();
     const bool complete = step == c.steps;
-    last = complete || interrupted();  // asked once: the step that is the last is the step that saves
-    const bool validates = data.val && (complete || (c.val_every && step % c.val_every == 0));
-    const bool measures = data.val && (complete || (c.measure_every && step % c.measure_every == 0));
-    const bool saves = !c.out.empty() && (last || step % c.save_every == 0);
+    last = trouble || complete || interrupted();  // asked once: the step that is the last is the step that saves
+    const bool looks = data.val && !trouble;
+    const bool validates = looks && (complete || (c.val_every && step % c.val_every == 0));
+    const bool measures = looks && (complete || (c.measure_every && step % c.measure_every == 0));
+    bool saves = !c.out.empty() && step > first && (last || step % c.save_every == 0);
     // A GPU may run one step ahead: it is given the next step before this one's result is read. Before a validation, a measure, a
     // checkpoint or the end all results are read.
     const size_t in_flight = ctx.device == Device::cuda && !validates && !measures && !saves && !last ? 1 : 0;
     while (const auto result = trainer.next_result(in_flight)) progress.step(*result);
 
-    // The checkpoint comes last, so that a run that has its last checkpoint has its arrays too. It must be written even where
-    // a validation or the arrays fail.
-    std::exception_ptr trouble;
+    // The checkpoint comes last, so that a run that has its last checkpoint has its arrays too.
     try {
       if (measures)
         measure(trainer, complete && saves, metadata, progress, ctx);
@@ -102,6 +113,7 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
         progress.validation(step, trainer.validate(c.val_batches));
     } catch (...) {
       trouble = std::current_exception();
+      saves = !c.out.empty();
     }
     if (saves) {
       trainer.save(metadata);
@@ -187,9 +199,10 @@ int train(Config& config, Device device) {
   train_to_the_end(trainer, data, metadata, progress, ctx);
   progress.finish();
   if (trainer.steps_done() < config.steps) {
-    printf("interrupted after step %zu of %zu: %s\n", trainer.steps_done(), config.steps,
-           config.out.empty() ? "nothing is saved; with --out=FOLDER --resume a run can be taken up again"
-                              : "the same command with --resume goes on bit for bit");
+    fprintf(interrupted() == SIGPIPE ? stderr : stdout, "interrupted after step %zu of %zu: %s\n", trainer.steps_done(),
+            config.steps,
+            config.out.empty() ? "nothing is saved; with --out=FOLDER --resume a run can be taken up again"
+                               : "the same command with --resume goes on bit for bit");
     return 128 + interrupted();
   }
   print_sample(trainer, data, tokenizer);

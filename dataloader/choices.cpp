@@ -89,7 +89,8 @@ std::vector<ChoiceQuestion> parse_choices(std::span<const unsigned char> file, s
 }
 
 std::vector<ChoiceQuestion> read_choices(const std::string& path, size_t vocab) {
-  return parse_choices(MappedFile(path).bytes(), vocab, path);
+  const std::string bytes = read_file(path);
+  return parse_choices({reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()}, vocab, path);
 }
 
 }  // namespace gated

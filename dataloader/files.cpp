@@ -1,8 +1,6 @@
 #include "dataloader/files.h"
 
-#include <fcntl.h>
 #include <glob.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,35 +13,77 @@
 
 namespace gated {
 
-MappedFile::MappedFile(const std::string& path) {
-  // O_NONBLOCK: opening a pipe must reach the refusal below, not wait for its writer.
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  require(fd >= 0, "%s: %s", path.c_str(), std::strerror(errno));
-  struct stat info;
-  const bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-  size_ = regular ? size_t(info.st_size) : 0;
-  if (size_ > 0) data_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
-  const int error = errno;
-  close(fd);
-  require(regular, "%s: not a regular file", path.c_str());
-  require(data_ != MAP_FAILED, "%s: cannot be mapped: %s", path.c_str(), std::strerror(error));
+// ---- a file
+[[noreturn]] void fail_errno(const std::string& path, const char* action) {
+  fail("%s: cannot %s: %s", path.c_str(), action, std::strerror(errno));
 }
 
-MappedFile::~MappedFile() {
-  if (data_) munmap(data_, size_);
+File::File(std::string path) : File(std::move(path), O_RDONLY | O_NONBLOCK) {
+  size();
 }
+
+File::File(std::string path, int flags, mode_t mode) : path_(std::move(path)) {
+  fd_ = ::open(path_.c_str(), flags | O_CLOEXEC, mode);
+  if (fd_ < 0) fail_errno(path_, flags & O_CREAT ? "create" : "open");
+}
+
+File::~File() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+size_t File::size() const {
+  struct stat s;
+  if (::fstat(fd_, &s) != 0) fail_errno(path_, "stat");
+  require(S_ISREG(s.st_mode), "%s: not a regular file", path_.c_str());
+  return static_cast<size_t>(s.st_size);
+}
+
+void File::read(void* dst, size_t n, size_t offset) const {
+  for (size_t done = 0; done < n;) {
+    const ssize_t got = ::pread(fd_, static_cast<char*>(dst) + done, n - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_errno(path_, "read");
+    require(got > 0, "%s: ends at byte %zu, expected more, to byte %zu: it was cut short after it was opened",
+            path_.c_str(), size(), offset + n);
+    done += static_cast<size_t>(got);
+  }
+}
+
+void File::write(const void* src, size_t n) {
+  for (size_t done = 0; done < n;) {
+    const ssize_t put = ::write(fd_, static_cast<const char*>(src) + done, n - done);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) fail_errno(path_, "write");
+    done += static_cast<size_t>(put);
+  }
+}
+
+void File::sync() {
+  // EINVAL: a file system that cannot sync this kind of file, as some network ones cannot sync a folder.
+  if (::fsync(fd_) != 0 && errno != EINVAL) fail_errno(path_, "fsync");
+}
+
+std::string read_file(const std::string& path) {
+  const File file(path);
+  std::string text(file.size(), '\0');
+  file.read(text.data(), text.size(), 0);
+  return text;
+}
+
+// ---- which files
 
 static std::vector<std::string> listed_paths(const std::string& list) {
-  const MappedFile file(list);
+  require(!list.empty(), "@: expected @FILE, a file that names a path a line");
+  const std::string text = read_file(list);
   std::vector<std::string> paths;
-  for (std::string_view rest = file.text(); !rest.empty();) {
+  for (std::string_view rest = text; !rest.empty();) {
     std::string_view line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(line.size() + 1, rest.size()));
     while (!line.empty() && std::strchr(" \t\r", line.back())) line.remove_suffix(1);
     require(line.find('\0') == line.npos, "%s: has NUL bytes: not a list of paths", list.c_str());
     if (!line.empty()) paths.emplace_back(line);
   }
-  require(!paths.empty(), "%s: names no file", list.c_str());
+  require(!paths.empty(), "%s: names no file, expected a path a line", list.c_str());
   return paths;
 }
 

@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <memory>
 
 namespace gated {
 
-static_assert(std::endian::native == std::endian::little, "shards are read in place");
+static_assert(std::endian::native == std::endian::little, "shards are little endian, read without swapping");
 
 namespace {
 
@@ -14,16 +15,47 @@ struct ShardFormat {
   int32_t magic, version;
   size_t token_bytes, vocab;  // of GPT-2, of Llama 3
 };
+constexpr size_t header_bytes = 256 * sizeof(int32_t);
 constexpr ShardFormat shard_formats[] = {{20240520, 1, 2, 50257}, {20240801, 7, 4, 128256}};
 
 }  // namespace
 
+Shard::Shard(size_t file_size, ReadBytes read, std::string name) : read_(std::move(read)), name_(std::move(name)) {
+  const char* const at = name_.c_str();
+  require(file_size >= header_bytes, "%s: %zu bytes, expected a header of %zu: truncated, or not a token shard", at,
+          file_size, header_bytes);
+  int32_t header[4];
+  read_(header, sizeof header, 0);
+  const int32_t magic = header[0], version = header[1], count = header[2], vocab = header[3];
+  const ShardFormat* f = std::find_if(std::begin(shard_formats), std::end(shard_formats),
+                                      [&](const ShardFormat& f) { return f.magic == magic; });
+  require(f != std::end(shard_formats),
+          "%s: magic number %d, expected 20240520 (16-bit tokens) or 20240801 (32-bit tokens): not a token shard", at,
+          magic);
+  require(version == f->version, "%s: version %d, expected %d with magic number %d", at, version, f->version, magic);
+  require(count > 0, "%s: the header announces %d tokens, expected at least 1", at, count);
+  require(vocab >= 0, "%s: the header announces a vocabulary of %d tokens, expected at least 0", at, vocab);
+  const size_t expected = header_bytes + f->token_bytes * size_t(count);
+  require(file_size == expected, "%s: %zu bytes, expected %zu for %d tokens: %s", at, file_size, expected, count,
+          file_size < expected ? "truncated" : "trailing bytes");
+  size_ = size_t(count);
+  token_bytes_ = f->token_bytes;
+  vocab_ = vocab ? size_t(vocab) : f->vocab;
+}
+
+std::vector<unsigned char> Shard::bytes(size_t begin, size_t n) const {
+  std::vector<unsigned char> bytes(n);
+  if (n > 0) read_(bytes.data(), n, header_bytes + begin);
+  return bytes;
+}
+
 void Shard::copy(size_t begin, size_t count, size_t vocab, int32_t* out) const {
   require(begin <= size() && count <= size() - begin, "%s: tokens %zu to %zu asked of %zu", name_.c_str(), begin,
           begin + count, size());
+  const std::vector<unsigned char> tokens = bytes(token_bytes_ * begin, token_bytes_ * count);
   for (size_t i = 0; i < count; ++i) {
     uint32_t token = 0;
-    std::memcpy(&token, bytes_.data() + token_bytes_ * (begin + i), token_bytes_);
+    std::memcpy(&token, tokens.data() + token_bytes_ * i, token_bytes_);
     require(token < vocab && token <= INT32_MAX,
             "%s: token %zu is %u, expected below the vocabulary, %zu: set --vocab as the tokenizer has it",
             name_.c_str(), begin + i, unsigned(token), vocab);
@@ -31,32 +63,14 @@ void Shard::copy(size_t begin, size_t count, size_t vocab, int32_t* out) const {
   }
 }
 
-Shard parse_shard(std::span<const unsigned char> file, const std::string& name) {
-  constexpr size_t header_bytes = 256 * sizeof(int32_t);
-  require(file.size() >= header_bytes, "%s: %zu bytes, expected a header of %zu: truncated, or not a token shard",
-          name.c_str(), file.size(), header_bytes);
-  int32_t header[4];
-  std::memcpy(header, file.data(), sizeof header);
-  const int32_t magic = header[0], version = header[1], count = header[2], vocab = header[3];
-  const ShardFormat* f = std::find_if(std::begin(shard_formats), std::end(shard_formats),
-                                      [&](const ShardFormat& f) { return f.magic == magic; });
-  require(f != std::end(shard_formats),
-          "%s: magic number %d, expected 20240520 (16-bit tokens) or 20240801 (32-bit tokens): not a token shard",
-          name.c_str(), magic);
-  require(version == f->version, "%s: version %d, expected %d with magic number %d", name.c_str(), version, f->version,
-          magic);
-  require(count > 0, "%s: the header announces %d tokens, expected at least 1", name.c_str(), count);
-  require(vocab >= 0, "%s: the header announces a vocabulary of %d tokens, expected at least 0", name.c_str(), vocab);
-  const size_t expected = header_bytes + f->token_bytes * size_t(count);
-  require(file.size() == expected, "%s: %zu bytes, expected %zu for %d tokens: %s", name.c_str(), file.size(), expected,
-          count, file.size() < expected ? "truncated" : "trailing bytes");
-  return {file.subspan(header_bytes), f->token_bytes, vocab ? size_t(vocab) : f->vocab, name};
+static Shard open_shard(const std::string& path) {
+  const auto file = std::make_shared<File>(path);
+  return {file->size(), [file](void* dst, size_t n, size_t offset) { file->read(dst, n, offset); }, path};
 }
 
 ShardCorpus::ShardCorpus(const std::vector<std::string>& paths, size_t vocab) : vocab_(vocab) {
   for (const std::string& path : paths) {
-    files_.emplace_back(path);
-    shards_.push_back(parse_shard(files_.back().bytes(), path));
+    shards_.push_back(open_shard(path));
     starts_.push_back(starts_.back() + shards_.back().size());
     const size_t here = shards_.back().vocab(), first = shards_[0].vocab();
     require(here == first, "%s: of a vocabulary of %zu tokens, but %s is of one of %zu: give shards of one tokenizer",
@@ -74,16 +88,15 @@ std::string ShardCorpus::content_hash() const {
   Hash hash;
   hash.text("shards").number(shards_.size());
   for (const Shard& shard : shards_) {
-    const std::span<const unsigned char> bytes = shard.bytes();
-    hash.number(bytes.size());
-    if (bytes.size() <= block * blocks) {
-      hash.bytes(bytes.data(), bytes.size());
+    const size_t size = shard.token_bytes() * shard.size();
+    const auto add = [&](size_t begin, size_t n) { hash.bytes(shard.bytes(begin, n).data(), n); };
+    hash.number(size);
+    if (size <= block * blocks) {
+      add(0, size);
       continue;
     }
-    for (size_t i = 0; i < blocks; i++) {
-      const size_t begin = (bytes.size() - block) / (blocks - 1) * i;
-      hash.bytes(bytes.data() + (i + 1 < blocks ? begin : bytes.size() - block), block);
-    }
+    for (size_t i = 0; i + 1 < blocks; i++) add((size - block) / (blocks - 1) * i, block);
+    add(size - block, block);
   }
   return hash.hex();
 }

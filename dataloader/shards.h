@@ -3,11 +3,10 @@
 //   then that many uint16 tokens; all little-endian, as this machine must be
 //   magic 20240801, version 7: uint32 tokens, for the larger vocabularies since Llama 3
 // (llm.c leaves the vocabulary 0: then it is that of GPT-2, or that of Llama 3)
-// parse_shard works on bytes in memory: mmap and the fuzzer come the same way. Nothing is trusted: the size
-// must fit the header to the byte, and each token is checked against the vocabulary when it is read.
+// A file and the fuzzer's bytes are read the same way. Nothing is trusted: the size must fit the header to the byte, and each
+// token is checked against the vocabulary when it is read. Tokens are read when they are wanted: 100 GB of shards cost no memory.
 // --data=FILE.bin | 'dir/*_train_*.bin' | tests/test_dataloader.cpp, tests/fuzz_shards.cpp
 #pragma once
-#include <span>
 #include <string>
 #include <vector>
 
@@ -16,27 +15,26 @@
 
 namespace gated {
 
-// The tokens of one shard, in place; possibly at an odd address, so they are read by memcpy.
+// The tokens of one shard.
 class Shard {
  public:
-  // token_bytes: 2 or 4
-  Shard(std::span<const unsigned char> tokens, size_t token_bytes, size_t vocab, std::string name)
-      : bytes_(tokens), token_bytes_(token_bytes), vocab_(vocab), name_(std::move(name)) {}
-  size_t size() const { return bytes_.size() / token_bytes_; }
+  // The header, of a file of `file_size` bytes, is checked here.
+  Shard(size_t file_size, ReadBytes read, std::string name);
+
+  size_t size() const { return size_; }
   size_t vocab() const { return vocab_; }  // of the tokenizer, as far as the header tells
   size_t token_bytes() const { return token_bytes_; }
-  std::span<const unsigned char> bytes() const { return bytes_; }
 
+  // n bytes of the tokens, from byte `begin` of them on.
+  std::vector<unsigned char> bytes(size_t begin, size_t n) const;
   // Tokens [begin, begin+count), each of them checked to be below `vocab`.
   void copy(size_t begin, size_t count, size_t vocab, int32_t* out) const;
 
  private:
-  std::span<const unsigned char> bytes_;
-  size_t token_bytes_, vocab_;
+  ReadBytes read_;
   std::string name_;
+  size_t size_, token_bytes_, vocab_;
 };
-
-Shard parse_shard(std::span<const unsigned char> file, const std::string& name);
 
 // Shards end to end, in the order given; a sequence may run from one into the next. All are of one vocabulary.
 class ShardCorpus : public Corpus {
@@ -55,7 +53,6 @@ class ShardCorpus : public Corpus {
   void copy(size_t begin, size_t count, int32_t* out) const override;
 
  private:
-  std::vector<MappedFile> files_;
   std::vector<Shard> shards_;
   std::vector<size_t> starts_{0};  // shard s holds tokens [starts[s], starts[s+1]) of the stream
   size_t vocab_;

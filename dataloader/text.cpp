@@ -37,20 +37,21 @@ void TextCorpus::copy(size_t begin, size_t count, int32_t* out) const {
 }
 
 void TextCorpus::append(const std::string& path, bool may_skip) {
-  const MappedFile file(path);
-  const std::string_view text = file.text();
-  const size_t nul = text.find('\0');
-  require(may_skip || !text.empty(), "%s: empty", path.c_str());
-  require(may_skip || nul == text.npos,
+  const File file(path);
+  const size_t size = file.size(), before = bytes_.size();
+  if (before > 0 && bytes_.back() != '\n') bytes_ += '\n';
+  bytes_.resize(bytes_.size() + size);
+  char* const text = bytes_.data() + bytes_.size() - size;
+  file.read(text, size, 0);
+  const size_t nul = std::string_view(text, size).find('\0');
+  require(may_skip || size > 0, "%s: empty", path.c_str());
+  require(may_skip || nul == std::string_view::npos,
           "%s: byte %zu is NUL: not text (token shards are recognised by a name ending in .bin)", path.c_str(), nul);
-  if (text.empty()) {
-    ++empty_;
-  } else if (nul != text.npos) {
-    ++skipped_;
-  } else {
-    if (!bytes_.empty() && bytes_.back() != '\n') bytes_ += '\n';
-    bytes_ += text;
+  if (size > 0 && nul == std::string_view::npos) {
     ++files_;
+  } else {
+    ++(size == 0 ? empty_ : skipped_);
+    bytes_.resize(before);
   }
 }
 

@@ -511,7 +511,7 @@ std::string tokenizer_file(const std::string& path) {
 
 Tokenizer read_tokenizer(const std::string& path) {
   const std::string file = tokenizer_file(path);
-  return Tokenizer(MappedFile(file).text(), file);
+  return Tokenizer(read_file(file), file);
 }
 
 }  // namespace gated

@@ -890,7 +890,7 @@ int main(int argc, char** argv) try {
   if (!only.empty()) std::erase_if(wanted, [&](const Part& part) { return only != part.name; });
   require(!wanted.empty(), "bench: no part is named %s: expected one of %s", only.c_str(), names_of_parts().c_str());
   setenv("OPENBLAS_THREAD_TIMEOUT", "10", 0);  // OpenBLAS's threads must not spin while ours work
-  limit_spinning(argv);
+  set_limits(argv);
   Context ctx(device);
   Ceilings ceilings{0, copy_bandwidth(ctx)};
 #ifndef __CUDACC__

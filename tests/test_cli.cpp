@@ -798,6 +798,147 @@ TEST_CASE("cli: a log that cannot be written stops nothing, and loses no line wh
   REQUIRE(fs::exists(f / checkpoint_name(steps).insert(0, "run/")));
 }
 
+// ---- outputs that fail, and data that goes away
+
+TEST_CASE("cli: what cannot be printed is no success, and loses no checkpoint", "[cli]") {
+  const Folder f;
+  const std::string out = "--out=" + (f / "run");
+  const auto to = [](const char* path) { return [path] { freopen(path, "w", stdout); }; };
+  const std::string refusal =
+      "error: standard output: not all of it could be written: make room there, or send it elsewhere\n";
+  const auto closed = [] { close(STDOUT_FILENO); };
+  const Outcome trained = train(f, small({out}), to("/dev/full"));
+  INFO(trained.err);
+  REQUIRE((trained.exit_code == 1 && trained.err == refusal));
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"--help"},
+           {"--flag-map"},
+           {"--describe"},
+           {"--from=" + (f / "run"), "--describe"},
+           {"--from=" + (f / "run"), "--export=" + (f / "exported")},
+           {"--generate", out, "--device=cpu", "--prompt-tokens=1", "--tokens=5"},
+           {"--generate", out, "--device=cpu", "--prompt-tokens=1", "--tokens=5", "--samples=2"},
+           small({out, "--evaluate"})}) {
+    INFO(words[0] << " " << words.back());
+    for (const auto& prepare : {std::function<void()>(to("/dev/full")), std::function<void()>(closed)}) {
+      fs::remove_all(f / "exported");
+      const Outcome o = train(f, words, prepare);
+      INFO(o.err);
+      REQUIRE(o.exit_code == 1);
+      REQUIRE(o.err.ends_with(refusal));
+    }
+  }
+  // Nor does a file that is opened take the place of an output that is closed.
+  const Outcome deaf = train(f, small({"--out=" + (f / "deaf")}), [] { close(STDOUT_FILENO), close(STDERR_FILENO); });
+  REQUIRE(deaf.exit_code == 1);
+  for (const char* name : {"log.jsonl", "step_00000012.safetensors", "measures.safetensors"}) {
+    INFO(name);
+    REQUIRE(!contains(contents(f / (std::string("deaf/") + name)), "fingerprint of the weights"));
+  }
+  REQUIRE(train(f, small({"--out=" + (f / "deaf"), "--resume"})).exit_code == 0);
+}
+
+TEST_CASE("cli: a run whose output nobody reads any more saves, and ends as by SIGPIPE", "[cli]") {
+  const Folder f;
+  const std::vector<std::string> run = small({"--out=" + (f / "run"), "--steps=200", "--save-every=1000", "--resume"});
+  const std::string whole = fingerprint_of(train(f, small({"--steps=200"})));
+  const auto ended_early = [&](std::vector<std::string> words) {
+    int ends[2];
+    REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+    const pid_t child = start(f, std::move(words), [&] {
+      signal(SIGPIPE, SIG_DFL);
+      dup2(ends[1], STDOUT_FILENO);
+    });
+    close(ends[1]);
+    std::string text;
+    for (char byte; !contains(text, "step   3/") && !contains(text, "--norm") && read(ends[0], &byte, 1) == 1;)
+      text += byte;
+    close(ends[0]);
+    return finish(f, child);
+  };
+  const Outcome o = ended_early(run);
+  INFO(o.err);
+  REQUIRE(o.exit_code == 128 + SIGPIPE);
+  REQUIRE(contains(o.err, "interrupted after step "));
+  REQUIRE(!list_checkpoints(f / "run").empty());
+  const Outcome rest = train(f, run);
+  REQUIRE(contains(rest.out, "resume: step "));
+  REQUIRE(fingerprint_of(rest) == whole);
+  // There is nothing to save here.
+  const Outcome help = ended_early({"--help"});
+  REQUIRE(help.err == "");
+}
+
+TEST_CASE("cli: a shard that is cut short while a run reads it ends the run, behind a checkpoint", "[cli]") {
+  const Folder f;
+  std::vector<int32_t> header(256);
+  const std::vector<uint16_t> tokens(400000, 7);
+  header[0] = 20240520, header[1] = 1, header[2] = int32_t(tokens.size());
+  std::string shard(reinterpret_cast<const char*>(header.data()), 1024);
+  shard.append(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size());
+  const std::string path = f / "x.bin";
+  for (const char* data : {"--val-every=0", "--val-data"}) {
+    f.write("x.bin", shard);
+    f.write("v.bin", shard);
+    const bool validates = contains(data, "val-data");
+    const std::string out = f / data;
+    std::vector<std::string> run =
+        small({"--vocab=64", "--steps=100000", "--save-every=100000", "--out=" + out, "--resume", "--val-every=5"});
+    run.push_back("--data=" + (validates ? f / "v.bin" : path));
+    if (validates) run.push_back("--val-data=" + path);
+    const pid_t child = start(f, run);
+    CHECK(waited_for(child, out + "/log.jsonl", "\"step\":6,"));
+    fs::resize_file(path, 1025);
+    const Outcome o = finish(f, child);
+    INFO(o.out << o.err);
+    require_refused(o, path + ": ends at byte 1025, expected more, to byte ");
+    const auto saved = list_checkpoints(out);
+    REQUIRE(saved.size() == 1);
+    REQUIRE(saved.begin()->first >= 6);
+    REQUIRE(contains(o.err, format("; the checkpoint of step %zu is saved: ", saved.begin()->first)));
+    REQUIRE(contains(contents(out + "/log.jsonl"), format("{\"step\":%zu,\"loss\"", saved.begin()->first)));
+  }
+}
+
+TEST_CASE("cli: a stack too small for threads is made larger, or refused where it may not be", "[cli]") {
+  const Folder f;
+  const auto limited = [](rlim_t most) {
+    return [most] {
+      const rlimit limit = {16 * 1024, most};
+      setrlimit(RLIMIT_STACK, &limit);
+    };
+  };
+  const std::vector<std::string> few = {"--steps=2", "--warmup=1", "--sample-tokens=0", "--val-batches=1"};
+  const std::string expected = fingerprint_of(train(f, small(few)));
+  for (const char* more : {"--threads=1", "--threads=2", "--device=emulated"}) {
+    std::vector<std::string> words = small(few);
+    words.push_back(more);
+    const Outcome o = train(f, words, limited(RLIM_INFINITY));
+    INFO(more << ": " << o.err);
+    REQUIRE(fingerprint_of(o) == expected);
+    require_refused(train(f, words, limited(16 * 1024)),
+                    "the limit of the stack is below 256 KiB, and may not be raised: ulimit -s 8192");
+  }
+}
+
+TEST_CASE("cli: more shards than a process may open files at first", "[cli]") {
+  const Folder f;
+  std::vector<int32_t> header(256);
+  header[0] = 20240520, header[1] = 1, header[2] = 200;
+  const std::vector<uint16_t> tokens(200, 7);
+  for (int i = 0; i < 100; i++)
+    f.write(format("s%d.bin", i), std::string(reinterpret_cast<const char*>(header.data()), 1024) +
+                                      std::string(reinterpret_cast<const char*>(tokens.data()), 400));
+  const Outcome o = train(f, small({"--data=" + (f / "s*.bin"), "--vocab=64"}), [] {
+    rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 40;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  });
+  INFO(o.err);
+  REQUIRE(o.exit_code == 0);
+}
+
 TEST_CASE("cli: bad input is one clear line and no crash", "[cli]") {
   const Folder f;
   auto data = [&](const std::string& value) {

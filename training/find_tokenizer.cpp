@@ -49,9 +49,9 @@ void keep_tokenizer(const Config& c, const std::string& folder) {
   std::error_code error;
   const std::string path = tokenizer_path(c), copy = (fs::path(folder) / "tokenizer.json").native();
   if (path.empty() || fs::exists(copy, error)) return;
-  const MappedFile original(tokenizer_file(path));
+  const std::string original = read_file(tokenizer_file(path));
   AtomicFile file(copy);
-  file.write(original.bytes().data(), original.bytes().size());
+  file.write(original.data(), original.size());
   file.commit();
 }
 

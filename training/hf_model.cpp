@@ -188,7 +188,7 @@ std::string export_hf_folder(const std::string& folder, const Config& config, co
   std::vector<float> values;
   std::vector<uint16_t> rounded(rounded_to_bf16 ? size_t{1} << 19 : 0);  // 1 MiB at a time
   for (const HfTensor& t : tensors) {
-    require(!interrupted(), "--export=%s: interrupted: nothing is written", folder.c_str());
+    if (interrupted()) throw Interrupted(format("--export=%s: interrupted: nothing is written", folder.c_str()));
     values.resize(count(t.shape));
     for (const Piece& piece : t.pieces) give_piece(piece, flat + ours.at(piece.parameter)->offset, values.data());
     if (!rounded_to_bf16) file.write(values.data(), values.size() * sizeof values[0]);

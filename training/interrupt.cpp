@@ -20,13 +20,13 @@ static void remember(int signal_number) {
   if (!caught) {
     caught_at = at;
     caught = signal_number;
-  } else if (at - caught_at >= 1000000000) {
+  } else if (signal_number != SIGPIPE && at - caught_at >= 1000000000) {
     signal(signal_number, SIG_DFL);
     raise(signal_number);  // it is blocked until this handler returns
   }
 }
 
-static constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
+static constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
 
 // Replaces one handler by another. What is ignored has neither, and stays ignored.
 static void answer(void (*from)(int), void (*to)(int)) {

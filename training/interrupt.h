@@ -1,6 +1,8 @@
-// interrupt: Ctrl-C (SIGINT), SIGTERM and SIGHUP end a run after the step that is under way. A second one ends it at once.
+// interrupt: Ctrl-C (SIGINT), SIGTERM, SIGHUP, and SIGPIPE, by which nobody reads what it prints any more, end a run after the
+// step that is under way. A second one ends it at once; not SIGPIPE, of which every line that is printed brings one.
 // tests/test_cli.cpp
 #pragma once
+#include "core/check.h"
 
 namespace gated {
 
@@ -17,5 +19,10 @@ class CatchInterrupts {
 
 // The signal that came; 0 where none did.
 int interrupted();
+
+// What ends work that a signal interrupted and that leaves nothing behind: main() ends as that signal would.
+struct Interrupted : Error {
+  using Error::Error;
+};
 
 }  // namespace gated

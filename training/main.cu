@@ -2,7 +2,10 @@
 //
 // g++ compiles this for the CPU and the emulator, and, where nvcc is found, nvcc compiles it once more for the GPU.
 // main() stands in the g++ half; --device decides which half runs.
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <string>
@@ -10,6 +13,7 @@
 #include "training/command_line.h"
 #include "training/describe.h"
 #include "training/hf_model.h"
+#include "training/interrupt.h"
 #include "training/match_params.h"
 #include "training/terminal.h"
 #include "training/threads.h"
@@ -57,9 +61,16 @@ static std::string why_no_gpu() {
 }
 #endif
 
-int main(int argc, char** argv) try {
+// Files that are opened do not get the number of an output that is closed: there writing fails.
+static void hold_outputs() {
+  for (int number = 0; number < 3; number++)
+    if (fcntl(number, F_GETFD) < 0) open("/dev/null", O_RDONLY);  // it takes the lowest that is free
+}
+
+static int run(int argc, char** argv) try {
   using gated::DeviceChoice;
-  gated::limit_spinning(argv);
+  hold_outputs();
+  gated::set_limits(argv);
   signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a write that fails with a message, not a death
   gated::Config config;
   if (!gated::parse_command_line(config, argc, argv)) return 0;
@@ -81,11 +92,23 @@ int main(int argc, char** argv) try {
     return train_on_cuda(argc, argv);
 #endif
   return gated::train(config, config.device == DeviceChoice::emulated ? gated::Device::emulated : gated::Device::cpu);
+} catch (const gated::Interrupted& e) {
+  fprintf(stderr, "error: %s\n", e.what());
+  return 128 + gated::interrupted();
 } catch (const std::bad_alloc&) {
   fprintf(stderr, "error: out of memory: use a smaller --batch, --context or model\n");
   return 1;
 } catch (const std::exception& e) {
   fprintf(stderr, "error: %s\n", e.what());
+  return 1;
+}
+
+int main(int argc, char** argv) {
+  const int code = run(argc, argv);
+  if ((fflush(stdout) == 0 && !ferror(stdout)) || code != 0) return code;
+  pollfd output = {STDOUT_FILENO, POLLOUT, 0};
+  if (poll(&output, 1, 0) == 1 && (output.revents & POLLERR)) return 128 + SIGPIPE;  // nobody reads any more
+  fprintf(stderr, "error: standard output: not all of it could be written: make room there, or send it elsewhere\n");
   return 1;
 }
 

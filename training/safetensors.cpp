@@ -1,11 +1,7 @@
 #include "training/safetensors.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -20,52 +16,6 @@ namespace gated {
 static_assert(std::endian::native == std::endian::little, "safetensors is little endian, read without swapping");
 
 static constexpr const char* metadata_key = "__metadata__";  // so no tensor can have this name
-
-// ---- files
-
-[[noreturn]] void fail_errno(const std::string& path, const char* action) {
-  fail("%s: cannot %s: %s", path.c_str(), action, std::strerror(errno));
-}
-
-File::File(std::string path, int flags, mode_t mode) : path_(std::move(path)) {
-  fd_ = ::open(path_.c_str(), flags | O_CLOEXEC, mode);
-  if (fd_ < 0) fail_errno(path_, flags & O_CREAT ? "create" : "open");
-}
-
-File::~File() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-size_t File::size() const {
-  struct stat s;
-  if (::fstat(fd_, &s) != 0) fail_errno(path_, "stat");
-  require(S_ISREG(s.st_mode), "%s: not a regular file", path_.c_str());
-  return static_cast<size_t>(s.st_size);
-}
-
-void File::read(void* dst, size_t n, size_t offset) const {
-  for (size_t done = 0; done < n;) {
-    const ssize_t got = ::pread(fd_, static_cast<char*>(dst) + done, n - done, static_cast<off_t>(offset + done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail_errno(path_, "read");
-    require(got > 0, "%s: ends at byte %zu, expected %zu more", path_.c_str(), offset + done, n - done);
-    done += static_cast<size_t>(got);
-  }
-}
-
-void File::write(const void* src, size_t n) {
-  for (size_t done = 0; done < n;) {
-    const ssize_t put = ::write(fd_, static_cast<const char*>(src) + done, n - done);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) fail_errno(path_, "write");
-    done += static_cast<size_t>(put);
-  }
-}
-
-void File::sync() {
-  // EINVAL: a file system that cannot sync this kind of file, as some network ones cannot sync a folder.
-  if (::fsync(fd_) != 0 && errno != EINVAL) fail_errno(path_, "fsync");
-}
 
 // ---- what a file holds
 
@@ -175,8 +125,7 @@ SafetensorsHeader parse_safetensors(const std::string& file, size_t file_size, c
   return header;
 }
 
-// O_NONBLOCK: opening a named pipe returns at once, and size() refuses it.
-SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, O_RDONLY | O_NONBLOCK) {
+SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
   header_ =
       parse_safetensors(path, file_.size(), [&](void* dst, size_t n, size_t offset) { file_.read(dst, n, offset); });
 }

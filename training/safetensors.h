@@ -14,48 +14,16 @@
 //
 // tests/test_checkpoint.cpp | tests/fuzz_safetensors.cpp
 #pragma once
-#include <fcntl.h>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "core/check.h"
+#include "dataloader/files.h"
 
 namespace gated {
-
-// ---- files: every failure names the path, the action and errno's text
-
-[[noreturn]] void fail_errno(const std::string& path, const char* action);
-
-// An open file. Both loops are there because the system may move fewer bytes than asked: Linux moves 2 GiB a
-// call at most, and a disk that fills up takes what still fits.
-class File {
- public:
-  File(std::string path, int flags, mode_t mode = 0);
-  File(File&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
-  File& operator=(File&& other) noexcept {
-    std::swap(path_, other.path_);
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~File();
-
-  const std::string& path() const { return path_; }
-  int descriptor() const { return fd_; }
-
-  size_t size() const;
-  void read(void* dst, size_t n, size_t offset) const;
-  void write(const void* src, size_t n);
-  void sync();
-
- private:
-  std::string path_;
-  int fd_ = -1;
-};
 
 // ---- what a file holds
 
@@ -89,13 +57,11 @@ std::string shape_text(const std::vector<size_t>& shape);
 
 // The header of a file of `file_size` bytes, which `read` gets. A file on disk, a buffer of
 // a test and the fuzzer's input take this same path.
-using ReadBytes = std::function<void(void* dst, size_t n, size_t offset)>;
 SafetensorsHeader parse_safetensors(const std::string& file, size_t file_size, const ReadBytes& read);
 
 // ---- a file on disk
 
-// Read by pread, not mapped: a bad sector or a file cut short under us is then an Error, from which a run can
-// fall back to an older checkpoint, where a mapping would raise SIGBUS and end the process.
+// A bad sector or a file cut short under us is an Error, from which a run can fall back to an older checkpoint.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);

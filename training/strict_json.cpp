@@ -68,7 +68,7 @@ nlohmann::json parse_strict_json(const std::string& file, const char* what, cons
 }
 
 nlohmann::json read_strict_json(const std::string& path, size_t depth, size_t most) {
-  const File file(path, O_RDONLY | O_NONBLOCK);
+  const File file(path);
   const size_t size = file.size();
   require(size <= most, "%s: has %zu bytes, expected at most %zu", path.c_str(), size, most);
   std::string text(size, '\0');
