@@ -555,6 +555,47 @@ TEST_CASE("checkpoint: temporary files of the dead go, those of the living stay"
   CHECK(folder.names() == std::set<std::string>{"a", "a.tmp", "b.tmp.1", checkpoint_name(6), checkpoint_name(7)});
 }
 
+TEST_CASE("checkpoint: only what has a name of an unfinished file is one", "[checkpoint]") {
+  for (const char* name : {"a.tmp.1", "a.tmp.4194304", "a.tmp.17.2", "a.tmp.0.12"}) CHECK(finished_name(name) == "a");
+  CHECK(finished_name("a.tmp.1.tmp.2") == "a.tmp.1");
+  for (const char* name : {"a", "a.tmp", "a.tmp.", "a.tmp.backup", "a.tmp.old", "a.tmp.1x", "a.tmp.01", "a.tmp.-1",
+                           "a.tmp.+1", "a.tmp. 1", "a.tmp.4194305", "a.tmp.20241124", "a.tmp.1.", "a.tmp.1.x",
+                           "a.tmp.1.2.3", "a.tmp.99999999999999999999999", ".tmp.1", "a.TMP.1", "a.tmp1"}) {
+    INFO(name);
+    CHECK_FALSE(finished_name(name).has_value());
+  }
+
+  const TemporaryFolder folder;
+  const std::string step = checkpoint_name(2), own = "log.jsonl.tmp." + std::to_string(::getpid());
+  const std::set<std::string> kept = {step + ".tmp.backup", "log.jsonl.tmp.old", "log.jsonl.tmp.1 (copy)"};
+  for (const std::string& name : kept) write_bytes(folder / name, "x");
+  write_bytes(folder / (step + ".tmp.1"), "x");
+  prepare_checkpoint_folder(folder.path);  // the run may yet be refused
+  CHECK(folder.names().size() == 4);
+  save_step(folder.path, 7, {}, {}, 1);
+  write_text(folder / "log.jsonl", "");
+  std::set<std::string> now = folder.names();
+  for (const std::string& name : {checkpoint_name(7), std::string("log.jsonl")}) CHECK(now.erase(name) == 1);
+  CHECK(now == kept);
+}
+
+TEST_CASE("checkpoint: one of another version is neither passed over nor to be removed", "[checkpoint]") {
+  const TemporaryFolder folder;
+  const Step state(1);
+  for (const size_t step : {1, 2}) save_step(folder.path, step, state.tensors(), {}, 0);
+  const std::string path = folder / checkpoint_name(2);
+  std::string bytes = contents(path);
+  const size_t at = bytes.find(R"("gated.format":"1")");
+  bytes[at + 16] = '2';
+  write_bytes(path, bytes);
+  const std::string said = one_line_refusal([&] { find_latest(folder.path); });
+  CHECK(said ==
+        path +
+            ": checkpoint format \"2\", expected 1: written by another version of this program: read it with that one");
+  fs::remove(path);
+  CHECK(find_latest(folder.path)->step() == 1);
+}
+
 TEST_CASE("checkpoint: names of steps sort and parse back", "[checkpoint]") {
   CHECK(checkpoint_name(1000) == "step_00001000.safetensors");
   for (const size_t step : {size_t(0), size_t(7), size_t(99999999), size_t(123456789012), SIZE_MAX})

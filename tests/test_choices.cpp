@@ -218,7 +218,7 @@ TEST_CASE("choices: --evaluate --choices asks a run, and what it cannot ask is s
   const Said quantized = f.run(evaluate + "q.bin" + flags + "--batch=4 --quantize=nvfp4-w4a4");
   REQUIRE(count(quantized.text, "\nchoices    ") == 2);
 
-  require_refused(f.run(evaluate + "absent.bin" + flags), "absent.bin: No such file");
+  require_refused(f.run(evaluate + "absent.bin" + flags), "absent.bin: cannot open: No such file");
   f.write("high.bin", file_of(numbers_of({{{1}, {{2}, {64}}, 0}}, 2), 1));
   require_refused(f.run(evaluate + "high.bin" + flags), "high.bin: question 0 has the token 64, but the model has 64");
   require_refused(said_by_train(f, "--choices=q.bin"), "--choices needs --evaluate");

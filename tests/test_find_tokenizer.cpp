@@ -84,7 +84,7 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
   require_refused(said_by_train(f, "--data=bigram-backcopy --tokenizer=t"),
                   "t: has 360 tokens, but the model has 64: name the tokenizer of its data, or set --vocab");
   require_refused(said_by_train(f, "--data=d.bin --tokenizer=d.bin"), "d.bin: not valid JSON");
-  require_refused(said_by_train(f, "--data=d.bin --tokenizer=nowhere"), "nowhere: No such file");
+  require_refused(said_by_train(f, "--data=d.bin --tokenizer=nowhere"), "nowhere: cannot open: No such file");
 }
 
 TEST_CASE("find_tokenizer: --generate reads a prompt of text and writes text", "[tokenizer]") {
@@ -136,4 +136,22 @@ TEST_CASE("find_tokenizer: the file goes with a model that is exported", "[token
   REQUIRE(said.exit_code == 0);
   REQUIRE(f.read("model/tokenizer.json") == f.read("t/tokenizer.json"));
   REQUIRE(f.run("{repo}/train --generate --from=model --tokens=3 --prompt=The 2>/dev/null").text.starts_with("The"));
+
+  // One that is no JSON does not go; nor does one that was asked for and is none leave a folder behind.
+  f.write("broken.json", f.read("t/tokenizer.json").substr(0, 1000));
+  require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=broken.json"),
+                          "broken.json: it is not valid JSON");
+  require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=nowhere"), "nowhere: cannot open");
+  require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=/dev/null"), "not a regular file");
+  REQUIRE(!fs::exists(f / "second"));
+  fs::copy_file(f / "broken.json", f / "run/tokenizer.json", fs::copy_options::overwrite_existing);
+  for (const char* command :
+       {"--from=run --export=second", "--from=run --data=d.bin --steps=1 --warmup=1 --sample-tokens=0 --out=third"}) {
+    const Said without = f.run(std::string("{repo}/train --val-batches=1 ") + command);
+    INFO(without.text);
+    REQUIRE(without.exit_code == 0);
+    REQUIRE(
+        contains(without.text, "note: the tokenizer does not go along: run/tokenizer.json: it is not valid JSON\n"));
+  }
+  for (const char* folder : {"second", "third"}) REQUIRE(!fs::exists(f.path / folder / "tokenizer.json"));
 }

@@ -2,6 +2,7 @@
 // transformers' own models compute with weights that both sides make.
 #include <omp.h>
 #include <signal.h>
+#include <sys/file.h>
 
 #include <map>
 #include <set>
@@ -377,7 +378,74 @@ TEST_CASE("hf_model: an export overwrites nothing, and one that fails leaves not
   REQUIRE(said.text == "wrote out/: config.json, and 7340 parameters in F32 in model.safetensors\n");
   REQUIRE(tensors_in(f / "out/model.safetensors") == tensors_in(f / "in/model.safetensors"));
   REQUIRE(f.run("ls").text == "in\nout\n");
+}
 
+TEST_CASE("hf_model: a name that an export could not get in the end is refused before the work", "[hf]") {
+  const Folder f;
+  const json& fixture = model_named("llama");
+  write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
+  f.run("mkdir empty here; ln -s empty link; ln -s nowhere dangling; ln -s loop loop; mkdir -m 0 closed");
+  const std::string before = f.run("ls -A . empty here").text;
+  const auto refused = [&](const std::string& name, const std::string& why) {
+    for (const char* slash : {"", "/"}) {
+      const Said said = f.run("cd here; {repo}/train --from=../in --export=" + name + slash);
+      INFO(said.text);
+      require_refused_at_once(said, "error: --export=" + name + slash + ": " + why);
+      REQUIRE(f.run("ls -A . empty here").text == before);
+    }
+  };
+  for (const char* link : {"../link", "../dangling", "../loop"}) refused(link, "is a symbolic link");
+  for (const char* name : {".", "..", "../empty/.", "../new/.."}) refused(name, "expected the name of a folder");
+  refused("../loop/x", "cannot create the folder: Too many levels");
+  // A folder that others are in can be renamed, and so taken.
+  const Said said = f.run("cd empty; {repo}/train --from=../in --export=\"$PWD\" && ls");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  REQUIRE(contains(said.text, "config.json\nmodel.safetensors\n"));
+}
+
+TEST_CASE("hf_model: what killed exports left goes with the next; what only looks so stays", "[hf]") {
+  const Folder f;
+  const json& fixture = model_named("llama");
+  write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
+  f.run(
+      "mkdir out.tmp.7 out.tmp.8.2 out.tmp.9 out.tmp.10 out.tmp.old other.tmp.7 out.tmp.11; touch out.tmp.12;"
+      "echo > out.tmp.7/model.safetensors.tmp.7; echo > out.tmp.8.2/config.json; echo > out.tmp.9/mine;"
+      "ln -s . out.tmp.10/config.json; echo > out.tmp.old/config.json; ln -s out.tmp.7 out.tmp.13");
+  File living(f / "out.tmp.11", O_RDONLY | O_DIRECTORY);
+  REQUIRE(::flock(living.descriptor(), LOCK_EX) == 0);
+  const std::string kept = "in\nother.tmp.7\nout.tmp.10\nout.tmp.11\nout.tmp.12\nout.tmp.13\nout.tmp.9\nout.tmp.old\n";
+  // One that has the number of the process itself is none of its own, also where the export fails.
+  const auto in_the_way = [&](const std::string& rest) {
+    return f.run("sh -c 'mkdir out.tmp.$$; echo mine >out.tmp.$$/mine; " + rest +
+                 " exec {repo}/train --from=in --export=out'; cat out.tmp.*/mine; rm -r $(dirname $(grep -l mine "
+                 "out.tmp.*/mine))");
+  };
+  const Said failed = in_the_way("ulimit -f 4;");
+  INFO(failed.text);
+  REQUIRE(contains(failed.text, "cannot write: File too large\nmine\n"));
+  REQUIRE(f.run("LC_ALL=C ls").text == kept);
+  const Said said = in_the_way("");
+  INFO(said.text);
+  REQUIRE(contains(said.text, "wrote out: "));
+  REQUIRE(contains(said.text, "\nmine\n"));
+  REQUIRE(f.run("LC_ALL=C ls").text == "in\nother.tmp.7\nout\n" + kept.substr(kept.find("out.")));
+  REQUIRE(f.run("ls out").text == "config.json\nmodel.safetensors\n");
+
+  // Killed in the middle of its work: as often as it takes until the time was right.
+  f.run("rm -r out*");
+  for (int tries = 0; tries < 200 && f.run("ls -d out.tmp.*/*").exit_code != 0; tries++)
+    f.run("rm -rf out*; timeout -s KILL 0." + std::to_string(tries / 10) + std::to_string(tries % 10) +
+          " {repo}/train --from=in --export=out");
+  REQUIRE(f.run("ls -d out.tmp.*/*").exit_code == 0);
+  REQUIRE(f.run("{repo}/train --from=in --export=out").exit_code == 0);
+  REQUIRE(f.run("ls").text == "in\nother.tmp.7\nout\n");
+}
+
+TEST_CASE("hf_model: an export that is interrupted leaves nothing, and ends as a run that is", "[hf]") {
+  const Folder f;
+  const json& fixture = model_named("llama");
+  write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
   // A process of its own, as a signal that came is never forgotten.
   const pid_t child = fork();
   if (child == 0) {
@@ -386,15 +454,18 @@ TEST_CASE("hf_model: an export overwrites nothing, and one that fails leaves not
     signal(SIGTERM, SIG_DFL);  // Catch2 has a handler of its own
     const CatchInterrupts catching;
     raise(SIGTERM);
-    const std::string said =
-        refusal([&] { export_hf_folder(f / "ended", c, model.weights.list(), weights_from(c).data(), false); });
-    _exit(contains(said, "--export=" + (f / "ended") + ": interrupted: nothing is written") ? 0 : 1);
+    try {
+      export_hf_folder(f / "ended", c, model.weights.list(), weights_from(c).data(), false);
+    } catch (const Interrupted& e) {
+      _exit(e.what() == "--export=" + (f / "ended") + ": interrupted: nothing is written" ? 0 : 1);
+    }
+    _exit(2);
   }
   int status = 0;
   waitpid(child, &status, 0);
   REQUIRE(WIFEXITED(status));
   REQUIRE(WEXITSTATUS(status) == 0);
-  REQUIRE(f.run("ls").text == "in\nout\n");
+  REQUIRE(f.run("ls").text == "in\n");
 }
 
 // Where transformers is not installed there is nothing to open a folder with: what it would say stands in the fixture.

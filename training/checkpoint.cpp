@@ -98,9 +98,38 @@ std::map<size_t, std::string, std::greater<>> list_checkpoints(const std::string
   return found;
 }
 
-// ---- atomic, durable writing
+// ---- names of what is not finished
 
-static constexpr std::string_view temporary_suffix = ".tmp.";
+static constexpr std::string_view unfinished_suffix = ".tmp.";
+
+// A number as std::to_string writes it, of up to `most`.
+static bool is_number(std::string_view text, size_t most) {
+  size_t value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return text == std::to_string(value) && value <= most;
+}
+
+std::optional<std::string> finished_name(const std::string& unfinished) {
+  constexpr size_t most_processes = size_t{1} << 22;  // Linux
+  const size_t at = unfinished.rfind(unfinished_suffix);
+  if (at == 0 || at == std::string::npos) return std::nullopt;
+  const std::string_view numbers = std::string_view(unfinished).substr(at + unfinished_suffix.size());
+  const size_t dot = std::min(numbers.find('.'), numbers.size());
+  const bool ours = is_number(numbers.substr(0, dot), most_processes) &&
+                    (dot == numbers.size() || is_number(numbers.substr(dot + 1), SIZE_MAX));
+  return ours ? std::optional(unfinished.substr(0, at)) : std::nullopt;
+}
+
+std::string unfinished_name(const std::string& path) {
+  // A leftover that could not be deleted may have this process id too.
+  const std::string name = path + std::string(unfinished_suffix) + std::to_string(::getpid());
+  std::string free = name;
+  struct stat s;
+  for (size_t i = 2; ::lstat(free.c_str(), &s) == 0; i++) free = name + "." + std::to_string(i);
+  return free;
+}
+
+// ---- atomic, durable writing
 
 static std::string folder_of(const std::string& path) {
   const auto folder = std::filesystem::path(path).parent_path();
@@ -142,16 +171,17 @@ std::string AtomicFile::clear_way() const {
           "%s: exists and is not a regular file: cannot replace it", path_.c_str());
   const std::string own = std::filesystem::path(path_).filename().string();
   for (const std::string& name : folder_names(folder_)) {
-    const size_t suffix = name.rfind(temporary_suffix);
-    if (suffix == std::string::npos) continue;
-    const std::string target = name.substr(0, suffix);
-    if (target == own || (checkpoint_step(target) && checkpoint_step(own))) remove_if_unlocked(folder_ + "/" + name);
+    const std::optional<std::string> target = finished_name(name);
+    if (target && (*target == own || (checkpoint_step(*target) && checkpoint_step(own))))
+      remove_if_unlocked(folder_ + "/" + name);
   }
-  // A leftover that could not be deleted may have this process id too.
-  const std::string name = path_ + std::string(temporary_suffix) + std::to_string(::getpid());
-  std::string free = name;
-  for (size_t i = 2; ::lstat(free.c_str(), &s) == 0; i++) free = name + "." + std::to_string(i);
-  return free;
+  return unfinished_name(path_);
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  AtomicFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
 }
 
 void write_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
@@ -189,8 +219,11 @@ Checkpoint::Checkpoint(const std::string& path) : file_(path) {
   // One key of ours promises all three: a damaged key must not turn the file into a foreign, unchecked one.
   for (const char* key : {format_key, fingerprint_key, checksum_key})
     require(keys.contains(key), "%s: metadata lacks %s: the header is damaged", path.c_str(), key);
-  require(keys.at(format_key) == format_version, "%s: checkpoint format %s, expected %s: written by another version",
-          path.c_str(), quote(keys.at(format_key)).c_str(), format_version);
+  if (keys.at(format_key) != format_version)
+    throw OtherVersion(
+        format("%s: checkpoint format %s, expected %s: written by another version of this program: read "
+               "it with that one",
+               path.c_str(), quote(keys.at(format_key)).c_str(), format_version));
   verify(path, "metadata", keys.at(checksum_key), metadata_checksum(keys));
   verify(path, "tensors", keys.at(fingerprint_key), fingerprint(file_));
 }
@@ -228,7 +261,9 @@ void prepare_checkpoint_folder(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   require(!error, "%s: cannot create the checkpoint folder: %s", folder.c_str(), error.message().c_str());
-  AtomicFile probe(folder + "/" + checkpoint_name(0));  // never committed
+  // (No AtomicFile: a start that is refused later on deletes nothing.)
+  const File probe(unfinished_name(folder + "/" + checkpoint_name(0)), O_WRONLY | O_CREAT | O_EXCL, 0666);
+  ::unlink(probe.path().c_str());
 }
 
 File hold_folder(const std::string& folder) {
@@ -263,12 +298,14 @@ std::optional<Checkpoint> find_latest(const std::string& folder) {
       require(checkpoint.step() == step, "%s: holds step %zu, expected the step of its name", path.c_str(),
               checkpoint.step());
       return checkpoint;
+    } catch (const OtherVersion&) {
+      throw;
     } catch (const Error& e) {
       std::fprintf(stderr, "warning: %s; trying the checkpoint before it\n", e.what());
     }
   }
-  require(candidates.empty(), "%s: none of its %zu checkpoints can be read: remove them to start anew", folder.c_str(),
-          candidates.size());
+  require(candidates.empty(), "%s: none of its %zu checkpoints can be read: name another folder to start anew",
+          folder.c_str(), candidates.size());
   return std::nullopt;
 }
 

@@ -9,7 +9,7 @@
 // runs that wrote nothing. A changed byte of name, shape, data or metadata shows when the file is opened, before one
 // weight is overwritten.
 //
-// Writing: <path>.tmp.<pid> in the same folder, fsync, rename onto <path>, fsync of the folder. rename
+// Writing: under an unfinished name in the same folder, fsync, rename onto <path>, fsync of the folder. rename
 // replaces in one step (POSIX), so at any moment, kill -9 and power loss included, <path> is the old file or
 // the new one.
 //
@@ -41,6 +41,13 @@ std::vector<std::string> folder_names(const std::string& folder);
 // step -> path, newest first.
 std::map<size_t, std::string, std::greater<>> list_checkpoints(const std::string& folder);
 
+// ---- names of what is not finished: a.tmp.17, and a.tmp.17.2 where process 17 finds that name taken
+
+// The name that it will have: "a". Nothing where the name is none that unfinished_name() gives.
+std::optional<std::string> finished_name(const std::string& unfinished);
+// A name beside `path` that nothing has.
+std::string unfinished_name(const std::string& path);
+
 // ---- atomic, durable writing
 
 // Appears at `path` on commit(), whole and on stable storage; without commit() it leaves no trace.
@@ -62,6 +69,8 @@ class AtomicFile {
   bool committed_ = false;
 };
 
+void write_text(const std::string& path, const std::string& text);
+
 // A safetensors file of these. The previous file at `path` stays until the new one is complete, and stays for good if that fails.
 void write_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
                        const std::map<std::string, std::string>& metadata);
@@ -70,6 +79,11 @@ void save_checkpoint(const std::string& path, const std::vector<TensorView>& ten
                      std::map<std::string, std::string> metadata);
 
 // ---- reading
+
+// It is whole, as far as this program can tell, and none of ours.
+struct OtherVersion : Error {
+  using Error::Error;
+};
 
 class Checkpoint {
  public:
@@ -115,7 +129,8 @@ void save_step(const std::string& folder, size_t step, const std::vector<TensorV
 void keep_newest(const std::string& folder, size_t step, size_t keep);
 
 // The newest checkpoint that can be continued from; those passed over are named on stderr. Nothing when the
-// folder has none. Refused when it has some and none is good: starting anew would hide that they are lost.
+// folder has none. Refused when it has some and none is good: starting anew would hide that they are lost. Refused too where one of
+// another version is newer: going on behind it would overwrite it in time.
 std::optional<Checkpoint> find_latest(const std::string& folder);
 
 }  // namespace gated

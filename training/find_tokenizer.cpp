@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "dataloader/files.h"
 #include "training/checkpoint.h"
@@ -45,14 +46,25 @@ std::optional<Tokenizer> find_tokenizer(const Config& c) {
   }
 }
 
+std::optional<std::string> kept_tokenizer(const Config& c) {
+  const std::string path = tokenizer_path(c);
+  if (path.empty()) return {};
+  try {
+    std::string text = read_file(tokenizer_file(path));
+    require(nlohmann::json::accept(text), "%s: it is not valid JSON", path.c_str());
+    return text;
+  } catch (const Error& e) {
+    if (!c.tokenizer.empty()) throw;
+    fprintf(stderr, "note: the tokenizer does not go along: %s\n", e.what());
+    return {};
+  }
+}
+
 void keep_tokenizer(const Config& c, const std::string& folder) {
   std::error_code error;
-  const std::string path = tokenizer_path(c), copy = (fs::path(folder) / "tokenizer.json").native();
-  if (path.empty() || fs::exists(copy, error)) return;
-  const std::string original = read_file(tokenizer_file(path));
-  AtomicFile file(copy);
-  file.write(original.data(), original.size());
-  file.commit();
+  const std::string copy = (fs::path(folder) / "tokenizer.json").native();
+  if (fs::exists(copy, error)) return;
+  if (const auto text = kept_tokenizer(c)) write_text(copy, *text);
 }
 
 }  // namespace gated

@@ -4,6 +4,7 @@
 // tests/test_find_tokenizer.cpp
 #pragma once
 #include <optional>
+#include <string>
 
 #include "dataloader/tokenizer.h"
 #include "training/config.h"
@@ -14,7 +15,12 @@ namespace gated {
 // fewer, as vocabularies are padded. One that was only found beside the model may be of no use: a line to stderr says why.
 std::optional<Tokenizer> find_tokenizer(const Config& config);
 
-// Copies the tokenizer.json of the run, where it has one, into a folder that has none.
+// The tokenizer.json of the run, as it goes along with the model: any that is JSON, known here or not. Nothing where there is none.
+// Refuses a --tokenizer that cannot be read; of one that was only found beside the model, a line to stderr says why it stays
+// behind.
+std::optional<std::string> kept_tokenizer(const Config& config);
+
+// Writes it into a folder that has none.
 void keep_tokenizer(const Config& config, const std::string& folder);
 
 }  // namespace gated

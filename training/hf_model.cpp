@@ -1,5 +1,6 @@
 #include "training/hf_model.h"
 
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,6 +24,8 @@ namespace gated {
 namespace fs = std::filesystem;
 
 namespace {
+
+constexpr const char* exported[] = {"config.json", "model.safetensors", "tokenizer.json"};
 
 constexpr size_t config_depth = 16, longest_config = size_t{1} << 24;  // bytes
 
@@ -132,48 +135,82 @@ std::shared_ptr<const ModelSource> open_hf_config(const std::string& path) {
 
 namespace {
 
-// A folder that takes its name when all is in it. Until then it has another, and goes with the object.
+// A folder that takes its name when all is in it. Until then it has an unfinished one, and goes with the object. An empty folder
+// that has the name already is taken for it: what cannot be renamed, as a mount point, shows before the work.
 class NewFolder {
  public:
-  explicit NewFolder(const std::string& path)
-      : path_(path), unfinished_(without_slash(path) + ".tmp." + std::to_string(::getpid())) {
+  explicit NewFolder(const std::string& name) : name_(name), path_(name) {
+    while (path_.size() > 1 && path_.ends_with('/')) path_.pop_back();
+    const fs::path last = fs::path(path_).filename(), parent = fs::path(path_).parent_path();
+    require(!last.empty() && last != "." && last != "..",
+            "--export=%s: expected the name of a folder that is not there yet, or of an empty one", name.c_str());
     std::error_code error;
-    require(!fs::exists(path) || (fs::is_directory(path) && fs::is_empty(path, error)),
-            "--export=%s: exists and holds something: name a folder that is not there yet", path.c_str());
-    fs::create_directories(unfinished_, error);
-    require(!error, "--export=%s: cannot create the folder: %s", path.c_str(), error.message().c_str());
+    const fs::file_status status = fs::symlink_status(path_, error);
+    require(!fs::is_symlink(status), "--export=%s: is a symbolic link: name the folder that it stands for",
+            name.c_str());
+    error.clear();  // (it says that nothing is there)
+    taken_ = fs::exists(status);
+    require(!taken_ || (fs::is_directory(status) && fs::is_empty(path_, error)),
+            "--export=%s: exists and holds something%s: name a folder that is not there yet", name.c_str(),
+            error ? (" (" + error.message() + ")").c_str() : "");
+    if (!parent.empty()) fs::create_directories(parent, error);
+    if (!error) remove_leftovers(parent.empty() ? "." : parent.native(), last.native());
+    unfinished_ = unfinished_name(path_);
+    if (!error && taken_) fs::rename(path_, unfinished_, error);
+    if (!error && !taken_ && !fs::create_directory(unfinished_, error) && !error)
+      error = std::make_error_code(std::errc::file_exists);
+    require(!error, "--export=%s: cannot %s the folder: %s", name.c_str(), taken_ ? "rename" : "create",
+            error.message().c_str());
+    held_.emplace(unfinished_, O_RDONLY | O_DIRECTORY);
+    ::flock(held_->descriptor(), LOCK_EX | LOCK_NB);  // says that its writer lives, as AtomicFile's does
   }
+  NewFolder(const NewFolder&) = delete;
   ~NewFolder() {
     std::error_code error;
-    if (!finished_) fs::remove_all(unfinished_, error);
+    if (finished_) return;
+    for (const std::string& name : folder_names(unfinished_)) fs::remove_all(unfinished_ + "/" + name, error);
+    if (taken_) fs::rename(unfinished_, path_, error);
+    if (!taken_ || error) fs::remove(unfinished_, error);
   }
   std::string operator/(const char* name) const { return unfinished_ + "/" + name; }
   void finish() {
     std::error_code error;
     fs::rename(unfinished_, path_, error);
-    require(!error, "--export=%s: cannot rename the finished folder to it: %s", path_.c_str(), error.message().c_str());
+    require(!error, "--export=%s: cannot rename the finished folder to it: %s", name_.c_str(), error.message().c_str());
     finished_ = true;
   }
 
  private:
-  static std::string without_slash(std::string path) {
-    while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-    return path;
+  // Deletes what exports of the same name have left that were killed: folders of files of ours alone, which no process holds.
+  static void remove_leftovers(const std::string& folder, const std::string& name) {
+    std::error_code error;
+    const auto is_ours = [&](const fs::path& file) {
+      const std::string name = file.filename().native(), target = finished_name(name).value_or(name);
+      return fs::symlink_status(file, error).type() == fs::file_type::regular &&
+             std::find(std::begin(exported), std::end(exported), target) != std::end(exported);
+    };
+    for (const std::string& other : folder_names(folder)) {
+      if (finished_name(other) != name) continue;
+      const fs::path path = fs::path(folder) / other;
+      const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+      if (descriptor < 0) continue;
+      const std::vector<std::string> files = folder_names(path);
+      const bool ours =
+          std::all_of(files.begin(), files.end(), [&](const std::string& f) { return is_ours(path / f); });
+      if (ours && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0) fs::remove_all(path, error);
+      ::close(descriptor);
+    }
   }
-  std::string path_, unfinished_;
-  bool finished_ = false;
-};
 
-void write_text(const std::string& path, const std::string& text) {
-  AtomicFile file(path);
-  file.write(text.data(), text.size());
-  file.commit();
-}
+  std::string name_, path_, unfinished_;
+  bool taken_ = false, finished_ = false;
+  std::optional<File> held_;
+};
 
 }  // namespace
 
 std::string export_hf_folder(const std::string& folder, const Config& config, const std::vector<Parameter>& list,
-                             const float* flat, bool rounded_to_bf16) {
+                             const float* flat, bool rounded_to_bf16, const std::optional<std::string>& tokenizer) {
   HfConfig written = write_hf_config(config);
   const std::vector<HfTensor> tensors = hf_tensors(written.architecture, config.model);
   const CatchInterrupts catching;  // so that an export that is ended leaves no unfinished folder
@@ -200,18 +237,19 @@ std::string export_hf_folder(const std::string& folder, const Config& config, co
   }
   file.commit();
   written.json["torch_dtype"] = rounded_to_bf16 ? "bfloat16" : "float32";
+  if (tokenizer) write_text(out / "tokenizer.json", *tokenizer);
   write_text(out / "config.json", written.json.dump(2) + "\n");
   out.finish();
   return written.note;
 }
 
 void export_model(const Config& config) {
+  const std::optional<std::string> tokenizer = kept_tokenizer(config);
   const Model model(config.model);
   std::vector<float> flat(model.weights.flat_size());
   config.source->read(config.model, model.weights.list(), flat.data());
   const std::string note =
-      export_hf_folder(config.export_folder, config, model.weights.list(), flat.data(), config.export_bf16);
-  keep_tokenizer(config, config.export_folder);
+      export_hf_folder(config.export_folder, config, model.weights.list(), flat.data(), config.export_bf16, tokenizer);
   printf("wrote %s: config.json, and %zu parameters in %s in model.safetensors\n", config.export_folder.c_str(),
          model.weights.total(), config.export_bf16 ? "BF16" : "F32");
   if (!note.empty()) printf("note: %s\n", note.c_str());
