@@ -1,12 +1,15 @@
 // cli: ./train as a user meets it: what it prints, what it refuses, and what survives a kill.
 // Runs the program that stands in the current folder (make builds it first).
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <omp.h>
 #include <poll.h>
 #include <pty.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <cstdint>
 #include <functional>
@@ -937,6 +940,58 @@ TEST_CASE("cli: more shards than a process may open files at first", "[cli]") {
   });
   INFO(o.err);
   REQUIRE(o.exit_code == 0);
+}
+
+TEST_CASE("cli: a log that cannot be read is not replaced, and one that is no file makes nobody wait", "[cli]") {
+  const Folder f;
+  const std::string log = f / "run/log.jsonl";
+  const auto run = [&](const char* more) { return small({"--out=" + (f / "run"), "--save-every=6", more}); };
+  REQUIRE(train(f, run("--keep=0")).exit_code == 0);
+  fs::remove(f / "run/step_00000012.safetensors");
+  const std::string lines = contents(log);
+  const auto bound_by_permissions = [] {  // root too
+    for (const int capability : {CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH}) prctl(PR_CAPBSET_DROP, capability);
+  };
+  REQUIRE(chmod(log.c_str(), 0) == 0);
+  require_refused(train(f, run("--resume"), bound_by_permissions), "run/log.jsonl: cannot open: Permission denied");
+  REQUIRE(chmod(log.c_str(), 0600) == 0);
+  REQUIRE(contents(log) == lines);
+
+  const auto alarmed = [] { alarm(60); };
+  fs::rename(log, f / "log");
+  for (const char* command : {"mkfifo run/log.jsonl", "mkdir run/log.jsonl", "ln -s /dev/null run/log.jsonl"}) {
+    f.run(std::string("rm -rf run/log.jsonl; ") + command);
+    require_refused(train(f, run("--resume"), alarmed), "run/log.jsonl: not a regular file");
+  }
+  fs::remove(log);
+  fs::create_symlink("nowhere", log);
+  require_refused(train(f, run("--resume"), alarmed), "run/log.jsonl: cannot open: No such file");
+  fs::rename(f / "log", log);
+  REQUIRE(train(f, run("--resume")).exit_code == 0);
+  const std::string resumed = contents(log);
+  REQUIRE(std::count(resumed.begin(), resumed.end(), '\n') == std::count(lines.begin(), lines.end(), '\n'));
+}
+
+TEST_CASE("cli: an export that is interrupted leaves nothing, and ends as by that signal", "[cli]") {
+  const Folder f;
+  const std::string run = f / "run";
+  std::vector<std::string> words =
+      small({"--steps=1", "--warmup=1", "--sample-tokens=0", "--val-batches=1", "--out=" + run});
+  for (const char* large : {"--hidden=1024", "--ffn-hidden=4096", "--layers=6"}) words.push_back(large);
+  REQUIRE(train(f, words).exit_code == 0);
+  for (const int signal_number : {SIGTERM, SIGINT}) {
+    const pid_t child = start(f, {"--from=" + run, "--export=" + (f / "model")});
+    const std::string unfinished = f / ("model.tmp." + std::to_string(child));
+    for (int i = 0; i < 60000 && !fs::exists(unfinished + "/model.safetensors.tmp." + std::to_string(child)); i++)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    kill(child, signal_number);
+    const Outcome o = finish(f, child);
+    INFO(o.err);
+    REQUIRE(o.exit_code == 128 + signal_number);
+    REQUIRE(o.err == "error: --export=" + (f / "model") + ": interrupted: nothing is written\n");
+    REQUIRE(!fs::exists(unfinished));
+    REQUIRE(!fs::exists(f / "model"));
+  }
 }
 
 TEST_CASE("cli: bad input is one clear line and no crash", "[cli]") {

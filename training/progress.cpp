@@ -7,8 +7,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/clock.h"
 #include "dataloader/bigram_entropy.h"
@@ -151,7 +152,10 @@ void Progress::finish() {
 // A resumed run has the log that an uninterrupted one would have: lines after its checkpoint go. The shortened log
 // takes the place of the old one in one step, so that a kill in between loses neither.
 void Progress::open_log(const std::string& path, size_t steps_done) {
-  std::ifstream old(path);
+  std::error_code error;
+  const bool there = std::filesystem::exists(std::filesystem::symlink_status(path, error));
+  std::istringstream old(there ? read_file(path)
+                               : "");  // one that cannot be read is not replaced by one without its lines
   AtomicFile shortened(path);
   for (std::string line; steps_done > 0 && std::getline(old, line);) {
     const auto entry = nlohmann::json::parse(line, nullptr, false);
