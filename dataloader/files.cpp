@@ -63,6 +63,11 @@ void File::sync() {
   if (::fsync(fd_) != 0 && errno != EINVAL) fail_errno(path_, "fsync");
 }
 
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(std::filesystem::symlink_status(path, error));
+}
+
 std::string read_file(const std::string& path) {
   const File file(path);
   std::string text(file.size(), '\0');

@@ -51,6 +51,9 @@ class File {
 // Gets n bytes from `offset` on: of a file, or of bytes in memory.
 using ReadBytes = std::function<void(void* dst, size_t n, size_t offset)>;
 
+// Whether something has this name, be it a link that leads nowhere: to open it then says what is wrong.
+bool is_there(const std::string& path);
+
 // All that a file holds.
 std::string read_file(const std::string& path);
 

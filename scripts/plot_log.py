@@ -4,10 +4,20 @@
 usage: scripts/plot_log.py FOLDER... [-o losses.png]     each FOLDER was a run's --out (it holds log.jsonl)
 """
 import argparse
+import math
 import os
 
 from common import refuse
-from plots import drawn, find_matplotlib, read_log, writable
+from plots import drawn, find_matplotlib, is_finite, is_number, read_log, writable
+
+
+def series(folder, entries, key):
+    """The steps at which the log has a number of this name, and the numbers. (JSON has null for one that is not finite.)"""
+    found = [(entry["step"], entry[key]) for entry in entries if key in entry]
+    for step, value in found:
+        if value is not None and not is_number(value):
+            refuse(f"{os.path.join(folder, 'log.jsonl')}: {key} of step {step} is no number")
+    return [step for step, _ in found], [math.nan if value is None else value for _, value in found]
 
 
 def main():
@@ -15,22 +25,23 @@ def main():
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what --out named")
     parser.add_argument("-o", "--output", default="losses.png")
     args = parser.parse_args()
-    runs = [(drawn(writable(os.path.basename(os.path.normpath(folder)))), read_log(folder)) for folder in args.folders]
+    keys = ("loss", "gradient_norm", "validation_loss", "bigram_entropy")
+    runs = []
+    for folder in args.folders:
+        entries = read_log(folder)
+        name = drawn(writable(os.path.basename(os.path.normpath(folder))))
+        runs.append((name, {key: series(folder, entries, key) for key in keys}))
     find_matplotlib().use("Agg")
     from matplotlib import pyplot
 
     figure, (losses, norms) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True, gridspec_kw={"height_ratios": (3, 1)})
     baselines = []
-    for name, entries in runs:
-        steps = [e for e in entries if "loss" in e]
-        checks = [e for e in entries if "validation_loss" in e]
-        baselines += [e["bigram_entropy"] for e in entries if "bigram_entropy" in e]
-        at = [e["step"] for e in steps]
-        (line,) = losses.plot(at, [e["loss"] for e in steps], alpha=0.4, lw=1, label=f"{name}, train")
-        if checks:
-            losses.plot([e["step"] for e in checks], [e["validation_loss"] for e in checks], "o-", ms=3,
-                        color=line.get_color(), label=f"{name}, validation")
-        norms.semilogy(at, [e["gradient_norm"] for e in steps], lw=1, color=line.get_color())
+    for name, run in runs:
+        baselines += filter(is_finite, run["bigram_entropy"][1])
+        (line,) = losses.plot(*run["loss"], alpha=0.4, lw=1, label=f"{name}, train")
+        if run["validation_loss"][0]:
+            losses.plot(*run["validation_loss"], "o-", ms=3, color=line.get_color(), label=f"{name}, validation")
+        norms.semilogy(*run["gradient_norm"], lw=1, color=line.get_color())
     for entropy in sorted(set(baselines)):
         losses.axhline(entropy, ls="--", lw=1, color="gray", label=f"bigrams, {entropy:.4f}")
     losses.set_ylabel("cross-entropy (nats)")

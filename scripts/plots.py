@@ -1,23 +1,36 @@
 """What the scripts that draw runs share: the log of a run, and where matplotlib comes from."""
 import json
+import math
 import os
 import subprocess
 import sys
 
-from common import refuse
+from common import open_regular, refuse
 
 DEBIANS = "/usr/bin/python3"  # the python that `scripts/setup.sh --plots` installs matplotlib for
 
 
+LARGEST = 1e100  # of a number: no float32 that a run measures is as large, and no sum of such numbers overflows
+
+
+def is_number(value):
+    """Whether JSON's value is a number that a run can have. (An integer of JSON may have so many digits that no float holds it.)"""
+    return type(value) in (int, float) and not LARGEST < abs(value) < math.inf
+
+
+def is_finite(value):
+    return is_number(value) and math.isfinite(value)
+
+
 def read_log(folder):
-    """The entries of a run. The last line may be half written: the run may still be going on."""
+    """The entries of a run, each of which has a step. The last line may be half written: the run may still be going on."""
     path = os.path.join(folder, "log.jsonl")
     if not os.path.isdir(folder):
         refuse(f"{folder}: no such folder: name what --out named")
     if not os.path.exists(path):
         refuse(f"{folder}: holds no log.jsonl: name what --out named")
     try:
-        with open(path) as log:
+        with open_regular(path, encoding="utf-8") as log:
             lines = log.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         refuse(f"{path}: cannot be read as text: {error}")
@@ -31,6 +44,8 @@ def read_log(folder):
             continue
         if not isinstance(entry, dict):
             refuse(f"{path}: line {number} is no JSON object, which every line of a run's log is: name what --out named")
+        if not is_finite(entry.get("step")):
+            refuse(f"{path}: an entry has no step: was it written by ./train?")
         entries.append(entry)
     if not any("loss" in e for e in entries):
         refuse(f"{path}: holds no step yet")

@@ -14,18 +14,25 @@ from plots import find_matplotlib, writable
 
 
 def write(path, text):
-    """The whole text, or what was there before."""
-    unfinished = f"{path}.tmp.{os.getpid()}"
+    """The whole text, or what was there before. Where a link leads is written, and what is no file, as /dev/stdout, is written to."""
+    how = {"encoding": "utf-8", "errors": "backslashreplace"}
     try:
-        with open(unfinished, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-        os.replace(unfinished, path)
-    except BaseException as error:
-        if os.path.exists(unfinished):
-            os.remove(unfinished)
-        if isinstance(error, OSError):
-            refuse(f"{path}: cannot write: {error.strerror}")
-        raise
+        if os.path.exists(path) and not os.path.isfile(path):
+            with open(path, "w", **how) as file:
+                file.write(text)
+            return
+        path = os.path.realpath(path)
+        unfinished = f"{path}.tmp.{os.getpid()}"
+        with open(unfinished, "x", **how) as file:
+            try:
+                file.write(text)
+                file.close()
+                os.replace(unfinished, path)
+            except BaseException:
+                os.remove(unfinished)
+                raise
+    except OSError as error:
+        refuse(f"{path}: cannot write: {error.strerror}")
 
 
 def make_folder(path):

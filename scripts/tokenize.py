@@ -30,6 +30,8 @@ import array
 import glob
 import json
 import os
+import re
+import stat
 import time
 
 # Of a document, so much is encoded at once; and so many pieces side by side, on all cores.
@@ -70,10 +72,19 @@ def files_of(texts):
 
 
 def size_of(file):
+    """Of a file that can be read; a pipe says none."""
     try:
-        return os.stat(file).st_size
+        status = os.stat(file)
     except OSError as error:
         fail(f"{file}: {error.strerror}")
+    if not stat.S_ISREG(status.st_mode):
+        fail(f"{file}: not a regular file")
+    return status.st_size
+
+
+def is_text(value):
+    """A string of whole characters: JSON has names for the halves of one too."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
 def last_cut(block):
@@ -115,9 +126,9 @@ class Texts:
                 continue
             try:
                 text = json.loads(line)["text"]
-                if not isinstance(text, str):
+                if not is_text(text):
                     raise TypeError
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 fail(f"{file}: line {number} is no JSON object with a string \"text\"")
             yield text, True, self.read >= self.border
             self.read += len(line)
@@ -173,7 +184,8 @@ def read_tokenizer(path):
     file = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
     size_of(file)
     try:
-        return find_tokenizers().Tokenizer.from_file(file)
+        with open(file, "rb") as opened:
+            return find_tokenizers().Tokenizer.from_buffer(opened.read())
     except Exception as error:  # the library knows no narrower one
         fail(f"{file}: not a tokenizer.json that the tokenizers library reads: {error}")
 
@@ -289,16 +301,16 @@ def read_questions(file):
         with open(file, encoding="utf-8") as opened:
             text = opened.read()
         questions = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         fail(f"{file}: {error}")
     read = []
     for number, question in enumerate(questions):
         try:
             context = question["ctx"] if "ctx" in question else question["context"]
             endings, label = question["endings"], int(question["label"])
-            if not (isinstance(context, str) and len(endings) >= 2 and all(isinstance(e, str) for e in endings) and 0 <= label < len(endings)):
+            if not (is_text(context) and isinstance(endings, list) and len(endings) >= 2 and all(map(is_text, endings)) and 0 <= label < len(endings)):
                 raise ValueError
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             fail(f"{file}: question {number} has no context, two endings or more and the label of one of them")
         read.append((context, endings, label))
     if not read:
@@ -354,7 +366,7 @@ def write_choices(file, out, tokenizer):
 def choose_end_of_text(tokenizer, name):
     """The id of the token before every document; None where there is none."""
     if name is not None:
-        if tokenizer.token_to_id(name) is None:
+        if not is_text(name) or tokenizer.token_to_id(name) is None:
             fail(f"--end-of-text={name}: the tokenizer has no such token")
         return tokenizer.token_to_id(name)
     return next((i for i in map(tokenizer.token_to_id, END_OF_TEXT) if i is not None), None)
@@ -409,7 +421,8 @@ def main():
         os.makedirs(args.out, exist_ok=True)
         write_shards(texts, tokenizer, end_of_text, shards)
         if not os.path.exists(os.path.join(args.out, "tokenizer.json")):
-            tokenizer.save(os.path.join(args.out, "tokenizer.json"))
+            with open(os.path.join(args.out, "tokenizer.json"), "w", encoding="utf-8") as opened:
+                opened.write(tokenizer.to_str(pretty=True))
     except BaseException as error:
         for s in shards:
             s.remove()

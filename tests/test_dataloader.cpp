@@ -311,6 +311,8 @@ TEST_CASE("text: list files, patterns and their refusals", "[dataloader]") {
   CHECK(says(refused_data("@" + folder.write("blank", " \n\n")), {"blank", "names no file"}));
   CHECK(says(refused_data("@" + folder.write("nul", std::string("a\0b", 3))), {"nul", "NUL"}));
   CHECK(says(refused_data("@" + folder.write("bad", a + "\n" + (folder / "gone"))), {"gone", "No such file"}));
+  CHECK(says(refused_data("@"), {"@: expected @FILE"}));
+  CHECK(says(refused_data(a + ",@"), {"@: expected @FILE"}));
   CHECK(says(refused_data(""), {"empty path"}));
   CHECK(says(refused_data(a + ","), {"empty path"}));
   CHECK(says(refused_data(folder.write("empty", "")), {"empty: empty"}));

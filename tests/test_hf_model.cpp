@@ -404,6 +404,47 @@ TEST_CASE("hf_model: a name that an export could not get in the end is refused b
   REQUIRE(contains(said.text, "config.json\nmodel.safetensors\n"));
 }
 
+TEST_CASE("hf_model: a link that leads in a circle is refused by its name, wherever a file or folder may be named",
+          "[hf]") {
+  const Folder f;
+  const json& fixture = model_named("llama");
+  for (const char* name : {"in", "one", "index"}) write_folder(f, name, fixture.at("config"), tensors_of(fixture));
+  f.run(
+      "ln -s loop loop; rm one/model.safetensors index/model.safetensors; ln -s x one/x; ln -s x one/model.safetensors;"
+      "ln -s model.safetensors.index.json index/model.safetensors.index.json; mkdir config run log; "
+      "ln -s config.json config/config.json; ln -s step_00000001.safetensors run/step_00000001.safetensors; "
+      "ln -s log.jsonl log/log.jsonl; cp -r in beside; ln -s tokenizer.json beside/tokenizer.json; echo loop >list");
+  const std::string steps = " --data=bigram-backcopy --layers=1 --steps=1 --warmup=1 --sample-tokens=0 --val-batches=1";
+  for (const auto& [flags, name] : std::vector<std::pair<std::string, std::string>>{
+           {"--from=loop --describe", "--from=loop"},
+           {"--from=loop/in --describe", "--from=loop/in"},
+           {"--from=config --describe", "config/config.json"},
+           {"--from=config/config.json --describe", "--from=config/config.json"},
+           {"--from=one --evaluate", "one/model.safetensors"},
+           {"--from=index --evaluate", "index/model.safetensors.index.json"},
+           {"--from=run --describe", "run/step_00000001.safetensors"},
+           {"--from=in --export=loop/x", "--export=loop/x"},
+           {"--from=in --export=x --tokenizer=loop", "loop: cannot open"},
+           {"--data=loop --steps=1", "loop: cannot open"},
+           {"--data=loop/x.bin --steps=1", "loop/x.bin: cannot open"},
+           {"--data=@loop --steps=1", "loop: cannot open"},
+           {"--data=@list --steps=1", "loop: cannot open"},
+           {"--out=loop" + steps, "loop: cannot"},
+           {"--out=loop/x" + steps, "loop/x: cannot"},
+           {"--out=log" + steps, "log/log.jsonl: cannot open"}}) {
+    INFO(flags);
+    const Said said = f.run("{repo}/train --device=cpu " + flags);
+    INFO(said.text);
+    REQUIRE(!contains(said.text, "filesystem error"));
+    require_refused(said, "");
+    REQUIRE(contains(said.text, name));
+    REQUIRE(contains(said.text, "Too many levels of symbolic links"));
+  }
+  const Said beside = f.run("{repo}/train --from=beside --export=x");
+  REQUIRE(beside.exit_code == 0);
+  REQUIRE(contains(beside.text, "note: the tokenizer does not go along: "));
+}
+
 TEST_CASE("hf_model: what killed exports left goes with the next; what only looks so stays", "[hf]") {
   const Folder f;
   const json& fixture = model_named("llama");

@@ -74,6 +74,28 @@ TEST_CASE("plot_log: train, validation and bigrams are drawn and named; what is 
   require_refused_at_once(plot(f, f / "broken"), "log.jsonl: line 1 is no JSON");
   require_refused(plot(f, f / "one" + " -o a.letter"), "a.letter: cannot write: Format 'letter' is not supported");
 
+  // What no run writes; and null, as JSON says what is not finite.
+  const std::string deep(100000, '[');
+  const auto log = [&](const std::string& line) {
+    f.write("other/log.jsonl", line + "\n" + step);
+    return plot(f, f / "other");
+  };
+  const std::vector<std::string> values = {"[1]", "{}", "\"\\ud800\"", "true", "-1e308", std::string(400, '9')};
+  for (const char* key : {"loss", "gradient_norm", "validation_loss", "bigram_entropy"})
+    for (const std::string& value : values)
+      require_refused_at_once(log("{\"step\":7,\"" + std::string(key) + "\":" + value + "}"),
+                              "other/log.jsonl: " + std::string(key) + " of step 7 is no number");
+  for (const char* line : {"{\"loss\":1}", "{\"step\":\"x\",\"loss\":1}", "{\"step\":null}", "{\"step\":[]}"})
+    require_refused_at_once(log(line), "other/log.jsonl: an entry has no step: was it written by ./train?");
+  require_refused_at_once(log("{\"step\":1,\"loss\":" + deep), "other/log.jsonl: line 1 is no JSON");
+  const Said unfinite = log(R"({"step":1,"loss":null,"gradient_norm":null,"bigram_entropy":null,"\ud800":"\ud800"})");
+  INFO(unfinite.text);
+  REQUIRE(unfinite.exit_code == 0);
+  REQUIRE(contains(unfinite.text, "plot [1, 1] [nan, 5.5]"));
+  f.run("mkdir pipe; mkfifo pipe/log.jsonl");
+  require_refused_at_once(f.run("PYTHONPATH=modules timeout 60 {repo}/scripts/plot_log.py pipe"),
+                          "pipe/log.jsonl: not a regular file");
+
   // A python without matplotlib: the script goes on with Debian's where that has it, and else says what to do.
   f.write("modules/matplotlib/__init__.py", "raise ImportError\n");
   require_refused_at_once(plot(f, f / "one"), "has no matplotlib: run scripts/setup.sh --plots");

@@ -483,6 +483,15 @@ for folders in json.load(open("folders.json")):
     CHECK(contains(refusal, said));
   }
 
+  // Pipes that nobody writes to.
+  for (const char* file : {"log.jsonl", "measures.safetensors", "step_00000001.safetensors"}) {
+    f.add("pipe", good);
+    f.run(std::string("rm -f pipe/") + file + "; mkfifo pipe/" + file);
+    require_refused_at_once(f.run("PYTHONPATH=modules timeout 60 {repo}/scripts/report.py pipe"),
+                            std::string("pipe/") + file + ": not a regular file");
+    f.run("rm -r pipe");
+  }
+
   // What the script makes of a refusal.
   f.require_refused(f / "good" + " " + f / "missing", "missing: no such folder");
   f.require_refused(bad[5].first[0], bad[5].second);
@@ -491,6 +500,40 @@ for folders in json.load(open("folders.json")):
   REQUIRE(o.text == "error: " + f / "page.html/page.html" + ": cannot write: Not a directory\n");
   f.write("modules/matplotlib/__init__.py", "raise ImportError\n");
   f.require_refused(f / "good", "has no matplotlib: run scripts/setup.sh --plots");
+}
+
+TEST_CASE("report: what --out names is written to, not replaced, where it is a link or no file", "[report]") {
+  if (python_that_draws().empty()) return;
+  const Runs f;
+  f.add("run", Run());
+  const auto report = [&](const std::string& rest) {
+    const Said said = f.run("PYTHONPATH=modules timeout 60 {repo}/scripts/report.py run --out=" + rest);
+    INFO(said.text);
+    REQUIRE(said.exit_code == 0);
+    return said.text;
+  };
+  report("page.html");
+  const std::string page = f.page();
+  REQUIRE(page.size() > 1000);
+  f.run(
+      "mkdir pages; echo old >pages/target.html; ln -s pages/target.html link; ln -s pages/new.html dangling; "
+      "ln -s /dev/null null; mkfifo pipe");
+  for (const char* link : {"link", "dangling"}) {
+    REQUIRE(contains(report(link), "wrote " + std::string(link)));
+    REQUIRE(fs::is_symlink(f.path / link));
+  }
+  REQUIRE((f.read("pages/target.html") == page && f.read("pages/new.html") == page));
+  REQUIRE(f.run("ls pages").text == "new.html\ntarget.html\n");
+  report("null");
+  REQUIRE(fs::is_character_file(f / "null"));
+  REQUIRE(report("/dev/stdout | cat").starts_with(page));
+  report("pipe & cat pipe >piped; wait");
+  REQUIRE(f.read("piped") == page);
+  // A file that has the name of what is unfinished is somebody's.
+  const Said taken =
+      f.run("sh -c 'echo mine >second.html.tmp.$$; exec {repo}/scripts/report.py run --out=second.html'");
+  require_refused(taken, "second.html: cannot write: File exists");
+  REQUIRE(f.run("cat second.html.tmp.*").text == "mine\n");
 }
 
 TEST_CASE("report: runs whose names are formulas, or no UTF-8, and states that are all massive activations, are drawn",

@@ -178,6 +178,35 @@ TEST_CASE("tokenize_script: what it cannot do is said in a line, and nothing is 
   require_refused_at_once(tokenize(f, "nul.txt --tokenizer=o --out=p"), "nul.txt: has a NUL byte");
   require_refused_at_once(tokenize(f, "bad.jsonl --tokenizer=o --out=p"), "bad.jsonl: line 2 is no JSON object");
   require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=a.txt"), "a.txt: cannot write");
+  const std::string deep(100000, '[');
+  for (const std::string& line :
+       {std::string(R"({"text": "\ud800"})"), R"({"text": )" + deep, deep, std::string("5")}) {
+    f.write("line.jsonl", line);
+    require_refused_at_once(tokenize(f, "line.jsonl --tokenizer=o --out=p"),
+                            "line.jsonl: line 1 is no JSON object with a string \"text\"");
+    require_refused_at_once(tokenize(f, "line.jsonl --train=300 --out=p"), "line.jsonl: line 1 is no JSON object");
+  }
+  for (const char* question : {R"({"ctx": "\ud800", "endings": ["a", "b"], "label": 0})",
+                               R"({"ctx": "a", "endings": ["b", "\udfff"], "label": 0})",
+                               R"({"ctx": "a", "endings": ["a", "b"], "label": 1e999})",
+                               R"({"ctx": "a", "endings": "ab", "label": 0})", "5"}) {
+    f.write("question.json", question);
+    require_refused_at_once(tokenize(f, "--choices=question.json --tokenizer=o --out=q"), "question 0 has no context");
+  }
+  f.write("question.json", deep);
+  require_refused_at_once(tokenize(f, "--choices=question.json --tokenizer=o --out=q"), "question.json: ");
+  f.run("mkfifo pipe; mkdir with; mkfifo with/tokenizer.json");
+  for (const char* waits : {"pipe --tokenizer=o --out=p", "a.txt --tokenizer=pipe --out=p",
+                            "--choices=pipe --tokenizer=o --out=q", "a.txt --tokenizer=with --out=p"})
+    require_refused_at_once(f.run(std::string("timeout 60 {repo}/scripts/tokenize.py ") + waits),
+                            ": not a regular file");
+  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --end-of-text='\xff'"),
+                          "the tokenizer has no such token");
+  const Said named = tokenize(f, "a.txt --train=300 --out='caf\xe9'");
+  INFO(named.text);
+  REQUIRE(named.exit_code == 0);
+  REQUIRE(tokenize(f, "a.txt --tokenizer='caf\xe9' --out=again").exit_code == 0);
+  REQUIRE(f.read("again/tokenizer.json") == f.read("caf\xe9/tokenizer.json"));
   require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --end-of-text=stop"), "--end-of-text=stop");
   require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --val-fraction=1"),
                           "--val-fraction=1: expected 0 to below 1");

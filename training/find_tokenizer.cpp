@@ -21,7 +21,7 @@ static std::string tokenizer_path(const Config& c) {
   if (!c.out.empty()) folders.push_back(c.out);  // which a new run has not made yet
   for (const fs::path& folder : folders) {
     const fs::path file = folder / "tokenizer.json";
-    if (fs::exists(file, error)) return file.native();
+    if (is_there(file.native())) return file.native();
   }
   return "";
 }
@@ -61,9 +61,8 @@ std::optional<std::string> kept_tokenizer(const Config& c) {
 }
 
 void keep_tokenizer(const Config& c, const std::string& folder) {
-  std::error_code error;
   const std::string copy = (fs::path(folder) / "tokenizer.json").native();
-  if (fs::exists(copy, error)) return;
+  if (is_there(copy)) return;
   if (const auto text = kept_tokenizer(c)) write_text(copy, *text);
 }
 

@@ -30,11 +30,11 @@ std::map<std::string, std::vector<std::string>> read_hf_index(const std::string&
 HfWeights::HfWeights(const std::string& folder) : folder_(folder) {
   namespace fs = std::filesystem;
   const std::string one = folder + "/model.safetensors", index = folder + "/model.safetensors.index.json";
-  if (fs::exists(one)) {
+  if (is_there(one)) {
     add(one);
     return;
   }
-  require(fs::exists(index), "%s: holds neither model.safetensors nor model.safetensors.index.json", folder.c_str());
+  require(is_there(index), "%s: holds neither model.safetensors nor model.safetensors.index.json", folder.c_str());
   for (const auto& [name, tensors] : read_hf_index(index)) {
     add(folder + "/" + name);
     size_t here = 0;

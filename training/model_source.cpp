@@ -51,12 +51,13 @@ std::shared_ptr<const ModelSource> open_model_source(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  require(fs::exists(status), "--from=%s: there is no such file or folder", path.c_str());
+  require(status.type() != fs::file_type::not_found, "--from=%s: there is no such file or folder", path.c_str());
+  require(fs::exists(status), "--from=%s: %s", path.c_str(), error.message().c_str());
   if (!fs::is_directory(status)) {
     if (path.ends_with(".json")) return open_hf_config(path);
     return std::make_shared<RunSource>(Checkpoint(path));
   }
-  if (list_checkpoints(path).empty() && fs::exists(path + "/config.json")) return open_hf_folder(path);
+  if (list_checkpoints(path).empty() && is_there(path + "/config.json")) return open_hf_folder(path);
   std::optional<Checkpoint> newest = find_latest(path);
   require(newest.has_value(),
           "--from=%s: holds neither step_*.safetensors of a run of ./train nor the config.json of Hugging Face's "

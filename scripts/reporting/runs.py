@@ -10,8 +10,8 @@ import re
 
 import numpy
 
-from common import refuse
-from plots import read_log, writable
+from common import open_regular, refuse
+from plots import is_finite, is_number, read_log, writable
 
 # The shape of every array that a figure is made of. A letter is the same number wherever it stands: A layers with softmax
 # attention, B bins, C hidden, H heads, K thresholds, S states of the residual stream, P first positions, T context, G gates,
@@ -40,17 +40,7 @@ LOG = {
     "attention_output_below_0.001": "", "attention_output_gated_below_0.01": "", "attention_output_gated_below_0.001": "",
     "decay_mean": "", "beta_mean": "", "state_norm": "", "busiest_expert": "", "routing_entropy": "", "idle_experts": "",
 }
-LARGEST = 1e100  # of a number: no float32 that a run measures is as large, and no sum of such numbers overflows
 MOST = 21  # runs: as many as there are colours and dashes (figures.py)
-
-
-def is_number(value):
-    """Whether JSON's value is a number that a run can have. (An integer of JSON may have so many digits that no float holds it.)"""
-    return type(value) in (int, float) and not LARGEST < abs(value) < math.inf
-
-
-def is_finite(value):
-    return is_number(value) and math.isfinite(value)
 
 
 def is_layer(value):
@@ -93,8 +83,8 @@ def flat(entry):
 
 def read_header(path):
     """The header of a safetensors file, which is held against the size of the file, and where its data begins."""
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
+    with open_regular(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
             refuse(f"{path}: cut short at {size} bytes, or no safetensors file")
@@ -147,8 +137,6 @@ class Run:
     def read_log(self, folder):
         path, sizes, found = os.path.join(folder, "log.jsonl"), {}, {}
         for entry in read_log(folder):
-            if not is_finite(entry.get("step")):
-                refuse(f"{path}: an entry has no step: was it written by ./train?")
             self.steps = max(self.steps, entry["step"])
             for key, value in flat(entry).items():
                 if isinstance(value, str):
@@ -180,7 +168,7 @@ class Run:
         sizes = {letter: len(self.metadata[key]) for letter, key in
                  (("A", "attention_layers"), ("G", "gates"), ("N", "norms"), ("M", "norm_gates"), ("K", "thresholds"))}
         sizes |= {"2": 2, "3": 3}
-        with open(path, "rb") as file:
+        with open_regular(path, "rb") as file:
             file.seek(start)
             data = file.read()
         for name in (n for n in ARRAYS if n in header):
