@@ -135,7 +135,6 @@ bool resume(Trainer& trainer, const RunMetadata& metadata) {
   }
   trainer.load(*checkpoint);
   printf("resume: step %zu of %s\n", trainer.steps_done(), checkpoint->path().c_str());
-  keep_newest(c.out, trainer.steps_done(), c.keep);  // a run that was killed in a save has not deleted the oldest
   return true;
 }
 
@@ -194,7 +193,9 @@ int train(Config& config, Device device) {
   if (config.source && !resumed) trainer.start_from(*config.source);
   if (!config.out.empty()) keep_tokenizer(config, config.out);
 
-  Progress progress(config, data, trainer, peak, ctx);
+  Progress progress(config, data, trainer, peak, ctx);  // what may be refused has been: from here on files are deleted
+  if (resumed)
+    keep_newest(config.out, trainer.steps_done(), config.keep);  // one killed in a save has not deleted the oldest
   progress.header();
   train_to_the_end(trainer, data, metadata, progress, ctx);
   progress.finish();

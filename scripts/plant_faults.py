@@ -269,7 +269,7 @@ dataloader/loader.cpp
   std::make_shared<CorpusSlice>(corpus, «train => 0», val)
 dataloader/shards.cpp
   require(«token < vocab => token <= vocab» && token
-  «vocab ? size_t(vocab) : f->vocab => f->vocab», name
+  vocab_ = «vocab ? size_t(vocab) : f->vocab => f->vocab»
   starts_.push_back(starts_.back() + «shards_.back().size() => shards_[0].size()»);
 dataloader/choices.cpp
   require(«id < vocab => id <= vocab» && id
@@ -296,7 +296,7 @@ dataloader/bigram_entropy.cpp
   std::max<size_t>(«limit / T => limit», 1)
 dataloader/text.cpp
   «bytes_ += '\n'; => ;»
-  if («!bytes_.empty() && bytes_.back() != '\n' => !bytes_.empty()»)
+  if («before > 0 && bytes_.back() != '\n' => before > 0»)
   vocab_(vocab ? vocab : «256 => 257»)
 train_gpt.cu
   config.micro_batches}, «config.seed => 1337»);
@@ -366,7 +366,7 @@ train_gpt.cu
   «choose_ffn_width(config); => ;»
   use_threads(«config.threads => 1»);
   step % c.save_every == «0 => 1»);
-  last = «complete || interrupted() => complete»;  // asked
+  last = trouble || «complete || interrupted() => complete»;  // asked
   return «128 + interrupted() => 0»;
 training/flags.cpp
   now[i].name != "--resume" && «now[i].kind != Flag::Kind::shortcut => true»)

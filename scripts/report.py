@@ -21,13 +21,13 @@ def write(path, text):
             with open(path, "w", **how) as file:
                 file.write(text)
             return
-        path = os.path.realpath(path)
-        unfinished = f"{path}.tmp.{os.getpid()}"
+        target = os.path.realpath(path)
+        unfinished = f"{target}.tmp.{os.getpid()}"
         with open(unfinished, "x", **how) as file:
             try:
                 file.write(text)
                 file.close()
-                os.replace(unfinished, path)
+                os.replace(unfinished, target)
             except BaseException:
                 os.remove(unfinished)
                 raise

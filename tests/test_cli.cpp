@@ -942,18 +942,28 @@ TEST_CASE("cli: more shards than a process may open files at first", "[cli]") {
   REQUIRE(o.exit_code == 0);
 }
 
-TEST_CASE("cli: a log that cannot be read is not replaced, and one that is no file makes nobody wait", "[cli]") {
+TEST_CASE("cli: a log or a checkpoint that cannot be read is not replaced, and a log that is no file makes nobody wait",
+          "[cli]") {
   const Folder f;
   const std::string log = f / "run/log.jsonl";
-  const auto run = [&](const char* more) { return small({"--out=" + (f / "run"), "--save-every=6", more}); };
+  const auto run = [&](const char* more) {
+    return small({"--out=" + (f / "run"), "--save-every=6", "--keep=1", more});
+  };
   REQUIRE(train(f, run("--keep=0")).exit_code == 0);
   fs::remove(f / "run/step_00000012.safetensors");
   const std::string lines = contents(log);
   const auto bound_by_permissions = [] {  // root too
     for (const int capability : {CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH}) prctl(PR_CAPBSET_DROP, capability);
   };
+  const std::string newest = f / "run/step_00000006.safetensors", older = f / "run/step_00000003.safetensors";
+  fs::copy_file(newest, older);
   REQUIRE(chmod(log.c_str(), 0) == 0);
   require_refused(train(f, run("--resume"), bound_by_permissions), "run/log.jsonl: cannot open: Permission denied");
+  REQUIRE(fs::exists(older));  // a start that is refused deletes nothing
+  REQUIRE(chmod(newest.c_str(), 0) == 0);
+  require_refused(train(f, run("--resume"), bound_by_permissions),
+                  "step_00000006.safetensors: cannot open: Permission denied: it may be good");
+  REQUIRE(chmod(newest.c_str(), 0600) == 0);
   REQUIRE(chmod(log.c_str(), 0600) == 0);
   REQUIRE(contents(log) == lines);
 

@@ -293,6 +293,9 @@ void keep_newest(const std::string& folder, size_t step, size_t keep) {
 std::optional<Checkpoint> find_latest(const std::string& folder) {
   const auto candidates = list_checkpoints(folder);
   for (const auto& [step, path] : candidates) {
+    require(::access(path.c_str(), R_OK) == 0 || errno != EACCES,
+            "%s: cannot open: Permission denied: it may be good, and going on from an older one would overwrite it",
+            path.c_str());
     try {
       Checkpoint checkpoint(path);
       require(checkpoint.step() == step, "%s: holds step %zu, expected the step of its name", path.c_str(),

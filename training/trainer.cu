@@ -53,11 +53,13 @@ double Trainer::steps_per_epoch() const {
 
 // ---- a step
 
-Batch Trainer::training_batch(size_t m) try {
-  loader_.training_batch(steps_done_, m, 0, ids_.data(), targets_.data());
+Batch Trainer::training_batch(size_t m) {
+  try {
+    loader_.training_batch(steps_done_, m, 0, ids_.data(), targets_.data());
+  } catch (const Error& e) {
+    throw UnreadableData(e.what());
+  }
   return {ids_, targets_, config.batch, config.model.context};
-} catch (const Error& e) {
-  throw UnreadableData(e.what());
 }
 
 void Trainer::end_step() {
