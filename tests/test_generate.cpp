@@ -141,7 +141,7 @@ TEST_CASE("generate: the program writes after a prompt, the same on every device
     require_refused_at_once(f.run("{repo}/train --generate --device=cpu --out=run " + rest), named);
   };
   refused("", "the prompt is empty");
-  refused("--prompt=''", "--prompt: 1 required TEXT missing");
+  refused("--prompt=''", "--prompt=: it is empty, expected TEXT");
   refused("--prompt=a --prompt-tokens=1", "--prompt and --prompt-tokens were both given");
   refused("--prompt='the q' --tokens=28", "at most --tokens=27; a larger --context");
   refused("--prompt=12345678901234567890123456789012", "--context=32: the prompt has 32 tokens already");
