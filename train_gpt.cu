@@ -66,17 +66,17 @@ void measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progres
 }
 
 [[noreturn]] void fail_after_step(size_t step, bool saved, const std::exception_ptr& trouble) {
-  const auto with_checkpoint = [&](const Error& e, const char* use) {
-    fail("%s%s", e.what(), saved ? format("; the checkpoint of step %zu is saved: %s", step, use).c_str() : "");
-  };
   try {
     std::rethrow_exception(trouble);
-  } catch (const UnreadableData& e) {
-    with_checkpoint(e, "with the data whole again, --resume goes on from it");
   } catch (const Error& e) {
-    with_checkpoint(e, "--evaluate looks at it again");
+    const bool lacks_data = dynamic_cast<const UnreadableData*>(&e);
+    fail("%s%s", e.what(),
+         saved ? format("; the checkpoint of step %zu is saved: %s", step,
+                        lacks_data ? "with the data whole again, --resume goes on from it"
+                                   : "--evaluate looks at it again")
+                     .c_str()
+               : "");
   }
-  std::rethrow_exception(trouble);
 }
 
 // Until --steps are done, or somebody interrupts.

@@ -20,8 +20,8 @@ namespace gated {
 [[noreturn]] void fail_errno(const std::string& path, const char* action);
 
 // An open file, read by pread: a file that is cut short under us is an Error, where a mapping of it would raise SIGBUS.
-// Both loops are there because the system may move fewer bytes than asked: Linux moves 2 GiB a call at most, and a disk that
-// fills up takes what still fits.
+// Both loops are there because the system may move fewer bytes than asked: Linux moves 2 GiB a call at most, and a disk
+// that fills up takes what still fits.
 class File {
  public:
   // To be read. Refuses what is no regular file, a named pipe without waiting for its writer.

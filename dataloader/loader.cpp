@@ -109,7 +109,11 @@ void TokenLoader::validation_batch(size_t batch, int32_t* inputs, int32_t* targe
 void TokenLoader::row(const TokenStream& stream, size_t sequence, int32_t* inputs, int32_t* targets) const {
   const size_t T = shape_.T;
   std::vector<int32_t> tokens(T + 1);
-  stream.sequence(sequence, T, tokens.data());
+  try {
+    stream.sequence(sequence, T, tokens.data());
+  } catch (const Error& e) {
+    throw UnreadableData(e.what());
+  }
   std::copy(tokens.begin(), tokens.end() - 1, inputs);
   std::copy(tokens.begin() + 1, tokens.end(), targets);
 }

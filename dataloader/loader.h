@@ -16,6 +16,7 @@
 #include <memory>
 #include <string>
 
+#include "core/check.h"
 #include "dataloader/token_stream.h"
 
 namespace gated {
@@ -38,6 +39,11 @@ bool is_synthetic(const std::string& spec);
 
 Data open_data(const DataOptions& options);
 
+// Data that was there when it was opened cannot be read, or holds what no data may.
+struct UnreadableData : Error {
+  using Error::Error;
+};
+
 class TokenLoader {
  public:
   struct Shape {
@@ -49,7 +55,7 @@ class TokenLoader {
   size_t epoch_sequences() const { return sequences_; }
   size_t validation_batches() const { return validation_batches_; }
 
-  // inputs, targets (B,T)
+  // inputs, targets (B,T). Both throw UnreadableData.
   void training_batch(size_t step, size_t micro_batch, size_t rank, int32_t* inputs, int32_t* targets) const;
   void validation_batch(size_t batch, int32_t* inputs, int32_t* targets) const;
 

@@ -3,8 +3,9 @@
 //   then that many uint16 tokens; all little-endian, as this machine must be
 //   magic 20240801, version 7: uint32 tokens, for the larger vocabularies since Llama 3
 // (llm.c leaves the vocabulary 0: then it is that of GPT-2, or that of Llama 3)
-// A file and the fuzzer's bytes are read the same way. Nothing is trusted: the size must fit the header to the byte, and each
-// token is checked against the vocabulary when it is read. Tokens are read when they are wanted: 100 GB of shards cost no memory.
+// A file and the fuzzer's bytes are read the same way. Nothing is trusted: the size must fit the header to the byte,
+// and each token is checked against the vocabulary when it is read. Tokens are read when they are wanted: 100 GB of
+// shards cost no memory.
 // --data=FILE.bin | 'dir/*_train_*.bin' | tests/test_dataloader.cpp, tests/fuzz_shards.cpp
 #pragma once
 #include <string>

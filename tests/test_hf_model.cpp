@@ -472,15 +472,6 @@ TEST_CASE("hf_model: what killed exports left goes with the next; what only look
   REQUIRE(contains(said.text, "\nmine\n"));
   REQUIRE(f.run("LC_ALL=C ls").text == "in\nother.tmp.7\nout\n" + kept.substr(kept.find("out.")));
   REQUIRE(f.run("ls out").text == "config.json\nmodel.safetensors\n");
-
-  // Killed in the middle of its work: as often as it takes until the time was right.
-  f.run("rm -r out*");
-  for (int tries = 0; tries < 200 && f.run("ls -d out.tmp.*/*").exit_code != 0; tries++)
-    f.run("rm -rf out*; timeout -s KILL 0." + std::to_string(tries / 10) + std::to_string(tries % 10) +
-          " {repo}/train --from=in --export=out");
-  REQUIRE(f.run("ls -d out.tmp.*/*").exit_code == 0);
-  REQUIRE(f.run("{repo}/train --from=in --export=out").exit_code == 0);
-  REQUIRE(f.run("ls").text == "in\nother.tmp.7\nout\n");
 }
 
 TEST_CASE("hf_model: an export that is interrupted leaves nothing, and ends as a run that is", "[hf]") {

@@ -129,8 +129,8 @@ void save_step(const std::string& folder, size_t step, const std::vector<TensorV
 void keep_newest(const std::string& folder, size_t step, size_t keep);
 
 // The newest checkpoint that can be continued from; those passed over are named on stderr. Nothing when the
-// folder has none. Refused when it has some and none is good: starting anew would hide that they are lost. Refused too where one of
-// another version, or one that may not be read, is newer: going on behind it would overwrite it in time.
+// folder has none. Refused when it has some and none is good: starting anew would hide that they are lost. Refused too
+// where one of another version, or one that may not be read, is newer: going on behind it would overwrite it in time.
 std::optional<Checkpoint> find_latest(const std::string& folder);
 
 }  // namespace gated

@@ -174,8 +174,8 @@ ModelConfig with_flags(Config config, const std::string& line) {
   return config.model;
 }
 
-// The words of the command line, of which those that CLI11 would misread are made plain: it takes the next word, whatever it is,
-// for the value of "--name=" and of "--name".
+// The words of the command line, of which those that CLI11 would misread are made plain: it takes the next word,
+// whatever it is, for the value of "--name=" and of "--name".
 static std::vector<std::string> plain_words(const std::vector<Flag>& flags, int argc, char** argv) {
   std::vector<std::string> words;
   for (int i = 1; i < argc; i++) {

@@ -15,9 +15,9 @@ namespace gated {
 // fewer, as vocabularies are padded. One that was only found beside the model may be of no use: a line to stderr says why.
 std::optional<Tokenizer> find_tokenizer(const Config& config);
 
-// The tokenizer.json of the run, as it goes along with the model: any that is JSON, known here or not. Nothing where there is none.
-// Refuses a --tokenizer that cannot be read; of one that was only found beside the model, a line to stderr says why it stays
-// behind.
+// The tokenizer.json of the run, as it goes along with the model: any that is JSON, known here or not. Nothing where
+// there is none. Refuses a --tokenizer that cannot be read; of one that was only found beside the model, a line to
+// stderr says why it stays behind.
 std::optional<std::string> kept_tokenizer(const Config& config);
 
 // Writes it into a folder that has none.

@@ -135,8 +135,9 @@ std::shared_ptr<const ModelSource> open_hf_config(const std::string& path) {
 
 namespace {
 
-// A folder that takes its name when all is in it. Until then it has an unfinished one, and goes with the object. An empty folder
-// that has the name already is taken for it: what cannot be renamed, as a mount point, shows before the work.
+// A folder that takes its name when all is in it. Until then it has an unfinished one, and goes with the object. An
+// empty folder that has the name already is taken for it: what cannot be renamed, as a mount point, shows before the
+// work.
 class NewFolder {
  public:
   explicit NewFolder(const std::string& name) : name_(name), path_(name) {
@@ -166,11 +167,13 @@ class NewFolder {
   }
   NewFolder(const NewFolder&) = delete;
   ~NewFolder() {
-    std::error_code error;
+    std::error_code error, ignored;
     if (finished_) return;
-    for (const std::string& name : folder_names(unfinished_)) fs::remove_all(unfinished_ + "/" + name, error);
+    for (fs::directory_iterator at(unfinished_, error), end; !error && at != end; at.increment(error))
+      fs::remove_all(at->path(), ignored);
+    error.clear();
     if (taken_) fs::rename(unfinished_, path_, error);
-    if (!taken_ || error) fs::remove(unfinished_, error);
+    if (!taken_ || error) fs::remove(unfinished_, ignored);
   }
   std::string operator/(const char* name) const { return unfinished_ + "/" + name; }
   void finish() {
@@ -181,23 +184,26 @@ class NewFolder {
   }
 
  private:
-  // Deletes what exports of the same name have left that were killed: folders of files of ours alone, which no process holds.
+  // Deletes what exports of the same name have left that were killed: folders of files of ours alone, which no process
+  // holds.
   static void remove_leftovers(const std::string& folder, const std::string& name) {
     std::error_code error;
-    const auto is_ours = [&](const fs::path& file) {
+    const auto is_ours = [](const fs::path& file) {
       const std::string name = file.filename().native(), target = finished_name(name).value_or(name);
-      return fs::symlink_status(file, error).type() == fs::file_type::regular &&
+      std::error_code ignored;
+      return fs::symlink_status(file, ignored).type() == fs::file_type::regular &&
              std::find(std::begin(exported), std::end(exported), target) != std::end(exported);
     };
-    for (const std::string& other : folder_names(folder)) {
-      if (finished_name(other) != name) continue;
-      const fs::path path = fs::path(folder) / other;
+    for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+      const fs::path path = at->path();
+      if (finished_name(path.filename().native()) != name) continue;
       const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
       if (descriptor < 0) continue;
       const std::vector<std::string> files = folder_names(path);
       const bool ours =
           std::all_of(files.begin(), files.end(), [&](const std::string& f) { return is_ours(path / f); });
-      if (ours && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0) fs::remove_all(path, error);
+      std::error_code ignored;
+      if (ours && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0) fs::remove_all(path, ignored);
       ::close(descriptor);
     }
   }

@@ -1,5 +1,6 @@
-// interrupt: Ctrl-C (SIGINT), SIGTERM, SIGHUP, and SIGPIPE, by which nobody reads what it prints any more, end a run after the
-// step that is under way. A second one ends it at once; not SIGPIPE, of which every line that is printed brings one.
+// interrupt: Ctrl-C (SIGINT), SIGTERM, SIGHUP, and SIGPIPE, by which nobody reads what it prints any more, end a run
+// after the step that is under way. A second one ends it at once; not SIGPIPE, of which every line that is printed
+// brings one.
 // tests/test_cli.cpp
 #pragma once
 #include "core/check.h"

@@ -1,4 +1,5 @@
-// threads: how many OpenMP threads compute, how long one that waits for work keeps its core busy, and other limits of the process.
+// threads: how many OpenMP threads compute, how long one that waits for work keeps its core busy, and other limits of
+// the process.
 //
 // libgomp's threads spin while they wait, by default so long that on cores that others use too a step takes many times
 // as long as with one thread: whoever spins holds the core that the thread it waits for would need. A thousand turns,
@@ -16,10 +17,10 @@
 
 namespace gated {
 
-// How long threads spin, the size of their stacks, and how many files may be open, as data of many shards wants it. libgomp
-// reads its environment, and the limit of the stack, when the program is loaded, so the program starts itself again with
-// them, once. What the user set (GOMP_SPINCOUNT, OMP_WAIT_POLICY) stays. Refuses a stack that is too small for the program and
-// cannot be made larger.
+// How long threads spin, the size of their stacks, and how many files may be open, as data of many shards wants it.
+// libgomp reads its environment, and the limit of the stack, when the program is loaded, so the program starts itself
+// again with them, once. What the user set (GOMP_SPINCOUNT, OMP_WAIT_POLICY) stays. Refuses a stack that is too small
+// for the program and cannot be made larger.
 void set_limits(char** argv);
 
 // As many threads as --threads says; 0 is one a core. Warns where they are more than the cores.

@@ -54,11 +54,7 @@ double Trainer::steps_per_epoch() const {
 // ---- a step
 
 Batch Trainer::training_batch(size_t m) {
-  try {
-    loader_.training_batch(steps_done_, m, 0, ids_.data(), targets_.data());
-  } catch (const Error& e) {
-    throw UnreadableData(e.what());
-  }
+  loader_.training_batch(steps_done_, m, 0, ids_.data(), targets_.data());
   return {ids_, targets_, config.batch, config.model.context};
 }
 

@@ -39,11 +39,6 @@ struct StepResult {
   std::optional<Routing> routing;  // where there are experts
 };
 
-// The data of a step cannot be read. The weights are those of the step before.
-struct UnreadableData : Error {
-  using Error::Error;
-};
-
 class Trainer {
  public:
   // Refuses before anything is allocated what the device has no memory for.
@@ -60,7 +55,7 @@ class Trainer {
 
   // ---- for training_step()
 
-  // The tokens of micro-batch m of the step after those that are done. They stay until the next call. Throws UnreadableData.
+  // The tokens of micro-batch m of the step after those that are done. They stay until the next call.
   Batch training_batch(size_t m);
   // The number of that micro-batch in the run.
   uint64_t micro_batch_number(size_t m) const { return steps_done_ * config.micro_batches + m; }
