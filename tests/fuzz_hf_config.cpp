@@ -29,19 +29,10 @@ void check_config(const std::string& text) {
   std::vector<std::string> flags;
   try {
     flags = read_hf_config("fuzz", parse_strict_json("fuzz", "", text, 16)).flags;
-    const std::vector<Flag> table = list_flags(config);
-    for (const std::string& word : flags)
-      for (const Flag& f : table)
-        if (f.name == word.substr(0, word.find('='))) f.set(word.substr(word.find('=') + 1));
-    config.model.vocab = config.vocab;
-    if (config.model.vocab == 0) return;
+    config = config_of_words(flags);
     check_model_flags(config.model);
     const nlohmann::json written = write_hf_config(config).json;
-    Config back;
-    const std::vector<Flag> again = list_flags(back);
-    for (const std::string& word : read_hf_config("again", nlohmann::json::parse(written.dump())).flags)
-      for (const Flag& f : again)
-        if (f.name == word.substr(0, word.find('='))) f.set(word.substr(word.find('=') + 1));
+    const Config back = config_of_words(read_hf_config("again", nlohmann::json::parse(written.dump())).flags);
     demand(back.model.hidden == config.model.hidden && back.model.attention.H == config.model.attention.H);
   } catch (const Error& e) {
     demand_one_line(e);

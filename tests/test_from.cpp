@@ -1,4 +1,5 @@
 // --from: a run of ./train as the start of another, or as what --evaluate looks at. Runs the program in the current folder.
+#include <cmath>
 #include <regex>
 
 #include "tests/catch.h"
@@ -97,6 +98,33 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   require_refused_at_once(from("run --layers=2"), "no tensor \"model.layers.1.input_layernorm.weight\"");
   require_refused_at_once(from("run --evaluate --context=32"), "learned 16 positions and knows no others");
   require_refused_at_once(f.run("{repo}/train --evaluate"), "--evaluate needs --out=FOLDER");
+
+  // Weights that a flag leaves without a place, and one that is no number.
+  REQUIRE(f.run(small + "--attn=g1 --out=gated").exit_code == 0);
+  require_refused_at_once(from("gated --attn=full"), "with --attn=full it is another model than its weights are");
+  require_refused_at_once(from("gated --attn=g4 --gate=headwise --qk-norm=off"),
+                          "with --gate=headwise, --qk-norm=off it is another model");
+  {
+    const SafetensorsFile run(f / "run/step_00000006.safetensors");
+    std::map<std::string, std::vector<float>> values;
+    std::vector<TensorView> tensors;
+    for (const auto& [name, entry] : run.header().tensors) {
+      values[name].resize((entry.end - entry.begin) / sizeof(float));
+      run.read_floats(name, entry, values[name].data());
+      tensors.push_back({name, entry.shape, values[name].data()});
+    }
+    values["model.layers.0.mlp.up_proj.weight"][77] = NAN;
+    std::map<std::string, std::string> metadata;
+    for (const auto& [key, value] : run.header().metadata)
+      if (!key.starts_with("gated.")) metadata[key] = value;
+    fs::create_directory(f / "diverged");
+    save_checkpoint(f / "diverged/step_00000006.safetensors", tensors, metadata);
+  }
+  const std::string found = "tensor \"model.layers.0.mlp.up_proj.weight\" has a NaN as element 77, expected numbers";
+  for (const char* rest : {"diverged --evaluate", "diverged --generate --prompt-tokens=1", "diverged --export=written"})
+    require_refused(from(rest), found);
+  for (const char* rest : {"--evaluate", "--resume"})
+    require_refused(f.run(small + "--position=learned --out=diverged " + rest), found);
 
   // A file of another program, and one of a program that knows more flags.
   const float zeros[6] = {};

@@ -12,6 +12,7 @@
 #include "layers/model.h"
 #include "tests/catch.h"
 #include "tests/fixtures.h"
+#include "tests/hf_folder.h"
 #include "tests/refusal.h"
 #include "tests/script.h"
 #include "tests/small_models.h"
@@ -26,25 +27,6 @@ using namespace gated;
 
 namespace {
 
-struct Tensor {
-  std::string dtype;
-  std::vector<size_t> shape;
-  std::string bytes;
-  bool operator==(const Tensor&) const = default;
-};
-using TensorMap = std::map<std::string, Tensor>;
-
-// A safetensors file of any dtypes.
-std::string safetensors_of(const TensorMap& tensors) {
-  std::vector<TensorForm> forms;
-  std::string data;
-  for (const auto& [name, t] : tensors) {
-    forms.push_back({name, t.dtype, t.shape});
-    data += t.bytes;
-  }
-  return safetensors_header("test", forms, {{"format", "pt"}}) + data;
-}
-
 TensorMap tensors_in(const std::string& path) {
   const SafetensorsFile file(path);
   TensorMap tensors;
@@ -54,11 +36,6 @@ TensorMap tensors_in(const std::string& path) {
     tensors[name] = {t.dtype, t.shape, bytes};
   }
   return tensors;
-}
-
-template <class T>
-std::string bytes_of(const std::vector<T>& values) {
-  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
 // The tensors of a fixture's model.
@@ -82,11 +59,6 @@ const json& model_named(const std::string& name) {
   for (const json& m : models())
     if (m.at("name") == name) return m;
   fail("no fixture %s", name.c_str());
-}
-
-void write_folder(const Folder& f, const std::string& folder, const json& config, const TensorMap& tensors) {
-  f.write(folder + "/config.json", config.dump(1));
-  f.write(folder + "/model.safetensors", safetensors_of(tensors));
 }
 
 // The losses of routers, which transformers' loss has not.
@@ -270,7 +242,7 @@ TEST_CASE("hf_model: several files and their index are one model, F16 and old na
   head["lm_head.weight"].bytes[7] ^= 1;
   write_folder(f, "head", fixture.at("config"), head);
   REQUIRE(contains(refusal([&] { weights_from(config_from(f / "head")); }),
-                   "tensor \"lm_head.weight\" is not the embedding, though tie_word_embeddings says so"));
+                   "tensor \"lm_head.weight\" is not the embedding, though the model is tied"));
 }
 
 TEST_CASE("hf_model: a folder that is damaged or foreign is refused in one line that names what", "[hf]") {
@@ -321,6 +293,25 @@ TEST_CASE("hf_model: a folder that is damaged or foreign is refused in one line 
   wide["head_dim"] = 300;
   write_folder(f, "in", wide, tensors);
   refused("--head-dim=300: expected at most 256");
+
+  // A number that is none, among good ones, in each of the forms that weights have.
+  const auto holding = [&](const char* dtype, const std::string& bytes, size_t at) {
+    with([&](TensorMap& t) {
+      Tensor& changed = t.at("model.layers.1.mlp.up_proj.weight");
+      if (dtype != changed.dtype) changed = {dtype, changed.shape, std::string(gated::count(changed.shape) * 2, '\1')};
+      changed.bytes.replace(at * bytes.size(), bytes.size(), bytes);
+    });
+    refused(format("tensor \"model.layers.1.mlp.up_proj.weight\" has %s as element %zu, expected numbers",
+                   bytes.back() == '\x7f' ? "a NaN" : "an infinity", at));
+  };
+  for (const size_t at : {0, 5, 479}) {
+    holding("F32", {0, 0, '\xc0', '\x7f'}, at);
+    holding("F32", {0, 0, '\x80', '\xff'}, at);
+    holding("BF16", {'\xc0', '\x7f'}, at);
+    holding("BF16", {'\x80', '\xff'}, at);
+    holding("F16", {1, '\x7f'}, at);
+    holding("F16", {0, '\xfc'}, at);
+  }
 
   // The index.
   const auto indexed = [&](const json& index, const TensorMap& a, const TensorMap& b) {

@@ -245,14 +245,23 @@ size_t Checkpoint::step() const {
   return step;
 }
 
-void Checkpoint::read(const std::string& name, const std::vector<size_t>& shape, float* dst) const {
+const TensorEntry& Checkpoint::entry(const std::string& name, const std::vector<size_t>& shape) const {
   const auto found = tensors().find(name);
   require(found != tensors().end(), "%s: no tensor %s among the %zu it holds", path().c_str(), quote(name).c_str(),
           tensors().size());
   const TensorEntry& t = found->second;
   require(t.dtype == "F32" && t.shape == shape, "%s: tensor %s is %s %s, expected F32 %s", path().c_str(),
           quote(name).c_str(), t.dtype.c_str(), shape_text(t.shape).c_str(), shape_text(shape).c_str());
+  return t;
+}
+
+void Checkpoint::read(const std::string& name, const std::vector<size_t>& shape, float* dst) const {
+  const TensorEntry& t = entry(name, shape);
   file_.read(t, 0, dst, t.end - t.begin);
+}
+
+void Checkpoint::read_numbers(const std::string& name, const std::vector<size_t>& shape, float* dst) const {
+  file_.read_floats(name, entry(name, shape), dst);
 }
 
 // ---- rotation

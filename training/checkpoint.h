@@ -103,8 +103,11 @@ class Checkpoint {
 
   size_t step() const;
 
-  // The values of a float tensor, which must have this shape.
+  // What the file says of a float tensor, which must be there and have this shape; its values, bit for bit; and the same of
+  // weights, of which a NaN or an infinity is refused.
+  const TensorEntry& entry(const std::string& name, const std::vector<size_t>& shape) const;
   void read(const std::string& name, const std::vector<size_t>& shape, float* dst) const;
+  void read_numbers(const std::string& name, const std::vector<size_t>& shape, float* dst) const;
 
  private:
   SafetensorsFile file_;

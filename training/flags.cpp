@@ -497,6 +497,18 @@ std::string changed_flags_text(Config& config) {
   return text.empty() ? "all at their defaults" : text;
 }
 
+Config config_of_words(const std::vector<std::string>& words) {
+  Config config;
+  const std::vector<Flag> table = list_flags(config);
+  for (const std::string& word : words) {
+    const size_t equals = word.find('=');
+    for (const Flag& f : table)
+      if (f.name == word.substr(0, equals)) f.set(word.substr(equals + 1));
+  }
+  if (config.vocab) config.model.vocab = config.vocab;
+  return config;
+}
+
 std::vector<Flag> list_flags(Config& c) {
   FlagTable t;
   list_shortcuts(t, c);

@@ -38,6 +38,9 @@ const char* name_of(Flag::Kind kind);
 // The table. Flags write into `config`, which must outlive it.
 std::vector<Flag> list_flags(Config& config);
 
+// What these words of a command line say, --name=value each, of flags that are in the table.
+Config config_of_words(const std::vector<std::string>& words);
+
 // The flags that differ from their defaults, as they would be typed, but for shortcuts and --resume.
 std::string changed_flags_text(Config& config);
 

@@ -152,14 +152,7 @@ std::map<std::string, std::string> model_flags(Config config) {
 
 // The flags that a config.json says otherwise than the model, with the model's values.
 std::vector<std::string> unsaid_by(const json& written, const Config& config) {
-  Config back;
-  const std::vector<Flag> table = list_flags(back);
-  for (const std::string& word : read_hf_config("config.json", json::parse(written.dump())).flags) {
-    const size_t equals = word.find('=');
-    for (const Flag& f : table)
-      if (f.name == word.substr(0, equals)) f.set(word.substr(equals + 1));
-  }
-  back.model.vocab = back.vocab;
+  const Config back = config_of_words(read_hf_config("config.json", json::parse(written.dump())).flags);
   const std::map<std::string, std::string> ours = model_flags(config), theirs = model_flags(back);
   std::vector<std::string> unsaid;
   for (const auto& [name, value] : ours)

@@ -14,6 +14,7 @@
 #include "layers/model.h"
 #include "training/checkpoint.h"
 #include "training/find_tokenizer.h"
+#include "training/flags.h"
 #include "training/hf_config.h"
 #include "training/hf_weights.h"
 #include "training/interrupt.h"
@@ -60,16 +61,25 @@ class HfSource final : public ModelSource {
   size_t context() const override { return context_; }
   bool has_weights() const override { return weights_.has_value(); }
 
-  void read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const override {
+ protected:
+  void check(const ModelConfig& config, const std::vector<Parameter>& list) const override {
     require(has_weights(), "--from=%s: it holds no weights: name the folder that it stands in", path_.c_str());
-    const std::vector<HfTensor> tensors = hf_tensors(model_.architecture, config);
+    // A model of many more tensors than are stored need not be listed to its end to find one that is not there.
+    const std::vector<std::string> stored = weights_->names();
+    const std::vector<HfTensor> tensors = hf_tensors(model_.architecture, config, stored.size() + 1);
     std::set<std::string> wanted;
     for (const HfTensor& t : tensors) wanted.insert(check(t));
-    for (const std::string& name : weights_->names())
+    for (const std::string& name : stored)
       require(wanted.contains(name) || is_no_parameter(model_.architecture, name) ||
                   (config.tied && name == "lm_head.weight"),
-              "%s: tensor %s is none of %s model: it has %zu others", weights_->file_of(name).c_str(),
-              quote(name).c_str(), "this", tensors.size());
+              "%s: tensor %s is none of this model: it has %zu others", weights_->file_of(name).c_str(),
+              quote(name).c_str(), tensors.size());
+    check_tiling(tensors, list);
+    check_order(tensors);
+    if (config.tied && weights_->has("lm_head.weight")) check_head(tensors);
+  }
+  void copy(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const override {
+    const std::vector<HfTensor> tensors = hf_tensors(model_.architecture, config);
     const auto ours = by_name(list);
     std::vector<float> values;
     for (const HfTensor& t : tensors) {
@@ -77,7 +87,6 @@ class HfSource final : public ModelSource {
       weights_->read(stored_name(t.name), values.data());
       for (const Piece& piece : t.pieces) take_piece(piece, flat + ours.at(piece.parameter)->offset, values.data());
     }
-    if (config.tied && weights_->has("lm_head.weight")) check_head(*ours.at("model.embed_tokens.weight"), flat, values);
   }
 
  private:
@@ -101,18 +110,33 @@ class HfSource final : public ModelSource {
             entry.dtype.c_str());
     return name;
   }
-  // A tied model may be stored with its output matrix all the same. It has to be the embedding.
-  void check_head(const Parameter& embedding, const float* flat, std::vector<float>& values) const {
-    const std::string name = "lm_head.weight";
-    const TensorEntry& entry = weights_->entry(name);
-    bool same = entry.shape == embedding.shape;
-    if (same) {
-      values.resize(embedding.size);
-      weights_->read(name, values.data());
-      for (size_t i = 0; i < embedding.size; i++) same = same && values[i] == flat[embedding.offset + i];
+  // A tensor of the shape that config.json says was written in its order, which flags do not change.
+  void check_order(const std::vector<HfTensor>& tensors) const {
+    std::map<std::string, const HfTensor*> as_written;
+    const std::vector<HfTensor> own = hf_tensors(model_.architecture, config_of_words(flags()).model);
+    for (const HfTensor& t : own) as_written[t.name] = &t;
+    for (const HfTensor& t : tensors) {
+      const auto found = as_written.find(t.name);
+      require(found == as_written.end() || found->second->shape != t.shape || found->second->pieces == t.pieces,
+              "%s: tensor %s holds its elements in another order", weights_->file_of(stored_name(t.name)).c_str(),
+              quote(t.name).c_str());
     }
-    require(same, "%s: tensor \"%s\" is not the embedding, though tie_word_embeddings says so",
-            weights_->file_of(name).c_str(), name.c_str());
+  }
+  // A tied model may be stored with its output matrix all the same. It has to be the embedding.
+  void check_head(const std::vector<HfTensor>& tensors) const {
+    const std::string name = "lm_head.weight";
+    const HfTensor& embedding = *std::find_if(tensors.begin(), tensors.end(), [](const HfTensor& t) {
+      return t.pieces[0].parameter == "model.embed_tokens.weight";
+    });
+    bool same = weights_->entry(name).shape == embedding.shape;
+    if (same) {
+      std::vector<float> values(count(embedding.shape)), head(values.size());
+      weights_->read(stored_name(embedding.name), values.data());
+      weights_->read(name, head.data());
+      same = values == head;
+    }
+    require(same, "%s: tensor \"%s\" is not the embedding, though the model is tied", weights_->file_of(name).c_str(),
+            name.c_str());
   }
 
   std::string path_;
@@ -219,6 +243,7 @@ std::string export_hf_folder(const std::string& folder, const Config& config, co
                              const float* flat, bool rounded_to_bf16, const std::optional<std::string>& tokenizer) {
   HfConfig written = write_hf_config(config);
   const std::vector<HfTensor> tensors = hf_tensors(written.architecture, config.model);
+  check_tiling(tensors, list);
   const CatchInterrupts catching;  // so that an export that is ended leaves no unfinished folder
   NewFolder out(folder);
 

@@ -1,9 +1,13 @@
 #include "training/hf_tensors.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
+#include <unordered_map>
 
+#include "dataloader/quote.h"
 #include "layers/model.h"
+#include "training/safetensors.h"
 
 namespace gated {
 
@@ -41,10 +45,15 @@ class Tensors {
  public:
   std::vector<HfTensor> list;
 
+  explicit Tensors(size_t most) : most_(most) {}
+  bool full() const { return list.size() >= most_; }
   void put(const std::string& name, const Shape& shape, Piece piece) {
     const auto [at, is_new] = index_.emplace(name, list.size());
     if (is_new) list.push_back({name, shape, {}});
-    list[at->second].pieces.push_back(std::move(piece));
+    HfTensor& tensor = list[at->second];
+    require(tensor.shape == shape, "tensor %s would be %s for one of its parameters and %s for another",
+            quote(name).c_str(), shape_text(tensor.shape).c_str(), shape_text(shape).c_str());
+    tensor.pieces.push_back(std::move(piece));
   }
   // The parameter alone, element by element.
   void same(const Parameter& p, const std::string& name) { same(p, name, p.shape); }
@@ -53,6 +62,7 @@ class Tensors {
   }
 
  private:
+  size_t most_;
   std::map<std::string, size_t> index_;
 };
 
@@ -64,6 +74,12 @@ Piece rows_of_groups(const Parameter& p, size_t groups, size_t rows, size_t firs
 }
 
 // ---- names and forms that several architectures share
+
+// Where the scores of a gate stand in q_proj: those of the output of attention alone do.
+bool is_gated_query(const Place& at, const AttentionConfig& a) {
+  return a.gate_at == GatePosition::g1 && a.gate.kind != GateKind::static_ &&
+         (at.part == "self_attn.q_proj.weight" || at.part == "self_attn.g_proj.weight");
+}
 
 // q_proj with the rows of the gate's scores: group by group first those of its queries, then those of its scores. A group is a
 // head (Qwen3-Next), or all query heads of a key/value head (arXiv 2505.06708).
@@ -79,7 +95,7 @@ void put_gated_queries(Tensors& t, const Parameter& p, const std::string& name, 
 // A tensor for every expert.
 void put_experts(Tensors& t, const Parameter& p, const Place& at) {
   const size_t E = p.shape[0], rows = p.shape[1], columns = p.shape[2];
-  for (size_t e = 0; e < E; e++) {
+  for (size_t e = 0; e < E && !t.full(); e++) {
     const std::string name = at.prefix + "mlp.experts." + std::to_string(e) + at.part.substr(at.part.find('.', 4));
     t.put(name, {rows, columns}, {p.name, e * rows * columns, 0, {{rows * columns, 1, 1}}});
   }
@@ -87,10 +103,9 @@ void put_experts(Tensors& t, const Parameter& p, const Place& at) {
 
 void place_qwen(Tensors& t, const Parameter& p, const ModelConfig& m) {
   const Place at(p.name);
-  const AttentionConfig& a = m.attention;
-  if (a.gate_at != GatePosition::none && (at.part == "self_attn.q_proj.weight" || at.part == "self_attn.g_proj.weight"))
-    return put_gated_queries(t, p, at.prefix + "self_attn.q_proj.weight", m, a.KVH);
-  if (at.part.starts_with("mlp.experts.")) return put_experts(t, p, at);
+  if (is_gated_query(at, m.attention))
+    return put_gated_queries(t, p, at.prefix + "self_attn.q_proj.weight", m, m.attention.KVH);
+  if (at.part.starts_with("mlp.experts.") && p.shape.size() == 3) return put_experts(t, p, at);
   t.same(p, p.name);
 }
 
@@ -111,7 +126,7 @@ void place_qwen3_next(Tensors& t, const Parameter& p, const ModelConfig& m) {
     t.put(p.name, p.shape, rows_of_groups(p, l.Hk, r, l.Hv, 2 * r, r, C));
   } else if (at.part == "linear_attn.conv1d.weight") {
     t.same(p, p.name, {p.shape[0], 1, p.shape[1]});
-  } else if (at.part == "self_attn.q_proj.weight" || at.part == "self_attn.g_proj.weight") {
+  } else if (is_gated_query(at, m.attention)) {
     put_gated_queries(t, p, at.prefix + "self_attn.q_proj.weight", m, m.attention.H);
   } else {
     place_qwen(t, p, m);
@@ -160,9 +175,10 @@ void place_gpt2(Tensors& t, const Parameter& p, const ModelConfig& m) {
       {"self_attn.k_proj", "attn.c_attn"}, {"self_attn.v_proj", "attn.c_attn"},  {"self_attn.o_proj", "attn.c_proj"},
       {"mlp.up_proj", "mlp.c_fc"},         {"mlp.down_proj", "mlp.c_proj"}};
   const Place at(p.name);
-  if (at.prefix.empty()) return t.same(p, outside.at(p.name));
+  if (outside.contains(p.name)) return t.same(p, outside.at(p.name));
   const size_t dot = at.part.rfind('.'), C = m.hidden;
   const std::string module = at.part.substr(0, dot);
+  if (!modules.contains(module)) return t.same(p, p.name);
   const std::string name = "transformer.h." + at.layer + "." + modules.at(module) + at.part.substr(dot);
   const size_t third = module == "self_attn.k_proj" ? 1 : module == "self_attn.v_proj" ? 2 : 0;
   const bool of_three = modules.at(module) == "attn.c_attn";
@@ -174,9 +190,60 @@ void place_gpt2(Tensors& t, const Parameter& p, const ModelConfig& m) {
   t.put(name, {in, all}, {p.name, 0, third * out, {{out, in, 1}, {in, 1, all}}});
 }
 
+// ---- tiling
+
+// Where one side of a piece lies: all of begin + i*axes[0].step + j*axes[1].step + ...
+struct Box {
+  struct Axis {
+    size_t count, step;
+  };
+  size_t begin;
+  std::vector<Axis> axes;  // the largest step first
+};
+
+// One side of a piece. Axes that are one, as rows that follow one another, are one here.
+Box box_of(const Piece& piece, bool ours) {
+  Box box = {ours ? piece.ours : piece.theirs, {}};
+  for (const Axis& a : piece.axes)
+    if (a.count != 1) box.axes.push_back({a.count, ours ? a.ours : a.theirs});
+  std::stable_sort(box.axes.begin(), box.axes.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
+  for (size_t i = 1; i < box.axes.size();) {
+    Box::Axis &outer = box.axes[i - 1], inner = box.axes[i];
+    if (inner.count == 0 || outer.step / inner.count != inner.step || outer.step % inner.count != 0) {
+      i++;
+      continue;
+    }
+    outer = {outer.count * inner.count, inner.step};
+    box.axes.erase(box.axes.begin() + ptrdiff_t(i));
+  }
+  return box;
+}
+
+// Do the boxes cover 0 to n-1, every number once? No where they do it in ways that no tensor is made in: what is left when the
+// axes that repeat all of them are taken away has to be ranges.
+bool tile(std::vector<Box> boxes, size_t n) {
+  const auto repeat = [&](const Box& b) {
+    return !b.axes.empty() && b.axes[0].count > 0 && n % b.axes[0].count == 0 &&
+           n / b.axes[0].count == b.axes[0].step && b.axes[0].step == boxes[0].axes[0].step;
+  };
+  while (n > 1 && !boxes.empty() && std::all_of(boxes.begin(), boxes.end(), repeat)) {
+    n = boxes[0].axes[0].step;
+    for (Box& b : boxes) b.axes.erase(b.axes.begin());
+  }
+  std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) { return a.begin < b.begin; });
+  size_t covered = 0;
+  for (const Box& b : boxes) {
+    const bool is_range = b.axes.empty() || (b.axes.size() == 1 && b.axes[0].step == 1);
+    const size_t size = b.axes.empty() ? 1 : b.axes[0].count;
+    if (!is_range || b.begin != covered || size > n - covered) return false;
+    covered += size;
+  }
+  return covered == n;
+}
+
 }  // namespace
 
-std::vector<HfTensor> hf_tensors(HfArchitecture architecture, const ModelConfig& model) {
+std::vector<HfTensor> hf_tensors(HfArchitecture architecture, const ModelConfig& model, size_t most) {
   const auto place = [&] {
     switch (architecture) {
       case HfArchitecture::gpt2: return place_gpt2;
@@ -186,10 +253,30 @@ std::vector<HfTensor> hf_tensors(HfArchitecture architecture, const ModelConfig&
       default: return place_qwen;
     }
   }();
-  Tensors tensors;
+  Tensors tensors(most);
   const Model whole(model);
-  for (const Parameter& p : whole.weights.list()) place(tensors, p, model);
+  for (const Parameter& p : whole.weights.list())
+    if (!tensors.full()) place(tensors, p, model);
   return std::move(tensors.list);
+}
+
+void check_tiling(const std::vector<HfTensor>& tensors, const std::vector<Parameter>& list) {
+  std::unordered_map<std::string, std::vector<Box>> of_parameter;
+  for (const HfTensor& t : tensors) {
+    std::vector<Box> boxes;
+    for (const Piece& piece : t.pieces) {
+      boxes.push_back(box_of(piece, false));
+      of_parameter[piece.parameter].push_back(box_of(piece, true));
+    }
+    require(tile(std::move(boxes), count(t.shape)), "tensor %s of %s elements: not each of them is one of the model's",
+            quote(t.name).c_str(), shape_text(t.shape).c_str());
+  }
+  for (const Parameter& p : list)
+    require(tile(std::move(of_parameter[p.name]), p.size),
+            "parameter %s of %s elements: not each of them is in one place of the tensors", quote(p.name).c_str(),
+            shape_text(p.shape).c_str());
+  require(of_parameter.size() == list.size(), "tensors have %zu parameters, the model has %zu", of_parameter.size(),
+          list.size());
 }
 
 void take_piece(const Piece& piece, float* ours, const float* theirs) {

@@ -6,9 +6,9 @@
 //
 //   ours[ours + i*axes[0].ours + j*axes[1].ours + ...]  is  theirs[theirs + i*axes[0].theirs + j*axes[1].theirs + ...]
 //
-// for all i < axes[0].count, j < axes[1].count, ... Pieces cover every element of every parameter once, and every element of
-// every tensor. tests/test_hf_model.cpp
+// for all i < axes[0].count, j < axes[1].count, ... tests/test_hf_model.cpp, tests/test_from_matrix.cpp
 #pragma once
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -21,12 +21,14 @@ enum class HfArchitecture { gpt2, llama, qwen2, qwen3, qwen3_moe, qwen3_next, gp
 
 struct Axis {
   size_t count, ours, theirs;  // steps from one element to the next
+  bool operator==(const Axis&) const = default;
 };
 
 struct Piece {
   std::string parameter;
   size_t ours, theirs;  // the first element in each
   std::vector<Axis> axes;
+  bool operator==(const Piece&) const = default;
 };
 
 struct HfTensor {
@@ -35,8 +37,13 @@ struct HfTensor {
   std::vector<Piece> pieces;
 };
 
-// All tensors of a model, in the order of its parameters.
-std::vector<HfTensor> hf_tensors(HfArchitecture architecture, const ModelConfig& model);
+// The tensors of a model, in the order of its parameters: all of them, or of more than `most` the first and no piece of others.
+// A parameter that the architecture has no place for is a tensor of its own name, which no file of it has.
+std::vector<HfTensor> hf_tensors(HfArchitecture architecture, const ModelConfig& model, size_t most = SIZE_MAX);
+
+// Refuses tensors that are not these parameters: pieces have to cover every element of every parameter once, and every element
+// of every tensor once.
+void check_tiling(const std::vector<HfTensor>& tensors, const std::vector<Parameter>& list);
 
 // Copies a piece from the tensor into the parameter, whose first elements these are; or the other way.
 void take_piece(const Piece& piece, float* ours, const float* theirs);

@@ -1,8 +1,12 @@
 #include "training/model_source.h"
 
 #include <filesystem>
+#include <set>
 
+#include "dataloader/quote.h"
+#include "layers/model.h"
 #include "training/checkpoint.h"
+#include "training/flags.h"
 #include "training/hf_model.h"
 #include "training/run_metadata.h"
 
@@ -29,8 +33,20 @@ class RunSource final : public ModelSource {
   const std::string& path() const override { return checkpoint_.path(); }
   const std::vector<std::string>& flags() const override { return flags_; }
   size_t context() const override { return trained_context(checkpoint_.metadata()); }
-  void read(const ModelConfig&, const std::vector<Parameter>& list, float* flat) const override {
-    for (const Parameter& p : list) checkpoint_.read(p.name, p.shape, flat + p.offset);
+
+ protected:
+  void check(const ModelConfig&, const std::vector<Parameter>& list) const override {
+    std::set<std::string> wanted;
+    for (const Parameter& p : list) {
+      checkpoint_.entry(p.name, p.shape);
+      wanted.insert(p.name);
+    }
+    for (const auto& [name, entry] : checkpoint_.tensors())
+      require(wanted.contains(name) || name.starts_with("optimizer."), "%s: tensor %s is none of this model",
+              path().c_str(), quote(name).c_str());
+  }
+  void copy(const ModelConfig&, const std::vector<Parameter>& list, float* flat) const override {
+    for (const Parameter& p : list) checkpoint_.read_numbers(p.name, p.shape, flat + p.offset);
   }
 
  private:
@@ -39,6 +55,56 @@ class RunSource final : public ModelSource {
 };
 
 }  // namespace
+
+// ---- a model that the weights are
+
+void ModelSource::read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const {
+  try {
+    check(config, list);
+  } catch (const Error& e) {
+    const std::string changed = changed_flags(config);
+    require(changed.empty(),
+            "--from=%s: with %s it is another model than its weights are: %s; leave out what changes it",
+            path().c_str(), changed.c_str(), e.what());
+    throw;
+  }
+  copy(config, list, flat);
+}
+
+// Of the flags in which `config` differs from the source those that no model of its weights has; where none is such by itself,
+// all of them. None where the weights are no model of the source's own flags either: no flag is to blame.
+std::string ModelSource::changed_flags(const ModelConfig& config) const {
+  Config then = config_of_words(flags()), now;
+  now.model = config;
+  now.vocab = config.vocab;
+  if (!fits(then.model)) return "";
+  std::string all, guilty;
+  const std::vector<Flag> here = list_flags(now), there = list_flags(then);
+  for (size_t i = 0; i < here.size(); i++) {
+    const std::string name = here[i].name, value = here[i].get();
+    if (!(here[i].shapes_the_model() || name == "--vocab") || value == there[i].get()) continue;
+    Config alone = config_of_words(flags());
+    try {
+      list_flags(alone)[i].set(value);
+    } catch (const Error&) {
+      continue;  // it follows from another flag, as --attention-every=1 from --layers=1: nobody can have typed it
+    }
+    alone.model.vocab = alone.vocab;
+    const std::string word = name + "=" + value;
+    all += (all.empty() ? "" : ", ") + word;
+    if (!fits(alone.model)) guilty += (guilty.empty() ? "" : ", ") + word;
+  }
+  return guilty.empty() ? all : guilty;
+}
+
+bool ModelSource::fits(const ModelConfig& config) const {
+  try {
+    check(config, Model(config).weights.list());
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
 
 void set_trained_context(ModelConfig& m, size_t context, const std::string& path) {
   m.trained_context = context;

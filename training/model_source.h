@@ -5,8 +5,9 @@
 //   --from=FOLDER             config.json and safetensors of Hugging Face's transformers (training/hf_model.h)
 //   --from=config.json        the first of these alone, for --describe
 //
-// Its flags stand where those of --preset do: flags that are typed beside it change them. A run that starts from it starts at
-// step 1, with new moments of AdamW. tests/test_from.cpp
+// Its flags stand where those of --preset do: flags that are typed beside it change them. What changes the model has to leave it
+// one that the weights are: every stored tensor is used once, and every element of every parameter is written once. A run that
+// starts from it starts at step 1, with new moments of AdamW. tests/test_from.cpp, tests/test_from_matrix.cpp
 #pragma once
 #include <memory>
 #include <string>
@@ -27,9 +28,19 @@ class ModelSource {
   // Tokens of a sequence that it was trained with.
   virtual size_t context() const = 0;
   virtual bool has_weights() const { return true; }
-  // Writes the parameters of a model of these flags, which is `config`, at their offsets in `flat`, one after another. Refuses the first that the
-  // source does not have in that shape.
-  virtual void read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const = 0;
+  // Writes the parameters of a model, which is `config`, at their offsets in `flat`. Before anything is written a model that the
+  // weights are not is refused, naming the flags that changed it.
+  void read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const;
+
+ protected:
+  // Refuses weights that are not those of the model, naming a tensor.
+  virtual void check(const ModelConfig& config, const std::vector<Parameter>& list) const = 0;
+  // Writes them. Refuses a number that is none.
+  virtual void copy(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const = 0;
+
+ private:
+  std::string changed_flags(const ModelConfig& config) const;
+  bool fits(const ModelConfig& config) const;
 };
 
 // A model that is not trained but looked at, or that generates, has to know the context of its training: sigmoid scores and YaRN

@@ -163,7 +163,8 @@ void Trainer::save(std::map<std::string, std::string> metadata) const {
 void Trainer::load(const Checkpoint& checkpoint) {
   auto read = [&](const std::string& prefix, Buffer<float>& to) {
     fill_from_host(to, [&](float* host) {
-      for (const Parameter& p : model.weights.list()) checkpoint.read(prefix + p.name, p.shape, host + p.offset);
+      for (const Parameter& p : model.weights.list())
+        checkpoint.read_numbers(prefix + p.name, p.shape, host + p.offset);
     });
   };
   read("", model.weights.values);

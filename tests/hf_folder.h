@@ -1,0 +1,43 @@
+// hf_folder: folders of transformers, as tests write them.
+#pragma once
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/fixtures.h"
+#include "tests/script.h"
+#include "training/safetensors.h"
+
+namespace gated {
+
+struct Tensor {
+  std::string dtype;
+  std::vector<size_t> shape;
+  std::string bytes;
+  bool operator==(const Tensor&) const = default;
+};
+using TensorMap = std::map<std::string, Tensor>;
+
+// A safetensors file of any dtypes.
+inline std::string safetensors_of(const TensorMap& tensors) {
+  std::vector<TensorForm> forms;
+  std::string data;
+  for (const auto& [name, t] : tensors) {
+    forms.push_back({name, t.dtype, t.shape});
+    data += t.bytes;
+  }
+  return safetensors_header("test", forms, {{"format", "pt"}}) + data;
+}
+
+template <class T>
+std::string bytes_of(const std::vector<T>& values) {
+  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+inline void write_folder(const Folder& f, const std::string& folder, const json& config, const TensorMap& tensors) {
+  f.write(folder + "/config.json", config.dump(1));
+  f.write(folder + "/model.safetensors", safetensors_of(tensors));
+}
+
+}  // namespace gated

@@ -1,0 +1,182 @@
+// from_matrix: every architecture that --from reads, under every flag that changes a model, alone and in pairs: the model is
+// loaded, every number of the files in one place of it, or it is refused with the name of the flag.
+#include <map>
+#include <optional>
+#include <set>
+
+#include "core/philox.cuh"
+#include "layers/model.h"
+#include "tests/catch.h"
+#include "tests/hf_folder.h"
+#include "tests/refusal.h"
+#include "training/command_line.h"
+#include "training/flags.h"
+#include "training/model_source.h"
+
+using namespace gated;
+
+namespace {
+
+// A flag of the model and values of it, which of a number are around those of the small models.
+struct Change {
+  std::string flag;
+  std::vector<std::string> values;
+};
+
+std::vector<Change> changes() {
+  const std::map<std::string, std::vector<std::string>> numbers = {
+      {"--norm-eps", {"1e-4"}},
+      {"--norm-rank", {"3"}},
+      {"--norm-gate-scale", {"2"}},
+      {"--dyt-alpha", {"0.3"}},
+      {"--attention-every", {"2"}},
+      {"--head-experts", {"0", "2"}},
+      {"--head-experts-per-token", {"2"}},
+      {"--window", {"0", "3"}},
+      {"--full-every", {"2"}},
+      {"--score-dim", {"0", "9"}},
+      {"--rope-theta", {"77"}},
+      {"--rope-fraction", {"0.5"}},
+      {"--rope-scaling", {"none", "linear,2", "yarn,4,40"}},
+      {"--window-rope-theta", {"100"}},
+      {"--embedding-factor", {"1", "2"}},
+      {"--clip-residual", {"9"}},
+      {"--clip-output", {"9"}},
+      {"--dropout", {"0.1"}},
+      {"--experts", {"0", "2", "5"}},
+      {"--experts-per-token", {"1"}},
+      {"--expert-hidden", {"7", "9"}},
+      {"--dense-layers", {"0", "1"}},
+      {"--shared-experts", {"0", "1", "2"}},
+      {"--balance-loss", {"0.1"}},
+      {"--z-loss", {"0.1"}},
+      {"--layers", {"1", "2", "3", "4"}},
+      {"--hidden", {"16", "20", "24"}},
+      {"--heads", {"2", "4", "8"}},
+      {"--kv-heads", {"1", "2", "4"}},
+      {"--head-dim", {"4", "5", "6", "12"}},
+      {"--linear-key-heads", {"1", "3", "6"}},
+      {"--linear-value-heads", {"2", "4", "18"}},
+      {"--linear-key-dim", {"4", "10"}},
+      {"--linear-value-dim", {"1", "6"}},
+      {"--conv-width", {"2", "4"}},
+      {"--ffn-hidden", {"12", "24", "48"}},
+      {"--context", {"7", "11"}},
+      {"--vocab", {"36", "40"}},
+  };
+  std::vector<Change> all;
+  Config defaults;
+  for (const Flag& f : list_flags(defaults)) {
+    if (!f.shapes_the_model() && f.name != "--vocab") continue;
+    INFO(f.name);
+    Change change = {f.name, {}};
+    for (const Flag::Choice& c : f.choices) change.values.push_back(c.value);
+    if (f.choices.empty()) change.values = numbers.at(f.name);
+    all.push_back(change);
+  }
+  return all;
+}
+
+// A folder of one of the models of transformers. Every number in it is another.
+class Numbered {
+ public:
+  const std::string name, path;
+
+  Numbered(const json& fixture, const Folder& f, const std::string& folder)
+      : name(fixture.at("name")), path(f / folder) {
+    TensorMap tensors;
+    for (const auto& [tensor, t] : fixture.at("tensors").items()) {
+      std::vector<float> x(gated::count(Shape(t.at("shape"))));
+      for (float& value : x) value = float(++numbers_);
+      tensors[tensor] = {"F32", t.at("shape"), bytes_of(x)};
+    }
+    write_folder(f, folder, fixture.at("config"), tensors);
+    REQUIRE(seen("").fault == "");
+  }
+
+  struct Seen {
+    bool loaded;
+    std::string refusal, fault;  // "" where there is none
+  };
+  // What comes of a line of flags beside --from.
+  Seen seen(const std::string& line) {
+    std::vector<float> flat;
+    std::optional<Model> model;
+    const std::string refused = refusal([&] {
+      const Config c = config_of_flags("--from=" + path + " " + line);
+      model.emplace(c.model);
+      flat.assign(model->weights.flat_size(), untouched);
+      c.source->read(c.model, model->weights.list(), flat.data());
+    });
+    if (!refused.empty()) return {false, refused, fault_of(refused, line)};
+    return {true, "", fault_of(flat, model->weights.list(), line.empty())};
+  }
+
+ private:
+  static constexpr float untouched = -1;
+
+  static std::string fault_of(const std::string& refused, const std::string& line) {
+    if (refused.find('\n') != std::string::npos) return "several lines";
+    std::istringstream in(line);
+    for (std::string word; in >> word;)
+      if (refused.find(word.substr(0, word.find('='))) != std::string::npos) return "";
+    return "names no flag";
+  }
+  // Every number is in one place, and where the model has the same parameter without flags, in the same.
+  std::string fault_of(std::vector<float>& flat, const std::vector<Parameter>& list, bool without_flags) {
+    std::vector<float> all;
+    for (const Parameter& p : list) {
+      const auto begin = flat.begin() + ptrdiff_t(p.offset), end = begin + ptrdiff_t(p.size);
+      const std::vector<float> here(begin, end);
+      std::fill(begin, end, untouched);
+      all.insert(all.end(), here.begin(), here.end());
+      if (without_flags) own_[p.name] = {p.shape, here};
+      const auto own = own_.find(p.name);
+      if (own != own_.end() && own->second.first == p.shape && own->second.second != here)
+        return p.name + " has other numbers than without flags";
+    }
+    std::sort(all.begin(), all.end());
+    if (all.size() != numbers_) return format("%zu of %zu numbers are read", all.size(), numbers_);
+    for (size_t i = 0; i < all.size(); i++)
+      if (all[i] != float(i + 1)) return format("number %zu is not in one place", i + 1);
+    if (std::count(flat.begin(), flat.end(), untouched) != ptrdiff_t(flat.size())) return "written beside parameters";
+    return "";
+  }
+
+  size_t numbers_ = 0;
+  std::map<std::string, std::pair<Shape, std::vector<float>>> own_;  // parameters without flags
+};
+
+}  // namespace
+
+TEST_CASE("from_matrix: a flag changes a model that is read to one that its weights are, or is refused by name",
+          "[from]") {
+  const Folder f;
+  const std::vector<Change> all = changes();
+  size_t loaded = 0, refused = 0;
+  const json fixtures = read_fixtures("hf_models.json");
+  std::set<std::string> tensors;
+  for (const json& fixture : fixtures.at("models")) {
+    if (!tensors.insert(fixture.at("tensors").dump()).second) continue;  // its positions alone are other ones
+    Numbered model(fixture, f, format("model%zu", loaded + refused));
+    const auto take = [&](const std::string& line) {
+      const Numbered::Seen seen = model.seen(line);
+      (seen.loaded ? loaded : refused)++;
+      if (seen.fault.empty()) return;
+      INFO(seen.refusal);
+      FAIL_CHECK(model.name << " " << line << ": " << seen.fault);
+    };
+    for (const Change& change : all)
+      for (const std::string& value : change.values) take(change.flag + "=" + value);
+    size_t draws = 0;
+    const auto any = [&](const auto& list) {
+      return list[size_t(uniform_double(1, 2, draws++) * double(list.size()))];
+    };
+    for (int pair = 0; pair < 60; pair++) {
+      const Change a = any(all), b = any(all);
+      if (a.flag != b.flag) take(a.flag + "=" + any(a.values) + " " + b.flag + "=" + any(b.values));
+    }
+  }
+  REQUIRE(loaded > 500);
+  REQUIRE(refused > 500);
+}
