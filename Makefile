@@ -55,7 +55,8 @@ endif
 # ---- the sources and the tests
 
 # Every program and test of a build links the operations and the layers of that build. What stands around them, flags, files
-# and the loop, computes nothing that a build would change: it is compiled once, and every build links the same.
+# and the loop, computes nothing that a build would change: it is compiled once, and every build links the same, but for the
+# sanitizers' own.
 KERNELS := $(wildcard kernels/*.cu kernels/*.cpp)
 LAYERS := $(wildcard layers/*.cu)
 HOST := train_gpt.cu $(filter-out training/main.cu,$(wildcard training/*.cu training/*.cpp dataloader/*.cpp))
@@ -67,7 +68,7 @@ FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu kernels/round.cu
 FAST_TESTS := tests/test_math.cpp tests/bench.cpp
 
 # The host's files are short and the headers that they share are long: those that read the same ones are compiled as one.
-HOST_json := $(shell grep -lE 'nlohmann/json|training/(strict_json|hf_config|hf_keys)\.h' $(HOST))
+HOST_json := $(shell grep -lE 'nlohmann/json|dataloader/strict_json\.h|training/(hf_config|hf_keys|hf_weights)\.h' $(HOST))
 HOST_command_line := $(filter training/command_line.cpp training/flags.cpp training/check_flags.cpp,$(HOST))
 HOST_dataloader := $(filter-out $(HOST_json),$(filter dataloader/%,$(HOST)))
 HOST_training := $(filter-out $(HOST_json) $(HOST_command_line) $(HOST_dataloader),$(HOST))
@@ -81,6 +82,8 @@ OWN_CODE_TESTS := $(call tests_with,__global__|planted_bugs.cuh|core/(simd|mma_l
 # (a test may have its cases in a header)
 CASES := $(subst $(space),|,on_every_device $(shell grep -l on_every_device $(filter-out tests/harness.h,$(wildcard tests/*.h))))
 KERNEL_TESTS := $(call tests_with,$(CASES)) test_simt test_planted_bugs
+# What reads files of others goes under the sanitizers as well.
+FOREIGN_TESTS := test_from_matrix test_hf_config test_tokenizer
 VECTOR_TESTS := test_math test_mma test_matmul test_matmul_bf16 test_grouped_matmul test_attention test_attention_bf16 test_gated_delta test_gated_delta_chunk test_gated_delta_bf16 test_golden
 # What `make gradcheck` knows, and what runs kernels where there is a GPU: tests of operations first.
 GRADCHECKED := $(patsubst test_%,%,$(call tests_with,\[gradcheck\]))
@@ -89,7 +92,7 @@ GPU_TESTS := $(filter-out $(WHOLE_TESTS),$(RUN_KERNELS)) $(filter $(WHOLE_TESTS)
 CUBLAS_TESTS := $(filter $(call tests_with,\[cublas\]),$(GPU_TESTS))
 
 ALL_TESTS = $(foreach t,$(TESTS),$(BUILD)/release/$(t)) \
-  $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) \
+  $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) $(FOREIGN_TESTS:%=$(BUILD)/asan/%) \
   $(foreach t,$(VECTOR_TESTS),$(BUILD)/avx2/$(t) $(BUILD)/plain/$(t)) \
   $(if $(NVCC),$(BUILD)/cuda/kernels.ptx $(BUILD)/cuda/kernels.ptxas $(REHEARSAL)/train $(foreach t,$(GPU_TESTS),$(REHEARSAL)/$(t)))
 
@@ -132,7 +135,7 @@ $(call text_file,$(1).flags,$(COMPILER) $(COMMON) $(3))
 
 endef
 
-# A build of one source: release, asan (AddressSanitizer + UBSan), race (the race shadow), debug (for gdb), and narrower CPUs.
+# A build of one source: release, asan (AddressSanitizer + UBSan + what the standard library asserts), race (the race shadow), debug (for gdb), and narrower CPUs.
 # $(1) name, $(2) flags where the CPU must be fast, $(3) flags of the tests and of what the emulator alone runs, $(4) what
 # tests are compiled with beside them
 define build_rules
@@ -165,11 +168,11 @@ endef
 # Tests that are compiled once, for release: the same objects run against a shared library of what another build has compiled,
 # the operations and the layers. (Its functions call each other, not what a test's object may hold under the same name:
 # -Bsymbolic-functions.) A test that holds kernels of its own, or asks what the CPU's vectors are, is compiled in every build.
-# $(1) name, $(2) flags of the linker
+# $(1) name, $(2) flags of the linker, $(3) the archive of the host's files
 define tests_of_release
 $(BUILD)/$(1)/libgated.so: $(BUILD)/$(1)/layers.a $(BUILD)/$(1)/kernels.a
 	$(CXX) -shared -fopenmp $(2) -Wl,-Bsymbolic-functions -o $$@ -Wl,--whole-archive $$^ -Wl,--no-whole-archive $(LIBS)
-$(patsubst %,$(BUILD)/$(1)/%,$(filter-out $(OWN_CODE_TESTS),$(TESTS))): $(BUILD)/$(1)/test_%: $(BUILD)/release/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/host.a $(BUILD)/$(1)/libgated.so
+$(patsubst %,$(BUILD)/$(1)/%,$(filter-out $(OWN_CODE_TESTS),$(TESTS))): $(BUILD)/$(1)/test_%: $(BUILD)/release/tests/test_%.o $(BUILD)/catch_main.o $(3) $(BUILD)/$(1)/libgated.so
 	$(CXX) -fopenmp $(2) -Wl,-rpath,'$$$$ORIGIN' -o $$@ $$^ $(LIBS) $(CATCH_LIB)
 $(call tests_compiled,$(1),$(2),$(OWN_CODE_TESTS))
 endef
@@ -185,7 +188,12 @@ $(HOST_UNITS:%=%.cpp): $(BUILD)/host/%.cpp: always
 	@printf '#include "%s"\n' $(HOST_$*) | cmp -s - $@ || printf '#include "%s"\n' $(HOST_$*) >$@
 $(HOST_UNITS:%=%.o): %.o: %.cpp $(BUILD)/host/flags
 	$(CXX) $(COMMON) -Wno-subobject-linkage -Og -c -o $@ $<
+$(HOST_UNITS:$(BUILD)/%=$(BUILD)/asan/%.o): $(BUILD)/asan/%.o: $(BUILD)/%.cpp $(BUILD)/asan/headers/cpu.h.flags
+	@mkdir -p $(@D)
+	$(CXX) $(COMMON) -Wno-subobject-linkage -Og $(WATCH) -c -o $@ $<
 $(BUILD)/host.a: $(HOST_UNITS:%=%.o)
+$(BUILD)/asan/host.a: $(HOST_UNITS:$(BUILD)/%=$(BUILD)/asan/%.o)
+$(BUILD)/host.a $(BUILD)/asan/host.a:
 	@rm -f $@
 	ar rcs $@ $^
 
@@ -197,7 +205,7 @@ CATCH_LIB := $(if $(wildcard $(DEPS)/usr/include/catch2/catch_all.hpp),-lCatch2M
 
 # ---- the builds
 
-WATCH := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined
+WATCH := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -D_GLIBCXX_ASSERTIONS
 SHARED := -fPIC -fno-semantic-interposition -ftls-model=initial-exec
 RACE_SHADOW := -O1 -march=$(ARCH) -DSIMT_RACE_SHADOW $(SHARED)
 OPERATION_HEADERS := core/reduce.cuh core/simd.h
@@ -208,13 +216,13 @@ $(eval $(call build_rules,debug,-O0 -ggdb3 -march=$(ARCH),-O0 -ggdb3 -march=$(AR
 $(eval $(call tests_compiled,debug,,$(TESTS)))
 # (With both sanitizers -O1 takes up to five times as long to compile as -Og, and the tests do not win that back.)
 $(eval $(call build_rules,asan,-Og -march=$(ARCH) $(WATCH) $(SHARED),-Og -march=$(ARCH) $(WATCH) $(SHARED)))
-$(eval $(call tests_of_release,asan,$(WATCH)))
+$(eval $(call tests_of_release,asan,$(WATCH),$(BUILD)/asan/host.a))
 $(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,$(RACE_SHADOW) -fsanitize=thread))
-$(eval $(call tests_of_release,race))
+$(eval $(call tests_of_release,race,,$(BUILD)/host.a))
 $(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3 $(SHARED),-O1 -march=x86-64-v3 $(SHARED)))
-$(eval $(call tests_of_release,avx2))
+$(eval $(call tests_of_release,avx2,,$(BUILD)/host.a))
 $(eval $(call build_rules,plain,$(CXXFLAGS) -march=x86-64 $(SHARED),-O1 -march=x86-64 $(SHARED)))
-$(eval $(call tests_of_release,plain))
+$(eval $(call tests_of_release,plain,,$(BUILD)/host.a))
 # The emulator and the shadow are not kernels: nothing watches them. Half of the time of a test under the shadow is the shadow's.
 $(BUILD)/race/core/%.o: core/%.cpp $(BUILD)/race/headers/cpu.h.flags
 	@mkdir -p $(@D)

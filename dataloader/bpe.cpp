@@ -30,10 +30,10 @@ void Bpe::add_merge(const std::string& first, const std::string& second, const s
   merges_.insert_or_assign(pair_key(*a, *b), Merge{rank_++, *whole});
 }
 
-void Bpe::encode(std::string_view word, std::vector<int32_t>& ids) const {
-  if (word.empty()) return;
+std::optional<size_t> Bpe::encode(std::string_view word, std::vector<int32_t>& ids) const {
+  if (word.empty()) return {};
   if (ignore_merges)
-    if (const std::optional<int32_t> id = id_of(std::string(word))) return ids.push_back(*id);
+    if (const std::optional<int32_t> id = id_of(std::string(word))) return ids.push_back(*id), std::nullopt;
 
   // A list in an array: merging two neighbours unlinks the right one.
   struct Symbol {
@@ -62,7 +62,7 @@ void Bpe::encode(std::string_view word, std::vector<int32_t>& ids) const {
     }
     const bool is_unknown = found.empty();
     if (is_unknown) {
-      require(unknown.has_value(), "the character %s has no token", quote(character).c_str());
+      if (!unknown) return at - length;
       if (!(fuse_unknown && behind_unknown)) append(*unknown);
     }
     for (const int32_t id : found) append(id);
@@ -101,6 +101,7 @@ void Bpe::encode(std::string_view word, std::vector<int32_t>& ids) const {
     look_at(c.first);
   }
   for (ptrdiff_t at = 0; at >= 0; at = symbols[size_t(at)].behind) ids.push_back(symbols[size_t(at)].id);
+  return {};
 }
 
 }  // namespace gated

@@ -25,8 +25,9 @@ class Bpe {
   // The next pair of the list; one that stands there twice counts where it stands last. Refuses, beginning with `where`, parts or a whole that are no tokens.
   void add_merge(const std::string& first, const std::string& second, const std::string& where);
 
-  // Appends the tokens of a word. Refuses a character that has no token where there is no unknown one.
-  void encode(std::string_view word, std::vector<int32_t>& ids) const;
+  // Appends the tokens of a word, or none and says where in it a character begins that has no token, where there is no unknown
+  // one either.
+  std::optional<size_t> encode(std::string_view word, std::vector<int32_t>& ids) const;
 
  private:
   struct Merge {

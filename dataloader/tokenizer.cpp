@@ -9,7 +9,6 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <unordered_map>
 
 #include "core/check.h"
@@ -17,6 +16,7 @@
 #include "dataloader/files.h"
 #include "dataloader/pattern.h"
 #include "dataloader/quote.h"
+#include "dataloader/strict_json.h"
 #include "dataloader/utf8.h"
 
 namespace gated {
@@ -68,12 +68,22 @@ std::string characters_as_bytes(const std::string& token) {
 
 // ---- steps
 
-using Rewrite = std::function<std::string(const std::string&)>;
+// A file that nobody vouches for may ask for steps that each double a text. So there is a bound of steps, and of what they make.
+constexpr size_t most_steps = 64;
+struct Room {
+  const char *name, *part;  // what a refusal begins with, and the steps
+  size_t text;              // bytes
+  void check(size_t made) const {
+    require(made <= 64 * text + 256, "%s: the steps of \"%s\" make more than %zu bytes of a text of %zu", name, part,
+            64 * text + 256, text);
+  }
+};
+using Rewrite = std::function<std::string(const std::string&, const Room&)>;
 using Words = std::vector<std::string>;
 using Split = std::function<void(std::string_view, Words&)>;  // appends the words of a text
 
 // <0xE2> is the byte.
-std::string fallen_back_byte(const std::string& token) {
+std::string fallen_back_byte(const std::string& token, const Room&) {
   const auto digit = [&](size_t at) {
     const char c = token[at];
     return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
@@ -84,13 +94,14 @@ std::string fallen_back_byte(const std::string& token) {
 }
 
 Rewrite replacing(std::string from, std::string to) {
-  return [from, to](const std::string& text) {
+  return [from, to](const std::string& text, const Room& room) {
     std::string out;
     for (size_t at = 0;;) {
       const size_t found = text.find(from, at);
       out.append(text, at, found - at);
       if (found == text.npos) return out;
       out += to;
+      room.check(out.size());
       at = found + from.size();
     }
   };
@@ -98,7 +109,7 @@ Rewrite replacing(std::string from, std::string to) {
 
 // By utf8proc's tables (2.8: Unicode 15). Those of the tokenizers library are older: a few marks that are younger, such as U+A82C,
 // stay where they are there, and move to the place of their class here.
-std::string composed(const std::string& text) {
+std::string composed(const std::string& text, const Room&) {
   utf8proc_uint8_t* mapped = nullptr;
   const utf8proc_ssize_t length =
       utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), utf8proc_ssize_t(text.size()), &mapped,
@@ -131,19 +142,26 @@ Split splitting(const Pattern& pattern, Behaviour behaviour, bool invert) {
 const char* const gpt2_words = R"re('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)re";
 
 // Tokens that are looked for in a text before anything else is done to it. Of those that begin at one place the longest counts.
+// A tree of their bytes: what is looked at of a text is as long as the longest of them.
 class Spelled {
  public:
+  static constexpr size_t longest = 256;  // bytes
+
   void add(const std::string& content, int32_t id) {
-    ids_[content] = id;
-    lengths_.insert(content.size());
-    begins_[static_cast<unsigned char>(content[0])] = true;
+    uint64_t node = 0;
+    for (const char c : content) {
+      const auto [at, is_new] = children_.emplace(child(node, c), ids_.size());
+      if (is_new) ids_.push_back(none);
+      node = at->second;
+    }
+    ids_[node] = id;
   }
   // Calls text(part) and token(id), in order.
   void split(std::string_view all, const std::function<void(std::string_view)>& text,
              const std::function<void(int32_t)>& token) const {
     size_t begin = 0;
     for (size_t at = 0; at < all.size();) {
-      const auto [length, id] = token_at(all, at);
+      const auto [length, id] = token_at(all.substr(at));
       if (length == 0) {
         at++;
         continue;
@@ -156,23 +174,28 @@ class Spelled {
   }
 
  private:
-  std::pair<size_t, int32_t> token_at(std::string_view all, size_t at) const {
-    if (!begins_[static_cast<unsigned char>(all[at])]) return {0, 0};
-    for (auto length = lengths_.rbegin(); length != lengths_.rend(); ++length) {
-      if (*length > all.size() - at) continue;
-      const auto found = ids_.find(std::string(all.substr(at, *length)));
-      if (found != ids_.end()) return {*length, found->second};
+  static constexpr int32_t none = -1;
+  static uint64_t child(uint64_t node, char c) { return node << 8 | static_cast<unsigned char>(c); }
+
+  std::pair<size_t, int32_t> token_at(std::string_view text) const {
+    std::pair<size_t, int32_t> found = {0, none};
+    uint64_t node = 0;
+    for (size_t i = 0; i < text.size(); i++) {
+      const auto next = children_.find(child(node, text[i]));
+      if (next == children_.end()) break;
+      node = next->second;
+      if (ids_[node] != none) found = {i + 1, ids_[node]};
     }
-    return {0, 0};
+    return found;
   }
-  std::unordered_map<std::string, int32_t> ids_;
-  std::set<size_t> lengths_;
-  std::array<bool, 256> begins_ = {};
+  std::unordered_map<uint64_t, uint64_t> children_;
+  std::vector<int32_t> ids_ = {none};  // by node
 };
 
 // ---- reading a tokenizer.json
 
 constexpr int32_t largest_id = (1 << 24) - 1;
+constexpr size_t most_before = 256, json_depth = 64;
 
 class Reader {
  public:
@@ -218,7 +241,12 @@ class Reader {
   void steps(const char* part, const char* members,
              const std::function<void(const json&, const std::string&)>& step) const {
     const json& whole = at(root_, part);
-    if (!whole.is_null()) steps_of(whole, part, members, step, 0);
+    size_t steps = 0;
+    const auto counted = [&](const json& one, const std::string& type) {
+      require(++steps <= most_steps, "%s: \"%s\" has more than %zu steps", name(), part, most_steps);
+      step(one, type);
+    };
+    if (!whole.is_null()) steps_of(whole, part, members, counted, 0);
   }
   [[noreturn]] void unknown(const char* part, const std::string& type, const char* known) const {
     fail("%s: \"%s\" has a step of type %s, expected %s", name(), part, quote(type).c_str(), known);
@@ -251,6 +279,7 @@ class Reader {
 }  // namespace
 
 struct Tokenizer::Parts {
+  std::string name;                 // of the file
   std::vector<std::string> tokens;  // by id, as decode() gives them; "" where an id has no token
   size_t model_vocab = 0;
   Spelled raw, normalised;  // added tokens: looked for in the text, and in what the normaliser leaves of it
@@ -258,16 +287,22 @@ struct Tokenizer::Parts {
   std::vector<Split> words;
   Bpe bpe;
   std::vector<int32_t> before;  // what the template puts before a text
-  bool strips_first_space = false;
+  bool strips_first_space = false, writes_bytes = false;
 
   Parts(const Reader& r, const json& root);
-  std::string normalise(std::string text) const {
-    for (const Rewrite& step : normaliser) text = step(text);
-    return text;
-  }
+  std::string normalise(const std::string& text) const { return rewritten(text, normaliser, "normalizer"); }
   void encode_words(std::string_view text, std::vector<int32_t>& ids) const;
+  std::string character_at(const std::string& word, size_t at) const;
 
  private:
+  std::string rewritten(std::string text, const std::vector<Rewrite>& steps, const char* part) const {
+    const Room room = {name.c_str(), part, text.size()};
+    for (const Rewrite& step : steps) {
+      text = step(text, room);
+      room.check(text.size());
+    }
+    return text;
+  }
   void read_normaliser(const Reader& r);
   void read_words(const Reader& r);
   void read_model(const Reader& r, const json& model);
@@ -276,7 +311,7 @@ struct Tokenizer::Parts {
   void read_decoder(const Reader& r);
 };
 
-Tokenizer::Parts::Parts(const Reader& r, const json& root) {
+Tokenizer::Parts::Parts(const Reader& r, const json& root) : name(r.name()) {
   read_normaliser(r);
   read_words(r);
   read_model(r, r.at(root, "model"));
@@ -290,14 +325,16 @@ void Tokenizer::Parts::read_normaliser(const Reader& r) {
     if (type == "NFC") {
       normaliser.push_back(composed);
     } else if (type == "Prepend") {
-      normaliser.push_back(
-          [front = r.text(step, "prepend")](const std::string& text) { return text.empty() ? text : front + text; });
+      normaliser.push_back([front = r.text(step, "prepend")](const std::string& text, const Room&) {
+        return text.empty() ? text : front + text;
+      });
     } else if (type == "Replace") {
       const Pattern pattern = r.pattern(step, "normalizer");
-      normaliser.push_back([pattern, content = r.text(step, "content")](const std::string& text) {
+      normaliser.push_back([pattern, content = r.text(step, "content")](const std::string& text, const Room& room) {
         std::string out;
         pattern.split(text, [&](size_t begin, size_t end, bool matches) {
           out += matches ? content : text.substr(begin, end - begin);
+          room.check(out.size());
         });
         return out;
       });
@@ -326,6 +363,7 @@ void Tokenizer::Parts::read_words(const Reader& r) {
       if (r.flag(step, "use_regex", true))
         words.push_back(splitting(Pattern(gpt2_words, r.name()), Behaviour::isolated, false));
       words.push_back([](std::string_view text, Words& out) { out.push_back(bytes_as_characters(text)); });
+      writes_bytes = true;
     } else {
       r.unknown("pre_tokenizer", type, "Split, ByteLevel or Sequence");
     }
@@ -388,6 +426,8 @@ void Tokenizer::Parts::read_template(const Reader& r) {
       const std::string special = r.text(r.at(piece, "SpecialToken"), "id");
       for (const json& id : r.list(r.at(r.at(step, "special_tokens"), special.c_str()), "ids"))
         before.push_back(r.id(id, quote(special)));
+      require(before.size() <= most_before, "%s: \"post_processor\" puts more than %zu tokens before a text", r.name(),
+              most_before);
     }
   });
 }
@@ -397,6 +437,8 @@ void Tokenizer::Parts::read_added_tokens(const Reader& r, const json& root) {
   for (const json& token : r.list(root, "added_tokens")) {
     const std::string content = r.text(token, "content");
     require(!content.empty(), "%s: \"added_tokens\" has an empty token", r.name());
+    require(content.size() <= Spelled::longest, "%s: the added token %s has %zu bytes, expected at most %zu", r.name(),
+            quote(content).c_str(), content.size(), Spelled::longest);
     for (const char* key : {"single_word", "lstrip", "rstrip"})
       require(!r.flag(token, key), "%s: \"%s\" of the added token %s is true, expected false", r.name(), key,
               quote(content).c_str());
@@ -418,7 +460,7 @@ void Tokenizer::Parts::read_decoder(const Reader& r) {
   std::vector<Rewrite> decoder;
   r.steps("decoder", "decoders", [&](const json& step, const std::string& type) {
     if (type == "ByteLevel") {
-      decoder.push_back(characters_as_bytes);
+      decoder.push_back([](const std::string& token, const Room&) { return characters_as_bytes(token); });
     } else if (type == "Replace") {
       decoder.push_back(
           replacing(r.not_empty(r.text(r.at(step, "pattern"), "String"), "decoder"), r.text(step, "content")));
@@ -433,30 +475,44 @@ void Tokenizer::Parts::read_decoder(const Reader& r) {
     }
   });
   require(!decoder.empty(), "%s: \"decoder\" is missing, expected ByteLevel or a Sequence", r.name());
-  for (std::string& token : tokens)
-    for (const Rewrite& step : decoder) token = step(token);
+  for (std::string& token : tokens) token = rewritten(token, decoder, "decoder");
+}
+
+// The character of the text whose token is looked for at byte `at` of a word. Where bytes are written as characters, it is
+// that of which the byte is a part.
+std::string Tokenizer::Parts::character_at(const std::string& word, size_t at) const {
+  if (!writes_bytes) return word.substr(at, std::max<size_t>(utf8_front(std::string_view(word).substr(at)).length, 1));
+  const std::string bytes = characters_as_bytes(word), before = characters_as_bytes(word.substr(0, at));
+  for (std::string_view rest = bytes; !rest.empty();) {
+    const size_t length = std::max<size_t>(utf8_front(rest).length, 1);
+    if (bytes.size() - rest.size() + length > before.size()) return std::string(rest.substr(0, length));
+    rest.remove_prefix(length);
+  }
+  return bytes;
 }
 
 void Tokenizer::Parts::encode_words(std::string_view text, std::vector<int32_t>& ids) const {
   Words now = {std::string(text)}, next;
+  const Room room = {name.c_str(), "pre_tokenizer", text.size()};
   for (const Split& split : words) {
     next.clear();
-    for (const std::string& word : now) split(word, next);
+    size_t made = 0, counted = 0;
+    for (const std::string& word : now) {
+      split(word, next);
+      for (; counted < next.size(); counted++) made += next[counted].size();
+      room.check(made);
+    }
     now.swap(next);
   }
-  for (const std::string& word : now) bpe.encode(word, ids);
+  for (const std::string& word : now)
+    if (const std::optional<size_t> at = bpe.encode(word, ids))
+      fail("the character %s has no token", quote(character_at(word, *at)).c_str());
 }
 
 // ----
 
 Tokenizer::Tokenizer(std::string_view bytes, const std::string& name) {
-  json root;
-  try {
-    root = json::parse(bytes);
-  } catch (const json::exception& e) {
-    const std::string reason = e.what();  // "[json.exception.parse_error.101] parse error at line ..."
-    fail("%s: not valid JSON: %s", name.c_str(), quote(reason.substr(reason.find(' ') + 1)).c_str());
-  }
+  const json root = parse_strict_json(name, "", std::string(bytes), json_depth);
   parts_ = std::make_shared<Parts>(Reader(name, root), root);
 }
 

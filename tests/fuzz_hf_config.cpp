@@ -10,7 +10,7 @@
 #include "training/flags.h"
 #include "training/hf_config.h"
 #include "training/hf_weights.h"
-#include "training/strict_json.h"
+#include "dataloader/strict_json.h"
 
 using namespace gated;
 

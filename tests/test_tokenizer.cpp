@@ -95,6 +95,10 @@ TEST_CASE("tokenizer: a text that does not encode is refused at its byte or char
   const Tokenizer only_a(poor.dump(), "t.json");
   REQUIRE(only_a.encode("aaa").size() == 3);
   REQUIRE(contains(refusal([&] { only_a.encode("ab"); }), "the character \"b\" has no token"));
+  // The text's, not one of those that its bytes are written as.
+  REQUIRE(contains(refusal([&] { only_a.encode("a中"); }), "the character \"\\u4e2d\" has no token"));
+  poor["model"]["vocab"] = {{"a", 0}, {"ä", 1}, {"¸", 2}};
+  REQUIRE(contains(refusal([&] { Tokenizer(poor.dump(), "t.json").encode("aa中"); }), "the character \"\\u4e2d\""));
 }
 
 TEST_CASE("tokenizer: a long word takes no quadratic time", "[tokenizer]") {
@@ -103,13 +107,53 @@ TEST_CASE("tokenizer: a long word takes no quadratic time", "[tokenizer]") {
   REQUIRE(tokenizer_of("llama2").encode(text).size() > text.size() / 10);
 }
 
+TEST_CASE("tokenizer: a file makes neither endless text of a text, nor endless work", "[tokenizer]") {
+  const json doubling = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
+  const auto steps = [](const char* members, const json& step, size_t n) {
+    return json{{"type", "Sequence"}, {members, std::vector<json>(n, step)}};
+  };
+  const auto with = [](const std::string& path, const json& value) {
+    json changed = fixtures().at("gpt2").at("tokenizer");
+    changed[json::json_pointer(path)] = value;
+    return changed.dump();
+  };
+  // Six doublings are as much as is allowed.
+  const auto said = [&](const std::string& file) { return refusal([&] { Tokenizer(file, "t.json").encode("aaaa"); }); };
+  REQUIRE(said(with("/normalizer", steps("normalizers", doubling, 6))) == "");
+  const std::string too_much = "make more than 512 bytes of a text of 4";
+  REQUIRE(said(with("/normalizer", steps("normalizers", doubling, 40))) ==
+          "t.json: the steps of \"normalizer\" " + too_much);
+  json long_one = doubling;
+  long_one["content"] = std::string(600, 'b');
+  REQUIRE(said(with("/normalizer", long_one)) == "t.json: the steps of \"normalizer\" " + too_much);
+  const json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"use_regex", false}};
+  REQUIRE(said(with("/pre_tokenizer", steps("pretokenizers", bytes, 40))) ==
+          "t.json: the steps of \"pre_tokenizer\" " + too_much);
+  REQUIRE(contains(said(with("/decoder", steps("decoders", doubling, 40))),
+                   "t.json: the steps of \"decoder\" make more than 320 bytes of a text of 1"));
+  REQUIRE(contains(said(with("/normalizer", steps("normalizers", {{"type", "NFC"}}, 65))),
+                   "t.json: \"normalizer\" has more than 64 steps"));
+
+  json front = {{"type", "TemplateProcessing"}, {"single", std::vector<json>(9, {{"SpecialToken", {{"id", "x"}}}})}};
+  front["special_tokens"] = {{"x", {{"ids", std::vector<int>(40, 1)}}}};
+  REQUIRE(contains(said(with("/post_processor", front)), "puts more than 256 tokens before a text"));
+
+  json added = json::array();
+  for (size_t i = 1; i < 256; i++) added.push_back({{"content", std::string(i, 'a') + "b"}, {"id", 1000 + i}});
+  REQUIRE(Tokenizer(with("/added_tokens", added), "t.json").encode(std::string(100'000, 'a')).size() > 1000);
+  added[0]["content"] = std::string(257, 'a');
+  REQUIRE(contains(said(with("/added_tokens", added)), "has 257 bytes, expected at most 256"));
+}
+
 TEST_CASE("tokenizer: what a file asks for and is not known is refused, naming the key", "[tokenizer]") {
   const auto said_of = [](const std::string& bytes) { return refusal([&] { Tokenizer(bytes, "t.json"); }); };
-  REQUIRE(contains(said_of("{"), "t.json: not valid JSON"));
-  REQUIRE(contains(said_of(""), "t.json: not valid JSON"));
-  REQUIRE(contains(said_of("[]"), "an object with the key"));
+  REQUIRE(contains(said_of("{"), "t.json: it is not valid JSON"));
+  REQUIRE(contains(said_of(""), "t.json: it does not begin with '{'"));
+  REQUIRE(contains(said_of("[]"), "t.json: it does not begin with '{'"));
   REQUIRE(contains(said_of("{}"), "an object with the key \"type\""));
-  REQUIRE(contains(said_of(std::string(100'000, '[')), "not valid JSON"));
+  REQUIRE(contains(said_of("{\"a\":" + std::string(100'000, '[')), "t.json: it is nested deeper than 64 levels"));
+  REQUIRE(contains(said_of("{\"model\": {\"vocab\": {\"a\": 0, \"b\": 1, \"a\": 2}}}"),
+                   "t.json: it has the key \"a\" twice"));
   REQUIRE(contains(refused_with("/model/type", "WordPiece"), "\"model\" is of type \"WordPiece\", expected BPE"));
   REQUIRE(
       contains(refused_with("/model/vocab", json::object()), "\"vocab\" of the model is an object, expected tokens"));
@@ -162,7 +206,8 @@ TEST_CASE("tokenizer: byte-pair encoding merges the first pair of the list, and 
     bpe.add_merge(first, second, "t");
   const auto encoded = [&](const std::string& word) {
     std::vector<int32_t> ids;
-    bpe.encode(word, ids);
+    const std::optional<size_t> without_token = bpe.encode(word, ids);
+    if (without_token) ids = {-1, int32_t(*without_token)};
     return ids;
   };
   CHECK(encoded("abc") == std::vector<int32_t>{6});
@@ -170,7 +215,7 @@ TEST_CASE("tokenizer: byte-pair encoding merges the first pair of the list, and 
   CHECK(encoded("aaa") == std::vector<int32_t>{5, 0});
   CHECK(encoded("aabcab") == std::vector<int32_t>{5, 4, 3});
   CHECK(encoded("") == std::vector<int32_t>{});
-  CHECK(contains(refusal([&] { encoded("é"); }), "the character \"\\u00e9\" has no token"));
+  CHECK(encoded("abé") == std::vector<int32_t>{-1, 2});
   bpe.byte_fallback = true;
   CHECK(encoded("aéc") == std::vector<int32_t>{0, 7, 8, 2});
   bpe.unknown = 2;

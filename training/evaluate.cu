@@ -1,6 +1,7 @@
 #include "training/evaluate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "layers/smoothquant.h"
@@ -55,6 +56,7 @@ void look_at(Trainer& trainer, const std::string& path, const RunMetadata& metad
   Meter meter(ctx.device);
   ArrayMeter array_meter(c.model, ctx.device);
   const double loss = trainer.validate(c.val_batches, {&meter, &array_meter});
+  require(std::isfinite(loss), "%s: the validation loss is %g: what the model computes overflows", path.c_str(), loss);
   const Arrays arrays = array_meter.result();
   const size_t width = terminal_width();
   printf("%s\nvalidation loss %.4f%s\n\n%s%s", path.c_str(), loss, other_context(c.model).c_str(),

@@ -18,7 +18,6 @@
 #include "training/hf_config.h"
 #include "training/hf_weights.h"
 #include "training/interrupt.h"
-#include "training/strict_json.h"
 
 namespace gated {
 
@@ -50,7 +49,7 @@ class HfSource final : public ModelSource {
  public:
   // The configuration at `path`; weights of the folder where there is one.
   HfSource(const std::string& path, const std::string& folder)
-      : path_(path), model_(read_hf_config(path, read_strict_json(path, config_depth, longest_config))) {
+      : path_(path), model_(read_hf_config(path, read_json_file(path, config_depth, longest_config))) {
     for (const std::string& flag : model_.flags)
       if (flag.starts_with("--context=")) context_ = std::stoull(flag.substr(10));
     if (!folder.empty()) path_ = folder, weights_.emplace(folder);

@@ -4,14 +4,23 @@
 #include <nlohmann/json.hpp>
 
 #include "dataloader/quote.h"
-#include "training/strict_json.h"
+#include "dataloader/strict_json.h"
 
 namespace gated {
 
 static constexpr size_t longest_index = size_t{1} << 28;  // bytes; that of a million tensors is half of it
 
+nlohmann::json read_json_file(const std::string& path, size_t depth, size_t most) {
+  const File file(path, O_RDONLY | O_NONBLOCK);
+  const size_t size = file.size();
+  require(size <= most, "%s: has %zu bytes, expected at most %zu", path.c_str(), size, most);
+  std::string text(size, '\0');
+  file.read(text.data(), size, 0);
+  return parse_strict_json(path, "", text, depth);
+}
+
 std::map<std::string, std::vector<std::string>> read_hf_index(const std::string& path) {
-  const nlohmann::json index = read_strict_json(path, 8, longest_index);
+  const nlohmann::json index = read_json_file(path, 8, longest_index);
   const auto map = index.find("weight_map");
   require(map != index.end() && map->is_object() && !map->empty(),
           "%s: no \"weight_map\", expected an object of tensors and their files", path.c_str());

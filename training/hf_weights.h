@@ -2,12 +2,16 @@
 // model.safetensors.index.json = {"weight_map": {tensor: file, ...}}. tests/test_hf_model.cpp
 #pragma once
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "training/safetensors.h"
 
 namespace gated {
+
+// The object in a JSON file of at most `most` bytes. depth: levels of brackets allowed.
+nlohmann::json read_json_file(const std::string& path, size_t depth, size_t most);
 
 // Which files an index names, and which tensors in each. Refuses a file that does not lie in the folder of the index.
 std::map<std::string, std::vector<std::string>> read_hf_index(const std::string& path);

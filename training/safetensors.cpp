@@ -10,7 +10,7 @@
 #include "core/bf16.cuh"
 #include "dataloader/quote.h"
 #include "training/number_formats.h"
-#include "training/strict_json.h"
+#include "dataloader/strict_json.h"
 
 namespace gated {
 

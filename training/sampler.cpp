@@ -1,6 +1,7 @@
 #include "training/sampler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -39,6 +40,9 @@ class Ranking {
 }  // namespace
 
 int Sampler::draw(const std::vector<float>& logits, uint64_t index, uint64_t stream) const {
+  for (size_t id = 0; id < logits.size(); id++)
+    require(std::isfinite(logits[id]), "the logit of token %zu is %g: what the model computes overflows", id,
+            double(logits[id]));
   size_t kept = temperature == 0 ? 1 : top_k == 0 ? logits.size() : std::min(top_k, logits.size());
   Ranking likeliest(logits, kept);
   if (kept == 1) return likeliest[0];

@@ -1,10 +1,10 @@
-#include "training/strict_json.h"
+#include "dataloader/strict_json.h"
 
 #include <set>
 #include <vector>
 
+#include "core/check.h"
 #include "dataloader/quote.h"
-#include "training/safetensors.h"
 
 namespace gated {
 
@@ -65,15 +65,6 @@ nlohmann::json parse_strict_json(const std::string& file, const char* what, cons
   Rules rules(where, depth);
   nlohmann::json::sax_parse(text, &rules);
   return nlohmann::json::parse(text);
-}
-
-nlohmann::json read_strict_json(const std::string& path, size_t depth, size_t most) {
-  const File file(path);
-  const size_t size = file.size();
-  require(size <= most, "%s: has %zu bytes, expected at most %zu", path.c_str(), size, most);
-  std::string text(size, '\0');
-  file.read(text.data(), size, 0);
-  return parse_strict_json(path, "", text, depth);
 }
 
 }  // namespace gated

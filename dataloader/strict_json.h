@@ -1,7 +1,7 @@
 // strict_json: JSON from a file that nobody vouches for: what nlohmann-json would pass over in silence is refused too.
 //
 // A key written twice, of which parsers keep one; nesting deeper than the file's kind has; a NUL byte, after which nothing
-// would be looked at. Every refusal is one line that begins with the file. tests/test_checkpoint.cpp, tests/fuzz_safetensors.cpp
+// would be looked at. Every refusal is one line that begins with the file. tests/test_checkpoint.cpp, tests/test_tokenizer.cpp
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,8 +10,5 @@ namespace gated {
 
 // The object that `text` is. what: "header", or "" for a file that is JSON as a whole. depth: levels of brackets allowed.
 nlohmann::json parse_strict_json(const std::string& file, const char* what, const std::string& text, size_t depth);
-
-// The object in a file of at most `most` bytes.
-nlohmann::json read_strict_json(const std::string& path, size_t depth, size_t most);
 
 }  // namespace gated
