@@ -154,6 +154,31 @@ TEST_CASE("hf_config: what no flag says is refused with its key", "[hf]") {
   names(unread(with(gemma, "layer_types", {"full_attention"})), "\"layer_types\"");
   names(unread(without(gemma, "rope_local_base_freq")), "\"rope_local_base_freq\" is not there");
   names(unread(with(gemma, "hidden_activation", "gelu")), "\"hidden_activation\"");
+  // Out of the range of a flag, or of flags together.
+  names(unread(with(qwen3, "head_dim", 300)),
+        "config.json: its keys are these flags here: --head-dim=300: expected at");
+  names(unread(with(qwen3, "num_key_value_heads", 3)), "--heads=16 does not divide by --kv-heads=3");
+  names(unread(with(qwen3, "vocab_size", 0)), "\"vocab_size\" is \"0\", expected 1 or more");
+  names(unread(with(json::parse(published[0].config), "vocab_size", 0)), "\"vocab_size\" is \"0\"");
+  names(unread(with(gemma, "query_pre_attn_scalar", 0)), "\"query_pre_attn_scalar\" is \"0\", expected 1 or more");
+  // Said twice, and not the same.
+  json both = llama;
+  both["rope_parameters"] = both["rope_scaling"];
+  both["rope_parameters"]["rope_theta"] = 500000;
+  REQUIRE(unread(both.dump()) == "");
+  names(unread(with(both, "rope_theta", 5)),
+        "\"rope_theta\" is \"5\", expected \"500000\", as config.json: rope_param");
+  names(unread(scaled(both, "factor", 8)), "\"rope_scaling\" is ");
+  both = gemma;
+  both["rope_parameters"] = {{"full_attention", {{"rope_theta", 1e6}, {"rope_type", "linear"}, {"factor", 8}}},
+                             {"sliding_attention", {{"rope_theta", 1e4}}}};
+  REQUIRE(unread(both.dump()) == "");
+  names(unread(with(both, "rope_local_base_freq", 7)), "\"rope_local_base_freq\" is \"7\", expected \"10000.0\"");
+  names(unread(with(both, "rope_scaling", {{"rope_type", "linear"}, {"factor", 4}})), "\"rope_scaling\" is ");
+  names(unread(scaled(llama, "type", "yarn")), "\"type\" is \"yarn\", expected \"\\\"llama3\\\"\"");
+  names(unread(with(next, "num_local_experts", 4)), "\"num_experts\" is \"512\", expected \"4\"");
+  names(unread(with(json::parse(published[0].config), "n_ctx", 512)), "\"n_ctx\" is \"512\", expected \"1024\"");
+
   names(unread(with(next, "layer_types", {"full_attention"})), "\"layer_types\"");
   names(unread(with(next, "full_attention_interval", 0)), "\"full_attention_interval\"");
   names(unread(with(next, "num_hidden_layers", 20000)), "\"num_hidden_layers\"");

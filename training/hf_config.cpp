@@ -123,6 +123,11 @@ HfModel read_hf_config(const std::string& file, const json& config) {
         "first",
         file.c_str());
   for (const hf_parts::Part& part : row.parts) part.read(keys, model.flags);
+  try {
+    check_model_flags(config_of_words(model.flags).model);
+  } catch (const Error& e) {
+    fail("%s: its keys are these flags here: %s", file.c_str(), e.what());
+  }
   return model;
 }
 

@@ -25,6 +25,11 @@ class Keys {
     if (!value.is_number_unsigned()) refuse(key, "a whole number");
     return value.get<size_t>();
   }
+  size_t one_or_more(const std::string& key) const {
+    const size_t value = whole(key);
+    if (value == 0) refuse(key, "1 or more");
+    return value;
+  }
   size_t whole_or(const std::string& key, size_t absent) const { return has(key) ? whole(key) : absent; }
   double real(const std::string& key) const {
     const nlohmann::json& value = needed(key, "a number");
@@ -58,6 +63,13 @@ class Keys {
     const nlohmann::json& value = needed(key, "an object");
     if (!value.is_object()) refuse(key, "an object");
     return Keys(where_ + ": " + key, value);
+  }
+
+  // Two keys for the same, or one key in two places, have to say the same where both are there.
+  void require_agreement(const std::string& key, const Keys& other, const std::string& others_key) const {
+    const nlohmann::json *here = find(key), *there = other.find(others_key);
+    if (here && there && *here != *there)
+      refuse(key, quote(there->dump()) + ", as " + other.where_ + ": " + quote(others_key) + " says");
   }
 
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const {

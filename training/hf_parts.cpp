@@ -28,7 +28,7 @@ static void say(Words& words, const char* flag, bool value) {
 }
 
 const Part sizes = {[](const Keys& keys, Words& words) {
-                      say(words, "--vocab", keys.whole("vocab_size"));
+                      say(words, "--vocab", keys.one_or_more("vocab_size"));
                       say(words, "--layers", keys.whole("num_hidden_layers"));
                       say(words, "--hidden", keys.whole("hidden_size"));
                       say(words, "--context", keys.whole("max_position_embeddings"));
@@ -49,8 +49,7 @@ static void say_heads(const Keys& keys, Words& words, size_t kv_heads, size_t he
 }
 // Of equal shares of the stream.
 static size_t usual_head_dim(const Keys& keys) {
-  const size_t H = keys.whole("num_attention_heads");
-  if (H == 0) keys.refuse("num_attention_heads", "1 or more");
+  const size_t H = keys.one_or_more("num_attention_heads");
   return keys.whole_or("head_dim", keys.whole("hidden_size") / H);
 }
 static void write_heads(const Config& c, json& j) {
@@ -99,6 +98,7 @@ const Part mlp_bias = {
 
 // How positions are scaled, from an object with rope_type and what belongs to it. max_position_embeddings is no part of it.
 static void say_rope_scaling(const Keys& scaling, Words& words) {
+  scaling.require_agreement("type", scaling, "rope_type");
   const std::string type = scaling.text_or("rope_type", scaling.text_or("type", "default"));
   if (type == "default") return;
   const auto turns = [&](double slow, double fast, double usual_fast) {
@@ -137,10 +137,21 @@ static json rope_scaling_json(const RopeScaling& s) {
   }
 }
 
+// Where rope_scaling stands beside rope_parameters it has to say the same.
+static void require_same_scaling(const Keys& keys, const Keys& parameters) {
+  if (!keys.has("rope_scaling")) return;
+  Words old, now;
+  say_rope_scaling(keys.object("rope_scaling"), old);
+  say_rope_scaling(parameters, now);
+  if (old != now) keys.refuse("rope_scaling", "what \"rope_parameters\" says, or one of them alone");
+}
+
 // transformers wrote rope_theta and rope_scaling beside the other keys, and from version 5 on rope_parameters with both.
 static void read_rope(const Keys& keys, Words& words) {
   const bool together = keys.has("rope_parameters");
   const Keys at = together ? keys.object("rope_parameters") : keys;
+  keys.require_agreement("rope_theta", at, "rope_theta");
+  if (together) require_same_scaling(keys, at);
   say(words, "--rope-theta", at.has("rope_theta") ? at.real("rope_theta") : keys.real_or("rope_theta", 10000));
   if (together || keys.has("rope_scaling")) say_rope_scaling(together ? at : keys.object("rope_scaling"), words);
 }
@@ -176,6 +187,9 @@ const Part gemma3_layers = {
       if (keys.has("rope_parameters")) {
         const Keys both = keys.object("rope_parameters");
         const Keys all = both.object("full_attention"), window = both.object("sliding_attention");
+        keys.require_agreement("rope_theta", all, "rope_theta");
+        keys.require_agreement("rope_local_base_freq", window, "rope_theta");
+        require_same_scaling(keys, all);
         say(words, "--rope-theta", all.real("rope_theta"));
         say(words, "--window-rope-theta", window.real("rope_theta"));
         say_rope_scaling(all, words);
@@ -207,7 +221,8 @@ const Part gemma3_scales = {[](const Keys& keys, Words& words) {
                               const float factor = float(std::sqrt(double(keys.whole("hidden_size"))));
                               if (factor > 0 && factor < 1e6f)
                                 words.push_back("--embedding-factor=" + number_text(factor));
-                              const size_t divisor = keys.whole("query_pre_attn_scalar"), D = keys.whole("head_dim");
+                              const size_t divisor = keys.one_or_more("query_pre_attn_scalar"),
+                                           D = keys.whole("head_dim");
                               if (divisor != D) say(words, "--score-dim", divisor);
                               say(words, "--tied", keys.flag_or("tie_word_embeddings", true));
                             },
@@ -221,6 +236,7 @@ const Part gemma3_scales = {[](const Keys& keys, Words& words) {
 const Part partial_rope = {[](const Keys& keys, Words& words) {
                              const bool together = keys.has("rope_parameters");
                              const Keys at = together ? keys.object("rope_parameters") : keys;
+                             keys.require_agreement("partial_rotary_factor", at, "partial_rotary_factor");
                              const double absent = keys.real_or("partial_rotary_factor", 0.25);
                              say(words, "--rope-fraction", at.real_or("partial_rotary_factor", absent));
                            },
@@ -250,6 +266,7 @@ const Part released_gates = {[](const Keys& keys, Words& words) {
 
 // Qwen's files have num_experts, and since version 5 of transformers num_local_experts, as gpt-oss's.
 static size_t experts_in(const Keys& keys) {
+  keys.require_agreement("num_experts", keys, "num_local_experts");
   return keys.whole(keys.has("num_local_experts") ? "num_local_experts" : "num_experts");
 }
 static void read_experts(const Keys& keys, Words& words) {
@@ -301,8 +318,7 @@ const Part linear_layers = {
       if (keys.has("layer_types")) {
         kinds = keys.texts("layer_types");
       } else {
-        const size_t every = keys.whole_or("full_attention_interval", 4);
-        if (every == 0) keys.refuse("full_attention_interval", "1 or more");
+        const size_t every = keys.has("full_attention_interval") ? keys.one_or_more("full_attention_interval") : 4;
         if (layers > 10000) keys.refuse("num_hidden_layers", "at most 10000");
         for (size_t i = 0; i < layers; i++)
           kinds.push_back((i + 1) % every == 0 ? "full_attention" : "linear_attention");
@@ -366,9 +382,10 @@ const Part window_of_even_layers = {
 const Part gpt2_sizes = {[](const Keys& keys, Words& words) {
                            const size_t C = keys.whole("n_embd"), H = keys.whole("n_head");
                            if (H == 0 || C % H != 0) keys.refuse("n_head", "a divisor of n_embd");
-                           say(words, "--vocab", keys.whole("vocab_size"));
+                           say(words, "--vocab", keys.one_or_more("vocab_size"));
                            say(words, "--layers", keys.whole("n_layer"));
                            say(words, "--hidden", C);
+                           keys.require_agreement("n_ctx", keys, "n_positions");
                            say(words, "--context", keys.whole(keys.has("n_positions") ? "n_positions" : "n_ctx"));
                            say(words, "--heads", H);
                            say(words, "--kv-heads", H);
