@@ -113,13 +113,21 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
       run.read_floats(name, entry, values[name].data());
       tensors.push_back({name, entry.shape, values[name].data()});
     }
-    values["model.layers.0.mlp.up_proj.weight"][77] = NAN;
     std::map<std::string, std::string> metadata;
     for (const auto& [key, value] : run.header().metadata)
       if (!key.starts_with("gated.")) metadata[key] = value;
+    fs::create_directory(f / "huge");
     fs::create_directory(f / "diverged");
+    for (float& x : values["model.norm.weight"]) x *= 1e38f;
+    for (float& x : values["model.embed_tokens.weight"]) x *= 1e4f;
+    save_checkpoint(f / "huge/step_00000006.safetensors", tensors, metadata);
+    values["model.layers.0.mlp.up_proj.weight"][77] = NAN;
     save_checkpoint(f / "diverged/step_00000006.safetensors", tensors, metadata);
   }
+  // Numbers that are numbers, of which none comes out.
+  const std::string overflows = "what the model computes overflows";
+  require_refused(from("huge --evaluate"), overflows);
+  require_refused(from("huge --generate --prompt-tokens=1"), overflows);
   const std::string found = "tensor \"model.layers.0.mlp.up_proj.weight\" has a NaN as element 77, expected numbers";
   for (const char* rest : {"diverged --evaluate", "diverged --generate --prompt-tokens=1", "diverged --export=written"})
     require_refused(from(rest), found);

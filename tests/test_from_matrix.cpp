@@ -11,6 +11,7 @@
 #include "tests/refusal.h"
 #include "training/command_line.h"
 #include "training/flags.h"
+#include "training/hf_tensors.h"
 #include "training/model_source.h"
 
 using namespace gated;
@@ -80,10 +81,9 @@ std::vector<Change> changes() {
 // A folder of one of the models of transformers. Every number in it is another.
 class Numbered {
  public:
-  const std::string name, path;
+  const std::string name;
 
-  Numbered(const json& fixture, const Folder& f, const std::string& folder)
-      : name(fixture.at("name")), path(f / folder) {
+  Numbered(const json& fixture, const Folder& f, const std::string& folder) : name(fixture.at("name")) {
     TensorMap tensors;
     for (const auto& [tensor, t] : fixture.at("tensors").items()) {
       std::vector<float> x(gated::count(Shape(t.at("shape"))));
@@ -91,6 +91,7 @@ class Numbered {
       tensors[tensor] = {"F32", t.at("shape"), bytes_of(x)};
     }
     write_folder(f, folder, fixture.at("config"), tensors);
+    source_ = open_model_source(f / folder);
     REQUIRE(seen("").fault == "");
   }
 
@@ -103,7 +104,7 @@ class Numbered {
     std::vector<float> flat;
     std::optional<Model> model;
     const std::string refused = refusal([&] {
-      const Config c = config_of_flags("--from=" + path + " " + line);
+      const Config c = config_with(line);
       model.emplace(c.model);
       flat.assign(model->weights.flat_size(), untouched);
       c.source->read(c.model, model->weights.list(), flat.data());
@@ -115,6 +116,20 @@ class Numbered {
  private:
   static constexpr float untouched = -1;
 
+  // As the command line makes it of --from and of these flags.
+  Config config_with(const std::string& line) const {
+    std::vector<std::string> words = source_->flags();
+    std::set<std::string> given = {"--from"};
+    std::istringstream in(line);
+    for (std::string word; in >> word;) {
+      words.push_back(word);
+      given.insert(word.substr(0, word.find('=')));
+    }
+    Config c = config_of_words(words);
+    c.source = source_;
+    check_flags(c, given);
+    return c;
+  }
   static std::string fault_of(const std::string& refused, const std::string& line) {
     if (refused.find('\n') != std::string::npos) return "several lines";
     std::istringstream in(line);
@@ -143,6 +158,7 @@ class Numbered {
     return "";
   }
 
+  std::shared_ptr<const ModelSource> source_;
   size_t numbers_ = 0;
   std::map<std::string, std::pair<Shape, std::vector<float>>> own_;  // parameters without flags
 };
@@ -179,4 +195,74 @@ TEST_CASE("from_matrix: a flag changes a model that is read to one that its weig
   }
   REQUIRE(loaded > 500);
   REQUIRE(refused > 500);
+}
+
+TEST_CASE("from_matrix: what the flags of an issue once did in silence names them", "[from]") {
+  const Folder f;
+  const json fixtures = read_fixtures("hf_models.json");
+  const auto refused = [&](const char* name, const std::string& flags, const std::string& named) {
+    for (const json& fixture : fixtures.at("models")) {
+      if (fixture.at("name") != name) continue;
+      Numbered model(fixture, f, "model");
+      const Numbered::Seen seen = model.seen(flags);
+      INFO(name << " " << flags << ": " << seen.refusal);
+      REQUIRE(contains(seen.refusal, "with " + named + " it is another model than its weights are: "));
+    }
+  };
+  refused("gpt2", "--kv-heads=1", "--kv-heads=1");
+  refused("gpt2", "--window=3 --kv-heads=2 --clip-output=3", "--kv-heads=2");
+  refused("gpt2", "--attn=g1", "--attn=g1");
+  refused("llama with biases", "--experts=2", "--experts=2");
+  refused("qwen3_moe", "--ffn-bias=on --rope-theta=5", "--ffn-bias=on");
+  refused("qwen3_next", "--ffn=polynorm", "--ffn=polynorm");
+  refused("qwen3_next", "--attn=full", "--attn=full");
+  refused("gpt_oss", "--ffn=relu2", "--ffn=relu2");
+  refused("released gates, elementwise", "--attn=g5", "--attn=g5");
+  // The scores are those of the output of attention, whatever else has as many.
+  refused("qwen3_next", "--attn=g4", "--attn=g4");
+  // As many numbers in every tensor, in another order; neither flag is to blame by itself where both are needed for that.
+  refused("qwen3_next", "--linear-key-heads=1 --linear-key-dim=10", "--linear-key-heads=1, --linear-key-dim=10");
+  refused("released gates, elementwise", "--kv-heads=1 --head-dim=6", "--kv-heads=1");
+  refused("llama", "--tied=on", "--tied=on");
+}
+
+TEST_CASE("from_matrix: of more tensors than are stored no more are listed than show it", "[from]") {
+  ModelConfig model =
+      model_of_flags("--experts=4096 --layers=1000 --hidden=1 --expert-hidden=1 --heads=1 --kv-heads=1");
+  REQUIRE(hf_tensors(HfArchitecture::qwen3_moe, model, 24).size() <= 24);
+  // And where the tensors are as many they are all there.
+  model = model_of_flags("--experts=4 --layers=2");
+  const size_t n = hf_tensors(HfArchitecture::qwen3_moe, model).size();
+  REQUIRE(hf_tensors(HfArchitecture::qwen3_moe, model, n + 1).size() == n);
+}
+
+TEST_CASE("from_matrix: tensors that leave an element out, or have one twice, are found", "[from]") {
+  const ModelConfig model = model_of_flags("--experts=3 --layers=2 --qk-norm=off --hidden=12 --attn-bias=all");
+  const Model whole(model);
+  const std::vector<HfTensor> right = hf_tensors(HfArchitecture::gpt_oss, model);
+  const auto with = [&](const std::function<void(std::vector<HfTensor>&)>& change) {
+    std::vector<HfTensor> changed = right;
+    change(changed);
+    return refusal([&] { check_tiling(changed, whole.weights.list()); });
+  };
+  REQUIRE(with([](auto&) {}) == "");
+  // In the tensor of all experts' gates and ups, whose columns stand in turns.
+  const size_t at =
+      size_t(std::find_if(right.begin(), right.end(),
+                          [](const HfTensor& t) { return t.name == "model.layers.1.mlp.experts.gate_up_proj"; }) -
+             right.begin());
+  for (size_t axis = 0; axis < 3; axis++) {
+    REQUIRE(contains(with([&](auto& t) { t[at].pieces[1].axes[axis].count--; }), right[at].name));
+    REQUIRE(contains(with([&](auto& t) { t[at].pieces[1].axes[axis].theirs++; }), right[at].name));
+    REQUIRE(contains(with([&](auto& t) { t[at].pieces[1].axes[axis].ours++; }), "up_proj.weight"));
+  }
+  REQUIRE(contains(with([&](auto& t) { t[at].pieces[1].theirs = 0; }), right[at].name));
+  REQUIRE(contains(with([&](auto& t) { t[at].pieces[1].theirs = 2; }), right[at].name));
+  REQUIRE(contains(with([&](auto& t) { t[at].pieces[1].ours = 1; }), "up_proj.weight"));
+  REQUIRE(contains(with([&](auto& t) { t[at].pieces[1].parameter = t[at].pieces[0].parameter; }), "gate_proj.weight"));
+  REQUIRE(contains(with([&](auto& t) { t[at].pieces.pop_back(); }), right[at].name));
+  REQUIRE(contains(with([&](auto& t) { t[at].pieces.push_back(t[at].pieces[0]); }), right[at].name));
+  REQUIRE(contains(with([&](auto& t) { t[at].shape[2]++; }), right[at].name));
+  REQUIRE(contains(with([&](auto& t) { t.erase(t.begin() + ptrdiff_t(at)); }), "gate_proj.weight"));
+  REQUIRE(contains(with([&](auto& t) { t.push_back({"x", {1}, {{"x", 0, 0, {}}}}); }), "parameters"));
 }

@@ -69,18 +69,18 @@ class Keys {
   void require_agreement(const std::string& key, const Keys& other, const std::string& others_key) const {
     const nlohmann::json *here = find(key), *there = other.find(others_key);
     if (here && there && *here != *there)
-      refuse(key, quote(there->dump()) + ", as " + other.where_ + ": " + quote(others_key) + " says");
+      refuse(key, shown(there) + ", as " + other.where_ + ": " + quote(others_key) + " says");
   }
 
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const {
-    const nlohmann::json* value = find(key);
-    fail("%s: %s is %s, expected %s", where_.c_str(), quote(key).c_str(),
-         value ? value->is_string() ? quote(value->get<std::string>()).c_str() : quote(value->dump()).c_str()
-               : "not there",
-         expected.c_str());
+    fail("%s: %s is %s, expected %s", where_.c_str(), quote(key).c_str(), shown(find(key)).c_str(), expected.c_str());
   }
 
  private:
+  static std::string shown(const nlohmann::json* value) {
+    if (!value) return "not there";
+    return quote(value->is_string() ? value->get<std::string>() : value->dump());
+  }
   const nlohmann::json& needed(const std::string& key, const char* expected) const {
     const nlohmann::json* value = find(key);
     if (!value) refuse(key, expected);

@@ -83,7 +83,7 @@ std::string ModelSource::changed_flags(const ModelConfig& config) const {
   for (size_t i = 0; i < here.size(); i++) {
     const std::string name = here[i].name, value = here[i].get();
     if (!(here[i].shapes_the_model() || name == "--vocab") || value == there[i].get()) continue;
-    Config alone = config_of_words(flags());
+    Config alone = then;
     try {
       list_flags(alone)[i].set(value);
     } catch (const Error&) {
