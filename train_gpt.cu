@@ -170,6 +170,9 @@ int train(Config& config, Device device) {
   std::optional<Tokenizer> tokenizer;  // without one a text's bytes are themselves
   if (!config.tokenizer.empty() || (!config.evaluate && !data.train->is_text())) tokenizer = find_tokenizer(config);
   choose_ffn_width(config);
+  const bool starts_from =
+      config.source && !config.evaluate && !(config.resume && !list_checkpoints(config.out).empty());
+  if (starts_from) config.source->require_fit(config.model);
   const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
 
   require(!config.evaluate || data.val,

@@ -101,6 +101,8 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
 
   // Weights that a flag leaves without a place, and one that is no number.
   REQUIRE(f.run(small + "--attn=g1 --out=gated").exit_code == 0);
+  require_refused_at_once(from("gated --norm=gated --out=not-made"), "with --norm=gated it is another model");
+  REQUIRE(!fs::exists(f / "not-made"));
   require_refused_at_once(from("gated --attn=full"), "with --attn=full it is another model than its weights are");
   require_refused_at_once(from("gated --attn=g4 --gate=headwise --qk-norm=off"),
                           "with --gate=headwise, --qk-norm=off it is another model");

@@ -86,6 +86,7 @@ void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& lo
   std::optional<Checkpoint> checkpoint;
   if (config.source) {
     set_trained_context(config.model, config.source->context(), config.source->path());
+    config.source->require_fit(config.model);
   } else {
     checkpoint.emplace(checkpoint_to_evaluate(config, metadata));
     set_trained_context(config.model, trained_context(checkpoint->metadata()), checkpoint->path());

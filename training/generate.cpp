@@ -159,6 +159,7 @@ int generate(Config& c, Device device) {
   Context ctx(device);
   use_engines(ctx, c);
   set_trained_context(c.model, c.source->context(), c.source->path());
+  c.source->require_fit(c.model);
   const std::optional<Tokenizer> found = find_tokenizer(c);
   const Tokenizer* tokenizer = found ? &*found : nullptr;
   const std::vector<int> prompt = prompt_tokens(c, tokenizer);

@@ -58,9 +58,9 @@ class RunSource final : public ModelSource {
 
 // ---- a model that the weights are
 
-void ModelSource::read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const {
+void ModelSource::require_fit(const ModelConfig& config) const {
   try {
-    check(config, list);
+    check(config, Model(config).weights.list());
   } catch (const Error& e) {
     const std::string changed = changed_flags(config);
     require(changed.empty(),
@@ -68,6 +68,10 @@ void ModelSource::read(const ModelConfig& config, const std::vector<Parameter>& 
             path().c_str(), changed.c_str(), e.what());
     throw;
   }
+}
+
+void ModelSource::read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const {
+  require_fit(config);
   copy(config, list, flat);
 }
 

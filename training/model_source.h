@@ -28,8 +28,9 @@ class ModelSource {
   // Tokens of a sequence that it was trained with.
   virtual size_t context() const = 0;
   virtual bool has_weights() const { return true; }
-  // Writes the parameters of a model, which is `config`, at their offsets in `flat`. Before anything is written a model that the
-  // weights are not is refused, naming the flags that changed it.
+  // Refuses a model that the weights are not, naming the flags that changed it: before there is memory for it.
+  void require_fit(const ModelConfig& config) const;
+  // Writes the parameters of a model, which is `config` and fits, at their offsets in `flat`.
   void read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const;
 
  protected:
