@@ -83,7 +83,7 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
 
   require_refused(said_by_train(f, "--data=bigram-backcopy --tokenizer=t"),
                   "t: has 360 tokens, but the model has 64: name the tokenizer of its data, or set --vocab");
-  require_refused(said_by_train(f, "--data=d.bin --tokenizer=d.bin"), "d.bin: not valid JSON");
+  require_refused(said_by_train(f, "--data=d.bin --tokenizer=d.bin"), "d.bin: it has a NUL byte, expected JSON");
   require_refused(said_by_train(f, "--data=d.bin --tokenizer=nowhere"), "nowhere: cannot open: No such file");
 }
 
