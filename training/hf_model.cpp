@@ -116,9 +116,9 @@ class HfSource final : public ModelSource {
     for (const HfTensor& t : own) as_written[t.name] = &t;
     for (const HfTensor& t : tensors) {
       const auto found = as_written.find(t.name);
-      require(found == as_written.end() || found->second->shape != t.shape || found->second->pieces == t.pieces,
-              "%s: tensor %s holds its elements in another order", weights_->file_of(stored_name(t.name)).c_str(),
-              quote(t.name).c_str());
+      if (found != as_written.end() && found->second->shape == t.shape && found->second->pieces != t.pieces)
+        fail("%s: tensor %s holds its elements in another order", weights_->file_of(stored_name(t.name)).c_str(),
+             quote(t.name).c_str());
     }
   }
   // A tied model may be stored with its output matrix all the same. It has to be the embedding.

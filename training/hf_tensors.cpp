@@ -51,8 +51,9 @@ class Tensors {
     const auto [at, is_new] = index_.emplace(name, list.size());
     if (is_new) list.push_back({name, shape, {}});
     HfTensor& tensor = list[at->second];
-    require(tensor.shape == shape, "tensor %s would be %s for one of its parameters and %s for another",
-            quote(name).c_str(), shape_text(tensor.shape).c_str(), shape_text(shape).c_str());
+    if (tensor.shape != shape)
+      fail("tensor %s would be %s for one of its parameters and %s for another", quote(name).c_str(),
+           shape_text(tensor.shape).c_str(), shape_text(shape).c_str());
     tensor.pieces.push_back(std::move(piece));
   }
   // The parameter alone, element by element.
@@ -268,13 +269,14 @@ void check_tiling(const std::vector<HfTensor>& tensors, const std::vector<Parame
       boxes.push_back(box_of(piece, false));
       of_parameter[piece.parameter].push_back(box_of(piece, true));
     }
-    require(tile(std::move(boxes), count(t.shape)), "tensor %s of %s elements: not each of them is one of the model's",
-            quote(t.name).c_str(), shape_text(t.shape).c_str());
+    if (!tile(std::move(boxes), count(t.shape)))
+      fail("tensor %s of %s elements: not each of them is one of the model's", quote(t.name).c_str(),
+           shape_text(t.shape).c_str());
   }
   for (const Parameter& p : list)
-    require(tile(std::move(of_parameter[p.name]), p.size),
-            "parameter %s of %s elements: not each of them is in one place of the tensors", quote(p.name).c_str(),
-            shape_text(p.shape).c_str());
+    if (!tile(std::move(of_parameter[p.name]), p.size))
+      fail("parameter %s of %s elements: not each of them is in one place of the tensors", quote(p.name).c_str(),
+           shape_text(p.shape).c_str());
   require(of_parameter.size() == list.size(), "tensors have %zu parameters, the model has %zu", of_parameter.size(),
           list.size());
 }
