@@ -32,13 +32,17 @@ COMMON := -std=c++20 $(EXACT) -fopenmp -Wall -Wextra -Wno-unknown-pragmas -g1 -I
 
 ifneq ($(NVCC),)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
-# The GPU of this machine; where none answers that has the kernels' instructions (8.0 or higher), A100 and H100. The PTX of the
-# first is for newer ones, which compile it when they load it.
-CUDA_ARCH ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -nE '1s/^([89]|[1-9][0-9])\.([0-9])$$/\1\2/p'),80 90)
+# The compute capability of this machine's GPU, as 90; nothing where none answers that has the kernels' instructions (8.0 or higher).
+GPU := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -nE '1s/^([89]|[1-9][0-9])\.([0-9])$$/\1\2/p')
+# Machine code takes minutes. ./train has a half for GPUs where a GPU answers, where CUDA_ARCH says for which, and for gpu-check.
+GPU_HALF := $(or $(CUDA_ARCH),$(GPU),$(filter gpu-build gpu-check,$(MAKECMDGOALS)))
+# For no GPU in particular: A100 and H100. The PTX of the first is for newer ones, which compile it when they load it.
+CUDA_ARCH ?= $(or $(GPU),80 90)
 PTX_ARCH := compute_$(firstword $(CUDA_ARCH))
 NVCCFLAGS := -std=c++20 -O3 -fmad=false -lineinfo -I. -MMD -MP -Dgated=gated_nvcc --expt-relaxed-constexpr -diag-suppress 20050,1675,128 \
-  -gencode arch=$(PTX_ARCH),code=[$(subst $(space),$(comma),$(CUDA_ARCH:%=sm_%) $(PTX_ARCH))] \
   -Xcompiler $(subst $(space),$(comma),$(EXACT)),-fopenmp,-march=$(ARCH),-Wall
+MACHINE_CODE := -gencode arch=$(PTX_ARCH),code=[$(subst $(space),$(comma),$(CUDA_ARCH:%=sm_%) $(PTX_ARCH))]
+PTX_ALONE := -gencode arch=$(PTX_ARCH),code=$(PTX_ARCH)
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcublasLt -lcudart_static -ldl -lrt
 endif
 LIBS := -lboost_context -lpcre2-8 -lutf8proc -lxxhash -lpthread
@@ -74,7 +78,7 @@ HOST_dataloader := $(filter-out $(HOST_json),$(filter dataloader/%,$(HOST)))
 HOST_training := $(filter-out $(HOST_json) $(HOST_command_line) $(HOST_dataloader),$(HOST))
 HOST_UNITS := $(addprefix $(BUILD)/host/,json command_line training dataloader)
 
-TESTS := $(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp))
+TESTS := $(filter-out test_ptx%,$(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp)))
 tests_with = $(patsubst tests/%.cpp,%,$(shell grep -lE '$(1)' $(wildcard tests/test_*.cpp)))
 WHOLE_TESTS := $(call tests_with,"(layers|training|dataloader|tests/small_))
 OWN_CODE_TESTS := $(call tests_with,__global__|planted_bugs.cuh|core/(simd|mma_lanes).h|__FMA__)
@@ -94,16 +98,17 @@ CUBLAS_TESTS := $(filter $(call tests_with,\[cublas\]),$(GPU_TESTS))
 ALL_TESTS = $(foreach t,$(TESTS),$(BUILD)/release/$(t)) \
   $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) $(FOREIGN_TESTS:%=$(BUILD)/asan/%) \
   $(foreach t,$(VECTOR_TESTS),$(BUILD)/avx2/$(t) $(BUILD)/plain/$(t)) \
-  $(if $(NVCC),$(BUILD)/cuda/kernels.ptx $(BUILD)/cuda/kernels.ptxas $(REHEARSAL)/train $(foreach t,$(GPU_TESTS),$(REHEARSAL)/$(t)))
+  $(PTX_TESTS:%=$(REHEARSAL)/%) \
+  $(if $(NVCC),$(REHEARSAL)/kernels.ptx $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%))
 
 # ---- the program
 
-train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(NVCC),$(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o) $(BUILD)/with_nvcc  ## the trainer: ./train --help
-	$(CXX) -fopenmp -o $@ $(filter %.o %.a,$^) $(LIBS) $(CUDA_LIBS)
+train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(GPU_HALF),$(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o) $(BUILD)/gpu_half  ## the trainer: ./train --help
+	$(CXX) -fopenmp -o $@ $(filter %.o %.a,$^) $(LIBS) $(if $(GPU_HALF),$(CUDA_LIBS))
 
-# Without nvcc the trainer must not refer to the half that nvcc would have built.
-$(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(NVCC),-DWITH_CUDA)
-$(BUILD)/release/training/main.o: $(BUILD)/with_nvcc
+# Without the half for GPUs the trainer must not refer to it.
+$(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(GPU_HALF),-DWITH_CUDA)
+$(BUILD)/release/training/main.o: $(BUILD)/gpu_half
 
 # ---- how files are compiled, as macros
 
@@ -177,8 +182,9 @@ $(patsubst %,$(BUILD)/$(1)/%,$(filter-out $(OWN_CODE_TESTS),$(TESTS))): $(BUILD)
 $(call tests_compiled,$(1),$(2),$(OWN_CODE_TESTS))
 endef
 
-$(eval $(call text_file,$(BUILD)/with_nvcc,$(NVCC) $(LIBS)))
-$(eval $(call text_file,$(BUILD)/cuda/flags,$(NVCC) $(NVCCFLAGS)))
+$(eval $(call text_file,$(BUILD)/gpu_half,$(if $(GPU_HALF),$(NVCC)) $(LIBS)))
+$(eval $(call text_file,$(BUILD)/cuda/flags,$(NVCC) $(NVCCFLAGS) $(MACHINE_CODE)))
+$(eval $(call text_file,$(BUILD)/rehearsal/flags,$(NVCC) $(NVCCFLAGS) $(PTX_ALONE)))
 $(eval $(call text_file,$(BUILD)/host/flags,$(COMPILER) $(COMMON)))
 
 # ---- the host's files
@@ -236,27 +242,30 @@ $(BUILD)/cuda/program.cu: $(LAYERS) $(HOST) training/main.cu
 $(BUILD)/cuda/%.cu:
 	@mkdir -p $(@D)
 	printf '#include "%s"\n' $^ >$@
-# (--keep leaves the PTX that the object was made of, for the lint, and -v what ptxas says of each kernel)
-$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptx $(BUILD)/cuda/%.ptxas &: $(BUILD)/cuda/%.cu $(BUILD)/cuda/flags
-	$(NVCC) $(NVCCFLAGS) -Xptxas -v --keep --keep-dir $(@D) -c -o $(@D)/$*.o $< 2>$(@D)/$*.ptxas || { cat $(@D)/$*.ptxas; exit 1; }
+# (-v: what ptxas says of each kernel)
+$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptxas &: $(BUILD)/cuda/%.cu $(BUILD)/cuda/flags
+	$(NVCC) $(NVCCFLAGS) $(MACHINE_CODE) -Xptxas -v -c -o $(@D)/$*.o $< 2>$(@D)/$*.ptxas || { cat $(@D)/$*.ptxas; exit 1; }
 $(BUILD)/cuda/tests/%.o: tests/%.cpp $(BUILD)/cuda/flags
 	@mkdir -p $(@D)
-	$(NVCC) -x cu $(NVCCFLAGS) -c -o $@ $<
+	$(NVCC) -x cu $(NVCCFLAGS) $(MACHINE_CODE) -c -o $@ $<
 $(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CATCH_LIB) $(CUDA_LIBS)
 
 # ---- the rehearsal: what nvcc has made, run on a CPU (ptx/machine.h)
 
-# nvcc's own objects are linked as they are, with a stand-in for CUDA's runtime and for cuBLASLt. A test that holds no code for a
-# GPU is compiled by g++, which sees CUDA's headers as nvcc's host compiler does: a tenth of nvcc's time.
+# What nvcc makes of the operations and of the program, without machine code, is linked with a stand-in for CUDA's runtime and for
+# cuBLASLt; its PTX becomes C++. A test that holds no code for a GPU is compiled by g++, which sees CUDA's headers as nvcc's host
+# compiler does, in a tenth of nvcc's time.
 REHEARSAL := $(BUILD)/rehearsal
-REHEARSAL_OWN_CODE := $(call tests_with,__global__|core/(launch|reduce).cuh|tests/one_pass_rows.h)
-REHEARSAL_BY_NVCC := $(filter $(REHEARSAL_OWN_CODE),$(GPU_TESTS))
-REHEARSAL_FLAGS = -Og $(SHARED) -march=$(ARCH) -Dgated=gated_nvcc -isystem $(CUDA_HOME)/include -w
-STAND_IN := $(patsubst ptx/%.cpp,$(REHEARSAL)/ptx/%.o,$(wildcard ptx/*.cpp))
-$(REHEARSAL)/ptx/%.o: ptx/%.cpp $(BUILD)/host/flags
+REHEARSED_BY_NVCC := $(filter $(call tests_with,__global__|core/(launch|reduce).cuh|tests/one_pass_rows.h),$(GPU_TESTS))
+$(REHEARSAL)/%.o $(REHEARSAL)/%.ptx &: $(BUILD)/cuda/%.cu $(REHEARSAL)/flags
 	@mkdir -p $(@D)
-	$(CXX) $(COMMON) -O3 -march=$(ARCH) -isystem $(CUDA_HOME)/include -c -o $@ $<
+	$(NVCC) $(NVCCFLAGS) $(PTX_ALONE) --keep --keep-dir $(@D) -c -o $(@D)/$*.o $<
+$(REHEARSED_BY_NVCC:%=$(REHEARSAL)/tests/%.o): $(REHEARSAL)/tests/%.o: tests/%.cpp $(REHEARSAL)/flags
+	@mkdir -p $(@D)
+	$(NVCC) -x cu $(NVCCFLAGS) $(PTX_ALONE) -Xcompiler -Og --keep --keep-dir $(@D) -c -o $@ $<
+$(REHEARSED_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx): %.ptx: %.o
+REHEARSAL_FLAGS = -Og -march=$(ARCH) -Dgated=gated_nvcc -isystem $(CUDA_HOME)/include -w
 $(REHEARSAL)/host.h.gch: tests/harness.h $(BUILD)/host/flags
 	@mkdir -p $(@D)
 	@printf '#include <%s>\n' cuda_runtime.h device_launch_parameters.h cublasLt.h nvtx3/nvToolsExt.h >$(REHEARSAL)/host.h
@@ -265,20 +274,30 @@ $(REHEARSAL)/host.h.gch: tests/harness.h $(BUILD)/host/flags
 $(REHEARSAL)/tests/%.o: tests/%.cpp $(REHEARSAL)/host.h.gch
 	@mkdir -p $(@D)
 	$(CXX) -x c++ $(COMMON) $(REHEARSAL_FLAGS) -include $(REHEARSAL)/host.h -c -o $@ $<
-$(REHEARSAL_BY_NVCC:%=$(REHEARSAL)/tests/%.o): $(REHEARSAL)/tests/%.o: tests/%.cpp $(BUILD)/cuda/flags
+$(REHEARSAL)/main.o: training/main.cu $(BUILD)/host/flags
+	$(CXX) -x c++ $(COMMON) -Og -DWITH_CUDA -c -o $@ $<
+# The stand-in, and the kernels in C++: an index for each PTX file that they come from.
+$(REHEARSAL)/ptx/%.o: ptx/%.cpp $(BUILD)/host/flags
 	@mkdir -p $(@D)
-	$(NVCC) -x cu $(filter-out -gencode arch=%,$(NVCCFLAGS)) -gencode arch=$(PTX_ARCH),code=$(PTX_ARCH) -Xcompiler -Og --keep --keep-dir $(@D) -c -o $@ $<
-# The kernels in C++: an index for each PTX file that they come from.
-REHEARSAL_PTX := $(BUILD)/cuda/kernels.ptx $(BUILD)/cuda/program.ptx $(REHEARSAL_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx)
-$(REHEARSAL_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx): %.ptx: %.o
+	$(CXX) $(COMMON) -O3 -march=$(ARCH) -isystem $(CUDA_HOME)/include -c -o $@ $<
+REHEARSAL_PTX := $(REHEARSAL)/kernels.ptx $(REHEARSAL)/program.ptx $(REHEARSED_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx)
 $(REHEARSAL)/kernels/.translated: $(REHEARSAL_PTX) ptx/translate.py ptx/thread.h
 	ptx/translate.py $(@D) $(REHEARSAL_PTX)
 	@touch $@
-REHEARSED := $(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o $(STAND_IN)
-$(REHEARSAL)/test_%: $(REHEARSAL)/tests/test_%.o $(BUILD)/catch_main.o $(REHEARSED) $(REHEARSAL)/kernels/.translated
+REHEARSED := $(REHEARSAL)/program.o $(REHEARSAL)/kernels.o $(patsubst ptx/%.cpp,$(REHEARSAL)/ptx/%.o,$(wildcard ptx/*.cpp)) $(REHEARSAL)/kernels/.translated
+$(REHEARSAL)/test_%: $(REHEARSAL)/tests/test_%.o $(BUILD)/catch_main.o $(REHEARSED)
 	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
-$(REHEARSAL)/train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(REHEARSED) $(REHEARSAL)/kernels/.translated
+$(REHEARSAL)/train: $(REHEARSAL)/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(REHEARSED)
 	$(CXX) -fopenmp -o $@ $(filter %.o %.a,$^) $(LIBS) -ldl
+# The tests of the stand-in itself. That of the runtime plays the machine.
+PTX_TESTS := $(if $(NVCC),test_ptx_runtime) $(patsubst tests/%.cpp,%,$(wildcard tests/test_ptx.cpp))
+$(REHEARSAL)/test_ptx_runtime: $(REHEARSAL)/ptx/runtime.o $(REHEARSAL)/ptx/stream.o $(REHEARSAL)/ptx/cublas_lt.o
+$(REHEARSAL)/test_ptx: $(REHEARSAL)/ptx/machine.o
+$(PTX_TESTS:%=$(REHEARSAL)/%): $(REHEARSAL)/%: $(REHEARSAL)/tests/%.o $(BUILD)/catch_main.o
+	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
+$(PTX_TESTS:%=$(REHEARSAL)/tests/%.o): $(REHEARSAL)/tests/%.o: tests/%.cpp $(BUILD)/host/flags
+	@mkdir -p $(@D)
+	$(CXX) $(COMMON) -Og $(if $(NVCC),-isystem $(CUDA_HOME)/include) -c -o $@ $<
 
 rehearsal: $(GPU_TESTS:%=$(REHEARSAL)/%) $(REHEARSAL)/train  ## gpu-check without a GPU: what nvcc has made runs on a CPU -> build/rehearsal.json, results/
 	@scripts/gpu_check.py --rehearsal $(BUILD)/rehearsal.json $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%); code=$$?; \
