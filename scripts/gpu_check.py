@@ -163,7 +163,7 @@ class Checks:
     """What there is to check, on a GPU of this compute capability."""
 
     def __init__(self, train, bench, tests, of_cublas, logs, capability, sanitizer):
-        self.train, self.bench, self.logs, self.sanitizer = bench, logs, sanitizer
+        self.train, self.bench, self.logs, self.sanitizer = train, bench, logs, sanitizer
         self.tests, self.of_cublas = tensor_cores_first(tests), of_cublas
         self.mma = "ampere" if capability.startswith("8.") else "hopper"
 

@@ -907,6 +907,7 @@ TEST_CASE("cli: a stack too small for threads is made larger, or refused where i
   const Folder f;
   const auto limited = [](rlim_t most) {
     return [most] {
+      clearenv();  // it stands on the stack too, before a program begins
       const rlimit limit = {16 * 1024, most};
       setrlimit(RLIMIT_STACK, &limit);
     };

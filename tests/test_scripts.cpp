@@ -558,7 +558,7 @@ TEST_CASE("scripts: gpu-check names the first step in which two devices differ",
   const Said differ = f.check("STAGES=fingerprint");
   INFO(differ.text);
   REQUIRE(differ.exit_code == 1);
-  REQUIRE(count(differ.text, "they differ first in step 2: gradient_norm 0.25 on the cpu, 0.5 on cuda\n") == 11);
+  REQUIRE(count(differ.text, "they differ first in step 2: gradient_norm 0.25 on the cpu, 0.5 on cuda\n") == 13);
 }
 
 TEST_CASE("scripts: gpu-check keeps the rows of a part that was stopped, and measures that part again", "[scripts]") {

@@ -40,8 +40,9 @@ class Ranking {
 }  // namespace
 
 int Sampler::draw(const std::vector<float>& logits, uint64_t index, uint64_t stream) const {
+  // (A logit of -inf is that of a token which cannot come.)
   for (size_t id = 0; id < logits.size(); id++)
-    require(std::isfinite(logits[id]), "the logit of token %zu is %g: what the model computes overflows", id,
+    require(logits[id] < INFINITY, "the logit of token %zu is %g: what the model computes overflows", id,
             double(logits[id]));
   size_t kept = temperature == 0 ? 1 : top_k == 0 ? logits.size() : std::min(top_k, logits.size());
   Ranking likeliest(logits, kept);
