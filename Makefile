@@ -258,13 +258,14 @@ $(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD
 # compiler does, in a tenth of nvcc's time.
 REHEARSAL := $(BUILD)/rehearsal
 REHEARSED_BY_NVCC := $(filter $(call tests_with,__global__|core/(launch|reduce).cuh|tests/one_pass_rows.h),$(GPU_TESTS))
-$(REHEARSAL)/%.o $(REHEARSAL)/%.ptx &: $(BUILD)/cuda/%.cu $(REHEARSAL)/flags
-	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) $(PTX_ALONE) --keep --keep-dir $(@D) -c -o $(@D)/$*.o $<
-$(REHEARSED_BY_NVCC:%=$(REHEARSAL)/tests/%.o): $(REHEARSAL)/tests/%.o: tests/%.cpp $(REHEARSAL)/flags
-	@mkdir -p $(@D)
-	$(NVCC) -x cu $(NVCCFLAGS) $(PTX_ALONE) -Xcompiler -Og --keep --keep-dir $(@D) -c -o $@ $<
-$(REHEARSED_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx): %.ptx: %.o
+# $(1) what is made, $(2) its source, $(3) more flags
+define rehearsed_by_nvcc
+$(REHEARSAL)/$(1).o $(REHEARSAL)/$(1).ptx &: $(2) $(REHEARSAL)/flags
+	@mkdir -p $$(@D)
+	$(NVCC) -x cu $(NVCCFLAGS) $(PTX_ALONE) $(3) --keep --keep-dir $$(@D) -c -o $(REHEARSAL)/$(1).o $$< 2>$(REHEARSAL)/$(1).said || { cat $(REHEARSAL)/$(1).said; exit 1; }
+endef
+$(foreach floor,kernels program,$(eval $(call rehearsed_by_nvcc,$(floor),$(BUILD)/cuda/$(floor).cu)))
+$(foreach test,$(REHEARSED_BY_NVCC),$(eval $(call rehearsed_by_nvcc,tests/$(test),tests/$(test).cpp,-Xcompiler -Og)))
 REHEARSAL_FLAGS = -Og -march=$(ARCH) -Dgated=gated_nvcc -isystem $(CUDA_HOME)/include -w
 $(REHEARSAL)/host.h.gch: tests/harness.h $(BUILD)/host/flags
 	@mkdir -p $(@D)
