@@ -1,7 +1,10 @@
-"""What many scripts share: where ./train is, how a script ends that cannot go on, and the file that `make bench` writes."""
+"""What many scripts share: where ./train is, how a script ends that cannot go on, the file that `make bench` writes, and what those
+need that plant faults."""
 import json
 import os
+import signal
 import stat
+import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -42,3 +45,34 @@ def write_bench(name, bench):
         json.dump(bench, file, indent=1)
         file.write("\n")
     os.replace(name + ".new", name)
+
+
+def chosen(faults, text):
+    """Those with these numbers, of faults that know theirs: "3,17-20"; all of them for no text."""
+    if not text:
+        return faults
+    numbers = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return [f for f in faults if f.number in numbers]
+
+
+def end_of(command, folder, environment, log, limit):
+    """None where the command ends well within so many seconds, else how it ended. What it says goes into the log."""
+    with open(log, "wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,  # so that what it starts can be ended with it
+        )
+        try:
+            code = process.wait(limit)
+            return None if code == 0 else f"exit {code}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"no end within {limit:.0f} s"

@@ -22,12 +22,13 @@ import filecmp
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+
+from common import ROOT, chosen, end_of
 
 # A heading in brackets is a class of faults; a path heads the faults in that file. «old => new» is the change, and the
 # text around it finds the place; ¶ is the end of a line. Where old ends in ";" it is a statement, else an expression.
@@ -620,7 +621,6 @@ kernels/grouped_matmul_bf16.cu
   return «tall_groups(s.M, s.E, matmul_bf16_slice) => 0» * s.N * s.K
 """
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HEADER = """#pragma once
 #include <cstdlib>
 inline bool planted(int fault) {
@@ -729,22 +729,8 @@ class Tests:
     def run(self, test, fault, limit):
         """None where the test passes, else how it ended."""
         environment = dict(os.environ, PLANTED_FAULT=str(fault), OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
-        with open(os.path.join(self.folder, f"{test}.{fault}.log"), "wb") as log:
-            process = subprocess.Popen(
-                [f"build/release/{test}", "--abort"],
-                cwd=self.folder,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # so that what it starts can be ended with it
-            )
-            try:
-                code = process.wait(limit)
-                return None if code == 0 else f"exit {code}"
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                return f"no end within {limit:.0f} s"
+        log = os.path.join(self.folder, f"{test}.{fault}.log")
+        return end_of([f"build/release/{test}", "--abort"], self.folder, environment, log, limit)
 
     def measure(self, names):
         for test in names:
@@ -764,16 +750,6 @@ class Tests:
                     self.found[fault.kind, test] += 1
                 return f"{test}, {failure}"
         return None
-
-
-def chosen(faults, text):
-    if not text:
-        return faults
-    numbers = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers.update(range(int(first), int(last or first) + 1))
-    return [f for f in faults if f.number in numbers]
 
 
 def main():
