@@ -20,6 +20,7 @@
 #include <memory>
 #include <numeric>
 #include <stdexcept>
+#include <unordered_map>
 
 #include "core/mma_lanes.h"
 #include "ptx/thread.h"
@@ -290,8 +291,8 @@ struct Fiber {
   uint32_t groups = 0;
 };
 
-// What accesses to two bytes of shared memory have been since the last barrier. `epoch` counts barriers of the block, over all
-// blocks; `warp_epoch` those of the warp alone.
+// What accesses to two bytes of memory have been since the last barrier, and in this launch's blocks before. `epoch` counts barriers
+// of the block, over all blocks; `warp_epoch` those of the warp alone.
 struct Access {
   uint32_t epoch = 0, warp_epoch = 0, thread = 0;
   unsigned line = 0;
@@ -299,6 +300,7 @@ struct Access {
 struct Cell {
   Access write, read;
   bool several_warps = false, several_lanes = false;  // have read
+  bool other_block = false;                           // has read, before the last one that did
 };
 
 class Machine : Services {
@@ -310,7 +312,7 @@ class Machine : Services {
   [[noreturn]] void refuse(Thread&, const char* why, unsigned line) override;
   void barrier(Thread&, uint32_t number, unsigned line) override;
   void meet(Thread&, WarpOp, uint32_t mask, void* record, unsigned line) override;
-  void watch(Thread&, uint32_t address, unsigned bytes, bool write, unsigned line) override;
+  void watch(Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line) override;
   void copy_async(Thread&, uint32_t to, uint64_t from, uint32_t bytes, unsigned line) override;
   void commit_copies(Thread&) override;
   void wait_copies(Thread&, uint32_t pending) override;
@@ -351,8 +353,9 @@ class Machine : Services {
   bool hopper_ = true;
   std::vector<unsigned char> shared_, shared_live_;
   std::vector<uint32_t> warp_order_, lane_order_;
-  std::vector<Cell> cells_;
-  uint32_t epoch_ = 1;
+  std::vector<Cell> cells_;                                      // of shared memory
+  std::unordered_map<uint64_t, std::vector<Cell>> global_cells_;  // by page
+  uint32_t epoch_ = 1, block_epoch_ = 1;                         // now, and when the block began
   std::vector<uint32_t> warp_epochs_;
 };
 
@@ -400,6 +403,7 @@ Fault Machine::launch(const Kernel& kernel, Index grid, Index block, size_t dyna
   lay_out_shared(dynamic_shared);
   const bool watched = *environment("PTX_RACES", "0") == '1';
   if (watched) cells_.assign(shared_.size() / 2, {});
+  global_cells_.clear();  // launches are in order
   for (uint32_t i = 0; i < threads_; i++) {
     Thread& t = fibers_[i]->thread;
     t = {};
@@ -466,7 +470,7 @@ void Machine::lay_out_shared(size_t dynamic_shared) {
 
 void Machine::run_block(Index ctaid) {
   memset(shared_.data(), 0xFF, shared_.size());
-  epoch_++;
+  block_epoch_ = ++epoch_;
   for (uint32_t i = 0; i < threads_; i++) {
     Fiber& f = *fibers_[i];
     f.state = Fiber::ready;
@@ -696,6 +700,7 @@ void Machine::copy_async(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, 
   if (bytes > 16) refuse(t, "cp.async copies more than its 16 bytes", line);
   if (from % 16) fault(t, Space::global, from, 16, line);
   if (bytes && !storage(reinterpret_cast<const void*>(from), bytes)) fault(t, Space::global, from, bytes, line);
+  if (bytes && t.watched) watch(t, Space::global, from, bytes, false, line);
   memset(shared<uint64_t, 2>(t, to, true, line), 0xFF, 16);
   Fiber& f = fiber_of(t);
   f.copies.push_back({to, bytes, from, f.groups, line});
@@ -719,30 +724,44 @@ void Machine::wait_copies(Thread& t, uint32_t pending) {
 
 // ---- races
 
-void Machine::watch(Thread& t, uint32_t address, unsigned bytes, bool write, unsigned line) {
+void Machine::watch(Thread& t, Space space, uint64_t address, unsigned bytes, bool write, unsigned line) {
   const uint32_t me = uint32_t(t.warp * warp_size + t.lane);
   const Access now{epoch_, warp_epochs_[t.warp], me, line};
+  // Was that access in a block of this launch that ran before? (Of shared memory such an access is forgotten.)
+  const auto in_other_block = [&](const Access& before) {
+    return space == Space::global && before.epoch && before.epoch < block_epoch_;
+  };
   // Is there no barrier between that access and this one?
   const auto meets = [&](const Access& before) {
-    return before.epoch == epoch_ && before.thread != me &&
-           (before.thread / warp_size != t.warp || before.warp_epoch == now.warp_epoch);
+    return in_other_block(before) || (before.epoch == epoch_ && before.thread != me &&
+                                      (before.thread / warp_size != t.warp || before.warp_epoch == now.warp_epoch));
   };
   const auto race = [&](const Access& before, const char* did) {
     end(Fault::launch_failure, t, line,
-        words("a race: thread %u %s shared memory at %u, and so does thread %u, which %s it, with no barrier between: %s",
-              me, write ? "writes" : "reads", address, before.thread, did, place(before.line).c_str()));
+        words("a race: thread %u %s %s memory at %zu, and so does thread %u%s, which %s it, with no barrier between: %s", me,
+              write ? "writes" : "reads", space == Space::global ? "global" : "shared", size_t(address), before.thread,
+              in_other_block(before) ? " of another block" : "", did, place(before.line).c_str()));
   };
-  for (uint32_t at = address / 2; at < (address + bytes + 1) / 2; at++) {
-    Cell& cell = cells_[at];
+  std::vector<Cell>* cells = &cells_;
+  uint64_t first = address / 2;
+  if (space == Space::global) {  // (an access lies on a boundary of its size: in one page)
+    cells = &global_cells_[address / page];
+    if (cells->empty()) cells->resize(page / 2);
+    first = address % page / 2;
+  }
+  for (uint64_t at = first; at < first + (bytes + 1) / 2; at++) {
+    Cell& cell = (*cells)[at];
     if (meets(cell.write)) race(cell.write, "writes");
-    const bool read_now = cell.read.epoch == epoch_;
+    const bool read_now = cell.read.epoch == epoch_, other_block = in_other_block(cell.read);
     if (write) {
       const bool same_warp_now = cell.read.thread / warp_size == t.warp && cell.read.warp_epoch == now.warp_epoch;
-      if (read_now && (meets(cell.read) || cell.several_warps || (cell.several_lanes && same_warp_now)))
+      if (meets(cell.read) || cell.other_block ||
+          (read_now && (cell.several_warps || (cell.several_lanes && same_warp_now))))
         race(cell.read, "reads");
       cell.write = now;
     } else {
       if (!read_now) cell.several_warps = cell.several_lanes = false;
+      cell.other_block |= other_block;
       cell.several_warps |= read_now && cell.read.thread / warp_size != t.warp;
       cell.several_lanes = read_now && cell.read.warp_epoch == now.warp_epoch && (cell.several_lanes || cell.read.thread != me);
       cell.read = now;

@@ -65,7 +65,7 @@ Fault run(const Kernel& kernel, Extent grid, Extent block, size_t dynamic_shared
 int compute_capability();
 
 // In which order blocks and threads run: PTX_ORDER=forward, reverse, or a number from which an order is drawn.
-// PTX_RACES=1: accesses to shared memory are watched. Two threads at one place, one of them writing, and no barrier between is a
-// fault that names both lines.
+// PTX_RACES=1: accesses to shared and global memory are watched. Two threads at one place, one of them writing, and no barrier
+// between is a fault that names both lines; no barrier orders the blocks of a launch.
 
 }  // namespace ptx

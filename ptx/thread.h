@@ -41,8 +41,8 @@ struct Services {
   // Waits for the threads of the block, or for the lanes in `mask`; then `record` holds what came of it.
   virtual void barrier(Thread&, uint32_t number, unsigned line) = 0;
   virtual void meet(Thread&, WarpOp, uint32_t mask, void* record, unsigned line) = 0;
-  // Tells the watch for races of an access to shared memory.
-  virtual void watch(Thread&, uint32_t address, unsigned bytes, bool write, unsigned line) = 0;
+  // Tells the watch for races of an access to shared or global memory.
+  virtual void watch(Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line) = 0;
   // 16 bytes from global to shared memory, of which the first `bytes` are copied and the others 0.
   virtual void copy_async(Thread&, uint32_t to, uint64_t from, uint32_t bytes, unsigned line) = 0;
   virtual void commit_copies(Thread&) = 0;
@@ -66,13 +66,15 @@ struct Thread {
 // ---- memory
 
 template <class T, unsigned n>
-inline T* global(Thread& t, uint64_t address, unsigned line) {
+inline T* global(Thread& t, uint64_t address, bool write, unsigned line) {
   constexpr unsigned bytes = n * sizeof(T);
   const uint64_t offset = address - device_begin;
   const auto* const live = reinterpret_cast<const unsigned char*>(live_begin);
   if (offset >= device_bytes || offset % bytes ||
       offset % global_granule + bytes > live[offset / global_granule]) [[unlikely]]
     t.machine->fault(t, Space::global, address, bytes, line);
+  if (t.watched) [[unlikely]]
+    t.machine->watch(t, Space::global, address, bytes, write, line);
   return reinterpret_cast<T*>(address + (storage_begin - device_begin));
 }
 
@@ -83,7 +85,7 @@ inline T* shared(Thread& t, uint64_t address, bool write, unsigned line) {
       address % shared_granule + bytes > t.shared_live[address / shared_granule]) [[unlikely]]
     t.machine->fault(t, Space::shared, address, bytes, line);
   if (t.watched) [[unlikely]]
-    t.machine->watch(t, uint32_t(address), bytes, write, line);
+    t.machine->watch(t, Space::shared, address, bytes, write, line);
   return reinterpret_cast<T*>(t.shared + address);
 }
 
@@ -97,7 +99,7 @@ inline T* local(Thread& t, uint64_t address, unsigned line) {
 
 template <class T, unsigned n>
 inline T* generic(Thread& t, uint64_t address, bool write, unsigned line) {
-  if (address - device_begin < device_bytes) return global<T, n>(t, address, line);
+  if (address - device_begin < device_bytes) return global<T, n>(t, address, write, line);
   if (address - shared_window < window_bytes) return shared<T, n>(t, address - shared_window, write, line);
   return local<T, n>(t, address, line);
 }

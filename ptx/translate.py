@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """PTX into C++: a kernel becomes a function, a register a variable, an instruction a line that says which one it was.
 
-    ld.global.f32 %f1, [%rd4+8];     f1 = *global<float, 1>(t, rd4 + 8, 57);            // ld.global.f32 %f1, [%rd4+8];
+    ld.global.f32 %f1, [%rd4+8];     f1 = *global<float, 1>(t, rd4 + 8, false, 57);     // ld.global.f32 %f1, [%rd4+8];
     fma.rn.f32 %f3, %f1, %f2, %f3;   f3 = __builtin_fmaf(f1, f2, f3);                   // fma.rn.f32 %f3, %f1, %f2, %f3;
     @%p1 bra $L__BB0_4;              if (p1) goto L__BB0_4;                             // @%p1 bra $L__BB0_4;
 
@@ -246,7 +246,7 @@ def place(k, space, kind, n, address, store):
     what = f"<{C[kind]}, {n}>(t, {k.address(address, space)}"
     if space == "param":
         return f"parameter{what}, {k.parameter_bytes}, {{line}})"
-    if space in ("shared", "generic"):
+    if space in ("global", "shared", "generic"):
         return f"{space}{what}, {str(store).lower()}, {{line}})"
     return f"{space}{what}, {{line}})"
 
