@@ -95,11 +95,13 @@ RUN_KERNELS := $(call tests_with,$(CASES)|kernel_device)
 GPU_TESTS := $(filter-out $(WHOLE_TESTS),$(RUN_KERNELS)) $(filter $(WHOLE_TESTS),$(RUN_KERNELS))
 CUBLAS_TESTS := $(filter $(call tests_with,\[cublas\]),$(GPU_TESTS))
 
-ALL_TESTS = $(foreach t,$(TESTS),$(BUILD)/release/$(t)) \
-  $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) $(FOREIGN_TESTS:%=$(BUILD)/asan/%) \
-  $(foreach t,$(VECTOR_TESTS),$(BUILD)/avx2/$(t) $(BUILD)/plain/$(t)) \
-  $(PTX_TESTS:%=$(REHEARSAL)/%) \
+# What `make test` runs, and what `make test-all` runs beside it: the same tests under two sanitizers, the race shadow and with narrower
+# vectors, and the resources of kernels.
+TESTED = $(TESTS:%=$(BUILD)/release/%) $(PTX_TESTS:%=$(REHEARSAL)/%) \
   $(if $(NVCC),$(REHEARSAL)/kernels.ptx $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%))
+MATRIX = $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) $(FOREIGN_TESTS:%=$(BUILD)/asan/%) \
+  $(foreach t,$(VECTOR_TESTS),$(BUILD)/avx2/$(t) $(BUILD)/plain/$(t)) \
+  $(if $(NVCC),$(BUILD)/cuda/kernels.ptxas)
 
 # ---- the program
 
@@ -307,8 +309,11 @@ rehearsal: export CHECK_SECONDS ?= 3600
 
 # ---- tests
 
-test: train $(ALL_TESTS)  ## every test: CPU = emulator bit for bit, sanitizers, three vector widths, PTX lint, resources of kernels
-	@scripts/run_tests.sh $(ALL_TESTS)
+test: train $(TESTED)  ## every test: CPU = emulator = what nvcc has made, bit for bit; PTX lint
+	@scripts/run_tests.sh $(TESTED)
+
+test-all: train $(TESTED) $(MATRIX)  ## also sanitizers, the race shadow, three vector widths, resources of kernels
+	@scripts/run_tests.sh $(TESTED) $(MATRIX)
 
 quick-test: $(foreach t,$(TESTS),$(BUILD)/release/$(t)) train  ## the release build's tests alone
 	@scripts/run_tests.sh $(filter $(BUILD)/%,$^)
@@ -357,7 +362,7 @@ format:  ## clang-format every source
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-.PHONY: test quick-test gradcheck gpu-build gpu-check rehearsal fuzz bench gallery clean format help always
+.PHONY: test test-all quick-test gradcheck gpu-build gpu-check rehearsal fuzz bench gallery clean format help always
 # (make would delete the objects of tests, which only rules of patterns name)
 .SECONDARY: $(foreach build,release asan race debug avx2 plain cuda rehearsal,$(TESTS:%=$(BUILD)/$(build)/tests/%.o))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
