@@ -115,6 +115,7 @@ FAULTS = r"""
   test_moe 2 - ^combine_forward_kernel<float>
   test_embedding 3 - ^embedding_backward_kernel<float>
   test_glu 2 - ^glu_forward_kernel<float>
+  test_gated_norm 3 - ^gated_norm_backward_kernel<bf16>
 [a vote without lane 31 «(vote\.sync\.ballot\.b32\s+%r\d+, %p\d+), %r\d+ => \1, 0x7fffffff»]
   test_dispatch 1 - ^dispatch_rank_kernel
 [a multiplier of dropout's generator «3528531795 => 3528531797»]
@@ -269,7 +270,7 @@ class Rehearsal:
         return os.path.join(folder, fault.test)
 
     def run(self, test, environment, limit, program, kernels, log):
-        environment = dict(os.environ, OMP_NUM_THREADS="1", GATED_NEEDS_GPU="1", PTX_KERNELS=kernels, **environment)
+        environment = dict(os.environ, OMP_NUM_THREADS="1", GATED_NEEDS_GPU="1", GATED_GUARD="off", PTX_KERNELS=kernels, **environment)
         return end_of([program, "[bitwise]", "--abort"], self.tree, environment, log, limit)
 
     def measure(self, fault, folder):

@@ -132,7 +132,7 @@ TEST_CASE("gated_delta_bf16: the CPU's code and the kernels have the bits of the
     const Inputs<float> in = rounded_inputs(s, decay);
     const Results expected = reference(in, arithmetic);
     on_every_device([&](Context& ctx) {
-      if (multiplies_as(ctx, arithmetic)) require_same(expected, on(ctx, in));
+      if (multiplies_as(ctx, arithmetic)) fits(s.Dk > 128, [&] { require_same(expected, on(ctx, in)); });
     });
   }
 }

@@ -60,13 +60,10 @@ static void require_glu_bits(Activation act, size_t n) {
   glu_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n, act);
   for (auto* v : {&y, &dg, &du}) *v = stored<S>(*v);
 
-  // Numbers after the inputs: a kernel that ran on past n would not leave a NaN after its output.
-  auto g_and_more = g, u_and_more = u, dy_and_more = dy;
-  for (auto* v : {&g_and_more, &u_and_more, &dy_and_more}) v->resize(n + 3, 1.0f);
   on_every_device([&](Context& ctx) {
     GuardedOf<S> gy(ctx, n), gdg(ctx, n), gdu(ctx, n);
     GuardedOf<S> y_over_g(ctx, g), y_over_u(ctx, u), dg_over_g(ctx, g), du_over_u(ctx, u);
-    GuardedOf<S> gg(ctx, g_and_more), gu(ctx, u_and_more), gdy(ctx, dy_and_more);
+    GuardedOf<S> gg(ctx, g), gu(ctx, u), gdy(ctx, dy);
     glu_forward(gy, gg, gu, n, act, ctx);
     glu_forward(y_over_g, y_over_g, gu, n, act, ctx);
     glu_forward(y_over_u, gg, y_over_u, n, act, ctx);

@@ -13,11 +13,9 @@ TEST_CASE("round: every element is rounded to nearest even, and nothing after th
                               0x1p-140f,   3.4e38f,     -INFINITY};  // ties; beyond the largest
     for (size_t i = 0; i < 6 && 3 * i < n; i++) in[3 * i] = extremes[i];
     const std::vector<float> expected = stored<bf16>(in);
-    auto in_and_more = in;
-    in_and_more.resize(n + 3, 1.0f);
     on_every_device([&](Context& ctx) {
       const GuardedOf<bf16> out(ctx, n);
-      const Guarded from(ctx, in_and_more);
+      const Guarded from(ctx, in);
       round_to_bf16(out, from, n, ctx);
       REQUIRE_BITWISE(expected, out.download());
     });
