@@ -288,7 +288,7 @@ dataloader/pattern.cpp
   «subject.replace(at, 3, "\u200b"); => at++;»
 dataloader/tokenizer.cpp
   behaviour == Behaviour::merged_with_previous && matches && «!matched_before => true» && any;
-  auto length = «lengths_.rbegin() => --lengths_.rend()»; length
+  if (ids_[node] != none« => && found.first == 0»)
   («is_normalised ? normalised : raw => raw»).add(
   first && «parts_->strips_first_space => true» && token[0]
 training/find_tokenizer.cpp
