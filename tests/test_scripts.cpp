@@ -280,6 +280,37 @@ std::string passed(size_t n, size_t failed) {
 
 }  // namespace
 
+TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for one", "[scripts]") {
+  const FakeGpu f;
+  if (f.without_python()) return;
+  f.program("bin/nvidia-smi", "exit 1");
+  const auto rehearse = [&](const std::string& environment) {
+    return f.run("rm -f asked; PATH=" + (f.path / "bin").string() + ":$PATH CUDA_HOME=" + (f.path / "cuda").string() +
+                 " JOBS=1 " + environment +
+                 " {repo}/scripts/gpu_check.py --rehearsal gpu.json ./train ./test_round ./test_mma");
+  };
+  const Said said = rehearse("");
+  INFO(said.text);
+  REQUIRE(said.exit_code == 0);
+  REQUIRE(contains(said.text, passed(2 + 13, 0)));
+  const nlohmann::json result = f.result();
+  REQUIRE(result["device"] == "PTX on a CPU");
+  REQUIRE(result["driver"] == "none");
+  REQUIRE(result["command"] == "make rehearsal");
+  REQUIRE(contains(f.read("asked"), "--precision=bf16 --mma=hopper\n"));
+  // Another GPU is played: all begins anew, with its tensor cores.
+  REQUIRE(rehearse("PTX_GPU=86").exit_code == 0);
+  REQUIRE(contains(f.read("asked"), "--precision=bf16 --mma=ampere\n"));
+  const Said refused = rehearse("STAGES=bench");
+  REQUIRE(refused.exit_code == 1);
+  REQUIRE(refused.text == "gpu-check: no stage is called 'bench'; expected some of: bitwise fingerprint\n");
+  // Two steps of README's four runs.
+  const Said golden = f.run("{repo}/scripts/gpu_check.py --golden ./train 2");
+  INFO(golden.text);
+  REQUIRE(golden.exit_code == 0);
+  REQUIRE(count(golden.text, "cpu 0123, cuda 0123\n") == 4);
+}
+
 TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it", "[scripts]") {
   const FakeGpu f;
   if (f.without_python()) return;
