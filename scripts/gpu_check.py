@@ -8,7 +8,8 @@
   bench        the benchmark, a check for each of its parts; nothing runs beside it
   pytorch      where python3 has PyTorch that sees the GPU: a step, products and attention beside it, added to the benchmark
   memcheck, racecheck, initcheck, synccheck
-               compute-sanitizer over the cases of bitwise; for initcheck fresh memory is left as it is (GATED_FILL=off).
+               compute-sanitizer over the cases of bitwise; for initcheck fresh memory is left as it is (GATED_FILL=off),
+               for memcheck arrays have no guard behind them (GATED_GUARD=off).
                Where compute-sanitizer is missing or cannot attach to a small test, these stages are `not run`
 
 RESULT.json is written anew after every check: what came of it, and the last lines that a check printed which failed. The next
@@ -190,9 +191,9 @@ class Checks:
                                                             "--rounds=1", f"--rows={self.rows()}"]),
                     Check(stage, "products and attention" + BESIDE_PYTORCH,
                           [os.path.join(HERE, "torch_kernels.py"), self.rows()])]
-        fill = {"GATED_FILL": "off"} if stage == "initcheck" else {}
+        without = {"initcheck": {"GATED_FILL": "off"}, "memcheck": {"GATED_GUARD": "off"}}.get(stage, {})
         return [Check(stage, f"{stage} {base(test)}",
-                      [self.sanitizer, "--tool", stage, "--error-exitcode", "1", test, "[bitwise]"], fill) for test in self.tests]
+                      [self.sanitizer, "--tool", stage, "--error-exitcode", "1", test, "[bitwise]"], without) for test in self.tests]
 
     def why_no_sanitizer(self, seconds):
         """None where compute-sanitizer can run the smallest test, or finds faults there: it attaches."""
