@@ -223,7 +223,8 @@ const std::map<std::string, std::string>& kernel_files() {
 void compile(const std::string& cpp, const std::string& library) {
   std::ifstream file(cpp);
   std::string command;
-  std::getline(file, command);  // which says how
+  std::getline(file, command);  // which says how, or what of the kernel is not known
+  if (!command.starts_with("// g++ ")) throw std::runtime_error(command.substr(command.find(' ') + 1));
   const int lock = open((library + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
   if (lock < 0 || flock(lock, LOCK_EX)) throw std::runtime_error( library + ".lock: " + strerror(errno));
   if (access(library.c_str(), R_OK)) {
@@ -571,10 +572,14 @@ void Machine::meet(Thread& t, WarpOp op, uint32_t mask, void* record, unsigned l
 bool Machine::complete(Fiber& f) {
   Fiber* lanes[warp_size] = {};
   const uint32_t warp = f.thread.warp;
-  bool whole = true;
+  bool whole = true, others = false;  // are all of the mask there? does anybody else run?
   for (uint32_t i = 0; i < warp_size; i++) {
-    if (!(f.mask >> i & 1)) continue;
-    if (!exists(warp, i) || lane(warp, i).state == Fiber::done) {
+    const bool runs = exists(warp, i) && lane(warp, i).state != Fiber::done;
+    if (!(f.mask >> i & 1)) {
+      others |= runs;
+      continue;
+    }
+    if (!runs) {
       whole = false;
       continue;
     }
@@ -587,7 +592,7 @@ bool Machine::complete(Fiber& f) {
   if (!whole && (f.op == WarpOp::mma || f.op == WarpOp::ldmatrix))
     refuse(f.thread, "a lane of the warp is missing or has returned: all 32 must execute this", f.line);
   switch (f.op) {
-    case WarpOp::sync: warp_epochs_[warp] += f.mask == ~0u || !whole; break;
+    case WarpOp::sync: warp_epochs_[warp] += !others; break;
     case WarpOp::shuffle: shuffle(lanes); break;
     case WarpOp::ballot: ballot(lanes); break;
     case WarpOp::ldmatrix: ldmatrix(lanes); break;
@@ -725,6 +730,7 @@ void Machine::wait_copies(Thread& t, uint32_t pending) {
 // ---- races
 
 void Machine::watch(Thread& t, Space space, uint64_t address, unsigned bytes, bool write, unsigned line) {
+  if (bytes == 1) refuse(t, "the watch for races knows no accesses to single bytes", line);
   const uint32_t me = uint32_t(t.warp * warp_size + t.lane);
   const Access now{epoch_, warp_epochs_[t.warp], me, line};
   // Was that access in a block of this launch that ran before? (Of shared memory such an access is forgotten.)

@@ -108,7 +108,7 @@ inline T* generic(Thread& t, uint64_t address, bool write, unsigned line) {
 template <class T, unsigned n>
 inline const T* parameter(Thread& t, uint64_t address, uint64_t all, unsigned line) {
   constexpr unsigned bytes = n * sizeof(T);
-  if (address + bytes > all || address % bytes) [[unlikely]]
+  if (bytes > all || address > all - bytes || address % bytes) [[unlikely]]
     t.machine->fault(t, Space::parameter, address, bytes, line);
   return reinterpret_cast<const T*>(t.parameters + address);
 }
@@ -130,9 +130,6 @@ inline To as(From x) {
 // The one NaN of operations on floats (9.7.3).
 inline float number(float x) {
   return x == x ? x : as<float>(0x7fffffffu);
-}
-inline double number(double x) {
-  return x == x ? x : as<double>(uint64_t{0x7fffffffffffffff});
 }
 
 // Shifts by more than all bits are shifts by all (9.7.8.6, 9.7.8.7).
@@ -205,12 +202,13 @@ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t c) {
   }
   return d;
 }
-// To an integer, towards zero; what does not fit becomes the nearest that does, and NaN 0 (9.7.9.21).
+// To an integer, towards zero; what does not fit becomes the nearest that does; NaN 0, of 64 bits the highest alone (9.7.9.21).
 template <class T>
 inline T to_integer(float x) {
   constexpr T most = T(-1) < T(0) ? T((uint64_t{1} << (8 * sizeof(T) - 1)) - 1) : T(-1);
   constexpr T least = T(-1) < T(0) ? T(-most - 1) : T(0);
-  return x != x ? T(0) : x >= float(most) ? most : x <= float(least) ? least : T(x);
+  constexpr T nan = sizeof(T) == 8 ? T(uint64_t{1} << 63) : T(0);
+  return x != x ? nan : x >= float(most) ? most : x <= float(least) ? least : T(x);
 }
 // A float's bits as bf16, to nearest, ties to even; NaN is 0x7fff.
 inline uint32_t to_bf16(float x) {

@@ -23,8 +23,7 @@ import sys
 
 C = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "s8": "int8_t", "s16": "int16_t",
      "s32": "int32_t", "s64": "int64_t", "b8": "uint8_t", "b16": "uint16_t", "b32": "uint32_t", "b64": "uint64_t",
-     "f32": "float", "f64": "double", "pred": "bool"}
-FLOATS = ("f32", "f64")
+     "f32": "float", "pred": "bool"}
 SPECIAL = {"%laneid": "t.lane", "%warpid": "t.warp", "WARP_SZ": "32u",
            **{f"%{name}.{side}": f"t.{name}.{side}" for name in ("tid", "ntid", "ctaid", "nctaid") for side in "xyz"}}
 
@@ -35,6 +34,12 @@ def bits(kind):
 
 def unsigned(kind):
     return f"uint{bits(kind)}_t"
+
+
+def number(operand):
+    if not operand.isdigit():
+        raise Unknown
+    return operand
 
 
 class Unknown(Exception):
@@ -58,94 +63,67 @@ def binary(text):
 def wrapping(operator):
     """Integers without a carry out; of floats, rounded to nearest."""
     def handler(k, parts, operands):
-        kind, d = parts[-1], operands[0]
-        if kind in FLOATS:
-            k.only(parts, ["rn"])
-            return k.write(d, f"{k.read(operands[1], kind)} {operator} {k.read(operands[2], kind)}", kind)
-        k.only(parts, [])
-        u = "b" + kind[1:]
-        a, b = k.read(operands[1], u), k.read(operands[2], u)
-        return k.write(d, f"{a} {operator} {b}" if bits(u) > 16 else f"{C[u]}(uint32_t({a}) {operator} {b})", u)
+        d, a, b = operands
+        kind = parts[-1] if parts[-1] == "f32" else "b" + parts[-1][1:]
+        a, b = k.read(a, kind), k.read(b, kind)
+        return k.write(d, f"{a} {operator} {b}" if bits(kind) > 16 else f"{C[kind]}(uint32_t({a}) {operator} {b})", kind)
     return handler
 
 
 def mul(k, parts, operands):
     kind, (d, a, b) = parts[-1], operands
-    if kind in FLOATS:
-        return wrapping("*")(k, parts, operands)
-    if parts[1] == "lo":
-        return wrapping("*")(k, [parts[0], kind], operands)
-    if parts[1] == "wide" and kind in ("u16", "s16", "u32", "s32"):
+    if parts[1] == "wide":
         wide = kind[0] + str(2 * bits(kind))
         return k.write(d, f"{C[wide]}({k.read(a, kind)}) * {C[wide]}({k.read(b, kind)})", wide)
-    if parts[1] == "hi" and bits(kind) >= 32:
-        return k.write(d, f"mul_hi({k.read(a, kind)}, {k.read(b, kind)})", kind)
-    raise Unknown
+    return binary("mul_hi({}, {})")(k, parts, operands) if parts[1] == "hi" else wrapping("*")(k, parts, operands)
 
 
 def mad(k, parts, operands):
     kind, (d, a, b, c) = parts[-1], operands
-    if parts[1] == "lo" and bits(kind) >= 32:
+    if parts[1] == "lo":
         u = "b" + kind[1:]
         return k.write(d, f"{C[kind]}({k.read(a, u)} * {k.read(b, u)} + {k.read(c, u)})", kind)
-    if parts[1] == "wide" and kind in ("u32", "s32"):
-        wide = kind[0] + "64"
-        product = f"{C[wide]}({k.read(a, kind)}) * {C[wide]}({k.read(b, kind)})"
-        return k.write(d, f"{C[wide]}(uint64_t({product}) + {k.read(c, 'b64')})", wide)
-    raise Unknown
+    wide = kind[0] + "64"
+    product = f"{C[wide]}({k.read(a, kind)}) * {C[wide]}({k.read(b, kind)})"
+    return k.write(d, f"{C[wide]}(uint64_t({product}) + {k.read(c, 'b64')})", wide)
 
 
 def fma(k, parts, operands):
-    k.only(parts, ["rn"])
-    kind = parts[-1]
-    a, b, c = (k.read(operand, kind) for operand in operands[1:])
-    return k.write(operands[0], f"__builtin_fma{'f' if kind == 'f32' else ''}({a}, {b}, {c})", kind)
+    d, *factors = operands
+    a, b, c = (k.read(operand, "f32") for operand in factors)
+    return k.write(d, f"__builtin_fmaf({a}, {b}, {c})", "f32")
 
 
 def divide(k, parts, operands):
-    kind, (d, a, b) = parts[-1], operands
-    if kind in FLOATS:
-        return wrapping("/")(k, parts, operands)
-    k.only(parts, [])
-    return k.write(d, f"div({k.read(a, kind)}, {k.read(b, kind)})", kind)
+    return binary("{} / {}" if parts[-1] == "f32" else "div({}, {})")(k, parts, operands)
 
 
 def largest(which):
     def handler(k, parts, operands):
-        kind, (d, a, b) = parts[-1], operands
-        k.only(parts, [])
-        if kind == "f32":
-            return k.write(d, f"{which}_f32({k.read(a, kind)}, {k.read(b, kind)})", kind)
-        if kind in FLOATS:
-            raise Unknown
-        x, y = k.read(a, kind), k.read(b, kind)
-        return k.write(d, f"{x} {'>' if which == 'max' else '<'} {y} ? {x} : {y}", kind)
+        text = f"{{0}} {'>' if which == 'max' else '<'} {{1}} ? {{0}} : {{1}}"
+        return binary(f"{which}_f32({{}}, {{}})" if parts[-1] == "f32" else text)(k, parts, operands)
     return handler
 
 
-def rounded(text):
-    """Of one operand, to nearest: 1/x and the square root."""
+def unary(text):
+    """d = op a, of one type."""
     def handler(k, parts, operands):
-        k.only(parts, ["rn"])
-        kind = parts[-1]
-        suffix = "f" if kind == "f32" else ""
-        return k.write(operands[0], text.format(x=k.read(operands[1], kind), f=suffix, C=C[kind]), kind)
+        d, a = operands
+        return k.write(d, text.format(k.read(a, parts[-1])), parts[-1])
     return handler
 
 
-def unary(text, float_text=None):
+def invert(k, parts, operands):
+    return unary("!{}" if parts[1] == "pred" else "~{}")(k, parts, operands)
+
+
+def sign(text, float_text):
+    """What changes the sign alone: of a float, a bit."""
     def handler(k, parts, operands):
-        kind, (d, a) = parts[-1], operands
-        k.only(parts, [])
-        if kind in FLOATS:
-            if not float_text:
-                raise Unknown
-            u = "b" + kind[1:]
-            sign = "0x80000000u" if kind == "f32" else "0x8000000000000000ull"
-            return k.write(d, f"as<{C[kind]}>({float_text.format(k.read(a, u), sign)})", kind)
-        if kind == "pred":
-            return k.write(d, f"!{k.read(a, kind)}", kind)
-        return k.write(d, text.format(k.read(a, kind)), kind)
+        if parts[-1] != "f32":
+            return unary(text)(k, parts, operands)
+        d, a = operands
+        return k.write(d, f"as<float>({float_text.format(k.read(a, 'b32'))})", "f32")
     return handler
 
 
@@ -156,48 +134,29 @@ def shift(direction):
     return handler
 
 
-COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-UNSIGNED_COMPARE = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+           "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+# Of floats ne is true of numbers alone, where C++'s != is true of a NaN; and those with a u are true of a NaN (9.3.1.2).
+FLOAT_COMPARE = {"ne": "{0} < {1} || {0} > {1}", "nan": "{0} != {0} || {1} != {1}", "num": "{0} == {0} && {1} == {1}",
+                 "equ": "!({0} < {1} || {0} > {1})", "neu": "{0} != {1}", "ltu": "!({0} >= {1})", "leu": "!({0} > {1})",
+                 "gtu": "!({0} <= {1})", "geu": "!({0} < {1})"}
 
 
 def setp(k, parts, operands):
-    kind, (p, a, b) = parts[-1], operands
-    if len(parts) != 3:
-        raise Unknown
-    x, y, how = k.read(a, kind), k.read(b, kind), parts[1]
-    if kind in FLOATS:
-        if how == "nan":
-            text = f"{x} != {x} || {y} != {y}"
-        elif how == "num":
-            text = f"{x} == {x} && {y} == {y}"
-        elif how == "ne":  # of numbers alone, as all of these: != is true of a NaN
-            text = f"{x} < {y} || {x} > {y}"
-        elif how in COMPARE:
-            text = f"{x} {COMPARE[how]} {y}"
-        elif how == "equ":
-            text = f"!({x} < {y} || {x} > {y})"
-        elif how == "neu":
-            text = f"{x} != {y}"
-        elif how[-1] == "u" and how[:-1] in COMPARE:
-            opposite = {"lt": ">=", "le": ">", "gt": "<=", "ge": "<"}[how[:-1]]
-            text = f"!({x} {opposite} {y})"
-        else:
-            raise Unknown
-    else:
-        text = f"{x} {(COMPARE | UNSIGNED_COMPARE)[how]} {y}" if how in COMPARE | UNSIGNED_COMPARE else None
-        if not text:
-            raise Unknown
-    return k.write(p, text, "pred")
+    _, how, kind = parts
+    p, a, b = operands
+    known = FLOAT_COMPARE if kind == "f32" else {}
+    text = known.get(how) or f"{{0}} {COMPARE[how]} {{1}}"
+    return k.write(p, text.format(k.read(a, kind), k.read(b, kind)), "pred")
 
 
 def selp(k, parts, operands):
     kind, (d, a, b, p) = parts[-1], operands
-    return k.write(d, f"{k.read(p, 'pred')} ? {k.read(a, kind)} : {k.read(b, kind)}", kind)
+    return k.write(d, f"{k.read(p, 'pred')} ? {k.copied(a, d, kind)} : {k.copied(b, d, kind)}", kind)
 
 
 def mov(k, parts, operands):
     kind, (d, a) = parts[-1], operands
-    k.only(parts, [])
     if d.startswith("{"):  # unpack
         pieces = k.vector(d)
         size = bits(kind) // len(pieces)
@@ -209,28 +168,19 @@ def mov(k, parts, operands):
         size = bits(kind) // len(pieces)
         return k.write(d, " | ".join(f"{C[kind]}({k.read(piece, f'b{size}')}) << {size * i}"
                                      for i, piece in enumerate(pieces)), kind)
-    return k.write(d, k.read(a, kind), kind)
+    return k.write(d, k.copied(a, d, kind), kind)
 
 
 def cvt(k, parts, operands):
-    to, of, how, d = parts[-2], parts[-1], parts[1:-2], operands[0]
-    if to == "bf16x2" and of == "f32" and how == ["rn"]:
-        upper, lower = (f"to_bf16({k.read(operand, 'f32')})" for operand in operands[1:])
-        return k.write(d, f"{upper} << 16 | {lower}", "b32")
-    if to == "bf16" and of == "f32" and how == ["rn"]:
-        return k.write(d, f"uint16_t(to_bf16({k.read(operands[1], 'f32')}))", "b16")
-    if to not in C or of not in C:
-        raise Unknown
-    a = k.read(operands[1], of)
-    if to not in FLOATS and of not in FLOATS and not how:
-        return k.write(d, f"{C[to]}({a})", to)
-    if to in FLOATS and of not in FLOATS and how == ["rn"]:
-        return k.write(d, f"{C[to]}({a})", to)
-    if to not in FLOATS and of == "f32" and how == ["rzi"]:
-        return k.write(d, f"to_integer<{C[to]}>({a})", to)
-    if (to, of, how) in (("f64", "f32", []), ("f32", "f64", ["rn"])):
-        return k.write(d, f"{C[to]}({a})", to)
-    raise Unknown
+    to, of, (d, *sources) = parts[-2], parts[-1], operands
+    values = [k.read(source, of) for source in sources]
+    if to == "bf16x2":
+        upper, lower = values
+        return k.write(d, f"to_bf16({upper}) << 16 | to_bf16({lower})", "b32")
+    value, = values
+    if to == "bf16":
+        return k.write(d, f"uint16_t(to_bf16({value}))", "b16")
+    return k.write(d, f"to_integer<{C[to]}>({value})" if of == "f32" else f"{C[to]}({value})", to)
 
 
 def cvta(k, parts, operands):
@@ -251,28 +201,22 @@ def place(k, space, kind, n, address, store):
     return f"{space}{what}, {{line}})"
 
 
-def memory(k, parts, store):
-    """Of ld and st: the space, the type, how many values; volatile or not."""
-    rest = parts[1:-1]
-    volatile = "volatile" in rest
-    rest = [part for part in rest if part != "volatile"]
-    n = {"v2": 2, "v4": 4}[rest.pop()] if rest and rest[-1] in ("v2", "v4") else 1
-    space = rest.pop(0) if rest and rest[0] in ("global", "shared", "local", "param") else "generic"
-    if [part for part in rest if part != "nc"] or parts[-1] not in C or (store and space == "param"):
-        raise Unknown
-    return space, parts[-1], n, volatile
+def memory(parts):
+    """Of ld and st: the space, the type, how many values."""
+    spaces = [part for part in parts[1:-1] if part in ("global", "shared", "local", "param")]
+    return (spaces or ["generic"])[0], parts[-1], 2 if "v2" in parts else 4 if "v4" in parts else 1
 
 
 def ld(k, parts, operands):
-    space, kind, n, volatile = memory(k, parts, False)
+    space, kind, n = memory(parts)
     targets = k.vector(operands[0]) if n > 1 else [operands[0]]
     text = f"const auto* const v = {place(k, space, kind, n, operands[1], False)};"
     loads = " ".join(k.write(target, f"v[{i}]", kind) for i, target in enumerate(targets))
-    return ("count_volatile_load(t, {line}); " if volatile else "") + f"{{{{ {text} {loads} }}}}"
+    return ("count_volatile_load(t, {line}); " if "volatile" in parts else "") + f"{{{{ {text} {loads} }}}}"
 
 
 def st(k, parts, operands):
-    space, kind, n, _ = memory(k, parts, True)
+    space, kind, n = memory(parts)
     sources = k.vector(operands[1]) if n > 1 else [operands[1]]
     text = f"auto* const v = {place(k, space, kind, n, operands[0], True)};"
     stores = " ".join(f"v[{i}] = {k.seen(source, kind)};" for i, source in enumerate(sources))
@@ -280,48 +224,38 @@ def st(k, parts, operands):
 
 
 def bra(k, parts, operands):
-    k.only(parts + [""], ["uni"])
     return f"goto {k.label(operands[0])};"
 
 
 def bar(k, parts, operands):
-    if parts[1:] == ["sync"] and len(operands) == 1 and operands[0].isdigit():
-        return f"t.machine->barrier(t, {operands[0]}, {{line}});"
-    if parts[1:] == ["warp", "sync"]:
-        return f"t.machine->meet(t, WarpOp::sync, {k.read(operands[0], 'b32')}, nullptr, {{line}});"
-    raise Unknown
+    operand, = operands
+    if parts[1] == "warp":
+        return f"t.machine->meet(t, WarpOp::sync, {k.read(operand, 'b32')}, nullptr, {{line}});"
+    return f"t.machine->barrier(t, {number(operand)}, {{line}});"
 
 
 def shfl(k, parts, operands):
-    modes = {"up": "up", "down": "down", "bfly": "butterfly", "idx": "index"}
-    if parts[1] != "sync" or parts[2] not in modes or parts[3] != "b32":
-        raise Unknown
+    mode = {"up": "up", "down": "down", "bfly": "butterfly", "idx": "index"}[parts[2]]
     d, _, p = operands[0].partition("|")
     a, b, c, mask = (k.read(operand, "b32") for operand in operands[1:])
-    text = f"const auto s = shuffle(t, Shuffle::{modes[parts[2]]}, {a}, {b}, {c}, {mask}, {{line}});"
+    text = f"const auto s = shuffle(t, Shuffle::{mode}, {a}, {b}, {c}, {mask}, {{line}});"
     return f"{{{{ {text} {k.write(d, 's.result', 'b32')} {k.write(p, 's.inside', 'pred') if p else ''} }}}}"
 
 
 def vote(k, parts, operands):
-    if parts[1:] != ["sync", "ballot", "b32"]:
-        raise Unknown
     d, a, mask = operands
     return k.write(d, f"ballot(t, {k.read(a, 'pred')}, {k.read(mask, 'b32')}, {{line}})", "b32")
 
 
 def ldmatrix(k, parts, operands):
-    k.only(parts, ["sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared"])
-    targets = k.vector(operands[0])
-    if f"x{len(targets)}" not in parts or "shared" not in parts:
+    targets, row = k.vector(operands[0]), f"uint32_t({k.address(operands[1], 'shared')})"
+    if f"x{len(targets)}" not in parts:
         raise Unknown
-    row = f"uint32_t({k.address(operands[1], 'shared')})"
     text = f"const auto m = ldmatrix(t, {str('trans' in parts).lower()}, {len(targets)}, {row}, {{line}});"
     return f"{{{{ {text} {' '.join(k.write(d, f'm.result[{i}]', 'b32') for i, d in enumerate(targets))} }}}}"
 
 
 def mma(k, parts, operands):
-    if ".".join(parts) != "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32":
-        raise Unknown
     d, a, b, c = map(k.vector, operands)
     lists = ", ".join("{{" + ", ".join(k.read(x, kind) for x in xs) + "}}"
                       for xs, kind in ((a, "b32"), (b, "b32"), (c, "f32")))
@@ -330,26 +264,21 @@ def mma(k, parts, operands):
 
 
 def cp(k, parts, operands):
-    rest = ".".join(parts[1:])
-    if rest == "async.commit_group":
+    if parts[2] == "commit_group":
         return "t.machine->commit_copies(t);"
-    if rest == "async.wait_group":
-        return f"t.machine->wait_copies(t, {operands[0]});"
-    if rest == "async.wait_all":
+    if parts[2] == "wait_group":
+        return f"t.machine->wait_copies(t, {number(operands[0])});"
+    if parts[2] == "wait_all":
         return "t.machine->commit_copies(t); t.machine->wait_copies(t, 0);"
-    if rest == "async.cg.shared.global" and operands[2] == "16":
-        size = k.read(operands[3], "u32") if len(operands) > 3 else "16"
-        return (f"t.machine->copy_async(t, uint32_t({k.address(operands[0], 'shared')}), "
-                f"{k.address(operands[1], 'global')}, {size}, {{line}});")
-    raise Unknown
+    to, source, whole, *size = operands
+    if whole != "16" or len(size) > 1:
+        raise Unknown
+    return (f"t.machine->copy_async(t, uint32_t({k.address(to, 'shared')}), {k.address(source, 'global')}, "
+            f"{k.read(size[0], 'u32') if size else '16'}, {{line}});")
 
 
 def leave(k, parts, operands):
     return "return;"
-
-
-def copysign(k, parts, operands):
-    return binary("copysign_f32({}, {})")(k, parts, operands) if parts[1] == "f32" else k.refuse()
 
 
 def integers(function, kinds):
@@ -360,30 +289,59 @@ def integers(function, kinds):
     return handler
 
 
-def logic(operator):
-    def handler(k, parts, operands):
-        kind, (d, a, b) = parts[-1], operands
-        k.only(parts, [])
-        if kind == "pred":
-            return k.write(d, f"bool({k.read(a, kind)} {operator} {k.read(b, kind)})", kind)
-        return k.write(d, f"{k.read(a, kind)} {operator} {k.read(b, kind)}", kind)
-    return handler
+def copysign(k, parts, operands):
+    d, a, b = operands
+    return k.write(d, f"copysign_f32({k.seen(a, 'f32')}, {k.seen(b, 'f32')})", "f32")
 
 
+# The forms that are known of each, and what they do. (add.f32 without .rn may become part of an fma: 9.7.3.3)
+SIZE = "(16|32|64)"
+INTEGER, BITS = f"[us]{SIZE}", f"b{SIZE}"
+VALUES = "((v[24].)?(f32|[bsu](8|16|32))|(v2.)?[bsu]64)"  # 16 bytes at most
 INSTRUCTIONS = {
-    "add": wrapping("+"), "sub": wrapping("-"), "mul": mul, "mad": mad, "fma": fma, "div": divide,
-    "rem": binary("rem({}, {})"), "max": largest("max"), "min": largest("min"),
-    "rcp": rounded("{C}(1) / {x}"), "sqrt": rounded("__builtin_sqrt{f}({x})"),
-    "neg": unary("0 - uint64_t({})", "{} ^ {}"), "abs": unary("{0} < 0 ? 0 - uint64_t({0}) : uint64_t({0})", "{} & ~{}"),
-    "not": unary("~{}"), "and": logic("&"), "or": logic("|"), "xor": logic("^"), "shl": shift("shl"), "shr": shift("shr"),
-    "copysign": copysign, "popc": integers("__builtin_popcount", ["b32"]), "brev": integers("brev", ["b32"]),
-    "bfi": integers("bfi", ["b32", "b32", "u32", "u32"]), "bfind": integers("bfind_shiftamt", ["b32"]),
-    "prmt": integers("prmt", ["b32", "b32", "b32"]),
-    "setp": setp, "selp": selp, "mov": mov, "cvt": cvt, "cvta": cvta, "ld": ld, "st": st, "bra": bra, "ret": leave,
-    "exit": leave, "bar": bar, "shfl": shfl, "vote": vote, "ldmatrix": ldmatrix, "mma": mma, "cp": cp}
-ARITHMETIC = ("add", "sub", "mul", "fma", "div", "rcp", "sqrt", "max", "min", "cvt")
-# Of these the table knows one form alone.
-ONE_FORM = {"popc": "popc.b32", "brev": "brev.b32", "bfi": "bfi.b32", "bfind": "bfind.shiftamt.u32", "prmt": "prmt.b32"}
+    "add": (f"rn.f32|{INTEGER}", wrapping("+")),
+    "sub": (f"rn.f32|{INTEGER}", wrapping("-")),
+    "mul": (f"rn.f32|lo.{INTEGER}|hi.[us](32|64)|wide.[us](16|32)", mul),
+    "mad": ("lo.[us](32|64)|wide.[us]32", mad),
+    "fma": ("rn.f32", fma),
+    "div": (f"rn.f32|{INTEGER}", divide),
+    "rem": (INTEGER, binary("rem({}, {})")),
+    "max": (f"f32|{INTEGER}", largest("max")),
+    "min": (f"f32|{INTEGER}", largest("min")),
+    "rcp": ("rn.f32", unary("1 / {}")),
+    "sqrt": ("rn.f32", unary("__builtin_sqrtf({})")),
+    "neg": (f"f32|s{SIZE}", sign("0 - uint64_t({})", "{} ^ 0x80000000u")),
+    "abs": (f"f32|s{SIZE}", sign("{0} < 0 ? 0 - uint64_t({0}) : uint64_t({0})", "{} & 0x7fffffffu")),
+    "copysign": ("f32", copysign),
+    "not": (f"pred|{BITS}", invert),
+    "and": (f"pred|{BITS}", binary("{} & {}")),
+    "or": (f"pred|{BITS}", binary("{} | {}")),
+    "xor": (f"pred|{BITS}", binary("{} ^ {}")),
+    "shl": (BITS, shift("shl")),
+    "shr": (f"[bsu]{SIZE}", shift("shr")),
+    "popc": ("b32", integers("__builtin_popcount", ["b32"])),
+    "brev": ("b32", integers("brev", ["b32"])),
+    "bfi": ("b32", integers("bfi", ["b32", "b32", "u32", "u32"])),
+    "bfind": ("shiftamt.u32", integers("bfind_shiftamt", ["b32"])),
+    "prmt": ("b32", integers("prmt", ["b32", "b32", "b32"])),
+    "setp": (f"(eq|ne).[bsu]{SIZE}|(lt|le|gt|ge).{INTEGER}|(lo|ls|hi|hs).u{SIZE}|((eq|ne|lt|le|gt|ge)u?|num|nan).f32", setp),
+    "selp": (f"f32|[bsu]{SIZE}", selp),
+    "mov": (f"pred|f32|[bsu]{SIZE}", mov),
+    "cvt": ("rn.bf16(x2)?.f32|[us](8|16|32|64).[us](8|16|32|64)|rn.f32.[us](8|16|32|64)|rzi.[us](8|16|32|64).f32", cvt),
+    "cvta": ("(to.)?(global|shared|local).u64", cvta),
+    "ld": (f"(volatile.)?((global|shared|local|param).)?{VALUES}", ld),
+    "st": (f"(volatile.)?((global|shared|local).)?{VALUES}", st),
+    "bra": ("|uni", bra),
+    "ret": ("|uni", leave),
+    "exit": ("", leave),
+    "bar": ("sync|warp.sync", bar),
+    "shfl": ("sync.(up|down|bfly|idx).b32", shfl),
+    "vote": ("sync.ballot.b32", vote),
+    "ldmatrix": ("sync.aligned.m8n8.x[124](.trans)?.shared.b16", ldmatrix),
+    "mma": ("sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", mma),
+    "cp": ("async.(cg.shared.global|commit_group|wait_group|wait_all)", cp),
+}
+ARITHMETIC = ("add", "sub", "mul", "fma", "div", "rcp", "sqrt", "max", "min")
 
 
 # ---- kernels
@@ -417,7 +375,8 @@ TOKEN = re.compile(r"\s*(?:([$\w]+):(?!:)|(\.loc\s[^\n]*)|([{}])|([^;{}\s](?:[^;
 class Kernel:
     def __init__(self, name, parameters, most_threads, shared, files):
         self.name, self.most_threads, self.files = name, most_threads, files
-        self.registers, self.lines, self.computed = {}, [], set()
+        self.registers, self.lines, self.computed, self.is_arithmetic = {}, [], set(), False
+        self.unknown = None     # what is refused, and where
         self.symbols = {}       # variables: their space and address
         self.parameters = []    # offset and bytes
         self.parameter_bytes = 0
@@ -444,13 +403,6 @@ class Kernel:
         self.static_shared = align(self.static_shared, alignment) + size
         self.shared_at = align(at + size, 16) + 16
 
-    def only(self, parts, known):
-        if any(part not in known for part in parts[1:-1]):
-            raise Unknown
-
-    def refuse(self):
-        raise Unknown
-
     def vector(self, operand):
         return [part.strip() for part in operand.strip("{} ").split(",")]
 
@@ -461,49 +413,62 @@ class Kernel:
         """The operand as a C++ value of this type."""
         if operand in self.registers:
             held, name = self.registers[operand], operand[1:]
-            if held == kind or (held not in FLOATS and C.get(kind) == unsigned(held) and held != "pred"):
+            if held == kind or (held not in ("f32", "pred") and C[kind] == unsigned(held)):
                 return name
             if (held == "pred") != (kind == "pred"):
                 raise Unknown
-            if held in FLOATS or kind in FLOATS:
+            if "f32" in (held, kind):
                 if bits(held) != bits(kind):
                     raise Unknown
                 return f"as<{C[kind]}>({self.seen(operand, held)})"
             return f"{C[kind]}({name})"
         if operand in SPECIAL:
             return f"{C[kind]}({SPECIAL[operand]})" if kind not in ("u32", "b32") else SPECIAL[operand]
-        if found := re.fullmatch(r"0([fd])([0-9a-fA-F]+)", operand):
-            literal, own = f"0x{found[2]}{'u' if found[1] == 'f' else 'ull'}", "f32" if found[1] == "f" else "f64"
-            if bits(kind) != bits(own):
+        if found := re.fullmatch(r"0f([0-9a-fA-F]{8})", operand):
+            if bits(kind) != 32:
                 raise Unknown
-            return f"as<{C[own]}>({literal})" if kind in FLOATS else f"{C[kind]}({literal})"
+            return f"as<float>(0x{found[1]}u)" if kind == "f32" else f"{C[kind]}(0x{found[1]}u)"
         if re.fullmatch(r"-?\d+|0x[0-9a-fA-F]+U?", operand):
+            if kind == "f32":
+                raise Unknown
             value = int(operand.rstrip("U"), 0) % (1 << 64)
             if kind == "pred":
                 return "true" if value else "false"
             literal = f"{value % (1 << bits(kind))}{'u' if bits(kind) <= 32 else 'ull'}"
-            return literal if kind[0] in "ub" and bits(kind) >= 32 else f"{C[kind]}({literal})"
+            return literal if kind in ("b32", "u32") else f"{C[kind]}({literal})"
         if operand in self.symbols or operand == self.dynamic:
             return f"{C[kind]}({self.symbol(operand)})"
         raise Unknown
 
     # An operation on floats gives one NaN (9.7.3), whatever its operands held; a CPU keeps their bits. That matters where the bits
-    # are seen: in memory and in integers.
+    # are seen: in memory and in integers. A register whose every NaN is of an operation gets it there; one that may hold another
+    # NaN as well, which is kept as it is, gets it when it is written.
     def seen(self, operand, kind):
         text = self.read(operand, kind)
-        return f"number({text})" if operand in self.computed and self.registers[operand] in FLOATS else text
+        return f"number({text})" if operand in self.computed and self.registers[operand] == kind == "f32" else text
 
-    # Registers that hold what such an operation has made, perhaps by way of others.
+    def copied(self, operand, to, kind):
+        return self.read(operand, kind) if to in self.computed else self.seen(operand, kind)
+
     def find_computed(self, statements):
-        copies = []
+        made, others, copies = set(), set(), []
         for statement in statements:
-            found = re.match(r"(?:@!?%\w+\s+)?(\w+)\.([\w.]*)\s+(%\w+),(.*)", statement, re.DOTALL)
-            if found and found[1] in ("mov", "selp"):
-                copies.append((found[3], re.findall(r"%\w+", found[4])))
-            elif found and found[1] in ARITHMETIC and re.search(r"f32|f64", found[2]):
-                self.computed.add(found[3])
-        while new := {to for to, sources in copies if to not in self.computed and not self.computed.isdisjoint(sources)}:
-            self.computed |= new
+            found = re.match(r"(?:@!?%\w+\s+)?([a-z][\w.]*)\s+(%\w+|\{[^}]*\}|%\w+\|%\w+)(.*)", statement, re.DOTALL)
+            if not found:
+                continue
+            opcode, to, rest = found.groups()
+            if opcode in ("mov.f32", "selp.f32"):
+                sources = rest.split(",")[1:]
+                copies.append((to, {source.strip() for source in sources[:2]}))
+            elif opcode.split(".")[0] in ARITHMETIC and opcode.endswith(".f32") or opcode.startswith("cvt.rn.f32."):
+                made.add(to)
+            else:
+                others |= set(re.findall(r"%\w+", to))
+        self.computed = (made | {to for to, _ in copies}) - others
+        plain = re.compile(r"0f(?!7[fF][89a-fA-F]|[fF]{2}[89a-fA-F])[0-9a-fA-F]{8}")
+        while kept := {to for to, sources in copies if to in self.computed and
+                       not all(source in self.computed or plain.fullmatch(source) for source in sources)}:
+            self.computed -= kept
 
     def symbol(self, name):
         if name == self.dynamic:
@@ -529,15 +494,15 @@ class Kernel:
         held, name = self.registers[operand], operand[1:]
         if (held == "pred") != (kind == "pred"):
             raise Unknown
-        if held == kind or (held not in FLOATS and kind not in FLOATS):
-            if bits(held) < bits(kind) and held != "pred":
+        if kind == "f32" and self.is_arithmetic and operand not in self.computed:
+            value = f"number({value})"
+        if held == kind or "f32" not in (held, kind):
+            if bits(held) < bits(kind):
                 raise Unknown
             return f"{name} = {value};"
         if bits(held) != bits(kind):
             raise Unknown
-        if held in FLOATS:
-            return f"{name} = as<{C[held]}>({C[kind]}({value}));"
-        return f"{name} = as<{unsigned(held)}>({value});"
+        return f"{name} = as<{C[held]}>({C[kind]}({value}));"
 
     def instruction(self, text):
         found = re.fullmatch(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)\s*(.*)", text, re.DOTALL)
@@ -546,13 +511,14 @@ class Kernel:
         negated, guard, opcode, rest = found.groups()
         operands = [part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,{\[])+", rest) if part.strip()]
         parts = opcode.split(".")
-        handler = INSTRUCTIONS.get(parts[0])
+        forms, handler = INSTRUCTIONS.get(parts[0], (None, None))
+        self.is_arithmetic = parts[0] in ARITHMETIC
         try:
-            if not handler or ONE_FORM.get(parts[0], opcode) != opcode:
+            if not handler or not re.fullmatch(forms.replace(".", r"\."), ".".join(parts[1:])):
                 raise Unknown
             code = handler(self, parts, operands)
         except (Unknown, ValueError, KeyError, IndexError, AttributeError):
-            code = f't.machine->refuse(t, "this instruction is not known: {opcode}", {{line}});'
+            raise Unknown(" ".join(text.split()))
         # (a statement of several assignments must stand or fall as a whole)
         code = code.replace("{line}", "LINE").replace("{{", "{").replace("}}", "}")
         if guard:
@@ -561,13 +527,13 @@ class Kernel:
 
     def statement(self, text):
         if found := re.fullmatch(r"\.reg\s+\.(\w+)\s+(.*)", text):
-            kind = found[1] if found[1] in ("pred", *FLOATS) else "b" + found[1][1:]
+            kind = found[1] if found[1] in ("pred", "f32") else "b" + found[1][1:]
             for part in found[2].split(","):
                 many = re.fullmatch(r"\s*(%\w+)(?:<(\d+)>)?\s*", part)
                 names = [many[1]] if not many[2] else [f"{many[1]}{i}" for i in range(int(many[2]))]
                 for name in names:
                     self.registers[name] = kind
-                self.lines.append(("DECLARE", (kind if kind in ("pred", *FLOATS) else kind, names)))
+                self.lines.append(("DECLARE", (kind, names)))
         elif text.startswith(".shared"):
             self.share(*variable_of(text[len(".shared"):]))
         elif text.startswith(".local"):
@@ -599,9 +565,15 @@ class Kernel:
             elif brace:
                 self.lines.append((f"  {brace}", None))
             else:
-                self.statement((loc or statement).strip())
+                try:
+                    self.statement((loc or statement).strip())
+                except Unknown as unknown:
+                    where = [text for code, text in self.lines if code == "AT"][-1:] or ["unknown source"]
+                    self.unknown = self.unknown or f"{where[0]}: this is not known: {unknown}"
 
     def cpp(self):
+        if self.unknown:
+            return f"// {self.name}: {self.unknown}\n"
         used = set(re.findall(r"\b\w+\b", "\n".join(code for code, _ in self.lines if code not in ("AT", "DECLARE"))))
         out = [f"// {COMMAND.format('-O1' if len(self.lines) < LONG else '-Og')}", f"// {self.name}", '#include "thread.h"', "using namespace ptx;"]
         for name, values in (("parameters", self.parameters), ("variables", self.variables)):
@@ -665,7 +637,11 @@ def main(folder, sources):
         with open(source) as file:
             text = file.read()
         index = []
-        for kernel in kernels_of(text):
+        try:
+            kernels = list(kernels_of(text))
+        except Unknown as unknown:
+            sys.exit(f"translate: {source}: this is not known: {unknown}")
+        for kernel in kernels:
             cpp = kernel.cpp()
             digest = hashlib.sha256((header + cpp).encode()).hexdigest()[:20]
             name = os.path.join(folder, digest + ".cpp")
