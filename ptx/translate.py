@@ -494,7 +494,7 @@ class Kernel:
         held, name = self.registers[operand], operand[1:]
         if (held == "pred") != (kind == "pred"):
             raise Unknown
-        if kind == "f32" and self.is_arithmetic and operand not in self.computed:
+        if kind == "f32" and self.is_arithmetic and not (held == kind and operand in self.computed):
             value = f"number({value})"
         if held == kind or "f32" not in (held, kind):
             if bits(held) < bits(kind):

@@ -1,0 +1,86 @@
+// ptx_kernels: kernels that a test writes in PTX, translated by ptx/translate.py and run by ptx/machine.cpp. Needs no nvcc.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ptx/machine.h"
+#include "tests/catch.h"
+
+namespace ptx_test {
+
+using Word = uint64_t;
+
+// ---- kernels: their PTX is gathered before the first of them runs, and translated at once
+
+inline std::string& source() {
+  static std::string text = ".version 9.0\n.target sm_90\n.address_size 64\n.file 1 \"/home/x/./here/kernels.cu\"\n\n";
+  return text;
+}
+
+// Registers of every type; $in and $out are the first two parameters, global memory.
+inline std::string entry(const std::string& name, const std::string& parameters, const std::string& body,
+                         const std::string& directives = "") {
+  source() +=
+      ".visible .entry " + name + "(\n" + parameters + "\n)\n" + directives + "{\n" +
+      ".reg .pred %p<200>;\n.reg .b16 %rs<200>;\n.reg .b32 %r<900>;\n.reg .b64 %rd<900>;\n.reg .f32 %f<900>;\n" + body +
+      "ret;\n\n}\n\n";
+  return name;
+}
+inline const std::string two_pointers = "\t.param .u64 in,\n\t.param .u64 out";
+inline const std::string begin =
+    "ld.param.u64 %rd1, [in];\nld.param.u64 %rd2, [out];\ncvta.to.global.u64 %rd1, %rd1;\ncvta.to.global.u64 %rd2, "
+    "%rd2;\n"
+    "mov.u32 %r1, %tid.x;\nmov.u32 %r2, %ctaid.x;\nmov.u32 %r3, %ntid.x;\nmad.lo.s32 %r4, %r2, %r3, %r1;\n";
+
+inline const ptx::Kernel& kernel(const std::string& name) {
+  static const std::filesystem::path folder = [] {
+    char pattern[] = "/tmp/test_ptx.XXXXXX";
+    const std::filesystem::path made = mkdtemp(pattern);
+    std::ofstream(made / "kernels.ptx") << source();
+    const std::string command = "ptx/translate.py " + made.string() + " " + (made / "kernels.ptx").string();
+    if (system(command.c_str())) throw std::runtime_error("this command has failed: " + command);
+    setenv("PTX_KERNELS", made.c_str(), 1);
+    atexit([] { std::filesystem::remove_all(getenv("PTX_KERNELS")); });
+    return made;
+  }();
+  return ptx::find_kernel(name);
+}
+
+// Memory of the device that the test may read and write.
+template <class T>
+struct Device {
+  size_t n;
+  void* p;
+  explicit Device(size_t n) : n(n), p(ptx::allocate(n * sizeof(T))) { REQUIRE(p); }
+  explicit Device(const std::vector<T>& from) : Device(from.size()) { std::copy(from.begin(), from.end(), host()); }
+  Device(const Device&) = delete;
+  ~Device() { ptx::release(p); }
+  T* host() const { return static_cast<T*>(ptx::storage(p, n * sizeof(T))); }
+  T& operator[](size_t i) const { return host()[i]; }
+  Word address() const { return reinterpret_cast<Word>(p); }
+};
+
+template <class T>
+std::string words(T x) {
+  return std::to_string(x);
+}
+inline std::string replaced(std::string text, const std::string& what, const std::string& by) {
+  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
+    text.replace(at, what.size(), by);
+  return text;
+}
+
+inline void require_run(const std::string& name, unsigned grid, unsigned block, const void* parameters,
+                        size_t dynamic = 0) {
+  const ptx::Kernel& k = kernel(name);
+  REQUIRE(ptx::run(k, {grid, 1, 1}, {block, 1, 1}, dynamic, parameters) == ptx::Fault::none);
+}
+
+}  // namespace ptx_test

@@ -1,0 +1,476 @@
+// Arithmetic in PTX (ptx/translate.py, ptx/thread.h): every form on special and random operands, and on all of 16 bits. What is
+// expected is computed here from the words of the PTX ISA (9.0), not by what thread.h has for it: two readings meet.
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <random>
+#include <type_traits>
+
+#include "tests/ptx_kernels.h"
+
+namespace {
+
+using namespace ptx_test;
+using I = __int128;
+using U = unsigned __int128;
+
+// ---- arithmetic: every form on operands a, b, c of every width, in one kernel of a group
+
+// Of operands a, b, c; nothing where the ISA does not say.
+using Expected = std::function<std::optional<Word>(Word, Word, Word)>;
+struct Operation {
+  std::string text;  // $ is where the result goes; $1, $2 others of that type
+  char result;       // s 16, r 32, d 64 bits, f a float, p a predicate
+  Expected expected;
+};
+std::map<std::string, std::vector<Operation>> groups;
+
+// In a group's code %rs1, %r1, %rd1, %f1, %p1 are a in each of the types, and so on for b and c; %p0 is false.
+void add(const std::string& group, const std::string& text, char result, Expected expected) {
+  groups[group].push_back({text, result, std::move(expected)});
+}
+
+template <class T>
+constexpr int width = int(8 * sizeof(T));
+template <class T>
+std::string type() {
+  return (std::is_signed_v<T> ? "s" : "u") + words(width<T>);
+}
+template <class T>
+constexpr char letter = sizeof(T) == 8   ? 'd'
+                        : sizeof(T) == 4 ? 'r'
+                                         : 's';
+template <class T>
+std::string stem() {
+  return sizeof(T) == 8 ? "%rd" : sizeof(T) == 4 ? "%r" : "%rs";
+}
+
+float as_float(Word bits) {
+  return std::bit_cast<float>(uint32_t(bits));
+}
+Word bits_of(float x) {
+  return std::bit_cast<uint32_t>(x);
+}
+bool is_nan(float x) {
+  return (bits_of(x) & 0x7fffffff) > 0x7f800000;
+}
+constexpr Word nan_bits = 0x7fffffff;
+
+template <class T>
+void integers(bool signs_too = true) {
+  const std::string g = words(width<T>), t = type<T>(), b = "b" + words(width<T>), r = stem<T>();
+  const auto two = [&](const std::string& op, auto f) {
+    add(g, op + " $, " + r + "1, " + r + "2", letter<T>, [f](Word a, Word b, Word) { return Word(f(T(a), T(b))); });
+  };
+  const auto compare = [&](const std::string& op, auto f) {
+    add(g, "setp." + op + " $, " + r + "1, " + r + "2", 'p', [f](Word a, Word b, Word) { return Word(f(T(a), T(b))); });
+  };
+  two("add." + t, [](T a, T b) { return I(a) + b; });
+  two("sub." + t, [](T a, T b) { return I(a) - b; });
+  two("mul.lo." + t, [](T a, T b) { return U(I(a)) * U(I(b)); });
+  two("max." + t, [](T a, T b) { return std::max(a, b); });
+  two("min." + t, [](T a, T b) { return std::min(a, b); });
+  // (a division by zero gives what the ISA calls unspecified)
+  add(g, "div." + t + " $, " + r + "1, " + r + "2", letter<T>,
+      [](Word a, Word b, Word) { return T(b) ? std::optional(Word(I(T(a)) / T(b))) : std::nullopt; });
+  add(g, "rem." + t + " $, " + r + "1, " + r + "2", letter<T>,
+      [](Word a, Word b, Word) { return T(b) ? std::optional(Word(I(T(a)) % T(b))) : std::nullopt; });
+  for (int number : {7, 10, 64})  // immediate operands
+    for (std::string op : {"div.", "rem.", "min.", "add."})
+      add(g, op + t + " $, " + r + "1, " + words(number), letter<T>, [op, number](Word a, Word, Word) {
+        const T x = T(a), n = T(number);
+        return Word(op == "div." ? I(x) / n : op == "rem." ? I(x) % n : op == "min." ? I(std::min(x, n)) : I(x) + n);
+      });
+  compare("eq." + t, std::equal_to<T>());
+  compare("ne." + t, std::not_equal_to<T>());
+  compare("lt." + t, std::less<T>());
+  compare("le." + t, std::less_equal<T>());
+  compare("gt." + t, std::greater<T>());
+  compare("ge." + t, std::greater_equal<T>());
+  add(g, "setp.gt." + t + " $, " + r + "1, 100", 'p', [](Word a, Word, Word) { return Word(T(a) > T(100)); });
+  // Shifts are by 32 unsigned bits, and end at the width.
+  add(g, "shr." + t + " $, " + r + "1, %r2", letter<T>,
+      [](Word a, Word b, Word) { return Word(I(T(a)) >> std::min<uint32_t>(uint32_t(b), width<T>)); });
+  add(g, "selp." + t + " $, " + r + "1, " + r + "2, %p3", letter<T>,
+      [](Word a, Word b, Word c) { return c & 1 ? a : b; });
+  add(g, "mov." + t + " $, " + r + "1", letter<T>, [](Word a, Word, Word) { return a; });
+  if constexpr (sizeof(T) > 2) {
+    two("mul.hi." + t, [](T a, T b) { return U(I(a)) * U(I(b)) >> width<T>; });
+    add(g, "mad.lo." + t + " $, " + r + "1, " + r + "2, " + r + "3", letter<T>,
+        [](Word a, Word b, Word c) { return a * b + c; });
+  }
+  if constexpr (sizeof(T) < 8) {
+    const Expected product = [](Word a, Word b, Word) { return Word(I(T(a)) * T(b)); };
+    add(g, "mul.wide." + t + " $, " + r + "1, " + r + "2", sizeof(T) == 4 ? 'd' : 'r', product);
+  }
+  if constexpr (sizeof(T) == 4)
+    add(g, "mad.wide." + t + " $, " + r + "1, " + r + "2, %rd3", 'd',
+        [](Word a, Word b, Word c) { return Word(I(T(a)) * T(b)) + c; });
+  if constexpr (std::is_signed_v<T>) {
+    two("neg." + t, [](T a, T) { return -I(a); });
+    two("abs." + t, [](T a, T) { return a < 0 ? -I(a) : I(a); });
+    for (const char* op : {"neg.", "abs."})  // of one operand
+      for (Operation& o : groups[g])
+        if (o.text.starts_with(op)) o.text = op + t + " $, " + r + "1";
+    if (signs_too) integers<std::make_unsigned_t<T>>();
+  } else {
+    compare("lo." + t, std::less<T>());
+    compare("ls." + t, std::less_equal<T>());
+    compare("hi." + t, std::greater<T>());
+    compare("hs." + t, std::greater_equal<T>());
+    compare("eq." + b, std::equal_to<T>());
+    compare("ne." + b, std::not_equal_to<T>());
+    two("and." + b, std::bit_and<T>());
+    two("or." + b, std::bit_or<T>());
+    two("xor." + b, std::bit_xor<T>());
+    add(g, "not." + b + " $, " + r + "1", letter<T>, [](Word a, Word, Word) { return ~a; });
+    add(g, "and." + b + " $, " + r + "1, -2", letter<T>, [](Word a, Word, Word) { return a & ~Word{1}; });
+    add(g, "or." + b + " $, " + r + "1, 0x55", letter<T>, [](Word a, Word, Word) { return a | 0x55; });
+    add(g, "mov." + b + " $, " + r + "2", letter<T>, [](Word, Word b, Word) { return b; });
+    add(g, "selp." + b + " $, 3, " + r + "2, %p3", letter<T>, [](Word, Word b, Word c) { return c & 1 ? 3 : b; });
+    add(g, "shl." + b + " $, " + r + "1, %r2", letter<T>,
+        [](Word a, Word b, Word) { return uint32_t(b) < width<T> ? a << uint32_t(b) : 0; });
+    add(g, "shr." + b + " $, " + r + "1, %r2", letter<T>,
+        [](Word a, Word b, Word) { return uint32_t(b) < width<T> ? T(a) >> uint32_t(b) : 0; });
+  }
+}
+
+// An integer as the float nearest to it, of two the even one.
+float nearest(bool negative, U magnitude) {
+  int shift = 0;
+  while (magnitude >> shift >> 24) shift++;
+  U kept = magnitude >> shift;
+  const U rest = magnitude - (kept << shift), half = shift ? U{1} << (shift - 1) : 1;
+  kept += shift && (rest > half || (rest == half && kept & 1));
+  return std::ldexp(float(uint32_t(kept)), shift) * (negative ? -1.f : 1.f);
+}
+
+// cvt: what is cut off or extended; bytes lie in registers of 16 bits, which take the sign of one.
+template <class To, class From>
+void conversion() {
+  add("16", "cvt." + type<To>() + "." + type<From>() + " $, " + stem<From>() + "1", letter<To>,
+      [](Word a, Word, Word) { return Word(I(To(From(a)))); });
+}
+template <class T, class... All>
+void conversions() {
+  (conversion<T, All>(), ...);
+  add("16", "cvt.rn.f32." + type<T>() + " $, " + stem<T>() + "1", 'f', [](Word a, Word, Word) {
+    const I x = T(a);
+    return bits_of(nearest(x < 0, U(x < 0 ? -x : x)));
+  });
+  add("f32", "cvt.rzi." + type<T>() + ".f32 $, %f1", letter<T>, [](Word a, Word, Word) -> std::optional<Word> {
+    const long double x = as_float(a);  // (holds every integer of 64 bits)
+    if (x != x) return sizeof(T) == 8 ? Word{1} << 63 : 0;
+    constexpr T least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
+    return Word(I(x <= least ? least : x >= most ? most : T(std::trunc(x))));
+  });
+}
+template <class... All>
+void all_conversions() {
+  (conversions<All, All...>(), ...);
+}
+
+Word computed(float x) {
+  return is_nan(x) ? nan_bits : bits_of(x);
+}
+
+// a b + c with one rounding. A sum of 113 bits that is not exact is made odd: then its rounding to 24 bits is that of the exact sum.
+float fused(float a, float b, float c) {
+  using Q = __float128;
+  const Q product = Q(a) * Q(b), sum = product + Q(c), back = sum - product;
+  const Q error = (product - (sum - back)) + (Q(c) - back);
+  if (!std::isfinite(float(sum)) || error == 0) return float(sum);
+  U bits = std::bit_cast<U>(sum);
+  if ((error < 0) != (sum < 0)) bits--;
+  return float(std::bit_cast<Q>(bits | 1));
+}
+
+// Of the two bf16 that x lies between, the nearer one, and of equally near ones the even one.
+Word to_bf16(float x) {
+  if (is_nan(x)) return 0x7fff;
+  const uint32_t below = uint32_t(bits_of(x)) & 0xffff0000, above = below + 0x10000;
+  if (std::isinf(x)) return below >> 16;
+  const auto value = [](uint32_t bits) {
+    return std::isinf(as_float(bits)) ? std::copysign(0x1p128, as_float(bits)) : double(as_float(bits));
+  };
+  const double down = std::abs(x - value(below)), up = std::abs(value(above) - x);
+  return (down < up || (down == up && !(below & 0x10000)) ? below : above) >> 16;
+}
+
+void floats() {
+  const auto two = [](const std::string& op, auto f) {
+    add("f32", op + " $, %f1, %f2", 'f', [f](Word a, Word b, Word) { return computed(f(as_float(a), as_float(b))); });
+  };
+  // Doubles have more than twice the bits of a float: rounding twice is rounding once.
+  two("add.rn.f32", [](double a, double b) { return float(a + b); });
+  two("sub.rn.f32", [](double a, double b) { return float(a - b); });
+  two("mul.rn.f32", [](double a, double b) { return float(a * b); });
+  two("div.rn.f32", [](double a, double b) { return float(a / b); });
+  const auto largest = [](bool max) {
+    return [max](float a, float b) {
+      if (is_nan(a)) return b;
+      if (is_nan(b)) return a;
+      if (a == 0 && b == 0) return std::signbit(a) == max ? b : a;  // +0 is more than -0
+      return (a > b) == max ? a : b;
+    };
+  };
+  two("max.f32", largest(true));
+  two("min.f32", largest(false));
+  const auto one = [](const std::string& op, auto f) {
+    add("f32", op + " $, %f1", 'f', [f](Word a, Word, Word) { return computed(f(as_float(a))); });
+  };
+  one("rcp.rn.f32", [](double a) { return float(1 / a); });
+  one("sqrt.rn.f32", [](double a) { return float(std::sqrt(a)); });
+  add("f32", "fma.rn.f32 $, %f1, %f2, %f3", 'f',
+      [](Word a, Word b, Word c) { return computed(fused(as_float(a), as_float(b), as_float(c))); });
+  add("f32", "add.rn.f32 $, %f1, 0f3F800001", 'f',
+      [](Word a, Word, Word) { return computed(float(double(as_float(a)) + as_float(0x3f800001))); });
+  // (which NaN these make of a NaN is not said)
+  const auto but_nan = [](Word a, Word result) { return is_nan(as_float(a)) ? std::nullopt : std::optional(result); };
+  add("f32", "neg.f32 $, %f1", 'f', [=](Word a, Word, Word) { return but_nan(a, a ^ 0x80000000); });
+  add("f32", "abs.f32 $, %f1", 'f', [=](Word a, Word, Word) { return but_nan(a, a & 0x7fffffff); });
+  // "Copy sign bit of a into value of b"
+  const auto copysign = [](Word a, Word b) { return (b & 0x7fffffff) | (a & 0x80000000); };
+  add("f32", "copysign.f32 $, %f1, %f2", 'f', [=](Word a, Word b, Word) { return copysign(a, b); });
+  const auto compare = [](const std::string& how, auto f) {
+    const auto whole = [f](Word a, Word b, Word) { return Word(f(as_float(a), as_float(b))); };
+    add("f32", "setp." + how + ".f32 $, %f1, %f2", 'p', whole);
+  };
+  const auto ordered = [&](const std::string& how, auto f) {  // false where one is a NaN; with u, true
+    compare(how, [f](float a, float b) { return !is_nan(a) && !is_nan(b) && f(a, b); });
+    compare(how + "u", [f](float a, float b) { return is_nan(a) || is_nan(b) || f(a, b); });
+  };
+  ordered("eq", [](double a, double b) { return a == b; });
+  ordered("ne", [](double a, double b) { return a < b || a > b; });
+  ordered("lt", [](double a, double b) { return a < b; });
+  ordered("le", [](double a, double b) { return a <= b; });
+  ordered("gt", [](double a, double b) { return a > b; });
+  ordered("ge", [](double a, double b) { return a >= b; });
+  compare("num", [](float a, float b) { return !is_nan(a) && !is_nan(b); });
+  compare("nan", [](float a, float b) { return is_nan(a) || is_nan(b); });
+  add("f32", "cvt.rn.bf16x2.f32 $, %f1, %f2", 'r', [](Word a, Word b, Word) {  // a is the upper half
+    return to_bf16(as_float(a)) << 16 | to_bf16(as_float(b));
+  });
+  add("f32", "cvt.rn.bf16.f32 $, %f1", 's', [](Word a, Word, Word) { return to_bf16(as_float(a)); });
+  // Moves keep each bit of a NaN; what an operation has made has one NaN, wherever it goes.
+  const auto sum = [](Word a, Word b) { return computed(float(double(as_float(a)) + as_float(b))); };
+  add("f32", "mov.f32 $, %f1", 'f', [](Word a, Word, Word) { return a; });
+  add("f32", "mov.f32 $, 0f7F800001", 'f', [](Word, Word, Word) { return 0x7f800001; });
+  add("f32", "mov.b32 $, %f1", 'r', [](Word a, Word, Word) { return a; });
+  add("f32", "mov.b32 $, %r1", 'f', [](Word a, Word, Word) { return a; });
+  add("f32", "selp.f32 $, %f1, %f2, %p3", 'f', [](Word a, Word b, Word c) { return c & 1 ? a : b; });
+  add("f32", "add.rn.f32 $1, %f1, %f2; mov.f32 $, $1", 'f', [=](Word a, Word b, Word) { return sum(a, b); });
+  add("f32", "add.rn.f32 $1, %f1, %f2; selp.f32 $, $1, %f3, %p3", 'f',
+      [=](Word a, Word b, Word c) { return c & 1 ? sum(a, b) : c; });
+  add("f32", "mov.f32 $, %f3; @%p3 add.rn.f32 $, %f1, %f2", 'f',
+      [=](Word a, Word b, Word c) { return c & 1 ? sum(a, b) : c; });
+  add("f32", "add.rn.f32 $1, %f1, %f2; mov.f32 $, %f3; @!%p3 mov.f32 $, $1", 'f',
+      [=](Word a, Word b, Word c) { return c & 1 ? c : sum(a, b); });
+  add("f32", "add.rn.f32 $, %f1, %f2", 'r', [=](Word a, Word b, Word) { return sum(a, b); });
+  add("f32", "mov.f32 $, 0f00000000; @%p3 mul.rn.f32 $, %f1, %f2", 'f',
+      [](Word a, Word b, Word c) { return c & 1 ? computed(float(double(as_float(a)) * as_float(b))) : 0; });
+  add("f32", "add.rn.f32 %f800, %f1, %f2; mov.b32 $, %f800", 'r', [=](Word a, Word b, Word) { return sum(a, b); });
+  add("f32", "add.rn.f32 %f801, %f1, %f2; mov.b64 $, {%r3, %f801}", 'd',
+      [=](Word a, Word b, Word c) { return sum(a, b) << 32 | uint32_t(c); });
+  add("f32", "sub.rn.f32 $1, %f1, %f2; copysign.f32 $, $1, %f3", 'f',
+      [=](Word a, Word b, Word c) { return copysign(computed(float(double(as_float(a)) - as_float(b))), c); });
+  add("f32", "sub.rn.f32 $1, %f1, %f2; copysign.f32 $, %f3, $1", 'f',
+      [=](Word a, Word b, Word c) { return copysign(c, computed(float(double(as_float(a)) - as_float(b)))); });
+}
+
+// Words of bits, 32 at a time, and predicates.
+void bit_operations() {
+  add("32", "popc.b32 $, %r1", 'r', [](Word a, Word, Word) { return Word(std::popcount(uint32_t(a))); });
+  add("32", "brev.b32 $, %r1", 'r', [](Word a, Word, Word) {
+    Word d = 0;
+    for (int i = 0; i < 32; i++) d = d << 1 | (a >> i & 1);
+    return d;
+  });
+  add("32", "bfind.shiftamt.u32 $, %r1", 'r', [](Word a, Word, Word) {  // 31 - the place of the highest 1
+    for (int i = 31; i >= 0; i--)
+      if (a >> i & 1) return Word(31 - i);
+    return Word(0xffffffff);
+  });
+  add("32", "prmt.b32 $, %r1, %r2, %r3", 'r', [](Word a, Word b, Word c) {
+    const Word all = b << 32 | uint32_t(a);
+    Word d = 0;
+    for (int i = 0; i < 4; i++) {
+      const Word pick = c >> 4 * i & 15, byte = all >> 8 * (pick & 7) & 255;
+      d |= (pick & 8 ? Word(byte >> 7 ? 255 : 0) : byte) << 8 * i;
+    }
+    return d;
+  });
+  // (of the third and fourth operand 8 bits count)
+  const auto bfi = [](Word a, Word b, Word from, Word count) {
+    for (Word i = 0; i < (count & 255) && (from & 255) + i < 32; i++) {
+      const Word at = Word{1} << ((from & 255) + i);
+      b = a >> i & 1 ? b | at : b & ~at;
+    }
+    return b;
+  };
+  add("32", "shr.u32 $1, %r3, 8; bfi.b32 $, %r1, %r2, %r3, $1", 'r',
+      [=](Word a, Word b, Word c) { return bfi(a, b, c, uint32_t(c) >> 8); });
+  add("32", "and.b32 $1, %r3, 63; shr.u32 $2, %r3, 6; and.b32 $2, $2, 63; bfi.b32 $, %r1, %r2, $1, $2", 'r',
+      [=](Word a, Word b, Word c) { return bfi(a, b, c & 63, c >> 6 & 63); });
+  // Pieces of a word, the lowest first.
+  add("64", "mov.b64 $, {%r1, %r2}", 'd', [](Word a, Word b, Word) { return b << 32 | uint32_t(a); });
+  add("64", "mov.b64 $, {%rs1, %rs2, %rs3, %rs1}", 'd', [](Word a, Word b, Word c) {
+    return a << 48 | Word(uint16_t(c)) << 32 | uint32_t(uint16_t(b)) << 16 | uint16_t(a);
+  });
+  add("64", "mov.b64 {$, _}, %rd1", 'r', [](Word a, Word, Word) { return a; });
+  add("64", "mov.b64 {$1, $}, %rd1", 'r', [](Word a, Word, Word) { return a >> 32; });
+  add("64", "mov.b64 {$1, $2, $, $3}, %rd1", 's', [](Word a, Word, Word) { return a >> 32; });
+  add("32", "mov.b32 $, {%rs1, %rs2}", 'r', [](Word a, Word b, Word) { return b << 16 | uint16_t(a); });
+  add("32", "mov.b32 {_, $}, %r1", 's', [](Word a, Word, Word) { return a >> 16; });
+  add("32", "not.pred $, %p1", 'p', [](Word a, Word, Word) { return ~a & 1; });
+  add("32", "and.pred $, %p1, %p2", 'p', [](Word a, Word b, Word) { return a & b & 1; });
+  add("32", "or.pred $, %p1, %p2", 'p', [](Word a, Word b, Word) { return (a | b) & 1; });
+  add("32", "xor.pred $, %p1, %p2", 'p', [](Word a, Word b, Word) { return (a ^ b) & 1; });
+  add("32", "mov.pred $, %p2", 'p', [](Word, Word b, Word) { return b & 1; });
+  add("32", "mov.pred $, 1; @%p2 mov.pred $, 0", 'p', [](Word, Word b, Word) { return ~b & 1; });
+}
+
+// A thread takes three words and gives a word for each operation, of which it writes as many bytes as the result has.
+const bool arithmetic = [] {
+  integers<int16_t>();
+  integers<int32_t>();
+  integers<int64_t>();
+  all_conversions<int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t>();
+  floats();
+  bit_operations();
+  for (const auto& [group, operations] : groups) {
+    std::string body = begin + "mul.wide.u32 %rd10, %r4, 24;\nadd.s64 %rd11, %rd1, %rd10;\nmul.wide.u32 %rd12, %r4, " +
+                       words(8 * operations.size()) + ";\nadd.s64 %rd13, %rd2, %rd12;\n";
+    for (int i = 1; i <= 3; i++) {
+      const std::string n = words(i), at = ", [%rd11+" + words(8 * i - 8) + "];\n";
+      body += "ld.global.u16 %rs" + n + at + "ld.global.u32 %r" + n + at + "ld.global.u64 %rd" + n + at +
+              "ld.global.f32 %f" + n + at + "and.b32 %r10, %r" + n + ", 1;\nsetp.ne.s32 %p" + n + ", %r10, 0;\n";
+    }
+    static const std::map<char, std::pair<std::string, std::string>> kinds = {
+        {'s', {"%rs", "u16"}}, {'r', {"%r", "u32"}}, {'d', {"%rd", "u64"}}, {'f', {"%f", "f32"}}, {'p', {"%p", ""}}};
+    for (size_t i = 0; i < operations.size(); i++) {
+      const auto& [text, result, expected] = operations[i];
+      const auto& [name, kind] = kinds.at(result);
+      const std::string own = name + words(20 + i), at = "[%rd13+" + words(8 * i) + "], ";
+      std::string code = text;
+      for (int other : {3, 2, 1})
+        code = replaced(code, "$" + words(other), name + words(10 + other + (result == 'f' ? 4 * i + 200 : 0)));
+      body += replaced(code, "$", own) + ";\n";
+      body += result == 'p' ? "selp.u32 %r10, 1, 0, " + own + ";\nst.global.u32 " + at + "%r10;\n"
+                            : "st.global." + kind + " " + at + own + ";\n";
+    }
+    entry("group" + group, two_pointers, body);
+  }
+  return true;
+}();
+
+std::vector<Word> special_words() {
+  std::vector<Word> all = {0,
+                           1,
+                           2,
+                           3,
+                           7,
+                           31,
+                           32,
+                           33,
+                           63,
+                           64,
+                           65,
+                           0x7fff,
+                           0x8000,
+                           0xffff,
+                           0x10000,
+                           0x7fffffff,
+                           0x80000000,
+                           0xffffffff,
+                           0x100000000,
+                           0x7fffffffffffffff,
+                           0x8000000000000000,
+                           0xffffffff80000000,
+                           ~Word{0},
+                           ~Word{1}};
+  for (float x : {0.5f,           1.f,
+                  1.5f,           2.5f,
+                  127.5f,         128.f,
+                  255.9f,         256.f,
+                  32767.5f,       32768.f,
+                  65535.9f,       65536.f,
+                  0x1p31f,        0x1p32f,
+                  0x1p63f,        0x1p64f,
+                  0x1.fffffep30f, 0x1.fffffep62f,
+                  1e-45f,         1e-38f,
+                  0x1p-126f,      0x1.fffffep127f,
+                  0x1.fffffep-1f, 0x1p-149f,
+                  INFINITY})
+    for (Word sign : {0u, 0x80000000u}) all.push_back(bits_of(x) | sign);
+  for (Word nan : {0x7fc00000, 0x7f800001, 0x7fa54321}) all.push_back(nan), all.push_back(nan | 0x80000000);
+  return all;
+}
+
+std::mt19937_64 random_words(42);
+
+void run_group(const std::string& group, const std::vector<Word>& operands) {
+  const std::vector<Operation>& operations = groups.at(group);
+  constexpr size_t block = 128, most = 4096;  // threads
+  for (size_t from = 0; from < operands.size() / 3; from += most) {
+    const size_t n = std::min(most, operands.size() / 3 - from) / block * block;
+    if (n == 0) return;
+    const Device<Word> in(
+        std::vector(operands.begin() + ptrdiff_t(3 * from), operands.begin() + ptrdiff_t(3 * (from + n))));
+    const Device<Word> out(n * operations.size());
+    const void* const parameters[] = {in.p, out.p};
+    require_run("group" + group, unsigned(n / block), block, parameters);
+    const Word* const results = out.host();
+    for (size_t j = 0; j < operations.size(); j++) {
+      const char kind = operations[j].result;
+      const Word mask = kind == 'd' ? ~Word{0} : kind == 's' ? 0xffff : 0xffffffff;
+      size_t wrong = 0;
+      for (size_t i = 0; i < n; i++) {
+        const Word a = in[3 * i], b = in[3 * i + 1], c = in[3 * i + 2], is = results[i * operations.size() + j];
+        const std::optional<Word> expected = operations[j].expected(a, b, c);
+        if (!expected || is == ((*expected & mask) | ~mask) || wrong++) continue;
+        UNSCOPED_INFO(operations[j].text << " of " << std::hex << a << ", " << b << ", " << c << " gives "
+                                         << (is & mask) << ", expected " << (*expected & mask));
+      }
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+std::vector<Word> operands() {
+  const std::vector<Word> special = special_words();
+  const auto any = [&] {
+    const Word r = random_words();
+    return r % 4 ? random_words() : special[r / 4 % special.size()];
+  };
+  std::vector<Word> all;
+  for (Word a : special)
+    for (Word b : special) all.insert(all.end(), {a, b, any()});
+  for (Word shift = 0; shift < 71; shift++)
+    for (int i = 0; i < 8; i++) all.insert(all.end(), {any(), random_words() << 32 | shift, any()});
+  for (int i = 0; i < 2000; i++) {  // near one another, so that sums cancel
+    const float x = as_float(0x3f000000 + random_words() % 0x2000000),
+                y = as_float(0x3f000000 + random_words() % 0x2000000);
+    const Word c = i % 2 ? bits_of(-x * y) + random_words() % 3 : bits_of(x * y * (i % 4 ? 0x1p-24f : 0x1p-49f));
+    all.insert(all.end(), {bits_of(x), bits_of(y), c});
+    all.insert(all.end(), {random_words(), random_words(), random_words()});
+  }
+  all.resize(all.size() / 384 * 384 + 384, 1);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("Every form of arithmetic gives what the ISA says") {
+  const std::vector<Word> all = operands();
+  for (const auto& [group, operations] : groups) run_group(group, all);
+}
+
+TEST_CASE("Operations on 16 bits, for each of their values") {
+  std::vector<Word> all;
+  for (Word a = 0; a < 65536; a++) all.insert(all.end(), {a | random_words() << 16, random_words(), random_words()});
+  run_group("16", all);
+}
