@@ -158,13 +158,13 @@ def selp(k, parts, operands):
 def mov(k, parts, operands):
     kind, (d, a) = parts[-1], operands
     if d.startswith("{"):  # unpack
-        pieces = k.vector(d)
+        pieces = k.vector(d, 2, 4)
         size = bits(kind) // len(pieces)
         source = k.read(a, kind)
         return " ".join(k.write(piece, f"uint{size}_t({source} >> {size * i})", f"b{size}")
                         for i, piece in enumerate(pieces))
     if a.startswith("{"):  # pack
-        pieces = k.vector(a)
+        pieces = k.vector(a, 2, 4)
         size = bits(kind) // len(pieces)
         return k.write(d, " | ".join(f"{C[kind]}({k.read(piece, f'b{size}')}) << {size * i}"
                                      for i, piece in enumerate(pieces)), kind)
@@ -209,7 +209,7 @@ def memory(parts):
 
 def ld(k, parts, operands):
     space, kind, n = memory(parts)
-    targets = k.vector(operands[0]) if n > 1 else [operands[0]]
+    targets = k.vector(operands[0], n)
     text = f"const auto* const v = {place(k, space, kind, n, operands[1], False)};"
     loads = " ".join(k.write(target, f"v[{i}]", kind) for i, target in enumerate(targets))
     return ("count_volatile_load(t, {line}); " if "volatile" in parts else "") + f"{{{{ {text} {loads} }}}}"
@@ -217,7 +217,7 @@ def ld(k, parts, operands):
 
 def st(k, parts, operands):
     space, kind, n = memory(parts)
-    sources = k.vector(operands[1]) if n > 1 else [operands[1]]
+    sources = k.vector(operands[1], n)
     text = f"auto* const v = {place(k, space, kind, n, operands[0], True)};"
     stores = " ".join(f"v[{i}] = {k.seen(source, kind)};" for i, source in enumerate(sources))
     return f"{{{{ {text} {stores} }}}}"
@@ -248,15 +248,13 @@ def vote(k, parts, operands):
 
 
 def ldmatrix(k, parts, operands):
-    targets, row = k.vector(operands[0]), f"uint32_t({k.address(operands[1], 'shared')})"
-    if f"x{len(targets)}" not in parts:
-        raise Unknown
+    targets, row = k.vector(operands[0], int(parts[4][1:])), f"uint32_t({k.address(operands[1], 'shared')})"
     text = f"const auto m = ldmatrix(t, {str('trans' in parts).lower()}, {len(targets)}, {row}, {{line}});"
     return f"{{{{ {text} {' '.join(k.write(d, f'm.result[{i}]', 'b32') for i, d in enumerate(targets))} }}}}"
 
 
 def mma(k, parts, operands):
-    d, a, b, c = map(k.vector, operands)
+    d, a, b, c = (k.vector(operand, n) for operand, n in zip(operands, (4, 4, 2, 4), strict=True))
     lists = ", ".join("{{" + ", ".join(k.read(x, kind) for x in xs) + "}}"
                       for xs, kind in ((a, "b32"), (b, "b32"), (c, "f32")))
     results = " ".join(k.write(x, f"m.c[{i}]", "f32") for i, x in enumerate(d))
@@ -403,8 +401,12 @@ class Kernel:
         self.static_shared = align(self.static_shared, alignment) + size
         self.shared_at = align(at + size, 16) + 16
 
-    def vector(self, operand):
-        return [part.strip() for part in operand.strip("{} ").split(",")]
+    def vector(self, operand, *lengths):
+        """What stands in braces; how many of them there may be."""
+        parts = [part.strip() for part in operand.strip("{} ").split(",")]
+        if len(parts) not in lengths:
+            raise Unknown
+        return parts
 
     def label(self, name):
         return name.replace("$", "")

@@ -24,14 +24,22 @@ inline std::string& source() {
   return text;
 }
 
-// Registers of every type; $in and $out are the first two parameters, global memory.
-inline std::string entry(const std::string& name, const std::string& parameters, const std::string& body,
-                         const std::string& directives = "") {
-  source() +=
-      ".visible .entry " + name + "(\n" + parameters + "\n)\n" + directives + "{\n" +
-      ".reg .pred %p<200>;\n.reg .b16 %rs<200>;\n.reg .b32 %r<900>;\n.reg .b64 %rd<900>;\n.reg .f32 %f<900>;\n" + body +
-      "ret;\n\n}\n\n";
-  return name;
+template <class T>
+std::string words(T x) {
+  return std::to_string(x);
+}
+inline std::string replaced(std::string text, const std::string& what, const std::string& by) {
+  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
+    text.replace(at, what.size(), by);
+  return text;
+}
+
+// Registers of every type are there. Lines stand as nvcc sets them: what is inside of a kernel behind a tab.
+inline void entry(const std::string& name, const std::string& parameters, const std::string& body) {
+  const std::string registers =
+      ".reg .pred %p<200>;\n.reg .b16 %rs<200>;\n.reg .b32 %r<900>;\n.reg .b64 %rd<900>;\n.reg .f32 %f<900>;";
+  source() += ".visible .entry " + name + "(\n" + parameters + "\n)\n{\n\t" +
+              replaced(registers + "\n" + body, "\n", "\n\t") + "ret;\n\n}\n\n";
 }
 inline const std::string two_pointers = "\t.param .u64 in,\n\t.param .u64 out";
 inline const std::string begin =
@@ -66,16 +74,6 @@ struct Device {
   T& operator[](size_t i) const { return host()[i]; }
   Word address() const { return reinterpret_cast<Word>(p); }
 };
-
-template <class T>
-std::string words(T x) {
-  return std::to_string(x);
-}
-inline std::string replaced(std::string text, const std::string& what, const std::string& by) {
-  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
-    text.replace(at, what.size(), by);
-  return text;
-}
 
 inline void require_run(const std::string& name, unsigned grid, unsigned block, const void* parameters,
                         size_t dynamic = 0) {
