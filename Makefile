@@ -97,7 +97,7 @@ CUBLAS_TESTS := $(filter $(call tests_with,\[cublas\]),$(GPU_TESTS))
 
 # What `make test` runs, and what `make test-all` runs beside it: the same tests under two sanitizers, the race shadow and with narrower
 # vectors, and the resources of kernels.
-TESTED = $(TESTS:%=$(BUILD)/release/%) $(PTX_TESTS:%=$(REHEARSAL)/%) \
+TESTED = $(TESTS:%=$(BUILD)/release/%) $(PTX_TESTS) \
   $(if $(NVCC),$(REHEARSAL)/kernels.ptx $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%))
 MATRIX = $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) $(FOREIGN_TESTS:%=$(BUILD)/asan/%) \
   $(foreach t,$(VECTOR_TESTS),$(BUILD)/avx2/$(t) $(BUILD)/plain/$(t)) \
@@ -280,27 +280,27 @@ $(REHEARSAL)/tests/%.o: tests/%.cpp $(REHEARSAL)/host.h.gch
 $(REHEARSAL)/main.o: training/main.cu $(BUILD)/host/flags
 	$(CXX) -x c++ $(COMMON) -Og -DWITH_CUDA -c -o $@ $<
 # The stand-in, and the kernels in C++: an index for each PTX file that they come from.
-$(REHEARSAL)/ptx/%.o: ptx/%.cpp $(BUILD)/host/flags
+$(BUILD)/ptx/%.o: ptx/%.cpp $(BUILD)/host/flags
 	@mkdir -p $(@D)
-	$(CXX) $(COMMON) -O3 -march=$(ARCH) -isystem $(CUDA_HOME)/include -c -o $@ $<
+	$(CXX) $(COMMON) -O3 -march=$(ARCH) $(NVCC:%/bin/nvcc=-isystem %/include) -c -o $@ $<
 REHEARSAL_PTX := $(REHEARSAL)/kernels.ptx $(REHEARSAL)/program.ptx $(REHEARSED_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx)
 $(REHEARSAL)/kernels/.translated: $(REHEARSAL_PTX) ptx/translate.py ptx/thread.h
 	ptx/translate.py $(@D) $(REHEARSAL_PTX)
 	@touch $@
-REHEARSED := $(REHEARSAL)/program.o $(REHEARSAL)/kernels.o $(patsubst ptx/%.cpp,$(REHEARSAL)/ptx/%.o,$(wildcard ptx/*.cpp)) $(REHEARSAL)/kernels/.translated
+REHEARSED := $(REHEARSAL)/program.o $(REHEARSAL)/kernels.o $(patsubst ptx/%.cpp,$(BUILD)/ptx/%.o,$(wildcard ptx/*.cpp)) $(REHEARSAL)/kernels/.translated
 $(REHEARSAL)/test_%: $(REHEARSAL)/tests/test_%.o $(BUILD)/catch_main.o $(REHEARSED)
 	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
 $(REHEARSAL)/train: $(REHEARSAL)/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(REHEARSED)
 	$(CXX) -fopenmp -o $@ $(filter %.o %.a,$^) $(LIBS) -ldl
-# The tests of the stand-in itself. That of the runtime plays the machine.
-PTX_TESTS := $(if $(NVCC),test_ptx_runtime) $(patsubst tests/%.cpp,%,$(wildcard tests/test_ptx.cpp))
-$(REHEARSAL)/test_ptx_runtime: $(REHEARSAL)/ptx/runtime.o $(REHEARSAL)/ptx/stream.o $(REHEARSAL)/ptx/cublas_lt.o
-$(REHEARSAL)/test_ptx: $(REHEARSAL)/ptx/machine.o
-$(PTX_TESTS:%=$(REHEARSAL)/%): $(REHEARSAL)/%: $(REHEARSAL)/tests/%.o $(BUILD)/catch_main.o
+# The tests of the stand-in itself. That of the runtime plays the machine; the others need no nvcc.
+PTX_TESTS := $(addprefix $(BUILD)/ptx/,test_ptx test_ptx_arithmetic $(if $(NVCC),test_ptx_runtime))
+$(BUILD)/ptx/test_ptx $(BUILD)/ptx/test_ptx_arithmetic: $(BUILD)/ptx/machine.o
+$(BUILD)/ptx/test_ptx_runtime: $(addprefix $(BUILD)/ptx/,runtime.o stream.o cublas_lt.o)
+$(PTX_TESTS): %: %.o $(BUILD)/catch_main.o
 	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
-$(PTX_TESTS:%=$(REHEARSAL)/tests/%.o): $(REHEARSAL)/tests/%.o: tests/%.cpp $(BUILD)/host/flags
+$(PTX_TESTS:%=%.o): $(BUILD)/ptx/%.o: tests/%.cpp $(BUILD)/host/flags
 	@mkdir -p $(@D)
-	$(CXX) $(COMMON) -Og $(if $(NVCC),-isystem $(CUDA_HOME)/include) -c -o $@ $<
+	$(CXX) $(COMMON) -Og $(NVCC:%/bin/nvcc=-isystem %/include) -c -o $@ $<
 
 rehearsal: $(GPU_TESTS:%=$(REHEARSAL)/%) $(REHEARSAL)/train  ## gpu-check without a GPU: what nvcc has made runs on a CPU -> build/rehearsal.json, results/
 	@scripts/gpu_check.py --rehearsal $(BUILD)/rehearsal.json $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%); code=$$?; \
