@@ -96,7 +96,7 @@ class Rehearsal:
     def __init__(self, tree):
         self.tree = tree
         self.folder = os.path.join(tree, "build/rehearsal")
-        self.kernels = Kernels(read(os.path.join(tree, "build/cuda/kernels.ptx")))
+        self.kernels = Kernels(read(os.path.join(self.folder, "kernels.ptx")))
         self.seconds = {}
         self.lock = threading.Lock()
 
