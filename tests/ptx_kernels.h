@@ -81,4 +81,16 @@ inline void require_run(const std::string& name, unsigned grid, unsigned block, 
   REQUIRE(ptx::run(k, {grid, 1, 1}, {block, 1, 1}, dynamic, parameters) == ptx::Fault::none);
 }
 
+struct Environment {
+  std::string name;
+  Environment(const std::string& name, const std::string& value) : name(name) {
+    setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Environment() { unsetenv(name.c_str()); }
+};
+
+inline bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 }  // namespace ptx_test
