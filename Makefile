@@ -293,8 +293,9 @@ $(REHEARSAL)/test_%: $(REHEARSAL)/tests/test_%.o $(BUILD)/catch_main.o $(REHEARS
 $(REHEARSAL)/train: $(REHEARSAL)/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(REHEARSED)
 	$(CXX) -fopenmp -o $@ $(filter %.o %.a,$^) $(LIBS) -ldl
 # The tests of the stand-in itself. That of the runtime plays the machine; the others need no nvcc.
-PTX_TESTS := $(addprefix $(BUILD)/ptx/,test_ptx test_ptx_arithmetic $(if $(NVCC),test_ptx_runtime))
-$(BUILD)/ptx/test_ptx $(BUILD)/ptx/test_ptx_arithmetic: $(BUILD)/ptx/machine.o
+PTX_TESTS := $(patsubst tests/%.cpp,$(BUILD)/ptx/%,$(wildcard tests/test_ptx*.cpp))
+PTX_TESTS := $(filter-out $(if $(NVCC),,%/test_ptx_runtime),$(PTX_TESTS))
+$(filter-out %/test_ptx_runtime,$(PTX_TESTS)): $(BUILD)/ptx/machine.o
 $(BUILD)/ptx/test_ptx_runtime: $(addprefix $(BUILD)/ptx/,runtime.o stream.o cublas_lt.o)
 $(PTX_TESTS): %: %.o $(BUILD)/catch_main.o
 	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
