@@ -278,6 +278,7 @@ $(REHEARSAL)/tests/%.o: tests/%.cpp $(REHEARSAL)/host.h.gch
 	@mkdir -p $(@D)
 	$(CXX) -x c++ $(COMMON) $(REHEARSAL_FLAGS) -include $(REHEARSAL)/host.h -c -o $@ $<
 $(REHEARSAL)/main.o: training/main.cu $(BUILD)/host/flags
+	@mkdir -p $(@D)
 	$(CXX) -x c++ $(COMMON) -Og -DWITH_CUDA -c -o $@ $<
 # The stand-in, and the kernels in C++: an index for each PTX file that they come from.
 $(BUILD)/ptx/%.o: ptx/%.cpp $(BUILD)/host/flags
@@ -307,6 +308,7 @@ rehearsal: $(GPU_TESTS:%=$(REHEARSAL)/%) $(REHEARSAL)/train  ## gpu-check withou
 	@scripts/gpu_check.py --rehearsal $(BUILD)/rehearsal.json $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%); code=$$?; \
 	[ ! -s $(BUILD)/rehearsal.json ] || cp $(BUILD)/rehearsal.json results/; exit $$code
 rehearsal: export CHECK_SECONDS ?= 3600
+rehearsal: export JOBS ?= $(shell nproc)
 rehearsal: export GATED_GUARD = off
 
 # ---- tests

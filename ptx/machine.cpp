@@ -144,7 +144,8 @@ bool release(void* p) {
   live_allocations.erase(found);
   bytes_in_use -= bytes;
   mark(begin, bytes, false);
-  mprotect(reinterpret_cast<void*>(begin / page * page), begin % page + bytes, PROT_NONE);  // where it was managed memory
+  mprotect(reinterpret_cast<void*>(begin / page * page), begin % page + bytes,
+           PROT_NONE);  // where it was managed memory
   const uint64_t first = (begin + page - 1) / page * page, last = (begin + bytes) / page * page;
   if (first < last) madvise(storage_of(first), last - first, MADV_DONTNEED);
   return true;
@@ -172,8 +173,7 @@ std::string explain(const void* p, size_t n) {
   if (after == live_allocations.begin()) return what + ", before every live allocation";
   const auto [begin, bytes] = *--after;
   const uint64_t from = at - begin;
-  if (from < bytes)
-    return what + words(", %zu bytes into a live allocation of %zu bytes", size_t(from), size_t(bytes));
+  if (from < bytes) return what + words(", %zu bytes into a live allocation of %zu bytes", size_t(from), size_t(bytes));
   return what + words(", %zu bytes past the end of the live allocation before it, of %zu bytes", size_t(from - bytes),
                       size_t(bytes));
 }
@@ -210,7 +210,8 @@ const std::string& kernel_folder() {
 const std::map<std::string, std::string>& kernel_files() {
   static const std::map<std::string, std::string> files = [] {
     std::map<std::string, std::string> all;
-    for (const std::string& index : {std::string("kernels"), std::string("program"), program().substr(program().rfind('/') + 1)}) {
+    for (const std::string& index :
+         {std::string("kernels"), std::string("program"), program().substr(program().rfind('/') + 1)}) {
       std::ifstream file(kernel_folder() + "/" + index + ".index");
       for (std::string name, digest; file >> name >> digest;) all.emplace(name, digest);
     }
@@ -226,7 +227,7 @@ void compile(const std::string& cpp, const std::string& library) {
   std::getline(file, command);  // which says how, or what of the kernel is not known
   if (!command.starts_with("// g++ ")) throw std::runtime_error(command.substr(command.find(' ') + 1));
   const int lock = open((library + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
-  if (lock < 0 || flock(lock, LOCK_EX)) throw std::runtime_error( library + ".lock: " + strerror(errno));
+  if (lock < 0 || flock(lock, LOCK_EX)) throw std::runtime_error(library + ".lock: " + strerror(errno));
   if (access(library.c_str(), R_OK)) {
     const std::string made = library + "." + std::to_string(getpid());
     command = command.substr(command.find(' ') + 1) + " -o '" + made + "' '" + cpp + "'";
@@ -354,9 +355,9 @@ class Machine : Services {
   bool hopper_ = true;
   std::vector<unsigned char> shared_, shared_live_;
   std::vector<uint32_t> warp_order_, lane_order_;
-  std::vector<Cell> cells_;                                      // of shared memory
+  std::vector<Cell> cells_;                                       // of shared memory
   std::unordered_map<uint64_t, std::vector<Cell>> global_cells_;  // by page
-  uint32_t epoch_ = 1, block_epoch_ = 1;                         // now, and when the block began
+  uint32_t epoch_ = 1, block_epoch_ = 1;                          // now, and when the block began
   std::vector<uint32_t> warp_epochs_;
 };
 
@@ -493,7 +494,8 @@ void Machine::run_block(Index ctaid) {
           if (fault_ != Fault::none) return;
         }
       }
-    if (std::all_of(fibers_.begin(), fibers_.begin() + threads_, [](auto& f) { return f->state == Fiber::done; })) return;
+    if (std::all_of(fibers_.begin(), fibers_.begin() + threads_, [](auto& f) { return f->state == Fiber::done; }))
+      return;
     pass_barrier();
     if (fault_ != Fault::none) return;
   }
@@ -533,9 +535,10 @@ void Machine::stuck() {
   std::map<std::string, std::vector<uint32_t>> where;
   for (uint32_t i = 0; i < threads_; i++) {
     const Fiber& f = *fibers_[i];
-    where[f.state == Fiber::done ? "have returned"
-                                 : words("wait%s at ", f.state == Fiber::in_warp ? words(" for lanes %08x", f.mask).c_str() : "") +
-                                       place(f.line)]
+    where[f.state == Fiber::done
+              ? "have returned"
+              : words("wait%s at ", f.state == Fiber::in_warp ? words(" for lanes %08x", f.mask).c_str() : "") +
+                    place(f.line)]
         .push_back(i);
   }
   std::string text = "threads wait for one another, and nobody can go on:";
@@ -596,7 +599,9 @@ bool Machine::complete(Fiber& f) {
     case WarpOp::shuffle: shuffle(lanes); break;
     case WarpOp::ballot: ballot(lanes); break;
     case WarpOp::ldmatrix: ldmatrix(lanes); break;
-    case WarpOp::mma: hopper_ ? mma<gated::MmaArithmetic::hopper>(lanes) : mma<gated::MmaArithmetic::ampere>(lanes); break;
+    case WarpOp::mma:
+      hopper_ ? mma<gated::MmaArithmetic::hopper>(lanes) : mma<gated::MmaArithmetic::ampere>(lanes);
+      break;
   }
   for (Fiber* other : lanes)
     if (other) other->state = Fiber::ready;
@@ -744,9 +749,10 @@ void Machine::watch(Thread& t, Space space, uint64_t address, unsigned bytes, bo
   };
   const auto race = [&](const Access& before, const char* did) {
     end(Fault::launch_failure, t, line,
-        words("a race: thread %u %s %s memory at %zu, and so does thread %u%s, which %s it, with no barrier between: %s", me,
-              write ? "writes" : "reads", space == Space::global ? "global" : "shared", size_t(address), before.thread,
-              in_other_block(before) ? " of another block" : "", did, place(before.line).c_str()));
+        words(
+            "a race: thread %u %s %s memory at %zu, and so does thread %u%s, which %s it, with no barrier between: %s",
+            me, write ? "writes" : "reads", space == Space::global ? "global" : "shared", size_t(address),
+            before.thread, in_other_block(before) ? " of another block" : "", did, place(before.line).c_str()));
   };
   std::vector<Cell>* cells = &cells_;
   uint64_t first = address / 2;
@@ -769,7 +775,8 @@ void Machine::watch(Thread& t, Space space, uint64_t address, unsigned bytes, bo
       if (!read_now) cell.several_warps = cell.several_lanes = false;
       cell.other_block |= other_block;
       cell.several_warps |= read_now && cell.read.thread / warp_size != t.warp;
-      cell.several_lanes = read_now && cell.read.warp_epoch == now.warp_epoch && (cell.several_lanes || cell.read.thread != me);
+      cell.several_lanes =
+          read_now && cell.read.warp_epoch == now.warp_epoch && (cell.several_lanes || cell.read.thread != me);
       cell.read = now;
     }
   }
@@ -791,8 +798,8 @@ std::string Machine::place(unsigned line) const {
 }
 
 std::string Machine::who(const Thread& t) const {
-  return words("block (%u,%u,%u) of (%u,%u,%u), thread (%u,%u,%u) of (%u,%u,%u)", t.ctaid.x, t.ctaid.y, t.ctaid.z, grid_.x,
-               grid_.y, grid_.z, t.tid.x, t.tid.y, t.tid.z, block_.x, block_.y, block_.z);
+  return words("block (%u,%u,%u) of (%u,%u,%u), thread (%u,%u,%u) of (%u,%u,%u)", t.ctaid.x, t.ctaid.y, t.ctaid.z,
+               grid_.x, grid_.y, grid_.z, t.tid.x, t.tid.y, t.tid.z, block_.x, block_.y, block_.z);
 }
 
 void Machine::report(Thread& t, unsigned line, const std::string& what) {
@@ -816,10 +823,13 @@ void Machine::fault(Thread& t, Space space, uint64_t address, unsigned bytes, un
   if (space == Space::global) {
     what = "global memory: " + explain(reinterpret_cast<const void*>(address), bytes);
   } else if (space == Space::shared) {
-    what = words("shared memory: %u bytes at %zu, which are not all inside one variable (the block has %u bytes, dynamic ones from %u)",
-                 bytes, size_t(address), t.shared_bytes, kernel_->description->dynamic_at);
+    what = words(
+        "shared memory: %u bytes at %zu, which are not all inside one variable (the block has %u bytes, dynamic ones "
+        "from %u)",
+        bytes, size_t(address), t.shared_bytes, kernel_->description->dynamic_at);
   } else if (space == Space::local) {
-    what = words("%u bytes at 0x%zx, which are neither device memory nor shared memory nor the thread's own", bytes, size_t(address));
+    what = words("%u bytes at 0x%zx, which are neither device memory nor shared memory nor the thread's own", bytes,
+                 size_t(address));
   } else {
     what = words("parameters: %u bytes at %zu of %zu", bytes, size_t(address), kernel_->parameter_bytes);
   }

@@ -412,7 +412,8 @@ cudaError_t cudaMallocManaged(void** p, size_t bytes, unsigned flags) {
     not_while_capturing("cudaMallocManaged");
     require_device("cudaMallocManaged", 0, p);
     if (bytes == 0 || flags != cudaMemAttachGlobal)
-      refuse(cudaErrorInvalidValue, "cudaMallocManaged: %zu bytes, flags %u, expected some bytes and flags 1", bytes, flags);
+      refuse(cudaErrorInvalidValue, "cudaMallocManaged: %zu bytes, flags %u, expected some bytes and flags 1", bytes,
+             flags);
     *p = allocate_managed(bytes);
     if (!*p) throw Refusal{cudaErrorMemoryAllocation};
   });

@@ -70,8 +70,8 @@ inline T* global(Thread& t, uint64_t address, bool write, unsigned line) {
   constexpr unsigned bytes = n * sizeof(T);
   const uint64_t offset = address - device_begin;
   const auto* const live = reinterpret_cast<const unsigned char*>(live_begin);
-  if (offset >= device_bytes || offset % bytes ||
-      offset % global_granule + bytes > live[offset / global_granule]) [[unlikely]]
+  if (offset >= device_bytes || offset % bytes || offset % global_granule + bytes > live[offset / global_granule])
+      [[unlikely]]
     t.machine->fault(t, Space::global, address, bytes, line);
   if (t.watched) [[unlikely]]
     t.machine->watch(t, Space::global, address, bytes, write, line);
@@ -158,10 +158,10 @@ inline int32_t mul_hi(int32_t a, int32_t b) {
   return int32_t(int64_t(a) * b >> 32);
 }
 inline uint64_t mul_hi(uint64_t a, uint64_t b) {
-  return uint64_t((unsigned __int128)(a) * b >> 64);
+  return uint64_t((unsigned __int128)(a)*b >> 64);
 }
 inline int64_t mul_hi(int64_t a, int64_t b) {
-  return int64_t((__int128)(a) * b >> 64);
+  return int64_t((__int128)(a)*b >> 64);
 }
 // The number that is not NaN (9.7.3.11); of two zeros the larger is +0.
 inline float max_f32(float a, float b) {
@@ -263,8 +263,8 @@ struct Description {
   void (*code)(Thread&);
   const uint32_t* parameters;  // offset and bytes of each
   uint32_t parameter_count, parameter_bytes;
-  uint32_t static_shared;             // bytes, as a GPU lays it out
-  const uint32_t* variables;          // of shared memory, as the machine lays them out: where and how many bytes
+  uint32_t static_shared;     // bytes, as a GPU lays it out
+  const uint32_t* variables;  // of shared memory, as the machine lays them out: where and how many bytes
   uint32_t variable_count, dynamic_at;
   uint32_t local_bytes, most_threads;
 };

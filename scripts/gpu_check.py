@@ -16,8 +16,12 @@ RESULT.json is written anew after every check: what came of it, and the last lin
 run goes on behind the last: with the checks that have not been run on this build and GPU, or, where all have, with those
 that failed.
 
-`make rehearsal` runs the first and the third of them without a GPU: over programs in which nvcc's PTX runs on a CPU (ptx/machine.h). The
-device of such a result is "PTX on a CPU".
+`make rehearsal` runs bitwise and fingerprint without a GPU: over programs in which nvcc's PTX runs on a CPU (ptx/machine.h). The device
+of such a result is "PTX on a CPU". It has three stages of its own, bitwise once more each:
+
+  races        threads and blocks from the last to the first, and accesses that no barrier orders are faults
+  drawn        threads and blocks in an order that is drawn
+  consumer     a GPU whose blocks have 99 KiB of shared memory, and the tensor cores of Ampere
 
 usage: [STAGES='bitwise memcheck'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8] scripts/gpu_check.py RESULT.json BENCH TEST... [--cublas TEST...]
        scripts/gpu_check.py --rehearsal RESULT.json TRAIN TEST...
@@ -49,7 +53,9 @@ SCRIPT = sys.argv[0]
 HERE = os.path.dirname(SCRIPT)
 SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 STAGES = ["bitwise", "cublas", "fingerprint", "bench", "pytorch"] + SANITIZERS
-REHEARSED = ["bitwise", "fingerprint"]
+# Those of a rehearsal: bitwise three times more, where kernels can be told how to run.
+AGAIN = {"races": {"PTX_RACES": "1", "PTX_ORDER": "reverse"}, "drawn": {"PTX_ORDER": "7"}, "consumer": {"PTX_GPU": "86"}}
+REHEARSED = ["bitwise", *AGAIN, "fingerprint"]
 PTX_ON_A_CPU = "PTX on a CPU"
 # README's run, and what makes the others of it.
 GOLDEN = "--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --sample-tokens=0"
@@ -173,8 +179,8 @@ class Checks:
         return os.path.join(self.logs, f"bench.{part}.json" if part else "bench.json")
 
     def of(self, stage):
-        if stage == "bitwise":
-            return [Check(stage, f"{stage} {base(test)}", [test, "[bitwise]"]) for test in self.tests]
+        if stage == "bitwise" or stage in AGAIN:
+            return [Check(stage, f"{stage} {base(test)}", [test, "[bitwise]"], AGAIN.get(stage, {})) for test in self.tests]
         if stage == "cublas":
             return [Check(stage, f"{stage} {base(test)}", [test, "[cublas]"]) for test in self.of_cublas]
         if stage == "fingerprint":

@@ -292,18 +292,21 @@ TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for 
   const Said said = rehearse("");
   INFO(said.text);
   REQUIRE(said.exit_code == 0);
-  REQUIRE(contains(said.text, passed(2 + 13, 0)));
+  REQUIRE(contains(said.text, passed(4 * 2 + 13, 0)));
   const nlohmann::json result = f.result();
   REQUIRE(result["device"] == "PTX on a CPU");
   REQUIRE(result["driver"] == "none");
   REQUIRE(result["command"] == "make rehearsal");
+  REQUIRE(result["checks"][2]["check"] == "races test_mma");
+  REQUIRE(result["checks"][2]["command"] == "PTX_RACES=1 PTX_ORDER=reverse ./test_mma [bitwise]");
   REQUIRE(contains(f.read("asked"), "--precision=bf16 --mma=hopper\n"));
   // Another GPU is played: all begins anew, with its tensor cores.
   REQUIRE(rehearse("PTX_GPU=86").exit_code == 0);
   REQUIRE(contains(f.read("asked"), "--precision=bf16 --mma=ampere\n"));
   const Said refused = rehearse("STAGES=bench");
   REQUIRE(refused.exit_code == 1);
-  REQUIRE(refused.text == "gpu-check: no stage is called 'bench'; expected some of: bitwise fingerprint\n");
+  REQUIRE(refused.text ==
+          "gpu-check: no stage is called 'bench'; expected some of: bitwise races drawn consumer fingerprint\n");
   // Two steps of README's four runs.
   const Said golden = f.run("{repo}/scripts/gpu_check.py --golden ./train 2");
   INFO(golden.text);

@@ -57,7 +57,7 @@ std::string why_no_gpu();
 int train_on_cuda(int argc, char** argv);
 #else
 static std::string why_no_gpu() {
-  return "this build has no CUDA: install nvcc, then make";
+  return "this build has no half for GPUs: with nvcc, make adds it where a GPU answers, and make CUDA_ARCH=90 elsewhere";
 }
 #endif
 
