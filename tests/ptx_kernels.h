@@ -20,7 +20,12 @@ using Word = uint64_t;
 // ---- kernels: their PTX is gathered before the first of them runs, and translated at once
 
 inline std::string& source() {
-  static std::string text = ".version 9.0\n.target sm_90\n.address_size 64\n.file 1 \"/home/x/./here/kernels.cu\"\n\n";
+  static std::string text = R"(.version 9.0
+.target sm_90
+.address_size 64
+.file 1 "/home/x/./here/kernels.cu"
+
+)";
   return text;
 }
 
@@ -37,15 +42,32 @@ inline std::string replaced(std::string text, const std::string& what, const std
 // Registers of every type are there. Lines stand as nvcc sets them: what is inside of a kernel behind a tab.
 inline void entry(const std::string& name, const std::string& parameters, const std::string& body) {
   const std::string registers =
-      ".reg .pred %p<200>;\n.reg .b16 %rs<200>;\n.reg .b32 %r<900>;\n.reg .b64 %rd<900>;\n.reg .f32 %f<900>;";
-  source() += ".visible .entry " + name + "(\n" + parameters + "\n)\n{\n\t" +
-              replaced(registers + "\n" + body, "\n", "\n\t") + "ret;\n\n}\n\n";
+      R"(.reg .pred %p<200>;
+.reg .b16 %rs<200>;
+.reg .b32 %r<900>;
+.reg .b64 %rd<900>;
+.reg .f32 %f<900>;)";
+  source() += ".visible .entry " + name + "(\n" + parameters + R"(
+)
+{
+	)" + replaced(registers + "\n" + body, "\n", "\n\t") +
+              R"(ret;
+
+}
+
+)";
 }
 inline const std::string two_pointers = "\t.param .u64 in,\n\t.param .u64 out";
 inline const std::string begin =
-    "ld.param.u64 %rd1, [in];\nld.param.u64 %rd2, [out];\ncvta.to.global.u64 %rd1, %rd1;\ncvta.to.global.u64 %rd2, "
-    "%rd2;\n"
-    "mov.u32 %r1, %tid.x;\nmov.u32 %r2, %ctaid.x;\nmov.u32 %r3, %ntid.x;\nmad.lo.s32 %r4, %r2, %r3, %r1;\n";
+    R"(ld.param.u64 %rd1, [in];
+ld.param.u64 %rd2, [out];
+cvta.to.global.u64 %rd1, %rd1;
+cvta.to.global.u64 %rd2, %rd2;
+mov.u32 %r1, %tid.x;
+mov.u32 %r2, %ctaid.x;
+mov.u32 %r3, %ntid.x;
+mad.lo.s32 %r4, %r2, %r3, %r1;
+)";
 
 inline const ptx::Kernel& kernel(const std::string& name) {
   static const std::filesystem::path folder = [] {

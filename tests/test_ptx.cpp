@@ -9,6 +9,7 @@
 namespace {
 
 using namespace ptx_test;
+using ptx::Fault;
 
 // ---- memory
 
@@ -28,11 +29,18 @@ std::vector<Form> forms() {
 }
 const std::string one_thread = begin + "setp.ne.s32 %p1, %r4, 0;\n@%p1 ret;\n";
 const bool memory = [] {
-  std::string body =
-      ".shared .align 16 .b8 buffer[64];\n.local .align 16 .b8 depot[64];\n" + one_thread +
-      "mov.u64 %rd10, depot;\ncvta.local.u64 %rd11, %rd10;\nmov.u64 %rd12, buffer;\ncvta.shared.u64 %rd13, %rd12;\n"
-      "mov.u32 %r10, buffer;\ncvta.to.shared.u64 %rd14, %rd13;\ncvta.to.local.u64 %rd15, %rd11;\n"
-      "add.s64 %rd16, %rd2, 100000;\nadd.s32 %r11, %r10, 48;\ncvta.global.u64 %rd16, %rd16;\n";
+  std::string body = ".shared .align 16 .b8 buffer[64];\n.local .align 16 .b8 depot[64];\n" + one_thread +
+                     R"(mov.u64 %rd10, depot;
+cvta.local.u64 %rd11, %rd10;
+mov.u64 %rd12, buffer;
+cvta.shared.u64 %rd13, %rd12;
+mov.u32 %r10, buffer;
+cvta.to.shared.u64 %rd14, %rd13;
+cvta.to.local.u64 %rd15, %rd11;
+add.s64 %rd16, %rd2, 100000;
+add.s32 %r11, %r10, 48;
+cvta.global.u64 %rd16, %rd16;
+)";
   // How a place is written to and read from.
   const std::vector<std::array<std::string, 4>> ways = {
       {"global.", "[%rd16]", "", "[%rd16]"},
@@ -76,33 +84,84 @@ const bool memory = [] {
   entry("wide", two_pointers, wide);
 
   entry("parameters",
-        "\t.param .u64 in,\n\t.param .u64 out,\n\t.param .u8 small,\n\t.param .align 8 .b8 big[24],\n\t.param .u16 "
-        "half,\n\t.param .f32 last",
+        R"(	.param .u64 in,
+	.param .u64 out,
+	.param .u8 small,
+	.param .align 8 .b8 big[24],
+	.param .u16 half,
+	.param .f32 last)",
         one_thread +
-            "ld.param.u8 %r10, [small];\nst.global.u32 [%rd2], %r10;\nld.param.s8 %r10, [big+13];\nst.global.u32 "
-            "[%rd2+4], %r10;\n"
-            "ld.param.v2.f32 {%f1, %f2}, [big+8];\nst.global.v2.f32 [%rd2+8], {%f1, %f2};\n"
-            "ld.param.v4.u8 {%rs1, %rs2, %rs3, %rs4}, [big+4];\nst.global.v4.u8 [%rd2+16], {%rs4, %rs3, %rs2, %rs1};\n"
-            "ld.param.u16 %rs1, [half];\nst.global.u16 [%rd2+20], %rs1;\nld.param.u64 %rd5, [big+16];\nst.global.u64 "
-            "[%rd2+24], %rd5;\n"
-            "ld.param.f32 %f1, [last];\nst.global.f32 [%rd2+32], %f1;\n");
+            R"(ld.param.u8 %r10, [small];
+st.global.u32 [%rd2], %r10;
+ld.param.s8 %r10, [big+13];
+st.global.u32 [%rd2+4], %r10;
+ld.param.v2.f32 {%f1, %f2}, [big+8];
+st.global.v2.f32 [%rd2+8], {%f1, %f2};
+ld.param.v4.u8 {%rs1, %rs2, %rs3, %rs4}, [big+4];
+st.global.v4.u8 [%rd2+16], {%rs4, %rs3, %rs2, %rs1};
+ld.param.u16 %rs1, [half];
+st.global.u16 [%rd2+20], %rs1;
+ld.param.u64 %rd5, [big+16];
+st.global.u64 [%rd2+24], %rd5;
+ld.param.f32 %f1, [last];
+st.global.f32 [%rd2+32], %f1;
+)");
 
   // Every thread has local memory of its own, shared memory is the block's; both are fresh in each block.
   entry("own", two_pointers,
         ".shared .align 128 .b8 buffer[256];\n.local .align 4 .b8 depot[16];\n" + begin +
-            "shl.b32 %r10, %r1, 2;\nmov.u32 %r11, buffer;\nadd.s32 %r12, %r11, %r10;\nmul.wide.u32 %rd10, %r4, 16;\n"
-            "add.s64 %rd11, %rd2, %rd10;\nld.local.u32 %r20, [depot+8];\nld.shared.u32 %r21, [%r12];\nst.local.u32 "
-            "[depot+8], %r4;\n"
-            "st.shared.u32 [%r12], %r4;\nbar.sync 0;\nxor.b32 %r13, %r12, 124;\nld.local.u32 %r22, [depot+8];\n"
-            "ld.shared.u32 %r23, [%r13];\nst.global.v4.u32 [%rd11], {%r20, %r21, %r22, %r23};\n");
+            R"(shl.b32 %r10, %r1, 2;
+mov.u32 %r11, buffer;
+add.s32 %r12, %r11, %r10;
+mul.wide.u32 %rd10, %r4, 16;
+add.s64 %rd11, %rd2, %rd10;
+ld.local.u32 %r20, [depot+8];
+ld.shared.u32 %r21, [%r12];
+st.local.u32 [depot+8], %r4;
+st.shared.u32 [%r12], %r4;
+bar.sync 0;
+xor.b32 %r13, %r12, 124;
+ld.local.u32 %r22, [depot+8];
+ld.shared.u32 %r23, [%r13];
+st.global.v4.u32 [%rd11], {%r20, %r21, %r22, %r23};
+)");
+  return true;
+}();
+
+// Where each thread is, in the order in which they run.
+const bool indices = [] {
+  std::string body = begin + R"(ld.global.u32 %r10, [%rd2];
+add.s32 %r11, %r10, 1;
+st.global.u32 [%rd2], %r11;
+mul.wide.u32 %rd10, %r10, 48;
+add.s64 %rd11, %rd2, %rd10;
+)";
+  int at = 16;
+  for (std::string name : {"tid", "ctaid", "ntid", "nctaid"})
+    for (std::string side : {".x", ".y", ".z"}) {
+      body += "mov.u32 %r12, %" + name + side + ";\nst.global.u32 [%rd11+" + words(at) + "], %r12;\n";
+      at += 4;
+    }
+  entry("indices", two_pointers, body);
   return true;
 }();
 
 }  // namespace
 
+TEST_CASE("Threads and blocks are counted along x, then y, then z") {
+  const Device<uint32_t> out(4 + 12 * 2 * 3 * 4 * 5 * 6 * 7);
+  out[0] = 0;
+  const void* const parameters[] = {out.p, out.p};
+  REQUIRE(ptx::run(kernel("indices"), {2, 3, 4}, {5, 6, 7}, 0, parameters) == Fault::none);
+  const uint32_t* is = &out[4];
+  for (uint32_t block = 0; block < 2 * 3 * 4; block++)
+    for (uint32_t thread = 0; thread < 5 * 6 * 7; thread++, is += 12)
+      REQUIRE(std::vector(is, is + 12) == std::vector<uint32_t>{thread % 5, thread / 5 % 6, thread / 30, block % 2,
+                                                                block / 2 % 3, block / 6, 5, 6, 7, 2, 3, 4});
+}
+
 TEST_CASE("Loads and stores of every width go through every space") {
   std::vector<unsigned char> bytes(16 * 8 * forms().size());
-  std::iota(bytes.begin(), bytes.end(), 1);
   for (size_t i = 0; i < bytes.size(); i++) bytes[i] = (unsigned char)(i * 167 + i / 256);
   const Device<unsigned char> in(bytes), out(100064);
   const void* const parameters[] = {in.p, out.p};
@@ -213,10 +272,14 @@ namespace {
 
 const bool warps = [] {
   // Each block is a test: b and c of each lane; its results of each mode, and whether the source lane was in range.
-  std::string body =
-      begin +
-      "mul.wide.u32 %rd10, %r4, 8;\nadd.s64 %rd11, %rd1, %rd10;\nld.global.v2.u32 {%r10, %r11}, [%rd11];\n"
-      "mul.wide.u32 %rd12, %r4, 32;\nadd.s64 %rd13, %rd2, %rd12;\nadd.s32 %r12, %r1, 1000;\n";
+  std::string body = begin +
+                     R"(mul.wide.u32 %rd10, %r4, 8;
+add.s64 %rd11, %rd1, %rd10;
+ld.global.v2.u32 {%r10, %r11}, [%rd11];
+mul.wide.u32 %rd12, %r4, 32;
+add.s64 %rd13, %rd2, %rd12;
+add.s32 %r12, %r1, 1000;
+)";
   int at = 0;
   for (std::string mode : {"up", "down", "bfly", "idx"}) {
     body += "shfl.sync." + mode +
@@ -229,33 +292,63 @@ const bool warps = [] {
   // Lanes 0 to 9 leave. The others: half by half under masks of their own, then all that are left.
   entry("masks", two_pointers,
         begin +
-            "mul.wide.u32 %rd10, %r4, 16;\nadd.s64 %rd11, %rd2, %rd10;\nsetp.lt.u32 %p1, %r1, 10;\n@%p1 bra DONE;\n"
-            "and.b32 %r10, %r1, 1;\nsetp.eq.s32 %p2, %r10, 1;\n@%p2 bra ODD;\n"
-            "shfl.sync.idx.b32 %r11, %r1, 12, 31, 0x55555555;\nvote.sync.ballot.b32 %r12, %p2, 0x55555555;\nbra.uni "
-            "BOTH;\n"
-            "ODD:\nshfl.sync.bfly.b32 %r11, %r1, 2, 31, -1431655766;\nvote.sync.ballot.b32 %r12, %p2, -1431655766;\n"
-            "BOTH:\nshfl.sync.down.b32 %r13, %r1, 1, 31, -1;\nsetp.gt.u32 %p3, %r1, 20;\nvote.sync.ballot.b32 %r14, "
-            "%p3, -1;\n"
-            "bar.warp.sync -1;\nst.global.v4.u32 [%rd11], {%r11, %r12, %r13, %r14};\nDONE:\n");
+            R"(mul.wide.u32 %rd10, %r4, 16;
+add.s64 %rd11, %rd2, %rd10;
+setp.lt.u32 %p1, %r1, 10;
+@%p1 bra DONE;
+and.b32 %r10, %r1, 1;
+setp.eq.s32 %p2, %r10, 1;
+@%p2 bra ODD;
+shfl.sync.idx.b32 %r11, %r1, 12, 31, 0x55555555;
+vote.sync.ballot.b32 %r12, %p2, 0x55555555;
+bra.uni BOTH;
+ODD:
+shfl.sync.bfly.b32 %r11, %r1, 2, 31, -1431655766;
+vote.sync.ballot.b32 %r12, %p2, -1431655766;
+BOTH:
+shfl.sync.down.b32 %r13, %r1, 1, 31, -1;
+setp.gt.u32 %p3, %r1, 20;
+vote.sync.ballot.b32 %r14, %p3, -1;
+bar.warp.sync -1;
+st.global.v4.u32 [%rd11], {%r11, %r12, %r13, %r14};
+DONE:
+)");
 
   // Neighbours swap what they have in shared memory; %laneid and %warpid.
   entry("swap", two_pointers,
         ".shared .align 4 .b8 buffer[512];\n" + begin +
-            "mov.u32 %r10, buffer;\nshl.b32 %r11, %r1, 2;\nadd.s32 %r12, %r10, %r11;\nst.shared.u32 [%r12], "
-            "%r1;\nbar.warp.sync -1;\n"
-            "xor.b32 %r13, %r12, 4;\nld.shared.u32 %r14, [%r13];\nmov.u32 %r15, %laneid;\nmov.u32 %r16, "
-            "%warpid;\nmov.u32 %r17, WARP_SZ;\n"
-            "mul.wide.u32 %rd10, %r4, 16;\nadd.s64 %rd11, %rd2, %rd10;\nst.global.v4.u32 [%rd11], {%r14, %r15, %r16, "
-            "%r17};\n");
+            R"(mov.u32 %r10, buffer;
+shl.b32 %r11, %r1, 2;
+add.s32 %r12, %r10, %r11;
+st.shared.u32 [%r12], %r1;
+bar.warp.sync -1;
+xor.b32 %r13, %r12, 4;
+ld.shared.u32 %r14, [%r13];
+mov.u32 %r15, %laneid;
+mov.u32 %r16, %warpid;
+mov.u32 %r17, WARP_SZ;
+mul.wide.u32 %rd10, %r4, 16;
+add.s64 %rd11, %rd2, %rd10;
+st.global.v4.u32 [%rd11], {%r14, %r15, %r16, %r17};
+)");
 
   // 32 rows of 8 elements in shared memory; lane i brings the address of row (5 i + 3) % 32.
-  std::string matrices =
-      ".shared .align 16 .b8 rows[512];\n" + begin +
-      "mul.wide.u32 %rd10, %r1, 16;\nadd.s64 %rd11, %rd1, %rd10;\nld.global.v4.u32 {%r20, %r21, %r22, %r23}, [%rd11];\n"
-      "mov.u32 %r10, rows;\nshl.b32 %r11, %r1, 4;\nadd.s32 %r12, %r10, %r11;\n"
-      "st.shared.v4.u32 [%r12], {%r20, %r21, %r22, %r23};\nbar.sync 0;\nmad.lo.s32 %r13, %r1, 5, 3;\n"
-      "and.b32 %r13, %r13, 31;\nshl.b32 %r13, %r13, 4;\nadd.s32 %r13, %r13, %r10;\n"
-      "mul.wide.u32 %rd12, %r1, 56;\nadd.s64 %rd13, %rd2, %rd12;\n";
+  std::string matrices = ".shared .align 16 .b8 rows[512];\n" + begin +
+                         R"(mul.wide.u32 %rd10, %r1, 16;
+add.s64 %rd11, %rd1, %rd10;
+ld.global.v4.u32 {%r20, %r21, %r22, %r23}, [%rd11];
+mov.u32 %r10, rows;
+shl.b32 %r11, %r1, 4;
+add.s32 %r12, %r10, %r11;
+st.shared.v4.u32 [%r12], {%r20, %r21, %r22, %r23};
+bar.sync 0;
+mad.lo.s32 %r13, %r1, 5, 3;
+and.b32 %r13, %r13, 31;
+shl.b32 %r13, %r13, 4;
+add.s32 %r13, %r13, %r10;
+mul.wide.u32 %rd12, %r1, 56;
+add.s64 %rd13, %rd2, %rd12;
+)";
   at = 0;
   for (std::string trans : {"", "trans."})
     for (int n : {1, 2, 4}) {
@@ -270,11 +363,14 @@ const bool warps = [] {
   std::string product = begin + "mul.wide.u32 %rd10, %r1, 40;\nadd.s64 %rd11, %rd1, %rd10;\n";
   for (int i = 0; i < 6; i++) product += "ld.global.u32 %r" + words(20 + i) + ", [%rd11+" + words(4 * i) + "];\n";
   for (int i = 0; i < 4; i++) product += "ld.global.f32 %f" + words(20 + i) + ", [%rd11+" + words(24 + 4 * i) + "];\n";
-  entry("product", two_pointers,
-        product +
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f30, %f31, %f32, %f33}, {%r20, %r21, %r22, %r23}, "
-            "{%r24, %r25}, {%f20, %f21, %f22, %f23};\nmul.wide.u32 %rd12, %r1, 16;\nadd.s64 %rd13, %rd2, %rd12;\n"
-            "st.global.v4.f32 [%rd13], {%f30, %f31, %f32, %f33};\n");
+  entry(
+      "product", two_pointers,
+      product +
+          R"(mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f30, %f31, %f32, %f33}, {%r20, %r21, %r22, %r23}, {%r24, %r25}, {%f20, %f21, %f22, %f23};
+mul.wide.u32 %rd12, %r1, 16;
+add.s64 %rd13, %rd2, %rd12;
+st.global.v4.f32 [%rd13], {%f30, %f31, %f32, %f33};
+)");
   return true;
 }();
 
@@ -412,12 +508,16 @@ namespace {
 const bool copies = [] {
   entry("sized", two_pointers + ",\n\t.param .u32 size",
         ".shared .align 16 .b8 buffer[16];\n" + one_thread +
-            "ld.param.u32 %r10, [size];\nmov.u32 %r11, 5;\nst.shared.v4.u32 [buffer], {%r11, %r11, %r11, %r11};\n"
-            "cp.async.cg.shared.global [buffer], [%rd1], 16, %r10;\nld.shared.v4.u32 {%r20, %r21, %r22, %r23}, "
-            "[buffer];\n"
-            "cp.async.wait_all;\nld.shared.v4.u32 {%r24, %r25, %r26, %r27}, [buffer];\n"
-            "st.global.v4.u32 [%rd2], {%r20, %r21, %r22, %r23};\nst.global.v4.u32 [%rd2+16], {%r24, %r25, %r26, "
-            "%r27};\n");
+            R"(ld.param.u32 %r10, [size];
+mov.u32 %r11, 5;
+st.shared.v4.u32 [buffer], {%r11, %r11, %r11, %r11};
+cp.async.cg.shared.global [buffer], [%rd1], 16, %r10;
+ld.shared.v4.u32 {%r20, %r21, %r22, %r23}, [buffer];
+cp.async.wait_all;
+ld.shared.v4.u32 {%r24, %r25, %r26, %r27}, [buffer];
+st.global.v4.u32 [%rd2], {%r20, %r21, %r22, %r23};
+st.global.v4.u32 [%rd2+16], {%r24, %r25, %r26, %r27};
+)");
   // Three groups, and a copy that is in none yet; after each wait the first word of all four buffers.
   std::string body = ".shared .align 16 .b8 buffer[64];\n" + one_thread;
   int at = 0;

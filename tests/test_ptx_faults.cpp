@@ -268,10 +268,19 @@ void race(const std::string& what, int x, const std::string& first, const std::s
 const bool wrong = [] {
   source() += ".extern .shared .align 16 .b8 dynamic[];\n\n";
   faults.head =
-      ".shared .align 4 .b8 first[36];\n.shared .align 4 .b8 second[64];\n.local .align 16 .b8 depot[64];\nmov.u32 "
-      "%r20, dynamic;\n"
-      "mov.u32 %r21, first;\nmov.u32 %r22, second;\nmov.u64 %rd20, depot;\ncvta.local.u64 %rd21, %rd20;\n"
-      "mov.u64 %rd22, first;\ncvta.shared.u64 %rd22, %rd22;\nmov.u32 %r23, 17;\nld.param.u64 %rd23, [in];\n";
+      R"(.shared .align 4 .b8 first[36];
+.shared .align 4 .b8 second[64];
+.local .align 16 .b8 depot[64];
+mov.u32 %r20, dynamic;
+mov.u32 %r21, first;
+mov.u32 %r22, second;
+mov.u64 %rd20, depot;
+cvta.local.u64 %rd21, %rd20;
+mov.u64 %rd22, first;
+cvta.shared.u64 %rd22, %rd22;
+mov.u32 %r23, 17;
+ld.param.u64 %rd23, [in];
+)";
   std::istringstream all(accesses);
   for (std::string line; std::getline(all, line);) {
     const size_t bar = line.find(" | ");
@@ -284,12 +293,12 @@ const bool wrong = [] {
   faults.end();
 
   meetings.head = ".shared .align 16 .b8 buffer[512];\n";
-  const std::string halves = "mov.u32 %r12, %laneid;\nsetp.lt.u32 %p2, %r12, 16;\n@%p2 bra LOW_;\n",
-                    warps = "setp.lt.u32 %p2, %r1, 32;\n@%p2 bra LOW_;\n";
+  const std::string halves = "mov.u32 %r12, %laneid;\nsetp.lt.u32 %p2, %r12, 16;\n@%p2 bra LOW_;\n";
+  const std::string warps = "setp.lt.u32 %p2, %r1, 32;\n@%p2 bra LOW_;\n";
   const auto branches = [&](const std::string& what, const std::string& who, const std::string& high,
                             const std::string& low) {
-    meeting(what, replaced(who + high + ";\nbra END_;\nLOW_:\n.loc 1 77 1\n" + low + ";\nEND_:\n", "_",
-                           words(meetings.many)));
+    const std::string code = who + high + ";\nbra END_;\nLOW_:\n.loc 1 77 1\n" + low + ";\nEND_:\n";
+    meeting(what, replaced(code, "_", words(meetings.many)));
   };
   branches("barriers of two numbers", warps, "bar.sync 1", "bar.sync 0");
   branches("a barrier at two places of a warp", halves, "bar.sync 0", "bar.sync 0");
@@ -305,10 +314,11 @@ const bool wrong = [] {
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r1, %r2}, "
       "{%f1, %f2, %f3, %f4};";
   const std::string ldmatrix = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r10}, [%r11];";
+  const std::string without = "setp.eq.s32 %p2, %r1, 5;\n@%p2 ret;\n";
   meeting("mma", mma);
-  meeting("mma without lane 5", "setp.eq.s32 %p2, %r1, 5;\n@%p2 ret;\n" + mma);
+  meeting("mma without lane 5", without + mma);
   meeting("ldmatrix", "mov.u32 %r11, buffer;\n" + ldmatrix);
-  meeting("ldmatrix without lane 5", "mov.u32 %r11, buffer;\nsetp.eq.s32 %p2, %r1, 5;\n@%p2 ret;\n" + ldmatrix);
+  meeting("ldmatrix without lane 5", "mov.u32 %r11, buffer;\n" + without + ldmatrix);
   meeting("ldmatrix of no row", "mov.u32 %r11, buffer;\nmad.lo.s32 %r11, %r1, 8, %r11;\n" + ldmatrix);
   meetings.end();
 
@@ -336,6 +346,7 @@ const bool wrong = [] {
   race("race: two read, one of them writes", 33, read,
        replaced(read, "ld", "setp.eq.s32 %p2, %r1, 0;\n@%p2 ld") + ";\n", 0, write);
   race("fine: eight lanes", 32, write, "setp.lt.u32 %p2, %r1, 32;\n@%p2 ret;\nbar.warp.sync 0xff;\n", 33, read);
+  race("single bytes", 0, "st.shared.u8 [buffer], %rs1", none, 1, "st.shared.u8 [buffer+1], %rs1");
   race("race: a copy that has arrived, for its thread alone", 0, "cp.async.cg.shared.global [buffer], [%rd1], 16",
        "cp.async.wait_all;\n", 32, read);
   race("fine: a copy and a barrier", 0, "cp.async.cg.shared.global [buffer], [%rd1], 16",
@@ -345,9 +356,13 @@ const bool wrong = [] {
   // Threads and blocks in the order in which they run: the first word counts them.
   entry("order", two_pointers,
         begin +
-            "ld.global.u32 %r10, [%rd2];\nadd.s32 %r10, %r10, 1;\nst.global.u32 [%rd2], %r10;\nmul.wide.u32 %rd10, "
-            "%r10, 4;\n"
-            "add.s64 %rd10, %rd10, %rd2;\nst.global.u32 [%rd10], %r4;\n");
+            R"(ld.global.u32 %r10, [%rd2];
+add.s32 %r10, %r10, 1;
+st.global.u32 [%rd2], %r10;
+mul.wide.u32 %rd10, %r10, 4;
+add.s64 %rd10, %rd10, %rd2;
+st.global.u32 [%rd10], %r4;
+)");
 
   std::istringstream forms(unknown);
   for (std::string text; std::getline(forms, text);) {
@@ -369,8 +384,8 @@ void require_case_fault(const Cases& cases, const std::string& what, Word addres
 TEST_CASE("An access outside of global memory is reported, and its instruction") {
   constexpr Fault illegal = Fault::illegal_address, misaligned = Fault::misaligned_address;
   const Device<float> before(16), a(25), after(64);
-  const void* const gone = ptx::allocate(256);
-  REQUIRE(ptx::release(const_cast<void*>(gone)));
+  void* const gone = ptx::allocate(256);
+  REQUIRE(ptx::release(gone));
   const Word p = a.address();
   alignas(16) static float host[4];
   for (std::string what :
@@ -483,6 +498,7 @@ TEST_CASE("Races are found, and nothing else is") {
       CHECK(has(text, "with no barrier between") == (what[0] == 'r'));
     }
   }
+  require_case_fault(races, "single bytes", 0, Fault::launch_failure, {"knows no accesses to single bytes"});
 }
 
 TEST_CASE("PTX_ORDER: blocks and threads run in it") {
