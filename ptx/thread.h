@@ -202,7 +202,8 @@ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t c) {
   }
   return d;
 }
-// To an integer, towards zero; what does not fit becomes the nearest that does; NaN 0, of 64 bits the highest alone (9.7.9.21).
+// To an integer, towards zero; what does not fit becomes the nearest that does, and NaN 0, or of 64 bits the highest alone
+// (9.7.9.21).
 template <class T>
 inline T to_integer(float x) {
   constexpr T most = T(-1) < T(0) ? T((uint64_t{1} << (8 * sizeof(T) - 1)) - 1) : T(-1);

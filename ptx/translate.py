@@ -66,7 +66,8 @@ def wrapping(operator):
         d, a, b = operands
         kind = parts[-1] if parts[-1] == "f32" else "b" + parts[-1][1:]
         a, b = k.read(a, kind), k.read(b, kind)
-        return k.write(d, f"{a} {operator} {b}" if bits(kind) > 16 else f"{C[kind]}(uint32_t({a}) {operator} {b})", kind)
+        text = f"{a} {operator} {b}" if bits(kind) > 16 else f"{C[kind]}(uint32_t({a}) {operator} {b})"
+        return k.write(d, text, kind)
     return handler
 
 
@@ -136,7 +137,7 @@ def shift(direction):
 
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
            "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
-# Of floats ne is true of numbers alone, where C++'s != is true of a NaN; and those with a u are true of a NaN (9.3.1.2).
+# Of floats ne is true of numbers alone, where C++'s != is true of a NaN; those with a u are true of a NaN (9.3.1.2).
 FLOAT_COMPARE = {"ne": "{0} < {1} || {0} > {1}", "nan": "{0} != {0} || {1} != {1}", "num": "{0} == {0} && {1} == {1}",
                  "equ": "!({0} < {1} || {0} > {1})", "neu": "{0} != {1}", "ltu": "!({0} >= {1})", "leu": "!({0} > {1})",
                  "gtu": "!({0} <= {1})", "geu": "!({0} < {1})"}
@@ -322,7 +323,8 @@ INSTRUCTIONS = {
     "bfi": ("b32", integers("bfi", ["b32", "b32", "u32", "u32"])),
     "bfind": ("shiftamt.u32", integers("bfind_shiftamt", ["b32"])),
     "prmt": ("b32", integers("prmt", ["b32", "b32", "b32"])),
-    "setp": (f"(eq|ne).[bsu]{SIZE}|(lt|le|gt|ge).{INTEGER}|(lo|ls|hi|hs).u{SIZE}|((eq|ne|lt|le|gt|ge)u?|num|nan).f32", setp),
+    "setp": (f"(eq|ne).[bsu]{SIZE}|(lt|le|gt|ge).{INTEGER}|(lo|ls|hi|hs).u{SIZE}|((eq|ne|lt|le|gt|ge)u?|num|nan).f32",
+             setp),
     "selp": (f"f32|[bsu]{SIZE}", selp),
     "mov": (f"pred|f32|[bsu]{SIZE}", mov),
     "cvt": ("rn.bf16(x2)?.f32|[us](8|16|32|64).[us](8|16|32|64)|rn.f32.[us](8|16|32|64)|rzi.[us](8|16|32|64).f32", cvt),
@@ -442,9 +444,9 @@ class Kernel:
             return f"{C[kind]}({self.symbol(operand)})"
         raise Unknown
 
-    # An operation on floats gives one NaN (9.7.3), whatever its operands held; a CPU keeps their bits. That matters where the bits
-    # are seen: in memory and in integers. A register whose every NaN is of an operation gets it there; one that may hold another
-    # NaN as well, which is kept as it is, gets it when it is written.
+    # An operation on floats gives one NaN (9.7.3), whatever its operands held; a CPU keeps their bits. That matters where
+    # the bits are seen: in memory and in integers. A register whose every NaN is of an operation gets it there; one that
+    # may hold another NaN as well, which is kept as it is, gets it when it is written.
     def seen(self, operand, kind):
         text = self.read(operand, kind)
         return f"number({text})" if operand in self.computed and self.registers[operand] == kind == "f32" else text

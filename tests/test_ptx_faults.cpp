@@ -110,6 +110,11 @@ local    | st.u32 [%rd21+64], %r1
 local!   | ld.local.u32 %r10, [depot+2]
 local!   | ld.local.v4.u32 {%r10, %r11, %r12, %r13}, [depot+52]
 local    | ld.local.v2.u32 {%r10, %r11}, [depot+64]
+param-   | ld.param.u32 %r10, [which]
+param    | ld.param.u32 %r10, [which+4]
+param    | ld.param.u64 %rd10, [which]
+param    | ld.param.u32 %r10, [in+-4]
+param!   | ld.param.u32 %r10, [in+2]
 )";
 
 // No form that is known.
@@ -421,7 +426,9 @@ TEST_CASE("An access outside of global memory is reported, and its instruction")
                      {"more than its 16"});
 }
 
-TEST_CASE("An access outside of a shared variable or of local memory is reported") {
+TEST_CASE("An access outside of a shared variable, local memory or the parameters is reported") {
+  const std::map<char, std::string> says = {
+      {'s', "not all inside one variable"}, {'l', "nor the thread's own"}, {'p', "parameters: "}};
   const Device<float> a(25);
   for (const auto& [what, kind] : kind_of) {
     if (kind.starts_with("global")) continue;
@@ -432,7 +439,7 @@ TEST_CASE("An access outside of a shared variable or of local memory is reported
     else
       require_fault("faults", parameters, {40, 1, 1},
                     kind.ends_with('!') ? Fault::misaligned_address : Fault::illegal_address,
-                    {"thread (3,0,0)", kind[0] == 's' ? "not all inside one variable" : "nor the thread's own"});
+                    {"thread (3,0,0)", says.at(kind[0])});
   }
 }
 
