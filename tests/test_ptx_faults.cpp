@@ -400,6 +400,7 @@ TEST_CASE("An access outside of global memory is reported, and its instruction")
                        {thread, what, "0 bytes past the end of the live allocation before it, of 100 bytes"});
     require_case_fault(faults, what, p - 4, illegal,
                        {thread, what, "past the end of the live allocation before it, of 64 bytes"});
+    require_case_fault(faults, what, p + 60000, illegal, {thread, what, "59900 bytes past the end"});
     require_case_fault(faults, what, after.address() - 4, illegal, {thread, what, "past the end"});
     require_case_fault(faults, what, Word(gone), illegal, {thread, what, "past the end"});
     require_case_fault(faults, what, 0, illegal,
