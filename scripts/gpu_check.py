@@ -432,8 +432,8 @@ if __name__ == "__main__":
     if arguments[:1] == ["--fingerprint"]:
         sys.exit(compare_fingerprints(arguments[1], arguments[2:]))
     if arguments[:1] == ["--golden"]:
-        sys.exit(max(compare_fingerprints(arguments[1], (GOLDEN + more).replace("--steps=20", "--steps=" + arguments[2]).split())
-                     for more in ["", *OTHER_GOLDEN.values()]))
+        run = GOLDEN.replace("=20 ", f"={arguments[2]} ") + " --val-batches=1"  # (--steps, and --warmup, which may not be more)
+        sys.exit(max(compare_fingerprints(arguments[1], (run + more).split()) for more in ["", *OTHER_GOLDEN.values()]))
     if arguments[:1] == ["--rehearsal"]:
         sys.exit(main(arguments[1], arguments[2], None, arguments[3:], []))
     cublas_at = arguments.index("--cublas") if "--cublas" in arguments else len(arguments)

@@ -308,9 +308,10 @@ TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for 
   REQUIRE(refused.text ==
           "gpu-check: no stage is called 'bench'; expected some of: bitwise races drawn consumer fingerprint\n");
   // Two steps of README's four runs.
-  const Said golden = f.run("{repo}/scripts/gpu_check.py --golden ./train 2");
+  const Said golden = f.run("rm -f asked; {repo}/scripts/gpu_check.py --golden ./train 2");
   INFO(golden.text);
   REQUIRE(golden.exit_code == 0);
+  REQUIRE(count(f.read("asked"), "--steps=2 --lr=3e-3 --warmup=2 ") == 4);
   REQUIRE(count(golden.text, "cpu 0123, cuda 0123\n") == 4);
 }
 
