@@ -61,14 +61,14 @@ endif
 # Every program and test of a build links the operations and the layers of that build. What stands around them, flags, files
 # and the loop, computes nothing that a build would change: it is compiled once, and every build links the same, but for the
 # sanitizers' own.
-KERNELS := $(wildcard kernels/*.cu kernels/*.cpp)
+KERNELS := $(wildcard kernels/*.cu $(addprefix kernels/*/,*.cu *.cpp))
 LAYERS := $(wildcard layers/*.cu)
 HOST := train_gpt.cu $(filter-out training/main.cu,$(wildcard training/*.cu training/*.cpp dataloader/*.cpp))
 # $(1) the build, $(2) sources
 objects = $(addsuffix .o,$(addprefix $(BUILD)/$(1)/,$(basename $(2))))
 # The tuned CPU loops stand in X_cpu.cpp, and for these operations in X.cu itself: these get the flags of fast code.
 # Every other .cu is run on a CPU by the emulator alone.
-FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu kernels/round.cu
+FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu kernels/bf16/round.cu
 FAST_TESTS := tests/test_math.cpp tests/bench.cpp
 
 # The host's files are short and the headers that they share are long: those that read the same ones are compiled as one.
@@ -361,7 +361,7 @@ clean:  ## remove everything that was built
 	rm -rf $(BUILD) train
 
 format:  ## clang-format every source
-	clang-format -i $(wildcard *.cu */*.cu */*.cuh */*.h */*.cpp)
+	clang-format -i $(shell git ls-files "*.cu" "*.cuh" "*.h" "*.cpp")
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'

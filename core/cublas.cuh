@@ -1,5 +1,5 @@
 // cublas: what cuBLASLt needs between calls: its handle, a workspace, and the algorithm that was chosen for each shape.
-// A Context that was told use_cublas() holds one. kernels/matmul_cublas.cu
+// A Context that was told use_cublas() holds one. kernels/bf16/matmul_cublas.cu
 #pragma once
 #include "core/device.cuh"
 #ifdef __CUDACC__

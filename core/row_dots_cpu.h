@@ -1,5 +1,5 @@
 // row_dots_cpu: dot products with the rows of a matrix, each row read once and as it lies in memory. A product with one or a
-// few rows (kernels/matmul_cpu.cpp) and the scores of one query (kernels/cached_attention_cpu.cpp) are made of these. Their
+// few rows (kernels/cpu/matmul_cpu.cpp) and the scores of one query (kernels/decode/cached_attention_cpu.cpp) are made of these. Their
 // time is that of reading the matrix, so nothing is packed first.
 //
 //   chain[m][j] = chain over k of x[m][k] * row[j][k]

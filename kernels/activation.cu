@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(elementwise_block)
 // ---- launchers
 //
 // What layers call. A Context carries what a launch needs: the device to run on, the CUDA stream, scratch memory. On the
-// CPU, loops with OpenMP run instead (kernels/activation_cpu.cpp). With --device=emulated, launch() runs the kernels above on
+// CPU, loops with OpenMP run instead (kernels/cpu/activation_cpu.cpp). With --device=emulated, launch() runs the kernels above on
 // the CPU, thread by thread. Reals is a pointer that knows whether it points to floats or bf16 (core/storage.h):
 // with_storage() calls the function that follows with a value of that type, for which S then stands.
 

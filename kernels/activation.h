@@ -20,7 +20,7 @@ void activation_forward_ref(T* y, const T* x, size_t n, Activation act);
 template <class T>
 void activation_backward_ref(T* dx, const T* dy, const T* x, size_t n, Activation act);
 
-// Their twins for training on the CPU: kernels/activation_cpu.cpp
+// Their twins for training on the CPU: kernels/cpu/activation_cpu.cpp
 template <class S>
 void activation_forward_cpu(S* y, const S* x, size_t n, Activation act);
 template <class S>

@@ -53,7 +53,7 @@
 //   every tile that raises m, so the last bits of o depend on how many keys a tile has: a GPU with tiles of 64 keys, a CPU
 //   with tiles of 16 and the loops below would not agree. A chain that starts when m is known has no such product.
 //   The price: a GPU, which cannot keep a query's scores, computes them twice, 3 products a pair instead of 2.
-//   A CPU can keep them (kernels/attention_cpu.cpp).
+//   A CPU can keep them (kernels/cpu/attention_cpu.cpp).
 //
 // 3. Variants, each of them a change to a few of these lines.
 //   Grouped queries   KVH < H heads of keys and values: query head h reads kv head h / (H/KVH), rounded down.
@@ -78,7 +78,7 @@
 // shapes: q, o (B,T,H,D), k, v (B,T,KVH,D) f32; saves lse (B,H,T) | o, lse, dq, dk, dv are written, and p_ie and
 //   ds_ie (B,H,T) of a sink. Time is that of T min(T, W) pairs.
 // The forward's kernel is at the end of this file, backward's are in kernels/attention_backward.cu. In bf16 the operation has
-// an order of its own, that of tensor cores: kernels/attention_bf16.cu.
+// an order of its own, that of tensor cores: kernels/bf16/attention_bf16.cu.
 // --attn-score, --attn-sink, --window | tests/test_attention.cpp
 #include "kernels/attention.h"
 

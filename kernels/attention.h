@@ -106,7 +106,7 @@ void attention_backward_ref(Real* dq, Real* dk, Real* dv, Real* sink_p, Real* si
                             const Real* k, const Real* v, const Real* o, const Real* lse, const AttentionShape& s,
                             const SinkOf<Real>& sink);
 
-// ---- the same bits near the speed of a CPU's matrix products: kernels/attention_cpu.cpp
+// ---- the same bits near the speed of a CPU's matrix products: kernels/cpu/attention_cpu.cpp
 void attention_forward_cpu(float* o, float* lse, const float* q, const float* k, const float* v,
                            const AttentionShape& s, const Sink& sink, Context& ctx);
 void attention_backward_cpu(float* dq, float* dk, float* dv, float* sink_p, float* sink_ds, const float* dout,

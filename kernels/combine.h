@@ -20,7 +20,7 @@ template <class T>
 void combine_backward_ref(T* drows, T* dweight, const T* dy, const T* rows, const T* weight, const Dispatch& d,
                           const DispatchShape& s, size_t C);
 
-// Twins for training on the CPU: kernels/combine_cpu.cpp
+// Twins for training on the CPU: kernels/cpu/combine_cpu.cpp
 template <class S>
 void combine_forward_cpu(S* y, const S* rows, const float* weight, const S* plus, const Dispatch& d,
                          const DispatchShape& s, size_t C);

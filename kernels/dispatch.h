@@ -48,7 +48,7 @@ template <class T>
 void dispatch_gather_backward_ref(T* dx, Accumulate accumulate, const T* drows, const Dispatch& d,
                                   const DispatchShape& s, size_t C);
 
-// Twins for training on the CPU: kernels/dispatch_cpu.cpp
+// Twins for training on the CPU: kernels/cpu/dispatch_cpu.cpp
 template <class S>
 void dispatch_gather_cpu(S* rows, const S* x, const Dispatch& d, const DispatchShape& s, size_t C);
 template <class S>

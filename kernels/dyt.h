@@ -66,7 +66,7 @@ template <class T>
 void dyt_general_backward_ref(const DytGradientsOf<T>& out, const T* dy, const ResidualBackwardInOf<T>& in,
                               const T* alpha, const T* w, size_t N, size_t C);
 
-// ---- the CPU's twin: kernels/dyt_cpu.cpp
+// ---- the CPU's twin: kernels/cpu/dyt_cpu.cpp
 
 template <class S>
 void dyt_forward_cpu(const DytOutputsOf<S>& out, const ResidualInOf<S>& in, const float* alpha, const float* w,

@@ -93,7 +93,7 @@ template <class Real>
 void embedding_scale_backward_ref(Real* dscale, const Real* dh, const int* ids, const Real* weight, size_t N, size_t C,
                                   size_t V);
 
-// Twins for training on the CPU: kernels/embedding_cpu.cpp
+// Twins for training on the CPU: kernels/cpu/embedding_cpu.cpp
 template <class S>
 void embedding_forward_cpu(S* h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N, size_t C,
                            size_t V);

@@ -25,7 +25,7 @@ void gate_forward_ref(T* y, const T* x, const T* z, size_t N, size_t C, size_t g
 template <class T>
 void gate_backward_ref(T* dx, T* dz, const T* dy, const T* x, const T* z, size_t N, size_t C, size_t group, GateOp op);
 
-// Their twins for training on the CPU: kernels/gate_cpu.cpp
+// Their twins for training on the CPU: kernels/cpu/gate_cpu.cpp
 template <class S>
 void gate_forward_cpu(S* y, const S* x, const S* z, size_t N, size_t C, size_t group, const GateOp& op);
 template <class S>

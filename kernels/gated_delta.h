@@ -93,7 +93,7 @@ template <class Real>
 void gated_delta_backward_ref(const GatedDeltaGradientsOf<Real>& out, const GatedDeltaBackwardInOf<Real>& back,
                               const GatedDeltaInOf<Real>& in, const GatedDeltaShape& s);
 
-// ---- the same bits near the speed of a CPU's arithmetic: kernels/gated_delta_cpu.cpp
+// ---- the same bits near the speed of a CPU's arithmetic: kernels/cpu/gated_delta_cpu.cpp
 void gated_delta_forward_cpu(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s, Context& ctx);
 void gated_delta_backward_cpu(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back, const GatedDeltaIn& in,
                               const GatedDeltaShape& s, Context& ctx);

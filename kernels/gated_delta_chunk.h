@@ -23,7 +23,7 @@ template <class Real>
 void gated_delta_chunk_backward_ref(const GatedDeltaGradientsOf<Real>& out, const GatedDeltaBackwardInOf<Real>& back,
                                     const GatedDeltaInOf<Real>& in, const GatedDeltaShape& s);
 
-// ---- the same bits near the speed of a CPU's matrix products: kernels/gated_delta_chunk_cpu.cpp
+// ---- the same bits near the speed of a CPU's matrix products: kernels/cpu/gated_delta_chunk_cpu.cpp
 void gated_delta_chunk_forward_cpu(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s,
                                    Context& ctx);
 void gated_delta_chunk_backward_cpu(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back,

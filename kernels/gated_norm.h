@@ -61,7 +61,7 @@ void gated_norm_general_backward_ref(T* dx, T* dbranch, const GatedNormParameter
                                      const ResidualBackwardInOf<T>& in, const T* low, const T* r,
                                      const GatedNormParameters<const T*>& weights, const GatedNormShape& shape);
 
-// ---- the CPU's twin: kernels/gated_norm_cpu.cpp
+// ---- the CPU's twin: kernels/cpu/gated_norm_cpu.cpp
 
 template <class S>
 void gated_norm_forward_cpu(S* y, float* r, float* low, S* sum, const ResidualInOf<S>& in,

@@ -31,7 +31,7 @@ void swiglu_clamped_forward_ref(T* y, const T* g, const T* u, size_t n);
 template <class T>
 void swiglu_clamped_backward_ref(T* dg, T* du, const T* dy, const T* g, const T* u, size_t n);
 
-// Their twins for training on the CPU: kernels/glu_cpu.cpp
+// Their twins for training on the CPU: kernels/cpu/glu_cpu.cpp
 template <class S>
 void glu_forward_cpu(S* y, const S* g, const S* u, size_t n, Activation act);
 template <class S>

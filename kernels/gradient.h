@@ -19,7 +19,7 @@ void accumulate_gradient_ref(T* total, const T* g, size_t n);
 template <class T>
 void gradient_norm_ref(T* norm, const T* g, size_t n);
 
-// Their twins for training on the CPU: kernels/gradient_cpu.cpp
+// Their twins for training on the CPU: kernels/cpu/gradient_cpu.cpp
 void accumulate_gradient_cpu(float* total, const float* g, size_t n);
 void gradient_norm_cpu(float* norm, const float* g, size_t n, float* sums);
 

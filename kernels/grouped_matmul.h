@@ -44,7 +44,7 @@ void grouped_matmul_by_tile(float* C, const float* A, const float* B, const int*
 void grouped_matmul_tn_by_tile(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s,
                                Tile tile, Context& ctx);
 
-// ---- on the CPU: kernels/grouped_matmul_cpu.cpp
+// ---- on the CPU: kernels/cpu/grouped_matmul_cpu.cpp
 
 void grouped_matmul_cpu(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s,
                         Layout layout, Accumulate accumulate, const float* bias = nullptr);

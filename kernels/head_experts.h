@@ -25,7 +25,7 @@ void head_experts_forward_ref(T* y, T* s, const T* x, const T* z, const HeadExpe
 template <class T>
 void head_experts_backward_ref(T* dx, T* dz, const T* dy, const T* x, const T* s, const HeadExpertsShape& shape);
 
-// Their twins for training on the CPU: kernels/head_experts_cpu.cpp
+// Their twins for training on the CPU: kernels/cpu/head_experts_cpu.cpp
 template <class S>
 void head_experts_forward_cpu(S* y, float* s, const S* x, const float* z, const HeadExpertsShape& shape);
 template <class S>

@@ -30,7 +30,7 @@ void l2norm_forward_ref(T* y, T* r, const T* x, const L2normShape& s);
 template <class T>
 void l2norm_backward_ref(T* dx, const T* dy, const T* y, const T* r, const L2normShape& s);
 
-// Their twins for training on the CPU: kernels/l2norm_cpu.cpp
+// Their twins for training on the CPU: kernels/cpu/l2norm_cpu.cpp
 template <class S>
 void l2norm_forward_cpu(S* y, float* r, const S* x, const L2normShape& s);
 template <class S>

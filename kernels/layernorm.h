@@ -65,7 +65,7 @@ template <class T>
 void layernorm_general_backward_ref(const LayernormGradientsOf<T>& out, const T* dy, const ResidualBackwardInOf<T>& in,
                                     const T* w, const T* mean, const T* r, size_t N, size_t C);
 
-// ---- the CPU's twin: kernels/layernorm_cpu.cpp
+// ---- the CPU's twin: kernels/cpu/layernorm_cpu.cpp
 
 template <class S>
 void layernorm_forward_cpu(const LayernormOutputsOf<S>& out, const ResidualInOf<S>& in, const float* w, const float* b,

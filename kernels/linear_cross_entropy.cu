@@ -23,14 +23,14 @@
 //    Cut Your Losses (Wijmans et al. 2024, arXiv 2411.09009) keeps no logits at all. A chunk of about a thousand rows is of
 //    the size of W itself, and leaves the work to plain products.
 //
-// 4. With bf16. The three products multiply bf16 matrices (kernels/matmul_bf16.cu): h, a rounded copy of W, and dlogits, which
+// 4. With bf16. The three products multiply bf16 matrices (kernels/bf16/matmul_bf16.cu): h, a rounded copy of W, and dlogits, which
 //    are rounded once as they are written, to memory of their own. Logits, which are sums, stay floats, as do losses and dW,
 //    whose order is that of (3): a slice is the chain of products of matmul_bf16. dh is rounded once, at the end.
 //
 // exactly: the sum over a row in the row order (core/reduce.cuh); the maximum of a row has no order
 // shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), losses (N) f32; weight_copy (V,C) bf16; targets (N)
 //   of a chunk, overwritten: logits (chunk_rows, padded_vocab(V)) f32, dlogits the same in bf16
-// on the CPU: the row pass is tuned in kernels/linear_cross_entropy_cpu.cpp
+// on the CPU: the row pass is tuned in kernels/cpu/linear_cross_entropy_cpu.cpp
 // Logits for sampling are matmul alone. | tests/test_linear_cross_entropy.cpp
 #include "kernels/linear_cross_entropy.h"
 
@@ -42,7 +42,7 @@
 #include "core/quad.cuh"
 #include "core/reduce.cuh"
 #include "kernels/linear_cross_entropy.cuh"
-#include "kernels/matmul_bf16.h"
+#include "kernels/bf16/matmul_bf16.h"
 
 namespace gated {
 

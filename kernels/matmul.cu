@@ -21,7 +21,7 @@
 //
 // shapes: C (M,N); A (M,K), or (K,M) in tn; B (N,K) in nt, else (K,N); bias (N). M, N, K are this operation's letters:
 //   which sizes of the model they are depends on the layout, as above.
-// on the CPU: kernels/matmul_cpu.cpp, the same bits, tuned. By cuBLASLt: kernels/matmul_cublas.cu, not the same bits
+// on the CPU: kernels/cpu/matmul_cpu.cpp, the same bits, tuned. By cuBLASLt: kernels/bf16/matmul_cublas.cu, not the same bits
 // --matmul=exact|cublas | tests/test_matmul.cpp
 #include "kernels/matmul.h"
 

@@ -68,7 +68,7 @@ void matmul_by_plan(Matrix<float> C, Matrix<const float> A, Matrix<const float> 
                     Layout layout, Accumulate accumulate, const MatmulPlan& plan, Context& ctx,
                     const float* bias = nullptr);
 
-// ---- on the CPU: kernels/matmul_cpu.cpp
+// ---- on the CPU: kernels/cpu/matmul_cpu.cpp
 
 void matmul_cpu(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,
                 Layout layout, Accumulate accumulate, const float* bias = nullptr);
@@ -77,7 +77,7 @@ void matmul_cpu(float* C, const float* A, const float* B, size_t M, size_t N, si
 // The most bytes that a thread takes to pack its part of a product. It keeps them: of all products the largest counts.
 size_t matmul_cpu_workspace(size_t M, size_t N, size_t K, Accumulate accumulate);
 
-// ---- by cuBLASLt, where ctx.use_cublas() was called: kernels/matmul_cublas.cu
+// ---- by cuBLASLt, where ctx.use_cublas() was called: kernels/bf16/matmul_cublas.cu
 
 // What happens at the end of a product: any of the first two, or the third.
 struct CublasEpilogue {

@@ -21,7 +21,7 @@ void polynorm_forward_ref(T* y, T* r, const T* x, const T* w, const T* b, size_t
 template <class T>
 void polynorm_backward_ref(T* dx, T* dw, T* db, const T* dy, const T* x, const T* w, const T* r, size_t N, size_t C);
 
-// Twins for training on the CPU: kernels/polynorm_cpu.cpp. That of the backward writes dx and row_sums.
+// Twins for training on the CPU: kernels/cpu/polynorm_cpu.cpp. That of the backward writes dx and row_sums.
 template <class S>
 void polynorm_forward_cpu(S* y, float* r, const S* x, const float* w, const float* b, size_t N, size_t C, float eps);
 template <class S>

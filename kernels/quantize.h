@@ -30,7 +30,7 @@ void quantize_rows_ref(T* y, const T* x, size_t N, size_t C, QuantizedFormat for
 template <class T>
 void quantize_weight_ref(T* y, const T* w, const QuantizedWeight& shape, QuantizedFormat format);
 
-// Their twins for the CPU: kernels/quantize_cpu.cpp
+// Their twins for the CPU: kernels/cpu/quantize_cpu.cpp
 void quantize_rows_cpu(float* y, const float* x, size_t N, size_t C, QuantizedFormat format);
 void quantize_weight_cpu(float* y, const float* w, const QuantizedWeight& shape, QuantizedFormat format);
 

@@ -86,7 +86,7 @@ void residual_join_forward_ref(T* sum, const ResidualInOf<T>& in, size_t N, size
 template <class T>
 void residual_join_backward_ref(T* dx, T* dbranch, const T* dy, const ResidualBackwardInOf<T>& in, size_t N, size_t C);
 
-// ---- the CPU's twin: kernels/residual_cpu.cpp
+// ---- the CPU's twin: kernels/cpu/residual_cpu.cpp
 
 template <class S>
 void residual_forward_cpu(S* sum, const ResidualInOf<S>& in, size_t N, size_t C);

@@ -74,7 +74,7 @@ template <class T>
 void rmsnorm_general_backward_ref(const RmsnormGradientsOf<T>& out, const T* dy, const ResidualBackwardInOf<T>& in,
                                   const RmsnormWeightsOf<T>& weights, const T* r, size_t N, size_t C);
 
-// ---- the CPU's twin: kernels/rmsnorm_cpu.cpp
+// ---- the CPU's twin: kernels/cpu/rmsnorm_cpu.cpp
 
 template <class S>
 void rmsnorm_forward_cpu(const RmsnormOutputsOf<S>& out, const ResidualInOf<S>& in, const RmsnormWeights& weights,

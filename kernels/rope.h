@@ -54,7 +54,7 @@ template <class Real>
 void rope_backward_ref(Real* dx, const Real* dy, const Real* cos, const Real* sin, size_t B, size_t T, size_t H,
                        size_t D, size_t R);
 
-// The references' bits, on all cores: kernels/rope_cpu.cpp
+// The references' bits, on all cores: kernels/cpu/rope_cpu.cpp
 template <class S>
 void rope_forward_cpu(S* y, const S* x, const float* cos, const float* sin, size_t B, size_t T, size_t H, size_t D,
                       size_t R);

@@ -64,7 +64,7 @@ void router_backward_ref(T* dlogits, const T* dweight, const RouterOutOf<T>& sav
 template <class T>
 void router_report_ref(T* report, const T* p, const T* lse, const size_t* counts, const RouterShape& s);
 
-// Twins for training on the CPU: kernels/router_cpu.cpp
+// Twins for training on the CPU: kernels/cpu/router_cpu.cpp
 void router_forward_cpu(const RouterOut& out, const float* logits, const RouterShape& s);
 template <class S>
 void router_backward_cpu(S* dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,

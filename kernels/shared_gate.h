@@ -17,7 +17,7 @@ template <class T>
 void shared_gate_backward_ref(T* dx, T* dz, const T* dy, const T* x, const T* z, size_t N, size_t H, size_t D,
                               GateOp op);
 
-// Their twins for training on the CPU: kernels/shared_gate_cpu.cpp
+// Their twins for training on the CPU: kernels/cpu/shared_gate_cpu.cpp
 template <class S>
 void shared_gate_forward_cpu(S* y, const S* x, const S* z, size_t N, size_t H, size_t D, const GateOp& op);
 template <class S>

@@ -31,7 +31,7 @@ template <class Real>
 void short_conv_backward_ref(Real* dx, Real* dw, Real* dinitial, const Real* dy, const Real* dfinal, const Real* x,
                              const Real* w, const Real* initial, const ShortConvShape& s);
 
-// ---- their twins for training on the CPU: kernels/short_conv_cpu.cpp
+// ---- their twins for training on the CPU: kernels/cpu/short_conv_cpu.cpp
 template <class S>
 void short_conv_forward_cpu(S* y, S* final, const S* x, const float* w, const S* initial, const ShortConvShape& s,
                             Context& ctx);

@@ -28,7 +28,7 @@ void kv_bias_backward_ref(Real* dkey, Real* dvalue, const Real* sink_p, const Re
 template <class Real>
 void sink_backward_ref(Real* dsink, const Real* sink_ds, size_t B, size_t T, size_t H);
 
-// kv_bias_logits_ref's bits, on all cores: kernels/sinks_cpu.cpp
+// kv_bias_logits_ref's bits, on all cores: kernels/cpu/sinks_cpu.cpp
 template <class S>
 void kv_bias_logits_cpu(float* logit, const S* q, const float* key, const AttentionShape& s);
 

@@ -17,7 +17,7 @@ void static_gate_forward_ref(T* y, const T* x, const T* theta, size_t N, size_t 
 template <class T>
 void static_gate_backward_ref(T* dx, T* dtheta, const T* dy, const T* x, const T* theta, size_t N, size_t C, GateOp op);
 
-// Their twins for training on the CPU: kernels/static_gate_cpu.cpp
+// Their twins for training on the CPU: kernels/cpu/static_gate_cpu.cpp
 template <class S>
 void static_gate_forward_cpu(S* y, const S* x, const float* theta, size_t N, size_t C, const GateOp& op);
 template <class S>

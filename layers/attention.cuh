@@ -11,18 +11,18 @@
 //   --attn-score   softmax, or a sigmoid of each score alone                        kernels/attention.cu
 //   --attn-sink    a learnable logit per head, or a learnable key and value         kernels/sinks.cu
 //   --window       how far back a query sees                                        kernels/attention.cu
-//   --precision    over bf16 arrays the same on tensor cores                        kernels/attention_bf16.cu
+//   --precision    over bf16 arrays the same on tensor cores                        kernels/bf16/attention_bf16.cu
 //   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cu, activation.cu
 //
 // Of sequences that grow token by token it keeps k and v as attention reads them, gated, normed and rotated: the KV cache.
-// A layer with a window keeps as many tokens as the window has.                                    kernels/cached_attention.cu
+// A layer with a window keeps as many tokens as the window has.                                    kernels/decode/cached_attention.cu
 // shapes: x, y (N,C), N = B*T; q, o (B,T,H,D); k, v (B,T,KVH,D) | tests/test_model.cpp
 #pragma once
 #include "kernels/activation.h"
 #include "kernels/attention.h"
-#include "kernels/attention_bf16.h"
-#include "kernels/cached_attention.h"
-#include "kernels/cached_attention_bf16.h"
+#include "kernels/bf16/attention_bf16.h"
+#include "kernels/decode/cached_attention.h"
+#include "kernels/decode/cached_attention_bf16.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/sinks.h"

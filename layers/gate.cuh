@@ -7,7 +7,7 @@
 //   --gate-op=add        + in place of *
 // shapes: x (N,C); in, y (N,heads,D) | tests/test_model.cpp
 #pragma once
-#include "kernels/attention_bf16.h"
+#include "kernels/bf16/attention_bf16.h"
 #include "kernels/gate.h"
 #include "kernels/shared_gate.h"
 #include "kernels/static_gate.h"

@@ -13,7 +13,7 @@
 //   g and beta   how much the state forgets, how much it takes in        kernels/decay.cu
 //   the rule     one state (Dk,Dv) for every value head; token by token  kernels/gated_delta.cu
 //                with --delta=chunk 64 tokens at a time                  kernels/gated_delta_chunk.cu
-//                over bf16 arrays the same on tensor cores               kernels/gated_delta_bf16.cu
+//                over bf16 arrays the same on tensor cores               kernels/bf16/gated_delta_bf16.cu
 //
 // Of sequences that grow token by token it keeps the state, and of the convolution the last W-1 inputs. In chunks, whose sums
 // have an order of their own, a token has the bits of its place in its chunk: so the state before the chunk is kept, and
@@ -27,7 +27,7 @@
 #include "kernels/decay.h"
 #include "kernels/gate.h"
 #include "kernels/gated_delta.h"
-#include "kernels/gated_delta_bf16.h"
+#include "kernels/bf16/gated_delta_bf16.h"
 #include "kernels/gated_delta_chunk.h"
 #include "kernels/l2norm.h"
 #include "kernels/rmsnorm.h"

@@ -3,7 +3,7 @@
 #include "core/philox.cuh"
 #include "kernels/embedding.h"
 #include "kernels/linear_cross_entropy.h"
-#include "kernels/matmul_bf16.h"
+#include "kernels/bf16/matmul_bf16.h"
 #include "kernels/mean.h"
 #include "layers/model_state.cuh"
 

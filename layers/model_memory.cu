@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "kernels/linear_cross_entropy.h"
-#include "kernels/matmul_bf16.h"
+#include "kernels/bf16/matmul_bf16.h"
 #include "kernels/mean.h"
 #include "layers/model_state.cuh"
 

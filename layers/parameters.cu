@@ -4,7 +4,7 @@
 
 #include "core/host_math.h"
 #include "core/philox.cuh"
-#include "kernels/round.h"
+#include "kernels/bf16/round.h"
 
 namespace gated {
 

@@ -486,7 +486,7 @@ layers/gate.cuh
   z_.as<bf16>(), group_, «config_.op => GateOp()»
 layers/attention.cuh
   gate_.fits_output_of_attention() &&¶           «config_.sdpa_out == SdpaOut::plain => true»
-kernels/attention_bf16.cuh
+kernels/bf16/attention_bf16.cuh
   return s.first_key(i0) / block * «block => (block - 1)»;
   s.end_query(j0 + block < s.T ? «j0 + block - 1 => j0» : s.T - 1)
   return m == -INFINITY ? «0.0f => m» : m;
@@ -494,13 +494,13 @@ kernels/attention_bf16.cuh
   (score == AttentionScore::softmax ? p : «p * (1.0f - p) => p») * (dp - delta)
   * («dp - delta => dp»);
   chain[«d / 8 % 8 => d % 8»] = fused(
-kernels/cached_attention_bf16.cuh
+kernels/decode/cached_attention_bf16.cuh
   return end < slots ? 0 : «end - slots => end - slots + 1»;
   «token >= first() && token < end => token < end»;
   «token % slots => token % (slots + 1)» * D;
 
 [gated delta rule of bf16]
-kernels/gated_delta_bf16_steps.h
+kernels/bf16/gated_delta_bf16_steps.h
   A[at] = j < i ? «beta[i] * (gamma[at] * kk[at]) => gamma[at] * kk[at]» : Real(0);
   P[at] = rounded(«gamma[at] * qk[at] => qk[at]»);
   end[i] = exact_exp(«c[tokens - 1] - c[i] => c[tokens - 1]»);
@@ -510,14 +510,14 @@ kernels/gated_delta_bf16_steps.h
   row_dot(Du + i * Dv, X + i * Dv, Dv) - «sum_of_eight(chain) => Real(0)»;
   dc[tokens - 1] + «fused(start[tokens - 1], state_dot(Sb, dSb, size), all) => all»;
   const bool first = «h % s.group() == 0 => true»;
-kernels/gated_delta_bf16.cu
+kernels/bf16/gated_delta_bf16.cu
   «copies.template wait<0>(); => ;»¶    __syncthreads();  // A
   «__syncthreads(); => ;»  // B
   «__syncthreads(); => ;»  // C
   «__syncthreads(); => ;»  // A is there
   state.scale(«exact_exp(last) => 1.0f», s.Dk);
   const bool there = «at.t0 + i < s.T => true»;
-kernels/gated_delta_bf16_backward.cu
+kernels/bf16/gated_delta_bf16_backward.cu
   «__syncthreads(); => ;»  // B
   «__syncthreads(); => ;»  // C
   if («r > 0 => false») given[e] = sum[e] + given[e];
@@ -609,13 +609,13 @@ kernels/linear_cross_entropy.cu
   fetch(row + «gridDim.x => 1», v);
   const bool kept = row_bytes + «chains_bytes => 0» <= shared_limit();
   const float* l = kept ? kept_row : «logits + row * ld => kept_row»;
-kernels/matmul_bf16_tile.cuh
+kernels/bf16/matmul_bf16_tile.cuh
   const Quad u = «stored_quad<Out>(x) => x»;
   if («block.K > matmul_bf16_slice => false») {
   if («block.accumulate => false») {
-kernels/matmul_bf16.cu
+kernels/bf16/matmul_bf16.cu
   activation_forward(to.y, C, n, «to.act => Activation::silu», ctx);
-kernels/grouped_matmul_bf16.cu
+kernels/bf16/grouped_matmul_bf16.cu
   if («rows > 0 => true») multiply(e, row, rows);
   if (device == Device::cpu) return «matmul_bf16_scratch(s.N, s.K, s.M, Layout::tn, device) => 0»;
   return «tall_groups(s.M, s.E, matmul_bf16_slice) => 0» * s.N * s.K
@@ -712,7 +712,7 @@ def tests_for(faults):
     """Those of the program, and of operations with faults. test_floors reads the source's text, which differs in the copy."""
     names = sorted(name for name in os.listdir(os.path.join(ROOT, "tests")) if re.fullmatch(r"test_.*\.cpp", name))
     of_the_program = re.compile(r'"(layers|training|dataloader|tests/small_|\./train)')
-    operations = {re.sub(r"kernels/(\w+).*", r"test_\1.cpp", f.file) for f in faults}
+    operations = {re.sub(r"kernels/(?:\w+/)?(\w+).*", r"test_\1.cpp", f.file) for f in faults}
     wanted = [n for n in names if n in operations or of_the_program.search(read("tests/" + n))]
     return [n[:-4] for n in wanted if n != "test_floors.cpp"]
 

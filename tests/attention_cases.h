@@ -1,6 +1,6 @@
 // attention_cases: shapes, inputs and outputs that the tests of attention share, of floats and of bf16.
 #pragma once
-#include "kernels/cached_attention.h"
+#include "kernels/decode/cached_attention.h"
 #include "tests/harness.h"
 
 namespace gated::attention_cases {

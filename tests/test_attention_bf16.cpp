@@ -1,6 +1,6 @@
 // attention_bf16: the reference against attention in double; the CPU's code and the kernels against the reference, bit for bit; and
 // what windows, sigmoid scores, sinks and strides promise.
-#include "kernels/attention_bf16.h"
+#include "kernels/bf16/attention_bf16.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // cached_attention: a sequence that grows token by token against attention over all of it, and the CPU's code and the kernels
 // against the reference, with rings that wrap, sinks, sigmoid scores and grouped heads.
-#include "kernels/cached_attention.h"
+#include "kernels/decode/cached_attention.h"
 
 #include "tests/attention_cases.h"
 

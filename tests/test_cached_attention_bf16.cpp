@@ -1,6 +1,6 @@
 // cached_attention_bf16: a sequence that grows token by token has the rows of attention_bf16 over all of it, bit for bit, with rings
 // that wrap, sinks, sigmoid scores and grouped heads.
-#include "kernels/cached_attention_bf16.h"
+#include "kernels/decode/cached_attention_bf16.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // gated_delta_bf16: in double it is the recurrence; how far it is from that in bf16; the CPU's code and the kernels against the
 // reference, bit for bit; and what cut sequences, rows after a token and strides promise.
-#include "kernels/gated_delta_bf16.h"
+#include "kernels/bf16/gated_delta_bf16.h"
 
 #include "tests/gated_delta_cases.h"
 #include "tests/refusal.h"

@@ -6,9 +6,9 @@
 
 #include "core/launch.cuh"
 #include "core/philox.cuh"
-#include "kernels/matmul_bf16.h"
+#include "kernels/bf16/matmul_bf16.h"
 #include "kernels/mean.h"
-#include "kernels/round.h"
+#include "kernels/bf16/round.h"
 #include "tests/harness.h"
 #include "tests/refusal.h"
 #include "tests/small_runs.h"

@@ -1,5 +1,5 @@
 // grouped_matmul_bf16: the bits of one product of bf16 matrices per expert, however many rows each has.
-#include "kernels/grouped_matmul_bf16.h"
+#include "kernels/bf16/grouped_matmul_bf16.h"
 
 #include "tests/grouped_cases.h"
 

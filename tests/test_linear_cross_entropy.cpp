@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "core/math.cuh"
-#include "kernels/matmul_bf16.h"
+#include "kernels/bf16/matmul_bf16.h"
 #include "tests/harness.h"
 
 using namespace gated;

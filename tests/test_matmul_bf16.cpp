@@ -1,6 +1,6 @@
 // matmul_bf16: the reference against sums in double and against the instruction by hand; the CPU's code and the kernel against the
 // reference, bit for bit.
-#include "kernels/matmul_bf16.h"
+#include "kernels/bf16/matmul_bf16.h"
 
 #include <algorithm>
 

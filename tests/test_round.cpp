@@ -1,5 +1,5 @@
 // round: whole arrays are rounded as one number is (tests/test_number_formats.cpp).
-#include "kernels/round.h"
+#include "kernels/bf16/round.h"
 
 #include "tests/harness.h"
 

@@ -81,7 +81,10 @@ TEST_CASE("scripts: no kernel asks for fmaxf or fminf", "[scripts]") {
   };
   f.write("a.cu", "// fmaxf(a, b)\ny = a / fmaxf(b, c);\nz = fmin(a, b);  // fmax(a, b)\nrow_fmax(a);\n");
   REQUIRE(found("a.cu") == "a.cu:2:y = a / fmaxf(b, c);\na.cu:3:z = fmin(a, b);  \n");
-  REQUIRE(found("{repo}/kernels/*.cu {repo}/kernels/*.cuh {repo}/core/*.cuh") == "");
+  REQUIRE(
+      found(
+          "{repo}/kernels/*.cu {repo}/kernels/*.cuh {repo}/kernels/*/*.cu {repo}/kernels/*/*.cuh {repo}/core/*.cuh") ==
+      "");
 }
 
 namespace {

@@ -379,9 +379,9 @@ void list_arithmetic_flags(FlagTable& t, Config& c) {
   t.choice<bool>(
       "--matmul", c.cublas,
       {{"exact", false, "kernels/matmul.cu", "the project's own kernels: the bits of the CPU"},
-       {"cublas", true, "kernels/matmul_cublas.cu", "cuBLASLt: equal from run to run, but not the CPU's bits"}},
+       {"cublas", true, "kernels/bf16/matmul_cublas.cu", "cuBLASLt: equal from run to run, but not the CPU's bits"}},
       "who multiplies matrices on a GPU");
-  t.on_off("--tf32", c.tf32, "kernels/matmul_cublas.cu",
+  t.on_off("--tf32", c.tf32, "kernels/bf16/matmul_cublas.cu",
            "cuBLASLt rounds what it multiplies to TF32, for tensor cores");
 }
 
@@ -396,7 +396,7 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.choice<DeviceChoice>(
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "training/main.cu", "cuda where a GPU answers, cpu elsewhere"},
-       {"cpu", DeviceChoice::cpu, "kernels/matmul_cpu.cpp", "the references and the tuned CPU kernels"},
+       {"cpu", DeviceChoice::cpu, "kernels/cpu/matmul_cpu.cpp", "the references and the tuned CPU kernels"},
        {"cuda", DeviceChoice::cuda, "core/device.cuh", "the kernels on a GPU"},
        {"emulated", DeviceChoice::emulated, "core/simt.h", "the same kernels on the CPU, thread by thread: slow"}},
       "where to run; --matmul=exact gives the same bits on all");

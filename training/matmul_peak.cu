@@ -6,8 +6,8 @@
 #include "core/launch.cuh"
 #include "core/philox.cuh"
 #include "kernels/matmul.h"
-#include "kernels/matmul_bf16.h"
-#include "kernels/round.h"
+#include "kernels/bf16/matmul_bf16.h"
+#include "kernels/bf16/round.h"
 
 namespace gated {
 

@@ -1,0 +1,227 @@
+// attention_bf16_tile: the two products that the kernels of attention_bf16 are made of. Included by kernels/bf16/attention_bf16.cu
+// and kernels/bf16/attention_bf16_backward.cu, which say what they are for.
+//
+//   product      S[row][column]  += chain over d of A[row][d] * B[column][d]                   scores, and dp
+//   accumulate   acc[row][d]     += chain over columns of weight[row][column] * X[column][d]   o, dq, dk and dv
+//
+// A block has 128 threads and 64 rows, a warp 16 of them: A and the rows of S and acc are its own, B and X are for all. A lane
+// holds of S and acc what core/mma.cuh says of C, in tiles of 16 x 8. With g = lane / 4 and t = lane % 4:
+//
+//               columns of one step of accumulate: 16
+//               S[2n]   0 1  2 3  4 5  6 7 | S[2n+1]  8 9  10 11  12 13  14 15
+//    row g      x[0..1] t=0  t=1  t=2  t=3 | x[0..1]  t=0   t=1    t=2    t=3
+//    row g+8    x[2..3]                    | x[2..3]
+//
+// As a left factor (A in core/mma.cuh) a lane holds of row g the columns 2t, 2t+1 and 2t+8, 2t+9, and the same of row g+8: those
+// are the numbers that it has. So weights, rounded, two to a register, are the next product's factor as they stand:
+//
+//    A.x[0] = S[2n].x[0..1]   A.x[1] = S[2n].x[2..3]   A.x[2] = S[2n+1].x[0..1]   A.x[3] = S[2n+1].x[2..3]
+//
+// Rows of D elements lie in shared memory in chunks of 8 (16 bytes), chunk c of row r at c xor r % 8: ldmatrix reads one chunk of
+// eight rows at a time, which would else all lie in the same banks.
+//
+// D may be any multiple of 16. `columns` is what registers and shared memory have room for; `whole` says that D is just that, so
+// that no loop asks.
+#pragma once
+#include <initializer_list>
+
+#include "core/mma_tile.cuh"
+#include "kernels/bf16/attention_bf16.cuh"
+
+namespace gated::attention_bf16 {
+
+using namespace mma_tile;
+
+// How many blocks an SM shall hold at once, where a thread has so many columns of sums: it decides how many registers the thread
+// may have, 128, 168 or 255.
+constexpr int blocks_an_sm(int columns) {
+  return columns <= 64 ? 4 : columns <= 128 ? 3 : 2;
+}
+
+// Room for the elements of a row.
+constexpr size_t columns_for(size_t D) {
+  return D == 64 ? 64 : D <= 128 ? 128 : 256;
+}
+
+void require_shape(const char* name, const AttentionShape& s, const Sink& sink,
+                   std::initializer_list<const bf16*> arrays);
+
+// The T rows of one head: `stride` elements from one to the next.
+struct Rows {
+  const bf16* data;
+  size_t stride, count;
+  __device__ bool has(size_t row) const { return row < count; }
+  __device__ size_t at(size_t row) const { return row * stride; }
+};
+
+// Which of the queries i0 .. i0 + queries - 1, as far as they are tokens, see which of the keys j0 .. j0 + keys - 1.
+// Differences of rows are below 64, so what is beyond 128 may be 128: small integers will do.
+class Mask {
+ public:
+  __device__ Mask(const AttentionShape& s, size_t i0, int queries, size_t j0, int keys)
+      : behind_(small(ptrdiff_t(i0 - j0))),
+        reach_(small(ptrdiff_t(s.reach() - (i0 - j0)))),
+        tokens_(small(ptrdiff_t(s.T - i0))),
+        all_(behind_ >= keys - 1 && queries <= reach_ && queries <= tokens_) {}
+  __device__ bool all() const { return all_; }
+  __device__ bool operator()(int query, int key) const {
+    return query < tokens_ && query + behind_ >= key && query - key < reach_;
+  }
+
+ private:
+  __device__ static int small(ptrdiff_t x) { return x > 128 ? 128 : x < -128 ? -128 : int(x); }
+  int behind_, reach_, tokens_;
+  bool all_;
+};
+
+// Sums over d become weights; base(n, e) is that of an element. The question which score stands outside of the loop.
+template <int tiles, class Base>
+__device__ inline void weights_of(MmaC (&x)[tiles], AttentionScore score, float scale, Base base) {
+  const auto all = [&](auto weight) {
+#pragma unroll
+    for (int n = 0; n < tiles; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) x[n].x[e] = weight(x[n].x[e], base(n, e));
+  };
+  if (score == AttentionScore::softmax)
+    all([&](float sum, float b) { return weight_of(AttentionScore::softmax, sum, scale, b); });
+  else
+    all([&](float sum, float b) { return weight_of(AttentionScore::sigmoid, sum, scale, b); });
+}
+
+// A tile of scores c becomes the weights of the online softmax, as far as the two rows of a lane go: -inf is the score of a
+// masked pair, m and l are those of the tiles before and become those with this one, and alpha is what sums over values are
+// multiplied by.
+__device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], float (&l)[2], float (&alpha)[2],
+                                      AttentionScore kind, float bias, float scale) {
+  float base[2] = {-bias, -bias};
+  alpha[0] = alpha[1] = 1.0f;
+  if (kind == AttentionScore::softmax)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float largest = max_of(score[0].x[2 * r], score[0].x[2 * r + 1]);
+#pragma unroll
+      for (int n = 1; n < int(block) / 8; n++)
+        largest = max_of(max_of(score[n].x[2 * r], score[n].x[2 * r + 1]), largest);
+      for (int flip = 1; flip < 4; flip *= 2) largest = max_of(__shfl_xor_sync(0xffffffffu, largest, flip), largest);
+      const float before = m[r];
+      m[r] = max_of(largest * scale, before);
+      base[r] = finite_max(m[r]);
+      alpha[r] = exact_exp(before - base[r]);
+    }
+  weights_of(score, kind, scale, [&](int, int e) { return base[e / 2]; });
+  // Columns of a lane are 2t and 2t + 1 mod 8: two of the eight sums.
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll
+    for (int n = 0; n < int(block) / 8; n++) {
+      even = even + score[n].x[2 * r];
+      odd = odd + score[n].x[2 * r + 1];
+    }
+    l[r] = fused(l[r], alpha[r], sum_of_quad(even + odd));
+  }
+}
+
+// ---- tiles in shared memory: rows of up to `columns` elements
+
+template <int columns, bool whole>
+struct Tile {
+  static constexpr int chunks = columns / chunk;
+
+  __device__ static int place(int row, int c) { return (row * chunks + (c ^ row % 8)) * chunk; }
+  __device__ static bool inside(int d, size_t D) { return whole || size_t(d) < D; }
+
+  // Asks for `count` rows from row0 on; those that are not there are 0.
+  template <class RowsOf>
+  __device__ static void copy(bf16* to, const RowsOf& x, size_t row0, int count, size_t D, AsyncCopies& copies) {
+    for (int i = threadIdx.x; i < count * chunks; i += threads) {
+      const int row = i / chunks, c = i % chunks;
+      if (!inside(c * chunk, D)) continue;
+      const bool there = x.has(row0 + row);
+      copies.copy16(to + place(row, c), there ? x.data + x.at(row0 + row) + c * chunk : x.data, there ? 16 : 0);
+    }
+  }
+
+  // Of 64 rows those of this warp.
+  __device__ static const bf16* own(const bf16* tile) { return tile + threadIdx.x / 32 * 16 * columns; }
+
+  // sum[n] goes on with the chains over D of 16 rows of `a` and rows 8n .. 8n + 7 of `b`, which has `count` rows. Both begin at a
+  // multiple of 8 rows of a tile.
+  template <int count>
+  __device__ static void product(MmaC (&sum)[count / 8], const bf16* a, const bf16* b, size_t D) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int d = 0; d < columns; d += int(mma_depth)) {
+      if (!inside(d, D)) break;
+      MmaA left;
+      ldmatrix<false>(left.x, a + place(lane % 16, d / chunk + lane / 16));
+#pragma unroll
+      for (int n = 0; n < count / 8; n += 2) {
+        uint32_t x[4];
+        ldmatrix<false>(x, b + place(8 * n + lane % 16, d / chunk + lane / 16));
+        mma(sum[n], left, MmaB{{x[0], x[2]}});
+        mma(sum[n + 1], left, MmaB{{x[1], x[3]}});
+      }
+    }
+  }
+
+  // sum[n] goes on with the chains over the `count` rows of x of weight[row] * x[row][column0 + 8n ..].
+  template <int count, int sums>
+  __device__ static void accumulate(MmaC (&sum)[sums], const MmaC (&weight)[count / 8], const bf16* x, int column0,
+                                    size_t D) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < count / 8; k += 2) {
+      const MmaC &w = weight[k], &next = weight[k + 1];
+      const MmaA left = {{two_bf16(w.x[0], w.x[1]), two_bf16(w.x[2], w.x[3]), two_bf16(next.x[0], next.x[1]),
+                          two_bf16(next.x[2], next.x[3])}};
+#pragma unroll
+      for (int n = 0; n < sums; n += 2) {
+        if (!inside(column0 + 8 * n, D)) break;
+        uint32_t right[4];
+        ldmatrix<true>(right, x + place(8 * k + lane / 16 * 8 + lane % 8, column0 / chunk + n + lane / 8 % 2));
+        mma(sum[n], left, MmaB{{right[0], right[2]}});
+        mma(sum[n + 1], left, MmaB{{right[1], right[3]}});
+      }
+    }
+  }
+
+  // x[row0 + row][column0 + column] = sum, rounded, where that exists. It passes through the warp's own rows of a tile that
+  // nobody reads any more: so a warp writes 16 neighbouring bytes a lane.
+  template <int sums>
+  __device__ static void store(bf16* x, size_t stride, size_t T, size_t row0, int column0, size_t D,
+                               const MmaC (&sum)[sums], bf16* tile) {
+    using Pair = uint32_t __attribute__((may_alias));
+    __syncwarp();  // the rows have been read
+#pragma unroll
+    for (int n = 0; n < sums; n++)
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        *reinterpret_cast<Pair*>(tile + place(row_of_lane(half), n) + column_of_lane(0, 0)) =
+            two_bf16(sum[n].x[2 * half], sum[n].x[2 * half + 1]);
+    __syncwarp();  // the rows are written
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
+    for (int i = lane; i < 16 * sums; i += 32) {
+      const int row = warp_row + i / sums, c = i % sums;
+      if (row0 + row < T && inside(column0 + c * chunk, D))
+        *reinterpret_cast<Chunk*>(x + (row0 + row) * stride + column0 + c * chunk) =
+            *reinterpret_cast<const Chunk*>(tile + place(row, c));
+    }
+  }
+  // f(row, column, x, the next) for the numbers of whole rows that this warp has stored last, two neighbours at a time. Lanes
+  // have neighbouring pairs.
+  template <class F>
+  __device__ static void each_stored_pair(size_t T, size_t row0, size_t D, const bf16* tile, F f) {
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
+#pragma unroll 1
+    for (int i = lane; i < 16 * columns / 2; i += 32) {
+      const int row = warp_row + i / (columns / 2), d = i % (columns / 2) * 2;
+      if (row0 + row >= T || !inside(d, D)) continue;
+      const bf16* const x = tile + place(row, d / chunk) + d % chunk;
+      f(row0 + row, d, x[0], x[1]);
+    }
+  }
+};
+
+}  // namespace gated::attention_bf16

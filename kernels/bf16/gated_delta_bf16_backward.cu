@@ -1,0 +1,481 @@
+// gated_delta_bf16_backward: the kernels of gated_delta_bf16's backward. Maths, what is computed and references:
+// kernels/bf16/gated_delta_bf16.cu. Panels and their product: kernels/bf16/gated_delta_bf16_tile.cuh
+//
+// Three kernels, one after the other:
+//   make       c, T and P of every chunk, as for the forward        a block a chunk of a value head
+//   dstate     du, Du, dv and the gradients of the states           a block 64 columns of a value head's state, backwards
+//   gradient   dq, dk, dg and dbeta                                 a block a chunk of a key head, for its value heads
+// Only `dstate` walks over a sequence.
+// tests/test_gated_delta_bf16.cpp
+#include "core/launch.cuh"
+#include "kernels/bf16/gated_delta_bf16_state.cuh"
+
+namespace gated {
+
+namespace gated_delta_bf16 {
+
+// What `dstate` leaves for `gradient`, in scratch.
+struct Left {
+  bf16* dkept;             // (B,Hv,chunks,Dk,Dv): dS' of every chunk, rounded
+  bf16* Du;                // (B,T,Hv,Dv)
+  float *dq_sum, *dk_sum;  // (B,T,Hk,Dk), where value heads share a key: what those so far give to it
+};
+
+// Bytes of shared memory with one chunk of k, q, T^, P^ and do in it, or with two: one that is multiplied and one that is copied.
+constexpr size_t dstate_shared(size_t keys, size_t buffers) {
+  return (buffers * (2 * keys / 64 + 3) + keys / 64 + 3) * panel * sizeof(bf16);
+}
+
+// The dot of two rows so far, of a lane: row_dot's chains of its columns (kernels/bf16/gated_delta_bf16_steps.h).
+struct RowDot {
+  float even = 0.0f, odd = 0.0f;
+  __device__ void add(const Two& x, const Two& y) {
+    even = fused(x.x[0], y.x[0], even);
+    odd = fused(x.x[1], y.x[1], odd);
+  }
+  // All four lanes of a row get it.
+  __device__ float total() const { return sum_of_quad(even + odd); }
+};
+
+// state_dot by the threads of a block; `sums_of_warps` (4) is shared, and the result is for those after the next barrier.
+__device__ inline void state_dot_of_block(float* sums_of_warps, const bf16* S, const bf16* dS, size_t n) {
+  float sum = 0.0f;
+  for (size_t e = threadIdx.x * chunk; e < n; e += state_chains * chunk) {
+    const Chunk x = *reinterpret_cast<const Chunk*>(S + e), y = *reinterpret_cast<const Chunk*>(dS + e);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      sum = fused(bits_float(x.x[i] << 16), bits_float(y.x[i] << 16), sum);
+      sum = fused(bits_float(x.x[i] & 0xffff0000u), bits_float(y.x[i] & 0xffff0000u), sum);
+    }
+  }
+  for (int flip = 1; flip < 32; flip *= 2) sum = sum + __shfl_xor_sync(0xffffffffu, sum, flip);
+  if (threadIdx.x % 32 == 0) sums_of_warps[threadIdx.x / 32] = sum;
+}
+
+}  // namespace gated_delta_bf16
+
+// ---- kernels
+
+// Per chunk, with dS in registers:
+//
+//    dS'^ to shared memory | du = G_n k dS'^ + P^T do, a^ | Du = T^T du^, dv, z^ | dS = e^c_n dS' + q a^ + k z^
+//                          A                              B                      C                             D
+//   A   dS'^ is there, and k, q, T^, P^ and do of the chunk; with two buffers every warp is done with the chunk before, into
+//       whose place the next is copied
+//   B   du^ and a^ are there; nobody reads dS'^, P^ and do any more
+//   C   z^ is there, and Du^ and dv^ in the places of do and P^; nobody reads du^ any more
+//   D   with one buffer: every warp is done with the chunk
+// Grid (B*Hv, columns).
+template <int keys, int buffers>
+__global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
+    gated_delta_bf16_dstate_kernel(GatedDeltaBf16Gradients out, GatedDeltaBf16BackwardIn back, GatedDeltaBf16In in,
+                                   gated_delta_bf16::Made made, gated_delta_bf16::Left left, GatedDeltaShape s) {
+  using namespace gated_delta_bf16;
+  DYNAMIC_SHARED(bf16, shared);
+  constexpr int buffer = (2 * keys / 64 + 3) * panel;
+  bf16 *const rounded_dS = shared, *const du = rounded_dS + keys / 64 * panel, *const a = du + panel,
+              *const z = a + panel;
+  const auto buffer_of = [&](size_t n) { return z + panel + n % buffers * buffer; };
+  const size_t column0 = size_t(blockIdx.y) * panel_columns;
+  const int row0 = threadIdx.x / 32 * 16;
+
+  AsyncCopies copies;
+  const auto copy = [&](size_t n) {
+    const Place at(s, blockIdx.x, n);
+    bf16 *const k = buffer_of(n), *const q = k + keys / 64 * panel, *const rest = q + keys / 64 * panel;
+    copy_panels(k, keys_of(in.k, s, at), at.t0, copies);
+    copy_panels(q, keys_of(in.q, s, at), at.t0, copies);
+    copy_panel(rest, made.T_of(at), 0, 0, int(tokens), copies);
+    copy_panel(rest + panel, made.P_of(at), 0, 0, int(tokens), copies);
+    copy_panel(rest + 2 * panel, outputs_of(back.dout, s, at), at.t0, column0, int(tokens), copies);
+    copies.commit();
+  };
+  const size_t chunks = chunks_of(s);
+  copy(chunks - 1);
+  StateColumns<keys> state;
+  constexpr int unrolled = StateColumns<keys>::unrolled;
+  const Place first(s, blockIdx.x, 0);
+  state.load(back.dfinal ? back.dfinal + s.state(first.b, first.h) : nullptr, s, column0);
+
+  for (size_t n = chunks; n-- > 0;) {
+    const Place at(s, blockIdx.x, n);
+    bf16 *const k = buffer_of(n), *const q = k + keys / 64 * panel, *const T = q + keys / 64 * panel,
+                *const P = T + panel, *const dout = P + panel;
+    const float *const c = made.c_of(at), *const beta = made.beta_of(at), last = c[tokens - 1];
+    state.round_to(rounded_dS, s.Dk);
+    copies.template wait<0>();
+    __syncthreads();  // A
+    if (buffers == 2 && n > 0) copy(n - 1);
+    write_panel(left.dkept + kept_state(s, at.b, at.h, n) + column0, s.Dv, s.Dk, s.Dv - column0, rounded_dS, keys);
+
+    MmaC sum[sums] = {};
+    multiply_panels<Lies::straight, Lies::turned, unrolled>(sum, k, row0, rounded_dS, s.Dk);
+    for_each_pair([&](int tile, int half) {
+      const int row = row_of_lane(half);
+      const float to_end = exact_exp(last - c[row]), start = exact_exp(c[row]);
+      for (int e = 2 * half; e < 2 * half + 2; e++) sum[tile].x[e] = to_end * sum[tile].x[e];
+      const Two d = load_two(dout + pair_place(row, tile));
+      store_two(a + pair_place(row, tile), start * d.x[0], start * d.x[1]);
+    });
+    multiply<Lies::turned, Lies::turned, unrolled>(sum, P, row0, dout, tokens);
+    for_each_pair([&](int tile, int half) {
+      store_two(du + pair_place(row_of_lane(half), tile), sum[tile].x[2 * half], sum[tile].x[2 * half + 1]);
+    });
+    __syncthreads();  // B
+    MmaC Du[sums] = {};
+    multiply<Lies::turned, Lies::turned, unrolled>(Du, T, row0, du, tokens);
+    for_each_pair([&](int tile, int half) {
+      const int row = row_of_lane(half), place = pair_place(row, tile);
+      const float strength = beta[row], less = -(exact_exp(c[row]) * strength);
+      const float low = Du[tile].x[2 * half], high = Du[tile].x[2 * half + 1];
+      store_two(dout + place, low, high);
+      store_two(P + place, strength * low, strength * high);
+      store_two(z + place, less * low, less * high);
+    });
+    __syncthreads();  // C
+    const size_t rows = s.T - at.t0, columns = s.Dv - column0;
+    write_panel(left.Du + s.o_row(at.b, at.t0, at.h) + column0, s.Hv * s.Dv, rows, columns, dout, int(tokens));
+    write_panel(out.dv + s.v_row(at.b, at.t0, at.h) + column0, s.v_step(), rows, columns, P, int(tokens));
+    state.scale(exact_exp(last), s.Dk);
+    state.add(q, a, s.Dk);
+    state.add(k, z, s.Dk);
+    if (buffers == 1) {
+      __syncthreads();  // D
+      if (n > 0) copy(n - 1);
+    }
+  }
+  if (out.dinitial) state.store(out.dinitial + s.state(first.b, first.h), s, column0);
+}
+
+namespace gated_delta_bf16 {
+
+// What the rows of a lane are multiplied by.
+struct RowFactors {
+  float start[2], less[2], to_end[2];  // e^c, -m, e^(c_n - c)
+};
+
+__device__ inline void scale_rows(MmaC (&x)[sums], const float (&factor)[2]) {
+  for_each_pair([&](int tile, int half) {
+    for (int e = 2 * half; e < 2 * half + 2; e++) x[tile].x[e] = factor[half] * x[tile].x[e];
+  });
+}
+
+// The dots of rows that dc is made of.
+struct RowDots {
+  RowDot q_dq[2], k_plus[2], k_minus[2], k_written[2];
+};
+
+// A block of the gradient kernel: what all its value heads share. `at` is the head whose turn it is, number r of those that read
+// the key head.
+struct GradientBlock {
+  const GatedDeltaBf16Gradients& out;
+  const GatedDeltaBf16BackwardIn& back;
+  const Left& left;
+  const GatedDeltaShape& s;
+  AsyncCopies& copies;
+  bf16 *keys, *queries;                              // panels of the whole key
+  bf16 *toP, *toL, *dout, *Du, *u, *fourth, *fifth;  // panels
+  float *c, *beta, *dc, *written;                    // (64)
+
+  __device__ static int row0() { return threadIdx.x / 32 * 16; }
+
+  // After it the panels that copy_all() copies are there.
+  template <class Copies>
+  __device__ void bring(Copies copy_all) const {
+    __syncthreads();  // nobody reads what was there before
+    copy_all();
+    copies.commit();
+    copies.template wait<0>();
+    __syncthreads();
+  }
+  __device__ void copy_values(bf16* to, const bf16* x, const Place& at, size_t column0) const {
+    copy_panel(to, outputs_of(x, s, at), at.t0, column0, int(tokens), copies);
+  }
+  __device__ void copy_state(bf16* to, const bf16* x, const Place& at, size_t d0, size_t column0) const {
+    copy_panel(to, state_of(x, s, at), d0, column0, panel_columns, copies);
+  }
+
+  // dP, DL, and Du.X of the lane's rows.
+  __device__ void multiply_values(MmaC (&dP)[sums], MmaC (&dL)[sums], RowDot (&to_beta)[2], const Place& at) const {
+    for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
+      bring([&] {
+        copy_values(dout, back.dout, at, column0);
+        copy_values(Du, left.Du, at, column0);
+        copy_values(u, back.u, at, column0);
+        copy_values(fourth, back.miss, at, column0);
+      });
+      multiply<Lies::straight, Lies::straight>(dP, dout, row0(), u, s.Dv - column0);
+      multiply<Lies::straight, Lies::straight>(dL, Du, row0(), u, s.Dv - column0);
+      for_each_pair([&](int tile, int half) {
+        const int place = pair_place(row_of_lane(half), tile);
+        if (column0 + tile * 8 < s.Dv) to_beta[half].add(load_two(Du + place), load_two(fourth + place));
+      });
+    }
+  }
+
+  __device__ void make_toP(const MmaC (&dP)[sums]) const {
+    for_each_pair([&](int tile, int half) {
+      const int row = row_of_lane(half);
+      float p[2] = {};
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int column = column_of_lane(tile, e);
+        if (column <= row) p[e] = exact_exp(c[row] - c[column]) * dP[tile].x[2 * half + e];
+      }
+      store_two(toP + pair_place(row, tile), p[0], p[1]);
+    });
+  }
+
+  // less_beta: the sum over L_ij DL_ij.
+  __device__ void make_toL(RowDot (&less_beta)[2], const MmaC (&dL)[sums]) const {
+    MmaC kk[sums] = {};
+    multiply_panels<Lies::straight, Lies::straight>(kk, keys, row0(), keys, s.Dk);
+    for_each_pair([&](int tile, int half) {
+      const int row = row_of_lane(half);
+      float l[2] = {};
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int column = column_of_lane(tile, e);
+        if (column >= row) continue;
+        const float gamma = exact_exp(c[row] - c[column]), DL = dL[tile].x[2 * half + e];
+        l[e] = -(gamma * (beta[row] * DL));
+        float& chain = e ? less_beta[half].odd : less_beta[half].even;
+        chain = fused(gamma * kk[tile].x[2 * half + e], DL, chain);
+      }
+      store_two(toL + pair_place(row, tile), l[0], l[1]);
+    });
+  }
+
+  // toP, toL and dbeta.
+  __device__ void make_gradients_of_scores(const Place& at) const {
+    MmaC dP[sums] = {}, dL[sums] = {};
+    RowDot to_beta[2], less_beta[2];
+    multiply_values(dP, dL, to_beta, at);
+    // (one after the other, as registers have not room for three such sums and what comes of them)
+    make_toP(dP);
+    make_toL(less_beta, dL);
+    for (int half = 0; half < 2; half++) {
+      const size_t t = at.t0 + row_of_lane(half);
+      const float dbeta = to_beta[half].total() - less_beta[half].total();
+      if (threadIdx.x % 4 == 0 && t < s.T) out.dbeta[s.number(at.b, t, at.h)] = dbeta;
+    }
+  }
+
+  __device__ RowFactors row_factors() const {
+    RowFactors f;
+    for (int half = 0; half < 2; half++) {
+      const int row = row_of_lane(half);
+      f.start[half] = exact_exp(c[row]);
+      f.less[half] = -(f.start[half] * beta[row]);
+      f.to_end[half] = exact_exp(c[tokens - 1] - c[row]);
+    }
+    return f;
+  }
+
+  // Dots of rows of 64 columns of a key, from d0 on, and of x.
+  __device__ void add_dots(RowDot (&to)[2], const bf16* rows, const MmaC (&x)[sums], size_t d0) const {
+    for_each_pair([&](int tile, int half) {
+      if (d0 + tile * 8 < s.Dk)
+        to[half].add(load_two(rows + pair_place(row_of_lane(half), tile)),
+                     {{x[tile].x[2 * half], x[tile].x[2 * half + 1]}});
+    });
+  }
+
+  // x joins what the heads before have given, and goes out with the last.
+  __device__ void give(bf16* to, float* so_far, const MmaC (&x)[sums], const Place& at, size_t key_head, size_t r,
+                       size_t d0) const {
+    for_each_pair([&](int tile, int half) {
+      const size_t t = at.t0 + row_of_lane(half), column = d0 + column_of_lane(tile, 0);
+      if (t >= s.T || column >= s.Dk) return;
+      float* const sum = so_far + ((at.b * s.T + t) * s.Hk + key_head) * s.Dk + column;
+      float given[2];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        given[e] = x[tile].x[2 * half + e];
+        if (r > 0) given[e] = sum[e] + given[e];
+        if (r + 1 < s.group()) sum[e] = given[e];
+      }
+      if (r + 1 == s.group()) store_two(to + s.qk_row(at.b, t, at.h) + column, given[0], given[1]);
+    });
+  }
+
+  // 64 columns of dq, of panel p.
+  __device__ void make_dq(RowDots& dots, const RowFactors& factors, const Place& at, size_t key_head, size_t r,
+                          int p) const {
+    const size_t d0 = size_t(p) * panel_columns;
+    MmaC dq[sums] = {};
+    for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
+      bring([&] {  // (after its first barrier toP and toL are there)
+        copy_values(dout, back.dout, at, column0);
+        copy_state(fourth, back.kept, at, d0, column0);
+      });
+      multiply<Lies::straight, Lies::straight>(dq, dout, row0(), fourth, s.Dv - column0);
+    }
+    scale_rows(dq, factors.start);
+    multiply<Lies::straight, Lies::turned>(dq, toP, row0(), keys + p * panel, tokens);
+    add_dots(dots.q_dq, queries + p * panel, dq, d0);
+    give(out.dq, left.dq_sum, dq, at, key_head, r, d0);
+  }
+
+  // 64 columns of dk, which is plus and minus.
+  __device__ void make_dk(RowDots& dots, const RowFactors& factors, const Place& at, size_t key_head, size_t r,
+                          int p) const {
+    const size_t d0 = size_t(p) * panel_columns;
+    const bf16 *const k = keys + p * panel, *const q = queries + p * panel;
+    MmaC plus[sums] = {}, minus[sums] = {};
+    for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
+      bring([&] {
+        copy_values(Du, left.Du, at, column0);
+        copy_values(u, back.u, at, column0);
+        copy_state(fourth, back.kept, at, d0, column0);
+        copy_state(fifth, left.dkept, at, d0, column0);
+      });
+      multiply<Lies::straight, Lies::straight>(plus, Du, row0(), fourth, s.Dv - column0);
+      multiply<Lies::straight, Lies::straight>(minus, u, row0(), fifth, s.Dv - column0);
+    }
+    scale_rows(plus, factors.less);
+    scale_rows(minus, factors.to_end);
+    add_dots(dots.k_written, k, minus, d0);
+    multiply<Lies::straight, Lies::turned>(plus, toL, row0(), k, tokens);
+    multiply<Lies::turned, Lies::turned>(minus, toP, row0(), q, tokens);
+    multiply<Lies::turned, Lies::turned>(minus, toL, row0(), k, tokens);
+    add_dots(dots.k_plus, k, plus, d0);
+    add_dots(dots.k_minus, k, minus, d0);
+    for_each_pair([&](int tile, int half) {
+      for (int e = 2 * half; e < 2 * half + 2; e++) plus[tile].x[e] = plus[tile].x[e] + minus[tile].x[e];
+    });
+    give(out.dk, left.dk_sum, plus, at, key_head, r, d0);
+  }
+
+  // dg, of the dots and of <S, dS'>, which state_sums (4) has.
+  __device__ void make_dg(RowDots& dots, const float* state_sums, const Place& at) const {
+    const int i = threadIdx.x;
+    for (int half = 0; half < 2; half++) {
+      const float of_row = (dots.q_dq[half].total() + dots.k_plus[half].total()) - dots.k_minus[half].total();
+      const float of_write = dots.k_written[half].total();
+      if (i % 4 > 0) continue;
+      dc[row_of_lane(half)] = of_row;
+      written[row_of_lane(half)] = of_write;
+    }
+    __syncthreads();  // dc and written are there
+    if (i == 0) {
+      float all = 0.0f, dg = 0.0f;
+      for (int j = 0; j < int(tokens); j++) all = all + written[j];
+      const float product = (state_sums[0] + state_sums[1]) + (state_sums[2] + state_sums[3]);
+      dc[tokens - 1] = dc[tokens - 1] + fused(exact_exp(c[tokens - 1]), product, all);
+      for (int j = int(tokens); j-- > 0;) dc[j] = dg = dg + dc[j];
+    }
+    __syncthreads();  // dg is there; the next head may write c, beta and state_sums
+    if (i < int(tokens) && at.t0 + i < s.T) out.dg[s.number(at.b, at.t0 + i, at.h)] = dc[i];
+  }
+};
+
+}  // namespace gated_delta_bf16
+
+// A value head takes two passes. The first adds up dP, DL and Du.X over panels of values, and makes toP and toL of them; the
+// second makes dq, and then plus and minus, 64 columns of a key at a time, over the panels that each of them wants. (All three
+// at once would not fit into a thread's registers.) Queries and keys stay in shared memory, what has values passes by.
+// Grid (B*Hk*chunks).
+__global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
+    gated_delta_bf16_gradient_kernel(GatedDeltaBf16Gradients out, GatedDeltaBf16BackwardIn back, GatedDeltaBf16In in,
+                                     gated_delta_bf16::Made made, gated_delta_bf16::Left left, GatedDeltaShape s) {
+  using namespace gated_delta_bf16;
+  DYNAMIC_SHARED(bf16, shared);
+  STATIC_SHARED(float, c, [tokens]);
+  STATIC_SHARED(float, beta, [tokens]);
+  STATIC_SHARED(float, dc, [tokens]);
+  STATIC_SHARED(float, written, [tokens]);
+  STATIC_SHARED(float, state_sums, [threads / 32]);
+  const size_t chunks = chunks_of(s), n = blockIdx.x % chunks, b = blockIdx.x / chunks / s.Hk,
+               key_head = blockIdx.x / chunks % s.Hk;
+  const int panels = int(ceil_div(s.Dk, size_t{panel_columns})), i = threadIdx.x;
+  bf16 *const queries = shared + panels * panel, *const rest = queries + panels * panel;
+
+  AsyncCopies copies;
+  const Place any(s, b * s.Hv + key_head * s.group(), n);
+  copy_panels(shared, keys_of(in.k, s, any), any.t0, copies);
+  copy_panels(queries, keys_of(in.q, s, any), any.t0, copies);
+  copies.commit();
+
+  const GradientBlock block = {.out = out,
+                               .back = back,
+                               .left = left,
+                               .s = s,
+                               .copies = copies,
+                               .keys = shared,
+                               .queries = queries,
+                               .toP = rest,
+                               .toL = rest + panel,
+                               .dout = rest + 2 * panel,
+                               .Du = rest + 3 * panel,
+                               .u = rest + 4 * panel,
+                               .fourth = rest + 5 * panel,
+                               .fifth = rest + 6 * panel,
+                               .c = c,
+                               .beta = beta,
+                               .dc = dc,
+                               .written = written};
+  for (size_t r = 0; r < s.group(); r++) {
+    const Place at(s, b * s.Hv + key_head * s.group() + r, n);
+    if (i < int(tokens)) {
+      c[i] = made.c_of(at)[i];
+      beta[i] = made.beta_of(at)[i];
+    }
+    const size_t state = kept_state(s, at.b, at.h, n);
+    state_dot_of_block(state_sums, back.kept + state, left.dkept + state, s.Dk * s.Dv);
+
+    block.make_gradients_of_scores(at);
+    RowDots dots;
+    for (int p = 0; p < panels; p++) {
+      const RowFactors factors = block.row_factors();
+      block.make_dq(dots, factors, at, key_head, r, p);
+      block.make_dk(dots, factors, at, key_head, r, p);
+    }
+    block.make_dg(dots, state_sums, at);
+  }
+}
+
+// ---- launchers
+
+namespace gated_delta_bf16 {
+
+static size_t left_bytes(const GatedDeltaShape& s) {
+  const size_t sums = s.group() > 1 ? 2 * s.B * s.T * s.Hk * s.Dk : 0;
+  return (gated_delta_bf16_kept_size(s) + s.B * s.T * s.Hv * s.Dv) * sizeof(bf16) + sums * sizeof(float);
+}
+
+}  // namespace gated_delta_bf16
+
+void gated_delta_bf16_backward(const GatedDeltaBf16Gradients& out, const GatedDeltaBf16BackwardIn& back,
+                               const GatedDeltaBf16In& in, const GatedDeltaShape& s, Context& ctx) {
+  using namespace gated_delta_bf16;
+  require_shape("gated_delta_bf16_backward", s,
+                {out.dq, out.dk, out.dv, back.dout, back.kept, back.u, back.miss, in.q, in.k, in.v});
+  if (ctx.device == Device::cpu) return gated_delta_bf16_backward_cpu(out, back, in, s, ctx);
+  emulate_mma(ctx);
+  unsigned char* const scratch = ctx.scratch<unsigned char>(gated_delta_bf16_backward_scratch(s, ctx.device));
+  const Made made = make(scratch, in, s, ctx);
+  Left left;
+  left.dkept = reinterpret_cast<bf16*>(scratch + made_bytes(s));
+  left.Du = left.dkept + gated_delta_bf16_kept_size(s);
+  left.dq_sum = reinterpret_cast<float*>(left.Du + s.B * s.T * s.Hv * s.Dv);
+  left.dk_sum = left.dq_sum + s.B * s.T * s.Hk * s.Dk;
+  const size_t room = key_room(s.Dk), panels = ceil_div(s.Dk, size_t{panel_columns});
+  // Two chunks where a block has room for them: on an A100 or H100 with keys of up to 128.
+  const bool two = room <= 128 && dstate_shared(room, 2) <= shared_limit();
+  const auto dstate_kernel =
+      room == 64    ? two ? gated_delta_bf16_dstate_kernel<64, 2> : gated_delta_bf16_dstate_kernel<64, 1>
+         : room == 128 ? two ? gated_delta_bf16_dstate_kernel<128, 2> : gated_delta_bf16_dstate_kernel<128, 1>
+                       : gated_delta_bf16_dstate_kernel<256, 1>;
+  launch(dstate_kernel, dim3(grid_of(s.B * s.Hv).x, unsigned(ceil_div(s.Dv, size_t{panel_columns}))), threads,
+         dstate_shared(room, two ? 2 : 1), ctx, out, back, in, made, left, s);
+  launch(gated_delta_bf16_gradient_kernel, grid_of(s.B * s.Hk * chunks_of(s)), threads,
+         (2 * panels + 7) * panel * sizeof(bf16), ctx, out, back, in, made, left, s);
+}
+
+size_t gated_delta_bf16_backward_scratch(const GatedDeltaShape& s, Device device) {
+  using namespace gated_delta_bf16;
+  return device == Device::cpu ? gated_delta_bf16_cpu_scratch(s) : made_bytes(s) + left_bytes(s);
+}
+
+}  // namespace gated

@@ -1,0 +1,166 @@
+// gated_delta_bf16_tile: panels in shared memory and the product that the kernels of gated_delta_bf16 are made of. Included by
+// kernels/bf16/gated_delta_bf16.cu and kernels/bf16/gated_delta_bf16_backward.cu.
+//
+// A panel has rows of 64 bf16, in chunks of 8 (16 bytes): chunk c of row r lies at c xor r % 8, so that ldmatrix, which reads one
+// chunk of eight rows at a time, finds them in different banks. A matrix of more columns is a row of panels. Every matrix of a
+// product is a panel, either as it lies or turned, which ldmatrix does on the way:
+//
+//               as it lies                   turned
+//    left       element (m,k) in row m       element (m,k) in row k
+//    right      element (k,n) in row n       element (k,n) in row k
+//
+// A block has four warps. Each makes 16 rows of a product of 64 columns: eight tiles of 16 x 8 (core/mma.cuh).
+#pragma once
+#include "core/mma_tile.cuh"
+#include "kernels/bf16/gated_delta_bf16.cuh"
+
+namespace gated::gated_delta_bf16 {
+
+using namespace mma_tile;
+
+constexpr int panel_columns = 64, panel_chunks = panel_columns / chunk;
+constexpr int panel = int(tokens) * panel_columns;  // elements of one with 64 rows
+constexpr int sums = panel_columns / 8;             // tiles of a warp
+
+// Room for so many elements of a key, in kernels that keep a state.
+constexpr size_t key_room(size_t Dk) {
+  return Dk <= 64 ? 64 : Dk <= 128 ? 128 : 256;
+}
+
+__device__ inline int place(int row, int c) {
+  return (row * panel_chunks + (c ^ row % 8)) * chunk;
+}
+// Where the two neighbours lie that a lane has of row `row` in tile n.
+__device__ inline int pair_place(int row, int n) {
+  return place(row, n) + column_of_lane(0, 0);
+}
+struct Two {
+  float x[2];
+};
+using Pair = uint32_t __attribute__((may_alias));
+__device__ inline Two load_two(const bf16* p) {
+  const uint32_t pair = *reinterpret_cast<const Pair*>(p);
+  return {{bits_float(pair << 16), bits_float(pair & 0xffff0000u)}};
+}
+__device__ inline void store_two(bf16* p, float low, float high) {
+  *reinterpret_cast<Pair*>(p) = two_bf16(low, high);
+}
+
+// A matrix in global memory.
+struct Matrix {
+  const bf16* at;
+  size_t stride, rows, columns;
+};
+
+// Asks for `count` rows and 64 columns from (row0,column0) on; what is not there is 0.
+__device__ inline void copy_panel(bf16* to, const Matrix& x, size_t row0, size_t column0, int count,
+                                  AsyncCopies& copies) {
+#pragma unroll 1  // so that addresses of one copy alone are in registers
+  for (int i = threadIdx.x; i < count * panel_chunks; i += threads) {
+    const int row = i / panel_chunks, c = i % panel_chunks;
+    const size_t from_row = row0 + row, column = column0 + c * chunk;
+    const bool there = from_row < x.rows && column < x.columns;
+    copies.copy16(to + place(row, c), there ? x.at + from_row * x.stride + column : x.at, there ? 16 : 0);
+  }
+}
+// The 64 rows from row0 on, in so many panels as the matrix has columns for.
+__device__ inline void copy_panels(bf16* to, const Matrix& x, size_t row0, AsyncCopies& copies) {
+  for (size_t p = 0; p * panel_columns < x.columns; p++)
+    copy_panel(to + p * panel, x, row0, p * panel_columns, int(tokens), copies);
+}
+// A panel of up to `count` rows to global memory, as far as it is there.
+__device__ inline void write_panel(bf16* to, size_t stride, size_t rows, size_t columns, const bf16* from, int count) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count * panel_chunks; i += threads) {
+    const int row = i / panel_chunks, c = i % panel_chunks;
+    if (size_t(row) < rows && size_t(c) * chunk < columns)
+      *reinterpret_cast<Chunk*>(to + row * stride + c * chunk) = *reinterpret_cast<const Chunk*>(from + place(row, c));
+  }
+}
+
+enum class Lies { straight, turned };
+
+// sum goes on with the chains over k < depth, or over 64 where that is more: row m of the 16 is row0 + m of the left factor.
+// unrolled: so many steps of k in a row; each wants registers for its addresses.
+template <Lies left_lies, Lies right_lies, int unrolled = 4>
+__device__ inline void multiply(MmaC (&sum)[sums], const bf16* left, int row0, const bf16* right, size_t depth) {
+  const int lane = threadIdx.x % 32, low = lane % 16, high = lane / 16;
+  const int row = high * 8 + lane % 8, column = lane / 8 % 2;
+#pragma unroll unrolled
+  for (int k = 0; k < panel_columns; k += int(mma_depth)) {
+    if (size_t(k) >= depth) break;
+    MmaA a;
+    if constexpr (left_lies == Lies::straight)
+      ldmatrix<false>(a.x, left + place(row0 + low, k / chunk + high));
+    else
+      ldmatrix<true>(a.x, left + place(k + row, row0 / chunk + column));
+#pragma unroll
+    for (int n = 0; n < sums; n += 2) {
+      uint32_t b[4];
+      if constexpr (right_lies == Lies::straight)
+        ldmatrix<false>(b, right + place(8 * n + low, k / chunk + high));
+      else
+        ldmatrix<true>(b, right + place(k + row, n + column));
+      mma(sum[n], a, MmaB{{b[0], b[2]}});
+      mma(sum[n + 1], a, MmaB{{b[1], b[3]}});
+    }
+  }
+}
+
+// The same over a contraction of D, in panels that lie one after the other.
+template <Lies left_lies, Lies right_lies, int unrolled = 4>
+__device__ inline void multiply_panels(MmaC (&sum)[sums], const bf16* left, int row0, const bf16* right, size_t D) {
+  for (size_t p = 0; p * panel_columns < D; p++)
+    multiply<left_lies, right_lies, unrolled>(sum, left + p * panel, row0, right + p * panel, D - p * panel_columns);
+}
+
+// f(n, half) for every tile and both rows of a lane.
+template <class F>
+__device__ inline void for_each_pair(F f) {
+#pragma unroll
+  for (int n = 0; n < sums; n++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) f(n, half);
+}
+
+// A chunk of a value head, and its number among all.
+struct Place {
+  size_t b, h, n, number, t0;
+  __device__ Place(const GatedDeltaShape& s, size_t head, size_t chunk_of_head)
+      : b(head / s.Hv), h(head % s.Hv), n(chunk_of_head), number(head * chunks_of(s) + n), t0(n * tokens) {}
+};
+// What one kernel makes of q, k, g and beta of every chunk for the others, in scratch. After the last token c stays as it is, and
+// beta is 0.
+struct Made {
+  float *c, *beta;  // (B,Hv,chunks,64)
+  bf16 *T, *P;      // (B,Hv,chunks,64,64)
+
+  __device__ const float* c_of(const Place& at) const { return c + at.number * tokens; }
+  __device__ const float* beta_of(const Place& at) const { return beta + at.number * tokens; }
+  __device__ Matrix T_of(const Place& at) const {
+    return {T + at.number * panel, panel_columns, tokens, panel_columns};
+  }
+  __device__ Matrix P_of(const Place& at) const {
+    return {P + at.number * panel, panel_columns, tokens, panel_columns};
+  }
+};
+
+__device__ inline Matrix keys_of(const bf16* x, const GatedDeltaShape& s, const Place& at) {
+  return {x + s.qk_row(at.b, 0, at.h), s.qk_step(), s.T, s.Dk};
+}
+__device__ inline Matrix values_of(const bf16* x, const GatedDeltaShape& s, const Place& at) {  // v
+  return {x + s.v_row(at.b, 0, at.h), s.v_step(), s.T, s.Dv};
+}
+__device__ inline Matrix outputs_of(const bf16* x, const GatedDeltaShape& s, const Place& at) {  // all else
+  return {x + s.o_row(at.b, 0, at.h), s.Hv * s.Dv, s.T, s.Dv};
+}
+__device__ inline Matrix state_of(const bf16* x, const GatedDeltaShape& s, const Place& at) {
+  return {x + kept_state(s, at.b, at.h, at.n), s.Dv, s.Dk, s.Dv};
+}
+
+void require_shape(const char* name, const GatedDeltaShape& s, std::initializer_list<const bf16*> arrays);
+// Launches that kernel. `scratch` has made_bytes(s).
+size_t made_bytes(const GatedDeltaShape& s);
+Made make(unsigned char* scratch, const GatedDeltaBf16In& in, const GatedDeltaShape& s, Context& ctx);
+
+}  // namespace gated::gated_delta_bf16

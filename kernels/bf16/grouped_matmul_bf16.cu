@@ -1,0 +1,201 @@
+// grouped_matmul_bf16: rows in groups, each group multiplied with a matrix of its own, on tensor cores
+//
+// The products are those of kernels/grouped_matmul.cu, where they and their gradients stand; kernels/bf16/matmul_bf16.cu says what a
+// product of bf16 matrices is, to the bit:
+//   y_ro      = sum over i of x_ri W_e,oi (+ b_e,o)           nt   for the rows r of expert e
+//   dx_ri     = sum over o of dy_ro W_e,oi                    nn
+//   dW_e,oi  += sum over the rows r of e of dy_ro x_ri        tn   in floats
+//
+// Order: for each expert that of matmul_bf16() on its rows alone. So the slices of 4096 rows of a dW_e, and the 16 rows of an
+// instruction, are counted from the expert's first row; after its last row the factors are 0, not those of the next expert.
+//
+// shapes: C (M,N) bf16, A (M,K), B (E,N,K) in nt, (E,K,N) in nn, bias (E,N) f32; in tn C (E,N,K) f32, A (M,N), B (M,K)
+//         row_start (E+1) int
+// on the CPU: one product after the other, each by all threads | tests/test_grouped_matmul_bf16.cpp
+#include "kernels/bf16/grouped_matmul_bf16.h"
+
+#include "core/launch.cuh"
+#include "kernels/grouped_rows.cuh"
+#include "kernels/bf16/matmul_bf16_tile.cuh"
+
+namespace gated {
+
+// ---- reference: a loop over experts
+
+// multiply(expert, its first row, its rows) for each that has any.
+template <class Multiply>
+static void for_every_expert(const int* row_start, size_t E, Multiply multiply) {
+  for (size_t e = 0; e < E; e++) {
+    const size_t row = size_t(row_start[e]), rows = size_t(row_start[e + 1]) - row;
+    if (rows > 0) multiply(e, row, rows);
+  }
+}
+
+void grouped_matmul_bf16_ref(bf16* C, const bf16* A, const bf16* B, const int* row_start, const GroupedShape& s,
+                             Layout layout, Accumulate accumulate, MmaArithmetic arithmetic, const float* bias) {
+  for_every_expert(row_start, s.E, [&](size_t e, size_t row, size_t rows) {
+    matmul_bf16_ref(C + row * s.N, A + row * s.K, B + e * s.N * s.K, rows, s.N, s.K, layout, accumulate, arithmetic,
+                    bias ? bias + e * s.N : nullptr);
+  });
+}
+
+void grouped_matmul_bf16_tn_ref(float* C, const bf16* A, const bf16* B, const int* row_start, const GroupedShape& s,
+                                MmaArithmetic arithmetic) {
+  for_every_expert(row_start, s.E, [&](size_t e, size_t row, size_t rows) {
+    matmul_bf16_ref(C + e * s.N * s.K, A + row * s.N, B + row * s.K, s.N, s.K, rows, Layout::tn, Accumulate::yes,
+                    arithmetic, nullptr);
+  });
+}
+
+// ---- kernel
+//
+// A block computes one tile, as in a product of two matrices (kernels/bf16/matmul_bf16_tile.cuh): the tile sees an expert's matrices,
+// and ends where the expert's rows do.
+//   nt, nn   the tile's rows are a piece of an expert's rows (kernels/grouped_rows.cuh): blockIdx.x numbers the pieces,
+//            blockIdx.y the tiles along N
+//   tn       the tile lies in the C of expert blockIdx.z, and k runs over the expert's rows
+// Totals stand in scratch where there are several slices: in nt and nn where K > 4096, in tn for the experts with more than 4096
+// rows, of which each has a matrix there.
+
+template <class Out>
+struct GroupedMmaJob {
+  Out* C;
+  float* totals;
+  const bf16 *A, *B;
+  const float* bias;
+  const int* row_start;
+  size_t E, N, K;
+  size_t tall;  // tall_groups(), in tn
+  bool accumulate;
+  Activated activated;
+};
+
+template <Layout layout, bool aligned, class Out>
+__global__ void __launch_bounds__(mma_threads, mma_blocks) grouped_matmul_bf16_kernel(GroupedMmaJob<Out> job) {
+  DYNAMIC_SHARED(bf16, shared);
+  MmaBlock<Out> block;
+  block.n0 = size_t{blockIdx.y} * mma_tile_rows;
+  block.accumulate = job.accumulate;
+  block.activated = job.activated;
+  if constexpr (layout == Layout::tn) {
+    const size_t e = blockIdx.z, begin = size_t(job.row_start[e]), matrix = job.N * job.K;
+    block.K = size_t(job.row_start[e + 1]) - begin;
+    if (block.K == 0) return;
+    block.m0 = size_t{blockIdx.x} * mma_tile_rows, block.m_end = job.N, block.n_end = job.K;
+    block.A = {job.A + begin * job.N, job.N}, block.B = {job.B + begin * job.K, job.K}, block.bias = nullptr;
+    block.C = {job.C + e * matrix, job.K};
+    block.totals = {job.totals + tall_group_place(job.tall, begin, e, job.E, matmul_bf16_slice) * matrix, job.K};
+  } else {
+    const GroupRows rows = group_rows(job.row_start, job.E, mma_tile_rows, blockIdx.x);
+    if (rows.begin >= rows.end) return;
+    block.m0 = rows.begin, block.m_end = rows.end, block.n_end = job.N, block.K = job.K;
+    block.A = {job.A, job.K}, block.B = {job.B + rows.expert * job.N * job.K, layout == Layout::nt ? job.K : job.N};
+    block.bias = layout == Layout::nt && job.bias ? job.bias + rows.expert * job.N : nullptr;
+    block.C = {job.C, job.N}, block.totals = {job.totals, job.N};
+  }
+  multiply_tile<layout, aligned>(block, shared);
+}
+
+// ---- on the CPU: one product after the other, each by all threads. The scratch is that of an expert with all rows.
+
+static void grouped_matmul_bf16_cpu(bf16* C, const bf16* A, const bf16* B, const int* row_start, const GroupedShape& s,
+                                    Layout layout, Accumulate accumulate, Context& ctx, const float* bias) {
+  const size_t ldb = packed_ldb(s.N, s.K, layout);
+  for_every_expert(row_start, s.E, [&](size_t e, size_t row, size_t rows) {
+    matmul_bf16_cpu<bf16>({C + row * s.N, s.N}, {A + row * s.K, s.K}, {B + e * s.N * s.K, ldb}, rows, s.N, s.K, layout,
+                          accumulate, bias ? bias + e * s.N : nullptr, ctx);
+  });
+}
+
+static void grouped_matmul_bf16_tn_cpu(float* C, const bf16* A, const bf16* B, const int* row_start,
+                                       const GroupedShape& s, Context& ctx) {
+  for_every_expert(row_start, s.E, [&](size_t e, size_t row, size_t rows) {
+    matmul_bf16_cpu<float>({C + e * s.N * s.K, s.K}, {A + row * s.N, s.N}, {B + row * s.K, s.K}, s.N, s.K, rows,
+                           Layout::tn, Accumulate::yes, nullptr, ctx);
+  });
+}
+
+// ---- launchers
+
+size_t grouped_matmul_bf16_scratch(const GroupedShape& s, Device device) {
+  return matmul_bf16_scratch(s.M, s.N, s.K, Layout::nt, device);
+}
+
+size_t grouped_matmul_bf16_tn_scratch(const GroupedShape& s, Device device) {
+  if (device == Device::cpu) return matmul_bf16_scratch(s.N, s.K, s.M, Layout::tn, device);
+  return tall_groups(s.M, s.E, matmul_bf16_slice) * s.N * s.K * sizeof(float);
+}
+
+template <Layout layout, class Out>
+static void grouped_mma_launch(const GroupedMmaJob<Out>& job, size_t M, Context& ctx) {
+  constexpr bool tn = layout == Layout::tn;
+  emulate_mma(ctx);
+  const bool aligned =
+      mma_aligned({job.A, tn ? job.N : job.K}) && mma_aligned({job.B, layout == Layout::nn ? job.N : job.K});
+  auto* kernel =
+      aligned ? grouped_matmul_bf16_kernel<layout, true, Out> : grouped_matmul_bf16_kernel<layout, false, Out>;
+  dim3 grid = tn ? grid_of(ceil_div(job.N, mma_tile_rows)) : group_rows_grid(M, job.E, mma_tile_rows);
+  const size_t columns = ceil_div(tn ? job.K : job.N, mma_tile_rows), deep = tn ? job.E : 1;
+  require(columns <= 65535 && deep <= 65535 && job.K <= mma_most_k,
+          "grouped_matmul_bf16: N %zu, K %zu or %zu experts are too large for a grid", job.N, job.K, job.E);
+  grid.y = unsigned(columns), grid.z = unsigned(deep);
+  launch(kernel, grid, mma_threads, mma_shared, ctx, job);
+}
+
+void grouped_matmul_bf16(bf16* C, const bf16* A, const bf16* B, const int* row_start, const GroupedShape& s,
+                         Layout layout, Accumulate accumulate, Context& ctx, const float* bias,
+                         const Activated& activated) {
+  require(layout != Layout::tn,
+          "grouped_matmul_bf16: expected layout nt or nn; grouped_matmul_bf16_tn() is the weight gradient");
+  require(!bias || (layout == Layout::nt && accumulate == Accumulate::no),
+          "grouped_matmul_bf16: a bias is for a product that is written in layout nt, not accumulated");
+  require_activated("grouped_matmul_bf16", activated, layout, accumulate, Storage::bf16);
+  require_groups("grouped_matmul_bf16", s.M, s.E, row_start, ctx);
+  if (s.M == 0 || s.N == 0) return;
+  if (ctx.device == Device::cpu) {
+    grouped_matmul_bf16_cpu(C, A, B, row_start, s, layout, accumulate, ctx, bias);
+    return activate(activated, C, s.M * s.N, ctx);
+  }
+  const size_t scratch = grouped_matmul_bf16_scratch(s, ctx.device);
+  float* const totals = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
+  const GroupedMmaJob<bf16> job = {.C = C,
+                                   .totals = totals,
+                                   .A = A,
+                                   .B = B,
+                                   .bias = bias,
+                                   .row_start = row_start,
+                                   .E = s.E,
+                                   .N = s.N,
+                                   .K = s.K,
+                                   .tall = 0,
+                                   .accumulate = accumulate == Accumulate::yes,
+                                   .activated = activated};
+  if (layout == Layout::nt)
+    grouped_mma_launch<Layout::nt>(job, s.M, ctx);
+  else
+    grouped_mma_launch<Layout::nn>(job, s.M, ctx);
+}
+
+void grouped_matmul_bf16_tn(float* C, const bf16* A, const bf16* B, const int* row_start, const GroupedShape& s,
+                            Context& ctx) {
+  require_groups("grouped_matmul_bf16_tn", s.M, s.E, row_start, ctx);
+  if (s.M == 0 || s.N == 0 || s.K == 0) return;
+  if (ctx.device == Device::cpu) return grouped_matmul_bf16_tn_cpu(C, A, B, row_start, s, ctx);
+  const size_t scratch = grouped_matmul_bf16_tn_scratch(s, ctx.device);
+  float* const totals = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
+  const GroupedMmaJob<float> job = {.C = C,
+                                    .totals = totals,
+                                    .A = A,
+                                    .B = B,
+                                    .bias = nullptr,
+                                    .row_start = row_start,
+                                    .E = s.E,
+                                    .N = s.N,
+                                    .K = s.K,
+                                    .tall = tall_groups(s.M, s.E, matmul_bf16_slice),
+                                    .accumulate = true,
+                                    .activated = {}};
+  grouped_mma_launch<Layout::tn>(job, s.M, ctx);
+}
+
+}  // namespace gated

@@ -1,0 +1,328 @@
+// matmul_bf16: C = A B^T and the two products of its backward (kernels/matmul.cu), of bf16 matrices, on tensor cores.
+//
+// Order. One instruction adds 16 products to a sum in an arithmetic of its own, which is known to the bit (core/mma.h). So the
+// order that an exact result needs is one of instructions:
+//   k goes in slices of 4096; a slice is one chain of instructions from +0, 16 k at a time in ascending order;
+//   the total is ((slice 0 + slice 1) + slice 2) + ..., in floats; then C = total, C = C + total, or C = bias + total;
+//   a C in bf16 is that, rounded to nearest even.
+// A slice is deep because the sums of a tile fill the registers: most products are then a single slice. After the last k the
+// factors are 0: a product of 0 changes no bit.
+//
+// In a feed-forward layer an activation follows: y = act(C), or y = act(g) * C with the product g of another matrix. Here it is
+// made in the end of the product, of each C as it is stored: C is then not read again, which is a third of the bytes that a
+// kernel for act(g) * C moves, and half of those for act(C). The bits are those of that kernel.
+//
+// How it is computed, a rung at a time:
+//
+//   1 one sum           The reference below: 16 k at a time, each step what the instruction computes.
+//   2 one instruction   A warp multiplies a tile of A (16,16) by one of B (16,8). A tile lies in the registers of 32 lanes; what
+//                       a lane has of it is its fragment. C (16,8), with the number of the lane that has each element:
+//
+//                                column  0  1  2  3  4  5  6  7
+//                         rows 0, 8      0  0  1  1  2  2  3  3
+//                         rows 1, 9      4  4  5  5  6  6  7  7
+//                           ...
+//                         rows 7, 15    28 28 29 29 30 30 31 31
+//
+//                       So a lane has two neighbours in a row, and the two eight rows below. Those of A and B: core/mma.cuh.
+//   3 many of them      A warp holds 4 x 4 tiles of C. It loads four tiles of A and four of B and multiplies each with each: a
+//                       fragment that is loaded once is used four times. ldmatrix deals them out from shared memory.
+//   4 a block           Eight warps have a tile of 128 x 128 of C. They share what they multiply, in shared memory: of every
+//                       number that comes from memory 128 products are made.
+//   5 stages            Memory answers after hundreds of cycles. So while one strip of k is multiplied, the next two are on
+//                       their way (cp.async).
+//
+// Rungs 3 to 5, drawn, with the barriers and the banks: kernels/bf16/matmul_bf16_tile.cuh.
+//
+// shapes: C, y, g (M,N); A (M,K), or (K,M) in tn; B (N,K) in nt, else (K,N); bias (N)
+// on the CPU: kernels/cpu/matmul_bf16_cpu.cpp, the same bits | tests/test_matmul_bf16.cpp
+#include "kernels/bf16/matmul_bf16.h"
+
+#include <algorithm>
+
+#include "core/launch.cuh"
+#include "kernels/activation.h"
+#include "kernels/bias.h"
+#include "kernels/glu.h"
+#include "kernels/gradient.h"
+#include "kernels/bf16/matmul_bf16_tile.cuh"
+
+namespace gated {
+
+// ---- reference
+
+template <class Out>
+void matmul_bf16_ref(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
+                     Accumulate accumulate, MmaArithmetic arithmetic, const float* bias) {
+  for (size_t m = 0; m < M; m++)
+    for (size_t n = 0; n < N; n++) {
+      float total = 0;
+      for (size_t k0 = 0; k0 < K; k0 += matmul_bf16_slice) {
+        float chain = 0;
+        for (size_t k = k0; k < K && k < k0 + matmul_bf16_slice; k += mma_depth) {
+          bf16 a[mma_depth] = {}, b[mma_depth] = {};
+          for (size_t i = 0; i < mma_depth && k + i < K; i++) {
+            a[i] = layout == Layout::tn ? A[(k + i) * M + m] : A[m * K + k + i];
+            b[i] = layout == Layout::nt ? B[n * K + k + i] : B[(k + i) * N + n];
+          }
+          chain = mma_ref(chain, a, b, arithmetic);
+        }
+        total = k0 == 0 ? chain : total + chain;
+      }
+      Out& c = C[m * N + n];
+      c = Out(accumulate == Accumulate::yes ? c + total : bias ? bias[n] + total : total);
+    }
+}
+template void matmul_bf16_ref(float*, const bf16*, const bf16*, size_t, size_t, size_t, Layout, Accumulate,
+                              MmaArithmetic, const float*);
+template void matmul_bf16_ref(bf16*, const bf16*, const bf16*, size_t, size_t, size_t, Layout, Accumulate,
+                              MmaArithmetic, const float*);
+
+// ---- kernel: the tile of a block is in kernels/bf16/matmul_bf16_tile.cuh
+
+template <class Out>
+struct MmaJob {
+  Matrix<Out> C;
+  Matrix<const bf16> A, B;
+  const float* bias;
+  size_t M, N, K;
+  bool accumulate;
+  float* totals;  // (M,N) of scratch, where there are several slices: the slices that are done
+  // True: every slice is a block's own, that of blockIdx.z, and C the first of as many matrices (M, C.ld).
+  bool side_by_side;
+  Activated activated;
+};
+
+template <Layout layout, bool aligned, class Out>
+__global__ void __launch_bounds__(mma_threads, mma_blocks) matmul_bf16_kernel(MmaJob<Out> job) {
+  DYNAMIC_SHARED(bf16, shared);
+  const size_t m0 = size_t{blockIdx.x} * mma_tile_rows, n0 = size_t{blockIdx.y} * mma_tile_rows;
+  MmaBlock<Out> block = {job.C, {job.totals, job.N}, job.A,        job.B, job.bias, m0, job.M, n0, job.N,
+                         job.K, job.accumulate,      job.activated};
+  if constexpr (layout == Layout::tn) {
+    if (job.side_by_side) {
+      const size_t k = blockIdx.z * matmul_bf16_slice;
+      block.K = job.K - k < matmul_bf16_slice ? job.K - k : matmul_bf16_slice;
+      block.A.data += k * job.A.ld;
+      block.B.data += k * job.B.ld;
+      block.C.data += blockIdx.z * job.M * job.C.ld;
+    }
+  }
+  multiply_tile<layout, aligned>(block, shared);
+}
+
+// ---- launchers
+
+static size_t totals_of_slices(size_t M, size_t N, size_t K) {
+  return K <= matmul_bf16_slice ? 0 : M * N;
+}
+
+// A weight gradient is small and its k, the tokens, deep: where its tiles alone do not fill a GPU, its slices go side by side.
+// How many of them scratch holds; they go only if it holds all.
+static size_t slices_side_by_side(size_t M, size_t N, size_t K, Layout layout) {
+  const size_t tiles = ceil_div(M, mma_tile_rows) * ceil_div(N, mma_tile_rows), slices = ceil_div(K, matmul_bf16_slice);
+  if (layout != Layout::tn || slices <= 1 || tiles >= matmul_many_blocks) return 0;
+  return std::min(slices, matmul_slices_that_fit(M, N));
+}
+
+template <Layout layout, bool aligned, class Out>
+static void launch_mma(const MmaJob<Out>& job, size_t slices, Context& ctx) {
+  const size_t columns = ceil_div(job.N, mma_tile_rows);
+  require(columns <= 65535 && job.K <= mma_most_k, "matmul_bf16: N %zu or K %zu is too large for a grid", job.N, job.K);
+  const dim3 grid(grid_of(ceil_div(job.M, mma_tile_rows)).x, unsigned(columns), unsigned(slices));
+  launch(matmul_bf16_kernel<layout, aligned, Out>, grid, mma_threads, mma_shared, ctx, job);
+}
+
+template <class Out>
+static void launch_mma(const MmaJob<Out>& job, Layout layout, size_t slices, Context& ctx) {
+  const bool aligned = mma_aligned(job.A) && mma_aligned(job.B);
+  const auto launch_layout = [&]<Layout l>() {
+    return aligned ? launch_mma<l, true>(job, slices, ctx) : launch_mma<l, false>(job, slices, ctx);
+  };
+  switch (layout) {
+    case Layout::nt: return launch_layout.template operator()<Layout::nt>();
+    case Layout::nn: return launch_layout.template operator()<Layout::nn>();
+    case Layout::tn: return launch_layout.template operator()<Layout::tn>();
+  }
+}
+
+void activate(const Activated& to, const bf16* C, size_t n, Context& ctx) {
+  if (!to.y) return;
+  if (to.g)
+    glu_forward(to.y, to.g, C, n, to.act, ctx);
+  else
+    activation_forward(to.y, C, n, to.act, ctx);
+}
+
+void require_activated(const char* operation, const Activated& to, Layout layout, Accumulate accumulate,
+                       Storage stored) {
+  if (!to.y) return;
+  require(layout == Layout::nt && accumulate == Accumulate::no && stored == Storage::bf16,
+          "%s: an activation is made of a C in bf16 that is written in layout nt", operation);
+  if (to.g)
+    require_glu_activation(operation, to.act);
+  else
+    require_plain_activation(operation, to.act);
+}
+
+// By cuBLASLt, which makes the GELU of tanh itself where it can.
+template <class Out>
+static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& ctx) {
+  const auto multiply = [&](Accumulate accumulate, const CublasEpilogue& epilogue) {
+    return matmul_cublas(job.C, job.A, job.B, job.M, job.N, job.K, layout, accumulate, epilogue, ctx);
+  };
+  const Activated& to = job.activated;
+  const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
+  if (to.y && !to.g && to.act == Activation::gelu_tanh && multiply(accumulate, {.bias = job.bias, .gelu = to.y}))
+    return;
+  if (!multiply(accumulate, {.bias = job.bias})) {
+    // A bias that cuBLASLt cannot add: C begins as it, which is a product of depth 0.
+    MmaJob<Out> first = job;
+    first.K = 0;
+    first.activated = {};
+    launch_mma(first, layout, 1, ctx);
+    multiply(Accumulate::yes, {});
+  }
+  if constexpr (storage_of<Out> == Storage::bf16) activate(to, job.C.data, job.M * job.N, ctx);
+}
+
+template <class Out>
+static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
+  const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
+  require(!job.bias || !job.accumulate, "matmul_bf16: a bias is for a product that is written, not accumulated");
+  require_activated("matmul_bf16", job.activated, layout, accumulate, storage_of<Out>);
+  if (job.M == 0 || job.N == 0) return;
+  if (ctx.device == Device::cpu) {
+    matmul_bf16_cpu(job.C, job.A, job.B, job.M, job.N, job.K, layout, accumulate, job.bias, ctx);
+    if constexpr (storage_of<Out> == Storage::bf16) activate(job.activated, job.C.data, job.M * job.N, ctx);
+    return;
+  }
+  if (ctx.matmul_engine() == MatmulEngine::cublas && job.K > 0) return multiply_by_cublas(job, layout, ctx);
+  emulate_mma(ctx);
+  if constexpr (std::is_same_v<Out, float>) {
+    const size_t slices = ceil_div(job.K, matmul_bf16_slice);
+    if (slices > 0 && slices == slices_side_by_side(job.M, job.N, job.K, layout)) {
+      const size_t pitch = matmul_scratch_pitch(job.N);
+      const Matrix<float> totals = {ctx.scratch(slices * job.M * pitch), pitch};
+      const MmaJob<float> slices_of_job = {.C = totals,
+                                           .A = job.A,
+                                           .B = job.B,
+                                           .bias = nullptr,
+                                           .M = job.M,
+                                           .N = job.N,
+                                           .K = job.K,
+                                           .accumulate = false,
+                                           .totals = nullptr,
+                                           .side_by_side = true,
+                                           .activated = {}};
+      launch_mma(slices_of_job, layout, slices, ctx);
+      return matmul_add_slices(job.C, totals.data, pitch, slices, job.bias, job.M, job.N, accumulate, ctx);
+    }
+  }
+  if (const size_t totals = totals_of_slices(job.M, job.N, job.K)) job.totals = ctx.scratch(totals);
+  launch_mma(job, layout, 1, ctx);
+}
+
+size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Layout layout, Device device, bool bias) {
+  if (device == Device::cpu) return matmul_bf16_cpu_scratch(M, N, K);
+  const size_t of_bias = layout == Layout::tn ? M * sizeof(float) : N * sizeof(bf16);
+  const size_t of_cublas = bias && device == Device::cuda ? of_bias : 0;
+  const size_t side_by_side = slices_side_by_side(M, N, K, layout) * M * matmul_scratch_pitch(N);
+  return std::max(std::max(totals_of_slices(M, N, K), side_by_side) * sizeof(float), of_cublas);
+}
+
+static void multiply(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
+                     Layout layout, Accumulate accumulate, Context& ctx, const float* bias,
+                     const Activated& activated) {
+  const size_t lda = packed_lda(M, K, layout), ldb = packed_ldb(N, K, layout);
+  require(C.ld >= N && A.ld >= lda && B.ld >= ldb,
+          "matmul_bf16: leading dimensions of C, A, B are %zu, %zu, %zu, expected at least %zu, %zu, %zu", C.ld, A.ld,
+          B.ld, N, lda, ldb);
+  with_storage(C.data, [&](auto stored) {
+    using Out = decltype(stored);
+    const MmaJob<Out> job = {.C = {C.data.as<Out>(), C.ld},
+                             .A = A,
+                             .B = B,
+                             .bias = bias,
+                             .M = M,
+                             .N = N,
+                             .K = K,
+                             .accumulate = accumulate == Accumulate::yes,
+                             .totals = nullptr,
+                             .side_by_side = false,
+                             .activated = activated};
+    matmul_bf16_of(job, layout, ctx);
+  });
+}
+
+void matmul_bf16(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
+                 Accumulate accumulate, Context& ctx, const float* bias) {
+  multiply(C, A, B, M, N, K, layout, accumulate, ctx, bias, {});
+}
+
+void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
+                 Accumulate accumulate, Context& ctx, const float* bias, const Activated& activated) {
+  multiply({C, N}, {A, packed_lda(M, K, layout)}, {B, packed_ldb(N, K, layout)}, M, N, K, layout, accumulate, ctx, bias,
+           activated);
+}
+
+void linear_gradients_bf16(float* dW, float* db, const bf16* dy, const bf16* x, size_t N, size_t out, size_t in,
+                           Context& ctx) {
+  if (db && ctx.matmul_engine() == MatmulEngine::cublas && N > 0 && in > 0) {
+    float* const sums = ctx.scratch(out);
+    if (matmul_cublas<bf16, float>({dW, in}, {dy, out}, {x, in}, out, in, N, Layout::tn, Accumulate::yes,
+                                   {nullptr, nullptr, sums}, ctx))
+      return accumulate_gradient(db, sums, out, ctx);
+  }
+  if (db) bias_backward(db, dy, N, out, ctx);
+  matmul_bf16(dW, dy, x, out, in, N, Layout::tn, Accumulate::yes, ctx);
+}
+
+// ---- what Hopper's own instructions will add
+//
+// The kernel above is written for mma.sync, which every GPU since Ampere has. On Hopper it cannot reach the peak: a warp's
+// mma.sync reads its operands from registers, which it must fill with ldmatrix, and the issue slots that this takes are
+// missing. Hopper has two instructions that take the load off the threads. Neither changes a bit of the result. This is the
+// plan for them; it is built when there is a GPU to measure on.
+//
+//   wgmma   128 threads (a warpgroup) multiply 64 rows of A by N columns of B, 16 k at a time. B, and if one likes A, are read
+//           from shared memory by the tensor core itself. The sums stay in registers: 64 x 256 are 128 floats a thread.
+//   TMA     one thread asks for a whole box of a matrix. The hardware computes the addresses, fills with zeros past the edge,
+//           writes the box in the swizzled form that wgmma reads, and counts the bytes that have arrived at a barrier in
+//           shared memory.
+//
+// Why the bits stay. wgmma computes what mma.sync computes on the same GPU: one step of depth 16 with 25 fractional bits, of c
+// and 16 products (core/mma.h). Several wgmma on the same registers run in the order in which they were issued, so a chain of
+// ascending k stays one. The box past the edge is 0, as the chunks above are. What is free to change is all that an order of
+// instructions does not see: the tile, the number of stages, which thread holds which element, and where a tile runs.
+//
+//   block   three warpgroups. One is the producer: it gives most of its registers away (setmaxnreg) and one of its threads
+//           asks for boxes. Two are consumers; each owns 64 rows of a tile of 128 x 256 of C.
+//   stages  A strip is 64 k deep, 128 bytes of a line: the width of the swizzle that keeps eight lines out of each other's banks.
+//           128 x 64 of A and 64 x 256 of B are 48 KiB, so four stages fit into 228 KiB.
+//
+//              full[s]    a barrier that flips when the bytes of stage s have arrived
+//              empty[s]   a barrier that flips when both consumers have read it
+//
+//              producer   wait empty[s]   ask for A and B into s, which flips full[s]      s = 0 1 2 3 0 1 ...
+//              consumers  wait full[s]    four wgmma of 16 k   commit   wait for the group before   arrive at empty[s-1]
+//
+//           One group of wgmma is always under way, so the tensor core never waits for a barrier.
+//   layouts k need not run along the lines: for 16-bit operands wgmma transposes on the way in. nt, nn and tn differ in two
+//           bits of a descriptor and in the shape of a box.
+//   slices  After 4096 k the sums pass through memory, as in multiply_tile(). Slices of a weight gradient go side by side as above.
+//   end     A consumer rounds its sums, lays them into the stage that is free by then (stmatrix) and has TMA store them. Bias and
+//           activation are computed on the way. The grid has one block an SM, which takes one tile after the other: the producer
+//           is at the next tile while the consumers end this one. Tiles go in groups of eight rows, so that A and B are found
+//           in L2.
+//
+// Attention (kernels/bf16/attention_bf16.cu) gains in the same way: a producer for K and V, two consumers with 64 queries each that
+// take turns, so that one computes its exponentials while the tensor core multiplies for the other. Its tiles of 64 keys are
+// part of the result. wgmma takes 64 columns as well as more: two tiles of keys may lie in one stage, but their maxima are
+// taken one after the other.
+//
+// What has to be shown before it may replace the kernel above: wgmma = the model on 10^7 random steps; every shape of
+// tests/test_matmul_bf16.cpp with the same bits; and more than the mma.sync kernel reaches beside it in `make bench`, as a
+// share of the measured peak.
+
+}  // namespace gated

@@ -1,0 +1,267 @@
+// matmul_bf16_tile: one tile of a product of bf16 matrices on tensor cores, by one block. Included by kernels/bf16/matmul_bf16.cu,
+// where the order of a sum and the layouts stand, and by kernels/bf16/grouped_matmul_bf16.cu.
+//
+// How a block computes a tile of C, from the outside in:
+//
+//   block   128 x 128 of C, 256 threads. It walks along k in strips of 32.
+//   stages  three pairs of strips in shared memory. While one pair is multiplied, the copies of the next two are under way
+//           (cp.async), so that the latency of memory is hidden behind two strips of arithmetic:
+//
+//              pair       0           1           2           0           1
+//              strip      0           1           2           3           4       ...
+//                       wait 0      wait 1      wait 2
+//                       | barrier | | barrier | | barrier |
+//                       copy 2      copy 3      copy 4
+//                       multiply 0  multiply 1  multiply 2
+//
+//           One barrier a strip: it says that every thread's copies of strip s are there, and that every thread has multiplied
+//           strip s-1, whose pair the copy of strip s+2 overwrites.
+//   warp    64 x 32 of the tile; the eight warps stand as 2 x 4:
+//
+//                   0       32      64      96     128
+//                 0 +-------+-------+-------+-------+
+//                   | warp 0|   1   |   2   |   3   |
+//                64 +-------+-------+-------+-------+
+//                   |   4   |   5   |   6   |   7   |
+//               128 +-------+-------+-------+-------+
+//
+//   lane    4 x 4 tiles of 16 x 8, of each four sums, two neighbours in each of two rows (core/mma.cuh): 64 registers.
+//           For 16 k it loads four tiles of A and four of B with six ldmatrix and multiplies each with each: 16 instructions.
+//
+// A strip lies in shared memory as it lies in memory, so both kinds of operands are copied 16 bytes at a time; one in which
+// memory does not run along k is transposed by ldmatrix on the way to the registers:
+//
+//   k along memory     128 lines of 32 k:  4 chunks of 8 elements a line
+//   rows along memory  32 lines of 128 rows: 16 chunks a line
+//
+// ldmatrix reads eight lines at the same chunk. Were chunks stored where they belong, the eight would meet in the same banks: so
+// chunk c of line l stands at c xor (a number made of l) instead, which spreads them over all 32 banks.
+
+#pragma once
+#include "core/mma.cuh"
+#include "core/quad.cuh"
+#include "kernels/bf16/matmul_bf16.h"
+
+namespace gated {
+
+constexpr int mma_tile_rows = 128, mma_strip_k = 32, mma_stages = 3, mma_chunk = 8;  // of bf16; a chunk is 16 bytes
+constexpr int mma_threads = 256, mma_strip_elements = mma_tile_rows * mma_strip_k;
+constexpr int mma_blocks = 2;  // side by side on a multiprocessor: the registers of 512 threads with 128 each
+constexpr size_t mma_shared = size_t{mma_stages} * 2 * mma_strip_elements * sizeof(bf16);
+constexpr size_t mma_most_k = size_t{1} << 35;  // strips are counted in ints
+static_assert(matmul_bf16_slice % mma_strip_k == 0, "a slice is a whole number of strips");
+
+// One operand: 128 rows of it (of A; columns of B) and 32 k at a time.
+template <bool k_along_memory, bool aligned>
+struct MmaStrip {
+  static constexpr int chunks = (k_along_memory ? mma_strip_k : mma_tile_rows) / mma_chunk;  // of a line
+
+  Matrix<const bf16> matrix;
+  size_t rows, K, row0;
+
+  // Where chunk c of line l stands in shared memory. Eight neighbouring lines of 4 chunks: two lines fill the banks once, so
+  // the pair's number is mixed in; a line of 16 chunks fills them twice, so its own number is.
+  __device__ static int place(int line, int c) {
+    return (line * chunks + (c ^ (k_along_memory ? line / 2 % 4 : line % 8))) * mma_chunk;
+  }
+
+  // Asks for the strip that begins at k0. A thread owns two chunks; what is past the matrix is 0.
+  __device__ void copy(bf16* shared, size_t k0, AsyncCopies& copies) const {
+#pragma unroll 1  // the addresses of a second chunk would take registers that the sums need
+    for (int i = threadIdx.x; i < mma_strip_elements / mma_chunk; i += mma_threads) {
+      const int line = i / chunks, c = i % chunks;
+      const size_t row = row0 + (k_along_memory ? line : c * mma_chunk),
+                   k = k0 + (k_along_memory ? c * mma_chunk : line);
+      const size_t at = k_along_memory ? row * matrix.ld + k : k * matrix.ld + row;
+      const size_t left = row >= rows || k >= K ? 0 : k_along_memory ? K - k : rows - row;
+      bf16* const to = shared + place(line, c);
+      if constexpr (aligned) {  // ld is a multiple of 8, so a chunk is on its boundary; a line may end inside one
+        const unsigned bytes = left < mma_chunk ? 2 * unsigned(left) : 16;
+        copies.copy16(to, matrix.data + (bytes ? at : 0), bytes);
+      } else {
+        for (size_t j = 0; j < mma_chunk; j++) to[j] = j < left ? matrix.data[at + j] : bf16();
+      }
+    }
+  }
+
+  // Two 8x8 tiles beside one another in k, of 8 rows each, for both halves of 16 rows: x[0] and x[1] are rows 0-7 and 8-15 at
+  // k 0-7, x[2] and x[3] at k 8-15.
+  __device__ static void load(uint32_t (&x)[4], const bf16* shared, int row, int k) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (k_along_memory) {
+      ldmatrix<false>(x, shared + place(row + lane % 16, k / mma_chunk + lane / 16));
+    } else {
+      // A line is one k: tile i has lines k + i/2*8 .., and rows row + i%2*8 .. in a chunk.
+      ldmatrix<true>(x, shared + place(k + lane / 16 * 8 + lane % 8, row / mma_chunk + lane / 8 % 2));
+    }
+  }
+};
+
+// What a block works on: rows from m0 and columns from n0 of C, 128 of each where they come before m_end and n_end, and k from 0
+// to K. C, A, B, bias, totals and the two of `activated` point to their first element, wherever the tile is.
+// totals: where there are several slices, the sum of those that are done.
+template <class Out>
+struct MmaBlock {
+  Matrix<Out> C;
+  Matrix<float> totals;
+  Matrix<const bf16> A, B;
+  const float* bias;  // or null
+  size_t m0, m_end, n0, n_end, K;
+  bool accumulate;
+  Activated activated;
+};
+
+// ---- the end of a tile
+//
+// A lane's sums are pairs of neighbours in many rows: stored from there, each store of a warp would touch eight rows. So they go
+// through shared memory, where the strips are no longer needed, half a tile at a time, as floats:
+//
+//   every warp lays the upper half of its 64 x 32 down      rows 0 .. 31 and 64 .. 95 of the tile
+//   barrier
+//   every warp takes whole rows: lane i the four neighbours 4i .. 4i+3, and stores them with bias and activation
+//   barrier
+//   the same with the lower halves                          rows 32 .. 63 and 96 .. 127
+//
+// Halves of every warp, and not first those of four warps: registers are needed by what comes after, and half of the sums are
+// out of them then. Rows lie 136 floats apart: the four rows in which half a warp lays its pairs down, 8 bytes each, are in banks
+// of their own.
+constexpr int mma_end_rows = mma_tile_rows / 2, mma_end_pitch = mma_tile_rows + 8;
+static_assert(mma_end_rows * mma_end_pitch * sizeof(float) <= mma_shared);
+
+// Do all rows of a matrix begin on boundaries of four elements?
+template <class T>
+__device__ bool rows_on_quads(const T* data, size_t ld) {
+  return uintptr_t(data) % (4 * sizeof(T)) == 0 && ld % 4 == 0;
+}
+
+// Four neighbours of row m of C from column n on; x: their sums over the last slice.
+template <bool may_activate, class Out>
+__device__ void end_quad(const MmaBlock<Out>& block, size_t m, size_t n, Quad x) {
+  Out* const c = block.C.data + m * block.C.ld;
+  const bool quads = rows_on_quads(block.C.data, block.C.ld);
+  if (block.K > matmul_bf16_slice) {
+    const Matrix<float>& totals = block.totals;
+    const Quad total =
+        load_quad_inside(totals.data + m * totals.ld, n, block.n_end, rows_on_quads(totals.data, totals.ld));
+    for (int k = 0; k < 4; k++) x.v[k] = total.v[k] + x.v[k];
+  }
+  if (block.accumulate) {
+    const Quad old = load_quad_inside(c, n, block.n_end, quads);
+    for (int k = 0; k < 4; k++) x.v[k] = old.v[k] + x.v[k];
+  } else if (block.bias) {
+    const Quad bias = load_quad<false>(block.bias, n, block.n_end);
+    for (int k = 0; k < 4; k++) x.v[k] = bias.v[k] + x.v[k];
+  }
+  store_quad_inside(c, n, block.n_end, x, quads);
+  if constexpr (may_activate) {
+    const Activated& a = block.activated;
+    if (!a.y) return;
+    const Quad u = stored_quad<Out>(x);
+    const size_t row = m * block.C.ld;
+    const bool whole = quads && rows_on_quads(a.y, block.C.ld) && rows_on_quads(a.g, block.C.ld);
+    const Quad g = a.g ? load_quad_inside(a.g + row, n, block.n_end, whole) : u;
+    Quad y;
+    for (int k = 0; k < 4; k++) {
+      y.v[k] = activation_value(a.act, g.v[k]);
+      if (a.g) y.v[k] = y.v[k] * u.v[k];
+    }
+    store_quad_inside(a.y + row, n, block.n_end, y, whole);
+  }
+}
+
+// shared: mma_shared bytes.
+template <Layout layout, bool aligned, class Out>
+__device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* shared) {
+  using StripA = MmaStrip<layout != Layout::tn, aligned>;
+  using StripB = MmaStrip<layout == Layout::nt, aligned>;
+  const StripA strip_a{block.A, block.m_end, block.K, block.m0};
+  const StripB strip_b{block.B, block.n_end, block.K, block.n0};
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp / 4 * 64, column = warp % 4 * 32;
+  const int strips = int((block.K + mma_strip_k - 1) / mma_strip_k);
+
+  AsyncCopies copies;
+  const auto pair = [&](int s) { return shared + s % mma_stages * 2 * mma_strip_elements; };
+  const auto copy = [&](int s) {
+    if (s < strips) {
+      strip_a.copy(pair(s), size_t(s) * mma_strip_k, copies);
+      strip_b.copy(pair(s) + mma_strip_elements, size_t(s) * mma_strip_k, copies);
+    }
+    copies.commit();  // an empty group where there is no strip, so that groups count strips
+  };
+  copy(0);
+  copy(1);
+
+  MmaC sum[4][4] = {};
+  // f(two neighbours of this lane's sums, their row in the tile, the first one's column), of tiles `first` to `last` - 1 of 16 rows
+  const auto for_every_pair = [&](int first, int last, auto f) {
+#pragma unroll
+    for (int i = first; i < last; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e += 2)
+          f(&sum[i][j].x[e], row + 16 * i + lane / 4 + e / 2 * 8, column + 8 * j + lane % 4 * 2);
+  };
+  constexpr int strips_of_slice = matmul_bf16_slice / mma_strip_k;
+  for (int s = 0; s < strips; s++) {
+    copies.template wait<1>();  // all but strip s+1
+    __syncthreads();
+    copy(s + 2);
+    const bf16 *a = pair(s), *b = a + mma_strip_elements;
+#pragma unroll
+    for (int k = 0; k < mma_strip_k; k += int(mma_depth)) {
+      MmaA fragments_a[4];
+      MmaB fragments_b[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) StripA::load(fragments_a[i].x, a, row + 16 * i, k);
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        uint32_t x[4];
+        StripB::load(x, b, column + 8 * j, k);
+        fragments_b[j] = {{x[0], x[2]}};
+        fragments_b[j + 1] = {{x[1], x[3]}};
+      }
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) mma(sum[i][j], fragments_a[i], fragments_b[j]);
+    }
+    if ((s + 1) % strips_of_slice == 0 && s + 1 < strips)  // a slice ends that is not the last
+      for_every_pair(0, 4, [&](float* x, int r, int c) {
+        const size_t m = block.m0 + r, n = block.n0 + c;
+        for (int k = 0; k < 2; k++) {
+          if (m < block.m_end && n + k < block.n_end) {
+            float& total = block.totals.data[m * block.totals.ld + n + k];
+            total = s < strips_of_slice ? x[k] : total + x[k];
+          }
+          x[k] = 0;
+        }
+      });
+  }
+
+  float* const staged = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    __syncthreads();  // the last strip is multiplied, or the first half is stored
+    for_every_pair(2 * half, 2 * half + 2, [&](const float* x, int r, int c) {
+      *reinterpret_cast<float2*>(staged + (r / 64 * 32 + r % 32) * mma_end_pitch + c) = {x[0], x[1]};
+    });
+    __syncthreads();
+#pragma unroll 1
+    for (int r = warp; r < mma_end_rows; r += mma_threads / 32) {
+      const size_t m = block.m0 + r / 32 * 64 + half * 32 + r % 32, n = block.n0 + 4 * lane;
+      if (m < block.m_end && n < block.n_end)
+        end_quad<layout == Layout::nt && storage_of<Out> == Storage::bf16>(
+            block, m, n, load_four(staged + r * mma_end_pitch + 4 * lane));
+    }
+  }
+}
+
+// ---- for launchers
+
+// Do the lines of a matrix begin on boundaries of a chunk?
+inline bool mma_aligned(Matrix<const bf16> m) {
+  return uintptr_t(m.data) % 16 == 0 && m.ld % mma_chunk == 0;
+}
+
+}  // namespace gated

@@ -1,0 +1,110 @@
+// matmul_bf16 on the CPU: the bits of kernels/bf16/matmul_bf16.cu, with `lanes` columns of C side by side in a vector.
+//
+// An instruction of a tensor core on vectors (core/mma_lanes.h) wants its factors as floats beside their exponents. A row
+// block of A is turned into that form once, for all threads; a thread then takes panels of B, `lanes` columns wide, turns a
+// slice of one into that form, and multiplies four rows of A at a time with it.
+#include <omp.h>
+
+#include <algorithm>
+
+#include "core/mma_lanes.h"
+#include "core/pieces.h"
+#include "kernels/bf16/matmul_bf16.h"
+
+namespace gated {
+
+namespace {
+
+constexpr size_t rows_together = 4, block_rows = 512;
+
+struct Workspace {
+  Workspace(size_t M, size_t N, size_t K, Pieces pieces)
+      : height(round_up(std::min(block_rows, M), rows_together)),
+        steps(ceil_div(std::min(K, matmul_bf16_slice), mma_depth)),
+        panels(pieces.take<MmaPanel>(size_t(omp_get_max_threads()) * steps)),
+        rows(pieces.take<MmaRow>(height * steps)),
+        totals(pieces.take<float>(K > matmul_bf16_slice ? height * round_up(N, lanes) : 0)),
+        bytes(pieces.used()) {}
+  size_t height, steps;  // of the largest row block, of the deepest slice
+  MmaPanel* panels;      // (threads,steps)
+  MmaRow* rows;          // by group of rows, step and row of the group
+  float* totals;         // (height,N), of a row block, between slices
+  size_t bytes;
+};
+
+template <MmaArithmetic arithmetic, class Out>
+void product(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
+             bool accumulate, const float* bias, Context& ctx) {
+  const Workspace work(M, N, K, Pieces(ctx.scratch<unsigned char>(matmul_bf16_cpu_scratch(M, N, K))));
+  const size_t panels = ceil_div(N, lanes), slices = std::max<size_t>(1, ceil_div(K, matmul_bf16_slice));
+  // Strides of A from row to row and from k to k; of B from column to column.
+  const size_t a_row = layout == Layout::tn ? 1 : A.ld, a_k = layout == Layout::tn ? A.ld : 1;
+  const size_t b_column = layout == Layout::nt ? B.ld : 1, b_k = layout == Layout::nt ? 1 : B.ld;
+  for (size_t m0 = 0; m0 < M; m0 += block_rows) {
+    const size_t count = std::min(block_rows, M - m0), groups = ceil_div(count, rows_together);
+    for (size_t slice = 0; slice < slices; slice++) {
+      const size_t k0 = slice * matmul_bf16_slice, depth = std::min(matmul_bf16_slice, K - k0);
+      const size_t steps = ceil_div(depth, mma_depth);
+      // After the last row stands the last row again.
+#pragma omp parallel for
+      for (size_t g = 0; g < groups; g++)
+        for (size_t s = 0; s < steps; s++)
+          for (size_t r = 0; r < rows_together; r++) {
+            const size_t m = m0 + std::min(g * rows_together + r, count - 1), k = k0 + s * mma_depth;
+            work.rows[(g * steps + s) * rows_together + r] =
+                mma_row(A.data + m * a_row + k * a_k, a_k, std::min(mma_depth, k0 + depth - k));
+          }
+#pragma omp parallel
+      {
+        MmaPanel* const panel = work.panels + size_t(omp_get_thread_num()) * work.steps;
+#pragma omp for schedule(dynamic)
+        for (size_t p = 0; p < panels; p++) {
+          const size_t n0 = p * lanes, columns = std::min(lanes, N - n0);
+          for (size_t s = 0; s < steps; s++) {
+            const size_t k = k0 + s * mma_depth;
+            panel[s] = mma_panel(B.data + n0 * b_column + k * b_k, b_k, b_column, std::min(mma_depth, k0 + depth - k),
+                                 columns);
+          }
+          for (size_t g = 0; g < groups; g++) {
+            vec sum[rows_together] = {};
+            for (size_t s = 0; s < steps; s++)
+              mma_lanes<arithmetic>(sum, &work.rows[(g * steps + s) * rows_together], panel[s]);
+            for (size_t r = 0; r < rows_together && g * rows_together + r < count; r++) {
+              const size_t m = g * rows_together + r;
+              if (slices > 1) {
+                float* const total = &work.totals[(m * panels + p) * lanes];
+                if (slice > 0) sum[r] = load(total) + sum[r];
+                store(total, sum[r]);
+              }
+              if (slice + 1 < slices) continue;
+              for (size_t l = 0; l < columns; l++) {
+                Out& c = C.data[(m0 + m) * C.ld + n0 + l];
+                c = Out(accumulate ? c + sum[r][l] : bias ? bias[n0 + l] + sum[r][l] : sum[r][l]);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+template <class Out>
+void matmul_bf16_cpu(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
+                     Layout layout, Accumulate accumulate, const float* bias, Context& ctx) {
+  const auto run = ctx.mma_arithmetic == MmaArithmetic::hopper ? product<MmaArithmetic::hopper, Out>
+                                                               : product<MmaArithmetic::ampere, Out>;
+  run(C, A, B, M, N, K, layout, accumulate == Accumulate::yes, bias, ctx);
+}
+template void matmul_bf16_cpu(Matrix<float>, Matrix<const bf16>, Matrix<const bf16>, size_t, size_t, size_t, Layout,
+                              Accumulate, const float*, Context&);
+template void matmul_bf16_cpu(Matrix<bf16>, Matrix<const bf16>, Matrix<const bf16>, size_t, size_t, size_t, Layout,
+                              Accumulate, const float*, Context&);
+
+size_t matmul_bf16_cpu_scratch(size_t M, size_t N, size_t K) {
+  return Workspace(M, N, K, Pieces(nullptr)).bytes;
+}
+
+}  // namespace gated
