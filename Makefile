@@ -63,7 +63,7 @@ endif
 # sanitizers' own.
 KERNELS := $(wildcard kernels/*.cu $(addprefix kernels/*/,*.cu *.cpp))
 LAYERS := $(wildcard layers/*.cu)
-HOST := train_gpt.cu $(filter-out training/main.cu,$(wildcard training/*.cu training/*.cpp dataloader/*.cpp))
+HOST := train_gpt.cu $(filter-out training/main.cu,$(wildcard $(addprefix training/,*.cu *.cpp */*.cpp) dataloader/*.cpp))
 # $(1) the build, $(2) sources
 objects = $(addsuffix .o,$(addprefix $(BUILD)/$(1)/,$(basename $(2))))
 # The tuned CPU loops stand in X_cpu.cpp, and for these operations in X.cu itself: these get the flags of fast code.
@@ -72,8 +72,8 @@ FAST := kernels/adamw.cu kernels/bias.cu kernels/mean.cu kernels/bf16/round.cu
 FAST_TESTS := tests/test_math.cpp tests/bench.cpp
 
 # The host's files are short and the headers that they share are long: those that read the same ones are compiled as one.
-HOST_json := $(shell grep -lE 'nlohmann/json|dataloader/strict_json\.h|training/(hf_config|hf_keys|hf_weights)\.h' $(HOST))
-HOST_command_line := $(filter training/command_line.cpp training/flags.cpp training/check_flags.cpp,$(HOST))
+HOST_json := $(shell grep -lE 'nlohmann/json|dataloader/strict_json\.h|training/models/(hf_config|hf_keys|hf_weights)\.h' $(HOST))
+HOST_command_line := $(filter training/flags/command_line.cpp training/flags/flags.cpp training/flags/check_flags.cpp,$(HOST))
 HOST_dataloader := $(filter-out $(HOST_json),$(filter dataloader/%,$(HOST)))
 HOST_training := $(filter-out $(HOST_json) $(HOST_command_line) $(HOST_dataloader),$(HOST))
 HOST_UNITS := $(addprefix $(BUILD)/host/,json command_line training dataloader)

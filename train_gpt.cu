@@ -7,18 +7,18 @@
 #include <cstdio>
 #include <exception>
 
-#include "training/arrays.h"
+#include "training/inspect/arrays.h"
 #include "training/engines.h"
 #include "training/evaluate.h"
-#include "training/find_tokenizer.h"
-#include "training/generate.h"
-#include "training/interrupt.h"
-#include "training/match_params.h"
+#include "training/text/find_tokenizer.h"
+#include "training/text/generate.h"
+#include "training/process/interrupt.h"
+#include "training/flags/match_params.h"
 #include "training/matmul_peak.h"
-#include "training/measures.h"
+#include "training/inspect/measures.h"
 #include "training/progress.h"
-#include "training/run_metadata.h"
-#include "training/threads.h"
+#include "training/flags/run_metadata.h"
+#include "training/process/threads.h"
 #include "training/trainer.h"
 
 namespace gated {

@@ -2,7 +2,7 @@
 //
 // Model::inspect(inspector) goes through the model as its forward does and hands out one view after another. Their pointers
 // are on the device and hold until the next block is shown, or the next forward. An inspector overrides what it
-// wants to see: training/measures.h. | tests/test_measures.cpp
+// wants to see: training/inspect/measures.h. | tests/test_measures.cpp
 #pragma once
 #include <string>
 

@@ -1,4 +1,4 @@
-// layer_config: what chooses the parts of a layer. Which flag sets a field: training/flags.cpp.
+// layer_config: what chooses the parts of a layer. Which flag sets a field: training/flags/flags.cpp.
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/gate.h"

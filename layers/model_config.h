@@ -1,5 +1,5 @@
 // model_config: everything that chooses an architecture. Which flags set it, and which of them contradict each other:
-// training/flags.cpp, training/check_flags.cpp.
+// training/flags/flags.cpp, training/flags/check_flags.cpp.
 // tests/test_model.cpp
 #pragma once
 #include "kernels/rope.h"
@@ -75,7 +75,7 @@ struct ModelConfig {
 };
 
 // Refuses sizes that no layer can work with, wherever they come from. Flags that contradict each other are refused before, by
-// their names and with a remedy (training/check_flags.cpp).
+// their names and with a remedy (training/flags/check_flags.cpp).
 inline void check_sizes(const ModelConfig& c) {
   const AttentionConfig& a = c.attention;
   const LinearAttentionConfig& l = c.linear;

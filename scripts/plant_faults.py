@@ -225,7 +225,7 @@ train_gpt.cu
   step, «c.clip => INFINITY»);
   config.model.context, «config.micro_batches => 1»}, config.seed);
   const bool complete = «step == c.steps => step > c.steps»;
-training/schedule.cpp
+training/flags/schedule.cpp
   double(step - warmup) / double(«steps - warmup => steps»);
   float(double(«peak => final») * double(step) / double(warmup));
   final + (double(peak) - final) * «0.5 => 1.0» *
@@ -275,7 +275,7 @@ dataloader/shards.cpp
 dataloader/choices.cpp
   require(«id < vocab => id <= vocab» && id
   require(«right < endings => right <= endings»,
-training/choose.cpp
+training/inspect/choose.cpp
   for (size_t t = «rows[b].first => rows[b].first + 1»; t + 1
   / double(«questions[q].endings[e].size() => questions[q].endings[0].size()»)
   context.size(), «T + 1 - ending.size() => T - ending.size()»);
@@ -291,7 +291,7 @@ dataloader/tokenizer.cpp
   if (ids_[node] != none« => && found.first == 0»)
   («is_normalised ? normalised : raw => raw»).add(
   first && «parts_->strips_first_space => true» && token[0]
-training/find_tokenizer.cpp
+training/text/find_tokenizer.cpp
   require(«tokenizer.model_vocab() <= vocab => true»,
 dataloader/bigram_entropy.cpp
   std::max<size_t>(«limit / T => limit», 1)
@@ -315,7 +315,7 @@ dataloader/files.cpp
   require(!paths.empty(), "%s: no file matches", pattern.c_str());¶  «std::sort(paths.begin(), paths.end()); => ;»
 
 [sampling]
-training/sampler.cpp
+training/text/sampler.cpp
   std::min(«top_k => top_k + 1», logits.size())
   uniform_double(«seed => 1337», stream_of
   stream_of(«Purpose::sample => Purpose::synthetic», stream)
@@ -324,7 +324,7 @@ training/sampler.cpp
   - top) / «temperature => 1.0»)));
   sum < «top_p => 0.5» * total
   «total = sum; => ;»
-training/generate.cpp
+training/text/generate.cpp
   sampler.draw({row, row + ptrdiff_t(c.vocab)}, «length => 1», b)
   sampler.draw({row, row + ptrdiff_t(c.vocab)}, length, «b => 0»)
   if (i > 0 && «model.tokens_read() < room => model.tokens_read() <= room»)
@@ -354,7 +354,7 @@ layers/gated_delta_net.cuh
 layers/model.cu
   extras.positions += «pass.first_position() => 0» * config.hidden;
   multiply_head(l.y + «(T - 1) => 0» * C, T * C
-training/generate.cpp
+training/text/generate.cpp
   open_ += format(bytes_ ? "<%d>" : «first_ ? "%d" : " %d" => "%d"», token);
 
 [flags taken at their word]
@@ -369,7 +369,7 @@ train_gpt.cu
   step % c.save_every == «0 => 1»);
   last = trouble || «complete || interrupted() => complete»;  // asked
   return «128 + interrupted() => 0»;
-training/flags.cpp
+training/flags/flags.cpp
   now[i].name != "--resume" && «now[i].kind != Flag::Kind::shortcut => true»)
   t.number("--beta1", «c.adamw.beta1 => c.adamw.beta2», between
   t.number("--val-batches", «c.val_batches => c.val_every», at_least
@@ -387,7 +387,7 @@ training/flags.cpp
   "--micro-batches", c.micro_batches, at_least(«1 => 0»)
   "--save-every", c.save_every, at_least(«1 => 0»)
   t.number("--rope-fraction", m.rope_fraction, between(0.0, «1.0 => 2.0»)
-training/check_flags.cpp
+training/flags/check_flags.cpp
   «c.schedule.steps = c.steps; => ;»
   «c.data.seed = c.seed; => ;»
   «c.data.vocab = c.vocab; => ;»
@@ -402,16 +402,16 @@ training/check_flags.cpp
   «m.position == Position::rope => true»,
   {{"--save-every", "--keep"}, «has_out => true», "--out=FOLDER: there
   require(«!(is_given("--val-data") && is_given("--val-fraction")) => true»,
-training/match_params.cpp
+training/flags/match_params.cpp
   (wanted - one + «step / 2 => 0») / step
   «m.total > wanted => m.total < wanted» ? "more"
   config.match_params.empty() ? config.params : total_parameters(«with_flags(config, config.match_params) => config.model»);
   chosen_width(config.model) = «m.ffn_hidden => config.model.ffn.F»;
-training/flags.h
+training/flags/flags.h
   return kind >= Kind::norm && «kind <= Kind::arithmetic => true»; }
 
 [presets]
-training/presets.cpp
+training/flags/presets.cpp
   «"--norm=layernorm" => "--norm=rmsnorm"»,
   "--position=learned",  «"--qk-norm=off" => "--qk-norm=on"»,
   «"--attn-bias=all" => "--attn-bias=qkv"»,
@@ -565,7 +565,7 @@ training/evaluate.cu
   «trainer.look_at_training(c.val_batches, [&] { smooth.see(c.batch * c.model.context); }); => ;»
 training/trainer.cu
   loader_.training_batch(«i / config.micro_batches => 0», i % config
-training/check_flags.cpp
+training/flags/check_flags.cpp
   require(«c.smoothquant == 0 || c.model.norm.kind != NormKind::none => true»,
   require(«c.smoothquant == 0 || c.model.placement != NormPlacement::post => true»,
 
@@ -575,16 +575,16 @@ training/trainer.cu
   steps_done_ = results_given_ = «checkpoint.step() => checkpoint.step() - 1»;
   read("optimizer.m.", «optimizer.m => optimizer.v»);
   std::move(metadata), «config.keep => 0»);
-training/run_metadata.cpp
+training/flags/run_metadata.cpp
   «require_same_run(checkpoint->path(), checkpoint->metadata(), metadata); => ;»
 train_gpt.cu
   require(c.out.empty() || own || «!find_latest(c.out) => true»,
   if (config.source && «!resumed => true») trainer.start_from
-training/checkpoint.cpp
+training/checkpoint/checkpoint.cpp
   «kept++ < keep => kept++ <= keep») continue;
 training/evaluate.cu
   «set_trained_context(config.model, config.source->context(), config.source->path()); => ;»
-training/run_metadata.cpp
+training/flags/run_metadata.cpp
   if («f.shapes_the_result() => f.shapes_the_model()») metadata
   if («c.change_precision => false») leave_out_precision
 

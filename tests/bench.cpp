@@ -57,10 +57,10 @@
 #include "kernels/short_conv.h"
 #include "kernels/sinks.h"
 #include "kernels/static_gate.h"
-#include "training/command_line.h"
+#include "training/flags/command_line.h"
 #include "training/engines.h"
 #include "training/matmul_peak.h"
-#include "training/threads.h"
+#include "training/process/threads.h"
 #include "training/trainer.h"
 #ifdef __CUDACC__
 #include <cublas_v2.h>

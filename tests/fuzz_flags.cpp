@@ -2,7 +2,7 @@
 // make fuzz READER=flags
 #include <sstream>
 
-#include "training/command_line.h"
+#include "training/flags/command_line.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   // The input's lines are the command line's words. Help is left out: it prints.

@@ -7,9 +7,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "training/flags.h"
-#include "training/hf_config.h"
-#include "training/hf_weights.h"
+#include "training/flags/flags.h"
+#include "training/models/hf_config.h"
+#include "training/models/hf_weights.h"
 #include "dataloader/strict_json.h"
 
 using namespace gated;

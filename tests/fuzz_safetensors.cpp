@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "training/safetensors.h"
+#include "training/checkpoint/safetensors.h"
 
 using namespace gated;
 

@@ -7,7 +7,7 @@
 
 #include "tests/fixtures.h"
 #include "tests/script.h"
-#include "training/safetensors.h"
+#include "training/checkpoint/safetensors.h"
 
 namespace gated {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "layers/model.h"
-#include "training/command_line.h"
+#include "training/flags/command_line.h"
 
 namespace gated {
 

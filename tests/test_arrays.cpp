@@ -12,8 +12,8 @@
 #include "tests/plain_model.h"
 #include "tests/refusal.h"
 #include "tests/small_models.h"
-#include "training/arrays.h"
-#include "training/safetensors.h"
+#include "training/inspect/arrays.h"
+#include "training/checkpoint/safetensors.h"
 
 using namespace gated;
 namespace fs = std::filesystem;

@@ -6,7 +6,7 @@
 #include "kernels/gate.h"
 #include "tests/harness.h"
 #include "tests/small_runs.h"
-#include "training/run_metadata.h"
+#include "training/flags/run_metadata.h"
 
 using namespace gated;
 

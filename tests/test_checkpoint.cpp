@@ -22,7 +22,7 @@
 #include "tests/contents.h"
 #include "tests/refusal.h"
 #include "tests/script.h"
-#include "training/checkpoint.h"
+#include "training/checkpoint/checkpoint.h"
 
 using namespace gated;
 

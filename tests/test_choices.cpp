@@ -11,7 +11,7 @@
 #include "tests/refusal.h"
 #include "tests/script.h"
 #include "tests/small_models.h"
-#include "training/choose.h"
+#include "training/inspect/choose.h"
 
 using namespace gated;
 

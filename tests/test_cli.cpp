@@ -20,8 +20,8 @@
 #include "tests/compare.h"
 #include "tests/contents.h"
 #include "tests/script.h"
-#include "training/checkpoint.h"
-#include "training/interrupt.h"
+#include "training/checkpoint/checkpoint.h"
+#include "training/process/interrupt.h"
 
 using namespace gated;
 

@@ -6,7 +6,7 @@
 #include "layers/model.h"
 #include "tests/catch.h"
 #include "tests/small_models.h"
-#include "training/match_params.h"
+#include "training/flags/match_params.h"
 #include "training/memory.h"
 
 using namespace gated;

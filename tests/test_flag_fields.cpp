@@ -5,8 +5,8 @@
 #include <sstream>
 
 #include "tests/catch.h"
-#include "training/command_line.h"
-#include "training/run_metadata.h"
+#include "training/flags/command_line.h"
+#include "training/flags/run_metadata.h"
 
 using namespace gated;
 

@@ -6,8 +6,8 @@
 #include "tests/contents.h"
 #include "tests/refusal.h"
 #include "tests/script.h"
-#include "training/command_line.h"
-#include "training/run_metadata.h"
+#include "training/flags/command_line.h"
+#include "training/flags/run_metadata.h"
 
 using namespace gated;
 

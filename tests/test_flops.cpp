@@ -6,7 +6,7 @@
 
 #include "kernels/embedding.h"
 #include "tests/catch.h"
-#include "training/command_line.h"
+#include "training/flags/command_line.h"
 #include "training/memory.h"
 #include "training/optimizer.cuh"
 

@@ -4,8 +4,8 @@
 
 #include "tests/catch.h"
 #include "tests/script.h"
-#include "training/checkpoint.h"
-#include "training/model_source.h"
+#include "training/checkpoint/checkpoint.h"
+#include "training/flags/model_source.h"
 
 using namespace gated;
 

@@ -9,10 +9,10 @@
 #include "tests/catch.h"
 #include "tests/hf_folder.h"
 #include "tests/refusal.h"
-#include "training/command_line.h"
-#include "training/flags.h"
-#include "training/hf_tensors.h"
-#include "training/model_source.h"
+#include "training/flags/command_line.h"
+#include "training/flags/flags.h"
+#include "training/models/hf_tensors.h"
+#include "training/flags/model_source.h"
 
 using namespace gated;
 

@@ -1,12 +1,12 @@
 // generate: what a model writes after a prompt is what a plain loop over whole forwards draws, within the context and after it;
 // characters are printed whole; and the program says so. Runs the program in the current folder.
-#include "training/generate.h"
+#include "training/text/generate.h"
 
 #include <csignal>
 
 #include "tests/script.h"
 #include "tests/small_models.h"
-#include "training/model_source.h"
+#include "training/flags/model_source.h"
 
 using namespace gated;
 

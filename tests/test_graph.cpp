@@ -12,8 +12,8 @@
 #include "tests/harness.h"
 #include "tests/refusal.h"
 #include "tests/small_runs.h"
-#include "training/inspection.h"
-#include "training/measures.h"
+#include "training/inspect/inspection.h"
+#include "training/inspect/measures.h"
 
 using namespace gated;
 

@@ -1,5 +1,5 @@
 // hf_config: config.json of transformers into flags, and back.
-#include "training/hf_config.h"
+#include "training/models/hf_config.h"
 
 #include <nlohmann/json.hpp>
 
@@ -8,8 +8,8 @@
 #include "tests/fixtures.h"
 #include "tests/refusal.h"
 #include "tests/script.h"
-#include "training/command_line.h"
-#include "training/match_params.h"
+#include "training/flags/command_line.h"
+#include "training/flags/match_params.h"
 
 using namespace gated;
 

@@ -16,12 +16,12 @@
 #include "tests/refusal.h"
 #include "tests/script.h"
 #include "tests/small_models.h"
-#include "training/checkpoint.h"
-#include "training/command_line.h"
-#include "training/hf_config.h"
-#include "training/hf_model.h"
-#include "training/hf_weights.h"
-#include "training/interrupt.h"
+#include "training/checkpoint/checkpoint.h"
+#include "training/flags/command_line.h"
+#include "training/models/hf_config.h"
+#include "training/models/hf_model.h"
+#include "training/models/hf_weights.h"
+#include "training/process/interrupt.h"
 
 using namespace gated;
 

@@ -11,7 +11,7 @@
 #include "tests/harness.h"
 #include "tests/plain_model.h"
 #include "tests/small_models.h"
-#include "training/measures.h"
+#include "training/inspect/measures.h"
 
 using namespace gated;
 

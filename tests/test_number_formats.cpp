@@ -1,5 +1,5 @@
 // number_formats: BF16 and F16 to fp32, and back to BF16.
-#include "training/number_formats.h"
+#include "training/checkpoint/number_formats.h"
 
 #include <cmath>
 #include <vector>

@@ -15,9 +15,9 @@
 
 #include "layers/model.h"
 #include "tests/catch.h"
-#include "training/command_line.h"
-#include "training/match_params.h"
-#include "training/presets.h"
+#include "training/flags/command_line.h"
+#include "training/flags/match_params.h"
+#include "training/flags/presets.h"
 
 using namespace gated;
 

@@ -10,9 +10,9 @@
 #include "tests/compare.h"
 #include "tests/script.h"
 #include "tests/small_runs.h"
-#include "training/generate.h"
-#include "training/measures.h"
-#include "training/sampler.h"
+#include "training/text/generate.h"
+#include "training/inspect/measures.h"
+#include "training/text/sampler.h"
 
 using namespace gated;
 

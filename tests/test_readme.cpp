@@ -64,7 +64,8 @@ TEST_CASE("readme: its map names every file of training/ and dataloader/", "[rea
   REQUIRE(begin != std::string::npos);
   const std::string map = readme.substr(begin, readme.find("</details>", begin) - begin);
   for (const char* folder : {"training", "dataloader"})
-    for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    for (const auto& file : std::filesystem::recursive_directory_iterator(folder)) {
+      if (file.is_directory()) continue;
       INFO(file.path());  // as `name` or, where one file alone is meant, with its ending
       const std::string quoted = "`" + file.path().stem().string();
       REQUIRE((map.find(quoted + "`") != std::string::npos || map.find(quoted + ".") != std::string::npos));

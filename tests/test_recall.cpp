@@ -7,7 +7,7 @@
 
 #include "dataloader/loader.h"
 #include "tests/catch.h"
-#include "training/retrieval.h"
+#include "training/inspect/retrieval.h"
 
 using namespace gated;
 

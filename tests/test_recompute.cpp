@@ -7,8 +7,8 @@
 #include "layers/smoothquant.h"
 #include "tests/compare.h"
 #include "tests/small_runs.h"
-#include "training/arrays.h"
-#include "training/measures.h"
+#include "training/inspect/arrays.h"
+#include "training/inspect/measures.h"
 
 using namespace gated;
 

@@ -1,5 +1,5 @@
 // sampler: draws follow the softmax, repeat with the seed, and stay inside the top k.
-#include "training/sampler.h"
+#include "training/text/sampler.h"
 
 #include <algorithm>
 #include <cmath>

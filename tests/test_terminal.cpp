@@ -2,8 +2,8 @@
 #include <sstream>
 
 #include "tests/catch.h"
-#include "training/command_line.h"
-#include "training/terminal.h"
+#include "training/flags/command_line.h"
+#include "training/process/terminal.h"
 
 using namespace gated;
 

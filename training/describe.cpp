@@ -4,11 +4,11 @@
 #include <set>
 
 #include "layers/model.h"
-#include "training/flags.h"
+#include "training/flags/flags.h"
 #include "training/memory.h"
-#include "training/model_source.h"
-#include "training/safetensors.h"
-#include "training/terminal.h"
+#include "training/flags/model_source.h"
+#include "training/checkpoint/safetensors.h"
+#include "training/process/terminal.h"
 
 namespace gated {
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 
-#include "training/config.h"
+#include "training/flags/config.h"
 
 namespace gated {
 

@@ -5,11 +5,11 @@
 #include <cstdio>
 
 #include "layers/smoothquant.h"
-#include "training/arrays.h"
-#include "training/choose.h"
-#include "training/measures.h"
-#include "training/retrieval.h"
-#include "training/terminal.h"
+#include "training/inspect/arrays.h"
+#include "training/inspect/choose.h"
+#include "training/inspect/measures.h"
+#include "training/inspect/retrieval.h"
+#include "training/process/terminal.h"
 #include "training/trainer.h"
 
 namespace gated {

@@ -2,8 +2,8 @@
 // --quantize; questions with endings; what it finds again. It trains nothing.
 // --evaluate --quantize --choices --probe --yarn | tests/test_cli.cpp, tests/test_quantized_model.cpp, tests/test_choices.cpp
 #pragma once
-#include "training/config.h"
-#include "training/run_metadata.h"
+#include "training/flags/config.h"
+#include "training/flags/run_metadata.h"
 
 namespace gated {
 

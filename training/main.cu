@@ -10,13 +10,13 @@
 #include <cstdio>
 #include <string>
 
-#include "training/command_line.h"
+#include "training/flags/command_line.h"
 #include "training/describe.h"
-#include "training/hf_model.h"
-#include "training/interrupt.h"
-#include "training/match_params.h"
-#include "training/terminal.h"
-#include "training/threads.h"
+#include "training/models/hf_model.h"
+#include "training/process/interrupt.h"
+#include "training/flags/match_params.h"
+#include "training/process/terminal.h"
+#include "training/process/threads.h"
 #include "training/trainer.h"
 
 #ifdef __CUDACC__
@@ -57,7 +57,8 @@ std::string why_no_gpu();
 int train_on_cuda(int argc, char** argv);
 #else
 static std::string why_no_gpu() {
-  return "this build has no half for GPUs: with nvcc, make adds it where a GPU answers, and make CUDA_ARCH=90 elsewhere";
+  return "this build has no half for GPUs: with nvcc, make adds it where a GPU answers, and make CUDA_ARCH=90 "
+         "elsewhere";
 }
 #endif
 

@@ -12,12 +12,12 @@
 
 #include "core/clock.h"
 #include "dataloader/bigram_entropy.h"
-#include "training/checkpoint.h"
-#include "training/flags.h"
-#include "training/measures.h"
+#include "training/checkpoint/checkpoint.h"
+#include "training/flags/flags.h"
+#include "training/inspect/measures.h"
 #include "training/memory.h"
-#include "training/model_source.h"
-#include "training/terminal.h"
+#include "training/flags/model_source.h"
+#include "training/process/terminal.h"
 #include "training/trainer.h"
 
 namespace gated {

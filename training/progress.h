@@ -10,8 +10,8 @@
 #include <optional>
 
 #include "dataloader/loader.h"
-#include "training/config.h"
-#include "training/safetensors.h"
+#include "training/flags/config.h"
+#include "training/checkpoint/safetensors.h"
 
 namespace gated {
 

@@ -16,9 +16,9 @@
 #include "core/graph.cuh"
 #include "dataloader/loader.h"
 #include "layers/model.h"
-#include "training/checkpoint.h"
-#include "training/config.h"
-#include "training/model_source.h"
+#include "training/checkpoint/checkpoint.h"
+#include "training/flags/config.h"
+#include "training/flags/model_source.h"
 #include "training/optimizer.cuh"
 
 namespace gated {

@@ -1,6 +1,6 @@
 """A run as a report reads it: log.jsonl and, where it is there, measures.safetensors. Everything is checked when it is read.
 
-The arrays of measures.safetensors are described where they are written, in training/arrays.h.
+The arrays of measures.safetensors are described where they are written, in training/inspect/arrays.h.
 """
 import glob
 import json

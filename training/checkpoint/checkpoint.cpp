@@ -1,0 +1,324 @@
+#include "training/checkpoint/checkpoint.h"
+
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "core/hash.h"
+#include "dataloader/quote.h"
+
+namespace gated {
+
+// ---- hash
+
+// What stands before a tensor's bytes.
+static void add_tensor(Hash& hash, std::string_view name, std::string_view dtype, const std::vector<size_t>& shape) {
+  hash.text(name).text(dtype).number(shape.size());
+  for (size_t dim : shape) hash.number(dim);
+}
+
+std::string fingerprint(const std::vector<TensorView>& tensors) {
+  std::vector<const TensorView*> by_name;
+  for (const TensorView& t : tensors) by_name.push_back(&t);
+  std::sort(by_name.begin(), by_name.end(), [](auto* a, auto* b) { return a->name < b->name; });
+  Hash hash;
+  for (const TensorView* t : by_name) {
+    add_tensor(hash, t->name, "F32", t->shape);
+    hash.bytes(t->data, t->bytes());
+  }
+  return hash.hex();
+}
+
+// Through a buffer that stays in cache.
+std::string fingerprint(const SafetensorsFile& file) {
+  std::vector<char> buffer(size_t{1} << 20);
+  Hash hash;
+  for (const auto& [name, t] : file.header().tensors) {
+    add_tensor(hash, name, t.dtype, t.shape);
+    const size_t size = t.end - t.begin;
+    for (size_t done = 0; done < size; done += buffer.size()) {
+      const size_t n = std::min(buffer.size(), size - done);
+      file.read(t, done, buffer.data(), n);
+      hash.bytes(buffer.data(), n);
+    }
+  }
+  return hash.hex();
+}
+
+// ---- the metadata of its own
+
+static constexpr std::string_view own_keys = "gated.";  // prefix of the metadata that belongs to this file
+static constexpr const char* format_key = "gated.format";
+static constexpr const char* fingerprint_key = "gated.fingerprint";
+static constexpr const char* checksum_key = "gated.checksum";
+static constexpr const char* format_version = "1";
+
+static std::string metadata_checksum(const std::map<std::string, std::string>& metadata) {
+  Hash hash;
+  for (const auto& [key, value] : metadata)
+    if (key != checksum_key) hash.text(key).text(value);
+  return hash.hex();
+}
+
+// ---- names in a folder
+
+std::string checkpoint_name(size_t step) {
+  return format("step_%08zu.safetensors", step);
+}
+
+std::optional<size_t> checkpoint_step(const std::string& name) {
+  constexpr std::string_view prefix = "step_";
+  size_t step = 0;
+  if (!name.starts_with(prefix)) return std::nullopt;
+  std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
+  return name == checkpoint_name(step) ? std::optional(step) : std::nullopt;
+}
+
+std::vector<std::string> folder_names(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+    names.push_back(at->path().filename().string());
+  require(!error || error == std::errc::no_such_file_or_directory, "%s: cannot list: %s", folder.c_str(),
+          error.message().c_str());
+  return names;
+}
+
+std::map<size_t, std::string, std::greater<>> list_checkpoints(const std::string& folder) {
+  std::map<size_t, std::string, std::greater<>> found;
+  for (const std::string& name : folder_names(folder))
+    if (const auto step = checkpoint_step(name)) found[*step] = folder + "/" + name;
+  return found;
+}
+
+// ---- names of what is not finished
+
+static constexpr std::string_view unfinished_suffix = ".tmp.";
+
+// A number as std::to_string writes it, of up to `most`.
+static bool is_number(std::string_view text, size_t most) {
+  size_t value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return text == std::to_string(value) && value <= most;
+}
+
+std::optional<std::string> finished_name(const std::string& unfinished) {
+  constexpr size_t most_processes = size_t{1} << 22;  // Linux
+  const size_t at = unfinished.rfind(unfinished_suffix);
+  if (at == 0 || at == std::string::npos) return std::nullopt;
+  const std::string_view numbers = std::string_view(unfinished).substr(at + unfinished_suffix.size());
+  const size_t dot = std::min(numbers.find('.'), numbers.size());
+  const bool ours = is_number(numbers.substr(0, dot), most_processes) &&
+                    (dot == numbers.size() || is_number(numbers.substr(dot + 1), SIZE_MAX));
+  return ours ? std::optional(unfinished.substr(0, at)) : std::nullopt;
+}
+
+std::string unfinished_name(const std::string& path) {
+  // A leftover that could not be deleted may have this process id too.
+  const std::string name = path + std::string(unfinished_suffix) + std::to_string(::getpid());
+  std::string free = name;
+  struct stat s;
+  for (size_t i = 2; ::lstat(free.c_str(), &s) == 0; i++) free = name + "." + std::to_string(i);
+  return free;
+}
+
+// ---- atomic, durable writing
+
+static std::string folder_of(const std::string& path) {
+  const auto folder = std::filesystem::path(path).parent_path();
+  return folder.empty() ? "." : folder.string();
+}
+
+static void remove_if_unlocked(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0) return;
+  if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) ::unlink(path.c_str());
+  ::close(descriptor);
+}
+
+AtomicFile::AtomicFile(const std::string& path)
+    : path_(path), folder_(folder_of(path)), file_(clear_way(), O_WRONLY | O_CREAT | O_EXCL, 0666) {
+  // The lock says that the writer lives; the system drops it when the process ends, in whatever way. Its
+  // process id would not do: containers hand out the same few again. Where locks are not supported,
+  // leftovers stay.
+  ::flock(file_.descriptor(), LOCK_EX | LOCK_NB);
+}
+
+AtomicFile::~AtomicFile() {
+  if (!committed_) ::unlink(file_.path().c_str());
+}
+
+void AtomicFile::commit() {
+  file_.sync();
+  if (::rename(file_.path().c_str(), path_.c_str()) != 0) fail_errno(path_, "rename the finished file to");
+  committed_ = true;
+  File(folder_, O_RDONLY | O_DIRECTORY).sync();  // the new name too must outlive a power cut
+}
+
+// Returns the name to write under, after refusing what rename must not replace (a device such as /dev/null)
+// or could not, after hours of writing (a folder), and after deleting the temporary files of killed runs:
+// of this path, and of any step if this is a step. Before writing, because a full disk needs their space.
+std::string AtomicFile::clear_way() const {
+  struct stat s;
+  require(::stat(path_.c_str(), &s) != 0 || S_ISREG(s.st_mode),
+          "%s: exists and is not a regular file: cannot replace it", path_.c_str());
+  const std::string own = std::filesystem::path(path_).filename().string();
+  for (const std::string& name : folder_names(folder_)) {
+    const std::optional<std::string> target = finished_name(name);
+    if (target && (*target == own || (checkpoint_step(*target) && checkpoint_step(own))))
+      remove_if_unlocked(folder_ + "/" + name);
+  }
+  return unfinished_name(path_);
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  AtomicFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+void write_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  const std::string header = safetensors_header(path, tensors, metadata);
+  AtomicFile file(path);
+  file.write(header.data(), header.size());
+  for (const TensorView& t : tensors) file.write(t.data, t.bytes());
+  file.commit();
+}
+
+void save_checkpoint(const std::string& path, const std::vector<TensorView>& tensors,
+                     std::map<std::string, std::string> metadata) {
+  for (const auto& [key, value] : metadata)
+    require(!key.starts_with(own_keys), "%s: metadata key %s: keys that begin with %s are the checkpoint's own",
+            path.c_str(), quote(key).c_str(), own_keys.data());
+  metadata.emplace(format_key, format_version);
+  metadata.emplace(fingerprint_key, fingerprint(tensors));
+  metadata.emplace(checksum_key, metadata_checksum(metadata));
+  write_safetensors(path, tensors, metadata);
+}
+
+// ---- reading
+
+static void verify(const std::string& path, const char* what, const std::string& stored, const std::string& found) {
+  require(stored == found, "%s: checksum of %s is %s, expected %s: the file is corrupt", path.c_str(), what,
+          found.c_str(), quote(stored).c_str());
+}
+
+Checkpoint::Checkpoint(const std::string& path) : file_(path) {
+  const auto& keys = metadata();
+  const auto own = keys.lower_bound(std::string(own_keys));
+  has_training_state_ = own != keys.end() && own->first.starts_with(own_keys);
+  if (!has_training_state_) return;
+  // One key of ours promises all three: a damaged key must not turn the file into a foreign, unchecked one.
+  for (const char* key : {format_key, fingerprint_key, checksum_key})
+    require(keys.contains(key), "%s: metadata lacks %s: the header is damaged", path.c_str(), key);
+  if (keys.at(format_key) != format_version)
+    throw OtherVersion(
+        format("%s: checkpoint format %s, expected %s: written by another version of this program: read "
+               "it with that one",
+               path.c_str(), quote(keys.at(format_key)).c_str(), format_version));
+  verify(path, "metadata", keys.at(checksum_key), metadata_checksum(keys));
+  verify(path, "tensors", keys.at(fingerprint_key), fingerprint(file_));
+}
+
+const std::string& Checkpoint::state(const std::string& key) const {
+  require(has_training_state_, "%s: carries no training state, only weights: it was not written by gated.cu",
+          path().c_str());
+  const auto found = metadata().find(key);
+  require(found != metadata().end(), "%s: metadata has no %s", path().c_str(), quote(key).c_str());
+  return found->second;
+}
+
+size_t Checkpoint::step() const {
+  const std::string& text = state("step");
+  size_t step = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
+  require(error == std::errc() && end == text.data() + text.size(), "%s: step is %s, expected a whole number",
+          path().c_str(), quote(text).c_str());
+  return step;
+}
+
+const TensorEntry& Checkpoint::entry(const std::string& name, const std::vector<size_t>& shape) const {
+  const auto found = tensors().find(name);
+  require(found != tensors().end(), "%s: no tensor %s among the %zu it holds", path().c_str(), quote(name).c_str(),
+          tensors().size());
+  const TensorEntry& t = found->second;
+  require(t.dtype == "F32" && t.shape == shape, "%s: tensor %s is %s %s, expected F32 %s", path().c_str(),
+          quote(name).c_str(), t.dtype.c_str(), shape_text(t.shape).c_str(), shape_text(shape).c_str());
+  return t;
+}
+
+void Checkpoint::read(const std::string& name, const std::vector<size_t>& shape, float* dst) const {
+  const TensorEntry& t = entry(name, shape);
+  file_.read(t, 0, dst, t.end - t.begin);
+}
+
+void Checkpoint::read_numbers(const std::string& name, const std::vector<size_t>& shape, float* dst) const {
+  file_.read_floats(name, entry(name, shape), dst);
+}
+
+// ---- rotation
+
+void prepare_checkpoint_folder(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  require(!error, "%s: cannot create the checkpoint folder: %s", folder.c_str(), error.message().c_str());
+  // (No AtomicFile: a start that is refused later on deletes nothing.)
+  const File probe(unfinished_name(folder + "/" + checkpoint_name(0)), O_WRONLY | O_CREAT | O_EXCL, 0666);
+  ::unlink(probe.path().c_str());
+}
+
+File hold_folder(const std::string& folder) {
+  File held(folder, O_RDONLY | O_DIRECTORY);
+  require(::flock(held.descriptor(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK,
+          "--out=%s: another run that has not ended writes there: wait for it, end it, or name another folder",
+          folder.c_str());
+  return held;
+}
+
+void save_step(const std::string& folder, size_t step, const std::vector<TensorView>& tensors,
+               std::map<std::string, std::string> metadata, size_t keep) {
+  metadata["step"] = std::to_string(step);
+  save_checkpoint(folder + "/" + checkpoint_name(step), tensors, std::move(metadata));
+  keep_newest(folder, step, keep);
+}
+
+void keep_newest(const std::string& folder, size_t step, size_t keep) {
+  size_t kept = 0;
+  for (const auto& [other, path] : list_checkpoints(folder)) {
+    if (keep == 0 || other > step || kept++ < keep) continue;
+    if (::unlink(path.c_str()) != 0)
+      std::fprintf(stderr, "warning: %s: cannot delete: %s\n", path.c_str(), std::strerror(errno));
+  }
+}
+
+std::optional<Checkpoint> find_latest(const std::string& folder) {
+  const auto candidates = list_checkpoints(folder);
+  for (const auto& [step, path] : candidates) {
+    require(::access(path.c_str(), R_OK) == 0 || errno != EACCES,
+            "%s: cannot open: Permission denied: it may be good, and going on from an older one would overwrite it",
+            path.c_str());
+    try {
+      Checkpoint checkpoint(path);
+      require(checkpoint.step() == step, "%s: holds step %zu, expected the step of its name", path.c_str(),
+              checkpoint.step());
+      return checkpoint;
+    } catch (const OtherVersion&) {
+      throw;
+    } catch (const Error& e) {
+      std::fprintf(stderr, "warning: %s; trying the checkpoint before it\n", e.what());
+    }
+  }
+  require(candidates.empty(), "%s: none of its %zu checkpoints can be read: name another folder to start anew",
+          folder.c_str(), candidates.size());
+  return std::nullopt;
+}
+
+}  // namespace gated

@@ -1,0 +1,287 @@
+#include "training/flags/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <numeric>
+#include <sstream>
+
+#include "training/checkpoint/checkpoint.h"
+#include "training/flags/model_source.h"
+#include "training/flags/presets.h"
+#include "training/process/terminal.h"
+
+namespace gated {
+
+// A section of the table: its heading, and its flags in their order.
+struct Section {
+  const char* heading;
+  std::vector<Flag> flags;
+};
+
+static std::vector<Section> sections(Config& config) {
+  std::vector<Section> all;
+  for (const Flag& f : list_flags(config)) {
+    if (all.empty() || all.back().flags.back().kind != f.kind) all.push_back({name_of(f.kind), {}});
+    all.back().flags.push_back(f);
+  }
+  return all;
+}
+
+// A bar inside a table's cell is escaped.
+static std::string cell(const std::string& text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == '|') escaped += '\\';
+    escaped += c;
+  }
+  return escaped;
+}
+
+// The named values of a flag. A file that serves several of them in a row is named after the last.
+static std::string linked(const std::vector<Flag::Choice>& choices) {
+  std::string text;
+  for (size_t i = 0; i < choices.size(); i++) {
+    const std::string &value = choices[i].value, &file = choices[i].file;
+    text += format("%s`%s`", i ? ", " : "", value.c_str());
+    if (i + 1 == choices.size() || choices[i + 1].file != file) text += format(" [%s](%s)", file.c_str(), file.c_str());
+  }
+  return text;
+}
+
+std::string flag_map_markdown() {
+  Config defaults;
+  std::string text;
+  for (const Section& section : sections(defaults)) {
+    text += format("<details><summary><b>%s</b></summary>\n\n", section.heading);
+    text += "| flag | default | allowed | meaning |\n|---|---|---|---|\n";
+    for (const Flag& f : section.flags) {
+      const std::string value = f.get().empty() ? "" : format("`%s`", f.get().c_str());
+      const std::string allowed = f.choices.empty() ? cell(f.allowed) : linked(f.choices);
+      text += format("| `%s` | %s | %s | %s |\n", f.name.c_str(), value.c_str(), allowed.c_str(), cell(f.help).c_str());
+    }
+    text += "\n</details>\n";
+  }
+  return text;
+}
+
+// A name and, from a column on, its meaning. A name that reaches the column has a line of its own.
+static std::string help_row(const std::string& name, size_t column, const std::string& meaning, size_t width) {
+  const bool fits = name.size() < column;
+  const std::string margin(fits ? column - name.size() : column, ' ');
+  return fits ? wrapped(name + margin, meaning, column, width) : name + "\n" + wrapped(margin, meaning, column, width);
+}
+
+std::string help_text(size_t width) {
+  constexpr size_t name_column = 29, choice_column = 21;
+  Config defaults;
+  std::string text =
+      wrapped("", "gated.cu: train a GPT whose every kernel equals a CPU reference bit for bit.", 0, width) + "\n";
+  for (const auto& [line, meaning] : std::vector<std::pair<const char*, const char*>>{
+           {"./train", "a byte-level model on this repository's own source"},
+           {"./train --norm=gated --attn=g1", "with GatedNorm and gated attention"},
+           {"./train --preset=gpt2-124m --describe", "what GPT-2 is made of, without training it"},
+           {"./train --data=input.txt --steps=2000", "on a text of yours"},
+           {"./train --out=run1 --resume", "with checkpoints; goes on where the last run stopped"}})
+    text += wrapped(format("  %-39s", line), meaning, 41, width);
+  text += "\n" +
+          wrapped("",
+                  "Each flag stands with its default, where it has one; after it, in brackets, what it allows. "
+                  "--resume is short for --resume=on, and so with every flag that allows on | off. A whole number may "
+                  "be written 600, 1e6, 5K, 1.5M or 2B.",
+                  0, width);
+  for (const Section& section : sections(defaults)) {
+    text += format("\n%s\n", section.heading);
+    for (const Flag& f : section.flags) {
+      const bool listed = !f.choices.empty() && !f.is_switch;  // a line for each named value
+      const std::string value = f.get().empty() ? "" : "=" + f.get();
+      const std::string allowed = listed ? "" : format(" [%s]", f.allowed.c_str());
+      text += help_row("  " + f.name + value, name_column, f.help + allowed, width);
+      if (!listed) continue;
+      for (const Flag::Choice& c : f.choices) text += help_row("        " + c.value, choice_column, c.meaning, width);
+    }
+  }
+  return text +
+         "\nOther\n  --help                     this text\n  --flag-map                 the README's table of flags\n";
+}
+
+// How many letters have to be put in, taken out or changed to make b of a (Levenshtein 1966).
+static size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); i++) {
+    size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (size_t j = 0; j < b.size(); j++) {
+      const size_t changed = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+// ": did you mean --norm?" where a flag has nearly this name.
+static std::string suggestion(const std::vector<Flag>& flags, const std::string& name) {
+  size_t least = std::min<size_t>(4, name.size() / 2);
+  std::string text;
+  for (const Flag& f : flags) {
+    const size_t distance = edit_distance(name, f.name);
+    if (distance >= least) continue;
+    least = distance;
+    text = ": did you mean " + f.name + "?";
+  }
+  return text;
+}
+
+// Sets one flag from a word as it stands on a command line: --name=value, or --name for --name=on. It is one of the model's,
+// unless `any` is allowed that shapes the result.
+static void apply_word(const std::vector<Flag>& flags, const std::string& word, const std::string& from,
+                       bool any = false) {
+  const size_t equals = word.find('=');
+  const std::string name = word.substr(0, equals);
+  const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
+  require(flag != flags.end(), "%s: there is no flag %s%s", from.c_str(), name.c_str(),
+          suggestion(flags, name).c_str());
+  require((any && flag->shapes_the_result()) || flag->shapes_the_model() || name == "--vocab",
+          "%s: %s is no flag of the model", from.c_str(), name.c_str());
+  require(flag->is_switch || equals != std::string::npos, "%s: %s needs a value: %s=...", from.c_str(), name.c_str(),
+          name.c_str());
+  flag->set(equals == std::string::npos ? "on" : word.substr(equals + 1));
+}
+
+// Sets the flags of a preset; the user's come after it.
+static void apply_preset(const std::vector<Flag>& flags, const std::string& name) {
+  for (const Preset& p : presets())
+    if (p.name == name)
+      for (const std::string& word : p.flags) apply_word(flags, word, "--preset=" + name);
+}
+
+// Opens the model at `path` and sets its flags; the user's come after them.
+static void apply_source(const std::vector<Flag>& flags, Config& config, const std::string& path) {
+  if (path.empty()) return;
+  config.source = open_model_source(path);
+  for (const std::string& word : config.source->flags()) apply_word(flags, word, "--from=" + config.from, true);
+}
+
+ModelConfig with_flags(Config config, const std::string& line) {
+  const std::vector<Flag> flags = list_flags(config);
+  std::istringstream words(line);
+  for (std::string word; words >> word;) apply_word(flags, word, "--match-params=" + line);
+  check_model_flags(config.model);
+  return config.model;
+}
+
+// The words of the command line, of which those that CLI11 would misread are made plain: it takes the next word,
+// whatever it is, for the value of "--name=" and of "--name".
+static std::vector<std::string> plain_words(const std::vector<Flag>& flags, int argc, char** argv) {
+  std::vector<std::string> words;
+  for (int i = 1; i < argc; i++) {
+    const std::string word = argv[i], name = word.substr(0, word.find('='));
+    const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
+    if (flag == flags.end() || word.size() > name.size() + 1) {
+      words.push_back(word);
+    } else if (word.ends_with('=')) {
+      if (flag->is_switch) flag->set("");  // refuses it
+      words.insert(words.end(), {name, ""});
+    } else if (flag->is_switch) {
+      words.push_back(name);
+    } else {
+      require(i + 1 < argc, "%s needs a value: %s=...", name.c_str(), name.c_str());
+      require(strncmp(argv[i + 1], "--", 2) != 0, "%s needs a value, found %s: write %s=%s if that is the value",
+              name.c_str(), argv[i + 1], name.c_str(), argv[i + 1]);
+      words.insert(words.end(), {name, argv[++i]});
+    }
+  }
+  return words;
+}
+
+bool parse_command_line(Config& config, int argc, char** argv) {
+  CLI::App app;
+  app.set_help_flag();
+  app.allow_extras();  // and refuse them below, with the name that was meant
+  bool help = false, map = false;
+  app.add_flag("--help,-h", help);
+  app.add_flag("--flag-map", map);
+  const std::vector<Flag> flags = list_flags(config);
+  std::vector<std::string> values(flags.size());
+  std::vector<CLI::Option*> options;
+  for (size_t i = 0; i < flags.size(); i++) {
+    const std::string& name = flags[i].name;
+    CLI::Option* option = flags[i].is_switch ? app.add_flag(name + "{on}", values[i])  // {on}: without a value
+                                             : app.add_option(name, values[i]);
+    options.push_back(option->take_last());
+  }
+  std::vector<std::string> words = plain_words(flags, argc, argv);
+  std::reverse(words.begin(), words.end());  // as CLI11 wants them
+  try {
+    app.parse(words);
+  } catch (const CLI::ParseError& e) {
+    std::string message = e.what();
+    std::replace(message.begin(), message.end(), '\n', ' ');
+    fail("%s (./train --help lists the flags)", message.c_str());
+  }
+  if (!app.remaining().empty()) {
+    const std::string word = app.remaining()[0], name = word.substr(0, word.find('='));
+    require(name.starts_with("-"), "%s: expected a flag, --name=value (./train --help lists them)", word.c_str());
+    fail("there is no flag %s%s (./train --help lists them)", name.c_str(), suggestion(flags, name).c_str());
+  }
+  if (help || map) {
+    fputs((help ? help_text(terminal_width()) : flag_map_markdown()).c_str(), stdout);
+    return false;
+  }
+  std::set<std::string> given;
+  for (size_t i = 0; i < flags.size(); i++)
+    if (options[i]->count()) {
+      given.insert(flags[i].name);
+      require(!values[i].empty() || !flags[i].refuses_empty, "%s=: it is empty, expected %s", flags[i].name.c_str(),
+              flags[i].allowed.c_str());
+    }
+  // The model of --generate is that of --from, or the newest checkpoint of --out.
+  const auto value_of = [&](const char* name) -> std::string& {
+    const auto at = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
+    return values[size_t(at - flags.begin())];
+  };
+  if (given.contains("--generate") && value_of("--generate") != "off" && given.contains("--out")) {
+    require(!given.contains("--from"), "--generate with --from and --out: both name a model that writes: give one");
+    value_of("--from") = value_of("--out");
+    given.insert("--from");
+  }
+  // A run that is resumed reads nothing from its source, which may be gone: its own checkpoints know the flags.
+  std::string source = value_of("--from");
+  std::error_code error;
+  const bool resumes = given.contains("--resume") && value_of("--resume") != "off" && given.contains("--out");
+  if (resumes && !std::filesystem::exists(source, error) && !list_checkpoints(value_of("--out")).empty())
+    source = value_of("--out");
+  require(!given.contains("--preset") || !given.contains("--from"),
+          "--preset and --from both choose a model: give one of them");
+  for (const bool model : {true, false})
+    for (size_t i = 0; i < flags.size(); i++) {
+      const std::string& name = flags[i].name;
+      if (!given.count(name) || (name == "--preset" || name == "--from") != model) continue;
+      flags[i].set(values[i]);
+      if (name == "--preset") apply_preset(flags, config.preset);
+      if (name == "--from") apply_source(flags, config, source);
+    }
+  check_flags(config, given);
+  return true;
+}
+
+Config config_of_flags(const std::string& line) {
+  std::istringstream in(line);
+  std::vector<std::string> words = {"train"};
+  for (std::string word; in >> word;) words.push_back(word);
+  std::vector<char*> argv;
+  for (std::string& w : words) argv.push_back(w.data());
+  Config config;
+  require(parse_command_line(config, int(argv.size()), argv.data()), "%s: expected flags of a model", line.c_str());
+  return config;
+}
+
+ModelConfig model_of_flags(const std::string& line) {
+  return config_of_flags(line).model;
+}
+
+}  // namespace gated

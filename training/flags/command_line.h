@@ -1,0 +1,24 @@
+// command_line: the flag table (training/flags/flags.h) on a command line, as help, and as the README's flag map.
+// tests/test_flags.cpp
+#pragma once
+#include "training/flags/flags.h"
+
+namespace gated {
+
+// The flag map of the README: every flag, its default, what it allows, and the file behind each named value.
+std::string flag_map_markdown();
+
+// --help: grouped as the table is, in lines of at most `width`.
+std::string help_text(size_t width);
+
+// Fills config; false when the command line asked for help only. Refuses what the table does not allow.
+bool parse_command_line(Config& config, int argc, char** argv);
+
+// What a line of flags asks for, as a user would type it after ./train.
+Config config_of_flags(const std::string& line);
+ModelConfig model_of_flags(const std::string& line);
+
+// The model of `config` with the flags of a line changed, as --match-params names it.
+ModelConfig with_flags(Config config, const std::string& line);
+
+}  // namespace gated

@@ -1,0 +1,64 @@
+// config: what a run can be told. The flags that set it: training/flags/flags.cpp.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "dataloader/loader.h"
+#include "core/mma.h"
+#include "kernels/adamw.h"
+#include "kernels/quantize.h"
+#include "layers/model_config.h"
+#include "training/flags/schedule.h"
+
+namespace gated {
+
+class ModelSource;  // training/flags/model_source.h
+
+enum class DeviceChoice { automatic, cpu, cuda, emulated };
+enum class Probe { none, retrieval };
+
+struct Config {
+  std::string preset = "tiny";
+  std::string from;                           // a model that is there already: its flags and weights
+  std::shared_ptr<const ModelSource> source;  // that model, once the command line is read; null without --from
+  size_t params = 0;         // FFN width so that the model has about as many parameters; 0: --ffn-hidden
+  std::string match_params;  // or as many as the model of these flags
+  bool describe = false;
+
+  ModelConfig model;
+  size_t vocab = 0;  // 0: the data's
+  DataOptions data;
+  uint64_t seed = 1337;
+
+  size_t steps = 600, batch = 16, micro_batches = 1;
+  Schedule schedule;
+  AdamWHyperparameters adamw = {0.0f, 0.9f, 0.95f, 1e-8f, 0.1f};  // the rate comes from the schedule
+  float clip = 1.0f;
+
+  size_t val_every = 100, val_batches = 10, measure_every = 0;
+  size_t sample_tokens = 300, top_k = 0;
+  double temperature = 0.8, top_p = 1;
+  bool generate = false;
+  std::string prompt, prompt_ids;
+  size_t tokens = 0, samples = 1;
+  std::string tokenizer;  // a tokenizer.json, or a folder that has one
+  std::string out;
+  size_t save_every = 100, keep = 2;
+  bool resume = false, change_precision = false, evaluate = false;
+  std::string export_folder;  // where the model goes as a folder of transformers; empty: nowhere
+  bool export_bf16 = false;
+  std::optional<QuantizedFormat> quantize;  // of a second look at the model, after --evaluate
+  double smoothquant = 0;                   // 0: none
+  Probe probe = Probe::none;
+  std::string choices;  // a file of questions with endings
+
+  MmaArithmetic mma = MmaArithmetic::hopper;
+  bool cublas = false, tf32 = false;  // products of matrices by cuBLASLt, in TF32
+
+  DeviceChoice device = DeviceChoice::automatic;
+  bool graph = false;
+  size_t threads = 0;
+};
+
+}  // namespace gated

@@ -1,0 +1,138 @@
+#include "training/flags/run_metadata.h"
+
+#include "dataloader/quote.h"
+#include "dataloader/utf8.h"
+#include "training/flags/flags.h"
+
+namespace gated {
+
+RunMetadata run_metadata(Config& config, const Data& data) {
+  RunMetadata metadata;
+  for (const Flag& f : list_flags(config))
+    if (f.shapes_the_result()) metadata["flag" + f.name] = f.get();
+  metadata["data"] = data.train->description();
+  metadata["hash--data"] = data.train->content_hash();
+  metadata["hash--val-data"] = data.val ? data.val->content_hash() : "none";
+  return metadata;
+}
+
+void require_utf8(const RunMetadata& metadata) {
+  for (const auto& [key, value] : metadata)
+    for (std::string_view rest = value; !rest.empty();) {
+      const size_t length = utf8_front(rest).length;
+      require(length > 0, "%s=%s: is not UTF-8, as what a checkpoint holds must be: rename it, or leave --out out",
+              key.starts_with("flag") ? key.c_str() + 4 : key.c_str(), quote(value).c_str());
+      rest.remove_prefix(length);
+    }
+}
+
+// A checkpoint holds fp32 masters, whatever the precision was.
+static void leave_out_precision(RunMetadata& metadata) {
+  for (const char* flag : {"flag--precision", "flag--mma"}) metadata.erase(flag);
+}
+
+RunMetadata needed_by_evaluation(RunMetadata metadata) {
+  leave_out_precision(metadata);
+  Config defaults;
+  for (const Flag& f : list_flags(defaults))
+    if (f.kind == Flag::Kind::training || f.name == "--context") metadata.erase("flag" + f.name);
+  return metadata;
+}
+
+size_t trained_context(const RunMetadata& metadata) {
+  Config config;
+  for (const Flag& f : list_flags(config))
+    if (f.name == "--context" && metadata.contains("flag--context")) f.set(metadata.at("flag--context"));
+  return config.model.context;
+}
+
+std::vector<std::string> changed_flags(const RunMetadata& metadata) {
+  std::vector<std::string> changed;
+  Config defaults;
+  for (const Flag& f : list_flags(defaults)) {
+    const auto found = metadata.find("flag" + f.name);
+    if (found != metadata.end() && found->second != f.get()) changed.push_back(f.name + "=" + found->second);
+  }
+  return changed;
+}
+
+// Flags that older checkpoints name otherwise: --gate-shared and --gate-input=none are values of --gate now, and
+// --dyt-alpha-attn is the second number of --dyt-alpha.
+static void rename_old_flags(RunMetadata& then) {
+  const auto take = [&](const char* key) {
+    const std::string value = then[key];
+    then.erase(key);
+    return value;
+  };
+  if (take("flag--gate-shared") == "on") then["flag--gate"] = "shared";
+  if (take("flag--gate-input") == "none") then["flag--gate"] = "static";
+  const std::string attention_alpha = take("flag--dyt-alpha-attn");
+  std::string& alpha = then["flag--dyt-alpha"];
+  if (!attention_alpha.empty() && attention_alpha != alpha) alpha += "," + attention_alpha;
+  if (alpha.empty()) then.erase("flag--dyt-alpha");
+}
+
+std::vector<std::string> flags_of_run(const std::string& path, RunMetadata metadata) {
+  rename_old_flags(metadata);
+  Config defaults;
+  std::set<std::string> known;
+  for (const Flag& f : list_flags(defaults)) known.insert("flag" + f.name);
+  std::vector<std::string> flags;
+  for (const auto& [key, value] : metadata) {
+    if (!key.starts_with("flag--")) continue;
+    require(known.contains(key), "--from=%s: was made with %s=%s, a flag that this program does not have", path.c_str(),
+            quote(key.substr(4)).c_str(), quote(value).c_str());
+    flags.push_back(key.substr(4) + "=" + value);
+  }
+  return flags;
+}
+
+// Which key says what the data was. A checkpoint without hashes has its path and its size.
+static bool names_data(const std::string& key) {
+  return key == "data" || key == "flag--data" || key == "flag--val-data" || key == "flag--val-fraction";
+}
+static bool hashes_data(const std::string& key) {
+  return key.starts_with("hash");
+}
+
+void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now) {
+  rename_old_flags(then);
+  // What is compared, in the order of the table of flags: there a flag stands before those that follow from it, as
+  // --attention-every does from --mixer. Hashes stand after them: a flag's name says more.
+  std::vector<std::string> keys;
+  Config defaults;
+  for (const Flag& f : list_flags(defaults)) {
+    const std::string key = "flag" + f.name;
+    if (now.contains(key)) keys.push_back(key);
+    std::string& value = then[key];
+    if (value.empty()) value = f.get();
+  }
+  for (const auto& [key, value] : now)
+    if (!key.starts_with("flag")) keys.push_back(key);
+  const bool has_hashes = then.contains("hash--data");
+  for (const std::string& key : keys) {
+    if (has_hashes ? names_data(key) : hashes_data(key)) continue;
+    const std::string& value = now.at(key);
+    const std::string what = key.starts_with("flag") || hashes_data(key) ? key.substr(4) : key;
+    const char *was = then[key].c_str(), *is = value.c_str();
+    if (key == "flag--vocab" && (then[key] == "0" || value == "0")) continue;  // the data's, and the data is compared
+    if (hashes_data(key))
+      require(then[key] == value,
+              "%s: was made with other data than %s=%s holds: its hash is %s, expected %s: name the data that the run "
+              "began with, or start in a new --out",
+              path.c_str(), what.c_str(), now.at("flag" + what).c_str(), is, was);
+    else
+      require(then[key] == value,
+              "%s: was made with %s=%s, this run has %s: resume with the same, %sor start in a new --out", path.c_str(),
+              what.c_str(), was, is, what == "--precision" ? "add --change-precision, " : "");
+  }
+}
+
+std::optional<Checkpoint> newest_checkpoint(const Config& c, RunMetadata metadata) {
+  std::optional<Checkpoint> checkpoint = find_latest(c.out);
+  if (c.change_precision) leave_out_precision(metadata);
+  if (checkpoint) require_same_run(checkpoint->path(), checkpoint->metadata(), metadata);
+  return checkpoint;
+}
+
+}  // namespace gated

@@ -1,0 +1,139 @@
+#include "training/flags/model_source.h"
+
+#include <filesystem>
+#include <set>
+
+#include "dataloader/quote.h"
+#include "layers/model.h"
+#include "training/checkpoint/checkpoint.h"
+#include "training/flags/flags.h"
+#include "training/models/hf_model.h"
+#include "training/flags/run_metadata.h"
+
+namespace gated {
+
+namespace {
+
+// ---- a checkpoint of ./train
+
+class RunSource final : public ModelSource {
+ public:
+  explicit RunSource(Checkpoint checkpoint) : checkpoint_(std::move(checkpoint)) {
+    require(checkpoint_.has_training_state(),
+            "--from=%s: it was not written by ./train and names no flags: give the folder that holds its config.json",
+            path().c_str());
+    flags_ = flags_of_run(path(), checkpoint_.metadata());
+    // The vocabulary of a run is often its data's. Other data must not choose another.
+    const auto embedding = checkpoint_.tensors().find("model.embed_tokens.weight");
+    require(embedding != checkpoint_.tensors().end() && embedding->second.shape.size() == 2,
+            "--from=%s: no matrix model.embed_tokens.weight: it holds no model", path().c_str());
+    flags_.push_back("--vocab=" + std::to_string(embedding->second.shape[0]));
+  }
+
+  const std::string& path() const override { return checkpoint_.path(); }
+  const std::vector<std::string>& flags() const override { return flags_; }
+  size_t context() const override { return trained_context(checkpoint_.metadata()); }
+
+ protected:
+  void check(const ModelConfig&, const std::vector<Parameter>& list) const override {
+    std::set<std::string> wanted;
+    for (const Parameter& p : list) {
+      checkpoint_.entry(p.name, p.shape);
+      wanted.insert(p.name);
+    }
+    for (const auto& [name, entry] : checkpoint_.tensors())
+      require(wanted.contains(name) || name.starts_with("optimizer."), "%s: tensor %s is none of this model",
+              path().c_str(), quote(name).c_str());
+  }
+  void copy(const ModelConfig&, const std::vector<Parameter>& list, float* flat) const override {
+    for (const Parameter& p : list) checkpoint_.read_numbers(p.name, p.shape, flat + p.offset);
+  }
+
+ private:
+  Checkpoint checkpoint_;
+  std::vector<std::string> flags_;
+};
+
+}  // namespace
+
+// ---- a model that the weights are
+
+void ModelSource::require_fit(const ModelConfig& config) const {
+  try {
+    check(config, Model(config).weights.list());
+  } catch (const Error& e) {
+    const std::string changed = changed_flags(config);
+    require(changed.empty(),
+            "--from=%s: with %s it is another model than its weights are: %s; leave out what changes it",
+            path().c_str(), changed.c_str(), e.what());
+    throw;
+  }
+}
+
+void ModelSource::read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const {
+  require_fit(config);
+  copy(config, list, flat);
+}
+
+// Of the flags in which `config` differs from the source those that no model of its weights has; where none is such by itself,
+// all of them. None where the weights are no model of the source's own flags either: no flag is to blame.
+std::string ModelSource::changed_flags(const ModelConfig& config) const {
+  Config then = config_of_words(flags()), now;
+  now.model = config;
+  now.vocab = config.vocab;
+  if (!fits(then.model)) return "";
+  std::string all, guilty;
+  const std::vector<Flag> here = list_flags(now), there = list_flags(then);
+  for (size_t i = 0; i < here.size(); i++) {
+    const std::string name = here[i].name, value = here[i].get();
+    if (!(here[i].shapes_the_model() || name == "--vocab") || value == there[i].get()) continue;
+    Config alone = then;
+    try {
+      list_flags(alone)[i].set(value);
+    } catch (const Error&) {
+      continue;  // it follows from another flag, as --attention-every=1 from --layers=1: nobody can have typed it
+    }
+    alone.model.vocab = alone.vocab;
+    const std::string word = name + "=" + value;
+    all += (all.empty() ? "" : ", ") + word;
+    if (!fits(alone.model)) guilty += (guilty.empty() ? "" : ", ") + word;
+  }
+  return guilty.empty() ? all : guilty;
+}
+
+bool ModelSource::fits(const ModelConfig& config) const {
+  try {
+    check(config, Model(config).weights.list());
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
+void set_trained_context(ModelConfig& m, size_t context, const std::string& path) {
+  m.trained_context = context;
+  require(m.position != Position::learned || m.context == context,
+          "--context=%zu: %s learned %zu positions and knows no others: take --context=%zu", m.context, path.c_str(),
+          context, context);
+}
+
+std::shared_ptr<const ModelSource> open_model_source(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  require(status.type() != fs::file_type::not_found, "--from=%s: there is no such file or folder", path.c_str());
+  require(fs::exists(status), "--from=%s: %s", path.c_str(), error.message().c_str());
+  if (!fs::is_directory(status)) {
+    if (path.ends_with(".json")) return open_hf_config(path);
+    return std::make_shared<RunSource>(Checkpoint(path));
+  }
+  if (list_checkpoints(path).empty() && is_there(path + "/config.json")) return open_hf_folder(path);
+  std::optional<Checkpoint> newest = find_latest(path);
+  require(newest.has_value(),
+          "--from=%s: holds neither step_*.safetensors of a run of ./train nor the config.json of Hugging Face's "
+          "transformers",
+          path.c_str());
+  return std::make_shared<RunSource>(std::move(*newest));
+}
+
+}  // namespace gated
