@@ -1,6 +1,6 @@
 // activation: y = act(x), element by element. What it computes, and how: kernels/activation.cu
 #pragma once
-#include "core/activation.cuh"
+#include "core/nonlinear.cuh"
 #include "core/context.cuh"
 #include "core/storage.h"
 

@@ -15,7 +15,7 @@
 // tests/test_decay.cpp
 #include "kernels/decay.h"
 
-#include "core/activation.cuh"
+#include "core/nonlinear.cuh"
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"
 

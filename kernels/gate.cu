@@ -11,7 +11,7 @@
 //     dx_i = dy_i * ∂y_i/∂x_i                     = dy_i * s             (additive: dy_i)
 //     ds   = sum over the group of dy_i * ∂y_i/∂s = sum of dy_i * x_i    (additive: sum of dy_i)
 //     dz   = ds * ∂s/∂z                           = ds * (scale*act'(z))
-// act and act': core/activation.cuh
+// act and act': core/nonlinear.cuh
 // order: the sum is that of a row of `group` elements (core/reduce.cuh); for group 1 it is the product itself
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) and z, dz (N,C/group) f32 or bf16, all of them the same; written; y may be x, dx may be dy,

@@ -1,6 +1,6 @@
 // gate: y = x*s or x + s, where s is a score made from a logit z. What it computes, and how: kernels/gate.cu
 #pragma once
-#include "core/activation.cuh"
+#include "core/nonlinear.cuh"
 #include "core/context.cuh"
 #include "core/storage.h"
 

@@ -6,7 +6,7 @@
 //     du_i = dy_i * ∂y_i/∂u_i = dy_i * act(g_i)
 //     dg_i = dy_i * ∂y_i/∂g_i = dy_i * u_i * act'(g_i)
 //   exactly: dg = (dy*u) * act'(g), two products, each rounded
-// act and act', one by one: core/activation.cuh
+// act and act', one by one: core/nonlinear.cuh
 //
 // clamped SwiGLU: y = (uc + 1) * a(g), a(g) = gc * sigmoid(1.702 gc), gc = min(g, 7), uc = u clamped to [-7, 7]
 //   (gpt-oss, arXiv 2508.10925) No element of y is larger than 8*7, and with u near 0 the gate's value passes as it is. The

@@ -1,6 +1,6 @@
 // glu: y = act(g)*u, element by element, and the clamped SwiGLU of gpt-oss. What it computes, and how: kernels/glu.cu
 #pragma once
-#include "core/activation.cuh"
+#include "core/nonlinear.cuh"
 #include "core/context.cuh"
 #include "core/storage.h"
 

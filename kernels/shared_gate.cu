@@ -7,7 +7,7 @@
 //     dx(n,h,d) = dy(n,h,d) * s(n,d)                               (additive: dy)
 //     ds(n,d)   = sum over h of dy(n,h,d) * x(n,h,d)               (additive: sum of dy)
 //     dz(n,h,d) = ds(n,d) * ∂s/∂z = ds(n,d)/H * scale*act'(z(n,h,d))
-// act and act': core/activation.cuh
+// act and act': core/nonlinear.cuh
 // order: both sums over h are one chain from +0 in ascending h; the division by H comes last
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, z, y, dy, dx, dz (N,H,D) f32 or bf16; all written; y may be x, dx may be dy, dz may be z

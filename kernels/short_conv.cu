@@ -15,11 +15,11 @@
 //   fused(dp, X, chain). dp = dy * slope.
 // shapes: x, y, dx, dy (B,T,C), states (B,W-1,C) f32 or bf16; w, dw (C,W) f32 | y, final, dx, dinitial are
 //   written, dw accumulated
-// SiLU and its slope: core/activation.cuh
+// SiLU and its slope: core/nonlinear.cuh
 // --conv-width | tests/test_short_conv.cpp
 #include "kernels/short_conv.h"
 
-#include "core/activation.cuh"
+#include "core/nonlinear.cuh"
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"
 

@@ -5,7 +5,7 @@
 //     dx_nc      = dy_nc * s_c                                                     (additive: dy_nc)
 //     dtheta_c  += sum over n of dy_nc * ∂y_nc/∂s_c * ∂s_c/∂theta_c
 //                = sum over n of dy_nc * (x_nc * slope_c), slope = scale*act'(theta)   (additive: 1 in place of x_nc)
-// act and act': core/activation.cuh
+// act and act': core/nonlinear.cuh
 // order: the sum is that of a column (core/reduce.cuh)
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) f32 or bf16; theta, dtheta (C) f32

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/host_math.h"
-#include "layers/attention.cuh"
+#include "layers/attention_mixer.cuh"
 #include "layers/block.cuh"
 #include "layers/ffn.cuh"
 #include "layers/gated_delta_net.cuh"

@@ -35,7 +35,7 @@ struct NormConfig {
   float rms_epsilon() const { return eps > 0 ? eps : 1e-6f; }  // of QK-norm too
 };
 
-// ---- the gate of attention (layers/gate.cuh)
+// ---- the gate of attention (layers/gating.cuh)
 
 enum class GateKind { elementwise, headwise, shared, static_ };
 
@@ -44,7 +44,7 @@ struct GateConfig {
   GateOp op;
 };
 
-// ---- the experts of a head (layers/head_experts.cuh)
+// ---- the experts of a head (layers/switch_head.cuh)
 
 enum class HeadExpertsOf { v, kv };
 
@@ -54,7 +54,7 @@ struct HeadExpertsConfig {
   HeadExpertsOf of = HeadExpertsOf::v;
 };
 
-// ---- attention (layers/attention.cuh)
+// ---- attention (layers/attention_mixer.cuh)
 
 enum class GatePosition { none, g1, g2, g3, g4, g5 };
 enum class AttentionSink { none, learned, kv_bias };

@@ -39,7 +39,7 @@ layers/linear.cuh
   init_, «Decay::yes => Decay::no», use_);
   {out_}, «Init::constant(0) => Init::normal()», Decay::no
   {out_, in_}, «init_ => Init::normal()», Decay::yes
-layers/attention.cuh
+layers/attention_mixer.cuh
   config.bias == AttentionBias::all, «config.out_init => Init::normal()»),
   "q_norm.weight", {D}, one, «decay => Decay::yes», Use::scale);
   "k_norm.weight", {D}, one, «decay => Decay::no», Use::scale);
@@ -63,7 +63,7 @@ layers/norm.cuh
   "gate_down.weight", {gate.rank, C_}, Init::normal(), «Decay::yes => Decay::no», Use
   "gate_up.weight", {shape(0).scores(), gate.rank}, up, «Decay::yes => Decay::no», Use
   const Init up = «gate.zero_init => false» ?
-layers/gate.cuh
+layers/gating.cuh
   "gate.theta", {heads_, D_}, Init::constant(0), «Decay::no => Decay::yes», Use
   "gate.theta", {heads_, D_}, «Init::constant(0) => Init::normal()», Decay
 layers/ffn.cuh
@@ -92,7 +92,7 @@ training/optimizer.cuh
   list.push_back({p.offset, p.size, «p.decay == Decay::yes => true»});
 
 [what a layer is made of]
-layers/attention.cuh
+layers/attention_mixer.cuh
   wq_(C, config.H * config.D, «config.bias != AttentionBias::none => config.bias == AttentionBias::all»),
   .window = «config_.window => 0»,
   .bias = «config_.score_bias => 0.0f»,
@@ -155,7 +155,7 @@ layers/block.cuh
   «channel_mixer_->recompute(pass); => ;»
   if (sandwich()) «token_out_.recompute(N, pass.ctx); => ;»
   visit.of("second norm"), N, «post() ? Lifetime::pass : Lifetime::cheap => Lifetime::cheap»
-layers/attention.cuh
+layers/attention_mixer.cuh
   void recompute(const Pass& pass) override {¶    «after_attention(pass.N(), pass.ctx); => ;»
   if (has_gate()) «gate_.recompute(pass.N(), pass.ctx); => ;»
   gate_.recompute(pass.N(), pass.ctx);¶    «norm_and_rotate(pass); => ;»
@@ -343,7 +343,7 @@ train_gpt.cu
   («data.val ? data.val : data.train => data.train»)->sequence
 layers/model.cu
   multiply_head(l.y + («ids.size() - 1 => 0») * config.hidden
-layers/attention.cuh
+layers/attention_mixer.cuh
   angles(pass), «pass.first_position() => 0», pass.B
   s.H, s.KVH, s.D, «s.reach() => most.T», tokens
   s.reach(), tokens, s.score, «s.bias => 0.0f», s.score_dim};
@@ -431,7 +431,7 @@ layers/linear.cuh
   init_, Decay::yes, «use_ => Use::lookup»);
 layers/norm.cuh
   up, Decay::yes, «Use::product => Use::scale»);
-layers/attention.cuh
+layers/attention_mixer.cuh
   const double W = «config_.window && config_.window < T => false» ?
   return «12.0 => 6.0» * double
   (W - «W * W / (2.0 * double(T)) => W / 2»);
@@ -481,10 +481,10 @@ kernels/router.cuh
   return c < E ? «acc + p[row * E + c] => p[row * E + c]» : fused
 
 [attention of bf16]
-layers/gate.cuh
+layers/gating.cuh
   z_.as<bf16>(), «group_ => 1», config_.op
   z_.as<bf16>(), group_, «config_.op => GateOp()»
-layers/attention.cuh
+layers/attention_mixer.cuh
   gate_.fits_output_of_attention() &&¶           «config_.sdpa_out == SdpaOut::plain => true»
 kernels/bf16/attention_bf16.cuh
   return s.first_key(i0) / block * «block => (block - 1)»;
@@ -548,7 +548,7 @@ layers/moe.cuh
   config.router_bias, Init::normal(), «Use::product => Use::linear»),
   «router_.reader(visit); => ;»
   if (has_shared_gate()) «shared_gate_.reader(visit); => ;»
-layers/attention.cuh
+layers/attention_mixer.cuh
   if (has_gate()) «gate_.reader(visit); => ;»
   if (has_k_experts()) «k_experts_.reader(visit); => ;»
 layers/norm.cuh

@@ -1,6 +1,6 @@
 // matmul_bf16: products of bf16 matrices on tensor cores. What it computes, and how: kernels/bf16/matmul_bf16.cu
 #pragma once
-#include "core/activation.cuh"
+#include "core/nonlinear.cuh"
 #include "core/mma.h"
 #include "core/storage.h"
 #include "kernels/matmul.h"

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "core/activation.cuh"
+#include "core/nonlinear.cuh"
 #include "core/reduce.cuh"
 #include "kernels/short_conv.h"
 

@@ -75,10 +75,10 @@ void list_norm_flags(FlagTable& t, ModelConfig& m) {
                            {"tensorwise", NormGateScore::tensorwise, "kernels/gate.cu", "one for every token"}},
                           "scores of GatedNorm's gate");
   t.choice<Activation>("--norm-gate-act", m.norm.gate.op.act,
-                       {{"sigmoid", Activation::sigmoid, "core/activation.cuh", "1 / (1 + e^-z)"},
-                        {"tanh", Activation::tanh, "core/activation.cuh", "tanh z"},
-                        {"silu", Activation::silu, "core/activation.cuh", "z sigmoid(z)"},
-                        {"identity", Activation::identity, "core/activation.cuh", "z"}},
+                       {{"sigmoid", Activation::sigmoid, "core/nonlinear.cuh", "1 / (1 + e^-z)"},
+                        {"tanh", Activation::tanh, "core/nonlinear.cuh", "tanh z"},
+                        {"silu", Activation::silu, "core/nonlinear.cuh", "z sigmoid(z)"},
+                        {"identity", Activation::identity, "core/nonlinear.cuh", "z"}},
                        "activation of GatedNorm's gate");
   t.choice<bool>("--norm-gate-init", m.norm.gate.zero_init,
                  {{"normal", false, "layers/norm.cuh", "like every other matrix"},
@@ -146,7 +146,7 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
   t.begin(Flag::Kind::attention);
   t.choice<MixerKind>(
       "--mixer", m.mixer,
-      {{"attention", MixerKind::attention, "layers/attention.cuh", "softmax attention in every layer"},
+      {{"attention", MixerKind::attention, "layers/attention_mixer.cuh", "softmax attention in every layer"},
        {"gated-delta", MixerKind::gated_delta, "layers/gated_delta_net.cuh", "the gated delta rule in every layer"},
        {"hybrid", MixerKind::hybrid, "layers/block_parts.cuh", "attention in one layer of --attention-every"}},
       "how tokens meet");
@@ -158,12 +158,12 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
        {"chunk", DeltaForm::chunk, "kernels/gated_delta_chunk.cu", "64 tokens at a time, to other bits"}},
       "how the gated delta rule goes through a sequence");
   t.choice<GatePosition>("--attn", a.gate_at,
-                         {{"full", GatePosition::none, "layers/attention.cuh", "nothing: attention has no gate"},
-                          {"g1", GatePosition::g1, "layers/gate.cuh", "the output of attention"},
-                          {"g2", GatePosition::g2, "layers/gate.cuh", "the values"},
-                          {"g3", GatePosition::g3, "layers/gate.cuh", "the keys"},
-                          {"g4", GatePosition::g4, "layers/gate.cuh", "the queries"},
-                          {"g5", GatePosition::g5, "layers/gate.cuh", "the output of the output projection"}},
+                         {{"full", GatePosition::none, "layers/attention_mixer.cuh", "nothing: attention has no gate"},
+                          {"g1", GatePosition::g1, "layers/gating.cuh", "the output of attention"},
+                          {"g2", GatePosition::g2, "layers/gating.cuh", "the values"},
+                          {"g3", GatePosition::g3, "layers/gating.cuh", "the keys"},
+                          {"g4", GatePosition::g4, "layers/gating.cuh", "the queries"},
+                          {"g5", GatePosition::g5, "layers/gating.cuh", "the output of the output projection"}},
                          "what the gate's score multiplies");
   t.choice<GateKind>(
       "--gate", a.gate.kind,
@@ -182,20 +182,20 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
                  "what the score of attention's gate does");
   t.choice<Activation>(
       "--gate-act", a.gate.op.act,
-      {{"sigmoid", Activation::sigmoid, "core/activation.cuh", "1 / (1 + e^-z)"},
-       {"silu", Activation::silu, "core/activation.cuh", "z sigmoid(z)"},
-       {"ns-sigmoid", Activation::ns_sigmoid, "core/activation.cuh", "(1 + sigmoid z) / 2: never sparse"},
-       {"identity", Activation::identity, "core/activation.cuh", "z"}},
+      {{"sigmoid", Activation::sigmoid, "core/nonlinear.cuh", "1 / (1 + e^-z)"},
+       {"silu", Activation::silu, "core/nonlinear.cuh", "z sigmoid(z)"},
+       {"ns-sigmoid", Activation::ns_sigmoid, "core/nonlinear.cuh", "(1 + sigmoid z) / 2: never sparse"},
+       {"identity", Activation::identity, "core/nonlinear.cuh", "z"}},
       "activation of attention's gate");
   t.number("--head-experts", a.head_experts.E, between<size_t>(0, 32),
            "SwitchHead: matrices of each key/value head, mixed by a token's scores; 0: one, without a score");
   t.number("--head-experts-per-token", a.head_experts.k, between<size_t>(1, 32),
            "SwitchHead: how many of the --head-experts a token takes, those of the largest score");
-  t.choice<HeadExpertsOf>("--head-experts-of", a.head_experts.of,
-                          {{"v", HeadExpertsOf::v, "layers/head_experts.cuh", "of values"},
-                           {"kv", HeadExpertsOf::kv, "layers/head_experts.cuh",
-                            "of values and of keys, with scores of their own for each"}},
-                          "SwitchHead: what the --head-experts are matrices of");
+  t.choice<HeadExpertsOf>(
+      "--head-experts-of", a.head_experts.of,
+      {{"v", HeadExpertsOf::v, "layers/switch_head.cuh", "of values"},
+       {"kv", HeadExpertsOf::kv, "layers/switch_head.cuh", "of values and of keys, with scores of their own for each"}},
+      "SwitchHead: what the --head-experts are matrices of");
   t.choice<AttentionScore>(
       "--attn-score", a.score,
       {{"softmax", AttentionScore::softmax, "kernels/attention.cu", "weights that add up to 1"},
@@ -208,7 +208,7 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
        {"kv-bias", AttentionSink::kv_bias, "kernels/sinks.cu", "a learned key and value per head"}},
       "what a query may attend to beside the keys");
   t.choice<SdpaOut>("--sdpa-out", a.sdpa_out,
-                    {{"plain", SdpaOut::plain, "layers/attention.cuh", "nothing"},
+                    {{"plain", SdpaOut::plain, "layers/attention_mixer.cuh", "nothing"},
                      {"groupnorm", SdpaOut::groupnorm, "kernels/rmsnorm.cu", "RMSNorm of every head"},
                      {"silu", SdpaOut::silu, "kernels/activation.cu", "SiLU"}},
                     "what is done to the output of attention before its gate");
@@ -233,7 +233,7 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
   t.choice<Position>("--position", m.position,
                      {{"rope", Position::rope, "kernels/rope.cu", "queries and keys turn with their position"},
                       {"learned", Position::learned, "kernels/embedding.cu", "every position has a learned embedding"},
-                      {"none", Position::none, "layers/attention.cuh", "the causal mask alone tells"}},
+                      {"none", Position::none, "layers/attention_mixer.cuh", "the causal mask alone tells"}},
                      "how a token knows its place");
   t.number("--rope-theta", m.rope_theta, between(1.0, 1e12), "base of the rotary frequencies");
   t.number("--rope-fraction", m.rope_fraction, between(0.0, 1.0),
@@ -263,8 +263,8 @@ void list_block_flags(FlagTable& t, ModelConfig& m) {
                     "the feed-forward network (FFN)");
   t.choice<Activation>(
       "--gelu", m.ffn.gelu,
-      {{"tanh", Activation::gelu_tanh, "core/activation.cuh", "GPT-2's approximation"},
-       {"erf", Activation::gelu_erf, "core/activation.cuh", "x times the cumulative normal distribution"}},
+      {{"tanh", Activation::gelu_tanh, "core/nonlinear.cuh", "GPT-2's approximation"},
+       {"erf", Activation::gelu_erf, "core/nonlinear.cuh", "x times the cumulative normal distribution"}},
       "the GELU of --ffn=gelu and --ffn=geglu");
   t.on_off("--ffn-bias", m.ffn.bias, "layers/linear.cuh", "biases of the FFN's projections");
   t.on_off("--tied", m.tied, "layers/model_state.cuh", "the embedding is the output matrix too");

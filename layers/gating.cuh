@@ -1,4 +1,4 @@
-// gate: a score for what attention computes, from the hidden state x       (Gated Attention, arXiv 2505.06708)
+// gating: a score for what attention computes, from the hidden state x       (Gated Attention, arXiv 2505.06708)
 //
 //   --gate=elementwise   y = in * act(x W_g^T)      a score for every element              kernels/gate.cu
 //   --gate=headwise      y = in * act(x W_g^T)      a score for every head                 kernels/gate.cu

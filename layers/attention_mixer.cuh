@@ -1,4 +1,4 @@
-// attention: projections, QK-norm, positions, causal attention, its gate, the output projection.
+// attention_mixer: projections, QK-norm, positions, causal attention, its gate, the output projection.
 //
 //   q, k, v = x W_q^T, x W_k^T, x W_v^T;  q, k normed over D, then rotated;  y = o W_o^T         (Qwen3)
 //
@@ -6,8 +6,8 @@
 //   x ---+-> k -(g3)-> norm -> RoPE --+-> softmax(q k^T / sqrt(D)) v = o -(g1)-> W_o -(g5)-> y
 //        +-> v -(g2)------------------+
 //
-//   --attn=g1..g5  a gate (layers/gate.cuh) at one of the five places, arXiv 2505.06708
-//   --head-experts several matrices for each head of v, or of k and v (layers/head_experts.cuh), before g2 and g3
+//   --attn=g1..g5  a gate (layers/gating.cuh) at one of the five places, arXiv 2505.06708
+//   --head-experts several matrices for each head of v, or of k and v (layers/switch_head.cuh), before g2 and g3
 //   --attn-score   softmax, or a sigmoid of each score alone                        kernels/attention.cu
 //   --attn-sink    a learnable logit per head, or a learnable key and value         kernels/sinks.cu
 //   --window       how far back a query sees                                        kernels/attention.cu
@@ -26,8 +26,8 @@
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/sinks.h"
-#include "layers/gate.cuh"
-#include "layers/head_experts.cuh"
+#include "layers/gating.cuh"
+#include "layers/switch_head.cuh"
 #include "layers/linear.cuh"
 #include "layers/mixer.h"
 

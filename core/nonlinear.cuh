@@ -1,4 +1,4 @@
-// activation: the functions that stand between two matrix products or open a gate, one element each.
+// nonlinear: activations, the functions that stand between two matrix products or open a gate, one element each.
 //
 //   identity    x
 //   sigmoid     s = 1/(1 + e^-x)
