@@ -160,10 +160,10 @@ void require_no_other_run(const Config& c) {
 }
 
 int train(Config& config, Device device) {
-  if (config.generate) return generate(config, device);
   use_threads(config.threads);
   Context ctx(device);
   use_engines(ctx, config);
+  if (config.generate) return generate(config, ctx);
 
   const Data data = open_data(config.data);
   config.model.vocab = data.train->vocab();

@@ -42,7 +42,6 @@
 #include "core/quad.cuh"
 #include "core/reduce.cuh"
 #include "kernels/linear_cross_entropy.cuh"
-#include "kernels/bf16/matmul_bf16.h"
 
 namespace gated {
 
@@ -204,8 +203,7 @@ size_t linear_cross_entropy_chunk_rows(size_t N, size_t V) {
 
 size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows, Storage storage, Device device) {
   const auto of_product = [&](size_t M, size_t N, size_t K, Layout layout, Accumulate accumulate) {
-    if (storage == Storage::bf16) return matmul_bf16_scratch(M, N, K, layout, device);
-    return device == Device::cpu ? 0 : matmul_scratch(M, N, K, accumulate);
+    return matmul_stored_scratch(M, N, K, layout, accumulate, storage, device);
   };
   size_t most = 0;
   for (size_t rows : {std::min(chunk_rows, N), chunk_rows ? N % chunk_rows : 0}) {  // of every chunk, and of the last
@@ -235,13 +233,9 @@ void linear_cross_entropy(float* losses, Reals dh, float* dweight, float* logits
   const ConstReals w = of_bf16 ? ConstReals(weight_copy) : ConstReals(weight);
   const Reals dl = of_bf16 ? Reals(dlogits) : Reals(logits);
   // Of the operands it is the first, of logits or their gradients, whose rows are padded.
-  const auto product = [&](RealsMatrix out, ConstReals a, size_t lda, ConstReals b, size_t M, size_t N, size_t K,
+  const auto product = [&](StoredMatrix<void> out, ConstReals a, size_t lda, ConstReals b, size_t M, size_t N, size_t K,
                            Layout layout, Accumulate accumulate) {
-    if (of_bf16)
-      matmul_bf16(out, {a.as<bf16>(), lda}, {b.as<bf16>(), C}, M, N, K, layout, accumulate, ctx);
-    else
-      matmul({out.data.as<float>(), out.ld}, {a.as<float>(), lda}, {b.as<float>(), C}, M, N, K, layout, accumulate,
-             ctx);
+    matmul_stored(out, {a, lda}, {b, C}, M, N, K, layout, accumulate, ctx);
   };
   const size_t ld = padded_vocab(V);
   for (size_t begin = 0; begin < N; begin += chunk_rows) {

@@ -1,6 +1,7 @@
 // matmul: products of matrices in the three layouts that training needs. What it computes, and how: kernels/matmul.cu
 #pragma once
 #include "core/context.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
@@ -29,6 +30,17 @@ void matmul(float* C, const float* A, const float* B, size_t M, size_t N, size_t
 // The same with each matrix inside wider rows.
 void matmul(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K, Layout layout,
             Accumulate accumulate, Context& ctx, const float* bias = nullptr);
+
+// The same of matrices as they are stored: floats, or bf16 on tensor cores (kernels/bf16/matmul_bf16.cu), whose C may be either.
+template <class Void>
+struct StoredMatrix {
+  RealsOf<Void> data;
+  size_t ld;
+};
+void matmul_stored(StoredMatrix<void> C, StoredMatrix<const void> A, StoredMatrix<const void> B, size_t M, size_t N,
+                   size_t K, Layout layout, Accumulate accumulate, Context& ctx);
+size_t matmul_stored_scratch(size_t M, size_t N, size_t K, Layout layout, Accumulate accumulate, Storage storage,
+                             Device device);
 
 // Bytes of scratch that one product takes on a GPU and on the emulator.
 size_t matmul_scratch(size_t M, size_t N, size_t K, Accumulate accumulate);

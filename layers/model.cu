@@ -3,7 +3,7 @@
 #include "core/philox.cuh"
 #include "kernels/embedding.h"
 #include "kernels/linear_cross_entropy.h"
-#include "kernels/bf16/matmul_bf16.h"
+#include "kernels/matmul.h"
 #include "kernels/mean.h"
 #include "layers/model_state.cuh"
 
@@ -176,11 +176,8 @@ void Model::multiply_head(ConstReals y, size_t step, size_t rows) {
   Layers& l = *layers_;
   const Weight& head = l.head();
   const size_t C = config.hidden, V = config.vocab;
-  if (y.storage() == Storage::bf16)
-    matmul_bf16({l.logits, V}, {y.as<bf16>(), step}, {head.copy, C}, rows, V, C, Layout::nt, Accumulate::no,
-                memory_->ctx);
-  else
-    matmul({l.logits, V}, {y.as<float>(), step}, {head.value, C}, rows, V, C, Layout::nt, Accumulate::no, memory_->ctx);
+  const ConstReals weight = y.storage() == Storage::bf16 ? ConstReals(head.copy) : ConstReals(head.value);
+  matmul_stored({l.logits, V}, {y, step}, {weight, C}, rows, V, C, Layout::nt, Accumulate::no, memory_->ctx);
 }
 
 // ---- sequences that grow

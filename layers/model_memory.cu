@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "kernels/linear_cross_entropy.h"
-#include "kernels/bf16/matmul_bf16.h"
+#include "kernels/matmul.h"
 #include "kernels/mean.h"
 #include "layers/model_state.cuh"
 
@@ -111,10 +111,7 @@ void Model::scratch(ScratchPlan& plan) const {
   plan.need(linear_cross_entropy_scratch(N, C, V, chunk_rows(), config.storage, plan.device));
   plan.cpu_thread_keeps(linear_cross_entropy_cpu_workspace(N, C, V, chunk_rows()));
   // of the logits after one token
-  if (config.storage == Storage::bf16)
-    plan.need(matmul_bf16_scratch(1, V, C, Layout::nt, plan.device));
-  else
-    plan.kernels_need(matmul_scratch(1, V, C, Accumulate::no));
+  plan.need(matmul_stored_scratch(1, V, C, Layout::nt, Accumulate::no, config.storage, plan.device));
   plan.kernels_need(mean_scratch(N));
   for (const Block& block : layers_->blocks) block.cache_scratch(plan, {1, T_});  // of one sequence that grows
   plan.kernels_need(embedding_backward_scratch(B_ * T_, C));

@@ -1,11 +1,14 @@
 // floors: which folder may include which. train_gpt.cu -> training -> layers -> kernels and dataloader -> core: nothing points
 // back up, and no two files include each other. ptx stands beside them: it knows the model of a tensor core, and nothing knows it.
+// A floor may have rooms, which stand in an order too.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <regex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "tests/catch.h"
 
@@ -25,7 +28,8 @@ std::map<std::string, std::set<std::string>> includes() {
       if (std::regex_match(line, match, line_of_include)) list.insert(match[1]);
   };
   for (const char* folder : {"core", "kernels", "dataloader", "layers", "training", "ptx"})
-    for (const auto& entry : fs::directory_iterator(folder)) read(entry.path().generic_string());
+    for (const auto& entry : fs::recursive_directory_iterator(folder))
+      if (entry.is_regular_file()) read(entry.path().generic_string());
   read("train_gpt.cu");
   return found;
 }
@@ -34,6 +38,17 @@ std::string floor_of(const std::string& path) {
   const size_t slash = path.find('/');
   return slash == std::string::npos ? "train_gpt.cu" : path.substr(0, slash);
 }
+
+std::string room_of(const std::string& path) {
+  return fs::path(path).parent_path().generic_string();
+}
+
+// The rooms of a floor. One may include those that stand before it.
+const std::map<std::string, std::vector<std::string>> rooms = {
+    {"kernels", {"kernels", "kernels/bf16", "kernels/cpu", "kernels/decode"}},
+    {"training",
+     {"training/process", "training/checkpoint", "training/flags", "training/text", "training/models",
+      "training/inspect", "training"}}};
 
 }  // namespace
 
@@ -55,6 +70,26 @@ TEST_CASE("floors: nothing includes a file of a floor above", "[floors]") {
       REQUIRE(files.count(included) == 1);
       if (floor_of(path) == "ptx") REQUIRE((floor_of(included) == "ptx" || included == "core/mma_lanes.h"));
     }
+}
+
+TEST_CASE("floors: no room of a floor includes one that stands behind it", "[floors]") {
+  std::set<std::string> seen;
+  for (const auto& [path, list] : includes()) {
+    const auto floor = rooms.find(floor_of(path));
+    if (floor == rooms.end()) continue;
+    const auto place = [&](const std::string& file) {
+      const auto at = std::find(floor->second.begin(), floor->second.end(), room_of(file));
+      INFO(file << " lies in no room that is known");
+      REQUIRE(at != floor->second.end());
+      return at - floor->second.begin();
+    };
+    seen.insert(room_of(path));
+    for (const std::string& included : list) {
+      INFO(path << " includes " << included);
+      if (floor_of(included) == floor_of(path)) REQUIRE(place(included) <= place(path));
+    }
+  }
+  REQUIRE(seen.size() == 11);
 }
 
 TEST_CASE("floors: no file includes itself, by whatever way", "[floors]") {

@@ -231,7 +231,7 @@ size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Layout layout, Device d
   return std::max(std::max(totals_of_slices(M, N, K), side_by_side) * sizeof(float), of_cublas);
 }
 
-static void multiply(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
+static void multiply(StoredMatrix<void> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
                      Layout layout, Accumulate accumulate, Context& ctx, const float* bias,
                      const Activated& activated) {
   const size_t lda = packed_lda(M, K, layout), ldb = packed_ldb(N, K, layout);
@@ -255,8 +255,8 @@ static void multiply(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, 
   });
 }
 
-void matmul_bf16(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
-                 Accumulate accumulate, Context& ctx, const float* bias) {
+void matmul_bf16(StoredMatrix<void> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
+                 Layout layout, Accumulate accumulate, Context& ctx, const float* bias) {
   multiply(C, A, B, M, N, K, layout, accumulate, ctx, bias, {});
 }
 
@@ -264,6 +264,21 @@ void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size
                  Accumulate accumulate, Context& ctx, const float* bias, const Activated& activated) {
   multiply({C, N}, {A, packed_lda(M, K, layout)}, {B, packed_ldb(N, K, layout)}, M, N, K, layout, accumulate, ctx, bias,
            activated);
+}
+
+// Of matrices as they are stored (kernels/matmul.h).
+void matmul_stored(StoredMatrix<void> C, StoredMatrix<const void> A, StoredMatrix<const void> B, size_t M, size_t N,
+                   size_t K, Layout layout, Accumulate accumulate, Context& ctx) {
+  if (A.data.storage() == Storage::bf16)
+    matmul_bf16(C, {A.data.as<bf16>(), A.ld}, {B.data.as<bf16>(), B.ld}, M, N, K, layout, accumulate, ctx);
+  else
+    matmul({C.data.as<float>(), C.ld}, {A.data.as<float>(), A.ld}, {B.data.as<float>(), B.ld}, M, N, K, layout,
+           accumulate, ctx);
+}
+size_t matmul_stored_scratch(size_t M, size_t N, size_t K, Layout layout, Accumulate accumulate, Storage storage,
+                             Device device) {
+  if (storage == Storage::bf16) return matmul_bf16_scratch(M, N, K, layout, device);
+  return device == Device::cpu ? 0 : matmul_scratch(M, N, K, accumulate);
 }
 
 void linear_gradients_bf16(float* dW, float* db, const bf16* dy, const bf16* x, size_t N, size_t out, size_t in,

@@ -26,14 +26,9 @@ struct Activated {
 void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
                  Accumulate accumulate, Context& ctx, const float* bias = nullptr, const Activated& activated = {});
 
-// A C inside wider rows, as Matrix is (kernels/matmul.h).
-struct RealsMatrix {
-  Reals data;
-  size_t ld;
-};
 // The same with each matrix inside wider rows.
-void matmul_bf16(RealsMatrix C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
-                 Accumulate accumulate, Context& ctx, const float* bias = nullptr);
+void matmul_bf16(StoredMatrix<void> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
+                 Layout layout, Accumulate accumulate, Context& ctx, const float* bias = nullptr);
 
 // Both gradients of a linear layer y = x W^T + b: dW (out,in) += dy^T x, db (out) += column sum of dy; db may be null. x (N,in),
 // dy (N,out). With cuBLASLt one product makes both.

@@ -10,11 +10,9 @@
 #include "dataloader/loader.h"
 #include "dataloader/text.h"
 #include "dataloader/utf8.h"
-#include "training/engines.h"
 #include "training/text/find_tokenizer.h"
 #include "training/process/interrupt.h"
 #include "training/flags/model_source.h"
-#include "training/process/threads.h"
 
 namespace gated {
 
@@ -154,10 +152,7 @@ size_t tokens_to_write(const Config& c, size_t prompt) {
 
 }  // namespace
 
-int generate(Config& c, Device device) {
-  use_threads(c.threads);
-  Context ctx(device);
-  use_engines(ctx, c);
+int generate(Config& c, Context& ctx) {
   set_trained_context(c.model, c.source->context(), c.source->path());
   c.source->require_fit(c.model);
   const std::optional<Tokenizer> found = find_tokenizer(c);
@@ -167,13 +162,13 @@ int generate(Config& c, Device device) {
 
   const Generation shape = {c.samples, prompt.size(), prompt.size() + tokens};
   const size_t bytes = Model(c.model).generation_bytes(shape);
-  require_memory(device, double(bytes));
+  require_memory(ctx.device, double(bytes));
   Model model(c.model, shape, ctx);
   fill_from_host(model.weights.values, [&](float* host) { c.source->read(c.model, model.weights.list(), host); });
   model.weights_changed();
   fprintf(stderr, "%s: %zu parameters, %.0f MiB (weights, cache, activations), %s%s\n", c.source->path().c_str(),
-          model.weights.total(), double(bytes) / 1048576, name_of(device),
-          device == Device::cpu ? format(", %d threads", omp_get_max_threads()).c_str() : "");
+          model.weights.total(), double(bytes) / 1048576, name_of(ctx.device),
+          ctx.device == Device::cpu ? format(", %d threads", omp_get_max_threads()).c_str() : "");
 
   // One sample is printed as it comes, several one below the other when all are there.
   const bool text = reads_bytes(c);

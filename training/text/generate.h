@@ -56,6 +56,6 @@ class TokenPrinter {
 std::string text_of(const std::vector<int>& tokens, bool bytes, const Tokenizer* tokenizer = nullptr);
 
 // --generate. Returns the program's exit code.
-int generate(Config& config, Device device);
+int generate(Config& config, Context& ctx);
 
 }  // namespace gated
