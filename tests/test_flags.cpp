@@ -236,7 +236,16 @@ TEST_CASE("flags: --dyt-alpha takes one number for all norms, or two", "[flags]"
 TEST_CASE("flags: an unknown flag is answered with the nearest one", "[flags]") {
   REQUIRE(contains(parse({"--nomr=gated"}), "there is no flag --nomr: did you mean --norm?"));
   REQUIRE(contains(parse({"--kvheads=2"}), "did you mean --kv-heads?"));
-  REQUIRE(contains(parse({"--learning-rate=1"}), "there is no flag --learning-rate ("));
+  REQUIRE(contains(parse({"--nrom=gated"}), "did you mean --norm?"));
+  REQUIRE(contains(parse({"--val_every=2"}), "did you mean --val-every?"));
+  for (const auto& [typed, meant] : std::map<std::string, std::string>{{"--learning-rate=1", "--lr"},
+                                                                       {"--batch_size=1", "--batch"},
+                                                                       {"--epochs=1", "--steps"},
+                                                                       {"--max-steps=1", "--steps"},
+                                                                       {"--device=gpu", "cuda"},
+                                                                       {"--precision=bfloat16", "bf16"}})
+    REQUIRE(contains(parse({typed}), ": did you mean " + meant + "?"));
+  REQUIRE(contains(parse({"--colour=1"}), "there is no flag --colour ("));
   REQUIRE(contains(parse({"stray"}), "stray: expected a flag"));
 }
 
@@ -386,4 +395,22 @@ TEST_CASE("flags: every line of flags in the README's tables of the papers is ac
     REQUIRE(parse(list) == "");
   }
   REQUIRE(lines > 40);
+}
+
+TEST_CASE("flags: --help shows what one starts with, or what it is asked about", "[flags]") {
+  Config config;
+  const std::string first = help_text(80), norms = help_text(80, "norm"), all = help_text(80, "all");
+  size_t shown = 0;
+  for (const Flag& f : list_flags(config)) {
+    INFO(f.name);
+    const std::string row = "\n  " + f.name;
+    shown += contains(first, row);
+    REQUIRE(contains(all, row));
+    const bool of_norms = f.kind == Flag::Kind::norm || contains(f.name, "norm");
+    REQUIRE((contains(norms, row + "=") || contains(norms, row + " ")) == of_norms);
+  }
+  REQUIRE(shown >= 20);
+  REQUIRE(std::count(first.begin(), first.end(), '\n') < 80);
+  REQUIRE(contains(norms, "        gated "));
+  REQUIRE(contains(refusal([] { help_text(80, "nrom"); }), "--help=nrom: no flag and no section"));
 }

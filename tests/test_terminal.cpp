@@ -47,18 +47,20 @@ TEST_CASE("terminal: a line gives way from its right end: shorter forms, then fe
 }
 
 TEST_CASE("terminal: --help fits 80 columns and 60, and says the same in both", "[terminal]") {
-  for (size_t width : {60, 80, 200})
-    for (const std::string& line : lines_of(help_text(width))) {
-      INFO(line);
-      REQUIRE(line.size() <= width);
-    }
-  REQUIRE(words_of(help_text(60)) == words_of(help_text(200)));
+  for (const char* topic : {"", "all", "norm"}) {
+    for (size_t width : {60, 80, 200})
+      for (const std::string& line : lines_of(help_text(width, topic))) {
+        INFO(line);
+        REQUIRE(line.size() <= width);
+      }
+    REQUIRE(words_of(help_text(60, topic)) == words_of(help_text(200, topic)));
+  }
 }
 
 TEST_CASE("terminal: in --help what a name means stands in a column, and a name that reaches it in a line of its own",
           "[terminal]") {
   size_t alone = 0;
-  for (const std::string& line : lines_of(help_text(80))) {
+  for (const std::string& line : lines_of(help_text(80, "all"))) {
     INFO(line);
     const size_t begin = line.find_first_not_of(' '), column = begin == 2 ? 29 : 21;
     if (!(begin == 2 && line.starts_with("  --")) && begin != 8) continue;

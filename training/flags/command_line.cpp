@@ -5,15 +5,21 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <numeric>
 #include <sstream>
 
 #include "training/checkpoint/checkpoint.h"
 #include "training/flags/model_source.h"
 #include "training/flags/presets.h"
+#include "training/flags/suggestion.h"
 #include "training/process/terminal.h"
 
 namespace gated {
+
+// Those that --help shows where it is asked about nothing.
+static const std::set<std::string> first_flags = {"--preset", "--from",      "--describe", "--norm",   "--attn",
+                                                  "--mixer",  "--ffn",       "--experts",  "--layers", "--hidden",
+                                                  "--data",   "--out",       "--context",  "--batch",  "--steps",
+                                                  "--lr",     "--precision", "--device",   "--resume", "--generate"};
 
 // A section of the table: its heading, and its flags in their order.
 struct Section {
@@ -74,66 +80,69 @@ static std::string help_row(const std::string& name, size_t column, const std::s
   return fits ? wrapped(name + margin, meaning, column, width) : name + "\n" + wrapped(margin, meaning, column, width);
 }
 
-std::string help_text(size_t width) {
+// A flag, what it allows, and with `values` a line for each of its named values.
+static std::string help_of_flag(const Flag& f, bool values, size_t width) {
   constexpr size_t name_column = 29, choice_column = 21;
-  Config defaults;
-  std::string text =
-      wrapped("", "gated.cu: train a GPT whose every kernel equals a CPU reference bit for bit.", 0, width) + "\n";
-  for (const auto& [line, meaning] : std::vector<std::pair<const char*, const char*>>{
-           {"./train", "a byte-level model on this repository's own source"},
-           {"./train --norm=gated --attn=g1", "with GatedNorm and gated attention"},
-           {"./train --preset=gpt2-124m --describe", "what GPT-2 is made of, without training it"},
-           {"./train --data=input.txt --steps=2000", "on a text of yours"},
-           {"./train --out=run1 --resume", "with checkpoints; goes on where the last run stopped"}})
-    text += wrapped(format("  %-39s", line), meaning, 41, width);
-  text += "\n" +
-          wrapped("",
-                  "Each flag stands with its default, where it has one; after it, in brackets, what it allows. "
-                  "--resume is short for --resume=on, and so with every flag that allows on | off. A whole number may "
-                  "be written 600, 1e6, 5K, 1.5M or 2B.",
-                  0, width);
-  for (const Section& section : sections(defaults)) {
-    text += format("\n%s\n", section.heading);
-    for (const Flag& f : section.flags) {
-      const bool listed = !f.choices.empty() && !f.is_switch;  // a line for each named value
-      const std::string value = f.get().empty() ? "" : "=" + f.get();
-      const std::string allowed = listed ? "" : format(" [%s]", f.allowed.c_str());
-      text += help_row("  " + f.name + value, name_column, f.help + allowed, width);
-      if (!listed) continue;
-      for (const Flag::Choice& c : f.choices) text += help_row("        " + c.value, choice_column, c.meaning, width);
-    }
-  }
-  return text +
-         "\nOther\n  --help                     this text\n  --flag-map                 the README's table of flags\n";
-}
-
-// How many letters have to be put in, taken out or changed to make b of a (Levenshtein 1966).
-static size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); i++) {
-    size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (size_t j = 0; j < b.size(); j++) {
-      const size_t changed = diagonal + (a[i] != b[j]);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row[b.size()];
-}
-
-// ": did you mean --norm?" where a flag has nearly this name.
-static std::string suggestion(const std::vector<Flag>& flags, const std::string& name) {
-  size_t least = std::min<size_t>(4, name.size() / 2);
-  std::string text;
-  for (const Flag& f : flags) {
-    const size_t distance = edit_distance(name, f.name);
-    if (distance >= least) continue;
-    least = distance;
-    text = ": did you mean " + f.name + "?";
-  }
+  values &= !f.choices.empty() && !f.is_switch;
+  const std::string value = f.get().empty() ? "" : "=" + f.get();
+  const std::string allowed = values ? "" : format(" [%s]", f.allowed.c_str());
+  std::string text = help_row("  " + f.name + value, name_column, f.help + allowed, width);
+  for (size_t i = 0; values && i < f.choices.size(); i++)
+    text += help_row("        " + f.choices[i].value, choice_column, f.choices[i].meaning, width);
   return text;
+}
+
+// What --help is asked about: the section of a flag, or the flag. "norm" is a part of Norms and of --qk-norm.
+static bool is_about(const Flag& f, const std::string& topic) {
+  std::string heading = name_of(f.kind);
+  for (char& c : heading) c = char(tolower(c));
+  return topic == "all" || heading.find(topic) != std::string::npos || f.name.find(topic) != std::string::npos;
+}
+
+std::string help_text(size_t width, const std::string& topic) {
+  Config defaults;
+  std::string text;
+  if (topic.empty()) {
+    text = wrapped("", "gated.cu: train a GPT whose every kernel equals a CPU reference bit for bit.", 0, width) + "\n";
+    for (const auto& [line, meaning] : std::vector<std::pair<const char*, const char*>>{
+             {"./train", "a byte-level model on this repository's own source"},
+             {"./train --norm=gated --attn=g1", "with GatedNorm and gated attention"},
+             {"./train --preset=gpt2-124m --describe", "what GPT-2 is made of, without training it"},
+             {"./train --data=input.txt --steps=2000", "on a text of yours"},
+             {"./train --out=run1 --resume", "with checkpoints; goes on where the last run stopped"}})
+      text += wrapped(format("  %-39s", line), meaning, 41, width);
+    text += "\nThe flags that one starts with\n";
+    for (const Flag& f : list_flags(defaults))
+      if (first_flags.contains(f.name)) text += help_of_flag(f, false, width);
+  }
+  for (const Section& section : sections(defaults)) {
+    std::string rows;
+    for (const Flag& f : section.flags)
+      if (!topic.empty() && is_about(f, topic)) rows += help_of_flag(f, true, width);
+    if (!rows.empty()) text += format("%s%s\n", text.empty() ? "" : "\n", section.heading) + rows;
+  }
+  require(!text.empty(), "--help=%s: no flag and no section has that in its name: --help=all lists them",
+          topic.c_str());
+  text += "\n" + wrapped("",
+                         "Each flag stands with its default, where it has one; after it, in brackets, what it allows. "
+                         "--resume is short for --resume=on, and so with every flag that allows on | off. A whole "
+                         "number may be written 600, 1e6, 5K, 1.5M or 2B.",
+                         0, width);
+  text += "\nMore\n";
+  for (const auto& [line, meaning] : std::vector<std::pair<const char*, const char*>>{
+           {"--help", "the flags that one starts with"},
+           {"--help=norm", "those of norms, or of any word in a flag's name or in a section's"},
+           {"--help=all", "every flag"},
+           {"--flag-map", "every flag as Markdown: docs/flags.md"}})
+    text += help_row(format("  %s", line), 29, meaning, width);
+  return text;
+}
+
+// ": did you mean --norm?"
+static std::string suggested_flag(const std::vector<Flag>& flags, const std::string& name) {
+  std::vector<std::string> names;
+  for (const Flag& f : flags) names.push_back(f.name);
+  return suggestion(name, names);
 }
 
 // Sets one flag from a word as it stands on a command line: --name=value, or --name for --name=on. It is one of the model's,
@@ -144,7 +153,7 @@ static void apply_word(const std::vector<Flag>& flags, const std::string& word, 
   const std::string name = word.substr(0, equals);
   const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
   require(flag != flags.end(), "%s: there is no flag %s%s", from.c_str(), name.c_str(),
-          suggestion(flags, name).c_str());
+          suggested_flag(flags, name).c_str());
   require((any && flag->shapes_the_result()) || flag->shapes_the_model() || name == "--vocab",
           "%s: %s is no flag of the model", from.c_str(), name.c_str());
   require(flag->is_switch || equals != std::string::npos, "%s: %s needs a value: %s=...", from.c_str(), name.c_str(),
@@ -202,8 +211,9 @@ bool parse_command_line(Config& config, int argc, char** argv) {
   CLI::App app;
   app.set_help_flag();
   app.allow_extras();  // and refuse them below, with the name that was meant
-  bool help = false, map = false;
-  app.add_flag("--help,-h", help);
+  bool map = false;
+  std::string topic;
+  CLI::Option* help = app.add_flag("--help{start},-h{start}", topic);
   app.add_flag("--flag-map", map);
   const std::vector<Flag> flags = list_flags(config);
   std::vector<std::string> values(flags.size());
@@ -226,10 +236,11 @@ bool parse_command_line(Config& config, int argc, char** argv) {
   if (!app.remaining().empty()) {
     const std::string word = app.remaining()[0], name = word.substr(0, word.find('='));
     require(name.starts_with("-"), "%s: expected a flag, --name=value (./train --help lists them)", word.c_str());
-    fail("there is no flag %s%s (./train --help lists them)", name.c_str(), suggestion(flags, name).c_str());
+    fail("there is no flag %s%s (./train --help lists them)", name.c_str(), suggested_flag(flags, name).c_str());
   }
-  if (help || map) {
-    fputs((help ? help_text(terminal_width()) : flag_map_markdown()).c_str(), stdout);
+  if (help->count() || map) {
+    const std::string about = topic == "start" ? "" : topic;
+    fputs((help->count() ? help_text(terminal_width(), about) : flag_map_markdown()).c_str(), stdout);
     return false;
   }
   std::set<std::string> given;

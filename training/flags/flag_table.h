@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "training/flags/flags.h"
+#include "training/flags/suggestion.h"
 #include "training/process/number_text.h"
 
 namespace gated {
@@ -122,7 +123,9 @@ class FlagTable {
           field = c.value;
           return;
         }
-      fail("%s=%s: expected %s", name, s.c_str(), allowed.c_str());
+      std::vector<std::string> values;
+      for (const auto& c : choices) values.push_back(c.text);
+      fail("%s=%s: expected %s%s", name, s.c_str(), allowed.c_str(), suggestion(s, values).c_str());
     };
     f.get = [&field, choices] {
       for (const auto& c : choices)
