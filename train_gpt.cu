@@ -99,7 +99,8 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
     const bool looks = data.val && !trouble;
     const bool validates = looks && (complete || (c.val_every && step % c.val_every == 0));
     const bool measures = looks && (complete || (c.measure_every && step % c.measure_every == 0));
-    bool saves = !c.out.empty() && step > first && (last || step % c.save_every == 0);
+    bool saves =
+        !c.out.empty() && step > first && (last || step % c.save_every == 0 || step == c.schedule.stable_until());
     // A GPU may run one step ahead: it is given the next step before this one's result is read. Before a validation, a measure, a
     // checkpoint or the end all results are read.
     const size_t in_flight = ctx.device == Device::cuda && !validates && !measures && !saves && !last ? 1 : 0;
@@ -198,7 +199,8 @@ int train(Config& config, Device device) {
 
   Progress progress(config, data, trainer, peak, ctx);  // what may be refused has been: from here on files are deleted
   if (resumed)
-    keep_newest(config.out, trainer.steps_done(), config.keep);  // one killed in a save has not deleted the oldest
+    keep_newest(config.out, trainer.steps_done(), config.keep,
+                config.schedule.stable_until());  // one killed in a save has not
   progress.header();
   train_to_the_end(trainer, data, metadata, progress, ctx);
   progress.finish();

@@ -564,7 +564,10 @@ TEST_CASE("cli: --evaluate shows what the run showed of its last step, and write
   REQUIRE(quantized({"--quantize=nvfp4-w4a4", "--device=emulated"}) == nvfp4);
   REQUIRE(std::distance(fs::directory_iterator(f.path / "run"), fs::directory_iterator()) == 3);
 
-  require_refused(train(f, small({out, "--evaluate"})), "--norm=gated");
+  const Outcome own = train(f, {out, "--evaluate", "--val-batches=2", "--device=cpu"});  // its flags are those of the run
+  REQUIRE((own.exit_code == 0 && own.out == o.out.substr(0, own.out.size())));
+  require_refused(train(f, small({out, "--evaluate", "--norm=rmsnorm", "--hidden=16"})),
+                  "was made with --norm=gated --hidden=32, this run has --norm=rmsnorm --hidden=16");
   require_refused(train(f, small({out, "--evaluate", "--attn=g1", "--norm=gated", "--val-fraction=0"})),
                   "--val-fraction");
 }
@@ -650,6 +653,31 @@ TEST_CASE("cli: --probe=retrieval asks a run, alike on cpu and emulated, and nee
   require_refused(train(f, more({"--evaluate", "--probe=retrieval", "--data=bigram-backcopy"})), "--data=recall");
 }
 
+TEST_CASE("cli: a run with a decay of its own can be made longer, one with a cosine is told why not", "[cli]") {
+  const Folder f;
+  const auto run = [&](const char* name, const char* steps, const std::vector<std::string>& flags) {
+    std::vector<std::string> words = {"--out=" + (f / name), steps, "--schedule=wsd", "--decay=4", "--keep=1"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    const Outcome o = train(f, small(words));
+    INFO(o.out << o.err);
+    REQUIRE(o.exit_code == 0);
+    return o;
+  };
+  const auto is_there = [&](const char* step) { return fs::exists(f.path / "a" / step); };
+  run("a", "--steps=12", {"--save-every=5"});
+  REQUIRE((is_there("step_00000008.safetensors") && is_there("step_00000012.safetensors")));  // 8: before the decay
+  const Outcome longer = run("a", "--steps=20", {"--resume", "--save-every=7"});
+  REQUIRE(contains(longer.out, "resume: step 8 of"));
+  REQUIRE(fingerprint_of(longer) == fingerprint_of(run("b", "--steps=20", {})));
+  REQUIRE((is_there("step_00000016.safetensors") && !is_there("step_00000008.safetensors")));
+
+  const std::string cosine = "--out=" + (f / "cosine");
+  REQUIRE(train(f, small({cosine})).exit_code == 0);
+  require_refused(train(f, small({cosine, "--resume", "--steps=20"})), "--schedule=wsd can be made longer");
+  require_refused(train(f, small({"--out=" + (f / "a"), "--schedule=wsd", "--resume", "--steps=30", "--lr=0.001"})),
+                  "keep the rates of the steps that are done");
+}
+
 TEST_CASE("cli: a checkpoint of another run, a corrupt one, a truncated one", "[cli]") {
   const Folder f;
   const std::string out = "--out=" + (f / "run");
@@ -657,8 +685,9 @@ TEST_CASE("cli: a checkpoint of another run, a corrupt one, a truncated one", "[
   require_refused(train(f, small({out, "--resume", "--norm=gated"})), "--norm=rmsnorm");
   require_refused(train(f, small({out, "--resume", "--seed=9"})), "--seed");
   require_refused(train(f, small({out, "--resume", "--mixer=gated-delta"})),
-                  "--mixer=attention, this run has gated-delta");
-  require_refused(train(f, small({out, "--resume", "--mixer=hybrid"})), "--mixer=attention, this run has hybrid");
+                  "--mixer=attention, this run has --mixer=gated-delta");
+  require_refused(train(f, small({out, "--resume", "--mixer=hybrid"})),
+                  "--mixer=attention --attention-every=4, this run has --mixer=hybrid");
 
   const fs::path newest = f.path / "run/step_00000012.safetensors", older = f.path / "run/step_00000006.safetensors";
   REQUIRE(fs::exists(newest));

@@ -300,6 +300,25 @@ TEST_CASE("schedule: warm-up is a line, then a cosine falls to the final rate", 
   REQUIRE(no_warmup.at(1) == 0.5f);
 }
 
+TEST_CASE("schedule: constant, then a line to the final rate; longer runs have its rates up to the decay", "[flags]") {
+  const Schedule s = {1.0f, 0.2f, 10, 110, ScheduleKind::wsd, 40};
+  REQUIRE((s.at(1) == 0.1f && s.at(10) == 1.0f && s.at(70) == 1.0f && s.stable_until() == 70));
+  REQUIRE((s.at(71) < 1.0f && s.at(90) == Approx(0.6) && s.at(110) == 0.2f));
+  Schedule longer = s;
+  longer.steps = 500;
+  REQUIRE(steps_in_common(s, longer) == 70);
+  const Schedule cosine = {1.0f, 0.1f, 10, 110}, longer_cosine = {1.0f, 0.1f, 10, 120};
+  REQUIRE((steps_in_common(cosine, longer_cosine) == 10 && steps_in_common(cosine, cosine) == 110));
+  REQUIRE((cosine.stable_until() == 0 && Schedule{1.0f, 0.1f, 1, 1, ScheduleKind::wsd, 0}.at(1) == 1.0f));
+  const auto decay = [](const char* line) {
+    return config_of_flags(std::string("--schedule=wsd ") + line).schedule.decay;
+  };
+  REQUIRE((decay("--steps=600") == 120 && decay("--steps=1") == 0 && decay("--steps=9 --decay=2") == 2));
+  REQUIRE(contains(parse({"--schedule=wsd", "--steps=9", "--warmup=5", "--decay=5"}), "longer than --steps=9"));
+  REQUIRE(contains(parse({"--decay=5"}), "--decay needs --schedule=wsd"));
+  REQUIRE((rate_of_trained(64) == 3e-4f && rate_of_trained(4096) == 0.04f / 4096));
+}
+
 TEST_CASE("flags: the README's flag map is the table's", "[readme]") {
   INFO("paste the output of ./train --flag-map into README.md");
   REQUIRE(contains(contents("README.md"), flag_map_markdown()));
@@ -315,10 +334,10 @@ TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, b
   };
   const RunMetadata plain = remembered("");
   REQUIRE(difference(plain, plain) == "");
-  REQUIRE(contains(difference(plain, remembered("--norm=gated")), "--norm=rmsnorm, this run has gated"));
-  REQUIRE(contains(difference(plain, remembered("--matmul=cublas")), "--matmul=exact, this run has cublas"));
+  REQUIRE(contains(difference(plain, remembered("--norm=gated")), "--norm=rmsnorm, this run has --norm=gated"));
+  REQUIRE(contains(difference(plain, remembered("--matmul=cublas")), "--matmul=exact, this run has --matmul=cublas"));
   REQUIRE(contains(difference(plain, remembered("--precision=bf16")),
-                   "--precision=fp32, this run has bf16: resume with the "
+                   "--precision=fp32, this run has --precision=bf16: resume with the "
                    "same, add --change-precision"));
   REQUIRE(contains(difference(plain, remembered("--vocab=32")), "was made with other data"));
   REQUIRE(difference(plain, remembered("--recompute=full")) == "");

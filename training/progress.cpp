@@ -40,7 +40,15 @@ void Progress::header() {
   const auto print = [width = terminal_width()](const char* name, const std::string& text) {
     fputs(wrapped(format("%-11s", name), text, 11, width).c_str(), stdout);
   };
-  if (config_.source) print("from", config_.source->path());
+  if (config_.source) {
+    const float rate = config_.schedule.peak;
+    const bool chosen = rate == rate_of_trained(m.config.hidden);
+    print("from", config_.source->path() +
+                      (chosen ? format(", at a peak rate of %.2g: what has learned already takes at most 3e-4 and "
+                                       "0.04 / --hidden; --lr names another",
+                                       double(rate))
+                              : ""));
+  }
   print("flags", changed_flags_text(config_));
   print("device",
         name_of(ctx_.device) + (ctx_.device == Device::cpu ? format(", %d threads", omp_get_max_threads()) : "") +

@@ -157,7 +157,7 @@ void Trainer::save(std::map<std::string, std::string> metadata) const {
   std::vector<TensorView> tensors = views("", weights);
   for (const TensorView& t : views("optimizer.m.", m)) tensors.push_back(t);
   for (const TensorView& t : views("optimizer.v.", v)) tensors.push_back(t);
-  save_step(config.out, steps_done_, tensors, std::move(metadata), config.keep);
+  save_step(config.out, steps_done_, tensors, std::move(metadata), config.keep, config.schedule.stable_until());
 }
 
 void Trainer::load(const Checkpoint& checkpoint) {

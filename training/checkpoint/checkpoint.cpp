@@ -284,23 +284,24 @@ File hold_folder(const std::string& folder) {
 }
 
 void save_step(const std::string& folder, size_t step, const std::vector<TensorView>& tensors,
-               std::map<std::string, std::string> metadata, size_t keep) {
+               std::map<std::string, std::string> metadata, size_t keep, size_t always) {
   metadata["step"] = std::to_string(step);
   save_checkpoint(folder + "/" + checkpoint_name(step), tensors, std::move(metadata));
-  keep_newest(folder, step, keep);
+  keep_newest(folder, step, keep, always);
 }
 
-void keep_newest(const std::string& folder, size_t step, size_t keep) {
+void keep_newest(const std::string& folder, size_t step, size_t keep, size_t always) {
   size_t kept = 0;
   for (const auto& [other, path] : list_checkpoints(folder)) {
-    if (keep == 0 || other > step || kept++ < keep) continue;
+    if (keep == 0 || other > step || other == always || kept++ < keep) continue;
     if (::unlink(path.c_str()) != 0)
       std::fprintf(stderr, "warning: %s: cannot delete: %s\n", path.c_str(), std::strerror(errno));
   }
 }
 
-std::optional<Checkpoint> find_latest(const std::string& folder) {
-  const auto candidates = list_checkpoints(folder);
+std::optional<Checkpoint> find_latest(const std::string& folder, size_t last) {
+  auto candidates = list_checkpoints(folder);
+  std::erase_if(candidates, [&](const auto& c) { return c.first > last; });
   for (const auto& [step, path] : candidates) {
     require(::access(path.c_str(), R_OK) == 0 || errno != EACCES,
             "%s: cannot open: Permission denied: it may be good, and going on from an older one would overwrite it",

@@ -123,17 +123,18 @@ void prepare_checkpoint_folder(const std::string& folder);
 // system without locks is no hindrance.
 [[nodiscard]] File hold_folder(const std::string& folder);
 
-// Writes the checkpoint of `step`, then deletes all but the newest `keep`.
+// Writes the checkpoint of `step`, then deletes all but the newest `keep` and that of step `always`.
 void save_step(const std::string& folder, size_t step, const std::vector<TensorView>& tensors,
-               std::map<std::string, std::string> metadata, size_t keep);
+               std::map<std::string, std::string> metadata, size_t keep, size_t always = 0);
 
-// Deletes all checkpoints but the newest `keep` (0 keeps all). Only steps up to `step` count: newer files are what a run was
-// resumed from behind, and must not push out what replaces them.
-void keep_newest(const std::string& folder, size_t step, size_t keep);
+// Deletes all checkpoints but the newest `keep` (0 keeps all) and that of step `always`. Only steps up to `step` count: newer files
+// are what a run was resumed from behind, and must not push out what replaces them.
+void keep_newest(const std::string& folder, size_t step, size_t keep, size_t always = 0);
 
 // The newest checkpoint that can be continued from; those passed over are named on stderr. Nothing when the
 // folder has none. Refused when it has some and none is good: starting anew would hide that they are lost. Refused too
 // where one of another version, or one that may not be read, is newer: going on behind it would overwrite it in time.
-std::optional<Checkpoint> find_latest(const std::string& folder);
+// Steps after `last` are not looked at.
+std::optional<Checkpoint> find_latest(const std::string& folder, size_t last = SIZE_MAX);
 
 }  // namespace gated

@@ -52,6 +52,7 @@ std::vector<Needs> needs_of(const Config& c) {
       {{"--norm-rank", "--norm-gate", "--norm-gate-act", "--norm-gate-init", "--norm-gate-scale"},
        m.norm.with_gate(),
        "a norm with a gate: add --norm=gated or --norm=gated-dyt"},
+      {{"--decay"}, c.schedule.kind == ScheduleKind::wsd, "--schedule=wsd: a cosine falls over all steps"},
       {{"--dyt-alpha"}, has_dyt, "DyT: add --norm=dyt or --norm=gated-dyt"},
       {{"--rope-theta", "--rope-fraction", "--rope-scaling", "--window-rope-theta", "--yarn"},
        m.position == Position::rope,
@@ -261,12 +262,19 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   // Defaults give way to what was given.
   if (c.model.mixer == MixerKind::hybrid && !is_given("--attention-every"))
     c.model.attention_every = std::min(c.model.attention_every, c.model.layers);
-  if (!is_given("--min-lr")) c.schedule.final = std::min(c.schedule.final, c.schedule.peak);
-  if (!is_given("--warmup")) c.schedule.warmup = std::min(c.schedule.warmup, (c.steps + 1) / 2);
-  require(c.schedule.final <= c.schedule.peak, "--min-lr=%g is above --lr=%g: the cosine falls from --lr to --min-lr",
-          double(c.schedule.final), double(c.schedule.peak));
-  require(c.schedule.warmup <= c.steps, "--warmup=%zu is longer than --steps=%zu", c.schedule.warmup, c.steps);
-  c.schedule.steps = c.steps;
+  Schedule& s = c.schedule;
+  if (c.source && !is_given("--lr")) s.peak = rate_of_trained(c.model.hidden);
+  if (c.source && !is_given("--min-lr")) s.final = std::min(3e-5f, 0.004f / float(c.model.hidden));
+  if (!is_given("--min-lr")) s.final = std::min(s.final, s.peak);
+  if (!is_given("--warmup")) s.warmup = std::min(s.warmup, (c.steps + 1) / 2);
+  const bool decays = s.kind == ScheduleKind::wsd;
+  if (decays && !is_given("--decay")) s.decay = std::min(std::max<size_t>(1, c.steps / 5), c.steps - s.warmup);
+  s.steps = c.steps;
+  require(s.final <= s.peak, "--min-lr=%g is above --lr=%g: the rate falls from --lr to --min-lr", double(s.final),
+          double(s.peak));
+  require(s.warmup <= c.steps, "--warmup=%zu is longer than --steps=%zu", s.warmup, c.steps);
+  require(!decays || s.warmup + s.decay <= c.steps, "--warmup=%zu and --decay=%zu are longer than --steps=%zu",
+          s.warmup, s.decay, c.steps);
   c.data.seed = c.seed;
   c.data.vocab = c.vocab;
   if (c.vocab) c.model.vocab = c.vocab;

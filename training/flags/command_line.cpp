@@ -10,6 +10,7 @@
 #include "training/checkpoint/checkpoint.h"
 #include "training/flags/model_source.h"
 #include "training/flags/presets.h"
+#include "training/flags/run_metadata.h"
 #include "training/flags/suggestion.h"
 #include "training/process/terminal.h"
 
@@ -175,6 +176,19 @@ static void apply_source(const std::vector<Flag>& flags, Config& config, const s
   for (const std::string& word : config.source->flags()) apply_word(flags, word, "--from=" + config.from, true);
 }
 
+// Sets the flags of the newest run in a folder, as far as its header says them: whoever opens it whole checks the rest.
+static void apply_run(const std::vector<Flag>& flags, const std::string& folder) {
+  const auto all = list_checkpoints(folder);
+  if (all.empty()) return;
+  std::vector<std::string> words;
+  try {
+    words = flags_of_run(all.begin()->second, SafetensorsFile(all.begin()->second).header().metadata);
+  } catch (const Error&) {
+    return;
+  }
+  for (const std::string& word : words) apply_word(flags, word, "--out=" + folder, true);
+}
+
 ModelConfig with_flags(Config config, const std::string& line) {
   const std::vector<Flag> flags = list_flags(config);
   std::istringstream words(line);
@@ -268,6 +282,10 @@ bool parse_command_line(Config& config, int argc, char** argv) {
     source = value_of("--out");
   require(!given.contains("--preset") || !given.contains("--from"),
           "--preset and --from both choose a model: give one of them");
+  // What is evaluated is the run as it was trained, where nothing else is said.
+  const bool evaluates_own = given.contains("--evaluate") && value_of("--evaluate") != "off" &&
+                             given.contains("--out") && !given.contains("--from");
+  if (evaluates_own) apply_run(flags, value_of("--out"));
   for (const bool model : {true, false})
     for (size_t i = 0; i < flags.size(); i++) {
       const std::string& name = flags[i].name;

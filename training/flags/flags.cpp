@@ -351,8 +351,16 @@ void list_training_flags(FlagTable& t, Config& c) {
   t.number("--steps", c.steps, at_least(1), "optimizer steps");
   t.number("--batch", c.batch, at_least(1), "sequences in a micro-batch");
   t.number("--micro-batches", c.micro_batches, at_least(1), "micro-batches whose gradients one step adds up");
-  t.number("--lr", c.schedule.peak, between(0.0f, 1e3f), "learning rate after the warm-up");
-  t.number("--min-lr", c.schedule.final, between(0.0f, 1e3f), "learning rate at the end of the cosine");
+  t.number("--lr", c.schedule.peak, between(0.0f, 1e3f),
+           "learning rate after the warm-up; with --from at most 3e-4 and 0.04 / --hidden, where it is not given");
+  t.choice<ScheduleKind>("--schedule", c.schedule.kind,
+                         {{"cosine", ScheduleKind::cosine, "training/flags/schedule.h", "a cosine over all --steps"},
+                          {"wsd", ScheduleKind::wsd, "training/flags/schedule.h",
+                           "constant, then a linear --decay: it can be made longer"}},
+                         "how the learning rate falls from --lr to --min-lr");
+  t.number("--min-lr", c.schedule.final, between(0.0f, 1e3f), "learning rate at the end of the schedule");
+  t.number("--decay", c.schedule.decay, at_least(0),
+           "of --schedule=wsd: the last steps, in which the rate falls; where it is not given, a fifth of --steps");
   t.number("--warmup", c.schedule.warmup, at_least(0),
            "steps of linear warm-up; where it is not given, at most half of --steps");
   t.number("--beta1", c.adamw.beta1, between(0.0f, 0.9999999f), "AdamW: decay of the mean gradient (kernels/adamw.cu)");

@@ -95,42 +95,86 @@ static bool hashes_data(const std::string& key) {
   return key.starts_with("hash");
 }
 
+// Flags of the learning rate: what counts of them is the rate of every step that is done.
+static bool is_of_schedule(const std::string& flag) {
+  return std::set<std::string>{"--steps", "--lr", "--min-lr", "--warmup", "--schedule", "--decay"}.contains(flag);
+}
+
+// The rates that the flags in it make.
+static Schedule schedule_of(const RunMetadata& metadata) {
+  Config config;
+  for (const Flag& f : list_flags(config))
+    if (is_of_schedule(f.name) && metadata.contains("flag" + f.name)) f.set(metadata.at("flag" + f.name));
+  config.schedule.steps = config.steps;
+  return config.schedule;
+}
+
+// How many steps the checkpoint with this metadata has behind it; all that can be where it does not say.
+static size_t steps_behind(const RunMetadata& metadata) {
+  const auto step = metadata.find("step");
+  return step == metadata.end() ? SIZE_MAX : std::stoull(step->second);
+}
+
+// What else can be done where a flag differs.
+static std::string remedy(const std::string& flag, const std::string& path, const Schedule& then) {
+  if (flag == "--precision") return "add --change-precision, ";
+  if (!is_of_schedule(flag)) return "";
+  if (then.kind == ScheduleKind::wsd)
+    return format(
+        "keep the rates of the steps that are done (a checkpoint of step %zu or before may go on otherwise), ",
+        then.stable_until());
+  return format(
+      "train the model on with --from=%s in a new --out (with a cosine every rate depends on --steps; a run of "
+      "--schedule=wsd can be made longer), ",
+      path.c_str());
+}
+
 void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now) {
   rename_old_flags(then);
   // What is compared, in the order of the table of flags: there a flag stands before those that follow from it, as
-  // --attention-every does from --mixer. Hashes stand after them: a flag's name says more.
-  std::vector<std::string> keys;
+  // --attention-every does from --mixer.
+  std::vector<std::string> flags, hashes;
   Config defaults;
   for (const Flag& f : list_flags(defaults)) {
     const std::string key = "flag" + f.name;
-    if (now.contains(key)) keys.push_back(key);
+    if (now.contains(key)) flags.push_back(key);
     std::string& value = then[key];
     if (value.empty()) value = f.get();
   }
   for (const auto& [key, value] : now)
-    if (!key.starts_with("flag")) keys.push_back(key);
+    if (!key.starts_with("flag")) (hashes_data(key) ? hashes : flags).push_back(key);
   const bool has_hashes = then.contains("hash--data");
-  for (const std::string& key : keys) {
-    if (has_hashes ? names_data(key) : hashes_data(key)) continue;
-    const std::string& value = now.at(key);
-    const std::string what = key.starts_with("flag") || hashes_data(key) ? key.substr(4) : key;
-    const char *was = then[key].c_str(), *is = value.c_str();
+  const bool same_rates =
+      now.contains("flag--lr") && steps_in_common(schedule_of(then), schedule_of(now)) >= steps_behind(then);
+  std::string was, is, remedies;
+  for (const std::string& key : flags) {
+    const std::string &value = now.at(key), flag = key.starts_with("flag") ? key.substr(4) : key;
+    if (then[key] == value || (has_hashes && names_data(key)) || (same_rates && is_of_schedule(flag))) continue;
     if (key == "flag--vocab" && (then[key] == "0" || value == "0")) continue;  // the data's, and the data is compared
-    if (hashes_data(key))
-      require(then[key] == value,
-              "%s: was made with other data than %s=%s holds: its hash is %s, expected %s: name the data that the run "
-              "began with, or start in a new --out",
-              path.c_str(), what.c_str(), now.at("flag" + what).c_str(), is, was);
-    else
-      require(then[key] == value,
-              "%s: was made with %s=%s, this run has %s: resume with the same, %sor start in a new --out", path.c_str(),
-              what.c_str(), was, is, what == "--precision" ? "add --change-precision, " : "");
+    was += " " + flag + "=" + then[key];
+    is += " " + flag + "=" + value;
+    const std::string more = remedy(flag, path, schedule_of(then));
+    if (remedies.find(more) == remedies.npos) remedies += more;
   }
+  require(was.empty(), "%s: was made with%s, this run has%s: resume with the same, %sor start in a new --out",
+          path.c_str(), was.c_str(), is.c_str(), remedies.c_str());
+  for (const std::string& key : hashes)
+    require(!has_hashes || then[key] == now.at(key),
+            "%s: was made with other data than %s=%s holds: its hash is %s, expected %s: name the data that the run "
+            "began with, or start in a new --out",
+            path.c_str(), key.c_str() + 4, now.at("flag" + key.substr(4)).c_str(), now.at(key).c_str(),
+            then[key].c_str());
 }
 
 std::optional<Checkpoint> newest_checkpoint(const Config& c, RunMetadata metadata) {
   std::optional<Checkpoint> checkpoint = find_latest(c.out);
   if (c.change_precision) leave_out_precision(metadata);
+  // One that has gone on into a decay that this run does not have: the newest from before it.
+  if (checkpoint && checkpoint->has_training_state() && metadata.contains("flag--lr")) {
+    const size_t same = steps_in_common(schedule_of(checkpoint->metadata()), schedule_of(metadata));
+    const auto all = list_checkpoints(c.out);  // newest first
+    if (checkpoint->step() > same && all.rbegin()->first <= same) checkpoint = find_latest(c.out, same);
+  }
   if (checkpoint) require_same_run(checkpoint->path(), checkpoint->metadata(), metadata);
   return checkpoint;
 }
