@@ -3,6 +3,7 @@
 // What the lines below call: layers/model.cu (forward, backward), training/optimizer.cuh (update), training/trainer.cu
 // (what a run has from step to step), training/evaluate.cu (a look at a run that is trained). main() and the choice of
 // a device stand in training/main.cu.
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -49,6 +50,12 @@ void training_step(Trainer& t) {
 
 // ---- all steps
 
+// A loss of validation that is no number says that training has diverged, though the last step's own loss may be one.
+double finite_loss(size_t step, double loss) {
+  require(std::isfinite(loss), "step %zu: the validation loss is %g: training has diverged; lower --lr", step, loss);
+  return loss;
+}
+
 // A validation that looks into the model. With `arrays`, --out gets them.
 void measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progress& progress, Context& ctx) {
   const Config& c = trainer.config;
@@ -57,7 +64,7 @@ void measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progres
   std::vector<Inspector*> inspectors = {&meter};
   std::optional<ArrayMeter> array_meter;
   if (arrays) inspectors.push_back(&array_meter.emplace(c.model, ctx.device));
-  const double loss = trainer.validate(c.val_batches, inspectors);
+  const double loss = finite_loss(step, trainer.validate(c.val_batches, inspectors));
   progress.validation(step, loss);
   Measures seen = meter.result();
   seen.gradient_norm_by_layer = trainer.gradient_norm_by_layer();
@@ -111,7 +118,7 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
       if (measures)
         measure(trainer, complete && saves, metadata, progress, ctx);
       else if (validates)
-        progress.validation(step, trainer.validate(c.val_batches));
+        progress.validation(step, finite_loss(step, trainer.validate(c.val_batches)));
     } catch (...) {
       trouble = std::current_exception();
       saves = !c.out.empty();

@@ -34,4 +34,16 @@ void require(bool ok, const char* fmt, A... args) {
   if (!ok) fail(fmt, args...);
 }
 
+// f(), of what a flag names: a refusal begins with the flag. "--data=a.txt: cannot open: ..."
+template <class F>
+auto as_flag_names(const char* flag, const std::string& value, F f) {
+  try {
+    return f();
+  } catch (const Error& e) {
+    const std::string said = e.what(), named = value + ": ";
+    if (said.starts_with("--")) throw;
+    fail("%s=%s: %s", flag, value.c_str(), said.c_str() + (said.starts_with(named) ? named.size() : 0));
+  }
+}
+
 }  // namespace gated

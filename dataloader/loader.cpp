@@ -49,11 +49,14 @@ static std::shared_ptr<const Corpus> open_corpus(const std::string& spec, const 
 }
 
 Data open_data(const DataOptions& options) {
-  const auto open = [&](const std::string& spec, uint64_t split) -> std::shared_ptr<const TokenStream> {
-    if (is_backcopy(spec)) return open_backcopy(spec, options, split);
-    if (spec == "recall")
-      return std::make_shared<Recall>(options.seed, split, options.vocab ? options.vocab : Recall::default_vocab);
-    return open_corpus(spec, options);
+  const auto open = [&](const std::string& spec, uint64_t split) {
+    const char* flag = split && !options.val_data.empty() ? "--val-data" : "--data";
+    return as_flag_names(flag, spec, [&]() -> std::shared_ptr<const TokenStream> {
+      if (is_backcopy(spec)) return open_backcopy(spec, options, split);
+      if (spec == "recall")
+        return std::make_shared<Recall>(options.seed, split, options.vocab ? options.vocab : Recall::default_vocab);
+      return open_corpus(spec, options);
+    });
   };
   const double fraction = options.val_fraction;
   require(fraction >= 0 && fraction < 1, "--val-fraction=%g: expected 0 to below 1", fraction);
@@ -66,7 +69,8 @@ Data open_data(const DataOptions& options) {
             data.val->vocab(), options.data.c_str(), data.train->vocab());
     return data;
   }
-  const std::shared_ptr<const Corpus> corpus = open_corpus(options.data, options);
+  const std::shared_ptr<const Corpus> corpus =
+      as_flag_names("--data", options.data, [&] { return open_corpus(options.data, options); });
   const size_t val = size_t(double(corpus->size()) * fraction), train = corpus->size() - val;
   return {std::make_shared<CorpusSlice>(corpus, 0, train), std::make_shared<CorpusSlice>(corpus, train, val)};
 }

@@ -564,7 +564,8 @@ TEST_CASE("cli: --evaluate shows what the run showed of its last step, and write
   REQUIRE(quantized({"--quantize=nvfp4-w4a4", "--device=emulated"}) == nvfp4);
   REQUIRE(std::distance(fs::directory_iterator(f.path / "run"), fs::directory_iterator()) == 3);
 
-  const Outcome own = train(f, {out, "--evaluate", "--val-batches=2", "--device=cpu"});  // its flags are those of the run
+  const Outcome own =
+      train(f, {out, "--evaluate", "--val-batches=2", "--device=cpu"});  // its flags are those of the run
   REQUIRE((own.exit_code == 0 && own.out == o.out.substr(0, own.out.size())));
   require_refused(train(f, small({out, "--evaluate", "--norm=rmsnorm", "--hidden=16"})),
                   "was made with --norm=gated --hidden=32, this run has --norm=rmsnorm --hidden=16");
@@ -653,6 +654,15 @@ TEST_CASE("cli: --probe=retrieval asks a run, alike on cpu and emulated, and nee
   require_refused(train(f, more({"--evaluate", "--probe=retrieval", "--data=bigram-backcopy"})), "--data=recall");
 }
 
+TEST_CASE("cli: a run whose validation is no number has diverged", "[cli]") {
+  const Folder f;
+  const Outcome o = train(
+      f, {"--data=bigram-backcopy", "--steps=1", "--lr=1000", "--min-lr=1000", "--warmup=0", "--norm=none",
+          "--ffn=relu2", "--layers=8", "--qk-norm=off", "--device=cpu", "--val-batches=1", "--out=" + (f / "run")});
+  require_refused(o, "step 1: the validation loss is");
+  REQUIRE(contains(o.err, "lower --lr; the checkpoint of step 1 is saved"));
+}
+
 TEST_CASE("cli: a run with a decay of its own can be made longer, one with a cosine is told why not", "[cli]") {
   const Folder f;
   const auto run = [&](const char* name, const char* steps, const std::vector<std::string>& flags) {
@@ -666,7 +676,9 @@ TEST_CASE("cli: a run with a decay of its own can be made longer, one with a cos
   const auto is_there = [&](const char* step) { return fs::exists(f.path / "a" / step); };
   run("a", "--steps=12", {"--save-every=5"});
   REQUIRE((is_there("step_00000008.safetensors") && is_there("step_00000012.safetensors")));  // 8: before the decay
+  f.run("mv a/log.jsonl kept; ln -s ../kept a/log.jsonl");
   const Outcome longer = run("a", "--steps=20", {"--resume", "--save-every=7"});
+  REQUIRE((fs::is_symlink(f.path / "a/log.jsonl") && contains(contents(f / "kept"), "{\"step\":20,\"loss\"")));
   REQUIRE(contains(longer.out, "resume: step 8 of"));
   REQUIRE(fingerprint_of(longer) == fingerprint_of(run("b", "--steps=20", {})));
   REQUIRE((is_there("step_00000016.safetensors") && !is_there("step_00000008.safetensors")));

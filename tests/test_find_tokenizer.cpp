@@ -74,7 +74,7 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
   REQUIRE(noted.exit_code == 0);
   REQUIRE(contains(noted.text, "note: no text without a tokenizer: named/tokenizer.json: \"model\" is of type"));
   REQUIRE(sample(noted.text).find_first_not_of("0123456789 ") == std::string::npos);
-  require_refused(f.run(again + " --tokenizer=named"), "error: named/tokenizer.json: \"model\" is of type \"Unigram\"");
+  require_refused(f.run(again + " --tokenizer=named"), "error: --tokenizer=named: named/tokenizer.json: \"model\" is of type \"Unigram\"");
   REQUIRE(!contains(f.run("{repo}/train --from=named --data=d.bin --evaluate --val-batches=1").text, "note: "));
 
   // One beside a run's folder is none of the run.
@@ -83,8 +83,8 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
 
   require_refused(said_by_train(f, "--data=bigram-backcopy --tokenizer=t"),
                   "t: has 360 tokens, but the model has 64: name the tokenizer of its data, or set --vocab");
-  require_refused(said_by_train(f, "--data=d.bin --tokenizer=d.bin"), "d.bin: it has a NUL byte, expected JSON");
-  require_refused(said_by_train(f, "--data=d.bin --tokenizer=nowhere"), "nowhere: cannot open: No such file");
+  require_refused(said_by_train(f, "--data=d.bin --tokenizer=d.bin"), "--tokenizer=d.bin: it has a NUL byte, expected JSON");
+  require_refused(said_by_train(f, "--data=d.bin --tokenizer=nowhere"), "--tokenizer=nowhere: cannot open: No such file");
 }
 
 TEST_CASE("find_tokenizer: --generate reads a prompt of text and writes text", "[tokenizer]") {
@@ -151,7 +151,7 @@ TEST_CASE("find_tokenizer: the file goes with a model that is exported", "[token
     INFO(without.text);
     REQUIRE(without.exit_code == 0);
     REQUIRE(
-        contains(without.text, "note: the tokenizer does not go along: run/tokenizer.json: it is not valid JSON\n"));
+        contains(without.text, "note: the tokenizer does not go along: run/tokenizer.json: it is not valid JSON"));
   }
   for (const char* folder : {"second", "third"}) REQUIRE(!fs::exists(f.path / folder / "tokenizer.json"));
 }

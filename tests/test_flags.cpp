@@ -101,7 +101,7 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(contains(parse({"--top-p=1.5"}), "--top-p=1.5: expected at most 1"));
   REQUIRE(contains(parse({"--rope-scaling=ntk,2"}), "--rope-scaling=ntk,2: expected none, linear, llama3, yarn"));
   REQUIRE(contains(parse({"--rope-scaling=linear"}), "--rope-scaling=linear: expected linear,S"));
-  REQUIRE(contains(parse({"--rope-scaling=yarn,4"}), "--rope-scaling=yarn,4: expected yarn,S,L or ,S,L,SLOW,FAST"));
+  REQUIRE(contains(parse({"--rope-scaling=yarn,4"}), "--rope-scaling=yarn,4: expected yarn,S,L or yarn,S,L,SLOW,FAST"));
   REQUIRE(contains(parse({"--rope-scaling=yarn,0.5,9"}), "--rope-scaling=0.5: expected a number from 1 to"));
   REQUIRE(contains(parse({"--rope-scaling=yarn,4,0"}), "--rope-scaling=0: expected a whole number >= 1"));
   REQUIRE(contains(parse({"--rope-scaling=llama3,4,9,5,5"}), "SLOW is 5 and FAST 5, expected a range"));

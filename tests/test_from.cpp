@@ -105,27 +105,35 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   REQUIRE(!fs::exists(f / "not-made"));
   require_refused_at_once(from("gated --attn=full"), "with --attn=full it is another model than its weights are");
   require_refused_at_once(from("gated --attn=g4 --gate=headwise --qk-norm=off"),
-                          "with --gate=headwise, --qk-norm=off it is another model");
-  {
-    const SafetensorsFile run(f / "run/step_00000006.safetensors");
+                          "with --attn=g4, --gate=headwise, --qk-norm=off it is another model");
+  // The same shapes, and something else in them.
+  require_refused_at_once(from("gated --attn=g2"), "with --attn=g2 it is another model");
+  require_refused_at_once(from("gated --heads=1 --kv-heads=1 --head-dim=32 --qk-norm=off"), "it is another model");
+  REQUIRE(f.run(small + "--mixer=gated-delta --linear-key-heads=2 --linear-key-dim=4 --out=linear").exit_code == 0);
+  require_refused_at_once(from("linear --linear-key-heads=1 --linear-key-dim=8"),
+                          "linear_attn was trained for key heads: 2, not 1");
+  require_refused_at_once(from("run --params=9000 --evaluate"), "--params with --from=run: the width of its FFN");
+  const auto altered = [&](const std::string& from, const std::string& to, const auto& change) {
+    const SafetensorsFile run(f / (from + "/step_00000006.safetensors"));
     std::map<std::string, std::vector<float>> values;
-    std::vector<TensorView> tensors;
     for (const auto& [name, entry] : run.header().tensors) {
       values[name].resize((entry.end - entry.begin) / sizeof(float));
       run.read_floats(name, entry, values[name].data());
-      tensors.push_back({name, entry.shape, values[name].data()});
     }
+    change(values);
+    std::vector<TensorView> tensors;
+    for (const auto& [name, entry] : run.header().tensors) tensors.push_back({name, entry.shape, values[name].data()});
     std::map<std::string, std::string> metadata;
     for (const auto& [key, value] : run.header().metadata)
       if (!key.starts_with("gated.")) metadata[key] = value;
-    fs::create_directory(f / "huge");
-    fs::create_directory(f / "diverged");
+    fs::create_directory(f / to);
+    save_checkpoint(f / (to + "/step_00000006.safetensors"), tensors, metadata);
+  };
+  altered("run", "huge", [](auto& values) {
     for (float& x : values["model.norm.weight"]) x *= 1e38f;
     for (float& x : values["model.embed_tokens.weight"]) x *= 1e4f;
-    save_checkpoint(f / "huge/step_00000006.safetensors", tensors, metadata);
-    values["model.layers.0.mlp.up_proj.weight"][77] = NAN;
-    save_checkpoint(f / "diverged/step_00000006.safetensors", tensors, metadata);
-  }
+  });
+  altered("gated", "diverged", [](auto& values) { values["model.layers.0.mlp.up_proj.weight"][77] = NAN; });
   // Numbers that are numbers, of which none comes out.
   const std::string overflows = "what the model computes overflows";
   require_refused(from("huge --evaluate"), overflows);
@@ -134,7 +142,7 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   for (const char* rest : {"diverged --evaluate", "diverged --generate --prompt-tokens=1", "diverged --export=written"})
     require_refused(from(rest), found);
   for (const char* rest : {"--evaluate", "--resume"})
-    require_refused(f.run(small + "--position=learned --out=diverged " + rest), found);
+    require_refused(f.run(small + "--attn=g1 --out=diverged " + rest), found);
 
   // A file of another program, and one of a program that knows more flags.
   const float zeros[6] = {};

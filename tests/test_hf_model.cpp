@@ -478,7 +478,9 @@ TEST_CASE("hf_model: an export that is interrupted leaves nothing, and ends as a
     const CatchInterrupts catching;
     raise(SIGTERM);
     try {
-      export_hf_folder(f / "ended", c, model.weights.list(), weights_from(c).data(), false);
+      export_hf_folder(
+          f / "ended", c, model.weights.list(),
+          [&](float* flat) { c.source->read(c.model, model.weights.list(), flat); }, false);
     } catch (const Interrupted& e) {
       _exit(e.what() == "--export=" + (f / "ended") + ": interrupted: nothing is written" ? 0 : 1);
     }
@@ -492,6 +494,22 @@ TEST_CASE("hf_model: an export that is interrupted leaves nothing, and ends as a
 }
 
 // Where transformers is not installed there is nothing to open a folder with: what it would say stands in the fixture.
+TEST_CASE("hf_model: an export does not round a weight to infinity", "[hf]") {
+  const Folder f;
+  const json& fixture = model_named("llama");
+  write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
+  const Config c = config_from(f / "in");
+  const Model model(c.model);
+  const auto fill = [&](float x) {
+    return [&model, x](float* flat) { std::fill_n(flat, model.weights.flat_size(), x); };
+  };
+  const std::string largest = refusal(
+      [&] { export_hf_folder(f / "out", c, model.weights.list(), fill(3.4028e38f), true); });  // nearer to 2^128
+  REQUIRE(contains(largest, "element 0 of model.embed_tokens.weight is 3.4028e+38, which rounds to infinity"));
+  REQUIRE(!std::filesystem::exists(f / "out"));
+  export_hf_folder(f / "out", c, model.weights.list(), fill(3.38e38f), true);
+}
+
 TEST_CASE("hf_model: transformers opens what is exported, and computes the same logits", "[hf]") {
   const char* const named = std::getenv("TRANSFORMERS_PYTHON");
   const std::string python = named ? named : "python3";

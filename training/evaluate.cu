@@ -66,6 +66,8 @@ void look_at(Trainer& trainer, const std::string& path, const RunMetadata& metad
   if (!questions.empty()) printf("%s", choices_of(trainer, questions, ctx).c_str());
   if (!c.quantize) return;
   const double quantized = quantized_loss(trainer, ctx);
+  require(std::isfinite(quantized), "%s: the validation loss in the numbers of --quantize is %g: they overflow",
+          path.c_str(), quantized);
   printf("quantized  validation loss %.4f, %+.4f\n", quantized, quantized - loss);
   if (!questions.empty()) printf("%s", choices_of(trainer, questions, ctx).c_str());
 }
@@ -92,7 +94,9 @@ void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& lo
     set_trained_context(config.model, trained_context(checkpoint->metadata()), checkpoint->path());
   }
   std::vector<ChoiceQuestion> questions;
-  if (!config.choices.empty()) questions = read_choices(config.choices, config.model.vocab);
+  if (!config.choices.empty())
+    questions =
+        as_flag_names("--choices", config.choices, [&] { return read_choices(config.choices, config.model.vocab); });
   Trainer trainer(config, loader, ctx);
   if (checkpoint) {
     trainer.load(*checkpoint);

@@ -158,8 +158,10 @@ void Progress::finish() {
 
 // A resumed run has the log that an uninterrupted one would have: lines after its checkpoint go. The shortened log
 // takes the place of the old one in one step, so that a kill in between loses neither.
-void Progress::open_log(const std::string& path, size_t steps_done) {
+void Progress::open_log(const std::string& named, size_t steps_done) {
   std::error_code error;
+  const bool is_file = std::filesystem::is_regular_file(named, error);
+  const std::string path = is_file ? std::filesystem::canonical(named).native() : named;  // a link stays one
   const bool there = std::filesystem::exists(std::filesystem::symlink_status(path, error));
   std::istringstream old(there ? read_file(path)
                                : "");  // one that cannot be read is not replaced by one without its lines

@@ -35,7 +35,7 @@ class Progress {
   void finish();
 
  private:
-  void open_log(const std::string& path, size_t steps_done);
+  void open_log(const std::string& named, size_t steps_done);
   void write(const std::string& line);  // to the log
   std::string place(size_t step) const;
   void clear_bar() const;

@@ -115,8 +115,9 @@ RopeScaling read_rope_scaling(const std::string& text) {
   for (const ScalingName& name : scaling_names) {
     if (words[0] != name.name) continue;
     const bool linear = name.kind == RopeScaling::Kind::linear;
-    require(linear ? words.size() == 2 : words.size() == 3 || words.size() == 5, "%s=%s: expected %s,S%s", flag,
-            text.c_str(), name.name, linear ? "" : ",L or ,S,L,SLOW,FAST");
+    const std::string plain = name.name + std::string(linear ? ",S" : ",S,L");
+    require(linear ? words.size() == 2 : words.size() == 3 || words.size() == 5, "%s=%s: expected %s", flag,
+            text.c_str(), (linear ? plain : plain + " or " + plain + ",SLOW,FAST").c_str());
     RopeScaling s = {name.kind, parse_number(flag, words[1], between(1.0, 1e6)), 0, 1, name.fast, name.whole_points};
     if (!linear) s.trained = parse_number(flag, words[2], at_least(1));
     if (words.size() == 5) {

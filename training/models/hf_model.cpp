@@ -239,12 +239,15 @@ class NewFolder {
 }  // namespace
 
 std::string export_hf_folder(const std::string& folder, const Config& config, const std::vector<Parameter>& list,
-                             const float* flat, bool rounded_to_bf16, const std::optional<std::string>& tokenizer) {
+                             const std::function<void(float*)>& read, bool rounded_to_bf16,
+                             const std::optional<std::string>& tokenizer) {
   HfConfig written = write_hf_config(config);
   const std::vector<HfTensor> tensors = hf_tensors(written.architecture, config.model);
   check_tiling(tensors, list);
   const CatchInterrupts catching;  // so that an export that is ended leaves no unfinished folder
   NewFolder out(folder);
+  std::vector<float> flat(Model(config.model).weights.flat_size());
+  read(flat.data());
 
   std::vector<TensorForm> forms;
   for (const HfTensor& t : tensors) forms.push_back({t.name, rounded_to_bf16 ? "BF16" : "F32", t.shape});
@@ -257,11 +260,17 @@ std::string export_hf_folder(const std::string& folder, const Config& config, co
   for (const HfTensor& t : tensors) {
     if (interrupted()) throw Interrupted(format("--export=%s: interrupted: nothing is written", folder.c_str()));
     values.resize(count(t.shape));
-    for (const Piece& piece : t.pieces) give_piece(piece, flat + ours.at(piece.parameter)->offset, values.data());
+    for (const Piece& piece : t.pieces)
+      give_piece(piece, flat.data() + ours.at(piece.parameter)->offset, values.data());
     if (!rounded_to_bf16) file.write(values.data(), values.size() * sizeof values[0]);
     for (size_t done = 0; rounded_to_bf16 && done < values.size(); done += rounded.size()) {
       const size_t n = std::min(rounded.size(), values.size() - done);
-      for (size_t i = 0; i < n; i++) rounded[i] = bf16(values[done + i]).bits;
+      for (size_t i = 0; i < n; i++) {
+        rounded[i] = bf16(values[done + i]).bits;
+        require((rounded[i] & 0x7f80) != 0x7f80,
+                "--export-dtype=bf16: element %zu of %s is %g, which rounds to infinity: take --export-dtype=fp32",
+                done + i, t.name.c_str(), double(values[done + i]));
+      }
       file.write(rounded.data(), n * sizeof rounded[0]);
     }
   }
@@ -275,11 +284,12 @@ std::string export_hf_folder(const std::string& folder, const Config& config, co
 
 void export_model(const Config& config) {
   const std::optional<std::string> tokenizer = kept_tokenizer(config);
+  config.source->require_fit(config.model);
   const Model model(config.model);
-  std::vector<float> flat(model.weights.flat_size());
-  config.source->read(config.model, model.weights.list(), flat.data());
-  const std::string note =
-      export_hf_folder(config.export_folder, config, model.weights.list(), flat.data(), config.export_bf16, tokenizer);
+  const std::string note = export_hf_folder(
+      config.export_folder, config, model.weights.list(),
+      [&](float* flat) { config.source->read(config.model, model.weights.list(), flat); }, config.export_bf16,
+      tokenizer);
   printf("wrote %s: config.json, and %zu parameters in %s in model.safetensors\n", config.export_folder.c_str(),
          model.weights.total(), config.export_bf16 ? "BF16" : "F32");
   if (!note.empty()) printf("note: %s\n", note.c_str());

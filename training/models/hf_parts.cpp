@@ -75,12 +75,15 @@ const Part dense_ffn = {
     [](const Keys& keys, Words& words) { say(words, "--ffn-hidden", keys.whole("intermediate_size")); },
     [](const Config& c, json& j) { j["intermediate_size"] = c.model.ffn.F; }};
 
-// The epsilon that the norm's authors use needs no flag.
-static void say_eps(Words& words, double eps, double usual) {
+// The epsilon that the norm's authors use needs no flag. (A flag of 0 says so, too.)
+static void say_eps(const Keys& keys, const char* key, double absent, double usual, Words& words) {
+  const double eps = keys.real_or(key, absent);
+  if (eps == 0) keys.refuse(key, "more than 0");
   if (eps != usual) say(words, "--norm-eps", eps);
 }
-const Part rms_norm = {[](const Keys& keys, Words& words) { say_eps(words, keys.real("rms_norm_eps"), 1e-6); },
-                       [](const Config& c, json& j) { j["rms_norm_eps"] = shortest(c.model.norm.epsilon()); }};
+const Part rms_norm = {
+    [](const Keys& keys, Words& words) { say_eps(keys, "rms_norm_eps", keys.real("rms_norm_eps"), 1e-6, words); },
+    [](const Config& c, json& j) { j["rms_norm_eps"] = shortest(c.model.norm.epsilon()); }};
 
 const Part tied = {
     [](const Keys& keys, Words& words) { say(words, "--tied", keys.flag_or("tie_word_embeddings", false)); },
@@ -172,6 +175,7 @@ const Part gpt_oss_rope = {[](const Keys& keys, Words& words) {
 const Part gemma3_layers = {
     [](const Keys& keys, Words& words) {
       const size_t layers = keys.whole("num_hidden_layers");
+      keys.require_agreement("sliding_window_pattern", keys, "_sliding_window_pattern");
       size_t every = keys.whole_or("sliding_window_pattern", keys.whole_or("_sliding_window_pattern", 6));
       if (keys.has("layer_types")) {
         const std::vector<std::string> kinds = keys.texts("layer_types");
@@ -181,7 +185,7 @@ const Part gemma3_layers = {
             keys.refuse("layer_types",
                         "a kind for every layer, every n-th full_attention, the others sliding_attention");
       }
-      say(words, "--window", keys.whole("sliding_window"));
+      say(words, "--window", keys.one_or_more("sliding_window"));
       words.push_back("--window-layers=not-nth");
       say(words, "--full-every", every);
       if (keys.has("rope_parameters")) {
@@ -330,6 +334,8 @@ const Part linear_layers = {
       for (size_t i = 0; i < layers; i++)
         if (kinds[i] != ((i + 1) % first == 0 ? "full_attention" : "linear_attention"))
           keys.refuse("layer_types", expected);
+      if (full > 0 && full < layers && keys.whole_or("full_attention_interval", first) != first)
+        keys.refuse("full_attention_interval", std::to_string(first) + ", as \"layer_types\" says");
       words.push_back(full == layers ? "--mixer=attention" : full == 0 ? "--mixer=gated-delta" : "--mixer=hybrid");
       if (full > 0 && full < layers) say(words, "--attention-every", first);
       say(words, "--linear-key-heads", keys.whole("linear_num_key_heads"));
@@ -363,7 +369,7 @@ const Part gpt_oss_experts = {[](const Keys& keys, Words& words) {
 // Layers 0, 2, 4, ... see a window, the others all.
 const Part window_of_even_layers = {
     [](const Keys& keys, Words& words) {
-      say(words, "--window", keys.whole("sliding_window"));
+      say(words, "--window", keys.one_or_more("sliding_window"));
       words.push_back("--window-layers=even");
       if (!keys.has("layer_types")) return;
       const std::vector<std::string> kinds = keys.texts("layer_types");
@@ -392,7 +398,7 @@ const Part gpt2_sizes = {[](const Keys& keys, Words& words) {
                            say(words, "--head-dim", C / H);
                            if (C > size_t{1} << 40) keys.refuse("n_embd", "at most 2^40");
                            say(words, "--ffn-hidden", keys.whole_or("n_inner", 4 * C));
-                           say_eps(words, keys.real_or("layer_norm_epsilon", 1e-5), 1e-5);
+                           say_eps(keys, "layer_norm_epsilon", 1e-5, 1e-5, words);
                            say(words, "--tied", keys.flag_or("tie_word_embeddings", true));
                          },
                          [](const Config& c, json& j) {

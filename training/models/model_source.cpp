@@ -35,7 +35,7 @@ class RunSource final : public ModelSource {
   size_t context() const override { return trained_context(checkpoint_.metadata()); }
 
  protected:
-  void check(const ModelConfig&, const std::vector<Parameter>& list) const override {
+  void check(const ModelConfig& config, const std::vector<Parameter>& list) const override {
     std::set<std::string> wanted;
     for (const Parameter& p : list) {
       checkpoint_.entry(p.name, p.shape);
@@ -44,12 +44,35 @@ class RunSource final : public ModelSource {
     for (const auto& [name, entry] : checkpoint_.tensors())
       require(wanted.contains(name) || name.starts_with("optimizer."), "%s: tensor %s is none of this model",
               path().c_str(), quote(name).c_str());
+    check_meaning(config_of_words(flags_).model, config);
   }
   void copy(const ModelConfig&, const std::vector<Parameter>& list, float* flat) const override {
     for (const Parameter& p : list) checkpoint_.read_numbers(p.name, p.shape, flat + p.offset);
   }
 
  private:
+  // A tensor may have the shape that is asked for and hold something else: rows of other heads, scores of another place.
+  void check_meaning(const ModelConfig& then, const ModelConfig& now) const {
+    const auto is_still = [&](const char* tensor, const char* what, size_t was, size_t is) {
+      require(was == is, "%s: %s was trained for %s %zu, not %zu", path().c_str(), tensor, what, was, is);
+    };
+    if (then.has_attention() && now.has_attention()) {
+      const AttentionConfig &a = then.attention, &b = now.attention;
+      is_still("self_attn.q_proj", "query heads:", a.H, b.H);
+      is_still("self_attn.k_proj", "key heads:", a.KVH, b.KVH);
+      is_still("self_attn.q_proj", "heads of elements:", a.D, b.D);
+      if (a.gate_at != GatePosition::none && b.gate_at != GatePosition::none)
+        is_still("the gate of attention", "the place --attn=g", size_t(a.gate_at), size_t(b.gate_at));
+    }
+    if (then.has_linear() && now.has_linear()) {
+      const LinearAttentionConfig &a = then.linear, &b = now.linear;
+      is_still("linear_attn", "key heads:", a.Hk, b.Hk);
+      is_still("linear_attn", "value heads:", a.Hv, b.Hv);
+      is_still("linear_attn", "elements of a key:", a.Dk, b.Dk);
+      is_still("linear_attn", "elements of a value:", a.Dv, b.Dv);
+    }
+  }
+
   Checkpoint checkpoint_;
   std::vector<std::string> flags_;
 };

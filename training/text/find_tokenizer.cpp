@@ -5,11 +5,14 @@
 #include <nlohmann/json.hpp>
 
 #include "dataloader/files.h"
+#include "dataloader/strict_json.h"
 #include "training/checkpoint/checkpoint.h"
 
 namespace gated {
 
 namespace fs = std::filesystem;
+
+constexpr size_t deepest_tokenizer = 64;  // levels of its JSON; real ones have ten
 
 // "" where there is none.
 static std::string tokenizer_path(const Config& c) {
@@ -37,7 +40,7 @@ static Tokenizer fitting(const std::string& path, size_t vocab) {
 std::optional<Tokenizer> find_tokenizer(const Config& c) {
   const std::string path = tokenizer_path(c);
   if (path.empty()) return {};
-  if (!c.tokenizer.empty()) return fitting(path, c.model.vocab);
+  if (!c.tokenizer.empty()) return as_flag_names("--tokenizer", path, [&] { return fitting(path, c.model.vocab); });
   try {
     return fitting(path, c.model.vocab);
   } catch (const Error& e) {
@@ -51,7 +54,10 @@ std::optional<std::string> kept_tokenizer(const Config& c) {
   if (path.empty()) return {};
   try {
     std::string text = read_file(tokenizer_file(path));
-    require(nlohmann::json::accept(text), "%s: it is not valid JSON", path.c_str());
+    const nlohmann::json root = parse_strict_json(path, "", text, deepest_tokenizer);
+    const auto model = root.find("model");
+    require(root.is_object() && model != root.end() && model->is_object(),
+            "%s: has no object \"model\", expected a tokenizer.json", path.c_str());
     return text;
   } catch (const Error& e) {
     if (!c.tokenizer.empty()) throw;
