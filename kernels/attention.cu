@@ -72,8 +72,6 @@
 //     Backward treats it as a key: p_ie = exp(e_i - lse_i), ds_ie = p_ie * (dp_ie - delta_i) with dp_ie = the chain over d
 //     of do_id v'_d, and fused(ds_ie, k'_d, +0) begins dq_id. Without v' dp_ie is +0; without k' or v' their chains have
 //     no such link. p_ie and ds_ie are written: kernels/sinks.cu makes the gradients of its parameters from them.
-//   Strides           q, k, v and o, and their gradients, may lie inside wider rows, such as (B, T, H*D + 2*KVH*D) of one
-//     projection. What lies between is neither read nor written.
 //
 // shapes: q, o (B,T,H,D), k, v (B,T,KVH,D) f32; saves lse (B,H,T) | o, lse, dq, dk, dv are written, and p_ie and
 //   ds_ie (B,H,T) of a sink. Time is that of T min(T, W) pairs.
@@ -187,7 +185,7 @@ void attention_forward_ref(Real* o, Real* lse, const Real* q, const Real* k, con
       for (size_t i = 0; i < s.T; i++) {
         const size_t kv_head = h / s.group();
         const Real* q_i = q + s.q_row(b, i, h);
-        Real* o_i = o + s.o_row(b, i, h);
+        Real* o_i = o + s.q_row(b, i, h);
 
         Real m = sink.logit_of(s, b, h, i);  // -inf without a sink
         for (size_t j = s.first_key(i); j <= i; j++) {
@@ -231,8 +229,8 @@ void attention_backward_ref(Real* dq, Real* dk, Real* dv, Real* sink_p, Real* si
     for (size_t h = 0; h < s.H; h++)  // the heads of a group in ascending order
       for (size_t i = 0; i < s.T; i++) {
         const size_t kv_head = h / s.group(), query = s.q_row(b, i, h), stat = s.stat(b, h, i);
-        const Real* do_i = dout + s.o_row(b, i, h);
-        const Real delta = chain_dot(do_i, o + s.o_row(b, i, h), s.D);
+        const Real* do_i = dout + s.q_row(b, i, h);
+        const Real delta = chain_dot(do_i, o + s.q_row(b, i, h), s.D);
         for (size_t d = 0; d < s.D; d++) dq[query + d] = 0;
         if (sink.logit) {
           const Real dp = sink.value ? chain_dot(do_i, sink.value + h * s.D, s.D) : Real(0);
@@ -345,7 +343,7 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(co
     for (int c = 0; c < columns / 8; c++) acc[r][c] = acc[r][c] * inverse;
     if (i < s.T && threadIdx.x % 8 == 0) lse[s.stat(b, h, i)] = s.sigmoid() ? 0.0f : m[r] + exact_log(l);
   }
-  store_tile<aligned, columns>(o + s.o_row(b, 0, h), s.o_step(), s.T, i0, 0, s.D, acc);
+  store_tile<aligned, columns>(o + s.q_row(b, 0, h), s.q_step(), s.T, i0, 0, s.D, acc);
 }
 
 // ---- launchers
@@ -355,12 +353,6 @@ void attention_require(const char* name, const AttentionShape& s, const Sink& si
   require(s.KVH > 0 && s.H % s.KVH == 0, "%s: %zu query heads over %zu kv heads, expected a multiple of the kv heads",
           name, s.H, s.KVH);
   require(s.D <= 256, "%s: head dimension %zu, expected at most 256; use more heads", name, s.D);
-  require(s.q_step() >= s.H * s.D && s.o_step() >= s.H * s.D,
-          "%s: strides %zu of queries and %zu of outputs, expected at least the %zu elements of their heads", name,
-          s.q_step(), s.o_step(), s.H * s.D);
-  require(s.kv_step() >= s.KVH * s.D,
-          "%s: stride %zu of keys and values, expected at least the %zu elements of their heads", name, s.kv_step(),
-          s.KVH * s.D);
   require(sink.logit || (!sink.key && !sink.value), "%s: a sink's key or value without its logit", name);
   require(!sink.logit || !s.sigmoid(),
           "%s: a sink with sigmoid scores, expected softmax: nothing else competes with it", name);
@@ -384,11 +376,6 @@ void attention_forward(float* o, float* lse, const float* q, const float* k, con
   launch(aligned ? attention_forward_kernel_for<true>(s.D) : attention_forward_kernel_for<false>(s.D), grid,
          attention::threads, sizeof(attention::Shared), ctx, o, lse, q, k, v, s, sink,
          attention_scale<float>(s.divisor()));
-}
-
-void attention_forward(float* o, float* lse, const float* q, const float* k, const float* v, const AttentionShape& s,
-                       Context& ctx) {
-  attention_forward(o, lse, q, k, v, s, Sink{}, ctx);
 }
 
 size_t attention_forward_scratch(const AttentionShape& s, Device device) {

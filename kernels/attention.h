@@ -17,21 +17,15 @@ struct AttentionShape {
   AttentionScore score = AttentionScore::softmax;
   float bias = 0;  // of sigmoid
 
-  // Elements from one token to the next, where the heads of a token lie in a wider row; 0: packed.
-  size_t q_stride = 0;   // of q and dq
-  size_t kv_stride = 0;  // of k, v, dk and dv
-  size_t o_stride = 0;   // of o and dout
-
   size_t score_dim = 0;  // scores are divided by its root; 0: by that of D
 
-  HD size_t q_step() const { return q_stride ? q_stride : H * D; }
-  HD size_t kv_step() const { return kv_stride ? kv_stride : KVH * D; }
-  HD size_t o_step() const { return o_stride ? o_stride : H * D; }
+  // Elements from one token to the next: of q, o and their gradients, of k, v and theirs.
+  HD size_t q_step() const { return H * D; }
+  HD size_t kv_step() const { return KVH * D; }
 
   // Where the D elements of a head begin.
   HD size_t q_row(size_t b, size_t t, size_t h) const { return (b * T + t) * q_step() + h * D; }
   HD size_t kv_row(size_t b, size_t t, size_t kv_head) const { return (b * T + t) * kv_step() + kv_head * D; }
-  HD size_t o_row(size_t b, size_t t, size_t h) const { return (b * T + t) * o_step() + h * D; }
   // Where a number of a query lies in an array (B,H,T).
   HD size_t stat(size_t b, size_t h, size_t t) const { return (b * H + h) * T + t; }
 
@@ -71,9 +65,7 @@ Real attention_scale(size_t divisor) {
 }
 
 // o (B,T,H,D) and lse (B,H,T) from q (B,T,H,D), k and v (B,T,KVH,D). All are written whole; nothing may alias.
-// Refuses D > 256, H that is no multiple of KVH, strides below a token's width, and a sink with sigmoid scores.
-void attention_forward(float* o, float* lse, const float* q, const float* k, const float* v, const AttentionShape& s,
-                       Context& ctx);
+// Refuses D > 256, H that is no multiple of KVH, and a sink with sigmoid scores.
 void attention_forward(float* o, float* lse, const float* q, const float* k, const float* v, const AttentionShape& s,
                        const Sink& sink, Context& ctx);
 // Bytes of scratch that it takes; on a CPU for the number of threads that OpenMP has now.
@@ -81,8 +73,6 @@ size_t attention_forward_scratch(const AttentionShape& s, Device device);
 
 // dq (B,T,H,D), dk and dv (B,T,KVH,D) are written; o and lse are what the forward wrote. With a sink, sink_p and
 // sink_ds (B,H,T), its weight and the gradient of its logit, are written as well.
-void attention_backward(float* dq, float* dk, float* dv, const float* dout, const float* q, const float* k,
-                        const float* v, const float* o, const float* lse, const AttentionShape& s, Context& ctx);
 void attention_backward(float* dq, float* dk, float* dv, float* sink_p, float* sink_ds, const float* dout,
                         const float* q, const float* k, const float* v, const float* o, const float* lse,
                         const AttentionShape& s, const Sink& sink, Context& ctx);

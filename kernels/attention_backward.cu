@@ -57,7 +57,7 @@ __global__ void attention_backward_query_kernel(float* delta, float* sink_p, flo
                                                 bool aligned) {
   const size_t n = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
   if (n >= s.B * s.H * s.T) return;
-  const size_t b = n / (s.H * s.T), h = n / s.T % s.H, t = n % s.T, row = s.o_row(b, t, h);
+  const size_t b = n / (s.H * s.T), h = n / s.T % s.H, t = n % s.T, row = s.q_row(b, t, h);
   delta[n] = s.sigmoid() ? 0.0f : attention::row_dot(dout + row, o + row, s.D, aligned);
   if (!sink.logit) return;
   const float dp = sink.value ? attention::row_dot(dout + row, sink.value + h * s.D, s.D, aligned) : 0.0f;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(co
   DYNAMIC_SHARED(Shared, shared);
   const size_t b = blockIdx.x / s.H, h = blockIdx.x % s.H, kv_head = h / s.group();
   const size_t i0 = size_t(gridDim.y - 1 - blockIdx.y) * tile, end = i0 + tile < s.T ? i0 + tile : s.T;
-  const Rows queries{q + s.q_row(b, 0, h), s.q_step(), s.T}, douts{dout + s.o_row(b, 0, h), s.o_step(), s.T};
+  const Rows queries{q + s.q_row(b, 0, h), s.q_step(), s.T}, douts{dout + s.q_row(b, 0, h), s.q_step(), s.T};
   const Rows keys{k + s.kv_row(b, 0, kv_head), s.kv_step(), s.T}, values{v + s.kv_row(b, 0, kv_head), s.kv_step(), s.T};
 
   float acc[4][columns / 8], dot[4][8], ds_sink[4] = {};
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(2 
 
   float dk_acc[4][columns / 8] = {}, dv_acc[4][columns / 8] = {}, dot[4][8];
   for (size_t h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++) {
-    const Rows queries{q + s.q_row(b, 0, h), s.q_step(), s.T}, douts{dout + s.o_row(b, 0, h), s.o_step(), s.T};
+    const Rows queries{q + s.q_row(b, 0, h), s.q_step(), s.T}, douts{dout + s.q_row(b, 0, h), s.q_step(), s.T};
     for (size_t i0 = j0; i0 < s.end_query(end - 1); i0 += tile) {
       const Mask seen = rows_are_keys(s, i0, j0);
       product<aligned>(dot, keys, j0, queries, i0, s.D, *shared);
@@ -190,11 +190,6 @@ void attention_backward(float* dq, float* dk, float* dv, float* sink_p, float* s
       aligned ? attention_backward_dkdv_kernel_for<true>(columns) : attention_backward_dkdv_kernel_for<false>(columns),
       dim3(grid_of(s.B * s.KVH).x, tiles, unsigned(ceil_div(s.D, columns))), attention::threads,
       sizeof(attention::Shared), ctx, dk, dv, dout, q, k, v, lse, delta, s, scale);
-}
-
-void attention_backward(float* dq, float* dk, float* dv, const float* dout, const float* q, const float* k,
-                        const float* v, const float* o, const float* lse, const AttentionShape& s, Context& ctx) {
-  attention_backward(dq, dk, dv, nullptr, nullptr, dout, q, k, v, o, lse, s, Sink{}, ctx);
 }
 
 // delta

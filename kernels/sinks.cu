@@ -52,7 +52,7 @@ void kv_bias_backward_ref(Real* dkey, Real* dvalue, const Real* sink_p, const Re
       for (size_t b = 0; b < s.B; b++)
         for (size_t t = 0; t < s.T; t++) {
           key.fma(scale * sink_ds[s.stat(b, h, t)], q[s.q_row(b, t, h) + d]);
-          value.fma(sink_p[s.stat(b, h, t)], dout[s.o_row(b, t, h) + d]);
+          value.fma(sink_p[s.stat(b, h, t)], dout[s.q_row(b, t, h) + d]);
         }
       dkey[h * s.D + d] = dkey[h * s.D + d] + key.total();
       dvalue[h * s.D + d] = dvalue[h * s.D + d] + value.total();
@@ -98,11 +98,10 @@ template <class S>
 struct KvBiasFold {
   const float* w;
   const S* x;
-  size_t x_step;
   float factor;
   AttentionShape s;
   HD float operator()(float acc, size_t row, size_t c) const {
-    return fused(factor * w[s.stat(row / s.T, c / s.D, row % s.T)], float(x[row * x_step + c]), acc);
+    return fused(factor * w[s.stat(row / s.T, c / s.D, row % s.T)], float(x[row * s.q_step() + c]), acc);
   }
 };
 
@@ -122,8 +121,8 @@ void kv_bias_backward(float* dkey, float* dvalue, const float* sink_p, const flo
   const float scale = attention_scale<float>(s.divisor());
   with_storage(q, [&](auto stored) {
     using S = decltype(stored);
-    column_reduce_add(dkey, N, C, KvBiasFold<S>{sink_ds, q.as<S>(), s.q_step(), scale, s}, ctx);
-    column_reduce_add(dvalue, N, C, KvBiasFold<S>{sink_p, dout.as<S>(), s.o_step(), 1.0f, s}, ctx);
+    column_reduce_add(dkey, N, C, KvBiasFold<S>{sink_ds, q.as<S>(), scale, s}, ctx);
+    column_reduce_add(dvalue, N, C, KvBiasFold<S>{sink_p, dout.as<S>(), 1.0f, s}, ctx);
   });
 }
 

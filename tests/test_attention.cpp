@@ -1,10 +1,9 @@
 // attention: the references against finite differences and each other, the CPU's tuned twin and the kernels against the
-// reference, and what windows, sigmoid scores, sinks and strides promise.
+// reference, and what windows, sigmoid scores and sinks promise.
 #include "kernels/attention.h"
 
 #include "tests/attention_cases.h"
 #include "tests/refusal.h"
-#include "tests/wide_rows.h"
 
 using namespace gated;
 using namespace gated::attention_cases;
@@ -164,8 +163,8 @@ TEST_CASE("attention: plain attention has the same bits from every reference and
       const size_t n = in.q.size();
       Guarded q(ctx, in.q), k(ctx, in.k), v(ctx, in.v), dout(ctx, in.dout), o(ctx, n), lse(ctx, stat_size(in.s));
       Guarded dq(ctx, n), dk(ctx, n), dv(ctx, n);
-      attention_forward(o, lse, q, k, v, in.s, ctx);
-      attention_backward(dq, dk, dv, dout, q, k, v, o, lse, in.s, ctx);
+      attention_forward(o, lse, q, k, v, in.s, {}, ctx);
+      attention_backward(dq, dk, dv, nullptr, nullptr, dout, q, k, v, o, lse, in.s, {}, ctx);
       require_same(r, {o.download(), lse.download(), dq.download(), dk.download(), dv.download(), {}, {}});
     });
   }
@@ -200,68 +199,6 @@ TEST_CASE("attention: the CPU twin and the kernels equal the reference bit for b
   }
 }
 
-TEST_CASE("attention: heads inside wider rows give the bits of packed ones, and nothing between them is touched",
-          "[bitwise]") {
-  struct Strides {
-    size_t q, kv, o;  // more than packed
-    size_t at;        // of q, k and v in their rows
-  };
-  const struct {
-    AttentionShape s;
-    Strides wider;
-    Kind kind;
-  } cases[] = {{{2, 66, 4, 2, 16}, {64, 96, 0, 0}, Kind::kv_bias},  // rows begin on 16 bytes
-               {{1, 70, 2, 1, 8}, {3, 5, 1, 1}, Kind::sink},        // and where they do not
-               {{1, 70, 2, 1, 8}, {3, 3, 3, 1}, Kind::none},
-               {windowed({1, 130, 3, 3, 8}, 20), {2, 0, 8, 0}, Kind::none},
-               {sigmoid({2, 65, 1, 1, 12}, -1), {0, 12, 4, 4}, Kind::none}};
-  for (const auto& [packed, wider, kind] : cases) {
-    INFO("D " << packed.D << " wider by " << wider.q << " " << wider.kv << " " << wider.o);
-    AttentionShape s = packed;
-    s.q_stride = packed.q_step() + wider.q + wider.at;
-    s.kv_stride = packed.kv_step() + wider.kv + wider.at;
-    s.o_stride = packed.o_step() + wider.o + wider.at;
-    const size_t rows = s.B * s.T, at = wider.at;
-    const Inputs in(packed, plain, kind);
-    const Outputs expected = reference(in);
-    const auto spread = [&](const std::vector<float>& x, size_t stride) {
-      return spread_rows(x, rows, stride, at, between_inputs);
-    };
-    const auto gather = [&](const std::vector<float>& wide, size_t width) {
-      return gather_rows(wide, rows, width, at);
-    };
-    const size_t q_width = packed.q_step(), kv_width = packed.kv_step(), stats = kind == Kind::none ? 0 : stat_size(s);
-    const std::vector<float> wide_o(rows * s.o_stride, between_outputs), wide_q(rows * s.q_stride, between_outputs),
-        wide_kv(rows * s.kv_stride, between_outputs);
-
-    std::vector<float> o = wide_o, lse(stat_size(s)), dq = wide_q, dk = wide_kv, dv = wide_kv, sink_p(stats),
-                       sink_ds(stats);
-    const auto q = spread(in.q, s.q_stride), k = spread(in.k, s.kv_stride), v = spread(in.v, s.kv_stride),
-               dout = spread(in.dout, s.o_stride);
-    const Sink on_host = in.position(in.logit.data(), in.key.data(), in.value.data());
-    attention_forward_ref(&o[at], lse.data(), &q[at], &k[at], &v[at], s, on_host);
-    attention_backward_ref(&dq[at], &dk[at], &dv[at], sink_p.data(), sink_ds.data(), &dout[at], &q[at], &k[at], &v[at],
-                           &o[at], lse.data(), s, on_host);
-    require_same(expected, {gather(o, q_width), lse, gather(dq, q_width), gather(dk, kv_width), gather(dv, kv_width),
-                            sink_p, sink_ds});
-
-    on_every_device([&](Context& ctx) {
-      Guarded gq(ctx, q), gk(ctx, k), gv(ctx, v), gdout(ctx, dout);
-      Guarded logit(ctx, in.logit), key(ctx, in.key), value(ctx, in.value);
-      Buffer<float> go(ctx.device, wide_o), gdq(ctx.device, wide_q), gdk(ctx.device, wide_kv), gdv(ctx.device, wide_kv);
-      Guarded glse(ctx, stat_size(s)), gp(ctx, stats), gds(ctx, stats);
-      const Sink sink = in.position(logit, key, value);
-      attention_forward(go.data() + at, glse, gq + at, gk + at, gv + at, s, sink, ctx);
-      attention_backward(gdq.data() + at, gdk.data() + at, gdv.data() + at, gp, gds, gdout + at, gq + at, gk + at,
-                         gv + at, go.data() + at, glse, s, sink, ctx);
-      ctx.synchronize();
-      require_same(expected,
-                   {gather(go.download(), q_width), glse.download(), gather(gdq.download(), q_width),
-                    gather(gdk.download(), kv_width), gather(gdv.download(), kv_width), gp.download(), gds.download()});
-    });
-  }
-}
-
 TEST_CASE("attention: scratch is what is announced", "[scratch][bitwise]") {
   for (const AttentionShape& s :
        {AttentionShape{1, 70, 2, 1, 20}, AttentionShape{3, 65, 4, 2, 8}, windowed({1, 130, 1, 1, 4}, 9)}) {
@@ -270,10 +207,10 @@ TEST_CASE("attention: scratch is what is announced", "[scratch][bitwise]") {
       Guarded q(ctx, in.q), k(ctx, in.k), v(ctx, in.v), dout(ctx, in.dout), o(ctx, query_size(s)),
           lse(ctx, stat_size(s));
       Guarded dq(ctx, query_size(s)), dk(ctx, key_size(s)), dv(ctx, key_size(s));
-      attention_forward(o, lse, q, k, v, s, ctx);
+      attention_forward(o, lse, q, k, v, s, {}, ctx);
       const size_t forward = attention_forward_scratch(s, ctx.device);
       REQUIRE(ctx.most_scratch_used() == forward);
-      attention_backward(dq, dk, dv, dout, q, k, v, o, lse, s, ctx);
+      attention_backward(dq, dk, dv, nullptr, nullptr, dout, q, k, v, o, lse, s, {}, ctx);
       REQUIRE(ctx.most_scratch_used() == std::max(forward, attention_backward_scratch(s, ctx.device)));
     });
   }
@@ -406,15 +343,6 @@ TEST_CASE("attention: what it refuses", "[refusal]") {
           "attention_forward: 2 query heads over 0 kv heads, expected a multiple of the kv heads");
   REQUIRE(refused({0, 8, 2, 2, 257}) == "attention_forward: head dimension 257, expected at most 256; use more heads");
   REQUIRE(refused({0, 0, 2, 2, 64}) == "attention_forward: 0 tokens of head dimension 64, expected at least 1 of each");
-  AttentionShape narrow{0, 8, 4, 2, 8};
-  narrow.q_stride = 31;
-  REQUIRE(
-      refused(narrow) ==
-      "attention_forward: strides 31 of queries and 32 of outputs, expected at least the 32 elements of their heads");
-  narrow = {0, 8, 4, 2, 8};
-  narrow.kv_stride = 15;
-  REQUIRE(refused(narrow) ==
-          "attention_forward: stride 15 of keys and values, expected at least the 16 elements of their heads");
   const float one = 1;
   REQUIRE(refused({0, 8, 1, 1, 1}, {&one}) == "");
   REQUIRE(refused({0, 8, 1, 1, 1}, {nullptr, false, nullptr, &one}) ==

@@ -1,5 +1,5 @@
 // attention_bf16: the reference against attention in double; the CPU's code and the kernels against the reference, bit for bit; and
-// what windows, sigmoid scores, sinks and strides promise.
+// what windows, sigmoid scores and sinks promise.
 #include "kernels/bf16/attention_bf16.h"
 
 #include <algorithm>
@@ -13,50 +13,14 @@ using namespace gated::attention_cases;
 
 namespace {
 
-// Heads inside wider rows.
-AttentionShape wider(AttentionShape s, size_t q, size_t kv, size_t o) {
-  s.q_stride = s.q_step() + q, s.kv_stride = s.kv_step() + kv, s.o_stride = s.o_step() + o;
-  return s;
-}
-
 using Inputs = InputsOf<bf16>;
-
-// An array of B*T rows in device memory. Between its rows and after the last lie NaN, in an output 7.
-class Strided {
- public:
-  Strided(Device device, size_t rows, size_t width, size_t stride, const std::vector<float>& x = {})
-      : rows_(rows), width_(width), stride_(stride) {
-    std::vector<bf16> all(rows * stride + 64, bf16(x.empty() ? 7 : NAN));
-    for (size_t i = 0; i < rows * width; i++) all[i / width * stride + i % width] = bf16(x.empty() ? NAN : x[i]);
-    memory_ = Buffer<bf16>(device, all);
-  }
-  operator bf16*() const { return memory_.data(); }
-  std::vector<float> download() const {
-    std::vector<float> x;
-    const std::vector<bf16> all = memory_.download();
-    for (size_t i = 0; i < all.size(); i++) {
-      if (i < rows_ * stride_ && i % stride_ < width_)
-        x.push_back(float(all[i]));
-      else if (float(all[i]) != 7)
-        fail("element %zu of a row of %zu was written", i % stride_, stride_);
-    }
-    return x;
-  }
-
- private:
-  size_t rows_, width_, stride_;
-  Buffer<bf16> memory_;
-};
 
 // Forward and backward, called with all their arrays, and what they write.
 template <class Forward, class Backward>
 Outputs run(Context& ctx, const Inputs& in, Forward forward, Backward backward) {
   const AttentionShape& s = in.s;
-  const size_t rows = s.B * s.T, width = s.H * s.D, kv_width = s.KVH * s.D;
-  const Strided q(ctx.device, rows, width, s.q_step(), in.q), k(ctx.device, rows, kv_width, s.kv_step(), in.k),
-      v(ctx.device, rows, kv_width, s.kv_step(), in.v), dout(ctx.device, rows, width, s.o_step(), in.dout);
-  const Strided o(ctx.device, rows, width, s.o_step()), dq(ctx.device, rows, width, s.q_step()),
-      dk(ctx.device, rows, kv_width, s.kv_step()), dv(ctx.device, rows, kv_width, s.kv_step());
+  const GuardedOf<bf16> q(ctx, in.q), k(ctx, in.k), v(ctx, in.v), dout(ctx, in.dout);
+  const GuardedOf<bf16> o(ctx, query_size(s)), dq(ctx, query_size(s)), dk(ctx, key_size(s)), dv(ctx, key_size(s));
   const Guarded logit(ctx, in.logit), key(ctx, in.key), value(ctx, in.value);
   const Sink sink = in.position(logit, key, value);
   const size_t sinks = sink.logit ? stat_size(s) : 0;
@@ -203,10 +167,10 @@ TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the r
       {{1, 130, 2, 1, 16}, plain, Kind::none},
       {{2, 63, 2, 2, 32}, large, Kind::sink},
       {{1, 65, 3, 1, 64}, plain, Kind::kv_bias},
-      {wider({1, 65, 1, 1, 128}, 8, 16, 24), plain, Kind::none, MmaArithmetic::ampere},
+      {{1, 65, 1, 1, 128}, plain, Kind::none, MmaArithmetic::ampere},
       {{1, 17, 1, 1, 256}, plain, Kind::kv_bias},
       {windowed({1, 66, 1, 1, 144}, 30), large, Kind::sink},
-      {wider(windowed({2, 130, 2, 1, 16}, 20), 0, 32, 8), large, Kind::kv_bias, MmaArithmetic::ampere},
+      {windowed({2, 130, 2, 1, 16}, 20), large, Kind::kv_bias, MmaArithmetic::ampere},
       {windowed({1, 130, 1, 1, 16}, 33), plain, Kind::none},  // some queries see nothing of a tile that takes part
       {sigmoid({1, 66, 2, 1, 48}, -4.25f), plain, Kind::none},
       {sigmoid(windowed({1, 130, 1, 1, 16}, 17), -1), large, Kind::none},
@@ -317,11 +281,6 @@ TEST_CASE("attention_bf16: what it refuses", "[attention_bf16]") {
           "attention_bf16_forward: head dimension 72, expected a multiple of 16, the depth of a tensor core's step");
   REQUIRE(refused({0, 8, 4, 3, 64}) ==
           "attention_bf16_forward: 4 query heads over 3 kv heads, expected a multiple of the kv heads");
-  for (const auto& [shape, what] : {std::pair(wider(s, 4, 0, 0), "queries are 260"),
-                                    {wider(s, 0, 4, 0), "keys and values are 132"},
-                                    {wider(s, 0, 0, 4), "outputs are 260"}})
-    REQUIRE(refused(shape) == "attention_bf16_forward: rows of " + std::string(what) +
-                                  " elements apart, expected a multiple of 8: a row of bf16 begins on 16 bytes");
   alignas(16) bf16 rows[16];
   REQUIRE_THAT(refused(s, rows + 1), Catch::Contains("expected its rows on 16-byte boundaries"));
   REQUIRE(refused(s, rows + 8) == "");
@@ -332,7 +291,5 @@ TEST_CASE("attention_bf16: what it refuses", "[attention_bf16]") {
   REQUIRE(refused_gate(s, {rows, rows, 64}) == "");
   REQUIRE(refused_gate(s, {rows, rows, 32}) ==
           "attention_bf16_forward: a logit for 32 elements, expected 1 or the head dimension, 64");
-  REQUIRE(refused_gate(wider(s, 0, 0, 8), {rows, rows}) ==
-          "attention_bf16_forward: rows of outputs are 264 elements apart, expected 256 where they are gated");
   REQUIRE_THAT(refused_gate(s, {rows, rows + 1}), Catch::Contains("expected its rows on 16-byte boundaries"));
 }

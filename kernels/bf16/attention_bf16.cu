@@ -124,7 +124,7 @@ void attention_bf16_forward_ref(bf16* o, float* lse, const bf16* q, const bf16* 
         }
 
         const float inverse = s.sigmoid() ? 1 : 1 / l;
-        for (size_t d = 0; d < s.D; d++) o[s.o_row(b, i, h) + d] = bf16(sum[d] * inverse);
+        for (size_t d = 0; d < s.D; d++) o[s.q_row(b, i, h) + d] = bf16(sum[d] * inverse);
         lse[s.stat(b, h, i)] = s.sigmoid() ? 0 : m + exact_log(l);
       }
 }
@@ -142,11 +142,11 @@ void attention_bf16_backward_ref(bf16* dq, bf16* dk, bf16* dv, float* sink_p, fl
       for (size_t h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
         for (size_t i0 = 0; i0 < s.T; i0 += block) {
           const size_t count = s.T - i0 < block ? s.T - i0 : block;
-          const bf16 *const queries = q + s.q_row(b, i0, h), *const douts = dout + s.o_row(b, i0, h);
+          const bf16 *const queries = q + s.q_row(b, i0, h), *const douts = dout + s.q_row(b, i0, h);
           for (size_t m = 0; m < count; m++) {
             const size_t i = i0 + m, stat = s.stat(b, h, i);
-            const bf16* const do_i = dout + s.o_row(b, i, h);
-            delta[i] = s.sigmoid() ? 0 : row_dot(do_i, o + s.o_row(b, i, h), s.D);
+            const bf16* const do_i = dout + s.q_row(b, i, h);
+            delta[i] = s.sigmoid() ? 0 : row_dot(do_i, o + s.q_row(b, i, h), s.D);
             float ds = 0;
             if (sink.logit) {
               const float p = exact_exp(sink.logit_of(s, b, h, i) - lse[stat]);
@@ -167,7 +167,7 @@ void attention_bf16_backward_ref(bf16* dq, bf16* dk, bf16* dv, float* sink_p, fl
                 if (!s.visible(i, j0 + n)) continue;
                 const bf16 *const key = keys + n * s.kv_step(), *const value = values + n * s.kv_step();
                 const float c = chain_of(0, queries + m * s.q_step(), 1, key, 1, s.D, s.D, arithmetic);
-                const float dp = chain_of(0, douts + m * s.o_step(), 1, value, 1, s.D, s.D, arithmetic);
+                const float dp = chain_of(0, douts + m * s.q_step(), 1, value, 1, s.D, s.D, arithmetic);
                 const float p = weight_of(s.score, c, scale, s.sigmoid() ? -s.bias : lse[s.stat(b, h, i)]);
                 P[m][n] = bf16(p);
                 dS[m][n] = bf16(gradient_of(s.score, p, dp, delta[i]));
@@ -180,7 +180,7 @@ void attention_bf16_backward_ref(bf16* dq, bf16* dk, bf16* dv, float* sink_p, fl
               for (size_t n = 0; n < block && j0 + n < s.T; n++) {
                 float &dk_nd = dk_sum[(j0 + n) * s.D + d], &dv_nd = dv_sum[(j0 + n) * s.D + d];
                 dk_nd = chain_of(dk_nd, &dS[0][n], block, queries + d, s.q_step(), count, block, arithmetic);
-                dv_nd = chain_of(dv_nd, &P[0][n], block, douts + d, s.o_step(), count, block, arithmetic);
+                dv_nd = chain_of(dv_nd, &P[0][n], block, douts + d, s.q_step(), count, block, arithmetic);
               }
             }
           }
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
       for (int e = 2 * r; e < 2 * r + 2; e++) sum[n].x[e] = sum[n].x[e] * inverse;
     if (i < s.T && threadIdx.x % 4 == 0) lse[s.stat(b, h, i)] = s.sigmoid() ? 0.0f : m[r] + exact_log(l[r]);
   }
-  Rows64::store(o + s.o_row(b, 0, h), s.o_step(), s.T, i0, 0, s.D, sum, queries_tile);
+  Rows64::store(o + s.q_row(b, 0, h), s.q_step(), s.T, i0, 0, s.D, sum, queries_tile);
   if (gate.y)
     Rows64::each_stored_pair(s.T, i0, s.D, queries_tile, [&](size_t i, int d, float o0, float o1) {
       using Pair = uint32_t __attribute__((may_alias));
@@ -302,14 +302,6 @@ void attention_bf16::require_shape(const char* name, const AttentionShape& s, co
   attention_require(name, s, sink);
   require(s.D % mma_depth == 0, "%s: head dimension %zu, expected a multiple of 16, the depth of a tensor core's step",
           name, s.D);
-  const auto refuse = [&](const char* what, size_t step) {
-    require(step % 8 == 0,
-            "%s: rows of %s are %zu elements apart, expected a multiple of 8: a row of bf16 begins on 16 bytes", name,
-            what, step);
-  };
-  refuse("queries", s.q_step());
-  refuse("keys and values", s.kv_step());
-  refuse("outputs", s.o_step());
   for (const bf16* p : arrays)
     require(uintptr_t(p) % 16 == 0, "%s: an array at %p, expected its rows on 16-byte boundaries", name,
             static_cast<const void*>(p));
@@ -331,9 +323,6 @@ void attention_bf16_forward(bf16* o, float* lse, const bf16* q, const bf16* k, c
     require_gate("attention_bf16_forward", gate.op);
     require(gate.group == 1 || gate.group == s.D,
             "attention_bf16_forward: a logit for %zu elements, expected 1 or the head dimension, %zu", gate.group, s.D);
-    require(s.o_step() == s.H * s.D,
-            "attention_bf16_forward: rows of outputs are %zu elements apart, expected %zu where they are gated",
-            s.o_step(), s.H * s.D);
   }
   if (ctx.device == Device::cpu) {
     attention_bf16_forward_cpu(o, lse, q, k, v, s, sink, ctx);

@@ -19,8 +19,7 @@ struct OutputGate {
 };
 
 // o (B,T,H,D) and lse (B,H,T) from q (B,T,H,D), k and v (B,T,KVH,D). All are written whole; nothing may alias.
-// Refuses what attention_forward refuses, D that is no multiple of 16, and rows of bf16 off 16-byte boundaries; with a gate also
-// rows of o that do not follow each other.
+// Refuses what attention_forward refuses, D that is no multiple of 16, and arrays off 16-byte boundaries.
 void attention_bf16_forward(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionShape& s,
                             const Sink& sink, Context& ctx, const OutputGate& gate = {});
 // Bytes of scratch that it takes; on a CPU for the number of threads that OpenMP has now.

@@ -112,7 +112,7 @@ __global__ void attention_bf16_query_kernel(float* delta, float* sink_p, float* 
   using namespace attention_bf16;
   const size_t all = s.B * s.H * s.T, own = (threadIdx.x + size_t(blockDim.x) * blockIdx.x) / 8;
   const size_t n = own < all ? own : all - 1;  // lanes without a query work along: shuffles need them
-  const size_t b = n / (s.H * s.T), h = n / s.T % s.H, t = n % s.T, row = s.o_row(b, t, h);
+  const size_t b = n / (s.H * s.T), h = n / s.T % s.H, t = n % s.T, row = s.q_row(b, t, h);
   const float sum = s.sigmoid() ? 0.0f : row_dot_of_lanes(dout + row, o + row, s.D);
   const float dp = sink.value ? row_dot_of_lanes(dout + row, sink.value + h * s.D, s.D) : 0.0f;
   if (own >= all || threadIdx.x % 8 > 0) return;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
   constexpr int strip = strip_rows(columns);
   const size_t b = blockIdx.x / s.H, h = blockIdx.x % s.H, kv_head = h / s.group();
   const size_t i0 = size_t(gridDim.y - 1 - blockIdx.y) * block, first = first_tile(s, i0), end = i0 + block;
-  const Rows queries{q + s.q_row(b, 0, h), s.q_step(), s.T}, douts{dout + s.o_row(b, 0, h), s.o_step(), s.T};
+  const Rows queries{q + s.q_row(b, 0, h), s.q_step(), s.T}, douts{dout + s.q_row(b, 0, h), s.q_step(), s.T};
   const Rows keys{k + s.kv_row(b, 0, kv_head), s.kv_step(), s.T}, values{v + s.kv_row(b, 0, kv_head), s.kv_step(), s.T};
 
   Backward<columns, whole> memory(shared);
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
   const auto copy = [&](size_t n) {
     const size_t h = kv_head * s.group() + n / strips;
     if (n / strips < s.group())
-      memory.copy_strips(n, {q + s.q_row(b, 0, h), s.q_step(), s.T}, {dout + s.o_row(b, 0, h), s.o_step(), s.T},
+      memory.copy_strips(n, {q + s.q_row(b, 0, h), s.q_step(), s.T}, {dout + s.q_row(b, 0, h), s.q_step(), s.T},
                          j0 + n % strips * strip, s.D);
   };
   memory.copy_own(keys, values, j0, s.D);

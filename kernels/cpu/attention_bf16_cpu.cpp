@@ -109,7 +109,7 @@ static void forward_queries(const Forward& a, const ForwardMemory& w, size_t b, 
              [&](size_t r, size_t j0) { return Seen(s, i0 + r, j0); });
   for (size_t r = 0; r < count; r++) {
     a.lse[s.stat(b, h, i0 + r)] = s.sigmoid() ? 0.0f : m[r] + exact_log(l[r]);
-    store_rows(a.o + s.o_row(b, i0 + r, h), 0, w.sum + r * D, 1, D, s.sigmoid() ? 1.0f : 1.0f / l[r]);
+    store_rows(a.o + s.q_row(b, i0 + r, h), 0, w.sum + r * D, 1, D, s.sigmoid() ? 1.0f : 1.0f / l[r]);
   }
 }
 
@@ -176,11 +176,11 @@ static size_t load_queries(const Gradients& a, const BackwardMemory& w, size_t b
   widen_rows(w.wide, a.q + s.q_row(b, i0, h), s.q_step(), count, D);
   make_rows(w.queries, w.wide, D);
   make_panels_of_columns(w.query_panels, w.wide, D);
-  widen_rows(w.wide, a.dout + s.o_row(b, i0, h), s.o_step(), count, D);
+  widen_rows(w.wide, a.dout + s.q_row(b, i0, h), s.q_step(), count, D);
   make_rows(w.douts, w.wide, D);
   make_panels_of_columns(w.dout_panels, w.wide, D);
   for (size_t r = 0; r < count; r++) {
-    const size_t row = s.o_row(b, i0 + r, h);
+    const size_t row = s.q_row(b, i0 + r, h);
     w.base[r] = s.sigmoid() ? -s.bias : a.lse[s.stat(b, h, i0 + r)];
     w.delta[r] = s.sigmoid() ? 0.0f : row_dot(a.dout + row, a.o + row, D);
   }
@@ -231,7 +231,7 @@ static void begin_dq(const Gradients& a, const BackwardMemory& w, size_t b, size
     if (a.sink.logit && r < count) {
       const size_t stat = s.stat(b, h, i0 + r);
       const float p = exact_exp(a.sink.logit_of(s, b, h, i0 + r) - w.base[r]);
-      const float dp = a.sink.value ? row_dot(a.dout + s.o_row(b, i0 + r, h), a.sink.value + h * s.D, s.D) : 0.0f;
+      const float dp = a.sink.value ? row_dot(a.dout + s.q_row(b, i0 + r, h), a.sink.value + h * s.D, s.D) : 0.0f;
       ds = p * (dp - w.delta[r]);
       a.sink_p[stat] = p;
       a.sink_ds[stat] = ds;

@@ -424,13 +424,13 @@ struct Workspace {
 static void backward_queries(const Backward& a, const Workspace& w, float* delta, size_t b, size_t h, size_t i0,
                              bool keys_too) {
   const AttentionShape& s = a.s;
-  const size_t count = std::min(tile, s.T - i0), q_step = s.q_step(), kv_step = s.kv_step(), o_step = s.o_step();
-  const size_t query = s.q_row(b, i0, h), out = s.o_row(b, i0, h), key = s.kv_row(b, 0, h / s.group());
+  const size_t count = std::min(tile, s.T - i0), q_step = s.q_step(), kv_step = s.kv_step();
+  const size_t query = s.q_row(b, i0, h), key = s.kv_row(b, 0, h / s.group());
   pack(w.qt, a.q + query, q_step, count, s.D);
-  pack(w.dot, a.dout + out, o_step, count, s.D);
+  pack(w.dot, a.dout + query, q_step, count, s.D);
   if (keys_too) {
     copy_rows(w.q_rows, w.width, a.q + query, q_step, count, s.D);
-    copy_rows(w.dout_rows, w.width, a.dout + out, o_step, count, s.D);
+    copy_rows(w.dout_rows, w.width, a.dout + query, q_step, count, s.D);
   }
   prefetch_rows(a.dq + query, q_step, count, s.D);
 
@@ -440,7 +440,7 @@ static void backward_queries(const Backward& a, const Workspace& w, float* delta
     std::fill_n(lse, tile, -s.bias);
   } else {
     std::copy_n(a.lse + s.stat(b, h, i0), count, lse);
-    pack(w.acc, a.o + out, o_step, count, s.D);
+    pack(w.acc, a.o + query, q_step, count, s.D);
     dot_lanes<true>(delta, w.dot, w.acc, s.D);
   }
   if (a.sink.logit) {
@@ -477,7 +477,7 @@ static void backward_queries(const Backward& a, const Workspace& w, float* delta
 static void backward_keys(const Backward& a, const Workspace& w, const float* delta, size_t b, size_t kv_head,
                           size_t j0) {
   const AttentionShape& s = a.s;
-  const size_t count = std::min(tile, s.T - j0), q_step = s.q_step(), kv_step = s.kv_step(), o_step = s.o_step();
+  const size_t count = std::min(tile, s.T - j0), q_step = s.q_step(), kv_step = s.kv_step();
   const size_t key = s.kv_row(b, j0, kv_head);
   float *const kt = w.qt, *const vt = w.dot, *const dk_acc = w.acc, *const dv_acc = w.q_rows;
   pack(kt, a.k + key, kv_step, count, s.D);
@@ -494,12 +494,12 @@ static void backward_keys(const Backward& a, const Workspace& w, const float* de
   const KeysOfQuery span = {s, j0};
   for (size_t h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
     for_rows(j0, s.end_query(j0 + count - 1), count, span, [&](const Rows& rows) {
-      const float *const q = a.q + s.q_row(b, rows.row, h), *const dout = a.dout + s.o_row(b, rows.row, h);
+      const float *const q = a.q + s.q_row(b, rows.row, h), *const dout = a.dout + s.q_row(b, rows.row, h);
       const size_t stat = s.stat(b, h, rows.row);
       product(w.p, q, q_step, kt, s.D, rows);
-      product(w.ds, dout, o_step, vt, s.D, rows);
+      product(w.ds, dout, q_step, vt, s.D, rows);
       gradient_rows<false>(s.score, w.p, w.ds, s.sigmoid() ? minus_bias : a.lse + stat, delta + stat, a.scale, rows);
-      accumulate(dv_acc, w.p, dout, o_step, s.D, rows, span);
+      accumulate(dv_acc, w.p, dout, q_step, s.D, rows, span);
       accumulate(dk_acc, w.ds, q, q_step, s.D, rows, span);
     });
   unpack(a.dk + key, kv_step, dk_acc, count, s.D, scales);
@@ -574,7 +574,7 @@ void attention_forward_cpu(float* o, float* lse, const float* q, const float* k,
     logit_lanes(l, sink, s, b, h, i0);
     std::copy_n(l, tile, m);
     pack(qt, q + s.q_row(b, i0, h), s.q_step(), count, s.D);
-    prefetch_rows(o + s.o_row(b, i0, h), s.o_step(), count, s.D);
+    prefetch_rows(o + s.q_row(b, i0, h), s.q_step(), count, s.D);
 
     const QueriesOfKey span = {s, i0};
     for_rows(j0, i0 + count, count, span, [&](const Rows& rows) {
@@ -594,7 +594,7 @@ void attention_forward_cpu(float* o, float* lse, const float* q, const float* k,
       lse[s.stat(b, h, i0 + lane)] = s.sigmoid() ? 0.0f : m[lane] + exact_log(l[lane]);
       l[lane] = s.sigmoid() ? 1.0f : 1.0f / l[lane];
     }
-    unpack(o + s.o_row(b, i0, h), s.o_step(), acc, count, s.D, l);
+    unpack(o + s.q_row(b, i0, h), s.q_step(), acc, count, s.D, l);
   }
 }
 
