@@ -31,6 +31,16 @@ constexpr size_t buffer_chunk = 16384;
 
 // ---- the plain statement
 
+// chain[row_chains] -> their sum.
+template <class T>
+T row_chains_total(const T* chain) {
+  T lane[32];
+  for (int l = 0; l < 32; l++) lane[l] = (chain[4 * l] + chain[4 * l + 1]) + (chain[4 * l + 2] + chain[4 * l + 3]);
+  for (int apart = 16; apart > 0; apart /= 2)
+    for (int l = 0; l < apart; l++) lane[l] = lane[l] + lane[l + apart];
+  return lane[0];
+}
+
 // Adds the elements of a row, in ascending order of their index, into 128 chains.
 //   RowSum<float> sum;
 //   for (size_t i = 0; i < n; i++) sum.fma(a[i], b[i]);
@@ -46,14 +56,7 @@ class RowSum {
     chain_[i_] = fused(a, b, chain_[i_]);
     i_ = (i_ + 1) % row_chains;
   }
-  T total() const {
-    T lane[32];
-    for (int l = 0; l < 32; l++)
-      lane[l] = (chain_[4 * l] + chain_[4 * l + 1]) + (chain_[4 * l + 2] + chain_[4 * l + 3]);
-    for (int apart = 16; apart > 0; apart /= 2)
-      for (int l = 0; l < apart; l++) lane[l] = lane[l] + lane[l + apart];
-    return lane[0];
-  }
+  T total() const { return row_chains_total(chain_); }
 
  private:
   T chain_[row_chains] = {};
@@ -123,16 +126,6 @@ class BufferSum {
 
 // ---- row: on CPU cores
 
-// chain[row_chains] -> their sum.
-template <class T>
-T combine_row_chains_cpu(const T* chain) {
-  T lane[32];
-  for (int l = 0; l < 32; l++) lane[l] = (chain[4 * l] + chain[4 * l + 1]) + (chain[4 * l + 2] + chain[4 * l + 3]);
-  for (int offset = 16; offset > 0; offset /= 2)
-    for (int l = 0; l < offset; l++) lane[l] += lane[l + offset];
-  return lane[0];
-}
-
 // Sum over i < n, where fold(acc, i) puts element i into its chain.
 template <class T, class Fold>
 T row_reduce_cpu(size_t n, Fold fold) {
@@ -141,7 +134,7 @@ T row_reduce_cpu(size_t n, Fold fold) {
   for (; i + row_chains <= n; i += row_chains)
     for (size_t j = 0; j < row_chains; j++) chain[j] = fold(chain[j], i + j);
   for (size_t j = 0; i + j < n; j++) chain[j] = fold(chain[j], i + j);
-  return combine_row_chains_cpu(chain);
+  return row_chains_total(chain);
 }
 
 // The largest of a row; -inf of an empty one. A NaN is passed over. A maximum has no order, but a compiler may not reorder
@@ -176,13 +169,13 @@ __device__ inline float warp_chains_sum(const float (&chain)[4]) {
   return warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
 }
 
-// Sum over i < n by the 32 lanes of a warp; every lane returns it. fold(acc, i, count) puts elements
-// i..i+count-1 into acc[0..count-1]: one call, so that it can load them together.
-template <bool aligned, class Fold>
-__device__ inline float warp_row_reduce(size_t n, Fold fold) {
+// The sum of x (n) by a warp. Past the end a Quad is 0, which adds nothing to a chain that began at +0.
+__device__ inline float warp_row_sum(const float* x, size_t n) {
   float chain[4] = {};
-  for (size_t i = 4 * (threadIdx.x % 32); i < n; i += row_chains)
-    fold(chain, i, aligned || n - i >= 4 ? 4 : int(n - i));
+  for (size_t i = 4 * (threadIdx.x % 32); i < n; i += row_chains) {
+    const Quad q = load_quad(x, i, n);
+    for (int k = 0; k < 4; k++) chain[k] = chain[k] + q.v[k];
+  }
   return warp_chains_sum(chain);
 }
 

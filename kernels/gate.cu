@@ -119,10 +119,8 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(dz, i, n, zq);
 }
 
-// One warp a group, because its elements meet in dz. Element i of the group joins chain i mod 128 of the sum, and a lane has
-// four chains. warp_row_reduce() calls the function below for every Quad of a lane, and at the end it adds the chains of the
-// warp up (core/reduce.cuh). dx needs the score alone, so it leaves in the same pass.
-// (A Quad at the end of a row is loaded with zeros after it; `count` keeps these out of the chains.)
+// One warp a group, because its elements meet in dz: it walks along the group as along a row of kernels/rmsnorm.cu. dx needs the
+// score alone, so it leaves in the same pass.
 template <class S>
 __global__ void __launch_bounds__(rows_block)
     gate_backward_group_kernel(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t scores, size_t group,
@@ -130,14 +128,16 @@ __global__ void __launch_bounds__(rows_block)
   const size_t row = warp_row();
   if (row >= scores) return;
   const float logit = z[row], dy_dx = gate_dy_dx(op, gate_score(op, logit));
-  const float ds = warp_row_reduce<false>(group, [&](float* chain, size_t i, int count) {
+  float chain[4] = {};
+  for (size_t i = 4 * (threadIdx.x % 32); i < group; i += row_chains) {
     Quad q = load_quad(dy + row * group, i, group);
     const Quad xq = load_quad(x + row * group, i, group);
     for (int k = 0; k < 4; k++)
-      if (k < count) chain[k] = fused(q.v[k], gate_dy_ds(op, xq.v[k]), chain[k]);
+      if (i + k < group) chain[k] = fused(q.v[k], gate_dy_ds(op, xq.v[k]), chain[k]);
     for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * dy_dx;
     store_quad(dx + row * group, i, group, q);
-  });
+  }
+  const float ds = warp_chains_sum(chain);
   // dz may be z: all lanes have read the logit before one writes over it. (Shuffles alone do not order memory.)
   __syncwarp();
   if (threadIdx.x % 32 == 0) dz[row] = S(ds * gate_slope(op, logit));

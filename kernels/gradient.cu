@@ -63,18 +63,13 @@ __global__ void __launch_bounds__(rows_block) gradient_squares_kernel(float* sum
     const Quad q = load_quad(g + begin, i, size);
     for (int k = 0; k < 4; k++) chain[k] = fused(q.v[k], q.v[k], chain[k]);  // past the end q is 0, which adds nothing
   }
-  const float sum = warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
+  const float sum = warp_chains_sum(chain);
   if (threadIdx.x % 32 == 0) sums[chunk] = sum;
 }
 
 // One warp adds up the chunks: a billion elements leave 61036 of them, 477 for every chain.
 __global__ void gradient_root_kernel(float* norm, const float* sums, size_t chunks) {
-  float chain[4] = {};
-  for (size_t i = 4 * threadIdx.x; i < chunks; i += row_chains) {
-    const Quad q = load_quad(sums, i, chunks);
-    for (int k = 0; k < 4; k++) chain[k] = chain[k] + q.v[k];
-  }
-  const float sum = warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
+  const float sum = warp_row_sum(sums, chunks);
   if (threadIdx.x == 0) *norm = exact_sqrt(sum);
 }
 

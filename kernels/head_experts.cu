@@ -120,14 +120,16 @@ __global__ void __launch_bounds__(rows_block)
     return;
   }
   const S *dyh = dy + expert / E * D, *xe = x + expert * D;
-  const float ds = warp_row_reduce<false>(D, [&](float* chain, size_t i, int count) {
+  float chain[4] = {};
+  for (size_t i = 4 * (threadIdx.x % 32); i < D; i += row_chains) {
     Quad q = load_quad(dyh, i, D);
     const Quad xq = load_quad(xe, i, D);
     for (int j = 0; j < 4; j++)
-      if (j < count) chain[j] = fused(q.v[j], xq.v[j], chain[j]);
+      if (i + j < D) chain[j] = fused(q.v[j], xq.v[j], chain[j]);
     for (int j = 0; j < 4; j++) q.v[j] = q.v[j] * score;
     store_quad(dxe, i, D, q);
-  });
+  }
+  const float ds = warp_chains_sum(chain);
   if (threadIdx.x % 32 == 0) dz[expert] = S(ds * (score * (1.0f - score)));
 }
 

@@ -57,12 +57,13 @@ __global__ void __launch_bounds__(rows_block)
   if (row >= s.N * s.H) return;
   x += s.x_row(row);
   y += s.y_row(row);
-  const float squares = warp_row_reduce<false>(s.D, [&](float* chain, size_t i, int count) {
+  float chain[4] = {};
+  for (size_t i = 4 * (threadIdx.x % 32); i < s.D; i += row_chains) {
     const Quad q = load_quad_inside(x, i, s.D, aligned);
     for (int k = 0; k < 4; k++)
-      if (k < count) chain[k] = fused(q.v[k], q.v[k], chain[k]);
-  });
-  const float scale = 1.0f / exact_sqrt(s.m * (squares + s.eps));
+      if (i + k < s.D) chain[k] = fused(q.v[k], q.v[k], chain[k]);
+  }
+  const float scale = 1.0f / exact_sqrt(s.m * (warp_chains_sum(chain) + s.eps));
   if (threadIdx.x % 32 == 0) r[row] = scale;
   for (size_t i = 4 * (threadIdx.x % 32); i < s.D; i += row_chains) {
     Quad q = load_quad_inside(x, i, s.D, aligned);
@@ -79,12 +80,13 @@ __global__ void __launch_bounds__(rows_block)
   dx += s.x_row(row);
   dy += s.y_row(row);
   y += s.y_row(row);
-  const float dot = warp_row_reduce<false>(s.D, [&](float* chain, size_t i, int count) {
+  float chain[4] = {};
+  for (size_t i = 4 * (threadIdx.x % 32); i < s.D; i += row_chains) {
     const Quad q = load_quad_inside(y, i, s.D, aligned), d = load_quad_inside(dy, i, s.D, aligned);
     for (int k = 0; k < 4; k++)
-      if (k < count) chain[k] = fused(q.v[k], d.v[k], chain[k]);
-  });
-  const float scale = r[row], back = s.m * dot;
+      if (i + k < s.D) chain[k] = fused(q.v[k], d.v[k], chain[k]);
+  }
+  const float scale = r[row], back = s.m * warp_chains_sum(chain);
   for (size_t i = 4 * (threadIdx.x % 32); i < s.D; i += row_chains) {
     const Quad q = load_quad_inside(y, i, s.D, aligned);
     Quad d = load_quad_inside(dy, i, s.D, aligned);

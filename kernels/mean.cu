@@ -24,29 +24,17 @@ IN_FLOAT_AND_DOUBLE(mean_ref);
 
 // ---- kernels
 
-// The part of a warp in a row of n: lane l takes elements 4l to 4l+3 (a Quad, one load of 16 bytes where n is a multiple of
-// 4) of every 128, so it holds four of the row's 128 chains. Past the end a Quad is 0, which adds nothing. Every lane
-// returns the sum.
-__device__ static float mean_row_sum(const float* row, size_t n) {
-  float chain[4] = {};
-  for (size_t i = 4 * (threadIdx.x % 32); i < n; i += row_chains) {
-    const Quad q = load_quad(row, i, n);
-    for (int k = 0; k < 4; k++) chain[k] = chain[k] + q.v[k];
-  }
-  return warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
-}
-
-// sums[chunk] = sum of one chunk. A warp owns a chunk; every element is read once.
+// sums[chunk] = sum of one chunk. A warp owns a chunk, as it owns a row in kernels/rmsnorm.cu; every element is read once.
 __global__ void __launch_bounds__(rows_block) mean_chunks_kernel(float* sums, const float* x, size_t n) {
   const size_t chunk = warp_row(), begin = chunk * buffer_chunk;
   if (begin >= n) return;
-  const float sum = mean_row_sum(x + begin, n - begin < buffer_chunk ? n - begin : buffer_chunk);
+  const float sum = warp_row_sum(x + begin, n - begin < buffer_chunk ? n - begin : buffer_chunk);
   if (threadIdx.x % 32 == 0) sums[chunk] = sum;
 }
 
 // One warp.
 __global__ void mean_kernel(float* out, const float* sums, size_t chunks, size_t n) {
-  const float sum = mean_row_sum(sums, chunks);
+  const float sum = warp_row_sum(sums, chunks);
   if (threadIdx.x == 0) *out = sum / float(n);
 }
 
