@@ -259,7 +259,7 @@ $(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD
 # cuBLASLt; its PTX becomes C++. A test that holds no code for a GPU is compiled by g++, which sees CUDA's headers as nvcc's host
 # compiler does, in a tenth of nvcc's time.
 REHEARSAL := $(BUILD)/rehearsal
-REHEARSED_BY_NVCC := $(filter $(call tests_with,__global__|core/(launch|reduce).cuh|tests/one_pass_rows.h),$(GPU_TESTS))
+REHEARSED_BY_NVCC := $(filter $(call tests_with,__global__|core/(launch|reduce).cuh),$(GPU_TESTS))
 # $(1) what is made, $(2) its source, $(3) more flags
 define rehearsed_by_nvcc
 $(REHEARSAL)/$(1).o $(REHEARSAL)/$(1).ptx &: $(2) $(REHEARSAL)/flags

@@ -66,6 +66,17 @@ __device__ inline void store_quad(S* row, size_t i, size_t n, Quad q) {
     store_quad<false>(row, i, n, q);
 }
 
+// An array (N,C) as a kernel along its rows reads and writes it: columns i to i+3 of a row. Kernels of norms are templates of
+// what stands here. first() is the pass that brings a row from memory, again() every later one, which finds it in a cache.
+template <class S>
+struct PlainRows {
+  S* p;
+  size_t C;
+  __device__ Quad first(size_t row, size_t i) const { return load_quad(p + row * C, i, C); }
+  __device__ Quad again(size_t row, size_t i) const { return first(row, i); }
+  __device__ void store(size_t row, size_t i, Quad q) const { store_quad(p + row * C, i, C, q); }
+};
+
 // What is read of q once it is stored.
 template <class S>
 __device__ inline Quad stored_quad(Quad q) {

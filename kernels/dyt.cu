@@ -17,7 +17,6 @@
 
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"
-#include "core/rows_and_columns.cuh"
 #include "kernels/residual.cuh"
 
 namespace gated {
@@ -60,10 +59,68 @@ void dyt_backward_ref(T* dx, T* dalpha, T* dw, T* db, const T* dy, const T* x, c
 }
 IN_FLOAT_AND_DOUBLE(dyt_backward_ref);
 
+// ---- kernels along the rows: y, dx and each row's share of dalpha
+//
+// A warp owns a row, as in kernels/rmsnorm.cu. The bus: forward 8 bytes an element (x, y), backward 12 (dy, x, dx). In bf16 it
+// is half. x and dx are what the kernel is given: for DyT itself they load and store a Quad (PlainRows).
+
+template <class S, class X>
+__global__ void __launch_bounds__(rows_block)
+    dyt_forward_kernel(S* y, X x, const float* alpha, const float* w, const float* b, size_t N, size_t C) {
+  const size_t row = warp_row();
+  if (row >= N) return;
+  const float a = *alpha;
+  for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) {
+    Quad q = x.first(row, i);
+    const Quad wq = load_quad(w, i, C), bq = load_quad(b, i, C);
+    for (int k = 0; k < 4; k++) q.v[k] = fused(wq.v[k], exact_tanh(a * q.v[k]), bq.v[k]);
+    store_quad(y + row * C, i, C, q);
+  }
+}
+
+// dx waits for no sum, so one pass makes it and the row's share of dalpha. A lane reads its columns of dy before it writes those
+// of dx, and no other lane reads them: dx may be dy.
+template <class S, class Dx>
+__global__ void __launch_bounds__(rows_block)
+    dyt_backward_kernel(Dx dx, float* row_sums, const S* dy, const S* x, const float* alpha, const float* w, size_t N,
+                        size_t C) {
+  const size_t row = warp_row(), lane = threadIdx.x % 32;
+  if (row >= N) return;
+  const float a = *alpha;
+  float chain[4] = {};
+  for (size_t i = 4 * lane; i < C; i += row_chains) {
+    Quad d = load_quad(dy + row * C, i, C);
+    const Quad q = load_quad(x + row * C, i, C), wq = load_quad(w, i, C);
+    for (int k = 0; k < 4; k++) {
+      const float t = exact_tanh(a * q.v[k]), dz = d.v[k] * wq.v[k] * fused(-t, t, 1.0f);
+      if (i + k < C) chain[k] = fused(dz, q.v[k], chain[k]);
+      d.v[k] = a * dz;
+    }
+    dx.store(row, i, d);
+  }
+  const float sum = warp_chains_sum(chain);
+  if (lane == 0) row_sums[row] = sum;
+}
+
+// ---- down the columns: dw and db, made in one run, as dw of kernels/rmsnorm.cu; then dalpha, the column of the rows' sums
+
+template <class S>
+struct DytFold {
+  const S *dy, *x;
+  const float* alpha;
+  size_t C;
+  HD void operator()(float (&acc)[2], size_t row, size_t c) const {
+    const float dyc = dy[row * C + c];
+    acc[0] = fused(dyc, exact_tanh(*alpha * x[row * C + c]), acc[0]);
+    acc[1] = acc[1] + dyc;
+  }
+};
+
 // ---- the general form: x is the join of the stream and of a branch (residual.cu), in the same pass over memory
 //
-// Its reference is the two operations, one after the other. The structs are in dyt.h; ResidualIn, what DyT is applied to,
-// and ResidualBackwardIn are in residual.h.
+// Its reference is the two operations, one after the other. In the kernels JoinedRows and JoinedGradient (residual.cuh) take
+// the place of plain loads and stores: with a branch 16 bytes an element forward, with dresidual 16 backward. The structs are
+// in dyt.h; ResidualIn, what DyT is applied to, and ResidualBackwardIn are in residual.h.
 
 template <class T>
 void dyt_general_forward_ref(const DytOutputsOf<T>& out, const ResidualInOf<T>& in, const T* alpha, const T* w,
@@ -82,94 +139,7 @@ void dyt_general_backward_ref(const DytGradientsOf<T>& out, const T* dy, const R
 }
 IN_FLOAT_AND_DOUBLE(dyt_general_backward_ref);
 
-// ---- kernels along the rows: y, dx and each row's share of dalpha
-//
-// A warp owns a row. Its 32 lanes walk along it in steps of 128 columns, and a lane holds four neighbouring columns
-// of every step: a Quad, which one 16-byte load brings (core/quad.cuh). Element i of a row is in chain i mod 128 of the
-// row's sum, so a lane carries four chains in registers; at the end five shuffles add the lanes (warp_chains_sum).
-// There is no shared memory and no barrier. The bus: forward 8 bytes an element (x, y), with a branch 16; backward
-// 12 (dy, x, dx), with dresidual 16. In bf16 it is half.
-
-template <class S>
-__global__ void __launch_bounds__(rows_block)
-    dyt_forward_kernel(DytOutputsOf<S> out, ResidualInOf<S> in, const float* alpha, const float* w, const float* b,
-                       size_t N, size_t C) {
-  const size_t row = warp_row();
-  if (row >= N) return;
-  const float a = *alpha;
-  for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) {
-    Quad q = residual_join_quad(out.sum, in, row, i, C);  // x, or the sum, which it stores
-    const Quad wq = load_quad(w, i, C), bq = load_quad(b, i, C);
-    for (int k = 0; k < 4; k++) q.v[k] = fused(wq.v[k], exact_tanh(a * q.v[k]), bq.v[k]);
-    store_quad(out.y + row * C, i, C, q);
-  }
-}
-
-// A row of dx. It waits for no sum, so one pass makes it and the row's share of dalpha. A lane reads its columns of
-// dy before it writes those of dx, and no other lane reads them: dx may be dy.
-template <class S>
-struct DytBackwardRows {
-  DytGradientsOf<S> out;
-  const S* dy;
-  ResidualBackwardInOf<S> in;
-  const float *alpha, *w;
-  size_t C;
-
-  void on_cpu(size_t N) const { dyt_backward_rows_cpu(out, dy, in, alpha, w, N, C); }
-
-  __device__ void operator()(size_t row) const {
-    const size_t lane = threadIdx.x % 32;
-    const float a = *alpha;
-    float chain[4] = {};
-    for (size_t i = 4 * lane; i < C; i += row_chains) {
-      Quad d = load_quad(dy + row * C, i, C);
-      const Quad x = load_quad(in.x + row * C, i, C), wq = load_quad(w, i, C);
-      for (int k = 0; k < 4; k++) {
-        const float t = exact_tanh(a * x.v[k]), dz = d.v[k] * wq.v[k] * fused(-t, t, 1.0f);
-        if (i + k < C) chain[k] = fused(dz, x.v[k], chain[k]);
-        d.v[k] = a * dz;
-      }
-      if (!in.dresidual && !in.branch)
-        store_quad(out.dx + row * C, i, C, d);  // DyT alone ends here
-      else
-        residual_backward_quad(out.dx, out.dbranch, in, row, i, C, d, x);  // adds dresidual, goes through the join
-    }
-    const float sum = warp_chains_sum(chain);
-    if (lane == 0) out.row_sums[row] = sum;
-  }
-};
-
-// ---- down the columns: dw and db, made in one run; then dalpha, the column of the rows' sums
-//
-// The fold puts element (row,c) into the chains of column c. With enough rows rows_and_columns_kernel
-// (core/rows_and_columns.cuh) makes dx, dw and db in one pass over dy and x. With fewer there is a kernel for each
-// direction: then a thread owns one column of a slice of 128 rows, and dy and x cross the bus twice.
-
-template <class S>
-struct DytFold {
-  const S *dy, *x;
-  const float* alpha;
-  size_t C;
-  HD void operator()(float (&acc)[2], size_t row, size_t c) const {
-    const float dyc = dy[row * C + c];
-    acc[0] = fused(dyc, exact_tanh(*alpha * x[row * C + c]), acc[0]);
-    acc[1] = acc[1] + dyc;
-  }
-};
-
 // ---- launchers
-
-// The plain calls are the general form without a branch.
-void dyt_forward(Reals y, ConstReals x, const float* alpha, const float* w, const float* b, size_t N, size_t C,
-                 Context& ctx) {
-  dyt_forward(DytOutputs{.y = y}, ResidualIn{.x = x}, alpha, w, b, N, C, ctx);
-}
-
-void dyt_backward(Reals dx, float* dalpha, float* dw, float* db, float* row_sums, ConstReals dy, ConstReals x,
-                  const float* alpha, const float* w, size_t N, size_t C, Context& ctx) {
-  dyt_backward({.dx = dx, .dalpha = dalpha, .dw = dw, .db = db, .row_sums = row_sums}, dy, {.x = x}, alpha, w, N, C,
-               ctx);
-}
 
 void dyt_forward(const DytOutputs& out, const ResidualIn& in, const float* alpha, const float* w, const float* b,
                  size_t N, size_t C, Context& ctx) {
@@ -177,7 +147,11 @@ void dyt_forward(const DytOutputs& out, const ResidualIn& in, const float* alpha
   with_storage(out.y, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return dyt_forward_cpu(out.as<S>(), in.as<S>(), alpha, w, b, N, C);
-    launch(dyt_forward_kernel<S>, rows_grid(N), rows_block, 0, ctx, out.as<S>(), in.as<S>(), alpha, w, b, N, C);
+    const auto run = [&](auto x) {
+      launch(dyt_forward_kernel<S, decltype(x)>, rows_grid(N), rows_block, 0, ctx, out.y.as<S>(), x, alpha, w, b, N, C);
+    };
+    if (!in.branch) return run(PlainRows<const S>{in.x.as<S>(), C});
+    run(JoinedRows<S>{out.sum.as<S>(), in.as<S>(), C});
   });
 }
 
@@ -191,10 +165,15 @@ void dyt_backward(const DytGradients& out, ConstReals dy, const ResidualBackward
   require_residual_backward("dyt_backward", out.dbranch, in, C);
   with_storage(out.dx, [&](auto stored) {
     using S = decltype(stored);
-    const S* d = dy.as<S>();
-    const DytBackwardRows<S> rows = {out.as<S>(), d, in.as<S>(), alpha, w, C};
-    rows_and_columns<First::columns>(std::array{out.dw, out.db}, N, C, rows, DytFold<S>{d, in.x.as<S>(), alpha, C},
-                                     ctx);
+    const S *d = dy.as<S>(), *x = in.x.as<S>();
+    column_reduce_add(std::array{out.dw, out.db}, N, C, DytFold<S>{d, x, alpha, C}, ctx);
+    if (ctx.device == Device::cpu) return dyt_backward_rows_cpu(out.as<S>(), d, in.as<S>(), alpha, w, N, C);
+    const auto run = [&](auto dx) {
+      launch(dyt_backward_kernel<S, decltype(dx)>, rows_grid(N), rows_block, 0, ctx, dx, out.row_sums, d, x, alpha, w,
+             N, C);
+    };
+    if (!in.branch && !in.dresidual) return run(PlainRows<S>{out.dx.as<S>(), C});
+    run(JoinedGradient<S>{out.dx.as<S>(), out.dbranch.as<S>(), in.as<S>(), C});
   });
   column_reduce_add(out.dalpha, N, 1, AddRows<float>{out.row_sums, 1}, ctx);
 }

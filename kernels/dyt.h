@@ -4,25 +4,6 @@
 
 namespace gated {
 
-// ---- plain DyT
-
-// y (N,C) = w*tanh(alpha*x) + b is written. x (N,C); alpha (1); w, b (C).
-void dyt_forward(Reals y, ConstReals x, const float* alpha, const float* w, const float* b, size_t N, size_t C,
-                 Context& ctx);
-// dx (N,C) is written and may be dy; dalpha (1), dw and db (C) are accumulated. row_sums (N): scratch.
-void dyt_backward(Reals dx, float* dalpha, float* dw, float* db, float* row_sums, ConstReals dy, ConstReals x,
-                  const float* alpha, const float* w, size_t N, size_t C, Context& ctx);
-// Bytes of scratch that a backward takes beside row_sums, the general one too.
-size_t dyt_backward_scratch(size_t N, size_t C);
-
-template <class T>
-void dyt_forward_ref(T* y, const T* x, const T* alpha, const T* w, const T* b, size_t N, size_t C);
-template <class T>
-void dyt_backward_ref(T* dx, T* dalpha, T* dw, T* db, const T* dy, const T* x, const T* alpha, const T* w, size_t N,
-                      size_t C);
-
-// ---- the general form: x is the join of the stream and a branch
-
 // y and, where there is a branch, sum are written.
 template <class T>
 struct DytOutputsOf {
@@ -53,15 +34,24 @@ struct DytGradientsOf {
 };
 using DytGradients = DytGradientsOf<void>;
 
+// y = w*tanh(alpha*x) + b, x = in.x or its join with a branch; alpha (1); w, b (C).
 void dyt_forward(const DytOutputs& out, const ResidualIn& in, const float* alpha, const float* w, const float* b,
                  size_t N, size_t C, Context& ctx);
 void dyt_backward(const DytGradients& out, ConstReals dy, const ResidualBackwardIn& in, const float* alpha,
                   const float* w, size_t N, size_t C, Context& ctx);
+// Bytes of scratch that a backward takes beside row_sums.
+size_t dyt_backward_scratch(size_t N, size_t C);
 
+// ---- references: plain, and with a branch (out.row_sums is not used)
+
+template <class T>
+void dyt_forward_ref(T* y, const T* x, const T* alpha, const T* w, const T* b, size_t N, size_t C);
+template <class T>
+void dyt_backward_ref(T* dx, T* dalpha, T* dw, T* db, const T* dy, const T* x, const T* alpha, const T* w, size_t N,
+                      size_t C);
 template <class T>
 void dyt_general_forward_ref(const DytOutputsOf<T>& out, const ResidualInOf<T>& in, const T* alpha, const T* w,
                              const T* b, size_t N, size_t C);
-// (out.row_sums is not used.)
 template <class T>
 void dyt_general_backward_ref(const DytGradientsOf<T>& out, const T* dy, const ResidualBackwardInOf<T>& in,
                               const T* alpha, const T* w, size_t N, size_t C);

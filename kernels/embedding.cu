@@ -167,26 +167,36 @@ void TokenGroups::build(const int* ids, size_t N, Context& ctx) {
 
 // ---- kernels
 
-// A warp owns a token. Lane l holds columns 4l to 4l+3 (a Quad: one load of 16 bytes where C is a multiple of 4) of every 128.
-// A row of the table is read and a row of h is written, 512 neighbouring bytes at a time. scale and positions may be null.
-template <class S>
+// A warp owns a token, as it owns a row in kernels/rmsnorm.cu: a row of the table is read and a row of h is written, 512
+// neighbouring bytes at a time. `extras` is what becomes of the row on the way: nothing, or what follows below.
+template <class S, class Extras>
 __global__ void __launch_bounds__(rows_block)
-    embedding_forward_kernel(S* h, const int* ids, const float* weight, const float* scale, const float* positions,
-                             size_t N, size_t T, size_t C, size_t V) {
+    embedding_forward_kernel(S* h, const int* ids, const float* weight, Extras extras, size_t N, size_t C, size_t V) {
   const size_t n = warp_row();
   if (n >= N) return;
   const size_t id = ids[n];
-  const float s = scale ? *scale : 1.0f;
-  for (size_t c = 4 * (threadIdx.x % 32); c < C; c += 128) {
-    Quad q = id < V ? load_quad(weight + id * C, c, C) : Quad{{NAN, NAN, NAN, NAN}};
-    for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * s;
-    if (positions) {
-      const Quad p = load_quad(positions + n % T * C, c, C);
-      for (int k = 0; k < 4; k++) q.v[k] = q.v[k] + p.v[k];
-    }
-    store_quad(h + n * C, c, C, q);
+  for (size_t c = 4 * (threadIdx.x % 32); c < C; c += row_chains) {
+    const Quad q = id < V ? load_quad(weight + id * C, c, C) : Quad{{NAN, NAN, NAN, NAN}};
+    store_quad(h + n * C, c, C, extras(q, n, c));
   }
 }
+
+struct EmbeddingPlain {
+  __device__ Quad operator()(Quad q, size_t, size_t) const { return q; }
+};
+
+struct EmbeddingScalePositions {
+  EmbeddingExtras extras;
+  size_t C;
+  __device__ Quad operator()(Quad q, size_t n, size_t c) const {
+    const float s = extras.scale ? *extras.scale : 1.0f;
+    for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * s;
+    if (!extras.positions) return q;
+    const Quad p = load_quad(extras.positions + n % extras.T * C, c, C);
+    for (int k = 0; k < 4; k++) q.v[k] = q.v[k] + p.v[k];
+    return q;
+  }
+};
 
 // Where the sum of a group waits for the others of its id. Full groups begin 1024 tokens apart or more, so start / 1024 is a place
 // of their own; and so do the last ones of the ids that have several.
@@ -257,8 +267,7 @@ __global__ void __launch_bounds__(rows_block)
   add_to_row(row, total, scale, c, C);
 }
 
-// row_sums[n] = dh[n].weight[ids[n]]. A warp owns a token, and each of a lane's four columns of every 128 feeds a chain of
-// its own: the row order.
+// row_sums[n] = dh[n].weight[ids[n]]: the row order, as in kernels/rmsnorm.cu.
 template <class S>
 __global__ void __launch_bounds__(rows_block)
     embedding_row_sums_kernel(float* row_sums, const S* dh, const int* ids, const float* weight, size_t N, size_t C,
@@ -271,7 +280,7 @@ __global__ void __launch_bounds__(rows_block)
     const Quad d = load_quad(dh + n * C, c, C), q = load_quad(weight + id * C, c, C);
     for (int k = 0; k < 4 && c + k < C; k++) chain[k] = fused(d.v[k], q.v[k], chain[k]);
   }
-  const float sum = warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
+  const float sum = warp_chains_sum(chain);
   if (threadIdx.x % 32 == 0) row_sums[n] = id < V ? sum : NAN;
 }
 
@@ -283,13 +292,13 @@ void embedding_forward(Reals h, const int* ids, const float* weight, const Embed
   with_storage(h, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return embedding_forward_cpu(h.as<S>(), ids, weight, extras, N, C, V);
-    launch(embedding_forward_kernel<S>, rows_grid(N), rows_block, 0, ctx, h.as<S>(), ids, weight, extras.scale,
-           extras.positions, N, extras.T, C, V);
+    const auto run = [&](auto with) {
+      launch(embedding_forward_kernel<S, decltype(with)>, rows_grid(N), rows_block, 0, ctx, h.as<S>(), ids, weight,
+             with, N, C, V);
+    };
+    if (!extras.scale && !extras.positions) return run(EmbeddingPlain{});
+    run(EmbeddingScalePositions{extras, C});
   });
-}
-
-void embedding_forward(Reals h, const int* ids, const float* weight, size_t N, size_t C, size_t V, Context& ctx) {
-  embedding_forward(h, ids, weight, EmbeddingExtras{}, N, C, V, ctx);
 }
 
 void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups, const float* scale, size_t C,
@@ -309,10 +318,6 @@ void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups
 
 size_t embedding_backward_scratch(size_t N, size_t C) {
   return N <= embedding_piece ? 0 : 2 * (N / embedding_piece + 1) * C * sizeof(float);
-}
-
-void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups, size_t C, Context& ctx) {
-  embedding_backward(dweight, dh, groups, nullptr, C, ctx);
 }
 
 // The sequences are rows of T*C columns: a column sum, whose kernels are in core/reduce.cuh.

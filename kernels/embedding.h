@@ -15,7 +15,6 @@ struct EmbeddingExtras {
 };
 
 // h (N,C) is written: h[n] = weight[ids[n]], weight (V,C), ids (N). An id outside [0,V) makes its h a row of NaN.
-void embedding_forward(Reals h, const int* ids, const float* weight, size_t N, size_t C, size_t V, Context& ctx);
 void embedding_forward(Reals h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N, size_t C,
                        size_t V, Context& ctx);
 
@@ -57,7 +56,6 @@ class TokenGroups {
 
 // dweight (V,C) += the sum of dh (N,C) over the tokens of every id, times *scale if there is one. groups: built from the ids
 // of dh's tokens. scale may be null.
-void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups, size_t C, Context& ctx);
 void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups, const float* scale, size_t C,
                         Context& ctx);
 

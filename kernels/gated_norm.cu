@@ -178,6 +178,7 @@ __global__ void __launch_bounds__(gated_norm::threads, 1024 / gated_norm::thread
 
   // 1, the row's part: the join, and the mean square. A warp takes its two rows one after the other.
   // From here on x is the sum. A lane reads again only columns that it wrote itself, so no barrier is needed.
+  const JoinedRows<S> joined = {sum, in, C};
   const S* x = in.branch ? sum : in.x;
 #pragma unroll
   for (int k = 0; k < warp_rows; k++) {
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(gated_norm::threads, 1024 / gated_norm::thread
     if (!block.has(row) || !(block.norm.rms || in.branch)) break;
     float chain[4] = {};
     for (size_t c = lane_column(); c < C; c += chunk) {
-      const Quad q = residual_join_quad(sum, in, row, c, C);
+      const Quad q = joined.first(row, c);
       for (int e = 0; e < 4; e++)
         if (c + e < C) chain[e] = fused(q.v[e], q.v[e], chain[e]);
     }
@@ -306,7 +307,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
 #pragma unroll
       for (int k = 0; k < warp_rows; k++)
         if (pass == 1 && block.has(block.row0 + k))
-          residual_backward_quad(dx, dbranch, in, block.row0 + k, c, C, through_norm.row[k], x.row[k]);
+          JoinedGradient<S>{dx, dbranch, in, C}.store(block.row0 + k, c, through_norm.row[k], x.row[k]);
     }
 #pragma unroll
     for (int k = 0; k < warp_rows; k++) {

@@ -24,7 +24,6 @@
 
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"
-#include "core/rows_and_columns.cuh"
 #include "kernels/residual.cuh"
 
 namespace gated {
@@ -76,10 +75,101 @@ void layernorm_backward_ref(T* dx, T* dw, T* db, const T* dy, const T* x, const 
 }
 IN_FLOAT_AND_DOUBLE(layernorm_backward_ref);
 
+// ---- kernels along the rows: y, mean, r and dx
+//
+// A warp owns a row, as in kernels/rmsnorm.cu: a lane carries four chains of each sum. The first pass over a row brings it from
+// memory, the later ones find it in a cache. The memory bus: forward 8 bytes an element (x, y), backward 12 (dy, x, dx). In
+// bf16 it is half. x and dx are what the kernel is given: for LayerNorm itself they load and store a Quad (PlainRows).
+
+template <class S, class X>
+__global__ void __launch_bounds__(rows_block)
+    layernorm_forward_kernel(S* y, float* all_means, float* all_r, X x, const float* w, const float* b, size_t N,
+                             size_t C, float eps) {
+  const size_t row = warp_row(), lane = threadIdx.x % 32;
+  if (row >= N) return;
+
+  float chain[4] = {};
+  for (size_t i = 4 * lane; i < C; i += row_chains) {
+    const Quad q = x.first(row, i);
+    for (int k = 0; k < 4; k++)
+      if (i + k < C) chain[k] = chain[k] + q.v[k];
+  }
+  const float mean = warp_chains_sum(chain) / float(C);  // every lane has it
+
+  float square_chain[4] = {};
+  for (size_t i = 4 * lane; i < C; i += row_chains) {
+    const Quad q = x.again(row, i);
+    for (int k = 0; k < 4; k++)
+      if (i + k < C) square_chain[k] = fused(q.v[k] - mean, q.v[k] - mean, square_chain[k]);
+  }
+  const float r = 1.0f / exact_sqrt(warp_chains_sum(square_chain) / float(C) + eps);
+  if (lane == 0) {
+    all_means[row] = mean;
+    all_r[row] = r;
+  }
+
+  for (size_t i = 4 * lane; i < C; i += row_chains) {
+    Quad q = x.again(row, i);
+    const Quad wq = load_quad(w, i, C), bq = load_quad(b, i, C);
+    for (int k = 0; k < 4; k++) q.v[k] = fused((q.v[k] - mean) * r, wq.v[k], bq.v[k]);
+    store_quad(y + row * C, i, C, q);
+  }
+}
+
+// Both sums of a row are made in one pass. A lane reads its columns of dy again before it writes those of dx, and no other lane
+// reads them: dx may be dy.
+template <class S, class Dx>
+__global__ void __launch_bounds__(rows_block)
+    layernorm_backward_kernel(Dx dx, const S* dy, const S* x, const float* w, const float* all_means,
+                              const float* all_r, size_t N, size_t C) {
+  const size_t row = warp_row(), lane = threadIdx.x % 32;
+  if (row >= N) return;
+  const S *dyr = dy + row * C, *xr = x + row * C;
+  const float mean = all_means[row], r = all_r[row];
+
+  float g_chain[4] = {}, gxh_chain[4] = {};
+  for (size_t i = 4 * lane; i < C; i += row_chains) {
+    const Quad d = load_quad(dyr, i, C), wq = load_quad(w, i, C), q = load_quad(xr, i, C);
+    for (int k = 0; k < 4; k++) {
+      const float g = d.v[k] * wq.v[k], xh = (q.v[k] - mean) * r;
+      if (i + k < C) {
+        g_chain[k] = g_chain[k] + g;
+        gxh_chain[k] = fused(g, xh, gxh_chain[k]);
+      }
+    }
+  }
+  const float mean_g = warp_chains_sum(g_chain) / float(C), mean_gxh = warp_chains_sum(gxh_chain) / float(C);
+
+  for (size_t i = 4 * lane; i < C; i += row_chains) {
+    Quad d = load_quad(dyr, i, C);
+    const Quad wq = load_quad(w, i, C), q = load_quad(xr, i, C);
+    for (int k = 0; k < 4; k++) {
+      const float g = d.v[k] * wq.v[k], xh = (q.v[k] - mean) * r;
+      d.v[k] = r * fused(-xh, mean_gxh, g - mean_g);
+    }
+    dx.store(row, i, d);
+  }
+}
+
+// ---- down the columns: dw and db, made in one run, as dw of kernels/rmsnorm.cu
+
+template <class S>
+struct LayernormFold {
+  const S *dy, *x;
+  const float *mean, *r;
+  size_t C;
+  HD void operator()(float (&acc)[2], size_t row, size_t c) const {
+    const float dyc = dy[row * C + c];
+    acc[0] = fused(dyc, (x[row * C + c] - mean[row]) * r[row], acc[0]);
+    acc[1] = acc[1] + dyc;
+  }
+};
+
 // ---- the general form: x is the join of the stream and of a branch (residual.cu), in the same pass over memory
 //
-// Its reference is the two operations, one after the other. The structs are in layernorm.h; ResidualIn, what is normalised,
-// and ResidualBackwardIn are in residual.h.
+// Its reference is the two operations, one after the other. In the kernels JoinedRows and JoinedGradient (residual.cuh) take
+// the place of plain loads and stores: with a branch 16 bytes an element forward, with dresidual 16 backward. The structs are
+// in layernorm.h; ResidualIn, what is normalised, and ResidualBackwardIn are in residual.h.
 
 template <class T>
 void layernorm_general_forward_ref(const LayernormOutputsOf<T>& out, const ResidualInOf<T>& in, const T* w, const T* b,
@@ -99,126 +189,7 @@ void layernorm_general_backward_ref(const LayernormGradientsOf<T>& out, const T*
 }
 IN_FLOAT_AND_DOUBLE(layernorm_general_backward_ref);
 
-// ---- kernels along the rows: y, mean, r and dx
-//
-// A warp owns a row. Its 32 lanes walk along it in steps of 128 columns, and a lane holds four neighbouring columns
-// of every step: a Quad, which one 16-byte load brings (core/quad.cuh). Element i of a row is in chain i mod 128 of
-// the row's sums, so a lane carries four chains of each sum in registers from step to step; at the end five shuffles
-// add the lanes (warp_chains_sum). There is no shared memory and no barrier. A warp without a row returns as a whole.
-// The first pass over a row brings it from memory, the later ones find it in a cache, L1 or L2. The memory bus: forward 8
-// bytes an element (x, y), with a branch 16 (x, branch, sum, y); backward 12 (dy, x, dx), with dresidual 16. In bf16
-// it is half.
-
-template <class S>
-__global__ void __launch_bounds__(rows_block)
-    layernorm_forward_kernel(LayernormOutputsOf<S> out, ResidualInOf<S> in, const float* w, const float* b, size_t N,
-                             size_t C, float eps) {
-  const size_t row = warp_row(), lane = threadIdx.x % 32;
-  if (row >= N) return;
-
-  float chain[4] = {};
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    const Quad x = residual_join_quad(out.sum, in, row, i, C);  // x, or the sum, which it stores
-    for (int k = 0; k < 4; k++)
-      if (i + k < C) chain[k] = chain[k] + x.v[k];
-  }
-  const float mean = warp_chains_sum(chain) / float(C);  // every lane has it
-
-  float square_chain[4] = {};
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    const Quad x = residual_quad(in, row, i, C);
-    for (int k = 0; k < 4; k++)
-      if (i + k < C) square_chain[k] = fused(x.v[k] - mean, x.v[k] - mean, square_chain[k]);
-  }
-  const float r = 1.0f / exact_sqrt(warp_chains_sum(square_chain) / float(C) + eps);
-  if (lane == 0) {
-    out.mean[row] = mean;
-    out.r[row] = r;
-  }
-
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    Quad q = residual_quad(in, row, i, C);
-    const Quad wq = load_quad(w, i, C), bq = load_quad(b, i, C);
-    for (int k = 0; k < 4; k++) q.v[k] = fused((q.v[k] - mean) * r, wq.v[k], bq.v[k]);
-    store_quad(out.y + row * C, i, C, q);
-  }
-}
-
-// A row of dx. Both sums of a row are made in one pass. A lane reads its columns of dy again before it writes those
-// of dx, and no other lane reads them: dx may be dy.
-template <class S>
-struct LayernormBackwardRows {
-  LayernormGradientsOf<S> out;
-  const S* dy;
-  ResidualBackwardInOf<S> in;
-  const float *w, *mean, *r;
-  size_t C;
-
-  void on_cpu(size_t N) const { layernorm_backward_rows_cpu(out, dy, in, w, mean, r, N, C); }
-
-  __device__ void operator()(size_t row) const {
-    const size_t lane = threadIdx.x % 32;
-    const S *dyr = dy + row * C, *xr = in.x + row * C;
-    const float m = mean[row], scale = r[row];
-
-    float g_chain[4] = {}, gxh_chain[4] = {};
-    for (size_t i = 4 * lane; i < C; i += row_chains) {
-      const Quad d = load_quad(dyr, i, C), wq = load_quad(w, i, C), x = load_quad(xr, i, C);
-      for (int k = 0; k < 4; k++) {
-        const float g = d.v[k] * wq.v[k], xh = (x.v[k] - m) * scale;
-        if (i + k < C) {
-          g_chain[k] = g_chain[k] + g;
-          gxh_chain[k] = fused(g, xh, gxh_chain[k]);
-        }
-      }
-    }
-    const float mean_g = warp_chains_sum(g_chain) / float(C), mean_gxh = warp_chains_sum(gxh_chain) / float(C);
-
-    for (size_t i = 4 * lane; i < C; i += row_chains) {
-      Quad d = load_quad(dyr, i, C);
-      const Quad wq = load_quad(w, i, C), x = load_quad(xr, i, C);
-      for (int k = 0; k < 4; k++) {
-        const float g = d.v[k] * wq.v[k], xh = (x.v[k] - m) * scale;
-        d.v[k] = scale * fused(-xh, mean_gxh, g - mean_g);
-      }
-      if (!in.dresidual && !in.branch)
-        store_quad(out.dx + row * C, i, C, d);  // the norm alone ends here
-      else
-        residual_backward_quad(out.dx, out.dbranch, in, row, i, C, d, x);  // adds dresidual, goes through the join
-    }
-  }
-};
-
-// ---- down the columns: dw and db, made in one run
-//
-// The fold puts element (row,c) into the chains of column c. With enough rows rows_and_columns_kernel
-// (core/rows_and_columns.cuh) makes dx, dw and db in one pass over dy and x. With fewer there is a kernel for each
-// direction: then a thread owns one column of a slice of 128 rows, and dy and x cross the bus twice.
-
-template <class S>
-struct LayernormFold {
-  const S *dy, *x;
-  const float *mean, *r;
-  size_t C;
-  HD void operator()(float (&acc)[2], size_t row, size_t c) const {
-    const float dyc = dy[row * C + c];
-    acc[0] = fused(dyc, (x[row * C + c] - mean[row]) * r[row], acc[0]);
-    acc[1] = acc[1] + dyc;
-  }
-};
-
 // ---- launchers
-
-// The plain calls are the general form without a branch.
-void layernorm_forward(Reals y, float* mean, float* r, ConstReals x, const float* w, const float* b, size_t N, size_t C,
-                       float eps, Context& ctx) {
-  layernorm_forward({.y = y, .mean = mean, .r = r}, {.x = x}, w, b, N, C, eps, ctx);
-}
-
-void layernorm_backward(Reals dx, float* dw, float* db, ConstReals dy, ConstReals x, const float* w, const float* mean,
-                        const float* r, size_t N, size_t C, Context& ctx) {
-  layernorm_backward({.dx = dx, .dw = dw, .db = db}, dy, {.x = x}, w, mean, r, N, C, ctx);
-}
 
 void layernorm_forward(const LayernormOutputs& out, const ResidualIn& in, const float* w, const float* b, size_t N,
                        size_t C, float eps, Context& ctx) {
@@ -226,7 +197,12 @@ void layernorm_forward(const LayernormOutputs& out, const ResidualIn& in, const 
   with_storage(out.y, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return layernorm_forward_cpu(out.as<S>(), in.as<S>(), w, b, N, C, eps);
-    launch(layernorm_forward_kernel<S>, rows_grid(N), rows_block, 0, ctx, out.as<S>(), in.as<S>(), w, b, N, C, eps);
+    const auto run = [&](auto x) {
+      launch(layernorm_forward_kernel<S, decltype(x)>, rows_grid(N), rows_block, 0, ctx, out.y.as<S>(), out.mean, out.r,
+             x, w, b, N, C, eps);
+    };
+    if (!in.branch) return run(PlainRows<const S>{in.x.as<S>(), C});
+    run(JoinedRows<S>{out.sum.as<S>(), in.as<S>(), C});
   });
 }
 
@@ -240,10 +216,14 @@ void layernorm_backward(const LayernormGradients& out, ConstReals dy, const Resi
   require_residual_backward("layernorm_backward", out.dbranch, in, C);
   with_storage(out.dx, [&](auto stored) {
     using S = decltype(stored);
-    const S* d = dy.as<S>();
-    const LayernormBackwardRows<S> rows = {out.as<S>(), d, in.as<S>(), w, mean, r, C};
-    rows_and_columns<First::columns>(std::array{out.dw, out.db}, N, C, rows,
-                                     LayernormFold<S>{d, in.x.as<S>(), mean, r, C}, ctx);
+    const S *d = dy.as<S>(), *x = in.x.as<S>();
+    column_reduce_add(std::array{out.dw, out.db}, N, C, LayernormFold<S>{d, x, mean, r, C}, ctx);
+    if (ctx.device == Device::cpu) return layernorm_backward_rows_cpu(out.as<S>(), d, in.as<S>(), w, mean, r, N, C);
+    const auto run = [&](auto dx) {
+      launch(layernorm_backward_kernel<S, decltype(dx)>, rows_grid(N), rows_block, 0, ctx, dx, d, x, w, mean, r, N, C);
+    };
+    if (!in.branch && !in.dresidual) return run(PlainRows<S>{out.dx.as<S>(), C});
+    run(JoinedGradient<S>{out.dx.as<S>(), out.dbranch.as<S>(), in.as<S>(), C});
   });
 }
 

@@ -4,25 +4,6 @@
 
 namespace gated {
 
-// ---- plain LayerNorm
-
-// y (N,C) = (x - mean)*r*w + b; mean, r (N): all three are written. x (N,C); w, b (C).
-void layernorm_forward(Reals y, float* mean, float* r, ConstReals x, const float* w, const float* b, size_t N, size_t C,
-                       float eps, Context& ctx);
-// dx (N,C) is written and may be dy; dw and db (C) are accumulated.
-void layernorm_backward(Reals dx, float* dw, float* db, ConstReals dy, ConstReals x, const float* w, const float* mean,
-                        const float* r, size_t N, size_t C, Context& ctx);
-// Bytes of scratch that a backward takes, the general one too.
-size_t layernorm_backward_scratch(size_t N, size_t C);
-
-template <class T>
-void layernorm_forward_ref(T* y, T* mean, T* r, const T* x, const T* w, const T* b, size_t N, size_t C, T eps);
-template <class T>
-void layernorm_backward_ref(T* dx, T* dw, T* db, const T* dy, const T* x, const T* w, const T* mean, const T* r,
-                            size_t N, size_t C);
-
-// ---- the general form: x is the join of the stream and a branch
-
 // y, mean, r and, where there is a branch, sum are written.
 template <class T>
 struct LayernormOutputsOf {
@@ -53,11 +34,21 @@ struct LayernormGradientsOf {
 };
 using LayernormGradients = LayernormGradientsOf<void>;
 
+// y = (x - mean)*r*w + b, x = in.x or its join with a branch; w, b (C).
 void layernorm_forward(const LayernormOutputs& out, const ResidualIn& in, const float* w, const float* b, size_t N,
                        size_t C, float eps, Context& ctx);
 void layernorm_backward(const LayernormGradients& out, ConstReals dy, const ResidualBackwardIn& in, const float* w,
                         const float* mean, const float* r, size_t N, size_t C, Context& ctx);
+// Bytes of scratch that a backward takes.
+size_t layernorm_backward_scratch(size_t N, size_t C);
 
+// ---- references: plain, and with a branch
+
+template <class T>
+void layernorm_forward_ref(T* y, T* mean, T* r, const T* x, const T* w, const T* b, size_t N, size_t C, T eps);
+template <class T>
+void layernorm_backward_ref(T* dx, T* dw, T* db, const T* dy, const T* x, const T* w, const T* mean, const T* r,
+                            size_t N, size_t C);
 template <class T>
 void layernorm_general_forward_ref(const LayernormOutputsOf<T>& out, const ResidualInOf<T>& in, const T* w, const T* b,
                                    size_t N, size_t C, T eps);

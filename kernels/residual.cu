@@ -99,33 +99,38 @@ IN_FLOAT_AND_DOUBLE(residual_join_backward_ref);
 
 // ---- kernels
 //
-// A warp owns a row, and its 32 lanes walk along it in steps of 128 columns (row_chains: kernels/rmsnorm.cu says what for). A
-// lane holds four neighbouring columns at a time: a Quad, which one 16-byte load brings (core/quad.cuh). No element needs
-// another, so there is no barrier. A row begins with a fresh Philox block, so the four draws of a Quad come from one.
-// residual_join_quad and residual_backward_quad do the work for a Quad. They stand in residual.cuh, because the norms call
-// them as well.
-// The memory bus: forward 12 bytes an element (x, branch, sum), backward 8 (dresidual, dx) to 24 (dy, dresidual, sum, branch,
-// dx, dbranch). In bf16 it is half of these bytes.
+// The plain sum: an element needs no other, so a thread takes four neighbours (kernels/activation.cu). 12 bytes an element.
 
 template <class S>
-__global__ void __launch_bounds__(rows_block) residual_forward_kernel(S* sum, ResidualInOf<S> in, size_t N, size_t C) {
+__global__ void __launch_bounds__(elementwise_block)
+    residual_forward_kernel(S* sum, const S* x, const S* branch, size_t n) {
+  const size_t i = elementwise_index();
+  if (i >= n) return;
+  Quad q = load_quad(x, i, n);
+  const Quad b = load_quad(branch, i, n);
+  for (int k = 0; k < 4; k++) q.v[k] = q.v[k] + b.v[k];
+  store_quad(sum, i, n, q);
+}
+
+// Everything else goes row by row, a warp a row (kernels/rmsnorm.cu), because a row begins with a fresh Philox block: the four
+// draws of a Quad then come from one. What is done for a Quad stands in residual.cuh, because the norms do it as well. The
+// memory bus: forward 12 bytes an element, backward 8 (dresidual, dx) to 24 (dy, dresidual, sum, branch, dx, dbranch). In
+// bf16 it is half.
+
+template <class S>
+__global__ void __launch_bounds__(rows_block) residual_join_kernel(JoinedRows<S> x, size_t N) {
   const size_t row = warp_row();
   if (row >= N) return;
-  for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) residual_join_quad(sum, in, row, i, C);
+  for (size_t i = 4 * (threadIdx.x % 32); i < x.C; i += row_chains) x.first(row, i);  // leaves the sum
 }
 
 template <class S>
-__global__ void __launch_bounds__(rows_block)
-    residual_backward_kernel(S* dx, S* dbranch, const S* dy, ResidualBackwardInOf<S> in, size_t N, size_t C) {
-  const size_t row = warp_row();
+__global__ void __launch_bounds__(rows_block) residual_backward_kernel(JoinedGradient<S> dx, const S* dy, size_t N) {
+  const size_t row = warp_row(), C = dx.C;
   if (row >= N) return;
-  const bool clipped = join_of(in).clip_sum < INFINITY;
-  for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) {
+  for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains)
     // Without dy, -0: it is what adds nothing. v + -0 is v for every v, and -0 + 0 would be +0.
-    const Quad d = dy ? load_quad(dy + row * C, i, C) : Quad{{-0.0f, -0.0f, -0.0f, -0.0f}};
-    const Quad x = clipped ? load_quad(in.x + row * C, i, C) : Quad{};
-    residual_backward_quad(dx, dbranch, in, row, i, C, d, x);
-  }
+    dx.store(row, i, dy ? load_quad(dy + row * C, i, C) : Quad{{-0.0f, -0.0f, -0.0f, -0.0f}});
 }
 
 // ---- launchers
@@ -153,17 +158,17 @@ void require_residual_backward(const char* op, ConstReals dbranch, const Residua
   residual::require_join(op, in.join);
 }
 
-void residual_forward(Reals sum, ConstReals x, ConstReals branch, size_t N, size_t C, Context& ctx) {
-  residual_forward(sum, ResidualIn{x, branch}, N, C, ctx);
-}
-
 void residual_forward(Reals sum, const ResidualIn& in, size_t N, size_t C, Context& ctx) {
   require_residual("residual_forward", sum, in, C);
   require(in.branch != nullptr, "residual_forward: there is no branch to join");
   with_storage(sum, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return residual_forward_cpu(sum.as<S>(), in.as<S>(), N, C);
-    launch(residual_forward_kernel<S>, rows_grid(N), rows_block, 0, ctx, sum.as<S>(), in.as<S>(), N, C);
+    if (in.x && in.join.plain())
+      launch(residual_forward_kernel<S>, elementwise_grid(N * C), elementwise_block, 0, ctx, sum.as<S>(), in.x.as<S>(),
+             in.branch.as<S>(), N * C);
+    else
+      launch(residual_join_kernel<S>, rows_grid(N), rows_block, 0, ctx, JoinedRows<S>{sum.as<S>(), in.as<S>(), C}, N);
   });
 }
 
@@ -176,8 +181,8 @@ void residual_backward(Reals dx, Reals dbranch, ConstReals dy, const ResidualBac
     using S = decltype(stored);
     const auto typed = in.as<S>();
     if (ctx.device == Device::cpu) return residual_backward_cpu(dx.as<S>(), dbranch.as<S>(), dy.as<S>(), typed, N, C);
-    launch(residual_backward_kernel<S>, rows_grid(N), rows_block, 0, ctx, dx.as<S>(), dbranch.as<S>(), dy.as<S>(),
-           typed, N, C);
+    launch(residual_backward_kernel<S>, rows_grid(N), rows_block, 0, ctx,
+           JoinedGradient<S>{dx.as<S>(), dbranch.as<S>(), typed, C}, dy.as<S>(), N);
   });
 }
 

@@ -128,45 +128,58 @@ void residual_backward_row_cpu(S* all_dx, S* all_dbranch, const ResidualBackward
   each_sum_gradient(dresidual, gradient, 0, C, [=](size_t c, float d) { dx[c] = S(d); });
 }
 
-// ---- four neighbouring columns of a row in a kernel
+// ---- in a kernel along the rows of (N,C): a load that may join, a store that may add
+//
+// The kernels of norms are templates of both. Where nothing joins PlainRows takes their place (core/quad.cuh), and costs
+// nothing.
 
-// Elements i..i+3 of what is normalised: of x, or of the sum, computed where it is wanted, and as it is stored.
+// Loads what is normalised: x, or its sum with a branch. The first pass makes the sum and leaves it, and later ones read it,
+// each lane what it has written itself.
 template <class S>
-__device__ inline Quad residual_quad(const ResidualInOf<S>& in, size_t row, size_t i, size_t C) {
-  // Without x, -0: v + -0 is v for every v.
-  Quad q = in.x ? load_quad(in.x + row * C, i, C) : Quad{{-0.0f, -0.0f, -0.0f, -0.0f}};
-  if (!in.branch) return q;
-  const Quad b = load_quad(in.branch + row * C, i, C), keep = dropout_quad(in.join.dropout, row, i, C);
-  for (int k = 0; k < 4; k++) q.v[k] = join_element(q.v[k], b.v[k], keep.v[k], in.join);
-  return stored_quad<S>(q);
-}
+struct JoinedRows {
+  S* sum;
+  ResidualInOf<S> in;
+  size_t C;
 
-// The same, and leaves the sum where there is a branch.
-template <class S>
-__device__ inline Quad residual_join_quad(S* sum, const ResidualInOf<S>& in, size_t row, size_t i, size_t C) {
-  const Quad q = residual_quad(in, row, i, C);
-  if (in.branch) store_quad(sum + row * C, i, C, q);
-  return q;
-}
-
-// Writes elements i..i+3 of dx, and of dbranch where it is not null. d: what comes back to them through the norm;
-// x: what was normalised.
-template <class S>
-__device__ inline void residual_backward_quad(S* dx, S* dbranch, const ResidualBackwardInOf<S>& in, size_t row,
-                                              size_t i, size_t C, Quad d, Quad x) {
-  const Join join = join_of(in);
-  if (in.dresidual) {
-    const Quad other = load_quad(in.dresidual + row * C, i, C);
-    for (int k = 0; k < 4; k++) d.v[k] = other.v[k] + d.v[k];
+  __device__ Quad first(size_t row, size_t i) const {
+    // Without x, -0: v + -0 is v for every v.
+    Quad q = in.x ? load_quad(in.x + row * C, i, C) : Quad{{-0.0f, -0.0f, -0.0f, -0.0f}};
+    if (!in.branch) return q;
+    const Quad b = load_quad(in.branch + row * C, i, C), keep = dropout_quad(in.join.dropout, row, i, C);
+    for (int k = 0; k < 4; k++) q.v[k] = join_element(q.v[k], b.v[k], keep.v[k], in.join);
+    store_quad(sum + row * C, i, C, q);
+    return stored_quad<S>(q);
   }
-  for (int k = 0; k < 4; k++) d.v[k] = clip_gradient(d.v[k], x.v[k], join.clip_sum);
-  store_quad(dx + row * C, i, C, d);
-  if (!dbranch) return;
-  const Quad keep = dropout_quad(join.dropout, row, i, C);
-  const Quad b = join.clip_branch < INFINITY ? load_quad(in.branch + row * C, i, C) : Quad{};
-  for (int k = 0; k < 4; k++) d.v[k] = clip_gradient(d.v[k] * keep.v[k], b.v[k], join.clip_branch);
-  store_quad(dbranch + row * C, i, C, d);
-}
+  const S* normalised = in.branch ? sum : in.x;
+  __device__ Quad again(size_t row, size_t i) const { return load_quad(normalised + row * C, i, C); }
+};
+
+// Stores the gradients of x and, where dbranch is not null, of the branch. d: what comes back through the norm; x: what was
+// normalised, which a clip of the sum asks for.
+template <class S>
+struct JoinedGradient {
+  S *dx, *dbranch;
+  ResidualBackwardInOf<S> in;
+  size_t C;
+
+  __device__ void store(size_t row, size_t i, Quad d) const {
+    store(row, i, d, join_of(in).clip_sum < INFINITY ? load_quad(in.x + row * C, i, C) : Quad{});
+  }
+  __device__ void store(size_t row, size_t i, Quad d, Quad x) const {
+    const Join join = join_of(in);
+    if (in.dresidual) {
+      const Quad other = load_quad(in.dresidual + row * C, i, C);
+      for (int k = 0; k < 4; k++) d.v[k] = other.v[k] + d.v[k];
+    }
+    for (int k = 0; k < 4; k++) d.v[k] = clip_gradient(d.v[k], x.v[k], join.clip_sum);
+    store_quad(dx + row * C, i, C, d);
+    if (!dbranch) return;
+    const Quad keep = dropout_quad(join.dropout, row, i, C);
+    const Quad b = join.clip_branch < INFINITY ? load_quad(in.branch + row * C, i, C) : Quad{};
+    for (int k = 0; k < 4; k++) d.v[k] = clip_gradient(d.v[k] * keep.v[k], b.v[k], join.clip_branch);
+    store_quad(dbranch + row * C, i, C, d);
+  }
+};
 
 // ---- what every norm asks of its residual arguments; `op` names it in the message
 

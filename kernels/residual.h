@@ -59,9 +59,7 @@ struct ResidualBackwardInOf {
 };
 using ResidualBackwardIn = ResidualBackwardInOf<void>;
 
-// sum (N,C) = x + branch.
-void residual_forward(Reals sum, ConstReals x, ConstReals branch, size_t N, size_t C, Context& ctx);
-// The same with clips and dropout: in.branch is there.
+// sum (N,C) is written: the join of in.x and in.branch, which is there.
 void residual_forward(Reals sum, const ResidualIn& in, size_t N, size_t C, Context& ctx);
 
 // dx and dbranch (N,C) are written: the gradients of x and of branch, where the sum has the gradient in.dresidual + dy.

@@ -21,7 +21,6 @@
 
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"
-#include "core/rows_and_columns.cuh"
 #include "kernels/residual.cuh"
 #include "kernels/rmsnorm.cuh"
 
@@ -62,6 +61,114 @@ void rmsnorm_backward_ref(T* dx, T* dw, const T* dy, const T* x, const T* w, con
 }
 IN_FLOAT_AND_DOUBLE(rmsnorm_backward_ref);
 
+// ---- kernels along the rows: y, r and dx
+//
+// A warp owns a row. Its 32 lanes walk along it in steps of 128 columns, and a lane holds four neighbouring columns of every
+// step, a Quad (kernels/activation.cu). Element i of a row is in chain i mod 128 of the row's sum, so a lane carries four
+// chains in registers from step to step:
+//
+//     column   0 1 2 3 | 4 5 6 7 | ... | 124 .. 127 | 128 .. 131 | 132 .. 135 | ...
+//     lane        0    |    1    | ... |     31     |     0      |     1      | ...
+//     chain    0 1 2 3 | 4 5 6 7 | ... | 124 .. 127 |  0 1 2 3   |  4 5 6 7   | ...
+//
+// At the end the lane adds its four, and then the warp its 32 lanes, in five shuffles: with __shfl_xor_sync a lane reads a
+// register of the lane that is so far away (warp_chains_sum in core/reduce.cuh). Of 8 lanes it would be three:
+//
+//     lane        0     1     2     3     4     5     6     7
+//     4 apart    0+4   1+5   2+6   3+7   4+0   5+1   6+2   7+3
+//     2 apart    0+4+2+6 ...             every lane adds what the lane 2 away holds
+//     1 apart    the sum of all eight, in every lane
+//
+// There is no shared memory and no barrier. A warp without a row returns as a whole. The second pass over a row finds it in a
+// cache, L1 or L2. The memory bus: forward 8 bytes an element (x, y), backward 12 (dy, x, dx). In bf16 it is half.
+//
+// x, w and dx are what the kernel is given: for RMSNorm itself they load and store a Quad, and that is all. The general
+// form, further down, puts functions that do more in their place.
+
+template <class S, class X, class W>
+__global__ void __launch_bounds__(rows_block)
+    rmsnorm_forward_kernel(S* y, float* all_r, X x, W w, size_t N, size_t C, float eps) {
+  const size_t row = warp_row(), lane = threadIdx.x % 32;
+  if (row >= N) return;
+
+  float chain[4] = {};
+  for (size_t i = 4 * lane; i < C; i += row_chains) {
+    const Quad q = x.first(row, i);
+    for (int k = 0; k < 4; k++)
+      if (i + k < C) chain[k] = fused(q.v[k], q.v[k], chain[k]);
+  }
+  const float r = 1.0f / exact_sqrt(warp_chains_sum(chain) / float(C) + eps);  // every lane has the sum
+  if (lane == 0) all_r[row] = r;
+
+  for (size_t i = 4 * lane; i < C; i += row_chains) {
+    Quad q = x.again(row, i);
+    const Quad wq = w(i);
+    for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * r * wq.v[k];
+    store_quad(y + row * C, i, C, q);
+  }
+}
+
+// A lane reads its columns of dy again before it writes those of dx, and no other lane reads them: dx may be dy.
+template <class S, class Dx, class X, class W>
+__global__ void __launch_bounds__(rows_block)
+    rmsnorm_backward_kernel(Dx dx, float* all_means, const S* dy, X x, W w, const float* all_r, size_t N, size_t C) {
+  const size_t row = warp_row(), lane = threadIdx.x % 32;
+  if (row >= N) return;
+  const float r = all_r[row];
+
+  float chain[4] = {};  // of the sum of g*xh
+  for (size_t i = 4 * lane; i < C; i += row_chains) {
+    const Quad d = load_quad(dy + row * C, i, C), q = x.first(row, i), wq = w(i);
+    for (int k = 0; k < 4; k++)
+      if (i + k < C) chain[k] = fused(d.v[k] * wq.v[k], q.v[k] * r, chain[k]);
+  }
+  const float mean = warp_chains_sum(chain) / float(C);
+  if (all_means && lane == 0) all_means[row] = mean;
+
+  for (size_t i = 4 * lane; i < C; i += row_chains) {
+    Quad d = load_quad(dy + row * C, i, C);
+    const Quad q = x.again(row, i), wq = w(i);
+    for (int k = 0; k < 4; k++) d.v[k] = rmsnorm_dz(d.v[k] * wq.v[k], q.v[k] * r, mean, r);
+    dx.store(row, i, d);
+  }
+}
+
+// Of RMSNorm itself: these, and PlainRows (core/quad.cuh) for x and dx.
+struct RmsnormPlainWeights {
+  const float* w;
+  size_t C;
+  __device__ Quad operator()(size_t i) const { return load_quad(w, i, C); }
+};
+
+// ---- down the columns: dw
+//
+// The fold puts element (row,c) into the chain of column c. A thread owns one column of a slice of 128 rows and keeps its chain in
+// a register; then the slices' sums are added in the same way (column_slices_kernel in core/reduce.cuh, with a drawing).
+//
+// So dy and x cross the bus twice, once for dx and once for dw: with dresidual 24 bytes an element. A block that turns to 16 rows
+// at a time, in both directions, would find them in a cache the second time: 16 bytes. What that saves at most, on an H200 (4.3
+// TB/s, 50 MB of L2, 132 multiprocessors), with 32768 tokens in a step of 6 operations a parameter and token:
+//
+//   C, norms          a norm: two kernels, one   saved of a step
+//   768, 25   float   140 us,  94 us             1.2 of 360 ms    at the 67 TFLOP/s of fused multiply-adds
+//   768, 25   bf16     70 us,  47 us             0.6 of  60 ms    at 400 TFLOP/s of tensor cores
+//   2048, 57  float   375 us, 375 us             nothing: the rows of 256 blocks are 64 MiB, more than L2
+//   2048, 57  bf16    187 us, 125 us             3.5 of 840 ms    if 32 MiB stay in L2 beside dresidual and dx
+//
+// Such a block is a slice's: 256 blocks of 512 threads are half of what the multiprocessors hold, below 16769 rows there are
+// fewer blocks than multiprocessors, and in a head of 64 columns (QK-norm) seven eighths of their threads have no column. One
+// percent of a step at best, so there are two kernels.
+
+template <class S>
+struct RmsnormFoldDw {
+  const S *dy, *x;
+  const float* r;
+  size_t C;
+  HD float operator()(float acc, size_t row, size_t c) const {
+    return fused(dy[row * C + c], x[row * C + c] * r[row], acc);
+  }
+};
+
 // ---- the general form: three additions, each of which may be absent
 //
 //   residual branch   x = the join of the stream and of a branch (residual.cu); the sum is kept
@@ -74,8 +181,10 @@ IN_FLOAT_AND_DOUBLE(rmsnorm_backward_ref);
 // Its arguments come in structs with named fields. RmsnormOutputs {y, r, sum}, RmsnormWeights {w, pre, offset} and
 // RmsnormGradients {dx, dbranch, dw, dpre, mean} are in rmsnorm.h. ResidualIn {x, branch, join} is what is normalised, and
 // ResidualBackwardIn {x, dresidual, branch, join} what the backward reads of it (residual.h). What is null is absent.
-// Its reference is these operations, one after the other. The kernels do them in one pass over memory. offset + w and
-// dz are rmsnorm_weight and rmsnorm_dz in rmsnorm.cuh, one line each, because gated_norm and the CPU's twin need them too.
+// Its reference is these operations, one after the other. The kernels above do them in the same passes over memory, with what
+// follows in place of plain loads and stores: with a branch 16 bytes an element forward (x, branch, sum, y), with dresidual 16
+// backward. offset + w and dz are rmsnorm_weight and rmsnorm_dz in rmsnorm.cuh, one line each, because gated_norm and the CPU's
+// twin need them too.
 
 namespace rmsnorm {
 template <class T>
@@ -120,143 +229,45 @@ void rmsnorm_general_backward_ref(const RmsnormGradientsOf<T>& out, const T* dy,
 }
 IN_FLOAT_AND_DOUBLE(rmsnorm_general_backward_ref);
 
-// ---- kernels along the rows: y, r and dx
-//
-// A warp owns a row. Its 32 lanes walk along it in steps of 128 columns, and a lane holds four neighbouring columns
-// of every step: a Quad, which one 16-byte load brings, so that a warp reads 512 neighbouring bytes with one
-// instruction (core/quad.cuh).
-//
-//     column   0 1 2 3 | 4 5 6 7 | ... | 124 .. 127 | 128 .. 131 | 132 .. 135 | ...
-//     lane        0    |    1    | ... |     31     |     0      |     1      | ...
-//     chain    0 1 2 3 | 4 5 6 7 | ... | 124 .. 127 |  0 1 2 3   |  4 5 6 7   | ...
-//
-// Element i of a row is in chain i mod 128 of the row's sum, so a lane carries four chains in registers from step to
-// step. At the end the lane adds its four, and five shuffles add the lanes (warp_chains_sum). Lanes of a warp exchange
-// registers: there is no shared memory and no barrier. A warp without a row returns as a whole.
-// The second pass over a row finds it in a cache, L1 or L2. The memory bus: forward 8 bytes an element (x, y), with a branch
-// 16 (x, branch, sum, y); backward 12 (dy, x, dx), with dresidual 16. In bf16 it is half.
-// Plain RMSNorm: residual_join_quad and residual_quad load x, scaled() returns it, rmsnorm_weight() is w, `pre` is 1, and the
-// backward ends in store_quad.
-
 namespace rmsnorm {
-// z of four columns.
-__device__ inline Quad scaled(Quad x, const float* pre, size_t i, size_t C) {
-  if (!pre) return x;
+__device__ inline Quad times_pre(Quad q, const float* pre, size_t i, size_t C) {
+  if (!pre) return q;
   const Quad p = load_quad(pre, i, C);
-  for (int k = 0; k < 4; k++) x.v[k] = p.v[k] * x.v[k];
-  return x;
-}
-}  // namespace rmsnorm
-
-template <class S>
-__global__ void __launch_bounds__(rows_block)
-    rmsnorm_forward_kernel(RmsnormOutputsOf<S> out, ResidualInOf<S> in, RmsnormWeights weights, size_t N, size_t C,
-                           float eps) {
-  const size_t row = warp_row(), lane = threadIdx.x % 32;
-  if (row >= N) return;
-
-  float chain[4] = {};
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    const Quad x = residual_join_quad(out.sum, in, row, i, C);  // x, or the sum, which it stores
-    const Quad z = rmsnorm::scaled(x, weights.pre, i, C);
-    for (int k = 0; k < 4; k++)
-      if (i + k < C) chain[k] = fused(z.v[k], z.v[k], chain[k]);
-  }
-  const float r = 1.0f / exact_sqrt(warp_chains_sum(chain) / float(C) + eps);  // every lane has the sum
-  if (lane == 0) out.r[row] = r;
-
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    Quad q = rmsnorm::scaled(residual_quad(in, row, i, C), weights.pre, i, C);
-    const Quad w = load_quad(weights.w, i, C);
-    for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * r * rmsnorm_weight(w.v[k], weights.offset);
-    store_quad(out.y + row * C, i, C, q);
-  }
-}
-
-namespace rmsnorm {
-// What a lane needs of four columns, in both passes of the backward.
-struct Columns {
-  Quad x, pre, g, xh;
-};
-
-template <class S>
-__device__ inline Columns load_columns(const S* dy, const S* x, const RmsnormWeights& weights, float r, size_t i,
-                                       size_t C) {
-  Columns q;
-  q.x = load_quad(x, i, C);
-  q.pre = weights.pre ? load_quad(weights.pre, i, C) : Quad{{1.0f, 1.0f, 1.0f, 1.0f}};
-  const Quad d = load_quad(dy, i, C), w = load_quad(weights.w, i, C);
-  for (int k = 0; k < 4; k++) {
-    q.g.v[k] = d.v[k] * rmsnorm_weight(w.v[k], weights.offset);
-    q.xh.v[k] = q.pre.v[k] * q.x.v[k] * r;
-  }
+  for (int k = 0; k < 4; k++) q.v[k] = p.v[k] * q.v[k];
   return q;
 }
-}  // namespace rmsnorm
 
-// A row of dx. The kernel that calls this is in core/rows_and_columns.cuh, because it makes dw too.
-template <class S>
-struct RmsnormBackwardRows {
-  RmsnormGradientsOf<S> out;
-  const S* dy;
-  ResidualBackwardInOf<S> in;
-  RmsnormWeights weights;
-  const float* r;
+// z of Rows: of JoinedRows, or of the x that a backward reads.
+template <class Rows>
+struct Scaled {
+  Rows x;
+  const float* pre;
+  __device__ Quad first(size_t row, size_t i) const { return times_pre(x.first(row, i), pre, i, x.C); }
+  __device__ Quad again(size_t row, size_t i) const { return times_pre(x.again(row, i), pre, i, x.C); }
+};
+
+struct OffsetWeights {
+  const float* w;
+  float offset;
   size_t C;
-
-  void on_cpu(size_t N) const { rmsnorm_backward_rows_cpu(out, dy, in, weights, r, N, C); }
-
-  __device__ void operator()(size_t row) const {
-    const size_t lane = threadIdx.x % 32;
-    const S *dyr = dy + row * C, *xr = in.x + row * C;
-    const float scale = r[row];
-
-    float chain[4] = {};  // of the sum of g*xh
-    for (size_t i = 4 * lane; i < C; i += row_chains) {
-      const rmsnorm::Columns q = rmsnorm::load_columns(dyr, xr, weights, scale, i, C);
-      for (int k = 0; k < 4; k++)
-        if (i + k < C) chain[k] = fused(q.g.v[k], q.xh.v[k], chain[k]);
-    }
-    const float mean = warp_chains_sum(chain) / float(C);
-    if (out.mean && lane == 0) out.mean[row] = mean;  // dpre will want it
-
-    // A lane reads its columns of dy again before it writes those of dx, and no other lane reads them: dx may be dy.
-    for (size_t i = 4 * lane; i < C; i += row_chains) {
-      const rmsnorm::Columns q = rmsnorm::load_columns(dyr, xr, weights, scale, i, C);
-      Quad d;
-      for (int k = 0; k < 4; k++) d.v[k] = q.pre.v[k] * rmsnorm_dz(q.g.v[k], q.xh.v[k], mean, scale);
-      if (!in.dresidual && !in.branch)
-        store_quad(out.dx + row * C, i, C, d);  // the norm alone ends here
-      else
-        residual_backward_quad(out.dx, out.dbranch, in, row, i, C, d, q.x);  // adds dresidual, goes through the join
-    }
+  __device__ Quad operator()(size_t i) const {
+    Quad q = load_quad(w, i, C);
+    for (int k = 0; k < 4; k++) q.v[k] = rmsnorm_weight(q.v[k], offset);
+    return q;
   }
 };
 
-// ---- down the columns: dw and dpre
-//
-// A fold puts element (row,c) into the chains of column c. Two kernels call it, with the same order of additions:
-//   with enough rows   rows_and_columns_kernel (core/rows_and_columns.cuh), which makes dx too. A block turns to 16 rows
-//                      at a time, in both directions
-//   with fewer         column_slices_kernel (core/reduce.cuh): a thread owns one column of a slice of 128 rows, and keeps
-//                      its chains in registers. dy and x cross the bus a second time, 8 bytes an element
-// Either way neighbouring threads have neighbouring columns, so that a warp reads 128 neighbouring bytes of a row. Then the
-// slices' sums are added in the same way, 128 to a chain, until one is left. OneSum: the fold of a single sum.
-
-// dw without pre.
+// dz on its way to dx and dbranch.
 template <class S>
-struct RmsnormFoldDw {
-  const S *dy, *x;
-  const float* r;
-  size_t C;
-  HD float operator()(float acc, size_t row, size_t c) const {
-    return fused(dy[row * C + c], x[row * C + c] * r[row], acc);
-  }
+struct Gradient {
+  JoinedGradient<S> dx;
+  const float* pre;
+  __device__ void store(size_t row, size_t i, Quad dz) const { dx.store(row, i, times_pre(dz, pre, i, dx.C)); }
 };
 
-// dw and dpre with pre. mean (N): what the rows have left, without which there is no dz.
+// dw and dpre. mean (N): what the rows have left, without which there is no dz.
 template <class S>
-struct RmsnormFoldDwDpre {
+struct FoldDwDpre {
   const S *dy, *x;
   const float *r, *mean;
   RmsnormWeights weights;
@@ -268,6 +279,7 @@ struct RmsnormFoldDwDpre {
     acc[1] = fused(xc, rmsnorm_dz(g, xh, mean[row], r[row]), acc[1]);
   }
 };
+}  // namespace rmsnorm
 
 // ---- launchers
 
@@ -287,12 +299,34 @@ void rmsnorm_forward(const RmsnormOutputs& out, const ResidualIn& in, const Rmsn
   with_storage(out.y, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return rmsnorm_forward_cpu(out.as<S>(), in.as<S>(), weights, N, C, eps);
-    launch(rmsnorm_forward_kernel<S>, rows_grid(N), rows_block, 0, ctx, out.as<S>(), in.as<S>(), weights, N, C, eps);
+    const auto run = [&](auto x, auto w) {
+      launch(rmsnorm_forward_kernel<S, decltype(x), decltype(w)>, rows_grid(N), rows_block, 0, ctx, out.y.as<S>(),
+             out.r, x, w, N, C, eps);
+    };
+    if (weights.plain() && !in.branch)
+      return run(PlainRows<const S>{in.x.as<S>(), C}, RmsnormPlainWeights{weights.w, C});
+    run(rmsnorm::Scaled<JoinedRows<S>>{{out.sum.as<S>(), in.as<S>(), C}, weights.pre},
+        rmsnorm::OffsetWeights{weights.w, weights.offset, C});
   });
 }
 
 size_t rmsnorm_backward_scratch(size_t N, size_t C, bool pre) {
   return column_reduce_scratch(N, C, pre ? 2 : 1);
+}
+
+template <class S>
+static void rmsnorm_backward_rows(const RmsnormGradientsOf<S>& out, const S* dy, const ResidualBackwardInOf<S>& in,
+                                  const RmsnormWeights& weights, const float* r, size_t N, size_t C, Context& ctx) {
+  if (ctx.device == Device::cpu) return rmsnorm_backward_rows_cpu(out, dy, in, weights, r, N, C);
+  const auto run = [&](auto dx, auto x, auto w) {
+    launch(rmsnorm_backward_kernel<S, decltype(dx), decltype(x), decltype(w)>, rows_grid(N), rows_block, 0, ctx, dx,
+           out.mean, dy, x, w, r, N, C);
+  };
+  const PlainRows<const S> x = {in.x, C};
+  if (weights.plain() && !in.branch && !in.dresidual)
+    return run(PlainRows<S>{out.dx, C}, x, RmsnormPlainWeights{weights.w, C});
+  run(rmsnorm::Gradient<S>{{out.dx, out.dbranch, in, C}, weights.pre},
+      rmsnorm::Scaled<PlainRows<const S>>{x, weights.pre}, rmsnorm::OffsetWeights{weights.w, weights.offset, C});
 }
 
 // Without pre the columns come first, so that dx may be dy. dpre takes the means of whole rows: there the rows come
@@ -305,12 +339,10 @@ void rmsnorm_backward(const RmsnormGradients& out, ConstReals dy, const Residual
   with_storage(out.dx, [&](auto stored) {
     using S = decltype(stored);
     const S *d = dy.as<S>(), *x = in.x.as<S>();
-    const RmsnormBackwardRows<S> rows = {out.as<S>(), d, in.as<S>(), weights, r, C};
+    if (!weights.pre) column_reduce_add(out.dw, N, C, RmsnormFoldDw<S>{d, x, r, C}, ctx);
+    rmsnorm_backward_rows(out.as<S>(), d, in.as<S>(), weights, r, N, C, ctx);
     if (weights.pre)
-      rows_and_columns<First::rows>(std::array{out.dw, out.dpre}, N, C, rows,
-                                    RmsnormFoldDwDpre<S>{d, x, r, out.mean, weights, C}, ctx);
-    else
-      rows_and_columns<First::columns>(std::array{out.dw}, N, C, rows, OneSum<RmsnormFoldDw<S>>{{d, x, r, C}}, ctx);
+      column_reduce_add(std::array{out.dw, out.dpre}, N, C, rmsnorm::FoldDwDpre<S>{d, x, r, out.mean, weights, C}, ctx);
   });
 }
 

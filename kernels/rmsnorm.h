@@ -27,6 +27,8 @@ struct RmsnormWeightsOf {
   const T* w;              // (C)
   const T* pre = nullptr;  // (C), PreAffine; null: 1
   T offset = 0;            // 1: zero-centred weights
+
+  bool plain() const { return !pre && offset == 0; }
 };
 using RmsnormWeights = RmsnormWeightsOf<float>;
 

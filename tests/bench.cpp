@@ -464,12 +464,12 @@ void bench_operations(Context& ctx, double bandwidth) {
                      {w.data(), b.data()}, r.data(), N, C, ctx);
   });
   row("layernorm forward", 2 * f,
-      [&] { layernorm_forward(y.data(), mean.data(), r.data(), x.data(), w.data(), b.data(), N, C, 1e-5f, ctx); });
+      [&] { layernorm_forward({y.data(), mean.data(), r.data()}, {x.data()}, w.data(), b.data(), N, C, 1e-5f, ctx); });
   row("layernorm backward", 4 * f, [&] {
     layernorm_backward({.dx = dx.data(), .dw = dw.data(), .db = db.data()}, y.data(), back, w.data(), mean.data(),
                        r.data(), N, C, ctx);
   });
-  row("dyt forward", 2 * f, [&] { dyt_forward(y.data(), x.data(), alpha.data(), w.data(), b.data(), N, C, ctx); });
+  row("dyt forward", 2 * f, [&] { dyt_forward({y.data()}, {x.data()}, alpha.data(), w.data(), b.data(), N, C, ctx); });
   row("dyt backward", 4 * f, [&] {
     dyt_backward({dx.data(), nullptr, dalpha.data(), dw.data(), db.data(), row_sums.data()}, y.data(), back,
                  alpha.data(), w.data(), N, C, ctx);
@@ -484,7 +484,7 @@ void bench_operations(Context& ctx, double bandwidth) {
   row("gated norm backward, rank 16", 6 * f, [&] {
     gated_norm_backward(dx.data(), nullptr, gradients, y.data(), back, low.data(), r.data(), weights, gated_norm, ctx);
   });
-  row("residual add alone", 3 * f, [&] { residual_forward(dx.data(), x.data(), z.data(), N, C, ctx); });
+  row("residual add alone", 3 * f, [&] { residual_forward(dx.data(), {x.data(), z.data()}, N, C, ctx); });
   const GateOp op;
   row("gate forward, elementwise", 3 * f, [&] { gate_forward(y.data(), x.data(), z.data(), N, C, 1, op, ctx); });
   row("gate backward, elementwise", 5 * f,
@@ -553,8 +553,8 @@ void bench_operations(Context& ctx, double bandwidth) {
   groups.build(ids.data(), N, ctx);
   Buffer<float> table = filled(tokens_wide * C, 17);
   row("embedding forward", wide + f,
-      [&] { embedding_forward(y.data(), device_ids.data(), table.data(), N, C, tokens_wide, ctx); });
-  row("embedding backward", 2 * wide + f, [&] { embedding_backward(table.data(), x.data(), groups, C, ctx); });
+      [&] { embedding_forward(y.data(), device_ids.data(), table.data(), {}, N, C, tokens_wide, ctx); });
+  row("embedding backward", 2 * wide + f, [&] { embedding_backward(table.data(), x.data(), groups, nullptr, C, ctx); });
   Buffer<float> logits = filled(n, 3);
   const auto cross_entropy_of = [&](size_t rows, size_t V) {
     cross_entropy(r.data(), z.data(), logits.data(), device_ids.data(), 1e-3f, rows, V, ctx);
@@ -651,7 +651,7 @@ void bench_attention(Context& ctx, double peak) {
       if constexpr (is_bf16)
         call(attention_bf16_backward);
       else
-        call([](auto&&... x) { attention_backward(x...); });
+        call(attention_backward);
     };
     forward();
     const double fwd = best_seconds({forward})[0], bwd = best_seconds({backward})[0];

@@ -151,14 +151,14 @@ static void require_embedding_bits(size_t B, size_t T, size_t C, size_t V) {
         embedding_backward(gdweight, gdh, groups, extras.scale, C, ctx);
         if (!with_scale) {
           Guarded plain(ctx, dweight0);
-          embedding_backward(plain, gdh, groups, C, ctx);
+          embedding_backward(plain, gdh, groups, nullptr, C, ctx);
           REQUIRE_BITWISE(dweight, plain.download());
         }
         REQUIRE_BITWISE(h, gh.download());
         REQUIRE_BITWISE(dweight, gdweight.download());
         if (!with_scale && !with_positions) {
           GuardedOf<S> plain(ctx, N * C);
-          embedding_forward(plain, gids.data(), gweight, N, C, V, ctx);
+          embedding_forward(plain, gids.data(), gweight, {}, N, C, V, ctx);
           REQUIRE_BITWISE(h, plain.download());
         }
         const size_t scratch = ctx.device == Device::cpu ? 0 : embedding_backward_scratch(N, C);
@@ -204,7 +204,7 @@ TEST_CASE("embedding: an id with many tokens is summed in pieces of 1024", "[bit
       Guarded gdweight(ctx, dweight0), gdh(ctx, dh);
       TokenGroups groups(N + 4000, V, ctx);
       groups.build(ids.data(), N, ctx);
-      embedding_backward(gdweight, gdh, groups, C, ctx);
+      embedding_backward(gdweight, gdh, groups, nullptr, C, ctx);
       REQUIRE_BITWISE(dweight, gdweight.download());
       if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == embedding_backward_scratch(N, C));
     });
@@ -231,7 +231,7 @@ TEST_CASE("embedding: the lists of the batch before are not read", "[bitwise]") 
       TokenGroups groups(N, V, ctx);
       groups.build(many.data(), N, ctx);
       groups.build(ids.data(), ids.size(), ctx);
-      embedding_backward(gdweight, gdh, groups, C, ctx);
+      embedding_backward(gdweight, gdh, groups, nullptr, C, ctx);
       REQUIRE_BITWISE(dweight, gdweight.download());
     });
   }
@@ -257,7 +257,7 @@ TEST_CASE("embedding: product and sum are rounded each, a position comes round w
   embedding_forward(h.data(), ids.data(), weight.data(), {&scale, positions.data(), T}, N, C, V, cpu);
   REQUIRE_BITWISE(sums, h);
   REQUIRE(sums != fused_sums);
-  embedding_forward(h.data(), ids.data(), weight.data(), N, C, V, cpu);
+  embedding_forward(h.data(), ids.data(), weight.data(), {}, N, C, V, cpu);
   REQUIRE_BITWISE(copies, h);
 }
 
@@ -278,7 +278,7 @@ TEST_CASE("embedding: the sum runs over tokens in ascending order, apart from wh
   Context cpu(Device::cpu);
   TokenGroups groups(5, 3, cpu);
   groups.build(ids.data(), 5, cpu);
-  embedding_backward(dweight.data(), dh.data(), groups, 1, cpu);
+  embedding_backward(dweight.data(), dh.data(), groups, nullptr, 1, cpu);
   REQUIRE_BITWISE((std::vector<float>{5.0f, 4.0f, -0.0f}), dweight);
   const float scale = 0.5f;
   embedding_backward(dweight.data(), dh.data(), groups, &scale, 1, cpu);
@@ -300,8 +300,8 @@ TEST_CASE("embedding: an id without a row gives NaN and reads nothing", "[bitwis
     Guarded gh(ctx, zero), gweight(ctx, weight);
     GuardedOf<bf16> in_bf16(ctx, zero);
     const Buffer<int> gids(ctx.device, ids);
-    embedding_forward(gh, gids.data(), gweight, 5, 4, 2, ctx);
-    embedding_forward(in_bf16, gids.data(), gweight, 5, 4, 2, ctx);
+    embedding_forward(gh, gids.data(), gweight, {}, 5, 4, 2, ctx);
+    embedding_forward(in_bf16, gids.data(), gweight, {}, 5, 4, 2, ctx);
     REQUIRE(bitwise_difference(expected, gh.download(), Nan::expected) == "");
     REQUIRE(bitwise_difference(stored<bf16>(expected), in_bf16.download(), Nan::expected) == "");
 

@@ -91,7 +91,7 @@ TEST_CASE("residual: what is off changes no bit") {
   const float d[] = {-0.0f, 2.0f, 3.0f};
   float sum[3], dx[3], dbranch[3];
   REQUIRE(Join{}.plain());
-  residual_forward(sum, x, branch, 1, 3, cpu);
+  residual_forward(sum, {x, branch}, 1, 3, cpu);
   REQUIRE_BITWISE((std::vector<float>{-0.0f, INFINITY, 1.0f}), std::vector<float>(sum, sum + 3));
   // An infinite element of a sum that is not clipped passes its gradient, with or without the clip of the
   // branch.
@@ -193,7 +193,7 @@ TEST_CASE("residual: a plain join is an addition, to the bit", "[bitwise]") {
   REQUIRE_BITWISE(dbranch, dbranch_joined);
   on_every_device([&](Context& ctx) {
     Guarded gx(ctx, x), gbranch(ctx, branch), gsum(ctx, N * C);
-    residual_forward(gsum, gx, gbranch, N, C, ctx);
+    residual_forward(gsum, {gx, gbranch}, N, C, ctx);
     REQUIRE_BITWISE(sum, gsum.download());
   });
 }
@@ -271,7 +271,7 @@ TEST_CASE("residual: what it refuses") {
   REQUIRE_THROWS_WITH(residual_forward(c, {a}, 1, 4, cpu),
                       "residual_forward: a residual branch and its sum come together");
   REQUIRE_THROWS_WITH(residual_forward(nullptr, {a}, 1, 4, cpu), "residual_forward: there is no branch to join");
-  REQUIRE_THROWS_WITH(residual_forward(c, a, b, 1, 0, cpu), "residual_forward: rows have no columns");
+  REQUIRE_THROWS_WITH(residual_forward(c, {a, b}, 1, 0, cpu), "residual_forward: rows have no columns");
   REQUIRE_THROWS_WITH(residual_forward(c, {a, b, {0.0f, 1.0f, {}}}, 1, 4, cpu),
                       "residual_forward: a clip of 0, expected more than 0");
   for (float p : {1.0f, -0.5f})
