@@ -80,39 +80,27 @@ IN_FLOAT_AND_DOUBLE(matmul_ref);
 
 // ---- kernel: the tile of a block is in kernels/matmul_tile.cuh
 
-// What a launch works on. A block goes through all slices of k, whose sum grows in C, or in `sum` where C is added to. Or, side
-// by side, block z computes slice first_slice + z alone and leaves it in a matrix of its own, the z-th from C.data on.
+// The whole product as if one block computed it, and which slices of k go side by side. Usually none do: a block goes through
+// all of them. Else block z computes slice first_slice + z alone and leaves it in a matrix of its own, the z-th from C on.
 struct MatmulJob {
-  Matrix<float> C, sum = {};
-  Matrix<const float> A, B;
-  const float* bias = nullptr;
-  size_t M, N, K;
-  bool accumulate = false, side_by_side = false;
+  MatmulBlock whole;
+  bool side_by_side = false;
   size_t first_slice = 0;
-  bool aligned;  // the rows of C, sum and bias begin on 16-byte boundaries
 };
 
-// The second launch bound: so many blocks shall fit on a multiprocessor at once, which limits the registers of a thread.
+// A block owns the tile of C at m0, n0. The second launch bound: so many blocks shall fit on a multiprocessor at once, which limits
+// the registers of a thread.
 template <Layout layout, int BM, int BN, int TM, int TN, bool aligned>
 __global__ void __launch_bounds__(BM / TM * BN / TN, 2) matmul_kernel(MatmulJob job) {
-  const size_t m0 = size_t(blockIdx.x) * BM, n0 = size_t(blockIdx.y) * BN;
-  const size_t begin = job.side_by_side ? (job.first_slice + blockIdx.z) * matmul_slice : 0;
-  const size_t end = job.side_by_side && begin + matmul_slice < job.K ? begin + matmul_slice : job.K;
-  const Matrix<float> C = {job.C.data + (blockIdx.z * job.M + m0) * job.C.ld + n0, job.C.ld};
-  const Matrix<float> sum = {job.sum.data + m0 * job.sum.ld + n0, job.sum.ld};
-  const MatmulBlock block = {.C = C,
-                             .sum = sum,
-                             .A = job.A,
-                             .B = job.B,
-                             .bias = job.bias ? job.bias + n0 : nullptr,
-                             .m0 = m0,
-                             .m_end = job.M,
-                             .n0 = n0,
-                             .n_end = job.N,
-                             .begin = begin,
-                             .end = end,
-                             .accumulate = job.accumulate,
-                             .aligned = job.aligned};
+  MatmulBlock block = job.whole;
+  block.m0 = size_t(blockIdx.x) * BM, block.n0 = size_t(blockIdx.y) * BN;
+  block.C.data += (blockIdx.z * block.m_end + block.m0) * block.C.ld + block.n0;
+  block.sum.data += block.m0 * block.sum.ld + block.n0;
+  if (block.bias) block.bias += block.n0;
+  if (job.side_by_side) {
+    block.begin = (job.first_slice + blockIdx.z) * matmul_slice;
+    if (block.begin + matmul_slice < block.end) block.end = block.begin + matmul_slice;
+  }
   matmul_tile<layout, BM, BN, TM, TN, aligned>(block);
 }
 
@@ -216,11 +204,13 @@ void matmul_add_slices(float* C, const float* slices, size_t count, size_t n, Co
 
 template <Layout layout, int BM, int BN, int TM, int TN>
 static void matmul_launch(const MatmulJob& job, size_t slices_together, Context& ctx) {
-  const bool aligned = matmul_rows_aligned(job.A.data, job.A.ld) && matmul_rows_aligned(job.B.data, job.B.ld);
+  const MatmulBlock& whole = job.whole;
+  const bool aligned = matmul_rows_aligned(whole.A.data, whole.A.ld) && matmul_rows_aligned(whole.B.data, whole.B.ld);
   auto* kernel = aligned ? matmul_kernel<layout, BM, BN, TM, TN, true> : matmul_kernel<layout, BM, BN, TM, TN, false>;
-  const size_t columns = ceil_div(job.N, BN);
-  require(columns <= 65535 && slices_together <= 65535, "matmul: N %zu or K %zu is too large for a grid", job.N, job.K);
-  const dim3 grid(grid_of(ceil_div(job.M, BM)).x, unsigned(columns), unsigned(slices_together));
+  const size_t columns = ceil_div(whole.n_end, BN);
+  require(columns <= 65535 && slices_together <= 65535, "matmul: N %zu or K %zu is too large for a grid", whole.n_end,
+          whole.end);
+  const dim3 grid(grid_of(ceil_div(whole.m_end, BM)).x, unsigned(columns), unsigned(slices_together));
   launch(kernel, grid, BM / TM * BN / TN, 0, ctx, job);
 }
 
@@ -242,29 +232,18 @@ void matmul_by_plan(Matrix<float> C, Matrix<const float> A, Matrix<const float> 
                     Layout layout, Accumulate accumulate, const MatmulPlan& plan, Context& ctx, const float* bias) {
   const size_t pitch = matmul_scratch_pitch(N), slices = std::max<size_t>(1, ceil_div(K, matmul_slice));
   const size_t scratch = matmul_plan_scratch(plan, M, N, K, accumulate);
-  const bool add_to_c = accumulate == Accumulate::yes;
   float* const sums = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
+  MatmulBlock whole = {.C = C, .A = A, .B = B, .m_end = M, .n_end = N, .end = K, .aligned = true};
   if (plan.together == 1) {
-    const bool aligned = matmul_rows_aligned(C.data, C.ld) && matmul_rows_aligned(bias, 0);
-    const MatmulJob job = {.C = C,
-                           .sum = {sums, pitch},
-                           .A = A,
-                           .B = B,
-                           .bias = bias,
-                           .M = M,
-                           .N = N,
-                           .K = K,
-                           .accumulate = add_to_c,
-                           .aligned = aligned};
-    return matmul_launch(job, layout, plan.tile, 1, ctx);
+    whole.sum = {sums, pitch}, whole.bias = bias, whole.accumulate = accumulate == Accumulate::yes;
+    whole.aligned = matmul_rows_aligned(C.data, C.ld) && matmul_rows_aligned(bias, 0);
+    return matmul_launch({whole}, layout, plan.tile, 1, ctx);
   }
   for (size_t done = 0; done < slices;) {
     const size_t kept = done ? 1 : 0;  // matrices that hold what was summed so far
     const size_t count = std::min(plan.together - kept, slices - done);
-    const Matrix<float> into = {sums + kept * M * pitch, pitch};
-    const MatmulJob job = {
-        .C = into, .A = A, .B = B, .M = M, .N = N, .K = K, .side_by_side = true, .first_slice = done, .aligned = true};
-    matmul_launch(job, layout, plan.tile, count, ctx);
+    whole.C = {sums + kept * M * pitch, pitch};
+    matmul_launch({whole, true, done}, layout, plan.tile, count, ctx);
     done += count;
     if (done < slices)
       matmul_add_slices({sums, pitch}, sums, pitch, kept + count, nullptr, M, N, Accumulate::no, ctx);

@@ -129,11 +129,11 @@ struct MatmulStrip {
 // n_end; and k from begin to end, in slices that are counted from begin. C, sum and bias point to the tile's first element.
 // sum: where C is added to and there are several slices, their sum grows here while C waits.
 struct MatmulBlock {
-  Matrix<float> C, sum;
+  Matrix<float> C, sum = {};
   Matrix<const float> A, B;
-  const float* bias;  // or null
-  size_t m0, m_end, n0, n_end, begin, end;
-  bool accumulate;
+  const float* bias = nullptr;
+  size_t m0 = 0, m_end, n0 = 0, n_end, begin = 0, end;
+  bool accumulate = false;
   bool aligned;  // the rows of C, sum and bias begin on 16-byte boundaries
 };
 
@@ -144,6 +144,37 @@ __device__ inline Quad matmul_add(const float* row, size_t n, size_t N, Quad q, 
   return q;
 }
 
+// The elements of C that a thread hands over as a slice of k ends. Where C is added to and there are several slices, their sum
+// grows in block.sum while C waits, and waiting() adds it.
+struct MatmulStore {
+  const MatmulBlock& block;
+  int rows_left, cols_left;
+  bool waits;
+
+  __device__ MatmulStore(const MatmulBlock& block, size_t BM, size_t BN)
+      : block(block),
+        rows_left(int(block.m_end - block.m0 < BM ? block.m_end - block.m0 : BM)),
+        cols_left(int(block.n_end - block.n0 < BN ? block.n_end - block.n0 : BN)),
+        waits(block.accumulate && block.end - block.begin > matmul_slice) {}
+
+  // Elements n to n+3 of row m of the tile: what a slice has come to.
+  __device__ void slice(int m, int n, Quad q, bool first, bool last) const {
+    if (m >= rows_left || n >= cols_left) return;
+    const Matrix<float> to = waits ? block.sum : block.C;
+    float* const row = to.data + m * to.ld;
+    if (!first || (block.accumulate && !waits)) q = matmul_add(row, n, cols_left, q, block.aligned);
+    if (last && block.bias) q = matmul_add(block.bias, n, cols_left, q, block.aligned);
+    store_quad_inside(row, n, cols_left, q, block.aligned);
+  }
+  __device__ void waiting(int m, int n) const {
+    if (m >= rows_left || n >= cols_left) return;
+    const Quad q = load_quad_inside(block.sum.data + m * block.sum.ld, n, cols_left, block.aligned);
+    float* const row = block.C.data + m * block.C.ld;
+    store_quad_inside(row, n, cols_left, matmul_add(row, n, cols_left, q, block.aligned), block.aligned);
+  }
+};
+
+// C of the tile. The strips come from memory by StripA and StripB, and the results leave by MatmulStore.
 template <Layout layout, int BM, int BN, int TM, int TN, bool aligned>
 __device__ __forceinline__ void matmul_tile(const MatmulBlock& block) {
   constexpr int threads = BM / TM * BN / TN;
@@ -160,6 +191,7 @@ __device__ __forceinline__ void matmul_tile(const MatmulBlock& block) {
   auto row_of = [&](int square) { return square * (4 * BM / TM) + ty * 4; };
   auto col_of = [&](int square) { return square * (4 * BN / TN) + tx * 4; };
 
+  // One k: every element of A's column times every element of B's row.
   float chain[TM][TN] = {};  // in registers: every index below is a constant once its loop is unrolled
   auto step = [&](const float* a_strip, const float* b_strip, int k) {
     Quad a[TM / 4], b[TN / 4];
@@ -173,33 +205,10 @@ __device__ __forceinline__ void matmul_tile(const MatmulBlock& block) {
       for (int j = 0; j < TN; j++) chain[i][j] = fused(a[i / 4].v[i % 4], b[j / 4].v[j % 4], chain[i][j]);
   };
 
-  // A slice is done: its chains join the sum of the slices before it, and the next one starts from +0.
-  const size_t rows = block.m_end - block.m0, cols = block.n_end - block.n0;
-  const int rows_left = rows < BM ? int(rows) : BM, cols_left = cols < BN ? int(cols) : BN;
-  const bool c_waits = block.accumulate && block.end - block.begin > matmul_slice;
-  auto finish = [&](bool first, bool last) {
-    const Matrix<float> to = c_waits ? block.sum : block.C;
-#pragma unroll
-    for (int i = 0; i < TM; i++)
-#pragma unroll
-      for (int g = 0; g < TN / 4; g++) {
-        Quad q;
-        for (int j = 0; j < 4; j++) {
-          q.v[j] = chain[i][4 * g + j];
-          chain[i][4 * g + j] = 0;
-        }
-        const int m = row_of(i / 4) + i % 4, n = col_of(g);
-        if (m >= rows_left || n >= cols_left) continue;
-        float* const row = to.data + m * to.ld;
-        if (!first || (block.accumulate && !c_waits)) q = matmul_add(row, n, cols_left, q, block.aligned);
-        if (last && block.bias) q = matmul_add(block.bias, n, cols_left, q, block.aligned);
-        store_quad_inside(row, n, cols_left, q, block.aligned);
-      }
-  };
-
-  // The walk along k.
+  // The walk along k: a strip after the other, and after a slice its chains leave and begin again at +0.
   const size_t begin = block.begin, end = block.end;
   auto depth_at = [&](size_t k) { return k >= end ? 0 : end - k < strip_depth ? int(end - k) : strip_depth; };
+  const MatmulStore result(block, BM, BN);
   StripA a(block.A, block.m0, block.m_end, begin);
   StripB b(block.B, block.n0, block.n_end, begin);
   a.fetch(depth_at(begin));
@@ -224,21 +233,24 @@ __device__ __forceinline__ void matmul_tile(const MatmulBlock& block) {
       }
     }
     last = slice_end == end;
-    finish(first, last);
+#pragma unroll
+    for (int i = 0; i < TM; i++)
+#pragma unroll
+      for (int g = 0; g < TN / 4; g++) {
+        Quad q;
+        for (int j = 0; j < 4; j++) {
+          q.v[j] = chain[i][4 * g + j];
+          chain[i][4 * g + j] = 0;
+        }
+        result.slice(row_of(i / 4) + i % 4, col_of(g), q, first, last);
+      }
   }
-  if (!c_waits) return;
-
-    // The sum of all slices is complete: a thread adds its own elements to C. (Not unrolled: it is not worth any registers.)
+  if (!result.waits) return;
+    // (Not unrolled: it is not worth any registers.)
 #pragma unroll 1
   for (int i = 0; i < TM; i++)
 #pragma unroll 1
-    for (int g = 0; g < TN / 4; g++) {
-      const int m = row_of(i / 4) + i % 4, n = col_of(g);
-      if (m >= rows_left || n >= cols_left) continue;
-      const Quad q = load_quad_inside(block.sum.data + m * block.sum.ld, n, cols_left, block.aligned);
-      float* const row = block.C.data + m * block.C.ld;
-      store_quad_inside(row, n, cols_left, matmul_add(row, n, cols_left, q, block.aligned), block.aligned);
-    }
+    for (int g = 0; g < TN / 4; g++) result.waiting(row_of(i / 4) + i % 4, col_of(g));
 }
 
 // ---- for launchers
