@@ -340,6 +340,10 @@ fuzz: $(HOST_UNITS:%=%.cpp) $(BUILD)/release/layers.a $(BUILD)/release/kernels.a
 	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp $^ $(LIBS)
 	$(BUILD)/fuzz_$(READER) -max_total_time=$(FUZZ_SECONDS) $(BUILD)/fuzz/$(READER) $(wildcard tests/corpus/$(READER))
 
+# One operation alone, as the manual shows it: make build/release/check_a_kernel
+$(BUILD)/release/check_a_kernel: $(BUILD)/release/docs/check_a_kernel.o $(BUILD)/release/kernels.a
+	$(CXX) -fopenmp -o $@ $^ $(LIBS)
+
 # ---- speed
 
 $(BUILD)/release/bench: $(BUILD)/release/tests/bench.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a
