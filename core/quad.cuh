@@ -66,8 +66,9 @@ __device__ inline void store_quad(S* row, size_t i, size_t n, Quad q) {
     store_quad<false>(row, i, n, q);
 }
 
-// An array (N,C) as a kernel along its rows reads and writes it: columns i to i+3 of a row. Kernels of norms are templates of
-// what stands here. first() is the pass that brings a row from memory, again() every later one, which finds it in a cache.
+// An array (N,C) as a kernel along its rows reads and writes it: columns i to i+3 of a row. Kernels of norms are
+// templates of what stands here. first() is the pass that brings a row from memory, again() every later one, which
+// finds it in a cache.
 template <class S>
 struct PlainRows {
   S* p;

@@ -1,4 +1,4 @@
-// One operation alone: RMSNorm's forward and backward on buffers of one's own, its gradients held to finite differences.
+// One operation alone: RMSNorm's forward and backward on one's own buffers, its gradients held to finite differences.
 //   make build/release/check_a_kernel && build/release/check_a_kernel
 // For another operation change the two calls; its header says what is written and what is accumulated.
 #include <cmath>
@@ -9,7 +9,7 @@
 int main() {
   using namespace gated;
   const size_t N = 3, C = 70;
-  Context ctx(kernel_device);  // a GPU where nvcc compiled this, else the same kernels emulated; Device::cpu: the CPU's loops
+  Context ctx(kernel_device);  // compiled by nvcc a GPU, else the same kernels emulated. Device::cpu: the CPU's loops
   std::vector<float> x(N * C), w(C), dy(N * C);
   for (size_t i = 0; i < N * C; i++) x[i] = std::sin(3.7f * float(i)), dy[i] = std::cos(1.3f * float(i));
   for (size_t c = 0; c < C; c++) w[c] = 1 + 0.5f * std::sin(float(c));
@@ -29,7 +29,7 @@ int main() {
   rmsnorm_backward(dx.data(), dw.data(), on_dy.data(), on_x.data(), on_w.data(), r.data(), N, C, ctx);
   ctx.synchronize();
 
-  // Every number moved a little up and a little down. In float that gives three digits; the tests do it in double, with ten.
+  // Every number moved a little up and a little down. In float that gives three digits; the tests do it in double.
   const auto differs = [&](const char* name, std::vector<float>& input, const std::vector<float>& gradient) {
     double off = 0, largest = 0;
     for (size_t i = 0; i < input.size(); i++) {

@@ -10,10 +10,12 @@
 //     silu(x) = x*s        silu'(x) = s * (1 + x*(1-s))
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: every array (n) f32 or bf16, written; y may be x, dx may be dy or x
+// twins: kernels/cpu/activation_cpu.cpp
 // --ffn=gelu|relu2, --gelu, --sdpa-out=silu | tests/test_activation.cpp
 //
 // This is the smallest operation of the project, and every other is laid out like it: the maths, a reference, the kernels,
-// the launchers. It is the one to read first.
+// the launchers. It is the one to read first. Twins are the same operation in other loops: those of the CPU
+// (kernels/cpu/), on tensor cores (kernels/bf16/), or one token after those of a cache (kernels/decode/).
 #include "kernels/activation.h"
 
 #include "core/launch_shape.cuh"

@@ -22,6 +22,7 @@
 //   is often smaller than what a copy can show: it is the master that remembers it.
 // A norm that is not finite leaves w, m and v as they are, and so do all updates after it: one bad batch must not reach the
 //   weights before the training loop has seen it.
+// twins: none; the CPU's loops stand in this file
 // --lr, --beta1, --beta2, --adam-eps, --weight-decay, --clip | tests/test_adamw.cpp
 #include "kernels/adamw.h"
 
@@ -131,9 +132,9 @@ size_t AdamWPlan::bytes(const std::vector<AdamWTensor>& tensors) {
 
 // ---- kernel
 
-// A thread owns four neighbouring elements of its block (a Quad): 16-byte loads and stores where count is a multiple of 4.
-// It reads four arrays and writes three, each once: 28 bytes an element cross the bus, and 2 for a copy.
-// All threads read the same norm, so either all of them update or none. One that is not finite stops the later updates, too:
+// A thread owns four neighbouring elements of its block, a Quad (kernels/activation.cu). It reads four arrays and
+// writes three, each once: 28 bytes an element cross the bus, and 2 for a copy. All threads read the same norm, so
+// either all of them update or none. One that is not finite stops the later updates, too:
 // the first block says so. `stopped` is written under a bad norm alone and read under a good one alone, never both in one
 // launch, so nobody has to wait.
 __global__ void __launch_bounds__(elementwise_block)

@@ -76,7 +76,8 @@
 // shapes: q, o (B,T,H,D), k, v (B,T,KVH,D) f32; saves lse (B,H,T) | o, lse, dq, dk, dv are written, and p_ie and
 //   ds_ie (B,H,T) of a sink. Time is that of T min(T, W) pairs.
 // The forward's kernel is at the end of this file, backward's are in kernels/attention_backward.cu. In bf16 the operation has
-// an order of its own, that of tensor cores: kernels/bf16/attention_bf16.cu.
+// an order of its own, that of tensor cores.
+// twins: kernels/cpu/attention_cpu.cpp, kernels/bf16/attention_bf16.cu, kernels/decode/cached_attention.cu
 // --attn-score, --attn-sink, --window | tests/test_attention.cpp
 #include "kernels/attention.h"
 

@@ -17,6 +17,7 @@
 // dkdv accumulates dv between the two, while the weights are p.
 //
 // Sigmoid: -bias stands for lse and 0 for delta. s - -b is s + b, and x - 0 is x.
+// twins: kernels/cpu/attention_cpu.cpp, kernels/bf16/attention_bf16_backward.cu
 // tests/test_attention.cpp
 #include "core/launch.cuh"
 #include "kernels/attention_tile.cuh"

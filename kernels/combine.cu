@@ -9,6 +9,7 @@
 //   added last; y in bf16 is that, rounded. dw is a row's sum (core/reduce.cuh). Weights and their gradients stay fp32.
 // shapes: y, plus, dy (N,C) f32 or bf16; rows, drows (M,C), M = N*k; w, dw (N,k) f32 | all written; y may be plus, drows may be
 //         rows
+// twins: kernels/cpu/combine_cpu.cpp
 // --experts, --experts-per-token, --shared-experts | tests/test_combine.cpp
 #include "kernels/combine.h"
 
@@ -48,7 +49,8 @@ IN_FLOAT_AND_DOUBLE(combine_backward_ref);
 
 // ---- kernels
 
-// A thread owns four neighbouring columns of a token, a Quad, and carries their sums in registers along the k rows. The bus:
+// A thread owns four neighbouring columns of a token, a Quad (kernels/activation.cu), and carries their sums in
+// registers along the k rows. The bus:
 // 1 + k elements for one of y, and one more with plus.
 template <class S>
 __global__ void __launch_bounds__(elementwise_block)
@@ -70,9 +72,10 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(y + n * C, c, C, sum);
 }
 
-// A warp owns a slot: one pass over the token's dy and the slot's row. Lane l holds columns 4l to 4l+3 of every 128 and
-// carries their four chains of dw. It reads its columns of the row before it writes them: drows may be rows. The warps of a
-// token's k slots lie side by side, so all but one of them find dy in a cache. The bus: rows in and out, and dy once.
+// A warp owns a slot: one pass over the token's dy and the slot's row, as along a row of kernels/rmsnorm.cu, of whose
+// sum dw a lane carries four chains. It reads its columns of the row before it writes them: drows may be rows. The
+// warps of a token's k slots lie side by side, so all but one of them find dy in a cache. The bus: rows in and out, and
+// dy once.
 template <class S>
 __global__ void __launch_bounds__(rows_block)
     combine_backward_kernel(S* drows, float* dweight, const S* dy, const S* rows, const float* weight,

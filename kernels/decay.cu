@@ -12,6 +12,7 @@
 // shapes: a, b, da, db (N,H) f32 or bf16, g, beta (N,H), A_log, dt_bias (H) f32
 //         g, beta, da, db are written; dA_log, ddt_bias accumulated
 // exp, softplus and sigmoid: core/math.cuh
+// twins: none; the CPU's loops stand in this file
 // tests/test_decay.cpp
 #include "kernels/decay.h"
 

@@ -10,6 +10,7 @@
 //   column of the sums along the rows (core/reduce.cuh), each in its canonical order.
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) f32 or bf16; w, b, dw, db (C); alpha, dalpha (1) | dx is written, dalpha, dw and db accumulated
+// twins: kernels/cpu/dyt_cpu.cpp
 // --norm=dyt | tests/test_dyt.cpp
 #include "kernels/dyt.h"
 
@@ -61,8 +62,8 @@ IN_FLOAT_AND_DOUBLE(dyt_backward_ref);
 
 // ---- kernels along the rows: y, dx and each row's share of dalpha
 //
-// A warp owns a row, as in kernels/rmsnorm.cu. The bus: forward 8 bytes an element (x, y), backward 12 (dy, x, dx). In bf16 it
-// is half. x and dx are what the kernel is given: for DyT itself they load and store a Quad (PlainRows).
+// A warp owns a row, as in kernels/rmsnorm.cu. The bus: forward 8 bytes an element (x, y), backward 12 (dy, x, dx). In
+// bf16 it is half. x and dx are what the kernel is given: for DyT itself they load and store a Quad (PlainRows).
 
 template <class S, class X>
 __global__ void __launch_bounds__(rows_block)
@@ -78,8 +79,8 @@ __global__ void __launch_bounds__(rows_block)
   }
 }
 
-// dx waits for no sum, so one pass makes it and the row's share of dalpha. A lane reads its columns of dy before it writes those
-// of dx, and no other lane reads them: dx may be dy.
+// dx waits for no sum, so one pass makes it and the row's share of dalpha. A lane reads its columns of dy before it
+// writes those of dx, and no other lane reads them: dx may be dy.
 template <class S, class Dx>
 __global__ void __launch_bounds__(rows_block)
     dyt_backward_kernel(Dx dx, float* row_sums, const S* dy, const S* x, const float* alpha, const float* w, size_t N,
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(rows_block)
   if (lane == 0) row_sums[row] = sum;
 }
 
-// ---- down the columns: dw and db, made in one run, as dw of kernels/rmsnorm.cu; then dalpha, the column of the rows' sums
+// ---- down the columns: dw and db in one run, as in kernels/rmsnorm.cu; then dalpha, the column of the rows' sums
 
 template <class S>
 struct DytFold {
@@ -118,9 +119,9 @@ struct DytFold {
 
 // ---- the general form: x is the join of the stream and of a branch (residual.cu), in the same pass over memory
 //
-// Its reference is the two operations, one after the other. In the kernels JoinedRows and JoinedGradient (residual.cuh) take
-// the place of plain loads and stores: with a branch 16 bytes an element forward, with dresidual 16 backward. The structs are
-// in dyt.h; ResidualIn, what DyT is applied to, and ResidualBackwardIn are in residual.h.
+// Its reference is the two operations, one after the other. In the kernels JoinedRows and JoinedGradient (residual.cuh)
+// take the place of plain loads and stores: with a branch 16 bytes an element forward, with dresidual 16 backward. The
+// structs are in dyt.h; ResidualIn, what DyT is applied to, and ResidualBackwardIn are in residual.h.
 
 template <class T>
 void dyt_general_forward_ref(const DytOutputsOf<T>& out, const ResidualInOf<T>& in, const T* alpha, const T* w,

@@ -15,6 +15,7 @@
 // shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), positions, dpositions (T,C), scale, dscale (1) f32; ids (N) int
 //   h is written, the gradients are accumulated
 // An id outside [0,V) is refused where the host still sees it, in TokenGroups; the forward makes its h a row of NaN.
+// twins: kernels/cpu/embedding_cpu.cpp
 // --position=learned, --embedding-scale | tests/test_embedding.cpp
 #include "kernels/embedding.h"
 
@@ -167,8 +168,8 @@ void TokenGroups::build(const int* ids, size_t N, Context& ctx) {
 
 // ---- kernels
 
-// A warp owns a token, as it owns a row in kernels/rmsnorm.cu: a row of the table is read and a row of h is written, 512
-// neighbouring bytes at a time. `extras` is what becomes of the row on the way: nothing, or what follows below.
+// A warp owns a token, as it owns a row in kernels/rmsnorm.cu: a row of the table is read and a row of h is written,
+// 512 neighbouring bytes at a time. `extras` is what becomes of the row on the way: nothing, or what follows below.
 template <class S, class Extras>
 __global__ void __launch_bounds__(rows_block)
     embedding_forward_kernel(S* h, const int* ids, const float* weight, Extras extras, size_t N, size_t C, size_t V) {

@@ -16,6 +16,7 @@
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) and z, dz (N,C/group) f32 or bf16, all of them the same; written; y may be x, dx may be dy,
 //   dz may be z
+// twins: kernels/cpu/gate_cpu.cpp
 // --attn=g1|g2|g3|g4|g5, --norm=gated | tests/test_gate.cpp
 #include "kernels/gate.cuh"
 
@@ -65,12 +66,10 @@ IN_FLOAT_AND_DOUBLE(gate_backward_ref);
 
 // ---- kernels
 //
-// Where elements do not meet, a thread takes four neighbours, a Quad, which it loads at once. load_quad()
-// takes four single elements instead where rows do not end on a whole Quad, with 0 for those past the end. Every (N,C) array
-// crosses the bus once, and the time of these kernels is that of the bus: the choice of the activation, which is the same
-// for every thread, hides behind it.
-// gate_score and gate_slope (s and ∂s/∂z), gate_y, gate_dy_dx and gate_dy_ds are the formulas above, one line each in
-// gate.cuh. fused(a,b,c) is a*b + c, rounded once.
+// Where elements do not meet, a thread takes four neighbours, a Quad (kernels/activation.cu). Every (N,C) array crosses
+// the bus once, and the time of these kernels is that of the bus: the choice of the activation, which is the same for
+// every thread, hides behind it. gate_score and gate_slope (s and ∂s/∂z), gate_y, gate_dy_dx and gate_dy_ds are the
+// formulas above, one line each in gate.cuh. fused(a,b,c) is a*b + c, rounded once.
 // All loads of an element come before its stores, so an output may be the input that it belongs to.
 
 template <class S>
@@ -119,8 +118,8 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(dz, i, n, zq);
 }
 
-// One warp a group, because its elements meet in dz: it walks along the group as along a row of kernels/rmsnorm.cu. dx needs the
-// score alone, so it leaves in the same pass.
+// One warp a group, because its elements meet in dz: it walks along the group as along a row of kernels/rmsnorm.cu. dx
+// needs the score alone, so it leaves in the same pass.
 template <class S>
 __global__ void __launch_bounds__(rows_block)
     gate_backward_group_kernel(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t scores, size_t group,

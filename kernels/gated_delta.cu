@@ -44,6 +44,7 @@
 //   h / (Hv/Hk), rounded down | all outputs are written
 // q comes scaled and normalised, k normalised: kernels/l2norm.cu. g and beta: kernels/decay.cu
 // The forward's kernel is at the end of this file, the backward's are in kernels/gated_delta_backward.cu.
+// twins: kernels/cpu/gated_delta_cpu.cpp, kernels/bf16/gated_delta_bf16.cu
 // --mixer=gated-delta|hybrid | tests/test_gated_delta.cpp
 #include "kernels/gated_delta.cuh"
 

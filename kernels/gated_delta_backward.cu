@@ -17,6 +17,7 @@
 // none of that needs a barrier. A token has three: after dS, after du, and after the chains of dg.
 // Sums over slices and heads come last, in a kernel of their own. Their parts (of 64 tokens) are in scratch.
 // Shared memory: 5 tiles of 16 columns, 40 KiB for Dk = 128.
+// twins: kernels/cpu/gated_delta_cpu.cpp, kernels/bf16/gated_delta_bf16_backward.cu
 // tests/test_gated_delta.cpp
 #include "core/launch.cuh"
 #include "kernels/gated_delta.cuh"

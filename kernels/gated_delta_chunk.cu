@@ -68,6 +68,7 @@
 //   backward, this form 3 and 6, and about 32 * (4 and 10) for each of the D = Dk = Dv numbers of a key: at D = 128 as many
 //   forward, and a sixth less backward. With more than 64 tokens for a state of few numbers the recurrence does less.
 // shapes: those of kernels/gated_delta.cu
+// twins: kernels/cpu/gated_delta_chunk_cpu.cpp
 // --delta=chunk | tests/test_gated_delta_chunk.cpp
 #include "kernels/gated_delta_chunk.h"
 

@@ -23,6 +23,7 @@
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, branch, sum, y, dy, dx (N,C) f32 or bf16; low (N,rank); W_down (rank,C); W_up (C,rank) or (1,rank); w, b (C); r (N)
 //   y, r, low, sum, dx and dbranch are written, gradients of parameters accumulated
+// twins: kernels/cpu/gated_norm_cpu.cpp
 // --norm=gated|gated-dyt | tests/test_gated_norm.cpp
 #include "kernels/gated_norm.h"
 

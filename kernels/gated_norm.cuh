@@ -2,7 +2,7 @@
 // (kernels/gated_norm_columns.cu) are made of: who owns which element, and the two products between columns and rank.
 //
 // A block of 8 warps owns 16 rows and walks along them in chunks of 128 columns. A warp has two of the rows. A lane has
-// four neighbouring columns of both: a Quad each, the 16 bytes that a thread can load at once.
+// four neighbouring columns of both: a Quad each (kernels/activation.cu).
 //
 //   columns      0..3     4..7    ...   124..127     128..131   ...
 //   row 0      lane 0   lane 1    ...   lane 31      lane 0     ...     warp 0
@@ -12,8 +12,8 @@
 //   row 15     lane 0   lane 1    ...   lane 31      lane 0     ...     warp 7
 //              '----------- a chunk -----------'    '- the next
 //
-// Column c of a row is then in chain c mod 128 of the row's sum (core/reduce.cuh), so a lane carries four chains of each of
-// its rows in registers, as in every operation along rows.
+// So a lane carries four chains of each of its rows in registers, as in every operation along rows
+// (kernels/rmsnorm.cu).
 //
 // A product from the rank to the columns, such as z = a W_up^T, is an "expand". An output is a sum over the rank, and the
 // lane that owns the column makes it alone. All lanes of a warp want the same a[row][j], so a stands in shared memory, as

@@ -18,6 +18,7 @@
 //   a and a': kernels/glu.cuh
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: every array (n) f32 or bf16, written; y may be g or u, dg may be g, du may be u
+// twins: kernels/cpu/glu_cpu.cpp
 // --ffn=swiglu|glu|geglu|swiglu-clamped | tests/test_glu.cpp
 #include "kernels/glu.h"
 
@@ -66,10 +67,9 @@ IN_FLOAT_AND_DOUBLE(swiglu_clamped_backward_ref);
 
 // ---- kernels
 //
-// Elements do not meet. A thread takes four neighbours (a Quad), with one load of 16 bytes from every array where n is a
-// multiple of 4, and one by one where it is not. Every array crosses the memory bus once: the forward moves 12 bytes an
-// element, the backward 20. Recomputing act(g) in the backward is cheaper than saving it, which would cost 4 bytes more in
-// each of the two. In bf16 it is half of these bytes.
+// Elements do not meet: a thread takes four neighbours, a Quad (kernels/activation.cu). Every array crosses the memory
+// bus once: the forward moves 12 bytes an element, the backward 20. Recomputing act(g) in the backward is cheaper than
+// saving it, which would cost 4 bytes more in each of the two. In bf16 it is half of these bytes.
 
 template <class S>
 __global__ void __launch_bounds__(elementwise_block)

@@ -8,6 +8,7 @@
 // order: a buffer (core/reduce.cuh): every 16384 elements are a chunk, summed as a row; the sums of the chunks are one more
 //   row. No padding matters: a zero adds nothing.
 // shapes: total, g (n) f32; norm one f32 on the device | total is accumulated, norm is written
+// twins: kernels/cpu/gradient_cpu.cpp
 // --micro-batches, --clip | tests/test_gradient.cpp
 #include "kernels/gradient.h"
 
@@ -34,8 +35,7 @@ IN_FLOAT_AND_DOUBLE(gradient_norm_ref);
 
 // ---- kernels
 
-// A thread owns four neighbouring elements (a Quad), which it loads and stores with 16 bytes at once where n is a multiple
-// of 4. 12 bytes an element cross the bus.
+// A thread owns four neighbouring elements, a Quad (kernels/activation.cu). 12 bytes an element cross the bus.
 __global__ void __launch_bounds__(elementwise_block)
     accumulate_gradient_kernel(float* total, const float* g, size_t n) {
   const size_t i = elementwise_index();
@@ -46,14 +46,8 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(total, i, n, sum);
 }
 
-// sums[chunk] = sum of squares of one chunk. A warp owns a chunk; no warp waits for another. A row is added up in 128
-// chains, and a lane holds four of them, which its quads feed:
-//
-//   element   0 1 2 3 | 4 5 6 7 | ... | 124 125 126 127 | 128 129 130 131 | ...
-//   lane          0   |    1    | ... |       31        |        0        | ...
-//   chain     0 1 2 3 | 4 5 6 7 | ... | 124 125 126 127 |   0   1   2   3 | ...
-//
-// Every element is read once, 512 bytes a warp at a time.
+// sums[chunk] = sum of squares of one chunk. A warp owns a chunk, as it owns a row in kernels/rmsnorm.cu; no warp waits
+// for another. Every element is read once.
 __global__ void __launch_bounds__(rows_block) gradient_squares_kernel(float* sums, const float* g, size_t n) {
   const size_t chunk = warp_row(), begin = chunk * buffer_chunk;
   if (begin >= n) return;

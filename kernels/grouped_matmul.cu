@@ -19,8 +19,7 @@
 //         grouped_matmul_tn  C (E,N,K), A (M,N), B (M,K)          grouped_bias_backward  db (E,N), dy (M,N)
 //         row_start (E+1) int
 //         all f32, but for the dy of grouped_bias_backward: f32 or bf16
-// products of bf16 matrices: kernels/bf16/grouped_matmul_bf16.cu
-// on the CPU: kernels/cpu/grouped_matmul_cpu.cpp
+// twins: kernels/cpu/grouped_matmul_cpu.cpp, kernels/bf16/grouped_matmul_bf16.cu
 // --experts, --expert-hidden | tests/test_grouped_matmul.cpp
 #include "kernels/grouped_matmul.h"
 

@@ -9,6 +9,7 @@
 //   so that x is not needed any more: y may stand in its place. In bf16 it is y as it is stored.
 // exactly: dx = r * fma(-y, m*dot, dy); both sums are those of a row (core/reduce.cuh)
 // shapes: x, y, dy, dx (N,H,D) f32 or bf16, r (N,H), saved for the backward; tokens may lie in wider rows | all are written
+// twins: kernels/cpu/l2norm_cpu.cpp
 // tests/test_l2norm.cpp
 #include "kernels/l2norm.h"
 
@@ -45,10 +46,9 @@ IN_FLOAT_AND_DOUBLE(l2norm_backward_ref);
 
 // ---- kernels
 //
-// A warp owns a head of a token, a lane four neighbouring elements (a Quad) of every 128, and with them four of the 128
-// chains of the sum, as in kernels/rmsnorm.cu. A head of D = 128 is one Quad a lane: it is read once, 512 neighbouring bytes,
-// and the second look finds it in a cache. The bus: forward 8 bytes an element, backward 12, in bf16 half. A lane writes what it
-// alone reads: y may be x, dx may be dy.
+// A warp owns a head of a token, as it owns a row in kernels/rmsnorm.cu. A head of D = 128 is one Quad a lane: it is
+// read once, 512 neighbouring bytes, and the second look finds it in a cache. The bus: forward 8 bytes an element,
+// backward 12, in bf16 half. A lane writes what it alone reads: y may be x, dx may be dy.
 
 template <class S>
 __global__ void __launch_bounds__(rows_block)

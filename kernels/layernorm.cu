@@ -19,6 +19,7 @@
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) f32 or bf16; w, b, dw, db (C); mean, r (N), saved for the backward | dx is written, dw and db
 //   accumulated
+// twins: kernels/cpu/layernorm_cpu.cpp
 // --norm=layernorm | tests/test_layernorm.cpp
 #include "kernels/layernorm.h"
 
@@ -77,9 +78,10 @@ IN_FLOAT_AND_DOUBLE(layernorm_backward_ref);
 
 // ---- kernels along the rows: y, mean, r and dx
 //
-// A warp owns a row, as in kernels/rmsnorm.cu: a lane carries four chains of each sum. The first pass over a row brings it from
-// memory, the later ones find it in a cache. The memory bus: forward 8 bytes an element (x, y), backward 12 (dy, x, dx). In
-// bf16 it is half. x and dx are what the kernel is given: for LayerNorm itself they load and store a Quad (PlainRows).
+// A warp owns a row, as in kernels/rmsnorm.cu: a lane carries four chains of each sum. The first pass over a row brings
+// it from memory, the later ones find it in a cache. The memory bus: forward 8 bytes an element (x, y), backward 12
+// (dy, x, dx). In bf16 it is half. x and dx are what the kernel is given: for LayerNorm itself they load and store a
+// Quad (PlainRows).
 
 template <class S, class X>
 __global__ void __launch_bounds__(rows_block)
@@ -116,8 +118,8 @@ __global__ void __launch_bounds__(rows_block)
   }
 }
 
-// Both sums of a row are made in one pass. A lane reads its columns of dy again before it writes those of dx, and no other lane
-// reads them: dx may be dy.
+// Both sums of a row are made in one pass. A lane reads its columns of dy again before it writes those of dx, and no
+// other lane reads them: dx may be dy.
 template <class S, class Dx>
 __global__ void __launch_bounds__(rows_block)
     layernorm_backward_kernel(Dx dx, const S* dy, const S* x, const float* w, const float* all_means,
@@ -167,9 +169,9 @@ struct LayernormFold {
 
 // ---- the general form: x is the join of the stream and of a branch (residual.cu), in the same pass over memory
 //
-// Its reference is the two operations, one after the other. In the kernels JoinedRows and JoinedGradient (residual.cuh) take
-// the place of plain loads and stores: with a branch 16 bytes an element forward, with dresidual 16 backward. The structs are
-// in layernorm.h; ResidualIn, what is normalised, and ResidualBackwardIn are in residual.h.
+// Its reference is the two operations, one after the other. In the kernels JoinedRows and JoinedGradient (residual.cuh)
+// take the place of plain loads and stores: with a branch 16 bytes an element forward, with dresidual 16 backward. The
+// structs are in layernorm.h; ResidualIn, what is normalised, and ResidualBackwardIn are in residual.h.
 
 template <class T>
 void layernorm_general_forward_ref(const LayernormOutputsOf<T>& out, const ResidualInOf<T>& in, const T* w, const T* b,

@@ -30,7 +30,7 @@
 // exactly: the sum over a row in the row order (core/reduce.cuh); the maximum of a row has no order
 // shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), losses (N) f32; weight_copy (V,C) bf16; targets (N)
 //   of a chunk, overwritten: logits (chunk_rows, padded_vocab(V)) f32, dlogits the same in bf16
-// on the CPU: the row pass is tuned in kernels/cpu/linear_cross_entropy_cpu.cpp
+// twins: kernels/cpu/linear_cross_entropy_cpu.cpp
 // Logits for sampling are matmul alone. | tests/test_linear_cross_entropy.cpp
 #include "kernels/linear_cross_entropy.h"
 
@@ -105,7 +105,7 @@ IN_FLOAT_AND_DOUBLE(linear_cross_entropy_ref);
 //     thread 0      | next row | next row |  on the way | gradient -> | this row | this row |
 //                     v = 0      512         1024         1536          2048       2560
 //
-// For maximum and gradient, where no order matters, a thread takes quads (four neighbours, one 16-byte access): in a step
+// For maximum and gradient, where no order matters, a thread takes quads (kernels/activation.cu): in a step
 // the block covers 512 logits. These are the quads that it fetches, so it waits for nobody else's before the maximum. For the
 // sum, thread j takes the elements j, j + 128, j + 256, ...: neighbouring threads still read neighbouring floats.
 //

@@ -21,7 +21,7 @@
 //
 // shapes: C (M,N); A (M,K), or (K,M) in tn; B (N,K) in nt, else (K,N); bias (N). M, N, K are this operation's letters:
 //   which sizes of the model they are depends on the layout, as above.
-// on the CPU: kernels/cpu/matmul_cpu.cpp, the same bits, tuned. By cuBLASLt: kernels/bf16/matmul_cublas.cu, not the same bits
+// twins: kernels/cpu/matmul_cpu.cpp, kernels/bf16/matmul_bf16.cu, kernels/bf16/matmul_cublas.cu (not the same bits)
 // --matmul=exact|cublas | tests/test_matmul.cpp
 #include "kernels/matmul.h"
 
@@ -80,16 +80,17 @@ IN_FLOAT_AND_DOUBLE(matmul_ref);
 
 // ---- kernel: the tile of a block is in kernels/matmul_tile.cuh
 
-// The whole product as if one block computed it, and which slices of k go side by side. Usually none do: a block goes through
-// all of them. Else block z computes slice first_slice + z alone and leaves it in a matrix of its own, the z-th from C on.
+// The whole product as if one block computed it, and which slices of k go side by side. Usually none do: a block goes
+// through all of them. Else block z computes slice first_slice + z alone and leaves it in a matrix of its own, the z-th
+// from C on.
 struct MatmulJob {
   MatmulBlock whole;
   bool side_by_side = false;
   size_t first_slice = 0;
 };
 
-// A block owns the tile of C at m0, n0. The second launch bound: so many blocks shall fit on a multiprocessor at once, which limits
-// the registers of a thread.
+// A block owns the tile of C at m0, n0. The second launch bound: so many blocks shall fit on a multiprocessor at once,
+// which limits the registers of a thread.
 template <Layout layout, int BM, int BN, int TM, int TN, bool aligned>
 __global__ void __launch_bounds__(BM / TM * BN / TN, 2) matmul_kernel(MatmulJob job) {
   MatmulBlock block = job.whole;

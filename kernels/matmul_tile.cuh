@@ -71,8 +71,8 @@ constexpr int strip_depth = 16;
 static_assert(matmul_slice % strip_depth == 0, "a slice is a whole number of strips, so the walk goes straight on");
 
 // One operand's strip, `rows` (of A, or columns of B) by strip_depth, on its way through a thread's registers.
-// k_contiguous: memory runs along k. aligned: the lines of memory begin on 16-byte boundaries. A Quad is four neighbouring
-// floats, moved by one 16-byte access where they are aligned (core/quad.cuh).
+// k_contiguous: memory runs along k. aligned: the lines of memory begin on 16-byte boundaries. A Quad:
+// kernels/activation.cu.
 template <int rows, int threads, bool k_contiguous, bool aligned>
 struct MatmulStrip {
   static constexpr int pitch = rows + 4;  // keeps 16-byte boundaries
@@ -144,8 +144,8 @@ __device__ inline Quad matmul_add(const float* row, size_t n, size_t N, Quad q, 
   return q;
 }
 
-// The elements of C that a thread hands over as a slice of k ends. Where C is added to and there are several slices, their sum
-// grows in block.sum while C waits, and waiting() adds it.
+// The elements of C that a thread hands over as a slice of k ends. Where C is added to and there are several slices,
+// their sum grows in block.sum while C waits, and waiting() adds it.
 struct MatmulStore {
   const MatmulBlock& block;
   int rows_left, cols_left;

@@ -4,6 +4,7 @@
 // order: a buffer (core/reduce.cuh): every 16384 elements are a chunk, summed as a row; the sums of the chunks are one more
 //   row
 // shapes: x (n) f32, n > 0; out one f32 on the device, written
+// twins: none; the CPU's loops stand in this file
 // tests/test_mean.cpp
 #include "kernels/mean.h"
 
@@ -24,7 +25,8 @@ IN_FLOAT_AND_DOUBLE(mean_ref);
 
 // ---- kernels
 
-// sums[chunk] = sum of one chunk. A warp owns a chunk, as it owns a row in kernels/rmsnorm.cu; every element is read once.
+// sums[chunk] = sum of one chunk. A warp owns a chunk, as it owns a row in kernels/rmsnorm.cu; every element is read
+// once.
 __global__ void __launch_bounds__(rows_block) mean_chunks_kernel(float* sums, const float* x, size_t n) {
   const size_t chunk = warp_row(), begin = chunk * buffer_chunk;
   if (begin >= n) return;

@@ -16,6 +16,7 @@
 // shapes: x, y, dy, dx (N,C) f32 or bf16; f32: w, dw (3), b, db (1), r (N,3), which is saved, and row_sums (N,4), what the
 //   rows add to dw and db
 //   y, dx written, dw, db accumulated; y may be x, dx may be dy or x
+// twins: kernels/cpu/polynorm_cpu.cpp
 // --ffn=polynorm | tests/test_polynorm.cpp
 #include "kernels/polynorm.h"
 
@@ -86,10 +87,8 @@ IN_FLOAT_AND_DOUBLE(polynorm_backward_ref);
 
 // ---- kernels
 //
-// A warp owns a row and walks it twice: once for the row's sums, once for its outputs. The second time the row comes from a
-// cache, L1 or L2. Lane l holds columns 4l to 4l+3 (a Quad: one load of 16 bytes where C is a multiple of 4) of every 128.
-// These feed four of the row's 128 chains, for each of the sums. warp_sum() is the butterfly over the lanes; every lane has
-// its result, so no barrier and no shared memory are needed.
+// A warp owns a row and walks it twice, as in kernels/rmsnorm.cu: once for the row's sums, of each of which a lane
+// carries four chains, and once for its outputs.
 
 template <class S>
 __global__ void __launch_bounds__(rows_block)

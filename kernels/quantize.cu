@@ -20,6 +20,7 @@
 // order: a maximum has none; everything else is one operation after the other, as written, each rounded
 // backward: none; this is for evaluation
 // shapes: x, y (N,C); w, y (matrices,rows,columns) f32 | y is written and may be the input
+// twins: kernels/cpu/quantize_cpu.cpp
 // --quantize | tests/test_quantize.cpp
 #include "kernels/quantize.cuh"
 
@@ -112,7 +113,7 @@ IN_FLOAT_AND_DOUBLE(quantize_weight_ref);
 
 // ---- kernels
 //
-// Activations: a warp owns a row, and a lane four neighbouring elements (a Quad) of every 128. It reads the row once for
+// Activations: a warp owns a row, as in kernels/rmsnorm.cu. It reads the row once for
 // amax, and again, out of a cache, to round it. A block of NVFP4 is 16 elements: the quads of four neighbouring lanes.
 //
 //   lane       0    1    2    3    4    5    6    7    8 ...

@@ -28,6 +28,7 @@
 // shapes: x, branch, sum, dy, dresidual, dx, dbranch (N,C) f32 or bf16 | sum, dx and dbranch are written
 // The norms join in the pass that reads x anyway, with the parts in residual.cuh: rmsnorm.cu, layernorm.cu, dyt.cu,
 // gated_norm.cu. With --norm=none the join is an operation of its own, and stands here.
+// twins: kernels/cpu/residual_cpu.cpp
 // --dropout, --clip-output, --clip-residual, --residual | tests/test_residual.cpp
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"
@@ -99,7 +100,8 @@ IN_FLOAT_AND_DOUBLE(residual_join_backward_ref);
 
 // ---- kernels
 //
-// The plain sum: an element needs no other, so a thread takes four neighbours (kernels/activation.cu). 12 bytes an element.
+// The plain sum: an element needs no other, so a thread takes four neighbours (kernels/activation.cu). 12 bytes an
+// element.
 
 template <class S>
 __global__ void __launch_bounds__(elementwise_block)
@@ -112,10 +114,10 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(sum, i, n, q);
 }
 
-// Everything else goes row by row, a warp a row (kernels/rmsnorm.cu), because a row begins with a fresh Philox block: the four
-// draws of a Quad then come from one. What is done for a Quad stands in residual.cuh, because the norms do it as well. The
-// memory bus: forward 12 bytes an element, backward 8 (dresidual, dx) to 24 (dy, dresidual, sum, branch, dx, dbranch). In
-// bf16 it is half.
+// Everything else goes row by row, a warp a row (kernels/rmsnorm.cu), because a row begins with a fresh Philox block:
+// the four draws of a Quad then come from one. What is done for a Quad stands in residual.cuh, because the norms do it
+// as well. The memory bus: forward 12 bytes an element, backward 8 (dresidual, dx) to 24 (dy, dresidual, sum, branch,
+// dx, dbranch). In bf16 it is half.
 
 template <class S>
 __global__ void __launch_bounds__(rows_block) residual_join_kernel(JoinedRows<S> x, size_t N) {

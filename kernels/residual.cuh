@@ -130,11 +130,11 @@ void residual_backward_row_cpu(S* all_dx, S* all_dbranch, const ResidualBackward
 
 // ---- in a kernel along the rows of (N,C): a load that may join, a store that may add
 //
-// The kernels of norms are templates of both. Where nothing joins PlainRows takes their place (core/quad.cuh), and costs
-// nothing.
+// The kernels of norms are templates of both. Where nothing joins PlainRows takes their place (core/quad.cuh), and
+// costs nothing.
 
-// Loads what is normalised: x, or its sum with a branch. The first pass makes the sum and leaves it, and later ones read it,
-// each lane what it has written itself.
+// Loads what is normalised: x, or its sum with a branch. The first pass makes the sum and leaves it, and later ones
+// read it, each lane what it has written itself.
 template <class S>
 struct JoinedRows {
   S* sum;
@@ -154,8 +154,8 @@ struct JoinedRows {
   __device__ Quad again(size_t row, size_t i) const { return load_quad(normalised + row * C, i, C); }
 };
 
-// Stores the gradients of x and, where dbranch is not null, of the branch. d: what comes back through the norm; x: what was
-// normalised, which a clip of the sum asks for.
+// Stores the gradients of x and, where dbranch is not null, of the branch. d: what comes back through the norm; x: what
+// was normalised, which a clip of the sum asks for.
 template <class S>
 struct JoinedGradient {
   S *dx, *dbranch;

@@ -16,6 +16,7 @@
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) f32 or bf16; w, dw (C); r (N), saved for the backward | dx is written, dw accumulated
 // Over (B*T*H, D) rows the same operation is the QK-norm of Qwen3.
+// twins: kernels/cpu/rmsnorm_cpu.cpp
 // --norm=rmsnorm|preaffine, --norm-weight, --qk-norm | tests/test_rmsnorm.cpp
 #include "kernels/rmsnorm.h"
 
@@ -63,24 +64,25 @@ IN_FLOAT_AND_DOUBLE(rmsnorm_backward_ref);
 
 // ---- kernels along the rows: y, r and dx
 //
-// A warp owns a row. Its 32 lanes walk along it in steps of 128 columns, and a lane holds four neighbouring columns of every
-// step, a Quad (kernels/activation.cu). Element i of a row is in chain i mod 128 of the row's sum, so a lane carries four
-// chains in registers from step to step:
+// A warp owns a row. Its 32 lanes walk along it in steps of 128 columns, and a lane holds four neighbouring columns of
+// every step, a Quad (kernels/activation.cu). Element i of a row is in chain i mod 128 of the row's sum, so a lane
+// carries four chains in registers from step to step:
 //
 //     column   0 1 2 3 | 4 5 6 7 | ... | 124 .. 127 | 128 .. 131 | 132 .. 135 | ...
 //     lane        0    |    1    | ... |     31     |     0      |     1      | ...
 //     chain    0 1 2 3 | 4 5 6 7 | ... | 124 .. 127 |  0 1 2 3   |  4 5 6 7   | ...
 //
-// At the end the lane adds its four, and then the warp its 32 lanes, in five shuffles: with __shfl_xor_sync a lane reads a
-// register of the lane that is so far away (warp_chains_sum in core/reduce.cuh). Of 8 lanes it would be three:
+// At the end the lane adds its four, and then the warp its 32 lanes, in five shuffles: with __shfl_xor_sync a lane
+// reads a register of the lane that is so far away (warp_chains_sum in core/reduce.cuh). Of 8 lanes it would be three:
 //
 //     lane        0     1     2     3     4     5     6     7
 //     4 apart    0+4   1+5   2+6   3+7   4+0   5+1   6+2   7+3
 //     2 apart    0+4+2+6 ...             every lane adds what the lane 2 away holds
 //     1 apart    the sum of all eight, in every lane
 //
-// There is no shared memory and no barrier. A warp without a row returns as a whole. The second pass over a row finds it in a
-// cache, L1 or L2. The memory bus: forward 8 bytes an element (x, y), backward 12 (dy, x, dx). In bf16 it is half.
+// There is no shared memory and no barrier. A warp without a row returns as a whole. The second pass over a row finds
+// it in a cache, L1 or L2. The memory bus: forward 8 bytes an element (x, y), backward 12 (dy, x, dx). In bf16 it is
+// half.
 //
 // x, w and dx are what the kernel is given: for RMSNorm itself they load and store a Quad, and that is all. The general
 // form, further down, puts functions that do more in their place.
@@ -142,12 +144,14 @@ struct RmsnormPlainWeights {
 
 // ---- down the columns: dw
 //
-// The fold puts element (row,c) into the chain of column c. A thread owns one column of a slice of 128 rows and keeps its chain in
-// a register; then the slices' sums are added in the same way (column_slices_kernel in core/reduce.cuh, with a drawing).
+// The fold puts element (row,c) into the chain of column c. A thread owns one column of a slice of 128 rows and keeps
+// its chain in a register; then the slices' sums are added in the same way (column_slices_kernel in core/reduce.cuh,
+// with a drawing).
 //
-// So dy and x cross the bus twice, once for dx and once for dw: with dresidual 24 bytes an element. A block that turns to 16 rows
-// at a time, in both directions, would find them in a cache the second time: 16 bytes. What that saves at most, on an H200 (4.3
-// TB/s, 50 MB of L2, 132 multiprocessors), with 32768 tokens in a step of 6 operations a parameter and token:
+// So dy and x cross the bus twice, once for dx and once for dw: with dresidual 24 bytes an element. A block that turns
+// to 16 rows at a time, in both directions, would find them in a cache the second time: 16 bytes. What that saves at
+// most, on an H200 (4.3 TB/s, 50 MB of L2, 132 multiprocessors), with 32768 tokens in a step of 6 operations a
+// parameter and token:
 //
 //   C, norms          a norm: two kernels, one   saved of a step
 //   768, 25   float   140 us,  94 us             1.2 of 360 ms    at the 67 TFLOP/s of fused multiply-adds
@@ -155,9 +159,9 @@ struct RmsnormPlainWeights {
 //   2048, 57  float   375 us, 375 us             nothing: the rows of 256 blocks are 64 MiB, more than L2
 //   2048, 57  bf16    187 us, 125 us             3.5 of 840 ms    if 32 MiB stay in L2 beside dresidual and dx
 //
-// Such a block is a slice's: 256 blocks of 512 threads are half of what the multiprocessors hold, below 16769 rows there are
-// fewer blocks than multiprocessors, and in a head of 64 columns (QK-norm) seven eighths of their threads have no column. One
-// percent of a step at best, so there are two kernels.
+// Such a block is a slice's: 256 blocks of 512 threads are half of what the multiprocessors hold, below 16769 rows
+// there are fewer blocks than multiprocessors, and in a head of 64 columns (QK-norm) seven eighths of their threads
+// have no column. One percent of a step at best, so there are two kernels.
 
 template <class S>
 struct RmsnormFoldDw {
@@ -181,10 +185,10 @@ struct RmsnormFoldDw {
 // Its arguments come in structs with named fields. RmsnormOutputs {y, r, sum}, RmsnormWeights {w, pre, offset} and
 // RmsnormGradients {dx, dbranch, dw, dpre, mean} are in rmsnorm.h. ResidualIn {x, branch, join} is what is normalised, and
 // ResidualBackwardIn {x, dresidual, branch, join} what the backward reads of it (residual.h). What is null is absent.
-// Its reference is these operations, one after the other. The kernels above do them in the same passes over memory, with what
-// follows in place of plain loads and stores: with a branch 16 bytes an element forward (x, branch, sum, y), with dresidual 16
-// backward. offset + w and dz are rmsnorm_weight and rmsnorm_dz in rmsnorm.cuh, one line each, because gated_norm and the CPU's
-// twin need them too.
+// Its reference is these operations, one after the other. The kernels above do them in the same passes over memory,
+// with what follows in place of plain loads and stores: with a branch 16 bytes an element forward (x, branch, sum, y),
+// with dresidual 16 backward. offset + w and dz are rmsnorm_weight and rmsnorm_dz in rmsnorm.cuh, one line each,
+// because gated_norm and the CPU's twin need them too.
 
 namespace rmsnorm {
 template <class T>

@@ -33,6 +33,7 @@
 // order: of the two products in a sum, the one with sin is rounded, the one with cos goes into the fused
 //   multiply-add. The tables are made on the host in double and rounded once, so they are the same on every machine.
 // shapes: x, y, dx, dy (B,T,H,D) f32 or bf16; tables cos, sin (rows, R/2) f32, R even | y, dx are written; y may be x, dx dy
+// twins: kernels/cpu/rope_cpu.cpp
 // --rope-theta, --rope-fraction, --rope-scaling, --window-rope-theta, --yarn | tests/test_rope.cpp
 #include "kernels/rope.h"
 
@@ -151,8 +152,7 @@ RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device, 
 
 // ---- kernel
 //
-// A thread owns four neighbouring points of one head, and so two quads of the row (a Quad is four neighbouring
-// elements, read and written with one access where the row allows it):
+// A thread owns four neighbouring points of one head, and so two quads of the row (kernels/activation.cu):
 //
 //   head   0 . . . i i+1 i+2 i+3 . . . R/2 . . . i+R/2 .. i+R/2+3 . . . R . . . d .. d+3 . . . D
 //                  '-- first --'               '---- second ----'             '- copied -'

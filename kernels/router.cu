@@ -32,6 +32,7 @@
 //   A dl in bf16 is that, rounded.
 // shapes: logits, p (N,E) f32; dlogits (N,E) f32 or bf16; lse (N); expert (N,k) int; weight, dweight (N,k); counts (E) size_t
 //         all outputs written
+// twins: kernels/cpu/router_cpu.cpp
 // --experts, --experts-per-token, --router-renormalise, --balance-loss, --z-loss | tests/test_router.cpp
 #include "kernels/router.h"
 

@@ -11,6 +11,7 @@
 // order: both sums over h are one chain from +0 in ascending h; the division by H comes last
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, z, y, dy, dx, dz (N,H,D) f32 or bf16; all written; y may be x, dx may be dy, dz may be z
+// twins: kernels/cpu/shared_gate_cpu.cpp
 // --gate=shared | tests/test_shared_gate.cpp
 #include "kernels/shared_gate.h"
 
@@ -65,7 +66,7 @@ IN_FLOAT_AND_DOUBLE(shared_gate_backward_ref);
 
 // ---- kernels
 //
-// A thread holds four neighbouring d of one token (a Quad: what it can load at once) and visits the heads one after the
+// A thread holds four neighbouring d of one token (a Quad: kernels/activation.cu) and visits the heads one after the
 // other, so the sums over h stay in its registers and no thread asks another. Of a token with H = 3, D = 8:
 //
 //          d 0 1 2 3     4 5 6 7

@@ -16,6 +16,7 @@
 // shapes: x, y, dx, dy (B,T,C), states (B,W-1,C) f32 or bf16; w, dw (C,W) f32 | y, final, dx, dinitial are
 //   written, dw accumulated
 // SiLU and its slope: core/nonlinear.cuh
+// twins: kernels/cpu/short_conv_cpu.cpp
 // --conv-width | tests/test_short_conv.cpp
 #include "kernels/short_conv.h"
 

@@ -17,6 +17,7 @@
 // order: a dot product is a chain over d; sums are those of a column (core/reduce.cuh) over the rows b*T + t
 // shapes: q, dout (B,T,H,D) f32 or bf16; logit, p, ds (B,H,T), sink (H), k', v' (H,D) f32
 //   logit is written, dsink, dkey and dvalue are accumulated
+// twins: kernels/cpu/sinks_cpu.cpp
 // --attn-sink=learned|kv-bias | tests/test_sinks.cpp
 #include "kernels/sinks.h"
 

@@ -10,6 +10,7 @@
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) f32 or bf16; theta, dtheta (C) f32
 //   y, dx written, dtheta accumulated; y may be x, dx may be dy
+// twins: kernels/cpu/static_gate_cpu.cpp
 // --gate=static | tests/test_static_gate.cpp
 #include "kernels/static_gate.h"
 
@@ -49,7 +50,7 @@ IN_FLOAT_AND_DOUBLE(static_gate_backward_ref);
 
 // ---- kernels
 
-// A thread holds four neighbouring columns of one row, a Quad: what it can load at once. The logits come from the cache.
+// A thread holds four neighbouring columns of one row, a Quad (kernels/activation.cu). The logits come from the cache.
 template <class S>
 __global__ void __launch_bounds__(elementwise_block)
     static_gate_forward_kernel(S* y, const S* x, const float* theta, size_t N, size_t C, GateOp op) {

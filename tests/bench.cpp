@@ -463,8 +463,9 @@ void bench_operations(Context& ctx, double bandwidth) {
     rmsnorm_backward({.dx = dx.data(), .dw = dw.data(), .dpre = db.data(), .mean = mean.data()}, y.data(), back,
                      {w.data(), b.data()}, r.data(), N, C, ctx);
   });
-  row("layernorm forward", 2 * f,
-      [&] { layernorm_forward({y.data(), mean.data(), r.data()}, {x.data()}, w.data(), b.data(), N, C, 1e-5f, ctx); });
+  row("layernorm forward", 2 * f, [&] {
+    layernorm_forward({y.data(), mean.data(), r.data()}, {x.data()}, w.data(), b.data(), N, C, 1e-5f, ctx);
+  });
   row("layernorm backward", 4 * f, [&] {
     layernorm_backward({.dx = dx.data(), .dw = dw.data(), .db = db.data()}, y.data(), back, w.data(), mean.data(),
                        r.data(), N, C, ctx);

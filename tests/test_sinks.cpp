@@ -56,8 +56,7 @@ TEST_CASE("sinks: gradients through attention against finite differences", "[gra
 
 template <class S>
 static void require_sinks_bits(size_t B, size_t T, size_t H, size_t D, size_t score_dim) {
-  INFO("B " << B << " T " << T << " H " << H << " D " << D << ", "
-            << name_of(storage_of<S>));
+  INFO("B " << B << " T " << T << " H " << H << " D " << D << ", " << name_of(storage_of<S>));
   AttentionShape s{B, T, H, H, D};
   s.score_dim = score_dim;
   const size_t stats = B * H * T;
@@ -89,11 +88,7 @@ static void require_sinks_bits(size_t B, size_t T, size_t H, size_t D, size_t sc
 TEST_CASE("sinks: the CPU's code and the kernels equal the reference bit for bit", "[bitwise]") {
   const struct {
     size_t B, T, H, D, score_dim;
-  } sizes[] = {{2, 63, 3, 8, 0},
-               {1, 1, 1, 1, 0},
-               {3, 50, 2, 33, 0},
-               {1, 7, 2, 256, 0},
-               {2, 70, 2, 4, 7}},
+  } sizes[] = {{2, 63, 3, 8, 0}, {1, 1, 1, 1, 0}, {3, 50, 2, 33, 0}, {1, 7, 2, 256, 0}, {2, 70, 2, 4, 7}},
     of_bf16[] = {{2, 63, 3, 8, 0}, {1, 7, 2, 33, 0}, {2, 70, 2, 4, 7}};
   for (auto [B, T, H, D, score_dim] : sizes) require_sinks_bits<float>(B, T, H, D, score_dim);
   for (auto [B, T, H, D, score_dim] : of_bf16) require_sinks_bits<bf16>(B, T, H, D, score_dim);
