@@ -1,9 +1,8 @@
 // quad: four neighbouring elements of a row, as one thread holds them.
 //
-// A thread that reads four floats with one 16-byte load makes a warp read 512 neighbouring bytes with one
-// instruction: the widest access of GPUs up to Hopper. `load_quad(row, i, n)` does that for elements i to i+3 where the
-// rows of an array stand on 16-byte boundaries (n a multiple of 4), and reads one by one where they do not. Four bf16 are
-// 8 bytes. A Quad holds them widened, and store_quad rounds them to nearest even.
+// What it is for: kernels/activation.cu, with a drawing. `load_quad(row, i, n)` reads elements i to i+3 at once where the
+// rows of an array stand on 16-byte boundaries (n a multiple of 4), and one by one where they do not. Four bf16 are 8
+// bytes. A Quad holds them widened, and store_quad rounds them to nearest even.
 #pragma once
 #include "core/bf16.cuh"
 #include "core/context.cuh"

@@ -151,7 +151,7 @@ inline float row_max_cpu(const float* x, size_t n) {
   return chain[0];
 }
 
-// ---- row: one warp
+// ---- row: one warp (kernels/rmsnorm.cu draws who holds what)
 
 __device__ inline float warp_sum(float v) {
   for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);

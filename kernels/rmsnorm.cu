@@ -84,8 +84,9 @@ IN_FLOAT_AND_DOUBLE(rmsnorm_backward_ref);
 // it in a cache, L1 or L2. The memory bus: forward 8 bytes an element (x, y), backward 12 (dy, x, dx). In bf16 it is
 // half.
 //
-// x, w and dx are what the kernel is given: for RMSNorm itself they load and store a Quad, and that is all. The general
-// form, further down, puts functions that do more in their place.
+// x, w and dx are what the kernel is given: x.first(row, i) is the Quad of columns i to i+3, x.again the same in a later
+// pass, w(i) that of the weights, and dx.store stores one. For RMSNorm itself that is all. The general form, further down,
+// puts functions that do more in their place.
 
 template <class S, class X, class W>
 __global__ void __launch_bounds__(rows_block)
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(rows_block)
       if (i + k < C) chain[k] = fused(d.v[k] * wq.v[k], q.v[k] * r, chain[k]);
   }
   const float mean = warp_chains_sum(chain) / float(C);
-  if (all_means && lane == 0) all_means[row] = mean;
+  if (all_means && lane == 0) all_means[row] = mean;  // for PreAffine's dpre
 
   for (size_t i = 4 * lane; i < C; i += row_chains) {
     Quad d = load_quad(dy + row * C, i, C);
@@ -318,21 +319,6 @@ size_t rmsnorm_backward_scratch(size_t N, size_t C, bool pre) {
   return column_reduce_scratch(N, C, pre ? 2 : 1);
 }
 
-template <class S>
-static void rmsnorm_backward_rows(const RmsnormGradientsOf<S>& out, const S* dy, const ResidualBackwardInOf<S>& in,
-                                  const RmsnormWeights& weights, const float* r, size_t N, size_t C, Context& ctx) {
-  if (ctx.device == Device::cpu) return rmsnorm_backward_rows_cpu(out, dy, in, weights, r, N, C);
-  const auto run = [&](auto dx, auto x, auto w) {
-    launch(rmsnorm_backward_kernel<S, decltype(dx), decltype(x), decltype(w)>, rows_grid(N), rows_block, 0, ctx, dx,
-           out.mean, dy, x, w, r, N, C);
-  };
-  const PlainRows<const S> x = {in.x, C};
-  if (weights.plain() && !in.branch && !in.dresidual)
-    return run(PlainRows<S>{out.dx, C}, x, RmsnormPlainWeights{weights.w, C});
-  run(rmsnorm::Gradient<S>{{out.dx, out.dbranch, in, C}, weights.pre},
-      rmsnorm::Scaled<PlainRows<const S>>{x, weights.pre}, rmsnorm::OffsetWeights{weights.w, weights.offset, C});
-}
-
 // Without pre the columns come first, so that dx may be dy. dpre takes the means of whole rows: there the rows come
 // first, and the columns still read dy.
 void rmsnorm_backward(const RmsnormGradients& out, ConstReals dy, const ResidualBackwardIn& in,
@@ -343,8 +329,20 @@ void rmsnorm_backward(const RmsnormGradients& out, ConstReals dy, const Residual
   with_storage(out.dx, [&](auto stored) {
     using S = decltype(stored);
     const S *d = dy.as<S>(), *x = in.x.as<S>();
+    const RmsnormGradientsOf<S> to = out.as<S>();
+    const auto rows = [&](auto dx, auto z, auto w) {
+      launch(rmsnorm_backward_kernel<S, decltype(dx), decltype(z), decltype(w)>, rows_grid(N), rows_block, 0, ctx, dx,
+             out.mean, d, z, w, r, N, C);
+    };
     if (!weights.pre) column_reduce_add(out.dw, N, C, RmsnormFoldDw<S>{d, x, r, C}, ctx);
-    rmsnorm_backward_rows(out.as<S>(), d, in.as<S>(), weights, r, N, C, ctx);
+    if (ctx.device == Device::cpu)
+      rmsnorm_backward_rows_cpu(to, d, in.as<S>(), weights, r, N, C);
+    else if (weights.plain() && !in.branch && !in.dresidual)
+      rows(PlainRows<S>{to.dx, C}, PlainRows<const S>{x, C}, RmsnormPlainWeights{weights.w, C});
+    else
+      rows(rmsnorm::Gradient<S>{{to.dx, to.dbranch, in.as<S>(), C}, weights.pre},
+           rmsnorm::Scaled<PlainRows<const S>>{{x, C}, weights.pre},
+           rmsnorm::OffsetWeights{weights.w, weights.offset, C});
     if (weights.pre)
       column_reduce_add(std::array{out.dw, out.dpre}, N, C, rmsnorm::FoldDwDpre<S>{d, x, r, out.mean, weights, C}, ctx);
   });

@@ -106,3 +106,29 @@ TEST_CASE("floors: no file includes itself, by whatever way", "[floors]") {
     REQUIRE(reached.count(path) == 0);
   }
 }
+
+// The twins of an operation are its other loops: kernels/cpu, kernels/bf16 and kernels/decode.
+TEST_CASE("floors: a file of kernels names its twins in one line, and every tuned loop is named", "[floors]") {
+  std::set<std::string> named;
+  const std::regex path("kernels/[a-z0-9]+/\\w+\\.(cu|cpp)");
+  for (const auto& entry : fs::directory_iterator("kernels")) {
+    if (entry.path().extension() != ".cu") continue;
+    INFO(entry.path().string());
+    std::ifstream file(entry.path());
+    size_t lines = 0;
+    for (std::string line; std::getline(file, line) && line.starts_with("//");) {
+      if (!line.starts_with("// twins: ")) continue;
+      lines++;
+      for (std::sregex_iterator found(line.begin(), line.end(), path), end; found != end; ++found) {
+        REQUIRE(fs::exists(found->str()));
+        named.insert(found->str());
+      }
+    }
+    REQUIRE(lines == 1);
+  }
+  for (const auto& entry : fs::directory_iterator("kernels/cpu")) {
+    const std::string loops = entry.path().generic_string();
+    INFO(loops);
+    if (loops.ends_with(".cpp") && !loops.ends_with("_bf16_cpu.cpp")) REQUIRE(named.contains(loops));
+  }
+}
