@@ -26,7 +26,7 @@ taken=$(awk '
   /: Used [0-9]+ registers/  { shared = 0
                                for (i = 2; i <= NF; i++) if ($i ~ /^smem/) shared = $(i - 2)
                                print kernel, gpu, $5, shared, stores, loads }' "$1" |
-  c++filt -p | sed -E 's/gated_nvcc:://g; :a;s/> >/>>/;ta; s/\(Layout\)0/nt/; s/\(Layout\)1/nn/; s/\(Layout\)2/tn/; s/, /,/g' |
+  c++filt -p | sed -E 's/gated_nvcc:://g; :a;s/> >/>>/;ta; s/ const>/_const>/g; s/\(Layout\)0/nt/; s/\(Layout\)1/nn/; s/\(Layout\)2/tn/; s/, /,/g' |
   LC_ALL=C sort)
 [ -n "$taken" ] || { echo "FAIL  kernel_resources $1: no kernel in it: the wrong file, or compiled without ptxas -v?"; exit 1; }
 
