@@ -10,6 +10,7 @@ comma := ,
 empty :=
 space := $(empty) $(empty)
 BUILD := build
+VERSION := 0.9
 
 CXX ?= g++
 ifeq ($(origin CXX),default)
@@ -75,8 +76,24 @@ FAST_TESTS := tests/test_math.cpp tests/bench.cpp
 HOST_json := $(shell grep -lE 'nlohmann/json|dataloader/strict_json\.h|training/models/(hf_config|hf_keys|hf_weights)\.h' $(HOST))
 HOST_command_line := $(filter training/flags/command_line.cpp training/flags/flags.cpp training/flags/check_flags.cpp,$(HOST))
 HOST_dataloader := $(filter-out $(HOST_json),$(filter dataloader/%,$(HOST)))
-HOST_training := $(filter-out $(HOST_json) $(HOST_command_line) $(HOST_dataloader),$(HOST))
-HOST_UNITS := $(addprefix $(BUILD)/host/,json command_line training dataloader)
+HOST_version := training/process/version.cpp
+HOST_training := $(filter-out $(HOST_json) $(HOST_command_line) $(HOST_dataloader) $(HOST_version),$(HOST))
+HOST_UNITS := $(addprefix $(BUILD)/host/,json command_line training dataloader version)
+
+# CUDA's headers are most of nvcc's time for a short file, templates of a long one: nvcc compiles what is long alone, and the short
+# operations together by their first letters. What holds no kernel, the CPU's loops and cuBLAS, is one unit more.
+NO_KERNEL := $(filter %.cpp %_cublas.cu,$(KERNELS))
+ALONE := $(wildcard kernels/*/*.cu kernels/*attention*.cu kernels/gated_*.cu kernels/*matmul.cu)
+ALONE := $(filter-out $(NO_KERNEL) kernels/bf16/round.cu,$(ALONE))
+LETTERS := a-c d-f g h-m n-r s-z
+UNIT_cpu := $(NO_KERNEL)
+$(foreach f,$(ALONE),$(eval UNIT_$(basename $(notdir $f)) := $f))
+$(foreach l,$(LETTERS),$(eval UNIT_$l := $(filter-out $(ALONE) $(NO_KERNEL),$(wildcard $(addsuffix /[$l]*.cu,kernels kernels/bf16)))))
+KERNEL_UNITS := cpu $(basename $(notdir $(ALONE))) $(LETTERS)
+UNIT_layers := $(LAYERS)
+UNIT_program := $(HOST) training/main.cu
+UNITS := $(KERNEL_UNITS) layers program
+CUDA_OBJECTS := $(UNITS:%=$(BUILD)/cuda/units/%.o)
 
 TESTS := $(filter-out test_ptx%,$(patsubst tests/%.cpp,%,$(wildcard tests/test_*.cpp)))
 tests_with = $(patsubst tests/%.cpp,%,$(shell grep -lE '$(1)' $(wildcard tests/test_*.cpp)))
@@ -105,11 +122,11 @@ MATRIX = $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) $(FO
 
 # ---- the program
 
-train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(GPU_HALF),$(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o) $(BUILD)/gpu_half  ## the trainer: ./train --help
+train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(GPU_HALF),$(CUDA_OBJECTS)) $(BUILD)/gpu_half  ## the trainer: ./train --help
 	$(CXX) -fopenmp -o $@ $(filter %.o %.a,$^) $(LIBS) $(if $(GPU_HALF),$(CUDA_LIBS))
 
 # Without the half for GPUs the trainer must not refer to it.
-$(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(GPU_HALF),-DWITH_CUDA)
+$(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(GPU_HALF),-DWITH_CUDA,$(if $(NVCC),-DGPU_LEFT_OUT='"make gpu-build"'))
 $(BUILD)/release/training/main.o: $(BUILD)/gpu_half
 
 # ---- how files are compiled, as macros
@@ -184,7 +201,7 @@ $(patsubst %,$(BUILD)/$(1)/%,$(filter-out $(OWN_CODE_TESTS),$(TESTS))): $(BUILD)
 $(call tests_compiled,$(1),$(2),$(OWN_CODE_TESTS))
 endef
 
-$(eval $(call text_file,$(BUILD)/gpu_half,$(if $(GPU_HALF),$(NVCC)) $(LIBS)))
+$(eval $(call text_file,$(BUILD)/gpu_half,$(if $(GPU_HALF),with,without) $(NVCC) $(LIBS)))
 $(eval $(call text_file,$(BUILD)/cuda/flags,$(NVCC) $(NVCCFLAGS) $(MACHINE_CODE)))
 $(eval $(call text_file,$(BUILD)/rehearsal/flags,$(NVCC) $(NVCCFLAGS) $(PTX_ALONE)))
 $(eval $(call text_file,$(BUILD)/host/flags,$(COMPILER) $(COMMON)))
@@ -204,6 +221,12 @@ $(BUILD)/asan/host.a: $(HOST_UNITS:$(BUILD)/%=$(BUILD)/asan/%.o)
 $(BUILD)/host.a $(BUILD)/asan/host.a:
 	@rm -f $@
 	ar rcs $@ $^
+
+# What ./train --version says: it is compiled into one file alone, which a commit compiles again.
+COMMIT := $(or $(if $(wildcard .git),$(shell git rev-parse --short=12 HEAD 2>/dev/null)),unknown)
+$(eval $(call text_file,$(BUILD)/host/version_and_commit,$(VERSION) $(COMMIT)))
+$(BUILD)/host/version.o $(BUILD)/asan/host/version.o: $(BUILD)/host/version_and_commit
+$(BUILD)/host/version.o $(BUILD)/asan/host/version.o: COMMON += -DGATED_VERSION='"$(VERSION)"' -DGATED_COMMIT='"$(COMMIT)"'
 
 # Catch2 itself holds nothing that the builds differ in: one object serves them all.
 $(BUILD)/catch_main.o: tests/catch_main.cpp
@@ -238,19 +261,18 @@ $(BUILD)/race/core/%.o: core/%.cpp $(BUILD)/race/headers/cpu.h.flags
 
 # ---- the GPU's half: nvcc
 
-# nvcc compiles a floor at a time: most of its time for a file goes into CUDA's headers.
-$(BUILD)/cuda/kernels.cu: $(KERNELS)
-$(BUILD)/cuda/program.cu: $(LAYERS) $(HOST) training/main.cu
-$(BUILD)/cuda/%.cu:
+$(UNITS:%=$(BUILD)/cuda/units/%.cu): $(BUILD)/cuda/units/%.cu: always
 	@mkdir -p $(@D)
-	printf '#include "%s"\n' $^ >$@
+	@printf '#include "%s"\n' $(UNIT_$*) | cmp -s - $@ || printf '#include "%s"\n' $(UNIT_$*) >$@
 # (-v: what ptxas says of each kernel)
-$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptxas &: $(BUILD)/cuda/%.cu $(BUILD)/cuda/flags
+$(BUILD)/cuda/units/%.o $(BUILD)/cuda/units/%.ptxas &: $(BUILD)/cuda/units/%.cu $(BUILD)/cuda/flags
 	$(NVCC) $(NVCCFLAGS) $(MACHINE_CODE) -Xptxas -v -c -o $(@D)/$*.o $< 2>$(@D)/$*.ptxas || { cat $(@D)/$*.ptxas; exit 1; }
+$(BUILD)/cuda/kernels.ptxas: $(KERNEL_UNITS:%=$(BUILD)/cuda/units/%.ptxas)
+	@{ $(NVCC) --version; echo .target $(PTX_ARCH:compute_%=sm_%); cat $^; } >$@
 $(BUILD)/cuda/tests/%.o: tests/%.cpp $(BUILD)/cuda/flags
 	@mkdir -p $(@D)
 	$(NVCC) -x cu $(NVCCFLAGS) $(MACHINE_CODE) -c -o $@ $<
-$(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o
+$(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(CUDA_OBJECTS)
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CATCH_LIB) $(CUDA_LIBS)
 
 # ---- the rehearsal: what nvcc has made, run on a CPU (ptx/machine.h)
@@ -266,7 +288,10 @@ $(REHEARSAL)/$(1).o $(REHEARSAL)/$(1).ptx &: $(2) $(REHEARSAL)/flags
 	@mkdir -p $$(@D)
 	$(NVCC) -x cu $(NVCCFLAGS) $(PTX_ALONE) $(3) --keep --keep-dir $$(@D) -c -o $(REHEARSAL)/$(1).o $$< 2>$(REHEARSAL)/$(1).said || { cat $(REHEARSAL)/$(1).said; exit 1; }
 endef
-$(foreach floor,kernels program,$(eval $(call rehearsed_by_nvcc,$(floor),$(BUILD)/cuda/$(floor).cu)))
+$(foreach unit,$(UNITS),$(eval $(call rehearsed_by_nvcc,units/$(unit),$(BUILD)/cuda/units/$(unit).cu)))
+# Those of the operations as one text, for ptx_lint.
+$(REHEARSAL)/kernels.ptx: $(KERNEL_UNITS:%=$(REHEARSAL)/units/%.ptx)
+	@cat $^ >$@
 $(foreach test,$(REHEARSED_BY_NVCC),$(eval $(call rehearsed_by_nvcc,tests/$(test),tests/$(test).cpp,-Xcompiler -Og)))
 REHEARSAL_FLAGS = -Og -march=$(ARCH) -Dgated=gated_nvcc -isystem $(CUDA_HOME)/include -w
 $(REHEARSAL)/host.h.gch: tests/harness.h $(BUILD)/host/flags
@@ -284,11 +309,12 @@ $(REHEARSAL)/main.o: training/main.cu $(BUILD)/host/flags
 $(BUILD)/ptx/%.o: ptx/%.cpp $(BUILD)/host/flags
 	@mkdir -p $(@D)
 	$(CXX) $(COMMON) -O3 -march=$(ARCH) $(NVCC:%/bin/nvcc=-isystem %/include) -c -o $@ $<
-REHEARSAL_PTX := $(REHEARSAL)/kernels.ptx $(REHEARSAL)/program.ptx $(REHEARSED_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx)
+REHEARSAL_PTX := $(UNITS:%=$(REHEARSAL)/units/%.ptx) $(REHEARSED_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx)
 $(REHEARSAL)/kernels/.translated: $(REHEARSAL_PTX) ptx/translate.py ptx/thread.h
 	ptx/translate.py $(@D) $(REHEARSAL_PTX)
+	cat $(UNITS:%=$(@D)/%.index) >$(@D)/kernels.index
 	@touch $@
-REHEARSED := $(REHEARSAL)/program.o $(REHEARSAL)/kernels.o $(patsubst ptx/%.cpp,$(BUILD)/ptx/%.o,$(wildcard ptx/*.cpp)) $(REHEARSAL)/kernels/.translated
+REHEARSED := $(UNITS:%=$(REHEARSAL)/units/%.o) $(patsubst ptx/%.cpp,$(BUILD)/ptx/%.o,$(wildcard ptx/*.cpp)) $(REHEARSAL)/kernels/.translated
 $(REHEARSAL)/test_%: $(REHEARSAL)/tests/test_%.o $(BUILD)/catch_main.o $(REHEARSED)
 	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
 $(REHEARSAL)/train: $(REHEARSAL)/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(REHEARSED)
@@ -348,7 +374,7 @@ $(BUILD)/release/check_a_kernel: $(BUILD)/release/docs/check_a_kernel.o $(BUILD)
 
 $(BUILD)/release/bench: $(BUILD)/release/tests/bench.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) -lopenblas
-$(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(BUILD)/cuda/program.o $(BUILD)/cuda/kernels.o
+$(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(CUDA_OBJECTS)
 	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CUDA_LIBS)
 
 # (make bench NVCC= measures the CPU where a GPU is)
@@ -365,7 +391,7 @@ clean:  ## remove everything that was built
 	rm -rf $(BUILD) train
 
 format:  ## clang-format every source
-	clang-format -i $(shell git ls-files "*.cu" "*.cuh" "*.h" "*.cpp")
+	find * -path $(BUILD) -prune -o -name '*.cu' -print -o -name '*.cuh' -print -o -name '*.h' -print -o -name '*.cpp' -print | xargs clang-format -i
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'

@@ -205,13 +205,12 @@ const std::string& kernel_folder() {
   return folder;
 }
 
-// Which file a kernel's C++ is in: a kernel of the operations, of the program, or of the test that this is. What a template makes in
-// several of them is one kernel, and the first will do.
+// Which file a kernel's C++ is in: a kernel of the program, or of the test that this is. What a template makes in several files of
+// PTX is one kernel, and the first will do.
 const std::map<std::string, std::string>& kernel_files() {
   static const std::map<std::string, std::string> files = [] {
     std::map<std::string, std::string> all;
-    for (const std::string& index :
-         {std::string("kernels"), std::string("program"), program().substr(program().rfind('/') + 1)}) {
+    for (const std::string& index : {std::string("kernels"), program().substr(program().rfind('/') + 1)}) {
       std::ifstream file(kernel_folder() + "/" + index + ".index");
       for (std::string name, digest; file >> name >> digest;) all.emplace(name, digest);
     }

@@ -10,14 +10,13 @@
 #   spills     bytes stored and loaded, at most
 # Registers and spills are ptxas's own decisions: they are compared where nvcc's release and the PTX's target are those
 # of the table.
-# usage: scripts/kernel_resources.sh [--update] FILE.ptxas       with FILE.ptx beside it, both of one run of nvcc
+# usage: scripts/kernel_resources.sh [--update] FILE.ptxas       in it what nvcc --version says, the .target of the PTX, what ptxas -v says
 set -u
 table=${KERNEL_RESOURCES:-$(dirname "$0")/kernel_resources.txt}
 update=0
 [ "${1:-}" = --update ] && update=1 && shift
 [ $# -eq 1 ] || { echo "kernel_resources: expected one FILE.ptxas, found $# arguments" >&2; exit 2; }
-ptx=${1%.ptxas}.ptx
-compiler="nvcc $(sed -n 's/.*release \([0-9.]*\),.*/\1/p' "$ptx" | head -1), PTX of $(sed -n 's/^\.target \([a-z0-9_]*\).*/\1/p' "$ptx" | head -1)"
+compiler="nvcc $(sed -n 's/.*release \([0-9.]*\),.*/\1/p' "$1" | head -1), PTX of $(sed -n 's/^\.target \([a-z0-9_]*\).*/\1/p' "$1" | head -1)"
 
 # One line a kernel and GPU: kernel, GPU, registers, static, stores, loads.
 taken=$(awk '
@@ -27,7 +26,7 @@ taken=$(awk '
                                for (i = 2; i <= NF; i++) if ($i ~ /^smem/) shared = $(i - 2)
                                print kernel, gpu, $5, shared, stores, loads }' "$1" |
   c++filt -p | sed -E 's/gated_nvcc:://g; :a;s/> >/>>/;ta; s/ const>/_const>/g; s/\(Layout\)0/nt/; s/\(Layout\)1/nn/; s/\(Layout\)2/tn/; s/, /,/g' |
-  LC_ALL=C sort)
+  LC_ALL=C sort -u)
 [ -n "$taken" ] || { echo "FAIL  kernel_resources $1: no kernel in it: the wrong file, or compiled without ptxas -v?"; exit 1; }
 
 # The registers with which as many warps fit as with `r`: a warp's are counted in 256, and there are 65536.

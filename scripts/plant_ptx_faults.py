@@ -54,13 +54,14 @@ def write(name, text):
 
 
 class Kernels:
-    """The PTX of all kernels: what stands before the first one, and each by its plain name."""
+    """The PTX of all kernels, of several files in a row: each by its plain name, and what stands before the first of its file."""
 
     def __init__(self, ptx):
-        self.outside = "\n".join(re.findall(r"^\s*\.file\s.*|^\.(?:extern )?\.?shared .*", ptx, re.MULTILINE)) + "\n"
-        self.texts = {}
-        for found in re.finditer(r"^\.(?:visible |weak )?\.?entry\s+([\w$]+)\(.*?^\}\n", ptx, re.MULTILINE | re.DOTALL):
-            self.texts[found[1]] = found[0]
+        self.outside, self.texts = {}, {}
+        for file in re.split(r"^\.version", ptx, flags=re.MULTILINE):
+            outside = "\n".join(re.findall(r"^\s*\.file\s.*|^\.(?:extern )?\.?shared .*", file, re.MULTILINE)) + "\n"
+            for found in re.finditer(r"^\.(?:visible |weak )?\.?entry\s+([\w$]+)\(.*?^\}\n", file, re.MULTILINE | re.DOTALL):
+                self.outside[found[1]], self.texts[found[1]] = outside, found[0]
         mangled = "\n".join(self.texts)
         plain = subprocess.run(["c++filt"], input=mangled, capture_output=True, text=True, check=True).stdout
         plain = re.sub(r"gated_nvcc::|\(anonymous namespace\)::|^void ", "", plain, flags=re.MULTILINE)
@@ -122,7 +123,7 @@ class Rehearsal:
         for file in os.listdir(os.path.join(self.folder, "kernels")):
             os.symlink(os.path.join(self.folder, "kernels", file), os.path.join(kernels, file))
         if ptx:
-            write(os.path.join(folder, "faulty.ptx"), self.kernels.outside + ptx)
+            write(os.path.join(folder, "faulty.ptx"), self.kernels.outside[self.kernels.names[name]] + ptx)
             translator = os.path.join(folder if fault.file else self.tree, "ptx/translate.py")
             subprocess.run([sys.executable, translator, kernels, os.path.join(folder, "faulty.ptx")], check=True)
             mine, index = read(os.path.join(kernels, "faulty.index")), os.path.join(kernels, "kernels.index")

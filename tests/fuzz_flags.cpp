@@ -9,7 +9,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   std::istringstream text(std::string(reinterpret_cast<const char*>(bytes), size));
   std::vector<std::string> words;
   for (std::string word; std::getline(text, word);)
-    if (!word.starts_with("-h") && !word.starts_with("--help") && !word.starts_with("--flag-map"))
+    if (!word.starts_with("-h") && !word.starts_with("--help") && !word.starts_with("--flag-map") &&
+        !word.starts_with("--version"))
       words.push_back(word);
   std::vector<char*> argv = {const_cast<char*>("train")};
   for (std::string& w : words) argv.push_back(w.data());

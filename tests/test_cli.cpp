@@ -249,6 +249,17 @@ TEST_CASE("cli: help and the flag map", "[cli]") {
   REQUIRE(train(f, {"--flag-map"}).exit_code == 0);
 }
 
+TEST_CASE("cli: --version names the version, the commit and the compiler", "[cli]") {
+  const Folder f;
+  const Outcome said = train(f, {"--version"});
+  INFO(said.out);
+  REQUIRE(said.exit_code == 0);
+  const Said repository = f.run("cd {repo} && { git rev-parse --short=12 HEAD 2>/dev/null || echo unknown; }");
+  const Said version = f.run("sed -n 's/^VERSION := //p' {repo}/Makefile");
+  REQUIRE(said.out.starts_with("gated.cu " + version.text + "commit   " + repository.text + "compiler "));
+  REQUIRE(said.out.find("++ ") != std::string::npos);
+}
+
 TEST_CASE("cli: the log says how experts were routed, each figure under its name", "[cli]") {
   const Folder f;
   // One expert gets everything: the balance loss is 1, the entropy 0. The z-loss is another number.

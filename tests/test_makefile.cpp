@@ -15,8 +15,10 @@ class Copy {
               "{repo}/training {repo}/tests {repo}/scripts .")
             .exit_code == 0);
     for (const char* name : {"cc", "cuda/bin/nvcc"})
-      f.program(name, "echo \"$*\" >>'" + (f / "calls") +
-                          "'\nwhile [ $# -gt 0 ]; do [ \"$1\" = -o ] && { echo >\"$2\"; }; shift; done");
+      f.program(
+          name,
+          "echo \"$*\" >>'" + (f / "calls") +
+              "'\nwhile [ $# -gt 0 ]; do [ \"$1\" = -o ] && { echo >\"$2\"; echo >\"${2%.o}.ptx\"; }; shift; done");
   }
   std::string make(const std::string& words) const {
     f.write("calls", "");
@@ -37,7 +39,8 @@ TEST_CASE("makefile: another compiler, CPU or GPU builds again what depends on i
   const std::string nvcc = "NVCC=cuda/bin/nvcc CUDA_ARCH=80";
   const auto linked_with_cuda = [](const std::string& calls) {
     const size_t link = calls.find("-o train ");
-    return link != std::string::npos && contains(calls.substr(link, calls.find('\n', link) - link), "cuda/program.o");
+    return link != std::string::npos &&
+           contains(calls.substr(link, calls.find('\n', link) - link), "cuda/units/program.o");
   };
   std::string calls = copy.make("NVCC= ARCH=native");
   REQUIRE(contains(calls, "-o build/release/kernels/adamw.o"));
@@ -75,6 +78,21 @@ TEST_CASE("makefile: another compiler, CPU or GPU builds again what depends on i
   REQUIRE(contains(copy.make(test), "other/release/test_bias"));
   REQUIRE(fs::exists(copy.f / "other/release/tests/test_bias.o"));
   REQUIRE(copy.make(test).empty());
+}
+
+TEST_CASE("makefile: every file of the operations is in one of nvcc's units, and a new one joins", "[makefile]") {
+  const Copy copy;
+  copy.f.write("kernels/new_idea.cu", "");
+  copy.f.write("kernels/bf16/new_tile.cu", "");
+  copy.make("NVCC=cuda/bin/nvcc build/rehearsal/kernels.ptx build/cuda/kernels.ptxas");
+  const auto lines = [&](const std::string& command) { return copy.f.run(command + " | LC_ALL=C sort").text; };
+  const std::string files = lines("ls kernels/*.cu kernels/*/*.cu kernels/*/*.cpp");
+  REQUIRE(contains(files, "kernels/new_idea.cu\n"));
+  for (const char* half : {"cuda", "rehearsal"}) {
+    const std::string units = format("ls build/%s/units/*.o | sed 's|.*/||; s|[.]o$||'", half);
+    REQUIRE(lines(format("for u in $(%s); do sed -n 's/^#include \"\\(.*\\)\"/\\1/p' build/cuda/units/$u.cu; done",
+                         units.c_str())) == files);
+  }
 }
 
 TEST_CASE("makefile: gpu-check goes on from results/ where build/ is empty, and leaves there what came of it",

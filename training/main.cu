@@ -57,8 +57,8 @@ std::string why_no_gpu();
 int train_on_cuda(int argc, char** argv);
 #else
 static std::string why_no_gpu() {
-  return "this build has no half for GPUs: with nvcc, make adds it where a GPU answers, and make CUDA_ARCH=90 "
-         "elsewhere";
+  return "this build has no half for GPUs: with nvcc, make adds it where a GPU answers, and make gpu-build, or "
+         "make CUDA_ARCH=90, elsewhere";
 }
 #endif
 
@@ -88,6 +88,9 @@ static int run(int argc, char** argv) try {
   }
   const std::string no_gpu = why_no_gpu();
   gated::check_device_flags(config, no_gpu);
+#ifdef GPU_LEFT_OUT
+  if (config.device == DeviceChoice::automatic) config.gpu_left_out = GPU_LEFT_OUT;
+#endif
 #ifdef WITH_CUDA
   if (config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && no_gpu.empty()))
     return train_on_cuda(argc, argv);

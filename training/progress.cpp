@@ -54,6 +54,8 @@ void Progress::header() {
         name_of(ctx_.device) + (ctx_.device == Device::cpu ? format(", %d threads", omp_get_max_threads()) : "") +
             (peak_ > 0 ? format(", %s matmul peak %.0f GFLOP/s (measured)", name_of(m.config.storage), peak_ * 1e-9)
                        : ""));
+  if (!config_.gpu_left_out.empty())
+    print("", format("the half for GPUs was left out of this build: %s adds it", config_.gpu_left_out.c_str()));
   print("data", data_.train->description());
   print("", format("%zu tokens a step, epoch of %.1f steps", trainer_.tokens_per_step(), trainer_.steps_per_epoch()));
   print("model",

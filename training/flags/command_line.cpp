@@ -13,6 +13,7 @@
 #include "training/flags/run_metadata.h"
 #include "training/flags/suggestion.h"
 #include "training/process/terminal.h"
+#include "training/process/version.h"
 
 namespace gated {
 
@@ -134,7 +135,8 @@ std::string help_text(size_t width, const std::string& topic) {
            {"--help", "the flags that one starts with"},
            {"--help=norm", "those of norms, or of any word in a flag's name or in a section's"},
            {"--help=all", "every flag"},
-           {"--flag-map", "every flag as Markdown: docs/flags.md"}})
+           {"--flag-map", "every flag as Markdown: docs/flags.md"},
+           {"--version", "the version, its commit and the compiler"}})
     text += help_row(format("  %s", line), 29, meaning, width);
   return text;
 }
@@ -225,10 +227,11 @@ bool parse_command_line(Config& config, int argc, char** argv) {
   CLI::App app;
   app.set_help_flag();
   app.allow_extras();  // and refuse them below, with the name that was meant
-  bool map = false;
+  bool map = false, version = false;
   std::string topic;
   CLI::Option* help = app.add_flag("--help{start},-h{start}", topic);
   app.add_flag("--flag-map", map);
+  app.add_flag("--version", version);
   const std::vector<Flag> flags = list_flags(config);
   std::vector<std::string> values(flags.size());
   std::vector<CLI::Option*> options;
@@ -252,9 +255,9 @@ bool parse_command_line(Config& config, int argc, char** argv) {
     require(name.starts_with("-"), "%s: expected a flag, --name=value (./train --help lists them)", word.c_str());
     fail("there is no flag %s%s (./train --help lists them)", name.c_str(), suggested_flag(flags, name).c_str());
   }
-  if (help->count() || map) {
-    const std::string about = topic == "start" ? "" : topic;
-    fputs((help->count() ? help_text(terminal_width(), about) : flag_map_markdown()).c_str(), stdout);
+  if (help->count() || map || version) {
+    const std::string help_wanted = help->count() ? help_text(terminal_width(), topic == "start" ? "" : topic) : "";
+    fputs((help->count() ? help_wanted : map ? flag_map_markdown() : version_text()).c_str(), stdout);
     return false;
   }
   std::set<std::string> given;

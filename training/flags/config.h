@@ -22,6 +22,7 @@ struct Config {
   std::string preset = "tiny";
   std::string from;                           // a model that is there already: its flags and weights
   std::shared_ptr<const ModelSource> source;  // that model, once the command line is read; null without --from
+  std::string gpu_left_out;  // where make could have built a half for GPUs and did not: the command that adds it
   size_t params = 0;         // FFN width so that the model has about as many parameters; 0: --ffn-hidden
   std::string match_params;  // or as many as the model of these flags
   bool describe = false;
