@@ -54,13 +54,14 @@ def write(name, text):
 
 
 class Kernels:
-    """The PTX of all kernels, of several files in a row: each by its plain name, and what stands before the first of its file."""
+    """The PTX of all kernels, from files in a row: each by its plain name, and what stands before a file's first."""
 
     def __init__(self, ptx):
         self.outside, self.texts = {}, {}
         for file in re.split(r"^\.version", ptx, flags=re.MULTILINE):
             outside = "\n".join(re.findall(r"^\s*\.file\s.*|^\.(?:extern )?\.?shared .*", file, re.MULTILINE)) + "\n"
-            for found in re.finditer(r"^\.(?:visible |weak )?\.?entry\s+([\w$]+)\(.*?^\}\n", file, re.MULTILINE | re.DOTALL):
+            entry = r"^\.(?:visible |weak )?\.?entry\s+([\w$]+)\(.*?^\}\n"
+            for found in re.finditer(entry, file, re.MULTILINE | re.DOTALL):
                 self.outside[found[1]], self.texts[found[1]] = outside, found[0]
         mangled = "\n".join(self.texts)
         plain = subprocess.run(["c++filt"], input=mangled, capture_output=True, text=True, check=True).stdout
