@@ -81,15 +81,15 @@ HOST_training := $(filter-out $(HOST_json) $(HOST_command_line) $(HOST_dataloade
 HOST_UNITS := $(addprefix $(BUILD)/host/,json command_line training dataloader version)
 
 # CUDA's headers are most of nvcc's time for a short file, templates of a long one: nvcc compiles what is long alone, and the short
-# operations together by their first letters. What holds no kernel, the CPU's loops and cuBLAS, is one unit more.
+# operations together by their first letters. What holds no kernel, the CPU's loops and cuBLAS, likewise.
 NO_KERNEL := $(filter %.cpp %_cublas.cu,$(KERNELS))
 ALONE := $(wildcard kernels/*/*.cu kernels/*attention*.cu kernels/gated_*.cu kernels/*matmul.cu)
 ALONE := $(filter-out $(NO_KERNEL) kernels/bf16/round.cu,$(ALONE))
 LETTERS := a-c d-f g h-m n-r s-z
-UNIT_cpu := $(NO_KERNEL)
 $(foreach f,$(ALONE),$(eval UNIT_$(basename $(notdir $f)) := $f))
 $(foreach l,$(LETTERS),$(eval UNIT_$l := $(filter-out $(ALONE) $(NO_KERNEL),$(wildcard $(addsuffix /[$l]*.cu,kernels kernels/bf16)))))
-KERNEL_UNITS := cpu $(basename $(notdir $(ALONE))) $(LETTERS)
+$(foreach l,$(LETTERS),$(eval UNIT_cpu_$l := $(filter $(NO_KERNEL),$(wildcard kernels/*/[$l]*.c*))))
+KERNEL_UNITS := $(LETTERS:%=cpu_%) $(basename $(notdir $(ALONE))) $(LETTERS)
 UNIT_layers := $(LAYERS)
 UNIT_program := $(HOST) training/main.cu
 UNITS := $(KERNEL_UNITS) layers program
