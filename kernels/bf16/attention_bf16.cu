@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
                                   Sink sink, float scale, OutputGate gate) {
   using namespace attention_bf16;
   DYNAMIC_SHARED(bf16, shared);
-  using Rows64 = attention_bf16::Tile<columns, whole>;  // (matmul.h has a Tile too)
+  using Rows64 = RowTile<columns, whole>;
   bf16 *const queries_tile = shared, *const keys_tile = queries_tile + block * columns,
               *const values_tile = keys_tile + block * columns;
   const size_t b = blockIdx.x / s.H, h = blockIdx.x % s.H, kv_head = h / s.group();

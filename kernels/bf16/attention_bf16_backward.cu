@@ -39,7 +39,7 @@ constexpr int strip_rows(int columns) {
 // Two tiles of a block's own rows, and two pairs of strips of the others.
 template <int columns, bool whole>
 struct Backward {
-  using Rows64 = attention_bf16::Tile<columns, whole>;
+  using Rows64 = RowTile<columns, whole>;
   static constexpr int strip = strip_rows(columns);
   bf16 *own_a, *own_b, *strips;
   AsyncCopies copies;
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
                              const float* delta, const float* sink_ds, AttentionShape s, Sink sink, float scale) {
   using namespace attention_bf16;
   DYNAMIC_SHARED(bf16, shared);
-  using Rows64 = attention_bf16::Tile<columns, whole>;
+  using Rows64 = RowTile<columns, whole>;
   constexpr int strip = strip_rows(columns);
   const size_t b = blockIdx.x / s.H, h = blockIdx.x % s.H, kv_head = h / s.group();
   const size_t i0 = size_t(gridDim.y - 1 - blockIdx.y) * block, first = first_tile(s, i0), end = i0 + block;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
                                const float* lse, const float* delta, AttentionShape s, float scale) {
   using namespace attention_bf16;
   DYNAMIC_SHARED(bf16, shared);
-  using Rows64 = attention_bf16::Tile<columns, whole>;
+  using Rows64 = RowTile<columns, whole>;
   constexpr int strip = strip_rows(columns), part = columns < 128 ? columns : 128;
   const size_t b = blockIdx.x / s.KVH, kv_head = blockIdx.x % s.KVH, j0 = size_t(blockIdx.y) * block;
   const int column0 = int(blockIdx.z) * part;

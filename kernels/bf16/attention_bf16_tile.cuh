@@ -126,7 +126,7 @@ __device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], f
 // ---- tiles in shared memory: rows of up to `columns` elements
 
 template <int columns, bool whole>
-struct Tile {
+struct RowTile {
   static constexpr int chunks = columns / chunk;
 
   __device__ static int place(int row, int c) { return (row * chunks + (c ^ row % 8)) * chunk; }

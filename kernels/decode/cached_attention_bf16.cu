@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, 4)
                                  Sink sink, float scale) {
   using namespace attention_bf16;
   DYNAMIC_SHARED(bf16, shared);
-  using Rows64 = attention_bf16::Tile<columns, whole>;
+  using Rows64 = RowTile<columns, whole>;
   constexpr int quarter = columns / 4, warp_keys = block / 4;
   bf16 *const queries_tile = shared, *const keys_tile = queries_tile + head_rows * columns,
               *const values_tile = keys_tile + block * columns;
