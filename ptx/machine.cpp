@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -151,10 +152,18 @@ bool release(void* p) {
   return true;
 }
 
-// As much as the machine itself has left.
 MemoryUse memory_use() {
-  const size_t pages = size_t(sysconf(_SC_AVPHYS_PAGES)), page = size_t(sysconf(_SC_PAGESIZE));
-  return {pages * page, pages * page + bytes_in_use};
+  if (const std::string wanted = environment("PTX_MEMORY", ""); !wanted.empty()) {
+    char* end;
+    const size_t bytes = size_t(strtoull(wanted.c_str(), &end, 10)) << 20;
+    if (*end || bytes == 0) throw std::runtime_error("PTX_MEMORY=" + wanted + ": expected a number of MiB from 1");
+    return {bytes - std::min(bytes, bytes_in_use), bytes};
+  }
+  std::ifstream file("/proc/meminfo");
+  for (std::string name, rest; file >> name && name != "MemAvailable:";) std::getline(file, rest);
+  size_t kib = 0;
+  file >> kib;
+  return {kib << 10, (kib << 10) + bytes_in_use};
 }
 
 void* storage(const void* p, size_t n) {
@@ -223,8 +232,7 @@ const std::map<std::string, std::string>& kernel_files() {
 void compile(const std::string& cpp, const std::string& library) {
   std::ifstream file(cpp);
   std::string command;
-  std::getline(file, command);  // which says how, or what of the kernel is not known
-  if (!command.starts_with("// g++ ")) throw std::runtime_error(command.substr(command.find(' ') + 1));
+  std::getline(file, command);  // which says how
   const int lock = open((library + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
   if (lock < 0 || flock(lock, LOCK_EX)) throw std::runtime_error(library + ".lock: " + strerror(errno));
   if (access(library.c_str(), R_OK)) {
@@ -283,9 +291,8 @@ struct Fiber {
   void* record = nullptr;
   // Copies that have not arrived, oldest first, and the group that each belongs to.
   struct Copy {
-    uint32_t to, bytes;
-    uint64_t from;
-    uint32_t group;
+    uint64_t to, from;
+    uint32_t bytes, group;
     unsigned line;
   };
   std::vector<Copy> copies;
@@ -314,7 +321,7 @@ class Machine : Services {
   void barrier(Thread&, uint32_t number, unsigned line) override;
   void meet(Thread&, WarpOp, uint32_t mask, void* record, unsigned line) override;
   void watch(Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line) override;
-  void copy_async(Thread&, uint32_t to, uint64_t from, uint32_t bytes, unsigned line) override;
+  void copy_async(Thread&, uint64_t to, uint64_t from, uint32_t bytes, unsigned line) override;
   void commit_copies(Thread&) override;
   void wait_copies(Thread&, uint32_t pending) override;
 
@@ -336,7 +343,7 @@ class Machine : Services {
   std::string place(unsigned line) const;
   std::string who(const Thread& t) const;
   void stuck();
-  const unsigned char* checked_shared(Thread& t, uint32_t address, unsigned bytes, unsigned line);
+  const unsigned char* checked_shared(Thread& t, uint64_t address, unsigned bytes, unsigned line);
 
   void shuffle(Fiber* const* lanes);
   void ballot(Fiber* const* lanes);
@@ -352,7 +359,8 @@ class Machine : Services {
   Fiber* running_ = nullptr;
   Fault fault_ = Fault::none;
   bool hopper_ = true;
-  std::vector<unsigned char> shared_, shared_live_;
+  std::vector<unsigned char> shared_;
+  std::vector<uint16_t> shared_live_;
   std::vector<uint32_t> warp_order_, lane_order_;
   std::vector<Cell> cells_;                                       // of shared memory
   std::unordered_map<uint64_t, std::vector<Cell>> global_cells_;  // by page
@@ -463,7 +471,7 @@ void Machine::lay_out_shared(size_t dynamic_shared) {
   shared_.assign(rounded(d.dynamic_at + dynamic_shared), 0xFF);
   shared_live_.assign(shared_.size() / shared_granule, 0);
   const auto put = [&](size_t at, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++) shared_live_[(at + i) / shared_granule]++;
+    for (size_t i = at; i < at + bytes; i++) shared_live_[i / shared_granule] |= uint16_t(1u << i % shared_granule);
   };
   for (uint32_t i = 0; i < d.variable_count; i++) put(d.variables[2 * i], d.variables[2 * i + 1]);
   put(d.dynamic_at, dynamic_shared);
@@ -529,6 +537,18 @@ void Machine::pass_barrier() {
     if (fibers_[i]->state == Fiber::at_barrier) fibers_[i]->state = Fiber::ready;
 }
 
+// " 3, 5 to 9": runs of neighbours.
+std::string runs(const std::vector<uint32_t>& of) {
+  std::string text;
+  for (size_t i = 0, end; i < of.size(); i = end) {
+    if (text.size() > 200) return text + ", ...";
+    for (end = i + 1; end < of.size() && of[end] == of[end - 1] + 1;) end++;
+    text += i ? "," : "";
+    text += end - i > 1 ? words(" %u to %u", of[i], of[end - 1]) : words(" %u", of[i]);
+  }
+  return text;
+}
+
 // Nobody can go on: says who waits where, and who has returned.
 void Machine::stuck() {
   std::map<std::string, std::vector<uint32_t>> where;
@@ -541,20 +561,7 @@ void Machine::stuck() {
         .push_back(i);
   }
   std::string text = "threads wait for one another, and nobody can go on:";
-  for (const auto& [what, threads] : where) {
-    text += "\n  threads";
-    for (size_t i = 0; i < threads.size();) {  // runs of neighbours
-      size_t end = i + 1;
-      while (end < threads.size() && threads[end] == threads[end - 1] + 1) end++;
-      text += i ? "," : "";
-      text += end - i > 1 ? words(" %u to %u", threads[i], threads[end - 1]) : words(" %u", threads[i]);
-      if ((i = end) < threads.size() && text.size() > 600) {
-        text += ", ...";
-        break;
-      }
-    }
-    text += " " + what;
-  }
+  for (const auto& [what, threads] : where) text += "\n  threads" + runs(threads) + " " + what;
   Fiber& any = **std::find_if(fibers_.begin(), fibers_.end(), [](auto& f) { return f->state != Fiber::done; });
   fault_ = Fault::launch_failure;
   report(any.thread, any.line, text);
@@ -574,7 +581,8 @@ void Machine::meet(Thread& t, WarpOp op, uint32_t mask, void* record, unsigned l
 bool Machine::complete(Fiber& f) {
   Fiber* lanes[warp_size] = {};
   const uint32_t warp = f.thread.warp;
-  bool whole = true, others = false;  // are all of the mask there? does anybody else run?
+  std::vector<uint32_t> missing;  // of the mask: those that have returned, or never were
+  bool others = false;            // does anybody else run?
   for (uint32_t i = 0; i < warp_size; i++) {
     const bool runs = exists(warp, i) && lane(warp, i).state != Fiber::done;
     if (!(f.mask >> i & 1)) {
@@ -582,7 +590,7 @@ bool Machine::complete(Fiber& f) {
       continue;
     }
     if (!runs) {
-      whole = false;
+      missing.push_back(i);
       continue;
     }
     Fiber& other = lane(warp, i);
@@ -591,8 +599,14 @@ bool Machine::complete(Fiber& f) {
       return false;
     lanes[i] = &other;
   }
-  if (!whole && (f.op == WarpOp::mma || f.op == WarpOp::ldmatrix))
-    refuse(f.thread, "a lane of the warp is missing or has returned: all 32 must execute this", f.line);
+  if (!missing.empty() && (f.op == WarpOp::mma || f.op == WarpOp::ldmatrix)) {
+    const auto beyond = std::find_if(missing.begin(), missing.end(), [&](uint32_t i) { return !exists(warp, i); });
+    const std::vector<uint32_t> returned(missing.begin(), beyond), never(beyond, missing.end());
+    std::string who = "all 32 lanes of a warp must execute this:";
+    if (!returned.empty()) who += " lanes" + runs(returned) + " have returned";
+    if (!never.empty()) who += " lanes" + runs(never) + words(" are beyond the block's %u threads", threads_);
+    refuse(f.thread, who.c_str(), f.line);
+  }
   switch (f.op) {
     case WarpOp::sync: warp_epochs_[warp] += !others; break;
     case WarpOp::shuffle: shuffle(lanes); break;
@@ -699,20 +713,20 @@ void Machine::mma(Fiber* const* lanes) {
 
 // ---- copies that arrive at their wait, and not before
 
-const unsigned char* Machine::checked_shared(Thread& t, uint32_t address, unsigned bytes, unsigned line) {
+const unsigned char* Machine::checked_shared(Thread& t, uint64_t address, unsigned bytes, unsigned line) {
   static_assert(sizeof(uint64_t[2]) == 16);
   if (bytes != 16) refuse(t, "an access of this size is not known", line);
   return reinterpret_cast<const unsigned char*>(shared<uint64_t, 2>(t, address, false, line));
 }
 
-void Machine::copy_async(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, unsigned line) {
+void Machine::copy_async(Thread& t, uint64_t to, uint64_t from, uint32_t bytes, unsigned line) {
   if (bytes > 16) refuse(t, "cp.async copies more than its 16 bytes", line);
   if (from % 16) fault(t, Space::global, from, 16, line);
   if (bytes && !storage(reinterpret_cast<const void*>(from), bytes)) fault(t, Space::global, from, bytes, line);
   if (bytes && t.watched) watch(t, Space::global, from, bytes, false, line);
   memset(shared<uint64_t, 2>(t, to, true, line), 0xFF, 16);
   Fiber& f = fiber_of(t);
-  f.copies.push_back({to, bytes, from, f.groups, line});
+  f.copies.push_back({to, from, bytes, f.groups, line});
 }
 
 void Machine::commit_copies(Thread& t) {
@@ -725,6 +739,7 @@ void Machine::wait_copies(Thread& t, uint32_t pending) {
   for (; arrived < f.copies.size() && f.copies[arrived].group + pending < f.groups; arrived++) {
     const Fiber::Copy& copy = f.copies[arrived];
     unsigned char bytes[16] = {};
+    if (copy.bytes && t.watched) watch(t, Space::global, copy.from, copy.bytes, false, copy.line);
     memcpy(bytes, storage_of(copy.from), copy.bytes);
     memcpy(shared<uint64_t, 2>(t, copy.to, true, copy.line), bytes, 16);
   }
@@ -840,6 +855,9 @@ void Machine::fault(Thread& t, Space space, uint64_t address, unsigned bytes, un
 
 Fault run(const Kernel& kernel, Extent grid, Extent block, size_t dynamic_shared, const void* parameters) {
   static Machine machine;
+  static std::set<std::string> launched;
+  if (const char* const file = getenv("PTX_LAUNCHED"); file && launched.insert(kernel.name).second)
+    std::ofstream(file, std::ios::app) << kernel.name << std::endl;
   return machine.launch(kernel, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, dynamic_shared, parameters);
 }
 

@@ -26,6 +26,7 @@ bool release(void* p);
 struct MemoryUse {
   size_t free, total;
 };
+// PTX_MEMORY=MiB; where nobody says, as much as the machine itself has left.
 MemoryUse memory_use();
 // Is p an address of device memory, live or not?
 bool is_device_address(const void* p);
@@ -60,6 +61,8 @@ enum class Fault { none, illegal_address, misaligned_address, launch_failure };
 // the line of the source, the instruction.
 Fault run(const Kernel& kernel, Extent grid, Extent block, size_t dynamic_shared, const void* parameters);
 
+// PTX_LAUNCHED=FILE: each kernel that runs adds its name, once a program.
+//
 // Which GPU is played: PTX_GPU=80, 86, 89 or 90 (ten times its compute capability; 90 where nobody says). It decides what shared
 // memory a block may have and how a tensor core adds.
 int compute_capability();

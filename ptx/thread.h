@@ -22,7 +22,8 @@ constexpr uint64_t storage_begin = device_begin + 2 * device_bytes, live_begin =
 constexpr uint64_t shared_window = 0x0e0000000000, window_bytes = uint64_t{1} << 32;
 
 // An allocation begins on a boundary of 256 bytes. A table has for each 64 bytes of device memory how many of them, from the
-// first on, are inside a live allocation; another has the same for 16 bytes of a block's shared memory.
+// first on, are inside a live allocation; another has for each 16 bytes of a block's shared memory a bit for each byte: is it in a
+// variable?
 constexpr uint64_t global_granule = 64, shared_granule = 16;
 
 enum class Space { global, shared, local, generic, parameter };
@@ -44,7 +45,7 @@ struct Services {
   // Tells the watch for races of an access to shared or global memory.
   virtual void watch(Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line) = 0;
   // 16 bytes from global to shared memory, of which the first `bytes` are copied and the others 0.
-  virtual void copy_async(Thread&, uint32_t to, uint64_t from, uint32_t bytes, unsigned line) = 0;
+  virtual void copy_async(Thread&, uint64_t to, uint64_t from, uint32_t bytes, unsigned line) = 0;
   virtual void commit_copies(Thread&) = 0;
   virtual void wait_copies(Thread&, uint32_t pending) = 0;
 };
@@ -54,7 +55,7 @@ struct Thread {
   uint32_t lane, warp;
   const unsigned char* parameters;
   unsigned char* shared;
-  const unsigned char* shared_live;
+  const uint16_t* shared_live;
   uint32_t shared_bytes;
   bool watched;
   uint32_t volatile_loads;
@@ -82,7 +83,7 @@ template <class T, unsigned n>
 inline T* shared(Thread& t, uint64_t address, bool write, unsigned line) {
   constexpr unsigned bytes = n * sizeof(T);
   if (address >= t.shared_bytes || address % bytes ||
-      address % shared_granule + bytes > t.shared_live[address / shared_granule]) [[unlikely]]
+      ((1u << bytes) - 1) << address % shared_granule & ~t.shared_live[address / shared_granule]) [[unlikely]]
     t.machine->fault(t, Space::shared, address, bytes, line);
   if (t.watched) [[unlikely]]
     t.machine->watch(t, Space::shared, address, bytes, write, line);
@@ -231,7 +232,8 @@ struct Ballot {
 struct LdMatrix {
   bool transposed;
   unsigned tiles;
-  uint32_t row, result[4];
+  uint64_t row;
+  uint32_t result[4];
 };
 struct Mma {
   uint32_t a[4], b[2];
@@ -249,7 +251,7 @@ inline uint32_t ballot(Thread& t, bool mine, uint32_t mask, unsigned line) {
   t.machine->meet(t, WarpOp::ballot, mask, &record, line);
   return record.result;
 }
-inline LdMatrix ldmatrix(Thread& t, bool transposed, unsigned tiles, uint32_t row, unsigned line) {
+inline LdMatrix ldmatrix(Thread& t, bool transposed, unsigned tiles, uint64_t row, unsigned line) {
   LdMatrix record{transposed, tiles, row, {}};
   t.machine->meet(t, WarpOp::ldmatrix, ~0u, &record, line);
   return record;

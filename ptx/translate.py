@@ -6,7 +6,7 @@
     @%p1 bra $L__BB0_4;              if (p1) goto L__BB0_4;                             // @%p1 bra $L__BB0_4;
 
 What an instruction does is written down once, in INSTRUCTIONS: the forms that nvcc makes of this project, from the PTX ISA 9.0. Any
-other is refused by its name when the kernel is launched. Memory and what threads do together: ptx/thread.h.
+other is refused here, by its kernel, the line of the source and its name. Memory and what threads do together: ptx/thread.h.
 
 A kernel's file is named by a hash of its text, so that what has not changed keeps what was compiled of it. FOLDER/NAME.index says
 which kernel of NAME.ptx is in which file.
@@ -17,6 +17,7 @@ tests/test_ptx.cpp
 import hashlib
 import os
 import re
+import subprocess
 import sys
 
 # ---- types
@@ -232,7 +233,9 @@ def bar(k, parts, operands):
     operand, = operands
     if parts[1] == "warp":
         return f"t.machine->meet(t, WarpOp::sync, {k.read(operand, 'b32')}, nullptr, {{line}});"
-    return f"t.machine->barrier(t, {number(operand)}, {{line}});"
+    if int(number(operand)) > 15:
+        raise Unknown
+    return f"t.machine->barrier(t, {operand}, {{line}});"
 
 
 def shfl(k, parts, operands):
@@ -249,7 +252,7 @@ def vote(k, parts, operands):
 
 
 def ldmatrix(k, parts, operands):
-    targets, row = k.vector(operands[0], int(parts[4][1:])), f"uint32_t({k.address(operands[1], 'shared')})"
+    targets, row = k.vector(operands[0], int(parts[4][1:])), k.address(operands[1], "shared")
     text = f"const auto m = ldmatrix(t, {str('trans' in parts).lower()}, {len(targets)}, {row}, {{line}});"
     return f"{{{{ {text} {' '.join(k.write(d, f'm.result[{i}]', 'b32') for i, d in enumerate(targets))} }}}}"
 
@@ -272,7 +275,7 @@ def cp(k, parts, operands):
     to, source, whole, *size = operands
     if whole != "16" or len(size) > 1:
         raise Unknown
-    return (f"t.machine->copy_async(t, uint32_t({k.address(to, 'shared')}), {k.address(source, 'global')}, "
+    return (f"t.machine->copy_async(t, {k.address(to, 'shared')}, {k.address(source, 'global')}, "
             f"{k.read(size[0], 'u32') if size else '16'}, {{line}});")
 
 
@@ -347,7 +350,8 @@ ARITHMETIC = ("add", "sub", "mul", "fma", "div", "rcp", "sqrt", "max", "min")
 # ---- kernels
 
 # How a kernel is compiled, on its first launch.
-COMMAND = ("g++ -std=c++20 {} -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fPIC "
+CXX = os.environ.get("CXX", "g++")
+COMMAND = (CXX + " -std=c++20 {} -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fPIC "
            "-shared -w")
 LONG = 3000  # lines: with -O1 a kernel of ten thousand takes 12 s to compile, with -Og 3 s
 
@@ -368,6 +372,18 @@ def variable_of(text):
     return found[3], size, alignment
 
 
+def apart(offset, alignment):
+    """The next boundary of that alignment that is none of its double: nobody may count on more."""
+    return align(offset - alignment, 2 * alignment) + alignment
+
+
+def compiler():
+    """The compiler's version, and what -march=native asks of it here: what was compiled elsewhere is not this."""
+    said = subprocess.run([*CXX.split(), "-march=native", "-E", "-###", "-x", "c++", os.devnull], capture_output=True, text=True,
+                          check=True).stderr
+    return re.findall(r"^.*version .*|-m\S+|-target-\S+ \S+", said, re.MULTILINE)
+
+
 # A label, a line that says where the source is, a brace, or a statement up to its semicolon.
 TOKEN = re.compile(r"\s*(?:([$\w]+):(?!:)|(\.loc\s[^\n]*)|([{}])|([^;{}\s](?:[^;])*);)")
 
@@ -376,7 +392,7 @@ class Kernel:
     def __init__(self, name, parameters, most_threads, shared, files):
         self.name, self.most_threads, self.files = name, most_threads, files
         self.registers, self.lines, self.computed, self.is_arithmetic = {}, [], set(), False
-        self.unknown = None     # what is refused, and where
+        self.unknown = []       # what is refused, and where
         self.symbols = {}       # variables: their space and address
         self.parameters = []    # offset and bytes
         self.parameter_bytes = 0
@@ -387,21 +403,22 @@ class Kernel:
             self.parameters.append((at, size))
             self.parameter_bytes = at + size
         self.shared_at, self.static_shared, self.variables, self.dynamic = 0, 0, [], None
-        self.local_bytes = 0
+        self.dynamic_alignment = 16
+        self.local_bytes, self.local_alignment = 0, 1
         for variable in shared:
             self.share(*variable)
 
-    # Shared variables stand one granule and more apart, so that what runs past the end of one is not in the next. What a block
-    # has of shared memory is counted as a GPU lays it out, one behind the other.
+    # Shared variables stand 16 bytes and more apart, so that what runs past the end of one is not in the next. What a block has of
+    # shared memory is counted as a GPU lays it out, one behind the other.
     def share(self, name, size, alignment):
         if size == 0:
-            self.dynamic = name
+            self.dynamic, self.dynamic_alignment = name, alignment
             return
-        at = align(self.shared_at, max(alignment, 16))
+        at = apart(self.shared_at, alignment)
         self.symbols[name] = "shared", at
         self.variables.append((at, size))
         self.static_shared = align(self.static_shared, alignment) + size
-        self.shared_at = align(at + size, 16) + 16
+        self.shared_at = at + size + 16
 
     def vector(self, operand, *lengths):
         """What stands in braces; how many of them there may be."""
@@ -476,9 +493,12 @@ class Kernel:
 
     def symbol(self, name):
         if name == self.dynamic:
-            self.symbols[name] = "shared", align(self.shared_at, 128)
+            self.symbols[name] = "shared", self.dynamic_at()
         space, at = self.symbols[name]
         return f"t.local_begin + {at}" if space == "local" else str(at)
+
+    def dynamic_at(self):
+        return apart(self.shared_at, self.dynamic_alignment)
 
     def address(self, operand, space):
         base, offset = re.fullmatch(r"\[\s*([^+\]\s]+)(?:\+(-?\d+))?\s*\]", operand).groups()
@@ -521,12 +541,13 @@ class Kernel:
             if not handler or not re.fullmatch(forms.replace(".", r"\."), ".".join(parts[1:])):
                 raise Unknown
             code = handler(self, parts, operands)
+            condition = guard and f"if ({negated}{self.read(guard, 'pred')}) "
         except (Unknown, ValueError, KeyError, IndexError, AttributeError):
             raise Unknown(" ".join(text.split()))
         # (a statement of several assignments must stand or fall as a whole)
         code = code.replace("{line}", "LINE").replace("{{", "{").replace("}}", "}")
         if guard:
-            code = f"if ({negated}{self.read(guard, 'pred')}) {{ {code} }}"
+            code = f"{condition}{{ {code} }}"
         self.lines.append((f"  {code}", text))
 
     def statement(self, text):
@@ -534,9 +555,12 @@ class Kernel:
             kind = found[1] if found[1] in ("pred", "f32") else "b" + found[1][1:]
             for part in found[2].split(","):
                 many = re.fullmatch(r"\s*(%\w+)(?:<(\d+)>)?\s*", part)
+                if not many or kind not in C:
+                    raise Unknown(text)
                 names = [many[1]] if not many[2] else [f"{many[1]}{i}" for i in range(int(many[2]))]
                 for name in names:
-                    self.registers[name] = kind
+                    if self.registers.setdefault(name, kind) != kind:
+                        raise Unknown(text)
                 self.lines.append(("DECLARE", (kind, names)))
         elif text.startswith(".shared"):
             self.share(*variable_of(text[len(".shared"):]))
@@ -545,7 +569,7 @@ class Kernel:
             if alignment > 16 or self.local_bytes:
                 raise Unknown(text)
             self.symbols[name] = "local", 0
-            self.local_bytes = size
+            self.local_bytes, self.local_alignment = size, alignment
         elif found := re.fullmatch(r"\.loc\s+(\d+) (\d+) \d+(.*)", text):
             at = re.search(r"inlined_at (\d+) (\d+)", found[3])
             where = f"{self.files.get(found[1], '?')}:{found[2]}"
@@ -561,7 +585,10 @@ class Kernel:
             self.instruction(text)
 
     def body(self, text):
-        tokens = TOKEN.findall(re.sub(r"//[^\n]*", "", text))
+        text = re.sub(r"//[^\n]*", "", text)
+        tokens = TOKEN.findall(text)
+        if rest := TOKEN.sub("", text).strip():
+            self.unknown.append(f"{self.name}: this is not known: {rest}")
         self.find_computed([statement for *_, statement in tokens])
         for label, loc, brace, statement in tokens:
             if label:
@@ -573,11 +600,9 @@ class Kernel:
                     self.statement((loc or statement).strip())
                 except Unknown as unknown:
                     where = [text for code, text in self.lines if code == "AT"][-1:] or ["unknown source"]
-                    self.unknown = self.unknown or f"{where[0]}: this is not known: {unknown}"
+                    self.unknown.append(f"{self.name}: {where[0]}: this is not known: {' '.join(str(unknown).split())}")
 
     def cpp(self):
-        if self.unknown:
-            return f"// {self.name}: {self.unknown}\n"
         used = set(re.findall(r"\b\w+\b", "\n".join(code for code, _ in self.lines if code not in ("AT", "DECLARE"))))
         out = [f"// {COMMAND.format('-O1' if len(self.lines) < LONG else '-Og')}", f"// {self.name}", '#include "thread.h"', "using namespace ptx;"]
         for name, values in (("parameters", self.parameters), ("variables", self.variables)):
@@ -585,9 +610,10 @@ class Kernel:
             out.append(f"static constexpr uint32_t {name}[] = {{{flat}}};")
         out.append("static void code(Thread& t) {")
         if self.local_bytes:
-            out.append(f"  alignas(16) unsigned char local_memory[{self.local_bytes}];")
+            begin, size = self.local_alignment, self.local_bytes
+            out.append(f"  alignas({2 * begin}) unsigned char local_memory[{begin + size}];")
             out.append("  __builtin_memset(local_memory, 0xff, sizeof local_memory);")
-            out.append("  t.local_begin = reinterpret_cast<uint64_t>(local_memory), t.local_bytes = sizeof local_memory;")
+            out.append(f"  t.local_begin = reinterpret_cast<uint64_t>(local_memory) + {begin}, t.local_bytes = {size};")
         for code, text in self.lines:
             if code == "AT":
                 out.append(f"  // {text}")
@@ -601,16 +627,30 @@ class Kernel:
                 out.append(line if text is None else f"{line}  // {' '.join(text.split())};")
         out += ["}",
                 f'extern "C" const Description description = {{code, parameters, {len(self.parameters)}, {self.parameter_bytes}, '
-                f"{self.static_shared}, variables, {len(self.variables)}, {align(self.shared_at, 128)}, {self.local_bytes}, "
+                f"{self.static_shared}, variables, {len(self.variables)}, {self.dynamic_at()}, {self.local_bytes}, "
                 f"{self.most_threads}}};", ""]
         return "\n".join(out)
+
+
+SECTION = re.compile(r"^\s*\.section\s+\.debug\w+\s*\{.*?\}", re.MULTILINE | re.DOTALL)
+# Directives of a kernel and of a file: those that change no result, and those that are read below.
+ENTRY = re.compile(r"^\.(?:visible |weak )?\.?entry\s+([\w$]+)\(?(.*?)\)?\n(\.[^{]*)?\{\n(.*?)\n\}\n", re.MULTILINE | re.DOTALL)
+KERNEL_DIRECTIVES = {".maxntid", ".minnctapersm", ".maxnreg"}
+FILE_DIRECTIVES = {".version", ".target", ".address_size", ".file", ".loc", ".shared", ".extern .shared"}
+
+
+def plain(names):
+    """Names as the source has them, of a text of mangled ones."""
+    return subprocess.run(["c++filt"], input=names, capture_output=True, text=True, check=True).stdout
 
 
 def kernels_of(text):
     files = {number: re.sub(r".*/\./", "", name) for number, name in re.findall(r'^\s*\.file\s+(\d+) "([^"]+)"', text, re.MULTILINE)}
     shared = [variable_of(found) for found in re.findall(r"^\.(?:extern )?\.?shared ([^;]+);", text, re.MULTILINE)]
-    for found in re.finditer(r"^\.(?:visible |weak )?\.?entry\s+([\w$]+)\(?(.*?)\)?\n(\.[^{]*)?\{\n(.*?)\n\}\n", text,
-                             re.MULTILINE | re.DOTALL):
+    for directive in re.findall(r"^\s*((?:\.(?:visible|weak|extern) )?\.\w+).*", SECTION.sub("", ENTRY.sub("", text)), re.MULTILINE):
+        if directive not in FILE_DIRECTIVES:
+            raise Unknown(directive)
+    for found in ENTRY.finditer(text):
         name, parameters, directives, body = found.groups()
         parameters = [part.strip()[len(".param"):] for part in parameters.strip("() \n").split(",\n") if part.strip()]
         most = re.search(r"\.maxntid\s+(\d+)(?:, (\d+))?(?:, (\d+))?", directives or "")
@@ -620,6 +660,9 @@ def kernels_of(text):
         body = body.split("\n\t// @")[0]
         mentioned = set(re.findall(r"[\w$]+", body))
         kernel = Kernel(name, parameters, most_threads, [v for v in shared if v[0] in mentioned], files)
+        for directive in re.findall(r"\.\w+", directives or ""):
+            if directive not in KERNEL_DIRECTIVES:
+                kernel.unknown.append(f"{name}: this is not known: {directive}")
         kernel.body(body)
         yield kernel
 
@@ -637,6 +680,7 @@ def main(folder, sources):
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "thread.h")) as file:
         header = file.read()
     write(os.path.join(folder, "thread.h"), header)
+    made_with = header + " ".join(compiler())
     for source in sources:
         with open(source) as file:
             text = file.read()
@@ -645,9 +689,11 @@ def main(folder, sources):
             kernels = list(kernels_of(text))
         except Unknown as unknown:
             sys.exit(f"translate: {source}: this is not known: {unknown}")
+        if unknown := [f"translate: {source}: {what}" for kernel in kernels for what in kernel.unknown]:
+            sys.exit(plain("\n".join(unknown)))
         for kernel in kernels:
             cpp = kernel.cpp()
-            digest = hashlib.sha256((header + cpp).encode()).hexdigest()[:20]
+            digest = hashlib.sha256((made_with + cpp).encode()).hexdigest()[:20]
             name = os.path.join(folder, digest + ".cpp")
             if not os.path.exists(name):
                 write(name, cpp)

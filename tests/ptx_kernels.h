@@ -19,13 +19,14 @@ using Word = uint64_t;
 
 // ---- kernels: their PTX is gathered before the first of them runs, and translated at once
 
-inline std::string& source() {
-  static std::string text = R"(.version 9.0
+inline const std::string head = R"(.version 9.0
 .target sm_90
 .address_size 64
 .file 1 "/home/x/./here/kernels.cu"
 
 )";
+inline std::string& source() {
+  static std::string text = head;
   return text;
 }
 
@@ -40,22 +41,24 @@ inline std::string replaced(std::string text, const std::string& what, const std
 }
 
 // Registers of every type are there. Lines stand as nvcc sets them: what is inside of a kernel behind a tab.
-inline void entry(const std::string& name, const std::string& parameters, const std::string& body) {
+inline std::string entry_text(const std::string& name, const std::string& parameters, const std::string& body,
+                              const std::string& directives = "") {
   const std::string registers =
       R"(.reg .pred %p<200>;
 .reg .b16 %rs<200>;
 .reg .b32 %r<900>;
 .reg .b64 %rd<900>;
 .reg .f32 %f<900>;)";
-  source() += ".visible .entry " + name + "(\n" + parameters + R"(
-)
-{
+  return ".visible .entry " + name + "(\n" + parameters + "\n)\n" + directives + R"({
 	)" + replaced(registers + "\n" + body, "\n", "\n\t") +
-              R"(ret;
+         R"(ret;
 
 }
 
 )";
+}
+inline void entry(const std::string& name, const std::string& parameters, const std::string& body) {
+  source() += entry_text(name, parameters, body);
 }
 inline const std::string two_pointers = "\t.param .u64 in,\n\t.param .u64 out";
 inline const std::string begin =

@@ -1,8 +1,11 @@
 // The machine that runs PTX (ptx/machine.h) on kernels written here: memory, what the lanes of a warp do together, copies that arrive
 // late. Expectations are the PTX ISA's (9.0). Arithmetic: tests/test_ptx_arithmetic.cpp; faults: tests/test_ptx_faults.cpp.
+#include <unistd.h>
+
 #include <array>
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "tests/ptx_kernels.h"
 
@@ -266,6 +269,72 @@ TEST_CASE("Allocations") {
   CHECK(ptx::release(managed));
 }
 
+TEST_CASE("PTX_MEMORY: how much there is, and no more") {
+  {
+    const Environment set("PTX_MEMORY", "3");
+    const size_t all = ptx::memory_use().free;
+    CHECK(ptx::memory_use().total == 3 << 20);
+    CHECK(all <= 3 << 20);
+    CHECK(ptx::allocate(all + 1) == nullptr);
+    void* const p = ptx::allocate(all);
+    CHECK(p);
+    CHECK(ptx::memory_use().free == 0);
+    CHECK(ptx::release(p));
+    CHECK(ptx::memory_use().free == all);
+  }
+  const auto refused = [](const char* value) {
+    const Environment set("PTX_MEMORY", value);
+    ptx::memory_use();
+  };
+  for (const char* value : {"0", "1G"})
+    CHECK_THROWS_WITH(refused(value),
+                      "PTX_MEMORY=" + std::string(value) + ": expected a number of MiB from 1");
+  // Where nobody says: what programs can still get, files that are kept in memory among it.
+  std::ifstream file("/proc/meminfo");
+  double kib = 0;
+  for (std::string word; file >> word;)
+    if (word == "MemAvailable:") file >> kib;
+  CHECK(double(ptx::memory_use().free) == Approx(1024 * kib).epsilon(0.1));
+}
+
+TEST_CASE("PTX_LAUNCHED: a kernel that runs adds its name, once") {
+  const std::string file = std::filesystem::temp_directory_path() / ("launched." + words(getpid()));
+  const Device<uint32_t> out(4 * 3 * 64);
+  const void* const parameters[] = {out.p, out.p};
+  {
+    const Environment set("PTX_LAUNCHED", file);
+    for (int again = 0; again < 2; again++) require_run("own", 3, 64, parameters);
+  }
+  require_run("swap", 1, 1, parameters);
+  std::ifstream launched(file);
+  CHECK(std::string(std::istreambuf_iterator<char>(launched), {}) == "own\n");
+  std::filesystem::remove(file);
+}
+
+TEST_CASE("What is compiled is kept for one compiler and one kind of CPU") {
+  kernel("own");  // the folder is there
+  const std::filesystem::path folder = std::string(getenv("PTX_KERNELS")) + "/keys";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "k.ptx") << head + entry_text("k", "\t.param .u32 x", "");
+  const auto digest = [&](const std::string& compiler, const std::string& says) {
+    std::ofstream(folder / "cxx") << "#!/bin/sh\necho '" + says + "' >&2\n";
+    std::filesystem::permissions(folder / "cxx", std::filesystem::perms::owner_all);
+    const std::string at = folder.string();
+    REQUIRE(system(("PATH=" + at + ":$PATH CXX='" + compiler + "' ptx/translate.py " + at + " " + at + "/k.ptx").c_str()) == 0);
+    std::ifstream index(folder / "k.index");
+    std::string name, digest, command;
+    index >> name >> digest;
+    std::ifstream cpp(folder / (digest + ".cpp"));
+    std::getline(cpp, command);
+    CHECK(command.starts_with("// " + compiler + " -std=c++20 "));
+    return digest;
+  };
+  const std::set<std::string> all = {digest("cxx", "gcc version 1"), digest("cxx", "gcc version 2"),
+                                     digest("cxx", "gcc version 1\ncc1plus -mavx2"), digest("cxx -w", "gcc version 1")};
+  CHECK(all.size() == 4);
+  CHECK(all.count(digest("cxx", "gcc version 1")));
+}
+
 // ---- warps
 
 namespace {
@@ -316,7 +385,7 @@ DONE:
 
   // Neighbours swap what they have in shared memory; %laneid and %warpid.
   entry("swap", two_pointers,
-        ".shared .align 4 .b8 buffer[512];\n" + begin +
+        ".shared .align 8 .b8 buffer[512];\n" + begin +
             R"(mov.u32 %r10, buffer;
 shl.b32 %r11, %r1, 2;
 add.s32 %r12, %r10, %r11;

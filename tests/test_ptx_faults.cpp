@@ -96,19 +96,23 @@ shared   | ld.shared.u32 %r10, [%r21+-4]
 shared   | ld.shared.u32 %r10, [%r22+64]
 shared   | ld.shared.v4.u32 {%r10, %r11, %r12, %r13}, [first+32]
 shared!  | ld.shared.u64 %rd10, [first+4]
+shared!  | ld.shared.u64 %rd10, [second]
 shared   | ld.u32 %r10, [%rd22+36]
 shared   | ld.shared.u32 %r10, [%r20+64]
 shared-  | ld.shared.u32 %r10, [%r20+60]
 shared   | ld.shared.u32 %r10, [%r20+-4]
 shared!  | cp.async.cg.shared.global [second+4], [%rd23], 16
 shared   | cp.async.cg.shared.global [first+32], [%rd23], 16
-local    | st.u32 [%rd22+-4], %r1
+shared   | cp.async.cg.shared.global [%rd24], [%rd23], 16
+local    | st.u32 [%rd22+-20], %r1
 local    | ld.local.u32 %r10, [depot+64]
 local-   | ld.local.u32 %r10, [depot+60]
 local    | st.local.u32 [%rd20+-4], %r1
 local    | st.u32 [%rd21+64], %r1
 local!   | ld.local.u32 %r10, [depot+2]
 local!   | ld.local.v4.u32 {%r10, %r11, %r12, %r13}, [depot+52]
+local!   | ld.local.v4.u32 {%r10, %r11, %r12, %r13}, [depot]
+local-   | ld.local.v2.u32 {%r10, %r11}, [depot]
 local    | ld.local.v2.u32 {%r10, %r11}, [depot+64]
 param-   | ld.param.u32 %r10, [which]
 param    | ld.param.u32 %r10, [which+4]
@@ -223,12 +227,20 @@ mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1, %f2, %f3, %f4}, {%r1, 
 shfl.sync.up.b32 %r1, %r1, 1, 0
 selp.u32 %r1, %r1, %r1, %r1
 add.s32 %r1, %r1
+@%p300 add.s32 %r1, %r1, %r1
+@%r1 add.s32 %r1, %r1, %r1
+.reg .b32 t
+.reg .b128 %wide
+.reg .f32 %r1
+.reg .pred %q<3>, t
+.branchtargets there
 add.s32 %r1, %r1, %f1, %r2
 brx.idx %r1, there
 call.uni there
 trap
 brkpt
 bar.sync 0, 64
+bar.sync 16
 bar.sync %r1
 bar.arrive 0, 64
 bar.red.popc.u32 %r1, 0, %p1
@@ -273,9 +285,9 @@ void race(const std::string& what, int x, const std::string& first, const std::s
 const bool wrong = [] {
   source() += ".extern .shared .align 16 .b8 dynamic[];\n\n";
   faults.head =
-      R"(.shared .align 4 .b8 first[36];
+      R"(.shared .align 16 .b8 first[36];
 .shared .align 4 .b8 second[64];
-.local .align 16 .b8 depot[64];
+.local .align 8 .b8 depot[64];
 mov.u32 %r20, dynamic;
 mov.u32 %r21, first;
 mov.u32 %r22, second;
@@ -285,6 +297,8 @@ mov.u64 %rd22, first;
 cvta.shared.u64 %rd22, %rd22;
 mov.u32 %r23, 17;
 ld.param.u64 %rd23, [in];
+mov.u64 %rd24, first;
+add.s64 %rd24, %rd24, 4294967296;
 )";
   std::istringstream all(accesses);
   for (std::string line; std::getline(all, line);) {
@@ -354,6 +368,8 @@ ld.param.u64 %rd23, [in];
   race("single bytes", 0, "st.shared.u8 [buffer], %rs1", none, 1, "st.shared.u8 [buffer+1], %rs1");
   race("race: a copy that has arrived, for its thread alone", 0, "cp.async.cg.shared.global [buffer], [%rd1], 16",
        "cp.async.wait_all;\n", 32, read);
+  race("race: a copy whose source another thread writes", 0, "cp.async.cg.shared.global [buffer], [%rd1], 16",
+       "bar.sync 0;\n", 1, "st.global.u32 [%rd1], %r1;\ncp.async.wait_all");
   race("fine: a copy and a barrier", 0, "cp.async.cg.shared.global [buffer], [%rd1], 16",
        "cp.async.wait_all;\nbar.sync 0;\n", 32, read);
   races.end();
@@ -371,9 +387,7 @@ st.global.u32 [%rd10], %r4;
 
   std::istringstream forms(unknown);
   for (std::string text; std::getline(forms, text);) {
-    if (text.empty()) continue;
-    entry("refused" + words(refused.size()), two_pointers, ".loc 1 7 1\n" + text + ";\n");
-    refused.push_back(text);
+    if (!text.empty()) refused.push_back(text);
   }
   return true;
 }();
@@ -469,24 +483,44 @@ TEST_CASE("Threads that miss a barrier or their warp are named") {
   fine("bar.warp.sync at two places", 64);
   fine("mma", 32);
   fine("ldmatrix", 64);
-  const std::string missing = "a lane of the warp is missing or has returned";
-  for (const char* what :
-       {"mma", "mma without lane 5", "ldmatrix", "ldmatrix without lane 5"})  // (in a block of 40 lanes are missing)
-    require_case_fault(meetings, what, 0, Fault::launch_failure, {missing});
-  require_case_fault(meetings, "ldmatrix of no row", 0, Fault::misaligned_address, {"thread (1,0,0)", "16 bytes at 8"});
+  const std::string all = "all 32 lanes of a warp must execute this: lanes ";
+  for (std::string what : {"mma", "ldmatrix"}) {  // in a block of 40
+    require_case_fault(meetings, what, 0, Fault::launch_failure, {all + "8 to 31 are beyond the block's 40 threads"});
+    require_case_fault(meetings, what + " without lane 5", 0, Fault::launch_failure, {all + "5 have returned"});
+  }
+  require_case_fault(meetings, "ldmatrix of no row", 0, Fault::misaligned_address, {"thread (1,0,0)", "16 bytes at 24"});
 }
 
-TEST_CASE("What is not known is refused by its name, before anything runs") {
+TEST_CASE("What is not known is refused by its kernel, its line and its name, before anything runs") {
+  kernel("faults");  // the folder is there
+  const std::string folder = getenv("PTX_KERNELS"), file = folder + "/refused.ptx";
+  const auto translated = [&](const std::string& text) {
+    std::ofstream(file) << head + text;
+    int code = 0;
+    const std::string answer =
+        said([&] { code = system(("ptx/translate.py " + folder + " " + file).c_str()); });
+    CHECK((code == 0) == std::filesystem::remove(folder + "/refused.index"));
+    return replaced(answer, "translate: " + file + ": ", "");
+  };
+  std::string all, expected;
   for (size_t i = 0; i < refused.size(); i++) {
-    INFO(refused[i]);
-    const std::string name = "refused" + words(i);
-    try {
-      kernel(name);
-      CHECK(false);
-    } catch (const std::runtime_error& e) {
-      CHECK(std::string(e.what()) == name + ": here/kernels.cu:7: this is not known: " + refused[i]);
-    }
+    all += entry_text("refused" + words(i), two_pointers, ".loc 1 7 1\n" + refused[i] + ";\n");
+    expected += "refused" + words(i) + ": here/kernels.cu:7: this is not known: " + refused[i] + "\n";
   }
+  std::istringstream lines(translated(all)), expectations(expected);
+  for (std::string line, expectation; std::getline(expectations, expectation);) {
+    std::getline(lines, line);
+    CHECK(line == expectation);
+  }
+  CHECK(lines.peek() == EOF);
+  const auto with = [](const std::string& directives, const std::string& body) {
+    return entry_text("_ZN1a1kEi", "\t.param .u32 x", body, directives);
+  };
+  CHECK(translated(with(".maxntid 64, 1, 1\n.minnctapersm 2\n.maxnreg 32\n", "")) == "");
+  CHECK(translated(with(".reqntid 64\n", "")) == "a::k(int): this is not known: .reqntid\n");
+  CHECK(translated(with("", ";\n")) == "a::k(int): this is not known: ;\n");
+  CHECK(translated(".const .b32 x = 1;\n" + with("", "")) == "this is not known: .const\n");
+  CHECK(translated(".visible .global .b32 x;\n" + with("", "")) == "this is not known: .visible .global\n");
   CHECK_THROWS_WITH(kernel("_Z7missingv"), Catch::Contains("there is no PTX of missing()"));
 }
 
