@@ -4,6 +4,7 @@
 #include <cublas_v2.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <set>
 
 namespace {
@@ -25,14 +26,6 @@ struct Made {
 };
 Made handles{CUBLAS_STATUS_NOT_INITIALIZED}, products{CUBLAS_STATUS_INVALID_VALUE},
     matrices{CUBLAS_STATUS_INVALID_VALUE}, preferences{CUBLAS_STATUS_INVALID_VALUE};
-
-// An attribute of a live description has the size that cublasLt.h gives it. 0: it is not known here.
-cublasStatus_t set(const Made& all, const void* description, size_t expected, const void* value, size_t bytes) {
-  if (all.find(description) != CUBLAS_STATUS_SUCCESS || !value) return CUBLAS_STATUS_INVALID_VALUE;
-  return expected == 0       ? CUBLAS_STATUS_NOT_SUPPORTED
-         : bytes == expected ? CUBLAS_STATUS_SUCCESS
-                             : CUBLAS_STATUS_INVALID_VALUE;
-}
 
 size_t size_of(cublasLtMatmulDescAttributes_t what) {
   switch (what) {
@@ -56,6 +49,19 @@ size_t size_of(cublasLtMatmulPreferenceAttributes_t what) {
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return 4;
     default: return 0;
   }
+}
+
+// An attribute of a live description has the size that cublasLt.h gives it. One that is not known here is named.
+template <class Attribute>
+cublasStatus_t set(const Made& all, const char* call, const void* description, Attribute what, const void* value,
+                   size_t bytes) {
+  if (all.find(description) != CUBLAS_STATUS_SUCCESS || !value) return CUBLAS_STATUS_INVALID_VALUE;
+  const size_t expected = size_of(what);
+  if (expected == 0) {
+    fprintf(stderr, "ptx: %s: attribute %d is not known here\n", call, int(what));
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  return bytes == expected ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
 }  // namespace
@@ -88,7 +94,7 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t product) {
 }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t what,
                                               const void* value, size_t bytes) {
-  return set(products, product, size_of(what), value, bytes);
+  return set(products, "cublasLtMatmulDescSetAttribute", product, what, value, bytes);
 }
 
 // A column of the matrix is `ld` long, which is no less than its rows.
@@ -110,7 +116,7 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t what, const void* value,
                                                     size_t bytes) {
-  return set(preferences, preference, size_of(what), value, bytes);
+  return set(preferences, "cublasLtMatmulPreferenceSetAttribute", preference, what, value, bytes);
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t product,

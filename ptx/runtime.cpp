@@ -147,7 +147,8 @@ size_t span(const char* call, Rows rows, size_t width, size_t height) {
 // "API synchronization behavior" says who waits for what:
 //   from pageable memory   it is read during the call, behind a wait for the stream in a blocking call; what follows is late
 //   to pageable memory     it is there when the call returns, as is what goes from host to host
-//   pinned memory          is read and written late. A blocking call waits for that
+//   pinned memory          is read and written late. A blocking call waits for that. What is to be written is NaN until then,
+//                          unless work that stands before it uses it
 //   inside the device      is late, in a blocking call too
 // A capture waits for nothing, and reads pageable memory as pinned memory: at each launch.
 void copy(const char* call, Rows to, Rows from, size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t stream,
@@ -191,6 +192,9 @@ void copy(const char* call, Rows to, Rows from, size_t width, size_t height, cud
   const bool host_waits = (to_device || from_device)
                               ? (blocking && !(to_device && from_device) && !staged) || target == Place::pageable
                               : true;
+  if (target == Place::pinned && !host_waits && !captured && work_on_pinned(to.at, to_bytes).empty())
+    for (size_t row = 0; row < height; row++)
+      memset(static_cast<char*>(const_cast<void*>(to.at)) + row * to.pitch, 0xFF, width);
   const uint64_t piece = submit(stream, std::move(work));
   if (host_waits && !captured) wait_for(call, piece);
 }

@@ -106,6 +106,10 @@ void end(int status, void* of) {
   State& s = *static_cast<State*>(of);
   for (const auto& [number, capture] : s.captures)
     complain("the program ends, but nobody ended the capture of stream %p", static_cast<void*>(capture.origin));
+  // (whoever ends in an error, his own or the device's, has not waited for all)
+  for (const auto& [number, piece] : s.pending)
+    if (status == 0 && s.fault == cudaSuccess && piece.work.run)
+      complain("the program ends, but nobody waited for %s", piece.work.what.c_str());
   fflush(nullptr);
   if (s.complained && status == 0) _exit(1);
 }

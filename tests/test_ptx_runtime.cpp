@@ -245,6 +245,25 @@ TEST_CASE("ptx: a copy to pinned memory arrives late, one to other memory at onc
   REQUIRE(y.peek() == twos);
 }
 
+TEST_CASE("ptx: pinned memory that a copy will write is NaN until then", "[ptx]") {
+  const Stream stream;
+  const Device x(4);
+  const Pinned pinned(4);
+  OK(cudaMemsetAsync(x, 1, 16, stream));
+  std::fill_n(pinned.at, 4, 5);
+  OK(cudaMemcpy2DAsync(pinned, 8, x, 8, 4, 2, cudaMemcpyDeviceToHost, stream));
+  REQUIRE(std::vector(pinned.at, pinned.at + 4) == std::vector{fresh, 5, fresh, 5});
+  OK(cudaStreamSynchronize(stream));
+  REQUIRE(std::vector(pinned.at, pinned.at + 4) == std::vector{ones, 5, ones, 5});
+  // A copy that stands before it still reads what is there.
+  *pinned = 7;
+  OK(cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, stream));
+  OK(cudaMemcpyAsync(pinned, x + 1, 4, cudaMemcpyDeviceToHost, stream));
+  OK(cudaStreamSynchronize(stream));
+  REQUIRE(x.peek() == 7);
+  REQUIRE(*pinned == ones);
+}
+
 TEST_CASE("ptx: who waits gets what the wait needs, in the order of the stream, and no more", "[ptx]") {
   const Stream a, b;
   const Device x, y;
@@ -955,6 +974,15 @@ TEST_CASE("ptx: a program that leaves a capture open, or destroys what is at wor
                      CHECK_HERE(cudaGraphExecDestroy(exec) == cudaErrorInvalidValue);
                    },
                    1},
+                  {"the program ends, but nobody waited for cudaMemsetAsync of 4 bytes",
+                   [] {
+                     int* at;
+                     cudaStream_t stream;
+                     cudaMalloc(reinterpret_cast<void**>(&at), 4);
+                     cudaStreamCreate(&stream);
+                     set(at, 1, stream);
+                   },
+                   1},
                   {"nobody ended",
                    [] {
                      cudaStream_t stream;
@@ -1035,8 +1063,13 @@ TEST_CASE("ptx: cuBLASLt has no algorithm", "[ptx]") {
   REQUIRE(attribute(8) == CUBLAS_STATUS_INVALID_VALUE);
   REQUIRE(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &wide, 8) ==
           CUBLAS_STATUS_SUCCESS);
-  REQUIRE(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT, &wide, 4) ==
-          CUBLAS_STATUS_NOT_SUPPORTED);
+  const Ending unknown = program([&] {
+    CHECK_HERE(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT, &wide, 4) ==
+               CUBLAS_STATUS_NOT_SUPPORTED);
+  });
+  REQUIRE(unknown.status == 0);
+  REQUIRE(unknown.said == "ptx: cublasLtMatmulPreferenceSetAttribute: attribute " +
+                              std::to_string(CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT) + " is not known here\n");
   cublasLtMatmulHeuristicResult_t best;
   int found = 7;
   const auto ask = [&] {
