@@ -333,6 +333,8 @@ $(PTX_TESTS:%=%.o): $(BUILD)/ptx/%.o: tests/%.cpp $(BUILD)/host/flags
 rehearsal: $(GPU_TESTS:%=$(REHEARSAL)/%) $(REHEARSAL)/train  ## gpu-check without a GPU: what nvcc has made runs on a CPU -> build/rehearsal.json, results/
 	@scripts/gpu_check.py --rehearsal $(BUILD)/rehearsal.json $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%); code=$$?; \
 	[ ! -s $(BUILD)/rehearsal.json ] || cp $(BUILD)/rehearsal.json results/; exit $$code
+ptx: $(REHEARSAL)/kernels.ptx  ## a kernel as nvcc makes it, below the lines of its source: make ptx KERNEL=rmsnorm_forward_kernel
+	@ptx/show.py "$(KERNEL)" $<
 rehearsal: export CHECK_SECONDS ?= 3600
 rehearsal: export JOBS ?= $(shell nproc)
 rehearsal: export GATED_GUARD = off
@@ -340,6 +342,7 @@ rehearsal: export GATED_GUARD = off
 # ---- tests
 
 test: train $(TESTED)  ## every test: CPU = emulator = what nvcc has made, bit for bit; PTX lint
+	@$(if $(NVCC),:,echo "nvcc was not found (CUDA_HOME, the path, /usr/local/cuda*): what it makes for a GPU is not run on a CPU")
 	@scripts/run_tests.sh $(TESTED)
 
 test-all: train $(TESTED) $(MATRIX)  ## also sanitizers, the race shadow, three vector widths, resources of kernels
@@ -396,7 +399,7 @@ format:  ## clang-format every source
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-.PHONY: test test-all quick-test gradcheck gpu-build gpu-check rehearsal fuzz bench gallery clean format help always
+.PHONY: test test-all quick-test gradcheck gpu-build gpu-check ptx rehearsal fuzz bench gallery clean format help always
 # (make would delete the objects of tests, which only rules of patterns name)
 .SECONDARY: $(foreach build,release asan race debug avx2 plain cuda rehearsal,$(TESTS:%=$(BUILD)/$(build)/tests/%.o))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

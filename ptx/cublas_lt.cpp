@@ -1,7 +1,7 @@
-// cublas_lt: what the project calls of cuBLASLt and cuBLAS. It describes products and asks for an algorithm, and there is none:
+// cublas_lt: what the project calls of cuBLASLt. It describes products and asks for an algorithm, and there is none:
 // that is a documented answer, which lets the code around a product run. What a call may not be given is refused.
+// (cuBLAS itself is called by tests/bench.cpp alone, which measures a device and is not rehearsed.)
 #include <cublasLt.h>
-#include <cublas_v2.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -66,7 +66,7 @@ cublasStatus_t set(const Made& all, const char* call, const void* description, A
 
 }  // namespace
 
-const char* cublasGetStatusString(cublasStatus_t status) {
+const char* cublasLtGetStatusString(cublasStatus_t status) {
   switch (status) {
     case CUBLAS_STATUS_SUCCESS: return "success";
     case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
@@ -74,9 +74,6 @@ const char* cublasGetStatusString(cublasStatus_t status) {
     case CUBLAS_STATUS_NOT_SUPPORTED: return "the requested functionality is not supported";
     default: return "unrecognized status";
   }
-}
-const char* cublasLtGetStatusString(cublasStatus_t status) {
-  return cublasGetStatusString(status);
 }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
@@ -137,20 +134,5 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void*, const void*, cublasLtMatrixLayout_t,
                               const void*, cublasLtMatrixLayout_t, const void*, const void*, cublasLtMatrixLayout_t,
                               void*, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t*, void*, size_t, cudaStream_t) {
-  return CUBLAS_STATUS_NOT_SUPPORTED;
-}
-
-// tests/bench.cpp
-cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
-  return handles.make(handle);
-}
-cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t) {
-  return handles.find(handle);
-}
-cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t) {
-  return handles.find(handle);
-}
-cublasStatus_t cublasSgemm_v2(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const float*,
-                              const float*, int, const float*, int, const float*, float*, int) {
   return CUBLAS_STATUS_NOT_SUPPORTED;
 }

@@ -4,7 +4,10 @@
   bitwise      every case that runs kernels, bit for bit against its reference or the CPU; in this stage as in those of
                compute-sanitizer, first the tensor cores' instruction against the CPU's model of it, then what is made of it
   cublas       cuBLASLt's products, which are held to a bound
-  fingerprint  whole runs: the weights' fingerprint on the GPU must be the CPU's. In bf16 by the arithmetic of this GPU
+  fingerprint  whole runs: the weights' fingerprint on the GPU must be the CPU's, and README's where that names the run. In bf16
+               by the arithmetic of this GPU
+  program      the program beside the CPU: what it prints, its checkpoints, logs, evaluations and continuations; and what it refuses
+               (gpu_program.py)
   bench        the benchmark, a check for each of its parts; nothing runs beside it
   pytorch      where python3 has PyTorch that sees the GPU: a step, products and attention beside it, added to the benchmark
   memcheck, racecheck, initcheck, synccheck
@@ -16,20 +19,24 @@ RESULT.json is written anew after every check: what came of it, and the last lin
 run goes on behind the last: with the checks that have not been run on this build and GPU, or, where all have, with those
 that failed.
 
-`make rehearsal` runs bitwise and fingerprint without a GPU: over programs in which nvcc's PTX runs on a CPU (ptx/machine.h). The device
-of such a result is "PTX on a CPU". It has three stages of its own, bitwise once more each:
+`make rehearsal` runs bitwise, fingerprint and program without a GPU: over programs in which nvcc's PTX runs on a CPU (ptx/machine.h).
+The device of such a result is "PTX on a CPU". (The benchmark measures a device: it is not rehearsed.) It has stages of its own:
 
+  launched     every kernel of the operations was launched by a test of bitwise
   races        threads and blocks from the last to the first, and accesses that no barrier orders are faults
   drawn        threads and blocks in an order that is drawn
   consumer     a GPU whose blocks have 99 KiB of shared memory, and the tensor cores of Ampere
+               (these three are bitwise once more)
 
 usage: [STAGES='bitwise memcheck'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8] scripts/gpu_check.py RESULT.json BENCH TEST... [--cublas TEST...]
        scripts/gpu_check.py --rehearsal RESULT.json TRAIN TEST...
        [CUDA_FLAGS=--graph] scripts/gpu_check.py --fingerprint TRAIN FLAG...
        scripts/gpu_check.py --golden TRAIN STEPS
+       scripts/gpu_check.py --launched FOLDER
   --cublas       those of the tests that have cases of cuBLASLt
   --fingerprint  one run on both devices. CUDA_FLAGS are for the GPU alone
   --golden       so many steps of README's four runs, on both devices
+  --launched     the kernels that no test of this folder's TEST.launched has launched, where there are some
   STAGES         these alone
   MINUTES        all ends by then: a check that is broken off is left to the next run, and keeps the rows that it measured.
                  Counted from BEGAN, in seconds since 1970, where make says when it began to build
@@ -49,13 +56,15 @@ import threading
 import time
 from typing import NamedTuple
 
+import gpu_program
+
 SCRIPT = sys.argv[0]
 HERE = os.path.dirname(SCRIPT)
 SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
-STAGES = ["bitwise", "cublas", "fingerprint", "bench", "pytorch"] + SANITIZERS
+STAGES = ["bitwise", "cublas", "fingerprint", "program", "bench", "pytorch"] + SANITIZERS
 # Those of a rehearsal: bitwise three times more, where kernels can be told how to run.
 AGAIN = {"races": {"PTX_RACES": "1", "PTX_ORDER": "reverse"}, "drawn": {"PTX_ORDER": "7"}, "consumer": {"PTX_GPU": "86"}}
-REHEARSED = ["bitwise", *AGAIN, "fingerprint"]
+REHEARSED = ["bitwise", "launched", *AGAIN, "fingerprint", "program"]
 PTX_ON_A_CPU = "PTX on a CPU"
 # README's run, and what makes the others of it.
 GOLDEN = "--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --sample-tokens=0"
@@ -106,8 +115,20 @@ def first_difference(logs):
     return "in no loss and no gradient norm"
 
 
+def readmes_fingerprint(flags):
+    """README's fingerprint of the weights after that run, which its order of flags does not change; None where it names none."""
+    with open(os.path.join(HERE, "../README.md")) as file:
+        text = file.read()
+    runs = re.findall(r"^\./train (--data=bigram-backcopy [^\n]*)$(?:(?!^\./train).)*?fingerprint of the weights: (\w+)", text,
+                      re.MULTILINE | re.DOTALL)
+    wanted = set(flags) - {"--mma=hopper"}  # the default
+    return next((fingerprint for run, fingerprint in runs if set(run.split()) == wanted), None)
+
+
 def compare_fingerprints(train, flags):
     fingerprints, logs = {}, []
+    if named := readmes_fingerprint(flags):
+        fingerprints["README"] = named
     with tempfile.TemporaryDirectory(prefix="gpu_check_") as folder:
         for device, own in ("cpu", []), ("cuda", variable("CUDA_FLAGS", "").split()):
             out = os.path.join(folder, device)
@@ -166,6 +187,20 @@ def fingerprint_checks(train, mma):
         yield Check("fingerprint", f"fingerprint of {what}, cpu and cuda", [SCRIPT, "--fingerprint", train] + flags.split(), environment)
 
 
+def launched_by_tests(folder):
+    """Names the kernels of the operations that no test of a rehearsal has launched."""
+    def first_words(path):
+        with open(path) as file:
+            return {line.split()[0] for line in file}
+    left = first_words(os.path.join(folder, "kernels/kernels.index"))
+    for name in os.listdir(folder):
+        if name.endswith(".launched"):
+            left -= first_words(os.path.join(folder, name))
+    names = subprocess.run(["c++filt"], input="\n".join(sorted(left)), capture_output=True, text=True, check=True).stdout
+    print(f"no test launches\n{names}" if left else "every kernel was launched")
+    return 1 if left else 0
+
+
 class Checks:
     """What there is to check, on a GPU of this compute capability."""
 
@@ -180,7 +215,16 @@ class Checks:
 
     def of(self, stage):
         if stage == "bitwise" or stage in AGAIN:
-            return [Check(stage, f"{stage} {base(test)}", [test, "[bitwise]"], AGAIN.get(stage, {})) for test in self.tests]
+            def environment(test):
+                return AGAIN.get(stage) or ({} if self.bench else {"PTX_LAUNCHED": test + ".launched"})
+            return [Check(stage, f"{stage} {base(test)}", [test, "[bitwise]"], environment(test)) for test in self.tests]
+        if stage == "launched":
+            return [Check(stage, "launched every kernel", [SCRIPT, "--launched", os.path.dirname(self.tests[0])])]
+        if stage == "program":
+            # (refusals that need an environment are of the stand-in)
+            cases = [*gpu_program.CASES, *(name for name, (own, *_) in gpu_program.REFUSALS.items() if not (own and self.bench))]
+            return [Check(stage, f"{stage} {case}", [os.path.join(HERE, "gpu_program.py"), self.train, case, self.mma])
+                    for case in cases]
         if stage == "cublas":
             return [Check(stage, f"{stage} {base(test)}", [test, "[cublas]"]) for test in self.of_cublas]
         if stage == "fingerprint":
@@ -299,6 +343,8 @@ def write_json(name, what):
 def run_check(check, checks, results, start, may_take, until_the_end):
     """Where the run ends before the check may be called too long, the check is broken off and left."""
     log = os.path.join(checks.logs, re.sub("[ ,]", "_", check.name) + ".log")
+    if os.path.exists(launched := check.environment.get("PTX_LAUNCHED", "")):
+        os.remove(launched)  # to which a program adds
     if check.stage == "bench":
         rows = check.command[1]
         write_json(rows, None)
@@ -434,6 +480,8 @@ if __name__ == "__main__":
     if arguments[:1] == ["--golden"]:
         run = GOLDEN.replace("=20 ", f"={arguments[2]} ") + " --val-batches=1"  # (--steps, and --warmup, which may not be more)
         sys.exit(max(compare_fingerprints(arguments[1], (run + more).split()) for more in ["", *OTHER_GOLDEN.values()]))
+    if arguments[:1] == ["--launched"]:
+        sys.exit(launched_by_tests(arguments[1]))
     if arguments[:1] == ["--rehearsal"]:
         sys.exit(main(arguments[1], arguments[2], None, arguments[3:], []))
     cublas_at = arguments.index("--cublas") if "--cublas" in arguments else len(arguments)

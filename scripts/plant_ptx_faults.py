@@ -9,7 +9,7 @@ lived. Other faults are planted in the stand-in for the GPU (ptx/): the tests ho
 all is plant_ptx_faults.txt.
 A race is seen where the test runs with PTX_RACES=1: on a CPU one order of threads may give the right bits.
 
---check   only finds every fault's place
+--check   only finds every fault's place; without make rehearsal, of those in the stand-in alone
 --only    these faults alone
 --tree    the checkout whose rehearsal is used (default: this one)
 """
@@ -98,13 +98,14 @@ class Rehearsal:
     def __init__(self, tree):
         self.tree = tree
         self.folder = os.path.join(tree, "build/rehearsal")
-        self.kernels = Kernels(read(os.path.join(self.folder, "kernels.ptx")))
+        ptx = os.path.join(self.folder, "kernels.ptx")
+        self.kernels = os.path.exists(ptx) and Kernels(read(ptx))
         self.seconds = {}
         self.lock = threading.Lock()
 
     def place(self, fault):
         """The kernel's name and PTX, the text of the stand-in's file, one of them with the fault, and the change."""
-        name, ptx = self.kernels.find(fault.kernel) if fault.kernel != "-" else ("", "")
+        name, ptx = self.kernels.find(fault.kernel) if self.kernels and fault.kernel != "-" else ("", "")
         if not fault.file:
             ptx, change = changed(fault, ptx, name)
             return name, ptx, "", change
@@ -140,10 +141,10 @@ class Rehearsal:
         target, part = f"build/rehearsal/{fault.test}", fault.file[:-len(".cpp")]
         made = ["make", "-n", "-W", fault.file, target]
         made = subprocess.run(made, cwd=self.tree, capture_output=True, text=True, check=True)
-        for output in (f"build/rehearsal/{part}.o", target):
+        for output in (f"build/{part}.o", target):
             [command] = [line for line in made.stdout.splitlines() if f"-o {output} " in line]
             for old, new in ((f" {fault.file}", f" {folder}/{fault.file}"),
-                             (f" build/rehearsal/{part}.o", f" {folder}/{part}.o"),
+                             (f" build/{part}.o", f" {folder}/{part}.o"),
                              (f"-o {target}", f"-o {folder}/{fault.test}")):
                 command = command.replace(old, new)
             subprocess.run(command, shell=True, cwd=self.tree, check=True)
@@ -170,7 +171,10 @@ class Rehearsal:
     def find(self, fault, folder):
         """The kernel, the change, and how the test has seen it; None where it has not."""
         folder = os.path.join(folder, str(fault.number))
-        name, change, program = self.plant(fault, folder)
+        try:
+            name, change, program = self.plant(fault, folder)
+        except LookupError as error:
+            return fault.kernel, f"is not planted: {error}", None
         limit, log = 60 + 10 * self.measure(fault, folder), os.path.join(folder, "log")
         failure = self.run(fault.test, fault.environment, limit, program, os.path.join(folder, "kernels"), log)
         return name, change, failure and how_seen(failure, read(log))
@@ -186,6 +190,21 @@ def how_seen(failure, log):
     return failure
 
 
+def check(rehearsal, faults):
+    """Says where each fault has its place."""
+    if not rehearsal.kernels:
+        faults = [fault for fault in faults if fault.file]
+    without = 0
+    for fault in faults:
+        try:
+            place = rehearsal.place(fault)[3]
+        except LookupError as error:
+            place, without = f"NO PLACE: {error}", without + 1
+        print(f"{fault.number:3}  {fault.test}, {fault.change}: {place}")
+    print(f"{len(faults) - without} of {len(faults)} faults have their place")
+    sys.exit(1 if without else 0)
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--jobs", type=int, default=os.cpu_count())
@@ -195,9 +214,7 @@ def main():
     options = options.parse_args()
     rehearsal, wanted = Rehearsal(options.tree), chosen(find_faults(), options.only)
     if options.check:
-        for fault in wanted:
-            print(f"{fault.number:3}  {fault.test}, {fault.change}: {rehearsal.place(fault)[3]}")
-        return
+        check(rehearsal, wanted)
     folder = tempfile.mkdtemp(prefix="planted.")
     lived = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

@@ -236,9 +236,21 @@ struct FakeGpu : Folder {
     program("cuda/bin/compute-sanitizer",
             "[ \"$5\" = ./test_round ] || echo \"$2 $5 $6 fill=${GATED_FILL:-on}\" >>asked\n"
             "[ \"$5\" != \"$(cat fails 2>/dev/null)\" ]");
-    program("train",
-            "case $1 in --device=cpu) echo train $* >>asked;; esac\n"
-            "case $* in *--graph*) echo $* >>graphs;; esac\necho 'fingerprint of the weights: 0123'");
+    // Of README's runs the fingerprint that it names. What gpu_program.py runs: a checkpoint, and what it wants refused.
+    program("train", R"(case $1 in --device=cpu) echo train $* >>asked;; esac
+case $* in *--graph*) [ -e text.txt ] || echo $* >>graphs;; esac
+case $* in *=20\ *--attn=g1\ --sample-tokens=0) weights=104e50215c21fe39;;
+  *=20\ *=0\ --mixer=hybrid) weights=e5f7658b7aaead30;;
+  *=20\ *=0\ --experts=8\ --shared-experts=1) weights=2f00aa6ed1f7cc85;;
+  *=20\ *=0\ --precision=bf16\ --mma=hopper) weights=9e0540504c10bba3;; esac
+case $* in *--out=run*) mkdir -p run; touch run/step_00000006.safetensors;; esac
+case $PTX_MEMORY$* in *--mma=hopper\ --device=cuda) why="--mma=hopper: ampere";;
+  *--mma=ampere\ --device=cuda) why="--mma=ampere: hopper";;
+  *--norm-rank=512*) why='this GPU gives a block no more';;
+  *=cublas*) why=cuBLASLt;;
+  [12]*cuda) why=memory;; esac
+[ -z "$why" ] || { echo "error: $why" >&2; exit 1; }
+echo fingerprint of the weights: ${weights:-0123})");
     program("bin/python3", "[ \"$1\" != -c ] || exit 1\nexec " + python + " \"$@\"");  // without PyTorch
     bench("echo '{\"of\": \"'$2'\", \"rows\": [{\"op\": \"'$2'\", \"rate\": 1}]}' >$1");
     for (const char* test : {"test_round", "test_a_bf16", "test_mma"})
@@ -273,35 +285,57 @@ struct FakeGpu : Folder {
   }
   nlohmann::json outcome_of(const std::string& name) const { return entry_of(name)["outcome"]; }
 };
-// Three tests, one of cuBLAS, thirteen runs, two parts of the benchmark, and compute-sanitizer's four tools over two tests and a
-// test that it is not asked about.
-constexpr size_t without_sanitizer = 3 + 1 + 13 + 2, all_checks = without_sanitizer + 4 * 3,
-                 asked_by_all = all_checks - 4;
+// Three tests, one of cuBLAS, thirteen runs, four cases of the program and one refusal, which write nothing here, two parts of the
+// benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
+constexpr size_t without_sanitizer = 3 + 1 + 13 + 5 + 2, all_checks = without_sanitizer + 4 * 3,
+                 asked_by_all = all_checks - 5 - 4;
 std::string passed(size_t n, size_t failed) {
   return format("gpu-check: %zu passed, %zu failed, 0 left", n, failed);
 }
 
 }  // namespace
 
+TEST_CASE("scripts: faults planted in the stand-in for a GPU have their places, or are named", "[scripts]") {
+  const Folder f;
+  if (!answers("python3 --version")) return;
+  f.run("cp -r {repo}/ptx .");
+  const auto check = [&] { return f.run("{repo}/scripts/plant_ptx_faults.py --check --tree=."); };
+  const Said all = check();
+  INFO(all.text);
+  REQUIRE(all.exit_code == 0);
+  REQUIRE(contains(all.text, "16 of 16 faults have their place\n"));
+  f.run("sed -i 's/return a > b ||/return b < a ||/' ptx/thread.h");
+  const Said one = check();
+  REQUIRE(one.exit_code == 1);
+  REQUIRE(contains(one.text, "the smaller of two numbers: NO PLACE: ptx/thread.h holds return a > b || 0 times, expected 1"));
+  REQUIRE(contains(one.text, "15 of 16 faults have their place\n"));
+}
+
 TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for one", "[scripts]") {
   const FakeGpu f;
   if (f.without_python()) return;
   f.program("bin/nvidia-smi", "exit 1");
+  // A test that launches kernels says so.
+  for (const char* test : {"build/test_round", "build/test_mma"})
+    f.program(test, "[ -z \"$PTX_LAUNCHED\" ] || echo ${0##*test_}_kernel >>$PTX_LAUNCHED");
+  f.write("build/kernels/kernels.index", "round_kernel 0\nmma_kernel 1\n");
   const auto rehearse = [&](const std::string& environment) {
     return f.run("rm -f asked; PATH=" + (f.path / "bin").string() + ":$PATH CUDA_HOME=" + (f.path / "cuda").string() +
                  " JOBS=1 " + environment +
-                 " {repo}/scripts/gpu_check.py --rehearsal gpu.json ./train ./test_round ./test_mma");
+                 " {repo}/scripts/gpu_check.py --rehearsal gpu.json ./train build/test_round build/test_mma");
   };
   const Said said = rehearse("");
   INFO(said.text);
   REQUIRE(said.exit_code == 0);
-  REQUIRE(contains(said.text, passed(4 * 2 + 13, 0)));
+  REQUIRE(contains(said.text, passed(4 * 2 + 1 + 13 + 10, 0)));
   const nlohmann::json result = f.result();
   REQUIRE(result["device"] == "PTX on a CPU");
   REQUIRE(result["driver"] == "none");
   REQUIRE(result["command"] == "make rehearsal");
-  REQUIRE(result["checks"][2]["check"] == "races test_mma");
-  REQUIRE(result["checks"][2]["command"] == "PTX_RACES=1 PTX_ORDER=reverse ./test_mma [bitwise]");
+  REQUIRE(result["checks"][0]["command"] == "PTX_LAUNCHED=build/test_mma.launched build/test_mma [bitwise]");
+  REQUIRE(result["checks"][2]["check"] == "launched every kernel");
+  REQUIRE(result["checks"][3]["check"] == "races test_mma");
+  REQUIRE(result["checks"][3]["command"] == "PTX_RACES=1 PTX_ORDER=reverse build/test_mma [bitwise]");
   REQUIRE(contains(f.read("asked"), "--precision=bf16 --mma=hopper\n"));
   // Another GPU is played: all begins anew, with its tensor cores.
   REQUIRE(rehearse("PTX_GPU=86").exit_code == 0);
@@ -309,7 +343,18 @@ TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for 
   const Said refused = rehearse("STAGES=bench");
   REQUIRE(refused.exit_code == 1);
   REQUIRE(refused.text ==
-          "gpu-check: no stage is called 'bench'; expected some of: bitwise races drawn consumer fingerprint\n");
+          "gpu-check: no stage is called 'bench'; expected some of: bitwise launched races drawn consumer "
+          "fingerprint program\n");
+  // A kernel that no test launches is named. (A file of a run before says nothing.)
+  f.write("build/kernels/kernels.index", "_ZN1a11late_kernelEv 0\nmma_kernel 1\n");
+  f.write("build/test_round.launched", "_ZN1a11late_kernelEv\n");
+  REQUIRE(rehearse("PTX_GPU=80").exit_code == 1);
+  REQUIRE(f.entry_of("launched every kernel")["printed"] == "no test launches\na::late_kernel()");
+  // A run that ends in another fingerprint than README's, though both devices agree.
+  f.run("sed -i s/weights=104e/weights=104f/ train");
+  REQUIRE(rehearse("PTX_GPU=89").exit_code == 1);
+  REQUIRE(f.entry_of("fingerprint of a run, cpu and cuda")["printed"] ==
+          "README 104e50215c21fe39, cpu 104f50215c21fe39, cuda 104f50215c21fe39");
   // Two steps of README's four runs.
   const Said golden = f.run("rm -f asked; {repo}/scripts/gpu_check.py --golden ./train 2");
   INFO(golden.text);

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""A kernel as nvcc has made it: its name in the source, then each line of the source with the PTX that was made of it.
+
+usage: ptx/show.py KERNEL NAME.ptx...     (make ptx KERNEL=rmsnorm_forward_kernel)
+
+KERNEL is a part of its name. Where several have it, the first is shown and the others are named. What an instruction does:
+ptx/translate.py. A line of a function that was inlined has behind it where it was called.
+tests/test_scripts.cpp
+"""
+import linecache
+import sys
+
+from translate import Unknown, kernels_of, plain
+
+
+def show(kernel):
+    for code, text in kernel.lines:
+        if code == "AT":
+            file, line = text.split(" in ")[0].rsplit(":", 1)
+            print(f"\n{text}    {linecache.getline(file, int(line)).strip()}".rstrip())
+        elif code == "DECLARE":
+            kind, names = text
+            print(f"    .reg .{kind} {names[0]}{f' to {names[-1]}' if names[1:] else ''}")
+        else:
+            print(f"    {' '.join(text.split())};" if text else code.strip(" ;"))
+
+
+def main(wanted, sources):
+    kernels = []
+    for source in sources:
+        with open(source) as file:
+            try:
+                kernels += kernels_of(file.read(), wanted)
+            except Unknown as unknown:
+                sys.exit(f"{source}: this is not known: {unknown}")
+    if not wanted or not kernels:
+        sys.exit(f"no kernel's name holds '{wanted}': expected a part of one, as KERNEL=rmsnorm_forward_kernel")
+    print(plain(kernels[0].name))
+    show(kernels[0])
+    for other in kernels[1:]:
+        print("also:", plain(other.name))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("usage: ptx/show.py KERNEL NAME.ptx...")
+    main(sys.argv[1], sys.argv[2:])
