@@ -10,7 +10,7 @@ tests/test_scripts.cpp
 import linecache
 import sys
 
-from translate import Unknown, kernels_of, plain
+from translate import ENTRY, kernels_of, plain
 
 
 def show(kernel):
@@ -22,23 +22,24 @@ def show(kernel):
             kind, names = text
             print(f"    .reg .{kind} {names[0]}{f' to {names[-1]}' if names[1:] else ''}")
         else:
-            print(f"    {' '.join(text.split())};" if text else code.strip(" ;"))
+            print(f"    {' '.join(text.split())};".replace(kernel.name + "_", "").replace("$", "") if text else code.strip(" ;"))
 
 
 def main(wanted, sources):
-    kernels = []
+    found = []  # a kernel's text, its name there and in the source
     for source in sources:
         with open(source) as file:
-            try:
-                kernels += kernels_of(file.read(), wanted)
-            except Unknown as unknown:
-                sys.exit(f"{source}: this is not known: {unknown}")
-    if not wanted or not kernels:
+            text = file.read()
+        names = [entry[1] for entry in ENTRY.finditer(text)]
+        found += [(text, *both) for both in zip(names, plain("\n".join(names)).replace("gated_nvcc::", "").splitlines()) if wanted and wanted in both[1]]
+    if not found:
         sys.exit(f"no kernel's name holds '{wanted}': expected a part of one, as KERNEL=rmsnorm_forward_kernel")
-    print(plain(kernels[0].name))
-    show(kernels[0])
-    for other in kernels[1:]:
-        print("also:", plain(other.name))
+    text, name, in_source = found[0]
+    print(in_source)
+    for kernel in kernels_of(text, [name]):
+        show(kernel)
+    for _, _, other in found[1:]:
+        print("also:", other)
 
 
 if __name__ == "__main__":

@@ -644,13 +644,16 @@ def plain(names):
     return subprocess.run(["c++filt"], input=names, capture_output=True, text=True, check=True).stdout
 
 
-def kernels_of(text):
+def kernels_of(text, wanted=None):
+    """The kernels of a file, or those of these names alone."""
     files = {number: re.sub(r".*/\./", "", name) for number, name in re.findall(r'^\s*\.file\s+(\d+) "([^"]+)"', text, re.MULTILINE)}
     shared = [variable_of(found) for found in re.findall(r"^\.(?:extern )?\.?shared ([^;]+);", text, re.MULTILINE)]
     for directive in re.findall(r"^\s*((?:\.(?:visible|weak|extern) )?\.\w+).*", SECTION.sub("", ENTRY.sub("", text)), re.MULTILINE):
         if directive not in FILE_DIRECTIVES:
             raise Unknown(directive)
     for found in ENTRY.finditer(text):
+        if wanted and found[1] not in wanted:
+            continue
         name, parameters, directives, body = found.groups()
         parameters = [part.strip()[len(".param"):] for part in parameters.strip("() \n").split(",\n") if part.strip()]
         most = re.search(r"\.maxntid\s+(\d+)(?:, (\d+))?(?:, (\d+))?", directives or "")

@@ -745,6 +745,37 @@ TEST_CASE("scripts: make compiles for this machine's GPU, if it is one that the 
   }
 }
 
+TEST_CASE("scripts: a kernel is shown as nvcc makes it, below the lines of its source", "[scripts]") {
+  const Folder f;
+  if (!answers("python3 --version")) return;
+  f.write("src/k.cu", "// first\n  y[i] = x[i];\n  return 3;\n");
+  std::string ptx = ".version 9.0\n.target sm_80\n.address_size 64\n\n.file 1 \"/far/away/./src/k.cu\"\n";
+  for (const char* name : {"_ZN10gated_nvcc1kEPf", "_ZN10gated_nvcc1kEPi"})
+    ptx += format(
+        ".visible .entry %s(\n\t.param .u64 %s_param_0\n)\n.maxntid 64, 1, 1\n{\n\t.reg .pred %%p<3>;\n"
+        "\t.reg .b64 %%rd<2>;\n\n\t.loc 1 2 3\n\tld.param.u64 \t%%rd1, [%s_param_0];\n"
+        "\t.loc 1 3 1, function_name $L__info_string0, inlined_at 1 2 5\n\t@%%p1 bra \t$L__BB0_1;\n\n$L__BB0_1:\n\tret;\n\n}\n\n",
+        name, name, name);
+  f.write("k.ptx", ptx);
+  REQUIRE(f.run("{repo}/ptx/show.py 'k(f' k.ptx").text ==
+          "k(float*)\n    .reg .pred %p0 to %p2\n    .reg .b64 %rd0 to %rd1\n\nsrc/k.cu:2    y[i] = x[i];\n"
+          "    ld.param.u64 %rd1, [param_0];\n\nsrc/k.cu:3 in src/k.cu:2    return 3;\n    @%p1 bra L__BB0_1;\nL__BB0_1:\n"
+          "    ret;\n");
+  REQUIRE(contains(f.run("{repo}/ptx/show.py k k.ptx").text, "\nalso: k(int*)\n"));
+  const Said none = f.run("{repo}/ptx/show.py '' k.ptx");
+  REQUIRE(none.exit_code == 1);
+  REQUIRE(none.text == "no kernel's name holds '': expected a part of one, as KERNEL=rmsnorm_forward_kernel\n");
+}
+
+TEST_CASE("scripts: without nvcc make test says what it does not run", "[scripts]") {
+  const Folder f;
+  for (const bool there : {false, true}) {
+    const std::string text = f.run(std::string("make -C {repo} -n test NVCC=") + (there ? "/usr/bin/true" : "")).text;
+    REQUIRE(contains(text, "scripts/run_tests.sh "));
+    REQUIRE(contains(text, "nvcc was not found") == !there);
+  }
+}
+
 TEST_CASE("scripts: gpu-check has every test that runs kernels, and in each cases that compute-sanitizer is to watch",
           "[scripts]") {
   const Folder f;
