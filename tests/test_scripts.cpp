@@ -745,6 +745,42 @@ TEST_CASE("scripts: make compiles for this machine's GPU, if it is one that the 
   }
 }
 
+TEST_CASE("scripts: gpu_program names what the two devices print, log and write apart", "[scripts]") {
+  const Folder f;
+  if (!answers("python3 --version")) return;
+  const auto program = [&](const std::string& on_cuda, const std::string& name) {
+    f.program("train", "mkdir -p run; seconds=1; case $* in *--device=cuda) seconds=2;\n" + on_cuda +
+                           ";; esac\n"
+                           "echo 1 >run/step_00000006.safetensors; echo ${weights:-1} >run/weights\n"
+                           "echo '{\"step\": 1, \"loss\": '${loss:-1}', \"seconds\": '$seconds'}' >run/log.jsonl\n"
+                           "printf 'flags  %s\\ndata   1\\nloss %s  %s tok/s  5%% peak  0:0%s\\n' \"$*\" ${loss:-1} $seconds $seconds\n"
+                           "[ -z \"$error\" ] || { printf \"$error\" >&2; exit ${code:-1}; }");
+    return f.run("{repo}/scripts/gpu_program.py ./train '" + name + "' hopper");
+  };
+  const std::string search = "a search in what was read", tensor_cores = "other tensor cores";
+  const Said same = program("", search);
+  REQUIRE(same.text == "the same on both devices\n");
+  REQUIRE(same.exit_code == 0);
+  const auto wrong = [&](const std::string& on_cuda, const std::string& name, const std::string& says) {
+    const Said said = program(on_cuda, name);
+    INFO(on_cuda << ": " << said.text);
+    REQUIRE(said.exit_code == 1);
+    REQUIRE(contains(said.text, says));
+  };
+  wrong("weights=2", search, "run/weights differs\n");
+  wrong("touch run/more", search, "run/more is written on one device alone\n");
+  wrong("loss=2", search, "\n-loss 1\n+loss 2\n");
+  wrong("loss=2", search, "run/log.jsonl differs\n");
+  wrong("error='error: no\n'", search, "--device=cuda: exit 1: error: no\n");
+  const Said refused = program("error='ptx: why\nerror: --mma=ampere: this GPU is hopper\n'", tensor_cores);
+  REQUIRE(refused.text == "refused in one line\n");
+  REQUIRE(refused.exit_code == 0);
+  wrong("", tensor_cores, "exit 0, expected 1 and one line with --mma=ampere: .*hopper:\n");
+  wrong("code=2 error='error: --mma=ampere: this GPU is hopper\n'", tensor_cores, "exit 2, expected 1");
+  wrong("error='error: --mma=ampere: this GPU is hopper\nand more\n'", tensor_cores, "exit 1, expected 1 and one line");
+  wrong("error='error: CUDA error 700\n'", tensor_cores, "exit 1, expected 1 and one line");
+}
+
 TEST_CASE("scripts: a kernel is shown as nvcc makes it, below the lines of its source", "[scripts]") {
   const Folder f;
   if (!answers("python3 --version")) return;
