@@ -310,7 +310,10 @@ $(BUILD)/ptx/%.o: ptx/%.cpp $(BUILD)/host/flags
 	@mkdir -p $(@D)
 	$(CXX) $(COMMON) -O3 -march=$(ARCH) $(NVCC:%/bin/nvcc=-isystem %/include) -c -o $@ $<
 REHEARSAL_PTX := $(UNITS:%=$(REHEARSAL)/units/%.ptx) $(REHEARSED_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx)
-$(REHEARSAL)/kernels/.translated: $(REHEARSAL_PTX) ptx/translate.py ptx/thread.h
+$(REHEARSAL)/compiler: always
+	@mkdir -p $(@D)
+	@ptx/translate.py --compiler >$@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+$(REHEARSAL)/kernels/.translated: $(REHEARSAL_PTX) ptx/translate.py ptx/thread.h $(REHEARSAL)/compiler
 	ptx/translate.py $(@D) $(REHEARSAL_PTX)
 	cat $(UNITS:%=$(@D)/%.index) >$(@D)/kernels.index
 	@touch $@
@@ -342,7 +345,7 @@ rehearsal: export GATED_GUARD = off
 # ---- tests
 
 test: train $(TESTED)  ## every test: CPU = emulator = what nvcc has made, bit for bit; PTX lint
-	@$(if $(NVCC),:,echo "nvcc was not found (CUDA_HOME, the path, /usr/local/cuda*): what it makes for a GPU is not run on a CPU")
+	@$(if $(NVCC),:,echo "nvcc was not found (CUDA_HOME, the path, /usr/local/cuda*): what it makes is not run on a CPU")
 	@scripts/run_tests.sh $(TESTED)
 
 test-all: train $(TESTED) $(MATRIX)  ## also sanitizers, the race shadow, three vector widths, resources of kernels

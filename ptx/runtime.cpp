@@ -147,8 +147,8 @@ size_t span(const char* call, Rows rows, size_t width, size_t height) {
 // "API synchronization behavior" says who waits for what:
 //   from pageable memory   it is read during the call, behind a wait for the stream in a blocking call; what follows is late
 //   to pageable memory     it is there when the call returns, as is what goes from host to host
-//   pinned memory          is read and written late. A blocking call waits for that. What is to be written is NaN until then,
-//                          unless work that stands before it uses it
+//   pinned memory          is read and written late. A blocking call waits for that. What is to be written is NaN until
+//                          then, unless work that stands before it uses it
 //   inside the device      is late, in a blocking call too
 // A capture waits for nothing, and reads pageable memory as pinned memory: at each launch.
 void copy(const char* call, Rows to, Rows from, size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t stream,

@@ -3,8 +3,8 @@
 
 usage: ptx/show.py KERNEL NAME.ptx...     (make ptx KERNEL=rmsnorm_forward_kernel)
 
-KERNEL is a part of its name. Where several have it, the first is shown and the others are named. What an instruction does:
-ptx/translate.py. A line of a function that was inlined has behind it where it was called.
+KERNEL is a part of its name. Where several have it, the first is shown and the others are named. What an instruction
+does: ptx/translate.py. A line of a function that was inlined has behind it where it was called.
 tests/test_scripts.cpp
 """
 import linecache
@@ -21,8 +21,10 @@ def show(kernel):
         elif code == "DECLARE":
             kind, names = text
             print(f"    .reg .{kind} {names[0]}{f' to {names[-1]}' if names[1:] else ''}")
+        elif text:
+            print(f"    {' '.join(text.split())};".replace(kernel.name + "_", "").replace("$", ""))
         else:
-            print(f"    {' '.join(text.split())};".replace(kernel.name + "_", "").replace("$", "") if text else code.strip(" ;"))
+            print(code.strip(" ;"))
 
 
 def main(wanted, sources):
@@ -31,7 +33,8 @@ def main(wanted, sources):
         with open(source) as file:
             text = file.read()
         names = [entry[1] for entry in ENTRY.finditer(text)]
-        found += [(text, *both) for both in zip(names, plain("\n".join(names)).replace("gated_nvcc::", "").splitlines()) if wanted and wanted in both[1]]
+        in_source = plain("\n".join(names)).replace("gated_nvcc::", "").splitlines()
+        found += [(text, *both) for both in zip(names, in_source) if wanted and wanted in both[1]]
     if not found:
         sys.exit(f"no kernel's name holds '{wanted}': expected a part of one, as KERNEL=rmsnorm_forward_kernel")
     text, name, in_source = found[0]

@@ -8,10 +8,11 @@
 What an instruction does is written down once, in INSTRUCTIONS: the forms that nvcc makes of this project, from the PTX ISA 9.0. Any
 other is refused here, by its kernel, the line of the source and its name. Memory and what threads do together: ptx/thread.h.
 
-A kernel's file is named by a hash of its text, so that what has not changed keeps what was compiled of it. FOLDER/NAME.index says
-which kernel of NAME.ptx is in which file.
+A kernel's file is named by a hash of its text and of the compiler, so that what has not changed keeps what was compiled
+of it. FOLDER/NAME.index says which kernel of NAME.ptx is in which file.
 
 usage: ptx/translate.py FOLDER NAME.ptx...
+       ptx/translate.py --compiler             prints what kernels will be compiled with
 tests/test_ptx.cpp
 """
 import hashlib
@@ -379,8 +380,8 @@ def apart(offset, alignment):
 
 def compiler():
     """The compiler's version, and what -march=native asks of it here: what was compiled elsewhere is not this."""
-    said = subprocess.run([*CXX.split(), "-march=native", "-E", "-###", "-x", "c++", os.devnull], capture_output=True, text=True,
-                          check=True).stderr
+    said = subprocess.run([*CXX.split(), "-march=native", "-E", "-###", "-x", "c++", os.devnull],
+                          capture_output=True, text=True, check=True).stderr
     return re.findall(r"^.*version .*|-m\S+|-target-\S+ \S+", said, re.MULTILINE)
 
 
@@ -408,8 +409,8 @@ class Kernel:
         for variable in shared:
             self.share(*variable)
 
-    # Shared variables stand 16 bytes and more apart, so that what runs past the end of one is not in the next. What a block has of
-    # shared memory is counted as a GPU lays it out, one behind the other.
+    # Shared variables stand 16 bytes and more apart, so that what runs past the end of one is not in the next. What a
+    # block has of shared memory is counted as a GPU lays it out, one behind the other.
     def share(self, name, size, alignment):
         if size == 0:
             self.dynamic, self.dynamic_alignment = name, alignment
@@ -634,7 +635,8 @@ class Kernel:
 
 SECTION = re.compile(r"^\s*\.section\s+\.debug\w+\s*\{.*?\}", re.MULTILINE | re.DOTALL)
 # Directives of a kernel and of a file: those that change no result, and those that are read below.
-ENTRY = re.compile(r"^\.(?:visible |weak )?\.?entry\s+([\w$]+)\(?(.*?)\)?\n(\.[^{]*)?\{\n(.*?)\n\}\n", re.MULTILINE | re.DOTALL)
+ENTRY = re.compile(r"^\.(?:visible |weak )?\.?entry\s+([\w$]+)\(?(.*?)\)?\n(\.[^{]*)?\{\n(.*?)\n\}\n",
+                   re.MULTILINE | re.DOTALL)
 KERNEL_DIRECTIVES = {".maxntid", ".minnctapersm", ".maxnreg"}
 FILE_DIRECTIVES = {".version", ".target", ".address_size", ".file", ".loc", ".shared", ".extern .shared"}
 
@@ -648,7 +650,8 @@ def kernels_of(text, wanted=None):
     """The kernels of a file, or those of these names alone."""
     files = {number: re.sub(r".*/\./", "", name) for number, name in re.findall(r'^\s*\.file\s+(\d+) "([^"]+)"', text, re.MULTILINE)}
     shared = [variable_of(found) for found in re.findall(r"^\.(?:extern )?\.?shared ([^;]+);", text, re.MULTILINE)]
-    for directive in re.findall(r"^\s*((?:\.(?:visible|weak|extern) )?\.\w+).*", SECTION.sub("", ENTRY.sub("", text)), re.MULTILINE):
+    outside = SECTION.sub("", ENTRY.sub("", text))
+    for directive in re.findall(r"^\s*((?:\.(?:visible|weak|extern) )?\.\w+).*", outside, re.MULTILINE):
         if directive not in FILE_DIRECTIVES:
             raise Unknown(directive)
     for found in ENTRY.finditer(text):
@@ -707,6 +710,8 @@ def main(folder, sources):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--compiler"]:
+        sys.exit(print(CXX, *compiler()))
     if len(sys.argv) < 3:
         sys.exit("usage: ptx/translate.py FOLDER NAME.ptx...")
     main(sys.argv[1], sys.argv[2:])

@@ -4,10 +4,10 @@
   bitwise      every case that runs kernels, bit for bit against its reference or the CPU; in this stage as in those of
                compute-sanitizer, first the tensor cores' instruction against the CPU's model of it, then what is made of it
   cublas       cuBLASLt's products, which are held to a bound
-  fingerprint  whole runs: the weights' fingerprint on the GPU must be the CPU's, and README's where that names the run. In bf16
-               by the arithmetic of this GPU
-  program      the program beside the CPU: what it prints, its checkpoints, logs, evaluations and continuations; and what it refuses
-               (gpu_program.py)
+  fingerprint  whole runs: the weights' fingerprint on the GPU must be the CPU's, and README's where that names the run.
+               In bf16 by the arithmetic of this GPU
+  program      the program beside the CPU: what it prints, its checkpoints, logs, evaluations and continuations; and what
+               it refuses (gpu_program.py)
   bench        the benchmark, a check for each of its parts; nothing runs beside it
   pytorch      where python3 has PyTorch that sees the GPU: a step, products and attention beside it, added to the benchmark
   memcheck, racecheck, initcheck, synccheck
@@ -19,8 +19,9 @@ RESULT.json is written anew after every check: what came of it, and the last lin
 run goes on behind the last: with the checks that have not been run on this build and GPU, or, where all have, with those
 that failed.
 
-`make rehearsal` runs bitwise, fingerprint and program without a GPU: over programs in which nvcc's PTX runs on a CPU (ptx/machine.h).
-The device of such a result is "PTX on a CPU". (The benchmark measures a device: it is not rehearsed.) It has stages of its own:
+`make rehearsal` runs bitwise, fingerprint and program without a GPU: over programs in which nvcc's PTX runs on a CPU
+(ptx/machine.h). The device of such a result is "PTX on a CPU". (The benchmark measures a device: it is not rehearsed.)
+It has stages of its own:
 
   launched     every kernel of the operations was launched by a test of bitwise
   races        threads and blocks from the last to the first, and accesses that no barrier orders are faults
@@ -116,11 +117,11 @@ def first_difference(logs):
 
 
 def readmes_fingerprint(flags):
-    """README's fingerprint of the weights after that run, which its order of flags does not change; None where it names none."""
+    """README's fingerprint of the weights after that run, whatever the order of its flags; None where it names none."""
     with open(os.path.join(HERE, "../README.md")) as file:
         text = file.read()
-    runs = re.findall(r"^\./train (--data=bigram-backcopy [^\n]*)$(?:(?!^\./train).)*?fingerprint of the weights: (\w+)", text,
-                      re.MULTILINE | re.DOTALL)
+    runs = re.findall(r"^\./train (--data=bigram-backcopy [^\n]*)$(?:(?!^\./train).)*?fingerprint of the weights: (\w+)",
+                      text, re.MULTILINE | re.DOTALL)
     wanted = set(flags) - {"--mma=hopper"}  # the default
     return next((fingerprint for run, fingerprint in runs if set(run.split()) == wanted), None)
 
@@ -196,7 +197,7 @@ def launched_by_tests(folder):
     for name in os.listdir(folder):
         if name.endswith(".launched"):
             left -= first_words(os.path.join(folder, name))
-    names = subprocess.run(["c++filt"], input="\n".join(sorted(left)), capture_output=True, text=True, check=True).stdout
+    names = subprocess.run(["c++filt"], input="\n".join(sorted(left)), capture_output=True, text=True).stdout
     print(f"no test launches\n{names}" if left else "every kernel was launched")
     return 1 if left else 0
 
@@ -222,9 +223,9 @@ class Checks:
             return [Check(stage, "launched every kernel", [SCRIPT, "--launched", os.path.dirname(self.tests[0])])]
         if stage == "program":
             # (refusals that need an environment are of the stand-in)
-            cases = [*gpu_program.CASES, *(name for name, (own, *_) in gpu_program.REFUSALS.items() if not (own and self.bench))]
+            refusals = [name for name, (own, *_) in gpu_program.REFUSALS.items() if not (own and self.bench)]
             return [Check(stage, f"{stage} {case}", [os.path.join(HERE, "gpu_program.py"), self.train, case, self.mma])
-                    for case in cases]
+                    for case in [*gpu_program.CASES, *refusals]]
         if stage == "cublas":
             return [Check(stage, f"{stage} {base(test)}", [test, "[cublas]"]) for test in self.of_cublas]
         if stage == "fingerprint":

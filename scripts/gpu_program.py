@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The whole program on a GPU beside the CPU: what each run prints, logs and writes must be the same; and what a GPU is not given
-must be refused in one line.
+"""The whole program on a GPU beside the CPU: what each run prints, logs and writes must be the same; and what a GPU is
+not given must be refused in one line.
 
 usage: scripts/gpu_program.py TRAIN CASE [MMA]     (a stage of gpu_check.py, which knows the cases: CASES and REFUSALS)
 
-A case runs its commands one after another, in a folder of its own for each device. Speeds, times and what names the device are
-left out of what they print, times out of log.jsonl; every other file is compared byte for byte.
+A case runs its commands one after another, in a folder of its own for each device. Speeds, times and what names the
+device are left out of what they print, times out of log.jsonl; every other file is compared byte for byte.
+tests/test_scripts.cpp
 """
 import difflib
 import json
@@ -44,21 +45,24 @@ CASES = {
         EVALUATE + " --data=text.txt --quantize=nvfp4-w4a4",
         GENERATE + " --prompt=The --samples=2 --top-k=5"],
     "a hybrid with experts in bf16, as CUDA graphs": [
-        RUN + " --precision=bf16 --mma={mma} --mixer=hybrid --attention-every=2 --experts=4 --shared-experts=1 --micro-batches=2 "
-        "--norm=gated --attn=g1 {graph}",
+        RUN + " --precision=bf16 --mma={mma} --mixer=hybrid --attention-every=2 --experts=4 --shared-experts=1 "
+        "--micro-batches=2 --norm=gated --attn=g1 {graph}",
         EVALUATE + " --data=text.txt --choices=choices.bin",
         GENERATE + " --prompt=The --samples=2"],
     "a search in what was read": [
         SMALL + " --data=recall --out=run --steps=2 --sample-tokens=0 --layers=1 --ffn-hidden=32 --context=32",
         "--evaluate --from=run --probe=retrieval --context=64 --val-batches=1"]}
 
-# Refusals: the environment, the command, and what the line says. Those with an environment are of the stand-in for a GPU (ptx/).
+# Refusals: the environment, the command, and what the line says. Those with an environment are of the stand-in for a GPU
+# (ptx/).
 REFUSALS = {
     "other tensor cores": ({}, RUN + " --precision=bf16 --mma={other_mma}", r"--mma={other_mma}: .*{mma}"),
-    "a rank that does not fit": ({"PTX_GPU": "86"}, RUN + " --hidden=512 --norm=gated --norm-rank=512", "this GPU gives a block no more"),
+    "a rank that does not fit": (
+        {"PTX_GPU": "86"}, RUN + " --hidden=512 --norm=gated --norm-rank=512", "this GPU gives a block no more"),
     "cuBLAS without an algorithm": ({"PTX_GPU": "90"}, RUN + " --matmul=cublas", "cuBLASLt"),
     "a model that memory does not hold": ({"PTX_MEMORY": "2"}, RUN, "memory"),
-    "an evaluation that memory does not hold": ({"PTX_MEMORY": "2"}, EVALUATE + " --data=text.txt --context=1024", "memory"),
+    "an evaluation that memory does not hold": (
+        {"PTX_MEMORY": "2"}, EVALUATE + " --data=text.txt --context=1024", "memory"),
     "a generation that memory does not hold": ({"PTX_MEMORY": "1"}, GENERATE + " --prompt=The --samples=32", "memory")}
 
 # What names the device, times, and what else of the host's memory a program takes there.
@@ -86,7 +90,8 @@ def prepare(folder):
     with open(os.path.join(folder, "text.txt"), "wb") as file:
         file.write(text)
     with open(os.path.join(folder, "choices.bin"), "wb") as file:
-        file.write(choices([(b"The norm of the", 0, [b" gate", b" token is", b"x"]), (b"One kernel", 1, [b" runs", b"zz"])]))
+        file.write(choices([(b"The norm of the", 0, [b" gate", b" token is", b"x"]),
+                            (b"One kernel", 1, [b" runs", b"zz"])]))
 
 
 def run(train, flags, folder, environment):

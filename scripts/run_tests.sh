@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs test binaries side by side, one line each, and closes with "N passed, N failed".
 # usage: scripts/run_tests.sh TEST...      a test binary, a .ptx file to lint or a .ptxas file of resources, or a program of the rehearsal; its
-# log is kept beside it as TEST.log. With rehearsal/kernels.ptx all kernels must have been launched by the rehearsal's tests.
+# log is kept beside it as TEST.log. With rehearsal/kernels.ptx all kernels must have been launched by the rehearsal's
+# tests.
 set -u
 export OMP_WAIT_POLICY=passive # two processes share the cores: waiting threads must not spin
 if [ "${1:-}" = --one ]; then
@@ -11,7 +12,10 @@ if [ "${1:-}" = --one ]; then
     *.ptxas) scripts/kernel_resources.sh "$2" ;;
     */rehearsal/train) scripts/gpu_check.py --golden "$2" 2 ;;
     */kernels.launched) scripts/gpu_check.py --launched "${2%/*}" ;;
-    */rehearsal/*) rm -f "$2.launched"; GATED_GUARD=off GATED_NEEDS_GPU=1 PTX_LAUNCHED=$2.launched timeout 1200 "$2" "[bitwise]" ;;
+    */rehearsal/*)
+      rm -f "$2.launched"
+      PTX_LAUNCHED=$2.launched GATED_GUARD=off GATED_NEEDS_GPU=1 timeout 1200 "$2" "[bitwise]"
+      ;;
     *) timeout 1200 "$2" ;;
   esac >"$2.log" 2>&1
   code=$?

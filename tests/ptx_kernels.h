@@ -50,7 +50,8 @@ inline std::string entry_text(const std::string& name, const std::string& parame
 .reg .b64 %rd<900>;
 .reg .f32 %f<900>;)";
   return ".visible .entry " + name + "(\n" + parameters + "\n)\n" + directives + R"({
-	)" + replaced(registers + "\n" + body, "\n", "\n\t") +
+	)" +
+         replaced(registers + "\n" + body, "\n", "\n\t") +
          R"(ret;
 
 }

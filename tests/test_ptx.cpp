@@ -287,8 +287,7 @@ TEST_CASE("PTX_MEMORY: how much there is, and no more") {
     ptx::memory_use();
   };
   for (const char* value : {"0", "1G"})
-    CHECK_THROWS_WITH(refused(value),
-                      "PTX_MEMORY=" + std::string(value) + ": expected a number of MiB from 1");
+    CHECK_THROWS_WITH(refused(value), "PTX_MEMORY=" + std::string(value) + ": expected a number of MiB from 1");
   // Where nobody says: what programs can still get, files that are kept in memory among it.
   std::ifstream file("/proc/meminfo");
   double kib = 0;
@@ -320,7 +319,9 @@ TEST_CASE("What is compiled is kept for one compiler and one kind of CPU") {
     std::ofstream(folder / "cxx") << "#!/bin/sh\necho '" + says + "' >&2\n";
     std::filesystem::permissions(folder / "cxx", std::filesystem::perms::owner_all);
     const std::string at = folder.string();
-    REQUIRE(system(("PATH=" + at + ":$PATH CXX='" + compiler + "' ptx/translate.py " + at + " " + at + "/k.ptx").c_str()) == 0);
+    REQUIRE(
+        system(("PATH=" + at + ":$PATH CXX='" + compiler + "' ptx/translate.py " + at + " " + at + "/k.ptx").c_str()) ==
+        0);
     std::ifstream index(folder / "k.index");
     std::string name, digest, command;
     index >> name >> digest;

@@ -488,7 +488,8 @@ TEST_CASE("Threads that miss a barrier or their warp are named") {
     require_case_fault(meetings, what, 0, Fault::launch_failure, {all + "8 to 31 are beyond the block's 40 threads"});
     require_case_fault(meetings, what + " without lane 5", 0, Fault::launch_failure, {all + "5 have returned"});
   }
-  require_case_fault(meetings, "ldmatrix of no row", 0, Fault::misaligned_address, {"thread (1,0,0)", "16 bytes at 24"});
+  require_case_fault(meetings, "ldmatrix of no row", 0, Fault::misaligned_address,
+                     {"thread (1,0,0)", "16 bytes at 24"});
 }
 
 TEST_CASE("What is not known is refused by its kernel, its line and its name, before anything runs") {
@@ -497,8 +498,7 @@ TEST_CASE("What is not known is refused by its kernel, its line and its name, be
   const auto translated = [&](const std::string& text) {
     std::ofstream(file) << head + text;
     int code = 0;
-    const std::string answer =
-        said([&] { code = system(("ptx/translate.py " + folder + " " + file).c_str()); });
+    const std::string answer = said([&] { code = system(("ptx/translate.py " + folder + " " + file).c_str()); });
     CHECK((code == 0) == std::filesystem::remove(folder + "/refused.index"));
     return replaced(answer, "translate: " + file + ": ", "");
   };

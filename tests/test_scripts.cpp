@@ -307,7 +307,8 @@ TEST_CASE("scripts: faults planted in the stand-in for a GPU have their places, 
   f.run("sed -i 's/return a > b ||/return b < a ||/' ptx/thread.h");
   const Said one = check();
   REQUIRE(one.exit_code == 1);
-  REQUIRE(contains(one.text, "the smaller of two numbers: NO PLACE: ptx/thread.h holds return a > b || 0 times, expected 1"));
+  REQUIRE(contains(one.text,
+                   "the smaller of two numbers: NO PLACE: ptx/thread.h holds return a > b || 0 times, expected 1"));
   REQUIRE(contains(one.text, "15 of 16 faults have their place\n"));
 }
 
@@ -753,7 +754,8 @@ TEST_CASE("scripts: gpu_program names what the two devices print, log and write 
                            ";; esac\n"
                            "echo 1 >run/step_00000006.safetensors; echo ${weights:-1} >run/weights\n"
                            "echo '{\"step\": 1, \"loss\": '${loss:-1}', \"seconds\": '$seconds'}' >run/log.jsonl\n"
-                           "printf 'flags  %s\\ndata   1\\nloss %s  %s tok/s  5%% peak  0:0%s\\n' \"$*\" ${loss:-1} $seconds $seconds\n"
+                           "printf 'flags  %s\\ndata   1\\nloss %s  %s tok/s  5%% peak  0:0%s\\n' \"$*\" ${loss:-1} "
+                           "$seconds $seconds\n"
                            "[ -z \"$error\" ] || { printf \"$error\" >&2; exit ${code:-1}; }");
     return f.run("{repo}/scripts/gpu_program.py ./train '" + name + "' hopper");
   };
@@ -790,13 +792,15 @@ TEST_CASE("scripts: a kernel is shown as nvcc makes it, below the lines of its s
     ptx += format(
         ".visible .entry %s(\n\t.param .u64 %s_param_0\n)\n.maxntid 64, 1, 1\n{\n\t.reg .pred %%p<3>;\n"
         "\t.reg .b64 %%rd<2>;\n\n\t.loc 1 2 3\n\tld.param.u64 \t%%rd1, [%s_param_0];\n"
-        "\t.loc 1 3 1, function_name $L__info_string0, inlined_at 1 2 5\n\t@%%p1 bra \t$L__BB0_1;\n\n$L__BB0_1:\n\tret;\n\n}\n\n",
+        "\t.loc 1 3 1, function_name $L__info_string0, inlined_at 1 2 5\n\t@%%p1 bra "
+        "\t$L__BB0_1;\n\n$L__BB0_1:\n\tret;\n\n}\n\n",
         name, name, name);
   f.write("k.ptx", ptx);
-  REQUIRE(f.run("{repo}/ptx/show.py 'k(f' k.ptx").text ==
-          "k(float*)\n    .reg .pred %p0 to %p2\n    .reg .b64 %rd0 to %rd1\n\nsrc/k.cu:2    y[i] = x[i];\n"
-          "    ld.param.u64 %rd1, [param_0];\n\nsrc/k.cu:3 in src/k.cu:2    return 3;\n    @%p1 bra L__BB0_1;\nL__BB0_1:\n"
-          "    ret;\n");
+  REQUIRE(
+      f.run("{repo}/ptx/show.py 'k(f' k.ptx").text ==
+      "k(float*)\n    .reg .pred %p0 to %p2\n    .reg .b64 %rd0 to %rd1\n\nsrc/k.cu:2    y[i] = x[i];\n"
+      "    ld.param.u64 %rd1, [param_0];\n\nsrc/k.cu:3 in src/k.cu:2    return 3;\n    @%p1 bra L__BB0_1;\nL__BB0_1:\n"
+      "    ret;\n");
   REQUIRE(contains(f.run("{repo}/ptx/show.py k k.ptx").text, "\nalso: k(int*)\n"));
   const Said none = f.run("{repo}/ptx/show.py '' k.ptx");
   REQUIRE(none.exit_code == 1);
