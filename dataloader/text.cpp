@@ -73,7 +73,7 @@ std::string source_root() {
 
 std::vector<std::string> source_files(const std::string& root) {
   namespace fs = std::filesystem;
-  static constexpr std::string_view parts[] = {"Makefile", "README.md", "core",  "dataloader",   "kernels",
+  static constexpr std::string_view parts[] = {"Makefile", "README.md", "core",  "dataloader",   "docs",    "kernels",
                                                "layers",   "scripts",   "tests", "train_gpt.cu", "training"};
   static constexpr std::string_view suffixes[] = {".cpp", ".cu", ".cuh", ".h", ".md", ".py", ".sh", ".txt"};
   std::vector<std::string> files;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Memory that ./train announces beside the memory that it takes at its peak, as a table of README.md.
+"""Memory that ./train announces beside the memory that it takes at its peak, as a table of docs/performance.md.
 
 A run of two steps on the CPU each, with its validation and fingerprint; the peak is the kernel's (VmHWM).
 usage: scripts/memory_table.py ['FLAGS' ...]       without flags: five models

@@ -1,9 +1,11 @@
-// flags: the table, the command line, the schedule, and that the README's flag map is the table's.
+// flags: the table, the command line, the schedule; that docs/flags.md is the table's, and that the lines of the pages
+// are accepted.
 #include <fstream>
+#include <regex>
 #include <sstream>
 
 #include "tests/compare.h"
-#include "tests/contents.h"
+#include "tests/pages.h"
 #include "tests/refusal.h"
 #include "tests/script.h"
 #include "training/flags/command_line.h"
@@ -319,9 +321,9 @@ TEST_CASE("schedule: constant, then a line to the final rate; longer runs have i
   REQUIRE((rate_of_trained(64) == 3e-4f && rate_of_trained(4096) == 0.04f / 4096));
 }
 
-TEST_CASE("flags: the README's flag map is the table's", "[readme]") {
-  INFO("paste the output of ./train --flag-map into README.md");
-  REQUIRE(contains(contents("README.md"), flag_map_markdown()));
+TEST_CASE("flags: docs/flags.md is the table's", "[readme]") {
+  INFO("./train --flag-map > docs/flags.md");
+  REQUIRE(contents("docs/flags.md") == flag_map_markdown());
 }
 
 TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, by their old names too", "[flags]") {
@@ -365,46 +367,52 @@ TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, b
   REQUIRE(contains(difference(two, remembered("--norm=dyt --dyt-alpha=0.2")), "--dyt-alpha=0.2,0.8"));
 }
 
-TEST_CASE("flags: every ./train of the README's shell lines is accepted", "[readme]") {
-  std::ifstream file("README.md");
+TEST_CASE("flags: every ./train of the pages is accepted", "[readme]") {
   size_t commands = 0;
-  bool shell = false;
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("```")) shell = line == "```sh";
-    const size_t begin = line.find("./train ");
-    if (!shell || begin == std::string::npos || line.starts_with("(")) continue;
-    std::vector<std::string> words = {""};
-    bool quoted = false;
-    for (size_t i = begin + 8; i < line.size() && line[i] != '#'; i++) {
-      if (line[i] == '\'')
-        quoted = !quoted;
-      else if (line[i] == ' ' && !quoted)
-        words.push_back("");
-      else
-        words.back() += line[i] == '$' ? '1' : line[i];
+  for (const std::string& page : pages()) {
+    std::vector<std::string> lines = shell_lines(page);
+    size_t at = 0;
+    const std::string text = prose(page);  // in its sentences, S stands for a number and B for another
+    for (std::string span; !(span = next_between(text, "`./train", "`", at)).empty();)
+      lines.push_back("./train" + std::regex_replace(span, std::regex("=[SB]( |$)"), "=1$1"));
+    for (const std::string& line : lines) {
+      const size_t begin = line.find("./train ");
+      if (begin == std::string::npos) continue;
+      std::vector<std::string> words = {""};
+      bool quoted = false;
+      for (size_t i = begin + 8; i < line.size() && line[i] != '#'; i++) {
+        if (line[i] == '\'')
+          quoted = !quoted;
+        else if (line[i] == ' ' && !quoted)
+          words.push_back("");
+        else
+          words.back() += line[i] == '$' ? '1' : line[i];
+      }
+      INFO(page << ": " << line);
+      std::vector<std::string> flags;
+      for (const std::string& word : words)
+        if (!word.empty() && !word.starts_with("--help") && word != "--version" && word != "--flag-map" &&
+            word != ">" && word != "docs/flags.md" && !word.starts_with("--export"))
+          flags.push_back(word.starts_with("--seed=1") ? "--seed=1"
+                          : word.starts_with("--from=")
+                              ? "--out=" + word.substr(7)  // where no model is, as it is read here
+                              : word);
+      const bool generates =
+          std::count(flags.begin(), flags.end(), "--generate") > 0;  // after a model that is not here
+      REQUIRE((generates ? contains(parse(flags), "there is no such file or folder") : parse(flags) == ""));
+      commands++;
     }
-    INFO(line);
-    std::vector<std::string> flags;
-    for (const std::string& word : words)
-      if (!word.empty() && word != "--help" && !word.starts_with("--export"))
-        flags.push_back(word.starts_with("--seed=1") ? "--seed=1"
-                        : word.starts_with("--from=")
-                            ? "--out=" + word.substr(7)  // where no model is, as the README reads
-                            : word);
-    const bool generates = std::count(flags.begin(), flags.end(), "--generate") > 0;  // after a model that is not here
-    REQUIRE((generates ? contains(parse(flags), "there is no such file or folder") : parse(flags) == ""));
-    commands++;
   }
-  REQUIRE(commands >= 10);
+  REQUIRE(commands >= 35);
 }
 
-TEST_CASE("flags: every line of flags in the README's tables of the papers is accepted", "[readme]") {
-  const std::string readme = contents("README.md");
-  const size_t begin = readme.find("## The papers' tables"), end = readme.find("\n## ", begin + 1);
-  REQUIRE((begin != std::string::npos && end != std::string::npos));
+TEST_CASE("flags: every line of flags in the tables of the papers' rows is accepted", "[readme]") {
+  const std::string page = contents("docs/tables.md");
+  const size_t end = page.find("\n## By one command");
+  REQUIRE(end != std::string::npos);
   size_t lines = 0;
-  for (size_t at = begin; (at = readme.find("`--", at + 1)) < end; lines++) {
-    const std::string line = readme.substr(at + 1, readme.find('`', at + 1) - at - 1);
+  for (size_t at = 0; (at = page.find("`--", at + 1)) < end; lines++) {
+    const std::string line = page.substr(at + 1, page.find('`', at + 1) - at - 1);
     if (line.find("=") == std::string::npos || line.find("'") != std::string::npos)
       continue;  // a name, a shell's quotes
     INFO(line);

@@ -1,80 +1,255 @@
-// readme: what README.md quotes stands in the file that it names, what it links to is there, its map is whole, and its first
-// picture is drawn by scripts/draw_architecture.py. (Its flag map and the papers' rows: tests/test_flags.cpp. Its fingerprint:
-// tests/test_golden.cpp.)
+// readme: the pages are true to the files. What README.md and docs/ quote stands in the file that they name; their links,
+// anchors, file names and commands are there; README is short and its map whole; the glossary's lines are those of the
+// source; the figures of docs/claims.md are those of results/; and README's first picture is drawn by
+// scripts/draw_architecture.py. (The flags in their commands and tables, and docs/flags.md: tests/test_flags.cpp. The
+// fingerprints: tests/test_golden.cpp.)
+#include <cctype>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <sstream>
-#include <tuple>
+#include <regex>
+#include <set>
 
 #include "tests/catch.h"
-#include "tests/contents.h"
+#include "tests/pages.h"
 
 using namespace gated;
 
+namespace fs = std::filesystem;
+
 namespace {
 
-// What stands between `open` and `close` from `at` on, and moves `at` after it; "" where there is none.
-std::string next_between(const std::string& text, const std::string& open, const std::string& close, size_t& at) {
-  const size_t begin = text.find(open, at);
-  if (begin == std::string::npos) return "";
-  const size_t end = text.find(close, begin + open.size());
-  REQUIRE(end != std::string::npos);
-  at = end + close.size();
-  return text.substr(begin + open.size(), end - begin - open.size());
+// The anchors that GitHub gives a page's headings: small letters, no punctuation, - for a space. A heading that stands
+// there for the second time gets -1.
+std::set<std::string> anchors(const std::string& page) {
+  std::istringstream text(prose(page));
+  std::set<std::string> all;
+  for (std::string line; std::getline(text, line);) {
+    if (!line.starts_with("#")) continue;
+    std::string anchor;
+    for (unsigned char c : line.substr(line.find_first_not_of("# ")))
+      if (std::isalnum(c) || c == '-' || c == '_' || c >= 0x80)
+        anchor += char(std::tolower(c));
+      else if (c == ' ')
+        anchor += '-';
+    std::string unique = anchor;
+    for (int n = 1; !all.insert(unique).second; n++) unique = anchor + "-" + std::to_string(n);
+  }
+  return all;
 }
+
+// What a page links to, as it is written there.
+std::vector<std::string> links(const std::string& page) {
+  const std::string text = prose(page);
+  std::vector<std::string> all;
+  for (const auto& [open, close] : {std::pair("](", ")"), std::pair("src=\"", "\"")}) {
+    size_t at = 0;
+    for (std::string target; !(target = next_between(text, open, close, at)).empty();) all.push_back(target);
+  }
+  return all;
+}
+
+// The path of a link, from the root of the project.
+std::string path_of(const std::string& page, const std::string& target) {
+  const std::string file = target.substr(0, target.find('#'));
+  return file.empty() ? page : (fs::path(page).parent_path() / file).lexically_normal().generic_string();
+}
+
+// What the walks of docs/adding.md would make.
+const std::set<std::string> made_by_a_walk = {"kernels/muon.cu",
+                                              "kernels/muon.h",
+                                              "tests/test_muon.cpp",
+                                              "kernels/bf16/matmul_fp8.cu",
+                                              "kernels/cpu/matmul_fp8_cpu.cpp",
+                                              "tests/test_matmul_fp8.cpp"};
 
 }  // namespace
 
-TEST_CASE("readme: what it quotes from a file stands in that file", "[readme]") {
-  const std::string readme = contents("README.md");
-  size_t quotes = 0, at = 0;
-  for (std::string path; !(path = next_between(readme, "<!-- from ", " -->", at)).empty(); quotes++) {
-    const std::string quote = next_between(readme, "```cpp\n", "```\n", at);
-    INFO(path << "\n" << quote);
-    REQUIRE(quote.size() > 40);
-    REQUIRE(contents(path).find(quote) != std::string::npos);
-  }
-  REQUIRE(quotes > 0);
-}
-
-TEST_CASE("readme: every file that it links to is there", "[readme]") {
-  std::istringstream lines(contents("README.md"));
-  std::string readme;
-  bool quoted = false;  // what stands between ``` is no link
-  for (std::string line; std::getline(lines, line);) {
-    quoted ^= line.starts_with("```");
-    if (!quoted) readme += line + "\n";
-  }
-  for (const auto& [open, close, least] : {std::tuple("](", ")", 20), std::tuple("src=\"", "\"", 3)}) {
-    int links = 0;
+TEST_CASE("readme: what a page quotes from a file stands in that file", "[readme]") {
+  size_t quotes = 0;
+  for (const std::string& page : pages()) {
+    const std::string text = contents(page);
     size_t at = 0;
-    for (std::string target; !(target = next_between(readme, open, close, at)).empty();) {
-      if (target.starts_with("http") || target.starts_with("#")) continue;
-      INFO(target);
-      REQUIRE(std::filesystem::exists(target));
-      links++;
+    for (std::string path; !(path = next_between(text, "<!-- from ", " -->", at)).empty(); quotes++) {
+      const std::string quote = next_between(text, "```cpp\n", "```\n", at);
+      INFO(page << ", from " << path << "\n" << quote);
+      REQUIRE(quote.size() > 40);
+      REQUIRE(contents(path).find(quote) != std::string::npos);
     }
-    REQUIRE(links > least);
+  }
+  REQUIRE(quotes >= 3);
+}
+
+TEST_CASE("readme: every link of a page leads to a file, and to a heading where it names one", "[readme]") {
+  size_t files = 0, headings = 0;
+  for (const std::string& page : pages())
+    for (const std::string& target : links(page)) {
+      if (target.starts_with("http")) continue;
+      INFO(page << " links to " << target);
+      const std::string path = path_of(page, target);
+      REQUIRE(fs::exists(path));
+      files++;
+      const size_t hash = target.find('#');
+      if (hash == std::string::npos) continue;
+      REQUIRE(anchors(path).count(target.substr(hash + 1)) == 1);
+      headings++;
+    }
+  REQUIRE(files > 300);
+  REQUIRE(headings > 10);
+}
+
+TEST_CASE("readme: every file that a page names is there", "[readme]") {
+  const std::regex name("`((core|kernels|layers|training|dataloader|tests|scripts|ptx|docs|results)/[a-z0-9_/.-]+)`");
+  size_t names = 0;
+  for (const std::string& page : pages()) {
+    const std::string text = prose(page);
+    for (std::sregex_iterator m(text.begin(), text.end(), name), end; m != end; ++m, names++) {
+      const std::string path = (*m)[1];
+      INFO(page << " names " << path);
+      REQUIRE(fs::exists(path) != (made_by_a_walk.count(path) == 1));
+    }
+  }
+  REQUIRE(names > 30);
+}
+
+TEST_CASE("readme: every script and every target of make that a page asks for is there", "[readme]") {
+  const std::string makefile = "\n" + contents("Makefile");
+  const std::regex script("(^|[ ;`])(scripts/[a-z_]+\\.(sh|py))"), make("(^|[;&`] *|PATH )make( [^`#;&>]*)?");
+  size_t scripts = 0, targets = 0;
+  const auto look = [&](const std::string& page, const std::string& line) {
+    INFO(page << ": " << line);
+    for (std::sregex_iterator m(line.begin(), line.end(), script), end; m != end; ++m, scripts++)
+      REQUIRE(fs::exists((*m)[2].str()));
+    for (std::sregex_iterator m(line.begin(), line.end(), make), end; m != end; ++m) {
+      std::istringstream words((*m)[2]);
+      for (std::string word; words >> word; targets++) {
+        if (word.find('=') != std::string::npos || word.starts_with("-"))
+          break;  // a variable: what follows may be its value
+        INFO(word);
+        std::smatch test;
+        if (std::regex_match(word, test, std::regex("build/[a-z0-9]+/(test_[a-z0-9_]+|bench)")))
+          REQUIRE(fs::exists("tests/" + test[1].str() + ".cpp"));
+        else
+          REQUIRE(makefile.find("\n" + word + ":") != std::string::npos);
+      }
+    }
+  };
+  for (const std::string& page : pages()) {
+    for (const std::string& line : shell_lines(page)) look(page, line);
+    const std::string text = prose(page);
+    size_t at = 0;
+    for (std::string span; !(span = next_between(text, "`", "`", at)).empty();)
+      if (span.find('\n') == std::string::npos) look(page, "`" + span);
+  }
+  REQUIRE(scripts > 30);
+  REQUIRE(targets > 15);
+}
+
+TEST_CASE("readme: it is short, and nothing is folded on any page", "[readme]") {
+  const std::string readme = contents("README.md");
+  REQUIRE(std::count(readme.begin(), readme.end(), '\n') <= 250);
+  for (const std::string& page : pages()) {
+    INFO(page);
+    REQUIRE(contents(page).find("<details") == std::string::npos);
+    if (page.starts_with("docs/")) REQUIRE(readme.find("](" + page) != std::string::npos);
   }
 }
 
-TEST_CASE("readme: its map names every file of training/ and dataloader/", "[readme]") {
-  const std::string readme = contents("README.md");
-  const size_t begin = readme.find("<summary>The files of training/ and dataloader/</summary>");
-  REQUIRE(begin != std::string::npos);
-  const std::string map = readme.substr(begin, readme.find("</details>", begin) - begin);
-  for (const char* folder : {"training", "dataloader"})
-    for (const auto& file : std::filesystem::recursive_directory_iterator(folder)) {
-      if (file.is_directory()) continue;
-      INFO(file.path());  // as `name` or, where one file alone is meant, with its ending
-      const std::string quoted = "`" + file.path().stem().string();
-      REQUIRE((map.find(quoted + "`") != std::string::npos || map.find(quoted + ".") != std::string::npos));
+TEST_CASE("readme: its map has every room, and the reading path every file of training/ and dataloader/", "[readme]") {
+  const std::string readme = contents("README.md"), path = contents("docs/reading.md");
+  const size_t map = readme.find("\n## Map\n"), files = path.find("\n## The files of training/ and dataloader/\n");
+  REQUIRE(map != std::string::npos);
+  REQUIRE(files != std::string::npos);
+  const std::string floors = readme.substr(map, readme.find("\n## ", map + 1) - map);
+  const std::string table = path.substr(files, path.find("\n## ", files + 1) - files);
+  for (const char* floor : {"core", "kernels", "layers", "dataloader", "training", "ptx"}) {
+    INFO(floor);
+    REQUIRE(floors.find("\n" + std::string(floor) + "/") != std::string::npos);
+    for (const auto& file : fs::recursive_directory_iterator(floor)) {
+      INFO(file.path());
+      if (file.is_directory()) {
+        REQUIRE(floors.find("\n  " + file.path().filename().string() + "/ ") != std::string::npos);
+      } else if (floor == std::string("training") || floor == std::string("dataloader")) {
+        // as `name` or, where one file alone is meant, with its ending, in a row of its folder
+        const std::string row = "\n| " + file.path().parent_path().generic_string() + "/ |";
+        const std::string quoted = "`" + file.path().stem().string();
+        bool named = false;
+        for (size_t at = 0; (at = table.find(row, at)) != std::string::npos; at++) {
+          const std::string line = table.substr(at, table.find('\n', at + 1) - at);
+          named |= line.find(quoted + "`") != std::string::npos || line.find(quoted + ".") != std::string::npos;
+        }
+        REQUIRE(named);
+      }
     }
+  }
+}
+
+TEST_CASE("readme: the glossary quotes the line that defines a word", "[readme]") {
+  std::istringstream text(contents("docs/glossary.md"));
+  const std::regex definition("  \\[([^\\]]+)\\]\\(\\.\\./([^)]+)\\): `(.+)`");
+  size_t words = 0, definitions = 0;
+  for (std::string line; std::getline(text, line);) {
+    INFO(line);
+    words += line.starts_with("- **");
+    std::smatch m;
+    if (!std::regex_match(line, m, definition)) continue;
+    REQUIRE(words == ++definitions);
+    REQUIRE(m[1] == m[2]);
+    REQUIRE(contents(m[2]).find(m[3]) != std::string::npos);
+  }
+  REQUIRE(words == definitions);
+  REQUIRE(words > 30);
+}
+
+// "14.3" as a table that counts in shares has it: "0.143".
+static std::string as_share(const std::string& percent) {
+  const size_t point = percent.find('.');
+  const size_t decimals = point == std::string::npos ? 0 : percent.size() - point - 1;
+  char text[32];
+  snprintf(text, sizeof text, "%.*f", int(decimals + 2), std::stod(percent) / 100);
+  return text;
+}
+
+TEST_CASE("readme: what a claim came to is what its table in results/ says", "[readme]") {
+  std::istringstream text(contents("docs/claims.md"));
+  const std::regex result("results/([a-z0-9-]+)\\.(minutes|hours)\\.md"),
+      number("[+-]?[0-9]+(\\.[0-9]+)?( ± [0-9]+(\\.[0-9]+)?)?");
+  size_t rows = 0, numbers = 0;
+  bool table = false;
+  for (std::string line; std::getline(text, line);) {
+    if (!line.starts_with("|")) table = false;
+    const bool heading = line.starts_with("| what the papers say |");
+    if (heading || (table && line.starts_with("|---"))) table = true;
+    if (!table || heading || line.starts_with("|---")) continue;
+    INFO(line);
+    for (size_t at; (at = line.find("−")) != std::string::npos;) line.replace(at, 3, "-");
+    std::smatch named;
+    REQUIRE(std::regex_search(line, named, result));
+    std::vector<std::string> cells;
+    std::istringstream row(std::regex_replace(line, std::regex("\\\\\\|"), "/"));
+    for (std::string cell; std::getline(row, cell, '|');) cells.push_back(cell);
+    REQUIRE(cells.size() == 5);  // nothing, claim, theirs, minutes, hours
+    for (const auto& [column, scale] : {std::pair(3, "minutes"), std::pair(4, "hours")}) {
+      const std::string page = contents("results/" + named[1].str() + "." + scale + ".md");
+      for (std::sregex_iterator m(cells[column].begin(), cells[column].end(), number), end; m != end; ++m, numbers++) {
+        const std::string found = m->str(), other = found.substr(0, found.find(" ±"));
+        const size_t spread = found.find("± ");
+        const std::string share =
+            as_share(other) + (spread == std::string::npos ? "" : " ± " + as_share(found.substr(spread + 3)));
+        INFO(scale << ": " << found);
+        REQUIRE((page.find(" " + found + " ") != std::string::npos || page.find(found + " %") != std::string::npos ||
+                 page.find(" " + share + " ") != std::string::npos));
+      }
+    }
+    rows++;
+  }
+  REQUIRE(rows == 13);
+  REQUIRE(numbers > 25);
 }
 
 TEST_CASE("readme: its picture is what the script draws", "[readme]") {
   REQUIRE(contents("README.md").find("scripts/architecture.svg") != std::string::npos);
-  REQUIRE(std::filesystem::exists("scripts/architecture.svg"));
+  REQUIRE(fs::exists("scripts/architecture.svg"));
   if (std::system("python3 --version >/dev/null 2>&1") != 0) {
     WARN("no python3 here: that the picture is the script's was not looked at");
     return;

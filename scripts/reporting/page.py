@@ -88,7 +88,7 @@ def introduction(runs):
     common, _ = flags_of(runs)
     flags = f" with {flags_html(common)}" if common else ""
     return (f"<p>Runs of gated.cu{flags}. Layers, heads, tokens and dimensions count from 0. h is the residual stream, o what attention "
-            "puts out, λ the weight of a norm. What each measure is: README, “What a run shows of its model”.</p>")
+            "puts out, λ the weight of a norm. What each measure is: docs/inspect.md, “What a run shows of its model”.</p>")
 
 
 def page(runs):

@@ -54,23 +54,26 @@ static std::string linked(const std::vector<Flag::Choice>& choices) {
   for (size_t i = 0; i < choices.size(); i++) {
     const std::string &value = choices[i].value, &file = choices[i].file;
     text += format("%s`%s`", i ? ", " : "", value.c_str());
-    if (i + 1 == choices.size() || choices[i + 1].file != file) text += format(" [%s](%s)", file.c_str(), file.c_str());
+    if (i + 1 == choices.size() || choices[i + 1].file != file)
+      text += format(" [%s](../%s)", file.c_str(), file.c_str());
   }
   return text;
 }
 
 std::string flag_map_markdown() {
   Config defaults;
-  std::string text;
+  std::string text =
+      "# Flags\n\nWritten by `./train --flag-map > docs/flags.md`, and a test holds the two together. `./train --help` "
+      "is the "
+      "short\nlist, `./train --help=norm` says what one flag does.\n";
   for (const Section& section : sections(defaults)) {
-    text += format("<details><summary><b>%s</b></summary>\n\n", section.heading);
+    text += format("\n## %s\n\n", section.heading);
     text += "| flag | default | allowed | meaning |\n|---|---|---|---|\n";
     for (const Flag& f : section.flags) {
       const std::string value = f.get().empty() ? "" : format("`%s`", f.get().c_str());
       const std::string allowed = f.choices.empty() ? cell(f.allowed) : linked(f.choices);
       text += format("| `%s` | %s | %s | %s |\n", f.name.c_str(), value.c_str(), allowed.c_str(), cell(f.help).c_str());
     }
-    text += "\n</details>\n";
   }
   return text;
 }

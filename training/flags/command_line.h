@@ -1,11 +1,11 @@
-// command_line: the flag table (training/flags/flags.h) on a command line, as help, and as the README's flag map.
+// command_line: the flag table (training/flags/flags.h) on a command line, as help, and as docs/flags.md.
 // tests/test_flags.cpp
 #pragma once
 #include "training/flags/flags.h"
 
 namespace gated {
 
-// The flag map of the README: every flag, its default, what it allows, and the file behind each named value.
+// docs/flags.md: every flag, its default, what it allows, and the file behind each named value.
 std::string flag_map_markdown();
 
 // --help, in lines of at most `width`: the flags that one starts with; of a topic, every flag that has the word in its name or in
