@@ -440,9 +440,10 @@ def write_index(folder):
                          *([str(n) for n in counts] if any(counts) else [""] * len(SIGNS))])
     heading = ["table", "scale", "seeds", *SIGNS.values()]
     with open(os.path.join(folder, "README.md"), "w") as file:
-        file.write("\n".join(["# The papers' tables at a small scale", "", "`scripts/tables.py` trains the rows and writes the tables and this page. A gap "
-                               "between two rows has a sign, which agrees with the paper's or does not. A JSON file beside each table holds every run's flags and "
-                               "fingerprints.", "", PAPERS, "",
+        file.write("\n".join(["# The papers' tables at a small scale", "",
+                               "`scripts/tables.py` trains the rows and writes the tables and this page. A gap between two rows has a sign, "
+                               "which agrees with the paper's or does not. A JSON file beside each table holds every run's flags and "
+                               "fingerprints. [How to rerun them](../docs/tables.md), [what they say](../docs/claims.md).", "", PAPERS, "",
                                *markdown(heading, rows)]) + "\n")
 
 

@@ -19,6 +19,7 @@
 #include <omp.h>
 
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -881,6 +882,21 @@ std::string names_of_parts() {
   return names;
 }
 
+// As /proc/cpuinfo calls it.
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(": ") + 2);
+  return "unknown CPU";
+}
+
+std::string today() {  // as 2026-11-21, in universal time
+  const std::time_t now = std::time(nullptr);
+  char text[16];
+  std::strftime(text, sizeof text, "%F", std::gmtime(&now));
+  return text;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -901,6 +917,8 @@ int main(int argc, char** argv) try {
   if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), ceilings.fma * 1e-9);
   printf(", copy %.1f GB/s\n", ceilings.copy * 1e-9);
   results = {{"device", name_of(device)},
+             {"cpu", cpu_model()},
+             {"date", today()},
              {"threads", omp_get_max_threads()},
              {"fma_peak_gflops", ceilings.fma * 1e-9},
              {"copy_gb_per_s", ceilings.copy * 1e-9},

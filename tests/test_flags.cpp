@@ -383,7 +383,7 @@ TEST_CASE("flags: every ./train of the pages is accepted", "[readme]") {
       for (size_t i = begin + 8; i < line.size() && line[i] != '#'; i++) {
         if (line[i] == '\'')
           quoted = !quoted;
-        else if (line[i] == ' ' && !quoted)
+        else if ((line[i] == ' ' || line[i] == '\n') && !quoted)
           words.push_back("");
         else
           words.back() += line[i] == '$' ? '1' : line[i];

@@ -1,7 +1,7 @@
 // readme: the pages are true to the files. What README.md and docs/ quote stands in the file that they name; their links,
 // anchors, file names and commands are there; README is short and its map whole; the glossary's lines are those of the
-// source; the figures of docs/claims.md are those of results/; and README's first picture is drawn by
-// scripts/draw_architecture.py. (The flags in their commands and tables, and docs/flags.md: tests/test_flags.cpp. The
+// source; the figures of docs/claims.md are those of results/; and scripts draw README's first picture and write the tables
+// of docs/performance.md. (The flags in their commands and tables, and docs/flags.md: tests/test_flags.cpp. The
 // fingerprints: tests/test_golden.cpp.)
 #include <cctype>
 #include <cstdio>
@@ -247,12 +247,13 @@ TEST_CASE("readme: what a claim came to is what its table in results/ says", "[r
   REQUIRE(numbers > 25);
 }
 
-TEST_CASE("readme: its picture is what the script draws", "[readme]") {
+TEST_CASE("readme: its picture and the tables of the benchmark are what the scripts write", "[readme]") {
   REQUIRE(contents("README.md").find("scripts/architecture.svg") != std::string::npos);
   REQUIRE(fs::exists("scripts/architecture.svg"));
   if (std::system("python3 --version >/dev/null 2>&1") != 0) {
-    WARN("no python3 here: that the picture is the script's was not looked at");
+    WARN("no python3 here: that the picture and the tables are the scripts' was not looked at");
     return;
   }
   REQUIRE(std::system("python3 scripts/draw_architecture.py --check") == 0);
+  REQUIRE(std::system("python3 scripts/bench_tables.py --check") == 0);
 }
