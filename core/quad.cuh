@@ -1,8 +1,8 @@
 // quad: four neighbouring elements of a row, as one thread holds them.
 //
-// What it is for: kernels/activation.cu, with a drawing. `load_quad(row, i, n)` reads elements i to i+3 at once where the
-// rows of an array stand on 16-byte boundaries (n a multiple of 4), and one by one where they do not. Four bf16 are 8
-// bytes. A Quad holds them widened, and store_quad rounds them to nearest even.
+// What it is for: kernels/activation.cu, with a drawing. `load_quad(row, i, n)` reads elements i to i+3 at once where
+// the rows of an array stand on 16-byte boundaries (n a multiple of 4), and one by one where they do not. Four bf16 are
+// 8 bytes. A Quad holds them widened, and store_quad rounds them to nearest even.
 #pragma once
 #include "core/bf16.cuh"
 #include "core/context.cuh"

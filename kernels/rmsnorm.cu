@@ -84,9 +84,9 @@ IN_FLOAT_AND_DOUBLE(rmsnorm_backward_ref);
 // it in a cache, L1 or L2. The memory bus: forward 8 bytes an element (x, y), backward 12 (dy, x, dx). In bf16 it is
 // half.
 //
-// x, w and dx are what the kernel is given: x.first(row, i) is the Quad of columns i to i+3, x.again the same in a later
-// pass, w(i) that of the weights, and dx.store stores one. For RMSNorm itself that is all. The general form, further down,
-// puts functions that do more in their place.
+// x, w and dx are what the kernel is given: x.first(row, i) is the Quad of columns i to i+3, x.again the same in a
+// later pass, w(i) that of the weights, and dx.store stores one. For RMSNorm itself that is all. The general form,
+// further down, puts functions that do more in their place.
 
 template <class S, class X, class W>
 __global__ void __launch_bounds__(rows_block)
