@@ -337,7 +337,7 @@ rehearsal: $(GPU_TESTS:%=$(REHEARSAL)/%) $(REHEARSAL)/train  ## gpu-check withou
 	@scripts/gpu_check.py --rehearsal $(BUILD)/rehearsal.json $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%); code=$$?; \
 	[ ! -s $(BUILD)/rehearsal.json ] || cp $(BUILD)/rehearsal.json results/; exit $$code
 ptx: $(REHEARSAL)/kernels.ptx  ## a kernel as nvcc makes it, below the lines of its source: make ptx KERNEL=rmsnorm_forward_kernel
-	@ptx/show.py "$(KERNEL)" $<
+	@ptx/show.py "$(KERNEL)" $(KERNEL_UNITS:%=$(REHEARSAL)/units/%.ptx)
 rehearsal: export CHECK_SECONDS ?= 3600
 rehearsal: export JOBS ?= $(shell nproc)
 rehearsal: export GATED_GUARD = off
