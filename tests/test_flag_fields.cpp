@@ -170,6 +170,9 @@ const Row rows[] = {
     FIELD("--lr=0.5", "", c.schedule.peak == 0.5f),
     FIELD("--min-lr=0.00025", "", c.schedule.final == 0.00025f),
     FIELD("--warmup=7", "", c.schedule.warmup == 7),
+    FIELD("--schedule=cosine", "", c.schedule.kind == ScheduleKind::cosine),
+    FIELD("--schedule=wsd", "", c.schedule.kind == ScheduleKind::wsd),
+    FIELD("--decay=7", "--schedule=wsd", c.schedule.decay == 7),
     FIELD("--beta1=0.75", "", c.adamw.beta1 == 0.75f),
     FIELD("--beta2=0.5", "", c.adamw.beta2 == 0.5f),
     FIELD("--adam-eps=0.125", "", c.adamw.epsilon == 0.125f),
@@ -337,9 +340,9 @@ TEST_CASE("flag fields: which flags change the weights, and which the architectu
       "--top-p",         "--generate",     "--prompt",    "--prompt-tokens", "--tokens",
       "--samples",       "--tokenizer",    "--choices",   "--recompute",     "--graph"};
   const std::set<std::string> of_no_model = {
-      "--data",          "--val-data", "--val-fraction", "--vocab",  "--seed",   "--steps", "--batch",
-      "--micro-batches", "--lr",       "--min-lr",       "--warmup", "--beta1",  "--beta2", "--adam-eps",
-      "--weight-decay",  "--clip",     "--precision",    "--mma",    "--matmul", "--tf32"};
+      "--data",         "--val-data",      "--val-fraction", "--vocab",  "--seed",   "--steps", "--batch", "--schedule",
+      "--decay",        "--micro-batches", "--lr",           "--min-lr", "--warmup", "--beta1", "--beta2", "--adam-eps",
+      "--weight-decay", "--clip",          "--precision",    "--mma",    "--matmul", "--tf32"};
   Config config;
   for (const Flag& f : list_flags(config)) {
     INFO(f.name);

@@ -313,7 +313,7 @@ TEST_CASE("schedule: constant, then a line to the final rate; longer runs have i
   REQUIRE((steps_in_common(cosine, longer_cosine) == 10 && steps_in_common(cosine, cosine) == 110));
   REQUIRE((cosine.stable_until() == 0 && Schedule{1.0f, 0.1f, 1, 1, ScheduleKind::wsd, 0}.at(1) == 1.0f));
   const auto decay = [](const char* line) {
-    return config_of_flags(std::string("--schedule=wsd ") + line).schedule.decay;
+    return config_of_flags(std::string("--schedule=wsd ") + line).schedule.decay_steps();
   };
   REQUIRE((decay("--steps=600") == 120 && decay("--steps=1") == 0 && decay("--steps=9 --decay=2") == 2));
   REQUIRE(contains(parse({"--schedule=wsd", "--steps=9", "--warmup=5", "--decay=5"}), "longer than --steps=9"));

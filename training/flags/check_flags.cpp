@@ -104,17 +104,17 @@ void check_gate_flags(const AttentionConfig& a) {
           on_keys      ? "g3"
           : on_queries ? "g4"
                        : "g5");
-  const bool silu = a.gate.op.act == Activation::silu;
-  require(!(kind == GateKind::static_ && multiplies && (silu || a.gate.op.act == Activation::identity)),
+  const Activation act = a.gate.op.act;
+  require(!(kind == GateKind::static_ && multiplies && (act == Activation::silu || act == Activation::identity)),
           "--gate=static with --gate-act=%s: the gate would start at 0 and let nothing through; take "
           "--gate-act=sigmoid or ns-sigmoid",
-          silu ? "silu" : "identity");
+          name_of(act));
 }
 
 void check_norm_flags(const ModelConfig& m) {
   const NormGateConfig& gate = m.norm.gate;
   const Activation act = gate.op.act;
-  const char* name = act == Activation::tanh ? "tanh" : act == Activation::silu ? "silu" : "identity";
+  const char* name = name_of(act);
   const bool starts_near_0 = act != Activation::sigmoid;
   require(!(starts_near_0 && gate.zero_init),
           "--norm-gate-init=zero with --norm-gate-act=%s: the gate would start at 0 and output nothing; take "
@@ -270,14 +270,12 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   if (c.source && !is_given("--min-lr")) s.final = std::min(3e-5f, 0.004f / float(c.model.hidden));
   if (!is_given("--min-lr")) s.final = std::min(s.final, s.peak);
   if (!is_given("--warmup")) s.warmup = std::min(s.warmup, (c.steps + 1) / 2);
-  const bool decays = s.kind == ScheduleKind::wsd;
-  if (decays && !is_given("--decay")) s.decay = std::min(std::max<size_t>(1, c.steps / 5), c.steps - s.warmup);
   s.steps = c.steps;
   require(s.final <= s.peak, "--min-lr=%g is above --lr=%g: the rate falls from --lr to --min-lr", double(s.final),
           double(s.peak));
   require(s.warmup <= c.steps, "--warmup=%zu is longer than --steps=%zu", s.warmup, c.steps);
-  require(!decays || s.warmup + s.decay <= c.steps, "--warmup=%zu and --decay=%zu are longer than --steps=%zu",
-          s.warmup, s.decay, c.steps);
+  require(s.kind != ScheduleKind::wsd || s.warmup + s.decay <= c.steps,
+          "--warmup=%zu and --decay=%zu are longer than --steps=%zu", s.warmup, s.decay, c.steps);
   c.data.seed = c.seed;
   c.data.vocab = c.vocab;
   if (c.vocab) c.model.vocab = c.vocab;

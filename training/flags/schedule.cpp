@@ -10,7 +10,7 @@ float Schedule::at(size_t step) const {
   if (step <= warmup) return float(double(peak) * double(step) / double(warmup));
   if (kind == ScheduleKind::wsd) {
     if (step <= stable_until()) return peak;
-    return float(peak + (double(final) - peak) * double(step - stable_until()) / double(decay));
+    return float(peak + (double(final) - peak) * double(step - stable_until()) / double(decay_steps()));
   }
   const double pi = 3.14159265358979323846;
   const double progress = double(step - warmup) / double(steps - warmup);
@@ -19,6 +19,10 @@ float Schedule::at(size_t step) const {
 
 float rate_of_trained(size_t hidden) {
   return std::min(3e-4f, 0.04f / float(hidden));
+}
+
+size_t Schedule::decay_steps() const {
+  return decay ? decay : std::min(std::max<size_t>(1, steps / 5), steps - warmup);
 }
 
 size_t steps_in_common(const Schedule& a, const Schedule& b) {

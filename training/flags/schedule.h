@@ -19,11 +19,12 @@ struct Schedule {
   float peak = 3e-3f, final = 3e-4f;
   size_t warmup = 200, steps = 600;
   ScheduleKind kind = ScheduleKind::cosine;
-  size_t decay = 0;  // of wsd, at most steps - warmup
+  size_t decay = 0;  // of wsd, at most steps - warmup; 0: a fifth of steps
 
   float at(size_t step) const;
   // The last step before the decay of wsd; 0 for the cosine.
-  size_t stable_until() const { return kind == ScheduleKind::wsd ? steps - decay : 0; }
+  size_t stable_until() const { return kind == ScheduleKind::wsd ? steps - decay_steps() : 0; }
+  size_t decay_steps() const;
 };
 
 // The peak for a model that has learned already, where nobody names one: at 3e-3, with which one begins, it would forget.
