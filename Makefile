@@ -29,7 +29,8 @@ EXACT := -ffp-contract=off -fno-math-errno -fno-trapping-math
 CXXFLAGS ?= -O3 -mprefer-vector-width=512
 # (with these the emulator can follow how a kernel came to a barrier)
 CALLS := -fno-omit-frame-pointer -fno-optimize-sibling-calls
-COMMON := -std=c++20 $(EXACT) -fopenmp -Wall -Wextra -Wno-unknown-pragmas -g1 -I. -MMD -MP
+# A switch over a choice names them all: one that lacks a new choice does not compile.
+COMMON := -std=c++20 $(EXACT) -fopenmp -Wall -Wextra -Werror=switch -Wno-unknown-pragmas -g1 -I. -MMD -MP
 
 ifneq ($(NVCC),)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))

@@ -12,10 +12,10 @@
 //
 // The slope of an activation is its derivative. The code is the exact order of evaluation, and every constant is rounded
 // once to T. The slope of gelu_tanh needs a finite x^2: |x| < 1.8e19.
-// activation_value(act, x) and activation_slope(act, x) choose at run time.
+// A table of them all stands behind the functions: the enum, its names, what each operation and flag takes, and every
+// dispatch follow from it. So a new one is its functions and a row.
 // --gate-act, --norm-gate-act, --ffn, --gelu | tests/test_activation.cpp
 #pragma once
-#include <initializer_list>
 #include <string>
 #include <type_traits>
 
@@ -23,14 +23,6 @@
 #include "core/math.cuh"
 
 namespace gated {
-
-enum class Activation { identity, sigmoid, ns_sigmoid, silu, tanh, gelu_tanh, gelu_erf, relu2 };
-
-inline const char* name_of(Activation act) {
-  constexpr const char* names[] = {"identity", "sigmoid",   "ns_sigmoid", "silu",
-                                   "tanh",     "gelu_tanh", "gelu_erf",   "relu2"};
-  return names[int(act)];
-}
 
 // ---- one after the other (the values of sigmoid and tanh are exact_sigmoid and exact_tanh, core/math.cuh)
 
@@ -113,65 +105,94 @@ HD T relu2_slope(T x) {
   return r + r;
 }
 
+// ---- the table
+
+// What may take an activation.
+enum ActivationUse : unsigned {
+  attention_gate = 1,  // --gate-act
+  norm_gate = 2,       // --norm-gate-act
+  any_gate = 3,        // kernels/gate.h
+  of_glu = 4,          // kernels/glu.h
+  of_plain = 8         // kernels/activation.h
+};
+
+// row(enumerator, name in flags and messages, value and slope at x, uses, what --help says), in the order of --help.
+// clang-format off
+#define ACTIVATIONS(row)                                                                                               \
+  row(sigmoid,    "sigmoid",    exact_sigmoid(x), sigmoid_slope(x),    any_gate | of_glu,            "1 / (1 + e^-z)") \
+  row(tanh,       "tanh",       exact_tanh(x),    tanh_slope(x),       norm_gate,                    "tanh z")         \
+  row(silu,       "silu",       silu(x),          silu_slope(x),       any_gate | of_glu | of_plain, "z sigmoid(z)")   \
+  row(ns_sigmoid, "ns-sigmoid", ns_sigmoid(x),    ns_sigmoid_slope(x), attention_gate,                                   \
+      "(1 + sigmoid z) / 2: never sparse")                                                                             \
+  row(identity,   "identity",   x,                T(1),                any_gate,                     "z")              \
+  row(gelu_tanh,  "gelu_tanh",  gelu_tanh(x),     gelu_tanh_slope(x),  of_glu | of_plain,            "GPT-2's GELU")   \
+  row(gelu_erf,   "gelu_erf",   gelu_erf(x),      gelu_erf_slope(x),   of_glu | of_plain,            "GELU")           \
+  row(relu2,      "relu2",      relu2(x),         relu2_slope(x),      of_plain,                     "max(z, 0)^2")
+// clang-format on
+
+#define ENUMERATOR(act, ...) act,
+enum class Activation { ACTIVATIONS(ENUMERATOR) };
+#undef ENUMERATOR
+
+struct ActivationRow {
+  Activation act;
+  const char* name;
+  unsigned uses;
+  const char* meaning;
+};
+#define ROW(act, name, value, slope, uses, meaning) {Activation::act, name, uses, meaning},
+constexpr ActivationRow activations[] = {ACTIVATIONS(ROW)};
+#undef ROW
+
+inline const char* name_of(Activation act) {
+  return activations[int(act)].name;
+}
+
 // ---- chosen at run time. All threads of a kernel take the same branch, so the choice costs little beside a load.
 
+#define VALUE(act, name, value, ...) \
+  case Activation::act: return value;
 template <class T>
 HD T activation_value(Activation act, T x) {
-  switch (act) {
-    case Activation::identity: break;
-    case Activation::sigmoid: return exact_sigmoid(x);
-    case Activation::ns_sigmoid: return ns_sigmoid(x);
-    case Activation::silu: return silu(x);
-    case Activation::tanh: return exact_tanh(x);
-    case Activation::gelu_tanh: return gelu_tanh(x);
-    case Activation::gelu_erf: return gelu_erf(x);
-    case Activation::relu2: return relu2(x);
-  }
+  switch (act) { ACTIVATIONS(VALUE) }
   return x;
 }
+#undef VALUE
 
+#define SLOPE(act, name, value, slope, ...) \
+  case Activation::act: return slope;
 template <class T>
 HD T activation_slope(Activation act, T x) {
-  switch (act) {
-    case Activation::identity: break;
-    case Activation::sigmoid: return sigmoid_slope(x);
-    case Activation::ns_sigmoid: return ns_sigmoid_slope(x);
-    case Activation::silu: return silu_slope(x);
-    case Activation::tanh: return tanh_slope(x);
-    case Activation::gelu_tanh: return gelu_tanh_slope(x);
-    case Activation::gelu_erf: return gelu_erf_slope(x);
-    case Activation::relu2: return relu2_slope(x);
-  }
+  switch (act) { ACTIVATIONS(SLOPE) }
   return T(1);
 }
+#undef SLOPE
+
+// A loop vectorises only where the compiler knows the activation: in a loop over activation_value(act, x), with `act` a
+// constant, nothing is left of the switch. This calls f with the constant, which is one of those for `uses`:
+//   with_known_activation<of_plain>(act, [&](auto known) { loop<known>(y, x, n); });
+#define CALL(act, name, value, slope, for_uses, ...)                                                \
+  case Activation::act:                                                                             \
+    if constexpr (((for_uses)&uses) != 0) f(std::integral_constant<Activation, Activation::act>{}); \
+    return;
+#pragma nv_exec_check_disable
+template <unsigned uses, class F>
+HD void with_known_activation(Activation chosen, F f) {
+  switch (chosen) { ACTIVATIONS(CALL) }
+}
+#undef CALL
 
 // ---- on the host
 
-// Refuses an activation that an operation does not take, and says which it takes.
-inline void require_activation(const char* operation, Activation act, std::initializer_list<Activation> allowed) {
+// Refuses an activation that is not for these uses, and says which are.
+inline void require_activation(const char* operation, Activation act, unsigned uses) {
   std::string names;
-  for (Activation a : allowed) {
-    if (a == act) return;
-    names += std::string(" ") + name_of(a);
+  for (const ActivationRow& a : activations) {
+    if (!(a.uses & uses)) continue;
+    if (a.act == act) return;
+    names += std::string(" ") + a.name;
   }
   fail("%s: act is %s, expected one of:%s", operation, name_of(act), names.c_str());
-}
-
-// A loop of the CPU vectorises only where the compiler knows the activation: in a loop over activation_value(act, x), with
-// `act` a constant, nothing is left of the switch. This calls f with the constant:
-//   with_known_activation(act, [&](auto known) { loop<known>(y, x, n); });
-template <class F>
-void with_known_activation(Activation act, F f) {
-  switch (act) {
-    case Activation::identity: return f(std::integral_constant<Activation, Activation::identity>{});
-    case Activation::sigmoid: return f(std::integral_constant<Activation, Activation::sigmoid>{});
-    case Activation::ns_sigmoid: return f(std::integral_constant<Activation, Activation::ns_sigmoid>{});
-    case Activation::silu: return f(std::integral_constant<Activation, Activation::silu>{});
-    case Activation::tanh: return f(std::integral_constant<Activation, Activation::tanh>{});
-    case Activation::gelu_tanh: return f(std::integral_constant<Activation, Activation::gelu_tanh>{});
-    case Activation::gelu_erf: return f(std::integral_constant<Activation, Activation::gelu_erf>{});
-    case Activation::relu2: return f(std::integral_constant<Activation, Activation::relu2>{});
-  }
 }
 
 }  // namespace gated

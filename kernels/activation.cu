@@ -92,8 +92,7 @@ __global__ void __launch_bounds__(elementwise_block)
 // with_storage() calls the function that follows with a value of that type, for which S then stands.
 
 void require_plain_activation(const char* operation, Activation act) {
-  require_activation(operation, act,
-                     {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf, Activation::relu2});
+  require_activation(operation, act, of_plain);
 }
 
 void activation_forward(Reals y, ConstReals x, size_t n, Activation act, Context& ctx) {

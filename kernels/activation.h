@@ -6,7 +6,7 @@
 
 namespace gated {
 
-// act: silu, gelu_tanh, gelu_erf or relu2; another is refused.
+// act: silu, gelu_tanh, gelu_erf or relu2: one for of_plain (core/nonlinear.cuh); another is refused.
 void require_plain_activation(const char* operation, Activation act);
 
 // y (n) = act(x (n)). y may be x.

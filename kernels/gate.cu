@@ -145,9 +145,7 @@ __global__ void __launch_bounds__(rows_block)
 // ---- launchers
 
 void require_gate(const char* operation, const GateOp& op) {
-  require_activation(
-      operation, op.act,
-      {Activation::sigmoid, Activation::ns_sigmoid, Activation::silu, Activation::tanh, Activation::identity});
+  require_activation(operation, op.act, any_gate);
 }
 
 static void require_gate_shape(const char* operation, size_t C, size_t group, const GateOp& op) {

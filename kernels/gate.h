@@ -8,7 +8,7 @@ namespace gated {
 
 // How a score is made, s = scale*act(z), and how it meets x: y = x*s, or y = x + s when additive.
 struct GateOp {
-  Activation act = Activation::sigmoid;  // sigmoid, ns_sigmoid, silu, tanh or identity; another is refused
+  Activation act = Activation::sigmoid;  // one for any_gate; another is refused
   bool additive = false;
   float scale = 1;
 };

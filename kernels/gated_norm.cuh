@@ -101,21 +101,10 @@ __device__ inline void store_tile(float* tile, const Quads& q) {
     store_quad<true>(tile + (warp_offset() + k) * pitch, lane_column(), chunk, q.row[k]);
 }
 
-// f(constant of op.act): one choice for all eight elements, not one for each.
-template <class F>
-__device__ inline void with_gate_activation(const GateOp& op, F f) {
-  switch (op.act) {
-    case Activation::sigmoid: return f(std::integral_constant<Activation, Activation::sigmoid>());
-    case Activation::ns_sigmoid: return f(std::integral_constant<Activation, Activation::ns_sigmoid>());
-    case Activation::silu: return f(std::integral_constant<Activation, Activation::silu>());
-    case Activation::tanh: return f(std::integral_constant<Activation, Activation::tanh>());
-    default: return f(std::integral_constant<Activation, Activation::identity>());
-  }
-}
-
+// (One choice of the activation for all eight elements, not one for each.)
 __device__ inline Quads scores(const GateOp& op, const Quads& z) {
   Quads s;
-  with_gate_activation(op, [&](auto act) {
+  with_known_activation<any_gate>(op.act, [&](auto act) {
     s = quads([&](int k, int e) { return op.scale * activation_value(decltype(act)::value, z.row[k].v[e]); });
   });
   return s;
@@ -123,7 +112,7 @@ __device__ inline Quads scores(const GateOp& op, const Quads& z) {
 
 __device__ inline Quads slopes(const GateOp& op, const Quads& z) {
   Quads s;
-  with_gate_activation(op, [&](auto act) {
+  with_known_activation<any_gate>(op.act, [&](auto act) {
     s = quads([&](int k, int e) { return op.scale * activation_slope(decltype(act)::value, z.row[k].v[e]); });
   });
   return s;
@@ -131,7 +120,7 @@ __device__ inline Quads slopes(const GateOp& op, const Quads& z) {
 
 // Both at once, so that what they share is computed once.
 __device__ inline void scores_and_slopes(Quads& s, Quads& slope, const GateOp& op, const Quads& z) {
-  with_gate_activation(op, [&](auto act) {
+  with_known_activation<any_gate>(op.act, [&](auto act) {
     each_element([&](int k, int e) {
       s.row[k].v[e] = op.scale * activation_value(decltype(act)::value, z.row[k].v[e]);
       slope.row[k].v[e] = op.scale * activation_slope(decltype(act)::value, z.row[k].v[e]);

@@ -128,8 +128,7 @@ __global__ void __launch_bounds__(elementwise_block)
 // ---- launchers
 
 void require_glu_activation(const char* operation, Activation act) {
-  require_activation(operation, act,
-                     {Activation::sigmoid, Activation::silu, Activation::gelu_tanh, Activation::gelu_erf});
+  require_activation(operation, act, of_glu);
 }
 
 void glu_forward(Reals y, ConstReals g, ConstReals u, size_t n, Activation act, Context& ctx) {

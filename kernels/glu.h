@@ -6,7 +6,8 @@
 
 namespace gated {
 
-// act: sigmoid (GLU), silu (SwiGLU), gelu_tanh or gelu_erf (GEGLU); another is refused.
+// act: one for of_glu (core/nonlinear.cuh): sigmoid (GLU), silu (SwiGLU), gelu_tanh or gelu_erf (GEGLU); another is
+// refused.
 void require_glu_activation(const char* operation, Activation act);
 
 // y (n) = act(g (n)) * u (n). y may be g or u.

@@ -23,12 +23,12 @@
 #include "kernels/bf16/attention_bf16.h"
 #include "kernels/decode/cached_attention.h"
 #include "kernels/decode/cached_attention_bf16.h"
-#include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
-#include "kernels/sinks.h"
+#include "layers/attention_parts.cuh"
 #include "layers/gating.cuh"
 #include "layers/switch_head.cuh"
 #include "layers/linear.cuh"
+#include "layers/maybe.cuh"
 #include "layers/mixer.h"
 
 namespace gated {
@@ -38,13 +38,18 @@ class Attention final : public Mixer {
   Attention(const AttentionConfig& config, size_t C)
       : config_(config),
         C_(C),
+        k_experts_(config.head_experts.E > 0 && config.head_experts.of == HeadExpertsOf::kv, config.head_experts, "k",
+                   C, config.KVH, config.D),
+        v_experts_(config.head_experts.E > 0, config.head_experts, "v", C, config.KVH, config.D),
         wq_(C, config.H * config.D, config.bias != AttentionBias::none),
-        wk_(C, config.KVH * experts_of_k() * config.D, config.bias != AttentionBias::none),
-        wv_(C, config.KVH * experts_of_v() * config.D, config.bias != AttentionBias::none),
+        wk_(C, made_for(k_experts_) * config.D, config.bias != AttentionBias::none),
+        wv_(C, made_for(v_experts_) * config.D, config.bias != AttentionBias::none),
         wo_(config.H * config.D, C, config.bias == AttentionBias::all, config.out_init),
         gate_(make_gate(config, C)),
-        k_experts_(config.head_experts, "k", C, config.KVH, config.D),
-        v_experts_(config.head_experts, "v", C, config.KVH, config.D) {}
+        q_norm_(config.qk_norm, config, config.H),
+        k_norm_(config.qk_norm, config, config.KVH),
+        out_norm_(config.sdpa_out == SdpaOut::groupnorm, config, config.H),
+        first_(config) {}
 
   ConstReals forward(ConstReals x, const Pass& pass) override {
     Range range("attention");
@@ -55,17 +60,17 @@ class Attention final : public Mixer {
     wk_.forward(k_, x, N, ctx);
     wv_.forward(v_, x, N, ctx);
     q_in_ = gated(GatePosition::g4, q_, pass);
-    k_in_ = gated(GatePosition::g3, has_k_experts() ? k_experts_.forward(k_, x, N, ctx) : ConstReals(k_), pass);
+    k_in_ = gated(GatePosition::g3, k_experts_.forward(k_, x, N, ctx), pass);
+    v_seen_ = gated(GatePosition::g2, v_experts_.forward(v_, x, N, ctx), pass);
     norm_and_rotate(pass);
-    v_seen_ = gated(GatePosition::g2, has_v_experts() ? v_experts_.forward(v_, x, N, ctx) : ConstReals(v_), pass);
 
     // Training in fp32 is attend(), then the gate G1, then W_o. Two things are added. Over bf16 the kernel of attention may apply
     // G1 itself (`gate`, which is empty in fp32). In generation (`growing`) new tokens join the KV cache, and after the first
     // forward grow() attends instead of attend().
     const AttentionShape s = shape(pass.batch());
-    if (config_.sink == AttentionSink::kv_bias) kv_bias_logits(sink_logit_, q_seen_, key_bias_.value, s, ctx);
+    first_.forward(q_seen_, s, ctx);
     const bool attends = !pass.growing || pass.growing->begins();
-    const OutputGate gate = attends && gates_output() ? gate_.of_output(o_, x, N, ctx) : OutputGate();
+    const OutputGate gate = attends && gates_output() ? gate_->of_output(o_, x, N, ctx) : OutputGate();
     if (attends) attend(s, gate, ctx);
     if (pass.growing) grow(*pass.growing, pass);
 
@@ -76,7 +81,7 @@ class Attention final : public Mixer {
 
   void recompute(const Pass& pass) override {
     after_attention(pass.N(), pass.ctx);
-    if (has_gate()) gate_.recompute(pass.N(), pass.ctx);
+    if (gate_) gate_->recompute(pass.N(), pass.ctx);
     norm_and_rotate(pass);
   }
 
@@ -89,75 +94,55 @@ class Attention final : public Mixer {
 
     const AttentionShape s = shape(pass.batch());
     attend_backward(dout, s, ctx);
-    if (config_.sink == AttentionSink::learned) sink_backward(sink_.grad, sink_ds_, pass.B, pass.T, config_.H, ctx);
-    if (config_.sink == AttentionSink::kv_bias)
-      kv_bias_backward(key_bias_.grad, value_bias_.grad, sink_p_, sink_ds_, q_seen_, dout, s, ctx);
+    first_.backward(q_seen_, dout, s, ctx);
 
-    norm_and_rotate_backward(dq_, q_norm_, q_in_, q_r_, config_.H, pass);
-    norm_and_rotate_backward(dk_, k_norm_, k_in_, k_r_, config_.KVH, pass);
+    norm_and_rotate_backward(dq_, q_norm_, config_.H, pass);
+    norm_and_rotate_backward(dk_, k_norm_, config_.KVH, pass);
     wq_.backward(dx, accumulate, gated_backward(GatePosition::g4, dq_, pass), x_, N, ctx);
     const ConstReals dk = gated_backward(GatePosition::g3, dk_, pass), dv = gated_backward(GatePosition::g2, dv_, pass);
-    wk_.backward(dx, Accumulate::yes, has_k_experts() ? k_experts_.backward(dk, N, ctx) : dk, x_, N, ctx);
-    wv_.backward(dx, Accumulate::yes, has_v_experts() ? v_experts_.backward(dv, N, ctx) : dv, x_, N, ctx);
-    if (has_k_experts()) k_experts_.backward_hidden(dx, N, ctx);
-    if (has_v_experts()) v_experts_.backward_hidden(dx, N, ctx);
-    if (has_gate()) gate_.backward_hidden(dx, N, ctx);
+    wk_.backward(dx, Accumulate::yes, k_experts_.backward(dk, N, ctx), x_, N, ctx);
+    wv_.backward(dx, Accumulate::yes, v_experts_.backward(dv, N, ctx), x_, N, ctx);
+    each_of([&](auto& part) { part.backward_hidden(dx, N, ctx); }, k_experts_, v_experts_, gate_);
   }
 
   std::string name() const override { return "self_attn"; }
 
   void parameters(const ParameterVisitor& visit) override {
-    const size_t H = config_.H, D = config_.D;
-    const Init one = Init::constant(config_.zero_centred ? 0 : 1);
-    const Decay decay = config_.zero_centred ? Decay::yes : Decay::no;
     wq_.parameters(visit, "q_proj");
     wk_.parameters(visit, "k_proj");
     wv_.parameters(visit, "v_proj");
-    if (has_k_experts()) k_experts_.parameters(visit);
-    if (has_v_experts()) v_experts_.parameters(visit);
-    if (has_gate()) gate_.parameters(visit);
+    each_of([&](auto& part) { part.parameters(visit); }, k_experts_, v_experts_, gate_);
     wo_.parameters(visit, "o_proj");
-    if (config_.qk_norm) {
-      visit(q_norm_, "q_norm.weight", {D}, one, decay, Use::scale);
-      visit(k_norm_, "k_norm.weight", {D}, one, decay, Use::scale);
-    }
-    if (config_.sink == AttentionSink::learned) visit(sink_, "sinks", {H}, Init::normal(), Decay::no, Use::scale);
-    if (config_.sink == AttentionSink::kv_bias) {
-      visit(key_bias_, "kv_bias.key", {H, D}, Init::normal(), Decay::no, Use::scale);
-      visit(value_bias_, "kv_bias.value", {H, D}, Init::normal(), Decay::no, Use::scale);
-    }
-    if (config_.sdpa_out == SdpaOut::groupnorm) visit(out_norm_, "out_norm.weight", {D}, one, decay, Use::scale);
+    if (q_norm_) q_norm_->parameters(visit, "q_norm");
+    if (k_norm_) k_norm_->parameters(visit, "k_norm");
+    first_.parameters(visit);
+    if (out_norm_) out_norm_->parameters(visit, "out_norm");
   }
 
   void readers(const ReaderVisitor& visit) const override {
     for (const Linear* linear : {&wq_, &wk_, &wv_}) linear->reader(visit);
-    if (has_k_experts()) k_experts_.reader(visit);
-    if (has_v_experts()) v_experts_.reader(visit);
-    if (has_gate()) gate_.reader(visit);
+    each_of([&](const auto& part) { part.reader(visit); }, k_experts_, v_experts_, gate_);
   }
 
   void activations(const TensorVisitor& visit, BatchShape batch) override {
     const size_t B = batch.B, T = batch.T, H = config_.H, KVH = config_.KVH, D = config_.D;
     visit(q_, "q", {B, T, H, D});
-    visit(k_, "k", {B, T, KVH * experts_of_k(), D});
-    visit(v_, "v", {B, T, KVH * experts_of_v(), D});
-    if (has_k_experts()) k_experts_.activations(visit, batch.N());
-    if (has_v_experts()) v_experts_.activations(visit, batch.N());
-    if (config_.qk_norm) {
-      visit(q_r_, "q 1/rms", {B, T, H});
-      visit(k_r_, "k 1/rms", {B, T, KVH});
-    }
+    visit(k_, "k", {B, T, made_for(k_experts_), D});
+    visit(v_, "v", {B, T, made_for(v_experts_), D});
+    each_of([&](auto& part) { part.activations(visit, batch.N()); }, k_experts_, v_experts_);
+    if (q_norm_) q_norm_->activations(visit, "q", batch);
+    if (k_norm_) k_norm_->activations(visit, "k", batch);
     if (config_.qk_norm || config_.rope) {
       visit(q_rotated_, "q normed and rotated", {B, T, H, D}, Lifetime::cheap);
       visit(k_rotated_, "k normed and rotated", {B, T, KVH, D}, Lifetime::cheap);
     }
-    if (config_.sink == AttentionSink::kv_bias) visit(sink_logit_, "logit of the kv bias", {B, H, T});
+    first_.activations(visit, batch);
     visit(o_, "weighted values", {B, T, H, D});
     visit(lse_, "logsumexp", {B, H, T});
-    if (config_.sdpa_out == SdpaOut::groupnorm) visit(o_r_, "weighted values 1/rms", {B, T, H});
+    if (out_norm_) out_norm_->activations(visit, "weighted values", batch);
     if (config_.sdpa_out != SdpaOut::plain)
       visit(o_out_, "weighted values, normed or activated", {B, T, H, D}, Lifetime::cheap);
-    if (has_gate()) gate_.activations(visit, batch.N());
+    if (gate_) gate_->activations(visit, batch.N());
     visit(y_, "output", {batch.N(), C_});
   }
 
@@ -167,27 +152,19 @@ class Attention final : public Mixer {
     visit(dq_, "d q", {B, T, H, D});
     visit(dk_, "d k", {B, T, KVH, D});
     visit(dv_, "d v", {B, T, KVH, D});
-    if (has_k_experts()) k_experts_.temporaries(visit, batch.N());
-    if (has_v_experts()) v_experts_.temporaries(visit, batch.N());
-    if (config_.sink != AttentionSink::none) {
-      visit(sink_p_, "attention to the sink", {B, H, T});
-      visit(sink_ds_, "d logit of the sink", {B, H, T});
-    }
-    if (has_gate()) gate_.temporaries(visit, batch.N());
+    first_.temporaries(visit, batch);
+    each_of([&](auto& part) { part.temporaries(visit, batch.N()); }, k_experts_, v_experts_, gate_);
   }
 
   void scratch(ScratchPlan& plan, BatchShape batch) const override {
-    const size_t N = batch.N(), H = config_.H;
+    const size_t N = batch.N();
     for (const Linear* linear : {&wq_, &wk_, &wv_, &wo_}) linear->scratch(plan, N);
-    if (has_k_experts()) k_experts_.scratch(plan, N);
-    if (has_v_experts()) v_experts_.scratch(plan, N);
-    if (has_gate()) gate_.scratch(plan, N);
+    each_of([&](const auto& part) { part.scratch(plan, N); }, k_experts_, v_experts_, gate_);
     const bool narrow = plan.storage == Storage::bf16;
     plan.need((narrow ? attention_bf16_forward_scratch : attention_forward_scratch)(shape(batch), plan.device));
     plan.need((narrow ? attention_bf16_backward_scratch : attention_backward_scratch)(shape(batch), plan.device));
-    plan.kernels_need(rmsnorm_backward_scratch(N * H, config_.D));
-    if (config_.sink == AttentionSink::learned) plan.kernels_need(sink_backward_scratch(batch.B, batch.T, H));
-    if (config_.sink == AttentionSink::kv_bias) plan.kernels_need(kv_bias_backward_scratch(shape(batch)));
+    plan.kernels_need(rmsnorm_backward_scratch(N * config_.H, config_.D));
+    first_.scratch(plan, shape(batch));
   }
 
   void cache(const TensorVisitor& visit, BatchShape most) override {
@@ -204,8 +181,8 @@ class Attention final : public Mixer {
   void inspect(Inspector& inspector, BatchShape batch) const override {
     ConstReals o = config_.sdpa_out == SdpaOut::plain ? o_ : o_out_;
     ConstReals o_gated = config_.gate_at == GatePosition::g1 ? o_seen_ : nullptr;
-    if (has_gate()) gate_.inspect(inspector, batch.N());
-    inspector.attention({q_seen_, k_seen_, v_seen_, lse_, o, o_gated, shape(batch), sink()});
+    if (gate_) gate_->inspect(inspector, batch.N());
+    inspector.attention({q_seen_, k_seen_, v_seen_, lse_, o, o_gated, shape(batch), first_.seen()});
   }
 
   // Scores and weighted values: 2 D FLOPs each for a pair of a query head and a key that it sees, and twice that in the
@@ -216,22 +193,21 @@ class Attention final : public Mixer {
   }
 
  private:
-  bool has_gate() const { return config_.gate_at != GatePosition::none; }
-  bool has_v_experts() const { return config_.head_experts.E > 0; }
-  bool has_k_experts() const { return has_v_experts() && config_.head_experts.of == HeadExpertsOf::kv; }
-  size_t experts_of_v() const { return has_v_experts() ? config_.head_experts.E : 1; }
-  size_t experts_of_k() const { return has_k_experts() ? config_.head_experts.E : 1; }
-  static Gate make_gate(const AttentionConfig& c, size_t C) {
-    const bool kv = c.gate_at == GatePosition::g2 || c.gate_at == GatePosition::g3;
-    if (c.gate_at == GatePosition::g5) return Gate(c.gate, C, 1, C);
-    return Gate(c.gate, C, kv ? c.KVH : c.H, c.D);
+  // The vectors of D that a token's projection to k or v makes: one for every head, or for every expert of a head.
+  size_t made_for(const Maybe<HeadExperts>& experts) const {
+    return config_.KVH * (experts ? config_.head_experts.E : 1);
+  }
+  static Maybe<Gate> make_gate(const AttentionConfig& c, size_t C) {
+    const bool kv = c.gate_at == GatePosition::g2 || c.gate_at == GatePosition::g3,
+               of_y = c.gate_at == GatePosition::g5;
+    return Maybe<Gate>(c.gate_at != GatePosition::none, c.gate, C, of_y ? 1 : kv ? c.KVH : c.H, of_y ? C : c.D);
   }
   // The value at a place of the picture above: after the gate, if the gate is there.
   ConstReals gated(GatePosition place, ConstReals value, const Pass& pass) {
-    return config_.gate_at == place ? gate_.forward(value, x_, pass.N(), pass.ctx) : value;
+    return config_.gate_at == place ? gate_->forward(value, x_, pass.N(), pass.ctx) : value;
   }
   ConstReals gated_backward(GatePosition place, ConstReals d, const Pass& pass) {
-    return config_.gate_at == place ? gate_.backward(d, pass.N(), pass.ctx) : d;
+    return config_.gate_at == place ? gate_->backward(d, pass.N(), pass.ctx) : d;
   }
 
   AttentionShape shape(BatchShape batch) const {
@@ -250,65 +226,48 @@ class Attention final : public Mixer {
     const AttentionShape s = shape(most);
     return {s.B, s.H, s.KVH, s.D, s.reach(), tokens, s.score, s.bias, s.score_dim};
   }
-  Sink sink() const {
-    if (config_.sink == AttentionSink::learned) return {.logit = sink_.value};
-    if (config_.sink == AttentionSink::kv_bias)
-      return {.logit = sink_logit_, .per_query = true, .key = key_bias_.value, .value = value_bias_.value};
-    return {};
-  }
-  RmsnormWeights rms_weights(const Weight& norm) const {
-    return {.w = norm.value, .offset = config_.zero_centred ? 1.0f : 0.0f};
-  }
-
   const RopeTables& angles(const Pass& pass) const { return config_.window_rope ? pass.rope->window : pass.rope->all; }
 
   void norm_and_rotate(const Pass& pass) {
-    q_seen_ = norm_and_rotate(q_rotated_, q_r_, q_in_, q_norm_, config_.H, pass);
-    k_seen_ = norm_and_rotate(k_rotated_, k_r_, k_in_, k_norm_, config_.KVH, pass);
+    q_seen_ = norm_and_rotate(q_rotated_, q_in_, q_norm_, config_.H, pass);
+    k_seen_ = norm_and_rotate(k_rotated_, k_in_, k_norm_, config_.KVH, pass);
   }
   // QK-norm, then rotation, of all heads of q or k. Returns where the result is.
-  ConstReals norm_and_rotate(Reals out, float* r, ConstReals in, const Weight& norm, size_t heads, const Pass& pass) {
-    if (config_.qk_norm) {
-      rmsnorm_forward({.y = out, .r = r}, {.x = in}, rms_weights(norm), pass.N() * heads, config_.D, config_.eps,
-                      pass.ctx);
-      in = out;
-    }
+  ConstReals norm_and_rotate(Reals out, ConstReals in, Maybe<HeadNorm>& norm, size_t heads, const Pass& pass) {
+    in = norm.forward_to(out, in, pass.N(), pass.ctx);
     if (!config_.rope) return in;
     rope_forward(out, in, angles(pass), pass.first_position(), pass.B, pass.T, heads, config_.D, pass.ctx);
     return out;
   }
   // d: gradient after the rotation, replaced by that in front of the norm.
-  void norm_and_rotate_backward(Reals d, const Weight& norm, ConstReals in, const float* r, size_t heads,
-                                const Pass& pass) {
+  void norm_and_rotate_backward(Reals d, Maybe<HeadNorm>& norm, size_t heads, const Pass& pass) {
     if (config_.rope) rope_backward(d, d, angles(pass), 0, pass.B, pass.T, heads, config_.D, pass.ctx);
-    if (config_.qk_norm)
-      rmsnorm_backward({.dx = d, .dw = norm.grad}, d, {.x = in}, rms_weights(norm), r, pass.N() * heads, config_.D,
-                       pass.ctx);
+    norm.backward_to(d, d, pass.N(), pass.ctx);
   }
 
   // Does attention apply G1 itself? Over bf16 arrays it can, where nothing stands between the two.
   bool gates_output() const {
-    return config_.gate_at == GatePosition::g1 && gate_.fits_output_of_attention() &&
+    return config_.gate_at == GatePosition::g1 && gate_->fits_output_of_attention() &&
            config_.sdpa_out == SdpaOut::plain && o_.storage() == Storage::bf16;
   }
   // Over bf16 arrays by tensor cores.
   void attend(const AttentionShape& s, const OutputGate& gate, Context& ctx) {
     if (o_.storage() == Storage::bf16)
-      attention_bf16_forward(o_.as<bf16>(), lse_, q_seen_.as<bf16>(), k_seen_.as<bf16>(), v_seen_.as<bf16>(), s, sink(),
-                             ctx, gate);
+      attention_bf16_forward(o_.as<bf16>(), lse_, q_seen_.as<bf16>(), k_seen_.as<bf16>(), v_seen_.as<bf16>(), s,
+                             first_.seen(), ctx, gate);
     else
-      attention_forward(o_.as<float>(), lse_, q_seen_.as<float>(), k_seen_.as<float>(), v_seen_.as<float>(), s, sink(),
-                        ctx);
+      attention_forward(o_.as<float>(), lse_, q_seen_.as<float>(), k_seen_.as<float>(), v_seen_.as<float>(), s,
+                        first_.seen(), ctx);
   }
   void attend_backward(ConstReals dout, const AttentionShape& s, Context& ctx) {
     if (o_.storage() == Storage::bf16)
-      attention_bf16_backward(dq_.as<bf16>(), dk_.as<bf16>(), dv_.as<bf16>(), sink_p_, sink_ds_, dout.as<bf16>(),
+      attention_bf16_backward(dq_.as<bf16>(), dk_.as<bf16>(), dv_.as<bf16>(), first_.p, first_.ds, dout.as<bf16>(),
                               q_seen_.as<bf16>(), k_seen_.as<bf16>(), v_seen_.as<bf16>(), o_.as<bf16>(), lse_, s,
-                              sink(), ctx);
+                              first_.seen(), ctx);
     else
-      attention_backward(dq_.as<float>(), dk_.as<float>(), dv_.as<float>(), sink_p_, sink_ds_, dout.as<float>(),
-                         q_seen_.as<float>(), k_seen_.as<float>(), v_seen_.as<float>(), o_.as<float>(), lse_, s, sink(),
-                         ctx);
+      attention_backward(dq_.as<float>(), dk_.as<float>(), dv_.as<float>(), first_.p, first_.ds, dout.as<float>(),
+                         q_seen_.as<float>(), k_seen_.as<float>(), v_seen_.as<float>(), o_.as<float>(), lse_, s,
+                         first_.seen(), ctx);
   }
 
   // The new tokens join the cache. One that follows others reads it.
@@ -320,47 +279,44 @@ class Attention final : public Mixer {
       cached_attention_store(keys, values, k_seen_.as<S>(), v_seen_.as<S>(), pass.T, c, pass.ctx);
       if (growing.begins()) return;
       if constexpr (std::is_same_v<S, bf16>)
-        cached_attention_bf16(o_.as<S>(), q_seen_.as<S>(), keys, values, c, sink(), pass.ctx);
+        cached_attention_bf16(o_.as<S>(), q_seen_.as<S>(), keys, values, c, first_.seen(), pass.ctx);
       else
-        cached_attention(o_.as<S>(), q_seen_.as<S>(), keys, values, c, sink(), pass.ctx);
+        cached_attention(o_.as<S>(), q_seen_.as<S>(), keys, values, c, first_.seen(), pass.ctx);
     });
   }
 
   // --sdpa-out: what becomes of o before the gate.
   ConstReals after_attention(size_t N, Context& ctx) {
-    const size_t H = config_.H, D = config_.D;
-    if (config_.sdpa_out == SdpaOut::plain) return o_;
-    if (config_.sdpa_out == SdpaOut::groupnorm)
-      rmsnorm_forward({.y = o_out_, .r = o_r_}, {.x = o_}, rms_weights(out_norm_), N * H, D, config_.eps, ctx);
-    else
-      activation_forward(o_out_, o_, N * H * D, Activation::silu, ctx);
+    switch (config_.sdpa_out) {
+      case SdpaOut::plain: return o_;
+      case SdpaOut::groupnorm: return out_norm_->forward(o_out_, o_, N, ctx);
+      case SdpaOut::silu: activation_forward(o_out_, o_, N * config_.H * config_.D, Activation::silu, ctx);
+    }
     return o_out_;
   }
   ConstReals after_attention_backward(ConstReals d, size_t N, Context& ctx) {
-    const size_t H = config_.H, D = config_.D;
-    if (config_.sdpa_out == SdpaOut::plain) return d;
-    if (config_.sdpa_out == SdpaOut::groupnorm)
-      rmsnorm_backward({.dx = do_, .dw = out_norm_.grad}, d, {.x = o_}, rms_weights(out_norm_), o_r_, N * H, D, ctx);
-    else
-      activation_backward(do_, d, o_, N * H * D, Activation::silu, ctx);
+    switch (config_.sdpa_out) {
+      case SdpaOut::plain: return d;
+      case SdpaOut::groupnorm: return out_norm_->backward(do_, d, N, ctx);
+      case SdpaOut::silu: activation_backward(do_, d, o_, N * config_.H * config_.D, Activation::silu, ctx);
+    }
     return do_;
   }
 
   AttentionConfig config_;
   size_t C_;
+  Maybe<HeadExperts> k_experts_, v_experts_;
   Linear wq_, wk_, wv_, wo_;
-  Gate gate_;
-  HeadExperts k_experts_, v_experts_;
-  Weight q_norm_, k_norm_, sink_, key_bias_, value_bias_, out_norm_;
+  Maybe<Gate> gate_;
+  Maybe<HeadNorm> q_norm_, k_norm_, out_norm_;
+  FirstPosition first_;
 
   // What the forward leaves: tensors of its own, and where the value at each place of the picture lies.
   Reals q_, k_, v_, q_rotated_, k_rotated_, o_, o_out_, y_;
-  float *q_r_ = nullptr, *k_r_ = nullptr, *sink_logit_ = nullptr, *lse_ = nullptr, *o_r_ = nullptr;
+  float* lse_ = nullptr;
   ConstReals x_, q_in_, k_in_, q_seen_, k_seen_, v_seen_, o_seen_;
   Reals cached_k_, cached_v_;  // (B,KVH,slots,D)
-  // The backward's own.
-  Reals do_, dq_, dk_, dv_;
-  float *sink_p_ = nullptr, *sink_ds_ = nullptr;
+  Reals do_, dq_, dk_, dv_;    // the backward's own
 };
 
 }  // namespace gated

@@ -22,6 +22,7 @@
 #pragma once
 #include <memory>
 
+#include "layers/maybe.cuh"
 #include "layers/mixer.h"
 #include "layers/norm.cuh"
 
@@ -51,8 +52,8 @@ class Block {
         channel_mixer_(std::move(channel_mixer)),
         norm1_(post() ? config.ffn_norm : config.attention_norm, C, post() || layer > 0 ? Residual::yes : Residual::no),
         norm2_(post() ? config.attention_norm : config.ffn_norm, C, Residual::yes),
-        token_out_(config.ffn_norm, C, Residual::no),
-        channel_out_(config.ffn_norm, C, Residual::no) {}
+        token_out_(sandwich(), config.ffn_norm, C, Residual::no),
+        channel_out_(sandwich(), config.ffn_norm, C, Residual::no) {}
 
   Hidden forward(Hidden in, const Pass& pass) {
     if (post()) return forward_post(in, pass);
@@ -60,12 +61,11 @@ class Block {
     Context& ctx = pass.ctx;
     ConstReals n1 = norm1_.forward(in.x, in.branch, join(0, pass), N, ctx);
     a_ = token_mixer_->forward(n1, pass);
-    ConstReals a = sandwich() ? token_out_.forward(a_, N, ctx) : a_;
+    ConstReals a = token_out_.forward(a_, N, ctx);
 
     ConstReals n2 = norm2_.forward(joined(norm1_.residual()), a, join(1, pass), N, ctx);
     f_ = channel_mixer_->forward(n2, pass);
-    ConstReals f = sandwich() ? channel_out_.forward(f_, N, ctx) : f_;
-    return {joined(norm2_.residual()), f};
+    return {joined(norm2_.residual()), channel_out_.forward(f_, N, ctx)};
   }
 
   // After a forward of the same batch: writes its cheap activations again (layers/parameters.h).
@@ -75,7 +75,7 @@ class Block {
     if (!post()) norm2_.recompute(N, pass.ctx);
     token_mixer_->recompute(pass);
     channel_mixer_->recompute(pass);
-    if (sandwich()) token_out_.recompute(N, pass.ctx);
+    if (token_out_) token_out_->recompute(N, pass.ctx);
   }
 
   // dh: gradient of the outgoing stream's x, replaced by that of the incoming one. df: gradient of the outgoing branch.
@@ -84,12 +84,10 @@ class Block {
     if (post()) return backward_post(dh, dbranch, pass);
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
-    if (sandwich()) df = channel_out_.backward(d_mixer_out_, df, N, ctx);
-    channel_mixer_->backward(dy_, Accumulate::no, df, pass);
+    channel_mixer_->backward(dy_, Accumulate::no, channel_out_.backward_to(d_mixer_out_, df, N, ctx), pass);
     ConstReals stream = config_.residual ? dh : nullptr;  // the gradient that comes back past the mixers
     ConstReals da = norm2_.backward(dh, dbranch, dy_, stream, N, ctx);
-    if (sandwich()) da = token_out_.backward(d_mixer_out_, da, N, ctx);
-    token_mixer_->backward(dy_, Accumulate::no, da, pass);
+    token_mixer_->backward(dy_, Accumulate::no, token_out_.backward_to(d_mixer_out_, da, N, ctx), pass);
     return norm1_.backward(dh, dbranch, dy_, stream, N, ctx);
   }
 
@@ -97,20 +95,20 @@ class Block {
     const std::string token = token_mixer_->name(), channel = channel_mixer_->name();
     norm1_.parameters(visit.under("input_layernorm."));
     token_mixer_->parameters(visit.under(token + "."));
-    if (sandwich()) token_out_.parameters(visit.under(token + "_out_layernorm."));
+    if (token_out_) token_out_->parameters(visit.under(token + "_out_layernorm."));
     norm2_.parameters(visit.under("post_attention_layernorm."));
     channel_mixer_->parameters(visit.under(channel + "."));
-    if (sandwich()) channel_out_.parameters(visit.under(channel + "_out_layernorm."));
+    if (channel_out_) channel_out_->parameters(visit.under(channel + "_out_layernorm."));
   }
   // What the block hands on is not cheap: the next one reads it.
   void activations(const TensorVisitor& visit, BatchShape batch) {
     const size_t N = batch.N();
     norm1_.activations(visit.of("input norm"), N, Lifetime::cheap);
     token_mixer_->activations(visit.of(token_mixer_->name()), batch);
-    if (sandwich()) token_out_.activations(visit.of("norm after " + token_mixer_->name()), N, Lifetime::cheap);
+    if (token_out_) token_out_->activations(visit.of("norm after " + token_mixer_->name()), N, Lifetime::cheap);
     norm2_.activations(visit.of("second norm"), N, post() ? Lifetime::pass : Lifetime::cheap);
     channel_mixer_->activations(visit.of(channel_mixer_->name()), batch);
-    if (sandwich()) channel_out_.activations(visit.of("norm after " + channel_mixer_->name()), N);
+    if (channel_out_) channel_out_->activations(visit.of("norm after " + channel_mixer_->name()), N);
   }
   void temporaries(const TensorVisitor& visit, BatchShape batch) {
     const size_t N = batch.N();
@@ -118,15 +116,12 @@ class Block {
     if (sandwich()) visit(d_mixer_out_, "d branch before its norm", {N, C_});
     for (Norm* norm : {&norm1_, &norm2_}) norm->temporaries(visit, N);
     for (Mixer* mixer : {token_mixer_.get(), channel_mixer_.get()}) mixer->temporaries(visit, batch);
-    if (!sandwich()) return;
-    token_out_.temporaries(visit, N);
-    channel_out_.temporaries(visit, N);
+    each_of([&](Norm& norm) { norm.temporaries(visit, N); }, token_out_, channel_out_);
   }
 
   void scratch(ScratchPlan& plan, BatchShape batch) const {
     norm1_.scratch(plan, batch.N());
     norm2_.scratch(plan, batch.N());
-    token_out_.scratch(plan, batch.N());
     token_mixer_->scratch(plan, batch);
     channel_mixer_->scratch(plan, batch);
   }
@@ -147,11 +142,11 @@ class Block {
     norm1_.inspect(inspector, "attention_norm", "input_layernorm", N);
     token_mixer_->inspect(inspector, batch);
     inspector.output({"attention", a_, N, C_});
-    if (sandwich()) token_out_.inspect(inspector, "attention_out_norm", token_mixer_->name() + "_out_layernorm", N);
+    if (token_out_) token_out_->inspect(inspector, "attention_out_norm", token_mixer_->name() + "_out_layernorm", N);
     norm2_.inspect(inspector, "ffn_norm", "post_attention_layernorm", N);
     channel_mixer_->inspect(inspector, batch);
     inspector.output({"ffn", f_, N, C_});
-    if (sandwich()) channel_out_.inspect(inspector, "ffn_out_norm", channel_mixer_->name() + "_out_layernorm", N);
+    if (channel_out_) channel_out_->inspect(inspector, "ffn_out_norm", channel_mixer_->name() + "_out_layernorm", N);
   }
 
   // The norms that a mixer alone reads, each with that mixer. With post there are none: there the stream itself is normed.
@@ -195,11 +190,11 @@ class Block {
   BlockConfig config_;
   size_t C_, site_;
   std::unique_ptr<Mixer> token_mixer_, channel_mixer_;
-  Norm norm1_, norm2_;            // attention reads norm1_; with post the FFN does, and the next attention norm2_
-  Norm token_out_, channel_out_;  // sandwich
-  ConstReals in_;                 // post: what the last forward read
-  ConstReals a_, f_;              // what its mixers put out, which stays until the next
-  Reals dy_, d_mixer_out_;        // gradients of what a mixer reads and, with sandwich, of what it puts out
+  Norm norm1_, norm2_;  // attention reads norm1_; with post the FFN does, and the next attention norm2_
+  Maybe<Norm> token_out_, channel_out_;  // sandwich
+  ConstReals in_;                        // post: what the last forward read
+  ConstReals a_, f_;                     // what its mixers put out, which stays until the next
+  Reals dy_, d_mixer_out_;               // gradients of what a mixer reads and, with sandwich, of what it puts out
 };
 
 }  // namespace gated

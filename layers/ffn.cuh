@@ -14,6 +14,7 @@
 #include "kernels/glu.h"
 #include "kernels/polynorm.h"
 #include "layers/linear.cuh"
+#include "layers/maybe.cuh"
 #include "layers/mixer.h"
 
 namespace gated {
@@ -26,16 +27,16 @@ class FeedForward {
   FeedForward(const FfnConfig& config, size_t C, const More&... more)
       : config_(config),
         C_(C),
-        gate_(C, config.F, config.bias, Init::normal(), more...),
+        gate_(form() == Form::gated || form() == Form::clamped, C, config.F, config.bias, Init::normal(), more...),
         up_(C, config.F, config.bias, Init::normal(), more...),
         down_(config.F, C, config.bias, config.out_init, more...) {}
 
   // Returns y. x must stay until backward.
   ConstReals forward(ConstReals x, size_t N, Context& ctx) {
     x_ = x;
-    if (has_gate()) gate_.forward(g_, x, N, ctx);
+    if (gate_) gate_->forward(g_, x, N, ctx);
     if (product_activates()) {
-      up_.forward(u_, x, N, ctx, {a_.as<bf16>(), has_gate() ? g_.as<bf16>() : nullptr, activation()});
+      up_.forward(u_, x, N, ctx, {a_.as<bf16>(), g_.as<bf16>(), activation()});
     } else {
       up_.forward(u_, x, N, ctx);
       recompute(N, ctx);
@@ -46,88 +47,105 @@ class FeedForward {
 
   // Writes the activation, from what W_gate and W_up made.
   void recompute(size_t N, Context& ctx) {
-    if (config_.kind == FfnKind::swiglu_clamped)
-      swiglu_clamped_forward(a_, g_, u_, N * config_.F, ctx);
-    else if (has_gate())
-      glu_forward(a_, g_, u_, N * config_.F, activation(), ctx);
-    else if (config_.kind == FfnKind::polynorm)
-      polynorm_forward(a_, r_, u_, poly_.value, poly_bias_.value, N, config_.F, polynorm_eps, ctx);
-    else
-      activation_forward(a_, u_, N * config_.F, activation(), ctx);
+    const size_t F = config_.F;
+    switch (form()) {
+      case Form::plain: return activation_forward(a_, u_, N * F, activation(), ctx);
+      case Form::gated: return glu_forward(a_, g_, u_, N * F, activation(), ctx);
+      case Form::clamped: return swiglu_clamped_forward(a_, g_, u_, N * F, ctx);
+      case Form::polynorm: return polynorm_forward(a_, r_, u_, poly_.value, poly_bias_.value, N, F, polynorm_eps, ctx);
+    }
   }
 
   // dx is written or accumulated to; dy is read before that.
   void backward(Reals dx, Accumulate accumulate, ConstReals dy, size_t N, Context& ctx) {
     down_.backward(da_, Accumulate::no, dy, a_, N, ctx);
-    if (has_gate()) {
-      if (config_.kind == FfnKind::swiglu_clamped)
-        swiglu_clamped_backward(dg_, du_, da_, g_, u_, N * config_.F, ctx);
-      else
-        glu_backward(dg_, du_, da_, g_, u_, N * config_.F, activation(), ctx);
-      gate_.backward(dx, accumulate, dg_, x_, N, ctx);
+    activation_backward(N, ctx);
+    if (gate_) {
+      gate_->backward(dx, accumulate, dg_, x_, N, ctx);
       accumulate = Accumulate::yes;
-    } else if (config_.kind == FfnKind::polynorm) {
-      polynorm_backward(du_, poly_.grad, poly_bias_.grad, row_sums_, da_, u_, poly_.value, r_, N, config_.F, ctx);
-    } else {
-      activation_backward(du_, da_, u_, N * config_.F, activation(), ctx);
     }
     up_.backward(dx, accumulate, du_, x_, N, ctx);
   }
 
   void parameters(const ParameterVisitor& visit) {
-    if (has_gate()) gate_.parameters(visit, "gate_proj");
+    if (gate_) gate_->parameters(visit, "gate_proj");
     up_.parameters(visit, "up_proj");
     down_.parameters(visit, "down_proj");
-    if (config_.kind != FfnKind::polynorm) return;
+    if (form() != Form::polynorm) return;
     visit(poly_, "poly.weight", {3}, Init::constant(1.0 / 3), Decay::no, Use::scale);
     visit(poly_bias_, "poly.bias", {1}, Init::constant(0), Decay::no, Use::scale);
   }
   void readers(const ReaderVisitor& visit) const {
-    if (has_gate()) gate_.reader(visit);
+    if (gate_) gate_->reader(visit);
     up_.reader(visit);
   }
   void activations(const TensorVisitor& visit, size_t N) {
-    if (has_gate()) visit(g_, "gate", {N, config_.F});
+    if (gate_) visit(g_, "gate", {N, config_.F});
     visit(u_, "up", {N, config_.F});
-    if (config_.kind == FfnKind::polynorm) visit(r_, "1/norms", {N, 3});
+    if (form() == Form::polynorm) visit(r_, "1/norms", {N, 3});
     visit(a_, "activation", {N, config_.F}, Lifetime::cheap);
     visit(y_, "output", {N, C_});
   }
   void temporaries(const TensorVisitor& visit, size_t N) {
     visit(da_, "d ffn activation", {N, config_.F});
-    if (has_gate()) visit(dg_, "d ffn gate", {N, config_.F});
+    if (gate_) visit(dg_, "d ffn gate", {N, config_.F});
     visit(du_, "d ffn up", {N, config_.F});
-    if (config_.kind == FfnKind::polynorm) visit(row_sums_, "ffn row sums", {N, 4});
+    if (form() == Form::polynorm) visit(row_sums_, "ffn row sums", {N, 4});
   }
 
   void scratch(ScratchPlan& plan, size_t N) const {
-    for (const Projection* projection : {&gate_, &up_, &down_}) projection->scratch(plan, N);
-    if (config_.kind == FfnKind::polynorm) plan.kernels_need(polynorm_backward_scratch(N));
+    for (const Projection* projection : {&up_, &down_}) projection->scratch(plan, N);  // W_gate is as W_up
+    if (form() == Form::polynorm) plan.kernels_need(polynorm_backward_scratch(N));
   }
 
  private:
   static constexpr float polynorm_eps = 1e-6f;
-  bool has_gate() const {
-    return config_.kind == FfnKind::swiglu || config_.kind == FfnKind::glu || config_.kind == FfnKind::geglu ||
-           config_.kind == FfnKind::swiglu_clamped;
-  }
-  // Can the product of W_up make the activation in its end? PolyNorm needs whole rows first; the clamped form is no act(g) * u.
-  bool product_activates() const {
-    return u_.storage() == Storage::bf16 && config_.kind != FfnKind::polynorm &&
-           config_.kind != FfnKind::swiglu_clamped;
+  // What makes the activation: act(u), act(g) * u, or an operation of its own.
+  enum class Form { plain, gated, clamped, polynorm };
+  Form form() const {
+    switch (config_.kind) {
+      case FfnKind::gelu:
+      case FfnKind::relu2: return Form::plain;
+      case FfnKind::swiglu:
+      case FfnKind::glu:
+      case FfnKind::geglu: return Form::gated;
+      case FfnKind::swiglu_clamped: return Form::clamped;
+      case FfnKind::polynorm: return Form::polynorm;
+    }
+    fail("ffn: no kind %d", int(config_.kind));
   }
   Activation activation() const {
     switch (config_.kind) {
       case FfnKind::swiglu: return Activation::silu;
       case FfnKind::glu: return Activation::sigmoid;
       case FfnKind::relu2: return Activation::relu2;
-      default: return config_.gelu;
+      case FfnKind::gelu:
+      case FfnKind::geglu: return config_.gelu;
+      case FfnKind::swiglu_clamped:
+      case FfnKind::polynorm: break;
+    }
+    fail("ffn: kind %d has no activation of one element", int(config_.kind));
+  }
+  // Can the product of W_up make the activation in its end? PolyNorm needs whole rows first; the clamped form is no act(g) * u.
+  bool product_activates() const {
+    return u_.storage() == Storage::bf16 && (form() == Form::plain || form() == Form::gated);
+  }
+  // du, and dg where there is a gate, from da.
+  void activation_backward(size_t N, Context& ctx) {
+    const size_t F = config_.F;
+    switch (form()) {
+      case Form::plain: return gated::activation_backward(du_, da_, u_, N * F, activation(), ctx);
+      case Form::gated: return glu_backward(dg_, du_, da_, g_, u_, N * F, activation(), ctx);
+      case Form::clamped: return swiglu_clamped_backward(dg_, du_, da_, g_, u_, N * F, ctx);
+      case Form::polynorm:
+        return polynorm_backward(du_, poly_.grad, poly_bias_.grad, row_sums_, da_, u_, poly_.value, r_, N, F, ctx);
     }
   }
 
   FfnConfig config_;
   size_t C_;
-  Projection gate_, up_, down_;
+  Maybe<Projection> gate_;
+  Projection up_, down_;
   Weight poly_, poly_bias_;
   ConstReals x_;
   Reals g_, u_, a_, y_;

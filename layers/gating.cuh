@@ -67,22 +67,25 @@ class Gate {
   }
   // Writes y, from the logits.
   void recompute(size_t N, Context& ctx) {
-    if (config_.kind == GateKind::static_)
-      static_gate_forward(y_, in_, theta_.value, N, heads_ * D_, config_.op, ctx);
-    else if (config_.kind == GateKind::shared)
-      shared_gate_forward(y_, in_, z_, N, heads_, D_, config_.op, ctx);
-    else
-      gate_forward(y_, in_, z_, N, heads_ * D_, group_, config_.op, ctx);
+    switch (config_.kind) {
+      case GateKind::elementwise:
+      case GateKind::headwise: return gate_forward(y_, in_, z_, N, heads_ * D_, group_, config_.op, ctx);
+      case GateKind::shared: return shared_gate_forward(y_, in_, z_, N, heads_, D_, config_.op, ctx);
+      case GateKind::static_: return static_gate_forward(y_, in_, theta_.value, N, heads_ * D_, config_.op, ctx);
+    }
   }
 
   // Returns the gradient of `in`; that of x follows with backward_hidden.
   ConstReals backward(ConstReals dy, size_t N, Context& ctx) {
-    if (config_.kind == GateKind::static_)
-      static_gate_backward(din_, theta_.grad, dy, in_, theta_.value, N, heads_ * D_, config_.op, ctx);
-    else if (config_.kind == GateKind::shared)
-      shared_gate_backward(din_, dz_, dy, in_, z_, N, heads_, D_, config_.op, ctx);
-    else
-      gate_backward(din_, dz_, dy, in_, z_, N, heads_ * D_, group_, config_.op, ctx);
+    const size_t C = heads_ * D_;
+    switch (config_.kind) {
+      case GateKind::elementwise:
+      case GateKind::headwise: gate_backward(din_, dz_, dy, in_, z_, N, C, group_, config_.op, ctx); break;
+      case GateKind::shared: shared_gate_backward(din_, dz_, dy, in_, z_, N, heads_, D_, config_.op, ctx); break;
+      case GateKind::static_:
+        static_gate_backward(din_, theta_.grad, dy, in_, theta_.value, N, C, config_.op, ctx);
+        break;
+    }
     return din_;
   }
   // dx is accumulated to.

@@ -111,11 +111,13 @@ enum class BalanceOver { micro_batch, global };
 
 struct MoeConfig {
   size_t E = 0, k = 2, F = 192;  // experts (0: a dense FFN), experts of a token, width of an expert
-  size_t shared = 0;             // experts that every token takes
+  double shared = 0;             // width, in experts, of the one that every token takes; of any size (Qwen3-Next)
   bool shared_gate = true;
   bool renormalise = true, router_bias = false;
   float balance = 1e-3f, z = 1e-3f;  // factors of the router's losses
   BalanceOver balance_over = BalanceOver::global;
+
+  size_t shared_width() const { return size_t(shared * double(F) + 0.5); }
 };
 
 // ---- the block (layers/block.cuh)

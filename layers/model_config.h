@@ -103,6 +103,8 @@ inline void check_sizes(const ModelConfig& c) {
   require(a.H % a.KVH == 0, "model: %zu query heads are no multiple of %zu key/value heads", a.H, a.KVH);
   require(a.head_experts.k >= 1 && (a.head_experts.E == 0 || a.head_experts.k <= a.head_experts.E),
           "model: a token takes %zu experts of a head, expected 1 to its %zu", a.head_experts.k, a.head_experts.E);
+  require(c.moe.shared == 0 || c.moe.shared_width() > 0,
+          "model: a shared expert of %g experts of width %zu has no width", c.moe.shared, c.moe.F);
   require(c.moe.E == 0 || c.moe.k <= c.moe.E, "model: a token takes %zu experts, expected at most the %zu there are",
           c.moe.k, c.moe.E);
   require(l.Hv % l.Hk == 0, "model: %zu linear value heads are no multiple of %zu linear key heads", l.Hv, l.Hk);

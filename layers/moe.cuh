@@ -34,6 +34,7 @@
 #include "kernels/router.h"
 #include "layers/ffn.cuh"
 #include "layers/grouped_linear.cuh"
+#include "layers/maybe.cuh"
 
 namespace gated {
 
@@ -46,8 +47,8 @@ class Moe final : public Mixer {
         layer_(layer),
         router_(C, config.E, config.router_bias, Init::normal(), Use::product),
         experts_(experts, C, config.E, double(config.k) / double(config.E), &rows_.row_start),
-        shared_(shared_config(config, experts), C),
-        shared_gate_(C, 1, false, Init::normal(), Use::product) {}
+        shared_(config.shared > 0, shared_config(config, experts), C),
+        shared_gate_(config.shared > 0 && config.shared_gate, C, 1, false, Init::normal(), Use::product) {}
   Moe(const Moe&) = delete;  // the experts know where row_start is kept
 
   std::string name() const override { return "mlp"; }
@@ -62,9 +63,9 @@ class Moe final : public Mixer {
     dispatch_sort(rows_, routed_.expert, dispatch_shape(N), ctx);
     gather(N, ctx);
     y_rows_ = experts_.forward(x_rows_, N * config_.k, ctx);
-    if (has_shared()) joined_ = shared_y_ = shared_.forward(x, N, ctx);
-    if (has_shared_gate()) {
-      shared_gate_.forward(shared_z_, x, N, ctx);
+    if (shared_) joined_ = shared_y_ = shared_->forward(x, N, ctx);
+    if (shared_gate_) {
+      shared_gate_->forward(shared_z_, x, N, ctx);
       gate_forward(gated_, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
       joined_ = gated_;
     }
@@ -76,7 +77,7 @@ class Moe final : public Mixer {
     const size_t N = pass.N();
     gather(N, pass.ctx);
     experts_.recompute(N * config_.k, pass.ctx);
-    if (has_shared()) shared_.recompute(N, pass.ctx);
+    if (shared_) shared_->recompute(N, pass.ctx);
   }
 
   void backward(Reals dx, Accumulate accumulate, ConstReals dy, const Pass& pass) override {
@@ -84,12 +85,12 @@ class Moe final : public Mixer {
     const size_t N = pass.N();
     Context& ctx = pass.ctx;
     combine_backward(dy_rows_, dweight_, dy, y_rows_, routed_.weight, rows_, dispatch_shape(N), C_, ctx);
-    if (has_shared_gate()) gate_backward(dshared_, dshared_z_, dy, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
-    if (has_shared()) {
-      shared_.backward(dx, accumulate, has_shared_gate() ? ConstReals(dshared_) : dy, N, ctx);
+    if (shared_gate_) gate_backward(dshared_, dshared_z_, dy, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
+    if (shared_) {
+      shared_->backward(dx, accumulate, shared_gate_ ? ConstReals(dshared_) : dy, N, ctx);
       accumulate = Accumulate::yes;
     }
-    if (has_shared_gate()) shared_gate_.backward(dx, Accumulate::yes, dshared_z_, x_, N, ctx);
+    if (shared_gate_) shared_gate_->backward(dx, Accumulate::yes, dshared_z_, x_, N, ctx);
     experts_.backward(dx_rows_, Accumulate::no, dy_rows_, N * config_.k, ctx);
     dispatch_gather_backward(dx, accumulate, dx_rows_, rows_, dispatch_shape(N), C_, ctx);
 
@@ -105,15 +106,15 @@ class Moe final : public Mixer {
   void parameters(const ParameterVisitor& visit) override {
     router_.parameters(visit, "gate");
     experts_.parameters(visit.under("experts."));
-    if (has_shared()) shared_.parameters(visit.under("shared_expert."));
-    if (has_shared_gate()) shared_gate_.parameters(visit, "shared_expert_gate");
+    if (shared_) shared_->parameters(visit.under("shared_expert."));
+    if (shared_gate_) shared_gate_->parameters(visit, "shared_expert_gate");
   }
 
   void readers(const ReaderVisitor& visit) const override {
     router_.reader(visit);
     experts_.readers(visit);
-    if (has_shared()) shared_.readers(visit);
-    if (has_shared_gate()) shared_gate_.reader(visit);
+    if (shared_) shared_->readers(visit);
+    if (shared_gate_) shared_gate_->reader(visit);
   }
 
   void activations(const TensorVisitor& visit, BatchShape batch) override {
@@ -129,8 +130,8 @@ class Moe final : public Mixer {
     visit(counts_, "slots of an expert in the step", {E}, Lifetime::step);
     visit(x_rows_, "x, sorted by expert", {M, C_}, Lifetime::cheap);
     experts_.activations(visit.of(name() + ", experts"), M);
-    if (has_shared()) shared_.activations(visit.of(name() + ", shared expert"), N);
-    if (has_shared_gate()) {
+    if (shared_) shared_->activations(visit.of(name() + ", shared expert"), N);
+    if (shared_gate_) {
       visit(shared_z_, "gate of the shared expert", {N, 1});
       visit(gated_, "shared expert, gated", {N, C_});
     }
@@ -144,8 +145,8 @@ class Moe final : public Mixer {
     visit(dweight_, "d weights", {N, config_.k});
     visit(dlogits_, "d router logits", {N, config_.E});
     experts_.temporaries(visit, M);
-    if (has_shared()) shared_.temporaries(visit, N);
-    if (has_shared_gate()) {
+    if (shared_) shared_->temporaries(visit, N);
+    if (shared_gate_) {
       visit(dshared_, "d shared expert", {N, C_});
       visit(dshared_z_, "d gate of the shared expert", {N, 1});
     }
@@ -155,8 +156,8 @@ class Moe final : public Mixer {
     const size_t N = batch.N();
     router_.scratch(plan, N);
     experts_.scratch(plan, N * config_.k);
-    if (has_shared()) shared_.scratch(plan, N);
-    if (has_shared_gate()) shared_gate_.scratch(plan, N);
+    if (shared_) shared_->scratch(plan, N);
+    if (shared_gate_) shared_gate_->scratch(plan, N);
     plan.kernels_need(dispatch_sort_scratch(dispatch_shape(N)));
     plan.kernels_need(router_backward_scratch(router_shape(N), plan.storage));
     plan.kernels_need(router_report_scratch(router_shape(N)));
@@ -169,10 +170,8 @@ class Moe final : public Mixer {
  private:
   static constexpr GateOp sigmoid = {.act = Activation::sigmoid};
   void gather(size_t N, Context& ctx) { dispatch_gather(x_rows_, x_, rows_, dispatch_shape(N), C_, ctx); }
-  bool has_shared() const { return config_.shared > 0; }
-  bool has_shared_gate() const { return has_shared() && config_.shared_gate; }
   static FfnConfig shared_config(const MoeConfig& config, FfnConfig expert) {
-    expert.F *= config.shared;
+    expert.F = config.shared_width();
     return expert;
   }
   RouterShape router_shape(size_t N) const { return {N, config_.E, config_.k, config_.renormalise}; }
@@ -183,8 +182,8 @@ class Moe final : public Mixer {
   Dispatch rows_ = {};
   Linear router_;
   FeedForward<GroupedLinear> experts_;
-  FeedForward<Linear> shared_;
-  Linear shared_gate_;
+  Maybe<FeedForward<Linear>> shared_;
+  Maybe<Linear> shared_gate_;
 
   ConstReals x_, y_rows_, shared_y_;
   ConstReals joined_;  // what of the shared expert joins y; null where there is none

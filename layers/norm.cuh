@@ -81,7 +81,7 @@ class Norm {
         gated_norm_backward(dx, dbranch_written, {alpha_.grad, weight_.grad, bias_.grad, down_.grad, up_.grad}, dy, in,
                             low_, r_, values(), shape(N), ctx);
         break;
-      default: residual_backward(dx, dbranch_written, dy, in, N, C_, ctx);  // none
+      case NormKind::none: residual_backward(dx, dbranch_written, dy, in, N, C_, ctx);
     }
     return alike ? dx : dbranch;
   }
@@ -150,7 +150,7 @@ class Norm {
       case NormKind::gated_dyt:
         plan.need(gated_norm_forward_scratch(shape(N), plan.device));
         return plan.need(gated_norm_backward_scratch(shape(N), plan.device));
-      default: return;  // none
+      case NormKind::none: return;
     }
   }
 
@@ -171,7 +171,7 @@ class Norm {
         break;
       case NormKind::gated:
       case NormKind::gated_dyt: gated_norm_forward(y_, r_, low_, sum, in, values(), shape(N), ctx); break;
-      default:  // none
+      case NormKind::none:
         if (in.branch) residual_forward(sum, in, N, C_, ctx);
     }
   }

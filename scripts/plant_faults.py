@@ -41,17 +41,18 @@ layers/linear.cuh
   {out_, in_}, «init_ => Init::normal()», Decay::yes
 layers/attention_mixer.cuh
   config.bias == AttentionBias::all, «config.out_init => Init::normal()»),
-  "q_norm.weight", {D}, one, «decay => Decay::yes», Use::scale);
-  "k_norm.weight", {D}, one, «decay => Decay::no», Use::scale);
-  "out_norm.weight", {D}, one, «decay => Decay::yes», Use::scale);
-  "out_norm.weight", {D}, «one => Init::constant(0.5)», decay
-  Init::constant(«config_.zero_centred ? 0 : 1 => 1»);
-  const Decay decay = «config_.zero_centred ? Decay::yes : Decay::no => Decay::no»;
-  "sinks", {H}, Init::normal(), «Decay::no => Decay::yes», Use::scale
-  "sinks", {H}, «Init::normal() => Init::constant(0)», Decay::no
-  "kv_bias.key", {H, D}, Init::normal(), «Decay::no => Decay::yes», Use
-  "kv_bias.value", {H, D}, Init::normal(), «Decay::no => Decay::yes», Use
-  "kv_bias.value", {H, D}, «Init::normal() => Init::constant(0)», Decay
+  q_norm_->parameters(visit, «"q_norm" => "k_norm"»);
+  «if (k_norm_) k_norm_->parameters(visit, "k_norm"); => ;»
+  out_norm_->parameters(visit, «"out_norm" => "q_norm"»);
+layers/attention_parts.cuh
+  Init::constant(«zero ? 0 : 1 => 1»)
+  Init::constant(«zero ? 0 : 1 => 0.5»)
+  «zero ? Decay::yes : Decay::no => Decay::yes»,
+  «zero ? Decay::yes : Decay::no => Decay::no»,
+  visit(w, name, shape, Init::normal(), «Decay::no => Decay::yes», Use::scale);
+  visit(w, name, shape, «Init::normal() => Init::constant(0)», Decay::no
+  return {logit_, «true => false», key_.value, value_.value};
+  if (kind_ == AttentionSink::learned) «sink_backward(sink_.grad, ds, s.B, s.T, H_, ctx); => ;»
 layers/norm.cuh
   "pre_weight", {C_}, Init::constant(1), «Decay::no => Decay::yes», Use::scale
   "alpha", {1}, Init::constant(config_.dyt_alpha), «Decay::no => Decay::yes», Use::scale
@@ -97,16 +98,16 @@ layers/attention_mixer.cuh
   .window = «config_.window => 0»,
   .bias = «config_.score_bias => 0.0f»,
   .score_dim = «config_.score_dim => 0»}
-  c.gate_at == GatePosition::g2 || «c.gate_at == GatePosition::g3 => false»;
+  c.gate_at == GatePosition::g2 || «c.gate_at == GatePosition::g3 => false»,
   .score = «config_.score => AttentionScore::softmax»,
-  c.gate_at == GatePosition::g5) return Gate(c.gate, C, «1 => c.H», C);
+  c.gate, C, of_y ? «1 => c.H» : kv
 layers/layer_config.h
   kind == NormKind::layernorm && eps == 0 ? «1e-5f => 1e-6f» :
   eps > 0 ? eps : «1e-6f => 1e-5f»; }
 layers/block.cuh
   norm1_(post() ? config.ffn_norm : «config.attention_norm => config.ffn_norm», C
   norm2_(post() ? «config.attention_norm => config.ffn_norm» : config.ffn_norm
-  token_out_(«config.ffn_norm => config.attention_norm», C
+  token_out_(sandwich(), «config.ffn_norm => config.attention_norm», C
   return {«c.clip_branch => c.clip_residual», c.clip_residual
   return «config_.residual ? stream : nullptr => stream»; }
   ConstReals stream = «config_.residual ? dh : nullptr => dh»;
@@ -153,12 +154,12 @@ layers/block.cuh
   if (!post()) «norm2_.recompute(N, pass.ctx); => ;»
   «token_mixer_->recompute(pass); => ;»
   «channel_mixer_->recompute(pass); => ;»
-  if (sandwich()) «token_out_.recompute(N, pass.ctx); => ;»
+  if (token_out_) «token_out_->recompute(N, pass.ctx); => ;»
   visit.of("second norm"), N, «post() ? Lifetime::pass : Lifetime::cheap => Lifetime::cheap»
 layers/attention_mixer.cuh
   void recompute(const Pass& pass) override {¶    «after_attention(pass.N(), pass.ctx); => ;»
-  if (has_gate()) «gate_.recompute(pass.N(), pass.ctx); => ;»
-  gate_.recompute(pass.N(), pass.ctx);¶    «norm_and_rotate(pass); => ;»
+  if (gate_) «gate_->recompute(pass.N(), pass.ctx); => ;»
+  gate_->recompute(pass.N(), pass.ctx);¶    «norm_and_rotate(pass); => ;»
 layers/gated_delta_net.cuh
   void recompute(const Pass& pass) override {¶    «convolve(pass); => ;»
   convolve(pass);¶    «norm_and_gate(pass.N(), pass.ctx); => ;»
@@ -166,7 +167,7 @@ layers/moe.cuh
   «gather(N, pass.ctx); => ;»
   «gather(N, pass.ctx); => gather(N, pass.ctx), dispatch_count(counts_, rows_.row_start, false, config_.E, pass.ctx);»
   «experts_.recompute(N * config_.k, pass.ctx); => ;»
-  if (has_shared()) «shared_.recompute(N, pass.ctx); => ;»
+  if (shared_) «shared_->recompute(N, pass.ctx); => ;»
   "slots of an expert in the step", {E}, «Lifetime::step => Lifetime::pass»
 
 [dropout]
@@ -200,7 +201,7 @@ training/optimizer.cuh
   if (total_.size() && «micro_batch.first() => true») set_zero
   «set_zero(weights_.grads.data(), weights_.grads.size(), ctx_); => ;»
   gradient_norm(norm_.data(), «gradient() => weights_.grads.data()»,
-  m.data(), v.data(), copies, «gradient() => weights_.grads.data()», norm_
+  m, v, copies, «gradient() => weights_.grads.data()», norm_
   adamw_at_step(settings, «step => 1», clip)
   adamw_at_step(settings, step, «clip => INFINITY»)
 training/trainer.cu
@@ -376,7 +377,7 @@ training/flags/flags.cpp
   t.number("--keep", «c.keep => c.save_every», at_least
   t.number("--top-k", «c.top_k => c.sample_tokens», at_least
   t.number("--clip-output", «m.clip_output => m.clip_residual», at_least
-  {"ns-sigmoid", «Activation::ns_sigmoid => Activation::sigmoid»,
+  choices.push_back({a.name, «a.act => activations[0].act», "core
   {"even", «WindowLayers::even => WindowLayers::all»,
   {"tensorwise", «NormGateScore::tensorwise => NormGateScore::elementwise»,
   {"erf", «Activation::gelu_erf => Activation::gelu_tanh»,
@@ -446,8 +447,9 @@ layers/parameters.cu
   flops += «6.0 => 4.0» * p.share
 training/memory.cpp
   sums = «micro_batches > 1 ? flat : 0 => 0»;
-  f * «2 => 1» * flat,
   model.activation_bytes(),¶          «model.gradient_bytes() => 0»,
+training/optimizer.cuh
+  return «std::size(state_prefixes) => 1» * weights
 
 [what is printed and logged]
 training/describe.cpp
@@ -485,7 +487,7 @@ layers/gating.cuh
   z_.as<bf16>(), «group_ => 1», config_.op
   z_.as<bf16>(), group_, «config_.op => GateOp()»
 layers/attention_mixer.cuh
-  gate_.fits_output_of_attention() &&¶           «config_.sdpa_out == SdpaOut::plain => true»
+  gate_->fits_output_of_attention() &&¶           «config_.sdpa_out == SdpaOut::plain => true»
 kernels/bf16/attention_bf16.cuh
   return s.first_key(i0) / block * «block => (block - 1)»;
   s.end_query(j0 + block < s.T ? «j0 + block - 1 => j0» : s.T - 1)
@@ -547,10 +549,10 @@ layers/grouped_linear.cuh
 layers/moe.cuh
   config.router_bias, Init::normal(), «Use::product => Use::linear»),
   «router_.reader(visit); => ;»
-  if (has_shared_gate()) «shared_gate_.reader(visit); => ;»
+  if (shared_gate_) «shared_gate_->reader(visit); => ;»
 layers/attention_mixer.cuh
-  if (has_gate()) «gate_.reader(visit); => ;»
-  if (has_k_experts()) «k_experts_.reader(visit); => ;»
+  «part.reader(visit); => if constexpr (std::is_same_v<decltype(part), const HeadExperts&>) part.reader(visit);»
+  «part.reader(visit); => if constexpr (std::is_same_v<decltype(part), const Gate&>) part.reader(visit);»
 layers/norm.cuh
   (offset + double(w[c])) / double(s[c]) - «offset => 0»);
   «b[c] /= s[c]; => b[c] *= s[c];»
@@ -571,9 +573,9 @@ training/flags/check_flags.cpp
 
 [resume]
 training/trainer.cu
-  views("optimizer.v.", «v => m»)
+  «add(state.prefix, state.values); => add(state.prefix, optimizer.states[0].values);»
   steps_done_ = results_given_ = «checkpoint.step() => checkpoint.step() - 1»;
-  read("optimizer.m.", «optimizer.m => optimizer.v»);
+  «read(state.prefix, state.values); => read(optimizer.states[0].prefix, state.values);»
   std::move(metadata), «config.keep => 0»);
 training/flags/run_metadata.cpp
   «require_same_run(checkpoint->path(), checkpoint->metadata(), metadata); => ;»
@@ -601,7 +603,7 @@ training/optimizer.cuh
 layers/grouped_linear.cuh
   s, Layout::nt, Accumulate::no, ctx,¶                          «bias_.value => nullptr», activated);
 layers/ffn.cuh
-  ctx, {a_.as<bf16>(), «has_gate() ? g_.as<bf16>() : nullptr => nullptr», activation()});
+  ctx, {a_.as<bf16>(), «g_.as<bf16>() => nullptr», activation()});
 layers/moe.cuh
   router_backward_scratch(router_shape(N), «plan.storage => Storage::fp32»)
 kernels/linear_cross_entropy.cu

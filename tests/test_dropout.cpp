@@ -110,10 +110,10 @@ TEST_CASE("dropout: a step of training draws anew for each of its micro-batches"
         }
         expected.push_back(any);
       }
-      const std::vector<float> before = run.trainer.optimizer.m.download();
+      const std::vector<float> before = run.trainer.optimizer.states[0].values.download();
       run.steps(1);
       // AdamW's mean gradient: m = 0.9 m + 0.1 g.
-      const std::vector<float> after = run.trainer.optimizer.m.download();
+      const std::vector<float> after = run.trainer.optimizer.states[0].values.download();
       for (size_t branch = 0; branch < 6; branch++)
         for (const Parameter& parameter : run.trainer.model.weights.list()) {
           const char* const shift = branch % 2 ? placement.ffn_shift : placement.attention_shift;

@@ -132,3 +132,16 @@ TEST_CASE("floors: a file of kernels names its twins in one line, and every tune
     if (loops.ends_with(".cpp") && !loops.ends_with("_bf16_cpu.cpp")) REQUIRE(named.contains(loops));
   }
 }
+
+// The Makefile makes an error of a switch that lacks a choice (-Werror=switch). A default would hide what it lacks.
+TEST_CASE("floors: no switch has a default: a new choice that one lacks does not compile", "[floors]") {
+  const std::regex default_of_switch("^\\s*default\\s*:.*");
+  for (const auto& [path, list] : includes()) {
+    if (floor_of(path) == "ptx") continue;  // its choices are CUDA's
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+      INFO(path << ": " << line);
+      REQUIRE(!std::regex_match(line, default_of_switch));
+    }
+  }
+}

@@ -147,7 +147,11 @@ class Numbered {
       all.insert(all.end(), here.begin(), here.end());
       if (without_flags) own_[p.name] = {p.shape, here};
       const auto own = own_.find(p.name);
-      if (own != own_.end() && own->second.first == p.shape && own->second.second != here)
+      if (own == own_.end()) continue;
+      const auto& [shape, numbers] = own->second;
+      const bool fewer = p.name == "model.embed_positions.weight" && here.size() < numbers.size();  // --context
+      if (fewer) all.insert(all.end(), numbers.begin() + ptrdiff_t(here.size()), numbers.end());
+      if ((fewer || shape == p.shape) && !std::equal(here.begin(), here.end(), numbers.begin()))
         return p.name + " has other numbers than without flags";
     }
     std::sort(all.begin(), all.end());

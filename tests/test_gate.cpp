@@ -132,5 +132,5 @@ TEST_CASE("gate: what is refused") {
   REQUIRE_THROWS_WITH(gate_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 2, 12, 0, {}, cpu),
                       "gate_backward: group is 0, expected a divisor of the 12 columns");
   REQUIRE_THROWS_WITH(gate_forward(nullptr, nullptr, nullptr, 0, 1, 1, {Activation::relu2}, cpu),
-                      "gate_forward: act is relu2, expected one of: sigmoid ns_sigmoid silu tanh identity");
+                      "gate_forward: act is relu2, expected one of: sigmoid tanh silu ns-sigmoid identity");
 }

@@ -329,7 +329,7 @@ TEST_CASE("gated_norm: what it refuses") {
                       "gated_norm_forward: DyT has alpha and b");
   REQUIRE_THROWS_WITH(
       gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 4, 2, rms, elementwise, {Activation::relu2}}, cpu),
-      "gated_norm_forward: act is relu2, expected one of: sigmoid ns_sigmoid silu tanh identity");
+      "gated_norm_forward: act is relu2, expected one of: sigmoid tanh silu ns-sigmoid identity");
   REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 0, 2}, cpu),
                       "gated_norm_forward: rows have no columns");
   REQUIRE_THROWS_WITH(gated_norm_backward(c, nullptr, g, c, {a}, a, a, w, {1, 4, 2}, cpu),

@@ -212,7 +212,8 @@ std::vector<float> eventful_run(const Config& config, bool graphs, size_t& steps
   for (const char c : measures_entry(1, meter.result())) said.push_back(c);
   Buffer<float>(ctx.device, 1);  // memory that is given back
   steps(3);
-  for (const Buffer<float>* state : {&t.model.weights.values, &t.optimizer.m, &t.optimizer.v})
+  for (const Buffer<float>* state :
+       {&t.model.weights.values, &t.optimizer.states[0].values, &t.optimizer.states[1].values})
     for (const float v : state->download()) said.push_back(v);
   return said;
 }

@@ -197,6 +197,86 @@ TEST_CASE("hf_model: what is read and written again has the same bytes in every 
   }
 }
 
+TEST_CASE("hf_model: a shared expert may have any width", "[hf]") {
+  const Folder f;
+  json config = model_named("qwen3_next").at("config");
+  TensorMap tensors = tensors_of(model_named("qwen3_next"));
+  for (const size_t width : {1, 13, 17}) {
+    INFO(width);
+    config["shared_expert_intermediate_size"] = width;
+    for (auto& [name, t] : tensors) {
+      if (name.find("mlp.shared_expert.") == name.npos) continue;
+      t.shape[name.ends_with("down_proj.weight") ? 1 : 0] = width;
+      t.bytes = bytes_of(values_of<float>(name, count(t.shape), 0.25f));
+    }
+    write_folder(f, "in", config, tensors);
+    fs::remove_all(f / "out");
+    const Config c = config_from(f / "in", " --export=" + (f / "out"));
+    REQUIRE(c.model.moe.shared_width() == width);
+    export_model(c);
+    REQUIRE(tensors_in(f / "out/model.safetensors") == tensors);
+    REQUIRE(config_from(f / "out").source->flags() == c.source->flags());
+  }
+  // Whatever an expert's width is.
+  MoeConfig moe;
+  for (moe.F = 1; moe.F < 200; moe.F++)
+    for (size_t width = 1; width < 300; width++) {
+      moe.shared = double(width) / double(moe.F);
+      if (moe.shared_width() != width) FAIL(width << " of " << moe.F);
+    }
+}
+
+TEST_CASE("hf_model: with a smaller --context GPT-2 has the first of its positions, and no others with a larger one",
+          "[hf]") {
+  const Folder f;
+  const json& fixture = model_named("gpt2");
+  const TensorMap tensors = tensors_of(fixture);
+  write_folder(f, "in", fixture.at("config"), tensors);
+  const Config whole = config_from(f / "in");
+  const size_t all = whole.model.context, first = all - 2, C = whole.model.hidden;
+  const auto with_context = [&](size_t context) {
+    return config_from(f / "in", format(" --context=%zu --export=", context) + (f / "out"));
+  };
+  const Config c = with_context(first);
+  c.source->require_fit(c.model);
+  REQUIRE(c.model.context == first);
+
+  Context ctx(Device::cpu);
+  const std::vector<int> ids = tokens_of("ids", first, c.model.vocab);
+  const auto logits = [&](const Config& config) {
+    Model model(config.model, 1, first, 1, ctx);
+    model.weights.values.upload(weights_from(config));
+    return model.next_token_logits(ids);
+  };
+  REQUIRE(logits(c) == logits(whole));
+
+  export_model(c);
+  TensorMap shorter = tensors;
+  Tensor& positions = shorter.at("transformer.wpe.weight");
+  positions.shape[0] = first;
+  positions.bytes.resize(first * C * sizeof(float));
+  REQUIRE(tensors_in(f / "out/model.safetensors") == shorter);
+  REQUIRE(config_from(f / "out").model.context == first);
+
+  const auto refused = [&](const Config& config) { return refusal([&] { config.source->require_fit(config.model); }); };
+  REQUIRE(refused(with_context(all + 1)).find("wpe.weight") != std::string::npos);
+  write_folder(f, "in", fixture.at("config"), shorter);
+  REQUIRE(refused(whole).empty());  // its source has opened the files that were there
+  REQUIRE(refused(config_from(f / "in")).find("wpe.weight") != std::string::npos);
+
+  // Where a model is looked at or generates.
+  const auto looked_at = [&](size_t context, bool gives) {
+    ModelConfig m = whole.model;
+    m.context = context;
+    return refusal([&] { set_trained_context(m, all, "a", gives); });
+  };
+  REQUIRE(looked_at(first, true).empty());
+  REQUIRE(looked_at(all, false).empty());
+  REQUIRE(looked_at(first, false).find("knows no others") != std::string::npos);
+  REQUIRE(looked_at(all + 1, true).find("knows no others") != std::string::npos);
+  REQUIRE(c.source->gives_first_positions());
+}
+
 TEST_CASE("hf_model: several files and their index are one model, F16 and old names too", "[hf]") {
   const Folder f;
   const json& fixture = model_named("gpt2");

@@ -64,6 +64,7 @@ TEST_CASE("makefile: another compiler, CPU or GPU builds again what depends on i
   REQUIRE(!contains(calls, "-DWITH_CUDA"));
   REQUIRE(!linked_with_cuda(calls));
   REQUIRE(!contains(calls, "-o build/release/kernels/adamw.o"));
+  REQUIRE(contains(calls, " -Werror=switch "));
 
   calls = copy.make("NVCC= ARCH=x86-64");
   for (const char* part : {"-o build/release/kernels/adamw.o", "-o build/release/layers/model.o",

@@ -177,7 +177,7 @@ Expected one_by_one(const MoeConfig& moe, const FfnConfig& ffn, const Named& wei
 
   Floats shared(N * C), gated;
   if (moe.shared) {
-    Layer dense = Layer::dense(ffn, moe.shared * moe.F, C, N, ctx);
+    Layer dense = Layer::dense(ffn, moe.shared_width(), C, N, ctx);
     Named own;
     for (const auto& [name, values] : weights)
       if (name.starts_with("shared_expert.")) own[name.substr(14)] = values;
@@ -233,10 +233,11 @@ struct Case {
 
 std::vector<Case> cases() {
   const MoeConfig few = {.E = 6, .k = 2, .F = 11, .balance = 0.3f, .z = 0.1f};
-  MoeConfig all = few, shared = few, ungated = few, many = few;
+  MoeConfig all = few, shared = few, ungated = few, many = few, wider = few;
   all.k = all.E = 4, all.renormalise = false;
   shared.shared = 2, shared.router_bias = true;
   ungated.shared = 1, ungated.shared_gate = false, ungated.k = 1, ungated.renormalise = false;
+  wider.shared = 17.0 / 11;
   many.E = 150, many.k = 3;  // most of them without a token
   const FfnConfig clamped = {.kind = FfnKind::swiglu_clamped, .bias = true},
                   gelu = {.kind = FfnKind::gelu, .bias = true};
@@ -244,6 +245,7 @@ std::vector<Case> cases() {
           {"all of 4, whose weights are not divided", all, {}},
           {"2 of 6 and a gated shared expert, clamped SwiGLU", shared, clamped},
           {"1 of 6 and a shared expert, GELU", ungated, gelu},
+          {"2 of 6 and a shared expert of width 17, where one has 11", wider, {}},
           {"3 of 150", many, {.kind = FfnKind::glu}}};
 }
 

@@ -110,5 +110,5 @@ TEST_CASE("shared_gate: what is refused") {
   REQUIRE_THROWS_AS(shared_gate_forward(nullptr, nullptr, nullptr, 2, 0, 4, {}, cpu), Error);
   REQUIRE_THROWS_AS(shared_gate_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 2, 0, 4, {}, cpu), Error);
   REQUIRE_THROWS_WITH(shared_gate_forward(nullptr, nullptr, nullptr, 0, 1, 1, {Activation::gelu_erf}, cpu),
-                      "shared_gate_forward: act is gelu_erf, expected one of: sigmoid ns_sigmoid silu tanh identity");
+                      "shared_gate_forward: act is gelu_erf, expected one of: sigmoid tanh silu ns-sigmoid identity");
 }

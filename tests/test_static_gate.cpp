@@ -94,7 +94,7 @@ TEST_CASE("static_gate: what the program runs equals the reference bit for bit",
 TEST_CASE("static_gate: an activation that gates do not take is refused") {
   Context cpu(Device::cpu);
   REQUIRE_THROWS_WITH(static_gate_forward(nullptr, nullptr, nullptr, 0, 1, {Activation::gelu_tanh}, cpu),
-                      "static_gate_forward: act is gelu_tanh, expected one of: sigmoid ns_sigmoid silu tanh identity");
+                      "static_gate_forward: act is gelu_tanh, expected one of: sigmoid tanh silu ns-sigmoid identity");
   REQUIRE_THROWS_AS(static_gate_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1, {Activation::relu2}, cpu),
                     Error);
 }

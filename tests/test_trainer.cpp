@@ -177,7 +177,7 @@ TEST_CASE("trainer: the gradient's norm by layer, before clipping, against AdamW
       if (expected.empty()) expected = norms;
       REQUIRE_BITWISE(norms, expected);
       REQUIRE(norm > 2 * config.clip);
-      const std::vector<float> m = run.trainer.optimizer.m.download();
+      const std::vector<float> m = run.trainer.optimizer.states[0].values.download();
       const double unclipped = double(norm) / double(config.clip) / (1 - double(config.adamw.beta1));
       for (size_t layer = 0; layer < 3; layer++) {
         double squares = 0;
@@ -223,6 +223,7 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
                                                     {"--lr", "0.01"},
                                                     {"--min-lr", "0.002"},
                                                     {"--warmup", "1"},
+                                                    {"--decay", "3"},
                                                     {"--beta1", "0.5"},
                                                     {"--beta2", "0.5"},
                                                     {"--adam-eps", "0.001"},
@@ -254,6 +255,7 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
       {"--head-experts-of", "--head-experts=3"},
       {"--window-layers", "--window=3 --layers=6"},
       {"--gelu", "--ffn=gelu"},
+      {"--decay", "--schedule=wsd"},
       {"--shared-expert-gate", "--experts=3 --shared-experts=1"},
       {"--router-renormalise", "--experts=3"},
       {"--router-bias", "--experts=3"},

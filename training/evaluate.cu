@@ -87,11 +87,12 @@ std::string retrieval_of(Trainer& trainer) {
 void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& loader, Context& ctx) {
   std::optional<Checkpoint> checkpoint;
   if (config.source) {
-    set_trained_context(config.model, config.source->context(), config.source->path());
+    set_trained_context(config.model, config.source->context(), config.source->path(),
+                        config.source->gives_first_positions());
     config.source->require_fit(config.model);
   } else {
     checkpoint.emplace(checkpoint_to_evaluate(config, metadata));
-    set_trained_context(config.model, trained_context(checkpoint->metadata()), checkpoint->path());
+    set_trained_context(config.model, trained_context(checkpoint->metadata()), checkpoint->path(), false);
   }
   std::vector<ChoiceQuestion> questions;
   if (!config.choices.empty())

@@ -21,7 +21,7 @@ TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, si
   constexpr size_t f = sizeof(float);
   return {model.weights.bytes_of_values(config.storage),
           f * (flat + sums),
-          f * 2 * flat,
+          Optimizer::state_bytes(model.weights),
           model.activation_bytes(),
           model.gradient_bytes(),
           scratch.bytes() + omp_get_max_threads() * scratch.thread_bytes(),

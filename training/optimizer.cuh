@@ -2,6 +2,9 @@
 //
 // Each micro-batch's gradient is computed from zero and then added, in ascending order, so that a micro-batch adds the same bits
 // wherever it stands in the step.
+//
+// What is AdamW's stands here and nowhere else: the states that it keeps, the tables that it reads, its update. Checkpoints, memory
+// and the run's header ask for them by name or in bytes. Its settings are flags (training/flags/flags.cpp).
 // tests/test_trainer.cpp
 #pragma once
 #include "kernels/adamw.h"
@@ -13,16 +16,24 @@ namespace gated {
 
 class Optimizer {
  public:
+  static constexpr const char* name = "AdamW";
+  // What it keeps from step to step: of every parameter an array of the same shape, which starts at 0. Together they are a flat
+  // buffer, as the weights are. A checkpoint names them by prefix and parameter.
+  struct State {
+    std::string prefix;
+    Buffer<float> values;
+  };
+  static constexpr const char* state_prefixes[] = {"optimizer.m.", "optimizer.v."};  // the first and the second moment
+  static size_t state_bytes(const Parameters& weights) {
+    return std::size(state_prefixes) * weights.flat_size() * sizeof(float);
+  }
+
   Optimizer(Parameters& weights, size_t micro_batches, Context& ctx)
-      : weights_(weights),
-        ctx_(ctx),
-        plan_(tensors(weights), ctx),
-        norm_(ctx.device, 1),
-        part_norm_(ctx.device, 1),
-        m(ctx.device, weights.flat_size()),
-        v(ctx.device, weights.flat_size()) {
-    set_zero(m.data(), m.size(), ctx_);
-    set_zero(v.data(), v.size(), ctx_);
+      : weights_(weights), ctx_(ctx), plan_(tensors(weights), ctx), norm_(ctx.device, 1), part_norm_(ctx.device, 1) {
+    for (const char* prefix : state_prefixes) {
+      states.push_back({prefix, Buffer<float>(ctx.device, weights.flat_size())});
+      set_zero(states.back().values.data(), weights.flat_size(), ctx_);
+    }
     if (micro_batches > 1) total_ = Buffer<float>(ctx.device, weights.flat_size());
   }
 
@@ -46,7 +57,8 @@ class Optimizer {
     Range range("optimizer");
     gradient_norm(norm_.data(), gradient(), weights_.flat_size(), ctx_);
     bf16* const copies = weights_.copies.size() ? weights_.copies.data() : nullptr;
-    adamw_update(weights_.values.data(), m.data(), v.data(), copies, gradient(), norm_.data(), plan_, ctx_);
+    float *const m = states[0].values.data(), *const v = states[1].values.data();
+    adamw_update(weights_.values.data(), m, v, copies, gradient(), norm_.data(), plan_, ctx_);
   }
   // The norm of a part of that gradient, before clipping: n elements of the flat buffer, which begin where a parameter does.
   // Waits for the device.
@@ -77,7 +89,7 @@ class Optimizer {
   Buffer<float> norm_, part_norm_, total_;
 
  public:
-  Buffer<float> m, v;
+  std::vector<State> states;  // in the order of their prefixes
 };
 
 }  // namespace gated

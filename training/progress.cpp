@@ -59,11 +59,11 @@ void Progress::header() {
   print("data", data_.train->description());
   print("", format("%zu tokens a step, epoch of %.1f steps", trainer_.tokens_per_step(), trainer_.steps_per_epoch()));
   print("model",
-        format("%zu parameters%s, %.2f MFLOP a token, %.0f MiB (weights, gradients, AdamW, activations, scratch%s)",
+        format("%zu parameters%s, %.2f MFLOP a token, %.0f MiB (weights, gradients, %s, activations, scratch%s)",
                m.weights.total(),
                m.config.has_experts() ? format(", %zu of them active", m.weights.active()).c_str() : "",
                m.flops_per_token(m.context()) * 1e-6, double(memory.total() + trainer_.program_bytes) / 1048576,
-               trainer_.program_bytes ? ", program" : ""));
+               Optimizer::name, trainer_.program_bytes ? ", program" : ""));
   if (data_.val && data_.train->is_text()) {
     const double entropy = bigram_entropy(*data_.val, config_.model.context);
     print("bigrams",

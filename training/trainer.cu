@@ -3,6 +3,7 @@
 #include <malloc.h>
 
 #include <cmath>
+#include <list>
 
 #include "training/memory.h"
 
@@ -153,10 +154,13 @@ std::string Trainer::fingerprint() const {
 
 void Trainer::save(std::map<std::string, std::string> metadata) const {
   ctx_.synchronize();
-  const HostView<float> weights(model.weights.values), m(optimizer.m), v(optimizer.v);
-  std::vector<TensorView> tensors = views("", weights);
-  for (const TensorView& t : views("optimizer.m.", m)) tensors.push_back(t);
-  for (const TensorView& t : views("optimizer.v.", v)) tensors.push_back(t);
+  std::vector<TensorView> tensors;
+  std::list<HostView<float>> on_host;  // until they are written
+  const auto add = [&](const std::string& prefix, const Buffer<float>& flat) {
+    for (TensorView& t : views(prefix, on_host.emplace_back(flat))) tensors.push_back(std::move(t));
+  };
+  add("", model.weights.values);
+  for (const Optimizer::State& state : optimizer.states) add(state.prefix, state.values);
   save_step(config.out, steps_done_, tensors, std::move(metadata), config.keep, config.schedule.stable_until());
 }
 
@@ -169,8 +173,7 @@ void Trainer::load(const Checkpoint& checkpoint) {
   };
   read("", model.weights.values);
   model.weights_changed();
-  read("optimizer.m.", optimizer.m);
-  read("optimizer.v.", optimizer.v);
+  for (Optimizer::State& state : optimizer.states) read(state.prefix, state.values);
   steps_done_ = results_given_ = checkpoint.step();
 }
 

@@ -1,7 +1,7 @@
 // trainer: what a run has from step to step: the model, the optimizer, the place in the data; what of it a checkpoint
 // holds; and what a step reports.
 //
-// The state of a run is the step, the weights and AdamW's two moments; which tokens a step sees and which learning
+// The state of a run is the step, the weights and the optimizer's states; which tokens a step sees and which learning
 // rate it has are functions of the step. So a run that is resumed cannot differ from one that was not.
 //
 // The host does not wait for the device inside a step. Loss and gradient norm of a step travel while the next one runs:

@@ -19,13 +19,13 @@ static void activation_backward_loop(S* dx, const S* dy, const S* x, size_t n) {
 
 template <class S>
 void activation_forward_cpu(S* y, const S* x, size_t n, Activation act) {
-  with_known_activation(act, [&](auto known) { activation_forward_loop<known>(y, x, n); });
+  with_known_activation<of_plain>(act, [&](auto known) { activation_forward_loop<known>(y, x, n); });
 }
 IN_FLOAT_AND_BF16(activation_forward_cpu);
 
 template <class S>
 void activation_backward_cpu(S* dx, const S* dy, const S* x, size_t n, Activation act) {
-  with_known_activation(act, [&](auto known) { activation_backward_loop<known>(dx, dy, x, n); });
+  with_known_activation<of_plain>(act, [&](auto known) { activation_backward_loop<known>(dx, dy, x, n); });
 }
 IN_FLOAT_AND_BF16(activation_backward_cpu);
 

@@ -28,13 +28,13 @@ static void score_and_slope_loop(float* s, float* slope, const S* z, size_t n, f
 
 template <class S>
 void gate_scores_cpu(float* s, const S* z, size_t n, const GateOp& op) {
-  with_known_activation(op.act, [&](auto act) { score_loop<act>(s, z, n, op.scale); });
+  with_known_activation<any_gate>(op.act, [&](auto act) { score_loop<act>(s, z, n, op.scale); });
 }
 IN_FLOAT_AND_BF16(gate_scores_cpu);
 
 template <class S>
 void gate_scores_and_slopes_cpu(float* s, float* slope, const S* z, size_t n, const GateOp& op) {
-  with_known_activation(op.act, [&](auto act) { score_and_slope_loop<act>(s, slope, z, n, op.scale); });
+  with_known_activation<any_gate>(op.act, [&](auto act) { score_and_slope_loop<act>(s, slope, z, n, op.scale); });
 }
 IN_FLOAT_AND_BF16(gate_scores_and_slopes_cpu);
 

@@ -27,13 +27,13 @@ static void glu_backward_loop(S* dg, S* du, const S* dy, const S* g, const S* u,
 
 template <class S>
 void glu_forward_cpu(S* y, const S* g, const S* u, size_t n, Activation act) {
-  with_known_activation(act, [&](auto known) { glu_forward_loop<known, S>(y, g, u, n); });
+  with_known_activation<of_glu>(act, [&](auto known) { glu_forward_loop<known, S>(y, g, u, n); });
 }
 IN_FLOAT_AND_BF16(glu_forward_cpu);
 
 template <class S>
 void glu_backward_cpu(S* dg, S* du, const S* dy, const S* g, const S* u, size_t n, Activation act) {
-  with_known_activation(act, [&](auto known) { glu_backward_loop<known, S>(dg, du, dy, g, u, n); });
+  with_known_activation<of_glu>(act, [&](auto known) { glu_backward_loop<known, S>(dg, du, dy, g, u, n); });
 }
 IN_FLOAT_AND_BF16(glu_backward_cpu);
 

@@ -26,7 +26,7 @@ static void shared_gate_forward_tokens(S* y, const S* x, const S* z, size_t N, s
 #pragma omp for
     for (size_t n = 0; n < N; n++) {
       const size_t token = n * H * D;
-      with_known_activation(op.act, [&](auto act) { shared_score_loop<act>(s, z + token, H, D, op.scale); });
+      with_known_activation<any_gate>(op.act, [&](auto act) { shared_score_loop<act>(s, z + token, H, D, op.scale); });
       for (size_t head = token; head < token + H * D; head += D)
 #pragma omp simd
         for (size_t d = 0; d < D; d++) store(y[head + d], additive ? x[head + d] + s[d] : x[head + d] * s[d]);

@@ -20,11 +20,19 @@ const char* name_of(Flag::Kind kind) {
     case Flag::Kind::arithmetic: return "Arithmetic";
     case Flag::Kind::run: return "Run";
     case Flag::Kind::file: return "Files";
-    default: return "Evaluation and generation";
+    case Flag::Kind::inference: return "Evaluation and generation";
   }
+  return "";
 }
 
 namespace {
+
+std::vector<FlagTable::Choice<Activation>> activations_for(unsigned use) {
+  std::vector<FlagTable::Choice<Activation>> choices;
+  for (const ActivationRow& a : activations)
+    if (a.uses & use) choices.push_back({a.name, a.act, "core/nonlinear.cuh", a.meaning});
+  return choices;
+}
 
 void list_shortcuts(FlagTable& t, Config& c) {
   t.begin(Flag::Kind::shortcut);
@@ -74,11 +82,7 @@ void list_norm_flags(FlagTable& t, ModelConfig& m) {
                           {{"elementwise", NormGateScore::elementwise, "kernels/gate.cu", "one for every element"},
                            {"tensorwise", NormGateScore::tensorwise, "kernels/gate.cu", "one for every token"}},
                           "scores of GatedNorm's gate");
-  t.choice<Activation>("--norm-gate-act", m.norm.gate.op.act,
-                       {{"sigmoid", Activation::sigmoid, "core/nonlinear.cuh", "1 / (1 + e^-z)"},
-                        {"tanh", Activation::tanh, "core/nonlinear.cuh", "tanh z"},
-                        {"silu", Activation::silu, "core/nonlinear.cuh", "z sigmoid(z)"},
-                        {"identity", Activation::identity, "core/nonlinear.cuh", "z"}},
+  t.choice<Activation>("--norm-gate-act", m.norm.gate.op.act, activations_for(norm_gate),
                        "activation of GatedNorm's gate");
   t.choice<bool>("--norm-gate-init", m.norm.gate.zero_init,
                  {{"normal", false, "layers/norm.cuh", "like every other matrix"},
@@ -181,13 +185,7 @@ void list_attention_flags(FlagTable& t, ModelConfig& m) {
                  {{"mul", false, "kernels/gate.cu", "it multiplies the value"},
                   {"add", true, "kernels/gate.cu", "it is added to the value"}},
                  "what the score of attention's gate does");
-  t.choice<Activation>(
-      "--gate-act", a.gate.op.act,
-      {{"sigmoid", Activation::sigmoid, "core/nonlinear.cuh", "1 / (1 + e^-z)"},
-       {"silu", Activation::silu, "core/nonlinear.cuh", "z sigmoid(z)"},
-       {"ns-sigmoid", Activation::ns_sigmoid, "core/nonlinear.cuh", "(1 + sigmoid z) / 2: never sparse"},
-       {"identity", Activation::identity, "core/nonlinear.cuh", "z"}},
-      "activation of attention's gate");
+  t.choice<Activation>("--gate-act", a.gate.op.act, activations_for(attention_gate), "activation of attention's gate");
   t.number("--head-experts", a.head_experts.E, between<size_t>(0, 32),
            "SwitchHead: matrices of each key/value head, mixed by a token's scores; 0: one, without a score");
   t.number("--head-experts-per-token", a.head_experts.k, between<size_t>(1, 32),
@@ -296,8 +294,8 @@ void list_experts_flags(FlagTable& t, ModelConfig& m) {
   t.number("--expert-hidden", e.F, at_least(1), "width inside an expert");
   t.number("--dense-layers", m.dense_layers, between<size_t>(0, 10000),
            "so many layers at the beginning keep the FFN of --ffn-hidden");
-  t.number("--shared-experts", e.shared, between<size_t>(0, 1024),
-           "experts that every token takes: one FFN, so many times as wide as an expert");
+  t.number("--shared-experts", e.shared, between(0.0, 1024.0),
+           "experts that every token takes: one FFN, so many times as wide as an expert; 1.5 is one and a half");
   t.on_off("--shared-expert-gate", e.shared_gate, "layers/moe.cuh",
            "a sigmoid of each token scales the output of --shared-experts");
   t.on_off("--router-renormalise", e.renormalise, "kernels/router.cu",
@@ -361,7 +359,7 @@ void list_training_flags(FlagTable& t, Config& c) {
                          "how the learning rate falls from --lr to --min-lr");
   t.number("--min-lr", c.schedule.final, between(0.0f, 1e3f), "learning rate at the end of the schedule");
   t.number("--decay", c.schedule.decay, at_least(0),
-           "of --schedule=wsd: the last steps, in which the rate falls; where it is not given, a fifth of --steps");
+           "of --schedule=wsd: the last steps, in which the rate falls; 0: a fifth of --steps");
   t.number("--warmup", c.schedule.warmup, at_least(0),
            "steps of linear warm-up; where it is not given, at most half of --steps");
   t.number("--beta1", c.adamw.beta1, between(0.0f, 0.9999999f), "AdamW: decay of the mean gradient (kernels/adamw.cu)");

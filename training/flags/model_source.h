@@ -28,6 +28,8 @@ class ModelSource {
   // Tokens of a sequence that it was trained with.
   virtual size_t context() const = 0;
   virtual bool has_weights() const { return true; }
+  // May a model have fewer learned positions than it? Then it has the first of them.
+  virtual bool gives_first_positions() const { return false; }
   // Refuses a model that the weights are not, naming the flags that changed it: before there is memory for it.
   void require_fit(const ModelConfig& config) const;
   // Writes the parameters of a model, which is `config` and fits, at their offsets in `flat`.
@@ -45,8 +47,9 @@ class ModelSource {
 };
 
 // A model that is not trained but looked at, or that generates, has to know the context of its training: sigmoid scores and YaRN
-// are made of it. The one at `path` was trained with sequences of `context` tokens. Refuses positions that were not learned.
-void set_trained_context(ModelConfig& model, size_t context, const std::string& path);
+// are made of it. The one at `path` was trained with sequences of `context` tokens. Refuses positions that were not learned;
+// and fewer than were, unless the first of them are there to be had.
+void set_trained_context(ModelConfig& model, size_t context, const std::string& path, bool gives_first_positions);
 
 // Opens what --from names and checks what can be checked without the weights' shapes. Refuses what is no model.
 std::shared_ptr<const ModelSource> open_model_source(const std::string& path);

@@ -59,6 +59,7 @@ class HfSource final : public ModelSource {
   const std::vector<std::string>& flags() const override { return model_.flags; }
   size_t context() const override { return context_; }
   bool has_weights() const override { return weights_.has_value(); }
+  bool gives_first_positions() const override { return true; }
 
  protected:
   void check(const ModelConfig& config, const std::vector<Parameter>& list) const override {
@@ -82,8 +83,9 @@ class HfSource final : public ModelSource {
     const auto ours = by_name(list);
     std::vector<float> values;
     for (const HfTensor& t : tensors) {
-      values.resize(count(t.shape));
-      weights_->read(stored_name(t.name), values.data());
+      const std::string name = stored_name(t.name);
+      values.resize(count(weights_->entry(name).shape));
+      weights_->read(name, values.data());
       for (const Piece& piece : t.pieces) take_piece(piece, flat + ours.at(piece.parameter)->offset, values.data());
     }
   }
@@ -95,6 +97,12 @@ class HfSource final : public ModelSource {
     const bool short_one = name.starts_with(body) && !weights_->has(name) && weights_->has(name.substr(body.size()));
     return short_one ? name.substr(body.size()) : name;
   }
+  // With a --context that is smaller than what was learned, positions are the first of those that are there.
+  static bool holds(const TensorEntry& entry, const HfTensor& t) {
+    const bool positions = t.pieces[0].parameter == "model.embed_positions.weight";
+    if (!positions || entry.shape.size() != 2 || entry.shape[0] <= t.shape[0]) return entry.shape == t.shape;
+    return entry.shape[1] == t.shape[1];
+  }
   // Refuses a tensor that is not there in that shape, before any is read. Returns its name in the files.
   std::string check(const HfTensor& t) const {
     const std::string name = stored_name(t.name);
@@ -102,7 +110,7 @@ class HfSource final : public ModelSource {
             "%s: tensor %s is MXFP4, numbers of 4 bits: expected F32, BF16 or F16: expand it with transformers first",
             weights_->path().c_str(), quote(name).c_str());
     const TensorEntry& entry = weights_->entry(name);
-    require(entry.shape == t.shape, "%s: tensor %s is %s %s, expected the shape %s", weights_->file_of(name).c_str(),
+    require(holds(entry, t), "%s: tensor %s is %s %s, expected the shape %s", weights_->file_of(name).c_str(),
             quote(name).c_str(), entry.dtype.c_str(), shape_text(entry.shape).c_str(), shape_text(t.shape).c_str());
     require(entry.dtype == "F32" || entry.dtype == "BF16" || entry.dtype == "F16",
             "%s: tensor %s is %s, expected F32, BF16 or F16", weights_->file_of(name).c_str(), quote(name).c_str(),

@@ -136,8 +136,9 @@ static json rope_scaling_json(const RopeScaling& s) {
     case RopeScaling::Kind::yarn:
       return {{"rope_type", "yarn"}, {"factor", s.scale},   {"original_max_position_embeddings", s.trained},
               {"beta_slow", s.slow}, {"beta_fast", s.fast}, {"truncate", s.whole_points}};
-    default: return {{"rope_type", "default"}};
+    case RopeScaling::Kind::none: break;
   }
+  return {{"rope_type", "default"}};
 }
 
 // Where rope_scaling stands beside rope_parameters it has to say the same.
@@ -307,12 +308,11 @@ const Part shared_expert = {
       if (experts_in(keys) == 0) return;
       const size_t one = keys.whole("moe_intermediate_size");
       const size_t all = keys.whole("shared_expert_intermediate_size");
-      if (one == 0 || all == 0 || all % one != 0)
-        keys.refuse("shared_expert_intermediate_size", "a multiple of moe_intermediate_size");
-      say(words, "--shared-experts", all / one);
+      if (one == 0 || all == 0) keys.refuse("shared_expert_intermediate_size", "a whole number from 1 on");
+      say(words, "--shared-experts", double(all) / double(one));
       say(words, "--shared-expert-gate", true);
     },
-    [](const Config& c, json& j) { j["shared_expert_intermediate_size"] = c.model.moe.shared * c.model.moe.F; }};
+    [](const Config& c, json& j) { j["shared_expert_intermediate_size"] = c.model.moe.shared_width(); }};
 
 // Every layer_every-th layer is softmax attention, the others follow the gated delta rule.
 const Part linear_layers = {

@@ -251,8 +251,12 @@ std::vector<HfTensor> hf_tensors(HfArchitecture architecture, const ModelConfig&
       case HfArchitecture::qwen3_next: return place_qwen3_next;
       case HfArchitecture::gpt_oss: return place_gpt_oss;
       case HfArchitecture::gemma3: return place_gemma3;
-      default: return place_qwen;
+      case HfArchitecture::llama:
+      case HfArchitecture::qwen2:
+      case HfArchitecture::qwen3:
+      case HfArchitecture::qwen3_moe: return place_qwen;
     }
+    fail("hf_tensors: no architecture %d", int(architecture));
   }();
   Tensors tensors(most);
   const Model whole(model);

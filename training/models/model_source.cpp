@@ -133,9 +133,9 @@ bool ModelSource::fits(const ModelConfig& config) const {
   return true;
 }
 
-void set_trained_context(ModelConfig& m, size_t context, const std::string& path) {
+void set_trained_context(ModelConfig& m, size_t context, const std::string& path, bool gives_first_positions) {
   m.trained_context = context;
-  require(m.position != Position::learned || m.context == context,
+  require(m.position != Position::learned || m.context == context || (gives_first_positions && m.context < context),
           "--context=%zu: %s learned %zu positions and knows no others: take --context=%zu", m.context, path.c_str(),
           context, context);
 }

@@ -153,7 +153,7 @@ size_t tokens_to_write(const Config& c, size_t prompt) {
 }  // namespace
 
 int generate(Config& c, Context& ctx) {
-  set_trained_context(c.model, c.source->context(), c.source->path());
+  set_trained_context(c.model, c.source->context(), c.source->path(), c.source->gives_first_positions());
   c.source->require_fit(c.model);
   const std::optional<Tokenizer> found = find_tokenizer(c);
   const Tokenizer* tokenizer = found ? &*found : nullptr;
