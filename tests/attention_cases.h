@@ -27,31 +27,60 @@ inline AttentionShape sigmoid(AttentionShape s, float bias) {
 // kv_bias has logits of its own here, not those of its key.
 enum class Kind { none, sink, kv_bias };
 
+inline std::string describe(const AttentionShape& s, Kind kind) {
+  return format("B %zu T %zu H %zu KVH %zu D %zu window %zu sigmoid %d sink %d, strides %zu %zu %zu", s.B, s.T, s.H,
+                s.KVH, s.D, s.window, int(s.sigmoid()), int(kind), s.q_step(), s.kv_step(), s.o_step());
+}
+
 // Packed arrays, of numbers that S can store.
 template <class S>
 struct InputsOf {
   AttentionShape s;
   Kind kind;
-  std::vector<float> q, k, v, dout, logit, key, value;
-  InputsOf(const AttentionShape& s, float scale, Kind kind = Kind::none)
-      : s(s),
-        kind(kind),
-        q(stored<S>(random_values<float>(query_size(s), 1, scale))),
-        k(stored<S>(random_values<float>(key_size(s), 2, scale))),
-        v(stored<S>(random_values<float>(key_size(s), 3))),
-        dout(stored<S>(random_values<float>(query_size(s), 4))),
-        logit(random_values<float>(kind == Kind::sink ? s.H : stat_size(s), 5, 2 * scale)),
-        key(random_values<float>(s.H * s.D, 6)),
-        value(random_values<float>(s.H * s.D, 7)) {}
-  Sink position(const float* logit, const float* key, const float* value) const {
+  float scale;
+  std::vector<float> q = stored<S>(random_values<float>(query_size(s), 1, scale)),
+                     k = stored<S>(random_values<float>(key_size(s), 2, scale)),
+                     v = stored<S>(random_values<float>(key_size(s), 3)),
+                     dout = stored<S>(random_values<float>(query_size(s), 4)),
+                     logit = random_values<float>(kind == Kind::sink ? s.H : stat_size(s), 5, 2 * scale),
+                     key = random_values<float>(s.H * s.D, 6), value = random_values<float>(s.H * s.D, 7);
+  InputsOf(const AttentionShape& s, float scale, Kind kind = Kind::none) : s(s), kind(kind), scale(scale) {}
+};
+
+// The reference beside what the program runs. Where the shape says so, heads lie in wider rows, from element `at` on.
+template <class S>
+struct AttentionTrial : Trial {
+  const InputsOf<S> x;
+  const AttentionShape s = x.s;
+  const Kind kind = x.kind;
+  const Array<S> q = in<S>(x.q), k = in<S>(x.k), v = in<S>(x.v), dout = in<S>(x.dout), o = out<S>(x.q.size()),
+                 dq = out<S>(x.q.size()), dk = out<S>(x.k.size()), dv = out<S>(x.k.size());
+  const Array<float> logit = in(x.logit), key = in(x.key), value = in(x.value), lse = out(stat_size(s)),
+                     sink_p = of_sink(), sink_ds = of_sink();
+
+  AttentionTrial(const InputsOf<S>& x, size_t at, Nan nan) : Trial(nan), x(x) {
+    const size_t rows = s.B * s.T;
+    widen<S>({q, dq}, rows, s.q_stride, at);
+    widen<S>({k, v, dk, dv}, rows, s.kv_stride, at);
+    widen<S>({o, dout}, rows, s.o_stride, at);
+  }
+  // The extra position, as it is where the arrays are.
+  Sink sink() const {
     if (kind == Kind::none) return {};
     if (kind == Kind::sink) return {logit};
     return {logit, true, key, value};
   }
-};
+  template <class Forward, class Backward>
+  void call(Forward forward, Backward backward) const {
+    forward(o, lse, q, k, v, s, sink());
+    backward(dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink());
+  }
+  std::vector<std::vector<float>> attention() const {
+    return {o.values(), lse.values(), dq.values(), dk.values(), dv.values()};
+  }
 
-struct Outputs {
-  std::vector<float> o, lse, dq, dk, dv, sink_p, sink_ds;
+ private:
+  Array<float> of_sink() { return kind == Kind::none ? Array<float>() : out(stat_size(s)); }
 };
 
 // ---- with a cache
@@ -70,11 +99,41 @@ struct CachedCase {
     if (kind == CachedKind::sigmoid) s.score = AttentionScore::sigmoid, s.bias = -1.5f;
     return s;
   }
+  // Attention over the first T tokens, whose window is the ring.
+  AttentionShape whole(size_t T) const {
+    const CachedAttentionShape s = shape();
+    AttentionShape whole{B, T, H, KVH, D, slots};
+    whole.score = s.score, whole.bias = s.bias, whole.score_dim = s.score_dim;
+    return whole;
+  }
   Sink sink(const float* logit, const float* value) const {
     if (kind == CachedKind::sink) return {logit};
     if (kind == CachedKind::kv_bias) return {logit, true, nullptr, value};
     return {};
   }
+  // Of logits (B,H,T), or of a learned sink's H: those of token t.
+  std::vector<float> logits_at(const std::vector<float>& logit, size_t t, size_t T) const {
+    std::vector<float> now(logit.begin(), logit.begin() + ptrdiff_t(H));
+    if (kind != CachedKind::kv_bias) return now;
+    now.clear();
+    for (size_t bh = 0; bh < B * H; bh++) now.push_back(logit[bh * T + t]);
+    return now;
+  }
+  std::string text() const {
+    return format("B %zu H %zu KVH %zu D %zu slots %zu tokens %zu kind %d", B, H, KVH, D, slots, tokens, int(kind));
+  }
 };
+
+// Tokens t to t + n - 1 of all B sequences of T: those that come at one time, as a step of generation has them.
+template <class S>
+std::vector<S> tokens_of(const std::vector<S>& x, size_t B, size_t T, size_t t, size_t n) {
+  const size_t width = x.size() / B / T;
+  std::vector<S> rows;
+  for (size_t b = 0; b < B; b++) {
+    const auto from = x.begin() + ptrdiff_t((b * T + t) * width);
+    rows.insert(rows.end(), from, from + ptrdiff_t(n * width));
+  }
+  return rows;
+}
 
 }  // namespace gated::attention_cases

@@ -83,8 +83,8 @@ void wait_for_device() {
 #endif
 }
 
-// Best seconds of each function, measured in turns for about `budget` seconds. On a GPU a turn has as many calls as take a
-// millisecond: what is measured of a short one is its work, not how long a launch takes to arrive.
+// Best seconds of each function, measured in turns for about `budget` seconds. On a GPU a turn has as many calls as
+// take a millisecond: what is measured of a short one is its work, not how long a launch takes to arrive.
 std::vector<double> best_seconds(std::vector<std::function<void()>> functions, double budget = 0.5) {
   constexpr bool gpu = device == Device::cuda;
   constexpr int before = gpu ? 2 : 1;  // turns that do not count: a warm-up, and on a GPU one that counts the calls
@@ -121,12 +121,49 @@ void add_row(nlohmann::ordered_json row) {
   require(file.good() && rename(fresh.c_str(), file_name.c_str()) == 0, "bench: cannot write %s", file_name.c_str());
 }
 
+// What is measured: a line for the reader, and its numbers for the file.
+void tell(const std::string& line, nlohmann::ordered_json row) {
+  printf("%s\n", line.c_str());
+  fflush(stdout);
+  add_row(std::move(row));
+}
+// "   12 %", of a ceiling that is known.
+std::string percent(double share, double ceiling, int width = 8) {
+  return ceiling > 0 ? format(" %*.0f %%", width, 100 * share / ceiling) : "";
+}
+
+// The FLOP/s of an operation forward and backward.
+void tell_both_ways(const std::string& op, const std::string& name, double forward, double backward, double peak,
+                    const std::string& more = "") {
+  const double share = peak > 0 ? 1 / peak : 0;
+  tell(format("%-42s %10.1f %10.1f", name.c_str(), forward * 1e-9, backward * 1e-9) +
+           (peak > 0 ? format(" %5.0f/%.0f %%", 100 * forward / peak, 100 * backward / peak) : "") + more,
+       {{"op", op + name},
+        {"forward_gflops", forward * 1e-9},
+        {"backward_gflops", backward * 1e-9},
+        {"forward_share_of_peak", forward * share},
+        {"backward_share_of_peak", backward * share}});
+}
+
+const char* name_of(Layout layout) {
+  return layout == Layout::nt ? "nt" : layout == Layout::nn ? "nn" : "tn";
+}
+
+// Device memory that stands where a pointer is expected.
+template <class S>
+struct Numbers : Buffer<S> {
+  using Buffer<S>::Buffer;
+  operator S*() const { return this->data(); }
+  operator Reals() const requires(!std::is_integral_v<S>) { return this->data(); }
+  operator ConstReals() const requires(!std::is_integral_v<S>) { return this->data(); }
+};
+
 // A vector on the device, filled with small values: denormals and NaN would not be what training sees.
 template <class T = float>
-Buffer<T> filled(size_t n, uint64_t seed = 1) {
+Numbers<T> filled(size_t n, uint64_t seed = 1) {
   std::vector<T> host(n);
   for (size_t i = 0; i < n; i++) host[i] = T(float(int((i * 2654435761u + seed * 40503u) % 2000) - 1000) * 1e-3f);
-  return Buffer<T>(device, host);
+  return Numbers<T>(device, host);
 }
 
 // ---- ceilings
@@ -229,23 +266,20 @@ void bench_matmul(Context& ctx, double peak) {
   Peer peer(ctx);
   printf("\n%-28s %10s %10s %8s %10s\n", "matmul M x N x K", "GFLOP/s", peer_name, "ratio", "of peak");
   for (const Case& c : cases) {
-    Buffer<float> A = filled(c.M * c.K, 1), B = filled(c.N * c.K, 2), C = filled(c.M * c.N, 3),
-                  D = filled(c.M * c.N, 3);
-    const auto seconds =
-        best_seconds({[&] { matmul(C.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc, ctx); },
-                      [&] { peer.matmul(D.data(), A.data(), B.data(), c.M, c.N, c.K, c.layout, c.acc); }});
+    Numbers<float> A = filled(c.M * c.K, 1), B = filled(c.N * c.K, 2), C = filled(c.M * c.N, 3),
+                   D = filled(c.M * c.N, 3);
+    const auto seconds = best_seconds({[&] { matmul(C, A, B, c.M, c.N, c.K, c.layout, c.acc, ctx); },
+                                       [&] { peer.matmul(D, A, B, c.M, c.N, c.K, c.layout, c.acc); }});
     const double flops = 2.0 * double(c.M) * double(c.N) * double(c.K), ours = flops / seconds[0],
                  theirs = flops / seconds[1];
-    printf("%-7s %5zux%4zux%4zu %s %10.1f %10.1f %7.2fx", c.role, c.M, c.N, c.K, c.acc == Accumulate::yes ? "+=" : "= ",
-           ours * 1e-9, theirs * 1e-9, ours / theirs);
-    if (peak > 0) printf(" %8.0f %%", 100 * ours / peak);
-    printf("\n");
-    fflush(stdout);
-    add_row({{"op", format("matmul %s %zux%zux%zu", c.role, c.M, c.N, c.K)},
-             {"gflops", ours * 1e-9},
-             {"peer", peer_name},
-             {"ratio_to_peer", ours / theirs},
-             {"share_of_peak", peak > 0 ? ours / peak : 0}});
+    tell(format("%-7s %5zux%4zux%4zu %s %10.1f %10.1f %7.2fx", c.role, c.M, c.N, c.K,
+                c.acc == Accumulate::yes ? "+=" : "= ", ours * 1e-9, theirs * 1e-9, ours / theirs) +
+             percent(ours, peak),
+         {{"op", format("matmul %s %zux%zux%zu", c.role, c.M, c.N, c.K)},
+          {"gflops", ours * 1e-9},
+          {"peer", peer_name},
+          {"ratio_to_peer", ours / theirs},
+          {"share_of_peak", peak > 0 ? ours / peak : 0}});
   }
 }
 
@@ -259,34 +293,28 @@ void bench_bf16(Context& ctx) {
   double peak = gpu ? 1e-9 * measured_matmul_peak(Storage::bf16, ctx) : 0;
   printf("\n%-28s %10s %10s %8s %8s\n", "bf16 M x N x K", "GFLOP/s", peer, "ratio", gpu ? "of peak" : "");
   const auto compare = [&](Layout layout, size_t M, size_t N, size_t K) {
-    const Buffer<bf16> A = filled<bf16>(M * K, 1), B = filled<bf16>(N * K, 2);
-    const Buffer<float> C = filled(M * N, 3), D = filled(M * N, 3), wide_a = filled(gpu ? 0 : M * K, 1),
-                        wide_b = filled(gpu ? 0 : N * K, 2);
-    const auto ours = [&] { matmul_bf16(C.data(), A.data(), B.data(), M, N, K, layout, Accumulate::no, ctx); };
+    const Numbers<bf16> A = filled<bf16>(M * K, 1), B = filled<bf16>(N * K, 2);
+    const Numbers<float> C = filled(M * N, 3), D = filled(M * N, 3), wide_a = filled(gpu ? 0 : M * K, 1),
+                         wide_b = filled(gpu ? 0 : N * K, 2);
+    const auto ours = [&] { matmul_bf16(C, A, B, M, N, K, layout, Accumulate::no, ctx); };
     const auto theirs = [&] {
       if (gpu)
-        matmul_bf16(D.data(), A.data(), B.data(), M, N, K, layout, Accumulate::no, other);
+        matmul_bf16(D, A, B, M, N, K, layout, Accumulate::no, other);
       else
-        matmul(D.data(), wide_a.data(), wide_b.data(), M, N, K, layout, Accumulate::no, other);
+        matmul(D, wide_a, wide_b, M, N, K, layout, Accumulate::no, other);
     };
     const auto seconds = best_seconds({ours, theirs});
     const double gflops = 2e-9 * double(M) * double(N) * double(K);
-    const std::string name = format("%s %zux%zux%zu",
-                                    layout == Layout::nt   ? "nt"
-                                    : layout == Layout::nn ? "nn"
-                                                           : "tn",
-                                    M, N, K);
+    const std::string name = format("%s %zux%zux%zu", name_of(layout), M, N, K);
     if (gpu) peak = std::max(peak, gflops / std::min(seconds[0], seconds[1]));
-    printf("%-28s %10.1f %10.1f %7.2fx", name.c_str(), gflops / seconds[0], gflops / seconds[1],
-           seconds[1] / seconds[0]);
-    if (gpu) printf(" %6.0f %%", 100 * gflops / seconds[0] / peak);
-    printf("\n");
-    fflush(stdout);
-    add_row({{"op", "bf16 " + name},
-             {"gflops", gflops / seconds[0]},
-             {"peer", peer},
-             {"ratio_to_peer", seconds[1] / seconds[0]},
-             {"share_of_peak", gpu ? gflops / seconds[0] / peak : 0}});
+    tell(format("%-28s %10.1f %10.1f %7.2fx", name.c_str(), gflops / seconds[0], gflops / seconds[1],
+                seconds[1] / seconds[0]) +
+             percent(gflops / seconds[0], peak, 6),
+         {{"op", "bf16 " + name},
+          {"gflops", gflops / seconds[0]},
+          {"peer", peer},
+          {"ratio_to_peer", seconds[1] / seconds[0]},
+          {"share_of_peak", gpu ? gflops / seconds[0] / peak : 0}});
   };
   if (gpu)
     for (size_t n : {8192, 4096}) compare(Layout::nt, n, n, n);
@@ -301,21 +329,20 @@ void bench_bf16(Context& ctx) {
   }
   // The activation of a feed-forward layer in the end of its product, beside one in a kernel of its own.
   const size_t F = 3072, C = 768;
-  const Buffer<bf16> x = filled<bf16>(tokens * C, 1), w = filled<bf16>(F * C, 2), g = filled<bf16>(tokens * F, 3),
-                     u = filled<bf16>(tokens * F, 4), y = filled<bf16>(tokens * F, 5);
+  const Numbers<bf16> x = filled<bf16>(tokens * C, 1), w = filled<bf16>(F * C, 2), g = filled<bf16>(tokens * F, 3),
+                      u = filled<bf16>(tokens * F, 4), y = filled<bf16>(tokens * F, 5);
   const auto multiply = [&](const Activated& activated) {
-    matmul_bf16(u.data(), x.data(), w.data(), tokens, F, C, Layout::nt, Accumulate::no, ctx, nullptr, activated);
+    matmul_bf16(u, x, w, tokens, F, C, Layout::nt, Accumulate::no, ctx, nullptr, activated);
   };
   const auto seconds = best_seconds({[&] {
-                                       multiply({y.data(), g.data(), Activation::silu});
+                                       multiply({y, g, Activation::silu});
                                      },
                                      [&] {
                                        multiply({});
-                                       glu_forward(y.data(), g.data(), u.data(), tokens * F, Activation::silu, ctx);
+                                       glu_forward(y, g, u, tokens * F, Activation::silu, ctx);
                                      }});
-  printf("SwiGLU in the end of the product of W_up: %.2fx the speed of one after it\n", seconds[1] / seconds[0]);
-  add_row(
-      {{"op", "bf16 product with SwiGLU"}, {"peer", "SwiGLU after it"}, {"ratio_to_peer", seconds[1] / seconds[0]}});
+  tell(format("SwiGLU in the end of the product of W_up: %.2fx the speed of one after it", seconds[1] / seconds[0]),
+       {{"op", "bf16 product with SwiGLU"}, {"peer", "SwiGLU after it"}, {"ratio_to_peer", seconds[1] / seconds[0]}});
 }
 
 // The products of one layer's experts, of rows of S, beside one product of all rows.
@@ -358,71 +385,67 @@ void bench_grouped(Context& ctx) {
     std::vector<int> start(s.E + 1, 0);
     const size_t first = skewed ? s.M / 2 : s.M / s.E;
     for (size_t e = 1; e <= s.E; e++) start[e] = int(first + (s.M - first) * (e - 1) / (s.E - 1));
-    const Buffer<int> row_start(device, start);
-    const Buffer<S> x = filled<S>(s.M * s.K, 1), w = filled<S>(s.E * s.N * s.K, 2), y = filled<S>(s.M * s.N, 3),
-                    dx = filled<S>(s.M * s.K), one = filled<S>(s.N * s.K, 2);
-    const Buffer<float> dw = filled(s.E * s.N * s.K), d_one = filled(s.N * s.K);
+    const Numbers<int> row_start(device, start);
+    const Numbers<S> x = filled<S>(s.M * s.K, 1), w = filled<S>(s.E * s.N * s.K, 2), y = filled<S>(s.M * s.N, 3),
+                     dx = filled<S>(s.M * s.K), one = filled<S>(s.N * s.K, 2);
+    const Numbers<float> dw = filled(s.E * s.N * s.K), d_one = filled(s.N * s.K);
     const GroupedShape back = {s.M, s.E, s.K, s.N};
     const struct {
       const char* name;
       std::function<void()> grouped, dense;
-    } roles[] = {{"forward", [&] { product(y.data(), x.data(), w.data(), row_start.data(), s, Layout::nt); },
-                  [&] { dense(y.data(), x.data(), one.data(), s.M, s.N, s.K, Layout::nt, Accumulate::no); }},
-                 {"dx", [&] { product(dx.data(), y.data(), w.data(), row_start.data(), back, Layout::nn); },
-                  [&] { dense(dx.data(), y.data(), one.data(), s.M, s.K, s.N, Layout::nn, Accumulate::no); }},
-                 {"dW", [&] { gradient(dw.data(), y.data(), x.data(), row_start.data(), s); },
-                  [&] { dense(d_one.data(), y.data(), x.data(), s.N, s.K, s.M, Layout::tn, Accumulate::yes); }}};
+    } roles[] = {{"forward", [&] { product(y, x, w, row_start, s, Layout::nt); },
+                  [&] { dense(+y, x, one, s.M, s.N, s.K, Layout::nt, Accumulate::no); }},
+                 {"dx", [&] { product(dx, y, w, row_start, back, Layout::nn); },
+                  [&] { dense(+dx, y, one, s.M, s.K, s.N, Layout::nn, Accumulate::no); }},
+                 {"dW", [&] { gradient(dw, y, x, row_start, s); },
+                  [&] { dense(+d_one, y, x, s.N, s.K, s.M, Layout::tn, Accumulate::yes); }}};
     for (const auto& role : roles) {
       const auto seconds = best_seconds({role.grouped, role.dense});
       const double flops = 2.0 * double(s.M) * double(s.N) * double(s.K);
       const std::string name =
           format("%s %zu %zu %zu %zu%s", role.name, s.M, s.E, s.N, s.K, skewed ? " skewed" : " balanced");
-      printf("%-46s %10.1f %10.1f %7.2fx\n", name.c_str(), flops / seconds[0] * 1e-9, flops / seconds[1] * 1e-9,
-             seconds[1] / seconds[0]);
-      fflush(stdout);
-      add_row({{"op", (is_bf16 ? "bf16 grouped matmul " : "grouped matmul ") + name},
-               {"gflops", flops / seconds[0] * 1e-9},
-               {"peer", "one matrix"},
-               {"ratio_to_peer", seconds[1] / seconds[0]}});
+      tell(format("%-46s %10.1f %10.1f %7.2fx", name.c_str(), flops / seconds[0] * 1e-9, flops / seconds[1] * 1e-9,
+                  seconds[1] / seconds[0]),
+           {{"op", (is_bf16 ? "bf16 grouped matmul " : "grouped matmul ") + name},
+            {"gflops", flops / seconds[0] * 1e-9},
+            {"peer", "one matrix"},
+            {"ratio_to_peer", seconds[1] / seconds[0]}});
     }
   }
 }
 
 // ---- operations that memory bounds
 
-// What stands around the experts of a mixture, 8 of 128 for every token. x, y and z hold 65536 rows of 2048: as many tokens
-// for the router, and the rows of an eighth of them for what moves tokens.
+// What stands around the experts of a mixture, 8 of 128 for every token. x, y and z hold 65536 rows of 2048: as many
+// tokens for the router, and the rows of an eighth of them for what moves tokens.
 using Row = std::function<void(const std::string& name, double bytes, std::function<void()>)>;
 
 // x, y and z hold at least 65536 rows of 2048 numbers.
 template <class S>
-void bench_routing(const Row& row, const Buffer<S>& x, const Buffer<S>& y, const Buffer<S>& z, Context& ctx) {
+void bench_routing(const Row& row, const Numbers<S>& x, const Numbers<S>& y, const Numbers<S>& z, Context& ctx) {
   const size_t M = 65536, C = 2048, E = 128, k = 8;
   const RouterShape every = {M, E, k, true};
   const DispatchShape s = {M / k, E, k};
-  Buffer<float> logits = filled(M * E, 1), p(device, M * E), lse(device, M), weight(device, M * k),
-                report(device, router_report_values), dweight = filled(M * k, 2);
-  Buffer<int> expert(device, M * k), start(device, E + 1), slot_of_row(device, M), row_of_slot(device, M);
-  Buffer<size_t> counts(device, E);
-  const RouterOut out = {p.data(), lse.data(), expert.data(), weight.data()};
-  const Dispatch d = {start.data(), slot_of_row.data(), row_of_slot.data()};
+  Numbers<float> logits = filled(M * E, 1), p(device, M * E), lse(device, M), weight(device, M * k),
+                 report(device, router_report_values), dweight = filled(M * k, 2);
+  Numbers<int> expert(device, M * k), start(device, E + 1), slot_of_row(device, M), row_of_slot(device, M);
+  Numbers<size_t> counts(device, E);
+  const RouterOut out = {p, lse, expert, weight};
+  const Dispatch d = {start, slot_of_row, row_of_slot};
   const double scores = double(M * E), sorted = sizeof(S) * double(M * C), tokens = sizeof(S) * double(s.N * C);
-  row("router forward, 8 of 128", 8 * scores, [&] { router_forward(out, logits.data(), every, ctx); });
-  dispatch_sort(d, expert.data(), s, ctx);
-  dispatch_count(counts.data(), start.data(), true, E, ctx);
+  row("router forward, 8 of 128", 8 * scores, [&] { router_forward(out, logits, every, ctx); });
+  dispatch_sort(d, expert, s, ctx);
+  dispatch_count(counts, start, true, E, ctx);
   row("router backward", (4 + sizeof(S)) * scores, [&] {
-    router_backward(z.data(), dweight.data(), out, {1e-3f, 1e-3f, counts.data()}, every, ctx);
+    router_backward(z, dweight, out, {1e-3f, 1e-3f, counts}, every, ctx);
   });
-  row("router report", 4 * scores,
-      [&] { router_report(report.data(), p.data(), lse.data(), counts.data(), every, ctx); });
-  row("slots sorted by expert", 12 * double(M), [&] { dispatch_sort(d, expert.data(), s, ctx); });
-  row("tokens to their experts' rows", sorted + tokens, [&] { dispatch_gather(y.data(), x.data(), d, s, C, ctx); });
+  row("router report", 4 * scores, [&] { router_report(report, p, lse, counts, every, ctx); });
+  row("slots sorted by expert", 12 * double(M), [&] { dispatch_sort(d, expert, s, ctx); });
+  row("tokens to their experts' rows", sorted + tokens, [&] { dispatch_gather(y, x, d, s, C, ctx); });
   row("tokens to their experts' rows, backward", sorted + tokens,
-      [&] { dispatch_gather_backward(y.data(), Accumulate::no, x.data(), d, s, C, ctx); });
-  row("combine forward", sorted + tokens,
-      [&] { combine_forward(y.data(), x.data(), weight.data(), nullptr, d, s, C, ctx); });
-  row("combine backward", 2 * sorted + tokens,
-      [&] { combine_backward(y.data(), dweight.data(), z.data(), x.data(), weight.data(), d, s, C, ctx); });
+      [&] { dispatch_gather_backward(y, Accumulate::no, x, d, s, C, ctx); });
+  row("combine forward", sorted + tokens, [&] { combine_forward(y, x, weight, nullptr, d, s, C, ctx); });
+  row("combine backward", 2 * sorted + tokens, [&] { combine_backward(y, dweight, z, x, weight, d, s, C, ctx); });
 }
 
 // Arrays far larger than a last-level cache, so that every byte comes from memory.
@@ -432,175 +455,145 @@ void bench_operations(Context& ctx, double bandwidth) {
   const size_t N = 65536, C = 2048, n = N * C, H = 16, D = 128, tokens_wide = 50257;
   printf("\n%-42s %10s %10s\n", format("%s (%zu rows of %zu)", is_bf16 ? "bf16 operation" : "operation", N, C).c_str(),
          "GB/s", "of copy");
-  Buffer<S> x = filled<S>(n, 1), y = filled<S>(n, 2), z = filled<S>(n, 3), dx = filled<S>(n, 4), dz = filled<S>(n, 5);
-  Buffer<float> w = filled(C, 6), dw = filled(C, 7), b = filled(C, 8), db = filled(C, 9), r = filled(N * H, 10),
-                mean = filled(N, 11), scores = filled(N * H, 12), dscores = filled(N * H, 13), alpha = filled(4, 14),
-                dalpha = filled(4, 15), row_sums = filled(4 * N, 16);
+  Numbers<S> x = filled<S>(n, 1), y = filled<S>(n, 2), z = filled<S>(n, 3), dx = filled<S>(n, 4), dz = filled<S>(n, 5);
+  Numbers<float> w = filled(C, 6), dw = filled(C, 7), b = filled(C, 8), db = filled(C, 9), r = filled(N * H, 10),
+                 mean = filled(N, 11), scores = filled(N * H, 12), dscores = filled(N * H, 13), alpha = filled(4, 14),
+                 dalpha = filled(4, 15), row_sums = filled(4 * N, 16);
   const Row row = [&](const std::string& name, double bytes, std::function<void()> run) {
     const double rate = bytes / best_seconds({run}, 0.2)[0];
-    printf("%-42s %10.1f %8.0f %%\n", name.c_str(), rate * 1e-9, 100 * rate / bandwidth);
-    fflush(stdout);
-    add_row({{"op", (is_bf16 ? "bf16 " : "") + name}, {"gb_per_s", rate * 1e-9}, {"share_of_copy", rate / bandwidth}});
+    tell(format("%-42s %10.1f", name.c_str(), rate * 1e-9) + percent(rate, bandwidth),
+         {{"op", (is_bf16 ? "bf16 " : "") + name}, {"gb_per_s", rate * 1e-9}, {"share_of_copy", rate / bandwidth}});
   };
   const double f = sizeof(S) * double(n), wide = 4 * double(n);  // bytes of an array, of one of floats
-  const ResidualIn alone = {x.data()}, joined = {x.data(), z.data()};
-  const ResidualBackwardIn back = {.x = x.data(), .dresidual = z.data()};
-  const Buffer<uint64_t> stream(device, {1});
+  const ResidualIn alone = {x}, joined = {x, z};
+  const ResidualBackwardIn back = {.x = x, .dresidual = z};
+  const Numbers<uint64_t> stream(device, {1});
   Join rough;
-  rough.clip_branch = 1, rough.clip_sum = 2, rough.dropout = {0.1f, 1, stream.data()};
-  row("rmsnorm forward", 2 * f, [&] { rmsnorm_forward(y.data(), r.data(), x.data(), w.data(), N, C, 1e-6f, ctx); });
-  row("residual + rmsnorm forward", 4 * f, [&] {
-    rmsnorm_forward({y.data(), r.data(), dx.data()}, joined, {w.data()}, N, C, 1e-6f, ctx);
-  });
+  rough.clip_branch = 1, rough.clip_sum = 2, rough.dropout = {0.1f, 1, stream};
+  row("rmsnorm forward", 2 * f, [&] { rmsnorm_forward(y, r, x, w, N, C, 1e-6f, ctx); });
+  row("residual + rmsnorm forward", 4 * f, [&] { rmsnorm_forward({y, r, dx}, joined, {w}, N, C, 1e-6f, ctx); });
   row("residual with clips and dropout + rmsnorm", 4 * f, [&] {
-    rmsnorm_forward({y.data(), r.data(), dx.data()}, {x.data(), z.data(), rough}, {w.data()}, N, C, 1e-6f, ctx);
+    rmsnorm_forward({y, r, dx}, {x, z, rough}, {w}, N, C, 1e-6f, ctx);
   });
-  row("rmsnorm backward", 4 * f,
-      [&] { rmsnorm_backward({.dx = dx.data(), .dw = dw.data()}, y.data(), back, {w.data()}, r.data(), N, C, ctx); });
-  row("preaffine forward", 2 * f, [&] {
-    rmsnorm_forward({y.data(), r.data()}, alone, {w.data(), b.data()}, N, C, 1e-6f, ctx);
-  });
+  row("rmsnorm backward", 4 * f, [&] { rmsnorm_backward({.dx = dx, .dw = dw}, y, back, {w}, r, N, C, ctx); });
+  row("preaffine forward", 2 * f, [&] { rmsnorm_forward({y, r}, alone, {w, b}, N, C, 1e-6f, ctx); });
   row("preaffine backward", 4 * f, [&] {
-    rmsnorm_backward({.dx = dx.data(), .dw = dw.data(), .dpre = db.data(), .mean = mean.data()}, y.data(), back,
-                     {w.data(), b.data()}, r.data(), N, C, ctx);
+    rmsnorm_backward({.dx = dx, .dw = dw, .dpre = db, .mean = mean}, y, back, {w, b}, r, N, C, ctx);
   });
-  row("layernorm forward", 2 * f, [&] {
-    layernorm_forward({y.data(), mean.data(), r.data()}, {x.data()}, w.data(), b.data(), N, C, 1e-5f, ctx);
-  });
-  row("layernorm backward", 4 * f, [&] {
-    layernorm_backward({.dx = dx.data(), .dw = dw.data(), .db = db.data()}, y.data(), back, w.data(), mean.data(),
-                       r.data(), N, C, ctx);
-  });
-  row("dyt forward", 2 * f, [&] { dyt_forward({y.data()}, {x.data()}, alpha.data(), w.data(), b.data(), N, C, ctx); });
+  row("layernorm forward", 2 * f, [&] { layernorm_forward(y, mean, r, x, w, b, N, C, 1e-5f, ctx); });
+  row("layernorm backward", 4 * f,
+      [&] { layernorm_backward({.dx = dx, .dw = dw, .db = db}, y, back, w, mean, r, N, C, ctx); });
+  row("dyt forward", 2 * f, [&] { dyt_forward(y, x, alpha, w, b, N, C, ctx); });
   row("dyt backward", 4 * f, [&] {
-    dyt_backward({dx.data(), nullptr, dalpha.data(), dw.data(), db.data(), row_sums.data()}, y.data(), back,
-                 alpha.data(), w.data(), N, C, ctx);
+    dyt_backward({dx, nullptr, dalpha, dw, db, row_sums}, y, back, alpha, w, N, C, ctx);
   });
   const GatedNormShape gated_norm = {N, C, 16, NormGateBase::rmsnorm, NormGateScore::elementwise, {}, 0, 1e-6f};
-  Buffer<float> low = filled(N * 16, 18), down = filled(16 * C, 19), up = filled(C * 16, 20), ddown = filled(16 * C),
-                dup = filled(16 * C);
-  const GatedNormWeights weights = {nullptr, w.data(), nullptr, down.data(), up.data()};
-  const GatedNormGradients gradients = {nullptr, dw.data(), nullptr, ddown.data(), dup.data()};
+  Numbers<float> low = filled(N * 16, 18), down = filled(16 * C, 19), up = filled(C * 16, 20), ddown = filled(16 * C),
+                 dup = filled(16 * C);
+  const GatedNormWeights weights = {nullptr, w, nullptr, down, up};
+  const GatedNormGradients gradients = {nullptr, dw, nullptr, ddown, dup};
   row("residual + gated norm forward, rank 16", 4 * f,
-      [&] { gated_norm_forward(y.data(), r.data(), low.data(), dx.data(), joined, weights, gated_norm, ctx); });
-  row("gated norm backward, rank 16", 6 * f, [&] {
-    gated_norm_backward(dx.data(), nullptr, gradients, y.data(), back, low.data(), r.data(), weights, gated_norm, ctx);
-  });
-  row("residual add alone", 3 * f, [&] { residual_forward(dx.data(), {x.data(), z.data()}, N, C, ctx); });
+      [&] { gated_norm_forward(y, r, low, dx, joined, weights, gated_norm, ctx); });
+  row("gated norm backward, rank 16", 6 * f,
+      [&] { gated_norm_backward(dx, nullptr, gradients, y, back, low, r, weights, gated_norm, ctx); });
+  row("residual add alone", 3 * f, [&] { residual_forward(dx, x, z, N, C, ctx); });
   const GateOp op;
-  row("gate forward, elementwise", 3 * f, [&] { gate_forward(y.data(), x.data(), z.data(), N, C, 1, op, ctx); });
-  row("gate backward, elementwise", 5 * f,
-      [&] { gate_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), N, C, 1, op, ctx); });
-  Buffer<S> of_heads = filled<S>(N * H, 12), dof_heads = filled<S>(N * H, 13);
-  row("gate forward, headwise", 2 * f, [&] { gate_forward(y.data(), x.data(), of_heads.data(), N, C, D, op, ctx); });
-  row("gate backward, headwise", 3 * f,
-      [&] { gate_backward(dx.data(), dof_heads.data(), y.data(), x.data(), of_heads.data(), N, C, D, op, ctx); });
-  row("shared gate forward", 3 * f, [&] { shared_gate_forward(y.data(), x.data(), z.data(), N, H, D, op, ctx); });
-  row("shared gate backward", 5 * f,
-      [&] { shared_gate_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), N, H, D, op, ctx); });
-  row("static gate forward", 2 * f, [&] { static_gate_forward(y.data(), x.data(), w.data(), N, C, op, ctx); });
-  row("static gate backward", 3 * f,
-      [&] { static_gate_backward(dx.data(), dw.data(), y.data(), x.data(), w.data(), N, C, op, ctx); });
+  row("gate forward, elementwise", 3 * f, [&] { gate_forward(y, x, z, N, C, 1, op, ctx); });
+  row("gate backward, elementwise", 5 * f, [&] { gate_backward(dx, dz, y, x, z, N, C, 1, op, ctx); });
+  Numbers<S> of_heads = filled<S>(N * H, 12), dof_heads = filled<S>(N * H, 13);
+  row("gate forward, headwise", 2 * f, [&] { gate_forward(y, x, of_heads, N, C, D, op, ctx); });
+  row("gate backward, headwise", 3 * f, [&] { gate_backward(dx, dof_heads, y, x, of_heads, N, C, D, op, ctx); });
+  row("shared gate forward", 3 * f, [&] { shared_gate_forward(y, x, z, N, H, D, op, ctx); });
+  row("shared gate backward", 5 * f, [&] { shared_gate_backward(dx, dz, y, x, z, N, H, D, op, ctx); });
+  row("static gate forward", 2 * f, [&] { static_gate_forward(y, x, w, N, C, op, ctx); });
+  row("static gate backward", 3 * f, [&] { static_gate_backward(dx, dw, y, x, w, N, C, op, ctx); });
   for (size_t k : {8, 2}) {
     const HeadExpertsShape experts = {N, 2, D, 8, k};  // the scores of H = 16 heads, for 2 heads of 8 experts
     const double chosen = double(k) / 8 * f, values = f / 8;
     row(format("head experts forward, %zu of 8", k).c_str(), chosen + values,
-        [&] { head_experts_forward(y.data(), dscores.data(), x.data(), scores.data(), experts, ctx); });
+        [&] { head_experts_forward(y, dscores, x, scores, experts, ctx); });
     row(format("head experts backward, %zu of 8", k).c_str(), chosen + f + values,
-        [&] { head_experts_backward(dx.data(), dz.data(), y.data(), x.data(), dscores.data(), experts, ctx); });
+        [&] { head_experts_backward(dx, dz, y, x, dscores, experts, ctx); });
   }
-  row("clamped swiglu forward", 3 * f, [&] { swiglu_clamped_forward(y.data(), x.data(), z.data(), n, ctx); });
-  row("clamped swiglu backward", 5 * f,
-      [&] { swiglu_clamped_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), n, ctx); });
+  row("clamped swiglu forward", 3 * f, [&] { swiglu_clamped_forward(y, x, z, n, ctx); });
+  row("clamped swiglu backward", 5 * f, [&] { swiglu_clamped_backward(dx, dz, y, x, z, n, ctx); });
   for (auto [name, act] : {std::pair{"swiglu", Activation::silu},
                            {"glu", Activation::sigmoid},
                            {"geglu", Activation::gelu_tanh},
                            {"geglu erf", Activation::gelu_erf}}) {
-    row(format("%s forward", name), 3 * f, [&] { glu_forward(y.data(), x.data(), z.data(), n, act, ctx); });
-    row(format("%s backward", name), 5 * f,
-        [&] { glu_backward(dx.data(), dz.data(), y.data(), x.data(), z.data(), n, act, ctx); });
+    row(format("%s forward", name), 3 * f, [&] { glu_forward(y, x, z, n, act, ctx); });
+    row(format("%s backward", name), 5 * f, [&] { glu_backward(dx, dz, y, x, z, n, act, ctx); });
   }
   for (auto [name, act] : {std::pair{"silu", Activation::silu},
                            {"gelu tanh", Activation::gelu_tanh},
                            {"gelu erf", Activation::gelu_erf},
                            {"relu2", Activation::relu2}}) {
-    row(format("%s forward", name), 2 * f, [&] { activation_forward(y.data(), x.data(), n, act, ctx); });
-    row(format("%s backward", name), 3 * f, [&] { activation_backward(dx.data(), y.data(), x.data(), n, act, ctx); });
+    row(format("%s forward", name), 2 * f, [&] { activation_forward(y, x, n, act, ctx); });
+    row(format("%s backward", name), 3 * f, [&] { activation_backward(dx, y, x, n, act, ctx); });
   }
-  row("polynorm forward", 2 * f,
-      [&] { polynorm_forward(y.data(), r.data(), x.data(), alpha.data(), w.data(), N, C, 1e-6f, ctx); });
-  row("polynorm backward", 3 * f, [&] {
-    polynorm_backward(dx.data(), dalpha.data(), dw.data(), row_sums.data(), y.data(), x.data(), alpha.data(), r.data(),
-                      N, C, ctx);
-  });
+  row("polynorm forward", 2 * f, [&] { polynorm_forward(y, r, x, alpha, w, N, C, 1e-6f, ctx); });
+  row("polynorm backward", 3 * f, [&] { polynorm_backward(dx, dalpha, dw, row_sums, y, x, alpha, r, N, C, ctx); });
   const size_t sequence = 2048;
   const RopeTables rope = make_rope_tables(sequence, D, 10000, device),
                    half = make_rope_tables(sequence, D / 2, 10000, device);
-  row("rope forward", 2 * f, [&] { rope_forward(y.data(), x.data(), rope, 0, N / sequence, sequence, H, D, ctx); });
-  row("rope forward, half of a head", 2 * f,
-      [&] { rope_forward(y.data(), x.data(), half, 0, N / sequence, sequence, H, D, ctx); });
+  row("rope forward", 2 * f, [&] { rope_forward(y, x, rope, 0, N / sequence, sequence, H, D, ctx); });
+  row("rope forward, half of a head", 2 * f, [&] { rope_forward(y, x, half, 0, N / sequence, sequence, H, D, ctx); });
   const AttentionShape heads{N / sequence, sequence, H, H, D};
-  row("kv bias logits", f, [&] { kv_bias_logits(r.data(), x.data(), w.data(), heads, ctx); });
-  row("kv bias backward", 2 * f,
-      [&] { kv_bias_backward(dw.data(), db.data(), scores.data(), dscores.data(), x.data(), y.data(), heads, ctx); });
+  row("kv bias logits", f, [&] { kv_bias_logits(r, x, w, heads, ctx); });
+  row("kv bias backward", 2 * f, [&] { kv_bias_backward(dw, db, scores, dscores, x, y, heads, ctx); });
   const L2normShape lengths{.N = N, .H = H, .D = D};
-  row("l2 norm of heads forward", 2 * f, [&] { l2norm_forward(y.data(), r.data(), x.data(), lengths, ctx); });
-  row("l2 norm of heads backward", 3 * f,
-      [&] { l2norm_backward(dx.data(), y.data(), x.data(), r.data(), lengths, ctx); });
-  row("bias gradient", f, [&] { bias_backward(dw.data(), x.data(), N, C, ctx); });
+  row("l2 norm of heads forward", 2 * f, [&] { l2norm_forward(y, r, x, lengths, ctx); });
+  row("l2 norm of heads backward", 3 * f, [&] { l2norm_backward(dx, y, x, r, lengths, ctx); });
+  row("bias gradient", f, [&] { bias_backward(dw, x, N, C, ctx); });
   std::vector<int> ids(N);
   for (size_t i = 0; i < N; i++) ids[i] = int(i * 7919 % tokens_wide);
-  const Buffer<int> device_ids(device, ids);
+  const Numbers<int> device_ids(device, ids);
   TokenGroups groups(N, tokens_wide, ctx);
   groups.build(ids.data(), N, ctx);
-  Buffer<float> table = filled(tokens_wide * C, 17);
-  row("embedding forward", wide + f,
-      [&] { embedding_forward(y.data(), device_ids.data(), table.data(), {}, N, C, tokens_wide, ctx); });
-  row("embedding backward", 2 * wide + f, [&] { embedding_backward(table.data(), x.data(), groups, nullptr, C, ctx); });
-  Buffer<float> logits = filled(n, 3);
+  Numbers<float> table = filled(tokens_wide * C, 17);
+  row("embedding forward", wide + f, [&] { embedding_forward(y, device_ids, table, N, C, tokens_wide, ctx); });
+  row("embedding backward", 2 * wide + f, [&] { embedding_backward(table, x, groups, C, ctx); });
+  Numbers<float> logits = filled(n, 3);
   const auto cross_entropy_of = [&](size_t rows, size_t V) {
-    cross_entropy(r.data(), z.data(), logits.data(), device_ids.data(), 1e-3f, rows, V, ctx);
+    cross_entropy(r, z, logits, device_ids, 1e-3f, rows, V, ctx);
   };
   row("cross-entropy and its gradient", wide + f, [&] { cross_entropy_of(N, C); });
   const size_t padded = padded_vocab(tokens_wide);
   row("the same of 50257 logits", double(n / padded * padded) * (4 + sizeof(S)),
       [&] { cross_entropy_of(n / padded, tokens_wide); });
   bench_routing(row, x, y, z, ctx);
-  Buffer<float> weight = filled(n, 1), gradient = filled(n, 2), m = filled(n, 1), v(device, n), norm(device, 1);
-  set_zero(v.data(), n, ctx);
-  gradient_norm(norm.data(), gradient.data(), n, ctx);
+  Numbers<float> weight = filled(n, 1), gradient = filled(n, 2), m = filled(n, 1), v(device, n), norm(device, 1);
+  set_zero(+v, n, ctx);
+  gradient_norm(norm, gradient, n, ctx);
   AdamWPlan plan({{0, n, true}}, ctx);
   plan.set_step(adamw_at_step({1e-6f, 0.9f, 0.95f, 1e-8f, 0.1f}, 10, 1.0f), ctx);
   bf16* copies = nullptr;
-  if constexpr (is_bf16) copies = x.data();
+  if constexpr (is_bf16) copies = x;
   row(is_bf16 ? "adamw and copies" : "adamw", 7 * wide + (is_bf16 ? f : 0),
-      [&] { adamw_update(weight.data(), m.data(), v.data(), copies, gradient.data(), norm.data(), plan, ctx); });
+      [&] { adamw_update(weight, m, v, copies, gradient, norm, plan, ctx); });
   const ShortConvShape taps{N / sequence, sequence, C, 4};
-  Buffer<float> conv = filled(4 * C, 20), dconv = filled(4 * C, 21);
+  Numbers<float> conv = filled(4 * C, 20), dconv = filled(4 * C, 21);
   row("short convolution and silu forward", 2 * f,
-      [&] { short_conv_forward(y.data(), nullptr, x.data(), conv.data(), nullptr, taps, ctx); });
-  row("short convolution and silu backward", 3 * f, [&] {
-    short_conv_backward(dx.data(), dconv.data(), nullptr, y.data(), nullptr, x.data(), conv.data(), nullptr, taps, ctx);
-  });
+      [&] { short_conv_forward(y, nullptr, x, conv, nullptr, taps, ctx); });
+  row("short convolution and silu backward", 3 * f,
+      [&] { short_conv_backward(dx, dconv, nullptr, y, nullptr, x, conv, nullptr, taps, ctx); });
   const DecayShape decays{N, H};
-  Buffer<float> head = filled(H, 22), dhead = filled(H, 23), dhead2 = filled(H, 24);
-  row("decay forward, 16 heads", 2 * (f + wide) / D, [&] {
-    decay_forward(scores.data(), dscores.data(), of_heads.data(), dof_heads.data(), head.data(), head.data(), decays,
-                  ctx);
-  });
+  Numbers<float> head = filled(H, 22), dhead = filled(H, 23), dhead2 = filled(H, 24);
+  row("decay forward, 16 heads", 2 * (f + wide) / D,
+      [&] { decay_forward(scores, dscores, of_heads, dof_heads, head, head, decays, ctx); });
   row("decay backward, 16 heads", (4 * f + 2 * wide) / D, [&] {
-    decay_backward({dx.data(), dz.data(), dhead.data(), dhead2.data()}, scores.data(), dscores.data(), of_heads.data(),
-                   dof_heads.data(), head.data(), head.data(), decays, ctx);
+    decay_backward({dx, dz, dhead, dhead2}, scores, dscores, of_heads, dof_heads, head, head, decays, ctx);
   });
   if constexpr (is_bf16) {
-    row("rounding", wide + f, [&] { round_to_bf16(x.data(), weight.data(), n, ctx); });
+    row("rounding", wide + f, [&] { round_to_bf16(x, weight, n, ctx); });
   } else {
-    row("gradient norm", f, [&] { gradient_norm(norm.data(), x.data(), n, ctx); });
-    row("gradient accumulation", 3 * f, [&] { accumulate_gradient(y.data(), x.data(), n, ctx); });
+    row("gradient norm", f, [&] { gradient_norm(norm, x, n, ctx); });
+    row("gradient accumulation", 3 * f, [&] { accumulate_gradient(y, x, n, ctx); });
   }
 }
 
-// Of arrays of floats, with a share of the FMA peak; or of arrays of bf16, on the CPU by the arithmetic of tensor cores.
+// Of arrays of floats, with a share of the FMA peak; or of arrays of bf16, on the CPU by the arithmetic of tensor
+// cores.
 template <class S>
 void bench_attention(Context& ctx, double peak) {
   constexpr bool is_bf16 = std::is_same_v<S, bf16>;
@@ -627,29 +620,25 @@ void bench_attention(Context& ctx, double peak) {
   for (const Case& c : cases) {
     const AttentionShape& s = c.shape;
     const size_t q_size = s.B * s.T * s.H * s.D, k_size = s.B * s.T * s.KVH * s.D, stats = s.B * s.H * s.T;
-    Buffer<S> q = filled<S>(q_size, 1), k = filled<S>(k_size, 2), v = filled<S>(k_size, 3), o = filled<S>(q_size),
-              dout = filled<S>(q_size, 4), dq = filled<S>(q_size), dk = filled<S>(k_size), dv = filled<S>(k_size),
-              z = filled<S>(c.gate ? q_size : 0, 8), gated = filled<S>(c.gate ? q_size : 0);
-    Buffer<float> lse = filled(stats), logit = filled(stats, 5), key = filled(s.H * s.D, 6),
-                  value = filled(s.H * s.D, 7), sink_p = filled(stats), sink_ds = filled(stats);
+    Numbers<S> q = filled<S>(q_size, 1), k = filled<S>(k_size, 2), v = filled<S>(k_size, 3), o = filled<S>(q_size),
+               dout = filled<S>(q_size, 4), dq = filled<S>(q_size), dk = filled<S>(k_size), dv = filled<S>(k_size),
+               z = filled<S>(c.gate ? q_size : 0, 8), gated = filled<S>(c.gate ? q_size : 0);
+    Numbers<float> lse = filled(stats), logit = filled(stats, 5), key = filled(s.H * s.D, 6),
+                   value = filled(s.H * s.D, 7), sink_p = filled(stats), sink_ds = filled(stats);
     Sink position;
-    if (c.sink) position.logit = logit.data();
-    if (c.kv_bias) position = {logit.data(), true, key.data(), value.data()};
+    if (c.sink) position.logit = logit;
+    if (c.kv_bias) position = {logit, true, key, value};
     // (with G1 forward alone: over bf16 arrays attention gates its own output)
     auto forward = [&] {
       if constexpr (is_bf16) {
-        attention_bf16_forward(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position, ctx,
-                               c.gate ? OutputGate{gated.data(), z.data()} : OutputGate());
+        attention_bf16_forward(o, lse, q, k, v, s, position, ctx, c.gate ? OutputGate{gated, z} : OutputGate());
       } else {
-        attention_forward(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position, ctx);
-        if (c.gate) gate_forward(gated.data(), o.data(), z.data(), s.B * s.T, s.H * s.D, 1, {}, ctx);
+        attention_forward(o, lse, q, k, v, s, position, ctx);
+        if (c.gate) gate_forward(gated, o, z, s.B * s.T, s.H * s.D, 1, {}, ctx);
       }
     };
     auto backward = [&] {
-      const auto call = [&](auto f) {
-        f(dq.data(), dk.data(), dv.data(), sink_p.data(), sink_ds.data(), dout.data(), q.data(), k.data(), v.data(),
-          o.data(), lse.data(), s, position, ctx);
-      };
+      const auto call = [&](auto f) { f(dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, position, ctx); };
       if constexpr (is_bf16)
         call(attention_bf16_backward);
       else
@@ -662,15 +651,7 @@ void bench_attention(Context& ctx, double peak) {
     for (size_t i = 0; i < s.T; i++) pairs += double(i + 1 - s.first_key(i));
     const double product = 2 * double(s.B * s.H * s.D) * pairs;
     const std::string name = format("%zu %zu %zu %zu %zu %s", s.B, s.T, s.H, s.KVH, s.D, c.what);
-    printf("%-42s %10.1f %10.1f", name.c_str(), 2 * product / fwd * 1e-9, 5 * product / bwd * 1e-9);
-    if (peak > 0) printf(" %5.0f/%.0f %%", 200 * product / fwd / peak, 500 * product / bwd / peak);
-    printf("\n");
-    fflush(stdout);
-    add_row({{"op", (is_bf16 ? "bf16 attention " : "attention ") + name},
-             {"forward_gflops", 2 * product / fwd * 1e-9},
-             {"backward_gflops", 5 * product / bwd * 1e-9},
-             {"forward_share_of_peak", peak > 0 ? 2 * product / fwd / peak : 0},
-             {"backward_share_of_peak", peak > 0 ? 5 * product / bwd / peak : 0}});
+    tell_both_ways(is_bf16 ? "bf16 attention " : "attention ", name, 2 * product / fwd, 5 * product / bwd, peak);
   }
 }
 
@@ -686,62 +667,51 @@ void bench_gated_delta(Context& ctx, double peak) {
     for (size_t i = 0; i < numbers; i++) below[i] = -1e-4f * float(i % 997), shares[i] = 1e-3f * float(i % 997);
     for (size_t i = 0; i < qk; i++)
       lengths[i] = float(int(i * 2654435761u % 2000) - 1000) * 1.7e-3f / std::sqrt(float(s.Dk));
-    Buffer<float> q(device, lengths), k(device, lengths),
+    Numbers<float> q(device, lengths), k(device, lengths),
         values = filled(v, 3), g(device, below), beta(device, shares), o = filled(v), error = filled(v),
         kept = filled(s.kept_size()), dout = filled(v, 4), dq = filled(qk), dk = filled(qk), dv = filled(v),
         dg = filled(numbers), dbeta = filled(numbers);
-    const GatedDeltaIn in = {q.data(), k.data(), values.data(), g.data(), beta.data()};
-    const GatedDeltaOut out = {.o = o.data(), .error = error.data(), .kept = kept.data()};
-    const GatedDeltaGradients gradients = {dq.data(), dk.data(), dv.data(), dg.data(), dbeta.data()};
-    const GatedDeltaBackwardIn back = {.dout = dout.data(), .error = error.data(), .kept = kept.data()};
+    const GatedDeltaIn in = {q, k, values, g, beta};
+    const GatedDeltaOut out = {.o = o, .error = error, .kept = kept};
+    const GatedDeltaGradients gradients = {dq, dk, dv, dg, dbeta};
+    const GatedDeltaBackwardIn back = {.dout = dout, .error = error, .kept = kept};
     gated_delta_forward(out, in, s, ctx);
     const std::vector<bf16> rounded(lengths.begin(), lengths.end());
-    Buffer<bf16> nq(device, rounded), nk(device, rounded),
+    Numbers<bf16> nq(device, rounded), nk(device, rounded),
         nv = filled<bf16>(v, 3), no = filled<bf16>(v), states = filled<bf16>(gated_delta_bf16_kept_size(s)),
         u = filled<bf16>(v), miss = filled<bf16>(v), ndout = filled<bf16>(v, 4), ndq = filled<bf16>(qk),
         ndk = filled<bf16>(qk), ndv = filled<bf16>(v);
-    const GatedDeltaBf16In narrow = {nq.data(), nk.data(), nv.data(), g.data(), beta.data()};
-    const GatedDeltaBf16Out narrow_out = {.o = no.data(), .kept = states.data(), .u = u.data(), .miss = miss.data()};
-    const GatedDeltaBf16BackwardIn narrow_back = {
-        .dout = ndout.data(), .kept = states.data(), .u = u.data(), .miss = miss.data()};
+    const GatedDeltaBf16In narrow = {nq, nk, nv, g, beta};
+    const GatedDeltaBf16Out narrow_out = {.o = no, .kept = states, .u = u, .miss = miss};
+    const GatedDeltaBf16BackwardIn narrow_back = {.dout = ndout, .kept = states, .u = u, .miss = miss};
     const auto seconds = best_seconds(
         {[&] { gated_delta_forward(out, in, s, ctx); }, [&] { gated_delta_backward(gradients, back, in, s, ctx); },
          [&] { gated_delta_chunk_forward(out, in, s, ctx); },
          [&] { gated_delta_chunk_backward(gradients, back, in, s, ctx); },
          [&] { gated_delta_bf16_forward(narrow_out, narrow, s, ctx); },
          [&] {
-           gated_delta_bf16_backward({ndq.data(), ndk.data(), ndv.data(), dg.data(), dbeta.data()}, narrow_back, narrow,
-                                     s, ctx);
+           gated_delta_bf16_backward({ndq, ndk, ndv, dg, dbeta}, narrow_back, narrow, s, ctx);
          }});
     // Of the recurrence, for every number of a state and token: forward 3 multiply-adds and a product; backward 8
-    // multiply-adds (dq, twice dk, du, twice dS, dg, and S again) and 2 products. The chunk form is given the same numbers, so
-    // that what differs is the time.
+    // multiply-adds (dq, twice dk, du, twice dS, dg, and S again) and 2 products. The chunk form is given the same
+    // numbers, so that what differs is the time.
     const double numbers_of_states = double(s.B * s.T * s.Hv) * double(s.Dk * s.Dv);
     for (size_t form : {0, 1, 2}) {
       const double fwd = 7 * numbers_of_states / seconds[2 * form],
                    bwd = 18 * numbers_of_states / seconds[2 * form + 1];
-      const std::string name = format("%zu %zu %zu %zu %zu %zu%s", s.B, s.T, s.Hk, s.Hv, s.Dk, s.Dv,
-                                      form == 0   ? ""
-                                      : form == 1 ? " in chunks"
-                                                  : " in chunks, bf16");
-      printf("%-42s %10.1f %10.1f", name.c_str(), fwd * 1e-9, bwd * 1e-9);
-      if (peak > 0) printf(" %5.0f/%.0f %%", 100 * fwd / peak, 100 * bwd / peak);
-      printf("   %.0f + %.0f ms, %.0f tokens/s\n", 1e3 * seconds[2 * form], 1e3 * seconds[2 * form + 1],
-             double(s.B * s.T) / (seconds[2 * form] + seconds[2 * form + 1]));
-      fflush(stdout);
-      add_row({{"op", "gated delta rule " + name},
-               {"forward_gflops", fwd * 1e-9},
-               {"backward_gflops", bwd * 1e-9},
-               {"forward_share_of_peak", peak > 0 ? fwd / peak : 0},
-               {"backward_share_of_peak", peak > 0 ? bwd / peak : 0}});
+      const char* const names[] = {"", " in chunks", " in chunks, bf16"};
+      const std::string name = format("%zu %zu %zu %zu %zu %zu%s", s.B, s.T, s.Hk, s.Hv, s.Dk, s.Dv, names[form]);
+      tell_both_ways("gated delta rule ", name, fwd, bwd, peak,
+                     format("   %.0f + %.0f ms, %.0f tokens/s", 1e3 * seconds[2 * form], 1e3 * seconds[2 * form + 1],
+                            double(s.B * s.T) / (seconds[2 * form] + seconds[2 * form + 1])));
     }
   }
 }
 
 // ---- whole steps
 
-// Models of the same sizes, their steps in turns, each model's best: what a variant costs beside the first. gpt2: of GPT-2 124M
-// with whole batches, which wants a GPU.
+// Models of the same sizes, their steps in turns, each model's best: what a variant costs beside the first. gpt2: of
+// GPT-2 124M with whole batches, which wants a GPU.
 void bench_training(Context& ctx, bool gpt2) {
   struct Run {
     Config config;
@@ -782,15 +752,14 @@ void bench_training(Context& ctx, bool gpt2) {
       const double rate = double(t.tokens_per_step()) / seconds[i], cost = seconds[i] / seconds[0] - 1,
                    share = rate * t.model.flops_per_token(runs[i]->config.model.context) /
                            peaks[t.model.config.storage == Storage::bf16];
-      printf("%-42s %10.0f %10.1f %8.0f %% %+10.1f %%\n", variants[i].empty() ? "(plain)" : variants[i].c_str(), rate,
-             seconds[i] * 1e3, 100 * share, 100 * cost);
-      add_row({{"op", "training " + sizes + " " + variants[i]},
-               {"tokens_per_s", rate},
-               {"milliseconds", seconds[i] * 1e3},
-               {"share_of_matmul_peak", share},
-               {"cost", cost}});
+      tell(format("%-42s %10.0f %10.1f %8.0f %% %+10.1f %%", variants[i].empty() ? "(plain)" : variants[i].c_str(),
+                  rate, seconds[i] * 1e3, 100 * share, 100 * cost),
+           {{"op", "training " + sizes + " " + variants[i]},
+            {"tokens_per_s", rate},
+            {"milliseconds", seconds[i] * 1e3},
+            {"share_of_matmul_peak", share},
+            {"cost", cost}});
     }
-    fflush(stdout);
   };
   if (gpt2)
     return compare("--data=self --preset=gpt2-124m --context=1024 --batch=32 --precision=bf16",
@@ -808,8 +777,8 @@ void bench_training(Context& ctx, bool gpt2) {
     for (const char* sizes : {"", "--precision=bf16"}) compare(sizes, {"", "--graph"}, 10);
 }
 
-// A token at a time, after `past` tokens. It must read every weight that is multiplied, once for all sequences. (Keys and values
-// of 960 tokens are another seventh of GPT-2's weights.)
+// A token at a time, after `past` tokens. It must read every weight that is multiplied, once for all sequences. (Keys
+// and values of 960 tokens are another seventh of GPT-2's weights.)
 void bench_generation(Context& ctx, double bandwidth) {
   printf("\n%-42s %10s %10s %10s\n", "generation", "tok/s", "ms a step", "of copy");
   for (const auto& [line, past, B] : std::vector<std::tuple<std::string, size_t, size_t>>{
@@ -836,12 +805,10 @@ void bench_generation(Context& ctx, double bandwidth) {
     }
     const double weights = model.weights.product_flops() / 6 * sizeof(float);
     const std::string name = format("%s B %zu, past %zu", line.substr(0, line.find(" --vocab")).c_str(), B, past);
-    printf("%-42s %10.1f %10.2f %8.0f %%\n", name.c_str(), double(B) / best, best * 1e3,
-           100 * weights / best / bandwidth);
-    fflush(stdout);
-    add_row({{"op", "generation " + name},
-             {"tokens_per_s", double(B) / best},
-             {"share_of_copy", weights / best / bandwidth}});
+    tell(format("%-42s %10.1f %10.2f", name.c_str(), double(B) / best, best * 1e3) + percent(weights / best, bandwidth),
+         {{"op", "generation " + name},
+          {"tokens_per_s", double(B) / best},
+          {"share_of_copy", weights / best / bandwidth}});
   }
 }
 

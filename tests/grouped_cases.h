@@ -22,6 +22,14 @@ struct Groups {
   Buffer<int> on(Context& ctx) const { return Buffer<int>(ctx.device, start); }
 };
 
+// `value` where what belongs to an expert without rows stands.
+inline std::vector<float> without_rows(const Groups& g, std::vector<float> values, float value) {
+  const size_t each = values.size() / g.s.E;
+  for (size_t e = 0; e < g.s.E; e++)
+    if (g.rows(e) == 0) std::fill_n(values.begin() + ptrdiff_t(e * each), each, value);
+  return values;
+}
+
 // test(Groups) for each.
 template <class List, class Test>
 void for_every_case(const List& cases, Test test) {

@@ -11,6 +11,11 @@ namespace gated::planted {
 constexpr unsigned blocks = 3, threads = 256, warps = threads / 32, tiles = 4;
 constexpr size_t elements = size_t{blocks} * threads, shared_bytes = threads * sizeof(float);
 
+// A kernel that reads x and writes y, right or with its fault.
+#define KERNEL(name)    \
+  template <bool fault> \
+  __global__ void name([[maybe_unused]] float* y, [[maybe_unused]] const float* x)
+
 // This thread's place in x and y.
 __device__ inline size_t own() {
   return size_t{blockIdx.x} * threads + threadIdx.x;
@@ -34,8 +39,7 @@ __device__ inline float block_sum(float v, float* scratch) {
 }
 
 // A shuffle stands where __syncwarp should: it orders no memory.
-template <bool fault>
-__global__ void shuffle_for_syncwarp(float* y, const float* x) {
+KERNEL(shuffle_for_syncwarp) {
   DYNAMIC_SHARED(float, tile);
   tile[threadIdx.x] = x[own()];
   const float v = __shfl_xor_sync(0xFFFFFFFFu, x[own()], 1);
@@ -44,8 +48,7 @@ __global__ void shuffle_for_syncwarp(float* y, const float* x) {
 }
 
 // A maximum hides that a lane has nothing to give.
-template <bool fault>
-__global__ void shuffle_from_absent_lane(float* y, const float* x) {
+KERNEL(shuffle_from_absent_lane) {
   const unsigned lane = threadIdx.x % 32;
   y[own()] = x[own()];
   if (lane >= 16) return;
@@ -54,8 +57,7 @@ __global__ void shuffle_from_absent_lane(float* y, const float* x) {
 }
 
 // Five lines race with one another: no barrier at all.
-template <bool fault>
-__global__ void no_barriers(float* y, const float* x) {
+KERNEL(no_barriers) {
   DYNAMIC_SHARED(float, tile);
   tile[threadIdx.x] = x[own()];
   if (!fault) __syncthreads();
@@ -70,8 +72,7 @@ __global__ void no_barriers(float* y, const float* x) {
 }
 
 // A tile is read before all of it has been loaded.
-template <bool fault>
-__global__ void no_barrier_after_load(float* y, const float* x) {
+KERNEL(no_barrier_after_load) {
   DYNAMIC_SHARED(float, tile);
   tile[threadIdx.x] = x[own()];
   if (!fault) __syncthreads();
@@ -79,8 +80,7 @@ __global__ void no_barrier_after_load(float* y, const float* x) {
 }
 
 // The next tile is loaded over one that others still read.
-template <bool fault>
-__global__ void no_barrier_before_overwrite(float* y, const float* x) {
+KERNEL(no_barrier_before_overwrite) {
   DYNAMIC_SHARED(float, tile);
   float sum = 0;
   for (unsigned k = 0; k < tiles; k++) {
@@ -93,8 +93,7 @@ __global__ void no_barrier_before_overwrite(float* y, const float* x) {
 }
 
 // A second sum overwrites the scratch of the first.
-template <bool fault>
-__global__ void no_barrier_between_sums(float* y, const float* x) {
+KERNEL(no_barrier_between_sums) {
   STATIC_SHARED(float, scratch, [warps]);
   const float sum = block_sum(x[own()], scratch);
   if (!fault) __syncthreads();
@@ -102,8 +101,7 @@ __global__ void no_barrier_between_sums(float* y, const float* x) {
 }
 
 // Lanes exchange through shared memory, trusting that a warp moves in step.
-template <bool fault>
-__global__ void no_syncwarp(float* y, const float* x) {
+KERNEL(no_syncwarp) {
   DYNAMIC_SHARED(float, shared);
   shared[threadIdx.x] = x[own()];
   if (!fault) __syncwarp();
@@ -111,8 +109,7 @@ __global__ void no_syncwarp(float* y, const float* x) {
 }
 
 // A warp waits for its own lanes alone, and reads what another warp loads.
-template <bool fault>
-__global__ void syncwarp_for_syncthreads(float* y, const float* x) {
+KERNEL(syncwarp_for_syncthreads) {
   DYNAMIC_SHARED(float, shared);
   shared[threadIdx.x] = x[own()];
   if (fault)
@@ -123,8 +120,7 @@ __global__ void syncwarp_for_syncthreads(float* y, const float* x) {
 }
 
 // Lane 2 reads what lane 0 wrote, without having met lane 1, which has met lane 0.
-template <bool fault>
-__global__ void no_second_syncwarp(float* y, const float* x) {
+KERNEL(no_second_syncwarp) {
   DYNAMIC_SHARED(float, shared);
   const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (lane == 0) shared[warp] = x[own()];
@@ -134,8 +130,7 @@ __global__ void no_second_syncwarp(float* y, const float* x) {
 }
 
 // Lane 1 reads in good order what lane 0 wrote; another warp does not.
-template <bool fault>
-__global__ void no_barrier_for_second_reader(float* y, const float* x) {
+KERNEL(no_barrier_for_second_reader) {
   DYNAMIC_SHARED(float, shared);
   if (threadIdx.x == 0) shared[0] = x[own()];
   __syncwarp();
@@ -145,8 +140,7 @@ __global__ void no_barrier_for_second_reader(float* y, const float* x) {
 }
 
 // A plain store, then atomics, to one word; another warp's atomic may come before the store.
-template <bool fault>
-__global__ void store_among_atomics(float* y, const float* x) {
+KERNEL(store_among_atomics) {
   float* sum = y + size_t{blockIdx.x} * threads;
   if (threadIdx.x == 0) {
     *sum = x[own()];
@@ -157,8 +151,7 @@ __global__ void store_among_atomics(float* y, const float* x) {
 }
 
 // Half of the block waits at one barrier, half at another.
-template <bool fault>
-__global__ void divergent_barrier(float* y, const float* x) {
+KERNEL(divergent_barrier) {
   DYNAMIC_SHARED(float, tile);
   tile[threadIdx.x] = x[own()];
   if (fault && threadIdx.x < threads / 2) {
@@ -179,20 +172,17 @@ __device__ inline void sum_of_partials(float* y, const float* x, float* partial)
   __syncthreads();
   y[own()] = warp_sum(fault || lane < warps ? partial[lane] : 0.0f);
 }
-template <bool fault>
-__global__ void unwritten_dynamic(float* y, const float* x) {
+KERNEL(unwritten_dynamic) {
   DYNAMIC_SHARED(float, partial);
   sum_of_partials<fault>(y, x, partial);
 }
-template <bool fault>
-__global__ void unwritten_static(float* y, const float* x) {
+KERNEL(unwritten_static) {
   STATIC_SHARED(float, partial, [32]);
   sum_of_partials<fault>(y, x, partial);
 }
 
 // All blocks add to one word. Integers, so that the order of the additions does not show.
-template <bool fault>
-__global__ void add_without_atomic(float* y, const float*) {
+KERNEL(add_without_atomic) {
   if (threadIdx.x > 0) return;
   if (fault)
     y[0] += 1;
@@ -201,8 +191,7 @@ __global__ void add_without_atomic(float* y, const float*) {
 }
 
 // y = x + (x of the blocks before), the latter taken from what the block before wrote.
-template <bool fault>
-__global__ void read_other_block(float* y, const float* x) {
+KERNEL(read_other_block) {
   float before = 0;
   if (fault && blockIdx.x > 0) before = y[own() - threads];
   if (!fault)
@@ -211,8 +200,7 @@ __global__ void read_other_block(float* y, const float* x) {
 }
 
 // The last thread's right neighbour is past the end of x.
-template <bool fault>
-__global__ void past_the_end_global(float* y, const float* x) {
+KERNEL(past_the_end_global) {
   y[own()] = x[own()] + (!fault && own() + 1 == elements ? 0.0f : x[own() + 1]);
 }
 
@@ -223,20 +211,17 @@ __device__ inline void add_neighbour(float* y, const float* x, float* tile) {
   __syncthreads();
   y[own()] = tile[threadIdx.x] + (!fault && threadIdx.x + 1 == threads ? 0.0f : tile[threadIdx.x + 1]);
 }
-template <bool fault>
-__global__ void past_the_end_dynamic(float* y, const float* x) {
+KERNEL(past_the_end_dynamic) {
   DYNAMIC_SHARED(float, tile);
   add_neighbour<fault>(y, x, tile);
 }
-template <bool fault>
-__global__ void past_the_end_static(float* y, const float* x) {
+KERNEL(past_the_end_static) {
   STATIC_SHARED(float, tile, [threads]);
   add_neighbour<fault>(y, x, tile);
 }
 
 // Half a warp exchanges under a mask that names all of it.
-template <bool fault>
-__global__ void wrong_mask(float* y, const float* x) {
+KERNEL(wrong_mask) {
   float v = x[own()];
   if (threadIdx.x % 32 < 16) v += __shfl_down_sync(fault ? 0xFFFFFFFFu : 0x0000FFFFu, v, 4, 16);
   __syncthreads();
@@ -245,8 +230,7 @@ __global__ void wrong_mask(float* y, const float* x) {
 
 // A kernel that makes one of several faults, by its name.
 #define KERNEL_WITH(Fault, name, body)             \
-  template <bool fault>                            \
-  __global__ void name(float* y, const float* x) { \
+  KERNEL(name) {                                   \
     body<fault ? Fault::name : Fault::none>(y, x); \
   }
 
@@ -290,8 +274,8 @@ KERNEL_WITH(Slip, no_barrier_behind_wait, two_stages)
 KERNEL_WITH(Slip, wrong_stage, two_stages)
 KERNEL_WITH(Slip, no_barrier_before_copy, two_stages)
 
-// Every warp multiplies a tile of A (16,16) by one of B that a block has laid down in shared memory. Chunks of eight elements
-// change places in every second four rows, so that ldmatrix finds eight rows in different banks.
+// Every warp multiplies a tile of A (16,16) by one of B that a block has laid down in shared memory. Chunks of eight
+// elements change places in every second four rows, so that ldmatrix finds eight rows in different banks.
 enum class Misread { none, buffer_of_the_other_factor, chunk_where_it_is_not };
 template <Misread misread>
 __device__ inline void one_product(float* y, const float* x) {
@@ -314,5 +298,6 @@ __device__ inline void one_product(float* y, const float* x) {
 KERNEL_WITH(Misread, buffer_of_the_other_factor, one_product)
 KERNEL_WITH(Misread, chunk_where_it_is_not, one_product)
 #undef KERNEL_WITH
+#undef KERNEL
 
 }  // namespace gated::planted

@@ -1,5 +1,5 @@
-// attention_bf16: the reference against attention in double; the CPU's code and the kernels against the reference, bit for bit; and
-// what windows, sigmoid scores and sinks promise.
+// attention_bf16: the reference against attention in double; the CPU's code and the kernels against the reference, bit
+// for bit; and what windows, sigmoid scores, sinks and strides promise.
 #include "kernels/bf16/attention_bf16.h"
 
 #include <algorithm>
@@ -15,65 +15,44 @@ namespace {
 
 using Inputs = InputsOf<bf16>;
 
-// Forward and backward, called with all their arrays, and what they write.
-template <class Forward, class Backward>
-Outputs run(Context& ctx, const Inputs& in, Forward forward, Backward backward) {
-  const AttentionShape& s = in.s;
-  const GuardedOf<bf16> q(ctx, in.q), k(ctx, in.k), v(ctx, in.v), dout(ctx, in.dout);
-  const GuardedOf<bf16> o(ctx, query_size(s)), dq(ctx, query_size(s)), dk(ctx, key_size(s)), dv(ctx, key_size(s));
-  const Guarded logit(ctx, in.logit), key(ctx, in.key), value(ctx, in.value);
-  const Sink sink = in.position(logit, key, value);
-  const size_t sinks = sink.logit ? stat_size(s) : 0;
-  const Guarded lse(ctx, stat_size(s)), sink_p(ctx, sinks), sink_ds(ctx, sinks);
-  float* const none = nullptr;
-  forward(o, lse, q, k, v, s, sink);
-  backward(dq, dk, dv, sinks ? sink_p : none, sinks ? sink_ds : none, dout, q, k, v, o, lse, s, sink);
-  ctx.synchronize();
-  return {o.download(),  lse.download(),    dq.download(),     dk.download(),
-          dv.download(), sink_p.download(), sink_ds.download()};
-}
+struct Attended : AttentionTrial<bf16> {
+  explicit Attended(const Inputs& in, MmaArithmetic arithmetic = usual_mma(), Nan nan = Nan::refused)
+      : AttentionTrial(in, 0, nan), arithmetic(arithmetic) {
+    reference([&] {
+      call([&](const auto&... x) { attention_bf16_forward_ref(x..., arithmetic); },
+           [&](const auto&... x) { attention_bf16_backward_ref(x..., arithmetic); });
+    });
+  }
+  void on_every_device() {
+    gated::on_every_device([&](Context& ctx) {
+      if (!multiplies_as(ctx, arithmetic)) return;
+      on(ctx, [&](Context& ctx) {
+        call([&](const auto&... x) { attention_bf16_forward(x..., ctx); },
+             [&](const auto&... x) { attention_bf16_backward(x..., ctx); });
+        REQUIRE(ctx.most_scratch_used() == std::max(attention_bf16_forward_scratch(s, ctx.device),
+                                                    attention_bf16_backward_scratch(s, ctx.device)));
+      });
+    });
+  }
+  const MmaArithmetic arithmetic;
+};
 
-Outputs reference(const Inputs& in, MmaArithmetic arithmetic = usual_mma()) {
-  Context ctx(Device::cpu);
-  return run(
-      ctx, in, [&](const auto&... x) { attention_bf16_forward_ref(x..., arithmetic); },
-      [&](const auto&... x) { attention_bf16_backward_ref(x..., arithmetic); });
-}
-
-Outputs on(Context& ctx, const Inputs& in) {
-  return run(
-      ctx, in, [&](const auto&... x) { attention_bf16_forward(x..., ctx); },
-      [&](const auto&... x) { attention_bf16_backward(x..., ctx); });
-}
-
-void require_same(const Outputs& expected, const Outputs& got, Nan nan = Nan::refused) {
-  const auto same = [&](const char* name, const std::vector<float>& a, const std::vector<float>& b) {
-    INFO(name);
-    REQUIRE(bitwise_difference(a, b, nan) == "");
-  };
-  same("o", expected.o, got.o);
-  same("lse", expected.lse, got.lse);
-  same("dq", expected.dq, got.dq);
-  same("dk", expected.dk, got.dk);
-  same("dv", expected.dv, got.dv);
-  same("sink_p", expected.sink_p, got.sink_p);
-  same("sink_ds", expected.sink_ds, got.sink_ds);
-}
-
-// Attention in double, its results as floats.
-Outputs in_double(const Inputs& in) {
-  const AttentionShape& s = in.s;
+// What attention in double makes of the inputs, as floats: all that Attended computes.
+struct Truth {
+  std::vector<float> o, lse, dq, dk, dv, sink_p, sink_ds;
+};
+Truth in_double(const Inputs& in) {
   const auto wide = [](const std::vector<float>& x) { return std::vector<double>(x.begin(), x.end()); };
   const auto q = wide(in.q), k = wide(in.k), v = wide(in.v), dout = wide(in.dout), logit = wide(in.logit),
              key = wide(in.key), value = wide(in.value);
   SinkOf<double> sink;
   if (in.kind != Kind::none) sink.logit = logit.data(), sink.per_query = in.kind == Kind::kv_bias;
   if (in.kind == Kind::kv_bias) sink.key = key.data(), sink.value = value.data();
-  std::vector<double> o(q.size()), lse(stat_size(s)), dq(q.size()), dk(k.size()), dv(k.size()),
+  std::vector<double> o(q.size()), lse(stat_size(in.s)), dq(q.size()), dk(k.size()), dv(k.size()),
       sink_p(sink.logit ? lse.size() : 0), sink_ds(sink_p.size());
-  attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s, sink);
+  attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), in.s, sink);
   attention_backward_ref(dq.data(), dk.data(), dv.data(), sink_p.data(), sink_ds.data(), dout.data(), q.data(),
-                         k.data(), v.data(), o.data(), lse.data(), s, sink);
+                         k.data(), v.data(), o.data(), lse.data(), in.s, sink);
   const auto narrow = [](const std::vector<double>& x) { return std::vector<float>(x.begin(), x.end()); };
   return {narrow(o), narrow(lse), narrow(dq), narrow(dk), narrow(dv), narrow(sink_p), narrow(sink_ds)};
 }
@@ -92,17 +71,19 @@ TEST_CASE("attention_bf16: the reference is attention", "[attention_bf16]") {
                {{2, 66, 2, 2, 16}, Kind::kv_bias},
                {sigmoid({1, 70, 2, 1, 16}, -3), Kind::none}};
   for (const auto& [s, kind] : cases) {
-    INFO("T " << s.T << " D " << s.D << " window " << s.window << " sigmoid " << s.sigmoid() << " sink " << int(kind));
+    INFO(describe(s, kind));
     const Inputs in(s, 2, kind);
-    const Outputs got = reference(in), truth = in_double(in);
+    const Attended got(in);
+    const Truth truth = in_double(in);
     // In bf16 the last bit is 2^-8 of a number: what is rounded once is off by 2^-9 of itself.
-    REQUIRE(relative_error(truth.o, got.o) < 1.0 / 256);
-    REQUIRE(relative_error(truth.dq, got.dq) < 1.0 / 128);
-    REQUIRE(relative_error(truth.dk, got.dk) < 1.0 / 128);
-    REQUIRE(relative_error(truth.dv, got.dv) < 1.0 / 128);
-    REQUIRE(relative_error(truth.lse, got.lse) < 1e-6);
-    REQUIRE(relative_error(truth.sink_p, got.sink_p) < 1e-6);
-    REQUIRE(relative_error(truth.sink_ds, got.sink_ds) < 1.0 / 128);
+    REQUIRE(relative_error(truth.o, got.o.values()) < 1.0 / 256);
+    REQUIRE(relative_error(truth.dq, got.dq.values()) < 1.0 / 128);
+    REQUIRE(relative_error(truth.dk, got.dk.values()) < 1.0 / 128);
+    REQUIRE(relative_error(truth.dv, got.dv.values()) < 1.0 / 128);
+    REQUIRE(relative_error(truth.lse, got.lse.values()) < 1e-6);
+    if (kind == Kind::none) continue;
+    REQUIRE(relative_error(truth.sink_p, got.sink_p.values()) < 1e-6);
+    REQUIRE(relative_error(truth.sink_ds, got.sink_ds.values()) < 1.0 / 128);
   }
 }
 
@@ -118,7 +99,8 @@ TEST_CASE("attention_bf16: errs at most half as much again as PyTorch's attentio
   fill(in.k, "k", 2);
   fill(in.v, "v", 1);
   fill(in.dout, "dout", 1);
-  const Outputs got = reference(in), truth = in_double(in);
+  const Attended got(in);
+  const Truth truth = in_double(in);
   const auto require_near = [&](const char* name, const std::vector<float>& expected, const std::vector<float>& x) {
     double apart = 0, length = 0;
     for (size_t i = 0; i < x.size(); i++) {
@@ -129,15 +111,16 @@ TEST_CASE("attention_bf16: errs at most half as much again as PyTorch's attentio
     INFO(name << ": " << std::sqrt(apart / length) << ", PyTorch " << theirs);
     REQUIRE(std::sqrt(apart / length) <= 1.5 * theirs);
   };
-  require_near("o", truth.o, got.o);
-  require_near("dq", truth.dq, got.dq);
-  require_near("dk", truth.dk, got.dk);
-  require_near("dv", truth.dv, got.dv);
+  require_near("o", truth.o, got.o.values());
+  require_near("dq", truth.dq, got.dq.values());
+  require_near("dk", truth.dk, got.dk.values());
+  require_near("dv", truth.dv, got.dv.values());
 }
 
 TEST_CASE("attention_bf16: the online softmax by hand", "[attention_bf16]") {
-  // Scores 0 of 64 keys, then one of 128: the second tile raises the maximum by 128, and e^-128 of what was is nothing beside
-  // its own weight of 1. Had the first tile's sums stayed as they were, o would be 64 times the first value and more.
+  // Scores 0 of 64 keys, then one of 128: the second tile raises the maximum by 128, and e^-128 of what was is nothing
+  // beside its own weight of 1. Had the first tile's sums stayed as they were, o would be 64 times the first value and
+  // more.
   const AttentionShape s{1, 65, 1, 1, 16};
   Inputs in(s, 1);
   for (size_t t = 0; t < s.T; t++)
@@ -146,14 +129,14 @@ TEST_CASE("attention_bf16: the online softmax by hand", "[attention_bf16]") {
       in.k[t * s.D + d] = t == 64 && d == 0 ? 16 : 0;
       in.v[t * s.D + d] = t == 64 ? -3 : 2;
     }
-  const Outputs got = reference(in);
+  const Attended got(in);
   for (size_t d = 0; d < s.D; d++) {
-    REQUIRE(got.o[63 * s.D + d] == 2);
-    REQUIRE(got.o[64 * s.D + d] == -3);
+    REQUIRE(got.o.ref[63 * s.D + d] == 2);
+    REQUIRE(got.o.ref[64 * s.D + d] == -3);
   }
-  REQUIRE(got.lse[0] == 0);
-  REQUIRE(got.lse[63] == exact_log(64.0f));
-  REQUIRE(got.lse[64] == 128);
+  REQUIRE(got.lse.ref[0] == 0);
+  REQUIRE(got.lse.ref[63] == exact_log(64.0f));
+  REQUIRE(got.lse.ref[64] == 128);
 }
 
 TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the reference",
@@ -174,16 +157,12 @@ TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the r
       {windowed({1, 130, 1, 1, 16}, 33), plain, Kind::none},  // some queries see nothing of a tile that takes part
       {sigmoid({1, 66, 2, 1, 48}, -4.25f), plain, Kind::none},
       {sigmoid(windowed({1, 130, 1, 1, 16}, 17), -1), large, Kind::none},
-      {{1, 1, 1, 1, 16}, plain, Kind::none}};
+      {{1, 1, 1, 1, 16}, plain, Kind::none},
+      {{1, 70, 2, 1, 32}, plain, Kind::none},
+      {{3, 20, 4, 2, 16}, plain, Kind::none}};
   for (const auto& [s, scale, kind, arithmetic] : cases) {
-    INFO("B " << s.B << " T " << s.T << " H " << s.H << " KVH " << s.KVH << " D " << s.D << " window " << s.window
-              << " sigmoid " << s.sigmoid() << " sink " << int(kind) << " arithmetic " << int(arithmetic));
-    const Inputs in(s, scale, kind);
-    const Outputs expected = reference(in, arithmetic);
-    on_every_device([&](Context& ctx) {
-      if (!multiplies_as(ctx, arithmetic)) return;
-      require_same(expected, on(ctx, in));
-    });
+    INFO(describe(s, kind) << " arithmetic " << int(arithmetic));
+    Attended(Inputs(s, scale, kind), arithmetic).on_every_device();
   }
 }
 
@@ -197,23 +176,20 @@ TEST_CASE("attention_bf16: it gates its output as a gate after it does", "[atten
                {windowed({1, 66, 3, 1, 80}, 9), false, {Activation::tanh, true, 1}},
                {{1, 40, 2, 1, 128}, true, {Activation::ns_sigmoid, false, 2}},
                {{1, 17, 1, 1, 144}, false, {Activation::silu, false, 1}}};
-  for (const auto& [s, headwise, op] : cases) {
+  for (const auto& [shape, headwise, op] : cases) {
+    const AttentionShape s = shape;
     INFO("B " << s.B << " T " << s.T << " H " << s.H << " D " << s.D << " headwise " << headwise);
     const Inputs in(s, large, Kind::sink);
     const size_t group = headwise ? s.D : 1, rows = s.B * s.T, width = s.H * s.D;
-    const std::vector<float> z = stored<bf16>(random_values<float>(rows * width / group, 5, 3.0f));
-    const Outputs attended = reference(in);
-    std::vector<float> y(attended.o.size());
-    gate_forward_ref(y.data(), attended.o.data(), z.data(), rows, width, group, op);
-    const std::vector<float> gated = stored<bf16>(y);
-    on_every_device([&](Context& ctx) {
-      const GuardedOf<bf16> q(ctx, in.q), k(ctx, in.k), v(ctx, in.v), logits(ctx, z), o(ctx, rows * width),
-          y(ctx, rows * width);
-      const Guarded lse(ctx, stat_size(s)), logit(ctx, in.logit), key(ctx, in.key), value(ctx, in.value);
-      attention_bf16_forward(o, lse, q, k, v, s, in.position(logit, key, value), ctx, {y, logits, group, op});
-      REQUIRE_BITWISE(attended.o, o.download());
-      REQUIRE_BITWISE(attended.lse, lse.download());
-      REQUIRE_BITWISE(gated, y.download());
+    const Attended attended(in);
+    Trial t;
+    const auto q = t.in<bf16>(in.q), k = t.in<bf16>(in.k), v = t.in<bf16>(in.v),
+               z = t.random<bf16>(rows * width / group, 5, 3.0f), o = t.expect<bf16>(attended.o.values()),
+               y = t.out<bf16>(rows * width);
+    const auto lse = t.expect(attended.lse.values()), logit = t.in(in.logit);
+    gate_forward_ref(y.ref, o.ref, z.ref, rows, width, group, op);
+    t.on_every_device([&, group = group, op = op](Context& ctx) {
+      attention_bf16_forward(o, lse, q, k, v, s, {logit}, ctx, {y, z, group, op});
     });
   }
 }
@@ -233,15 +209,15 @@ TEST_CASE("attention_bf16: no bit depends on what a query does not see", "[atten
     const auto to_t = [&](const std::vector<float>& x) {
       return std::vector<float>(x.begin(), x.begin() + (t + 1) * s.D);
     };
-    on_every_device([&](Context& ctx) {
-      const Outputs expected = on(ctx, in), after = on(ctx, later), before = on(ctx, earlier);
-      REQUIRE_BITWISE(to_t(expected.o), to_t(after.o));
-      REQUIRE_BITWISE(to_t(expected.dq), to_t(after.dq));
-      REQUIRE(from_t(expected.o) != from_t(after.o));
-      if (window == 0) return;
-      REQUIRE_BITWISE(from_t(expected.o), from_t(before.o));
-      REQUIRE_BITWISE(from_t(expected.dq), from_t(before.dq));
-    });
+    Attended expected(in), after(later), before(earlier);
+    REQUIRE_BITWISE(to_t(expected.o.values()), to_t(after.o.values()));
+    REQUIRE_BITWISE(to_t(expected.dq.values()), to_t(after.dq.values()));
+    REQUIRE(from_t(expected.o.values()) != from_t(after.o.values()));
+    if (window > 0) {
+      REQUIRE_BITWISE(from_t(expected.o.values()), from_t(before.o.values()));
+      REQUIRE_BITWISE(from_t(expected.dq.values()), from_t(before.dq.values()));
+    }
+    for (Attended* t : {&expected, &after, &before}) t->on_every_device();
   }
 }
 
@@ -249,22 +225,11 @@ TEST_CASE("attention_bf16: infinities and NaN come out as NaN", "[attention_bf16
   Inputs in({1, 66, 1, 1, 16}, plain);
   in.q[3 * 16] = NAN;
   in.v[65 * 16 + 1] = INFINITY;
-  const Outputs expected = reference(in);
-  REQUIRE(std::isnan(expected.o[3 * 16]));
-  REQUIRE(std::isnan(expected.lse[3]));
-  REQUIRE(expected.o[65 * 16 + 1] == INFINITY);
-  on_every_device([&](Context& ctx) { require_same(expected, on(ctx, in), Nan::expected); });
-}
-
-TEST_CASE("attention_bf16: scratch is what is announced", "[attention_bf16][bitwise]") {
-  for (const AttentionShape& s : {AttentionShape{1, 70, 2, 1, 32}, AttentionShape{3, 20, 4, 2, 16}}) {
-    const Inputs in(s, plain);
-    on_every_device([&](Context& ctx) {
-      on(ctx, in);
-      REQUIRE(ctx.most_scratch_used() ==
-              std::max(attention_bf16_forward_scratch(s, ctx.device), attention_bf16_backward_scratch(s, ctx.device)));
-    });
-  }
+  Attended t(in, usual_mma(), Nan::expected);
+  REQUIRE(std::isnan(t.o.ref[3 * 16]));
+  REQUIRE(std::isnan(t.lse.ref[3]));
+  REQUIRE(t.o.ref[65 * 16 + 1] == INFINITY);
+  t.on_every_device();
 }
 
 TEST_CASE("attention_bf16: what it refuses", "[attention_bf16]") {

@@ -1,5 +1,5 @@
-// cached_attention_bf16: a sequence that grows token by token has the rows of attention_bf16 over all of it, bit for bit, with rings
-// that wrap, sinks, sigmoid scores and grouped heads.
+// cached_attention_bf16: a sequence that grows token by token has the rows of attention_bf16 over all of it, bit for
+// bit, with rings that wrap, sinks, sigmoid scores and grouped heads.
 #include "kernels/decode/cached_attention_bf16.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include "tests/attention_cases.h"
 
 using namespace gated;
+using gated::attention_cases::tokens_of;
 
 namespace {
 
@@ -27,35 +28,23 @@ std::vector<float> wide(const std::vector<bf16>& x) {
 
 TEST_CASE("cached_attention_bf16: a sequence that grows token by token has the rows of attention over all of it",
           "[cached_attention_bf16][bitwise]") {
-  // A ring that wraps inside a tile, and one that is a tile; 20 heads of a group: two blocks of 16; a head wider than 128.
+  // A ring that wraps inside a tile, and one that is a tile; 20 heads of a group: two blocks of 16; a head wider than
+  // 128.
   for (const Case& c :
        {Case{1, 4, 2, 64, 130, 130, Kind::softmax}, Case{2, 2, 1, 16, 20, 70, Kind::softmax},
         Case{1, 20, 1, 32, 70, 66, Kind::kv_bias}, Case{1, 2, 2, 16, 64, 131, Kind::sink, 0, MmaArithmetic::ampere},
         Case{1, 1, 1, 144, 65, 66, Kind::sink}, Case{1, 2, 1, 16, 30, 67, Kind::sigmoid},
         Case{1, 1, 1, 128, 1, 3, Kind::kv_bias, 0, MmaArithmetic::ampere}}) {
     const size_t T = c.tokens, slots = c.slots;
-    INFO("H " << c.H << " D " << c.D << " slots " << slots << " tokens " << T << " kind " << int(c.kind));
+    INFO(c.text());
     CachedAttentionShape s = c.shape();
-    AttentionShape whole{s.B, T, s.H, s.KVH, s.D, slots};
-    whole.score = s.score, whole.bias = s.bias;
     const size_t queries = s.B * s.H * s.D, keys = s.B * s.KVH * s.D;
     const auto q = numbers(T * queries, 1), k = numbers(T * keys, 2), v = numbers(T * keys, 3);
     const auto value = random_values<float>(s.H * s.D, 5), logit = random_values<float>(s.B * s.H * T, 4, 5.0f);
     std::vector<bf16> expected(T * queries);
     std::vector<float> lse(s.B * s.H * T);
-    attention_bf16_forward_ref(expected.data(), lse.data(), q.data(), k.data(), v.data(), whole,
+    attention_bf16_forward_ref(expected.data(), lse.data(), q.data(), k.data(), v.data(), c.whole(T),
                                c.sink(logit.data(), value.data()), c.arithmetic);
-
-    // The tokens of all sequences at one time, as a step of generation has them.
-    const auto tokens_of = [&](const std::vector<bf16>& x, size_t t, size_t n) {
-      const size_t width = x.size() / s.B / T;
-      std::vector<bf16> rows;
-      for (size_t b = 0; b < s.B; b++) {
-        const auto from = x.begin() + ptrdiff_t((b * T + t) * width);
-        rows.insert(rows.end(), from, from + ptrdiff_t(n * width));
-      }
-      return rows;
-    };
     on_every_device([&](Context& ctx) {
       if (!multiplies_as(ctx, c.arithmetic)) return;
       const std::vector<bf16> nothing(keys * slots, bf16(NAN));
@@ -64,19 +53,14 @@ TEST_CASE("cached_attention_bf16: a sequence that grows token by token has the r
       for (size_t t = prompt - 1; t < T; t++) {
         const size_t n = t < prompt ? prompt : 1;
         s.tokens = t + 1;
-        const Buffer<bf16> new_k(ctx.device, tokens_of(k, t + 1 - n, n)), new_v(ctx.device, tokens_of(v, t + 1 - n, n)),
-            query(ctx.device, tokens_of(q, t, 1));
-        std::vector<float> now(logit.begin(), logit.begin() + ptrdiff_t(s.H));  // of a learned sink
-        if (c.kind == Kind::kv_bias) {
-          now.clear();
-          for (size_t bh = 0; bh < s.B * s.H; bh++) now.push_back(logit[bh * T + t]);
-        }
-        const Guarded logits(ctx, now), values(ctx, value);
+        const Buffer<bf16> new_k(ctx.device, tokens_of(k, s.B, T, t + 1 - n, n)),
+            new_v(ctx.device, tokens_of(v, s.B, T, t + 1 - n, n)), query(ctx.device, tokens_of(q, s.B, T, t, 1));
+        const Guarded logits(ctx, c.logits_at(logit, t, T)), values(ctx, value);
         cached_attention_store(cached_k.data(), cached_v.data(), new_k.data(), new_v.data(), n, s, ctx);
         cached_attention_bf16(o.data(), query.data(), cached_k.data(), cached_v.data(), s, c.sink(logits, values), ctx);
         ctx.synchronize();
         INFO("token " << t);
-        REQUIRE_BITWISE(wide(tokens_of(expected, t, 1)), wide(o.download()));
+        REQUIRE_BITWISE(wide(tokens_of(expected, s.B, T, t, 1)), wide(o.download()));
         REQUIRE(ctx.most_scratch_used() == cached_attention_bf16_scratch(s, ctx.device));
       }
     });

@@ -8,18 +8,17 @@ using namespace gated;
 TEST_CASE("combine: rows of experts with their weights, by hand", "[bitwise]") {
   const DispatchShape s = {2, 3, 2};
   const std::vector<int> expert = {2, 0, 0, 1};  // rows: slots 1, 2, 3, 0
-  const std::vector<float> rows = {10, 20, 30, 40}, weight = {0.5f, 0.25f, 2, 3}, plus = {1000, 2000}, dy = {7, 11};
-  on_every_device([&](Context& ctx) {
+  Trial t;
+  const auto rows = t.in({10, 20, 30, 40}), weight = t.in({0.5f, 0.25f, 2, 3}), plus = t.in({1000, 2000}),
+             dy = t.in({7, 11});
+  const auto y = t.expect({0.5f * 40 + 0.25f * 10, 2 * 20 + 3 * 30}), with = t.expect({1022.5f, 2130}),
+             drows = t.expect({0.25f * 7, 2 * 11, 3 * 11, 0.5f * 7}),
+             dweight = t.expect({7 * 40, 7 * 10, 11 * 20, 11 * 30});
+  t.on_every_device([&](Context& ctx) {
     const DeviceSlots sorted(s, expert, ctx);
-    Guarded y(ctx, 2), with(ctx, 2), drows(ctx, 4), dweight(ctx, 4);
-    Guarded grows(ctx, rows), gweight(ctx, weight), gplus(ctx, plus), gdy(ctx, dy);
-    combine_forward(y, grows, gweight, nullptr, sorted.lists(), s, 1, ctx);
-    combine_forward(with, grows, gweight, gplus, sorted.lists(), s, 1, ctx);
-    combine_backward(drows, dweight, gdy, grows, gweight, sorted.lists(), s, 1, ctx);
-    REQUIRE(y.download() == std::vector<float>{0.5f * 40 + 0.25f * 10, 2 * 20 + 3 * 30});
-    REQUIRE(with.download() == std::vector<float>{1022.5f, 2130});
-    REQUIRE(drows.download() == std::vector<float>{0.25f * 7, 2 * 11, 3 * 11, 0.5f * 7});
-    REQUIRE(dweight.download() == std::vector<float>{7 * 40, 7 * 10, 11 * 20, 11 * 30});
+    combine_forward(y, rows, weight, nullptr, sorted.lists(), s, 1, ctx);
+    combine_forward(with, rows, weight, plus, sorted.lists(), s, 1, ctx);
+    combine_backward(drows, dweight, dy, rows, weight, sorted.lists(), s, 1, ctx);
   });
 }
 
@@ -27,20 +26,16 @@ TEST_CASE("combine: gradients against finite differences", "[gradcheck]") {
   const DispatchShape s = {6, 5, 3};
   const size_t C = 4;
   SortedSlots sorted(s, random_experts(s, 1, true));
-  const auto rows = random_values<double>(s.M() * C, 1), weight = random_values<double>(s.M(), 2),
-             plus = random_values<double>(s.N * C, 3), dy = random_values<double>(s.N * C, 4);
+  auto rows = random_values<double>(s.M() * C, 1), weight = random_values<double>(s.M(), 2),
+       plus = random_values<double>(s.N * C, 3);
+  const auto dy = random_values<double>(s.N * C, 4);
   std::vector<double> y(s.N * C), drows(s.M() * C), dweight(s.M());
   combine_backward_ref(drows.data(), dweight.data(), dy.data(), rows.data(), weight.data(), sorted.lists(), s, C);
-  auto loss = [&](const std::vector<double>& rows, const std::vector<double>& weight, const std::vector<double>& plus) {
+  const auto loss = [&] {
     combine_forward_ref(y.data(), rows.data(), weight.data(), plus.data(), sorted.lists(), s, C);
     return dot(y, dy);
   };
-  check_gradient(
-      "rows", [&](auto& v) { return loss(v, weight, plus); }, rows, drows);
-  check_gradient(
-      "weight", [&](auto& v) { return loss(rows, v, plus); }, weight, dweight);
-  check_gradient(
-      "plus", [&](auto& v) { return loss(rows, weight, v); }, plus, dy);
+  check_gradients(loss, {{"rows", rows, drows}, {"weight", weight, dweight}, {"plus", plus, dy}});
 }
 
 template <class S>
@@ -48,36 +43,27 @@ static void require_combine_bits(const DispatchShape& s, size_t C) {
   INFO("N " << s.N << " E " << s.E << " k " << s.k << " C " << C << ", " << name_of(storage_of<S>));
   const std::vector<int> expert = random_experts(s, 3, true);
   SortedSlots sorted(s, expert);
-  auto rows = random_values<float>(s.M() * C, 1), weight = random_values<float>(s.M(), 2),
-       plus = random_values<float>(s.N * C, 3), dy = random_values<float>(s.N * C, 4);
-  for (size_t i = 0; i < rows.size(); i += 7) rows[i] = -0.0f;
-  for (size_t i = 0; i < plus.size(); i += 5) plus[i] = 1e-40f;
-  weight[s.M() - 1] = 0.0f;
-  for (auto* v : {&rows, &plus, &dy}) *v = stored<S>(*v);
-  std::vector<float> y(s.N * C, NAN), with(s.N * C, NAN), drows(s.M() * C, NAN), dweight(s.M(), NAN);
-  combine_forward_ref<float>(y.data(), rows.data(), weight.data(), nullptr, sorted.lists(), s, C);
-  combine_forward_ref(with.data(), rows.data(), weight.data(), plus.data(), sorted.lists(), s, C);
-  combine_backward_ref(drows.data(), dweight.data(), dy.data(), rows.data(), weight.data(), sorted.lists(), s, C);
-  for (auto* v : {&y, &with, &drows}) *v = stored<S>(*v);
-  on_every_device([&](Context& ctx) {
+  auto rows0 = random_values<float>(s.M() * C, 1), weight0 = random_values<float>(s.M(), 2),
+       plus0 = random_values<float>(s.N * C, 3);
+  for (size_t i = 0; i < rows0.size(); i += 7) rows0[i] = -0.0f;
+  for (size_t i = 0; i < plus0.size(); i += 5) plus0[i] = 1e-40f;
+  weight0[s.M() - 1] = 0.0f;
+  Trial t;
+  const auto rows = t.in<S>(rows0), plus = t.in<S>(plus0), dy = t.random<S>(s.N * C, 4), y = t.out<S>(s.N * C),
+             with = t.out<S>(s.N * C), y_over_plus = t.over(plus, with), drows = t.out<S>(s.M() * C),
+             drows_over_rows = t.over(rows, drows);
+  const auto weight = t.in(weight0), dweight = t.out(s.M()), dweight_again = t.again(dweight);
+  combine_forward_ref<float>(y.ref, rows.ref, weight.ref, nullptr, sorted.lists(), s, C);
+  combine_forward_ref(with.ref, rows.ref, weight.ref, plus.ref, sorted.lists(), s, C);
+  combine_backward_ref(drows.ref, dweight.ref, dy.ref, rows.ref, weight.ref, sorted.lists(), s, C);
+  t.on_every_device([&](Context& ctx) {
     const DeviceSlots on_device(s, expert, ctx);
     const Dispatch d = on_device.lists();
-    GuardedOf<S> gy(ctx, s.N * C), gwith(ctx, s.N * C), y_over_plus(ctx, plus), gdrows(ctx, s.M() * C),
-        drows_over_rows(ctx, rows);
-    GuardedOf<S> grows(ctx, rows), gplus(ctx, plus), gdy(ctx, dy);
-    Guarded gweight(ctx, weight), gdweight(ctx, s.M()), dweight_again(ctx, s.M());
-    combine_forward(gy, grows, gweight, nullptr, d, s, C, ctx);
-    combine_forward(gwith, grows, gweight, gplus, d, s, C, ctx);
-    combine_forward(y_over_plus, grows, gweight, y_over_plus, d, s, C, ctx);
-    combine_backward(gdrows, gdweight, gdy, grows, gweight, d, s, C, ctx);
-    combine_backward(drows_over_rows, dweight_again, gdy, drows_over_rows, gweight, d, s, C, ctx);
-    REQUIRE_BITWISE(y, gy.download());
-    REQUIRE_BITWISE(with, gwith.download());
-    REQUIRE_BITWISE(with, y_over_plus.download());
-    REQUIRE_BITWISE(drows, gdrows.download());
-    REQUIRE_BITWISE(dweight, gdweight.download());
-    REQUIRE_BITWISE(drows, drows_over_rows.download());
-    REQUIRE_BITWISE(dweight, dweight_again.download());
+    combine_forward(y, rows, weight, nullptr, d, s, C, ctx);
+    combine_forward(with, rows, weight, plus, d, s, C, ctx);
+    combine_forward(y_over_plus, rows, weight, y_over_plus, d, s, C, ctx);
+    combine_backward(drows, dweight, dy, rows, weight, d, s, C, ctx);
+    combine_backward(drows_over_rows, dweight_again, dy, drows_over_rows, weight, d, s, C, ctx);
   });
 }
 
@@ -95,16 +81,17 @@ TEST_CASE("combine: what the program runs equals the reference bit for bit", "[b
 
 TEST_CASE("combine: one expert of weight 1 is that expert's output, bit for bit", "[bitwise]") {
   const DispatchShape s = {5, 1, 1};
-  auto rows = random_values<float>(5 * 6, 1);
-  rows[0] = -0.0f;
-  rows[1] = 1e-45f;
-  on_every_device([&](Context& ctx) {
+  auto values = random_values<float>(5 * 6, 1);
+  values[0] = -0.0f;
+  values[1] = 1e-45f;
+  Trial t;
+  const auto rows = t.in(values), one = t.in(std::vector<float>(5, 1.0f)), y = t.expect(values),
+             drows = t.expect(values);
+  t.on_every_device([&](Context& ctx) {
     const DeviceSlots sorted(s, std::vector<int>(5, 0), ctx);
-    Guarded y(ctx, 30), grows(ctx, rows), one(ctx, std::vector<float>(5, 1.0f)), drows(ctx, 30), dweight(ctx, 5);
-    combine_forward(y, grows, one, nullptr, sorted.lists(), s, 6, ctx);
-    combine_backward(drows, dweight, grows, grows, one, sorted.lists(), s, 6, ctx);
-    REQUIRE_BITWISE(rows, y.download());
-    REQUIRE_BITWISE(rows, drows.download());
+    const Guarded dweight(ctx, 5);
+    combine_forward(y, rows, one, nullptr, sorted.lists(), s, 6, ctx);
+    combine_backward(drows, dweight, rows, rows, one, sorted.lists(), s, 6, ctx);
   });
 }
 
@@ -112,14 +99,12 @@ TEST_CASE("combine: the first product is rounded, the others are fused, plus com
   // Slots in order: a*a, then -1 * (a*a rounded): 0 where order and roundings are right.
   const float a = 1.0f + 0x1p-12f, square = a * a;
   const DispatchShape s = {1, 2, 2};
-  const auto run = [&](const std::vector<int>& expert, const std::vector<float>& rows, const std::vector<float>& weight,
-                       float plus, float expected) {
-    on_every_device([&](Context& ctx) {
-      const DeviceSlots sorted(s, expert, ctx);
-      Guarded y(ctx, 1), grows(ctx, rows), gweight(ctx, weight), gplus(ctx, std::vector<float>{plus});
-      combine_forward(y, grows, gweight, gplus, sorted.lists(), s, 1, ctx);
-      REQUIRE_BITWISE((std::vector<float>{expected}), y.download());
-    });
+  const auto run = [&](const std::vector<int>& expert, const std::vector<float>& rows0,
+                       const std::vector<float>& weight0, float plus0, float expected) {
+    Trial t;
+    const auto rows = t.in(rows0), weight = t.in(weight0), plus = t.in({plus0}), y = t.expect({expected});
+    t.on_every_device(
+        [&](Context& ctx) { combine_forward(y, rows, weight, plus, DeviceSlots(s, expert, ctx).lists(), s, 1, ctx); });
   };
   run({0, 1}, {a, square}, {a, -1.0f}, 0.0f, 0.0f);
   // The same terms in the other order: -square first, then a*a fused, which leaves what the square lost.

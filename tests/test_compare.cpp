@@ -39,6 +39,38 @@ TEST_CASE("compare: relative error sees NaN, sizes and single wrong entries", "[
   REQUIRE(relative_error<double>({0, 0}, {0, 1}) == INFINITY);
 }
 
+// What each fault leaves in a trial of y = x + 1, whose rows of three lie four apart and begin at one.
+TEST_CASE("compare: a trial finds what is wrong, unwritten, between the rows, or written over an input", "[compare]") {
+  using Run = void (*)(float* y, float* x);
+  const auto differences = [](Run run) {
+    Trial t;
+    const auto x = t.random(6, 1), y = t.out(6), y_over_x = t.over(x, y);
+    for (size_t i = 0; i < 6; i++) y.ref[i] = x.ref[i] + 1;
+    widen<float>({x, y, y_over_x}, 2, 4, 1);
+    Context cpu(Device::cpu);
+    const auto found = t.differences(cpu, [&](Context&) { run(y, x), run(y_over_x, y_over_x); });
+    std::string which;
+    for (const std::string& said : found) which += said.empty() ? "." : said.starts_with("input") ? "i" : "o";
+    return which;
+  };
+  const auto right = [](float* y, float* x) {
+    for (int i : {0, 1, 2, 4, 5, 6}) y[i] = x[i] + 1;
+  };
+  REQUIRE(differences(right) == "...");
+  REQUIRE(differences([](float* y, float* x) {
+            for (int i : {0, 1, 2, 4, 5, 6}) y[i] = x[i] + (i == 6 ? 2 : 1);
+          }) == ".oo");
+  REQUIRE(differences([](float* y, float* x) {
+            for (int i : {0, 1, 2, 4, 5}) y[i] = x[i] + 1;
+          }) == ".oo");
+  REQUIRE(differences([](float* y, float* x) {
+            for (int i : {0, 1, 2, 3, 4, 5, 6}) y[i] = i == 3 ? 0 : x[i] + 1;
+          }) == ".oo");
+  REQUIRE(differences([](float* y, float* x) {
+            for (int i : {0, 1, 2, 4, 5, 6}) y[i] = x[i] + 1, x[i] = y[i];
+          }) == "i..");
+}
+
 TEST_CASE("compare: a gradient that is off by a millionth fails the finite differences", "[compare]") {
   const auto x = random_values<double>(5, 1);
   auto loss = [](const std::vector<double>& v) { return v[0] * v[0] * v[1] + v[2] * v[3] + v[4]; };

@@ -94,16 +94,12 @@ TEST_CASE("dispatch: gradients against finite differences", "[gradcheck]") {
   const DispatchShape s = {7, 5, 3};
   const size_t C = 4;
   SortedSlots sorted(s, random_experts(s, 1, true));
-  const auto x = random_values<double>(s.N * C, 1), drows = random_values<double>(s.M() * C, 2);
+  auto x = random_values<double>(s.N * C, 1);
+  const auto drows = random_values<double>(s.M() * C, 2);
   std::vector<double> rows(s.M() * C), dx(s.N * C);
   dispatch_gather_backward_ref(dx.data(), Accumulate::no, drows.data(), sorted.lists(), s, C);
-  check_gradient(
-      "x",
-      [&](auto& v) {
-        dispatch_gather_ref(rows.data(), v.data(), sorted.lists(), s, C);
-        return dot(rows, drows);
-      },
-      x, dx);
+  const auto loss = [&] { return dispatch_gather_ref(rows.data(), x.data(), sorted.lists(), s, C), dot(rows, drows); };
+  check_gradients(loss, {{"x", x, dx}});
 }
 
 template <class S>
@@ -111,23 +107,19 @@ static void require_dispatch_bits(const DispatchShape& s, size_t C) {
   INFO("N " << s.N << " E " << s.E << " k " << s.k << " C " << C << ", " << name_of(storage_of<S>));
   const Ints expert = random_experts(s, 3, true);
   SortedSlots sorted(s, expert);
-  auto x = stored<S>(random_values<float>(s.N * C, 1)), drows = stored<S>(random_values<float>(s.M() * C, 2));
-  auto dx0 = stored<S>(random_values<float>(s.N * C, 4));
-  for (size_t i = 0; i < drows.size(); i += 3) drows[i] = x[i % x.size()] = -0.0f;
-  std::vector<float> rows(s.M() * C, NAN), written(s.N * C, NAN), added = dx0;
-  dispatch_gather_ref(rows.data(), x.data(), sorted.lists(), s, C);
-  dispatch_gather_backward_ref(written.data(), Accumulate::no, drows.data(), sorted.lists(), s, C);
-  dispatch_gather_backward_ref(added.data(), Accumulate::yes, drows.data(), sorted.lists(), s, C);
-  for (auto* v : {&written, &added}) *v = stored<S>(*v);
-  on_every_device([&](Context& ctx) {
+  auto x0 = random_values<float>(s.N * C, 1), drows0 = random_values<float>(s.M() * C, 2);
+  for (size_t i = 0; i < drows0.size(); i += 3) drows0[i] = x0[i % x0.size()] = -0.0f;
+  Trial t;
+  const auto x = t.in<S>(x0), drows = t.in<S>(drows0), rows = t.out<S>(s.M() * C), written = t.out<S>(s.N * C),
+             added = t.sum<S>(s.N * C, 4);
+  dispatch_gather_ref(rows.ref, x.ref, sorted.lists(), s, C);
+  dispatch_gather_backward_ref(written.ref, Accumulate::no, drows.ref, sorted.lists(), s, C);
+  dispatch_gather_backward_ref(added.ref, Accumulate::yes, drows.ref, sorted.lists(), s, C);
+  t.on_every_device([&](Context& ctx) {
     const DeviceSlots on_device(s, expert, ctx);
-    GuardedOf<S> grows(ctx, s.M() * C), gwritten(ctx, s.N * C), gadded(ctx, dx0), gx(ctx, x), gdrows(ctx, drows);
-    dispatch_gather(grows, gx, on_device.lists(), s, C, ctx);
-    dispatch_gather_backward(gwritten, Accumulate::no, gdrows, on_device.lists(), s, C, ctx);
-    dispatch_gather_backward(gadded, Accumulate::yes, gdrows, on_device.lists(), s, C, ctx);
-    REQUIRE_BITWISE(rows, grows.download());
-    REQUIRE_BITWISE(written, gwritten.download());
-    REQUIRE_BITWISE(added, gadded.download());
+    dispatch_gather(rows, x, on_device.lists(), s, C, ctx);
+    dispatch_gather_backward(written, Accumulate::no, drows, on_device.lists(), s, C, ctx);
+    dispatch_gather_backward(added, Accumulate::yes, drows, on_device.lists(), s, C, ctx);
   });
 }
 
@@ -147,16 +139,15 @@ TEST_CASE("dispatch: a token's gradient goes along its slots, from the first, an
   // 2^24 + 1 is 2^24 in float: in slot order 2, against it 3, straight into a dx of 1 it would be 4.
   const DispatchShape s = {2, 3, 3};
   const Ints expert = {2, 0, 1, 0, 1, 2};  // rows of token 0 in slot order: 4, 0, 2
-  on_every_device([&](Context& ctx) {
+  std::vector<float> values(6, -0.0f);
+  values[4] = 1.0f, values[0] = 0x1p24f, values[2] = 2.0f - 0x1p24f;
+  Trial t;
+  const auto drows = t.in(values), dx = t.expect({2.0f, -0.0f}), more = t.sum({1.0f, -0.0f}, {3.0f, -0.0f});
+  t.on_every_device([&](Context& ctx) {
     const DeviceSlots sorted(s, expert, ctx);
     REQUIRE(sorted.row_of_slot() == Ints{4, 0, 2, 1, 3, 5});
-    std::vector<float> drows(6, -0.0f);
-    drows[4] = 1.0f, drows[0] = 0x1p24f, drows[2] = 2.0f - 0x1p24f;
-    Guarded dx(ctx, 2), more(ctx, std::vector<float>{1.0f, -0.0f}), from(ctx, drows);
-    dispatch_gather_backward(dx, Accumulate::no, from, sorted.lists(), s, 1, ctx);
-    dispatch_gather_backward(more, Accumulate::yes, from, sorted.lists(), s, 1, ctx);
-    REQUIRE_BITWISE((std::vector<float>{2.0f, -0.0f}), dx.download());
-    REQUIRE_BITWISE((std::vector<float>{3.0f, -0.0f}), more.download());
+    dispatch_gather_backward(dx, Accumulate::no, drows, sorted.lists(), s, 1, ctx);
+    dispatch_gather_backward(more, Accumulate::yes, drows, sorted.lists(), s, 1, ctx);
   });
 }
 

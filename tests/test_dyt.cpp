@@ -2,166 +2,98 @@
 // tanh.
 #include "kernels/dyt.h"
 
-#include "tests/harness.h"
+#include "tests/norm_cases.h"
+#include "tests/one_pass_rows.h"
 
 using namespace gated;
 
-namespace {
-
-const std::vector<Join>& joins() {
-  static const std::vector<Join> all = {{}, {0.7f, 1.4f, {0.3f, 11, read_by_all(12)}}};
-  return all;
-}
-
-}  // namespace
-
 TEST_CASE("dyt: gradients against finite differences", "[gradcheck]") {
-  const size_t N = 3, C = 13;
-  const std::vector<double> alpha = {0.8};
-  const auto x = random_values<double>(N * C, 1), w = random_values<double>(C, 3), b = random_values<double>(C, 6),
-             dy = random_values<double>(N * C, 4);
-  std::vector<double> y(N * C), dx(N * C), dalpha(1, 0.0), dw(C, 0.0), db(C, 0.0);
-  auto loss = [&](const std::vector<double>& x, const std::vector<double>& alpha, const std::vector<double>& w,
-                  const std::vector<double>& b) {
-    dyt_forward_ref(y.data(), x.data(), alpha.data(), w.data(), b.data(), N, C);
-    return dot(y, dy);
+  NormGradients g;
+  const size_t N = g.N, C = g.C;
+  auto w = random_values<double>(C, 3), b = random_values<double>(C, 6);
+  std::vector<double> alpha = {0.8}, dalpha(1, 0.0), dw(C, 0.0), db(C, 0.0);
+  const auto loss = [&] {
+    dyt_forward_ref(g.y.data(), g.x.data(), alpha.data(), w.data(), b.data(), N, C);
+    return dot(g.y, g.dy);
   };
-  dyt_backward_ref(dx.data(), dalpha.data(), dw.data(), db.data(), dy.data(), x.data(), alpha.data(), w.data(), N, C);
-  check_gradient(
-      "x", [&](auto& v) { return loss(v, alpha, w, b); }, x, dx);
-  check_gradient(
-      "alpha", [&](auto& v) { return loss(x, v, w, b); }, alpha, dalpha);
-  check_gradient(
-      "w", [&](auto& v) { return loss(x, alpha, v, b); }, w, dw);
-  check_gradient(
-      "b", [&](auto& v) { return loss(x, alpha, w, v); }, b, db);
+  dyt_backward_ref(g.dx.data(), dalpha.data(), dw.data(), db.data(), g.dy.data(), g.x.data(), alpha.data(), w.data(), N,
+                   C);
+  check_gradients(loss, {{"x", g.x, g.dx}, {"alpha", alpha, dalpha}, {"w", w, dw}, {"b", b, db}});
 }
 
 TEST_CASE("dyt: gradients after a branch against finite differences", "[gradcheck]") {
-  const size_t N = 3, C = 13;
-  const std::vector<double> alpha = {0.8};
-  const auto x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2),
-             b = random_values<double>(C, 6);
-  const auto w = random_values<double>(C, 3), dy = random_values<double>(N * C, 4),
-             dres = random_values<double>(N * C, 5);
-  for (const Join& join : joins()) {
+  for (const Join& join : norm_joins()) {
     INFO("plain " << join.plain());
-    std::vector<double> y(N * C), sum(N * C);
-    auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch, const std::vector<double>& alpha,
-                    const std::vector<double>& w, const std::vector<double>& b) {
-      dyt_general_forward_ref<double>({y.data(), sum.data()}, {x.data(), branch.data(), join}, alpha.data(), w.data(),
-                                      b.data(), N, C);
-      return dot(y, dy) + dot(sum, dres);
+    NormGradients g;
+    const size_t N = g.N, C = g.C;
+    auto w = random_values<double>(C, 3), b = random_values<double>(C, 6);
+    std::vector<double> alpha = {0.8}, dalpha(1, 0.0), dw(C, 0.0), db(C, 0.0);
+    const auto loss = [&] {
+      dyt_general_forward_ref<double>({g.y.data(), g.sum.data()}, g.in(join), alpha.data(), w.data(), b.data(), N, C);
+      return g.loss();
     };
-    loss(x, branch, alpha, w, b);
-    std::vector<double> dx(N * C), dbranch(N * C), dalpha(1, 0.0), dw(C, 0.0), db(C, 0.0);
-    dyt_general_backward_ref<double>({dx.data(), dbranch.data(), dalpha.data(), dw.data(), db.data()}, dy.data(),
-                                     {sum.data(), dres.data(), branch.data(), join}, alpha.data(), w.data(), N, C);
-    check_gradient(
-        "x", [&](auto& v) { return loss(v, branch, alpha, w, b); }, x, dx);
-    check_gradient(
-        "branch", [&](auto& v) { return loss(x, v, alpha, w, b); }, branch, dbranch);
-    check_gradient(
-        "alpha", [&](auto& v) { return loss(x, branch, v, w, b); }, alpha, dalpha);
-    check_gradient(
-        "w", [&](auto& v) { return loss(x, branch, alpha, v, b); }, w, dw);
-    check_gradient(
-        "b", [&](auto& v) { return loss(x, branch, alpha, w, v); }, b, db);
+    loss();
+    dyt_general_backward_ref<double>({g.dx.data(), g.dbranch.data(), dalpha.data(), dw.data(), db.data()}, g.dy.data(),
+                                     g.back(join), alpha.data(), w.data(), N, C);
+    check_gradients(
+        loss,
+        {{"x", g.x, g.dx}, {"branch", g.branch, g.dbranch}, {"alpha", alpha, dalpha}, {"w", w, dw}, {"b", b, db}});
   }
 }
 
-// In bf16 the reference is given what is stored: its inputs, and the sum that goes through tanh.
 template <class S>
-static void require_plain_bits(size_t N, size_t C) {
-  INFO("N " << N << " C " << C << ", " << name_of(storage_of<S>));
-  const auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), dy = stored<S>(random_values<float>(N * C, 4));
-  const auto w = random_values<float>(C, 3), b = random_values<float>(C, 6);
-  const auto dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
-  const std::vector<float> alpha = {0.7f}, dalpha0 = {-0.3f};
-  std::vector<float> y(N * C, NAN), dx(N * C, NAN), dalpha = dalpha0, dw = dw0, db = db0;
-  dyt_forward_ref(y.data(), x.data(), alpha.data(), w.data(), b.data(), N, C);
-  dyt_backward_ref(dx.data(), dalpha.data(), dw.data(), db.data(), dy.data(), x.data(), alpha.data(), w.data(), N, C);
-  y = stored<S>(y), dx = stored<S>(dx);
-  on_every_device([&](Context& ctx) {
-    GuardedOf<S> gy(ctx, N * C), gdx(ctx, N * C), gx(ctx, x), gdy(ctx, dy);
-    Guarded gda(ctx, dalpha0), gdw(ctx, dw0), gdb(ctx, db0), sums(ctx, N), ga(ctx, alpha), gw(ctx, w), gb(ctx, b);
-    dyt_forward({gy}, {gx}, ga, gw, gb, N, C, ctx);
-    dyt_backward({gdx, nullptr, gda, gdw, gdb, sums}, gdy, {gx}, ga, gw, N, C, ctx);
-    REQUIRE_BITWISE(y, gy.download());
-    REQUIRE_BITWISE(dx, gdx.download());
-    REQUIRE_BITWISE(dalpha, gda.download());
-    REQUIRE_BITWISE(dw, gdw.download());
-    REQUIRE_BITWISE(db, gdb.download());
-    Guarded gdw_in_place(ctx, dw0), gdb_in_place(ctx, db0);
-    dyt_backward({gdy, nullptr, gda, gdw_in_place, gdb_in_place, sums}, gdy, {gx}, ga, gw, N, C, ctx);
-    REQUIRE_BITWISE(dx, gdy.download());
-    REQUIRE_BITWISE(dw, gdw_in_place.download());
-    REQUIRE_BITWISE(db, gdb_in_place.download());
+static void require_bits(size_t N, size_t C, const NormCase& c) {
+  INFO("N " << N << " C " << C << " branch " << c.branch << " dresidual " << c.dresidual << " plain " << c.join.plain()
+            << ", " << name_of(storage_of<S>));
+  NormTrial<S> t(c, N, C);
+  const auto alpha = t.in({0.7f}), w = t.random(C, 3), b = t.random(C, 6);
+  const auto dalpha = t.sum({-0.3f}), dw = t.sum(C, 7), db = t.sum(C, 8);
+  const auto da_in_place = t.again(dalpha), dw_in_place = t.again(dw), db_in_place = t.again(db);
+  const auto in_place = t.over(c.dresidual ? t.dres : t.dy, t.dx);
+  if (c.branch) {
+    dyt_general_forward_ref<float>({t.y.ref}, {t.joined.ref}, alpha.ref, w.ref, b.ref, N, C);
+    dyt_general_backward_ref<float>({t.dx.ref, t.dbranch.ref, dalpha.ref, dw.ref, db.ref}, t.dy.ref, t.back_ref(),
+                                    alpha.ref, w.ref, N, C);
+  } else {
+    dyt_forward_ref(t.y.ref, t.x.ref, alpha.ref, w.ref, b.ref, N, C);
+    dyt_backward_ref(t.dx.ref, dalpha.ref, dw.ref, db.ref, t.dy.ref, t.x.ref, alpha.ref, w.ref, N, C);
+  }
+  t.on_every_device([&](Context& ctx) {
+    const Guarded sums(ctx, N);
+    if (c.branch) {
+      ResidualBackwardIn back = t.back();
+      dyt_forward({t.y, t.joined}, t.joins(), alpha, w, b, N, C, ctx);
+      dyt_backward({t.dx, t.dbranch, dalpha, dw, db, sums}, t.dy, back, alpha, w, N, C, ctx);
+      if (c.dresidual) back.dresidual = in_place;
+      dyt_backward({in_place, t.dbranch, da_in_place, dw_in_place, db_in_place, sums}, c.dresidual ? t.dy : in_place,
+                   back, alpha, w, N, C, ctx);
+    } else {
+      dyt_forward(t.y, t.x, alpha, w, b, N, C, ctx);
+      dyt_backward(t.dx, dalpha, dw, db, sums, t.dy, t.x, alpha, w, N, C, ctx);
+      dyt_backward(in_place, da_in_place, dw_in_place, db_in_place, sums, in_place, t.x, alpha, w, N, C, ctx);
+    }
     if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == dyt_backward_scratch(N, C));
   });
 }
 
 TEST_CASE("dyt: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
-  for (auto [N, C] : sizes) require_plain_bits<float>(N, C);
-  require_plain_bits<bf16>(9, 131);
-  require_plain_bits<bf16>(130, 200);
-}
-
-template <class S>
-static void require_general_bits(size_t N, size_t C) {
-  const float nan = NAN;
-  const auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), branch = stored<S>(random_values<float>(N * C, 2));
-  const auto dy = stored<S>(random_values<float>(N * C, 4)), dres = stored<S>(random_values<float>(N * C, 5));
-  const auto w = random_values<float>(C, 3), b = random_values<float>(C, 6);
-  const auto dw0 = random_values<float>(C, 7), db0 = random_values<float>(C, 8);
-  const std::vector<float> alpha = {0.7f}, dalpha0 = {-0.3f};
-  const struct {
-    bool dresidual;
-    Join join;
-  } cases[] = {{true, {}}, {false, joins()[1]}, {true, joins()[1]}};
-  for (const auto& test : cases) {
-    INFO("N " << N << " C " << C << " dresidual " << test.dresidual << " plain " << test.join.plain() << ", "
-              << name_of(storage_of<S>));
-    std::vector<float> y(N * C, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan);
-    std::vector<float> dalpha = dalpha0, dw = dw0, db = db0;
-    residual_join_forward_ref<float>(sum.data(), {x.data(), branch.data(), test.join}, N, C);
-    sum = stored<S>(sum);
-    dyt_general_forward_ref<float>({y.data()}, {sum.data()}, alpha.data(), w.data(), b.data(), N, C);
-    const float* dresidual = test.dresidual ? dres.data() : nullptr;
-    ResidualBackwardInOf<float> in = {sum.data(), dresidual, branch.data(), test.join};
-    in.join.clip_sum = S(test.join.clip_sum);
-    dyt_general_backward_ref<float>({dx.data(), dbranch.data(), dalpha.data(), dw.data(), db.data()}, dy.data(), in,
-                                    alpha.data(), w.data(), N, C);
-    y = stored<S>(y), dx = stored<S>(dx), dbranch = stored<S>(dbranch);
-    on_every_device([&](Context& ctx) {
-      GuardedOf<S> gy(ctx, N * C), gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C);
-      GuardedOf<S> gx(ctx, x), gbranch(ctx, branch), gdy(ctx, dy), gdres(ctx, dres);
-      Guarded gw(ctx, w), gb(ctx, b), ga(ctx, alpha), gda(ctx, dalpha0), gdw(ctx, dw0), gdb(ctx, db0), sums(ctx, N);
-      DytGradients gradients = {gdx, gdbranch, gda, gdw, gdb, sums};
-      const ResidualBackwardIn back = {gsum, test.dresidual ? +gdres : nullptr, gbranch, test.join};
-      dyt_forward({gy, gsum}, {gx, gbranch, test.join}, ga, gw, gb, N, C, ctx);
-      dyt_backward(gradients, gdy, back, ga, gw, N, C, ctx);
-      REQUIRE_BITWISE(y, gy.download());
-      REQUIRE_BITWISE(sum, gsum.download());
-      REQUIRE_BITWISE(dx, gdx.download());
-      REQUIRE_BITWISE(dbranch, gdbranch.download());
-      REQUIRE_BITWISE(dalpha, gda.download());
-      REQUIRE_BITWISE(dw, gdw.download());
-      REQUIRE_BITWISE(db, gdb.download());
-      GuardedOf<S>& over = test.dresidual ? gdres : gdy;  // in place
-      gradients.dx = over;
-      dyt_backward(gradients, gdy, back, ga, gw, N, C, ctx);
-      REQUIRE_BITWISE(dx, over.download());
-    });
-  }
+  const NormCase plain = {false, false};
+  for (auto [N, C] : sizes) require_bits<float>(N, C, plain);
+  for (size_t C : {1, 131, 1030}) require_bits<float>(one_pass_rows(), C, plain);
+  require_bits<bf16>(9, 131, plain);
+  require_bits<bf16>(130, 200, plain);
+  require_bits<bf16>(one_pass_rows(), 520, plain);
 }
 
 TEST_CASE("dyt: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
-  for (auto [N, C] : sizes) require_general_bits<float>(N, C);
-  require_general_bits<bf16>(9, 131);
-  require_general_bits<bf16>(5, 1032);
+  for (const NormCase& c : {NormCase{true, true}, {true, false, norm_joins()[1]}, {true, true, norm_joins()[1]}}) {
+    for (auto [N, C] : sizes) require_bits<float>(N, C, c);
+    require_bits<float>(one_pass_rows(), 131, c);
+    require_bits<bf16>(9, 131, c);
+    require_bits<bf16>(5, 1032, c);
+  }
 }
 
 TEST_CASE("dyt: where tanh is its argument y is w*(alpha*x) + b exactly, where it is flat +-w + b") {

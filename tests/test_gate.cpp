@@ -9,38 +9,26 @@ using namespace gated;
 
 namespace {
 
-// The references, over whole vectors.
+// The reference, over whole vectors.
 template <class T>
 void forward(std::vector<T>& y, const std::vector<T>& x, const std::vector<T>& z, size_t N, size_t C, size_t group,
              const GateOp& op) {
   gate_forward_ref(y.data(), x.data(), z.data(), N, C, group, op);
 }
 
-template <class T>
-void backward(std::vector<T>& dx, std::vector<T>& dz, const std::vector<T>& dy, const std::vector<T>& x,
-              const std::vector<T>& z, size_t N, size_t C, size_t group, const GateOp& op) {
-  gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, C, group, op);
-}
-
 }  // namespace
 
 TEST_CASE("gate: gradients against finite differences", "[gradcheck]") {
-  const size_t N = 3, C = 12;
+  const size_t N = 3, C = 12, n = N * C;
   for (const GateOp& op : gate_ops)
     for (size_t group : {1, 4, 6, 12}) {
       INFO(describe(op) << ", group " << group);
-      const auto x = random_values<double>(N * C, 1), z = random_values<double>(N * C / group, 2, 4.0);
-      const auto dy = random_values<double>(N * C, 3);
-      std::vector<double> y(N * C), dx(N * C), dz(z.size());
-      backward(dx, dz, dy, x, z, N, C, group, op);
-      auto loss = [&](const std::vector<double>& x, const std::vector<double>& z) {
-        forward(y, x, z, N, C, group, op);
-        return dot(y, dy);
-      };
-      check_gradient(
-          "x", [&](auto& v) { return loss(v, z); }, x, dx);
-      check_gradient(
-          "z", [&](auto& v) { return loss(x, v); }, z, dz);
+      auto x = random_values<double>(n, 1), z = random_values<double>(n / group, 2, 4.0);
+      const auto dy = random_values<double>(n, 3);
+      std::vector<double> y(n), dx(n), dz(z.size());
+      gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, C, group, op);
+      const auto loss = [&] { return forward(y, x, z, N, C, group, op), dot(y, dy); };
+      check_gradients(loss, {{"x", x, dx}, {"z", z, dz}});
     }
 }
 
@@ -82,33 +70,19 @@ TEST_CASE("gate: what the forms make of a logit", "[bitwise]") {
 template <class S>
 static void require_gate_bits(size_t N, size_t C, size_t group, const GateOp& op) {
   INFO("N " << N << " C " << C << " group " << group << " " << describe(op) << ", " << name_of(storage_of<S>));
-  const size_t scores = N * C / group;
-  auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), z = stored<S>(random_values<float>(scores, 2, 20.0f));
-  const auto dy = stored<S>(random_values<float>(N * C, 3));
-  const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f};
-  for (size_t i = 0; i < 4 && i < scores; i++) z[i] = extremes[i];
-  for (size_t i = 0; i < 4 && 3 * i < N * C; i++) x[3 * i] = extremes[i];
-
-  std::vector<float> y(N * C, NAN), dx(N * C, NAN), dz(scores, NAN);
-  forward(y, x, z, N, C, group, op);
-  backward(dx, dz, dy, x, z, N, C, group, op);
-  for (auto* v : {&y, &dx, &dz}) *v = stored<S>(*v);
-
-  on_every_device([&](Context& ctx) {
-    GuardedOf<S> gy(ctx, N * C), gdx(ctx, N * C), gdz(ctx, scores);
-    GuardedOf<S> gx(ctx, x), gz(ctx, z), gdy(ctx, dy);
-    gate_forward(gy, gx, gz, N, C, group, op, ctx);
-    gate_backward(gdx, gdz, gdy, gx, gz, N, C, group, op, ctx);
-    REQUIRE_BITWISE(y, gy.download());
-    REQUIRE_BITWISE(dx, gdx.download());
-    REQUIRE_BITWISE(dz, gdz.download());
-
-    GuardedOf<S> y_over_x(ctx, x), dx_over_dy(ctx, dy), dz_over_z(ctx, z);
-    gate_forward(y_over_x, y_over_x, gz, N, C, group, op, ctx);
-    gate_backward(dx_over_dy, dz_over_z, dx_over_dy, gx, dz_over_z, N, C, group, op, ctx);
-    REQUIRE_BITWISE(y, y_over_x.download());
-    REQUIRE_BITWISE(dx, dx_over_dy.download());
-    REQUIRE_BITWISE(dz, dz_over_z.download());
+  const size_t n = N * C, scores = n / group;
+  Trial t;
+  const auto x = t.in<S>(with_extremes(random_values<float>(n, 1, 3.0f), 3)),
+             z = t.in<S>(with_extremes(random_values<float>(scores, 2, 20.0f), 1)), dy = t.random<S>(n, 3);
+  const auto y = t.out<S>(n), dx = t.out<S>(n), dz = t.out<S>(scores);
+  const auto y_over_x = t.over(x, y), dx_over_dy = t.over(dy, dx), dz_over_z = t.over(z, dz);
+  gate_forward_ref(y.ref, x.ref, z.ref, N, C, group, op);
+  gate_backward_ref(dx.ref, dz.ref, dy.ref, x.ref, z.ref, N, C, group, op);
+  t.on_every_device([&](Context& ctx) {
+    gate_forward(y, x, z, N, C, group, op, ctx);
+    gate_backward(dx, dz, dy, x, z, N, C, group, op, ctx);
+    gate_forward(y_over_x, y_over_x, z, N, C, group, op, ctx);
+    gate_backward(dx_over_dy, dz_over_z, dx_over_dy, x, dz_over_z, N, C, group, op, ctx);
   });
 }
 

@@ -1,5 +1,5 @@
-// gated_delta: the references against finite differences, the CPU's code and the kernels against the references, and what the
-// state promises. Most cases are those of tests/gated_delta_cases.h.
+// gated_delta: the references against finite differences, the CPU's code and the kernels against the references, and
+// what the state promises. Most cases are those of tests/gated_delta_cases.h.
 #include "tests/gated_delta_cases.h"
 #include "tests/refusal.h"
 
@@ -7,7 +7,8 @@ using namespace gated;
 using namespace gated::gated_delta_cases;
 
 TEST_CASE("gated_delta: two tokens by hand") {
-  // One head, Dk 2, Dv 1. The key (1,0) gets the value 3; half of it decays; then half of what is missing to 5 is written.
+  // One head, Dk 2, Dv 1. The key (1,0) gets the value 3; half of it decays; then half of what is missing to 5 is
+  // written.
   const std::vector<double> q = {2, 0, 1, 1}, k = {1, 0, 1, 0}, v = {3, 5}, g = {0, -std::log(2.0)}, beta = {1, 0.5};
   std::vector<double> o(2), final(2), error(2);
   gated_delta_forward_ref<double>({o.data(), final.data(), error.data(), nullptr},
@@ -48,20 +49,17 @@ TEST_CASE("gated_delta: a sequence cut anywhere, with the state carried on, has 
 TEST_CASE("gated_delta: token by token in place, as a generation does", "[bitwise]") {
   const GatedDeltaShape s{2, 70, 1, 2, 16, 18};
   const Inputs<float> in(s, 0.1f);
-  const Outputs<float> whole = reference(recurrence, in);
+  const FormTrial whole(recurrence, in);
   Context cpu(Device::cpu);
-  Inputs<float> token = in;
-  token.s.T = 1;
   std::vector<float> state = in.initial, o(s.B * s.Hv * s.Dv);
   for (size_t t = 0; t < s.T; t++) {
-    for (auto x : {&Inputs<float>::q, &Inputs<float>::k, &Inputs<float>::v, &Inputs<float>::g, &Inputs<float>::beta})
-      token.*x = tokens(in.*x, s.B, s.T, t, t + 1);
+    const Inputs<float> token = tokens(in, t, t + 1);
     GatedDeltaIn from = token.in();
     from.initial = state.data();
     gated_delta_forward({o.data(), state.data()}, from, token.s, cpu);
-    REQUIRE_BITWISE(tokens(whole.o, s.B, s.T, t, t + 1), o);
+    REQUIRE_BITWISE(tokens(whole.o.values(), s.B, s.T, t, t + 1), o);
   }
-  REQUIRE_BITWISE(whole.final, state);
+  REQUIRE_BITWISE(whole.final.values(), state);
 }
 
 TEST_CASE("gated_delta: no bit depends on later tokens, and no gradient on outputs before", "[bitwise]") {
@@ -76,18 +74,14 @@ TEST_CASE("gated_delta: with beta = 0 the state decays and nothing else", "[prop
   const GatedDeltaShape s{1, 90, 1, 2, 24, 18};
   Inputs<float> in(s);
   std::fill(in.beta.begin(), in.beta.end(), 0.0f);
-  Context cpu(Device::cpu);
-  const Outputs<float> r = on(cpu, recurrence, in);
+  FormTrial r(recurrence, in);
   std::vector<float> expected = in.initial;
   for (size_t t = 0; t < s.T; t++)
     for (size_t i = 0; i < expected.size(); i++)
       expected[i] = exact_exp(in.g[t * s.Hv + i / (s.Dk * s.Dv)]) * expected[i];
-  REQUIRE_BITWISE(expected, r.final);
-  for (float x : r.dv) REQUIRE(x == 0);
-}
-
-TEST_CASE("gated_delta: scratch is what is announced", "[scratch][bitwise]") {
-  scratch(recurrence);
+  REQUIRE_BITWISE(expected, r.final.values());
+  for (float x : r.dv.values()) REQUIRE(x == 0);
+  r.on_cpu();
 }
 
 TEST_CASE("gated_delta: what it refuses") {

@@ -1,10 +1,9 @@
-// gated_delta_bf16: in double it is the recurrence; how far it is from that in bf16; the CPU's code and the kernels against the
-// reference, bit for bit; and what cut sequences, rows after a token and strides promise.
+// gated_delta_bf16: in double it is the recurrence; how far it is from that in bf16; the CPU's code and the kernels
+// against the reference, bit for bit; and what cut sequences, rows after a token and strides promise.
 #include "kernels/bf16/gated_delta_bf16.h"
 
 #include "tests/gated_delta_cases.h"
 #include "tests/refusal.h"
-#include "tests/wide_rows.h"
 
 using namespace gated;
 using namespace gated::gated_delta_cases;
@@ -19,61 +18,41 @@ Inputs<float> rounded_inputs(const GatedDeltaShape& s, float decay = 0.5f) {
   return in;
 }
 
-struct Results {
-  std::vector<float> o, final, kept, u, miss, dq, dk, dv, dg, dbeta, dinitial;
-};
+struct Bf16Trial : DeltaTrial<bf16> {
+  const MmaArithmetic arithmetic;
+  const Array<bf16> kept = out<bf16>(gated_delta_bf16_kept_size(s)), u = out<bf16>(Sizes(s).v),
+                    miss = out<bf16>(Sizes(s).v);
 
-using Rows = GuardedOf<bf16>;
-
-// Forward and backward, called with all their arrays, and what they write.
-template <class Forward, class Backward>
-Results run(Context& ctx, const Inputs<float>& in, Forward forward, Backward backward) {
-  const GatedDeltaShape& s = in.s;
-  const Sizes n(s);
-  const Rows q(ctx, in.q), k(ctx, in.k), v(ctx, in.v), dout(ctx, in.dout);
-  const Guarded g(ctx, in.g), beta(ctx, in.beta), initial(ctx, in.initial), dfinal(ctx, in.dfinal);
-  const Rows o(ctx, n.v), u(ctx, n.v), miss(ctx, n.v), kept(ctx, gated_delta_bf16_kept_size(s));
-  const Rows dq(ctx, n.qk), dk(ctx, n.qk), dv(ctx, n.v);
-  const Guarded final(ctx, n.state), dinitial(ctx, n.state), dg(ctx, n.number), dbeta(ctx, n.number);
-  const GatedDeltaBf16In from = {q, k, v, g, beta, initial};
-  forward(GatedDeltaBf16Out{o, final, kept, u, miss}, from);
-  backward(GatedDeltaBf16Gradients{dq, dk, dv, dg, dbeta, dinitial},
-           GatedDeltaBf16BackwardIn{dout, dfinal, kept, u, miss}, from);
-  return {o.download(),  final.download(), kept.download(), u.download(),     miss.download(),    dq.download(),
-          dk.download(), dv.download(),    dg.download(),   dbeta.download(), dinitial.download()};
-}
-
-Results reference(const Inputs<float>& in, MmaArithmetic arithmetic = usual_mma()) {
-  Context ctx(Device::cpu);
-  return run(
-      ctx, in, [&](const auto&... x) { gated_delta_bf16_forward_ref(x..., in.s, arithmetic); },
-      [&](const auto&... x) { gated_delta_bf16_backward_ref(x..., in.s, arithmetic); });
-}
-
-Results on(Context& ctx, const Inputs<float>& in) {
-  return run(
-      ctx, in, [&](const auto&... x) { gated_delta_bf16_forward(x..., in.s, ctx); },
-      [&](const auto&... x) { gated_delta_bf16_backward(x..., in.s, ctx); });
-}
-
-constexpr std::pair<const char*, std::vector<float> Results::*> arrays[] = {{"kept", &Results::kept},
-                                                                            {"miss", &Results::miss},
-                                                                            {"u", &Results::u},
-                                                                            {"o", &Results::o},
-                                                                            {"final", &Results::final},
-                                                                            {"dv", &Results::dv},
-                                                                            {"dq", &Results::dq},
-                                                                            {"dk", &Results::dk},
-                                                                            {"dbeta", &Results::dbeta},
-                                                                            {"dg", &Results::dg},
-                                                                            {"dinitial", &Results::dinitial}};
-
-void require_same(const Results& expected, const Results& got) {
-  for (const auto& [name, x] : arrays) {
-    INFO(name);
-    REQUIRE(bitwise_difference(expected.*x, got.*x) == "");
+  explicit Bf16Trial(const Inputs<float>& in, MmaArithmetic arithmetic = usual_mma(), Nan nan = Nan::refused,
+                     bool states = true, size_t at = 0)
+      : DeltaTrial(in, states, at, nan), arithmetic(arithmetic) {
+    reference([&] {
+      gated_delta_bf16_forward_ref(GatedDeltaBf16Out{o, final, kept, u, miss}, from(), s, arithmetic);
+      gated_delta_bf16_backward_ref(GatedDeltaBf16Gradients{dq, dk, dv, dg, dbeta, dinitial},
+                                    GatedDeltaBf16BackwardIn{dout, dfinal, kept, u, miss}, from(), s, arithmetic);
+    });
   }
-}
+  GatedDeltaBf16In from() const { return {q, k, v, g, beta, initial}; }
+  void run(Context& ctx) const {
+    gated_delta_bf16_forward({o, final, kept, u, miss}, from(), s, ctx);
+    gated_delta_bf16_backward({dq, dk, dv, dg, dbeta, dinitial}, {dout, dfinal, kept, u, miss}, from(), s, ctx);
+    REQUIRE(ctx.most_scratch_used() == std::max(gated_delta_bf16_forward_scratch(s, ctx.device),
+                                                gated_delta_bf16_backward_scratch(s, ctx.device)));
+  }
+  void on_device(Context& ctx) {
+    if (!multiplies_as(ctx, arithmetic)) return;
+    fits(s.Dk > 128, [&] { on(ctx, [&](Context& ctx) { run(ctx); }); });
+  }
+  void on_every_device() {
+    gated::on_every_device([&](Context& ctx) { on_device(ctx); });
+  }
+  std::vector<std::vector<float>> of_forward() const { return {o.values(), u.values(), miss.values()}; }
+  std::vector<std::vector<float>> by_token() const {
+    auto all = of_forward();
+    for (auto& gradient : gradients_of(*this)) all.push_back(gradient);
+    return all;
+  }
+};
 
 Inputs<double> widened(const Inputs<float>& in) {
   Inputs<double> wide(in.s);
@@ -126,51 +105,45 @@ TEST_CASE("gated_delta_bf16: the CPU's code and the kernels have the bits of the
                {{2, 63, 2, 2, 16, 80}, 0.5f, MmaArithmetic::ampere},
                {{1, 130, 1, 1, 64, 64}, 30.0f},
                {{1, 70, 1, 2, 128, 16}, 0.1f, MmaArithmetic::ampere},
-               {{1, 17, 1, 1, 256, 32}, 1.0f}};
+               {{1, 17, 1, 1, 256, 32}, 1.0f},
+               {{2, 5, 2, 2, 16, 80}, 0.5f}};
   for (const auto& [s, decay, arithmetic] : cases) {
     INFO("B " << s.B << " T " << s.T << " heads " << s.Hk << ", " << s.Hv << " Dk " << s.Dk << " Dv " << s.Dv);
-    const Inputs<float> in = rounded_inputs(s, decay);
-    const Results expected = reference(in, arithmetic);
-    on_every_device([&](Context& ctx) {
-      if (multiplies_as(ctx, arithmetic)) fits(s.Dk > 128, [&] { require_same(expected, on(ctx, in)); });
-    });
+    Bf16Trial(rounded_inputs(s, decay), arithmetic).on_every_device();
   }
 }
 
 #ifndef __CUDACC__
 TEST_CASE("gated_delta_bf16: keys of up to 128 fit the shared memory of a consumer's GPU, with the same bits",
           "[bitwise]") {
-  const struct Limit {
-    const simt::Config before = simt::config;
-    Limit() { simt::config.shared_limit = shared_limit_consumer; }
-    ~Limit() { simt::config = before; }
-  } limit;
-  Context ctx(Device::emulated);
-  for (const GatedDeltaShape& s : {GatedDeltaShape{1, 70, 1, 1, 64, 16}, {1, 130, 1, 2, 128, 32}}) {
-    const Inputs<float> in = rounded_inputs(s);
-    require_same(reference(in), on(ctx, in));
-  }
-  REQUIRE_THROWS_WITH(on(ctx, rounded_inputs({1, 2, 1, 1, 144, 16})),
-                      Catch::Contains("this GPU gives a block no more"));
+  const KeepsSimtConfig restore;
+  simt::config.shared_limit = shared_limit_consumer;
+  const auto run = [](const GatedDeltaShape& s) {
+    Context ctx(Device::emulated);
+    Bf16Trial t(rounded_inputs(s));
+    t.on(ctx, [&](Context& ctx) { t.run(ctx); });
+  };
+  run({1, 70, 1, 1, 64, 16});
+  run({1, 130, 1, 2, 128, 32});
+  REQUIRE_THROWS_WITH(run({1, 2, 1, 1, 144, 16}), Catch::Contains("this GPU gives a block no more"));
 }
 #endif
 
 TEST_CASE("gated_delta_bf16: how far it is from the recurrence in double", "[gated_delta_bf16]") {
-  Context cpu(Device::cpu);
   // Rounding the outputs alone makes 0.0017; measured were 0.0036 for o and 0.0067 at most, for dg.
   for (float decay : {0.0f, 0.01f, 0.5f, 10.0f}) {
     const Inputs<float> in = rounded_inputs({1, 300, 1, 2, 64, 64}, decay);
-    const Results got = on(cpu, in);
+    const Bf16Trial got(in);
     const Outputs<double> truth = gated_delta_cases::reference(recurrence, widened(in));
     const std::tuple<const char*, const std::vector<double>&, const std::vector<float>&> pairs[] = {
-        {"o", truth.o, got.o},
-        {"final", truth.final, got.final},
-        {"dq", truth.dq, got.dq},
-        {"dk", truth.dk, got.dk},
-        {"dv", truth.dv, got.dv},
-        {"dg", truth.dg, got.dg},
-        {"dbeta", truth.dbeta, got.dbeta},
-        {"dinitial", truth.dinitial, got.dinitial}};
+        {"o", truth.o, got.o.values()},
+        {"final", truth.final, got.final.values()},
+        {"dq", truth.dq, got.dq.values()},
+        {"dk", truth.dk, got.dk.values()},
+        {"dv", truth.dv, got.dv.values()},
+        {"dg", truth.dg, got.dg.values()},
+        {"dbeta", truth.dbeta, got.dbeta.values()},
+        {"dinitial", truth.dinitial, got.dinitial.values()}};
     for (const auto& [name, exact, x] : pairs) {
       INFO(name << ", g down to " << -decay << ": " << error_of(exact, x));
       REQUIRE(error_of(exact, x) < 1.0 / 128);
@@ -183,28 +156,12 @@ TEST_CASE("gated_delta_bf16: without a state before, after or wanted", "[gated_d
   Inputs<float> in = rounded_inputs(s);
   std::fill(in.initial.begin(), in.initial.end(), 0.0f);
   std::fill(in.dfinal.begin(), in.dfinal.end(), 0.0f);
-  const Results expected = reference(in);
-  const auto without = [](auto pointers) {
-    if constexpr (requires { pointers.initial; }) pointers.initial = nullptr;
-    if constexpr (requires { pointers.final; }) pointers.final = nullptr;
-    if constexpr (requires { pointers.dfinal; }) pointers.dfinal = nullptr;
-    if constexpr (requires { pointers.dinitial; }) pointers.dinitial = nullptr;
-    return pointers;
-  };
-  on_every_device([&](Context& ctx) {
-    Results got = run(
-        ctx, in,
-        [&](const auto& out, const auto& from) {
-          GatedDeltaBf16Out alone = without(out);
-          alone.miss = nullptr;
-          gated_delta_bf16_forward(alone, without(from), s, ctx);
-          gated_delta_bf16_forward(without(out), without(from), s, ctx);
-        },
-        [&](const auto& out, const auto& back, const auto& from) {
-          gated_delta_bf16_backward(without(out), without(back), without(from), s, ctx);
-        });
-    got.final = expected.final, got.dinitial = expected.dinitial;
-    require_same(expected, got);
+  Bf16Trial t(in, usual_mma(), Nan::refused, false);
+  require_same(Bf16Trial(in).by_token(), t.by_token());
+  const auto o_alone = t.again(t.o), kept_alone = t.again(t.kept), u_alone = t.again(t.u);
+  t.Trial::on_every_device([&](Context& ctx) {
+    gated_delta_bf16_forward({.o = o_alone, .kept = kept_alone, .u = u_alone}, t.from(), s, ctx);
+    t.run(ctx);
   });
 }
 
@@ -213,35 +170,9 @@ TEST_CASE("gated_delta_bf16: heads inside wider rows give the bits of packed one
   const GatedDeltaShape packed{2, 66, 1, 2, 32, 16};
   GatedDeltaShape s = packed;
   s.qk_stride = packed.qk_step() + 16, s.v_stride = packed.v_step() + 24;
-  const size_t rows = s.B * s.T, at = 8;
-  const Inputs<float> in = rounded_inputs(packed);
-  const Results expected = reference(in);
-  const auto gather = [&](const Buffer<bf16>& wide, size_t width) {
-    return gather_rows(wide.download(), rows, width, at);
-  };
-  on_every_device([&](Context& ctx) {
-    const auto wide = [&](const std::vector<float>& x, size_t stride, float between) {
-      return Buffer<bf16>(ctx.device, spread_rows<bf16>(x, rows, stride, at, between));
-    };
-    const Buffer<bf16> q = wide(in.q, s.qk_stride, between_inputs), k = wide(in.k, s.qk_stride, between_inputs),
-                       v = wide(in.v, s.v_stride, between_inputs);
-    const Buffer<bf16> dq = wide(in.q, s.qk_stride, between_outputs), dk = wide(in.k, s.qk_stride, between_outputs),
-                       dv = wide(in.v, s.v_stride, between_outputs);
-    Results got = run(
-        ctx, in,
-        [&](const auto& out, auto from) {
-          from.q = q.data() + at, from.k = k.data() + at, from.v = v.data() + at;
-          gated_delta_bf16_forward(out, from, s, ctx);
-        },
-        [&](auto out, const auto& back, auto from) {
-          from.q = q.data() + at, from.k = k.data() + at, from.v = v.data() + at;
-          out.dq = dq.data() + at, out.dk = dk.data() + at, out.dv = dv.data() + at;
-          gated_delta_bf16_backward(out, back, from, s, ctx);
-        });
-    ctx.synchronize();
-    got.dq = gather(dq, packed.qk_step()), got.dk = gather(dk, packed.qk_step()), got.dv = gather(dv, packed.v_step());
-    require_same(expected, got);
-  });
+  Bf16Trial t(rounded_inputs(s), usual_mma(), Nan::refused, true, 8);
+  require_same(Bf16Trial(rounded_inputs(packed)).by_token(), t.by_token());
+  t.on_every_device();
 }
 
 TEST_CASE("gated_delta_bf16: a sequence cut between chunks, with the state carried on, has the bits of the whole",
@@ -249,29 +180,23 @@ TEST_CASE("gated_delta_bf16: a sequence cut between chunks, with the state carri
   const GatedDeltaShape s{2, 150, 1, 2, 16, 32};
   const Inputs<float> in = rounded_inputs(s, 0.1f);
   Context cpu(Device::cpu);
-  const Results whole = on(cpu, in);
+  Bf16Trial whole(in);
+  whole.on_device(cpu);
   for (size_t cut : {64, 128}) {
     INFO("cut at " << cut);
-    const auto part = [&](size_t t0, size_t t1) {
-      Inputs<float> x = in;
-      x.s.T = t1 - t0;
-      for (auto member : {&Inputs<float>::q, &Inputs<float>::k, &Inputs<float>::v, &Inputs<float>::g,
-                          &Inputs<float>::beta, &Inputs<float>::dout})
-        x.*member = tokens(in.*member, s.B, s.T, t0, t1);
-      return x;
-    };
     // The state goes forwards over the cut, its gradient backwards.
-    Inputs<float> first = part(0, cut), second = part(cut, s.T);
-    second.initial = on(cpu, first).final;
-    const Results b = on(cpu, second);
-    first.dfinal = b.dinitial;
-    const Results a = on(cpu, first);
-    REQUIRE_BITWISE(whole.final, b.final);
-    REQUIRE_BITWISE(whole.dinitial, a.dinitial);
-    for (auto x : {&Results::o, &Results::u, &Results::miss, &Results::dq, &Results::dk, &Results::dv, &Results::dg,
-                   &Results::dbeta}) {
-      REQUIRE_BITWISE(tokens(whole.*x, s.B, s.T, 0, cut), a.*x);
-      REQUIRE_BITWISE(tokens(whole.*x, s.B, s.T, cut, s.T), b.*x);
+    Inputs<float> first = tokens(in, 0, cut), second = tokens(in, cut, s.T);
+    second.initial = Bf16Trial(first).final.values();
+    Bf16Trial b(second);
+    first.dfinal = b.dinitial.values();
+    Bf16Trial a(first);
+    REQUIRE_BITWISE(whole.final.values(), b.final.values());
+    REQUIRE_BITWISE(whole.dinitial.values(), a.dinitial.values());
+    require_same(tokens(whole.by_token(), s.B, s.T, 0, cut), a.by_token());
+    require_same(tokens(whole.by_token(), s.B, s.T, cut, s.T), b.by_token());
+    for (Bf16Trial* t : {&a, &b}) {
+      Context ctx(Device::cpu);
+      t->on_device(ctx);
     }
   }
 }
@@ -279,62 +204,46 @@ TEST_CASE("gated_delta_bf16: a sequence cut between chunks, with the state carri
 TEST_CASE("gated_delta_bf16: a row has the same bits whatever is after it, or nothing", "[gated_delta_bf16][bitwise]") {
   const GatedDeltaShape s{1, 100, 1, 2, 16, 32};
   const Inputs<float> in = rounded_inputs(s);
-  on_every_device([&](Context& ctx) {
-    const Results whole = on(ctx, in);
-    for (size_t t : {1, 63, 64, 70}) {
-      INFO(t << " tokens");
-      Inputs<float> other = in, alone = in;
-      alone.s.T = t;
-      for (auto x : {&Inputs<float>::q, &Inputs<float>::k, &Inputs<float>::v, &Inputs<float>::g, &Inputs<float>::beta,
-                     &Inputs<float>::dout}) {
-        alone.*x = tokens(in.*x, 1, s.T, 0, t);
-        const bool any_size = x == &Inputs<float>::q || x == &Inputs<float>::v || x == &Inputs<float>::dout;
-        for (size_t i = (alone.*x).size(); i < (in.*x).size(); i++)
-          (other.*x)[i] = any_size ? 1e9f : x == &Inputs<float>::g ? -9 : 0.25f;
-      }
-      const Results changed = on(ctx, other), begun = on(ctx, alone);
-      for (auto x : {&Results::o, &Results::u, &Results::miss}) {
-        REQUIRE_BITWISE(tokens(whole.*x, 1, s.T, 0, t), tokens(changed.*x, 1, s.T, 0, t));
-        REQUIRE_BITWISE(tokens(whole.*x, 1, s.T, 0, t), begun.*x);
-        REQUIRE(tokens(whole.*x, 1, s.T, t, s.T) != tokens(changed.*x, 1, s.T, t, s.T));
-      }
+  Bf16Trial whole(in);
+  whole.on_every_device();
+  for (size_t t : {1, 63, 64, 70}) {
+    INFO(t << " tokens");
+    const Inputs<float> alone = tokens(in, 0, t);
+    Inputs<float> other = in;
+    for (auto x : {&Inputs<float>::q, &Inputs<float>::k, &Inputs<float>::v, &Inputs<float>::g, &Inputs<float>::beta,
+                   &Inputs<float>::dout}) {
+      const bool any_size = x == &Inputs<float>::q || x == &Inputs<float>::v || x == &Inputs<float>::dout;
+      for (size_t i = (alone.*x).size(); i < (in.*x).size(); i++)
+        (other.*x)[i] = any_size ? 1e9f : x == &Inputs<float>::g ? -9 : 0.25f;
     }
-  });
+    Bf16Trial changed(other), begun(alone);
+    const auto expected = tokens(whole.of_forward(), 1, s.T, 0, t);
+    require_same(expected, tokens(changed.of_forward(), 1, s.T, 0, t));
+    require_same(expected, begun.of_forward());
+    for (size_t i = 0; i < expected.size(); i++)
+      REQUIRE(tokens(whole.of_forward()[i], 1, s.T, t, s.T) != tokens(changed.of_forward()[i], 1, s.T, t, s.T));
+    changed.on_every_device();
+    begun.on_every_device();
+  }
 }
 
 TEST_CASE("gated_delta_bf16: without decay and with beta = 1, orthonormal keys recall their values",
           "[gated_delta_bf16]") {
   const Recall task(16);
   Context cpu(Device::cpu);
-  const Results r = on(cpu, task.in);
-  for (size_t i = 0; i < task.o.size(); i++) REQUIRE(std::fabs(r.o[i] - task.o[i]) <= 1.0f / 128);
+  Bf16Trial t(task.in);
+  for (size_t i = 0; i < task.o.size(); i++) REQUIRE(std::fabs(t.o.ref[i] - task.o[i]) <= 1.0f / 128);
+  t.on_device(cpu);
 }
 
 TEST_CASE("gated_delta_bf16: infinities and NaN come out as NaN", "[gated_delta_bf16][bitwise]") {
   Inputs<float> in = rounded_inputs({1, 70, 1, 1, 16, 16});
   in.k[3 * 16] = NAN;
   in.v[66 * 16 + 1] = INFINITY;
-  const Results expected = reference(in);
-  REQUIRE(std::isnan(expected.o[3 * 16]));
-  REQUIRE(std::isnan(expected.final[0]));
-  on_every_device([&](Context& ctx) {
-    const Results got = on(ctx, in);
-    for (const auto& [name, x] : arrays) {
-      INFO(name);
-      REQUIRE(bitwise_difference(expected.*x, got.*x, Nan::expected) == "");
-    }
-  });
-}
-
-TEST_CASE("gated_delta_bf16: scratch is what is announced", "[gated_delta_bf16][bitwise]") {
-  for (const GatedDeltaShape& s : {GatedDeltaShape{1, 70, 1, 2, 32, 16}, GatedDeltaShape{2, 5, 2, 2, 16, 80}}) {
-    const Inputs<float> in = rounded_inputs(s);
-    on_every_device([&](Context& ctx) {
-      on(ctx, in);
-      REQUIRE(ctx.most_scratch_used() == std::max(gated_delta_bf16_forward_scratch(s, ctx.device),
-                                                  gated_delta_bf16_backward_scratch(s, ctx.device)));
-    });
-  }
+  Bf16Trial t(in, usual_mma(), Nan::expected);
+  REQUIRE(std::isnan(t.o.ref[3 * 16]));
+  REQUIRE(std::isnan(t.final.ref[0]));
+  t.on_every_device();
 }
 
 TEST_CASE("gated_delta_bf16: what it refuses", "[gated_delta_bf16]") {

@@ -11,6 +11,27 @@ namespace {
 
 const Activation acts[] = {Activation::silu, Activation::sigmoid, Activation::gelu_tanh, Activation::gelu_erf};
 
+// A GLU of an activation, or the clamped one.
+struct Glu {
+  std::optional<Activation> act;
+  const char* name() const { return act ? name_of(*act) : "clamped"; }
+  template <class T>
+  void forward_ref(T* y, const T* g, const T* u, size_t n) const {
+    act ? glu_forward_ref(y, g, u, n, *act) : swiglu_clamped_forward_ref(y, g, u, n);
+  }
+  template <class T>
+  void backward_ref(T* dg, T* du, const T* dy, const T* g, const T* u, size_t n) const {
+    act ? glu_backward_ref(dg, du, dy, g, u, n, *act) : swiglu_clamped_backward_ref(dg, du, dy, g, u, n);
+  }
+  void forward(Reals y, ConstReals g, ConstReals u, size_t n, Context& ctx) const {
+    act ? glu_forward(y, g, u, n, *act, ctx) : swiglu_clamped_forward(y, g, u, n, ctx);
+  }
+  void backward(Reals dg, Reals du, ConstReals dy, ConstReals g, ConstReals u, size_t n, Context& ctx) const {
+    act ? glu_backward(dg, du, dy, g, u, n, *act, ctx) : swiglu_clamped_backward(dg, du, dy, g, u, n, ctx);
+  }
+};
+const Glu glus[] = {{acts[0]}, {acts[1]}, {acts[2]}, {acts[3]}, {}};
+
 }  // namespace
 
 TEST_CASE("glu: the activation acts on g, not on u") {
@@ -29,61 +50,53 @@ TEST_CASE("glu: the activation acts on g, not on u") {
 }
 
 TEST_CASE("glu: gradients against finite differences", "[gradcheck]") {
-  const size_t n = 37;
-  const auto g = random_values<double>(n, 1, 4.0), u = random_values<double>(n, 2), dy = random_values<double>(n, 3);
-  for (Activation act : acts) {
-    INFO(name_of(act));
+  for (const Glu& glu : glus) {
+    INFO(glu.name());
+    const size_t n = 61;
+    const double range = glu.act ? 4 : 9;
+    auto g = random_values<double>(n, 1, range), u = random_values<double>(n, 2, range);
+    for (auto* v : {&g, &u})  // no input lies within a step of a bound of the clamped one
+      for (double& x : *v)
+        if (std::fabs(std::fabs(x) - 7) < 0.01) x += 0.02;
+    const auto dy = random_values<double>(n, 3);
     std::vector<double> y(n), dg(n), du(n);
-    glu_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n, act);
-    auto loss = [&](const std::vector<double>& g, const std::vector<double>& u) {
-      glu_forward_ref(y.data(), g.data(), u.data(), n, act);
-      return dot(y, dy);
-    };
-    check_gradient(
-        "g", [&](auto& v) { return loss(v, u); }, g, dg);
-    check_gradient(
-        "u", [&](auto& v) { return loss(g, v); }, u, du);
+    glu.backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n);
+    const auto loss = [&] { return glu.forward_ref(y.data(), g.data(), u.data(), n), dot(y, dy); };
+    check_gradients(loss, {{"g", g, dg}, {"u", u, du}});
+    if (glu.act) continue;
+    REQUIRE(std::count(dg.begin(), dg.end(), 0.0) > 3);
+    REQUIRE(std::count(du.begin(), du.end(), 0.0) > 3);
   }
 }
 
 // In bf16 the inputs are rounded, the reference computes in float, and what it computes is rounded once.
 template <class S>
-static void require_glu_bits(Activation act, size_t n) {
-  INFO(name_of(act) << ", n " << n << ", " << name_of(storage_of<S>));
-  auto g = stored<S>(random_values<float>(n, 1, 20.0f));
-  const auto u = stored<S>(random_values<float>(n, 2)), dy = stored<S>(random_values<float>(n, 3));
-  const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f, 1e-40f};
-  for (size_t i = 0; i < 5 && 7 * i < n; i++) g[7 * i] = S(extremes[i]);
-
-  std::vector<float> y(n, NAN), dg(n, NAN), du(n, NAN);
-  glu_forward_ref(y.data(), g.data(), u.data(), n, act);
-  glu_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n, act);
-  for (auto* v : {&y, &dg, &du}) *v = stored<S>(*v);
-
-  on_every_device([&](Context& ctx) {
-    GuardedOf<S> gy(ctx, n), gdg(ctx, n), gdu(ctx, n);
-    GuardedOf<S> y_over_g(ctx, g), y_over_u(ctx, u), dg_over_g(ctx, g), du_over_u(ctx, u);
-    GuardedOf<S> gg(ctx, g), gu(ctx, u), gdy(ctx, dy);
-    glu_forward(gy, gg, gu, n, act, ctx);
-    glu_forward(y_over_g, y_over_g, gu, n, act, ctx);
-    glu_forward(y_over_u, gg, y_over_u, n, act, ctx);
-    glu_backward(gdg, gdu, gdy, gg, gu, n, act, ctx);
-    glu_backward(dg_over_g, du_over_u, gdy, dg_over_g, du_over_u, n, act, ctx);
-    REQUIRE_BITWISE(y, gy.download());
-    REQUIRE_BITWISE(y, y_over_g.download());
-    REQUIRE_BITWISE(y, y_over_u.download());
-    REQUIRE_BITWISE(dg, gdg.download());
-    REQUIRE_BITWISE(du, gdu.download());
-    REQUIRE_BITWISE(dg, dg_over_g.download());
-    REQUIRE_BITWISE(du, du_over_u.download());
+static void require_glu_bits(const Glu& glu, size_t n) {
+  INFO(glu.name() << ", n " << n << ", " << name_of(storage_of<S>));
+  auto g0 = random_values<float>(n, 1, 20.0f), u0 = random_values<float>(n, 2, glu.act ? 1.0f : 20.0f);
+  const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f, 7.0f, -7.0f, 1e-40f};
+  for (size_t i = 0; i < 7 && 7 * i < n; i++) g0[7 * i] = extremes[i];
+  for (size_t i = 0; i < 7 && 5 * i < n && !glu.act; i++) u0[5 * i] = extremes[i];
+  Trial t;
+  const auto g = t.in<S>(g0), u = t.in<S>(u0), dy = t.random<S>(n, 3);
+  const auto y = t.out<S>(n), y_over_g = t.over(g, y), y_over_u = t.over(u, y);
+  const auto dg = t.out<S>(n), du = t.out<S>(n), dg_over_g = t.over(g, dg), du_over_u = t.over(u, du);
+  glu.forward_ref(y.ref, g.ref, u.ref, n);
+  glu.backward_ref(dg.ref, du.ref, dy.ref, g.ref, u.ref, n);
+  t.on_every_device([&](Context& ctx) {
+    glu.forward(y, g, u, n, ctx);
+    glu.forward(y_over_g, y_over_g, u, n, ctx);
+    glu.forward(y_over_u, g, y_over_u, n, ctx);
+    glu.backward(dg, du, dy, g, u, n, ctx);
+    glu.backward(dg_over_g, du_over_u, dy, dg_over_g, du_over_u, n, ctx);
     REQUIRE(ctx.most_scratch_used() == 0);
   });
 }
 
 TEST_CASE("glu: what the program runs equals the reference bit for bit", "[bitwise]") {
-  for (Activation act : acts) {
-    for (size_t n : {0, 1, 3, 37, 1024, 1028, 2055}) require_glu_bits<float>(act, n);
-    for (size_t n : {3, 1028}) require_glu_bits<bf16>(act, n);
+  for (const Glu& glu : glus) {
+    for (size_t n : {0, 1, 3, 37, 1024, 1028, 2055}) require_glu_bits<float>(glu, n);
+    for (size_t n : {3, 1028}) require_glu_bits<bf16>(glu, n);
   }
 }
 
@@ -103,63 +116,6 @@ TEST_CASE("swiglu_clamped: values, and what the bounds hold back") {
     REQUIRE((dg[i] == 0) == (g[i] > 7));  // at the bound the gradient passes
     REQUIRE((du[i] == 0) == (u[i] > 7 || u[i] < -7));
   }
-}
-
-TEST_CASE("swiglu_clamped: gradients against finite differences", "[gradcheck]") {
-  // No input lies within a step of a bound.
-  const size_t n = 61;
-  auto g = random_values<double>(n, 1, 9.0), u = random_values<double>(n, 2, 9.0);
-  for (auto* v : {&g, &u})
-    for (double& x : *v)
-      if (std::fabs(std::fabs(x) - 7) < 0.01) x += 0.02;
-  const auto dy = random_values<double>(n, 3);
-  std::vector<double> y(n), dg(n), du(n);
-  swiglu_clamped_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n);
-  auto loss = [&](const std::vector<double>& g, const std::vector<double>& u) {
-    swiglu_clamped_forward_ref(y.data(), g.data(), u.data(), n);
-    return dot(y, dy);
-  };
-  check_gradient(
-      "g", [&](auto& v) { return loss(v, u); }, g, dg);
-  check_gradient(
-      "u", [&](auto& v) { return loss(g, v); }, u, du);
-  REQUIRE(std::count(dg.begin(), dg.end(), 0.0) > 3);
-  REQUIRE(std::count(du.begin(), du.end(), 0.0) > 3);
-}
-
-template <class S>
-static void require_clamped_bits(size_t n) {
-  INFO("n " << n << ", " << name_of(storage_of<S>));
-  auto g = stored<S>(random_values<float>(n, 1, 20.0f)), u = stored<S>(random_values<float>(n, 2, 20.0f));
-  const auto dy = stored<S>(random_values<float>(n, 3));
-  const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f, 7.0f, -7.0f, 1e-40f};
-  for (size_t i = 0; i < 7 && 7 * i < n; i++) g[7 * i] = S(extremes[i]);
-  for (size_t i = 0; i < 7 && 5 * i < n; i++) u[5 * i] = S(extremes[i]);
-  std::vector<float> y(n, NAN), dg(n, NAN), du(n, NAN);
-  swiglu_clamped_forward_ref(y.data(), g.data(), u.data(), n);
-  swiglu_clamped_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n);
-  for (auto* v : {&y, &dg, &du}) *v = stored<S>(*v);
-  on_every_device([&](Context& ctx) {
-    GuardedOf<S> gy(ctx, n), gdg(ctx, n), gdu(ctx, n), gg(ctx, g), gu(ctx, u), gdy(ctx, dy);
-    GuardedOf<S> y_over_g(ctx, g), y_over_u(ctx, u), dg_over_g(ctx, g), du_over_u(ctx, u);
-    swiglu_clamped_forward(gy, gg, gu, n, ctx);
-    swiglu_clamped_forward(y_over_g, y_over_g, gu, n, ctx);
-    swiglu_clamped_forward(y_over_u, gg, y_over_u, n, ctx);
-    swiglu_clamped_backward(gdg, gdu, gdy, gg, gu, n, ctx);
-    swiglu_clamped_backward(dg_over_g, du_over_u, gdy, dg_over_g, du_over_u, n, ctx);
-    REQUIRE_BITWISE(y, gy.download());
-    REQUIRE_BITWISE(y, y_over_g.download());
-    REQUIRE_BITWISE(y, y_over_u.download());
-    REQUIRE_BITWISE(dg, gdg.download());
-    REQUIRE_BITWISE(du, gdu.download());
-    REQUIRE_BITWISE(dg, dg_over_g.download());
-    REQUIRE_BITWISE(du, du_over_u.download());
-  });
-}
-
-TEST_CASE("swiglu_clamped: what the program runs equals the reference bit for bit", "[bitwise]") {
-  for (size_t n : {0, 1, 3, 37, 1024, 1028, 2055}) require_clamped_bits<float>(n);
-  for (size_t n : {3, 1028}) require_clamped_bits<bf16>(n);
 }
 
 TEST_CASE("swiglu_clamped: a NaN goes through the bounds", "[bitwise]") {

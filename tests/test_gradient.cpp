@@ -8,8 +8,8 @@ using namespace gated;
 
 namespace {
 
-// The order of core/reduce.cuh, in its words: the row sums of chunks of 16384, then the row sum of those. Rows are taken
-// from row_reduce_cpu, which tests/test_reduce.cpp holds to its own description.
+// The order of core/reduce.cuh, in its words: the row sums of chunks of 16384, then the row sum of those. Rows are
+// taken from row_reduce_cpu, which tests/test_reduce.cpp holds to its own description.
 float literal_norm(const std::vector<float>& g) {
   std::vector<float> sums;
   for (size_t begin = 0; begin < g.size(); begin += 16384)
@@ -19,16 +19,14 @@ float literal_norm(const std::vector<float>& g) {
   return std::sqrt(row_reduce_cpu<float>(sums.size(), [&](float acc, size_t i) { return acc + sums[i]; }));
 }
 
-void check_norm(float expected, const std::vector<float>& g, Nan nan = Nan::refused) {
-  const std::vector<float> value = {expected};
-  std::vector<float> norm = {NAN};
-  gradient_norm_ref(norm.data(), g.data(), g.size());
-  REQUIRE(bitwise_difference(value, norm, nan) == "");
-  on_every_device([&](Context& ctx) {
-    Guarded gg(ctx, g), gnorm(ctx, 1);
-    gradient_norm(gnorm, gg, g.size(), ctx);
-    REQUIRE(bitwise_difference(value, gnorm.download(), nan) == "");
-    REQUIRE(ctx.most_scratch_used() == gradient_norm_scratch(g.size()));
+void check_norm(float expected, const std::vector<float>& values, Nan nan = Nan::refused) {
+  Trial t(nan);
+  const auto g = t.in(values), norm = t.out(1);
+  gradient_norm_ref(norm.ref, g.ref, values.size());
+  REQUIRE(bitwise_difference({expected}, norm.values(), nan) == "");
+  t.on_every_device([&](Context& ctx) {
+    gradient_norm(norm, g, values.size(), ctx);
+    REQUIRE(ctx.most_scratch_used() == gradient_norm_scratch(values.size()));
   });
 }
 
@@ -79,15 +77,14 @@ TEST_CASE("gradient_norm: what is not finite, zero and nothing", "[bitwise]") {
 TEST_CASE("accumulate_gradient: what the program runs equals the reference bit for bit", "[bitwise]") {
   for (size_t n : {0, 1, 2, 3, 4, 5, 1023, 1024, 1025, 4098}) {
     INFO("n " << n);
-    const auto start = random_values<float>(n, 1), g = random_values<float>(n, 2);
-    std::vector<float> expected = start, total = start;
-    for (size_t i = 0; i < n; i++) expected[i] = start[i] + g[i];
-    accumulate_gradient_ref(total.data(), g.data(), n);
-    REQUIRE_BITWISE(expected, total);
-    on_every_device([&](Context& ctx) {
-      Guarded gtotal(ctx, start), gg(ctx, g);
-      accumulate_gradient(gtotal, gg, n, ctx);
-      REQUIRE_BITWISE(expected, gtotal.download());
+    Trial t;
+    const auto total = t.sum(n, 1), g = t.random(n, 2);
+    std::vector<float> expected = total.values();
+    for (size_t i = 0; i < n; i++) expected[i] += g.ref[i];
+    accumulate_gradient_ref(total.ref, g.ref, n);
+    REQUIRE_BITWISE(expected, total.values());
+    t.on_every_device([&](Context& ctx) {
+      accumulate_gradient(total, g, n, ctx);
       REQUIRE(ctx.most_scratch_used() == 0);
     });
   }

@@ -42,117 +42,97 @@ std::vector<float> one_by_one(const Groups& g, Layout layout, Accumulate accumul
 TEST_CASE("grouped_matmul: a case by hand", "[bitwise]") {
   // Two experts of three have rows: 2 and 1 of them. N 2, K 2.
   const std::vector<int> start = {0, 2, 2, 3};
-  const std::vector<float> x = {1, 2, 3, 4, 5, 6}, bias = {10, 20, NAN, NAN, 30, 40};
-  const std::vector<float> w = {1, 0, 0, 2, NAN, NAN, NAN, NAN, 1, 1, 2, 1};  // of expert 0: (1 0 / 0 2)
-  on_every_device([&](Context& ctx) {
-    const GroupedShape s = {3, 3, 2, 2};
+  const GroupedShape s = {3, 3, 2, 2};
+  Trial t;
+  const auto x = t.in({1, 2, 3, 4, 5, 6}), bias = t.in({10, 20, NAN, NAN, 30, 40}), dy = t.in({1, 0, 0, 1, 2, 3}),
+             w = t.in({1, 0, 0, 2, NAN, NAN, NAN, NAN, 1, 1, 2, 1});  // of expert 0: (1 0 / 0 2)
+  const auto y = t.expect({11, 24, 13, 28, 41, 56}), dx = t.expect({1, 4, 3, 8, 17, 11}),
+             dw = t.sum(std::vector<float>(12, 100), {101, 102, 103, 104, 100, 100, 100, 100, 110, 112, 115, 118}),
+             db = t.sum(std::vector<float>(6, 100), {101, 101, 100, 100, 102, 103});
+  t.on_every_device([&](Context& ctx) {
     const Buffer<int> row_start(ctx.device, start);
-    Guarded gx(ctx, x), gw(ctx, w), gb(ctx, bias), y(ctx, 6), dx(ctx, 6);
-    grouped_matmul(y, gx, gw, row_start.data(), s, Layout::nt, Accumulate::no, ctx, gb);
-    REQUIRE_BITWISE((std::vector<float>{11, 24, 13, 28, 41, 56}), y.download());
-    grouped_matmul(dx, gx, gw, row_start.data(), s, Layout::nn, Accumulate::no, ctx);
-    REQUIRE_BITWISE((std::vector<float>{1, 4, 3, 8, 17, 11}), dx.download());
-    const std::vector<float> dy = {1, 0, 0, 1, 2, 3};
-    Guarded gdy(ctx, dy), dw(ctx, std::vector<float>(12, 100)), db(ctx, std::vector<float>(6, 100));
-    grouped_matmul_tn(dw, gdy, gx, row_start.data(), s, ctx);
-    REQUIRE_BITWISE((std::vector<float>{101, 102, 103, 104, 100, 100, 100, 100, 110, 112, 115, 118}), dw.download());
-    grouped_bias_backward(db, gdy, row_start.data(), 3, 3, 2, ctx);
-    REQUIRE_BITWISE((std::vector<float>{101, 101, 100, 100, 102, 103}), db.download());
+    grouped_matmul(y, x, w, row_start.data(), s, Layout::nt, Accumulate::no, ctx, bias);
+    grouped_matmul(dx, x, w, row_start.data(), s, Layout::nn, Accumulate::no, ctx);
+    grouped_matmul_tn(dw, dy, x, row_start.data(), s, ctx);
+    grouped_bias_backward(db, dy, row_start.data(), 3, 3, 2, ctx);
   });
 }
 
 TEST_CASE("grouped_matmul: the backward is the gradient of the forward", "[gradcheck]") {
   const Groups g({{2, 0, 1, 3}, 3, 4});
   const GroupedShape &s = g.s, back = {s.M, s.E, s.K, s.N};
-  const auto x = random_values<double>(s.M * s.K, 1), w = random_values<double>(s.E * s.N * s.K, 2);
-  const auto b = random_values<double>(s.E * s.N, 3), dy = random_values<double>(s.M * s.N, 4);
-  auto loss = [&](const std::vector<double>& x, const std::vector<double>& w, const std::vector<double>& b) {
-    std::vector<double> y(s.M * s.N);
+  auto x = random_values<double>(s.M * s.K, 1), w = random_values<double>(s.E * s.N * s.K, 2),
+       b = random_values<double>(s.E * s.N, 3);
+  const auto dy = random_values<double>(s.M * s.N, 4);
+  std::vector<double> y(s.M * s.N), dx(x.size()), dw(w.size(), 0.0), db(b.size(), 0.0);
+  const auto loss = [&] {
     grouped_matmul_ref(y.data(), x.data(), w.data(), g.start.data(), s, Layout::nt, Accumulate::no, b.data());
     return dot(y, dy);
   };
-  std::vector<double> dx(x.size()), dw(w.size(), 0.0), db(b.size(), 0.0);
   grouped_matmul_ref(dx.data(), dy.data(), w.data(), g.start.data(), back, Layout::nn, Accumulate::no);
   grouped_matmul_tn_ref(dw.data(), dy.data(), x.data(), g.start.data(), s);
   grouped_bias_backward_ref(db.data(), dy.data(), g.start.data(), s.E, s.N);
-  check_gradient(
-      "x", [&](auto& v) { return loss(v, w, b); }, x, dx);
-  check_gradient(
-      "w", [&](auto& v) { return loss(x, v, b); }, w, dw);
-  check_gradient(
-      "b", [&](auto& v) { return loss(x, w, v); }, b, db);
+  check_gradients(loss, {{"x", x, dx}, {"w", w, dw}, {"b", b, db}});
+}
+
+static void require_products(const Groups& g, Layout layout, Accumulate accumulate, bool with_bias) {
+  const GroupedShape& s = g.s;
+  const bool add = accumulate == Accumulate::yes;
+  INFO((layout == Layout::nt ? "nt" : "nn") << (add ? " +=" : " =") << (with_bias ? " with a bias" : ""));
+  Trial t;
+  const auto a = t.random(s.M * s.K, 1), bias = with_bias ? t.random(s.E * s.N, 4) : Array<float>();
+  const auto b = t.in(without_rows(g, random_values<float>(s.E * s.N * s.K, 2), NAN));  // which is not read
+  const auto c = add ? t.sum(s.M * s.N, 3) : t.out(s.M * s.N), in_large_tiles = t.again(c);
+  const auto expected = one_by_one(g, layout, accumulate, c.kept->start, a.values(), b.values(), bias.ref);
+  grouped_matmul_ref(c.ref, a.ref, b.ref, g.start.data(), s, layout, accumulate, bias.ref);
+  REQUIRE_BITWISE(expected, c.values());
+  REQUIRE(grouped_matmul_tile(s) == Tile::small);
+  t.on_every_device([&](Context& ctx) {
+    const Buffer<int> row_start = g.on(ctx);
+    grouped_matmul(c, a, b, row_start.data(), s, layout, accumulate, ctx, bias);
+    if (ctx.device == Device::cpu)  // which has no tiles
+      return grouped_matmul(in_large_tiles, a, b, row_start.data(), s, layout, accumulate, ctx, bias);
+    REQUIRE(ctx.most_scratch_used() == grouped_matmul_scratch(s, accumulate));
+    grouped_matmul_by_tile(in_large_tiles, a, b, row_start.data(), s, layout, accumulate, Tile::large, ctx, bias);
+  });
 }
 
 TEST_CASE("grouped_matmul: one product per expert, bit for bit, on every device", "[bitwise]") {
-  auto test = [](const Groups& g) {
-    const GroupedShape& s = g.s;
-    const auto a = random_values<float>(s.M * s.K, 1), c = random_values<float>(s.M * s.N, 3);
-    const auto bias = random_values<float>(s.E * s.N, 4);
-    auto b = random_values<float>(s.E * s.N * s.K, 2);
-    for (size_t e = 0; e < s.E; e++)  // what belongs to an expert without rows is not read
-      if (g.rows(e) == 0) std::fill_n(b.begin() + ptrdiff_t(e * s.N * s.K), s.N * s.K, NAN);
-    for (Layout layout : {Layout::nt, Layout::nn})
-      for (Accumulate accumulate : {Accumulate::no, Accumulate::yes}) {
-        const bool add = accumulate == Accumulate::yes;
-        // (what happens between slices does not depend on the layout)
-        if (s.K > matmul_slice && add != (layout == Layout::nn)) continue;
-        INFO((layout == Layout::nt ? "nt" : "nn") << (add ? " +=" : " ="));
-        for (bool with_bias : {false, true}) {
-          if (with_bias && add) continue;
-          const auto expected = one_by_one(g, layout, accumulate, c, a, b, with_bias ? bias.data() : nullptr);
-          auto reference = c;
-          grouped_matmul_ref(reference.data(), a.data(), b.data(), g.start.data(), s, layout, accumulate,
-                             with_bias ? bias.data() : nullptr);
-          REQUIRE_BITWISE(expected, reference);
-          on_every_device([&](Context& ctx) {
-            const Buffer<int> row_start = g.on(ctx);
-            Guarded ga(ctx, a), gb(ctx, b), gbias(ctx, bias), old(ctx, c), fresh(ctx, c.size());
-            const Guarded& to = add ? old : fresh;
-            grouped_matmul(to, ga, gb, row_start.data(), s, layout, accumulate, ctx, with_bias ? +gbias : nullptr);
-            REQUIRE_BITWISE(expected, to.download());
-            if (ctx.device == Device::cpu) return;
-            REQUIRE(ctx.most_scratch_used() == grouped_matmul_scratch(s, accumulate));
-            REQUIRE(grouped_matmul_tile(s) == Tile::small);
-            if (!with_bias && !add) return;
-            Guarded old_again(ctx, c), fresh_again(ctx, c.size());
-            const Guarded& again = add ? old_again : fresh_again;
-            grouped_matmul_by_tile(again, ga, gb, row_start.data(), s, layout, accumulate, Tile::large, ctx,
-                                   with_bias ? +gbias : nullptr);
-            REQUIRE_BITWISE(expected, again.download());
-          });
-        }
-      }
+  const auto test = [](const Groups& g) {
+    for (Layout layout : {Layout::nt, Layout::nn}) {
+      const bool deep = g.s.K > matmul_slice;  // what happens between slices does not depend on the layout
+      if (!deep || layout == Layout::nn) require_products(g, layout, Accumulate::yes, false);
+      if (!deep || layout == Layout::nt)
+        for (bool with_bias : {false, true}) require_products(g, layout, Accumulate::no, with_bias);
+    }
   };
   for_every_case(ragged, test);
   for_every_case(deep, test);
 }
 
 TEST_CASE("grouped_matmul: one weight gradient per expert, bit for bit, on every device", "[bitwise]") {
-  auto test = [](const Groups& g) {
+  const auto test = [](const Groups& g) {
     const GroupedShape& s = g.s;
-    const auto a = random_values<float>(s.M * s.N, 1), b = random_values<float>(s.M * s.K, 2);
-    auto c = random_values<float>(s.E * s.N * s.K, 3);
-    for (size_t e = 0; e < s.E; e++)  // an expert without rows keeps what it has: C + 0 would not be C for -0
-      if (g.rows(e) == 0) std::fill_n(c.begin() + ptrdiff_t(e * s.N * s.K), s.N * s.K, -0.0f);
-    auto expected = c, reference = c;
+    Trial t;
+    const auto a = t.random(s.M * s.N, 1), b = t.random(s.M * s.K, 2);
+    // An expert without rows keeps what it has: C + 0 would not be C for -0.
+    const auto c = t.sum(without_rows(g, random_values<float>(s.E * s.N * s.K, 3), -0.0f)), in_large_tiles = t.again(c);
+    auto expected = c.values();
     Context cpu(Device::cpu);
     for (size_t e = 0; e < s.E; e++)
       if (g.rows(e) > 0)
-        matmul(expected.data() + e * s.N * s.K, a.data() + g.begin(e) * s.N, b.data() + g.begin(e) * s.K, s.N, s.K,
-               g.rows(e), Layout::tn, Accumulate::yes, cpu);
-    grouped_matmul_tn_ref(reference.data(), a.data(), b.data(), g.start.data(), s);
-    REQUIRE_BITWISE(expected, reference);
-    on_every_device([&](Context& ctx) {
+        matmul(&expected[e * s.N * s.K], a.ref + g.begin(e) * s.N, b.ref + g.begin(e) * s.K, s.N, s.K, g.rows(e),
+               Layout::tn, Accumulate::yes, cpu);
+    grouped_matmul_tn_ref(c.ref, a.ref, b.ref, g.start.data(), s);
+    REQUIRE_BITWISE(expected, c.values());
+    REQUIRE(grouped_matmul_tn_tile(s) == Tile::small);
+    t.on_every_device([&](Context& ctx) {
       const Buffer<int> row_start = g.on(ctx);
-      Guarded ga(ctx, a), gb(ctx, b), gc(ctx, c);
-      grouped_matmul_tn(gc, ga, gb, row_start.data(), s, ctx);
-      REQUIRE_BITWISE(expected, gc.download());
-      if (ctx.device == Device::cpu) return;
+      grouped_matmul_tn(c, a, b, row_start.data(), s, ctx);
+      if (ctx.device == Device::cpu)  // which has no tiles
+        return grouped_matmul_tn(in_large_tiles, a, b, row_start.data(), s, ctx);
       REQUIRE(ctx.most_scratch_used() == (s.K ? grouped_matmul_tn_scratch(s) : 0));
-      REQUIRE(grouped_matmul_tn_tile(s) == Tile::small);
-      Guarded again(ctx, c);
-      grouped_matmul_tn_by_tile(again, ga, gb, row_start.data(), s, Tile::large, ctx);
-      REQUIRE_BITWISE(expected, again.download());
+      grouped_matmul_tn_by_tile(in_large_tiles, a, b, row_start.data(), s, Tile::large, ctx);
     });
   };
   for_every_case(ragged, test);
@@ -163,21 +143,16 @@ template <class S>
 static void require_bias_gradients(const Groups& g) {
   INFO(name_of(storage_of<S>));
   const GroupedShape& s = g.s;
-  const auto dy = stored<S>(random_values<float>(s.M * s.N, 1));
-  auto db = random_values<float>(s.E * s.N, 2);
-  for (size_t e = 0; e < s.E; e++)
-    if (g.rows(e) == 0) std::fill_n(db.begin() + ptrdiff_t(e * s.N), s.N, -0.0f);
-  auto expected = db, reference = db;
-  for (size_t e = 0; e < s.E; e++)
-    bias_backward_ref(expected.data() + e * s.N, dy.data() + g.begin(e) * s.N, g.rows(e), s.N);
-  grouped_bias_backward_ref(reference.data(), dy.data(), g.start.data(), s.E, s.N);
-  REQUIRE_BITWISE(expected, reference);
-  on_every_device([&](Context& ctx) {
+  Trial t;
+  const auto dy = t.random<S>(s.M * s.N, 1);
+  const auto db = t.sum(without_rows(g, random_values<float>(s.E * s.N, 2), -0.0f));
+  auto expected = db.values();
+  for (size_t e = 0; e < s.E; e++) bias_backward_ref(&expected[e * s.N], dy.ref + g.begin(e) * s.N, g.rows(e), s.N);
+  grouped_bias_backward_ref(db.ref, dy.ref, g.start.data(), s.E, s.N);
+  REQUIRE_BITWISE(expected, db.values());
+  t.on_every_device([&](Context& ctx) {
     const Buffer<int> row_start = g.on(ctx);
-    const GuardedOf<S> gdy(ctx, dy);
-    const Guarded gdb(ctx, db);
-    grouped_bias_backward(gdb, gdy, row_start.data(), s.M, s.E, s.N, ctx);
-    REQUIRE_BITWISE(expected, gdb.download());
+    grouped_bias_backward(db, dy, row_start.data(), s.M, s.E, s.N, ctx);
     if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == grouped_bias_backward_scratch(s.M, s.E, s.N));
   });
 }
@@ -223,21 +198,17 @@ TEST_CASE("grouped_matmul: threads share experts and parts of one in every way",
 TEST_CASE("grouped_matmul: matrices may begin anywhere", "[bitwise]") {
   const Groups g({{5, 0, 70, 3}, 24, 28});  // whole quads, but the first is not on a multiple of 16 bytes
   const GroupedShape& s = g.s;
-  const auto a = random_values<float>(s.M * s.K + 1, 1), b = random_values<float>(s.E * s.N * s.K + 1, 2);
-  const auto c = random_values<float>(s.M * s.N + 1, 3);
-  auto y = c, dw = b;
-  grouped_matmul_ref(&y[1], &a[1], &b[1], g.start.data(), s, Layout::nt, Accumulate::yes);
-  grouped_matmul_tn_ref(&dw[1], &c[1], &a[1], g.start.data(), s);
-  for (Device device : {Device::cpu, kernel_device}) {
-    if (device == Device::cuda && !kernels_can_run()) continue;
-    Context ctx(device);
+  Trial t;
+  const auto a = t.random(s.M * s.K, 1), b = t.random(s.E * s.N * s.K, 2), dy = t.random(s.M * s.N, 3),
+             c = t.sum(s.M * s.N, 3), dw = t.sum(s.E * s.N * s.K, 2);
+  grouped_matmul_ref(c.ref, a.ref, b.ref, g.start.data(), s, Layout::nt, Accumulate::yes);
+  grouped_matmul_tn_ref(dw.ref, dy.ref, a.ref, g.start.data(), s);
+  for (const auto& array : {a, b, dy, c, dw}) array.widen(1, array.values().size() + 1, 1);
+  t.on_both_devices([&](Context& ctx) {
     const Buffer<int> row_start = g.on(ctx);
-    Guarded ga(ctx, a), gb(ctx, b), gc(ctx, c), gdw(ctx, b);
-    grouped_matmul_tn(gdw + 1, gc + 1, ga + 1, row_start.data(), s, ctx);
-    REQUIRE_BITWISE(dw, gdw.download());
-    grouped_matmul(gc + 1, ga + 1, gb + 1, row_start.data(), s, Layout::nt, Accumulate::yes, ctx);
-    REQUIRE_BITWISE(y, gc.download());
-  }
+    grouped_matmul_tn(dw, dy, a, row_start.data(), s, ctx);
+    grouped_matmul(c, a, b, row_start.data(), s, Layout::nt, Accumulate::yes, ctx);
+  });
 }
 
 TEST_CASE("grouped_matmul: how rows lie changes neither what is allocated nor the scratch") {

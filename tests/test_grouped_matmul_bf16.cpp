@@ -8,9 +8,7 @@ using namespace gated;
 namespace {
 
 std::vector<bf16> rounded(const std::vector<float>& values) {
-  std::vector<bf16> result;
-  for (float x : values) result.push_back(bf16(x));
-  return result;
+  return std::vector<bf16>(values.begin(), values.end());
 }
 
 const GroupedCase ragged[] = {
@@ -43,68 +41,61 @@ void require_products(const Groups& g, Layout layout, Accumulate accumulate, Mma
   const bool add = accumulate == Accumulate::yes;
   INFO((layout == Layout::nt ? "nt" : "nn") << (add ? " +=, " : " =, ") << name_of(arithmetic));
   const GroupedShape& s = g.s;
-  const auto a = random_values<float>(s.M * s.K, 1), c = stored<bf16>(random_values<float>(s.M * s.N, 3));
-  const auto bias = random_values<float>(s.E * s.N, 4);
-  auto b = random_values<float>(s.E * s.N * s.K, 2);
-  for (size_t e = 0; e < s.E; e++)  // what belongs to an expert without rows is not read
-    if (g.rows(e) == 0) std::fill_n(b.begin() + ptrdiff_t(e * s.N * s.K), s.N * s.K, NAN);
   const bool biased = !add && layout == Layout::nt;
-  const float* with_bias = biased ? bias.data() : nullptr;
-  const auto expected = one_by_one(g, layout, accumulate, c, rounded(a), rounded(b), with_bias, arithmetic);
-  std::vector<bf16> reference = rounded(c);
-  grouped_matmul_bf16_ref(reference.data(), rounded(a).data(), rounded(b).data(), g.start.data(), s, layout, accumulate,
-                          arithmetic, with_bias);
-  REQUIRE_BITWISE(expected, (std::vector<float>(reference.begin(), reference.end())));
-  std::vector<float> gated_silu;  // of the product, with c for a gate
-  for (size_t i = 0; i < c.size(); i++)
-    gated_silu.push_back(bf16(activation_value(Activation::silu, c[i]) * expected[i]));
+  Trial t;
+  const auto a = t.random<bf16>(s.M * s.K, 1),  // what belongs to an expert without rows is not read
+      b = t.in<bf16>(without_rows(g, random_values<float>(s.E * s.N * s.K, 2), NAN)),
+             c = add ? t.sum<bf16>(s.M * s.N, 3) : t.out<bf16>(s.M * s.N);
+  const auto bias = biased ? t.random(s.E * s.N, 4) : Array<float>();
+  const auto expected =
+      one_by_one(g, layout, accumulate, c.kept->start, rounded(a.values()), rounded(b.values()), bias.ref, arithmetic);
+  t.reference([&] { grouped_matmul_bf16_ref(c, a, b, g.start.data(), s, layout, accumulate, arithmetic, bias); });
+  REQUIRE_BITWISE(expected, c.values());
+  Array<bf16> gate, y, product;  // SiLU of a gate, times the product
+  if (biased) {
+    gate = t.random<bf16>(s.M * s.N, 3), y = t.out<bf16>(s.M * s.N), product = t.again(c);
+    for (size_t i = 0; i < s.M * s.N; i++) y.ref[i] = activation_value(Activation::silu, gate.ref[i]) * expected[i];
+  }
   on_every_device([&](Context& ctx) {
     if (!multiplies_as(ctx, arithmetic)) return;
-    const Buffer<int> row_start = g.on(ctx);
-    const GuardedOf<bf16> ga(ctx, a), gb(ctx, b), old(ctx, c), fresh(ctx, c.size());
-    const Guarded gbias(ctx, bias);
-    const GuardedOf<bf16>& to = add ? old : fresh;
-    grouped_matmul_bf16(to, ga, gb, row_start.data(), s, layout, accumulate, ctx, biased ? +gbias : nullptr);
-    REQUIRE_BITWISE(expected, to.download());
-    if (!add && layout == Layout::nt) {
-      const GuardedOf<bf16> gate(ctx, c), y(ctx, c.size()), again(ctx, c.size());
-      grouped_matmul_bf16(again, ga, gb, row_start.data(), s, layout, accumulate, ctx, gbias,
-                          {y, gate, Activation::silu});
-      REQUIRE_BITWISE(expected, again.download());
-      REQUIRE_BITWISE(gated_silu, y.download());
-    }
-    REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_scratch(s, ctx.device));
-    if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == grouped_matmul_bf16_scratch(s, ctx.device));
+    t.on(ctx, [&](Context& ctx) {
+      const Buffer<int> row_start = g.on(ctx);
+      grouped_matmul_bf16(c, a, b, row_start.data(), s, layout, accumulate, ctx, bias);
+      if (biased)
+        grouped_matmul_bf16(product, a, b, row_start.data(), s, layout, accumulate, ctx, bias,
+                            {y, gate, Activation::silu});
+      REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_scratch(s, ctx.device));
+      if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == grouped_matmul_bf16_scratch(s, ctx.device));
+    });
   });
 }
 
 void require_weight_gradients(const Groups& g, MmaArithmetic arithmetic) {
   INFO(name_of(arithmetic));
   const GroupedShape& s = g.s;
-  const auto a = random_values<float>(s.M * s.N, 1), b = random_values<float>(s.M * s.K, 2);
-  auto c = random_values<float>(s.E * s.N * s.K, 3);
-  for (size_t e = 0; e < s.E; e++)  // an expert without rows keeps what it has: C + 0 would not be C for -0
-    if (g.rows(e) == 0) std::fill_n(c.begin() + ptrdiff_t(e * s.N * s.K), s.N * s.K, -0.0f);
-  const std::vector<bf16> a16 = rounded(a), b16 = rounded(b);
-  auto expected = c, reference = c;
+  Trial t;
+  const auto a = t.random<bf16>(s.M * s.N, 1), b = t.random<bf16>(s.M * s.K, 2);
+  // An expert without rows keeps what it has: C + 0 would not be C for -0.
+  const auto c = t.sum(without_rows(g, random_values<float>(s.E * s.N * s.K, 3), -0.0f));
+  const std::vector<bf16> a16 = rounded(a.values()), b16 = rounded(b.values());
+  auto expected = c.values();
   Context cpu(Device::cpu);
   cpu.use_mma(arithmetic);
   for (size_t e = 0; e < s.E; e++)
     if (g.rows(e) > 0)
-      matmul_bf16(expected.data() + e * s.N * s.K, a16.data() + g.begin(e) * s.N, b16.data() + g.begin(e) * s.K, s.N,
-                  s.K, g.rows(e), Layout::tn, Accumulate::yes, cpu);
-  grouped_matmul_bf16_tn_ref(reference.data(), a16.data(), b16.data(), g.start.data(), s, arithmetic);
-  REQUIRE_BITWISE(expected, reference);
+      matmul_bf16(&expected[e * s.N * s.K], &a16[g.begin(e) * s.N], &b16[g.begin(e) * s.K], s.N, s.K, g.rows(e),
+                  Layout::tn, Accumulate::yes, cpu);
+  grouped_matmul_bf16_tn_ref(c.ref, a16.data(), b16.data(), g.start.data(), s, arithmetic);
+  REQUIRE_BITWISE(expected, c.values());
   on_every_device([&](Context& ctx) {
     if (!multiplies_as(ctx, arithmetic)) return;
-    const Buffer<int> row_start = g.on(ctx);
-    const GuardedOf<bf16> ga(ctx, a), gb(ctx, b);
-    const Guarded gc(ctx, c);
-    grouped_matmul_bf16_tn(gc, ga, gb, row_start.data(), s, ctx);
-    REQUIRE_BITWISE(expected, gc.download());
-    REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_tn_scratch(s, ctx.device));
-    if (ctx.device != Device::cpu)
-      REQUIRE(ctx.most_scratch_used() == (s.K ? grouped_matmul_bf16_tn_scratch(s, ctx.device) : 0));
+    t.on(ctx, [&](Context& ctx) {
+      const Buffer<int> row_start = g.on(ctx);
+      grouped_matmul_bf16_tn(c, a, b, row_start.data(), s, ctx);
+      REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_tn_scratch(s, ctx.device));
+      if (ctx.device != Device::cpu)
+        REQUIRE(ctx.most_scratch_used() == (s.K ? grouped_matmul_bf16_tn_scratch(s, ctx.device) : 0));
+    });
   });
 }
 

@@ -1,5 +1,5 @@
-// head_experts: the reference against finite differences and by hand, which experts are chosen, one expert against a gate,
-// the kernels against the reference.
+// head_experts: the reference against finite differences and by hand, which experts are chosen, one expert against a
+// gate, the kernels against the reference.
 #include "kernels/head_experts.h"
 
 #include "kernels/gate.h"
@@ -40,20 +40,17 @@ TEST_CASE("head_experts: gradients against finite differences", "[gradcheck]") {
     INFO(k << " of " << E << " experts");
     const size_t N = 3, H = 2, D = 5;
     const HeadExpertsShape shape = {N, H, D, E, k};
-    const auto x = random_values<double>(N * H * E * D, 1), dy = random_values<double>(N * H * D, 3);
+    auto x = random_values<double>(N * H * E * D, 1), z = random_values<double>(N * H * E, 2, 0.1);
+    const auto dy = random_values<double>(N * H * D, 3);
     // Logits of a head lie at least 0.2 apart, so that a step of the differences does not change the choice.
-    auto z = random_values<double>(N * H * E, 2, 0.1);
     for (size_t i = 0; i < z.size(); i++) z[i] += 0.4 * double((i * 2 + i / E) % 5) - 0.8;
     const Result<double> r = reference(x, z, dy, shape);
     std::vector<double> y(dy.size()), s(z.size());
-    auto loss = [&](const std::vector<double>& x, const std::vector<double>& z) {
+    const auto loss = [&] {
       head_experts_forward_ref(y.data(), s.data(), x.data(), z.data(), shape);
       return dot(y, dy);
     };
-    check_gradient(
-        "x", [&](auto& v) { return loss(v, z); }, x, r.dx);
-    check_gradient(
-        "z", [&](auto& v) { return loss(x, v); }, z, r.dz);
+    check_gradients(loss, {{"x", x, r.dx}, {"z", z, r.dz}});
     for (size_t e = 0; e < s.size(); e++) REQUIRE((r.s[e] == -1) == (r.dz[e] == 0));
   }
 }
@@ -107,33 +104,26 @@ template <class S>
 static void require_head_experts_bits(const HeadExpertsShape& shape) {
   const auto [N, H, D, E, k] = shape;
   INFO("N " << N << " H " << H << " D " << D << ", " << k << " of " << E << " experts, " << name_of(storage_of<S>));
-  auto x = random_values<float>(N * H * E * D, 1, 3.0f), z = random_values<float>(N * H * E, 2, 20.0f);
-  const auto dy = stored<S>(random_values<float>(N * H * D, 3));
+  auto x0 = random_values<float>(N * H * E * D, 1, 3.0f), z0 = random_values<float>(N * H * E, 2, 20.0f);
   const float extremes[] = {100.0f, -110.0f, 0.0f, -0.0f, 50.0f, 60.0f};  // and with them equal scores
-  for (size_t i = 0; i < 6 && i < z.size(); i++) z[i] = extremes[i];
-  for (size_t i = 0; i < 6 && 3 * i < x.size(); i++) x[3 * i] = extremes[i];
-  x = stored<S>(x);
-  Result<float> r = reference(x, z, dy, shape);
-  for (auto* v : {&r.y, &r.dx, &r.dz}) *v = stored<S>(*v);
-  on_every_device([&](Context& ctx) {
-    GuardedOf<S> gx(ctx, x), gdy(ctx, dy), gy(ctx, dy.size()), gdx(ctx, x.size()), gdz(ctx, z.size());
-    Guarded gz(ctx, z), gs(ctx, z.size());
-    head_experts_forward(gy, gs, gx, gz, shape, ctx);
-    head_experts_backward(gdx, gdz, gdy, gx, gs, shape, ctx);
-    REQUIRE_BITWISE(r.y, gy.download());
-    REQUIRE_BITWISE(r.s, gs.download());
-    REQUIRE_BITWISE(r.dx, gdx.download());
-    REQUIRE_BITWISE(r.dz, gdz.download());
-
-    const Guarded over(ctx, z);
-    const GuardedOf<S> y(ctx, dy.size()), dx(ctx, x.size());
-    head_experts_forward(y, over, gx, over, shape, ctx);
-    REQUIRE_BITWISE(r.s, over.download());
-    REQUIRE_BITWISE(r.y, y.download());
+  for (size_t i = 0; i < 6 && i < z0.size(); i++) z0[i] = extremes[i];
+  for (size_t i = 0; i < 6 && 3 * i < x0.size(); i++) x0[3 * i] = extremes[i];
+  Trial t;
+  const auto x = t.in<S>(x0), dy = t.random<S>(N * H * D, 3), y = t.out<S>(N * H * D), dx = t.out<S>(x0.size()),
+             dz = t.out<S>(z0.size()), y_again = t.again(y), dx_again = t.again(dx), dz_again = t.again(dz);
+  const auto z = t.in(z0), s = t.out(z0.size()), s_over_z = t.over(z, s);
+  Array<float> dz_over_z;
+  if constexpr (std::is_same_v<S, float>) dz_over_z = t.over(z, dz);
+  head_experts_forward_ref(y.ref, s.ref, x.ref, z.ref, shape);
+  head_experts_backward_ref(dx.ref, dz.ref, dy.ref, x.ref, s.ref, shape);
+  t.on_every_device([&](Context& ctx) {
+    head_experts_forward(y, s, x, z, shape, ctx);
+    head_experts_backward(dx, dz, dy, x, s, shape, ctx);
+    head_experts_forward(y_again, s_over_z, x, s_over_z, shape, ctx);
+    head_experts_backward(dx_again, dz_again, dy, x, s_over_z, shape, ctx);
     if constexpr (std::is_same_v<S, float>) {
-      head_experts_backward(dx, over, gdy, gx, over, shape, ctx);
-      REQUIRE_BITWISE(r.dx, dx.download());
-      REQUIRE_BITWISE(r.dz, over.download());
+      head_experts_forward(y_again, dz_over_z, x, dz_over_z, shape, ctx);
+      head_experts_backward(dx_again, dz_over_z, dy, x, dz_over_z, shape, ctx);
     }
     REQUIRE(ctx.most_scratch_used() == 0);
   });
@@ -150,15 +140,15 @@ TEST_CASE("head_experts: what the program runs equals the reference bit for bit"
 
 TEST_CASE("head_experts: what was not chosen is not looked at, and a NaN shows", "[bitwise]") {
   const HeadExpertsShape shape = {1, 1, 8, 3, 1};
-  std::vector<float> x(24, NAN), y(8);
-  for (size_t d = 0; d < 8; d++) x[8 + d] = float(d);
-  on_every_device([&](Context& ctx) {
-    Guarded gx(ctx, x), gz(ctx, {0.0f, 1.0f, -1.0f}), with_nan(ctx, {0.0f, 1.0f, NAN}), gy(ctx, 8), gs(ctx, 3);
-    head_experts_forward(gy, gs, gx, gz, shape, ctx);
-    for (size_t d = 0; d < 8; d++) y[d] = float(d) * exact_sigmoid(1.0f);
-    REQUIRE_BITWISE(y, gy.download());
-    head_experts_forward(gy, gs, gx, with_nan, shape, ctx);
-    for (float v : gy.download()) REQUIRE(std::isnan(v));
+  std::vector<float> values(24, NAN), expected(8);
+  for (size_t d = 0; d < 8; d++) values[8 + d] = float(d), expected[d] = float(d) * exact_sigmoid(1.0f);
+  Trial t(Nan::expected);
+  const auto x = t.in(values), z = t.in({0.0f, 1.0f, -1.0f}), with_nan = t.in({0.0f, 1.0f, NAN}),
+             y = t.expect(expected), y_with_nan = t.expect(std::vector<float>(8, NAN));
+  t.on_every_device([&](Context& ctx) {
+    const Guarded s(ctx, 3);
+    head_experts_forward(y, s, x, z, shape, ctx);
+    head_experts_forward(y_with_nan, s, x, with_nan, shape, ctx);
   });
 }
 

@@ -1,6 +1,6 @@
-// linear_cross_entropy: the reference against finite differences and against the definition of softmax; what the program
-// runs against the reference; chunks against the whole; targets that are ignored or outside the vocabulary; the padding
-// after the logits.
+// linear_cross_entropy: the reference against finite differences and against the definition of softmax; what the
+// program runs against the reference; chunks against the whole; targets that are ignored or outside the vocabulary; the
+// padding after the logits.
 #include "kernels/linear_cross_entropy.h"
 
 #include <algorithm>
@@ -20,160 +20,123 @@ std::vector<int> random_targets(size_t N, size_t V, uint64_t seed) {
   return t;
 }
 
-// Rows of V logits as they lie in memory. The padding is NaN, so that reading it as a logit would show.
-std::vector<float> padded_rows(const std::vector<float>& logits, size_t V) {
-  const size_t rows = logits.size() / V, ld = padded_vocab(V);
-  std::vector<float> memory(rows * ld, NAN);
-  for (size_t row = 0; row < rows; row++) std::copy_n(&logits[row * V], V, &memory[row * ld]);
-  return memory;
-}
-
-// And back. Nobody may have written to the padding.
-std::vector<float> unpadded(const std::vector<float>& memory, size_t V) {
-  const size_t ld = padded_vocab(V), rows = memory.size() / ld;
-  std::vector<float> logits;
-  for (size_t row = 0; row < rows; row++)
-    for (size_t v = 0; v < ld; v++) {
-      if (v < V) logits.push_back(memory[row * ld + v]);
-      if (v >= V && !std::isnan(memory[row * ld + v])) fail("row %zu: the padding was written at %zu", row, v);
-    }
-  return logits;
-}
-
-struct Outputs {
-  std::vector<float> losses, dh, dweight;
-};
-
-void require_equal(const Outputs& expected, const Outputs& got) {
-  REQUIRE_BITWISE(expected.losses, got.losses);
-  REQUIRE_BITWISE(expected.dh, got.dh);
-  REQUIRE_BITWISE(expected.dweight, got.dweight);
-}
-
 struct Problem {
   size_t N, C, V;
-  std::vector<float> h, weight, dweight0;
-  std::vector<int> targets;
+  float scale = 1;
+  std::vector<float> h = random_values<float>(N * C, 1, scale), weight = random_values<float>(V * C, 2),
+                     dweight = random_values<float>(V * C, 3, 0.01f);
+  std::vector<int> targets = random_targets(N, V, 4);
   float dloss = 1.0f / 37;
-
-  Problem(size_t N, size_t C, size_t V, float scale = 1.0f)
-      : N(N),
-        C(C),
-        V(V),
-        h(random_values<float>(N * C, 1, scale)),
-        weight(random_values<float>(V * C, 2)),
-        dweight0(random_values<float>(V * C, 3, 0.01f)),
-        targets(random_targets(N, V, 4)) {}
-
-  Outputs reference() const {
-    Outputs o{std::vector<float>(N, NAN), std::vector<float>(N * C, NAN), dweight0};
-    std::vector<float> logits(N * V, NAN);
-    linear_cross_entropy_ref(o.losses.data(), o.dh.data(), o.dweight.data(), logits.data(), h.data(), weight.data(),
-                             targets.data(), dloss, N, C, V);
-    return o;
-  }
-
-  // In bf16: products of bf16 matrices with the row pass between them, and what stands between two of them rounded.
-  Outputs reference_in_bf16() const {
-    Outputs o{std::vector<float>(N, NAN), {}, dweight0};
-    const std::vector<bf16> x = rounded(h), w = rounded(weight);
-    std::vector<float> logits(N * V, NAN);
-    std::vector<bf16> dh(N * C);
-    const MmaArithmetic arithmetic = usual_mma();
-    matmul_bf16_ref(logits.data(), x.data(), w.data(), N, V, C, Layout::nt, Accumulate::no, arithmetic, nullptr);
-    cross_entropy_ref(o.losses.data(), logits.data(), targets.data(), dloss, true, N, V);
-    const std::vector<bf16> d = rounded(logits);
-    matmul_bf16_ref(dh.data(), d.data(), w.data(), N, C, V, Layout::nn, Accumulate::no, arithmetic, nullptr);
-    for (size_t n = 0; n < N; n += 1024)
-      matmul_bf16_ref(o.dweight.data(), &d[n * V], &x[n * C], V, C, std::min<size_t>(1024, N - n), Layout::tn,
-                      Accumulate::yes, arithmetic, nullptr);
-    o.dh.assign(dh.begin(), dh.end());
-    return o;
-  }
-  static std::vector<bf16> rounded(const std::vector<float>& values) {
-    std::vector<bf16> r;
-    for (float x : values) r.push_back(bf16(x));
-    return r;
-  }
-
-  template <class S = float>
-  Outputs on(Context& ctx, size_t chunk_rows) const {
-    const size_t chunk = std::min(chunk_rows, N) * padded_vocab(V);
-    GuardedOf<S> dh(ctx, N * C), gh(ctx, h);
-    constexpr bool of_bf16 = storage_of<S> == Storage::bf16;
-    // The padding of both is NaN, whether fresh memory is filled or not.
-    const std::vector<float> nothing(chunk, NAN);
-    Guarded losses(ctx, N), dw(ctx, dweight0), logits(ctx, nothing), gw(ctx, weight);
-    const GuardedOf<bf16> dlogits(ctx, of_bf16 ? nothing : std::vector<float>()),
-        copy(ctx, of_bf16 ? weight : std::vector<float>());
-    const Buffer<int> t(ctx.device, targets);
-    linear_cross_entropy(losses, dh, dw, logits, of_bf16 ? +dlogits : nullptr, gh, gw, of_bf16 ? +copy : nullptr,
-                         t.data(), dloss, N, C, V, chunk_rows, ctx);
-    unpadded(logits.download(), V);
-    unpadded(dlogits.download(), V);
-    REQUIRE(ctx.most_scratch_used() == linear_cross_entropy_scratch(N, C, V, chunk_rows, storage_of<S>, ctx.device));
-    return {losses.download(), dh.download(), dw.download()};
-  }
 };
 
-// The row pass alone.
-struct Rows {
-  std::vector<float> losses, logits;
+std::vector<bf16> rounded(const std::vector<float>& values) {
+  return std::vector<bf16>(values.begin(), values.end());
+}
+
+// A problem's losses and gradients, with h of S.
+template <class S = float>
+struct ProblemTrial : Trial {
+  const Problem p;
+  const Array<S> h = in<S>(p.h), dh = out<S>(p.N * p.C);
+  const Array<float> weight = in(p.weight), dweight = sum(p.dweight), losses = out(p.N);
+
+  explicit ProblemTrial(const Problem& p) : p(p) {
+    const auto [N, C, V] = std::array{p.N, p.C, p.V};
+    std::vector<float> logits(N * V, NAN);
+    if constexpr (storage_of<S> == Storage::fp32) {
+      linear_cross_entropy_ref(losses.ref, dh.ref, dweight.ref, logits.data(), h.ref, weight.ref, p.targets.data(),
+                               p.dloss, N, C, V);
+    } else {  // products of bf16 matrices with the row pass between them, and what stands between two of them rounded
+      const std::vector<bf16> x = rounded(p.h), w = rounded(p.weight);
+      std::vector<bf16> dx(N * C);
+      const MmaArithmetic arithmetic = usual_mma();
+      matmul_bf16_ref(logits.data(), x.data(), w.data(), N, V, C, Layout::nt, Accumulate::no, arithmetic, nullptr);
+      cross_entropy_ref(losses.ref, logits.data(), p.targets.data(), p.dloss, true, N, V);
+      const std::vector<bf16> d = rounded(logits);
+      matmul_bf16_ref(dx.data(), d.data(), w.data(), N, C, V, Layout::nn, Accumulate::no, arithmetic, nullptr);
+      for (size_t n = 0; n < N; n += 1024)
+        matmul_bf16_ref(dweight.ref, &d[n * V], &x[n * C], V, C, std::min<size_t>(1024, N - n), Layout::tn,
+                        Accumulate::yes, arithmetic, nullptr);
+      std::copy(dx.begin(), dx.end(), dh.ref);
+    }
+  }
+  void with_chunks(size_t chunk_rows, Context& ctx) {
+    on(ctx, [&](Context& ctx) {
+      constexpr bool of_bf16 = storage_of<S> == Storage::bf16;
+      // The padding after the logits of a row, and after their gradients, must stay NaN.
+      const std::vector<float> nothing(std::min(chunk_rows, p.N) * padded_vocab(p.V), NAN);
+      const Guarded logits(ctx, nothing);
+      const GuardedOf<bf16> dlogits(ctx, of_bf16 ? nothing : std::vector<float>()),
+          copy(ctx, of_bf16 ? p.weight : std::vector<float>());
+      const Buffer<int> targets(ctx.device, p.targets);
+      linear_cross_entropy(losses, dh, dweight, logits, of_bf16 ? +dlogits : nullptr, h, weight,
+                           of_bf16 ? +copy : nullptr, targets.data(), p.dloss, p.N, p.C, p.V, chunk_rows, ctx);
+      for (const std::vector<float>& memory : {logits.download(), dlogits.download()})
+        for (size_t i = 0; i < memory.size(); i++)
+          if (i % padded_vocab(p.V) >= p.V && !std::isnan(memory[i])) fail("the padding was written at %zu", i);
+      REQUIRE(ctx.most_scratch_used() ==
+              linear_cross_entropy_scratch(p.N, p.C, p.V, chunk_rows, storage_of<S>, ctx.device));
+    });
+  }
+  void on_every_device(const std::vector<size_t>& chunks) {
+    gated::on_every_device([&](Context& ctx) {
+      for (size_t chunk_rows : chunks) with_chunks(chunk_rows, ctx);
+    });
+  }
+  void on_every_device() { on_every_device({p.N}); }
 };
 
-Rows rows_reference(std::vector<float> logits, const std::vector<int>& targets, float dloss, bool gradient) {
-  std::vector<float> losses(targets.size(), NAN);
-  cross_entropy_ref(losses.data(), logits.data(), targets.data(), dloss, gradient, targets.size(),
-                    logits.size() / targets.size());
-  return {losses, logits};
-}
+// The row pass alone: losses, and gradients over the logits and in memory of their own.
+struct RowTrial : Trial {
+  const std::vector<float> l;
+  const std::vector<int> targets;
+  const float dloss;
+  const size_t rows = targets.size(), V = l.size() / rows;
+  const Array<float> logits = in(l), losses = out(rows), losses_alone = again(losses), dlogits = sum(l),
+                     apart = out(l.size());
+  const Array<bf16> in_bf16 = out<bf16>(l.size());
 
-Rows rows_on(Context& ctx, const std::vector<float>& logits, const std::vector<int>& targets, float dloss,
-             bool gradient) {
-  const size_t V = logits.size() / targets.size();
-  Guarded l(ctx, padded_rows(logits, V)), losses(ctx, targets.size());
-  const Buffer<int> t(ctx.device, targets);
-  cross_entropy(losses, gradient ? Reals(+l) : Reals(), l, t.data(), dloss, targets.size(), V, ctx);
-  return {losses.download(), unpadded(l.download(), V)};
-}
-
-// The same with gradients of S in memory of their own.
-template <class S>
-Rows rows_apart(Context& ctx, const std::vector<float>& logits, const std::vector<int>& targets, float dloss) {
-  const size_t V = logits.size() / targets.size();
-  const std::vector<float> memory = padded_rows(logits, V);
-  Guarded l(ctx, memory), losses(ctx, targets.size());
-  GuardedOf<S> dl(ctx, std::vector<float>(memory.size(), NAN));
-  const Buffer<int> t(ctx.device, targets);
-  cross_entropy(losses, dl, l, t.data(), dloss, targets.size(), V, ctx);
-  REQUIRE_BITWISE(logits, unpadded(l.download(), V));
-  return {losses.download(), unpadded(dl.download(), V)};
-}
+  RowTrial(const std::vector<float>& l, const std::vector<int>& targets, float dloss, Nan nan = Nan::refused)
+      : Trial(nan), l(l), targets(targets), dloss(dloss) {
+    std::vector<float> alone(rows), untouched = l;
+    cross_entropy_ref(alone.data(), untouched.data(), targets.data(), dloss, false, rows, V);
+    cross_entropy_ref(losses.ref, dlogits.ref, targets.data(), dloss, true, rows, V);
+    REQUIRE(bitwise_difference(losses.values(), alone, Nan::expected) == "");
+    REQUIRE(bitwise_difference(l, untouched, Nan::expected) == "");
+    apart.kept->values = in_bf16.kept->values = dlogits.values();
+    widen<float>({logits, dlogits, apart}, rows, padded_vocab(V), 0);
+    widen<bf16>({in_bf16}, rows, padded_vocab(V), 0);
+  }
+  void run(Context& ctx) {
+    on(ctx, [&](Context& ctx) {
+      const Buffer<int> t(ctx.device, targets);
+      cross_entropy(losses_alone, Reals(), logits, t.data(), dloss, rows, V, ctx);
+      for (const Reals& to : {Reals(dlogits), Reals(apart), Reals(in_bf16)})
+        cross_entropy(losses, to, to == Reals(dlogits) ? dlogits : logits, t.data(), dloss, rows, V, ctx);
+    });
+  }
+  void on_every_device() {
+    gated::on_every_device([&](Context& ctx) { run(ctx); });
+  }
+};
 
 }  // namespace
 
 TEST_CASE("linear_cross_entropy: gradients against finite differences", "[gradcheck]") {
   const size_t N = 5, C = 4, V = 7;
   const double dloss = 0.3;
-  const auto h = random_values<double>(N * C, 1, 2.0), weight = random_values<double>(V * C, 2);
+  auto h = random_values<double>(N * C, 1, 2.0), weight = random_values<double>(V * C, 2);
   auto targets = random_targets(N, V, 3);
   targets[2] = ignored_target;
-
-  std::vector<double> losses(N), logits(N * V);
-  auto loss = [&](const std::vector<double>& h, const std::vector<double>& weight) {
+  std::vector<double> losses(N), logits(N * V), dh(N * C), dweight(V * C, 0.0);
+  const auto loss = [&] {
     linear_cross_entropy_ref<double>(losses.data(), nullptr, nullptr, logits.data(), h.data(), weight.data(),
                                      targets.data(), dloss, N, C, V);
-    double sum = 0;
-    for (double l : losses) sum += dloss * l;
-    return sum;
+    return dot(losses, std::vector<double>(N, dloss));
   };
-  std::vector<double> dh(N * C), dweight(V * C, 0.0);
   linear_cross_entropy_ref(losses.data(), dh.data(), dweight.data(), logits.data(), h.data(), weight.data(),
                            targets.data(), dloss, N, C, V);
-  check_gradient(
-      "h", [&](auto& v) { return loss(v, weight); }, h, dh);
-  check_gradient(
-      "W", [&](auto& v) { return loss(h, v); }, weight, dweight);
+  check_gradients(loss, {{"h", h, dh}, {"W", weight, dweight}});
 }
 
 TEST_CASE("linear_cross_entropy: the loss is -log of the softmax at the target") {
@@ -199,37 +162,18 @@ TEST_CASE("linear_cross_entropy: the loss is -log of the softmax at the target")
 
 TEST_CASE("linear_cross_entropy: kernels equal the reference bit for bit", "[bitwise]") {
   const struct { size_t N, C, V; } sizes[] = {{63, 20, 131}, {1, 1, 1}, {7, 33, 2}, {5, 16, 200}, {3, 8, 1030}};
-  for (const auto& size : sizes) {
-    const auto [N, C, V] = size;
+  for (const auto& [N, C, V] : sizes) {
     INFO("N " << N << " C " << C << " V " << V);
-    const Problem p(N, C, V, 3.0f);
-    const Outputs expected = p.reference();
-    on_every_device([&](Context& ctx) { require_equal(expected, p.on(ctx, p.N)); });
+    ProblemTrial(Problem{N, C, V, 3.0f}).on_every_device();
   }
 }
 
 TEST_CASE("cross_entropy: the row pass equals its reference bit for bit", "[bitwise]") {
   for (size_t V : {1, 2, 3, 4, 127, 128, 129, 200, 512, 513, 1030, 2052}) {
     INFO("V " << V);
-    const size_t rows = 3;
-    auto logits = random_values<float>(rows * V, V, 20.0f);
+    auto logits = random_values<float>(3 * V, V, 20.0f);
     for (size_t v = V; v < 2 * V; v++) logits[v] -= 30.0f;  // below 0, where padding would pass for the maximum
-    const std::vector<int> targets = {0, int(V) - 1, int(V) / 2};
-    for (bool gradient : {false, true}) {
-      const Rows expected = rows_reference(logits, targets, 0.125f, gradient);
-      on_every_device([&](Context& ctx) {
-        const Rows got = rows_on(ctx, logits, targets, 0.125f, gradient);
-        REQUIRE_BITWISE(expected.losses, got.losses);
-        REQUIRE_BITWISE(expected.logits, got.logits);
-        if (!gradient) return;
-        const Rows apart = rows_apart<float>(ctx, logits, targets, 0.125f);
-        const Rows in_bf16 = rows_apart<bf16>(ctx, logits, targets, 0.125f);
-        REQUIRE_BITWISE(expected.losses, apart.losses);
-        REQUIRE_BITWISE(expected.logits, apart.logits);
-        REQUIRE_BITWISE(expected.losses, in_bf16.losses);
-        REQUIRE_BITWISE(stored<bf16>(expected.logits), in_bf16.logits);
-      });
-    }
+    RowTrial(logits, {0, int(V) - 1, int(V) / 2}, 0.125f).on_every_device();
   }
 }
 
@@ -239,63 +183,44 @@ TEST_CASE("cross_entropy: a block takes row after row, kept in shared memory or 
 #else
   constexpr size_t rows = 11, V = 1030;  // a thread has two or three quads
 #endif
-  const auto logits = random_values<float>(rows * V, 5, 20.0f);
   std::vector<int> targets = random_targets(rows, V, 6);
   for (size_t row = 0; row < rows; row += 1 + row % 3) targets[row] = ignored_target;
-  for (bool gradient : {false, true}) {
-    const Rows expected = rows_reference(logits, targets, 0.125f, gradient);
-    const auto check = [&](Context& ctx) {
-      const Rows got = rows_on(ctx, logits, targets, 0.125f, gradient);
-      REQUIRE_BITWISE(expected.losses, got.losses);
-      REQUIRE_BITWISE(expected.logits, got.logits);
-      if (!gradient) return;
-      const Rows apart = rows_apart<bf16>(ctx, logits, targets, 0.125f);
-      REQUIRE_BITWISE(expected.losses, apart.losses);
-      REQUIRE_BITWISE(stored<bf16>(expected.logits), apart.logits);
-    };
-    on_every_device(check);
+  RowTrial t(random_values<float>(rows * V, 5, 20.0f), targets, 0.125f);
+  t.on_every_device();
 #ifndef __CUDACC__
-    struct Restore {
-      simt::Config usual = simt::config;
-      ~Restore() { simt::config = usual; }
-    } restore;
-    // A row of 4608 bytes beside the chains' 512: the emulator just has room for it, or just not.
-    for (size_t limit : {5120, 5119}) {
-      simt::config.shared_limit = limit;
-      on_every_device(check);
-    }
-#endif
+  const KeepsSimtConfig restore;
+  // A row of 4608 bytes beside the chains' 512: the emulator just has room for it, or just not.
+  for (size_t limit : {5120, 5119}) {
+    simt::config.shared_limit = limit;
+    t.on_every_device();
   }
+#endif
 }
 
 TEST_CASE("linear_cross_entropy: in bf16, products and row pass have the bits of theirs one after the other",
           "[bitwise]") {
-  // An odd V, whose rows end inside 16 bytes; one that all of dh's sum over V does not fit a slice of; an ignored target.
+  // An odd V, whose rows end inside 16 bytes; one that all of dh's sum over V does not fit a slice of; an ignored
+  // target.
   const struct { size_t N, C, V; } sizes[] = {{21, 24, 131}, {5, 7, 2}, {2, 8, 4200}};
-  for (const auto& size : sizes) {
-    const auto [N, C, V] = size;
+  for (const auto& [N, C, V] : sizes) {
     INFO("N " << N << " C " << C << " V " << V);
-    Problem p(N, C, V, 3.0f);
+    Problem p{N, C, V, 3.0f};
     p.targets[1] = ignored_target;
-    const Outputs expected = p.reference_in_bf16();
-    on_every_device([&](Context& ctx) { require_equal(expected, p.on<bf16>(ctx, p.N)); });
+    ProblemTrial<bf16>(p).on_every_device();
   }
   // Two chunks or one: a slice of dW is 1024 rows in both.
-  const Problem p(1100, 5, 7);
-  const Outputs expected = p.reference_in_bf16();
-  on_every_device([&](Context& ctx) {
-    for (size_t chunk_rows : {1024, 1100}) require_equal(expected, p.on<bf16>(ctx, chunk_rows));
-  });
+  ProblemTrial<bf16>(Problem{1100, 5, 7}).on_every_device({1024, 1100});
 }
 
 TEST_CASE(
     "linear_cross_entropy: in bf16 it is near what it is in floats, and refuses to go without the weight's copy") {
-  Problem p(40, 64, 300);
-  const Outputs floats = p.reference(), in_bf16 = p.reference_in_bf16();
-  REQUIRE(relative_error(floats.losses, in_bf16.losses) < 0.01);
-  REQUIRE(relative_error(floats.dh, in_bf16.dh) < 0.02);
-  REQUIRE(relative_error(floats.dweight, in_bf16.dweight) < 0.02);
-  REQUIRE(bitwise_difference(floats.losses, in_bf16.losses) != "");
+  const Problem p{40, 64, 300};
+  const ProblemTrial<float> floats(p);
+  const ProblemTrial<bf16> in_bf16(p);
+  REQUIRE(relative_error(floats.losses.values(), in_bf16.losses.values()) < 0.01);
+  REQUIRE(relative_error(floats.dh.values(), in_bf16.dh.values()) < 0.02);
+  REQUIRE(relative_error(floats.dweight.values(), in_bf16.dweight.values()) < 0.02);
+  REQUIRE(bitwise_difference(floats.losses.values(), in_bf16.losses.values()) != "");
 
   Context cpu(Device::cpu);
   const bf16 h[2] = {};
@@ -307,116 +232,103 @@ TEST_CASE(
 }
 
 TEST_CASE("linear_cross_entropy: the size of a chunk does not show", "[bitwise]") {
-  const Problem p(2500, 5, 7);
-  const Outputs expected = p.reference();
+  const Problem p{2500, 5, 7};
+  ProblemTrial t(p);
   // dW as the order says: a slice is what a gradient over its rows alone would be, started from zero.
-  std::vector<float> dweight = p.dweight0;
+  std::vector<float> dweight = p.dweight;
   for (size_t begin = 0; begin < p.N; begin += 1024) {
-    Problem slice(std::min<size_t>(1024, p.N - begin), p.C, p.V);
+    Problem slice{std::min<size_t>(1024, p.N - begin), p.C, p.V};
     slice.weight = p.weight;
     slice.h.assign(p.h.begin() + begin * p.C, p.h.begin() + (begin + slice.N) * p.C);
     slice.targets.assign(p.targets.begin() + begin, p.targets.begin() + begin + slice.N);
-    slice.dweight0.assign(p.V * p.C, 0.0f);
-    const auto sums = slice.reference().dweight;
+    slice.dweight.assign(p.V * p.C, 0.0f);
+    const auto sums = ProblemTrial(slice).dweight.values();
     for (size_t i = 0; i < sums.size(); i++) dweight[i] += sums[i];
   }
-  REQUIRE_BITWISE(dweight, expected.dweight);
-
+  REQUIRE_BITWISE(dweight, t.dweight.values());
   Context cpu(Device::cpu);
   for (size_t chunk_rows : {1024, 2048, 2500, 3072}) {
     INFO("chunks of " << chunk_rows << " rows");
-    require_equal(expected, p.on(cpu, chunk_rows));
+    t.with_chunks(chunk_rows, cpu);
   }
-  const Problem two_chunks(1100, 5, 7);  // fewer rows, which the emulator walks through
-  const Outputs expected_of_two = two_chunks.reference();
-  on_every_device([&](Context& ctx) {
-    for (size_t chunk_rows : {1024, 1100}) require_equal(expected_of_two, two_chunks.on(ctx, chunk_rows));
-  });
+  // Fewer rows, which the emulator walks through.
+  ProblemTrial(Problem{1100, 5, 7}).on_every_device({1024, 1100});
 }
 
 TEST_CASE("linear_cross_entropy: each gradient is optional", "[bitwise]") {
-  const Problem p(9, 6, 21);
-  const Outputs expected = p.reference();
-  auto check = [&](Context& ctx) {
-    for (int wanted = 0; wanted < 4; wanted++) {
-      Guarded losses(ctx, p.N), dh(ctx, p.N * p.C), dw(ctx, p.dweight0), logits(ctx, p.N * padded_vocab(p.V));
-      Guarded h(ctx, p.h), weight(ctx, p.weight);
+  const ProblemTrial all(Problem{9, 6, 21});
+  const Problem& p = all.p;
+  for (int wanted = 0; wanted < 4; wanted++) {
+    Trial t;
+    const auto h = t.in(p.h), weight = t.in(p.weight), losses = t.expect(all.losses.values());
+    const auto dh = wanted & 1 ? t.expect(all.dh.values()) : Array<float>(),
+               dweight = wanted & 2 ? t.sum(p.dweight, all.dweight.values()) : Array<float>();
+    t.on_every_device([&](Context& ctx) {
+      const Guarded logits(ctx, p.N * padded_vocab(p.V));
       const Buffer<int> targets(ctx.device, p.targets);
-      linear_cross_entropy(losses, wanted & 1 ? +dh : nullptr, wanted & 2 ? +dw : nullptr, logits, nullptr, h, weight,
-                           nullptr, targets.data(), p.dloss, p.N, p.C, p.V, p.N, ctx);
-      REQUIRE_BITWISE(expected.losses, losses.download());
-      if (wanted & 1) REQUIRE_BITWISE(expected.dh, dh.download());
-      if (wanted & 2) REQUIRE_BITWISE(expected.dweight, dw.download());
-    }
-  };
-  on_every_device(check);
+      linear_cross_entropy(losses, dh, dweight, logits, nullptr, h, weight, nullptr, targets.data(), p.dloss, p.N, p.C,
+                           p.V, p.N, ctx);
+    });
+  }
 }
 
 TEST_CASE("cross_entropy: logits of +-80 and far beyond stay finite", "[bitwise]") {
   // Without the row's maximum, e^89 would overflow.
   const std::vector<float> logits = {80, -80, 79, 0, 3e38f, -3e38f, 0, 1, -500, -500, -500, -500};
-  const std::vector<int> targets = {1, 0, 3};
-  const Rows expected = rows_reference(logits, targets, 1.0f, true);
-  const double lse = 80 + std::log1p(std::exp(-1.0));
-  REQUIRE(expected.losses[0] == Approx(lse + 80).epsilon(1e-6));
-  REQUIRE(expected.losses[1] == 0.0f);
-  REQUIRE(expected.losses[2] == Approx(std::log(4.0)).epsilon(1e-4));
-  const double p = std::exp(80 - lse);
-  REQUIRE(expected.logits[0] == Approx(p).epsilon(1e-5));
-  REQUIRE(expected.logits[1] == -1.0f);
-  REQUIRE(expected.logits[2] == Approx(1 - p).epsilon(1e-5));
-  REQUIRE(expected.logits[3] == Approx(std::exp(-lse)).epsilon(1e-5));
-  on_every_device([&](Context& ctx) {
-    const Rows got = rows_on(ctx, logits, targets, 1.0f, true);
-    REQUIRE_BITWISE(expected.losses, got.losses);
-    REQUIRE_BITWISE(expected.logits, got.logits);
-  });
+  RowTrial t(logits, {1, 0, 3}, 1.0f);
+  const float *losses = t.losses.ref, *d = t.dlogits.ref;
+  const double lse = 80 + std::log1p(std::exp(-1.0)), p = std::exp(80 - lse);
+  REQUIRE(losses[0] == Approx(lse + 80).epsilon(1e-6));
+  REQUIRE(losses[1] == 0.0f);
+  REQUIRE(losses[2] == Approx(std::log(4.0)).epsilon(1e-4));
+  REQUIRE(d[0] == Approx(p).epsilon(1e-5));
+  REQUIRE(d[1] == -1.0f);
+  REQUIRE(d[2] == Approx(1 - p).epsilon(1e-5));
+  REQUIRE(d[3] == Approx(std::exp(-lse)).epsilon(1e-5));
+  t.on_every_device();
 }
 
 TEST_CASE("linear_cross_entropy: a vocabulary of one is certain", "[bitwise]") {
-  const Problem p(3, 4, 1);
-  const Outputs o = p.reference();
-  REQUIRE_BITWISE(std::vector<float>(3, 0.0f), o.losses);
-  for (float d : o.dh) REQUIRE(d == 0.0f);
-  REQUIRE_BITWISE(p.dweight0, o.dweight);
+  const ProblemTrial t(Problem{3, 4, 1});
+  REQUIRE_BITWISE(std::vector<float>(3, 0.0f), t.losses.values());
+  for (float d : t.dh.values()) REQUIRE(d == 0.0f);
+  REQUIRE_BITWISE(t.p.dweight, t.dweight.values());
 }
 
 TEST_CASE("linear_cross_entropy: a row with an ignored target is as good as absent", "[bitwise]") {
   const size_t at = 2;
   for (size_t V : {13, 16}) {
-    Problem with(6, 5, V);
+    Problem with{6, 5, V};
     with.targets[at] = ignored_target;
     Problem without = with;
     without.N--;
     without.targets.erase(without.targets.begin() + at);
     without.h.erase(without.h.begin() + at * with.C, without.h.begin() + (at + 1) * with.C);
-
-    Outputs expected = without.reference();
-    expected.losses.insert(expected.losses.begin() + at, 0.0f);
-    expected.dh.insert(expected.dh.begin() + at * with.C, with.C, 0.0f);
-    require_equal(expected, with.reference());
-    on_every_device([&](Context& ctx) { require_equal(expected, with.on(ctx, with.N)); });
+    const ProblemTrial expected(without);
+    auto losses = expected.losses.values(), dh = expected.dh.values();
+    losses.insert(losses.begin() + at, 0.0f);
+    dh.insert(dh.begin() + at * with.C, with.C, 0.0f);
+    ProblemTrial t(with);
+    REQUIRE_BITWISE(losses, t.losses.values());
+    REQUIRE_BITWISE(dh, t.dh.values());
+    REQUIRE_BITWISE(expected.dweight.values(), t.dweight.values());
+    t.on_every_device();
   }
 }
 
 TEST_CASE("cross_entropy: a target outside the vocabulary gives NaN, in its own row only", "[bitwise]") {
   const size_t V = 130;
   const auto logits = random_values<float>(3 * V, 1, 5.0f);
+  const RowTrial good(logits, {5, 0, 7}, 1.0f);
   for (int bad : {-2, int(V), int(V) + 1, INT32_MAX, INT32_MIN}) {
     INFO("target " << bad);
-    const Rows good = rows_reference(logits, {5, 0, 7}, 1.0f, true);
-    auto check = [&](const Rows& got) {
-      for (size_t row = 0; row < 3; row++) {
-        if (row != 1) REQUIRE(float_bits(good.losses[row]) == float_bits(got.losses[row]));
-        if (row == 1) REQUIRE(std::isnan(got.losses[row]));
-        for (size_t v = 0; v < V; v++) {
-          const float d = got.logits[row * V + v];
-          REQUIRE((row == 1 ? std::isnan(d) : float_bits(d) == float_bits(good.logits[row * V + v])));
-        }
-      }
-    };
-    check(rows_reference(logits, {5, bad, 7}, 1.0f, true));
-    on_every_device([&](Context& ctx) { check(rows_on(ctx, logits, {5, bad, 7}, 1.0f, true)); });
+    RowTrial t(logits, {5, bad, 7}, 1.0f, Nan::expected);
+    auto losses = good.losses.values(), dlogits = good.dlogits.values();
+    losses[1] = NAN;
+    std::fill_n(&dlogits[V], V, NAN);
+    REQUIRE(bitwise_difference(losses, t.losses.values(), Nan::expected) == "");
+    REQUIRE(bitwise_difference(dlogits, t.dlogits.values(), Nan::expected) == "");
+    t.on_every_device();
   }
 }
 
@@ -425,12 +337,10 @@ TEST_CASE("cross_entropy: a NaN among the logits reaches the loss on every devic
   for (size_t where : {0, 1, 127, 128, 199}) {
     auto logits = random_values<float>(200, 1);
     logits[where] = NAN;
-    REQUIRE(std::isnan(rows_reference(logits, {3}, 1.0f, true).losses[0]));
-    on_every_device([&](Context& ctx) {
-      const Rows got = rows_on(ctx, logits, {3}, 1.0f, true);
-      REQUIRE(std::isnan(got.losses[0]));
-      for (float d : got.logits) REQUIRE(std::isnan(d));
-    });
+    RowTrial t(logits, {3}, 1.0f, Nan::expected);
+    REQUIRE(std::isnan(t.losses.ref[0]));
+    for (float d : t.dlogits.values()) REQUIRE(std::isnan(d));
+    t.on_every_device();
   }
 }
 
@@ -459,10 +369,8 @@ TEST_CASE("linear_cross_entropy: chunk sizes") {
   REQUIRE(linear_cross_entropy_chunk_rows(1000, 256) == 1000);
   REQUIRE(linear_cross_entropy_chunk_rows(7, 50257) == 7);
 
-  const Problem p(1500, 1, 1);
+  ProblemTrial t(Problem{1500, 1, 1});
   Context cpu(Device::cpu);
-  REQUIRE_THROWS_AS(p.on(cpu, 1000), Error);
-  REQUIRE_THROWS_AS(p.on(cpu, 0), Error);
-  REQUIRE_NOTHROW(p.on(cpu, 1024));
-  REQUIRE_NOTHROW(p.on(cpu, 1500));
+  for (size_t refused : {1000, 0}) REQUIRE_THROWS_AS(t.with_chunks(refused, cpu), Error);
+  for (size_t taken : {1024, 1500}) REQUIRE_NOTHROW(t.with_chunks(taken, cpu));
 }

@@ -1,5 +1,5 @@
-// matmul: the tuned CPU product and the kernels against the reference, in every layout, size and way of cutting; cuBLAS,
-// where there is a GPU, against a bound.
+// matmul: the tuned CPU product and the kernels against the reference, in every layout, size and way of cutting;
+// cuBLAS, where there is a GPU, against a bound.
 #include "kernels/matmul.h"
 
 #include <omp.h>
@@ -30,6 +30,57 @@ void for_every_form(Test test) {
 
 struct Size {
   size_t M, N, K;
+};
+
+// A product beside its reference, whose C is written, with a bias or none, or added to.
+struct Product : Trial {
+  const Size s;
+  const Layout layout;
+  const Accumulate accumulate;
+  const size_t a_cols = packed_lda(s.M, s.K, layout), b_cols = packed_ldb(s.N, s.K, layout);
+  const Array<float> a = random(s.M * s.K, 1), b = random(s.N * s.K, 2), bias;
+  const Array<float> c = accumulate == Accumulate::yes ? sum(s.M * s.N, 3) : out(s.M * s.N);
+  size_t lda = a_cols, ldb = b_cols, ldc = s.N;
+  std::vector<std::pair<MatmulPlan, Array<float>>> plans;
+
+  Product(const Size& s, Layout layout, Accumulate accumulate, bool with_bias = false)
+      : s(s), layout(layout), accumulate(accumulate), bias(with_bias ? random(s.N, 4) : Array<float>()) {
+    matmul_ref(c.ref, a.ref, b.ref, s.M, s.N, s.K, layout, accumulate, bias.ref);
+  }
+  // Rows that are longer by so much, those of A, B and C.
+  void widen(const Size& gap) {
+    lda += gap.M, ldb += gap.N, ldc += gap.K;
+    a.widen(a_cols ? s.M * s.K / a_cols : 0, lda, 0), b.widen(b_cols ? s.N * s.K / b_cols : 0, ldb, 0);
+    c.widen(s.M, ldc, 0);
+  }
+  // What kernels make by these plans too.
+  void by(const std::vector<Tile>& tiles, const std::vector<size_t>& together) {
+    for (Tile tile : tiles)
+      for (size_t n : together) {
+        plans.push_back({{tile, n}, again(c)});
+        if (ldc > s.N) plans.back().second.widen(s.M, ldc, 0);
+      }
+  }
+  void run(Context& ctx) const {
+    matmul({c, ldc}, {a, lda}, {b, ldb}, s.M, s.N, s.K, layout, accumulate, ctx, bias);
+    const bool cpu = ctx.device == Device::cpu;
+    REQUIRE(ctx.most_scratch_used() == (cpu ? 0 : matmul_scratch(s.M, s.N, s.K, accumulate)));
+    ctx.synchronize();
+    for (const auto& [plan, to] : plans) {
+      Context own(ctx.device);
+      if (cpu) matmul({to, ldc}, {a, lda}, {b, ldb}, s.M, s.N, s.K, layout, accumulate, own, bias);  // has no tiles
+      if (cpu) continue;
+      matmul_by_plan({to, ldc}, {a, lda}, {b, ldb}, s.M, s.N, s.K, layout, accumulate, plan, own, bias);
+      own.synchronize();
+      REQUIRE(own.most_scratch_used() == matmul_plan_scratch(plan, s.M, s.N, s.K, accumulate));
+    }
+  }
+  void on_every_device() {
+    Trial::on_every_device([&](Context& ctx) { run(ctx); });
+  }
+  void on_both_devices() {
+    Trial::on_both_devices([&](Context& ctx) { run(ctx); });
+  }
 };
 
 }  // namespace
@@ -72,20 +123,16 @@ TEST_CASE("matmul: the reference is the product, in the documented order", "[gra
 
 TEST_CASE("matmul: the backward layouts are the gradients of the forward one", "[gradcheck]") {
   const size_t N = 3, out = 4, in = 5;
-  const auto x = random_values<double>(N * in, 1), w = random_values<double>(out * in, 2);
+  auto x = random_values<double>(N * in, 1), w = random_values<double>(out * in, 2);
   const auto dy = random_values<double>(N * out, 3);
-  auto loss = [&](const std::vector<double>& x, const std::vector<double>& w) {
-    std::vector<double> y(N * out);
+  std::vector<double> y(N * out), dx(N * in), dw(out * in, 0.0);
+  const auto loss = [&] {
     matmul_ref(y.data(), x.data(), w.data(), N, out, in, Layout::nt, Accumulate::no);
     return dot(y, dy);
   };
-  std::vector<double> dx(N * in), dw(out * in, 0.0);
   matmul_ref(dx.data(), dy.data(), w.data(), N, in, out, Layout::nn, Accumulate::no);
   matmul_ref(dw.data(), dy.data(), x.data(), out, in, N, Layout::tn, Accumulate::yes);
-  check_gradient(
-      "x", [&](auto& v) { return loss(v, w); }, x, dx);
-  check_gradient(
-      "w", [&](auto& v) { return loss(x, v); }, w, dw);
+  check_gradients(loss, {{"x", x, dx}, {"w", w, dw}});
 }
 
 TEST_CASE("simd: lanes do what floats do", "[bitwise]") {
@@ -116,42 +163,23 @@ TEST_CASE("simd: lanes do what floats do", "[bitwise]") {
 }
 
 TEST_CASE("matmul: the tuned CPU product equals the reference for any number of threads", "[bitwise]") {
+  // Threads share the last four in every way; between them they have two and more blocks, groups of strips, panels of
+  // columns, and panels of rows with a sum of slices beside C.
   const Size sizes[] = {{1, 1, 1},      {1, 50, 7},     {3, 200, 63},   {63, 65, 17},  {28, 1, 3},     {13, 33, 1023},
                         {29, 31, 1024}, {17, 47, 1025}, {64, 16, 2049}, {200, 37, 5},  {177, 130, 20}, {2, 1600, 3},
-                        {40, 20, 0},    {1, 70, 2065},  {2, 37, 2049},  {3, 16, 1030}, {4, 45, 1041}};
+                        {40, 20, 0},    {1, 70, 2065},  {2, 37, 2049},  {3, 16, 1030}, {4, 45, 1041},  {400, 300, 20},
+                        {30, 2000, 40}, {3, 3200, 5},   {2100, 5, 1026}};
   const int before = omp_get_max_threads();
-  for (int threads : {1, 2, 3}) {
-    omp_set_num_threads(threads);
-    for (const Size& s : sizes) {
-      INFO(threads << " threads, M " << s.M << " N " << s.N << " K " << s.K);
-      for_every_form([&](Layout layout, Accumulate accumulate) {
-        const auto a = random_values<float>(s.M * s.K, 1), b = random_values<float>(s.N * s.K, 2);
-        const auto c = random_values<float>(s.M * s.N, 3);
-        auto expected = c;
-        matmul_ref(expected.data(), a.data(), b.data(), s.M, s.N, s.K, layout, accumulate);
-        Context cpu(Device::cpu);
-        Guarded ga(cpu, a), gb(cpu, b), got(cpu, c), fresh(cpu, c.size());
-        float* to = accumulate == Accumulate::yes ? got : fresh;
-        matmul(to, ga, gb, s.M, s.N, s.K, layout, accumulate, cpu);
-        REQUIRE_BITWISE(expected, (accumulate == Accumulate::yes ? got : fresh).download());
-      });
-    }
-  }
-  // Threads share these in every way; between them they have two and more blocks, groups of strips, panels of
-  // columns, and panels of rows with a sum of slices beside C.
-  for (const Size& s : {Size{400, 300, 20}, Size{30, 2000, 40}, Size{3, 3200, 5}, Size{2100, 5, 1026}}) {
-    const auto a = random_values<float>(s.M * s.K, 1), b = random_values<float>(s.N * s.K, 2);
+  for (const Size& s : sizes)
     for_every_form([&](Layout layout, Accumulate accumulate) {
-      std::vector<float> expected = random_values<float>(s.M * s.N, 3), got = expected;
-      matmul_ref(expected.data(), a.data(), b.data(), s.M, s.N, s.K, layout, accumulate);
+      Product p(s, layout, accumulate);
       for (int threads : {1, 2, 3}) {
+        INFO(threads << " threads, M " << s.M << " N " << s.N << " K " << s.K);
         omp_set_num_threads(threads);
-        auto c = got;
-        matmul_cpu(c.data(), a.data(), b.data(), s.M, s.N, s.K, layout, accumulate);
-        REQUIRE_BITWISE(expected, c);
+        Context cpu(Device::cpu);
+        p.on(cpu, [&](Context& ctx) { p.run(ctx); });
       }
     });
-  }
   omp_set_num_threads(before);
 }
 
@@ -164,33 +192,11 @@ TEST_CASE("matmul: kernels equal the reference in every tile, with slices one by
     for_every_form([&](Layout layout, Accumulate accumulate) {
       const bool deep = s.K > matmul_slice;  // what happens between slices does not depend on the layout
       if (deep && layout != (accumulate == Accumulate::yes ? Layout::tn : Layout::nt)) return;
-      const auto a = random_values<float>(s.M * s.K, 1), b = random_values<float>(s.N * s.K, 2);
-      const auto c = random_values<float>(s.M * s.N, 3);
-      auto expected = c;
-      matmul_ref(expected.data(), a.data(), b.data(), s.M, s.N, s.K, layout, accumulate);
-      const size_t lda = packed_lda(s.M, s.K, layout), ldb = packed_ldb(s.N, s.K, layout);
-      const size_t slices = ceil_div(s.K, matmul_slice);
-      for (Tile tile : {Tile::large, Tile::small})
-        for (size_t together : {1, 2, 3, 6}) {
-          if (together > std::max<size_t>(slices, 2)) continue;
-          const MatmulPlan plan = {tile, together};
-          INFO((tile == Tile::large ? "large tile, " : "small tile, ") << together << " slices together");
-          auto run = [&](Context& ctx) {
-            if (ctx.device == Device::cpu) return;  // which has no tiles
-            Guarded ga(ctx, a), gb(ctx, b), old(ctx, c), fresh(ctx, c.size());
-            const Guarded& to = accumulate == Accumulate::yes ? old : fresh;
-            matmul_by_plan({to, s.N}, {ga, lda}, {gb, ldb}, s.M, s.N, s.K, layout, accumulate, plan, ctx);
-            REQUIRE_BITWISE(expected, to.download());
-            REQUIRE(ctx.most_scratch_used() == matmul_plan_scratch(plan, s.M, s.N, s.K, accumulate));
-          };
-          // every thread order for one size; the natural order for the others, which are many
-          if (s.M == 63) {
-            on_every_device(run);
-          } else if (kernels_can_run()) {
-            Context ctx(kernel_device);
-            run(ctx);
-          }
-        }
+      std::vector<size_t> together = {1, 2, 3, 6};
+      std::erase_if(together, [&](size_t n) { return n > std::max<size_t>(ceil_div(s.K, matmul_slice), 2); });
+      Product p(s, layout, accumulate);
+      p.by({Tile::large, Tile::small}, together);
+      s.M == 63 ? p.on_every_device() : p.on_both_devices();  // in one thread order those that are many
     });
   }
 }
@@ -203,19 +209,12 @@ TEST_CASE("matmul: no padding enters a chain; infinities and NaN go where the re
     auto a = random_values<float>(M * K, 1, 1e-30f), b = random_values<float>(K * N, 2, 1e-30f);
     if (poison) a[1] = INFINITY, b[2] = 0.0f, b[4] = NAN;
     for_every_form([&](Layout layout, Accumulate accumulate) {
-      std::vector<float> expected(M * N, -0.0f), cpu = expected;
-      matmul_ref(expected.data(), a.data(), b.data(), M, N, K, layout, accumulate);
-      if (!poison && accumulate == Accumulate::no) {
-        size_t negative_zeros = 0;
-        for (float v : expected) negative_zeros += v == 0 && std::signbit(v);
-        REQUIRE(negative_zeros > 0);
-      }
-      matmul_cpu(cpu.data(), a.data(), b.data(), M, N, K, layout, accumulate);
-      REQUIRE(bitwise_difference(expected, cpu, Nan::expected) == "");
-      Context ctx(kernel_device);
-      Guarded ga(ctx, a), gb(ctx, b), gc(ctx, std::vector<float>(M * N, -0.0f));
-      matmul(gc, ga, gb, M, N, K, layout, accumulate, ctx);
-      REQUIRE(bitwise_difference(expected, gc.download(), Nan::expected) == "");
+      Trial t(Nan::expected);
+      const auto ga = t.in(a), gb = t.in(b), c = t.sum(std::vector<float>(M * N, -0.0f));
+      matmul_ref(c.ref, ga.ref, gb.ref, M, N, K, layout, accumulate);
+      if (!poison && accumulate == Accumulate::no)
+        REQUIRE(std::ranges::any_of(c.values(), [](float v) { return v == 0 && std::signbit(v); }));
+      t.on_both_devices([&](Context& ctx) { matmul(c, ga, gb, M, N, K, layout, accumulate, ctx); });
     });
   }
 }
@@ -299,46 +298,16 @@ TEST_CASE("matmul: matrices inside wider rows give the bits of matrices without 
     for (const Size& gap : gaps) {
       INFO("M " << s.M << " N " << s.N << " K " << s.K << ", gaps " << gap.M << " " << gap.N << " " << gap.K);
       for_every_form([&](Layout layout, Accumulate accumulate) {
-        const size_t a_cols = packed_lda(s.M, s.K, layout), b_cols = packed_ldb(s.N, s.K, layout);
-        const size_t a_rows = layout == Layout::tn ? s.K : s.M, b_rows = layout == Layout::nt ? s.N : s.K;
-        const bool add = accumulate == Accumulate::yes;
-        const auto a = random_values<float>(a_rows * a_cols, 1), b = random_values<float>(b_rows * b_cols, 2);
-        const auto c = random_values<float>(s.M * s.N, 3), bias = random_values<float>(s.N, 4);
-        auto expected = c;
-        matmul_ref(expected.data(), a.data(), b.data(), s.M, s.N, s.K, layout, accumulate, add ? nullptr : bias.data());
-        // What is read from a gap would be seen in C, what is written to one afterwards.
-        auto widened = [](const std::vector<float>& matrix, size_t cols, size_t ld) {
-          std::vector<float> wide(matrix.size() / cols * ld, NAN);
-          for (size_t i = 0; i < matrix.size(); i++) wide[i / cols * ld + i % cols] = matrix[i];
-          return wide;
-        };
-        const size_t lda = a_cols + gap.M, ldb = b_cols + gap.N, ldc = s.N + gap.K;
-        const auto wide_a = widened(a, a_cols, lda), wide_b = widened(b, b_cols, ldb);
-        const auto wide_c = widened(c, s.N, ldc), wide_expected = widened(expected, s.N, ldc);
-        auto by_reference = wide_c;
-        matmul_strided_ref<float>({by_reference.data(), ldc}, {wide_a.data(), lda}, {wide_b.data(), ldb}, s.M, s.N, s.K,
-                                  layout, accumulate, add ? nullptr : bias.data());
-        REQUIRE(bitwise_difference(wide_expected, by_reference, Nan::expected) == "");
-        auto run = [&](Context& ctx) {
-          Guarded ga(ctx, wide_a), gb(ctx, wide_b), gc(ctx, wide_c), gbias(ctx, bias);
-          matmul({gc, ldc}, {ga, lda}, {gb, ldb}, s.M, s.N, s.K, layout, accumulate, ctx, add ? nullptr : +gbias);
-          REQUIRE(bitwise_difference(wide_expected, gc.download(), Nan::expected) == "");
-          REQUIRE(ctx.most_scratch_used() ==
-                  (ctx.device == Device::cpu ? 0 : matmul_scratch(s.M, s.N, s.K, accumulate)));
-          if (ctx.device == Device::cpu || s.K <= matmul_slice) return;
-          for (size_t together : {1, 2}) {
-            Guarded again(ctx, wide_c);
-            matmul_by_plan({again, ldc}, {ga, lda}, {gb, ldb}, s.M, s.N, s.K, layout, accumulate,
-                           {Tile::large, together}, ctx, add ? nullptr : +gbias);
-            REQUIRE(bitwise_difference(wide_expected, again.download(), Nan::expected) == "");
-          }
-        };
-        if (s.M == 5) return on_every_device(run);
-        for (Device device : {Device::cpu, kernel_device}) {
-          if (device == Device::cuda && !kernels_can_run()) continue;
-          Context ctx(device);
-          run(ctx);
-        }
+        Product p(s, layout, accumulate, accumulate == Accumulate::no);
+        p.widen(gap);
+        if (s.K > matmul_slice) p.by({Tile::large}, {1, 2});
+        const std::vector<float> packed = p.c.values();
+        p.reference([&] {
+          matmul_strided_ref<float>({p.c, p.ldc}, {p.a, p.lda}, {p.b, p.ldb}, s.M, s.N, s.K, layout, accumulate,
+                                    p.bias);
+        });
+        REQUIRE_BITWISE(packed, p.c.values());
+        s.M == 5 ? p.on_every_device() : p.on_both_devices();
       });
     }
 }
@@ -360,71 +329,45 @@ TEST_CASE("matmul: slices that another kernel left side by side are added in asc
   Context ctx(kernel_device);
   for (size_t n : {1, 5, 64, 70}) {
     const size_t count = 3;
-    const auto slices = random_values<float>(count * n, 1);
-    auto expected = random_values<float>(n, 2);
-    Guarded c(ctx, expected), s(ctx, slices);
-    for (size_t i = 0; i < n; i++) expected[i] += (slices[i] + slices[n + i]) + slices[2 * n + i];
-    matmul_add_slices(c, s, count, n, ctx);
-    REQUIRE_BITWISE(expected, c.download());
+    Trial t;
+    const auto slices = t.random(count * n, 1), c = t.sum(n, 2);
+    const float* s = slices.ref;
+    for (size_t i = 0; i < n; i++) c.ref[i] += (s[i] + s[n + i]) + s[2 * n + i];
+    t.on(ctx, [&](Context& ctx) { matmul_add_slices(c, slices, count, n, ctx); });
   }
 }
 
 TEST_CASE("matmul: a bias joins every row last, on the CPU and in every tile and grouping", "[bitwise]") {
   for (const Size& s : {Size{5, 7, 3}, Size{70, 132, 1025}, Size{33, 20, 2050}, Size{2, 9, 0}, Size{4, 19, 1030}}) {
     INFO("M " << s.M << " N " << s.N << " K " << s.K);
-    const auto a = random_values<float>(s.M * s.K, 1), b = random_values<float>(s.N * s.K, 2);
-    const auto bias = random_values<float>(s.N, 3);
-    std::vector<float> expected(s.M * s.N), without = expected;
-    matmul_ref(expected.data(), a.data(), b.data(), s.M, s.N, s.K, Layout::nt, Accumulate::no, bias.data());
-    matmul_ref(without.data(), a.data(), b.data(), s.M, s.N, s.K, Layout::nt, Accumulate::no);
-    for (size_t i = 0; i < expected.size(); i++) REQUIRE(expected[i] == bias[i % s.N] + without[i]);
-    for (Device device : {Device::cpu, kernel_device}) {
-      Context ctx(device);
-      Guarded ga(ctx, a), gb(ctx, b), gbias(ctx, bias);
-      Guarded c(ctx, expected.size());
-      matmul(c, ga, gb, s.M, s.N, s.K, Layout::nt, Accumulate::no, ctx, gbias);
-      REQUIRE_BITWISE(expected, c.download());
-      if (device == Device::cpu) continue;
-      for (Tile tile : {Tile::large, Tile::small})
-        for (size_t together : {1, 2, 3}) {
-          Guarded d(ctx, expected.size());
-          matmul_by_plan({d, s.N}, {ga, s.K}, {gb, s.K}, s.M, s.N, s.K, Layout::nt, Accumulate::no, {tile, together},
-                         ctx, gbias);
-          REQUIRE_BITWISE(expected, d.download());
-        }
-    }
+    Product p(s, Layout::nt, Accumulate::no, true);
+    const Product without(s, Layout::nt, Accumulate::no);
+    for (size_t i = 0; i < s.M * s.N; i++) REQUIRE(p.c.ref[i] == p.bias.ref[i % s.N] + without.c.ref[i]);
+    p.by({Tile::large, Tile::small}, {1, 2, 3});
+    p.on_both_devices();
     Context cpu(Device::cpu);
-    REQUIRE_THROWS_AS(matmul(nullptr, nullptr, nullptr, 1, 1, 1, Layout::nt, Accumulate::yes, cpu, bias.data()), Error);
+    REQUIRE_THROWS_AS(matmul(nullptr, nullptr, nullptr, 1, 1, 1, Layout::nt, Accumulate::yes, cpu, p.bias.ref), Error);
   }
 }
 
 TEST_CASE("matmul: empty sums are +0, and C + 0 is C but for -0", "[bitwise]") {
-  for (Device device : {Device::cpu, kernel_device}) {
-    INFO(gated::name_of(device));
-    Context ctx(device);
-    Guarded c(ctx, 6), d(ctx, std::vector<float>{3.0f, -3.0f, -0.0f, 0.0f, INFINITY, 1e-40f});
+  Trial t;
+  const auto c = t.expect(std::vector<float>(6, 0.0f)),
+             d = t.sum({3.0f, -3.0f, -0.0f, 0.0f, INFINITY, 1e-40f}, {3.0f, -3.0f, 0.0f, 0.0f, INFINITY, 1e-40f});
+  t.on_both_devices([&](Context& ctx) {
     matmul(c, nullptr, nullptr, 2, 3, 0, Layout::nn, Accumulate::no, ctx);
     matmul(d, nullptr, nullptr, 2, 3, 0, Layout::nt, Accumulate::yes, ctx);
     matmul(d, nullptr, nullptr, 0, 3, 8, Layout::nn, Accumulate::no, ctx);
     matmul(d, nullptr, nullptr, 3, 0, 8, Layout::tn, Accumulate::yes, ctx);
-    REQUIRE_BITWISE(std::vector<float>(6, 0.0f), c.download());
-    REQUIRE_BITWISE((std::vector<float>{3.0f, -3.0f, 0.0f, 0.0f, INFINITY, 1e-40f}), d.download());
-  }
+  });
 }
 
 TEST_CASE("matmul: matrices may begin anywhere", "[bitwise]") {
   const size_t M = 20, N = 24, K = 28;  // whole float4s, but the first is not on a multiple of 16 bytes
-  const auto a = random_values<float>(M * K + 1, 1), b = random_values<float>(N * K + 1, 2);
   for_every_form([&](Layout layout, Accumulate accumulate) {
-    auto expected = random_values<float>(M * N + 1, 3);
-    const auto c = expected;
-    matmul_ref(&expected[1], &a[1], &b[1], M, N, K, layout, accumulate);
-    for (Device device : {Device::cpu, kernel_device}) {
-      Context ctx(device);
-      Guarded ga(ctx, a), gb(ctx, b), gc(ctx, c);
-      matmul(gc + 1, ga + 1, gb + 1, M, N, K, layout, accumulate, ctx);
-      REQUIRE_BITWISE(expected, gc.download());
-    }
+    Product p({M, N, K}, layout, accumulate);
+    for (const auto& [matrix, size] : {std::pair(p.a, M * K), {p.b, N * K}, {p.c, M * N}}) matrix.widen(1, size + 1, 1);
+    p.on_both_devices();
   });
 }
 

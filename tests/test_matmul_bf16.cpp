@@ -1,5 +1,5 @@
-// matmul_bf16: the reference against sums in double and against the instruction by hand; the CPU's code and the kernel against the
-// reference, bit for bit.
+// matmul_bf16: the reference against sums in double and against the instruction by hand; the CPU's code and the kernel
+// against the reference, bit for bit.
 #include "kernels/bf16/matmul_bf16.h"
 
 #include <algorithm>
@@ -14,18 +14,28 @@ namespace {
 
 constexpr Layout layouts[] = {Layout::nt, Layout::nn, Layout::tn};
 
+std::vector<bf16> rounded(const std::vector<float>& values) {
+  return std::vector<bf16>(values.begin(), values.end());
+}
+std::vector<float> widened(const std::vector<bf16>& values) {
+  return std::vector<float>(values.begin(), values.end());
+}
+
 struct Product {
   size_t M, N, K;
   Layout layout;
   std::vector<bf16> A, B;
   std::vector<float> C, bias;
 
-  Product(size_t M, size_t N, size_t K, Layout layout) : M(M), N(N), K(K), layout(layout) {
-    for (float x : random_values<float>(M * K, 1)) A.push_back(bf16(x));
-    for (float x : random_values<float>(N * K, 2)) B.push_back(bf16(x));
-    C = random_values<float>(M * N, 3);
-    bias = random_values<float>(N, 4);
-  }
+  Product(size_t M, size_t N, size_t K, Layout layout)
+      : M(M),
+        N(N),
+        K(K),
+        layout(layout),
+        A(rounded(random_values<float>(M * K, 1))),
+        B(rounded(random_values<float>(N * K, 2))),
+        C(random_values<float>(M * N, 3)),
+        bias(random_values<float>(N, 4)) {}
 
   // C + product in double; or |C| + the sums of the products' absolute values, which every rounding is a share of.
   std::vector<double> exact(std::vector<double> sums, bool absolute = false) const {
@@ -44,8 +54,7 @@ struct Product {
   // C is of Out, float or bf16.
   template <class Out = float>
   std::vector<float> expected(Accumulate accumulate, MmaArithmetic arithmetic, bool with_bias = false) const {
-    std::vector<Out> c;
-    for (float x : C) c.push_back(Out(x));
+    std::vector<Out> c(C.begin(), C.end());
     matmul_bf16_ref(c.data(), A.data(), B.data(), M, N, K, layout, accumulate, arithmetic,
                     with_bias ? bias.data() : nullptr);
     return std::vector<float>(c.begin(), c.end());
@@ -73,8 +82,8 @@ TEST_CASE("matmul_bf16: the reference is the product", "[matmul_bf16]") {
     REQUIRE(relative_error(p.exact(std::vector<double>(p.C.begin(), p.C.end())),
                            std::vector<double>(got.begin(), got.end())) < 1e-6);
   }
-  // Slices of 4096: a 1 in the first, 2^-24 in the second and the third. In one chain, or with the last two added first, the
-  // total would be more than 1.
+  // Slices of 4096: a 1 in the first, 2^-24 in the second and the third. In one chain, or with the last two added
+  // first, the total would be more than 1.
   std::vector<bf16> a(3 * matmul_bf16_slice, bf16()), b(a.size(), bf16(1));
   a[0] = bf16(1);
   a[matmul_bf16_slice] = a[2 * matmul_bf16_slice] = bf16(std::ldexp(1.0f, -24));
@@ -111,36 +120,18 @@ TEST_CASE("matmul_bf16: matrices inside wider rows, of which the rest is neither
           "[matmul_bf16][bitwise]") {
   // Rows `more` elements longer, which are NaN. With 11 and 3 more, lines begin on 16 bytes and end inside a chunk.
   const size_t M = 13, N = 21, K = 45;
-  const auto widened = [](const std::vector<float>& x, size_t columns, size_t more) {
-    std::vector<float> wide;
-    for (size_t i = 0; i < x.size(); i += columns) {
-      wide.insert(wide.end(), x.begin() + ptrdiff_t(i), x.begin() + ptrdiff_t(i + columns));
-      wide.insert(wide.end(), more, NAN);
-    }
-    return wide;
-  };
   for (Layout layout : layouts)
     for (bool aligned : {false, true}) {
       INFO("layout " << int(layout) << ", aligned " << aligned);
       const Product p(M, N, K, layout);
       const size_t a = packed_lda(M, K, layout), b = packed_ldb(N, K, layout);
-      const size_t more_a = aligned ? 64 - a : 2, more_b = aligned ? 64 - b : 4, more_c = 5;
-      const std::vector<float> expected = p.expected(Accumulate::no, usual_mma(), true);
-      const std::vector<float> wide_a = widened({p.A.begin(), p.A.end()}, a, more_a);
-      const std::vector<float> wide_b = widened({p.B.begin(), p.B.end()}, b, more_b);
-      on_every_device([&](Context& ctx) {
-        const GuardedOf<bf16> A(ctx, wide_a), B(ctx, wide_b);
-        const Guarded C(ctx, std::vector<float>(M * (N + more_c), 7.0f)), bias(ctx, p.bias);
-        matmul_bf16({C, N + more_c}, {A, a + more_a}, {B, b + more_b}, M, N, K, layout, Accumulate::no, ctx, bias);
-        const std::vector<float> got = C.download();
-        std::vector<float> inside;
-        for (size_t i = 0; i < got.size(); i++) {
-          if (i % (N + more_c) < N)
-            inside.push_back(got[i]);
-          else
-            REQUIRE(got[i] == 7.0f);
-        }
-        REQUIRE_BITWISE(expected, inside);
+      const size_t lda = aligned ? 64 : a + 2, ldb = aligned ? 64 : b + 4, ldc = N + 5;
+      Trial t;
+      const auto A = t.in<bf16>(widened(p.A)), B = t.in<bf16>(widened(p.B));
+      const auto bias = t.in(p.bias), C = t.expect(p.expected(Accumulate::no, usual_mma(), true));
+      A.widen(M * K / a, lda, 0), B.widen(N * K / b, ldb, 0), C.widen(M, ldc, 0);
+      t.on_every_device([&](Context& ctx) {
+        matmul_bf16({C, ldc}, {A, lda}, {B, ldb}, M, N, K, layout, Accumulate::no, ctx, bias);
       });
     }
 }
@@ -171,8 +162,8 @@ TEST_CASE("matmul_bf16: an activation in a product's end has the bits of one aft
     Activation act;
     bool gate, bias;
   };
-  // Two tiles, the second with 97 rows, which ends in each half that is laid down; rows off their boundaries; two slices; a
-  // product over nothing.
+  // Two tiles, the second with 97 rows, which ends in each half that is laid down; rows off their boundaries; two
+  // slices; a product over nothing.
   for (const Case& c : {Case{{225, 40, 24}, Activation::silu, true, false},
                         {{31, 130, 33}, Activation::gelu_tanh, false, true},
                         {{5, 12, matmul_bf16_slice + 24}, Activation::relu2, false, false},
@@ -180,19 +171,14 @@ TEST_CASE("matmul_bf16: an activation in a product's end has the bits of one aft
     INFO(c.size.M << " x " << c.size.N << " x " << c.size.K << ", " << name_of(c.act));
     const Product p(c.size.M, c.size.N, c.size.K, Layout::nt);
     const std::vector<float> product = p.expected<bf16>(Accumulate::no, usual_mma(), c.bias);
-    const std::vector<float> g = stored<bf16>(random_values<float>(product.size(), 5));
-    std::vector<float> expected;
+    Trial t;
+    const auto A = t.in<bf16>(widened(p.A)), B = t.in<bf16>(widened(p.B)), C = t.expect<bf16>(product),
+               g = t.random<bf16>(product.size(), 5), y = t.out<bf16>(product.size());
+    const auto bias = c.bias ? t.in(p.bias) : Array<float>();
     for (size_t i = 0; i < product.size(); i++)
-      expected.push_back(
-          bf16(c.gate ? activation_value(c.act, g[i]) * product[i] : activation_value(c.act, product[i])));
-    on_every_device([&](Context& ctx) {
-      const Buffer<bf16> a(ctx.device, p.A), b(ctx.device, p.B);
-      const GuardedOf<bf16> C(ctx, product.size()), y(ctx, product.size()), gate(ctx, g);
-      const Guarded bias(ctx, p.bias);
-      matmul_bf16(+C, a.data(), b.data(), p.M, p.N, p.K, Layout::nt, Accumulate::no, ctx, c.bias ? +bias : nullptr,
-                  {y, c.gate ? +gate : nullptr, c.act});
-      REQUIRE_BITWISE(product, C.download());
-      REQUIRE_BITWISE(expected, y.download());
+      y.ref[i] = c.gate ? activation_value(c.act, g.ref[i]) * product[i] : activation_value(c.act, product[i]);
+    t.on_every_device([&](Context& ctx) {
+      matmul_bf16(C, A, B, p.M, p.N, p.K, Layout::nt, Accumulate::no, ctx, bias, {y, c.gate ? +g : nullptr, c.act});
     });
   }
 }
@@ -200,19 +186,13 @@ TEST_CASE("matmul_bf16: an activation in a product's end has the bits of one aft
 TEST_CASE("matmul_bf16: the gradients of a linear layer have the bits of the product and of the bias's", "[bitwise]") {
   const size_t N = 40, out = 12, in = 20;
   const Product p(out, in, N, Layout::tn);
-  const std::vector<float> dW = p.expected(Accumulate::yes, usual_mma());
-  const std::vector<float> dy(p.A.begin(), p.A.end());
-  std::vector<float> db = random_values<float>(out, 6);
-  const std::vector<float> before = db;
-  bias_backward_ref(db.data(), dy.data(), N, out);
-  on_every_device([&](Context& ctx) {
-    const Buffer<bf16> a(ctx.device, p.A), b(ctx.device, p.B);
-    const Guarded weight(ctx, p.C), bias(ctx, before), weight_alone(ctx, p.C);
-    linear_gradients_bf16(weight, bias, a.data(), b.data(), N, out, in, ctx);
-    linear_gradients_bf16(weight_alone, nullptr, a.data(), b.data(), N, out, in, ctx);
-    REQUIRE_BITWISE(dW, weight.download());
-    REQUIRE_BITWISE(dW, weight_alone.download());
-    REQUIRE_BITWISE(db, bias.download());
+  Trial t;
+  const auto dy = t.in<bf16>(widened(p.A)), x = t.in<bf16>(widened(p.B));
+  const auto dW = t.sum(p.C, p.expected(Accumulate::yes, usual_mma())), dW_alone = t.again(dW), db = t.sum(out, 6);
+  bias_backward_ref(db.ref, dy.ref, N, out);
+  t.on_every_device([&](Context& ctx) {
+    linear_gradients_bf16(dW, db, dy, x, N, out, in, ctx);
+    linear_gradients_bf16(dW_alone, nullptr, dy, x, N, out, in, ctx);
   });
 }
 
@@ -276,8 +256,8 @@ TEST_CASE("matmul_bf16: what cuBLAS makes beside a product is near the exact eng
                 {y, nullptr, Activation::gelu_tanh});
     linear_gradients_bf16(gdW, gdb, dy.data(), x.data(), M, K, N, ctx);
     const std::vector<float> c = C.download(), gelu = y.download(), got_dW = gdW.download(), got_db = gdb.download();
-    // A sum of n terms is cut or rounded at most n + 2 times, by 2^-23 of the sum of their absolute values; what is stored in
-    // bf16 is rounded by 2^-9. The slope of GELU is below 1.13.
+    // A sum of n terms is cut or rounded at most n + 2 times, by 2^-23 of the sum of their absolute values; what is
+    // stored in bf16 is rounded by 2^-9. The slope of GELU is below 1.13.
     for (size_t i = 0; i < c.size(); i++) {
       const double error = double(K + 2) * 0x1p-23 * sizes[i], value = activation_value(Activation::gelu_tanh, sums[i]);
       REQUIRE(std::fabs(double(c[i]) - sums[i]) <= error + 0x1p-9 * (std::fabs(sums[i]) + error));
@@ -326,7 +306,8 @@ TEST_CASE("matmul_bf16: cuBLAS on a GPU is near the exact engine, and repeats it
       forget_bias_algorithms(ctx);
       without_epilogue = p.got<Out>(accumulate, ctx, with_bias);
     }
-    // Either engine cuts or rounds a sum at most K + 2 times, by 2^-23; in bf16 the end and a bias are rounded, by 2^-9.
+    // Either engine cuts or rounds a sum at most K + 2 times, by 2^-23; in bf16 the end and a bias are rounded, by
+    // 2^-9.
     const double share = 2 * (double(p.K + 2) * 0x1p-23 + (storage_of<Out> == Storage::bf16 ? 2 * 0x1p-9 : 0.0));
     for (const auto& got : {first, without_epilogue})
       for (size_t i = 0; i < got.size(); i++) REQUIRE(std::fabs(double(got[i]) - double(exact[i])) <= share * size[i]);

@@ -18,13 +18,12 @@ TEST_CASE("mean: its order and its kernels, bit for bit", "[bitwise]") {
                                            [&](float acc, size_t i) { return acc + x[begin + i]; }));
     const std::vector<float> expected = {
         row_reduce_cpu<float>(sums.size(), [&](float acc, size_t i) { return acc + sums[i]; }) / float(n)};
-    std::vector<float> out = {NAN};
-    mean_ref(out.data(), x.data(), n);
-    REQUIRE_BITWISE(expected, out);
-    on_every_device([&](Context& ctx) {
-      Guarded gx(ctx, x), gout(ctx, 1);
-      mean(gout, gx, n, ctx);
-      REQUIRE_BITWISE(expected, gout.download());
+    Trial t;
+    const auto gx = t.in(x), out = t.out(1);
+    mean_ref(out.ref, gx.ref, n);
+    REQUIRE_BITWISE(expected, out.values());
+    t.on_every_device([&](Context& ctx) {
+      mean(out, gx, n, ctx);
       if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == mean_scratch(n));
     });
     double sum = 0;
@@ -36,13 +35,11 @@ TEST_CASE("mean: its order and its kernels, bit for bit", "[bitwise]") {
 TEST_CASE("mean: one element that is not finite shows", "[bitwise]") {
   const auto finite = random_values<float>(20000, 1);
   for (float bad : {float(NAN), float(INFINITY)}) {
-    auto x = finite;
-    x[17001] = bad;
-    on_every_device([&](Context& ctx) {
-      Guarded gx(ctx, x), gout(ctx, 1);
-      mean(gout, gx, x.size(), ctx);
-      REQUIRE(bitwise_difference({bad}, gout.download(), Nan::expected) == "");
-    });
+    auto values = finite;
+    values[17001] = bad;
+    Trial t(Nan::expected);
+    const auto x = t.in(values), out = t.expect({bad});
+    t.on_every_device([&](Context& ctx) { mean(out, x, values.size(), ctx); });
   }
 }
 

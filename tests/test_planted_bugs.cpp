@@ -15,6 +15,7 @@
 
 #include "tests/catch.h"
 #include "tests/compare.h"
+#include "tests/simt_config.h"
 
 using namespace gated;
 
@@ -133,11 +134,7 @@ const Bug bugs[] = {
 }  // namespace
 
 TEST_CASE("planted bugs: each is found, its twin is clean") {
-  const simt::Config before = simt::config;
-  struct Restore {
-    simt::Config c;
-    ~Restore() { simt::config = c; }
-  } restore{before};
+  const KeepsSimtConfig usual;
   printf("%-28s %9s %9s %9s %9s   twin (build: %s)\n", "planted bug", order_names[0], order_names[1], order_names[2],
          order_names[3],
          simt::under_asan          ? "asan"
@@ -145,7 +142,7 @@ TEST_CASE("planted bugs: each is found, its twin is clean") {
                                    : "plain");
   for (const Bug& bug : bugs) {
     INFO(bug.name);
-    simt::config = before;
+    simt::config = usual.before;
     const std::vector<float> expected = run(bug.twin);
     Outcome outcomes[order_count];
     int found = 0;
@@ -180,7 +177,7 @@ TEST_CASE("planted bugs: the first cause of a race comes first, and all are coun
     WARN("no race shadow in this build: what it says of races was not looked at (make build/race/test_planted_bugs)");
     return;
   }
-  const simt::Config before = simt::config;
+  const KeepsSimtConfig restore;
   for (int order = 0; order < order_count; order++) {
     simt::config.order = simt::Order(order);
     // A read before the write is the race of the two, in whatever order they came.
@@ -202,5 +199,4 @@ TEST_CASE("planted bugs: the first cause of a race comes first, and all are coun
   // What nobody writes stays what it is.
   const Outcome unwritten = find_in_order(planted::unwritten_dynamic<true>, {}, 0);
   REQUIRE(unwritten.said.find("shared memory that no thread of its block has written yet") != std::string::npos);
-  simt::config = before;
 }

@@ -1,5 +1,5 @@
-// quantize: the two formats number by number, the references by hand and against ml_dtypes, the CPU's code and the kernels
-// against the references.
+// quantize: the two formats number by number, the references by hand and against ml_dtypes, the CPU's code and the
+// kernels against the references.
 #include <algorithm>
 #include <cfloat>
 #include <fstream>
@@ -216,6 +216,22 @@ TEST_CASE("quantize: at the ends of what floats can be") {
   }
 }
 
+static void require_bits(const std::vector<float>& x, const QuantizedWeight& shape, Format format,
+                         Nan nan = Nan::refused) {
+  const auto [matrices, down, columns] = shape;
+  Trial t(nan);
+  const auto in = t.in(x), as_rows = t.expect(rows(x, columns, format)), as_weight = t.expect(weight(x, shape, format)),
+             rows_over_in = t.over(in, as_rows), weight_over_in = t.over(in, as_weight);
+  t.on_every_device([&, matrices = matrices, down = down, columns = columns](Context& ctx) {
+    const Guarded scratch(ctx, quantize_weight_scratch(shape) / sizeof(float));
+    for (const auto& [from, to] : {std::pair(in, as_rows), {rows_over_in, rows_over_in}})
+      quantize_rows(to, from, matrices * down, columns, format, ctx);
+    for (const auto& [from, to] : {std::pair(in, as_weight), {weight_over_in, weight_over_in}})
+      quantize_weight(to, from, scratch, shape, format, ctx);
+    scratch.download();  // in its bounds
+  });
+}
+
 TEST_CASE("quantize: CPU and kernels equal the reference bit for bit", "[bitwise]") {
   for (const QuantizedWeight& shape : {QuantizedWeight{1, 1, 1},
                                        {1, 9, 15},
@@ -228,23 +244,7 @@ TEST_CASE("quantize: CPU and kernels equal the reference bit for bit", "[bitwise
     const auto [matrices, down, columns] = shape;
     INFO(matrices << " x " << down << " x " << columns);
     const auto x = awkward_numbers(matrices * down * columns, columns);
-    for (Format format : {Format::fp8, Format::nvfp4}) {
-      const auto as_rows = rows(x, columns, format), as_weight = weight(x, shape, format);
-      on_every_device([&, down = down, columns = columns, matrices = matrices](Context& ctx) {
-        Guarded in(ctx, x), y(ctx, x.size()), z(ctx, x.size());
-        Guarded scratch(ctx, quantize_weight_scratch(shape) / sizeof(float));
-        quantize_rows(y, in, matrices * down, columns, format, ctx);
-        quantize_weight(z, in, scratch, shape, format, ctx);
-        REQUIRE_BITWISE(as_rows, y.download());
-        REQUIRE_BITWISE(as_weight, z.download());
-        scratch.download();
-        Guarded over(ctx, x);
-        quantize_rows(over, over, matrices * down, columns, format, ctx);
-        REQUIRE_BITWISE(as_rows, over.download());
-        quantize_weight(in, in, scratch, shape, format, ctx);
-        REQUIRE_BITWISE(as_weight, in.download());
-      });
-    }
+    for (Format format : {Format::fp8, Format::nvfp4}) require_bits(x, shape, format);
   }
 }
 
@@ -252,14 +252,5 @@ TEST_CASE("quantize: CPU and kernels treat NaN and infinity as the reference doe
   const size_t C = 40;
   auto x = awkward_numbers(8 * C, C);
   x[3] = NAN, x[C + 17] = INFINITY, x[2 * C + 39] = -INFINITY, x[3 * C + 1] = NAN;
-  for (Format format : {Format::fp8, Format::nvfp4}) {
-    const auto as_rows = rows(x, C, format), as_weight = weight(x, {2, 4, C}, format);
-    on_every_device([&](Context& ctx) {
-      Guarded in(ctx, x), y(ctx, x.size()), scratch(ctx, quantize_weight_scratch({2, 4, C}) / sizeof(float));
-      quantize_rows(y, in, 8, C, format, ctx);
-      REQUIRE(bitwise_difference(as_rows, y.download(), Nan::expected) == "");
-      quantize_weight(y, in, scratch, {2, 4, C}, format, ctx);
-      REQUIRE(bitwise_difference(as_weight, y.download(), Nan::expected) == "");
-    });
-  }
+  for (Format format : {Format::fp8, Format::nvfp4}) require_bits(x, {2, 4, C}, format, Nan::expected);
 }

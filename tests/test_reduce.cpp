@@ -93,9 +93,9 @@ __global__ void own_row_kernel(float* count, size_t rows) {
 
 // For tests that launch kernels of their own, which a CPU context cannot.
 template <class Test>
-void on_every_kernel_device(Test test) {
+void on_every_kernel_device(Trial& t, Test test) {
   on_every_device([&](Context& ctx) {
-    if (ctx.device == kernel_device) test(ctx);
+    if (ctx.device == kernel_device) t.on(ctx, test);
   });
 }
 
@@ -122,15 +122,15 @@ TEST_CASE("reduce: a row in its canonical order", "[bitwise]") {
     float max = -INFINITY;
     for (float v : a) max = max_of(max, v);
 
-    on_every_kernel_device([&](Context& ctx) {
-      Guarded ga(ctx, a), gb(ctx, b), sums(ctx, 32), maxima(ctx, 32);
-      for (bool aligned : {false, true}) {
-        if (aligned && n % 4) continue;
-        INFO("aligned " << aligned);
-        launch(aligned ? row_dot_kernel<true> : row_dot_kernel<false>, 1, 32, 0, ctx, +sums, +maxima, +ga, +gb, n);
-        REQUIRE_BITWISE(std::vector<float>(32, expected), sums.download());
-        REQUIRE_BITWISE(std::vector<float>(32, max), maxima.download());
-      }
+    Trial t;
+    const auto ga = t.in(a), gb = t.in(b), sums = t.expect(std::vector<float>(32, expected)), by_quads = t.again(sums),
+               by_chains = t.again(sums), maxima = t.expect(std::vector<float>(32, max)),
+               max_by_quads = t.again(maxima);
+    on_every_kernel_device(t, [&](Context& ctx) {
+      launch(row_dot_kernel<false>, 1, 32, 0, ctx, +sums, +maxima, +ga, +gb, n);
+      launch(n % 4 ? row_dot_kernel<false> : row_dot_kernel<true>, 1, 32, 0, ctx, +by_quads, +max_by_quads, +ga, +gb,
+             n);
+      launch(row_chains_kernel, 1, 32, 0, ctx, +by_chains, +ga, +gb, n);
     });
   }
 }
@@ -214,10 +214,11 @@ TEST_CASE("reduce: padding does not enter a chain", "[bitwise]") {
   for (size_t i = 0; i < 131; i++) chain[i % row_chains] = fused(tiny[i], minus[i], chain[i % row_chains]);
   for (float c : chain) REQUIRE(float_bits(c) == 0x80000000u);
   REQUIRE(float_bits(literal_row_dot(tiny, minus)) == 0x80000000u);
-  on_every_kernel_device([&](Context& ctx) {
-    Guarded a(ctx, tiny), b(ctx, minus), sums(ctx, 32), maxima(ctx, 32);
+  Trial t;
+  const auto a = t.in(tiny), b = t.in(minus), sums = t.expect(std::vector<float>(32, -0.0f));
+  on_every_kernel_device(t, [&](Context& ctx) {
+    const Guarded maxima(ctx, 32);
     launch(row_dot_kernel<false>, 1, 32, 0, ctx, +sums, +maxima, +a, +b, tiny.size());
-    REQUIRE_BITWISE(std::vector<float>(32, -0.0f), sums.download());
   });
 }
 
@@ -247,11 +248,9 @@ TEST_CASE("reduce: a column in its canonical order", "[bitwise]") {
     }
     column_reduce_add_cpu(reference.data(), rows, cols, AddRows<float>{x.data(), cols});
     REQUIRE_BITWISE(literal, reference);
-    on_every_device([&](Context& ctx) {
-      Guarded gx(ctx, x), out(ctx, start);
-      column_reduce_add(out, rows, cols, AddRows<float>{gx, cols}, ctx);
-      REQUIRE_BITWISE(literal, out.download());
-    });
+    Trial t;
+    const auto gx = t.in(x), out = t.sum(start, literal);
+    t.on_every_device([&](Context& ctx) { column_reduce_add(+out, rows, cols, AddRows<float>{gx, cols}, ctx); });
   }
 }
 
@@ -259,29 +258,25 @@ TEST_CASE("reduce: several column sums in one pass are the sums one by one", "[b
   const struct { size_t rows, cols; } sizes[] = {{1, 1}, {63, 200}, {129, 65}, {300, 131}, {16385, 3}};
   for (auto [rows, cols] : sizes) {
     INFO("rows " << rows << " cols " << cols);
-    const auto x = random_values<float>(rows * cols, 1, 3.0f), y = random_values<float>(rows * cols, 2);
-    const auto start = random_values<float>(cols, 3);
-    std::vector<float> plain = start;
+    Trial t;
+    const auto x = t.random(rows * cols, 1, 3.0f), y = t.random(rows * cols, 2);
+    const auto a = t.sum(cols, 3), b = t.sum(cols, 3), c = t.sum(cols, 3);
+    std::vector<float> plain = b.values(), a3 = plain, b3 = plain, c3 = plain;
     for (size_t col = 0; col < cols; col++) {
       ColumnSum<float> products;
-      for (size_t row = 0; row < rows; row++) products.fma(x[row * cols + col], y[row * cols + col]);
+      for (size_t row = 0; row < rows; row++) products.fma(x.ref[row * cols + col], y.ref[row * cols + col]);
       plain[col] = plain[col] + products.total();
     }
-    std::vector<float> a = start, b = start, c = start, a3 = start, b3 = start, c3 = start;
-    column_reduce_add_cpu(a.data(), rows, cols, AddRows<float>{x.data(), cols});
-    column_reduce_add_cpu(b.data(), rows, cols, Products{x.data(), y.data(), cols});
-    column_reduce_add_cpu(c.data(), rows, cols, AddRows<float>{y.data(), cols});
-    column_reduce_add_cpu(std::array{a3.data(), b3.data(), c3.data()}, rows, cols, ThreeSums{x.data(), y.data(), cols});
-    REQUIRE_BITWISE(plain, b);
-    REQUIRE_BITWISE(a, a3);
-    REQUIRE_BITWISE(b, b3);
-    REQUIRE_BITWISE(c, c3);
-    on_every_device([&](Context& ctx) {
-      Guarded gx(ctx, x), gy(ctx, y), ga(ctx, start), gb(ctx, start), gc(ctx, start);
-      column_reduce_add(std::array{+ga, +gb, +gc}, rows, cols, ThreeSums{gx, gy, cols}, ctx);
-      REQUIRE_BITWISE(a, ga.download());
-      REQUIRE_BITWISE(b, gb.download());
-      REQUIRE_BITWISE(c, gc.download());
+    column_reduce_add_cpu(a.ref, rows, cols, AddRows<float>{x.ref, cols});
+    column_reduce_add_cpu(b.ref, rows, cols, Products{x.ref, y.ref, cols});
+    column_reduce_add_cpu(c.ref, rows, cols, AddRows<float>{y.ref, cols});
+    column_reduce_add_cpu(std::array{a3.data(), b3.data(), c3.data()}, rows, cols, ThreeSums{x.ref, y.ref, cols});
+    REQUIRE_BITWISE(plain, b.values());
+    REQUIRE_BITWISE(a.values(), a3);
+    REQUIRE_BITWISE(b.values(), b3);
+    REQUIRE_BITWISE(c.values(), c3);
+    t.on_every_device([&, rows = rows, cols = cols](Context& ctx) {
+      column_reduce_add(std::array{+a, +b, +c}, rows, cols, ThreeSums{x, y, cols}, ctx);
       if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == column_reduce_scratch(rows, cols, 3));
     });
   }
@@ -308,21 +303,19 @@ TEST_CASE("reduce: a column over no rows adds nothing", "[bitwise]") {
 
 TEST_CASE("reduce: quads past the end of a row are neither read nor written", "[bitwise]") {
   for (size_t n : {1, 2, 3, 4, 5, 7, 8, 61}) {
-    const auto x = random_values<float>(n, n);
-    on_every_kernel_device([&](Context& ctx) {
-      Guarded gx(ctx, x), y(ctx, n);
-      launch(n % 4 ? copy_quads_kernel<false> : copy_quads_kernel<true>, 1, 32, 0, ctx, +y, +gx, n);
-      REQUIRE_BITWISE(x, y.download());
+    Trial t;
+    const auto x = t.random(n, n), y = t.expect(x.values());
+    on_every_kernel_device(t, [&](Context& ctx) {
+      launch(n % 4 ? copy_quads_kernel<false> : copy_quads_kernel<true>, 1, 32, 0, ctx, +y, +x, n);
     });
   }
 }
 
 TEST_CASE("reduce: every row has one warp", "[bitwise]") {
   for (size_t rows : {1, 7, 8, 9, 63}) {
-    on_every_kernel_device([&](Context& ctx) {
-      Guarded count(ctx, std::vector<float>(rows, 0.0f));
-      launch(own_row_kernel, rows_grid(rows), rows_block, 0, ctx, +count, rows);
-      REQUIRE_BITWISE(std::vector<float>(rows, 1.0f), count.download());
-    });
+    Trial t;
+    const auto count = t.sum(std::vector<float>(rows, 0.0f), std::vector<float>(rows, 1.0f));
+    on_every_kernel_device(
+        t, [&](Context& ctx) { launch(own_row_kernel, rows_grid(rows), rows_block, 0, ctx, +count, rows); });
   }
 }

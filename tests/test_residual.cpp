@@ -26,31 +26,37 @@ bool away_from(const std::vector<double>& values, double bound) {
   return true;
 }
 
+// Gradients of a branch that joins a stream, or replaces it.
+void check_residual_gradients(const Join& join, bool with_stream) {
+  INFO("clip " << join.clip_branch << " " << join.clip_sum << " dropout " << join.dropout.p);
+  const size_t N = 3, C = 13;
+  auto x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, with_stream ? 2 : 4);
+  const auto dy = random_values<double>(N * C, 3), dres = random_values<double>(N * C, 4);
+  std::vector<double> sum(N * C), dx(N * C), dbranch(N * C);
+  const ResidualInOf<double> in = {with_stream ? x.data() : nullptr, branch.data(), join};
+  ResidualInOf<double> unbounded = in;
+  unbounded.join.clip_sum = INFINITY;
+  residual_join_forward_ref(sum.data(), unbounded, N, C);
+  REQUIRE((away_from(branch, join.clip_branch) && away_from(sum, join.clip_sum)));
+  const auto loss = [&] {
+    residual_join_forward_ref(sum.data(), in, N, C);
+    return dot(sum, dy) + (with_stream ? dot(sum, dres) : 0);
+  };
+  loss();
+  residual_join_backward_ref<double>(dx.data(), dbranch.data(), dy.data(),
+                                     {sum.data(), with_stream ? dres.data() : nullptr, branch.data(), join}, N, C);
+  check_gradients(loss, {{"branch", branch, dbranch}});
+  if (with_stream) check_gradients(loss, {{"x", x, dx}});
+}
+
 }  // namespace
 
 TEST_CASE("residual: gradients against finite differences", "[gradcheck]") {
-  const size_t N = 3, C = 13;
-  const auto x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2);
-  const auto dy = random_values<double>(N * C, 3), dres = random_values<double>(N * C, 4);
-  for (const Join& join : joins()) {
-    INFO("clip " << join.clip_branch << " " << join.clip_sum << " dropout " << join.dropout.p);
-    std::vector<double> sum(N * C), dx(N * C), dbranch(N * C);
-    auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch) {
-      residual_join_forward_ref<double>(sum.data(), {x.data(), branch.data(), join}, N, C);
-      return dot(sum, dy) + dot(sum, dres);
-    };
-    Join unbounded = join;
-    unbounded.clip_sum = INFINITY;
-    residual_join_forward_ref<double>(sum.data(), {x.data(), branch.data(), unbounded}, N, C);
-    REQUIRE((away_from(branch, join.clip_branch) && away_from(sum, join.clip_sum)));
-    loss(x, branch);
-    residual_join_backward_ref<double>(dx.data(), dbranch.data(), dy.data(),
-                                       {sum.data(), dres.data(), branch.data(), join}, N, C);
-    check_gradient(
-        "x", [&](auto& v) { return loss(v, branch); }, x, dx);
-    check_gradient(
-        "branch", [&](auto& v) { return loss(x, v); }, branch, dbranch);
-  }
+  for (const Join& join : joins()) check_residual_gradients(join, true);
+}
+
+TEST_CASE("residual: without a stream the reference has the branch's gradient alone", "[gradcheck]") {
+  for (const Join& join : joins()) check_residual_gradients(join, false);
 }
 
 TEST_CASE("residual: forward and backward as they are described", "[bitwise]") {
@@ -118,37 +124,16 @@ TEST_CASE("residual: a value on its bound is clipped") {
 }
 
 TEST_CASE("residual: a branch that replaces the stream is all that is left", "[bitwise]") {
-  const std::vector<float> branch = {-0.0f, 2.0f, -5.0f, 0.5f}, d = {1, 2, 3, 4};
-  on_every_device([&](Context& ctx) {
-    Guarded gbranch(ctx, branch), gd(ctx, d), gsum(ctx, 4), gdx(ctx, 4), gdbranch(ctx, 4);
-    residual_forward(gsum, ResidualIn{nullptr, gbranch}, 1, 4, ctx);
-    REQUIRE_BITWISE(branch, gsum.download());
-    const Join join = {.clip_branch = 4, .clip_sum = 3, .dropout = {}};
-    residual_forward(gsum, {nullptr, gbranch, join}, 1, 4, ctx);
-    REQUIRE_BITWISE((std::vector<float>{-0.0f, 2.0f, -3.0f, 0.5f}), gsum.download());
-    residual_backward(gdx, gdbranch, gd, {.x = gsum, .branch = gbranch, .join = join}, 1, 4, ctx);
-    REQUIRE_BITWISE((std::vector<float>{1, 2, 0, 4}), gdbranch.download());
+  Trial t;
+  const auto branch = t.in({-0.0f, 2.0f, -5.0f, 0.5f}), d = t.in({1, 2, 3, 4});
+  const auto plain = t.expect(branch.values()), sum = t.expect({-0.0f, 2.0f, -3.0f, 0.5f}), dx = t.expect({1, 2, 0, 4}),
+             dbranch = t.expect({1, 2, 0, 4});
+  const Join join = {.clip_branch = 4, .clip_sum = 3, .dropout = {}};
+  t.on_every_device([&](Context& ctx) {
+    residual_forward(plain, ResidualIn{nullptr, branch}, 1, 4, ctx);
+    residual_forward(sum, {nullptr, branch, join}, 1, 4, ctx);
+    residual_backward(dx, dbranch, d, {.x = sum, .branch = branch, .join = join}, 1, 4, ctx);
   });
-}
-
-TEST_CASE("residual: without a stream the reference has the branch's gradient alone", "[gradcheck]") {
-  const size_t N = 3, C = 13;
-  const auto branch = random_values<double>(N * C, 4), dy = random_values<double>(N * C, 3);
-  for (const Join& join : joins()) {
-    std::vector<double> sum(N * C), dx(N * C), dbranch(N * C);
-    auto loss = [&](const std::vector<double>& branch) {
-      residual_join_forward_ref<double>(sum.data(), {nullptr, branch.data(), join}, N, C);
-      return dot(sum, dy);
-    };
-    Join unbounded = join;
-    unbounded.clip_sum = INFINITY;
-    residual_join_forward_ref<double>(sum.data(), {nullptr, branch.data(), unbounded}, N, C);
-    REQUIRE((away_from(branch, join.clip_branch) && away_from(sum, join.clip_sum)));
-    loss(branch);
-    residual_join_backward_ref<double>(dx.data(), dbranch.data(), dy.data(),
-                                       {.x = sum.data(), .branch = branch.data(), .join = join}, N, C);
-    check_gradient("branch", loss, branch, dbranch);
-  }
 }
 
 TEST_CASE("residual: dropout keeps its share, every row and every stream another") {
@@ -179,23 +164,21 @@ TEST_CASE("residual: dropout keeps its share, every row and every stream another
 
 TEST_CASE("residual: a plain join is an addition, to the bit", "[bitwise]") {
   const size_t N = 9, C = 131;
-  auto x = random_values<float>(N * C, 1), branch = random_values<float>(N * C, 2);
+  auto x0 = random_values<float>(N * C, 1), branch0 = random_values<float>(N * C, 2);
+  x0[0] = branch0[0] = -0.0f;
   const auto d = random_values<float>(N * C, 3);
-  x[0] = branch[0] = -0.0f;
-  std::vector<float> sum(N * C), joined(N * C), dx(N * C), dbranch(N * C), dx_joined(N * C), dbranch_joined(N * C);
-  residual_forward_ref<float>(sum.data(), x.data(), branch.data(), N, C);
-  residual_join_forward_ref<float>(joined.data(), {x.data(), branch.data()}, N, C);
-  REQUIRE_BITWISE(sum, joined);
+  Trial t;
+  const auto x = t.in(x0), branch = t.in(branch0), sum = t.out(N * C);
+  std::vector<float> joined(N * C), dx(N * C), dbranch(N * C), dx_joined(N * C), dbranch_joined(N * C);
+  residual_forward_ref<float>(sum.ref, x.ref, branch.ref, N, C);
+  residual_join_forward_ref<float>(joined.data(), {x.ref, branch.ref}, N, C);
+  REQUIRE_BITWISE(sum.values(), joined);
   residual_backward_ref<float>(dx.data(), dbranch.data(), d.data(), N, C);
   residual_join_backward_ref<float>(dx_joined.data(), dbranch_joined.data(), d.data(),
-                                    {.x = sum.data(), .branch = branch.data()}, N, C);
+                                    {.x = sum.ref, .branch = branch.ref}, N, C);
   REQUIRE_BITWISE(dx, dx_joined);
   REQUIRE_BITWISE(dbranch, dbranch_joined);
-  on_every_device([&](Context& ctx) {
-    Guarded gx(ctx, x), gbranch(ctx, branch), gsum(ctx, N * C);
-    residual_forward(gsum, {gx, gbranch}, N, C, ctx);
-    REQUIRE_BITWISE(sum, gsum.download());
-  });
+  t.on_every_device([&](Context& ctx) { residual_forward(sum, x, branch, N, C, ctx); });
 }
 
 // In bf16 the reference is given what is stored: inputs, and in the backward the sum, and the bound of the sum too.
@@ -203,29 +186,21 @@ template <class S>
 static void require_residual_bits(size_t N, size_t C, const Join& join, bool with_dy, bool with_dres) {
   INFO("N " << N << " C " << C << " clip " << join.clip_branch << " " << join.clip_sum << " dropout " << join.dropout.p
             << ", " << name_of(storage_of<S>));
-  const auto x = stored<S>(random_values<float>(N * C, 1)), branch = stored<S>(random_values<float>(N * C, 2));
-  const auto dy = stored<S>(random_values<float>(N * C, 3)), dres = stored<S>(random_values<float>(N * C, 4));
+  const size_t n = N * C;
+  Trial t;
+  const auto x = t.random<S>(n, 1), branch = t.random<S>(n, 2), none = Array<S>();
+  const auto dy = with_dy ? t.random<S>(n, 3) : none, dres = with_dres ? t.random<S>(n, 4) : none;
+  const auto sum = t.out<S>(n), dx = t.out<S>(n), dbranch = t.out<S>(n);
+  const auto dx_over_dres = with_dres ? t.over(dres, dx) : none, dbranch_again = with_dres ? t.again(dbranch) : none;
   Join back = join;
   back.clip_sum = S(join.clip_sum);
-  std::vector<float> sum(N * C, NAN), dx(N * C, NAN), dbranch(N * C, NAN);
-  residual_join_forward_ref<float>(sum.data(), {x.data(), branch.data(), join}, N, C);
-  sum = stored<S>(sum);
-  residual_join_backward_ref<float>(dx.data(), dbranch.data(), with_dy ? dy.data() : nullptr,
-                                    {sum.data(), with_dres ? dres.data() : nullptr, branch.data(), back}, N, C);
-  dx = stored<S>(dx), dbranch = stored<S>(dbranch);
-  on_every_device([&](Context& ctx) {
-    GuardedOf<S> gx(ctx, x), gbranch(ctx, branch), gdy(ctx, dy), gdres(ctx, dres);
-    GuardedOf<S> gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C);
-    const S *d = with_dy ? +gdy : nullptr, *other = with_dres ? +gdres : nullptr;
-    residual_forward(gsum, {gx, gbranch, join}, N, C, ctx);
-    residual_backward(gdx, gdbranch, d, {gsum, other, gbranch, join}, N, C, ctx);
-    REQUIRE_BITWISE(sum, gsum.download());
-    REQUIRE_BITWISE(dx, gdx.download());
-    REQUIRE_BITWISE(dbranch, gdbranch.download());
-    if (with_dres) {  // in place
-      residual_backward(gdres, gdbranch, d, {gsum, other, gbranch, join}, N, C, ctx);
-      REQUIRE_BITWISE(dx, gdres.download());
-    }
+  residual_join_forward_ref<float>(sum.ref, {x.ref, branch.ref, join}, N, C);
+  sum.store();
+  residual_join_backward_ref<float>(dx.ref, dbranch.ref, dy.ref, {sum.ref, dres.ref, branch.ref, back}, N, C);
+  t.on_every_device([&](Context& ctx) {
+    residual_forward(sum, {x, branch, join}, N, C, ctx);
+    residual_backward(dx, dbranch, dy, {sum, dres, branch, join}, N, C, ctx);
+    if (with_dres) residual_backward(dx_over_dres, dbranch_again, dy, {sum, dx_over_dres, branch, join}, N, C, ctx);
   });
 }
 
@@ -241,17 +216,16 @@ TEST_CASE("residual: CPU and kernels equal the reference bit for bit", "[bitwise
 
 // The bound lies between two neighbouring bf16, and the sum is stored as the one below it.
 TEST_CASE("residual: a sum in bf16 that was cut has no gradient", "[bitwise]") {
-  const std::vector<float> x = {0.5f, -0.5f, 0.25f}, branch = {1.0f, -1.0f, 0.25f}, d = {1, 2, 3};
   const Join join = {.clip_sum = 0.7f, .dropout = {}};
   const float cut = bf16(0.7f);
   REQUIRE(cut < 0.7f);
-  on_every_device([&](Context& ctx) {
-    GuardedOf<bf16> gx(ctx, x), gbranch(ctx, branch), gd(ctx, d), gsum(ctx, 3), gdx(ctx, 3), gdbranch(ctx, 3);
-    residual_forward(gsum, {gx, gbranch, join}, 1, 3, ctx);
-    residual_backward(gdx, gdbranch, gd, {.x = gsum, .branch = gbranch, .join = join}, 1, 3, ctx);
-    REQUIRE_BITWISE((std::vector<float>{cut, -cut, 0.5f}), gsum.download());
-    REQUIRE_BITWISE((std::vector<float>{0, 0, 3}), gdx.download());
-    REQUIRE_BITWISE((std::vector<float>{0, 0, 3}), gdbranch.download());
+  Trial t;
+  const auto x = t.in<bf16>({0.5f, -0.5f, 0.25f}), branch = t.in<bf16>({1.0f, -1.0f, 0.25f}), d = t.in<bf16>({1, 2, 3});
+  const auto sum = t.expect<bf16>({cut, -cut, 0.5f}), dx = t.expect<bf16>({0, 0, 3}),
+             dbranch = t.expect<bf16>({0, 0, 3});
+  t.on_every_device([&](Context& ctx) {
+    residual_forward(sum, {x, branch, join}, 1, 3, ctx);
+    residual_backward(dx, dbranch, d, {.x = sum, .branch = branch, .join = join}, 1, 3, ctx);
   });
 }
 

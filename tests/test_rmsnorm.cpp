@@ -4,18 +4,10 @@
 
 #include "core/reduce.cuh"
 #include "kernels/rmsnorm.cuh"
-#include "tests/harness.h"
+#include "tests/norm_cases.h"
+#include "tests/one_pass_rows.h"
 
 using namespace gated;
-
-namespace {
-
-const std::vector<Join>& joins() {
-  static const std::vector<Join> all = {{}, {0.7f, 1.4f, {0.3f, 11, read_by_all(12)}}};
-  return all;
-}
-
-}  // namespace
 
 TEST_CASE("rmsnorm: plain, by hand") {
   // mean(x^2) = (1 + 49 + 25 + 25)/4 = 25: every number is divided by 5.
@@ -33,60 +25,41 @@ TEST_CASE("rmsnorm: plain, by hand") {
 }
 
 TEST_CASE("rmsnorm: gradients against finite differences", "[gradcheck]") {
-  const size_t N = 3, C = 13;
-  const auto x = random_values<double>(N * C, 1), w = random_values<double>(C, 3), dy = random_values<double>(N * C, 4);
-  std::vector<double> y(N * C), r(N), dx(N * C), dw(C, 0.0);
-  auto loss = [&](const std::vector<double>& x, const std::vector<double>& w) {
-    rmsnorm_forward_ref(y.data(), r.data(), x.data(), w.data(), N, C, 1e-6);
-    return dot(y, dy);
+  NormGradients g;
+  const size_t N = g.N, C = g.C;
+  auto w = random_values<double>(C, 3);
+  std::vector<double> r(N), dw(C, 0.0);
+  const auto loss = [&] {
+    rmsnorm_forward_ref(g.y.data(), r.data(), g.x.data(), w.data(), N, C, 1e-6);
+    return dot(g.y, g.dy);
   };
-  loss(x, w);
-  rmsnorm_backward_ref(dx.data(), dw.data(), dy.data(), x.data(), w.data(), r.data(), N, C);
-  check_gradient(
-      "x", [&](auto& v) { return loss(v, w); }, x, dx);
-  check_gradient(
-      "w", [&](auto& v) { return loss(x, v); }, w, dw);
+  loss();
+  rmsnorm_backward_ref(g.dx.data(), dw.data(), g.dy.data(), g.x.data(), w.data(), r.data(), N, C);
+  check_gradients(loss, {{"x", g.x, g.dx}, {"w", w, dw}});
 }
 
 TEST_CASE("rmsnorm: gradients of the general form against finite differences", "[gradcheck]") {
-  const size_t N = 3, C = 13;
-  const double eps = 1e-6;
-  const auto x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2),
-             pre = random_values<double>(C, 6);
-  const auto w = random_values<double>(C, 3), dy = random_values<double>(N * C, 4),
-             dres = random_values<double>(N * C, 5);
-
-  for (const Join& join : joins()) {
-    for (bool with_pre : {false, true}) {
+  for (const Join& join : norm_joins())
+    for (bool with_pre : {false, true})
       for (double offset : {0.0, 1.0}) {
         INFO("plain " << join.plain() << " pre " << with_pre << " offset " << offset);
-        // loss = <y, dy> + <sum, dresidual>: the residual stream goes on past the norm.
-        std::vector<double> y(N * C), r(N), sum(N * C);
-        auto weights = [&](const std::vector<double>& pre, const std::vector<double>& w) {
-          return RmsnormWeightsOf<double>{w.data(), with_pre ? pre.data() : nullptr, offset};
+        NormGradients g;
+        const size_t N = g.N, C = g.C;
+        auto w = random_values<double>(C, 3), pre = random_values<double>(C, 6);
+        std::vector<double> r(N), dw(C, 0.0), dpre(C, 0.0);
+        const RmsnormWeightsOf<double> weights = {w.data(), with_pre ? pre.data() : nullptr, offset};
+        const auto loss = [&] {
+          rmsnorm_general_forward_ref<double>({g.y.data(), r.data(), g.sum.data()}, g.in(join), weights, N, C, 1e-6);
+          return g.loss();
         };
-        auto loss = [&](const std::vector<double>& x, const std::vector<double>& branch, const std::vector<double>& pre,
-                        const std::vector<double>& w) {
-          rmsnorm_general_forward_ref<double>({y.data(), r.data(), sum.data()}, {x.data(), branch.data(), join},
-                                              weights(pre, w), N, C, eps);
-          return dot(y, dy) + dot(sum, dres);
-        };
-        loss(x, branch, pre, w);
-        std::vector<double> dx(N * C), dbranch(N * C), dw(C, 0.0), dpre(C, 0.0);
-        rmsnorm_general_backward_ref<double>({dx.data(), dbranch.data(), dw.data(), dpre.data()}, dy.data(),
-                                             {sum.data(), dres.data(), branch.data(), join}, weights(pre, w), r.data(),
-                                             N, C);
-        check_gradient(
-            "x", [&](auto& v) { return loss(v, branch, pre, w); }, x, dx);
-        check_gradient(
-            "branch", [&](auto& v) { return loss(x, v, pre, w); }, branch, dbranch);
-        check_gradient(
-            "w", [&](auto& v) { return loss(x, branch, pre, v); }, w, dw);
-        check_gradient(
-            "pre", [&](auto& v) { return loss(x, branch, v, w); }, pre, dpre);  // without pre both are 0
+        loss();
+        rmsnorm_general_backward_ref<double>({g.dx.data(), g.dbranch.data(), dw.data(), dpre.data()}, g.dy.data(),
+                                             g.back(join), weights, r.data(), N, C);
+        check_gradients(loss, {{"x", g.x, g.dx},
+                               {"branch", g.branch, g.dbranch},
+                               {"w", w, dw},
+                               {"pre", pre, dpre}});  // without pre both are 0
       }
-    }
-  }
 }
 
 // In bf16 the reference is given what is stored: its inputs, and the sum that it normalises.
@@ -94,28 +67,19 @@ template <class S>
 static void require_plain_bits(size_t N, size_t C) {
   INFO("N " << N << " C " << C << ", " << name_of(storage_of<S>));
   const float eps = 1e-6f;
-  const auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), dy = stored<S>(random_values<float>(N * C, 4));
-  const auto w = random_values<float>(C, 3), dw0 = random_values<float>(C, 6);
-  std::vector<float> y(N * C, NAN), r(N, NAN), dx(N * C, NAN), dw = dw0, in_place = dy, dw_in_place = dw0;
-  rmsnorm_forward_ref(y.data(), r.data(), x.data(), w.data(), N, C, eps);
-  rmsnorm_backward_ref(dx.data(), dw.data(), dy.data(), x.data(), w.data(), r.data(), N, C);
-  rmsnorm_backward_ref(in_place.data(), dw_in_place.data(), in_place.data(), x.data(), w.data(), r.data(), N, C);
-  REQUIRE_BITWISE(dx, in_place);
-  REQUIRE_BITWISE(dw, dw_in_place);
-  y = stored<S>(y), dx = stored<S>(dx);
-  on_every_device([&](Context& ctx) {
-    GuardedOf<S> gy(ctx, N * C), gdx(ctx, N * C), gx(ctx, x), gdy(ctx, dy);
-    Guarded gr(ctx, N), gdw(ctx, dw0), gw(ctx, w);
-    rmsnorm_forward(gy, gr, gx, gw, N, C, eps, ctx);
-    rmsnorm_backward(gdx, gdw, gdy, gx, gw, gr, N, C, ctx);
-    REQUIRE_BITWISE(y, gy.download());
-    REQUIRE_BITWISE(r, gr.download());
-    REQUIRE_BITWISE(dx, gdx.download());
-    REQUIRE_BITWISE(dw, gdw.download());
-    Guarded gdw_in_place(ctx, dw0);
-    rmsnorm_backward(gdy, gdw_in_place, gdy, gx, gw, gr, N, C, ctx);
-    REQUIRE_BITWISE(dx, gdy.download());
-    REQUIRE_BITWISE(dw, gdw_in_place.download());
+  NormTrial<S> t({false, false}, N, C);
+  const auto w = t.random(C, 3), r = t.out(N), dw = t.sum(C, 6), dw_in_place = t.again(dw);
+  const auto dx_over_dy = t.over(t.dy, t.dx);
+  std::vector<float> dx_there = t.dy.values(), dw_there = dw.values();
+  rmsnorm_forward_ref(t.y.ref, r.ref, t.x.ref, w.ref, N, C, eps);
+  rmsnorm_backward_ref(t.dx.ref, dw.ref, t.dy.ref, t.x.ref, w.ref, r.ref, N, C);
+  rmsnorm_backward_ref(dx_there.data(), dw_there.data(), dx_there.data(), t.x.ref, w.ref, r.ref, N, C);
+  REQUIRE_BITWISE(t.dx.values(), dx_there);
+  REQUIRE_BITWISE(dw.values(), dw_there);
+  t.on_every_device([&](Context& ctx) {
+    rmsnorm_forward(t.y, r, t.x, w, N, C, eps, ctx);
+    rmsnorm_backward(t.dx, dw, t.dy, t.x, w, r, N, C, ctx);
+    rmsnorm_backward(dx_over_dy, dw_in_place, dx_over_dy, t.x, w, r, N, C, ctx);
     if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == rmsnorm_backward_scratch(N, C));
   });
 }
@@ -128,86 +92,51 @@ TEST_CASE("rmsnorm: CPU and kernels equal the plain reference bit for bit", "[bi
 }
 
 template <class S>
-static void require_general_bits(size_t N, size_t C) {
-  const float eps = 1e-6f, nan = NAN;
-  const auto x = stored<S>(random_values<float>(N * C, 1, 3.0f)), branch = stored<S>(random_values<float>(N * C, 2));
-  const auto dy = stored<S>(random_values<float>(N * C, 4)), dres = stored<S>(random_values<float>(N * C, 5));
-  const auto w = random_values<float>(C, 3), dw0 = random_values<float>(C, 6), dpre0 = random_values<float>(C, 7);
-  const auto pre = random_values<float>(C, 8);
-  const struct {
-    bool branch, pre, dresidual;
-    float offset;
-    Join join;
-  } cases[] = {{false, false, false, 1, {}},     {false, false, true, 0, {}},        {true, false, true, 0, {}},
-               {true, false, false, 0, {}},      {true, false, true, 1, joins()[1]}, {false, true, false, 1, {}},
-               {true, true, true, 0, joins()[1]}};
-  for (const auto& test : cases) {
-    INFO("N " << N << " C " << C << " branch " << test.branch << " pre " << test.pre << " offset " << test.offset
-              << ", " << name_of(storage_of<S>));
-    std::vector<float> y(N * C, nan), r(N, nan), sum(N * C, nan), dx(N * C, nan), dbranch(N * C, nan), dw = dw0;
-    std::vector<float> dpre = dpre0;
-    const RmsnormWeights weights = {w.data(), test.pre ? pre.data() : nullptr, test.offset};
-    const float* dresidual = test.dresidual ? dres.data() : nullptr;
-    // The join, and the norm of what it has stored.
-    if (test.branch) residual_join_forward_ref<float>(sum.data(), {x.data(), branch.data(), test.join}, N, C);
-    sum = test.branch ? stored<S>(sum) : x;
-    rmsnorm_general_forward_ref<float>({y.data(), r.data()}, {sum.data()}, weights, N, C, eps);
-    ResidualBackwardInOf<float> in = {sum.data(), dresidual};
-    if (test.branch) in.branch = branch.data(), in.join = test.join, in.join.clip_sum = S(test.join.clip_sum);
-    rmsnorm_general_backward_ref<float>({dx.data(), test.branch ? dbranch.data() : nullptr, dw.data(), dpre.data()},
-                                        dy.data(), in, weights, r.data(), N, C);
-    y = stored<S>(y), dx = stored<S>(dx), dbranch = stored<S>(dbranch);
-    on_every_device([&](Context& ctx) {
-      GuardedOf<S> gy(ctx, N * C), gsum(ctx, N * C), gdx(ctx, N * C), gdbranch(ctx, N * C);
-      GuardedOf<S> gx(ctx, x), gb(ctx, branch), gdy(ctx, dy), gdres(ctx, dres);
-      Guarded gr(ctx, N), gdw(ctx, dw0), gw(ctx, w), gpre(ctx, pre), gdpre(ctx, dpre0), gmean(ctx, N);
-      const RmsnormWeights gweights = {gw, test.pre ? +gpre : nullptr, test.offset};
-      RmsnormOutputs out = {gy, gr};
-      ResidualIn in = {gx};
-      RmsnormGradients gradients = {.dx = gdx, .dw = gdw, .dpre = gdpre, .mean = gmean};
-      ResidualBackwardIn back = {gx};
-      if (test.branch) {
-        out.sum = gsum;
-        in = {gx, gb, test.join};
-        gradients.dbranch = gdbranch;
-        back = ResidualBackwardIn{.x = gsum, .branch = gb, .join = test.join};
-      }
-      if (test.dresidual) back.dresidual = gdres;
-      rmsnorm_forward(out, in, gweights, N, C, eps, ctx);
-      rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
-      REQUIRE_BITWISE(y, gy.download());
-      REQUIRE_BITWISE(r, gr.download());
-      if (test.branch) REQUIRE_BITWISE(sum, gsum.download());
-      REQUIRE_BITWISE(dx, gdx.download());
-      if (test.branch) REQUIRE_BITWISE(dbranch, gdbranch.download());
-      REQUIRE_BITWISE(dw, gdw.download());
-      REQUIRE_BITWISE(dpre, gdpre.download());
-      if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == rmsnorm_backward_scratch(N, C, test.pre));
-      if (test.dresidual) {  // dx over dresidual
-        GuardedOf<S> over(ctx, dres);
-        gradients.dx = over;
-        back.dresidual = over;
-        rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
-        REQUIRE_BITWISE(dx, over.download());
-        back.dresidual = gdres;
-      }
-      if (test.pre) return;
-      Guarded gdw_in_place(ctx, dw0);
-      gradients.dx = gdy;  // over dy, and without scratch
-      gradients.dw = gdw_in_place;
-      gradients.dpre = gradients.mean = nullptr;
-      rmsnorm_backward(gradients, gdy, back, gweights, gr, N, C, ctx);
-      REQUIRE_BITWISE(dx, gdy.download());
-      REQUIRE_BITWISE(dw, gdw_in_place.download());
-    });
-  }
+static void require_general_bits(size_t N, size_t C, const NormCase& c, bool with_pre, float offset) {
+  INFO("N " << N << " C " << C << " branch " << c.branch << " pre " << with_pre << " offset " << offset << ", "
+            << name_of(storage_of<S>));
+  const float eps = 1e-6f;
+  NormTrial<S> t(c, N, C);
+  const auto w = t.random(C, 3), r = t.out(N), dw = t.sum(C, 6), pre = with_pre ? t.random(C, 8) : Array<float>();
+  const auto dpre = t.sum(C, 7);
+  rmsnorm_general_forward_ref<float>({t.y.ref, r.ref}, {t.normed().ref}, {w.ref, pre.ref, offset}, N, C, eps);
+  rmsnorm_general_backward_ref<float>({t.dx.ref, t.dbranch.ref, dw.ref, dpre.ref}, t.dy.ref, t.back_ref(),
+                                      {w.ref, pre.ref, offset}, r.ref, N, C);
+  // dx over dresidual, and, without scratch, over dy.
+  const auto over_dres = c.dresidual ? t.over(t.dres, t.dx) : Array<S>(),
+             over_dy = with_pre ? over_dres : t.over(t.dy, t.dx);
+  const auto dw2 = c.dresidual ? t.again(dw) : dw, dpre2 = c.dresidual ? t.again(dpre) : dpre,
+             dw3 = with_pre ? dw : t.again(dw);
+  t.on_every_device([&](Context& ctx) {
+    const Guarded mean(ctx, N);
+    const RmsnormWeights weights = {w, pre, offset};
+    ResidualBackwardIn back = t.back();
+    rmsnorm_forward({t.y, r, t.joined}, t.joins(), weights, N, C, eps, ctx);
+    rmsnorm_backward({t.dx, t.dbranch, dw, dpre, mean}, t.dy, back, weights, r, N, C, ctx);
+    if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == rmsnorm_backward_scratch(N, C, with_pre));
+    if (!with_pre) rmsnorm_backward({over_dy, t.dbranch, dw3}, over_dy, back, weights, r, N, C, ctx);
+    back.dresidual = over_dres;
+    if (c.dresidual) rmsnorm_backward({over_dres, t.dbranch, dw2, dpre2, mean}, t.dy, back, weights, r, N, C, ctx);
+  });
 }
 
 TEST_CASE("rmsnorm: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
+  const Join& rough = norm_joins()[1];
+  const struct {
+    NormCase c;
+    bool pre;
+    float offset;
+  } cases[] = {{{false, false}, false, 1},    {{false, true}, false, 0},       {{true, true}, false, 0},
+               {{true, false}, false, 0},     {{true, true, rough}, false, 1}, {{false, false}, true, 1},
+               {{true, true, rough}, true, 0}};
   const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
-  for (auto [N, C] : sizes) require_general_bits<float>(N, C);
-  require_general_bits<bf16>(9, 131);
-  require_general_bits<bf16>(5, 1032);
+  for (const auto& [c, pre, offset] : cases) {
+    for (auto [N, C] : sizes) require_general_bits<float>(N, C, c, pre, offset);
+    for (size_t C : {131, 516}) require_general_bits<float>(one_pass_rows(), C, c, pre, offset);
+    require_general_bits<bf16>(9, 131, c, pre, offset);
+    require_general_bits<bf16>(5, 1032, c, pre, offset);
+    require_general_bits<bf16>(one_pass_rows(), 20, c, pre, offset);
+  }
 }
 
 // 1 + 2^-9 is stored as 1.

@@ -22,7 +22,8 @@ TEST_CASE("rope: tables hold cos and sin of t * theta^(-2i/D)") {
 }
 
 TEST_CASE("rope: YaRN keeps fast points, divides slow ones, blends those between") {
-  // Of 128 elements at a theta of 10^6, the points before 23 go round 32 times in 32768 tokens, those from 40 on not once.
+  // Of 128 elements at a theta of 10^6, the points before 23 go round 32 times in 32768 tokens, those from 40 on not
+  // once.
   const double theta = 1e6, scale = 4;
   const size_t R = 128, low = 23, high = 40;
   const RopeScaling stretch = yarn(scale, 32768);
@@ -112,14 +113,14 @@ TEST_CASE("rope: gradients against finite differences", "[gradcheck]") {
     const RopeTables tables = make_rope_tables(T, R, 50.0, Device::cpu);
     const std::vector<float> cos_f = tables.cos.download(), sin_f = tables.sin.download();
     const std::vector<double> cos(cos_f.begin(), cos_f.end()), sin(sin_f.begin(), sin_f.end());
-    const auto x = random_values<double>(n, 1), dy = random_values<double>(n, 2);
+    auto x = random_values<double>(n, 1);
+    const auto dy = random_values<double>(n, 2);
     std::vector<double> y(n), dx(n);
     rope_backward_ref(dx.data(), dy.data(), cos.data(), sin.data(), B, T, H, D, R);
-    auto loss = [&](const std::vector<double>& x) {
-      rope_forward_ref(y.data(), x.data(), cos.data(), sin.data(), B, T, H, D, R);
-      return dot(y, dy);
+    const auto loss = [&] {
+      return rope_forward_ref(y.data(), x.data(), cos.data(), sin.data(), B, T, H, D, R), dot(y, dy);
     };
-    check_gradient("x", loss, x, dx);
+    check_gradients(loss, {{"x", x, dx}});
   }
 }
 
@@ -150,46 +151,33 @@ static void require_rope_bits(const Sizes& sizes) {
   INFO("B " << B << " T " << T << " H " << H << " D " << D << " R " << R << " first position " << first_position << ", "
             << name_of(storage_of<S>));
   const size_t n = B * T * H * D;
-  auto x = stored<S>(random_values<float>(n, 1, 3.0f));
-  const auto dy = stored<S>(random_values<float>(n, 2));
-  x[0] = 100.0f, x[n - 1] = -100.0f, x[n / 2] = -0.0f, x[1] = 0.0f;
+  auto values = random_values<float>(n, 1, 3.0f);
+  values[0] = 100.0f, values[n - 1] = -100.0f, values[n / 2] = -0.0f, values[1] = 0.0f;
+  Trial t;
+  const auto x = t.in<S>(values), dy = t.random<S>(n, 2), y = t.out<S>(n), dx = t.out<S>(n), y_over_x = t.over(x, y),
+             dx_over_dy = t.over(dy, dx);
   const RopeTables tables = make_rope_tables(first_position + T, R, 1e4, Device::cpu);
   const float *cos = &tables.cos.data()[first_position * (R / 2)], *sin = &tables.sin.data()[first_position * (R / 2)];
-  std::vector<float> y(n, NAN), dx(n, NAN), y_in_place = x;
-  rope_forward_ref(y.data(), x.data(), cos, sin, B, T, H, D, R);
-  rope_backward_ref(dx.data(), dy.data(), cos, sin, B, T, H, D, R);
+  std::vector<float> y_in_place = x.values();
+  rope_forward_ref(y.ref, x.ref, cos, sin, B, T, H, D, R);
+  rope_backward_ref(dx.ref, dy.ref, cos, sin, B, T, H, D, R);
   rope_forward_ref(y_in_place.data(), y_in_place.data(), cos, sin, B, T, H, D, R);
-  REQUIRE_BITWISE(y, y_in_place);
-  for (auto* v : {&y, &dx}) *v = stored<S>(*v);
-
-  on_every_device([&](Context& ctx) {
+  REQUIRE_BITWISE(y.values(), y_in_place);
+  t.on_every_device([&](Context& ctx) {
     const RopeTables on_device = make_rope_tables(first_position + T, R, 1e4, ctx.device);
-    GuardedOf<S> gy(ctx, n), gdx(ctx, n), gx(ctx, x), gdy(ctx, dy);
-    rope_forward(gy, gx, on_device, first_position, B, T, H, D, ctx);
-    rope_backward(gdx, gdy, on_device, first_position, B, T, H, D, ctx);
-    rope_forward(gx, gx, on_device, first_position, B, T, H, D, ctx);
-    rope_backward(gdy, gdy, on_device, first_position, B, T, H, D, ctx);
-    REQUIRE_BITWISE(y, gy.download());
-    REQUIRE_BITWISE(dx, gdx.download());
-    REQUIRE_BITWISE(y, gx.download());
-    REQUIRE_BITWISE(dx, gdy.download());
+    rope_forward(y, x, on_device, first_position, B, T, H, D, ctx);
+    rope_backward(dx, dy, on_device, first_position, B, T, H, D, ctx);
+    rope_forward(y_over_x, y_over_x, on_device, first_position, B, T, H, D, ctx);
+    rope_backward(dx_over_dy, dx_over_dy, on_device, first_position, B, T, H, D, ctx);
   });
 }
 
 TEST_CASE("rope: what the program runs equals the reference bit for bit", "[bitwise]") {
-  for (const Sizes& sizes : std::initializer_list<Sizes>{{2, 63, 3, 8, 8, 0},
-                                                         {1, 5, 2, 2, 2, 4},
-                                                         {2, 7, 3, 10, 10, 1},
-                                                         {3, 9, 5, 64, 64, 100},
-                                                         {1, 1, 1, 128, 128, 17},
-                                                         {2, 3, 2, 200, 200, 0},
-                                                         {2, 5, 3, 64, 16, 3},
-                                                         {1, 9, 2, 11, 6, 0},
-                                                         {1, 3, 5, 17, 8, 2}})
-    require_rope_bits<float>(sizes);
-  for (const Sizes& sizes :
-       std::initializer_list<Sizes>{{2, 7, 3, 10, 10, 1}, {2, 5, 3, 64, 16, 3}, {1, 3, 5, 17, 8, 2}})
-    require_rope_bits<bf16>(sizes);
+  const std::vector<Sizes> of_both = {{2, 7, 3, 10, 10, 1}, {2, 5, 3, 64, 16, 3}, {1, 3, 5, 17, 8, 2}};
+  const std::vector<Sizes> of_floats = {{2, 63, 3, 8, 8, 0},     {1, 5, 2, 2, 2, 4},     {3, 9, 5, 64, 64, 100},
+                                        {1, 1, 1, 128, 128, 17}, {2, 3, 2, 200, 200, 0}, {1, 9, 2, 11, 6, 0}};
+  for (const Sizes& sizes : of_both) require_rope_bits<float>(sizes), require_rope_bits<bf16>(sizes);
+  for (const Sizes& sizes : of_floats) require_rope_bits<float>(sizes);
 }
 
 TEST_CASE("rope: a sequence in two parts is the whole sequence") {

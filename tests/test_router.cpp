@@ -1,5 +1,5 @@
-// router: values, the reference against finite differences, what the program runs against the reference; ties, one expert,
-// what stands beside a token, logits out of range, the report.
+// router: values, the reference against finite differences, what the program runs against the reference; ties, one
+// expert, what stands beside a token, logits out of range, the report.
 #include "kernels/router.h"
 
 #include <numeric>
@@ -24,38 +24,62 @@ struct Routed {
   RouterOutOf<T> out() { return {p.data(), lse.data(), expert.data(), weight.data()}; }
 };
 
-// The same on a device. -1 stands in the experts and after them.
-class DeviceRouted {
- public:
-  DeviceRouted(const RouterShape& s, const std::vector<float>& logits, Context& ctx)
-      : ctx_(ctx),
-        choices_(s.N * s.k),
-        p_(ctx, s.N * s.E),
-        lse_(ctx, s.N),
-        weight_(ctx, choices_),
-        expert_(ctx.device, Ints(choices_ + 8, -1)) {
-    const Guarded in(ctx, logits);
-    router_forward(out(), in, s, ctx);
-    ctx.synchronize();
-  }
-  RouterOut out() const { return {p_, lse_, expert_.data(), weight_}; }
-  std::vector<float> p() const { return p_.download(); }
-  std::vector<float> lse() const { return lse_.download(); }
-  std::vector<float> weight() const { return weight_.download(); }
-  Ints expert() const {
-    ctx_.synchronize();
-    Ints all = expert_.download();
-    for (size_t i = choices_; i < all.size(); i++)
-      if (all[i] != -1) fail("wrote past the end: element %zu of %zu", i, choices_);
-    all.resize(choices_);
-    return all;
-  }
+// The reference beside what the program runs, on every device: a forward, and what is added to it.
+struct RouterTrial : Trial {
+  const RouterShape s;
+  const std::vector<size_t> counts;  // of experts, for the balance loss and the report
+  const Array<float> logits, p = out(s.N * s.E), lse = out(s.N), weight = out(s.N * s.k), dweight;
+  Ints expert = Ints(s.N * s.k);
+  std::vector<std::function<void(const RouterOut&, const Buffer<size_t>&, Context&)>> others;
 
- private:
-  Context& ctx_;
-  const size_t choices_;
-  Guarded p_, lse_, weight_;
-  Buffer<int> expert_;
+  RouterTrial(const RouterShape& s, const std::vector<float>& logits, const std::vector<float>& dweight,
+              const std::vector<size_t>& counts = {}, Nan nan = Nan::refused)
+      : Trial(nan), s(s), counts(counts), logits(in(logits)), dweight(in(dweight)) {
+    router_forward_ref(of_ref(), this->logits.ref, s);
+  }
+  RouterTrial(const RouterShape& s, const std::vector<float>& logits)
+      : RouterTrial(s, logits, random_values<float>(s.N * s.k, 2)) {}
+  RouterOut of_ref() { return {p.ref, lse.ref, expert.data(), weight.ref}; }
+
+  // dlogits, with the balance loss where it counts.
+  template <class S = float>
+  Array<S> backward(float balance = 0, float z = 0) {
+    const Array<S> dlogits = out<S>(s.N * s.E);
+    router_backward_ref(dlogits.ref, dweight.ref, of_ref(), {balance, z, balance != 0 ? counts.data() : nullptr}, s);
+    others.push_back([=, this](const RouterOut& of, const Buffer<size_t>& counts, Context& ctx) {
+      router_backward(dlogits, dweight, of, {balance, z, balance != 0 ? counts.data() : nullptr}, s, ctx);
+      const bool scratch = ctx.device != Device::cpu && (balance != 0 || storage_of<S> == Storage::bf16);
+      REQUIRE(ctx.most_scratch_used() == (scratch ? router_backward_scratch(s, storage_of<S>) : 0));
+    });
+    return dlogits;
+  }
+  Array<float> report() {
+    const Array<float> values = out(router_report_values);
+    router_report_ref(values.ref, p.ref, lse.ref, counts.data(), s);
+    others.push_back([=, this](const RouterOut& of, const Buffer<size_t>& counts, Context& ctx) {
+      router_report(values, of.p, of.lse, counts.data(), s, ctx);
+      if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == router_report_scratch(s));
+    });
+    return values;
+  }
+  void on_every_device() {
+    Trial::on_every_device([&](Context& ctx) {
+      const Buffer<int> chosen(ctx.device, Ints(expert.size() + 8, -1));  // -1 must stay after the last
+      const Buffer<size_t> counted(ctx.device, counts);
+      const RouterOut of = {p, lse, chosen.data(), weight};
+      router_forward(of, logits, s, ctx);
+      REQUIRE(ctx.most_scratch_used() == 0);
+      ctx.synchronize();
+      Ints expected = expert;
+      expected.resize(expert.size() + 8, -1);
+      REQUIRE(chosen.download() == expected);
+      for (const auto& other : others) {
+        Context its_own(ctx.device);
+        other(of, counted, its_own);
+        its_own.synchronize();
+      }
+    });
+  }
 };
 
 std::vector<size_t> random_counts(size_t E, uint64_t seed) {
@@ -81,14 +105,13 @@ TEST_CASE("router: softmax, the largest, their weights, by hand", "[bitwise]") {
   std::vector<float> logits = {3, 1, 4, 2};
   for (float& l : logits) l = float(std::log(double(l)));  // p is 0.3, 0.1, 0.4, 0.2
   for (bool renormalise : {false, true}) {
-    on_every_device([&](Context& ctx) {
-      const DeviceRouted r({1, 4, 3, renormalise}, logits, ctx);
-      const double sum = renormalise ? 0.9 : 1;
-      REQUIRE(relative_error<float>({0.3f, 0.1f, 0.4f, 0.2f}, r.p()) < 1e-6);
-      REQUIRE(relative_error<float>({float(std::log(10.0))}, r.lse()) < 1e-6);
-      REQUIRE(r.expert() == Ints{2, 0, 3});
-      REQUIRE(relative_error<float>({float(0.4 / sum), float(0.3 / sum), float(0.2 / sum)}, r.weight()) < 1e-6);
-    });
+    RouterTrial t({1, 4, 3, renormalise}, logits);
+    const double sum = renormalise ? 0.9 : 1;
+    REQUIRE(relative_error<float>({0.3f, 0.1f, 0.4f, 0.2f}, t.p.values()) < 1e-6);
+    REQUIRE(relative_error<float>({float(std::log(10.0))}, t.lse.values()) < 1e-6);
+    REQUIRE(t.expert == Ints{2, 0, 3});
+    REQUIRE(relative_error<float>({float(0.4 / sum), float(0.3 / sum), float(0.2 / sum)}, t.weight.values()) < 1e-6);
+    t.on_every_device();
   }
 }
 
@@ -110,11 +133,12 @@ TEST_CASE("router: gradients against finite differences", "[gradcheck]") {
     for (bool renormalise : {false, true}) {
       INFO("k " << k << " renormalise " << renormalise);
       const RouterShape s = {5, 7, k, renormalise};
-      const auto logits = logits_apart(s), dweight = random_values<double>(s.N * k, 2);
+      auto logits = logits_apart(s);
+      const auto dweight = random_values<double>(s.N * k, 2);
       const std::vector<size_t> counts = {40, 0, 7, 1, 90, 13, 4};
       const double total = 155;
       Routed<double> r(s, logits);
-      std::vector<double> dlogits(s.N * s.E), report(router_report_values);
+      std::vector<double> dlogits(s.N * s.E);
       // Of the two losses, of the weights, and of all together.
       const struct {
         const char* what;
@@ -125,21 +149,19 @@ TEST_CASE("router: gradients against finite differences", "[gradcheck]") {
         std::vector<double> dw = dweight;
         for (double& v : dw) v *= c.weights;
         router_backward_ref(dlogits.data(), dw.data(), r.out(), {c.balance, c.z, counts.data()}, s);
-        check_gradient(
-            c.what,
-            [&](const std::vector<double>& at) {
-              Routed<double> here(s, at);
-              double balance = 0, z = 0;
-              for (size_t n = 0; n < s.N; n++) {
-                double sum = 0;
-                for (size_t e = 0; e < s.E; e++) sum += std::exp(at[n * s.E + e]);
-                for (size_t e = 0; e < s.E; e++)
-                  balance += double(counts[e]) / total * std::exp(at[n * s.E + e]) / sum / double(s.N);
-                z += std::log(sum) * std::log(sum) / double(s.N);
-              }
-              return dot(here.weight, dw) + c.balance * double(s.E) * balance + c.z * z;
-            },
-            logits, dlogits);
+        const auto loss = [&] {
+          Routed<double> here(s, logits);
+          double balance = 0, z = 0;
+          for (size_t n = 0; n < s.N; n++) {
+            const double* at = &logits[n * s.E];
+            double sum = 0;
+            for (size_t e = 0; e < s.E; e++) sum += std::exp(at[e]);
+            for (size_t e = 0; e < s.E; e++) balance += double(counts[e]) / total * std::exp(at[e]) / sum / double(s.N);
+            z += std::log(sum) * std::log(sum) / double(s.N);
+          }
+          return dot(here.weight, dw) + c.balance * double(s.E) * balance + c.z * z;
+        };
+        check_gradients(loss, {{c.what, logits, dlogits}});
       }
     }
 }
@@ -160,92 +182,51 @@ TEST_CASE("router: what the program runs equals the reference bit for bit", "[bi
       for (size_t i = 1; i < N * E; i += 50) logits[i] = -INFINITY;
       for (size_t n = 0; n < N; n++) logits[n * E + n % E] = float(n % 5);
       if (E > 2) logits[2] = -110.0f;
-      const auto dweight = random_values<float>(N * k, 2);
-      const auto counts = random_counts(E, 3);
-
-      Routed<float> r(s, logits);
-      std::vector<float> dlogits(N * E, NAN), plain(N * E, NAN), z_alone(N * E, NAN), report(router_report_values, NAN);
-      router_backward_ref(dlogits.data(), dweight.data(), r.out(), {0.01f, 0.003f, counts.data()}, s);
-      router_backward_ref(plain.data(), dweight.data(), r.out(), {}, s);
-      router_backward_ref(z_alone.data(), dweight.data(), r.out(), {.z = 0.003f}, s);
-      router_report_ref(report.data(), r.p.data(), r.lse.data(), counts.data(), s);
-
-      on_every_device([&](Context& ctx) {
-        const DeviceRouted got(s, logits, ctx);
-        REQUIRE_BITWISE(r.p, got.p());
-        REQUIRE_BITWISE(r.lse, got.lse());
-        REQUIRE_BITWISE(r.weight, got.weight());
-        REQUIRE(r.expert == got.expert());
-        REQUIRE(ctx.most_scratch_used() == 0);
-
-        const Buffer<size_t> gcounts(ctx.device, counts);
-        Guarded gdlogits(ctx, N * E), gplain(ctx, N * E), gz(ctx, N * E), greport(ctx, router_report_values);
-        Guarded gdweight(ctx, dweight);
-        GuardedOf<bf16> rounded(ctx, N * E), rounded_plain(ctx, N * E);
-        router_backward(gplain, gdweight, got.out(), {}, s, ctx);
-        router_backward(gz, gdweight, got.out(), {.z = 0.003f}, s, ctx);
-        REQUIRE(ctx.most_scratch_used() == 0);
-        router_backward(gdlogits, gdweight, got.out(), {0.01f, 0.003f, gcounts.data()}, s, ctx);
-        if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == router_backward_scratch(s, Storage::fp32));
-        router_backward(rounded, gdweight, got.out(), {0.01f, 0.003f, gcounts.data()}, s, ctx);
-        router_backward(rounded_plain, gdweight, got.out(), {}, s, ctx);
-        if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == router_backward_scratch(s, Storage::bf16));
-        Context another(ctx.device);
-        router_report(greport, got.out().p, got.out().lse, gcounts.data(), s, another);
-        if (ctx.device != Device::cpu) REQUIRE(another.most_scratch_used() == router_report_scratch(s));
-        another.synchronize();
-        REQUIRE_BITWISE(plain, gplain.download());
-        REQUIRE_BITWISE(z_alone, gz.download());
-        REQUIRE_BITWISE(dlogits, gdlogits.download());
-        REQUIRE_BITWISE(stored<bf16>(dlogits), rounded.download());
-        REQUIRE_BITWISE(stored<bf16>(plain), rounded_plain.download());
-        REQUIRE_BITWISE(report, greport.download());
-      });
+      RouterTrial t(s, logits, random_values<float>(N * k, 2), random_counts(E, 3));
+      t.backward(), t.backward(0, 0.003f), t.backward(0.01f, 0.003f);
+      t.backward<bf16>(), t.backward<bf16>(0.01f, 0.003f);
+      t.report();
+      t.on_every_device();
     }
 }
 
 TEST_CASE("router: a tie goes to the lower expert", "[bitwise]") {
-  on_every_device([&](Context& ctx) {
-    REQUIRE(DeviceRouted({1, 5, 5, false}, {1, 3, 2, 3, 1}, ctx).expert() == Ints{1, 3, 2, 0, 4});
-    REQUIRE(DeviceRouted({1, 4, 2, false}, {0.0f, -0.0f, 0.0f, -0.0f}, ctx).expert() == Ints{0, 1});
-    // Different logits whose p is the same float.
-    const float below = std::nextafter(20.0f, 0.0f);
-    REQUIRE(DeviceRouted({1, 3, 2, false}, {-1000, -900, below}, ctx).expert() == Ints{2, 0});
-    std::vector<float> even(300, 2.5f);  // lanes, and quads of one lane
-    Ints first(300);
-    std::iota(first.begin(), first.end(), 0);
-    REQUIRE(DeviceRouted({1, 300, 300, true}, even, ctx).expert() == first);
-    even[299] = even[131] = even[4] = even[128] = 3.0f;
-    REQUIRE(DeviceRouted({1, 300, 6, true}, even, ctx).expert() == Ints{4, 128, 131, 299, 0, 1});
-  });
+  const auto require_experts = [](const RouterShape& s, const std::vector<float>& logits, const Ints& expert) {
+    RouterTrial t(s, logits);
+    REQUIRE(t.expert == expert);
+    t.on_every_device();
+  };
+  require_experts({1, 5, 5, false}, {1, 3, 2, 3, 1}, {1, 3, 2, 0, 4});
+  require_experts({1, 4, 2, false}, {0.0f, -0.0f, 0.0f, -0.0f}, {0, 1});
+  // Different logits whose p is the same float.
+  require_experts({1, 3, 2, false}, {-1000, -900, std::nextafter(20.0f, 0.0f)}, {2, 0});
+  std::vector<float> even(300, 2.5f);  // lanes, and quads of one lane
+  Ints first(300);
+  std::iota(first.begin(), first.end(), 0);
+  require_experts({1, 300, 300, true}, even, first);
+  even[299] = even[131] = even[4] = even[128] = 3.0f;
+  require_experts({1, 300, 6, true}, even, {4, 128, 131, 299, 0, 1});
 }
 
 TEST_CASE("router: one expert has weight 1 exactly", "[bitwise]") {
   const std::vector<float> logits = {0.3f, -80.0f, 1e30f, -1e30f, 0.0f, 1e-40f}, ones(6, 1.0f), zeros(6, 0.0f);
-  for (bool renormalise : {false, true})
-    on_every_device([&](Context& ctx) {
-      const RouterShape s = {6, 1, 1, renormalise};
-      const DeviceRouted r(s, logits, ctx);
-      REQUIRE_BITWISE(ones, r.p());
-      REQUIRE_BITWISE(ones, r.weight());
-      REQUIRE_BITWISE(logits, r.lse());
-      REQUIRE(r.expert() == Ints(6, 0));
-      Guarded dlogits(ctx, 6), dweight(ctx, random_values<float>(6, 1));
-      router_backward(dlogits, dweight, r.out(), {}, s, ctx);
-      REQUIRE(dlogits.download() == zeros);
-    });
+  for (bool renormalise : {false, true}) {
+    RouterTrial t({6, 1, 1, renormalise}, logits);
+    REQUIRE_BITWISE(ones, t.p.values());
+    REQUIRE_BITWISE(ones, t.weight.values());
+    REQUIRE_BITWISE(logits, t.lse.values());
+    REQUIRE(t.expert == Ints(6, 0));
+    REQUIRE(t.backward().values() == zeros);
+    t.on_every_device();
+  }
 }
 
 TEST_CASE("router: the weight of a single choice, renormalised, is 1 exactly and has no gradient", "[bitwise]") {
   const RouterShape s = {50, 13, 1, true};
-  const auto logits = random_values<float>(s.N * s.E, 1, 5.0f);
-  on_every_device([&](Context& ctx) {
-    const DeviceRouted r(s, logits, ctx);
-    REQUIRE_BITWISE((std::vector<float>(s.N, 1.0f)), r.weight());
-    Guarded dlogits(ctx, s.N * s.E), dweight(ctx, random_values<float>(s.N, 2));
-    router_backward(dlogits, dweight, r.out(), {}, s, ctx);
-    REQUIRE(dlogits.download() == std::vector<float>(s.N * s.E, 0.0f));
-  });
+  RouterTrial t(s, random_values<float>(s.N * s.E, 1, 5.0f));
+  REQUIRE_BITWISE(std::vector<float>(s.N, 1.0f), t.weight.values());
+  REQUIRE(t.backward().values() == std::vector<float>(s.N * s.E, 0.0f));
+  t.on_every_device();
 }
 
 TEST_CASE("router: experts in another order are chosen in that order", "[bitwise]") {
@@ -253,35 +234,22 @@ TEST_CASE("router: experts in another order are chosen in that order", "[bitwise
   const auto logits = random_values<float>(s.N * s.E, 1, 4.0f), dweight = random_values<float>(s.N * s.k, 2);
   const auto counts = random_counts(s.E, 3);
   const auto place = [&](size_t e) { return (11 * e + 4) % s.E; };
-  std::vector<float> moved(s.N * s.E);
+  std::vector<float> moved_logits(s.N * s.E), back(s.N * s.E);
   std::vector<size_t> moved_counts(s.E);
   for (size_t e = 0; e < s.E; e++) {
     moved_counts[place(e)] = counts[e];
-    for (size_t n = 0; n < s.N; n++) moved[n * s.E + place(e)] = logits[n * s.E + e];
+    for (size_t n = 0; n < s.N; n++) moved_logits[n * s.E + place(e)] = logits[n * s.E + e];
   }
-  on_every_device([&](Context& ctx) {
-    const auto run = [&](const std::vector<float>& logits, const std::vector<size_t>& counts, Ints& expert,
-                         std::vector<float>& report) {
-      const DeviceRouted r(s, logits, ctx);
-      const Buffer<size_t> gcounts(ctx.device, counts);
-      Guarded dlogits(ctx, s.N * s.E), gdweight(ctx, dweight), greport(ctx, router_report_values);
-      router_backward(dlogits, gdweight, r.out(), {0.1f, 0.1f, gcounts.data()}, s, ctx);
-      router_report(greport, r.out().p, r.out().lse, gcounts.data(), s, ctx);
-      expert = r.expert();
-      report = greport.download();
-      return dlogits.download();
-    };
-    Ints expert, moved_expert;
-    std::vector<float> report, moved_report;
-    const std::vector<float> dlogits = run(logits, counts, expert, report),
-                             moved_dlogits = run(moved, moved_counts, moved_expert, moved_report);
-    std::vector<float> back(dlogits.size());
-    for (int& e : expert) e = int(place(e));
-    for (size_t i = 0; i < back.size(); i++) back[i] = moved_dlogits[i / s.E * s.E + place(i % s.E)];
-    REQUIRE(expert == moved_expert);
-    REQUIRE(relative_error(dlogits, back) < 1e-6);
-    REQUIRE(relative_error(report, moved_report) < 1e-6);
-  });
+  RouterTrial t(s, logits, dweight, counts), moved(s, moved_logits, dweight, moved_counts);
+  const auto dlogits = t.backward(0.1f, 0.1f), moved_dlogits = moved.backward(0.1f, 0.1f);
+  Ints experts = t.expert;
+  for (int& e : experts) e = int(place(e));
+  for (size_t i = 0; i < back.size(); i++) back[i] = moved_dlogits.ref[i / s.E * s.E + place(i % s.E)];
+  REQUIRE(experts == moved.expert);
+  REQUIRE(relative_error(dlogits.values(), back) < 1e-6);
+  REQUIRE(relative_error(t.report().values(), moved.report().values()) < 1e-6);
+  t.on_every_device();
+  moved.on_every_device();
 }
 
 TEST_CASE("router: a token's result does not depend on the others", "[bitwise]") {
@@ -293,21 +261,18 @@ TEST_CASE("router: a token's result does not depend on the others", "[bitwise]")
     const size_t width = v.size() / 30;
     return std::decay_t<decltype(v)>(v.begin() + n * width, v.begin() + (n + 1) * width);
   };
-  on_every_device([&](Context& ctx) {
-    const DeviceRouted all(s, logits, ctx);
-    Guarded dlogits(ctx, s.N * s.E), gdweight(ctx, dweight);
-    router_backward(dlogits, gdweight, all.out(), {}, s, ctx);
-    for (size_t n : {0, 2, 4, 29}) {
-      const DeviceRouted one(alone, part(logits, n), ctx);
-      Guarded dlogits_of_one(ctx, s.E), dweight_of_one(ctx, part(dweight, n));
-      router_backward(dlogits_of_one, dweight_of_one, one.out(), {}, alone, ctx);
-      REQUIRE_BITWISE(part(all.p(), n), one.p());
-      REQUIRE_BITWISE(part(all.lse(), n), one.lse());
-      REQUIRE_BITWISE(part(all.weight(), n), one.weight());
-      REQUIRE(part(all.expert(), n) == one.expert());
-      REQUIRE_BITWISE(part(dlogits.download(), n), dlogits_of_one.download());
-    }
-  });
+  RouterTrial all(s, logits, dweight, {}, Nan::expected);
+  const auto dlogits = all.backward();
+  all.on_every_device();
+  for (size_t n : {0, 2, 4, 29}) {
+    RouterTrial one(alone, part(logits, n), part(dweight, n));
+    REQUIRE_BITWISE(part(all.p.values(), n), one.p.values());
+    REQUIRE_BITWISE(part(all.lse.values(), n), one.lse.values());
+    REQUIRE_BITWISE(part(all.weight.values(), n), one.weight.values());
+    REQUIRE(part(all.expert, n) == one.expert);
+    REQUIRE_BITWISE(part(dlogits.values(), n), one.backward().values());
+    one.on_every_device();
+  }
 }
 
 TEST_CASE("router: logits that are huge, infinite or no numbers", "[bitwise]") {
@@ -328,26 +293,13 @@ TEST_CASE("router: logits that are huge, infinite or no numbers", "[bitwise]") {
   };
   for (const auto& c : cases)
     for (bool renormalise : {false, true}) {
-      const RouterShape s = {1, 4, 3, renormalise};
-      Routed<float> expected(s, c.logits);
-      const std::vector<float> dweight = {1, 2, 3};
-      std::vector<float> dlogits(4);
-      router_backward_ref(dlogits.data(), dweight.data(), expected.out(), {}, s);
-      REQUIRE(expected.expert == c.expert);
-      if (!renormalise) REQUIRE(bitwise_difference(c.weight, expected.weight, Nan::expected) == "");
+      RouterTrial t({1, 4, 3, renormalise}, c.logits, {1, 2, 3}, {}, Nan::expected);
+      REQUIRE(t.expert == c.expert);
+      if (!renormalise) REQUIRE(bitwise_difference(c.weight, t.weight.values(), Nan::expected) == "");
       const bool lost = std::isnan(c.weight[0]);
-      REQUIRE(std::isnan(expected.lse[0]) == lost);
-      for (float v : dlogits) REQUIRE(std::isnan(v) == lost);
-      on_every_device([&](Context& ctx) {
-        const DeviceRouted got(s, c.logits, ctx);
-        REQUIRE(c.expert == got.expert());
-        REQUIRE(bitwise_difference(expected.p, got.p(), Nan::expected) == "");
-        REQUIRE(bitwise_difference(expected.lse, got.lse(), Nan::expected) == "");
-        REQUIRE(bitwise_difference(expected.weight, got.weight(), Nan::expected) == "");
-        Guarded gdlogits(ctx, 4), gdweight(ctx, dweight);
-        router_backward(gdlogits, gdweight, got.out(), {}, s, ctx);
-        REQUIRE(bitwise_difference(dlogits, gdlogits.download(), Nan::expected) == "");
-      });
+      REQUIRE(std::isnan(t.lse.ref[0]) == lost);
+      for (float v : t.backward().values()) REQUIRE(std::isnan(v) == lost);
+      t.on_every_device();
     }
 }
 
@@ -357,18 +309,17 @@ TEST_CASE("router: whatever the logits, the experts of a token are in range and 
   const float odd[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f, -NAN};
   for (size_t n = 1; n < s.N; n++)
     for (size_t e = n % 3; e < s.E; e += 1 + n % 7) logits[n * s.E + e] = odd[(n + e / 20) % 6];
-  on_every_device([&](Context& ctx) {
-    const Ints expert = DeviceRouted(s, logits, ctx).expert();
-    for (size_t n = 0; n < s.N; n++) {
-      std::vector<bool> seen(s.E, false);
-      for (size_t j = 0; j < s.k; j++) {
-        const size_t e = expert[n * s.k + j];
-        REQUIRE(e < s.E);
-        REQUIRE(!seen[e]);
-        seen[e] = true;
-      }
+  RouterTrial t(s, logits, random_values<float>(s.N * s.k, 2), {}, Nan::expected);
+  for (size_t n = 0; n < s.N; n++) {
+    std::vector<bool> seen(s.E, false);
+    for (size_t j = 0; j < s.k; j++) {
+      const size_t e = t.expert[n * s.k + j];
+      REQUIRE(e < s.E);
+      REQUIRE(!seen[e]);
+      seen[e] = true;
     }
-  });
+  }
+  t.on_every_device();
 }
 
 TEST_CASE("router: the report of even routing and of routing to one expert", "[bitwise]") {
@@ -377,26 +328,32 @@ TEST_CASE("router: the report of even routing and of routing to one expert", "[b
     INFO("E " << E);
     std::vector<size_t> even(E, 60), one(E, 0);
     one[E - 1] = 4096;
-    std::vector<float> p_even(N * E, 1.0f / float(E)), p_one(N * E, 0.0f), lse(N, 3.0f);
+    std::vector<float> p_one(N * E, 0.0f);
     for (size_t n = 0; n < N; n++) p_one[n * E + E - 1] = 1.0f;
-    const float entropy = float(std::log(double(E)));
-    on_every_device([&](Context& ctx) {
-      const auto report = [&](const std::vector<float>& p, const std::vector<size_t>& counts) {
-        Guarded out(ctx, router_report_values), gp(ctx, p), glse(ctx, lse);
-        const Buffer<size_t> gcounts(ctx.device, counts);
-        router_report(out, gp, glse, gcounts.data(), {N, E, 1, true}, ctx);
-        return out.download();
-      };
-      const std::vector<float> balanced = report(p_even, even), collapsed = report(p_one, one);
-      REQUIRE(balanced[0] == Approx(1.0f).epsilon(1e-5));
-      REQUIRE(balanced[1] == 9.0f);
-      REQUIRE(balanced[2] == Approx(1.0f / float(E)).epsilon(1e-6));
-      REQUIRE(balanced[3] == Approx(entropy).epsilon(1e-5));
-      REQUIRE(balanced[4] == 0.0f);
-      REQUIRE(collapsed == std::vector<float>{float(E), 9.0f, 1.0f, 0.0f, float(E - 1)});
-      REQUIRE(std::isnan(report(p_even, std::vector<size_t>(E, 0))[0]));
-      REQUIRE(std::isnan(report(p_even, std::vector<size_t>(E, 0))[2]));
-      REQUIRE(std::isnan(report(p_even, std::vector<size_t>(E, 0))[3]));
+    Trial t(Nan::expected);
+    const auto p_even = t.in(std::vector<float>(N * E, 1.0f / float(E))), p_last = t.in(p_one),
+               lse = t.in(std::vector<float>(N, 3.0f));
+    const struct {
+      Array<float> p, report;
+      std::vector<size_t> counts;
+    } routings[] = {{p_even, t.out(router_report_values), even},
+                    {p_last, t.out(router_report_values), one},
+                    {p_even, t.out(router_report_values), std::vector<size_t>(E, 0)}};
+    for (const auto& r : routings) router_report_ref(r.report.ref, r.p.ref, lse.ref, r.counts.data(), {N, E, 1, true});
+    const float *balanced = routings[0].report.ref, *of_none = routings[2].report.ref;
+    REQUIRE(balanced[0] == Approx(1.0f).epsilon(1e-5));
+    REQUIRE(balanced[1] == 9.0f);
+    REQUIRE(balanced[2] == Approx(1.0f / float(E)).epsilon(1e-6));
+    REQUIRE(balanced[3] == Approx(float(std::log(double(E)))).epsilon(1e-5));
+    REQUIRE(balanced[4] == 0.0f);
+    REQUIRE(routings[1].report.values() == std::vector<float>{float(E), 9.0f, 1.0f, 0.0f, float(E - 1)});
+    for (int i : {0, 2, 3}) REQUIRE(std::isnan(of_none[i]));
+    t.on_every_device([&](Context& ctx) {
+      for (const auto& r : routings) {
+        const Buffer<size_t> counts(ctx.device, r.counts);
+        router_report(r.report, r.p, lse, counts.data(), {N, E, 1, true}, ctx);
+        ctx.synchronize();
+      }
     });
   }
 }
@@ -407,16 +364,10 @@ TEST_CASE("router: the shares of the balance loss are of the counts' own sum", "
   const auto logits = random_values<float>(s.N * s.E, 1), dweight = random_values<float>(s.N * s.k, 2);
   std::vector<size_t> counts = {3, 0, 11, 40, 6, 20}, twice;
   for (size_t c : counts) twice.push_back(2 * c);
-  on_every_device([&](Context& ctx) {
-    const DeviceRouted r(s, logits, ctx);
-    const auto backward = [&](const std::vector<size_t>& counts) {
-      const Buffer<size_t> gcounts(ctx.device, counts);
-      Guarded dlogits(ctx, s.N * s.E), gdweight(ctx, dweight);
-      router_backward(dlogits, gdweight, r.out(), {0.1f, 0, gcounts.data()}, s, ctx);
-      return dlogits.download();
-    };
-    REQUIRE_BITWISE(backward(counts), backward(twice));
-  });
+  RouterTrial once(s, logits, dweight, counts), both(s, logits, dweight, twice);
+  REQUIRE_BITWISE(once.backward(0.1f).values(), both.backward(0.1f).values());
+  once.on_every_device();
+  both.on_every_device();
 }
 
 TEST_CASE("router: shapes and losses that make no sense are refused") {

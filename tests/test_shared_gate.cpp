@@ -9,20 +9,14 @@ using namespace gated;
 
 TEST_CASE("shared_gate: gradients against finite differences", "[gradcheck]") {
   const size_t N = 2, H = 3, D = 5, n = N * H * D;
-  const auto x = random_values<double>(n, 1), z = random_values<double>(n, 2, 4.0);
+  auto x = random_values<double>(n, 1), z = random_values<double>(n, 2, 4.0);
   const auto dy = random_values<double>(n, 3);
+  std::vector<double> y(n), dx(n), dz(n);
   for (const GateOp& op : gate_ops) {
     INFO(describe(op));
-    std::vector<double> y(n), dx(n), dz(n);
     shared_gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, op);
-    auto loss = [&](const std::vector<double>& x, const std::vector<double>& z) {
-      shared_gate_forward_ref(y.data(), x.data(), z.data(), N, H, D, op);
-      return dot(y, dy);
-    };
-    check_gradient(
-        "x", [&](auto& v) { return loss(v, z); }, x, dx);
-    check_gradient(
-        "z", [&](auto& v) { return loss(x, v); }, z, dz);
+    const auto loss = [&] { return shared_gate_forward_ref(y.data(), x.data(), z.data(), N, H, D, op), dot(y, dy); };
+    check_gradients(loss, {{"x", x, dx}, {"z", z, dz}});
   }
 }
 
@@ -66,31 +60,18 @@ template <class S>
 static void require_shared_gate_bits(size_t N, size_t H, size_t D, const GateOp& op) {
   INFO("N " << N << " H " << H << " D " << D << " " << describe(op) << ", " << name_of(storage_of<S>));
   const size_t n = N * H * D;
-  auto x = stored<S>(random_values<float>(n, 1, 3.0f)), z = stored<S>(random_values<float>(n, 2, 20.0f));
-  const auto dy = stored<S>(random_values<float>(n, 3));
-  const float extremes[] = {100.0f, -100.0f, 0.0f, -0.0f};
-  for (size_t i = 0; i < 4 && 3 * i < n; i++) z[i] = x[3 * i] = extremes[i];
-
-  std::vector<float> y(n, NAN), dx(n, NAN), dz(n, NAN);
-  shared_gate_forward_ref(y.data(), x.data(), z.data(), N, H, D, op);
-  shared_gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, op);
-  for (auto* v : {&y, &dx, &dz}) *v = stored<S>(*v);
-
-  on_every_device([&](Context& ctx) {
-    GuardedOf<S> gy(ctx, n), gdx(ctx, n), gdz(ctx, n);
-    GuardedOf<S> gx(ctx, x), gz(ctx, z), gdy(ctx, dy);
-    shared_gate_forward(gy, gx, gz, N, H, D, op, ctx);
-    shared_gate_backward(gdx, gdz, gdy, gx, gz, N, H, D, op, ctx);
-    REQUIRE_BITWISE(y, gy.download());
-    REQUIRE_BITWISE(dx, gdx.download());
-    REQUIRE_BITWISE(dz, gdz.download());
-
-    GuardedOf<S> y_over_x(ctx, x), dx_over_dy(ctx, dy), dz_over_z(ctx, z);
-    shared_gate_forward(y_over_x, y_over_x, gz, N, H, D, op, ctx);
-    shared_gate_backward(dx_over_dy, dz_over_z, dx_over_dy, gx, dz_over_z, N, H, D, op, ctx);
-    REQUIRE_BITWISE(y, y_over_x.download());
-    REQUIRE_BITWISE(dx, dx_over_dy.download());
-    REQUIRE_BITWISE(dz, dz_over_z.download());
+  Trial t;
+  const auto x = t.in<S>(with_extremes(random_values<float>(n, 1, 3.0f), 3)),
+             z = t.in<S>(with_extremes(random_values<float>(n, 2, 20.0f), 3)), dy = t.random<S>(n, 3);
+  const auto y = t.out<S>(n), dx = t.out<S>(n), dz = t.out<S>(n);
+  const auto y_over_x = t.over(x, y), dx_over_dy = t.over(dy, dx), dz_over_z = t.over(z, dz);
+  shared_gate_forward_ref(y.ref, x.ref, z.ref, N, H, D, op);
+  shared_gate_backward_ref(dx.ref, dz.ref, dy.ref, x.ref, z.ref, N, H, D, op);
+  t.on_every_device([&](Context& ctx) {
+    shared_gate_forward(y, x, z, N, H, D, op, ctx);
+    shared_gate_backward(dx, dz, dy, x, z, N, H, D, op, ctx);
+    shared_gate_forward(y_over_x, y_over_x, z, N, H, D, op, ctx);
+    shared_gate_backward(dx_over_dy, dz_over_z, dx_over_dy, x, dz_over_z, N, H, D, op, ctx);
   });
 }
 

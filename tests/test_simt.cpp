@@ -16,6 +16,7 @@
 #include "tests/catch.h"
 #include "tests/refusal.h"
 #include "tests/script.h"
+#include "tests/simt_config.h"
 
 using namespace gated;
 
@@ -25,14 +26,20 @@ constexpr unsigned full = 0xFFFFFFFFu;
 constexpr simt::Order orders[] = {simt::Order::forward, simt::Order::reverse, simt::Order::random,
                                   simt::Order::priority};
 
+// Whether `said` holds all of these, which fails with what it says.
+bool says(const std::string& said, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) {
+    if (contains(said, part)) continue;
+    WARN("expected " << part << " in: " << said);
+    return false;
+  }
+  return true;
+}
+
 // Runs test() in every order, and puts back the order that the environment asked for.
 template <class Test>
 void in_every_order(Test test) {
-  const simt::Config before = simt::config;
-  struct Restore {
-    simt::Config c;
-    ~Restore() { simt::config = c; }
-  } restore{before};
+  const KeepsSimtConfig restore;
   for (simt::Order order : orders) {
     simt::config.order = order;
     simt::config.seed = 3;
@@ -380,10 +387,8 @@ TEST_CASE("simt: a shuffle that reads a lane that is not there is a fault, and i
   in_every_order([] {
     std::vector<float> out(32);
     for (bool returned : {false, true}) {
-      const std::string said = fault(absent_lanes_kernel, 1, 32, 0, out.data(), returned);
-      INFO(said);
-      REQUIRE(contains(said, "a shuffle at tests/test_simt.cpp:"));
-      REQUIRE(contains(said, "which is not in its mask or has returned"));
+      REQUIRE(says(fault(absent_lanes_kernel, 1, 32, 0, out.data(), returned),
+                   {"a shuffle at tests/test_simt.cpp:", "which is not in its mask or has returned"}));
     }
   });
 }
@@ -394,34 +399,25 @@ TEST_CASE("simt: atomics and bits") {
     unsigned u[2] = {};
     float f = 0;
     simt::launch(atomics_kernel, 2, 100, 0, i, u, &f);
-    REQUIRE(i[0] == 400);
-    REQUIRE(i[1] == 99);
-    REQUIRE(i[2] == -99);
-    REQUIRE(u[0] == 200);
+    REQUIRE(std::array{i[0], i[1], i[2], int(u[0])} == std::array{400, 99, -99, 200});
     REQUIRE(u[1] >= 1);
     REQUIRE(f == 100.0f);
   });
   REQUIRE(__float_as_uint(-0.0f) == 0x80000000u);
   REQUIRE(__uint_as_float(0x3F800000u) == 1.0f);
   REQUIRE(__int_as_float(__float_as_int(2.5f)) == 2.5f);
-  REQUIRE(__popc(0xF0F0u) == 8);
-  REQUIRE(__ffs(0) == 0);
-  REQUIRE(__ffs(8) == 4);
-  REQUIRE(__clz(0) == 32);
-  REQUIRE(__clz(1) == 31);
-  REQUIRE(sizeof(float4) == 16);
-  REQUIRE(alignof(float4) == 16);
-  REQUIRE(alignof(int2) == 8);
+  REQUIRE(std::array{__popc(0xF0F0u), __ffs(0), __ffs(8), __clz(0), __clz(1)} == std::array{8, 0, 4, 32, 31});
+  REQUIRE(std::array{sizeof(float4), alignof(float4), alignof(int2)} == std::array<size_t, 3>{16, 16, 8});
 }
 
 TEST_CASE("simt: orders differ, results do not") {
   const int n = 96, phases = 2;
   const auto order_of = [&](simt::Order order, uint64_t seed) {
-    const simt::Config before = std::exchange(simt::config, {order, seed});
+    const KeepsSimtConfig restore;
+    simt::config = {order, seed};
     std::vector<int> seen(n * phases);
     int next = 0;
     simt::launch(record_order_kernel, 1, n, 0, seen.data(), &next, phases);
-    simt::config = before;
     for (int p = 0; p < phases; p++)
       REQUIRE(std::set<int>(seen.begin() + p * n, seen.begin() + (p + 1) * n).size() == n);
     return seen;
@@ -466,7 +462,7 @@ TEST_CASE("simt: static and dynamic shared memory are NaN when a block starts") 
 
 // Two arrays of 2048 floats are 16384 bytes.
 TEST_CASE("simt: static and dynamic shared memory share one limit") {
-  const simt::Config before = simt::config;
+  const KeepsSimtConfig restore;
   std::vector<int> nan(1);
   for (size_t limit : {shared_limit_consumer, shared_limit_sm_80, shared_limit_sm_90}) {
     simt::config.shared_limit = limit;
@@ -479,7 +475,6 @@ TEST_CASE("simt: static and dynamic shared memory share one limit") {
   simt::config.shared_limit = 10000;
   REQUIRE(contains(fault(shared_is_nan_kernel<2048>, 1, 1, 0, nan.data(), false),
                    "16384 bytes of static and 0 of dynamic"));
-  simt::config = before;
 }
 
 // CUDA's rule, as the launch on a GPU follows it.
@@ -494,6 +489,7 @@ TEST_CASE("simt: shared memory is asked for from 48 KiB in all") {
 }
 
 TEST_CASE("simt: dynamic shared memory is aligned and as large as asked for") {
+  const KeepsSimtConfig restore;
   const size_t limit = simt::config.shared_limit;
   REQUIRE(limit == 163 * 1024);
   REQUIRE(fault(write_shared_kernel, 1, 1, limit, int(limit) - 1) == "");
@@ -517,16 +513,20 @@ TEST_CASE("simt: stacks are deep, arguments are each thread's own") {
 }
 
 TEST_CASE("simt: what the GPU would refuse is refused") {
-  int* const none = nullptr;
-  REQUIRE(contains(fault(own_copy_kernel, 1, 1025, 0, none, 0), "block of (1025,1,1) threads, expected 1 to 1024"));
-  REQUIRE(contains(fault(own_copy_kernel, 1, dim3(32, 33), 0, none, 0), "block of (32,33,1)"));
-  REQUIRE(contains(fault(own_copy_kernel, 1, dim3(1, 1, 65), 0, none, 0), "at most 64 in z"));
-  REQUIRE(contains(fault(own_copy_kernel, 1, dim3(65536, 65536), 0, none, 0), "block of (65536,65536,1)"));
-  REQUIRE(contains(fault(own_copy_kernel, 1, 0, 0, none, 0), "block of (0,1,1)"));
-  REQUIRE(contains(fault(own_copy_kernel, 0, 1, 0, none, 0), "grid of (0,1,1) blocks"));
-  REQUIRE(contains(fault(own_copy_kernel, dim3(1, 65536), 1, 0, none, 0), "grid of (1,65536,1)"));
-  REQUIRE(contains(fault(own_copy_kernel, dim3(1, 1, 65536), 1, 0, none, 0), "grid of (1,1,65536)"));
-  REQUIRE(contains(fault(own_copy_kernel, dim3(0x80000000u), 1, 0, none, 0), "grid of (2147483648,1,1)"));
+  const struct {
+    dim3 grid, block;
+    const char* said;
+  } launches[] = {{1, 1025, "block of (1025,1,1) threads, expected 1 to 1024"},
+                  {1, dim3(32, 33), "block of (32,33,1)"},
+                  {1, dim3(1, 1, 65), "at most 64 in z"},
+                  {1, dim3(65536, 65536), "block of (65536,65536,1)"},
+                  {1, 0, "block of (0,1,1)"},
+                  {0, 1, "grid of (0,1,1) blocks"},
+                  {dim3(1, 65536), 1, "grid of (1,65536,1)"},
+                  {dim3(1, 1, 65536), 1, "grid of (1,1,65536)"},
+                  {dim3(0x80000000u), 1, "grid of (2147483648,1,1)"}};
+  for (const auto& [grid, block, said] : launches)
+    REQUIRE(says(fault(own_copy_kernel, grid, block, 0, static_cast<int*>(nullptr), 0), {said}));
   REQUIRE(contains(fault(launch_kernel, 1, 1, 0), "thread 0: simt: a launch while a kernel runs"));
   std::string said;
   simt::launch(launch_from_a_thread_kernel, 1, 1, 0, &said);
@@ -542,57 +542,45 @@ TEST_CASE("simt: faults name every waiting thread, and the next launch works") {
         if (out[t] != 255 - t) return false;
       return true;
     };
-    std::string said = fault(deadlock_kernel, 2, 96, 0);
-    INFO(said);
-    REQUIRE(contains(said, "simt: block (0,0,0): thread "));
-    REQUIRE(contains(said, "deadlock"));
-    REQUIRE(contains(said, "at a block barrier in " + here(first_wrong_line + 3) + ": threads 0-4, 6-39, 41-95"));
-    REQUIRE(
-        contains(said, "at a warp collective of lanes 0xffffffff in " + here(first_wrong_line + 2) + ": threads 5;"));
-    REQUIRE(contains(said, "; returned: threads 40"));
+    REQUIRE(says(fault(deadlock_kernel, 2, 96, 0),
+                 {"simt: block (0,0,0): thread ", "deadlock",
+                  "at a block barrier in " + here(first_wrong_line + 3) + ": threads 0-4, 6-39, 41-95",
+                  "at a warp collective of lanes 0xffffffff in " + here(first_wrong_line + 2) + ": threads 5;",
+                  "; returned: threads 40"}));
     REQUIRE(works());
-
-    said = fault(two_barriers_kernel, 1, 128, 0);
-    INFO(said);
-    REQUIRE(contains(said, "different barriers"));
-    REQUIRE(contains(said, here(first_wrong_line + 6)));
-    REQUIRE(contains(said, here(first_wrong_line + 7)));
+    REQUIRE(says(fault(two_barriers_kernel, 1, 128, 0),
+                 {"different barriers", here(first_wrong_line + 6), here(first_wrong_line + 7)}));
     REQUIRE(works());
 
     // Two calls of one function.
     int counts[2] = {};
     for (bool inlined : {false, true}) {
-      said = fault(helper_kernel, 1, 64, 0, counts, inlined, false);
-      INFO(said);
-      REQUIRE(contains(said, "different barriers"));
       const std::string barrier = "at a block barrier in " + here(first_wrong_line + (inlined ? 18 : 14));
-      REQUIRE(contains(said, barrier + ", called from " + here(first_wrong_line + (inlined ? 22 : 24))));
-      REQUIRE(contains(said, barrier + ", called from " + here(first_wrong_line + (inlined ? 23 : 25))));
+      REQUIRE(says(fault(helper_kernel, 1, 64, 0, counts, inlined, false),
+                   {"different barriers", barrier + ", called from " + here(first_wrong_line + (inlined ? 22 : 24)),
+                    barrier + ", called from " + here(first_wrong_line + (inlined ? 23 : 25))}));
     }
     REQUIRE(fault(helper_kernel, 1, 64, 0, counts, false, true) == "");
     REQUIRE(fault(one_line_kernel, 1, 64, 0, counts) == "");
     REQUIRE(works());
 
-    said = fault(masks_kernel, 1, 32, 0, full, 0xFFFF8000u);
-    INFO(said);
-    REQUIRE(contains(said, "meet with masks 0x"));
-    REQUIRE(contains(said, "at a warp collective of lanes 0xffffffff in " + here(first_wrong_line + 10)));
-    REQUIRE(contains(said, "at a warp collective of lanes 0xffff8000 in " + here(first_wrong_line + 10)));
-    REQUIRE(contains(fault(masks_kernel, 1, 32, 0, 0x0000FFFFu, 0x0000FFFFu), "is not in its own mask 0x0000ffff"));
-    REQUIRE(fault(masks_kernel, 1, 32, 0, full, full) == "");
-    REQUIRE(fault(masks_kernel, 1, 32, 0, 0x0000FFFFu, 0xFFFF0000u) == "");
-    REQUIRE(fault(masks_kernel, 1, 32, 0, full, 0xFFFF0000u) == "");  // the upper half returns, the lower goes on
-    REQUIRE(contains(fault(ring_kernel, 1, 3, 0), "deadlock; at a warp collective of lanes 0x0000000"));
-    REQUIRE(contains(fault(two_collectives_kernel, 1, 32, 0), "different collectives"));
+    REQUIRE(says(fault(masks_kernel, 1, 32, 0, full, 0xFFFF8000u),
+                 {"meet with masks 0x", "at a warp collective of lanes 0xffffffff in " + here(first_wrong_line + 10),
+                  "at a warp collective of lanes 0xffff8000 in " + here(first_wrong_line + 10)}));
+    REQUIRE(says(fault(masks_kernel, 1, 32, 0, 0x0000FFFFu, 0x0000FFFFu), {"is not in its own mask 0x0000ffff"}));
+    for (const auto& [low, high] : {std::pair(full, full),
+                                    {0x0000FFFFu, 0xFFFF0000u},
+                                    {full, 0xFFFF0000u}})  // the upper half returns, the lower goes on
+      REQUIRE(fault(masks_kernel, 1, 32, 0, low, high) == "");
+    REQUIRE(says(fault(ring_kernel, 1, 3, 0), {"deadlock; at a warp collective of lanes 0x0000000"}));
+    REQUIRE(says(fault(two_collectives_kernel, 1, 32, 0), {"different collectives"}));
     REQUIRE(works());
   });
 }
 
 TEST_CASE("simt: many waiting threads are told in a few ranges") {
   const std::string said = fault(odd_lanes_kernel, 1, 1024, 0);
-  INFO(said);
-  REQUIRE(contains(said, "at a block barrier"));
-  REQUIRE(contains(said, ": threads 0, 2, 4, 6, 8, 10, 12, 14, ... (512 in all)"));
+  REQUIRE(says(said, {"at a block barrier", ": threads 0, 2, 4, 6, 8, 10, 12, 14, ... (512 in all)"}));
   REQUIRE(said.size() < 400);
 }
 
@@ -643,26 +631,28 @@ TEST_CASE("simt: order, seed and limit come from the environment, and nonsense i
     for (int c; (c = fgetc(p)) != EOF;) said += char(c);
     return std::pair(pclose(p) == 0, said);
   };
-  const auto accepted = [&](const char* environment, const char* expected) {
+  const struct {
+    const char* environment;
+    bool accepted;
+    const char* expected;
+  } cases[] = {{"SIMT_ORDER=forward SIMT_SEED=0", true, "order 0 seed 0 shared 166912\n"},
+               {"SIMT_ORDER=reverse", true, "order 1 seed "},
+               {"SIMT_ORDER=random SIMT_SEED=18446744073709551615", true, "order 2 seed 18446744073709551615 shared"},
+               {"SIMT_ORDER=priority SIMT_SEED=7", true, "order 3 seed 7 shared"},
+               {"SIMT_SHARED=consumer", true, "shared 101376\n"},
+               {"SIMT_SHARED=sm_80", true, "shared 166912\n"},
+               {"SIMT_SHARED=sm_90", true, "shared 232448\n"},
+               {"SIMT_SHARED=large", false, "SIMT_SHARED=large, expected consumer, sm_80 or sm_90\n"},
+               {"SIMT_ORDER=sideways", false, "SIMT_ORDER=sideways, expected forward, reverse, random or priority\n"},
+               {"SIMT_ORDER=", false, "SIMT_ORDER=, expected"},
+               {"SIMT_SEED=", false, "expected an integer from 0 to 2^64-1\n"},
+               {"SIMT_SEED=-1", false, "expected an integer from 0 to 2^64-1\n"},
+               {"SIMT_SEED=1x", false, "expected an integer from 0 to 2^64-1\n"},
+               {"SIMT_SEED=18446744073709551616", false, "expected an integer from 0 to 2^64-1\n"}};
+  for (const auto& [environment, accepted, expected] : cases) {
+    INFO(environment);
     const auto [ok, said] = run(environment);
-    INFO(environment << ": " << said);
-    return ok && contains(said, expected);
-  };
-  const auto refused = [&](const char* environment, const char* expected) {
-    const auto [ok, said] = run(environment);
-    INFO(environment << ": " << said);
-    return !ok && contains(said, expected);
-  };
-  REQUIRE(accepted("SIMT_ORDER=forward SIMT_SEED=0", "order 0 seed 0 shared 166912\n"));
-  REQUIRE(accepted("SIMT_ORDER=reverse", "order 1 seed "));
-  REQUIRE(accepted("SIMT_ORDER=random SIMT_SEED=18446744073709551615", "order 2 seed 18446744073709551615 shared"));
-  REQUIRE(accepted("SIMT_ORDER=priority SIMT_SEED=7", "order 3 seed 7 shared"));
-  REQUIRE(accepted("SIMT_SHARED=consumer", "shared 101376\n"));
-  REQUIRE(accepted("SIMT_SHARED=sm_80", "shared 166912\n"));
-  REQUIRE(accepted("SIMT_SHARED=sm_90", "shared 232448\n"));
-  REQUIRE(refused("SIMT_SHARED=large", "SIMT_SHARED=large, expected consumer, sm_80 or sm_90\n"));
-  REQUIRE(refused("SIMT_ORDER=sideways", "SIMT_ORDER=sideways, expected forward, reverse, random or priority\n"));
-  REQUIRE(refused("SIMT_ORDER=", "SIMT_ORDER=, expected"));
-  for (const char* seed : {"SIMT_SEED=", "SIMT_SEED=-1", "SIMT_SEED=1x", "SIMT_SEED=18446744073709551616"})
-    REQUIRE(refused(seed, "expected an integer from 0 to 2^64-1\n"));
+    REQUIRE(ok == accepted);
+    REQUIRE(says(said, {expected}));
+  }
 }
