@@ -28,8 +28,8 @@ inline AttentionShape sigmoid(AttentionShape s, float bias) {
 enum class Kind { none, sink, kv_bias };
 
 inline std::string describe(const AttentionShape& s, Kind kind) {
-  return format("B %zu T %zu H %zu KVH %zu D %zu window %zu sigmoid %d sink %d, strides %zu %zu %zu", s.B, s.T, s.H,
-                s.KVH, s.D, s.window, int(s.sigmoid()), int(kind), s.q_step(), s.kv_step(), s.o_step());
+  return format("B %zu T %zu H %zu KVH %zu D %zu window %zu sigmoid %d sink %d", s.B, s.T, s.H, s.KVH, s.D, s.window,
+                int(s.sigmoid()), int(kind));
 }
 
 // Packed arrays, of numbers that S can store.
@@ -47,7 +47,7 @@ struct InputsOf {
   InputsOf(const AttentionShape& s, float scale, Kind kind = Kind::none) : s(s), kind(kind), scale(scale) {}
 };
 
-// The reference beside what the program runs. Where the shape says so, heads lie in wider rows, from element `at` on.
+// The reference beside what the program runs.
 template <class S>
 struct AttentionTrial : Trial {
   const InputsOf<S> x;
@@ -58,12 +58,7 @@ struct AttentionTrial : Trial {
   const Array<float> logit = in(x.logit), key = in(x.key), value = in(x.value), lse = out(stat_size(s)),
                      sink_p = of_sink(), sink_ds = of_sink();
 
-  AttentionTrial(const InputsOf<S>& x, size_t at, Nan nan) : Trial(nan), x(x) {
-    const size_t rows = s.B * s.T;
-    widen<S>({q, dq}, rows, s.q_stride, at);
-    widen<S>({k, v, dk, dv}, rows, s.kv_stride, at);
-    widen<S>({o, dout}, rows, s.o_stride, at);
-  }
+  AttentionTrial(const InputsOf<S>& x, Nan nan) : Trial(nan), x(x) {}
   // The extra position, as it is where the arrays are.
   Sink sink() const {
     if (kind == Kind::none) return {};

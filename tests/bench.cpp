@@ -480,10 +480,10 @@ void bench_operations(Context& ctx, double bandwidth) {
   row("preaffine backward", 4 * f, [&] {
     rmsnorm_backward({.dx = dx, .dw = dw, .dpre = db, .mean = mean}, y, back, {w, b}, r, N, C, ctx);
   });
-  row("layernorm forward", 2 * f, [&] { layernorm_forward(y, mean, r, x, w, b, N, C, 1e-5f, ctx); });
+  row("layernorm forward", 2 * f, [&] { layernorm_forward({y, mean, r}, {x}, w, b, N, C, 1e-5f, ctx); });
   row("layernorm backward", 4 * f,
       [&] { layernorm_backward({.dx = dx, .dw = dw, .db = db}, y, back, w, mean, r, N, C, ctx); });
-  row("dyt forward", 2 * f, [&] { dyt_forward(y, x, alpha, w, b, N, C, ctx); });
+  row("dyt forward", 2 * f, [&] { dyt_forward({y}, {x}, alpha, w, b, N, C, ctx); });
   row("dyt backward", 4 * f, [&] {
     dyt_backward({dx, nullptr, dalpha, dw, db, row_sums}, y, back, alpha, w, N, C, ctx);
   });
@@ -496,7 +496,7 @@ void bench_operations(Context& ctx, double bandwidth) {
       [&] { gated_norm_forward(y, r, low, dx, joined, weights, gated_norm, ctx); });
   row("gated norm backward, rank 16", 6 * f,
       [&] { gated_norm_backward(dx, nullptr, gradients, y, back, low, r, weights, gated_norm, ctx); });
-  row("residual add alone", 3 * f, [&] { residual_forward(dx, x, z, N, C, ctx); });
+  row("residual add alone", 3 * f, [&] { residual_forward(dx, {x, z}, N, C, ctx); });
   const GateOp op;
   row("gate forward, elementwise", 3 * f, [&] { gate_forward(y, x, z, N, C, 1, op, ctx); });
   row("gate backward, elementwise", 5 * f, [&] { gate_backward(dx, dz, y, x, z, N, C, 1, op, ctx); });
@@ -551,8 +551,8 @@ void bench_operations(Context& ctx, double bandwidth) {
   TokenGroups groups(N, tokens_wide, ctx);
   groups.build(ids.data(), N, ctx);
   Numbers<float> table = filled(tokens_wide * C, 17);
-  row("embedding forward", wide + f, [&] { embedding_forward(y, device_ids, table, N, C, tokens_wide, ctx); });
-  row("embedding backward", 2 * wide + f, [&] { embedding_backward(table, x, groups, C, ctx); });
+  row("embedding forward", wide + f, [&] { embedding_forward(y, device_ids, table, {}, N, C, tokens_wide, ctx); });
+  row("embedding backward", 2 * wide + f, [&] { embedding_backward(table, x, groups, nullptr, C, ctx); });
   Numbers<float> logits = filled(n, 3);
   const auto cross_entropy_of = [&](size_t rows, size_t V) {
     cross_entropy(r, z, logits, device_ids, 1e-3f, rows, V, ctx);

@@ -17,7 +17,7 @@ AttentionShape divided(AttentionShape s, size_t score_dim) {
 using Inputs = InputsOf<float>;
 
 struct Attended : AttentionTrial<float> {
-  explicit Attended(const Inputs& in, Nan nan = Nan::refused, size_t at = 0) : AttentionTrial(in, at, nan) {
+  explicit Attended(const Inputs& in, Nan nan = Nan::refused) : AttentionTrial(in, nan) {
     reference([&] { call(attention_forward_ref<float>, attention_backward_ref<float>); });
   }
   void run(Context& ctx) const {
@@ -121,8 +121,8 @@ TEST_CASE("attention: plain attention has the same bits from every reference and
     });
     require_same(general, t.attention());
     t.Trial::on_every_device([&](Context& ctx) {
-      attention_forward(t.o, t.lse, t.q, t.k, t.v, t.s, ctx);
-      attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.o, t.lse, t.s, ctx);
+      attention_forward(t.o, t.lse, t.q, t.k, t.v, t.s, {}, ctx);
+      attention_backward(t.dq, t.dk, t.dv, nullptr, nullptr, t.dout, t.q, t.k, t.v, t.o, t.lse, t.s, {}, ctx);
     });
   }
 }
@@ -152,38 +152,6 @@ TEST_CASE("attention: the CPU twin and the kernels equal the reference bit for b
   for (const auto& [s, scale, kind] : cases) {
     INFO(describe(s, kind));
     Attended(Inputs(s, scale, kind)).on_every_device();
-  }
-}
-
-TEST_CASE("attention: heads inside wider rows give the bits of packed ones, and nothing between them is touched",
-          "[bitwise]") {
-  struct Strides {
-    size_t q, kv, o;  // more than packed
-    size_t at;        // of q, k and v in their rows
-  };
-  const struct {
-    AttentionShape s;
-    Strides wider;
-    Kind kind;
-  } cases[] = {{{2, 66, 4, 2, 16}, {64, 96, 0, 0}, Kind::kv_bias},  // rows begin on 16 bytes
-               {{1, 70, 2, 1, 8}, {3, 5, 1, 1}, Kind::sink},        // and where they do not
-               {{1, 70, 2, 1, 8}, {3, 3, 3, 1}, Kind::none},
-               {windowed({1, 130, 3, 3, 8}, 20), {2, 0, 8, 0}, Kind::none},
-               {sigmoid({2, 65, 1, 1, 12}, -1), {0, 12, 4, 4}, Kind::none}};
-  for (const auto& [packed, wider, kind] : cases) {
-    AttentionShape s = packed;
-    s.q_stride = packed.q_step() + wider.q + wider.at;
-    s.kv_stride = packed.kv_step() + wider.kv + wider.at;
-    s.o_stride = packed.o_step() + wider.o + wider.at;
-    INFO(describe(s, kind));
-    const Attended expected(Inputs(packed, plain, kind));
-    Attended t(Inputs(s, plain, kind), Nan::refused, wider.at);
-    require_same(expected.attention(), t.attention());
-    if (kind != Kind::none) {
-      REQUIRE_BITWISE(expected.sink_p.values(), t.sink_p.values());
-      REQUIRE_BITWISE(expected.sink_ds.values(), t.sink_ds.values());
-    }
-    t.on_every_device();
   }
 }
 

@@ -1,5 +1,5 @@
 // attention_bf16: the reference against attention in double; the CPU's code and the kernels against the reference, bit
-// for bit; and what windows, sigmoid scores, sinks and strides promise.
+// for bit; and what windows, sigmoid scores and sinks promise.
 #include "kernels/bf16/attention_bf16.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using Inputs = InputsOf<bf16>;
 
 struct Attended : AttentionTrial<bf16> {
   explicit Attended(const Inputs& in, MmaArithmetic arithmetic = usual_mma(), Nan nan = Nan::refused)
-      : AttentionTrial(in, 0, nan), arithmetic(arithmetic) {
+      : AttentionTrial(in, nan), arithmetic(arithmetic) {
     reference([&] {
       call([&](const auto&... x) { attention_bf16_forward_ref(x..., arithmetic); },
            [&](const auto&... x) { attention_bf16_backward_ref(x..., arithmetic); });

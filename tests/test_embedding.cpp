@@ -132,9 +132,9 @@ static void require_embedding_bits(size_t B, size_t T, size_t C, size_t V, bool 
     groups.build(other_ids.data(), N, ctx);  // lists of a batch before
     groups.build(ids.data(), N, ctx);
     embedding_forward(h, gids.data(), weight, {scale, positions, T}, N, C, V, ctx);
-    if (neither) embedding_forward(plain_h, gids.data(), weight, N, C, V, ctx);
+    if (neither) embedding_forward(plain_h, gids.data(), weight, {}, N, C, V, ctx);
     embedding_backward(dweight, dh, groups, scale, C, ctx);
-    if (!with_scale) embedding_backward(plain_dweight, dh, groups, C, ctx);
+    if (!with_scale) embedding_backward(plain_dweight, dh, groups, nullptr, C, ctx);
     const size_t scratch = gpu ? embedding_backward_scratch(N, C) : 0;
     REQUIRE(ctx.most_scratch_used() == scratch);
 
@@ -176,7 +176,7 @@ TEST_CASE("embedding: an id with many tokens is summed in pieces of 1024", "[bit
     t.on_every_device([&](Context& ctx) {
       TokenGroups groups(N + 4000, V, ctx);
       groups.build(ids.data(), N, ctx);
-      embedding_backward(dweight, dh, groups, C, ctx);
+      embedding_backward(dweight, dh, groups, nullptr, C, ctx);
       if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == embedding_backward_scratch(N, C));
     });
   }
@@ -202,7 +202,7 @@ TEST_CASE("embedding: the lists of the batch before are not read", "[bitwise]") 
       TokenGroups groups(N, V, ctx);
       groups.build(many.data(), N, ctx);
       groups.build(ids.data(), ids.size(), ctx);
-      embedding_backward(dweight, dh, groups, C, ctx);
+      embedding_backward(dweight, dh, groups, nullptr, C, ctx);
     });
   }
 }
@@ -267,8 +267,8 @@ TEST_CASE("embedding: an id without a row gives NaN and reads nothing", "[bitwis
   const auto in_bf16 = t.sum<bf16>(std::vector<float>(20, 0.0f), expected);
   t.on_every_device([&](Context& ctx) {
     const Buffer<int> gids(ctx.device, ids);
-    embedding_forward(in_floats, gids.data(), weight, 5, 4, 2, ctx);
-    embedding_forward(in_bf16, gids.data(), weight, 5, 4, 2, ctx);
+    embedding_forward(in_floats, gids.data(), weight, {}, 5, 4, 2, ctx);
+    embedding_forward(in_bf16, gids.data(), weight, {}, 5, 4, 2, ctx);
     Guarded sums(ctx, 5), dscale(ctx, std::vector<float>{0.0f}), dh(ctx, std::vector<float>(20, 1.0f));
     embedding_scale_backward(dscale, sums, dh, gids.data(), weight, 5, 4, 2, ctx);
     REQUIRE(std::isnan(dscale.download()[0]));

@@ -178,7 +178,7 @@ TEST_CASE("residual: a plain join is an addition, to the bit", "[bitwise]") {
                                     {.x = sum.ref, .branch = branch.ref}, N, C);
   REQUIRE_BITWISE(dx, dx_joined);
   REQUIRE_BITWISE(dbranch, dbranch_joined);
-  t.on_every_device([&](Context& ctx) { residual_forward(sum, x, branch, N, C, ctx); });
+  t.on_every_device([&](Context& ctx) { residual_forward(sum, {x, branch}, N, C, ctx); });
 }
 
 // In bf16 the reference is given what is stored: inputs, and in the backward the sum, and the bound of the sum too.

@@ -45,7 +45,7 @@ static void require_sinks_bits(size_t B, size_t T, size_t H, size_t D, size_t sc
   s.score_dim = score_dim;
   const size_t stats = B * H * T;
   Trial t;
-  const auto q = t.random<S>(B * T * s.q_step(), 1, 2.0f), dout = t.random<S>(B * T * s.o_step(), 2);
+  const auto q = t.random<S>(B * T * s.q_step(), 1, 2.0f), dout = t.random<S>(B * T * s.q_step(), 2);
   const auto p = t.random(stats, 3), ds = t.random(stats, 4), key = t.random(H * D, 5, 2.0f), logit = t.out(stats),
              dkey = t.sum(H * D, 6), dvalue = t.sum(H * D, 7), dsink = t.sum(H, 8);
   kv_bias_logits_ref(logit.ref, q.ref, key.ref, s);
