@@ -1,8 +1,7 @@
 // refusal: what a call refuses with.
 #pragma once
-#include <string>
-
 #include "core/check.h"
+#include "tests/contents.h"
 
 namespace gated {
 
@@ -16,6 +15,9 @@ std::string refusal(Call call) {
   }
   return "";
 }
+
+// The call is refused in one line that holds these parts.
+#define CHECK_REFUSED(call, ...) CHECK(one_line(::gated::refusal([&] { (void)(call); }), {__VA_ARGS__}))
 
 // What both refuse with, each under its own name: "name: what is wrong". The message of the first; "" where one of them ends
 // well or they say different things.

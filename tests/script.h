@@ -6,11 +6,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <string>
+#include <map>
+#include <set>
 
 #include "core/check.h"
-#include "tests/catch.h"
 #include "tests/contents.h"
 
 namespace gated {
@@ -22,6 +21,13 @@ struct Said {
   std::string text;
 };
 
+// What was said, of what ended so.
+inline Said ended(Said said, int exit_code = 0) {
+  INFO(said.text);
+  REQUIRE(said.exit_code == exit_code);
+  return said;
+}
+
 // A folder of its own for each test case, in which commands run; {repo} in a command is this repository.
 struct Folder {
   fs::path path = fs::temp_directory_path() / ("scripts." + std::to_string(getpid()));
@@ -32,13 +38,20 @@ struct Folder {
   ~Folder() { fs::remove_all(path); }
   std::string operator/(const std::string& name) const { return (path / name).string(); }
 
-  void write(const std::string& name, const std::string& text) const {
+  // The path of what is written.
+  std::string write(const std::string& name, const std::string& text) const {
     fs::create_directories((path / name).parent_path());
     std::ofstream(path / name, std::ios::binary) << text;
+    return *this / name;
   }
   void program(const std::string& name, const std::string& lines) const {
     write(name, "#!/bin/sh\n" + lines + "\n");
     fs::permissions(path / name, fs::perms::owner_all);
+  }
+  std::set<std::string> names() const {
+    std::set<std::string> all;
+    for (const auto& entry : fs::directory_iterator(path)) all.insert(entry.path().filename().string());
+    return all;
   }
   std::string read(const std::string& name) const { return contents(path / name); }
   Said run(std::string command) const {
@@ -50,21 +63,29 @@ struct Folder {
     said.exit_code = WEXITSTATUS(pclose(p));
     return said;
   }
+  // What a command says that ends well.
+  std::string done(const std::string& command) const { return ended(run(command)).text; }
+  // The same of a script of Python, which may import what stands in scripts/.
+  std::string python(const std::string& lines, const std::string& interpreter = "python3") const {
+    write("check.py", lines);
+    return done("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts " + interpreter + " check.py");
+  }
 };
 
 inline bool answers(const std::string& command) {
   return std::system((command + " >/dev/null 2>&1").c_str()) == 0;
 }
 
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+// Leaves a test case whose tool is not there.
+#define NEEDS(command, tool, looks_at)                        \
+  if (!answers(command)) {                                    \
+    WARN("no " tool " here: " looks_at " was not looked at"); \
+    return;                                                   \
+  }
 
-inline size_t count(const std::string& text, const std::string& part) {
-  size_t n = 0;
-  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) n++;
-  return n;
-}
+// The model of tests that run the program: a run of a second or two.
+const std::string small_run_flags =
+    "--device=cpu --layers=1 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 --ffn-hidden=48 --batch=4 ";
 
 // The last line that is said is "error: ...", and names the thing.
 inline void require_refused(const Said& said, const std::string& named) {

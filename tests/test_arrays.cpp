@@ -393,6 +393,6 @@ TEST_CASE("arrays: the file holds what was measured, and takes the place of an o
   const auto unsaved = [&](const fs::path& folder) {
     return refusal([&] { save_arrays(folder.string(), arrays, 70, 1.25, run); });
   };
-  REQUIRE(unsaved(folder).find("not a regular file") != std::string::npos);
-  REQUIRE(unsaved(folder / "missing").find("missing/measures.safetensors") != std::string::npos);
+  REQUIRE(contains(unsaved(folder), "not a regular file"));
+  REQUIRE(contains(unsaved(folder / "missing"), "missing/measures.safetensors"));
 }

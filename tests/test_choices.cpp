@@ -205,8 +205,7 @@ TEST_CASE("choices: --evaluate --choices asks a run, and what it cannot ask is s
       " --device=cpu --data=bigram-backcopy --layers=1 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 "
       "--ffn-hidden=48 --context=16 --val-batches=2 ";
   const auto choices_said = [](const Said& said) {
-    INFO(said.text);
-    REQUIRE(said.exit_code == 0);
+    ended(said);
     const size_t at = said.text.find("\nchoices    ");
     REQUIRE(at != said.text.npos);
     return said.text.substr(at, said.text.find("%\n", at) - at);
@@ -229,9 +228,7 @@ TEST_CASE("choices: transformers gives the same answers", "[choices]") {
     WARN("no python3 with torch and transformers here: scripts/compare_choices.py was not looked at");
     return;
   }
-  const Said said = Folder().run("{repo}/scripts/compare_choices.py --questions=100");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const Said said = ended(Folder().run("{repo}/scripts/compare_choices.py --questions=100"));
   REQUIRE(contains(said.text, "100 questions, right by mean and by sum: ./train "));
 }
 

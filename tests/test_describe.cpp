@@ -4,7 +4,7 @@
 #include <map>
 
 #include "layers/model.h"
-#include "tests/catch.h"
+#include "tests/contents.h"
 #include "tests/small_models.h"
 #include "training/flags/match_params.h"
 #include "training/memory.h"
@@ -95,8 +95,8 @@ TEST_CASE("describe: what is printed adds up, for every variant", "[describe]") 
     config.model = small_model(flags);
     const std::string text = describe(config);
     Model model(config.model);
-    REQUIRE(text.find(with_commas(model.weights.total()) + "\n") != std::string::npos);
-    for (const Parameter& p : model.weights.list()) REQUIRE(text.find(p.name + " ") != std::string::npos);
+    REQUIRE(contains(text, with_commas(model.weights.total()) + "\n"));
+    for (const Parameter& p : model.weights.list()) REQUIRE(contains(text, p.name + " "));
     // The memory it names is what a model that runs has taken.
     Context cpu(Device::cpu);
     Model real(config.model, config.batch, config.model.context, 1, cpu);
@@ -104,7 +104,7 @@ TEST_CASE("describe: what is printed adds up, for every variant", "[describe]") 
     REQUIRE(memory.weights == real.weights.values.size() * sizeof(float));
     REQUIRE(memory.gradients == real.weights.grads.size() * sizeof(float));
     REQUIRE(memory.activations + memory.between == real.allocated_bytes());
-    REQUIRE(text.find(format("total              %12.1f\n", double(memory.total()) / 1048576.0)) != std::string::npos);
+    REQUIRE(contains(text, format("total              %12.1f\n", double(memory.total()) / 1048576.0)));
   }
 }
 
@@ -123,7 +123,7 @@ TEST_CASE("describe: which weights decay, the sums of the parts, FLOPs and memor
       const std::string line = text.substr(at, text.find('\n', at) - at);
       INFO(line);
       REQUIRE(line.ends_with("  decays") == (p.shape.size() == 2));  // matrices
-      REQUIRE(line.find(" " + with_commas(p.size) + " ") != std::string::npos);
+      REQUIRE(contains(line, " " + with_commas(p.size) + " "));
       // The third word of model.layers.3.mlp..., or the first two of any other.
       const bool in_layer = p.name.starts_with("model.layers.");
       const size_t begin = in_layer ? p.name.find('.', 13) + 1 : 0;
@@ -132,12 +132,12 @@ TEST_CASE("describe: which weights decay, the sums of the parts, FLOPs and memor
     }
     size_t total = 0;
     for (const auto& [part, size] : parts) {
-      REQUIRE(text.find(format("  %-58s %31s\n", part.c_str(), with_commas(size).c_str())) != std::string::npos);
+      REQUIRE(contains(text, format("  %-58s %31s\n", part.c_str(), with_commas(size).c_str())));
       total += size;
     }
-    REQUIRE(text.find(format("  %-58s %31s\n", "total", with_commas(total).c_str())) != std::string::npos);
+    REQUIRE(contains(text, format("  %-58s %31s\n", "total", with_commas(total).c_str())));
 
-    REQUIRE(text.find("for 5 sequences of 20 tokens (100 tokens)") != std::string::npos);
+    REQUIRE(contains(text, "for 5 sequences of 20 tokens (100 tokens)"));
     // Of a layer: q, o and the gate 128*128, k and v 64*128, the FFN 3*128*384; nine GatedNorms of 2*16*128; the output
     // matrix.
     const size_t products = 4 * (3 * 128 * 128 + 2 * 64 * 128 + 3 * 128 * 384) + 9 * 2 * 16 * 128 + 256 * 128;
@@ -153,7 +153,7 @@ TEST_CASE("describe: which weights decay, the sums of the parts, FLOPs and memor
                                {"activations", memory.activations},
                                {"scratch", memory.scratch},
                                {"total", memory.total()}})
-      REQUIRE(numbers.find(format("%-18s %12.1f\n", name, double(bytes) / 1048576.0)) != std::string::npos);
+      REQUIRE(contains(numbers, format("%-18s %12.1f\n", name, double(bytes) / 1048576.0)));
   }
 }
 
@@ -172,8 +172,8 @@ TEST_CASE("describe: activations with each value of --recompute, and which are c
     const size_t bytes = training_memory(config.model, config.batch, 64, 1, Device::cpu).activations;
     if (line.empty()) line = line_of(text, "activations, MiB, with --recompute");
     REQUIRE(line_of(text, "activations, MiB, with --recompute") == line);
-    REQUIRE((line + ",").find(format(" %s %.1f,", name, double(bytes) / 1048576.0)) != std::string::npos);
-    REQUIRE(text.find(format("activations        %12.1f\n", double(bytes) / 1048576.0)) != std::string::npos);
+    REQUIRE(contains((line + ","), format(" %s %.1f,", name, double(bytes) / 1048576.0)));
+    REQUIRE(contains(text, format("activations        %12.1f\n", double(bytes) / 1048576.0)));
     REQUIRE(line_of(text, "FLOPs a token") == line_of(described(""), "FLOPs a token"));
     REQUIRE(line_of(text, "  mlp: activation ").ends_with(" cheap"));
     REQUIRE(!line_of(text, "  mlp: up ").ends_with(" cheap"));

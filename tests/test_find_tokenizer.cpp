@@ -43,9 +43,7 @@ Tokenizer tokenizer_and_data(const Folder& f, const char* kind = "gpt2") {
 TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the tokenizer", "[tokenizer]") {
   const Folder f;
   const Tokenizer t = tokenizer_and_data(f);
-  const Said numbers = said_by_train(f, "--data=d.bin --out=plain");
-  INFO(numbers.text);
-  REQUIRE(numbers.exit_code == 0);
+  const Said numbers = ended(said_by_train(f, "--data=d.bin --out=plain"));
   const auto sample = [](const std::string& said) {
     const size_t at = said.find('\n', said.find("\nsample") + 1) + 1;
     return said.substr(at, said.find("\nfingerprint", at) - at);
@@ -59,22 +57,19 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
   REQUIRE(!fs::exists(f / "plain/tokenizer.json"));
   REQUIRE(f.read("named/tokenizer.json") == f.read("t/tokenizer.json"));
   // It comes along.
-  const Said on = f.run("{repo}/train --from=named --data=d.bin --steps=1 --sample-tokens=20 --temperature=0");
-  INFO(on.text);
-  REQUIRE(on.exit_code == 0);
-  REQUIRE(contains(sample(on.text), "e"));
+  const std::string on = f.done("{repo}/train --from=named --data=d.bin --steps=1 --sample-tokens=20 --temperature=0");
+  REQUIRE(contains(sample(on), "e"));
 
   // One beside the model that is of no use stands in nobody's way.
   auto unknown = nlohmann::json::parse(f.read("t/tokenizer.json"));
   unknown["model"]["type"] = "Unigram";
   f.write("named/tokenizer.json", unknown.dump());
   const std::string again = "{repo}/train --from=named --data=d.bin --steps=1 --sample-tokens=4 --temperature=0";
-  const Said noted = f.run(again);
-  INFO(noted.text);
-  REQUIRE(noted.exit_code == 0);
-  REQUIRE(contains(noted.text, "note: no text without a tokenizer: named/tokenizer.json: \"model\" is of type"));
-  REQUIRE(sample(noted.text).find_first_not_of("0123456789 ") == std::string::npos);
-  require_refused(f.run(again + " --tokenizer=named"), "error: --tokenizer=named: named/tokenizer.json: \"model\" is of type \"Unigram\"");
+  const std::string noted = f.done(again);
+  REQUIRE(contains(noted, "note: no text without a tokenizer: named/tokenizer.json: \"model\" is of type"));
+  REQUIRE(sample(noted).find_first_not_of("0123456789 ") == std::string::npos);
+  require_refused(f.run(again + " --tokenizer=named"),
+                  "error: --tokenizer=named: named/tokenizer.json: \"model\" is of type \"Unigram\"");
   REQUIRE(!contains(f.run("{repo}/train --from=named --data=d.bin --evaluate --val-batches=1").text, "note: "));
 
   // One beside a run's folder is none of the run.
@@ -83,8 +78,10 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
 
   require_refused(said_by_train(f, "--data=bigram-backcopy --tokenizer=t"),
                   "t: has 360 tokens, but the model has 64: name the tokenizer of its data, or set --vocab");
-  require_refused(said_by_train(f, "--data=d.bin --tokenizer=d.bin"), "--tokenizer=d.bin: it has a NUL byte, expected JSON");
-  require_refused(said_by_train(f, "--data=d.bin --tokenizer=nowhere"), "--tokenizer=nowhere: cannot open: No such file");
+  require_refused(said_by_train(f, "--data=d.bin --tokenizer=d.bin"),
+                  "--tokenizer=d.bin: it has a NUL byte, expected JSON");
+  require_refused(said_by_train(f, "--data=d.bin --tokenizer=nowhere"),
+                  "--tokenizer=nowhere: cannot open: No such file");
 }
 
 TEST_CASE("find_tokenizer: --generate reads a prompt of text and writes text", "[tokenizer]") {
@@ -93,10 +90,8 @@ TEST_CASE("find_tokenizer: --generate reads a prompt of text and writes text", "
   REQUIRE(said_by_train(f, "--data=d.bin --tokenizer=t --out=run").exit_code == 0);
   const std::string generate = "{repo}/train --device=cpu --generate --tokens=12 --temperature=0 --out=run ";
   const auto text = [&](const std::string& flags) {
-    const Said said = f.run(generate + flags + " 2>/dev/null");
-    INFO(said.text);
-    REQUIRE(said.exit_code == 0);
-    return said.text;
+    const std::string said = f.done(generate + flags + " 2>/dev/null");
+    return said;
   };
   // The same tokens as numbers: a beginning of text stands before them.
   const std::string prompt = "The model, größer";
@@ -131,9 +126,7 @@ TEST_CASE("find_tokenizer: the file goes with a model that is exported", "[token
   const Folder f;
   tokenizer_and_data(f);
   REQUIRE(said_by_train(f, "--data=d.bin --tokenizer=t --out=run").exit_code == 0);
-  const Said said = f.run("{repo}/train --from=run --export=model");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const std::string said = f.done("{repo}/train --from=run --export=model");
   REQUIRE(f.read("model/tokenizer.json") == f.read("t/tokenizer.json"));
   REQUIRE(f.run("{repo}/train --generate --from=model --tokens=3 --prompt=The 2>/dev/null").text.starts_with("The"));
 
@@ -147,11 +140,8 @@ TEST_CASE("find_tokenizer: the file goes with a model that is exported", "[token
   fs::copy_file(f / "broken.json", f / "run/tokenizer.json", fs::copy_options::overwrite_existing);
   for (const char* command :
        {"--from=run --export=second", "--from=run --data=d.bin --steps=1 --warmup=1 --sample-tokens=0 --out=third"}) {
-    const Said without = f.run(std::string("{repo}/train --val-batches=1 ") + command);
-    INFO(without.text);
-    REQUIRE(without.exit_code == 0);
-    REQUIRE(
-        contains(without.text, "note: the tokenizer does not go along: run/tokenizer.json: it is not valid JSON"));
+    const std::string without = f.done(std::string("{repo}/train --val-batches=1 ") + command);
+    REQUIRE(contains(without, "note: the tokenizer does not go along: run/tokenizer.json: it is not valid JSON"));
   }
   for (const char* folder : {"second", "third"}) REQUIRE(!fs::exists(f.path / folder / "tokenizer.json"));
 }

@@ -26,29 +26,22 @@ std::string after(const std::string& text, const std::string& label) {
 
 TEST_CASE("from: a run's flags and weights are another run's start, and flags beside it change it", "[from]") {
   const Folder f;
-  const Said first = f.run(small + "--norm=gated --attn=g1 --out=first");
-  INFO(first.text);
-  REQUIRE(first.exit_code == 0);
+  const Said first = ended(f.run(small + "--norm=gated --attn=g1 --out=first"));
   const std::string loss = after(first.text, "validation loss ");
 
   // The same data, the same weights: the same loss, on every device, from the folder and from the file.
   for (const char* from :
        {"--from=first", "--from=first --device=emulated", "--from=first/step_00000006.safetensors"}) {
-    const Said said = f.run("{repo}/train --evaluate --val-batches=2 " + std::string(from));
-    INFO(said.text);
-    REQUIRE(said.exit_code == 0);
-    REQUIRE(after(said.text, "validation loss ") == loss);
-    REQUIRE(contains(said.text, "gated: mean"));  // it is the model of --attn=g1
+    const std::string said = f.done("{repo}/train --evaluate --val-batches=2 " + std::string(from));
+    REQUIRE(after(said, "validation loss ") == loss);
+    REQUIRE(contains(said, "gated: mean"));  // it is the model of --attn=g1
   }
   REQUIRE(f.run("ls").text == "first\n");
 
   // Trained on: from step 1, with those weights. A resumed run needs them no more.
-  const Said second = f.run("{repo}/train --from=first --lr=1e-30 --min-lr=0 --steps=2 --val-batches=2 --out=second");
-  INFO(second.text);
-  REQUIRE(second.exit_code == 0);
-  REQUIRE(contains(second.text, "from       first/step_00000006.safetensors"));
-  REQUIRE(contains(second.text, "--norm=gated"));
-  REQUIRE(contains(second.text, "step 1/2 "));
+  const Said second =
+      ended(f.run("{repo}/train --from=first --lr=1e-30 --min-lr=0 --steps=2 --val-batches=2 --out=second"));
+  REQUIRE(says(second.text, {"from       first/step_00000006.safetensors", "--norm=gated", "step 1/2 "}));
   REQUIRE(after(second.text, "validation loss ") == loss);
   const std::string fingerprint = "fingerprint of the weights: ";
   const std::string four = "{repo}/train --from=first --steps=4 --val-batches=2 --save-every=2 --keep=0 --out=third";
@@ -73,8 +66,7 @@ TEST_CASE("from: a run's flags and weights are another run's start, and flags be
   // On other data, whose vocabulary is another: the model's is what counts.
   const Said other = f.run("{repo}/train --from=first --data='{repo}/Makefile' --steps=1");
   require_refused_at_once(other, "--vocab=64: text needs 256");
-  const Said bytes = f.run(small + "--data='{repo}/Makefile' --vocab=300 --out=bytes");
-  REQUIRE(bytes.exit_code == 0);
+  const Said bytes = ended(f.run(small + "--data='{repo}/Makefile' --vocab=300 --out=bytes"));
   REQUIRE(f.run("{repo}/train --from=bytes --data='{repo}/README.md' --steps=1 --sample-tokens=0").exit_code == 0);
 
   // What evaluation writes goes where --out says, and to no run of another model.
@@ -162,7 +154,6 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   REQUIRE(flags == std::vector<std::string>{"--attn=g1", "--gate=shared", "--vocab=2"});
 
   fs::resize_file(f / "run/step_00000006.safetensors", 5000);
-  const Said cut = from("run");
-  REQUIRE(cut.exit_code == 1);
+  const Said cut = ended(from("run"), 1);
   REQUIRE(contains(cut.text, "error: run: none of its 1 checkpoints can be read"));
 }

@@ -106,16 +106,13 @@ TEST_CASE("generate: the program writes after a prompt, the same on every device
   }());
   REQUIRE(f.run(small + "--data=text.txt --norm=gated --attn=g1 --out=run").exit_code == 0);
   const auto said = [&](const std::string& rest) {
-    const Said s = f.run("{repo}/train --generate " + rest + " 2>err");
-    INFO(s.text << f.read("err"));
-    REQUIRE(s.exit_code == 0);
+    const Said s = ended(f.run("{repo}/train --generate " + rest + " 2>err"));
     return s.text;
   };
   const std::string one = said("--device=cpu --out=run --prompt='the q' --tokens=20 --seed=4");
   REQUIRE(one.starts_with("the q"));
   REQUIRE(one.ends_with("\n"));
-  REQUIRE(contains(f.read("err"), "run/step_00000020.safetensors: "));
-  REQUIRE(contains(f.read("err"), " tokens/s\n"));
+  REQUIRE(says(f.read("err"), {"run/step_00000020.safetensors: ", " tokens/s\n"}));
   REQUIRE(said("--device=emulated --from=run --prompt='the q' --tokens=20 --seed=4") == one);
   REQUIRE(said("--device=cpu --from=run --threads=1 --prompt-tokens=116,104,101,32,113 --tokens=20 --seed=4") == one);
   REQUIRE(said("--device=cpu --from=run --prompt='the q' --tokens=20 --seed=5") != one);
@@ -165,8 +162,7 @@ TEST_CASE("generate: numbers for other vocabularies, learned positions end, wind
   const auto generate = [&](const std::string& rest) {
     return f.run("{repo}/train --generate --device=cpu " + rest + " 2>err");
   };
-  const Said ids = generate("--out=window --prompt-tokens=5,6 --tokens=50");
-  REQUIRE(ids.exit_code == 0);
+  const Said ids = ended(generate("--out=window --prompt-tokens=5,6 --tokens=50"));
   REQUIRE(ids.text.starts_with("5 6 "));
   REQUIRE(count(ids.text, " ") == 51);
   const auto refused = [&](const std::string& rest, const std::string& named) {

@@ -22,9 +22,7 @@ class Copy {
   }
   std::string make(const std::string& words) const {
     f.write("calls", "");
-    const Said said = f.run("env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make CXX=./cc " + words);
-    INFO(said.text);
-    REQUIRE(said.exit_code == 0);
+    const std::string said = f.done("env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make CXX=./cc " + words);
     return f.read("calls");
   }
 
@@ -67,9 +65,8 @@ TEST_CASE("makefile: another compiler, CPU or GPU builds again what depends on i
   REQUIRE(contains(calls, " -Werror=switch "));
 
   calls = copy.make("NVCC= ARCH=x86-64");
-  for (const char* part : {"-o build/release/kernels/adamw.o", "-o build/release/layers/model.o",
-                           "-o build/release/training/main.o", "-o train "})
-    REQUIRE(contains(calls, part));
+  REQUIRE(says(calls, {"-o build/release/kernels/adamw.o", "-o build/release/layers/model.o",
+                       "-o build/release/training/main.o", "-o train "}));
   REQUIRE(!contains(calls, "-o build/host/dataloader.o"));
   REQUIRE(copy.make("NVCC= ARCH=x86-64 CXX='ccache ./cc'").empty());
   REQUIRE(contains(copy.make("NVCC= ARCH=x86-64 CXXFLAGS=-O2"), "-o build/release/kernels/adamw.o"));
@@ -105,9 +102,7 @@ TEST_CASE("makefile: gpu-check goes on from results/ where build/ is empty, and 
     return copy.f.run(
         "env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make CXX=./cc NVCC=cuda/bin/nvcc CUDA_ARCH=90 gpu-check");
   };
-  const Said said = check();
-  INFO(said.text);
-  REQUIRE(said.exit_code == 2);
+  const Said said = ended(check(), 2);
   REQUIRE(copy.f.read("seen") == "sent\n");
   REQUIRE(copy.f.read("results/gpu_check.json") == "sent\nlater\n");
   // What build/ holds counts more.

@@ -1,11 +1,10 @@
 // matrix: every named value of the model's flags, some numbers, and every pair of them that is not refused, in a run
 // of a few steps: the same bits on cpu and kernels, finite, learning, the same after saving and loading, and with a cache the
 // logits of the whole forward.
-#include <filesystem>
-
 #include "core/philox.cuh"
 #include "tests/compare.h"
 #include "tests/refusal.h"
+#include "tests/script.h"
 #include "tests/small_runs.h"
 
 using namespace gated;
@@ -19,25 +18,12 @@ struct Factor {
 };
 
 std::vector<Factor> factors() {
-  const std::map<std::string, std::vector<std::string>> numbers = {{"--window", {"0", "3"}},
-                                                                   {"--rope-fraction", {"1", "0.5"}},
-                                                                   {"--rope-scaling", {"none", "yarn,4,20"}},
-                                                                   {"--window-rope-theta", {"0", "100"}},
-                                                                   {"--full-every", {"6", "2"}},
-                                                                   {"--score-dim", {"0", "9"}},
-                                                                   {"--embedding-factor", {"1", "1.5"}},
-                                                                   {"--norm-gate-scale", {"1", "2"}},
-                                                                   {"--clip-residual", {"0", "0.7"}},
-                                                                   {"--clip-output", {"0", "0.3"}},
-                                                                   {"--dropout", {"0", "0.1"}},
-                                                                   {"--head-experts", {"0", "3"}},
-                                                                   {"--head-experts-per-token", {"1", "2"}},
-                                                                   {"--experts", {"0", "4"}},
-                                                                   {"--experts-per-token", {"2", "1"}},
-                                                                   {"--dense-layers", {"0", "1"}},
-                                                                   {"--shared-experts", {"0", "2"}},
-                                                                   {"--balance-loss", {"0.001", "0.3"}},
-                                                                   {"--z-loss", {"0.001", "0"}}};
+  const FlagValues numbers = flag_values(
+      "--window=0|3 --rope-fraction=1|0.5 --rope-scaling=none|yarn,4,20 --window-rope-theta=0|100 "
+      "--full-every=6|2 --score-dim=0|9 --embedding-factor=1|1.5 --norm-gate-scale=1|2 --clip-residual=0|0.7 "
+      "--clip-output=0|0.3 --dropout=0|0.1 --head-experts=0|3 --head-experts-per-token=1|2 --experts=0|4 "
+      "--experts-per-token=2|1 --dense-layers=0|1 --shared-experts=0|2 --balance-loss=0.001|0.3 "
+      "--z-loss=0.001|0");
   std::vector<Factor> all;
   Config defaults;
   for (const Flag& f : list_flags(defaults)) {
@@ -165,13 +151,13 @@ TEST_CASE("matrix: every value and every pair of the model's flags trains and ge
                              << all.size() << " flags; " << lines.refused_pairs << " pairs are refused");
   REQUIRE(lines.refused_pairs * 10 < lines.pairs);
 
-  const std::string folder = (std::filesystem::temp_directory_path() / ("matrix." + std::to_string(getpid()))).string();
-  prepare_checkpoint_folder(folder);
+  size_t runs = 0;
+  const Folder folder;
   for (const Assignment& a : lines.accepted) {
     const std::string line = line_of(all, a);
     INFO(line);
     Config config = small_run(small_model(line), 2);
-    config.out = folder;
+    config.out = folder / std::to_string(runs++);
     Context cpu(Device::cpu), kernels(kernel_device);
     Run one(config, cpu), other(config, kernels);
     std::vector<float> trace = one.steps(1);
@@ -183,7 +169,7 @@ TEST_CASE("matrix: every value and every pair of the model's flags trains and ge
 
     config.model.recompute = Recompute::full;  // which changes no bit
     Run loaded(config, cpu);
-    loaded.trainer.load(*find_latest(folder));
+    loaded.trainer.load(*find_latest(config.out));
     REQUIRE_BITWISE(rest, loaded.steps(1));
     REQUIRE(loaded.trainer.fingerprint() == one.trainer.fingerprint());
     const std::vector<int> ids = {1, 30, 7, 7, 2, 11, 36, 0, 5};
@@ -191,8 +177,6 @@ TEST_CASE("matrix: every value and every pair of the model's flags trains and ge
     REQUIRE_BITWISE(whole, with_cache(one.trainer.model, ids, 6));
     REQUIRE_BITWISE(whole, with_cache(other.trainer.model, ids, 1));
     REQUIRE(learns(config.model, cpu));
-    std::filesystem::remove_all(folder);
-    prepare_checkpoint_folder(folder);
+    fs::remove_all(config.out);
   }
-  std::filesystem::remove_all(folder);
 }

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <sstream>
 
-#include "tests/catch.h"
+#include "tests/contents.h"
 #include "tests/harness.h"
 #include "tests/plain_model.h"
 #include "tests/small_models.h"
@@ -115,7 +115,7 @@ TEST_CASE("measures: outlier dimensions of a state, without tokens that have a m
   REQUIRE(std::isnan(none.outliers[0].median));
   REQUIRE(!none.has_outlier());
   REQUIRE(nlohmann::json::parse(measures_entry(1, none))["median_by_state"][0].is_null());
-  REQUIRE(measures_text(none, 80).find("nan") == std::string::npos);
+  REQUIRE(!contains(measures_text(none, 80), "nan"));
 }
 
 TEST_CASE("measures: sharpness of outputs, by part and layer", "[measures]") {

@@ -198,7 +198,7 @@ TEST_CASE("model: parameter counts are the formula's, initial values N(0, 0.02)"
 TEST_CASE("model: sizes that cannot work are refused by the name of their flag", "[model]") {
   auto refused = [&](const std::string& flags, const std::string& naming) {
     INFO(flags);
-    REQUIRE(refusal([&] { small_model(flags); }).find(naming) != std::string::npos);
+    CHECK_REFUSED(small_model(flags), naming);
   };
   REQUIRE(refusal([] { small_model(""); }) == "");
   refused("--kv-heads=3", "--kv-heads=3");

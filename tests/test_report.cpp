@@ -122,9 +122,7 @@ struct Runs : Folder {
   // Refused in one line that says this, and what was there stays.
   void require_refused(const std::string& arguments, const std::string& said) const {
     write("page.html", "an older page");
-    const Said o = report(arguments);
-    INFO(o.text);
-    REQUIRE(o.exit_code == 1);
+    const Said o = ended(report(arguments), 1);
     REQUIRE(o.text.starts_with("error: "));
     REQUIRE(count(o.text, "\n") == 1);
     REQUIRE(contains(o.text, said));
@@ -148,9 +146,7 @@ TEST_CASE("report: the page shows what the runs hold, and nothing of what none o
   Run plain, gated;
   gated.gate();
   const std::string runs = f.add("plain", plain) + f.add("gated", gated);
-  const Said o = f.report(runs);
-  INFO(o.text);
-  REQUIRE(o.exit_code == 0);
+  const Said o = ended(f.report(runs));
   const std::string page = f.page();
   // The table, and numbers and dimensions that stand in the figures.
   for (const char* part :
@@ -182,15 +178,12 @@ TEST_CASE("report: the table has a column for every measure that one of the runs
   other.measured.update(Json::parse(R"({
     "first_outlier_step": 1400, "norm_gate_score_mean": 0.25, "norm_gate_score_below_0.1": 0.375, "decay_mean": 0.96875,
     "beta_mean": 0.4375, "state_norm": 3.125, "busiest_expert": 0.28125, "routing_entropy": 1.03125, "idle_experts": 2})"));
-  const Said o = f.report(f.add("plain", plain) + f.add("other", other));
-  INFO(o.text);
-  REQUIRE(o.exit_code == 0);
+  const Said o = ended(f.report(f.add("plain", plain) + f.add("other", other)));
   const std::string page = f.page(),
                     table = page.substr(page.find("<table>"), page.find("</table>") - page.find("<table>"));
   const std::string rows = table.substr(table.find("<tbody>"));
-  for (const char* part : {">first step with an outlier dimension<", ">1,400<", ">0.250<small>below 0.1:\n37.5%<",
-                           ">0.969<", ">0.438<", ">3.125<", ">28.1%<small>entropy 1.03 nats\nidle 2<"})
-    CHECK(contains(table, part));
+  CHECK(says(table, {">first step with an outlier dimension<", ">1,400<", ">0.250<small>below 0.1:\n37.5%<", ">0.969<",
+                     ">0.438<", ">3.125<", ">28.1%<small>entropy 1.03 nats\nidle 2<"}));
   REQUIRE(count(rows, "<td>") == 2 * (count(table, "scope=\"col\"") - 1));
   REQUIRE(count(rows, "<td>–</td>") == 6);  // all of the first run
 }
@@ -275,13 +268,9 @@ TEST_CASE("report: of runs that ./train wrote every figure and every column is t
   for (const char* flags : {"--out=all --norm=gated --norm-rank=3 --attn=g1 --attn-sink=learned --mixer=hybrid "
                             "--experts=3 --expert-hidden=24",
                             "--out=preaffine --norm=preaffine --ffn-hidden=24"}) {
-    const Said run = f.run(train + flags);
-    INFO(run.text);
-    REQUIRE(run.exit_code == 0);
+    const Said run = ended(f.run(train + flags));
   }
-  const Said o = f.report("all preaffine --pictures=pictures");
-  INFO(o.text);
-  REQUIRE(o.exit_code == 0);
+  const Said o = ended(f.report("all preaffine --pictures=pictures"));
 
   // What a page can be made of, all of it written by one of the two; and what it was made of. No dimension stands out in models
   // that hardly began.
@@ -318,9 +307,7 @@ print("no column:", [head for head, value, _ in COLUMNS if all(value(run) is Non
 TEST_CASE("report: the gallery trains its models and draws its pages", "[report]") {
   if (python_that_draws().empty()) return;
   const Folder f;
-  const Said said = f.run("{repo}/scripts/gallery.sh 'of all' 2");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const Said said = ended(f.run("{repo}/scripts/gallery.sh 'of all' 2"));
   REQUIRE(contains(said.text, "trains 18 models"));
   REQUIRE(count(said.text, "\ntrained  ") == 18);
   for (const char* run : {"plain", "text-plain", "residual"}) {
@@ -367,9 +354,7 @@ TEST_CASE("report: a log alone is enough, also one that is still being written o
   const Said alone = f.report(f / "two");
   INFO(alone.text);
   REQUIRE(alone.text == "wrote " + f / "page.html" + "\n");
-  const Said o = f.report(f / "one" + " " + f / "two");
-  INFO(o.text);
-  REQUIRE(o.exit_code == 0);
+  const Said o = ended(f.report(f / "one" + " " + f / "two"));
   REQUIRE(o.text == "wrote " + f / "page.html" + "\n");
   REQUIRE(contains(f.page(), "Largest activation by layer"));
   REQUIRE(!contains(f.page(), "one glance"));
@@ -388,9 +373,7 @@ TEST_CASE("report: eight large runs make a page of at most three megabytes", "[r
   for (size_t c = 0; c < run.C; c++) run.measured["final_output_by_dimension"][c] = noise(c);
   std::string runs;
   for (int i = 0; i < 8; i++) runs += f.add(format("run-%d", i), run);
-  const Said o = f.report(runs);
-  INFO(o.text);
-  REQUIRE(o.exit_code == 0);
+  const Said o = ended(f.report(runs));
   REQUIRE(f.page().size() > 500'000);
   REQUIRE(f.page().size() <= 3'000'000);
 }
@@ -470,9 +453,7 @@ for folders in json.load(open("folders.json")):
     except SystemExit as refusal:
         print(json.dumps(refusal.code))
 )py");
-  const Said all = f.run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts " + python + " check.py");
-  INFO(all.text);
-  REQUIRE(all.exit_code == 0);
+  const Said all = ended(f.run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts " + python + " check.py"));
   std::istringstream lines(all.text);
   for (const auto& [names, said] : bad) {
     std::string line;
@@ -507,10 +488,8 @@ TEST_CASE("report: what --out names is written to, not replaced, where it is a l
   const Runs f;
   f.add("run", Run());
   const auto report = [&](const std::string& rest) {
-    const Said said = f.run("PYTHONPATH=modules timeout 60 {repo}/scripts/report.py run --out=" + rest);
-    INFO(said.text);
-    REQUIRE(said.exit_code == 0);
-    return said.text;
+    const std::string said = f.done("PYTHONPATH=modules timeout 60 {repo}/scripts/report.py run --out=" + rest);
+    return said;
   };
   report("page.html");
   const std::string page = f.page();
@@ -553,9 +532,7 @@ TEST_CASE("report: runs whose names are formulas, or no UTF-8, and states that a
     f.write(name + std::string("/measures.safetensors"), measures);
     runs += " '" + f / name + "'";
   }
-  const Said o = f.report(runs + " --pictures=" + f / "pictures");
-  INFO(o.text);
-  REQUIRE(o.exit_code == 0);
+  const Said o = ended(f.report(runs + " --pictures=" + f / "pictures"));
   REQUIRE(count(o.text, "\n") == 2);
   REQUIRE(contains(f.page(), R"(--x\ud800)"));
   const std::string peak = f.read("pictures/peak.svg");

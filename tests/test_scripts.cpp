@@ -1,11 +1,7 @@
 // scripts: what watches over the compiled kernels and over a GPU, on input made here: planted PTX, planted words of ptxas,
 // and programs that answer as nvidia-smi and compute-sanitizer would.
 #include <nlohmann/json.hpp>
-#include <set>
-#include <sstream>
 
-#include "tests/catch.h"
-#include "tests/contents.h"
 #include "tests/script.h"
 
 using namespace gated;
@@ -20,40 +16,18 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
       "\tldmatrix.sync.aligned.m8n8.x4.shared.b16 \t{%r1}, [%r2];\n\tcp.async.cg.shared.global \t[%r1], [%rd1], 16;\n";
   f.write("a.ptx", rounded);
   REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 0);
-  for (const char* bad : {"add.f32",
-                          "mul.ftz.f32",
-                          "div.approx.f32",
-                          "div.full.f32",
-                          "sqrt.approx.ftz.f32",
-                          "ex2.approx.f32",
-                          "fma.rz.f32",
-                          "mad.f32",
-                          "max.f32",
-                          "min.f32",
-                          "max.NaN.f32",
-                          "min.ftz.f32",
-                          "max.f64",
-                          "min.bf16x2",
-                          "add.rn.bf16x2",
-                          "fma.rn.bf16",
-                          "mul.f16",
-                          "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
-                          "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16",
-                          "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16",
-                          "cvt.rz.bf16x2.f32",
-                          "cvt.rna.tf32.f32",
-                          "cvt.rn.satfinite.e4m3x2.f32",
-                          "max.xorsign.abs.f32",
-                          "atom.global.add.f32",
-                          "red.global.add.f32",
-                          "@%p3 max.f32",
-                          "@!%p3 min.f32"}) {
+  for (const std::string& bad : pieces("add.f32 | mul.ftz.f32 | div.approx.f32 | div.full.f32 | "
+                                       "sqrt.approx.ftz.f32 | ex2.approx.f32 | fma.rz.f32 | mad.f32 | max.f32 | "
+                                       "min.f32 | max.NaN.f32 | min.ftz.f32 | max.f64 | min.bf16x2 | "
+                                       "add.rn.bf16x2 | fma.rn.bf16 | mul.f16 | "
+                                       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 | "
+                                       "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 | "
+                                       "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 | cvt.rz.bf16x2.f32 | "
+                                       "cvt.rna.tf32.f32 | cvt.rn.satfinite.e4m3x2.f32 | max.xorsign.abs.f32 | "
+                                       "atom.global.add.f32 | red.global.add.f32 | @%p3 max.f32 | @!%p3 min.f32")) {
     f.write("a.ptx", rounded + "\t" + bad + " \t%f1, %f2, %f3;\n");
-    const Said said = f.run("{repo}/scripts/ptx_lint.sh a.ptx");
-    INFO(bad << ": " << said.text);
-    REQUIRE(said.exit_code == 1);
-    REQUIRE(contains(said.text, bad));
-    REQUIRE(contains(said.text, "FAIL  ptx_lint a.ptx: the CPU does not give the bits of the instructions above"));
+    const Said said = ended(f.run("{repo}/scripts/ptx_lint.sh a.ptx"), 1);
+    REQUIRE(says(said.text, {bad, "FAIL  ptx_lint a.ptx: the CPU does not give the bits of the instructions above"}));
   }
   // The maximum with +0 is the CPU's x > 0 ? x : 0; with -0 it is not.
   f.write("a.ptx", rounded + "\tmax.f32 \t%f75, %f30, 0f00000000;\n");
@@ -64,8 +38,7 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
   f.write("a.ptx", "\tmov.u32 \t%r1, %tid.x;\n");
   REQUIRE(contains(f.run("{repo}/scripts/ptx_lint.sh a.ptx").text, "no floating-point operation in it"));
   REQUIRE(f.run("{repo}/scripts/ptx_lint.sh").exit_code == 2);
-  const Said missing = f.run("{repo}/scripts/ptx_lint.sh missing.ptx");
-  REQUIRE(missing.exit_code == 1);
+  const Said missing = ended(f.run("{repo}/scripts/ptx_lint.sh missing.ptx"), 1);
   REQUIRE(missing.text == "FAIL  ptx_lint missing.ptx: cannot be read\n");
 }
 
@@ -122,9 +95,7 @@ TEST_CASE("scripts: what kernels take of a GPU is held to the table", "[scripts]
   REQUIRE(check(log(40, 0, 90, 8448, 16)).text == "ok    kernel_resources: 2 kernels\n");
   REQUIRE(check(log(64, 0, 96, 8448, 0)).exit_code == 0);
   const auto refused = [&](const std::string& log, const std::string& why) {
-    const Said said = check(log);
-    INFO(said.text);
-    return said.exit_code == 1 && contains(said.text, why) && contains(said.text, "--update");
+    return says(ended(check(log), 1).text, {why, "--update"});
   };
   REQUIRE(refused(log(65, 0, 90, 8448, 16), "FAIL  adamw_kernel for sm_80: 65 registers, expected at most 64"));
   REQUIRE(refused(log(40, 4, 90, 8448, 16), "FAIL  adamw_kernel for sm_80: spills 4 bytes and loads 4"));
@@ -144,13 +115,11 @@ TEST_CASE("scripts: what kernels take of a GPU is held to the table", "[scripts]
 TEST_CASE("scripts: setup says which options it has, and what --into cannot bring", "[scripts]") {
   const Folder f;
   for (const char* option : {"--into", "--into=", "--all"}) {
-    const Said said = f.run(format("{repo}/scripts/setup.sh %s", option));
-    REQUIRE(said.exit_code == 1);
+    const Said said = ended(f.run(format("{repo}/scripts/setup.sh %s", option)), 1);
     REQUIRE(said.text ==
             format("setup: unknown option %s; expected --bench, --plots, --into=DIR or --from=PACKAGES\n", option));
   }
-  const Said said = f.run("{repo}/scripts/setup.sh --plots --into=deps");
-  REQUIRE(said.exit_code == 1);
+  const Said said = ended(f.run("{repo}/scripts/setup.sh --plots --into=deps"), 1);
   REQUIRE(contains(said.text, "setup: --into is for libraries; matplotlib comes with: python3 -m pip"));
   REQUIRE(!fs::exists(f.path / "deps"));
   REQUIRE(
@@ -162,41 +131,29 @@ TEST_CASE("scripts: setup says which options it has, and what --into cannot brin
 
 TEST_CASE("scripts: setup --into keeps the packages, and --from unpacks them without a network", "[scripts]") {
   const Folder f;
-  if (!answers("dpkg-deb --version")) {
-    WARN("no dpkg-deb here: setup --into was not looked at");
-    return;
-  }
+  NEEDS("dpkg-deb --version", "dpkg-deb", "setup --into");
   f.write("made/DEBIAN/control",
           "Package: libxxhash-dev\nVersion: 1\nArchitecture: all\nMaintainer: a\nDescription: a\n");
   f.write("made/usr/include/xxhash.h", "a header");
   REQUIRE(f.run("dpkg-deb -b made xxhash.deb").exit_code == 0);
   f.program("bin/apt-cache", "echo libxxhash-dev\necho '  Depends: libc6'");
   f.program("bin/apt-get", "[ \"$*\" = 'download -q libxxhash-dev' ] && cp " + f / "xxhash.deb" + " .");
-  const Said said = f.run("PATH=" + f / "bin" + ":$PATH {repo}/scripts/setup.sh --into=deps");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
-  REQUIRE(contains(said.text, "setup: 1 packages are unpacked; build with: make DEPS=" + f / "deps\n"));
+  REQUIRE(contains(f.done("PATH=" + f / "bin" + ":$PATH {repo}/scripts/setup.sh --into=deps"),
+                   "setup: 1 packages are unpacked; build with: make DEPS=" + f / "deps\n"));
   REQUIRE(f.read("deps/usr/include/xxhash.h") == "a header");
 
   f.program("bin/apt-get", "exit 1");
   fs::rename(f.path / "deps/packages", f.path / "sent");
-  const Said sent = f.run("PATH=" + f / "bin" + ":$PATH {repo}/scripts/setup.sh --from=sent --into=a/there");
-  INFO(sent.text);
-  REQUIRE(sent.exit_code == 0);
+  const Said sent = ended(f.run("PATH=" + f / "bin" + ":$PATH {repo}/scripts/setup.sh --from=sent --into=a/there"));
   REQUIRE(f.read("a/there/usr/include/xxhash.h") == "a header");
   REQUIRE(fs::exists(f.path / "sent/xxhash.deb"));
 }
 
 TEST_CASE("scripts: ./train is found from any folder, and missed in a line", "[scripts]") {
-  if (!answers("python3 --version")) {
-    WARN("no python3 here: scripts that start ./train were not looked at");
-    return;
-  }
+  NEEDS("python3 --version", "python3", "scripts that start ./train");
   const Folder f;
-  const Said table = f.run("{repo}/scripts/memory_table.py '--data=bigram-backcopy --layers=1 --hidden=32'");
-  INFO(table.text);
-  REQUIRE(table.exit_code == 0);
-  REQUIRE(contains(table.text, "\n| `--data=bigram-backcopy --layers=1 --hidden=32` | "));
+  REQUIRE(contains(f.done("{repo}/scripts/memory_table.py '--data=bigram-backcopy --layers=1 --hidden=32'"),
+                   "\n| `--data=bigram-backcopy --layers=1 --hidden=32` | "));
   f.run("cp -r {repo}/scripts .");
   for (const char* script : {"memory_table.py", "compare_choices.py", "compare_generate.py", "tables.py p1-4"})
     require_refused_at_once(f.run(format("scripts/%s", script)), "train: not found: run make first");
@@ -223,12 +180,6 @@ namespace {
 // A GPU that is not there: programs that answer, and write down what they were asked.
 struct FakeGpu : Folder {
   std::string python = run("python3 -c 'import sys; print(sys.executable, end=\"\")'").text;
-  // gpu-check is a script of Python.
-  bool without_python() const {
-    if (answers("python3 --version")) return false;
-    WARN("no python3 here: scripts/gpu_check.py was not looked at");
-    return true;
-  }
   FakeGpu() {
     program("bin/nvidia-smi", "echo 'Fake 9000, 555.1, 9.0'");
     program("cuda/bin/nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'");
@@ -261,11 +212,11 @@ echo fingerprint of the weights: ${weights:-0123})");
   void bench(const std::string& lines) const {
     program("bench", "[ \"$1\" != --parts ] || exec echo copies products\necho bench $2 >>asked\n" + lines);
   }
-  Said check(const std::string& environment = "") const {
-    return run(
-        "rm -f asked; PATH=" + (path / "bin").string() + ":$PATH CUDA_HOME=" + (path / "cuda").string() + " JOBS=1 " +
-        environment +
-        " {repo}/scripts/gpu_check.py gpu.json ./bench ./test_round ./test_a_bf16 ./test_mma --cublas ./test_round");
+  Said check(const std::string& environment = "",
+             const std::string& arguments =
+                 "gpu.json ./bench ./test_round ./test_a_bf16 ./test_mma --cublas ./test_round") const {
+    return run("rm -f asked; PATH=" + *this / "bin" + ":$PATH CUDA_HOME=" + *this / "cuda" + " JOBS=1 " + environment +
+               " {repo}/scripts/gpu_check.py " + arguments);
   }
   // How many checks the last call ran.
   size_t asked() const { return count(read("asked"), "\n"); }
@@ -285,6 +236,11 @@ echo fingerprint of the weights: ${weights:-0123})");
   }
   nlohmann::json outcome_of(const std::string& name) const { return entry_of(name)["outcome"]; }
 };
+// (gpu-check is a script of Python.)
+#define FAKE_GPU(f)                                              \
+  NEEDS("python3 --version", "python3", "scripts/gpu_check.py"); \
+  const FakeGpu f
+
 // Three tests, one of cuBLAS, thirteen runs, four cases of the program and one refusal, which write nothing here, two parts of the
 // benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
 constexpr size_t without_sanitizer = 3 + 1 + 13 + 5 + 2, all_checks = without_sanitizer + 4 * 3,
@@ -313,21 +269,16 @@ TEST_CASE("scripts: faults planted in the stand-in for a GPU have their places, 
 }
 
 TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for one", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   f.program("bin/nvidia-smi", "exit 1");
   // A test that launches kernels says so.
   for (const char* test : {"build/test_round", "build/test_mma"})
     f.program(test, "[ -z \"$PTX_LAUNCHED\" ] || echo ${0##*test_}_kernel >>$PTX_LAUNCHED");
   f.write("build/kernels/kernels.index", "round_kernel 0\nmma_kernel 1\n");
   const auto rehearse = [&](const std::string& environment) {
-    return f.run("rm -f asked; PATH=" + (f.path / "bin").string() + ":$PATH CUDA_HOME=" + (f.path / "cuda").string() +
-                 " JOBS=1 " + environment +
-                 " {repo}/scripts/gpu_check.py --rehearsal gpu.json ./train build/test_round build/test_mma");
+    return f.check(environment, "--rehearsal gpu.json ./train build/test_round build/test_mma");
   };
-  const Said said = rehearse("");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const Said said = ended(rehearse(""));
   REQUIRE(contains(said.text, passed(4 * 2 + 1 + 13 + 10, 0)));
   const nlohmann::json result = f.result();
   REQUIRE(result["device"] == "PTX on a CPU");
@@ -341,8 +292,7 @@ TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for 
   // Another GPU is played: all begins anew, with its tensor cores.
   REQUIRE(rehearse("PTX_GPU=86").exit_code == 0);
   REQUIRE(contains(f.read("asked"), "--precision=bf16 --mma=ampere\n"));
-  const Said refused = rehearse("STAGES=bench");
-  REQUIRE(refused.exit_code == 1);
+  const Said refused = ended(rehearse("STAGES=bench"), 1);
   REQUIRE(refused.text ==
           "gpu-check: no stage is called 'bench'; expected some of: bitwise launched races drawn consumer "
           "fingerprint program\n");
@@ -357,19 +307,14 @@ TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for 
   REQUIRE(f.entry_of("fingerprint of a run, cpu and cuda")["printed"] ==
           "README 104e50215c21fe39, cpu 104f50215c21fe39, cuda 104f50215c21fe39");
   // Two steps of README's four runs.
-  const Said golden = f.run("rm -f asked; {repo}/scripts/gpu_check.py --golden ./train 2");
-  INFO(golden.text);
-  REQUIRE(golden.exit_code == 0);
+  const Said golden = ended(f.run("rm -f asked; {repo}/scripts/gpu_check.py --golden ./train 2"));
   REQUIRE(count(f.read("asked"), "--steps=2 --lr=3e-3 --warmup=2 ") == 4);
   REQUIRE(count(golden.text, "cpu 0123, cuda 0123\n") == 4);
 }
 
 TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
-  const Said said = f.check();
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  FAKE_GPU(f);
+  const Said said = ended(f.check());
   REQUIRE(contains(said.text, passed(all_checks, 0)));
   REQUIRE(f.asked() == asked_by_all);
   const std::string asked = f.read("asked"), graphs = f.read("graphs");
@@ -394,10 +339,8 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
   for (std::string line; std::getline(lines, line);) {
     const size_t flags = line.find("--data=");
     if (flags == std::string::npos) continue;
-    const Said run = f.run(std::string("{repo}/train --describe --device=") +
-                           (contains(line, "--graph") ? "emulated " : "cpu ") + line.substr(flags));
-    INFO(line << ": " << run.text);
-    REQUIRE(run.exit_code == 0);
+    const Said run = ended(f.run(std::string("{repo}/train --describe --device=") +
+                                 (contains(line, "--graph") ? "emulated " : "cpu ") + line.substr(flags)));
     runs++;
   }
   REQUIRE(runs == 13 + 2);
@@ -410,8 +353,7 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
   for (const auto& check : result["checks"]) REQUIRE(check["outcome"] == "ok");
   REQUIRE(result["checks"][0]["check"] == "bitwise test_mma");
   REQUIRE(result["checks"][0]["command"] == "./test_mma [bitwise]");
-  REQUIRE(f.outcome_of("bench products") == "ok");
-  REQUIRE(f.ops() == "copies products ");
+  REQUIRE((f.outcome_of("bench products") == "ok" && f.ops() == "copies products "));
 
   f.program("bin/nvidia-smi", "echo 'Fake 8000, 555.1, 8.0'");
   REQUIRE(f.check("STAGES=fingerprint").exit_code == 0);
@@ -419,16 +361,13 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
 }
 
 TEST_CASE("scripts: gpu-check runs beside PyTorch where it is, one after the other", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   // Its rows join those of the benchmark. Another such program beside it would find the folder there.
   f.program("bin/python3",
             "case $1 in -c) exit 0;; *gpu_check.py) exec " + f.python +
                 " \"$@\";; esac\nmkdir alone || exit 1\necho $(basename $1) $2 $3 $4 >>asked\nsleep 0.2\n"
                 "sed -i 's/}]/}, {\"op\": \"'$(basename $1 .py)'\"}]/' gpu-check.logs/bench.json\nrmdir alone");
-  const Said said = f.check("JOBS=3 STAGES='bench pytorch'");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const Said said = ended(f.check("JOBS=3 STAGES='bench pytorch'"));
   REQUIRE(f.read("asked") ==
           "bench copies\nbench products\ncompare_torch.py --device=cuda --rounds=1 --rows=./gpu-check.logs/bench.json\n"
           "torch_kernels.py ./gpu-check.logs/bench.json\n");
@@ -437,20 +376,16 @@ TEST_CASE("scripts: gpu-check runs beside PyTorch where it is, one after the oth
 }
 
 TEST_CASE("scripts: gpu-check runs checks side by side", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   // Each waits for the other two.
   for (const char* test : {"test_round", "test_a_bf16", "test_mma"})
     f.program(test, "touch $0.here\nwhile [ $(ls *.here | wc -l) -lt 3 ]; do sleep 0.05; done");
-  const Said said = f.check("STAGES=bitwise JOBS=3 CHECK_SECONDS=20");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const Said said = ended(f.check("STAGES=bitwise JOBS=3 CHECK_SECONDS=20"));
   REQUIRE(f.result()["checks"].size() == 3);
 }
 
 TEST_CASE("scripts: gpu-check goes on where it stopped", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   REQUIRE(f.check("STAGES='bitwise racecheck'").exit_code == 0);
   REQUIRE(f.asked() == 5);
   REQUIRE(f.check().exit_code == 0);
@@ -468,8 +403,7 @@ TEST_CASE("scripts: gpu-check goes on where it stopped", "[scripts]") {
 }
 
 TEST_CASE("scripts: gpu-check begins anew where its file is another's, or half of it is there", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   REQUIRE(f.check("STAGES='cublas bench'").exit_code == 0);
   const nlohmann::json whole = f.result();
   nlohmann::json no_outcome = whole, no_text = whole, no_name = whole, no_rows = whole, no_op = whole;
@@ -482,9 +416,7 @@ TEST_CASE("scripts: gpu-check begins anew where its file is another's, or half o
                                   std::string(R"({"build": 1})"), f.read("gpu.json").substr(0, 400), no_outcome.dump(),
                                   no_text.dump(), no_name.dump(), no_rows.dump(), no_op.dump()}) {
     f.write("gpu.json", text);
-    const Said said = f.check("STAGES='cublas bench'");
-    INFO(text << "\n" << said.text);
-    REQUIRE(said.exit_code == 0);
+    const Said said = ended(f.check("STAGES='cublas bench'"));
     REQUIRE((contains(said.text, "gpu.json is not what gpu-check has written") || text == R"({"build": 1})"));
     REQUIRE(contains(said.text, "all checks begin anew\n"));
     REQUIRE(f.asked() == 3);
@@ -492,14 +424,12 @@ TEST_CASE("scripts: gpu-check begins anew where its file is another's, or half o
   }
   fs::remove(f.path / "gpu.json");
   fs::create_directories(f.path / "gpu.json");
-  const Said said = f.check();
-  REQUIRE(said.exit_code == 1);
+  const Said said = ended(f.check(), 1);
   REQUIRE(said.text == "gpu-check: gpu.json: Is a directory\n");
 }
 
 TEST_CASE("scripts: gpu-check that was killed goes on behind the last check that ended", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   f.program("test_a_bf16", "echo $0 >>asked\n[ -e calm ] || { read a b c d e </proc/$PPID/stat; kill -9 $d; }");
   REQUIRE(f.check("STAGES=bitwise").exit_code != 0);
   REQUIRE(f.asked() == 2);
@@ -511,18 +441,12 @@ TEST_CASE("scripts: gpu-check that was killed goes on behind the last check that
 }
 
 TEST_CASE("scripts: gpu-check goes on with programs that were built again from the same source", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
-  if (!answers("strip --version")) {
-    WARN("no strip here: programs that were built again were not looked at");
-    return;
-  }
+  FAKE_GPU(f);
+  NEEDS("strip --version", "strip", "programs that were built again");
   const auto built = [&](const std::string& source) {
     f.write("test.cpp", source);
     REQUIRE(f.run("g++ -o test_mma test.cpp").exit_code == 0);
-    const Said said = f.check("STAGES=bitwise");
-    INFO(said.text);
-    REQUIRE(said.exit_code == 0);
+    const Said said = ended(f.check("STAGES=bitwise"));
     return f.read("test_mma");
   };
   // Symbols are what two compilations by nvcc differ in.
@@ -535,8 +459,7 @@ TEST_CASE("scripts: gpu-check goes on with programs that were built again from t
 }
 
 TEST_CASE("scripts: gpu-check begins no check after its minutes, and each run goes on", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   f.write("clock/sitecustomize.py",  // 7 s a look
           "import pathlib, time\nnow = pathlib.Path('now')\ndef look():\n"
           "    n = int(now.read_text()) if now.exists() else 0\n    now.write_text(str(n + 7))\n    return n\n"
@@ -564,15 +487,11 @@ TEST_CASE("scripts: gpu-check begins no check after its minutes, and each run go
 }
 
 TEST_CASE("scripts: gpu-check breaks off at its end what still runs, leaves it and keeps the rows", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   const std::string three_seconds_left = "BEGAN=$(($(date +%s) - 57)) MINUTES=1 ";
   f.bench("echo '{\"rows\": [{\"op\": \"'$2'\"}]}' >$1; [ $2 = copies ] || [ -e calm ] || sleep 30");
-  const Said said = f.check(three_seconds_left + "STAGES=bench");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 2);
-  REQUIRE(contains(said.text, "\nleft  bench products"));
-  REQUIRE(contains(said.text, "1 passed, 0 failed, 1 left"));
+  const Said said = ended(f.check(three_seconds_left + "STAGES=bench"), 2);
+  REQUIRE(says(said.text, {"\nleft  bench products", "1 passed, 0 failed, 1 left"}));
   REQUIRE(f.outcome_of("bench products").is_null());
   REQUIRE(f.ops() == "copies products ");
   f.write("calm", "");
@@ -586,17 +505,13 @@ TEST_CASE("scripts: gpu-check breaks off at its end what still runs, leaves it a
 }
 
 TEST_CASE("scripts: gpu-check says what failed, and tries that again when all has been run", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   f.write("fails", "./test_mma");
-  const Said said = f.check();
-  INFO(said.text);
-  REQUIRE(said.exit_code == 1);
-  REQUIRE(contains(said.text,
-                   "gpu-check: failed: bitwise test_mma, memcheck test_mma, racecheck test_mma, initcheck "
-                   "test_mma, synccheck test_mma\n" +
-                       passed(all_checks - 5, 5)));
-  REQUIRE(contains(said.text, "FAIL: exit 1; its log: ./gpu-check.logs/racecheck_test_mma.log"));
+  const Said said = ended(f.check(), 1);
+  REQUIRE(says(said.text, {"gpu-check: failed: bitwise test_mma, memcheck test_mma, racecheck test_mma, initcheck "
+                           "test_mma, synccheck test_mma\n" +
+                               passed(all_checks - 5, 5),
+                           "FAIL: exit 1; its log: ./gpu-check.logs/racecheck_test_mma.log"}));
   REQUIRE(f.check().exit_code == 1);
   REQUIRE(f.asked() == 5);
   REQUIRE(f.result()["checks"].size() == all_checks);
@@ -609,8 +524,7 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
   REQUIRE(!f.entry_of("bitwise test_round").contains("printed"));
 
   f.program("test_round", "seq 100\necho 'the third value differs'\nexit 3");
-  const Said third = f.check("STAGES=bitwise");
-  REQUIRE(third.exit_code == 1);
+  const Said third = ended(f.check("STAGES=bitwise"), 1);
   REQUIRE(contains(third.text, "\n99\n100\nthe third value differs\n      FAIL: exit 3; its log: "));
   const nlohmann::json entry = f.entry_of("bitwise test_round");
   REQUIRE(entry["outcome"] == "FAIL: exit 3");
@@ -626,32 +540,25 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
   REQUIRE(
       contains(f.check("STAGES=bitwise").text, "FAIL: no case ran; its log: ./gpu-check.logs/bitwise_test_round.log"));
   f.program("train", "echo \"fingerprint of the weights: $1\"");
-  const Said differ = f.check("STAGES=fingerprint");
-  REQUIRE(differ.exit_code == 1);
+  const Said differ = ended(f.check("STAGES=fingerprint"), 1);
   REQUIRE(contains(differ.text, "cpu --device=cpu, cuda --device=cuda"));
 }
 
 TEST_CASE("scripts: gpu-check names the first step in which two devices differ", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   f.program("train",
             "echo \"fingerprint of the weights: $1\"\nmkdir -p ${2#--out=}\n"
             "case $1 in *cpu) n=0.25;; *) n=0.5;; esac\nprintf '{\"step\": 1, \"loss\": 3, \"seconds\": '$n'}\\n"
             "{\"step\": 2, \"loss\": 2, \"gradient_norm\": '$n'}\\n{\"step\": 3, \"loss\": '$n'}\\n' "
             ">${2#--out=}/log.jsonl");
-  const Said differ = f.check("STAGES=fingerprint");
-  INFO(differ.text);
-  REQUIRE(differ.exit_code == 1);
+  const Said differ = ended(f.check("STAGES=fingerprint"), 1);
   REQUIRE(count(differ.text, "they differ first in step 2: gradient_norm 0.25 on the cpu, 0.5 on cuda\n") == 13);
 }
 
 TEST_CASE("scripts: gpu-check keeps the rows of a part that was stopped, and measures that part again", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   f.bench("echo '{\"rows\": [{\"op\": \"'$2'\", \"rate\": 2}]}' >$1; [ $2 = copies ] || sleep 5");
-  const Said said = f.check("CHECK_SECONDS=1 STAGES=bench");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 1);
+  const Said said = ended(f.check("CHECK_SECONDS=1 STAGES=bench"), 1);
   REQUIRE(f.outcome_of("bench copies") == "ok");
   REQUIRE(f.outcome_of("bench products") == "FAIL: longer than 1 s");
   REQUIRE(f.ops() == "copies products ");
@@ -669,12 +576,9 @@ TEST_CASE("scripts: gpu-check keeps the rows of a part that was stopped, and mea
 }
 
 TEST_CASE("scripts: gpu-check goes on where compute-sanitizer cannot attach, and says so once", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   f.program("cuda/bin/compute-sanitizer", "echo asked >>tried\necho '========= Error: no debugger here'\nexit 1");
-  const Said said = f.check();
-  INFO(said.text);
-  REQUIRE(said.exit_code == 1);
+  const Said said = ended(f.check(), 1);
   REQUIRE(count(said.text, "compute-sanitizer cannot run test_round: ========= Error: no debugger here") == 1);
   REQUIRE(contains(said.text, passed(without_sanitizer, 0) + ", not run: memcheck racecheck initcheck synccheck"));
   REQUIRE(count(f.read("tried"), "\n") == 1);
@@ -689,8 +593,7 @@ TEST_CASE("scripts: gpu-check goes on where compute-sanitizer cannot attach, and
 }
 
 TEST_CASE("scripts: gpu-check needs a GPU, stages that exist, and names a missing compute-sanitizer", "[scripts]") {
-  const FakeGpu f;
-  if (f.without_python()) return;
+  FAKE_GPU(f);
   REQUIRE(contains(f.check("STAGES='bitwise speed'").text, "no stage is called 'speed'; expected some of: bitwise"));
   for (const char* words : {"MINUTES=six: expected a number from 0", "CHECK_SECONDS=0: expected a number from 1",
                             "JOBS=-1: expected a number from 1"}) {
@@ -704,8 +607,7 @@ TEST_CASE("scripts: gpu-check needs a GPU, stages that exist, and names a missin
   const Said said = f.check("STAGES='bitwise memcheck'");
   if (f.run("{repo}/scripts/find_cuda.sh compute-sanitizer").text.empty()) {
     REQUIRE(said.exit_code == 1);
-    REQUIRE(contains(said.text, "no compute-sanitizer in CUDA_HOME ("));
-    REQUIRE(contains(said.text, "3 passed, 0 failed, 0 left, not run: memcheck"));
+    REQUIRE(says(said.text, {"no compute-sanitizer in CUDA_HOME (", "3 passed, 0 failed, 0 left, not run: memcheck"}));
   }
   // nvidia-smi says on its standard output what is wrong.
   f.program("bin/nvidia-smi", "echo 'the driver is asleep'; exit 9");
@@ -722,10 +624,9 @@ namespace {
 std::string make_variable(const Folder& f, const std::string& name, const std::string& smi) {
   f.program("bin/nvidia-smi", smi);
   f.program("cuda/bin/nvcc", "");
-  const Said said = f.run("cd {repo} && MAKEFLAGS= PATH=" + f / "bin" + ":$PATH make -s NVCC=" + f / "cuda/bin/nvcc" +
-                          " --eval='show: ; @echo \"$(" + name + ")\"' show");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const Said said =
+      ended(f.run("cd {repo} && MAKEFLAGS= PATH=" + f / "bin" + ":$PATH make -s NVCC=" + f / "cuda/bin/nvcc" +
+                  " --eval='show: ; @echo \"$(" + name + ")\"' show"));
   return said.text;
 }
 

@@ -114,7 +114,7 @@ TEST_CASE("step: an infinite loss, norm or gradient ends the run with its weight
   for (float bad : {INFINITY, NAN}) {
     loss.trainer.losses()[1] = bad;
     loss.trainer.end_step();
-    REQUIRE(refusal_of_result(loss).find("diverged") != std::string::npos);
+    REQUIRE(contains(refusal_of_result(loss), "diverged"));
   }
   // The gradient alone. Logits of next to nothing, so the loss is ln V; but what the embedding gets back passes
   // through an output matrix of 1e21, whose squares leave the range of float. In the second micro-batch of two as
@@ -132,7 +132,7 @@ TEST_CASE("step: an infinite loss, norm or gradient ends the run with its weight
     const std::string message = refusal_of_result(gradient);
     INFO(message);
     REQUIRE(message.find("step 1: the loss is 3.6") == 0);  // ln 37
-    REQUIRE(message.find("diverged") != std::string::npos);
+    REQUIRE(contains(message, "diverged"));
     REQUIRE(message.ends_with("Step 0 is the last that moved the weights"));
     REQUIRE(gradient.trainer.fingerprint() == before);
   }

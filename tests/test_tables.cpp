@@ -27,10 +27,9 @@ TEST_CASE("tables: every row builds a model, and dense rows are of one size", "[
   if (!has_python()) return;
   const Folder f;
   for (auto [scale, size] : {std::pair{"minutes", 200'000.0}, {"hours", 800'000.0}}) {
-    const Said said = f.run(format("{repo}/scripts/tables.py p1-2 p2-1 stability --describe --scale=%s", scale));
-    INFO(said.text);
-    REQUIRE(said.exit_code == 0);
-    std::istringstream lines(said.text);
+    const std::string said =
+        f.done(format("{repo}/scripts/tables.py p1-2 p2-1 stability --describe --scale=%s", scale));
+    std::istringstream lines(said);
     size_t rows = 0;
     for (std::string line; std::getline(lines, line); rows++) {
       std::erase(line, ',');
@@ -39,44 +38,32 @@ TEST_CASE("tables: every row builds a model, and dense rows are of one size", "[
     }
     REQUIRE(rows == 11 + 2 * 23 + 6 * 6);
   }
-  const Said experts = f.run("{repo}/scripts/tables.py p1-1 p1-3 p1-4 p1-6 --describe");
-  INFO(experts.text);
-  REQUIRE(experts.exit_code == 0);
-  REQUIRE(count(experts.text, "parameters") == 15 + 5 + 7 + 6);
+  const std::string experts = f.done("{repo}/scripts/tables.py p1-1 p1-3 p1-4 p1-6 --describe");
+  REQUIRE(count(experts, "parameters") == 15 + 5 + 7 + 6);
 }
 
 TEST_CASE("tables: the paper's scale prints the paper's models", "[tables]") {
   if (!has_python()) return;
   const Folder f;
-  const Said said = f.run("{repo}/scripts/tables.py p1-1 p1-2 p1-5 p2-1 p2-2 --scale=paper");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
-  REQUIRE(contains(said.text,
-                   "p1-1 row 4: ./train --preset=p1-15a2b --steps=95367 --batch=1 --micro-batches=1024 --warmup=1000 "
-                   "--min-lr=3e-5 --experts=132 --lr=0.002 "));
-  REQUIRE(contains(said.text,
-                   "p1-2 row 48L 2x G1: ./train --preset=p1-1.7b-48l --steps=95367 --batch=1 --micro-batches=1024 "
-                   "--warmup=1000 --min-lr=3e-5 --attn=g1 --lr=0.008 --match-params=--attn=full "));
-  REQUIRE(contains(
-      said.text, " --attn=g1 --lr=0.004 --context=32768 --rope-theta=1e6 --data=LONG.bin --from=SHORT --out=FOLDER\n"));
-  REQUIRE(contains(said.text, "--out=FOLDER --evaluate --yarn=4 --context=131072\n"));
-  REQUIRE(contains(said.text, " --norm=dyt --embedding-scale=on --lr=0.0005 "));
-  REQUIRE(contains(said.text,
-                   "--attn=g1 --norm=gated --lr=0.0043 --data=FILE.bin --out=FOLDER --evaluate --quantize=nvfp4-w4a4 "
-                   "--smoothquant=0.5 --val-batches=64\n"));
-  const std::string line = line_of(said.text, "p2-1 row 20: ./train ");
-  const Said described = f.run("{repo}/train --describe " + line.substr(0, line.find(" --data=")));
-  INFO(described.text);
-  REQUIRE(described.exit_code == 0);
+  const std::string said = f.done("{repo}/scripts/tables.py p1-1 p1-2 p1-5 p2-1 p2-2 --scale=paper");
+  REQUIRE(says(said,
+               {"p1-1 row 4: ./train --preset=p1-15a2b --steps=95367 --batch=1 --micro-batches=1024 --warmup=1000 "
+                "--min-lr=3e-5 --experts=132 --lr=0.002 ",
+                "p1-2 row 48L 2x G1: ./train --preset=p1-1.7b-48l --steps=95367 --batch=1 --micro-batches=1024 "
+                "--warmup=1000 --min-lr=3e-5 --attn=g1 --lr=0.008 --match-params=--attn=full ",
+                " --attn=g1 --lr=0.004 --context=32768 --rope-theta=1e6 --data=LONG.bin --from=SHORT --out=FOLDER\n",
+                "--out=FOLDER --evaluate --yarn=4 --context=131072\n", " --norm=dyt --embedding-scale=on --lr=0.0005 ",
+                "--attn=g1 --norm=gated --lr=0.0043 --data=FILE.bin --out=FOLDER --evaluate --quantize=nvfp4-w4a4 "
+                "--smoothquant=0.5 --val-batches=64\n"}));
+  const std::string line = line_of(said, "p2-1 row 20: ./train ");
+  const std::string described = f.done("{repo}/train --describe " + line.substr(0, line.find(" --data=")));
 }
 
 TEST_CASE("tables: figures are those of the runs, and what is finished is not run again", "[tables]") {
   if (!has_python()) return;
   const Folder f;
   const std::string table = "{repo}/scripts/tables.py p1-4 --scale=seconds --seeds=2 --runs=runs --results=results";
-  const Said said = f.run(table);
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const std::string said = f.done(table);
   const Json first = Json::parse(f.read("results/p1-4.seconds.json"));
   REQUIRE(first["rows"].size() == 7);
 
@@ -122,11 +109,9 @@ TEST_CASE("tables: figures are those of the runs, and what is finished is not ru
 TEST_CASE("tables: every row of the tables that train alone runs", "[tables]") {
   if (!has_python()) return;
   const Folder f;
-  const Said said = f.run(
-      "{repo}/scripts/tables.py p1-1 p1-2 p1-3 p1-6 p2-1 bf16 stability --scale=seconds --seeds=1 "
-      "--text={repo}/README.md --runs=runs --results=results");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const Said said =
+      ended(f.run("{repo}/scripts/tables.py p1-1 p1-2 p1-3 p1-6 p2-1 bf16 stability --scale=seconds --seeds=1 "
+                  "--text={repo}/README.md --runs=runs --results=results"));
   const std::string page = f.read("results/README.md");
   for (const auto& [table, rows] :
        {std::pair("p1-1", 15), {"p1-2", 11}, {"p1-3", 5}, {"p1-6", 6}, {"p2-1", 23}, {"bf16", 4}}) {
@@ -145,11 +130,9 @@ TEST_CASE("tables: every row of the tables that train alone runs", "[tables]") {
 TEST_CASE("tables: what 4 bits cost is what --evaluate prints; outlier dimensions come from the log", "[tables]") {
   if (!has_python()) return;
   const Folder f;
-  const Said said = f.run(
-      "{repo}/scripts/tables.py p2-2 p3-5 --scale=seconds --seeds=1 --text={repo}/README.md --runs=runs "
-      "--results=results");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const Said said =
+      ended(f.run("{repo}/scripts/tables.py p2-2 p3-5 --scale=seconds --seeds=1 --text={repo}/README.md --runs=runs "
+                  "--results=results"));
   const Json row = Json::parse(f.read("results/p2-2.seconds.json"))["rows"][1];
   const std::string flags =
       row["runs"]["text"]["flags"].get<std::string>() + " --data={repo}/README.md --seed=1337 --out=by_hand";
@@ -169,9 +152,8 @@ TEST_CASE("tables: what 4 bits cost is what --evaluate prints; outlier dimension
 TEST_CASE("tables: a long context is trained from the weights of a short one, and stretched", "[tables]") {
   if (!has_python()) return;
   const Folder f;
-  const Said said = f.run("{repo}/scripts/tables.py p1-5 --scale=seconds --seeds=1 --runs=runs --results=results");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const Said said =
+      ended(f.run("{repo}/scripts/tables.py p1-5 --scale=seconds --seeds=1 --runs=runs --results=results"));
   const Json row = Json::parse(f.read("results/p1-5.seconds.json"))["rows"][1];
   const Json& runs = row["runs"]["long"];
   f.run("{repo}/train --seed=1337 --sample-tokens=0 --out=short " + runs["before"].get<std::string>());
@@ -241,9 +223,7 @@ measured = [{"step": 1, "validation_loss": 3.0, "measured_tokens": 1, "peak": 5}
 assert read_at({"measured": measured}, 2.0)["peak"] == 7
 assert read_at({"measured": measured}, 1.0) == {"diverged": True}
 )py");
-  const Said said = f.run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const std::string said = f.done("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py");
 }
 
 // Perplexities, scores and losses as they stand in print.
@@ -291,9 +271,7 @@ for number, flags, peak, loss, gap, to in [
     assert (row.paper["peak"], row.paper["loss"], row.to) == (peak, loss, to), (number, row)
     assert gap is None or abs(loss - losses[to] - gap) < 1e-9, (number, loss - losses[to])
 )py");
-  const Said said = f.run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const std::string said = f.done("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py");
 }
 
 TEST_CASE("tables: the highest rate that trains, and outlier dimensions where a state has none", "[tables]") {
@@ -330,19 +308,15 @@ value = TABLES["p3-5"].columns["outlier"].value
 assert value({"outlier_sizes_by_state": [[3, 2], [None, None], [8, 1]], "median_by_state": [1, None, 2]}) == 4
 assert value({"outlier_sizes_by_state": [[None, None]], "median_by_state": [None]}) is None
 )py");
-  const Said said = f.run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const std::string said = f.done("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py");
 }
 
 TEST_CASE("tables: a model is read at another one's loss; p2-4 times steps in turns", "[tables]") {
   if (!has_python()) return;
   const Folder f;
-  const Said said = f.run(
-      "{repo}/scripts/tables.py p3-5 p2-4 --scale=seconds --seeds=1 --text={repo}/README.md --runs=runs "
-      "--results=results");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const Said said =
+      ended(f.run("{repo}/scripts/tables.py p3-5 p2-4 --scale=seconds --seeds=1 --text={repo}/README.md --runs=runs "
+                  "--results=results"));
   const Json rows = Json::parse(f.read("results/p3-5.seconds.json"))["rows"];
   const double dyt = rows[2]["loss"]["values"][0], early = rows[1]["loss"]["values"][0];
   REQUIRE(early <= dyt);
@@ -375,8 +349,8 @@ tables.write_index("kept")
   f.write("kept/stability.minutes.json", R"({"title": "S", "command": "scripts/tables.py stability --seeds=3"})");
   const std::string page = f.run(command).text;
   INFO(page);
-  REQUIRE(contains(page, "\n| [T](p1-3.hours.md) | hours | 2 | 1 | 2 | 0 | 1 | 0 |\n"));
-  REQUIRE(contains(page, "\n| [S](stability.minutes.md) | minutes | 3 |  |  |  |  |  |\n"));
+  REQUIRE(says(page, {"\n| [T](p1-3.hours.md) | hours | 2 | 1 | 2 | 0 | 1 | 0 |\n",
+                      "\n| [S](stability.minutes.md) | minutes | 3 |  |  |  |  |  |\n"}));
 }
 
 TEST_CASE("tables: what cannot be done is one line", "[tables]") {
@@ -387,9 +361,7 @@ TEST_CASE("tables: what cannot be done is one line", "[tables]") {
                                  {"p1-4 --seeds=0", "--seeds=0 --jobs="},
                                  {"p1-1 --text=nothing.txt", "--text=nothing.txt: no such file"},
                                  {"stability --scale=paper", "stability has no rows in a paper"}}) {
-    const Said said = f.run(format("{repo}/scripts/tables.py %s", arguments));
-    INFO(said.text);
-    REQUIRE(said.exit_code == 1);
+    const Said said = ended(f.run(format("{repo}/scripts/tables.py %s", arguments)), 1);
     REQUIRE(said.text.starts_with("error: "));
     REQUIRE(contains(said.text, what));
     REQUIRE(count(said.text, "\n") == 1);

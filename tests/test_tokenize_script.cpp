@@ -60,9 +60,7 @@ TEST_CASE("tokenize_script: a vocabulary made of texts, and shards in which thes
                          "\n\n"
                          R"({"text": "two", "more": 1})"
                          "\n");
-  const Said said = tokenize(f, "texts lines.jsonl --train=400 --out=o --shard-tokens=1000");
-  INFO(said.text);
-  REQUIRE(said.exit_code == 0);
+  const Said said = ended(tokenize(f, "texts lines.jsonl --train=400 --out=o --shard-tokens=1000"));
   REQUIRE(contains(said.text, "vocabulary 400, 16 bits a token"));
   REQUIRE(fs::exists(f / "o/train_000001.bin"));
   for (const auto& entry : fs::directory_iterator(f.path / "o")) REQUIRE(entry.path().extension() != ".part");
@@ -202,9 +200,7 @@ TEST_CASE("tokenize_script: what it cannot do is said in a line, and nothing is 
                             ": not a regular file");
   require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --end-of-text='\xff'"),
                           "the tokenizer has no such token");
-  const Said named = tokenize(f, "a.txt --train=300 --out='caf\xe9'");
-  INFO(named.text);
-  REQUIRE(named.exit_code == 0);
+  const Said named = ended(tokenize(f, "a.txt --train=300 --out='caf\xe9'"));
   REQUIRE(tokenize(f, "a.txt --tokenizer='caf\xe9' --out=again").exit_code == 0);
   REQUIRE(f.read("again/tokenizer.json") == f.read("caf\xe9/tokenizer.json"));
   require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --end-of-text=stop"), "--end-of-text=stop");

@@ -1,10 +1,6 @@
 // trainer: whole runs. The same weights on every device, for any number of threads, and across an interruption.
-#include <omp.h>
-
-#include <filesystem>
-#include <set>
-
 #include "tests/harness.h"
+#include "tests/script.h"
 #include "tests/small_runs.h"
 #include "training/engines.h"
 #include "training/memory.h"
@@ -120,12 +116,10 @@ TEST_CASE("trainer: a step allocates nothing, and takes the scratch that was pla
 }
 
 TEST_CASE("trainer: saved and loaded, a run goes on bit for bit", "[checkpoint]") {
-  const std::string folder =
-      (std::filesystem::temp_directory_path() / ("trainer." + std::to_string(getpid()))).string();
+  const Folder folder;
   for (const char* flags : {"--norm=gated --norm-rank=3 --attn=g1", "--experts=6 --shared-experts=1"}) {
     Config config = small_run(small_model(flags), 20, 2);
-    config.out = folder;
-    prepare_checkpoint_folder(folder);
+    config.out = folder / flags;
     Context cpu(Device::cpu);
     Run whole(config, cpu);
     whole.steps(10);
@@ -135,7 +129,7 @@ TEST_CASE("trainer: saved and loaded, a run goes on bit for bit", "[checkpoint]"
     first.steps(10);
     first.trainer.save({{"note", "ten steps"}});
     Run second(config, cpu);
-    second.trainer.load(*find_latest(folder));
+    second.trainer.load(*find_latest(config.out));
     REQUIRE(second.trainer.steps_done() == 10);
     REQUIRE_BITWISE(expected, second.steps(10));
     REQUIRE(second.trainer.fingerprint() == whole.trainer.fingerprint());
@@ -143,8 +137,7 @@ TEST_CASE("trainer: saved and loaded, a run goes on bit for bit", "[checkpoint]"
     ModelConfig other = config.model;
     other.ffn.F++, other.moe.F++;
     Run wrong(small_run(other), cpu);
-    REQUIRE_THROWS_AS(wrong.trainer.load(*find_latest(folder)), Error);
-    std::filesystem::remove_all(folder);
+    REQUIRE_THROWS_AS(wrong.trainer.load(*find_latest(config.out)), Error);
   }
 }
 
@@ -192,76 +185,39 @@ TEST_CASE("trainer: the gradient's norm by layer, before clipping, against AdamW
 
 TEST_CASE("trainer: every flag that shapes the result changes the weights", "[trainer]") {
   // A value other than the default for each; what is left out has its own test, or names the data and the model's sizes.
-  const std::map<std::string, std::string> other = {{"--norm-eps", "0.1"},
-                                                    {"--norm-rank", "2"},
-                                                    {"--norm-gate-scale", "2"},
-                                                    {"--dyt-alpha", "0.9"},
-                                                    {"--attention-every", "2"},
-                                                    {"--head-experts", "2"},
-                                                    {"--head-experts-per-token", "2"},
-                                                    {"--experts", "3"},
-                                                    {"--experts-per-token", "1"},
-                                                    {"--expert-hidden", "11"},
-                                                    {"--dense-layers", "1"},
-                                                    {"--shared-experts", "1"},
-                                                    {"--balance-loss", "0.5"},
-                                                    {"--z-loss", "0.5"},
-                                                    {"--window", "3"},
-                                                    {"--rope-theta", "100"},
-                                                    {"--rope-scaling", "linear,3"},
-                                                    {"--window-rope-theta", "100"},
-                                                    {"--full-every", "2"},
-                                                    {"--score-dim", "9"},
-                                                    {"--embedding-factor", "2"},
-                                                    {"--rope-fraction", "0.5"},
-                                                    {"--clip-residual", "0.02"},
-                                                    {"--clip-output", "0.001"},
-                                                    {"--dropout", "0.3"},
-                                                    {"--seed", "6"},
-                                                    {"--batch", "3"},
-                                                    {"--micro-batches", "2"},
-                                                    {"--lr", "0.01"},
-                                                    {"--min-lr", "0.002"},
-                                                    {"--warmup", "1"},
-                                                    {"--decay", "3"},
-                                                    {"--beta1", "0.5"},
-                                                    {"--beta2", "0.5"},
-                                                    {"--adam-eps", "0.001"},
-                                                    {"--weight-decay", "5"},
-                                                    {"--clip", "0.01"},
-                                                    {"--steps", "3"}};
+  std::map<std::string, std::string> other;
+  for (const std::string& word : words_of(
+           "--norm-eps=0.1 --norm-rank=2 --norm-gate-scale=2 --dyt-alpha=0.9 --attention-every=2 "
+           "--head-experts=2 --head-experts-per-token=2 --experts=3 --experts-per-token=1 --expert-hidden=11 "
+           "--dense-layers=1 --shared-experts=1 --balance-loss=0.5 --z-loss=0.5 --window=3 --rope-theta=100 "
+           "--rope-scaling=linear,3 --window-rope-theta=100 --full-every=2 --score-dim=9 --embedding-factor=2 "
+           "--rope-fraction=0.5 --clip-residual=0.02 --clip-output=0.001 --dropout=0.3 --seed=6 --batch=3 "
+           "--micro-batches=2 --lr=0.01 --min-lr=0.002 --warmup=1 --decay=3 --beta1=0.5 --beta2=0.5 --adam-eps=0.001 "
+           "--weight-decay=5 --clip=0.01 --steps=3"))
+    other[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
+  // What some flags need beside them.
   const std::string wide = "--vocab=64 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 --ffn-hidden=48";
-  const std::map<std::string, std::string> room = {
-      {"--norm-rank", "--norm=gated"},
-      {"--norm-gate-scale", "--norm=gated"},
-      {"--dyt-alpha", "--norm=dyt"},
-      {"--window-rope-theta", "--window=3"},
-      {"--full-every", "--window=3 --window-layers=not-nth"},
-      {"--head-experts-per-token", "--head-experts=3"},
-      {"--attention-every", "--mixer=hybrid --layers=3"},
-      {"--experts-per-token", "--experts=3"},
-      {"--expert-hidden", "--experts=3"},
-      {"--dense-layers", "--experts=3"},
-      {"--shared-experts", "--experts=3"},
-      {"--balance-loss", "--experts=3"},
-      {"--z-loss", "--experts=3"},
-      {"--norm-gate", "--norm=gated"},
-      {"--norm-gate-act", "--norm=gated"},
-      {"--norm-gate-init", "--norm=gated"},
-      {"--delta", "--mixer=gated-delta"},
-      {"--gate", "--attn=g1"},
-      {"--gate-op", "--attn=g1"},
-      {"--gate-act", "--attn=g1"},
-      {"--head-experts-of", "--head-experts=3"},
-      {"--window-layers", "--window=3 --layers=6"},
-      {"--gelu", "--ffn=gelu"},
-      {"--decay", "--schedule=wsd"},
-      {"--shared-expert-gate", "--experts=3 --shared-experts=1"},
-      {"--router-renormalise", "--experts=3"},
-      {"--router-bias", "--experts=3"},
-      {"--balance-over", "--experts=3 --balance-loss=0.5 --micro-batches=2"},
-      {"--precision", wide},
-      {"--mma", wide + " --precision=bf16"}};
+  std::map<std::string, std::string> room;
+  for (const auto& [with, flags] : std::vector<std::pair<std::string, std::string>>{
+           {"--norm=gated", "--norm-rank --norm-gate-scale --norm-gate --norm-gate-act --norm-gate-init"},
+           {"--norm=dyt", "--dyt-alpha"},
+           {"--window=3", "--window-rope-theta"},
+           {"--window=3 --window-layers=not-nth", "--full-every"},
+           {"--head-experts=3", "--head-experts-per-token --head-experts-of"},
+           {"--mixer=hybrid --layers=3", "--attention-every"},
+           {"--experts=3",
+            "--experts-per-token --expert-hidden --dense-layers --shared-experts --balance-loss --z-loss "
+            "--router-renormalise --router-bias"},
+           {"--mixer=gated-delta", "--delta"},
+           {"--attn=g1", "--gate --gate-op --gate-act"},
+           {"--window=3 --layers=6", "--window-layers"},
+           {"--ffn=gelu", "--gelu"},
+           {"--schedule=wsd", "--decay"},
+           {"--experts=3 --shared-experts=1", "--shared-expert-gate"},
+           {"--experts=3 --balance-loss=0.5 --micro-batches=2", "--balance-over"},
+           {wide, "--precision"},
+           {wide + " --precision=bf16", "--mma"}})
+    for (const std::string& flag : words_of(flags)) room[flag] = with;
   const std::string base =
       "--data=bigram-backcopy --vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 "
       "--batch=2 --steps=4 --warmup=0 ";
