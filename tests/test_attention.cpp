@@ -138,6 +138,7 @@ TEST_CASE("attention: the CPU twin and the kernels equal the reference bit for b
                {{2, 9, 1, 1, 130}, plain, Kind::sink},
                {{1, 66, 4, 2, 33}, plain, Kind::kv_bias},
                {{1, 65, 1, 1, 128}, plain, Kind::none},
+               {{1, 20, 2, 1, 101}, plain, Kind::none},
                {{3, 17, 6, 2, 1}, large, Kind::kv_bias},
                {{1, 65, 1, 1, 256}, plain, Kind::kv_bias},
                {windowed({1, 200, 1, 1, 8}, 70), plain, Kind::none},

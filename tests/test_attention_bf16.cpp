@@ -151,6 +151,7 @@ TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the r
       {{2, 63, 2, 2, 32}, large, Kind::sink},
       {{1, 65, 3, 1, 64}, plain, Kind::kv_bias},
       {{1, 65, 1, 1, 128}, plain, Kind::none, MmaArithmetic::ampere},
+      {{1, 65, 1, 1, 128}, plain, Kind::none},
       {{1, 17, 1, 1, 256}, plain, Kind::kv_bias},
       {windowed({1, 66, 1, 1, 144}, 30), large, Kind::sink},
       {windowed({2, 130, 2, 1, 16}, 20), large, Kind::kv_bias, MmaArithmetic::ampere},

@@ -34,7 +34,7 @@ TEST_CASE("cached_attention_bf16: a sequence that grows token by token has the r
        {Case{1, 4, 2, 64, 130, 130, Kind::softmax}, Case{2, 2, 1, 16, 20, 70, Kind::softmax},
         Case{1, 20, 1, 32, 70, 66, Kind::kv_bias}, Case{1, 2, 2, 16, 64, 131, Kind::sink, 0, MmaArithmetic::ampere},
         Case{1, 1, 1, 144, 65, 66, Kind::sink}, Case{1, 2, 1, 16, 30, 67, Kind::sigmoid},
-        Case{1, 1, 1, 128, 1, 3, Kind::kv_bias, 0, MmaArithmetic::ampere}}) {
+        Case{1, 1, 1, 128, 1, 3, Kind::kv_bias, 0, MmaArithmetic::ampere}, Case{1, 1, 1, 128, 1, 3, Kind::kv_bias}}) {
     const size_t T = c.tokens, slots = c.slots;
     INFO(c.text());
     CachedAttentionShape s = c.shape();

@@ -105,6 +105,7 @@ TEST_CASE("gated_delta_bf16: the CPU's code and the kernels have the bits of the
                {{2, 63, 2, 2, 16, 80}, 0.5f, MmaArithmetic::ampere},
                {{1, 130, 1, 1, 64, 64}, 30.0f},
                {{1, 70, 1, 2, 128, 16}, 0.1f, MmaArithmetic::ampere},
+               {{1, 70, 1, 2, 128, 16}, 0.1f},
                {{1, 17, 1, 1, 256, 32}, 1.0f},
                {{2, 5, 2, 2, 16, 80}, 0.5f}};
   for (const auto& [s, decay, arithmetic] : cases) {
