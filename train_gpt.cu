@@ -108,8 +108,8 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
     const bool measures = looks && (complete || (c.measure_every && step % c.measure_every == 0));
     bool saves =
         !c.out.empty() && step > first && (last || step % c.save_every == 0 || step == c.schedule.stable_until());
-    // A GPU may run one step ahead: it is given the next step before this one's result is read. Before a validation, a measure, a
-    // checkpoint or the end all results are read.
+    // A GPU may run one step ahead: it is given the next step before this one's result is read. Before a validation, a
+    // measure, a checkpoint or the end all results are read.
     const size_t in_flight = ctx.device == Device::cuda && !validates && !measures && !saves && !last ? 1 : 0;
     while (const auto result = trainer.next_result(in_flight)) progress.step(*result);
 

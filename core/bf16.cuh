@@ -10,8 +10,9 @@ struct bf16 {
   uint16_t bits;
 
   bf16() = default;
-  // To nearest, ties to even; beyond the largest number infinity; a NaN stays one. Adding 0x7fff carries into the upper half
-  // where the lower half is above one half of its range; adding one more where the upper half is odd does so at a tie too.
+  // To nearest, ties to even; beyond the largest number infinity; a NaN stays one. Adding 0x7fff carries into the upper
+  // half where the lower half is above one half of its range; adding one more where the upper half is odd does so at a
+  // tie too.
   HD explicit bf16(float x) {
     const uint32_t u = float_bits(x);
     bits = uint16_t(x != x ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);

@@ -3,8 +3,8 @@
 //
 // A stream runs in order. So an operation may use scratch memory until it returns, and the next operation may have the
 // same memory; and a copy to the device is done before any kernel that is launched after it begins.
-// A training step allocates nothing: scratch and the pinned memory of uploads are reserved before the first one. It waits
-// for the device only where it reads a Readback.
+// A training step allocates nothing: scratch and the pinned memory of uploads are reserved before the first one. It
+// waits for the device only where it reads a Readback.
 // tests/test_device.cpp
 #pragma once
 #ifdef __CUDACC__
@@ -117,7 +117,8 @@ class Context {
     return graphs_outdated_ + given_back;
   }
 
-  // Where there is no stream: work that is done at once, or, while the emulator's launches are recorded, joins the record.
+  // Where there is no stream: work that is done at once, or, while the emulator's launches are recorded, joins the
+  // record.
   template <class Work>
   void enqueue(const Work& work) {
     static_assert(std::is_trivially_copy_constructible_v<Work> && std::is_trivially_destructible_v<Work>);
@@ -300,14 +301,14 @@ void set_zero(T* p, size_t n, Context& ctx) {
   ctx.enqueue([=] { memset(static_cast<void*>(p), 0, n * sizeof(T)); });
 }
 
-// Is a loop of the CPU over so many numbers worth waking other threads for? A thread that sleeps takes as long to wake as some
-// thousand numbers of an activation or a norm take. Of one token at a time most loops have fewer.
+// Is a loop of the CPU over so many numbers worth waking other threads for? A thread that sleeps takes as long to wake
+// as some thousand numbers of an activation or a norm take. Of one token at a time most loops have fewer.
 inline bool worth_waking(size_t numbers) {
   return numbers >= 16384;
 }
 
-// `rows` rows of n elements each, copied on the device after what was launched before. A row begins to_step or from_step
-// elements after the one before it: 0 for from_step copies one row to all.
+// `rows` rows of n elements each, copied on the device after what was launched before. A row begins to_step or
+// from_step elements after the one before it: 0 for from_step copies one row to all.
 template <class T>
 void copy_rows(T* to, size_t to_step, const T* from, size_t from_step, size_t rows, size_t n, Context& ctx) {
 #ifdef __CUDACC__

@@ -114,15 +114,16 @@ inline size_t allocations = 0;
 // How often memory of a device with kernels was given back: an address that was good before may be another's by now.
 inline size_t given_back = 0;
 
-// While launches are recorded (core/graph.cuh) nothing runs: what copies at once, waits, or gives memory has no place there.
+// While launches are recorded (core/graph.cuh) nothing runs: what copies at once, waits, or gives memory has no place
+// there.
 inline bool recording_launches = false;
 inline void require_not_recording(Device device, const char* what) {
   require(device == Device::cpu || !recording_launches,
           "graph: %s while launches are recorded: a record holds launches, set_zero and copy_rows alone", what);
 }
 
-// Fresh memory is filled with NaN on every device, so that reading what nobody wrote shows. GATED_FILL=off leaves it as it
-// is, for tools that watch for such reads themselves: compute-sanitizer's initcheck, valgrind.
+// Fresh memory is filled with NaN on every device, so that reading what nobody wrote shows. GATED_FILL=off leaves it as
+// it is, for tools that watch for such reads themselves: compute-sanitizer's initcheck, valgrind.
 inline const bool fill_fresh_memory = [] {
   const char* fill = getenv("GATED_FILL");
   return !fill || strcmp(fill, "off");

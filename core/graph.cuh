@@ -3,23 +3,25 @@
 //   LaunchGraph graph(ctx);
 //   graph.run([&] { ...launches... });   // again and again
 //
-// Kernels of a small model may end sooner than the host launches the next one. A CUDA graph is many kernels in one launch.
+// Kernels of a small model may end sooner than the host launches the next one. A CUDA graph is many kernels in one
+// launch.
 //
 //   first run    does the launches. They have first-time work that no record can hold: kernels are loaded, cuBLASLt chooses
 //                its algorithms, scratch memory grows
 //   second run   records them: nothing runs meanwhile. Then it repeats the record
 //   later runs   repeat the record. The function is not called
 //
-// A record holds kernels with their grids and arguments, cuBLASLt's among them, set_zero and copy_rows. So what changes from run
-// to run must lie in device memory, always at the same address, and is uploaded before the run. An argument stays what it was in
-// the second run.
+// A record holds kernels with their grids and arguments, cuBLASLt's among them, set_zero and copy_rows. So what changes
+// from run to run must lie in device memory, always at the same address, and is uploaded before the run. An argument
+// stays what it was in the second run.
 // What a record cannot hold is refused: an upload, something read back, a wait for the device, an allocation.
 //
-// Once a graph has run, whatever memory of the device is given back, and ctx.outdate_graphs(), make the next run a first one.
+// Once a graph has run, whatever memory of the device is given back, and ctx.outdate_graphs(), make the next run a
+// first one.
 //
-// On a GPU a record is a CUDA graph, which a stream captures. On the emulator it is a list of functions with the same rules: so a
-// test without a GPU sees whether they are kept. Without ctx.use_graphs(), as on the CPU, every run is a first one.
-// --graph | tests/test_graph.cpp
+// On a GPU a record is a CUDA graph, which a stream captures. On the emulator it is a list of functions with the same
+// rules: so a test without a GPU sees whether they are kept. Without ctx.use_graphs(), as on the CPU, every run is a
+// first one. --graph | tests/test_graph.cpp
 #pragma once
 #include <optional>
 

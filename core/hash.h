@@ -1,6 +1,6 @@
-// hash: H, XXH3-64 (Y. Collet, xxhash.com), over whatever enters, in 16 hex digits: of a run's weights, of its data, and
-// of the metadata of a checkpoint. Numbers enter as 64-bit little endian and strings after their length, so that no two
-// contents spell the same bytes. tests/test_checkpoint.cpp
+// hash: H, XXH3-64 (Y. Collet, xxhash.com), over whatever enters, in 16 hex digits: of a run's weights, of its data,
+// and of the metadata of a checkpoint. Numbers enter as 64-bit little endian and strings after their length, so that no
+// two contents spell the same bytes. tests/test_checkpoint.cpp
 #pragma once
 #include <cstdint>
 #include <string>

@@ -93,7 +93,8 @@ inline size_t multiprocessors() {
 #endif
 }
 
-// How many blocks of such a launch the device runs at once, for a kernel whose blocks do one piece of work after another.
+// How many blocks of such a launch the device runs at once, for a kernel whose blocks do one piece of work after
+// another.
 template <class... P>
 size_t blocks_at_once([[maybe_unused]] void (*kernel)(P...), [[maybe_unused]] unsigned threads,
                       [[maybe_unused]] size_t shared_bytes) {

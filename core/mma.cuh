@@ -1,7 +1,8 @@
-// mma: the instructions that feed and run a tensor core, each with a twin for the emulator. What they compute: core/mma.h.
+// mma: the instructions that feed and run a tensor core, each with a twin for the emulator. What they compute:
+// core/mma.h.
 //
-// A warp multiplies a tile of A (16,16) by a tile of B (16,8) and adds it to C (16,8). Its 32 lanes hold the tiles among them, in
-// registers; with g = lane / 4 and t = lane % 4 a lane has
+// A warp multiplies a tile of A (16,16) by a tile of B (16,8) and adds it to C (16,8). Its 32 lanes hold the tiles
+// among them, in registers; with g = lane / 4 and t = lane % 4 a lane has
 //
 //        A, k:  2t 2t+1      2t+8 2t+9            B, column g, k:            C, column:  2t  2t+1
 //   row g      x[0].lo .hi   x[2].lo .hi            2t   x[0].lo        row g          x[0]  x[1]
@@ -9,17 +10,17 @@
 //                                                   2t+8 x[1].lo
 //                                                   2t+9 x[1].hi
 //
-// lo and hi are the halves of a 32-bit register. Of A, neighbours in a register are neighbours in k: a tile in shared memory with
-// k contiguous is loaded by ldmatrix as it lies; one with k down the columns is transposed on the way. The same holds for B,
-// whose columns are ldmatrix' rows.
+// lo and hi are the halves of a 32-bit register. Of A, neighbours in a register are neighbours in k: a tile in shared
+// memory with k contiguous is loaded by ldmatrix as it lies; one with k down the columns is transposed on the way. The
+// same holds for B, whose columns are ldmatrix' rows.
 //
-// ldmatrix loads four 8x8 tiles: lane i brings the address of row i % 8 of tile i / 8, and gets of each tile two neighbours of
-// row g, or, transposed, of column g. Eight rows that lie 16 bytes apart from one another in the 128 bytes of all banks are
-// read at once.
+// ldmatrix loads four 8x8 tiles: lane i brings the address of row i % 8 of tile i / 8, and gets of each tile two
+// neighbours of row g, or, transposed, of column g. Eight rows that lie 16 bytes apart from one another in the 128
+// bytes of all banks are read at once.
 //
-// cp.async copies 16 bytes from global to shared memory, past the registers, while the thread goes on. What a thread has asked
-// for is there when it has waited for it; for other threads, when they have met it at a barrier after that wait.
-// tests/test_mma.cpp, tests/test_planted_bugs.cpp
+// cp.async copies 16 bytes from global to shared memory, past the registers, while the thread goes on. What a thread
+// has asked for is there when it has waited for it; for other threads, when they have met it at a barrier after that
+// wait. tests/test_mma.cpp, tests/test_planted_bugs.cpp
 #pragma once
 #include "core/context.cuh"
 #include "core/mma.h"
@@ -72,7 +73,8 @@ __device__ inline void ldmatrix(uint32_t (&x)[4], const bf16* row) {
 // A thread's copies from global to shared memory.
 class AsyncCopies {
  public:
-  // 16 bytes, both sides on a 16-byte boundary: the first `bytes` of them (whole bf16) from global memory, the others 0.
+  // 16 bytes, both sides on a 16-byte boundary: the first `bytes` of them (whole bf16) from global memory, the others
+  // 0.
   __device__ void copy16(void* shared, const void* global, unsigned bytes = 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
                  : "memory");
@@ -88,8 +90,8 @@ class AsyncCopies {
 
 #else
 
-// Which generation the emulator is. A host's variable, which kernels only see through this function: the race shadow takes what a
-// kernel reads of static memory for shared memory.
+// Which generation the emulator is. A host's variable, which kernels only see through this function: the race shadow
+// takes what a kernel reads of static memory for shared memory.
 inline MmaArithmetic emulated_mma = MmaArithmetic::hopper;
 __attribute__((no_sanitize("thread"), noinline)) inline bool emulates_hopper() {
   return emulated_mma == MmaArithmetic::hopper;
@@ -181,8 +183,8 @@ class AsyncCopies {
     require(asked_ - done_ < most, "cp.async: a thread has %zu copies under way, expected at most %zu", asked_ - done_,
             most);
     const Copy copy = {static_cast<Word*>(shared), static_cast<const Word*>(global), bytes, group_};
-    // A GPU reads between this call and the wait. The emulator reads at the wait; this extra read shows the access to ASan and
-    // to the race shadow.
+    // A GPU reads between this call and the wait. The emulator reads at the wait; this extra read shows the access to
+    // ASan and to the race shadow.
     for (size_t i = 0; i < bytes / 2; i++) (void)*(static_cast<const volatile Half*>(global) + i);
     for (size_t i = 0; i < 4; i++) copy.to[i] = ~0u;
     copies_[asked_++ % most] = copy;

@@ -1,27 +1,28 @@
 // mma: what a tensor core computes, to the bit: one step of a product of bf16 matrices, c + a . b over a short depth.
 //   (MMA-Sim, arXiv 2511.10909, version 2.1.1 of its package; Accurate Models of NVIDIA Tensor Cores, arXiv 2512.07004)
 //
-// A tensor core does not round after each product. It aligns all terms to the largest exponent, cuts what falls off the end,
-// and adds the rest exactly:
+// A tensor core does not round after each product. It aligns all terms to the largest exponent, cuts what falls off the
+// end, and adds the rest exactly:
 //
 //   term       significand, an integer     exponent e             value
 //   a_k b_k    sa sb, at most 16 bits      e(a_k) + e(b_k)        sa sb 2^(e - 14)
 //   c          24 bits                     e(c)                   s 2^(e - 23)
 //
-// The exponent of a product is that sum, whether its significand is below 2 or not; a subnormal number has e = -126. With E, the
-// largest e of the terms that are not zero, but at least -108 - F, each term is cut towards zero to a multiple of 2^(E - F):
+// The exponent of a product is that sum, whether its significand is below 2 or not; a subnormal number has e = -126.
+// With E, the largest e of the terms that are not zero, but at least -108 - F, each term is cut towards zero to a
+// multiple of 2^(E - F):
 //
 //      binary place   E+1   E   E-1   ...   E-F | E-F-1  ...
 //      of a term       x    x    x    ...    x  |   cut
 //
-// The integers that are left are added without an error, and the sum is cut towards zero to a float. A sum of 0, or of which
-// nothing is left, is +0. So a term that is zero changes no bit.
+// The integers that are left are added without an error, and the sum is cut towards zero to a float. A sum of 0, or of
+// which nothing is left, is +0. So a term that is zero changes no bit.
 //
 //   Hopper, Blackwell   a step of 16 products, F = 25
 //   Ampere, Ada         two steps of 8 products, one after the other, F = 24
 //
-// A NaN among the terms (0 times infinity is one), or infinities of both signs, give the NaN 0x7fffffff. Infinities of one sign
-// give that infinity; so does a sum beyond the largest float.
+// A NaN among the terms (0 times infinity is one), or infinities of both signs, give the NaN 0x7fffffff. Infinities of
+// one sign give that infinity; so does a sum beyond the largest float.
 // tests/test_mma.cpp
 #pragma once
 #include <cstddef>

@@ -1,15 +1,15 @@
 // mma_lanes: the arithmetic of core/mma.h for `lanes` outputs side by side, with the same bits.
 //
-// A term that is cut to a multiple of 2^(E-F) is an integer below 2^27, times 2^(E-F). So each output gets its E first, by integer
-// additions and maxima, and then the terms: a_k b_k 2^(F-E) as a float, whose conversion to an integer cuts it towards zero. The
-// integers are added in 32 bits.
+// A term that is cut to a multiple of 2^(E-F) is an integer below 2^27, times 2^(E-F). So each output gets its E first,
+// by integer additions and maxima, and then the terms: a_k b_k 2^(F-E) as a float, whose conversion to an integer cuts
+// it towards zero. The integers are added in 32 bits.
 //
 // E from -101 to 126 is the plain case:
 //   a_k b_k      is below 2^(E+2), a float; and exact as one, where it is not so small that it is cut to 0 anyway: above
 //                2^(E-25), at least 2^-126, its 14 bits behind the point fit into a subnormal
 //   2^(F-E)      and 2^(E-F) are floats
-// All else goes to the definition, lane by lane: zeros alone, infinities, NaN, and the sum of sixteen largest products and c, which
-// leaves 32 bits.
+// All else goes to the definition, lane by lane: zeros alone, infinities, NaN, and the sum of sixteen largest products
+// and c, which leaves 32 bits.
 // tests/test_mma.cpp
 #pragma once
 #include "core/mma.h"
@@ -148,8 +148,9 @@ inline ivec mma_sum_lanes(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
     const uvec beyond_31_bits =
         (sum[r] ^ total) & (rest ^ total);  // both of one sign, their sum of the other: the highest bit
     odd |= (E[r] < -101) | (E[r] > 126) | (ivec)(beyond_31_bits & 0x80000000u);
-    // To a float, towards zero. A conversion rounds to nearest. It cuts the last n bits of a magnitude of 24 + n bits where the
-    // highest of them is 0, for then they are less than half: bit n-1, which is the leading bit of magnitude >> 24.
+    // To a float, towards zero. A conversion rounds to nearest. It cuts the last n bits of a magnitude of 24 + n bits
+    // where the highest of them is 0, for then they are less than half: bit n-1, which is the leading bit of magnitude
+    // >> 24.
     const uvec sign = (uvec)((ivec)total >> 31), magnitude = (total ^ sign) - sign;
     const uvec below_half = magnitude & ~(magnitude >> 24);
     c[r] = __builtin_convertvector((ivec)((below_half ^ sign) - sign), vec) * power_of_two(E[r] - F);

@@ -1,5 +1,5 @@
-// mma_product_cpu: a product of matrices in the arithmetic of core/mma_lanes.h. The caller turns the factors into the form of
-// that header, as it knows how they lie and how often each serves.
+// mma_product_cpu: a product of matrices in the arithmetic of core/mma_lanes.h. The caller turns the factors into the
+// form of that header, as it knows how they lie and how often each serves.
 #pragma once
 #include "core/device.cuh"
 #include "core/mma_lanes.h"
@@ -32,8 +32,8 @@ template <MmaArithmetic arithmetic>
     }
 }
 
-// out (rows, columns) = chains of so many steps. columns is a multiple of `lanes`; out and left have whole groups of rows, and
-// all rows of a group are made.
+// out (rows, columns) = chains of so many steps. columns is a multiple of `lanes`; out and left have whole groups of
+// rows, and all rows of a group are made.
 inline void mma_product(MmaArithmetic arithmetic, Chains chains, float* out, size_t rows, size_t columns,
                         const MmaRow* left, const MmaPanel* right, size_t steps) {
   const auto as = arithmetic == MmaArithmetic::hopper ? mma_product_as<MmaArithmetic::hopper>

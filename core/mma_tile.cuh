@@ -1,5 +1,5 @@
-// mma_tile: what kernels on tensor cores have in common: a block of 128 threads and tiles of 64 rows, a warp 16 of them; which
-// numbers of its sums a lane has (core/mma.cuh), and how it stores them.
+// mma_tile: what kernels on tensor cores have in common: a block of 128 threads and tiles of 64 rows, a warp 16 of
+// them; which numbers of its sums a lane has (core/mma.cuh), and how it stores them.
 #pragma once
 #include "core/mma.cuh"
 

@@ -10,8 +10,8 @@
 //   gelu_erf    x*Phi(x) = x/2 * (1 + erf(x/sqrt 2))                    (the same)
 //   relu2       max(x,0)^2                                   (So et al. 2021, arXiv 2109.08668)
 //
-// The slope of an activation is its derivative. The code is the exact order of evaluation, and every constant is rounded
-// once to T. The slope of gelu_tanh needs a finite x^2: |x| < 1.8e19.
+// The slope of an activation is its derivative. The code is the exact order of evaluation, and every constant is
+// rounded once to T. The slope of gelu_tanh needs a finite x^2: |x| < 1.8e19.
 // A table of them all stands behind the functions: the enum, its names, what each operation and flag takes, and every
 // dispatch follow from it. So a new one is its functions and a row.
 // --gate-act, --norm-gate-act, --ffn, --gelu | tests/test_activation.cpp

@@ -84,8 +84,8 @@ __device__ inline Quad stored_quad(Quad q) {
   return q;
 }
 
-// A row of n elements inside wider rows that begin on boundaries of four elements (`aligned`): whole quads at once, whatever n
-// is, and the last few elements one by one. What lies past the row is neither read nor written.
+// A row of n elements inside wider rows that begin on boundaries of four elements (`aligned`): whole quads at once,
+// whatever n is, and the last few elements one by one. What lies past the row is neither read nor written.
 template <class S>
 __device__ inline Quad load_quad_inside(const S* row, size_t i, size_t n, bool aligned) {
   return aligned && i + 4 <= n ? load_quad<true>(row, i, n) : load_quad<false>(row, i, n);

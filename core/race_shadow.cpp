@@ -94,8 +94,8 @@ bool is_builtin(uintptr_t address) {
          within(address, &blockDim, sizeof blockDim) || within(address, &gridDim, sizeof gridDim) ||
          within(address, &dynamic_shared, sizeof dynamic_shared);
 }
-// A kernel's static variables are its shared memory. They are among those of the program, or of the shared library, that this
-// file is linked into: its segment that can be written.
+// A kernel's static variables are its shared memory. They are among those of the program, or of the shared library,
+// that this file is linked into: its segment that can be written.
 struct Statics {
   const char* begin = nullptr;
   size_t bytes = 0;
@@ -144,8 +144,8 @@ void report(const Race& race) {
   const auto again = std::find_if(found.begin(), found.end(), [&](const Race& r) {
     return r.fault == race.fault && std::minmax(r.now.pc, r.before.pc) == std::minmax(race.now.pc, race.before.pc);
   });
-  // A line reads what nobody has written yet, and another line then writes it: the two are unordered. That is the cause;
-  // that the read found nothing follows.
+  // A line reads what nobody has written yet, and another line then writes it: the two are unordered. That is the
+  // cause; that the read found nothing follows.
   const auto is_cause = [](const Race& race, const Race& unwritten) {
     return race.fault == Fault::race && race.shared && !race.before.write && unwritten.fault == Fault::unwritten &&
            race.before.pc == unwritten.now.pc;

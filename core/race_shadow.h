@@ -33,9 +33,9 @@
 namespace simt::shadow {
 
 #ifdef SIMT_RACE_SHADOW
-// What the runtime tells: a launch begins, with its dynamic shared memory, which is the front of a larger piece; a block
-// begins; which thread goes on, to be recorded, and its stack, which is its own business; whether to record what runs; who has
-// met whom. The last one returns the distinct races of the launch, in words.
+// What the runtime tells: a launch begins, with its dynamic shared memory, which is the front of a larger piece; a
+// block begins; which thread goes on, to be recorded, and its stack, which is its own business; whether to record what
+// runs; who has met whom. The last one returns the distinct races of the launch, in words.
 void launch_begins(const void* shared, size_t bytes, size_t capacity);
 void block_begins();
 void runs(unsigned thread, const void* stack, size_t stack_bytes);

@@ -1,8 +1,8 @@
 // reduce: the canonical orders of a sum over a row, of a sum down a column, and of a sum over a whole buffer.
 //
 // Floating-point addition is not associative: the order of a sum decides its last bits. Each order stands here
-// once, for the reference and for the kernel. A "chain" is a running sum that takes one element after the other. The orders
-// are cheap on a CPU (independent chains fill vector registers) and on a GPU (independent chains fill a warp).
+// once, for the reference and for the kernel. A "chain" is a running sum that takes one element after the other. The
+// orders are cheap on a CPU (independent chains fill vector registers) and on a GPU (independent chains fill a warp).
 //
 // row     element i joins chain i mod 128, every chain starts at +0 and ascends; the 128 chains then combine:
 //         lane l of 32 takes (c[4l] + c[4l+1]) + (c[4l+2] + c[4l+3]), and a butterfly adds lanes 16, 8, 4, 2
@@ -12,8 +12,8 @@
 // buffer  chunks of 16384 elements, each summed as a row; the sums of the chunks are one more row.
 //
 // RowSum, ColumnSum and BufferSum are the plain statement of these orders, for the references of the operations. The
-// functions below them give the same bits faster, on CPU cores (_cpu) and in kernels. They take a "fold", which puts one
-// element into its chain: acc -> fmaf(a, b, acc) for a dot product, acc + v for a sum.
+// functions below them give the same bits faster, on CPU cores (_cpu) and in kernels. They take a "fold", which puts
+// one element into its chain: acc -> fmaf(a, b, acc) for a dot product, acc + v for a sum.
 // tests/test_reduce.cpp
 #pragma once
 #include <algorithm>
@@ -137,8 +137,8 @@ T row_reduce_cpu(size_t n, Fold fold) {
   return row_chains_total(chain);
 }
 
-// The largest of a row; -inf of an empty one. A NaN is passed over. A maximum has no order, but a compiler may not reorder
-// one: so this too goes in chains.
+// The largest of a row; -inf of an empty one. A NaN is passed over. A maximum has no order, but a compiler may not
+// reorder one: so this too goes in chains.
 inline float row_max_cpu(const float* x, size_t n) {
   float chain[row_chains];
   for (float& c : chain) c = -INFINITY;

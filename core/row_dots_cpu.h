@@ -1,11 +1,11 @@
-// row_dots_cpu: dot products with the rows of a matrix, each row read once and as it lies in memory. A product with one or a
-// few rows (kernels/cpu/matmul_cpu.cpp) and the scores of one query (kernels/decode/cached_attention_cpu.cpp) are made of these. Their
-// time is that of reading the matrix, so nothing is packed first.
+// row_dots_cpu: dot products with the rows of a matrix, each row read once and as it lies in memory. A product with one
+// or a few rows (kernels/cpu/matmul_cpu.cpp) and the scores of one query (kernels/decode/cached_attention_cpu.cpp) are
+// made of these. Their time is that of reading the matrix, so nothing is packed first.
 //
 //   chain[m][j] = chain over k of x[m][k] * row[j][k]
 //
-// A lane owns a row. Of `lanes` rows, `lanes` numbers are loaded at a time and transposed in registers; then vector k holds
-// number k of every row, and meets x[k] in all lanes:
+// A lane owns a row. Of `lanes` rows, `lanes` numbers are loaded at a time and transposed in registers; then vector k
+// holds number k of every row, and meets x[k] in all lanes:
 //
 //              k  k+1 k+2 k+3                    row 0   1   2   3
 //      row 0 | a   b   c   d  |   transpose   k   | a   e   i   m |   chain = fma(x[k],   (a e i m), chain)
@@ -19,8 +19,8 @@
 
 namespace gated {
 
-// Chains of rows 0 .. count-1, 1 <= count <= lanes, ld floats apart; lanes without a row hold what row count-1 has. x has M rows,
-// ldx floats apart. `next` rows further on lie those that will be wanted next.
+// Chains of rows 0 .. count-1, 1 <= count <= lanes, ld floats apart; lanes without a row hold what row count-1 has. x
+// has M rows, ldx floats apart. `next` rows further on lie those that will be wanted next.
 template <size_t M>
 inline void row_dots(vec (&chain)[M], const float* rows, size_t ld, size_t count, size_t next, const float* x,
                      size_t ldx, size_t depth) {

@@ -1,5 +1,5 @@
-// shared_memory: how much of it a block may have. What a kernel declares (static) and what its launch asks for (dynamic)
-// come out of one budget, on the GPU and on the emulator. tests/test_simt.cpp
+// shared_memory: how much of it a block may have. What a kernel declares (static) and what its launch asks for
+// (dynamic) come out of one budget, on the GPU and on the emulator. tests/test_simt.cpp
 #pragma once
 #include <cstddef>
 

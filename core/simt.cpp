@@ -295,8 +295,8 @@ uint64_t hash_of_calls(const Thread& t) {
   return known ? hash : 0;
 }
 
-// ", called from f.cu:30" for every call above the barrier's own line; "" where none is known. A compiler may copy a call,
-// so addresses say too much: lines are what the programmer wrote.
+// ", called from f.cu:30" for every call above the barrier's own line; "" where none is known. A compiler may copy a
+// call, so addresses say too much: lines are what the programmer wrote.
 const std::string& calls_of(const Thread& t) {
   static std::map<uint64_t, std::string> known{{0, ""}};
   const auto [entry, is_new] = known.try_emplace(t.calls);

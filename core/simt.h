@@ -40,8 +40,8 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define DYNAMIC_SHARED(T, name) T* const name = reinterpret_cast<T*>(simt::dynamic_shared)
 // STATIC_SHARED(float, tile, [32][33]); one copy serves all blocks, as they run in sequence. Not thread_local: ASan
-// guards plain statics only. constinit: g++ would give an array of a class with constructors, such as bf16, a flag that says
-// whether it is initialised, and every thread would read that.
+// guards plain statics only. constinit: g++ would give an array of a class with constructors, such as bf16, a flag that
+// says whether it is initialised, and every thread would read that.
 #define STATIC_SHARED(T, name, extents)        \
   alignas(16) constinit static T name extents; \
   simt::enter_static_shared(&name, sizeof name)
@@ -90,8 +90,8 @@ enum class Order { forward, reverse, random, priority };
 struct Config {
   Order order = Order::forward;
   uint64_t seed = 1;
-  // Of static and dynamic shared memory. By default that of the smallest GPU on which everything runs. --norm-rank above
-  // 484, and linear attention in bf16 with keys of more than 128, are too much for shared_limit_consumer.
+  // Of static and dynamic shared memory. By default that of the smallest GPU on which everything runs. --norm-rank
+  // above 484, and linear attention in bf16 with keys of more than 128, are too much for shared_limit_consumer.
   size_t shared_limit = gated::shared_limit_sm_80;
 };
 extern Config config;
@@ -100,7 +100,8 @@ extern Config config;
 // device, and a block of them takes several pieces of work.
 constexpr size_t multiprocessors = 2;
 
-// What watches the kernels' memory. The build of the emulator and the kernels says it; their caller may be of another build.
+// What watches the kernels' memory. The build of the emulator and the kernels says it; their caller may be of another
+// build.
 extern const bool under_asan, under_race_shadow;
 
 // The distinct data races of the last launch, in words. Empty in a build without the race shadow.
@@ -121,9 +122,9 @@ struct Votes {
 Votes barrier(bool vote, Place at);
 
 // Waits for every lane of `mask` that has not returned. Only a collective without `combine`, __syncwarp, orders memory:
-// after a shuffle or a vote a lane may not rely on what another has written before. Each lane brings a record on its own
-// stack; before any of them goes on, the last to come runs combine(records), records[lane] being null for a lane that is not
-// there.
+// after a shuffle or a vote a lane may not rely on what another has written before. Each lane brings a record on its
+// own stack; before any of them goes on, the last to come runs combine(records), records[lane] being null for a lane
+// that is not there.
 using Combine = void (*)(void* const* records);
 void collective(unsigned mask, void* record, Combine combine, Place at);
 

@@ -12,8 +12,8 @@
 
 namespace gated {
 
-// A file by its path in the folder that the program runs in, wherever it was compiled: what stands in front of a path that is
-// there is taken away. Others stay as they are.
+// A file by its path in the folder that the program runs in, wherever it was compiled: what stands in front of a path
+// that is there is taken away. Others stay as they are.
 inline std::string path_here(const std::string& line) {
   const std::string file = line.substr(0, line.find(':'));
   for (size_t slash = file.find('/'); slash != file.npos; slash = file.find('/', slash + 1))

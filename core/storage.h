@@ -1,8 +1,9 @@
-// storage: how the numbers of an activation lie in memory, as floats or as bf16 (core/bf16.cuh), and pointers that know which.
+// storage: how the numbers of an activation lie in memory, as floats or as bf16 (core/bf16.cuh), and pointers that know
+// which.
 //
-// An operation computes in float whatever the storage is. With bf16 it widens what it reads, which is exact, and rounds what it
-// writes once, to nearest even. Its kernels and the CPU's loops are templates on the stored type S; the function that a layer
-// calls takes pointers that know their type, and picks the kernel:
+// An operation computes in float whatever the storage is. With bf16 it widens what it reads, which is exact, and rounds
+// what it writes once, to nearest even. Its kernels and the CPU's loops are templates on the stored type S; the
+// function that a layer calls takes pointers that know their type, and picks the kernel:
 //
 //   void glu_forward(Reals y, ConstReals g, ConstReals u, ...) {
 //     with_storage(y, [&](auto stored) {
@@ -74,8 +75,8 @@ class RealsOf {
 using Reals = RealsOf<void>;
 using ConstReals = RealsOf<const void>;
 
-// For structs of arguments, which a layer fills with pointers that know their type (T = void), and a kernel or a reference takes
-// with the type known (T = float, bf16, double). Their member as<S>() makes the second of the first:
+// For structs of arguments, which a layer fills with pointers that know their type (T = void), and a kernel or a
+// reference takes with the type known (T = float, bf16, double). Their member as<S>() makes the second of the first:
 //
 //   template <class T>
 //   struct RmsnormOutputsOf {
@@ -100,15 +101,15 @@ void with_storage(ConstReals of, F f) {
     f(float());
 }
 
-// place = S(x), for loops of the CPU. (Under "omp simd" the temporary of the assignment, an object of a class, keeps g++ from
-// vectorising. In a function it does not.)
+// place = S(x), for loops of the CPU. (Under "omp simd" the temporary of the assignment, an object of a class, keeps
+// g++ from vectorising. In a function it does not.)
 template <class S>
 inline void store(S& place, float x) {
   place = S(x);
 }
 
-// A CPU's twin is a template that stands in a .cpp file. This line after it makes it callable from files that see its declaration
-// alone.
+// A CPU's twin is a template that stands in a .cpp file. This line after it makes it callable from files that see its
+// declaration alone.
 #define IN_FLOAT_AND_BF16(f) [[gnu::used]] static const auto f##_stored = std::pair(&f<float>, &f<bf16>)
 
 }  // namespace gated

@@ -1,8 +1,8 @@
 // bpe: byte-pair encoding, from a word to ids (Sennrich et al. 2016, arXiv 1508.07909)
-//   A word begins as its characters. As long as two neighbours stand in the list of merges, the pair that comes first in the list
-//   is merged, and of equal pairs the leftmost. What is left are tokens.
-// The pairs that can be merged wait in a heap, so a word of n characters takes n log n steps: where nothing splits a text into
-// words (Gemma), the text is the word.
+//   A word begins as its characters. As long as two neighbours stand in the list of merges, the pair that comes first
+//   in the list is merged, and of equal pairs the leftmost. What is left are tokens.
+// The pairs that can be merged wait in a heap, so a word of n characters takes n log n steps: where nothing splits a
+// text into words (Gemma), the text is the word.
 // tests/test_tokenizer.cpp
 #pragma once
 #include <cstdint>
@@ -22,11 +22,12 @@ class Bpe {
   bool byte_fallback = false;      // or the tokens <0x00> to <0xFF> of its bytes, where all of them are there
   bool ignore_merges = false;      // a word that is a token as a whole is that token
 
-  // The next pair of the list; one that stands there twice counts where it stands last. Refuses, beginning with `where`, parts or a whole that are no tokens.
+  // The next pair of the list; one that stands there twice counts where it stands last. Refuses, beginning with
+  // `where`, parts or a whole that are no tokens.
   void add_merge(const std::string& first, const std::string& second, const std::string& where);
 
-  // Appends the tokens of a word, or none and says where in it a character begins that has no token, where there is no unknown
-  // one either.
+  // Appends the tokens of a word, or none and says where in it a character begins that has no token, where there is no
+  // unknown one either.
   std::optional<size_t> encode(std::string_view word, std::vector<int32_t>& ids) const;
 
  private:

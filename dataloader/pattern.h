@@ -1,7 +1,7 @@
 // pattern: where a regular expression matches a text, by PCRE2 with Unicode properties
-// Patterns of tokenizers were written for Oniguruma. Both read alike what these patterns use; two things differ. PCRE2's \s
-// takes U+180E, which is no white space since Unicode 6.3: here it does not match. And each knows the letters of its Unicode
-// version (PCRE2 10.42: 14.0).
+// Patterns of tokenizers were written for Oniguruma. Both read alike what these patterns use; two things differ.
+// PCRE2's \s takes U+180E, which is no white space since Unicode 6.3: here it does not match. And each knows the
+// letters of its Unicode version (PCRE2 10.42: 14.0).
 // tests/test_tokenizer.cpp
 #pragma once
 #include <functional>
@@ -18,8 +18,8 @@ class Pattern {
   // That text itself.
   static Pattern literal(const std::string& text, const std::string& where);
 
-  // Calls `part(begin, end, matches)` for every match in a UTF-8 text and for what stands between two of them, in order. Refuses
-  // a text on which the search takes more than ten million steps.
+  // Calls `part(begin, end, matches)` for every match in a UTF-8 text and for what stands between two of them, in
+  // order. Refuses a text on which the search takes more than ten million steps.
   void split(std::string_view text, const std::function<void(size_t, size_t, bool)>& part) const;
 
  private:

@@ -3,13 +3,13 @@
 //                              a question, for any key         otherwise, four times in eight
 //                              a statement "k = v", one token  once in eight
 //                              a filler                        else
-// A sequence gives every key a value of its own, which its statements and its answers name. Keys, values and fillers are drawn
-// evenly. So no statistics of the language tell an answer: attention has to find a statement of the key, by its content, from
-// whatever distance. A question that comes before any statement of its key can only be guessed.
+// A sequence gives every key a value of its own, which its statements and its answers name. Keys, values and fillers
+// are drawn evenly. So no statistics of the language tell an answer: attention has to find a statement of the key, by
+// its content, from whatever distance. A question that comes before any statement of its key can only be guessed.
 // Bigram-backcopy (bigram_backcopy.h) needs nothing but the token before; here the distance is the point.
 //
-// A probe is a sequence that ends in a question and holds one statement of its key, planted at a depth. To answer by chance is
-// to hit one of all values. (After the needle tests of long contexts: RULER, arXiv 2404.06654.)
+// A probe is a sequence that ends in a question and holds one statement of its key, planted at a depth. To answer by
+// chance is to hit one of all values. (After the needle tests of long contexts: RULER, arXiv 2404.06654.)
 //   --data=recall, --probe=retrieval
 // A sequence depends on (seed, split, sequence index) only, and all sampling is in integers.
 // tests/test_recall.cpp

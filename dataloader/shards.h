@@ -1,4 +1,5 @@
-// shards: tokens as llm.c's data scripts write them (FineWeb and others, many files of 100M tokens), or scripts/tokenize.py
+// shards: tokens as llm.c's data scripts write them (FineWeb and others, many files of 100M tokens), or
+// scripts/tokenize.py
 //   256 int32 header: magic 20240520, version 1, number of tokens, tokens in the vocabulary or 0, the rest unused;
 //   then that many uint16 tokens; all little-endian, as this machine must be
 //   magic 20240801, version 7: uint32 tokens, for the larger vocabularies since Llama 3
@@ -47,9 +48,10 @@ class ShardCorpus : public Corpus {
   size_t size() const override { return starts_.back(); }
   bool is_text() const override { return false; }
   std::string description() const override;
-  // Over every shard's size and 16 blocks of 64 KiB at equal distances, the first and the last among them; a shard of up to
-  // 1 MiB is hashed as a whole. So a hundred shards of 200 MB cost 100 MiB of reading, not 20 GB. Shards of other text, or of
-  // the same text in another order, differ in every block; a token changed by hand between two blocks is not seen.
+  // Over every shard's size and 16 blocks of 64 KiB at equal distances, the first and the last among them; a shard of
+  // up to 1 MiB is hashed as a whole. So a hundred shards of 200 MB cost 100 MiB of reading, not 20 GB. Shards of other
+  // text, or of the same text in another order, differ in every block; a token changed by hand between two blocks is
+  // not seen.
   std::string content_hash() const override;
   void copy(size_t begin, size_t count, int32_t* out) const override;
 

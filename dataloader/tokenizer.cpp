@@ -68,7 +68,8 @@ std::string characters_as_bytes(const std::string& token) {
 
 // ---- steps
 
-// A file that nobody vouches for may ask for steps that each double a text. So there is a bound of steps, and of what they make.
+// A file that nobody vouches for may ask for steps that each double a text. So there is a bound of steps, and of what
+// they make.
 constexpr size_t most_steps = 64;
 struct Room {
   const char *name, *part;  // what a refusal begins with, and the steps
@@ -107,8 +108,8 @@ Rewrite replacing(std::string from, std::string to) {
   };
 }
 
-// By utf8proc's tables (2.8: Unicode 15). Those of the tokenizers library are older: a few marks that are younger, such as U+A82C,
-// stay where they are there, and move to the place of their class here.
+// By utf8proc's tables (2.8: Unicode 15). Those of the tokenizers library are older: a few marks that are younger, such
+// as U+A82C, stay where they are there, and move to the place of their class here.
 std::string composed(const std::string& text, const Room&) {
   utf8proc_uint8_t* mapped = nullptr;
   const utf8proc_ssize_t length =
@@ -141,8 +142,8 @@ Split splitting(const Pattern& pattern, Behaviour behaviour, bool invert) {
 
 const char* const gpt2_words = R"re('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)re";
 
-// Tokens that are looked for in a text before anything else is done to it. Of those that begin at one place the longest counts.
-// A tree of their bytes: what is looked at of a text is as long as the longest of them.
+// Tokens that are looked for in a text before anything else is done to it. Of those that begin at one place the longest
+// counts. A tree of their bytes: what is looked at of a text is as long as the longest of them.
 class Spelled {
  public:
   static constexpr size_t longest = 256;  // bytes
@@ -454,8 +455,8 @@ void Tokenizer::Parts::read_added_tokens(const Reader& r, const json& root) {
   }
 }
 
-// A token is decoded alone, whatever came before. So steps that look at several are told apart: joining them (Fuse) is what
-// decode() does anyway, and the space that is taken from the front of a text is the first token's.
+// A token is decoded alone, whatever came before. So steps that look at several are told apart: joining them (Fuse) is
+// what decode() does anyway, and the space that is taken from the front of a text is the first token's.
 void Tokenizer::Parts::read_decoder(const Reader& r) {
   std::vector<Rewrite> decoder;
   r.steps("decoder", "decoders", [&](const json& step, const std::string& type) {
@@ -478,8 +479,8 @@ void Tokenizer::Parts::read_decoder(const Reader& r) {
   for (std::string& token : tokens) token = rewritten(token, decoder, "decoder");
 }
 
-// The character of the text whose token is looked for at byte `at` of a word. Where bytes are written as characters, it is
-// that of which the byte is a part.
+// The character of the text whose token is looked for at byte `at` of a word. Where bytes are written as characters, it
+// is that of which the byte is a part.
 std::string Tokenizer::Parts::character_at(const std::string& word, size_t at) const {
   if (!writes_bytes) return word.substr(at, std::max<size_t>(utf8_front(std::string_view(word).substr(at)).length, 1));
   const std::string bytes = characters_as_bytes(word), before = characters_as_bytes(word.substr(0, at));

@@ -2,10 +2,11 @@
 //   Between the two matrix products of a feed-forward layer. Without it both would be one matrix product.
 // backward: x_i reaches the loss L through y_i alone, so the chain rule has one term:
 //     dx_i = ∂L/∂x_i = ∂L/∂y_i * ∂y_i/∂x_i = dy_i * act'(x_i)
-//   A gradient of the loss is named d + what it is the gradient of: dx stands for ∂L/∂x. Every other derivative is written
-//   with ∂, or with a stroke where it is of a function of one argument: act'(x). The backward takes x and recomputes what it needs of the forward, because arithmetic is
-//   cheaper than a load.
-// act and act': core/nonlinear.cuh, which derives them one by one; HD marks a function for host and device. One of them,
+//   A gradient of the loss is named d + what it is the gradient of: dx stands for ∂L/∂x. Every other derivative is
+//   written with ∂, or with a stroke where it is of a function of one argument: act'(x). The backward takes x and
+//   recomputes what it needs of the forward, because arithmetic is cheaper than a load.
+// act and act': core/nonlinear.cuh, which derives them one by one; HD marks a function for host and device. One of
+// them,
 //   with s = 1/(1 + e^-x):
 //     silu(x) = x*s        silu'(x) = s * (1 + x*(1-s))
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
@@ -13,8 +14,8 @@
 // twins: kernels/cpu/activation_cpu.cpp
 // --ffn=gelu|relu2, --gelu, --sdpa-out=silu | tests/test_activation.cpp
 //
-// This is the smallest operation of the project, and every other is laid out like it: the maths, a reference, the kernels,
-// the launchers. It is the one to read first. Twins are the same operation in other loops: those of the CPU
+// This is the smallest operation of the project, and every other is laid out like it: the maths, a reference, the
+// kernels, the launchers. It is the one to read first. Twins are the same operation in other loops: those of the CPU
 // (kernels/cpu/), on tensor cores (kernels/bf16/), or one token after those of a cache (kernels/decode/).
 #include "kernels/activation.h"
 
@@ -25,10 +26,10 @@ namespace gated {
 
 // ---- reference
 //
-// The reference says what is computed, in loops as plain as possible. It is the oracle: what the CPU and the GPU train with
-// must give the bits of the reference in float. In double it is held to finite differences, which proves the backward.
-// Activations may also be stored as bf16, floats of two bytes (core/bf16.cuh). Then the program widens what it reads to float,
-// computes as the reference does in float, and rounds what it writes to bf16, once.
+// The reference says what is computed, in loops as plain as possible. It is the oracle: what the CPU and the GPU train
+// with must give the bits of the reference in float. In double it is held to finite differences, which proves the
+// backward. Activations may also be stored as bf16, floats of two bytes (core/bf16.cuh). Then the program widens what
+// it reads to float, computes as the reference does in float, and rounds what it writes to bf16, once.
 
 template <class T>
 void activation_forward_ref(T* y, const T* x, size_t n, Activation act) {
@@ -48,9 +49,9 @@ IN_FLOAT_AND_DOUBLE(activation_backward_ref);
 //
 // S is what a number is stored as: float or bf16.
 //
-// Elements do not meet, so a thread takes a few of its own and asks nobody. It takes four neighbours, a Quad: of floats one
-// load instruction moves 16 bytes, the most that one moves on GPUs up to Hopper, and the 32 threads of a warp together move 512
-// bytes that lie side by side:
+// Elements do not meet, so a thread takes a few of its own and asks nobody. It takes four neighbours, a Quad: of floats
+// one load instruction moves 16 bytes, the most that one moves on GPUs up to Hopper, and the 32 threads of a warp
+// together move 512 bytes that lie side by side:
 //
 //   thread    0           1           2                 31
 //   element   0 1 2 3     4 5 6 7     8 9 10 11   ...   124 125 126 127
@@ -58,9 +59,10 @@ IN_FLOAT_AND_DOUBLE(activation_backward_ref);
 // The time of such a kernel is that of its memory: the forward moves 8 bytes an element, the backward 12, and in bf16
 // half of these. While some warps wait for their loads, others do their arithmetic.
 //
-// A block is elementwise_block = 256 threads. elementwise_index() is the first element of this thread. Threads past the end
-// do nothing. load_quad() takes the four at once if n is a multiple of 4; otherwise it takes them one by one, with 0 for those
-// past the end, which store_quad() does not write. A Quad holds floats: load_quad() widens bf16, store_quad() rounds.
+// A block is elementwise_block = 256 threads. elementwise_index() is the first element of this thread. Threads past the
+// end do nothing. load_quad() takes the four at once if n is a multiple of 4; otherwise it takes them one by one, with
+// 0 for those past the end, which store_quad() does not write. A Quad holds floats: load_quad() widens bf16,
+// store_quad() rounds.
 
 template <class S>
 __global__ void __launch_bounds__(elementwise_block)
@@ -86,10 +88,10 @@ __global__ void __launch_bounds__(elementwise_block)
 
 // ---- launchers
 //
-// What layers call. A Context carries what a launch needs: the device to run on, the CUDA stream, scratch memory. On the
-// CPU, loops with OpenMP run instead (kernels/cpu/activation_cpu.cpp). With --device=emulated, launch() runs the kernels above on
-// the CPU, thread by thread. Reals is a pointer that knows whether it points to floats or bf16 (core/storage.h):
-// with_storage() calls the function that follows with a value of that type, for which S then stands.
+// What layers call. A Context carries what a launch needs: the device to run on, the CUDA stream, scratch memory. On
+// the CPU, loops with OpenMP run instead (kernels/cpu/activation_cpu.cpp). With --device=emulated, launch() runs the
+// kernels above on the CPU, thread by thread. Reals is a pointer that knows whether it points to floats or bf16
+// (core/storage.h): with_storage() calls the function that follows with a value of that type, for which S then stands.
 
 void require_plain_activation(const char* operation, Activation act) {
   require_activation(operation, act, of_plain);

@@ -4,23 +4,26 @@
 //     m  = beta1*m + (1-beta1)*g'                           running mean of the gradient
 //     v  = beta2*v + (1-beta2)*g'^2                         running mean of its square
 //     w  = w - lr*weight_decay*w - lr * mhat / (sqrt(vhat) + epsilon)
-//   mhat = m/(1-beta1^t) and vhat = v/(1-beta2^t) correct for the start at zero. After t steps of one and the same gradient
-//   g', m is g' times the sum of the weights that the steps have in it,
+//   mhat = m/(1-beta1^t) and vhat = v/(1-beta2^t) correct for the start at zero. After t steps of one and the same
+//   gradient g', m is g' times the sum of the weights that the steps have in it,
 //     (1-beta1) * (1 + beta1 + ... + beta1^(t-1)) = 1 - beta1^t     (a geometric series)
 //   so mhat is g', and likewise vhat is g'^2: the step is lr * sign(g'), from the first on.
-//   Decay pulls at w directly. As a term of the gradient (L2 regularisation) it would be divided by sqrt(vhat), too, and a
-//   weight with large gradients would hardly decay. Matrices decay. Biases and norm weights do not, unless these are
-//   zero-centred (kernels/rmsnorm.cu): `decays` of a tensor says it.
+//   Decay pulls at w directly. As a term of the gradient (L2 regularisation) it would be divided by sqrt(vhat), too,
+//   and a weight with large gradients would hardly decay. Matrices decay. Biases and norm weights do not, unless these
+//   are zero-centred (kernels/rmsnorm.cu): `decays` of a tensor says it.
 //   There is no backward: this is the end of a step.
 // exactly, with correction1 = 1/(1-beta1^t) and correction2 = 1/sqrt(1-beta2^t) rounded once from double:
 //     m = fma(beta1, m, (1-beta1)*g')   v = fma(beta2, v, (1-beta2)*(g'*g'))
 //     w = fma(-(lr*correction1), m / fma(sqrt(v), correction2, epsilon), fma(-(lr*weight_decay), w, w))
 //   sqrt(vhat) = sqrt(v)*correction2, pulled out of the root, leaves one division and one root an element.
-// shapes: w, m, v, g flat buffers f32 with the same offsets, m and v zero before the first step; norm one f32 on the device
+// shapes: w, m, v, g flat buffers f32 with the same offsets, m and v zero before the first step; norm one f32 on the
+// device
 //   w, m and v are updated in place
-// The master weights are f32. Products of bf16 matrices read a rounded copy, which is written in the same launch as w. A step
+// The master weights are f32. Products of bf16 matrices read a rounded copy, which is written in the same launch as w.
+// A step
 //   is often smaller than what a copy can show: it is the master that remembers it.
-// A norm that is not finite leaves w, m and v as they are, and so do all updates after it: one bad batch must not reach the
+// A norm that is not finite leaves w, m and v as they are, and so do all updates after it: one bad batch must not reach
+// the
 //   weights before the training loop has seen it.
 // twins: none; the CPU's loops stand in this file
 // --lr, --beta1, --beta2, --adam-eps, --weight-decay, --clip | tests/test_adamw.cpp
@@ -37,7 +40,8 @@ namespace gated {
 
 // ---- the numbers of a step
 
-// The betas enter as the floats that the kernel uses, so that the corrected moments of a constant gradient are unbiased.
+// The betas enter as the floats that the kernel uses, so that the corrected moments of a constant gradient are
+// unbiased.
 AdamWStep adamw_at_step(const AdamWHyperparameters& settings, size_t t, float clip) {
   require(t >= 1, "adamw: steps count from 1");
   for (float beta : {settings.beta1, settings.beta2})
@@ -94,14 +98,15 @@ IN_FLOAT_AND_DOUBLE(adamw_update_ref);
 
 // ---- the plan
 //
-// A model has hundreds of tensors, and many are tiny: a launch for each would spend more time on launching than on updating.
-// One launch covers them all. Every tensor is cut into blocks of 1024 elements; the last of a tensor may be shorter:
+// A model has hundreds of tensors, and many are tiny: a launch for each would spend more time on launching than on
+// updating. One launch covers them all. Every tensor is cut into blocks of 1024 elements; the last of a tensor may be
+// shorter:
 //
 //   flat buffer   | embedding: decays ......................... | norm  |  Wq: decays ............. | ...
 //   blocks        |    0    |    1    |    2    |    3    |  4  |   5   |    6    |    7    |   8   | ...
 //
-// A block of threads looks up where its elements begin, how many they are, and whether they decay: 16 bytes for 28 KB that
-// it moves.
+// A block of threads looks up where its elements begin, how many they are, and whether they decay: 16 bytes for 28 KB
+// that it moves.
 
 constexpr size_t adamw_block_elements = 4 * elementwise_block;
 
@@ -135,8 +140,8 @@ size_t AdamWPlan::bytes(const std::vector<AdamWTensor>& tensors) {
 // A thread owns four neighbouring elements of its block, a Quad (kernels/activation.cu). It reads four arrays and
 // writes three, each once: 28 bytes an element cross the bus, and 2 for a copy. All threads read the same norm, so
 // either all of them update or none. One that is not finite stops the later updates, too:
-// the first block says so. `stopped` is written under a bad norm alone and read under a good one alone, never both in one
-// launch, so nobody has to wait.
+// the first block says so. `stopped` is written under a bad norm alone and read under a good one alone, never both in
+// one launch, so nobody has to wait.
 __global__ void __launch_bounds__(elementwise_block)
     adamw_update_kernel(float* w, float* m, float* v, bf16* copy, const float* g, const float* norm,
                         const AdamWBlock* blocks, const AdamWStep* step, int* stopped) {

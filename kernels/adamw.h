@@ -32,8 +32,8 @@ struct AdamWBlock {
   unsigned count, decays;
 };
 
-// What an update reads besides the flat buffers, on the device. Made once for a run. set_step() allocates nothing and waits
-// for nothing.
+// What an update reads besides the flat buffers, on the device. Made once for a run. set_step() allocates nothing and
+// waits for nothing.
 class AdamWPlan {
  public:
   AdamWPlan(const std::vector<AdamWTensor>& tensors, Context& ctx);
@@ -55,13 +55,13 @@ class AdamWPlan {
   Buffer<int> stopped_;
 };
 
-// Moves the weights w, updates their moments m and v (zero before the first step), from the gradient g; copy, if it is not
-// null, becomes the new w, rounded. All five are flat buffers with the offsets of the plan; what lies between its tensors is
-// neither read nor written.
-// norm: the norm of the whole gradient, one float on the device. Where it is larger than clip, g counts clip/norm times.
-// Where it is NaN or infinite, w, m, v and copy stay as they are, by this update and by every later one of the plan. So the host
-// need not wait for the norm of a step before it launches the next one: when it reads a norm that is not finite, the weights
-// are those of the last good step.
+// Moves the weights w, updates their moments m and v (zero before the first step), from the gradient g; copy, if it is
+// not null, becomes the new w, rounded. All five are flat buffers with the offsets of the plan; what lies between its
+// tensors is neither read nor written.
+// norm: the norm of the whole gradient, one float on the device. Where it is larger than clip, g counts clip/norm
+// times. Where it is NaN or infinite, w, m, v and copy stay as they are, by this update and by every later one of the
+// plan. So the host need not wait for the norm of a step before it launches the next one: when it reads a norm that is
+// not finite, the weights are those of the last good step.
 void adamw_update(float* w, float* m, float* v, bf16* copy, const float* g, const float* norm, const AdamWPlan& plan,
                   Context& ctx);
 

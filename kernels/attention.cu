@@ -5,8 +5,8 @@
 //     s_ij = q_i.k_j / sqrt(D)            how well key j answers query i
 //     p_ij = e^s_ij / sum_k e^s_ik        softmax: weights above 0 that add up to 1
 //     o_i  = sum_j p_ij v_j
-//   e^s overflows a float above s = 88.7. p does not change when the same number is subtracted from every score of a query:
-//   the largest is subtracted, m_i = max_j s_ij. Then every exponential is at most 1, and one of them is 1:
+//   e^s overflows a float above s = 88.7. p does not change when the same number is subtracted from every score of a
+//   query: the largest is subtracted, m_i = max_j s_ij. Then every exponential is at most 1, and one of them is 1:
 //     p_ij = e^(s_ij - m_i) / l_i         l_i = sum_j e^(s_ij - m_i)
 //   The division is done once for each output, after the sum. Backward wants p again without m and l, so the
 //   forward saves one number for each query, lse_i = m_i + log l_i: then p_ij = e^(s_ij - lse_i).
@@ -15,7 +15,8 @@
 //   o_i = sum_j p_ij v_j is linear in the values and in the weights:
 //     dv_j  = sum over i >= j of p_ij do_i
 //     dp_ij = do_i.v_j
-//   The derivative of softmax: raising s_ij raises e^s_ij in the numerator of p_ij and in the denominator of every p_ik,
+//   The derivative of softmax: raising s_ij raises e^s_ij in the numerator of p_ij and in the denominator of every
+//   p_ik,
 //     ∂p_ik / ∂s_ij = p_ik ([k = j] - p_ij)         [k = j]: 1 where k is j, else 0
 //   so the chain rule sums over the keys k of the query:
 //     ds_ij = sum_k dp_ik p_ik ([k = j] - p_ij) = p_ij (dp_ij - sum_k p_ik dp_ik)
@@ -44,14 +45,14 @@
 //     dq_id   = scale * (chain over keys of ds_ij k_jd)
 //     dk_jd   = scale * (chain over queries of ds_ij q_id)
 //     dv_jd   = chain over queries of p_ij do_id
-//   Only pairs that see each other are links of a chain. Others are left out, not given the weight 0: fused(0, x, -0) is
-//   +0, and 0 * inf is NaN. The max needs no order: where its bits could depend on one (a NaN, the sign of a zero) the
-//   outputs do not, for s - m is then NaN, or a zero whose exponential is 1.
+//   Only pairs that see each other are links of a chain. Others are left out, not given the weight 0: fused(0, x, -0)
+//   is +0, and 0 * inf is NaN. The max needs no order: where its bits could depend on one (a NaN, the sign of a zero)
+//   the outputs do not, for s - m is then NaN, or a zero whose exponential is 1.
 //
 //   Why the maximum is found first. FlashAttention reads the keys once: it keeps a running maximum m, and where a
 //   tile of keys raises it to m', it multiplies l and o by e^(m - m'). Each such product rounds, and there is one for
-//   every tile that raises m, so the last bits of o depend on how many keys a tile has: a GPU with tiles of 64 keys, a CPU
-//   with tiles of 16 and the loops below would not agree. A chain that starts when m is known has no such product.
+//   every tile that raises m, so the last bits of o depend on how many keys a tile has: a GPU with tiles of 64 keys, a
+//   CPU with tiles of 16 and the loops below would not agree. A chain that starts when m is known has no such product.
 //   The price: a GPU, which cannot keep a query's scores, computes them twice, 3 products a pair instead of 2.
 //   A CPU can keep them (kernels/cpu/attention_cpu.cpp).
 //
@@ -63,20 +64,22 @@
 //     (Beltagy et al. 2020, arXiv 2004.05150)
 //   Sigmoid           p_ij = sigmoid(s_ij + bias): each key is judged alone, and weights need not add up to 1.
 //     (Ramapuram et al. 2024, arXiv 2409.04431) There is no m, l, lse (0 is written) and no delta:
-//     o_id = chain over keys of p_ij v_jd, and as sigmoid' = sigmoid (1 - sigmoid), ds_ij = (p_ij * (1 - p_ij)) * dp_ij.
+//     o_id = chain over keys of p_ij v_jd, and as sigmoid' = sigmoid (1 - sigmoid), ds_ij = (p_ij * (1 - p_ij)) *
+//     dp_ij.
 //   Sink              one more position e before the first key, which every query sees. Its logit e_i comes from outside:
 //     learned for every head, without a value         (gpt-oss: Agarwal et al. 2025, arXiv 2508.10925)
 //     a kv bias: q_i.k' / sqrt(D) of a learned key k', with a learned value v'      (Sun et al. 2024, arXiv 2402.17762)
 //     A head that has nothing to say puts its weight there. It is the first link of the chains over keys:
 //     m_i = max of e_i and the scores; p_ie = exp(e_i - m_i) begins l_i; fused(p_ie, v'_d, +0) begins o_id.
-//     Backward treats it as a key: p_ie = exp(e_i - lse_i), ds_ie = p_ie * (dp_ie - delta_i) with dp_ie = the chain over d
-//     of do_id v'_d, and fused(ds_ie, k'_d, +0) begins dq_id. Without v' dp_ie is +0; without k' or v' their chains have
-//     no such link. p_ie and ds_ie are written: kernels/sinks.cu makes the gradients of its parameters from them.
+//     Backward treats it as a key: p_ie = exp(e_i - lse_i), ds_ie = p_ie * (dp_ie - delta_i) with dp_ie = the chain
+//     over d of do_id v'_d, and fused(ds_ie, k'_d, +0) begins dq_id. Without v' dp_ie is +0; without k' or v' their
+//     chains have no such link. p_ie and ds_ie are written: kernels/sinks.cu makes the gradients of its parameters from
+//     them.
 //
 // shapes: q, o (B,T,H,D), k, v (B,T,KVH,D) f32; saves lse (B,H,T) | o, lse, dq, dk, dv are written, and p_ie and
 //   ds_ie (B,H,T) of a sink. Time is that of T min(T, W) pairs.
-// The forward's kernel is at the end of this file, backward's are in kernels/attention_backward.cu. In bf16 the operation has
-// an order of its own, that of tensor cores.
+// The forward's kernel is at the end of this file, backward's are in kernels/attention_backward.cu. In bf16 the
+// operation has an order of its own, that of tensor cores.
 // twins: kernels/cpu/attention_cpu.cpp, kernels/bf16/attention_bf16.cu, kernels/decode/cached_attention.cu
 // --attn-score, --attn-sink, --window | tests/test_attention.cpp
 #include "kernels/attention.h"
@@ -327,8 +330,8 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(co
     weights_p(*shared, s.score, score);
     const Mask seen = rows_are_queries(s, i0, j0);
     accumulate<aligned, columns>(acc, values, j0, 0, s.D, seen, *shared);
-    // No barrier here: weights are next written after the barriers of the next product, which wait for these threads too.
-    // row_sum was begun by other threads; the barriers of product and accumulate lie between.
+    // No barrier here: weights are next written after the barriers of the next product, which wait for these threads
+    // too. row_sum was begun by other threads; the barriers of product and accumulate lie between.
     if (threadIdx.x < tile && !s.sigmoid()) {
       float l = shared->row_sum[threadIdx.x];
       for (int key = 0; key < tile; key++)

@@ -105,8 +105,8 @@ void attention_backward_cpu(float* dq, float* dk, float* dv, float* sink_p, floa
 size_t attention_forward_cpu_scratch(const AttentionShape& s);
 size_t attention_backward_cpu_scratch(const AttentionShape& s);
 namespace cpu_attention {
-// May a thread own whole kv heads in backward? They cost 5 products a pair instead of 7; but a round of all threads takes as long
-// when it is not full.
+// May a thread own whole kv heads in backward? They cost 5 products a pair instead of 7; but a round of all threads
+// takes as long when it is not full.
 bool kv_heads_fill_threads(const AttentionShape& s);
 }  // namespace cpu_attention
 

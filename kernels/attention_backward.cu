@@ -67,8 +67,8 @@ __global__ void attention_backward_query_kernel(float* delta, float* sink_p, flo
   sink_ds[n] = p * (dp - delta[n]);
 }
 
-// Rows are queries, as in the forward; so is the grid (B*H, tiles), the last queries first. lse and delta of its 4 rows are
-// read for every tile: kept, they would cost 8 of the registers that acc and dot fill.
+// Rows are queries, as in the forward; so is the grid (B*H, tiles), the last queries first. lse and delta of its 4 rows
+// are read for every tile: kept, they would cost 8 of the registers that acc and dot fill.
 template <bool aligned, int columns>
 __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(columns))
     attention_backward_dq_kernel(float* dq, const float* dout, const float* q, const float* k, const float* v,

@@ -20,8 +20,8 @@
 //     ...
 //   rows 60-63  |t120 |t121 |     | ... |t127 |t120 |     | ... |t127 |
 //
-// The sums acc lie the same way, with d in the place of columns: 4 rows x columns/8 numbers a thread, where `columns` is
-// D rounded up to 32, 64, 128 or 256. It is a template parameter only because an array in registers needs a
+// The sums acc lie the same way, with d in the place of columns: 4 rows x columns/8 numbers a thread, where `columns`
+// is D rounded up to 32, 64, 128 or 256. It is a template parameter only because an array in registers needs a
 // size; chains run over the true D.
 //
 // Operands stream through shared memory in strips of 2048 numbers, whatever D is. A strip cuts no chain: it goes on in
@@ -44,9 +44,10 @@
 //     with 68 it is 4 * 68 mod 32 = 16, and they fall on 32 different ones. 68 is also a multiple of 4, so rows
 //     still begin on 16 bytes.
 //
-//   accumulate: 2048/columns rows of X as they are. At one column of the tile a thread reads its 4 weights, and of X the
-//     quads that lie as the columns above. Weights pass through shared memory because acc needs all 64 columns of a row,
-//     and a thread holds 8 of them.
+//   accumulate: 2048/columns rows of X as they are. At one column of the tile a thread reads its 4 weights, and of X
+//   the
+//     quads that lie as the columns above. Weights pass through shared memory because acc needs all 64 columns of a
+//     row, and a thread holds 8 of them.
 #pragma once
 #include <initializer_list>
 
@@ -59,8 +60,8 @@ namespace gated::attention {
 constexpr int tile = 64, threads = 128, strip = 2048, depth = strip / tile;
 constexpr int pitch = tile + 4;
 
-// How many blocks an SM (a multiprocessor) shall hold at once, where a row has so many columns of sums. It decides how many of
-// the SM's 64K registers a thread may have: 128, 168 or 255.
+// How many blocks an SM (a multiprocessor) shall hold at once, where a row has so many columns of sums. It decides how
+// many of the SM's 64K registers a thread may have: 128, 168 or 255.
 constexpr int blocks_an_sm(int columns) {
   return columns <= 64 ? 4 : columns <= 128 ? 3 : 2;
 }
@@ -123,8 +124,8 @@ __device__ inline Mask rows_are_keys(const AttentionShape& s, size_t i0, size_t 
 
 // ---- product
 
-// to[d - d0][row - row0] = x[row][d] for 64 rows and 32 d; 0 past the last row and past D. The two lanes of a row read 32
-// neighbouring bytes of it, the least that a memory access brings.
+// to[d - d0][row - row0] = x[row][d] for 64 rows and 32 d; 0 past the last row and past D. The two lanes of a row read
+// 32 neighbouring bytes of it, the least that a memory access brings.
 template <bool aligned>
 __device__ inline void stage_transposed(float* to, const Rows& x, size_t row0, size_t d0, size_t D) {
   const unsigned lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 2;
@@ -159,8 +160,8 @@ __device__ inline void product(float (&out)[4][8], const Rows& a, size_t a0, con
 
 // ---- weights
 //
-// A thread writes the weights of the pairs that it holds, and may change them, between the last barrier of a product and
-// the first one of accumulate: nobody else looks at them then.
+// A thread writes the weights of the pairs that it holds, and may change them, between the last barrier of a product
+// and the first one of accumulate: nobody else looks at them then.
 
 __device__ inline float& weight(Shared& shared, int r, int c) {
   return shared.weight[column_of_thread(c) * pitch + row_of_thread() + r];

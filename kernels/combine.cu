@@ -5,9 +5,11 @@
 // plus is what an expert that all tokens share says of them.
 // backward: y is a sum of products, and each factor gets the other one times dy. A row belongs to one slot alone:
 //     drow(n,j) = w_nj * dy_n        dw_nj = dy_n . row(n,j), a sum over the columns        dplus = dy
-// exactly: y starts as the product w_n0 * row(n,0), rounded; the others join it in slot order, one fused step each; plus is
+// exactly: y starts as the product w_n0 * row(n,0), rounded; the others join it in slot order, one fused step each;
+// plus is
 //   added last; y in bf16 is that, rounded. dw is a row's sum (core/reduce.cuh). Weights and their gradients stay fp32.
-// shapes: y, plus, dy (N,C) f32 or bf16; rows, drows (M,C), M = N*k; w, dw (N,k) f32 | all written; y may be plus, drows may be
+// shapes: y, plus, dy (N,C) f32 or bf16; rows, drows (M,C), M = N*k; w, dw (N,k) f32 | all written; y may be plus,
+// drows may be
 //         rows
 // twins: kernels/cpu/combine_cpu.cpp
 // --experts, --experts-per-token, --shared-experts | tests/test_combine.cpp

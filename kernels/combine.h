@@ -4,12 +4,12 @@
 
 namespace gated {
 
-// y (N,C) is written: the sum over a token's slots, in slot order, of weight (N,k) times its row of rows (M,C), and then plus
-// (N,C), which may be null: a shared expert's output. y may be plus.
+// y (N,C) is written: the sum over a token's slots, in slot order, of weight (N,k) times its row of rows (M,C), and
+// then plus (N,C), which may be null: a shared expert's output. y may be plus.
 void combine_forward(Reals y, ConstReals rows, const float* weight, ConstReals plus, const Dispatch& d,
                      const DispatchShape& s, size_t C, Context& ctx);
-// Both are written: drows (M,C) = weight * dy of its token, and may be rows; dweight (N,k) = the dot product of dy (N,C) of
-// the token and of the slot's row. (The gradient of plus is dy.)
+// Both are written: drows (M,C) = weight * dy of its token, and may be rows; dweight (N,k) = the dot product of dy
+// (N,C) of the token and of the slot's row. (The gradient of plus is dy.)
 void combine_backward(Reals drows, float* dweight, ConstReals dy, ConstReals rows, const float* weight,
                       const Dispatch& d, const DispatchShape& s, size_t C, Context& ctx);
 

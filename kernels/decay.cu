@@ -1,12 +1,14 @@
 // decay: g = -exp(A_log) * softplus(a + dt_bias), beta = sigmoid(b)
-//   The two numbers that a token gives the gated delta rule (kernels/gated_delta.cu) for each head: e^g, between 0 and 1, is
-//   what the state keeps of itself, and beta, between 0 and 1, how much of the token's value it takes in. Both are made from a
-//   logit of the token, a or b. exp(A_log) > 0 is the rate of a head, and softplus(a + dt_bias) > 0 how long the
+//   The two numbers that a token gives the gated delta rule (kernels/gated_delta.cu) for each head: e^g, between 0 and
+//   1, is what the state keeps of itself, and beta, between 0 and 1, how much of the token's value it takes in. Both
+//   are made from a logit of the token, a or b. exp(A_log) > 0 is the rate of a head, and softplus(a + dt_bias) > 0 how
+//   long the
 //   token lasts for it: e^g = e^(-rate * time).                            (Gu & Dao 2023, arXiv 2312.00752)
 // backward, of one number. softplus' = sigmoid, and A_log is in g as a factor e^A_log, whose derivative is itself:
 //     da = dg * -exp(A_log) * sigmoid(a + dt_bias)      ddt_bias += sum over tokens of da
 //     db = dbeta * sigmoid'(b)                          dA_log   += sum over tokens of dg * g
-// exactly: g = -(exp(A_log) * softplus), da = dg * -(exp(A_log) * sigmoid); dA_log has the links fma(dg, g, chain), ddt_bias
+// exactly: g = -(exp(A_log) * softplus), da = dg * -(exp(A_log) * sigmoid); dA_log has the links fma(dg, g, chain),
+// ddt_bias
 //   da + chain, both in the order of a column sum (core/reduce.cuh)
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: a, b, da, db (N,H) f32 or bf16, g, beta (N,H), A_log, dt_bias (H) f32
@@ -68,8 +70,9 @@ IN_FLOAT_AND_DOUBLE(decay_backward_ref);
 
 // ---- kernels
 //
-// There is one number for a head of a token, some hundredth of what the rest of the layer moves: a thread takes one, and
-// neighbouring threads neighbouring heads. The sums are made before da is written, which may stand in the place of a.
+// There is one number for a head of a token, some hundredth of what the rest of the layer moves: a thread takes one,
+// and neighbouring threads neighbouring heads. The sums are made before da is written, which may stand in the place of
+// a.
 
 template <class S>
 __global__ void __launch_bounds__(elementwise_block)

@@ -13,7 +13,8 @@ struct DecayShape {
   HD size_t at(size_t n, size_t h) const { return n * (stride ? stride : H) + h; }
 };
 
-// g (N,H) = -exp(A_log)*softplus(a + dt_bias), beta (N,H) = sigmoid(b): both are written. a, b (N,H); A_log, dt_bias (H).
+// g (N,H) = -exp(A_log)*softplus(a + dt_bias), beta (N,H) = sigmoid(b): both are written. a, b (N,H); A_log, dt_bias
+// (H).
 void decay_forward(float* g, float* beta, ConstReals a, ConstReals b, const float* A_log, const float* dt_bias,
                    const DecayShape& s, Context& ctx);
 

@@ -1,7 +1,8 @@
 // dispatch: the tokens of a batch, sorted by expert
 //
-// In a mixture of experts every token goes to k of E experts, and an expert multiplies all of its tokens at once. So the tokens
-// of one expert must lie together. A token has k slots, one for each of its choices, and the slots are sorted:
+// In a mixture of experts every token goes to k of E experts, and an expert multiplies all of its tokens at once. So
+// the tokens of one expert must lie together. A token has k slots, one for each of its choices, and the slots are
+// sorted:
 //
 //   N = 3 tokens, k = 2            slot     0  1 | 2  3 | 4  5       slot n*k + j: the j-th choice of token n
 //                                  expert   2  0 | 0  1 | 2  1       what the router chose
@@ -10,14 +11,15 @@
 //                                  expert   0  0 | 1  1 | 2  2       row_start is 0 2 4 6
 //   row r holds the x of token slot_of_row[r] / k
 //
-// Only the device knows how many rows an expert has, and nothing waits for it: whatever is launched goes by the number of all
-// rows, M = N*k, which the routing does not change. No token is dropped, no row is padding.
+// Only the device knows how many rows an expert has, and nothing waits for it: whatever is launched goes by the number
+// of all rows, M = N*k, which the routing does not change. No token is dropped, no row is padding.
 // backward of the gather: x_n reaches the loss through its k rows, unchanged, so their gradients add up:
 //     dx_n = sum over j of drows[row_of_slot[n*k + j]]
-// exactly: the sum starts with the first slot's row and takes the others in slot order; with `accumulate` it is then added to dx.
+// exactly: the sum starts with the first slot's row and takes the others in slot order; with `accumulate` it is then
+// added to dx.
 //   A dx in bf16 is rounded once, after all of that.
-// shapes: expert (N,k), row_start (E+1), slot_of_row (M), row_of_slot (M), all int; x, dx (N,C) f32 or bf16; rows, drows (M,C)
-// twins: kernels/cpu/dispatch_cpu.cpp
+// shapes: expert (N,k), row_start (E+1), slot_of_row (M), row_of_slot (M), all int; x, dx (N,C) f32 or bf16; rows,
+// drows (M,C) twins: kernels/cpu/dispatch_cpu.cpp
 // --experts, --experts-per-token | tests/test_dispatch.cpp
 #include "kernels/dispatch.h"
 
@@ -65,14 +67,14 @@ IN_FLOAT_AND_DOUBLE(dispatch_gather_backward_ref);
 
 // ---- kernels of the sort
 //
-// The row of a slot is the number of slots that come before it: all of lower experts, and those of its own expert with a lower
-// slot. Slots are cut into tiles of 1024, and the number is a sum of three, which four kernels find:
+// The row of a slot is the number of slots that come before it: all of lower experts, and those of its own expert with
+// a lower slot. Slots are cut into tiles of 1024, and the number is a sum of three, which four kernels find:
 //
 //     row = row_start[expert] + slots of the expert in earlier tiles + earlier slots of the expert in its own tile
 //           3. a warp           2. a warp an expert                    1. a warp a tile
 //
-// and the fourth adds them up. An atomic counter for every expert would be shorter, but it hands out rows in whatever order the
-// hardware finds, and another order of rows is another order of sums in every weight gradient.
+// and the fourth adds them up. An atomic counter for every expert would be shorter, but it hands out rows in whatever
+// order the hardware finds, and another order of rows is another order of sums in every weight gradient.
 
 constexpr size_t dispatch_tile = 1024;
 
@@ -86,8 +88,8 @@ __device__ inline int warp_prefix(int v) {
   return v;
 }
 
-// The lanes that hold the same number as this one, a bit each. Numbers are equal where all of their bits are, and a ballot
-// tells every lane who has a bit set.
+// The lanes that hold the same number as this one, a bit each. Numbers are equal where all of their bits are, and a
+// ballot tells every lane who has a bit set.
 __device__ inline unsigned lanes_with(unsigned number, unsigned below) {
   unsigned same = 0xffffffffu;
   for (unsigned bit = 1; bit < below; bit *= 2) {
@@ -98,9 +100,10 @@ __device__ inline unsigned lanes_with(unsigned number, unsigned below) {
 }
 }  // namespace dispatch
 
-// 1. A warp, which is a block, owns a tile and walks through it, 32 slots at a time. seen[e], in shared memory, counts the
-// slots of expert e so far. A lane's slot has as many before it as seen[e] says, and one for every lower lane of its expert;
-// the highest of these lanes then takes the counter on. in_tile[slot] = that number, and tiles[e][tile] = all of the tile.
+// 1. A warp, which is a block, owns a tile and walks through it, 32 slots at a time. seen[e], in shared memory, counts
+// the slots of expert e so far. A lane's slot has as many before it as seen[e] says, and one for every lower lane of
+// its expert; the highest of these lanes then takes the counter on. in_tile[slot] = that number, and tiles[e][tile] =
+// all of the tile.
 __global__ void __launch_bounds__(32)
     dispatch_rank_kernel(int* in_tile, int* tiles, const int* expert, size_t M, size_t E) {
   DYNAMIC_SHARED(int, seen);
@@ -123,8 +126,8 @@ __global__ void __launch_bounds__(32)
   for (size_t e = lane; e < E; e += 32) tiles[e * gridDim.x + blockIdx.x] = seen[e];
 }
 
-// 2. A warp owns an expert. A count becomes the sum of those in front of it, 32 tiles at a time. row_start[e + 1] = the sum of
-// all, for now.
+// 2. A warp owns an expert. A count becomes the sum of those in front of it, 32 tiles at a time. row_start[e + 1] = the
+// sum of all, for now.
 __global__ void __launch_bounds__(rows_block)
     dispatch_tiles_kernel(int* row_start, int* tiles, size_t tile_count, size_t E) {
   const size_t e = warp_row(), lane = threadIdx.x % 32;
@@ -174,9 +177,9 @@ __global__ void __launch_bounds__(rows_block)
 
 // ---- kernels of the rows
 //
-// A thread owns four neighbouring columns of a token, a Quad: it reads them once and writes them to k rows, or reads k rows
-// and writes their sum once. Wherever a row lies, a warp meets 128 neighbouring elements of it. The bus: 1 + k elements for one
-// of x, either way, and one more with accumulate.
+// A thread owns four neighbouring columns of a token, a Quad: it reads them once and writes them to k rows, or reads k
+// rows and writes their sum once. Wherever a row lies, a warp meets 128 neighbouring elements of it. The bus: 1 + k
+// elements for one of x, either way, and one more with accumulate.
 
 template <class S>
 __global__ void __launch_bounds__(elementwise_block)

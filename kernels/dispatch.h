@@ -8,14 +8,15 @@ namespace gated {
 
 constexpr size_t dispatch_experts_most = 12288;  // as many counters as 48 KiB of shared memory hold
 
-// N tokens, E experts, k experts of a token. Slot n*k + j is the j-th choice of token n. There are at most 2^31 - 1 slots
-// and dispatch_experts_most experts.
+// N tokens, E experts, k experts of a token. Slot n*k + j is the j-th choice of token n. There are at most 2^31 - 1
+// slots and dispatch_experts_most experts.
 struct DispatchShape {
   size_t N, E, k;
   size_t M() const { return N * k; }  // slots, and as many rows
 };
 
-// The slots sorted by expert, and among those of one expert in ascending order, are the rows. All of it is on the device.
+// The slots sorted by expert, and among those of one expert in ascending order, are the rows. All of it is on the
+// device.
 struct Dispatch {
   int* row_start;    // (E+1)  expert e owns the rows row_start[e] to row_start[e+1] - 1
   int* slot_of_row;  // (M)
@@ -27,8 +28,8 @@ void dispatch_sort(const Dispatch& d, const int* expert, const DispatchShape& s,
 // Bytes of scratch that it takes.
 size_t dispatch_sort_scratch(const DispatchShape& s);
 
-// counts (E): how many rows every expert has. Written where `first`, else added to what stands there: the counts of a step
-// are those of its batches together.
+// counts (E): how many rows every expert has. Written where `first`, else added to what stands there: the counts of a
+// step are those of its batches together.
 void dispatch_count(size_t* counts, const int* row_start, bool first, size_t E, Context& ctx);
 
 // rows (M,C) is written: row r = x (N,C) of its token.

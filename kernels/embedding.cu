@@ -1,18 +1,21 @@
 // embedding: h[n] = weight[ids[n]], of token n: a row of a table is looked up
-//   backward: row v of the table reaches the loss through every token whose id is v, unchanged, so the gradients of those
-//   tokens add up:
+//   backward: row v of the table reaches the loss through every token whose id is v, unchanged, so the gradients of
+//   those tokens add up:
 //     dweight[v] += sum of dh[n] over the tokens n with ids[n] = v
 //   Rows of ids that do not occur keep their bits.
-// with extras: h[n] = weight[ids[n]] * scale + positions[n % T], T tokens a sequence; scale (one float) and positions (T,C)
+// with extras: h[n] = weight[ids[n]] * scale + positions[n % T], T tokens a sequence; scale (one float) and positions
+// (T,C)
 //   are learned, and each may be missing. By the product rule,
 //     dweight[v]    += scale * sum of dh[n] over the tokens n with ids[n] = v
 //     dpositions[t] += sum of dh[n] over the tokens n with n % T = t: one of every sequence
 //     dscale        += sum over n and c of dh[n][c] * weight[ids[n]][c]
-// exactly: in the forward the product, then the sum, each rounded. In dweight the tokens of an id, n ascending, go in pieces of
-//   1024; a piece is one chain from +0, and the sum is ((piece 0 + piece 1) + piece 2) + ...: so a frequent id is the work of many
-//   warps. Then the product with scale and the sum into dweight, each rounded. dpositions: column order over the sequences. dscale: row
-//   order over c, column order over n (core/reduce.cuh).
-// shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), positions, dpositions (T,C), scale, dscale (1) f32; ids (N) int
+// exactly: in the forward the product, then the sum, each rounded. In dweight the tokens of an id, n ascending, go in
+// pieces of
+//   1024; a piece is one chain from +0, and the sum is ((piece 0 + piece 1) + piece 2) + ...: so a frequent id is the
+//   work of many warps. Then the product with scale and the sum into dweight, each rounded. dpositions: column order
+//   over the sequences. dscale: row order over c, column order over n (core/reduce.cuh).
+// shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), positions, dpositions (T,C), scale, dscale (1) f32; ids (N)
+// int
 //   h is written, the gradients are accumulated
 // An id outside [0,V) is refused where the host still sees it, in TokenGroups; the forward makes its h a row of NaN.
 // twins: kernels/cpu/embedding_cpu.cpp
@@ -110,10 +113,11 @@ IN_FLOAT_AND_DOUBLE(embedding_scale_backward_ref);
 
 // ---- tokens grouped by id
 //
-// The scatter-add is the problem of the backward on a GPU: tokens with one id want to add to one row at once. Atomic additions
-// would be correct up to rounding, but they come in whatever order the hardware finds, and another order is another sum in
-// its last bits. So the host sorts the tokens by id, which is a stable counting sort, O(N + V): the tokens of one id become a
-// list in ascending order, and warps add it up, each a piece of at most 1024. ids 7 2 7 9 2 7 0 give
+// The scatter-add is the problem of the backward on a GPU: tokens with one id want to add to one row at once. Atomic
+// additions would be correct up to rounding, but they come in whatever order the hardware finds, and another order is
+// another sum in its last bits. So the host sorts the tokens by id, which is a stable counting sort, O(N + V): the
+// tokens of one id become a list in ascending order, and warps add it up, each a piece of at most 1024. ids 7 2 7 9 2 7
+// 0 give
 //
 //   count   4
 //   id      0   2     7       9
@@ -199,8 +203,8 @@ struct EmbeddingScalePositions {
   }
 };
 
-// Where the sum of a group waits for the others of its id. Full groups begin 1024 tokens apart or more, so start / 1024 is a place
-// of their own; and so do the last ones of the ids that have several.
+// Where the sum of a group waits for the others of its id. Full groups begin 1024 tokens apart or more, so start / 1024
+// is a place of their own; and so do the last ones of the ids that have several.
 __device__ inline size_t piece_place(const int* start, size_t g, size_t N) {
   const size_t begin = size_t(start[g]);
   const bool full = size_t(start[g + 1]) - begin == embedding_piece;
@@ -219,9 +223,9 @@ __device__ inline void add_to_row(float* row, const Quad& sum, const float* scal
   store_quad(row, c, C, q);
 }
 
-// A warp owns 128 columns of one group, a lane four of them. There are warps for as many groups as a batch of N tokens can have,
-// and those past the count return at once: so one CUDA graph serves every batch of N tokens. The only group of an id goes into
-// dweight; one of several leaves its sum in pieces (2 * (N/1024 + 1), C).
+// A warp owns 128 columns of one group, a lane four of them. There are warps for as many groups as a batch of N tokens
+// can have, and those past the count return at once: so one CUDA graph serves every batch of N tokens. The only group
+// of an id goes into dweight; one of several leaves its sum in pieces (2 * (N/1024 + 1), C).
 //
 // The loads of a group's rows do not depend on each other, only the additions do: eight rows are on their way at once.
 template <class S>
@@ -243,9 +247,9 @@ __global__ void __launch_bounds__(rows_block)
     store_quad(pieces + piece_place(start, g, N) * C, c, C, total);
 }
 
-// dweight += the sums of ids with several groups. The first of them is full: if it begins among the tokens 1024 i to 1024 i + 1023,
-// it is the last group that does. So i finds it by halving, and there is one i, with a warp for every 128 columns, for each 1024
-// tokens.
+// dweight += the sums of ids with several groups. The first of them is full: if it begins among the tokens 1024 i to
+// 1024 i + 1023, it is the last group that does. So i finds it by halving, and there is one i, with a warp for every
+// 128 columns, for each 1024 tokens.
 __global__ void __launch_bounds__(rows_block)
     embedding_pieces_kernel(float* dweight, const float* pieces, const int* count, const int* id, const int* start,
                             const float* scale, size_t N, size_t C) {

@@ -38,9 +38,10 @@ class TokenGroups {
   size_t most_groups() const { return most_groups(tokens_, V_); }
   size_t tokens() const { return tokens_; }  // of that batch
 
-  // On the device, each at one address for the life of this object: count (1) is the number of groups, id (count) whose they
-  // are, start (count+1), token (N). Group g holds the tokens token[start[g]] to token[start[g+1] - 1]. The ids ascend, and so
-  // do the tokens of an id. One with more than embedding_piece tokens has several groups, of which all but the last are full.
+  // On the device, each at one address for the life of this object: count (1) is the number of groups, id (count) whose
+  // they are, start (count+1), token (N). Group g holds the tokens token[start[g]] to token[start[g+1] - 1]. The ids
+  // ascend, and so do the tokens of an id. One with more than embedding_piece tokens has several groups, of which all
+  // but the last are full.
   const int* count() const { return device_.data(); }
   const int* id() const { return count() + 1; }
   const int* start() const { return id() + capacity_; }
@@ -54,8 +55,8 @@ class TokenGroups {
   Buffer<int> device_;
 };
 
-// dweight (V,C) += the sum of dh (N,C) over the tokens of every id, times *scale if there is one. groups: built from the ids
-// of dh's tokens. scale may be null.
+// dweight (V,C) += the sum of dh (N,C) over the tokens of every id, times *scale if there is one. groups: built from
+// the ids of dh's tokens. scale may be null.
 void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups, const float* scale, size_t C,
                         Context& ctx);
 

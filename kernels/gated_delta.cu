@@ -1,8 +1,8 @@
 // gated_delta: the gated delta rule                             (Yang, Kautz & Hatamizadeh 2024, arXiv 2412.06464)
 //
 // Softmax attention keeps every key and value. Here a head keeps one matrix S (Dk,Dv), its state, that maps keys to
-// values: S^T k is what the state has stored for the key k. A token first lets all of it decay by alpha = e^g, 0 < alpha <= 1,
-// then corrects what is stored for its own key, and reads with its query:
+// values: S^T k is what the state has stored for the key k. A token first lets all of it decay by alpha = e^g, 0 <
+// alpha <= 1, then corrects what is stored for its own key, and reads with its query:
 //     alpha = e^g
 //     e = v - alpha S^T k            what v is off from what the decayed state holds for k
 //     u = beta e                     beta in [0,1]: how much of that is corrected; 1 replaces the old value where |k| = 1
@@ -10,8 +10,8 @@
 //     o = S^T q
 //   Column j of S meets v_j, e_j, u_j and o_j only: the columns of a state do not know each other.
 //
-// backward, of one token. S is the state before it, S' the one after it. dS' comes from the tokens after it and do from the
-// output. Every line above is linear in each of its factors, so each gradient is the product of what it multiplies:
+// backward, of one token. S is the state before it, S' the one after it. dS' comes from the tokens after it and do from
+// the output. Every line above is linear in each of its factors, so each gradient is the product of what it multiplies:
 //     o = S'^T q                  dS' <- dS' + q do^T        dq = S' do
 //     S' = alpha S + k u^T        du = dS'^T k               dk = dS' u         dS = alpha dS'      dalpha = <S, dS'>
 //     u = beta e                  de = beta du               dbeta = du.e
@@ -19,27 +19,29 @@
 //                                 dS <- dS - alpha k de^T    dalpha <- dalpha - (S^T k).de
 //   Write w = -alpha de. Then what the four lines give to dk and to dS adds up to
 //     dk = dS' u + S w            dS = alpha dS' + k w^T
-//   And dg = alpha dalpha = <S, alpha dS'> + (S^T k).w = <S, alpha dS' + k w^T> = <S, dS>: two states, element by element.
-//   Heads of v that share a key and a query add up what they give to it.
+//   And dg = alpha dalpha = <S, alpha dS'> + (S^T k).w = <S, alpha dS' + k w^T> = <S, dS>: two states, element by
+//   element. Heads of v that share a key and a query add up what they give to it.
 //
-// What backward needs is S before every token. S of every token would be T states of Dk*Dv numbers. So forward keeps one in
-// 64 and e of every token, and backward goes from a kept state through its 64 tokens again, S <- alpha S + k u^T with
-// the same u = beta e: the same operations, the same bits.
+// What backward needs is S before every token. S of every token would be T states of Dk*Dv numbers. So forward keeps
+// one in 64 and e of every token, and backward goes from a kept state through its 64 tokens again, S <- alpha S + k u^T
+// with the same u = beta e: the same operations, the same bits.
 //
 // order: "fused" is fused(a,b,c) = a*b + c, rounded once.
 //   a dot over a key (S^T k, S^T q, dS^T k) has 16 chains: element i joins chain i mod 16, every chain starts at +0 and
-//     ascends; the chains add up as a tree of neighbours, ((c0+c1) + (c2+c3)) + ... So up to 16 lanes of a GPU may share a
-//     column, and a vector of a CPU may lie along a column as well as across 16 of them.
-//   a sum over columns (dq, dk, dbeta, dg) is made in slices of 16 columns, which are added from +0 in ascending order; for
-//     dq and dk heads of v that share a key follow each other in the same sum. So each slice may be made elsewhere. In a slice
+//     ascends; the chains add up as a tree of neighbours, ((c0+c1) + (c2+c3)) + ... So up to 16 lanes of a GPU may
+//     share a column, and a vector of a CPU may lie along a column as well as across 16 of them.
+//   a sum over columns (dq, dk, dbeta, dg) is made in slices of 16 columns, which are added from +0 in ascending order;
+//   for
+//     dq and dk heads of v that share a key follow each other in the same sum. So each slice may be made elsewhere. In
+//     a slice
 //     dq_i    is one ascending chain over j of S'_ij do_j
 //     dk_i    is one such chain of dS'_ij u_j plus one such chain of S_ij w_j
 //     dbeta   is a dot, as over a key, of du and e
 //     dg      has a chain over j of S_ij dS_ij for every i, and these are added like the elements of a dot
 //   elements: e = fused(-alpha, S^T k, v), S <- fused(k_i, u_j, alpha*S_ij), dS' <- fused(q_i, do_j, dS'_ij),
 //     w = -alpha*dv, dS <- fused(k_i, w_j, alpha*dS'_ij)
-//   A state that is carried over is the only thing that one token knows of those before it: a sequence that is cut anywhere,
-//   with the state carried on, has the bits of the whole.
+//   A state that is carried over is the only thing that one token knows of those before it: a sequence that is cut
+//   anywhere, with the state carried on, has the bits of the whole.
 // shapes: q, k (B,T,Hk,Dk), v, o, e (B,T,Hv,Dv), g, beta (B,T,Hv), states (B,Hv,Dk,Dv) f32; value head h reads key head
 //   h / (Hv/Hk), rounded down | all outputs are written
 // q comes scaled and normalised, k normalised: kernels/l2norm.cu. g and beta: kernels/decay.cu
@@ -106,8 +108,8 @@ IN_FLOAT_AND_DOUBLE(gated_delta_forward_ref);
 
 namespace gated_delta {
 
-// One token's turn backwards. `after` and `before` are the states around it; dS is the gradient of `after` without what comes
-// through this token's output, and becomes that of `before`. dq and dk (Dk) are added to.
+// One token's turn backwards. `after` and `before` are the states around it; dS is the gradient of `after` without what
+// comes through this token's output, and becomes that of `before`. dq and dk (Dk) are added to.
 template <class Real>
 void step_backward(Real* dS, Real* dq, Real* dk, Real* dv, Real* dg, Real* dbeta, const Real* dout, const Real* after,
                    const Real* before, const Real* error, const Real* q, const Real* k, Real g, Real beta, size_t Dk,
@@ -176,8 +178,8 @@ IN_FLOAT_AND_DOUBLE(gated_delta_backward_ref);
 
 // ---- forward kernel
 //
-// Sixteen lanes, half a warp, own four columns of a state and walk over all tokens. Lane c has rows c, c+16, c+32, ... of
-// them in registers, which are the rows of chain c:
+// Sixteen lanes, half a warp, own four columns of a state and walk over all tokens. Lane c has rows c, c+16, c+32, ...
+// of them in registers, which are the rows of chain c:
 //
 //                      column 0   1   2   3 | 4   5   6   7
 //     row  0   lane 0         .   .   .   . | .   .   .   .
@@ -187,9 +189,9 @@ IN_FLOAT_AND_DOUBLE(gated_delta_backward_ref);
 //     row 16   lane 0         .   .   .   . | .   .   .   .
 //       ...
 //
-// A dot is then a chain in every lane and four shuffles: the state never leaves the registers. Every half warp loads k and q
-// of a token for itself, 64 neighbouring bytes at a time; the Dv/4 half warps of a head find them in the cache. Memory
-// sees v and o once, with e 12 bytes for each element of a value, and a kept state every 64 tokens.
+// A dot is then a chain in every lane and four shuffles: the state never leaves the registers. Every half warp loads k
+// and q of a token for itself, 64 neighbouring bytes at a time; the Dv/4 half warps of a head find them in the cache.
+// Memory sees v and o once, with e 12 bytes for each element of a value, and a kept state every 64 tokens.
 // Rows past Dk are in no chain, columns past Dv have no memory.
 
 namespace gated_delta {

@@ -1,5 +1,5 @@
-// gated_delta: the gated delta rule, a linear attention with a state of fixed size, token by token. What it computes, and
-// how: kernels/gated_delta.cu
+// gated_delta: the gated delta rule, a linear attention with a state of fixed size, token by token. What it computes,
+// and how: kernels/gated_delta.cu
 #pragma once
 #include "core/context.cuh"
 #include "core/math.cuh"
@@ -76,8 +76,8 @@ struct GatedDeltaGradientsOf {
 };
 using GatedDeltaGradients = GatedDeltaGradientsOf<float>;
 
-// Refuses T = 0, Dk > 256, Hv that is no multiple of Hk, strides below a token's width, and `error` without `kept` where
-// T > 64. The forward takes no scratch on a GPU.
+// Refuses T = 0, Dk > 256, Hv that is no multiple of Hk, strides below a token's width, and `error` without `kept`
+// where T > 64. The forward takes no scratch on a GPU.
 void gated_delta_forward(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s, Context& ctx);
 void gated_delta_backward(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back, const GatedDeltaIn& in,
                           const GatedDeltaShape& s, Context& ctx);

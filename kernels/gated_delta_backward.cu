@@ -1,10 +1,10 @@
 // gated_delta_backward: the kernels of the gated delta rule's backward. Maths, order of the sums and references:
 // kernels/gated_delta.cu
 //
-// 64 tokens at a time, the last ones first: the tokens between two kept states. A block owns one slice of 16 columns of one
-// state, and a thread one row of it, with S and dS in registers, 16 numbers each. What is summed along a row, dq_i, dk_i
-// and the chain of dg, stays in the thread. Only du, the dot down a column, needs the other rows. They write dS into shared
-// memory, and half a warp takes a column as in the forward, lane c the rows c, c+16, ...:
+// 64 tokens at a time, the last ones first: the tokens between two kept states. A block owns one slice of 16 columns of
+// one state, and a thread one row of it, with S and dS in registers, 16 numbers each. What is summed along a row, dq_i,
+// dk_i and the chain of dg, stays in the thread. Only du, the dot down a column, needs the other rows. They write dS
+// into shared memory, and half a warp takes a column as in the forward, lane c the rows c, c+16, ...:
 //
 //              column 0  1  2 ... 15                      column 0  1  2 ... 15
 //     row 0    | thread 0           |            row 0    |  .  .        | lane 0 of half warp j mod (threads/16)
@@ -12,9 +12,9 @@
 //       ...                                        ...
 //     row 127  | thread 127         |            row 127  |  .  .        | lane 15
 //
-// The states of the 64 tokens are made anew from the kept one. That many do not fit: a first walk leaves every fourth in
-// scratch, and a second one, from each of these, the next four in shared memory. A thread makes and reads its own row, so
-// none of that needs a barrier. A token has three: after dS, after du, and after the chains of dg.
+// The states of the 64 tokens are made anew from the kept one. That many do not fit: a first walk leaves every fourth
+// in scratch, and a second one, from each of these, the next four in shared memory. A thread makes and reads its own
+// row, so none of that needs a barrier. A token has three: after dS, after du, and after the chains of dg.
 // Sums over slices and heads come last, in a kernel of their own. Their parts (of 64 tokens) are in scratch.
 // Shared memory: 5 tiles of 16 columns, 40 KiB for Dk = 128.
 // twins: kernels/cpu/gated_delta_cpu.cpp, kernels/bf16/gated_delta_bf16_backward.cu
@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// The sums over slices and over heads that share a key, for the tokens of one launch. A thread owns one element of dq and dk,
-// and those after them one number of dg and dbeta.
+// The sums over slices and over heads that share a key, for the tokens of one launch. A thread owns one element of dq
+// and dk, and those after them one number of dg and dbeta.
 __global__ void __launch_bounds__(256)
     gated_delta_backward_sums_kernel(GatedDeltaGradients out, GatedDeltaShape s, gated_delta::Scratch scratch,
                                      size_t t0, size_t count) {

@@ -1,28 +1,32 @@
 // gated_delta_chunk: the gated delta rule of kernels/gated_delta.cu, 64 tokens at a time
 //                                                             (Yang, Wang, Zhang, Shen & Kim 2024, arXiv 2406.06484)
 //
-// The rule goes token by token: every token passes over the whole state, and does little with each number of it. Here the
-// state is looked at once in 64 tokens. What a token does to those after it within its chunk goes through products
+// The rule goes token by token: every token passes over the whole state, and does little with each number of it. Here
+// the state is looked at once in 64 tokens. What a token does to those after it within its chunk goes through products
 // of keys and queries, 64 x 64 numbers, and everything becomes a product of matrices, which a machine does fastest.
 //
-// 1. Unroll the rule over a chunk. S is the state in front of it, c_i = g_1 + ... + g_i, and G_ij = e^(c_i - c_j) for j <= i is
+// 1. Unroll the rule over a chunk. S is the state in front of it, c_i = g_1 + ... + g_i, and G_ij = e^(c_i - c_j) for j
+// <= i is
 //   what is left at token i of what token j wrote:
 //     S_i = alpha_i S_(i-1) + k_i u_i^T   =>   S_i = e^c_i S + sum over j <= i of G_ij k_j u_j^T
-//   Put that into e_i = v_i - alpha_i S_(i-1)^T k_i and o_i = S_i^T q_i. alpha_i S_(i-1) is S_i without its last term, so
+//   Put that into e_i = v_i - alpha_i S_(i-1)^T k_i and o_i = S_i^T q_i. alpha_i S_(i-1) is S_i without its last term,
+//   so
 //     e_i = v_i - e^c_i S^T k_i - sum over j < i of L_ij u_j        L_ij = G_ij (k_i.k_j)
 //     u_i = beta_i e_i
 //     o_i = e^c_i S^T q_i       + sum over j <= i of P_ij u_j       P_ij = G_ij (q_i.k_j)
 //     S  <- e^c_n S + sum over i of (G_ni k_i) u_i^T                at the end of the chunk, n its last token
-//   With X_i = v_i - e^c_i S^T k_i the first two lines are a triangular system for u, rows of tokens by columns of values:
+//   With X_i = v_i - e^c_i S^T k_i the first two lines are a triangular system for u, rows of tokens by columns of
+//   values:
 //     (I + diag(beta) L) u = diag(beta) X
-//   Its inverse T = (I + diag(beta) L)^-1 makes u = T diag(beta) V - (T diag(beta e^c) K) S = U - W S, the "WY form" in which
-//   the rule is mostly written. U and W do not know S, so they could be made for all chunks at once. But here a chunk's state
-//   must be there anyway before the next chunk, and to solve the system downwards, u_1, then u_2, ..., is less work than
-//   T, U and W, and rounds less.
+//   Its inverse T = (I + diag(beta) L)^-1 makes u = T diag(beta) V - (T diag(beta e^c) K) S = U - W S, the "WY form" in
+//   which the rule is mostly written. U and W do not know S, so they could be made for all chunks at once. But here a
+//   chunk's state must be there anyway before the next chunk, and to solve the system downwards, u_1, then u_2, ..., is
+//   less work than T, U and W, and rounds less.
 //
 // 2. Backward. do and dS', the gradient of the state after the chunk, are given. From the lines of o and S:
 //     du_i = sum over m >= i of P_mi do_m + G_ni dS'^T k_i
-//   But u_i is also in every e_m with m > i, and e_i leads to u_i: de_i = beta_i Du_i, where Du is the whole gradient of u,
+//   But u_i is also in every e_m with m > i, and e_i leads to u_i: de_i = beta_i Du_i, where Du is the whole gradient
+//   of u,
 //     Du_i = du_i - sum over m > i of L_mi de_m
 //   a triangular system again, solved upwards. Then, each line by the product rule:
 //     dv_i    = de_i                                                dbeta_i = Du_i.e_i
@@ -32,41 +36,48 @@
 //     plus_i  = -e^c_i S de_i + sum over j < i of dL_ij G_ij k_j
 //     minus_i = G_ni dS' u_i  + sum over m >= i of dP_mi G_mi q_m + sum over m > i of dL_mi G_mi k_m
 //     dS      = e^c_n dS' + sum over i of e^c_i (q_i do_i^T - k_i de_i^T)
-//   dk is in two parts for the sake of c. c_i stands in exponents only, as +c_i in e^c_i and in G_ij: there ∂/∂c_i leaves the
-//   term as it is, and all terms in which it stands so are those of dq_i.q_i and plus_i.k_i. As -c_i it stands in G_mi, the
-//   terms of minus_i.k_i. So
+//   dk is in two parts for the sake of c. c_i stands in exponents only, as +c_i in e^c_i and in G_ij: there ∂/∂c_i
+//   leaves the term as it is, and all terms in which it stands so are those of dq_i.q_i and plus_i.k_i. As -c_i it
+//   stands in G_mi, the terms of minus_i.k_i. So
 //     dc_i = q_i.dq_i + k_i.plus_i - k_i.minus_i       and, as c_n is in e^c_n S and in every G_ni,
 //     dc_n += <e^c_n S, dS'> + sum over i of u_i.(G_ni dS'^T k_i)
 //   g_i is in c_i and all c after it: dg_i = sum over m >= i of dc_m.
-//   The forward keeps e and the states in front of the chunks, as the recurrence does: backward then needs neither X nor
-//   the system for u.
+//   The forward keeps e and the states in front of the chunks, as the recurrence does: backward then needs neither X
+//   nor the system for u.
 //
 // order: fused(a,b,c) = a*b + c, rounded once. A "chain" starts at +0, or where the text says, and ascends. A "dot" has
 //   16 chains and a tree (kernels/gated_delta.cuh).
-//   c_i - c_j is made by adding g_(j+1) .. g_i from +0, not as a difference, which would lose what a strong decay before j
+//   c_i - c_j is made by adding g_(j+1) .. g_i from +0, not as a difference, which would lose what a strong decay
+//   before j
 //     has made of c. G = exp of that, c_i is a chain too.
 //   L_ij = G_ij * (chain over d of k_id k_jd), P_ij = G_ij * (chain of q_id k_jd)
 //   e_i: from X_i = fused(-e^c_i, chain over d of k_id S_dj, v_i) a chain over j of -L_ij u_j; u = beta*e
 //   o_i: from e^c_i * (chain over d of q_id S_dj) a chain over j <= i of P_ij u_j
 //   S: from e^c_n * S a chain over i of (G_ni*k_id) u_ij
-//   w_i = G_ni * (chain over d of k_id dS'_dj); du_i: from w_i a chain over m of P_mi do_m; Du_i: from du_i a chain over m,
+//   w_i = G_ni * (chain over d of k_id dS'_dj); du_i: from w_i a chain over m of P_mi do_m; Du_i: from du_i a chain
+//   over m,
 //     descending, of -L_mi de_m; de = beta*Du; dbeta is a dot
 //   dL_ij G_ij = -G_ij * (chain over columns of de_i u_j), dP_ij G_ij = G_ij * (chain of do_i u_j)
 //   dq_i: from e^c_i * (chain over columns of do_ij S_dj), plus_i: from -e^c_i * (chain of de_ij S_dj), minus_i: from
-//     G_ni * (chain of u_ij dS'_dj), chains in the order of the terms above; plus and minus are added last, and heads of v that
-//     share a key are added to +0 in ascending order
-//   dc_i = (q.dq + k.plus) - k.minus, three dots. What comes to dc_n is e^c_n * (for every d a chain over columns of S dS', and
-//     these added like the elements of a dot) + the chain over i of the dots w_i.u_i. dg_i is a chain of dc, descending.
+//     G_ni * (chain of u_ij dS'_dj), chains in the order of the terms above; plus and minus are added last, and heads
+//     of v that share a key are added to +0 in ascending order
+//   dc_i = (q.dq + k.plus) - k.minus, three dots. What comes to dc_n is e^c_n * (for every d a chain over columns of S
+//   dS', and
+//     these added like the elements of a dot) + the chain over i of the dots w_i.u_i. dg_i is a chain of dc,
+//     descending.
 //   dS: from e^c_n * dS' a chain over i of (e^c_i*q_id) do_ij and then one of -(e^c_i*k_id) de_ij
 //   A last chunk of fewer tokens is a smaller chunk.
 //
 // What proves these formulas: in double the reference is the recurrence, to 1e-12, and its gradients are held to finite
 //   differences (tests/test_gated_delta_chunk.cpp).
-// How far from the recurrence, in fp32: the largest difference over the largest number of an array, for T to 2048 and g from 0
+// How far from the recurrence, in fp32: the largest difference over the largest number of an array, for T to 2048 and g
+// from 0
 //   down to -30, was 9e-7 for o and the final state, and 2e-6 for gradients; 2e-6 and 1e-5 are promised.
-// Which is faster: per token and head the recurrence does 4 operations for each of the Dk*Dv numbers of a state forward and 10
-//   backward, this form 3 and 6, and about 32 * (4 and 10) for each of the D = Dk = Dv numbers of a key: at D = 128 as many
-//   forward, and a sixth less backward. With more than 64 tokens for a state of few numbers the recurrence does less.
+// Which is faster: per token and head the recurrence does 4 operations for each of the Dk*Dv numbers of a state forward
+// and 10
+//   backward, this form 3 and 6, and about 32 * (4 and 10) for each of the D = Dk = Dv numbers of a key: at D = 128 as
+//   many forward, and a sixth less backward. With more than 64 tokens for a state of few numbers the recurrence does
+//   less.
 // shapes: those of kernels/gated_delta.cu
 // twins: kernels/cpu/gated_delta_chunk_cpu.cpp
 // --delta=chunk | tests/test_gated_delta_chunk.cpp
@@ -81,16 +92,16 @@ namespace gated {
 
 // ---- one head: the steps of reference and kernel
 //
-// A step makes all elements of its arrays from those of the steps before, in any order: each(n, f) calls f(e) for all e < n, in a
-// loop or by the threads of a block, and returns when all are done.
+// A step makes all elements of its arrays from those of the steps before, in any order: each(n, f) calls f(e) for all e
+// < n, in a loop or by the threads of a block, and returns when all are done.
 
 namespace gated_delta_chunk {
 
 constexpr size_t chunk = gated_delta_interval;
 
 // What the steps write. Tokens of a chunk are i, j, m < n <= 64, d < Dk, columns < Dv.
-// Of the maths above gamma is G, start[i] is e^c_i, end[i] is G_ni, and error is e, for in the code e counts elements. A Work is
-// named w too, so that the w of the maths is w.w.
+// Of the maths above gamma is G, start[i] is e^c_i, end[i] is G_ni, and error is e, for in the code e counts elements.
+// A Work is named w too, so that the w of the maths is w.w.
 template <class Real>
 struct Work {
   Real *gamma, *L, *P, *dL, *dP;  // (64,64); dL and dP times gamma
@@ -320,10 +331,10 @@ IN_FLOAT_AND_DOUBLE(gated_delta_chunk_backward_ref);
 
 // ---- kernels
 //
-// Forward a block owns a head, backward a key head with the heads that share it, one after the other, for they add to the
-// same dq and dk. Its threads share out the elements of a step, neighbours to neighbours, and meet at a barrier after it.
-// Arrays of a step are in scratch. For one head with Dk = Dv = 128 that is 102,784 floats, about 400 KiB, which come from the L2
-// cache.
+// Forward a block owns a head, backward a key head with the heads that share it, one after the other, for they add to
+// the same dq and dk. Its threads share out the elements of a step, neighbours to neighbours, and meet at a barrier
+// after it. Arrays of a step are in scratch. For one head with Dk = Dv = 128 that is 102,784 floats, about 400 KiB,
+// which come from the L2 cache.
 
 namespace gated_delta_chunk {
 

@@ -1,13 +1,13 @@
-// gated_delta_chunk: the gated delta rule (kernels/gated_delta.h), 64 tokens at a time in matrix products. What it computes, and
-// how: kernels/gated_delta_chunk.cu
+// gated_delta_chunk: the gated delta rule (kernels/gated_delta.h), 64 tokens at a time in matrix products. What it
+// computes, and how: kernels/gated_delta_chunk.cu
 #pragma once
 #include "kernels/gated_delta.h"
 
 namespace gated {
 
-// As gated_delta_forward and gated_delta_backward, with the same arrays and the same refusals, to other bits: how far they are
-// from those is in kernels/gated_delta_chunk.cu. A backward wants what a forward of its own kind has left. A sequence that is cut
-// after a multiple of 64 tokens, with the state carried on, has the bits of the whole.
+// As gated_delta_forward and gated_delta_backward, with the same arrays and the same refusals, to other bits: how far
+// they are from those is in kernels/gated_delta_chunk.cu. A backward wants what a forward of its own kind has left. A
+// sequence that is cut after a multiple of 64 tokens, with the state carried on, has the bits of the whole.
 void gated_delta_chunk_forward(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s,
                                Context& ctx);
 void gated_delta_chunk_backward(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back,

@@ -18,10 +18,12 @@
 //   1  from dn what RMSNorm or DyT makes of it: dx, dw (kernels/rmsnorm.cu), or dx, dalpha, dw, db (kernels/dyt.cu)
 //
 // After a residual branch, x is the join of the stream and the branch (kernels/residual.cu), and is kept as sum.
-// order: that of the operations above, one by one: products in slices of 1024 (kernels/matmul.cu), the mean square and a
+// order: that of the operations above, one by one: products in slices of 1024 (kernels/matmul.cu), the mean square and
+// a
 //   row's score in the row order, dw, db and dalpha in the column order (core/reduce.cuh)
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
-// shapes: x, branch, sum, y, dy, dx (N,C) f32 or bf16; low (N,rank); W_down (rank,C); W_up (C,rank) or (1,rank); w, b (C); r (N)
+// shapes: x, branch, sum, y, dy, dx (N,C) f32 or bf16; low (N,rank); W_down (rank,C); W_up (C,rank) or (1,rank); w, b
+// (C); r (N)
 //   y, r, low, sum, dx and dbranch are written, gradients of parameters accumulated
 // twins: kernels/cpu/gated_norm_cpu.cpp
 // --norm=gated|gated-dyt | tests/test_gated_norm.cpp
@@ -143,9 +145,10 @@ IN_FLOAT_AND_DOUBLE(gated_norm_general_backward_ref);
 
 // ---- kernels along the rows
 //
-// One by one, the five steps would send n, z, dn and dz over the bus again and again. A row needs no other row until the
-// gradients of parameters, so one kernel takes 16 rows through all steps, and n and z are computed again wherever they are
-// wanted: arithmetic is cheaper than the bus. Arrays of (N,C) that cross it, with a branch and a score for every element:
+// One by one, the five steps would send n, z, dn and dz over the bus again and again. A row needs no other row until
+// the gradients of parameters, so one kernel takes 16 rows through all steps, and n and z are computed again wherever
+// they are wanted: arithmetic is cheaper than the bus. Arrays of (N,C) that cross it, with a branch and a score for
+// every element:
 //
 //                         here                                   the operations one by one
 //   forward               x0, branch; sum, y             4       x0, branch, sum, y, n 3 times, z twice         9
@@ -154,9 +157,9 @@ IN_FLOAT_AND_DOUBLE(gated_norm_general_backward_ref);
 //   backward              both                           6       dy, dresidual, dx, x twice, n twice, z,
 //                                                                dn 5 times, dz 3 times                        16
 //
-// (x0 is the stream before the join. A block reads its rows once or twice more, from the caches.) kernels/gated_norm.cuh draws
-// the 16 rows and says what expand and contract are. Gradients of parameters are sums over rows, and need every row:
-// kernels/gated_norm_columns.cu.
+// (x0 is the stream before the join. A block reads its rows once or twice more, from the caches.)
+// kernels/gated_norm.cuh draws the 16 rows and says what expand and contract are. Gradients of parameters are sums over
+// rows, and need every row: kernels/gated_norm_columns.cu.
 
 // out (columns,rows) = in (rows,columns) transposed: a weight of the gate, small beside the activations.
 __global__ void gated_norm_transpose_kernel(float* out, const float* in, size_t rows, size_t columns) {
@@ -289,9 +292,9 @@ __global__ void __launch_bounds__(gated_norm::threads)
   });
   __syncthreads();
 
-  // 2 and 1: dn = dy*s + dlow W_down, and from it dx. RMSNorm's dx waits for the mean over the row, so it takes two passes
-  // and computes dn in both; in the second the sum is made again, and not used. DyT's does not wait: it leaves in the pass that
-  // adds up dalpha.
+  // 2 and 1: dn = dy*s + dlow W_down, and from it dx. RMSNorm's dx waits for the mean over the row, so it takes two
+  // passes and computes dn in both; in the second the sum is made again, and not used. DyT's does not wait: it leaves
+  // in the pass that adds up dalpha.
   float mean[warp_rows] = {};
   for (int pass = rms ? 0 : 1; pass < 2; pass++) {
     float chain[warp_rows][4] = {};

@@ -15,21 +15,22 @@
 // So a lane carries four chains of each of its rows in registers, as in every operation along rows
 // (kernels/rmsnorm.cu).
 //
-// A product from the rank to the columns, such as z = a W_up^T, is an "expand". An output is a sum over the rank, and the
-// lane that owns the column makes it alone. All lanes of a warp want the same a[row][j], so a stands in shared memory, as
-// [j][row], and W is read along the columns (which is why W_up is transposed first):
+// A product from the rank to the columns, such as z = a W_up^T, is an "expand". An output is a sum over the rank, and
+// the lane that owns the column makes it alone. All lanes of a warp want the same a[row][j], so a stands in shared
+// memory, as [j][row], and W is read along the columns (which is why W_up is transposed first):
 //   expand      out[row][c] = chain over j of values[j][row] * W[j][c]
 //
-// A product from the columns to the rank, such as low = n W_down^T, is a "contract". An output is a chain over all columns
-// in ascending order, but the columns of a row are spread over 32 lanes. So they go through a tile in shared memory, 16 rows
-// by 128 columns, and a thread takes one j and two rows through the chunk, column by column. Between chunks its two chains
-// wait in shared memory:
+// A product from the columns to the rank, such as low = n W_down^T, is a "contract". An output is a chain over all
+// columns in ascending order, but the columns of a row are spread over 32 lanes. So they go through a tile in shared
+// memory, 16 rows by 128 columns, and a thread takes one j and two rows through the chunk, column by column. Between
+// chunks its two chains wait in shared memory:
 //   contract    out[row][j] = chain over c of tile[row][c] * W[c][j], in slices of 1024 columns (kernels/matmul.cu)
 // Two rows for a thread, because one number of W then serves two multiply-adds.
 //
 //   registers (columns)  -- store_tile, barrier -->  tile  -- contract -->  chains [j][row]  -- barrier, next chunk
 //
-// Both read W through the caches. Neighbouring threads read neighbouring numbers of it: columns c in an expand, j in a contract.
+// Both read W through the caches. Neighbouring threads read neighbouring numbers of it: columns c in an expand, j in a
+// contract.
 #pragma once
 #include "core/reduce.cuh"
 #include "kernels/gate.cuh"
@@ -61,8 +62,8 @@ struct NormUnderGate {
 namespace gated_norm {
 
 constexpr int warps = 8, threads = 32 * warps, warp_rows = 2, rows = warps * warp_rows;
-// The pitch, floats from row to row of the tile, keeps Quads aligned and puts the same column of neighbouring rows into different
-// banks (kernels/matmul_tile.cuh says what a bank is).
+// The pitch, floats from row to row of the tile, keeps Quads aligned and puts the same column of neighbouring rows into
+// different banks (kernels/matmul_tile.cuh says what a bank is).
 constexpr int chunk = row_chains, pitch = chunk + 4;
 static_assert(matmul_slice % chunk == 0 && column_slice % rows == 0);
 
@@ -205,8 +206,8 @@ struct Rows {
     return quads([&](int k, int) { return sum[k]; });
   }
 
-  // visit(at, row, j) for the chains that this thread carries through a contract: those of j, of row at [at] and of row + 1
-  // after it. Neighbouring threads have neighbouring j.
+  // visit(at, row, j) for the chains that this thread carries through a contract: those of j, of row at [at] and of row
+  // + 1 after it. Neighbouring threads have neighbouring j.
   template <class Visit>
   __device__ void each_chain(Visit visit) const {
     const unsigned rank = unsigned(shape.rank);
@@ -215,8 +216,9 @@ struct Rows {
       visit(j * rows + row, row, j);
     }
   }
-  // One chunk, from column c0, with W (C,rank). `chain` and `total` are [j][row]; after the last chunk the sums stand in
-  // total. At the end of a slice of 1024 columns its chain is added to the total, and the next slice starts a new one.
+  // One chunk, from column c0, with W (C,rank). `chain` and `total` are [j][row]; after the last chunk the sums stand
+  // in total. At the end of a slice of 1024 columns its chain is added to the total, and the next slice starts a new
+  // one.
   __device__ void contract(float* chain, float* total, const float* tile, const float* W, size_t c0) const {
     const size_t C = shape.C, end = c0 + chunk < C ? c0 + chunk : C;
     const bool begins = c0 % matmul_slice == 0, ends = end % matmul_slice == 0 || end == C;

@@ -34,8 +34,8 @@ using GatedNormGradients = GatedNormParameters<float*>;
 // y (N,C), r (N; RMSNorm), low (N,rank) and, after a branch, sum (N,C) are written. y is none of the inputs.
 void gated_norm_forward(Reals y, float* r, float* low, Reals sum, const ResidualIn& in, const GatedNormWeights& weights,
                         const GatedNormShape& shape, Context& ctx);
-// dx and, where it is not null, dbranch (N,C) are written (kernels/residual.h), the gradients of parameters accumulated.
-// dx may be in.dresidual, but is not dy.
+// dx and, where it is not null, dbranch (N,C) are written (kernels/residual.h), the gradients of parameters
+// accumulated. dx may be in.dresidual, but is not dy.
 void gated_norm_backward(Reals dx, Reals dbranch, const GatedNormGradients& gradients, ConstReals dy,
                          const ResidualBackwardIn& in, const float* low, const float* r,
                          const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx);

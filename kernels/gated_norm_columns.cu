@@ -4,11 +4,11 @@
 //   dw (C)                  += sum of dn*unit  a sum down a column, in slices of 128 rows (core/reduce.cuh)
 //   db (C)                  += sum of dn       the same
 // unit is n before weight and bias: x*r, or tanh(alpha*x).
-// The kernel leaves the sums of slices; gated_norm_backward adds them. Slices of their own for every block change no bit,
-// because the order of these sums is made of slices anyway.
+// The kernel leaves the sums of slices; gated_norm_backward adds them. Slices of their own for every block change no
+// bit, because the order of these sums is made of slices anyway.
 //
-// n, z, dz and dn of (N,C) were never stored. The kernel computes them again from x, dy, low and dlow, which the kernel along
-// the rows has left, and all four gradients take what they want of them:
+// n, z, dz and dn of (N,C) were never stored. The kernel computes them again from x, dy, low and dlow, which the kernel
+// along the rows has left, and all four gradients take what they want of them:
 //
 //                columns c0..c0+127
 //              +-----------------------+
@@ -18,16 +18,16 @@
 //   16 more     v v v v
 //    ...       to the end of the slice
 //
-// A block has 128 columns, 1024 rows and 16 of the rank (blockIdx.y says which). Its threads part into two halves, and every
-// thread carries 17 chains in registers from the first row of the slice to the last:
+// A block has 128 columns, 1024 rows and 16 of the rank (blockIdx.y says which). Its threads part into two halves, and
+// every thread carries 17 chains in registers from the first row of the slice to the last:
 //
 //   threads    0..127   four columns by four j of dW_up:    dz[row][c] * a[row][j]       and one column of dw
 //            128..255   four columns by four j of dW_down:  n[row][c] * dlow[row][j]     and one column of db
 //
 //   a warp has 32 x 4 = 128 columns; the four warps of a half have 4 x 4 = 16 of the rank
 //
-// Four by four, because then a Quad of a tile serves 16 multiply-adds. The bus: x and dy, once for every 16 of the rank.
-// twins: kernels/cpu/gated_norm_cpu.cpp
+// Four by four, because then a Quad of a tile serves 16 multiply-adds. The bus: x and dy, once for every 16 of the
+// rank. twins: kernels/cpu/gated_norm_cpu.cpp
 // tests/test_gated_norm.cpp
 #include "core/launch.cuh"
 #include "kernels/gated_norm.cuh"

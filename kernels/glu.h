@@ -17,8 +17,8 @@ void glu_forward(Reals y, ConstReals g, ConstReals u, size_t n, Activation act, 
 void glu_backward(Reals dg, Reals du, ConstReals dy, ConstReals g, ConstReals u, size_t n, Activation act,
                   Context& ctx);
 
-// The same for gpt-oss's y = (uc + 1) * gc * sigmoid(1.702 gc), gc = min(g, 7), uc = u clamped to [-7, 7]. The gradient of
-// an input beyond its bound is 0.
+// The same for gpt-oss's y = (uc + 1) * gc * sigmoid(1.702 gc), gc = min(g, 7), uc = u clamped to [-7, 7]. The gradient
+// of an input beyond its bound is 0.
 void swiglu_clamped_forward(Reals y, ConstReals g, ConstReals u, size_t n, Context& ctx);
 void swiglu_clamped_backward(Reals dg, Reals du, ConstReals dy, ConstReals g, ConstReals u, size_t n, Context& ctx);
 

@@ -1,19 +1,20 @@
 // grouped_matmul: rows in groups, each group multiplied with a matrix of its own
 //
-// In a mixture of experts a linear layer has E matrices W_e (out,in), and the router sends each row, a token's choice of an
-// expert, to one of them. Sorted by expert, the rows of x lie together, and expert e's are row_start[e] to row_start[e+1]-1:
+// In a mixture of experts a linear layer has E matrices W_e (out,in), and the router sends each row, a token's choice
+// of an expert, to one of them. Sorted by expert, the rows of x lie together, and expert e's are row_start[e] to
+// row_start[e+1]-1:
 //   y_ro = sum over i of x_ri W_e,oi (+ b_e,o)      for the rows r of expert e
 // That is one product per expert, with as many rows as the router chose to send: none, a few, or most of them. It is
 // computed as it is: nothing is padded, and no token is dropped.
 //
-// backward. Row r of y depends on row r of x, and on the matrix and the bias of its own expert. So each expert has the three
-// products of kernels/matmul.cu, of its rows alone:
+// backward. Row r of y depends on row r of x, and on the matrix and the bias of its own expert. So each expert has the
+// three products of kernels/matmul.cu, of its rows alone:
 //   dx_ri     = sum over o of dy_ro W_e,oi                       nn   grouped_matmul
 //   dW_e,oi  += sum over the rows r of e of dy_ro x_ri           tn   grouped_matmul_tn
 //   db_e,o   += sum over the rows r of e of dy_ro                     grouped_bias_backward
 //
-// Order: for each expert that of matmul() and of bias_backward() on its rows alone. So the slices of 1024 rows of a dW_e, and
-// those of 128 of a db_e, are counted from the expert's first row.
+// Order: for each expert that of matmul() and of bias_backward() on its rows alone. So the slices of 1024 rows of a
+// dW_e, and those of 128 of a db_e, are counted from the expert's first row.
 //
 // shapes: grouped_matmul     C (M,N), A (M,K), B (E,N,K) in nt, (E,K,N) in nn, bias (E,N)
 //         grouped_matmul_tn  C (E,N,K), A (M,N), B (M,K)          grouped_bias_backward  db (E,N), dy (M,N)
@@ -70,9 +71,9 @@ IN_FLOAT_AND_DOUBLE(grouped_bias_backward_ref);
 //            blockIdx.y the tiles along N
 //   tn       the tile lies in the C of expert blockIdx.z, and k runs over the expert's rows
 //
-// A C that is added to waits for the sum of its slices, which grows in scratch. nt and nn have several slices where K > 1024,
-// tn for the experts with more than 1024 rows: each of these has a matrix in scratch. The slices of an expert go one after the
-// other: the experts together have tiles enough to fill a GPU.
+// A C that is added to waits for the sum of its slices, which grows in scratch. nt and nn have several slices where K >
+// 1024, tn for the experts with more than 1024 rows: each of these has a matrix in scratch. The slices of an expert go
+// one after the other: the experts together have tiles enough to fill a GPU.
 
 struct GroupedJob {
   float *C, *sums;  // sums: in scratch
@@ -113,9 +114,9 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2) grouped_matmul_kernel(Gr
 
 // ---- kernels of the bias
 //
-// One thread a column of a piece of 128 rows, and then one a column of an expert, which adds the sums of its pieces: 128
-// make one, 128 of those one, and so on. It goes through the pieces once, and carries a chain for each of these levels. A
-// chain starts at +0, so none is ever -0, and a level with a single sum may add it to 0 like any other.
+// One thread a column of a piece of 128 rows, and then one a column of an expert, which adds the sums of its pieces:
+// 128 make one, 128 of those one, and so on. It goes through the pieces once, and carries a chain for each of these
+// levels. A chain starts at +0, so none is ever -0, and a level with a single sum may add it to 0 like any other.
 
 constexpr unsigned grouped_bias_threads = 128;
 

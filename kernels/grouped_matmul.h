@@ -22,8 +22,8 @@ void grouped_matmul(float* C, const float* A, const float* B, const int* row_sta
 // C (E,N,K). For each expert the bits of matmul() in Layout::tn on its rows alone; one without rows keeps its C.
 void grouped_matmul_tn(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s,
                        Context& ctx);
-// The gradient of their biases: db_e (N) += column sum over the rows of expert e of dy (M,N). db (E,N). For each expert the
-// bits of bias_backward() on its rows alone.
+// The gradient of their biases: db_e (N) += column sum over the rows of expert e of dy (M,N). db (E,N). For each expert
+// the bits of bias_backward() on its rows alone.
 void grouped_bias_backward(float* db, ConstReals dy, const int* row_start, size_t M, size_t E, size_t N, Context& ctx);
 
 // Bytes of scratch that these take on a GPU and on the emulator, however the rows lie.
@@ -31,8 +31,8 @@ size_t grouped_matmul_scratch(const GroupedShape& s, Accumulate accumulate);
 size_t grouped_matmul_tn_scratch(const GroupedShape& s);
 size_t grouped_bias_backward_scratch(size_t M, size_t E, size_t N);
 
-// Refuses, in the name of an operation, what row numbers cannot hold, and on a CPU, where the host can look, a row_start that
-// is none.
+// Refuses, in the name of an operation, what row numbers cannot hold, and on a CPU, where the host can look, a
+// row_start that is none.
 void require_groups(const char* name, size_t M, size_t E, const int* row_start, Context& ctx);
 
 // ---- how they are cut up on a GPU, for tests; every choice gives the same bits

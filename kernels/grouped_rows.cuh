@@ -1,14 +1,15 @@
-// grouped_rows: who works on which rows of a product whose rows belong to experts. Included by kernels/grouped_matmul.cu and by
-// kernels/bf16/grouped_matmul_bf16.cu.
+// grouped_rows: who works on which rows of a product whose rows belong to experts. Included by
+// kernels/grouped_matmul.cu and by kernels/bf16/grouped_matmul_bf16.cu.
 //
-// Rows go in pieces of `piece` rows, cut from each expert's first row on, so that no piece has rows of two experts. How many
-// pieces there are depends on row_start, which only the device knows: the grid must not. So expert e's pieces are numbered from
+// Rows go in pieces of `piece` rows, cut from each expert's first row on, so that no piece has rows of two experts. How
+// many pieces there are depends on row_start, which only the device knows: the grid must not. So expert e's pieces are
+// numbered from
 //
 //   first(e) = row_start[e] / piece + e          (rounded down)
 //
-// With m rows it has at most m / piece + 1 pieces (m / piece rounded down), and first(e+1) leaves room for at least as many:
-// pieces of two experts never have the same number, first() rises, and all numbers are below first(E) = M / piece + E. That
-// is the grid. Some numbers belong to nobody, at most one an expert, and their blocks return at once.
+// With m rows it has at most m / piece + 1 pieces (m / piece rounded down), and first(e+1) leaves room for at least as
+// many: pieces of two experts never have the same number, first() rises, and all numbers are below first(E) = M / piece
+// + E. That is the grid. Some numbers belong to nobody, at most one an expert, and their blocks return at once.
 //
 //   piece = 4     rows    0 . . . | 4 . . . | 8 . . . | 12. . . | 16        M = 17, E = 4
 //   expert        0 has 0..4        1 has 5..8         2 none    3 has 9..16
@@ -50,9 +51,9 @@ inline dim3 group_rows_grid(size_t M, size_t E, size_t piece) {
 
 // ---- a place for experts with many rows
 //
-// The weight gradient of an expert with more rows than a slice has to keep a matrix between slices, and there is room for as
-// many as there can be such experts. The place of one is row_start[e] / (slice + 1): no two have the same, as each has at least
-// slice + 1 rows, and all are below M / (slice + 1). Where E is less than that, the place is e.
+// The weight gradient of an expert with more rows than a slice has to keep a matrix between slices, and there is room
+// for as many as there can be such experts. The place of one is row_start[e] / (slice + 1): no two have the same, as
+// each has at least slice + 1 rows, and all are below M / (slice + 1). Where E is less than that, the place is e.
 
 inline size_t tall_groups(size_t M, size_t E, size_t slice) {
   return std::min(E, M / (slice + 1));

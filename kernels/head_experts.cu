@@ -1,19 +1,22 @@
 // head_experts: y = sum over the chosen experts e of s_e*x_e, for every head of every token
-//   s_e = sigmoid(z_e); chosen are the k experts of the largest score, and of two equal scores the lower expert comes first.
-//   The weights are the scores as they are: they do not add up to 1, and a token may turn all its experts down. With one
-//   expert this is a gate with one score a head (kernels/gate.cu, group D), and has its bits.
+//   s_e = sigmoid(z_e); chosen are the k experts of the largest score, and of two equal scores the lower expert comes
+//   first. The weights are the scores as they are: they do not add up to 1, and a token may turn all its experts down.
+//   With one expert this is a gate with one score a head (kernels/gate.cu, group D), and has its bits.
 //   (SwitchHead: Csordas et al. 2023, arXiv 2312.07987)
-// backward: which experts are chosen jumps between tokens and has no slope. Of a chosen expert x_e and z_e reach the loss
+// backward: which experts are chosen jumps between tokens and has no slope. Of a chosen expert x_e and z_e reach the
+// loss
 //   through y, and what was not chosen reaches it not at all:
 //     dx_e,d = dy_d * s_e
 //     ds_e   = sum over d of dy_d * x_e,d
 //     dz_e   = ds_e * ∂s_e/∂z_e = ds_e * (s_e * (1 - s_e))
-//   The score alone is needed, not the logit: the forward saves it, with -1, which is no score, where it did not choose.
-// order: y is one chain in ascending e, the first product rounded alone and fmaf from there; ds is the sum of a row of D
+//   The score alone is needed, not the logit: the forward saves it, with -1, which is no score, where it did not
+//   choose.
+// order: y is one chain in ascending e, the first product rounded alone and fmaf from there; ds is the sum of a row of
+// D
 //   elements (core/reduce.cuh)
 // A NaN among the logits has no place in an order: it counts as chosen, and y shows it.
-// shapes: x, dx (N,H,E,D) f32 or bf16; z, s (N,H,E) f32; dz (N,H,E); y, dy (N,H,D); all written; s may be z, dz may be s
-// twins: kernels/cpu/head_experts_cpu.cpp
+// shapes: x, dx (N,H,E,D) f32 or bf16; z, s (N,H,E) f32; dz (N,H,E); y, dy (N,H,D); all written; s may be z, dz may be
+// s twins: kernels/cpu/head_experts_cpu.cpp
 // --head-experts | tests/test_head_experts.cpp
 #include "kernels/head_experts.h"
 
@@ -68,11 +71,11 @@ IN_FLOAT_AND_DOUBLE(head_experts_backward_ref);
 
 // ---- kernels
 //
-// Forward: a warp owns a head of a token. First a lane is an expert: it makes the score of expert `lane` and counts how many
-// experts come before it, by a shuffle from each; the bits of `chosen` are the experts that a token takes. Then a lane is four
-// neighbouring d (a Quad) of every 128, and goes through the chosen experts from the lowest bit up; their scores come by
-// shuffles. All lanes take part in these, those too whose Quad lies past the head. With D = 128 a warp reads 128
-// neighbouring elements of an expert; of x it reads no expert that was not chosen.
+// Forward: a warp owns a head of a token. First a lane is an expert: it makes the score of expert `lane` and counts how
+// many experts come before it, by a shuffle from each; the bits of `chosen` are the experts that a token takes. Then a
+// lane is four neighbouring d (a Quad) of every 128, and goes through the chosen experts from the lowest bit up; their
+// scores come by shuffles. All lanes take part in these, those too whose Quad lies past the head. With D = 128 a warp
+// reads 128 neighbouring elements of an expert; of x it reads no expert that was not chosen.
 
 template <class S>
 __global__ void __launch_bounds__(rows_block)
@@ -105,8 +108,8 @@ __global__ void __launch_bounds__(rows_block)
   }
 }
 
-// A warp owns an expert of a head, as in the backward of a gate with one score a head: dx leaves in the pass that adds up ds.
-// dy of a head is read by all its experts, once from memory and from then on from a cache.
+// A warp owns an expert of a head, as in the backward of a gate with one score a head: dx leaves in the pass that adds
+// up ds. dy of a head is read by all its experts, once from memory and from then on from a cache.
 template <class S>
 __global__ void __launch_bounds__(rows_block)
     head_experts_backward_kernel(S* dx, S* dz, const S* dy, const S* x, const float* s, HeadExpertsShape shape) {

@@ -12,11 +12,12 @@ struct HeadExpertsShape {
   size_t k;        // how many of them a token takes, 1 to E
 };
 
-// x (N,H,E,D): what each expert makes of a token. z (N,H,E): logits. Writes y (N,H,D) and, for the backward, s (N,H,E): the
-// score of an expert that was chosen, -1 of one that was not. s may be z. Scores choose: they and their logits are fp32 beside
-// x and y of either storage.
+// x (N,H,E,D): what each expert makes of a token. z (N,H,E): logits. Writes y (N,H,D) and, for the backward, s (N,H,E):
+// the score of an expert that was chosen, -1 of one that was not. s may be z. Scores choose: they and their logits are
+// fp32 beside x and y of either storage.
 void head_experts_forward(Reals y, float* s, ConstReals x, const float* z, const HeadExpertsShape& shape, Context& ctx);
-// dx (N,H,E,D) and dz (N,H,E), of the storage of dy, are written: 0 where an expert was not chosen. dz of fp32 may be s.
+// dx (N,H,E,D) and dz (N,H,E), of the storage of dy, are written: 0 where an expert was not chosen. dz of fp32 may be
+// s.
 void head_experts_backward(Reals dx, Reals dz, ConstReals dy, ConstReals x, const float* s,
                            const HeadExpertsShape& shape, Context& ctx);
 

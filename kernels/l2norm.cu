@@ -1,15 +1,15 @@
 // l2norm: y = x*r, r = 1/sqrt(m*(sum x^2 + eps)): every head of a token gets the length 1/sqrt(m)
-//   The delta rule (kernels/gated_delta.cu) wants keys of length 1: then beta = 1 replaces what is stored for a key, and no
-//   beta in [0,1] makes the state grow. Queries get the length 1/sqrt(D), m = D, which softmax attention has in its scores.
-//   It is RMSNorm without a weight: one that divides by the length, not by the length over sqrt(D).
+//   The delta rule (kernels/gated_delta.cu) wants keys of length 1: then beta = 1 replaces what is stored for a key,
+//   and no beta in [0,1] makes the state grow. Queries get the length 1/sqrt(D), m = D, which softmax attention has in
+//   its scores. It is RMSNorm without a weight: one that divides by the length, not by the length over sqrt(D).
 // backward, of one head. x_c reaches the loss directly and through r, on which the whole head depends:
 //     dx_c = dy_c*r + (sum_j dy_j*x_j) * ∂r/∂x_c
 //   r = (m*(sum x^2 + eps))^(-1/2)   =>   ∂r/∂x_c = -1/2 * r^3 * 2*m*x_c = -m*r^3*x_c     and with x = y/r:
 //     dx_c = r * (dy_c - y_c * m * sum_j y_j*dy_j)
 //   so that x is not needed any more: y may stand in its place. In bf16 it is y as it is stored.
 // exactly: dx = r * fma(-y, m*dot, dy); both sums are those of a row (core/reduce.cuh)
-// shapes: x, y, dy, dx (N,H,D) f32 or bf16, r (N,H), saved for the backward; tokens may lie in wider rows | all are written
-// twins: kernels/cpu/l2norm_cpu.cpp
+// shapes: x, y, dy, dx (N,H,D) f32 or bf16, r (N,H), saved for the backward; tokens may lie in wider rows | all are
+// written twins: kernels/cpu/l2norm_cpu.cpp
 // tests/test_l2norm.cpp
 #include "kernels/l2norm.h"
 

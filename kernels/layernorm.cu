@@ -9,15 +9,16 @@
 //   Let u = x - mean, so that xh = u*r and r = (mean(u^2) + eps)^(-1/2): this is RMSNorm of u, and as derived in
 //   rmsnorm.cu
 //     du_c = r*(g_c - xh_c * mean(g*xh))
-//   Every x_c is in its own u_c and, through the mean, in all of them: ∂u_j/∂x_c = [j = c] - 1/C, where [j = c] is 1 for
-//   j = c and 0 else. So
+//   Every x_c is in its own u_c and, through the mean, in all of them: ∂u_j/∂x_c = [j = c] - 1/C, where [j = c] is 1
+//   for j = c and 0 else. So
 //     dx_c = du_c - mean(du)      mean(du) = r*(mean(g) - mean(xh)*mean(g*xh)) = r*mean(g), because mean(xh) = 0
 //          = r*(g_c - mean(g) - xh_c * mean(g*xh))
 // exactly: y = fma(xh, w, b); dx = r * fma(-xh, mean(g*xh), g - mean(g)). Means are sums along a row, dw and db are
 //   sums down a column (core/reduce.cuh), each in its canonical order.
 // The variance takes a second pass over the row, in cache: mean(x^2) - mean^2 cancels where x has a mean.
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
-// shapes: x, y, dy, dx (N,C) f32 or bf16; w, b, dw, db (C); mean, r (N), saved for the backward | dx is written, dw and db
+// shapes: x, y, dy, dx (N,C) f32 or bf16; w, b, dw, db (C); mean, r (N), saved for the backward | dx is written, dw and
+// db
 //   accumulated
 // twins: kernels/cpu/layernorm_cpu.cpp
 // --norm=layernorm | tests/test_layernorm.cpp

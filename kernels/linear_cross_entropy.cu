@@ -1,6 +1,7 @@
 // linear_cross_entropy: the loss of a language model, from the last hidden states on
 //
-// 1. Softmax and cross-entropy of one row. Of the logits l (V) of a token, softmax makes probabilities p, and the loss is
+// 1. Softmax and cross-entropy of one row. Of the logits l (V) of a token, softmax makes probabilities p, and the loss
+// is
 //    -log of the target's:
 //      p_v = e^l_v / sum over u of e^l_u        loss = -log p_target = lse - l_target,   lse = log(sum over u of e^l_u)
 //    e^l overflows for l > 88, so the row's largest logit m is taken out first:  lse = m + log(sum over u of e^(l_u - m)).
@@ -14,18 +15,21 @@
 //      dh = dlogits W                                     written
 //      dW = dW + dlogits^T h                              accumulated over the batches of a step
 //
-// 3. Chunks. The logits are by far the largest activation of a small model: 65,536 tokens of 50,257 logits are 12 GiB. So
-//    rows go in chunks through all of (2) and (1), into the same memory. Losses and dh do not know about chunks. Nor does dW:
-//    its sum over tokens goes in slices of 1024 rows, each one chain from +0,
+// 3. Chunks. The logits are by far the largest activation of a small model: 65,536 tokens of 50,257 logits are 12 GiB.
+// So
+//    rows go in chunks through all of (2) and (1), into the same memory. Losses and dh do not know about chunks. Nor
+//    does dW: its sum over tokens goes in slices of 1024 rows, each one chain from +0,
 //      dW = ((dW + slice 0) + slice 1) + ...              one rounding each, ascending
 //    and every chunk but the last is a whole number of slices. So any size of a chunk gives the same bits.
 //
-//    Cut Your Losses (Wijmans et al. 2024, arXiv 2411.09009) keeps no logits at all. A chunk of about a thousand rows is of
-//    the size of W itself, and leaves the work to plain products.
+//    Cut Your Losses (Wijmans et al. 2024, arXiv 2411.09009) keeps no logits at all. A chunk of about a thousand rows
+//    is of the size of W itself, and leaves the work to plain products.
 //
-// 4. With bf16. The three products multiply bf16 matrices (kernels/bf16/matmul_bf16.cu): h, a rounded copy of W, and dlogits, which
-//    are rounded once as they are written, to memory of their own. Logits, which are sums, stay floats, as do losses and dW,
-//    whose order is that of (3): a slice is the chain of products of matmul_bf16. dh is rounded once, at the end.
+// 4. With bf16. The three products multiply bf16 matrices (kernels/bf16/matmul_bf16.cu): h, a rounded copy of W, and
+// dlogits, which
+//    are rounded once as they are written, to memory of their own. Logits, which are sums, stay floats, as do losses
+//    and dW, whose order is that of (3): a slice is the chain of products of matmul_bf16. dh is rounded once, at the
+//    end.
 //
 // exactly: the sum over a row in the row order (core/reduce.cuh); the maximum of a row has no order
 // shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), losses (N) f32; weight_copy (V,C) bf16; targets (N)
@@ -49,8 +53,8 @@ constexpr size_t weight_gradient_slice = matmul_slice;  // rows of one chain of 
 
 // ---- reference
 //
-// log_sum_exp and dlogit are the formulas of (1), one line each in linear_cross_entropy.cuh. A target of ignored_target (-1)
-// has loss 0 and gradient 0. Any other outside the vocabulary is not `known`, and log_sum_exp makes it NaN.
+// log_sum_exp and dlogit are the formulas of (1), one line each in linear_cross_entropy.cuh. A target of ignored_target
+// (-1) has loss 0 and gradient 0. Any other outside the vocabulary is not `known`, and log_sum_exp makes it NaN.
 
 template <class T>
 void cross_entropy_ref(T* losses, T* logits, const int* targets, T dloss, bool gradient, size_t rows, size_t V) {
@@ -92,26 +96,27 @@ IN_FLOAT_AND_DOUBLE(linear_cross_entropy_ref);
 
 // ---- kernel: a block of 128 threads takes one row after another
 //
-// A row is too long for one warp: 50,257 logits are 200 kB. So the 128 chains of the row order belong to 128 threads, chain
-// j to thread j. Maximum, sum and gradient each go through the whole row.
+// A row is too long for one warp: 50,257 logits are 200 kB. So the 128 chains of the row order belong to 128 threads,
+// chain j to thread j. Maximum, sum and gradient each go through the whole row.
 //
-// So that memory is read once, the block copies the row to shared memory first. 227 KiB hold 57,984 logits on an H100, 163 KiB
-// hold 41,600 on an A100. A longer row is not `kept`: it stays where it is, and is read three times.
+// So that memory is read once, the block copies the row to shared memory first. 227 KiB hold 57,984 logits on an H100,
+// 163 KiB hold 41,600 on an A100. A longer row is not `kept`: it stays where it is, and is read three times.
 //
-// Only one long row fits a multiprocessor, and the memory bus would idle while the block computes. So a thread fetches early:
-// once it has read four logits for the last time, it starts a copy (cp.async) of the next row's four into their place. The copy
-// lands during the gradient.
+// Only one long row fits a multiprocessor, and the memory bus would idle while the block computes. So a thread fetches
+// early: once it has read four logits for the last time, it starts a copy (cp.async) of the next row's four into their
+// place. The copy lands during the gradient.
 //
 //     thread 0      | next row | next row |  on the way | gradient -> | this row | this row |
 //                     v = 0      512         1024         1536          2048       2560
 //
 // For maximum and gradient, where no order matters, a thread takes quads (kernels/activation.cu): in a step
-// the block covers 512 logits. These are the quads that it fetches, so it waits for nobody else's before the maximum. For the
-// sum, thread j takes the elements j, j + 128, j + 256, ...: neighbouring threads still read neighbouring floats.
+// the block covers 512 logits. These are the quads that it fetches, so it waits for nobody else's before the maximum.
+// For the sum, thread j takes the elements j, j + 128, j + 256, ...: neighbouring threads still read neighbouring
+// floats.
 //
-// The chains meet as the row order combines them: lane l of 32 needs chains 4l to 4l+3, which four threads hold. They go
-// through shared memory, and each of the four warps then combines all 128 for itself, so that every thread has the result
-// and nothing needs to be sent back.
+// The chains meet as the row order combines them: lane l of 32 needs chains 4l to 4l+3, which four threads hold. They
+// go through shared memory, and each of the four warps then combines all 128 for itself, so that every thread has the
+// result and nothing needs to be sent back.
 
 // Every thread brings the value of its chain and gets the four of its lane.
 __device__ inline Quad exchange_chains(float* shared, float chain) {
@@ -163,8 +168,8 @@ __global__ void __launch_bounds__(row_chains)
       losses[row] = 0.0f;
     }
 
-    // The gradients may go over the logits, and the next row over this one. No thread reads another's quads any more: the
-    // barriers of the second exchange came after the last such read.
+    // The gradients may go over the logits, and the next row over this one. No thread reads another's quads any more:
+    // the barriers of the second exchange came after the last such read.
     for (size_t v = first; v < V; v += step) {
       if (dlogits) {
         Quad d = {};

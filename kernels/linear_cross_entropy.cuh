@@ -9,7 +9,8 @@ HD bool target_is_known(int target, size_t V) {
   return target >= 0 && size_t(target) < V;
 }
 
-// lse = m + log(sum of e^(l - m)). A target outside the vocabulary makes it NaN, which neither loss nor gradient can hide.
+// lse = m + log(sum of e^(l - m)). A target outside the vocabulary makes it NaN, which neither loss nor gradient can
+// hide.
 template <class T>
 HD T log_sum_exp(T max, T sum, bool known) {
   return known ? max + exact_log(sum) : T(NAN);

@@ -10,8 +10,8 @@ namespace gated {
 // A target that is not counted: loss 0, gradient 0. Any other outside [0,V) gives a NaN loss and NaN gradients.
 constexpr int ignored_target = -1;
 
-// Numbers from row to row of logits, and of their gradients, in memory. With whole cache lines every row begins on a 16-byte
-// boundary, whatever V is (GPT-2's is 50257). What lies past the V logits of a row is neither read nor written.
+// Numbers from row to row of logits, and of their gradients, in memory. With whole cache lines every row begins on a
+// 16-byte boundary, whatever V is (GPT-2's is 50257). What lies past the V logits of a row is neither read nor written.
 constexpr size_t padded_vocab(size_t V) {
   return round_up(V, 128);
 }
@@ -47,7 +47,8 @@ template <class S>
 void cross_entropy_cpu(float* losses, S* dlogits, const float* logits, const int* targets, float dloss, size_t rows,
                        size_t V);
 
-// The references keep all logits, in rows without padding: (rows,V) and (N,V). With `gradient`, dlogits are written over them.
+// The references keep all logits, in rows without padding: (rows,V) and (N,V). With `gradient`, dlogits are written
+// over them.
 template <class T>
 void cross_entropy_ref(T* losses, T* logits, const int* targets, T dloss, bool gradient, size_t rows, size_t V);
 template <class T>

@@ -7,17 +7,17 @@
 //   k goes in slices of 1024; a slice is one chain of fused multiply-adds from +0 in ascending k;
 //   the total is ((slice 0 + slice 1) + slice 2) + ...; then C = total, C = C + total, or C = bias + total.
 // One chain over all of k would be simpler. But different blocks can compute different slices at the same time, and a
-// weight gradient needs that: its C is small (768 x 768 is 36 tiles for the 132 multiprocessors of an H200) and its K, the
-// tokens, is long. Outputs are independent of each other, so tiles and vectors may have any shape. Tails are cut, never
-// padded: fmaf(0, 0, -0) is +0, so a padded chain could have other bits.
+// weight gradient needs that: its C is small (768 x 768 is 36 tiles for the 132 multiprocessors of an H200) and its K,
+// the tokens, is long. Outputs are independent of each other, so tiles and vectors may have any shape. Tails are cut,
+// never padded: fmaf(0, 0, -0) is +0, so a padded chain could have other bits.
 //
 // Layouts. Training needs three products for every weight W (out,in), all of row-major matrices. With y = x W^T,
 //   y_no = sum over i of x_ni W_oi                  nt   y  = x W^T     (N,out) from (N,in) and (out,in)
 // the loss L changes with x_ni through every y_no, and with W_oi through every token n. The chain rule gives
 //   dx_ni = sum over o of dy_no W_oi                nn   dx = dy W      (N,in) from (N,out) and (out,in)
 //   dW_oi = sum over n of dy_no x_ni                tn   dW = dy^T x    (out,in) from (N,out) and (N,in)
-// The letters say whether an operand is transposed ("t") or not ("n") in C = op(A) op(B). Nothing is transposed in memory:
-// a layout only says whether k runs along the rows of an operand or down its columns.
+// The letters say whether an operand is transposed ("t") or not ("n") in C = op(A) op(B). Nothing is transposed in
+// memory: a layout only says whether k runs along the rows of an operand or down its columns.
 //
 // shapes: C (M,N); A (M,K), or (K,M) in tn; B (N,K) in nt, else (K,N); bias (N). M, N, K are this operation's letters:
 //   which sizes of the model they are depends on the layout, as above.
@@ -128,7 +128,8 @@ __global__ inline void matmul_add_slices_kernel(Matrix<float> C, const float* sl
 // The large tile does twice the arithmetic of the small one for a number read, but a GPU wants blocks enough to fill it
 // (132 multiprocessors on an H200, two blocks each). In this order:
 //   1. the large tile, where C alone has enough of them
-//   2. the large tile, and slices side by side: `together` of them in a launch, each into a matrix of its own in scratch
+//   2. the large tile, and slices side by side: `together` of them in a launch, each into a matrix of its own in
+//   scratch
 //   3. the small tile, with slices side by side if it still has too few blocks
 // Scratch for (2) and (3) is bounded. Where not all slices fit, they go in groups: after each, matmul_add_slices_kernel
 // adds the group up into its first matrix, and the next group is computed into the others. The sum goes on in ascending
@@ -176,9 +177,9 @@ size_t matmul_scratch(size_t M, size_t N, size_t K, Accumulate accumulate) {
 }
 
 size_t matmul_scratch_up_to(size_t M, size_t N, size_t K, Accumulate accumulate) {
-  // A plan depends on M by whole tiles, so the largest M of each number of tiles needs to be looked at; and once C alone has
-  // blocks enough, no slices go side by side and scratch grows with M. With K the slices that go side by side grow until
-  // they no longer fit, and after that are never more.
+  // A plan depends on M by whole tiles, so the largest M of each number of tiles needs to be looked at; and once C
+  // alone has blocks enough, no slices go side by side and scratch grows with M. With K the slices that go side by side
+  // grow until they no longer fit, and after that are never more.
   if (N == 0) return 0;
   size_t most = matmul_scratch(M, N, K, accumulate);
   for (size_t m = 64; m < M && ceil_div(m, 128) * ceil_div(N, 128) < matmul_many_blocks; m += 64)

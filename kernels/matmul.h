@@ -23,15 +23,16 @@ struct Matrix {
   size_t ld;
 };
 
-// C = product (+ bias), or C = C + product, of matrices without gaps. bias (N) or null is added to every row of a C that
-// is written. C overlaps neither operand. M, N or K may be 0: a sum over nothing is 0.
+// C = product (+ bias), or C = C + product, of matrices without gaps. bias (N) or null is added to every row of a C
+// that is written. C overlaps neither operand. M, N or K may be 0: a sum over nothing is 0.
 void matmul(float* C, const float* A, const float* B, size_t M, size_t N, size_t K, Layout layout,
             Accumulate accumulate, Context& ctx, const float* bias = nullptr);
 // The same with each matrix inside wider rows.
 void matmul(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K, Layout layout,
             Accumulate accumulate, Context& ctx, const float* bias = nullptr);
 
-// The same of matrices as they are stored: floats, or bf16 on tensor cores (kernels/bf16/matmul_bf16.cu), whose C may be either.
+// The same of matrices as they are stored: floats, or bf16 on tensor cores (kernels/bf16/matmul_bf16.cu), whose C may
+// be either.
 template <class Void>
 struct StoredMatrix {
   RealsOf<Void> data;
@@ -48,8 +49,8 @@ size_t matmul_scratch(size_t M, size_t N, size_t K, Accumulate accumulate);
 // of their slices are computed at the same time. For planning a run whose batches vary.
 size_t matmul_scratch_up_to(size_t M, size_t N, size_t K, Accumulate accumulate);
 
-// C = C + (slice 0 + slice 1 + ...), or the sum (+ bias), which goes in ascending order: the last step of a product whose slices
-// another kernel left side by side. slices (count,M,N), rows `pitch` elements apart. C may be slice 0.
+// C = C + (slice 0 + slice 1 + ...), or the sum (+ bias), which goes in ascending order: the last step of a product
+// whose slices another kernel left side by side. slices (count,M,N), rows `pitch` elements apart. C may be slice 0.
 void matmul_add_slices(Matrix<float> C, const float* slices, size_t pitch, size_t count, const float* bias, size_t M,
                        size_t N, Accumulate accumulate, Context& ctx);
 // C (n) = C + that sum. slices (count,n).

@@ -1,9 +1,9 @@
-// matmul_tile: one tile of a product of matrices, by one block. Included by kernels/matmul.cu, where the order of a sum and the
-// layouts stand, and by kernels/grouped_matmul.cu.
+// matmul_tile: one tile of a product of matrices, by one block. Included by kernels/matmul.cu, where the order of a sum
+// and the layouts stand, and by kernels/grouped_matmul.cu.
 //
-// One thread an element would read 2K numbers for K multiply-adds, and memory would be the limit. So a block owns a tile
-// of C, BM by BN, and walks along k in strips of 16. At each step it brings the strip of A (BM rows) and of B (BN columns)
-// into shared memory once, and every number there serves a whole row or column of the tile:
+// One thread an element would read 2K numbers for K multiply-adds, and memory would be the limit. So a block owns a
+// tile of C, BM by BN, and walks along k in strips of 16. At each step it brings the strip of A (BM rows) and of B (BN
+// columns) into shared memory once, and every number there serves a whole row or column of the tile:
 //
 //                                      N
 //                         +-------------------------+
@@ -24,10 +24,10 @@
 // An element of A is read from memory N/BN times instead of N times, one of B M/BM times.
 //
 // From shared memory to registers the same idea once more: a thread owns TM by TN elements of the tile, and for every k
-// reads TM numbers of A and TN of B for TM*TN multiply-adds. Its elements are squares of 4 x 4, spread over the tile, so
-// that neighbouring threads read neighbouring quads. In the large tile (128 x 128, 256 threads as 16 x 16, 8 x 8 elements
-// each) the thread at ty 1, tx 2 owns the four squares marked #; for every k it reads two quads of A and two of B, and
-// multiplies each with each:
+// reads TM numbers of A and TN of B for TM*TN multiply-adds. Its elements are squares of 4 x 4, spread over the tile,
+// so that neighbouring threads read neighbouring quads. In the large tile (128 x 128, 256 threads as 16 x 16, 8 x 8
+// elements each) the thread at ty 1, tx 2 owns the four squares marked #; for every k it reads two quads of A and two
+// of B, and multiplies each with each:
 //
 //                   columns 0..63, in fours:     columns 64..127, in fours:
 //               tx  0   1   2   3  ...  15        0   1   2   3  ...  15
@@ -45,11 +45,11 @@
 //                           ^ one quad of B:              ^ the other one:
 //                             columns 8..11                 columns 72..75
 //
-// Strips lie in shared memory k-major whatever their layout: strip[k][row], with `pitch` floats from one k to the next. An
-// operand in which memory runs along k is transposed on the way: a thread has four neighbouring k of one row, and a warp writes
-// 8 rows of k 0, 4, 8 and 12 at a time. Shared memory has 32 banks, float i in bank i mod 32, and threads of a warp that want
-// different floats of one bank wait for each other. With a pitch of 128 all four k would meet in the same 8 banks. With 132
-// they fall on 16, two threads on each.
+// Strips lie in shared memory k-major whatever their layout: strip[k][row], with `pitch` floats from one k to the next.
+// An operand in which memory runs along k is transposed on the way: a thread has four neighbouring k of one row, and a
+// warp writes 8 rows of k 0, 4, 8 and 12 at a time. Shared memory has 32 banks, float i in bank i mod 32, and threads
+// of a warp that want different floats of one bank wait for each other. With a pitch of 128 all four k would meet in
+// the same 8 banks. With 132 they fall on 16, two threads on each.
 //
 // Two pairs of strips take turns, so that one barrier a strip is enough:
 //
@@ -57,9 +57,9 @@
 //     registers -> pair 1 | barrier | memory -> registers, multiply pair 1
 //     registers -> pair 0 | ...
 //
-// The barrier says that the pair is complete. The write to pair 0 that follows needs no second barrier: a thread is there
-// only after the barrier of pair 1, and no thread passes that one before it has multiplied pair 0. While a strip is
-// multiplied, the next one is on its way from memory to registers, and nobody waits for it.
+// The barrier says that the pair is complete. The write to pair 0 that follows needs no second barrier: a thread is
+// there only after the barrier of pair 1, and no thread passes that one before it has multiplied pair 0. While a strip
+// is multiplied, the next one is on its way from memory to registers, and nobody waits for it.
 
 #pragma once
 #include "core/quad.cuh"
@@ -92,7 +92,8 @@ struct MatmulStrip {
     at = k_contiguous ? row * ld + k : k * ld + row;
   }
 
-  // Where in the strip this thread's q-th quad lies: its first row and k. Neighbouring threads take neighbours in memory.
+  // Where in the strip this thread's q-th quad lies: its first row and k. Neighbouring threads take neighbours in
+  // memory.
   __device__ static int row_of(int q) {
     return k_contiguous ? threadIdx.x / line + q * (threads / line) : threadIdx.x % line * 4;
   }
@@ -125,9 +126,9 @@ struct MatmulStrip {
   }
 };
 
-// What a block works on: rows from m0 and columns from n0 of C, as many as its tile has, where they come before m_end and
-// n_end; and k from begin to end, in slices that are counted from begin. C, sum and bias point to the tile's first element.
-// sum: where C is added to and there are several slices, their sum grows here while C waits.
+// What a block works on: rows from m0 and columns from n0 of C, as many as its tile has, where they come before m_end
+// and n_end; and k from begin to end, in slices that are counted from begin. C, sum and bias point to the tile's first
+// element. sum: where C is added to and there are several slices, their sum grows here while C waits.
 struct MatmulBlock {
   Matrix<float> C, sum = {};
   Matrix<const float> A, B;

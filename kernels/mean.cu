@@ -1,7 +1,8 @@
 // mean: out = (sum over i of x_i) / n, the loss of a batch from the losses of its tokens
 // backward: every token's loss has the weight 1/n, which the loss's own backward takes as a factor
 //   (kernels/linear_cross_entropy.cu); nothing is left to do here
-// order: a buffer (core/reduce.cuh): every 16384 elements are a chunk, summed as a row; the sums of the chunks are one more
+// order: a buffer (core/reduce.cuh): every 16384 elements are a chunk, summed as a row; the sums of the chunks are one
+// more
 //   row
 // shapes: x (n) f32, n > 0; out one f32 on the device, written
 // twins: none; the CPU's loops stand in this file

@@ -1,6 +1,7 @@
 // polynorm: y = w0*norm(x^3) + w1*norm(x^2) + w2*norm(x) + b    (Zhuo et al. 2024, arXiv 2411.03884)
-//   norm(v) = v*r, r = 1/sqrt(mean of v^2 over the row + eps): RMSNorm without a weight. The powers of an activation differ
-//   by orders of magnitude; normed, they can be added. w (3) and b (1) are learned and serve all rows and columns.
+//   norm(v) = v*r, r = 1/sqrt(mean of v^2 over the row + eps): RMSNorm without a weight. The powers of an activation
+//   differ by orders of magnitude; normed, they can be added. w (3) and b (1) are learned and serve all rows and
+//   columns.
 // backward: first that of one norm, n_i = v_i*r, for a gradient g_i of n_i. r depends on every v_i of the row:
 //     ∂r/∂v_i = -1/2 * (mean + eps)^(-3/2) * 2*v_i/C = -r^3 * v_i/C
 //   v_i reaches the loss through n_i and, by way of r, through all n_k = v_k*r:
@@ -13,7 +14,8 @@
 // exactly: v_1 = x*x, v_0 = v_1*x, v_2 = x; the sums in the row order, those of the rows in the column order
 //   (core/reduce.cuh); the rest as the reference evaluates it
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
-// shapes: x, y, dy, dx (N,C) f32 or bf16; f32: w, dw (3), b, db (1), r (N,3), which is saved, and row_sums (N,4), what the
+// shapes: x, y, dy, dx (N,C) f32 or bf16; f32: w, dw (3), b, db (1), r (N,3), which is saved, and row_sums (N,4), what
+// the
 //   rows add to dw and db
 //   y, dx written, dw, db accumulated; y may be x, dx may be dy or x
 // twins: kernels/cpu/polynorm_cpu.cpp
@@ -123,7 +125,8 @@ __global__ void __launch_bounds__(rows_block)
 }
 
 // row_sums[n]: sums of dy*n_0, dy*n_1, dy*n_2 and dy over the row. Columns past the end enter no chain: a chain that
-// underflowed to -0 would become +0. 12 bytes an element cross the bus (in bf16 6), as the second walk reads from the cache.
+// underflowed to -0 would become +0. 12 bytes an element cross the bus (in bf16 6), as the second walk reads from the
+// cache.
 template <class S>
 __global__ void __launch_bounds__(rows_block)
     polynorm_backward_kernel(S* dx, float* row_sums, const S* dy, const S* x, const float* w, const float* r, size_t N,

@@ -9,8 +9,8 @@ namespace gated {
 // refused.
 void polynorm_forward(Reals y, float* r, ConstReals x, const float* w, const float* b, size_t N, size_t C, float eps,
                       Context& ctx);
-// dx (N,C) is written and may be dy or x; dw (3) and *db are accumulated. row_sums (N,4) is written: what every row adds to dw
-// and db. r: of the forward.
+// dx (N,C) is written and may be dy or x; dw (3) and *db are accumulated. row_sums (N,4) is written: what every row
+// adds to dw and db. r: of the forward.
 void polynorm_backward(Reals dx, float* dw, float* db, float* row_sums, ConstReals dy, ConstReals x, const float* w,
                        const float* r, size_t N, size_t C, Context& ctx);
 // Bytes of scratch that it takes.

@@ -1,22 +1,24 @@
 // quantize: x -> x^, the nearest number that a product in 8 or 4 bits can hold
-//   Hardware multiplies small integers of a few bits and applies scales. Here every number is rounded to what those bits and
-//   scales stand for and written as a float ("fake quantization"); the exact product of kernels/matmul.cu then has the
-//   error of the format and no other.
-//   E4M3: sign, 4 bits of exponent, 3 of mantissa: multiples of 2^-9 up to 2^-6, then 8 numbers to a power of two, to 448
-//   E2M1: sign, 2 bits of exponent, 1 of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4, 6
+//   Hardware multiplies small integers of a few bits and applies scales. Here every number is rounded to what those
+//   bits and scales stand for and written as a float ("fake quantization"); the exact product of kernels/matmul.cu then
+//   has the error of the format and no other.
+//   E4M3: sign, 4 bits of exponent, 3 of mantissa: multiples of 2^-9 up to 2^-6, then 8 numbers to a power of two, to
+//   448 E2M1: sign, 2 bits of exponent, 1 of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4, 6
 //   Both round to the nearest, ties to the even one, and stop at their largest number.
 //
 //   --quantize=fp8-w8a8     s = amax/448, x^ = E4M3(x/s)*s
 //                           weights: amax over blocks of 128 rows x 128 columns; activations: over each row, a token
 //   --quantize=nvfp4-w4a4   S = 448*6/amax, s = E4M3(amax_b*S/6), x^ = E2M1(x*S/s)*s/S
-//                           amax_b over blocks of 16 along a row, which are what a product sums over; amax over a weight's
-//                           whole matrix, or over each row of activations
-//   amax is the largest |x|. Blocks at the edge are smaller. S maps the largest number to 448*6, so that the largest block
+//                           amax_b over blocks of 16 along a row, which are what a product sums over; amax over a
+//                           weight's whole matrix, or over each row of activations
+//   amax is the largest |x|. Blocks at the edge are smaller. S maps the largest number to 448*6, so that the largest
+//   block
 //   has the largest s; s maps the largest of a block to 6.              (NVFP4: arXiv 2509.25149)
-// at the ends: a block of zeros stays zero, and so does one whose s rounds to 0, which is so small beside amax that nothing
+// at the ends: a block of zeros stays zero, and so does one whose s rounds to 0, which is so small beside amax that
+// nothing
 //   of it is left. S stops at the largest float, for amax below 1e-35, and of an amax below 1e-41 nothing is left. amax
-//   passes a NaN over, and the NaN stays where it is. An infinity has no scale: it makes NaN of all numbers that share one
-//   with it.
+//   passes a NaN over, and the NaN stays where it is. An infinity has no scale: it makes NaN of all numbers that share
+//   one with it.
 // order: a maximum has none; everything else is one operation after the other, as written, each rounded
 // backward: none; this is for evaluation
 // shapes: x, y (N,C); w, y (matrices,rows,columns) f32 | y is written and may be the input
@@ -122,9 +124,9 @@ IN_FLOAT_AND_DOUBLE(quantize_weight_ref);
 //
 // Two exchanges between lanes, 1 and 2 apart, give all four the largest of their block.
 //
-// Weights: an FP8 block of 128 x 128 is a block of threads, in which a warp owns every eighth row and a lane one quad of it.
-// For NVFP4 a first kernel writes the amax of every row, the same kernel those of every matrix, as if these were rows, and
-// the kernel for activations does the rest.
+// Weights: an FP8 block of 128 x 128 is a block of threads, in which a warp owns every eighth row and a lane one quad
+// of it. For NVFP4 a first kernel writes the amax of every row, the same kernel those of every matrix, as if these were
+// rows, and the kernel for activations does the rest.
 // A lane writes what it alone has read: y may be the input.
 
 __device__ inline float quad_amax(const Quad& q) {

@@ -9,9 +9,9 @@ constexpr float e4m3_largest = 448, e2m1_largest = 6;
 constexpr size_t fp8_side = 128, nvfp4_block = 16;
 
 // The nearest number with `mantissa` bits after the point, in steps of 2^(lowest - mantissa) below 2^lowest; |x| above
-// `largest` gives that. With 2^e <= |x| the numbers near x are steps of 2^(e - mantissa) apart. 2^(e - mantissa + 23) is a
-// float whose neighbours are as far apart: added to |x| it rounds |x| to such a step, ties to even, and is then subtracted
-// without a rounding. A NaN passes through both comparisons and both sums.
+// `largest` gives that. With 2^e <= |x| the numbers near x are steps of 2^(e - mantissa) apart. 2^(e - mantissa + 23)
+// is a float whose neighbours are as far apart: added to |x| it rounds |x| to such a step, ties to even, and is then
+// subtracted without a rounding. A NaN passes through both comparisons and both sums.
 template <int mantissa, int lowest>
 HD float nearest_of_format(float x, float largest) {
   constexpr float smallest_normal = 1.0f / float(1 << -lowest);

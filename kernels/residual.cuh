@@ -49,7 +49,8 @@ HD Join join_of(const ResidualBackwardInOf<T>& in) {
 
 // ---- a row on the CPU
 
-// element(c, keep) for columns begin to end - 1 of a row, begin a multiple of 4. Without dropout a loop that vectorises.
+// element(c, keep) for columns begin to end - 1 of a row, begin a multiple of 4. Without dropout a loop that
+// vectorises.
 template <class Element>
 void dropout_row_cpu(const Dropout& dropout, size_t row, size_t C, size_t begin, size_t end, Element element) {
   if (dropout.p == 0) {
@@ -77,7 +78,8 @@ const S* residual_row_cpu(S* all_sums, const ResidualInOf<S>& in, size_t row, si
   return sum;
 }
 
-// element(c, d) for columns begin to end - 1: d is the gradient of the sum before its clip, dresidual (null: none) + gradient(c).
+// element(c, d) for columns begin to end - 1: d is the gradient of the sum before its clip, dresidual (null: none) +
+// gradient(c).
 template <class S, class Gradient, class Element>
 [[gnu::always_inline]] inline void each_sum_gradient(const S* dresidual, Gradient gradient, size_t begin, size_t end,
                                                      Element element) {
@@ -90,8 +92,8 @@ template <class S, class Gradient, class Element>
   }
 }
 
-// residual_backward_row_cpu with clips and dropout. A row goes in pieces, whose gradient waits in d: a float, whatever is
-// stored.
+// residual_backward_row_cpu with clips and dropout. A row goes in pieces, whose gradient waits in d: a float, whatever
+// is stored.
 template <class S, class Gradient>
 [[gnu::noinline]] void residual_backward_pieces_cpu(S* all_dx, S* all_dbranch, const S* dresidual,
                                                     const ResidualBackwardInOf<S>& in, size_t row, size_t C,

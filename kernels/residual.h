@@ -10,8 +10,8 @@ namespace gated {
 struct Dropout {
   float p = 0;  // 0: off, and nothing below is read
   uint64_t seed = 0;
-  // The Philox stream that is drawn from: a stream_of(Purpose::dropout, …), another in every forward. It lies on the device, so
-  // that a launch which is repeated (core/graph.cuh) draws anew.
+  // The Philox stream that is drawn from: a stream_of(Purpose::dropout, …), another in every forward. It lies on the
+  // device, so that a launch which is repeated (core/graph.cuh) draws anew.
   const uint64_t* stream = nullptr;
 };
 
@@ -25,7 +25,8 @@ struct Join {
 };
 
 // What a norm normalises: x, or the sum of x and a branch. Without a branch `join` does not count.
-// PointerTo<T> points to an activation, float or bf16; with T = void it knows which, and as<S>() names it (core/storage.h).
+// PointerTo<T> points to an activation, float or bf16; with T = void it knows which, and as<S>() names it
+// (core/storage.h).
 template <class T>
 struct ResidualInOf {
   // (N,C); null where there is a branch: it takes the place of x, and the sum is the branch alone
@@ -63,10 +64,10 @@ using ResidualBackwardIn = ResidualBackwardInOf<void>;
 void residual_forward(Reals sum, const ResidualIn& in, size_t N, size_t C, Context& ctx);
 
 // dx and dbranch (N,C) are written: the gradients of x and of branch, where the sum has the gradient in.dresidual + dy.
-// Where the branch took the place of x, x has no gradient: dx is then the gradient of the sum before its clip, from which
-// dbranch is made.
-// dy or in.dresidual may be null, but not both. dx may be the same array as dy or in.dresidual. dbranch null: the join was
-// plain, and dx is both gradients; or there was no branch.
+// Where the branch took the place of x, x has no gradient: dx is then the gradient of the sum before its clip, from
+// which dbranch is made.
+// dy or in.dresidual may be null, but not both. dx may be the same array as dy or in.dresidual. dbranch null: the join
+// was plain, and dx is both gradients; or there was no branch.
 // in.x is read where the sum was clipped, in.branch where the branch was; elsewhere in.x may be null.
 void residual_backward(Reals dx, Reals dbranch, ConstReals dy, const ResidualBackwardIn& in, size_t N, size_t C,
                        Context& ctx);

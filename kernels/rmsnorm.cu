@@ -9,7 +9,8 @@
 //   r = (mean(x^2) + eps)^(-1/2)   =>   ∂r/∂x_c = -1/2 * r^3 * 2*x_c/C = -r^3*x_c/C
 //     dx_c = r*g_c - r^3*x_c/C * sum_j g_j*x_j         and with x = xh/r:
 //          = r*(g_c - xh_c * mean(g*xh))
-// exactly: y = (x*r)*w; dx = r * fma(-xh, mean(g*xh), g). Both means are sums along a row, dw is one down a column, each
+// exactly: y = (x*r)*w; dx = r * fma(-xh, mean(g*xh), g). Both means are sums along a row, dw is one down a column,
+// each
 //   in its canonical order (core/reduce.cuh). A "chain" is a running sum that takes one element after the other:
 //     RowSum      element i joins chain i mod 128, and then the 128 chains are added as a tree
 //     ColumnSum   128 rows make a chain, and then the chains are added in the same way
@@ -184,12 +185,12 @@ struct RmsnormFoldDw {
 //   dpre_c += sum over the rows of x_c*dz_c      dx = pre*dz
 //   and the join turns dresidual + dx into the gradients of the stream and of the branch (residual.cu).
 // Its arguments come in structs with named fields. RmsnormOutputs {y, r, sum}, RmsnormWeights {w, pre, offset} and
-// RmsnormGradients {dx, dbranch, dw, dpre, mean} are in rmsnorm.h. ResidualIn {x, branch, join} is what is normalised, and
-// ResidualBackwardIn {x, dresidual, branch, join} what the backward reads of it (residual.h). What is null is absent.
-// Its reference is these operations, one after the other. The kernels above do them in the same passes over memory,
-// with what follows in place of plain loads and stores: with a branch 16 bytes an element forward (x, branch, sum, y),
-// with dresidual 16 backward. offset + w and dz are rmsnorm_weight and rmsnorm_dz in rmsnorm.cuh, one line each,
-// because gated_norm and the CPU's twin need them too.
+// RmsnormGradients {dx, dbranch, dw, dpre, mean} are in rmsnorm.h. ResidualIn {x, branch, join} is what is normalised,
+// and ResidualBackwardIn {x, dresidual, branch, join} what the backward reads of it (residual.h). What is null is
+// absent. Its reference is these operations, one after the other. The kernels above do them in the same passes over
+// memory, with what follows in place of plain loads and stores: with a branch 16 bytes an element forward (x, branch,
+// sum, y), with dresidual 16 backward. offset + w and dz are rmsnorm_weight and rmsnorm_dz in rmsnorm.cuh, one line
+// each, because gated_norm and the CPU's twin need them too.
 
 namespace rmsnorm {
 template <class T>

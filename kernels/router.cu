@@ -4,10 +4,11 @@
 //     p_e = e^l_e / sum over i of e^l_i        lse = log(sum over i of e^l_i)
 //     expert_j = the j-th largest p; of equal ones the lower expert comes first
 //     weight_j = p of expert_j                 or, renormalised,  that p / S,  S = sum over the chosen of their p
-// Renormalised, the softmax's own denominator cancels: weight_j = e^l_j / sum over the chosen i of e^l_i. That is a softmax over
-// the chosen logits alone, the router of gpt-oss. HF calls the choice norm_topk_prob.
+// Renormalised, the softmax's own denominator cancels: weight_j = e^l_j / sum over the chosen i of e^l_i. That is a
+// softmax over the chosen logits alone, the router of gpt-oss. HF calls the choice norm_topk_prob.
 //
-// 1. backward, of one token. What is chosen is a constant: it jumps, and a jump has no gradient. Let g_j be the gradient of the p
+// 1. backward, of one token. What is chosen is a constant: it jumps, and a jump has no gradient. Let g_j be the
+// gradient of the p
 //    of the j-th chosen, dw_j that of its weight.
 //      plain          g_j = dw_j
 //      renormalised   w_i = p_i / S, and S contains every chosen p:   ∂w_i/∂p_j = [i = j]/S - p_i/S^2
@@ -17,20 +18,24 @@
 //      dl_e = p_e * (dp_e - sum over i of p_i*dp_i)
 // 2. The balance loss keeps experts from starving (Fedus et al. 2021, arXiv 2101.03961):
 //      balance * E * sum over e of f_e*P_e        f_e = share of the slots that expert e got, P_e = mean over the tokens of p_ne
-//    It is `balance` where all shares are 1/E, and more where experts that get much also have large p. f_e counts choices, which
-//    have no gradient, so
+//    It is `balance` where all shares are 1/E, and more where experts that get much also have large p. f_e counts
+//    choices, which have no gradient, so
 //      dp_ne += balance * E * f_e / N             the same for all tokens of a batch
-//    With the counts of all batches of a step, not of each alone, an expert may be busy with one text and idle with another:
-//    the loss then asks for balance over the step (Qiu et al. 2025, arXiv 2501.11873). So the counts come from outside.
-// 3. The z-loss keeps logits small (Zoph et al. 2022, arXiv 2202.08906): z * mean over n of lse_n^2. With ∂lse/∂l_e = p_e,
+//    With the counts of all batches of a step, not of each alone, an expert may be busy with one text and idle with
+//    another: the loss then asks for balance over the step (Qiu et al. 2025, arXiv 2501.11873). So the counts come from
+//    outside.
+// 3. The z-loss keeps logits small (Zoph et al. 2022, arXiv 2202.08906): z * mean over n of lse_n^2. With ∂lse/∂l_e =
+// p_e,
 //      dl_ne += z * 2*lse_n / N * p_ne
 //
-// exactly: as everywhere e^(l - m), m the row's largest logit, with p = that / their sum and lse = m + log(sum). Sums over
-//   experts have the row order (core/reduce.cuh); those over the k chosen, S and dw.w, are one chain from +0, in slot order. A
-//   chosen dp is slope_e + g_j, slope_e = balance*E/N * f_e, and dl = p*((dp - inner) + 2*z/N*lse).
+// exactly: as everywhere e^(l - m), m the row's largest logit, with p = that / their sum and lse = m + log(sum). Sums
+// over
+//   experts have the row order (core/reduce.cuh); those over the k chosen, S and dw.w, are one chain from +0, in slot
+//   order. A chosen dp is slope_e + g_j, slope_e = balance*E/N * f_e, and dl = p*((dp - inner) + 2*z/N*lse).
 //   The report's sums over tokens have the column order, its sums over experts the row order.
 //   A dl in bf16 is that, rounded.
-// shapes: logits, p (N,E) f32; dlogits (N,E) f32 or bf16; lse (N); expert (N,k) int; weight, dweight (N,k); counts (E) size_t
+// shapes: logits, p (N,E) f32; dlogits (N,E) f32 or bf16; lse (N); expert (N,k) int; weight, dweight (N,k); counts (E)
+// size_t
 //         all outputs written
 // twins: kernels/cpu/router_cpu.cpp
 // --experts, --experts-per-token, --router-renormalise, --balance-loss, --z-loss | tests/test_router.cpp
@@ -144,13 +149,13 @@ IN_FLOAT_AND_DOUBLE(router_report_ref);
 
 // ---- kernels of a token: forward and backward
 //
-// A warp owns a token, and lane l the experts 4l to 4l+3 of every 128: the row order of rmsnorm.cu. With up to 128 experts a
-// lane meets a row's quad once in a pass; further passes find it in the first-level cache. The bus: forward 8 bytes an
-// expert (logits, p), backward 8 (p, dlogits), and 8 for every choice.
+// A warp owns a token, and lane l the experts 4l to 4l+3 of every 128: the row order of rmsnorm.cu. With up to 128
+// experts a lane meets a row's quad once in a pass; further passes find it in the first-level cache. The bus: forward 8
+// bytes an expert (logits, p), backward 8 (p, dlogits), and 8 for every choice.
 //
-// The k largest. In round j every lane looks for the best of its experts that comes after the choice of round j-1, and a
-// butterfly finds the best of the lanes. Better and later are one comparison of router_rank, an integer that holds p and, for
-// ties, the expert: it orders all experts strictly, so that nobody has to remember which were taken.
+// The k largest. In round j every lane looks for the best of its experts that comes after the choice of round j-1, and
+// a butterfly finds the best of the lanes. Better and later are one comparison of router_rank, an integer that holds p
+// and, for ties, the expert: it orders all experts strictly, so that nobody has to remember which were taken.
 //
 //     p         0.1  0.3  0.2  0.3  0.1           bits of p in front, the complement of the expert after them
 //     expert     0    1    2    3    4
@@ -236,8 +241,8 @@ __global__ void __launch_bounds__(32)
   for (size_t e = lane; e < E; e += 32) slope[e] = router_balance_slope(balance, counts[e], total, N, E);
 }
 
-// A row of dps (N,E) holds the slopes, to which the lanes add what comes through the weights, one chosen expert each. No two
-// lanes meet there, as a token's experts are all different. dps may be dlogits. slope may be null: 0.
+// A row of dps (N,E) holds the slopes, to which the lanes add what comes through the weights, one chosen expert each.
+// No two lanes meet there, as a token's experts are all different. dps may be dlogits. slope may be null: 0.
 template <class S>
 __global__ void __launch_bounds__(rows_block)
     router_backward_kernel(S* dlogits, float* dps, const float* dweight, RouterOut saved, const float* slope, float z,
@@ -277,8 +282,8 @@ __global__ void __launch_bounds__(rows_block)
 // ---- the report
 //
 // E + 1 sums down the columns, over the tokens: of p, for every expert, and of lse^2. The kernels of a column sum
-// (core/reduce.cuh) make them in one run, as if lse stood after the experts: RouterFold in router.cuh is what they do with an
-// element. A warp then makes five numbers of E + 1 sums and E counts.
+// (core/reduce.cuh) make them in one run, as if lse stood after the experts: RouterFold in router.cuh is what they do
+// with an element. A warp then makes five numbers of E + 1 sums and E counts.
 
 __global__ void __launch_bounds__(32)
     router_report_kernel(float* report, const float* sums, const size_t* counts, size_t N, size_t E) {

@@ -4,8 +4,8 @@
 
 namespace gated {
 
-// One number that ranks an expert among those of a token: larger for a larger p, and of equal ones for the lower expert. No
-// two experts have the same. A float that is not negative is ordered as its bits are; a NaN counts as 0.
+// One number that ranks an expert among those of a token: larger for a larger p, and of equal ones for the lower
+// expert. No two experts have the same. A float that is not negative is ordered as its bits are; a NaN counts as 0.
 HD uint64_t router_rank(float p, size_t e) {
   return uint64_t(p > 0.0f ? float_bits(p) : 0u) << 32 | (0xffffffffu - uint32_t(e));
 }

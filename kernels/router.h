@@ -25,8 +25,8 @@ using RouterOut = RouterOutOf<float>;
 // expert's number is in [0,E) whatever the logits are. An expert at -inf has p = 0, and is chosen last.
 void router_forward(const RouterOut& out, const float* logits, const RouterShape& s, Context& ctx);
 
-// Two losses of the router itself. counts (E), on the device: how many slots went to every expert, in this batch or in all of
-// the step so far; f_e = counts_e / (their sum) is a constant to the gradient.
+// Two losses of the router itself. counts (E), on the device: how many slots went to every expert, in this batch or in
+// all of the step so far; f_e = counts_e / (their sum) is a constant to the gradient.
 //   balance * E * (sum over e of f_e * mean over n of p_ne)     counts may be null where balance is 0
 //   z * (mean over n of lse_n^2)
 template <class T>
@@ -36,9 +36,9 @@ struct RouterLossesOf {
 };
 using RouterLosses = RouterLossesOf<float>;
 
-// dlogits (N,E) is written: through the weights, whose gradient is dweight (N,k), and from both losses. It may be bf16, as the
-// product with the rows of x wants it where these are: computed in floats, and rounded once, at the end. All else is fp32
-// whatever the storage of activations: logits, p, weights and losses choose and balance, and are few.
+// dlogits (N,E) is written: through the weights, whose gradient is dweight (N,k), and from both losses. It may be bf16,
+// as the product with the rows of x wants it where these are: computed in floats, and rounded once, at the end. All
+// else is fp32 whatever the storage of activations: logits, p, weights and losses choose and balance, and are few.
 void router_backward(Reals dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
                      const RouterShape& s, Context& ctx);
 // Bytes of scratch that it takes, by the storage of dlogits.

@@ -1,4 +1,5 @@
-// shared_gate: a gate (kernels/gate.h) whose score is one for all heads. What it computes, and how: kernels/shared_gate.cu
+// shared_gate: a gate (kernels/gate.h) whose score is one for all heads. What it computes, and how:
+// kernels/shared_gate.cu
 #pragma once
 #include "kernels/gate.h"
 

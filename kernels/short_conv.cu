@@ -1,18 +1,21 @@
 // short_conv: y = SiLU(p), p_tc = sum over j of w_cj x_(t-W+1+j)c: every channel c, by itself, mixes the last W tokens
-//   A linear attention knows little of the order of tokens that stand side by side. A convolution over W = 4 of them in front
+//   A linear attention knows little of the order of tokens that stand side by side. A convolution over W = 4 of them in
+//   front
 //   of q, k and v gives it that, at W multiply-adds a channel.                   (in Mamba: Gu & Dao 2023, arXiv 2312.00752)
-//   It is causal: tap W-1 is the token itself, tap 0 the one W-1 before. In front of a sequence stand the W-1 inputs of its
-//   initial state, so write the inputs as one row of rows, e = 0 .. T+W-2:
+//   It is causal: tap W-1 is the token itself, tap 0 the one W-1 before. In front of a sequence stand the W-1 inputs of
+//   its initial state, so write the inputs as one row of rows, e = 0 .. T+W-2:
 //     X = initial, then x            p_t = sum over j of w_j X_(t+j)            final = the last W-1 rows of X
-// backward: dp = dy * SiLU'(p), and p is made again. X_e reaches the loss through the tokens t = e-j that it is a tap of, and
+// backward: dp = dy * SiLU'(p), and p is made again. X_e reaches the loss through the tokens t = e-j that it is a tap
+// of, and
 //   through the final state, where it is one of its rows:
 //     dX_e  = sum over j of w_j dp_(e-j)    (0 <= e-j < T)    plus dfinal_(e-T) where e >= T
 //     dw_cj = sum over the tokens of all sequences of dp_tc X_(t+j)c
 //   dx and dinitial are the rows of dX.
-// order: fused(a,b,c) is a*b + c, rounded once. p is one chain over j from +0. dX_e is one chain over j too, so the latest
-//   token comes first, and it begins with dfinal, or +0. That makes a sequence that is cut anywhere, with the state carried
-//   on and its gradient back, have the bits of the whole. dw is a column sum over all B*T tokens (core/reduce.cuh), of
-//   fused(dp, X, chain). dp = dy * slope.
+// order: fused(a,b,c) is a*b + c, rounded once. p is one chain over j from +0. dX_e is one chain over j too, so the
+// latest
+//   token comes first, and it begins with dfinal, or +0. That makes a sequence that is cut anywhere, with the state
+//   carried on and its gradient back, have the bits of the whole. dw is a column sum over all B*T tokens
+//   (core/reduce.cuh), of fused(dp, X, chain). dp = dy * slope.
 // shapes: x, y, dx, dy (B,T,C), states (B,W-1,C) f32 or bf16; w, dw (C,W) f32 | y, final, dx, dinitial are
 //   written, dw accumulated
 // SiLU and its slope: core/nonlinear.cuh
@@ -103,11 +106,11 @@ IN_FLOAT_AND_DOUBLE(short_conv_backward_ref);
 
 // ---- kernels
 //
-// A thread owns one channel of one token. The threads of a warp have neighbouring channels, so each of the W rows that it
-// reads is 128 neighbouring bytes, and W-1 of them are in the cache from the tokens before. The bus: forward 8 bytes an
-// element (x, y).
-// Backward takes three steps, as dX_e wants dp of W tokens and dw wants it of all: dp (dy, x; 12 bytes an element with its
-// write), dX (8), and the column sums (8), whose columns are the C*W weights: W neighbours share a channel.
+// A thread owns one channel of one token. The threads of a warp have neighbouring channels, so each of the W rows that
+// it reads is 128 neighbouring bytes, and W-1 of them are in the cache from the tokens before. The bus: forward 8 bytes
+// an element (x, y).
+// Backward takes three steps, as dX_e wants dp of W tokens and dw wants it of all: dp (dy, x; 12 bytes an element with
+// its write), dX (8), and the column sums (8), whose columns are the C*W weights: W neighbours share a channel.
 // States are done by threads of their own, one for a channel of a sequence, which walks over the W-1 rows.
 
 template <class S>

@@ -1,5 +1,5 @@
-// short_conv: a causal convolution of every channel by itself over the last few tokens, and SiLU. What it computes, and how:
-// kernels/short_conv.cu
+// short_conv: a causal convolution of every channel by itself over the last few tokens, and SiLU. What it computes, and
+// how: kernels/short_conv.cu
 #pragma once
 #include "core/context.cuh"
 #include "core/storage.h"
@@ -11,12 +11,13 @@ struct ShortConvShape {
   size_t W;        // taps: the token itself and the W-1 before it
 };
 
-// y (B,T,C) is written. x (B,T,C), w (C,W), the last tap is the token's own. A state (B,W-1,C) holds the last W-1 inputs, the
-// oldest first: `initial` those before the sequence (null: 0), `final`, where it is not null, receives those at its end; it
-// may be `initial`. Refuses W = 0.
+// y (B,T,C) is written. x (B,T,C), w (C,W), the last tap is the token's own. A state (B,W-1,C) holds the last W-1
+// inputs, the oldest first: `initial` those before the sequence (null: 0), `final`, where it is not null, receives
+// those at its end; it may be `initial`. Refuses W = 0.
 void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, ConstReals initial, const ShortConvShape& s,
                         Context& ctx);
-// dx (B,T,C) and, where it is not null, dinitial (B,W-1,C) are written; dw (C,W) is accumulated. dfinal (B,W-1,C) may be null:
+// dx (B,T,C) and, where it is not null, dinitial (B,W-1,C) are written; dw (C,W) is accumulated. dfinal (B,W-1,C) may
+// be null:
 // 0. Neither dx nor dinitial is dy or dfinal.
 void short_conv_backward(Reals dx, float* dw, Reals dinitial, ConstReals dy, ConstReals dfinal, ConstReals x,
                          const float* w, ConstReals initial, const ShortConvShape& s, Context& ctx);

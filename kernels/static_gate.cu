@@ -1,4 +1,5 @@
-// static_gate: y = x*s, or y = x + s when additive; s = scale*act(theta): the logits are parameters, one a column, the same
+// static_gate: y = x*s, or y = x + s when additive; s = scale*act(theta): the logits are parameters, one a column, the
+// same
 //   for every token. It shows how much of a gate's gain needs a gate that looks at its input.
 //   ("input-independent" in Qiu et al. 2025, "Gated attention for large language models", arXiv 2505.06708)
 // backward: x_nc reaches the loss through y_nc alone; theta_c through the score, which every row of its column reads:
@@ -62,9 +63,9 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(y + row * C, i, C, q);
 }
 
-// A thread goes down one column of a slice of 128 rows. That is the order of a column sum, so the thread makes the slice's
-// share of dtheta on its way, and needs score and slope once. Its neighbours go down the columns beside it, so that a warp
-// reads and writes 128 bytes side by side, in bf16 64; dy, x and dx cross the bus once:
+// A thread goes down one column of a slice of 128 rows. That is the order of a column sum, so the thread makes the
+// slice's share of dtheta on its way, and needs score and slope once. Its neighbours go down the columns beside it, so
+// that a warp reads and writes 128 bytes side by side, in bf16 64; dy, x and dx cross the bus once:
 //
 //              c 0   1   2   3   ...
 //   row 0        |   |   |   |

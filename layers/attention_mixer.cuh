@@ -14,7 +14,8 @@
 //   --precision    over bf16 arrays the same on tensor cores                        kernels/bf16/attention_bf16.cu
 //   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cu, activation.cu
 //
-// Of sequences that grow token by token it keeps k and v as attention reads them, gated, normed and rotated: the KV cache.
+// Of sequences that grow token by token it keeps k and v as attention reads them, gated, normed and rotated: the KV
+// cache.
 // A layer with a window keeps as many tokens as the window has.                                    kernels/decode/cached_attention.cu
 // shapes: x, y (N,C), N = B*T; q, o (B,T,H,D); k, v (B,T,KVH,D) | tests/test_model.cpp
 #pragma once
@@ -64,9 +65,9 @@ class Attention final : public Mixer {
     v_seen_ = gated(GatePosition::g2, v_experts_.forward(v_, x, N, ctx), pass);
     norm_and_rotate(pass);
 
-    // Training in fp32 is attend(), then the gate G1, then W_o. Two things are added. Over bf16 the kernel of attention may apply
-    // G1 itself (`gate`, which is empty in fp32). In generation (`growing`) new tokens join the KV cache, and after the first
-    // forward grow() attends instead of attend().
+    // Training in fp32 is attend(), then the gate G1, then W_o. Two things are added. Over bf16 the kernel of attention
+    // may apply G1 itself (`gate`, which is empty in fp32). In generation (`growing`) new tokens join the KV cache, and
+    // after the first forward grow() attends instead of attend().
     const AttentionShape s = shape(pass.batch());
     first_.forward(q_seen_, s, ctx);
     const bool attends = !pass.growing || pass.growing->begins();

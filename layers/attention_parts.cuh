@@ -43,7 +43,8 @@ class HeadNorm {
   float* r_ = nullptr;
 };
 
-// The position before the first token: a logit for every head, or a key and a value; none does nothing. kernels/sinks.cu
+// The position before the first token: a logit for every head, or a key and a value; none does nothing.
+// kernels/sinks.cu
 class FirstPosition {
  public:
   explicit FirstPosition(const AttentionConfig& config) : kind_(config.sink), H_(config.H), D_(config.D) {}

@@ -14,10 +14,10 @@
 // backward adds the two.
 //
 // An add happens inside the norm that reads the sum (kernels/residual.cu), with dropout and clipping if there are any.
-// That saves a pass over h. So a block receives a stream whose last branch has not joined yet, and hands one on. A Norm's
-// residual() is the sum that it read.
-// A site is the number of a branch in the model, from which its dropout draws. A Pass (layers/pass.h) is what one forward or
-// backward is told: B and T, the context, and the dropout of each site.
+// That saves a pass over h. So a block receives a stream whose last branch has not joined yet, and hands one on. A
+// Norm's residual() is the sum that it read.
+// A site is the number of a branch in the model, from which its dropout draws. A Pass (layers/pass.h) is what one
+// forward or backward is told: B and T, the context, and the dropout of each site.
 // shapes: stream and branch (N,C), N = B*T | tests/test_model.cpp
 #pragma once
 #include <memory>
@@ -79,7 +79,8 @@ class Block {
   }
 
   // dh: gradient of the outgoing stream's x, replaced by that of the incoming one. df: gradient of the outgoing branch.
-  // df may lie in dh or in dbranch. Returns that of the incoming branch: dh too, or dbranch where the join is not plain.
+  // df may lie in dh or in dbranch. Returns that of the incoming branch: dh too, or dbranch where the join is not
+  // plain.
   ConstReals backward(Reals dh, ConstReals df, Reals dbranch, const Pass& pass) {
     if (post()) return backward_post(dh, dbranch, pass);
     const size_t N = pass.N();
@@ -149,7 +150,8 @@ class Block {
     if (channel_out_) channel_out_->inspect(inspector, "ffn_out_norm", channel_mixer_->name() + "_out_layernorm", N);
   }
 
-  // The norms that a mixer alone reads, each with that mixer. With post there are none: there the stream itself is normed.
+  // The norms that a mixer alone reads, each with that mixer. With post there are none: there the stream itself is
+  // normed.
   void norms_of_mixers(const std::function<void(Norm&, Mixer&)>& visit) {
     if (post()) return;
     visit(norm1_, *token_mixer_);

@@ -6,8 +6,8 @@
 //   --ffn=polynorm                 y = W_down PolyNorm(W_up x)           (arXiv 2411.03884)      kernels/polynorm.cu
 //   --gelu=tanh|erf                which GELU
 //
-// FeedForward is the network itself, over N rows. Its matrices are a Linear's, one for all rows; or, in a mixture of experts,
-// a GroupedLinear's, one for each expert (layers/moe.cuh). Ffn is the mixer of a dense block.
+// FeedForward is the network itself, over N rows. Its matrices are a Linear's, one for all rows; or, in a mixture of
+// experts, a GroupedLinear's, one for each expert (layers/moe.cuh). Ffn is the mixer of a dense block.
 // shapes: x, y (N,C); W_gate, W_up (F,C); W_down (C,F) | tests/test_model.cpp
 #pragma once
 #include "kernels/activation.h"
@@ -126,7 +126,8 @@ class FeedForward {
     }
     fail("ffn: kind %d has no activation of one element", int(config_.kind));
   }
-  // Can the product of W_up make the activation in its end? PolyNorm needs whole rows first; the clamped form is no act(g) * u.
+  // Can the product of W_up make the activation in its end? PolyNorm needs whole rows first; the clamped form is no
+  // act(g) * u.
   bool product_activates() const {
     return u_.storage() == Storage::bf16 && (form() == Form::plain || form() == Form::gated);
   }

@@ -1,4 +1,5 @@
-// gated_delta_net: linear attention with the gated delta rule: projections, a short convolution, the recurrence, a gated norm
+// gated_delta_net: linear attention with the gated delta rule: projections, a short convolution, the recurrence, a
+// gated norm
 // of every head, the output projection.                                             (Qwen3-Next; arXiv 2412.06464)
 //
 //                                        +-> q -> length 1/sqrt(Dk) --+
@@ -15,13 +16,13 @@
 //                with --delta=chunk 64 tokens at a time                  kernels/gated_delta_chunk.cu
 //                over bf16 arrays the same on tensor cores               kernels/bf16/gated_delta_bf16.cu
 //
-// Of sequences that grow token by token it keeps the state, and of the convolution the last W-1 inputs. In chunks, whose sums
-// have an order of their own, a token has the bits of its place in its chunk: so the state before the chunk is kept, and
-// the tokens of the chunk so far. A new token goes through them once more.
+// Of sequences that grow token by token it keeps the state, and of the convolution the last W-1 inputs. In chunks,
+// whose sums have an order of their own, a token has the bits of its place in its chunk: so the state before the chunk
+// is kept, and the tokens of the chunk so far. A new token goes through them once more.
 //
 // It needs no positions: the state forgets by itself. A token costs the same wherever it stands.
-// Qwen3-Next stores W_qkv, W_z and W_ba with their rows in groups of a key head; here they stand as they are read: all of
-// q, then k, then v; all of b, then a.
+// Qwen3-Next stores W_qkv, W_z and W_ba with their rows in groups of a key head; here they stand as they are read: all
+// of q, then k, then v; all of b, then a.
 // shapes: x, y (N,C), N = B*T; q, k (B,T,Hk,Dk); v, o, z (B,T,Hv,Dv); a, b (N,Hv) | tests/test_model.cpp
 #pragma once
 #include "kernels/decay.h"
@@ -212,8 +213,8 @@ class GatedDeltaNet final : public Mixer {
       inspector.linear_attention({g_, beta_, kept_, s.kept(), s});
   }
 
-  // The convolution, 2 W FLOPs a channel, and three products with the state of every head, 2 Dk Dv each; twice that in the
-  // backward.
+  // The convolution, 2 W FLOPs a channel, and three products with the state of every head, 2 Dk Dv each; twice that in
+  // the backward.
   double pair_flops(size_t) const override {
     return 6.0 * double(config_.W * config_.channels()) + 18.0 * double(config_.Hv * config_.Dk * config_.Dv);
   }
@@ -253,7 +254,8 @@ class GatedDeltaNet final : public Mixer {
     keep(chunk_beta_, beta_, config_.Hv);
   }
 
-  // The rule over so many tokens of one sequence, which begin a chunk. Over bf16 arrays `written` has room for what they write.
+  // The rule over so many tokens of one sequence, which begin a chunk. Over bf16 arrays `written` has room for what
+  // they write.
   void rule_over(Reals o, float* final, bf16* written, Reals qkv, const float* g, const float* beta,
                  const float* initial, size_t tokens, Context& ctx) {
     const GatedDeltaShape s = rule_shape({1, tokens});
@@ -268,7 +270,8 @@ class GatedDeltaNet final : public Mixer {
     }
   }
 
-  // The rule over sequences that begin: over their whole chunks, after which state_ is, and over the chunk that is begun.
+  // The rule over sequences that begin: over their whole chunks, after which state_ is, and over the chunk that is
+  // begun.
   void begin_chunk(const Pass& pass) {
     const size_t rest = pass.T % chunk, whole = pass.T - rest, width = config_.Hv * config_.Dv;
     for (size_t b = 0; b < pass.B; b++) {

@@ -1,8 +1,8 @@
 // grouped linear: y = x W_e^T, or x W_e^T + b_e, with a matrix for each of E experts; rows are sorted by expert.
 //   dx = dy W_e      dW_e += dy^T x over the rows of e      db_e += column sum of dy over the rows of e
-// What layers/linear.cuh is to one matrix: where x is bf16, products are those of tensor cores, with the rounded copies of W_e.
-// shapes: x, dx (M,in); y, dy (M,out); W (E,out,in); b (E,out) | kernels/grouped_matmul.cu, kernels/bf16/grouped_matmul_bf16.cu
-// tests/test_model.cpp
+// What layers/linear.cuh is to one matrix: where x is bf16, products are those of tensor cores, with the rounded copies
+// of W_e. shapes: x, dx (M,in); y, dy (M,out); W (E,out,in); b (E,out) | kernels/grouped_matmul.cu,
+// kernels/bf16/grouped_matmul_bf16.cu tests/test_model.cpp
 #pragma once
 #include "kernels/grouped_matmul.h"
 #include "kernels/bf16/grouped_matmul_bf16.h"
@@ -13,8 +13,8 @@ namespace gated {
 
 class GroupedLinear {
  public:
-  // share: of all tokens, those that an expert gets. row_start: where the layer keeps the address of the (E+1) row numbers,
-  // which is read when a product is computed.
+  // share: of all tokens, those that an expert gets. row_start: where the layer keeps the address of the (E+1) row
+  // numbers, which is read when a product is computed.
   GroupedLinear(size_t in, size_t out, bool bias, Init init, size_t experts, double share, int* const* row_start)
       : in_(in), out_(out), experts_(experts), has_bias_(bias), init_(init), share_(share), row_start_(row_start) {}
 

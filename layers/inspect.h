@@ -1,8 +1,8 @@
 // inspect: what the last forward left inside a model, for those who look and change nothing.
 //
-// Model::inspect(inspector) goes through the model as its forward does and hands out one view after another. Their pointers
-// are on the device and hold until the next block is shown, or the next forward. An inspector overrides what it
-// wants to see: training/inspect/measures.h. | tests/test_measures.cpp
+// Model::inspect(inspector) goes through the model as its forward does and hands out one view after another. Their
+// pointers are on the device and hold until the next block is shown, or the next forward. An inspector overrides what
+// it wants to see: training/inspect/measures.h. | tests/test_measures.cpp
 #pragma once
 #include <string>
 
@@ -62,8 +62,8 @@ struct RoutingView {
   RouterShape shape;
 };
 
-// What a part puts out: a norm, "attention" (or what stands in its place), "ffn"; and "final_output", which the output matmul
-// reads, after the final norm where there is one.
+// What a part puts out: a norm, "attention" (or what stands in its place), "ffn"; and "final_output", which the output
+// matmul reads, after the final norm where there is one.
 struct OutputView {
   const char* part;
   ConstReals y;  // (N,C)

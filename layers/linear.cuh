@@ -1,8 +1,8 @@
 // linear: y = x W^T, or x W^T + b, and its backward (derived in kernels/matmul.cu)
 //   dx = dy W      dW += dy^T x      db += column sum of dy
 // Where x is bf16, products are those of tensor cores, with the rounded copy of W; dW stays fp32.
-// shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | kernels/matmul.cu, kernels/bf16/matmul_bf16.cu, kernels/bias.h
-// tests/test_model.cpp
+// shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | kernels/matmul.cu, kernels/bf16/matmul_bf16.cu,
+// kernels/bias.h tests/test_model.cpp
 #pragma once
 #include "kernels/bias.h"
 #include "kernels/matmul.h"

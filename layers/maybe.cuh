@@ -1,5 +1,5 @@
-// maybe: a part of a layer that a model may lack. One that is not there hands through what it gets: so a layer's forward
-// and backward read as its formula, whatever a model has of it.
+// maybe: a part of a layer that a model may lack. One that is not there hands through what it gets: so a layer's
+// forward and backward read as its formula, whatever a model has of it.
 #pragma once
 #include <optional>
 

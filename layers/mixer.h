@@ -1,6 +1,6 @@
 // mixer: what stands on a branch of a block, behind one interface. A token mixer lets tokens of a sequence meet
-// (attention); a channel mixer works on each token alone (the feed-forward network). A block has one of each, chosen layer
-// by layer in layers/block_parts.cuh, and knows no more of them than this.
+// (attention); a channel mixer works on each token alone (the feed-forward network). A block has one of each, chosen
+// layer by layer in layers/block_parts.cuh, and knows no more of them than this.
 // shapes: x, dx, dy and what forward returns are (N,C), N = B*T
 #pragma once
 #include "kernels/matmul.h"
@@ -24,8 +24,8 @@ class Mixer {
   virtual void temporaries(const TensorVisitor& visit, BatchShape batch) = 0;
   virtual void scratch(ScratchPlan& plan, BatchShape batch) const = 0;
 
-  // What it keeps of B sequences while they grow to up to T tokens (layers/pass.h), for the tokens to come; and the scratch
-  // of such a forward beyond that of others. A mixer that works on each token alone keeps nothing.
+  // What it keeps of B sequences while they grow to up to T tokens (layers/pass.h), for the tokens to come; and the
+  // scratch of such a forward beyond that of others. A mixer that works on each token alone keeps nothing.
   virtual void cache(const TensorVisitor&, BatchShape) {}
   virtual void cache_scratch(ScratchPlan&, BatchShape) const {}
 

@@ -1,5 +1,5 @@
-// model: forward and backward, losses and logits alone, sequences that grow. What is computed, and --recompute: layers/model.h.
-// `Layers l`, `Memory m`: layers/model_state.cuh. What they run on: layers/model_memory.cu
+// model: forward and backward, losses and logits alone, sequences that grow. What is computed, and --recompute:
+// layers/model.h. `Layers l`, `Memory m`: layers/model_state.cuh. What they run on: layers/model_memory.cu
 #include "core/philox.cuh"
 #include "kernels/embedding.h"
 #include "kernels/linear_cross_entropy.h"
@@ -79,8 +79,8 @@ void Model::run(const Pass& pass) {
   }
 }
 
-// What a block is about to read lies where it will write: moves it to where it is kept. A plain join is made on the way, so
-// that one tensor is kept and not two; the norm then reads the sum that it would have made.
+// What a block is about to read lies where it will write: moves it to where it is kept. A plain join is made on the
+// way, so that one tensor is kept and not two; the norm then reads the sum that it would have made.
 Hidden Model::kept(size_t layer, Hidden h, const Pass& pass) {
   const Layers::Input& to = layers_->inputs[layer];
   const size_t N = pass.N(), C = config.hidden;

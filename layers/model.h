@@ -1,13 +1,14 @@
-// model: embedding, blocks, final norm, output matmul with its loss: the whole architecture, as flags choose it: softmax
-// attention, linear attention or a hybrid of both; an FFN or a mixture of experts; norms and gates. Qwen3, Qwen3-Next,
-// gpt-oss, Gemma 3 and GPT-2 are among them. Parameters' names follow Hugging Face (transformers, qwen3).
+// model: embedding, blocks, final norm, output matmul with its loss: the whole architecture, as flags choose it:
+// softmax attention, linear attention or a hybrid of both; an FFN or a mixture of experts; norms and gates. Qwen3,
+// Qwen3-Next, gpt-oss, Gemma 3 and GPT-2 are among them. Parameters' names follow Hugging Face (transformers, qwen3).
 //
 //   h = scale * E[ids] + P[positions];  h = block_i(h);  logits = N(h) W_lm^T;  loss = mean cross-entropy of the next token
 //   (with --norm-placement=post the last block ends in a norm: logits = h W_lm^T)
 //   scale is 1, learned (--embedding-scale) or fixed (--embedding-factor), P is 0 or learned (--position=learned)
 //
 // What a forward leaves for the backward takes most of the memory of training. With --recompute blocks write
-// a part of it to one and the same place, and what a block had there is computed again before its backward, or a look at it:
+// a part of it to one and the same place, and what a block had there is computed again before its backward, or a look
+// at it:
 //   light   outputs of norms, rotations, gates and activation functions, from what products of matrices, attention and the
 //           recurrence left: these are not computed again
 //   full    all that a block computes: what it read is kept, and its forward runs again
@@ -57,25 +58,25 @@ class Model {
   explicit Model(const ModelConfig& config);
   // With memory for batches of up to B sequences of up to T tokens; weights from `seed`.
   Model(const ModelConfig& config, size_t B, size_t T, uint64_t seed, Context& ctx);
-  // For generation alone: without gradients, and layers take turns in the memory of their activations. Nothing is in the
-  // weights. Of what follows only parameters, weights, and what is said of growing sequences may be asked for.
+  // For generation alone: without gradients, and layers take turns in the memory of their activations. Nothing is in
+  // the weights. Of what follows only parameters, weights, and what is said of growing sequences may be asked for.
   Model(const ModelConfig& config, const Generation& generation, Context& ctx);
   Model(const Model&) = delete;
   ~Model();
 
-  // A batch goes up to the device: all that differs from one to the next of the same size. So forward() and backward() of it are
-  // launches alone, which a LaunchGraph may repeat after the next upload. dropout_draw: the number of this micro-batch in the
-  // run, from which dropout draws; without it nothing drops.
+  // A batch goes up to the device: all that differs from one to the next of the same size. So forward() and backward()
+  // of it are launches alone, which a LaunchGraph may repeat after the next upload. dropout_draw: the number of this
+  // micro-batch in the run, from which dropout draws; without it nothing drops.
   void upload(const Batch& batch, std::optional<uint64_t> dropout_draw = {});
 
   // From tokens to what the output matmul reads.
   void forward();
 
-  // Once after a forward: writes the mean loss over B*T targets to `loss` (one float on the device) and adds its gradient, times
-  // the micro-batch's share of the step, to weights.grads.
+  // Once after a forward: writes the mean loss over B*T targets to `loss` (one float on the device) and adds its
+  // gradient, times the micro-batch's share of the step, to weights.grads.
   void backward(MicroBatch micro_batch, float* loss);
-  // What the last backward left of the routing of its mixtures of experts: router_report_values floats for every layer, on the
-  // device; those of a layer without experts are 0.
+  // What the last backward left of the routing of its mixtures of experts: router_report_values floats for every layer,
+  // on the device; those of a layer without experts are 0.
   const float* routing_reports() const;
 
   // The mean loss alone, without dropout. Waits for the device.
@@ -84,12 +85,13 @@ class Model {
   // Logits (V) after the last token of one sequence. Waits for the device.
   std::vector<float> next_token_logits(const std::vector<int>& ids);
 
-  // Sequences that grow. B of them begin, with no token, and room for `tokens` each; those before are forgotten. A model for
-  // training keeps what they need in the memory of its parameters' gradients if there is room: what is there is lost.
+  // Sequences that grow. B of them begin, with no token, and room for `tokens` each; those before are forgotten. A
+  // model for training keeps what they need in the memory of its parameters' gradients if there is room: what is there
+  // is lost.
   void begin_sequences(size_t B, size_t tokens);
-  // Reads the next tokens of every sequence, ids (B,T), and returns the logits (B,V) after the last of them: bit for bit those of
-  // next_token_logits() of the whole sequence. The first time T may be as many as the model has memory for, then it is 1.
-  // Waits for the device.
+  // Reads the next tokens of every sequence, ids (B,T), and returns the logits (B,V) after the last of them: bit for
+  // bit those of next_token_logits() of the whole sequence. The first time T may be as many as the model has memory
+  // for, then it is 1. Waits for the device.
   std::vector<float> read(const std::vector<int>& ids);
   // Tokens that each sequence has.
   size_t tokens_read() const;
@@ -97,15 +99,16 @@ class Model {
   // After weights.values have changed, other than by the optimizer.
   void weights_changed();
 
-  // From here on the linear layers of the blocks compute with numbers of that format (layers/quantizer.h). There is no way
-  // back, and no backward.
+  // From here on the linear layers of the blocks compute with numbers of that format (layers/quantizer.h). There is no
+  // way back, and no backward.
   void quantize(QuantizedFormat format);
 
   // The norms that a mixer alone reads, each with that mixer, and with what the last forward left in them.
   void norms_of_mixers(const std::function<void(Norm&, Mixer&)>& visit);
 
-  // Shows what the last forward left, or the last loss(), before the weights change. The caller has waited for the device.
-  // What is shown of a block holds until the next block is shown. Of a forward that a LaunchGraph repeated nothing can be shown.
+  // Shows what the last forward left, or the last loss(), before the weights change. The caller has waited for the
+  // device. What is shown of a block holds until the next block is shown. Of a forward that a LaunchGraph repeated
+  // nothing can be shown.
   void inspect(const std::vector<Inspector*>& inspectors);
   void inspect(Inspector& inspector) { inspect({&inspector}); }
 
@@ -145,7 +148,8 @@ class Model {
   const float* embedding_multiplier() const;  // on the device, or null
   size_t chunk_rows() const;                  // of the logits that are in memory at a time
   std::vector<TensorList> temporaries();      // of each layer; they take turns in the same memory
-  // Of tensors that are stored as the model says: their bytes; the most of lists that take turns; and giving them their places.
+  // Of tensors that are stored as the model says: their bytes; the most of lists that take turns; and giving them their
+  // places.
   size_t bytes(const TensorList& list) const;
   size_t largest(const std::vector<TensorList>& turns) const;
   void place(void* memory, const TensorList& list) const;

@@ -29,7 +29,8 @@ struct ModelConfig {
   double rope_theta = 10000, rope_fraction = 1;
   double window_rope_theta = 0;  // of layers with a window, which are not scaled; 0: rotary angles as in the others
   RopeScaling rope_scaling;
-  // Of a model that is evaluated: the context that it was trained with (0: `context`), and YaRN's scale (kernels/rope.h).
+  // Of a model that is evaluated: the context that it was trained with (0: `context`), and YaRN's scale
+  // (kernels/rope.h).
   size_t trained_context = 0;
   double yarn = 1;
   FfnConfig ffn;
@@ -74,8 +75,8 @@ struct ModelConfig {
   size_t rope_dims() const { return 2 * size_t(double(attention.D) * rope_fraction / 2 + 1e-9); }
 };
 
-// Refuses sizes that no layer can work with, wherever they come from. Flags that contradict each other are refused before, by
-// their names and with a remedy (training/flags/check_flags.cpp).
+// Refuses sizes that no layer can work with, wherever they come from. Flags that contradict each other are refused
+// before, by their names and with a remedy (training/flags/check_flags.cpp).
 inline void check_sizes(const ModelConfig& c) {
   const AttentionConfig& a = c.attention;
   const LinearAttentionConfig& l = c.linear;

@@ -190,8 +190,8 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
   set_zero(m.routing.data(), m.routing.size(), ctx);
 }
 
-// A block reads what the one before it left, and nothing older: so two pieces of memory serve all of them in turns. What stands
-// outside of the blocks has memory of its own.
+// A block reads what the one before it left, and nothing older: so two pieces of memory serve all of them in turns.
+// What stands outside of the blocks has memory of its own.
 Model::Model(const ModelConfig& c, const Generation& g, Context& ctx) : Model(without_recompute(c)) {
   plan(g.B, g.prompt);
   memory_ = std::make_unique<Memory>(ctx, 0);

@@ -33,7 +33,8 @@ struct Model::Layers {
   float* embedding_row_sums = nullptr;
   ConstReals y;  // what the last forward left for the output matmul
 
-  // What each block read in the last forward; and with --recompute=full where that is kept, but of block 0, which reads h0.
+  // What each block read in the last forward; and with --recompute=full where that is kept, but of block 0, which reads
+  // h0.
   struct Input {
     Reals x, branch;
   };
@@ -55,8 +56,8 @@ struct Model::Memory {
   Buffer<uint64_t> device_streams;
   Buffer<float> loss;
   Buffer<float> routing;  // (layers, router_report_values), where there are experts
-  // Of the batch that is on the device. has_forward: forward() ran on the host since it came; where a LaunchGraph repeated the
-  // launches it did not, and nothing can be shown or gone back through.
+  // Of the batch that is on the device. has_forward: forward() ran on the host since it came; where a LaunchGraph
+  // repeated the launches it did not, and nothing can be shown or gone back through.
   std::optional<Pass> pass;
   bool has_forward = false;
   // Of the last upload(): where these change, so does what is launched.

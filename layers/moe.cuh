@@ -15,17 +15,17 @@
 // Left to itself a router sends everything to the few experts that learned first. Two losses join that of the model:
 //   balance   --balance-loss * E * sum over e of f_e P_e       f_e: e's share of the slots, P_e: its mean probability
 //   z         --z-loss * mean over tokens of logsumexp(logits)^2
-// f is counted and has no gradient. Without its factor the balance loss is 1 where all f_e are equal, and more where busy
-// experts are the likely ones too. The shares are those of the micro-batch, or (--balance-over=global, arXiv 2501.11873) of
-// all micro-batches of the step so far: experts may then specialise within a micro-batch as long as the step is balanced.
-// The losses that a run prints do not contain these two.
+// f is counted and has no gradient. Without its factor the balance loss is 1 where all f_e are equal, and more where
+// busy experts are the likely ones too. The shares are those of the micro-batch, or (--balance-over=global, arXiv
+// 2501.11873) of all micro-batches of the step so far: experts may then specialise within a micro-batch as long as the
+// step is balanced. The losses that a run prints do not contain these two.
 //
-// With activations in bf16 the router still chooses in fp32: its logits are the product's sums, not rounded, of x and of the
-// rounded copy of W_router; probabilities, weights and both losses are fp32. Its gradients dlogits are rounded, for they are
-// multiplied twice.
+// With activations in bf16 the router still chooses in fp32: its logits are the product's sums, not rounded, of x and
+// of the rounded copy of W_router; probabilities, weights and both losses are fp32. Its gradients dlogits are rounded,
+// for they are multiplied twice.
 //
-// The number of rows that an expert gets is known to the device alone, and no host waits for it: N k rows in all are computed,
-// whoever they belong to. No token is dropped.
+// The number of rows that an expert gets is known to the device alone, and no host waits for it: N k rows in all are
+// computed, whoever they belong to. No token is dropped.
 // shapes: x, y (N,C), N = B*T; M = N k rows | tests/test_moe.cpp
 #pragma once
 #include "kernels/combine.h"

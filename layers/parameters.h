@@ -6,12 +6,12 @@
 //                              (a fourth argument says how long they live, where that is another time)
 //   temporaries(visit, size)   visit(pointer, name, shape)                     live inside one layer's backward
 //   cache(visit, size)         visit(pointer, name, shape)                     kept of sequences that grow
-// `size` is a number of tokens, or for a mixer, whose tokens stand in sequences, a BatchShape. Besides, scratch(plan, size) and
-// cache_scratch(plan, size) say what the layer's operations need while they run, and readers(visit) names the matrices that its
-// input is multiplied by (layers/mixer.h).
+// `size` is a number of tokens, or for a mixer, whose tokens stand in sequences, a BatchShape. Besides, scratch(plan,
+// size) and cache_scratch(plan, size) say what the layer's operations need while they run, and readers(visit) names the
+// matrices that its input is multiplied by (layers/mixer.h).
 // Allocation, initialisation, the optimizer, checkpoints, FLOPs and the fingerprint all walk these lists: there is no
-// second list that could drift from the first. The type of a pointer says how its elements are stored; of Reals the visitor
-// says it. Memory is counted in bytes. tests/test_model.cpp
+// second list that could drift from the first. The type of a pointer says how its elements are stored; of Reals the
+// visitor says it. Memory is counted in bytes. tests/test_model.cpp
 #pragma once
 #include <functional>
 #include <string>
@@ -24,8 +24,8 @@ namespace gated {
 
 class RowQuantizer;  // layers/quantizer.h
 
-// A parameter as its layer sees it, on the device: the values, fp32 masters, their gradient, and in a model that stores bf16 a
-// rounded copy of the values, for products.
+// A parameter as its layer sees it, on the device: the values, fp32 masters, their gradient, and in a model that stores
+// bf16 a rounded copy of the values, for products.
 struct Weight {
   float* value = nullptr;
   float* grad = nullptr;
@@ -50,9 +50,10 @@ struct Init {
 
 enum class Decay { no, yes };
 
-// What a parameter does, which decides its FLOPs: a factor of a matrix product costs 2 for every element and token in the
-// forward and 4 in the backward. A table that is looked up and a scale or shift of elements cost next to nothing.
-// linear is the product of a layer's bulk, which a quantized evaluation rounds (layers/quantizer.h); product is any other.
+// What a parameter does, which decides its FLOPs: a factor of a matrix product costs 2 for every element and token in
+// the forward and 4 in the backward. A table that is looked up and a scale or shift of elements cost next to nothing.
+// linear is the product of a layer's bulk, which a quantized evaluation rounds (layers/quantizer.h); product is any
+// other.
 enum class Use { linear, product, lookup, scale };
 
 using Shape = std::vector<size_t>;
@@ -107,8 +108,8 @@ enum class Lifetime {
   step    // over all micro-batches of a step
 };
 
-// What a layer's activations() and temporaries() call. `pointer` is where the layer keeps the tensor's address. Reals are stored
-// as the visitor says; a float* or an int* is what it is.
+// What a layer's activations() and temporaries() call. `pointer` is where the layer keeps the tensor's address. Reals
+// are stored as the visitor says; a float* or an int* is what it is.
 class TensorVisitor {
  public:
   struct Tensor {
@@ -159,8 +160,8 @@ size_t bytes_of(const TensorList& list, Storage storage);
 // Hands those tensors their places in `memory`.
 void place_tensors(void* memory, const TensorList& list, Storage storage);
 
-// The scratch memory that the operations of a run need: the most that one of them does, and on a CPU the most that a thread
-// keeps for one of them. A layer's scratch(plan, ...) names what each of its operations needs.
+// The scratch memory that the operations of a run need: the most that one of them does, and on a CPU the most that a
+// thread keeps for one of them. A layer's scratch(plan, ...) names what each of its operations needs.
 class ScratchPlan {
  public:
   const Device device;
@@ -190,8 +191,8 @@ class Parameters {
 
   // Lists what list(visit) names. Memory comes with allocate().
   explicit Parameters(const List& list);
-  // For a model that is only read, there is none for gradients: `grad` of its weights is null. Storage is that of activations:
-  // for bf16 there is a rounded copy of every value, with the same offset.
+  // For a model that is only read, there is none for gradients: `grad` of its weights is null. Storage is that of
+  // activations: for bf16 there is a rounded copy of every value, with the same offset.
   void allocate(const List& list, Device device, Storage storage, bool gradients = true);
   // After the values have changed, other than by the optimizer: makes the copies anew.
   void round_copies(Context& ctx);

@@ -1,5 +1,5 @@
-// pass: what one forward or backward over a batch is told: its sizes, its context, what dropout draws, and where its tokens
-// stand in sequences that are generated.
+// pass: what one forward or backward over a batch is told: its sizes, its context, what dropout draws, and where its
+// tokens stand in sequences that are generated.
 //
 // A backward gets the Pass of its forward, so that dropout draws the same bits again.
 #pragma once
@@ -17,8 +17,9 @@ struct BatchShape {
   size_t N() const { return B * T; }
 };
 
-// What a forward that generates is told: each of its sequences has `past` tokens already, of which the mixers' caches hold what
-// later tokens need, and room for `capacity` in all. The tokens of the forward follow them, and join the caches.
+// What a forward that generates is told: each of its sequences has `past` tokens already, of which the mixers' caches
+// hold what later tokens need, and room for `capacity` in all. The tokens of the forward follow them, and join the
+// caches.
 struct Growing {
   size_t past, capacity;
   bool begins() const { return past == 0; }
@@ -51,8 +52,8 @@ class Pass {
   BatchShape batch() const { return {B, T}; }
   size_t first_position() const { return growing ? growing->past : 0; }
 
-  // Dropout of branch outputs: off outside training. Every branch of the model is a site of its own; streams, on the device, has
-  // one for each.
+  // Dropout of branch outputs: off outside training. Every branch of the model is a site of its own; streams, on the
+  // device, has one for each.
   void drop(float p, uint64_t seed, const uint64_t* streams) { dropout_ = {p, seed, streams}; }
   Dropout dropout_at(size_t site) const {
     if (dropout_.p == 0) return {};

@@ -214,8 +214,8 @@ const std::string& kernel_folder() {
   return folder;
 }
 
-// Which file a kernel's C++ is in: a kernel of the program, or of the test that this is. What a template makes in several files of
-// PTX is one kernel, and the first will do.
+// Which file a kernel's C++ is in: a kernel of the program, or of the test that this is. What a template makes in
+// several files of PTX is one kernel, and the first will do.
 const std::map<std::string, std::string>& kernel_files() {
   static const std::map<std::string, std::string> files = [] {
     std::map<std::string, std::string> all;
@@ -299,8 +299,8 @@ struct Fiber {
   uint32_t groups = 0;
 };
 
-// What accesses to two bytes of memory have been since the last barrier, and in this launch's blocks before. `epoch` counts barriers
-// of the block, over all blocks; `warp_epoch` those of the warp alone.
+// What accesses to two bytes of memory have been since the last barrier, and in this launch's blocks before. `epoch`
+// counts barriers of the block, over all blocks; `warp_epoch` those of the warp alone.
 struct Access {
   uint32_t epoch = 0, warp_epoch = 0, thread = 0;
   unsigned line = 0;
@@ -656,8 +656,8 @@ void Machine::ballot(Fiber* const* lanes) {
     if (lanes[i]) static_cast<Ballot*>(lanes[i]->record)->result = votes;
 }
 
-// (9.7.14.5.15) Lane i brings the address of row i % 8 of matrix i / 8. Of each matrix, lane i gets elements 2 (i % 4) and the next
-// of row i / 4; transposed, rows 2 (i % 4) and the next of column i / 4.
+// (9.7.14.5.15) Lane i brings the address of row i % 8 of matrix i / 8. Of each matrix, lane i gets elements 2 (i % 4)
+// and the next of row i / 4; transposed, rows 2 (i % 4) and the next of column i / 4.
 void Machine::ldmatrix(Fiber* const* lanes) {
   const LdMatrix& first = *static_cast<const LdMatrix*>(lanes[0]->record);
   for (unsigned m = 0; m < first.tiles; m++) {

@@ -1,4 +1,5 @@
-// machine: what runs translated PTX on a CPU, as the runtime (ptx/runtime.cpp) sees it: device memory, kernels, launches.
+// machine: what runs translated PTX on a CPU, as the runtime (ptx/runtime.cpp) sees it: device memory, kernels,
+// launches.
 //
 //   device memory   has addresses of its own, at which nothing lies that the host could read: it stands elsewhere, and the
 //                   machine alone knows where. A host that follows such a pointer ends with a line that says so.
@@ -17,7 +18,8 @@ namespace ptx {
 
 // ---- device memory
 
-// Fresh memory on a boundary of 256 bytes, each byte 0xFF: a NaN in every format. nullptr where `bytes` are not to be had.
+// Fresh memory on a boundary of 256 bytes, each byte 0xFF: a NaN in every format. nullptr where `bytes` are not to be
+// had.
 void* allocate(size_t bytes);
 // The same, at addresses that the host can follow too: what cudaMallocManaged gives.
 void* allocate_managed(size_t bytes);
@@ -48,8 +50,8 @@ struct Kernel {
   const struct Description* description;
   std::string file;  // its C++
 };
-// Compiles a kernel where that has not been done yet. Throws std::runtime_error, by name, where there is no PTX of it or an
-// instruction is not known.
+// Compiles a kernel where that has not been done yet. Throws std::runtime_error, by name, where there is no PTX of it
+// or an instruction is not known.
 const Kernel& find_kernel(const std::string& mangled);
 
 struct Extent {
@@ -57,18 +59,18 @@ struct Extent {
 };
 
 enum class Fault { none, illegal_address, misaligned_address, launch_failure };
-// Runs a launch, its parameters laid out as kernel.parameters says. A fault is told on stderr: the kernel, the block, the thread,
-// the line of the source, the instruction.
+// Runs a launch, its parameters laid out as kernel.parameters says. A fault is told on stderr: the kernel, the block,
+// the thread, the line of the source, the instruction.
 Fault run(const Kernel& kernel, Extent grid, Extent block, size_t dynamic_shared, const void* parameters);
 
 // PTX_LAUNCHED=FILE: each kernel that runs adds its name, once a program.
 //
-// Which GPU is played: PTX_GPU=80, 86, 89 or 90 (ten times its compute capability; 90 where nobody says). It decides what shared
-// memory a block may have and how a tensor core adds.
+// Which GPU is played: PTX_GPU=80, 86, 89 or 90 (ten times its compute capability; 90 where nobody says). It decides
+// what shared memory a block may have and how a tensor core adds.
 int compute_capability();
 
 // In which order blocks and threads run: PTX_ORDER=forward, reverse, or a number from which an order is drawn.
-// PTX_RACES=1: accesses to shared and global memory are watched. Two threads at one place, one of them writing, and no barrier
-// between is a fault that names both lines; no barrier orders the blocks of a launch.
+// PTX_RACES=1: accesses to shared and global memory are watched. Two threads at one place, one of them writing, and no
+// barrier between is a fault that names both lines; no barrier orders the blocks of a launch.
 
 }  // namespace ptx

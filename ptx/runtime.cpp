@@ -1,9 +1,9 @@
-// runtime: CUDA's runtime as the host sees it: the device, its memory, pinned memory, copies, and launches. nvcc's own objects are
-// linked with this and with ptx/stream.cpp in the place of cudart.
+// runtime: CUDA's runtime as the host sees it: the device, its memory, pinned memory, copies, and launches. nvcc's own
+// objects are linked with this and with ptx/stream.cpp in the place of cudart.
 //
-// The rules are those of CUDA's Runtime API reference, the page of each function, of "API synchronization behavior" there, and of
-// the tables of compute capabilities in the CUDA C++ Programming Guide. What a GPU's driver lets pass, but no page allows, is
-// refused. A function that is not here does not link.
+// The rules are those of CUDA's Runtime API reference, the page of each function, of "API synchronization behavior"
+// there, and of the tables of compute capabilities in the CUDA C++ Programming Guide. What a GPU's driver lets pass,
+// but no page allows, is refused. A function that is not here does not link.
 // tests/test_ptx_runtime.cpp
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
@@ -277,8 +277,8 @@ void launch(const Function& f, dim3 grid, dim3 block, void** arguments, size_t d
   submit(stream, {"a launch of " + kernel.name, run_it, {}});
 }
 
-// How many blocks are at work at once on a multiprocessor, by their threads and shared memory. What registers leave of that is
-// ptxas' to say.
+// How many blocks are at work at once on a multiprocessor, by their threads and shared memory. What registers leave of
+// that is ptxas' to say.
 int blocks_at_once(const Function& f, int threads, size_t dynamic) {
   if (threads <= 0) refuse(cudaErrorInvalidValue, "occupancy of %s: %d threads a block", f.name.c_str(), threads);
   if (unsigned(threads) > f.kernel->most_threads || dynamic > most_dynamic(f)) return 0;

@@ -1,5 +1,6 @@
-// See stream.h. The rules are those of the CUDA C++ Programming Guide ("Streams", "CUDA Graphs: Creating a Graph Using Stream
-// Capture") and of the Runtime API's reference ("Stream synchronization behavior", and the page of each function).
+// See stream.h. The rules are those of the CUDA C++ Programming Guide ("Streams", "CUDA Graphs: Creating a Graph Using
+// Stream Capture") and of the Runtime API's reference ("Stream synchronization behavior", and the page of each
+// function).
 #include "ptx/stream.h"
 
 #include <unistd.h>
@@ -32,8 +33,8 @@ struct Stream {
   std::vector<size_t> tail{};  // in a capture: what the next piece stands behind
 };
 
-// While a stream captures, pieces of work become nodes. They stand in the order of their calls, so that each is behind those that
-// it depends on.
+// While a stream captures, pieces of work become nodes. They stand in the order of their calls, so that each is behind
+// those that it depends on.
 struct Capture {
   struct Node {
     Work work;
@@ -149,8 +150,8 @@ Stream& stream_of(cudaStream_t handle) {
          static_cast<void*>(handle));
 }
 
-// The stream of that handle, for something that is put into it or waits for it. The null stream and the blocking streams wait for
-// each other, so the null stream has no place beside a blocking stream's capture.
+// The stream of that handle, for something that is put into it or waits for it. The null stream and the blocking
+// streams wait for each other, so the null stream has no place beside a blocking stream's capture.
 Stream& stream_in_use(cudaStream_t handle) {
   Stream& stream = stream_of(handle);
   bool captured = false;

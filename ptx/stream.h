@@ -1,8 +1,8 @@
 // stream: the order in which work that was given to the device is done, and the faults of those who give it.
 //
 //   a stream    is a queue. What is put into it runs late: when the host waits for it, and then no more of it than the wait
-//               needs. So whoever reads a result too early reads what was there before, and whoever uses staging memory again too
-//               early sends the wrong numbers. On a GPU both go well most of the time
+//               needs. So whoever reads a result too early reads what was there before, and whoever uses staging memory
+//               again too early sends the wrong numbers. On a GPU both go well most of the time
 //   a capture   takes the work of its streams down instead: a graph, whose launch is one piece of work
 //   a fault     of a piece of work ends all work. Every call from there on answers with it, as CUDA's do
 //
@@ -26,7 +26,8 @@ struct Refusal {
 };
 // Ends a call with an error, after a line on stderr that says why.
 [[noreturn, gnu::format(printf, 2, 3)]] void refuse(cudaError_t code, const char* format, ...);
-// A fault that the program may not hear of, as an answer in a destructor: after this line on stderr it cannot end with 0.
+// A fault that the program may not hear of, as an answer in a destructor: after this line on stderr it cannot end with
+// 0.
 [[gnu::format(printf, 1, 2)]] void complain(const char* format, ...);
 
 // A call of CUDA's: cudaSuccess, or what body() refuses with, which cudaGetLastError() tells too.
@@ -44,8 +45,8 @@ struct Work {
   std::vector<Range> pinned;  // what it reads and writes of the host's pinned memory
 };
 
-// Puts work into a stream, behind what stands there and behind the pieces `also`. Its number, which grows from piece to piece; 0
-// where it was taken down by a capture.
+// Puts work into a stream, behind what stands there and behind the pieces `also`. Its number, which grows from piece to
+// piece; 0 where it was taken down by a capture.
 uint64_t submit(cudaStream_t stream, Work work, std::initializer_list<uint64_t> also = {});
 // Until that piece is done, and all that it stands behind. Refused while this thread captures.
 void wait_for(const char* call, uint64_t piece);

@@ -1,13 +1,14 @@
-// thread: what the C++ of a kernel is made of: ptx/translate.py writes a kernel as one function of a Thread, a register of PTX as
-// a variable, an instruction as a line. Arithmetic stands in those lines; what touches memory or meets other threads stands here.
+// thread: what the C++ of a kernel is made of: ptx/translate.py writes a kernel as one function of a Thread, a register
+// of PTX as a variable, an instruction as a line. Arithmetic stands in those lines; what touches memory or meets other
+// threads stands here.
 //
 //   global    device memory: addresses that nobody but the machine can follow (ptx/machine.h)
 //   shared    32-bit addresses from 0, of the block; `shared_window` before them makes generic addresses of them
 //   local     the thread's own, on its stack
 //   generic   one of the three, told apart by its value
 //
-// Every access is checked: inside one live allocation, shared variable or local array, and on a boundary of its own size.
-// `line` is the line of the kernel's C++, where a fault finds the instruction and the line of the source.
+// Every access is checked: inside one live allocation, shared variable or local array, and on a boundary of its own
+// size. `line` is the line of the kernel's C++, where a fault finds the instruction and the line of the source.
 //   (PTX ISA 9.0: 5.1 State spaces, 9.7 Instructions)
 // tests/test_ptx.cpp
 #pragma once
@@ -21,9 +22,9 @@ constexpr uint64_t device_begin = 0x100000000000, device_bytes = uint64_t{1} << 
 constexpr uint64_t storage_begin = device_begin + 2 * device_bytes, live_begin = device_begin + 4 * device_bytes;
 constexpr uint64_t shared_window = 0x0e0000000000, window_bytes = uint64_t{1} << 32;
 
-// An allocation begins on a boundary of 256 bytes. A table has for each 64 bytes of device memory how many of them, from the
-// first on, are inside a live allocation; another has for each 16 bytes of a block's shared memory a bit for each byte: is it in a
-// variable?
+// An allocation begins on a boundary of 256 bytes. A table has for each 64 bytes of device memory how many of them,
+// from the first on, are inside a live allocation; another has for each 16 bytes of a block's shared memory a bit for
+// each byte: is it in a variable?
 constexpr uint64_t global_granule = 64, shared_granule = 16;
 
 enum class Space { global, shared, local, generic, parameter };
@@ -114,7 +115,8 @@ inline const T* parameter(Thread& t, uint64_t address, uint64_t all, unsigned li
   return reinterpret_cast<const T*>(t.parameters + address);
 }
 
-// A block that waits for another would read such memory again and again. Blocks run one after another: it would never end.
+// A block that waits for another would read such memory again and again. Blocks run one after another: it would never
+// end.
 inline void count_volatile_load(Thread& t, unsigned line) {
   if (++t.volatile_loads > 1u << 24) [[unlikely]]
     t.machine->refuse(t, "a thread reads volatile memory without end: blocks must not wait for one another", line);
@@ -203,8 +205,8 @@ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t c) {
   }
   return d;
 }
-// To an integer, towards zero; what does not fit becomes the nearest that does, and NaN 0, or of 64 bits the highest alone
-// (9.7.9.21).
+// To an integer, towards zero; what does not fit becomes the nearest that does, and NaN 0, or of 64 bits the highest
+// alone (9.7.9.21).
 template <class T>
 inline T to_integer(float x) {
   constexpr T most = T(-1) < T(0) ? T((uint64_t{1} << (8 * sizeof(T) - 1)) - 1) : T(-1);

@@ -251,7 +251,7 @@ train_gpt.cu
   complete || («c.val_every && step % c.val_every == 0 => false»));
   complete || («c.val_every && step % c.val_every == 0 => c.val_every && step % 100 == 0»));
   complete || («c.val_every && step % c.val_every == 0 => step % std::max<size_t>(1, c.val_every) == 0»));
-  validation(step, trainer.validate(«c.val_batches => 1»));
+  finite_loss(step, trainer.validate(«c.val_batches => 1»)));
 dataloader/loader.cpp
   double(corpus->size()) * «fraction => 0.1»)
   row(*data_.val, «batch * B + b => b», inputs
@@ -367,7 +367,7 @@ training/main.cu
 train_gpt.cu
   «choose_ffn_width(config); => ;»
   use_threads(«config.threads => 1»);
-  step % c.save_every == «0 => 1»);
+  step % c.save_every == «0 => 1» || step
   last = trouble || «complete || interrupted() => complete»;  // asked
   return «128 + interrupted() => 0»;
 training/flags/flags.cpp
@@ -389,12 +389,12 @@ training/flags/flags.cpp
   "--save-every", c.save_every, at_least(«1 => 0»)
   t.number("--rope-fraction", m.rope_fraction, between(0.0, «1.0 => 2.0»)
 training/flags/check_flags.cpp
-  «c.schedule.steps = c.steps; => ;»
+  «s.steps = c.steps; => ;»
   «c.data.seed = c.seed; => ;»
   «c.data.vocab = c.vocab; => ;»
-  if (!is_given("--min-lr")) «c.schedule.final = std::min(c.schedule.final, c.schedule.peak); => ;»
+  if (!is_given("--min-lr")) «s.final = std::min(s.final, s.peak); => ;»
   is_given(width) <= «1 => 3»,
-  require(«c.schedule.warmup <= c.steps => true»,
+  require(«s.warmup <= c.steps => true»,
   require(«!(kind == GateKind::headwise && on_output) => true»,
   require(«a.score == AttentionScore::softmax || a.sink == AttentionSink::none => true»,
   require(«!m.norm.zero_centred || m.norm.divides_by_rms() => true»,
@@ -576,7 +576,7 @@ training/trainer.cu
   «add(state.prefix, state.values); => add(state.prefix, optimizer.states[0].values);»
   steps_done_ = results_given_ = «checkpoint.step() => checkpoint.step() - 1»;
   «read(state.prefix, state.values); => read(optimizer.states[0].prefix, state.values);»
-  std::move(metadata), «config.keep => 0»);
+  std::move(metadata), «config.keep => 0», config
 training/flags/run_metadata.cpp
   «require_same_run(checkpoint->path(), checkpoint->metadata(), metadata); => ;»
 train_gpt.cu
@@ -585,7 +585,7 @@ train_gpt.cu
 training/checkpoint/checkpoint.cpp
   «kept++ < keep => kept++ <= keep») continue;
 training/evaluate.cu
-  «set_trained_context(config.model, config.source->context(), config.source->path()); => ;»
+  «set_trained_context(config.model, config.source->context(), config.source->path(),¶                        config.source->gives_first_positions()); => ;»
 training/flags/run_metadata.cpp
   if («f.shapes_the_result() => f.shapes_the_model()») metadata
   if («c.change_precision => false») leave_out_precision

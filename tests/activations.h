@@ -7,8 +7,8 @@
 
 namespace gated {
 
-// Gives the tensors of a list places in memory of the test's own, and remembers them by name. A model's tensors of one name
-// are those of its layers, in their order.
+// Gives the tensors of a list places in memory of the test's own, and remembers them by name. A model's tensors of one
+// name are those of its layers, in their order.
 class Activations {
  public:
   Activations(const TensorList& list, Context& ctx) : ctx_(ctx), memory_(ctx.device, bytes_of(list, Storage::fp32)) {

@@ -7,7 +7,8 @@
 
 namespace gated {
 
-// k different experts of E for every token. `skew`: the first few come far more often than the others, and some do not at all.
+// k different experts of E for every token. `skew`: the first few come far more often than the others, and some do not
+// at all.
 inline std::vector<int> random_experts(const DispatchShape& s, uint64_t seed, bool skew) {
   const auto draws = random_values<double>(s.M(), seed);
   std::vector<int> expert;

@@ -1,5 +1,5 @@
-// fuzz_choices: any bytes at all given as questions with endings: they are refused with a gated::Error of one line, or make
-// questions of known tokens that fill the file. The sanitizers watch.
+// fuzz_choices: any bytes at all given as questions with endings: they are refused with a gated::Error of one line, or
+// make questions of known tokens that fill the file. The sanitizers watch.
 // make fuzz READER=choices
 #include <cstdlib>
 #include <cstring>

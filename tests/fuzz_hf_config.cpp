@@ -1,6 +1,6 @@
-// fuzz_hf_config: any bytes given as a config.json or as an index of safetensors files: they are refused with a gated::Error of
-// one line, or a configuration becomes flags that the table of flags takes or refuses in the same way, and what is written of
-// them reads back as the same flags. make fuzz READER=hf_config
+// fuzz_hf_config: any bytes given as a config.json or as an index of safetensors files: they are refused with a
+// gated::Error of one line, or a configuration becomes flags that the table of flags takes or refuses in the same way,
+// and what is written of them reads back as the same flags. make fuzz READER=hf_config
 #include <unistd.h>
 
 #include <cstdlib>

@@ -1,6 +1,6 @@
-// fuzz_tokenizer: any bytes at all given as a tokenizer.json: they are refused with a gated::Error of one printable line, or any
-// text is encoded with ids of its vocabulary, which are decoded again, or is refused so too. The sanitizers watch.
-// make fuzz READER=tokenizer
+// fuzz_tokenizer: any bytes at all given as a tokenizer.json: they are refused with a gated::Error of one printable
+// line, or any text is encoded with ids of its vocabulary, which are decoded again, or is refused so too. The
+// sanitizers watch. make fuzz READER=tokenizer
 #include <cstdlib>
 
 #include "core/check.h"

@@ -1,5 +1,5 @@
-// gradient_report: what `make gradcheck` prints: one line a gradient of a test case, with the largest relative error that
-// was found over all the inputs it was checked on.
+// gradient_report: what `make gradcheck` prints: one line a gradient of a test case, with the largest relative error
+// that was found over all the inputs it was checked on.
 #pragma once
 #include <algorithm>
 #include <string>

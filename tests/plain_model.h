@@ -1,6 +1,6 @@
-// plain model: a model as plain loops in double over its weights, one sequence at a time, which writes down what the tests of
-// measures and arrays then average. It knows RMSNorm, PreAffine and GatedNorm, attention with a learned sink, a window and the
-// elementwise gate at G1, SwiGLU, tied embeddings.
+// plain model: a model as plain loops in double over its weights, one sequence at a time, which writes down what the
+// tests of measures and arrays then average. It knows RMSNorm, PreAffine and GatedNorm, attention with a learned sink,
+// a window and the elementwise gate at G1, SwiGLU, tied embeddings.
 #pragma once
 #include <cmath>
 #include <map>
@@ -52,8 +52,8 @@ struct PlainModel {
     return all;
   }
 
-  // Gives the model, and then itself, larger weights than those of the start, one dimension of the embedding far above the
-  // others, and on some tokens more.
+  // Gives the model, and then itself, larger weights than those of the start, one dimension of the embedding far above
+  // the others, and on some tokens more.
   void take_weights(Model& model) {
     std::vector<float> values = model.weights.values.download();
     for (float& x : values) x *= x == 1 ? 1 : 12;

@@ -1,4 +1,5 @@
-// ptx_kernels: kernels that a test writes in PTX, translated by ptx/translate.py and run by ptx/machine.cpp. Needs no nvcc.
+// ptx_kernels: kernels that a test writes in PTX, translated by ptx/translate.py and run by ptx/machine.cpp. Needs no
+// nvcc.
 #pragma once
 #include <algorithm>
 #include <cstdint>

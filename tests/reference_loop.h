@@ -11,8 +11,8 @@
 
 namespace gated {
 
-// Matrices and embeddings decay: what has two dimensions, or three for the experts', but for the experts' biases, a gate's theta
-// and the key and value of a kv bias.
+// Matrices and embeddings decay: what has two dimensions, or three for the experts', but for the experts' biases, a
+// gate's theta and the key and value of a kv bias.
 inline bool decays_by_its_shape(const Parameter& p) {
   return p.shape.size() >= 2 && !p.name.ends_with("bias") && !p.name.ends_with("theta") &&
          p.name.find("kv_bias") == std::string::npos;

@@ -19,8 +19,8 @@ std::string refusal(Call call) {
 // The call is refused in one line that holds these parts.
 #define CHECK_REFUSED(call, ...) CHECK(one_line(::gated::refusal([&] { (void)(call); }), {__VA_ARGS__}))
 
-// What both refuse with, each under its own name: "name: what is wrong". The message of the first; "" where one of them ends
-// well or they say different things.
+// What both refuse with, each under its own name: "name: what is wrong". The message of the first; "" where one of them
+// ends well or they say different things.
 template <class Forward, class Backward>
 std::string refusal_of_both(Forward forward, Backward backward) {
   const std::string first = refusal(forward), second = first.empty() ? "" : refusal(backward);

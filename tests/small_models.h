@@ -1,5 +1,5 @@
-// small_models: every variant of the model, small enough for the emulator, odd enough to find a wrong edge. Each is the line
-// of flags that a user would type.
+// small_models: every variant of the model, small enough for the emulator, odd enough to find a wrong edge. Each is the
+// line of flags that a user would type.
 #pragma once
 #include <string>
 #include <vector>

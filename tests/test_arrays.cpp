@@ -1,4 +1,5 @@
-// arrays: each against plain loops in double over a model's weights, the same bits on every device, and the file that they end in.
+// arrays: each against plain loops in double over a model's weights, the same bits on every device, and the file that
+// they end in.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,5 +1,5 @@
-// bf16: whole runs with --precision=bf16: the same bits on cpu and kernels, near those of fp32; G1 inside attention; masters and
-// their copies; a run that goes on in the other precision.
+// bf16: whole runs with --precision=bf16: the same bits on cpu and kernels, near those of fp32; G1 inside attention;
+// masters and their copies; a run that goes on in the other precision.
 #include <filesystem>
 
 #include "core/philox.cuh"

@@ -1,6 +1,6 @@
-// cached_model: sequences that grow token by token, with a cache, have the logits of a forward over all of their tokens, bit for
-// bit: every small model, cut after a first, an odd and many tokens, one sequence and several, windows that slide, and
-// chunks of the gated delta rule.
+// cached_model: sequences that grow token by token, with a cache, have the logits of a forward over all of their
+// tokens, bit for bit: every small model, cut after a first, an odd and many tokens, one sequence and several, windows
+// that slide, and chunks of the gated delta rule.
 #include "layers/model.h"
 
 #include "tests/harness.h"

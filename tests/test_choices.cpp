@@ -1,5 +1,6 @@
-// choices: what a file of questions holds and which files are refused; the losses of endings beside sums of log-softmax in
-// double, on the CPU and on kernels; and which ending is chosen. The program and scripts/tokenize.py, as a user runs them.
+// choices: what a file of questions holds and which files are refused; the losses of endings beside sums of log-softmax
+// in double, on the CPU and on kernels; and which ending is chosen. The program and scripts/tokenize.py, as a user runs
+// them.
 #include <cmath>
 #include <cstring>
 #include <fstream>

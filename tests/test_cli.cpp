@@ -137,8 +137,8 @@ TEST_CASE("cli: a run prints a header, a line a step, a validation, a sample and
   REQUIRE(fingerprint_of(train(f, small("--seed=2"))) != fingerprint_of(o));
 }
 
-// Copies of weights at the start, for the fingerprint or for a checkpoint would show: they are a tenth of the first model. Of the
-// second, what threads keep to pack wide matrices is a twentieth.
+// Copies of weights at the start, for the fingerprint or for a checkpoint would show: they are a tenth of the first
+// model. Of the second, what threads keep to pack wide matrices is a twentieth.
 // Of the third, old workspaces that stay beside new ones would be a thirtieth.
 TEST_CASE("cli: the memory that it announces is the memory that it takes, within 2 %", "[cli]") {
   for (const char* model :
@@ -317,8 +317,8 @@ TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not b
 
 namespace {
 
-// What a terminal shows that breaks long lines into rows and, when its width changes, breaks them anew, as most do. Its lines
-// are kept whole; the cursor is a place in the last one.
+// What a terminal shows that breaks long lines into rows and, when its width changes, breaks them anew, as most do. Its
+// lines are kept whole; the cursor is a place in the last one.
 class Terminal {
  public:
   std::vector<std::string> lines{""};
@@ -739,8 +739,8 @@ TEST_CASE("cli: a log that cannot be written stops nothing, and loses no line wh
   CHECK(waited_for(first, f / "run/step_00000003.safetensors", "gated.format"));
   kill(first, SIGINT);
   ended(finish(f, first), 128 + SIGINT);
-  // Lines that a resumed run keeps make the log larger than a checkpoint. A limit on file size then stops the log alone, in
-  // the middle of a line.
+  // Lines that a resumed run keeps make the log larger than a checkpoint. A limit on file size then stops the log
+  // alone, in the middle of a line.
   std::ofstream lines(log, std::ios::app);
   for (int i = 0; i < 30000; i++) lines << "{\"step\":1,\"validation_loss\":1.0}\n";
   lines.close();

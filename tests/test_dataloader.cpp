@@ -175,7 +175,8 @@ TEST_CASE("data: its hash is of the content: a copy has the same, other content 
   CHECK(synthetic.train->content_hash() != other_seed.train->content_hash());
   CHECK(hash("bigram-backcopy:" + text) != hash("bigram-backcopy:" + folder.write("e.txt", "some other\n")));
 
-  // Shards: size, order and a sample of blocks. The first, the last and one between are in it; a small shard is as a whole.
+  // Shards: size, order and a sample of blocks. The first, the last and one between are in it; a small shard is as a
+  // whole.
   const auto shards = [&](const std::vector<uint16_t>& first, const std::vector<uint16_t>& second) {
     return hash(folder.write("x_0.bin", shard_bytes(first)) + "," + folder.write("x_1.bin", shard_bytes(second)));
   };

@@ -1,5 +1,5 @@
-// find_tokenizer: with --tokenizer, or with one beside the model, samples are text, prompts are text, and the file goes where the
-// model goes. Runs the program in the current folder.
+// find_tokenizer: with --tokenizer, or with one beside the model, samples are text, prompts are text, and the file goes
+// where the model goes. Runs the program in the current folder.
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>

@@ -1,6 +1,6 @@
-// floors: which folder may include which. train_gpt.cu -> training -> layers -> kernels and dataloader -> core: nothing points
-// back up, and no two files include each other. ptx stands beside them: it knows the model of a tensor core, and nothing knows it.
-// A floor may have rooms, which stand in an order too.
+// floors: which folder may include which. train_gpt.cu -> training -> layers -> kernels and dataloader -> core: nothing
+// points back up, and no two files include each other. ptx stands beside them: it knows the model of a tensor core, and
+// nothing knows it. A floor may have rooms, which stand in an order too.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>

@@ -69,8 +69,8 @@ const Line lines[] = {
     {"--ffn=swiglu-clamped", plain, sees, norms},
     {"--ffn=gelu", plain - 4 * 384 * 128, sees, norms},
     {"--ffn=polynorm", plain - 4 * 384 * 128, sees, norms + 4 * 4},
-    // Projections to 64 + 64 + 128 of q, k, v, to 128 of z, to 8 of b and a, and back; 4 taps for each of 256 channels and
-    // three products with a state of 32 x 32 in each of 4 heads; A_log and dt_bias of 4 heads, the norm of a head.
+    // Projections to 64 + 64 + 128 of q, k, v, to 128 of z, to 8 of b and a, and back; 4 taps for each of 256 channels
+    // and three products with a state of 32 x 32 in each of 4 heads; A_log and dt_bias of 4 heads, the norm of a head.
     {"--mixer=gated-delta", 4 * (linear_weights + ffn) + embed, 4 * rule, 9 * 128 + 4 * (256 * 4 + 8 + 32)},
     {"--mixer=hybrid", 3 * linear_weights + attention_weights + 4 * ffn + embed, 3 * rule + 128 * 64,
      9 * 128 + 3 * (256 * 4 + 8 + 32) + 2 * 32},
@@ -78,8 +78,8 @@ const Line lines[] = {
     {"--mixer=hybrid --layers=8 --window=32 --window-layers=even",
      6 * linear_weights + 2 * attention_weights + 8 * ffn + embed, 6 * rule + 128 * 28 + 128 * 64,
      17 * 128 + 6 * (256 * 4 + 8 + 32) + 4 * 32},
-    // A token meets all of the router, the shared expert and its gate, and k of E experts. Biases and PolyNorm's weights are in
-    // no product.
+    // A token meets all of the router, the shared expert and its gate, and k of E experts. Biases and PolyNorm's
+    // weights are in no product.
     {"--experts=8", without_ffn + 4 * (8 * 128 + 2 * expert), sees, norms, 4 * 6 * expert},
     {"--experts=8 --experts-per-token=3 --expert-hidden=64", without_ffn + 4 * (8 * 128 + 3 * expert / 3), sees, norms,
      4 * 5 * expert / 3},

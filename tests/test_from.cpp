@@ -1,4 +1,5 @@
-// --from: a run of ./train as the start of another, or as what --evaluate looks at. Runs the program in the current folder.
+// --from: a run of ./train as the start of another, or as what --evaluate looks at. Runs the program in the current
+// folder.
 #include <cmath>
 #include <regex>
 

@@ -1,5 +1,5 @@
-// from_matrix: every architecture that --from reads, under every flag that changes a model, alone and in pairs: the model is
-// loaded, every number of the files in one place of it, or it is refused with the name of the flag.
+// from_matrix: every architecture that --from reads, under every flag that changes a model, alone and in pairs: the
+// model is loaded, every number of the files in one place of it, or it is refused with the name of the flag.
 #include <optional>
 
 #include "core/philox.cuh"
@@ -189,7 +189,8 @@ TEST_CASE("from_matrix: what the flags of an issue once did in silence names the
   refused("released gates, elementwise", "--attn=g5", "--attn=g5");
   // The scores are those of the output of attention, whatever else has as many.
   refused("qwen3_next", "--attn=g4", "--attn=g4");
-  // As many numbers in every tensor, in another order; neither flag is to blame by itself where both are needed for that.
+  // As many numbers in every tensor, in another order; neither flag is to blame by itself where both are needed for
+  // that.
   refused("qwen3_next", "--linear-key-heads=1 --linear-key-dim=10", "--linear-key-heads=1, --linear-key-dim=10");
   refused("released gates, elementwise", "--kv-heads=1 --head-dim=6", "--kv-heads=1");
   refused("llama", "--tied=on", "--tied=on");

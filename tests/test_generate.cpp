@@ -1,5 +1,5 @@
-// generate: what a model writes after a prompt is what a plain loop over whole forwards draws, within the context and after it;
-// characters are printed whole; and the program says so. Runs the program in the current folder.
+// generate: what a model writes after a prompt is what a plain loop over whole forwards draws, within the context and
+// after it; characters are printed whole; and the program says so. Runs the program in the current folder.
 #include "training/text/generate.h"
 
 #include <csignal>
@@ -80,7 +80,8 @@ TEST_CASE("generate: samples are those of a plain loop over whole forwards, afte
 TEST_CASE("generate: a character is printed when all of its bytes are there", "[generate]") {
   std::vector<std::string> pieces;
   TokenPrinter bytes(true, [&](const std::string& piece) { pieces.push_back(piece); });
-  // a, a two-byte and a four-byte character, the beginning of one that another letter ends, a byte that begins none, a cut one
+  // a, a two-byte and a four-byte character, the beginning of one that another letter ends, a byte that begins none, a
+  // cut one
   for (const int token : {0x61, 0xc3, 0xa9, 0xf0, 0x9f, 0x98, 0x80, 0xe2, 0x62, 0xff, 0xe2, 0x82}) bytes.add(token);
   const std::vector<std::string> whole = {"a", "\u00e9", "\U0001f600", "\\xe2b", "\\xff"};
   REQUIRE(pieces == whole);

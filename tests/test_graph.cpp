@@ -1,5 +1,5 @@
-// graph: what is recorded and repeated is what is launched anew each time, to the bit: single operations, and whole runs of every
-// kind of layer, with all that may come between two steps. And what cannot be recorded is refused.
+// graph: what is recorded and repeated is what is launched anew each time, to the bit: single operations, and whole
+// runs of every kind of layer, with all that may come between two steps. And what cannot be recorded is refused.
 #include "core/graph.cuh"
 
 #include <filesystem>
@@ -181,7 +181,8 @@ bool was_repeated(Model& model) {
 }
 
 // Eight steps, and between them all that a run may do: a validation, one that is measured, logits of another length,
-// generation with a cache, a checkpoint that is written and one that is gone back to. What each of them says, to the bit.
+// generation with a cache, a checkpoint that is written and one that is gone back to. What each of them says, to the
+// bit.
 std::vector<float> eventful_run(const Config& config, bool graphs, size_t& steps_repeated) {
   Context ctx(kernel_device);
   if (graphs) ctx.use_graphs();

@@ -11,7 +11,8 @@ using namespace gated;
 
 namespace {
 
-// Models that are known by name: their sizes, as their config.json says them, and how many parameters transformers counts.
+// Models that are known by name: their sizes, as their config.json says them, and how many parameters transformers
+// counts.
 json published(const std::string& name) {
   for (const json& model : read_fixtures("published_configs.json"))
     if (model.at("name") == name) return model.at("config");

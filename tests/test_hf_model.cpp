@@ -1,5 +1,5 @@
-// hf_model: folders of transformers read and written. tests/fixtures/hf_models.json, made by scripts/make_models.py, says what
-// transformers' own models compute with weights that both sides make.
+// hf_model: folders of transformers read and written. tests/fixtures/hf_models.json, made by scripts/make_models.py,
+// says what transformers' own models compute with weights that both sides make.
 #include <omp.h>
 #include <signal.h>
 #include <sys/file.h>

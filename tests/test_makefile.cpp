@@ -1,5 +1,5 @@
-// makefile: what was built with other flags is built again, and nothing else. Programs that only write down what they are asked
-// for stand in for the compilers.
+// makefile: what was built with other flags is built again, and nothing else. Programs that only write down what they
+// are asked for stand in for the compilers.
 #include "tests/script.h"
 
 using namespace gated;

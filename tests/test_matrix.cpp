@@ -1,6 +1,6 @@
 // matrix: every named value of the model's flags, some numbers, and every pair of them that is not refused, in a run
-// of a few steps: the same bits on cpu and kernels, finite, learning, the same after saving and loading, and with a cache the
-// logits of the whole forward.
+// of a few steps: the same bits on cpu and kernels, finite, learning, the same after saving and loading, and with a
+// cache the logits of the whole forward.
 #include "core/philox.cuh"
 #include "tests/compare.h"
 #include "tests/refusal.h"
@@ -102,8 +102,8 @@ Lines covering_lines(const std::vector<Factor>& all) {
   return lines;
 }
 
-// Does the loss of one batch fall when the weights go down its gradient, eight times a short way? (Without the losses of routers,
-// which are not in it and would choose the way.)
+// Does the loss of one batch fall when the weights go down its gradient, eight times a short way? (Without the losses
+// of routers, which are not in it and would choose the way.)
 bool learns(ModelConfig config, Context& ctx) {
   config.moe.balance = config.moe.z = 0;
   const size_t T = config.context;

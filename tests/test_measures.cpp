@@ -1,5 +1,5 @@
-// measures: each figure on activations made by hand, a model against plain loops in double over its own weights, and the same
-// bits on every device.
+// measures: each figure on activations made by hand, a model against plain loops in double over its own weights, and
+// the same bits on every device.
 #include <algorithm>
 #include <cmath>
 #include <functional>

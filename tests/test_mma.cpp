@@ -1,6 +1,6 @@
-// mma: the arithmetic of tensor cores against values that MMA-Sim computed (arXiv 2511.10909), that GPUs gave (arXiv 2512.07004),
-// and against sums by hand; its vector form against the definition, bit for bit; the instructions' twins on the emulator, or the
-// instructions on a GPU. What the fixture holds: scripts/make_mma_fixture.py
+// mma: the arithmetic of tensor cores against values that MMA-Sim computed (arXiv 2511.10909), that GPUs gave (arXiv
+// 2512.07004), and against sums by hand; its vector form against the definition, bit for bit; the instructions' twins
+// on the emulator, or the instructions on a GPU. What the fixture holds: scripts/make_mma_fixture.py
 #include "core/mma.cuh"
 
 #include <cfloat>
@@ -81,7 +81,8 @@ struct Ranges {
   }
 };
 
-// One instruction by the definition and by vectors, for three rows and `lanes` columns. One c in four nearly cancels the products.
+// One instruction by the definition and by vectors, for three rows and `lanes` columns. One c in four nearly cancels
+// the products.
 template <MmaArithmetic arithmetic>
 std::string compare_lanes(Random& random) {
   constexpr size_t rows = 3;
@@ -153,8 +154,9 @@ __global__ void one_mma(float* d, const bf16* a, const bf16* b, const float* c) 
   for (unsigned j = 0; j < 4; j++) d[(g + j / 2 * 8) * 8 + 2 * t + j % 2] = sum.x[j];
 }
 
-// One instruction if a term that is zero had an exponent too, with -126 for a zero among its factors. (Tiles of another version of
-// MMA-Sim want that; no measured output of a GPU decides it.) Two tiny terms that cancel stand in the place of such a zero.
+// One instruction if a term that is zero had an exponent too, with -126 for a zero among its factors. (Tiles of another
+// version of MMA-Sim want that; no measured output of a GPU decides it.) Two tiny terms that cancel stand in the place
+// of such a zero.
 float mma_if_zeros_count(float c, const bf16* a, const bf16* b, MmaArithmetic arithmetic) {
   const bf16 least(std::ldexp(1.0f, -126));
   const auto step = [&](float sum, size_t first, size_t depth, int F) {
@@ -200,9 +202,9 @@ struct Section {
   }
 };
 
-// The instruction against the definition on random tiles: ten million outputs on a GPU. One c in four nearly cancels the products.
-// The outputs in three parts, so that what is doubtful hides nothing: in `tiny` are those that are subnormal or that a zero with an
-// exponent would change, in `special` those of infinities and NaN.
+// The instruction against the definition on random tiles: ten million outputs on a GPU. One c in four nearly cancels
+// the products. The outputs in three parts, so that what is doubtful hides nothing: in `tiny` are those that are
+// subnormal or that a zero with an exponent would change, in `special` those of infinities and NaN.
 void random_tiles(Context& ctx, MmaArithmetic arithmetic) {
   const size_t count = ctx.device == Device::cuda ? 10'000'000 / 128 : 100;
   Random random{0x9E3779B97F4A7C15};
@@ -325,8 +327,8 @@ TEST_CASE("mma: what is cut, by hand", "[mma]") {
     // What is left of a sum may be nothing: that is +0 too.
     REQUIRE(float_bits(one_product(0, std::ldexp(-1.0f, -75), std::ldexp(1.0f, -75), arithmetic)) == 0);
 
-    // A zero changes no bit, whatever it is multiplied by; without it products of 2^-151 count, which no float can hold.
-    // (Of Ampere's second step they are cut: its c is not 0.)
+    // A zero changes no bit, whatever it is multiplied by; without it products of 2^-151 count, which no float can
+    // hold. (Of Ampere's second step they are cut: its c is not 0.)
     for (size_t k = 0; k < mma_depth; k++)
       a[k] = bf16(k % 2 ? std::ldexp(1.0f, -76) : 0), b[k] = bf16(std::ldexp(1.0f, k % 2 ? -75 : 100));
     const float tiny_sum = std::ldexp(1.0f, arithmetic == hopper ? -148 : -149);

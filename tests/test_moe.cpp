@@ -1,6 +1,6 @@
-// moe: the layer against its experts computed one by one; one expert against the dense FFN; what the order of experts and the
-// tokens beside a token change; the losses of the router, what they count over micro-batches, and their gradient; the report.
-// (The layer against transformers: tests/test_fixtures.cpp.)
+// moe: the layer against its experts computed one by one; one expert against the dense FFN; what the order of experts
+// and the tokens beside a token change; the losses of the router, what they count over micro-batches, and their
+// gradient; the report. (The layer against transformers: tests/test_fixtures.cpp.)
 #include "layers/moe.cuh"
 
 #include <cmath>
@@ -277,7 +277,8 @@ TEST_CASE("moe: the layer is its experts computed one by one, to the last bit", 
 }
 
 TEST_CASE("moe: one expert, which every token takes whole, is the dense FFN to the last bit", "[bitwise]") {
-  // (With --norm-placement=post, dx joins a gradient that is there: a dense FFN adds the products of gate and up one by one.)
+  // (With --norm-placement=post, dx joins a gradient that is there: a dense FFN adds the products of gate and up one by
+  // one.)
   const int threads = omp_get_max_threads();
   omp_set_num_threads(1);   // next to no work: waking a second thread costs more than it does
   bool renormalise = true;  // either way the weight is 1
@@ -354,8 +355,8 @@ TEST_CASE("moe: experts in another order give the same bits, where sums over exp
     Floats y, dx, other_y, other_dx;
     Named gradients, others;
     run([](size_t e) { return e; }, y, dx, gradients);
-    // Softmax adds experts up as a tree: with e xor m the two sides of a fork change places, and no bit changes. dx alone is a
-    // sum over experts one after the other.
+    // Softmax adds experts up as a tree: with e xor m the two sides of a fork change places, and no bit changes. dx
+    // alone is a sum over experts one after the other.
     for (const size_t m : {1, 3, 4, 6}) {
       run([&](size_t e) { return e ^ m; }, other_y, other_dx, others);
       REQUIRE_BITWISE(y, other_y);

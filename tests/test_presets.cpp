@@ -46,8 +46,8 @@ const char* const linear_2b_only =
 const char* const linear_2b_hybrid =
     "--mixer=hybrid --attention-every=4 --linear-key-heads=8 --linear-value-heads=16 --linear-key-dim=128 "
     "--linear-value-dim=128";
-// What a linear layer has more than one with attention: q, k and v; z and the output; b and a; the convolution; A_log and
-// dt_bias; the norm of a head. Less q and the output, k and v, QK-norm.
+// What a linear layer has more than one with attention: q, k and v; z and the output; b and a; the convolution; A_log
+// and dt_bias; the norm of a head. Less q and the output, k and v, QK-norm.
 constexpr size_t linear_more =
     (2048 * 4096 + 2 * 2048 * 2048 + 2048 * 32 + 4 * 4096 + 32 + 128) - (2 * 2048 * 2048 + 2 * 512 * 2048 + 512);
 
@@ -92,7 +92,8 @@ const Published published[] = {
     {"p1-1.7b-48l", 48, 2048, 16, 8, 128, 2730, 4096, 151936, "", 1720465408},
     // 151936*2048 + 28*(2*2048*2048 + 2*512*2048 + 512 + 3*2048*6144 + 2*2048) + 2048
     {"p2-2b", 28, 2048, 8, 2, 256, 6144, 4096, 151936, "", 1661861888},
-    // Linear layers with the heads of the 7B column, which has the same hidden width: 8 for q and k, 16 for v, 128 wide.
+    // Linear layers with the heads of the 7B column, which has the same hidden width: 8 for q and k, 16 for v, 128
+    // wide.
     {"p2-2b-linear", 28, 2048, 8, 2, 256, 6144, 4096, 151936, linear_2b_only, 1661861888 + 28 * linear_more},
     {"p2-2b-hybrid", 28, 2048, 8, 2, 256, 6144, 4096, 151936, linear_2b_hybrid, 1661861888 + 21 * linear_more},
     {"p1-15a2b", 24, 2048, 32, 4, 128, 6144, 4096, 151936, p1_15a2b, p1_moe(128), p1_moe(8)},

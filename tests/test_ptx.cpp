@@ -1,5 +1,6 @@
-// The machine that runs PTX (ptx/machine.h) on kernels written here: memory, what the lanes of a warp do together, copies that arrive
-// late. Expectations are the PTX ISA's (9.0). Arithmetic: tests/test_ptx_arithmetic.cpp; faults: tests/test_ptx_faults.cpp.
+// The machine that runs PTX (ptx/machine.h) on kernels written here: memory, what the lanes of a warp do together,
+// copies that arrive late. Expectations are the PTX ISA's (9.0). Arithmetic: tests/test_ptx_arithmetic.cpp; faults:
+// tests/test_ptx_faults.cpp.
 #include <unistd.h>
 
 #include <array>
@@ -16,7 +17,8 @@ using ptx::Fault;
 
 // ---- memory
 
-// Each type, alone and as a vector, through each space: global to registers, to the space, back to other registers, to global.
+// Each type, alone and as a vector, through each space: global to registers, to the space, back to other registers, to
+// global.
 struct Form {
   std::string kind;
   unsigned bytes, n;

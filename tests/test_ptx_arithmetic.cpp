@@ -1,5 +1,6 @@
-// Arithmetic in PTX (ptx/translate.py, ptx/thread.h): every form on special and random operands, and on all of 16 bits. What is
-// expected is computed here from the words of the PTX ISA (9.0), not by what thread.h has for it: two readings meet.
+// Arithmetic in PTX (ptx/translate.py, ptx/thread.h): every form on special and random operands, and on all of 16 bits.
+// What is expected is computed here from the words of the PTX ISA (9.0), not by what thread.h has for it: two readings
+// meet.
 #include <bit>
 #include <cmath>
 #include <functional>
@@ -177,7 +178,8 @@ Word computed(float x) {
   return is_nan(x) ? nan_bits : bits_of(x);
 }
 
-// a b + c with one rounding. A sum of 113 bits that is not exact is made odd: then its rounding to 24 bits is that of the exact sum.
+// a b + c with one rounding. A sum of 113 bits that is not exact is made odd: then its rounding to 24 bits is that of
+// the exact sum.
 float fused(float a, float b, float c) {
   using Q = __float128;
   const Q product = Q(a) * Q(b), sum = product + Q(c), back = sum - product;

@@ -1,5 +1,5 @@
-// What the machine that runs PTX (ptx/machine.h) reports and refuses: accesses outside of what is there, threads that wait for one
-// another, forms that are not known, races; and the orders in which threads run.
+// What the machine that runs PTX (ptx/machine.h) reports and refuses: accesses outside of what is there, threads that
+// wait for one another, forms that are not known, races; and the orders in which threads run.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// CUDA's runtime as the host sees it, over a machine that this file plays: what runs when, what is refused and how, captures, and
-// what a program that breaks a rule ends with. (It is linked without ptx/machine.cpp.)
+// CUDA's runtime as the host sees it, over a machine that this file plays: what runs when, what is refused and how,
+// captures, and what a program that breaks a rule ends with. (It is linked without ptx/machine.cpp.)
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>

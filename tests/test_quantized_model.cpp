@@ -1,5 +1,5 @@
-// quantized_model: which weights of a model are rounded, what its linear layers then compute, and SmoothQuant, which before that
-// must change nothing.
+// quantized_model: which weights of a model are rounded, what its linear layers then compute, and SmoothQuant, which
+// before that must change nothing.
 #include <cmath>
 #include <map>
 #include <regex>
@@ -235,8 +235,8 @@ TEST_CASE("smoothquant: powers of two leave every bit of the loss", "[bitwise]")
 
 // A weight after the fold is the exact one times 1 + e, |e| <= 2^-24; in a zero-centred norm, whose weight near
 // -1 is stored with an error of its own size, |e| <= 2^-24 (1 + s). So the exact loss moves by no more than
-// loss_moved_by(2^-24), to the first order. Beside that, both losses were computed with other roundings: the arithmetic of
-// a forward over these small models is good to a few 2^-24 of the loss.
+// loss_moved_by(2^-24), to the first order. Beside that, both losses were computed with other roundings: the arithmetic
+// of a forward over these small models is good to a few 2^-24 of the loss.
 TEST_CASE("smoothquant: leaves the loss within rounding") {
   for (const std::string& flags : smoothed_models()) {
     INFO(flags);

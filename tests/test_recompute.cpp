@@ -1,5 +1,5 @@
-// recompute: what the backward computes again is what the forward had: whole runs, measures, checkpoints and generation have
-// the bits that they have where everything is kept, in less memory.
+// recompute: what the backward computes again is what the forward had: whole runs, measures, checkpoints and generation
+// have the bits that they have where everything is kept, in less memory.
 #include <omp.h>
 
 #include <filesystem>
@@ -19,8 +19,8 @@ const std::vector<Recompute>& savings() {
   return all;
 }
 
-// A block between others is the one whose activations are overwritten on both sides. Of small_models() with three layers, and
-// some in bf16.
+// A block between others is the one whose activations are overwritten on both sides. Of small_models() with three
+// layers, and some in bf16.
 const std::vector<std::string>& variants() {
   static const std::vector<std::string> lines = [] {
     std::vector<std::string> all = small_models();

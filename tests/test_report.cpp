@@ -1,5 +1,5 @@
-// report: what scripts/report.py shows of runs, and what it refuses. The runs are made here: a log, and arrays of chosen
-// numbers. Needs a python3 with matplotlib; without one it warns.
+// report: what scripts/report.py shows of runs, and what it refuses. The runs are made here: a log, and arrays of
+// chosen numbers. Needs a python3 with matplotlib; without one it warns.
 #include <algorithm>
 #include <bit>
 #include <functional>
@@ -272,8 +272,8 @@ TEST_CASE("report: of runs that ./train wrote every figure and every column is t
   }
   const Said o = ended(f.report("all preaffine --pictures=pictures"));
 
-  // What a page can be made of, all of it written by one of the two; and what it was made of. No dimension stands out in models
-  // that hardly began.
+  // What a page can be made of, all of it written by one of the two; and what it was made of. No dimension stands out
+  // in models that hardly began.
   f.write("check.py", R"py(
 import json, os
 from reporting.catalogue import SECTIONS
@@ -383,7 +383,8 @@ TEST_CASE("report: what is no run, or half of one, is refused in a line", "[repo
   if (python.empty()) return;
   const Runs f;
   const Run good;
-  // Folders, and what is said of each. One python reads them all: to start one takes longer than to read a hundred runs.
+  // Folders, and what is said of each. One python reads them all: to start one takes longer than to read a hundred
+  // runs.
   std::vector<std::pair<std::vector<std::string>, std::string>> bad;
   const auto refused_log = [&](const std::string& text, const std::string& said) {
     const std::string name = format("log%zu", bad.size());

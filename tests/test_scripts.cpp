@@ -1,5 +1,5 @@
-// scripts: what watches over the compiled kernels and over a GPU, on input made here: planted PTX, planted words of ptxas,
-// and programs that answer as nvidia-smi and compute-sanitizer would.
+// scripts: what watches over the compiled kernels and over a GPU, on input made here: planted PTX, planted words of
+// ptxas, and programs that answer as nvidia-smi and compute-sanitizer would.
 #include <nlohmann/json.hpp>
 
 #include "tests/script.h"
@@ -187,7 +187,8 @@ struct FakeGpu : Folder {
     program("cuda/bin/compute-sanitizer",
             "[ \"$5\" = ./test_round ] || echo \"$2 $5 $6 fill=${GATED_FILL:-on}\" >>asked\n"
             "[ \"$5\" != \"$(cat fails 2>/dev/null)\" ]");
-    // Of README's runs the fingerprint that it names. What gpu_program.py runs: a checkpoint, and what it wants refused.
+    // Of README's runs the fingerprint that it names. What gpu_program.py runs: a checkpoint, and what it wants
+    // refused.
     program("train", R"(case $1 in --device=cpu) echo train $* >>asked;; esac
 case $* in *--graph*) [ -e text.txt ] || echo $* >>graphs;; esac
 case $* in *=20\ *--attn=g1\ --sample-tokens=0) weights=104e50215c21fe39;;
@@ -241,8 +242,8 @@ echo fingerprint of the weights: ${weights:-0123})");
   NEEDS("python3 --version", "python3", "scripts/gpu_check.py"); \
   const FakeGpu f
 
-// Three tests, one of cuBLAS, thirteen runs, four cases of the program and one refusal, which write nothing here, two parts of the
-// benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
+// Three tests, one of cuBLAS, thirteen runs, four cases of the program and one refusal, which write nothing here, two
+// parts of the benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
 constexpr size_t without_sanitizer = 3 + 1 + 13 + 5 + 2, all_checks = without_sanitizer + 4 * 3,
                  asked_by_all = all_checks - 5 - 4;
 std::string passed(size_t n, size_t failed) {

@@ -1,5 +1,5 @@
-// tables: scripts/tables.py runs the papers' rows and compares. Figures are held to runs of ./train by hand, comparisons to
-// sums done by hand. Needs python3; without one it warns.
+// tables: scripts/tables.py runs the papers' rows and compares. Figures are held to runs of ./train by hand,
+// comparisons to sums done by hand. Needs python3; without one it warns.
 #include <nlohmann/json.hpp>
 #include <sstream>
 

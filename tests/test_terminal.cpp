@@ -1,4 +1,5 @@
-// terminal: text that fits a width. (What a terminal shows of a run, also when it is made narrower: tests/test_cli.cpp.)
+// terminal: text that fits a width. (What a terminal shows of a run, also when it is made narrower:
+// tests/test_cli.cpp.)
 #include <sstream>
 
 #include "tests/catch.h"

@@ -1,5 +1,5 @@
-// tokenize_script: what scripts/tokenize.py makes of texts: shards that the loader reads, of the tokens that stand for those texts.
-// Needs a python3 with the tokenizers library; without one it warns.
+// tokenize_script: what scripts/tokenize.py makes of texts: shards that the loader reads, of the tokens that stand for
+// those texts. Needs a python3 with the tokenizers library; without one it warns.
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -30,8 +30,8 @@ std::vector<int32_t> tokens_of(const std::string& spec) {
   return tokens;
 }
 
-// The bytes that tokens of a byte-level BPE stand for, and "|" for the end of text. Of ASCII text: GPT-2 writes a space as
-// U+0120, a newline as U+010A.
+// The bytes that tokens of a byte-level BPE stand for, and "|" for the end of text. Of ASCII text: GPT-2 writes a space
+// as U+0120, a newline as U+010A.
 std::string text_of(const std::vector<int32_t>& tokens, const std::string& tokenizer) {
   const nlohmann::json vocab = nlohmann::json::parse(tokenizer)["model"]["vocab"];
   std::vector<std::string> words(vocab.size());

@@ -184,7 +184,8 @@ TEST_CASE("trainer: the gradient's norm by layer, before clipping, against AdamW
 }
 
 TEST_CASE("trainer: every flag that shapes the result changes the weights", "[trainer]") {
-  // A value other than the default for each; what is left out has its own test, or names the data and the model's sizes.
+  // A value other than the default for each; what is left out has its own test, or names the data and the model's
+  // sizes.
   std::map<std::string, std::string> other;
   for (const std::string& word : words_of(
            "--norm-eps=0.1 --norm-rank=2 --norm-gate-scale=2 --dyt-alpha=0.9 --attention-every=2 "

@@ -7,8 +7,8 @@
 
 namespace gated {
 
-// What a test puts between the rows: NaN where they are read, where it would show in what is computed from it, and 7 where they
-// are written, which gather_rows() looks for.
+// What a test puts between the rows: NaN where they are read, where it would show in what is computed from it, and 7
+// where they are written, which gather_rows() looks for.
 constexpr float between_inputs = NAN, between_outputs = 7;
 
 // `rows` rows `stride` elements apart, each with a row of x from its element `at` on.

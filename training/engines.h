@@ -1,5 +1,5 @@
-// engines: what multiplies the matrices of a run: the project's own kernels, cuBLASLt, or the tensor cores of one generation;
-// and whether its launches are recorded.
+// engines: what multiplies the matrices of a run: the project's own kernels, cuBLASLt, or the tensor cores of one
+// generation; and whether its launches are recorded.
 #pragma once
 #include "training/flags/config.h"
 

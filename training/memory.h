@@ -17,7 +17,8 @@ struct TrainingMemory {
 // For batches of B sequences of T tokens, on a device.
 TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t micro_batches, Device device);
 
-// The scratch that the operations of training take from a Context: forward, backward and update of `model`, planned for its batch.
+// The scratch that the operations of training take from a Context: forward, backward and update of `model`, planned for
+// its batch.
 size_t training_scratch(const Model& model, Device device);
 
 }  // namespace gated

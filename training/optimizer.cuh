@@ -1,11 +1,11 @@
 // optimizer: AdamW over every parameter, with the gradient of a step summed over its micro-batches.
 //
-// Each micro-batch's gradient is computed from zero and then added, in ascending order, so that a micro-batch adds the same bits
-// wherever it stands in the step.
+// Each micro-batch's gradient is computed from zero and then added, in ascending order, so that a micro-batch adds the
+// same bits wherever it stands in the step.
 //
-// What is AdamW's stands here and nowhere else: the states that it keeps, the tables that it reads, its update. Checkpoints, memory
-// and the run's header ask for them by name or in bytes. Its settings are flags (training/flags/flags.cpp).
-// tests/test_trainer.cpp
+// What is AdamW's stands here and nowhere else: the states that it keeps, the tables that it reads, its update.
+// Checkpoints, memory and the run's header ask for them by name or in bytes. Its settings are flags
+// (training/flags/flags.cpp). tests/test_trainer.cpp
 #pragma once
 #include "kernels/adamw.h"
 #include "kernels/gradient.h"
@@ -17,8 +17,8 @@ namespace gated {
 class Optimizer {
  public:
   static constexpr const char* name = "AdamW";
-  // What it keeps from step to step: of every parameter an array of the same shape, which starts at 0. Together they are a flat
-  // buffer, as the weights are. A checkpoint names them by prefix and parameter.
+  // What it keeps from step to step: of every parameter an array of the same shape, which starts at 0. Together they
+  // are a flat buffer, as the weights are. A checkpoint names them by prefix and parameter.
   struct State {
     std::string prefix;
     Buffer<float> values;
@@ -46,8 +46,8 @@ class Optimizer {
     if (total_.size()) accumulate_gradient(total_.data(), weights_.grads.data(), total_.size(), ctx_);
   }
 
-  // What the updates from here on are told goes up to the device. The gradient is scaled down to a norm of `clip` where its norm
-  // is larger.
+  // What the updates from here on are told goes up to the device. The gradient is scaled down to a norm of `clip` where
+  // its norm is larger.
   void set_step(AdamWHyperparameters settings, float learning_rate, size_t step, float clip) {
     settings.learning_rate = learning_rate;
     plan_.set_step(adamw_at_step(settings, step, clip), ctx_);
@@ -60,8 +60,8 @@ class Optimizer {
     float *const m = states[0].values.data(), *const v = states[1].values.data();
     adamw_update(weights_.values.data(), m, v, copies, gradient(), norm_.data(), plan_, ctx_);
   }
-  // The norm of a part of that gradient, before clipping: n elements of the flat buffer, which begin where a parameter does.
-  // Waits for the device.
+  // The norm of a part of that gradient, before clipping: n elements of the flat buffer, which begin where a parameter
+  // does. Waits for the device.
   float norm_of(size_t begin, size_t n) {
     gradient_norm(part_norm_.data(), gradient() + begin, n, ctx_);
     ctx_.synchronize();

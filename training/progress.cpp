@@ -182,8 +182,8 @@ void Progress::open_log(const std::string& named, size_t steps_done) {
   log_.emplace(path, O_WRONLY | O_APPEND);
 }
 
-// At once, so that the log is on its way to the disk before the weights that stand on it. A disk that is full for a while
-// costs no line: what a write leaves over, be it half a line, waits for the next.
+// At once, so that the log is on its way to the disk before the weights that stand on it. A disk that is full for a
+// while costs no line: what a write leaves over, be it half a line, waits for the next.
 void Progress::write(const std::string& line) {
   if (!log_) return;
   unwritten_ += line + "\n";
@@ -196,8 +196,8 @@ void Progress::write(const std::string& line) {
   }
 }
 
-// The cursor waits at the bar's first column. A terminal that is made narrower breaks the bar into rows below the cursor,
-// and clearing from there to the end of the screen takes all of them.
+// The cursor waits at the bar's first column. A terminal that is made narrower breaks the bar into rows below the
+// cursor, and clearing from there to the end of the screen takes all of them.
 void Progress::clear_bar() const {
   if (terminal_) printf("\r\033[J");
 }

@@ -1,10 +1,11 @@
 // progress: what a run prints and logs: a header, a line a step, validations, and log.jsonl for plots.
 //
-// Where a terminal listens, a bar with the time left stands below the lines; elsewhere there are only lines. Both fit the
-// terminal's width, which may change while the run goes on.
+// Where a terminal listens, a bar with the time left stands below the lines; elsewhere there are only lines. Both fit
+// the terminal's width, which may change while the run goes on.
 // log.jsonl (with --out) holds one object a line: {"step","loss","gradient_norm","learning_rate","seconds"} for a
-// step and {"step","validation_loss"} for a validation. A step with experts has {"balance_loss","z_loss","busiest_expert",
-// "routing_entropy","idle_experts"} too. Measures are {"step","first_token_attention","largest_activation",...}. Of text it begins with {"step":0,"bigram_entropy"}.
+// step and {"step","validation_loss"} for a validation. A step with experts has
+// {"balance_loss","z_loss","busiest_expert", "routing_entropy","idle_experts"} too. Measures are
+// {"step","first_token_attention","largest_activation",...}. Of text it begins with {"step":0,"bigram_entropy"}.
 // scripts/plot_log.py draws it. tests/test_cli.cpp
 #pragma once
 #include <optional>
@@ -30,7 +31,8 @@ class Progress {
   void validation(size_t step, double loss);
   // Printed after the last step, else logged alone.
   void measures(size_t step, Measures measures);
-  // Behind a checkpoint: warns where lines could not be written to the log. The time that saving takes is not the next step's.
+  // Behind a checkpoint: warns where lines could not be written to the log. The time that saving takes is not the next
+  // step's.
   void saved();
   void finish();
 

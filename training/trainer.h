@@ -63,23 +63,23 @@ class Trainer {
   float* loss() { return loss_.data(); }
   void keep_loss(size_t m) { copy_rows(losses() + m, 1, loss(), 1, 1, 1, ctx_); }
   float* losses() { return losses_.data(); }
-  // The launches of its forward, backward and sum, which differ between the first of a step and the others, and those of the
-  // step's update. With --graph=on they are recorded.
+  // The launches of its forward, backward and sum, which differ between the first of a step and the others, and those
+  // of the step's update. With --graph=on they are recorded.
   LaunchGraph& graph(const MicroBatch& micro_batch) { return micro_batch.first() ? first_graph_ : later_graph_; }
   LaunchGraph& update_graph() { return update_graph_; }
   // The step is launched: its loss and norm start on their way to the host.
   void end_step();
 
-  // The first result that has not been given yet; it waits for that step and for no later one. Nothing where only the newest
-  // `in_flight` steps are left. Refuses a step whose loss or norm is not finite: training has diverged.
+  // The first result that has not been given yet; it waits for that step and for no later one. Nothing where only the
+  // newest `in_flight` steps are left. Refuses a step whose loss or norm is not finite: training has diverged.
   std::optional<StepResult> next_result(size_t in_flight = 0);
 
   // ---- between steps
 
   // The norm of the gradient of each layer's parameters in the last step, before clipping. (layers)
   std::vector<float> gradient_norm_by_layer();
-  // Mean loss over the first `batches` validation batches, or over all where there are fewer. The inspectors see what each
-  // of them leaves in the model.
+  // Mean loss over the first `batches` validation batches, or over all where there are fewer. The inspectors see what
+  // each of them leaves in the model.
   double validate(size_t batches, const std::vector<Inspector*>& inspectors = {});
   // Forwards alone, over the first `count` micro-batches of the run; look() is called after each.
   void look_at_training(size_t count, const std::function<void()>& look);
@@ -106,8 +106,8 @@ class Trainer {
 // One step of training: forward and backward of every micro-batch, then the update. Stands in train_gpt.cu.
 void training_step(Trainer& trainer);
 
-// A whole run on one device, as the flags say. Returns the program's exit code: 0, or 128 + n where signal n interrupted it.
-// Stands in train_gpt.cu.
+// A whole run on one device, as the flags say. Returns the program's exit code: 0, or 128 + n where signal n
+// interrupted it. Stands in train_gpt.cu.
 int train(Config& config, Device device);
 
 }  // namespace gated

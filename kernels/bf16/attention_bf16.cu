@@ -1,24 +1,27 @@
 // attention_bf16: the attention of kernels/attention.cu over bf16 arrays, on tensor cores
 //                                           (FlashAttention-2: Dao 2023, arXiv 2307.08691)
 //
-// Maths, backward and variants are those of kernels/attention.cu. What differs is the arithmetic: products are chains of a tensor
-// core's instructions, each 16 products at once in an arithmetic known to the bit (core/mma.h), and weights are rounded to
-// bf16 before they multiply values. And the keys are read once: a chain cannot wait for the largest score of all.
+// Maths, backward and variants are those of kernels/attention.cu. What differs is the arithmetic: products are chains
+// of a tensor core's instructions, each 16 products at once in an arithmetic known to the bit (core/mma.h), and weights
+// are rounded to bf16 before they multiply values. And the keys are read once: a chain cannot wait for the largest
+// score of all.
 //
-// 1. The online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867). Take the keys block by block. Of the blocks so far keep
+// 1. The online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867). Take the keys block by block. Of the blocks so
+// far keep
 //   m = max of the scores,   l = sum of e^(s - m),   o = sum of e^(s - m) v
-//   A block whose largest score is m* makes m' = max(m, m*). As e^(s - m') = e^(s - m) e^(m - m'), the sums over the keys before
-//   it are put right by one factor, and its own terms are added:
+//   A block whose largest score is m* makes m' = max(m, m*). As e^(s - m') = e^(s - m) e^(m - m'), the sums over the
+//   keys before it are put right by one factor, and its own terms are added:
 //     alpha = e^(m - m')
 //     l' = l alpha + sum over the block of e^(s - m')
 //     o' = o alpha + sum over the block of e^(s - m') v
 //   After the last block o / l is the output and m + log l is lse.
-//   Each product with alpha rounds, so which keys make a block is a part of the result: it is fixed below, for every device.
+//   Each product with alpha rounds, so which keys make a block is a part of the result: it is fixed below, for every
+//   device.
 //
 // 2. What is computed, to the last bit. A chain is c = step(c, x, y) over 16 products at a time, in ascending order.
-//   Queries and keys stand in tiles of 64 x 64, both from multiples of 64 on. A tile takes part if some pair of it is visible,
-//   and then as a whole: a pair of it that is not visible is masked. After the last token a tile holds zeros, whose pairs are
-//   masked.
+//   Queries and keys stand in tiles of 64 x 64, both from multiples of 64 on. A tile takes part if some pair of it is
+//   visible, and then as a whole: a pair of it that is not visible is masked. After the last token a tile holds zeros,
+//   whose pairs are masked.
 //     c_ij    = chain over d of q_id k_jd, from +0                    of a visible pair; -inf of a masked one
 //   For query i, tile by tile in ascending order of keys, from m = -inf, l = 0 and o = 0:
 //     m'      = max of m and scale * (the largest c_ij of the tile);  b = m', or 0 where m' is -inf
@@ -35,27 +38,29 @@
 //   Sigmoid: p_ij = sigmoid(fused(c_ij, scale, bias)), alpha and l are 1, lse_i is 0.
 //
 //   Backward
-//     delta_i = sum over d of do_id o_id, in floats: element d is a link (fused) of chain d/8 mod 8, the eight are added as above
+//     delta_i = sum over d of do_id o_id, in floats: element d is a link (fused) of chain d/8 mod 8, the eight are
+//     added as above
 //     p_ij    = exp(fused(c_ij, scale, -lse_i)), 0 of a masked pair; P_ij as above
 //     dp_ij   = chain over d of do_id v_jd, from +0
 //     ds_ij   = p_ij * (dp_ij - delta_i), 0 of a masked pair; dS is ds rounded to bf16
 //     dq_id   = scale * (chain over keys of dS_ij k_jd)
 //     dk_jd   = scale * (chain over queries of dS_ij q_id)
 //     dv_jd   = chain over queries of P_ij do_id
-//   each rounded to bf16 at the end. Chains run over the tiles that take part; those of dk and dv over the query heads of the
-//   group and, within a head, over queries.
-//   A sink: p_ie = exp(e_i - lse_i), ds_ie = p_ie * (dp_ie - delta_i), dp_ie the sum over d of do_id v'_d in the order of
-//   delta; fused(ds_ie, k'_d, 0) begins dq_id.
+//   each rounded to bf16 at the end. Chains run over the tiles that take part; those of dk and dv over the query heads
+//   of the group and, within a head, over queries.
+//   A sink: p_ie = exp(e_i - lse_i), ds_ie = p_ie * (dp_ie - delta_i), dp_ie the sum over d of do_id v'_d in the order
+//   of delta; fused(ds_ie, k'_d, 0) begins dq_id.
 //   Sigmoid: base -bias in the place of lse_i, no delta, ds_ij = (p_ij * (1 - p_ij)) * dp_ij.
 //
-// 3. What a masked pair may change. Its products are 0, and a term that is 0 changes no bit of a step (core/mma.h). So keys and
-//   values that a query does not see change no bit of it, as long as they are finite; an infinite one or a NaN makes the
-//   queries of its tile NaN.
+// 3. What a masked pair may change. Its products are 0, and a term that is 0 changes no bit of a step (core/mma.h). So
+// keys and
+//   values that a query does not see change no bit of it, as long as they are finite; an infinite one or a NaN makes
+//   the queries of its tile NaN.
 //
 // shapes: q, o (B,T,H,D), k, v (B,T,KVH,D) bf16; saves lse (B,H,T) float | o, lse, dq, dk, dv are written, and p_ie and
 //   ds_ie (B,H,T) of a sink
-// The forward's kernel is at the end of this file, backward's are in kernels/bf16/attention_bf16_backward.cu. On the CPU:
-// kernels/cpu/attention_bf16_cpu.cpp, the same bits (and the gate by gate_forward) | tests/test_attention_bf16.cpp
+// The forward's kernel is at the end of this file, backward's are in kernels/bf16/attention_bf16_backward.cu. On the
+// CPU: kernels/cpu/attention_bf16_cpu.cpp, the same bits (and the gate by gate_forward) | tests/test_attention_bf16.cpp
 #include "kernels/bf16/attention_bf16.h"
 
 #include <vector>
@@ -68,7 +73,8 @@ namespace gated {
 
 // ---- reference
 
-// A chain from c over n products, n a multiple of 16: x and y lie so many elements apart, and y holds 0 from `there` on.
+// A chain from c over n products, n a multiple of 16: x and y lie so many elements apart, and y holds 0 from `there`
+// on.
 static float chain_of(float c, const bf16* x, size_t x_step, const bf16* y, size_t y_step, size_t there, size_t n,
                       MmaArithmetic arithmetic) {
   for (size_t k = 0; k < n; k += mma_depth) {
@@ -197,10 +203,11 @@ void attention_bf16_backward_ref(bf16* dq, bf16* dk, bf16* dv, float* sink_p, fl
 
 // ---- the forward's kernel
 //
-// A block owns 64 queries of one head, a warp 16 of them, and walks over the tiles of keys. Scores become weights in the
-// registers where the tensor core left them, and are its left factor there (kernels/bf16/attention_bf16_tile.cuh).
+// A block owns 64 queries of one head, a warp 16 of them, and walks over the tiles of keys. Scores become weights in
+// the registers where the tensor core left them, and are its left factor there (kernels/bf16/attention_bf16_tile.cuh).
 //
-// Shared memory holds the queries, one tile of keys and one of values. While one of the two is multiplied, the other is copied:
+// Shared memory holds the queries, one tile of keys and one of values. While one of the two is multiplied, the other is
+// copied:
 //
 //    keys      copied | c = q k                |  copied (the next)              | c = q k
 //    values           | copied                 | softmax | o = o alpha + P v     | copied (the next)
@@ -210,8 +217,8 @@ void attention_bf16_backward_ref(bf16* dq, bf16* dk, bf16* dv, float* sink_p, fl
 //   B   the values are there, for every thread; every warp has multiplied the keys
 // A lane has numbers of two rows of queries, so it keeps m and l of two; the four lanes of a quad have the same.
 //
-// At the end the output passes through the place of the queries, so that a warp writes whole rows. There it meets the logits of a
-// gate: a kernel of its own would read it again.
+// At the end the output passes through the place of the queries, so that a warp writes whole rows. There it meets the
+// logits of a gate: a kernel of its own would read it again.
 
 // Grid (B*H, tiles): the last queries see the most keys and start first.
 template <int columns, bool whole>

@@ -6,7 +6,8 @@ namespace gated::attention_bf16 {
 
 constexpr size_t block = attention_bf16_block;
 
-// The first key of the first tile that takes part for the queries from i0 on, i0 a multiple of 64. The last tile is that at i0.
+// The first key of the first tile that takes part for the queries from i0 on, i0 a multiple of 64. The last tile is
+// that at i0.
 HD size_t first_tile(const AttentionShape& s, size_t i0) {
   return s.first_key(i0) / block * block;
 }

@@ -1,4 +1,5 @@
-// attention_bf16: attention over bf16 arrays, on tensor cores. What it computes, and how: kernels/bf16/attention_bf16.cu
+// attention_bf16: attention over bf16 arrays, on tensor cores. What it computes, and how:
+// kernels/bf16/attention_bf16.cu
 #pragma once
 #include "core/mma.h"
 #include "kernels/attention.h"
@@ -9,8 +10,8 @@ namespace gated {
 // Queries and keys meet in tiles of 64 x 64: a part of the result, as the slice of a product of matrices is.
 constexpr size_t attention_bf16_block = 64;
 
-// A gate of the output (G1 in Gated Attention, arXiv 2505.06708), applied while the output is still on the chip: y is what
-// gate_forward makes of o and z, to the last bit. o is written beside it, for the backward.
+// A gate of the output (G1 in Gated Attention, arXiv 2505.06708), applied while the output is still on the chip: y is
+// what gate_forward makes of o and z, to the last bit. o is written beside it, for the backward.
 struct OutputGate {
   bf16* y = nullptr;        // (B,T,H,D); null where there is no gate
   const bf16* z = nullptr;  // (B,T,H*D/group)

@@ -5,12 +5,13 @@
 //   query   delta_i, and p_ie and ds_ie of a sink                    eight lanes a query
 //   dq      dq_i       = scale * chain over keys of dS_ij k_j        a block has 64 queries, walks over keys
 //   dkdv    dk_j, dv_j = chains over queries of dS_ij q_i, P_ij do_i a block has 64 keys, walks over queries
-// So every output has one owner, and its chain one order; the price is that both of the latter make p and ds: 7 products a pair
-// where 5 would do.
+// So every output has one owner, and its chain one order; the price is that both of the latter make p and ds: 7
+// products a pair where 5 would do.
 //
-// A block keeps two tiles of its own rows in shared memory, queries and do, or keys and values. The other two pass by in
-// strips of 32 rows (16, where a row has more than 128 elements): chains have steps of 16, so strips of a tile, one after the
-// other, are the tile. There are two pairs of strips. While one is multiplied, the copies of the next are under way:
+// A block keeps two tiles of its own rows in shared memory, queries and do, or keys and values. The other two pass by
+// in strips of 32 rows (16, where a row has more than 128 elements): chains have steps of 16, so strips of a tile, one
+// after the other, are the tile. There are two pairs of strips. While one is multiplied, the copies of the next are
+// under way:
 //
 //    pair       0           1           0           1
 //    strip      0           1           2           3       ...
@@ -19,11 +20,11 @@
 //             copy 1      copy 2      copy 3
 //             multiply 0  multiply 1  multiply 2
 //
-// One barrier a strip: it says that every thread's copies of strip n are there, and that every warp has multiplied strip n-1,
-// whose pair the copy of strip n+1 overwrites.
+// One barrier a strip: it says that every thread's copies of strip n are there, and that every warp has multiplied
+// strip n-1, whose pair the copy of strip n+1 overwrites.
 //
-// Scores of a strip are 16 x 32 numbers a warp: they stay in registers, become p and ds there, and are the left factor of the
-// products that follow. In dkdv rows are keys: what it makes are the transposes of scores, P and dS.
+// Scores of a strip are 16 x 32 numbers a warp: they stay in registers, become p and ds there, and are the left factor
+// of the products that follow. In dkdv rows are keys: what it makes are the transposes of scores, P and dS.
 // tests/test_attention_bf16.cpp
 #include "core/launch.cuh"
 #include "kernels/bf16/attention_bf16_tile.cuh"
@@ -183,8 +184,8 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
 }
 
 // Rows are keys, columns are queries: head h of the group, then head h + 1, ...
-// Grid (B*KVH, tiles, parts): the first keys are seen by the most queries and start first. The sums of 256 columns of dk and dv
-// would not fit the registers: a block takes at most 128, and makes the weights for them again.
+// Grid (B*KVH, tiles, parts): the first keys are seen by the most queries and start first. The sums of 256 columns of
+// dk and dv would not fit the registers: a block takes at most 128, and makes the weights for them again.
 template <int columns, bool whole>
 __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::blocks_an_sm(2 * columns))
     attention_bf16_dkdv_kernel(bf16* dk, bf16* dv, const bf16* dout, const bf16* q, const bf16* k, const bf16* v,

@@ -1,27 +1,28 @@
-// attention_bf16_tile: the two products that the kernels of attention_bf16 are made of. Included by kernels/bf16/attention_bf16.cu
-// and kernels/bf16/attention_bf16_backward.cu, which say what they are for.
+// attention_bf16_tile: the two products that the kernels of attention_bf16 are made of. Included by
+// kernels/bf16/attention_bf16.cu and kernels/bf16/attention_bf16_backward.cu, which say what they are for.
 //
 //   product      S[row][column]  += chain over d of A[row][d] * B[column][d]                   scores, and dp
 //   accumulate   acc[row][d]     += chain over columns of weight[row][column] * X[column][d]   o, dq, dk and dv
 //
-// A block has 128 threads and 64 rows, a warp 16 of them: A and the rows of S and acc are its own, B and X are for all. A lane
-// holds of S and acc what core/mma.cuh says of C, in tiles of 16 x 8. With g = lane / 4 and t = lane % 4:
+// A block has 128 threads and 64 rows, a warp 16 of them: A and the rows of S and acc are its own, B and X are for all.
+// A lane holds of S and acc what core/mma.cuh says of C, in tiles of 16 x 8. With g = lane / 4 and t = lane % 4:
 //
 //               columns of one step of accumulate: 16
 //               S[2n]   0 1  2 3  4 5  6 7 | S[2n+1]  8 9  10 11  12 13  14 15
 //    row g      x[0..1] t=0  t=1  t=2  t=3 | x[0..1]  t=0   t=1    t=2    t=3
 //    row g+8    x[2..3]                    | x[2..3]
 //
-// As a left factor (A in core/mma.cuh) a lane holds of row g the columns 2t, 2t+1 and 2t+8, 2t+9, and the same of row g+8: those
-// are the numbers that it has. So weights, rounded, two to a register, are the next product's factor as they stand:
+// As a left factor (A in core/mma.cuh) a lane holds of row g the columns 2t, 2t+1 and 2t+8, 2t+9, and the same of row
+// g+8: those are the numbers that it has. So weights, rounded, two to a register, are the next product's factor as they
+// stand:
 //
 //    A.x[0] = S[2n].x[0..1]   A.x[1] = S[2n].x[2..3]   A.x[2] = S[2n+1].x[0..1]   A.x[3] = S[2n+1].x[2..3]
 //
-// Rows of D elements lie in shared memory in chunks of 8 (16 bytes), chunk c of row r at c xor r % 8: ldmatrix reads one chunk of
-// eight rows at a time, which would else all lie in the same banks.
+// Rows of D elements lie in shared memory in chunks of 8 (16 bytes), chunk c of row r at c xor r % 8: ldmatrix reads
+// one chunk of eight rows at a time, which would else all lie in the same banks.
 //
-// D may be any multiple of 16. `columns` is what registers and shared memory have room for; `whole` says that D is just that, so
-// that no loop asks.
+// D may be any multiple of 16. `columns` is what registers and shared memory have room for; `whole` says that D is just
+// that, so that no loop asks.
 #pragma once
 #include <initializer_list>
 
@@ -32,8 +33,8 @@ namespace gated::attention_bf16 {
 
 using namespace mma_tile;
 
-// How many blocks an SM shall hold at once, where a thread has so many columns of sums: it decides how many registers the thread
-// may have, 128, 168 or 255.
+// How many blocks an SM shall hold at once, where a thread has so many columns of sums: it decides how many registers
+// the thread may have, 128, 168 or 255.
 constexpr int blocks_an_sm(int columns) {
   return columns <= 64 ? 4 : columns <= 128 ? 3 : 2;
 }
@@ -89,9 +90,9 @@ __device__ inline void weights_of(MmaC (&x)[tiles], AttentionScore score, float 
     all([&](float sum, float b) { return weight_of(AttentionScore::sigmoid, sum, scale, b); });
 }
 
-// A tile of scores c becomes the weights of the online softmax, as far as the two rows of a lane go: -inf is the score of a
-// masked pair, m and l are those of the tiles before and become those with this one, and alpha is what sums over values are
-// multiplied by.
+// A tile of scores c becomes the weights of the online softmax, as far as the two rows of a lane go: -inf is the score
+// of a masked pair, m and l are those of the tiles before and become those with this one, and alpha is what sums over
+// values are multiplied by.
 __device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], float (&l)[2], float (&alpha)[2],
                                       AttentionScore kind, float bias, float scale) {
   float base[2] = {-bias, -bias};
@@ -146,8 +147,8 @@ struct RowTile {
   // Of 64 rows those of this warp.
   __device__ static const bf16* own(const bf16* tile) { return tile + threadIdx.x / 32 * 16 * columns; }
 
-  // sum[n] goes on with the chains over D of 16 rows of `a` and rows 8n .. 8n + 7 of `b`, which has `count` rows. Both begin at a
-  // multiple of 8 rows of a tile.
+  // sum[n] goes on with the chains over D of 16 rows of `a` and rows 8n .. 8n + 7 of `b`, which has `count` rows. Both
+  // begin at a multiple of 8 rows of a tile.
   template <int count>
   __device__ static void product(MmaC (&sum)[count / 8], const bf16* a, const bf16* b, size_t D) {
     const int lane = threadIdx.x % 32;
@@ -187,8 +188,8 @@ struct RowTile {
     }
   }
 
-  // x[row0 + row][column0 + column] = sum, rounded, where that exists. It passes through the warp's own rows of a tile that
-  // nobody reads any more: so a warp writes 16 neighbouring bytes a lane.
+  // x[row0 + row][column0 + column] = sum, rounded, where that exists. It passes through the warp's own rows of a tile
+  // that nobody reads any more: so a warp writes 16 neighbouring bytes a lane.
   template <int sums>
   __device__ static void store(bf16* x, size_t stride, size_t T, size_t row0, int column0, size_t D,
                                const MmaC (&sum)[sums], bf16* tile) {
@@ -209,8 +210,8 @@ struct RowTile {
             *reinterpret_cast<const Chunk*>(tile + place(row, c));
     }
   }
-  // f(row, column, x, the next) for the numbers of whole rows that this warp has stored last, two neighbours at a time. Lanes
-  // have neighbouring pairs.
+  // f(row, column, x, the next) for the numbers of whole rows that this warp has stored last, two neighbours at a time.
+  // Lanes have neighbouring pairs.
   template <class F>
   __device__ static void each_stored_pair(size_t T, size_t row0, size_t D, const bf16* tile, F f) {
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;

@@ -1,9 +1,10 @@
-// gated_delta_bf16: the gated delta rule of kernels/gated_delta.cu over bf16 arrays, 64 tokens at a time on tensor cores
+// gated_delta_bf16: the gated delta rule of kernels/gated_delta.cu over bf16 arrays, 64 tokens at a time on tensor
+// cores
 //                                                             (Yang, Wang, Zhang, Shen & Kim 2024, arXiv 2406.06484)
 //
-// Why a chunk of tokens becomes products of matrices, and the backward of that: kernels/gated_delta_chunk.cu. The same lines
-// here, so arranged that every product is one of a tensor core's. S is the state in front of the chunk, c_i = g_1 + ... + g_i,
-// G_ij = e^(c_i - c_j) for j <= i, n the last token:
+// Why a chunk of tokens becomes products of matrices, and the backward of that: kernels/gated_delta_chunk.cu. The same
+// lines here, so arranged that every product is one of a tensor core's. S is the state in front of the chunk, c_i = g_1
+// + ... + g_i, G_ij = e^(c_i - c_j) for j <= i, n the last token:
 //
 // 1. Forward.
 //     X_i = v_i - e^c_i S^T k_i                        what v is off from what the state in front of the chunk holds for k
@@ -13,14 +14,15 @@
 //     u   = T Y,   Y_i = beta_i X_i
 //     o_i = e^c_i S^T q_i + sum over j <= i of P_ij u_j
 //     S  <- e^c_n S + sum over i of k_i (G_ni u_i)^T
-//   T is made of keys and decays alone, for all chunks at once; only X, u and S wait for the chunk before. To make it, rows of
-//   T are solved downwards: T_i = (row i of I) - sum over m < i of A_im T_m.
+//   T is made of keys and decays alone, for all chunks at once; only X, u and S wait for the chunk before. To make it,
+//   rows of T are solved downwards: T_i = (row i of I) - sum over m < i of A_im T_m.
 //
 // 2. Backward. do and dS', the gradient of the state after the chunk, are given.
 //     du_i = G_ni dS'^T k_i + sum over m >= i of P_mi do_m
 //   Y = T^-1 u is a product with T, so its gradient is one with T^T:
 //     Du   = T^T du                 dv_i = beta_i Du_i                dbeta_i = Du_i.X_i + what A gets from beta_i
-//   A is in T = (I + A)^-1, whose differential is -T dA T: A gets -(T^T du) (T Y)^T = -Du u^T, so with L_ij = G_ij (k_i.k_j)
+//   A is in T = (I + A)^-1, whose differential is -T dA T: A gets -(T^T du) (T Y)^T = -Du u^T, so with L_ij = G_ij
+//   (k_i.k_j)
 //     dA_ij = -Du_i.u_j             dL_ij = -beta_i Du_i.u_j          dbeta_i = Du_i.X_i - sum over j < i of L_ij (Du_i.u_j)
 //     dP_ij = do_i.u_j
 //     dq_i    = e^c_i S do_i         + sum over j <= i of dP_ij G_ij k_j
@@ -34,9 +36,11 @@
 //   g_i is in c_i and all c after it: dg_i = sum over m >= i of dc_m.
 //   The forward keeps u, X and the states in front of the chunks, rounded.
 //
-// 3. What is computed, to the last bit. A chain is c = step(c, x, y) over 16 products at a time, in ascending order (core/mma.h),
-//   of numbers rounded to bf16, from +0, or where the text says. After the last token q, k, v, do, g and beta are 0 up to
-//   a whole chunk: such a token changes nothing. fused(a,b,c) = a*b + c, rounded once. What is rounded to bf16 has a hat.
+// 3. What is computed, to the last bit. A chain is c = step(c, x, y) over 16 products at a time, in ascending order
+// (core/mma.h),
+//   of numbers rounded to bf16, from +0, or where the text says. After the last token q, k, v, do, g and beta are 0 up
+//   to a whole chunk: such a token changes nothing. fused(a,b,c) = a*b + c, rounded once. What is rounded to bf16 has a
+//   hat.
 //     c_i     a chain of additions from +0; G_ij = exp(c_i - c_j), n = 63 in the chunk
 //     A_ij    = beta_i * (G_ij * (chain over d of k_id k_jd)), T_ij = from 1 where i = j, else 0, fused(-A_im, T_mj, .) for
 //               m < i, ascending: floats; then T^
@@ -58,20 +62,23 @@
 //     dc_i    = (q.dq + k.plus) - k.minus; k.(G_ni dS' u) is added up from +0 over i, then fused(e^c_n, <S^,dS'^>, .) comes to
 //               dc_n; dg is a chain of dc, descending
 //     dS_dj   = from e^c_n * dS'_dj a chain over i of q_id a^_ij, a = e^c_i * do_ij, then one of k_id z^_ij, z = -m * Du_ij
-//   A row's dot has 8 chains of fused, element j in chain j mod 8, added as ((0+1) + (2+3)) + ((4+5) + (6+7)); so has the
-//   sum in dbeta. <S,dS'> has 128 chains, elements 8 by 8, and a tree of neighbours.
-//   As in fla's kernels T, Y, u, S and P are rounded where they are multiplied, and c_i - c_j is a difference. (That errs by
-//   2^-24 |c|, less than what rounding to bf16 makes of G while a chunk decays by no more than e^-10000.)
+//   A row's dot has 8 chains of fused, element j in chain j mod 8, added as ((0+1) + (2+3)) + ((4+5) + (6+7)); so has
+//   the sum in dbeta. <S,dS'> has 128 chains, elements 8 by 8, and a tree of neighbours.
+//   As in fla's kernels T, Y, u, S and P are rounded where they are multiplied, and c_i - c_j is a difference. (That
+//   errs by 2^-24 |c|, less than what rounding to bf16 makes of G while a chunk decays by no more than e^-10000.)
 //   The other usual form, u = T diag(beta) V - (T diag(beta e^c) K) S, rounds one more matrix of keys.
 //
-// 4. A row knows no row after it. Its sums have zeros in their place, and a term that is 0 changes no bit of a step (core/mma.h). So
-//   tokens after a token change no bit of its o, as long as they are finite; infinities and NaN reach their whole chunk. A chunk
-//   that is begun, with the state in front of it, is therefore all that the next token needs.
+// 4. A row knows no row after it. Its sums have zeros in their place, and a term that is 0 changes no bit of a step
+// (core/mma.h). So
+//   tokens after a token change no bit of its o, as long as they are finite; infinities and NaN reach their whole
+//   chunk. A chunk that is begun, with the state in front of it, is therefore all that the next token needs.
 //
-// How far from the recurrence in double, as 2-norms over all of an array, for T = 300, heads of 64 and g down to 0, -0.01, -0.5 and -10:
-//   o, dq and dv 0.0036 at most, dk and dbeta 0.0045, dg 0.0067, states 0.0034. Rounding an output to bf16 makes 0.0017 of that; 1/128
-//   is promised (tests/test_gated_delta_bf16.cpp).
-// shapes: q, k (B,T,Hk,Dk), v, o, u, X (B,T,Hv,Dv) bf16, g, beta (B,T,Hv) float, states (B,Hv,Dk,Dv) float, kept ones bf16 | all
+// How far from the recurrence in double, as 2-norms over all of an array, for T = 300, heads of 64 and g down to 0,
+// -0.01, -0.5 and -10:
+//   o, dq and dv 0.0036 at most, dk and dbeta 0.0045, dg 0.0067, states 0.0034. Rounding an output to bf16 makes 0.0017
+//   of that; 1/128 is promised (tests/test_gated_delta_bf16.cpp).
+// shapes: q, k (B,T,Hk,Dk), v, o, u, X (B,T,Hv,Dv) bf16, g, beta (B,T,Hv) float, states (B,Hv,Dk,Dv) float, kept ones
+// bf16 | all
 //   outputs are written. The steps on a host: kernels/bf16/gated_delta_bf16_steps.h. Backward's kernels:
 //   kernels/bf16/gated_delta_bf16_backward.cu. On the CPU: kernels/cpu/gated_delta_bf16_cpu.cpp, the same bits
 // --precision=bf16 --mixer=gated-delta|hybrid | tests/test_gated_delta_bf16.cpp
@@ -151,10 +158,11 @@ void gated_delta_bf16_backward_ref(const GatedDeltaBf16GradientsOf<Stored>& out,
 //   make     c, T and P of every chunk                            a block a chunk of a value head
 //   state    X, u and the states, from chunk to chunk             a block 64 columns of a value head's state
 //   output   o                                                    a block 64 columns of a chunk
-// Only `state` walks over a sequence, so it does as little as it can. Warp w makes rows 16w .. 16w + 15 of 64 x 64 products.
+// Only `state` walks over a sequence, so it does as little as it can. Warp w makes rows 16w .. 16w + 15 of 64 x 64
+// products.
 
-// Column j of T is thread j's. It makes eight rows at a time: what the rows before them give comes first, each T_mj read once for
-// all eight, and then what they give to each other, in registers.
+// Column j of T is thread j's. It makes eight rows at a time: what the rows before them give comes first, each T_mj
+// read once for all eight, and then what they give to each other, in registers.
 __global__ void __launch_bounds__(gated_delta_bf16::threads)
     gated_delta_bf16_make_kernel(gated_delta_bf16::Made made, const bf16* q, const bf16* k, const float* g,
                                  const float* beta, GatedDeltaShape s) {

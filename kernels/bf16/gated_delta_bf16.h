@@ -1,5 +1,5 @@
-// gated_delta_bf16: the gated delta rule over bf16 arrays, 64 tokens at a time on tensor cores. What it computes, and how:
-// kernels/bf16/gated_delta_bf16.cu
+// gated_delta_bf16: the gated delta rule over bf16 arrays, 64 tokens at a time on tensor cores. What it computes, and
+// how: kernels/bf16/gated_delta_bf16.cu
 #pragma once
 #include "core/mma.h"
 #include "core/storage.h"
@@ -57,9 +57,10 @@ struct GatedDeltaBf16GradientsOf {
 };
 using GatedDeltaBf16Gradients = GatedDeltaBf16GradientsOf<bf16>;
 
-// Strides are those of the shape; kept() of the shape is the recurrence's. Refuses what gated_delta_forward refuses, Dk and Dv
-// that are no multiples of 16, and rows of bf16 off 16-byte boundaries. A sequence that is cut after a multiple of 64 tokens,
-// with the state carried on, has the bits of the whole; so has the last row of a sequence those of its row in a longer one.
+// Strides are those of the shape; kept() of the shape is the recurrence's. Refuses what gated_delta_forward refuses, Dk
+// and Dv that are no multiples of 16, and rows of bf16 off 16-byte boundaries. A sequence that is cut after a multiple
+// of 64 tokens, with the state carried on, has the bits of the whole; so has the last row of a sequence those of its
+// row in a longer one.
 void gated_delta_bf16_forward(const GatedDeltaBf16Out& out, const GatedDeltaBf16In& in, const GatedDeltaShape& s,
                               Context& ctx);
 void gated_delta_bf16_backward(const GatedDeltaBf16Gradients& out, const GatedDeltaBf16BackwardIn& back,

@@ -21,7 +21,8 @@ struct Left {
   float *dq_sum, *dk_sum;  // (B,T,Hk,Dk), where value heads share a key: what those so far give to it
 };
 
-// Bytes of shared memory with one chunk of k, q, T^, P^ and do in it, or with two: one that is multiplied and one that is copied.
+// Bytes of shared memory with one chunk of k, q, T^, P^ and do in it, or with two: one that is multiplied and one that
+// is copied.
 constexpr size_t dstate_shared(size_t keys, size_t buffers) {
   return (buffers * (2 * keys / 64 + 3) + keys / 64 + 3) * panel * sizeof(bf16);
 }
@@ -37,7 +38,8 @@ struct RowDot {
   __device__ float total() const { return sum_of_quad(even + odd); }
 };
 
-// state_dot by the threads of a block; `sums_of_warps` (4) is shared, and the result is for those after the next barrier.
+// state_dot by the threads of a block; `sums_of_warps` (4) is shared, and the result is for those after the next
+// barrier.
 __device__ inline void state_dot_of_block(float* sums_of_warps, const bf16* S, const bf16* dS, size_t n) {
   float sum = 0.0f;
   for (size_t e = threadIdx.x * chunk; e < n; e += state_chains * chunk) {
@@ -165,8 +167,8 @@ struct RowDots {
   RowDot q_dq[2], k_plus[2], k_minus[2], k_written[2];
 };
 
-// A block of the gradient kernel: what all its value heads share. `at` is the head whose turn it is, number r of those that read
-// the key head.
+// A block of the gradient kernel: what all its value heads share. `at` is the head whose turn it is, number r of those
+// that read the key head.
 struct GradientBlock {
   const GatedDeltaBf16Gradients& out;
   const GatedDeltaBf16BackwardIn& back;
@@ -372,10 +374,10 @@ struct GradientBlock {
 
 }  // namespace gated_delta_bf16
 
-// A value head takes two passes. The first adds up dP, DL and Du.X over panels of values, and makes toP and toL of them; the
-// second makes dq, and then plus and minus, 64 columns of a key at a time, over the panels that each of them wants. (All three
-// at once would not fit into a thread's registers.) Queries and keys stay in shared memory, what has values passes by.
-// Grid (B*Hk*chunks).
+// A value head takes two passes. The first adds up dP, DL and Du.X over panels of values, and makes toP and toL of
+// them; the second makes dq, and then plus and minus, 64 columns of a key at a time, over the panels that each of them
+// wants. (All three at once would not fit into a thread's registers.) Queries and keys stay in shared memory, what has
+// values passes by. Grid (B*Hk*chunks).
 __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     gated_delta_bf16_gradient_kernel(GatedDeltaBf16Gradients out, GatedDeltaBf16BackwardIn back, GatedDeltaBf16In in,
                                      gated_delta_bf16::Made made, gated_delta_bf16::Left left, GatedDeltaShape s) {

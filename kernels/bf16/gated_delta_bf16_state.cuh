@@ -1,5 +1,6 @@
-// gated_delta_bf16_state: 64 columns of a state in the registers of a block. Included by kernels/bf16/gated_delta_bf16.cu, which
-// walks with one from chunk to chunk, and by kernels/bf16/gated_delta_bf16_backward.cu, which walks back with its gradient.
+// gated_delta_bf16_state: 64 columns of a state in the registers of a block. Included by
+// kernels/bf16/gated_delta_bf16.cu, which walks with one from chunk to chunk, and by
+// kernels/bf16/gated_delta_bf16_backward.cu, which walks back with its gradient.
 #pragma once
 #include "kernels/bf16/gated_delta_bf16_tile.cuh"
 

@@ -1,5 +1,6 @@
-// gated_delta_bf16_steps: what kernels/bf16/gated_delta_bf16.cu says is computed, chunk after chunk, in plain loops. The reference
-// and the CPU's code are these steps with another product of matrices each: one output after the other, or vectors of them.
+// gated_delta_bf16_steps: what kernels/bf16/gated_delta_bf16.cu says is computed, chunk after chunk, in plain loops.
+// The reference and the CPU's code are these steps with another product of matrices each: one output after the other,
+// or vectors of them.
 //
 // Numbers that are rounded to bf16 lie in floats. A Product is called as
 //   product(C, M, N, left, right, K)      C (M,N) goes on with chains over k < K of left(m,k) * right(k,n), rounded numbers;

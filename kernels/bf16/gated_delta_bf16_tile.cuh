@@ -1,9 +1,9 @@
-// gated_delta_bf16_tile: panels in shared memory and the product that the kernels of gated_delta_bf16 are made of. Included by
-// kernels/bf16/gated_delta_bf16.cu and kernels/bf16/gated_delta_bf16_backward.cu.
+// gated_delta_bf16_tile: panels in shared memory and the product that the kernels of gated_delta_bf16 are made of.
+// Included by kernels/bf16/gated_delta_bf16.cu and kernels/bf16/gated_delta_bf16_backward.cu.
 //
-// A panel has rows of 64 bf16, in chunks of 8 (16 bytes): chunk c of row r lies at c xor r % 8, so that ldmatrix, which reads one
-// chunk of eight rows at a time, finds them in different banks. A matrix of more columns is a row of panels. Every matrix of a
-// product is a panel, either as it lies or turned, which ldmatrix does on the way:
+// A panel has rows of 64 bf16, in chunks of 8 (16 bytes): chunk c of row r lies at c xor r % 8, so that ldmatrix, which
+// reads one chunk of eight rows at a time, finds them in different banks. A matrix of more columns is a row of panels.
+// Every matrix of a product is a panel, either as it lies or turned, which ldmatrix does on the way:
 //
 //               as it lies                   turned
 //    left       element (m,k) in row m       element (m,k) in row k
@@ -80,8 +80,8 @@ __device__ inline void write_panel(bf16* to, size_t stride, size_t rows, size_t 
 
 enum class Lies { straight, turned };
 
-// sum goes on with the chains over k < depth, or over 64 where that is more: row m of the 16 is row0 + m of the left factor.
-// unrolled: so many steps of k in a row; each wants registers for its addresses.
+// sum goes on with the chains over k < depth, or over 64 where that is more: row m of the 16 is row0 + m of the left
+// factor. unrolled: so many steps of k in a row; each wants registers for its addresses.
 template <Lies left_lies, Lies right_lies, int unrolled = 4>
 __device__ inline void multiply(MmaC (&sum)[sums], const bf16* left, int row0, const bf16* right, size_t depth) {
   const int lane = threadIdx.x % 32, low = lane % 16, high = lane / 16;
@@ -129,8 +129,8 @@ struct Place {
   __device__ Place(const GatedDeltaShape& s, size_t head, size_t chunk_of_head)
       : b(head / s.Hv), h(head % s.Hv), n(chunk_of_head), number(head * chunks_of(s) + n), t0(n * tokens) {}
 };
-// What one kernel makes of q, k, g and beta of every chunk for the others, in scratch. After the last token c stays as it is, and
-// beta is 0.
+// What one kernel makes of q, k, g and beta of every chunk for the others, in scratch. After the last token c stays as
+// it is, and beta is 0.
 struct Made {
   float *c, *beta;  // (B,Hv,chunks,64)
   bf16 *T, *P;      // (B,Hv,chunks,64,64)

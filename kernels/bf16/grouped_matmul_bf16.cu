@@ -1,13 +1,14 @@
 // grouped_matmul_bf16: rows in groups, each group multiplied with a matrix of its own, on tensor cores
 //
-// The products are those of kernels/grouped_matmul.cu, where they and their gradients stand; kernels/bf16/matmul_bf16.cu says what a
-// product of bf16 matrices is, to the bit:
+// The products are those of kernels/grouped_matmul.cu, where they and their gradients stand;
+// kernels/bf16/matmul_bf16.cu says what a product of bf16 matrices is, to the bit:
 //   y_ro      = sum over i of x_ri W_e,oi (+ b_e,o)           nt   for the rows r of expert e
 //   dx_ri     = sum over o of dy_ro W_e,oi                    nn
 //   dW_e,oi  += sum over the rows r of e of dy_ro x_ri        tn   in floats
 //
-// Order: for each expert that of matmul_bf16() on its rows alone. So the slices of 4096 rows of a dW_e, and the 16 rows of an
-// instruction, are counted from the expert's first row; after its last row the factors are 0, not those of the next expert.
+// Order: for each expert that of matmul_bf16() on its rows alone. So the slices of 4096 rows of a dW_e, and the 16 rows
+// of an instruction, are counted from the expert's first row; after its last row the factors are 0, not those of the
+// next expert.
 //
 // shapes: C (M,N) bf16, A (M,K), B (E,N,K) in nt, (E,K,N) in nn, bias (E,N) f32; in tn C (E,N,K) f32, A (M,N), B (M,K)
 //         row_start (E+1) int
@@ -49,13 +50,13 @@ void grouped_matmul_bf16_tn_ref(float* C, const bf16* A, const bf16* B, const in
 
 // ---- kernel
 //
-// A block computes one tile, as in a product of two matrices (kernels/bf16/matmul_bf16_tile.cuh): the tile sees an expert's matrices,
-// and ends where the expert's rows do.
+// A block computes one tile, as in a product of two matrices (kernels/bf16/matmul_bf16_tile.cuh): the tile sees an
+// expert's matrices, and ends where the expert's rows do.
 //   nt, nn   the tile's rows are a piece of an expert's rows (kernels/grouped_rows.cuh): blockIdx.x numbers the pieces,
 //            blockIdx.y the tiles along N
 //   tn       the tile lies in the C of expert blockIdx.z, and k runs over the expert's rows
-// Totals stand in scratch where there are several slices: in nt and nn where K > 4096, in tn for the experts with more than 4096
-// rows, of which each has a matrix there.
+// Totals stand in scratch where there are several slices: in nt and nn where K > 4096, in tn for the experts with more
+// than 4096 rows, of which each has a matrix there.
 
 template <class Out>
 struct GroupedMmaJob {

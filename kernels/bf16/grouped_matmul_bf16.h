@@ -6,11 +6,13 @@
 
 namespace gated {
 
-// As grouped_matmul() and grouped_matmul_tn(), of the same shapes: for each expert the bits of matmul_bf16() on its rows alone.
+// As grouped_matmul() and grouped_matmul_tn(), of the same shapes: for each expert the bits of matmul_bf16() on its
+// rows alone.
 // Layout::nt   C (M,N): row r of expert e = A (M,K) row r * B_e^T (+ bias_e)     B (E,N,K), bias (E,N) or null
 // Layout::nn   C (M,N): row r of expert e = A (M,K) row r * B_e                  B (E,K,N)
 // written, or added to C; a bias goes with a C that is written in layout nt. C is rounded once, at the end, and
-// overlaps nothing else. On a GPU the kernels here compute it whatever ctx.matmul_engine() is. activated: as of matmul_bf16().
+// overlaps nothing else. On a GPU the kernels here compute it whatever ctx.matmul_engine() is. activated: as of
+// matmul_bf16().
 void grouped_matmul_bf16(bf16* C, const bf16* A, const bf16* B, const int* row_start, const GroupedShape& s,
                          Layout layout, Accumulate accumulate, Context& ctx, const float* bias = nullptr,
                          const Activated& activated = {});

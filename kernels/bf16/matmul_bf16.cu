@@ -1,16 +1,16 @@
 // matmul_bf16: C = A B^T and the two products of its backward (kernels/matmul.cu), of bf16 matrices, on tensor cores.
 //
-// Order. One instruction adds 16 products to a sum in an arithmetic of its own, which is known to the bit (core/mma.h). So the
-// order that an exact result needs is one of instructions:
+// Order. One instruction adds 16 products to a sum in an arithmetic of its own, which is known to the bit (core/mma.h).
+// So the order that an exact result needs is one of instructions:
 //   k goes in slices of 4096; a slice is one chain of instructions from +0, 16 k at a time in ascending order;
 //   the total is ((slice 0 + slice 1) + slice 2) + ..., in floats; then C = total, C = C + total, or C = bias + total;
 //   a C in bf16 is that, rounded to nearest even.
-// A slice is deep because the sums of a tile fill the registers: most products are then a single slice. After the last k the
-// factors are 0: a product of 0 changes no bit.
+// A slice is deep because the sums of a tile fill the registers: most products are then a single slice. After the last
+// k the factors are 0: a product of 0 changes no bit.
 //
-// In a feed-forward layer an activation follows: y = act(C), or y = act(g) * C with the product g of another matrix. Here it is
-// made in the end of the product, of each C as it is stored: C is then not read again, which is a third of the bytes that a
-// kernel for act(g) * C moves, and half of those for act(C). The bits are those of that kernel.
+// In a feed-forward layer an activation follows: y = act(C), or y = act(g) * C with the product g of another matrix.
+// Here it is made in the end of the product, of each C as it is stored: C is then not read again, which is a third of
+// the bytes that a kernel for act(g) * C moves, and half of those for act(C). The bits are those of that kernel.
 //
 // How it is computed, a rung at a time:
 //
@@ -24,7 +24,8 @@
 //                           ...
 //                         rows 7, 15    28 28 29 29 30 30 31 31
 //
-//                       So a lane has two neighbours in a row, and the two eight rows below. Those of A and B: core/mma.cuh.
+//                       So a lane has two neighbours in a row, and the two eight rows below. Those of A and B:
+//                       core/mma.cuh.
 //   3 many of them      A warp holds 4 x 4 tiles of C. It loads four tiles of A and four of B and multiplies each with each: a
 //                       fragment that is loaded once is used four times. ldmatrix deals them out from shared memory.
 //   4 a block           Eight warps have a tile of 128 x 128 of C. They share what they multiply, in shared memory: of every
@@ -117,8 +118,8 @@ static size_t totals_of_slices(size_t M, size_t N, size_t K) {
   return K <= matmul_bf16_slice ? 0 : M * N;
 }
 
-// A weight gradient is small and its k, the tokens, deep: where its tiles alone do not fill a GPU, its slices go side by side.
-// How many of them scratch holds; they go only if it holds all.
+// A weight gradient is small and its k, the tokens, deep: where its tiles alone do not fill a GPU, its slices go side
+// by side. How many of them scratch holds; they go only if it holds all.
 static size_t slices_side_by_side(size_t M, size_t N, size_t K, Layout layout) {
   const size_t tiles = ceil_div(M, mma_tile_rows) * ceil_div(N, mma_tile_rows), slices = ceil_div(K, matmul_bf16_slice);
   if (layout != Layout::tn || slices <= 1 || tiles >= matmul_many_blocks) return 0;
@@ -295,21 +296,22 @@ void linear_gradients_bf16(float* dW, float* db, const bf16* dy, const bf16* x, 
 
 // ---- what Hopper's own instructions will add
 //
-// The kernel above is written for mma.sync, which every GPU since Ampere has. On Hopper it cannot reach the peak: a warp's
-// mma.sync reads its operands from registers, which it must fill with ldmatrix, and the issue slots that this takes are
-// missing. Hopper has two instructions that take the load off the threads. Neither changes a bit of the result. This is the
-// plan for them; it is built when there is a GPU to measure on.
+// The kernel above is written for mma.sync, which every GPU since Ampere has. On Hopper it cannot reach the peak: a
+// warp's mma.sync reads its operands from registers, which it must fill with ldmatrix, and the issue slots that this
+// takes are missing. Hopper has two instructions that take the load off the threads. Neither changes a bit of the
+// result. This is the plan for them; it is built when there is a GPU to measure on.
 //
 //   wgmma   128 threads (a warpgroup) multiply 64 rows of A by N columns of B, 16 k at a time. B, and if one likes A, are read
 //           from shared memory by the tensor core itself. The sums stay in registers: 64 x 256 are 128 floats a thread.
 //   TMA     one thread asks for a whole box of a matrix. The hardware computes the addresses, fills with zeros past the edge,
-//           writes the box in the swizzled form that wgmma reads, and counts the bytes that have arrived at a barrier in
-//           shared memory.
+//           writes the box in the swizzled form that wgmma reads, and counts the bytes that have arrived at a barrier
+//           in shared memory.
 //
-// Why the bits stay. wgmma computes what mma.sync computes on the same GPU: one step of depth 16 with 25 fractional bits, of c
-// and 16 products (core/mma.h). Several wgmma on the same registers run in the order in which they were issued, so a chain of
-// ascending k stays one. The box past the edge is 0, as the chunks above are. What is free to change is all that an order of
-// instructions does not see: the tile, the number of stages, which thread holds which element, and where a tile runs.
+// Why the bits stay. wgmma computes what mma.sync computes on the same GPU: one step of depth 16 with 25 fractional
+// bits, of c and 16 products (core/mma.h). Several wgmma on the same registers run in the order in which they were
+// issued, so a chain of ascending k stays one. The box past the edge is 0, as the chunks above are. What is free to
+// change is all that an order of instructions does not see: the tile, the number of stages, which thread holds which
+// element, and where a tile runs.
 //
 //   block   three warpgroups. One is the producer: it gives most of its registers away (setmaxnreg) and one of its threads
 //           asks for boxes. Two are consumers; each owns 64 rows of a tile of 128 x 256 of C.
@@ -323,21 +325,22 @@ void linear_gradients_bf16(float* dW, float* db, const bf16* dy, const bf16* x, 
 //              consumers  wait full[s]    four wgmma of 16 k   commit   wait for the group before   arrive at empty[s-1]
 //
 //           One group of wgmma is always under way, so the tensor core never waits for a barrier.
-//   layouts k need not run along the lines: for 16-bit operands wgmma transposes on the way in. nt, nn and tn differ in two
+//   layouts k need not run along the lines: for 16-bit operands wgmma transposes on the way in. nt, nn and tn differ in
+//   two
 //           bits of a descriptor and in the shape of a box.
 //   slices  After 4096 k the sums pass through memory, as in multiply_tile(). Slices of a weight gradient go side by side as above.
 //   end     A consumer rounds its sums, lays them into the stage that is free by then (stmatrix) and has TMA store them. Bias and
-//           activation are computed on the way. The grid has one block an SM, which takes one tile after the other: the producer
-//           is at the next tile while the consumers end this one. Tiles go in groups of eight rows, so that A and B are found
-//           in L2.
+//           activation are computed on the way. The grid has one block an SM, which takes one tile after the other: the
+//           producer is at the next tile while the consumers end this one. Tiles go in groups of eight rows, so that A
+//           and B are found in L2.
 //
-// Attention (kernels/bf16/attention_bf16.cu) gains in the same way: a producer for K and V, two consumers with 64 queries each that
-// take turns, so that one computes its exponentials while the tensor core multiplies for the other. Its tiles of 64 keys are
-// part of the result. wgmma takes 64 columns as well as more: two tiles of keys may lie in one stage, but their maxima are
-// taken one after the other.
+// Attention (kernels/bf16/attention_bf16.cu) gains in the same way: a producer for K and V, two consumers with 64
+// queries each that take turns, so that one computes its exponentials while the tensor core multiplies for the other.
+// Its tiles of 64 keys are part of the result. wgmma takes 64 columns as well as more: two tiles of keys may lie in one
+// stage, but their maxima are taken one after the other.
 //
 // What has to be shown before it may replace the kernel above: wgmma = the model on 10^7 random steps; every shape of
-// tests/test_matmul_bf16.cpp with the same bits; and more than the mma.sync kernel reaches beside it in `make bench`, as a
-// share of the measured peak.
+// tests/test_matmul_bf16.cpp with the same bits; and more than the mma.sync kernel reaches beside it in `make bench`,
+// as a share of the measured peak.
 
 }  // namespace gated

@@ -10,19 +10,19 @@ namespace gated {
 // k is summed in slices of this many: a part of the result, as matmul_slice is of a product of floats.
 constexpr size_t matmul_bf16_slice = 4096;
 
-// What stands in the middle of a feed-forward layer, made in the end of the product before it, which has the elements at hand:
-// y = act(C), or y = act(g) * C, of C as it is stored. The bits are those of activation_forward() or glu_forward() on C, and the
-// activations those that they take; but cuBLASLt makes gelu_tanh of C before it is rounded. y, g (M,N) without gaps, apart from
-// one another and from C; without a y nothing is made.
+// What stands in the middle of a feed-forward layer, made in the end of the product before it, which has the elements
+// at hand: y = act(C), or y = act(g) * C, of C as it is stored. The bits are those of activation_forward() or
+// glu_forward() on C, and the activations those that they take; but cuBLASLt makes gelu_tanh of C before it is rounded.
+// y, g (M,N) without gaps, apart from one another and from C; without a y nothing is made.
 struct Activated {
   bf16* y = nullptr;
   const bf16* g = nullptr;
   Activation act = Activation::identity;
 };
 
-// C (M,N) = product (+ bias), or C = C + product, of matrices without gaps in one of the layouts of kernels/matmul.h; a C of
-// bf16 is rounded once, at the end. bias (N) or null is added to every row of a C that is written. C overlaps neither operand.
-// M, N or K may be 0: a sum over nothing is 0. activated: of a C in bf16 that is written in layout nt.
+// C (M,N) = product (+ bias), or C = C + product, of matrices without gaps in one of the layouts of kernels/matmul.h; a
+// C of bf16 is rounded once, at the end. bias (N) or null is added to every row of a C that is written. C overlaps
+// neither operand. M, N or K may be 0: a sum over nothing is 0. activated: of a C in bf16 that is written in layout nt.
 void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
                  Accumulate accumulate, Context& ctx, const float* bias = nullptr, const Activated& activated = {});
 
@@ -30,14 +30,14 @@ void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size
 void matmul_bf16(StoredMatrix<void> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
                  Layout layout, Accumulate accumulate, Context& ctx, const float* bias = nullptr);
 
-// Both gradients of a linear layer y = x W^T + b: dW (out,in) += dy^T x, db (out) += column sum of dy; db may be null. x (N,in),
-// dy (N,out). With cuBLASLt one product makes both.
+// Both gradients of a linear layer y = x W^T + b: dW (out,in) += dy^T x, db (out) += column sum of dy; db may be null.
+// x (N,in), dy (N,out). With cuBLASLt one product makes both.
 void linear_gradients_bf16(float* dW, float* db, const bf16* dy, const bf16* x, size_t N, size_t out, size_t in,
                            Context& ctx);
 
-// Bytes of scratch that one product takes on a device, at most: with a C of floats in tn, of either in the others. Of products of
-// the same M and N the one with the largest K takes the most. bias: with a bias, or in tn its gradient; what bias_backward() takes
-// is not counted.
+// Bytes of scratch that one product takes on a device, at most: with a C of floats in tn, of either in the others. Of
+// products of the same M and N the one with the largest K takes the most. bias: with a bias, or in tn its gradient;
+// what bias_backward() takes is not counted.
 size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Layout layout, Device device, bool bias = false);
 
 // ---- for launchers of products

@@ -1,5 +1,6 @@
-// matmul_bf16_tile: one tile of a product of bf16 matrices on tensor cores, by one block. Included by kernels/bf16/matmul_bf16.cu,
-// where the order of a sum and the layouts stand, and by kernels/bf16/grouped_matmul_bf16.cu.
+// matmul_bf16_tile: one tile of a product of bf16 matrices on tensor cores, by one block. Included by
+// kernels/bf16/matmul_bf16.cu, where the order of a sum and the layouts stand, and by
+// kernels/bf16/grouped_matmul_bf16.cu.
 //
 // How a block computes a tile of C, from the outside in:
 //
@@ -14,8 +15,8 @@
 //                       copy 2      copy 3      copy 4
 //                       multiply 0  multiply 1  multiply 2
 //
-//           One barrier a strip: it says that every thread's copies of strip s are there, and that every thread has multiplied
-//           strip s-1, whose pair the copy of strip s+2 overwrites.
+//           One barrier a strip: it says that every thread's copies of strip s are there, and that every thread has
+//           multiplied strip s-1, whose pair the copy of strip s+2 overwrites.
 //   warp    64 x 32 of the tile; the eight warps stand as 2 x 4:
 //
 //                   0       32      64      96     128
@@ -26,16 +27,17 @@
 //               128 +-------+-------+-------+-------+
 //
 //   lane    4 x 4 tiles of 16 x 8, of each four sums, two neighbours in each of two rows (core/mma.cuh): 64 registers.
-//           For 16 k it loads four tiles of A and four of B with six ldmatrix and multiplies each with each: 16 instructions.
+//           For 16 k it loads four tiles of A and four of B with six ldmatrix and multiplies each with each: 16
+//           instructions.
 //
-// A strip lies in shared memory as it lies in memory, so both kinds of operands are copied 16 bytes at a time; one in which
-// memory does not run along k is transposed by ldmatrix on the way to the registers:
+// A strip lies in shared memory as it lies in memory, so both kinds of operands are copied 16 bytes at a time; one in
+// which memory does not run along k is transposed by ldmatrix on the way to the registers:
 //
 //   k along memory     128 lines of 32 k:  4 chunks of 8 elements a line
 //   rows along memory  32 lines of 128 rows: 16 chunks a line
 //
-// ldmatrix reads eight lines at the same chunk. Were chunks stored where they belong, the eight would meet in the same banks: so
-// chunk c of line l stands at c xor (a number made of l) instead, which spreads them over all 32 banks.
+// ldmatrix reads eight lines at the same chunk. Were chunks stored where they belong, the eight would meet in the same
+// banks: so chunk c of line l stands at c xor (a number made of l) instead, which spreads them over all 32 banks.
 
 #pragma once
 #include "core/mma.cuh"
@@ -59,8 +61,8 @@ struct MmaStrip {
   Matrix<const bf16> matrix;
   size_t rows, K, row0;
 
-  // Where chunk c of line l stands in shared memory. Eight neighbouring lines of 4 chunks: two lines fill the banks once, so
-  // the pair's number is mixed in; a line of 16 chunks fills them twice, so its own number is.
+  // Where chunk c of line l stands in shared memory. Eight neighbouring lines of 4 chunks: two lines fill the banks
+  // once, so the pair's number is mixed in; a line of 16 chunks fills them twice, so its own number is.
   __device__ static int place(int line, int c) {
     return (line * chunks + (c ^ (k_along_memory ? line / 2 % 4 : line % 8))) * mma_chunk;
   }
@@ -84,8 +86,8 @@ struct MmaStrip {
     }
   }
 
-  // Two 8x8 tiles beside one another in k, of 8 rows each, for both halves of 16 rows: x[0] and x[1] are rows 0-7 and 8-15 at
-  // k 0-7, x[2] and x[3] at k 8-15.
+  // Two 8x8 tiles beside one another in k, of 8 rows each, for both halves of 16 rows: x[0] and x[1] are rows 0-7 and
+  // 8-15 at k 0-7, x[2] and x[3] at k 8-15.
   __device__ static void load(uint32_t (&x)[4], const bf16* shared, int row, int k) {
     const int lane = threadIdx.x % 32;
     if constexpr (k_along_memory) {
@@ -97,8 +99,8 @@ struct MmaStrip {
   }
 };
 
-// What a block works on: rows from m0 and columns from n0 of C, 128 of each where they come before m_end and n_end, and k from 0
-// to K. C, A, B, bias, totals and the two of `activated` point to their first element, wherever the tile is.
+// What a block works on: rows from m0 and columns from n0 of C, 128 of each where they come before m_end and n_end, and
+// k from 0 to K. C, A, B, bias, totals and the two of `activated` point to their first element, wherever the tile is.
 // totals: where there are several slices, the sum of those that are done.
 template <class Out>
 struct MmaBlock {
@@ -113,8 +115,8 @@ struct MmaBlock {
 
 // ---- the end of a tile
 //
-// A lane's sums are pairs of neighbours in many rows: stored from there, each store of a warp would touch eight rows. So they go
-// through shared memory, where the strips are no longer needed, half a tile at a time, as floats:
+// A lane's sums are pairs of neighbours in many rows: stored from there, each store of a warp would touch eight rows.
+// So they go through shared memory, where the strips are no longer needed, half a tile at a time, as floats:
 //
 //   every warp lays the upper half of its 64 x 32 down      rows 0 .. 31 and 64 .. 95 of the tile
 //   barrier
@@ -122,9 +124,9 @@ struct MmaBlock {
 //   barrier
 //   the same with the lower halves                          rows 32 .. 63 and 96 .. 127
 //
-// Halves of every warp, and not first those of four warps: registers are needed by what comes after, and half of the sums are
-// out of them then. Rows lie 136 floats apart: the four rows in which half a warp lays its pairs down, 8 bytes each, are in banks
-// of their own.
+// Halves of every warp, and not first those of four warps: registers are needed by what comes after, and half of the
+// sums are out of them then. Rows lie 136 floats apart: the four rows in which half a warp lays its pairs down, 8 bytes
+// each, are in banks of their own.
 constexpr int mma_end_rows = mma_tile_rows / 2, mma_end_pitch = mma_tile_rows + 8;
 static_assert(mma_end_rows * mma_end_pitch * sizeof(float) <= mma_shared);
 
@@ -192,7 +194,8 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
   copy(1);
 
   MmaC sum[4][4] = {};
-  // f(two neighbours of this lane's sums, their row in the tile, the first one's column), of tiles `first` to `last` - 1 of 16 rows
+  // f(two neighbours of this lane's sums, their row in the tile, the first one's column), of tiles `first` to `last` -
+  // 1 of 16 rows
   const auto for_every_pair = [&](int first, int last, auto f) {
 #pragma unroll
     for (int i = first; i < last; i++)

@@ -1,20 +1,22 @@
 // matmul_cublas: the products of kernels/matmul.cu and kernels/bf16/matmul_bf16.cu by cuBLASLt, in fp32, TF32 or bf16
 //
-// Faster, and not exact: NVIDIA's kernels add in an order that they do not state, so a result is held to a bound and not
-// to the CPU's bits. TF32 rounds the operands to 10 bits after the binary point before it multiplies. Products of bf16 are
-// added in fp32; a C in bf16 is rounded once, at the end.
+// Faster, and not exact: NVIDIA's kernels add in an order that they do not state, so a result is held to a bound and
+// not to the CPU's bits. TF32 rounds the operands to 10 bits after the binary point before it multiplies. Products of
+// bf16 are added in fp32; a C in bf16 is rounded once, at the end.
 //
 // The same result from run to run, because nothing is left to chance:
-//   - the library's heuristic chooses an algorithm for a shape (types, sizes, leading dimensions, alignments, epilogue) once,
+//   - the library's heuristic chooses an algorithm for a shape (types, sizes, leading dimensions, alignments, epilogue)
+//   once,
 //     and the choice is kept. It depends on the shape, the GPU and the library's version, not on a measurement
-//   - sums that are split along k are added in a fixed order: in the workspace, by a step of their own (reduction scheme
+//   - sums that are split along k are added in a fixed order: in the workspace, by a step of their own (reduction
+//   scheme
 //     "compute type"). The schemes that add in C as blocks finish are not allowed
 //   - one stream and one workspace, which is allocated when the context is told to use cuBLAS
 //
 // cuBLAS is column-major: what is a row-major (M,N) matrix here is a column-major (N,M) one there, the transpose. So
 // instead of C = op(A) op(B) it computes C^T = op(B)^T op(A)^T from the same memory: B comes first, and M and N change
-// places. Seen column-major, B of nt is (K,N) and has to be transposed, B of nn and tn is (N,K) and does not; A of nt and
-// nn is (K,M) and does not, A of tn is (M,K) and has to be.
+// places. Seen column-major, B of nt is (K,N) and has to be transposed, B of nn and tn is (N,K) and does not; A of nt
+// and nn is (K,M) and does not, A of tn is (M,K) and has to be.
 // A C that is accumulated to is beta = 1. What else a product makes is the epilogue's:
 //   bias   one value for each row of C^T. It has the type of C there: beside a C in bf16 it is rounded to bf16 first, in scratch
 //   gelu   the result proper; C, which a backward wants, is the auxiliary output beside it. Its leading dimension must be

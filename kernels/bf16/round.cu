@@ -1,6 +1,6 @@
 // round: out = in, rounded to bf16, to nearest even: core/bf16.cuh
-//   Makes the copies that products of bf16 matrices read of the master weights, after these were drawn or read from a file.
-//   Every step after that, adamw writes the copy beside the master (kernels/adamw.cu).
+//   Makes the copies that products of bf16 matrices read of the master weights, after these were drawn or read from a
+//   file. Every step after that, adamw writes the copy beside the master (kernels/adamw.cu).
 // shapes: in (n) f32; out (n) bf16, written | tests/test_round.cpp
 #include "kernels/bf16/round.h"
 

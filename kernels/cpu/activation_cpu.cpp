@@ -1,5 +1,5 @@
-// activation on the CPU: the loops of the reference (kernels/activation.cu), shared out among threads and vectorised. The
-// bits are the same because every element is computed alone, by the same function.
+// activation on the CPU: the loops of the reference (kernels/activation.cu), shared out among threads and vectorised.
+// The bits are the same because every element is computed alone, by the same function.
 #include "kernels/activation.h"
 
 namespace gated {

@@ -1,7 +1,8 @@
-// attention_bf16 on the CPU: the bits of kernels/bf16/attention_bf16.cu, with `lanes` sums of a product side by side in a vector.
+// attention_bf16 on the CPU: the bits of kernels/bf16/attention_bf16.cu, with `lanes` sums of a product side by side in
+// a vector.
 //
-// An instruction of a tensor core on vectors (core/mma_lanes.h) wants rows of its left factor and panels of its right one as
-// floats beside their exponents. A tile of 64 tokens is turned into what its products need:
+// An instruction of a tensor core on vectors (core/mma_lanes.h) wants rows of its left factor and panels of its right
+// one as floats beside their exponents. A tile of 64 tokens is turned into what its products need:
 //
 //   product            left factor, rows of            right factor, panels of
 //   scores = q k^T     q, along d                      k, a key a lane, along d
@@ -11,12 +12,12 @@
 //   dv += P^T do       P^T, along queries              do, a d a lane, along queries
 //   dk += dS^T q       dS^T, along queries             q, a d a lane, along queries
 //
-// Every product is 64 x 64 or 64 x D, so one function serves all (core/mma_product_cpu.h). Turning a tile costs as much as a few of
-// its 64 rows' products.
+// Every product is 64 x 64 or 64 x D, so one function serves all (core/mma_product_cpu.h). Turning a tile costs as much
+// as a few of its 64 rows' products.
 //
-// Threads of the forward take tiles of 64 queries. In backward a thread owns a kv head of a sequence and makes p and ds of a tile
-// once for all three gradients, 5 products; where there are too few heads for the threads, backward walks twice, over tiles of
-// queries for dq and over tiles of keys for dk and dv, 7 products.
+// Threads of the forward take tiles of 64 queries. In backward a thread owns a kv head of a sequence and makes p and ds
+// of a tile once for all three gradients, 5 products; where there are too few heads for the threads, backward walks
+// twice, over tiles of queries for dq and over tiles of keys for dk and dv, 7 products.
 // tests/test_attention_bf16.cpp
 #include <omp.h>
 

@@ -29,8 +29,8 @@ inline void widen_rows(float* to, const bf16* x, size_t stride, size_t count, si
   widen_rows(to, D, [&](size_t r) { return r < count ? x + r * stride : nullptr; });
 }
 
-// x (64, n) of bf16 numbers, n a multiple of 16, as the left factor of chains along n. Of the rows the first so many, in whole
-// groups.
+// x (64, n) of bf16 numbers, n a multiple of 16, as the left factor of chains along n. Of the rows the first so many,
+// in whole groups.
 inline void make_rows(MmaRow* to, const float* x, size_t n, size_t rows = block) {
   const size_t steps = n / mma_depth;
   for (size_t r = 0; r < round_up(rows, mma_rows_together); r++)
@@ -119,9 +119,9 @@ struct ForwardMemory {
   }
 };
 
-// The online softmax of up to 64 rows of queries, which are in w.queries, over tiles first, first + 64, ..., up to `last`. m,
-// l and w.sum are what the rows begin with, and what they come to. key_at(j) and value_at(j) are rows, or null; seen(r, j0) is
-// a Seen.
+// The online softmax of up to 64 rows of queries, which are in w.queries, over tiles first, first + 64, ..., up to
+// `last`. m, l and w.sum are what the rows begin with, and what they come to. key_at(j) and value_at(j) are rows, or
+// null; seen(r, j0) is a Seen.
 template <class KeyAt, class ValueAt, class SeenBy>
 void walk_tiles(MmaArithmetic arithmetic, AttentionScore score, const ForwardMemory& w, float* m, float* l, size_t rows,
                 size_t D, size_t first, size_t last, float scale, float bias, KeyAt key_at, ValueAt value_at,

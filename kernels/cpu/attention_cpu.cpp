@@ -13,10 +13,10 @@
 // What differs from the kernels is how often scores are computed. Forward keeps those of its 64 queries in a buffer,
 // so the maximum and the sums are made from the same ones: 2 products a pair instead of 3.
 // Backward makes p and ds of a tile once for all three gradients: 5 products a pair instead of 7. For that, one thread
-// walks over the heads of a group, the queries of a head and the keys of a query, all in ascending order: dq_i meets its
-// keys and dk_j and dv_j meet their queries as their chains ask. So a thread owns a whole kv head of a sequence, and
-// where there are too few of them for the threads, backward walks twice, over queries for dq and over keys for dk and
-// dv (there the rows of keys lie across the lanes, and queries stream past).
+// walks over the heads of a group, the queries of a head and the keys of a query, all in ascending order: dq_i meets
+// its keys and dk_j and dv_j meet their queries as their chains ask. So a thread owns a whole kv head of a sequence,
+// and where there are too few of them for the threads, backward walks twice, over queries for dq and over keys for dk
+// and dv (there the rows of keys lie across the lanes, and queries stream past).
 //
 // Scratch for each thread: forward 64 x (min(T, W + 64) + 2D) floats, backward 64 x (128 + 5D), with D rounded up to
 // whole vectors.
@@ -186,8 +186,8 @@ void accumulate(float* acc, const float* w, const float* x, size_t stride, size_
     });
 }
 
-// R rows times V vectors of their elements, over lanes [lo, hi). Chains go on from sum, where the lanes before left them.
-// n elements of a row are left; x has rows of whole vectors.
+// R rows times V vectors of their elements, over lanes [lo, hi). Chains go on from sum, where the lanes before left
+// them. n elements of a row are left; x has rows of whole vectors.
 template <size_t R, size_t V>
 void gather_block(float* sum, size_t stride, const float* w, const float* x, size_t x_stride, size_t lo, size_t hi,
                   size_t n) {
@@ -213,8 +213,8 @@ void gather_block(float* sum, size_t stride, const float* w, const float* x, siz
     for (size_t v = 0; v < V; v++) store_first(sum + r * stride + v * lanes, total[r][v], n - v * lanes);
 }
 
-// sum and w begin at the first of the rows. Rows go four at a time over the lanes that all four see; the lanes before and
-// after them, on the diagonal and at the end of a window, go row by row.
+// sum and w begin at the first of the rows. Rows go four at a time over the lanes that all four see; the lanes before
+// and after them, on the diagonal and at the end of a window, go row by row.
 static void gather(float* sum, size_t stride, const float* w, const float* x, size_t x_stride, size_t D, size_t count,
                    const Rows& rows, QueriesOfKey span) {
   for (size_t d = 0; d < D; d += held * lanes)

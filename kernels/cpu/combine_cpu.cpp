@@ -1,7 +1,8 @@
-// combine on the CPU: tokens are shared out among threads, and columns are vectorised. The bits are those of the references
-// (kernels/combine.cu):
+// combine on the CPU: tokens are shared out among threads, and columns are vectorised. The bits are those of the
+// references (kernels/combine.cu):
 //   - forward: the sums of 128 columns stay in registers while the k rows pass, each element's in slot order
-//   - backward: the 128 chains of a dot product fill vector registers (row_reduce_cpu), and the row is then in a core's cache,
+//   - backward: the 128 chains of a dot product fill vector registers (row_reduce_cpu), and the row is then in a core's
+//   cache,
 //     where the gradient takes its place
 #include <algorithm>
 

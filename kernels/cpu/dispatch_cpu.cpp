@@ -1,7 +1,7 @@
-// dispatch on the CPU: tokens are shared out among threads, and columns are vectorised. A token's x is read once and copied to
-// its k rows while it is in a core's cache; a sum over the rows of a token goes row by row, so that each is read along. The
-// bits are those of the references (kernels/dispatch.cu): every element of an output is computed by one thread, in the same
-// order.
+// dispatch on the CPU: tokens are shared out among threads, and columns are vectorised. A token's x is read once and
+// copied to its k rows while it is in a core's cache; a sum over the rows of a token goes row by row, so that each is
+// read along. The bits are those of the references (kernels/dispatch.cu): every element of an output is computed by one
+// thread, in the same order.
 #include <algorithm>
 
 #include "core/reduce.cuh"

@@ -1,6 +1,6 @@
-// embedding on the CPU: tokens, or blocks of columns of one id, are shared out among threads, and columns are vectorised.
-// The bits are those of the reference (kernels/embedding.cu): every element of an output is computed by one thread, in the
-// same order.
+// embedding on the CPU: tokens, or blocks of columns of one id, are shared out among threads, and columns are
+// vectorised. The bits are those of the reference (kernels/embedding.cu): every element of an output is computed by one
+// thread, in the same order.
 #include <algorithm>
 
 #include "core/reduce.cuh"

@@ -1,7 +1,7 @@
-// gate on the CPU. The reference (kernels/gate.cu) asks at every element which activation and which form the gate has, so its
-// loops do not vectorise. Here a loop is compiled for each activation. It makes up to 256 logits into scores, before they
-// meet x. Threads share the rows. Every element is computed by the same operations, and the sum over a group in the same
-// order, so the bits are the same.
+// gate on the CPU. The reference (kernels/gate.cu) asks at every element which activation and which form the gate has,
+// so its loops do not vectorise. Here a loop is compiled for each activation. It makes up to 256 logits into scores,
+// before they meet x. Threads share the rows. Every element is computed by the same operations, and the sum over a
+// group in the same order, so the bits are the same.
 #include <algorithm>
 
 #include "core/reduce.cuh"

@@ -1,6 +1,6 @@
-// gated_delta_bf16 on the CPU: the steps of kernels/bf16/gated_delta_bf16_steps.h, with `lanes` outputs of a product side by side in a
-// vector (core/mma_product_cpu.h). A factor is turned into what such a product reads, which costs as much as a few of its rows.
-// Threads take key heads of sequences, with the value heads that read them.
+// gated_delta_bf16 on the CPU: the steps of kernels/bf16/gated_delta_bf16_steps.h, with `lanes` outputs of a product
+// side by side in a vector (core/mma_product_cpu.h). A factor is turned into what such a product reads, which costs as
+// much as a few of its rows. Threads take key heads of sequences, with the value heads that read them.
 // tests/test_gated_delta_bf16.cpp
 #include <omp.h>
 

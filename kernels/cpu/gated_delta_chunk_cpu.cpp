@@ -1,12 +1,12 @@
-// gated_delta_chunk_cpu: the chunk form of kernels/gated_delta_chunk.cu on a CPU, near the speed of its matrix products, with
-// the same bits.
+// gated_delta_chunk_cpu: the chunk form of kernels/gated_delta_chunk.cu on a CPU, near the speed of its matrix
+// products, with the same bits.
 //
-// Every sum of the file is a chain that goes on from a number that is there, C_ij <- C_ij + A_i0 B_0j + A_i1 B_1j + ..., so one
-// product serves them all: 4 rows times 4 vectors of columns stay in registers while the links pass by. Where a row of A
-// has no links after or before the diagonal, the 4 x 4 corner at the diagonal is done link by link.
+// Every sum of the file is a chain that goes on from a number that is there, C_ij <- C_ij + A_i0 B_0j + A_i1 B_1j +
+// ..., so one product serves them all: 4 rows times 4 vectors of columns stay in registers while the links pass by.
+// Where a row of A has no links after or before the diagonal, the 4 x 4 corner at the diagonal is done link by link.
 // Columns of values lie across the lanes; for sums over columns the state, its gradient and u are transposed first.
-// A task owns a key head of a sequence with the value heads that read it: k k^T and q k^T are made once for all of them.
-// Scratch for each thread: Workspace, 1 MiB for heads of 128 with Hv/Hk = 2.
+// A task owns a key head of a sequence with the value heads that read it: k k^T and q k^T are made once for all of
+// them. Scratch for each thread: Workspace, 1 MiB for heads of 128 with Hv/Hk = 2.
 // tests/test_gated_delta_chunk.cpp
 #include <omp.h>
 
@@ -192,8 +192,8 @@ static void dots_row_by_row(float* to, const float* a, const float* b, size_t ro
   }
 }
 
-// What a thread works with: a chunk of the key head and of one value head, and the states of all value heads of the group.
-// Rows are padded with zeros to D = Dk and V = Dv rounded up to multiples of 16.
+// What a thread works with: a chunk of the key head and of one value head, and the states of all value heads of the
+// group. Rows are padded with zeros to D = Dk and V = Dv rounded up to multiples of 16.
 struct Workspace {
   float* state;                                      // (heads of the group, D, V): S or dS
   float *S, *turned_S, *turned_dS;                   // backward: (D,V), (V,D), (V,D)

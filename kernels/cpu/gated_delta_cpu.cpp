@@ -1,25 +1,26 @@
-// gated_delta_cpu: the gated delta rule of kernels/gated_delta.cu on a CPU, near the speed of its arithmetic, with the same
-// bits.
+// gated_delta_cpu: the gated delta rule of kernels/gated_delta.cu on a CPU, near the speed of its arithmetic, with the
+// same bits.
 //
-// Forward has two dots over a key in each token, so columns of a state lie across the lanes of a vector: a chain is a vector,
-// and nothing is added across lanes. A task owns a head and goes through 64 tokens at a time, two vectors of columns after
-// two others: their state, 128 x 32 numbers, then stays in the L1 cache. One pass over it does three things for row i,
-// which is loaded and stored once:
+// Forward has two dots over a key in each token, so columns of a state lie across the lanes of a vector: a chain is a
+// vector, and nothing is added across lanes. A task owns a head and goes through 64 tokens at a time, two vectors of
+// columns after two others: their state, 128 x 32 numbers, then stays in the L1 cache. One pass over it does three
+// things for row i, which is loaded and stored once:
 //     S_i <- alpha S_i + k_i u        the update of token t
 //     o   += q_i S_i                  what token t reads
 //     P   += k'_i S_i                 what the state holds for the key of token t + 1
-// Four operations for a vector of the state, and no more loads than a core has time for. The 16 chains of a dot are made
-// four at a time, rows c .. c+3, c+16 .. c+19, ..., so that two dots of four chains of two vectors fill 16 registers.
+// Four operations for a vector of the state, and no more loads than a core has time for. The 16 chains of a dot are
+// made four at a time, rows c .. c+3, c+16 .. c+19, ..., so that two dots of four chains of two vectors fill 16
+// registers.
 //
-// Backward has three sums over columns and one dot over a key, so there a vector lies along a column: a sum over columns
-// is a multiply-add with one number of each column, and the dot is a vector of 16 chains. A task owns a key head of a sequence
-// with the value heads that read it, because dq and dk add these up. It goes through the 64 tokens of an
-// interval, the last interval first, slice of 16 columns after slice. First it makes the states of the slice, and then walks
-// back. One pass over dS and the state S between two tokens finishes the later one and begins the earlier:
+// Backward has three sums over columns and one dot over a key, so there a vector lies along a column: a sum over
+// columns is a multiply-add with one number of each column, and the dot is a vector of 16 chains. A task owns a key
+// head of a sequence with the value heads that read it, because dq and dk add these up. It goes through the 64 tokens
+// of an interval, the last interval first, slice of 16 columns after slice. First it makes the states of the slice, and
+// then walks back. One pass over dS and the state S between two tokens finishes the later one and begins the earlier:
 //     dk  += dS u,  dk' += S w,  dS <- alpha dS + k w,  dg += S dS         of token t
 //     dS  += q do,  dq += S do,  du += dS k                                of token t - 1
-// Eight operations for a vector. Of the states every second is stored, which halves what the L2 cache has to hold and to
-// move; the ones between are made in the pass that needs them, with two operations more.
+// Eight operations for a vector. Of the states every second is stored, which halves what the L2 cache has to hold and
+// to move; the ones between are made in the pass that needs them, with two operations more.
 //
 // What tokens bring and take is copied, 64 rows at a time, from and to memory where rows lie far apart.
 // Scratch: ForwardWorkspace and Workspace for each thread, 225 KiB and 660 KiB for heads of 128 with Hv/Hk = 2.
@@ -125,9 +126,9 @@ struct ForwardWorkspace {
   }
 };
 
-// Columns j0 .. j1-1 of one head. Block after block of columns goes through the tokens of an interval: meanwhile its state is
-// in the L1 cache, and what the tokens bring and take in the L2. In memory tokens lie far apart; a store that waits for it would
-// hold up all those after it.
+// Columns j0 .. j1-1 of one head. Block after block of columns goes through the tokens of an interval: meanwhile its
+// state is in the L1 cache, and what the tokens bring and take in the L2. In memory tokens lie far apart; a store that
+// waits for it would hold up all those after it.
 static void forward_columns(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s,
                             const ForwardWorkspace& w, size_t b, size_t h, size_t j0, size_t j1) {
   const size_t block = width * s.Dk, V = ForwardWorkspace::padded(s.Dv), n = j1 - j0, all = s.Hv * s.Dv;
@@ -170,8 +171,8 @@ static void forward_columns(const GatedDeltaOut& out, const GatedDeltaIn& in, co
 
 // ---- backward
 //
-// A tile is 16 columns of a state, vectors of `lanes` rows one after the other: vector m of column j is number m*16 + j.
-// A vector of 16 chains has 16/lanes pieces; vector m of a column belongs to piece m mod that.
+// A tile is 16 columns of a state, vectors of `lanes` rows one after the other: vector m of column j is number m*16 +
+// j. A vector of 16 chains has 16/lanes pieces; vector m of a column belongs to piece m mod that.
 
 // What a thread works with: the tokens of an interval, of the key head and of one value head. All rows are padded to
 // multiples of 16 with zeros, D and V numbers.
@@ -334,8 +335,8 @@ static void add_chains(float* total, size_t step, const float* rows, size_t coun
   }
 }
 
-// The slice of columns from j0 of value head h, for tokens t0 .. t0 + count - 1. `before`: the state before them (Dk,Dv), or
-// null.
+// The slice of columns from j0 of value head h, for tokens t0 .. t0 + count - 1. `before`: the state before them
+// (Dk,Dv), or null.
 static void backward_slice(const Workspace& w, float* dS, const float* before, size_t j0, size_t Dk, size_t Dv,
                            size_t count) {
   const size_t D = Workspace::padded(Dk), V = Workspace::padded(Dv), tile = D * slice, n = std::min(slice, Dv - j0);

@@ -4,11 +4,14 @@
 //   - A thread takes a block of rows through all steps. Rows meet in the gradients of parameters alone.
 //   - Products are matmul_cpu, the gate and SiLU are their twins: each has the bits of its reference.
 //   - unit, the norm before weight and bias, is kept beside n, so that tanh is computed once.
-//   - dw, db and the rows' shares of dalpha are added up while their rows are in the cache. A block is a whole number of
+//   - dw, db and the rows' shares of dalpha are added up while their rows are in the cache. A block is a whole number
+//   of
 //     slices of a column sum, 128 rows, so one thread makes the chain of a slice in ascending order.
-//   - Inside a block everything is floats. Where activations are stored as bf16, dy is widened on the way in, and y rounded on
+//   - Inside a block everything is floats. Where activations are stored as bf16, dy is widened on the way in, and y
+//   rounded on
 //     the way out.
-//   - The gradients of W_up and W_down are products over all rows. What they multiply waits in scratch until every block
+//   - The gradients of W_up and W_down are products over all rows. What they multiply waits in scratch until every
+//   block
 //     is done.
 #include <omp.h>
 
@@ -85,7 +88,8 @@ void normalise(float* ns, float* r, S* sum, const ResidualInOf<S>& in, const Gat
   }
 }
 
-// The same again in the backward, where r is known: unit and n of rows row0 to row0 + rows - 1, which stand at the front.
+// The same again in the backward, where r is known: unit and n of rows row0 to row0 + rows - 1, which stand at the
+// front.
 template <bool rms, class S>
 void normalise_again(float* units, float* ns, const S* all_x, const float* r, const GatedNormWeights& weights,
                      const GatedNormShape& shape, size_t row0, size_t rows) {

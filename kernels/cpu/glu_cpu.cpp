@@ -1,5 +1,5 @@
-// glu on the CPU: the loops of the reference (kernels/glu.cu), shared out among threads and vectorised. The bits are the
-// same because every element is computed alone, by the same functions.
+// glu on the CPU: the loops of the reference (kernels/glu.cu), shared out among threads and vectorised. The bits are
+// the same because every element is computed alone, by the same functions.
 #include "kernels/glu.h"
 
 #include "kernels/glu.cuh"

@@ -1,5 +1,6 @@
-// gradient on the CPU: elements and chunks are shared out among threads, and the 128 chains of a chunk advance side by side
-// in vector registers. The bits are those of the reference (kernels/gradient.cu), because every chain is the same chain.
+// gradient on the CPU: elements and chunks are shared out among threads, and the 128 chains of a chunk advance side by
+// side in vector registers. The bits are those of the reference (kernels/gradient.cu), because every chain is the same
+// chain.
 #include "core/reduce.cuh"
 #include "kernels/gradient.h"
 

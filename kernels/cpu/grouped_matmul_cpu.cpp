@@ -1,11 +1,12 @@
 // grouped_matmul_cpu: the products of kernels/grouped_matmul.cu on CPU cores, with the blocks and the packing of
-// kernels/cpu/matmul_cpu.cpp. Every expert's product is computed as matmul_cpu() would, so its bits are the reference's.
+// kernels/cpu/matmul_cpu.cpp. Every expert's product is computed as matmul_cpu() would, so its bits are the
+// reference's.
 //
-// Threads share the experts, not each expert: that keeps parts large where experts are many and small. Experts differ in
-// size, and one may have most of the rows, so an expert with more than its share is cut into parts of about
+// Threads share the experts, not each expert: that keeps parts large where experts are many and small. Experts differ
+// in size, and one may have most of the rows, so an expert with more than its share is cut into parts of about
 //   all work / (threads * 4)
-// and the parts, the largest first, go to whichever thread is free: at the end no thread waits for another longer than a small
-// part takes.
+// and the parts, the largest first, go to whichever thread is free: at the end no thread waits for another longer than
+// a small part takes.
 #include <omp.h>
 
 #include <algorithm>

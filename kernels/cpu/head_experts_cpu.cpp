@@ -1,6 +1,6 @@
-// head_experts on the CPU: the references of kernels/head_experts.cu with heads shared out among threads. The scores are made
-// in vectors first; the elements of a head are those of a vector, expert after expert, 128 at a time in registers, so the bits
-// are the same.
+// head_experts on the CPU: the references of kernels/head_experts.cu with heads shared out among threads. The scores
+// are made in vectors first; the elements of a head are those of a vector, expert after expert, 128 at a time in
+// registers, so the bits are the same.
 // tests/test_head_experts.cpp
 #include <algorithm>
 

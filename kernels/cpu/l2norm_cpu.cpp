@@ -1,5 +1,5 @@
-// l2norm on CPU cores: the references of kernels/l2norm.cu with rows shared out among threads. The 128 chains of a row's sum
-// fill vector registers, in the same order.
+// l2norm on CPU cores: the references of kernels/l2norm.cu with rows shared out among threads. The 128 chains of a
+// row's sum fill vector registers, in the same order.
 // tests/test_l2norm.cpp
 #include "core/reduce.cuh"
 #include "kernels/l2norm.h"

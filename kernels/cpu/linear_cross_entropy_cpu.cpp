@@ -1,9 +1,9 @@
 // cross_entropy_cpu: the row pass of kernels/linear_cross_entropy.cu on CPU cores.
 //
 // It differs from the reference in that the 128 chains of a row advance together: the loops over j are independent of
-// each other and fill vector registers, where RowSum puts one element at a time into the next chain. Chain j takes the same
-// elements in the same order, so the bits are the same. The maximum goes in chains as well: a compiler may not reorder a
-// single one, and a maximum has no order. Rows are shared out among threads.
+// each other and fill vector registers, where RowSum puts one element at a time into the next chain. Chain j takes the
+// same elements in the same order, so the bits are the same. The maximum goes in chains as well: a compiler may not
+// reorder a single one, and a maximum has no order. Rows are shared out among threads.
 #include "kernels/linear_cross_entropy.h"
 
 #include <algorithm>

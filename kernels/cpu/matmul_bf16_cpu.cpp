@@ -1,8 +1,8 @@
 // matmul_bf16 on the CPU: the bits of kernels/bf16/matmul_bf16.cu, with `lanes` columns of C side by side in a vector.
 //
-// An instruction of a tensor core on vectors (core/mma_lanes.h) wants its factors as floats beside their exponents. A row
-// block of A is turned into that form once, for all threads; a thread then takes panels of B, `lanes` columns wide, turns a
-// slice of one into that form, and multiplies four rows of A at a time with it.
+// An instruction of a tensor core on vectors (core/mma_lanes.h) wants its factors as floats beside their exponents. A
+// row block of A is turned into that form once, for all threads; a thread then takes panels of B, `lanes` columns wide,
+// turns a slice of one into that form, and multiplies four rows of A at a time with it.
 #include <omp.h>
 
 #include <algorithm>

@@ -1,12 +1,12 @@
 // matmul_cpu: the product of kernels/matmul.cu on CPU cores, at the speed of their vector units.
 //
-// It differs from the reference in what is computed at the same time, never in an order of additions: an element of C has
-// a vector lane of its own, which takes k in ascending order. So it has the bits of matmul_ref at every vector width and
-// thread count.
+// It differs from the reference in what is computed at the same time, never in an order of additions: an element of C
+// has a vector lane of its own, which takes k in ascending order. So it has the bits of matmul_ref at every vector
+// width and thread count.
 //
-// The blocking is that of Goto and van de Geijn ("Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008) and
-// of BLIS (Van Zee and van de Geijn, ACM TOMS 2015), with two changes. Blocks are as deep as a slice, so that a chain
-// stays in its register from its first k to its last; and threads share nothing: each packs what it needs.
+// The blocking is that of Goto and van de Geijn ("Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008)
+// and of BLIS (Van Zee and van de Geijn, ACM TOMS 2015), with two changes. Blocks are as deep as a slice, so that a
+// chain stays in its register from its first k to its last; and threads share nothing: each packs what it needs.
 //
 //   part     the rectangle of C of one thread
 //   panel    up to 3072 columns of the part, one slice of k: B, packed into strips of 32 columns          (memory)
@@ -14,8 +14,8 @@
 //   tile     14 rows by 2 vectors of C in 28 registers: each k brings 2 vectors of B and 14 numbers of A, each of which
 //            goes to all lanes                                                               (numbers for AVX-512)
 //
-// With a few rows of A there is nothing to keep a packed B for: these read B as it lies (core/row_dots_cpu.h), where that
-// is by rows of k, and take as long as memory needs to bring it.
+// With a few rows of A there is nothing to keep a packed B for: these read B as it lies (core/row_dots_cpu.h), where
+// that is by rows of k, and take as long as memory needs to bring it.
 //
 // A strip is k-major: strip[k*width + i]. The last strip of B is filled up with zeros, columns that no output has. k is
 // never filled up. tests/test_matmul.cpp
@@ -57,8 +57,8 @@ struct Destination {
   size_t cols;        // that C has in this tile
 };
 
-// Memory that will be wanted soon. Tiles ask for it, each for the lines of a few rows, one every 2^shift k: line n begins at
-// data + (n % 2^log) * low + (n / 2^log) * high.
+// Memory that will be wanted soon. Tiles ask for it, each for the lines of a few rows, one every 2^shift k: line n
+// begins at data + (n % 2^log) * low + (n / 2^log) * high.
 struct Ahead {
   const float* data;
   size_t low, high;
@@ -363,7 +363,8 @@ Cut least_work_cut(size_t M, size_t N, size_t parts) {
   return best;
 }
 
-// One part a thread; a thread is worth waking for half a million fmas. Of a few rows a number of B is read for as long as 8 take.
+// One part a thread; a thread is worth waking for half a million fmas. Of a few rows a number of B is read for as long
+// as 8 take.
 static Cut cut_among_threads(size_t M, size_t N, size_t K) {
   const size_t most = std::max<size_t>(1, (std::max<size_t>(M, 8) * N * K) >> 19);
   return least_work_cut(M, N, std::min<size_t>(omp_get_max_threads(), most));

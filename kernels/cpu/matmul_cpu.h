@@ -30,8 +30,8 @@ constexpr size_t part_work(size_t rows, size_t cols, size_t K) {
   return K * (rows * cols + 16 * (rows + cols));
 }
 
-// The size of the parts when C (M,N) is cut into at most `parts` equal ones: of the possible cuts, the one with the least
-// work in a part.
+// The size of the parts when C (M,N) is cut into at most `parts` equal ones: of the possible cuts, the one with the
+// least work in a part.
 struct Cut {
   size_t rows, cols;
 };

@@ -1,6 +1,6 @@
-// polynorm on the CPU: rows are shared out among threads. In a row, the 128 chains of a sum advance side by side in vector
-// registers, and columns are vectorised. The bits are those of the reference (kernels/polynorm.cu), because every chain is
-// the same chain and every column is computed alone.
+// polynorm on the CPU: rows are shared out among threads. In a row, the 128 chains of a sum advance side by side in
+// vector registers, and columns are vectorised. The bits are those of the reference (kernels/polynorm.cu), because
+// every chain is the same chain and every column is computed alone.
 #include "core/reduce.cuh"
 #include "kernels/polynorm.h"
 

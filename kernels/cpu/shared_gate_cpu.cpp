@@ -1,6 +1,6 @@
-// shared_gate on the CPU. The reference (kernels/shared_gate.cu) goes down the heads of one column after the other. Here a
-// thread takes a token whole, and rows of D meet rows of D, in loops that are compiled for each activation and form. The
-// terms of a column still come in ascending h, so the bits are the same.
+// shared_gate on the CPU. The reference (kernels/shared_gate.cu) goes down the heads of one column after the other.
+// Here a thread takes a token whole, and rows of D meet rows of D, in loops that are compiled for each activation and
+// form. The terms of a column still come in ascending h, so the bits are the same.
 #include <vector>
 
 #include "kernels/shared_gate.h"

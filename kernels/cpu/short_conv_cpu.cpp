@@ -1,8 +1,9 @@
-// short_conv on CPU cores: kernels/short_conv.cu, in one pass over memory in each direction, with the bits of its references.
+// short_conv on CPU cores: kernels/short_conv.cu, in one pass over memory in each direction, with the bits of its
+// references.
 //
-// Channels do not meet, so loops run over neighbouring channels in vectors, tap after tap: every chain has its links in the
-// order of the references. A task of the backward has the 128 tokens of one slice of dw's column sum, and 256 channels. It makes
-// dp of these tokens and of the W-1 after them, which dx wants, and keeps it in a core's cache.
+// Channels do not meet, so loops run over neighbouring channels in vectors, tap after tap: every chain has its links in
+// the order of the references. A task of the backward has the 128 tokens of one slice of dw's column sum, and 256
+// channels. It makes dp of these tokens and of the W-1 after them, which dx wants, and keeps it in a core's cache.
 // Weights are turned into rows of channels first (W,C).
 // tests/test_short_conv.cpp
 #include <omp.h>

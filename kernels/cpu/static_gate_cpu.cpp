@@ -1,6 +1,6 @@
-// static_gate on the CPU. The scores and slopes of the C logits are made once, in a vectorised loop, and rows are multiplied
-// by them. dtheta comes first, in blocks of columns (core/reduce.cuh). The terms and their order are those of the reference,
-// so the bits are the same.
+// static_gate on the CPU. The scores and slopes of the C logits are made once, in a vectorised loop, and rows are
+// multiplied by them. dtheta comes first, in blocks of columns (core/reduce.cuh). The terms and their order are those
+// of the reference, so the bits are the same.
 #include <vector>
 
 #include "core/reduce.cuh"

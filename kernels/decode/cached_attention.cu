@@ -1,20 +1,22 @@
-// cached_attention: the newest token of a sequence attends; of the tokens before it, keys and values are kept: the KV cache
+// cached_attention: the newest token of a sequence attends; of the tokens before it, keys and values are kept: the KV
+// cache
 //
-// 1. Why that is enough. Row i of causal attention (kernels/attention.cu) reads one query, q_i, and the keys and values up to i:
+// 1. Why that is enough. Row i of causal attention (kernels/attention.cu) reads one query, q_i, and the keys and values
+// up to i:
 //     o_i = sum over j <= i of p_ij v_j,  p_ij = e^(q_i.k_j / sqrt(D) - m_i) / l_i
 //   Keys and values of old tokens do not change when a token is added, because nothing in the model looks ahead. So a
 //   sequence that grows by one token needs one new row, and of the others their k and v. A row costs as many
 //   multiply-adds as there are keys, and reading the keys and values is most of its time.
 //
 // 2. Why it has the same bits. attention_forward gives every row chains of its own, over the keys that the row sees, in
-//   ascending order. This file walks through the same links in the same order: from the oldest token that is kept to the
-//   newest. A cache that is a ring begins somewhere in the middle:
+//   ascending order. This file walks through the same links in the same order: from the oldest token that is kept to
+//   the newest. A cache that is a ring begins somewhere in the middle:
 //
 //       slots = 5, tokens = 8      slot    0   1   2   3   4          order of the chains: slots 3, 4, 0, 1, 2
 //                                  token   5   6   7   3   4          (oldest() is 3: token 8 - 5 lies there)
 //
-//   With a window W a query sees the last W tokens, so W slots hold just what it sees. Sigmoid scores and sinks change a row as
-//   they do in kernels/attention.cu, section 3.
+//   With a window W a query sees the last W tokens, so W slots hold just what it sees. Sigmoid scores and sinks change
+//   a row as they do in kernels/attention.cu, section 3.
 //
 // exactly: with fused(a,b,c) = a*b + c rounded once, a "chain" from +0, and scale = 1/sqrt(D):
 //     s_j = scale * (chain over d of q_d k_jd)      m = max of the sink's logit and all s_j
@@ -48,8 +50,8 @@ void cached_attention_store_ref(Real* keys, Real* values, const Real* k, const R
 }
 IN_FLOAT_AND_DOUBLE(cached_attention_store_ref);
 
-// What is promised, said once: the last row of attention over the tokens that are kept. (The rows before it are computed and
-// dropped.)
+// What is promised, said once: the last row of attention over the tokens that are kept. (The rows before it are
+// computed and dropped.)
 template <class Real>
 void cached_attention_ref(Real* o, const Real* q, const Real* keys, const Real* values, const CachedAttentionShape& s,
                           const SinkOf<Real>& sink) {
@@ -105,8 +107,9 @@ __global__ void cached_attention_store_kernel(S* keys, S* values, const S* k, co
 //     scores, weights     thread n owns keys n, n + 288, n + 576, ...: dots of a key are short, and there are many keys
 //     sums over tokens    thread d owns output d, and thread 256 owns l: a chain over tokens is one thread's
 //
-// In between the weights lie in scratch memory, weight (B,H,slots), in the order of the slots: p_j is written by the thread
-// that owns key j and read by all. A barrier orders memory for the threads of a block, and no other block reads these.
+// In between the weights lie in scratch memory, weight (B,H,slots), in the order of the slots: p_j is written by the
+// thread that owns key j and read by all. A barrier orders memory for the threads of a block, and no other block reads
+// these.
 __global__ void __launch_bounds__(cached::threads)
     cached_attention_kernel(float* o, float* weight, const float* q, const float* keys, const float* values,
                             CachedAttentionShape s, Sink sink, float scale, bool aligned) {

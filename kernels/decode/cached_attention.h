@@ -1,12 +1,12 @@
-// cached_attention: attention of the newest token of a sequence alone, to keys and values that are kept from the tokens before
-// it. What it computes, and how: kernels/decode/cached_attention.cu
+// cached_attention: attention of the newest token of a sequence alone, to keys and values that are kept from the tokens
+// before it. What it computes, and how: kernels/decode/cached_attention.cu
 #pragma once
 #include "kernels/attention.h"
 
 namespace gated {
 
-// The cache of a layer holds keys and values (B,KVH,slots,D) of the last `slots` tokens of each sequence. Token t, counted
-// from 0, lies in slot t % slots. So a query sees all that is there, and a window is a cache of as many slots.
+// The cache of a layer holds keys and values (B,KVH,slots,D) of the last `slots` tokens of each sequence. Token t,
+// counted from 0, lies in slot t % slots. So a query sees all that is there, and a window is a cache of as many slots.
 struct CachedAttentionShape {
   size_t B;       // sequences, all equally long
   size_t H, KVH;  // query heads; key and value heads, each read by H/KVH query heads
@@ -36,16 +36,16 @@ struct CachedAttentionShape {
   }
 };
 
-// Puts keys and values of tokens tokens - T .. tokens - 1 into the cache: k, v (B,T,KVH,D). Of more than `slots` tokens the
-// last stay. Other slots keep what they hold. Refuses T = 0, and T > tokens.
+// Puts keys and values of tokens tokens - T .. tokens - 1 into the cache: k, v (B,T,KVH,D). Of more than `slots` tokens
+// the last stay. Other slots keep what they hold. Refuses T = 0, and T > tokens.
 void cached_attention_store(float* keys, float* values, const float* k, const float* v, size_t T,
                             const CachedAttentionShape& s, Context& ctx);
 void cached_attention_store(bf16* keys, bf16* values, const bf16* k, const bf16* v, size_t T,
                             const CachedAttentionShape& s, Context& ctx);
 
-// o (B,H,D) from q (B,H,D) and the cache, which holds the newest token too: bit for bit the last row of attention_forward over
-// the whole sequences, with a window of `slots`. o is written; it is none of the others. A sink's logits are (H), or (B,H)
-// where they are per query. Refuses tokens = 0, and what attention_forward refuses.
+// o (B,H,D) from q (B,H,D) and the cache, which holds the newest token too: bit for bit the last row of
+// attention_forward over the whole sequences, with a window of `slots`. o is written; it is none of the others. A
+// sink's logits are (H), or (B,H) where they are per query. Refuses tokens = 0, and what attention_forward refuses.
 void cached_attention(float* o, const float* q, const float* keys, const float* values, const CachedAttentionShape& s,
                       const Sink& sink, Context& ctx);
 // Bytes of scratch that it takes on every device.

@@ -1,13 +1,13 @@
 // cached_attention_bf16: the newest token of a sequence attends; of the tokens before it, bf16 keys and values are kept
 //
-// Why that is enough: kernels/decode/cached_attention.cu. Why it has the bits of attention_bf16_forward's last row: it takes the same
-// steps. The tiles of 64 keys are those of the whole sequence, from multiples of 64 on, wherever the ring that the cache is
-// begins, and what a query does not see, or the cache holds no more, is masked:
+// Why that is enough: kernels/decode/cached_attention.cu. Why it has the bits of attention_bf16_forward's last row: it
+// takes the same steps. The tiles of 64 keys are those of the whole sequence, from multiples of 64 on, wherever the
+// ring that the cache is begins, and what a query does not see, or the cache holds no more, is masked:
 //
 //     slots = 100, tokens = 170      tokens kept: 70 .. 169      tiles: 64 .. 127, 128 .. 191      masked: 64 .. 69, 170 .. 191
 //
-// What is computed is in kernels/bf16/attention_bf16.cu, section 2; the softmax is attention_bf16_tile's online_softmax.
-// shapes: q, o (B,H,D), keys, values (B,KVH,slots,D) bf16 | o is written
+// What is computed is in kernels/bf16/attention_bf16.cu, section 2; the softmax is attention_bf16_tile's
+// online_softmax. shapes: q, o (B,H,D), keys, values (B,KVH,slots,D) bf16 | o is written
 // on the CPU: kernels/decode/cached_attention_bf16_cpu.cpp, the same bits | tests/test_cached_attention_bf16.cpp
 #include "kernels/decode/cached_attention_bf16.h"
 
@@ -19,8 +19,8 @@ namespace gated {
 
 // ---- kernel
 //
-// A block owns up to 16 query heads that read one kv head, the rows of its tiles: a key or value is read once for all of them.
-// Its four warps share a tile out in two ways:
+// A block owns up to 16 query heads that read one kv head, the rows of its tiles: a key or value is read once for all
+// of them. Its four warps share a tile out in two ways:
 //
 //    scores     warp w has keys 16w .. 16w + 15 of the tile
 //    weights    every warp has all of them: it makes what it needs itself, from scores in shared memory
@@ -28,8 +28,8 @@ namespace gated {
 //
 // Keys and values are copied as in attention_bf16_forward_kernel: one is copied while the other is multiplied.
 //
-// Grid (B*KVH, 16 heads of the group each). Scores in shared memory have rows of 72: eight rows and four pairs of columns fall
-// on 32 different pairs of banks.
+// Grid (B*KVH, 16 heads of the group each). Scores in shared memory have rows of 72: eight rows and four pairs of
+// columns fall on 32 different pairs of banks.
 
 namespace attention_bf16 {
 

@@ -1,5 +1,5 @@
-// cached_attention_bf16 on the CPU: threads take kv heads, and the query heads that read one are the rows of its tiles, 64 at
-// a time (kernels/cpu/attention_bf16_cpu.h). tests/test_cached_attention_bf16.cpp
+// cached_attention_bf16 on the CPU: threads take kv heads, and the query heads that read one are the rows of its tiles,
+// 64 at a time (kernels/cpu/attention_bf16_cpu.h). tests/test_cached_attention_bf16.cpp
 #include <omp.h>
 
 #include "kernels/cpu/attention_bf16_cpu.h"

@@ -71,7 +71,8 @@ class AtomicFile {
 
 void write_text(const std::string& path, const std::string& text);
 
-// A safetensors file of these. The previous file at `path` stays until the new one is complete, and stays for good if that fails.
+// A safetensors file of these. The previous file at `path` stays until the new one is complete, and stays for good if
+// that fails.
 void write_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
                        const std::map<std::string, std::string>& metadata);
 // The same with the metadata that a checkpoint has of its own.
@@ -103,8 +104,8 @@ class Checkpoint {
 
   size_t step() const;
 
-  // What the file says of a float tensor, which must be there and have this shape; its values, bit for bit; and the same of
-  // weights, of which a NaN or an infinity is refused.
+  // What the file says of a float tensor, which must be there and have this shape; its values, bit for bit; and the
+  // same of weights, of which a NaN or an infinity is refused.
   const TensorEntry& entry(const std::string& name, const std::vector<size_t>& shape) const;
   void read(const std::string& name, const std::vector<size_t>& shape, float* dst) const;
   void read_numbers(const std::string& name, const std::vector<size_t>& shape, float* dst) const;
@@ -119,16 +120,16 @@ class Checkpoint {
 // For the start of a run, so that a folder that cannot be written is refused then, not at the first save.
 void prepare_checkpoint_folder(const std::string& folder);
 
-// Keeps every other process from holding the folder until the file is closed. Refuses one that another process holds; a file
-// system without locks is no hindrance.
+// Keeps every other process from holding the folder until the file is closed. Refuses one that another process holds; a
+// file system without locks is no hindrance.
 [[nodiscard]] File hold_folder(const std::string& folder);
 
 // Writes the checkpoint of `step`, then deletes all but the newest `keep` and that of step `always`.
 void save_step(const std::string& folder, size_t step, const std::vector<TensorView>& tensors,
                std::map<std::string, std::string> metadata, size_t keep, size_t always = 0);
 
-// Deletes all checkpoints but the newest `keep` (0 keeps all) and that of step `always`. Only steps up to `step` count: newer files
-// are what a run was resumed from behind, and must not push out what replaces them.
+// Deletes all checkpoints but the newest `keep` (0 keeps all) and that of step `always`. Only steps up to `step` count:
+// newer files are what a run was resumed from behind, and must not push out what replaces them.
 void keep_newest(const std::string& folder, size_t step, size_t keep, size_t always = 0);
 
 // The newest checkpoint that can be continued from; those passed over are named on stderr. Nothing when the

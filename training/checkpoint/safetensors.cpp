@@ -131,8 +131,9 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
       parse_safetensors(path, file_.size(), [&](void* dst, size_t n, size_t offset) { file_.read(dst, n, offset); });
 }
 
-// Infinities and NaNs have an exponent of ones, which the sum carries into the sign. The host's files are compiled for gdb: there
-// this loop would be half of the time of loading, and as vectors it is a hundredth. (nvcc compiles it as vectors anyway.)
+// Infinities and NaNs have an exponent of ones, which the sum carries into the sign. The host's files are compiled for
+// gdb: there this loop would be half of the time of loading, and as vectors it is a hundredth. (nvcc compiles it as
+// vectors anyway.)
 #ifndef __CUDACC__
 [[gnu::optimize("O3"), gnu::target_clones("avx2", "default")]]
 #endif

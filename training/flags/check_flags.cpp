@@ -1,5 +1,5 @@
-// check_flags: which flags contradict each other, and what to do about it. The one place where flags are refused together;
-// what a single flag allows stands in its row of the table (training/flags/flags.cpp).
+// check_flags: which flags contradict each other, and what to do about it. The one place where flags are refused
+// together; what a single flag allows stands in its row of the table (training/flags/flags.cpp).
 #include <algorithm>
 #include <climits>
 
@@ -153,7 +153,8 @@ void check_bf16_flags(const Config& c) {
   for (const auto& [used, flag, width] : widths)
     require(!used || width % 16 == 0,
             "--precision=bf16 with %s=%zu: tensor cores multiply 16 at a time; take a multiple of 16", flag, width);
-  // A value of few bits times its scale has more bits than bf16: stored as one it would be rounded to another format on top.
+  // A value of few bits times its scale has more bits than bf16: stored as one it would be rounded to another format on
+  // top.
   require(!c.quantize.has_value(),
           "--precision=bf16 with --quantize: what it rounds would be rounded to bf16 once more; add --precision=fp32, "
           "which evaluates a run of bf16 too");

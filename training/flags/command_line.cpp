@@ -151,8 +151,8 @@ static std::string suggested_flag(const std::vector<Flag>& flags, const std::str
   return suggestion(name, names);
 }
 
-// Sets one flag from a word as it stands on a command line: --name=value, or --name for --name=on. It is one of the model's,
-// unless `any` is allowed that shapes the result.
+// Sets one flag from a word as it stands on a command line: --name=value, or --name for --name=on. It is one of the
+// model's, unless `any` is allowed that shapes the result.
 static void apply_word(const std::vector<Flag>& flags, const std::string& word, const std::string& from,
                        bool any = false) {
   const size_t equals = word.find('=');

@@ -8,8 +8,8 @@ namespace gated {
 // docs/flags.md: every flag, its default, what it allows, and the file behind each named value.
 std::string flag_map_markdown();
 
-// --help, in lines of at most `width`: the flags that one starts with; of a topic, every flag that has the word in its name or in
-// its section's, grouped as the table is. "all" is every flag. Refuses a word that none has.
+// --help, in lines of at most `width`: the flags that one starts with; of a topic, every flag that has the word in its
+// name or in its section's, grouped as the table is. "all" is every flag. Refuses a word that none has.
 std::string help_text(size_t width, const std::string& topic = "");
 
 // Fills config; false when the command line asked for help only. Refuses what the table does not allow.

@@ -1,4 +1,5 @@
-// flag_table: builds the rows of the flag table, one method for each type of value. Included by training/flags/flags.cpp alone.
+// flag_table: builds the rows of the flag table, one method for each type of value. Included by
+// training/flags/flags.cpp alone.
 #pragma once
 #include <charconv>
 

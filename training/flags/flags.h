@@ -1,6 +1,6 @@
 // flags: the one table of flags. It drives parsing, --help, the run header, what a checkpoint remembers and
-// docs/flags.md: a flag exists once, in training/flags/flags.cpp. What contradicts what: training/flags/check_flags.cpp.
-// tests/test_flags.cpp
+// docs/flags.md: a flag exists once, in training/flags/flags.cpp. What contradicts what:
+// training/flags/check_flags.cpp. tests/test_flags.cpp
 #pragma once
 #include <functional>
 #include <set>
@@ -51,8 +51,8 @@ void check_flags(Config& config, const std::set<std::string>& given);
 void check_model_flags(const ModelConfig& model);
 // The flags that say nothing where the others are as they are.
 std::set<std::string> flags_without_effect(const Config& config);
-// The part of it that is known when the devices have been asked. `no_gpu` says why no GPU can run the kernels; it is empty where
-// one can.
+// The part of it that is known when the devices have been asked. `no_gpu` says why no GPU can run the kernels; it is
+// empty where one can.
 void check_device_flags(const Config& config, const std::string& no_gpu);
 
 }  // namespace gated

@@ -1,6 +1,7 @@
 // match_params: the FFN width that gives a model a wanted number of parameters (--params, --match-params).
 //
-// Both papers compare dense variants at equal size: where a variant adds parameters, the FFN shrinks. tests/test_describe.cpp
+// Both papers compare dense variants at equal size: where a variant adds parameters, the FFN shrinks.
+// tests/test_describe.cpp
 #pragma once
 #include "training/flags/config.h"
 

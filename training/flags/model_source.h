@@ -5,9 +5,10 @@
 //   --from=FOLDER             config.json and safetensors of Hugging Face's transformers (training/models/hf_model.h)
 //   --from=config.json        the first of these alone, for --describe
 //
-// Its flags stand where those of --preset do: flags that are typed beside it change them. What changes the model has to leave it
-// one that the weights are: every stored tensor is used once, and every element of every parameter is written once. A run that
-// starts from it starts at step 1, with new moments of AdamW. tests/test_from.cpp, tests/test_from_matrix.cpp
+// Its flags stand where those of --preset do: flags that are typed beside it change them. What changes the model has to
+// leave it one that the weights are: every stored tensor is used once, and every element of every parameter is written
+// once. A run that starts from it starts at step 1, with new moments of AdamW. tests/test_from.cpp,
+// tests/test_from_matrix.cpp
 #pragma once
 #include <memory>
 #include <string>
@@ -46,9 +47,9 @@ class ModelSource {
   bool fits(const ModelConfig& config) const;
 };
 
-// A model that is not trained but looked at, or that generates, has to know the context of its training: sigmoid scores and YaRN
-// are made of it. The one at `path` was trained with sequences of `context` tokens. Refuses positions that were not learned;
-// and fewer than were, unless the first of them are there to be had.
+// A model that is not trained but looked at, or that generates, has to know the context of its training: sigmoid scores
+// and YaRN are made of it. The one at `path` was trained with sequences of `context` tokens. Refuses positions that
+// were not learned; and fewer than were, unless the first of them are there to be had.
 void set_trained_context(ModelConfig& model, size_t context, const std::string& path, bool gives_first_positions);
 
 // Opens what --from names and checks what can be checked without the weights' shapes. Refuses what is no model.

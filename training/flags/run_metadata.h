@@ -1,5 +1,5 @@
-// run_metadata: what a checkpoint remembers of its run beside its tensors: every flag that shapes the result, and the data.
-// A run goes on from a checkpoint only where they are the same.
+// run_metadata: what a checkpoint remembers of its run beside its tensors: every flag that shapes the result, and the
+// data. A run goes on from a checkpoint only where they are the same.
 // tests/test_checkpoint.cpp, tests/test_cli.cpp
 #pragma once
 #include <map>
@@ -23,8 +23,8 @@ void require_utf8(const RunMetadata& metadata);
 // The flags that it has a value of which is not the default, as they would be typed.
 std::vector<std::string> changed_flags(const RunMetadata& metadata);
 
-// Every flag that it remembers, as it would be typed, whether it is the default or not. Refuses flags that this program does not
-// have: what they chose cannot be built. `path` is named in the refusal.
+// Every flag that it remembers, as it would be typed, whether it is the default or not. Refuses flags that this program
+// does not have: what they chose cannot be built. `path` is named in the refusal.
 std::vector<std::string> flags_of_run(const std::string& path, RunMetadata metadata);
 
 // What of it an evaluation must have in common with its run: neither --context nor --precision nor how it was trained.
@@ -38,8 +38,8 @@ size_t trained_context(const RunMetadata& metadata);
 // size; a flag that is younger than the checkpoint was at its default.
 void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now);
 
-// The newest checkpoint of --out, which is of a run with this metadata. Nothing where there is none. With --change-precision the
-// checkpoint may be of the other --precision.
+// The newest checkpoint of --out, which is of a run with this metadata. Nothing where there is none. With
+// --change-precision the checkpoint may be of the other --precision.
 std::optional<Checkpoint> newest_checkpoint(const Config& config, RunMetadata metadata);
 
 }  // namespace gated

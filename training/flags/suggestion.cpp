@@ -48,8 +48,8 @@ static const std::map<std::string, const char*> names_elsewhere = {{"--learning-
                                                                    {"float32", "fp32"},
                                                                    {"float", "fp32"}};
 
-// What it takes to make b of a, no letter touched twice: 2 to put one in, to take one out or to change one, 1 to swap one with its
-// neighbour (Damerau 1964, with weights: fingers swap more often than they miss).
+// What it takes to make b of a, no letter touched twice: 2 to put one in, to take one out or to change one, 1 to swap
+// one with its neighbour (Damerau 1964, with weights: fingers swap more often than they miss).
 static size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); i++) d[i][0] = 2 * i;

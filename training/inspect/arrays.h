@@ -1,8 +1,9 @@
-// arrays: what a model looks like on given tokens, by position, head and dimension, for pictures. A run that has a folder
-// leaves them there when it is complete, and --evaluate writes them anew: measures.safetensors, all F32.
+// arrays: what a model looks like on given tokens, by position, head and dimension, for pictures. A run that has a
+// folder leaves them there when it is complete, and --evaluate writes them anew: measures.safetensors, all F32.
 //
-// L layers, of which A are softmax attention; H heads, C hidden channels, T tokens of a sequence; P = min(T, 256), the first
-// positions. Everything counts from 0. A mean is over all that were measured; state s is the residual stream after s blocks.
+// L layers, of which A are softmax attention; H heads, C hidden channels, T tokens of a sequence; P = min(T, 256), the
+// first positions. Everything counts from 0. A mean is over all that were measured; state s is the residual stream
+// after s blocks.
 //   loss_by_position       (T)           loss of the target after each position, nats
 //   attention_map          (A,P,P)       what a query (row) gives to a key (column): mean over sequences and heads
 //   first_token_attention  (A,H)         what queries give to token 0, queries 0 left out
@@ -20,15 +21,16 @@
 //   norm_weight            (norms,C)     what a norm multiplies by
 //   pre_weight             (norms,C)     what PreAffine multiplies by before it normalises
 //   final_output           (C)           |y|, y being what the output matmul reads
-// What a model has none of is left out, and what one of its layers has none of is NaN. The metadata name the rows: layers with
-// attention, gates, norms and norm_gates; the thresholds and gate_range; step, validation_loss, measured_tokens, context and, where
-// it is not 1, yarn; and the flags that shape the result, where they are not at their defaults.
+// What a model has none of is left out, and what one of its layers has none of is NaN. The metadata name the rows:
+// layers with attention, gates, norms and norm_gates; the thresholds and gate_range; step, validation_loss,
+// measured_tokens, context and, where it is not 1, yarn; and the flags that shape the result, where they are not at
+// their defaults.
 //
 // Looked at in another context than its own, a run has arrays of their own: measures.CONTEXT.safetensors, and with YaRN
 // measures.CONTEXT.yarnFACTOR.safetensors.
 //
-// Memory does not grow with what is measured: 8 bytes for each number of the file, the longest arrays those of P. Host code, as
-// training/inspect/measures.h. tests/test_arrays.cpp
+// Memory does not grow with what is measured: 8 bytes for each number of the file, the longest arrays those of P. Host
+// code, as training/inspect/measures.h. tests/test_arrays.cpp
 #pragma once
 #include <map>
 #include <string>

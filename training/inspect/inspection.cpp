@@ -47,7 +47,8 @@ AttentionWeights::Sums AttentionWeights::to_first_and_sink() const {
 
 // ---- gates
 
-// z (rows,columns) becomes act(z) in the bits that the model has. A score is the mean over heads that stand side by side.
+// z (rows,columns) becomes act(z) in the bits that the model has. A score is the mean over heads that stand side by
+// side.
 static void each_score_of(std::vector<float> z, size_t columns, size_t heads, const GateOp& op,
                           const std::function<void(double)>& f) {
   gate_scores_cpu(z.data(), z.data(), z.size(), op);

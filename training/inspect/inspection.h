@@ -1,5 +1,5 @@
-// inspection: what the views of layers/inspect.h hold, as figures on the host. training/inspect/measures.h and training/inspect/arrays.h add
-// them up. tests/test_measures.cpp, tests/test_arrays.cpp
+// inspection: what the views of layers/inspect.h hold, as figures on the host. training/inspect/measures.h and
+// training/inspect/arrays.h add them up. tests/test_measures.cpp, tests/test_arrays.cpp
 #pragma once
 #include <cmath>
 #include <functional>
@@ -9,7 +9,8 @@
 
 namespace gated {
 
-// n elements for the host to read: a copy of what a GPU has, elsewhere the elements themselves. In bf16 a copy that is widened.
+// n elements for the host to read: a copy of what a GPU has, elsewhere the elements themselves. In bf16 a copy that is
+// widened.
 template <class T>
 class OnHost {
  public:

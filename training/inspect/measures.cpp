@@ -16,8 +16,8 @@ namespace {
 constexpr double low_score = 0.1, massive_size = 100, massive_medians = 1000, sink_medians = 10, outlier_medians = 10;
 constexpr size_t outlier_dimensions = 3;
 
-// The middle one of n sizes |x|, the upper of two. The bits of floats that are not negative order as integers: the upper half
-// of the bits of the middle one is counted out first, then the lower half among those that share it.
+// The middle one of n sizes |x|, the upper of two. The bits of floats that are not negative order as integers: the
+// upper half of the bits of the middle one is counted out first, then the lower half among those that share it.
 double median_size(const float* x, size_t n) {
   const auto bits = [x](size_t i) { return __builtin_bit_cast(uint32_t, x[i]) & 0x7FFFFFFF; };
   std::vector<size_t> counts(65536);

@@ -1,7 +1,7 @@
 // measures: what attention, the residual stream, gates, norms and experts of a model look like on given tokens.
 //
-// Definitions, all over the tokens that were measured. Layers, heads, tokens and dimensions count from 0; state s is the
-// residual stream after s blocks, so state 0 is the embedding.
+// Definitions, all over the tokens that were measured. Layers, heads, tokens and dimensions count from 0; state s is
+// the residual stream after s blocks, so state 0 is the embedding.
 //   attention to the first token   weight that a query gives to token 0 (with sigmoid scores the sigmoid itself), queries 0
 //                                  left out: the mean over queries and heads, then over layers   (arXiv 2505.06708, F-Attn)
 //   attention to the sink          the same for a learned sink or kv bias
@@ -14,8 +14,9 @@
 //   outliers of a state            the three dimensions with the largest mean |h|, and the mean |h| of the median dimension, over
 //                                  the tokens without a massive activation in that state          (as in papers on outlier dimensions)
 //   sharpness of an output         of the mean |y| by dimension, the sum of the three largest over the sum of all; of norms,
-//                                  attention and FFN. Over the tokens that have a massive activation neither in the state
-//                                  in front of the block nor in the output itself, where the median is that of |y|
+//                                  attention and FFN. Over the tokens that have a massive activation neither in the
+//                                  state in front of the block nor in the output itself, where the median is that of
+//                                  |y|
 //   final output                   mean |y| by dimension, y being what the output matmul reads, over the tokens that have a
 //                                  massive activation neither in the last state nor in y
 //   score of a gate                scale * act(logit): the mean of all, and the share with |score| < 0.1
@@ -23,8 +24,8 @@
 //   linear attention               mean decay exp(g) and beta; |S|, the Frobenius norm of the last state that is kept, so after
 //                                  a multiple of 64 tokens, where a sequence has more
 //   routing                        as of a step (training/trainer.h), of all these tokens
-// Host code over what the forward left: the same figures wherever the same bits were computed. Sums are taken in double, in an
-// order that is fixed. tests/test_measures.cpp
+// Host code over what the forward left: the same figures wherever the same bits were computed. Sums are taken in
+// double, in an order that is fixed. tests/test_measures.cpp
 #pragma once
 #include <cmath>
 #include <map>
@@ -94,8 +95,8 @@ struct Measures {
   std::vector<Outliers> outliers;                        // (layers+1)
   std::map<std::string, std::vector<double>> sharpness;  // by part (layers/inspect.h), then by layer
   std::vector<double> final_output;                      // (C); NaN where every token has a massive activation
-  // Of the run around it. Does some dimension's mean |h| exceed 10 times the median dimension's, and at which measured step
-  // did one so for the first time?
+  // Of the run around it. Does some dimension's mean |h| exceed 10 times the median dimension's, and at which measured
+  // step did one so for the first time?
   bool has_outlier() const;
   std::optional<size_t> first_outlier_step;
   std::vector<float> gradient_norm_by_layer;  // of the step, before clipping

@@ -1,5 +1,5 @@
-// retrieval: does a model find in a sequence what it is asked for, by the length of the sequence and by where it stands?
-// The probes are those of dataloader/recall.h.
+// retrieval: does a model find in a sequence what it is asked for, by the length of the sequence and by where it
+// stands? The probes are those of dataloader/recall.h.
 // tests/test_recall.cpp
 #pragma once
 #include <functional>

@@ -1,8 +1,9 @@
 // hf_config: config.json of Hugging Face's transformers, and the flags that say the same.
 //
-// An architecture is a row of a table (training/models/hf_config.cpp): the flags that all its models have, the keys that are flags, and
-// what a key must be where there is no flag for it. The same row reads a config.json and writes one. What a row writes is read
-// again and compared flag by flag: so a line of flags is written only where the file says all of it. tests/test_hf_config.cpp
+// An architecture is a row of a table (training/models/hf_config.cpp): the flags that all its models have, the keys
+// that are flags, and what a key must be where there is no flag for it. The same row reads a config.json and writes
+// one. What a row writes is read again and compared flag by flag: so a line of flags is written only where the file
+// says all of it. tests/test_hf_config.cpp
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

@@ -1,4 +1,5 @@
-// hf_keys: the values of a config.json of Hugging Face's transformers, each checked when it is read. training/models/hf_config.h
+// hf_keys: the values of a config.json of Hugging Face's transformers, each checked when it is read.
+// training/models/hf_config.h
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

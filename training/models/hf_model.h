@@ -1,5 +1,6 @@
-// hf_model: a folder of transformers as the start of a run (--from), and a model as such a folder (--export). The configuration:
-// training/models/hf_config.h. Which element of which tensor is whose: training/models/hf_tensors.h. tests/test_hf_model.cpp
+// hf_model: a folder of transformers as the start of a run (--from), and a model as such a folder (--export). The
+// configuration: training/models/hf_config.h. Which element of which tensor is whose: training/models/hf_tensors.h.
+// tests/test_hf_model.cpp
 #pragma once
 #include <functional>
 #include <memory>
@@ -17,9 +18,9 @@ std::shared_ptr<const ModelSource> open_hf_folder(const std::string& folder);
 // What a config.json alone says: a model without weights, which can be described.
 std::shared_ptr<const ModelSource> open_hf_config(const std::string& path);
 
-// Writes the model of `config`, whose weights read(flat) puts at their offsets once there is a place for them, into a folder that is not there yet, or empty:
-// config.json, model.safetensors, in fp32 or rounded to BF16, and the text of a tokenizer.json. What cannot be written
-// leaves nothing behind. Returns what the user has to know, or nothing.
+// Writes the model of `config`, whose weights read(flat) puts at their offsets once there is a place for them, into a
+// folder that is not there yet, or empty: config.json, model.safetensors, in fp32 or rounded to BF16, and the text of a
+// tokenizer.json. What cannot be written leaves nothing behind. Returns what the user has to know, or nothing.
 std::string export_hf_folder(const std::string& folder, const Config& config, const std::vector<Parameter>& list,
                              const std::function<void(float*)>& read, bool rounded_to_bf16,
                              const std::optional<std::string>& tokenizer = {});

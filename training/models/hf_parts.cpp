@@ -40,8 +40,8 @@ const Part sizes = {[](const Keys& keys, Words& words) {
                       j["max_position_embeddings"] = c.model.context;
                     }};
 
-// What transformers takes for a key that is not there differs from architecture to architecture. Where files have it, it has to
-// be there.
+// What transformers takes for a key that is not there differs from architecture to architecture. Where files have it,
+// it has to be there.
 static void say_heads(const Keys& keys, Words& words, size_t kv_heads, size_t head_dim) {
   say(words, "--heads", keys.whole("num_attention_heads"));
   say(words, "--kv-heads", kv_heads);
@@ -99,7 +99,8 @@ const Part mlp_bias = {
     [](const Keys& keys, Words& words) { say(words, "--ffn-bias", keys.flag_or("mlp_bias", false)); },
     [](const Config& c, json& j) { j["mlp_bias"] = c.model.ffn.bias; }};
 
-// How positions are scaled, from an object with rope_type and what belongs to it. max_position_embeddings is no part of it.
+// How positions are scaled, from an object with rope_type and what belongs to it. max_position_embeddings is no part of
+// it.
 static void say_rope_scaling(const Keys& scaling, Words& words) {
   scaling.require_agreement("type", scaling, "rope_type");
   const std::string type = scaling.text_or("rope_type", scaling.text_or("type", "default"));
@@ -150,7 +151,8 @@ static void require_same_scaling(const Keys& keys, const Keys& parameters) {
   if (old != now) keys.refuse("rope_scaling", "what \"rope_parameters\" says, or one of them alone");
 }
 
-// transformers wrote rope_theta and rope_scaling beside the other keys, and from version 5 on rope_parameters with both.
+// transformers wrote rope_theta and rope_scaling beside the other keys, and from version 5 on rope_parameters with
+// both.
 static void read_rope(const Keys& keys, Words& words) {
   const bool together = keys.has("rope_parameters");
   const Keys at = together ? keys.object("rope_parameters") : keys;
@@ -171,8 +173,8 @@ const Part gpt_oss_rope = {[](const Keys& keys, Words& words) {
                            },
                            write_rope};
 
-// Two kinds of layers, which turn at bases of their own: five that see a window to one that sees all, whose positions alone are
-// scaled.
+// Two kinds of layers, which turn at bases of their own: five that see a window to one that sees all, whose positions
+// alone are scaled.
 const Part gemma3_layers = {
     [](const Keys& keys, Words& words) {
       const size_t layers = keys.whole("num_hidden_layers");

@@ -26,8 +26,8 @@ void walk(const Piece& piece, size_t axis, size_t ours, size_t theirs, const Cop
 
 // ---- where things lie
 
-// The name of a parameter in its layer: of "model.layers.3.mlp.up_proj.weight" it is "mlp.up_proj.weight", and the layer's
-// prefix is "model.layers.3.". Outside of layers the prefix is empty.
+// The name of a parameter in its layer: of "model.layers.3.mlp.up_proj.weight" it is "mlp.up_proj.weight", and the
+// layer's prefix is "model.layers.3.". Outside of layers the prefix is empty.
 struct Place {
   std::string prefix, layer, part;
   explicit Place(const std::string& name) : part(name) {
@@ -67,8 +67,8 @@ class Tensors {
   std::map<std::string, size_t> index_;
 };
 
-// Blocks of `rows` rows, one from each of `groups` groups: they follow one another in the parameter, from row `first` on; in the
-// tensor every group has `group_rows` rows, and the block begins at row `at` of them. C elements a row.
+// Blocks of `rows` rows, one from each of `groups` groups: they follow one another in the parameter, from row `first`
+// on; in the tensor every group has `group_rows` rows, and the block begins at row `at` of them. C elements a row.
 Piece rows_of_groups(const Parameter& p, size_t groups, size_t rows, size_t first, size_t group_rows, size_t at,
                      size_t C) {
   return {p.name, first * C, at * C, {{groups, rows * C, group_rows * C}, {rows * C, 1, 1}}};
@@ -82,8 +82,8 @@ bool is_gated_query(const Place& at, const AttentionConfig& a) {
          (at.part == "self_attn.q_proj.weight" || at.part == "self_attn.g_proj.weight");
 }
 
-// q_proj with the rows of the gate's scores: group by group first those of its queries, then those of its scores. A group is a
-// head (Qwen3-Next), or all query heads of a key/value head (arXiv 2505.06708).
+// q_proj with the rows of the gate's scores: group by group first those of its queries, then those of its scores. A
+// group is a head (Qwen3-Next), or all query heads of a key/value head (arXiv 2505.06708).
 void put_gated_queries(Tensors& t, const Parameter& p, const std::string& name, const ModelConfig& m, size_t groups) {
   const AttentionConfig& a = m.attention;
   const size_t queries = a.H / groups * a.D;
@@ -110,7 +110,8 @@ void place_qwen(Tensors& t, const Parameter& p, const ModelConfig& m) {
   t.same(p, p.name);
 }
 
-// The rows of a linear layer's projections stand key head by key head: q, k, the v of its value heads, their z; and b, a.
+// The rows of a linear layer's projections stand key head by key head: q, k, the v of its value heads, their z; and b,
+// a.
 void place_qwen3_next(Tensors& t, const Parameter& p, const ModelConfig& m) {
   const Place at(p.name);
   const LinearAttentionConfig& l = m.linear;
@@ -220,8 +221,8 @@ Box box_of(const Piece& piece, bool ours) {
   return box;
 }
 
-// Do the boxes cover 0 to n-1, every number once? No where they do it in ways that no tensor is made in: what is left when the
-// axes that repeat all of them are taken away has to be ranges.
+// Do the boxes cover 0 to n-1, every number once? No where they do it in ways that no tensor is made in: what is left
+// when the axes that repeat all of them are taken away has to be ranges.
 bool tile(std::vector<Box> boxes, size_t n) {
   const auto repeat = [&](const Box& b) {
     return !b.axes.empty() && b.axes[0].count > 0 && n % b.axes[0].count == 0 &&

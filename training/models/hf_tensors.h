@@ -1,8 +1,9 @@
-// hf_tensors: how the parameters of a model lie in the tensors of Hugging Face's transformers. One description serves reading
-// and writing.
+// hf_tensors: how the parameters of a model lie in the tensors of Hugging Face's transformers. One description serves
+// reading and writing.
 //
-// Most parameters are a tensor of their own, of the same name. Where transformers keeps several in one, or one in several, or
-// transposed, the description says which element is which by strides: a Piece is a block of a parameter in a tensor,
+// Most parameters are a tensor of their own, of the same name. Where transformers keeps several in one, or one in
+// several, or transposed, the description says which element is which by strides: a Piece is a block of a parameter in
+// a tensor,
 //
 //   ours[ours + i*axes[0].ours + j*axes[1].ours + ...]  is  theirs[theirs + i*axes[0].theirs + j*axes[1].theirs + ...]
 //
@@ -37,12 +38,12 @@ struct HfTensor {
   std::vector<Piece> pieces;
 };
 
-// The tensors of a model, in the order of its parameters: all of them, or of more than `most` the first and no piece of others.
-// A parameter that the architecture has no place for is a tensor of its own name, which no file of it has.
+// The tensors of a model, in the order of its parameters: all of them, or of more than `most` the first and no piece of
+// others. A parameter that the architecture has no place for is a tensor of its own name, which no file of it has.
 std::vector<HfTensor> hf_tensors(HfArchitecture architecture, const ModelConfig& model, size_t most = SIZE_MAX);
 
-// Refuses tensors that are not these parameters: pieces have to cover every element of every parameter once, and every element
-// of every tensor once.
+// Refuses tensors that are not these parameters: pieces have to cover every element of every parameter once, and every
+// element of every tensor once.
 void check_tiling(const std::vector<HfTensor>& tensors, const std::vector<Parameter>& list);
 
 // Copies a piece from the tensor into the parameter, whose first elements these are; or the other way.

@@ -1,5 +1,5 @@
-// hf_weights: the tensors of a folder as transformers writes it: model.safetensors, or several files and an index of them,
-// model.safetensors.index.json = {"weight_map": {tensor: file, ...}}. tests/test_hf_model.cpp
+// hf_weights: the tensors of a folder as transformers writes it: model.safetensors, or several files and an index of
+// them, model.safetensors.index.json = {"weight_map": {tensor: file, ...}}. tests/test_hf_model.cpp
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>
@@ -18,8 +18,8 @@ std::map<std::string, std::vector<std::string>> read_hf_index(const std::string&
 
 class HfWeights {
  public:
-  // Reads the headers. Refuses a tensor that is in two files, and one that is in the index and not in its file, or the other
-  // way round.
+  // Reads the headers. Refuses a tensor that is in two files, and one that is in the index and not in its file, or the
+  // other way round.
   explicit HfWeights(const std::string& folder);
 
   const std::string& path() const { return folder_; }

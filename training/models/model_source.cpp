@@ -51,7 +51,8 @@ class RunSource final : public ModelSource {
   }
 
  private:
-  // A tensor may have the shape that is asked for and hold something else: rows of other heads, scores of another place.
+  // A tensor may have the shape that is asked for and hold something else: rows of other heads, scores of another
+  // place.
   void check_meaning(const ModelConfig& then, const ModelConfig& now) const {
     const auto is_still = [&](const char* tensor, const char* what, size_t was, size_t is) {
       require(was == is, "%s: %s was trained for %s %zu, not %zu", path().c_str(), tensor, what, was, is);
@@ -98,8 +99,8 @@ void ModelSource::read(const ModelConfig& config, const std::vector<Parameter>& 
   copy(config, list, flat);
 }
 
-// Of the flags in which `config` differs from the source those that no model of its weights has; where none is such by itself,
-// all of them. None where the weights are no model of the source's own flags either: no flag is to blame.
+// Of the flags in which `config` differs from the source those that no model of its weights has; where none is such by
+// itself, all of them. None where the weights are no model of the source's own flags either: no flag is to blame.
 std::string ModelSource::changed_flags(const ModelConfig& config) const {
   Config then = config_of_words(flags()), now;
   now.model = config;

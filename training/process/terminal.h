@@ -16,8 +16,8 @@ std::string wrapped(const std::string& head, const std::string& text, size_t ind
 using Column = std::vector<std::string>;
 
 // One line of at most `width`: its columns, two spaces apart. Where they are too wide each takes its next shorter form,
-// those at the right first, and again until all are at their shortest; then columns are left out from the right. The first
-// two always stay.
+// those at the right first, and again until all are at their shortest; then columns are left out from the right. The
+// first two always stay.
 std::string fitted(const std::vector<Column>& columns, size_t width);
 
 }  // namespace gated

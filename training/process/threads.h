@@ -3,8 +3,8 @@
 //
 // libgomp's threads spin while they wait, by default so long that on cores that others use too a step takes many times
 // as long as with one thread: whoever spins holds the core that the thread it waits for would need. A thousand turns,
-// some 40 microseconds, bridge most gaps between two operations; after them a thread sleeps. Thousands of tokens a second
-// of the default model with --norm=gated --attn=g1 on two cores, medians of runs that differ by a tenth:
+// some 40 microseconds, bridge most gaps between two operations; after them a thread sleeps. Thousands of tokens a
+// second of the default model with --norm=gated --attn=g1 on two cores, medians of runs that differ by a tenth:
 //
 //   turns                                0   1000   20000   300000 (libgomp's)   one thread
 //   nothing else runs                 17.6   18.7    18.7                             13.0

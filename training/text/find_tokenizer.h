@@ -11,8 +11,9 @@
 
 namespace gated {
 
-// Nothing where there is none. Refuses a --tokenizer that is not known here, or that has more tokens than the model; it may have
-// fewer, as vocabularies are padded. One that was only found beside the model may be of no use: a line to stderr says why.
+// Nothing where there is none. Refuses a --tokenizer that is not known here, or that has more tokens than the model; it
+// may have fewer, as vocabularies are padded. One that was only found beside the model may be of no use: a line to
+// stderr says why.
 std::optional<Tokenizer> find_tokenizer(const Config& config);
 
 // The tokenizer.json of the run, as it goes along with the model: any that is JSON, known here or not. Nothing where

@@ -12,8 +12,8 @@ namespace gated {
 
 namespace {
 
-// The tokens that are left, the likeliest first. They are sorted as far as they are asked for: a draw seldom looks far down a
-// large vocabulary.
+// The tokens that are left, the likeliest first. They are sorted as far as they are asked for: a draw seldom looks far
+// down a large vocabulary.
 class Ranking {
  public:
   Ranking(const std::vector<float>& logits, size_t kept) : logits_(logits), kept_(kept), order_(logits.size()) {
