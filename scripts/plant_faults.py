@@ -244,9 +244,11 @@ layers/model.cu
 
 [validation]
 training/trainer.cu
+  "model.layers." + std::to_string(layer) + «"." => ""»;
   batches = «std::min(batches, loader_.validation_batches()) => loader_.validation_batches()»;
   loader_.validation_batch(«i => 0», ids_
   return loss / double(«batches => config.val_batches»);
+  return loss / double(«batches => std::max(batches, config.val_batches)»);
 train_gpt.cu
   complete || («c.val_every && step % c.val_every == 0 => false»));
   complete || («c.val_every && step % c.val_every == 0 => c.val_every && step % 100 == 0»));

@@ -158,6 +158,7 @@ TEST_CASE("matrix: every value and every pair of the model's flags trains and ge
     INFO(line);
     Config config = small_run(small_model(line), 2);
     config.out = folder / std::to_string(runs++);
+    prepare_checkpoint_folder(config.out);
     Context cpu(Device::cpu), kernels(kernel_device);
     Run one(config, cpu), other(config, kernels);
     std::vector<float> trace = one.steps(1);
