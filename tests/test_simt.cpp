@@ -26,16 +26,6 @@ constexpr unsigned full = 0xFFFFFFFFu;
 constexpr simt::Order orders[] = {simt::Order::forward, simt::Order::reverse, simt::Order::random,
                                   simt::Order::priority};
 
-// Whether `said` holds all of these, which fails with what it says.
-bool says(const std::string& said, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) {
-    if (contains(said, part)) continue;
-    WARN("expected " << part << " in: " << said);
-    return false;
-  }
-  return true;
-}
-
 // Runs test() in every order, and puts back the order that the environment asked for.
 template <class Test>
 void in_every_order(Test test) {
