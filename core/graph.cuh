@@ -21,7 +21,8 @@
 //
 // On a GPU a record is a CUDA graph, which a stream captures. On the emulator it is a list of functions with the same
 // rules: so a test without a GPU sees whether they are kept. Without ctx.use_graphs(), as on the CPU, every run is a
-// first one. --graph | tests/test_graph.cpp
+// first one.
+// --graph | tests/test_graph.cpp
 #pragma once
 #include <optional>
 

@@ -20,7 +20,8 @@
 //
 // cp.async copies 16 bytes from global to shared memory, past the registers, while the thread goes on. What a thread
 // has asked for is there when it has waited for it; for other threads, when they have met it at a barrier after that
-// wait. tests/test_mma.cpp, tests/test_planted_bugs.cpp
+// wait.
+// tests/test_mma.cpp, tests/test_planted_bugs.cpp
 #pragma once
 #include "core/context.cuh"
 #include "core/mma.h"

@@ -3,7 +3,8 @@
 //   uint16: 65535, bytes of the question, its number from 0, the right ending, number of endings, tokens of the
 //   context, these tokens, and for each ending its number of tokens and these tokens.
 // Version 2 is this project's own, for vocabularies of more than 65535 tokens: the same in uint32, with 4294967295 in
-// front. scripts/tokenize.py --choices writes both.
+// front.
+// scripts/tokenize.py --choices writes both.
 // --choices | tests/test_choices.cpp, tests/fuzz_choices.cpp
 #pragma once
 #include <cstdint>

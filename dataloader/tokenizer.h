@@ -4,7 +4,8 @@
 // Two kinds are known. Byte-level: GPT-2, Llama 3, Qwen, gpt-oss write each byte of a word as a character (a space is
 // U+0120), so that there is a token for every text. As SentencePiece: Gemma, Llama 2 write a space as U+2581, and a
 // character without a token as its bytes, <0x00> to <0xFF>. What a file asks for and is not known here is refused,
-// naming the key. --tokenizer | tests/test_tokenizer.cpp, tests/fuzz_tokenizer.cpp, scripts/tokenize.py
+// naming the key.
+// --tokenizer | tests/test_tokenizer.cpp, tests/fuzz_tokenizer.cpp, scripts/tokenize.py
 #pragma once
 #include <memory>
 #include <optional>

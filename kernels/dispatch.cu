@@ -19,7 +19,8 @@
 // added to dx.
 //   A dx in bf16 is rounded once, after all of that.
 // shapes: expert (N,k), row_start (E+1), slot_of_row (M), row_of_slot (M), all int; x, dx (N,C) f32 or bf16; rows,
-// drows (M,C) twins: kernels/cpu/dispatch_cpu.cpp
+// drows (M,C)
+// twins: kernels/cpu/dispatch_cpu.cpp
 // --experts, --experts-per-token | tests/test_dispatch.cpp
 #include "kernels/dispatch.h"
 

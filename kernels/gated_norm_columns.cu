@@ -27,7 +27,8 @@
 //   a warp has 32 x 4 = 128 columns; the four warps of a half have 4 x 4 = 16 of the rank
 //
 // Four by four, because then a Quad of a tile serves 16 multiply-adds. The bus: x and dy, once for every 16 of the
-// rank. twins: kernels/cpu/gated_norm_cpu.cpp
+// rank.
+// twins: kernels/cpu/gated_norm_cpu.cpp
 // tests/test_gated_norm.cpp
 #include "core/launch.cuh"
 #include "kernels/gated_norm.cuh"

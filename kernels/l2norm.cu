@@ -9,7 +9,8 @@
 //   so that x is not needed any more: y may stand in its place. In bf16 it is y as it is stored.
 // exactly: dx = r * fma(-y, m*dot, dy); both sums are those of a row (core/reduce.cuh)
 // shapes: x, y, dy, dx (N,H,D) f32 or bf16, r (N,H), saved for the backward; tokens may lie in wider rows | all are
-// written twins: kernels/cpu/l2norm_cpu.cpp
+// written
+// twins: kernels/cpu/l2norm_cpu.cpp
 // tests/test_l2norm.cpp
 #include "kernels/l2norm.h"
 

@@ -36,7 +36,8 @@
 // order: of the two products in a sum, the one with sin is rounded, the one with cos goes into the fused
 //   multiply-add. The tables are made on the host in double and rounded once, so they are the same on every machine.
 // shapes: x, y, dx, dy (B,T,H,D) f32 or bf16; tables cos, sin (rows, R/2) f32, R even | y, dx are written; y may be x,
-// dx dy twins: kernels/cpu/rope_cpu.cpp
+// dx dy
+// twins: kernels/cpu/rope_cpu.cpp
 // --rope-theta, --rope-fraction, --rope-scaling, --window-rope-theta, --yarn | tests/test_rope.cpp
 #include "kernels/rope.h"
 

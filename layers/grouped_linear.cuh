@@ -1,8 +1,10 @@
 // grouped linear: y = x W_e^T, or x W_e^T + b_e, with a matrix for each of E experts; rows are sorted by expert.
 //   dx = dy W_e      dW_e += dy^T x over the rows of e      db_e += column sum of dy over the rows of e
 // What layers/linear.cuh is to one matrix: where x is bf16, products are those of tensor cores, with the rounded copies
-// of W_e. shapes: x, dx (M,in); y, dy (M,out); W (E,out,in); b (E,out) | kernels/grouped_matmul.cu,
-// kernels/bf16/grouped_matmul_bf16.cu tests/test_model.cpp
+// of W_e.
+// shapes: x, dx (M,in); y, dy (M,out); W (E,out,in); b (E,out) | kernels/grouped_matmul.cu,
+// kernels/bf16/grouped_matmul_bf16.cu
+// tests/test_model.cpp
 #pragma once
 #include "kernels/grouped_matmul.h"
 #include "kernels/bf16/grouped_matmul_bf16.h"

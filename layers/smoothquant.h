@@ -13,7 +13,8 @@
 //
 // Norms that have no mixer for themselves stay as they are: the final norm and a sandwich's outer norms are read by
 // what is not rounded. --norm=none has no weight, and with --norm-placement=post norms write the stream itself:
-// refused. tests/test_quantized_model.cpp
+// refused.
+// tests/test_quantized_model.cpp
 #pragma once
 #include <vector>
 

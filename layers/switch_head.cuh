@@ -6,7 +6,8 @@
 // attention has it, E times as tall. It is computed for all experts, chosen or not. Of the five rows that arXiv
 // 2505.06708 has of this, four choose all; and where few key/value heads serve many query heads, as there, the
 // projection is a small part of a layer. FLOPs are counted as they are computed. With activations in bf16 scores are
-// fp32, of logits that were not rounded: they choose. shapes: x (N,C); made by the experts (N,heads,E,D); y (N,heads,D)
+// fp32, of logits that were not rounded: they choose.
+// shapes: x (N,C); made by the experts (N,heads,E,D); y (N,heads,D)
 // | tests/test_model.cpp
 #pragma once
 #include "kernels/head_experts.h"

@@ -15,6 +15,17 @@ def refuse(message):
     sys.exit("error: " + message)
 
 
+def ended(main):
+    """main(), with what it prints on its way: an output that is full is said, one that nobody reads any more ends quietly."""
+    try:
+        main()
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            refuse(f"{error.filename or 'standard output'}: {error.strerror}")
+
+
 def open_regular(path, mode="r", **how):
     """A file, to be read. A pipe in its place might never get a writer."""
     file = open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK), **how)

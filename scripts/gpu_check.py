@@ -119,11 +119,11 @@ def first_difference(logs):
 def readmes_fingerprint(flags):
     """README's fingerprint of the weights after that run, whatever the order of its flags; None where it names none."""
     with open(os.path.join(HERE, "../README.md")) as file:
-        text = file.read()
-    runs = re.findall(r"^\./train (--data=bigram-backcopy [^\n]*)$(?:(?!^\./train).)*?fingerprint of the weights: (\w+)",
-                      text, re.MULTILINE | re.DOTALL)
+        section = file.read().partition("## Check that your machine is exact")[2].partition("\n## ")[0]
+    runs = re.findall(r"^\./train (.+)$", section, re.MULTILINE)
+    fingerprints = re.findall(r"^fingerprint of the weights: (\w+)$", section, re.MULTILINE)  # in the same order
     wanted = set(flags) - {"--mma=hopper"}  # the default
-    return next((fingerprint for run, fingerprint in runs if set(run.split()) == wanted), None)
+    return next((fingerprint for run, fingerprint in zip(runs, fingerprints) if set(run.split()) == wanted), None)
 
 
 def compare_fingerprints(train, flags):

@@ -7,7 +7,7 @@ import argparse
 import math
 import os
 
-from common import refuse
+from common import ended, refuse
 from plots import drawn, find_matplotlib, is_finite, is_number, read_log, writable
 
 
@@ -58,4 +58,4 @@ def main():
     print(f"wrote {writable(args.output)}")
 
 
-main()
+ended(main)

@@ -9,7 +9,7 @@ what the log alone says. The page needs nothing beside itself.
 import argparse
 import os
 
-from common import refuse
+from common import ended, refuse
 from plots import find_matplotlib, writable
 
 
@@ -67,4 +67,4 @@ def main():
             print(f"wrote {len(pictures)} pictures into {writable(args.pictures)}")
 
 
-main()
+ended(main)

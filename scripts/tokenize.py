@@ -39,6 +39,11 @@ PIECE, PIECES = 1 << 18, 16
 END_OF_TEXT = ["<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>"]
 
 
+def unfinished(path):
+    """The name that a file has until it is whole."""
+    return f"{path}.tmp.{os.getpid()}"
+
+
 def fail(message):
     sys.exit("error: " + " ".join(str(message).split()))
 
@@ -235,7 +240,7 @@ class Shards:
         while tokens:
             if self.file is None:
                 self.paths.append(os.path.join(self.folder, f"{self.split}_{len(self.paths):06d}.bin"))
-                self.file = open(self.paths[-1] + ".part", "wb")
+                self.file = open(unfinished(self.paths[-1]), "xb")
                 self.file.write(bytes(1024))
             some = tokens[: self.tokens_in_one - self.count]
             tokens = tokens[len(some) :]
@@ -253,13 +258,13 @@ class Shards:
         for number in (magic, version, self.count, self.vocab):
             self.file.write(number.to_bytes(4, "little"))
         self.file.close()
-        os.replace(self.paths[-1] + ".part", self.paths[-1])
+        os.replace(unfinished(self.paths[-1]), self.paths[-1])
         self.file, self.count = None, 0
 
     def remove(self):
         for path in self.paths:
-            for name in (path, path + ".part"):
-                if os.path.exists(name):
+            for name in (path, unfinished(path)):
+                if os.path.lexists(name):
                     os.remove(name)
 
 
@@ -352,9 +357,9 @@ def write_choices(file, out, tokenizer):
         header.byteswap()
         stream.byteswap()
     try:
-        with open(out + ".part", "wb") as opened:
+        with open(unfinished(out), "xb") as opened:
             opened.write(header.tobytes() + stream.tobytes())
-        os.replace(out + ".part", out)
+        os.replace(unfinished(out), out)
     except OSError as error:
         fail(f"{out}: cannot write: {error.strerror}")
     print(f"{len(examples)} questions, {8 * width} bits a token")
@@ -389,7 +394,7 @@ def main():
     if args.choices:
         if args.tokenizer is None:
             fail("--choices needs --tokenizer=FOLDER|FILE: that of the model that is to choose")
-        if os.path.exists(args.out):
+        if os.path.lexists(args.out):
             fail(f"{args.out}: is there already: name another file")
         return write_choices(args.choices, args.out, read_tokenizer(args.tokenizer))
     if not 0 <= args.val_fraction < 1:
@@ -405,6 +410,10 @@ def main():
         fail(f"{args.out}: holds {os.path.basename(min(there))} already: name another folder")
 
     files = files_of(args.texts)
+    try:  # before hours go into --train
+        os.makedirs(args.out, exist_ok=True)
+    except OSError as error:
+        fail(f"{args.out}: cannot write: {error.strerror}")
     if args.train is None:
         tokenizer = read_tokenizer(args.tokenizer)
     else:
@@ -418,7 +427,6 @@ def main():
     texts = Texts(files, args.val_fraction, cuts_change_nothing(tokenizer))
     shards = [Shards(args.out, split, vocab, args.shard_tokens) for split in ("train", "val")]
     try:
-        os.makedirs(args.out, exist_ok=True)
         write_shards(texts, tokenizer, end_of_text, shards)
         if not os.path.exists(os.path.join(args.out, "tokenizer.json")):
             with open(os.path.join(args.out, "tokenizer.json"), "w", encoding="utf-8") as opened:
@@ -437,4 +445,10 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+    except OSError as error:  # of standard output: what is read and written names its file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            fail(f"standard output: {error.strerror}")

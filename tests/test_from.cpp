@@ -105,7 +105,8 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   REQUIRE(f.run(small + "--mixer=gated-delta --linear-key-heads=2 --linear-key-dim=4 --out=linear").exit_code == 0);
   require_refused_at_once(from("linear --linear-key-heads=1 --linear-key-dim=8"),
                           "linear_attn was trained for key heads: 2, not 1");
-  require_refused_at_once(from("run --params=9000 --evaluate"), "--params with --from=run: the width of its FFN");
+  require_refused_at_once(from("run --params=9000 --generate --prompt-tokens=1"),
+                          "--params with --from=run: the width of its FFN");
   const auto altered = [&](const std::string& from, const std::string& to, const auto& change) {
     const SafetensorsFile run(f / (from + "/step_00000006.safetensors"));
     std::map<std::string, std::vector<float>> values;

@@ -100,7 +100,7 @@ static int run(int argc, char** argv) try {
   fprintf(stderr, "error: %s\n", e.what());
   return 128 + gated::interrupted();
 } catch (const std::bad_alloc&) {
-  fprintf(stderr, "error: out of memory: use a smaller --batch, --context or model\n");
+  fprintf(stderr, "error: out of memory: take a smaller model, file or prompt; in training, a smaller --batch or --context\n");
   return 1;
 } catch (const std::exception& e) {
   fprintf(stderr, "error: %s\n", e.what());

@@ -5,7 +5,8 @@
 //
 // What is AdamW's stands here and nowhere else: the states that it keeps, the tables that it reads, its update.
 // Checkpoints, memory and the run's header ask for them by name or in bytes. Its settings are flags
-// (training/flags/flags.cpp). tests/test_trainer.cpp
+// (training/flags/flags.cpp).
+// tests/test_trainer.cpp
 #pragma once
 #include "kernels/adamw.h"
 #include "kernels/gradient.h"

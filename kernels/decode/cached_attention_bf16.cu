@@ -7,7 +7,8 @@
 //     slots = 100, tokens = 170      tokens kept: 70 .. 169      tiles: 64 .. 127, 128 .. 191      masked: 64 .. 69, 170 .. 191
 //
 // What is computed is in kernels/bf16/attention_bf16.cu, section 2; the softmax is attention_bf16_tile's
-// online_softmax. shapes: q, o (B,H,D), keys, values (B,KVH,slots,D) bf16 | o is written
+// online_softmax.
+// shapes: q, o (B,H,D), keys, values (B,KVH,slots,D) bf16 | o is written
 // on the CPU: kernels/decode/cached_attention_bf16_cpu.cpp, the same bits | tests/test_cached_attention_bf16.cpp
 #include "kernels/decode/cached_attention_bf16.h"
 

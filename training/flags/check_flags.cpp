@@ -242,7 +242,7 @@ void check_flags(Config& c, const std::set<std::string>& given) {
           "--from=%s: a config.json holds no weights: add --describe, or name the folder that it stands in",
           c.from.c_str());
   for (const char* flag : {"--params", "--match-params"})
-    require(!is_given(flag) || !c.source || c.describe,
+    require(!is_given(flag) || !(c.generate || !c.export_folder.empty()),
             "%s with --from=%s: the width of its FFN is that of its weights; leave %s out", flag, c.from.c_str(), flag);
   require(!c.generate || !c.evaluate, "--generate with --evaluate: each looks at a model by itself; leave one out");
   require(!c.generate || !c.resume, "--generate with --resume: it trains nothing; leave --resume out");

@@ -1,6 +1,7 @@
 // flags: the one table of flags. It drives parsing, --help, the run header, what a checkpoint remembers and
 // docs/flags.md: a flag exists once, in training/flags/flags.cpp. What contradicts what:
-// training/flags/check_flags.cpp. tests/test_flags.cpp
+// training/flags/check_flags.cpp.
+// tests/test_flags.cpp
 #pragma once
 #include <functional>
 #include <set>
