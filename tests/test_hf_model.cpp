@@ -566,7 +566,6 @@ TEST_CASE("hf_model: an export that is interrupted leaves nothing, and ends as a
   REQUIRE(f.run("ls").text == "in\n");
 }
 
-// Where transformers is not installed there is nothing to open a folder with: what it would say stands in the fixture.
 TEST_CASE("hf_model: an export does not round a weight to infinity", "[hf]") {
   const Folder f;
   const json& fixture = model_named("llama");
@@ -583,6 +582,7 @@ TEST_CASE("hf_model: an export does not round a weight to infinity", "[hf]") {
   export_hf_folder(f / "out", c, model.weights.list(), fill(3.38e38f), true);
 }
 
+// Where transformers is not installed there is nothing to open a folder with: what it would say stands in the fixture.
 TEST_CASE("hf_model: transformers opens what is exported, and computes the same logits", "[hf]") {
   const char* const named = std::getenv("TRANSFORMERS_PYTHON");
   const std::string python = named ? named : "python3";
