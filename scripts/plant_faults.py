@@ -351,9 +351,10 @@ layers/attention_mixer.cuh
   s.H, s.KVH, s.D, «s.reach() => most.T», tokens
   s.reach(), tokens, s.score, «s.bias => 0.0f», s.score_dim};
 layers/gated_delta_net.cuh
-  in.initial = «continues(pass) ? state_ : nullptr => nullptr»;
-  «continues(pass) ? inputs : Reals() => Reals()»,
-  keep_in_chunk(«at => 0», 1, pass);
+  «goes_on ? last : Reals() => Reals()»,
+layers/delta_rule.cuh
+  .initial = «goes_on ? state_ : nullptr => nullptr»,
+  keep_in_chunk(«at => 0», 1, in, pass);
 layers/model.cu
   extras.positions += «pass.first_position() => 0» * config.hidden;
   multiply_head(l.y + «(T - 1) => 0» * C, T * C
@@ -525,10 +526,10 @@ kernels/bf16/gated_delta_bf16_backward.cu
   «__syncthreads(); => ;»  // B
   «__syncthreads(); => ;»  // C
   if («r > 0 => false») given[e] = sum[e] + given[e];
-layers/gated_delta_net.cuh
-  rule_over(chunk_o_, «at + 1 == chunk => at == chunk» ? state
+layers/delta_rule.cuh
+  .final = «at + 1 == chunk => at == chunk» ? state
   const size_t rest = «pass.T % chunk => pass.T % chunk % 8», whole
-  «if (rest > 0) keep_in_chunk(0, rest, pass); => ;»
+  «if (rest > 0) keep_in_chunk(0, rest, in, pass); => ;»
 
 [quantized evaluation]
 kernels/quantize.cuh
