@@ -171,9 +171,12 @@ std::optional<Checkpoint> newest_checkpoint(const Config& c, RunMetadata metadat
   if (c.change_precision) leave_out_precision(metadata);
   // One that has gone on into a decay that this run does not have: the newest from before it.
   if (checkpoint && checkpoint->has_training_state() && metadata.contains("flag--lr")) {
-    const size_t same = steps_in_common(schedule_of(checkpoint->metadata()), schedule_of(metadata));
+    const Schedule then = schedule_of(checkpoint->metadata()), now = schedule_of(metadata);
+    const size_t same = steps_in_common(then, now);
     const auto all = list_checkpoints(c.out);  // newest first
-    if (checkpoint->step() > same && all.rbegin()->first <= same) checkpoint = find_latest(c.out, same);
+    if (then.kind == ScheduleKind::wsd && now.kind == then.kind && checkpoint->step() > same &&
+        all.rbegin()->first <= same)
+      checkpoint = find_latest(c.out, same);
   }
   if (checkpoint) require_same_run(checkpoint->path(), checkpoint->metadata(), metadata);
   return checkpoint;
