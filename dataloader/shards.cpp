@@ -1,8 +1,12 @@
 #include "dataloader/shards.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <list>
+#include <map>
 #include <memory>
 
 namespace gated {
@@ -63,14 +67,51 @@ void Shard::copy(size_t begin, size_t count, size_t vocab, int32_t* out) const {
   }
 }
 
-static Shard open_shard(const std::string& path) {
-  const auto file = std::make_shared<File>(path);
-  return {file->size(), [file](void* dst, size_t n, size_t offset) { file->read(dst, n, offset); }, path};
-}
+namespace {
+
+// Files of which the last few that were read stay open: there may be more of them than a process may hold. One that is
+// opened again has to be what it was.
+class FewOpenFiles {
+ public:
+  const File& get(const std::string& path) {
+    const auto at = std::find_if(open_.begin(), open_.end(), [&](const File& f) { return f.path() == path; });
+    if (at != open_.end()) {
+      open_.splice(open_.begin(), open_, at);
+    } else {
+      File file(path);
+      require_same(file);
+      open_.push_front(std::move(file));
+      if (open_.size() > most) open_.pop_back();
+    }
+    return open_.front();
+  }
+
+ private:
+  static constexpr size_t most = 8;
+
+  void require_same(const File& file) {
+    struct stat now;
+    if (::fstat(file.descriptor(), &now) != 0) fail_errno(file.path(), "stat");
+    const struct stat& first = first_.emplace(file.path(), now).first->second;
+    require(now.st_size >= first.st_size,
+            "%s: ends at byte %zu, expected more, to byte %zu: it was cut short after it was opened",
+            file.path().c_str(), size_t(now.st_size), size_t(first.st_size));
+    require(now.st_dev == first.st_dev && now.st_ino == first.st_ino && now.st_size == first.st_size &&
+                now.st_mtim.tv_sec == first.st_mtim.tv_sec && now.st_mtim.tv_nsec == first.st_mtim.tv_nsec,
+            "%s: was changed or replaced after it was opened", file.path().c_str());
+  }
+
+  std::list<File> open_;                     // the last read first
+  std::map<std::string, struct stat> first_;  // of every file
+};
+
+}  // namespace
 
 ShardCorpus::ShardCorpus(const std::vector<std::string>& paths, size_t vocab) : vocab_(vocab) {
+  const auto files = std::make_shared<FewOpenFiles>();
   for (const std::string& path : paths) {
-    shards_.push_back(open_shard(path));
+    const auto read = [files, path](void* dst, size_t n, size_t offset) { files->get(path).read(dst, n, offset); };
+    shards_.emplace_back(files->get(path).size(), read, path);
     starts_.push_back(starts_.back() + shards_.back().size());
     const size_t here = shards_.back().vocab(), first = shards_[0].vocab();
     require(here == first, "%s: of a vocabulary of %zu tokens, but %s is of one of %zu: give shards of one tokenizer",

@@ -113,6 +113,34 @@ TEST_CASE("shards: one that is cut short while it is open is refused by name, as
   CHECK_REFUSED(corpus.copy(9000, 1, tokens.data()), "x.bin", "cut short");
 }
 
+TEST_CASE("shards: the last few stay open, and one that is opened again has to be what it was", "[dataloader]") {
+  const Folder folder;
+  std::vector<std::string> paths;
+  for (size_t i = 0; i < 20; i++) paths.push_back(folder.write(format("%02zu.bin", i), shard_bytes({1, 2})));
+  const auto descriptors = [] {
+    return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+  };
+  const auto before = descriptors();
+  const ShardCorpus corpus(paths, 0);
+  std::vector<int32_t> all(40);
+  corpus.copy(0, 40, all.data());
+  CHECK(descriptors() - before <= 8);
+  CHECK(all[39] == 2);
+
+  // The last of them is still open.
+  int32_t token = 0;
+  fs::remove(paths[19]);
+  corpus.copy(39, 1, &token);
+  fs::resize_file(paths[0], 1026);
+  CHECK_REFUSED(corpus.copy(0, 1, &token), "00.bin", "ends at byte 1026", "to byte 1028", "cut short");
+  fs::rename(folder.write("other", shard_bytes({3, 4})), paths[1]);
+  for (int again = 0; again < 2; again++)
+    CHECK_REFUSED(corpus.copy(2, 1, &token), "01.bin", "was changed or replaced after it was opened");
+  fs::remove(paths[2]);
+  CHECK_REFUSED(corpus.copy(4, 1, &token), "02.bin", "cannot open");
+  corpus.copy(6, 1, &token);
+}
+
 TEST_CASE("shards: tokens of 32 bits, and a vocabulary that the header tells", "[dataloader]") {
   const Folder folder;
   const std::string a = folder.write("a.bin", wide_shard_bytes({1, 65536, 128255})),

@@ -10,13 +10,6 @@
 
 namespace gated {
 
-static void raise_limit(int resource, rlim_t wanted) {
-  rlimit limit = {};
-  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur >= wanted) return;
-  limit.rlim_cur = std::min(wanted, limit.rlim_max);
-  setrlimit(resource, &limit);
-}
-
 // Throwing, too, takes stack.
 [[noreturn]] static void refuse_stack() {
   fputs("error: the limit of the stack is below 256 KiB, and may not be raised: ulimit -s 8192\n", stderr);
@@ -25,12 +18,12 @@ static void raise_limit(int resource, rlim_t wanted) {
 
 void set_limits(char** argv) {
   constexpr rlim_t least_stack = 256 * 1024, usual_stack = 8 * 1024 * 1024;
-  raise_limit(RLIMIT_NOFILE, 65536);
   rlimit stack = {};
   getrlimit(RLIMIT_STACK, &stack);
   const bool too_small = stack.rlim_cur < least_stack;
   if (stack.rlim_max < least_stack) refuse_stack();
-  if (too_small) raise_limit(RLIMIT_STACK, usual_stack);
+  stack.rlim_cur = std::min(usual_stack, stack.rlim_max);
+  if (too_small) setrlimit(RLIMIT_STACK, &stack);
   const bool spins = !getenv("GOMP_SPINCOUNT") && !getenv("OMP_WAIT_POLICY");
   if (spins) setenv("GOMP_SPINCOUNT", "1000", 0);
   if (spins || too_small) execv("/proc/self/exe", argv);  // where this fails, the run is only slower

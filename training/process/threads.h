@@ -17,10 +17,9 @@
 
 namespace gated {
 
-// How long threads spin, the size of their stacks, and how many files may be open, as data of many shards wants it.
-// libgomp reads its environment, and the limit of the stack, when the program is loaded, so the program starts itself
-// again with them, once. What the user set (GOMP_SPINCOUNT, OMP_WAIT_POLICY) stays. Refuses a stack that is too small
-// for the program and cannot be made larger.
+// How long threads spin, and the size of their stacks. libgomp reads its environment, and the limit of the stack, when
+// the program is loaded, so the program starts itself again with them, once. What the user set (GOMP_SPINCOUNT,
+// OMP_WAIT_POLICY) stays. Refuses a stack that is too small for the program and cannot be made larger.
 void set_limits(char** argv);
 
 // As many threads as --threads says; 0 is one a core. Warns where they are more than the cores.
