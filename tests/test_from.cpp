@@ -4,6 +4,7 @@
 #include <regex>
 
 #include "tests/catch.h"
+#include "tests/hf_folder.h"
 #include "tests/script.h"
 #include "training/checkpoint/checkpoint.h"
 #include "training/flags/model_source.h"
@@ -78,6 +79,40 @@ TEST_CASE("from: a run's flags and weights are another run's start, and flags be
   REQUIRE(contains(f.run("{repo}/train --from=first --describe").text, "model.layers.0.self_attn.g_proj.weight"));
 }
 
+TEST_CASE("from: flags that make another function of the same weights are said, and what is left out is", "[from]") {
+  const Folder f;
+  ended(f.run(small + "--attn=g1 --out=run"));
+  const std::string from = "{repo}/train --from=run --device=cpu --val-batches=1 ";
+  const auto notes = [&](const std::string& command) {
+    std::string notes;
+    for (const std::string& line : lines_of(f.done(command)))
+      if (line.starts_with("note: ")) notes += line + "\n";
+    return notes;
+  };
+  const std::string said = "note: --gate=shared --rope-theta=77 --ffn=glu, where run/step_00000006.safetensors has "
+                           "--gate=elementwise --rope-theta=10000 --ffn=swiglu\n";
+  const std::string changed = from + "--ffn=glu --rope-theta=77 --gate=shared --dropout=0.1 --context=8 ";
+  for (const char* use : {"--evaluate", "--steps=1 --sample-tokens=0", "--generate --prompt-tokens=1 --tokens=1"})
+    REQUIRE(notes(changed + use) == said);
+  // (A gate of means and an FFN of sigmoids are no architecture's that could be written.)
+  REQUIRE(contains(f.run(changed + "--export=x").text, said));
+  REQUIRE(notes(from + "--evaluate --dropout=0.1 --context=8") == "");
+  REQUIRE(notes(from + "--steps=2 --ffn=swiglu --lr=1e-3 --sample-tokens=0") == "");
+
+  // The layers of Qwen3-Next that predict further tokens.
+  const json fixtures = read_fixtures("hf_models.json");
+  for (const json& fixture : fixtures.at("models")) {
+    if (fixture.at("name") != "qwen3_next") continue;
+    TensorMap tensors;
+    for (const auto& [name, t] : fixture.at("tensors").items())
+      tensors[name] = {"F32", t.at("shape"), bytes_of(std::vector<float>(gated::count(Shape(t.at("shape"))), 0.01f))};
+    tensors["mtp.norm.weight"] = tensors["mtp.fc.weight"] = {"F32", {1}, bytes_of(std::vector<float>{1})};
+    write_folder(f, "next", fixture.at("config"), tensors);
+  }
+  REQUIRE(notes("{repo}/train --from=next --device=cpu --generate --prompt-tokens=1 --tokens=1") ==
+          "note: next: its 2 tensors mtp.* are left out: they predict the token after the next\n");
+}
+
 TEST_CASE("from: what is no model, and what the model is not, is refused in one line", "[from]") {
   const Folder f;
   REQUIRE(f.run(small + "--position=learned --out=run").exit_code == 0);
@@ -104,7 +139,7 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   require_refused_at_once(from("gated --heads=1 --kv-heads=1 --head-dim=32 --qk-norm=off"), "it is another model");
   REQUIRE(f.run(small + "--mixer=gated-delta --linear-key-heads=2 --linear-key-dim=4 --out=linear").exit_code == 0);
   require_refused_at_once(from("linear --linear-key-heads=1 --linear-key-dim=8"),
-                          "linear_attn was trained for key heads: 2, not 1");
+                          "was trained with --linear-key-heads=2, not 1");
   require_refused_at_once(from("run --params=9000 --generate --prompt-tokens=1"),
                           "--params with --from=run: the width of its FFN");
   const auto altered = [&](const std::string& from, const std::string& to, const auto& change) {

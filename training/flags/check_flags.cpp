@@ -211,6 +211,12 @@ std::set<std::string> flags_without_effect(const Config& config) {
   return idle;
 }
 
+bool is_of_training(const std::string& flag) {
+  return std::set<std::string>{"--init",    "--norm-gate-init", "--dyt-alpha",    "--delta",
+                               "--dropout", "--balance-loss",   "--balance-over", "--z-loss"}
+      .contains(flag);
+}
+
 void check_flags(Config& c, const std::set<std::string>& given) {
   auto is_given = [&](const char* flag) { return given.count(flag) > 0; };
   for (const Needs& n : needs_of(c))

@@ -52,6 +52,8 @@ void check_flags(Config& config, const std::set<std::string>& given);
 void check_model_flags(const ModelConfig& model);
 // The flags that say nothing where the others are as they are.
 std::set<std::string> flags_without_effect(const Config& config);
+// Of the model's flags, those that say how it starts and is trained: a trained model is the same whatever they are.
+bool is_of_training(const std::string& flag);
 // The part of it that is known when the devices have been asked. `no_gpu` says why no GPU can run the kernels; it is
 // empty where one can.
 void check_device_flags(const Config& config, const std::string& no_gpu);

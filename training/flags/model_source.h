@@ -31,7 +31,8 @@ class ModelSource {
   virtual bool has_weights() const { return true; }
   // May a model have fewer learned positions than it? Then it has the first of them.
   virtual bool gives_first_positions() const { return false; }
-  // Refuses a model that the weights are not, naming the flags that changed it: before there is memory for it.
+  // Refuses a model that the weights are not, naming the flags that changed it: before there is memory for it. Says on
+  // stderr which flags make another model of the same weights, and what is left out.
   void require_fit(const ModelConfig& config) const;
   // Writes the parameters of a model, which is `config` and fits, at their offsets in `flat`.
   void read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const;
@@ -41,8 +42,11 @@ class ModelSource {
   virtual void check(const ModelConfig& config, const std::vector<Parameter>& list) const = 0;
   // Writes them. Refuses a number that is none.
   virtual void copy(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const = 0;
+  // What of it no model here has, in words; "" where that is nothing.
+  virtual std::string left_out() const { return ""; }
 
  private:
+  void refuse_others(const ModelConfig& config) const;
   std::string changed_flags(const ModelConfig& config) const;
   bool fits(const ModelConfig& config) const;
 };

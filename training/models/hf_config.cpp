@@ -139,10 +139,6 @@ const char* const gates_note =
     "its gates are laid out as the authors of arXiv 2505.06708 release them: open it with their modeling code "
     "(github.com/qiuzh20/gated_attention), as transformers has no such model";
 
-// Of the model's flags, those that say how it starts and is trained: a trained model is the same whatever they are.
-const std::set<std::string> of_training = {"--init",    "--norm-gate-init", "--dyt-alpha",    "--delta",
-                                           "--dropout", "--balance-loss",   "--balance-over", "--z-loss"};
-
 // The flags of a model that mean something in it, by name.
 std::map<std::string, std::string> model_flags(Config config) {
   if (config.model.norm.eps == (config.model.norm.kind == NormKind::layernorm ? 1e-5f : 1e-6f))
@@ -150,7 +146,7 @@ std::map<std::string, std::string> model_flags(Config config) {
   const std::set<std::string> idle = flags_without_effect(config);
   std::map<std::string, std::string> flags;
   for (const Flag& f : list_flags(config))
-    if (f.shapes_the_model() && !of_training.contains(f.name) && !idle.contains(f.name)) flags[f.name] = f.get();
+    if (f.shapes_the_model() && !is_of_training(f.name) && !idle.contains(f.name)) flags[f.name] = f.get();
   flags["--vocab"] = std::to_string(config.model.vocab);
   return flags;
 }

@@ -38,11 +38,16 @@ std::map<std::string, const Parameter*> by_name(const std::vector<Parameter>& li
 
 // ---- from a folder
 
-// What a folder may hold beside the model: buffers of old versions, and layers that transformers leaves out too.
+// Layers that predict the token after the next one, which transformers leaves out too.
+bool is_of_further_tokens(HfArchitecture architecture, const std::string& name) {
+  return architecture == HfArchitecture::qwen3_next && name.starts_with("mtp.");
+}
+
+// What a folder may hold beside the model: buffers of old versions, and these layers.
 bool is_no_parameter(HfArchitecture architecture, const std::string& name) {
   if (name.ends_with(".rotary_emb.inv_freq")) return true;
   if (architecture == HfArchitecture::gpt2) return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-  return architecture == HfArchitecture::qwen3_next && name.starts_with("mtp.");
+  return is_of_further_tokens(architecture, name);
 }
 
 class HfSource final : public ModelSource {
@@ -88,6 +93,13 @@ class HfSource final : public ModelSource {
       weights_->read(name, values.data());
       for (const Piece& piece : t.pieces) take_piece(piece, flat + ours.at(piece.parameter)->offset, values.data());
     }
+  }
+  std::string left_out() const override {
+    const std::vector<std::string> stored = weights_->names();
+    const auto n = std::count_if(stored.begin(), stored.end(), [&](const std::string& name) {
+      return is_of_further_tokens(model_.architecture, name);
+    });
+    return n == 0 ? "" : format("its %zu tensors mtp.* are left out: they predict the token after the next", size_t(n));
   }
 
  private:

@@ -1,5 +1,6 @@
 #include "training/flags/model_source.h"
 
+#include <cstdio>
 #include <filesystem>
 #include <set>
 
@@ -54,23 +55,23 @@ class RunSource final : public ModelSource {
   // A tensor may have the shape that is asked for and hold something else: rows of other heads, scores of another
   // place.
   void check_meaning(const ModelConfig& then, const ModelConfig& now) const {
-    const auto is_still = [&](const char* tensor, const char* what, size_t was, size_t is) {
-      require(was == is, "%s: %s was trained for %s %zu, not %zu", path().c_str(), tensor, what, was, is);
+    const auto is_still = [&](const char* flag, size_t was, size_t is) {
+      require(was == is, "%s: was trained with %s%zu, not %zu", path().c_str(), flag, was, is);
     };
     if (then.has_attention() && now.has_attention()) {
       const AttentionConfig &a = then.attention, &b = now.attention;
-      is_still("self_attn.q_proj", "query heads:", a.H, b.H);
-      is_still("self_attn.k_proj", "key heads:", a.KVH, b.KVH);
-      is_still("self_attn.q_proj", "heads of elements:", a.D, b.D);
+      is_still("--heads=", a.H, b.H);
+      is_still("--kv-heads=", a.KVH, b.KVH);
+      is_still("--head-dim=", a.D, b.D);
       if (a.gate_at != GatePosition::none && b.gate_at != GatePosition::none)
-        is_still("the gate of attention", "the place --attn=g", size_t(a.gate_at), size_t(b.gate_at));
+        is_still("--attn=g", size_t(a.gate_at), size_t(b.gate_at));
     }
     if (then.has_linear() && now.has_linear()) {
       const LinearAttentionConfig &a = then.linear, &b = now.linear;
-      is_still("linear_attn", "key heads:", a.Hk, b.Hk);
-      is_still("linear_attn", "value heads:", a.Hv, b.Hv);
-      is_still("linear_attn", "elements of a key:", a.Dk, b.Dk);
-      is_still("linear_attn", "elements of a value:", a.Dv, b.Dv);
+      is_still("--linear-key-heads=", a.Hk, b.Hk);
+      is_still("--linear-value-heads=", a.Hv, b.Hv);
+      is_still("--linear-key-dim=", a.Dk, b.Dk);
+      is_still("--linear-value-dim=", a.Dv, b.Dv);
     }
   }
 
@@ -82,7 +83,41 @@ class RunSource final : public ModelSource {
 
 // ---- a model that the weights are
 
+namespace {
+
+// A flag in which two differ: its place in the table, and its value in each.
+struct Difference {
+  size_t row;
+  std::string name, now, then;
+};
+
+std::vector<Difference> differences(const ModelConfig& model, Config then) {
+  Config now;
+  now.model = model;
+  now.vocab = model.vocab;
+  const std::vector<Flag> here = list_flags(now), there = list_flags(then);
+  std::vector<Difference> all;
+  for (size_t i = 0; i < here.size(); i++)
+    if ((here[i].shapes_the_model() || here[i].name == "--vocab") && here[i].get() != there[i].get())
+      all.push_back({i, here[i].name, here[i].get(), there[i].get()});
+  return all;
+}
+
+}  // namespace
+
 void ModelSource::require_fit(const ModelConfig& config) const {
+  refuse_others(config);
+  std::string now, then;
+  for (const Difference& d : differences(config, config_of_words(flags()))) {
+    if (d.name == "--context" || is_of_training(d.name)) continue;
+    now += " " + d.name + "=" + d.now;
+    then += " " + d.name + "=" + d.then;
+  }
+  if (!now.empty()) fprintf(stderr, "note:%s, where %s has%s\n", now.c_str(), path().c_str(), then.c_str());
+  if (!left_out().empty()) fprintf(stderr, "note: %s: %s\n", path().c_str(), left_out().c_str());
+}
+
+void ModelSource::refuse_others(const ModelConfig& config) const {
   try {
     check(config, Model(config).weights.list());
   } catch (const Error& e) {
@@ -95,30 +130,25 @@ void ModelSource::require_fit(const ModelConfig& config) const {
 }
 
 void ModelSource::read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const {
-  require_fit(config);
+  refuse_others(config);
   copy(config, list, flat);
 }
 
 // Of the flags in which `config` differs from the source those that no model of its weights has; where none is such by
 // itself, all of them. None where the weights are no model of the source's own flags either: no flag is to blame.
 std::string ModelSource::changed_flags(const ModelConfig& config) const {
-  Config then = config_of_words(flags()), now;
-  now.model = config;
-  now.vocab = config.vocab;
+  const Config then = config_of_words(flags());
   if (!fits(then.model)) return "";
   std::string all, guilty;
-  const std::vector<Flag> here = list_flags(now), there = list_flags(then);
-  for (size_t i = 0; i < here.size(); i++) {
-    const std::string name = here[i].name, value = here[i].get();
-    if (!(here[i].shapes_the_model() || name == "--vocab") || value == there[i].get()) continue;
+  for (const Difference& d : differences(config, then)) {
     Config alone = then;
     try {
-      list_flags(alone)[i].set(value);
+      list_flags(alone)[d.row].set(d.now);
     } catch (const Error&) {
       continue;  // it follows from another flag, as --attention-every=1 from --layers=1: nobody can have typed it
     }
     alone.model.vocab = alone.vocab;
-    const std::string word = name + "=" + value;
+    const std::string word = d.name + "=" + d.now;
     all += (all.empty() ? "" : ", ") + word;
     if (!fits(alone.model)) guilty += (guilty.empty() ? "" : ", ") + word;
   }
