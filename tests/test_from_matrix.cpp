@@ -1,5 +1,6 @@
 // from_matrix: every architecture that --from reads, under every flag that changes a model, alone and in pairs: the
-// model is loaded, every number of the files in one place of it, or it is refused with the name of the flag.
+// model is loaded, every number of the files in one place of it, or it is refused with the name of the flag; and so are
+// runs of ./train. build/release/test_from_matrix [.table] prints what comes of every flag.
 #include <optional>
 
 #include "core/philox.cuh"
@@ -7,6 +8,8 @@
 #include "tests/catch.h"
 #include "tests/hf_folder.h"
 #include "tests/refusal.h"
+#include "tests/small_models.h"
+#include "training/checkpoint/checkpoint.h"
 #include "training/flags/command_line.h"
 #include "training/flags/flags.h"
 #include "training/models/hf_tensors.h"
@@ -45,21 +48,35 @@ std::vector<Change> changes() {
   return all;
 }
 
-// A folder of one of the models of transformers. Every number in it is another.
+// A model to be read: a folder of transformers, or a run. Every number in it is another.
 class Numbered {
  public:
   const std::string name;
 
-  Numbered(const json& fixture, const Folder& f, const std::string& folder) : name(fixture.at("name")) {
+  Numbered(const json& fixture, const Folder& f) : name(fixture.at("name")) {
     TensorMap tensors;
-    for (const auto& [tensor, t] : fixture.at("tensors").items()) {
-      std::vector<float> x(gated::count(Shape(t.at("shape"))));
-      for (float& value : x) value = float(++numbers_);
-      tensors[tensor] = {"F32", t.at("shape"), bytes_of(x)};
+    for (const auto& [tensor, t] : fixture.at("tensors").items())
+      tensors[tensor] = {"F32", t.at("shape"), bytes_of(numbered(gated::count(Shape(t.at("shape")))))};
+    write_folder(f, "model", fixture.at("config"), tensors);
+    open(f / "model");
+  }
+  // A run of a small model with these flags.
+  Numbered(const Folder& f, const std::string& flags) : name("./train " + flags) {
+    Config c;
+    c.model = small_model(flags);
+    const Model model(c.model);
+    const std::vector<float> values = numbered(model.weights.total());
+    std::vector<TensorView> tensors;
+    const float* next = values.data();
+    for (const Parameter& p : model.weights.list()) {
+      tensors.push_back({p.name, p.shape, next});
+      next += p.size;
     }
-    write_folder(f, folder, fixture.at("config"), tensors);
-    source_ = open_model_source(f / folder);
-    REQUIRE(seen("").fault == "");
+    std::map<std::string, std::string> metadata;
+    for (const Flag& flag : list_flags(c))
+      if (flag.shapes_the_model()) metadata["flag" + flag.name] = flag.get();
+    save_checkpoint(f / "run.safetensors", tensors, metadata);
+    open(f / "run.safetensors");
   }
 
   struct Seen {
@@ -77,11 +94,49 @@ class Numbered {
       c.source->read(c.model, model->weights.list(), flat.data());
     });
     if (!refused.empty()) return {false, refused, fault_of(refused, line)};
-    return {true, "", fault_of(flat, model->weights.list(), line.empty())};
+    const std::string fault = fault_of(flat, model->weights.list(), line.empty());
+    return {true, "", fault.empty() ? unsaid(line) : fault};
+  }
+  // Has it these values by itself?
+  bool has(const std::string& line) const {
+    Config own = config_of_words(source_->flags()), changed = config_with(line);
+    return flags_of(own) == flags_of(changed);
   }
 
  private:
   static constexpr float untouched = -1;
+
+  std::vector<float> numbered(size_t n) {
+    std::vector<float> x(n);
+    for (float& value : x) value = float(++numbers_);
+    return x;
+  }
+  void open(const std::string& path) {
+    source_ = open_model_source(path);
+    REQUIRE(seen("").fault == "");
+  }
+  static std::map<std::string, std::string> flags_of(Config& c) {
+    std::map<std::string, std::string> values;
+    for (const Flag& f : list_flags(c))
+      if (f.shapes_the_model()) values[f.name] = f.get();
+    return values;
+  }
+  // What a model that is loaded has to say of the flags that changed it. One whose tensors would be of other shapes, or
+  // of other rows, is none that can be loaded.
+  std::string unsaid(const std::string& line) const {
+    Config own = config_of_words(source_->flags()), changed = config_with(line);
+    const std::string notes = source_->notes(changed.model);
+    const std::map<std::string, std::string> before = flags_of(own);
+    for (const Flag& f : list_flags(changed)) {
+      const std::string value = f.get();
+      if (!f.shapes_the_model() || f.name == "--context" || is_of_training(f.name)) continue;
+      if (value == before.at(f.name)) continue;
+      if (f.kind == Flag::Kind::size || f.name == "--attn" || f.name.ends_with("experts"))
+        return f.name + "=" + value + " is loaded";
+      if (notes.find(" " + f.name + "=" + value) == notes.npos) return f.name + "=" + value + " is not said";
+    }
+    return "";
+  }
 
   // As the command line makes it of --from and of these flags.
   Config config_with(const std::string& line) const {
@@ -132,18 +187,32 @@ class Numbered {
   std::map<std::string, std::pair<Shape, std::vector<float>>> own_;  // parameters without flags
 };
 
+// All that are read: the models of transformers, but those that differ from another in positions alone, and runs.
+void for_each_model(const std::function<void(Numbered&)>& call) {
+  const Folder f;
+  const json fixtures = read_fixtures("hf_models.json");
+  std::set<std::string> tensors;
+  for (const json& fixture : fixtures.at("models")) {
+    if (!tensors.insert(fixture.at("tensors").dump()).second) continue;
+    Numbered model(fixture, f);
+    call(model);
+  }
+  for (const char* flags :
+       {"", "--attn=g1 --qk-norm=off", "--attn=g2 --gate=headwise --norm=gated --norm-rank=3 --qk-norm=off",
+        "--attn=g1 --gate=shared --attn-bias=qkv --attn-sink=kv-bias", "--mixer=hybrid --attention-every=2 --experts=5",
+        "--head-experts=4 --head-experts-of=kv --qk-norm=off"}) {
+    Numbered model(f, flags);
+    call(model);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("from_matrix: a flag changes a model that is read to one that its weights are, or is refused by name",
           "[from]") {
-  const Folder f;
   const std::vector<Change> all = changes();
   size_t loaded = 0, refused = 0;
-  const json fixtures = read_fixtures("hf_models.json");
-  std::set<std::string> tensors;
-  for (const json& fixture : fixtures.at("models")) {
-    if (!tensors.insert(fixture.at("tensors").dump()).second) continue;  // its positions alone are other ones
-    Numbered model(fixture, f, format("model%zu", loaded + refused));
+  for_each_model([&](Numbered& model) {
     const auto take = [&](const std::string& line) {
       const Numbered::Seen seen = model.seen(line);
       (seen.loaded ? loaded : refused)++;
@@ -161,22 +230,44 @@ TEST_CASE("from_matrix: a flag changes a model that is read to one that its weig
       const Change a = any(all), b = any(all);
       if (a.flag != b.flag) take(a.flag + "=" + any(a.values) + " " + b.flag + "=" + any(b.values));
     }
-  }
+  });
   REQUIRE(loaded > 500);
   REQUIRE(refused > 500);
+}
+
+TEST_CASE("from_matrix: what comes of every flag, for each model", "[.table]") {
+  std::vector<std::string> names;
+  std::map<std::string, std::string> rows;
+  for_each_model([&](Numbered& model) {
+    names.push_back(model.name);
+    for (const Change& change : changes())
+      for (const std::string& value : change.values) {
+        const std::string line = change.flag + "=" + value;
+        const Numbered::Seen seen = model.seen(line);
+        const char mark = !seen.fault.empty() ? '!' : !seen.loaded ? '.' : model.has(line) ? '=' : 'x';
+        rows[line] += std::string("  ") + mark;
+      }
+  });
+  printf("=  what the model has by itself   x  is loaded   .  is refused by name   !  neither\n\n");
+  for (size_t i = 0; i < names.size(); i++) printf("%2zu  %s\n", i + 1, names[i].c_str());
+  printf("\n%-40s", "");
+  for (size_t i = 0; i < names.size(); i++) printf(" %2zu", i + 1);
+  for (const auto& [line, row] : rows) printf("\n%-40s%s", line.c_str(), row.c_str());
+  printf("\n");
 }
 
 TEST_CASE("from_matrix: what the flags of an issue once did in silence names them", "[from]") {
   const Folder f;
   const json fixtures = read_fixtures("hf_models.json");
+  const auto names = [](Numbered model, const std::string& flags, const std::string& named) {
+    const Numbered::Seen seen = model.seen(flags);
+    INFO(model.name << " " << flags << ": " << seen.refusal);
+    REQUIRE(contains(seen.refusal, "with " + named + " it is another model than its weights are: "));
+  };
   const auto refused = [&](const char* name, const std::string& flags, const std::string& named) {
-    for (const json& fixture : fixtures.at("models")) {
-      if (fixture.at("name") != name) continue;
-      Numbered model(fixture, f, "model");
-      const Numbered::Seen seen = model.seen(flags);
-      INFO(name << " " << flags << ": " << seen.refusal);
-      REQUIRE(contains(seen.refusal, "with " + named + " it is another model than its weights are: "));
-    }
+    for (const json& fixture : fixtures.at("models"))
+      if (fixture.at("name") == name) return names({fixture, f}, flags, named);
+    FAIL("no model " << name);
   };
   refused("gpt2", "--kv-heads=1", "--kv-heads=1");
   refused("gpt2", "--window=3 --kv-heads=2 --clip-output=3", "--kv-heads=2");
@@ -194,6 +285,13 @@ TEST_CASE("from_matrix: what the flags of an issue once did in silence names the
   refused("qwen3_next", "--linear-key-heads=1 --linear-key-dim=10", "--linear-key-heads=1, --linear-key-dim=10");
   refused("released gates, elementwise", "--kv-heads=1 --head-dim=6", "--kv-heads=1");
   refused("llama", "--tied=on", "--tied=on");
+  refused("gpt2", "--heads=2 --kv-heads=2 --head-dim=10", "--heads=2, --kv-heads=2, --head-dim=10");
+  names({f, "--qk-norm=off"}, "--heads=2 --kv-heads=1 --head-dim=12", "--heads=2, --kv-heads=1, --head-dim=12");
+  names({f, "--attn=g1"}, "--attn=g4 --ffn=glu", "--attn=g4");
+  names({f, "--head-experts=4 --head-experts-of=kv"}, "--head-experts=2 --kv-heads=4",
+        "--head-experts=2, --kv-heads=4");
+  names({f, "--mixer=gated-delta --linear-key-heads=2 --linear-key-dim=4"},
+        "--linear-key-heads=1 --linear-key-dim=8", "--linear-key-heads=1, --linear-key-dim=8");
 }
 
 TEST_CASE("from_matrix: of more tensors than are stored no more are listed than show it", "[from]") {
@@ -204,6 +302,14 @@ TEST_CASE("from_matrix: of more tensors than are stored no more are listed than 
   model = model_of_flags("--experts=4 --layers=2");
   const size_t n = hf_tensors(HfArchitecture::qwen3_moe, model).size();
   REQUIRE(hf_tensors(HfArchitecture::qwen3_moe, model, n + 1).size() == n);
+}
+
+TEST_CASE("from_matrix: a model that an architecture has no form for is refused when its tensors are listed",
+          "[from]") {
+  const std::string flags = "--experts=3 --qk-norm=off --attn-bias=all --ffn-bias=on --router-bias=on --ffn=";
+  REQUIRE(!hf_tensors(HfArchitecture::gpt_oss, model_of_flags(flags + "swiglu-clamped")).empty());
+  CHECK_REFUSED(hf_tensors(HfArchitecture::gpt_oss, model_of_flags(flags + "relu2")), "experts.gate_up_proj",
+                "not each of them is one of the model's");
 }
 
 TEST_CASE("from_matrix: tensors that leave an element out, or have one twice, are found", "[from]") {

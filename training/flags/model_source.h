@@ -6,8 +6,8 @@
 //   --from=config.json        the first of these alone, for --describe
 //
 // Its flags stand where those of --preset do: flags that are typed beside it change them. What changes the model has to
-// leave it one that the weights are: every stored tensor is used once, and every element of every parameter is written
-// once. A run that starts from it starts at step 1, with new moments of AdamW. tests/test_from.cpp,
+// leave it one that the weights are: every stored tensor is used once, every element of every parameter is written once,
+// and sizes and the place of a gate are what they were. A run that starts from it starts at step 1, with new moments of AdamW. tests/test_from.cpp,
 // tests/test_from_matrix.cpp
 #pragma once
 #include <memory>
@@ -31,9 +31,11 @@ class ModelSource {
   virtual bool has_weights() const { return true; }
   // May a model have fewer learned positions than it? Then it has the first of them.
   virtual bool gives_first_positions() const { return false; }
-  // Refuses a model that the weights are not, naming the flags that changed it: before there is memory for it. Says on
-  // stderr which flags make another model of the same weights, and what is left out.
+  // Refuses a model that the weights are not, naming the flags that changed it: before there is memory for it. Says
+  // notes() on stderr.
   void require_fit(const ModelConfig& config) const;
+  // Lines that say which flags make another function of the same weights, and what is left out.
+  std::string notes(const ModelConfig& config) const;
   // Writes the parameters of a model, which is `config` and fits, at their offsets in `flat`.
   void read(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const;
 
@@ -46,6 +48,7 @@ class ModelSource {
   virtual std::string left_out() const { return ""; }
 
  private:
+  void check_all(const ModelConfig& config) const;
   void refuse_others(const ModelConfig& config) const;
   std::string changed_flags(const ModelConfig& config) const;
   bool fits(const ModelConfig& config) const;

@@ -67,7 +67,7 @@ class HfSource final : public ModelSource {
   bool gives_first_positions() const override { return true; }
 
  protected:
-  void check(const ModelConfig& config, const std::vector<Parameter>& list) const override {
+  void check(const ModelConfig& config, const std::vector<Parameter>&) const override {
     require(has_weights(), "--from=%s: it holds no weights: name the folder that it stands in", path_.c_str());
     // A model of many more tensors than are stored need not be listed to its end to find one that is not there.
     const std::vector<std::string> stored = weights_->names();
@@ -79,8 +79,6 @@ class HfSource final : public ModelSource {
                   (config.tied && name == "lm_head.weight"),
               "%s: tensor %s is none of this model: it has %zu others", weights_->file_of(name).c_str(),
               quote(name).c_str(), tensors.size());
-    check_tiling(tensors, list);
-    check_order(tensors);
     if (config.tied && weights_->has("lm_head.weight")) check_head(tensors);
   }
   void copy(const ModelConfig& config, const std::vector<Parameter>& list, float* flat) const override {
@@ -128,18 +126,6 @@ class HfSource final : public ModelSource {
             "%s: tensor %s is %s, expected F32, BF16 or F16", weights_->file_of(name).c_str(), quote(name).c_str(),
             entry.dtype.c_str());
     return name;
-  }
-  // A tensor of the shape that config.json says was written in its order, which flags do not change.
-  void check_order(const std::vector<HfTensor>& tensors) const {
-    std::map<std::string, const HfTensor*> as_written;
-    const std::vector<HfTensor> own = hf_tensors(model_.architecture, config_of_words(flags()).model);
-    for (const HfTensor& t : own) as_written[t.name] = &t;
-    for (const HfTensor& t : tensors) {
-      const auto found = as_written.find(t.name);
-      if (found != as_written.end() && found->second->shape == t.shape && found->second->pieces != t.pieces)
-        fail("%s: tensor %s holds its elements in another order", weights_->file_of(stored_name(t.name)).c_str(),
-             quote(t.name).c_str());
-    }
   }
   // A tied model may be stored with its output matrix all the same. It has to be the embedding.
   void check_head(const std::vector<HfTensor>& tensors) const {
@@ -263,7 +249,6 @@ std::string export_hf_folder(const std::string& folder, const Config& config, co
                              const std::optional<std::string>& tokenizer) {
   HfConfig written = write_hf_config(config);
   const std::vector<HfTensor> tensors = hf_tensors(written.architecture, config.model);
-  check_tiling(tensors, list);
   const CatchInterrupts catching;  // so that an export that is ended leaves no unfinished folder
   NewFolder out(folder);
   std::vector<float> flat(Model(config.model).weights.flat_size());

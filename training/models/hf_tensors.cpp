@@ -263,6 +263,7 @@ std::vector<HfTensor> hf_tensors(HfArchitecture architecture, const ModelConfig&
   const Model whole(model);
   for (const Parameter& p : whole.weights.list())
     if (!tensors.full()) place(tensors, p, model);
+  if (!tensors.full()) check_tiling(tensors.list, whole.weights.list());
   return std::move(tensors.list);
 }
 

@@ -22,14 +22,12 @@ enum class HfArchitecture { gpt2, llama, qwen2, qwen3, qwen3_moe, qwen3_next, gp
 
 struct Axis {
   size_t count, ours, theirs;  // steps from one element to the next
-  bool operator==(const Axis&) const = default;
 };
 
 struct Piece {
   std::string parameter;
   size_t ours, theirs;  // the first element in each
   std::vector<Axis> axes;
-  bool operator==(const Piece&) const = default;
 };
 
 struct HfTensor {
@@ -40,6 +38,7 @@ struct HfTensor {
 
 // The tensors of a model, in the order of its parameters: all of them, or of more than `most` the first and no piece of
 // others. A parameter that the architecture has no place for is a tensor of its own name, which no file of it has.
+// Refuses a model that they do not tile.
 std::vector<HfTensor> hf_tensors(HfArchitecture architecture, const ModelConfig& model, size_t most = SIZE_MAX);
 
 // Refuses tensors that are not these parameters: pieces have to cover every element of every parameter once, and every

@@ -36,7 +36,7 @@ class RunSource final : public ModelSource {
   size_t context() const override { return trained_context(checkpoint_.metadata()); }
 
  protected:
-  void check(const ModelConfig& config, const std::vector<Parameter>& list) const override {
+  void check(const ModelConfig&, const std::vector<Parameter>& list) const override {
     std::set<std::string> wanted;
     for (const Parameter& p : list) {
       checkpoint_.entry(p.name, p.shape);
@@ -45,36 +45,12 @@ class RunSource final : public ModelSource {
     for (const auto& [name, entry] : checkpoint_.tensors())
       require(wanted.contains(name) || name.starts_with("optimizer."), "%s: tensor %s is none of this model",
               path().c_str(), quote(name).c_str());
-    check_meaning(config_of_words(flags_).model, config);
   }
   void copy(const ModelConfig&, const std::vector<Parameter>& list, float* flat) const override {
     for (const Parameter& p : list) checkpoint_.read_numbers(p.name, p.shape, flat + p.offset);
   }
 
  private:
-  // A tensor may have the shape that is asked for and hold something else: rows of other heads, scores of another
-  // place.
-  void check_meaning(const ModelConfig& then, const ModelConfig& now) const {
-    const auto is_still = [&](const char* flag, size_t was, size_t is) {
-      require(was == is, "%s: was trained with %s%zu, not %zu", path().c_str(), flag, was, is);
-    };
-    if (then.has_attention() && now.has_attention()) {
-      const AttentionConfig &a = then.attention, &b = now.attention;
-      is_still("--heads=", a.H, b.H);
-      is_still("--kv-heads=", a.KVH, b.KVH);
-      is_still("--head-dim=", a.D, b.D);
-      if (a.gate_at != GatePosition::none && b.gate_at != GatePosition::none)
-        is_still("--attn=g", size_t(a.gate_at), size_t(b.gate_at));
-    }
-    if (then.has_linear() && now.has_linear()) {
-      const LinearAttentionConfig &a = then.linear, &b = now.linear;
-      is_still("--linear-key-heads=", a.Hk, b.Hk);
-      is_still("--linear-value-heads=", a.Hv, b.Hv);
-      is_still("--linear-key-dim=", a.Dk, b.Dk);
-      is_still("--linear-value-dim=", a.Dv, b.Dv);
-    }
-  }
-
   Checkpoint checkpoint_;
   std::vector<std::string> flags_;
 };
@@ -88,6 +64,7 @@ namespace {
 // A flag in which two differ: its place in the table, and its value in each.
 struct Difference {
   size_t row;
+  bool is_size;
   std::string name, now, then;
 };
 
@@ -99,7 +76,7 @@ std::vector<Difference> differences(const ModelConfig& model, Config then) {
   std::vector<Difference> all;
   for (size_t i = 0; i < here.size(); i++)
     if ((here[i].shapes_the_model() || here[i].name == "--vocab") && here[i].get() != there[i].get())
-      all.push_back({i, here[i].name, here[i].get(), there[i].get()});
+      all.push_back({i, here[i].kind == Flag::Kind::size, here[i].name, here[i].get(), there[i].get()});
   return all;
 }
 
@@ -107,19 +84,34 @@ std::vector<Difference> differences(const ModelConfig& model, Config then) {
 
 void ModelSource::require_fit(const ModelConfig& config) const {
   refuse_others(config);
+  fputs(notes(config).c_str(), stderr);
+}
+
+std::string ModelSource::notes(const ModelConfig& config) const {
   std::string now, then;
   for (const Difference& d : differences(config, config_of_words(flags()))) {
     if (d.name == "--context" || is_of_training(d.name)) continue;
     now += " " + d.name + "=" + d.now;
     then += " " + d.name + "=" + d.then;
   }
-  if (!now.empty()) fprintf(stderr, "note:%s, where %s has%s\n", now.c_str(), path().c_str(), then.c_str());
-  if (!left_out().empty()) fprintf(stderr, "note: %s: %s\n", path().c_str(), left_out().c_str());
+  std::string lines;
+  if (!now.empty()) lines += "note:" + now + ", where " + path() + " has" + then + "\n";
+  if (!left_out().empty()) lines += "note: " + path() + ": " + left_out() + "\n";
+  return lines;
+}
+
+void ModelSource::check_all(const ModelConfig& config) const {
+  check(config, Model(config).weights.list());
+  // A tensor may have the shape that is asked for and hold something else: rows of other heads, scores of another
+  // place.
+  for (const Difference& d : differences(config, config_of_words(flags())))
+    require((!d.is_size || d.name == "--context") && d.name != "--attn", "%s: was trained with %s=%s", path().c_str(),
+            d.name.c_str(), d.then.c_str());
 }
 
 void ModelSource::refuse_others(const ModelConfig& config) const {
   try {
-    check(config, Model(config).weights.list());
+    check_all(config);
   } catch (const Error& e) {
     const std::string changed = changed_flags(config);
     require(changed.empty(),
@@ -157,7 +149,7 @@ std::string ModelSource::changed_flags(const ModelConfig& config) const {
 
 bool ModelSource::fits(const ModelConfig& config) const {
   try {
-    check(config, Model(config).weights.list());
+    check_all(config);
   } catch (const Error&) {
     return false;
   }
