@@ -124,7 +124,7 @@ TEST_CASE("find_tokenizer: --generate reads a prompt of text and writes text", "
 
 TEST_CASE("find_tokenizer: the file goes with a model that is exported", "[tokenizer]") {
   const Folder f;
-  tokenizer_and_data(f);
+  const Tokenizer t = tokenizer_and_data(f);
   REQUIRE(said_by_train(f, "--data=d.bin --tokenizer=t --out=run").exit_code == 0);
   const std::string said = f.done("{repo}/train --from=run --export=model");
   REQUIRE(f.read("model/tokenizer.json") == f.read("t/tokenizer.json"));
@@ -136,6 +136,19 @@ TEST_CASE("find_tokenizer: the file goes with a model that is exported", "[token
                           "broken.json: it is not valid JSON");
   require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=nowhere"), "nowhere: cannot open");
   require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=/dev/null"), "not a regular file");
+  for (const auto& [text, named] : {std::pair("{}", "other.json: has no object \"model\", expected a tokenizer.json"),
+                                    {"{\"model\": []}", "has no object \"model\""},
+                                    {"[]", "other.json: it does not begin with '{'"},
+                                    {"{\"model\": {}, \"model\": {}}", "it has the key \"model\" twice"}}) {
+    f.write("other.json", text);
+    require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=other.json"), named);
+  }
+  auto larger = nlohmann::json::parse(f.read("t/tokenizer.json"));
+  larger["model"]["vocab"]["more"] = larger["model"]["vocab"].size();
+  f.write("other.json", larger.dump());
+  require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=other.json"),
+                          format("--tokenizer=other.json: has %zu tokens, but the model has %zu",
+                                 larger["model"]["vocab"].size(), t.vocab()));
   REQUIRE(!fs::exists(f / "second"));
   fs::copy_file(f / "broken.json", f / "run/tokenizer.json", fs::copy_options::overwrite_existing);
   for (const char* command :

@@ -118,7 +118,25 @@ TEST_CASE("hf_config: what no flag says is refused with its key", "[hf]") {
   names(unread(with(qwen3, "vocab_size", 0)), "\"vocab_size\" is \"0\", expected 1 or more");
   names(unread(with(published("gpt2-xl"), "vocab_size", 0)), "\"vocab_size\" is \"0\"");
   names(unread(with(gemma, "query_pre_attn_scalar", 0)), "\"query_pre_attn_scalar\" is \"0\", expected 1 or more");
+  for (const auto& [config, key, value] :
+       {std::tuple(qwen3, "rms_norm_eps", "0"), {published("gpt2-xl"), "layer_norm_epsilon", "0"},
+        {gemma, "sliding_window", "0"}, {oss, "sliding_window", "0"}})
+    names(unread(with(config, key, json::parse(value))), format("\"%s\" is \"0\", expected ", key));
   // Said twice, and not the same.
+  json patterned = gemma;
+  patterned["sliding_window_pattern"] = 6;
+  REQUIRE(unread(with(patterned, "_sliding_window_pattern", 6)) == "");
+  names(unread(with(patterned, "_sliding_window_pattern", 5)), "\"sliding_window_pattern\" is \"6\", expected \"5\"");
+  json interval = next;
+  for (int i = 0; i < 48; i++)
+    interval["layer_types"][size_t(i)] = i % 3 == 2 ? "full_attention" : "linear_attention";
+  REQUIRE(unread(with(interval, "full_attention_interval", 3)) == "");
+  names(unread(with(interval, "full_attention_interval", 4)),
+        "\"full_attention_interval\" is \"4\", expected 3, as \"layer_types\" says");
+  // (transformers' own Gemma 3 takes its layers' kinds, and keeps whatever pattern is beside them.)
+  for (int i = 0; i < 26; i++)
+    patterned["layer_types"][size_t(i)] = i % 4 == 3 ? "full_attention" : "sliding_attention";
+  REQUIRE(unread(patterned.dump()) == "");
   json both = llama;
   both["rope_parameters"] = both["rope_scaling"];
   both["rope_parameters"]["rope_theta"] = 500000;

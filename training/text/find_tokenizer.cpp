@@ -29,11 +29,15 @@ static std::string tokenizer_path(const Config& c) {
   return "";
 }
 
+static void require_room(const std::string& path, size_t tokens, size_t vocab) {
+  require(tokens <= vocab,
+          "--tokenizer=%s: has %zu tokens, but the model has %zu: name the tokenizer of its data, or set --vocab",
+          path.c_str(), tokens, vocab);
+}
+
 static Tokenizer fitting(const std::string& path, size_t vocab) {
   const Tokenizer tokenizer = read_tokenizer(path);
-  require(tokenizer.model_vocab() <= vocab,
-          "--tokenizer=%s: has %zu tokens, but the model has %zu: name the tokenizer of its data, or set --vocab",
-          path.c_str(), tokenizer.model_vocab(), vocab);
+  require_room(path, tokenizer.model_vocab(), vocab);
   return tokenizer;
 }
 
@@ -58,6 +62,7 @@ std::optional<std::string> kept_tokenizer(const Config& c) {
     const auto model = root.find("model");
     require(root.is_object() && model != root.end() && model->is_object(),
             "%s: has no object \"model\", expected a tokenizer.json", path.c_str());
+    require_room(path, model->contains("vocab") ? model->at("vocab").size() : 0, c.model.vocab);
     return text;
   } catch (const Error& e) {
     if (!c.tokenizer.empty()) throw;
