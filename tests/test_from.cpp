@@ -1,5 +1,6 @@
 // --from: a run of ./train as the start of another, or as what --evaluate looks at. Runs the program in the current
 // folder.
+#include <cfloat>
 #include <cmath>
 #include <regex>
 
@@ -167,6 +168,21 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   const std::string overflows = "what the model computes overflows";
   require_refused(from("huge --evaluate"), overflows);
   require_refused(from("huge --generate --prompt-tokens=1"), overflows);
+  // A value of 0.99 of the largest float, 522 times a weight, which the FFN multiplies by 0. In FP8 522 is 535 beside
+  // 1000.
+  altered("run", "edge", [](auto& values) {
+    const std::string layer = "model.layers.0.", ffn = layer + "mlp.";
+    for (const std::string& name : {std::string("model.embed_positions.weight"), layer + "self_attn.o_proj.weight",
+                                    ffn + "gate_proj.weight", ffn + "up_proj.weight", ffn + "down_proj.weight"})
+      std::fill(values[name].begin(), values[name].end(), 0.f);
+    for (float& x : values["model.embed_tokens.weight"]) x = 1;
+    values[layer + "post_attention_layernorm.weight"][3] = 1000;
+    values[layer + "post_attention_layernorm.weight"][5] = 522;
+    values[ffn + "gate_proj.weight"][3] = 1e-3f;
+    values[ffn + "up_proj.weight"][5] = 0.99f * (FLT_MAX / 522);
+  });
+  ended(from("edge --evaluate"));
+  require_refused(from("edge --evaluate --quantize=fp8-w8a8"), "the validation loss in the numbers of --quantize is");
   const std::string found = "tensor \"model.layers.0.mlp.up_proj.weight\" has a NaN as element 77, expected numbers";
   for (const char* rest : {"diverged --evaluate", "diverged --generate --prompt-tokens=1", "diverged --export=written"})
     require_refused(from(rest), found);
