@@ -18,8 +18,10 @@ def refuse(message):
 def ended(main):
     """main(), with what it prints on its way: an output that is full is said, one that nobody reads any more ends quietly."""
     try:
-        main()
-        sys.stdout.flush()
+        try:
+            main()
+        finally:  # --help ends the program
+            sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):

@@ -445,10 +445,6 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-        sys.stdout.flush()
-    except OSError as error:  # of standard output: what is read and written names its file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            fail(f"standard output: {error.strerror}")
+    from common import ended
+
+    ended(main)

@@ -159,6 +159,19 @@ TEST_CASE("scripts: ./train is found from any folder, and missed in a line", "[s
     require_refused_at_once(f.run(format("scripts/%s", script)), "train: not found: run make first");
 }
 
+TEST_CASE("scripts: an output that is full is said in a line, one that nobody reads any more is not", "[scripts]") {
+  NEEDS("python3 --version", "python3", "what scripts print");
+  const Folder f;
+  for (const std::string script : {"report.py", "plot_log.py", "tokenize.py"}) {
+    INFO(script);
+    const std::string help = "PYTHONUNBUFFERED= {repo}/scripts/" + script + " --help";
+    REQUIRE(contains(f.done(help), "usage: " + script));
+    const Said full = ended(f.run(help + " >/dev/full"), 1);
+    REQUIRE(full.text == "error: standard output: No space left on device\n");
+    REQUIRE(f.done(help + " | true") == "");
+  }
+}
+
 TEST_CASE("scripts: CUDA is found in CUDA_HOME, then on the path", "[scripts]") {
   const Folder f;
   f.program("here/bin/nvcc", "");

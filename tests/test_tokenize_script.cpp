@@ -209,5 +209,17 @@ TEST_CASE("tokenize_script: what it cannot do is said in a line, and nothing is 
   require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --shard-tokens=0"),
                           "--shard-tokens=0: expected 1 to");
   require_refused_at_once(tokenize(f, "a.txt --train=256 --out=p"), "--train=256: expected 257");
+
+  // What has the name, or had a file's unfinished name once, stays; and what cannot be written is known before the work.
+  f.write("question.json", R"({"ctx": "a", "endings": ["a", "b"], "label": 0})");
+  f.run("ln -s nowhere q");
+  require_refused_at_once(tokenize(f, "--choices=question.json --tokenizer=o --out=q"), "q: is there already");
+  for (const char* name : {"r.part", "s/train_000000.bin.part"}) f.write(name, "mine");
+  ended(tokenize(f, "--choices=question.json --tokenizer=o --out=r"));
+  ended(tokenize(f, "a.txt --tokenizer=o --out=s"));
+  for (const char* name : {"r.part", "s/train_000000.bin.part"}) REQUIRE(f.read(name) == "mine");
+  require_refused_at_once(tokenize(f, "bad.txt --train=300 --out=a.txt/x"), "a.txt/x: cannot write");
+  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=full >/dev/full"),
+                          "standard output: No space left on device");
   REQUIRE((!fs::exists(f.path / "p") || fs::is_empty(f.path / "p")));
 }
