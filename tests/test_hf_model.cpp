@@ -463,6 +463,10 @@ TEST_CASE("hf_model: a name that an export could not get in the end is refused b
   for (const char* link : {"../link", "../dangling", "../loop"}) refused(link, "is a symbolic link");
   for (const char* name : {".", "..", "../empty/.", "../new/.."}) refused(name, "expected the name of a folder");
   refused("../loop/x", "cannot create the folder: Too many levels");
+  if (answers("unshare -Umr mount -t tmpfs none " + (f / "empty"))) {
+    const Said mounted = f.run("unshare -Umr sh -c 'mount -t tmpfs none empty; {repo}/train --from=in --export=empty'");
+    require_refused_at_once(mounted, "error: --export=empty: cannot rename the folder: ");
+  }
   // A folder that others are in can be renamed, and so taken.
   const Said said = ended(f.run("cd empty; {repo}/train --from=../in --export=\"$PWD\" && ls"));
   REQUIRE(contains(said.text, "config.json\nmodel.safetensors\n"));
