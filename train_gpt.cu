@@ -204,7 +204,7 @@ int train(Config& config, Device device) {
   if (config.source && !resumed) trainer.start_from(*config.source);
   if (!config.out.empty()) keep_tokenizer(config, config.out);
 
-  Progress progress(config, data, trainer, peak, ctx);  // what may be refused has been: from here on files are deleted
+  Progress progress(config, data, metadata, trainer, peak, ctx);  // what may be refused has been: from here on files are deleted
   if (resumed)
     keep_newest(config.out, trainer.steps_done(), config.keep,
                 config.schedule.stable_until());  // one killed in a save has not

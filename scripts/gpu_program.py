@@ -102,7 +102,7 @@ def run(train, flags, folder, environment):
 
 
 def written(folder):
-    """Each file below the folder, a log without its times."""
+    """Each file below the folder, a log without its times and without what ran."""
     files = {}
     for where, _, names in os.walk(folder):
         for name in names:
@@ -110,7 +110,7 @@ def written(folder):
             with open(path, "rb") as file:
                 content = file.read()
             if name == "log.jsonl":
-                content = [{key: value for key, value in json.loads(line).items() if key != "seconds"}
+                content = [{key: value for key, value in json.loads(line).items() if key not in ("seconds", "run")}
                            for line in content.splitlines()]
             files[os.path.relpath(path, folder)] = content
     return files

@@ -20,7 +20,6 @@
 
 #include <cstdio>
 #include <ctime>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -62,6 +61,7 @@
 #include "training/engines.h"
 #include "training/matmul_peak.h"
 #include "training/process/threads.h"
+#include "training/process/version.h"
 #include "training/trainer.h"
 #ifdef __CUDACC__
 #include <cublas_v2.h>
@@ -847,14 +847,6 @@ std::string names_of_parts() {
   std::string names;
   for (const Part& part : parts) names += std::string(names.empty() ? "" : " ") + part.name;
   return names;
-}
-
-// As /proc/cpuinfo calls it.
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(": ") + 2);
-  return "unknown CPU";
 }
 
 std::string today() {  // as 2026-11-21, in universal time

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <thread>
 
@@ -118,6 +119,14 @@ Prepare limited(int resource, rlim_t now, rlim_t most) {
     const rlimit limit = {now, most};
     setrlimit(resource, &limit);
   };
+}
+
+// A log as older programs wrote it.
+std::string without_runs(const std::string& log) {
+  std::string kept;
+  for (const std::string& line : lines_of(log))
+    if (!contains(line, "\"run\":")) kept += line + "\n";
+  return kept;
 }
 
 size_t files_in(const fs::path& folder) {
@@ -272,6 +281,54 @@ TEST_CASE("cli: the log says how experts were routed, each figure under its name
   REQUIRE(steps == 12);
 }
 
+TEST_CASE("cli: the log begins with what ran, and a run that is resumed says so", "[cli]") {
+  const Folder f;
+  const auto records = [&](const std::string& name) {
+    std::vector<nlohmann::json> found;
+    for (const std::string& line : lines_of(f.read(name + "/log.jsonl")))
+      if (contains(line, "\"run\":")) found.push_back(nlohmann::json::parse(line));
+    return found;
+  };
+  const auto run = [&](const std::string& name, const std::string& more) {
+    trained(f, small("--norm=gated --resume " + more + " --out=" + (f / name)));
+    return records(name);
+  };
+  const auto first = run("a", "--steps=8 --save-every=4"), again = run("b", "--steps=8 --save-every=4");
+  REQUIRE((first.size() == 1 && f.read("a/log.jsonl").starts_with("{\"step\":0,\"run\":{")));
+  const nlohmann::json& it = first[0]["run"];
+  REQUIRE((it["flags"]["--norm"] == "gated" && it["flags"]["--hidden"] == "32" && it["flags"]["--lr"] == "0.003"));
+  REQUIRE(it["flags"]["--warmup"] == "3");
+  REQUIRE((it["command"][0] == "--device=cpu" && it["command"].back() == "--out=" + (f / "a")));
+  REQUIRE((it["device"] == "cpu" && it["threads"] == omp_get_max_threads()));
+  const std::string version = trained(f, "--version");
+  for (const char* key : {"version", "commit", "compiler"}) REQUIRE(contains(version, it[key].get<std::string>()));
+  REQUIRE(f.run("cat /proc/cpuinfo").text.find(it["cpu"].get<std::string>()) != std::string::npos);
+  const Checkpoint saved(f / "a/step_00000008.safetensors");
+  for (const char* key : {"data", "hash--data", "hash--val-data"}) REQUIRE(it[key] == saved.state(key));
+  // Two runs differ where they are not the same.
+  nlohmann::json here = it, there = again[0]["run"];
+  for (nlohmann::json* one : {&here, &there}) {
+    (*one)["flags"].erase("--out");
+    one->at("command").erase(one->at("command").size() - 1);
+  }
+  REQUIRE(here == there);
+
+  // Each record stands before the steps that its run computed; one whose steps are all gone goes with them.
+  for (int times = 0; times < 2; times++) {
+    fs::remove(f / "a/step_00000008.safetensors");
+    const auto both = run("a", "--steps=8 --save-every=100");
+    REQUIRE((both.size() == 2 && both[1]["step"] == 4 && both[1]["run"]["flags"]["--save-every"] == "100"));
+  }
+  const std::string log = f.read("a/log.jsonl");
+  REQUIRE(log.find("{\"step\":4,\"run\"") > log.find("{\"step\":4,\"loss\""));
+  REQUIRE(log.find("{\"step\":4,\"run\"") < log.find("{\"step\":5,\"loss\""));
+  // The log of an older program has none.
+  f.write("a/log.jsonl", without_runs(log));
+  fs::remove(f / "a/step_00000008.safetensors");
+  REQUIRE(run("a", "--steps=8").size() == 1);
+  REQUIRE(count(f.read("a/log.jsonl"), "\"loss\"") == 8);
+}
+
 TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not been", "[cli]") {
   const std::string flags = GENERATE(
       "--steps=40 --layers=1", "--mixer=gated-delta --steps=24 --layers=1", "--mixer=hybrid --steps=24 --layers=2",
@@ -300,9 +357,10 @@ TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not b
   INFO(kills << " kills");
   REQUIRE(kills > 3);
   REQUIRE(fingerprint_of(last) == expected);
-  // The log is the uninterrupted run's, but for the seconds; what the kills left behind is gone.
+  // The log is the uninterrupted run's, but for the seconds, and for who computed which steps; what the kills left
+  // behind is gone.
   const auto log_of = [&](const std::string& folder) {
-    return std::regex_replace(f.read(folder + "/log.jsonl"), std::regex(",\"seconds\":[^,}\n]*"), "");
+    return std::regex_replace(without_runs(f.read(folder + "/log.jsonl")), std::regex(",\"seconds\":[^,}\n]*"), "");
   };
   REQUIRE(log_of("run") == log_of("whole"));
   REQUIRE(f.read("run/measures.safetensors") == f.read("whole/measures.safetensors"));

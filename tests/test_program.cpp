@@ -36,11 +36,13 @@ std::vector<double> numbers(const std::string& text, const std::string& expressi
   return all;
 }
 
-// Steps, and the validations that follow some of them, as log.jsonl has them.
+// Steps, and the validations that follow some of them, as log.jsonl has them behind what ran.
 std::vector<nlohmann::json> log_of(const std::string& folder) {
   std::ifstream file(folder + "/log.jsonl");
   std::vector<nlohmann::json> entries;
   for (std::string line; std::getline(file, line);) entries.push_back(nlohmann::json::parse(line));
+  REQUIRE((entries[0].contains("run") && entries[0]["step"] == 0));
+  entries.erase(entries.begin());
   return entries;
 }
 

@@ -17,6 +17,7 @@
 #include "training/flags/match_params.h"
 #include "training/process/terminal.h"
 #include "training/process/threads.h"
+#include "training/process/version.h"
 #include "training/trainer.h"
 
 #ifdef __CUDACC__
@@ -43,10 +44,12 @@ std::string why_no_gpu() {
   }
   return code == cudaSuccess ? "" : because(code);
 }
-// The nvcc half reads the same command line again: its Config is a type of its own.
-int train_on_cuda(int argc, char** argv) {
+// The nvcc half reads the same command line again: its Config is a type of its own. What the program is the half of g++
+// knows alone.
+int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version) {
   gated::Config config;
   gated::parse_command_line(config, argc, argv);
+  config.program_version = version;
   return gated::train(config, gated::Device::cuda);
 }
 
@@ -54,7 +57,7 @@ int train_on_cuda(int argc, char** argv) {
 
 #ifdef WITH_CUDA
 std::string why_no_gpu();
-int train_on_cuda(int argc, char** argv);
+int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version);
 #else
 static std::string why_no_gpu() {
   return "this build has no half for GPUs: with nvcc, make adds it where a GPU answers, and make gpu-build, or "
@@ -93,8 +96,9 @@ static int run(int argc, char** argv) try {
 #endif
 #ifdef WITH_CUDA
   if (config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && no_gpu.empty()))
-    return train_on_cuda(argc, argv);
+    return train_on_cuda(argc, argv, gated::program_version());
 #endif
+  config.program_version = gated::program_version();
   return gated::train(config, config.device == DeviceChoice::emulated ? gated::Device::emulated : gated::Device::cpu);
 } catch (const gated::Interrupted& e) {
   fprintf(stderr, "error: %s\n", e.what());

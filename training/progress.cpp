@@ -18,6 +18,7 @@
 #include "training/memory.h"
 #include "training/flags/model_source.h"
 #include "training/process/terminal.h"
+#include "training/process/version.h"
 #include "training/trainer.h"
 
 namespace gated {
@@ -28,12 +29,38 @@ static std::string duration(double seconds) {
   return s < 3600 ? format("%zu:%02zu", s / 60, s % 60) : format("%zu:%02zu:%02zu", s / 3600, s / 60 % 60, s % 60);
 }
 
-Progress::Progress(Config& config, const Data& data, const Trainer& trainer, double peak, Context& ctx)
-    : config_(config), data_(data), trainer_(trainer), ctx_(ctx), terminal_(isatty(fileno(stdout))), peak_(peak) {
+Progress::Progress(Config& config, const Data& data, const RunMetadata& metadata, const Trainer& trainer, double peak,
+                   Context& ctx)
+    : config_(config),
+      data_(data),
+      metadata_(metadata),
+      trainer_(trainer),
+      ctx_(ctx),
+      terminal_(isatty(fileno(stdout))),
+      peak_(peak) {
   if (!config.out.empty()) open_log(config.out + "/log.jsonl", trainer.steps_done());
 }
 
+// Neither a time nor a name of the machine stands in it: two runs differ in it where they are not the same.
+std::string Progress::run_entry() const {
+  nlohmann::ordered_json run = {{"command", config_.typed}, {"flags", nlohmann::ordered_json::object()}};
+  for (const Flag& f : list_flags(config_)) run["flags"][f.name] = f.get();
+  for (const auto& [key, value] : metadata_)
+    if (!key.starts_with("flag")) run[key] = value;
+  for (const auto& [key, value] : config_.program_version) run[key] = value;
+  run["cpu"] = cpu_model();
+  run["threads"] = omp_get_max_threads();
+  run["device"] = name_of(ctx_.device);
+#ifdef __CUDACC__
+  cudaDeviceProp gpu = {};
+  if (cudaGetDeviceProperties(&gpu, 0) == cudaSuccess) run["gpu"] = gpu.name;
+#endif
+  return nlohmann::ordered_json({{"step", trainer_.steps_done()}, {"run", run}})
+      .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);  // what was typed may be no UTF-8
+}
+
 void Progress::header() {
+  if (trainer_.steps_done() < config_.steps) write(run_entry());
   const Model& m = trainer_.model;
   const TrainingMemory memory =
       training_memory(m.config, config_.batch, m.context(), config_.micro_batches, ctx_.device);
@@ -170,9 +197,9 @@ void Progress::open_log(const std::string& named, size_t steps_done) {
   AtomicFile shortened(path);
   for (std::string line; steps_done > 0 && std::getline(old, line);) {
     const auto entry = nlohmann::json::parse(line, nullptr, false);
-    if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_unsigned() ||
-        entry["step"].get<size_t>() > steps_done)
-      continue;
+    if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_unsigned()) continue;
+    // (The steps of a run that was resumed at this one are gone: this one computes them.)
+    if (const size_t step = entry["step"]; step > steps_done || (step == steps_done && entry.contains("run"))) continue;
     if (const auto first = entry.find("first_outlier_step"); first != entry.end() && first->is_number_unsigned())
       first_outlier_step_ = first->get<size_t>();
     line += '\n';

@@ -5,13 +5,16 @@
 // log.jsonl (with --out) holds one object a line: {"step","loss","gradient_norm","learning_rate","seconds"} for a
 // step and {"step","validation_loss"} for a validation. A step with experts has
 // {"balance_loss","z_loss","busiest_expert", "routing_entropy","idle_experts"} too. Measures are
-// {"step","first_token_attention","largest_activation",...}. Of text it begins with {"step":0,"bigram_entropy"}.
+// {"step","first_token_attention","largest_activation",...}. It begins with {"step":0,"run":{...}}: the command, every
+// flag's value, what the data is, and which program computed, on what; a run that is resumed adds one at its step. So
+// the steps behind such a line, up to the next, are its. Of text {"step":0,"bigram_entropy"} comes next.
 // scripts/plot_log.py draws it. tests/test_cli.cpp
 #pragma once
 #include <optional>
 
 #include "dataloader/loader.h"
 #include "training/flags/config.h"
+#include "training/flags/run_metadata.h"
 #include "training/checkpoint/safetensors.h"
 
 namespace gated {
@@ -24,7 +27,8 @@ struct StepResult;
 class Progress {
  public:
   // peak: operations a second that a matrix product reaches here; 0: not known
-  Progress(Config& config, const Data& data, const Trainer& trainer, double peak, Context& ctx);
+  Progress(Config& config, const Data& data, const RunMetadata& metadata, const Trainer& trainer, double peak,
+           Context& ctx);
 
   void header();
   void step(const StepResult& result);
@@ -38,6 +42,7 @@ class Progress {
 
  private:
   void open_log(const std::string& named, size_t steps_done);
+  std::string run_entry() const;
   void write(const std::string& line);  // to the log
   std::string place(size_t step) const;
   void clear_bar() const;
@@ -45,6 +50,7 @@ class Progress {
 
   Config& config_;
   const Data& data_;
+  const RunMetadata& metadata_;
   const Trainer& trainer_;
   Context& ctx_;
   bool terminal_;

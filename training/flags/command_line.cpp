@@ -227,6 +227,7 @@ static std::vector<std::string> plain_words(const std::vector<Flag>& flags, int 
 }
 
 bool parse_command_line(Config& config, int argc, char** argv) {
+  config.typed.assign(argv + 1, argv + argc);
   CLI::App app;
   app.set_help_flag();
   app.allow_extras();  // and refuse them below, with the name that was meant
