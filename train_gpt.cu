@@ -106,8 +106,11 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
     const bool looks = data.val && !trouble;
     const bool validates = looks && (complete || (c.val_every && step % c.val_every == 0));
     const bool measures = looks && (complete || (c.measure_every && step % c.measure_every == 0));
-    bool saves =
-        !c.out.empty() && step > first && (last || step % c.save_every == 0 || step == c.schedule.stable_until());
+    const bool asked = save_requested();
+    if (asked && c.out.empty())
+      fprintf(stderr, "warning: SIGUSR1 asks for a checkpoint, and nothing is saved without --out=FOLDER\n");
+    bool saves = !c.out.empty() && step > first &&
+                 (last || asked || step % c.save_every == 0 || step == c.schedule.stable_until());
     // A GPU may run one step ahead: it is given the next step before this one's result is read. Before a validation, a
     // measure, a checkpoint or the end all results are read.
     const size_t in_flight = ctx.device == Device::cuda && !validates && !measures && !saves && !last ? 1 : 0;
@@ -125,7 +128,7 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
     }
     if (saves) {
       trainer.save(metadata);
-      progress.saved();
+      progress.saved(asked ? step : 0);
     }
     if (trouble) fail_after_step(step, saves, trouble);
   }
@@ -172,6 +175,7 @@ int train(Config& config, Device device) {
   Context ctx(device);
   use_engines(ctx, config);
   if (config.generate) return generate(config, ctx);
+  if (!config.evaluate) hear_save_requests();
 
   const Data data = open_data(config.data);
   config.model.vocab = data.train->vocab();

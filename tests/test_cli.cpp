@@ -484,6 +484,72 @@ TEST_CASE("cli: Ctrl-C and SIGTERM end the step, save, and say how to go on", "[
   REQUIRE(contains(ended(finish(f, child), 128 + SIGINT).out, "nothing is saved; with --out=FOLDER --resume"));
 }
 
+TEST_CASE("cli: SIGUSR1 saves, and the run goes on", "[cli]") {
+  const Folder f;
+  const std::string whole = fingerprint_of(train(f, small("--steps=200")));
+  const std::string words = small("--steps=200 --resume --save-every=1000 --val-every=0 --out=" + (f / "run"));
+  const pid_t child = start(f, words);
+  CHECK(waited_for(child, f / "run/log.jsonl", "\"step\":3,"));
+  kill(child, SIGUSR1);
+  CHECK(waited_for(child, f / "stdout", "saved, as SIGUSR1 asks"));
+  kill(child, SIGKILL);
+  finish(f, child);
+  const auto saved = list_checkpoints(f / "run");
+  REQUIRE((saved.size() == 1 && saved.begin()->first >= 3 && saved.begin()->first < 200));
+  const Outcome rest = train(f, words);
+  REQUIRE(contains(rest.out, format("resume: step %zu of", saved.begin()->first)));
+  REQUIRE(fingerprint_of(rest) == whole);
+
+  const auto told = [&](const Prepare& prepare) {
+    fs::remove(f / "stdout");
+    const pid_t run = start(f, small("--steps=200"), prepare);
+    CHECK(waited_for(run, f / "stdout", "step   3"));
+    kill(run, SIGUSR1);
+    const Outcome o = ended(finish(f, run));
+    REQUIRE(fingerprint_of(o) == whole);
+    return o.err;
+  };
+  REQUIRE(told({}) == "warning: SIGUSR1 asks for a checkpoint, and nothing is saved without --out=FOLDER\n");
+  REQUIRE(told([] { signal(SIGUSR1, SIG_IGN); }).empty());
+}
+
+// What SLURM sends: SIGUSR1 to the script before the limit of its time, and the same script again when it is queued
+// again.
+TEST_CASE("cli: the job script for SLURM goes on in the next job where the last one had to end", "[cli]") {
+  const Folder f;
+  f.program("srun", "exec \"$@\"");
+  f.program("scontrol", "echo \"$@\" >>" + (f / "asked"));
+  const auto job = [&](const std::string& flags) {
+    const pid_t child = fork();
+    if (child != 0) return child;
+    freopen((f / "stdout").c_str(), "a", stdout);
+    freopen((f / "stderr").c_str(), "a", stderr);
+    setenv("PATH", (f.path.string() + ":" + getenv("PATH")).c_str(), 1);
+    setenv("SLURM_JOB_ID", "17", 1);
+    std::vector<std::string> words = words_of("bash scripts/slurm.sh " + flags);
+    std::vector<char*> argv;
+    for (std::string& w : words) argv.push_back(w.data());
+    argv.push_back(nullptr);
+    execvp("bash", argv.data());
+    _exit(127);
+  };
+  const std::string flags = small("--steps=200 --save-every=1000 --val-every=0 --out=" + (f / "run"));
+  const std::string whole = fingerprint_of(train(f, small("--steps=200")));
+  for (const char* until : {"\"step\":3,", "\"step\":30,"}) {
+    const pid_t child = job(flags);
+    CHECK(waited_for(child, f / "run/log.jsonl", until));
+    kill(child, SIGUSR1);
+    ended(finish(f, child));
+  }
+  REQUIRE(f.read("asked") == "requeue 17\nrequeue 17\n");
+  const Outcome last = ended(finish(f, job(flags)));
+  REQUIRE(count(last.out, "resume: step ") == 2);
+  REQUIRE(fingerprint_of(last) == whole);
+  // One that fails is not queued again.
+  REQUIRE(contains(ended(finish(f, job(flags + " --seed=2")), 1).err, "was made with --seed=1337"));
+  REQUIRE(count(f.read("asked"), "\n") == 2);
+}
+
 TEST_CASE("cli: a second signal ends the program at once, unless it comes right behind the first", "[cli]") {
   for (const int ignored : {0, SIGHUP}) {
     const pid_t child = fork();

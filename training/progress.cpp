@@ -172,7 +172,12 @@ void Progress::measures(size_t step, Measures m) {
   last_ = seconds_now();
 }
 
-void Progress::saved() {
+void Progress::saved(size_t asked_for) {
+  if (asked_for) {
+    clear_bar();
+    printf("%s  saved, as SIGUSR1 asks\n", place(asked_for).c_str());
+    fflush(stdout);
+  }
   last_ = seconds_now();
   if (unwritten_.empty()) return;
   fprintf(stderr, "warning: %s: cannot write: %s: its last %zd lines are missing, and are tried again with the next\n",

@@ -36,8 +36,8 @@ class Progress {
   // Printed after the last step, else logged alone.
   void measures(size_t step, Measures measures);
   // Behind a checkpoint: warns where lines could not be written to the log. The time that saving takes is not the next
-  // step's.
-  void saved();
+  // step's. Somebody waits for the one of step `asked_for`: it is printed; 0: nobody does.
+  void saved(size_t asked_for);
   void finish();
 
  private:

@@ -49,4 +49,17 @@ int interrupted() {
   return caught;
 }
 
+static std::atomic<bool> asked_to_save = false;
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+void hear_save_requests() {
+  struct sigaction now;
+  sigaction(SIGUSR1, nullptr, &now);
+  if (now.sa_handler == SIG_DFL) signal(SIGUSR1, [](int) { asked_to_save = true; });
+}
+
+bool save_requested() {
+  return asked_to_save.exchange(false);
+}
+
 }  // namespace gated

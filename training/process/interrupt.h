@@ -1,6 +1,6 @@
 // interrupt: Ctrl-C (SIGINT), SIGTERM, SIGHUP, and SIGPIPE, by which nobody reads what it prints any more, end a run
 // after the step that is under way. A second one ends it at once; not SIGPIPE, of which every line that is printed
-// brings one.
+// brings one. SIGUSR1 ends nothing: it asks for a checkpoint.
 // tests/test_cli.cpp
 #pragma once
 #include "core/check.h"
@@ -20,6 +20,11 @@ class CatchInterrupts {
 
 // The signal that came; 0 where none did.
 int interrupted();
+
+// From here on SIGUSR1, which by default ends a program, is remembered. Where it is ignored it stays so.
+void hear_save_requests();
+// Whether one came since this was asked last.
+bool save_requested();
 
 // What ends work that a signal interrupted and that leaves nothing behind: main() ends as that signal would.
 struct Interrupted : Error {
