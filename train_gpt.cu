@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "core/clock.h"
 #include "training/inspect/arrays.h"
 #include "training/engines.h"
 #include "training/evaluate.h"
@@ -56,8 +57,8 @@ double finite_loss(size_t step, double loss) {
   return loss;
 }
 
-// A validation that looks into the model. With `arrays`, --out gets them.
-void measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progress& progress, Context& ctx) {
+// A validation that looks into the model. With `arrays`, --out gets them. Whether its loss is the lowest so far.
+bool measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progress& progress, Context& ctx) {
   const Config& c = trainer.config;
   const size_t step = trainer.steps_done();
   Meter meter(ctx.device);
@@ -65,11 +66,12 @@ void measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progres
   std::optional<ArrayMeter> array_meter;
   if (arrays) inspectors.push_back(&array_meter.emplace(c.model, ctx.device));
   const double loss = finite_loss(step, trainer.validate(c.val_batches, inspectors));
-  progress.validation(step, loss);
+  const bool best = progress.validation(step, loss);
   Measures seen = meter.result();
   seen.gradient_norm_by_layer = trainer.gradient_norm_by_layer();
   progress.measures(step, std::move(seen));
   if (arrays) save_arrays(c.out, array_meter->result(), step, loss, metadata);
+  return best;
 }
 
 [[noreturn]] void fail_after_step(size_t step, bool saved, const std::exception_ptr& trouble) {
@@ -92,6 +94,7 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
   const Config& c = trainer.config;
   const size_t first = trainer.steps_done();
   const CatchInterrupts catching;
+  double saved_at = seconds_now();
   for (bool last = first >= c.steps; !last;) {
     std::exception_ptr trouble;  // of this step. It ends the run, behind a checkpoint: steps that are done are not lost
     try {
@@ -109,25 +112,30 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
     const bool asked = save_requested();
     if (asked && c.out.empty())
       fprintf(stderr, "warning: SIGUSR1 asks for a checkpoint, and nothing is saved without --out=FOLDER\n");
-    bool saves = !c.out.empty() && step > first &&
-                 (last || asked || step % c.save_every == 0 || step == c.schedule.stable_until());
+    const bool due = c.save_every.steps ? step % c.save_every.steps == 0
+                                        : seconds_now() - saved_at >= double(c.save_every.seconds);
+    bool saves =
+        !c.out.empty() && step > first && (last || asked || due || step == c.schedule.stable_until());
     // A GPU may run one step ahead: it is given the next step before this one's result is read. Before a validation, a
     // measure, a checkpoint or the end all results are read.
     const size_t in_flight = ctx.device == Device::cuda && !validates && !measures && !saves && !last ? 1 : 0;
     while (const auto result = trainer.next_result(in_flight)) progress.step(*result);
 
     // The checkpoint comes last, so that a run that has its last checkpoint has its arrays too.
+    bool best = false;
     try {
       if (measures)
-        measure(trainer, complete && saves, metadata, progress, ctx);
+        best = measure(trainer, complete && saves, metadata, progress, ctx);
       else if (validates)
-        progress.validation(step, finite_loss(step, trainer.validate(c.val_batches)));
+        best = progress.validation(step, finite_loss(step, trainer.validate(c.val_batches)));
     } catch (...) {
       trouble = std::current_exception();
-      saves = !c.out.empty();
     }
+    saves |= (best || trouble) && !c.out.empty();
     if (saves) {
       trainer.save(metadata);
+      if (best) name_best(c.out, step);
+      saved_at = seconds_now();
       progress.saved(asked ? step : 0);
     }
     if (trouble) fail_after_step(step, saves, trouble);

@@ -365,12 +365,13 @@ TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not b
   REQUIRE(log_of("run") == log_of("whole"));
   REQUIRE(f.read("run/measures.safetensors") == f.read("whole/measures.safetensors"));
   REQUIRE(!contains(f.run("ls run").text, "tmp"));
-  REQUIRE(files_in(f / "run") == 4);  // two checkpoints, the log, the arrays
+  REQUIRE(files_in(f / "run") == 5);  // two checkpoints, the best, the log, the arrays
+  REQUIRE(f.read("run/best.safetensors") == f.read("whole/best.safetensors"));
   // One too many is there where a run was killed between saving and deleting.
   f.write("run/step_00000001.safetensors", "old");
   REQUIRE(fingerprint_of(train(f, run)) == expected);
   REQUIRE(!contains(f.run("ls run").text, "tmp"));
-  REQUIRE(files_in(f / "run") == 4);
+  REQUIRE(files_in(f / "run") == 5);
 }
 
 namespace {
@@ -482,6 +483,70 @@ TEST_CASE("cli: Ctrl-C and SIGTERM end the step, save, and say how to go on", "[
   CHECK(waited_for(child, f / "stdout", "step "));
   kill(child, SIGINT);
   REQUIRE(contains(ended(finish(f, child), 128 + SIGINT).out, "nothing is saved; with --out=FOLDER --resume"));
+}
+
+TEST_CASE("cli: lines are printed every --log-every steps, and the log has all of them", "[cli]") {
+  const Folder f;
+  const std::string flags = small("--log-every=5 --resume --out=" + (f / "run"));
+  const auto printed = [&](const std::string& more) {
+    std::string steps;
+    for (const std::string& line : lines_of(trained(f, flags + more)))
+      if (contains(line, "  loss ")) steps += between(line, "step ", "/") + " ";
+    return steps;
+  };
+  REQUIRE(printed(" --schedule=wsd") == " 1  5 10 12 ");
+  REQUIRE(count(f.read("run/log.jsonl"), "\"loss\"") == 12);
+  REQUIRE(printed(" --schedule=wsd --steps=22") == "11 15 20 22 ");  // from step 10 on
+}
+
+TEST_CASE("cli: a run saves as its time goes by, where --save-every says so", "[cli]") {
+  const Folder f;
+  const std::string flags = small("--steps=100000 --val-every=0 --keep=0 --out=" + (f / "run"));
+  const pid_t child = start(f, flags + " --save-every=1s");
+  CHECK(in_time([&] { return list_checkpoints(f / "run").size() == 2; }));
+  kill(child, SIGKILL);
+  ended(finish(f, child), 128 + SIGKILL);
+  double seconds = 0;
+  const size_t last = list_checkpoints(f / "run").begin()->first;
+  for (const std::string& line : lines_of(f.read("run/log.jsonl"))) {
+    const auto entry = nlohmann::json::parse(line, nullptr, false);
+    if (entry.is_object() && entry.contains("seconds") && entry["step"] <= last) seconds += double(entry["seconds"]);
+  }
+  REQUIRE(seconds > 1.5);
+  for (const char* every : {"0", "0s", "1.5h", "m", "30d"})
+    require_refused(train(f, small("--out=" + (f / "other") + " --save-every=") + every), "--save-every=");
+}
+
+TEST_CASE("cli: the checkpoint of the lowest validation loss stays beside the newest", "[cli]") {
+  const Folder f;
+  const std::string out = "--out=" + (f / "run") + " ", best = f / "run/best.safetensors";
+  // A rate that ruins what was learned: the loss falls at first.
+  const std::string flags = small("--steps=40 --warmup=40 --lr=3 --min-lr=3 --clip=1e6 --val-every=2 --save-every=10 --keep=1 ");
+  const std::string said = trained(f, flags + out);
+  std::map<double, size_t> steps;
+  for (const std::string& line : lines_of(f.read("run/log.jsonl")))
+    if (const auto entry = nlohmann::json::parse(line); entry.contains("validation_loss")) {
+      steps.emplace(double(entry["validation_loss"]), size_t(entry["step"]));
+    }
+  const auto [lowest, step] = *steps.begin();
+  REQUIRE((step > 2 && step < 40));
+  REQUIRE(Checkpoint(best).step() == step);
+  REQUIRE(contains(said, format("lowest validation loss %.4f, of step %zu: %s\n", lowest, step, best.c_str())));
+  REQUIRE(files_in(f / "run") == 4);
+  REQUIRE(contains(trained(f, small("--evaluate --val-batches=2 --context=32 --batch=4 --from=" + best)),
+                   format("validation loss %.4f", lowest)));
+  // A run that goes on goes on from the newest, and knows what the best was.
+  const std::string bytes = f.read("run/best.safetensors");
+  REQUIRE(contains(trained(f, flags + out + "--resume"), "resume: step 40"));
+  fs::remove(best);
+  f.run("mkdir halves");
+  const std::string halves = "--out=" + (f / "halves") + " ";
+  const pid_t child = start(f, flags + halves);
+  CHECK(waited_for(child, f / "halves/log.jsonl", format("\"step\":%zu,\"loss\"", step + 2)));
+  kill(child, SIGTERM);
+  finish(f, child);
+  trained(f, flags + halves + "--resume");
+  REQUIRE(f.read("halves/best.safetensors") == bytes);
 }
 
 TEST_CASE("cli: SIGUSR1 saves, and the run goes on", "[cli]") {
@@ -621,7 +686,7 @@ TEST_CASE("cli: --evaluate shows what the run showed of its last step, and write
   REQUIRE(!contains(seen, "steps in"));
   REQUIRE(f.read("run/log.jsonl") == log);
   REQUIRE(f.read(arrays) == of_run);
-  REQUIRE(files_in(f / "run") == 3);
+  REQUIRE(files_in(f / "run") == 4);
   const std::string emulated = small("--evaluate --device=emulated " + flags);
   fs::remove(f / arrays);
   trained(f, emulated);
@@ -641,7 +706,7 @@ TEST_CASE("cli: --evaluate shows what the run showed of its last step, and write
   REQUIRE(nvfp4 != fp8);
   REQUIRE(quantized("nvfp4-w4a4 --smoothquant=0.5") != nvfp4);
   REQUIRE(quantized("nvfp4-w4a4 --device=emulated") == nvfp4);
-  REQUIRE(files_in(f / "run") == 3);
+  REQUIRE(files_in(f / "run") == 4);
 
   const std::string own =
       trained(f, "--evaluate --val-batches=2 --device=cpu" + out);  // its flags are those of the run

@@ -159,7 +159,9 @@ std::vector<Row> all_rows() {
   FIELD("--top-p=0.75", "", c.top_p == 0.75);
   FIELD("--tokenizer=file.json", "", c.tokenizer == "file.json");
   FIELD("--out=folder", "", c.out == "folder");
-  FIELD("--save-every=27", "--out=folder", c.save_every == 27);
+  FIELD("--save-every=27", "--out=folder", c.save_every.steps == 27);
+  FIELD("--save-every=30m", "--out=folder", c.save_every.seconds == 1800);
+  FIELD("--log-every=7", "", c.log_every == 7);
   FIELD("--keep=28", "--out=folder", c.keep == 28);
   FIELD("--resume", "--out=folder", c.resume);
   FIELD("--change-precision", "--out=folder --resume", c.change_precision);
@@ -272,7 +274,7 @@ TEST_CASE("flag fields: which flags change the weights, and which the architectu
       "--measure-every --evaluate --quantize --smoothquant --yarn --probe --val-batches --sample-tokens "
       "--temperature --top-k --out --save-every --keep --resume --device --threads --change-precision "
       "--top-p --generate --prompt --prompt-tokens --tokens --samples --tokenizer --choices --recompute "
-      "--graph");
+      "--graph --log-every");
   const std::set<std::string> of_no_model = set_of(
       "--data --schedule --decay --val-data --val-fraction --vocab --seed --steps --batch --micro-batches --lr "
       "--min-lr "

@@ -174,7 +174,7 @@ TEST_CASE("flags: an empty value is a value, never the flag behind it, and a fla
   REQUIRE(texts == 3);
   Config c;
   REQUIRE(parse(c, {"--out", "x y", "--data=", "--data=--seed=5", "--save-every", "7"}) == "");
-  REQUIRE((c.out == "x y" && c.data.data == "--seed=5" && c.save_every == 7));
+  REQUIRE((c.out == "x y" && c.data.data == "--seed=5" && c.save_every.steps == 7));
   REQUIRE(contains(parse({"--out=", "--resume"}), "--resume needs --out=FOLDER"));
 }
 

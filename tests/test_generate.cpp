@@ -132,7 +132,7 @@ TEST_CASE("generate: the program writes after a prompt, the same on every device
 
   REQUIRE(said("--device=cpu --out=run --prompt='the q' --tokens=27") ==
           said("--device=cpu --out=run --prompt='the q'"));
-  REQUIRE(f.run("ls run").text == "log.jsonl\nmeasures.safetensors\nstep_00000020.safetensors\n");
+  REQUIRE(f.run("ls run").text == "best.safetensors\nlog.jsonl\nmeasures.safetensors\nstep_00000020.safetensors\n");
 
   // What cannot be written is refused before the first token.
   const auto refused = [&](const std::string& rest, const std::string& named) {

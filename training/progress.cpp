@@ -136,7 +136,8 @@ void Progress::step(const StepResult& r) {
   columns.push_back({left + " left", left});
   const size_t width = terminal_width();  // now, not before: a window may change at any time
   clear_bar();
-  printf("%s\n", fitted(columns, width).c_str());
+  if (step % config_.log_every == 0 || step == first_step_ + 1 || step == config_.steps)
+    printf("%s\n", fitted(columns, width).c_str());
   draw_bar(step, left, width);
   fflush(stdout);
   nlohmann::ordered_json entry = {{"step", step},
@@ -154,12 +155,20 @@ void Progress::step(const StepResult& r) {
   write(entry.dump());
 }
 
-void Progress::validation(size_t step, double loss) {
+bool Progress::validation(size_t step, double loss) {
   clear_bar();
   printf("%s  validation loss %.4f\n", place(step).c_str(), loss);
   fflush(stdout);
   write(nlohmann::ordered_json({{"step", step}, {"validation_loss", loss}}).dump());
   last_ = seconds_now();
+  return is_lowest(step, loss);
+}
+
+bool Progress::is_lowest(size_t step, double loss) {
+  if (!(loss < lowest_)) return false;
+  lowest_ = loss;
+  lowest_step_ = step;
+  return true;
 }
 
 void Progress::measures(size_t step, Measures m) {
@@ -187,6 +196,9 @@ void Progress::saved(size_t asked_for) {
 void Progress::finish() {
   clear_bar();
   printf("\n%zu steps in %s\n", trainer_.steps_done() - first_step_, duration(seconds_now() - begin_).c_str());
+  const std::string best = best_checkpoint(config_.out);
+  if (!config_.out.empty() && lowest_step_ < trainer_.steps_done() && is_there(best))
+    printf("lowest validation loss %.4f, of step %zu: %s\n", lowest_, lowest_step_, best.c_str());
   fflush(stdout);
 }
 
@@ -205,6 +217,8 @@ void Progress::open_log(const std::string& named, size_t steps_done) {
     if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_unsigned()) continue;
     // (The steps of a run that was resumed at this one are gone: this one computes them.)
     if (const size_t step = entry["step"]; step > steps_done || (step == steps_done && entry.contains("run"))) continue;
+    if (const auto loss = entry.find("validation_loss"); loss != entry.end() && loss->is_number())
+      is_lowest(entry["step"], *loss);
     if (const auto first = entry.find("first_outlier_step"); first != entry.end() && first->is_number_unsigned())
       first_outlier_step_ = first->get<size_t>();
     line += '\n';

@@ -10,6 +10,7 @@
 // the steps behind such a line, up to the next, are its. Of text {"step":0,"bigram_entropy"} comes next.
 // scripts/plot_log.py draws it. tests/test_cli.cpp
 #pragma once
+#include <cmath>
 #include <optional>
 
 #include "dataloader/loader.h"
@@ -32,7 +33,8 @@ class Progress {
 
   void header();
   void step(const StepResult& result);
-  void validation(size_t step, double loss);
+  // Whether the loss is lower than those of all validations before.
+  bool validation(size_t step, double loss);
   // Printed after the last step, else logged alone.
   void measures(size_t step, Measures measures);
   // Behind a checkpoint: warns where lines could not be written to the log. The time that saving takes is not the next
@@ -43,6 +45,7 @@ class Progress {
  private:
   void open_log(const std::string& named, size_t steps_done);
   std::string run_entry() const;
+  bool is_lowest(size_t step, double validation_loss);
   void write(const std::string& line);  // to the log
   std::string place(size_t step) const;
   void clear_bar() const;
@@ -61,6 +64,8 @@ class Progress {
   double begin_ = 0, last_ = 0;
   size_t first_step_ = 0;
   std::optional<size_t> first_outlier_step_;
+  double lowest_ = INFINITY;  // of the validation losses
+  size_t lowest_step_ = 0;
 };
 
 }  // namespace gated

@@ -69,6 +69,8 @@ static std::string metadata_checksum(const std::map<std::string, std::string>& m
 
 // ---- names in a folder
 
+static constexpr const char* best_name = "best.safetensors";
+
 std::string checkpoint_name(size_t step) {
   return format("step_%08zu.safetensors", step);
 }
@@ -164,7 +166,7 @@ void AtomicFile::commit() {
 
 // Returns the name to write under, after refusing what rename must not replace (a device such as /dev/null)
 // or could not, after hours of writing (a folder), and after deleting the temporary files of killed runs:
-// of this path, and of any step if this is a step. Before writing, because a full disk needs their space.
+// of this path, and of any step and of the best if this is a step. Before writing, because a full disk needs their space.
 std::string AtomicFile::clear_way() const {
   struct stat s;
   require(::stat(path_.c_str(), &s) != 0 || S_ISREG(s.st_mode),
@@ -172,7 +174,7 @@ std::string AtomicFile::clear_way() const {
   const std::string own = std::filesystem::path(path_).filename().string();
   for (const std::string& name : folder_names(folder_)) {
     const std::optional<std::string> target = finished_name(name);
-    if (target && (*target == own || (checkpoint_step(*target) && checkpoint_step(own))))
+    if (target && (*target == own || (checkpoint_step(own) && (checkpoint_step(*target) || *target == best_name))))
       remove_if_unlocked(folder_ + "/" + name);
   }
   return unfinished_name(path_);
@@ -297,6 +299,22 @@ void keep_newest(const std::string& folder, size_t step, size_t keep, size_t alw
     if (::unlink(path.c_str()) != 0)
       std::fprintf(stderr, "warning: %s: cannot delete: %s\n", path.c_str(), std::strerror(errno));
   }
+}
+
+std::string best_checkpoint(const std::string& folder) {
+  return folder + "/" + best_name;
+}
+
+void name_best(const std::string& folder, size_t step) {
+  const std::string from = folder + "/" + checkpoint_name(step), to = best_checkpoint(folder);
+  const std::string unfinished = unfinished_name(to);
+  std::error_code error;
+  std::filesystem::create_hard_link(from, unfinished, error);
+  if (error) std::filesystem::copy_file(from, unfinished, error);
+  if (!error) std::filesystem::rename(unfinished, to, error);
+  if (!error) return;
+  std::fprintf(stderr, "warning: %s: cannot write: %s: it stays as it was\n", to.c_str(), error.message().c_str());
+  ::unlink(unfinished.c_str());
 }
 
 std::optional<Checkpoint> find_latest(const std::string& folder, size_t last) {

@@ -132,6 +132,12 @@ void save_step(const std::string& folder, size_t step, const std::vector<TensorV
 // newer files are what a run was resumed from behind, and must not push out what replaces them.
 void keep_newest(const std::string& folder, size_t step, size_t keep, size_t always = 0);
 
+// The checkpoint that a folder keeps beside the newest: that of the lowest validation loss.
+std::string best_checkpoint(const std::string& folder);
+
+// Makes it that of `step`, in one step. Where the file system has hard links both names are one file.
+void name_best(const std::string& folder, size_t step);
+
 // The newest checkpoint that can be continued from; those passed over are named on stderr. Nothing when the
 // folder has none. Refused when it has some and none is good: starting anew would hide that they are lost. Refused too
 // where one of another version, or one that may not be read, is newer: going on behind it would overwrite it in time.

@@ -20,6 +20,11 @@ class ModelSource;  // training/flags/model_source.h
 enum class DeviceChoice { automatic, cpu, cuda, emulated };
 enum class Probe { none, retrieval };
 
+// So many steps, or so many seconds; the other is 0.
+struct Interval {
+  size_t steps, seconds;
+};
+
 struct Config {
   std::string preset = "tiny";
   std::string from;                           // a model that is there already: its flags and weights
@@ -41,7 +46,7 @@ struct Config {
   AdamWHyperparameters adamw = {0.0f, 0.9f, 0.95f, 1e-8f, 0.1f};  // the rate comes from the schedule
   float clip = 1.0f;
 
-  size_t val_every = 100, val_batches = 10, measure_every = 0;
+  size_t log_every = 1, val_every = 100, val_batches = 10, measure_every = 0;
   size_t sample_tokens = 300, top_k = 0;
   double temperature = 0.8, top_p = 1;
   bool generate = false;
@@ -49,7 +54,8 @@ struct Config {
   size_t tokens = 0, samples = 1;
   std::string tokenizer;  // a tokenizer.json, or a folder that has one
   std::string out;
-  size_t save_every = 100, keep = 2;
+  Interval save_every = {100, 0};
+  size_t keep = 2;
   bool resume = false, change_precision = false, evaluate = false;
   std::string export_folder;  // where the model goes as a folder of transformers; empty: nowhere
   bool export_bf16 = false;

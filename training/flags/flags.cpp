@@ -1,6 +1,8 @@
 // flags: the table. A row is a flag's name, where its value goes, what it allows, and its line of help.
 #include "training/flags/flags.h"
 
+#include <map>
+
 #include "kernels/dispatch.h"
 #include "training/flags/flag_table.h"
 #include "training/flags/presets.h"
@@ -394,6 +396,8 @@ void list_arithmetic_flags(FlagTable& t, Config& c) {
 
 void list_run_flags(FlagTable& t, Config& c) {
   t.begin(Flag::Kind::run);
+  t.number("--log-every", c.log_every, at_least(1),
+           "steps between the lines that are printed; log.jsonl has every step");
   t.number("--val-every", c.val_every, at_least(0), "steps between validations; 0: one at the end");
   t.number("--val-batches", c.val_batches, at_least(1), "batches of a validation");
   t.number("--measure-every", c.measure_every, at_least(0),
@@ -419,12 +423,36 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.number("--threads", c.threads, between<size_t>(0, 4096), "CPU threads; 0: one a core");
 }
 
+// "100", or a time: "90s", "30m", "2h". (5M is five million steps.)
+Interval read_interval(const char* flag, const std::string& text) {
+  const std::map<char, size_t> seconds_of = {{'s', 1}, {'m', 60}, {'h', 3600}};
+  const auto unit = seconds_of.find(text.empty() ? '\0' : text.back());
+  if (unit == seconds_of.end()) return {parse_number(flag, text, at_least(1)), 0};
+  size_t count = 0;
+  require(read_number(text.substr(0, text.size() - 1), count) && count >= 1 && count <= size_t{1} << 32,
+          "%s=%s: expected a whole number of seconds, minutes or hours, as 90s, 30m or 2h", flag, text.c_str());
+  return {0, count * unit->second};
+}
+
+std::string interval_text(const Interval& every) {
+  if (every.steps) return number_text(every.steps);
+  if (every.seconds % 3600 == 0) return number_text(every.seconds / 3600) + "h";
+  return every.seconds % 60 ? number_text(every.seconds) + "s" : number_text(every.seconds / 60) + "m";
+}
+
 void list_file_flags(FlagTable& t, Config& c) {
   t.begin(Flag::Kind::file);
   t.text_or_nothing("--out", c.out, "FOLDER",
                     "where checkpoints, log.jsonl and, at the end, measures.safetensors go; empty: nothing is written");
-  t.number("--save-every", c.save_every, at_least(1), "steps between checkpoints; one more at the end");
-  t.number("--keep", c.keep, at_least(0), "how many checkpoints are kept, the newest; 0: all");
+  t.parts(
+      "--save-every", "steps, or a time as 90s, 30m or 2h",
+      "from one checkpoint to the next; one more at the end, where the validation loss is lower than any before, and "
+      "where SIGUSR1 asks for one",
+      [&c](const std::string& text) { c.save_every = read_interval("--save-every", text); },
+      [&c] { return interval_text(c.save_every); });
+  t.number("--keep", c.keep, at_least(0),
+           "how many checkpoints are kept, the newest, beside best.safetensors, that of the lowest validation loss; "
+           "0: all");
   t.on_off("--resume", c.resume, "training/checkpoint/checkpoint.h",
            "continue bit for bit from the newest checkpoint in --out, or start where there is none");
   t.on_off("--change-precision", c.change_precision, "training/flags/run_metadata.h",
