@@ -10,6 +10,7 @@
 
 #include "core/clock.h"
 #include "training/inspect/arrays.h"
+#include "training/disk.h"
 #include "training/engines.h"
 #include "training/evaluate.h"
 #include "training/text/find_tokenizer.h"
@@ -112,10 +113,9 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
     const bool asked = save_requested();
     if (asked && c.out.empty())
       fprintf(stderr, "warning: SIGUSR1 asks for a checkpoint, and nothing is saved without --out=FOLDER\n");
-    const bool due = c.save_every.steps ? step % c.save_every.steps == 0
-                                        : seconds_now() - saved_at >= double(c.save_every.seconds);
-    bool saves =
-        !c.out.empty() && step > first && (last || asked || due || step == c.schedule.stable_until());
+    const bool due =
+        c.save_every.steps ? step % c.save_every.steps == 0 : seconds_now() - saved_at >= double(c.save_every.seconds);
+    bool saves = !c.out.empty() && step > first && (last || asked || due || step == c.schedule.stable_until());
     // A GPU may run one step ahead: it is given the next step before this one's result is read. Before a validation, a
     // measure, a checkpoint or the end all results are read.
     const size_t in_flight = ctx.device == Device::cuda && !validates && !measures && !saves && !last ? 1 : 0;
@@ -216,11 +216,17 @@ int train(Config& config, Device device) {
   if (config.source && !resumed) trainer.start_from(*config.source);
   if (!config.out.empty()) keep_tokenizer(config, config.out);
 
-  Progress progress(config, data, metadata, trainer, peak, ctx);  // what may be refused has been: from here on files are deleted
+  std::optional<DiskUse> disk;
+  if (!config.out.empty() && trainer.steps_done() < config.steps) {
+    disk = disk_use(config, trainer.checkpoint_bytes(metadata));
+    require_disk(config, *disk);
+  }
+  Progress progress(config, data, metadata, trainer, peak,
+                    ctx);  // what may be refused has been: from here on files are deleted
   if (resumed)
     keep_newest(config.out, trainer.steps_done(), config.keep,
                 config.schedule.stable_until());  // one killed in a save has not
-  progress.header();
+  progress.header(disk);
   train_to_the_end(trainer, data, metadata, progress, ctx);
   progress.finish();
   if (trainer.steps_done() < config.steps) {

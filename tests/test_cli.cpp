@@ -521,7 +521,8 @@ TEST_CASE("cli: the checkpoint of the lowest validation loss stays beside the ne
   const Folder f;
   const std::string out = "--out=" + (f / "run") + " ", best = f / "run/best.safetensors";
   // A rate that ruins what was learned: the loss falls at first.
-  const std::string flags = small("--steps=40 --warmup=40 --lr=3 --min-lr=3 --clip=1e6 --val-every=2 --save-every=10 --keep=1 ");
+  const std::string flags =
+      small("--steps=40 --warmup=40 --lr=3 --min-lr=3 --clip=1e6 --val-every=2 --save-every=10 --keep=1 ");
   const std::string said = trained(f, flags + out);
   std::map<double, size_t> steps;
   for (const std::string& line : lines_of(f.read("run/log.jsonl")))
@@ -905,6 +906,30 @@ TEST_CASE("cli: a full disk loses no checkpoint", "[cli]") {
   // Nor does a new run in the folder of another.
   require_refused(train(f, small("--steps=9 --seed=3 --out=" + (f / "run"))), "--resume");
   REQUIRE(f.read(third) == before);
+}
+
+TEST_CASE("cli: before the first step a run says what its checkpoints take, and whether it is free", "[cli]") {
+  const Folder f;
+  const std::string out = "--out=" + (f / "run");
+  const std::string said = trained(f, small("--norm=gated --schedule=wsd --save-every=5 " + out));
+  std::string bytes = between(said, "checkpoints of ", " bytes, 5 at once at most: ");
+  std::erase(bytes, ',');
+  REQUIRE(fs::file_size(f / "run/step_00000012.safetensors") == std::stoull(bytes));
+  REQUIRE(!contains(trained(f, small("")), "checkpoints of "));
+
+  const pid_t child = start(f, small("--keep=0 --save-every=1 --steps=100000000000 --out=" + (f / "all")));
+  CHECK(waited_for(child, f / "stdout", "step            1/"));
+  kill(child, SIGTERM);
+  const Outcome all = ended(finish(f, child), 128 + SIGTERM);
+  REQUIRE(all.err.starts_with("warning: --out=" + (f / "all") + ": its checkpoints will take "));
+  REQUIRE(contains(all.out, "100000000000 at once"));
+
+  const std::string mounted = "mkdir -p disk && mount -t tmpfs -o size=";
+  NEEDS("unshare -rm true", "unshare -rm", "a disk that is full before the run")
+  const std::string run = " none disk && cd {repo} && exec ./train " + small("--out=" + (f / "disk"));
+  require_refused_at_once(f.run("unshare -rm sh -c '" + mounted + "64k" + run + "' 2>&1 >/dev/null"),
+                          "--out=" + (f / "disk") + ": a checkpoint takes ");
+  REQUIRE(ended(f.run("unshare -rm sh -c '" + mounted + "8m" + run + "' 2>&1 >/dev/null")).text.empty());
 }
 
 TEST_CASE("cli: two runs do not share a folder", "[cli]") {

@@ -59,7 +59,7 @@ std::string Progress::run_entry() const {
       .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);  // what was typed may be no UTF-8
 }
 
-void Progress::header() {
+void Progress::header(const std::optional<DiskUse>& disk) {
   if (trainer_.steps_done() < config_.steps) write(run_entry());
   const Model& m = trainer_.model;
   const TrainingMemory memory =
@@ -91,6 +91,7 @@ void Progress::header() {
                m.config.has_experts() ? format(", %zu of them active", m.weights.active()).c_str() : "",
                m.flops_per_token(m.context()) * 1e-6, double(memory.total() + trainer_.program_bytes) / 1048576,
                Optimizer::name, trainer_.program_bytes ? ", program" : ""));
+  if (disk) print("disk", disk_text(config_, *disk));
   if (data_.val && data_.train->is_text()) {
     const double entropy = bigram_entropy(*data_.val, config_.model.context);
     print("bigrams",

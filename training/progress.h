@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "dataloader/loader.h"
+#include "training/disk.h"
 #include "training/flags/config.h"
 #include "training/flags/run_metadata.h"
 #include "training/checkpoint/safetensors.h"
@@ -31,7 +32,7 @@ class Progress {
   Progress(Config& config, const Data& data, const RunMetadata& metadata, const Trainer& trainer, double peak,
            Context& ctx);
 
-  void header();
+  void header(const std::optional<DiskUse>& disk);
   void step(const StepResult& result);
   // Whether the loss is lower than those of all validations before.
   bool validation(size_t step, double loss);

@@ -164,6 +164,15 @@ void Trainer::save(std::map<std::string, std::string> metadata) const {
   save_step(config.out, steps_done_, tensors, std::move(metadata), config.keep, config.schedule.stable_until());
 }
 
+size_t Trainer::checkpoint_bytes(const std::map<std::string, std::string>& metadata) const {
+  std::vector<TensorForm> tensors;
+  for (const Parameter& p : model.weights.list()) {
+    tensors.push_back({p.name, "F32", p.shape});
+    for (const Optimizer::State& state : optimizer.states) tensors.push_back({state.prefix + p.name, "F32", p.shape});
+  }
+  return gated::checkpoint_bytes(tensors, metadata, config.steps);
+}
+
 void Trainer::load(const Checkpoint& checkpoint) {
   auto read = [&](const std::string& prefix, Buffer<float>& to) {
     fill_from_host(to, [&](float* host) {

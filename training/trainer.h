@@ -86,6 +86,8 @@ class Trainer {
   // 16 hex digits over every weight's name, shape and bits.
   std::string fingerprint() const;
   void save(std::map<std::string, std::string> metadata) const;
+  // How large what it saves is.
+  size_t checkpoint_bytes(const std::map<std::string, std::string>& metadata) const;
   void load(const Checkpoint& checkpoint);
   // The weights alone, at step 0.
   void start_from(const ModelSource& source);

@@ -67,6 +67,14 @@ static std::string metadata_checksum(const std::map<std::string, std::string>& m
   return hash.hex();
 }
 
+static std::map<std::string, std::string> with_own(std::map<std::string, std::string> metadata,
+                                                   const std::string& fingerprint) {
+  metadata.emplace(format_key, format_version);
+  metadata.emplace(fingerprint_key, fingerprint);
+  metadata.emplace(checksum_key, metadata_checksum(metadata));
+  return metadata;
+}
+
 // ---- names in a folder
 
 static constexpr const char* best_name = "best.safetensors";
@@ -200,10 +208,15 @@ void save_checkpoint(const std::string& path, const std::vector<TensorView>& ten
   for (const auto& [key, value] : metadata)
     require(!key.starts_with(own_keys), "%s: metadata key %s: keys that begin with %s are the checkpoint's own",
             path.c_str(), quote(key).c_str(), own_keys.data());
-  metadata.emplace(format_key, format_version);
-  metadata.emplace(fingerprint_key, fingerprint(tensors));
-  metadata.emplace(checksum_key, metadata_checksum(metadata));
-  write_safetensors(path, tensors, metadata);
+  write_safetensors(path, tensors, with_own(std::move(metadata), fingerprint(tensors)));
+}
+
+size_t checkpoint_bytes(const std::vector<TensorForm>& tensors, std::map<std::string, std::string> metadata,
+                        size_t step) {
+  metadata["step"] = std::to_string(step);
+  size_t bytes = safetensors_header("", tensors, with_own(std::move(metadata), Hash().hex())).size();
+  for (const TensorForm& t : tensors) bytes += tensor_bytes(t.shape, dtype_size(t.dtype)).value();
+  return bytes;
 }
 
 // ---- reading

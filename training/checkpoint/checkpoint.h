@@ -79,6 +79,10 @@ void write_safetensors(const std::string& path, const std::vector<TensorView>& t
 void save_checkpoint(const std::string& path, const std::vector<TensorView>& tensors,
                      std::map<std::string, std::string> metadata);
 
+// How large that file becomes where these are its tensors and `step` its step.
+size_t checkpoint_bytes(const std::vector<TensorForm>& tensors, std::map<std::string, std::string> metadata,
+                        size_t step);
+
 // ---- reading
 
 // It is whole, as far as this program can tell, and none of ours.

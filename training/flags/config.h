@@ -33,8 +33,8 @@ struct Config {
   size_t params = 0;         // FFN width so that the model has about as many parameters; 0: --ffn-hidden
   std::string match_params;  // or as many as the model of these flags
   bool describe = false;
-  std::vector<std::string> typed;                     // the words of the command line
-  std::map<std::string, std::string> program_version; // training/process/version.h
+  std::vector<std::string> typed;                      // the words of the command line
+  std::map<std::string, std::string> program_version;  // training/process/version.h
 
   ModelConfig model;
   size_t vocab = 0;  // 0: the data's
