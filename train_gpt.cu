@@ -223,9 +223,10 @@ int train(Config& config, Device device) {
   }
   Progress progress(config, data, metadata, trainer, peak,
                     ctx);  // what may be refused has been: from here on files are deleted
-  if (resumed)
-    keep_newest(config.out, trainer.steps_done(), config.keep,
-                config.schedule.stable_until());  // one killed in a save has not
+  if (resumed) {           // one killed in a save has not
+    name_best(config.out, progress.lowest_step());
+    keep_newest(config.out, trainer.steps_done(), config.keep, config.schedule.stable_until());
+  }
   progress.header(disk);
   train_to_the_end(trainer, data, metadata, progress, ctx);
   progress.finish();

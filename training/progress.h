@@ -36,6 +36,8 @@ class Progress {
   void step(const StepResult& result);
   // Whether the loss is lower than those of all validations before.
   bool validation(size_t step, double loss);
+  // The step of the lowest; 0: there was none.
+  size_t lowest_step() const { return lowest_step_; }
   // Printed after the last step, else logged alone.
   void measures(size_t step, Measures measures);
   // Behind a checkpoint: warns where lines could not be written to the log. The time that saving takes is not the next

@@ -322,6 +322,7 @@ void name_best(const std::string& folder, size_t step) {
   const std::string from = folder + "/" + checkpoint_name(step), to = best_checkpoint(folder);
   const std::string unfinished = unfinished_name(to);
   std::error_code error;
+  if (!is_there(from) || std::filesystem::equivalent(from, to, error)) return;
   std::filesystem::create_hard_link(from, unfinished, error);
   if (error) std::filesystem::copy_file(from, unfinished, error);
   if (!error) std::filesystem::rename(unfinished, to, error);

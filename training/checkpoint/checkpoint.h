@@ -139,7 +139,8 @@ void keep_newest(const std::string& folder, size_t step, size_t keep, size_t alw
 // The checkpoint that a folder keeps beside the newest: that of the lowest validation loss.
 std::string best_checkpoint(const std::string& folder);
 
-// Makes it that of `step`, in one step. Where the file system has hard links both names are one file.
+// Makes it that of `step`, where that is there, and in one step. Where the file system has hard links both names are one
+// file.
 void name_best(const std::string& folder, size_t step);
 
 // The newest checkpoint that can be continued from; those passed over are named on stderr. Nothing when the
