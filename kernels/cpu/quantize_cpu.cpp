@@ -50,7 +50,7 @@ void quantize_rows_cpu(float* y, const float* x, size_t N, size_t C, QuantizedFo
 }
 
 void quantize_weight_cpu(float* y, const float* w, const QuantizedWeight& shape, QuantizedFormat format) {
-  const auto [matrices, rows, columns] = shape;
+  const size_t matrices = shape.matrices, rows = shape.rows, columns = shape.columns;
   if (format == QuantizedFormat::fp8) {
     const size_t across = ceil_div(columns, fp8_side), down = ceil_div(rows, fp8_side);
 #pragma omp parallel for

@@ -133,9 +133,12 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
 
 // Infinities and NaNs have an exponent of ones, which the sum carries into the sign. The host's files are compiled for
 // gdb: there this loop would be half of the time of loading, and as vectors it is 1 to 2 % of its CPU time. (nvcc
-// compiles it as vectors anyway.)
-#ifndef __CUDACC__
-[[gnu::optimize("O3"), gnu::target_clones("avx2", "default")]]
+// compiles it as vectors anyway; clang has no such attribute.)
+#if !defined(__CUDACC__) && !defined(__clang__)
+[[gnu::optimize("O3")]]
+#ifdef __x86_64__
+[[gnu::target_clones("avx2", "default")]]
+#endif
 #endif
 static bool
 all_finite(const float* x, size_t n) {
