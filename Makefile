@@ -5,7 +5,8 @@
 
 .DEFAULT_GOAL := train
 .DELETE_ON_ERROR:
-MAKEFLAGS += --no-builtin-rules -j$(shell nproc)
+CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+MAKEFLAGS += --no-builtin-rules -j$(CORES)
 comma := ,
 empty :=
 space := $(empty) $(empty)
@@ -19,14 +20,19 @@ endif
 COMPILER = $(filter-out ccache,$(CXX))
 NVCC ?= $(shell scripts/find_cuda.sh nvcc)
 
-# The instruction set of the CPU code: native, or x86-64-v4 (AVX-512), x86-64-v3 (AVX2), x86-64 (neither).
-# Results are the same bits whichever is chosen.
-ARCH ?= native
+# The CPU that is compiled for: x86_64, aarch64, or arm64, as Apple calls that.
+CPU := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
+X86 := $(filter x86_64,$(CPU))
+# The instruction set of the CPU code: native, or x86-64-v4 (AVX-512), x86-64-v3 (AVX2), x86-64 (neither), or armv8-a
+# and later ones. Results are the same bits whichever is chosen.
+ARCH ?= $(if $(filter $(CPU),$(shell uname -m)),native,$(if $(X86),x86-64-v3,armv8-a))
+# (For ARM, clang++ 14 has no -march=native.)
+MARCH := $(if $(X86)$(filter-out native,$(ARCH)),-march=$(ARCH),-mcpu=native)
 
 # Exactness rests on these: no contraction of a*b+c, no fast-math. Every fused multiply-add is an explicit fmaf.
 # (Without errno and traps sqrtf and conditions vectorise; neither changes a result.)
 EXACT := -ffp-contract=off -fno-math-errno -fno-trapping-math
-CXXFLAGS ?= -O3 -mprefer-vector-width=512
+CXXFLAGS ?= -O3 $(X86:x86_64=-mprefer-vector-width=512)
 # (with these the emulator can follow how a kernel came to a barrier)
 CALLS := -fno-omit-frame-pointer -fno-optimize-sibling-calls
 # A switch over a choice names them all: one that lacks a new choice does not compile.
@@ -45,7 +51,7 @@ GPU_HALF := $(or $(CUDA_ARCH),$(GPU),$(filter gpu-build gpu-check,$(MAKECMDGOALS
 CUDA_ARCH ?= $(or $(GPU),80 90)
 PTX_ARCH := compute_$(firstword $(CUDA_ARCH))
 NVCCFLAGS := -std=c++20 -O3 -fmad=false -lineinfo -I. -MMD -MP -Dgated=gated_nvcc --expt-relaxed-constexpr -diag-suppress 20050,1675,128 \
-  -Xcompiler $(subst $(space),$(comma),$(EXACT)),-fopenmp,-march=$(ARCH),-Wall
+  -Xcompiler $(subst $(space),$(comma),$(EXACT)),-fopenmp,$(MARCH),-Wall
 MACHINE_CODE := -gencode arch=$(PTX_ARCH),code=[$(subst $(space),$(comma),$(CUDA_ARCH:%=sm_%) $(PTX_ARCH))]
 PTX_ALONE := -gencode arch=$(PTX_ARCH),code=$(PTX_ARCH)
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcublasLt -lcudart_static -ldl -lrt
@@ -242,15 +248,15 @@ CATCH_LIB := $(if $(wildcard $(DEPS)/usr/include/catch2/catch_all.hpp),-lCatch2M
 
 WATCH := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -D_GLIBCXX_ASSERTIONS
 SHARED := -fPIC -fno-semantic-interposition -ftls-model=initial-exec
-RACE_SHADOW := -O1 -march=$(ARCH) -DSIMT_RACE_SHADOW $(SHARED)
+RACE_SHADOW := -O1 $(MARCH) -DSIMT_RACE_SHADOW $(SHARED)
 OPERATION_HEADERS := core/reduce.cuh core/simd.h
 # (Of tests, as of the host's files, -Og makes a fifth less work than -O1.)
-$(eval $(call build_rules,release,$(CXXFLAGS) -march=$(ARCH),-O1 -march=$(ARCH),-Og))
+$(eval $(call build_rules,release,$(CXXFLAGS) $(MARCH),-O1 $(MARCH),-Og))
 $(eval $(call tests_compiled,release,,$(TESTS)))
-$(eval $(call build_rules,debug,-O0 -ggdb3 -march=$(ARCH),-O0 -ggdb3 -march=$(ARCH)))
+$(eval $(call build_rules,debug,-O0 -ggdb3 $(MARCH),-O0 -ggdb3 $(MARCH)))
 $(eval $(call tests_compiled,debug,,$(TESTS)))
 # (With both sanitizers -O1 takes up to five times as long to compile as -Og, and the tests do not win that back.)
-$(eval $(call build_rules,asan,-Og -march=$(ARCH) $(WATCH) $(SHARED),-Og -march=$(ARCH) $(WATCH) $(SHARED)))
+$(eval $(call build_rules,asan,-Og $(MARCH) $(WATCH) $(SHARED),-Og $(MARCH) $(WATCH) $(SHARED)))
 $(eval $(call tests_of_release,asan,$(WATCH),$(BUILD)/asan/host.a))
 $(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,$(RACE_SHADOW) -fsanitize=thread))
 $(eval $(call tests_of_release,race,,$(BUILD)/host.a))
@@ -297,7 +303,7 @@ $(foreach unit,$(UNITS),$(eval $(call rehearsed_by_nvcc,units/$(unit),$(BUILD)/c
 $(REHEARSAL)/kernels.ptx: $(KERNEL_UNITS:%=$(REHEARSAL)/units/%.ptx)
 	@cat $^ >$@
 $(foreach test,$(REHEARSED_BY_NVCC),$(eval $(call rehearsed_by_nvcc,tests/$(test),tests/$(test).cpp,-Xcompiler -Og)))
-REHEARSAL_FLAGS = -Og -march=$(ARCH) -Dgated=gated_nvcc -isystem $(CUDA_HOME)/include -w
+REHEARSAL_FLAGS = -Og $(MARCH) -Dgated=gated_nvcc -isystem $(CUDA_HOME)/include -w
 $(REHEARSAL)/host.h.gch: tests/harness.h $(BUILD)/host/flags
 	@mkdir -p $(@D)
 	@printf '#include <%s>\n' cuda_runtime.h device_launch_parameters.h cublasLt.h nvtx3/nvToolsExt.h >$(REHEARSAL)/host.h
@@ -312,7 +318,7 @@ $(REHEARSAL)/main.o: training/main.cu $(BUILD)/host/flags
 # The stand-in, and the kernels in C++: an index for each PTX file that they come from.
 $(BUILD)/ptx/%.o: ptx/%.cpp $(BUILD)/host/flags
 	@mkdir -p $(@D)
-	$(CXX) $(COMMON) -O3 -march=$(ARCH) $(NVCC:%/bin/nvcc=-isystem %/include) -c -o $@ $<
+	$(CXX) $(COMMON) -O3 $(MARCH) $(NVCC:%/bin/nvcc=-isystem %/include) -c -o $@ $<
 REHEARSAL_PTX := $(UNITS:%=$(REHEARSAL)/units/%.ptx) $(REHEARSED_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx)
 $(REHEARSAL)/compiler: always
 	@mkdir -p $(@D)
@@ -343,7 +349,7 @@ rehearsal: $(GPU_TESTS:%=$(REHEARSAL)/%) $(REHEARSAL)/train  ## gpu-check withou
 ptx: $(REHEARSAL)/kernels.ptx  ## a kernel as nvcc makes it, below the lines of its source: make ptx KERNEL=rmsnorm_forward_kernel
 	@ptx/show.py "$(KERNEL)" $(KERNEL_UNITS:%=$(REHEARSAL)/units/%.ptx)
 rehearsal: export CHECK_SECONDS ?= 3600
-rehearsal: export JOBS ?= $(shell nproc)
+rehearsal: export JOBS ?= $(CORES)
 rehearsal: export GATED_GUARD = off
 
 # ---- tests

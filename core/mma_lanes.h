@@ -51,6 +51,8 @@ inline bool any(ivec mask) {
   return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 #elif defined(__AVX2__) && defined(__FMA__)
   return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#elif defined(__ARM_NEON)
+  return vmaxvq_u32((uint32x4_t)mask) != 0;
 #else
   int all = 0;
   for (size_t l = 0; l < lanes; l++) all |= mask[l];

@@ -8,6 +8,8 @@
 #include <cstring>
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace gated {
@@ -64,6 +66,8 @@ inline vec fma(vec a, vec b, vec c) {
   return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__) && defined(__FMA__)
   return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON)
+  return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   for (size_t l = 0; l < lanes; l++) c[l] = fmaf(a[l], b[l], c[l]);
   return c;
