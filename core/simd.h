@@ -22,6 +22,12 @@ constexpr size_t lanes = 8;
 constexpr size_t lanes = 4;
 #endif
 
+#if defined(__AVX512F__) || defined(__ARM_NEON)
+constexpr size_t vector_registers = 32;
+#else
+constexpr size_t vector_registers = 16;
+#endif
+
 using vec = float __attribute__((vector_size(lanes * sizeof(float))));
 
 inline vec load(const float* p) {

@@ -32,9 +32,9 @@
 namespace gated {
 namespace cpu_attention {
 
-constexpr size_t tile = 64;                   // lanes
-constexpr size_t chunk = 16;                  // rows at a time where not every lane sees every row
-constexpr size_t held = lanes == 16 ? 4 : 2;  // vectors of sums in registers, for each of 4 rows
+constexpr size_t tile = 64;                     // lanes
+constexpr size_t chunk = 16;                    // rows at a time where not every lane sees every row
+constexpr size_t held = vector_registers / 8;  // vectors of sums in registers, for each of 4 rows
 
 // Calls f(n) with 1 <= n <= most as a compile-time constant.
 template <size_t most, class F>

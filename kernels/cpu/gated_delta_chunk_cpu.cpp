@@ -23,7 +23,7 @@ using gated_delta_cpu::copy_rows;
 using gated_delta_cpu::pieces;
 
 constexpr size_t chunk = gated_delta_interval;
-constexpr size_t held = lanes == 16 ? 4 : 2;  // vectors of sums in registers, for each of 4 rows
+constexpr size_t held = vector_registers / 8;  // vectors of sums in registers, for each of 4 rows
 
 // Which links m row i of a product has.
 enum class Links { all, up_to, below, from, above };  // m < depth, m <= i, m < i, m >= i, m > i
