@@ -6,8 +6,9 @@ usage: pip install torch transformers && scripts/make_fixtures.py [FOLDER]     C
 models.json  loss, logits after each sequence's last token, and the gradient of every parameter of tiny models,
              one for each line of flags in tests/small_models.h (without its dropout, whose random bits are this
              project's own) and in `libraries` below. What transformers has, it computes, and the results must
-             agree with `model` below to twelve digits; `model`, PyTorch formulas that the same flags choose
-             from, computes the other lines.
+             agree with training/models/modeling_gated.py to twelve digits, which computes the other lines: it is
+             what --export writes beside a model that transformers has not. "formulas" is FNV-1a of that file: a test says
+             when it has changed since.
 ops.json     outputs and gradients of single operations.
 
 All in float64. Weights and inputs are not stored: both sides make them from a name by `values`, exact in float32.
@@ -34,17 +35,26 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.switch_transformers import modeling_switch_transformers
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "training/models"))
+import modeling_gated
+from modeling_gated import (ACTIVATIONS, attention, attention_scores, gated_delta_rule, head_experts, polynorm, rope, rotations,
+                            swiglu_clamped)
+
 WORD = 2**64 - 1
 
 
 # ---- numbers that both sides make
 
+def fnv1a(text):
+    h = 0xCBF29CE484222325
+    for byte in text.encode():
+        h = (h ^ byte) * 0x100000001B3 & WORD
+    return h
+
+
 def values(name, *shape):
     """Multiples of 2^-22 in [-1, 1): random_values of tests/harness.h, seeded by FNV-1a of the name."""
-    seed = 0xCBF29CE484222325
-    for byte in name.encode():
-        seed = (seed ^ byte) * 0x100000001B3 & WORD
-    s = (seed * 0x9E3779B97F4A7C15 + 0x1234567) & WORD
+    s = (fnv1a(name) * 0x9E3779B97F4A7C15 + 0x1234567) & WORD
     numbers = []
     for _ in range(math.prod(shape)):
         s ^= s << 13 & WORD
@@ -58,329 +68,70 @@ def tokens(name, n, vocab):
     return ((values(name, n) + 1) / 2 * vocab).floor().long()
 
 
-class Weights(dict):
-    """A model's parameters by name, made when first asked for: around 1 where they scale, around 0 elsewhere."""
-
-    def __init__(self, zero_centred):
-        self.scaling = ("pre_weight", "alpha", "embed_scale", "linear_attn.norm.weight") + (() if zero_centred else ("norm.weight",))
-
-    def __call__(self, name, *shape):
-        if name not in self:
-            self[name] = (name.endswith(self.scaling) + values(name, *shape) / 4).requires_grad_()
-        return self[name]
-
-
-# ---- formulas
-
-ACTIVATIONS = {
-    "identity": lambda z: z,
-    "sigmoid": torch.sigmoid,
-    "ns-sigmoid": lambda z: 0.5 + 0.5 * torch.sigmoid(z),
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "gelu-tanh": lambda z: F.gelu(z, approximate="tanh"),
-    "gelu-erf": F.gelu,
-    "relu2": lambda z: F.relu(z) ** 2,
-}
-
-
-def attention(q, k, v, window=0, score_bias=None, sink=None, kv_bias=None, score_dim=0):
-    """q (B,T,H,D), k and v (B,T,KVH,D) to o (B,T,H,D) and logsumexp (B,H,T). score_bias: sigmoid, not softmax. Scores are
-    divided by the root of D, or of score_dim."""
-    B, T, H, D = q.shape
-    k, v = (x.repeat_interleave(H // x.shape[2], dim=2) for x in (k, v))
-    root = math.sqrt(score_dim or D)
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) / root
-    back = torch.arange(T)[:, None] - torch.arange(T)
-    hidden = (back < 0) | (back >= (window or T))
-    if score_bias is not None:
-        p = torch.sigmoid(scores + score_bias).masked_fill(hidden, 0)
-        return torch.einsum("bhij,bjhd->bihd", p, v), None
-    scores = scores.masked_fill(hidden, -math.inf)
-    if sink is not None:
-        scores = torch.cat((scores, sink[:, None, None].expand(B, H, T, 1)), dim=-1)
-    if kv_bias is not None:
-        extra = torch.einsum("bihd,hd->bhi", q, kv_bias[0]) / root
-        scores = torch.cat((scores, extra[..., None]), dim=-1)
-    p = scores.softmax(-1)
-    o = torch.einsum("bhij,bjhd->bihd", p[..., :T], v)
-    if kv_bias is not None:
-        o = o + torch.einsum("bhi,hd->bihd", p[..., T], kv_bias[1])
-    return o, scores.logsumexp(-1)
-
-
-def polynorm(x, w, b, eps=1e-6):
-    def norm(v):
-        return v * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)
-    return w[0] * norm(x**3) + w[1] * norm(x**2) + w[2] * norm(x) + b
-
-
-def scaled_frequencies(frequencies, theta, scaling):
-    """Those of --rope-scaling, and the factor of cos and sin."""
-    kind, *numbers = scaling.split(",")
-    if kind == "none":
-        return frequencies, 1.0
-    s, L, slow, fast = [float(n) for n in numbers] + [0, 1, 4 if kind == "llama3" else 32][len(numbers) - 1:]
-    if kind == "linear":
-        return frequencies / s, 1.0
-    if kind == "llama3":
-        keep = ((L * frequencies / (2 * math.pi) - slow) / (fast - slow)).clamp(0, 1)
-        return keep * frequencies + (1 - keep) * frequencies / s, 1.0
-    half = len(frequencies)
-    low, high = (half * math.log(L / (2 * math.pi * n), theta) for n in (fast, slow))
-    if kind == "yarn":
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, 2 * half - 1)
-    ramp = ((torch.arange(half) - low) / (max(high, low + 0.001) - low)).clamp(0, 1)
-    return frequencies * (1 - ramp) + frequencies / s * ramp, 0.1 * math.log(s) + 1
-
-
-def rotations(T, R, theta, scaling="none"):
-    """e^(i t theta^(-2k/R)), (T, R/2), scaled"""
-    frequencies, factor = scaled_frequencies(theta ** (-torch.arange(0, R, 2).double() / R), theta, scaling)
-    angles = torch.outer(torch.arange(T).double(), frequencies)
-    return torch.polar(torch.full_like(angles, factor), angles)
-
-
-def rope(x, turns):
-    """The two halves of the first elements of a head are the parts of complex numbers; x (B,T,H,D)."""
-    half = turns.shape[1]
-    z = torch.complex(x[..., :half], x[..., half:2 * half]) * turns[:, None, :]
-    return torch.cat((z.real, z.imag, x[..., 2 * half:]), dim=-1)
-
-
-def linear(weights, name, x, out, bias=False):
-    w = weights(f"{name}.weight", out, x.shape[-1])
-    return F.linear(x, w, weights(f"{name}.bias", out) if bias else None)
+def weights_of(m, zero_centred):
+    """The parameters of a model by name: around 1 where they scale, around 0 elsewhere."""
+    scaling = ("pre_weight", "alpha", "embed_scale", "linear_attn.norm.weight") + (() if zero_centred else ("norm.weight",))
+    return {name: (name.endswith(scaling) + values(name, *p.shape) / 4).requires_grad_() for name, p in m.named_parameters()}
 
 
 # ---- the model of a line of flags
 
 DEFAULTS = {
-    "norm": "rmsnorm", "norm-placement": "pre", "norm-weight": "plain", "norm-rank": "16",
-    "norm-gate": "elementwise", "norm-gate-act": "sigmoid", "norm-gate-scale": "1",
+    "norm": "rmsnorm", "norm-placement": "pre", "norm-weight": "plain", "norm-eps": 0, "norm-rank": 16,
+    "norm-gate": "elementwise", "norm-gate-act": "sigmoid", "norm-gate-scale": 1,
     "attn": "full", "gate": "elementwise", "gate-op": "mul", "gate-act": "sigmoid",
-    "head-experts": "0", "head-experts-per-token": "1", "head-experts-of": "v", "attn-score": "softmax", "attn-sink": "none", "sdpa-out": "plain", "window": "0",
-    "window-layers": "all", "full-every": "6", "score-dim": "0", "rope-scaling": "none", "window-rope-theta": "0",
-    "embedding-factor": "1", "qk-norm": "on", "attn-bias": "none", "position": "rope", "rope-theta": "10000",
-    "rope-fraction": "1", "ffn": "swiglu", "gelu": "tanh", "ffn-bias": "off", "tied": "on",
-    "embedding-scale": "off", "residual": "on", "clip-residual": "0", "clip-output": "0",
-    "mixer": "attention", "linear-key-heads": "2", "linear-value-heads": "4", "linear-key-dim": "32",
-    "linear-value-dim": "32", "conv-width": "4", "delta": "recurrent",
-    "experts": "0", "experts-per-token": "2", "dense-layers": "0", "shared-experts": "0", "shared-expert-gate": "on",
-    "router-renormalise": "on", "router-bias": "off", "balance-loss": "1e-3", "balance-over": "global", "z-loss": "1e-3",
+    "head-experts": 0, "head-experts-per-token": 1, "head-experts-of": "v", "attn-score": "softmax", "attn-sink": "none",
+    "sdpa-out": "plain", "window": 0,
+    "window-layers": "all", "full-every": 6, "score-dim": 0, "rope-scaling": "none", "window-rope-theta": 0,
+    "embedding-factor": 1, "qk-norm": True, "attn-bias": "none", "position": "rope", "rope-theta": 10000,
+    "rope-fraction": 1, "ffn": "swiglu", "gelu": "tanh", "ffn-bias": False, "tied": True,
+    "embedding-scale": False, "residual": True, "clip-residual": 0, "clip-output": 0,
+    "mixer": "attention", "attention-every": 4, "linear-key-heads": 2, "linear-value-heads": 4, "linear-key-dim": 32,
+    "linear-value-dim": 32, "conv-width": 4, "delta": "recurrent",
+    "experts": 0, "experts-per-token": 2, "dense-layers": 0, "shared-experts": 0, "shared-expert-gate": True,
+    "router-renormalise": True, "router-bias": False, "balance-loss": 1e-3, "balance-over": "global", "z-loss": 1e-3,
 }
 INITIAL = {"init", "norm-gate-init", "dyt-alpha"}  # where weights start: not here
 SIZES = {"vocab", "context", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn-hidden", "expert-hidden"}
 
 
-class Flags:
-    """Every flag of a line, or its default. One that nothing here computes is refused."""
-
-    def __init__(self, line):
-        self.flags = dict(DEFAULTS)
-        for word in line.split():
-            name, _, value = word.removeprefix("--").partition("=")
-            self.flags[name] = value or "on"
-        unknown = set(self.flags) - set(DEFAULTS) - INITIAL - SIZES
-        assert not unknown, f"{line}: nothing here computes {unknown}"
-
-    def __getitem__(self, name):
-        return self.flags[name]
-
-    def number(self, name):
-        return int(self.flags[name])
-
-    def attends(self, layer):
-        """Is a layer softmax attention?"""
-        every = min(4, self.number("layers"))
-        return self["mixer"] == "attention" or self["mixer"] == "hybrid" and (layer + 1) % every == 0
-
-    def window(self, layer):
-        """Of a layer, all of which attend."""
-        sees_all = {"all": False, "even": layer % 2 == 1, "not-nth": (layer + 1) % self.number("full-every") == 0}
-        return 0 if sees_all[self["window-layers"]] else self.number("window")
-
-    def mixes_experts(self, layer):
-        return self.number("experts") > 0 and layer >= self.number("dense-layers")
-
-
-def rms_norm(f, x, w):
-    return F.rms_norm(x, x.shape[-1:], w + 1 if f["norm-weight"] == "zero-centred" else w, eps=1e-6)
-
-
-def norm(f, weights, name, x):
-    kind, C = f["norm"], x.shape[-1]
-    if kind == "none":
-        return x
-    weight = weights(f"{name}.weight", C)
-    if kind == "layernorm":
-        return F.layer_norm(x, (C,), weight, weights(f"{name}.bias", C), eps=1e-5)
-    if kind in ("dyt", "gated-dyt"):
-        y = weight * torch.tanh(weights(f"{name}.alpha", 1) * x) + weights(f"{name}.bias", C)
-    elif kind == "preaffine":
-        y = rms_norm(f, weights(f"{name}.pre_weight", C) * x, weight)
-    else:
-        y = rms_norm(f, x, weight)
-    if not kind.startswith("gated"):
-        return y
-    low = F.silu(linear(weights, f"{name}.gate_down", y, f.number("norm-rank")))
-    z = linear(weights, f"{name}.gate_up", low, C if f["norm-gate"] == "elementwise" else 1)
-    return float(f["norm-gate-scale"]) * ACTIVATIONS[f["norm-gate-act"]](z) * y
-
-
-def gate(f, weights, name, position, value, x):
-    """value (B,T,heads,D), met by its score where `position` is the gate's"""
-    if f["attn"] != position:
+def typed(value):
+    """As ./train --export writes the value of a flag."""
+    if value in ("on", "off"):
+        return value == "on"
+    try:
+        return json.loads(value)
+    except ValueError:
         return value
-    heads, D = value.shape[2:]
-    if f["gate"] == "static":
-        z = weights(f"{name}.gate.theta", heads, D)
-    elif f["gate"] == "headwise":
-        z = linear(weights, f"{name}.g_proj", x, heads).unsqueeze(-1)
-    else:
-        z = linear(weights, f"{name}.g_proj", x, heads * D).unflatten(-1, (heads, D))
-    score = ACTIVATIONS[f["gate-act"]](z)
-    if f["gate"] == "shared":
-        score = score.mean(2, keepdim=True)
-    return value + score if f["gate-op"] == "add" else value * score
 
 
-def head_experts(made, logits, k):
-    """made (...,E,D), logits (...,E) to (...,D): the k experts of the largest scores, weighted by them (SwitchHead)"""
-    scores, chosen = torch.sigmoid(logits).topk(k, dim=-1)
-    return (scores[..., None] * made.take_along_dim(chosen[..., None], dim=-2)).sum(-2)
+def flags_of(line):
+    """Every flag of a line, or its default. One that nothing here computes is refused."""
+    flags = dict(DEFAULTS)
+    for word in line.split():
+        name, _, value = word.removeprefix("--").partition("=")
+        flags[name] = typed(value or "on")
+    unknown = set(flags) - set(DEFAULTS) - INITIAL - SIZES
+    assert not unknown, f"{line}: nothing here computes {unknown}"
+    flags["attention-every"] = min(flags["attention-every"], flags["layers"])
+    return flags
 
 
-def head_projection(f, weights, name, what, x, bias):
-    """Keys or values (B,T,KVH,D) of x, by one matrix a head or by experts."""
-    KVH, E, D = f.number("kv-heads"), f.number("head-experts"), f.number("head-dim")
-    if E == 0 or what not in f["head-experts-of"]:
-        return linear(weights, f"{name}.{what}_proj", x, KVH * D, bias).unflatten(-1, (KVH, D))
-    made = linear(weights, f"{name}.{what}_proj", x, KVH * E * D, bias).unflatten(-1, (KVH, E, D))
-    logits = linear(weights, f"{name}.{what}_select", x, KVH * E).unflatten(-1, (KVH, E))
-    return head_experts(made, logits, f.number("head-experts-per-token"))
+def model_of(f):
+    return modeling_gated.GatedForCausalLM(modeling_gated.GatedConfig(f))
 
 
-def attention_layer(f, weights, layer, x):
-    name = f"model.layers.{layer}.self_attn"
-    H, D = f.number("heads"), f.number("head-dim")
-    bias = f["attn-bias"] != "none"
-    q = linear(weights, f"{name}.q_proj", x, H * D, bias).unflatten(-1, (H, D))
-    k, v = (head_projection(f, weights, name, what, x, bias) for what in "kv")
-    q, k, v = (gate(f, weights, name, at, y, x) for at, y in (("g4", q), ("g3", k), ("g2", v)))
-    if f["qk-norm"] == "on":
-        q = rms_norm(f, q, weights(f"{name}.q_norm.weight", D))
-        k = rms_norm(f, k, weights(f"{name}.k_norm.weight", D))
-    window = f.window(layer)
-    if f["position"] == "rope":
-        R = 2 * int(float(f["rope-fraction"]) * D / 2)
-        own = float(f["window-rope-theta"]) if window else 0
-        turns = rotations(x.shape[1], R, own) if own else rotations(x.shape[1], R, float(f["rope-theta"]), f["rope-scaling"])
-        q, k = rope(q, turns), rope(k, turns)
-    more = {"score_dim": f.number("score-dim")}
-    if f["attn-score"] == "sigmoid":
-        more["score_bias"] = -math.log(f.number("context"))
-    if f["attn-sink"] == "learned":
-        more["sink"] = weights(f"{name}.sinks", H)
-    if f["attn-sink"] == "kv-bias":
-        more["kv_bias"] = weights(f"{name}.kv_bias.key", H, D), weights(f"{name}.kv_bias.value", H, D)
-    o, _ = attention(q, k, v, window, **more)
-    if f["sdpa-out"] == "groupnorm":
-        o = rms_norm(f, o, weights(f"{name}.out_norm.weight", D))
-    if f["sdpa-out"] == "silu":
-        o = F.silu(o)
-    o = gate(f, weights, name, "g1", o, x).flatten(2)
-    y = linear(weights, f"{name}.o_proj", o, x.shape[-1], f["attn-bias"] == "all")
-    return gate(f, weights, name, "g5", y.unsqueeze(2), x).squeeze(2)
-
-
-def gated_delta_rule(q, k, v, g, beta, state):
-    """q, k (B,T,H,Dk), v (B,T,H,Dv), g, beta (B,T,H) to (B,T,H,Dv), and state (B,H,Dk,Dv) to the last one: token by token."""
-    o = []
-    for t in range(q.shape[1]):
-        state = state * g[:, t, :, None, None].exp()
-        u = beta[:, t, :, None] * (v[:, t] - torch.einsum("bhkv,bhk->bhv", state, k[:, t]))
-        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], u)
-        o.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]))
-    return torch.stack(o, dim=1), state
-
-
-def linear_layer(f, weights, layer, x):
-    name = f"model.layers.{layer}.linear_attn"
-    Hk, Hv, Dk, Dv, W = (f.number(n) for n in ("linear-key-heads", "linear-value-heads", "linear-key-dim",
-                                               "linear-value-dim", "conv-width"))
-    sizes = (Hk * Dk, Hk * Dk, Hv * Dv)
-    qkv = linear(weights, f"{name}.in_proj_qkv", x, sum(sizes))
-    z = linear(weights, f"{name}.in_proj_z", x, Hv * Dv).unflatten(-1, (Hv, Dv))
-    b, a = linear(weights, f"{name}.in_proj_ba", x, 2 * Hv).chunk(2, dim=-1)
-    taps = weights(f"{name}.conv1d.weight", sum(sizes), W)
-    qkv = F.silu(F.conv1d(F.pad(qkv.mT, (W - 1, 0)), taps[:, None], groups=sum(sizes)).mT)
-    q, k, v = (part.unflatten(-1, (-1, D)) for part, D in zip(qkv.split(sizes, dim=-1), (Dk, Dk, Dv)))
-    q, k = (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-6) for y in (q, k))
-    q, k = (y.repeat_interleave(Hv // Hk, dim=2) for y in (q / math.sqrt(Dk), k))
-    g = -weights(f"{name}.A_log", Hv).exp() * F.softplus(a + weights(f"{name}.dt_bias", Hv))
-    o, _ = gated_delta_rule(q, k, v, g, torch.sigmoid(b), torch.zeros(len(x), Hv, Dk, Dv))
-    o = F.rms_norm(o, (Dv,), weights(f"{name}.norm.weight", Dv), eps=1e-6) * F.silu(z)
-    return linear(weights, f"{name}.out_proj", o.flatten(2), x.shape[-1])
-
-
-def feed_forward(f, project, poly, x, hidden):
-    """project(name, x, out): a linear layer; poly(): the weights of PolyNorm"""
-    a = project("up_proj", x, hidden)
-    gelu = ACTIVATIONS[f"gelu-{f['gelu']}"]
-    gates = {"swiglu": F.silu, "glu": torch.sigmoid, "geglu": gelu}
-    if f["ffn"] in gates:
-        a = gates[f["ffn"]](project("gate_proj", x, hidden)) * a
-    elif f["ffn"] == "swiglu-clamped":
-        a = swiglu_clamped(project("gate_proj", x, hidden), a)
-    elif f["ffn"] == "polynorm":
-        a = polynorm(a, *poly())
-    else:
-        a = {"gelu": gelu, "relu2": ACTIVATIONS["relu2"]}[f["ffn"]](a)
-    return project("down_proj", a, x.shape[-1])
-
-
-def dense_ffn(f, weights, name, x, hidden):
-    def project(part, x, out):
-        return linear(weights, f"{name}.{part}", x, out, f["ffn-bias"] == "on")
-    return feed_forward(f, project, lambda: (weights(f"{name}.poly.weight", 3), weights(f"{name}.poly.bias", 1)), x, hidden)
-
-
-def expert_ffn(f, weights, name, e, x):
-    """Expert e; its matrices lie in tensors with those of the others, and PolyNorm's weights are theirs together."""
-    E = f.number("experts")
-
-    def project(part, x, out):
-        bias = weights(f"{name}.{part}.bias", E, out)[e] if f["ffn-bias"] == "on" else None
-        return F.linear(x, weights(f"{name}.{part}.weight", E, out, x.shape[-1])[e], bias)
-
-    def poly():
-        return weights(f"{name}.poly.weight", 3), weights(f"{name}.poly.bias", 1)
-    return feed_forward(f, project, poly, x, f.number("expert-hidden"))
-
-
-def mixture(f, weights, name, x, routers):
-    """Every expert computes all tokens here; a token takes what its own say. Its logits (N,E) join `routers`."""
-    E = f.number("experts")
-    logits = linear(weights, f"{name}.gate", x, E, f["router-bias"] == "on")
-    routers.append(logits.flatten(0, -2))
-    weight, chosen = logits.softmax(-1).topk(f.number("experts-per-token"), dim=-1)
-    if f["router-renormalise"] == "on":
-        weight = weight / weight.sum(-1, keepdim=True)
-    said = torch.stack([expert_ffn(f, weights, f"{name}.experts", e, x) for e in range(E)], dim=-2)
-    y = (weight[..., None] * said.take_along_dim(chosen[..., None], dim=-2)).sum(-2)
-    if f.number("shared-experts"):
-        shared = dense_ffn(f, weights, f"{name}.shared_expert", x, f.number("shared-experts") * f.number("expert-hidden"))
-        if f["shared-expert-gate"] == "on":
-            shared = torch.sigmoid(linear(weights, f"{name}.shared_expert_gate", x, 1)) * shared
-        y = y + shared
-    return y
+def logits_of(m, weights, ids, routers):
+    """Logits (B,T,V). Those of every router (B*T,E) join `routers`."""
+    for module in m.modules():
+        if isinstance(module, modeling_gated.Mixture):
+            module.gate.register_forward_hook(lambda module, inputs, logits: routers.append(logits))
+    return torch.func.functional_call(m, weights, (ids,)).logits
 
 
 def router_losses(f, routers):
     """The sum over the layers of the balance loss and the z-loss, with their factors, of one micro-batch."""
-    E, k, total = f.number("experts"), f.number("experts-per-token"), 0.0
+    E, k, total = f["experts"], f["experts-per-token"], 0.0
     for logits in routers:
         p = logits.softmax(-1)
         largest = p.topk(min(k + 1, E), dim=-1)
@@ -388,65 +139,19 @@ def router_losses(f, routers):
             assert (largest.values[:, k - 1] - largest.values[:, k]).min() > 1e-4, "a token's choice is nearly a tie"
         slots = torch.bincount(largest.indices[:, :k].flatten(), minlength=E)
         balance = E * (slots / slots.sum() * p.mean(0)).sum()
-        total = total + float(f["balance-loss"]) * balance + float(f["z-loss"]) * logits.logsumexp(-1).square().mean()
+        total = total + f["balance-loss"] * balance + f["z-loss"] * logits.logsumexp(-1).square().mean()
     return total
-
-
-def swiglu_clamped(g, u):
-    g, u = g.clamp(max=7), u.clamp(-7, 7)
-    return (u + 1) * g * torch.sigmoid(1.702 * g)
-
-
-def clip(x, bound):
-    return x.clamp(-float(bound), float(bound)) if float(bound) else x
-
-
-def model(f, weights, ids, routers):
-    """Logits (B,T,V). Those of every router join `routers`."""
-    V, C, placement = f.number("vocab"), f.number("hidden"), f["norm-placement"]
-    embedding = weights("model.embed_tokens.weight", V, C)
-    h = embedding[ids]
-    h = h * float(f["embedding-factor"])
-    if f["embedding-scale"] == "on":
-        h = weights("model.embed_scale", 1) * h
-    if f["position"] == "learned":
-        h = h + weights("model.embed_positions.weight", f.number("context"), C)[:ids.shape[1]]
-
-    def join(h, branch):
-        branch = clip(branch, f["clip-output"])
-        return clip(h + branch if f["residual"] == "on" else branch, f["clip-residual"])
-
-    def ffn_layer(f, weights, layer, x):
-        name = f"model.layers.{layer}.mlp"
-        if f.mixes_experts(layer):
-            return mixture(f, weights, name, x, routers)
-        return dense_ffn(f, weights, name, x, f.number("ffn-hidden"))
-    for layer in range(f.number("layers")):
-        name = f"model.layers.{layer}"
-        mixer, its_name = (attention_layer, "self_attn") if f.attends(layer) else (linear_layer, "linear_attn")
-        for branch, before, behind in ((mixer, "input_layernorm", f"{its_name}_out_layernorm"),
-                                       (ffn_layer, "post_attention_layernorm", "mlp_out_layernorm")):
-            if placement == "post":
-                h = norm(f, weights, f"{name}.{before}", join(h, branch(f, weights, layer, h)))
-                continue
-            y = branch(f, weights, layer, norm(f, weights, f"{name}.{before}", h))
-            if placement == "sandwich":
-                y = norm(f, weights, f"{name}.{behind}", y)
-            h = join(h, y)
-    if placement != "post":
-        h = norm(f, weights, "model.norm", h)
-    return F.linear(h, embedding if f["tied"] == "on" else weights("lm_head.weight", V, C))
 
 
 # ---- the same by transformers: a line of flags, what it is called there, and its parameters from ours
 
 def sizes(f, **more):
-    rope = {"rope_type": "default", "rope_theta": float(f["rope-theta"])}
-    return dict(vocab_size=f.number("vocab"), hidden_size=f.number("hidden"),
-                intermediate_size=f.number("ffn-hidden"), num_hidden_layers=f.number("layers"),
-                num_attention_heads=f.number("heads"), num_key_value_heads=f.number("kv-heads"),
-                head_dim=f.number("head-dim"), max_position_embeddings=f.number("context"), rope_parameters=rope,
-                rms_norm_eps=1e-6, pad_token_id=None, tie_word_embeddings=f["tied"] == "on",
+    rope = {"rope_type": "default", "rope_theta": f["rope-theta"]}
+    return dict(vocab_size=f["vocab"], hidden_size=f["hidden"],
+                intermediate_size=f["ffn-hidden"], num_hidden_layers=f["layers"],
+                num_attention_heads=f["heads"], num_key_value_heads=f["kv-heads"],
+                head_dim=f["head-dim"], max_position_embeddings=f["context"], rope_parameters=rope,
+                rms_norm_eps=1e-6, pad_token_id=None, tie_word_embeddings=f["tied"],
                 attn_implementation="eager") | more
 
 
@@ -459,9 +164,9 @@ def qwen3(f):
 
 
 def experts_of(f, **more):
-    return dict(num_experts=f.number("experts"), num_experts_per_tok=f.number("experts-per-token"),
-                moe_intermediate_size=f.number("expert-hidden"), norm_topk_prob=f["router-renormalise"] == "on",
-                mlp_only_layers=list(range(f.number("dense-layers"))), experts_implementation="eager") | more
+    return dict(num_experts=f["experts"], num_experts_per_tok=f["experts-per-token"],
+                moe_intermediate_size=f["expert-hidden"], norm_topk_prob=f["router-renormalise"],
+                mlp_only_layers=list(range(f["dense-layers"])), experts_implementation="eager") | more
 
 
 def gate_beside_up(w):
@@ -494,22 +199,22 @@ def side_by_side(heads, matrices):
 def qwen3_next(f):
     """Its q_proj has the rows of our q_proj and g_proj, head by head in turns; its linear layers have the rows of q, k, v
     and z, and those of b and a, key head by key head."""
-    kinds = ["full_attention" if f.attends(i) else "linear_attention" for i in range(f.number("layers"))]
-    experts = experts_of(f, shared_expert_intermediate_size=f.number("shared-experts") * f.number("expert-hidden"))
-    config = sizes(f, **experts, layer_types=kinds, linear_conv_kernel_dim=f.number("conv-width"),
-                   linear_key_head_dim=f.number("linear-key-dim"), linear_num_key_heads=f.number("linear-key-heads"),
-                   linear_value_head_dim=f.number("linear-value-dim"),
-                   linear_num_value_heads=f.number("linear-value-heads"))
-    heads = f.number("linear-key-heads")
-    keys = heads * f.number("linear-key-dim")
-    config["rope_parameters"]["partial_rotary_factor"] = float(f["rope-fraction"])
+    kinds = ["full_attention" if modeling_gated.attends(f, i) else "linear_attention" for i in range(f["layers"])]
+    experts = experts_of(f, shared_expert_intermediate_size=f["shared-experts"] * f["expert-hidden"])
+    config = sizes(f, **experts, layer_types=kinds, linear_conv_kernel_dim=f["conv-width"],
+                   linear_key_head_dim=f["linear-key-dim"], linear_num_key_heads=f["linear-key-heads"],
+                   linear_value_head_dim=f["linear-value-dim"],
+                   linear_num_value_heads=f["linear-value-heads"])
+    heads = f["linear-key-heads"]
+    keys = heads * f["linear-key-dim"]
+    config["rope_parameters"]["partial_rotary_factor"] = f["rope-fraction"]
 
     def parameters(w):
         named = gate_beside_up({n: p for n, p in w.items() if "g_proj" not in n})
         for n in list(named):
             if "q_proj" in n:
                 both = w[n], w[n.replace("q_proj", "g_proj")]
-                named[n] = side_by_side(f.number("heads"), both)
+                named[n] = side_by_side(f["heads"], both)
             if "in_proj_qkv" in n:
                 z = n.replace("in_proj_qkv", "in_proj_z")
                 named[n.replace("qkv", "qkvz")] = side_by_side(heads, (
@@ -525,33 +230,33 @@ def qwen3_next(f):
 def gpt_oss(f):
     """With plain RoPE. The matrices of its experts are [in, out]; the columns of gate and up stand in turns. A dense FFN is one
     expert, which every token takes whole."""
-    E, k = (f.number("experts"), f.number("experts-per-token")) if f.number("experts") else (1, 1)
-    config = sizes(f, sliding_window=f.number("window"), num_local_experts=E, num_experts_per_tok=k,
+    E, k = (f["experts"], f["experts-per-token"]) if f["experts"] else (1, 1)
+    config = sizes(f, sliding_window=f["window"], num_local_experts=E, num_experts_per_tok=k,
                    experts_implementation="eager")
-    config["intermediate_size"] = f.number("expert-hidden" if f.number("experts") else "ffn-hidden")
+    config["intermediate_size"] = f["expert-hidden" if f["experts"] else "ffn-hidden"]
     m = transformers.GptOssForCausalLM(transformers.GptOssConfig(**config))
 
     def parameters(w):
         named = {n: p for n, p in w.items() if ".mlp." not in n}
-        for layer in range(f.number("layers")):
+        for layer in range(f["layers"]):
             at = f"model.layers.{layer}.mlp."
-            ours = f"{at}experts." if f.number("experts") else at
+            ours = f"{at}experts." if f["experts"] else at
             for kind, theirs in (("weight", ""), ("bias", "_bias")):
                 gate, up, down = (w[f"{ours}{x}_proj.{kind}"] for x in ("gate", "up", "down"))
-                if not f.number("experts"):
+                if not f["experts"]:
                     gate, up, down = gate[None], up[None], down[None]
                 if kind == "weight":
                     gate, up, down = gate.mT, up.mT, down.mT
                 named[f"{at}experts.gate_up_proj{theirs}"] = torch.stack((gate, up), dim=-1).flatten(-2)
                 named[f"{at}experts.down_proj{theirs}"] = down
-                shape = (1, f.number("hidden")) if kind == "weight" else (1,)
+                shape = (1, f["hidden"]) if kind == "weight" else (1,)
                 named[f"{at}router.{kind}"] = w.get(f"{at}gate.{kind}", torch.zeros(shape))
         return named
     return m, parameters
 
 
 def gemma3(f):
-    config = sizes(f, query_pre_attn_scalar=f.number("head-dim"), sliding_window=f.number("window"),
+    config = sizes(f, query_pre_attn_scalar=f["head-dim"], sliding_window=f["window"],
                    layer_types=["sliding_attention", "full_attention"])
     config["rope_parameters"] = {kind: config["rope_parameters"] for kind in config["layer_types"]}
     renamed = {"self_attn_out_layernorm": "post_attention_layernorm",
@@ -581,13 +286,13 @@ def conv1d_names(w, embeddings):
 
 
 def gpt_sizes(f):
-    return dict(vocab_size=f.number("vocab"), n_positions=f.number("context"), n_embd=f.number("hidden"),
-                n_layer=f.number("layers"), n_head=f.number("heads"), resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+    return dict(vocab_size=f["vocab"], n_positions=f["context"], n_embd=f["hidden"],
+                n_layer=f["layers"], n_head=f["heads"], resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
                 bos_token_id=None, eos_token_id=None, attn_implementation="eager")
 
 
 def gpt2(f):
-    m = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_inner=f.number("ffn-hidden"), **gpt_sizes(f)))
+    m = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_inner=f["ffn-hidden"], **gpt_sizes(f)))
     names = {"model.embed_tokens.weight": "transformer.wte.weight",
              "model.embed_positions.weight": "transformer.wpe.weight",
              "model.norm.weight": "transformer.ln_f.weight", "model.norm.bias": "transformer.ln_f.bias"}
@@ -638,11 +343,11 @@ def loss_and_gradients(logits, targets, weights, of_routers):
 
 def published_router_losses(f, routers):
     """As router_losses, by transformers, where the shares of the slots are of the tokens: they add up to k."""
-    k, total = f.number("experts-per-token"), 0.0
+    k, total = f["experts-per-token"], 0.0
     for logits in routers:
-        balance = modeling_qwen3_moe.load_balancing_loss_func((logits,), f.number("experts"), k) / k
+        balance = modeling_qwen3_moe.load_balancing_loss_func((logits,), f["experts"], k) / k
         z = modeling_switch_transformers.router_z_loss_func(logits[None])
-        total = total + float(f["balance-loss"]) * balance + float(f["z-loss"]) * z
+        total = total + f["balance-loss"] * balance + f["z-loss"] * z
     return total
 
 
@@ -653,14 +358,14 @@ def by_library(make, f, ids, targets, weights):
         m, parameters = make(f)
         routers = []
         for module in m.modules():
-            if f.number("experts") and module.__class__.__name__.endswith("TopKRouter"):
+            if f["experts"] and module.__class__.__name__.endswith("TopKRouter"):
                 module.register_forward_hook(lambda module, inputs, outputs: routers.append(outputs[0]))
         named = parameters(weights)
         logits = torch.func.functional_call(m.double().eval(), named, (ids,), {"use_cache": False}).logits
         of_routers = published_router_losses(f, routers)
-    assert len(routers) == sum(f.mixes_experts(layer) for layer in range(f.number("layers")))
+    assert len(routers) == (f["layers"] - f["dense-layers"] if f["experts"] else 0)
     ours, theirs = set(named), {n for n, _ in m.named_parameters()} | {n for n in named if "embed_scale" in n}
-    if f["tied"] == "on":
+    if f["tied"]:
         theirs.discard("lm_head.weight")
     assert ours == theirs, f"{m.__class__.__name__}: parameters {ours ^ theirs}"
     return loss_and_gradients(logits, targets, weights, of_routers)
@@ -672,12 +377,13 @@ def relative_error(expected, got):
 
 
 def model_fixture(line, base):
-    f, B = Flags(f"{base} {line}"), 2
-    weights = Weights(f["norm-weight"] == "zero-centred")
-    T, V = f.number("context"), f.number("vocab")
+    f, B = flags_of(f"{base} {line}"), 2
+    m = model_of(f)
+    weights = weights_of(m, f["norm-weight"] == "zero-centred")
+    T, V = f["context"], f["vocab"]
     ids, targets = (tokens(name, B * T, V).reshape(B, T) for name in ("ids", "targets"))
     routers = []
-    logits = model(f, weights, ids, routers)
+    logits = logits_of(m, weights, ids, routers)
     results, source = loss_and_gradients(logits, targets, weights, router_losses(f, routers)), "formulas"
     if line in libraries:
         formulas, make = results, libraries[line]
@@ -770,10 +476,10 @@ def op_fixtures():
                                        ("sink", {"sink": sink}, {"sink": sink}),
                                        ("kv bias", {"kv_bias": (key, value)},
                                         {"key": key, "value": value})):
-            o, lse = attention(q, k, v, window, **more)
+            o = attention(q, k, v, window=window, **more)
             op.add(f"{kind}, window {window}", by_torch if kind == "softmax" else o, **qkv, **parameters)
-            if lse is not None:
-                op.store(f"{kind}, window {window}", lse=lse)
+            if kind != "sigmoid":
+                op.store(f"{kind}, window {window}", lse=attention_scores(q, k, window, **more).logsumexp(-1))
 
     op = operation("gate")
     N, H, D = 2, 3, 4
@@ -786,7 +492,7 @@ def op_fixtures():
 
         def gated(score):
             return x * score if sign == "*" else x + score
-        case = f"{sign} {act.replace('-', '_')}, scale {scale:g}"
+        case = f"{sign} {act}, scale {scale:g}"
         op.add(f"{case}, element", gated(scale * ACTIVATIONS[act](z)), x=x, z=z)
         op.add(f"{case}, head", gated(scale * ACTIVATIONS[act](z_head)), x=x, z=z_head)
         op.add(f"{case}, shared", gated(scale * ACTIVATIONS[act](z).mean(1, keepdim=True)), x=x, z=z)
@@ -818,7 +524,7 @@ def op_fixtures():
     x = op("x", B, T, H, D)
     for R in (6, 4):
         turns = rotations(T, R, 10000.0)
-        op.store(f"{R} turn", cos=turns.real, sin=turns.imag)
+        op.store(f"{R} turn", cos=turns[0], sin=turns[1])
         op.add(f"{R} turn", rope(x, turns), x=x)
 
     # transformers computes these in float32.
@@ -879,7 +585,9 @@ def main():
     base, lines = small_models()
     lines = list(dict.fromkeys([re.sub(r"--dropout=\S+ ?", "", line) for line in lines] + list(libraries)))
     versions = {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__}
-    for name, content, digits in (("models", {"models": [model_fixture(line, base) for line in lines]}, 9),
+    with open(modeling_gated.__file__) as file:
+        formulas = f"{fnv1a(file.read()):016x}"
+    for name, content, digits in (("models", {"formulas": formulas, "models": [model_fixture(line, base) for line in lines]}, 9),
                                   ("ops", {"operations": op_fixtures()}, 13)):
         path = os.path.join(folder, f"{name}.json")
         with open(path, "w") as file:

@@ -9,7 +9,7 @@ loss, the logits after each sequence's last token, and the gradient of every sto
 scripts/make_fixtures.py stores them, which also says how the weights are made.
 
 The gates of arXiv 2505.06708 in the layout that its authors released are no model of transformers: their tensors are taken
-apart here, and the formulas of scripts/make_fixtures.py compute the rest.
+apart here, and training/models/modeling_gated.py computes the rest.
 """
 import json
 import os
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 
-from make_fixtures import Flags, dump, model, tokens, values
+from make_fixtures import dump, flags_of, logits_of, model_of, tokens, values
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 B, T = 2, 11
@@ -154,7 +154,7 @@ def by_transformers(name, config):
 
 def released_gates(kind):
     line = f"--vocab=37 --context={T} --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 --ffn-hidden=24 --attn=g1"
-    f = Flags(line + (" --gate=headwise" if kind == "headwise" else ""))
+    f = flags_of(line + (" --gate=headwise" if kind == "headwise" else ""))
     H, K, D, C = 4, 2, 6, 20
     scores = H // K if kind == "headwise" else H // K * D
     config = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=37, hidden_size=C, intermediate_size=24,
@@ -178,11 +178,8 @@ def released_gates(kind):
             queries, gates = theirs[n].unflatten(0, (K, -1)).split([H // K * D, scores], dim=1)
             ours[n], ours[n.replace("q_proj", "g_proj")] = queries.flatten(0, 1), gates.flatten(0, 1)
 
-    def parameter(n, *shape):
-        assert ours[n].shape == shape, (n, shape)
-        return ours[n]
     ids, targets = batch(37)
-    logits = model(f, parameter, ids, [])
+    logits = logits_of(model_of(f), ours, ids, [])
     return {"name": f"released gates, {kind}", "config": config,
             "tensors": {n: {"shape": list(s), "around": around(n, s, False)} for n, s in shapes.items()},
             "results": results(logits, targets, lambda loss: dict(

@@ -20,11 +20,15 @@ inline json read_fixtures(const std::string& file) {
 
 // ---- numbers that the script makes too
 
+inline uint64_t fnv1a(const std::string& text) {
+  uint64_t h = 0xcbf29ce484222325;
+  for (unsigned char c : text) h = (h ^ c) * 0x100000001b3;
+  return h;
+}
+
 template <class T>
 std::vector<T> values_of(const std::string& name, size_t n, T scale = 1) {
-  uint64_t seed = 0xcbf29ce484222325;  // FNV-1a of the name
-  for (unsigned char c : name) seed = (seed ^ c) * 0x100000001b3;
-  return random_values<T>(n, seed, scale);
+  return random_values<T>(n, fnv1a(name), scale);
 }
 
 inline std::vector<int> tokens_of(const std::string& name, size_t n, size_t vocab) {
