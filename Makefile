@@ -238,6 +238,12 @@ $(eval $(call text_file,$(BUILD)/host/version_and_commit,$(VERSION) $(COMMIT)))
 $(BUILD)/host/version.o $(BUILD)/asan/host/version.o: $(BUILD)/host/version_and_commit
 $(BUILD)/host/version.o $(BUILD)/asan/host/version.o: COMMON += -DGATED_VERSION='"$(VERSION)"' -DGATED_COMMIT='"$(COMMIT)"'
 
+# The code that --export writes beside a model, as a literal of C++.
+$(BUILD)/host/modeling_gated.inc: training/models/modeling_gated.py
+	@mkdir -p $(@D)
+	@{ printf 'R"py('; cat $<; printf ')py"\n'; } >$@
+$(HOST_UNITS:%=%.cpp) $(BUILD)/cuda/units/program.cu: | $(BUILD)/host/modeling_gated.inc
+
 # Catch2 itself holds nothing that the builds differ in: one object serves them all.
 $(BUILD)/catch_main.o: tests/catch_main.cpp
 	@mkdir -p $(@D)

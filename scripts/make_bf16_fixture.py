@@ -42,11 +42,10 @@ def error(truth, got):
 
 
 def fixture(line, make):
-    f = fixtures.Flags(f"{BASE} --expert-hidden=1 {line}")  # (transformers asks for the width of experts that are not there)
-    T, V = f.number("context"), f.number("vocab")
+    f = fixtures.flags_of(f"{BASE} --expert-hidden=1 {line}")  # (transformers asks for the width of experts that are not there)
+    T, V = f["context"], f["vocab"]
     ids, targets = (fixtures.tokens(name, BATCH * T, V).reshape(BATCH, T) for name in ("ids", "targets"))
-    weights = fixtures.Weights(f["norm-weight"] == "zero-centred")
-    fixtures.model(f, weights, ids, [])  # which asks for every parameter
+    weights = fixtures.weights_of(fixtures.model_of(f), f["norm-weight"] == "zero-centred")
     with torch.autograd.set_grad_enabled(True):
         truth = results(make, f, weights, ids, targets, torch.float64)
         torch.set_default_dtype(torch.float32)

@@ -398,7 +398,8 @@ def model_fixture(line, base):
             directions = [values(f"direction {i} of {name}", x.numel()) for i in range(3)]
             x = torch.stack([x.norm()] + [x @ ((d + torch.where(d < 0, -1, 1)) / 2) for d in directions])
         stored[name] = x
-    return {"flags": line, "source": source, "results": stored}
+    shapes = sorted(f"{name}[{','.join(str(n) for n in p.shape)}]\n" for name, p in weights.items())
+    return {"flags": line, "source": source, "parameters": f"{fnv1a(''.join(shapes)):016x}", "results": stored}
 
 
 def small_models():

@@ -40,4 +40,24 @@ inline void write_folder(const Folder& f, const std::string& folder, const json&
   f.write(folder + "/model.safetensors", safetensors_of(tensors));
 }
 
+inline TensorMap tensors_in(const std::string& path) {
+  const SafetensorsFile file(path);
+  TensorMap tensors;
+  for (const auto& [name, t] : file.header().tensors) {
+    std::string bytes(t.end - t.begin, '\0');
+    file.read(t, 0, bytes.data(), bytes.size());
+    tensors[name] = {t.dtype, t.shape, bytes};
+  }
+  return tensors;
+}
+
+// A python that has transformers, or nothing, which is said. TRANSFORMERS_PYTHON names another.
+inline std::string transformers_python() {
+  const char* const named = std::getenv("TRANSFORMERS_PYTHON");
+  const std::string python = named ? named : "python3";
+  if (answers(python + " -c 'import torch, transformers'")) return python;
+  WARN(python << " has no transformers: nothing is opened (TRANSFORMERS_PYTHON names another python)");
+  return "";
+}
+
 }  // namespace gated

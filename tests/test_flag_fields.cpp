@@ -222,8 +222,9 @@ TEST_CASE("flag fields: every flag and named value arrives, and changes no other
     if (other.find("sigmoid") == std::string::npos) REQUIRE(!row.arrived(config_of_flags(room + other)));
     REQUIRE(row.arrived(config_of_flags(room + other + word)));
   }
-  for (const char* flag : {"--from", "--export", "--export-dtype"})
-    covered.insert(flag);  // tests/test_from.cpp, test_hf_model.cpp
+  for (const char* flag : {"--from", "--export", "--export-dtype", "--export-as"})
+    covered.insert(flag);  // tests/test_from.cpp, test_hf_model.cpp, test_hf_code.cpp
+  for (const char* value : {"auto", "architecture", "code"}) covered.insert(std::string("--export-as=") + value);
   for (const char* value : {"fp32", "bf16"}) covered.insert(std::string("--export-dtype=") + value);
   for (const char* name : {"--generate", "--prompt", "--prompt-tokens", "--tokens", "--samples"})
     covered.insert(name);  // need a model that is there: tests/test_generate.cpp
@@ -270,7 +271,7 @@ static std::set<std::string> set_of(const std::string& words) {
 TEST_CASE("flag fields: which flags change the weights, and which the architecture", "[flags]") {
   // These may change where a run goes on from a checkpoint.
   const std::set<std::string> free = set_of(
-      "--export --export-dtype --preset --from --params --match-params --describe --val-every "
+      "--export --export-dtype --export-as --preset --from --params --match-params --describe --val-every "
       "--measure-every --evaluate --quantize --smoothquant --yarn --probe --val-batches --sample-tokens "
       "--temperature --top-k --out --save-every --keep --resume --device --threads --change-precision "
       "--top-p --generate --prompt --prompt-tokens --tokens --samples --tokenizer --choices --recompute "

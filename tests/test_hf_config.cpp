@@ -27,6 +27,7 @@ std::string unread(const std::string& config) {
 std::string unwritten(const std::string& line) {
   return refusal([&] {
     Config c = config_of_flags(line);
+    c.export_as = ExportAs::architecture;
     write_hf_config(c);
   });
 }
@@ -181,7 +182,7 @@ TEST_CASE("hf_config: flags that no architecture has are refused by name", "[hf]
        {"--embedding-factor=3", "--window=4", "--norm=gated", "--attn=g2", "--norm-placement=post", "--ffn=polynorm",
         "--attn-score=sigmoid", "--clip-residual=10", "--residual=off", "--preset=gpt2-124m --head-dim=32",
         "--head-experts=2", "--attn=g1 --gate-act=silu"})
-    REQUIRE(says(unwritten(line), {"--export: no architecture of transformers has " + words_of(line).back()}));
+    REQUIRE(says(unwritten(line), {"--export-as=architecture: none of transformers has " + words_of(line).back()}));
 }
 
 TEST_CASE("hf_config: what the fuzzer starts from is read, or refused in one line", "[hf]") {

@@ -77,7 +77,7 @@ std::vector<Needs> needs_of(const Config& c) {
       {{"--mma"}, m.storage == Storage::bf16, "--precision=bf16: fp32 products are not those of tensor cores"},
       {{"--tf32"}, c.cublas, "--matmul=cublas: the project's own products are fp32"},
       {{"--export"}, c.source != nullptr, "--from=FOLDER: the model that is written"},
-      {{"--export-dtype"}, !c.export_folder.empty(), "--export=FOLDER"},
+      {{"--export-dtype", "--export-as"}, !c.export_folder.empty(), "--export=FOLDER"},
       {{"--change-precision"}, c.resume, "--resume: it goes on from a checkpoint of the other precision"},
       {{"--resume"}, has_out, "--out=FOLDER: the folder that holds the checkpoints"},
       {{"--evaluate"}, has_out || c.source, "--out=FOLDER: the folder that holds the checkpoints; or --from=FOLDER"},

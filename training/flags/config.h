@@ -19,6 +19,7 @@ class ModelSource;  // training/flags/model_source.h
 
 enum class DeviceChoice { automatic, cpu, cuda, emulated };
 enum class Probe { none, retrieval };
+enum class ExportAs { automatic, architecture, code };
 
 // So many steps, or so many seconds; the other is 0.
 struct Interval {
@@ -59,6 +60,7 @@ struct Config {
   bool resume = false, change_precision = false, evaluate = false;
   std::string export_folder;  // where the model goes as a folder of transformers; empty: nowhere
   bool export_bf16 = false;
+  ExportAs export_as = ExportAs::automatic;
   std::optional<QuantizedFormat> quantize;  // of a second look at the model, after --evaluate
   double smoothquant = 0;                   // 0: none
   Probe probe = Probe::none;

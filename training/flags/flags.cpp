@@ -465,6 +465,15 @@ void list_file_flags(FlagTable& t, Config& c) {
                  {{"fp32", false, "training/models/hf_model.cpp", "as they are"},
                   {"bf16", true, "core/bf16.cuh", "rounded to the nearest of 16 bits"}},
                  "the weights that --export writes");
+  t.choice<ExportAs>(
+      "--export-as", c.export_as,
+      {{"auto", ExportAs::automatic, "training/models/hf_config.cpp",
+        "an architecture that transformers has, where one is the model; else code"},
+       {"architecture", ExportAs::architecture, "training/models/hf_config.cpp",
+        "that, the gates of arXiv 2505.06708 as their authors released them among them; refused where none is"},
+       {"code", ExportAs::code, "training/models/modeling_gated.py",
+        "any model: its code goes along, which transformers runs with trust_remote_code=True"}},
+      "what --export writes");
 }
 
 void list_inference_flags(FlagTable& t, Config& c) {

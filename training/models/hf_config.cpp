@@ -29,6 +29,50 @@ struct Row {
   std::vector<Must> musts;
 };
 
+// ---- a model whose code goes along
+
+// Of the model's flags, those that say how it starts and is trained: a trained model is the same whatever they are.
+const std::set<std::string> of_training = {"--init",    "--norm-gate-init", "--dyt-alpha",    "--delta",
+                                           "--dropout", "--balance-loss",   "--balance-over", "--z-loss"};
+
+bool is_of_the_model(const Flag& f) {
+  return (f.shapes_the_model() && !of_training.contains(f.name)) || f.name == "--vocab";
+}
+
+// "flags": all of them, by the names that ./train has, numbers as numbers, on and off as true and false.
+const hf_parts::Part every_flag = {
+    [](const Keys& keys, hf_parts::Words& words) {
+      const Keys flags = keys.object("flags");
+      Config config;
+      std::set<std::string> known;
+      for (const Flag& f : list_flags(config))
+        if (is_of_the_model(f)) known.insert(f.name);
+      for (const auto& [name, value] : keys.find("flags")->items()) {
+        if (!known.contains("--" + name)) flags.refuse(name, "no flag of this name: no model has one");
+        const std::string text = value.is_string()    ? value.get<std::string>()
+                                 : value.is_boolean() ? (value.get<bool>() ? "on" : "off")
+                                                      : value.dump();
+        if (text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789.,+-") != text.npos)
+          flags.refuse(name, "the value of a flag");
+        words.push_back("--" + name + "=" + text);
+      }
+      for (const std::string& name : known)
+        if (!flags.has(name.substr(2))) flags.refuse(name.substr(2), "a value for every flag of a model");
+    },
+    [](const Config& c, json& j) {
+      Config config = c;
+      for (const Flag& f : list_flags(config)) {
+        if (!is_of_the_model(f)) continue;
+        const json number = json::parse(f.get(), nullptr, false);
+        j["flags"][f.name.substr(2)] = f.is_switch          ? json(f.get() == "on")
+                                       : number.is_number() ? number
+                                                            : json(f.get());
+      }
+      j["flags"]["vocab"] = c.model.vocab;
+      j["auto_map"] = {{"AutoConfig", "modeling_gated.GatedConfig"},
+                       {"AutoModelForCausalLM", "modeling_gated.GatedForCausalLM"}};
+    }};
+
 const std::vector<Row>& rows() {
   using namespace hf_parts;
   static const std::vector<Row> all = {
@@ -86,7 +130,8 @@ const std::vector<Row>& rows() {
        {gpt2_sizes, gpt2_activation},
        {{"scale_attn_weights", "true"},
         {"scale_attn_by_inverse_layer_idx", "false"},
-        {"add_cross_attention", "false"}}}};
+        {"add_cross_attention", "false"}}},
+      {HfArchitecture::code, "gated", "GatedForCausalLM", {}, {every_flag}, {}}};
   return all;
 }
 
@@ -138,6 +183,12 @@ namespace {
 const char* const gates_note =
     "its gates are laid out as the authors of arXiv 2505.06708 release them: open it with their modeling code "
     "(github.com/qiuzh20/gated_attention), as transformers has no such model";
+<<<<<<< HEAD
+=======
+const char* const code_note =
+    "transformers has no such model, so its code goes along: AutoModelForCausalLM.from_pretrained(FOLDER, "
+    "trust_remote_code=True) opens it";
+>>>>>>> e34035f (--export: a model that transformers has not takes its code along, which trust_remote_code=True opens; --export-as asks for one or the other)
 
 // The flags of a model that mean something in it, by name.
 std::map<std::string, std::string> model_flags(Config config) {
@@ -146,7 +197,11 @@ std::map<std::string, std::string> model_flags(Config config) {
   const std::set<std::string> idle = flags_without_effect(config);
   std::map<std::string, std::string> flags;
   for (const Flag& f : list_flags(config))
+<<<<<<< HEAD
     if (f.shapes_the_model() && !is_of_training(f.name) && !idle.contains(f.name)) flags[f.name] = f.get();
+=======
+    if (is_of_the_model(f) && !idle.contains(f.name)) flags[f.name] = f.get();
+>>>>>>> e34035f (--export: a model that transformers has not takes its code along, which trust_remote_code=True opens; --export-as asks for one or the other)
   flags["--vocab"] = std::to_string(config.model.vocab);
   return flags;
 }
@@ -169,6 +224,8 @@ HfConfig write_hf_config(const Config& config) {
   std::vector<std::string> fewest;
   const Row* nearest = nullptr;
   for (const Row& row : rows()) {
+    const bool is_code = row.architecture == HfArchitecture::code;
+    if (is_code ? config.export_as == ExportAs::architecture : config.export_as == ExportAs::code) continue;
     json written = {{"architectures", {row.class_name}}, {"model_type", row.model_type}};
     for (const Must& must : row.musts) written[must.key] = json::parse(must.value);
     for (const hf_parts::Part& part : row.parts) part.write(config, written);
@@ -178,9 +235,11 @@ HfConfig write_hf_config(const Config& config) {
     } catch (const Error&) {
       continue;  // no model of this architecture has such sizes
     }
+    // transformers' Qwen3 has no gates.
     const bool released =
         config.model.attention.gate_at != GatePosition::none && row.architecture == HfArchitecture::qwen3;
-    if (unsaid.empty()) return {row.architecture, std::move(written), released ? gates_note : ""};
+    if (unsaid.empty() && (!released || config.export_as == ExportAs::architecture))
+      return {row.architecture, std::move(written), is_code ? code_note : released ? gates_note : ""};
     if (!nearest || unsaid.size() < fewest.size()) {
       nearest = &row;
       fewest = unsaid;
@@ -188,7 +247,10 @@ HfConfig write_hf_config(const Config& config) {
   }
   std::string list;
   for (const std::string& flag : fewest) list += (list.empty() ? "" : ", ") + flag;
-  fail("--export: no architecture of transformers has %s; all else is %s", list.c_str(), nearest->class_name);
+  fail(
+      "--export-as=architecture: none of transformers has %s; all else is %s; leave --export-as out, and the model's "
+      "code goes along",
+      list.c_str(), nearest->class_name);
 }
 
 }  // namespace gated

@@ -29,7 +29,9 @@ struct HfConfig {
   std::string note;  // what a user of the file has to know, or empty
 };
 
-// The config.json of the model that `config` has. Refuses flags that no architecture has a place for, naming them.
+// The config.json of the model that `config` has: of the first architecture that transformers computes as the model
+// does, else of the one whose code stands beside it. config.export_as may ask for one of both; where it is an
+// architecture, and none has a place for some flag, that is refused by name.
 HfConfig write_hf_config(const Config& config);
 
 }  // namespace gated

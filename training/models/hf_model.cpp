@@ -25,7 +25,13 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* exported[] = {"config.json", "model.safetensors", "tokenizer.json"};
+constexpr const char* modeling_file = "modeling_gated.py";
+constexpr const char* exported[] = {"config.json", "model.safetensors", "tokenizer.json", modeling_file};
+
+// Its text.
+constexpr const char* modeling_code =
+#include <build/host/modeling_gated.inc>  // written by the Makefile
+    ;
 
 constexpr size_t config_depth = 16, longest_config = size_t{1} << 24;  // bytes
 
@@ -281,6 +287,7 @@ std::string export_hf_folder(const std::string& folder, const Config& config, co
   }
   file.commit();
   written.json["torch_dtype"] = rounded_to_bf16 ? "bfloat16" : "float32";
+  if (written.architecture == HfArchitecture::code) write_text(out / modeling_file, modeling_code);
   if (tokenizer) write_text(out / "tokenizer.json", *tokenizer);
   write_text(out / "config.json", written.json.dump(2) + "\n");
   out.finish();

@@ -102,6 +102,10 @@ void put_experts(Tensors& t, const Parameter& p, const Place& at) {
   }
 }
 
+void place_same(Tensors& t, const Parameter& p, const ModelConfig&) {
+  t.same(p, p.name);
+}
+
 void place_qwen(Tensors& t, const Parameter& p, const ModelConfig& m) {
   const Place at(p.name);
   if (is_gated_query(at, m.attention))
@@ -252,6 +256,7 @@ std::vector<HfTensor> hf_tensors(HfArchitecture architecture, const ModelConfig&
       case HfArchitecture::qwen3_next: return place_qwen3_next;
       case HfArchitecture::gpt_oss: return place_gpt_oss;
       case HfArchitecture::gemma3: return place_gemma3;
+      case HfArchitecture::code: return place_same;
       case HfArchitecture::llama:
       case HfArchitecture::qwen2:
       case HfArchitecture::qwen3:

@@ -24,12 +24,13 @@ from transformers.modeling_outputs import CausalLMOutput
 class GatedConfig(PretrainedConfig):
     """The flags of a model, all of them; and what transformers itself asks a configuration for."""
 
-    model_type, has_no_defaults_at_init = "gated", True
+    model_type = "gated"
 
-    def __init__(self, flags, **more):
-        self.flags = f = flags
-        more |= {"vocab_size": f["vocab"], "max_position_embeddings": f["context"], "hidden_size": f["hidden"],
-                 "num_hidden_layers": f["layers"], "num_attention_heads": f["heads"]}
+    def __init__(self, flags=None, **more):
+        self.flags = f = flags or {}
+        more |= {"vocab_size": f.get("vocab"), "max_position_embeddings": f.get("context"),
+                 "hidden_size": f.get("hidden"), "num_hidden_layers": f.get("layers"),
+                 "num_attention_heads": f.get("heads")}
         # A tied model uses one matrix twice here: nothing is left to tie.
         super().__init__(**more | {"tie_word_embeddings": False, "use_cache": False})
 
@@ -195,8 +196,7 @@ class Attention(nn.Module):
             experts = E if what in f["head-experts-of"] else 0
             setattr(self, f"{what}_proj", linear(C, KVH * (experts or 1) * D, bias))
             setattr(self, f"{what}_select", linear(C, KVH * experts) if experts else None)
-        places = {"full": (0, 0), "g1": (H, D), "g2": (KVH, D), "g3": (KVH, D), "g4": (H, D), "g5": (1, C)}
-        heads, size = places[f["attn"]]
+        heads, size = {"full": (0, 0), "g1": (H, D), "g4": (H, D), "g5": (1, C)}.get(f["attn"], (KVH, D))
         if heads and f["gate"] == "static":
             self.gate = nn.ParameterDict({"theta": parameter(heads, size, start=0)})
         elif heads:
