@@ -424,12 +424,9 @@ TEST_CASE("hf_model: an export overwrites nothing, and one that fails leaves not
   REQUIRE(f.read("in/model.safetensors") == before);
   refused("--export=in/config.json", "--export=in/config.json: exists and holds something");
   refused("--export=in/config.json/x", "--export=in/config.json/x: cannot create the folder");
-<<<<<<< HEAD
-  require_refused(train("--export=out --clip-output=3"), "no architecture of transformers has --clip-output=3");
-=======
-  refused("--export=out --export-as=architecture --clip-output=3", "--clip-output=3");
+  require_refused(train("--export=out --export-as=architecture --clip-output=3"),
+                  "none of transformers has --clip-output=3");
   refused("--export-as=code", "--export-as needs --export=FOLDER");
->>>>>>> e34035f (--export: a model that transformers has not takes its code along, which trust_remote_code=True opens; --export-as asks for one or the other)
   refused("--export=out --evaluate", "--export with --evaluate");
   refused("--export-dtype=bf16", "--export-dtype needs --export=FOLDER");
   REQUIRE(f.run("{repo}/train --export=out").text ==

@@ -31,12 +31,8 @@ struct Row {
 
 // ---- a model whose code goes along
 
-// Of the model's flags, those that say how it starts and is trained: a trained model is the same whatever they are.
-const std::set<std::string> of_training = {"--init",    "--norm-gate-init", "--dyt-alpha",    "--delta",
-                                           "--dropout", "--balance-loss",   "--balance-over", "--z-loss"};
-
 bool is_of_the_model(const Flag& f) {
-  return (f.shapes_the_model() && !of_training.contains(f.name)) || f.name == "--vocab";
+  return (f.shapes_the_model() && !is_of_training(f.name)) || f.name == "--vocab";
 }
 
 // "flags": all of them, by the names that ./train has, numbers as numbers, on and off as true and false.
@@ -183,12 +179,9 @@ namespace {
 const char* const gates_note =
     "its gates are laid out as the authors of arXiv 2505.06708 release them: open it with their modeling code "
     "(github.com/qiuzh20/gated_attention), as transformers has no such model";
-<<<<<<< HEAD
-=======
 const char* const code_note =
     "transformers has no such model, so its code goes along: AutoModelForCausalLM.from_pretrained(FOLDER, "
     "trust_remote_code=True) opens it";
->>>>>>> e34035f (--export: a model that transformers has not takes its code along, which trust_remote_code=True opens; --export-as asks for one or the other)
 
 // The flags of a model that mean something in it, by name.
 std::map<std::string, std::string> model_flags(Config config) {
@@ -197,11 +190,7 @@ std::map<std::string, std::string> model_flags(Config config) {
   const std::set<std::string> idle = flags_without_effect(config);
   std::map<std::string, std::string> flags;
   for (const Flag& f : list_flags(config))
-<<<<<<< HEAD
-    if (f.shapes_the_model() && !is_of_training(f.name) && !idle.contains(f.name)) flags[f.name] = f.get();
-=======
     if (is_of_the_model(f) && !idle.contains(f.name)) flags[f.name] = f.get();
->>>>>>> e34035f (--export: a model that transformers has not takes its code along, which trust_remote_code=True opens; --export-as asks for one or the other)
   flags["--vocab"] = std::to_string(config.model.vocab);
   return flags;
 }
