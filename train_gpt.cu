@@ -199,7 +199,8 @@ int train(Config& config, Device device) {
           "--evaluate: there is no validation data: raise --val-fraction (now 0), or give --val-data");
 
   const bool evaluates_own = config.evaluate && !config.source;  // of --out, where nothing is written before it is read
-  if (!config.out.empty() && !evaluates_own) prepare_checkpoint_folder(config.out);
+  if (!config.out.empty() && !evaluates_own)
+    as_flag_names("--out", config.out, [&] { prepare_checkpoint_folder(config.out); });
   std::optional<File> held;  // two runs in one folder would overwrite each other's log
   if (!config.out.empty() && !config.evaluate) held.emplace(hold_folder(config.out));
   // Measured before the model is allocated: the matrices of the measurement are freed by then.

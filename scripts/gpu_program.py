@@ -22,13 +22,13 @@ RUN = SMALL + " --data=text.txt --out=run --steps=6 --val-every=2 --measure-ever
 EVALUATE = "--evaluate --from=run --val-batches=2"
 GENERATE = "--generate --from=run --tokens=20"
 
-BACK_TO_STEP_3 = "rm run/step_00000006.safetensors"
+NEWEST_GONE = "rm run/step_00000006.safetensors"
 
 # Cases: commands of the trainer, and files to remove. {graph}: on the GPU alone, launches as CUDA graphs.
 CASES = {
     "a run, resumed, evaluated, continued": [
         RUN + " --norm=gated --attn=g1",
-        BACK_TO_STEP_3,
+        NEWEST_GONE,
         RUN + " --norm=gated --attn=g1 --resume",
         EVALUATE + " --data=text.txt --choices=choices.bin",
         EVALUATE + " --data=text.txt --quantize=fp8-w8a8 --smoothquant=0.5",
@@ -39,7 +39,7 @@ CASES = {
     "GPT-2 with dropout, as CUDA graphs": [
         RUN + " --norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off --tied=off "
         "--dropout=0.1 --micro-batches=2 --recompute=full {graph}",
-        BACK_TO_STEP_3,
+        NEWEST_GONE,
         RUN + " --norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off --tied=off "
         "--dropout=0.1 --micro-batches=2 --recompute=full {graph} --resume",
         EVALUATE + " --data=text.txt --quantize=nvfp4-w4a4",
@@ -65,8 +65,8 @@ REFUSALS = {
         {"PTX_MEMORY": "2"}, EVALUATE + " --data=text.txt --context=1024", "memory"),
     "a generation that memory does not hold": ({"PTX_MEMORY": "1"}, GENERATE + " --prompt=The --samples=32", "memory")}
 
-# What names the device, times, and what else of the host's memory a program takes there.
-OWN = re.compile(r"^flags .*?(?=^data )| +[\d.]+k?( tok)?/s +\d+%( peak)?| +\d+:\d\d$|^[\d.]+ tokens/s\n|"
+# What names the device, times, what is free on the disk, and what else of the host's memory a program takes there.
+OWN = re.compile(r"^flags .*?(?=^data )|^disk .*?\n(?! )| +[\d.]+k?( tok)?/s +\d+%( peak)?| +\d+:\d\d$|^[\d.]+ tokens/s\n|"
                  r",\s+\d+ [KMGT]iB\s+\([^)]*\)(, (cpu, \d+ threads|cuda))?| in \d+:\d\d", re.MULTILINE | re.DOTALL)
 
 

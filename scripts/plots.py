@@ -1,5 +1,6 @@
 """What the scripts that draw runs share: the log of a run, and where matplotlib comes from."""
 import json
+import logging
 import math
 import os
 import subprocess
@@ -64,6 +65,7 @@ def drawn(name):
 
 def find_matplotlib():
     """matplotlib, and numpy with it, from this python or else from Debian's, which then runs the script from its start."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # of a user without a home it says where it keeps its fonts
     try:
         import matplotlib
     except ImportError:

@@ -798,6 +798,11 @@ TEST_CASE("cli: a run whose validation is no number has diverged", "[cli]") {
                               (f / "run"));
   require_refused(o, "step 1: the validation loss is");
   REQUIRE(contains(o.err, "lower --lr; the checkpoint of step 1 is saved"));
+  // Where its loss is none the refusal says which rate was still good.
+  const Outcome rate = train(f, small("--steps=100 --warmup=100 --lr=1e3 --min-lr=0 --clip=1e30"));
+  require_refused(rate, "training has diverged; the loss was lowest, ");
+  REQUIRE(std::regex_search(rate.err,
+                            std::regex(", [0-9.]+, in step \\d+ at a rate of [0-9.e+]+: lower --lr \\(now 1000")));
 }
 
 TEST_CASE("cli: a run with a decay of its own can be made longer, one with a cosine is told why not", "[cli]") {
@@ -1164,6 +1169,6 @@ TEST_CASE("cli: bad input is one clear line and no crash", "[cli]") {
                                      {"--batch=1000000000000 --context=1000000000", ""},
                                      {"--device=cpu --hidden=1000000 --ffn-hidden=1000000", "memory"}})
     require_refused(train(f, flags), named);
-  require_refused(train(f, small("--out=/proc/no/such/folder")), "/proc/no");
+  require_refused(train(f, small("--out=/proc/no/such/folder")), "--out=/proc/no/such/folder: cannot create");
   require_refused(train(f, small("--lr=1e3 --min-lr=0 --clip=1e30 --steps=40")), "diverged");
 }

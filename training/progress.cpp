@@ -78,7 +78,10 @@ void Progress::header(const std::optional<DiskUse>& disk) {
   }
   print("flags", changed_flags_text(config_));
   print("device",
-        name_of(ctx_.device) + (ctx_.device == Device::cpu ? format(", %d threads", omp_get_max_threads()) : "") +
+        name_of(ctx_.device) +
+            (ctx_.device == Device::cpu
+                 ? format(", %d thread%s", omp_get_max_threads(), omp_get_max_threads() == 1 ? "" : "s")
+                 : "") +
             (peak_ > 0 ? format(", %s matmul peak %.0f GFLOP/s (measured)", name_of(m.config.storage), peak_ * 1e-9)
                        : ""));
   if (!config_.gpu_left_out.empty())
@@ -198,7 +201,7 @@ void Progress::finish() {
   clear_bar();
   printf("\n%zu steps in %s\n", trainer_.steps_done() - first_step_, duration(seconds_now() - begin_).c_str());
   const std::string best = best_checkpoint(config_.out);
-  if (!config_.out.empty() && lowest_step_ < trainer_.steps_done() && is_there(best))
+  if (lowest_step_ > 0 && lowest_step_ < trainer_.steps_done() && !config_.out.empty() && is_there(best))
     printf("lowest validation loss %.4f, of step %zu: %s\n", lowest_, lowest_step_, best.c_str());
   fflush(stdout);
 }

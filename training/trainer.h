@@ -94,11 +94,13 @@ class Trainer {
 
  private:
   std::optional<Routing> routing(const float* reports) const;
+  std::string best_rate_text() const;
   std::vector<TensorView> views(const std::string& prefix, const HostView<float>& flat) const;
 
   const TokenLoader& loader_;
   Context& ctx_;
   size_t steps_done_ = 0, results_given_ = 0;
+  std::optional<StepResult> lowest_;  // of those that were given, by its loss
   std::vector<int> ids_, targets_;
   LaunchGraph first_graph_, later_graph_, update_graph_;
   Buffer<float> loss_, losses_;                                      // of a micro-batch; of all of a step
