@@ -8,7 +8,7 @@ import math
 import os
 
 from common import ended, refuse
-from plots import drawn, find_matplotlib, is_finite, is_number, read_log, writable
+from plots import drawn, find_matplotlib, is_finite, is_number, look, read_log, writable
 
 
 def series(folder, entries, key):
@@ -36,12 +36,13 @@ def main():
 
     figure, (losses, norms) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True, gridspec_kw={"height_ratios": (3, 1)})
     baselines = []
-    for name, run in runs:
+    for place, (name, run) in enumerate(runs):
+        line = look(place)
         baselines += filter(is_finite, run["bigram_entropy"][1])
-        (line,) = losses.plot(*run["loss"], alpha=0.4, lw=1, label=f"{name}, train")
+        losses.plot(*run["loss"], alpha=0.4, lw=1, **line, label=f"{name}, train")
         if run["validation_loss"][0]:
-            losses.plot(*run["validation_loss"], "o-", ms=3, color=line.get_color(), label=f"{name}, validation")
-        norms.semilogy(*run["gradient_norm"], lw=1, color=line.get_color())
+            losses.plot(*run["validation_loss"], marker="o", ms=3, **line, label=f"{name}, validation")
+        norms.semilogy(*run["gradient_norm"], lw=1, **line)
     for entropy in sorted(set(baselines)):
         losses.axhline(entropy, ls="--", lw=1, color="gray", label=f"bigrams, {entropy:.4f}")
     losses.set_ylabel("cross-entropy (nats)")

@@ -1,4 +1,4 @@
-"""What the scripts that draw runs share: the log of a run, and where matplotlib comes from."""
+"""What the scripts that draw runs share: the log of a run, the colours of runs, and where matplotlib comes from."""
 import json
 import logging
 import math
@@ -7,6 +7,11 @@ import subprocess
 import sys
 
 from common import open_regular, refuse
+
+# Of runs: Okabe and Ito's without yellow; and the same where the page is dark.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
+DARK_COLOURS = ("#3D9BDC", "#F0824A", "#1FC495", "#E39CC4", "#8CCBF2", "#F2B84B", "#D0D0D0")
+DASHES = ("-", "--", ":")
 
 DEBIANS = "/usr/bin/python3"  # the python that `scripts/setup.sh --plots` installs matplotlib for
 
@@ -61,6 +66,11 @@ def writable(name):
 def drawn(name):
     """A name as matplotlib takes it: between two $ it would read a formula, and a legend leaves out what begins with _."""
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
+def look(index):
+    """The line of a run, by its place on the command line."""
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
 
 
 def find_matplotlib():

@@ -47,9 +47,10 @@ TEST_CASE("plot_log: train, validation and bigrams are drawn and named; what is 
   f.write("two/log.jsonl", step + step + R"({"step":3,"lo)");  // still being written, and without validation
 
   const Said drawn = ended(plot(f, (f / "one") + " " + (f / "two") + " -o " + (f / "x.png")));
-  REQUIRE(says(drawn.text, {"plot [1] [5.5] alpha=0.4 lw=1 label=one, train", "plot [1] [5.25]",
-                            "label=one, validation", "plot [1, 1] [5.5, 5.5]", "label=two, train", "axhline 2.5",
-                            "label=bigrams, 2.5000", "legend", "semilogy [1] [1.5]"}));
+  REQUIRE(
+      says(drawn.text, {"plot [1] [5.5] alpha=0.4 lw=1 color=#0072B2 linestyle=- label=one, train", "plot [1] [5.25]",
+                        "label=one, validation", "plot [1, 1] [5.5, 5.5] alpha=0.4 lw=1 color=#D55E00",
+                        "label=two, train", "axhline 2.5", "label=bigrams, 2.5000", "legend", "semilogy [1] [1.5]"}));
   REQUIRE(!contains(drawn.text, "two, validation"));
   // What matplotlib would take for a formula, for a line without a name, and what it could not write.
   f.write("$x$/log.jsonl", step);

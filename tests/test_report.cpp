@@ -163,12 +163,73 @@ TEST_CASE("report: the page shows what the runs hold, and nothing of what none o
   REQUIRE(count(page, "aria-label=\"Scores of the attention gate: plain\"") == 0);
   REQUIRE(count(page, "<svg ") == count(page, "role=\"img\""));
   // Nothing is loaded from elsewhere.
-  for (const char* outside : {"<script", "<link", "<img", "src=", "@import", "url(http"})
+  for (const char* outside : {"<script ", "<link", "<img", "src=", "@import", "url(http"})
     CHECK(!contains(page, outside));
+  REQUIRE(count(page, "<script>") == 1);
 
   // The same again, byte for byte.
   REQUIRE(f.report(runs).exit_code == 0);
   REQUIRE(f.page() == page);
+}
+
+TEST_CASE("report: a line says its numbers to the pointer, and every colour of a line has one for dark pages",
+          "[report]") {
+  if (python_that_draws().empty()) return;
+  const Runs f;
+  Run run;
+  run.gate();
+  ended(f.report(f.add("plain", run) + f.add("gated", run)));
+  const std::string numbers = f.python(R"py(
+import html, json, re
+page = open("page.html").read()
+pictures = page[page.index("<main>"):page.index("<script>")]
+for colour in ("0072b2", "d55e00", "59636e", "1f2328", "b1bac4", "eaeef2", "fefefe"):
+    assert not re.search(f"#{colour}", pictures, re.I), colour
+names = set(re.findall(r"var\(--([a-z0-9-]+)\)", page)) - {"columns"}
+light, dark = (dict(re.findall(r"--([a-z0-9-]+):(#[0-9a-fA-F]+)", part)) for part in page.split("@media screen", 1)[0:2])
+assert names <= set(light) and set(light) == set(dark), (names, light)
+assert "color-scheme:dark" in page and "@media print" in page
+log = [json.loads(line) for line in open("gated/log.jsonl")]
+expected = {e["step"]: e["validation_loss"] for e in log if "validation_loss" in e}
+figure = re.search(r'<svg role="img" aria-label="Loss: [^>]*data-axes="([^"]*)".*?</svg>', page, re.S)
+axes = json.loads(html.unescape(figure[1]))
+assert (axes["x"]["name"], axes["y"]["percent"], axes["y"]["log"]) == ("step", False, False), axes
+x0, y0, x1, y1 = axes["box"]
+found = {}
+for path in re.findall(r'<g data-run="1">\s*<path d="([^"]*)"', figure[0]):
+    for x, y in re.findall(r"[ML] (\S+) (\S+)", path):
+        share = (float(x) - x0) / (x1 - x0), (float(y) - y0) / (y1 - y0)
+        step, loss = (axes[k]["from"] + s * (axes[k]["to"] - axes[k]["from"]) for k, s in zip("xy", share))
+        found.setdefault(round(step), []).append(loss)
+assert expected
+for step, loss in expected.items():
+    assert any(abs(seen - loss) < 1e-3 * loss for seen in found[step]), (step, loss, found[step])
+print(len(expected), "numbers")
+)py",
+                                       python_that_draws());
+  REQUIRE(contains(numbers, " numbers"));
+}
+
+TEST_CASE("report: a long name does not make the page wider than a telephone", "[report]") {
+  if (python_that_draws().empty()) return;
+  NEEDS("chromium --version", "chromium", "the width of a page");
+  const Runs f;
+  Run run;
+  run.gate();
+  ended(f.report(f.add("plain", run) + f.add(std::string(150, 'x'), run)));
+  // (a window of its own is never so narrow)
+  f.write("frame.py", R"py(
+import html
+page = html.escape(open("page.html").read())
+open("frame.html", "w").write(f"""<!DOCTYPE html><iframe id="f" width="390" height="800" srcdoc="{page}"></iframe>
+<script>f.onload = () => document.title = "wide: " + f.contentDocument.documentElement.scrollWidth</script>""")
+)py");
+  const std::string dom = f.done(
+      "python3 frame.py && timeout 100 chromium --headless --no-sandbox --disable-gpu "
+      "--virtual-time-budget=5000 --dump-dom frame.html 2>/dev/null");
+  const size_t at = dom.find("<title>wide: ");
+  REQUIRE(at != std::string::npos);
+  REQUIRE(std::stoi(dom.substr(at + 13)) <= 390);
 }
 
 TEST_CASE("report: the table has a column for every measure that one of the runs has", "[report]") {

@@ -10,20 +10,23 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from plots import drawn
 from reporting.catalogue import SECTIONS, Lines
-from reporting.figures import look
+from reporting.figures import look_of
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 2.1, 0.5, 0.09, 0.06, 0.36  # inches: a part of a column, and the margins of its axes
 FAMILY = "system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
 LINES = (3.6, 2.3)  # inches: the size of a figure of lines
 
 
-def svg(figure):
+def svg(figure, in_page=False):
+    """In a page the line of a run says whose it is."""
     with io.StringIO() as file:
         figure.savefig(file, format="svg")
         text = file.getvalue()
     text = text[text.index("<svg"):]
     # (its metadata hold the date: the same runs give the same page)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    if in_page:
+        text = re.sub(r"<g id=\"run (\d+)\"", r'<g data-run="\1"', text)
     text = re.sub(r"<g id=\"[^\"]*\"", "<g", text)  # numbers of axes and ticks, which nothing refers to
     return re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)  # the typeface is that of what stands around it
 
@@ -34,7 +37,7 @@ def has_any(figure, runs):
 
 def suited(what, runs):
     """Those of the runs, with their lines, that `what` has something to draw of."""
-    return [(run, look(place)) for place, run in enumerate(runs) if what.suits(run)]
+    return [(run, look_of(place)) for place, run in enumerate(runs) if what.suits(run)]
 
 
 def draw_lines(lines, runs):

@@ -3,32 +3,34 @@ import numpy
 from matplotlib import cm, colormaps, colors
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")  # Okabe and Ito's, without yellow
-DASHES = ("-", "--", ":")
-MUTED = "#59636e"
+from plots import COLOURS, DASHES, look
+
+# What a page that is dark draws in other colours has these, and nothing else does (page.py).
+MUTED, TEXT, AXIS, GRID, GROUND = "#59636e", "#1f2328", "#b1bac4", "#eaeef2", "#fefefe"
 HEAT = colormaps["magma_r"].resampled(64)  # with more colours the pictures take more bytes, and look the same
 MAP_SIDE = 128  # tokens and dimensions of a heat map: more would be lost in a column of the page
 
 STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "gated.cu", "font.family": "sans-serif", "font.size": 7, "axes.labelpad": 2.5, "xtick.major.size": 2.5, "ytick.major.size": 2.5, "xtick.major.pad": 2.5, "ytick.major.pad": 2.5,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#b1bac4", "axes.linewidth": 0.7,
-    "axes.labelcolor": MUTED, "axes.axisbelow": True, "axes.grid": True, "grid.color": "#eaeef2", "grid.linewidth": 0.7,
-    "xtick.color": "#b1bac4", "ytick.color": "#b1bac4", "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": AXIS, "axes.linewidth": 0.7,
+    "axes.labelcolor": MUTED, "axes.axisbelow": True, "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.7,
+    "xtick.color": AXIS, "ytick.color": AXIS, "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED,
     "xtick.major.width": 0.7, "ytick.major.width": 0.7, "xtick.minor.size": 0, "ytick.minor.size": 0,
-    "lines.linewidth": 1.3, "lines.markersize": 3.2, "lines.solid_capstyle": "round", "text.color": "#1f2328",
+    "lines.linewidth": 1.3, "lines.markersize": 3.2, "lines.solid_capstyle": "round", "text.color": TEXT,
     "figure.facecolor": "none", "axes.facecolor": "none", "legend.frameon": False,
 }
 
 
-def look(index):
-    """The line of a run, by its place on the command line."""
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS)]}
+def look_of(index):
+    """The line of a run, which knows in the page whose it is."""
+    return look(index) | {"gid": f"run {index}"}
 
 
 def key_html(index):
     """The same line in front of the run's name."""
     line = look(index)
-    return f'<span class="key d{DASHES.index(line["linestyle"])}" style="border-color:{line["color"]}"></span>'
+    return (f'<span class="key d{DASHES.index(line["linestyle"])}" '
+            f'style="border-color:var(--run-{COLOURS.index(line["color"])})"></span>')
 
 
 # ---- axes
@@ -39,6 +41,7 @@ def label(axes, x, y):
 
 
 def show_percent(axis):
+    axis.in_percent = True
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
 
 
@@ -146,7 +149,7 @@ def draw_output(axes, runs):
     for run, line in runs:
         before, behind = run.arrays["attention_output_mean"].T
         axes.plot(run.metadata["attention_layers"], before, **line, marker="o")
-        axes.plot(run.metadata["attention_layers"], behind, **line, marker="o", markerfacecolor="white", alpha=0.8)
+        axes.plot(run.metadata["attention_layers"], behind, **line, marker="o", markerfacecolor=GROUND, alpha=0.8)
     scale_by_factors(axes)
     show_whole_numbers(axes.xaxis)
     label(axes, "layer", "mean |o|")
@@ -188,6 +191,7 @@ def draw_loss_by_position(axes, runs):
 
 def heat(axes, values, cmap, norm):
     axes.imshow(values, cmap=cmap, norm=norm, aspect="auto", interpolation="none")
+    axes.spines[:].set_visible(True)  # on a dark page the largest values are as dark as what stands around them
     axes.grid(False)
 
 
@@ -238,7 +242,7 @@ def draw_heads(axes, run, line, scale):
     if len(values) <= 6 and values.size <= 48:
         for (layer, head), value in numpy.ndenumerate(values):
             axes.text(head, layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=6,
-                      color="white" if scale(value) > 0.5 else "#1f2328")
+                      color="white" if scale(value) > 0.5 else "black")
     label(axes, "head", "layer")
 
 
