@@ -4,43 +4,93 @@
 usage: ptx/show.py KERNEL NAME.ptx...     (make ptx KERNEL=rmsnorm_forward_kernel)
 
 KERNEL is a part of its name. Where several have it, the first is shown and the others are named. What an instruction
-does: ptx/translate.py. A line of a function that was inlined has behind it where it was called.
+does: ptx/translate.py. A line of a function that was inlined has behind it where it was called. scripts/book.py shows
+the inner loop alone, beside what ptxas makes of it.
 tests/test_scripts.cpp
 """
 import linecache
+import os
+import re
+import subprocess
 import sys
+import tempfile
 
 from translate import ENTRY, kernels_of, plain
 
 
-def show(kernel):
-    for code, text in kernel.lines:
-        if code == "AT":
-            file, line = text.split(" in ")[0].rsplit(":", 1)
-            print(f"\n{text}    {linecache.getline(file, int(line)).strip()}".rstrip())
-        elif code == "DECLARE":
-            kind, names = text
-            print(f"    .reg .{kind} {names[0]}{f' to {names[-1]}' if names[1:] else ''}")
-        elif text:
-            print(f"    {' '.join(text.split())};".replace(kernel.name + "_", "").replace("$", ""))
-        else:
-            print(code.strip(" ;"))
-
-
-def main(wanted, sources):
-    found = []  # a kernel's text, its name there and in the source
+def kernels_in(sources):
+    """Every kernel: the text of its file, its name there and in the source."""
     for source in sources:
         with open(source) as file:
             text = file.read()
         names = [entry[1] for entry in ENTRY.finditer(text)]
         in_source = plain("\n".join(names)).replace("gated_nvcc::", "").splitlines()
-        found += [(text, *both) for both in zip(names, in_source) if wanted and wanted in both[1]]
+        yield from ((text, *both) for both in zip(names, in_source))
+
+
+def listing(text, name):
+    """A kernel's PTX, line by line, each with the place in the source that it was made of: "FILE:LINE in CALLER:LINE". A new place
+    comes first with None."""
+    for kernel in kernels_of(text, [name]):
+        place = ""
+        for code, said in kernel.lines:
+            if code == "AT":
+                place = said
+                yield place, None
+            elif code == "DECLARE":
+                kind, names = said
+                yield place, f"    .reg .{kind} {names[0]}{f' to {names[-1]}' if names[1:] else ''}"
+            elif said:
+                yield place, f"    {' '.join(said.split())};".replace(kernel.name + "_", "").replace("$", "")
+            else:
+                yield place, code.strip(" ;")
+
+
+def source_line(place):
+    """The line that "FILE:LINE in CALLER:LINE" begins with."""
+    file, line = place.split(" in ")[0].rsplit(":", 1)
+    return linecache.getline(file, int(line)).strip()
+
+
+def inner_loop(lines):
+    """Of a listing's loops that hold no other one, the one that multiplies and adds most; all of it where there is no loop."""
+    lines = [both for both in lines if both[1] and not both[1].startswith("    .reg")]
+    labels = {line[:-1]: at for at, (_, line) in enumerate(lines) if line.endswith(":")}
+    loops = [(labels[found[1]], at) for at, (_, line) in enumerate(lines)
+             if (found := re.search(r"\bbra\S* (\w+);", line)) and labels.get(found[1], at) < at]
+    innermost = [loop for loop in loops if not any(o != loop and loop[0] <= o[0] and o[1] <= loop[1] for o in loops)]
+    fused = [sum(bool(re.search(r"\b(fma|mma)\.", line)) for _, line in lines[begin:end]) for begin, end in innermost]
+    begin, end = innermost[fused.index(max(fused))] if innermost else (0, len(lines))
+    return lines[begin:end + 1]
+
+
+def machine_code(text, name, ptxas, nvdisasm):
+    """The instructions that ptxas makes of a kernel, for the GPU that its PTX names, with their places as in listing()."""
+    alone = ENTRY.sub(lambda found: found[0] if found[1] == name else "", text)
+    gpu = re.search(r"^\.target (\w+)", text, re.MULTILINE)[1]
+    with tempfile.TemporaryDirectory() as folder:
+        made_of, made = os.path.join(folder, "k.ptx"), os.path.join(folder, "k.cubin")
+        with open(made_of, "w") as file:
+            file.write(alone)
+        subprocess.run([ptxas, "-lineinfo", "-arch", gpu, "-o", made, made_of], check=True)
+        said = subprocess.run([nvdisasm, "-c", "-gi", made], capture_output=True, text=True, check=True).stdout
+    places = []  # of the next instruction: its own, and then where each function was called
+    for line in said.splitlines():
+        if found := re.search(r'//## File "(?:.*/\./)?([^"]+)", line (\d+)(?: inlined at "(?:.*/\./)?([^"]+)", line (\d+))?', line):
+            place = f"{found[1]}:{found[2]}" + (f" in {found[3]}:{found[4]}" if found[3] else "")
+            places = places + [place] if places and places[-1].endswith(f" in {found[1]}:{found[2]}") else [place]
+        elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+([^;]+);", line):
+            yield (places or [""])[0], " ".join(found[1].split())
+
+
+def main(wanted, sources):
+    found = [kernel for kernel in kernels_in(sources) if wanted and wanted in kernel[2]]
     if not found:
         sys.exit(f"no kernel's name holds '{wanted}': expected a part of one, as KERNEL=rmsnorm_forward_kernel")
     text, name, in_source = found[0]
     print(in_source)
-    for kernel in kernels_of(text, [name]):
-        show(kernel)
+    for place, line in listing(text, name):
+        print(line if line is not None else f"\n{place}    {source_line(place)}".rstrip())
     for _, _, other in found[1:]:
         print("also:", other)
 
