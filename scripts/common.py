@@ -1,5 +1,6 @@
 """What many scripts share: where ./train is, how a script ends that cannot go on, the file that `make bench` writes, and what those
 need that plant faults."""
+import importlib
 import json
 import os
 import signal
@@ -11,8 +12,23 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TRAIN = os.path.join(ROOT, "train")
 
 
+DEBIANS = "/usr/bin/python3"  # the python that scripts/setup.sh installs libraries for
+
+
 def refuse(message):
     sys.exit("error: " + message)
+
+
+def library(name, flag):
+    """A library from this python or else from Debian's, which then runs the script from its start; flag: of scripts/setup.sh."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        has_it = [DEBIANS, "-c", f"import {name}"]
+        if sys.executable != DEBIANS and os.path.exists(DEBIANS):
+            if subprocess.run(has_it, stderr=subprocess.DEVNULL).returncode == 0:
+                os.execv(DEBIANS, [DEBIANS, *sys.argv])
+        refuse(f"{sys.executable} has no {name}: run scripts/setup.sh {flag}, or use a python that has it")
 
 
 def ended(main):

@@ -3,18 +3,13 @@ import json
 import logging
 import math
 import os
-import subprocess
-import sys
 
-from common import open_regular, refuse
+from common import library, open_regular, refuse
 
 # Of runs: Okabe and Ito's without yellow; and the same where the page is dark.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
 DARK_COLOURS = ("#3D9BDC", "#F0824A", "#1FC495", "#E39CC4", "#8CCBF2", "#F2B84B", "#D0D0D0")
 DASHES = ("-", "--", ":")
-
-DEBIANS = "/usr/bin/python3"  # the python that `scripts/setup.sh --plots` installs matplotlib for
-
 
 LARGEST = 1e100  # of a number: no float32 that a run measures is as large, and no sum of such numbers overflows
 
@@ -76,12 +71,4 @@ def look(index):
 def find_matplotlib():
     """matplotlib, and numpy with it, from this python or else from Debian's, which then runs the script from its start."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # of a user without a home it says where it keeps its fonts
-    try:
-        import matplotlib
-    except ImportError:
-        has_it = [DEBIANS, "-c", "import matplotlib"]
-        if sys.executable != DEBIANS and os.path.exists(DEBIANS):
-            if subprocess.run(has_it, stderr=subprocess.DEVNULL).returncode == 0:
-                os.execv(DEBIANS, [DEBIANS, *sys.argv])
-        refuse(f"{sys.executable} has no matplotlib: run scripts/setup.sh --plots, or use a python that has it")
-    return matplotlib
+    return library("matplotlib", "--plots")

@@ -1,0 +1,483 @@
+#!/usr/bin/env python3
+"""Writes the book: pages made of the sources and of docs/, chapter by chapter as docs/book.md lists them.
+
+usage: scripts/book.py FOLDER [NAME.ptx...]     (make book)
+
+The prose of the comments stands beside the code that it speaks of. From the PTX, which nvcc makes, each chapter shows the
+inner loop of a kernel below the lines of its source, and beside it what ptxas makes of that, where nvdisasm is there.
+tests/test_book.cpp
+"""
+import html
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+
+from common import ROOT, library, read_bench, refuse
+
+markdown = library("markdown", "--book")
+pygments = library("pygments", "--book")
+from pygments.formatters import HtmlFormatter  # noqa: E402
+from pygments.lexers import get_lexer_for_filename  # noqa: E402
+from pygments.util import ClassNotFound  # noqa: E402
+
+sys.path.insert(0, os.path.join(ROOT, "ptx"))
+import show  # noqa: E402
+
+LIST = "docs/book.md"
+BENCH = "results/bench_cpu.json"
+TITLE = "gated.cu: the book"
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+        return file.read()
+
+
+# ---- the chapters, as docs/book.md lists them
+
+LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
+
+
+def slug(heading):
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def path_of(page, target):
+    """The path of a page's link, from the root of the project."""
+    return os.path.normpath(os.path.join(os.path.dirname(page), target))
+
+
+class Chapter:
+    """A section of docs/book.md: its prose, and what stands in its list under each label."""
+
+    def __init__(self, text):
+        self.title, rest = text.split("\n", 1)
+        self.prose, *items = re.split(r"^- ", rest, flags=re.MULTILINE)
+        said = dict(re.split(r":\s+", " ".join(item.split()), maxsplit=1) for item in items)
+        links = {label: [(name, path_of(LIST, to)) for name, to in LINK.findall(text)] for label, text in said.items()}
+        self.read, self.beside, self.tests = ([path for _, path in links.pop(label, [])] for label in ("read", "beside", "test"))
+        self.pictures = links.get("picture", [])
+        self.exercise = said.get("exercise")
+        self.shown = said.get("shown")
+        self.measured = re.findall(r"`([^`]+)`", said.get("measured", ""))
+        self.kernels = re.findall(r"`([^`]+)`", said.get("kernel", ""))
+        self.file = slug(self.title) + ".html"
+
+
+def chapters():
+    """What stands before the first chapter, the chapters, and the text of the last section, which is none."""
+    before, *sections = re.split(r"^## ", read(LIST), flags=re.MULTILINE)
+    return before, [Chapter(text) for text in sections[:-1]], sections[-1]
+
+
+# ---- comments: what is prose, what a formula or a drawing; and how both are set
+
+GREEK = dict(zip("alpha beta gamma delta epsilon eps theta lambda mu pi sigma phi".split(), "αβγδεεθλμπσφ"))
+NAMES = "|".join(GREEK)
+INLINE = re.compile("|".join((
+    r"`(?P<code>[^`\n]+)`",
+    r"(?P<path>(?<![\w/.])(?:[a-z0-9_]+/)*[A-Za-z0-9_]+\.(?:cuh|cu|cpp|h|md|py|sh)\b)",
+    r"arXiv (?P<arxiv>\d{4}\.\d{5})",
+    r"(?P<flag>(?<!\S)--[a-z][\w=|,.-]*\w)",
+    rf"(?P<base>(?<![\w/.])[A-Za-z]{{1,2}}|(?<![\w/])(?:d[a-z]{{1,2}}|lse|sum|max|mean|ramp|keep|weight|expert|{NAMES})|(?<=\.)[a-z]{{1,2}})"
+    r"_(?P<index>[a-z]{1,3}\d?|\d+)(?![\w(])",
+    r"\^(?P<power>\([^()]*\)|-?\w+|T\b)",
+    rf"(?P<greek>(?<![\w/-])(?:{NAMES})(?=\d?(?![\w(:.-]|\s(?:rule|stands))))(?P<number>\d?)",
+    r"(?P<name>\b[A-Za-z]\w*_\w+(?:\(\))?)")))
+
+
+def set_text(text, link, formula):
+    """Prose, or one line of a formula, in HTML. A formula's columns stay where they are: what indices and powers take less room
+    for, the next gap has more."""
+    out, at, saved = [], 0, 0.0
+
+    def plain(piece):
+        nonlocal saved
+        for part in re.split(r"( {2,})", piece):
+            if formula and saved and part.startswith("  "):
+                out.append(f'<span style="display:inline-block;width:{len(part) + saved:.2f}ch"></span>')
+                saved = 0
+            else:
+                out.append(html.escape(part))
+
+    for found in INLINE.finditer(text):
+        plain(text[at:found.start()])
+        at, typed, kind = found.end(), html.escape(found[0]), found.lastgroup
+        if found["base"] or found["power"]:
+            base = found["base"] or ""
+            small = found["index"] or re.sub(r"^\((.*)\)$", r"\1", found["power"])
+            saved += len(found[0]) - len(GREEK.get(base, base)) - 0.75 * len(small)
+            tag, inside = ("sub", html.escape(small)) if base else ("sup", set_text(small, link, False))
+            typed = f"{GREEK.get(base, base)}<{tag}>{inside}</{tag}>"
+        elif found["greek"]:
+            if found["greek"] == "delta" and not formula:
+                pass  # (the word)
+            else:
+                saved += len(found["greek"]) - 1
+                typed = GREEK[found["greek"]] + (f"<sub>{found['number']}</sub>" if found["number"] else "")
+        elif kind == "path":
+            to = link(found["path"])
+            typed = f'<a href="{to}">{typed}</a>' if to else typed
+        elif kind == "arxiv":
+            typed = f'<a href="https://arxiv.org/abs/{found["arxiv"]}">{typed}</a>'
+        elif kind == "code":
+            typed = f"<code>{html.escape(found['code'])}</code>"
+        elif not formula:
+            typed = f"<code>{typed}</code>"
+        out.append(typed)
+    plain(text[at:])
+    return "".join(out)
+
+
+def is_formula(line, indent):
+    """Whether a line of a comment must stay as it is typed: a formula, a row of a table, a line of code or of a drawing."""
+    words = line.split()
+    told = sum(bool(re.fullmatch(r"[A-Za-z][a-z]{2,}[.,;:)]?", word)) for word in words) / len(words)
+    signs = {"=", "+=", "=>", ":=", "=:", "<-", "+", "*", "~"}
+    return bool(re.search(r"\S {3,}\S", line) or indent >= 8 or (indent >= 2 and line.endswith((";", "{")) and told < 0.6) or
+                (set(words[:2]) & signs and told < 0.6) or (indent >= 2 and set(words) & signs and told < 0.45))
+
+
+def box(lines):
+    """A drawing of + - | with the lines joined."""
+    grid = [list(line) for line in lines]
+
+    def has(row, column, signs):
+        return 0 <= row < len(lines) and 0 <= column < len(lines[row]) and lines[row][column] in signs
+
+    upright = any(has(r, c, "|") and has(r + 1, c, "|+") for r in range(len(lines)) for c in range(len(lines[r])))
+    if not upright and "+--" not in "".join(lines):
+        return None
+    corners = dict(zip(range(16), " ╶╷┌╴─┐┬╵└│├┘┴┤┼"))  # 1 right, 2 down, 4 left, 8 up
+    for r, line in enumerate(lines):
+        for c, sign in enumerate(line):
+            sides = [has(r, c + 1, "-+"), has(r + 1, c, "|+"), has(r, c - 1, "-+"), has(r - 1, c, "|+")]
+            if sign == "+" and sum(sides) >= 2 or sign == "|" and (sides[0] or sides[2]) and (sides[1] or sides[3]):
+                sides[1], sides[3] = (sides[1] or sign == "|"), (sides[3] or sign == "|")
+                grid[r][c] = corners[sum(side << i for i, side in enumerate(sides))]
+            elif sign == "|":
+                grid[r][c] = "│"
+            elif sign == "-" and (has(r, c - 1, "-+|<") or has(r, c + 1, "-+|>")):
+                grid[r][c] = "─"
+            elif sign == ">" and has(r, c - 1, "-="):
+                grid[r][c] = "→" if has(r, c - 1, "-") else sign
+            elif sign == "<" and has(r, c + 1, "-"):
+                grid[r][c] = "←"
+    return "\n".join("".join(row).rstrip() for row in grid)
+
+
+def comment_html(lines, link):
+    """A comment, without its slashes, in HTML, and how many columns its widest line of a formula has."""
+    out, widest, i = [], 0, 0
+    indents = [len(line) - len(line.lstrip()) for line in lines]
+    fixed = [bool(line.strip()) and is_formula(line.strip(), indent) for line, indent in zip(lines, indents)]
+    while i < len(lines):
+        line = lines[i].strip()
+        begin = i
+        i += 1
+        if not line:
+            continue
+        if heading := re.match(r"---- (.*)", line):
+            out.append(f"<h3>{set_text(heading[1], link, False)}</h3>")
+        elif fixed[begin]:
+            # A blank line between two fixed ones is of the same drawing.
+            while i < len(lines) and (fixed[i] or not lines[i].strip() and i + 1 < len(lines) and fixed[i + 1]):
+                i += 1
+            typed = lines[begin:i]
+            left = min(indents[k] for k in range(begin, i) if lines[k].strip())
+            typed = [one[left:] for one in typed]
+            widest = max(widest, *map(len, typed))
+            drawn = box(typed)
+            said = html.escape(drawn) if drawn else "\n".join(set_text(one, link, True) for one in typed)
+            out.append(f'<pre class="{"drawn" if drawn else "formula"}">{said}</pre>')
+        else:
+            # A paragraph ends at a blank line, at what is fixed, at a heading, and where a line ends early with its sentence.
+            text = line
+            while i < len(lines) and lines[i].strip() and not fixed[i] and not lines[i].startswith("---- "):
+                after, before = lines[i].strip(), lines[i - 1]
+                early = len(before) + len(after.split()[0]) < 100
+                if early and (before.rstrip().endswith((".", ":", ";", ")")) or re.match(r"(--|[a-zA-Z][\w ]{0,18}: )", after)):
+                    break
+                text += " " + after
+                i += 1
+            inset = f' style="margin-left:{min(indents[begin], 6) / 2}em"' if indents[begin] else ""
+            out.append(f"<p{inset}>{set_text(text, link, False)}</p>")
+    return "".join(out), widest
+
+
+# ---- a source: its comments at the left, its code at the right
+
+FITS = 84  # columns of a formula beside code
+
+
+def highlighted(code, lexer, link):
+    text = pygments.highlight(code, lexer, HtmlFormatter(nowrap=True)).rstrip("\n")
+
+    def linked(found):
+        to = link(found[1])
+        return f'<a href="{to}">{found[0]}</a>' if to else found[0]
+
+    return re.sub(r"&quot;([\w/]+\.\w+)&quot;", linked, text)
+
+
+def source_html(path, link):
+    lexer = get_lexer_for_filename("a.cu" if path.endswith(("h", "cu")) else path, stripnl=False)
+    text = read(path)
+    if not path.endswith((".cu", ".cuh", ".h", ".cpp")):
+        return f'<pre class="code">{highlighted(text, lexer, link)}</pre>'
+    blocks = []  # of comment and code that follow each other
+    for line in text.splitlines():
+        if line.startswith("//"):
+            if not blocks or blocks[-1][1]:
+                blocks.append(([], []))
+            blocks[-1][0].append(re.sub(r"^// ?", "", line))
+        else:
+            if not blocks:
+                blocks.append(([], []))
+            if line.strip() or blocks[-1][1]:
+                blocks[-1][1].append(line)
+    out = []
+    for number, (comment, lines) in enumerate(blocks):
+        prose, widest = comment_html(comment, link)
+        code = highlighted("\n".join(lines).rstrip(), lexer, link) if lines else ""
+        code = code and f'<pre class="code">{code}</pre>'
+        if not number or widest > FITS or not code:
+            out.append(f'<div class="wide">{prose}{code}</div>')
+        else:
+            out.append(f'<div class="beside"><div class="prose">{prose}</div>{code}</div>')
+    return "".join(out)
+
+
+def markdown_html(path, text, link):
+    extensions = ["tables", "fenced_code", "codehilite", "toc"]
+    how = {"toc": {"slugify": lambda value, _: slug(value)}, "codehilite": {"guess_lang": False}}
+    page = markdown.markdown(text, extensions=extensions, extension_configs=how)
+
+    def rewritten(found):
+        attribute, target = found[1], html.unescape(found[2])
+        if re.match(r"[a-z]+:", target) or target.startswith("#") and path != LIST:
+            return found[0]
+        file, _, anchor = target.partition("#")
+        to = link(path_of(path, file) if file else LIST, anchor)
+        return f'{attribute}="{to}"' if to else 'class="elsewhere"'
+
+    page = re.sub(r'(href|src)="([^"]*)"', rewritten, page)
+    return f'<div class="page">{page}</div>'
+
+
+# ---- what a chapter shows beside its files
+
+def single(x):
+    """The float next to a number."""
+    return struct.unpack("f", struct.pack("f", x))[0]
+
+
+def bits(x):
+    return struct.pack(">f", x).hex()
+
+
+def added(numbers):
+    total = 0.0
+    for x in numbers:
+        total = single(total + x)
+    return total
+
+
+def row_sum(numbers):
+    """The order of a sum along a row: RowSum of core/reduce.cuh."""
+    chains = [added(numbers[i::128]) for i in range(128)]
+    lanes = [single(single(a + b) + single(c + d)) for a, b, c, d in zip(*(chains[i::4] for i in range(4)))]
+    while len(lanes) > 1:
+        half = len(lanes) // 2
+        lanes = [single(a + b) for a, b in zip(lanes[:half], lanes[half:])]
+    return lanes[0]
+
+
+def two_orders(_):
+    """Sums of floats, in orders that differ: computed here, as a page is made."""
+    big, one = 16777216.0, 1.0
+    few = [("(2<sup>24</sup> + 1) + 1", single(single(big + one) + one)), ("2<sup>24</sup> + (1 + 1)", single(big + single(one + one)))]
+    many = [single(1 / n) for n in range(1, 4097)]
+    orders = [("from the first to the last", added(many)), ("from the last to the first", added(many[::-1])),
+              ("as a row: 128 chains, then a tree", row_sum(many))]
+    rows = "".join(f"<tr><td>{name}</td><td>{value:.9g}</td><td><code>{bits(value)}</code></td></tr>" for name, value in few + orders)
+    return ("<h2>A sum in two orders</h2><p>A float has 24 bits. 2<sup>24</sup> + 1 needs 25: it lies halfway between two "
+            "floats, and is rounded to the even one, 2<sup>24</sup>. So three numbers have two sums. Below them stand the "
+            "sums of 4096 numbers, the floats next to 1/1, 1/2, ..., 1/4096. Each addition rounds, to the nearest float, "
+            "and another order rounds other numbers.</p>"
+            f'<div class="table"><table><tr><th>order</th><th>sum</th><th>its bits</th></tr>{rows}</table></div>'
+            f"<p>The exact sum of the 4096 is {sum(many):.9f}. No order is right. One must be chosen, and all must keep it.</p>")
+
+
+SHOWN = {"a sum in two orders": two_orders}
+
+
+def measured_html(names):
+    """The share of what the machine can do: multiply-adds, or bytes of a copy. In two places a row has two rates."""
+    bench = read_bench(os.path.join(ROOT, BENCH))
+    rows = {" ".join(row["op"].split()): row for row in bench["rows"]}
+    out = []
+    for name in names:
+        if name not in rows:
+            refuse(f"{LIST}: {BENCH} has no row '{name}'")
+        row = rows[name]
+        if "gb_per_s" in row:
+            out.append((name, f"{row['gb_per_s']:.1f} GB/s", row["share_of_copy"], "of copying"))
+        for rate in ("gflops", "forward_gflops", "backward_gflops"):
+            if rate in row:
+                said = name + (" B T H KVH D" if "_" in rate else "") + ("" if rate == "gflops" else ", " + rate.split("_")[0])
+                out.append((said, f"{row[rate]:.1f} GFLOP/s", row[rate] / bench["fma_peak_gflops"], "of multiply-adds"))
+    cells = "".join(f"<tr><td>{html.escape(name)}</td><td>{rate}</td><td>{100 * share:.0f} % {of}</td></tr>" for name, rate, share, of in out)
+    return (f'<div class="table"><table>{cells}</table></div><p class="small">CPU: {html.escape(bench["cpu"])}, {bench["threads"]} threads, '
+            f'{bench["date"]}: {bench["fma_peak_gflops"]:.0f} GFLOP/s of fused multiply-adds, a copy of memory at '
+            f'{bench["copy_gb_per_s"]:.0f} GB/s. <code>make bench</code> measures it. No GPU has been measured.</p>')
+
+
+MOST_LINES = 160  # of PTX
+
+
+def loop_html(wanted, kernels, disassembler):
+    """The inner loop of a kernel: each line of the source, what nvcc makes of it, and what ptxas makes of it."""
+    found = [kernel for kernel in kernels if re.search(r"(?<!\w)" + re.escape(wanted), kernel[2])]
+    if not found:
+        refuse(f"{LIST}: nvcc has made no kernel whose name begins with '{wanted}'")
+    text, name, in_source = found[0]
+    loop = show.inner_loop(list(show.listing(text, name)))
+    shown = loop[:MOST_LINES]
+    machine = {}
+    for place, instruction in show.machine_code(text, name, *disassembler) if disassembler else ():
+        machine.setdefault(place, []).append(instruction)
+    rows, last = [], None
+    for place, line in shown:
+        if place != last:
+            rows.append((place, []))
+        rows[-1][1].append(line.strip())
+        last = place
+    def cell(lines):
+        return f"<td><pre>{html.escape(chr(10).join(lines))}</pre></td>"
+
+    out = []
+    for place, lines in rows:
+        sass = machine.pop(place, [])  # all of this line of the source, at the first place that has it
+        sass = sass[:24] + [f"... {len(sass) - 24} more"] * bool(sass[24:])
+        said = html.escape(show.source_line(place)) if place else ""
+        out.append(f'<tr><td><span class="small">{html.escape(place)}</span><pre>{said}</pre></td>'
+                   f'{cell(lines)}{cell(sass) if disassembler else ""}</tr>')
+    whole = kernel_of(wanted)
+    rest = f" Shown are {len(shown)} of {len(loop)} lines." if shown != loop else ""
+    missing = "" if disassembler else " What ptxas makes of it is missing: nvdisasm was not found."
+    sass = (" SASS has, beside the first place of a line, all that the kernel has of that line." if disassembler else missing)
+    return (f'<p><code>{html.escape(in_source)}</code>.{rest}{sass} The whole kernel: <code>make ptx KERNEL={whole}</code>.</p>'
+            f'<div class="table loop"><table><tr><th>source</th><th>PTX</th>{"<th>SASS</th>" if disassembler else ""}</tr>{"".join(out)}</table></div>')
+
+
+def kernel_of(wanted):
+    return wanted.split("<")[0]
+
+
+# ---- the pages
+
+class Book:
+    def __init__(self, folder, ptx):
+        self.folder = folder
+        self.before, self.chapters, self.none = chapters()
+        self.kernels = list(show.kernels_in(ptx))
+        tools = [subprocess.run([os.path.join(ROOT, "scripts/find_cuda.sh"), tool], capture_output=True, text=True).stdout.strip()
+                 for tool in ("ptxas", "nvdisasm")]
+        self.disassembler = tools if ptx and all(tools) else None
+        # Where each file is: in a chapter, or on a page of its own.
+        self.pages = {path: f"{chapter.file}#{slug_of(path)}" for chapter in reversed(self.chapters) for path in chapter.read}
+        alone = [p for chapter in self.chapters for p in chapter.beside + chapter.tests]
+        alone += [path_of(LIST, to) for _, to in LINK.findall(self.before + self.none) if not to.startswith("#")]
+        self.alone = [path for path in dict.fromkeys(alone) if path not in self.pages]
+        self.pages |= {path: slug_of(path) + ".html" for path in self.alone}
+        self.pictures = set()
+
+    def link(self, path, anchor=""):
+        """The page of a file, or None. A picture is copied into the book."""
+        if path == LIST:
+            return next((c.file for c in self.chapters if slug(c.title) == anchor), "index.html")
+        if path.endswith((".svg", ".png")):
+            self.pictures.add(path)
+            return os.path.basename(path)
+        to = self.pages.get(path)
+        return to and (to.split("#")[0] + "#" + anchor if anchor and path.endswith(".md") else to)
+
+    def link_from(self, path):
+        """Links as a comment in that file names others: from the root, or beside itself."""
+        beside = os.path.dirname(path)
+        return lambda name: None if name == path else self.link(name) or self.link(os.path.join(beside, name))
+
+    def file_html(self, path):
+        if path.endswith(".md"):
+            return markdown_html(path, read(path), self.link)
+        return source_html(path, self.link_from(path))
+
+    def write(self, name, title, body, chapter=None):
+        at = self.chapters.index(chapter) if chapter else None
+        around = [] if at is None else [(at - 1, "previous", "← {}"), (at + 1, "next", "{} →")]
+        steps = "".join(f'<a class="{kind}" href="{self.chapters[i].file}">{shape.format(html.escape(self.chapters[i].title))}</a>'
+                        for i, kind, shape in around if 0 <= i < len(self.chapters))
+        nav = f'<nav><a href="index.html">{TITLE}</a>{steps}</nav>'
+        page = ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+                f'<title>{html.escape(title)}</title><link rel="stylesheet" href="book.css"></head><body>{nav}<main>{body}</main>{nav}</body></html>\n')
+        with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+            file.write(page)
+
+    def links_html(self, paths):
+        return ", ".join(f'<a href="{self.pages[path]}">{html.escape(path)}</a>' for path in paths)
+
+    def chapter_html(self, chapter, number):
+        facts = [("beside", self.links_html(chapter.beside)), ("test", self.links_html(chapter.tests)),
+                 ("exercise", html.escape(chapter.exercise or "")),
+                 ("measured", chapter.measured and measured_html(chapter.measured))]
+        out = [f"<h1>{number}. {html.escape(chapter.title)}</h1>", markdown_html(LIST, chapter.prose, self.link),
+               "<dl>" + "".join(f"<dt>{name}</dt><dd>{said}</dd>" for name, said in facts if said) + "</dl>"]
+        for caption, path in chapter.pictures:
+            out.append(f'<figure><img src="{self.link(path)}" alt=""><figcaption>{html.escape(caption)}</figcaption></figure>')
+        if chapter.shown:
+            out.append(SHOWN[chapter.shown](chapter))
+        for path in chapter.read:
+            out.append(f'<h2 id="{slug_of(path)}">{html.escape(path)}</h2>{self.file_html(path)}')
+        if chapter.kernels:
+            out.append("<h2>What nvcc makes of the inner loop</h2>")
+            if not self.kernels:
+                out.append("<p>This is missing: nvcc was not found when the pages were made. With it <code>make book</code> shows the "
+                           f"PTX of <code>{html.escape(kernel_of(chapter.kernels[0]))}</code> here, line beside line.</p>")
+            else:
+                out += [loop_html(kernel, self.kernels, self.disassembler) for kernel in chapter.kernels]
+        return "".join(out)
+
+    def make(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.makedirs(self.folder)
+        for number, chapter in enumerate(self.chapters, 1):
+            self.write(chapter.file, chapter.title, self.chapter_html(chapter, number), chapter)
+        for path in self.alone:
+            self.write(self.pages[path], path, f"<h1>{html.escape(path)}</h1>{self.file_html(path)}")
+        listed = "".join(f'<li><a href="{c.file}">{html.escape(c.title)}</a><br>{markdown_html(LIST, c.prose, self.link)}</li>' for c in self.chapters)
+        heading, rest = self.before.split("\n", 1)
+        body = (f"<h1>{html.escape(heading.strip('# '))}</h1>{markdown_html(LIST, rest, self.link)}<ol class=\"chapters\">{listed}</ol>"
+                + markdown_html(LIST, "## " + self.none, self.link))
+        self.write("index.html", TITLE, body)
+        for path in self.pictures:
+            shutil.copy(os.path.join(ROOT, path), self.folder)
+        with open(os.path.join(self.folder, "book.css"), "w") as file:
+            file.write(read("scripts/book.css") + HtmlFormatter(style="default").get_style_defs("pre") +
+                       "@media(prefers-color-scheme:dark){" + HtmlFormatter(style="github-dark").get_style_defs("pre") + "}")
+        print(f"wrote {len(self.chapters)} chapters and {len(self.alone)} files beside them: {self.folder}/index.html")
+
+
+def slug_of(path):
+    return path.replace("/", "_")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: scripts/book.py FOLDER [NAME.ptx...]")
+    os.chdir(ROOT)
+    Book(sys.argv[1], sys.argv[2:]).make()
