@@ -510,7 +510,7 @@ TEST_CASE("hf_model: what killed exports left goes with the next; what only look
   write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
   f.run(
       "mkdir out.tmp.7 out.tmp.8.2 out.tmp.9 out.tmp.10 out.tmp.old other.tmp.7 out.tmp.11; touch out.tmp.12;"
-      "echo > out.tmp.7/model.safetensors.tmp.7; echo > out.tmp.8.2/config.json; echo > out.tmp.9/mine;"
+      "echo > out.tmp.7/model.safetensors.tmp.7; echo > out.tmp.8.2/config.json; echo > out.tmp.9/other;"
       "ln -s . out.tmp.10/config.json; echo > out.tmp.old/config.json; ln -s out.tmp.7 out.tmp.13");
   File living(f / "out.tmp.11", O_RDONLY | O_DIRECTORY);
   REQUIRE(::flock(living.descriptor(), LOCK_EX) == 0);
