@@ -17,7 +17,7 @@ class Copy {
     for (const char* name : {"cc", "cuda/bin/nvcc"})
       f.program(
           name,
-          "echo \"$*\" >>'" + (f / "calls") +
+          "[ \"$1\" != -dumpmachine ] || { uname -m; exit; }\necho \"$*\" >>'" + (f / "calls") +
               "'\nwhile [ $# -gt 0 ]; do [ \"$1\" = -o ] && { echo >\"$2\"; echo >\"${2%.o}.ptx\"; }; shift; done");
   }
   std::string make(const std::string& words) const {
