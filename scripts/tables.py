@@ -4,170 +4,30 @@
 usage: make && scripts/tables.py p1-4 p2-1 --scale=minutes --seeds=3      writes results/p1-4.minutes.md and .json, ..., README.md
        scripts/tables.py p2-1 --scale=paper                               prints the commands for the paper's models
 
-Each row is a line of flags (scripts/paper_tables.py), run for several seeds, one process a core. A run that is finished is
-not run again, and one that was stopped goes on: the same command takes up what is there. Runs are kept under build/tables.
+Each row is a line of flags (scripts/paper_tables.py), run for several seeds, one process a core, by the engine of
+scripts/sweep.py. A run that is finished is not run again, and one that was stopped goes on: the same command takes up what is there.
+Runs are kept under build/tables.
 """
 import argparse
 import concurrent.futures
-import hashlib
 import json
 import math
 import os
 import re
 import shlex
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
-import time
-from dataclasses import dataclass, field
 
 from common import ROOT, TRAIN, refuse, require_train
 from paper_tables import PAPER_RUNS, PAPERS, SCALES, TABLES, Stability, Times
 from plots import read_log
+from sweep import SEEDS, Run, ended_by_hand, evaluate, last_of_each, markdown, means, middle_and_spread, places, read_text, train_all
 
-SEEDS = (1337, 1, 2, 3, 4, 5, 6, 7)
 NAMES = (*TABLES, "p2-4", "stability")
 
 
-# ---- runs
-
-@dataclass(frozen=True)
-class Text:
-    data: str  # of --data: a path, or self
-    about: tuple = ()  # bytes and sha256 of a file
-
-    def key(self):
-        return self.about[1] if self.about else self.data
-
-
-def read_text(path):
-    if path == "self":
-        return Text(path)
-    if not os.path.isfile(path):
-        refuse(f"--text={path}: no such file")
-    with open(path, "rb") as file:
-        content = file.read()
-    return Text(os.path.abspath(path), (len(content), hashlib.sha256(content).hexdigest()))
-
-
-def train_program(*flags):
-    return subprocess.run([TRAIN, *flags, "--device=cpu", "--threads=1"], capture_output=True, text=True, cwd=ROOT)
-
-
-@dataclass(frozen=True)
-class Run:
-    flags: tuple
-    seed: int
-    text: Text  # what --data is where the flags name none
-    name: str = field(default="", compare=False)  # what progress calls it
-    after: "Run" = None  # the run whose weights this one starts from
-
-    def line(self):
-        return " ".join(shlex.quote(flag) for flag in self.flags)
-
-    def folder(self, runs):
-        start = (os.path.basename(self.after.folder(runs)),) if self.after else ()
-        name = "\n".join(self.flags + (self.text.key(), str(self.seed)) + start)
-        return os.path.join(runs, hashlib.sha256(name.encode()).hexdigest()[:16])
-
-    def program(self, *more):
-        data = [] if any(f.startswith("--data=") for f in self.flags) else [f"--data={self.text.data}"]
-        return train_program(*self.flags, *data, f"--seed={self.seed}", *more)
-
-
-def load(path):
-    """What store() wrote there; nothing where it has not."""
-    if os.path.exists(path):
-        with open(path) as file:
-            return json.load(file)
-
-
-def store(path, value):
-    with open(path + ".new", "w") as file:
-        json.dump(value, file)
-    os.replace(path + ".new", path)
-
-
-def train(run, runs):
-    """What came of a run: the last entries of its log, "measured", those on the way there, and its fingerprint; or that it diverged.
-    Kept in result.json."""
-    folder = run.folder(runs)
-    path = os.path.join(folder, "result.json")
-    if result := load(path):
-        return result
-    start = []
-    if run.after:
-        if train(run.after, runs).get("diverged"):
-            return {"diverged": True}
-        start = [f"--from={run.after.folder(runs)}"]
-    os.makedirs(folder, exist_ok=True)
-    done = run.program("--sample-tokens=0", "--keep=1", f"--out={folder}", "--resume", *start)
-    if "training has diverged" in done.stderr:
-        result = {"diverged": True}
-    elif done.returncode != 0:
-        refuse(f"./train {run.line()}: exit code {done.returncode}: {done.stderr.strip() or done.stdout[-500:]}")
-    else:
-        measured = {}  # step -> what was found there
-        for entry in read_log(folder):
-            if not {"validation_loss", "measured_tokens", "bigram_entropy"}.isdisjoint(entry):
-                measured[entry["step"]] = measured.get(entry["step"], {}) | entry
-        result = {}
-        for entry in measured.values():
-            result |= entry
-        result["measured"] = list(measured.values())
-        result["fingerprint"] = done.stdout.rsplit("fingerprint of the weights: ", 1)[1].split()[0]
-    store(path, result)
-    return result
-
-
-def evaluate(run, flags, runs):
-    """What --evaluate prints of a finished run. Kept beside its result."""
-    folder = run.folder(runs)
-    path = os.path.join(folder, "evaluated.json")
-    printed = load(path) or {}
-    if flags not in printed:
-        done = train_program(f"--from={folder}", "--evaluate", *shlex.split(flags))
-        if done.returncode != 0:
-            refuse(f"./train {run.line()} --evaluate {flags}: exit code {done.returncode}: {done.stderr.strip()}")
-        printed[flags] = done.stdout
-        store(path, printed)
-    return printed[flags]
-
-
-def train_all(wanted, runs, jobs):
-    """The results of all runs. A line for each that ends."""
-    results, begun = {}, time.monotonic()
-    wanted = list(dict.fromkeys(wanted))
-    here = [run for run in wanted if os.path.exists(os.path.join(run.folder(runs), "result.json"))]
-    if here:
-        print(f"{len(here)} of {len(wanted)} runs are there already", flush=True)
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        pending = {pool.submit(train, run, runs): run for run in wanted}
-        try:
-            for future in concurrent.futures.as_completed(pending):
-                run = pending[future]
-                results[run] = future.result()
-                if run in here:
-                    continue
-                new, all_new = len([r for r in results if r not in here]), len(wanted) - len(here)
-                left = (time.monotonic() - begun) / new * (all_new - new)
-                loss = results[run].get("validation_loss")
-                print(f"{new}/{all_new}  {'diverged   ' if loss is None else f'loss {loss:.4f}'}  {int(left) // 60}:{int(left) % 60:02} left"
-                      f"  {run.name}, seed {run.seed}", flush=True)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return results
-
-
 # ---- the figures of a table
-
-def last_of_each(flags):
-    """Flags later in the line override earlier ones."""
-    return list({flag.split("=")[0]: flag for flag in flags}.values())
-
 
 def flags_of(row_flags, lr_factor, scale, kind):
     """A run's flags as a tuple. Its learning rate stands among them."""
@@ -181,11 +41,6 @@ def flags_of(row_flags, lr_factor, scale, kind):
     if "--mixer=gated-delta" in flags:  # has no queries and keys to norm
         flags = [flag for flag in flags if not flag.startswith("--qk-norm=")]
     return tuple(flags)
-
-
-def middle_and_spread(values):
-    """Mean and half the range."""
-    return sum(values) / len(values), (max(values) - min(values)) / 2
 
 
 def signed(change, column):
@@ -226,10 +81,7 @@ def compare(table, column, row, values, untrained_rows=()):
     shown = {"ours": "", "gap": "", "paper": "diverges" if paper is None and column in row.paper else "", "paper gap": "", "sign": ""}
     trained = [v for v in ours if v is not None]
     if trained:
-        middle, spread = middle_and_spread(trained)
-        shown["ours"] = number.format(middle) + (f" ± {number.format(spread)}" if len(trained) > 1 else "")
-        if len(trained) < len(ours):
-            shown["ours"] += f" ({len(ours) - len(trained)} of {len(ours)} diverge)"
+        shown["ours"] = means(ours, c.digits)
         if row.number in untrained_rows and column == "loss":
             shown["ours"] += " (untrained)"
     elif c.run == "text" or paper is not None:
@@ -269,11 +121,6 @@ def signs_of(rows):
     """How many signs of each kind the rows of a table have, of what its JSON keeps."""
     signs = [cell["sign"].split(":")[0] for row in rows for cell in row.values() if isinstance(cell, dict) and cell.get("sign")]
     return {told: signs.count(sign) for sign, told in SIGNS.items()}
-
-
-def markdown(heading, rows):
-    lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def run_of(table, row, kind, scale, seed, text):
@@ -533,7 +380,7 @@ def main():
         describe_all(wanted, seeds[0])
         return
     kept_runs = os.path.join(os.path.abspath(options.runs), options.scale)
-    results = train_all(wanted, kept_runs, options.jobs)
+    results = train_all(wanted, kept_runs, places(options.jobs))
     for name in of_runs:
         if name != "stability":
             evaluate_columns(TABLES[name], scale, seeds, text, results, kept_runs, options.jobs)
@@ -551,8 +398,4 @@ def main():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `tables.py ... | head` ends with head; the same command goes on
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on")
+    ended_by_hand(main)

@@ -280,7 +280,8 @@ TEST_CASE("tables: the highest rate that trains, and outlier dimensions where a 
   f.write("check.py",
           R"py(
 from paper_tables import SCALES, Stability, TABLES
-from tables import Text, stability_runs, table_of_stability
+from sweep import Text
+from tables import stability_runs, table_of_stability
 
 scale, text, seeds = SCALES["minutes"], Text("self"), (1, 2)
 lr = scale.kinds["text"][0]
