@@ -6,7 +6,7 @@
 .DEFAULT_GOAL := train
 .DELETE_ON_ERROR:
 CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-MAKEFLAGS += --no-builtin-rules -j$(CORES)
+MAKEFLAGS += --no-builtin-rules $(if $(MAKELEVEL:0=),,-j$(CORES))
 comma := ,
 empty :=
 space := $(empty) $(empty)
@@ -127,7 +127,7 @@ CUBLAS_TESTS := $(filter $(call tests_with,\[cublas\]),$(GPU_TESTS))
 TESTED = $(TESTS:%=$(BUILD)/release/%) $(PTX_TESTS) \
   $(if $(NVCC),$(REHEARSAL)/kernels.ptx $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%))
 MATRIX = $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) $(FOREIGN_TESTS:%=$(BUILD)/asan/%) \
-  $(foreach t,$(VECTOR_TESTS),$(BUILD)/avx2/$(t) $(BUILD)/plain/$(t)) \
+  $(if $(X86),$(foreach t,$(VECTOR_TESTS),$(BUILD)/avx2/$(t) $(BUILD)/plain/$(t))) \
   $(if $(NVCC),$(BUILD)/cuda/kernels.ptxas)
 
 # ---- the program
@@ -138,6 +138,10 @@ train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.
 # Without the half for GPUs the trainer must not refer to it.
 $(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(GPU_HALF),-DWITH_CUDA,$(if $(NVCC),-DGPU_LEFT_OUT='"make gpu-build"'))
 $(BUILD)/release/training/main.o: $(BUILD)/gpu_half
+
+# (What runs under an emulator of another CPU stands in the folder of its build.)
+$(BUILD)/release/train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a
+	$(CXX) -fopenmp -o $@ $^ $(LIBS)
 
 # ---- how files are compiled, as macros
 
@@ -360,9 +364,29 @@ rehearsal: export GATED_GUARD = off
 
 # ---- tests
 
-test: train $(TESTED)  ## every test: CPU = emulator = what nvcc has made, bit for bit; PTX lint
+# ARM64 on an x86-64 machine: cross-compiled, run under qemu. Of the tests those of the operations, of the emulator, a short
+# golden run, and checkpoints that go from one CPU to the other; `make test` has those of a few minutes.
+ARM := $(BUILD)/arm64
+ARM_LIBS := $(BUILD)/arm64-libs
+ARM_COMPILER := aarch64-linux-gnu-g++
+ARM_MISSING := $(if $(X86),$(foreach t,$(ARM_COMPILER) qemu-aarch64-static,$(if $(shell command -v $t 2>&1),,$t)) \
+  $(if $(wildcard $(ARM_LIBS)/usr/lib/*),,$(ARM_LIBS)),an x86-64 machine)
+ARM_QUICK := $(addprefix $(ARM)/release/,train test_golden test_mma test_math test_attention test_rmsnorm test_simt)
+ARM_WHOLE := $(ARM_QUICK) $(RUN_KERNELS:%=$(ARM)/release/%) $(KERNEL_TESTS:%=$(ARM)/race/%)
+ARM_WHOLE := $(shell printf '%s\n' $(ARM_WHOLE) | awk '!seen[$$0]++')
+ARM_TESTED := $(if $(strip $(ARM_MISSING)),,$(ARM_QUICK))
+arm_made = +$(MAKE) CXX=$(ARM_COMPILER) ARCH=armv8-a NVCC= BUILD=$(ARM) DEPS=$(ARM_LIBS) $(1)
+arm-quick:
+	$(call arm_made,$(ARM_QUICK))
+test-arm: train  ## on x86-64: cross-compiled for ARM64 and run under qemu, every test of an operation, golden runs, checkpoints
+	@$(if $(strip $(ARM_MISSING)),echo "make test-arm: missing: $(strip $(ARM_MISSING)); run scripts/setup.sh" >&2; exit 1,:)
+	$(call arm_made,$(ARM_WHOLE))
+	@scripts/run_tests.sh $(ARM_WHOLE)
+
+test: train $(TESTED) $(if $(ARM_TESTED),arm-quick)  ## every test: CPU = emulator = what nvcc has made, bit for bit; PTX lint
 	@$(if $(NVCC),:,echo "nvcc was not found (CUDA_HOME, the path, /usr/local/cuda*): what it makes is not run on a CPU")
-	@scripts/run_tests.sh $(TESTED)
+	@$(if $(strip $(ARM_MISSING)),echo "not run on ARM64: missing: $(strip $(ARM_MISSING)) (scripts/setup.sh)",:)
+	@scripts/run_tests.sh $(TESTED) $(ARM_TESTED)
 
 test-all: train $(TESTED) $(MATRIX)  ## also sanitizers, the race shadow, three vector widths, resources of kernels
 	@scripts/run_tests.sh $(TESTED) $(MATRIX)
@@ -418,7 +442,7 @@ format:  ## clang-format every source
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-.PHONY: test test-all quick-test gradcheck gpu-build gpu-check ptx rehearsal fuzz bench gallery clean format help always
+.PHONY: test test-arm arm-quick test-all quick-test gradcheck gpu-build gpu-check ptx rehearsal fuzz bench gallery clean format help always
 # (make would delete the objects of tests, which only rules of patterns name)
 .SECONDARY: $(foreach build,release asan race debug avx2 plain cuda rehearsal,$(TESTS:%=$(BUILD)/$(build)/tests/%.o))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

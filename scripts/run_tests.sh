@@ -1,16 +1,21 @@
 #!/bin/sh
 # Runs test binaries side by side, one line each, and closes with "N passed, N failed".
-# usage: scripts/run_tests.sh TEST...      a test binary, a .ptx file to lint or a .ptxas file of resources, or a program of the rehearsal; its
+# usage: scripts/run_tests.sh TEST...      a test binary (in a folder arm64 it runs under qemu), a .ptx file to lint or a .ptxas file of resources, or a program of the rehearsal; its
 # log is kept beside it as TEST.log. With rehearsal/kernels.ptx all kernels must have been launched by the rehearsal's
 # tests.
 set -u
 export OMP_WAIT_POLICY=passive # two processes share the cores: waiting threads must not spin
 if [ "${1:-}" = --one ]; then
   start=$(date +%s)
+  under="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
   case $2 in
     *.ptx) scripts/ptx_lint.sh "$2" && scripts/plant_ptx_faults.py --check ;;
     *.ptxas) scripts/kernel_resources.sh "$2" ;;
     */rehearsal/train) scripts/gpu_check.py --golden "$2" 2 ;;
+    */arm64/release/train) scripts/exchange.sh ./train "$under $2" ;;
+    # (The golden runs in full would take hours.)
+    */arm64/release/test_golden) GATED_RUN_UNDER=$under timeout 1200 $under "$2" "[short]" ;;
+    */arm64/*) GATED_RUN_UNDER=$under timeout 3600 $under "$2" ;;
     */kernels.launched) scripts/gpu_check.py --launched "${2%/*}" ;;
     */rehearsal/*)
       rm -f "$2.launched"

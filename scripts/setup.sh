@@ -31,14 +31,14 @@ if ! command -v dpkg-query >/dev/null; then
   echo "setup: not a Debian system: install the equivalents of: $packages" >&2
   exit 1
 fi
+needs="depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances"
 if [ -n "$into" ]; then
   case $packages in
     *matplotlib*) echo "setup: --into is for libraries; matplotlib comes with: python3 -m pip install --user matplotlib" >&2; exit 1 ;;
   esac
   if [ -z "$from" ]; then
     # What the packages need of each other: headers and libraries, and none that a compiler brings along.
-    wanted=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
-      ${packages#g++ make} | grep -E '^(libboost|catch2|libcli11|nlohmann|libxxhash|libpcre2|libutf8proc|libopenblas|libgfortran|libquadmath)' | sort -u)
+    wanted=$(apt-cache $needs ${packages#g++ make} | grep -E '^(libboost|catch2|libcli11|nlohmann|libxxhash|libpcre2|libutf8proc|libopenblas|libgfortran|libquadmath)' | sort -u)
     [ -n "$wanted" ] || { echo "setup: apt-cache knows none of: ${packages#g++ make}; have the lists of packages updated" >&2; exit 1; }
     from=$into/packages
     rm -rf "$from"
@@ -50,16 +50,33 @@ if [ -n "$into" ]; then
   echo "setup: $(ls "$from"/*.deb | wc -l) packages are unpacked; build with: make DEPS=$(cd "$into" && pwd)"
   exit 0
 fi
+# On x86-64 the tests run for ARM64 too.
+arm=
+[ "$(uname -m)" != x86_64 ] || arm=$(dirname "$0")/../build/arm64-libs
+[ -z "$arm" ] || packages="$packages g++-aarch64-linux-gnu qemu-user-static"
 missing=
 for p in $packages; do
   dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
 done
-if [ -z "$missing" ]; then
-  echo "setup: all packages are there"
-  exit 0
+if [ -n "$missing" ]; then
+  echo "setup: installing$missing"
+  as_root=
+  [ "$(id -u)" -eq 0 ] || as_root=sudo
+  $as_root apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $missing
 fi
-echo "setup: installing$missing"
-as_root=
-[ "$(id -u)" -eq 0 ] || as_root=sudo
-$as_root apt-get update -qq
-DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $missing
+if [ -n "$arm" ] && [ ! -d "$arm/usr" ]; then
+  # The libraries for ARM64 are unpacked and not installed: apt reads its lists of packages into a folder of its own.
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  mkdir -p "$arm" "$work/lists/partial" "$work/cache/archives/partial"
+  both="-o APT::Architectures::=amd64 -o APT::Architectures::=arm64 -o Dir::State::lists=$work/lists -o Dir::Cache=$work/cache"
+  apt-get $both update -qq
+  wanted=$(apt-cache $both $needs libboost-context-dev:arm64 libxxhash-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 |
+    grep -E '^(libboost-context|libxxhash|libpcre2-(8|dev)|libutf8proc).*:arm64$' | sort -u)
+  (cd "$work" && apt-get $both download -qq $wanted)
+  for p in "$work"/*.deb; do dpkg-deb -x "$p" "$arm"; done
+  echo "setup: for ARM64, $(ls "$work"/*.deb | wc -l) packages are unpacked into build/arm64-libs"
+elif [ -z "$missing" ]; then
+  echo "setup: all packages are there"
+fi

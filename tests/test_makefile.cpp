@@ -14,10 +14,11 @@ class Copy {
         f.run("cp -r {repo}/Makefile {repo}/train_gpt.cu {repo}/core {repo}/kernels {repo}/layers {repo}/dataloader "
               "{repo}/training {repo}/tests {repo}/scripts .")
             .exit_code == 0);
+    f.write("machine", "x86_64-linux-gnu");
     for (const char* name : {"cc", "cuda/bin/nvcc"})
       f.program(
           name,
-          "[ \"$1\" != -dumpmachine ] || { uname -m; exit; }\necho \"$*\" >>'" + (f / "calls") +
+          "[ \"$1\" = -dumpmachine ] && exec cat machine\necho \"$*\" >>'" + (f / "calls") +
               "'\nwhile [ $# -gt 0 ]; do [ \"$1\" = -o ] && { echo >\"$2\"; echo >\"${2%.o}.ptx\"; }; shift; done");
   }
   std::string make(const std::string& words) const {
@@ -76,6 +77,20 @@ TEST_CASE("makefile: another compiler, CPU or GPU builds again what depends on i
   REQUIRE(contains(copy.make(test), "other/release/test_bias"));
   REQUIRE(fs::exists(copy.f / "other/release/tests/test_bias.o"));
   REQUIRE(copy.make(test).empty());
+}
+
+TEST_CASE("makefile: a compiler for ARM64 gets no flag of x86-64", "[makefile]") {
+  const Copy copy;
+  const auto fast = [&](const std::string& words) {
+    return copy.make("NVCC= build/release/kernels/cpu/matmul_cpu.o " + words);
+  };
+  REQUIRE(says(fast("ARCH=native"), {" -mprefer-vector-width=512 -march=native "}));
+  copy.f.write("machine", "aarch64-linux-gnu");
+  const std::string machine = copy.f.run("uname -m").text, calls = fast("");
+  REQUIRE(contains(calls, machine == "aarch64\n" ? " -mcpu=native " : " -march=armv8-a "));
+  REQUIRE(!contains(calls, "-mprefer-vector-width"));
+  REQUIRE(contains(fast("ARCH=native"), " -mcpu=native "));
+  REQUIRE(contains(fast("ARCH=armv8.2-a"), " -march=armv8.2-a "));
 }
 
 TEST_CASE("makefile: every file of the operations is in one of nvcc's units, and a new one joins", "[makefile]") {

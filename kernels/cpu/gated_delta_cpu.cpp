@@ -41,7 +41,7 @@ static_assert(slice == 16);
 
 // ---- forward
 
-constexpr size_t across = lanes == 16 ? 2 : 1;  // vectors of columns
+constexpr size_t across = vector_registers / 16;  // vectors of columns
 constexpr size_t width = across * lanes;
 
 // The sums over rows of a[i] * S_i and b[i] * S_i, where S_i is row i after the update alpha * S_i + k[i] * u. Without
