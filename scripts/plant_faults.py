@@ -216,7 +216,7 @@ training/trainer.cu
   if («results_given_ + in_flight >= steps_done_ => results_given_ >= steps_done_») return
   sent_norm_[«slot => 0»].wait()
   sent_losses_[«steps_done_ % 2 => 0»].start
-  step, double(r.loss), double(r.gradient_norm), double(config.schedule.peak), «step - 1 => step»);
+  double(config.schedule.peak), «step - 1 => step»);
 training/trainer.h
   return ids_.size() * «config.micro_batches => 1»; }
 train_gpt.cu
@@ -295,7 +295,7 @@ dataloader/tokenizer.cpp
   («is_normalised ? normalised : raw => raw»).add(
   first && «parts_->strips_first_space => true» && token[0]
 training/text/find_tokenizer.cpp
-  require(«tokenizer.model_vocab() <= vocab => true»,
+  require(«tokens <= vocab => true»,
 dataloader/bigram_entropy.cpp
   std::max<size_t>(«limit / T => limit», 1)
 dataloader/text.cpp
@@ -370,7 +370,7 @@ training/main.cu
 train_gpt.cu
   «choose_ffn_width(config); => ;»
   use_threads(«config.threads => 1»);
-  step % c.save_every == «0 => 1» || step
+  step % c.save_every.steps == «0 => 1» :
   last = trouble || «complete || interrupted() => complete»;  // asked
   return «128 + interrupted() => 0»;
 training/flags/flags.cpp
@@ -389,7 +389,8 @@ training/flags/flags.cpp
   "--steps", c.steps, at_least(«1 => 0»)
   "--batch", c.batch, at_least(«1 => 0»)
   "--micro-batches", c.micro_batches, at_least(«1 => 0»)
-  "--save-every", c.save_every, at_least(«1 => 0»)
+  parse_number(flag, text, at_least(«1 => 0»))
+  number_text(every.seconds / «60 => 6») + "m"
   t.number("--rope-fraction", m.rope_fraction, between(0.0, «1.0 => 2.0»)
 training/flags/check_flags.cpp
   «s.steps = c.steps; => ;»
@@ -470,7 +471,8 @@ training/progress.cpp
   {"gradient_norm", «r.gradient_norm => r.loss»},
   {"learning_rate", «r.learning_rate => config_.schedule.peak»},
   {"validation_loss", «loss => 2 * loss»}
-  «entry["step"].get<size_t>() > steps_done => entry["step"].get<size_t>() >= steps_done»
+  entry["step"]; «step > steps_done => step >= steps_done» ||
+  if (!(«loss < lowest_ => loss > lowest_»)) return
   «100 => 1» * tokens_per_second *
   trainer_.steps_done() - «first_step_ => 0», duration
 train_gpt.cu
