@@ -433,6 +433,10 @@ bench: $(BUILD)/$(BENCH_BUILD)/bench  ## speed of everything, on the GPU or wher
 gallery: train  ## small models in which the papers' effects show, side by side on pages in gallery/ (scripts/setup.sh --plots first)
 	@scripts/gallery.sh
 
+# (where there is nvcc, with what it makes of the inner loops)
+book: $(if $(NVCC),$(REHEARSAL)/kernels.ptx)  ## the sources as pages, chapter by chapter: build/book/index.html (scripts/setup.sh --book first)
+	@scripts/book.py $(BUILD)/book $(if $(NVCC),$(KERNEL_UNITS:%=$(REHEARSAL)/units/%.ptx))
+
 clean:  ## remove everything that was built
 	rm -rf $(BUILD) train
 
@@ -442,7 +446,7 @@ format:  ## clang-format every source
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-.PHONY: test test-arm arm-quick test-all quick-test gradcheck gpu-build gpu-check ptx rehearsal fuzz bench gallery clean format help always
+.PHONY: test test-arm arm-quick test-all quick-test gradcheck gpu-build gpu-check ptx rehearsal fuzz bench gallery book clean format help always
 # (make would delete the objects of tests, which only rules of patterns name)
 .SECONDARY: $(foreach build,release asan race debug avx2 plain cuda rehearsal,$(TESTS:%=$(BUILD)/$(build)/tests/%.o))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

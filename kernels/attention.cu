@@ -63,9 +63,10 @@
 //   Window W          query i sees keys i-W < j <= i, and key j is seen by queries j <= i < j+W: chains are shorter.
 //     (Beltagy et al. 2020, arXiv 2004.05150)
 //   Sigmoid           p_ij = sigmoid(s_ij + bias): each key is judged alone, and weights need not add up to 1.
-//     (Ramapuram et al. 2024, arXiv 2409.04431) There is no m, l, lse (0 is written) and no delta:
-//     o_id = chain over keys of p_ij v_jd, and as sigmoid' = sigmoid (1 - sigmoid), ds_ij = (p_ij * (1 - p_ij)) *
-//     dp_ij.
+//     (Ramapuram et al. 2024, arXiv 2409.04431) There is no m, l, lse (0 is written) and no delta, and
+//     sigmoid' = sigmoid (1 - sigmoid):
+//       o_id  = chain over keys of p_ij v_jd
+//       ds_ij = (p_ij * (1 - p_ij)) * dp_ij
 //   Sink              one more position e before the first key, which every query sees. Its logit e_i comes from outside:
 //     learned for every head, without a value         (gpt-oss: Agarwal et al. 2025, arXiv 2508.10925)
 //     a kv bias: q_i.k' / sqrt(D) of a learned key k', with a learned value v'      (Sun et al. 2024, arXiv 2402.17762)

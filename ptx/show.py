@@ -52,20 +52,25 @@ def source_line(place):
     return linecache.getline(file, int(line)).strip()
 
 
-def inner_loop(lines):
-    """Of a listing's loops that hold no other one, the one that multiplies and adds most; all of it where there is no loop."""
+FUSED = re.compile(r"\b(fma|mma)\.|FFMA|MMA")
+
+
+def inner_loop(lines, places=None):
+    """Of a listing's loops that hold no other one, the one that multiplies and adds most, for these places of the source if they are
+    given; all of it where there is no loop."""
     lines = [both for both in lines if both[1] and not both[1].startswith("    .reg")]
     labels = {line[:-1]: at for at, (_, line) in enumerate(lines) if line.endswith(":")}
     loops = [(labels[found[1]], at) for at, (_, line) in enumerate(lines)
-             if (found := re.search(r"\bbra\S* (\w+);", line)) and labels.get(found[1], at) < at]
+             if (found := re.search(r"\b(?:bra|BRA)\b.*?(\.?L_\w+)", line)) and labels.get(found[1], at) < at]
     innermost = [loop for loop in loops if not any(o != loop and loop[0] <= o[0] and o[1] <= loop[1] for o in loops)]
-    fused = [sum(bool(re.search(r"\b(fma|mma)\.", line)) for _, line in lines[begin:end]) for begin, end in innermost]
+    fused = [sum(bool(FUSED.search(line)) for place, line in lines[begin:end] if places is None or place in places)
+             for begin, end in innermost]
     begin, end = innermost[fused.index(max(fused))] if innermost else (0, len(lines))
     return lines[begin:end + 1]
 
 
 def machine_code(text, name, ptxas, nvdisasm):
-    """The instructions that ptxas makes of a kernel, for the GPU that its PTX names, with their places as in listing()."""
+    """A listing of what ptxas makes of a kernel, for the GPU that its PTX names."""
     alone = ENTRY.sub(lambda found: found[0] if found[1] == name else "", text)
     gpu = re.search(r"^\.target (\w+)", text, re.MULTILINE)[1]
     with tempfile.TemporaryDirectory() as folder:
@@ -74,13 +79,18 @@ def machine_code(text, name, ptxas, nvdisasm):
             file.write(alone)
         subprocess.run([ptxas, "-lineinfo", "-arch", gpu, "-o", made, made_of], check=True)
         said = subprocess.run([nvdisasm, "-c", "-gi", made], capture_output=True, text=True, check=True).stdout
-    places = []  # of the next instruction: its own, and then where each function was called
+    path = r'"(?:[^"]*/\./)?([^"]+)", line (\d+)'
+    place = caller = ""
     for line in said.splitlines():
-        if found := re.search(r'//## File "(?:.*/\./)?([^"]+)", line (\d+)(?: inlined at "(?:.*/\./)?([^"]+)", line (\d+))?', line):
-            place = f"{found[1]}:{found[2]}" + (f" in {found[3]}:{found[4]}" if found[3] else "")
-            places = places + [place] if places and places[-1].endswith(f" in {found[1]}:{found[2]}") else [place]
+        if found := re.search(rf"//## File {path}(?: inlined at {path})?", line):
+            here = f"{found[1]}:{found[2]}"
+            if here != caller:  # (behind a function that was inlined stands where it was called)
+                place = here + (f" in {found[3]}:{found[4]}" if found[3] else "")
+            caller = f"{found[3]}:{found[4]}"
         elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+([^;]+);", line):
-            yield (places or [""])[0], " ".join(found[1].split())
+            yield place, "    " + " ".join(found[1].split())
+        elif found := re.match(r"(\.L_x_\w+:)", line):
+            yield place, found[1]
 
 
 def main(wanted, sources):

@@ -25,6 +25,7 @@ from pygments.util import ClassNotFound  # noqa: E402
 
 sys.path.insert(0, os.path.join(ROOT, "ptx"))
 import show  # noqa: E402
+from typeset import set_comment  # noqa: E402
 
 LIST = "docs/book.md"
 BENCH = "results/bench_cpu.json"
@@ -74,154 +75,19 @@ def chapters():
     return before, [Chapter(text) for text in sections[:-1]], sections[-1]
 
 
-# ---- comments: what is prose, what a formula or a drawing; and how both are set
-
-GREEK = dict(zip("alpha beta gamma delta epsilon eps theta lambda mu pi sigma phi".split(), "αβγδεεθλμπσφ"))
-NAMES = "|".join(GREEK)
-INLINE = re.compile("|".join((
-    r"`(?P<code>[^`\n]+)`",
-    r"(?P<path>(?<![\w/.])(?:[a-z0-9_]+/)*[A-Za-z0-9_]+\.(?:cuh|cu|cpp|h|md|py|sh)\b)",
-    r"arXiv (?P<arxiv>\d{4}\.\d{5})",
-    r"(?P<flag>(?<!\S)--[a-z][\w=|,.-]*\w)",
-    rf"(?P<base>(?<![\w/.])[A-Za-z]{{1,2}}|(?<![\w/])(?:d[a-z]{{1,2}}|lse|sum|max|mean|ramp|keep|weight|expert|{NAMES})|(?<=\.)[a-z]{{1,2}})"
-    r"_(?P<index>[a-z]{1,3}\d?|\d+)(?![\w(])",
-    r"\^(?P<power>\([^()]*\)|-?\w+|T\b)",
-    rf"(?P<greek>(?<![\w/-])(?:{NAMES})(?=\d?(?![\w(:.-]|\s(?:rule|stands))))(?P<number>\d?)",
-    r"(?P<name>\b[A-Za-z]\w*_\w+(?:\(\))?)")))
-
-
-def set_text(text, link, formula):
-    """Prose, or one line of a formula, in HTML. A formula's columns stay where they are: what indices and powers take less room
-    for, the next gap has more."""
-    out, at, saved = [], 0, 0.0
-
-    def plain(piece):
-        nonlocal saved
-        for part in re.split(r"( {2,})", piece):
-            if formula and saved and part.startswith("  "):
-                out.append(f'<span style="display:inline-block;width:{len(part) + saved:.2f}ch"></span>')
-                saved = 0
-            else:
-                out.append(html.escape(part))
-
-    for found in INLINE.finditer(text):
-        plain(text[at:found.start()])
-        at, typed, kind = found.end(), html.escape(found[0]), found.lastgroup
-        if found["base"] or found["power"]:
-            base = found["base"] or ""
-            small = found["index"] or re.sub(r"^\((.*)\)$", r"\1", found["power"])
-            saved += len(found[0]) - len(GREEK.get(base, base)) - 0.75 * len(small)
-            tag, inside = ("sub", html.escape(small)) if base else ("sup", set_text(small, link, False))
-            typed = f"{GREEK.get(base, base)}<{tag}>{inside}</{tag}>"
-        elif found["greek"]:
-            if found["greek"] == "delta" and not formula:
-                pass  # (the word)
-            else:
-                saved += len(found["greek"]) - 1
-                typed = GREEK[found["greek"]] + (f"<sub>{found['number']}</sub>" if found["number"] else "")
-        elif kind == "path":
-            to = link(found["path"])
-            typed = f'<a href="{to}">{typed}</a>' if to else typed
-        elif kind == "arxiv":
-            typed = f'<a href="https://arxiv.org/abs/{found["arxiv"]}">{typed}</a>'
-        elif kind == "code":
-            typed = f"<code>{html.escape(found['code'])}</code>"
-        elif not formula:
-            typed = f"<code>{typed}</code>"
-        out.append(typed)
-    plain(text[at:])
-    return "".join(out)
-
-
-def is_formula(line, indent):
-    """Whether a line of a comment must stay as it is typed: a formula, a row of a table, a line of code or of a drawing."""
-    words = line.split()
-    told = sum(bool(re.fullmatch(r"[A-Za-z][a-z]{2,}[.,;:)]?", word)) for word in words) / len(words)
-    signs = {"=", "+=", "=>", ":=", "=:", "<-", "+", "*", "~"}
-    return bool(re.search(r"\S {3,}\S", line) or indent >= 8 or (indent >= 2 and line.endswith((";", "{")) and told < 0.6) or
-                (set(words[:2]) & signs and told < 0.6) or (indent >= 2 and set(words) & signs and told < 0.45))
-
-
-def box(lines):
-    """A drawing of + - | with the lines joined."""
-    grid = [list(line) for line in lines]
-
-    def has(row, column, signs):
-        return 0 <= row < len(lines) and 0 <= column < len(lines[row]) and lines[row][column] in signs
-
-    upright = any(has(r, c, "|") and has(r + 1, c, "|+") for r in range(len(lines)) for c in range(len(lines[r])))
-    if not upright and "+--" not in "".join(lines):
-        return None
-    corners = dict(zip(range(16), " ╶╷┌╴─┐┬╵└│├┘┴┤┼"))  # 1 right, 2 down, 4 left, 8 up
-    for r, line in enumerate(lines):
-        for c, sign in enumerate(line):
-            sides = [has(r, c + 1, "-+"), has(r + 1, c, "|+"), has(r, c - 1, "-+"), has(r - 1, c, "|+")]
-            if sign == "+" and sum(sides) >= 2 or sign == "|" and (sides[0] or sides[2]) and (sides[1] or sides[3]):
-                sides[1], sides[3] = (sides[1] or sign == "|"), (sides[3] or sign == "|")
-                grid[r][c] = corners[sum(side << i for i, side in enumerate(sides))]
-            elif sign == "|":
-                grid[r][c] = "│"
-            elif sign == "-" and (has(r, c - 1, "-+|<") or has(r, c + 1, "-+|>")):
-                grid[r][c] = "─"
-            elif sign == ">" and has(r, c - 1, "-="):
-                grid[r][c] = "→" if has(r, c - 1, "-") else sign
-            elif sign == "<" and has(r, c + 1, "-"):
-                grid[r][c] = "←"
-    return "\n".join("".join(row).rstrip() for row in grid)
-
-
-def comment_html(lines, link):
-    """A comment, without its slashes, in HTML, and how many columns its widest line of a formula has."""
-    out, widest, i = [], 0, 0
-    indents = [len(line) - len(line.lstrip()) for line in lines]
-    fixed = [bool(line.strip()) and is_formula(line.strip(), indent) for line, indent in zip(lines, indents)]
-    while i < len(lines):
-        line = lines[i].strip()
-        begin = i
-        i += 1
-        if not line:
-            continue
-        if heading := re.match(r"---- (.*)", line):
-            out.append(f"<h3>{set_text(heading[1], link, False)}</h3>")
-        elif fixed[begin]:
-            # A blank line between two fixed ones is of the same drawing.
-            while i < len(lines) and (fixed[i] or not lines[i].strip() and i + 1 < len(lines) and fixed[i + 1]):
-                i += 1
-            typed = lines[begin:i]
-            left = min(indents[k] for k in range(begin, i) if lines[k].strip())
-            typed = [one[left:] for one in typed]
-            widest = max(widest, *map(len, typed))
-            drawn = box(typed)
-            said = html.escape(drawn) if drawn else "\n".join(set_text(one, link, True) for one in typed)
-            out.append(f'<pre class="{"drawn" if drawn else "formula"}">{said}</pre>')
-        else:
-            # A paragraph ends at a blank line, at what is fixed, at a heading, and where a line ends early with its sentence.
-            text = line
-            while i < len(lines) and lines[i].strip() and not fixed[i] and not lines[i].startswith("---- "):
-                after, before = lines[i].strip(), lines[i - 1]
-                early = len(before) + len(after.split()[0]) < 100
-                if early and (before.rstrip().endswith((".", ":", ";", ")")) or re.match(r"(--|[a-zA-Z][\w ]{0,18}: )", after)):
-                    break
-                text += " " + after
-                i += 1
-            inset = f' style="margin-left:{min(indents[begin], 6) / 2}em"' if indents[begin] else ""
-            out.append(f"<p{inset}>{set_text(text, link, False)}</p>")
-    return "".join(out), widest
-
-
 # ---- a source: its comments at the left, its code at the right
 
-FITS = 84  # columns of a formula beside code
+FITS = 72  # columns of a formula beside code
+
+
+def linked(path, said, link):
+    to = link(path)
+    return f'<a href="{to}">{said}</a>' if to else said
 
 
 def highlighted(code, lexer, link):
     text = pygments.highlight(code, lexer, HtmlFormatter(nowrap=True)).rstrip("\n")
-
-    def linked(found):
-        to = link(found[1])
-        return f'<a href="{to}">{found[0]}</a>' if to else found[0]
-
-    return re.sub(r"&quot;([\w/]+\.\w+)&quot;", linked, text)
+    return re.sub(r"&quot;([\w/]+\.\w+)&quot;", lambda found: linked(found[1], found[0], link), text)
 
 
 def source_html(path, link):
@@ -242,7 +108,7 @@ def source_html(path, link):
                 blocks[-1][1].append(line)
     out = []
     for number, (comment, lines) in enumerate(blocks):
-        prose, widest = comment_html(comment, link)
+        prose, widest = set_comment(comment, link)
         code = highlighted("\n".join(lines).rstrip(), lexer, link) if lines else ""
         code = code and f'<pre class="code">{code}</pre>'
         if not number or widest > FITS or not code:
@@ -266,6 +132,7 @@ def markdown_html(path, text, link):
         return f'{attribute}="{to}"' if to else 'class="elsewhere"'
 
     page = re.sub(r'(href|src)="([^"]*)"', rewritten, page)
+    page = re.sub(r"<code>([\w/]+\.\w+)</code>", lambda found: linked(found[1], found[0], link), page)
     return f'<div class="page">{page}</div>'
 
 
@@ -329,7 +196,7 @@ def measured_html(names):
             out.append((name, f"{row['gb_per_s']:.1f} GB/s", row["share_of_copy"], "of copying"))
         for rate in ("gflops", "forward_gflops", "backward_gflops"):
             if rate in row:
-                said = name + (" B T H KVH D" if "_" in rate else "") + ("" if rate == "gflops" else ", " + rate.split("_")[0])
+                said = name if rate == "gflops" else name.replace(" ", f" {rate.split('_')[0]}, B T H KVH D = ", 1)
                 out.append((said, f"{row[rate]:.1f} GFLOP/s", row[rate] / bench["fma_peak_gflops"], "of multiply-adds"))
     cells = "".join(f"<tr><td>{html.escape(name)}</td><td>{rate}</td><td>{100 * share:.0f} % {of}</td></tr>" for name, rate, share, of in out)
     return (f'<div class="table"><table>{cells}</table></div><p class="small">CPU: {html.escape(bench["cpu"])}, {bench["threads"]} threads, '
@@ -337,10 +204,10 @@ def measured_html(names):
             f'{bench["copy_gb_per_s"]:.0f} GB/s. <code>make bench</code> measures it. No GPU has been measured.</p>')
 
 
-MOST_LINES = 160  # of PTX
+MOST_LINES = 160  # of PTX, and of SASS
 
 
-def loop_html(wanted, kernels, disassembler):
+def loop_html(wanted, kernels, tools):
     """The inner loop of a kernel: each line of the source, what nvcc makes of it, and what ptxas makes of it."""
     found = [kernel for kernel in kernels if re.search(r"(?<!\w)" + re.escape(wanted), kernel[2])]
     if not found:
@@ -348,31 +215,31 @@ def loop_html(wanted, kernels, disassembler):
     text, name, in_source = found[0]
     loop = show.inner_loop(list(show.listing(text, name)))
     shown = loop[:MOST_LINES]
-    machine = {}
-    for place, instruction in show.machine_code(text, name, *disassembler) if disassembler else ():
-        machine.setdefault(place, []).append(instruction)
-    rows, last = [], None
+    rows = []  # of a place, its PTX, and at its first row its SASS
     for place, line in shown:
-        if place != last:
-            rows.append((place, []))
-        rows[-1][1].append(line.strip())
-        last = place
-    def cell(lines):
-        return f"<td><pre>{html.escape(chr(10).join(lines))}</pre></td>"
+        if not rows or rows[-1][0] != place:
+            rows.append((place, [], []))
+        rows[-1][1].append(line)
+    machine = show.inner_loop(list(show.machine_code(text, name, *tools)), {place for place, _ in loop}) if tools else []
+    for place, line in machine[:MOST_LINES]:
+        if place not in (row[0] for row in rows):
+            rows.append((place, [], []))
+        next(row for row in rows if row[0] == place)[2].append(line)
 
-    out = []
-    for place, lines in rows:
-        sass = machine.pop(place, [])  # all of this line of the source, at the first place that has it
-        sass = sass[:24] + [f"... {len(sass) - 24} more"] * bool(sass[24:])
-        said = html.escape(show.source_line(place)) if place else ""
-        out.append(f'<tr><td><span class="small">{html.escape(place)}</span><pre>{said}</pre></td>'
-                   f'{cell(lines)}{cell(sass) if disassembler else ""}</tr>')
-    whole = kernel_of(wanted)
-    rest = f" Shown are {len(shown)} of {len(loop)} lines." if shown != loop else ""
-    missing = "" if disassembler else " What ptxas makes of it is missing: nvdisasm was not found."
-    sass = (" SASS has, beside the first place of a line, all that the kernel has of that line." if disassembler else missing)
-    return (f'<p><code>{html.escape(in_source)}</code>.{rest}{sass} The whole kernel: <code>make ptx KERNEL={whole}</code>.</p>'
-            f'<div class="table loop"><table><tr><th>source</th><th>PTX</th>{"<th>SASS</th>" if disassembler else ""}</tr>{"".join(out)}</table></div>')
+    def cell(lines):
+        return f"<td><pre>{html.escape(chr(10).join(line.strip() for line in lines))}</pre></td>"
+
+    cells = "".join(f'<tr><td><span class="small">{html.escape(place)}</span><pre>{html.escape(place and show.source_line(place))}</pre></td>'
+                    f'{cell(ptx)}{cell(sass) if tools else ""}</tr>' for place, ptx, sass in rows)
+    said = [f"<code>{html.escape(in_source)}</code>."]
+    for kind, whole in (("PTX", loop), ("SASS", machine)):
+        if whole[MOST_LINES:]:
+            said.append(f"Of the {kind} the first {MOST_LINES} of {len(whole)} lines are shown.")
+    said.append("Beside the first row of a line of the source stands all the SASS of that line in the loop, which ptxas may have "
+                "unrolled and reordered." if tools else "What ptxas makes of it is missing: no ptxas with nvdisasm was found.")
+    said.append(f"The whole kernel: <code>make ptx KERNEL={kernel_of(wanted)}</code>.")
+    heads = "<th>source</th><th>PTX</th>" + "<th>SASS</th>" * bool(tools)
+    return f'<p>{" ".join(said)}</p><div class="table loop"><table><tr>{heads}</tr>{cells}</table></div>'
 
 
 def kernel_of(wanted):
@@ -386,9 +253,9 @@ class Book:
         self.folder = folder
         self.before, self.chapters, self.none = chapters()
         self.kernels = list(show.kernels_in(ptx))
-        tools = [subprocess.run([os.path.join(ROOT, "scripts/find_cuda.sh"), tool], capture_output=True, text=True).stdout.strip()
+        found = [subprocess.run([os.path.join(ROOT, "scripts/find_cuda.sh"), tool], capture_output=True, text=True).stdout.strip()
                  for tool in ("ptxas", "nvdisasm")]
-        self.disassembler = tools if ptx and all(tools) else None
+        self.tools = found if ptx and all(found) else None
         # Where each file is: in a chapter, or on a page of its own.
         self.pages = {path: f"{chapter.file}#{slug_of(path)}" for chapter in reversed(self.chapters) for path in chapter.read}
         alone = [p for chapter in self.chapters for p in chapter.beside + chapter.tests]
@@ -449,7 +316,7 @@ class Book:
                 out.append("<p>This is missing: nvcc was not found when the pages were made. With it <code>make book</code> shows the "
                            f"PTX of <code>{html.escape(kernel_of(chapter.kernels[0]))}</code> here, line beside line.</p>")
             else:
-                out += [loop_html(kernel, self.kernels, self.disassembler) for kernel in chapter.kernels]
+                out += [loop_html(kernel, self.kernels, self.tools) for kernel in chapter.kernels]
         return "".join(out)
 
     def make(self):
@@ -467,8 +334,8 @@ class Book:
         for path in self.pictures:
             shutil.copy(os.path.join(ROOT, path), self.folder)
         with open(os.path.join(self.folder, "book.css"), "w") as file:
-            file.write(read("scripts/book.css") + HtmlFormatter(style="default").get_style_defs("pre") +
-                       "@media(prefers-color-scheme:dark){" + HtmlFormatter(style="github-dark").get_style_defs("pre") + "}")
+            file.write(read("scripts/book.css") + HtmlFormatter(style="default").get_style_defs([".code", ".page pre"]) +
+                       "@media(prefers-color-scheme:dark){" + HtmlFormatter(style="github-dark").get_style_defs([".code", ".page pre"]) + "}")
         print(f"wrote {len(self.chapters)} chapters and {len(self.alone)} files beside them: {self.folder}/index.html")
 
 

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Installs the Debian packages that building and testing need, if any is missing. Run as often as you like: where all
 # are there it does nothing. CUDA is not installed: nvcc is used where it is found.
-# usage: scripts/setup.sh [--bench] [--plots] [--into=DIR [--from=PACKAGES]]
+# usage: scripts/setup.sh [--bench] [--plots] [--book] [--into=DIR [--from=PACKAGES]]
 #   --bench, --plots   also what `make bench` (OpenBLAS) or the plots and their tests (matplotlib) need
+#   --book             also what `make book` and its test need (Pygments, Python-Markdown)
 #   --into=DIR         installs nothing and needs no root: the libraries are downloaded and unpacked into DIR. With that
 #                      folder `make DEPS=DIR` builds on any machine of this kind, without network. A compiler and make
 #                      must be there
@@ -18,9 +19,10 @@ for option in "$@"; do
   case $option in
     --bench) packages="$packages libopenblas-dev" ;;
     --plots) packages="$packages python3-matplotlib" ;;
+    --book) packages="$packages python3-pygments python3-markdown" ;;
     --into=?*) into=${option#--into=} ;;
     --from=?*) from=${option#--from=} ;;
-    *) echo "setup: unknown option $option; expected --bench, --plots, --into=DIR or --from=PACKAGES" >&2; exit 1 ;;
+    *) echo "setup: unknown option $option; expected --bench, --plots, --book, --into=DIR or --from=PACKAGES" >&2; exit 1 ;;
   esac
 done
 if [ -n "$from" ]; then
@@ -34,7 +36,7 @@ fi
 needs="depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances"
 if [ -n "$into" ]; then
   case $packages in
-    *matplotlib*) echo "setup: --into is for libraries; matplotlib comes with: python3 -m pip install --user matplotlib" >&2; exit 1 ;;
+    *python3-*) echo "setup: --into is for libraries; what Python needs comes with: python3 -m pip install --user matplotlib pygments markdown" >&2; exit 1 ;;
   esac
   if [ -z "$from" ]; then
     # What the packages need of each other: headers and libraries, and none that a compiler brings along.

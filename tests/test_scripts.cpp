@@ -117,10 +117,12 @@ TEST_CASE("scripts: setup says which options it has, and what --into cannot brin
   for (const char* option : {"--into", "--into=", "--all"}) {
     const Said said = ended(f.run(format("{repo}/scripts/setup.sh %s", option)), 1);
     REQUIRE(said.text ==
-            format("setup: unknown option %s; expected --bench, --plots, --into=DIR or --from=PACKAGES\n", option));
+            format("setup: unknown option %s; expected --bench, --plots, --book, --into=DIR or --from=PACKAGES\n", option));
   }
-  const Said said = ended(f.run("{repo}/scripts/setup.sh --plots --into=deps"), 1);
-  REQUIRE(contains(said.text, "setup: --into is for libraries; matplotlib comes with: python3 -m pip"));
+  for (const char* option : {"--plots", "--book"}) {
+    const Said said = ended(f.run(format("{repo}/scripts/setup.sh %s --into=deps", option)), 1);
+    REQUIRE(contains(said.text, "setup: --into is for libraries; what Python needs comes with: python3 -m pip"));
+  }
   REQUIRE(!fs::exists(f.path / "deps"));
   REQUIRE(
       contains(f.run("{repo}/scripts/setup.sh --from=packages").text, "setup: --from says what --into=DIR unpacks"));
