@@ -29,6 +29,13 @@ ARCH ?= $(if $(filter $(CPU),$(shell uname -m)),native,$(if $(X86),x86-64-v3,arm
 # (For ARM, clang++ 14 has no -march=native.)
 MARCH := $(if $(X86)$(filter-out native,$(ARCH)),-march=$(ARCH),-mcpu=native)
 
+OPENMP := -fopenmp
+# macOS, untested: Apple's clang, and libraries of Homebrew, whose libomp is in a folder of its own.
+ifneq ($(findstring apple,$(shell $(CXX) -dumpmachine)),)
+BREW := $(shell brew --prefix)
+OPENMP := -Xpreprocessor -fopenmp $(foreach d,$(BREW) $(BREW)/opt/libomp,-I$(d)/include -L$(d)/lib) -lomp
+endif
+
 # Exactness rests on these: no contraction of a*b+c, no fast-math. Every fused multiply-add is an explicit fmaf.
 # (Without errno and traps sqrtf and conditions vectorise; neither changes a result.)
 EXACT := -ffp-contract=off -fno-math-errno -fno-trapping-math
@@ -39,7 +46,7 @@ CALLS := -fno-omit-frame-pointer -fno-optimize-sibling-calls
 WARNINGS := -Wall -Wextra -Werror=switch -Wno-unknown-pragmas
 # (clang++ names loops that it does not unroll or vectorise though asked, and fail(), whose callers write the format)
 WARNINGS += -Wno-pass-failed -Wno-format-security -Wno-unknown-warning-option
-COMMON := -std=c++20 $(EXACT) -fopenmp $(WARNINGS) -g1 -I. -MMD -MP
+COMMON := -std=c++20 $(EXACT) $(OPENMP) $(WARNINGS) -g1 -I. -MMD -MP
 
 ifneq ($(NVCC),)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
@@ -133,7 +140,7 @@ MATRIX = $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) $(FO
 # ---- the program
 
 train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(GPU_HALF),$(CUDA_OBJECTS)) $(BUILD)/gpu_half  ## the trainer: ./train --help
-	$(CXX) -fopenmp -o $@ $(filter %.o %.a,$^) $(LIBS) $(if $(GPU_HALF),$(CUDA_LIBS))
+	$(CXX) $(OPENMP) -o $@ $(filter %.o %.a,$^) $(LIBS) $(if $(GPU_HALF),$(CUDA_LIBS))
 
 # Without the half for GPUs the trainer must not refer to it.
 $(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(GPU_HALF),-DWITH_CUDA,$(if $(NVCC),-DGPU_LEFT_OUT='"make gpu-build"'))
@@ -141,7 +148,7 @@ $(BUILD)/release/training/main.o: $(BUILD)/gpu_half
 
 # (What runs under an emulator of another CPU stands in the folder of its build.)
 $(BUILD)/release/train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a
-	$(CXX) -fopenmp -o $@ $^ $(LIBS)
+	$(CXX) $(OPENMP) -o $@ $^ $(LIBS)
 
 # ---- how files are compiled, as macros
 
@@ -197,9 +204,9 @@ endef
 # $(1) name, $(2) flags of the linker, $(3) the tests
 define tests_compiled
 $(patsubst %,$(BUILD)/$(1)/%,$(filter-out $(WHOLE_TESTS),$(3))): $(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/$(1)/kernels.a
-	$(CXX) -fopenmp $(2) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
+	$(CXX) $(OPENMP) $(2) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
 $(patsubst %,$(BUILD)/$(1)/%,$(filter $(WHOLE_TESTS),$(3))): $(BUILD)/$(1)/test_%: $(BUILD)/$(1)/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/host.a $(BUILD)/$(1)/layers.a $(BUILD)/$(1)/kernels.a
-	$(CXX) -fopenmp $(2) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
+	$(CXX) $(OPENMP) $(2) -o $$@ $$^ $(LIBS) $(CATCH_LIB)
 
 endef
 
@@ -209,9 +216,9 @@ endef
 # $(1) name, $(2) flags of the linker, $(3) the archive of the host's files
 define tests_of_release
 $(BUILD)/$(1)/libgated.so: $(BUILD)/$(1)/layers.a $(BUILD)/$(1)/kernels.a
-	$(CXX) -shared -fopenmp $(2) -Wl,-Bsymbolic-functions -o $$@ -Wl,--whole-archive $$^ -Wl,--no-whole-archive $(LIBS)
+	$(CXX) -shared $(OPENMP) $(2) -Wl,-Bsymbolic-functions -o $$@ -Wl,--whole-archive $$^ -Wl,--no-whole-archive $(LIBS)
 $(patsubst %,$(BUILD)/$(1)/%,$(filter-out $(OWN_CODE_TESTS),$(TESTS))): $(BUILD)/$(1)/test_%: $(BUILD)/release/tests/test_%.o $(BUILD)/catch_main.o $(3) $(BUILD)/$(1)/libgated.so
-	$(CXX) -fopenmp $(2) -Wl,-rpath,'$$$$ORIGIN' -o $$@ $$^ $(LIBS) $(CATCH_LIB)
+	$(CXX) $(OPENMP) $(2) -Wl,-rpath,'$$$$ORIGIN' -o $$@ $$^ $(LIBS) $(CATCH_LIB)
 $(call tests_compiled,$(1),$(2),$(OWN_CODE_TESTS))
 endef
 
@@ -293,7 +300,7 @@ $(BUILD)/cuda/tests/%.o: tests/%.cpp $(BUILD)/cuda/flags
 	@mkdir -p $(@D)
 	$(NVCC) -x cu $(NVCCFLAGS) $(MACHINE_CODE) -c -o $@ $<
 $(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(CUDA_OBJECTS)
-	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CATCH_LIB) $(CUDA_LIBS)
+	$(CXX) $(OPENMP) -o $@ $^ $(LIBS) $(CATCH_LIB) $(CUDA_LIBS)
 
 # ---- the rehearsal: what nvcc has made, run on a CPU (ptx/machine.h)
 
@@ -339,16 +346,16 @@ $(REHEARSAL)/kernels/.translated: $(REHEARSAL_PTX) ptx/translate.py ptx/thread.h
 	@touch $@
 REHEARSED := $(UNITS:%=$(REHEARSAL)/units/%.o) $(patsubst ptx/%.cpp,$(BUILD)/ptx/%.o,$(wildcard ptx/*.cpp)) $(REHEARSAL)/kernels/.translated
 $(REHEARSAL)/test_%: $(REHEARSAL)/tests/test_%.o $(BUILD)/catch_main.o $(REHEARSED)
-	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
+	$(CXX) $(OPENMP) -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
 $(REHEARSAL)/train: $(REHEARSAL)/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(REHEARSED)
-	$(CXX) -fopenmp -o $@ $(filter %.o %.a,$^) $(LIBS) -ldl
+	$(CXX) $(OPENMP) -o $@ $(filter %.o %.a,$^) $(LIBS) -ldl
 # The tests of the stand-in itself. That of the runtime plays the machine; the others need no nvcc.
 PTX_TESTS := $(patsubst tests/%.cpp,$(BUILD)/ptx/%,$(wildcard tests/test_ptx*.cpp))
 PTX_TESTS := $(filter-out $(if $(NVCC),,%/test_ptx_runtime),$(PTX_TESTS))
 $(filter-out %/test_ptx_runtime,$(PTX_TESTS)): $(BUILD)/ptx/machine.o
 $(BUILD)/ptx/test_ptx_runtime: $(addprefix $(BUILD)/ptx/,runtime.o stream.o cublas_lt.o)
 $(PTX_TESTS): %: %.o $(BUILD)/catch_main.o
-	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
+	$(CXX) $(OPENMP) -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
 $(PTX_TESTS:%=%.o): $(BUILD)/ptx/%.o: tests/%.cpp $(BUILD)/host/flags
 	@mkdir -p $(@D)
 	$(CXX) $(COMMON) -Og $(NVCC:%/bin/nvcc=-isystem %/include) -c -o $@ $<
@@ -414,14 +421,14 @@ fuzz: $(HOST_UNITS:%=%.cpp) $(BUILD)/release/layers.a $(BUILD)/release/kernels.a
 
 # One operation alone, as the manual shows it: make build/release/check_a_kernel
 $(BUILD)/release/check_a_kernel: $(BUILD)/release/docs/check_a_kernel.o $(BUILD)/release/kernels.a
-	$(CXX) -fopenmp -o $@ $^ $(LIBS)
+	$(CXX) $(OPENMP) -o $@ $^ $(LIBS)
 
 # ---- speed
 
 $(BUILD)/release/bench: $(BUILD)/release/tests/bench.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a
-	$(CXX) -fopenmp -o $@ $^ $(LIBS) -lopenblas
+	$(CXX) $(OPENMP) -o $@ $^ $(LIBS) -lopenblas
 $(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(CUDA_OBJECTS)
-	$(CXX) -fopenmp -o $@ $^ $(LIBS) $(CUDA_LIBS)
+	$(CXX) $(OPENMP) -o $@ $^ $(LIBS) $(CUDA_LIBS)
 
 # (make bench NVCC= measures the CPU where a GPU is)
 BENCH_BUILD := $(if $(and $(NVCC),$(wildcard /dev/nvidia[0-9]*)),cuda,release)

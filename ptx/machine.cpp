@@ -49,7 +49,7 @@ const char* environment(const char* name, const char* otherwise) {
 std::map<uint64_t, size_t> live_allocations;
 size_t bytes_in_use = 0;
 uint64_t next_address = device_begin;
-constexpr uint64_t page = 4096;
+const uint64_t page = uint64_t(sysconf(_SC_PAGESIZE));  // 16 or 64 KiB on some ARM64 machines
 constexpr uint64_t apart = 1 << 16;  // what runs past an allocation meets no other
 
 uint64_t number_of(const void* p) {
@@ -363,7 +363,8 @@ class Machine : Services {
   std::vector<uint16_t> shared_live_;
   std::vector<uint32_t> warp_order_, lane_order_;
   std::vector<Cell> cells_;                                       // of shared memory
-  std::unordered_map<uint64_t, std::vector<Cell>> global_cells_;  // by page
+  static constexpr uint64_t cells_bytes = 4096;
+  std::unordered_map<uint64_t, std::vector<Cell>> global_cells_;  // of so many bytes of global memory each
   uint32_t epoch_ = 1, block_epoch_ = 1;                          // now, and when the block began
   std::vector<uint32_t> warp_epochs_;
 };
@@ -770,10 +771,10 @@ void Machine::watch(Thread& t, Space space, uint64_t address, unsigned bytes, bo
   };
   std::vector<Cell>* cells = &cells_;
   uint64_t first = address / 2;
-  if (space == Space::global) {  // (an access lies on a boundary of its size: in one page)
-    cells = &global_cells_[address / page];
-    if (cells->empty()) cells->resize(page / 2);
-    first = address % page / 2;
+  if (space == Space::global) {  // (an access lies on a boundary of its size: in one piece)
+    cells = &global_cells_[address / cells_bytes];
+    if (cells->empty()) cells->resize(cells_bytes / 2);
+    first = address % cells_bytes / 2;
   }
   for (uint64_t at = first; at < first + (bytes + 1) / 2; at++) {
     Cell& cell = (*cells)[at];

@@ -45,8 +45,9 @@ models() {
   lines text- "$seven" '--data=self --layers=3 --steps=600 --measure-every=50'
   lines '' "$deep" '--data=bigram-backcopy --layers=12 --steps=120 --measure-every=40'
 }
-echo "trains $(models | wc -l) models, $(nproc) at a time; each writes to $folder/NAME.txt"
-models | xargs -d '\n' -P "$(nproc)" -n 1 "$home"/scripts/gallery.sh --one
+cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+echo "trains $(models | wc -l) models, $cores at a time; each writes to $folder/NAME.txt"
+models | tr '\n' '\0' | xargs -0 -P "$cores" -n 1 "$home"/scripts/gallery.sh --one
 
 "$home"/scripts/report.py plain g1 gated-norm-g1 dyt learned-sink sigmoid hybrid --out=report.html
 "$home"/scripts/report.py text-plain text-g1 text-gated-norm-g1 text-dyt text-learned-sink text-sigmoid text-hybrid --out=text.html

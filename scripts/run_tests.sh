@@ -35,7 +35,7 @@ if [ "${1:-}" = --one ]; then
 fi
 results=$(mktemp)
 trap 'rm -f "$results"' EXIT
-printf '%s\n' "$@" | xargs -P "$(nproc)" -n 1 "$0" --one | tee "$results"
+printf '%s\n' "$@" | xargs -P "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)" -n 1 "$0" --one | tee "$results"
 for test in "$@"; do
   case $test in */rehearsal/kernels.ptx)
     "$0" --one "${test%.ptx}.launched" | tee -a "$results"

@@ -30,7 +30,8 @@ if [ -n "$from" ]; then
   ls "$from"/*.deb >/dev/null 2>&1 || { echo "setup: --from=$from: no packages there" >&2; exit 1; }
 fi
 if ! command -v dpkg-query >/dev/null; then
-  echo "setup: not a Debian system: install the equivalents of: $packages" >&2
+  echo "setup: not a Debian system: install the equivalents of: $packages (on macOS: brew install" \
+    "boost catch2 cli11 nlohmann-json xxhash pcre2 utf8proc libomp make, and build with gmake)" >&2
   exit 1
 fi
 needs="depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances"

@@ -91,6 +91,9 @@ TEST_CASE("makefile: a compiler for ARM64 gets no flag of x86-64", "[makefile]")
   REQUIRE(!contains(calls, "-mprefer-vector-width"));
   REQUIRE(contains(fast("ARCH=native"), " -mcpu=native "));
   REQUIRE(contains(fast("ARCH=armv8.2-a"), " -march=armv8.2-a "));
+  REQUIRE(!contains(calls, " -Xpreprocessor "));
+  copy.f.write("machine", "arm64-apple-darwin23");
+  REQUIRE(contains(fast("ARCH=native"), " -Xpreprocessor -fopenmp "));
 }
 
 TEST_CASE("makefile: every file of the operations is in one of nvcc's units, and a new one joins", "[makefile]") {

@@ -1,6 +1,8 @@
 #include "training/trainer.h"
 
+#if __has_include(<malloc.h>)
 #include <malloc.h>
+#endif
 
 #include <cmath>
 #include <list>
@@ -13,7 +15,9 @@ namespace {
 
 // What the process holds, once what was freed has gone back to the system.
 size_t memory_of_program() {
+#ifdef __GLIBC__
   malloc_trim(0);
+#endif
   return host_memory_held();
 }
 
