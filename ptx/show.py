@@ -29,8 +29,8 @@ def kernels_in(sources):
 
 
 def listing(text, name):
-    """A kernel's PTX, line by line, each with the place in the source that it was made of: "FILE:LINE in CALLER:LINE". A new place
-    comes first with None."""
+    """A kernel's PTX, line by line, each with the place in the source that it was made of: "FILE:LINE in CALLER:LINE".
+    A new place comes first with None."""
     for kernel in kernels_of(text, [name]):
         place = ""
         for code, said in kernel.lines:
@@ -56,8 +56,8 @@ FUSED = re.compile(r"\b(fma|mma)\.|FFMA|MMA")
 
 
 def inner_loop(lines, places=None):
-    """Of a listing's loops that hold no other one, the one that multiplies and adds most, for these places of the source if they are
-    given; all of it where there is no loop."""
+    """Of a listing's loops that hold no other one, the one that multiplies and adds most, for these places of the
+    source if they are given; all of it where there is no loop."""
     lines = [both for both in lines if both[1] and not both[1].startswith("    .reg")]
     labels = {line[:-1]: at for at, (_, line) in enumerate(lines) if line.endswith(":")}
     loops = [(labels[found[1]], at) for at, (_, line) in enumerate(lines)

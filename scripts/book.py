@@ -3,11 +3,13 @@
 
 usage: scripts/book.py FOLDER [NAME.ptx...]     (make book)
 
-The prose of the comments stands beside the code that it speaks of. From the PTX, which nvcc makes, each chapter shows the
-inner loop of a kernel below the lines of its source, and beside it what ptxas makes of that, where nvdisasm is there.
+The prose of the comments stands beside the code that it speaks of (typeset.py). From the PTX, which nvcc makes, a
+chapter shows the inner loop of a kernel beside the lines of its source, and what ptxas makes of that, where nvdisasm is
+there (ptx/show.py). A page is written with what it needs and names files of this folder alone.
 tests/test_book.cpp
 """
 import html
+import math
 import os
 import re
 import shutil
@@ -60,7 +62,8 @@ class Chapter:
         self.prose, *items = re.split(r"^- ", rest, flags=re.MULTILINE)
         said = dict(re.split(r":\s+", " ".join(item.split()), maxsplit=1) for item in items)
         links = {label: [(name, path_of(LIST, to)) for name, to in LINK.findall(text)] for label, text in said.items()}
-        self.read, self.beside, self.tests = ([path for _, path in links.pop(label, [])] for label in ("read", "beside", "test"))
+        labels = ("read", "beside", "test")
+        self.read, self.beside, self.tests = ([path for _, path in links.get(label, [])] for label in labels)
         self.pictures = links.get("picture", [])
         self.exercise = said.get("exercise")
         self.shown = said.get("shown")
@@ -167,17 +170,25 @@ def row_sum(numbers):
 def two_orders(_):
     """Sums of floats, in orders that differ: computed here, as a page is made."""
     big, one = 16777216.0, 1.0
-    few = [("(2<sup>24</sup> + 1) + 1", single(single(big + one) + one)), ("2<sup>24</sup> + (1 + 1)", single(big + single(one + one)))]
+    few = [("(2<sup>24</sup> + 1) + 1", single(single(big + one) + one)),
+           ("2<sup>24</sup> + (1 + 1)", single(big + single(one + one)))]
     many = [single(1 / n) for n in range(1, 4097)]
     orders = [("from the first to the last", added(many)), ("from the last to the first", added(many[::-1])),
               ("as a row: 128 chains, then a tree", row_sum(many))]
-    rows = "".join(f"<tr><td>{name}</td><td>{value:.9g}</td><td><code>{bits(value)}</code></td></tr>" for name, value in few + orders)
-    return ("<h2>A sum in two orders</h2><p>A float has 24 bits. 2<sup>24</sup> + 1 needs 25: it lies halfway between two "
-            "floats, and is rounded to the even one, 2<sup>24</sup>. So three numbers have two sums. Below them stand the "
-            "sums of 4096 numbers, the floats next to 1/1, 1/2, ..., 1/4096. Each addition rounds, to the nearest float, "
-            "and another order rounds other numbers.</p>"
-            f'<div class="table"><table><tr><th>order</th><th>sum</th><th>its bits</th></tr>{rows}</table></div>'
-            f"<p>The exact sum of the 4096 is {sum(many):.9f}. No order is right. One must be chosen, and all must keep it.</p>")
+    rows = [(name, f"{value:.9g}", f"<code>{bits(value)}</code>") for name, value in few + orders]
+    return ("<h2>A sum in two orders</h2><p>A float has 24 bits. 2<sup>24</sup> + 1 needs 25: it lies halfway between "
+            "two floats, and is rounded to the even one, 2<sup>24</sup>. So three numbers have two sums. Below them "
+            "stand the sums of 4096 numbers, the floats next to 1/1, 1/2, ..., 1/4096. Each addition rounds, to the "
+            "nearest float, and another order rounds other numbers.</p>"
+            f"{table(rows, ('order', 'sum', 'its bits'))}<p>The exact sum of the 4096 is {math.fsum(many):.9f}. No "
+            "order is right. One must be chosen, and all must keep it.</p>")
+
+
+def table(rows, heads=(), kind="table"):
+    """Of cells in HTML."""
+    lines = [("th", heads)] * bool(heads) + [("td", row) for row in rows]
+    said = "".join("<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in row) + "</tr>" for tag, row in lines)
+    return f'<div class="{kind}"><table>{said}</table></div>'
 
 
 SHOWN = {"a sum in two orders": two_orders}
@@ -198,8 +209,8 @@ def measured_html(names):
             if rate in row:
                 said = name if rate == "gflops" else name.replace(" ", f" {rate.split('_')[0]}, B T H KVH D = ", 1)
                 out.append((said, f"{row[rate]:.1f} GFLOP/s", row[rate] / bench["fma_peak_gflops"], "of multiply-adds"))
-    cells = "".join(f"<tr><td>{html.escape(name)}</td><td>{rate}</td><td>{100 * share:.0f} % {of}</td></tr>" for name, rate, share, of in out)
-    return (f'<div class="table"><table>{cells}</table></div><p class="small">CPU: {html.escape(bench["cpu"])}, {bench["threads"]} threads, '
+    rows = [(html.escape(name), rate, f"{100 * share:.0f} % {of}") for name, rate, share, of in out]
+    return (f'{table(rows)}<p class="small">CPU: {html.escape(bench["cpu"])}, {bench["threads"]} threads, '
             f'{bench["date"]}: {bench["fma_peak_gflops"]:.0f} GFLOP/s of fused multiply-adds, a copy of memory at '
             f'{bench["copy_gb_per_s"]:.0f} GB/s. <code>make bench</code> measures it. No GPU has been measured.</p>')
 
@@ -220,26 +231,27 @@ def loop_html(wanted, kernels, tools):
         if not rows or rows[-1][0] != place:
             rows.append((place, [], []))
         rows[-1][1].append(line)
-    machine = show.inner_loop(list(show.machine_code(text, name, *tools)), {place for place, _ in loop}) if tools else []
+    machine = list(show.machine_code(text, name, *tools)) if tools else []
+    machine = show.inner_loop(machine, {place for place, _ in loop})
     for place, line in machine[:MOST_LINES]:
         if place not in (row[0] for row in rows):
             rows.append((place, [], []))
         next(row for row in rows if row[0] == place)[2].append(line)
 
-    def cell(lines):
-        return f"<td><pre>{html.escape(chr(10).join(line.strip() for line in lines))}</pre></td>"
+    def pre(lines):
+        return f"<pre>{html.escape(chr(10).join(line.strip() for line in lines))}</pre>"
 
-    cells = "".join(f'<tr><td><span class="small">{html.escape(place)}</span><pre>{html.escape(place and show.source_line(place))}</pre></td>'
-                    f'{cell(ptx)}{cell(sass) if tools else ""}</tr>' for place, ptx, sass in rows)
+    cells = [(f'<span class="small">{html.escape(place)}</span>{pre([place and show.source_line(place)])}', pre(ptx),
+              *[pre(sass)] * bool(tools)) for place, ptx, sass in rows]
     said = [f"<code>{html.escape(in_source)}</code>."]
     for kind, whole in (("PTX", loop), ("SASS", machine)):
         if whole[MOST_LINES:]:
             said.append(f"Of the {kind} the first {MOST_LINES} of {len(whole)} lines are shown.")
-    said.append("Beside the first row of a line of the source stands all the SASS of that line in the loop, which ptxas may have "
-                "unrolled and reordered." if tools else "What ptxas makes of it is missing: no ptxas with nvdisasm was found.")
+    said.append("Beside the first row of a line of the source stands all the SASS of that line in the loop, which "
+                "ptxas may have unrolled and reordered." if tools else
+                "What ptxas makes of it is missing: no ptxas with nvdisasm was found.")
     said.append(f"The whole kernel: <code>make ptx KERNEL={kernel_of(wanted)}</code>.")
-    heads = "<th>source</th><th>PTX</th>" + "<th>SASS</th>" * bool(tools)
-    return f'<p>{" ".join(said)}</p><div class="table loop"><table><tr>{heads}</tr>{cells}</table></div>'
+    return f"<p>{' '.join(said)}</p>{table(cells, ('source', 'PTX', 'SASS')[:3 if tools else 2], 'table loop')}"
 
 
 def kernel_of(wanted):
@@ -253,11 +265,12 @@ class Book:
         self.folder = folder
         self.before, self.chapters, self.none = chapters()
         self.kernels = list(show.kernels_in(ptx))
-        found = [subprocess.run([os.path.join(ROOT, "scripts/find_cuda.sh"), tool], capture_output=True, text=True).stdout.strip()
+        find = os.path.join(ROOT, "scripts/find_cuda.sh")
+        found = [subprocess.run([find, tool], capture_output=True, text=True).stdout.strip()
                  for tool in ("ptxas", "nvdisasm")]
         self.tools = found if ptx and all(found) else None
         # Where each file is: in a chapter, or on a page of its own.
-        self.pages = {path: f"{chapter.file}#{slug_of(path)}" for chapter in reversed(self.chapters) for path in chapter.read}
+        self.pages = {path: f"{c.file}#{slug_of(path)}" for c in reversed(self.chapters) for path in c.read}
         alone = [p for chapter in self.chapters for p in chapter.beside + chapter.tests]
         alone += [path_of(LIST, to) for _, to in LINK.findall(self.before + self.none) if not to.startswith("#")]
         self.alone = [path for path in dict.fromkeys(alone) if path not in self.pages]
@@ -287,11 +300,14 @@ class Book:
     def write(self, name, title, body, chapter=None):
         at = self.chapters.index(chapter) if chapter else None
         around = [] if at is None else [(at - 1, "previous", "← {}"), (at + 1, "next", "{} →")]
-        steps = "".join(f'<a class="{kind}" href="{self.chapters[i].file}">{shape.format(html.escape(self.chapters[i].title))}</a>'
-                        for i, kind, shape in around if 0 <= i < len(self.chapters))
+        near = [(self.chapters[i], kind, shape) for i, kind, shape in around if 0 <= i < len(self.chapters)]
+        steps = "".join(f'<a class="{kind}" href="{c.file}">{shape.format(html.escape(c.title))}</a>'
+                        for c, kind, shape in near)
         nav = f'<nav><a href="index.html">{TITLE}</a>{steps}</nav>'
-        page = ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-                f'<title>{html.escape(title)}</title><link rel="stylesheet" href="book.css"></head><body>{nav}<main>{body}</main>{nav}</body></html>\n')
+        page = ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+                '<meta name="viewport" content="width=device-width,initial-scale=1">'
+                f'<title>{html.escape(title)}</title><link rel="stylesheet" href="book.css"></head>'
+                f"<body>{nav}<main>{body}</main>{nav}</body></html>\n")
         with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
             file.write(page)
 
@@ -305,7 +321,8 @@ class Book:
         out = [f"<h1>{number}. {html.escape(chapter.title)}</h1>", markdown_html(LIST, chapter.prose, self.link),
                "<dl>" + "".join(f"<dt>{name}</dt><dd>{said}</dd>" for name, said in facts if said) + "</dl>"]
         for caption, path in chapter.pictures:
-            out.append(f'<figure><img src="{self.link(path)}" alt=""><figcaption>{html.escape(caption)}</figcaption></figure>')
+            out.append(f'<figure><img src="{self.link(path)}" alt=""><figcaption>{html.escape(caption)}</figcaption>'
+                       "</figure>")
         if chapter.shown:
             out.append(SHOWN[chapter.shown](chapter))
         for path in chapter.read:
@@ -313,8 +330,8 @@ class Book:
         if chapter.kernels:
             out.append("<h2>What nvcc makes of the inner loop</h2>")
             if not self.kernels:
-                out.append("<p>This is missing: nvcc was not found when the pages were made. With it <code>make book</code> shows the "
-                           f"PTX of <code>{html.escape(kernel_of(chapter.kernels[0]))}</code> here, line beside line.</p>")
+                out.append("<p>This is missing: nvcc was not found when the pages were made. With it "
+                           f"<code>make book</code> shows the PTX of <code>{kernel_of(chapter.kernels[0])}</code> here, line beside line.</p>")
             else:
                 out += [loop_html(kernel, self.kernels, self.tools) for kernel in chapter.kernels]
         return "".join(out)
@@ -326,16 +343,18 @@ class Book:
             self.write(chapter.file, chapter.title, self.chapter_html(chapter, number), chapter)
         for path in self.alone:
             self.write(self.pages[path], path, f"<h1>{html.escape(path)}</h1>{self.file_html(path)}")
-        listed = "".join(f'<li><a href="{c.file}">{html.escape(c.title)}</a><br>{markdown_html(LIST, c.prose, self.link)}</li>' for c in self.chapters)
+        listed = "".join(f'<li><a href="{c.file}">{html.escape(c.title)}</a><br>'
+                         f"{markdown_html(LIST, c.prose, self.link)}</li>" for c in self.chapters)
         heading, rest = self.before.split("\n", 1)
-        body = (f"<h1>{html.escape(heading.strip('# '))}</h1>{markdown_html(LIST, rest, self.link)}<ol class=\"chapters\">{listed}</ol>"
-                + markdown_html(LIST, "## " + self.none, self.link))
+        body = (f"<h1>{html.escape(heading.strip('# '))}</h1>{markdown_html(LIST, rest, self.link)}"
+                f'<ol class="chapters">{listed}</ol>{markdown_html(LIST, "## " + self.none, self.link)}')
         self.write("index.html", TITLE, body)
         for path in self.pictures:
             shutil.copy(os.path.join(ROOT, path), self.folder)
         with open(os.path.join(self.folder, "book.css"), "w") as file:
-            file.write(read("scripts/book.css") + HtmlFormatter(style="default").get_style_defs([".code", ".page pre"]) +
-                       "@media(prefers-color-scheme:dark){" + HtmlFormatter(style="github-dark").get_style_defs([".code", ".page pre"]) + "}")
+            light, dark = (HtmlFormatter(style=style).get_style_defs([".code", ".page pre"])
+                           for style in ("default", "github-dark"))
+            file.write(f"{light}@media (prefers-color-scheme: dark) {{ {dark} }}\n{read('scripts/book.css')}")
         print(f"wrote {len(self.chapters)} chapters and {len(self.alone)} files beside them: {self.folder}/index.html")
 
 
@@ -346,5 +365,6 @@ def slug_of(path):
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: scripts/book.py FOLDER [NAME.ptx...]")
-    os.chdir(ROOT)
-    Book(sys.argv[1], sys.argv[2:]).make()
+    wanted, given = os.path.abspath(sys.argv[1]), [os.path.abspath(name) for name in sys.argv[2:]]
+    os.chdir(ROOT)  # the places in PTX are from there
+    Book(wanted, given).make()

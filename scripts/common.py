@@ -20,7 +20,8 @@ def refuse(message):
 
 
 def library(name, flag):
-    """A library from this python or else from Debian's, which then runs the script from its start; flag: of scripts/setup.sh."""
+    """A library, from this python or else from Debian's, which then runs the script from its start. flag: the option of
+    scripts/setup.sh that installs it."""
     try:
         return importlib.import_module(name)
     except ImportError:

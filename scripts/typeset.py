@@ -1,7 +1,7 @@
-"""How a comment of the sources is set on a page of the book: which of its lines are prose, which a formula, which a drawing.
+"""How a comment of the sources is set on a page of the book: which of its lines are prose, a formula, a drawing.
 
-A formula keeps the columns in which it is typed; its indices, powers and Greek letters are set. A drawing of + - | gets lines that
-join. Prose is one paragraph whatever the width of the source.
+A formula keeps the columns in which it is typed; its indices, powers and Greek letters are set. A drawing of + - | gets
+lines that join. Prose is one paragraph whatever the width of the source.
 tests/test_book.cpp
 """
 import html
@@ -9,12 +9,13 @@ import re
 
 GREEK = dict(zip("alpha beta gamma delta epsilon eps theta lambda mu pi sigma phi".split(), "αβγδεεθλμπσφ"))
 NAMES = "|".join(GREEK)
+INDEXED = "lse|sum|max|mean|ramp|keep|weight|expert|slope"
 INLINE = re.compile("|".join((
     r"`(?P<code>[^`\n]+)`",
     r"(?P<path>(?<![\w/.])(?:[a-z0-9_]+/)*[A-Za-z0-9_]+\.(?:cuh|cu|cpp|h|md|py|sh)\b)",
     r"arXiv (?P<arxiv>\d{4}\.\d{5})",
     r"(?P<flag>(?<!\S)--[a-z][\w=|,.-]*\w)",
-    rf"(?P<base>(?<![\w/.])(?:[A-Za-z]{{1,2}}|d[a-z]{{1,2}}|lse|sum|max|mean|ramp|keep|weight|expert|slope|{NAMES})'?|(?<=\.)[a-z]{{1,2}})"
+    rf"(?P<base>(?<![\w/.])(?:[A-Za-z]{{1,2}}|d[a-z]{{1,2}}|{INDEXED}|{NAMES})'?|(?<=\.)[a-z]{{1,2}})"
     r"_(?P<index>[a-z]{1,2}\d?|\d+)(?![\w(])",
     r"\^(?P<power>\([^()]*\)|-?\w+|T\b)",
     rf"(?P<greek>(?<![\w/])(?<!--)(?:{NAMES})(?=\d?(?![\w(]|[.:-]\w| rule)))(?P<number>\d?)",
@@ -22,8 +23,8 @@ INLINE = re.compile("|".join((
 
 
 def set_text(text, link, formula=False):
-    """Prose, or one line of a formula, in HTML. A formula's columns stay where they are: what indices and powers take less room
-    for, the next gap has more."""
+    """Prose, or one line of a formula, in HTML. A formula's columns stay where they are: what indices and powers save
+    of its width is added to the next gap."""
     out, at, saved = [], 0, 0.0
 
     def plain(piece):
@@ -74,7 +75,7 @@ def is_fixed(line, indent):
     words = line.split()
     if re.fullmatch(r"\(.*arXiv.*\)", line):
         return False
-    if re.search(r"\S {2,}\S", line) or indent >= 8 or indent >= 2 and line.count(" | ") > 1:
+    if re.search(r"\S {2,}\S", line) or indent >= 8 or line[0] in "+|" or indent >= 2 and line.count(" | ") > 1:
         return True
     share, signs = told(words), {"=", "+=", "=>", ":=", "=:", "<-", "+", "*", "~"}
     if indent + len(line) > 80:
@@ -111,13 +112,14 @@ def ends(before, after):
     room = 116 - len(before) - len(after.split()[0])  # of a line of the source
     orphan = len(before.strip()) < 32  # (a few words that did not fit into the line above)
     begins = re.match(r"[A-Z]|[a-z][\w ]{0,18}: ", after) or " | " in before
-    return bool(re.match(r"(\d\.|\(\d\)|-|\*|twins:) |.*\| tests/", after) or room > 0 and before.endswith((".", ":")) or
+    return bool(re.match(r"(\d\.|\(\d\)|-|\*|twins:) |.*\| tests/", after) or
+                room > 0 and before.endswith((".", ":")) or
                 room > 16 and (before.endswith((";", ")")) or begins and not orphan))
 
 
 def set_comment(lines, link):
-    """A comment, without its slashes, in HTML, and how many columns its widest line of a formula or a drawing has. link: the page
-    of a file that a comment names, or None."""
+    """A comment, without its slashes, in HTML, and how many columns its widest line of a formula or a drawing has.
+    link: the page of a file that a comment names, or None."""
     out, widest, i = [], 0, 0
     indents = [len(line) - len(line.lstrip()) for line in lines]
     fixed = [bool(line.strip()) and is_fixed(line.strip(), indent) for line, indent in zip(lines, indents)]
