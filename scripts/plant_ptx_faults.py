@@ -16,6 +16,7 @@ A race is seen where the test runs with PTX_RACES=1: on a CPU one order of threa
 import argparse
 import collections
 import concurrent.futures
+import glob
 import os
 import re
 import shutil
@@ -98,8 +99,8 @@ class Rehearsal:
     def __init__(self, tree):
         self.tree = tree
         self.folder = os.path.join(tree, "build/rehearsal")
-        ptx = os.path.join(self.folder, "kernels.ptx")
-        self.kernels = os.path.exists(ptx) and Kernels(read(ptx))
+        ptx = [read(unit) for unit in sorted(glob.glob(os.path.join(self.folder, "units/*.ptx")))]
+        self.kernels = Kernels("".join(ptx)) if ptx else None
         self.seconds = {}
         self.lock = threading.Lock()
 
