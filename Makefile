@@ -386,13 +386,13 @@ arm_made = +$(MAKE) CXX=$(ARM_COMPILER) ARCH=armv8-a NVCC= BUILD=$(ARM) DEPS=$(A
 arm-quick:
 	$(call arm_made,$(ARM_QUICK))
 test-arm: train  ## on x86-64: cross-compiled for ARM64 and run under qemu, every test of an operation, golden runs, checkpoints
-	@$(if $(strip $(ARM_MISSING)),echo "make test-arm: missing: $(strip $(ARM_MISSING)); run scripts/setup.sh" >&2; exit 1,:)
+	@$(if $(strip $(ARM_MISSING)),echo "make test-arm: missing: $(strip $(ARM_MISSING)); run scripts/setup.sh --tests" >&2; exit 1,:)
 	$(call arm_made,$(ARM_WHOLE))
 	@scripts/run_tests.sh $(ARM_WHOLE)
 
 test: train $(TESTED) $(if $(ARM_TESTED),arm-quick)  ## every test: CPU = emulator = what nvcc has made, bit for bit; PTX lint
 	@$(if $(NVCC),:,echo "nvcc was not found (CUDA_HOME, the path, /usr/local/cuda*): what it makes is not run on a CPU")
-	@$(if $(strip $(ARM_MISSING)),echo "not run on ARM64: missing: $(strip $(ARM_MISSING)) (scripts/setup.sh)",:)
+	@$(if $(strip $(ARM_MISSING)),echo "not run on ARM64: missing: $(strip $(ARM_MISSING)) (scripts/setup.sh --tests)",:)
 	@scripts/run_tests.sh $(TESTED) $(ARM_TESTED)
 
 test-all: train $(TESTED) $(MATRIX)  ## also sanitizers, the race shadow, three vector widths, resources of kernels

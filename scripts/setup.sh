@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs the Debian packages that building and testing need, if any is missing. Run as often as you like: where all
 # are there it does nothing. CUDA is not installed: nvcc is used where it is found.
-# usage: scripts/setup.sh [--bench] [--plots] [--book] [--into=DIR [--from=PACKAGES]]
+# usage: scripts/setup.sh [--tests] [--bench] [--plots] [--book] [--into=DIR [--from=PACKAGES]]
+#   --tests            also what some tests need: --plots, --book, and on x86-64 a compiler, qemu and libraries for ARM64
 #   --bench, --plots   also what `make bench` (OpenBLAS) or the plots and their tests (matplotlib) need
 #   --book             also what `make book` and its test need (Pygments, Python-Markdown)
 #   --into=DIR         installs nothing and needs no root: the libraries are downloaded and unpacked into DIR. With that
@@ -10,19 +11,23 @@
 #   --from=PACKAGES    of --into: nothing is downloaded. PACKAGES is the folder DIR/packages that --into has left elsewhere, a
 #                      tenth of what is unpacked from it
 set -eu
-into= from=
+into= from= arm=
 #        compiler, make   the emulator's fibers   tests    flags         JSON, safetensors header  checksums, fingerprints
 packages="g++ make        libboost-context-dev    catch2   libcli11-dev  nlohmann-json3-dev        libxxhash-dev"
 #                    tokenizers: regular expressions, normal forms of Unicode
 packages="$packages  libpcre2-dev                     libutf8proc-dev"
 for option in "$@"; do
   case $option in
+    --tests)
+      packages="$packages python3-matplotlib python3-pygments python3-markdown"
+      [ "$(uname -m)" != x86_64 ] || arm=$(dirname "$0")/../build/arm64-libs
+      ;;
     --bench) packages="$packages libopenblas-dev" ;;
     --plots) packages="$packages python3-matplotlib" ;;
     --book) packages="$packages python3-pygments python3-markdown" ;;
     --into=?*) into=${option#--into=} ;;
     --from=?*) from=${option#--from=} ;;
-    *) echo "setup: unknown option $option; expected --bench, --plots, --book, --into=DIR or --from=PACKAGES" >&2; exit 1 ;;
+    *) echo "setup: unknown option $option; expected --tests, --bench, --plots, --book, --into=DIR or --from=PACKAGES" >&2; exit 1 ;;
   esac
 done
 if [ -n "$from" ]; then
@@ -53,9 +58,6 @@ if [ -n "$into" ]; then
   echo "setup: $(ls "$from"/*.deb | wc -l) packages are unpacked; build with: make DEPS=$(cd "$into" && pwd)"
   exit 0
 fi
-# On x86-64 the tests run for ARM64 too.
-arm=
-[ "$(uname -m)" != x86_64 ] || arm=$(dirname "$0")/../build/arm64-libs
 [ -z "$arm" ] || packages="$packages g++-aarch64-linux-gnu qemu-user-static"
 missing=
 for p in $packages; do
@@ -68,18 +70,22 @@ if [ -n "$missing" ]; then
   $as_root apt-get update -qq
   DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $missing
 fi
-if [ -n "$arm" ] && [ ! -d "$arm/usr" ]; then
-  # The libraries for ARM64 are unpacked and not installed: apt reads its lists of packages into a folder of its own.
-  work=$(mktemp -d)
-  trap 'rm -rf "$work"' EXIT
-  mkdir -p "$arm" "$work/lists/partial" "$work/cache/archives/partial"
+# The libraries for ARM64 are unpacked and not installed: apt reads its lists of packages into a folder of its own.
+unpack_for_arm() {
+  mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/libraries"
   both="-o APT::Architectures::=amd64 -o APT::Architectures::=arm64 -o Dir::State::lists=$work/lists -o Dir::Cache=$work/cache"
-  apt-get $both update -qq
+  apt-get $both update -qq || return
   wanted=$(apt-cache $both $needs libboost-context-dev:arm64 libxxhash-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 |
     grep -E '^(libboost-context|libxxhash|libpcre2-(8|dev)|libutf8proc).*:arm64$' | sort -u)
-  (cd "$work" && apt-get $both download -qq $wanted)
-  for p in "$work"/*.deb; do dpkg-deb -x "$p" "$arm"; done
-  echo "setup: for ARM64, $(ls "$work"/*.deb | wc -l) packages are unpacked into build/arm64-libs"
+  [ -n "$wanted" ] && (cd "$work" && apt-get $both download -qq $wanted) || return
+  for p in "$work"/*.deb; do dpkg-deb -x "$p" "$work/libraries" || return; done
+  rm -rf "$arm" && mkdir -p "${arm%/*}" && cp -r "$work/libraries" "$arm" &&
+    echo "setup: for ARM64, $(ls "$work"/*.deb | wc -l) packages are unpacked into build/arm64-libs"
+}
+if [ -n "$arm" ] && [ ! -d "$arm/usr" ]; then
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  unpack_for_arm || echo "setup: the libraries for ARM64 could not be had: the tests leave ARM64 out" >&2
 elif [ -z "$missing" ]; then
   echo "setup: all packages are there"
 fi
