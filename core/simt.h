@@ -42,8 +42,8 @@
 // STATIC_SHARED(float, tile, [32][33]); one copy serves all blocks, as they run in sequence. Not thread_local: ASan
 // guards plain statics only. constinit: g++ would give an array of a class with constructors, such as bf16, a flag that
 // says whether it is initialised, and every thread would read that.
-#define STATIC_SHARED(T, name, extents)        \
-  alignas(16) constinit static T name extents; \
+#define STATIC_SHARED(T, name, extents)          \
+  alignas(16) constinit static T name extents{}; \
   simt::enter_static_shared(&name, sizeof name)
 #define __shared__ static_assert(false, "STATIC_SHARED(T, name, extents) is the spelling that the emulator can count");
 

@@ -66,7 +66,7 @@ TEST_CASE("activation: slopes against finite differences", "[gradcheck]") {
   std::vector<double> y(n), dx(n);
   for (const auto& [act, name, uses, meaning] : activations) {
     activation_backward_ref(dx.data(), dy.data(), x.data(), n, act);
-    const auto loss = [&] { return activation_forward_ref(y.data(), x.data(), n, act), dot(y, dy); };
+    const auto loss = [&, act = act] { return activation_forward_ref(y.data(), x.data(), n, act), dot(y, dy); };
     check_gradients(loss, {{name, x, dx}});
   }
 }
@@ -102,7 +102,7 @@ TEST_CASE("activation: what the program runs equals the reference bit for bit", 
 // Gates take all of them, in loops of their own: the constants must name what they say.
 TEST_CASE("activation: with_known_activation hands over the one that was named") {
   for (const auto& [act, name, uses, meaning] : activations)
-    with_known_activation<~0u>(act, [&](auto known) {
+    with_known_activation<~0u>(act, [&, act = act](auto known) {
       constexpr Activation constant = known;
       REQUIRE(constant == act);
     });

@@ -59,7 +59,8 @@ TEST_CASE("attention: gradients of its variants against finite differences", "[g
   } cases[] = {
       {plain, false}, {bounded, false}, {sigmoid(plain, -1.5), false}, {sigmoid(bounded, -1.5), false},
       {plain, true},  {bounded, true},  {divided(plain, 3), true},     {divided(sigmoid(bounded, -1.5), 9), false}};
-  for (const auto& [s, sink] : cases) {
+  for (const auto& [shape, sink] : cases) {
+    const auto& s = shape;  // (clang++ 14: a lambda captures no binding)
     INFO("window " << s.window << " sigmoid " << s.sigmoid() << " sink " << sink);
     auto q = random_values<double>(query_size(s), 1, 2.0), k = random_values<double>(key_size(s), 2, 2.0),
          v = random_values<double>(key_size(s), 3), logit = random_values<double>(stat_size(s), 5, 2.0);

@@ -70,7 +70,7 @@ TEST_CASE("graph: nothing runs while it is recorded, and an argument stays what 
   LaunchGraph graph(ctx);
   for (const auto& [n, zeros] : {std::pair(1, 1), {3, 3}, {4, 3}}) {
     Buffer<float>::copy_to_device(ctx.device, x.data(), std::vector<float>(4, 1.0f).data(), 4);
-    graph.run([&] { set_zero(x.data(), size_t(n), ctx); });
+    graph.run([&, n = n] { set_zero(x.data(), size_t(n), ctx); });
     ctx.synchronize();
     REQUIRE(std::ranges::count(x.download(), 0.0f) == zeros);
   }
@@ -124,7 +124,7 @@ TEST_CASE("graph: what cannot be recorded is refused by its name, and what can i
     work.launch(ctx);
     for (int attempt : {1, 2}) {
       INFO(attempt);
-      const std::string said = refusal([&] {
+      const std::string said = refusal([&, &action = action] {
         graph.run([&] {
           work.launch(ctx);
           action();
@@ -310,7 +310,7 @@ TEST_CASE("graph: with batches of another size, or with dropout, it begins anew"
       targets.push_back(int(random_below(2, stream_of(Purpose::synthetic, draw), i, config.vocab)));
     }
     const auto draws = drops ? std::optional(draw) : std::nullopt;
-    const auto upload = [&](Model& m) { m.upload({ids, targets, B, T}, draws); };
+    const auto upload = [&, B = B, T = T](Model& m) { m.upload({ids, targets, B, T}, draws); };
     const auto launch = [&](Model& m, Context& c) {
       set_zero(m.weights.grads.data(), m.weights.flat_size(), c);
       m.forward();

@@ -87,7 +87,7 @@ TEST_CASE("tokenizer: a text that does not encode is refused at its byte or char
   const Tokenizer t = tokenizer_of("gpt2");
   for (const auto& [text, at] : std::vector<std::pair<std::string, int>>{
            {"abc\xff", 3}, {"\xc3", 0}, {"a\xc0\x80", 1}, {"é\xed\xa0\x80", 2}, {"\xf4\x90\x80\x80", 0}})
-    REQUIRE(refusal([&] { t.encode(text); }) == format("byte %d of the text is not UTF-8", at));
+    REQUIRE(refusal([&, &text = text] { t.encode(text); }) == format("byte %d of the text is not UTF-8", at));
   json poor = fixtures().at("gpt2").at("tokenizer");
   poor["model"]["merges"] = json::array();
   poor["model"]["vocab"] = {{"a", 0}};
