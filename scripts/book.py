@@ -18,6 +18,7 @@ import subprocess
 import sys
 
 from common import ROOT, library, read_bench, refuse
+from plots import PAGE, colours_css
 
 markdown = library("markdown", "--book")
 pygments = library("pygments", "--book")
@@ -355,7 +356,8 @@ class Book:
         with open(os.path.join(self.folder, "book.css"), "w") as file:
             light, dark = (HtmlFormatter(style=style).get_style_defs([".code", ".page pre"])
                            for style in ("default", "github-dark"))
-            file.write(f"{light}@media (prefers-color-scheme: dark) {{ {dark} }}\n{read('scripts/book.css')}")
+            file.write(f"{colours_css(PAGE | {'code': ('#f6f8fa', '#161c24')})}\n{light}"
+                       f"@media screen and (prefers-color-scheme: dark) {{ {dark} }}\n{read('scripts/book.css')}")
         print(f"wrote {len(self.chapters)} chapters and {len(self.alone)} files beside them: {self.folder}/index.html")
 
 

@@ -1,4 +1,5 @@
-"""What the scripts that draw runs share: the log of a run, the colours of runs, and where matplotlib comes from."""
+"""What the scripts that draw runs share: the log of a run, the colours of runs and of pages, and where matplotlib
+comes from."""
 import json
 import logging
 import math
@@ -10,6 +11,9 @@ from common import library, open_regular, refuse
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
 DARK_COLOURS = ("#3D9BDC", "#F0824A", "#1FC495", "#E39CC4", "#8CCBF2", "#F2B84B", "#D0D0D0")
 DASHES = ("-", "--", ":")
+# Of a page, where it is light and where it is dark.
+PAGE = {"text": ("#1f2328", "#e6edf3"), "muted": ("#59636e", "#9aa5b1"), "axis": ("#b1bac4", "#4a5460"),
+        "grid": ("#eaeef2", "#262c34"), "ground": ("#fefefe", "#0f141a"), "link": ("#0969da", "#6cb2ff")}
 
 LARGEST = 1e100  # of a number: no float32 that a run measures is as large, and no sum of such numbers overflows
 
@@ -66,6 +70,13 @@ def drawn(name):
 def look(index):
     """The line of a run, by its place on the command line."""
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
+
+
+def colours_css(colours):
+    """Each colour as a variable of its name. A page on paper is light."""
+    light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in colours.items()) for i in (0, 1))
+    return (f":root{{color-scheme:light;{light}}}"
+            f"@media screen and (prefers-color-scheme:dark){{:root{{color-scheme:dark;{dark}}}}}")
 
 
 def find_matplotlib():

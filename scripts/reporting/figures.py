@@ -3,10 +3,10 @@ import numpy
 from matplotlib import cm, colormaps, colors
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from plots import COLOURS, DASHES, look
+from plots import COLOURS, DASHES, PAGE, look
 
 # What a page that is dark draws in other colours has these, and nothing else does (page.py).
-MUTED, TEXT, AXIS, GRID, GROUND = "#59636e", "#1f2328", "#b1bac4", "#eaeef2", "#fefefe"
+MUTED, TEXT, AXIS, GRID, GROUND = (PAGE[name][0] for name in ("muted", "text", "axis", "grid", "ground"))
 HEAT = colormaps["magma_r"].resampled(64)  # with more colours the pictures take more bytes, and look the same
 MAP_SIDE = 128  # tokens and dimensions of a heat map: more would be lost in a column of the page
 

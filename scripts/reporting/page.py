@@ -6,8 +6,8 @@ import re
 
 from reporting.catalogue import SECTIONS, Lines
 from reporting.drawing import draw_bar, draw_lines, draw_part, has_any, suited, svg
-from plots import COLOURS, DARK_COLOURS
-from reporting.figures import AXIS, GRID, GROUND, MUTED, TEXT, key_html
+from plots import COLOURS, DARK_COLOURS, PAGE, colours_css
+from reporting.figures import key_html
 from reporting.table import flags_html, flags_of, table
 
 CSS = """
@@ -40,10 +40,8 @@ svg{display:block;width:100%;height:auto;font-family:system-ui,-apple-system,"Se
 h2,h3,h3+p,figcaption{break-after:avoid}figure,tr,.block{break-inside:avoid}.lines{grid-template-columns:repeat(3,1fr)}.columns{grid-template-columns:repeat(min(var(--columns),4),minmax(0,1fr))}}
 """
 
-# What a colour of the figures is called in the page, where it is light and where it is dark. A page on paper is light.
-PALETTE = {"text": (TEXT, "#e6edf3"), "muted": (MUTED, "#9aa5b1"), "axis": (AXIS, "#4a5460"), "grid": (GRID, "#262c34"),
-           "ground": (GROUND, "#0f141a"), **{f"run-{i}": pair for i, pair in enumerate(zip(COLOURS, DARK_COLOURS))}}
-LINK = ("#0969da", "#6cb2ff")
+# What a colour of the figures is called in the page.
+PALETTE = PAGE | {f"run-{i}": pair for i, pair in enumerate(zip(COLOURS, DARK_COLOURS))}
 
 # Names the point of a line that is next to the pointer: its run and, from where it stands in the axes, its numbers.
 SCRIPT = """
@@ -77,12 +75,6 @@ for (const svg of document.querySelectorAll("svg[data-axes]")) {
 }
 })();
 """
-
-
-def colours_css():
-    light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in (PALETTE | {"link": LINK}).items()) for i in (0, 1))
-    return (f":root{{color-scheme:light;{light}}}"
-            f"@media screen and (prefers-color-scheme:dark){{:root{{color-scheme:dark;{dark}}}}}")
 
 
 def linked(text):
@@ -165,7 +157,7 @@ def page(runs):
     title = "1 run" if len(runs) == 1 else f"{len(runs)} runs side by side"
     return ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width,initial-scale=1">'
-            f"<title>gated.cu: {title}</title><style>{colours_css()}{CSS}</style></head><body>"
+            f"<title>gated.cu: {title}</title><style>{colours_css(PALETTE)}{CSS}</style></head><body>"
             f"<header><h1>{title}</h1>{introduction(runs)}{table(runs)}</header>"
             f'<nav class="legend" aria-label="runs"><div>{legend}</div></nav><main>{sections}</main><script>{SCRIPT}</script></body></html>\n')
 
