@@ -373,15 +373,15 @@ rehearsal: export GATED_GUARD = off
 
 # ---- tests
 
-# ARM64 on an x86-64 machine: cross-compiled, run under qemu. Of the tests those of the operations, of the emulator, a short
-# golden run, and checkpoints that go from one CPU to the other; `make test` has those of a few minutes.
+# ARM64 on an x86-64 machine: cross-compiled, run under qemu. Of the tests those of the operations, of the emulator, short
+# golden runs, and checkpoints that go from one CPU to the other; `make test` has those of a few minutes.
 ARM := $(BUILD)/arm64
 ARM_LIBS := $(BUILD)/arm64-libs
 ARM_COMPILER := aarch64-linux-gnu-g++
 ARM_MISSING := $(if $(X86),$(foreach t,$(ARM_COMPILER) qemu-aarch64-static,$(if $(shell command -v $t 2>&1),,$t)) \
   $(if $(wildcard $(ARM_LIBS)/usr/lib/*),,$(ARM_LIBS)),an x86-64 machine)
-ARM_QUICK := $(addprefix $(ARM)/release/,train test_golden test_mma test_math test_attention test_rmsnorm test_simt)
-ARM_WHOLE := $(ARM_QUICK) $(RUN_KERNELS:%=$(ARM)/release/%) $(KERNEL_TESTS:%=$(ARM)/race/%)
+ARM_QUICK := $(addprefix $(ARM)/release/,test_golden test_mma test_math test_attention test_rmsnorm test_simt)
+ARM_WHOLE := $(ARM)/release/train $(ARM_QUICK) $(RUN_KERNELS:%=$(ARM)/release/%) $(KERNEL_TESTS:%=$(ARM)/race/%)
 ARM_WHOLE := $(shell printf '%s\n' $(ARM_WHOLE) | awk '!seen[$$0]++')
 ARM_TESTED := $(if $(strip $(ARM_MISSING)),,$(ARM_QUICK))
 arm_made = +$(MAKE) CXX=$(ARM_COMPILER) ARCH=armv8-a NVCC= BUILD=$(ARM) DEPS=$(ARM_LIBS) $(1)

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Runs test binaries side by side, one line each, and closes with "N passed, N failed".
-# usage: scripts/run_tests.sh TEST...      a test binary (in a folder arm64 it runs under qemu), a .ptx file to lint or a .ptxas file of resources, or a program of the rehearsal; its
-# log is kept beside it as TEST.log. With rehearsal/kernels.ptx all kernels must have been launched by the rehearsal's
-# tests.
+# usage: scripts/run_tests.sh TEST...
+# TEST: a test binary (in a folder arm64 it runs under qemu), a .ptx file to lint or a .ptxas file of resources, or a
+# program of the rehearsal; its log is kept beside it as TEST.log. With rehearsal/kernels.ptx all kernels must have been
+# launched by the rehearsal's tests.
 set -u
 export OMP_WAIT_POLICY=passive # two processes share the cores: waiting threads must not spin
 if [ "${1:-}" = --one ]; then
