@@ -15,7 +15,7 @@ INLINE = re.compile("|".join((
     r"(?P<path>(?<![\w/.])(?:[a-z0-9_]+/)*[A-Za-z0-9_]+\.(?:cuh|cu|cpp|h|md|py|sh)\b)",
     r"arXiv (?P<arxiv>\d{4}\.\d{5})",
     r"(?P<flag>(?<!\S)--[a-z][\w=|,.-]*\w)",
-    rf"(?P<base>(?<![\w/.])(?:[A-Za-z]{{1,2}}|d[a-z]{{1,2}}|{INDEXED}|{NAMES})'?|(?<=\.)[a-z]{{1,2}})"
+    rf"(?P<base>(?<![\w/.])(?!sm_)(?:[A-Za-z]{{1,2}}|d[a-z]{{1,2}}|{INDEXED}|{NAMES})'?|(?<=\.)[a-z]{{1,2}})"
     r"_(?P<index>[a-z]{1,2}\d?|\d+)(?![\w(])",
     r"\^(?P<power>\([^()]*\)|-?\w+|T\b)",
     rf"(?P<greek>(?<![\w/])(?<!--)(?:{NAMES})(?=\d?(?![\w(]|[.:-]\w| rule)))(?P<number>\d?)",
@@ -80,7 +80,8 @@ def is_fixed(line, indent):
     share, signs = told(words), {"=", "+=", "=>", ":=", "=:", "<-", "+", "*", "~"}
     if indent + len(line) > 80:
         return indent >= 2 and share < 0.3
-    return (set(words[:2]) & signs and share < 0.6) or (indent >= 2 and (set(words) & signs and share < 0.45 or
+    defined = indent >= 4 and words[1:2] in (["="], ["+="])
+    return (set(words[:2]) & signs and share < (0.8 if defined else 0.6)) or (indent >= 2 and (set(words) & signs and share < 0.45 or
                                                                         line.endswith((";", "{")) and share < 0.6))
 
 
@@ -112,7 +113,7 @@ def ends(before, after):
     room = 116 - len(before) - len(after.split()[0])  # of a line of the source
     orphan = len(before.strip()) < 32  # (a few words that did not fit into the line above)
     begins = re.match(r"[A-Z]|[a-z][\w ]{0,18}: ", after) or " | " in before
-    return bool(re.match(r"(\d\.|\(\d\)|-|\*|twins:) |.*\| tests/", after) or
+    return bool(re.match(r"(\d\.|\(\d\)|-|\*|(twins|shapes|order|exactly|in bf16|backward):) |.*\| tests/", after) or
                 room > 0 and before.endswith((".", ":")) or
                 room > 16 and (before.endswith((";", ")")) or begins and not orphan))
 
