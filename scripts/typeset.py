@@ -80,9 +80,9 @@ def is_fixed(line, indent):
     share, signs = told(words), {"=", "+=", "=>", ":=", "=:", "<-", "+", "*", "~"}
     if indent + len(line) > 80:
         return indent >= 2 and share < 0.3
-    defined = indent >= 4 and words[1:2] in (["="], ["+="])
-    return (set(words[:2]) & signs and share < (0.8 if defined else 0.6)) or (indent >= 2 and (set(words) & signs and share < 0.45 or
-                                                                        line.endswith((";", "{")) and share < 0.6))
+    defined, holds = indent >= 4 and words[1:2] in (["="], ["+="]), set(words) & signs
+    return (set(words[:2]) & signs and share < (0.8 if defined else 0.6)) or (
+        indent >= 2 and (holds and share < 0.45 or line.endswith((";", "{")) and share < 0.6))
 
 
 def joined(lines):
