@@ -71,9 +71,6 @@ class Drawing:
             if line:
                 self.text(x, f"{y + 5 + (i - (len(lines) - 1) / 2) * 18:g}", line, style)
 
-    def gate(self, x, y, name):
-        self.box("gate", x, y, 54, name, 28, optional=True, radius=14)
-
     def line(self, *points):
         self.add('<path class="line" d="M' + "L".join(f"{x:g} {y:g}" for x, y in points) + '"/>')
 
@@ -86,50 +83,77 @@ class Drawing:
         self.add(f'<path class="tip" d="M{x:g} {y:g}L{back[0] + 4 * dy:g} {back[1] + 4 * dx:g}'
                  f'L{back[0] - 4 * dy:g} {back[1] - 4 * dx:g}Z"/>')
 
-    def circle(self, x, y, sign):
-        """The sum or the product of two arrays, element by element."""
+    def down(self, x, y, *boxes):
+        """Boxes one below the other, of which each says its kind, its y and what else box() takes: an arrow leads from
+        (x,y) to the first and from each to the next. Returns where the last ends."""
+        for kind, at, width, lines, *more in boxes:
+            half = (more[0] if more else 30) / 2
+            self.arrow((x, y), (x, at - half))
+            self.box(kind, x, at, width, lines, *more)
+            y = at + half
+        return y
+
+    def right(self, x, y, *boxes):
+        """The same from left to right."""
+        for kind, at, width, lines, *more in boxes:
+            self.arrow((x, y), (at - width / 2, y))
+            self.box(kind, at, y, width, lines, *more)
+            x = at + width / 2
+        return x
+
+    def named(self, x, y, name, about):
+        self.text(x, y, name, "strong")
+        self.text(x + 14, y, about, "small muted left")
+
+    def dot(self, x, y, radius):
+        self.add(f'<circle class="tip" cx="{x}" cy="{y}" r="{radius}"/>')
+
+    def sign(self, x, y):
         self.add(f'<circle class="plus" cx="{x}" cy="{y}" r="9"/>')
-        if sign == "+":
-            self.line((x - 5, y), (x + 5, y))
-            self.line((x, y - 5), (x, y + 5))
+
+    def plus(self, x, y):
+        """The sum of two arrows, element by element."""
+        self.sign(x, y)
+        self.line((x - 5, y), (x + 5, y))
+        self.line((x, y - 5), (x, y + 5))
+
+    def product(self, x, y, meet):
+        """What comes from x, times what comes from below: y."""
+        self.arrow((x, y), (meet - 9, y))
+        self.sign(meet, y)
+        self.dot(meet, y, 2.6)
+        self.arrow((meet + 9, y), (meet + 25, y))
+        self.text(meet + 33, y + 5, "y", "strong")
+
+    def panel(self, x, y, width, height, title, formula="", formula_at=0):
+        """With its title in the middle, or at the left of a formula."""
+        self.add(f'<rect class="box panel" x="{x}" y="{y}" width="{width}" height="{height}" rx="10"/>')
+        if formula:
+            self.text(x + 16, y + 27, title, "title left")
+            self.text(x + formula_at, y + 27, formula, "left")
         else:
-            self.add(f'<circle class="tip" cx="{x}" cy="{y}" r="2.6"/>')
-
-    def panel(self, x, y, width, height, title):
-        self.add(f'<rect class="box panel" x="{x}" y="{y}" width="{width}" height="{height}" rx="10"/>')
-        self.text(f"{x + width / 2:g}", y + 26, title, "title")
-
-    def wide_panel(self, x, y, width, height, title, formula_at, formula):
-        self.add(f'<rect class="box panel" x="{x}" y="{y}" width="{width}" height="{height}" rx="10"/>')
-        self.text(x + 16, y + 27, title, "title left")
-        self.text(x + formula_at, y + 27, formula, "left")
+            self.text(f"{x + width / 2:g}", y + 26, title, "title")
 
     def zoom(self, x, top, bottom, to_x, to_top, to_bottom):
         self.add(f'<path class="zoom" d="M{x} {top}L{to_x} {to_top}V{to_bottom}L{x} {bottom}Z"/>')
+
+
+def gate_at(y, name):
+    return "gate", y, 54, name, 28, True, 14
 
 
 def model(d):
     d.panel(10, 12, 148, 560, "model")
     x = 84
     d.text(x, 70, "tokens (B,T)")
-    d.arrow((x, 77), (x, 95))
-    d.box("matrix", x, 110, 124, "embedding")
-    d.arrow((x, 125), (x, 153))
-    d.box("other", x, 175, 124, "block 1", 44)
-    d.arrow((x, 197), (x, 215))
-    d.box("other", x, 237, 124, "block 2", 44)
-    d.line((x, 259), (x, 269))
+    y = d.down(x, 77, ("matrix", 110, 124, "embedding"), ("other", 175, 124, "block 1", 44),
+               ("other", 237, 124, "block 2", 44))
+    d.line((x, y), (x, y + 10))
     for y in (277, 285, 293):
-        d.add(f'<circle class="tip" cx="{x}" cy="{y}" r="1.8"/>')
-    d.arrow((x, 300), (x, 313))
-    d.box("other", x, 335, 124, "block L", 44)
-    d.arrow((x, 357), (x, 385))
-    d.box("norm", x, 400, 124, "final norm")
-    d.arrow((x, 415), (x, 438))
-    d.box("matrix", x, 453, 124, "output W_lm")
-    d.arrow((x, 468), (x, 491))
-    d.box("other", x, 506, 124, "cross-entropy")
-    d.arrow((x, 521), (x, 541))
+        d.dot(x, y, 1.8)
+    y = d.down(x, 300, ("other", 335, 124, "block L", 44), ("norm", 400, 124, "final norm"),
+               ("matrix", 453, 124, "output W_lm"), ("other", 506, 124, "cross-entropy"))
+    d.arrow((x, y), (x, 541))
     d.text(x, 557, "loss")
 
 
@@ -137,104 +161,69 @@ def block(d):
     d.zoom(146, 153, 197, 178, 12, 572)
     d.panel(178, 12, 254, 560, "block")
     stream, x, width = 206, 330, 180
-    d.text(stream, 58, "h", "strong")
-    d.text(stream + 14, 58, "residual stream (B,T,C)", "small muted left")
+    d.named(stream, 58, "h", "residual stream (B,T,C)")
     for top, norm, mixer, detail in ((82, "input norm", "attention", "the token mixer"),
                                      (320, "post-attention norm", "FFN", "the channel mixer")):
         d.arrow((stream, top), (x, top), (x, top + 17))
         d.box("norm", x, top + 32, width, norm)
-        d.arrow((x, top + 47), (x, top + 62))
-        d.box("other", x, top + 85, width, [mixer, detail], 46)
-        d.arrow((x, top + 108), (x, top + 123))
-        d.box("norm", x, top + 138, width, "sandwich norm", optional=True)
-        d.arrow((x, top + 153), (x, top + 175), (stream + 9, top + 175))
+        y = d.down(x, top + 47, ("other", top + 85, width, [mixer, detail], 46),
+                   ("norm", top + 138, width, "sandwich norm", 30, True))
+        d.arrow((x, y), (x, top + 175), (stream + 9, top + 175))
     for start, plus in ((64, 257), (266, 495)):
         d.arrow((stream, start), (stream, plus - 9))
-        d.circle(stream, plus, "+")
+        d.plus(stream, plus)
         d.text(stream + 18, plus + 22, "clips and dropout, if any", "small muted left")
     d.arrow((stream, 504), (stream, 541))
-    d.text(stream, 557, "h", "strong")
-    d.text(stream + 14, 557, "to the next block", "small muted left")
+    d.named(stream, 557, "h", "to the next block")
 
 
 def attention(d):
     d.zoom(420, 144, 190, 452, 12, 572)
     d.panel(452, 12, 338, 560, "attention")
     q, k, v, middle, width = 508, 592, 676, 592, 74
-    d.text(middle, 58, "x", "strong")
-    d.text(middle + 14, 58, "from the input norm", "small muted left")
+    d.named(middle, 58, "x", "from the input norm")
     d.line((middle, 64), (middle, 76))
-    for at, name, gate in ((q, "q", "G4"), (k, "k", "G3"), (v, "v", "G2")):
-        d.arrow((middle, 76), (at, 76), (at, 93))
-        d.box("matrix", at, 108, width, f"W_{name}")
-        d.arrow((at, 123), (at, 137))
-        d.gate(at, 151, gate)
-        if name == "v":
-            d.arrow((at, 165), (at, 279))
-        else:
-            d.arrow((at, 165), (at, 179))
-            d.box("headnorm", at, 194, width, "QK-norm")
-            d.arrow((at, 209), (at, 223))
-            d.box("other", at, 238, width, "RoPE")
-            d.arrow((at, 253), (at, 279))
-    for at, name in ((q, "q"), (k, "k"), (v, "v")):
-        d.text(at + 12, 270, name, "small muted")
+    for x, name, gate in ((q, "q", "G4"), (k, "k", "G3"), (v, "v", "G2")):
+        d.arrow((middle, 76), (x, 76), (x, 93))
+        d.box("matrix", x, 108, width, f"W_{name}")
+        y = d.down(x, 123, gate_at(151, gate))
+        if name != "v":
+            y = d.down(x, y, ("headnorm", 194, width, "QK-norm"), ("other", 238, width, "RoPE"))
+        d.arrow((x, y), (x, 279))
+    for x, name in ((q, "q"), (k, "k"), (v, "v")):
+        d.text(x + 12, 270, name, "small muted")
     d.box("other", middle, 304, 242, ["SDPA", "softmax(q k^T / √D) v, causal"], 50)
     d.box("sink", 756, 304, 48, "sink", 28, optional=True, radius=14)
     d.arrow((732, 304), (713, 304))
-    d.arrow((middle, 329), (middle, 346))
-    d.box("headnorm", middle, 361, 150, "GroupNorm", optional=True)
-    d.arrow((middle, 376), (middle, 393))
-    d.gate(middle, 407, "G1")
-    d.arrow((middle, 421), (middle, 438))
-    d.box("matrix", middle, 453, width, "W_o")
-    d.arrow((middle, 468), (middle, 489))
-    d.gate(middle, 503, "G5")
-    d.arrow((middle, 517), (middle, 541))
-    d.text(middle, 557, "y", "strong")
-    d.text(middle + 14, 557, "to the residual stream", "small muted left")
+    y = d.down(middle, 329, ("headnorm", 361, 150, "GroupNorm", 30, True), gate_at(407, "G1"),
+               ("matrix", 453, width, "W_o"), gate_at(503, "G5"))
+    d.arrow((middle, y), (middle, 541))
+    d.named(middle, 557, "y", "to the residual stream")
 
 
 def gate(d):
     left, top, meet = 10, 584, 352
     a, x = top + 60, top + 104
-    d.wide_panel(left, top, 385, 136, "a gate", 92, "y = a ⊙ σ(x W_g^T)")
-    d.text(left + 24, a + 5, "a", "strong")
-    d.text(left + 38, a + 5, "what is gated", "small muted left")
-    d.arrow((left + 136, a), (meet - 9, a))
-    d.circle(meet, a, "*")
-    d.arrow((meet + 9, a), (meet + 25, a))
-    d.text(meet + 33, a + 5, "y", "strong")
-    d.text(left + 24, x + 5, "x", "strong")
-    d.text(left + 38, x + 5, "what attention reads", "small muted left")
-    d.arrow((left + 182, x), (left + 200, x))
-    d.box("matrix", left + 226, x, 52, "W_g")
-    d.arrow((left + 252, x), (left + 272, x))
-    d.box("gate", left + 296, x, 48, "σ")
-    d.arrow((left + 320, x), (meet, x), (meet, a + 9))
+    d.panel(left, top, 385, 136, "a gate", "y = a ⊙ σ(x W_g^T)", 92)
+    d.named(left + 24, a + 5, "a", "what is gated")
+    d.product(left + 136, a, meet)
+    d.named(left + 24, x + 5, "x", "what attention reads")
+    end = d.right(left + 182, x, ("matrix", left + 226, 52, "W_g"), ("gate", left + 296, 48, "σ"))
+    d.arrow((end, x), (meet, x), (meet, a + 9))
 
 
 def gated_norm(d):
     left, top = 405, 584
     n, low, split, meet = top + 60, top + 104, left + 160, left + 340
-    d.wide_panel(left, top, 385, 136, "GatedNorm", 132, "y = n ⊙ σ(W_up SiLU(W_down n))")
+    d.panel(left, top, 385, 136, "GatedNorm", "y = n ⊙ σ(W_up SiLU(W_down n))", 132)
     d.text(left + 18, n + 5, "h", "strong")
-    d.arrow((left + 28, n), (left + 46, n))
-    d.box("norm", left + 93, n, 94, "RMSNorm")
-    d.arrow((left + 140, n), (meet - 9, n))
+    d.product(d.right(left + 28, n, ("norm", left + 93, 94, "RMSNorm")), n, meet)
     d.text(split, n - 7, "n", "small muted")
-    d.circle(meet, n, "*")
-    d.arrow((meet + 9, n), (meet + 25, n))
-    d.text(meet + 33, n + 5, "y", "strong")
     d.arrow((split, n), (split, n + 22), (left + 18, n + 22), (left + 18, low), (left + 34, low))
     d.box("matrix", left + 68, low, 68, "W_down")
-    d.arrow((left + 102, low), (left + 120, low))
-    d.box("other", left + 147, low, 54, "SiLU")
-    d.arrow((left + 174, low), (left + 192, low))
-    d.box("matrix", left + 219, low, 54, "W_up")
-    d.arrow((left + 246, low), (left + 264, low))
-    d.box("gate", left + 288, low, 48, "σ")
-    d.arrow((left + 312, low), (meet, low), (meet, n + 9))
+    end = d.right(left + 102, low, ("other", left + 147, 54, "SiLU"), ("matrix", left + 219, 54, "W_up"),
+                  ("gate", left + 288, 48, "σ"))
+    d.arrow((end, low), (meet, low), (meet, n + 9))
 
 
 def legend(d):
