@@ -77,6 +77,14 @@ def write_bench(name, bench):
     os.replace(name + ".new", name)
 
 
+def write_fixture(name, text):
+    """A file of tests/fixtures, or of the folder that the command line names instead."""
+    path = os.path.join(sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "tests/fixtures"), name)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+    print(f"wrote {path}, {os.path.getsize(path)} bytes")
+
+
 def chosen(faults, text):
     """Those with these numbers, of faults that know theirs: "3,17-20"; all of them for no text."""
     if not text:

@@ -9,13 +9,12 @@ sequence's last token, and of all gradients together. Weights and tokens are tho
 of its output and its gradients, all from numbers that are bfloat16's in both.
 """
 import json
-import os
-import sys
 
 import torch
 import torch.nn.functional as F
 
 import make_fixtures as fixtures
+from common import write_fixture
 
 BASE = "--vocab=96 --context=64 --layers=2 --hidden=64 --heads=4 --kv-heads=2 --head-dim=16 --ffn-hidden=160"
 LINES = {
@@ -43,14 +42,12 @@ def error(truth, got):
 
 def fixture(line, make):
     f = fixtures.flags_of(f"{BASE} --expert-hidden=1 {line}")  # (transformers asks for the width of experts that are not there)
-    T, V = f["context"], f["vocab"]
-    ids, targets = (fixtures.tokens(name, BATCH * T, V).reshape(BATCH, T) for name in ("ids", "targets"))
+    ids, targets = fixtures.batch(BATCH, f["context"], f["vocab"])
     weights = fixtures.weights_of(fixtures.model_of(f), f["norm-weight"] == "zero-centred")
-    with torch.autograd.set_grad_enabled(True):
-        truth = results(make, f, weights, ids, targets, torch.float64)
-        torch.set_default_dtype(torch.float32)
-        rounded = results(make, f, weights, ids, targets, torch.bfloat16)
-        torch.set_default_dtype(torch.float64)
+    truth = results(make, f, weights, ids, targets, torch.float64)
+    torch.set_default_dtype(torch.float32)
+    rounded = results(make, f, weights, ids, targets, torch.bfloat16)
+    torch.set_default_dtype(torch.float64)
     logits, gradient = (error(*pair) for pair in zip(truth, rounded))
     print(f"{make.__name__:12} logits {logits:.2e}  gradient {gradient:.2e}  {line}")
     return {"flags": f"{BASE} {line}", "source": f"transformers, {make.__name__}", "logits": logits, "gradient": gradient}
@@ -73,16 +70,8 @@ def attention(T=130, heads=2, kv_heads=1, D=32):
 
 
 def main():
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(1)
-    folder = sys.argv[1] if len(sys.argv) > 1 else os.path.join(fixtures.ROOT, "tests/fixtures")
-    path = os.path.join(folder, "bf16.json")
-    content = {"torch": torch.__version__.partition("+")[0], "transformers": fixtures.transformers.__version__,
-               "batch": BATCH, "models": [fixture(line, make) for line, make in LINES.items()], "attention": attention()}
-    with open(path, "w") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
-    print(f"wrote {path}")
+    content = fixtures.VERSIONS | {"batch": BATCH, "models": [fixture(*line) for line in LINES.items()], "attention": attention()}
+    write_fixture("bf16.json", json.dumps(content, indent=1))
 
 
 if __name__ == "__main__":

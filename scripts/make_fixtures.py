@@ -19,6 +19,7 @@ every product by at least half its error, and errors that cancel in one product 
 Qwen3, GPT-2 and gpt-oss with one expert every entry is stored. Where there are experts, "loss" is without the losses of their
 routers, as ./train prints it, and the gradients are of the sum.
 """
+import contextlib
 import json
 import math
 import os
@@ -34,13 +35,17 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.switch_transformers import modeling_switch_transformers
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from common import ROOT, write_fixture
+
 sys.path.insert(0, os.path.join(ROOT, "training/models"))
 import modeling_gated
 from modeling_gated import (ACTIVATIONS, attention, attention_scores, gated_delta_rule, head_experts, polynorm, rope, rotations,
                             swiglu_clamped)
 
 WORD = 2**64 - 1
+VERSIONS = {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__}
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
 
 
 # ---- numbers that both sides make
@@ -66,6 +71,11 @@ def values(name, *shape):
 
 def tokens(name, n, vocab):
     return ((values(name, n) + 1) / 2 * vocab).floor().long()
+
+
+def batch(B, T, vocab):
+    """Tokens and targets (B,T)."""
+    return (tokens(name, B * T, vocab).reshape(B, T) for name in ("ids", "targets"))
 
 
 def weights_of(m, zero_centred):
@@ -351,10 +361,16 @@ def published_router_losses(f, routers):
     return total
 
 
-def by_library(make, f, ids, targets, weights):
-    # What transformers does in float32 whatever the weights are (norms, softmax, RoPE tables): here float64 too.
+@contextlib.contextmanager
+def in_float64():
+    """What transformers does in float32 whatever the weights are (norms, softmax, RoPE tables): in float64 too."""
     with mock.patch.multiple(torch, float=torch.float64, float32=torch.float64), \
             mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+        yield
+
+
+def by_library(make, f, ids, targets, weights):
+    with in_float64():
         m, parameters = make(f)
         routers = []
         for module in m.modules():
@@ -376,13 +392,20 @@ def relative_error(expected, got):
     return (got - expected).abs().max().item() / (scale if scale > 1e-12 else 1)
 
 
+def stored(name, x):
+    """All entries of few; of many the 2-norm and three products."""
+    x = x.double().flatten()
+    if x.numel() <= 64:
+        return x
+    directions = [values(f"direction {i} of {name}", x.numel()) for i in range(3)]
+    return torch.stack([x.norm()] + [x @ ((d + torch.where(d < 0, -1, 1)) / 2) for d in directions])
+
+
 def model_fixture(line, base):
-    f, B = flags_of(f"{base} {line}"), 2
+    f, routers = flags_of(f"{base} {line}"), []
     m = model_of(f)
     weights = weights_of(m, f["norm-weight"] == "zero-centred")
-    T, V = f["context"], f["vocab"]
-    ids, targets = (tokens(name, B * T, V).reshape(B, T) for name in ("ids", "targets"))
-    routers = []
+    ids, targets = batch(2, f["context"], f["vocab"])
     logits = logits_of(m, weights, ids, routers)
     results, source = loss_and_gradients(logits, targets, weights, router_losses(f, routers)), "formulas"
     if line in libraries:
@@ -391,15 +414,10 @@ def model_fixture(line, base):
         worst = max((relative_error(formulas[n], results[n]), n) for n in results)
         print(f"{source}: differs from the formulas by {worst[0]:.1e} ({worst[1]})")
         assert worst[0] < 1e-12
-    stored = {}
-    for name, x in results.items():
-        x = x.flatten()
-        if x.numel() > 64 and name != "logits" and line not in WHOLE:
-            directions = [values(f"direction {i} of {name}", x.numel()) for i in range(3)]
-            x = torch.stack([x.norm()] + [x @ ((d + torch.where(d < 0, -1, 1)) / 2) for d in directions])
-        stored[name] = x
+    whole = results if line in WHOLE else ("logits",)
+    kept = {name: x.flatten() if name in whole else stored(name, x) for name, x in results.items()}
     shapes = sorted(f"{name}[{','.join(str(n) for n in p.shape)}]\n" for name, p in weights.items())
-    return {"flags": line, "source": source, "parameters": f"{fnv1a(''.join(shapes)):016x}", "results": stored}
+    return {"flags": line, "source": source, "parameters": f"{fnv1a(''.join(shapes)):016x}", "results": kept}
 
 
 def small_models():
@@ -580,20 +598,13 @@ def dump(x, digits, indent=""):
 
 
 def main():
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(1)
-    folder = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "tests/fixtures")
     base, lines = small_models()
     lines = list(dict.fromkeys([re.sub(r"--dropout=\S+ ?", "", line) for line in lines] + list(libraries)))
-    versions = {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__}
     with open(modeling_gated.__file__) as file:
         formulas = f"{fnv1a(file.read()):016x}"
-    for name, content, digits in (("models", {"formulas": formulas, "models": [model_fixture(line, base) for line in lines]}, 9),
-                                  ("ops", {"operations": op_fixtures()}, 13)):
-        path = os.path.join(folder, f"{name}.json")
-        with open(path, "w") as file:
-            file.write(dump(versions | content, digits) + "\n")
-        print(f"wrote {path}, {os.path.getsize(path)} bytes")
+    models = {"formulas": formulas, "models": [model_fixture(line, base) for line in lines]}
+    write_fixture("models.json", dump(VERSIONS | models, 9))
+    write_fixture("ops.json", dump(VERSIONS | {"operations": op_fixtures()}, 13))
 
 
 if __name__ == "__main__":

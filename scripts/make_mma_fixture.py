@@ -16,7 +16,8 @@ import sys
 import torch
 from mmasim.nv_ptx import MMA
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from common import ROOT
+
 FIXTURE = os.path.join(ROOT, "tests/fixtures/mma.json")
 NOTE = ("What one bf16 mma of depth 16 gives on each generation: A (16,16), B (16,8) bf16, C and D (16,8) float32, row-major, "
         "hexadecimal; computed with MMA-Sim 2.1.1, arXiv 2511.10909. And what GPUs gave, a step of 8 products on compute "

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes tests/fixtures/hf_models.json: tiny models of transformers, which tests/test_hf_model.cpp reads as folders.
 
-usage: pip install torch transformers && scripts/make_models.py [FILE]     CPU only, no download, seconds
+usage: pip install torch transformers && scripts/make_models.py [FOLDER]     CPU only, no download, seconds
 
 Of every architecture that --from reads: the config.json that transformers writes, the name and shape of each tensor as
 save_pretrained stores it, and what the model computes in float64 with weights that both sides make from these names: the
@@ -13,18 +13,16 @@ apart here, and training/models/modeling_gated.py computes the rest.
 """
 import json
 import os
-import sys
 import tempfile
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 
-from make_fixtures import dump, flags_of, logits_of, model_of, tokens, values
+from common import write_fixture
+from make_fixtures import VERSIONS, batch, dump, flags_of, in_float64, logits_of, model_of, stored, values
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 B, T = 2, 11
 
 LLAMA = dict(vocab_size=37, hidden_size=20, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
@@ -92,28 +90,15 @@ def weights(shapes, zero_centred):
     return {n: around(n, shape, zero_centred) + values(n, *shape) / 4 for n, shape in shapes.items()}
 
 
-def in_float64():
-    """What transformers does in float32 whatever the weights are (norms, softmax, RoPE tables) in float64 too."""
-    patches = mock.patch.multiple(torch, float=torch.float64, float32=torch.float64)
-    return patches, mock.patch.object(torch.Tensor, "float", torch.Tensor.double)
-
-
-def stored(name, x):
-    x = x.double().flatten()
-    if x.numel() <= 64:
-        return x
-    directions = [values(f"direction {i} of {name}", x.numel()) for i in range(3)]
-    return torch.stack([x.norm()] + [x @ ((d + torch.where(d < 0, -1, 1)) / 2) for d in directions])
-
-
 def results(logits, targets, gradients):
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     return {"loss": loss.detach().reshape(1), "logits": logits[:, -1].detach().flatten(),
             "gradients": {n: stored(n, g) for n, g in gradients(loss).items()}}
 
 
-def batch(vocab):
-    return (tokens(name, B * T, vocab).reshape(B, T) for name in ("ids", "targets"))
+def fixture(name, config, shapes, zero_centred, results):
+    tensors = {n: {"shape": list(s), "around": around(n, s, zero_centred)} for n, s in shapes.items()}
+    return {"name": name, "config": config, "tensors": tensors, "results": results}
 
 
 def by_transformers(name, config):
@@ -122,7 +107,7 @@ def by_transformers(name, config):
 
         def on_disk(m):
             m.save_pretrained(folder)
-            return {n: x for n, x in load_file(file).items()}
+            return load_file(file)
         # Saved once for its names and shapes; with the values that belong to them it is opened again.
         shapes = {n: tuple(x.shape) for n, x in on_disk(transformers.AutoModelForCausalLM.from_config(config)).items()}
         zero_centred = config.model_type in ("qwen3_next", "gemma3_text")
@@ -131,13 +116,12 @@ def by_transformers(name, config):
             written = json.load(text)
         m = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32,
                                                               experts_implementation="eager").double().eval()
-        patches = in_float64()
-        with patches[0], patches[1]:
+        with in_float64():
             # Buffers that were made in float32 are made again.
             for module in m.modules():
                 if "RotaryEmbedding" in module.__class__.__name__:
                     module.__init__(m.config)
-            ids, targets = batch(written["vocab_size"])
+            ids, targets = batch(B, T, written["vocab_size"])
             logits = m(ids, use_cache=False).logits
 
         def gradients(loss):
@@ -145,9 +129,7 @@ def by_transformers(name, config):
             for p in m.parameters():
                 p.data = p.grad
             return on_disk(m)
-        return {"name": name, "config": written,
-                "tensors": {n: {"shape": list(s), "around": around(n, s, zero_centred)} for n, s in shapes.items()},
-                "results": results(logits, targets, gradients)}
+        return fixture(name, written, shapes, zero_centred, results(logits, targets, gradients))
 
 
 # ---- the released layout of gates
@@ -178,26 +160,18 @@ def released_gates(kind):
             queries, gates = theirs[n].unflatten(0, (K, -1)).split([H // K * D, scores], dim=1)
             ours[n], ours[n.replace("q_proj", "g_proj")] = queries.flatten(0, 1), gates.flatten(0, 1)
 
-    ids, targets = batch(37)
+    ids, targets = batch(B, T, 37)
     logits = logits_of(model_of(f), ours, ids, [])
-    return {"name": f"released gates, {kind}", "config": config,
-            "tensors": {n: {"shape": list(s), "around": around(n, s, False)} for n, s in shapes.items()},
-            "results": results(logits, targets, lambda loss: dict(
-                zip(theirs, torch.autograd.grad(loss, list(theirs.values())))))}
+    of_ours = results(logits, targets, lambda loss: dict(zip(theirs, torch.autograd.grad(loss, list(theirs.values())))))
+    return fixture(f"released gates, {kind}", config, shapes, False, of_ours)
 
 
 def main():
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    path = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "tests/fixtures/hf_models.json")
     models = [by_transformers(name, config) for name, config in MODELS.items()]
     models += [released_gates(kind) for kind in ("elementwise", "headwise")]
-    versions = {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__}
-    with open(path, "w") as file:
-        file.write(dump(versions | {"models": models}, 9) + "\n")
-    print(f"wrote {path}, {os.path.getsize(path)} bytes")
+    write_fixture("hf_models.json", dump(VERSIONS | {"models": models}, 9))
 
 
 main()

@@ -12,13 +12,12 @@ Of each result its hash is stored, FNV-1a over the bits of its floats, every NaN
 sides make them.
 """
 import json
-import os
-import sys
 
 import ml_dtypes
 import numpy as np
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from common import write_fixture
+
 LARGEST = {"e4m3": np.float32(448), "e2m1": np.float32(6)}
 TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "e2m1": ml_dtypes.float4_e2m1fn}
 
@@ -85,7 +84,6 @@ def weight(w, format):
 
 
 def main():
-    folder = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "tests/fixtures")
     bfloat16 = (np.arange(65536, dtype=np.uint32) << np.uint32(16)).view(np.float32)
     numbers = {"bfloat16": bfloat16, "random": random_numbers(1000000, -12, 22)}
     matrix = random_numbers(150 * 300, -16, 16).reshape(150, 300).copy()
@@ -97,11 +95,7 @@ def main():
         "roundings": {f: {name: hash_of(rounded(x, f)) for name, x in numbers.items()} for f in TYPES},
         "operations": {f: {"rows": hash_of(rows(matrix, f)), "weight": hash_of(weight(matrix, f))} for f in ("fp8", "nvfp4")},
     }
-    path = os.path.join(folder, "quantize.json")
-    with open(path, "w") as file:
-        json.dump(fixture, file, indent=1)
-        file.write("\n")
-    print(f"wrote {path}, {os.path.getsize(path)} bytes")
+    write_fixture("quantize.json", json.dumps(fixture, indent=1))
 
 
 main()

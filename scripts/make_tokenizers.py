@@ -2,12 +2,13 @@
 """Makes tests/fixtures/tokenizers.json: small tokenizers of the known kinds, and what the tokenizers library makes of texts.
 
 Each is trained here on a few sentences of this script and has the normaliser, the patterns, the template and the decoder of its
-kind: GPT-2, Llama 3, Qwen, gpt-oss, Gemma 3, Llama 2. usage: scripts/make_tokenizers.py      (needs: pip install tokenizers)
+kind: GPT-2, Llama 3, Qwen, gpt-oss, Gemma 3, Llama 2. usage: scripts/make_tokenizers.py [FOLDER]     (needs: pip install tokenizers)
 """
 import json
-import os
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from common import write_fixture
 
 SIZE = 360
 LINES = [
@@ -108,11 +109,7 @@ def main():
             ids = t.encode(text, add_special_tokens=False).ids
             cases.append({"text": text, "ids": ids, "whole": t.encode(text).ids, "decoded": t.decode(ids, skip_special_tokens=False)})
         fixtures[name] = {"tokenizer": json.loads(t.to_str()), "cases": cases}
-    path = os.path.join(os.path.dirname(__file__), "..", "tests", "fixtures", "tokenizers.json")
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(fixtures, file, ensure_ascii=True, separators=(",", ":"))
-        file.write("\n")
-    print(f"{len(fixtures)} tokenizers, {sum(len(f['cases']) for f in fixtures.values())} texts, {os.path.getsize(path)} bytes")
+    write_fixture("tokenizers.json", json.dumps(fixtures, separators=(",", ":")))
 
 
 if __name__ == "__main__":
