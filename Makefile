@@ -238,7 +238,7 @@ $(HOST_UNITS:%=%.o): %.o: %.cpp $(BUILD)/host/flags
 	$(CXX) $(COMMON) -Wno-subobject-linkage -Og -c -o $@ $<
 $(HOST_UNITS:$(BUILD)/%=$(BUILD)/asan/%.o): $(BUILD)/asan/%.o: $(BUILD)/%.cpp $(BUILD)/asan/headers/cpu.h.flags
 	@mkdir -p $(@D)
-	$(CXX) $(COMMON) -Wno-subobject-linkage -Og $(WATCH) -c -o $@ $<
+	$(CXX) $(COMMON) -Wno-subobject-linkage -Og $(SANITIZERS) -c -o $@ $<
 $(BUILD)/host.a: $(HOST_UNITS:%=%.o)
 $(BUILD)/asan/host.a: $(HOST_UNITS:$(BUILD)/%=$(BUILD)/asan/%.o)
 $(BUILD)/host.a $(BUILD)/asan/host.a:
@@ -265,7 +265,7 @@ CATCH_LIB := $(if $(wildcard $(DEPS)/usr/include/catch2/catch_all.hpp),-lCatch2M
 
 # ---- the builds
 
-WATCH := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -D_GLIBCXX_ASSERTIONS
+SANITIZERS := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -D_GLIBCXX_ASSERTIONS
 SHARED := -fPIC -fno-semantic-interposition -ftls-model=initial-exec
 RACE_SHADOW := -O1 $(MARCH) -DSIMT_RACE_SHADOW $(SHARED)
 OPERATION_HEADERS := core/reduce.cuh core/simd.h
@@ -275,8 +275,8 @@ $(eval $(call tests_compiled,release,,$(TESTS)))
 $(eval $(call build_rules,debug,-O0 -ggdb3 $(MARCH),-O0 -ggdb3 $(MARCH)))
 $(eval $(call tests_compiled,debug,,$(TESTS)))
 # (With both sanitizers -O1 takes up to five times as long to compile as -Og, and the tests do not win that back.)
-$(eval $(call build_rules,asan,-Og $(MARCH) $(WATCH) $(SHARED),-Og $(MARCH) $(WATCH) $(SHARED)))
-$(eval $(call tests_of_release,asan,$(WATCH),$(BUILD)/asan/host.a))
+$(eval $(call build_rules,asan,-Og $(MARCH) $(SANITIZERS) $(SHARED),-Og $(MARCH) $(SANITIZERS) $(SHARED)))
+$(eval $(call tests_of_release,asan,$(SANITIZERS),$(BUILD)/asan/host.a))
 $(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,$(RACE_SHADOW) -fsanitize=thread))
 $(eval $(call tests_of_release,race,,$(BUILD)/host.a))
 $(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3 $(SHARED),-O1 -march=x86-64-v3 $(SHARED)))
@@ -414,6 +414,37 @@ gpu-check: gpu-build  ## on a machine with a GPU: every check -> build/gpu_check
 	@scripts/gpu_check.py $(BUILD)/gpu_check.json $(BUILD)/cuda/bench $(GPU_TESTS:%=$(BUILD)/cuda/%) --cublas $(CUBLAS_TESTS:%=$(BUILD)/cuda/%); code=$$?; \
 	[ ! -s $(BUILD)/gpu_check.json ] || cp $(BUILD)/gpu_check.json results/; exit $$code
 
+# ---- the exercises (docs/exercises.md)
+
+# An exercise is compiled for the race shadow and links the emulator alone, so that a first try takes seconds.
+EXERCISES := $(BUILD)/exercises
+EXERCISE_FLAGS := $(CALLS) $(RACE_SHADOW) -fsanitize=thread
+$(eval $(call read_once,$(EXERCISES)/headers/try.h,tests/exercises/try.h,$(EXERCISE_FLAGS)))
+$(EXERCISES)/try.o $(EXERCISES)/try_main.o $(EXERCISES)/answers_main.o: $(EXERCISES)/%.o: tests/exercises/%.cpp $(EXERCISES)/headers/try.h.flags
+	@mkdir -p $(@D)
+	@$(CXX) $(COMMON) $(RACE_SHADOW) -c -o $@ $<
+JUDGE := $(EXERCISES)/try.o $(BUILD)/race/core/simt.o $(BUILD)/race/core/race_shadow.o
+$(OP:%=$(EXERCISES)/%): $(EXERCISES)/%: exercises/%.cu $(EXERCISES)/headers/try.h.gch $(EXERCISES)/try_main.o $(JUDGE)
+	@$(CXX) -x c++ $(COMMON) $(EXERCISE_FLAGS) -Wno-unused-parameter -include $(EXERCISES)/headers/try.h -c -o $@.o $<
+	@$(CXX) $(OPENMP) -o $@ $@.o $(filter %.o,$^) $(LIBS)
+
+exercise:  ## what to write oneself, judged to the bit: make exercise lists, make exercise OP=activation begins one
+	@scripts/exercise.sh $(if $(OP),take $(OP),list)
+try: $(if $(WATCH),,$(OP:%=$(EXERCISES)/%))  ## what is right and what is wrong with exercises/OP.cu: make try OP=activation (WATCH=1: at every save)
+	@$(if $(WATCH),scripts/exercise.sh watch $(OP),$(if $(OP),$< exercises/$(OP).said,scripts/exercise.sh list))
+solution:  ## a solution of an exercise: make solution OP=activation
+	@scripts/exercise.sh $(if $(OP),solution $(OP),list)
+
+# Answers to them, right and wrong, for tests/test_exercises.cpp.
+$(EXERCISES)/answers.cpp: tests/exercises/answers.txt scripts/exercise.sh $(wildcard tests/exercises/*.cu) $(KERNELS)
+	@mkdir -p $(@D)
+	@scripts/exercise.sh answers >$@
+$(EXERCISES)/answers.o: $(EXERCISES)/answers.cpp $(EXERCISES)/headers/try.h.gch
+	$(CXX) $(COMMON) $(EXERCISE_FLAGS) -w -include $(EXERCISES)/headers/try.h -c -o $@ $<
+$(EXERCISES)/answers: $(EXERCISES)/answers.o $(EXERCISES)/answers_main.o $(JUDGE)
+	$(CXX) $(OPENMP) -o $@ $^ $(LIBS)
+$(BUILD)/release/test_exercises: | $(EXERCISES)/answers
+
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev).
 FUZZ_SECONDS ?= 120
 fuzz: $(HOST_UNITS:%=%.cpp) $(BUILD)/release/layers.a $(BUILD)/release/kernels.a  ## fuzz a reader: make fuzz READER=shards|safetensors|flags|hf_config|tokenizer|choices FUZZ_SECONDS=120
@@ -455,7 +486,7 @@ format:  ## clang-format every source
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-.PHONY: test test-arm arm-quick test-all quick-test gradcheck gpu-build gpu-check ptx rehearsal fuzz bench gallery book clean format help always
+.PHONY: test test-arm arm-quick test-all quick-test gradcheck gpu-build gpu-check ptx rehearsal exercise try solution fuzz bench gallery book clean format help always
 # (make would delete the objects of tests, which only rules of patterns name)
 .SECONDARY: $(foreach build,release asan race debug avx2 plain cuda rehearsal,$(TESTS:%=$(BUILD)/$(build)/tests/%.o))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

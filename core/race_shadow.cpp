@@ -16,6 +16,9 @@
 #include "core/source_line.h"
 
 namespace simt::shadow {
+
+Listener listener = nullptr;
+
 namespace {
 
 using gated::format;
@@ -232,6 +235,7 @@ void record_access(uintptr_t address, size_t bytes, Kind kind, const void* pc) {
     report({{}, now, true, Fault::overrun});
     return;
   }
+  if (!shared && listener) listener(address, bytes, now.write, pc);
   for (size_t left = bytes, n; left > 0; left -= n, address += n) {
     n = std::min(left, 4 - address % 4);
     now.bytes = ((1u << n) - 1) << address % 4;

@@ -27,6 +27,7 @@
 // in any number of OpenMP threads; it is not recorded. tests/test_planted_bugs.cpp
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,11 @@ void record(bool on);
 void block_synced();
 void warp_synced(unsigned warp, unsigned lanes);
 std::vector<std::string> launch_ends();
+
+// Where one is set, it hears of each access of a kernel to memory that is not shared: where, how many bytes, whether it
+// writes, and the address that the access returns to. tests/exercises/try.cpp
+using Listener = void (*)(uintptr_t address, size_t bytes, bool write, const void* pc);
+extern Listener listener;
 #else
 inline void launch_begins(const void*, size_t, size_t) {}
 inline void block_begins() {}

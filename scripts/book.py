@@ -63,10 +63,9 @@ class Chapter:
         self.prose, *items = re.split(r"^- ", rest, flags=re.MULTILINE)
         said = dict(re.split(r":\s+", " ".join(item.split()), maxsplit=1) for item in items)
         links = {label: [(name, path_of(LIST, to)) for name, to in LINK.findall(text)] for label, text in said.items()}
-        labels = ("read", "beside", "test")
-        self.read, self.beside, self.tests = ([path for _, path in links.get(label, [])] for label in labels)
+        labels = ("read", "beside", "test", "exercise")
+        self.read, self.beside, self.tests, self.exercises = ([path for _, path in links.get(label, [])] for label in labels)
         self.pictures = links.get("picture", [])
-        self.exercise = said.get("exercise")
         self.shown = said.get("shown")
         self.measured = re.findall(r"`([^`]+)`", said.get("measured", ""))
         self.kernels = re.findall(r"`([^`]+)`", said.get("kernel", ""))
@@ -96,7 +95,8 @@ def highlighted(code, lexer, link):
 
 def source_html(path, link):
     lexer = get_lexer_for_filename("a.cu" if path.endswith(("h", "cu")) else path, stripnl=False)
-    text = read(path)
+    # (an exercise as scripts/exercise.sh takes it: what is to be written is not told)
+    text = re.sub(r"// <<< solution\n.*?// >>>", "// yours", read(path), flags=re.DOTALL)
     if not path.endswith((".cu", ".cuh", ".h", ".cpp")):
         return f'<pre class="code">{highlighted(text, lexer, link)}</pre>'
     blocks = []  # of comment and code that follow each other
@@ -272,7 +272,7 @@ class Book:
         self.tools = found if ptx and all(found) else None
         # Where each file is: in a chapter, or on a page of its own.
         self.pages = {path: f"{c.file}#{slug_of(path)}" for c in reversed(self.chapters) for path in c.read}
-        alone = [p for chapter in self.chapters for p in chapter.beside + chapter.tests]
+        alone = [p for chapter in self.chapters for p in chapter.beside + chapter.tests + chapter.exercises]
         alone += [path_of(LIST, to) for _, to in LINK.findall(self.before + self.none) if not to.startswith("#")]
         self.alone = [path for path in dict.fromkeys(alone) if path not in self.pages]
         self.pages |= {path: slug_of(path) + ".html" for path in self.alone}
@@ -317,7 +317,7 @@ class Book:
 
     def chapter_html(self, chapter, number):
         facts = [("beside", self.links_html(chapter.beside)), ("test", self.links_html(chapter.tests)),
-                 ("exercise", html.escape(chapter.exercise or "")),
+                 ("exercise", self.links_html(chapter.exercises)),
                  ("measured", chapter.measured and measured_html(chapter.measured))]
         out = [f"<h1>{number}. {html.escape(chapter.title)}</h1>", markdown_html(LIST, chapter.prose, self.link),
                "<dl>" + "".join(f"<dt>{name}</dt><dd>{said}</dd>" for name, said in facts if said) + "</dl>"]

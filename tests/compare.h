@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "tests/catch.h"
+#include "tests/numbers.h"
 
 namespace gated {
 
@@ -41,19 +42,5 @@ std::string bitwise_difference(const std::vector<T>& expected, const std::vector
     INFO(#got " against " #expected);                          \
     REQUIRE(::gated::bitwise_difference(expected, got) == ""); \
   } while (0)
-
-// Largest |got - expected| over the largest |expected|: infinity where either is NaN or the sizes differ.
-template <class T>
-double relative_error(const std::vector<T>& expected, const std::vector<T>& got) {
-  if (expected.size() != got.size()) return INFINITY;
-  double worst = 0, scale = 0;
-  for (size_t i = 0; i < got.size(); i++) {
-    const double d = std::fabs(double(got[i]) - double(expected[i]));
-    if (std::isnan(d)) return INFINITY;
-    if (d > worst) worst = d;
-    if (std::fabs(double(expected[i])) > scale) scale = std::fabs(double(expected[i]));
-  }
-  return worst == 0 ? 0 : worst / scale;
-}
 
 }  // namespace gated

@@ -20,6 +20,7 @@
 #include "core/storage.h"
 #include "tests/compare.h"
 #include "tests/gradient_report.h"
+#include "tests/numbers.h"
 #include "tests/wide_rows.h"
 
 #ifdef __CUDACC__
@@ -31,18 +32,6 @@ constexpr bool under_asan = false, under_race_shadow = false;
 #endif
 
 namespace gated {
-
-// n values in [-scale, scale), the same for a seed on every machine. Exact in float and in double.
-template <class T>
-std::vector<T> random_values(size_t n, uint64_t seed, T scale = T(1)) {
-  std::vector<T> v(n);
-  uint64_t s = seed * 0x9E3779B97F4A7C15ull + 0x1234567;
-  for (T& x : v) {
-    s ^= s << 13, s ^= s >> 7, s ^= s << 17;
-    x = T((int64_t(s >> 41) - (1 << 22))) / T(1 << 22) * scale;
-  }
-  return v;
-}
 
 // Is there something to run kernels on? A build by nvcc on a machine without a GPU has nothing, which GATED_NEEDS_GPU=1
 // makes a failure: on a GPU that does not answer, no test may pass on the CPU alone.
@@ -370,23 +359,6 @@ class Trial {
   std::vector<std::unique_ptr<TrialArray>> arrays_;
   Nan nan_;
 };
-
-// How far `gradient` is from the central differences of `loss` at x, over the largest entry.
-// Fourth order: error ~ h^4 f^(5)/30 + rounding/h.
-inline double gradient_error(const std::function<double(const std::vector<double>&)>& loss,
-                             const std::vector<double>& x, const std::vector<double>& gradient) {
-  const double h = 1e-3;
-  std::vector<double> numeric(x.size()), at = x;
-  for (size_t i = 0; i < x.size(); i++) {
-    auto f = [&](double step) {
-      at[i] = x[i] + step;
-      return loss(at);
-    };
-    numeric[i] = (8 * (f(h) - f(-h)) - (f(2 * h) - f(-2 * h))) / (12 * h);
-    at[i] = x[i];
-  }
-  return relative_error(numeric, gradient);
-}
 
 // `make gradcheck` sets GRADCHECK: what was found is then printed when the program ends.
 inline void check_gradient(const char* what, const std::function<double(const std::vector<double>&)>& loss,
