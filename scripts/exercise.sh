@@ -82,6 +82,7 @@ answers)
   TMP=$(mktemp -d)
   trap 'rm -r "$TMP"' EXIT
   echo '#include "tests/exercises/answers.h"'
+  sed -n '/^#include/p' $folder/[0-9]*.cu | sort -u
   i=0
   # Three lines an answer: which, a change of the solution as sed writes it, and what is said of it (for the test).
   awk 'NF && !/^#/' $folder/answers.txt | while read -r name answer && IFS= read -r change && read -r _; do
