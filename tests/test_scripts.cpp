@@ -116,8 +116,9 @@ TEST_CASE("scripts: setup says which options it has, and what --into cannot brin
   const Folder f;
   for (const char* option : {"--into", "--into=", "--all"}) {
     const Said said = ended(f.run(format("{repo}/scripts/setup.sh %s", option)), 1);
-    REQUIRE(said.text ==
-            format("setup: unknown option %s; expected --bench, --plots, --book, --into=DIR or --from=PACKAGES\n", option));
+    REQUIRE(said.text == format("setup: unknown option %s; expected --tests, --bench, --plots, --book, --into=DIR or "
+                                "--from=PACKAGES\n",
+                                option));
   }
   for (const char* option : {"--plots", "--book"}) {
     const Said said = ended(f.run(format("{repo}/scripts/setup.sh %s --into=deps", option)), 1);
