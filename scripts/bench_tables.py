@@ -8,7 +8,7 @@ import os
 import re
 import sys
 
-from common import ROOT, read_bench, refuse
+from common import ROOT, read, read_bench, refuse, write_whole
 
 PAGE = os.path.join(ROOT, "docs", "performance.md")
 FILE = os.path.join(ROOT, "results", "bench_cpu.json")
@@ -47,16 +47,14 @@ def table(bench, part):
 
 def main():
     bench = read_bench(FILE)
-    with open(PAGE) as file:
-        page = file.read()
+    page = read(PAGE)
     fresh, count = re.subn(r"(<!-- bench (\w+) -->\n).*?(\n<!-- end -->)",
                            lambda m: m[1] + table(bench, m[2]) + m[3], page, flags=re.S)
     if count != len(PARTS):
         refuse(f"{PAGE}: {count} tables of the benchmark, expected {len(PARTS)}")
     if sys.argv[1:] == ["--check"]:
         sys.exit(f"{PAGE} is not what {FILE} holds: run scripts/bench_tables.py" if fresh != page else 0)
-    with open(PAGE, "w") as file:
-        file.write(fresh)
+    write_whole(PAGE, fresh)
 
 
 if __name__ == "__main__":

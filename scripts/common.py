@@ -1,5 +1,6 @@
 """What many scripts share: where ./train is, how a script ends that cannot go on, the file that `make bench` writes, and what those
 need that plant faults."""
+import argparse
 import importlib
 import json
 import os
@@ -53,6 +54,23 @@ def open_regular(path, mode="r", **how):
     return file
 
 
+def parser_of(doc):
+    """An argument parser whose --help is the script's own text."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def write_whole(path, text):
+    """The whole text, or what was there before."""
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(path + ".new", path)
+
+
 def require_train():
     if not os.access(TRAIN, os.X_OK):
         refuse(f"{TRAIN}: not found: run make first")
@@ -71,10 +89,7 @@ def read_bench(name):
 
 
 def write_bench(name, bench):
-    with open(name + ".new", "w") as file:
-        json.dump(bench, file, indent=1)
-        file.write("\n")
-    os.replace(name + ".new", name)
+    write_whole(name, json.dumps(bench, indent=1) + "\n")
 
 
 def write_fixture(name, text):

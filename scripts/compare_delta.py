@@ -8,13 +8,13 @@ Both: fp32, 4 sequences of 2048 tokens, 16 key heads and 32 value heads of 128, 
 transformers repeats the keys for every value head before its function is called, so it gets 32 heads here; its norm of q and
 k is left out. The two run in turns, --rounds times, and each keeps its best. Needs 10 GiB of memory.
 """
-import argparse
 import os
 import re
-import sys
+import time
+from argparse import SUPPRESS
 
 from common import ROOT, refuse
-from side_by_side import environment, output_of, threads_option
+from side_by_side import environment, options_of, output_of, parser_with
 
 B, T, KEY_HEADS, VALUE_HEADS, D = 4, 2048, 16, 32, 128
 BENCH = os.path.join(ROOT, "build/release/bench")
@@ -23,7 +23,6 @@ ROW = re.compile(rf"^{B} {T} {KEY_HEADS} {VALUE_HEADS} {D} {D}( in chunks)? .* (
 
 def time_torch():
     """Prints milliseconds of forward and backward."""
-    import time
     import torch
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
     torch.manual_seed(0)
@@ -40,12 +39,9 @@ def time_torch():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=sys.executable, help="a Python that has torch and transformers [this one]")
-    parser.add_argument("--rounds", type=int, default=2, help="how often each runs [2]")
-    parser.add_argument("--time-torch", action="store_true", help=argparse.SUPPRESS)
-    threads_option(parser)
-    options = parser.parse_args()
+    parser = parser_with(__doc__, 2, "torch and transformers")
+    parser.add_argument("--time-torch", action="store_true", help=SUPPRESS)
+    options = options_of(parser)
     if options.time_torch:
         return time_torch()
     if not os.access(BENCH, os.X_OK):

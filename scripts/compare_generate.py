@@ -8,14 +8,12 @@ fp32, greedy, a cache, the same prompt and threads; the clock starts at the firs
 transformers runs with two ways for idle threads to wait; its better figure counts. The programs run in turns, and each
 keeps its fastest run (scripts/side_by_side.py says why). Needs 2 GiB of memory and of /tmp.
 """
-import argparse
 import os
 import re
-import sys
 import tempfile
 
 from common import TRAIN, refuse, require_train
-from side_by_side import WAITING, environment, output_of, threads_option
+from side_by_side import WAITING, environment, options_of, output_of, parser_with
 
 # What the other Python runs: saves the model, or generates with it.
 SAVE = """
@@ -46,15 +44,10 @@ print(f"{(len(times) - 1) / (times[-1] - times[0]):.2f} tokens/s, transformers {
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=sys.executable, help="a Python that has torch and transformers [this one]")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each program runs [3]")
+    parser = parser_with(__doc__, 3, "torch and transformers")
     parser.add_argument("--tokens", type=int, default=60, help="tokens to generate [60]")
     parser.add_argument("--prompts", type=int, nargs="*", default=[64, 960], metavar="T", help="lengths of prompts [64 960]")
-    threads_option(parser)
-    options = parser.parse_args()
-    if options.rounds < 1 or options.threads < 1 or options.tokens < 2:
-        refuse(f"--rounds={options.rounds} --threads={options.threads} --tokens={options.tokens}: expected at least 1, 1, 2")
+    options = options_of(parser, tokens=2)
     if not all(0 < T <= 1024 - options.tokens for T in options.prompts):
         refuse(f"--prompts: expected 1 to {1024 - options.tokens} tokens, so that {options.tokens} more are at most 1024")
     require_train()

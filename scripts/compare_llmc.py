@@ -15,7 +15,6 @@ each compiler found (cc, clang) and two ways for idle threads to wait, the OpenM
 All programs run in turns, --rounds times. A program's figure is its fastest step, the first of each run left out:
 other load on the machine only ever adds time. Needs 2 GiB of memory free and 0.6 GB in $TMPDIR.
 """
-import argparse
 import array
 import os
 import random
@@ -25,7 +24,7 @@ import subprocess
 import tempfile
 
 from common import refuse
-from side_by_side import WAITING, Program, environment, in_turns, our_program, table, threads_option
+from side_by_side import WAITING, Program, environment, in_turns, options_of, our_program, parser_with, table
 
 B, T = 4, 64
 LAYERS, CHANNELS, HEADS, CONTEXT = 12, 768, 12, 1024
@@ -38,8 +37,7 @@ SHARD = "dev/data/tinyshakespeare/tiny_shakespeare_%s.bin"  # where train_gpt2.c
 def write_with_header(path, header, payloads):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "wb") as file:
-        array.array("i", header + [0] * (256 - len(header))).tofile(file)
-        for payload in payloads:
+        for payload in (array.array("i", header + [0] * (256 - len(header))), *payloads):
             payload.tofile(file)
 
 
@@ -59,14 +57,12 @@ def checkpoint_payloads():
     def constant(count, value):
         return array.array("f", [value]) * count
 
-    def weight_and_bias(outputs, inputs):
+    def linear(outputs, inputs):
         return [normal(LAYERS * outputs * inputs), constant(LAYERS * outputs, 0)]
 
-    norm = [constant(LAYERS * CHANNELS, 1), constant(LAYERS * CHANNELS, 0)]
-    yield from (normal(PADDED_VOCAB * CHANNELS), normal(CONTEXT * CHANNELS))
-    yield from norm + weight_and_bias(3 * CHANNELS, CHANNELS) + weight_and_bias(CHANNELS, CHANNELS)
-    yield from norm + weight_and_bias(4 * CHANNELS, CHANNELS) + weight_and_bias(CHANNELS, 4 * CHANNELS)
-    yield from (constant(CHANNELS, 1), constant(CHANNELS, 0))
+    norm, C = [constant(LAYERS * CHANNELS, 1), constant(LAYERS * CHANNELS, 0)], CHANNELS
+    return [normal(PADDED_VOCAB * C), normal(CONTEXT * C), *norm, *linear(3 * C, C), *linear(C, C), *norm, *linear(4 * C, C),
+            *linear(C, 4 * C), constant(C, 1), constant(C, 0)]
 
 
 def write_inputs(folder):
@@ -116,16 +112,12 @@ def all_programs(checkout, folder, options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with(__doc__, 3)
     parser.add_argument("checkout", metavar="LLMC_FOLDER", help="a checkout of github.com/karpathy/llm.c")
     parser.add_argument("--steps", type=int, default=6, help="steps of each run, 2 to 10 [6]")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each program runs [3]")
-    threads_option(parser)
-    options = parser.parse_args()
-    if not 2 <= options.steps <= 10:  # at its 11th step train_gpt2.c validates again, and from the 21st it samples
+    options = options_of(parser, steps=2)
+    if options.steps > 10:  # at its 11th step train_gpt2.c validates again, and from the 21st it samples
         refuse(f"--steps={options.steps}: expected 2 to 10")
-    if options.rounds < 1 or options.threads < 1:
-        refuse(f"--rounds={options.rounds} --threads={options.threads}: expected at least 1 each")
     if not os.path.isdir(options.checkout):
         refuse(f"{options.checkout}: no such folder: git clone https://github.com/karpathy/llm.c, then name its folder")
 

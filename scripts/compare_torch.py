@@ -10,15 +10,13 @@ PyTorch's side is scripts/torch_train.py. Each side's best figure counts:
              graph, or cuBLASLt's
 The programs of a shape run in turns (scripts/side_by_side.py).
 """
-import argparse
 import os
 import random
 import string
-import sys
 import tempfile
 
 from common import ROOT, read_bench, refuse, write_bench
-from side_by_side import WAITING, Program, environment, in_turns, our_program, table, threads_option
+from side_by_side import WAITING, Program, environment, in_turns, options_of, our_program, parser_with, table
 
 # device -> model, sequences, tokens of a sequence, steps of a run
 SHAPES = {"cpu": [("gpt2-124m", 4, 64, 6), ("gpt2-124m", 4, 256, 4), ("gpt2-124m", 1, 1024, 4), ("tiny", 16, 128, 60)],
@@ -32,18 +30,12 @@ THEIRS = {"cpu": {name: ([], variables) for name, variables in WAITING.items()},
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=sys.executable, help="a Python that has torch [this one]")
+    parser = parser_with(__doc__, 3, "torch")
     parser.add_argument("--device", choices=SHAPES, default="cpu", help="[cpu]")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each program runs [3]")
-    parser.add_argument("--shapes", type=int, nargs="+", metavar="I",
-                        help="which of the shapes: " + ", ".join(f"{i}: {m} B {b} T {t}"
-                                                                 for i, (m, b, t, _) in enumerate(SHAPES["cpu"])) + " [all]")
+    on_cpu = ", ".join(f"{i}: {m} B {b} T {t}" for i, (m, b, t, _) in enumerate(SHAPES["cpu"]))
+    parser.add_argument("--shapes", type=int, nargs="+", metavar="I", help=f"which of the shapes: {on_cpu} [all]")
     parser.add_argument("--rows", metavar="FILE", help="what make bench has written, to which a row for each shape is added")
-    threads_option(parser)
-    options = parser.parse_args()
-    if options.rounds < 1 or options.threads < 1:
-        refuse(f"--rounds={options.rounds} --threads={options.threads}: expected at least 1 each")
+    options = options_of(parser)
     device, shapes = options.device, SHAPES[options.device]
     chosen = range(len(shapes)) if options.shapes is None else options.shapes
     if not all(0 <= i < len(shapes) for i in chosen):

@@ -8,18 +8,18 @@ A line of JSON for each folder: {"model": the class that opened it, "logits": [.
 were predicted}, and FOLDER/gradients.safetensors. tests/test_hf_model.cpp and tests/test_hf_code.cpp compare these with this
 project's.
 """
-import argparse
 import json
 import os
-import sys
 
 import torch
 import transformers
 from safetensors.torch import save_file
 
+from common import parser_of, refuse
+
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--train", action="store_true", help="loss, gradients and greedy tokens, instead of logits")
     parser.add_argument("tokens", metavar="TOKENS")
     parser.add_argument("folders", metavar="FOLDER", nargs="+")
@@ -33,7 +33,7 @@ def main():
             **{} if options.train else {"attn_implementation": "eager", "experts_implementation": "eager"})
         left = {kind: sorted(names) for kind, names in info.items() if names}
         if left:
-            sys.exit(f"error: {folder}: transformers opens it, but not as it is: {left}")
+            refuse(f"{folder}: transformers opens it, but not as it is: {left}")
         said = {"model": type(model).__name__}
         if options.train:
             loss = model.eval()(ids, labels=ids).loss

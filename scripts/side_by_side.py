@@ -7,8 +7,9 @@ import os
 import re
 import statistics
 import subprocess
+import sys
 
-from common import TRAIN, refuse, require_train
+from common import TRAIN, parser_of, refuse, require_train
 
 # How the idle threads of the other side may wait; its better figure counts.
 WAITING = {"default waiting": {}, "short spinning": {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}}
@@ -56,8 +57,23 @@ class Program:
         return found[1] if found else refuse(f"{self.name} did not print /{pattern}/:\n{self.output[-1000:]}")
 
 
-def threads_option(parser):
+def parser_with(doc, rounds, python=""):
+    """The options of all comparisons; --python where the other side needs these libraries."""
+    parser = parser_of(doc)
+    if python:
+        parser.add_argument("--python", default=sys.executable, help=f"a Python that has {python} [this one]")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"how often each program runs [{rounds}]")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="OpenMP threads [one a core]")
+    return parser
+
+
+def options_of(parser, **least):
+    """The options of the command line, none of these numbers below its least."""
+    options, least = parser.parse_args(), {"rounds": 1, "threads": 1} | least
+    for name, number in least.items():
+        if getattr(options, name) < number:
+            refuse(f"--{name}={getattr(options, name)}: expected at least {number}")
+    return options
 
 
 def environment(threads):

@@ -10,7 +10,6 @@ are GPUs, or else cores (one thread each). The same command goes on where it was
 and one that was stopped is taken up at its newest checkpoint. In FOLDER: table.md and table.json, report.html of the first seed's
 runs, and runs/, where each run has its --out. The papers' tables (scripts/tables.py) run by the same engine.
 """
-import argparse
 import concurrent.futures
 import hashlib
 import itertools
@@ -25,9 +24,10 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from common import ROOT, TRAIN, refuse, require_train
+from common import ROOT, TRAIN, parser_of, read, refuse, require_train, write_whole
 from plots import read_log
 
+DIVERGED = "training has diverged"  # what ./train says then
 SEEDS = (1337, 1, 2, 3, 4, 5, 6, 7)
 
 # ---- runs
@@ -71,9 +71,13 @@ def places(jobs, gpus=()):
     return [ONE_CORE] * (jobs or len(os.sched_getaffinity(0)))
 
 
-def train_program(*flags, place=ONE_CORE, cwd=ROOT):
+def train_program(*flags, place=ONE_CORE, cwd=ROOT, may_fail=""):
+    """./train with these flags, which has to end well, or with an error that says `may_fail`."""
     where, more = place
-    return subprocess.run([TRAIN, *flags, *where], capture_output=True, text=True, cwd=cwd, env=os.environ | more)
+    done = subprocess.run([TRAIN, *flags, *where], capture_output=True, text=True, cwd=cwd, env=os.environ | more)
+    if done.returncode != 0 and not (may_fail and may_fail in done.stderr):
+        refuse(f"./train {shlex.join(flags)}: exit code {done.returncode}: {done.stderr.strip() or done.stdout[-500:]}")
+    return done
 
 
 @dataclass(frozen=True)
@@ -94,22 +98,19 @@ class Run:
         name = "\n".join(self.flags + (self.text.key(), str(self.seed)) + start)
         return os.path.join(runs, (self.label and self.label + ".") + hashlib.sha256(name.encode()).hexdigest()[:16])
 
-    def program(self, *more, place=ONE_CORE):
+    def program(self, *more, **how):
         data = [] if any(f.startswith("--data=") for f in self.flags) else [f"--data={self.text.data}"]
-        return train_program(*self.flags, *data, f"--seed={self.seed}", *more, place=place, cwd=self.cwd)
+        return train_program(*self.flags, *data, f"--seed={self.seed}", *more, cwd=self.cwd, **how)
 
 
 def load(path):
     """What store() wrote there; nothing where it has not."""
     if os.path.exists(path):
-        with open(path) as file:
-            return json.load(file)
+        return json.loads(read(path))
 
 
-def store(path, value):
-    with open(path + ".new", "w") as file:
-        json.dump(value, file)
-    os.replace(path + ".new", path)
+def store(path, value, indent=None):
+    write_whole(path, json.dumps(value, indent=indent) + "\n")
 
 
 def train(run, runs, place=ONE_CORE):
@@ -125,11 +126,9 @@ def train(run, runs, place=ONE_CORE):
             return {"diverged": True}
         start = [f"--from={run.after.folder(runs)}"]
     os.makedirs(folder, exist_ok=True)
-    done = run.program("--sample-tokens=0", "--keep=1", f"--out={folder}", "--resume", *start, place=place)
-    if "training has diverged" in done.stderr:
+    done = run.program("--sample-tokens=0", "--keep=1", f"--out={folder}", "--resume", *start, place=place, may_fail=DIVERGED)
+    if DIVERGED in done.stderr:
         result = {"diverged": True}
-    elif done.returncode != 0:
-        refuse(f"./train {run.line()}: exit code {done.returncode}: {done.stderr.strip() or done.stdout[-500:]}")
     else:
         measured = {}  # step -> what was found there
         for entry in read_log(folder):
@@ -150,10 +149,7 @@ def evaluate(run, flags, runs):
     path = os.path.join(folder, "evaluated.json")
     printed = load(path) or {}
     if flags not in printed:
-        done = train_program(f"--from={folder}", "--evaluate", *shlex.split(flags))
-        if done.returncode != 0:
-            refuse(f"./train {run.line()} --evaluate {flags}: exit code {done.returncode}: {done.stderr.strip()}")
-        printed[flags] = done.stdout
+        printed[flags] = train_program(f"--from={folder}", "--evaluate", *shlex.split(flags)).stdout
         store(path, printed)
     return printed[flags]
 
@@ -207,8 +203,13 @@ def middle_and_spread(values):
 
 
 def markdown(heading, rows):
-    lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+    def line(cells):
+        return f"| {' | '.join(cells)} |"
+    return [line(heading), "|" + "---|" * len(heading), *map(line, rows)]
+
+
+def write_page(path, title, command, lines):
+    write_whole(path, "\n".join([f"# {title}", "", f"`{command}`", "", *lines]) + "\n")
 
 
 def means(values, digits):
@@ -273,7 +274,7 @@ def table_of_points(points, results):
     return markdown(["", "validation loss", "gap"], shown) + ["", legend if seeds > 1 else "One seed, so nothing is said of a spread."], kept
 
 
-def write_page(path, runs, folder):
+def write_report(path, runs, folder):
     """The report of runs that have left a log, where matplotlib is."""
     folders = [run.folder(folder) for run in runs if os.path.exists(os.path.join(run.folder(folder), "log.jsonl"))]
     done = subprocess.run([sys.executable, os.path.join(ROOT, "scripts/report.py"), *folders, f"--out={path}"],
@@ -281,19 +282,25 @@ def write_page(path, runs, folder):
     print(done.stdout.strip() if done.returncode == 0 else f"no page: {done.stderr.strip()}")
 
 
+def options_of(parser, words=None):
+    """The options of a command that trains runs, checked."""
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each point [3]")
+    parser.add_argument("--jobs", type=int, default=0, help="runs side by side [one a core; of a sweep one a GPU, where there are]")
+    options = parser.parse_args(words)
+    if not 1 <= options.seeds <= len(SEEDS) or options.jobs < 0:
+        refuse(f"--seeds={options.seeds} --jobs={options.jobs}: expected 1 to {len(SEEDS)} seeds, at least 1 job")
+    return options
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, usage="sweep.py FOLDER --grid=CHOICES [...] [-- FLAGS of all runs]",
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
+    parser.usage = "sweep.py FOLDER --grid=CHOICES [...] [-- FLAGS of all runs]"
     parser.add_argument("folder", metavar="FOLDER", help="where all goes")
     parser.add_argument("--grid", action="append", required=True, metavar="CHOICES", help="flags that take turns, with | between them")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each point [3]")
-    parser.add_argument("--jobs", type=int, default=0, help="runs side by side [one a GPU, or one a core]")
     parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
     words = sys.argv[1:]
     behind = words.index("--") if "--" in words else len(words)
-    options, common = parser.parse_args(words[:behind]), words[behind + 1:]
-    if not 1 <= options.seeds <= len(SEEDS) or options.jobs < 0:
-        refuse(f"--seeds={options.seeds} --jobs={options.jobs}: expected 1 to {len(SEEDS)} seeds, at least 1 job")
+    options, common = options_of(parser, words[:behind]), words[behind + 1:]
     require_train()
     points = grid_of(options.grid, common, SEEDS[:options.seeds], os.getcwd())
     folder = os.path.abspath(options.folder)
@@ -303,10 +310,9 @@ def main():
     lines, kept = table_of_points(points, results)
     command = shlex.join(["scripts/sweep.py", *sys.argv[1:]])
     store(os.path.join(folder, "table.json"), {"command": command, "points": kept})
-    with open(os.path.join(folder, "table.md"), "w") as file:
-        file.write("\n".join([f"# {options.folder}", "", f"`{command}`", "", *lines]) + "\n")
+    write_page(os.path.join(folder, "table.md"), options.folder, command, lines)
     print("\n" + "\n".join(lines) + f"\n\nwrote {os.path.join(options.folder, 'table.md')}")
-    write_page(os.path.join(folder, "report.html"), [runs[0] for runs in points.values()], kept_runs)
+    write_report(os.path.join(folder, "report.html"), [runs[0] for runs in points.values()], kept_runs)
 
 
 def ended_by_hand(main):

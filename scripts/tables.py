@@ -8,21 +8,19 @@ Each row is a line of flags (scripts/paper_tables.py), run for several seeds, on
 scripts/sweep.py. A run that is finished is not run again, and one that was stopped goes on: the same command takes up what is there.
 Runs are kept under build/tables.
 """
-import argparse
 import concurrent.futures
-import json
 import math
 import os
 import re
 import shlex
 import statistics
-import subprocess
 import tempfile
 
-from common import ROOT, TRAIN, refuse, require_train
+from common import ROOT, parser_of, refuse, require_train, write_whole
 from paper_tables import PAPER_RUNS, PAPERS, SCALES, TABLES, Stability, Times
 from plots import read_log
-from sweep import SEEDS, Run, ended_by_hand, evaluate, last_of_each, markdown, means, middle_and_spread, places, read_text, train_all
+from sweep import (SEEDS, Run, ended_by_hand, evaluate, last_of_each, load, markdown, means, middle_and_spread, options_of, places,
+                   read_text, store, train_all, train_program, write_page)
 
 NAMES = (*TABLES, "p2-4", "stability")
 
@@ -200,10 +198,9 @@ def table_of_stability(scale, seeds, text, results):
     for name, (_, of_variant) in Stability.variants.items():
         rates = [f * lr for f in of_variant]
         losses = {f: [results[run].get("validation_loss", math.inf) for run in runs[name, f]] for f in of_variant}
-        cells = {f: "diverges" if math.inf in l else f"{sum(l) / len(l):.3f}" + (f" ± {(max(l) - min(l)) / 2:.3f}" if len(l) > 1 else "")
-                 for f, l in losses.items()}
-        means = [sum(l) / len(l) for l in losses.values()]
-        highest = {slack: highest_rate(rates, means, slack) for slack in Stability.slacks}
+        cells = {f: "diverges" if math.inf in l else means(l, 3) for f, l in losses.items()}
+        of_rates = [sum(l) / len(l) for l in losses.values()]
+        highest = {slack: highest_rate(rates, of_rates, slack) for slack in Stability.slacks}
         shown.append([name, *[cells.get(f, "") for f in factors], *[text for _, text in highest.values()]])
         kept.append({"variant": name, "highest": {slack: rate for slack, (rate, _) in highest.items()},
                      "highest_by_seed": {slack: [highest_rate(rates, of_seed, slack)[0] for of_seed in zip(*losses.values())]
@@ -220,10 +217,7 @@ def table_of_stability(scale, seeds, text, results):
 def step_seconds(flags, steps):
     """The median time of a training step on all cores. The first, which touches all memory for the first time, does not count."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([TRAIN, *shlex.split(flags), "--device=cpu", f"--steps={steps}", f"--out={folder}"], capture_output=True,
-                              text=True, cwd=ROOT)
-        if done.returncode != 0:
-            refuse(f"./train {flags}: exit code {done.returncode}: {done.stderr.strip()}")
+        train_program(*shlex.split(flags), f"--steps={steps}", f"--out={folder}", place=(("--device=cpu",), {}))
         return statistics.median(entry["seconds"] for entry in read_log(folder) if entry["step"] > 1 and "seconds" in entry)
 
 
@@ -277,21 +271,19 @@ def write_index(folder):
     for name in NAMES:
         for scale in SCALES:
             path = os.path.join(folder, f"{name}.{scale}.json")
-            if not os.path.exists(path):
+            kept = load(path)
+            if not kept:
                 continue
-            with open(path) as file:
-                kept = json.load(file)
             counts = signs_of(kept.get("rows", [])).values()
             seeds = re.search(r"--seeds=(\d+)", kept["command"])
             rows.append([f"[{kept['title']}]({name}.{scale}.md)", scale, seeds[1] if seeds else "",
                          *([str(n) for n in counts] if any(counts) else [""] * len(SIGNS))])
     heading = ["table", "scale", "seeds", *SIGNS.values()]
-    with open(os.path.join(folder, "README.md"), "w") as file:
-        file.write("\n".join(["# The papers' tables at a small scale", "",
-                               "`scripts/tables.py` trains the rows and writes the tables and this page. A gap between two rows has a sign, "
-                               "which agrees with the paper's or does not. A JSON file beside each table holds every run's flags and "
-                               "fingerprints. [How to rerun them](../docs/tables.md), [what they say](../docs/claims.md).", "", PAPERS, "",
-                               *markdown(heading, rows)]) + "\n")
+    about = ("`scripts/tables.py` trains the rows and writes the tables and this page. A gap between two rows has a sign, "
+             "which agrees with the paper's or does not. A JSON file beside each table holds every run's flags and "
+             "fingerprints. [How to rerun them](../docs/tables.md), [what they say](../docs/claims.md).")
+    page = ["# The papers' tables at a small scale", "", about, "", PAPERS, "", *markdown(heading, rows)]
+    write_whole(os.path.join(folder, "README.md"), "\n".join(page) + "\n")
 
 
 # ---- the program
@@ -301,8 +293,6 @@ def describe_all(wanted, seed):
     for run in wanted:
         if run.seed == seed:
             done = run.program("--describe")
-            if done.returncode != 0:
-                refuse(f"./train {run.line()}: {done.stderr.strip()}")
             size = re.search(r"^  total +([0-9,]+)$", done.stdout, re.MULTILINE)[1]
             print(f"{size:>14} parameters  {run.name}", flush=True)
 
@@ -334,32 +324,25 @@ def write(name, title, lines, contents, options, text):
     command = f"scripts/tables.py {name} --scale={scale_name}"
     if text:
         command += f" --seeds={options.seeds}" + ("" if options.text == "self" else " --text=FILE")
-    with open(os.path.join(options.results, f"{name}.{scale_name}.json"), "w") as file:
-        about = {"text": dict(zip(("bytes", "sha256"), text.about)) or text.data} if text else {}
-        json.dump({"table": name, "title": title, "command": command} | about | contents, file, indent=1)
-        file.write("\n")
-    page = os.path.join(options.results, f"{name}.{scale_name}.md")
-    with open(page, "w") as file:
-        file.write("\n".join([f"# {title}", "", f"`{command}`", "", *lines]) + "\n")
-    print(f"\n{title}\n" + "\n".join(lines) + f"\nwritten: {page}\n")
+    about = {"text": dict(zip(("bytes", "sha256"), text.about)) or text.data} if text else {}
+    page = os.path.join(options.results, f"{name}.{scale_name}")
+    store(page + ".json", {"table": name, "title": title, "command": command} | about | contents, indent=1)
+    write_page(page + ".md", title, command, lines)
+    print(f"\n{title}\n" + "\n".join(lines) + f"\nwritten: {page}.md\n")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="of " + ", ".join(NAMES))
     parser.add_argument("--scale", choices=SCALES, default="minutes")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each row [3]")
     parser.add_argument("--text", default="self", help="the text whose loss is compared: a file, or this repository's source [self]")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs side by side [one a core]")
     parser.add_argument("--runs", default=os.path.join(ROOT, "build/tables"), help="where runs are kept [build/tables]")
     parser.add_argument("--results", default=os.path.join(ROOT, "results"), help="where the tables go [results]")
     parser.add_argument("--describe", action="store_true", help="print how large each model is, and train nothing")
-    options = parser.parse_args()
+    options = options_of(parser)
     for name in options.tables:
         if name not in NAMES:
             refuse(f"{name}: expected tables of {', '.join(NAMES)}")
-    if not 1 <= options.seeds <= len(SEEDS) or options.jobs < 1:
-        refuse(f"--seeds={options.seeds} --jobs={options.jobs}: expected 1 to {len(SEEDS)} seeds, at least 1 job")
     if options.scale == "paper":
         for name in options.tables:
             if name == "stability":
@@ -380,10 +363,11 @@ def main():
         describe_all(wanted, seeds[0])
         return
     kept_runs = os.path.join(os.path.abspath(options.runs), options.scale)
-    results = train_all(wanted, kept_runs, places(options.jobs))
+    side_by_side = places(options.jobs)
+    results = train_all(wanted, kept_runs, side_by_side)
     for name in of_runs:
         if name != "stability":
-            evaluate_columns(TABLES[name], scale, seeds, text, results, kept_runs, options.jobs)
+            evaluate_columns(TABLES[name], scale, seeds, text, results, kept_runs, len(side_by_side))
     for name in options.tables:
         if name == "p2-4":
             write(name, Times.title, *table_of_times(options.scale), options, None)

@@ -7,10 +7,9 @@ Prints a row for each, TFLOP/s here, by PyTorch, and the ratio, and adds PyTorch
 `a @ b`, whose result PyTorch rounds to bf16 where ours stays fp32. Attention is scaled_dot_product_attention, forward, and
 the backward alone. Both count the multiplications that a causal mask leaves: two products forward, five backward.
 """
-import argparse
 import re
 
-from common import read_bench, refuse, write_bench
+from common import parser_of, read_bench, refuse, write_bench
 
 try:
     import torch
@@ -63,7 +62,7 @@ def time_attention(B, T, H, KVH, D):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("bench", nargs="?", default="build/bench_gpu.json", help="[build/bench_gpu.json]")
     name = parser.parse_args().bench
     bench = read_bench(name)

@@ -10,13 +10,13 @@ The step is that of ./train: forward with the mean loss, backward, gradients cli
 and embeddings. It is written as a user of PyTorch would for speed: scaled_dot_product_attention, one product for q, k and
 v, one for gate and up, fused AdamW. Tokens are random. Prints the parameters and a line a step.
 """
-import argparse
-import sys
 import time
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from common import parser_of, refuse
 
 
 class RotaryAttention(nn.Module):
@@ -118,17 +118,16 @@ def tiny(context):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("model", choices=("gpt2-124m", "tiny"))
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--context", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
+    for name in ("--batch", "--context", "--steps"):
+        parser.add_argument(name, type=int, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
-        sys.exit(f"error: --device=cuda: PyTorch {torch.__version__} sees no GPU")
+        refuse(f"--device=cuda: PyTorch {torch.__version__} sees no GPU")
 
     torch.manual_seed(0)
     model = {"gpt2-124m": gpt2_124m, "tiny": tiny}[options.model](options.context).to(options.device)
