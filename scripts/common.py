@@ -100,28 +100,28 @@ def write_fixture(name, text):
     print(f"wrote {path}, {os.path.getsize(path)} bytes")
 
 
+def planting(doc):
+    """Options of a script that plants faults."""
+    parser = parser_of(doc)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--only", default="")
+    parser.add_argument("--check", action="store_true")
+    return parser
+
+
 def chosen(faults, text):
     """Those with these numbers, of faults that know theirs: "3,17-20"; all of them for no text."""
     if not text:
         return faults
-    numbers = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers.update(range(int(first), int(last or first) + 1))
-    return [f for f in faults if f.number in numbers]
+    ranges = [part.partition("-") for part in text.split(",")]
+    return [f for f in faults if any(int(first) <= f.number <= int(last or first) for first, _, last in ranges)]
 
 
 def end_of(command, folder, environment, log, limit):
     """None where the command ends well within so many seconds, else how it ended. What it says goes into the log."""
     with open(log, "wb") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,  # so that what it starts can be ended with it
-        )
+        # In a session of its own, so that what it starts can be ended with it.
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file, start_new_session=True)
         try:
             code = process.wait(limit)
             return None if code == 0 else f"exit {code}"

@@ -15,7 +15,6 @@ A fault that no run of the program can show has no place in the table.
 --tests   these tests alone
 --folder  where the copy goes (default: a temporary folder, removed at the end)
 """
-import argparse
 import collections
 import concurrent.futures
 import filecmp
@@ -28,7 +27,7 @@ import tempfile
 import threading
 import time
 
-from common import ROOT, chosen, end_of
+from common import ROOT, chosen, end_of, planting, read
 
 # A heading in brackets is a class of faults; a path heads the faults in that file. «old => new» is the change, and the
 # text around it finds the place; ¶ is the end of a line. Where old ends in ";" it is a statement, else an expression.
@@ -639,11 +638,6 @@ inline bool planted(int fault) {
 Fault = collections.namedtuple("Fault", "number kind file begin end old new")
 
 
-def read(path):
-    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
-        return f.read()
-
-
 def find_faults():
     """Every fault of the table with its place in its file. Ends the program where a place is not found exactly once."""
     faults, kind, file, wrong = [], None, None, []
@@ -653,7 +647,7 @@ def find_faults():
         elif line.startswith("  "):
             parts = re.fullmatch(r"(.*)«(.*) => (.*)»(.*)", line[2:].replace("¶", "\n"), re.S)
             before, old, new, after = parts.groups()
-            text, whole = read(file), before + old + after
+            text, whole = read(os.path.join(ROOT, file)), before + old + after
             at = text.find(whole)
             number = len(faults) + 1
             if at < 0 or text.find(whole, at + 1) >= 0:
@@ -670,7 +664,7 @@ def find_faults():
 
 def planted_text(file, faults):
     """The text of a file with all its faults in it, asleep."""
-    text = read(file)
+    text = read(os.path.join(ROOT, file))
     places = collections.defaultdict(list)
     for f in faults:
         places[f.begin, f.end].append(f)
@@ -710,7 +704,7 @@ def copy_with_faults(folder, faults):
                 shutil.copyfile(source, copy)
     for file, text in {**texts, "planted.h": HEADER}.items():
         path = os.path.join(folder, file)
-        if not os.path.exists(path) or open(path, encoding="utf-8").read() != text:
+        if not os.path.exists(path) or read(path) != text:
             with open(path, "w", encoding="utf-8") as f:
                 f.write(text)
 
@@ -720,7 +714,7 @@ def tests_for(faults):
     names = sorted(name for name in os.listdir(os.path.join(ROOT, "tests")) if re.fullmatch(r"test_.*\.cpp", name))
     of_the_program = re.compile(r'"(layers|training|dataloader|tests/small_|\./train)')
     operations = {re.sub(r"kernels/(?:\w+/)?(\w+).*", r"test_\1.cpp", f.file) for f in faults}
-    wanted = [n for n in names if n in operations or of_the_program.search(read("tests/" + n))]
+    wanted = [n for n in names if n in operations or of_the_program.search(read(os.path.join(ROOT, "tests", n)))]
     return [n[:-4] for n in wanted if n != "test_floors.cpp"]
 
 
@@ -760,11 +754,8 @@ class Tests:
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--jobs", type=int, default=os.cpu_count())
-    options.add_argument("--only", default="")
+    options = planting(__doc__)
     options.add_argument("--tests", default="")
-    options.add_argument("--check", action="store_true")
     options.add_argument("--folder", default="")
     options = options.parse_args()
     faults = find_faults()

@@ -13,7 +13,6 @@ A race is seen where the test runs with PTX_RACES=1: on a CPU one order of threa
 --only    these faults alone
 --tree    the checkout whose rehearsal is used (default: this one)
 """
-import argparse
 import collections
 import concurrent.futures
 import glob
@@ -26,7 +25,7 @@ import tempfile
 import threading
 import time
 
-from common import ROOT, chosen, end_of
+from common import ROOT, chosen, end_of, planting, read, write_whole
 
 Fault = collections.namedtuple("Fault", "number change file old new test nth environment kernel")
 
@@ -42,16 +41,6 @@ def find_faults():
             environment = dict(part.split("=") for part in environment.split(",") if part != "-")
             faults.append(Fault(len(faults) + 1, *heading, test, int(nth), environment, kernel))
     return faults
-
-
-def read(name):
-    with open(name, encoding="utf-8") as file:
-        return file.read()
-
-
-def write(name, text):
-    with open(name, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 class Kernels:
@@ -122,17 +111,16 @@ class Rehearsal:
         os.makedirs(kernels)
         if fault.file:
             shutil.copytree(os.path.join(self.tree, "ptx"), os.path.join(folder, "ptx"))
-            write(os.path.join(folder, fault.file), text)
+            write_whole(os.path.join(folder, fault.file), text)
         for file in os.listdir(os.path.join(self.folder, "kernels")):
             os.symlink(os.path.join(self.folder, "kernels", file), os.path.join(kernels, file))
         if ptx:
-            write(os.path.join(folder, "faulty.ptx"), self.kernels.outside[self.kernels.names[name]] + ptx)
+            write_whole(os.path.join(folder, "faulty.ptx"), self.kernels.outside[self.kernels.names[name]] + ptx)
             translator = os.path.join(folder if fault.file else self.tree, "ptx/translate.py")
             subprocess.run([sys.executable, translator, kernels, os.path.join(folder, "faulty.ptx")], check=True)
             mine, index = read(os.path.join(kernels, "faulty.index")), os.path.join(kernels, "kernels.index")
             unchanged = [line for line in read(index).splitlines() if line.split()[0] != mine.split()[0]]
-            os.remove(index)
-            write(index, mine + "\n".join(unchanged) + "\n")
+            write_whole(index, mine + "\n".join(unchanged) + "\n")
         else:
             program = self.link(fault, folder)
         return name, change, program
@@ -207,10 +195,7 @@ def check(rehearsal, faults):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--jobs", type=int, default=os.cpu_count())
-    options.add_argument("--only", default="")
-    options.add_argument("--check", action="store_true")
+    options = planting(__doc__)
     options.add_argument("--tree", default=ROOT)
     options = options.parse_args()
     rehearsal, wanted = Rehearsal(options.tree), chosen(find_faults(), options.only)
