@@ -58,6 +58,7 @@ import time
 from typing import NamedTuple
 
 import gpu_program
+from common import ROOT, read, write_whole
 
 SCRIPT = sys.argv[0]
 HERE = os.path.dirname(SCRIPT)
@@ -82,12 +83,8 @@ def variable(name, default):
 
 
 def number(name, default, least):
-    try:
-        if (value := int(variable(name, default))) >= least:
-            return value
-    except ValueError:
-        pass
-    refuse(f"{name}={variable(name, default)}: expected a number from {least}")
+    text = variable(name, default)
+    return int(text) if re.fullmatch(r"\d+", text) and int(text) >= least else refuse(f"{name}={text}: expected a number from {least}")
 
 
 def said(*command):
@@ -118,8 +115,7 @@ def first_difference(logs):
 
 def readmes_fingerprint(flags):
     """README's fingerprint of the weights after that run, whatever the order of its flags; None where it names none."""
-    with open(os.path.join(HERE, "../README.md")) as file:
-        section = file.read().partition("## Check that your machine is exact")[2].partition("\n## ")[0]
+    section = read(os.path.join(ROOT, "README.md")).partition("## Check that your machine is exact")[2].partition("\n## ")[0]
     runs = re.findall(r"^\./train (.+)$", section, re.MULTILINE)
     fingerprints = re.findall(r"^fingerprint of the weights: (\w+)$", section, re.MULTILINE)  # in the same order
     wanted = set(flags) - {"--mma=hopper"}  # the default
@@ -138,8 +134,7 @@ def compare_fingerprints(train, flags):
             found = re.search("^fingerprint of the weights: (.+)$", text, re.MULTILINE)
             fingerprints[device] = found[1] if found else None
             if os.path.exists(log := os.path.join(out, "log.jsonl")):
-                with open(log) as file:
-                    logs.append(file.read().splitlines())
+                logs.append(read(log).splitlines())
     print(", ".join(f"{device} {fingerprint}" for device, fingerprint in fingerprints.items()))
     equal = len(set(fingerprints.values())) == 1 and None not in fingerprints.values()
     if not equal and len(logs) == 2:
@@ -196,8 +191,7 @@ NOT_LAUNCHED = re.compile(r"gated_delta_bf16_dstate_kernelILi(64|128)ELi1E|no_wo
 def launched_by_tests(folder):
     """Names the kernels of the operations that no test of a rehearsal has launched."""
     def first_words(path):
-        with open(path) as file:
-            return {line.split()[0] for line in file}
+        return {line.split()[0] for line in read(path).splitlines()}
     left = {name for name in first_words(os.path.join(folder, "kernels/kernels.index")) if not NOT_LAUNCHED.search(name)}
     for name in os.listdir(folder):
         if name.endswith(".launched"):
@@ -219,11 +213,19 @@ class Checks:
         """Where the benchmark's rows of a part lie, or all that are there."""
         return os.path.join(self.logs, f"bench.{part}.json" if part else "bench.json")
 
+    def over_tests(self, stage, tests, of, environment=lambda test: {}, before=()):
+        return [Check(stage, f"{stage} {base(test)}", [*before, test, of], environment(test)) for test in tests]
+
     def of(self, stage):
         if stage == "bitwise" or stage in AGAIN:
             def environment(test):
                 return AGAIN.get(stage) or ({} if self.bench else {"PTX_LAUNCHED": test + ".launched"})
-            return [Check(stage, f"{stage} {base(test)}", [test, "[bitwise]"], environment(test)) for test in self.tests]
+            return self.over_tests(stage, self.tests, "[bitwise]", environment)
+        if stage == "cublas":
+            return self.over_tests(stage, self.of_cublas, "[cublas]")
+        if stage in SANITIZERS:
+            own = {"initcheck": {"GATED_FILL": "off"}, "memcheck": {"GATED_GUARD": "off"}}.get(stage, {})
+            return self.over_tests(stage, self.tests, "[bitwise]", lambda test: own, self.sanitized(stage))
         if stage == "launched":
             return [Check(stage, "launched every kernel", [SCRIPT, "--launched", os.path.dirname(self.tests[0])])]
         if stage == "program":
@@ -231,8 +233,6 @@ class Checks:
             refusals = [name for name, (own, *_) in gpu_program.REFUSALS.items() if not (own and self.bench)]
             return [Check(stage, f"{stage} {case}", [os.path.join(HERE, "gpu_program.py"), self.train, case, self.mma])
                     for case in [*gpu_program.CASES, *refusals]]
-        if stage == "cublas":
-            return [Check(stage, f"{stage} {base(test)}", [test, "[cublas]"]) for test in self.of_cublas]
         if stage == "fingerprint":
             return list(fingerprint_checks(self.train, self.mma))
         if stage == "bench":
@@ -240,23 +240,22 @@ class Checks:
             if code != 0 or not parts:
                 refuse(f"{self.bench} --parts: {parts or 'says nothing'}")
             return [Check(stage, f"{stage} {part}", [self.bench, self.rows(part), part]) for part in parts.split()]
-        if stage == "pytorch":
-            if said("python3", "-c", "import torch, sys; sys.exit(not torch.cuda.is_available())")[1] != 0:
-                return []
-            return [Check(stage, "a step" + BESIDE_PYTORCH, [os.path.join(HERE, "compare_torch.py"), "--device=cuda",
-                                                            "--rounds=1", f"--rows={self.rows()}"]),
-                    Check(stage, "products and attention" + BESIDE_PYTORCH,
-                          [os.path.join(HERE, "torch_kernels.py"), self.rows()])]
-        without = {"initcheck": {"GATED_FILL": "off"}, "memcheck": {"GATED_GUARD": "off"}}.get(stage, {})
-        return [Check(stage, f"{stage} {base(test)}",
-                      [self.sanitizer, "--tool", stage, "--error-exitcode", "1", test, "[bitwise]"], without) for test in self.tests]
+        assert stage == "pytorch"
+        if said("python3", "-c", "import torch, sys; sys.exit(not torch.cuda.is_available())")[1] != 0:
+            return []
+        return [Check(stage, what + BESIDE_PYTORCH, [os.path.join(HERE, script), *arguments]) for what, script, *arguments in (
+            ("a step", "compare_torch.py", "--device=cuda", "--rounds=1", f"--rows={self.rows()}"),
+            ("products and attention", "torch_kernels.py", self.rows()))]
+
+    def sanitized(self, tool):
+        return [self.sanitizer, "--tool", tool, "--error-exitcode", "1"]
 
     def why_no_sanitizer(self, seconds):
         """None where compute-sanitizer can run the smallest test, or finds faults there: it attaches."""
         if not self.sanitizer:
             return f"no compute-sanitizer in CUDA_HOME ({variable('CUDA_HOME', 'not set')}), on the path or in /usr/local/cuda*"
         test = next((test for test in self.tests if base(test) == "test_round"), self.tests[0])
-        text, code = said(*at_most(seconds), self.sanitizer, "--tool", "memcheck", "--error-exitcode", "1", test, "[bitwise]")
+        text, code = said(*at_most(seconds), *self.sanitized("memcheck"), test, "[bitwise]")
         if code == 0 or re.search("ERROR SUMMARY: [1-9]", text):
             return None
         lines = [line for line in text.splitlines() if line.strip("= ")]
@@ -272,8 +271,7 @@ class Results:
         self.file_name, self.head, self.checks, self.bench = file_name, head, {}, None
         self.lock = threading.Lock()
         try:
-            with open(file_name) as file:
-                before = json.load(file)
+            before = json.loads(read(file_name))
             if before["build"] == head["build"]:
                 checks, bench = {check["check"]: check for check in before["checks"]}, before["bench"]
                 if not all(isinstance(check["outcome"], str) for check in checks.values()):
@@ -292,17 +290,12 @@ class Results:
         self.write()
 
     def write(self):
+        checks = ",\n".join("    " + json.dumps(check) for check in self.checks.values())
         try:
-            self.write_or_raise()
+            write_whole(self.file_name, json.dumps(self.head, indent=2)[:-2] + f',\n  "checks": [\n{checks}\n  ],\n'
+                        f'  "bench": {json.dumps(self.bench, indent=1)}\n}}\n')
         except OSError as error:
             refuse(f"{self.file_name}: {error.strerror}")
-
-    def write_or_raise(self):
-        checks = ",\n".join("    " + json.dumps(check) for check in self.checks.values())
-        with open(self.file_name + ".new", "w") as file:
-            file.write(json.dumps(self.head, indent=2)[:-2] + f',\n  "checks": [\n{checks}\n  ],\n'
-                       f'  "bench": {json.dumps(self.bench, indent=1)}\n}}\n')
-        os.replace(self.file_name + ".new", self.file_name)
 
     def record(self, name, command, outcome, seconds, printed=""):
         self.checks.pop(name, None)  # the last is what came last
@@ -313,9 +306,6 @@ class Results:
 
     def outcome(self, name):
         return self.checks.get(name, {}).get("outcome", "")
-
-    def passed(self, name):
-        return self.outcome(name) == "ok"
 
     def not_run(self, stages):
         return [stage for stage in stages if self.outcome(stage).startswith("not run")]
@@ -335,15 +325,9 @@ class Results:
 
 def read_json(name):
     try:
-        with open(name) as file:
-            return json.load(file)
+        return json.loads(read(name))
     except (OSError, ValueError):
         return None
-
-
-def write_json(name, what):
-    with open(name, "w") as file:
-        json.dump(what, file)
 
 
 def run_check(check, checks, results, start, may_take, until_the_end):
@@ -353,11 +337,11 @@ def run_check(check, checks, results, start, may_take, until_the_end):
         os.remove(launched)  # to which a program adds
     if check.stage == "bench":
         rows = check.command[1]
-        write_json(rows, None)
+        write_whole(rows, "null")
         for name in [name for name in results.checks if name.endswith(BESIDE_PYTORCH)]:  # their rows are made anew too
             del results.checks[name]
     elif check.stage == "pytorch":
-        write_json(checks.rows(), results.bench)
+        write_whole(checks.rows(), json.dumps(results.bench))
     with open(log, "w") as file:
         code = subprocess.run(at_most(min(may_take, until_the_end)) + check.command, stdin=subprocess.DEVNULL, stdout=file,
                               stderr=subprocess.STDOUT, env=os.environ | check.environment).returncode
@@ -440,7 +424,7 @@ def main(result, train, bench, tests, of_cublas):
     if results.left(wanted):
         todo = [check for check in wanted if check.name not in results.checks]
     else:
-        todo = [check for check in wanted if not results.passed(check.name)]
+        todo = [check for check in wanted if results.outcome(check.name) != "ok"]
 
     os.environ |= {"GATED_NEEDS_GPU": "1", "OMP_WAIT_POLICY": "passive"}  # beside each other waiting threads must not spin
     unusable, probed = None, False
@@ -480,17 +464,18 @@ def main(result, train, bench, tests, of_cublas):
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    if arguments[:1] == ["--fingerprint"]:
-        sys.exit(compare_fingerprints(arguments[1], arguments[2:]))
-    if arguments[:1] == ["--golden"]:
-        run = GOLDEN.replace("=20 ", f"={arguments[2]} ") + " --val-batches=1"  # (--steps, and --warmup, which may not be more)
-        sys.exit(max(compare_fingerprints(arguments[1], (run + more).split()) for more in ["", *OTHER_GOLDEN.values()]))
-    if arguments[:1] == ["--launched"]:
-        sys.exit(launched_by_tests(arguments[1]))
-    if arguments[:1] == ["--rehearsal"]:
-        sys.exit(main(arguments[1], arguments[2], None, arguments[3:], []))
+    mode, *arguments = sys.argv[1:] or [""]
+    if mode == "--fingerprint":
+        sys.exit(compare_fingerprints(arguments[0], arguments[1:]))
+    if mode == "--golden":
+        # (--steps, and --warmup, which may not be more)
+        run = GOLDEN.replace("=20 ", f"={arguments[1]} ") + " --val-batches=1"
+        sys.exit(max(compare_fingerprints(arguments[0], (run + more).split()) for more in ["", *OTHER_GOLDEN.values()]))
+    if mode == "--launched":
+        sys.exit(launched_by_tests(arguments[0]))
+    if mode == "--rehearsal":
+        sys.exit(main(arguments[0], arguments[1], None, arguments[2:], []))
     cublas_at = arguments.index("--cublas") if "--cublas" in arguments else len(arguments)
-    if cublas_at < 3:
+    if cublas_at < 2:
         refuse("expected RESULT.json BENCH TEST... [--cublas TEST...]")
-    sys.exit(main(arguments[0], "./train", arguments[1], arguments[2:cublas_at], arguments[cublas_at + 1:]))
+    sys.exit(main(mode, "./train", arguments[0], arguments[1:cublas_at], arguments[cublas_at + 1:]))

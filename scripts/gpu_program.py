@@ -17,8 +17,12 @@ import subprocess
 import sys
 import tempfile
 
+from common import ROOT
+
 SMALL = "--layers=2 --hidden=64 --heads=2 --kv-heads=1 --head-dim=32 --context=64 --batch=2 --val-batches=1"
 RUN = SMALL + " --data=text.txt --out=run --steps=6 --val-every=2 --measure-every=4 --save-every=3 --sample-tokens=20"
+GPT2 = (RUN + " --norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off --tied=off "
+        "--dropout=0.1 --micro-batches=2 --recompute=full {graph}")
 EVALUATE = "--evaluate --from=run --val-batches=2"
 GENERATE = "--generate --from=run --tokens=20"
 
@@ -37,11 +41,7 @@ CASES = {
         GENERATE + " --prompt-tokens=84,104 --temperature=0",
         SMALL + " --from=run --data=text.txt --out=more --steps=2 --sample-tokens=70"],
     "GPT-2 with dropout, as CUDA graphs": [
-        RUN + " --norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off --tied=off "
-        "--dropout=0.1 --micro-batches=2 --recompute=full {graph}",
-        NEWEST_GONE,
-        RUN + " --norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off --tied=off "
-        "--dropout=0.1 --micro-batches=2 --recompute=full {graph} --resume",
+        GPT2, NEWEST_GONE, GPT2 + " --resume",
         EVALUATE + " --data=text.txt --quantize=nvfp4-w4a4",
         GENERATE + " --prompt=The --samples=2 --top-k=5"],
     "a hybrid with experts in bf16, as CUDA graphs": [
@@ -70,7 +70,6 @@ OWN = re.compile(r"^flags .*?(?=^data )|^disk .*?\n(?! )| +[\d.]+k?( tok)?/s +\d
                  r",\s+\d+ [KMGT]iB\s+\([^)]*\)(, (cpu, \d+ threads|cuda))?| in \d+:\d\d", re.MULTILINE | re.DOTALL)
 
 
-
 def choices(questions):
     """A file of --choices (dataloader/choices.h)."""
     rows = []
@@ -85,13 +84,12 @@ def choices(questions):
 
 def prepare(folder):
     os.makedirs(folder)
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../README.md"), "rb") as file:
+    with open(os.path.join(ROOT, "README.md"), "rb") as file:
         text = file.read(40000)
-    with open(os.path.join(folder, "text.txt"), "wb") as file:
-        file.write(text)
-    with open(os.path.join(folder, "choices.bin"), "wb") as file:
-        file.write(choices([(b"The norm of the", 0, [b" gate", b" token is", b"x"]),
-                            (b"One kernel", 1, [b" runs", b"zz"])]))
+    questions = [(b"The norm of the", 0, [b" gate", b" token is", b"x"]), (b"One kernel", 1, [b" runs", b"zz"])]
+    for name, content in ("text.txt", text), ("choices.bin", choices(questions)):
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(content)
 
 
 def run(train, flags, folder, environment):
