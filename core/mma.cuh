@@ -110,9 +110,16 @@ struct MmaRecord {
   MmaB b;
 };
 
+// A GPU says nothing of a lane that is not there, and the result is anything.
+inline void require_whole_warp(const char* instruction, void* const* records) {
+  for (int i = 0; i < warpSize; i++)
+    require(records[i], "%s: lane %d has returned; expected all 32 lanes of the warp", instruction, i);
+}
+
 // The 16 rows of A stand side by side in the lanes of vectors, and a column of B meets them all.
 template <MmaArithmetic arithmetic>
 void mma_of_warp(void* const* records) {
+  require_whole_warp("mma", records);
   MmaRecord* lane[warpSize];
   for (int i = 0; i < warpSize; i++) lane[i] = static_cast<MmaRecord*>(records[i]);
   bf16 A[16][mma_depth], B[8][mma_depth];
@@ -160,6 +167,7 @@ inline void ldmatrix(uint32_t (&x)[4], const bf16* row, simt::Place at = simt::P
   simt::collective(
       ~0u, &record,
       [](void* const* records) {
+        detail::require_whole_warp("ldmatrix", records);
         for (int to = 0; to < warpSize; to++)
           for (int from = 0; from < warpSize; from++)
             static_cast<Record*>(records[to])->rows[from] = static_cast<Record*>(records[from])->row;

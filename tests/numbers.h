@@ -1,5 +1,5 @@
-// numbers: what tests and exercises make and measure numbers with: random ones, how far two arrays are apart, and finite
-// differences. tests/test_compare.cpp
+// numbers: what tests and exercises make and measure numbers with: random ones, how far two arrays are apart, and
+// finite differences. tests/test_compare.cpp
 #pragma once
 #include <cmath>
 #include <cstddef>

@@ -29,7 +29,8 @@ std::vector<KnownAnswer> known_answers() {
 // "a ... b": does the text hold a, and behind it b?
 void require_in_order(const std::string& text, const std::string& words) {
   size_t at = 0;
-  for (size_t from = words.find_first_not_of(' '), to; from != std::string::npos; from = to == words.npos ? to : to + 5) {
+  for (size_t from = words.find_first_not_of(' '), to; from != std::string::npos;
+       from = to == words.npos ? to : to + 5) {
     to = words.find(" ... ", from);
     const std::string part = words.substr(from, to - from);
     INFO("expected: " << part);
@@ -53,11 +54,11 @@ TEST_CASE("exercises: of every answer is said what is right and what is wrong wi
   const Folder f;
   std::map<std::string, std::set<std::string>> kinds;
   for (const KnownAnswer& known : known_answers()) {
-    const Said said =
-        f.run("cd {repo} && build/exercises/answers " + known.exercise + " " + known.answer);
+    const Said said = f.run("cd {repo} && build/exercises/answers " + known.exercise + " " + known.answer);
     INFO(known.exercise << " " << known.answer << ":\n" << said.text);
     require_in_order(said.text, known.said);
-    const bool right = said.text.starts_with("equal to the bit") || said.text.starts_with("right, but in another order");
+    const bool right =
+        said.text.starts_with("equal to the bit") || said.text.starts_with("right, but in another order");
     REQUIRE(said.exit_code == (right ? 0 : 1));
     REQUIRE((right || said.text.starts_with("wrong: ")));
     if (known.answer == "solution") REQUIRE(said.text.starts_with("equal to the bit"));
@@ -77,7 +78,8 @@ TEST_CASE("exercises: each has hints in three steps, usual mistakes, a solution 
   for (const auto& [name, file] : exercises()) {
     INFO(name);
     const std::string text = contents(file);
-    require_in_order(text, "// Exercise  ... // hint 1: ... // hint 2: ... // hint 3: ... // A wrong answer usually ... ");
+    require_in_order(text,
+                     "// Exercise  ... // hint 1: ... // hint 2: ... // hint 3: ... // A wrong answer usually ... ");
     const std::string solution = f.run("cd {repo} && scripts/exercise.sh solution " + name).text;
     REQUIRE(count(solution, "\n") <= 41);
     REQUIRE(count(solution, "\n") >= 2);
@@ -87,8 +89,9 @@ TEST_CASE("exercises: each has hints in three steps, usual mistakes, a solution 
 
 TEST_CASE("exercises: a student takes one, tries it, is told, and has it right to the bit", "[exercises]") {
   const Folder f;
-  f.done("cp -rp {repo}/Makefile {repo}/train_gpt.cu {repo}/core {repo}/kernels {repo}/scripts . && mkdir tests && "
-         "cp -rp {repo}/tests/exercises {repo}/tests/numbers.h tests");
+  f.done(
+      "cp -rp {repo}/Makefile {repo}/train_gpt.cu {repo}/core {repo}/kernels {repo}/scripts . && mkdir tests && "
+      "cp -rp {repo}/tests/exercises {repo}/tests/numbers.h tests");
   const std::string make = "env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make NVCC= ";
   REQUIRE(says(f.done(make + "exercise"), {"> activation", "next: make exercise OP=activation"}));
   REQUIRE(contains(ended(f.run(make + "exercise OP=nothing"), 2).text, "expected one of: activation "));

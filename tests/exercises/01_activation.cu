@@ -3,8 +3,8 @@
 //     silu(x) = x / (1 + e^-x)          dx_i = dy_i * silu'(x_i)
 //
 // Elements do not meet: a thread takes its own and asks nobody. silu_slope(x) is the derivative (core/nonlinear.cuh).
-// The chapter: kernels/activation.cu. The launch: 256 threads a block, as many blocks as there are 256 elements, rounded
-// up. n need not be a multiple of 256.
+// The chapter: kernels/activation.cu. The launch: 256 threads a block, as many blocks as there are 256 elements,
+// rounded up. n need not be a multiple of 256.
 //
 // hint 1: Which element is yours? A thread knows threadIdx.x in its block, blockIdx.x, and blockDim.x.
 // hint 2: The last block has threads for which there is no element. They must neither read nor write.

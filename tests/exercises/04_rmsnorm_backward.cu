@@ -6,8 +6,8 @@
 // The mean's sum is in the order of a row: element i in chain i mod 128, and the chains added as in rmsnorm_forward; a
 // link is fused(dy*w, x*r, chain). dw's is in the order of a column: slices of 128 rows, as in bias_gradient; a link is
 // fused(dy, x*r, slice).
-// The chapter: kernels/rmsnorm.cu. The launches: a block of 128 threads for each row; then 64 threads a block, a thread for
-// a column.
+// The chapter: kernels/rmsnorm.cu. The launches: a block of 128 threads for each row; then 64 threads a block, a
+// thread for a column.
 //
 // hint 1: Both kernels are ones that you have: rmsnorm_forward with another sum, bias_gradient with another link.
 // hint 2: r is given for every row: the rows' kernel has one sum, and so one barrier.
@@ -35,8 +35,7 @@ __global__ void dx_kernel(float* dx, const float* dy, const float* x, const floa
   __syncthreads();
   const float* four = chains + 4 * (j % 32);
   const float mean = warp_sum((four[0] + four[1]) + (four[2] + four[3])) / float(C);
-  for (size_t c = j; c < C; c += 128)
-    dx[row * C + c] = r_row * fused(-(x_row[c] * r_row), mean, dy_row[c] * w[c]);
+  for (size_t c = j; c < C; c += 128) dx[row * C + c] = r_row * fused(-(x_row[c] * r_row), mean, dy_row[c] * w[c]);
   // >>>
 }
 
@@ -59,8 +58,8 @@ __global__ void dw_kernel(float* dw, const float* dy, const float* x, const floa
 void exercise(Try& t) {
   for (const auto [N, C] : {std::pair<size_t, size_t>{3, 7}, {2, 128}, {150, 200}}) {
     t.begin(format("N = %zu, C = %zu", N, C));
-    Tried &dx = t.out("dx", N, C).sums(C).ordered_by("core/reduce.cuh: row, of the mean");
-    Tried &dw = t.sum("dw", 1, C).sums(N).ordered_by("core/reduce.cuh: column");
+    Tried& dx = t.out("dx", N, C).sums(C).ordered_by("core/reduce.cuh: row, of the mean");
+    Tried& dw = t.sum("dw", 1, C).sums(N).ordered_by("core/reduce.cuh: column");
     Tried &dy = t.in("dy", N, C), &x = t.in("x", N, C), &w = t.in("w", 1, C);
     std::vector<float> y(N * C), roots(N);
     rmsnorm_forward_ref(y.data(), roots.data(), x(1.0f), w(1.0f), N, C, 1e-5f);
@@ -73,7 +72,8 @@ void exercise(Try& t) {
       return sum;
     };
     loss(x(1.0), w(1.0), r(1.0));
-    t.reference([&](auto real) { rmsnorm_backward_ref(dx(real), dw(real), dy(real), x(real), w(real), r(real), N, C); });
+    t.reference(
+        [&](auto real) { rmsnorm_backward_ref(dx(real), dw(real), dy(real), x(real), w(real), r(real), N, C); });
     if (C == 7) {
       std::vector<double> r_at(N);
       t.differences(dx, x, [&](const double* at) { return loss(at, w(1.0), r_at.data()); });

@@ -2,9 +2,9 @@
 //
 //     m = max over c of x_c          l = sum over c of e^(x_c - m)          p_c = e^(x_c - m) / l
 //
-// Without m e^x overflows above 88. A maximum has no order; the sum has that of a row: element i in chain i mod 128, and
-// the chains added as in rmsnorm_forward. exact_exp is e^x. max_of(a, b) is the larger; warp_max(v) is to it what warp_sum
-// is to a sum.
+// Without m e^x overflows above 88. A maximum has no order; the sum has that of a row: element i in chain i mod 128,
+// and the chains added as in rmsnorm_forward. exact_exp is e^x. max_of(a, b) is the larger; warp_max(v) is to it what
+// warp_sum is to a sum.
 // The chapter: kernels/linear_cross_entropy.cu, kernels/attention.cu. The launch: a block of 128 threads for each row.
 //
 // hint 1: As in rmsnorm_forward, thread j takes columns j, j+128, ...: first for the maximum, then for the sum.

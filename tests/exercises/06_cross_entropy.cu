@@ -3,14 +3,14 @@
 //     lse = m + log(sum over v of e^(l_v - m)),   m = max over v of l_v
 //     loss = lse - l_target          dl_v = (e^(l_v - lse) - [v = target]) * dloss
 //
-// A target of ignored_target (-1) has loss 0 and gradient 0: padding. The sum is in the order of a row, as in softmax_row.
-// exact_exp, exact_log, max_of, warp_max, warp_sum are as there. The chapter: kernels/linear_cross_entropy.cu. The launch: a
-// block of 128 threads for each row.
+// A target of ignored_target (-1) has loss 0 and gradient 0: padding. The sum is in the order of a row, as in
+// softmax_row. exact_exp, exact_log, max_of, warp_max, warp_sum are as there. The chapter:
+// kernels/linear_cross_entropy.cu. The launch: a block of 128 threads for each row.
 //
 // hint 1: All but the last step is softmax_row: a maximum, a barrier, a sum.
 // hint 2: Who writes the loss? One thread, once. Who reads l_target? It need not be the thread that owns that column.
-// hint 3: All threads of a block have the same target, so all may return at the start of an ignored row, after they have
-//         written their zeros: no barrier is left half attended.
+// hint 3: All threads of a block have the same target, so all may return at the start of an ignored row, after they
+//         have written their zeros: no barrier is left half attended.
 // A wrong answer usually writes the loss of an ignored row as a NaN, or uses -1 as an index.
 #include "tests/exercises/try.h"
 
@@ -24,8 +24,8 @@ using namespace gated;
 
 // ---- yours: losses (N) and dlogits (N,V) are written; logits (N,V), targets (N)
 
-__global__ void cross_entropy_kernel(float* losses, float* dlogits, const float* logits, const int* targets, float dloss,
-                                     size_t V) {
+__global__ void cross_entropy_kernel(float* losses, float* dlogits, const float* logits, const int* targets,
+                                     float dloss, size_t V) {
   // <<< solution
   STATIC_SHARED(float, shared, [128]);
   const size_t row = blockIdx.x, j = threadIdx.x;

@@ -2,9 +2,10 @@
 //
 //     dweight[v] += sum of dh[n] over the tokens n with ids[n] = v
 //
-// An atomic addition would be right up to the order, and the order would be another at every run. So a row of the table is
-// the work of one block, which looks for its tokens. Their order, n ascending: pieces of 1024 tokens, each one chain from
-// +0, then ((piece 0 + piece 1) + piece 2) + ..., and that is added to dweight. A row whose id does not occur keeps its bits.
+// An atomic addition would be right up to the order, and the order would be another at every run. So a row of the
+// table is the work of one block, which looks for its tokens. Their order, n ascending: pieces of 1024 tokens, each
+// one chain from +0, then ((piece 0 + piece 1) + piece 2) + ..., and that is added to dweight. A row whose id does not
+// occur keeps its bits.
 // The chapter: kernels/embedding.cu. The launch: a block of 64 threads for each row v of the table.
 //
 // hint 1: A thread owns columns j, j+64, ... of its row, and goes through all ids for each.

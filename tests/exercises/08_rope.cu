@@ -1,7 +1,7 @@
 // Exercise 8, rope: queries and keys are turned, each pair of elements by an angle of its own.
 //
-// Elements i and i + R/2 of a head are a point, and at position t it turns by the angle a of (t, i), whose cosine and sine
-// stand in tables (T, R/2):
+// Elements i and i + R/2 of a head are a point, and at position t it turns by the angle a of (t, i), whose cosine and
+// sine stand in tables (T, R/2):
 //     y1 = x1 cos a - x2 sin a          exactly fused(x1, cos, -(x2 * sin))
 //     y2 = x2 cos a + x1 sin a          exactly fused(x2, cos, x1 * sin)
 // R is D or less. The other elements of a head, from R on, are copied.

@@ -1,5 +1,5 @@
-// answers: right and wrong answers to the exercises, each under its name. scripts/exercise.sh answers makes the file that
-// holds them.
+// answers: right and wrong answers to the exercises, each under its name. scripts/exercise.sh answers makes the file
+// that holds them.
 #pragma once
 #include <string>
 

@@ -100,9 +100,9 @@ std::string in_words(const Fault& f) {
   std::string where = format("%s[%lld]", a.name, static_cast<long long>(f.element));
   if (a.rows > 1 && f.element >= 0)
     where += format(" (row %zu, column %zu)", size_t(f.element) / a.columns, size_t(f.element) % a.columns);
-  std::string text = format("block (%u,%u,%u) thread (%u,%u,%u) %s %s in %s", f.block.x, f.block.y, f.block.z,
-                            f.thread.x, f.thread.y, f.thread.z, f.write ? "writes" : "reads", where.c_str(),
-                            line_of(f.pc).c_str());
+  std::string text =
+      format("block (%u,%u,%u) thread (%u,%u,%u) %s %s in %s", f.block.x, f.block.y, f.block.z, f.thread.x, f.thread.y,
+             f.thread.z, f.write ? "writes" : "reads", where.c_str(), line_of(f.pc).c_str());
   if (f.outside) return text + format("; %s has %zu elements", a.name, a.size());
   return text + ", which nobody has written yet";
 }
@@ -112,9 +112,8 @@ std::string in_words(const Fault& f) {
   const char* what = number == SIGALRM  ? "it has not ended after 60 seconds: a loop without an end?"
                      : number == SIGFPE ? "an integer is divided by 0"
                                         : "it touches memory that is no array's";
-  const std::string text =
-      format("wrong: %s\n  the last access to global memory: %s\n", what,
-             heard.last ? line_of(heard.last).c_str() : "none yet");
+  const std::string text = format("wrong: %s\n  the last access to global memory: %s\n", what,
+                                  heard.last ? line_of(heard.last).c_str() : "none yet");
   [[maybe_unused]] const ssize_t n = write(STDOUT_FILENO, text.data(), text.size());
   _exit(1);
 }
@@ -179,17 +178,18 @@ Difference difference(const Tried& a) {
       apart = std::max(apart, ulps(got[i], a.in_float[i]));
   }
   if (differ.empty()) return {};
+  const std::string by = apart == 0 ? "which are zeros of the other sign"
+                                    : format("by at most %zu ulp%s", size_t(apart), apart == 1 ? "" : "s");
   if (wrong.empty())
     return {Verdict::rounded,
-            format("%s: %zu of %zu elements have other bits than the reference's, by at most %zu ulp%s\n  the order is "
-                   "defined in %s",
-                   a.name, differ.size(), a.size(), size_t(apart), apart == 1 ? "" : "s", a.order)};
+            format("%s: %zu of %zu elements have other bits than the reference's, %s\n  the order is defined in %s",
+                   a.name, differ.size(), a.size(), by.c_str(), a.order)};
   const size_t first = wrong[0];
   const float g = got[first];
   std::string text = format("%s: row %zu, column %zu is %.9g, expected %.9g", a.name, first / a.columns,
                             first % a.columns, std::isnan(g) ? NAN : double(g), double(a.in_float[first]));
   text += std::isnan(g) ? a.kind == Tried::Kind::out && !a.written[first] ? ": nobody has written it"
-                                                                         : ": a NaN, made of what nobody has written?"
+                                                                          : ": a NaN, made of what nobody has written?"
                         : format(", off by %.3g", double(g) - double(a.in_float[first]));
   text += format("\n  %zu of %zu elements are wrong", wrong.size(), a.size()) + where_all(a, wrong);
   return {Verdict::wrong, text};
@@ -207,7 +207,12 @@ std::string list(const std::vector<std::string>& all, size_t count) {
 // ---- arrays
 
 Tried::Tried(const char* name, Kind kind, size_t rows, size_t columns, size_t bytes)
-    : name(name), kind(kind), rows(rows), columns(columns), element_bytes(bytes), written(rows * columns, kind != Kind::out) {
+    : name(name),
+      kind(kind),
+      rows(rows),
+      columns(columns),
+      element_bytes(bytes),
+      written(rows * columns, kind != Kind::out) {
   const size_t all = size() * bytes + 2 * room;
   void* const p = mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   require(p != MAP_FAILED, "try: no memory for %zu bytes", all);
@@ -257,7 +262,8 @@ Tried& Try::scratch(const char* name, size_t rows, size_t columns) {
 
 void Try::differences(const Tried& gradient, const Tried& x, const std::function<double(const double*)>& loss) {
   std::vector<double> values = gradient.in_double;
-  for (size_t i = 0; gradient.kind == Tried::Kind::sum && i < values.size(); i++) values[i] -= double(gradient.start[i]);
+  for (size_t i = 0; gradient.kind == Tried::Kind::sum && i < values.size(); i++)
+    values[i] -= double(gradient.start[i]);
   const double error = gradient_error([&](const auto& at) { return loss(at.data()); }, x.in_double, values);
   require(error <= 1e-7, "the reference's %s is %.1e from finite differences, expected at most 1e-7", gradient.name,
           error);
@@ -357,8 +363,8 @@ Try tried(void (*exercise)(Try&)) {
   Try t;
   exercise(t);
   alarm(0);
-  const char* const names[] = {"equal to the bit", "right, but in another order", "wrong", "wrong", "wrong", "wrong",
-                               "wrong"};
+  const char* const names[] = {
+      "equal to the bit", "right, but in another order", "wrong", "wrong", "wrong", "wrong", "wrong"};
   t.said = std::string(names[int(t.verdict)]) + (t.said.empty() ? "" : ": " + t.said) + "\n";
   if (t.verdict <= Verdict::rounded) {
     t.said += format("bytes: warps ask memory for %zu, in sectors of 32; %zu is what there is to read and write once\n",
