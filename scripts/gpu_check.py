@@ -159,23 +159,24 @@ def tensor_cores_first(tests):
     return sorted(tests, key=lambda test: 0 if base(test) == "test_mma" else 1 if test.endswith("_bf16") else 2)
 
 
-def fingerprint_checks(train, mma):
+def fingerprint_checks(train, mma, rehearsed):
     golden = GOLDEN
-    # In bf16 the CPU takes its time: a few steps of little.
+    # A few steps of little: in bf16, where the CPU takes its time. In a rehearsal README's runs alone go all the way.
     small = ("--data=bigram-backcopy --steps=6 --lr=3e-3 --warmup=6 --batch=4 --norm=gated --attn=g1 --val-batches=1 "
              "--sample-tokens=0")
     bf16 = f" --precision=bf16 --mma={mma}"
     graph = {"CUDA_FLAGS": "--graph"}
+    other = small if rehearsed else golden
     for what, flags, environment in [
             ("a run", golden, {}),
             ("a hybrid", golden + OTHER_GOLDEN["a hybrid"], {}),
             ("experts", golden + OTHER_GOLDEN["experts"], {}),
-            ("a run as CUDA graphs", golden + " --dropout=0.1 --micro-batches=2", graph),
-            ("a run in bf16 as CUDA graphs", golden + bf16 + " --ffn=gelu --ffn-bias=on", graph),
+            ("a run as CUDA graphs", other + " --dropout=0.1 --micro-batches=2", graph),
+            ("a run in bf16 as CUDA graphs", other + bf16 + " --ffn=gelu --ffn-bias=on", graph),
             (f"a run in bf16 as {mma}", golden + bf16, {}),
-            ("a hybrid with experts", golden + " --mixer=hybrid --experts=8", {}),
-            ("a run with recomputing and dropout", golden + " --recompute=full --dropout=0.1", {}),
-            ("linear attention", golden.replace(" --attn=g1", "") + " --mixer=gated-delta", {}),
+            ("a hybrid with experts", other + " --mixer=hybrid --experts=8", {}),
+            ("a run with recomputing and dropout", other + " --recompute=full --dropout=0.1", {}),
+            ("linear attention", other.replace(" --attn=g1", "") + " --mixer=gated-delta", {}),
             ("a hybrid with experts in bf16", small + bf16 + " --mixer=hybrid --experts=8 --shared-experts=1", {}),
             ("a run in bf16 with recomputing and dropout", small + bf16 + " --recompute=full --dropout=0.1", {}),
             ("heads of 128 in bf16", small + bf16 + " --layers=2 --head-dim=128", {}),
@@ -234,7 +235,7 @@ class Checks:
             return [Check(stage, f"{stage} {case}", [os.path.join(HERE, "gpu_program.py"), self.train, case, self.mma])
                     for case in [*gpu_program.CASES, *refusals]]
         if stage == "fingerprint":
-            return list(fingerprint_checks(self.train, self.mma))
+            return list(fingerprint_checks(self.train, self.mma, not self.bench))
         if stage == "bench":
             parts, code = said(self.bench, "--parts")
             if code != 0 or not parts:
