@@ -61,15 +61,15 @@ SECTIONS = [
               logged("loss"), f.draw_loss),
         Lines("peak", "Largest activation", "The largest |h| of the residual stream. In 2601.22966 it rises early, falls with the "
               "learning rate, and stays small with GatedNorm (figures 3 and 4).",
-              logged("largest_activation"), f.over_training("largest_activation", "largest |h|", by_factors=True)),
+              logged("largest_activation"), f.over_training("largest_activation", "largest |h|", by_factors="y")),
         Lines("first-token", "Attention to the first token", "The mean over layers, heads and queries. Where an attention sink "
               "forms, it rises.", logged("first_token_attention"),
-              f.over_training("first_token_attention", "attention, %", in_percent=True)),
+              f.over_training("first_token_attention", "attention, %", in_percent="y")),
         Lines("outliers", "Largest dimension", "The largest mean |h| of a dimension over the median of all dimensions, in the state "
               "where that is most. An outlier dimension stands above the dotted line at 10.",
               logged("outlier_sizes_by_state", "median_by_state"), f.draw_outliers_over_training),
         Lines("gradient", "Gradient norm", "The norm of the whole gradient before it is clipped, a mean of neighbouring steps.",
-              logged("gradient_norm"), f.over_training("gradient_norm", "norm", by_factors=True)),
+              logged("gradient_norm"), f.over_training("gradient_norm", "norm", by_factors="y")),
     ]),
     Section("Attention sinks and massive activations", [
         Columns("sinks", "Attention and residual stream at one glance", "Above: attention, mean over layers and heads; an attention "
@@ -83,10 +83,10 @@ SECTIONS = [
               logged("largest_activation_by_state"), f.by_state("largest_activation_by_state", "largest |h|")),
         Lines("first-token-by-layer", "Attention to the first token by layer", "The mean over heads and queries. The sinks follow the "
               "massive activation (2505.06708, figure 6).", array("first_token_attention"),
-              f.by_layer("attention_layers", lambda run: run.arrays["first_token_attention"].mean(axis=1), "attention, %", True)),
+              f.by_layer("attention_layers", lambda run: run.arrays["first_token_attention"].mean(axis=1), "attention, %", in_percent="y")),
         Lines("sink-by-layer", "Attention to the learned sink by layer", "What part of the attention goes to the learned sink instead "
               "of to a token.", array("sink_attention"),
-              f.by_layer("attention_layers", lambda run: run.arrays["sink_attention"].mean(axis=1), "attention, %", True)),
+              f.by_layer("attention_layers", lambda run: run.arrays["sink_attention"].mean(axis=1), "attention, %", in_percent="y")),
         Lines("value-by-layer", "Value at the first token by layer", "The length of v at the first token over its mean length at "
               "the others. A sink's value is small: little comes of the attention that it gets (2601.22966, table 3).",
               with_others, f.by_layer("attention_layers", f.first_value, "|v| over that of others")),

@@ -35,18 +35,24 @@ def key_html(index):
 
 # ---- axes
 
-def label(axes, x, y):
+def label(axes, x, y, by_factors="", in_percent="", whole=""):
+    """The names of both axes, and which of them ("x" or "y") is scaled by factors, is in per cent or has whole numbers alone."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
+    if by_factors:
+        scale_by_factors(axes, by_factors)
+    if in_percent:
+        axis = getattr(axes, f"{in_percent}axis")
+        axis.in_percent = True
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+    if whole:
+        getattr(axes, f"{whole}axis").set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
 
 
-def show_percent(axis):
-    axis.in_percent = True
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
-
-
-def show_whole_numbers(axis):
-    axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+def show_plain(axis):
+    """Numbers as they are, without powers of ten."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def scale_by_factors(axes, axis="y", base=10):
@@ -57,8 +63,7 @@ def scale_by_factors(axes, axis="y", base=10):
     low, high = sorted(ticks.get_view_interval())
     if base == 10 and low > 0 and high / low < 1000:  # few powers of ten, or none, lie within
         ticks.set_major_locator(MaxNLocator(5) if high / low < 10 else LogLocator(subs=(1, 2, 5) if high / low < 100 else (1, 3)))
-    ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ticks.set_minor_formatter(NullFormatter())
+    show_plain(ticks)
 
 
 def thinned(x, y, most=250):
@@ -93,17 +98,16 @@ def draw_loss(axes, runs):
     label(axes, "step", "loss, nats a token")
 
 
-def over_training(key, y, by_factors=False, in_percent=False):
+def over_training(key, y, **how):
     def draw(axes, runs):
         for run, line in runs:
-            steps, values = thinned(*run.series(key))
-            axes.plot(steps, values, **line, marker="o" if len(steps) <= 40 else None)
-        if by_factors:
-            scale_by_factors(axes)
-        if in_percent:
-            show_percent(axes.yaxis)
-        label(axes, "step", y)
+            plot_over_steps(axes, *thinned(*run.series(key)), line)
+        label(axes, "step", y, **how)
     return draw
+
+
+def plot_over_steps(axes, steps, values, line):
+    axes.plot(steps, values, **line, marker="o" if len(steps) <= 40 else None)
 
 
 def draw_outliers_over_training(axes, runs):
@@ -111,32 +115,29 @@ def draw_outliers_over_training(axes, runs):
         steps, sizes = run.series("outlier_sizes_by_state")
         # (NaN: every token of a state has a massive activation, and those are left out)
         ratios = sizes[:, :, 0] / run.series("median_by_state")[1]
-        axes.plot(steps, numpy.fmax.reduce(ratios, axis=1), **line, marker="o" if len(steps) <= 40 else None)
+        plot_over_steps(axes, steps, numpy.fmax.reduce(ratios, axis=1), line)
     axes.axhline(10, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
-    scale_by_factors(axes)
-    label(axes, "step", "largest dimension / median")
+    label(axes, "step", "largest dimension / median", by_factors="y")
+
+
+STATES = "blocks passed (0: embedding)"
 
 
 def by_state(key, y):
     def draw(axes, runs):
         for run, line in runs:
             axes.plot(run.series(key)[1][-1], **line, marker="o")
-        scale_by_factors(axes)
-        show_whole_numbers(axes.xaxis)
-        label(axes, "blocks passed (0: embedding)", y)
+        label(axes, STATES, y, by_factors="y", whole="x")
     return draw
 
 
-def by_layer(layers, values, y, in_percent=False):
+def by_layer(layers, values, y, **how):
     """layers: the key of the layers' numbers in a run's metadata; values: (run) -> one for each of them."""
     def draw(axes, runs):
         for run, line in runs:
             axes.plot(run.metadata[layers], values(run), **line, marker="o")
-        if in_percent:
-            show_percent(axes.yaxis)
         axes.set_ylim(0, 1.08 * max(1e-3, *(values(run).max() for run, _ in runs), 0))
-        show_whole_numbers(axes.xaxis)
-        label(axes, "layer", y)
+        label(axes, "layer", y, whole="x", **how)
     return draw
 
 
@@ -148,11 +149,10 @@ def first_value(run):
 def draw_output(axes, runs):
     for run, line in runs:
         before, behind = run.arrays["attention_output_mean"].T
-        axes.plot(run.metadata["attention_layers"], before, **line, marker="o")
-        axes.plot(run.metadata["attention_layers"], behind, **line, marker="o", markerfacecolor=GROUND, alpha=0.8)
-    scale_by_factors(axes)
-    show_whole_numbers(axes.xaxis)
-    label(axes, "layer", "mean |o|")
+        layers = run.metadata["attention_layers"]
+        axes.plot(layers, before, **line, marker="o")
+        axes.plot(layers, behind, **line, marker="o", markerfacecolor=GROUND, alpha=0.8)
+    label(axes, "layer", "mean |o|", by_factors="y", whole="x")
 
 
 def draw_below(axes, runs):
@@ -161,9 +161,7 @@ def draw_below(axes, runs):
         axes.plot(run.metadata["thresholds"], before, **line | {"linewidth": 0.8}, alpha=0.6)
         axes.plot(run.metadata["thresholds"], behind, **line, marker="o")
         axes.plot(run.metadata["thresholds"], scaled, **line | {"linestyle": (0, (1, 1.5))})
-    scale_by_factors(axes, "x")
-    show_percent(axes.yaxis)
-    label(axes, "threshold", "share of |o| below, %")
+    label(axes, "threshold", "share of |o| below, %", by_factors="x", in_percent="y")
 
 
 def draw_gradient_by_layer(axes, runs):
@@ -171,9 +169,7 @@ def draw_gradient_by_layer(axes, runs):
         norms = run.series("gradient_norm_by_layer")[1]
         axes.plot(norms[0], **line | {"linewidth": 0.8}, alpha=0.5)
         axes.plot(norms[-1], **line, marker="o")
-    scale_by_factors(axes)
-    show_whole_numbers(axes.xaxis)
-    label(axes, "layer", "norm of its gradient")
+    label(axes, "layer", "norm of its gradient", by_factors="y", whole="x")
 
 
 def draw_loss_by_position(axes, runs):
@@ -238,12 +234,11 @@ def draw_heads(axes, run, line, scale):
     heat(axes, values, HEAT, scale)
     shown = range(0, len(values), -(-len(values) // 8))
     axes.set_yticks(shown, [run.metadata["attention_layers"][i] for i in shown])
-    show_whole_numbers(axes.xaxis)
     if len(values) <= 6 and values.size <= 48:
         for (layer, head), value in numpy.ndenumerate(values):
             axes.text(head, layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=6,
                       color="white" if scale(value) > 0.5 else "black")
-    label(axes, "head", "layer")
+    label(axes, "head", "layer", whole="x")
 
 
 def weight_scale(key):
@@ -262,8 +257,7 @@ def draw_weights(key):
                  for n in run.metadata["norms"]]
         shown = range(0, len(names), -(-len(names) // 14))
         axes.set_yticks(shown, [names[i] for i in shown])
-        show_whole_numbers(axes.xaxis)
-        label(axes, "dimension", "")
+        label(axes, "dimension", "", whole="x")
     return draw
 
 
@@ -282,9 +276,12 @@ def draw_histogram(key):
             axes.stairs(share, edges, color=line["color"], linewidth=0.5, alpha=0.7)
         axes.set_ylim(0, scale)
         axes.set_xlim(edges[0], edges[-1])
-        show_percent(axes.yaxis)
-        label(axes, "score", "share of scores, %")
+        label(axes, "score", "share of scores, %", in_percent="y")
     return draw
+
+
+def name(axes, text, point, above):
+    axes.annotate(text, point, (0, above), textcoords="offset points", ha="center", fontsize=6)
 
 
 def outliers_scale(runs):
@@ -306,14 +303,11 @@ def draw_outliers(axes, run, line, scale):
         axes.plot(states, sizes[:, rank], color=line["color"], marker="o", alpha=1 - 0.25 * rank, linewidth=1)
     if len(states) <= 9:
         for state in states:
-            axes.annotate(f"{dimensions[state, 0]:.0f}", (state, sizes[state, 0]), (0, 4), textcoords="offset points",
-                          ha="center", fontsize=6)
+            name(axes, f"{dimensions[state, 0]:.0f}", (state, sizes[state, 0]), 4)
     axes.set_yscale("log")
     axes.set_ylim(*scale)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    show_whole_numbers(axes.xaxis)
-    label(axes, "blocks passed (0: embedding)", "mean |h|")
+    show_plain(axes.yaxis)
+    label(axes, STATES, "mean |h|", whole="x")
 
 
 def final_scale(runs):
@@ -324,7 +318,7 @@ def draw_final(axes, run, line, scale):
     sizes = run.arrays["final_output"]
     axes.vlines(numpy.arange(len(sizes)), 0, sizes, color=line["color"], linewidth=max(0.3, min(1.2, 160 / len(sizes))))
     for dimension in numpy.argsort(-sizes, kind="stable")[:3]:
-        axes.annotate(str(dimension), (dimension, sizes[dimension]), (0, 1), textcoords="offset points", ha="center", fontsize=6)
+        name(axes, str(dimension), (dimension, sizes[dimension]), 1)
     axes.set_ylim(0, scale)
     label(axes, "dimension", "mean |output|")
 
