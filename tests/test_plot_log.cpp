@@ -30,10 +30,7 @@ def __getattr__(name):
 
 TEST_CASE("plot_log: train, validation and bigrams are drawn and named; what is no log is refused in a line",
           "[plots]") {
-  if (!answers("python3 --version")) {
-    WARN("no python3 here: scripts/plot_log.py was not looked at");
-    return;
-  }
+  NEEDS("python3 --version", "python3", "scripts/plot_log.py");
   const Folder f;
   f.write("modules/matplotlib/__init__.py", "def use(backend): pass\n");
   f.write("modules/matplotlib/pyplot.py", recorder);

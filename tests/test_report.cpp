@@ -146,7 +146,7 @@ TEST_CASE("report: the page shows what the runs hold, and nothing of what none o
   Run plain, gated;
   gated.gate();
   const std::string runs = f.add("plain", plain) + f.add("gated", gated);
-  const Said o = ended(f.report(runs));
+  ended(f.report(runs));
   const std::string page = f.page();
   // The table, and numbers and dimensions that stand in the figures.
   for (const char* part :
@@ -253,9 +253,8 @@ TEST_CASE("report: dimensions stand in the order of their mean over all tokens a
           "[report]") {
   const std::string python = python_that_draws();
   if (python.empty()) return;
-  REQUIRE(std::system((python + R"( -c '
-import sys
-sys.path.insert(0, "scripts")
+  const Runs f;
+  f.python(R"py(
 from types import SimpleNamespace
 import numpy
 from reporting.figures import stream
@@ -264,9 +263,8 @@ by_token = numpy.array([[[9, 2, 1], [9, 4, 3]], [[7, 2, 1], [7, 0, 3]]])
 mean = numpy.array([[1, 2, 3], [1, 3, 2.5]])
 values = stream(SimpleNamespace(arrays={"activation_by_token": by_token, "activation_mean": mean}))
 assert values.tolist() == [[1, 2, 8], [3, 2, 8]], values
-')")
-                          .c_str()) == 0);
-  const Runs f;
+)py",
+           python);
   Run old;
   const auto parts_of_sinks = [&](const Run& run) {
     REQUIRE(f.report(f.add("run", run)).exit_code == 0);
@@ -280,23 +278,21 @@ assert values.tolist() == [[1, 2, 8], [3, 2, 8]], values
 TEST_CASE("report: a point of a long curve is the mean of neighbours", "[report]") {
   const std::string python = python_that_draws();
   if (python.empty()) return;
-  REQUIRE(std::system((python + R"( -c '
-import sys
-sys.path.insert(0, "scripts")
+  const Runs f;
+  f.python(R"py(
 from reporting.figures import thinned
 x, y = thinned([1, 2, 3, 4, 5, 6, 7], [10, 0, 20, 40, 50, 30, 7], 3)
 assert list(x) == [2, 5, 7] and list(y) == [10, 40, 7], (x, y)
 assert list(thinned([1, 2], [3, 4], 2)[1]) == [3, 4]
-')")
-                          .c_str()) == 0);
+)py",
+           python);
 }
 
 TEST_CASE("report: outputs over training are drawn in few rows and columns, and no outlier is lost", "[report]") {
   const std::string python = python_that_draws();
   if (python.empty()) return;
-  REQUIRE(std::system((python + R"( -c '
-import sys
-sys.path.insert(0, "scripts")
+  const Runs f;
+  f.python(R"py(
 from types import SimpleNamespace
 import numpy
 from reporting.figures import final_over_training, final_over_training_scale
@@ -312,8 +308,8 @@ unknown = numpy.full((2, 3), numpy.nan)
 scale = final_over_training_scale([of(unknown), of(numpy.concatenate([unknown, [[1, 2, 8]]]))])
 assert 1 <= scale.vmin < 1.1 and scale.vmax == 8
 assert final_over_training_scale([of(unknown)]).vmin > 0
-')")
-                          .c_str()) == 0);
+)py",
+           python);
 }
 
 TEST_CASE("report: of runs that ./train wrote every figure and every column is there", "[report]") {
@@ -328,14 +324,13 @@ TEST_CASE("report: of runs that ./train wrote every figure and every column is t
       "--head-dim=8 --layers=4 --steps=4 --measure-every=2 --val-batches=1 --sample-tokens=0 ";
   for (const char* flags : {"--out=all --norm=gated --norm-rank=3 --attn=g1 --attn-sink=learned --mixer=hybrid "
                             "--experts=3 --expert-hidden=24",
-                            "--out=preaffine --norm=preaffine --ffn-hidden=24"}) {
-    const Said run = ended(f.run(train + flags));
-  }
+                            "--out=preaffine --norm=preaffine --ffn-hidden=24"})
+    f.done(train + flags);
   const Said o = ended(f.report("all preaffine --pictures=pictures"));
 
   // What a page can be made of, all of it written by one of the two; and what it was made of. No dimension stands out
   // in models that hardly began.
-  f.write("check.py", R"py(
+  REQUIRE(f.python(R"py(
 import json, os
 from reporting.catalogue import SECTIONS
 from reporting.runs import ARRAYS, LOG, flat, read_runs
@@ -348,8 +343,8 @@ print("not logged:", sorted(set(LOG) - logged))
 print("no array:", sorted(set(ARRAYS) - {name for run in runs for name in run.arrays}))
 print("not drawn:", [name for name in figures if not os.path.exists(f"pictures/{name}.svg")])
 print("no column:", [head for head, value, _ in COLUMNS if all(value(run) is None for run in runs)])
-)py");
-  REQUIRE(f.run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts " + python + " check.py").text ==
+)py",
+                   python) ==
           "not logged: []\nno array: []\nnot drawn: []\nno column: ['first step with an outlier dimension']\n");
   const std::string page = f.page();
   const auto shown = [&](const std::string& title, const std::string& run) {
@@ -505,7 +500,7 @@ TEST_CASE("report: what is no run, or half of one, is refused in a line", "[repo
   Json folders;
   for (const auto& [names, said] : bad) folders.push_back(names);
   f.write("folders.json", folders.dump());
-  f.write("check.py", R"py(
+  std::istringstream lines(f.python(R"py(
 import json
 from reporting.runs import read_runs
 for folders in json.load(open("folders.json")):
@@ -514,9 +509,8 @@ for folders in json.load(open("folders.json")):
         print(json.dumps("accepted"))
     except SystemExit as refusal:
         print(json.dumps(refusal.code))
-)py");
-  const Said all = ended(f.run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts " + python + " check.py"));
-  std::istringstream lines(all.text);
+)py",
+                                    python));
   for (const auto& [names, said] : bad) {
     std::string line;
     REQUIRE(std::getline(lines, line));
@@ -550,8 +544,7 @@ TEST_CASE("report: what --out names is written to, not replaced, where it is a l
   const Runs f;
   f.add("run", Run());
   const auto report = [&](const std::string& rest) {
-    const std::string said = f.done("PYTHONPATH=modules timeout 60 {repo}/scripts/report.py run --out=" + rest);
-    return said;
+    return f.done("timeout 60 {repo}/scripts/report.py run --out=" + rest);
   };
   report("page.html");
   const std::string page = f.page();

@@ -10,12 +10,6 @@
 using namespace gated;
 using Json = nlohmann::json;
 
-static bool has_python() {
-  if (answers("python3 --version")) return true;
-  WARN("no python3 here: scripts/tables.py was not looked at");
-  return false;
-}
-
 // What follows `start` on its line.
 static std::string line_of(const std::string& text, const std::string& start) {
   const size_t at = text.find(start);
@@ -24,7 +18,7 @@ static std::string line_of(const std::string& text, const std::string& start) {
 }
 
 TEST_CASE("tables: every row builds a model, and dense rows are of one size", "[tables]") {
-  if (!has_python()) return;
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
   for (auto [scale, size] : {std::pair{"minutes", 200'000.0}, {"hours", 800'000.0}}) {
     const std::string said =
@@ -43,7 +37,7 @@ TEST_CASE("tables: every row builds a model, and dense rows are of one size", "[
 }
 
 TEST_CASE("tables: the paper's scale prints the paper's models", "[tables]") {
-  if (!has_python()) return;
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
   const std::string said = f.done("{repo}/scripts/tables.py p1-1 p1-2 p1-5 p2-1 p2-2 --scale=paper");
   REQUIRE(says(said,
@@ -56,11 +50,11 @@ TEST_CASE("tables: the paper's scale prints the paper's models", "[tables]") {
                 "--attn=g1 --norm=gated --lr=0.0043 --data=FILE.bin --out=FOLDER --evaluate --quantize=nvfp4-w4a4 "
                 "--smoothquant=0.5 --val-batches=64\n"}));
   const std::string line = line_of(said, "p2-1 row 20: ./train ");
-  const std::string described = f.done("{repo}/train --describe " + line.substr(0, line.find(" --data=")));
+  f.done("{repo}/train --describe " + line.substr(0, line.find(" --data=")));
 }
 
 TEST_CASE("tables: figures are those of the runs, and what is finished is not run again", "[tables]") {
-  if (!has_python()) return;
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
   const std::string table = "{repo}/scripts/tables.py p1-4 --scale=seconds --seeds=2 --runs=runs --results=results";
   const std::string said = f.done(table);
@@ -107,11 +101,11 @@ TEST_CASE("tables: figures are those of the runs, and what is finished is not ru
 }
 
 TEST_CASE("tables: every row of the tables that train alone runs", "[tables]") {
-  if (!has_python()) return;
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
-  const Said said =
-      ended(f.run("{repo}/scripts/tables.py p1-1 p1-2 p1-3 p1-6 p2-1 bf16 stability --scale=seconds --seeds=1 "
-                  "--text={repo}/README.md --runs=runs --results=results"));
+  f.done(
+      "{repo}/scripts/tables.py p1-1 p1-2 p1-3 p1-6 p2-1 bf16 stability --scale=seconds --seeds=1 "
+      "--text={repo}/README.md --runs=runs --results=results");
   const std::string page = f.read("results/README.md");
   for (const auto& [table, rows] :
        {std::pair("p1-1", 15), {"p1-2", 11}, {"p1-3", 5}, {"p1-6", 6}, {"p2-1", 23}, {"bf16", 4}}) {
@@ -128,11 +122,11 @@ TEST_CASE("tables: every row of the tables that train alone runs", "[tables]") {
 }
 
 TEST_CASE("tables: what 4 bits cost is what --evaluate prints; outlier dimensions come from the log", "[tables]") {
-  if (!has_python()) return;
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
-  const Said said =
-      ended(f.run("{repo}/scripts/tables.py p2-2 p3-5 --scale=seconds --seeds=1 --text={repo}/README.md --runs=runs "
-                  "--results=results"));
+  f.done(
+      "{repo}/scripts/tables.py p2-2 p3-5 --scale=seconds --seeds=1 --text={repo}/README.md --runs=runs "
+      "--results=results");
   const Json row = Json::parse(f.read("results/p2-2.seconds.json"))["rows"][1];
   const std::string flags =
       row["runs"]["text"]["flags"].get<std::string>() + " --data={repo}/README.md --seed=1337 --out=by_hand";
@@ -150,10 +144,9 @@ TEST_CASE("tables: what 4 bits cost is what --evaluate prints; outlier dimension
 }
 
 TEST_CASE("tables: a long context is trained from the weights of a short one, and stretched", "[tables]") {
-  if (!has_python()) return;
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
-  const Said said =
-      ended(f.run("{repo}/scripts/tables.py p1-5 --scale=seconds --seeds=1 --runs=runs --results=results"));
+  f.done("{repo}/scripts/tables.py p1-5 --scale=seconds --seeds=1 --runs=runs --results=results");
   const Json row = Json::parse(f.read("results/p1-5.seconds.json"))["rows"][1];
   const Json& runs = row["runs"]["long"];
   f.run("{repo}/train --seed=1337 --sample-tokens=0 --out=short " + runs["before"].get<std::string>());
@@ -174,10 +167,9 @@ TEST_CASE("tables: a long context is trained from the weights of a short one, an
 }
 
 TEST_CASE("tables: gaps, their spread over seeds, and signs", "[tables]") {
-  if (!has_python()) return;
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
-  f.write("check.py",
-          R"py(
+  f.python(R"py(
 import math
 from paper_tables import Column, Row, Table
 from tables import compare, read_at, untrained
@@ -223,15 +215,13 @@ measured = [{"step": 1, "validation_loss": 3.0, "measured_tokens": 1, "peak": 5}
 assert read_at({"measured": measured}, 2.0)["peak"] == 7
 assert read_at({"measured": measured}, 1.0) == {"diverged": True}
 )py");
-  const std::string said = f.done("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py");
 }
 
 // Perplexities, scores and losses as they stand in print.
 TEST_CASE("tables: the papers' figures stand beside the flags that they are of", "[tables]") {
-  if (!has_python()) return;
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
-  f.write("check.py",
-          R"py(
+  f.python(R"py(
 import math
 from paper_tables import TABLES
 
@@ -271,14 +261,12 @@ for number, flags, peak, loss, gap, to in [
     assert (row.paper["peak"], row.paper["loss"], row.to) == (peak, loss, to), (number, row)
     assert gap is None or abs(loss - losses[to] - gap) < 1e-9, (number, loss - losses[to])
 )py");
-  const std::string said = f.done("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py");
 }
 
 TEST_CASE("tables: the highest rate that trains, and outlier dimensions where a state has none", "[tables]") {
-  if (!has_python()) return;
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
-  f.write("check.py",
-          R"py(
+  f.python(R"py(
 from paper_tables import SCALES, Stability, TABLES
 from sweep import Text
 from tables import stability_runs, table_of_stability
@@ -309,15 +297,14 @@ value = TABLES["p3-5"].columns["outlier"].value
 assert value({"outlier_sizes_by_state": [[3, 2], [None, None], [8, 1]], "median_by_state": [1, None, 2]}) == 4
 assert value({"outlier_sizes_by_state": [[None, None]], "median_by_state": [None]}) is None
 )py");
-  const std::string said = f.done("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py");
 }
 
 TEST_CASE("tables: a model is read at another one's loss; p2-4 times steps in turns", "[tables]") {
-  if (!has_python()) return;
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
-  const Said said =
-      ended(f.run("{repo}/scripts/tables.py p3-5 p2-4 --scale=seconds --seeds=1 --text={repo}/README.md --runs=runs "
-                  "--results=results"));
+  f.done(
+      "{repo}/scripts/tables.py p3-5 p2-4 --scale=seconds --seeds=1 --text={repo}/README.md --runs=runs "
+      "--results=results");
   const Json rows = Json::parse(f.read("results/p3-5.seconds.json"))["rows"];
   const double dyt = rows[2]["loss"]["values"][0], early = rows[1]["loss"]["values"][0];
   REQUIRE(early <= dyt);
@@ -330,16 +317,12 @@ TEST_CASE("tables: a model is read at another one's loss; p2-4 times steps in tu
 }
 
 TEST_CASE("tables: the page of all tables counts the signs that each one has", "[tables]") {
-  if (!has_python()) return;
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
-  f.write("check.py", R"py(
-import tables
-tables.write_index("kept")
-)py");
-  const std::string command =
-      "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py && cat kept/README.md";
+  const char* const write_index = "import tables; tables.write_index('kept')";
   f.run("mkdir kept && cp {repo}/results/*.json kept");
-  REQUIRE(f.run(command).text == contents("results/README.md"));
+  f.python(write_index);
+  REQUIRE(f.read("kept/README.md") == contents("results/README.md"));
 
   f.run("rm kept/*.json");
   f.write("kept/p1-3.hours.json",
@@ -348,23 +331,19 @@ tables.write_index("kept")
     {"row": "2", "runs": {}, "loss": {"values": [1], "paper": 2, "sign": "no: it trains"}, "peak": {"values": [1]}},
     {"row": "3", "runs": {}, "loss": {"values": [1], "sign": "no"}, "peak": {"values": [1], "sign": "no change"}}]})");
   f.write("kept/stability.minutes.json", R"({"title": "S", "command": "scripts/tables.py stability --seeds=3"})");
-  const std::string page = f.run(command).text;
-  INFO(page);
+  f.python(write_index);
+  const std::string page = f.read("kept/README.md");
   REQUIRE(says(page, {"\n| [T](p1-3.hours.md) | hours | 2 | 1 | 2 | 0 | 1 | 0 |\n",
                       "\n| [S](stability.minutes.md) | minutes | 3 |  |  |  |  |  |\n"}));
 }
 
 TEST_CASE("tables: what cannot be done is one line", "[tables]") {
-  if (!has_python()) return;
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
   for (auto [arguments, what] : {std::pair{"p3-9", "p3-9: expected tables of p1-1, "},
                                  {"p2-4 --scale=paper", "p2-4 times this machine"},
                                  {"p1-4 --seeds=0", "--seeds=0 --jobs="},
                                  {"p1-1 --text=nothing.txt", "--text=nothing.txt: no such file"},
-                                 {"stability --scale=paper", "stability has no rows in a paper"}}) {
-    const Said said = ended(f.run(format("{repo}/scripts/tables.py %s", arguments)), 1);
-    REQUIRE(said.text.starts_with("error: "));
-    REQUIRE(contains(said.text, what));
-    REQUIRE(count(said.text, "\n") == 1);
-  }
+                                 {"stability --scale=paper", "stability has no rows in a paper"}})
+    require_refused_at_once(f.run(format("{repo}/scripts/tables.py %s", arguments)), what);
 }

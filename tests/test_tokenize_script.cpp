@@ -12,11 +12,17 @@ using namespace gated;
 
 namespace {
 
-bool has_tokenizers() {
-  if (answers("python3 -c 'import tokenizers'")) return true;
-  WARN("no python3 with tokenizers here (python3 -m pip install tokenizers): scripts/tokenize.py was not looked at");
-  return false;
-}
+#define NEEDS_TOKENIZERS                                                                                 \
+  NEEDS("python3 -c 'import tokenizers'", "python3 with tokenizers (python3 -m pip install tokenizers)", \
+        "scripts/tokenize.py")
+
+// The first lines of a script of Python that looks into tokenize.py, which its first argument names.
+const std::string import_script = R"py(
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("script", sys.argv[1])
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+)py";
 
 Said tokenize(const Folder& f, const std::string& arguments) {
   return f.run("{repo}/scripts/tokenize.py " + arguments);
@@ -49,7 +55,7 @@ std::string text_of(const std::vector<int32_t>& tokens, const std::string& token
 }  // namespace
 
 TEST_CASE("tokenize_script: a vocabulary made of texts, and shards in which these texts stand", "[tokenize_script]") {
-  if (!has_tokenizers()) return;
+  NEEDS_TOKENIZERS;
   const Folder f;
   std::string text;
   for (int i = 0; i < 400; i++) text += format("the %d. line <|endoftext|> of it\n\n  and so on", i);
@@ -100,14 +106,9 @@ TEST_CASE("tokenize_script: a vocabulary made of texts, and shards in which thes
 }
 
 TEST_CASE("tokenize_script: a long text is cut into pieces whose tokens are those of the whole", "[tokenize_script]") {
-  if (!has_tokenizers()) return;
+  NEEDS_TOKENIZERS;
   const Folder f;
-  f.program("pieces.py", ":");
-  f.write("pieces.py", R"py(
-import sys, importlib.util
-spec = importlib.util.spec_from_file_location("script", sys.argv[1])
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+  f.write("pieces.py", import_script + R"py(
 text = "".join(f"Zeile {i}: Bäume\n\n  wachsen。木は{'育つ' * (i % 9)}!\t🌱\r\n" for i in range(300))
 open("t.txt", "w", newline="").write(text)
 tokenizer = script.byte_level_bpe(script.Texts(["t.txt"], 0, True), 600)
@@ -127,21 +128,14 @@ print("same")
 }
 
 TEST_CASE("tokenize_script: a folder holds the files that --data finds there, in that order", "[tokenize_script]") {
-  if (!answers("python3 --version")) {
-    WARN("no python3 here: scripts/tokenize.py was not looked at");
-    return;
-  }
+  NEEDS("python3 --version", "python3", "scripts/tokenize.py");
   const Folder f;
   for (const char* name :
        {"a.txt", "a/b.txt", "a-b.txt", "a/.hidden/c.txt", ".git/d.txt", "B", "\xff", "\xef\xbd\x81", "z/1"})
     f.write(std::string("texts/") + name, "text");
   REQUIRE(f.run("mkfifo texts/pipe; ln -s a.txt texts/link; ln -s nowhere texts/dangling; ln -s z texts/y").exit_code ==
           0);
-  f.write("list.py", R"py(
-import importlib.util, os, sys
-spec = importlib.util.spec_from_file_location("script", sys.argv[1])
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+  f.write("list.py", import_script + R"py(
 for file in script.files_of(sys.argv[2:]):
     sys.stdout.buffer.write(os.fsencode(file) + b"\n")
 )py");
@@ -156,70 +150,70 @@ for file in script.files_of(sys.argv[2:]):
 }
 
 TEST_CASE("tokenize_script: what it cannot do is said in a line, and nothing is left behind", "[tokenize_script]") {
-  if (!has_tokenizers()) return;
+  NEEDS_TOKENIZERS;
   const Folder f;
+  const auto refused = [&](const std::string& arguments, const std::string& said) {
+    INFO(arguments);
+    require_refused_at_once(f.run("timeout 60 {repo}/scripts/tokenize.py " + arguments), said);
+  };
   f.write("a.txt", "a text, and more of it");
   f.write("bad.txt", "a text\xff");
   f.write("nul.txt", std::string("a\0b", 3));
   f.write("bad.jsonl", "{\"text\": \"one\"}\n{\"text\": 2}\n");
   f.write("bad.json", "{}");
-  fs::create_directories(f.path / "empty");
+  f.run("mkdir empty with; mkfifo pipe with/tokenizer.json");
   REQUIRE(tokenize(f, "a.txt --train=300 --out=o").exit_code == 0);
-  require_refused_at_once(tokenize(f, "a.txt --train=300 --out=o"),
-                          "o: holds tokenizer.json already: name another folder");
-  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=o"), "o: holds train_000000.bin already");
-  require_refused_at_once(tokenize(f, "absent --tokenizer=o --out=p"), "absent: No such file");
-  require_refused_at_once(tokenize(f, "empty --tokenizer=o --out=p"), "empty: no file there");
-  require_refused_at_once(tokenize(f, "a.txt --tokenizer=empty --out=p"), "empty/tokenizer.json: No such file");
-  require_refused_at_once(tokenize(f, "a.txt --tokenizer=bad.json --out=p"), "bad.json: not a tokenizer.json");
-  require_refused_at_once(tokenize(f, "a.txt bad.txt --tokenizer=o --out=p"), "bad.txt: byte 6 is not UTF-8");
-  require_refused_at_once(tokenize(f, "nul.txt --tokenizer=o --out=p"), "nul.txt: has a NUL byte");
-  require_refused_at_once(tokenize(f, "bad.jsonl --tokenizer=o --out=p"), "bad.jsonl: line 2 is no JSON object");
-  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=a.txt"), "a.txt: cannot write");
+  refused("a.txt --train=300 --out=o", "o: holds tokenizer.json already: name another folder");
+  refused("a.txt --train=256 --out=p", "--train=256: expected 257");
+  refused("a.txt --tokenizer=o --out=o", "o: holds train_000000.bin already");
+  refused("a.txt --tokenizer=o --out=a.txt", "a.txt: cannot write");
+  const std::string to_p = " --tokenizer=o --out=p", to_q = " --tokenizer=o --out=q";
+  for (const auto& [texts, said] : {std::pair("absent", "absent: No such file"),
+                                    {"empty", "empty: no file there"},
+                                    {"pipe", ": not a regular file"},
+                                    {"a.txt bad.txt", "bad.txt: byte 6 is not UTF-8"},
+                                    {"nul.txt", "nul.txt: has a NUL byte"},
+                                    {"bad.jsonl", "bad.jsonl: line 2 is no JSON object"},
+                                    {"a.txt --end-of-text='\xff'", "the tokenizer has no such token"},
+                                    {"a.txt --end-of-text=stop", "--end-of-text=stop"},
+                                    {"a.txt --val-fraction=1", "--val-fraction=1: expected 0 to below 1"},
+                                    {"a.txt --shard-tokens=0", "--shard-tokens=0: expected 1 to"}})
+    refused(texts + to_p, said);
+  for (const auto& [tokenizer, said] : {std::pair("empty", "empty/tokenizer.json: No such file"),
+                                        {"bad.json", "bad.json: not a tokenizer.json"},
+                                        {"pipe", ": not a regular file"},
+                                        {"with", ": not a regular file"}})
+    refused(format("a.txt --out=p --tokenizer=%s", tokenizer), said);
   const std::string deep(100000, '[');
   for (const std::string& line :
        {std::string(R"({"text": "\ud800"})"), R"({"text": )" + deep, deep, std::string("5")}) {
     f.write("line.jsonl", line);
-    require_refused_at_once(tokenize(f, "line.jsonl --tokenizer=o --out=p"),
-                            "line.jsonl: line 1 is no JSON object with a string \"text\"");
-    require_refused_at_once(tokenize(f, "line.jsonl --train=300 --out=p"), "line.jsonl: line 1 is no JSON object");
+    refused("line.jsonl" + to_p, "line.jsonl: line 1 is no JSON object with a string \"text\"");
+    refused("line.jsonl --train=300 --out=p", "line.jsonl: line 1 is no JSON object");
   }
+  refused("--choices=pipe" + to_q, ": not a regular file");
   for (const char* question : {R"({"ctx": "\ud800", "endings": ["a", "b"], "label": 0})",
                                R"({"ctx": "a", "endings": ["b", "\udfff"], "label": 0})",
                                R"({"ctx": "a", "endings": ["a", "b"], "label": 1e999})",
                                R"({"ctx": "a", "endings": "ab", "label": 0})", "5"}) {
     f.write("question.json", question);
-    require_refused_at_once(tokenize(f, "--choices=question.json --tokenizer=o --out=q"), "question 0 has no context");
+    refused("--choices=question.json" + to_q, "question 0 has no context");
   }
   f.write("question.json", deep);
-  require_refused_at_once(tokenize(f, "--choices=question.json --tokenizer=o --out=q"), "question.json: ");
-  f.run("mkfifo pipe; mkdir with; mkfifo with/tokenizer.json");
-  for (const char* waits : {"pipe --tokenizer=o --out=p", "a.txt --tokenizer=pipe --out=p",
-                            "--choices=pipe --tokenizer=o --out=q", "a.txt --tokenizer=with --out=p"})
-    require_refused_at_once(f.run(std::string("timeout 60 {repo}/scripts/tokenize.py ") + waits),
-                            ": not a regular file");
-  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --end-of-text='\xff'"),
-                          "the tokenizer has no such token");
-  const Said named = ended(tokenize(f, "a.txt --train=300 --out='caf\xe9'"));
-  REQUIRE(tokenize(f, "a.txt --tokenizer='caf\xe9' --out=again").exit_code == 0);
+  refused("--choices=question.json" + to_q, "question.json: ");
+  ended(tokenize(f, "a.txt --train=300 --out='caf\xe9'"));
+  ended(tokenize(f, "a.txt --tokenizer='caf\xe9' --out=again"));
   REQUIRE(f.read("again/tokenizer.json") == f.read("caf\xe9/tokenizer.json"));
-  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --end-of-text=stop"), "--end-of-text=stop");
-  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --val-fraction=1"),
-                          "--val-fraction=1: expected 0 to below 1");
-  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=p --shard-tokens=0"),
-                          "--shard-tokens=0: expected 1 to");
-  require_refused_at_once(tokenize(f, "a.txt --train=256 --out=p"), "--train=256: expected 257");
 
   // What has the name, or had a file's unfinished name once, stays; and what cannot be written is known before the work.
   f.write("question.json", R"({"ctx": "a", "endings": ["a", "b"], "label": 0})");
   f.run("ln -s nowhere q");
-  require_refused_at_once(tokenize(f, "--choices=question.json --tokenizer=o --out=q"), "q: is there already");
+  refused("--choices=question.json" + to_q, "q: is there already");
   for (const char* name : {"r.part", "s/train_000000.bin.part"}) f.write(name, "mine");
   ended(tokenize(f, "--choices=question.json --tokenizer=o --out=r"));
   ended(tokenize(f, "a.txt --tokenizer=o --out=s"));
   for (const char* name : {"r.part", "s/train_000000.bin.part"}) REQUIRE(f.read(name) == "mine");
-  require_refused_at_once(tokenize(f, "bad.txt --train=300 --out=a.txt/x"), "a.txt/x: cannot write");
-  require_refused_at_once(tokenize(f, "a.txt --tokenizer=o --out=full >/dev/full"),
-                          "standard output: No space left on device");
+  refused("bad.txt --train=300 --out=a.txt/x", "a.txt/x: cannot write");
+  refused("a.txt --tokenizer=o --out=full >/dev/full", "standard output: No space left on device");
   REQUIRE((!fs::exists(f.path / "p") || fs::is_empty(f.path / "p")));
 }
