@@ -9,31 +9,35 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 
-from common import ROOT, TRAIN, refuse, require_train
+from common import ROOT, TRAIN, read, refuse, require_train
+from side_by_side import output_of
+
+TOKENIZE = [sys.executable, os.path.join(ROOT, "scripts/tokenize.py")]
 
 WORDS = "the model reads a text and writes more of it 12 345 it's they'll Größe 你好 ( ) ; . , \n".split(" ")
 
 
-def random_model(folder):
+def random_model(folder, work):
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator([" ".join(WORDS)] * 5, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    text = write(os.path.join(work, "text.txt"), "\n".join([" ".join(WORDS)] * 5))
+    output_of([*TOKENIZE, text, "--train=300", f"--out={folder}"])
     torch.manual_seed(1)
     # Weights ten times the usual: a model that has opinions.
-    config = GPT2Config(vocab_size=tokenizer.get_vocab_size(), n_positions=64, n_embd=48, n_layer=2, n_head=3, initializer_range=0.2,
+    vocab = len(json.loads(read(os.path.join(folder, "tokenizer.json")))["model"]["vocab"])
+    config = GPT2Config(vocab_size=vocab, n_positions=64, n_embd=48, n_layer=2, n_head=3, initializer_range=0.2,
                         bos_token_id=0, eos_token_id=0)
     GPT2LMHeadModel(config).save_pretrained(folder)
-    tokenizer.save(os.path.join(folder, "tokenizer.json"))
+
+
+def write(path, text):
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    return path
 
 
 def random_questions(count):
@@ -71,19 +75,12 @@ def answers_of_transformers(folder, questions):
 
 
 def answers_of_train(folder, questions, work):
-    source, shard = os.path.join(work, "questions.json"), os.path.join(work, "questions.bin")
-    with open(source, "w", encoding="utf-8") as file:
-        json.dump(questions, file)
-    for command in (
-        [sys.executable, os.path.join(ROOT, "scripts/tokenize.py"), f"--choices={source}", f"--tokenizer={folder}", f"--out={shard}"],
-        [TRAIN, "--device=cpu", "--evaluate", f"--from={folder}", f"--choices={shard}", "--val-batches=1", "--batch=4"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        if done.returncode:
-            refuse(f"{' '.join(command)}: {done.stdout}{done.stderr}")
-    found = re.search(r"choices +([\d.]+) %.*?([\d.]+) % by their", done.stdout, re.S)
+    source, shard = write(os.path.join(work, "questions.json"), json.dumps(questions)), os.path.join(work, "questions.bin")
+    output_of([*TOKENIZE, f"--choices={source}", f"--tokenizer={folder}", f"--out={shard}"])
+    said = output_of([TRAIN, "--device=cpu", "--evaluate", f"--from={folder}", f"--choices={shard}", "--val-batches=1", "--batch=4"])
+    found = re.search(r"choices +([\d.]+) %.*?([\d.]+) % by their", said, re.S)
     if not found:
-        refuse(f"no choices in what ./train said: {done.stdout}")
+        refuse(f"no choices in what ./train said: {said}")
     return [float(found[1]), float(found[2])]
 
 
@@ -97,7 +94,7 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         folder = os.path.abspath(args.folder or os.path.join(work, "model"))
         if not args.folder:
-            random_model(folder)
+            random_model(folder, work)
         theirs, ours = answers_of_transformers(folder, questions), answers_of_train(folder, questions, work)
     print(f"{args.questions} questions, right by mean and by sum: ./train {ours[0]:.2f} % {ours[1]:.2f} %, transformers {theirs[0]:.2f} % {theirs[1]:.2f} %")
     if any(abs(a - b) > 0.005 + 1e-9 for a, b in zip(ours, theirs)):
