@@ -397,7 +397,7 @@ test: train $(TESTED) $(if $(ARM_TESTED),arm-quick)  ## every test: CPU = emulat
 	@$(if $(strip $(ARM_MISSING)),echo "not run on ARM64: missing: $(strip $(ARM_MISSING)) (scripts/setup.sh --tests)",:)
 	@scripts/run_tests.sh $(TESTED) $(ARM_TESTED)
 
-test-all: train $(TESTED) $(MATRIX)  ## also sanitizers, the race shadow, three vector widths, resources of kernels
+test-all: train $(TESTED) $(MATRIX) $(EXERCISES)/project  ## also sanitizers, the race shadow, three vector widths, resources of kernels
 	@scripts/run_tests.sh $(TESTED) $(MATRIX)
 
 quick-test: $(foreach t,$(TESTS),$(BUILD)/release/$(t)) train  ## the release build's tests alone
@@ -431,7 +431,7 @@ $(OP:%=$(EXERCISES)/%): $(EXERCISES)/%: exercises/%.cu $(EXERCISES)/headers/try.
 exercise:  ## what to write oneself, judged to the bit: make exercise lists, make exercise OP=activation begins one
 	@scripts/exercise.sh $(if $(OP),take $(OP),list)
 try: $(if $(WATCH),,$(OP:%=$(EXERCISES)/%))  ## what is right and what is wrong with exercises/OP.cu: make try OP=activation (WATCH=1: at every save)
-	@$(if $(WATCH),scripts/exercise.sh watch $(OP),$(if $(OP),$< exercises/$(OP).said,scripts/exercise.sh list))
+	@$(if $(WATCH),scripts/exercise.sh watch $(OP),$(if $(OP),$< $(OP) exercises/$(OP).said,scripts/exercise.sh list))
 solution:  ## a solution of an exercise: make solution OP=activation
 	@scripts/exercise.sh $(if $(OP),solution $(OP),list)
 
@@ -444,6 +444,14 @@ $(EXERCISES)/answers.o: $(EXERCISES)/answers.cpp $(EXERCISES)/headers/try.h.gch
 $(EXERCISES)/answers: $(EXERCISES)/answers.o $(EXERCISES)/answers_main.o $(JUDGE)
 	$(CXX) $(OPENMP) -o $@ $^ $(LIBS)
 $(BUILD)/release/test_exercises: | $(EXERCISES)/answers
+# The project's own kernels under the same judge, for tests/exercises/project_bytes.txt.
+$(EXERCISES)/project.cpp: scripts/exercise.sh tests/exercises/project.h $(wildcard tests/exercises/*.cu) $(KERNELS)
+	@mkdir -p $(@D)
+	@{ echo '#include "tests/exercises/project.h"'; scripts/exercise.sh answers solution; } >$@
+$(EXERCISES)/project.o: $(EXERCISES)/project.cpp
+	$(CXX) $(COMMON) $(EXERCISE_FLAGS) -w -DWITH_PROJECT -c -o $@ $<
+$(EXERCISES)/project: $(EXERCISES)/project.o $(EXERCISES)/answers_main.o $(EXERCISES)/try.o $(BUILD)/race/kernels.a
+	$(CXX) $(OPENMP) -o $@ $^ $(LIBS)
 
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev).
 FUZZ_SECONDS ?= 120

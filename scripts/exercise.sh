@@ -5,7 +5,7 @@
 #   scripts/exercise.sh watch NAME         tries it at every save
 #   scripts/exercise.sh solution NAME      what is to be written
 #   scripts/exercise.sh whole NAME         the exercise with its solution
-#   scripts/exercise.sh answers            tests/exercises/answers.txt as one C++ file: every answer in a namespace
+#   scripts/exercise.sh answers [ANSWER]   tests/exercises/answers.txt as one C++ file: every answer in a namespace
 # A reference is a function (or a constant) of the project's own files, which a line names: // <<< from FILE: FUNCTION
 set -eu
 folder=tests/exercises
@@ -86,6 +86,7 @@ answers)
   i=0
   # Three lines an answer: which, a change of the solution as sed writes it, and what is said of it (for the test).
   awk 'NF && !/^#/' $folder/answers.txt | while read -r name answer && IFS= read -r change && read -r _; do
+    [ "${2:-$answer}" = "$answer" ] || continue
     i=$((i + 1))
     file=$(file_of "$name")
     [ "$change" != "  -" ] || change=

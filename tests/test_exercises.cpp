@@ -71,6 +71,25 @@ TEST_CASE("exercises: of every answer is said what is right and what is wrong wi
   }
 }
 
+TEST_CASE("exercises: the project's kernels are right in the same eyes, and ask memory for what is told of them",
+          "[exercises]") {
+  if (!fs::exists("build/exercises/project")) {
+    WARN("the bytes of the project's kernels were not counted (make test-all, or make build/exercises/project)");
+    return;
+  }
+  const Folder f;
+  std::istringstream told(contents("tests/exercises/project_bytes.txt"));
+  size_t exercises = 0;
+  for (std::string name, bytes, file; told >> name >> bytes >> file; exercises++) {
+    const std::string said = f.done("cd {repo} && build/exercises/project " + name + " solution");
+    INFO(name << ":\n" << said);
+    REQUIRE(said.starts_with("equal to the bit\n"));
+    REQUIRE(contains(said, "ask memory for " + bytes + ", "));
+    REQUIRE(fs::exists(file));
+  }
+  REQUIRE(exercises == 12);
+}
+
 TEST_CASE("exercises: each has hints in three steps, usual mistakes, a solution of at most 40 lines, and a chapter",
           "[exercises]") {
   const Folder f;

@@ -56,7 +56,11 @@ __global__ void dw_kernel(float* dw, const float* dy, const float* x, const floa
 // ---- how it is judged
 
 void exercise(Try& t) {
-  for (const auto [N, C] : {std::pair<size_t, size_t>{3, 7}, {2, 128}, {150, 200}}) {
+  struct Shape {
+    size_t N, C;
+  };
+  for (const Shape& s : {Shape{3, 7}, {2, 128}, {150, 200}}) {
+    const size_t N = s.N, C = s.C;
     t.begin(format("N = %zu, C = %zu", N, C));
     Tried& dx = t.out("dx", N, C).sums(C).ordered_by("core/reduce.cuh: row, of the mean");
     Tried& dw = t.sum("dw", 1, C).sums(N).ordered_by("core/reduce.cuh: column");
@@ -83,5 +87,6 @@ void exercise(Try& t) {
       t.launch(dx_kernel, N, 128, 0, dx, dy, x, w, r, C);
       t.launch(dw_kernel, ceil_div(C, 64), 64, 0, dw, dy, x, r, N, C);
     });
+    PROJECT(t, rmsnorm_backward(dx.floats(), dw, dy.floats(), x.floats(), w, r, N, C, ctx));
   }
 }

@@ -55,7 +55,11 @@ __global__ void softmax_kernel(float* p, const float* x, size_t C) {
 // ---- how it is judged
 
 void exercise(Try& t) {
-  for (const auto [N, C] : {std::pair<size_t, size_t>{3, 100}, {2, 128}, {3, 300}}) {
+  struct Shape {
+    size_t N, C;
+  };
+  for (const Shape& s : {Shape{3, 100}, {2, 128}, {3, 300}}) {
+    const size_t N = s.N, C = s.C;
     t.begin(format("N = %zu, C = %zu", N, C));
     Tried& p = t.out("p", N, C).sums(C).ordered_by("core/reduce.cuh: row, of the sum of exponentials");
     std::vector<float> values = random_values<float>(N * C, 1, 4);

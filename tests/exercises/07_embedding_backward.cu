@@ -51,7 +51,8 @@ void exercise(Try& t) {
   struct Shape {
     size_t N, C, V;
   };
-  for (const auto [N, C, V] : {Shape{9, 5, 4}, {40, 100, 6}, {1500, 3, 3}}) {
+  for (const Shape& s : {Shape{9, 5, 4}, {40, 100, 6}, {1500, 3, 3}}) {
+    const size_t N = s.N, C = s.C, V = s.V;
     t.begin(format("N = %zu tokens, C = %zu, a table of V = %zu rows", N, C, V));
     Tried& dweight = t.sum("dweight", V, C).sums(N).ordered_by("kernels/embedding.cu: exactly");
     Tried& dh = t.in("dh", N, C);
@@ -62,5 +63,8 @@ void exercise(Try& t) {
     Tried& tokens = t.in_as("ids", N, 1, ids);
     t.reference([&](auto real) { embedding_backward_ref(dweight(real), dh(real), ids.data(), N, C, V); });
     t.judge([&] { t.launch(embedding_kernel, V, 64, 0, dweight, dh, tokens, N, C); });
+    PROJECT(t, TokenGroups groups(N, V, ctx); groups.build(ids.data(), N, ctx);
+            t.also(groups.count(), TokenGroups::bytes(N, V));
+            embedding_backward(dweight, dh.floats(), groups, nullptr, C, ctx));
   }
 }

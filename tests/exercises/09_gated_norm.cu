@@ -65,7 +65,8 @@ void exercise(Try& t) {
   struct Shape {
     size_t N, C, rank;
   };
-  for (const auto [N, C, rank] : {Shape{2, 10, 3}, {2, 128, 16}, {2, 300, 16}}) {
+  for (const Shape& s : {Shape{2, 10, 3}, {2, 128, 16}, {2, 300, 16}}) {
+    const size_t N = s.N, C = s.C, rank = s.rank;
     t.begin(format("N = %zu, C = %zu, rank = %zu", N, C, rank));
     Tried& y = t.out("y", N, C).sums(4 * C).ordered_by("kernels/gated_norm.cu: those of its five steps");
     Tried& r = t.out("r", N, 1).sums(C).ordered_by("core/reduce.cuh: row, of the sum of squares");
@@ -76,5 +77,7 @@ void exercise(Try& t) {
                              decltype(real)(1e-5f));
     });
     t.judge([&] { t.launch(gated_norm_kernel, N, 128, C * sizeof(float), y, r, low, x, w, down, up, C, rank, 1e-5f); });
+    PROJECT(t, gated_norm_forward(y.floats(), r, low, {}, {.x = x.floats()}, {.w = w, .down = down, .up = up},
+                                  {.N = N, .C = C, .rank = rank, .eps = 1e-5f}, ctx));
   }
 }

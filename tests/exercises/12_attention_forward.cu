@@ -56,7 +56,8 @@ void exercise(Try& t) {
   struct Shape {
     size_t B, T, H, D;
   };
-  for (const auto [B, T, H, D] : {Shape{1, 3, 1, 4}, {1, 32, 1, 8}, {2, 37, 2, 16}}) {
+  for (const Shape& s : {Shape{1, 3, 1, 4}, {1, 32, 1, 8}, {2, 37, 2, 16}}) {
+    const size_t B = s.B, T = s.T, H = s.H, D = s.D;
     t.begin(format("B = %zu, T = %zu, H = %zu, D = %zu", B, T, H, D));
     const char* const order = "kernels/attention.cu, section 2";
     Tried& o = t.out("o", B * T * H, D).sums(4 * (T + D)).ordered_by(order);
@@ -68,5 +69,6 @@ void exercise(Try& t) {
       t.launch(attention_kernel, dim3(ceil_div(T, 32), H, B), 32, 0, o, lse, q, k, v, attention_scale<float>(D), T, H,
                D);
     });
+    PROJECT(t, attention_forward(o, lse, q, k, v, {B, T, H, H, D}, {}, ctx));
   }
 }

@@ -85,7 +85,8 @@ void exercise(Try& t) {
   struct Shape {
     size_t B, T, H, D;
   };
-  for (const auto [B, T, H, D] : {Shape{1, 3, 1, 4}, {1, 32, 1, 8}, {2, 35, 2, 8}}) {
+  for (const Shape& s : {Shape{1, 3, 1, 4}, {1, 32, 1, 8}, {2, 35, 2, 8}}) {
+    const size_t B = s.B, T = s.T, H = s.H, D = s.D;
     t.begin(format("B = %zu, T = %zu, H = %zu, D = %zu", B, T, H, D));
     const size_t N = B * T * H;
     const auto out = [&](const char* name) -> Tried& {
@@ -120,5 +121,6 @@ void exercise(Try& t) {
       t.launch(dq_kernel, dim3(ceil_div(T, 32), H, B), 32, 0, dq, given);
       t.launch(dkdv_kernel, dim3(ceil_div(T, 32), H, B), 32, 0, dk, dv, given);
     });
+    PROJECT(t, attention_backward(dq, dk, dv, nullptr, nullptr, dout, q, k, v, o, lse, {B, T, H, H, D}, {}, ctx));
   }
 }

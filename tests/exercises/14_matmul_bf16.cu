@@ -70,7 +70,8 @@ void exercise(Try& t) {
   struct Shape {
     size_t M, N, K;
   };
-  for (const auto [M, N, K] : {Shape{16, 8, 16}, {13, 5, 39}, {32, 16, 128}}) {
+  for (const Shape& s : {Shape{16, 8, 16}, {13, 5, 39}, {32, 16, 128}}) {
+    const size_t M = s.M, N = s.N, K = s.K;
     t.begin(format("M = %zu, N = %zu, K = %zu", M, N, K));
     // (A tensor core cuts where a float would be rounded, and keeps two bits more.)
     Tried& C = t.out("C", M, N).sums(2 * K).ordered_by("core/mma.h, 16 of k a link");

@@ -71,7 +71,8 @@ void exercise(Try& t) {
   struct Shape {
     size_t B, T, H, Dk, Dv;
   };
-  for (const auto [B, T, H, Dk, Dv] : {Shape{1, 2, 1, 3, 2}, {1, 5, 2, 20, 12}, {2, 7, 2, 32, 64}}) {
+  for (const Shape& s : {Shape{1, 2, 1, 3, 2}, {1, 5, 2, 20, 12}, {2, 7, 2, 32, 64}}) {
+    const size_t B = s.B, T = s.T, H = s.H, Dk = s.Dk, Dv = s.Dv;
     t.begin(format("B = %zu, T = %zu, H = %zu, Dk = %zu, Dv = %zu", B, T, H, Dk, Dv));
     const size_t N = B * T * H;
     Tried& o = t.out("o", N, Dv).sums(T * Dk).ordered_by("kernels/gated_delta.cu: 16 chains of a dot over a key");
@@ -86,5 +87,7 @@ void exercise(Try& t) {
     t.judge([&] {
       t.launch(gated_delta_kernel, dim3(H, B), 64, Dk * Dv * sizeof(float), o, q, k, v, g, beta, T, H, Dk, Dv);
     });
+    PROJECT(t,
+            gated_delta_forward({.o = o}, {.q = q, .k = k, .v = v, .g = g, .beta = beta}, {B, T, H, H, Dk, Dv}, ctx));
   }
 }

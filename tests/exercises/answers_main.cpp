@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
     gated::require(argc == 3, "expected an exercise and an answer");
     const auto found = answers().find(std::string(argv[1]) + " " + argv[2]);
     gated::require(found != answers().end(), "%s has no answer %s", argv[1], argv[2]);
-    const gated::Try t = gated::tried(found->second);
+    const gated::Try t = gated::tried(found->second, argv[1]);
     fputs(t.said.c_str(), stdout);
     return t.verdict > gated::Verdict::rounded;
   } catch (const gated::Error& e) {

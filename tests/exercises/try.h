@@ -41,6 +41,7 @@ class Tried {
   operator S*() const {
     return static_cast<S*>(memory);
   }
+  float* floats() const { return *this; }
   float* operator()(float) { return in_float.data(); }
   double* operator()(double) { return in_double.data(); }
   size_t size() const { return rows * columns; }
@@ -100,29 +101,40 @@ class Try {
   }
   void judge(const std::function<void()>& launches);
 
-  // The bytes that the project's kernel asks of global memory in the last case, and which kernel that is.
-  void project_moves(size_t bytes, const char* kernel) {
-    project_bytes = bytes;
-    project_kernel = kernel;
-  }
+  // Other memory that is counted with the arrays.
+  void also(const void* memory, size_t bytes) { others.push_back({memory, bytes}); }
 
   // What came of it, and what is said.
   Verdict verdict = Verdict::equal;
   std::string said;
-  size_t asked_bytes = 0, least_bytes = 0, project_bytes = 0;
-  const char* project_kernel = nullptr;
+  size_t asked_bytes = 0, least_bytes = 0;  // of the last case
 
  private:
   Tried& add(const char* name, Tried::Kind kind, size_t rows, size_t columns, size_t bytes);
   void run_once(const std::function<void()>& launches);
   bool say(Verdict what, const std::string& words);
   std::vector<std::unique_ptr<Tried>> arrays;
+  std::vector<std::pair<const void*, size_t>> others;
   std::string shapes;
   bool over = false;      // a case has shown what is wrong
   bool unsteady = false;  // thread orders have shown different bits
 };
 
-// Runs an exercise to its end, or to its first fault. Only one runs at a time.
-Try tried(void (*exercise)(Try&));
+// Runs an exercise to its end, or to its first fault. Only one runs at a time. A right answer is set beside the project's
+// kernel of that name in tests/exercises/project_bytes.txt.
+Try tried(void (*exercise)(Try&), const std::string& name);
+
+// PROJECT(t, call): the same by the project's operation, which is judged in the same way; ctx is its Context. Only the
+// program that measures the bytes of project_bytes.txt does so: an exercise needs nothing of the project's kernels.
+#ifdef WITH_PROJECT
+#define PROJECT(t, ...)                                          \
+  t.judge([&] {                                                  \
+    Context ctx(Device::emulated);                               \
+    t.also(ctx.scratch<char>(size_t{1} << 24), size_t{1} << 24); \
+    __VA_ARGS__;                                                 \
+  })
+#else
+#define PROJECT(t, ...)
+#endif
 
 }  // namespace gated
