@@ -268,6 +268,8 @@ CATCH_LIB := $(if $(wildcard $(DEPS)/usr/include/catch2/catch_all.hpp),-lCatch2M
 SANITIZERS := -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -D_GLIBCXX_ASSERTIONS
 SHARED := -fPIC -fno-semantic-interposition -ftls-model=initial-exec
 RACE_SHADOW := -O1 $(MARCH) -DSIMT_RACE_SHADOW $(SHARED)
+# (clang++ leaves out the call for a read that a write of the same place follows)
+CALL_OF_ACCESS := -fsanitize=thread $(if $(findstring clang,$(COMPILER)),-mllvm -tsan-instrument-read-before-write)
 OPERATION_HEADERS := core/reduce.cuh core/simd.h
 # (Of tests, as of the host's files, -Og makes a fifth less work than -O1.)
 $(eval $(call build_rules,release,$(CXXFLAGS) $(MARCH),-O1 $(MARCH),-Og))
@@ -277,7 +279,7 @@ $(eval $(call tests_compiled,debug,,$(TESTS)))
 # (With both sanitizers -O1 takes up to five times as long to compile as -Og, and the tests do not win that back.)
 $(eval $(call build_rules,asan,-Og $(MARCH) $(SANITIZERS) $(SHARED),-Og $(MARCH) $(SANITIZERS) $(SHARED)))
 $(eval $(call tests_of_release,asan,$(SANITIZERS),$(BUILD)/asan/host.a))
-$(eval $(call build_rules,race,$(RACE_SHADOW) -fsanitize=thread,$(RACE_SHADOW) -fsanitize=thread))
+$(eval $(call build_rules,race,$(RACE_SHADOW) $(CALL_OF_ACCESS),$(RACE_SHADOW) $(CALL_OF_ACCESS)))
 $(eval $(call tests_of_release,race,,$(BUILD)/host.a))
 $(eval $(call build_rules,avx2,$(CXXFLAGS) -march=x86-64-v3 $(SHARED),-O1 -march=x86-64-v3 $(SHARED)))
 $(eval $(call tests_of_release,avx2,,$(BUILD)/host.a))
@@ -418,7 +420,7 @@ gpu-check: gpu-build  ## on a machine with a GPU: every check -> build/gpu_check
 
 # An exercise is compiled for the race shadow and links the emulator alone, so that a first try takes seconds.
 EXERCISES := $(BUILD)/exercises
-EXERCISE_FLAGS := $(CALLS) $(RACE_SHADOW) -fsanitize=thread
+EXERCISE_FLAGS := $(CALLS) $(RACE_SHADOW) $(CALL_OF_ACCESS)
 $(eval $(call read_once,$(EXERCISES)/headers/try.h,tests/exercises/try.h,$(EXERCISE_FLAGS)))
 $(EXERCISES)/try.o $(EXERCISES)/try_main.o $(EXERCISES)/answers_main.o: $(EXERCISES)/%.o: tests/exercises/%.cpp $(EXERCISES)/headers/try.h.flags
 	@mkdir -p $(@D)
