@@ -429,6 +429,8 @@ JUDGE := $(EXERCISES)/try.o $(BUILD)/race/core/simt.o $(BUILD)/race/core/race_sh
 $(OP:%=$(EXERCISES)/%): $(EXERCISES)/%: exercises/%.cu $(EXERCISES)/headers/try.h.gch $(EXERCISES)/try_main.o $(JUDGE)
 	@$(CXX) -x c++ $(COMMON) $(EXERCISE_FLAGS) -Wno-unused-parameter -include $(EXERCISES)/headers/try.h -c -o $@.o $<
 	@$(CXX) $(OPENMP) -o $@ $@.o $(filter %.o,$^) $(LIBS)
+exercises/%.cu:
+	@echo "$@ is not there: make exercise OP=$* begins it" >&2; exit 1
 
 exercise:  ## what to write oneself, judged to the bit: make exercise lists, make exercise OP=activation begins one
 	@scripts/exercise.sh $(if $(OP),take $(OP),list)

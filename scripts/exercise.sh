@@ -68,7 +68,10 @@ take)
   echo "wrote exercises/$2.cu: read it, write the kernel, then: make try OP=$2"
   ;;
 watch)
-  file_of "$2" >/dev/null
+  if [ ! -e "exercises/$2.cu" ]; then
+    echo "exercises/$2.cu is not there: make exercise OP=$2 begins it" >&2
+    exit 1
+  fi
   if ! command -v entr >/dev/null; then
     echo "WATCH=1 tries again at every save by means of entr, which is not here (Debian: apt-get install entr)" >&2
     exit 1

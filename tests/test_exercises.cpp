@@ -114,6 +114,8 @@ TEST_CASE("exercises: a student takes one, tries it, is told, and has it right t
   const std::string make = "env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make NVCC= ";
   REQUIRE(says(f.done(make + "exercise"), {"> activation", "next: make exercise OP=activation"}));
   REQUIRE(contains(ended(f.run(make + "exercise OP=nothing"), 2).text, "expected one of: activation "));
+  for (const char* way : {"", " WATCH=1"})
+    REQUIRE(contains(ended(f.run(make + "try OP=activation" + way), 2).text, "make exercise OP=activation begins it"));
   REQUIRE(contains(f.done(make + "exercise OP=activation"), "make try OP=activation"));
   const std::string begun = f.read("exercises/activation.cu");
   REQUIRE(!contains(begun, "dx[i] = dy[i] * silu_slope(x[i]);\n  // "));
@@ -127,6 +129,10 @@ TEST_CASE("exercises: a student takes one, tries it, is told, and has it right t
   f.write("exercises/activation.cu", begun.substr(0, gap) + solution + begun.substr(gap));
   REQUIRE(f.done(make + "try OP=activation").starts_with("equal to the bit\n"));
   REQUIRE(says(f.done(make + "exercise"), {"  activation", "equal to the bit"}));
+  // Of entr, which need not be here, a stand-in says what it is asked to do.
+  f.program("bin/entr", "cat; echo entr \"$*\"");
+  REQUIRE(says(f.done("PATH='" + (f / "bin") + "':$PATH; " + make + "try OP=activation WATCH=1"),
+               {"exercises/activation.cu\n", "entr -c -s make --no-print-directory try OP=activation WATCH="}));
   // What is written is not written over.
   REQUIRE(contains(ended(f.run(make + "exercise OP=activation"), 2).text, "stays as it is"));
   REQUIRE(contains(f.read("exercises/activation.cu"), "silu_slope(x[i]);"));
