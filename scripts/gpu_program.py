@@ -62,7 +62,7 @@ REFUSALS = {
     "cuBLAS without an algorithm": ({"PTX_GPU": "90"}, RUN + " --matmul=cublas", "cuBLASLt"),
     "a model that memory does not hold": ({"PTX_MEMORY": "2"}, RUN, "memory"),
     "an evaluation that memory does not hold": (
-        {"PTX_MEMORY": "2"}, EVALUATE + " --data=text.txt --context=1024", "memory"),
+        {"PTX_MEMORY": "2"}, EVALUATE + " --data=text.txt --batch=1 --context=1024", "memory"),
     "a generation that memory does not hold": ({"PTX_MEMORY": "1"}, GENERATE + " --prompt=The --samples=32", "memory")}
 
 # What names the device, times, what is free on the disk, and what else of the host's memory a program takes there.
