@@ -96,10 +96,10 @@ SECTIONS = [
     Section("Gates", [
         Columns("gate-scores", "Scores of the attention gate", "Filled: all layers; lines: each layer. The scores of G1 crowd near 0, "
                 "those of G2 less (2505.06708, figure 3).", [
-                    Part(array("gate_histogram"), f.draw_histogram("gate_histogram"), f.histogram_scale("gate_histogram"), 0.6)]),
+                    Part(array("gate_histogram"), f.draw_histogram("gate_histogram"), f.highest("gate_histogram", 1.05), 0.6)]),
         Columns("norm-gate-scores", "Scores of the gates of norms", "Filled: all norms; lines: each norm.", [
             Part(array("norm_gate_histogram"), f.draw_histogram("norm_gate_histogram"),
-                 f.histogram_scale("norm_gate_histogram"), 0.6)]),
+                 f.highest("norm_gate_histogram", 1.05), 0.6)]),
         Lines("mean-score", "Mean score by layer", "Of the attention gate. The smaller, the sparser what attention puts out "
               "(2505.06708, figure 7).", array("gate_mean"), f.by_layer("gates", lambda run: run.arrays["gate_mean"], "mean score")),
         Lines("output", "Output of attention by layer", "Filled dots: before the gate; hollow dots: after it. In 2505.06708 the mean "
@@ -124,7 +124,7 @@ SECTIONS = [
                          f.outliers_scale, 0.75)]),
         Columns("final-output", "Output of the final norm by dimension", "The mean size over all tokens. In trained models a few "
                 "dimensions stand out for any text; with DyT they vanish.", [
-                    Part(array("final_output"), f.draw_final, f.final_scale, 0.5)]),
+                    Part(array("final_output"), f.draw_final, f.highest("final_output", 1.15), 0.5)]),
         Columns("final-output-over-training", "Output of the final norm by dimension over training", "The mean size; tokens with "
                 "massive activations are left out. An outlier dimension is a dark line from the step where it begins: in GPT-2 from "
                 "step 3000 on (P3, the study of outlier dimensions, figure 3). In a wide model a row is the largest of neighbours.", [

@@ -55,6 +55,17 @@ def show_plain(axis):
     axis.set_minor_formatter(NullFormatter())
 
 
+def name_some(axis, names, most):
+    """Of what stands in a row from 0 on."""
+    shown = range(0, len(names), -(-len(names) // most))
+    axis.set_ticks(shown, [names[i] for i in shown])
+
+
+def highest(key, times=1.0):
+    """(runs) -> their largest value in an array, times so much: where an axis ends."""
+    return lambda runs: times * max(1e-3, *(run.arrays[key].max() for run in runs))
+
+
 def scale_by_factors(axes, axis="y", base=10):
     if not any((numpy.asarray(getattr(line, f"get_{axis}data")()) > 0).any() for line in axes.lines):
         return
@@ -226,14 +237,13 @@ def draw_stream(axes, run, line, scale):
 
 
 def heads_scale(runs):
-    return colors.Normalize(0, max(1e-3, *(run.arrays["first_token_attention"].max() for run in runs)))
+    return colors.Normalize(0, highest("first_token_attention")(runs))
 
 
 def draw_heads(axes, run, line, scale):
     values = run.arrays["first_token_attention"]
     heat(axes, values, HEAT, scale)
-    shown = range(0, len(values), -(-len(values) // 8))
-    axes.set_yticks(shown, [run.metadata["attention_layers"][i] for i in shown])
+    name_some(axes.yaxis, run.metadata["attention_layers"], 8)
     if len(values) <= 6 and values.size <= 48:
         for (layer, head), value in numpy.ndenumerate(values):
             axes.text(head, layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=6,
@@ -255,17 +265,12 @@ def draw_weights(key):
         heat(axes, numpy.clip(numpy.abs(run.arrays[key]), scale.vmin, scale.vmax), "PuOr_r", scale)
         names = [n.removeprefix("layers.").replace("_norm", "").replace(".attention", " attn").replace(".", " ")
                  for n in run.metadata["norms"]]
-        shown = range(0, len(names), -(-len(names) // 14))
-        axes.set_yticks(shown, [names[i] for i in shown])
+        name_some(axes.yaxis, names, 14)
         label(axes, "dimension", "", whole="x")
     return draw
 
 
 # ---- curves of one run: likewise
-
-def histogram_scale(key):
-    return lambda runs: 1.05 * max(1e-3, *(run.arrays[key].max() for run in runs))
-
 
 def draw_histogram(key):
     def draw(axes, run, line, scale):
@@ -310,10 +315,6 @@ def draw_outliers(axes, run, line, scale):
     label(axes, STATES, "mean |h|", whole="x")
 
 
-def final_scale(runs):
-    return 1.15 * max(1e-3, *(run.arrays["final_output"].max() for run in runs))
-
-
 def draw_final(axes, run, line, scale):
     sizes = run.arrays["final_output"]
     axes.vlines(numpy.arange(len(sizes)), 0, sizes, color=line["color"], linewidth=max(0.3, min(1.2, 160 / len(sizes))))
@@ -341,9 +342,8 @@ def final_over_training_scale(runs):
 def draw_final_over_training(axes, run, line, scale):
     steps, first, values = final_over_training(run)
     heat(axes, numpy.maximum(values, scale.vmin), HEAT, scale)
-    for axis, names in ((axes.xaxis, steps), (axes.yaxis, first)):
-        shown = range(0, len(names), -(-len(names) // 4))
-        axis.set_ticks(shown, [f"{names[i]:.0f}" for i in shown])
+    for axis, numbers in ((axes.xaxis, steps), (axes.yaxis, first)):
+        name_some(axis, [f"{number:.0f}" for number in numbers], 4)
     label(axes, "step", "dimension")
 
 
