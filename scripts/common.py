@@ -121,7 +121,8 @@ def end_of(command, folder, environment, log, limit):
     """None where the command ends well within so many seconds, else how it ended. What it says goes into the log."""
     with open(log, "wb") as file:
         # In a session of its own, so that what it starts can be ended with it.
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file,
+                                   start_new_session=True)
         try:
             code = process.wait(limit)
             return None if code == 0 else f"exit {code}"

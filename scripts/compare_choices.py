@@ -75,9 +75,11 @@ def answers_of_transformers(folder, questions):
 
 
 def answers_of_train(folder, questions, work):
-    source, shard = write(os.path.join(work, "questions.json"), json.dumps(questions)), os.path.join(work, "questions.bin")
+    source = write(os.path.join(work, "questions.json"), json.dumps(questions))
+    shard = os.path.join(work, "questions.bin")
     output_of([*TOKENIZE, f"--choices={source}", f"--tokenizer={folder}", f"--out={shard}"])
-    said = output_of([TRAIN, "--device=cpu", "--evaluate", f"--from={folder}", f"--choices={shard}", "--val-batches=1", "--batch=4"])
+    said = output_of([TRAIN, "--device=cpu", "--evaluate", f"--from={folder}", f"--choices={shard}", "--val-batches=1",
+                      "--batch=4"])
     found = re.search(r"choices +([\d.]+) %.*?([\d.]+) % by their", said, re.S)
     if not found:
         refuse(f"no choices in what ./train said: {said}")

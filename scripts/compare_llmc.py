@@ -61,8 +61,8 @@ def checkpoint_payloads():
         return [normal(LAYERS * outputs * inputs), constant(LAYERS * outputs, 0)]
 
     norm, C = [constant(LAYERS * CHANNELS, 1), constant(LAYERS * CHANNELS, 0)], CHANNELS
-    return [normal(PADDED_VOCAB * C), normal(CONTEXT * C), *norm, *linear(3 * C, C), *linear(C, C), *norm, *linear(4 * C, C),
-            *linear(C, 4 * C), constant(C, 1), constant(C, 0)]
+    return [normal(PADDED_VOCAB * C), normal(CONTEXT * C), *norm, *linear(3 * C, C), *linear(C, C), *norm,
+            *linear(4 * C, C), *linear(C, 4 * C), constant(C, 1), constant(C, 0)]
 
 
 def write_inputs(folder):

@@ -84,7 +84,9 @@ def variable(name, default):
 
 def number(name, default, least):
     text = variable(name, default)
-    return int(text) if re.fullmatch(r"\d+", text) and int(text) >= least else refuse(f"{name}={text}: expected a number from {least}")
+    if not re.fullmatch(r"\d+", text) or int(text) < least:
+        refuse(f"{name}={text}: expected a number from {least}")
+    return int(text)
 
 
 def said(*command):
@@ -115,7 +117,8 @@ def first_difference(logs):
 
 def readmes_fingerprint(flags):
     """README's fingerprint of the weights after that run, whatever the order of its flags; None where it names none."""
-    section = read(os.path.join(ROOT, "README.md")).partition("## Check that your machine is exact")[2].partition("\n## ")[0]
+    page = read(os.path.join(ROOT, "README.md"))
+    section = page.partition("## Check that your machine is exact")[2].partition("\n## ")[0]
     runs = re.findall(r"^\./train (.+)$", section, re.MULTILINE)
     fingerprints = re.findall(r"^fingerprint of the weights: (\w+)$", section, re.MULTILINE)  # in the same order
     wanted = set(flags) - {"--mma=hopper"}  # the default
@@ -244,9 +247,10 @@ class Checks:
         assert stage == "pytorch"
         if said("python3", "-c", "import torch, sys; sys.exit(not torch.cuda.is_available())")[1] != 0:
             return []
-        return [Check(stage, what + BESIDE_PYTORCH, [os.path.join(HERE, script), *arguments]) for what, script, *arguments in (
-            ("a step", "compare_torch.py", "--device=cuda", "--rounds=1", f"--rows={self.rows()}"),
-            ("products and attention", "torch_kernels.py", self.rows()))]
+        peers = {"a step": ["compare_torch.py", "--device=cuda", "--rounds=1", f"--rows={self.rows()}"],
+                 "products and attention": ["torch_kernels.py", self.rows()]}
+        return [Check(stage, what + BESIDE_PYTORCH, [os.path.join(HERE, script), *arguments])
+                for what, (script, *arguments) in peers.items()]
 
     def sanitized(self, tool):
         return [self.sanitizer, "--tool", tool, "--error-exitcode", "1"]

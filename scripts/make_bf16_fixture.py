@@ -70,8 +70,8 @@ def attention(T=130, heads=2, kv_heads=1, D=32):
 
 
 def main():
-    content = fixtures.VERSIONS | {"batch": BATCH, "models": [fixture(*line) for line in LINES.items()], "attention": attention()}
-    write_fixture("bf16.json", json.dumps(content, indent=1))
+    content = {"batch": BATCH, "models": [fixture(*line) for line in LINES.items()], "attention": attention()}
+    write_fixture("bf16.json", json.dumps(fixtures.VERSIONS | content, indent=1))
 
 
 if __name__ == "__main__":

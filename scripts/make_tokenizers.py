@@ -2,7 +2,8 @@
 """Makes tests/fixtures/tokenizers.json: small tokenizers of the known kinds, and what the tokenizers library makes of texts.
 
 Each is trained here on a few sentences of this script and has the normaliser, the patterns, the template and the decoder of its
-kind: GPT-2, Llama 3, Qwen, gpt-oss, Gemma 3, Llama 2. usage: scripts/make_tokenizers.py [FOLDER]     (needs: pip install tokenizers)
+kind: GPT-2, Llama 3, Qwen, gpt-oss, Gemma 3, Llama 2.
+usage: scripts/make_tokenizers.py [FOLDER]     (needs: pip install tokenizers)
 """
 import json
 

@@ -126,7 +126,8 @@ def train(run, runs, place=ONE_CORE):
             return {"diverged": True}
         start = [f"--from={run.after.folder(runs)}"]
     os.makedirs(folder, exist_ok=True)
-    done = run.program("--sample-tokens=0", "--keep=1", f"--out={folder}", "--resume", *start, place=place, may_fail=DIVERGED)
+    done = run.program("--sample-tokens=0", "--keep=1", f"--out={folder}", "--resume", *start, place=place,
+                       may_fail=DIVERGED)
     if DIVERGED in done.stderr:
         result = {"diverged": True}
     else:
@@ -285,7 +286,8 @@ def write_report(path, runs, folder):
 def options_of(parser, words=None):
     """The options of a command that trains runs, checked."""
     parser.add_argument("--seeds", type=int, default=3, help="runs of each point [3]")
-    parser.add_argument("--jobs", type=int, default=0, help="runs side by side [one a core; of a sweep one a GPU, where there are]")
+    parser.add_argument("--jobs", type=int, default=0,
+                        help="runs side by side [one a core; of a sweep one a GPU, where there are]")
     options = parser.parse_args(words)
     if not 1 <= options.seeds <= len(SEEDS) or options.jobs < 0:
         refuse(f"--seeds={options.seeds} --jobs={options.jobs}: expected 1 to {len(SEEDS)} seeds, at least 1 job")

@@ -19,8 +19,8 @@ import tempfile
 from common import ROOT, parser_of, refuse, require_train, write_whole
 from paper_tables import PAPER_RUNS, PAPERS, SCALES, TABLES, Stability, Times
 from plots import read_log
-from sweep import (SEEDS, Run, ended_by_hand, evaluate, last_of_each, load, markdown, means, middle_and_spread, options_of, places,
-                   read_text, store, train_all, train_program, write_page)
+from sweep import (SEEDS, Run, ended_by_hand, evaluate, last_of_each, load, markdown, means, middle_and_spread,
+                   options_of, places, read_text, store, train_all, train_program, write_page)
 
 NAMES = (*TABLES, "p2-4", "stability")
 
@@ -279,9 +279,9 @@ def write_index(folder):
             rows.append([f"[{kept['title']}]({name}.{scale}.md)", scale, seeds[1] if seeds else "",
                          *([str(n) for n in counts] if any(counts) else [""] * len(SIGNS))])
     heading = ["table", "scale", "seeds", *SIGNS.values()]
-    about = ("`scripts/tables.py` trains the rows and writes the tables and this page. A gap between two rows has a sign, "
-             "which agrees with the paper's or does not. A JSON file beside each table holds every run's flags and "
-             "fingerprints. [How to rerun them](../docs/tables.md), [what they say](../docs/claims.md).")
+    about = ("`scripts/tables.py` trains the rows and writes the tables and this page. A gap between two rows has a "
+             "sign, which agrees with the paper's or does not. A JSON file beside each table holds every run's flags "
+             "and fingerprints. [How to rerun them](../docs/tables.md), [what they say](../docs/claims.md).")
     page = ["# The papers' tables at a small scale", "", about, "", PAPERS, "", *markdown(heading, rows)]
     write_whole(os.path.join(folder, "README.md"), "\n".join(page) + "\n")
 

@@ -83,10 +83,12 @@ SECTIONS = [
               logged("largest_activation_by_state"), f.by_state("largest_activation_by_state", "largest |h|")),
         Lines("first-token-by-layer", "Attention to the first token by layer", "The mean over heads and queries. The sinks follow the "
               "massive activation (2505.06708, figure 6).", array("first_token_attention"),
-              f.by_layer("attention_layers", lambda run: run.arrays["first_token_attention"].mean(axis=1), "attention, %", in_percent="y")),
+              f.by_layer("attention_layers", lambda run: run.arrays["first_token_attention"].mean(axis=1),
+                         "attention, %", in_percent="y")),
         Lines("sink-by-layer", "Attention to the learned sink by layer", "What part of the attention goes to the learned sink instead "
               "of to a token.", array("sink_attention"),
-              f.by_layer("attention_layers", lambda run: run.arrays["sink_attention"].mean(axis=1), "attention, %", in_percent="y")),
+              f.by_layer("attention_layers", lambda run: run.arrays["sink_attention"].mean(axis=1), "attention, %",
+                         in_percent="y")),
         Lines("value-by-layer", "Value at the first token by layer", "The length of v at the first token over its mean length at "
               "the others. A sink's value is small: little comes of the attention that it gets (2601.22966, table 3).",
               with_others, f.by_layer("attention_layers", f.first_value, "|v| over that of others")),
@@ -96,7 +98,8 @@ SECTIONS = [
     Section("Gates", [
         Columns("gate-scores", "Scores of the attention gate", "Filled: all layers; lines: each layer. The scores of G1 crowd near 0, "
                 "those of G2 less (2505.06708, figure 3).", [
-                    Part(array("gate_histogram"), f.draw_histogram("gate_histogram"), f.highest("gate_histogram", 1.05), 0.6)]),
+                    Part(array("gate_histogram"), f.draw_histogram("gate_histogram"),
+                         f.highest("gate_histogram", 1.05), 0.6)]),
         Columns("norm-gate-scores", "Scores of the gates of norms", "Filled: all norms; lines: each norm.", [
             Part(array("norm_gate_histogram"), f.draw_histogram("norm_gate_histogram"),
                  f.highest("norm_gate_histogram", 1.05), 0.6)]),

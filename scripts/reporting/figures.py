@@ -36,7 +36,7 @@ def key_html(index):
 # ---- axes
 
 def label(axes, x, y, by_factors="", in_percent="", whole=""):
-    """The names of both axes, and which of them ("x" or "y") is scaled by factors, is in per cent or has whole numbers alone."""
+    """The names of both axes; and which of them ("x" or "y") is scaled by factors, in per cent or in whole numbers."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if by_factors:
