@@ -2,6 +2,7 @@
 # The exercises (tests/exercises/): what `make exercise`, `make try` and `make solution` do beside compiling.
 #   scripts/exercise.sh list               what there is, what is done, what is next
 #   scripts/exercise.sh take NAME          exercises/NAME.cu: the exercise, without what is to be written
+#   scripts/exercise.sh gap NAME           what it writes there
 #   scripts/exercise.sh watch NAME         tries it at every save
 #   scripts/exercise.sh solution NAME      what is to be written
 #   scripts/exercise.sh whole NAME         the exercise with its solution
@@ -18,7 +19,8 @@ file_of() {
   echo "OP=$1: there is no such exercise; expected one of: $(names | tr '\n' ' ')" >&2
   exit 1
 }
-# $1 how: whole; take, a gap in the place of the solution; solution, which alone is printed. $2 the file
+# $1 how: whole; gap, a gap in the place of the solution, and nothing of the project's kernel; solution, which alone is
+# printed. $2 the file
 set_together() {
   awk -v how="$1" '
     function from(file, name,   line, text, found) {
@@ -33,9 +35,12 @@ set_together() {
       exit 1
     }
     /^\/\/ <<< from / { sub(/:$/, "", $4); if (how != "solution") printf "%s", from($4, $5); next }
-    /^ *\/\/ <<< solution/ { inside = 1; if (how == "take") { sub(/<<<.*/, "yours"); print } next }
+    /^ *\/\/ <<< solution/ { inside = 1; if (how == "gap") { sub(/<<<.*/, "yours"); print } next }
     /^ *\/\/ >>>/ { inside = 0; if (how == "solution") print ""; next }
-    how == "solution" ? inside : !(inside && how == "take")' "$2"
+    /^ *PROJECT\(/ { project = 1 }
+    project && /ctx\)\);$/ { project = 0; if (how == "gap") next }
+    project && how == "gap" { next }
+    how == "solution" ? inside : !(inside && how == "gap")' "$2"
 }
 
 case "$1" in
@@ -64,7 +69,7 @@ take)
     exit 1
   fi
   mkdir -p exercises
-  set_together take "$file" >"exercises/$2.cu"
+  set_together gap "$file" >"exercises/$2.cu"
   echo "wrote exercises/$2.cu: read it, write the kernel, then: make try OP=$2"
   ;;
 watch)
@@ -78,7 +83,7 @@ watch)
   fi
   echo "exercises/$2.cu" | exec entr -c -s "${MAKE:-make} --no-print-directory try OP=$2 WATCH="
   ;;
-solution | whole)
+gap | solution | whole)
   set_together "$1" "$(file_of "$2")"
   ;;
 answers)
@@ -107,7 +112,7 @@ $change
   done
   ;;
 *)
-  sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
   exit 2
   ;;
 esac

@@ -7,8 +7,11 @@
 // rounded up. n need not be a multiple of 256.
 //
 // hint 1: Which element is yours? A thread knows threadIdx.x in its block, blockIdx.x, and blockDim.x.
+//
 // hint 2: The last block has threads for which there is no element. They must neither read nor write.
+//
 // hint 3: i = blockIdx.x * blockDim.x + threadIdx.x; return where i >= n; dx[i] = dy[i] * silu_slope(x[i]).
+//
 // A wrong answer usually forgets the end (out of bounds), or writes i <= n for i < n, which is out by one.
 #include "tests/exercises/try.h"
 

@@ -9,9 +9,12 @@
 // 16384, so the sums of the slices are one chain.
 //
 // hint 1: A thread owns column c. Neighbouring threads then read neighbouring floats: why is that good?
+//
 // hint 2: Two sums are carried: of the slice, and of the slices that are done. Both begin anew at the right row.
+//
 // hint 3: for n0 in steps of 128: slice = 0; for n from n0 to n0+127 and below N: slice += dy[n*C + c]; total += slice,
-//         but the first slice is the total. At the end db[c] += total.
+// but the first slice is the total. At the end db[c] += total.
+//
 // A wrong answer usually writes db where it should add, or makes one chain of all rows: right, but in another order.
 #include "tests/exercises/try.h"
 

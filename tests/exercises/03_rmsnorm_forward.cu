@@ -9,10 +9,13 @@
 // The chapter: kernels/rmsnorm.cu. The launch: a block of 128 threads for each row.
 //
 // hint 1: Thread j of a block can carry chain j by itself. Which columns are that?
-// hint 2: Lane l needs chains 4l to 4l+3, which four threads hold: they meet in shared memory,
-//         STATIC_SHARED(float, chains, [128]), and nobody may read before everybody has written: __syncthreads().
-// hint 3: float chain = 0; for c = threadIdx.x, c < C, in steps of 128: chain = fused(x, x, chain). Store it, meet,
-//         and let every warp add all 128 chains for itself: then every thread knows r. One thread writes it.
+//
+// hint 2: Lane l needs chains 4l to 4l+3, which four threads hold: they meet in shared memory, STATIC_SHARED(float,
+// chains, [128]), and nobody may read before everybody has written: __syncthreads().
+//
+// hint 3: float chain = 0; for c = threadIdx.x, c < C, in steps of 128: chain = fused(x, x, chain). Store it, meet, and
+// let every warp add all 128 chains for itself: then every thread knows r. One thread writes it.
+//
 // A wrong answer usually lacks the barrier (a race), or lets a column past C into the sum.
 #include "tests/exercises/try.h"
 

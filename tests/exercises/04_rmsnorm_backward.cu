@@ -10,9 +10,12 @@
 // thread for a column.
 //
 // hint 1: Both kernels are ones that you have: rmsnorm_forward with another sum, bias_gradient with another link.
+//
 // hint 2: r is given for every row: the rows' kernel has one sum, and so one barrier.
-// hint 3: chain = fused(dy[c] * w[c], x[c] * r, chain); the sum divided by C is the mean; then
-//         dx[c] = r * fused(-(x[c] * r), mean, dy[c] * w[c]).
+//
+// hint 3: chain = fused(dy[c] * w[c], x[c] * r, chain); the sum divided by C is the mean; then dx[c] = r * fused(-(x[c]
+// * r), mean, dy[c] * w[c]).
+//
 // A wrong answer usually forgets that r depends on x too: dx = r*g alone. Finite differences would tell.
 #include "tests/exercises/try.h"
 

@@ -8,9 +8,12 @@
 // The chapter: kernels/linear_cross_entropy.cu, kernels/attention.cu. The launch: a block of 128 threads for each row.
 //
 // hint 1: As in rmsnorm_forward, thread j takes columns j, j+128, ...: first for the maximum, then for the sum.
+//
 // hint 2: Between threads both go through shared memory. If they use the same array, a quick thread may write its chain
-//         where a slow one still reads maxima: that takes a barrier, too.
+// where a slow one still reads maxima: that takes a barrier, too.
+//
 // hint 3: Store the maximum, meet, read four and warp_max; meet again, store the chain, meet, read four and warp_sum.
+//
 // A wrong answer usually lacks the second barrier, or begins the maximum at 0 where all x are below 0.
 #include "tests/exercises/try.h"
 

@@ -8,9 +8,12 @@
 // kernels/linear_cross_entropy.cu. The launch: a block of 128 threads for each row.
 //
 // hint 1: All but the last step is softmax_row: a maximum, a barrier, a sum.
+//
 // hint 2: Who writes the loss? One thread, once. Who reads l_target? It need not be the thread that owns that column.
+//
 // hint 3: All threads of a block have the same target, so all may return at the start of an ignored row, after they
-//         have written their zeros: no barrier is left half attended.
+// have written their zeros: no barrier is left half attended.
+//
 // A wrong answer usually writes the loss of an ignored row as a NaN, or uses -1 as an index.
 #include "tests/exercises/try.h"
 

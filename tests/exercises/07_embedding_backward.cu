@@ -9,9 +9,12 @@
 // The chapter: kernels/embedding.cu. The launch: a block of 64 threads for each row v of the table.
 //
 // hint 1: A thread owns columns j, j+64, ... of its row, and goes through all ids for each.
+//
 // hint 2: Count the tokens that have been found: after 1024 of them the piece is done.
+//
 // hint 3: Where ids[n] is v: if 1024 are in the piece, total += piece, piece = 0; then piece += dh[n*C + c]. At the end
-//         total += piece; the first piece is the total. Add it to dweight only if a token was found.
+// total += piece; the first piece is the total. Add it to dweight only if a token was found.
+//
 // A wrong answer usually gives each token to a block (a race), or adds +0 to rows that do not occur: -0 becomes +0.
 #include "tests/exercises/try.h"
 

@@ -9,8 +9,11 @@
 // token b / H, and token n of the batch stands at position n % T.
 //
 // hint 1: A thread that takes a pair needs x1 and x2 before it writes either.
+//
 // hint 2: The tables know positions, not tokens of the batch: their row is token % T, of R/2 numbers.
+//
 // hint 3: for i = threadIdx.x, i < R/2, in steps of 32: both lines above; then for d = R + threadIdx.x, d < D: copy.
+//
 // A wrong answer usually pairs 2i with 2i+1, forgets the elements from R on, or lets the second sequence go on at T.
 #include "tests/exercises/try.h"
 

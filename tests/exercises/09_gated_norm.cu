@@ -11,9 +11,12 @@
 // memory: DYNAMIC_SHARED(float, n). The rank is at most 32.
 //
 // hint 1: Three steps, each of which needs what all threads made in the one before: r, then n, then a.
+//
 // hint 2: n of the row stays in shared memory: the first product reads all of it, and y reads it again.
+//
 // hint 3: After rmsnorm_forward into n: meet. Thread j < rank makes low_j and puts silu(low_j) into shared memory:
-//         meet. Then column c: a chain over j, and y.
+// meet. Then column c: a chain over j, and y.
+//
 // A wrong answer usually lacks one of the three barriers, or adds the first product's columns in parts: another order.
 #include "tests/exercises/try.h"
 

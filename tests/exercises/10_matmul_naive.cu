@@ -8,9 +8,12 @@
 // many blocks as there are tiles of 16 x 16, rounded up.
 //
 // hint 1: Which element? n from blockIdx.x and threadIdx.x, m from blockIdx.y and threadIdx.y. Some lie outside C.
+//
 // hint 2: Two loops: over slices, and over k within one. Two sums.
+//
 // hint 3: chain = fused(A[m*K + k], B[n*K + k], chain); at the end of a slice total += chain, but the first is the
-//         total.
+// total.
+//
 // A wrong answer usually changes m and n, or forgets that M and N need not be multiples of 16. See what its warps ask
 // of memory: the next exercise is about that.
 #include "tests/exercises/try.h"

@@ -8,12 +8,14 @@
 // The chapter: kernels/matmul.cu, kernels/matmul_tile.cuh. The launch: blocks of 16 x 16 threads, as in matmul_naive.
 //
 // hint 1: STATIC_SHARED(float, a, [16][17]) and the like for b. A thread brings one element of each tile. Which, so
-//         that neighbouring threads read neighbouring floats? (17: a column's elements then lie in 16 different banks.)
-// hint 2: All threads of a block come to every barrier, those outside C too: none may return early. What lies outside
-//         A or B is not read.
+// that neighbouring threads read neighbouring floats? (17: a column's elements then lie in 16 different banks.)
+//
+// hint 2: All threads of a block come to every barrier, those outside C too: none may return early. What lies outside A
+// or B is not read.
+//
 // hint 3: for k0 in steps of 16: bring a[y][x] = A[m][k0+x] and b[y][x] = B[n0+y][k0+x]; meet; for k < 16 and k0+k < K:
-//         chain = fused(a[y][k], b[x][k], chain); meet again, before the next tile is written. 1024 is a multiple of
-//         16.
+// chain = fused(a[y][k], b[x][k], chain); meet again, before the next tile is written. 1024 is a multiple of 16.
+//
 // A wrong answer usually lacks the second barrier, or returns early and leaves a tile half filled.
 #include "tests/exercises/try.h"
 

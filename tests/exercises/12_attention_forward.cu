@@ -12,9 +12,12 @@
 // queries, blockIdx.y the head, blockIdx.z the sequence. D is at most 64.
 //
 // hint 1: A thread owns a query, and goes through the keys j = 0 to i twice.
+//
 // hint 2: q, o are (B,T,H,D): a token's heads stand side by side, so the next key of the same head is H*D floats away.
+//
 // hint 3: A small array of D floats in the thread holds o while it grows. First walk: m. Second walk: s again, p, l +=
-//         p, o_d = fused(p, v_d, o_d). Then times 1/l.
+// p, o_d = fused(p, v_d, o_d). Then times 1/l.
+//
 // A wrong answer usually stops at j < i, or divides each p by l: right, but in another order.
 #include "tests/exercises/try.h"
 

@@ -11,10 +11,13 @@
 // queries, then for keys. D is at most 64.
 //
 // hint 1: dq_i is the sum of a thread that owns query i, dk_j and dv_j those of one that owns key j: two kernels, and
-//         nobody adds to what another owns.
+// nobody adds to what another owns.
+//
 // hint 2: Both need p_ij and ds_ij of a pair, and compute them from the arrays: write that once.
+//
 // hint 3: The first kernel walks j = 0 to i, the second i = j to T-1. Small arrays of D floats in the thread hold the
-//         sums; scale comes at the end, of dq and dk.
+// sums; scale comes at the end, of dq and dk.
+//
 // A wrong answer usually lets a thread of query i add to dk_j (a race), or forgets scale, or multiplies each link by
 // it.
 #include "tests/exercises/try.h"

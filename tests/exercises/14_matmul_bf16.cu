@@ -11,9 +11,12 @@
 // The chapter: kernels/bf16/matmul_bf16.cu. The launch: a block of one warp for each tile of 16 x 8.
 //
 // hint 1: Which m and which n does a lane load? Not those that it stores: look at g and t in all three lists.
+//
 // hint 2: All 32 lanes come to mma, also those whose elements lie outside: they bring zeros.
+//
 // hint 3: for k0 in steps of 16: a.x[j] is the pair at row m0 + g + j%2*8, column k0 + 2t + j/2*8; b.x[j] that at row
-//         n0 + g, column k0 + 2t + 8j. At the end c.x[j] goes to row m0 + g + j/2*8, column n0 + 2t + j%2.
+// n0 + g, column k0 + 2t + 8j. At the end c.x[j] goes to row m0 + g + j/2*8, column n0 + 2t + j%2.
+//
 // A wrong answer usually changes j%2 and j/2, of a or of c: the wrong rows lie 8 apart.
 #include "tests/exercises/try.h"
 

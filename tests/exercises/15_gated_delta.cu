@@ -13,10 +13,13 @@
 // is at most 64.
 //
 // hint 1: Column j of S meets v_j, e_j, u_j and o_j only. So one thread can own a column, and needs nobody: how many
-//         barriers is that?
+// barriers is that?
+//
 // hint 2: q, k are (B,T,H,Dk), v, o (B,T,H,Dv), g, beta (B,T,H): number of token t of head h: n = (b*T + t)*H + h.
+//
 // hint 3: Thread j sets its column to 0. For each t: a Dot over i of S[i*Dv + j] and k_i; e, u; the new column; a Dot
-//         of that and q_i, which is o_j.
+// of that and q_i, which is o_j.
+//
 // A wrong answer usually reads the state before all of the column is new, lets alpha decay S twice, or never clears it.
 #include "tests/exercises/try.h"
 
