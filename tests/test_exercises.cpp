@@ -102,7 +102,7 @@ TEST_CASE("exercises: each has hints in three steps, usual mistakes, a solution 
     const std::string solution = f.run("cd {repo} && scripts/exercise.sh solution " + name).text;
     REQUIRE(count(solution, "\n") <= 41);
     REQUIRE(count(solution, "\n") >= 2);
-    // What is taken compiles by itself: the tests' whole program would hide what it lacks.
+    // What is taken holds no call of the project's operations, which a student's program does not link.
     const std::string taken = f.run("cd {repo} && scripts/exercise.sh gap " + name).text;
     REQUIRE(contains(taken, "// yours\n"));
     for (const char* rest : {"PROJECT", "ctx", "<<<", ">>>"}) REQUIRE(!contains(taken, rest));
