@@ -64,7 +64,8 @@ class Chapter:
         said = dict(re.split(r":\s+", " ".join(item.split()), maxsplit=1) for item in items)
         links = {label: [(name, path_of(LIST, to)) for name, to in LINK.findall(text)] for label, text in said.items()}
         labels = ("read", "beside", "test", "exercise")
-        self.read, self.beside, self.tests, self.exercises = ([path for _, path in links.get(label, [])] for label in labels)
+        self.read, self.beside, self.tests, self.exercises = (
+            [path for _, path in links.get(label, [])] for label in labels)
         self.pictures = links.get("picture", [])
         self.shown = said.get("shown")
         self.measured = re.findall(r"`([^`]+)`", said.get("measured", ""))

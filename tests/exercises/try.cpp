@@ -61,8 +61,8 @@ unsigned thread_in_block() {
   return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
 }
 
-// A load of a float4 is heard as four, one after the other, of different code: neighbours within 16 bytes are one access
-// then, that of the first.
+// A load of a float4 is heard as four, one after the other, of different code: neighbours within 16 bytes are then one
+// access, that of the first.
 void count(uintptr_t address, size_t bytes, const void* pc) {
   const size_t block = blockIdx.x + size_t(gridDim.x) * (blockIdx.y + size_t(gridDim.y) * blockIdx.z);
   const unsigned thread = thread_in_block();

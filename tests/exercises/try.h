@@ -120,8 +120,8 @@ class Try {
   bool unsteady = false;  // thread orders have shown different bits
 };
 
-// Runs an exercise to its end, or to its first fault. Only one runs at a time. A right answer is set beside the project's
-// kernel of that name in tests/exercises/project_bytes.txt.
+// Runs an exercise to its end, or to its first fault. Only one runs at a time. A right answer is set beside the
+// project's kernel of that name in tests/exercises/project_bytes.txt.
 Try tried(void (*exercise)(Try&), const std::string& name);
 
 // PROJECT(t, call): the same by the project's operation, which is judged in the same way; ctx is its Context. Only the
