@@ -435,7 +435,7 @@ exercises/%.cu:
 exercise:  ## what to write oneself, judged to the bit: make exercise lists, make exercise OP=activation begins one
 	@scripts/exercise.sh $(if $(OP),take $(OP),list)
 try: $(if $(WATCH),,$(OP:%=$(EXERCISES)/%))  ## what is right and what is wrong with exercises/OP.cu: make try OP=activation (WATCH=1: at every save)
-	@$(if $(WATCH),scripts/exercise.sh watch $(OP),$(if $(OP),$< $(OP) exercises/$(OP).said,scripts/exercise.sh list))
+	@$(if $(WATCH),+scripts/exercise.sh watch $(OP),$(if $(OP),$< $(OP) exercises/$(OP).said,scripts/exercise.sh list))
 solution:  ## a solution of an exercise: make solution OP=activation
 	@scripts/exercise.sh $(if $(OP),solution $(OP),list)
 
