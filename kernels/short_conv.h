@@ -17,8 +17,7 @@ struct ShortConvShape {
 void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, ConstReals initial, const ShortConvShape& s,
                         Context& ctx);
 // dx (B,T,C) and, where it is not null, dinitial (B,W-1,C) are written; dw (C,W) is accumulated. dfinal (B,W-1,C) may
-// be null:
-// 0. Neither dx nor dinitial is dy or dfinal.
+// be null: 0. Neither dx nor dinitial is dy or dfinal.
 void short_conv_backward(Reals dx, float* dw, Reals dinitial, ConstReals dy, ConstReals dfinal, ConstReals x,
                          const float* w, ConstReals initial, const ShortConvShape& s, Context& ctx);
 // Bytes of scratch; on a CPU for the number of threads that OpenMP has now.

@@ -1,6 +1,5 @@
 // evaluate: a look at a model that is trained: its validation loss, by position too, and its measures; the loss in the
-// numbers of
-// --quantize; questions with endings; what it finds again. It trains nothing.
+// numbers of --quantize; questions with endings; what it finds again. It trains nothing.
 // --evaluate --quantize --choices --probe --yarn | tests/test_cli.cpp, tests/test_quantized_model.cpp,
 // tests/test_choices.cpp
 #pragma once
