@@ -6,8 +6,7 @@
 //   written with ∂, or with a stroke where it is of a function of one argument: act'(x). The backward takes x and
 //   recomputes what it needs of the forward, because arithmetic is cheaper than a load.
 // act and act': core/nonlinear.cuh, which derives them one by one; HD marks a function for host and device. One of
-// them,
-//   with s = 1/(1 + e^-x):
+//   them, with s = 1/(1 + e^-x):
 //     silu(x) = x*s        silu'(x) = s * (1 + x*(1-s))
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: every array (n) f32 or bf16, written; y may be x, dx may be dy or x

@@ -17,14 +17,11 @@
 //     w = fma(-(lr*correction1), m / fma(sqrt(v), correction2, epsilon), fma(-(lr*weight_decay), w, w))
 //   sqrt(vhat) = sqrt(v)*correction2, pulled out of the root, leaves one division and one root an element.
 // shapes: w, m, v, g flat buffers f32 with the same offsets, m and v zero before the first step; norm one f32 on the
-// device
-//   w, m and v are updated in place
+//   device | w, m and v are updated in place
 // The master weights are f32. Products of bf16 matrices read a rounded copy, which is written in the same launch as w.
-// A step
-//   is often smaller than what a copy can show: it is the master that remembers it.
+//   A step is often smaller than what a copy can show: it is the master that remembers it.
 // A norm that is not finite leaves w, m and v as they are, and so do all updates after it: one bad batch must not reach
-// the
-//   weights before the training loop has seen it.
+//   the weights before the training loop has seen it.
 // twins: none; the CPU's loops stand in this file
 // --lr, --beta1, --beta2, --adam-eps, --weight-decay, --clip | tests/test_adamw.cpp
 #include "kernels/adamw.h"

@@ -8,8 +8,7 @@
 //     da = dg * -exp(A_log) * sigmoid(a + dt_bias)      ddt_bias += sum over tokens of da
 //     db = dbeta * sigmoid'(b)                          dA_log   += sum over tokens of dg * g
 // exactly: g = -(exp(A_log) * softplus), da = dg * -(exp(A_log) * sigmoid); dA_log has the links fma(dg, g, chain),
-// ddt_bias
-//   da + chain, both in the order of a column sum (core/reduce.cuh)
+//   ddt_bias da + chain, both in the order of a column sum (core/reduce.cuh)
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: a, b, da, db (N,H) f32 or bf16, g, beta (N,H), A_log, dt_bias (H) f32
 //         g, beta, da, db are written; dA_log, ddt_bias accumulated

@@ -4,19 +4,16 @@
 //     dweight[v] += sum of dh[n] over the tokens n with ids[n] = v
 //   Rows of ids that do not occur keep their bits.
 // with extras: h[n] = weight[ids[n]] * scale + positions[n % T], T tokens a sequence; scale (one float) and positions
-// (T,C)
-//   are learned, and each may be missing. By the product rule,
+//   (T,C) are learned, and each may be missing. By the product rule,
 //     dweight[v]    += scale * sum of dh[n] over the tokens n with ids[n] = v
 //     dpositions[t] += sum of dh[n] over the tokens n with n % T = t: one of every sequence
 //     dscale        += sum over n and c of dh[n][c] * weight[ids[n]][c]
 // exactly: in the forward the product, then the sum, each rounded. In dweight the tokens of an id, n ascending, go in
-// pieces of
-//   1024; a piece is one chain from +0, and the sum is ((piece 0 + piece 1) + piece 2) + ...: so a frequent id is the
-//   work of many warps. Then the product with scale and the sum into dweight, each rounded. dpositions: column order
-//   over the sequences. dscale: row order over c, column order over n (core/reduce.cuh).
+//   pieces of 1024; a piece is one chain from +0, and the sum is ((piece 0 + piece 1) + piece 2) + ...: so a frequent
+//   id is the work of many warps. Then the product with scale and the sum into dweight, each rounded. dpositions:
+//   column order over the sequences. dscale: row order over c, column order over n (core/reduce.cuh).
 // shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), positions, dpositions (T,C), scale, dscale (1) f32; ids (N)
-// int
-//   h is written, the gradients are accumulated
+//   int | h is written, the gradients are accumulated
 // An id outside [0,V) is refused where the host still sees it, in TokenGroups; the forward makes its h a row of NaN.
 // twins: kernels/cpu/embedding_cpu.cpp
 // --position=learned, --embedding-scale | tests/test_embedding.cpp

@@ -7,8 +7,7 @@
 //   (Qiu et al. 2025, "Gated attention for large language models", arXiv 2505.06708)
 //   A GateOp holds act, scale and additive (gate.h).
 // backward: x_i reaches the loss through y_i alone. The score reaches it through every y_i of its group, so its terms
-// add
-//   up; the logit reaches it through the score:
+//   add up; the logit reaches it through the score:
 //     dx_i = dy_i * ∂y_i/∂x_i                     = dy_i * s             (additive: dy_i)
 //     ds   = sum over the group of dy_i * ∂y_i/∂s = sum of dy_i * x_i    (additive: sum of dy_i)
 //     dz   = ds * ∂s/∂z                           = ds * (scale*act'(z))
@@ -16,8 +15,7 @@
 // order: the sum is that of a row of `group` elements (core/reduce.cuh); for group 1 it is the product itself
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) and z, dz (N,C/group) f32 or bf16, all of them the same; written; y may be x, dx may be
-// dy,
-//   dz may be z
+//   dy, dz may be z
 // twins: kernels/cpu/gate_cpu.cpp
 // --attn=g1|g2|g3|g4|g5, --norm=gated | tests/test_gate.cpp
 #include "kernels/gate.cuh"

@@ -6,8 +6,7 @@
 // of keys and queries, 64 x 64 numbers, and everything becomes a product of matrices, which a machine does fastest.
 //
 // 1. Unroll the rule over a chunk. S is the state in front of it, c_i = g_1 + ... + g_i, and G_ij = e^(c_i - c_j) for j
-// <= i is
-//   what is left at token i of what token j wrote:
+//   <= i is what is left at token i of what token j wrote:
 //     S_i = alpha_i S_(i-1) + k_i u_i^T   =>   S_i = e^c_i S + sum over j <= i of G_ij k_j u_j^T
 //   Put that into e_i = v_i - alpha_i S_(i-1)^T k_i and o_i = S_i^T q_i. alpha_i S_(i-1) is S_i without its last term,
 //   so
@@ -71,13 +70,11 @@
 // What proves these formulas: in double the reference is the recurrence, to 1e-12, and its gradients are held to finite
 //   differences (tests/test_gated_delta_chunk.cpp).
 // How far from the recurrence, in fp32: the largest difference over the largest number of an array, for T to 2048 and g
-// from 0
-//   down to -30, was 9e-7 for o and the final state, and 2e-6 for gradients; 2e-6 and 1e-5 are promised.
+//   from 0 down to -30, was 9e-7 for o and the final state, and 2e-6 for gradients; 2e-6 and 1e-5 are promised.
 // Which is faster: per token and head the recurrence does 4 operations for each of the Dk*Dv numbers of a state forward
-// and 10
-//   backward, this form 3 and 6, and about 32 * (4 and 10) for each of the D = Dk = Dv numbers of a key: at D = 128 as
-//   many forward, and a sixth less backward. With more than 64 tokens for a state of few numbers the recurrence does
-//   less.
+//   and 10 backward, this form 3 and 6, and about 32 * (4 and 10) for each of the D = Dk = Dv numbers of a key: at D =
+//   128 as many forward, and a sixth less backward. With more than 64 tokens for a state of few numbers the recurrence
+//   does less.
 // shapes: those of kernels/gated_delta.cu
 // twins: kernels/cpu/gated_delta_chunk_cpu.cpp
 // --delta=chunk | tests/test_gated_delta_chunk.cpp

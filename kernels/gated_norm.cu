@@ -19,12 +19,10 @@
 //
 // After a residual branch, x is the join of the stream and the branch (kernels/residual.cu), and is kept as sum.
 // order: that of the operations above, one by one: products in slices of 1024 (kernels/matmul.cu), the mean square and
-// a
-//   row's score in the row order, dw, db and dalpha in the column order (core/reduce.cuh)
+//   a row's score in the row order, dw, db and dalpha in the column order (core/reduce.cuh)
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, branch, sum, y, dy, dx (N,C) f32 or bf16; low (N,rank); W_down (rank,C); W_up (C,rank) or (1,rank); w, b
-// (C); r (N)
-//   y, r, low, sum, dx and dbranch are written, gradients of parameters accumulated
+//   (C); r (N) | y, r, low, sum, dx and dbranch are written, gradients of parameters accumulated
 // twins: kernels/cpu/gated_norm_cpu.cpp
 // --norm=gated|gated-dyt | tests/test_gated_norm.cpp
 #include "kernels/gated_norm.h"

@@ -12,8 +12,7 @@
 //   (gpt-oss, arXiv 2508.10925) No element of y is larger than 8*7, and with u near 0 the gate's value passes as it is.
 //   The steepness 1.702 makes x*sigmoid(1.702 x) the near twin of GELU.
 // backward: as above, with uc + 1 in place of u, and the gradient is 0 where an input was cut. At the bound itself,
-// where left
-//   and right slope differ, the gradient passes, as it does in torch.clamp:
+//   where left and right slope differ, the gradient passes, as it does in torch.clamp:
 //     dg_i = dy_i * (uc_i + 1) * a'(g_i) where g_i <= 7, else 0
 //     du_i = dy_i * a(g_i)               where -7 <= u_i <= 7, else 0
 //   a and a': kernels/glu.cuh

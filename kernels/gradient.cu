@@ -6,8 +6,7 @@
 //   N ranks of M micro-batches can give the bits of one rank with N*M.
 //   The norm is a length: AdamW shortens the gradient to at most --clip (kernels/adamw.cu).
 // order: a buffer (core/reduce.cuh): every 16384 elements are a chunk, summed as a row; the sums of the chunks are one
-// more
-//   row. No padding matters: a zero adds nothing.
+//   more row. No padding matters: a zero adds nothing.
 // shapes: total, g (n) f32; norm one f32 on the device | total is accumulated, norm is written
 // twins: kernels/cpu/gradient_cpu.cpp
 // --micro-batches, --clip | tests/test_gradient.cpp

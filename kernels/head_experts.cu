@@ -4,16 +4,14 @@
 //   With one expert this is a gate with one score a head (kernels/gate.cu, group D), and has its bits.
 //   (SwitchHead: Csordas et al. 2023, arXiv 2312.07987)
 // backward: which experts are chosen jumps between tokens and has no slope. Of a chosen expert x_e and z_e reach the
-// loss
-//   through y, and what was not chosen reaches it not at all:
+//   loss through y, and what was not chosen reaches it not at all:
 //     dx_e,d = dy_d * s_e
 //     ds_e   = sum over d of dy_d * x_e,d
 //     dz_e   = ds_e * ∂s_e/∂z_e = ds_e * (s_e * (1 - s_e))
 //   The score alone is needed, not the logit: the forward saves it, with -1, which is no score, where it did not
 //   choose.
 // order: y is one chain in ascending e, the first product rounded alone and fmaf from there; ds is the sum of a row of
-// D
-//   elements (core/reduce.cuh)
+//   D elements (core/reduce.cuh)
 // A NaN among the logits has no place in an order: it counts as chosen, and y shows it.
 // shapes: x, dx (N,H,E,D) f32 or bf16; z, s (N,H,E) f32; dz (N,H,E); y, dy (N,H,D); all written; s may be z, dz may be
 // s

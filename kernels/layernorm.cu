@@ -18,8 +18,7 @@
 // The variance takes a second pass over the row, in cache: mean(x^2) - mean^2 cancels where x has a mean.
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) f32 or bf16; w, b, dw, db (C); mean, r (N), saved for the backward | dx is written, dw and
-// db
-//   accumulated
+//   db accumulated
 // twins: kernels/cpu/layernorm_cpu.cpp
 // --norm=layernorm | tests/test_layernorm.cpp
 #include "kernels/layernorm.h"

@@ -2,8 +2,7 @@
 // backward: every token's loss has the weight 1/n, which the loss's own backward takes as a factor
 //   (kernels/linear_cross_entropy.cu); nothing is left to do here
 // order: a buffer (core/reduce.cuh): every 16384 elements are a chunk, summed as a row; the sums of the chunks are one
-// more
-//   row
+//   more row
 // shapes: x (n) f32, n > 0; out one f32 on the device, written
 // twins: none; the CPU's loops stand in this file
 // tests/test_mean.cpp

@@ -15,8 +15,7 @@
 //   (core/reduce.cuh); the rest as the reference evaluates it
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) f32 or bf16; f32: w, dw (3), b, db (1), r (N,3), which is saved, and row_sums (N,4), what
-// the
-//   rows add to dw and db
+//   the rows add to dw and db
 //   y, dx written, dw, db accumulated; y may be x, dx may be dy or x
 // twins: kernels/cpu/polynorm_cpu.cpp
 // --ffn=polynorm | tests/test_polynorm.cpp

@@ -15,10 +15,9 @@
 //   block
 //   has the largest s; s maps the largest of a block to 6.              (NVFP4: arXiv 2509.25149)
 // at the ends: a block of zeros stays zero, and so does one whose s rounds to 0, which is so small beside amax that
-// nothing
-//   of it is left. S stops at the largest float, for amax below 1e-35, and of an amax below 1e-41 nothing is left. amax
-//   passes a NaN over, and the NaN stays where it is. An infinity has no scale: it makes NaN of all numbers that share
-//   one with it.
+//   nothing of it is left. S stops at the largest float, for amax below 1e-35, and of an amax below 1e-41 nothing is
+//   left. amax passes a NaN over, and the NaN stays where it is. An infinity has no scale: it makes NaN of all numbers
+//   that share one with it.
 // order: a maximum has none; everything else is one operation after the other, as written, each rounded
 // backward: none; this is for evaluation
 // shapes: x, y (N,C); w, y (matrices,rows,columns) f32 | y is written and may be the input

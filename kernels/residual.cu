@@ -16,20 +16,17 @@
 //   A value on its bound counts as clipped, unlike in kernels/glu.cu: the backward sees the sum only after the clip,
 //   and what was cut lies on the bound. An infinite bound clips nothing and passes every gradient.
 // --residual=off: the branch takes the place of x. Then sum = clip(clip(branch) * keep), and x has no gradient. The two
-// formulas
-//   stay; dx is now only the gradient of the sum before its clip, from which dbranch is made. The transformer block
-//   passes no dresidual (layers/block.cuh).
+//   formulas stay; dx is now only the gradient of the sum before its clip, from which dbranch is made. The transformer
+//   block passes no dresidual (layers/block.cuh).
 // Exactly: the product with keep and the sum are rounded each.
 // Random numbers: a Philox block is four words (core/philox.cuh). Element (n,c) takes word c%4 of block n*ceil(C/4) +
 // c/4 of its
 //   Philox stream and stays where the draw, in [0,1), is p or more. The backward draws again: nothing is stored.
 //
 // A Join says how a branch joins: both bounds, and the dropout. ResidualIn is x, branch and their Join;
-// ResidualBackwardIn
-//   is what a backward reads, and its x is the sum (residual.h).
+//   ResidualBackwardIn is what a backward reads, and its x is the sum (residual.h).
 // In bf16: the sum is rounded where it is stored, and what reads it, a norm and both backwards, reads it rounded. The
-// backward
-//   rounds the bound of the sum too: a sum that was cut is then found on its bound, and counts as clipped.
+//   backward rounds the bound of the sum too: a sum that was cut is then found on its bound, and counts as clipped.
 // shapes: x, branch, sum, dy, dresidual, dx, dbranch (N,C) f32 or bf16 | sum, dx and dbranch are written
 // The norms join in the pass that reads x anyway, with the parts in residual.cuh: rmsnorm.cu, layernorm.cu, dyt.cu,
 // gated_norm.cu. With --norm=none the join is an operation of its own, and stands here.

@@ -10,8 +10,7 @@
 //     dx_c = r*g_c - r^3*x_c/C * sum_j g_j*x_j         and with x = xh/r:
 //          = r*(g_c - xh_c * mean(g*xh))
 // exactly: y = (x*r)*w; dx = r * fma(-xh, mean(g*xh), g). Both means are sums along a row, dw is one down a column,
-// each
-//   in its canonical order (core/reduce.cuh). A "chain" is a running sum that takes one element after the other:
+//   each in its canonical order (core/reduce.cuh). A "chain" is a running sum that takes one element after the other:
 //     RowSum      element i joins chain i mod 128, and then the 128 chains are added as a tree
 //     ColumnSum   128 rows make a chain, and then the chains are added in the same way
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored

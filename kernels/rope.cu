@@ -15,11 +15,10 @@
 //   which is the rotation by -a: the gradient turns back.
 //
 // YaRN (Peng et al. 2023, arXiv 2309.00071) lets a model read s times the L tokens that it was trained with. A point
-// that
-//   has gone round many times within L tokens tells near tokens apart and keeps its frequency f_i = theta^(-2i/R). One
-//   that has gone round less than once would come to angles that the model never saw: its frequency becomes f_i/s, so
-//   s*L tokens take it no further than L did. The points between are blended, along a straight line in i. A point goes
-//   round n times in L tokens where f_i*L = 2 pi n, so at
+//   that has gone round many times within L tokens tells near tokens apart and keeps its frequency f_i = theta^(-2i/R).
+//   One that has gone round less than once would come to angles that the model never saw: its frequency becomes f_i/s,
+//   so s*L tokens take it no further than L did. The points between are blended, along a straight line in i. A point
+//   goes round n times in L tokens where f_i*L = 2 pi n, so at
 //     i(n) = R * log(L / (2 pi n)) / (2 log theta)
 //     low = floor(i(32)), high = ceil(i(1)), neither outside 0 to R-1;  ramp_i = (i - low)/(high - low), in 0 to 1
 //     f_i' = f_i * ((1 - ramp_i) + ramp_i/s)
@@ -28,9 +27,8 @@
 //   0.1 log s + 1, so scores are multiplied by the square of that. gpt-oss takes low and high as they are, unrounded.
 //
 // Two others scale frequencies alone. Linear (Chen et al. 2023, arXiv 2306.15595): f_i' = f_i/s for every point. Llama
-// 3: as
-//   YaRN keeps and slows points, but blends along a straight line in the number of times n_i = f_i L / (2 pi) that a
-//   point goes round, from 1 (slowed) to 4 (kept):
+//   3: as YaRN keeps and slows points, but blends along a straight line in the number of times n_i = f_i L / (2 pi)
+//   that a point goes round, from 1 (slowed) to 4 (kept):
 //     keep_i = (n_i - 1)/(4 - 1), in 0 to 1;  f_i' = f_i * (keep_i + (1 - keep_i)/s)
 //
 // order: of the two products in a sum, the one with sin is rounded, the one with cos goes into the fused

@@ -29,9 +29,8 @@
 //      dl_ne += z * 2*lse_n / N * p_ne
 //
 // exactly: as everywhere e^(l - m), m the row's largest logit, with p = that / their sum and lse = m + log(sum). Sums
-// over
-//   experts have the row order (core/reduce.cuh); those over the k chosen, S and dw.w, are one chain from +0, in slot
-//   order. A chosen dp is slope_e + g_j, slope_e = balance*E/N * f_e, and dl = p*((dp - inner) + 2*z/N*lse).
+//   over experts have the row order (core/reduce.cuh); those over the k chosen, S and dw.w, are one chain from +0, in
+//   slot order. A chosen dp is slope_e + g_j, slope_e = balance*E/N * f_e, and dl = p*((dp - inner) + 2*z/N*lse).
 //   The report's sums over tokens have the column order, its sums over experts the row order.
 //   A dl in bf16 is that, rounded.
 // shapes: logits, p (N,E) f32; dlogits (N,E) f32 or bf16; lse (N); expert (N,k) int; weight, dweight (N,k); counts (E)

@@ -3,8 +3,7 @@
 //   The mean is taken after the activation.
 //   ("head-shared" in Qiu et al. 2025, "Gated attention for large language models", arXiv 2505.06708)
 // backward: x(n,h,d) reaches the loss through y(n,h,d) alone. The score reaches it through that column of every head,
-// and a
-//   logit reaches it through the score, of which it makes 1/H:
+//   and a logit reaches it through the score, of which it makes 1/H:
 //     dx(n,h,d) = dy(n,h,d) * s(n,d)                               (additive: dy)
 //     ds(n,d)   = sum over h of dy(n,h,d) * x(n,h,d)               (additive: sum of dy)
 //     dz(n,h,d) = ds(n,d) * ∂s/∂z = ds(n,d)/H * scale*act'(z(n,h,d))

@@ -6,15 +6,13 @@
 //   its initial state, so write the inputs as one row of rows, e = 0 .. T+W-2:
 //     X = initial, then x            p_t = sum over j of w_j X_(t+j)            final = the last W-1 rows of X
 // backward: dp = dy * SiLU'(p), and p is made again. X_e reaches the loss through the tokens t = e-j that it is a tap
-// of, and
-//   through the final state, where it is one of its rows:
+//   of, and through the final state, where it is one of its rows:
 //     dX_e  = sum over j of w_j dp_(e-j)    (0 <= e-j < T)    plus dfinal_(e-T) where e >= T
 //     dw_cj = sum over the tokens of all sequences of dp_tc X_(t+j)c
 //   dx and dinitial are the rows of dX.
 // order: fused(a,b,c) is a*b + c, rounded once. p is one chain over j from +0. dX_e is one chain over j too, so the
-// latest
-//   token comes first, and it begins with dfinal, or +0. That makes a sequence that is cut anywhere, with the state
-//   carried on and its gradient back, have the bits of the whole. dw is a column sum over all B*T tokens
+//   latest token comes first, and it begins with dfinal, or +0. That makes a sequence that is cut anywhere, with the
+//   state carried on and its gradient back, have the bits of the whole. dw is a column sum over all B*T tokens
 //   (core/reduce.cuh), of fused(dp, X, chain). dp = dy * slope.
 // shapes: x, y, dx, dy (B,T,C), states (B,W-1,C) f32 or bf16; w, dw (C,W) f32 | y, final, dx, dinitial are
 //   written, dw accumulated

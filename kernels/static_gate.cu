@@ -1,6 +1,5 @@
 // static_gate: y = x*s, or y = x + s when additive; s = scale*act(theta): the logits are parameters, one a column, the
-// same
-//   for every token. It shows how much of a gate's gain needs a gate that looks at its input.
+//   same for every token. It shows how much of a gate's gain needs a gate that looks at its input.
 //   ("input-independent" in Qiu et al. 2025, "Gated attention for large language models", arXiv 2505.06708)
 // backward: x_nc reaches the loss through y_nc alone; theta_c through the score, which every row of its column reads:
 //     dx_nc      = dy_nc * s_c                                                     (additive: dy_nc)

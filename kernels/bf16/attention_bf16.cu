@@ -53,9 +53,8 @@
 //   Sigmoid: base -bias in the place of lse_i, no delta, ds_ij = (p_ij * (1 - p_ij)) * dp_ij.
 //
 // 3. What a masked pair may change. Its products are 0, and a term that is 0 changes no bit of a step (core/mma.h). So
-// keys and
-//   values that a query does not see change no bit of it, as long as they are finite; an infinite one or a NaN makes
-//   the queries of its tile NaN.
+//   keys and values that a query does not see change no bit of it, as long as they are finite; an infinite one or a NaN
+//   makes the queries of its tile NaN.
 //
 // shapes: q, o (B,T,H,D), k, v (B,T,KVH,D) bf16; saves lse (B,H,T) float | o, lse, dq, dk, dv are written, and p_ie and
 //   ds_ie (B,H,T) of a sink

@@ -37,10 +37,9 @@
 //   The forward keeps u, X and the states in front of the chunks, rounded.
 //
 // 3. What is computed, to the last bit. A chain is c = step(c, x, y) over 16 products at a time, in ascending order
-// (core/mma.h),
-//   of numbers rounded to bf16, from +0, or where the text says. After the last token q, k, v, do, g and beta are 0 up
-//   to a whole chunk: such a token changes nothing. fused(a,b,c) = a*b + c, rounded once. What is rounded to bf16 has a
-//   hat.
+//   (core/mma.h), of numbers rounded to bf16, from +0, or where the text says. After the last token q, k, v, do, g and
+//   beta are 0 up to a whole chunk: such a token changes nothing. fused(a,b,c) = a*b + c, rounded once. What is rounded
+//   to bf16 has a hat.
 //     c_i     a chain of additions from +0; G_ij = exp(c_i - c_j), n = 63 in the chunk
 //     A_ij    = beta_i * (G_ij * (chain over d of k_id k_jd)), T_ij = from 1 where i = j, else 0, fused(-A_im, T_mj, .) for
 //               m < i, ascending: floats; then T^
@@ -78,8 +77,7 @@
 //   o, dq and dv 0.0036 at most, dk and dbeta 0.0045, dg 0.0067, states 0.0034. Rounding an output to bf16 makes 0.0017
 //   of that; 1/128 is promised (tests/test_gated_delta_bf16.cpp).
 // shapes: q, k (B,T,Hk,Dk), v, o, u, X (B,T,Hv,Dv) bf16, g, beta (B,T,Hv) float, states (B,Hv,Dk,Dv) float, kept ones
-// bf16 | all
-//   outputs are written. The steps on a host: kernels/bf16/gated_delta_bf16_steps.h. Backward's kernels:
+//   bf16 | all outputs are written. The steps on a host: kernels/bf16/gated_delta_bf16_steps.h. Backward's kernels:
 //   kernels/bf16/gated_delta_bf16_backward.cu. On the CPU: kernels/cpu/gated_delta_bf16_cpu.cpp, the same bits
 // --precision=bf16 --mixer=gated-delta|hybrid | tests/test_gated_delta_bf16.cpp
 #include "kernels/bf16/gated_delta_bf16.h"
