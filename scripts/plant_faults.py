@@ -216,6 +216,7 @@ training/trainer.cu
   sent_norm_[«slot => 0»].wait()
   sent_losses_[«steps_done_ % 2 => 0»].start
   double(config.schedule.peak), «step - 1 => step»);
+  if (!lowest_ || «r.loss < lowest_->loss => r.loss > lowest_->loss»)
 training/trainer.h
   return ids_.size() * «config.micro_batches => 1»; }
 train_gpt.cu

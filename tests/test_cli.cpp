@@ -803,6 +803,12 @@ TEST_CASE("cli: a run whose validation is no number has diverged", "[cli]") {
   require_refused(rate, "training has diverged; the loss was lowest, ");
   REQUIRE(std::regex_search(rate.err,
                             std::regex(", [0-9.]+, in step \\d+ at a rate of [0-9.e+]+: lower --lr \\(now 1000")));
+  // Of the steps that were printed.
+  std::string lowest, step;
+  const std::regex line("step +(\\d+)/100  loss ([0-9.]+) ");
+  for (std::sregex_iterator at(rate.out.begin(), rate.out.end(), line), end; at != end; ++at)
+    if (lowest.empty() || std::stod((*at)[2]) < std::stod(lowest)) lowest = (*at)[2], step = (*at)[1];
+  REQUIRE(contains(rate.err, "was lowest, " + lowest + ", in step " + step + " at a rate of "));
 }
 
 TEST_CASE("cli: a run with a decay of its own can be made longer, one with a cosine is told why not", "[cli]") {
