@@ -96,7 +96,7 @@ std::string ModelSource::notes(const ModelConfig& config) const {
   }
   std::string lines;
   if (!now.empty()) lines += "note:" + now + ", where " + path() + " has" + then + "\n";
-  if (!left_out().empty()) lines += "note: " + path() + ": " + left_out() + "\n";
+  if (const std::string left = left_out(); !left.empty()) lines += "note: " + path() + ": " + left + "\n";
   return lines;
 }
 
