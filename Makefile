@@ -399,7 +399,7 @@ test: train $(TESTED) $(if $(ARM_TESTED),arm-quick)  ## every test: CPU = emulat
 	@$(if $(strip $(ARM_MISSING)),echo "not run on ARM64: missing: $(strip $(ARM_MISSING)) (scripts/setup.sh --tests)",:)
 	@scripts/run_tests.sh $(TESTED) $(ARM_TESTED)
 
-test-all: train $(TESTED) $(MATRIX) $(EXERCISES)/project  ## also sanitizers, the race shadow, three vector widths, resources of kernels
+test-all: train $(TESTED) $(MATRIX) $(EXERCISES)/project $(if $(NVCC),gpu-build)  ## also sanitizers, the race shadow, three vector widths, resources of kernels, what a GPU would run
 	@scripts/run_tests.sh $(TESTED) $(MATRIX)
 
 quick-test: $(foreach t,$(TESTS),$(BUILD)/release/$(t)) train  ## the release build's tests alone

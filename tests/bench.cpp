@@ -20,6 +20,7 @@
 
 #include <cstdio>
 #include <ctime>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 
