@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """PTX into C++: a kernel becomes a function, a register a variable, an instruction a line that says which one it was.
 
-    ld.global.f32 %f1, [%rd4+8];     f1 = *global<float, 1>(t, rd4 + 8, false, 57);     // ld.global.f32 %f1, [%rd4+8];
-    fma.rn.f32 %f3, %f1, %f2, %f3;   f3 = __builtin_fmaf(f1, f2, f3);                   // fma.rn.f32 %f3, %f1, %f2, %f3;
-    @%p1 bra $L__BB0_4;              if (p1) goto L__BB0_4;                             // @%p1 bra $L__BB0_4;
+    ld.global.f32 %f1, [%rd4+8];    f1 = *global<float, 1>(t, rd4 + 8, false, 57);  // ld.global.f32 %f1, [%rd4+8];
+    fma.rn.f32 %f3, %f1, %f2, %f3;  f3 = __builtin_fmaf(f1, f2, f3);                // fma.rn.f32 %f3, %f1, %f2, %f3;
+    @%p1 bra $L__BB0_4;             if (p1) goto L__BB0_4;                          // @%p1 bra $L__BB0_4;
 
-What an instruction does is written down once, in INSTRUCTIONS: the forms that nvcc makes of this project, from the PTX ISA 9.0. Any
-other is refused here, by its kernel, the line of the source and its name. Memory and what threads do together: ptx/thread.h.
+What an instruction does is written down once, in INSTRUCTIONS: the forms that nvcc makes of this project, from the PTX
+ISA 9.0. Any other is refused here, by its kernel, the line of the source and its name. Memory and what threads do
+together: ptx/thread.h.
 
 A kernel's file is named by a hash of its text and of the compiler, so that what has not changed keeps what was compiled
 of it. FOLDER/NAME.index says which kernel of NAME.ptx is in which file.
@@ -50,8 +51,8 @@ class Unknown(Exception):
 
 # ---- what instructions do
 #
-# A handler is given the kernel, the parts of the opcode and the operands, and returns C++. `read` gives an operand as a C++ value
-# of a type, `write` an assignment to one.
+# A handler is given the kernel, the parts of the opcode and the operands, and returns C++. `read` gives an operand as a
+# C++ value of a type, `write` an assignment to one.
 
 def binary(text):
     """d = a op b, of one type."""
@@ -352,8 +353,8 @@ ARITHMETIC = ("add", "sub", "mul", "fma", "div", "rcp", "sqrt", "max", "min")
 
 # How a kernel is compiled, on its first launch.
 CXX = os.environ.get("CXX", "g++")
-COMMAND = (CXX + " -std=c++20 {} -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fPIC "
-           "-shared -w")
+COMMAND = (CXX + " -std=c++20 {} -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math "
+           "-fno-strict-aliasing -fPIC -shared -w")
 LONG = 3000  # lines: with -O1 a kernel of ten thousand takes 12 s to compile, with -Og 3 s
 
 
@@ -462,9 +463,9 @@ class Kernel:
             return f"{C[kind]}({self.symbol(operand)})"
         raise Unknown
 
-    # An operation on floats gives one NaN (9.7.3), whatever its operands held; a CPU keeps their bits. That matters where
-    # the bits are seen: in memory and in integers. A register whose every NaN is of an operation gets it there; one that
-    # may hold another NaN as well, which is kept as it is, gets it when it is written.
+    # An operation on floats gives one NaN (9.7.3), whatever its operands held; a CPU keeps their bits. That matters
+    # where the bits are seen: in memory and in integers. A register whose every NaN is of an operation gets it there;
+    # one that may hold another NaN as well, which is kept as it is, gets it when it is written.
     def seen(self, operand, kind):
         text = self.read(operand, kind)
         return f"number({text})" if operand in self.computed and self.registers[operand] == kind == "f32" else text
@@ -605,7 +606,8 @@ class Kernel:
 
     def cpp(self):
         used = set(re.findall(r"\b\w+\b", "\n".join(code for code, _ in self.lines if code not in ("AT", "DECLARE"))))
-        out = [f"// {COMMAND.format('-O1' if len(self.lines) < LONG else '-Og')}", f"// {self.name}", '#include "thread.h"', "using namespace ptx;"]
+        out = [f"// {COMMAND.format('-O1' if len(self.lines) < LONG else '-Og')}", f"// {self.name}",
+               '#include "thread.h"', "using namespace ptx;"]
         for name, values in (("parameters", self.parameters), ("variables", self.variables)):
             flat = ", ".join(f"{at}, {size}" for at, size in values) or "0"
             out.append(f"static constexpr uint32_t {name}[] = {{{flat}}};")
@@ -627,9 +629,9 @@ class Kernel:
                 line = code.replace("LINE", str(len(out) + 1))
                 out.append(line if text is None else f"{line}  // {' '.join(text.split())};")
         out += ["}",
-                f'extern "C" const Description description = {{code, parameters, {len(self.parameters)}, {self.parameter_bytes}, '
-                f"{self.static_shared}, variables, {len(self.variables)}, {self.dynamic_at()}, {self.local_bytes}, "
-                f"{self.most_threads}}};", ""]
+                f'extern "C" const Description description = {{code, parameters, {len(self.parameters)}, '
+                f"{self.parameter_bytes}, {self.static_shared}, variables, {len(self.variables)}, {self.dynamic_at()}, "
+                f"{self.local_bytes}, {self.most_threads}}};", ""]
         return "\n".join(out)
 
 
@@ -648,7 +650,8 @@ def plain(names):
 
 def kernels_of(text, wanted=None):
     """The kernels of a file, or those of these names alone."""
-    files = {number: re.sub(r".*/\./", "", name) for number, name in re.findall(r'^\s*\.file\s+(\d+) "([^"]+)"', text, re.MULTILINE)}
+    files = {number: re.sub(r".*/\./", "", name)
+             for number, name in re.findall(r'^\s*\.file\s+(\d+) "([^"]+)"', text, re.MULTILINE)}
     shared = [variable_of(found) for found in re.findall(r"^\.(?:extern )?\.?shared ([^;]+);", text, re.MULTILINE)]
     outside = SECTION.sub("", ENTRY.sub("", text))
     for directive in re.findall(r"^\s*((?:\.(?:visible|weak|extern) )?\.\w+).*", outside, re.MULTILINE):

@@ -16,9 +16,11 @@ FILE = os.path.join(ROOT, "results", "bench_cpu.json")
 # Of each part: how the names of its rows begin, its heading, and the cells after the name.
 PARTS = {
     "training": ("training ", "| step | tokens/s | ms a step | beside plain |",
-                 lambda row: [f"{row['tokens_per_s']:.0f}", f"{row['milliseconds']:.1f}", f"{100 * row['cost']:+.1f} %"]),
+                 lambda row: [f"{row['tokens_per_s']:.0f}", f"{row['milliseconds']:.1f}",
+                              f"{100 * row['cost']:+.1f} %"]),
     "matmul": ("matmul ", "| M×N×K | GFLOP/s | beside {peer} | of FMA peak |",
-               lambda row: [f"{row['gflops']:.1f}", f"{row['ratio_to_peer']:.2f} ×", f"{100 * row['share_of_peak']:.0f} %"]),
+               lambda row: [f"{row['gflops']:.1f}", f"{row['ratio_to_peer']:.2f} ×",
+                            f"{100 * row['share_of_peak']:.0f} %"]),
     "attention": ("attention ", "| B T H KVH D | forward GFLOP/s | backward GFLOP/s |",
                   lambda row: [f"{row['forward_gflops']:.1f}", f"{row['backward_gflops']:.1f}"]),
     "operations": ("", "| operation | GB/s | of copying |",
@@ -39,8 +41,8 @@ def table(bench, part):
     if not rows:
         refuse(f"{FILE}: no row of {part}")
     peer = next((row["peer"] for row in rows if "peer" in row), "")
-    machine = (f"{bench['cpu']}, {bench['threads']} threads, {bench['date']}: {bench['fma_peak_gflops']:.0f} GFLOP/s of "
-               f"fused multiply-adds, a copy of memory at {bench['copy_gb_per_s']:.0f} GB/s.")
+    machine = (f"{bench['cpu']}, {bench['threads']} threads, {bench['date']}: {bench['fma_peak_gflops']:.0f} GFLOP/s "
+               f"of fused multiply-adds, a copy of memory at {bench['copy_gb_per_s']:.0f} GB/s.")
     return "\n".join([machine, "", heading.format(peer=peer), "|---" * (heading.count("|") - 1) + "|"] +
                      ["| " + " | ".join([name_of(row["op"][len(begin):]), *cells(row)]) + " |" for row in rows])
 

@@ -334,8 +334,8 @@ class Book:
             out.append("<h2>What nvcc makes of the inner loop</h2>")
             if not self.kernels:
                 out.append("<p>This is missing: nvcc was not found when the pages were made. With it "
-                           f"<code>make book</code> shows the PTX of <code>{kernel_of(chapter.kernels[0])}</code> here, "
-                           "line beside line.</p>")
+                           f"<code>make book</code> shows the PTX of <code>{kernel_of(chapter.kernels[0])}</code> "
+                           "here, line beside line.</p>")
             else:
                 out += [loop_html(kernel, self.kernels, self.tools) for kernel in chapter.kernels]
         return "".join(out)

@@ -1,5 +1,5 @@
-"""What many scripts share: where ./train is, how a script ends that cannot go on, the file that `make bench` writes, and what those
-need that plant faults."""
+"""What many scripts share: where ./train is, how a script ends that cannot go on, the file that `make bench` writes,
+and what those need that plant faults."""
 import argparse
 import importlib
 import json
@@ -34,7 +34,8 @@ def library(name, flag):
 
 
 def ended(main):
-    """main(), with what it prints on its way: an output that is full is said, one that nobody reads any more ends quietly."""
+    """main(), with what it prints on its way: an output that is full is said, one that nobody reads any more ends
+    quietly."""
     try:
         try:
             main()

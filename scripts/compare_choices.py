@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Asks a small random GPT-2 the same questions by ./train --evaluate --choices and by transformers, and compares the answers.
+"""Asks a small random GPT-2 the same questions by ./train --evaluate --choices and by transformers.
 
-usage: scripts/compare_choices.py [--questions=N] [--from=FOLDER]      FOLDER: a model of transformers with its tokenizer.json,
-       instead of the random one. Needs torch, transformers and tokenizers, and ./train. Ends with 1 where an answer differs.
+usage: scripts/compare_choices.py [--questions=N] [--from=FOLDER]
+FOLDER: a model of transformers with its tokenizer.json, instead of the random one. Needs torch, transformers and
+tokenizers, and ./train. Ends with 1 where an answer differs.
 """
 import argparse
 import json
@@ -46,7 +47,8 @@ def random_questions(count):
     def text(longest):
         return " ".join(draw.choice(WORDS) for _ in range(draw.randint(1, longest)))
 
-    return [{"context": text(12), "endings": [text(6) for _ in range(4)], "label": draw.randrange(4)} for _ in range(count)]
+    return [{"context": text(12), "endings": [text(6) for _ in range(4)], "label": draw.randrange(4)}
+            for _ in range(count)]
 
 
 def answers_of_transformers(folder, questions):
@@ -89,7 +91,8 @@ def answers_of_train(folder, questions, work):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--questions", type=int, default=300, metavar="N", help="how many [300]")
-    parser.add_argument("--from", dest="folder", metavar="FOLDER", help="a model of transformers, instead of a random GPT-2")
+    parser.add_argument("--from", dest="folder", metavar="FOLDER",
+                        help="a model of transformers, instead of a random GPT-2")
     args = parser.parse_args()
     require_train()
     questions = random_questions(args.questions)
@@ -98,7 +101,8 @@ def main():
         if not args.folder:
             random_model(folder, work)
         theirs, ours = answers_of_transformers(folder, questions), answers_of_train(folder, questions, work)
-    print(f"{args.questions} questions, right by mean and by sum: ./train {ours[0]:.2f} % {ours[1]:.2f} %, transformers {theirs[0]:.2f} % {theirs[1]:.2f} %")
+    print(f"{args.questions} questions, right by mean and by sum: ./train {ours[0]:.2f} % {ours[1]:.2f} %, "
+          f"transformers {theirs[0]:.2f} % {theirs[1]:.2f} %")
     if any(abs(a - b) > 0.005 + 1e-9 for a, b in zip(ours, theirs)):
         refuse("the answers differ")
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Times the gated delta rule of this project beside the chunked PyTorch function of transformers, on this CPU.
 
-usage: pip install torch transformers && make build/release/bench && scripts/compare_delta.py     (--python names a Python
-that has them)
+usage: pip install torch transformers && make build/release/bench && scripts/compare_delta.py
+(--python names a Python that has them)
 
 Both: fp32, 4 sequences of 2048 tokens, 16 key heads and 32 value heads of 128, forward and backward for all inputs.
-transformers repeats the keys for every value head before its function is called, so it gets 32 heads here; its norm of q and
-k is left out. The two run in turns, --rounds times, and each keeps its best. Needs 10 GiB of memory.
+transformers repeats the keys for every value head before its function is called, so it gets 32 heads here; its norm of
+q and k is left out. The two run in turns, --rounds times, and each keeps its best. Needs 10 GiB of memory.
 """
 import os
 import re
@@ -58,7 +58,8 @@ def main():
     best = {name: [min(ms) for ms in zip(*all_times)] for name, all_times in times.items()}
     theirs = sum(best["transformers, in chunks"])
     for name, (forward, backward) in best.items():
-        print(f"best: {name:28} {forward:6} + {backward:6} ms, {theirs / (forward + backward):5.2f}x transformers' speed")
+        print(f"best: {name:28} {forward:6} + {backward:6} ms, "
+              f"{theirs / (forward + backward):5.2f}x transformers' speed")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 usage: git clone https://github.com/karpathy/llm.c && make && scripts/compare_llmc.py llm.c
 
 Both programs: fp32, CPU, B = 4 sequences of T = 64 tokens (what train_gpt2.c has built in), forward, backward and AdamW
-on the same token shard, the same number of OpenMP threads, the same architecture (--preset=gpt2-124m, with positions for
-the T tokens of a sequence alone).
+on the same token shard, the same number of OpenMP threads, the same architecture (--preset=gpt2-124m, with positions
+for the T tokens of a sequence alone).
 
 llm.c is built by its own Makefile (target train_gpt2; the command line is printed) in a temporary copy: the checkout
 stays as it is. Weights and tokens are random, since neither program's speed depends on them. llm.c gets every chance:
@@ -128,7 +128,8 @@ def main():
         in_turns(programs, folder, options.rounds, options.steps)
 
     ours, theirs = programs[0], min(programs[1:], key=lambda p: min(p.steps))
-    print(f"\nparameters: gated.cu {ours.printed(r'([0-9]+) parameters')}, llm.c {theirs.printed(r'num_parameters: ([0-9]+)')}; "
+    print(f"\nparameters: gated.cu {ours.printed(r'([0-9]+) parameters')}, "
+          f"llm.c {theirs.printed(r'num_parameters: ([0-9]+)')}; "
           f"B {B}, T {T}, {options.threads} threads, {len(ours.steps)} steps each")
     table(programs, B * T)
 

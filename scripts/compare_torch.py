@@ -6,8 +6,8 @@ usage: pip install torch && make && scripts/compare_torch.py            (--pytho
 Both programs: the same architecture, precision, tokens a step and threads; forward, backward, clipping and AdamW.
 PyTorch's side is scripts/torch_train.py. Each side's best figure counts:
   on a CPU   fp32. PyTorch is eager, with two ways for idle threads to wait. Needs 5 GiB of memory
-  on a GPU   --device=cuda: GPT-2 124M in bf16, with 50257 tokens on both sides. PyTorch is eager or compiled; ours has its own products, launched or as a CUDA
-             graph, or cuBLASLt's
+  on a GPU   --device=cuda: GPT-2 124M in bf16, with 50257 tokens on both sides. PyTorch is eager or compiled;
+             ours has its own products, launched or as a CUDA graph, or cuBLASLt's
 The programs of a shape run in turns (scripts/side_by_side.py).
 """
 import os
@@ -34,7 +34,8 @@ def main():
     parser.add_argument("--device", choices=SHAPES, default="cpu", help="[cpu]")
     on_cpu = ", ".join(f"{i}: {m} B {b} T {t}" for i, (m, b, t, _) in enumerate(SHAPES["cpu"]))
     parser.add_argument("--shapes", type=int, nargs="+", metavar="I", help=f"which of the shapes: {on_cpu} [all]")
-    parser.add_argument("--rows", metavar="FILE", help="what make bench has written, to which a row for each shape is added")
+    parser.add_argument("--rows", metavar="FILE", help="what make bench has written, to which a row for "
+                        "each shape is added")
     options = options_of(parser)
     device, shapes = options.device, SHAPES[options.device]
     chosen = range(len(shapes)) if options.shapes is None else options.shapes
@@ -49,7 +50,8 @@ def main():
             file.write("".join(random.Random(0).choices(string.ascii_letters, k=1 << 20)))
         for model, batch, context, steps in (shapes[i] for i in chosen):
             print(f"\n{model}, B {batch}, T {context}")
-            common = [f"--batch={batch}", f"--context={context}", f"--steps={steps}", f"--precision={PRECISION[device]}"]
+            common = [f"--batch={batch}", f"--context={context}", f"--steps={steps}",
+                      f"--precision={PRECISION[device]}"]
             flags = [f"--preset={model}", f"--data={text}", "--val-fraction=0"] + common
             if model == "gpt2-124m":
                 flags.append("--vocab=50257")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws scripts/architecture.svg, the picture at the head of the README: the model, a block, attention, a gate, GatedNorm.
+"""Draws scripts/architecture.svg, the picture at the head of the README: the model, a block, attention and gates.
 
 usage: scripts/draw_architecture.py            writes the picture
        scripts/draw_architecture.py --check    fails where the committed picture is not what this script draws
@@ -34,9 +34,10 @@ def css():
             lines += [f".{name}{{fill:{fill};stroke:{border}}}", f".{name}-text{{fill:{ink}}}"]
         return "".join(lines)
     return ("text{font:14px -apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif;text-anchor:middle}"
-            ".title{font-weight:600;font-size:16px}.strong{font-weight:600}.left{text-anchor:start}.small{font-size:13px}"
-            ".line{fill:none;stroke-width:1.6}.plus{stroke-width:1.6}.zoom{opacity:.45}.box{stroke-width:1.6}"
-            ".optional{stroke-dasharray:5 3}" + rules(0) + "@media(prefers-color-scheme:dark){" + rules(1) + "}")
+            ".title{font-weight:600;font-size:16px}.strong{font-weight:600}.left{text-anchor:start}"
+            ".small{font-size:13px}.line{fill:none;stroke-width:1.6}.plus{stroke-width:1.6}.zoom{opacity:.45}"
+            ".box{stroke-width:1.6}.optional{stroke-dasharray:5 3}" + rules(0) +
+            "@media(prefers-color-scheme:dark){" + rules(1) + "}")
 
 
 class Drawing:
@@ -58,7 +59,8 @@ class Drawing:
             if rest:
                 spans += f'<tspan dy="{-height}">{rest}</tspan>' if height else rest
                 height = 0
-        self.add(f'<text x="{x}" y="{y}" xml:space="preserve"' + (f' class="{classes}"' if classes else "") + f">{spans}</text>")
+        self.add(f'<text x="{x}" y="{y}" xml:space="preserve"' + (f' class="{classes}"' if classes else "")
+                 + f">{spans}</text>")
 
     def box(self, kind, x, y, width, lines, height=30, optional=False, radius=6):
         """A box with its centre at (x,y) and one line of text or two."""
@@ -67,7 +69,8 @@ class Drawing:
                  f'height="{height}" rx="{radius}"/>')
         lines = [lines] if isinstance(lines, str) else lines
         for i, line in enumerate(lines):
-            style = f"{kind}-text" + (" strong" if i == 0 and (kind == "gate" or len(lines) > 1) else " small" if i else "")
+            style = f"{kind}-text" + (" strong" if i == 0 and (kind == "gate" or len(lines) > 1) else " small" if i
+                                      else "")
             if line:
                 self.text(x, f"{y + 5 + (i - (len(lines) - 1) / 2) * 18:g}", line, style)
 
@@ -246,7 +249,8 @@ def svg():
     # Panels lie under the shades from a box to the panel that shows its inside, and these under everything else.
     parts = sorted(d.parts, key=lambda part: 0 if '"box panel"' in part else 1 if '"zoom"' in part else 2)
     return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+        f'height="{HEIGHT}" role="img">',
         "<title>A model of gated.cu, one of its blocks, and the attention of a block</title>",
         f"<style>{css()}</style>",
         f'<rect class="page" width="{WIDTH}" height="{HEIGHT}" rx="12"/>',
@@ -258,7 +262,8 @@ def main():
     if sys.argv[1:] == ["--check"]:
         with open(PATH, encoding="utf-8") as file:
             if file.read() != svg():
-                sys.exit("scripts/architecture.svg is not what scripts/draw_architecture.py draws: run it and commit the picture")
+                sys.exit("scripts/architecture.svg is not what scripts/draw_architecture.py draws: "
+                         "run it and commit the picture")
     elif len(sys.argv) == 1:
         with open(PATH, "w", encoding="utf-8", newline="\n") as file:
             file.write(svg())

@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
-"""Everything that only a GPU can show, in one command: `make gpu-check` builds what this runs. Its stages, in this order:
+"""Everything that only a GPU can show, in one command: `make gpu-check` builds what this runs. Its stages in order:
 
   bitwise      every case that runs kernels, bit for bit against its reference or the CPU; in this stage as in those of
-               compute-sanitizer, first the tensor cores' instruction against the CPU's model of it, then what is made of it
+               compute-sanitizer, first the tensor cores' instruction against the CPU's model of it, then what is made
+               of it
   cublas       cuBLASLt's products, which are held to a bound
   fingerprint  whole runs: the weights' fingerprint on the GPU must be the CPU's, and README's where that names the run.
                In bf16 by the arithmetic of this GPU
-  program      the program beside the CPU: what it prints, its checkpoints, logs, evaluations and continuations; and what
-               it refuses (gpu_program.py)
+  program      the program beside the CPU: what it prints, its checkpoints, logs, evaluations and continuations; and
+               what it refuses (gpu_program.py)
   bench        the benchmark, a check for each of its parts; nothing runs beside it
-  pytorch      where python3 has PyTorch that sees the GPU: a step, products and attention beside it, added to the benchmark
+  pytorch      where python3 has PyTorch that sees the GPU: a step, products and attention beside it, added to the
+               benchmark
   memcheck, racecheck, initcheck, synccheck
-               compute-sanitizer over the cases of bitwise; for initcheck fresh memory is left as it is (GATED_FILL=off),
-               for memcheck arrays have no guard behind them (GATED_GUARD=off).
-               Where compute-sanitizer is missing or cannot attach to a small test, these stages are `not run`
+               compute-sanitizer over the cases of bitwise; for initcheck fresh memory is left as it is
+               (GATED_FILL=off), for memcheck arrays have no guard behind them (GATED_GUARD=off). Where
+               compute-sanitizer is missing or cannot attach to a small test, these stages are `not run`
 
-RESULT.json is written anew after every check: what came of it, and the last lines that a check printed which failed. The next
-run goes on behind the last: with the checks that have not been run on this build and GPU, or, where all have, with those
-that failed.
+RESULT.json is written anew after every check: what came of it, and the last lines that a check printed which failed.
+The next run goes on behind the last: with the checks that have not been run on this build and GPU, or, where all have,
+with those that failed.
 
 `make rehearsal` runs bitwise, fingerprint and program without a GPU: over programs in which nvcc's PTX runs on a CPU
 (ptx/machine.h). The device of such a result is "PTX on a CPU". (The benchmark measures a device: it is not rehearsed.)
@@ -29,7 +31,8 @@ It has stages of its own:
   consumer     a GPU whose blocks have 99 KiB of shared memory, and the tensor cores of Ampere
                (these three are bitwise once more)
 
-usage: [STAGES='bitwise memcheck'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8] scripts/gpu_check.py RESULT.json BENCH TEST... [--cublas TEST...]
+usage: [STAGES='bitwise memcheck'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8]
+       scripts/gpu_check.py RESULT.json BENCH TEST... [--cublas TEST...]
        scripts/gpu_check.py --rehearsal RESULT.json TRAIN TEST...
        [CUDA_FLAGS=--graph] scripts/gpu_check.py --fingerprint TRAIN FLAG...
        scripts/gpu_check.py --golden TRAIN STEPS
@@ -39,8 +42,8 @@ usage: [STAGES='bitwise memcheck'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8] scri
   --golden       so many steps of README's four runs, on both devices
   --launched     the kernels that no test of this folder's TEST.launched has launched, where there are some
   STAGES         these alone
-  MINUTES        all ends by then: a check that is broken off is left to the next run, and keeps the rows that it measured.
-                 Counted from BEGAN, in seconds since 1970, where make says when it began to build
+  MINUTES        all ends by then: a check that is broken off is left to the next run, and keeps the rows that it
+                 measured. Counted from BEGAN, in seconds since 1970, where make says when it began to build
   CHECK_SECONDS  a check that takes longer has failed
   JOBS           so many checks side by side; without it, one for two cores
 Exits with 0 when all checks have passed, 1 when one failed or a stage cannot be run, 2 when some are left.
@@ -65,12 +68,14 @@ HERE = os.path.dirname(SCRIPT)
 SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 STAGES = ["bitwise", "cublas", "fingerprint", "program", "bench", "pytorch"] + SANITIZERS
 # Those of a rehearsal: bitwise three times more, where kernels can be told how to run.
-AGAIN = {"races": {"PTX_RACES": "1", "PTX_ORDER": "reverse"}, "drawn": {"PTX_ORDER": "7"}, "consumer": {"PTX_GPU": "86"}}
+AGAIN = {"races": {"PTX_RACES": "1", "PTX_ORDER": "reverse"}, "drawn": {"PTX_ORDER": "7"},
+         "consumer": {"PTX_GPU": "86"}}
 REHEARSED = ["bitwise", "launched", *AGAIN, "fingerprint", "program"]
 PTX_ON_A_CPU = "PTX on a CPU"
 # README's run, and what makes the others of it.
 GOLDEN = "--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --sample-tokens=0"
-OTHER_GOLDEN = {"a hybrid": " --mixer=hybrid", "experts": " --experts=8 --shared-experts=1", "a run in bf16": " --precision=bf16"}
+OTHER_GOLDEN = {"a hybrid": " --mixer=hybrid", "experts": " --experts=8 --shared-experts=1",
+                "a run in bf16": " --precision=bf16"}
 BESIDE_PYTORCH = " beside PyTorch"
 
 
@@ -183,8 +188,10 @@ def fingerprint_checks(train, mma, rehearsed):
             ("a hybrid with experts in bf16", small + bf16 + " --mixer=hybrid --experts=8 --shared-experts=1", {}),
             ("a run in bf16 with recomputing and dropout", small + bf16 + " --recompute=full --dropout=0.1", {}),
             ("heads of 128 in bf16", small + bf16 + " --layers=2 --head-dim=128", {}),
-            ("heads of 256 in bf16", small + bf16 + " --layers=2 --heads=2 --kv-heads=1 --head-dim=256 --window=48", {})]:
-        yield Check("fingerprint", f"fingerprint of {what}, cpu and cuda", [SCRIPT, "--fingerprint", train] + flags.split(), environment)
+            ("heads of 256 in bf16", small + bf16 + " --layers=2 --heads=2 --kv-heads=1 --head-dim=256 "
+             "--window=48", {})]:
+        yield Check("fingerprint", f"fingerprint of {what}, cpu and cuda",
+                    [SCRIPT, "--fingerprint", train] + flags.split(), environment)
 
 
 # Kernels that no test launches on an H100's shared memory: one chunk at a time is for blocks of 99 KiB, which the stage
@@ -196,7 +203,8 @@ def launched_by_tests(folder):
     """Names the kernels of the operations that no test of a rehearsal has launched."""
     def first_words(path):
         return {line.split()[0] for line in read(path).splitlines()}
-    left = {name for name in first_words(os.path.join(folder, "kernels/kernels.index")) if not NOT_LAUNCHED.search(name)}
+    left = {name for name in first_words(os.path.join(folder, "kernels/kernels.index"))
+            if not NOT_LAUNCHED.search(name)}
     for name in os.listdir(folder):
         if name.endswith(".launched"):
             left -= first_words(os.path.join(folder, name))
@@ -258,7 +266,8 @@ class Checks:
     def why_no_sanitizer(self, seconds):
         """None where compute-sanitizer can run the smallest test, or finds faults there: it attaches."""
         if not self.sanitizer:
-            return f"no compute-sanitizer in CUDA_HOME ({variable('CUDA_HOME', 'not set')}), on the path or in /usr/local/cuda*"
+            return (f"no compute-sanitizer in CUDA_HOME ({variable('CUDA_HOME', 'not set')}), on the path or in "
+                    "/usr/local/cuda*")
         test = next((test for test in self.tests if base(test) == "test_round"), self.tests[0])
         text, code = said(*at_most(seconds), *self.sanitized("memcheck"), test, "[bitwise]")
         if code == 0 or re.search("ERROR SUMMARY: [1-9]", text):
@@ -348,8 +357,8 @@ def run_check(check, checks, results, start, may_take, until_the_end):
     elif check.stage == "pytorch":
         write_whole(checks.rows(), json.dumps(results.bench))
     with open(log, "w") as file:
-        code = subprocess.run(at_most(min(may_take, until_the_end)) + check.command, stdin=subprocess.DEVNULL, stdout=file,
-                              stderr=subprocess.STDOUT, env=os.environ | check.environment).returncode
+        code = subprocess.run(at_most(min(may_take, until_the_end)) + check.command, stdin=subprocess.DEVNULL,
+                              stdout=file, stderr=subprocess.STDOUT, env=os.environ | check.environment).returncode
     with open(log, errors="replace") as file:
         text = file.read()
     stopped = code in (124, 137, -9)
@@ -412,7 +421,8 @@ def main(result, train, bench, tests, of_cublas):
     deadline = float(variable("BEGAN", str(time.time()))) + 60 * minutes if minutes else float("inf")
 
     gpu = the_gpu() if bench else [PTX_ON_A_CPU, "none", "{}.{}".format(*variable("PTX_GPU", "90"))]
-    nvcc, sanitizer = (said(os.path.join(HERE, "find_cuda.sh"), program)[0] for program in ("nvcc", "compute-sanitizer"))
+    nvcc, sanitizer = (said(os.path.join(HERE, "find_cuda.sh"), program)[0]
+                       for program in ("nvcc", "compute-sanitizer"))
     release = re.search(r"release ([\d.]+)", said(nvcc, "--version")[0] if nvcc else "")
     # What the checks are of: other programs or another GPU, and all begin anew.
     build = hashlib.sha256(" ".join(gpu).encode())
@@ -431,7 +441,8 @@ def main(result, train, bench, tests, of_cublas):
     else:
         todo = [check for check in wanted if results.outcome(check.name) != "ok"]
 
-    os.environ |= {"GATED_NEEDS_GPU": "1", "OMP_WAIT_POLICY": "passive"}  # beside each other waiting threads must not spin
+    # Beside each other waiting threads must not spin.
+    os.environ |= {"GATED_NEEDS_GPU": "1", "OMP_WAIT_POLICY": "passive"}
     unusable, probed = None, False
     for stage in stages:
         of_stage = [check for check in todo if check.stage == stage]

@@ -53,8 +53,8 @@ CASES = {
         SMALL + " --data=recall --out=run --steps=2 --sample-tokens=0 --layers=1 --ffn-hidden=32 --context=32",
         "--evaluate --from=run --probe=retrieval --context=64 --val-batches=1"]}
 
-# Refusals: the environment, the command, and what the line says. Those with an environment are of the stand-in for a GPU
-# (ptx/).
+# Refusals: the environment, the command, and what the line says. An environment is for the
+# stand-in for a GPU (ptx/).
 REFUSALS = {
     "other tensor cores": ({}, RUN + " --precision=bf16 --mma={other_mma}", r"--mma={other_mma}: .*{mma}"),
     "a rank that does not fit": (
@@ -66,8 +66,9 @@ REFUSALS = {
     "a generation that memory does not hold": ({"PTX_MEMORY": "1"}, GENERATE + " --prompt=The --samples=32", "memory")}
 
 # What names the device, times, what is free on the disk, and what else of the host's memory a program takes there.
-OWN = re.compile(r"^flags .*?(?=^data )|^disk .*?\n(?! )| +[\d.]+k?( tok)?/s +\d+%( peak)?| +\d+:\d\d$|^[\d.]+ tokens/s\n|"
-                 r",\s+\d+ [KMGT]iB\s+\([^)]*\)(, (cpu, \d+ threads|cuda))?| in \d+:\d\d", re.MULTILINE | re.DOTALL)
+OWN = re.compile(r"^flags .*?(?=^data )|^disk .*?\n(?! )| +[\d.]+k?( tok)?/s +\d+%( peak)?| +\d+:\d\d$|"
+                 r"^[\d.]+ tokens/s\n|,\s+\d+ [KMGT]iB\s+\([^)]*\)(, (cpu, \d+ threads|cuda))?| in \d+:\d\d",
+                 re.MULTILINE | re.DOTALL)
 
 
 def choices(questions):

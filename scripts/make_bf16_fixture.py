@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Makes tests/fixtures/bf16.json: how far transformers' models and PyTorch's attention in bfloat16 are from the truth; tests compare.
+"""Makes tests/fixtures/bf16.json: how far transformers' models and PyTorch's attention in bfloat16 are from the truth;
+tests compare.
 
 usage: pip install torch transformers && scripts/make_bf16_fixture.py [FOLDER]     CPU only, no download, seconds
 
-Of each line of flags the model of transformers computes logits and gradients twice: in float64 and in bfloat16, with the same
-parameters (the second rounds them first). Stored are the relative errors of the second, as 2-norms: of the logits after each
-sequence's last token, and of all gradients together. Weights and tokens are those of scripts/make_fixtures.py. Of attention they are the errors
-of its output and its gradients, all from numbers that are bfloat16's in both.
+Of each line of flags the model of transformers computes logits and gradients twice: in float64 and in bfloat16, with
+the same parameters (the second rounds them first). Stored are the relative errors of the second, as 2-norms: of the
+logits after each sequence's last token, and of all gradients together. Weights and tokens are those of
+scripts/make_fixtures.py. Of attention they are the errors of its output and its gradients, all from numbers that are
+bfloat16's in both.
 """
 import json
 
@@ -41,7 +43,8 @@ def error(truth, got):
 
 
 def fixture(line, make):
-    f = fixtures.flags_of(f"{BASE} --expert-hidden=1 {line}")  # (transformers asks for the width of experts that are not there)
+    # (transformers asks for the width of experts that are not there).
+    f = fixtures.flags_of(f"{BASE} --expert-hidden=1 {line}")
     ids, targets = fixtures.batch(BATCH, f["context"], f["vocab"])
     weights = fixtures.weights_of(fixtures.model_of(f), f["norm-weight"] == "zero-centred")
     truth = results(make, f, weights, ids, targets, torch.float64)
@@ -50,7 +53,8 @@ def fixture(line, make):
     torch.set_default_dtype(torch.float64)
     logits, gradient = (error(*pair) for pair in zip(truth, rounded))
     print(f"{make.__name__:12} logits {logits:.2e}  gradient {gradient:.2e}  {line}")
-    return {"flags": f"{BASE} {line}", "source": f"transformers, {make.__name__}", "logits": logits, "gradient": gradient}
+    return {"flags": f"{BASE} {line}", "source": f"transformers, {make.__name__}", "logits": logits,
+            "gradient": gradient}
 
 
 def attention(T=130, heads=2, kv_heads=1, D=32):

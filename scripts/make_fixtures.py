@@ -7,8 +7,8 @@ models.json  loss, logits after each sequence's last token, and the gradient of 
              one for each line of flags in tests/small_models.h (without its dropout, whose random bits are this
              project's own) and in `libraries` below. What transformers has, it computes, and the results must
              agree with training/models/modeling_gated.py to twelve digits, which computes the other lines: it is
-             what --export writes beside a model that transformers has not. "formulas" is FNV-1a of that file: a test says
-             when it has changed since.
+             what --export writes beside a model that transformers has not. "formulas" is FNV-1a of that file: a test
+             says when it has changed since.
 ops.json     outputs and gradients of single operations.
 
 All in float64. Weights and inputs are not stored: both sides make them from a name by `values`, exact in float32.
@@ -16,8 +16,8 @@ All in float64. Weights and inputs are not stored: both sides make them from a n
 Gradients are autograd's. One of more than 64 entries is stored as its 2-norm and its dot products with three
 vectors that both sides make, whose entries have random signs and sizes between 1/2 and 1: one wrong entry changes
 every product by at least half its error, and errors that cancel in one product do not cancel in the next. For
-Qwen3, GPT-2 and gpt-oss with one expert every entry is stored. Where there are experts, "loss" is without the losses of their
-routers, as ./train prints it, and the gradients are of the sum.
+Qwen3, GPT-2 and gpt-oss with one expert every entry is stored. Where there are experts, "loss" is without the losses of
+their routers, as ./train prints it, and the gradients are of the sum.
 """
 import contextlib
 import json
@@ -39,8 +39,8 @@ from common import ROOT, write_fixture
 
 sys.path.insert(0, os.path.join(ROOT, "training/models"))
 import modeling_gated
-from modeling_gated import (ACTIVATIONS, attention, attention_scores, gated_delta_rule, head_experts, polynorm, rope, rotations,
-                            swiglu_clamped)
+from modeling_gated import (ACTIVATIONS, attention, attention_scores, gated_delta_rule, head_experts, polynorm, rope,
+                            rotations,                             swiglu_clamped)
 
 WORD = 2**64 - 1
 VERSIONS = {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__}
@@ -80,8 +80,10 @@ def batch(B, T, vocab):
 
 def weights_of(m, zero_centred):
     """The parameters of a model by name: around 1 where they scale, around 0 elsewhere."""
-    scaling = ("pre_weight", "alpha", "embed_scale", "linear_attn.norm.weight") + (() if zero_centred else ("norm.weight",))
-    return {name: (name.endswith(scaling) + values(name, *p.shape) / 4).requires_grad_() for name, p in m.named_parameters()}
+    scaling = ("pre_weight", "alpha", "embed_scale",
+               "linear_attn.norm.weight") + (() if zero_centred else ("norm.weight",))
+    return {name: (name.endswith(scaling) + values(name, *p.shape) / 4).requires_grad_()
+            for name, p in m.named_parameters()}
 
 
 # ---- the model of a line of flags
@@ -90,7 +92,8 @@ DEFAULTS = {
     "norm": "rmsnorm", "norm-placement": "pre", "norm-weight": "plain", "norm-eps": 0, "norm-rank": 16,
     "norm-gate": "elementwise", "norm-gate-act": "sigmoid", "norm-gate-scale": 1,
     "attn": "full", "gate": "elementwise", "gate-op": "mul", "gate-act": "sigmoid",
-    "head-experts": 0, "head-experts-per-token": 1, "head-experts-of": "v", "attn-score": "softmax", "attn-sink": "none",
+    "head-experts": 0, "head-experts-per-token": 1, "head-experts-of": "v", "attn-score": "softmax",
+    "attn-sink": "none",
     "sdpa-out": "plain", "window": 0,
     "window-layers": "all", "full-every": 6, "score-dim": 0, "rope-scaling": "none", "window-rope-theta": 0,
     "embedding-factor": 1, "qk-norm": True, "attn-bias": "none", "position": "rope", "rope-theta": 10000,
@@ -207,8 +210,8 @@ def side_by_side(heads, matrices):
 
 
 def qwen3_next(f):
-    """Its q_proj has the rows of our q_proj and g_proj, head by head in turns; its linear layers have the rows of q, k, v
-    and z, and those of b and a, key head by key head."""
+    """Its q_proj has the rows of our q_proj and g_proj, head by head in turns; its linear layers have the rows of q, k,
+    v and z, and those of b and a, key head by key head."""
     kinds = ["full_attention" if modeling_gated.attends(f, i) else "linear_attention" for i in range(f["layers"])]
     experts = experts_of(f, shared_expert_intermediate_size=f["shared-experts"] * f["expert-hidden"])
     config = sizes(f, **experts, layer_types=kinds, linear_conv_kernel_dim=f["conv-width"],
@@ -238,8 +241,8 @@ def qwen3_next(f):
 
 
 def gpt_oss(f):
-    """With plain RoPE. The matrices of its experts are [in, out]; the columns of gate and up stand in turns. A dense FFN is one
-    expert, which every token takes whole."""
+    """With plain RoPE. The matrices of its experts are [in, out]; the columns of gate and up stand in turns. A dense
+    FFN is one expert, which every token takes whole."""
     E, k = (f["experts"], f["experts-per-token"]) if f["experts"] else (1, 1)
     config = sizes(f, sliding_window=f["window"], num_local_experts=E, num_experts_per_tok=k,
                    experts_implementation="eager")
@@ -317,6 +320,8 @@ def gpt(f):
     return m, lambda w: conv1d_names(w, names)
 
 
+GPT_OSS = ("--attn-sink=learned --window=3 --window-layers=even --attn-bias=all --qk-norm=off --ffn=swiglu-clamped "
+           "--ffn-bias=on --tied=off")
 GPT = "--norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off "
 libraries = {
     "": qwen3,
@@ -327,10 +332,8 @@ libraries = {
     "--tied=off": qwen3_next,
     "--mixer=gated-delta --linear-key-dim=5 --linear-value-dim=7 --conv-width=3 --norm-weight=zero-centred "
     "--tied=off": qwen3_next,
-    "--attn-sink=learned --window=3 --window-layers=even --attn-bias=all --qk-norm=off --ffn=swiglu-clamped --ffn-bias=on "
-    "--tied=off": gpt_oss,
-    "--attn-sink=learned --window=3 --window-layers=even --attn-bias=all --qk-norm=off --ffn=swiglu-clamped --ffn-bias=on "
-    "--tied=off --experts=4 --router-bias --balance-loss=0.3 --z-loss=0.1": gpt_oss,
+    GPT_OSS: gpt_oss,
+    GPT_OSS + " --experts=4 --router-bias --balance-loss=0.3 --z-loss=0.1": gpt_oss,
     "--experts=6 --balance-loss=0.4 --z-loss=0.2 --tied=off": qwen3_moe,
     "--experts=5 --experts-per-token=3 --router-renormalise=off --dense-layers=1 --balance-loss=0.4": qwen3_moe,
     "--mixer=hybrid --linear-key-dim=5 --linear-value-dim=7 --attn=g1 --norm-weight=zero-centred --rope-fraction=0.7 "

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Makes tests/fixtures/mma.json: what one bf16 instruction of a tensor core gives, by MMA-Sim's model and as GPUs computed it.
+"""Makes tests/fixtures/mma.json: what one bf16 instruction of a tensor core gives, by MMA-Sim's model and as GPUs
+computed it.
 
 usage: pip install torch mmasim==2.1.1 && scripts/make_mma_fixture.py VALIDATION      CPU only, seconds
 
-Tiles of A (16,16), B (16,8) and C (16,8) keep the inputs that the file has; those of kind "zeros" are drawn here: factors and c
-that are 0 beside large and tiny ones. Their D is MMA-Sim's (arXiv 2511.10909). VALIDATION is the folder model_validation of
-github.com/north-numerical-computing/MATLAB-tensor-core, which holds outputs of real GPUs (arXiv 2512.07004, BSD 2-Clause): the
-first of each GPU are kept, rows of A and columns of B beside one c and one d.
+Tiles of A (16,16), B (16,8) and C (16,8) keep the inputs that the file has; those of kind "zeros" are drawn here:
+factors and c that are 0 beside large and tiny ones. Their D is MMA-Sim's (arXiv 2511.10909). VALIDATION is the folder
+model_validation of github.com/north-numerical-computing/MATLAB-tensor-core, which holds outputs of real GPUs (arXiv
+2512.07004, BSD 2-Clause): the first of each GPU are kept, rows of A and columns of B beside one c and one d.
 """
 import json
 import os
@@ -19,9 +20,10 @@ from mmasim.nv_ptx import MMA
 from common import ROOT
 
 FIXTURE = os.path.join(ROOT, "tests/fixtures/mma.json")
-NOTE = ("What one bf16 mma of depth 16 gives on each generation: A (16,16), B (16,8) bf16, C and D (16,8) float32, row-major, "
-        "hexadecimal; computed with MMA-Sim 2.1.1, arXiv 2511.10909. And what GPUs gave, a step of 8 products on compute "
-        "capability 8 and of 16 on later ones: a row of A, a column of B, c, d; from the data of arXiv 2512.07004")
+NOTE = ("What one bf16 mma of depth 16 gives on each generation: A (16,16), B (16,8) bf16, C and D (16,8) float32, "
+        "row-major, hexadecimal; computed with MMA-Sim 2.1.1, arXiv 2511.10909. And what GPUs gave, a step of 8 "
+        "products on compute capability 8 and of 16 on later ones: a row of A, a column of B, c, d; from the data of "
+        "arXiv 2512.07004")
 GPUS = ("A100", "A2", "L40S", "H100", "H200", "B200")
 OF_EACH_GPU = 64
 TILES_WITH_ZEROS = 4
@@ -36,10 +38,12 @@ def draw_zeros(r, centre):
 
 
 def tile_with_zeros(r, number):
-    centre = (0, 40, -75, -75)[number]  # products that are ordinary, huge and so tiny that a float loses their last bits
+    # Products that are ordinary, huge and so tiny that a float loses their last bits.
+    centre = (0, 40, -75, -75)[number]
     def numbers(n, shift=0):
         return "".join(f"{draw_zeros(r, shift + (centre if r.random() < 0.7 else -centre)):04x}" for _ in range(n))
-    c = ["00000000" if r.random() < 0.5 else f"{draw_zeros(r, 2 * centre):04x}{r.getrandbits(16):04x}" for _ in range(128)]
+    c = ["00000000" if r.random() < 0.5 else f"{draw_zeros(r, 2 * centre):04x}{r.getrandbits(16):04x}"
+         for _ in range(128)]
     return {"kind": "zeros", "A": numbers(256), "B": numbers(128), "C": "".join(c)}
 
 
@@ -63,7 +67,8 @@ def measured(folder, gpu):
         return ["".join(number[:4] for number in line) for line in lines(name)]
     def floats(name):
         return [f"{int(line[0], 2):08x}" for line in lines(name)]
-    return {"a": rows(f"a_{gpu}_bf16"), "b": rows(f"b_{gpu}_bf16"), "c": floats(f"c_{gpu}_fp32"), "d": floats(f"d_{gpu}_fp32")}
+    return {"a": rows(f"a_{gpu}_bf16"), "b": rows(f"b_{gpu}_bf16"),
+            "c": floats(f"c_{gpu}_fp32"), "d": floats(f"d_{gpu}_fp32")}
 
 
 def main():

@@ -4,12 +4,12 @@
 usage: pip install torch transformers && scripts/make_models.py [FOLDER]     CPU only, no download, seconds
 
 Of every architecture that --from reads: the config.json that transformers writes, the name and shape of each tensor as
-save_pretrained stores it, and what the model computes in float64 with weights that both sides make from these names: the
-loss, the logits after each sequence's last token, and the gradient of every stored tensor. Gradients are stored as
+save_pretrained stores it, and what the model computes in float64 with weights that both sides make from these names:
+the loss, the logits after each sequence's last token, and the gradient of every stored tensor. Gradients are stored as
 scripts/make_fixtures.py stores them, which also says how the weights are made.
 
-The gates of arXiv 2505.06708 in the layout that its authors released are no model of transformers: their tensors are taken
-apart here, and training/models/modeling_gated.py computes the rest.
+The gates of arXiv 2505.06708 in the layout that its authors released are no model of transformers: their tensors are
+taken apart here, and training/models/modeling_gated.py computes the rest.
 """
 import json
 import os
@@ -39,7 +39,8 @@ def default_rope(theta, **more):  # or another, with its keys
 MODELS = {
     "llama": transformers.LlamaConfig(**LLAMA, tie_word_embeddings=False, rms_norm_eps=1e-5,
                                       rope_parameters=default_rope(500000.0)),
-    "llama with biases": transformers.LlamaConfig(**LLAMA, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    "llama with biases": transformers.LlamaConfig(**LLAMA, tie_word_embeddings=True, attention_bias=True,
+                                                  mlp_bias=True),
     "qwen2": transformers.Qwen2Config(**{k: v for k, v in LLAMA.items() if k != "head_dim"} | {"hidden_size": 24},
                                       tie_word_embeddings=True, rope_parameters=default_rope(1e6)),
     "qwen3": transformers.Qwen3Config(**LLAMA, tie_word_embeddings=True, rope_parameters=default_rope(1e6)),
@@ -135,21 +136,23 @@ def by_transformers(name, config):
 # ---- the released layout of gates
 
 def released_gates(kind):
-    line = f"--vocab=37 --context={T} --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 --ffn-hidden=24 --attn=g1"
+    line = (f"--vocab=37 --context={T} --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 --ffn-hidden=24 "
+            "--attn=g1")
     f = flags_of(line + (" --gate=headwise" if kind == "headwise" else ""))
     H, K, D, C = 4, 2, 6, 20
     scores = H // K if kind == "headwise" else H // K * D
-    config = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=37, hidden_size=C, intermediate_size=24,
-                  num_hidden_layers=2, num_attention_heads=H, num_key_value_heads=K, head_dim=D, hidden_act="silu",
-                  max_position_embeddings=T, rms_norm_eps=1e-6, rope_theta=10000.0, rope_scaling=None,
-                  tie_word_embeddings=True, attention_bias=False, qkv_bias=False, use_qk_norm=True,
+    config = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=37, hidden_size=C,
+                  intermediate_size=24, num_hidden_layers=2, num_attention_heads=H, num_key_value_heads=K, head_dim=D,
+                  hidden_act="silu", max_position_embeddings=T, rms_norm_eps=1e-6, rope_theta=10000.0,
+                  rope_scaling=None, tie_word_embeddings=True, attention_bias=False, qkv_bias=False, use_qk_norm=True,
                   use_sliding_window=False, elementwise_attn_output_gate=kind == "elementwise",
                   headwise_attn_output_gate=kind == "headwise")
     shapes = {"model.embed_tokens.weight": (37, C), "model.norm.weight": (C,)}
     for layer in range(2):
         at = f"model.layers.{layer}."
         shapes |= {at + n: s for n, s in {
-            "input_layernorm.weight": (C,), "post_attention_layernorm.weight": (C,), "self_attn.k_proj.weight": (K * D, C),
+            "input_layernorm.weight": (C,), "post_attention_layernorm.weight": (C,),
+            "self_attn.k_proj.weight": (K * D, C),
             "self_attn.q_proj.weight": (H * D + K * scores, C), "self_attn.v_proj.weight": (K * D, C),
             "self_attn.o_proj.weight": (C, H * D), "self_attn.q_norm.weight": (D,), "self_attn.k_norm.weight": (D,),
             "mlp.gate_proj.weight": (24, C), "mlp.up_proj.weight": (24, C), "mlp.down_proj.weight": (C, 24)}.items()}

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Makes tests/fixtures/quantize.json: what ml_dtypes and numpy say of kernels/quantize.cu; tests/test_quantize.cpp compares.
+"""Makes tests/fixtures/quantize.json: what ml_dtypes and numpy say of kernels/quantize.cu; tests/test_quantize.cpp
+compares.
 
 usage: pip install ml_dtypes && scripts/make_quantize_fixture.py [FOLDER]     seconds
 
 "roundings"   numbers rounded to a format of ml_dtypes, and read back: all 65536 of bfloat16, and a million random ones
-"operations"  the four operations over random numbers, by numpy's float32 arithmetic and ml_dtypes's formats. Random numbers
-              differ in size by up to 2^16, and every fifth row and every 37th block of 16 columns is zero, so that scales
-              round, to 0 too.
+"operations"  the four operations over random numbers, by numpy's float32 arithmetic and ml_dtypes's formats. Random
+              numbers differ in size by up to 2^16, and every fifth row and every 37th block of 16 columns is zero, so
+              that scales round, to 0 too.
 
-Of each result its hash is stored, FNV-1a over the bits of its floats, every NaN being one NaN. Inputs are not stored: both
-sides make them.
+Of each result its hash is stored, FNV-1a over the bits of its floats, every NaN being one NaN. Inputs are not stored:
+both sides make them.
 """
 import json
 
@@ -70,7 +71,8 @@ def nvfp4(x, amax):
 
 
 def rows(x, format):
-    return np.concatenate([fp8(row) if format == "fp8" else nvfp4(row, np.abs(row).max()) for row in np.split(x, len(x))])
+    return np.concatenate([fp8(row) if format == "fp8" else nvfp4(row, np.abs(row).max())
+                           for row in np.split(x, len(x))])
 
 
 def weight(w, format):
@@ -93,7 +95,8 @@ def main():
     fixture = {
         "ml_dtypes": ml_dtypes.__version__,
         "roundings": {f: {name: hash_of(rounded(x, f)) for name, x in numbers.items()} for f in TYPES},
-        "operations": {f: {"rows": hash_of(rows(matrix, f)), "weight": hash_of(weight(matrix, f))} for f in ("fp8", "nvfp4")},
+        "operations": {f: {"rows": hash_of(rows(matrix, f)), "weight": hash_of(weight(matrix, f))}
+                       for f in ("fp8", "nvfp4")},
     }
     write_fixture("quantize.json", json.dumps(fixture, indent=1))
 

@@ -22,7 +22,8 @@ MODELS = [
 
 
 def measure(flags):
-    command = [TRAIN, "--device=cpu", "--steps=2", "--warmup=1", "--val-batches=2", "--sample-tokens=20"] + flags.split()
+    command = [TRAIN, "--device=cpu", "--steps=2", "--warmup=1", "--val-batches=2",
+               "--sample-tokens=20"] + flags.split()
     with tempfile.TemporaryFile("w+") as out:
         child = subprocess.Popen(command, stdout=out, cwd=ROOT)
         _, status, usage = os.wait4(child.pid, 0)
@@ -39,7 +40,8 @@ def main():
     print("|---|---|---|---|")
     for flags in sys.argv[1:] or MODELS:
         announced, peak = measure(flags)
-        print(f"| {f'`{flags}`' if flags else 'none'} | {announced:.0f} | {peak:.0f} | {100 * (peak / announced - 1):+.1f} % |")
+        print(f"| {f'`{flags}`' if flags else 'none'} | {announced:.0f} | {peak:.0f} | "
+              f"{100 * (peak / announced - 1):+.1f} % |")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Opens folders that ./train --export wrote with transformers, and says what it computes of some tokens.
 
-usage: scripts/open_export.py [--train] TOKENS FOLDER...     pip install torch transformers; TOKENS are ids with commas between them
+usage: scripts/open_export.py [--train] TOKENS FOLDER...     (pip install torch transformers)
 
-A line of JSON for each folder: {"model": the class that opened it, "logits": [...] after the last token}, in float32. With
---train {"model", "loss": of every next token, "tokens": the first three and what generate() takes for the next, as many as
-were predicted}, and FOLDER/gradients.safetensors. tests/test_hf_model.cpp and tests/test_hf_code.cpp compare these with this
-project's.
+TOKENS are ids with commas between them.
+
+A line of JSON for each folder: {"model": the class that opened it, "logits": [...] after the last token}, in float32.
+With --train {"model", "loss": of every next token, "tokens": the first three and what generate() takes for the next, as
+many as were predicted}, and FOLDER/gradients.safetensors. tests/test_hf_model.cpp and tests/test_hf_code.cpp compare
+these with this project's.
 """
 import json
 import os

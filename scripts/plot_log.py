@@ -12,7 +12,8 @@ from plots import drawn, find_matplotlib, is_finite, is_number, look, read_log, 
 
 
 def series(folder, entries, key):
-    """The steps at which the log has a number of this name, and the numbers. (JSON has null for one that is not finite.)"""
+    """The steps at which the log has a number of this name, and the numbers. (JSON has null for one that is not
+    finite.)"""
     found = [(entry["step"], entry[key]) for entry in entries if key in entry]
     for step, value in found:
         if value is not None and not is_number(value):

@@ -19,7 +19,8 @@ LARGEST = 1e100  # of a number: no float32 that a run measures is as large, and 
 
 
 def is_number(value):
-    """Whether JSON's value is a number that a run can have. (An integer of JSON may have so many digits that no float holds it.)"""
+    """Whether JSON's value is a number that a run can have. (An integer of JSON may have so many digits that no float
+    holds it.)"""
     return type(value) in (int, float) and not LARGEST < abs(value) < math.inf
 
 
@@ -28,7 +29,8 @@ def is_finite(value):
 
 
 def read_log(folder):
-    """The entries of a run, each of which has a step. The last line may be half written: the run may still be going on."""
+    """The entries of a run, each of which has a step. The last line may be half written: the run may still be going
+    on."""
     path = os.path.join(folder, "log.jsonl")
     if not os.path.isdir(folder):
         refuse(f"{folder}: no such folder: name what --out named")
@@ -48,7 +50,8 @@ def read_log(folder):
                 refuse(f"{path}: line {number} is no JSON: was the file changed? Delete that line")
             continue
         if not isinstance(entry, dict):
-            refuse(f"{path}: line {number} is no JSON object, which every line of a run's log is: name what --out named")
+            refuse(f"{path}: line {number} is no JSON object, which every line of a run's log is: name what "
+                   "--out named")
         if not is_finite(entry.get("step")):
             refuse(f"{path}: an entry has no step: was it written by ./train?")
         entries.append(entry)
@@ -63,7 +66,8 @@ def writable(name):
 
 
 def drawn(name):
-    """A name as matplotlib takes it: between two $ it would read a formula, and a legend leaves out what begins with _."""
+    """A name as matplotlib takes it: between two $ it would read a formula, and a legend leaves out what begins with
+    _."""
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
@@ -80,6 +84,7 @@ def colours_css(colours):
 
 
 def find_matplotlib():
-    """matplotlib, and numpy with it, from this python or else from Debian's, which then runs the script from its start."""
+    """matplotlib, and numpy with it, from this python or else from Debian's, which then runs the script from its
+    start."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # of a user without a home it says where it keeps its fonts
     return library("matplotlib", "--plots")

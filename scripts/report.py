@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes one HTML page that compares runs: their losses, attention, activations, gates and norms, as in the papers' figures.
+"""Writes one HTML page that compares runs: their losses, attention, activations, gates and norms, as in the papers'
+figures.
 
 usage: scripts/report.py FOLDER... [--out=report.html] [--pictures=FOLDER]     each FOLDER was a run's --out
 
-A run that ended, or ./train --evaluate --out=FOLDER, has left measures.safetensors there; without that file the page shows
-what the log alone says. The page needs nothing beside itself.
+A run that ended, or ./train --evaluate --out=FOLDER, has left measures.safetensors there; without that file the page
+shows what the log alone says. The page needs nothing beside itself.
 """
 import argparse
 import os
@@ -14,7 +15,8 @@ from plots import find_matplotlib, writable
 
 
 def write(path, text):
-    """The whole text, or what was there before. Where a link leads is written, and what is no file, as /dev/stdout, is written to."""
+    """The whole text, or what was there before. Where a link leads is written, and what is no file, as /dev/stdout, is
+    written to."""
     how = {"encoding": "utf-8", "errors": "backslashreplace"}
     try:
         if os.path.exists(path) and not os.path.isfile(path):

@@ -1,7 +1,7 @@
 """What the comparisons with other programs share: programs that print a time a step, run in turns, and one table.
 
-Other load on a machine only ever adds time, and it comes and goes: so the programs run in turns, several rounds, the first
-step of each run is left out, and a program's figure is its fastest step. The median stands beside it.
+Other load on a machine only ever adds time, and it comes and goes: so the programs run in turns, several rounds, the
+first step of each run is left out, and a program's figure is its fastest step. The median stands beside it.
 """
 import os
 import re
@@ -109,7 +109,8 @@ def in_turns(programs, folder, rounds, steps):
 
 
 def table(programs, tokens, count=1):
-    """Prints a row for each program, ours first, `count` of them, and how the best of ours compares with the best other."""
+    """Prints a row for each program, ours first, `count` of them, and how the best of ours compares with the best
+    other."""
     ours, others = programs[:count], programs[count:]
     print(f"{'program':32} {'fastest ms':>11} {'median ms':>11} {'tokens/s':>10}")
     for program in programs:

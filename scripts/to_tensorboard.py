@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Writes what runs have logged as TensorBoard's event files: losses, rates, norms and measures by step.
 
-usage: pip install tensorboard && scripts/to_tensorboard.py FOLDER... [--out=tensorboard]     each FOLDER was a run's --out
+usage: pip install tensorboard && scripts/to_tensorboard.py FOLDER... [--out=tensorboard]
        tensorboard --logdir=tensorboard
+Each FOLDER was a run's --out.
 
-Every number of log.jsonl becomes a scalar of its name, and every number of a list that has one for each layer a scalar NAME/LAYER.
-Called again, it writes all of a run anew. A step stands at the time at which it ended, counted back from the last change of the log.
+Every number of log.jsonl becomes a scalar of its name, and every number of a list that has one for each layer a scalar
+NAME/LAYER. Called again, it writes all of a run anew. A step stands at the time at which it ended, counted back from
+the last change of the log.
 """
 import argparse
 import glob
@@ -20,7 +22,8 @@ def find_writer():
     try:
         from tensorboard.summary import Writer
     except ImportError as error:
-        refuse(f"{sys.executable} has no tensorboard ({error}): python3 -m pip install tensorboard, or use a python that has it")
+        refuse(f"{sys.executable} has no tensorboard ({error}): python3 -m pip install tensorboard, or use a python "
+               "that has it")
     return Writer
 
 
@@ -36,7 +39,8 @@ def scalars(entry):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what --out named")
-    parser.add_argument("-o", "--out", default="tensorboard", metavar="FOLDER", help="where a folder for each run goes [tensorboard]")
+    parser.add_argument("-o", "--out", default="tensorboard", metavar="FOLDER",
+                        help="where a folder for each run goes [tensorboard]")
     args = parser.parse_args()
     names = [os.path.basename(os.path.normpath(folder)) for folder in args.folders]
     for name in names:

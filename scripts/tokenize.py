@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Turns texts into shards of tokens, which ./train --data reads; can make a vocabulary of its own from them first.
 
-usage: scripts/tokenize.py TEXT... --tokenizer=FOLDER|FILE --out=FOLDER    with the tokenizer.json of a model
-       scripts/tokenize.py TEXT... --train=SIZE --out=FOLDER               with a byte-level BPE of SIZE tokens, made here
-       scripts/tokenize.py --choices=FILE.json --tokenizer=... --out=FILE.bin    questions for ./train --evaluate --choices
+usage: scripts/tokenize.py TEXT... --tokenizer=FOLDER|FILE --out=FOLDER   with the tokenizer.json of a model
+       scripts/tokenize.py TEXT... --train=SIZE --out=FOLDER       with a byte-level BPE of SIZE tokens, made here
+       scripts/tokenize.py --choices=FILE.json --tokenizer=... --out=FILE.bin   for ./train --evaluate --choices
 
-A TEXT is a file, or a folder of files, and each file is a document; of a .jsonl file each line's "text" is one. An end-of-text
-token, where the tokenizer has one, stands before every document, as in the shards of llm.c. FOLDER gets train_000000.bin and
-so on, val_000000.bin with the last --val-fraction of the texts, and the tokenizer.json.
+A TEXT is a file, or a folder of files, and each file is a document; of a .jsonl file each line's "text" is one. An
+end-of-text token, where the tokenizer has one, stands before every document, as in the shards of llm.c. FOLDER gets
+train_000000.bin and so on, val_000000.bin with the last --val-fraction of the texts, and the tokenizer.json.
 
-FILE.json is a list of {"context": TEXT, "endings": [TEXT, ...], "label": NUMBER}, or one of them a line, as HellaSwag's (whose
-"ctx" is the context). A space stands between a context and an ending.
+FILE.json is a list of {"context": TEXT, "endings": [TEXT, ...], "label": NUMBER}, or one of them a line, as HellaSwag's
+(whose "ctx" is the context). A space stands between a context and an ending.
 
 Needs the tokenizers library: python3 -m pip install tokenizers
 """
@@ -52,7 +52,8 @@ def fail(message):
 
 
 def files_under(top):
-    """As files_under of dataloader/files.h: all regular files, by path in byte order, without names that begin with a dot."""
+    """As files_under of dataloader/files.h: all regular files, by path in byte order, without names that begin with a
+    dot."""
 
     def stop(error):
         fail(f"{error.filename}: cannot be walked: {error.strerror}")
@@ -93,7 +94,8 @@ def is_text(value):
 
 
 def last_cut(block):
-    """Where a block of text can be cut: the last place between a letter and a space or a mark of the end; 0 where there is none.
+    """Where a block of text can be cut: the last place between a letter and a space or a mark of the end; 0 where there
+    is none.
 
     No pattern that splits texts into words has a piece that reaches across such a place.
     """
@@ -219,7 +221,8 @@ def cuts_change_nothing(tokenizer):
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False).ids
 
-    return all(encode(a + b) == encode(a) + encode(b) for a, b in [("x", "\ny"), ("the end", "\n\n the  \n"), ("é", " 1"), ("a", ".\n")])
+    return all(encode(a + b) == encode(a) + encode(b)
+               for a, b in [("x", "\ny"), ("the end", "\n\n the  \n"), ("é", " 1"), ("a", ".\n")])
 
 
 # ---- shards
@@ -280,7 +283,8 @@ def write_shards(texts, tokenizer, end_of_text, shards):
         if sys.stderr.isatty():
             done, seconds = min(texts.read, texts.total) / 1e6, time.monotonic() - begun
             tokens = sum(s.total for s in shards) / 1e6
-            print(f"\r{done:.1f} of {texts.total / 1e6:.1f} MB, {done / seconds:.1f} MB/s, {tokens:.1f}M tokens ", end="", file=sys.stderr)
+            print(f"\r{done:.1f} of {texts.total / 1e6:.1f} MB, {done / seconds:.1f} MB/s, {tokens:.1f}M tokens ",
+                  end="", file=sys.stderr)
 
     pieces, characters = [], 0
     for piece in texts.pieces():
@@ -305,7 +309,8 @@ def read_questions(file):
     try:
         with open(file, encoding="utf-8") as opened:
             text = opened.read()
-        questions = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines() if line.strip()]
+        questions = (json.loads(text) if text.lstrip().startswith("[") else
+                     [json.loads(line) for line in text.splitlines() if line.strip()])
     except (OSError, ValueError, RecursionError) as error:
         fail(f"{file}: {error}")
     read = []
@@ -313,7 +318,8 @@ def read_questions(file):
         try:
             context = question["ctx"] if "ctx" in question else question["context"]
             endings, label = question["endings"], int(question["label"])
-            if not (is_text(context) and isinstance(endings, list) and len(endings) >= 2 and all(map(is_text, endings)) and 0 <= label < len(endings)):
+            if not (is_text(context) and isinstance(endings, list) and len(endings) >= 2 and all(map(is_text, endings))
+                    and 0 <= label < len(endings)):
                 raise ValueError
         except (KeyError, TypeError, ValueError, OverflowError):
             fail(f"{file}: question {number} has no context, two endings or more and the label of one of them")
@@ -339,7 +345,8 @@ def encode_question(tokenizer, context, endings):
 
 def write_choices(file, out, tokenizer):
     """As dataloader/choices.h says."""
-    examples = [(*encode_question(tokenizer, context, endings), label) for context, endings, label in read_questions(file)]
+    examples = [(*encode_question(tokenizer, context, endings), label)
+                for context, endings, label in read_questions(file)]
     for number, (context, endings, _) in enumerate(examples):
         if not (context and all(endings)):
             fail(f"{file}: question {number} has a context or an ending without a token")
@@ -381,13 +388,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="a file, or a folder of files")
     parser.add_argument("--choices", metavar="FILE.json", help="instead of texts: questions with endings")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="where the shards and the tokenizer go; or the questions")
+    parser.add_argument("--out", required=True, metavar="FOLDER",
+                        help="where the shards and the tokenizer go; or the questions")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--tokenizer", metavar="FOLDER|FILE", help="a tokenizer.json, or a folder that has one")
     which.add_argument("--train", type=int, metavar="SIZE", help="make a byte-level BPE of SIZE tokens from the texts")
-    parser.add_argument("--end-of-text", metavar="TOKEN", help="what stands before every document; empty: nothing [the tokenizer's]")
-    parser.add_argument("--val-fraction", type=float, default=0.1, metavar="X", help="share of the texts, at their end, for validation [0.1]")
-    parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N", help="tokens in a shard [100000000]")
+    parser.add_argument("--end-of-text", metavar="TOKEN",
+                        help="what stands before every document; empty: nothing [the tokenizer's]")
+    parser.add_argument("--val-fraction", type=float, default=0.1, metavar="X",
+                        help="share of the texts, at their end, for validation [0.1]")
+    parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N",
+                        help="tokens in a shard [100000000]")
     args = parser.parse_args()
     if bool(args.texts) == bool(args.choices):
         fail("expected TEXT... or --choices=FILE.json")

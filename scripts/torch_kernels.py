@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Times PyTorch's bf16 products and causal attention on a GPU in the shapes that `make bench` has measured there.
 
-usage: make bench && pip install torch && scripts/torch_kernels.py [build/bench_gpu.json]      (or gpu-check's bench.json)
+usage: make bench && pip install torch && scripts/torch_kernels.py [build/bench_gpu.json]
+(or gpu-check's bench.json)
 
 Prints a row for each, TFLOP/s here, by PyTorch, and the ratio, and adds PyTorch's to the rows of the file. A product is
-`a @ b`, whose result PyTorch rounds to bf16 where ours stays fp32. Attention is scaled_dot_product_attention, forward, and
-the backward alone. Both count the multiplications that a causal mask leaves: two products forward, five backward.
+`a @ b`, whose result PyTorch rounds to bf16 where ours stays fp32. Attention is scaled_dot_product_attention, forward,
+and the backward alone. Both count the multiplications that a causal mask leaves: two products forward, five backward.
 """
 import re
 
@@ -22,7 +23,8 @@ ATTENTION = re.compile(r"bf16 attention (\d+) (\d+) (\d+) (\d+) (\d+) $")  # wit
 
 
 def seconds_of(function, turns=5, calls=10):
-    """Of a call, the best of several turns. The GPU sleeps until all calls of a turn have arrived: Python is slower than it."""
+    """Of a call, the best of several turns. The GPU sleeps until all calls of a turn have arrived: Python is slower
+    than it."""
     best = float("inf")
     for turn in range(1 + turns):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -42,7 +44,8 @@ def random(*shape):
 
 
 def time_product(layout, M, N, K):
-    """FLOP/s of C (M,N) = a b, whose contraction lies along the rows of both (nt), of the left (nn) or down both (tn)."""
+    """FLOP/s of C (M,N) = a b, whose contraction lies along the rows of both (nt), of the left (nn) or down both
+    (tn)."""
     left = random(K, M).T if layout == "tn" else random(M, K)
     right = random(N, K).T if layout == "nt" else random(K, N)
     return 2 * M * N * K / seconds_of(lambda: left @ right)

@@ -4,11 +4,12 @@
 usage: pip install torch && scripts/torch_train.py gpt2-124m|tiny --batch=B --context=T --steps=N [--device=cpu|cuda]
            [--precision=fp32|bf16] [--compile]
 
-bf16 is autocast: weights, moments and gradients of weights stay fp32, as in ./train. Without --compile PyTorch is eager.
+bf16 is autocast: weights, moments and gradients of weights stay fp32, as in ./train. Without --compile PyTorch is
+eager.
 
-The step is that of ./train: forward with the mean loss, backward, gradients clipped to norm 1, AdamW with decay on matrices
-and embeddings. It is written as a user of PyTorch would for speed: scaled_dot_product_attention, one product for q, k and
-v, one for gate and up, fused AdamW. Tokens are random. Prints the parameters and a line a step.
+The step is that of ./train: forward with the mean loss, backward, gradients clipped to norm 1, AdamW with decay on
+matrices and embeddings. It is written as a user of PyTorch would for speed: scaled_dot_product_attention, one product
+for q, k and v, one for gate and up, fused AdamW. Tokens are random. Prints the parameters and a line a step.
 """
 import time
 
@@ -80,7 +81,8 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Embedding, positions where the model learns them, blocks, a norm, and the embedding once more as the output matrix."""
+    """Embedding, positions where the model learns them, blocks, a norm, and the embedding once more as the output
+    matrix."""
 
     def __init__(self, vocabulary, channels, context, learned_positions, norm, blocks):
         super().__init__()
