@@ -111,7 +111,7 @@ def copy_with_faults(folder, faults):
 
 
 def tests_for(faults):
-    """Those of the program, and of operations with faults. (test_floors reads the source, which differs in the copy.)"""
+    """Those of the program, and of operations with faults. (test_floors reads sources, which differ in the copy.)"""
     names = sorted(name for name in os.listdir(os.path.join(ROOT, "tests")) if re.fullmatch(r"test_.*\.cpp", name))
     of_the_program = re.compile(r'"(layers|training|dataloader|tests/small_|\./train)')
     operations = {re.sub(r"kernels/(?:\w+/)?(\w+).*", r"test_\1.cpp", f.file) for f in faults}

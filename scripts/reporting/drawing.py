@@ -54,7 +54,8 @@ def add_part(figure, part, left, bottom):
     """Axes for a part whose lower left corner stands there, in inches."""
     width, height = figure.get_size_inches()
     inner = WIDTH - LEFT - RIGHT
-    return figure.add_axes([(left + LEFT) / width, (bottom + BOTTOM) / height, inner / width, inner * part.height / height])
+    return figure.add_axes([(left + LEFT) / width, (bottom + BOTTOM) / height, inner / width,
+                            inner * part.height / height])
 
 
 def draw_part(part, run, line, scale):
@@ -68,7 +69,8 @@ def add_bar(axes, image):
     bar = axes.figure.colorbar(ScalarMappable(image.norm, image.cmap), cax=axes, orientation="horizontal")
     bar.outline.set_visible(False)
     by_factors, ratio = isinstance(image.norm, LogNorm), bar.vmax / max(bar.vmin, 1e-30)
-    bar.set_ticks(LogLocator(subs=(1,) if ratio > 300 else (1, 3) if ratio > 30 else (1, 2, 5)) if by_factors else MaxNLocator(4))
+    bar.set_ticks(LogLocator(subs=(1,) if ratio > 300 else (1, 3) if ratio > 30 else (1, 2, 5)) if by_factors
+                  else MaxNLocator(4))
     bar.minorticks_off()
     bar.formatter = FuncFormatter(lambda value, _: f"{value:g}")
     bar.update_ticks()
@@ -90,7 +92,8 @@ def lines_picture(lines, runs):
     axes = figure.add_subplot()
     lines.draw(axes, those)
     axes.set_title(lines.title, loc="left", fontweight="bold", fontsize=8)
-    figure.legend([Line2D([], [], **line) for _, line in those], [drawn(run.name) for run, _ in those], loc="lower left", ncols=4)
+    figure.legend([Line2D([], [], **line) for _, line in those], [drawn(run.name) for run, _ in those],
+                  loc="lower left", ncols=4)
     return figure
 
 
@@ -103,7 +106,8 @@ def columns_picture(columns, runs):
     width = WIDTH * len(those)
     figure = Figure(figsize=(width, height))
     for column, run in enumerate(those):
-        figure.text((column * WIDTH + LEFT) / width, 1 - 0.7 * heads / height, drawn(run.name), fontweight="bold", fontsize=8)
+        figure.text((column * WIDTH + LEFT) / width, 1 - 0.7 * heads / height, drawn(run.name), fontweight="bold",
+                    fontsize=8)
     top = height - heads
     for place, (part, lines) in enumerate(parts):
         top -= part_height(part)
@@ -114,7 +118,8 @@ def columns_picture(columns, runs):
         if part.bar:
             left = LEFT + place * WIDTH
             figure.text(left / width, 0.34 / height, part.bar)
-            add_bar(figure.add_axes([left / width, 0.2 / height, (WIDTH - LEFT - RIGHT) / width, 0.08 / height]), axes.images[0])
+            add_bar(figure.add_axes([left / width, 0.2 / height, (WIDTH - LEFT - RIGHT) / width, 0.08 / height]),
+                    axes.images[0])
     return figure
 
 

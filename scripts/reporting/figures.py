@@ -11,7 +11,9 @@ HEAT = colormaps["magma_r"].resampled(64)  # with more colours the pictures take
 MAP_SIDE = 128  # tokens and dimensions of a heat map: more would be lost in a column of the page
 
 STYLE = {
-    "svg.fonttype": "none", "svg.hashsalt": "gated.cu", "font.family": "sans-serif", "font.size": 7, "axes.labelpad": 2.5, "xtick.major.size": 2.5, "ytick.major.size": 2.5, "xtick.major.pad": 2.5, "ytick.major.pad": 2.5,
+    "svg.fonttype": "none", "svg.hashsalt": "gated.cu", "font.family": "sans-serif", "font.size": 7,
+    "axes.labelpad": 2.5, "xtick.major.size": 2.5, "ytick.major.size": 2.5, "xtick.major.pad": 2.5,
+    "ytick.major.pad": 2.5,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": AXIS, "axes.linewidth": 0.7,
     "axes.labelcolor": MUTED, "axes.axisbelow": True, "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.7,
     "xtick.color": AXIS, "ytick.color": AXIS, "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED,
@@ -73,7 +75,8 @@ def scale_by_factors(axes, axis="y", base=10):
     ticks = getattr(axes, f"{axis}axis")
     low, high = sorted(ticks.get_view_interval())
     if base == 10 and low > 0 and high / low < 1000:  # few powers of ten, or none, lie within
-        ticks.set_major_locator(MaxNLocator(5) if high / low < 10 else LogLocator(subs=(1, 2, 5) if high / low < 100 else (1, 3)))
+        ticks.set_major_locator(MaxNLocator(5) if high / low < 10
+                                else LogLocator(subs=(1, 2, 5) if high / low < 100 else (1, 3)))
     show_plain(ticks)
 
 
@@ -219,7 +222,8 @@ def draw_attention_map(axes, run, line, scale):
 
 
 def stream(run):
-    """Mean |h| over the states by token, the dimensions with the largest H_avg first: its mean over all tokens and states."""
+    """Mean |h| over the states by token, the dimensions with the largest H_avg first: its mean over all tokens and
+    states."""
     values = run.arrays["activation_by_token"].mean(axis=0)
     order = numpy.argsort(-run.arrays["activation_mean"].mean(axis=0), kind="stable")
     return values[:MAP_SIDE, order[:MAP_SIDE]]
@@ -325,8 +329,9 @@ def draw_final(axes, run, line, scale):
 
 
 def final_over_training(run):
-    """The steps of the columns, the first dimension of each row, and what stands there. Where there are more than fit, a column is
-    the mean of neighbouring steps, and a row the largest of neighbouring dimensions: an outlier stays what it is."""
+    """The steps of the columns, the first dimension of each row, and what stands there. Where there are more than fit,
+    a column is the mean of neighbouring steps, and a row the largest of neighbouring dimensions: an outlier stays what
+    it is."""
     steps, sizes = thinned(*run.series("final_output_by_dimension"), MAP_SIDE)
     first = numpy.arange(0, sizes.shape[1], -(-sizes.shape[1] // MAP_SIDE))
     return steps, first, numpy.maximum.reduceat(sizes, first, axis=1).T

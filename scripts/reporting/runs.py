@@ -1,4 +1,5 @@
-"""A run as a report reads it: log.jsonl and, where it is there, measures.safetensors. Everything is checked when it is read.
+"""A run as a report reads it: log.jsonl and, where it is there, measures.safetensors. Everything is checked when it is
+read.
 
 The arrays of measures.safetensors are described where they are written, in training/inspect/arrays.h.
 """
@@ -13,13 +14,14 @@ import numpy
 from common import open_regular, refuse
 from plots import is_finite, is_number, read_log, writable
 
-# The shape of every array that a figure is made of. A letter is the same number wherever it stands: A layers with softmax
-# attention, B bins, C hidden, H heads, K thresholds, S states of the residual stream, P first positions, T context, G gates,
-# M gates of norms, N norms.
+# The shape of every array that a figure is made of. A letter is the same number wherever it stands: A layers with
+# softmax attention, B bins, C hidden, H heads, K thresholds, S states of the residual stream, P first positions, T
+# context, G gates, M gates of norms, N norms.
 ARRAYS = {
     "loss_by_position": "T", "attention_map": "APP", "first_token_attention": "AH", "sink_attention": "AH",
     "value_norm": "AT", "activation_by_token": "SPC", "activation_mean": "SC", "attention_output_mean": "A2",
-    "attention_output_below": "A3K", "gate_histogram": "GB", "norm_gate_histogram": "MB", "gate_mean": "G", "norm_weight": "NC",
+    "attention_output_below": "A3K", "gate_histogram": "GB", "norm_gate_histogram": "MB", "gate_mean": "G",
+    "norm_weight": "NC",
     "pre_weight": "NC", "final_output": "C",
 }
 # These have no value after a gate where there is no gate.
@@ -28,7 +30,8 @@ MAY_HOLD_NAN = ("attention_output_mean", "attention_output_below")
 LOG = {
     "loss": "", "gradient_norm": "", "validation_loss": "", "bigram_entropy": "", "first_token_attention": "",
     "first_token_attention_largest": "", "first_token_attention_largest_at.layer": "",
-    "first_token_attention_largest_at.head": "", "first_token_value_norm": "", "sink_attention": "", "largest_activation": "",
+    "first_token_attention_largest_at.head": "", "first_token_value_norm": "", "sink_attention": "",
+    "largest_activation": "",
     "largest_activation_by_state": "S", "largest_activation_behind_first": "", "massive_activations": "",
     "residual_sink_dimensions": "*", "gate_score_mean": "", "norm_gate_score_mean": "", "norm_weight_furthest": "",
     "norm_weight_furthest_at.layer": "", "norm_weight_furthest_at.dimension": "", "pre_weight_furthest": "",
@@ -37,8 +40,10 @@ LOG = {
     "sharpness_3.ffn": "L", "sharpness_3.attention_norm": "L", "sharpness_3.ffn_norm": "L", "first_outlier_step": "",
     "final_output_by_dimension": "C",
     "gate_score_below_0.1": "", "norm_gate_score_below_0.1": "", "attention_output_below_0.01": "",
-    "attention_output_below_0.001": "", "attention_output_gated_below_0.01": "", "attention_output_gated_below_0.001": "",
-    "decay_mean": "", "beta_mean": "", "state_norm": "", "busiest_expert": "", "routing_entropy": "", "idle_experts": "",
+    "attention_output_below_0.001": "", "attention_output_gated_below_0.01": "",
+    "attention_output_gated_below_0.001": "",
+    "decay_mean": "", "beta_mean": "", "state_norm": "", "busiest_expert": "", "routing_entropy": "",
+    "idle_experts": "",
 }
 MOST = 21  # runs: as many as there are colours and dashes (figures.py)
 
@@ -66,7 +71,8 @@ def is_range(values):
 
 
 def as_array(value):
-    """Numbers of the log as an array; what JSON cannot say (NaN, infinity) stands as null in it. None for anything else."""
+    """Numbers of the log as an array; what JSON cannot say (NaN, infinity) stands as null in it. None for anything
+    else."""
     if value is None or is_number(value):
         return numpy.array(float(value) if is_finite(value) else math.nan)
     parts = [as_array(part) for part in value] if isinstance(value, list) else [None]
@@ -118,7 +124,8 @@ def fits(shape, letters, sizes):
 
 
 class Run:
-    """One --out folder. `logged` holds (steps, values) by key; `arrays` and `metadata` are those of measures.safetensors."""
+    """One --out folder. `logged` holds (steps, values) by key; `arrays` and `metadata` are those of
+    measures.safetensors."""
 
     def __init__(self, folder, name):
         self.name = name
@@ -145,7 +152,8 @@ class Run:
                     continue
                 array = as_array(value)
                 if array is None or not fits(array.shape, LOG[key], sizes):
-                    refuse(f"{path}: {key} of step {entry['step']} has another form than that of ./train, or than other steps have")
+                    refuse(f"{path}: {key} of step {entry['step']} has another form than that of ./train, or than "
+                           "other steps have")
                 found.setdefault(key, []).append((entry["step"], array))
         for key, values in found.items():
             values = values[-1:] if LOG[key] == "*" else values
@@ -181,7 +189,8 @@ class Run:
                 refuse(f"{path}: {name} has shape {shape}, which contradicts other arrays or the metadata{remedy}")
             array = numpy.frombuffer(data[begin:end], "<f4").reshape(shape).astype(float)
             if not numpy.isfinite(array).all() and name not in MAY_HOLD_NAN:
-                refuse(f"{path}: {name} holds values that are not finite: the run diverged; move the file away to draw its log alone")
+                refuse(f"{path}: {name} holds values that are not finite: the run diverged; move the file away to "
+                       "draw its log alone")
             self.arrays[name] = array
 
     @property

@@ -14,7 +14,8 @@ def scalar(run, key, form):
 
 def place(run, key):
     """Where a weight stands; a layer after all layers is that of the final norm."""
-    norm, layer, dimension = run.texts.get(key + ".norm"), scalar(run, key + ".layer", "{:.0f}"), scalar(run, key + ".dimension", "{:.0f}")
+    norm = run.texts.get(key + ".norm")
+    layer, dimension = (scalar(run, key + of, "{:.0f}") for of in (".layer", ".dimension"))
     if None in (norm, layer, dimension):
         return ""
     return f"dimension {dimension}\n" + ("final norm" if norm == "norm" else f"{norm.replace('_', ' ')} {layer}")
@@ -68,15 +69,18 @@ COLUMNS = [
     ("massive activations", lambda run: scalar(run, "massive_activations", "{:,.0f}"), nothing),
     ("residual-sink dimensions", sink_dimensions, first_dimensions),
     ("first step with an outlier dimension", lambda run: scalar(run, "first_outlier_step", "{:,.0f}"), nothing),
-    ("mean gate score", lambda run: scalar(run, "gate_score_mean", "{:.3f}"), lambda run: share_below(run, "gate_score", "0.1")),
+    ("mean gate score", lambda run: scalar(run, "gate_score_mean", "{:.3f}"),
+     lambda run: share_below(run, "gate_score", "0.1")),
     ("mean score of norms’ gates", lambda run: scalar(run, "norm_gate_score_mean", "{:.3f}"),
      lambda run: share_below(run, "norm_gate_score", "0.1")),
     ("|o| below 0.01", lambda run: scalar(run, "attention_output_below_0.01", "{:.1%}"),
      lambda run: share_below(run, "attention_output", "0.001")),
     ("|o| below 0.01, after the gate", lambda run: scalar(run, "attention_output_gated_below_0.01", "{:.1%}"),
      lambda run: share_below(run, "attention_output_gated", "0.001")),
-    ("λ furthest from 1", lambda run: scalar(run, "norm_weight_furthest", "{:.3f}"), lambda run: place(run, "norm_weight_furthest_at")),
-    ("λ₁ furthest from 1", lambda run: scalar(run, "pre_weight_furthest", "{:.3f}"), lambda run: place(run, "pre_weight_furthest_at")),
+    ("λ furthest from 1", lambda run: scalar(run, "norm_weight_furthest", "{:.3f}"),
+     lambda run: place(run, "norm_weight_furthest_at")),
+    ("λ₁ furthest from 1", lambda run: scalar(run, "pre_weight_furthest", "{:.3f}"),
+     lambda run: place(run, "pre_weight_furthest_at")),
     ("mean decay of linear attention", lambda run: scalar(run, "decay_mean", "{:.3f}"), nothing),
     ("mean β", lambda run: scalar(run, "beta_mean", "{:.3f}"), nothing),
     ("length of a state |S|", lambda run: scalar(run, "state_norm", "{:.3f}"), nothing),
@@ -106,4 +110,5 @@ def table(runs):
             cells += f"<td>{html.escape(shown or '–')}{small and f'<small>{html.escape(small)}</small>'}</td>"
         rows += f"<tr><th scope=\"row\">{key_html(at)}{html.escape(run.name)}{flags_html(flags)}</th>{cells}</tr>"
     heads = "".join(f'<th scope="col">{html.escape(head)}</th>' for head, _, _ in columns)
-    return f'<div class="table"><table><thead><tr><th scope="col">run</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return (f'<div class="table"><table><thead><tr><th scope="col">run</th>{heads}</tr></thead><tbody>{rows}</tbody>'
+            "</table></div>")
