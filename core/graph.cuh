@@ -14,7 +14,8 @@
 // A record holds kernels with their grids and arguments, cuBLASLt's among them, set_zero and copy_rows. So what changes
 // from run to run must lie in device memory, always at the same address, and is uploaded before the run. An argument
 // stays what it was in the second run.
-// What a record cannot hold is refused: an upload, something read back, a wait for the device, an allocation.
+// What a record cannot hold is refused: an upload, something read back, a wait for the device, an allocation, memory that
+// is given back.
 //
 // Once a graph has run, whatever memory of the device is given back, and ctx.outdate_graphs(), make the next run a
 // first one.
@@ -57,6 +58,14 @@ class LaunchGraph {
     Recording() { recording_launches = true; }
     ~Recording() { recording_launches = false; }
   };
+  template <class Launches>
+  void launch_recording(const Launches& launches) {
+    const Recording recording;
+    const size_t before = given_back;
+    launches();
+    // It is a destructor that gives memory back, and that cannot refuse: so the record is refused.
+    if (given_back != before) require_not_recording(ctx_.device, "memory is given back");
+  }
 
 #ifdef __CUDACC__
   template <class Launches>
@@ -64,8 +73,7 @@ class LaunchGraph {
     cudaGraph_t graph = nullptr;
     CUDA_CHECK(cudaStreamBeginCapture(ctx_.stream, cudaStreamCaptureModeThreadLocal));
     try {
-      const Recording recording;
-      launches();
+      launch_recording(launches);
     } catch (...) {
       cudaStreamEndCapture(ctx_.stream, &graph);
       if (graph) cudaGraphDestroy(graph);
@@ -99,9 +107,8 @@ class LaunchGraph {
       ~Into() { ctx.record_to(nullptr); }
     };
     record_.clear();
-    const Recording recording;
     const Into into(ctx_, record_);
-    launches();
+    launch_recording(launches);
     recorded_ = true;
   }
   void repeat() {

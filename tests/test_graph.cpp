@@ -143,6 +143,25 @@ TEST_CASE("graph: what cannot be recorded is refused by its name, and what can i
   REQUIRE(refusal([&] { cpu.use_graphs(); }) == "graph: on cpu nothing is launched, so there is nothing to record");
 }
 
+TEST_CASE("graph: memory that is given back while launches are recorded is refused", "[graph][bitwise]") {
+  Context ctx(kernel_device);
+  ctx.use_graphs();
+  Work work(ctx);
+  std::optional<Buffer<float>> freed(std::in_place, ctx.device, 1);
+  LaunchGraph graph(ctx);
+  graph.run([&] { work.launch(ctx); });
+  REQUIRE(refusal([&] {
+            graph.run([&] {
+              work.launch(ctx);
+              freed.reset();
+            });
+          }) == "graph: memory is given back while launches are recorded: a record holds launches, set_zero and "
+                "copy_rows alone");
+  const std::vector<float> expected = work.result(7, ctx, [&] { work.launch(ctx); });
+  for (int run = 0; run < 3; run++)
+    REQUIRE_BITWISE(expected, work.result(7, ctx, [&] { graph.run([&] { work.launch(ctx); }); }));
+}
+
 TEST_CASE("graph: a record computes as the tensor cores that it was made for", "[graph][bitwise]") {
   constexpr size_t M = 16, N = 16, K = 256;
   Context hopper(kernel_device), ampere(kernel_device);
