@@ -12,8 +12,9 @@
 //   pieces of 1024; a piece is one chain from +0, and the sum is ((piece 0 + piece 1) + piece 2) + ...: so a frequent
 //   id is the work of many warps. Then the product with scale and the sum into dweight, each rounded. dpositions:
 //   column order over the sequences. dscale: row order over c, column order over n (core/reduce.cuh).
-// shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), positions, dpositions (T,C), scale, dscale (1) f32; ids (N)
-//   int | h is written, the gradients are accumulated
+// shapes: h, dh (N,C), weight (V,C), positions (T,C) f32 or bf16, all the same; dweight, dpositions, scale, dscale (1)
+//   f32; ids (N) int. With bf16 the tables are the rounded copies, which products read too: many ranks have those whole,
+//   and the fp32 masters only in parts. A row that nothing is done to is then the bits of its master, rounded | h is written, the gradients are accumulated
 // An id outside [0,V) is refused where the host still sees it, in TokenGroups; the forward makes its h a row of NaN.
 // twins: kernels/cpu/embedding_cpu.cpp
 // --position=learned, --embedding-scale | tests/test_embedding.cpp
@@ -173,7 +174,7 @@ void TokenGroups::build(const int* ids, size_t N, Context& ctx) {
 // 512 neighbouring bytes at a time. `extras` is what becomes of the row on the way: nothing, or what follows below.
 template <class S, class Extras>
 __global__ void __launch_bounds__(rows_block)
-    embedding_forward_kernel(S* h, const int* ids, const float* weight, Extras extras, size_t N, size_t C, size_t V) {
+    embedding_forward_kernel(S* h, const int* ids, const S* weight, Extras extras, size_t N, size_t C, size_t V) {
   const size_t n = warp_row();
   if (n >= N) return;
   const size_t id = ids[n];
@@ -187,14 +188,16 @@ struct EmbeddingPlain {
   __device__ Quad operator()(Quad q, size_t, size_t) const { return q; }
 };
 
+template <class S>
 struct EmbeddingScalePositions {
-  EmbeddingExtras extras;
-  size_t C;
+  const float* scale;
+  const S* positions;
+  size_t T, C;
   __device__ Quad operator()(Quad q, size_t n, size_t c) const {
-    const float s = extras.scale ? *extras.scale : 1.0f;
+    const float s = scale ? *scale : 1.0f;
     for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * s;
-    if (!extras.positions) return q;
-    const Quad p = load_quad(extras.positions + n % extras.T * C, c, C);
+    if (!positions) return q;
+    const Quad p = load_quad(positions + n % T * C, c, C);
     for (int k = 0; k < 4; k++) q.v[k] = q.v[k] + p.v[k];
     return q;
   }
@@ -272,7 +275,7 @@ __global__ void __launch_bounds__(rows_block)
 // row_sums[n] = dh[n].weight[ids[n]]: the row order, as in kernels/rmsnorm.cu.
 template <class S>
 __global__ void __launch_bounds__(rows_block)
-    embedding_row_sums_kernel(float* row_sums, const S* dh, const int* ids, const float* weight, size_t N, size_t C,
+    embedding_row_sums_kernel(float* row_sums, const S* dh, const int* ids, const S* weight, size_t N, size_t C,
                               size_t V) {
   const size_t n = warp_row();
   if (n >= N) return;
@@ -288,18 +291,19 @@ __global__ void __launch_bounds__(rows_block)
 
 // ---- launchers
 
-void embedding_forward(Reals h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N, size_t C,
+void embedding_forward(Reals h, const int* ids, ConstReals weight, const EmbeddingExtras& extras, size_t N, size_t C,
                        size_t V, Context& ctx) {
   require(extras.T > 0 || !extras.positions, "embedding_forward: positions of sequences without tokens");
   with_storage(h, [&](auto stored) {
     using S = decltype(stored);
-    if (ctx.device == Device::cpu) return embedding_forward_cpu(h.as<S>(), ids, weight, extras, N, C, V);
+    const S *const table = weight.as<S>(), *const positions = extras.positions.as<S>();
+    if (ctx.device == Device::cpu) return embedding_forward_cpu(h.as<S>(), ids, table, extras, N, C, V);
     const auto run = [&](auto with) {
-      launch(embedding_forward_kernel<S, decltype(with)>, rows_grid(N), rows_block, 0, ctx, h.as<S>(), ids, weight,
+      launch(embedding_forward_kernel<S, decltype(with)>, rows_grid(N), rows_block, 0, ctx, h.as<S>(), ids, table,
              with, N, C, V);
     };
-    if (!extras.scale && !extras.positions) return run(EmbeddingPlain{});
-    run(EmbeddingScalePositions{extras, C});
+    if (!extras.scale && !positions) return run(EmbeddingPlain{});
+    run(EmbeddingScalePositions<S>{extras.scale, positions, extras.T, C});
   });
 }
 
@@ -338,12 +342,13 @@ size_t embedding_scale_backward_scratch(size_t N) {
   return column_reduce_scratch(N, 1);
 }
 
-void embedding_scale_backward(float* dscale, float* row_sums, ConstReals dh, const int* ids, const float* weight,
+void embedding_scale_backward(float* dscale, float* row_sums, ConstReals dh, const int* ids, ConstReals weight,
                               size_t N, size_t C, size_t V, Context& ctx) {
   with_storage(dh, [&](auto stored) {
     using S = decltype(stored);
-    if (ctx.device == Device::cpu) return embedding_row_sums_cpu(row_sums, dh.as<S>(), ids, weight, N, C, V);
-    launch(embedding_row_sums_kernel<S>, rows_grid(N), rows_block, 0, ctx, row_sums, dh.as<S>(), ids, weight, N, C, V);
+    const S* const table = weight.as<S>();
+    if (ctx.device == Device::cpu) return embedding_row_sums_cpu(row_sums, dh.as<S>(), ids, table, N, C, V);
+    launch(embedding_row_sums_kernel<S>, rows_grid(N), rows_block, 0, ctx, row_sums, dh.as<S>(), ids, table, N, C, V);
   });
   column_reduce_add(dscale, N, 1, AddRows<float>{row_sums, 1}, ctx);
 }

@@ -10,12 +10,13 @@ namespace gated {
 // What a model may do to a row that it looked up. All pointers are to device memory.
 struct EmbeddingExtras {
   const float* scale = nullptr;      // one float: the row is multiplied by it,
-  const float* positions = nullptr;  // (T,C): and then row n % T of this table is added to token n
+  ConstReals positions = nullptr;    // (T,C): and then row n % T of this table is added to token n
   size_t T = 1;                      // tokens of a sequence
 };
 
 // h (N,C) is written: h[n] = weight[ids[n]], weight (V,C), ids (N). An id outside [0,V) makes its h a row of NaN.
-void embedding_forward(Reals h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N, size_t C,
+// weight and positions are stored as h is.
+void embedding_forward(Reals h, const int* ids, ConstReals weight, const EmbeddingExtras& extras, size_t N, size_t C,
                        size_t V, Context& ctx);
 
 // The backward adds up the rows of so many tokens of one id at a time: a part of the result. kernels/embedding.cu
@@ -68,8 +69,9 @@ void embedding_positions_backward(float* dpositions, ConstReals dh, size_t B, si
 // Bytes of scratch that it takes.
 size_t embedding_positions_backward_scratch(size_t B, size_t T, size_t C);
 
-// *dscale += the sum over n of the dot product dh[n].weight[ids[n]]. row_sums (N) is written: those products.
-void embedding_scale_backward(float* dscale, float* row_sums, ConstReals dh, const int* ids, const float* weight,
+// *dscale += the sum over n of the dot product dh[n].weight[ids[n]]. row_sums (N) is written: those products. weight is
+// stored as dh is.
+void embedding_scale_backward(float* dscale, float* row_sums, ConstReals dh, const int* ids, ConstReals weight,
                               size_t N, size_t C, size_t V, Context& ctx);
 size_t embedding_scale_backward_scratch(size_t N);
 
@@ -94,12 +96,12 @@ void embedding_scale_backward_ref(Real* dscale, const Real* dh, const int* ids, 
 
 // Twins for training on the CPU: kernels/cpu/embedding_cpu.cpp
 template <class S>
-void embedding_forward_cpu(S* h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N, size_t C,
+void embedding_forward_cpu(S* h, const int* ids, const S* weight, const EmbeddingExtras& extras, size_t N, size_t C,
                            size_t V);
 template <class S>
 void embedding_backward_cpu(float* dweight, const S* dh, const TokenGroups& groups, const float* scale, size_t C);
 template <class S>
-void embedding_row_sums_cpu(float* row_sums, const S* dh, const int* ids, const float* weight, size_t N, size_t C,
+void embedding_row_sums_cpu(float* row_sums, const S* dh, const int* ids, const S* weight, size_t N, size_t C,
                             size_t V);
 
 }  // namespace gated

@@ -28,8 +28,13 @@
 // 4. With bf16. The three products multiply bf16 matrices (kernels/bf16/matmul_bf16.cu): h, a rounded copy of W, and
 // dlogits, which
 //    are rounded once as they are written, to memory of their own. Logits, which are sums, stay floats, as do losses
-//    and dW, whose order is that of (3): a slice is the chain of products of matmul_bf16. dh is rounded once, at the
-//    end.
+//    and dW, whose order is that of (3) but for the slice, which is that of every product of bf16 matrices, 4096 rows.
+//    dh is rounded once, at the end.
+//    A slice is a pass over dW, and a chunk is at least a slice. With 1024 rows dW of (50257,768) would be read and
+//    written 32 times for 32,768 tokens, 9.9 GB; with 4096 rows it is 8 times, 2.5 GB, and a product of four times the
+//    depth fills and drains its pipeline a quarter as often. At V 151,936 and C 2048 the passes over slices of 1024
+//    would take an H100 as long as the arithmetic at its peak. The price is memory: 4096 rows of 50,304 floats and as many bf16 are 824 +
+//    412 MB, where 1024 took 309 MB. In fp32, which is computed for its bits and on CPUs, a slice stays matmul's.
 //
 // exactly: the sum over a row in the row order (core/reduce.cuh); the maximum of a row has no order
 // shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), losses (N) f32; weight_copy (V,C) bf16; targets (N)
@@ -45,11 +50,15 @@
 #include "core/mma.cuh"
 #include "core/quad.cuh"
 #include "core/reduce.cuh"
+#include "kernels/bf16/matmul_bf16.h"
 #include "kernels/linear_cross_entropy.cuh"
 
 namespace gated {
 
-constexpr size_t weight_gradient_slice = matmul_slice;  // rows of one chain of dW: a slice is one product
+// Rows of one chain of dW: a slice is one product.
+constexpr size_t weight_gradient_slice(Storage storage) {
+  return storage == Storage::bf16 ? matmul_bf16_slice : matmul_slice;
+}
 
 // ---- reference
 //
@@ -87,8 +96,8 @@ void linear_cross_entropy_ref(T* losses, T* dh, T* dweight, T* logits, const T* 
   if (dh) matmul_ref(dh, logits, weight, N, C, V, Layout::nn, Accumulate::no);
   if (!dweight) return;
   // One slice a product: a product of all rows would add its slices to each other before it adds them to dW.
-  for (size_t n = 0; n < N; n += weight_gradient_slice) {
-    const size_t rows = std::min(weight_gradient_slice, N - n);
+  for (size_t n = 0; n < N; n += matmul_slice) {
+    const size_t rows = std::min(matmul_slice, N - n);
     matmul_ref(dweight, logits + n * V, h + n * C, V, C, rows, Layout::tn, Accumulate::yes);
   }
 }
@@ -169,7 +178,9 @@ __global__ void __launch_bounds__(row_chains)
     }
 
     // The gradients may go over the logits, and the next row over this one. No thread reads another's quads any more:
-    // the barriers of the second exchange came after the last such read.
+    // the barriers of the second exchange came after the last such read. (In a row that is not counted no thread reads
+    // any.) Its own quad a thread has read when it asks for the next row's: a copy writes after it was asked for, never
+    // before, and the asm keeps its place behind the read.
     for (size_t v = first; v < V; v += step) {
       if (dlogits) {
         Quad d = {};
@@ -200,10 +211,10 @@ void cross_entropy(float* losses, Reals dlogits, const float* logits, const int*
   });
 }
 
-size_t linear_cross_entropy_chunk_rows(size_t N, size_t V) {
+size_t linear_cross_entropy_chunk_rows(size_t N, size_t V, Storage storage) {
   constexpr size_t floats = size_t{16} << 20;
-  const size_t slices = floats / (V * weight_gradient_slice);
-  return std::min(std::max<size_t>(slices, 1) * weight_gradient_slice, N);
+  const size_t slice = weight_gradient_slice(storage), slices = floats / (V * slice);
+  return std::min(std::max<size_t>(slices, 1) * slice, N);
 }
 
 size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows, Storage storage, Device device) {
@@ -214,13 +225,14 @@ size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_r
   for (size_t rows : {std::min(chunk_rows, N), chunk_rows ? N % chunk_rows : 0}) {  // of every chunk, and of the last
     most = std::max(most, of_product(rows, V, C, Layout::nt, Accumulate::no));
     most = std::max(most, of_product(rows, C, V, Layout::nn, Accumulate::no));
-    most = std::max(most, of_product(V, C, std::min(rows, weight_gradient_slice), Layout::tn, Accumulate::yes));
+    const size_t slice = std::min(rows, weight_gradient_slice(storage));
+    most = std::max(most, of_product(V, C, slice, Layout::tn, Accumulate::yes));
   }
   return most;
 }
 
 size_t linear_cross_entropy_cpu_workspace(size_t N, size_t C, size_t V, size_t chunk_rows) {
-  const size_t rows = std::min(chunk_rows, N), slice = std::min(rows, weight_gradient_slice);
+  const size_t rows = std::min(chunk_rows, N), slice = std::min(rows, matmul_slice);
   return std::max({matmul_cpu_workspace(rows, V, C, Accumulate::no), matmul_cpu_workspace(rows, C, V, Accumulate::no),
                    matmul_cpu_workspace(V, C, slice, Accumulate::yes)});
 }
@@ -229,9 +241,10 @@ void linear_cross_entropy(float* losses, Reals dh, float* dweight, float* logits
                           const float* weight, const bf16* weight_copy, const int* targets, float dloss, size_t N,
                           size_t C, size_t V, size_t chunk_rows, Context& ctx) {
   require(V > 0 && C > 0, "linear_cross_entropy: V is %zu and C is %zu, expected more than 0", V, C);
-  require(chunk_rows >= N || (chunk_rows > 0 && chunk_rows % weight_gradient_slice == 0),
+  const size_t whole_slice = weight_gradient_slice(h.storage());
+  require(chunk_rows >= N || (chunk_rows > 0 && chunk_rows % whole_slice == 0),
           "linear_cross_entropy: chunks of %zu rows, expected a multiple of %zu or at least all %zu", chunk_rows,
-          weight_gradient_slice, N);
+          whole_slice, N);
   const bool of_bf16 = h.storage() == Storage::bf16, gradient = dh || dweight;
   require(!of_bf16 || (weight_copy && (dlogits || !gradient)),
           "linear_cross_entropy: h is bf16, expected a bf16 copy of the weight and memory for dlogits");
@@ -249,8 +262,8 @@ void linear_cross_entropy(float* losses, Reals dh, float* dweight, float* logits
     product({logits, ld}, x, C, w, rows, V, C, Layout::nt, Accumulate::no);
     cross_entropy(losses + begin, gradient ? dl : Reals(), logits, targets + begin, dloss, rows, V, ctx);
     if (dh) product({dh + begin * C, C}, dl, ld, w, rows, C, V, Layout::nn, Accumulate::no);
-    for (size_t n = 0; dweight && n < rows; n += weight_gradient_slice) {
-      const size_t slice = std::min(weight_gradient_slice, rows - n);
+    for (size_t n = 0; dweight && n < rows; n += whole_slice) {
+      const size_t slice = std::min(whole_slice, rows - n);
       product({dweight, C}, dl + n * ld, ld, x + n * C, V, C, slice, Layout::tn, Accumulate::yes);
     }
   }

@@ -16,8 +16,9 @@ constexpr size_t padded_vocab(size_t V) {
   return round_up(V, 128);
 }
 
-// Rows of a chunk: as many whole slices of 1024 as fit 64 MiB of logits, at least one, or all N when they are fewer.
-size_t linear_cross_entropy_chunk_rows(size_t N, size_t V);
+// Rows of a chunk: as many whole slices of dW's sum (1024 rows, with bf16 4096) as fit 64 MiB of logits, at least one,
+// or all N when they are fewer. With bf16 and 50,257 logits that is 1.24 GB, of logits and of their gradients.
+size_t linear_cross_entropy_chunk_rows(size_t N, size_t V, Storage storage);
 
 // losses (N) of h W^T, with dh (N,C) written and dweight (V,C) accumulated; either of them may be null.
 //   logits       room for (min(chunk_rows,N), padded_vocab(V)), overwritten
@@ -26,7 +27,7 @@ size_t linear_cross_entropy_chunk_rows(size_t N, size_t V);
 //   h (N,C), weight (V,C), targets (N)
 //   weight_copy  weight, rounded, where h is bf16, which is multiplied with bf16; else null
 //   dloss        the gradient of every row's loss: 1/N for their mean
-// chunk_rows: how many rows go through at a time, a multiple of 1024 or at least N. It does not change a bit.
+// chunk_rows: how many rows go through at a time, a multiple of a slice or at least N. It does not change a bit.
 void linear_cross_entropy(float* losses, Reals dh, float* dweight, float* logits, bf16* dlogits, ConstReals h,
                           const float* weight, const bf16* weight_copy, const int* targets, float dloss, size_t N,
                           size_t C, size_t V, size_t chunk_rows, Context& ctx);

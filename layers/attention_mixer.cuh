@@ -99,11 +99,13 @@ class Attention final : public Mixer {
 
     norm_and_rotate_backward(dq_, q_norm_, config_.H, pass);
     norm_and_rotate_backward(dk_, k_norm_, config_.KVH, pass);
-    wq_.backward(dx, accumulate, gated_backward(GatePosition::g4, dq_, pass), x_, N, ctx);
+    InputGradient sum = wq_.input_gradient(dx, accumulate, N, ctx);
+    wq_.backward(sum, gated_backward(GatePosition::g4, dq_, pass), x_, N, ctx);
     const ConstReals dk = gated_backward(GatePosition::g3, dk_, pass), dv = gated_backward(GatePosition::g2, dv_, pass);
-    wk_.backward(dx, Accumulate::yes, k_experts_.backward(dk, N, ctx), x_, N, ctx);
-    wv_.backward(dx, Accumulate::yes, v_experts_.backward(dv, N, ctx), x_, N, ctx);
-    each_of([&](auto& part) { part.backward_hidden(dx, N, ctx); }, k_experts_, v_experts_, gate_);
+    wk_.backward(sum, k_experts_.backward(dk, N, ctx), x_, N, ctx);
+    wv_.backward(sum, v_experts_.backward(dv, N, ctx), x_, N, ctx);
+    each_of([&](auto& part) { part.backward_hidden(sum, N, ctx); }, k_experts_, v_experts_, gate_);
+    sum.finish();
   }
 
   std::string name() const override { return "self_attn"; }
@@ -159,7 +161,11 @@ class Attention final : public Mixer {
 
   void scratch(ScratchPlan& plan, BatchShape batch) const override {
     const size_t N = batch.N();
-    for (const Linear* linear : {&wq_, &wk_, &wv_, &wo_}) linear->scratch(plan, N);
+    size_t depth = 0;
+    const auto joins = [&](size_t k) { depth += round_up(k, joined_unit); };
+    for (const Linear* linear : {&wq_, &wk_, &wv_}) joins(linear->out());
+    each_of([&](const auto& part) { joins(part.hidden_depth()); }, k_experts_, v_experts_, gate_);
+    for (const Linear* linear : {&wq_, &wk_, &wv_, &wo_}) linear->scratch(plan, N, linear == &wq_ ? depth : 0);
     each_of([&](const auto& part) { part.scratch(plan, N); }, k_experts_, v_experts_, gate_);
     const bool narrow = plan.storage == Storage::bf16;
     plan.need((narrow ? attention_bf16_forward_scratch : attention_forward_scratch)(shape(batch), plan.device));

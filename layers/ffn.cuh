@@ -22,6 +22,8 @@ namespace gated {
 template <class Projection>
 class FeedForward {
  public:
+  using InputGradient = typename Projection::InputGradient;
+
   // `more` is what a Projection wants besides its sizes, its bias and its start.
   template <class... More>
   FeedForward(const FfnConfig& config, size_t C, const More&... more)
@@ -58,13 +60,19 @@ class FeedForward {
 
   // dx is written or accumulated to; dy is read before that.
   void backward(Reals dx, Accumulate accumulate, ConstReals dy, size_t N, Context& ctx) {
+    InputGradient alone = input_gradient(dx, accumulate, N, ctx);
+    backward(alone, dy, N, ctx);
+    alone.finish();
+  }
+  // The same where dx is that of other layers too.
+  void backward(InputGradient& dx, ConstReals dy, size_t N, Context& ctx) {
     down_.backward(da_, Accumulate::no, dy, a_, N, ctx);
     activation_backward(N, ctx);
-    if (gate_) {
-      gate_->backward(dx, accumulate, dg_, x_, N, ctx);
-      accumulate = Accumulate::yes;
-    }
-    up_.backward(dx, accumulate, du_, x_, N, ctx);
+    if (gate_) gate_->backward(dx, dg_, x_, N, ctx);
+    up_.backward(dx, du_, x_, N, ctx);
+  }
+  InputGradient input_gradient(Reals dx, Accumulate accumulate, size_t N, Context& ctx) const {
+    return up_.input_gradient(dx, accumulate, N, ctx);
   }
 
   void parameters(const ParameterVisitor& visit) {
@@ -94,9 +102,12 @@ class FeedForward {
   }
 
   void scratch(ScratchPlan& plan, size_t N) const {
-    for (const Projection* projection : {&up_, &down_}) projection->scratch(plan, N);  // W_gate is as W_up
+    up_.scratch(plan, N, hidden_depth());  // W_gate is as W_up
+    down_.scratch(plan, N);
     if (form() == Form::polynorm) plan.kernels_need(polynorm_backward_scratch(N));
   }
+
+  size_t hidden_depth() const { return round_up(config_.F, joined_unit) * (gate_ ? 2 : 1); }  // of dx
 
  private:
   static constexpr float polynorm_eps = 1e-6f;

@@ -76,9 +76,11 @@ class GatedDeltaNet final : public Mixer {
     l2norm_backward(k(dqkv_), k(dqkv_), k(qkv_), k_r_, k_norm_shape(N), ctx);
     short_conv_backward(dqkv_in_, conv_.grad, nullptr, dqkv_, nullptr, qkv_in_, conv_.value, nullptr,
                         conv_shape(pass.batch()), ctx);
-    wqkv_.backward(dx, accumulate, dqkv_in_, x_, N, ctx);
-    wz_.backward(dx, Accumulate::yes, dz_, x_, N, ctx);
-    wba_.backward(dx, Accumulate::yes, dba_, x_, N, ctx);
+    InputGradient sum = wqkv_.input_gradient(dx, accumulate, N, ctx);
+    wqkv_.backward(sum, dqkv_in_, x_, N, ctx);
+    wz_.backward(sum, dz_, x_, N, ctx);
+    wba_.backward(sum, dba_, x_, N, ctx);
+    sum.finish();
   }
 
   std::string name() const override { return "linear_attn"; }
@@ -129,7 +131,9 @@ class GatedDeltaNet final : public Mixer {
 
   void scratch(ScratchPlan& plan, BatchShape batch) const override {
     const size_t N = batch.N();
-    for (const Linear* linear : {&wqkv_, &wz_, &wba_, &wo_}) linear->scratch(plan, N);
+    size_t depth = 0;
+    for (const Linear* linear : {&wqkv_, &wz_, &wba_}) depth += round_up(linear->out(), joined_unit);
+    for (const Linear* linear : {&wqkv_, &wz_, &wba_, &wo_}) linear->scratch(plan, N, linear == &wqkv_ ? depth : 0);
     plan.need(short_conv_forward_scratch(conv_shape(batch), plan.device));
     plan.need(short_conv_backward_scratch(conv_shape(batch), plan.device));
     rule_.scratch(plan, batch);

@@ -88,10 +88,10 @@ class Gate {
     }
     return din_;
   }
-  // dx is accumulated to.
-  void backward_hidden(Reals dx, size_t N, Context& ctx) {
-    if (has_projection()) projection_.backward(dx, Accumulate::yes, dz_, x_, N, ctx);
+  void backward_hidden(InputGradient& dx, size_t N, Context& ctx) {
+    if (has_projection()) projection_.backward(dx, dz_, x_, N, ctx);
   }
+  size_t hidden_depth() const { return has_projection() ? projection_.out() : 0; }  // of that product
 
   void inspect(Inspector& inspector, size_t N) const {
     const size_t averaged = config_.kind == GateKind::shared ? heads_ : 1;

@@ -15,6 +15,38 @@ namespace gated {
 
 class GroupedLinear {
  public:
+  // What layers/linear.cuh has for one matrix: dx (M,in), of several layers that read one x.
+  class InputGradient {
+   public:
+    InputGradient(Reals dx, Accumulate accumulate, const int* row_start, const GroupedShape& s, Context& ctx)
+        : dx_(dx), accumulate_(accumulate), row_start_(row_start), s_(s), ctx_(ctx) {}
+    InputGradient(const InputGradient&) = delete;
+
+    void add(ConstReals dy, const Weight& weight, size_t out) {
+      s_.K = out;
+      if (dy.storage() == Storage::bf16) {
+        require(count_ < most_factors, "linear: more than %zu layers read one x", most_factors);
+        factors_[count_++] = {{dy.as<bf16>(), out}, {weight.copy, s_.N}, out};
+        return;
+      }
+      grouped_matmul(dx_.as<float>(), dy.as<float>(), weight.value, row_start_, s_, Layout::nn, accumulate_, ctx_);
+      accumulate_ = Accumulate::yes;
+    }
+    void finish() {
+      if (count_)
+        grouped_matmul_bf16_joined(dx_.as<bf16>(), {factors_, count_}, row_start_, s_, accumulate_, ctx_);
+    }
+
+   private:
+    Reals dx_;
+    Accumulate accumulate_;
+    const int* row_start_;
+    GroupedShape s_;
+    Context& ctx_;
+    MmaFactors factors_[most_factors];
+    size_t count_ = 0;
+  };
+
   // share: of all tokens, those that an expert gets. row_start: where the layer keeps the address of the (E+1) row
   // numbers, which is read when a product is computed.
   GroupedLinear(size_t in, size_t out, bool bias, Init init, size_t experts, double share, int* const* row_start)
@@ -43,24 +75,32 @@ class GroupedLinear {
 
   // dx is written, or accumulated to; it is not dy. The parameters' gradients are accumulated.
   void backward(Reals dx, Accumulate accumulate, ConstReals dy, ConstReals x, size_t M, Context& ctx) {
-    const GroupedShape of_weight = {M, experts_, out_, in_}, of_x = {M, experts_, in_, out_};
+    InputGradient alone = input_gradient(dx, accumulate, M, ctx);
+    backward(alone, dy, x, M, ctx);
+    alone.finish();
+  }
+  void backward(InputGradient& dx, ConstReals dy, ConstReals x, size_t M, Context& ctx) {
+    const GroupedShape of_weight = {M, experts_, out_, in_};
     if (has_bias_) grouped_bias_backward(bias_.grad, dy, *row_start_, M, experts_, out_, ctx);
-    if (x.storage() == Storage::bf16) {
+    if (x.storage() == Storage::bf16)
       grouped_matmul_bf16_tn(weight_.grad, dy.as<bf16>(), x.as<bf16>(), *row_start_, of_weight, ctx);
-      grouped_matmul_bf16(dx.as<bf16>(), dy.as<bf16>(), weight_.copy, *row_start_, of_x, Layout::nn, accumulate, ctx);
-    } else {
+    else
       grouped_matmul_tn(weight_.grad, dy.as<float>(), x.as<float>(), *row_start_, of_weight, ctx);
-      grouped_matmul(dx.as<float>(), dy.as<float>(), weight_.value, *row_start_, of_x, Layout::nn, accumulate, ctx);
-    }
+    dx.add(dy, weight_, out_);
+  }
+  InputGradient input_gradient(Reals dx, Accumulate accumulate, size_t M, Context& ctx) const {
+    return InputGradient(dx, accumulate, *row_start_, {M, experts_, in_, out_}, ctx);
   }
 
-  // For products over at most M rows.
-  void scratch(ScratchPlan& plan, size_t M) const {
-    const GroupedShape forward = {M, experts_, out_, in_}, backward = {M, experts_, in_, out_};
+  // For products over at most M rows; `depth` is that of dx, where it is that of other layers too.
+  void scratch(ScratchPlan& plan, size_t M, size_t depth = 0) const {
+    const GroupedShape forward = {M, experts_, out_, in_}, backward = {M, experts_, in_, out_},
+                       joined = {M, experts_, in_, depth};
     if (has_bias_) plan.kernels_need(grouped_bias_backward_scratch(M, experts_, out_));
     if (plan.storage == Storage::bf16) {
       plan.need(grouped_matmul_bf16_scratch(forward, plan.device));
       plan.need(grouped_matmul_bf16_scratch(backward, plan.device));
+      plan.need(grouped_matmul_bf16_scratch(joined, plan.device));
       return plan.need(grouped_matmul_bf16_tn_scratch(forward, plan.device));
     }
     plan.kernels_need(grouped_matmul_scratch(forward, Accumulate::no));

@@ -1,5 +1,6 @@
 // linear: y = x W^T, or x W^T + b, and its backward (derived in kernels/matmul.cu)
 //   dx = dy W      dW += dy^T x      db += column sum of dy
+// Several layers may read one x, as W_q, W_k and W_v do: then dx is the sum of their dy W (InputGradient).
 // Where x is bf16, products are those of tensor cores, with the rounded copy of W; dW stays fp32.
 // shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | kernels/matmul.cu, kernels/bf16/matmul_bf16.cu,
 // kernels/bias.h
@@ -13,8 +14,42 @@
 
 namespace gated {
 
+// dx (N,in) = sum over some linear layers of dy W, or dx + that. In fp32 each product is added when it comes. Of bf16
+// they are one product, in the order in which they come, and dx is rounded once: finish() makes it, and every dy must
+// stay until then.
+class InputGradient {
+ public:
+  InputGradient(Reals dx, Accumulate accumulate, size_t N, size_t in, Context& ctx)
+      : dx_(dx), accumulate_(accumulate), N_(N), in_(in), ctx_(ctx) {}
+  InputGradient(const InputGradient&) = delete;
+
+  // dx += dy W, of dy (N,out) and W (out,in).
+  void add(ConstReals dy, const Weight& weight, size_t out) {
+    if (dy.storage() == Storage::bf16) {
+      require(count_ < most_factors, "linear: more than %zu layers read one x", most_factors);
+      factors_[count_++] = {{dy.as<bf16>(), out}, {weight.copy, in_}, out};
+      return;
+    }
+    matmul(dx_.as<float>(), dy.as<float>(), weight.value, N_, in_, out, Layout::nn, accumulate_, ctx_);
+    accumulate_ = Accumulate::yes;
+  }
+  void finish() {
+    if (count_) matmul_bf16_joined(dx_, {factors_, count_}, N_, in_, accumulate_, ctx_);
+  }
+
+ private:
+  Reals dx_;
+  Accumulate accumulate_;
+  size_t N_, in_;
+  Context& ctx_;
+  MmaFactors factors_[most_factors];
+  size_t count_ = 0;
+};
+
 class Linear {
  public:
+  using InputGradient = gated::InputGradient;
+
   Linear(size_t in, size_t out, bool bias = false, Init init = Init::normal(), Use use = Use::linear)
       : in_(in), out_(out), has_bias_(bias), init_(init), use_(use) {}
 
@@ -37,18 +72,26 @@ class Linear {
 
   // dx is written, or accumulated to; it is not dy. The parameters' gradients are accumulated.
   void backward(Reals dx, Accumulate accumulate, ConstReals dy, ConstReals x, size_t N, Context& ctx) {
+    InputGradient alone = input_gradient(dx, accumulate, N, ctx);
+    backward(alone, dy, x, N, ctx);
+    alone.finish();
+  }
+  // The same where dx is that of other layers too.
+  void backward(InputGradient& dx, ConstReals dy, ConstReals x, size_t N, Context& ctx) {
     if (x.storage() == Storage::bf16) {
       linear_gradients_bf16(weight_.grad, bias_.grad, dy.as<bf16>(), x.as<bf16>(), N, out_, in_, ctx);
-      matmul_bf16(dx, dy.as<bf16>(), weight_.copy, N, in_, out_, Layout::nn, accumulate, ctx);
     } else {
       if (has_bias_) bias_backward(bias_.grad, dy, N, out_, ctx);
       matmul(weight_.grad, dy.as<float>(), x.as<float>(), out_, in_, N, Layout::tn, Accumulate::yes, ctx);
-      matmul(dx.as<float>(), dy.as<float>(), weight_.value, N, in_, out_, Layout::nn, accumulate, ctx);
     }
+    dx.add(dy, weight_, out_);
+  }
+  InputGradient input_gradient(Reals dx, Accumulate accumulate, size_t N, Context& ctx) const {
+    return InputGradient(dx, accumulate, N, in_, ctx);
   }
 
-  // For products over at most N rows.
-  void scratch(ScratchPlan& plan, size_t N) const {
+  // For products over at most N rows; `depth` is that of dx, where it is that of other layers too.
+  void scratch(ScratchPlan& plan, size_t N, size_t depth = 0) const {
     const auto product = [&](size_t rows, size_t columns, size_t K, Layout layout, Accumulate accumulate) {
       if (plan.storage == Storage::bf16)
         return plan.need(matmul_bf16_scratch(rows, columns, K, layout, plan.device, has_bias_));
@@ -57,6 +100,7 @@ class Linear {
     };
     product(N, out_, in_, Layout::nt, Accumulate::no);
     product(N, in_, out_, Layout::nn, Accumulate::yes);
+    if (depth && plan.storage == Storage::bf16) product(N, in_, depth, Layout::nn, Accumulate::yes);
     product(out_, in_, N, Layout::tn, Accumulate::yes);
     if (has_bias_) plan.kernels_need(bias_backward_scratch(N, out_));
   }

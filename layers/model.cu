@@ -63,9 +63,9 @@ void Model::forward() {
 void Model::run(const Pass& pass) {
   Memory& m = *memory_;
   Layers& l = *layers_;
-  EmbeddingExtras extras = {embedding_multiplier(), l.positions.value, pass.T};
-  if (extras.positions) extras.positions += pass.first_position() * config.hidden;
-  embedding_forward(l.h0, m.ids.data(), l.embed.value, extras, pass.N(), config.hidden, config.vocab, m.ctx);
+  const EmbeddingExtras extras = {embedding_multiplier(),
+                                  l.positions.stored() + pass.first_position() * config.hidden, pass.T};
+  embedding_forward(l.h0, m.ids.data(), l.embed.stored(), extras, pass.N(), config.hidden, config.vocab, m.ctx);
   Hidden h = {l.h0, nullptr};
   for (size_t i = 0; i < l.blocks.size(); i++) {
     l.read[i] = i > 0 && config.recompute == Recompute::full ? kept(i, h, pass) : h;
@@ -139,7 +139,7 @@ void Model::backward(MicroBatch micro_batch, float* loss) {
   if (config.position == Position::learned)
     embedding_positions_backward(l.positions.grad, l.dh, m.pass->B, m.pass->T, C, m.ctx);
   if (config.embedding_scale)
-    embedding_scale_backward(l.scale.grad, l.embedding_row_sums, l.dh, m.ids.data(), l.embed.value, N, C, V, m.ctx);
+    embedding_scale_backward(l.scale.grad, l.embedding_row_sums, l.dh, m.ids.data(), l.embed.stored(), N, C, V, m.ctx);
 }
 
 // ---- losses and logits alone

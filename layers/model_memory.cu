@@ -262,7 +262,7 @@ const float* Model::routing_reports() const {
 }
 
 size_t Model::chunk_rows() const {
-  return linear_cross_entropy_chunk_rows(B_ * T_, config.vocab);
+  return linear_cross_entropy_chunk_rows(B_ * T_, config.vocab, config.storage);
 }
 
 size_t Model::activation_bytes() {

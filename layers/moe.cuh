@@ -87,10 +87,12 @@ class Moe final : public Mixer {
     combine_backward(dy_rows_, dweight_, dy, y_rows_, routed_.weight, rows_, dispatch_shape(N), C_, ctx);
     if (shared_gate_) gate_backward(dshared_, dshared_z_, dy, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
     if (shared_) {
-      shared_->backward(dx, accumulate, shared_gate_ ? ConstReals(dshared_) : dy, N, ctx);
+      InputGradient sum = shared_->input_gradient(dx, accumulate, N, ctx);
+      shared_->backward(sum, shared_gate_ ? ConstReals(dshared_) : dy, N, ctx);
+      if (shared_gate_) shared_gate_->backward(sum, dshared_z_, x_, N, ctx);
+      sum.finish();
       accumulate = Accumulate::yes;
     }
-    if (shared_gate_) shared_gate_->backward(dx, Accumulate::yes, dshared_z_, x_, N, ctx);
     experts_.backward(dx_rows_, Accumulate::no, dy_rows_, N * config_.k, ctx);
     dispatch_gather_backward(dx, accumulate, dx_rows_, rows_, dispatch_shape(N), C_, ctx);
 
@@ -157,7 +159,7 @@ class Moe final : public Mixer {
     router_.scratch(plan, N);
     experts_.scratch(plan, N * config_.k);
     if (shared_) shared_->scratch(plan, N);
-    if (shared_gate_) shared_gate_->scratch(plan, N);
+    if (shared_gate_) shared_gate_->scratch(plan, N, shared_->hidden_depth() + 1);
     plan.kernels_need(dispatch_sort_scratch(dispatch_shape(N)));
     plan.kernels_need(router_backward_scratch(router_shape(N), plan.storage));
     plan.kernels_need(router_report_scratch(router_shape(N)));

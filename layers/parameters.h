@@ -30,6 +30,8 @@ struct Weight {
   float* value = nullptr;
   float* grad = nullptr;
   bf16* copy = nullptr;
+  // As activations are stored.
+  ConstReals stored() const { return copy ? ConstReals(copy) : ConstReals(value); }
   RowQuantizer* quantizer = nullptr;  // in a quantized evaluation: what the other factor of its product goes through
 };
 

@@ -51,8 +51,8 @@ class HeadExperts {
     head_experts_backward(dmade_, ds_, dy, made_, s_, shape(N), ctx);
     return dmade_;
   }
-  // dx is accumulated to.
-  void backward_hidden(Reals dx, size_t N, Context& ctx) { select_.backward(dx, Accumulate::yes, ds_, x_, N, ctx); }
+  void backward_hidden(InputGradient& dx, size_t N, Context& ctx) { select_.backward(dx, ds_, x_, N, ctx); }
+  size_t hidden_depth() const { return select_.out(); }
 
  private:
   HeadExpertsShape shape(size_t N) const { return {.N = N, .H = heads_, .D = D_, .E = config_.E, .k = config_.k}; }

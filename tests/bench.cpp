@@ -552,7 +552,8 @@ void bench_operations(Context& ctx, double bandwidth) {
   TokenGroups groups(N, tokens_wide, ctx);
   groups.build(ids.data(), N, ctx);
   Numbers<float> table = filled(tokens_wide * C, 17);
-  row("embedding forward", wide + f, [&] { embedding_forward(y, device_ids, table, {}, N, C, tokens_wide, ctx); });
+  const Numbers<S> stored_table = filled<S>(tokens_wide * C, 17);
+  row("embedding forward", 2 * f, [&] { embedding_forward(y, device_ids, stored_table, {}, N, C, tokens_wide, ctx); });
   row("embedding backward", 2 * wide + f, [&] { embedding_backward(table, x, groups, nullptr, C, ctx); });
   Numbers<float> logits = filled(n, 3);
   const auto cross_entropy_of = [&](size_t rows, size_t V) {

@@ -111,9 +111,10 @@ static void require_embedding_bits(size_t B, size_t T, size_t C, size_t V, bool 
   Trial t;
   const auto dh = t.in<S>(dh0), h = t.out<S>(N * C), plain_h = neither ? t.again(h) : Array<S>();
   const Array<float> none;
-  const auto weight = t.in(weight0), dweight = t.sum(dweight0), scale = with_scale ? t.in({27.7f}) : none,
-             plain_dweight = with_scale ? none : t.again(dweight),
-             positions = with_positions ? t.random(T * C, 5) : none;
+  const auto weight = t.in<S>(weight0);
+  const auto dweight = t.sum(dweight0), scale = with_scale ? t.in({27.7f}) : none,
+             plain_dweight = with_scale ? none : t.again(dweight);
+  const auto positions = with_positions ? t.random<S>(T * C, 5) : Array<S>();
   const auto dpositions = t.sum(T * C, 6), dscale = t.sum({0.3f});
   embedding_forward_ref(h.ref, ids.data(), weight.ref, N, C, V);
   if (with_scale) embedding_scale_forward_ref(h.ref, scale.ref, N, C);
@@ -258,7 +259,8 @@ TEST_CASE("embedding: the sum runs over tokens in ascending order, apart from wh
 TEST_CASE("embedding: an id without a row gives NaN and reads nothing", "[bitwise]") {
   const std::vector<int> ids = {0, 2, -1, 1, 2147483647};
   Trial t(Nan::expected);
-  const auto weight = t.random(2 * 4, 1);
+  const auto weight = t.random<bf16>(2 * 4, 1);
+  const auto weight_in_floats = t.in(weight.values());
   std::vector<float> h(20, 0.0f), expected(20, NAN);
   for (size_t c = 0; c < 4; c++) expected[c] = weight.ref[c], expected[12 + c] = weight.ref[4 + c];
   embedding_forward_ref(h.data(), ids.data(), weight.ref, 5, 4, 2);
@@ -267,10 +269,10 @@ TEST_CASE("embedding: an id without a row gives NaN and reads nothing", "[bitwis
   const auto in_bf16 = t.sum<bf16>(std::vector<float>(20, 0.0f), expected);
   t.on_every_device([&](Context& ctx) {
     const Buffer<int> gids(ctx.device, ids);
-    embedding_forward(in_floats, gids.data(), weight, {}, 5, 4, 2, ctx);
+    embedding_forward(in_floats, gids.data(), weight_in_floats, {}, 5, 4, 2, ctx);
     embedding_forward(in_bf16, gids.data(), weight, {}, 5, 4, 2, ctx);
     Guarded sums(ctx, 5), dscale(ctx, std::vector<float>{0.0f}), dh(ctx, std::vector<float>(20, 1.0f));
-    embedding_scale_backward(dscale, sums, dh, gids.data(), weight, 5, 4, 2, ctx);
+    embedding_scale_backward(dscale, sums, dh, gids.data(), weight_in_floats, 5, 4, 2, ctx);
     REQUIRE(std::isnan(dscale.download()[0]));
     REQUIRE(std::isfinite(sums.download()[3]));
   });

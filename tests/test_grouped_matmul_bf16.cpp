@@ -99,7 +99,40 @@ void require_weight_gradients(const Groups& g, MmaArithmetic arithmetic) {
   });
 }
 
+// Two products of each expert's rows that are one sum.
+void require_joined(const Groups& g, size_t second_K) {
+  const GroupedShape& s = g.s;
+  Trial t;
+  const auto a0 = t.random<bf16>(s.M * s.K, 1), a1 = t.random<bf16>(s.M * second_K, 2),
+             b0 = t.in<bf16>(without_rows(g, random_values<float>(s.E * s.N * s.K, 3), NAN)),
+             b1 = t.in<bf16>(without_rows(g, random_values<float>(s.E * s.N * second_K, 4), NAN)),
+             c = t.sum<bf16>(s.M * s.N, 5);
+  const std::vector<bf16> A0 = rounded(a0.values()), A1 = rounded(a1.values()), B0 = rounded(b0.values()),
+                          B1 = rounded(b1.values());
+  std::vector<bf16> C = rounded(c.kept->start);
+  for (size_t e = 0; e < s.E; e++) {
+    const size_t row = g.begin(e);
+    const MmaFactors factors[] = {{{&A0[row * s.K], s.K}, {&B0[e * s.N * s.K], s.N}, s.K},
+                                  {{&A1[row * second_K], second_K}, {&B1[e * s.N * second_K], s.N}, second_K}};
+    if (g.rows(e)) matmul_bf16_joined_ref(&C[row * s.N], factors, g.rows(e), s.N, Accumulate::yes, usual_mma());
+  }
+  std::copy(C.begin(), C.end(), c.ref);
+  t.on_every_device([&](Context& ctx) {
+    const Buffer<int> row_start = g.on(ctx);
+    const MmaFactors factors[] = {{{a0, s.K}, {b0, s.N}, s.K}, {{a1, second_K}, {b1, s.N}, second_K}};
+    grouped_matmul_bf16_joined(c, factors, row_start.data(), s, Accumulate::yes, ctx);
+    REQUIRE(ctx.most_scratch_used() <=
+            grouped_matmul_bf16_scratch({s.M, s.E, s.N, joined_depth(factors)}, ctx.device));
+  });
+}
+
 }  // namespace
+
+TEST_CASE("grouped_matmul_bf16: two products of an expert are one sum, bit for bit, on every device", "[bitwise]") {
+  require_joined(Groups(ragged[0]), 40);
+  require_joined(Groups(ragged[1]), 5);
+  require_joined(Groups(deep[0]), 24);
+}
 
 TEST_CASE("grouped_matmul_bf16: one product per expert, bit for bit, on every device", "[bitwise]") {
   for_every_case(ragged, [](const Groups& g) {

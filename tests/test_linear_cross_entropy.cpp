@@ -54,8 +54,8 @@ struct ProblemTrial : Trial {
       cross_entropy_ref(losses.ref, logits.data(), p.targets.data(), p.dloss, true, N, V);
       const std::vector<bf16> d = rounded(logits);
       matmul_bf16_ref(dx.data(), d.data(), w.data(), N, C, V, Layout::nn, Accumulate::no, arithmetic, nullptr);
-      for (size_t n = 0; n < N; n += 1024)
-        matmul_bf16_ref(dweight.ref, &d[n * V], &x[n * C], V, C, std::min<size_t>(1024, N - n), Layout::tn,
+      for (size_t n = 0; n < N; n += 4096)
+        matmul_bf16_ref(dweight.ref, &d[n * V], &x[n * C], V, C, std::min<size_t>(4096, N - n), Layout::tn,
                         Accumulate::yes, arithmetic, nullptr);
       std::copy(dx.begin(), dx.end(), dh.ref);
     }
@@ -208,8 +208,11 @@ TEST_CASE("linear_cross_entropy: in bf16, products and row pass have the bits of
     p.targets[1] = ignored_target;
     ProblemTrial<bf16>(p).on_every_device();
   }
-  // Two chunks or one: a slice of dW is 1024 rows in both.
-  ProblemTrial<bf16>(Problem{1100, 5, 7}).on_every_device({1024, 1100});
+  // Two chunks or one: a slice of dW is 4096 rows in both.
+  ProblemTrial<bf16> two_slices(Problem{4100, 5, 7});
+  two_slices.on_every_device({4096, 4100});
+  Context cpu(Device::cpu);
+  REQUIRE_THROWS_WITH(two_slices.with_chunks(1024, cpu), Catch::Contains("expected a multiple of 4096"));
 }
 
 TEST_CASE(
@@ -362,12 +365,16 @@ TEST_CASE("linear_cross_entropy: scratch covers a last chunk that is smaller tha
 }
 
 TEST_CASE("linear_cross_entropy: chunk sizes") {
-  REQUIRE(linear_cross_entropy_chunk_rows(4096, 50257) == 1024);
-  REQUIRE(linear_cross_entropy_chunk_rows(4096, 151936) == 1024);
-  REQUIRE(linear_cross_entropy_chunk_rows(4096, 8192) == 2048);
-  REQUIRE(linear_cross_entropy_chunk_rows(100000, 256) == 65536);
-  REQUIRE(linear_cross_entropy_chunk_rows(1000, 256) == 1000);
-  REQUIRE(linear_cross_entropy_chunk_rows(7, 50257) == 7);
+  const auto chunk = [](size_t N, size_t V) { return linear_cross_entropy_chunk_rows(N, V, Storage::fp32); };
+  REQUIRE(chunk(4096, 50257) == 1024);
+  REQUIRE(chunk(4096, 151936) == 1024);
+  REQUIRE(chunk(4096, 8192) == 2048);
+  REQUIRE(chunk(100000, 256) == 65536);
+  REQUIRE(chunk(1000, 256) == 1000);
+  REQUIRE(chunk(7, 50257) == 7);
+  REQUIRE(linear_cross_entropy_chunk_rows(10000, 50257, Storage::bf16) == 4096);
+  REQUIRE(linear_cross_entropy_chunk_rows(100000, 256, Storage::bf16) == 65536);
+  REQUIRE(linear_cross_entropy_chunk_rows(7, 50257, Storage::bf16) == 7);
 
   ProblemTrial t(Problem{1500, 1, 1});
   Context cpu(Device::cpu);

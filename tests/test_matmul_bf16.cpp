@@ -156,6 +156,59 @@ TEST_CASE("matmul_bf16: three slices of k", "[matmul_bf16][bitwise]") {
   }
 }
 
+TEST_CASE("matmul_bf16: several products are one sum, rounded once", "[matmul_bf16][bitwise]") {
+  struct Case {
+    size_t M, N;
+    std::vector<size_t> depths;
+  };
+  // Two tiles; depths that end inside a strip and inside an instruction; lines off the 16-byte boundaries, of one or all
+  // of them; as many as there may be, and one; more than a slice, which ends inside the second.
+  for (const Case& c : {Case{136, 24, {40, 64, 8}},
+                        {13, 21, {33, 7, 50}},
+                        {5, 16, {16, 3, 32}},
+                        {3, 8, {8, 16, 24, 32, 40, 48}},
+                        {9, 5, {17}},
+                        {3, 8, {matmul_bf16_slice - 8, 24, 40}}}) {
+    INFO(c.M << " x " << c.N << ", " << c.depths.size() << " products, the first of depth " << c.depths[0]);
+    Trial t;
+    std::vector<Array<bf16>> A, B;
+    std::vector<std::vector<bf16>> a, b;
+    std::vector<MmaFactors> of_reference;
+    for (size_t i = 0; i < c.depths.size(); i++) {
+      const size_t K = c.depths[i];
+      A.push_back(t.random<bf16>(c.M * K, 10 + i)), a.push_back(rounded(A.back().values()));
+      B.push_back(t.random<bf16>(K * c.N, 20 + i)), b.push_back(rounded(B.back().values()));
+      of_reference.push_back({{a.back().data(), K}, {b.back().data(), c.N}, K});
+    }
+    const auto sum = [&](std::vector<float> start, Accumulate accumulate, auto stored) {
+      std::vector<decltype(stored)> result(start.begin(), start.end());
+      matmul_bf16_joined_ref(result.data(), of_reference, c.M, c.N, accumulate, usual_mma());
+      return std::vector<float>(result.begin(), result.end());
+    };
+    const std::vector<float> start = widened(rounded(random_values<float>(c.M * c.N, 3)));
+    const auto written = t.expect<bf16>(sum(start, Accumulate::no, bf16())),
+               added = t.sum<bf16>(start, sum(start, Accumulate::yes, bf16()));
+    const auto floats = t.expect(sum(start, Accumulate::no, float()));
+    t.on_every_device([&](Context& ctx) {
+      std::vector<MmaFactors> factors;
+      for (size_t i = 0; i < A.size(); i++) factors.push_back({{A[i], c.depths[i]}, {B[i], c.N}, c.depths[i]});
+      const size_t scratch = matmul_bf16_scratch(c.M, c.N, joined_depth(factors), Layout::nn, ctx.device);
+      for (Reals C : {Reals(written), Reals(floats), Reals(added)})
+        matmul_bf16_joined(C, factors, c.M, c.N, C == Reals(added) ? Accumulate::yes : Accumulate::no, ctx);
+      REQUIRE(ctx.most_scratch_used() == scratch);
+    });
+  }
+  // 2^8 + 1 + 1: rounded after each product, the ones are lost.
+  const bf16 large[2] = {bf16(256), bf16(1)};
+  const MmaFactors one = {{large + 1, 1}, {large + 1, 1}, 1}, factors[] = {{{large, 1}, {large + 1, 1}, 1}, one, one};
+  bf16 c;
+  Context cpu(Device::cpu);
+  matmul_bf16_joined(&c, factors, 1, 1, Accumulate::no, cpu);
+  REQUIRE(float(c) == 258);
+  REQUIRE_THROWS_WITH(matmul_bf16_joined(&c, std::vector<MmaFactors>(7, one), 1, 1, Accumulate::no, cpu),
+                      "matmul_bf16_joined: 7 products, expected 1 to 6");
+}
+
 TEST_CASE("matmul_bf16: an activation in a product's end has the bits of one after it", "[matmul_bf16][bitwise]") {
   struct Case {
     Size size;

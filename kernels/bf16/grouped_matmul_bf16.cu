@@ -66,6 +66,8 @@ struct GroupedMmaJob {
   const float* bias;
   const int* row_start;
   size_t E, N, K;
+  MoreFactors more;  // in nn
+  size_t depth;      // K, or that of all factors
   size_t tall;  // tall_groups(), in tn
   bool accumulate;
   Activated activated;
@@ -82,6 +84,7 @@ __global__ void __launch_bounds__(mma_threads, mma_blocks) grouped_matmul_bf16_k
     const size_t e = blockIdx.z, begin = size_t(job.row_start[e]), matrix = job.N * job.K;
     block.K = size_t(job.row_start[e + 1]) - begin;
     if (block.K == 0) return;
+    block.depth = block.K;
     block.m0 = size_t{blockIdx.x} * mma_tile_rows, block.m_end = job.N, block.n_end = job.K;
     block.A = {job.A + begin * job.N, job.N}, block.B = {job.B + begin * job.K, job.K}, block.bias = nullptr;
     block.C = {job.C + e * matrix, job.K};
@@ -90,6 +93,8 @@ __global__ void __launch_bounds__(mma_threads, mma_blocks) grouped_matmul_bf16_k
     const GroupRows rows = group_rows(job.row_start, job.E, mma_tile_rows, blockIdx.x);
     if (rows.begin >= rows.end) return;
     block.m0 = rows.begin, block.m_end = rows.end, block.n_end = job.N, block.K = job.K;
+    block.more = job.more, block.depth = job.depth;
+    for (MmaFactors& f : block.more.at) f.B.data += rows.expert * job.N * f.K;
     block.A = {job.A, job.K}, block.B = {job.B + rows.expert * job.N * job.K, layout == Layout::nt ? job.K : job.N};
     block.bias = layout == Layout::nt && job.bias ? job.bias + rows.expert * job.N : nullptr;
     block.C = {job.C, job.N}, block.totals = {job.totals, job.N};
@@ -103,16 +108,33 @@ static void grouped_matmul_bf16_cpu(bf16* C, const bf16* A, const bf16* B, const
                                     Layout layout, Accumulate accumulate, Context& ctx, const float* bias) {
   const size_t ldb = packed_ldb(s.N, s.K, layout);
   for_every_expert(row_start, s.E, [&](size_t e, size_t row, size_t rows) {
-    matmul_bf16_cpu<bf16>({C + row * s.N, s.N}, {A + row * s.K, s.K}, {B + e * s.N * s.K, ldb}, rows, s.N, s.K, layout,
-                          accumulate, bias ? bias + e * s.N : nullptr, ctx);
+    const MmaFactors factors = {{A + row * s.K, s.K}, {B + e * s.N * s.K, ldb}, s.K};
+    matmul_bf16_cpu<bf16>({C + row * s.N, s.N}, {&factors, 1}, rows, s.N, layout, accumulate,
+                          bias ? bias + e * s.N : nullptr, ctx);
   });
 }
 
 static void grouped_matmul_bf16_tn_cpu(float* C, const bf16* A, const bf16* B, const int* row_start,
                                        const GroupedShape& s, Context& ctx) {
   for_every_expert(row_start, s.E, [&](size_t e, size_t row, size_t rows) {
-    matmul_bf16_cpu<float>({C + e * s.N * s.K, s.K}, {A + row * s.N, s.N}, {B + row * s.K, s.K}, s.N, s.K, rows,
-                           Layout::tn, Accumulate::yes, nullptr, ctx);
+    const MmaFactors factors = {{A + row * s.N, s.N}, {B + row * s.K, s.K}, rows};
+    matmul_bf16_cpu<float>({C + e * s.N * s.K, s.K}, {&factors, 1}, s.N, s.K, Layout::tn, Accumulate::yes, nullptr,
+                           ctx);
+  });
+}
+
+// f of expert e, whose rows begin with `row`.
+static MmaFactors factors_of_expert(MmaFactors f, size_t e, size_t row, size_t N) {
+  return {{f.A.data + row * f.K, f.K}, {f.B.data + e * f.K * N, N}, f.K};
+}
+
+static void grouped_matmul_bf16_joined_cpu(bf16* C, std::span<const MmaFactors> factors, const int* row_start,
+                                           const GroupedShape& s, Accumulate accumulate, Context& ctx) {
+  for_every_expert(row_start, s.E, [&](size_t e, size_t row, size_t rows) {
+    MmaFactors of_expert[most_factors];
+    for (size_t i = 0; i < factors.size(); i++) of_expert[i] = factors_of_expert(factors[i], e, row, s.N);
+    matmul_bf16_cpu<bf16>({C + row * s.N, s.N}, {of_expert, factors.size()}, rows, s.N, Layout::nn, accumulate, nullptr,
+                          ctx);
   });
 }
 
@@ -132,12 +154,12 @@ static void grouped_mma_launch(const GroupedMmaJob<Out>& job, size_t M, Context&
   constexpr bool tn = layout == Layout::tn;
   emulate_mma(ctx);
   const bool aligned =
-      mma_aligned({job.A, tn ? job.N : job.K}) && mma_aligned({job.B, layout == Layout::nn ? job.N : job.K});
+      mma_aligned({job.A, tn ? job.N : job.K}, {job.B, layout == Layout::nn ? job.N : job.K}, job.more);
   auto* kernel =
       aligned ? grouped_matmul_bf16_kernel<layout, true, Out> : grouped_matmul_bf16_kernel<layout, false, Out>;
   dim3 grid = tn ? grid_of(ceil_div(job.N, mma_tile_rows)) : group_rows_grid(M, job.E, mma_tile_rows);
   const size_t columns = ceil_div(tn ? job.K : job.N, mma_tile_rows), deep = tn ? job.E : 1;
-  require(columns <= 65535 && deep <= 65535 && job.K <= mma_most_k,
+  require(columns <= 65535 && deep <= 65535 && job.depth <= mma_most_k,
           "grouped_matmul_bf16: N %zu, K %zu or %zu experts are too large for a grid", job.N, job.K, job.E);
   grid.y = unsigned(columns), grid.z = unsigned(deep);
   launch(kernel, grid, mma_threads, mma_shared, ctx, job);
@@ -168,6 +190,8 @@ void grouped_matmul_bf16(bf16* C, const bf16* A, const bf16* B, const int* row_s
                                    .E = s.E,
                                    .N = s.N,
                                    .K = s.K,
+                                   .more = {},
+                                   .depth = s.K,
                                    .tall = 0,
                                    .accumulate = accumulate == Accumulate::yes,
                                    .activated = activated};
@@ -175,6 +199,31 @@ void grouped_matmul_bf16(bf16* C, const bf16* A, const bf16* B, const int* row_s
     grouped_mma_launch<Layout::nt>(job, s.M, ctx);
   else
     grouped_mma_launch<Layout::nn>(job, s.M, ctx);
+}
+
+void grouped_matmul_bf16_joined(bf16* C, std::span<const MmaFactors> factors, const int* row_start,
+                                const GroupedShape& s, Accumulate accumulate, Context& ctx) {
+  const MoreFactors more = more_factors("grouped_matmul_bf16_joined", factors);
+  require_groups("grouped_matmul_bf16_joined", s.M, s.E, row_start, ctx);
+  if (s.M == 0 || s.N == 0) return;
+  if (ctx.device == Device::cpu) return grouped_matmul_bf16_joined_cpu(C, factors, row_start, s, accumulate, ctx);
+  const size_t depth = joined_depth(factors);
+  const size_t scratch = grouped_matmul_bf16_scratch({s.M, s.E, s.N, depth}, ctx.device);
+  const GroupedMmaJob<bf16> job = {.C = C,
+                                   .totals = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr,
+                                   .A = factors[0].A.data,
+                                   .B = factors[0].B.data,
+                                   .bias = nullptr,
+                                   .row_start = row_start,
+                                   .E = s.E,
+                                   .N = s.N,
+                                   .K = factors[0].K,
+                                   .more = more,
+                                   .depth = depth,
+                                   .tall = 0,
+                                   .accumulate = accumulate == Accumulate::yes,
+                                   .activated = {}};
+  grouped_mma_launch<Layout::nn>(job, s.M, ctx);
 }
 
 void grouped_matmul_bf16_tn(float* C, const bf16* A, const bf16* B, const int* row_start, const GroupedShape& s,
@@ -193,6 +242,8 @@ void grouped_matmul_bf16_tn(float* C, const bf16* A, const bf16* B, const int* r
                                     .E = s.E,
                                     .N = s.N,
                                     .K = s.K,
+                                    .more = {},
+                                    .depth = s.K,
                                     .tall = tall_groups(s.M, s.E, matmul_bf16_slice),
                                     .accumulate = true,
                                     .activated = {}};

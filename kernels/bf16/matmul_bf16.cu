@@ -8,6 +8,11 @@
 // A slice is deep because the sums of a tile fill the registers: most products are then a single slice. After the last
 // k the factors are 0: a product of 0 changes no bit.
 //
+// Several products that are summed are one chain: x that q, k and v are made of gets dx = dq W_q + dk W_k + dv W_v, and k
+// runs through the rows of W_q, then of W_k, then of W_v. The k of each begins at a multiple of 32, the depth of a strip,
+// with zeros in front of it; slices are cut from the k of all. So dx is rounded once, and written once: product by
+// product it would be rounded three times, and read twice in between.
+//
 // In a feed-forward layer an activation follows: y = act(C), or y = act(g) * C with the product g of another matrix.
 // Here it is made in the end of the product, of each C as it is stored: C is then not read again, which is a third of
 // the bytes that a kernel for act(g) * C moves, and half of those for act(C). The bits are those of that kernel.
@@ -79,6 +84,25 @@ template void matmul_bf16_ref(float*, const bf16*, const bf16*, size_t, size_t, 
 template void matmul_bf16_ref(bf16*, const bf16*, const bf16*, size_t, size_t, size_t, Layout, Accumulate,
                               MmaArithmetic, const float*);
 
+// The factors side by side, with the zeros between them, are two matrices.
+template <class Out>
+void matmul_bf16_joined_ref(Out* C, std::span<const MmaFactors> factors, size_t M, size_t N, Accumulate accumulate,
+                            MmaArithmetic arithmetic) {
+  const size_t K = joined_depth(factors);
+  std::vector<bf16> A(M * K), B(K * N);
+  size_t k0 = 0;
+  for (const MmaFactors& f : factors) {
+    for (size_t k = 0; k < f.K; k++) {
+      for (size_t m = 0; m < M; m++) A[m * K + k0 + k] = f.A.data[m * f.A.ld + k];
+      for (size_t n = 0; n < N; n++) B[(k0 + k) * N + n] = f.B.data[k * f.B.ld + n];
+    }
+    k0 += round_up(f.K, joined_unit);
+  }
+  matmul_bf16_ref(C, A.data(), B.data(), M, N, K, Layout::nn, accumulate, arithmetic, nullptr);
+}
+template void matmul_bf16_joined_ref(float*, std::span<const MmaFactors>, size_t, size_t, Accumulate, MmaArithmetic);
+template void matmul_bf16_joined_ref(bf16*, std::span<const MmaFactors>, size_t, size_t, Accumulate, MmaArithmetic);
+
 // ---- kernel: the tile of a block is in kernels/bf16/matmul_bf16_tile.cuh
 
 template <class Out>
@@ -87,6 +111,8 @@ struct MmaJob {
   Matrix<const bf16> A, B;
   const float* bias;
   size_t M, N, K;
+  MoreFactors more;  // in nn
+  size_t depth;      // K, or that of all factors
   bool accumulate;
   float* totals;  // (M,N) of scratch, where there are several slices: the slices that are done
   // True: every slice is a block's own, that of blockIdx.z, and C the first of as many matrices (M, C.ld).
@@ -98,12 +124,12 @@ template <Layout layout, bool aligned, class Out>
 __global__ void __launch_bounds__(mma_threads, mma_blocks) matmul_bf16_kernel(MmaJob<Out> job) {
   DYNAMIC_SHARED(bf16, shared);
   const size_t m0 = size_t{blockIdx.x} * mma_tile_rows, n0 = size_t{blockIdx.y} * mma_tile_rows;
-  MmaBlock<Out> block = {job.C, {job.totals, job.N}, job.A,        job.B, job.bias, m0, job.M, n0, job.N,
-                         job.K, job.accumulate,      job.activated};
+  MmaBlock<Out> block = {job.C, {job.totals, job.N}, job.A,    job.B,     job.bias,       m0,           job.M, n0,
+                         job.N, job.K,               job.more, job.depth, job.accumulate, job.activated};
   if constexpr (layout == Layout::tn) {
     if (job.side_by_side) {
       const size_t k = blockIdx.z * matmul_bf16_slice;
-      block.K = job.K - k < matmul_bf16_slice ? job.K - k : matmul_bf16_slice;
+      block.depth = block.K = job.K - k < matmul_bf16_slice ? job.K - k : matmul_bf16_slice;
       block.A.data += k * job.A.ld;
       block.B.data += k * job.B.ld;
       block.C.data += blockIdx.z * job.M * job.C.ld;
@@ -129,14 +155,15 @@ static size_t slices_side_by_side(size_t M, size_t N, size_t K, Layout layout) {
 template <Layout layout, bool aligned, class Out>
 static void launch_mma(const MmaJob<Out>& job, size_t slices, Context& ctx) {
   const size_t columns = ceil_div(job.N, mma_tile_rows);
-  require(columns <= 65535 && job.K <= mma_most_k, "matmul_bf16: N %zu or K %zu is too large for a grid", job.N, job.K);
+  require(columns <= 65535 && job.depth <= mma_most_k, "matmul_bf16: N %zu or K %zu is too large for a grid", job.N,
+          job.depth);
   const dim3 grid(grid_of(ceil_div(job.M, mma_tile_rows)).x, unsigned(columns), unsigned(slices));
   launch(matmul_bf16_kernel<layout, aligned, Out>, grid, mma_threads, mma_shared, ctx, job);
 }
 
 template <class Out>
 static void launch_mma(const MmaJob<Out>& job, Layout layout, size_t slices, Context& ctx) {
-  const bool aligned = mma_aligned(job.A) && mma_aligned(job.B);
+  const bool aligned = mma_aligned(job.A, job.B, job.more);
   const auto launch_layout = [&]<Layout l>() {
     return aligned ? launch_mma<l, true>(job, slices, ctx) : launch_mma<l, false>(job, slices, ctx);
   };
@@ -176,10 +203,15 @@ static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& c
   const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
   if (to.y && !to.g && to.act == Activation::gelu_tanh && multiply(accumulate, {.bias = job.bias, .gelu = to.y}))
     return;
-  if (!multiply(accumulate, {.bias = job.bias})) {
+  if (multiply(accumulate, {.bias = job.bias})) {
+    for (int i = 0; i < job.more.count; i++) {
+      const MmaFactors& f = job.more.at[i];
+      matmul_cublas(job.C, f.A, f.B, job.M, job.N, f.K, layout, Accumulate::yes, {}, ctx);
+    }
+  } else {
     // A bias that cuBLASLt cannot add: C begins as it, which is a product of depth 0.
     MmaJob<Out> first = job;
-    first.K = 0;
+    first.K = first.depth = 0;
     first.activated = {};
     launch_mma(first, layout, 1, ctx);
     multiply(Accumulate::yes, {});
@@ -194,7 +226,8 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
   require_activated("matmul_bf16", job.activated, layout, accumulate, storage_of<Out>);
   if (job.M == 0 || job.N == 0) return;
   if (ctx.device == Device::cpu) {
-    matmul_bf16_cpu(job.C, job.A, job.B, job.M, job.N, job.K, layout, accumulate, job.bias, ctx);
+    const MmaFactors factors = {job.A, job.B, job.K};
+    matmul_bf16_cpu(job.C, {&factors, 1}, job.M, job.N, layout, accumulate, job.bias, ctx);
     if constexpr (storage_of<Out> == Storage::bf16) activate(job.activated, job.C.data, job.M * job.N, ctx);
     return;
   }
@@ -212,6 +245,8 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
                                            .M = job.M,
                                            .N = job.N,
                                            .K = job.K,
+                                           .more = {},
+                                           .depth = job.K,
                                            .accumulate = false,
                                            .totals = nullptr,
                                            .side_by_side = true,
@@ -220,7 +255,7 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
       return matmul_add_slices(job.C, totals.data, pitch, slices, job.bias, job.M, job.N, accumulate, ctx);
     }
   }
-  if (const size_t totals = totals_of_slices(job.M, job.N, job.K)) job.totals = ctx.scratch(totals);
+  if (const size_t totals = totals_of_slices(job.M, job.N, job.depth)) job.totals = ctx.scratch(totals);
   launch_mma(job, layout, 1, ctx);
 }
 
@@ -248,6 +283,8 @@ static void multiply(StoredMatrix<void> C, Matrix<const bf16> A, Matrix<const bf
                              .M = M,
                              .N = N,
                              .K = K,
+                             .more = {},
+                             .depth = K,
                              .accumulate = accumulate == Accumulate::yes,
                              .totals = nullptr,
                              .side_by_side = false,
@@ -265,6 +302,36 @@ void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size
                  Accumulate accumulate, Context& ctx, const float* bias, const Activated& activated) {
   multiply({C, N}, {A, packed_lda(M, K, layout)}, {B, packed_ldb(N, K, layout)}, M, N, K, layout, accumulate, ctx, bias,
            activated);
+}
+
+size_t joined_depth(std::span<const MmaFactors> factors) {
+  size_t depth = 0;
+  for (const MmaFactors& f : factors) depth = round_up(depth, joined_unit) + f.K;
+  return depth;
+}
+
+void matmul_bf16_joined(Reals C, std::span<const MmaFactors> factors, size_t M, size_t N, Accumulate accumulate,
+                        Context& ctx) {
+  const MoreFactors more = more_factors("matmul_bf16_joined", factors);
+  with_storage(C, [&](auto stored) {
+    using Out = decltype(stored);
+    const Matrix<Out> c = {C.as<Out>(), N};
+    if (ctx.device == Device::cpu) return matmul_bf16_cpu(c, factors, M, N, Layout::nn, accumulate, nullptr, ctx);
+    const MmaJob<Out> job = {.C = c,
+                             .A = factors[0].A,
+                             .B = factors[0].B,
+                             .bias = nullptr,
+                             .M = M,
+                             .N = N,
+                             .K = factors[0].K,
+                             .more = more,
+                             .depth = joined_depth(factors),
+                             .accumulate = accumulate == Accumulate::yes,
+                             .totals = nullptr,
+                             .side_by_side = false,
+                             .activated = {}};
+    matmul_bf16_of(job, Layout::nn, ctx);
+  });
 }
 
 // Of matrices as they are stored (kernels/matmul.h).

@@ -1,5 +1,7 @@
 // matmul_bf16: products of bf16 matrices on tensor cores. What it computes, and how: kernels/bf16/matmul_bf16.cu
 #pragma once
+#include <span>
+
 #include "core/nonlinear.cuh"
 #include "core/mma.h"
 #include "core/storage.h"
@@ -30,6 +32,22 @@ void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size
 void matmul_bf16(StoredMatrix<void> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
                  Layout layout, Accumulate accumulate, Context& ctx, const float* bias = nullptr);
 
+// What is multiplied in one of several products that are summed.
+struct MmaFactors {
+  Matrix<const bf16> A, B;
+  size_t K;
+};
+constexpr size_t most_factors = 6;
+// The k of all of them stand behind one another, each beginning at a multiple of joined_unit; how deep that is.
+constexpr size_t joined_unit = 32;
+size_t joined_depth(std::span<const MmaFactors> factors);
+
+// C (M,N) = A_0 B_0 + A_1 B_1 + ..., or C + that: one sum, rounded once. Layout nn: A_i (M,K_i), B_i (K_i,N), of up to
+// most_factors, K_i > 0. Scratch: that of a product of K = joined_depth(). cuBLASLt multiplies one after the other, and
+// rounds a C of bf16 after each.
+void matmul_bf16_joined(Reals C, std::span<const MmaFactors> factors, size_t M, size_t N, Accumulate accumulate,
+                        Context& ctx);
+
 // Both gradients of a linear layer y = x W^T + b: dW (out,in) += dy^T x, db (out) += column sum of dy; db may be null.
 // x (N,in), dy (N,out). With cuBLASLt one product makes both.
 void linear_gradients_bf16(float* dW, float* db, const bf16* dy, const bf16* x, size_t N, size_t out, size_t in,
@@ -50,9 +68,10 @@ void require_activated(const char* operation, const Activated& to, Layout layout
 
 // ---- on the CPU: kernels/cpu/matmul_bf16_cpu.cpp
 
+// Several factors: in layout nn.
 template <class Out>
-void matmul_bf16_cpu(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
-                     Layout layout, Accumulate accumulate, const float* bias, Context& ctx);
+void matmul_bf16_cpu(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_t N, Layout layout,
+                     Accumulate accumulate, const float* bias, Context& ctx);
 size_t matmul_bf16_cpu_scratch(size_t M, size_t N, size_t K);
 
 // ---- reference, of matrices without gaps
@@ -60,5 +79,8 @@ size_t matmul_bf16_cpu_scratch(size_t M, size_t N, size_t K);
 template <class Out>
 void matmul_bf16_ref(Out* C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
                      Accumulate accumulate, MmaArithmetic arithmetic, const float* bias);
+template <class Out>
+void matmul_bf16_joined_ref(Out* C, std::span<const MmaFactors> factors, size_t M, size_t N, Accumulate accumulate,
+                            MmaArithmetic arithmetic);
 
 }  // namespace gated

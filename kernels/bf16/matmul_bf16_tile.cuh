@@ -52,6 +52,18 @@ constexpr int mma_blocks = 2;  // side by side on a multiprocessor: the register
 constexpr size_t mma_shared = size_t{mma_stages} * 2 * mma_strip_elements * sizeof(bf16);
 constexpr size_t mma_most_k = size_t{1} << 35;  // strips are counted in ints
 static_assert(matmul_bf16_slice % mma_strip_k == 0, "a slice is a whole number of strips");
+static_assert(joined_unit == mma_strip_k, "the factors of a sum begin with a strip");
+
+// What follows the first A, B and K where several products are summed (matmul_bf16_joined()).
+struct MoreFactors {
+  MmaFactors at[most_factors - 1];
+  int count;
+};
+
+// Do the lines of a matrix begin on boundaries of a chunk?
+HD bool mma_aligned(Matrix<const bf16> m) {
+  return uintptr_t(m.data) % 16 == 0 && m.ld % mma_chunk == 0;
+}
 
 // One operand: 128 rows of it (of A; columns of B) and 32 k at a time.
 template <bool k_along_memory, bool aligned>
@@ -69,6 +81,7 @@ struct MmaStrip {
 
   // Asks for the strip that begins at k0. A thread owns two chunks; what is past the matrix is 0.
   __device__ void copy(bf16* shared, size_t k0, AsyncCopies& copies) const {
+    const bool on_boundaries = mma_aligned(matrix);
 #pragma unroll 1  // the addresses of a second chunk would take registers that the sums need
     for (int i = threadIdx.x; i < mma_strip_elements / mma_chunk; i += mma_threads) {
       const int line = i / chunks, c = i % chunks;
@@ -77,7 +90,7 @@ struct MmaStrip {
       const size_t at = k_along_memory ? row * matrix.ld + k : k * matrix.ld + row;
       const size_t left = row >= rows || k >= K ? 0 : k_along_memory ? K - k : rows - row;
       bf16* const to = shared + place(line, c);
-      if constexpr (aligned) {  // ld is a multiple of 8, so a chunk is on its boundary; a line may end inside one
+      if (aligned || on_boundaries) {  // ld is a multiple of 8: a chunk is on its boundary; a line may end inside one
         const unsigned bytes = left < mma_chunk ? 2 * unsigned(left) : 16;
         copies.copy16(to, matrix.data + (bytes ? at : 0), bytes);
       } else {
@@ -109,6 +122,8 @@ struct MmaBlock {
   Matrix<const bf16> A, B;
   const float* bias;  // or null
   size_t m0, m_end, n0, n_end, K;
+  MoreFactors more;  // in nn; k from 0 to K is then that of A and B
+  size_t depth;      // K, or that of all factors
   bool accumulate;
   Activated activated;
 };
@@ -141,7 +156,7 @@ template <bool may_activate, class Out>
 __device__ void end_quad(const MmaBlock<Out>& block, size_t m, size_t n, Quad x) {
   Out* const c = block.C.data + m * block.C.ld;
   const bool quads = rows_on_quads(block.C.data, block.C.ld);
-  if (block.K > matmul_bf16_slice) {
+  if (block.depth > matmul_bf16_slice) {
     const Matrix<float>& totals = block.totals;
     const Quad total =
         load_quad_inside(totals.data + m * totals.ld, n, block.n_end, rows_on_quads(totals.data, totals.ld));
@@ -176,17 +191,37 @@ template <Layout layout, bool aligned, class Out>
 __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* shared) {
   using StripA = MmaStrip<layout != Layout::tn, aligned>;
   using StripB = MmaStrip<layout == Layout::nt, aligned>;
-  const StripA strip_a{block.A, block.m_end, block.K, block.m0};
-  const StripB strip_b{block.B, block.n_end, block.K, block.n0};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp / 4 * 64, column = warp % 4 * 32;
-  const int strips = int((block.K + mma_strip_k - 1) / mma_strip_k);
+  const auto strips_of = [](size_t depth) { return int((depth + mma_strip_k - 1) / mma_strip_k); };
+  const int strips = strips_of(block.depth);
+
+  // Of several products a thread needs other addresses from some strip on. They stand in shared memory: registers are
+  // for sums. `joined` is the number of the factors that strips are copied of, which begin with strip `begins`.
+  constexpr bool joins = layout == Layout::nn;
+  STATIC_SHARED(MmaFactors, factors, [joins ? most_factors : 1]);
+  int joined = 0, begins = 0;
+  if constexpr (joins) {
+    if (threadIdx.x == 0) {
+      factors[0] = {block.A, block.B, block.K};
+#pragma unroll
+      for (int i = 0; i < int(most_factors) - 1; i++)
+        if (i < block.more.count) factors[i + 1] = block.more.at[i];
+    }
+    __syncthreads();  // they are there
+  }
 
   AsyncCopies copies;
   const auto pair = [&](int s) { return shared + s % mma_stages * 2 * mma_strip_elements; };
   const auto copy = [&](int s) {
     if (s < strips) {
-      strip_a.copy(pair(s), size_t(s) * mma_strip_k, copies);
-      strip_b.copy(pair(s) + mma_strip_elements, size_t(s) * mma_strip_k, copies);
+      MmaFactors f = {block.A, block.B, block.K};
+      if constexpr (joins) {
+        if (s - begins == strips_of(factors[joined].K)) begins = s, joined++;
+        f = factors[joined];
+      }
+      const size_t k0 = size_t(s - begins) * mma_strip_k;
+      StripA{f.A, block.m_end, f.K, block.m0}.copy(pair(s), k0, copies);
+      StripB{f.B, block.n_end, f.K, block.n0}.copy(pair(s) + mma_strip_elements, k0, copies);
     }
     copies.commit();  // an empty group where there is no strip, so that groups count strips
   };
@@ -262,9 +297,21 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
 
 // ---- for launchers
 
-// Do the lines of a matrix begin on boundaries of a chunk?
-inline bool mma_aligned(Matrix<const bf16> m) {
-  return uintptr_t(m.data) % 16 == 0 && m.ld % mma_chunk == 0;
+// Do all lines begin on boundaries of a chunk?
+inline bool mma_aligned(Matrix<const bf16> A, Matrix<const bf16> B, const MoreFactors& more) {
+  bool aligned = mma_aligned(A) && mma_aligned(B);
+  for (int i = 0; i < more.count; i++) aligned = aligned && mma_aligned(more.at[i].A) && mma_aligned(more.at[i].B);
+  return aligned;
+}
+
+// All but the first of several factors.
+inline MoreFactors more_factors(const char* operation, std::span<const MmaFactors> factors) {
+  require(!factors.empty() && factors.size() <= most_factors, "%s: %zu products, expected 1 to %zu", operation,
+          factors.size(), most_factors);
+  for (const MmaFactors& f : factors) require(f.K > 0, "%s: a product over nothing", operation);
+  MoreFactors more = {};
+  for (; more.count < int(factors.size()) - 1; more.count++) more.at[more.count] = factors[size_t(more.count) + 1];
+  return more;
 }
 
 }  // namespace gated

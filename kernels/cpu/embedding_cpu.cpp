@@ -9,9 +9,10 @@
 namespace gated {
 
 template <class S>
-void embedding_forward_cpu(S* h, const int* ids, const float* weight, const EmbeddingExtras& extras, size_t N, size_t C,
+void embedding_forward_cpu(S* h, const int* ids, const S* weight, const EmbeddingExtras& extras, size_t N, size_t C,
                            size_t V) {
   const float scale = extras.scale ? *extras.scale : 1.0f;
+  const S* const positions = extras.positions.as<S>();
 #pragma omp parallel for if (worth_waking(N * C))
   for (size_t n = 0; n < N; n++) {
     S* hn = h + n * C;
@@ -20,10 +21,10 @@ void embedding_forward_cpu(S* h, const int* ids, const float* weight, const Embe
       std::fill_n(hn, C, S(NAN));
       continue;
     }
-    const float *w = weight + id * C, *p = extras.positions ? extras.positions + n % extras.T * C : nullptr;
+    const S *w = weight + id * C, *p = positions ? positions + n % extras.T * C : nullptr;
     for (size_t c = 0; c < C; c++) {
       const float row = w[c] * scale;
-      hn[c] = S(p ? row + p[c] : row);
+      hn[c] = S(p ? row + float(p[c]) : row);
     }
   }
 }
@@ -55,16 +56,15 @@ void embedding_backward_cpu(float* dweight, const S* dh, const TokenGroups& grou
 IN_FLOAT_AND_BF16(embedding_backward_cpu);
 
 template <class S>
-void embedding_row_sums_cpu(float* row_sums, const S* dh, const int* ids, const float* weight, size_t N, size_t C,
+void embedding_row_sums_cpu(float* row_sums, const S* dh, const int* ids, const S* weight, size_t N, size_t C,
                             size_t V) {
 #pragma omp parallel for
   for (size_t n = 0; n < N; n++) {
     const size_t id = ids[n];
     row_sums[n] = NAN;
     if (id >= V) continue;
-    const S* d = dh + n * C;
-    const float* w = weight + id * C;
-    row_sums[n] = row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(float(d[c]), w[c], acc); });
+    const S *d = dh + n * C, *w = weight + id * C;
+    row_sums[n] = row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(float(d[c]), float(w[c]), acc); });
   }
 }
 IN_FLOAT_AND_BF16(embedding_row_sums_cpu);

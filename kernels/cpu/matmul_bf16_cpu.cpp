@@ -33,13 +33,26 @@ struct Workspace {
 };
 
 template <MmaArithmetic arithmetic, class Out>
-void product(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K, Layout layout,
-             bool accumulate, const float* bias, Context& ctx) {
+void product(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_t N, Layout layout, bool accumulate,
+             const float* bias, Context& ctx) {
+  const size_t K = joined_depth(factors);
   const Workspace work(M, N, K, Pieces(ctx.scratch<unsigned char>(matmul_bf16_cpu_scratch(M, N, K))));
   const size_t panels = ceil_div(N, lanes), slices = std::max<size_t>(1, ceil_div(K, matmul_bf16_slice));
-  // Strides of A from row to row and from k to k; of B from column to column.
-  const size_t a_row = layout == Layout::tn ? 1 : A.ld, a_k = layout == Layout::tn ? A.ld : 1;
-  const size_t b_column = layout == Layout::nt ? B.ld : 1, b_k = layout == Layout::nt ? 1 : B.ld;
+  // The factors that step s of a slice from k0 on multiplies: their strides from row to row of A, from column to column
+  // of B and from k to k, and how many of the step's k they have.
+  struct Step {
+    const bf16 *a, *b;
+    size_t a_row, a_k, b_column, b_k, count;
+  };
+  const auto step_of = [&](size_t k0, size_t s) -> Step {
+    size_t k = k0 + s * mma_depth, i = 0;
+    for (size_t all; i + 1 < factors.size() && k >= (all = round_up(factors[i].K, joined_unit)); i++) k -= all;
+    const auto& [A, B, own_K] = factors[i];
+    const size_t a_row = layout == Layout::tn ? 1 : A.ld, a_k = layout == Layout::tn ? A.ld : 1;
+    const size_t b_column = layout == Layout::nt ? B.ld : 1, b_k = layout == Layout::nt ? 1 : B.ld;
+    const size_t count = k < own_K ? std::min(mma_depth, own_K - k) : 0;
+    return {A.data + k * a_k, B.data + k * b_k, a_row, a_k, b_column, b_k, count};
+  };
   for (size_t m0 = 0; m0 < M; m0 += block_rows) {
     const size_t count = std::min(block_rows, M - m0), groups = ceil_div(count, rows_together);
     for (size_t slice = 0; slice < slices; slice++) {
@@ -48,12 +61,13 @@ void product(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M
       // After the last row stands the last row again.
 #pragma omp parallel for
       for (size_t g = 0; g < groups; g++)
-        for (size_t s = 0; s < steps; s++)
+        for (size_t s = 0; s < steps; s++) {
+          const Step step = step_of(k0, s);
           for (size_t r = 0; r < rows_together; r++) {
-            const size_t m = m0 + std::min(g * rows_together + r, count - 1), k = k0 + s * mma_depth;
-            work.rows[(g * steps + s) * rows_together + r] =
-                mma_row(A.data + m * a_row + k * a_k, a_k, std::min(mma_depth, k0 + depth - k));
+            const size_t m = m0 + std::min(g * rows_together + r, count - 1);
+            work.rows[(g * steps + s) * rows_together + r] = mma_row(step.a + m * step.a_row, step.a_k, step.count);
           }
+        }
 #pragma omp parallel
       {
         MmaPanel* const panel = work.panels + size_t(omp_get_thread_num()) * work.steps;
@@ -61,9 +75,8 @@ void product(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M
         for (size_t p = 0; p < panels; p++) {
           const size_t n0 = p * lanes, columns = std::min(lanes, N - n0);
           for (size_t s = 0; s < steps; s++) {
-            const size_t k = k0 + s * mma_depth;
-            panel[s] = mma_panel(B.data + n0 * b_column + k * b_k, b_k, b_column, std::min(mma_depth, k0 + depth - k),
-                                 columns);
+            const Step step = step_of(k0, s);
+            panel[s] = mma_panel(step.b + n0 * step.b_column, step.b_k, step.b_column, step.count, columns);
           }
           for (size_t g = 0; g < groups; g++) {
             vec sum[rows_together] = {};
@@ -92,16 +105,16 @@ void product(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M
 }  // namespace
 
 template <class Out>
-void matmul_bf16_cpu(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
-                     Layout layout, Accumulate accumulate, const float* bias, Context& ctx) {
+void matmul_bf16_cpu(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_t N, Layout layout,
+                     Accumulate accumulate, const float* bias, Context& ctx) {
   const auto run = ctx.mma_arithmetic == MmaArithmetic::hopper ? product<MmaArithmetic::hopper, Out>
                                                                : product<MmaArithmetic::ampere, Out>;
-  run(C, A, B, M, N, K, layout, accumulate == Accumulate::yes, bias, ctx);
+  run(C, factors, M, N, layout, accumulate == Accumulate::yes, bias, ctx);
 }
-template void matmul_bf16_cpu(Matrix<float>, Matrix<const bf16>, Matrix<const bf16>, size_t, size_t, size_t, Layout,
-                              Accumulate, const float*, Context&);
-template void matmul_bf16_cpu(Matrix<bf16>, Matrix<const bf16>, Matrix<const bf16>, size_t, size_t, size_t, Layout,
-                              Accumulate, const float*, Context&);
+template void matmul_bf16_cpu(Matrix<float>, std::span<const MmaFactors>, size_t, size_t, Layout, Accumulate,
+                              const float*, Context&);
+template void matmul_bf16_cpu(Matrix<bf16>, std::span<const MmaFactors>, size_t, size_t, Layout, Accumulate,
+                              const float*, Context&);
 
 size_t matmul_bf16_cpu_scratch(size_t M, size_t N, size_t K) {
   return Workspace(M, N, K, Pieces(nullptr)).bytes;
