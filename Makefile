@@ -356,6 +356,7 @@ $(REHEARSAL)/train: $(REHEARSAL)/main.o $(BUILD)/host.a $(BUILD)/release/layers.
 # The tests of the stand-in itself. That of the runtime plays the machine; the others need no nvcc.
 PTX_TESTS := $(patsubst tests/%.cpp,$(BUILD)/ptx/%,$(wildcard tests/test_ptx*.cpp))
 PTX_TESTS := $(filter-out $(if $(NVCC),,%/test_ptx_runtime),$(PTX_TESTS))
+$(PTX_TESTS): $(BUILD)/ptx/count.o
 $(filter-out %/test_ptx_runtime,$(PTX_TESTS)): $(BUILD)/ptx/machine.o
 $(BUILD)/ptx/test_ptx_runtime: $(addprefix $(BUILD)/ptx/,runtime.o stream.o cublas_lt.o)
 $(PTX_TESTS): %: %.o $(BUILD)/catch_main.o

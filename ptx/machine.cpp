@@ -22,8 +22,10 @@
 #include <set>
 #include <stdexcept>
 #include <unordered_map>
+#include <utility>
 
 #include "core/mma_lanes.h"
+#include "ptx/count.h"
 #include "ptx/thread.h"
 
 namespace ptx {
@@ -117,7 +119,7 @@ void* allocate(size_t bytes) {
   live_allocations[begin] = bytes;
   bytes_in_use += bytes;
   mark(begin, bytes, true);
-  memset(storage_of(begin), 0xFF, bytes);
+  if (!Counter::wanted()) memset(storage_of(begin), 0xFF, bytes);
   return reinterpret_cast<void*>(begin);
 }
 
@@ -313,7 +315,8 @@ struct Cell {
 
 class Machine : Services {
  public:
-  Fault launch(const Kernel& kernel, Index grid, Index block, size_t dynamic_shared, const void* parameters);
+  Fault launch(const Kernel& kernel, Index grid, Index block, size_t dynamic_shared, const void* parameters,
+               Counter* counter, const std::vector<uint64_t>& counted);
 
  private:
   [[noreturn]] void fault(Thread&, Space, uint64_t address, unsigned bytes, unsigned line) override;
@@ -367,6 +370,7 @@ class Machine : Services {
   std::unordered_map<uint64_t, std::vector<Cell>> global_cells_;  // of so many bytes of global memory each
   uint32_t epoch_ = 1, block_epoch_ = 1;                          // now, and when the block began
   std::vector<uint32_t> warp_epochs_;
+  Counter* counter_ = nullptr;  // with PTX_COUNT
 };
 
 // ---- orders
@@ -401,7 +405,8 @@ Order order_wanted() {
 
 // ---- one launch
 
-Fault Machine::launch(const Kernel& kernel, Index grid, Index block, size_t dynamic_shared, const void* parameters) {
+Fault Machine::launch(const Kernel& kernel, Index grid, Index block, size_t dynamic_shared, const void* parameters,
+                      Counter* counter, const std::vector<uint64_t>& counted) {
   kernel_ = &kernel;
   grid_ = grid, block_ = block;
   threads_ = block.x * block.y * block.z;
@@ -411,8 +416,9 @@ Fault Machine::launch(const Kernel& kernel, Index grid, Index block, size_t dyna
   warp_epochs_.assign(warps_, 1);
   make_fibers();
   lay_out_shared(dynamic_shared);
-  const bool watched = *environment("PTX_RACES", "0") == '1';
-  if (watched) cells_.assign(shared_.size() / 2, {});
+  counter_ = counter;
+  const bool watched = counter || *environment("PTX_RACES", "0") == '1';
+  if (watched && !counter) cells_.assign(shared_.size() / 2, {});
   global_cells_.clear();  // launches are in order
   for (uint32_t i = 0; i < threads_; i++) {
     Thread& t = fibers_[i]->thread;
@@ -433,7 +439,13 @@ Fault Machine::launch(const Kernel& kernel, Index grid, Index block, size_t dyna
     return fault_ == Fault::none;
   };
   const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
-  if (order.kind == Order::drawn && blocks <= 1u << 20) {
+  if (counter) {
+    for (uint64_t i : counted) {
+      counter->begin_block(i, threads_);
+      if (!run(i)) break;
+      counter->end_block();
+    }
+  } else if (order.kind == Order::drawn && blocks <= 1u << 20) {
     for (uint32_t i : order.of(uint32_t(blocks))) {
       lane_order_ = order.of(warp_size);
       warp_order_ = order.of(warps_);
@@ -517,6 +529,7 @@ void Machine::suspend() {
 //      (PTX ISA 9.7.13.1: bar.sync is barrier.sync.aligned)
 
 void Machine::barrier(Thread& t, uint32_t number, unsigned line) {
+  if (counter_ && t.lane == 0) counter_->warp_op(line);
   Fiber& f = fiber_of(t);
   f.state = Fiber::at_barrier, f.barrier = number, f.line = line;
   suspend();
@@ -608,13 +621,14 @@ bool Machine::complete(Fiber& f) {
     if (!never.empty()) who += " lanes" + runs(never) + words(" are beyond the block's %u threads", threads_);
     refuse(f.thread, who.c_str(), f.line);
   }
+  if (counter_) counter_->warp_op(f.line);
   switch (f.op) {
     case WarpOp::sync: warp_epochs_[warp] += !others; break;
     case WarpOp::shuffle: shuffle(lanes); break;
     case WarpOp::ballot: ballot(lanes); break;
     case WarpOp::ldmatrix: ldmatrix(lanes); break;
     case WarpOp::mma:
-      hopper_ ? mma<gated::MmaArithmetic::hopper>(lanes) : mma<gated::MmaArithmetic::ampere>(lanes);
+      if (!counter_) hopper_ ? mma<gated::MmaArithmetic::hopper>(lanes) : mma<gated::MmaArithmetic::ampere>(lanes);
       break;
   }
   for (Fiber* other : lanes)
@@ -740,9 +754,11 @@ void Machine::wait_copies(Thread& t, uint32_t pending) {
   for (; arrived < f.copies.size() && f.copies[arrived].group + pending < f.groups; arrived++) {
     const Fiber::Copy& copy = f.copies[arrived];
     unsigned char bytes[16] = {};
+    const bool watched = std::exchange(t.watched, t.watched && !counter_);  // (it is counted where it began)
     if (copy.bytes && t.watched) watch(t, Space::global, copy.from, copy.bytes, false, copy.line);
     memcpy(bytes, storage_of(copy.from), copy.bytes);
     memcpy(shared<uint64_t, 2>(t, copy.to, true, copy.line), bytes, 16);
+    t.watched = watched;
   }
   f.copies.erase(f.copies.begin(), f.copies.begin() + ptrdiff_t(arrived));
 }
@@ -750,6 +766,7 @@ void Machine::wait_copies(Thread& t, uint32_t pending) {
 // ---- races
 
 void Machine::watch(Thread& t, Space space, uint64_t address, unsigned bytes, bool write, unsigned line) {
+  if (counter_) return counter_->access(t, space, address, bytes, write, line);
   if (bytes == 1) refuse(t, "the watch for races knows no accesses to single bytes", line);
   const uint32_t me = uint32_t(t.warp * warp_size + t.lane);
   const Access now{epoch_, warp_epochs_[t.warp], me, line};
@@ -859,7 +876,18 @@ Fault run(const Kernel& kernel, Extent grid, Extent block, size_t dynamic_shared
   static std::set<std::string> launched;
   if (const char* const file = getenv("PTX_LAUNCHED"); file && launched.insert(kernel.name).second)
     std::ofstream(file, std::ios::app) << kernel.name << std::endl;
-  return machine.launch(kernel, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, dynamic_shared, parameters);
+  static struct Counted : Counter {
+    ~Counted() {
+      if (wanted()) write();
+    }
+  } counter;
+  std::vector<uint64_t> counted;
+  if (Counter::wanted()) {
+    counted = counter.blocks_of(kernel, grid, block, dynamic_shared, parameters);
+    if (counted.empty()) return Fault::none;
+  }
+  return machine.launch(kernel, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, dynamic_shared, parameters,
+                        Counter::wanted() ? &counter : nullptr, counted);
 }
 
 }  // namespace ptx

@@ -1,0 +1,134 @@
+#include "ptx/count.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <set>
+
+namespace ptx {
+
+bool Counter::wanted() {
+  static const bool is = getenv("PTX_COUNT") && *getenv("PTX_COUNT");
+  return is;
+}
+
+uint64_t Counter::pieces(const std::vector<uint64_t>& addresses, unsigned bytes, unsigned of) {
+  std::set<uint64_t> touched;
+  for (uint64_t a : addresses)
+    for (uint64_t piece = a / of; piece <= (a + bytes - 1) / of; piece++) touched.insert(piece);
+  return touched.size();
+}
+
+uint64_t Counter::wavefronts(const std::vector<uint64_t>& addresses, unsigned bytes) {
+  const size_t at_once = bytes <= 4 ? 32 : bytes == 8 ? 16 : 8;
+  uint64_t turns = 0;
+  std::set<uint64_t> seen;
+  for (size_t i = 0; i < addresses.size(); i += at_once) {
+    std::set<uint64_t> words[32];
+    size_t most = 0;
+    for (size_t j = i; j < std::min(i + at_once, addresses.size()); j++)
+      for (uint64_t word = addresses[j] / 4; word <= (addresses[j] + bytes - 1) / 4; word++) {
+        if (!seen.insert(word).second) continue;
+        words[word % 32].insert(word);
+        most = std::max(most, words[word % 32].size());
+      }
+    turns += most;
+  }
+  return turns;
+}
+
+std::vector<uint64_t> Counter::blocks_of(const Kernel& kernel, Extent grid, Extent block, size_t dynamic,
+                                         const void* parameters) {
+  std::string key = kernel.name;
+  for (const Extent& e : {grid, block, {unsigned(dynamic)}})
+    for (unsigned n : {e.x, e.y, e.z}) key.append(1, ' ').append(std::to_string(n));
+  std::vector<char> arguments(kernel.parameter_bytes);
+  if (!arguments.empty()) memcpy(arguments.data(), parameters, arguments.size());
+  for (size_t i = 0; i + 8 <= arguments.size(); i += 8) {
+    uint64_t word;
+    memcpy(&word, &arguments[i], 8);
+    if (word - device_begin < device_bytes) memset(&arguments[i], 1, 8);
+  }
+  key.append(1, ' ').append(arguments.begin(), arguments.end());
+  const auto [found, is_new] = known_.emplace(key, launches_.size());
+  if (!is_new) {
+    launches_[found->second].times++;
+    return {};
+  }
+  launches_.push_back({kernel.name, kernel.file, grid, block, dynamic, kernel.static_shared, 1, 0, {}});
+  launch_ = &launches_.back();
+  const uint64_t all = uint64_t(grid.x) * grid.y * grid.z;
+  std::vector<uint64_t> blocks;
+  if (all <= 6)
+    for (uint64_t i = 0; i < all; i++) blocks.push_back(i);
+  else
+    blocks = {all / 8, 3 * all / 8, 5 * all / 8, 7 * all / 8, 0, all - 1};
+  launch_->sampled = std::min<uint64_t>(all, all <= 6 ? 6 : 4);
+  return blocks;
+}
+
+void Counter::begin_block(uint64_t block, uint32_t threads) {
+  const uint64_t all = uint64_t(launch_->grid.x) * launch_->grid.y * launch_->grid.z;
+  in_sum_ = all <= 6 || (block != 0 && block != all - 1);
+  threads_ = threads;
+  lines_of_block_.clear(), visits_.clear(), groups_.clear();
+}
+
+void Counter::access(const Thread& t, Space space, uint64_t address, unsigned bytes, bool write, unsigned line) {
+  const uint32_t warp = t.warp;
+  auto& visits = visits_[{line, space, warp}];
+  visits.resize(32);
+  const uint32_t visit = visits[t.lane]++;
+  const auto group = groups_.try_emplace({line, space, warp, visit}).first;
+  group->second.addresses.push_back(address);
+  group->second.bytes = bytes, group->second.write = write;
+  if (group->second.addresses.size() == std::min(32u, threads_ - 32 * warp)) {
+    finish(line, space, group->second);
+    groups_.erase(group);
+  }
+}
+
+void Counter::finish(unsigned line, Space space, const Group& group) {
+  Line& l = lines_of_block_[{line, space}];
+  l.executions++, l.write = group.write, l.bytes += group.addresses.size() * group.bytes;
+  if (space == Space::global) {
+    l.sectors += pieces(group.addresses, group.bytes, 32);
+    l.wavefronts += pieces(group.addresses, group.bytes, 128);
+  } else {
+    l.wavefronts += wavefronts(group.addresses, group.bytes);
+  }
+  for (uint64_t a : group.addresses) l.first = std::min(l.first, a), l.last = std::max(l.last, a + group.bytes);
+}
+
+void Counter::end_block() {
+  for (const auto& [key, group] : groups_) finish(std::get<0>(key), std::get<1>(key), group);
+  for (const auto& [key, l] : lines_of_block_) {
+    Line& sum = launch_->lines[key];
+    sum.first = std::min(sum.first, l.first), sum.last = std::max(sum.last, l.last), sum.write = l.write;
+    if (!in_sum_) continue;
+    sum.executions += l.executions, sum.bytes += l.bytes, sum.sectors += l.sectors, sum.wavefronts += l.wavefronts;
+  }
+}
+
+// One launch a line. Of `lines`: where in the C++ file, which memory, read or written, then counts and addresses.
+void Counter::write() const {
+  std::ofstream out(getenv("PTX_COUNT"));
+  for (const Launch& l : launches_) {
+    out << "{\"kernel\": \"" << l.kernel << "\", \"file\": \"" << l.file << "\", \"grid\": [" << l.grid.x << ", "
+        << l.grid.y << ", " << l.grid.z << "], \"block\": [" << l.block.x << ", " << l.block.y << ", " << l.block.z
+        << "], \"dynamic\": " << l.dynamic << ", \"static\": " << l.fixed << ", \"times\": " << l.times
+        << ", \"sampled\": " << l.sampled << ", \"lines\": [";
+    const char* comma = "";
+    for (const auto& [key, line] : l.lines) {
+      const char* space = key.second == Space::global ? "global" : key.second == Space::shared ? "shared" : "warp";
+      out << comma << "[" << key.first << ", \"" << space << "\", " << (line.write ? 1 : 0) << ", " << line.executions
+          << ", " << line.bytes << ", " << line.sectors << ", " << line.wavefronts << ", "
+          << (line.last ? line.first : 0) << ", " << line.last << "]";
+      comma = ", ";
+    }
+    out << "]}\n";
+  }
+}
+
+}  // namespace ptx

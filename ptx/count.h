@@ -1,0 +1,73 @@
+// count: what a launch does to memory and to the pipes, counted where its threads run.
+//
+// PTX_COUNT=FILE: no launch runs whole. Of each one that differs from those before in more than its addresses, six blocks
+// run, the first, the last, and four that lie evenly between; FILE says what those four did, summed (all, where there are
+// no more than six). Device memory is then zeros that take no place, copies of more than a MiB and all memsets are left out,
+// and the device has 132 multiprocessors: a step of a model of any size can be counted on a laptop, and computes nothing.
+//
+// Accesses are counted by warps, as the hardware makes them (CUDA C++ Best Practices Guide, "Coalesced Access to Global
+// Memory" and "Shared Memory and Memory Banks"): the lanes that come to a line for the n-th time make one access.
+//   sectors     pieces of 32 bytes of global memory that the lanes touch
+//   wavefronts  turns that the access takes: of shared memory's 32 banks, each of which has one word of 4 bytes a turn; 8
+//               bytes a lane go by half warps, 16 by quarters, and a word is fetched once for all lanes. Of global memory
+//               one for each line of 128 bytes
+// scripts/gpu_model.py reads the file. tests/test_ptx.cpp
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ptx/machine.h"
+#include "ptx/thread.h"
+
+namespace ptx {
+
+class Counter {
+ public:
+  // Is there such a file to be written?
+  static bool wanted();
+  // Which blocks of this launch to run, in this order; none where it is as one before.
+  std::vector<uint64_t> blocks_of(const Kernel&, Extent grid, Extent block, size_t dynamic, const void* parameters);
+  void begin_block(uint64_t block, uint32_t threads);
+  void access(const Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line);
+  // An instruction that a warp executes once.
+  void warp_op(unsigned line) { lines_of_block_[{line, Space::local}].executions++; }
+  void end_block();
+  void write() const;
+
+  // How many pieces of `of` bytes the accesses touch.
+  static uint64_t pieces(const std::vector<uint64_t>& addresses, unsigned bytes, unsigned of);
+  static uint64_t wavefronts(const std::vector<uint64_t>& addresses, unsigned bytes);
+
+ private:
+  struct Line {
+    uint64_t executions = 0, bytes = 0, sectors = 0, wavefronts = 0;
+    uint64_t first = ~uint64_t{0}, last = 0;  // of the addresses, in all blocks that ran
+    bool write = false;
+  };
+  using Lines = std::map<std::pair<unsigned, Space>, Line>;
+  struct Launch {
+    std::string kernel, file;
+    Extent grid, block;
+    size_t dynamic, fixed;
+    uint64_t times = 0, sampled = 0;
+    Lines lines;
+  };
+  struct Group {  // lanes of a warp that are at a line for the same time
+    std::vector<uint64_t> addresses;
+    unsigned bytes = 0;
+    bool write = false;
+  };
+  void finish(unsigned line, Space space, const Group& group);
+
+  std::vector<Launch> launches_;
+  std::map<std::string, size_t> known_;
+  Launch* launch_ = nullptr;
+  bool in_sum_ = false;
+  uint32_t threads_ = 0;
+  Lines lines_of_block_;
+  std::map<std::tuple<unsigned, Space, uint32_t>, std::vector<uint32_t>> visits_;  // by line, space, warp: of each lane
+  std::map<std::tuple<unsigned, Space, uint32_t, uint32_t>, Group> groups_;
+};
+
+}  // namespace ptx

@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+"""How long each kernel of a training step would take on an H100, computed from its machine code: no GPU is needed, and none has
+been asked. `make gpu-model` builds what this reads.
+
+What is known of a launch, and from where:
+
+  launches     how many, grid, block, shared memory: the trainer itself, at true size, over the rehearsal's stand-in of CUDA's runtime
+  accesses     how often each line of PTX runs, sectors, turns of banks: six blocks of each launch, run on the CPU (ptx/count.h)
+  slots        instructions, loops and pipes: ptxas' machine code for sm_90 (scripts/sass.py). How often a block of instructions
+               runs is known from the accesses in it, which stand on the same line of the source in PTX and in machine code
+  occupancy    registers and shared memory: cuobjdump, CUDA's rules
+
+Each resource gives a time that the launch cannot be shorter than:
+
+  issue        slots of the four schedulers of a multiprocessor
+  tensor, fma, integer, mufu, fp64   cycles of a pipe
+  L1           turns of shared memory and of the first cache
+  latency      one warp alone, instruction by instruction, times the waves of blocks
+  L2, memory   bytes of all sectors; bytes of each array once
+  launch       the gap between two kernels
+
+The busiest multiprocessor counts: blocks are whole. The prediction is (sum of t^p)^(1/p) over these times: what is near the longest
+adds to it. p and the pipes' rates come from kernels of others whose speed is published; those that were held out say how far the
+sum can be trusted (--calibrate, results/gpu_calibration.json). The binding term is the longest.
+
+usage: scripts/gpu_model.py [--json=FILE] FOLDER NAME=COUNTS[,COUNTS] ...
+       scripts/gpu_model.py --calibrate FOLDER
+  FOLDER     of *.cubin
+  COUNTS     what PTX_COUNT has written of a run; of two, A,B, the first is taken off the second: a step more, layers more
+  --json     also writes everything there
+  --calibrate  FOLDER has kernels of others as cubins; prints predicted and published
+"""
+import glob
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+
+import gpu_calibration
+import sass
+from common import ROOT, ended, parser_of, read, refuse, write_whole
+
+# What the hardware is, and who says so. None of it is changed by a commit that changes a kernel.
+CONSTANTS = {
+    "multiprocessors": (132, "H100 SXM: NVIDIA H100 Tensor Core GPU Architecture (whitepaper), table 3"),
+    "clock": (1.755e9, "cycles a second under load. 1.83e9 is what 989 TFLOPS of bf16 mean (132 * 4096 a clock), and llm.c's "
+              "llmc/mfu.h; the PCIe card was seen at 1.755e9 and below: chipsandcheese.com, Nvidia's H100: Funny L2, and Tons of Bandwidth"),
+    "peak": (989.4e12, "bf16, dense: NVIDIA H100 datasheet"),
+    "memory": (3.35e12 * 0.9, "bytes a second: 3.35e12 by the datasheet; accesses of 16 bytes come near it (yencal.github.io, GPU memory "
+               "throughput optimization, H100): 0.9 of it is taken. An H200 has 4.8e12"),
+    "l2": (5.5e12, "bytes a second: 5.5 to 6e12 read on an H100 PCIe (chipsandcheese.com, as above); 3.6e12 copied on an SXM (a public "
+           "study of micro-benchmarks, CUDA Performance Study - NVIDIA H100 SXM5)"),
+    "latency of memory": (sass.GLOBAL, "cycles: 570.5 by pointer chasing (CUDA Performance Study - NVIDIA H100 SXM5)"),
+    "latency of shared memory": (sass.SHARED, "cycles: 28.6 (the same study); 29 in arXiv 2402.13499"),
+    "latency of mma": (sass.LATENCY["tensor"], "cycles of m16n8k16 into floats: 33 on A100 and on H100, arXiv 2402.13499, section on "
+                       "tensor cores"),
+    "rate of mma": (6.4 / 8, "mma.sync reaches 63 % of what wgmma does on an H100 (arXiv 2402.13499): 2576 of 4096 operations a clock, "
+                    "so 6.4 cycles of a quarter for m16n8k16 instead of A100's 8"),
+    "launch": (1.5e-6, "seconds from one kernel's end to the next one's begin in one stream or graph: about 1.3 to 2 in NVIDIA's "
+               "blog on CUDA graphs (Getting Started with CUDA Graphs)"),
+    "p": (2.3, "how near terms add up: the one constant that is fitted, to the two kernels of gpu_calibration.py that are marked so"),
+}
+C = {name: value for name, (value, _) in CONSTANTS.items()}
+TERMS = ["issue", "tensor", "fma", "integer", "mufu", "fp64", "L1", "latency", "L2", "memory", "launch"]
+
+
+def combined(terms):
+    """Seconds, of the times that each resource alone would take."""
+    longest = max(terms.values())
+    return longest * sum((t / longest) ** C["p"] for t in terms.values()) ** (1 / C["p"])
+
+
+def times_of(blocks, warps, at_once, pipes, turns, alone, l2_bytes, memory_bytes):
+    """The terms of a launch, in seconds. A block's: slots and cycles of pipes of all its warps, turns; a warp's cycles alone."""
+    second = 1 / C["clock"]
+    rounds = math.ceil(blocks / C["multiprocessors"])  # blocks that the busiest multiprocessor runs
+    terms = {pipe: rounds * cycles / 4 * second for pipe, cycles in pipes.items() if pipe in TERMS}
+    if "tensor" in terms:
+        terms["tensor"] *= C["rate of mma"]
+    terms["L1"] = rounds * turns * second
+    terms["latency"] = math.ceil(rounds / max(at_once, 1)) * alone * second
+    terms["L2"], terms["memory"], terms["launch"] = l2_bytes / C["l2"], memory_bytes / C["memory"], C["launch"]
+    return terms
+
+
+# ---- how often each block of instructions runs
+
+def executions(function, counted):
+    """For each block of a function how often a warp runs it, from how often it runs accesses: `counted` has that by kind and line.
+
+    Accesses of one kind on one line are taken to run equally often where they stand in the same loop. Where one line stands in
+    several loops, those in the innermost take what is left when the others have run once.
+    """
+    sites = defaultdict(list)  # of a kind on a line: blocks, once for each site
+    for n, block in enumerate(function.blocks):
+        for i in block.instructions:
+            if (kind := sass.kind_of(i.opcode, 1)) and (kind, i.line) in counted:
+                sites[kind, i.line].append(n)
+    found = defaultdict(list)
+    for key, where in sites.items():
+        loops = {function.blocks[n].loops for n in where}
+        if len(loops) == 1:
+            share = {n: counted[key] / len(where) for n in where}
+        else:
+            deepest = max(map(len, loops))
+            inside = [n for n in where if len(function.blocks[n].loops) == deepest]
+            outside = len(where) - len(inside)
+            share = {n: max(counted[key] - outside, 0) / len(inside) for n in inside}
+        for n, times in share.items():
+            found[n].append((len(loops) > 1, times))
+    times = {}
+    for n, estimates in found.items():
+        sure = sorted(t for unsure, t in estimates if not unsure) or sorted(t for _, t in estimates)
+        times[n] = sure[len(sure) // 2]
+    of_loop = defaultdict(float)
+    for n, t in times.items():
+        for loop in function.blocks[n].loops[-1:]:
+            of_loop[loop] = max(of_loop[loop], t)
+    guessed = 0
+    for n, block in enumerate(function.blocks):
+        if n in times:
+            continue
+        known = [of_loop[loop] for loop in reversed(block.loops) if loop in of_loop]
+        times[n] = known[0] if known else 1
+        guessed += bool(block.loops) and block.loops[-1] not in of_loop
+    return times, guessed
+
+
+def work_of(function, counted):
+    """Of one warp: slots and pipes' cycles, cycles alone, and the loop with the most slots as text."""
+    times, guessed = executions(function, counted)
+    pipes, alone, slots_of_loop, mma = defaultdict(float), 0.0, defaultdict(float), defaultdict(int)
+    static = defaultdict(int)
+    for n, block in enumerate(function.blocks):
+        for i in block.instructions:
+            pipe, cycles = i.pipe
+            pipes["issue"] += times[n]
+            pipes[pipe] += times[n] * cycles
+            for loop in block.loops[-1:]:
+                slots_of_loop[loop] += times[n]
+                static[loop] += 1
+                mma[loop] += pipe == "tensor"
+    done = set()
+    for n, block in enumerate(function.blocks):  # a loop without loops inside runs as one piece
+        key = block.loops[-1:] or n
+        if key in done or times[n] == 0:
+            continue
+        done.add(key)
+        body = [b for m, b in enumerate(function.blocks) if b.loops[-1:] == block.loops[-1:] and times[m] > 0] if block.loops else [block]
+        instructions = [i for b in body for i in b.instructions]
+        rounds = max(times[m] for m, b in enumerate(function.blocks) if b in body)
+        alone += rounds * sass.cycles_alone(instructions) if block.loops else sass.Warp().run(instructions)
+    main = max(slots_of_loop, key=slots_of_loop.get, default=None)
+    loop = {}
+    if main is not None:
+        loop = {"slots": static[main], "mma": mma[main], "share": slots_of_loop[main] / pipes["issue"]}
+    return pipes, alone, loop, guessed
+
+
+# ---- what was counted
+
+def annotated(path):
+    """For each line of a kernel's C++ the kind of access and the line of its source."""
+    lines, source = {}, ""
+    for number, text in enumerate(read(path).splitlines(), 1):
+        code, _, comment = text.partition("// ")
+        if not comment:
+            continue
+        if code.strip():
+            opcode = re.sub(r"^@!?%\w+\s+", "", comment).split(" ")[0]
+            lines[number] = (sass.kind_of(opcode, 2), source)
+        else:
+            source = comment.split(" in ")[0]
+    return lines
+
+
+def union(ranges):
+    """Groups of ranges that overlap, each as (bytes that it spans, bytes that were moved)."""
+    groups = []
+    for first, last, moved in sorted(ranges):
+        if groups and first < groups[-1][1]:
+            groups[-1][1] = max(groups[-1][1], last)
+            groups[-1][2] += moved
+        else:
+            groups.append([first, last, moved])
+    return [(last - first, moved) for first, last, moved in groups]
+
+
+class Launches:
+    """The launches of a run, or of one taken off another, by what they are."""
+
+    def __init__(self, names):
+        runs = [[json.loads(line) for line in read(name).splitlines()] for name in names.split(",")]
+        self.launches = runs[-1]
+        before = defaultdict(int)
+        for launch in runs[0] if len(runs) == 2 else []:
+            before[self.key(launch)] += launch["times"]
+        for launch in self.launches:
+            taken = min(before[self.key(launch)], launch["times"])
+            before[self.key(launch)] -= taken
+            launch["times"] -= taken
+        self.launches = [launch for launch in self.launches if launch["times"] > 0]
+
+    @staticmethod
+    def key(launch):
+        counts = [line[:7] for line in launch["lines"]]
+        return json.dumps([launch["kernel"], launch["grid"], launch["block"], launch["dynamic"], counts])
+
+
+def plain(names):
+    text = subprocess.run(["c++filt", "-p"], input="\n".join(names), capture_output=True, text=True).stdout
+    def short(name):
+        name = re.sub(r"gated(_nvcc)?::", "", name).replace("(Layout)0", "nt").replace("(Layout)1", "nn").replace("(Layout)2", "tn")
+        return re.sub(r"\(\w+\)(\d)", r"\1", name).replace(" ", "")
+    return dict(zip(names, map(short, text.splitlines())))
+
+
+def predict(launch, function, resources):
+    blocks = math.prod(launch["grid"])
+    threads = math.prod(launch["block"])
+    warps = -(-threads // 32)
+    counted, turns, ranges, sectors = defaultdict(float), 0, [], 0
+    lines = annotated(launch["file"])
+    for number, space, write, runs, _, line_sectors, line_turns, first, last in launch["lines"]:
+        kind, source = lines.get(number, (None, ""))
+        if space == "warp" or kind not in ("ldmatrix", "async", "barrier", "mma", "shuffle") or (kind == "async" and space == "global"):
+            counted[kind, source] += runs / launch["sampled"] / warps
+        turns += line_turns / launch["sampled"]
+        if space == "global":
+            moved = line_sectors * 32 / launch["sampled"] * blocks
+            sectors += moved
+            ranges.append((first, last, moved))
+    shared = resources.shared + launch["dynamic"]
+    at_once = sass.blocks_at_once(resources.registers, threads, shared)
+    pipes, alone, loop, guessed = work_of(function, counted)
+    memory = sum(min(span, moved) for span, moved in union(ranges))
+    terms = times_of(blocks, warps, at_once, {p: c * warps for p, c in pipes.items()}, turns, alone, sectors, memory)
+    bank = sum(l[6] for l in launch["lines"] if l[1] == "shared")
+    least = sum(max(l[4] / 128, l[3] if l[4] else 0) for l in launch["lines"] if l[1] == "shared")
+    return {"launches": launch["times"], "grid": launch["grid"], "threads": threads, "registers": resources.registers,
+            "shared": shared, "spilled": resources.stack, "blocks at once": at_once, "warps at once": at_once * warps,
+            "waves": blocks / (C["multiprocessors"] * max(at_once, 1)), "loop": loop, "loops without an access": guessed,
+            "slots a warp": pipes["issue"], "L2 bytes": sectors, "memory bytes": memory,
+            "turns of banks over the least": bank / least if least else None,
+            "terms": terms, "bound by": max(terms, key=terms.get), "seconds": combined(terms)}
+
+
+def model(folder, counts):
+    code, resources = {}, {}
+    for cubin in sorted(glob.glob(os.path.join(folder, "*.cubin"))):
+        resources |= sass.resources(cubin)
+        code |= {f.name: f for f in sass.disassembled(cubin, ROOT)}
+    rows = []
+    for launch in Launches(counts).launches:
+        if launch["kernel"] not in code:
+            refuse(f"{launch['kernel']}: in none of {folder}/*.cubin: they are of another build")
+        rows.append({"kernel": launch["kernel"]} | predict(launch, code[launch["kernel"]], resources[launch["kernel"]]))
+    names = plain([row["kernel"] for row in rows])
+    for row in rows:
+        row["kernel"] = names[row["kernel"]]
+    return sorted(rows, key=lambda row: -row["seconds"] * row["launches"])
+
+
+# ---- kernels of others
+
+def turns_in_order(instructions):
+    """Turns of L1 of accesses whose addresses stand side by side: 128 bytes a turn."""
+    turns = 0
+    for i in instructions:
+        if i.opcode.startswith(("LDS", "STS", "LDG", "STG", "LDGSTS", "RED")):
+            bytes_of_lane = 16 if ".128" in i.opcode or ".4" in i.opcode else 8 if ".64" in i.opcode or ".2" in i.opcode else 4
+            turns += bytes_of_lane // 4 * (2 if i.opcode.startswith("LDGSTS") else 1)
+    return turns
+
+
+def calibrate(folder):
+    """Each of gpu_calibration's kernels: what it is, published and predicted seconds. Only its main loop is counted."""
+    rows = []
+    for cubin, text, what, source, operations, published, blocks, threads, shared, opcode, of_one, turns, fitted in gpu_calibration.ROWS:
+        path = os.path.join(folder, cubin)
+        function = next(f for f in sass.disassembled(path, ROOT) if text in f.name)
+        resources = sass.resources(path)[function.name]
+        bodies = [[i for b in function.blocks if n in b.loops for i in b.instructions] for n in range(len(function.loops))]
+        body = max(bodies, key=lambda body: (sum(i.opcode.startswith(opcode) for i in body), -len(body)))  # the innermost
+        warps = -(-threads // 32)
+        ones = sum(i.opcode.startswith(opcode) for i in body)
+        rounds = operations / of_one / (blocks * warps) / ones
+        pipes = defaultdict(float)
+        for i in body:
+            pipes["issue"] += rounds * warps
+            pipes[i.pipe[0]] += rounds * warps * i.pipe[1]
+        turns_of_round = turns_in_order(body) if turns is None else turns
+        terms = times_of(blocks, warps, sass.blocks_at_once(resources.registers, threads, resources.shared + shared), pipes,
+                         rounds * warps * turns_of_round, rounds * sass.cycles_alone(body), 0, 0)
+        rows.append({"kernel": what, "source": source, "fitted": fitted, "slots": len(body), "of them": ones, "terms": terms,
+                     "published": operations / published, "predicted": combined(terms)})
+    return rows
+
+
+def calibration_table(rows):
+    lines = ["| kernel | | main loop, slots/products | bound by | published, µs | predicted, µs | off by |", "|---|---|--:|---|--:|--:|--:|"]
+    for row in rows:
+        terms = sorted(row["terms"].items(), key=lambda term: -term[1])[:3]
+        off = row["predicted"] / row["published"] - 1
+        lines.append(f"| {row['kernel']} | {'fitted' if row['fitted'] else 'held out'} | {row['slots']}/{row['of them']} | "
+                     f"{', '.join(f'{name} {t * 1e6:.0f}' for name, t in terms)} | {row['published'] * 1e6:.0f} | {row['predicted'] * 1e6:.0f} | "
+                     f"{100 * off:+.0f} % |")
+    return "\n".join(lines)
+
+
+HEAD = "| kernel | launches | grid × threads | waves | warps at once | registers | main loop, slots/mma | bound by | each, µs | all, ms |"
+
+
+def table(rows):
+    lines = [HEAD, "|---|--:|---|--:|--:|--:|---|---|--:|--:|"]
+    for row in rows:
+        loop = row["loop"]
+        slots = f"{loop['slots']}" + (f"/{loop['mma']}" if loop["mma"] else "") if loop else ""
+        terms = sorted(row["terms"].items(), key=lambda term: -term[1])[:2]
+        bound = ", ".join(f"{name} {t * 1e6:.0f}" for name, t in terms)
+        lines.append(f"| {row['kernel'].split('(')[0]} | {row['launches']} | {'·'.join(map(str, row['grid']))} × {row['threads']} | "
+                     f"{row['waves']:.2f} | {row['warps at once']} | {row['registers']} | {slots} | {bound} | {row['seconds'] * 1e6:.0f} | "
+                     f"{row['seconds'] * row['launches'] * 1e3:.2f} |")
+    total = sum(row["seconds"] * row["launches"] for row in rows)
+    lines.append(f"| all, *computed* | {sum(row['launches'] for row in rows)} | | | | | | | | {total * 1e3:.2f} |")
+    return "\n".join(lines), total
+
+
+def main():
+    parser = parser_of(__doc__)
+    parser.add_argument("--json")
+    parser.add_argument("--calibrate", action="store_true")
+    parser.add_argument("folder")
+    parser.add_argument("counts", nargs="*")
+    arguments = parser.parse_args()
+    for name in ("nvdisasm", "cuobjdump"):
+        if not sass.tool(name):
+            refuse(f"no {name}: CUDA's toolkit has it, and pip install triton brings one")
+    if arguments.calibrate:
+        print(calibration_table(calibrate(arguments.folder)))
+        return
+    result = {}
+    for named in arguments.counts:
+        name, _, counts = named.partition("=")
+        rows = model(arguments.folder, counts)
+        text, total = table(rows)
+        print(f"\n## {name}\n\n{text}")
+        result[name] = {"seconds": total, "kernels": rows}
+    if arguments.json:
+        write_whole(arguments.json, json.dumps({"constants": CONSTANTS, "models": result}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    ended(main)

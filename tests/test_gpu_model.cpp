@@ -1,0 +1,91 @@
+// scripts/gpu_model.py on machine code written here: the parser, the loops, the sums, all with answers known beforehand.
+#include "tests/script.h"
+
+using namespace gated;
+
+namespace {
+
+// Of one kernel: eight instructions before a loop, six in it, one behind it.
+const char* const listing = R"(
+//--------------------- .text.k --------------------------
+	.section	.text.k,"ax",@progbits
+.text.k:
+	//## File "/src/kernels/a.cu", line 3
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/                   S2R R2, SR_TID.X ;
+        /*0020*/              @!P0 BRA `(.L_x_0) ;
+        /*0030*/                   IMAD.WIDE R4, R2, 0x4, R6 ;
+.L_x_1:
+	//## File "/src/kernels/a.cu", line 5
+        /*0040*/                   LDG.E R8, desc[UR4][R4.64] ;
+        /*0050*/                   FFMA R9, R8, R8, R9 ;
+	//## File "/src/kernels/a.cu", line 6
+        /*0060*/                   MUFU.EX2 R10, R9 ;
+        /*0070*/                   HMMA.16816.F32.BF16 R12, R16, R20, R12 ;
+        /*0080*/                   ISETP.GE.AND P0, PT, R8, R1, PT ;
+        /*0090*/              @!P0 BRA `(.L_x_1) ;
+.L_x_0:
+	//## File "/src/kernels/a.cu", line 8
+        /*00a0*/                   STG.E desc[UR4][R4.64], R9 ;
+        /*00b0*/                   EXIT ;
+.L_x_2:
+        /*00c0*/                   BRA `(.L_x_2);
+        /*00d0*/                   NOP;
+        /*00e0*/                   NOP;
+)";
+
+}  // namespace
+
+TEST_CASE("gpu_model: machine code, its loops and their trips", "[scripts]") {
+  const Folder f;
+  f.write("a.sass", listing);
+  REQUIRE(f.python(R"(
+import gpu_model, sass
+[k] = sass.functions(open("a.sass").read(), "/src")
+print(k.name, [(hex(a), hex(b)) for a, b in k.loops])
+print([(len(b.instructions), b.loops) for b in k.blocks])
+body = [i for b in k.blocks if b.loops == (0,) for i in b.instructions]
+print([i.opcode for i in body], body[0].line, body[-1].guard, [body[0].guard])
+print([i.pipe for i in body])
+# alone: 570 for the read, 4 for the FFMA, then MUFU, HMMA and ISETP a cycle apart, 5 for the predicate, 1 to begin again
+print(sass.cycles_alone(body))
+counted = {("read", "kernels/a.cu:5"): 10, ("write", "kernels/a.cu:8"): 1}
+times, guessed = gpu_model.executions(k, counted)
+print([times[n] for n in range(len(k.blocks))], guessed)
+pipes, alone, loop, _ = gpu_model.work_of(k, counted)
+print({p: pipes[p] for p in ("issue", "tensor", "mufu", "fma", "memory")}, loop["slots"], loop["mma"])
+)") == "k [('0x40', '0x90')]\n"
+       "[(3, ()), (1, ()), (6, (0,)), (2, ()), (1, ())]\n"
+       "['LDG.E', 'FFMA', 'MUFU.EX2', 'HMMA.16816.F32.BF16', 'ISETP.GE.AND', 'BRA'] kernels/a.cu:5 P0 ['']\n"
+       "[('memory', 0), ('fma', 1), ('mufu', 8), ('tensor', 8), ('integer', 2), ('control', 1)]\n"
+       "582.0\n"
+       "[1, 1, 10.0, 1.0, 1] 0\n"
+       "{'issue': 67.0, 'tensor': 80.0, 'mufu': 80.0, 'fma': 12.0, 'memory': 0.0} 6 1\n");
+}
+
+TEST_CASE("gpu_model: occupancy as CUDA's rules have it", "[scripts]") {
+  const Folder f;
+  // registers, threads, shared memory: by warps; by registers of quarters; by shared memory; by blocks; none
+  REQUIRE(f.python(R"(
+import sass
+print([sass.blocks_at_once(*launch) for launch in
+       [(32, 256, 0), (64, 256, 1024), (65, 256, 1024), (128, 256, 1024), (168, 128, 0), (255, 256, 0), (32, 256, 100 * 1024),
+        (32, 256, 229 * 1024), (16, 32, 0), (40, 1024, 0), (255, 512, 1024)]])
+)") == "[8, 4, 3, 2, 3, 1, 2, 0, 32, 1, 0]\n");
+}
+
+TEST_CASE("gpu_model: the sum over what binds a launch", "[scripts]") {
+  const Folder f;
+  REQUIRE(f.python(R"(
+import gpu_model as m
+m.C.update(multiprocessors=100, clock=1e9, memory=1e12, l2=2e12, launch=1e-6, p=2)
+m.C["rate of mma"] = 0.5
+# 250 blocks: the busiest multiprocessor has three; two at once are two rounds of 700 cycles alone
+terms = m.times_of(250, 8, 2, {"issue": 4000, "tensor": 1600, "memory": 9}, 500, 700, 6e6, 3e6)
+print({k: round(v * 1e9) for k, v in terms.items()})
+print(round(m.combined({"a": 3e-6, "b": 4e-6}) * 1e9))
+print(m.union([(0, 100, 50), (60, 200, 70), (300, 400, 9)]))
+)") == "{'issue': 3000, 'tensor': 600, 'memory': 3000, 'L1': 1500, 'latency': 1400, 'L2': 3000, 'launch': 1000}\n"
+       "5000\n"
+       "[(200, 120), (100, 9)]\n");
+}
