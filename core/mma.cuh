@@ -116,7 +116,6 @@ inline void require_whole_warp(const char* instruction, void* const* records) {
     require(records[i], "%s: lane %d has returned; expected all 32 lanes of the warp", instruction, i);
 }
 
-// The 16 rows of A stand side by side in the lanes of vectors, and a column of B meets them all.
 template <MmaArithmetic arithmetic>
 void mma_of_warp(void* const* records) {
   require_whole_warp("mma", records);
@@ -132,15 +131,7 @@ void mma_of_warp(void* const* records) {
     }
     for (size_t j = 0; j < 4; j++) C[2 * t + j % 2][g + j / 2 * 8] = lane[i]->c->x[j];
   }
-  for (size_t row = 0; row < 16; row += lanes) {
-    const MmaPanel panel = mma_panel(A[row], 1, mma_depth, mma_depth, lanes);
-    for (size_t column = 0; column < 8; column++) {
-      const MmaRow b = mma_row(B[column], 1, mma_depth);
-      vec sum[1] = {load(C[column] + row)};
-      mma_lanes<arithmetic>(sum, &b, panel);
-      store(C[column] + row, sum[0]);
-    }
-  }
+  mma_sixteen_rows<arithmetic>(C, A, B, 8);
   for (size_t i = 0; i < 32; i++)
     for (size_t j = 0; j < 4; j++) lane[i]->c->x[j] = C[2 * (i % 4) + j % 2][i / 4 + j / 2 * 8];
 }

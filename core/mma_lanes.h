@@ -203,4 +203,18 @@ inline void mma_lanes(vec (&c)[rows], const MmaRow* a, const MmaPanel& b) {
   for (size_t r = 0; r < rows; r++) c[r] = sums[r];
 }
 
+// c + A B for 16 rows of A and `columns` columns of B, 16 k of each in a row; c[column] has the sums of the 16 rows.
+template <MmaArithmetic arithmetic>
+inline void mma_sixteen_rows(float (*c)[16], const bf16 (*A)[mma_depth], const bf16 (*B)[mma_depth], size_t columns) {
+  for (size_t row = 0; row < 16; row += lanes) {
+    const MmaPanel panel = mma_panel(A[row], 1, mma_depth, mma_depth, lanes);
+    for (size_t column = 0; column < columns; column++) {
+      const MmaRow b = mma_row(B[column], 1, mma_depth);
+      vec sum[1] = {load(c[column] + row)};
+      mma_lanes<arithmetic>(sum, &b, panel);
+      store(c[column] + row, sum[0]);
+    }
+  }
+}
+
 }  // namespace gated

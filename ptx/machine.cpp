@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -25,6 +26,7 @@
 #include <utility>
 
 #include "core/mma_lanes.h"
+#include "core/wgmma.h"
 #include "ptx/count.h"
 #include "ptx/thread.h"
 
@@ -299,6 +301,16 @@ struct Fiber {
   };
   std::vector<Copy> copies;
   uint32_t groups = 0;
+  // Products that a mark may stand for, oldest first; the number of the oldest of them.
+  struct Product : Wgmma {
+    uint32_t group;
+    unsigned line;
+    bool done;
+  };
+  std::deque<Product> products;
+  uint32_t first_product = 0, product_groups = 0;
+  bool products_fenced = false;
+  uint32_t proxy_fences = 0;
 };
 
 // What accesses to two bytes of memory have been since the last barrier, and in this launch's blocks before. `epoch`
@@ -327,6 +339,12 @@ class Machine : Services {
   void copy_async(Thread&, uint64_t to, uint64_t from, uint32_t bytes, unsigned line) override;
   void commit_copies(Thread&) override;
   void wait_copies(Thread&, uint32_t pending) override;
+  void multiply_async(Thread&, Wgmma&, unsigned line) override;
+  void fence_products(Thread& t) override { fiber_of(t).products_fenced = true; }
+  void commit_products(Thread& t) override { fiber_of(t).product_groups++; }
+  void wait_products(Thread&, uint32_t pending, unsigned line) override;
+  float arrived(Thread&, float mark) override;
+  void fence_proxy(Thread& t) override { fiber_of(t).proxy_fences++; }
 
   static Fiber& fiber_of(Thread& t) {
     return *reinterpret_cast<Fiber*>(reinterpret_cast<char*>(&t) - offsetof(Fiber, thread));
@@ -353,6 +371,9 @@ class Machine : Services {
   void ldmatrix(Fiber* const* lanes);
   template <gated::MmaArithmetic arithmetic>
   void mma(Fiber* const* lanes);
+  void wgmma(Fiber* const* lanes);
+  struct WgmmaTiles;
+  void load(WgmmaTiles& to, Thread& t, const Fiber::Product& product);
 
   const Kernel* kernel_ = nullptr;
   Index grid_{}, block_{};
@@ -371,6 +392,12 @@ class Machine : Services {
   uint32_t epoch_ = 1, block_epoch_ = 1;                          // now, and when the block began
   std::vector<uint32_t> warp_epochs_;
   Counter* counter_ = nullptr;  // with PTX_COUNT
+  // Of each 16 bytes of shared memory: the thread, from 1, that has written there, and how many fences of proxies it
+  // had behind it.
+  struct Written {
+    uint32_t thread = 0, fences = 0;
+  };
+  std::vector<Written> written_;
 };
 
 // ---- orders
@@ -418,7 +445,7 @@ Fault Machine::launch(const Kernel& kernel, Index grid, Index block, size_t dyna
   lay_out_shared(dynamic_shared);
   counter_ = counter;
   const bool watched = counter || *environment("PTX_RACES", "0") == '1';
-  if (watched && !counter) cells_.assign(shared_.size() / 2, {});
+  if (watched && !counter) cells_.assign(shared_.size() / 2, {}), written_.assign(shared_.size() / shared_granule, {});
   global_cells_.clear();  // launches are in order
   for (uint32_t i = 0; i < threads_; i++) {
     Thread& t = fibers_[i]->thread;
@@ -501,7 +528,11 @@ void Machine::run_block(Index ctaid) {
     f.thread.local_bytes = 0;
     f.copies.clear();
     f.groups = 0;
+    f.products.clear();
+    f.product_groups = f.proxy_fences = 0;
+    f.products_fenced = false;
   }
+  std::fill(written_.begin(), written_.end(), Written());
   for (;;) {
     for (uint32_t warp : warp_order_)
       for (bool progress = true; progress;) {
@@ -613,7 +644,7 @@ bool Machine::complete(Fiber& f) {
       return false;
     lanes[i] = &other;
   }
-  if (!missing.empty() && (f.op == WarpOp::mma || f.op == WarpOp::ldmatrix)) {
+  if (!missing.empty() && (f.op == WarpOp::mma || f.op == WarpOp::ldmatrix || f.op == WarpOp::wgmma)) {
     const auto beyond = std::find_if(missing.begin(), missing.end(), [&](uint32_t i) { return !exists(warp, i); });
     const std::vector<uint32_t> returned(missing.begin(), beyond), never(beyond, missing.end());
     std::string who = "all 32 lanes of a warp must execute this:";
@@ -630,6 +661,7 @@ bool Machine::complete(Fiber& f) {
     case WarpOp::mma:
       if (!counter_) hopper_ ? mma<gated::MmaArithmetic::hopper>(lanes) : mma<gated::MmaArithmetic::ampere>(lanes);
       break;
+    case WarpOp::wgmma: wgmma(lanes); break;
   }
   for (Fiber* other : lanes)
     if (other) other->state = Fiber::ready;
@@ -694,7 +726,7 @@ void Machine::ldmatrix(Fiber* const* lanes) {
 //   A (16,16)  a0: (g, 2t)  a1: (g+8, 2t)  a2: (g, 2t+8)  a3: (g+8, 2t+8)      and the next of the row
 //   B (16,8)   b0: (2t, g)  b1: (2t+8, g)                                      and the next of the column
 //   C (16,8)   c0, c1: (g, 2t)   c2, c3: (g+8, 2t)                             and the next of the row
-// The sums of products are those of core/mma.h, the model of a tensor core, `lanes` columns of C' = B' A' side by side.
+// The sums of products are those of core/mma.h, the model of a tensor core.
 template <gated::MmaArithmetic arithmetic>
 void Machine::mma(Fiber* const* lanes) {
   using gated::bf16;
@@ -710,15 +742,7 @@ void Machine::mma(Fiber* const* lanes) {
     put(&B[g][t], m.b[0]), put(&B[g][t + 8], m.b[1]);
     C[t][g] = m.c[0], C[t + 1][g] = m.c[1], C[t][g + 8] = m.c[2], C[t + 1][g + 8] = m.c[3];
   }
-  for (unsigned row = 0; row < 16; row += gated::lanes) {
-    const gated::MmaPanel panel = gated::mma_panel(A[row], 1, 16, 16, gated::lanes);
-    for (unsigned column = 0; column < 8; column++) {
-      const gated::MmaRow b = gated::mma_row(B[column], 1, 16);
-      gated::vec sum[1] = {gated::load(C[column] + row)};
-      gated::mma_lanes<arithmetic>(sum, &b, panel);
-      gated::store(C[column] + row, sum[0]);
-    }
-  }
+  gated::mma_sixteen_rows<arithmetic>(C, A, B, 8);
   for (unsigned i = 0; i < warp_size; i++) {
     Mma& m = *static_cast<Mma*>(lanes[i]->record);
     const unsigned g = i / 4, t = 2 * (i % 4);
@@ -763,6 +787,91 @@ void Machine::wait_copies(Thread& t, uint32_t pending) {
   f.copies.erase(f.copies.begin(), f.copies.begin() + ptrdiff_t(arrived));
 }
 
+// ---- products of a warpgroup (9.7.15): asked for, made at their wait. Each warp makes its own 16 rows, of what stands
+//      in shared memory then. A mark holds the product's number in bits 8 to 21, and which sum, from 1, below.
+
+struct Machine::WgmmaTiles {
+  gated::bf16 A[16][16], B[256][16];
+};
+
+void Machine::load(WgmmaTiles& to, Thread& t, const Fiber::Product& p) {
+  const auto at = [&](uint32_t address) {
+    const auto* const chunk = reinterpret_cast<const gated::bf16*>(shared<uint64_t, 2>(t, address, false, p.line));
+    if (t.watched) {
+      const Written& w = written_[address / shared_granule];
+      if (w.thread && fibers_[w.thread - 1]->proxy_fences == w.fences)
+        refuse(t, words("wgmma reads shared memory at %u, and thread %u has written there without fence.proxy.async",
+                        address, w.thread - 1).c_str(), p.line);
+    }
+    return chunk;
+  };
+  gated::wgmma_load(to.A, p.a, p.a_along, t.warp % 4 * 16, 16, at);
+  gated::wgmma_load(to.B, p.b, p.b_along, 0, 256, at);
+}
+
+void Machine::multiply_async(Thread& t, Wgmma& m, unsigned line) {
+  if (!hopper_) refuse(t, "wgmma is for compute capability 9.0", line);
+  for (uint64_t descriptor : {m.a, m.b})
+    if (const char* const wrong = gated::wgmma_refuses(descriptor)) refuse(t, wrong, line);
+  Fiber& f = fiber_of(t);
+  if (!f.products_fenced && !std::all_of(m.sums, std::end(m.sums), is_mark))
+    refuse(t, "the sums of wgmma were in the thread's own hands: wgmma.fence is missing", line);
+  constexpr size_t most = 64;
+  if (f.products.size() == most) {
+    if (!f.products.front().done) refuse(t, "more than 64 wgmma are under way", line);
+    f.products.pop_front();
+    f.first_product++;
+  }
+  const uint32_t number = f.first_product + uint32_t(f.products.size());
+  f.products.push_back({m, f.product_groups, line, false});
+  if (t.watched && t.lane == 0) {
+    WgmmaTiles seen;
+    load(seen, t, f.products.back());
+  }
+  for (uint32_t i = 0; i < std::size(m.sums); i++)
+    m.sums[i] = as<float>(mark_begin | (number << 8 & mark_bits) | (i + 1));
+}
+
+void Machine::wait_products(Thread& t, uint32_t pending, unsigned line) {
+  Fiber& f = fiber_of(t);
+  f.products_fenced = false;
+  for (size_t i = 0; i < f.products.size(); i++)
+    if (Fiber::Product& p = f.products[i]; !p.done && p.group + pending < f.product_groups)
+      meet(t, WarpOp::wgmma, ~0u, &p, line);
+}
+
+// What a mark stands for, once its product is made; else the mark.
+float Machine::arrived(Thread& t, float mark) {
+  const Fiber& f = fiber_of(t);
+  const uint32_t bits = as<uint32_t>(mark) & mark_bits, i = ((bits >> 8) - f.first_product) & (mark_bits >> 8);
+  const bool known = i < f.products.size() && f.products[i].done && (bits & 255) - 1 < std::size(f.products[i].sums);
+  return known ? f.products[i].sums[(bits & 255) - 1] : mark;
+}
+
+// (figure of the accumulator's fragment, m64nNk16) Of the 16 rows of its warp, with g = i / 4 and t = i % 4, lane i has
+// d[4j], d[4j+1]: (g, 8j + 2t) and the next; d[4j+2], d[4j+3]: (g + 8, 8j + 2t) and the next.
+void Machine::wgmma(Fiber* const* lanes) {
+  const auto product = [&](unsigned i) -> Fiber::Product& { return *static_cast<Fiber::Product*>(lanes[i]->record); };
+  Fiber::Product& p = product(0);
+  for (unsigned i = 1; i < warp_size; i++) {
+    const Fiber::Product& q = product(i);
+    if (q.a != p.a || q.b != p.b || q.add != p.add || q.line != p.line)
+      refuse(lanes[i]->thread, "the lanes of a warp multiply different matrices", q.line);
+  }
+  WgmmaTiles tiles;
+  load(tiles, lanes[0]->thread, p);
+  float C[256][16];
+  const auto for_all = [&](auto f) {
+    for (unsigned i = 0; i < warp_size; i++)
+      for (unsigned j = 0; j < 128; j++)
+        f(lanes[i]->thread, product(i).sums[j], C[j / 4 * 8 + i % 4 * 2 + j % 2][i / 4 + j / 2 % 2 * 8]);
+  };
+  for_all([&](Thread& t, float sum, float& c) { c = p.add ? ptx::arrived(t, sum) : 0; });
+  gated::mma_sixteen_rows<gated::MmaArithmetic::hopper>(C, tiles.A, tiles.B, 256);
+  for_all([](Thread&, float& sum, float c) { sum = c; });
+  for (unsigned i = 0; i < warp_size; i++) product(i).done = true;
+}
+
 // ---- races
 
 void Machine::watch(Thread& t, Space space, uint64_t address, unsigned bytes, bool write, unsigned line) {
@@ -786,6 +895,7 @@ void Machine::watch(Thread& t, Space space, uint64_t address, unsigned bytes, bo
             me, write ? "writes" : "reads", space == Space::global ? "global" : "shared", size_t(address),
             before.thread, in_other_block(before) ? " of another block" : "", did, place(before.line).c_str()));
   };
+  if (space == Space::shared && write) written_[address / shared_granule] = {me + 1, fiber_of(t).proxy_fences};
   std::vector<Cell>* cells = &cells_;
   uint64_t first = address / 2;
   if (space == Space::global) {  // (an access lies on a boundary of its size: in one piece)

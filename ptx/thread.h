@@ -28,12 +28,13 @@ constexpr uint64_t shared_window = 0x0e0000000000, window_bytes = uint64_t{1} <<
 constexpr uint64_t global_granule = 64, shared_granule = 16;
 
 enum class Space { global, shared, local, generic, parameter };
-enum class WarpOp { sync, shuffle, ballot, ldmatrix, mma };
+enum class WarpOp { sync, shuffle, ballot, ldmatrix, mma, wgmma };
 
 struct Index {
   uint32_t x, y, z;
 };
 struct Thread;
+struct Wgmma;
 
 // What the machine does for a thread.
 struct Services {
@@ -49,6 +50,14 @@ struct Services {
   virtual void copy_async(Thread&, uint64_t to, uint64_t from, uint32_t bytes, unsigned line) = 0;
   virtual void commit_copies(Thread&) = 0;
   virtual void wait_copies(Thread&, uint32_t pending) = 0;
+  // A warpgroup's product, which is made at its wait; the sums become marks until then.
+  virtual void multiply_async(Thread&, Wgmma&, unsigned line) = 0;
+  virtual void fence_products(Thread&) = 0;
+  virtual void commit_products(Thread&) = 0;
+  virtual void wait_products(Thread&, uint32_t pending, unsigned line) = 0;
+  virtual float arrived(Thread&, float mark) = 0;
+  // What the thread has written to shared memory may be read by wgmma.
+  virtual void fence_proxy(Thread&) = 0;
 };
 
 struct Thread {
@@ -260,6 +269,22 @@ inline LdMatrix ldmatrix(Thread& t, bool transposed, unsigned tiles, uint64_t ro
 }
 inline void mma(Thread& t, Mma& record, unsigned line) {
   t.machine->meet(t, WarpOp::mma, ~0u, &record, line);
+}
+
+// A sum that wgmma has under way is a mark: a NaN whose upper ten bits no operation gives, and which says in the others
+// what it stands for. So it can be moved from register to register, as nvcc does with sums that are under way, and
+// whoever calculates with one, or stores it, has a NaN. After a wait each register that may hold a mark is asked.
+struct Wgmma {
+  uint64_t a, b;
+  bool add, a_along, b_along;  // do rows of A, columns of B run along the lines?
+  float sums[128];
+};
+constexpr uint32_t mark_begin = 0xff800000u, mark_bits = 0x003fffffu;
+inline bool is_mark(float x) {
+  return (as<uint32_t>(x) & ~mark_bits) == mark_begin && as<uint32_t>(x) != mark_begin;
+}
+inline float arrived(Thread& t, float x) {
+  return is_mark(x) ? t.machine->arrived(t, x) : x;
 }
 
 // ---- what a kernel's library says of itself

@@ -267,6 +267,28 @@ def mma(k, parts, operands):
     return f"{{{{ Mma m{{{{{lists}}}}}; mma(t, m, {{line}}); {results} }}}}"
 
 
+def wgmma(k, parts, operands):
+    if parts[1] == "fence":
+        return "t.machine->fence_products(t);"
+    if parts[1] == "commit_group":
+        return "t.machine->commit_products(t);"
+    if parts[1] == "wait_group":
+        arrive = " ".join(f"{name} = arrived(t, {name});" for name in sorted(x[1:] for x in k.sums))
+        return f"t.machine->wait_products(t, {number(operands[0])}, {{line}}); {arrive}"
+    sums, a, b, add, *signs, a_along, b_along = operands
+    sums = k.vector(sums, 128)
+    if signs != ["1", "1"] or not {a_along, b_along} <= {"0", "1"}:
+        raise Unknown
+    given = (f"{k.read(a, 'b64')}, {k.read(b, 'b64')}, {k.read(add, 'pred')}, {a_along}, {b_along}, "
+             f"{{{{{', '.join(k.read(x, 'f32') for x in sums)}}}}}")
+    results = " ".join(k.write(x, f"m.sums[{i}]", "f32") for i, x in enumerate(sums))
+    return f"{{{{ Wgmma m{{{{{given}}}}}; t.machine->multiply_async(t, m, {{line}}); {results} }}}}"
+
+
+def fence_proxy(k, parts, operands):
+    return "t.machine->fence_proxy(t);"
+
+
 def cp(k, parts, operands):
     if parts[2] == "commit_group":
         return "t.machine->commit_copies(t);"
@@ -344,6 +366,8 @@ INSTRUCTIONS = {
     "vote": ("sync.ballot.b32", vote),
     "ldmatrix": ("sync.aligned.m8n8.x[124](.trans)?.shared.b16", ldmatrix),
     "mma": ("sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", mma),
+    "wgmma": ("(fence|commit_group|wait_group).sync.aligned|mma_async.sync.aligned.m64n256k16.f32.bf16.bf16", wgmma),
+    "fence": ("proxy.async.shared::cta", fence_proxy),
     "cp": ("async.(cg.shared.global|commit_group|wait_group|wait_all)", cp),
 }
 ARITHMETIC = ("add", "sub", "mul", "fma", "div", "rcp", "sqrt", "max", "min")
@@ -474,7 +498,7 @@ class Kernel:
         return self.read(operand, kind) if to in self.computed else self.seen(operand, kind)
 
     def find_computed(self, statements):
-        made, others, copies = set(), set(), []
+        made, others, copies, self.sums = set(), set(), [], set()
         for statement in statements:
             found = re.match(r"(?:@!?%\w+\s+)?([a-z][\w.]*)\s+(%\w+|\{[^}]*\}|%\w+\|%\w+)(.*)", statement, re.DOTALL)
             if not found:
@@ -487,6 +511,11 @@ class Kernel:
                 made.add(to)
             else:
                 others |= set(re.findall(r"%\w+", to))
+            if opcode.startswith("wgmma.mma_async"):
+                self.sums |= set(re.findall(r"%\w+", to))
+        # (where sums that are under way may be: also in copies)
+        while more := {to for to, sources in copies if sources & self.sums} - self.sums:
+            self.sums |= more
         self.computed = (made | {to for to, _ in copies}) - others
         plain = re.compile(r"0f(?!7[fF][89a-fA-F]|[fF]{2}[89a-fA-F])[0-9a-fA-F]{8}")
         while kept := {to for to, sources in copies if to in self.computed and

@@ -1,12 +1,16 @@
 // ptx_kernels: kernels that a test writes in PTX, translated by ptx/translate.py and run by ptx/machine.cpp. Needs no
 // nvcc.
 #pragma once
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -115,6 +119,23 @@ struct Environment {
   }
   ~Environment() { unsetenv(name.c_str()); }
 };
+
+// Calls f; what it says on stderr.
+inline std::string said(const std::function<void()>& f) {
+  FILE* const file = tmpfile();
+  fflush(stderr);
+  const int before = dup(2);
+  dup2(fileno(file), 2);
+  f();
+  fflush(stderr);
+  dup2(before, 2);
+  close(before);
+  std::string text(size_t(lseek(fileno(file), 0, SEEK_END)), '\0');
+  rewind(file);
+  text.resize(fread(text.data(), 1, text.size(), file));
+  fclose(file);
+  return text;
+}
 
 inline bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

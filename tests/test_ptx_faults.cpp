@@ -18,23 +18,6 @@ namespace {
 using namespace ptx_test;
 using ptx::Fault;
 
-// Calls f; what it says on stderr.
-std::string said(const std::function<void()>& f) {
-  FILE* const file = tmpfile();
-  fflush(stderr);
-  const int before = dup(2);
-  dup2(fileno(file), 2);
-  f();
-  fflush(stderr);
-  dup2(before, 2);
-  close(before);
-  std::string text(size_t(lseek(fileno(file), 0, SEEK_END)), '\0');
-  rewind(file);
-  text.resize(fread(text.data(), 1, text.size(), file));
-  fclose(file);
-  return text;
-}
-
 // A kernel of several cases, each at a line of the source of its own: the third parameter says which one runs.
 struct Cases {
   std::string name, head, body;
