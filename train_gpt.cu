@@ -35,15 +35,15 @@ void training_step(Trainer& t) {
   // What differs from step to step goes up to the device first; what then runs is the same launches in every step.
   // graph(..).run(f) calls f; with --graph=on it records f's launches once and then repeats them (core/graph.cuh).
   for (size_t m = 0; m < c.micro_batches; m++) {
-    const MicroBatch micro_batch = {m, c.micro_batches};
+    const MicroBatch micro_batch = {m, c.micro_batches, c.micro_batches / c.slice_count()};
     t.model.upload(t.training_batch(m), t.micro_batch_number(m));
     t.graph(micro_batch).run([&] {
-      t.optimizer.begin_micro_batch(micro_batch);  // its gradient starts from zero
+      if (micro_batch.begins_slice()) t.optimizer.begin_slice();
       t.model.forward();
       t.model.backward(micro_batch, t.loss());
-      t.optimizer.end_micro_batch();  // and joins the step's
     });
     t.keep_loss(m);
+    if (micro_batch.ends_slice()) t.optimizer.end_slice(micro_batch.slice());
   }
   t.optimizer.set_step(c.adamw, c.schedule.at(step), step, c.clip);
   t.update_graph().run([&] { t.optimizer.update(); });

@@ -76,10 +76,9 @@ Data open_data(const DataOptions& options) {
 }
 
 TokenLoader::TokenLoader(Data data, Shape shape, uint64_t seed) : data_(std::move(data)), shape_(shape), seed_(seed) {
-  const auto [B, T, M, world] = shape_;
-  require(B > 0 && T > 0 && M > 0 && world > 0,
-          "loader: %zu sequences of %zu tokens, %zu micro-batches, %zu ranks: expected at least 1 each", B, T, M,
-          world);
+  const auto [B, T, M] = shape_;
+  require(B > 0 && T > 0 && M > 0,
+          "loader: %zu sequences of %zu tokens, %zu micro-batches: expected at least 1 each", B, T, M);
   sequences_ = data_.train->sequences(T);
   require(sequences_ > 0, "training data: --context=%zu needs sequences of %zu tokens, and there is none in %s", T,
           T + 1, data_.train->description().c_str());
@@ -91,12 +90,10 @@ TokenLoader::TokenLoader(Data data, Shape shape, uint64_t seed) : data_(std::mov
           data_.val->sequences(T), T + 1, data_.val->description().c_str(), B, B, T);
 }
 
-void TokenLoader::training_batch(size_t step, size_t micro_batch, size_t rank, int32_t* inputs,
-                                 int32_t* targets) const {
-  const auto [B, T, M, world] = shape_;
-  require(micro_batch < M && rank < world, "loader: micro-batch %zu of %zu, rank %zu of %zu", micro_batch, M, rank,
-          world);
-  const size_t first = ((step * M + micro_batch) * world + rank) * B;
+void TokenLoader::training_batch(size_t step, size_t micro_batch, int32_t* inputs, int32_t* targets) const {
+  const auto [B, T, M] = shape_;
+  require(micro_batch < M, "loader: micro-batch %zu of %zu", micro_batch, M);
+  const size_t first = (step * M + micro_batch) * B;
   for (size_t b = 0; b < B; ++b) {
     const size_t g = first + b, n = sequences_;
     row(*data_.train, shuffled(g % n, n, seed_, g / n), inputs + b * T, targets + b * T);
@@ -104,7 +101,7 @@ void TokenLoader::training_batch(size_t step, size_t micro_batch, size_t rank, i
 }
 
 void TokenLoader::validation_batch(size_t batch, int32_t* inputs, int32_t* targets) const {
-  const auto [B, T, M, world] = shape_;
+  const auto [B, T, M] = shape_;
   require(batch < validation_batches_, "loader: validation batch %zu of %zu", batch, validation_batches_);
   for (size_t b = 0; b < B; ++b) row(*data_.val, batch * B + b, inputs + b * T, targets + b * T);
 }

@@ -1,13 +1,12 @@
-// loader: which tokens a step sees: a pure function of (seed, step, micro-batch, rank), with no state to save
+// loader: which tokens a step sees: a pure function of (seed, step, micro-batch), with no state to save
 //   --data=self | bigram-backcopy[:FILE] | recall | texts | FILE.bin, 'dir/*_train_*.bin'
 //   --val-data= the same forms; without it the last --val-fraction of --data is kept for validation
 //   (bigram-backcopy and recall have validation sequences of their own)
 //
-// Order. Row b of micro-batch m on rank r is the sequence with running number
-//   g = ((step*M + m)*world + r)*B + b                    (the trainer is rank 0 of a world of 1)
-// and number g is the (g mod n)-th of epoch g/n, the n training sequences being shuffled anew each epoch.
-// So N ranks with M micro-batches see, step by step, the sequences of one rank with N*M: its micro-batch
-// m*N + r is theirs (m, r). An epoch may end inside a batch: each sequence still comes once in each epoch.
+// Order. Row b of micro-batch m is the sequence with running number
+//   g = (step*M + m)*B + b
+// and number g is the (g mod n)-th of epoch g/n, the n training sequences being shuffled anew each epoch. An epoch may
+// end inside a batch: each sequence still comes once in each epoch.
 //
 // Validation takes whole batches of B from the split's start, unshuffled. Sequences that do not fill one more
 // batch are left out, so all batches have one shape and the mean over batches is the mean over tokens.
@@ -47,7 +46,7 @@ struct UnreadableData : Error {
 class TokenLoader {
  public:
   struct Shape {
-    size_t B, T, micro_batches = 1, world = 1;
+    size_t B, T, micro_batches = 1;
   };
 
   TokenLoader(Data data, Shape shape, uint64_t seed);
@@ -56,7 +55,7 @@ class TokenLoader {
   size_t validation_batches() const { return validation_batches_; }
 
   // inputs, targets (B,T). Both throw UnreadableData.
-  void training_batch(size_t step, size_t micro_batch, size_t rank, int32_t* inputs, int32_t* targets) const;
+  void training_batch(size_t step, size_t micro_batch, int32_t* inputs, int32_t* targets) const;
   void validation_batch(size_t batch, int32_t* inputs, int32_t* targets) const;
 
  private:

@@ -1,13 +1,13 @@
 // gradient: the whole gradient, one flat buffer, between backward pass and update
-//   accumulate_gradient   total_i += g_i
-//   gradient_norm         norm = sqrt(sum over i of g_i^2)
+//   add_slices      total_i = (((total_i + s_0i) + s_1i) + ...), or from 0 where the first slice is the sum's first
+//   gradient_norm   norm = sqrt(sum over i of g_i^2), in two parts: gradient_squares, gradient_root
 //   The loss of a step is the mean over its micro-batches, so the gradient of a step is the sum of theirs (each already
-//   divided by their number). Every micro-batch's gradient starts from zero and is added in ascending order, so that
-//   N ranks of M micro-batches can give the bits of one rank with N*M.
+//   divided by their number). Slices of a step start from zero each and are added in ascending order
+//   (training/optimizer.cuh): so it does not matter which of them were computed side by side.
 //   The norm is a length: AdamW shortens the gradient to at most --clip (kernels/adamw.cu).
 // order: a buffer (core/reduce.cuh): every 16384 elements are a chunk, summed as a row; the sums of the chunks are one
 //   more row. No padding matters: a zero adds nothing.
-// shapes: total, g (n) f32; norm one f32 on the device | total is accumulated, norm is written
+// shapes: total, g (n), slices (count, n) with rows `step` apart, f32; sums (chunks); norm one f32 on the device
 // twins: kernels/cpu/gradient_cpu.cpp
 // --micro-batches, --clip | tests/test_gradient.cpp
 #include "kernels/gradient.h"
@@ -20,8 +20,12 @@ namespace gated {
 // ---- reference
 
 template <class T>
-void accumulate_gradient_ref(T* total, const T* g, size_t n) {
-  for (size_t i = 0; i < n; i++) total[i] = total[i] + g[i];
+void add_slices_ref(T* total, bool first, const T* slices, size_t count, size_t step, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    T sum = first ? T(0) : total[i];
+    for (size_t s = 0; s < count; s++) sum = sum + slices[s * step + i];
+    total[i] = sum;
+  }
 }
 
 template <class T>
@@ -30,19 +34,23 @@ void gradient_norm_ref(T* norm, const T* g, size_t n) {
   for (size_t i = 0; i < n; i++) squares.fma(g[i], g[i]);
   *norm = exact_sqrt(squares.total());
 }
-IN_FLOAT_AND_DOUBLE(accumulate_gradient_ref);
+IN_FLOAT_AND_DOUBLE(add_slices_ref);
 IN_FLOAT_AND_DOUBLE(gradient_norm_ref);
 
 // ---- kernels
 
-// A thread owns four neighbouring elements, a Quad (kernels/activation.cu). 12 bytes an element cross the bus.
+// A thread owns four neighbouring elements, a Quad (kernels/activation.cu), and walks through the slices. 8 bytes an
+// element cross the bus, 4 where the sum begins, and 4 for each slice.
 __global__ void __launch_bounds__(elementwise_block)
-    accumulate_gradient_kernel(float* total, const float* g, size_t n) {
+    add_slices_kernel(float* total, bool first, const float* slices, size_t count, size_t step, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
-  Quad sum = load_quad(total, i, n);
-  const Quad q = load_quad(g, i, n);
-  for (int k = 0; k < 4; k++) sum.v[k] = sum.v[k] + q.v[k];
+  Quad sum = {};
+  if (!first) sum = load_quad(total, i, n);
+  for (size_t s = 0; s < count; s++) {
+    const Quad q = load_quad(slices + s * step, i, n);
+    for (int k = 0; k < 4; k++) sum.v[k] = sum.v[k] + q.v[k];
+  }
   store_quad(total, i, n, sum);
 }
 
@@ -69,21 +77,29 @@ __global__ void gradient_root_kernel(float* norm, const float* sums, size_t chun
 
 // ---- launchers
 
-void accumulate_gradient(float* total, const float* g, size_t n, Context& ctx) {
-  if (ctx.device == Device::cpu) return accumulate_gradient_cpu(total, g, n);
-  launch(accumulate_gradient_kernel, elementwise_grid(n), elementwise_block, 0, ctx, total, g, n);
+void add_slices(float* total, bool first, const float* slices, size_t count, size_t step, size_t n, Context& ctx) {
+  if (ctx.device == Device::cpu) return add_slices_cpu(total, first, slices, count, step, n);
+  launch(add_slices_kernel, elementwise_grid(n), elementwise_block, 0, ctx, total, first, slices, count, step, n);
 }
 
 size_t gradient_norm_scratch(size_t n) {
-  return ceil_div(n, buffer_chunk) * sizeof(float);
+  return gradient_chunks(n) * sizeof(float);
+}
+
+void gradient_squares(float* sums, const float* g, size_t n, Context& ctx) {
+  if (ctx.device == Device::cpu) return gradient_squares_cpu(sums, g, n);
+  launch(gradient_squares_kernel, rows_grid(gradient_chunks(n)), rows_block, 0, ctx, sums, g, n);
+}
+
+void gradient_root(float* norm, const float* sums, size_t chunks, Context& ctx) {
+  if (ctx.device == Device::cpu) return gradient_root_cpu(norm, sums, chunks);
+  launch(gradient_root_kernel, 1, 32, 0, ctx, norm, sums, chunks);
 }
 
 void gradient_norm(float* norm, const float* g, size_t n, Context& ctx) {
-  const size_t chunks = ceil_div(n, buffer_chunk);
-  float* sums = ctx.scratch(chunks);
-  if (ctx.device == Device::cpu) return gradient_norm_cpu(norm, g, n, sums);
-  launch(gradient_squares_kernel, rows_grid(chunks), rows_block, 0, ctx, sums, g, n);
-  launch(gradient_root_kernel, 1, 32, 0, ctx, norm, sums, chunks);
+  float* sums = ctx.scratch(gradient_chunks(n));
+  gradient_squares(sums, g, n, ctx);
+  gradient_root(norm, sums, gradient_chunks(n), ctx);
 }
 
 }  // namespace gated

@@ -5,8 +5,13 @@
 
 namespace gated {
 
+// total (n) += slices (count, n), one after the other; from 0 where they are its `first`. A slice begins `step` elements
+// after the one before it, a multiple of 4 where there are several.
+void add_slices(float* total, bool first, const float* slices, size_t count, size_t step, size_t n, Context& ctx);
 // total (n) += g (n).
-void accumulate_gradient(float* total, const float* g, size_t n, Context& ctx);
+inline void accumulate_gradient(float* total, const float* g, size_t n, Context& ctx) {
+  add_slices(total, false, g, 1, 0, n, ctx);
+}
 
 // *norm, on the device, = the square root of the sum of g (n) squared. It is infinite where the sum leaves the range of
 // float (entries above about 1e19).
@@ -14,13 +19,21 @@ void gradient_norm(float* norm, const float* g, size_t n, Context& ctx);
 // Bytes of scratch that it takes.
 size_t gradient_norm_scratch(size_t n);
 
+// Its two halves, for a g whose parts lie in several places: sums (chunks) of the squares of every 16384 elements, and
+// the root of all sums together.
+constexpr size_t gradient_chunk = 16384;
+constexpr size_t gradient_chunks(size_t n) { return ceil_div(n, gradient_chunk); }
+void gradient_squares(float* sums, const float* g, size_t n, Context& ctx);
+void gradient_root(float* norm, const float* sums, size_t chunks, Context& ctx);
+
 template <class T>
-void accumulate_gradient_ref(T* total, const T* g, size_t n);
+void add_slices_ref(T* total, bool first, const T* slices, size_t count, size_t step, size_t n);
 template <class T>
 void gradient_norm_ref(T* norm, const T* g, size_t n);
 
 // Their twins for training on the CPU: kernels/cpu/gradient_cpu.cpp
-void accumulate_gradient_cpu(float* total, const float* g, size_t n);
-void gradient_norm_cpu(float* norm, const float* g, size_t n, float* sums);
+void add_slices_cpu(float* total, bool first, const float* slices, size_t count, size_t step, size_t n);
+void gradient_squares_cpu(float* sums, const float* g, size_t n);
+void gradient_root_cpu(float* norm, const float* sums, size_t chunks);
 
 }  // namespace gated

@@ -17,8 +17,8 @@
 //   z         --z-loss * mean over tokens of logsumexp(logits)^2
 // f is counted and has no gradient. Without its factor the balance loss is 1 where all f_e are equal, and more where
 // busy experts are the likely ones too. The shares are those of the micro-batch, or (--balance-over=global, arXiv
-// 2501.11873) of all micro-batches of the step so far: experts may then specialise within a micro-batch as long as the
-// step is balanced. The losses that a run prints do not contain these two.
+// 2501.11873) of all micro-batches of the slice so far: experts may then specialise within a micro-batch as long as the
+// slice is balanced. (Slices of a step do not know of each other: they may be computed side by side.) The losses that a run prints do not contain these two.
 //
 // With activations in bf16 the router still chooses in fp32: its logits are the product's sums, not rounded, of x and
 // of the rounded copy of W_router; probabilities, weights and both losses are fp32. Its gradients dlogits are rounded,
@@ -96,7 +96,7 @@ class Moe final : public Mixer {
     experts_.backward(dx_rows_, Accumulate::no, dy_rows_, N * config_.k, ctx);
     dispatch_gather_backward(dx, accumulate, dx_rows_, rows_, dispatch_shape(N), C_, ctx);
 
-    const bool first = config_.balance_over == BalanceOver::micro_batch || pass.micro_batch.first();
+    const bool first = config_.balance_over == BalanceOver::micro_batch || pass.micro_batch.begins_slice();
     dispatch_count(counts_, rows_.row_start, first, config_.E, ctx);
     const float share = pass.micro_batch.share();
     router_backward(dlogits_, dweight_, routed_, {share * config_.balance, share * config_.z, counts_}, router_shape(N),
@@ -129,7 +129,7 @@ class Moe final : public Mixer {
     visit(rows_.row_start, "first row of an expert", {E + 1});
     visit(rows_.slot_of_row, "slot of a row", {M});
     visit(rows_.row_of_slot, "row of a slot", {M});
-    visit(counts_, "slots of an expert in the step", {E}, Lifetime::step);
+    visit(counts_, "slots of an expert in the slice", {E}, Lifetime::step);
     visit(x_rows_, "x, sorted by expert", {M, C_}, Lifetime::cheap);
     experts_.activations(visit.of(name() + ", experts"), M);
     if (shared_) shared_->activations(visit.of(name() + ", shared expert"), N);

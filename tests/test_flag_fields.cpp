@@ -131,6 +131,7 @@ std::vector<Row> all_rows() {
   FIELD("--steps=500", "", c.steps == 500 && c.schedule.steps == 500);
   FIELD("--batch=5", "", c.batch == 5);
   FIELD("--micro-batches=6", "", c.micro_batches == 6);
+  FIELD("--slices=3", "--micro-batches=6", c.slices == 3);
   FIELD("--lr=0.5", "", c.schedule.peak == 0.5f);
   FIELD("--min-lr=0.00025", "", c.schedule.final == 0.00025f);
   FIELD("--warmup=7", "", c.schedule.warmup == 7);
@@ -277,7 +278,7 @@ TEST_CASE("flag fields: which flags change the weights, and which the architectu
       "--top-p --generate --prompt --prompt-tokens --tokens --samples --tokenizer --choices --recompute "
       "--graph --log-every");
   const std::set<std::string> of_no_model = set_of(
-      "--data --schedule --decay --val-data --val-fraction --vocab --seed --steps --batch --micro-batches --lr "
+      "--data --schedule --decay --val-data --val-fraction --vocab --seed --steps --batch --micro-batches --slices --lr "
       "--min-lr "
       "--warmup --beta1 --beta2 --adam-eps --weight-decay --clip --precision --mma --matmul --tf32");
   Config config;

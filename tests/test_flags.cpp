@@ -75,6 +75,7 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   REQUIRE(parse({"--steps"}) != "");
   REQUIRE(contains(parse({"--gate=headwise"}), "--attn=g1"));
   REQUIRE(contains(parse({"--norm-rank=8"}), "--norm=gated"));
+  REQUIRE(contains(parse({"--micro-batches=6", "--slices=4"}), "--slices=4 does not divide --micro-batches=6"));
   REQUIRE(contains(parse({"--head-experts-per-token=2"}), "add --head-experts=E"));
   REQUIRE(contains(parse({"--head-experts=0", "--head-experts-of=kv"}), "add --head-experts=E"));
   REQUIRE(contains(parse({"--head-experts=33"}), "--head-experts=33: expected at most 32"));
@@ -249,6 +250,16 @@ TEST_CASE("flags: an unknown flag is answered with the nearest one", "[flags]") 
     REQUIRE(contains(parse({typed}), ": did you mean " + meant + "?"));
   REQUIRE(contains(parse({"--colour=1"}), "there is no flag --colour ("));
   REQUIRE(contains(parse({"stray"}), "stray: expected a flag"));
+}
+
+TEST_CASE("flags: a step has as many slices as divide it, up to eight, and these have one name", "[flags]") {
+  for (auto [micro_batches, slices] :
+       {std::pair<size_t, size_t>{1, 1}, {2, 2}, {7, 7}, {8, 8}, {9, 3}, {11, 1}, {12, 6}, {16, 8}, {1024, 8}}) {
+    const std::string flags = format("--micro-batches=%zu", micro_batches);
+    REQUIRE(config_of_flags(flags).slice_count() == slices);
+    REQUIRE(config_of_flags(flags + format(" --slices=%zu", slices)).slices == 0);
+    REQUIRE(config_of_flags(flags + " --slices=1").slice_count() == 1);
+  }
 }
 
 TEST_CASE("flags: what only a GPU can do is refused where none is", "[flags]") {

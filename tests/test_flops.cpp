@@ -152,19 +152,21 @@ TEST_CASE("flops: attention's are those of the pairs that a query and its keys m
     }
 }
 
-TEST_CASE("flops: a weight takes 4 bytes, its gradient, its sum over micro-batches and its moments as many",
+TEST_CASE("flops: a weight takes 4 bytes, its gradient, its sum over slices and its moments as many",
           "[flops]") {
   for (const Line& line : lines) {
     INFO(line.flags);
     const Config c = config_of_flags(line.flags);
     const size_t bytes = 4 * flat(c.model);
     const TrainingMemory one = training_memory(c.model, 2, c.model.context, 1, Device::cpu),
-                         three = training_memory(c.model, 2, c.model.context, 3, Device::cpu);
+                         three = training_memory(c.model, 2, c.model.context, 3, Device::cpu),
+                         nine = training_memory(c.model, 2, c.model.context, 9, Device::cpu);
     REQUIRE(one.weights == bytes);
     REQUIRE(one.gradients == bytes);
     REQUIRE(three.gradients == 2 * bytes);
     REQUIRE(one.optimizer == 2 * bytes);
     REQUIRE(three.total() == one.total() + bytes);
+    REQUIRE(nine.total() == three.total() + bytes);  // a group of slices
   }
 }
 

@@ -54,6 +54,22 @@ TEST_CASE("gradient_norm: its order and its kernels, bit for bit", "[bitwise]") 
   }
 }
 
+TEST_CASE("gradient_norm: of parts that are whole chunks, wherever they lie", "[bitwise]") {
+  const size_t n = 16384 * 5 + 77, chunks = gradient_chunks(n);
+  Trial t;
+  const auto g = t.in(uneven_values(n)), norm = t.out(1);
+  gradient_norm_ref(norm.ref, g.ref, n);
+  t.on_every_device([&](Context& ctx) {
+    Buffer<float> sums(ctx.device, chunks);
+    const float* const at = g;
+    for (const auto& [begin, end] : {std::pair<size_t, size_t>{3, 6}, {0, 1}, {1, 3}})
+      gradient_squares(sums.data() + begin, at + begin * gradient_chunk,
+                       std::min(n, end * gradient_chunk) - begin * gradient_chunk, ctx);
+    gradient_root(norm, sums.data(), chunks, ctx);
+    ctx.synchronize();
+  });
+}
+
 TEST_CASE("gradient_norm: the chunks show in its bits") {
   auto as_a_row = [](const std::vector<float>& g) {
     return std::sqrt(row_reduce_cpu<float>(g.size(), [&](float acc, size_t i) { return std::fma(g[i], g[i], acc); }));
@@ -74,18 +90,32 @@ TEST_CASE("gradient_norm: what is not finite, zero and nothing", "[bitwise]") {
   check_norm(0.0f, {});
 }
 
-TEST_CASE("accumulate_gradient: what the program runs equals the reference bit for bit", "[bitwise]") {
-  for (size_t n : {0, 1, 2, 3, 4, 5, 1023, 1024, 1025, 4098}) {
-    INFO("n " << n);
-    Trial t;
-    const auto total = t.sum(n, 1), g = t.random(n, 2);
-    std::vector<float> expected = total.values();
-    for (size_t i = 0; i < n; i++) expected[i] += g.ref[i];
-    accumulate_gradient_ref(total.ref, g.ref, n);
-    REQUIRE_BITWISE(expected, total.values());
-    t.on_every_device([&](Context& ctx) {
-      accumulate_gradient(total, g, n, ctx);
-      REQUIRE(ctx.most_scratch_used() == 0);
-    });
-  }
+TEST_CASE("add_slices: what the program runs equals the reference bit for bit", "[bitwise]") {
+  for (size_t n : {0, 1, 2, 3, 4, 5, 1023, 1024, 1025, 4098})
+    for (size_t count : {1, 2, 3, 8})
+      for (bool first : {false, true}) {
+        INFO("n " << n << ", " << count << " slices, first " << first);
+        const size_t step = n / 4 * 4 + 8;
+        Trial t;
+        const auto total = first ? t.out(n) : t.sum(n, 1);
+        const auto slices = t.random(count * step, 2);
+        std::vector<float> expected(n, 0.0f);
+        if (!first) expected = total.values();
+        for (size_t s = 0; s < count; s++)
+          for (size_t i = 0; i < n; i++) expected[i] += slices.ref[s * step + i];
+        add_slices_ref(total.ref, first, slices.ref, count, step, n);
+        REQUIRE_BITWISE(expected, total.values());
+        t.on_every_device([&](Context& ctx) {
+          add_slices(total, first, slices, count, step, n, ctx);
+          REQUIRE(ctx.most_scratch_used() == 0);
+        });
+      }
+}
+
+TEST_CASE("add_slices: a sum that begins has no negative zero", "[bitwise]") {
+  Trial t;
+  const auto total = t.out(5), slices = t.in(std::vector<float>(5, -0.0f));
+  add_slices_ref(total.ref, true, slices.ref, 1, 0, 5);
+  REQUIRE_BITWISE(std::vector<float>(5, 0.0f), total.values());
+  t.on_every_device([&](Context& ctx) { add_slices(total, true, slices, 1, 0, 5, ctx); });
 }

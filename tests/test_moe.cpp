@@ -393,7 +393,7 @@ TEST_CASE("moe: what a token gets does not depend on the tokens beside it", "[bi
   });
 }
 
-TEST_CASE("moe: the losses of the router have exact gradients for the slots of the step so far",
+TEST_CASE("moe: the losses of the router have exact gradients for the slots of the slice so far",
           "[gradcheck][bitwise]") {
   constexpr size_t E = 6;
   for (const BalanceOver over : {BalanceOver::global, BalanceOver::micro_batch}) {
@@ -405,14 +405,14 @@ TEST_CASE("moe: the losses of the router have exact gradients for the slots of t
       const Named weights = layer.random_weights();
       layer.set(weights);
       std::vector<size_t> so_far(E, 0);
-      for (const size_t m : {0, 1, 2, 0}) {  // three micro-batches of a step, and one of the next
+      for (const size_t m : {0, 1, 2, 0}) {  // three micro-batches of a slice, and one of the next
         const Floats x = random_values<float>(N * C, 10 + m);
         layer.forward(x, C);
         const Floats dx = layer.backward(zero, {m, 3});
         if (m == 0 || over == BalanceOver::micro_batch) so_far.assign(E, 0);
         const std::vector<size_t> now = counted(layer.kept<int>("experts"), E);
         for (size_t e = 0; e < E; e++) so_far[e] += now[e];
-        REQUIRE(layer.kept<size_t>("slots of an expert in the step") == so_far);
+        REQUIRE(layer.kept<size_t>("slots of an expert in the slice") == so_far);
 
         // The losses as papers write them, in double, of x, W and b in one list.
         const double slots = double(std::accumulate(so_far.begin(), so_far.end(), size_t{0}));
@@ -446,10 +446,12 @@ TEST_CASE("moe: the losses of the router have exact gradients for the slots of t
   }
 }
 
-TEST_CASE("moe: --balance-over says something where a step has several micro-batches, and there alone", "[bitwise]") {
+TEST_CASE("moe: --balance-over says something where a slice has several micro-batches, and there alone", "[bitwise]") {
   const auto fingerprint = [&](const std::string& over, size_t micro_batches) {
     Context cpu(Device::cpu);
-    Run run(small_run(small_model("--experts=5 --balance-loss=0.5 --balance-over=" + over), 4, micro_batches), cpu);
+    Config c = small_run(small_model("--experts=5 --balance-loss=0.5 --balance-over=" + over), 4, micro_batches);
+    c.slices = 1;
+    Run run(c, cpu);
     run.steps(4);
     return run.trainer.fingerprint();
   };
@@ -457,7 +459,7 @@ TEST_CASE("moe: --balance-over says something where a step has several micro-bat
   REQUIRE(fingerprint("global", 2) != fingerprint("micro-batch", 2));
 }
 
-TEST_CASE("moe: a backward reports how the step was routed so far", "[moe][bitwise]") {
+TEST_CASE("moe: a backward reports how the slice was routed so far", "[moe][bitwise]") {
   constexpr size_t E = 7, k = 2;
   const MoeConfig moe = {.E = E, .k = k, .F = 11, .router_bias = true};
   const Floats zero(N * C, 0.0f);

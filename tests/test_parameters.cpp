@@ -199,8 +199,8 @@ TEST_CASE("parameters: a step without gradient moves those that decay and no oth
     Optimizer optimizer(model.weights, 1, ctx);
     const std::vector<float> ones(model.weights.flat_size(), 1.0f);
     model.weights.values.upload(ones);
-    optimizer.begin_micro_batch({});
-    optimizer.end_micro_batch();
+    optimizer.begin_slice();
+    optimizer.end_slice(0);
     optimizer.set_step(settings, 2.0f, 1, 1.0f);
     optimizer.update();
     const std::vector<float> after = model.weights.values.download();

@@ -48,7 +48,7 @@ TEST_CASE("trainer: a look at training shows the run's first micro-batches, in t
   });
   for (auto [step, m] : {std::pair(0, 0), {0, 1}, {1, 0}, {1, 1}, {2, 0}}) {
     std::vector<int> ids(18), targets(18);
-    run.loader.training_batch(size_t(step), size_t(m), 0, ids.data(), targets.data());
+    run.loader.training_batch(size_t(step), size_t(m), ids.data(), targets.data());
     run.trainer.model.upload({ids, targets, 2, 9});
     run.trainer.model.forward();
     run.trainer.model.inspect(embedding);
@@ -67,6 +67,52 @@ TEST_CASE("trainer: one expert of a head's values trains as a gate with one scor
   experts.trainer.model.weights.values.upload(gate.trainer.model.weights.values.download());
   REQUIRE_BITWISE(gate.steps(20), experts.steps(20));
   REQUIRE_BITWISE(gate.trainer.model.weights.values.download(), experts.trainer.model.weights.values.download());
+}
+
+TEST_CASE("trainer: micro-batches add up in a slice, slices eight to a group, groups in their order", "[bitwise]") {
+  // With beta1 = 0 and nothing to clip the first moment is the gradient of the step.
+  for (auto [M, G] : {std::pair<size_t, size_t>{6, 1}, {6, 2}, {6, 6}, {18, 9}, {19, 19}, {16, 16}}) {
+    INFO(M << " micro-batches in " << G << " slices");
+    Config config = small_run(small_model("--layers=1 --experts=3 --balance-loss=0.5"), 20, M);
+    config.slices = G, config.clip = 1e30f, config.adamw.beta1 = 0;
+    std::vector<float> expected;
+    for (Device device : {Device::cpu, kernel_device}) {
+      Context ctx(device);
+      Run run(config, ctx), alone(config, ctx);
+      run.steps(1);
+      Model& model = alone.trainer.model;
+      std::vector<float> total, group;
+      const auto add = [](std::vector<float>& to, const std::vector<float>& from) {
+        to.resize(from.size(), 0.0f);
+        for (size_t i = 0; i < from.size(); i++) to[i] += from[i];
+      };
+      for (size_t s = 0; s < G; s++) {
+        set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
+        for (size_t m = s * (M / G); m < (s + 1) * (M / G); m++) {
+          model.upload(alone.trainer.training_batch(m), alone.trainer.micro_batch_number(m));
+          model.forward();
+          model.backward({m, M, M / G}, alone.trainer.loss());
+        }
+        ctx.synchronize();
+        add(group, model.weights.grads.download());
+        if (s % 8 != 7 && s + 1 < G) continue;
+        if (total.empty())
+          total = group;
+        else
+          add(total, group);
+        group.clear();
+      }
+      const std::vector<float> m = run.trainer.optimizer.states[0].values.download();
+      std::vector<float> of_parameters, summed;  // without what lies between them
+      for (const Parameter& p : model.weights.list()) {
+        of_parameters.insert(of_parameters.end(), &m[p.offset], &m[p.offset] + p.size);
+        summed.insert(summed.end(), &total[p.offset], &total[p.offset] + p.size);
+      }
+      REQUIRE_BITWISE(summed, of_parameters);
+      if (expected.empty()) expected = summed;
+      REQUIRE_BITWISE(expected, summed);
+    }
+  }
 }
 
 TEST_CASE("trainer: the number of threads changes no bit", "[bitwise]") {
@@ -194,7 +240,7 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
            "--dense-layers=1 --shared-experts=1 --balance-loss=0.5 --z-loss=0.5 --window=3 --rope-theta=100 "
            "--rope-scaling=linear,3 --window-rope-theta=100 --full-every=2 --score-dim=9 --embedding-factor=2 "
            "--rope-fraction=0.5 --clip-residual=0.02 --clip-output=0.001 --dropout=0.3 --seed=6 --batch=3 "
-           "--micro-batches=2 --lr=0.01 --min-lr=0.002 --warmup=1 --decay=3 --beta1=0.5 --beta2=0.5 --adam-eps=0.001 "
+           "--micro-batches=2 --slices=1 --lr=0.01 --min-lr=0.002 --warmup=1 --decay=3 --beta1=0.5 --beta2=0.5 --adam-eps=0.001 "
            "--weight-decay=5 --clip=0.01 --steps=3"))
     other[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
   // What some flags need beside them.
@@ -216,7 +262,8 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
            {"--ffn=gelu", "--gelu"},
            {"--schedule=wsd", "--decay"},
            {"--experts=3 --shared-experts=1", "--shared-expert-gate"},
-           {"--experts=3 --balance-loss=0.5 --micro-batches=2", "--balance-over"},
+           {"--experts=3 --balance-loss=0.5 --micro-batches=2 --slices=1", "--balance-over"},
+           {"--micro-batches=3", "--slices"},
            {wide, "--precision"},
            {wide + " --precision=bf16", "--mma"}})
     for (const std::string& flag : words_of(flags)) room[flag] = with;

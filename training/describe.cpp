@@ -76,7 +76,7 @@ std::string describe(const Config& config) {
   // (auto is the CPU here: the scratch of kernels is asked for with --device=cuda)
   const bool kernels = config.device == DeviceChoice::cuda || config.device == DeviceChoice::emulated;
   const Device device = kernels ? kernel_device : Device::cpu;
-  const TrainingMemory memory = training_memory(config.model, B, T, config.micro_batches, device);
+  const TrainingMemory memory = training_memory(config.model, B, T, config.slice_count(), device);
   text += format(
       "\nFLOPs a token, training          %.4g (6 x %s weights of matrix products, and what mixes tokens; not what is "
       "computed again)\n",
@@ -98,7 +98,7 @@ std::string describe(const Config& config) {
        {std::pair{"none", Recompute::none}, {"light", Recompute::light}, {"full", Recompute::full}}) {
     ModelConfig other = m;
     other.recompute = recompute;
-    const size_t bytes = training_memory(other, B, T, config.micro_batches, device).activations;
+    const size_t bytes = training_memory(other, B, T, config.slice_count(), device).activations;
     text += format("%s %s %.1f", recompute == Recompute::none ? "" : ",", name, mib(bytes));
   }
   return text + "\n";

@@ -13,14 +13,14 @@ static ScratchPlan scratch_plan(const Model& model, Device device) {
   return plan;
 }
 
-TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t micro_batches, Device device) {
+TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t slices, Device device) {
   Model model(config);
   model.plan(B, T);
-  const size_t flat = model.weights.flat_size(), sums = micro_batches > 1 ? flat : 0;
+  const size_t flat = model.weights.flat_size();
   const ScratchPlan scratch = scratch_plan(model, device);
   constexpr size_t f = sizeof(float);
   return {model.weights.bytes_of_values(config.storage),
-          f * (flat + sums),
+          f * flat * Optimizer::gradient_buffers(slices),
           Optimizer::state_bytes(model.weights),
           model.activation_bytes(),
           model.gradient_bytes(),

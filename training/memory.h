@@ -14,8 +14,8 @@ struct TrainingMemory {
   size_t total() const { return weights + gradients + optimizer + activations + between + scratch + tables; }
 };
 
-// For batches of B sequences of T tokens, on a device.
-TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t micro_batches, Device device);
+// For batches of B sequences of T tokens, and steps of so many slices, on a device.
+TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t slices, Device device);
 
 // The scratch that the operations of training take from a Context: forward, backward and update of `model`, planned for
 // its batch.

@@ -1,7 +1,12 @@
 // optimizer: AdamW over every parameter, with the gradient of a step summed over its micro-batches.
 //
-// Each micro-batch's gradient is computed from zero and then added, in ascending order, so that a micro-batch adds the
-// same bits wherever it stands in the step.
+// A step is G slices (--slices) of as many consecutive micro-batches each. A slice starts from zero, and its
+// micro-batches add to it in place, as a backward does. Slices add up in ascending order, eight to a group, and groups
+// in ascending order:
+//
+//   total = ((s_0 + s_1) + ... + s_7)  +  ((s_8 + s_9) + ... + s_15)  +  ...
+//
+// So a slice has the same bits wherever and whenever it is computed, and so has their sum.
 //
 // What is AdamW's stands here and nowhere else: the states that it keeps, the tables that it reads, its update.
 // Checkpoints, memory and the run's header ask for them by name or in bytes. Its settings are flags
@@ -29,22 +34,29 @@ class Optimizer {
     return std::size(state_prefixes) * weights.flat_size() * sizeof(float);
   }
 
-  Optimizer(Parameters& weights, size_t micro_batches, Context& ctx)
-      : weights_(weights), ctx_(ctx), plan_(tensors(weights), ctx), norm_(ctx.device, 1), part_norm_(ctx.device, 1) {
+  // How many flat buffers the gradients of a step take: that of a slice, the sum, and of more than one group the group.
+  static constexpr size_t group = 8;
+  static size_t gradient_buffers(size_t slices) { return 1 + (slices > 1) + (slices > group); }
+
+  Optimizer(Parameters& weights, size_t slices, Context& ctx)
+      : weights_(weights), ctx_(ctx), slices_(slices), plan_(tensors(weights), ctx), norm_(ctx.device, 1), part_norm_(ctx.device, 1) {
     for (const char* prefix : state_prefixes) {
       states.push_back({prefix, Buffer<float>(ctx.device, weights.flat_size())});
       set_zero(states.back().values.data(), weights.flat_size(), ctx_);
     }
-    if (micro_batches > 1) total_ = Buffer<float>(ctx.device, weights.flat_size());
+    if (slices > 1) total_ = Buffer<float>(ctx.device, weights.flat_size());
+    if (slices > group) group_ = Buffer<float>(ctx.device, weights.flat_size());
   }
 
-  // A step adds its micro-batches' gradients up from zero; each of them starts from zero too.
-  void begin_micro_batch(MicroBatch micro_batch) {
-    if (total_.size() && micro_batch.first()) set_zero(total_.data(), total_.size(), ctx_);
-    set_zero(weights_.grads.data(), weights_.grads.size(), ctx_);
-  }
-  void end_micro_batch() {
-    if (total_.size()) accumulate_gradient(total_.data(), weights_.grads.data(), total_.size(), ctx_);
+  void begin_slice() { set_zero(weights_.grads.data(), weights_.grads.size(), ctx_); }
+  // In ascending order. What the slice's micro-batches left joins its group, and a group that is whole the sum.
+  void end_slice(size_t slice) {
+    if (slices_ == 1) return;
+    const size_t n = weights_.flat_size();
+    Buffer<float>& sum = slice < group ? total_ : group_;  // the first group is what the others are added to
+    add_slices(sum.data(), slice % group == 0, weights_.grads.data(), 1, 0, n, ctx_);
+    const bool whole = (slice + 1) % group == 0 || slice + 1 == slices_;
+    if (slice >= group && whole) accumulate_gradient(total_.data(), group_.data(), n, ctx_);
   }
 
   // What the updates from here on are told goes up to the device. The gradient is scaled down to a norm of `clip` where
@@ -82,12 +94,13 @@ class Optimizer {
     for (const Parameter& p : weights.list()) list.push_back({p.offset, p.size, p.decay == Decay::yes});
     return list;
   }
-  const float* gradient() const { return total_.size() ? total_.data() : weights_.grads.data(); }
+  const float* gradient() const { return slices_ > 1 ? total_.data() : weights_.grads.data(); }
 
   Parameters& weights_;
   Context& ctx_;
+  const size_t slices_;
   AdamWPlan plan_;
-  Buffer<float> norm_, part_norm_, total_;
+  Buffer<float> norm_, part_norm_, total_, group_;
 
  public:
   std::vector<State> states;  // in the order of their prefixes

@@ -63,7 +63,7 @@ void Progress::header(const std::optional<DiskUse>& disk) {
   if (trainer_.steps_done() < config_.steps) write(run_entry());
   const Model& m = trainer_.model;
   const TrainingMemory memory =
-      training_memory(m.config, config_.batch, m.context(), config_.micro_batches, ctx_.device);
+      training_memory(m.config, config_.batch, m.context(), config_.slice_count(), ctx_.device);
   const auto print = [width = terminal_width()](const char* name, const std::string& text) {
     fputs(wrapped(format("%-11s", name), text, 11, width).c_str(), stdout);
   };

@@ -24,7 +24,7 @@ size_t memory_of_program() {
 // Before minutes go into weights that would find no room.
 const ModelConfig& that_fits(const Config& c, const Context& ctx) {
   const Device device = ctx.device;
-  const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.micro_batches, device);
+  const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.slice_count(), device);
   require_memory(device, double(m.total()) + double(ctx.matmul_engine_bytes()));
   return c.model;
 }
@@ -35,7 +35,7 @@ Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx)
     : config(c),
       program_bytes(ctx.device == Device::cuda ? 0 : memory_of_program()),
       model(that_fits(c, ctx), c.batch, c.model.context, c.seed, ctx),
-      optimizer(model.weights, c.micro_batches, ctx),
+      optimizer(model.weights, c.slice_count(), ctx),
       loader_(loader),
       ctx_(ctx),
       ids_(c.batch * c.model.context),
@@ -59,7 +59,7 @@ double Trainer::steps_per_epoch() const {
 // ---- a step
 
 Batch Trainer::training_batch(size_t m) {
-  loader_.training_batch(steps_done_, m, 0, ids_.data(), targets_.data());
+  loader_.training_batch(steps_done_, m, ids_.data(), targets_.data());
   return {ids_, targets_, config.batch, config.model.context};
 }
 
@@ -145,7 +145,7 @@ double Trainer::validate(size_t batches, const std::vector<Inspector*>& inspecto
 
 void Trainer::look_at_training(size_t count, const std::function<void()>& look) {
   for (size_t i = 0; i < count; i++) {
-    loader_.training_batch(i / config.micro_batches, i % config.micro_batches, 0, ids_.data(), targets_.data());
+    loader_.training_batch(i / config.micro_batches, i % config.micro_batches, ids_.data(), targets_.data());
     model.upload({ids_, targets_, config.batch, config.model.context});
     model.forward();
     look();

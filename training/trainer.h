@@ -63,9 +63,9 @@ class Trainer {
   float* loss() { return loss_.data(); }
   void keep_loss(size_t m) { copy_rows(losses() + m, 1, loss(), 1, 1, 1, ctx_); }
   float* losses() { return losses_.data(); }
-  // The launches of its forward, backward and sum, which differ between the first of a step and the others, and those
-  // of the step's update. With --graph=on they are recorded.
-  LaunchGraph& graph(const MicroBatch& micro_batch) { return micro_batch.first() ? first_graph_ : later_graph_; }
+  // The launches of its forward and backward, which differ between the first of a slice and the others, and those of
+  // the step's update. With --graph=on they are recorded.
+  LaunchGraph& graph(const MicroBatch& micro_batch) { return micro_batch.begins_slice() ? first_graph_ : later_graph_; }
   LaunchGraph& update_graph() { return update_graph_; }
   // The step is launched: its loss and norm start on their way to the host.
   void end_step();

@@ -6,20 +6,36 @@
 
 namespace gated {
 
-void accumulate_gradient_cpu(float* total, const float* g, size_t n) {
-#pragma omp parallel for simd
-  for (size_t i = 0; i < n; i++) total[i] = total[i] + g[i];
+// A thread owns a run of elements, which stays in its first cache from slice to slice.
+void add_slices_cpu(float* total, bool first, const float* slices, size_t count, size_t step, size_t n) {
+  constexpr size_t run = 2048;
+#pragma omp parallel for
+  for (size_t begin = 0; begin < n; begin += run) {
+    const size_t end = n - begin < run ? n : begin + run;
+    for (size_t s = 0; s < count; s++) {
+      const float* g = slices + s * step;
+      if (first && s == 0) {
+#pragma omp simd
+        for (size_t i = begin; i < end; i++) total[i] = 0.0f + g[i];
+      } else {
+#pragma omp simd
+        for (size_t i = begin; i < end; i++) total[i] = total[i] + g[i];
+      }
+    }
+  }
 }
 
-// sums: one float for every chunk.
-void gradient_norm_cpu(float* norm, const float* g, size_t n, float* sums) {
-  const size_t chunks = ceil_div(n, buffer_chunk);
+void gradient_squares_cpu(float* sums, const float* g, size_t n) {
+  const size_t chunks = gradient_chunks(n);
 #pragma omp parallel for
   for (size_t chunk = 0; chunk < chunks; chunk++) {
     const float* gc = g + chunk * buffer_chunk;
     const size_t left = n - chunk * buffer_chunk, size = left < buffer_chunk ? left : buffer_chunk;
     sums[chunk] = row_reduce_cpu<float>(size, [=](float acc, size_t i) { return fused(gc[i], gc[i], acc); });
   }
+}
+
+void gradient_root_cpu(float* norm, const float* sums, size_t chunks) {
   *norm = exact_sqrt(row_reduce_cpu<float>(chunks, [=](float acc, size_t i) { return acc + sums[i]; }));
 }
 

@@ -262,6 +262,9 @@ void check_flags(Config& c, const std::set<std::string>& given) {
           "--smoothquant=%g with --norm-placement=post: norms write the residual stream itself there, and dividing it "
           "would change the model; leave --smoothquant out",
           c.smoothquant);
+  require(c.micro_batches % c.slice_count() == 0,
+          "--slices=%zu does not divide --micro-batches=%zu: all slices have as many micro-batches", c.slices,
+          c.micro_batches);
   size_t tokens;
   require(!__builtin_mul_overflow(c.batch, c.model.context, &tokens), "--batch=%zu times --context=%zu overflows",
           c.batch, c.model.context);
@@ -283,6 +286,7 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   require(s.warmup <= c.steps, "--warmup=%zu is longer than --steps=%zu", s.warmup, c.steps);
   require(s.kind != ScheduleKind::wsd || s.warmup + s.decay <= c.steps,
           "--warmup=%zu and --decay=%zu are longer than --steps=%zu", s.warmup, s.decay, c.steps);
+  if (c.slices == usual_slices(c.micro_batches)) c.slices = 0;  // one name for it, in what a checkpoint remembers too
   c.data.seed = c.seed;
   c.data.vocab = c.vocab;
   if (c.vocab) c.model.vocab = c.vocab;

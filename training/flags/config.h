@@ -26,6 +26,13 @@ struct Interval {
   size_t steps, seconds;
 };
 
+// The largest divisor of the micro-batches of a step that is at most 8.
+inline size_t usual_slices(size_t micro_batches) {
+  size_t slices = 8;
+  while (micro_batches % slices) slices--;
+  return slices;
+}
+
 struct Config {
   std::string preset = "tiny";
   std::string from;                           // a model that is there already: its flags and weights
@@ -43,6 +50,8 @@ struct Config {
   uint64_t seed = 1337;
 
   size_t steps = 600, batch = 16, micro_batches = 1;
+  size_t slices = 0;  // 0: usual_slices(micro_batches), which is never named otherwise
+  size_t slice_count() const { return slices ? slices : usual_slices(micro_batches); }
   Schedule schedule;
   AdamWHyperparameters adamw = {0.0f, 0.9f, 0.95f, 1e-8f, 0.1f};  // the rate comes from the schedule
   float clip = 1.0f;

@@ -307,7 +307,7 @@ void list_experts_flags(FlagTable& t, ModelConfig& m) {
            "factor of the loss that keeps all experts busy (kernels/router.cu)");
   t.choice<BalanceOver>(
       "--balance-over", e.balance_over,
-      {{"global", BalanceOver::global, "layers/moe.cuh", "all micro-batches of the step so far (arXiv 2501.11873)"},
+      {{"global", BalanceOver::global, "layers/moe.cuh", "all micro-batches of the slice so far: of the step, with --slices=1 (arXiv 2501.11873)"},
        {"micro-batch", BalanceOver::micro_batch, "layers/moe.cuh", "the micro-batch alone"}},
       "the tokens that --balance-loss counts");
   t.number("--z-loss", e.z, between(0.0f, 1e3f), "factor of the loss that keeps the router's logits small");
@@ -352,6 +352,9 @@ void list_training_flags(FlagTable& t, Config& c) {
   t.number("--steps", c.steps, at_least(1), "optimizer steps");
   t.number("--batch", c.batch, at_least(1), "sequences in a micro-batch");
   t.number("--micro-batches", c.micro_batches, at_least(1), "micro-batches whose gradients one step adds up");
+  t.number("--slices", c.slices, at_least(0),
+           "parts of a step, of as many --micro-batches each: a slice adds its gradients up in place, and the sums of "
+           "slices are added (training/optimizer.cuh); 0: the largest divisor of --micro-batches up to 8");
   t.number("--lr", c.schedule.peak, between(0.0f, 1e3f),
            "learning rate after the warm-up; with --from at most 3e-4 and 0.04 / --hidden, where it is not given");
   t.choice<ScheduleKind>("--schedule", c.schedule.kind,
