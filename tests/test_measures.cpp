@@ -65,6 +65,35 @@ TEST_CASE("measures: the largest activation, with and without first tokens", "[m
   REQUIRE(m.layers == 2);
 }
 
+TEST_CASE("measures: the peak over the median, the top dimension, and the norms' weights there", "[measures]") {
+  std::vector<float> h(B * T * C, 1), other(B * T * C, 2);
+  for (size_t n = 0; n < B * T; n++) other[n * C + 4] = n < 6 ? 8 : 0.5f;  // the largest on 6 of 8 tokens
+  h[at(1, 2, 7)] = -5;  // the largest of h, and on one of its 8 tokens; on the others dimension 0 is the first of ten equals
+  other[at(0, 1, 3)] = 10;
+  const std::vector<float> weight = {1, 1, 1, 1, -0.25f, 1, 1, 1, 1, 1}, centred = {0, 0, 0, 0, 1, 0, 0, 4, 0, 0};
+  Meter meter(Device::cpu);
+  meter.state({h.data(), B, T, C});
+  const auto norm = [&](const std::vector<float>& w, float offset) {
+    meter.norm({"norm", "attention_norm", w.data(), nullptr, offset, C, nullptr, nullptr, {}});
+  };
+  norm(weight, 0), norm(centred, 1);
+  meter.layer = 1;
+  meter.state({other.data(), B, T, C});
+  meter.layer = 2;
+  meter.state({other.data(), B, T, C});
+  norm(weight, 0);
+  const Measures::Residual r = meter.result().residual;
+  REQUIRE(r.peak_over_median == 5);
+  REQUIRE(r.top == 4);
+  REQUIRE(r.top_over_median == (8.0 + 2 * (6 * 8 + 2 * 0.5)) / (8 + 2 * 16));
+  REQUIRE(r.top_of_tokens == 5 * 2 / 24.0);  // on one of the six another one is larger
+  REQUIRE(r.top_of_states == 1 / 3.0 + 1 / 3.0);
+  REQUIRE(r.weight_at_top_by_layer.size() == 3);
+  REQUIRE(r.weight_at_top_by_layer[0] == (1 / 0.925 + 5 / 1.5) / 2);  // h's own top dimension is 7
+  REQUIRE(std::isnan(r.weight_at_top_by_layer[1]));
+  REQUIRE(std::fabs(r.weight_at_top_by_layer[2] - 0.25 / 0.925) < 1e-15);
+}
+
 TEST_CASE("measures: a massive activation is above 100 and above 1000 medians", "[measures]") {
   std::vector<float> h(B * T * C, 0.5f);
   h[at(0, 0, 1)] = 500;  // 1000 medians

@@ -90,12 +90,16 @@ void Meter::state(const StateView& view) {
                is_large = sink_medians * median;
   l.large.resize(C);
   l.size.resize(C);
+  l.top_of.resize(C);
+  l.median.add(median);
   l.usual.size.resize(C);
   massive_tokens_.resize(N);
   for (size_t n = 0; n < N; n++) {
     const size_t massive_before = massive_;
+    size_t top = 0;
     for (size_t c = 0; c < C; c++) {
       const double size = std::fabs(double(h[n * C + c]));
+      if (size > std::fabs(double(h[n * C + top]))) top = c;
       const Measures::Peak peak = {size, layer, n % view.T, c};
       keep_larger(l.largest, peak);
       if (peak.token > 0) keep_larger(l.behind_first, peak);
@@ -103,6 +107,7 @@ void Meter::state(const StateView& view) {
       l.large[c] += size > is_large;
       l.size[c] += size;
     }
+    l.top_of[top]++;
     massive_tokens_[n] = massive_ > massive_before;
     if (!massive_tokens_[n]) l.usual.add(&h[n * C]);
   }
@@ -178,6 +183,8 @@ void Meter::norm(const NormView& view) {
     }
   };
   furthest(norm_weight_, view.weight, view.offset);
+  std::vector<double>& sizes = here().weights.emplace_back();
+  for (float w : OnHost(device_, view.weight, view.C)) sizes.push_back(std::fabs(double(view.offset) + double(w)));
   if (view.pre) furthest(pre_weight_, view.pre, 0);
   if (!view.low) return;
   Scores& scores = here().norm_gate;
@@ -272,6 +279,7 @@ Measures::Residual Meter::residual() const {
   std::vector<double> size(layers_[0].size.size());
   std::vector<bool> sinks(size.size());
   for (const Layer& l : layers_) {
+    r.peak_over_median = std::max(r.peak_over_median, l.largest.value / l.median.value());
     keep_larger(r.largest, l.largest);
     keep_larger(r.behind_first, l.behind_first);
     r.largest_by_state.push_back(l.largest.value);
@@ -279,6 +287,18 @@ Measures::Residual Meter::residual() const {
       size[c] += l.size[c];
       sinks[c] = sinks[c] || 2 * l.large[c] > tokens_;
     }
+  }
+  const std::vector<size_t> ordered = by_size(size);
+  r.top = ordered[0];
+  r.top_over_median = size[r.top] / size[ordered[(ordered.size() - 1) / 2]];
+  for (const Layer& l : layers_) {
+    const size_t top = by_size(l.size)[0];
+    r.top_of_tokens += double(l.top_of[r.top]) / double(tokens_ * layers_.size());
+    r.top_of_states += double(top == r.top) / double(layers_.size());
+    Mean at_top;
+    for (const std::vector<double>& weights : l.weights)
+      at_top.add(weights[top] * double(weights.size()) / std::accumulate(weights.begin(), weights.end(), 0.0));
+    r.weight_at_top_by_layer.push_back(at_top.value());
   }
   std::vector<size_t>& dimensions = r.sink_dimensions;
   for (size_t c = 0; c < sinks.size(); c++)

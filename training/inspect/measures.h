@@ -8,7 +8,15 @@
 //   length of v at the first token |v| of token 0 over the mean |v| of the others, of a layer; the mean over layers
 //   output of attention            |o| as the gate G1 reads it, and after that gate: mean, and share below 1e-2 and 1e-3
 //   largest activation             largest |h| of all states; and of all but tokens 0            (arXiv 2601.22966, 2505.06708)
+//   peak over median               largest |h| of a state over its median |h|, the mean of its batches' medians; the state where
+//                                  that is most. Unlike the largest activation it does not grow with the whole stream
 //   massive activations            values with |h| > 100 and |h| > 1000 times the median |h| of their state in their batch
+//                                                                                            (the study of outlier dimensions)
+//   top dimension                  the dimension with the largest mean |h| over all tokens and states (arXiv 2601.22966, H_avg):
+//                                  that mean over the median dimension's; the share of tokens, over all states, on which it is the
+//                                  largest; the share of states in which its mean |h| over the tokens is
+//   weight at the top              |lambda| of a norm at the top dimension of the state in front of its block (final norm: the last
+//                                  state) over the mean |lambda| of that norm; the mean of a layer's norms, and of all
 //   residual-sink dimensions       where in some state |h| > 10 times that median on more than half of the tokens; the largest
 //                                  mean |h| over all states first                                            (arXiv 2601.22966)
 //   outliers of a state            the three dimensions with the largest mean |h|, and the mean |h| of the median dimension, over
@@ -47,8 +55,12 @@ struct Measures {
   struct Residual {
     Peak largest, behind_first;            // of all tokens, of all but the first
     std::vector<double> largest_by_state;  // (layers+1)
+    double peak_over_median = 0;
     size_t massive = 0;
     std::vector<size_t> sink_dimensions;
+    size_t top = 0;  // the top dimension
+    double top_over_median = 0, top_of_tokens = 0, top_of_states = 0;
+    std::vector<double> weight_at_top_by_layer;  // (layers+1); NaN where a layer has no norm
   };
   struct Output {
     double mean = 0, below_1e2 = 0, below_1e3 = 0;
@@ -140,6 +152,9 @@ class Meter final : public Inspector {
     Measures::Peak largest, behind_first;
     std::vector<size_t> large;                  // (C) tokens on which the dimension is far above the median
     std::vector<double> size;                   // (C) sum of |h|
+    std::vector<size_t> top_of;                 // (C) tokens on which the dimension is the largest
+    Mean median;
+    std::vector<std::vector<double>> weights;   // (C) |lambda| of each norm
     Dimensions usual;                           // over the tokens that have no massive activation
     std::map<std::string, Dimensions> outputs;  // by part, likewise
     std::vector<Mean> to_first;                 // (H)

@@ -24,6 +24,7 @@ std::string measures_entry(size_t step, const Measures& m) {
   if (m.attention) {
     const Measures::Attention& a = *m.attention;
     entry["first_token_attention"] = a.first_token;
+    entry["first_token_attention_even"] = a.even;
     entry["first_token_attention_by_layer"] = a.first_token_by_layer;
     entry["first_token_attention_largest"] = a.largest_head;
     entry["first_token_attention_largest_at"] = {{"layer", a.layer}, {"head", a.head}};
@@ -38,7 +39,13 @@ std::string measures_entry(size_t step, const Measures& m) {
     entry["largest_activation_behind_first"] = r.behind_first.value;
     entry["largest_activation_behind_first_at"] = place_of(r.behind_first);
   }
+  entry["peak_over_median"] = r.peak_over_median;
   entry["massive_activations"] = r.massive;
+  entry["top_dimension"] = r.top;
+  entry["top_dimension_over_median"] = r.top_over_median;
+  entry["top_dimension_of_tokens"] = r.top_of_tokens;
+  entry["top_dimension_of_states"] = r.top_of_states;
+  entry["norm_weight_at_top_by_layer"] = r.weight_at_top_by_layer;
   entry["residual_sink_dimensions"] = r.sink_dimensions;
   const auto of_states = [&](auto value) {
     Json values = Json::array();
@@ -132,7 +139,13 @@ std::string measures_text(const Measures& m, size_t width) {
   const Measures::Residual& r = m.residual;
   line("residual", "largest |h|: " + where(r.largest));
   if (m.context > 1 && r.largest.token == 0) line("", "without token 0: " + where(r.behind_first));
-  line("", format("massive activations: %zu", r.massive));
+  line("", format("peak: %.1f times the median of its state; massive activations: %zu", r.peak_over_median, r.massive));
+  std::string weights;
+  for (size_t l = 0; l < r.weight_at_top_by_layer.size(); l++)
+    if (!std::isnan(r.weight_at_top_by_layer[l])) weights += format(" %.2f", r.weight_at_top_by_layer[l]);
+  line("", format("top dimension: %zu, %.1f times the median one; the largest on %s of the tokens, in %s of the states",
+                  r.top, r.top_over_median, percent(r.top_of_tokens).c_str(), percent(r.top_of_states).c_str()));
+  if (!weights.empty()) line("", "norms' weight at the top dimension over their mean, by layer:" + weights);
   std::string dimensions;
   for (size_t i = 0; i < r.sink_dimensions.size() && i < 8; i++)
     dimensions += format("%s%zu", i ? ", " : ": ", r.sink_dimensions[i]);
