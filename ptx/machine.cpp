@@ -445,7 +445,8 @@ Fault Machine::launch(const Kernel& kernel, Index grid, Index block, size_t dyna
   lay_out_shared(dynamic_shared);
   counter_ = counter;
   const bool watched = counter || *environment("PTX_RACES", "0") == '1';
-  if (watched && !counter) cells_.assign(shared_.size() / 2, {}), written_.assign(shared_.size() / shared_granule, {});
+  if (watched && !counter) cells_.assign(shared_.size() / 2, {});
+  if (watched) written_.assign(shared_.size() / shared_granule, {});
   global_cells_.clear();  // launches are in order
   for (uint32_t i = 0; i < threads_; i++) {
     Thread& t = fibers_[i]->thread;
