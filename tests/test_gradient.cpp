@@ -1,22 +1,26 @@
 // gradient: the norm against a literal evaluation of its order, what the program runs against the reference.
 #include "kernels/gradient.h"
 
-#include "core/reduce.cuh"
+#include "core/sums.h"
 #include "tests/harness.h"
 
 using namespace gated;
 
 namespace {
 
+float row_of_squares(const float* g, size_t n) {
+  RowSum<float> sum;
+  for (size_t i = 0; i < n; i++) sum.fma(g[i], g[i]);
+  return sum.total();
+}
+
 // The order of core/reduce.cuh, in its words: the row sums of chunks of 16384, then the row sum of those. Rows are
-// taken from row_reduce_cpu, which tests/test_reduce.cpp holds to its own description.
+// taken from RowSum, which tests/test_reduce.cpp holds to its own description.
 float literal_norm(const std::vector<float>& g) {
-  std::vector<float> sums;
-  for (size_t begin = 0; begin < g.size(); begin += 16384)
-    sums.push_back(row_reduce_cpu<float>(std::min<size_t>(16384, g.size() - begin), [&](float acc, size_t i) {
-      return std::fma(g[begin + i], g[begin + i], acc);
-    }));
-  return std::sqrt(row_reduce_cpu<float>(sums.size(), [&](float acc, size_t i) { return acc + sums[i]; }));
+  RowSum<float> sums;
+  for (size_t at = 0; at < g.size(); at += 16384)
+    sums.add(row_of_squares(&g[at], std::min<size_t>(16384, g.size() - at)));
+  return std::sqrt(sums.total());
 }
 
 void check_norm(float expected, const std::vector<float>& values, Nan nan = Nan::refused) {
@@ -71,9 +75,7 @@ TEST_CASE("gradient_norm: of parts that are whole chunks, wherever they lie", "[
 }
 
 TEST_CASE("gradient_norm: the chunks show in its bits") {
-  auto as_a_row = [](const std::vector<float>& g) {
-    return std::sqrt(row_reduce_cpu<float>(g.size(), [&](float acc, size_t i) { return std::fma(g[i], g[i], acc); }));
-  };
+  auto as_a_row = [](const std::vector<float>& g) { return std::sqrt(row_of_squares(g.data(), g.size())); };
   const auto many = random_values<float>(16384 * 130 + 5, 1), one = random_values<float>(16384, 1);
   REQUIRE(literal_norm(many) != as_a_row(many));
   REQUIRE(literal_norm(one) == as_a_row(one));

@@ -4,7 +4,6 @@
 
 #include <filesystem>
 
-#include "core/launch.cuh"
 #include "core/philox.cuh"
 #include "kernels/bf16/matmul_bf16.h"
 #include "kernels/mean.h"

@@ -1,7 +1,7 @@
 // mean: against a literal evaluation of its order, what the program runs against the reference.
 #include "kernels/mean.h"
 
-#include "core/reduce.cuh"
+#include "core/sums.h"
 #include "tests/harness.h"
 
 using namespace gated;
@@ -12,12 +12,13 @@ TEST_CASE("mean: its order and its kernels, bit for bit", "[bitwise]") {
     INFO("n " << n);
     auto x = random_values<float>(n, n, 2.0f);  // chunks of unlike sums, so that the order of adding those shows
     for (size_t i = 0; i < n; i++) x[i] = (x[i] + 2.0f) * (1.0f + 1.7f * float(i / 16384 % 7));
-    std::vector<float> sums;
-    for (size_t begin = 0; begin < n; begin += 16384)
-      sums.push_back(row_reduce_cpu<float>(std::min<size_t>(16384, n - begin),
-                                           [&](float acc, size_t i) { return acc + x[begin + i]; }));
-    const std::vector<float> expected = {
-        row_reduce_cpu<float>(sums.size(), [&](float acc, size_t i) { return acc + sums[i]; }) / float(n)};
+    RowSum<float> sums;
+    for (size_t begin = 0; begin < n; begin += 16384) {
+      RowSum<float> chunk;
+      for (size_t i = begin; i < std::min<size_t>(n, begin + 16384); i++) chunk.add(x[i]);
+      sums.add(chunk.total());
+    }
+    const std::vector<float> expected = {sums.total() / float(n)};
     Trial t;
     const auto gx = t.in(x), out = t.out(1);
     mean_ref(out.ref, gx.ref, n);

@@ -9,7 +9,7 @@
 #include <regex>
 
 #include "core/philox.cuh"
-#include "core/reduce.cuh"
+#include "core/sums.h"
 #include "layers/ffn.cuh"
 #include "tests/activations.h"
 #include "tests/harness.h"

@@ -2,7 +2,7 @@
 // the weights can do.
 #include "kernels/rmsnorm.h"
 
-#include "core/reduce.cuh"
+#include "core/sums.h"
 #include "kernels/rmsnorm.cuh"
 #include "tests/norm_cases.h"
 
