@@ -237,15 +237,16 @@ bool parse_command_line(Config& config, int argc, char** argv) {
   app.add_flag("--flag-map", map);
   app.add_flag("--version", version);
   const std::vector<Flag> flags = list_flags(config);
-  std::vector<std::string> values(flags.size());
-  std::vector<CLI::Option*> options;
+  std::vector<std::string> values(flags.size()), words = plain_words(flags, argc, argv);
+  std::set<std::string> named;
+  for (const std::string& word : words) named.insert(word.substr(0, word.find('=')));
   for (size_t i = 0; i < flags.size(); i++) {
     const std::string& name = flags[i].name;
-    CLI::Option* option = flags[i].is_switch ? app.add_flag(name + "{on}", values[i])  // {on}: without a value
-                                             : app.add_option(name, values[i]);
-    options.push_back(option->take_last());
+    if (!named.contains(name)) continue;  // CLI11 compares each option with all others: milliseconds for all flags
+    (flags[i].is_switch ? app.add_flag(name + "{on}", values[i])  // {on}: without a value
+                        : app.add_option(name, values[i]))
+        ->take_last();
   }
-  std::vector<std::string> words = plain_words(flags, argc, argv);
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
   try {
     app.parse(words);
@@ -266,7 +267,7 @@ bool parse_command_line(Config& config, int argc, char** argv) {
   }
   std::set<std::string> given;
   for (size_t i = 0; i < flags.size(); i++)
-    if (options[i]->count()) {
+    if (named.contains(flags[i].name)) {
       given.insert(flags[i].name);
       require(!values[i].empty() || !flags[i].refuses_empty, "%s=: it is empty, expected %s", flags[i].name.c_str(),
               flags[i].allowed.c_str());
