@@ -72,6 +72,11 @@ __device__ inline void ldmatrix(uint32_t (&x)[4], const bf16* row) {
 }
 
 // A thread's copies from global to shared memory.
+// For a value that a loop needs and that is cheap to make again: the compiler would, in every turn.
+__device__ inline void keep_in_register(int& x) {
+  asm volatile("" : "+r"(x));
+}
+
 class AsyncCopies {
  public:
   // 16 bytes, both sides on a 16-byte boundary: the first `bytes` of them (whole bf16) from global memory, the others
@@ -174,6 +179,8 @@ inline void ldmatrix(uint32_t (&x)[4], const bf16* row, simt::Place at = simt::P
 }
 
 // From when a copy is asked for until it is waited for, nobody may count on what its destination holds: it is NaN.
+inline void keep_in_register(int&) {}
+
 class AsyncCopies {
  public:
   void copy16(void* shared, const void* global, unsigned bytes = 16) {

@@ -65,51 +65,86 @@ HD bool mma_aligned(Matrix<const bf16> m) {
   return uintptr_t(m.data) % 16 == 0 && m.ld % mma_chunk == 0;
 }
 
-// One operand: 128 rows of it (of A; columns of B) and 32 k at a time.
+// One operand: 128 rows of it (of A; columns of B) and 32 k at a time, as one thread copies and reads it. What a strip
+// does not change is worked out once: a strip then costs a thread little more than its copies and its ldmatrix.
 template <bool k_along_memory, bool aligned>
-struct MmaStrip {
-  static constexpr int chunks = (k_along_memory ? mma_strip_k : mma_tile_rows) / mma_chunk;  // of a line
+class MmaStrip {
+ public:
+  // row: the first one in the tile that the thread's warp multiplies. Of A or of B: which lane names which line to
+  // ldmatrix, so that the registers of an instruction's operand are neighbours.
+  __device__ MmaStrip(int row, bool of_a) {
+    const int lane = threadIdx.x % 32, low = lane % 8, third = lane / 8 % 2, fourth = lane / 16;
+    const int row8 = of_a ? third : fourth, k8 = of_a ? fourth : third;  // 8x8 tile lane/8: its place among four
+    read_ = k_along_memory ? place(row + 8 * row8 + low, k8) : place(8 * k8 + low, row / mma_chunk + row8);
+    if (aligned) keep_in_register(read_);
+  }
 
-  Matrix<const bf16> matrix;
-  size_t rows, K, row0;
+  // From here on strips are those of this matrix, of which the tile has the rows from row0 on, before row `rows`.
+  __device__ void begin(Matrix<const bf16> matrix, size_t row0, size_t rows) {
+    ld_ = matrix.ld;
+    on_boundaries_ = aligned || mma_aligned(matrix);
+    const size_t row = row0 + (k_along_memory ? line() : chunk() * mma_chunk);
+    from_ = matrix.data + (k_along_memory ? row * ld_ + chunk() * mma_chunk : line() * ld_ + row);
+    rows_ = row >= rows ? 0 : rows - row < mma_tile_rows ? int(rows - row) : mma_tile_rows;
+  }
+
+  // Does the matrix end inside the thread's chunks, or may it, of a strip of which `left` k are there?
+  __device__ bool ends_inside(size_t left) const {
+    return left < mma_strip_k || (!k_along_memory && rows_ % mma_chunk != 0);
+  }
+
+  // Asks for the next strip, of which `left` k are in the matrix. A thread owns two chunks, half of the strip's lines
+  // apart; what is past the matrix is 0. in_parts: ends_inside(); a chunk that is there or not costs less.
+  template <bool in_parts>
+  __device__ void copy(bf16* shared, size_t left, AsyncCopies& copies) {
+    bf16* const to = shared + place(line(), chunk());
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int apart = half * lines / 2;
+      bf16* const chunk_to = to + apart * chunks * mma_chunk;
+      const bf16* const chunk_from = from_ + apart * ld_;  // where none of it is there, it is not looked at
+      int count = rows_ > (k_along_memory ? apart : 0) ? mma_chunk : 0;
+      if (in_parts) {
+        const int inside = int(left < mma_strip_k ? left : mma_strip_k);  // of a strip's k
+        const int of_chunk = k_along_memory ? inside - chunk() * mma_chunk : inside > line() + apart ? rows_ : 0;
+        count = of_chunk < count ? (of_chunk > 0 ? of_chunk : 0) : count;
+      }
+      if (aligned || on_boundaries_) {
+        copies.copy16(chunk_to, chunk_from, 2 * unsigned(count));
+      } else {
+        for (int j = 0; j < mma_chunk; j++) chunk_to[j] = j < count ? chunk_from[j] : bf16();
+      }
+    }
+    from_ += k_along_memory ? mma_strip_k : mma_strip_k * ld_;
+  }
+
+  // An operand's tiles of 8x8 for 16 rows, `rows` below the warp's first, and 16 k from k on, in the order of its
+  // registers: of A by k and then by row, of B, which are two operands, by row and then by k. A step of 16 k, or of 16
+  // rows, changes bits of a chunk's number that the lane's own do not reach: so it is an xor, as the place is.
+  __device__ void read(uint32_t (&x)[4], const bf16* shared, int rows, int k) const {
+    if constexpr (k_along_memory)
+      ldmatrix<false>(x, shared + (read_ ^ k) + rows * mma_strip_k);
+    else
+      ldmatrix<true>(x, shared + (read_ ^ rows) + k * mma_tile_rows);
+  }
+
+ private:
+  static constexpr int chunks = (k_along_memory ? mma_strip_k : mma_tile_rows) / mma_chunk;  // of a line
+  static constexpr int lines = k_along_memory ? mma_tile_rows : mma_strip_k;
+  static_assert(lines * chunks == 2 * mma_threads);
 
   // Where chunk c of line l stands in shared memory. Eight neighbouring lines of 4 chunks: two lines fill the banks
   // once, so the pair's number is mixed in; a line of 16 chunks fills them twice, so its own number is.
   __device__ static int place(int line, int c) {
     return (line * chunks + (c ^ (k_along_memory ? line / 2 % 4 : line % 8))) * mma_chunk;
   }
+  __device__ static int line() { return int(threadIdx.x) / chunks; }
+  __device__ static int chunk() { return int(threadIdx.x) % chunks; }
 
-  // Asks for the strip that begins at k0. A thread owns two chunks; what is past the matrix is 0.
-  __device__ void copy(bf16* shared, size_t k0, AsyncCopies& copies) const {
-    const bool on_boundaries = mma_aligned(matrix);
-#pragma unroll 1  // the addresses of a second chunk would take registers that the sums need
-    for (int i = threadIdx.x; i < mma_strip_elements / mma_chunk; i += mma_threads) {
-      const int line = i / chunks, c = i % chunks;
-      const size_t row = row0 + (k_along_memory ? line : c * mma_chunk),
-                   k = k0 + (k_along_memory ? c * mma_chunk : line);
-      const size_t at = k_along_memory ? row * matrix.ld + k : k * matrix.ld + row;
-      const size_t left = row >= rows || k >= K ? 0 : k_along_memory ? K - k : rows - row;
-      bf16* const to = shared + place(line, c);
-      if (aligned || on_boundaries) {  // ld is a multiple of 8: a chunk is on its boundary; a line may end inside one
-        const unsigned bytes = left < mma_chunk ? 2 * unsigned(left) : 16;
-        copies.copy16(to, matrix.data + (bytes ? at : 0), bytes);
-      } else {
-        for (size_t j = 0; j < mma_chunk; j++) to[j] = j < left ? matrix.data[at + j] : bf16();
-      }
-    }
-  }
-
-  // Two 8x8 tiles beside one another in k, of 8 rows each, for both halves of 16 rows: x[0] and x[1] are rows 0-7 and
-  // 8-15 at k 0-7, x[2] and x[3] at k 8-15.
-  __device__ static void load(uint32_t (&x)[4], const bf16* shared, int row, int k) {
-    const int lane = threadIdx.x % 32;
-    if constexpr (k_along_memory) {
-      ldmatrix<false>(x, shared + place(row + lane % 16, k / mma_chunk + lane / 16));
-    } else {
-      // A line is one k: tile i has lines k + i/2*8 .., and rows row + i%2*8 .. in a chunk.
-      ldmatrix<true>(x, shared + place(k + lane / 16 * 8 + lane % 8, row / mma_chunk + lane / 8 % 2));
-    }
-  }
+  int read_, rows_;   // the place of the lane's line for ldmatrix; rows from the thread's first chunk on, up to 128
+  const bf16* from_;  // that chunk, of the next strip
+  size_t ld_;
+  bool on_boundaries_;
 };
 
 // What a block works on: rows from m0 and columns from n0 of C, 128 of each where they come before m_end and n_end, and
@@ -196,10 +231,10 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
   const int strips = strips_of(block.depth);
 
   // Of several products a thread needs other addresses from some strip on. They stand in shared memory: registers are
-  // for sums. `joined` is the number of the factors that strips are copied of, which begin with strip `begins`.
+  // for sums. `joined` is the number of the factors that come next, `left` the k of the present ones that no strip has.
   constexpr bool joins = layout == Layout::nn;
   STATIC_SHARED(MmaFactors, factors, [joins ? most_factors : 1]);
-  int joined = 0, begins = 0;
+  int joined = 1;
   if constexpr (joins) {
     if (threadIdx.x == 0) {
       factors[0] = {block.A, block.B, block.K};
@@ -211,22 +246,34 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
   }
 
   AsyncCopies copies;
-  const auto pair = [&](int s) { return shared + s % mma_stages * 2 * mma_strip_elements; };
-  const auto copy = [&](int s) {
+  StripA strip_a(row, true);
+  StripB strip_b(column, false);
+  size_t left;
+  const auto begin = [&](const MmaFactors& f) {
+    strip_a.begin(f.A, block.m0, block.m_end);
+    strip_b.begin(f.B, block.n0, block.n_end);
+    left = f.K;
+  };
+  begin({block.A, block.B, block.K});
+  const auto pair = [&](int stage) { return shared + stage * 2 * mma_strip_elements; };
+  const auto copy = [&](int s, int stage) {
     if (s < strips) {
-      MmaFactors f = {block.A, block.B, block.K};
-      if constexpr (joins) {
-        if (s - begins == strips_of(factors[joined].K)) begins = s, joined++;
-        f = factors[joined];
+      if constexpr (joins)
+        if (left == 0) begin(factors[joined++]);
+      bf16 *const a = pair(stage), *const b = a + mma_strip_elements;
+      if (!aligned || strip_a.ends_inside(left) || strip_b.ends_inside(left)) {
+        strip_a.template copy<true>(a, left, copies);
+        strip_b.template copy<true>(b, left, copies);
+      } else {
+        strip_a.template copy<false>(a, left, copies);
+        strip_b.template copy<false>(b, left, copies);
       }
-      const size_t k0 = size_t(s - begins) * mma_strip_k;
-      StripA{f.A, block.m_end, f.K, block.m0}.copy(pair(s), k0, copies);
-      StripB{f.B, block.n_end, f.K, block.n0}.copy(pair(s) + mma_strip_elements, k0, copies);
+      left = left < mma_strip_k ? 0 : left - mma_strip_k;
     }
     copies.commit();  // an empty group where there is no strip, so that groups count strips
   };
-  copy(0);
-  copy(1);
+  copy(0, 0);
+  copy(1, 1);
 
   MmaC sum[4][4] = {};
   // f(two neighbours of this lane's sums, their row in the tile, the first one's column), of tiles `first` to `last` -
@@ -241,23 +288,23 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
           f(&sum[i][j].x[e], row + 16 * i + lane / 4 + e / 2 * 8, column + 8 * j + lane % 4 * 2);
   };
   constexpr int strips_of_slice = matmul_bf16_slice / mma_strip_k;
-  for (int s = 0; s < strips; s++) {
+  for (int s = 0, stage = 0; s < strips; s++, stage = stage == mma_stages - 1 ? 0 : stage + 1) {
     copies.template wait<1>();  // all but strip s+1
     __syncthreads();
-    copy(s + 2);
-    const bf16 *a = pair(s), *b = a + mma_strip_elements;
+    copy(s + 2, stage == 0 ? mma_stages - 1 : stage - 1);
+    const bf16 *a = pair(stage), *b = a + mma_strip_elements;
 #pragma unroll
     for (int k = 0; k < mma_strip_k; k += int(mma_depth)) {
       MmaA fragments_a[4];
       MmaB fragments_b[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) StripA::load(fragments_a[i].x, a, row + 16 * i, k);
+      for (int i = 0; i < 4; i++) strip_a.read(fragments_a[i].x, a, 16 * i, k);
 #pragma unroll
       for (int j = 0; j < 4; j += 2) {
         uint32_t x[4];
-        StripB::load(x, b, column + 8 * j, k);
-        fragments_b[j] = {{x[0], x[2]}};
-        fragments_b[j + 1] = {{x[1], x[3]}};
+        strip_b.read(x, b, 8 * j, k);
+        fragments_b[j] = {{x[0], x[1]}};
+        fragments_b[j + 1] = {{x[2], x[3]}};
       }
 #pragma unroll
       for (int i = 0; i < 4; i++)
