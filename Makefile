@@ -369,6 +369,13 @@ $(PTX_TESTS:%=%.o): $(BUILD)/ptx/%.o: tests/%.cpp $(BUILD)/host/flags
 rehearsal: $(GPU_TESTS:%=$(REHEARSAL)/%) $(REHEARSAL)/train  ## gpu-check without a GPU: what nvcc has made runs on a CPU -> build/rehearsal.json, results/
 	@scripts/gpu_check.py --rehearsal $(BUILD)/rehearsal.json $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%); code=$$?; \
 	[ ! -s $(BUILD)/rehearsal.json ] || cp $(BUILD)/rehearsal.json results/; exit $$code
+# What the kernels would need of an H100, read off their machine code.
+MODELLED := $(patsubst %,$(BUILD)/model/%.cubin,$(filter-out cpu_%,$(KERNEL_UNITS)))
+$(MODELLED): $(BUILD)/model/%.cubin: $(REHEARSAL)/units/%.ptx
+	@mkdir -p $(@D)
+	$(CUDA_HOME)/bin/ptxas -arch=sm_90 -lineinfo -o $@ $<
+gpu-model: $(MODELLED) $(REHEARSAL)/train  ## the time of each kernel of a step, computed from its machine code -> results/gpu_model.json
+	@scripts/gpu_model.py --json=results/gpu_model.json $(BUILD)/model $(REHEARSAL)/train
 ptx: $(REHEARSAL)/kernels.ptx  ## a kernel as nvcc makes it, below the lines of its source: make ptx KERNEL=rmsnorm_forward_kernel
 	@ptx/show.py "$(KERNEL)" $(KERNEL_UNITS:%=$(REHEARSAL)/units/%.ptx)
 rehearsal: export CHECK_SECONDS ?= 3600
@@ -500,7 +507,7 @@ format:  ## clang-format every source
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-.PHONY: test test-arm arm-quick test-all quick-test gradcheck gpu-build gpu-check ptx rehearsal exercise try solution fuzz bench gallery book clean format help always
+.PHONY: test test-arm arm-quick test-all quick-test gradcheck gpu-build gpu-check gpu-model ptx rehearsal exercise try solution fuzz bench gallery book clean format help always
 # (make would delete the objects of tests, which only rules of patterns name)
 .SECONDARY: $(foreach build,release asan race debug avx2 plain cuda rehearsal,$(TESTS:%=$(BUILD)/$(build)/tests/%.o))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

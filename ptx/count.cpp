@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <set>
 
 namespace ptx {
 
@@ -13,27 +12,33 @@ bool Counter::wanted() {
   return is;
 }
 
+static size_t distinct(std::vector<uint64_t>& numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  return numbers.size();
+}
+
 uint64_t Counter::pieces(const std::vector<uint64_t>& addresses, unsigned bytes, unsigned of) {
-  std::set<uint64_t> touched;
+  std::vector<uint64_t> touched;
   for (uint64_t a : addresses)
-    for (uint64_t piece = a / of; piece <= (a + bytes - 1) / of; piece++) touched.insert(piece);
-  return touched.size();
+    for (uint64_t piece = a / of; piece <= (a + bytes - 1) / of; piece++) touched.push_back(piece);
+  return distinct(touched);
 }
 
 uint64_t Counter::wavefronts(const std::vector<uint64_t>& addresses, unsigned bytes) {
   const size_t at_once = bytes <= 4 ? 32 : bytes == 8 ? 16 : 8;
   uint64_t turns = 0;
-  std::set<uint64_t> seen;
+  std::vector<uint64_t> fetched;
   for (size_t i = 0; i < addresses.size(); i += at_once) {
-    std::set<uint64_t> words[32];
-    size_t most = 0;
+    std::vector<uint64_t> words;
     for (size_t j = i; j < std::min(i + at_once, addresses.size()); j++)
-      for (uint64_t word = addresses[j] / 4; word <= (addresses[j] + bytes - 1) / 4; word++) {
-        if (!seen.insert(word).second) continue;
-        words[word % 32].insert(word);
-        most = std::max(most, words[word % 32].size());
-      }
+      for (uint64_t word = addresses[j] / 4; word <= (addresses[j] + bytes - 1) / 4; word++)
+        if (std::find(fetched.begin(), fetched.end(), word) == fetched.end()) words.push_back(word);
+    distinct(words);
+    size_t of_bank[32] = {}, most = 0;
+    for (uint64_t word : words) most = std::max(most, ++of_bank[word % 32]);
     turns += most;
+    fetched.insert(fetched.end(), words.begin(), words.end());
   }
   return turns;
 }
@@ -56,10 +61,12 @@ std::vector<uint64_t> Counter::blocks_of(const Kernel& kernel, Extent grid, Exte
     launches_[found->second].times++;
     return {};
   }
-  launches_.push_back({kernel.name, kernel.file, grid, block, dynamic, kernel.static_shared, 1, 0, {}});
+  launches_.push_back({kernel.name, kernel.file, std::hash<std::string>()(key), grid, block, dynamic,
+                       kernel.static_shared, 1, 0, {}});
   launch_ = &launches_.back();
   const uint64_t all = uint64_t(grid.x) * grid.y * grid.z;
   std::vector<uint64_t> blocks;
+  if (const char* const wanted = getenv("PTX_COUNT_BLOCKS"); wanted && !strcmp(wanted, "0")) return {};
   if (all <= 6)
     for (uint64_t i = 0; i < all; i++) blocks.push_back(i);
   else
@@ -72,20 +79,18 @@ void Counter::begin_block(uint64_t block, uint32_t threads) {
   const uint64_t all = uint64_t(launch_->grid.x) * launch_->grid.y * launch_->grid.z;
   in_sum_ = all <= 6 || (block != 0 && block != all - 1);
   threads_ = threads;
-  lines_of_block_.clear(), visits_.clear(), groups_.clear();
+  lines_of_block_.clear(), visits_.clear(), groups_.clear(), read_.clear();
 }
 
 void Counter::access(const Thread& t, Space space, uint64_t address, unsigned bytes, bool write, unsigned line) {
-  const uint32_t warp = t.warp;
-  auto& visits = visits_[{line, space, warp}];
-  visits.resize(32);
-  const uint32_t visit = visits[t.lane]++;
-  const auto group = groups_.try_emplace({line, space, warp, visit}).first;
-  group->second.addresses.push_back(address);
-  group->second.bytes = bytes, group->second.write = write;
-  if (group->second.addresses.size() == std::min(32u, threads_ - 32 * warp)) {
-    finish(line, space, group->second);
-    groups_.erase(group);
+  const uint64_t place = uint64_t(line) << 40 | uint64_t(space) << 36 | uint64_t(t.warp) << 28;
+  const uint64_t key = place | visits_[place | t.lane]++;
+  Group& group = groups_[key];
+  group.addresses.push_back(address);
+  group.bytes = bytes, group.write = write;
+  if (group.addresses.size() == std::min(32u, threads_ - 32 * t.warp)) {
+    finish(line, space, group);
+    groups_.erase(key);
   }
 }
 
@@ -93,7 +98,10 @@ void Counter::finish(unsigned line, Space space, const Group& group) {
   Line& l = lines_of_block_[{line, space}];
   l.executions++, l.write = group.write, l.bytes += group.addresses.size() * group.bytes;
   if (space == Space::global) {
-    l.sectors += pieces(group.addresses, group.bytes, 32);
+    if (group.write) l.sectors += pieces(group.addresses, group.bytes, 32);
+    for (uint64_t a : group.addresses)
+      for (uint64_t sector = a / 32; !group.write && sector <= (a + group.bytes - 1) / 32; sector++)
+        l.sectors += read_.insert(sector).second;
     l.wavefronts += pieces(group.addresses, group.bytes, 128);
   } else {
     l.wavefronts += wavefronts(group.addresses, group.bytes);
@@ -102,7 +110,7 @@ void Counter::finish(unsigned line, Space space, const Group& group) {
 }
 
 void Counter::end_block() {
-  for (const auto& [key, group] : groups_) finish(std::get<0>(key), std::get<1>(key), group);
+  for (const auto& [key, group] : groups_) finish(unsigned(key >> 40), Space(key >> 36 & 15), group);
   for (const auto& [key, l] : lines_of_block_) {
     Line& sum = launch_->lines[key];
     sum.first = std::min(sum.first, l.first), sum.last = std::max(sum.last, l.last), sum.write = l.write;
@@ -115,7 +123,7 @@ void Counter::end_block() {
 void Counter::write() const {
   std::ofstream out(getenv("PTX_COUNT"));
   for (const Launch& l : launches_) {
-    out << "{\"kernel\": \"" << l.kernel << "\", \"file\": \"" << l.file << "\", \"grid\": [" << l.grid.x << ", "
+    out << "{\"kernel\": \"" << l.kernel << "\", \"file\": \"" << l.file << "\", \"call\": " << l.call << ", \"grid\": [" << l.grid.x << ", "
         << l.grid.y << ", " << l.grid.z << "], \"block\": [" << l.block.x << ", " << l.block.y << ", " << l.block.z
         << "], \"dynamic\": " << l.dynamic << ", \"static\": " << l.fixed << ", \"times\": " << l.times
         << ", \"sampled\": " << l.sampled << ", \"lines\": [";

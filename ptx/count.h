@@ -5,9 +5,12 @@
 // no more than six). Device memory is then zeros that take no place, copies of more than a MiB and all memsets are left out,
 // and the device has 132 multiprocessors: a step of a model of any size can be counted on a laptop, and computes nothing.
 //
+// PTX_COUNT_BLOCKS=0: no block runs; FILE then has the launches alone.
+//
 // Accesses are counted by warps, as the hardware makes them (CUDA C++ Best Practices Guide, "Coalesced Access to Global
 // Memory" and "Shared Memory and Memory Banks"): the lanes that come to a line for the n-th time make one access.
-//   sectors     pieces of 32 bytes of global memory that the lanes touch
+//   sectors     pieces of 32 bytes of global memory that the lanes write, or that no thread of the block has read before: what
+//               has been read is in the first cache
 //   wavefronts  turns that the access takes: of shared memory's 32 banks, each of which has one word of 4 bytes a turn; 8
 //               bytes a lane go by half warps, 16 by quarters, and a word is fetched once for all lanes. Of global memory
 //               one for each line of 128 bytes
@@ -15,6 +18,8 @@
 #pragma once
 #include <map>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "ptx/machine.h"
@@ -48,6 +53,7 @@ class Counter {
   using Lines = std::map<std::pair<unsigned, Space>, Line>;
   struct Launch {
     std::string kernel, file;
+    uint64_t call;  // a number for all that makes it this launch
     Extent grid, block;
     size_t dynamic, fixed;
     uint64_t times = 0, sampled = 0;
@@ -66,8 +72,10 @@ class Counter {
   bool in_sum_ = false;
   uint32_t threads_ = 0;
   Lines lines_of_block_;
-  std::map<std::tuple<unsigned, Space, uint32_t>, std::vector<uint32_t>> visits_;  // by line, space, warp: of each lane
-  std::map<std::tuple<unsigned, Space, uint32_t, uint32_t>, Group> groups_;
+  // By line, memory, warp and lane: how often it was there. By line, memory, warp and that number: who is there.
+  std::unordered_map<uint64_t, uint32_t> visits_;
+  std::unordered_map<uint64_t, Group> groups_;
+  std::unordered_set<uint64_t> read_;  // sectors, by this block
 };
 
 }  // namespace ptx

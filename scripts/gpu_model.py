@@ -23,11 +23,13 @@ The busiest multiprocessor counts: blocks are whole. The prediction is (sum of t
 adds to it. p and the pipes' rates come from kernels of others whose speed is published; those that were held out say how far the
 sum can be trusted (--calibrate, results/gpu_calibration.json). The binding term is the longest.
 
-usage: scripts/gpu_model.py [--json=FILE] FOLDER NAME=COUNTS[,COUNTS] ...
+usage: scripts/gpu_model.py [--json=FILE] [--only=TEXT] [--launches=FILE] FOLDER TRAIN
        scripts/gpu_model.py --calibrate FOLDER
-  FOLDER     of *.cubin
-  COUNTS     what PTX_COUNT has written of a run; of two, A,B, the first is taken off the second: a step more, layers more
-  --json     also writes everything there
+  FOLDER       of *.cubin, one for each unit of kernels
+  TRAIN        the rehearsal's trainer
+  --json       everything, to a file
+  --only       the models with this in their names
+  --launches   what was counted of them, to a file
   --calibrate  FOLDER has kernels of others as cubins; prints predicted and published
 """
 import glob
@@ -36,7 +38,7 @@ import math
 import os
 import re
 import subprocess
-import sys
+import tempfile
 from collections import defaultdict
 
 import gpu_calibration
@@ -92,71 +94,81 @@ def executions(function, counted):
     """For each block of a function how often a warp runs it, from how often it runs accesses: `counted` has that by kind and line.
 
     Accesses of one kind on one line are taken to run equally often where they stand in the same loop. Where one line stands in
-    several loops, those in the innermost take what is left when the others have run once.
+    several loops, those in the innermost take what is left when the others have run once. Accesses whose lines do not meet, as
+    ptxas names another of those that were inlined into each other, share what is left of their kind; where nothing is, they
+    do not run.
     """
     sites = defaultdict(list)  # of a kind on a line: blocks, once for each site
     for n, block in enumerate(function.blocks):
         for i in block.instructions:
-            if (kind := sass.kind_of(i.opcode, 1)) and (kind, i.line) in counted:
-                sites[kind, i.line].append(n)
+            if i.guard != "PT" and (kind := sass.kind_of(i.opcode, 1)):  # (@!PT never runs)
+                sites[kind, i.line if (kind, i.line) in counted else None].append(n)
+    left = defaultdict(float)
+    for (kind, line), times in counted.items():
+        left[kind] += times if (kind, line) not in sites else 0
     found = defaultdict(list)
-    for key, where in sites.items():
-        loops = {function.blocks[n].loops for n in where}
-        if len(loops) == 1:
-            share = {n: counted[key] / len(where) for n in where}
-        else:
-            deepest = max(map(len, loops))
-            inside = [n for n in where if len(function.blocks[n].loops) == deepest]
-            outside = len(where) - len(inside)
-            share = {n: max(counted[key] - outside, 0) / len(inside) for n in inside}
-        for n, times in share.items():
-            found[n].append((len(loops) > 1, times))
+    for (kind, line), where in sites.items():
+        all_of_them = counted[kind, line] if line is not None else left[kind]
+        deepest = max(len(function.blocks[n].loops) for n in where)
+        inside = [n for n in where if len(function.blocks[n].loops) == deepest]
+        unsure = 2 if line is None else int(len({function.blocks[n].loops for n in where}) > 1)
+        outside = len(where) - len(inside) if line is not None else 0
+        for n in inside if line is not None else where:
+            found[n].append((unsure, max(all_of_them - outside, 0) / (len(inside) if line is not None else len(where))))
     times = {}
     for n, estimates in found.items():
-        sure = sorted(t for unsure, t in estimates if not unsure) or sorted(t for _, t in estimates)
+        sure = sorted(t for unsure, t in estimates if unsure == min(estimates)[0])
         times[n] = sure[len(sure) // 2]
-    of_loop = defaultdict(float)
-    for n, t in times.items():
-        for loop in function.blocks[n].loops[-1:]:
-            of_loop[loop] = max(of_loop[loop], t)
-    guessed = 0
+    # A block without an access runs as often as the rarer of its neighbours in the same loop that have one; outside of loops once.
+    guessed = set()
     for n, block in enumerate(function.blocks):
-        if n in times:
+        if n in times or not block.loops:
             continue
-        known = [of_loop[loop] for loop in reversed(block.loops) if loop in of_loop]
-        times[n] = known[0] if known else 1
-        guessed += bool(block.loops) and block.loops[-1] not in of_loop
-    return times, guessed
+        near = [next((m for m in where if m in found and function.blocks[m].loops == block.loops), None)
+                for where in (range(n - 1, -1, -1), range(n + 1, len(function.blocks)))]
+        near = [times[m] for m in near if m is not None]
+        if near:
+            times[n] = min(near)
+        else:
+            guessed.add(block.loops[-1])
+    for n, block in enumerate(function.blocks):
+        if n not in times:  # a loop of which nothing is known is left out where it is inside of one that is known
+            times[n] = 1
+    return times, len(guessed)
 
 
 def work_of(function, counted):
-    """Of one warp: slots and pipes' cycles, cycles alone, and the loop with the most slots as text."""
+    """Of one warp: slots and pipes' cycles, cycles alone, and the innermost loop with the most slots."""
     times, guessed = executions(function, counted)
-    pipes, alone, slots_of_loop, mma = defaultdict(float), 0.0, defaultdict(float), defaultdict(int)
-    static = defaultdict(int)
+    pipes, alone, slots, members = defaultdict(float), 0.0, defaultdict(float), defaultdict(list)
     for n, block in enumerate(function.blocks):
         for i in block.instructions:
             pipe, cycles = i.pipe
             pipes["issue"] += times[n]
             pipes[pipe] += times[n] * cycles
-            for loop in block.loops[-1:]:
-                slots_of_loop[loop] += times[n]
-                static[loop] += 1
-                mma[loop] += pipe == "tensor"
-    done = set()
-    for n, block in enumerate(function.blocks):  # a loop without loops inside runs as one piece
-        key = block.loops[-1:] or n
-        if key in done or times[n] == 0:
-            continue
-        done.add(key)
-        body = [b for m, b in enumerate(function.blocks) if b.loops[-1:] == block.loops[-1:] and times[m] > 0] if block.loops else [block]
-        instructions = [i for b in body for i in b.instructions]
-        rounds = max(times[m] for m, b in enumerate(function.blocks) if b in body)
-        alone += rounds * sass.cycles_alone(instructions) if block.loops else sass.Warp().run(instructions)
-    main = max(slots_of_loop, key=slots_of_loop.get, default=None)
+        for loop in block.loops[-1:]:
+            slots[loop] += times[n] * len(block.instructions)
+            members[loop].append(n)
+    # What a loop runs in most of its rounds goes round as one piece, the rest by itself.
+    bodies = {}
+    for loop, blocks in members.items():
+        rounds = max(times[n] for n in blocks)
+        bodies[loop] = [i for n in blocks if times[n] > rounds / 2 for i in function.blocks[n].instructions]
+        if rounds > 0:
+            alone += rounds * sass.cycles_alone(bodies[loop])
+    in_bodies = {n for loop, blocks in members.items() for n in blocks if times[n] > max(times[m] for m in blocks) / 2}
+    for n, block in enumerate(function.blocks):
+        if n not in in_bodies and times[n] > 0:
+            alone += times[n] * sass.Warp().run(block.instructions)
     loop = {}
-    if main is not None:
-        loop = {"slots": static[main], "mma": mma[main], "share": slots_of_loop[main] / pipes["issue"]}
+    if slots:  # a round of the outermost loop around what takes most, with the rounds of the loops inside
+        main = max(slots, key=slots.get)
+        outermost = next(block.loops[0] for block in function.blocks if block.loops[-1:] == (main,))
+        inside = [(times[n], block) for n, block in enumerate(function.blocks) if outermost in block.loops]
+        rounds = max((t for t, block in inside if block.loops == (outermost,)), default=0) or max(t for t, _ in inside) or 1
+        ran = [(t / rounds, i) for t, block in inside for i in block.instructions]
+        loop = {"slots": sum(t for t, _ in ran), "mma": sum(t for t, i in ran if i.pipe[0] == "tensor"),
+                "share": sum(t for t, _ in ran) * rounds / pipes["issue"]}
     return pipes, alone, loop, guessed
 
 
@@ -189,25 +201,42 @@ def union(ranges):
     return [(last - first, moved) for first, last, moved in groups]
 
 
-class Launches:
-    """The launches of a run, or of one taken off another, by what they are."""
+# What is modelled: flags, and the runs whose launches are added up, each so many times: more flags, and whether blocks run. (Two
+# steps less one are a step without what a run begins and ends with. A model whose weights would not fit here is made of
+# two with fewer layers: its launches are linear in the layers.)
+MODELS = {
+    "GPT-2 124M, bf16, B 32, T 1024": ("--preset=gpt2-124m --batch=32", [
+        (1, "--steps=2", True), (-1, "--steps=1", False)]),
+    "P2's 2B hybrid, bf16, B 4, T 4096, 28 layers": ("--preset=p2-2b-hybrid --batch=4", [
+        (6, "--layers=8 --steps=2", True), (-6, "--layers=8 --steps=1", False),
+        (-5, "--layers=4 --steps=2", False), (5, "--layers=4 --steps=1", False)]),
+    "a layer of P1's 15A2B, bf16, B 2, T 4096": ("--preset=p1-15a2b --batch=2", [
+        (1, "--layers=2 --steps=2", True), (-1, "--layers=2 --steps=1", False),
+        (-1, "--layers=1 --steps=2", False), (1, "--layers=1 --steps=1", False)]),
+}
+OF_ALL = "--device=cuda --precision=bf16 --warmup=1 --sample-tokens=0 --val-batches=1 --data=self"
 
-    def __init__(self, names):
-        runs = [[json.loads(line) for line in read(name).splitlines()] for name in names.split(",")]
-        self.launches = runs[-1]
-        before = defaultdict(int)
-        for launch in runs[0] if len(runs) == 2 else []:
-            before[self.key(launch)] += launch["times"]
-        for launch in self.launches:
-            taken = min(before[self.key(launch)], launch["times"])
-            before[self.key(launch)] -= taken
-            launch["times"] -= taken
-        self.launches = [launch for launch in self.launches if launch["times"] > 0]
 
-    @staticmethod
-    def key(launch):
-        counts = [line[:7] for line in launch["lines"]]
-        return json.dumps([launch["kernel"], launch["grid"], launch["block"], launch["dynamic"], counts])
+def launches_of(train, flags, runs):
+    """The launches of a step, each with what it does. Blocks run on all cores."""
+    times, described = defaultdict(int), {}
+    for weight, more, with_blocks in runs:
+        with tempfile.TemporaryDirectory(prefix="gpu_model_") as folder:
+            counts = os.path.join(folder, "counts")
+            command = [train, *f"{OF_ALL} {flags} {more}".split(), f"--out={folder}/run", "--save-every=0"]
+            environment = {"PTX_COUNT": counts, "PTX_MEMORY": "60000", "PTX_COUNT_BLOCKS": "" if with_blocks else "0"}
+            ended = subprocess.run(command, env=os.environ | environment, cwd=ROOT, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True)
+            if ended.returncode:
+                refuse(f"{' '.join(command)}: {ended.stdout.strip().splitlines()[-1]}")
+            for launch in map(json.loads, read(counts).splitlines()):
+                times[launch["call"]] += weight * launch["times"]
+                if with_blocks:
+                    described[launch["call"]] = launch
+    unknown = [call for call, n in times.items() if n > 0 and call not in described]
+    if unknown:
+        refuse(f"{len(unknown)} launches were seen in no run whose blocks ran")
+    return [described[call] | {"times": n} for call, n in times.items() if n > 0]
 
 
 def plain(names):
@@ -248,16 +277,17 @@ def predict(launch, function, resources):
             "terms": terms, "bound by": max(terms, key=terms.get), "seconds": combined(terms)}
 
 
-def model(folder, counts):
-    code, resources = {}, {}
+def model(folder, launches):
+    wanted, code, resources = {launch["kernel"] for launch in launches}, {}, {}
     for cubin in sorted(glob.glob(os.path.join(folder, "*.cubin"))):
-        resources |= sass.resources(cubin)
-        code |= {f.name: f for f in sass.disassembled(cubin, ROOT)}
-    rows = []
-    for launch in Launches(counts).launches:
-        if launch["kernel"] not in code:
-            refuse(f"{launch['kernel']}: in none of {folder}/*.cubin: they are of another build")
-        rows.append({"kernel": launch["kernel"]} | predict(launch, code[launch["kernel"]], resources[launch["kernel"]]))
+        here = sass.resources(cubin)
+        if wanted & here.keys():
+            resources |= here
+            code |= {f.name: f for f in sass.disassembled(cubin, ROOT) if f.name in wanted}
+    if missing := wanted - code.keys():
+        refuse(f"{min(missing)}: in none of {folder}/*.cubin: they are of another build")
+    rows = [{"kernel": launch["kernel"]} | predict(launch, code[launch["kernel"]], resources[launch["kernel"]])
+            for launch in launches]
     names = plain([row["kernel"] for row in rows])
     for row in rows:
         row["kernel"] = names[row["kernel"]]
@@ -318,7 +348,7 @@ def table(rows):
     lines = [HEAD, "|---|--:|---|--:|--:|--:|---|---|--:|--:|"]
     for row in rows:
         loop = row["loop"]
-        slots = f"{loop['slots']}" + (f"/{loop['mma']}" if loop["mma"] else "") if loop else ""
+        slots = f"{loop['slots']:.0f}" + (f"/{loop['mma']:.0f}" if loop["mma"] else "") if loop else ""
         terms = sorted(row["terms"].items(), key=lambda term: -term[1])[:2]
         bound = ", ".join(f"{name} {t * 1e6:.0f}" for name, t in terms)
         lines.append(f"| {row['kernel'].split('(')[0]} | {row['launches']} | {'·'.join(map(str, row['grid']))} × {row['threads']} | "
@@ -332,9 +362,11 @@ def table(rows):
 def main():
     parser = parser_of(__doc__)
     parser.add_argument("--json")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--launches")
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("folder")
-    parser.add_argument("counts", nargs="*")
+    parser.add_argument("train", nargs="?")
     arguments = parser.parse_args()
     for name in ("nvdisasm", "cuobjdump"):
         if not sass.tool(name):
@@ -342,15 +374,21 @@ def main():
     if arguments.calibrate:
         print(calibration_table(calibrate(arguments.folder)))
         return
+    if not arguments.train:
+        refuse("expected FOLDER TRAIN")
     result = {}
-    for named in arguments.counts:
-        name, _, counts = named.partition("=")
-        rows = model(arguments.folder, counts)
+    for name, (flags, runs) in MODELS.items():
+        if arguments.only not in name:
+            continue
+        launches = launches_of(arguments.train, flags, runs)
+        if arguments.launches:
+            write_whole(arguments.launches, "".join(json.dumps(launch) + "\n" for launch in launches))
+        rows = model(arguments.folder, launches)
         text, total = table(rows)
-        print(f"\n## {name}\n\n{text}")
+        print(f"\n## {name}\n\n{text}", flush=True)
         result[name] = {"seconds": total, "kernels": rows}
     if arguments.json:
-        write_whole(arguments.json, json.dumps({"constants": CONSTANTS, "models": result}, indent=1) + "\n")
+        write_whole(arguments.json, json.dumps({"device": "computed, no GPU", "constants": CONSTANTS, "models": result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
