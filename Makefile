@@ -109,6 +109,10 @@ $(foreach f,$(ALONE),$(eval UNIT_$(basename $(notdir $f)) := $f))
 $(foreach l,$(LETTERS),$(eval UNIT_$l := $(filter-out $(ALONE) $(NO_KERNEL),$(wildcard $(addsuffix /[$l]*.cu,kernels kernels/bf16)))))
 $(foreach l,$(LETTERS),$(eval UNIT_cpu_$l := $(filter $(NO_KERNEL),$(wildcard kernels/*/[$l]*.c*))))
 KERNEL_UNITS := $(LETTERS:%=cpu_%) $(basename $(notdir $(ALONE))) $(LETTERS)
+# wgmma is an instruction of compute capability 9.0, in code for that alone (90a): other GPUs have no use for this unit.
+HOPPER := $(addprefix units/matmul_wgmma,.o .ptx .ptxas)
+$(HOPPER:%=$(BUILD)/cuda/%): MACHINE_CODE := -gencode arch=compute_90a,code=sm_90a
+$(HOPPER:%=$(BUILD)/rehearsal/%): PTX_ALONE := -gencode arch=compute_90a,code=compute_90a
 UNIT_layers := $(LAYERS)
 UNIT_program := $(HOST) training/main.cu
 UNITS := $(KERNEL_UNITS) layers program
@@ -318,7 +322,7 @@ REHEARSED_BY_NVCC := $(filter $(call tests_with,__global__|core/(launch|reduce).
 define rehearsed_by_nvcc
 $(REHEARSAL)/$(1).o $(REHEARSAL)/$(1).ptx &: $(2) $(REHEARSAL)/flags
 	@mkdir -p $$(@D)
-	$(NVCC) -x cu $(NVCCFLAGS) $(PTX_ALONE) -Xcompiler -Og --keep --keep-dir $$(@D) -c -o $(REHEARSAL)/$(1).o $$< 2>$(REHEARSAL)/$(1).said || { cat $(REHEARSAL)/$(1).said; exit 1; }
+	$(NVCC) -x cu $(NVCCFLAGS) $$(PTX_ALONE) $(3) -Xcompiler -Og --keep --keep-dir $$(@D) -c -o $(REHEARSAL)/$(1).o $$< 2>$(REHEARSAL)/$(1).said || { cat $(REHEARSAL)/$(1).said; exit 1; }
 endef
 $(foreach unit,$(UNITS),$(eval $(call rehearsed_by_nvcc,units/$(unit),$(BUILD)/cuda/units/$(unit).cu)))
 # Those of the operations as one text, for ptx_lint.

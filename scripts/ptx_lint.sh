@@ -3,8 +3,8 @@
 # explicit rounding, which ptxas may contract into fused multiply-adds, and min/max of floats. Those give the number where
 # one operand is NaN, and +0 for the larger of +0 and -0; on the CPU a > b ? a : b gives b in both cases, and fmaxf either
 # zero. core/math.cuh has max_of. (The maximum with +0 is x > 0 ? x : 0 for every x, and nvcc makes it of that.)
-# Of bf16 it allows the one instruction of tensor cores that core/mma.h models, and roundings to nearest: all other arithmetic is in
-# fp32.
+# Of bf16 it allows roundings to nearest and the two instructions of tensor cores that core/mma.h models: mma.sync, and wgmma
+# with sums of fp32 and no sign changed, alone or added to (its predicate). All other arithmetic is in fp32.
 # Needs nvcc, not a GPU.
 # usage: scripts/ptx_lint.sh FILE.ptx...
 set -u
@@ -12,6 +12,8 @@ set -u
 bad='\.approx|\.ftz|\.full|(add|sub|mul|div|sqrt|fma|mad)\.f(32|64)|mad\.f|(add|sub|mul|fma)\.r[zmp]\.|(ex2|lg2|sin|cos|tanh|rsqrt)\.|(min|max)\.([a-zA-Z]+\.)*(f|bf)(16|32|64)'
 bad="$bad|(add|sub|mul|fma|neg|abs|tanh|ex2)\.([a-z]+\.)*b?f16|cvt\.(rz|rm|rp|rna|rs)\.|cvt\.[a-z.0-9]*(e[2-5]m[1-3]|tf32)|w?g?mma\.|tcgen05\."
 allowed='max\.f32[^,]*,[^,]*, 0f00000000;|mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32[^.]'
+allowed="$allowed|wgmma\.mma_async\.sync\.aligned\.m64n256k16\.f32\.bf16\.bf16 \{[^}]*\}, %rd[0-9]+, %rd[0-9]+, %[a-z_0-9]+, 1, 1, [01], [01];"
+allowed="$allowed|wgmma\.(fence|commit_group|wait_group)\.sync\.aligned"
 atomic='(red|atom)\.[a-z.]*f(32|64)'
 failed=0
 for file in "$@"; do
@@ -28,7 +30,7 @@ for file in "$@"; do
     echo "FAIL  ptx_lint $file: the CPU does not give the bits of the instructions above"
     failed=1
   else
-    echo "ok    ptx_lint $file: $operations rounded operations, $(grep -c 'mma\.sync' "$file") of tensor cores"
+    echo "ok    ptx_lint $file: $operations rounded operations, $(grep -cE 'mma\.(sync|mma_async)' "$file") of tensor cores"
   fi
 done
 exit $failed

@@ -13,6 +13,8 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
       "\tatom.global.add.u32 \t%r1, [%rd1], 1;\n\tfma.rn.f32 \t%f1, %f2, %f3, %f4;\n\tcvt.rn.bf16x2.f32 \t%r1, %f1, "
       "%f2;\n"
       "\tmma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 \t{%f1, %f2}, {%r1}, {%r2}, {%f3, %f4};\n"
+      "\twgmma.fence.sync.aligned;\n\twgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1, %f2}, %rd1, %rd2, "
+      "%scale_d, 1, 1, 0, 1;\n\twgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 1;\n"
       "\tldmatrix.sync.aligned.m8n8.x4.shared.b16 \t{%r1}, [%r2];\n\tcp.async.cg.shared.global \t[%r1], [%rd1], 16;\n";
   f.write("a.ptx", rounded);
   REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 0);
@@ -22,13 +24,18 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
                                        "add.rn.bf16x2 | fma.rn.bf16 | mul.f16 | "
                                        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 | "
                                        "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 | "
-                                       "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 | cvt.rz.bf16x2.f32 | "
+                                       "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 | "
+                                       "wgmma.mma_async.sync.aligned.m64n256k16.f16.f16.f16 | "
+                                       "wgmma.mma_async.sp.sync.aligned.m64n256k32.f32.bf16.bf16 | cvt.rz.bf16x2.f32 | "
                                        "cvt.rna.tf32.f32 | cvt.rn.satfinite.e4m3x2.f32 | max.xorsign.abs.f32 | "
                                        "atom.global.add.f32 | red.global.add.f32 | @%p3 max.f32 | @!%p3 min.f32")) {
     f.write("a.ptx", rounded + "\t" + bad + " \t%f1, %f2, %f3;\n");
     const Said said = ended(f.run("{repo}/scripts/ptx_lint.sh a.ptx"), 1);
     REQUIRE(says(said.text, {bad, "FAIL  ptx_lint a.ptx: the CPU does not give the bits of the instructions above"}));
   }
+  f.write("a.ptx", rounded + "\twgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, %p, 1, -1, "
+                             "0, 0;\n");
+  REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 1);
   // The maximum with +0 is the CPU's x > 0 ? x : 0; with -0 it is not.
   f.write("a.ptx", rounded + "\tmax.f32 \t%f75, %f30, 0f00000000;\n");
   REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 0);
