@@ -34,8 +34,7 @@ template <class F>
 __device__ __forceinline__ void for_wgmma_sums(int first, int last, F f) {
   const int warp = int(threadIdx.x) % wgmma_threads / 32, lane = int(threadIdx.x) % 32;
 #pragma unroll
-  for (int i = first; i < last; i++)
-    f(i, 16 * warp + lane / 4 + i / 2 % 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2);
+  for (int i = first; i < last; i++) f(i, 16 * warp + lane / 4 + i / 2 % 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2);
 }
 
 #ifdef __CUDACC__
@@ -61,13 +60,13 @@ class WgmmaSums {
   // x = A B, or x + A B. Do rows of A, and columns of B, run along the lines?
   template <bool a_along, bool b_along>
   __device__ void multiply(uint64_t a, uint64_t b, bool add) {
-#define EIGHT(i) \
+#define EIGHT(i)                                                                                              \
   "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3]), "+f"(x[i + 4]), "+f"(x[i + 5]), "+f"(x[i + 6]), \
       "+f"(x[i + 7])
 #define SIXTY_FOUR(i) \
   EIGHT(i), EIGHT(i + 8), EIGHT(i + 16), EIGHT(i + 24), EIGHT(i + 32), EIGHT(i + 40), EIGHT(i + 48), EIGHT(i + 56)
     asm volatile(
-        "{.reg .pred %%scale_d; setp.ne.u32 %%scale_d, %132, 0; "
+        "{\n\t.reg .pred %%scale_d;\n\tsetp.ne.u32 %%scale_d, %132, 0;\n\t"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -77,7 +76,7 @@ class WgmmaSums {
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, %%scale_d, 1, 1, %130, %131;}"
+        "%128, %129, %%scale_d, 1, 1, %130, %131;\n\t}"
         : SIXTY_FOUR(0), SIXTY_FOUR(64)
         : "l"(a), "l"(b), "n"(int(a_along)), "n"(int(b_along)), "r"(unsigned(add))
         : "memory");

@@ -2,8 +2,9 @@
 //   (PTX ISA 9.0, 9.7.15.5: wgmma.mma_async, matrix descriptors and layouts; CUTLASS, mma_traits_sm90_gmma.hpp, the
 //   canonical layouts of B128)
 //
-// What it computes is mma's step (core/mma.h, Hopper: 16 products, F = 25), for 64 rows of A and up to 256 columns of
-// B. Neither passes through registers: an instruction is told by a descriptor of 64 bits where an operand lies.
+// What it computes is mma's step (core/mma.h, Hopper: 16 products, F = 25; so too MMA-Sim's class WGMMA, which was
+// compared with GPUs), for 64 rows of A and up to 256 columns of B. Neither passes through registers: an instruction is
+// told by a descriptor of 64 bits where an operand lies.
 //
 //   bits  0-13  its first byte's address, / 16      16-29  the leading offset, / 16      32-45  the stride, / 16
 //        49-51  0: the pattern of the swizzle begins on a boundary of 1024 bytes         62-63  1: swizzle of 128 bytes

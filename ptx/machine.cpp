@@ -800,9 +800,10 @@ void Machine::load(WgmmaTiles& to, Thread& t, const Fiber::Product& p) {
     const auto* const chunk = reinterpret_cast<const gated::bf16*>(shared<uint64_t, 2>(t, address, false, p.line));
     if (t.watched) {
       const Written& w = written_[address / shared_granule];
-      if (w.thread && fibers_[w.thread - 1]->proxy_fences == w.fences)
-        refuse(t, words("wgmma reads shared memory at %u, and thread %u has written there without fence.proxy.async",
-                        address, w.thread - 1).c_str(), p.line);
+      if (w.thread && fibers_[w.thread - 1]->proxy_fences == w.fences) {
+        const char* const why = "wgmma reads shared memory at %u as it was before thread %u wrote: no fence.proxy.async";
+        refuse(t, words(why, address, w.thread - 1).c_str(), p.line);
+      }
     }
     return chunk;
   };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/bf16/matmul_wgmma.h"
 #include "kernels/bias.h"
 #include "tests/cublas.h"
 #include "tests/harness.h"
@@ -234,6 +235,53 @@ TEST_CASE("matmul_bf16: an activation in a product's end has the bits of one aft
       matmul_bf16(C, A, B, p.M, p.N, p.K, Layout::nt, Accumulate::no, ctx, bias, {y, c.gate ? +g : nullptr, c.act});
     });
   }
+}
+
+TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bitwise]") {
+#ifndef __CUDACC__
+  const KeepsSimtConfig restore;
+  simt::config.shared_limit = shared_limit_sm_90;
+#endif
+  // Two tiles both ways, with tails; more strips than stages, the last one half empty; two slices; less than one step.
+  for (const Size s : {Size{136, 264, 88}, {72, 40, 5 * 64 + 24}, {8, 24, matmul_bf16_slice + 72}, {8, 8, 8}})
+    for (Layout layout : layouts) {
+      const Product p(s.M, s.N, s.K, layout);
+      const std::vector<bf16> gates = rounded(random_values<float>(p.C.size(), 5));
+      on_every_device([&](Context& ctx) {
+        if (ctx.device == Device::cpu || !multiplies_as(ctx, MmaArithmetic::hopper)) return;
+        INFO(s.M << " x " << s.N << " x " << s.K << ", layout " << int(layout));
+        const Buffer<bf16> a(ctx.device, p.A), b(ctx.device, p.B), g(ctx.device, gates);
+        const Guarded bias(ctx, p.bias), totals(ctx, p.C.size());
+        const auto multiply = [&]<class Out>(Out* C, size_t more, Accumulate accumulate, const float* with,
+                                             Activated to = {}) {
+          return matmul_wgmma(Matrix<Out>{C, s.N}, {a.data(), packed_lda(s.M, s.K, layout) + more},
+                              {b.data(), packed_ldb(s.N, s.K, layout)}, s.M, s.N, s.K, layout, accumulate, totals,
+                              with, to, ctx);
+        };
+        const Guarded added(ctx, p.C), written(ctx, p.C);
+        const GuardedOf<bf16> C(ctx, p.C), y(ctx, p.C);
+        REQUIRE(multiply(+added, 0, Accumulate::yes, nullptr));
+        REQUIRE_BITWISE(p.expected(Accumulate::yes, MmaArithmetic::hopper), added.download());
+        REQUIRE(multiply(+written, 0, Accumulate::no, bias));
+        REQUIRE_BITWISE(p.expected(Accumulate::no, MmaArithmetic::hopper, true), written.download());
+        const bool activated = layout == Layout::nt;
+        REQUIRE(multiply(+C, 0, Accumulate::no, nullptr,
+                         activated ? Activated{y, g.data(), Activation::silu} : Activated{}));
+        const std::vector<float> product = p.expected<bf16>(Accumulate::no, MmaArithmetic::hopper);
+        REQUIRE_BITWISE(product, C.download());
+        std::vector<float> expected = y.download();
+        for (size_t i = 0; i < expected.size() && activated; i++)
+          expected[i] = bf16(activation_value(Activation::silu, float(gates[i])) * product[i]);
+        REQUIRE_BITWISE(expected, y.download());
+        // Rows off their boundaries, and a device without the shared memory, are left to others.
+        REQUIRE_FALSE(multiply(+added, 4, Accumulate::no, nullptr));
+#ifndef __CUDACC__
+        const KeepsSimtConfig restore;
+        simt::config.shared_limit = shared_limit_sm_80;
+        REQUIRE_FALSE(multiply(+added, 0, Accumulate::no, nullptr));
+#endif
+      });
+    }
 }
 
 TEST_CASE("matmul_bf16: the gradients of a linear layer have the bits of the product and of the bias's", "[bitwise]") {

@@ -211,6 +211,6 @@ TEST_CASE("wgmma: what is refused") {
     refused(run("along00", tiles), "compute capability 9.0");
   }
   const Environment set("PTX_RACES", "1");
-  refused(run("no_proxy_fence", tiles), "without fence.proxy.async");
+  refused(run("no_proxy_fence", tiles), "no fence.proxy.async");
   refused(run("no_barrier", tiles), "a race");
 }

@@ -1,6 +1,6 @@
 // wgmma on the emulator: products of tiles in shared memory, in each of the four ways, against the definition
-// (core/mma.h), with the sums that MMA-Sim computed among them; and what a kernel that does not wait, or does not fence,
-// is told. The instructions themselves: tests/test_ptx_wgmma.cpp, and the kernel in tests/test_matmul_wgmma.cpp.
+// (core/mma.h); and what a kernel that does not wait, or does not fence, is told. The instructions themselves:
+// tests/test_ptx_wgmma.cpp, and the kernel in tests/test_matmul_bf16.cpp.
 #include "core/wgmma.cuh"
 
 #include <random>
@@ -14,7 +14,8 @@ using namespace gated;
 namespace {
 
 constexpr int rows = 64, columns = wgmma_columns, depth = 64;
-constexpr size_t a_bytes = size_t{rows} * depth * sizeof(bf16), bytes = a_bytes + size_t{columns} * depth * sizeof(bf16);
+constexpr size_t a_bytes = size_t{rows} * depth * sizeof(bf16);
+constexpr size_t bytes = a_bytes + size_t{columns} * depth * sizeof(bf16);
 
 struct Tiles {
   std::vector<bf16> A, B;  // (rows,depth), (columns,depth)
@@ -37,7 +38,7 @@ enum class Mistake { none, no_fence, no_wait, waits_for_too_few, writes_too_earl
 
 // One product of 64 x 256 x 64: four instructions, two groups.
 template <bool a_along, bool b_along>
-void product_kernel(float* out, const bf16* A, const bf16* B, const float* C, bool add, Mistake mistake) {
+__global__ void product_kernel(float* out, const bf16* A, const bf16* B, const float* C, bool add, Mistake mistake) {
   DYNAMIC_SHARED(unsigned char, shared);
   // Shared memory does not begin on a boundary of 1024: the tiles do.
   unsigned char* const tiles = shared + (-shared_address(shared) & (wgmma_group_bytes - 1));

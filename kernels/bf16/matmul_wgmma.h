@@ -1,0 +1,17 @@
+// matmul_wgmma: the products of kernels/bf16/matmul_bf16.h by Hopper's own instructions, with the same bits. How:
+// kernels/bf16/matmul_wgmma.cu
+#pragma once
+#include "kernels/bf16/matmul_bf16.h"
+
+namespace gated {
+
+// C (M,N) = product (+ bias), or C = C + product, where this kernel can make it: on a GPU of compute capability 9.0 (an
+// emulator that has its tensor cores and its shared memory), of A and B on boundaries of 16 bytes, their rows too, and
+// K > 0. False where it cannot: then nothing was done.
+// totals (M,N) of scratch: where K is more than one slice. bias, activated: as of matmul_bf16().
+template <class Out>
+bool matmul_wgmma(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
+                  Layout layout, Accumulate accumulate, float* totals, const float* bias, const Activated& activated,
+                  Context& ctx);
+
+}  // namespace gated
