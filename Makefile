@@ -67,6 +67,11 @@ CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcubla
 endif
 LIBS := -lboost_context -lpcre2-8 -lutf8proc -lxxhash -lpthread
 
+# Several ranks need MPI: where its compiler is found, and this build is for this machine, ./train has it. MPI= leaves it out.
+MPI ?= $(if $(filter $(CPU),$(shell uname -m)),$(shell command -v mpicc 2>/dev/null))
+MPI_FLAGS := $(if $(MPI),-DWITH_MPI $(patsubst -I%,-isystem %,$(shell $(MPI) --showme:compile)))
+MPI_LIBS := $(if $(MPI),$(shell $(MPI) --showme:link))
+
 # make DEPS=DIR: libraries that scripts/setup.sh --into=DIR has unpacked.
 ifneq ($(DEPS),)
 MULTIARCH := $(shell $(CXX) -print-multiarch)
@@ -83,7 +88,7 @@ endif
 # sanitizers' own.
 KERNELS := $(wildcard kernels/*.cu $(addprefix kernels/*/,*.cu *.cpp))
 LAYERS := $(wildcard layers/*.cu)
-HOST := train_gpt.cu $(filter-out training/main.cu,$(wildcard $(addprefix training/,*.cu *.cpp */*.cpp) dataloader/*.cpp))
+HOST := train_gpt.cu $(filter-out training/main.cu training/ranks/mpi.cpp,$(wildcard $(addprefix training/,*.cu *.cpp */*.cpp) dataloader/*.cpp))
 # $(1) the build, $(2) sources
 objects = $(addsuffix .o,$(addprefix $(BUILD)/$(1)/,$(basename $(2))))
 # The tuned CPU loops stand in X_cpu.cpp, and for these operations in X.cu itself: these get the flags of fast code.
@@ -145,16 +150,16 @@ MATRIX = $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) $(FO
 
 # ---- the program
 
-train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(GPU_HALF),$(CUDA_OBJECTS)) $(BUILD)/gpu_half  ## the trainer: ./train --help
-	$(CXX) $(OPENMP) -o $@ $(filter %.o %.a,$^) $(LIBS) $(if $(GPU_HALF),$(CUDA_LIBS))
+train: $(BUILD)/release/training/main.o $(BUILD)/mpi.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(GPU_HALF),$(CUDA_OBJECTS)) $(BUILD)/gpu_half  ## the trainer: ./train --help
+	$(CXX) $(OPENMP) -o $@ $(filter %.o %.a,$^) $(LIBS) $(MPI_LIBS) $(if $(GPU_HALF),$(CUDA_LIBS))
 
 # Without the half for GPUs the trainer must not refer to it.
 $(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(GPU_HALF),-DWITH_CUDA,$(if $(NVCC),-DGPU_LEFT_OUT='"make gpu-build"'))
 $(BUILD)/release/training/main.o: $(BUILD)/gpu_half
 
 # (What runs under an emulator of another CPU stands in the folder of its build.)
-$(BUILD)/release/train: $(BUILD)/release/training/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a
-	$(CXX) $(OPENMP) -o $@ $^ $(LIBS)
+$(BUILD)/release/train: $(BUILD)/release/training/main.o $(BUILD)/mpi.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a
+	$(CXX) $(OPENMP) -o $@ $^ $(LIBS) $(MPI_LIBS)
 
 # ---- how files are compiled, as macros
 
@@ -248,6 +253,11 @@ $(BUILD)/asan/host.a: $(HOST_UNITS:$(BUILD)/%=$(BUILD)/asan/%.o)
 $(BUILD)/host.a $(BUILD)/asan/host.a:
 	@rm -f $@
 	ar rcs $@ $^
+
+# What moves bytes between ranks.
+$(eval $(call text_file,$(BUILD)/mpi.flags,$(COMPILER) $(COMMON) $(MPI_FLAGS)))
+$(BUILD)/mpi.o: training/ranks/mpi.cpp $(BUILD)/mpi.flags
+	$(CXX) $(COMMON) $(MPI_FLAGS) -O2 -c -o $@ $<
 
 # What ./train --version says: it is compiled into one file alone, which a commit compiles again.
 COMMIT := $(or $(if $(wildcard .git),$(shell git rev-parse --short=12 HEAD 2>/dev/null)),unknown)
@@ -356,8 +366,8 @@ $(REHEARSAL)/kernels/.translated: $(REHEARSAL_PTX) ptx/translate.py ptx/thread.h
 REHEARSED := $(UNITS:%=$(REHEARSAL)/units/%.o) $(patsubst ptx/%.cpp,$(BUILD)/ptx/%.o,$(wildcard ptx/*.cpp)) $(REHEARSAL)/kernels/.translated
 $(REHEARSAL)/test_%: $(REHEARSAL)/tests/test_%.o $(BUILD)/catch_main.o $(REHEARSED)
 	$(CXX) $(OPENMP) -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
-$(REHEARSAL)/train: $(REHEARSAL)/main.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(REHEARSED)
-	$(CXX) $(OPENMP) -o $@ $(filter %.o %.a,$^) $(LIBS) -ldl
+$(REHEARSAL)/train: $(REHEARSAL)/main.o $(BUILD)/mpi.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(REHEARSED)
+	$(CXX) $(OPENMP) -o $@ $(filter %.o %.a,$^) $(LIBS) $(MPI_LIBS) -ldl
 # The tests of the stand-in itself. That of the runtime plays the machine; the others need no nvcc.
 PTX_TESTS := $(patsubst tests/%.cpp,$(BUILD)/ptx/%,$(wildcard tests/test_ptx*.cpp))
 PTX_TESTS := $(filter-out $(if $(NVCC),,%/test_ptx_runtime),$(PTX_TESTS))

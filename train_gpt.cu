@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <sstream>
 
 #include "core/clock.h"
 #include "training/inspect/arrays.h"
@@ -34,19 +35,25 @@ void training_step(Trainer& t) {
   const size_t step = t.steps_done() + 1;
   // What differs from step to step goes up to the device first; what then runs is the same launches in every step.
   // graph(..).run(f) calls f; with --graph=on it records f's launches once and then repeats them (core/graph.cuh).
-  for (size_t m = 0; m < c.micro_batches; m++) {
-    const MicroBatch micro_batch = {m, c.micro_batches, c.micro_batches / c.slice_count()};
-    t.model.upload(t.training_batch(m), t.micro_batch_number(m));
-    t.graph(micro_batch).run([&] {
-      if (micro_batch.begins_slice()) t.optimizer.begin_slice();
-      t.model.forward();
-      t.model.backward(micro_batch, t.loss());
-    });
-    t.keep_loss(m);
-    if (micro_batch.ends_slice()) t.optimizer.end_slice(micro_batch.slice());
+  const size_t in_slice = c.micro_batches / c.slice_count();
+  for (size_t slice = t.ranks.rank(); slice < c.slice_count(); slice += t.ranks.count()) {
+    for (size_t m = slice * in_slice; m < (slice + 1) * in_slice; m++) {
+      const MicroBatch micro_batch = {m, c.micro_batches, in_slice};
+      t.model.upload(t.training_batch(m), t.micro_batch_number(m));
+      t.graph(micro_batch).run([&] {
+        if (micro_batch.begins_slice()) t.optimizer.begin_slice();
+        t.model.forward();
+        t.model.backward(micro_batch, t.loss());
+      });
+      t.keep_loss(m);
+    }
+    t.optimizer.end_slice(slice);
   }
   t.optimizer.set_step(c.adamw, c.schedule.at(step), step, c.clip);
-  t.update_graph().run([&] { t.optimizer.update(); });
+  if (t.ranks.alone())
+    t.update_graph().run([&] { t.optimizer.update(); });
+  else
+    t.optimizer.update();  // between its launches the ranks talk
   t.end_step();
 }
 
@@ -71,7 +78,7 @@ bool measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progres
   Measures seen = meter.result();
   seen.gradient_norm_by_layer = trainer.gradient_norm_by_layer();
   progress.measures(step, std::move(seen));
-  if (arrays) save_arrays(c.out, array_meter->result(), step, loss, metadata);
+  if (arrays && trainer.ranks.leads()) save_arrays(c.out, array_meter->result(), step, loss, metadata);
   return best;
 }
 
@@ -87,6 +94,18 @@ bool measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progres
                      .c_str()
                : "");
   }
+}
+
+// What somebody, or the clock, wants of the run after a step: of one rank is of all.
+struct Asked {
+  bool stop, save, due;
+};
+Asked asked_of(const Ranks& ranks, double saved_at, const Config& c) {
+  const Asked mine = {interrupted() != 0, save_requested(), seconds_now() - saved_at >= double(c.save_every.seconds)};
+  Asked all = {false, false, false};
+  for (const Asked& theirs : ranks.all(mine))
+    all = {all.stop || theirs.stop, all.save || theirs.save, all.due || theirs.due};
+  return all;
 }
 
 // Until --steps are done, or somebody interrupts.
@@ -106,16 +125,16 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
 
     const size_t step = trainer.steps_done();
     const bool complete = step == c.steps;
-    last = trouble || complete || interrupted();  // asked once: the step that is the last is the step that saves
+    // Asked once, and told to all ranks: the step that is the last is the step that saves.
+    const Asked asked = asked_of(trainer.ranks, saved_at, c);
+    last = trouble || complete || asked.stop;
     const bool looks = data.val && !trouble;
     const bool validates = looks && (complete || (c.val_every && step % c.val_every == 0));
     const bool measures = looks && (complete || (c.measure_every && step % c.measure_every == 0));
-    const bool asked = save_requested();
-    if (asked && c.out.empty())
+    if (asked.save && c.out.empty())
       fprintf(stderr, "warning: SIGUSR1 asks for a checkpoint, and nothing is saved without --out=FOLDER\n");
-    const bool due =
-        c.save_every.steps ? step % c.save_every.steps == 0 : seconds_now() - saved_at >= double(c.save_every.seconds);
-    bool saves = !c.out.empty() && step > first && (last || asked || due || step == c.schedule.stable_until());
+    const bool due = c.save_every.steps ? step % c.save_every.steps == 0 : asked.due;
+    bool saves = !c.out.empty() && step > first && (last || asked.save || due || step == c.schedule.stable_until());
     // A GPU may run one step ahead: it is given the next step before this one's result is read. Before a validation, a
     // measure, a checkpoint or the end all results are read.
     const size_t in_flight = ctx.device == Device::cuda && !validates && !measures && !saves && !last ? 1 : 0;
@@ -134,9 +153,9 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
     saves |= (best || trouble) && !c.out.empty();
     if (saves) {
       trainer.save(metadata);
-      if (best) name_best(c.out, step);
+      if (best && trainer.ranks.leads()) name_best(c.out, step);
       saved_at = seconds_now();
-      progress.saved(asked ? step : 0);
+      progress.saved(asked.save ? step : 0);
     }
     if (trouble) fail_after_step(step, saves, trouble);
   }
@@ -178,10 +197,56 @@ void require_no_other_run(const Config& c) {
           c.evaluate ? "" : "add --resume to go on with it, or ");
 }
 
-int train(Config& config, Device device) {
+// What all ranks must agree on: the program, the flags, the data, the step to go on from.
+std::string identity(const Config& c, const RunMetadata& metadata, size_t step) {
+  std::string text = format("step=%zu\n--out=%s\n", step, c.out.c_str());
+  for (const auto& all : {c.program_version, metadata})
+    for (const auto& [key, value] : all) text += (key.starts_with("flag") ? key.substr(4) : key) + "=" + value + "\n";
+  return text;
+}
+
+// The first line of a text that is another in `expected`, and that one.
+std::pair<std::string, std::string> difference(const std::string& text, const std::string& expected) {
+  std::istringstream a(text), b(expected);
+  std::string x, y;
+  while (true) {
+    const bool more = bool(std::getline(a, x));
+    if (!std::getline(b, y) && !more) return {};
+    if (x != y) return {x, y};
+  }
+}
+
+void require_one_run(const Ranks& ranks, const std::string& identity) {
+  if (ranks.alone()) return;
+  const std::vector<std::string> all = ranks.all_texts(identity);
+  for (size_t i = 1; i < all.size(); i++) {
+    const auto [theirs, ours] = difference(all[i], all[0]);
+    require(all[i] == all[0], "rank %zu has %s, rank 0 has %s: all ranks take the same program, flags and data", i,
+            theirs.c_str(), ours.c_str());
+  }
+}
+
+// As many slices for every rank; else what makes the same tokens a step with ranks that divide it.
+void require_ranks_divide(const Config& c, const Ranks& ranks) {
+  const size_t R = ranks.count(), G = c.slice_count(), sequences = c.batch * c.micro_batches;
+  if (G % R == 0) return;
+  size_t M = round_up(c.micro_batches, R);
+  while (M <= sequences && sequences % M) M += R;
+  const std::string remedy =
+      M <= sequences ? format("--batch=%zu --micro-batches=%zu%s makes the same tokens a step, or", sequences / M, M,
+                              usual_slices(M) % R ? format(" --slices=%zu", M).c_str() : "")
+                     : "";
+  fail("%zu ranks and %zu slices of a step (--slices, --micro-batches=%zu): every rank takes as many: %s start a number "
+       "of ranks that divides %zu",
+       R, G, c.micro_batches, remedy.c_str(), G);
+}
+
+int train(Config& config, Device device, const Ranks& ranks) {
   use_threads(config.threads);
   Context ctx(device);
   use_engines(ctx, config);
+  require(ranks.alone() || !config.generate,
+          "--generate on %zu ranks: a text is written token by token, which one rank does; start one", ranks.count());
   if (config.generate) return generate(config, ctx);
   if (!config.evaluate) hear_save_requests();
 
@@ -190,6 +255,7 @@ int train(Config& config, Device device) {
   std::optional<Tokenizer> tokenizer;  // without one a text's bytes are themselves
   if (!config.tokenizer.empty() || (!config.evaluate && !data.train->is_text())) tokenizer = find_tokenizer(config);
   choose_ffn_width(config);
+  if (!config.evaluate) require_ranks_divide(config, ranks);
   const bool starts_from =
       config.source && !config.evaluate && !(config.resume && !list_checkpoints(config.out).empty());
   if (starts_from) config.source->require_fit(config.model);
@@ -199,32 +265,35 @@ int train(Config& config, Device device) {
           "--evaluate: there is no validation data: raise --val-fraction (now 0), or give --val-data");
 
   const bool evaluates_own = config.evaluate && !config.source;  // of --out, where nothing is written before it is read
-  if (!config.out.empty() && !evaluates_own)
+  const bool writes = !config.out.empty() && ranks.leads();
+  if (writes && !evaluates_own)
     as_flag_names("--out", config.out, [&] { prepare_checkpoint_folder(config.out); });
   std::optional<File> held;  // two runs in one folder would overwrite each other's log
-  if (!config.out.empty() && !config.evaluate) held.emplace(hold_folder(config.out));
+  if (writes && !config.evaluate) held.emplace(hold_folder(config.out));
   // Measured before the model is allocated: the matrices of the measurement are freed by then.
   const double peak = config.evaluate ? 0 : measured_matmul_peak(config.model.storage, ctx);
   const auto metadata = run_metadata(config, data);
   if (!config.out.empty()) require_utf8(metadata);
   require_no_other_run(config);
   if (config.evaluate) {
-    evaluate(config, metadata, loader, ctx);
+    require_one_run(ranks, identity(config, metadata, 0));
+    evaluate(config, metadata, loader, ctx, ranks);
     return 0;
   }
-  Trainer trainer(config, loader, ctx);
+  Trainer trainer(config, loader, ctx, ranks);
   const bool resumed = config.resume && resume(trainer, metadata);
   if (config.source && !resumed) trainer.start_from(*config.source);
-  if (!config.out.empty()) keep_tokenizer(config, config.out);
+  require_one_run(ranks, identity(config, metadata, trainer.steps_done()));
+  if (writes) keep_tokenizer(config, config.out);
 
   std::optional<DiskUse> disk;
-  if (!config.out.empty() && trainer.steps_done() < config.steps) {
+  if (writes && trainer.steps_done() < config.steps) {
     disk = disk_use(config, trainer.checkpoint_bytes(metadata));
     require_disk(config, *disk);
   }
   Progress progress(config, data, metadata, trainer, peak,
                     ctx);  // what may be refused has been: from here on files are deleted
-  if (resumed) {           // one killed in a save has not
+  if (resumed && writes) {  // one killed in a save has not
     name_best(config.out, progress.lowest_step());
     keep_newest(config.out, trainer.steps_done(), config.keep, config.schedule.stable_until());
   }

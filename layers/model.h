@@ -77,7 +77,7 @@ class Model {
   void backward(MicroBatch micro_batch, float* loss);
   // What the last backward left of the routing of its mixtures of experts: router_report_values floats for every layer,
   // on the device; those of a layer without experts are 0.
-  const float* routing_reports() const;
+  float* routing_reports() const;
 
   // The mean loss alone, without dropout. Waits for the device.
   float loss(const Batch& batch);

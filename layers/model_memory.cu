@@ -257,7 +257,7 @@ size_t Model::routing_values() const {
   return config.has_experts() ? config.layers * router_report_values : 0;
 }
 
-const float* Model::routing_reports() const {
+float* Model::routing_reports() const {
   return memory_->routing.data();
 }
 

@@ -62,7 +62,7 @@ void look_at(Trainer& trainer, const std::string& path, const RunMetadata& metad
   printf("%s\nvalidation loss %.4f%s\n\n%s%s", path.c_str(), loss, other_context(c.model).c_str(),
          measures_text(meter.result(), width).c_str(), loss_by_position_text(arrays, width).c_str());
   fflush(stdout);
-  if (!c.out.empty()) save_arrays(c.out, arrays, trainer.steps_done(), loss, metadata);
+  if (!c.out.empty() && trainer.ranks.leads()) save_arrays(c.out, arrays, trainer.steps_done(), loss, metadata);
   if (!questions.empty()) printf("%s", choices_of(trainer, questions, ctx).c_str());
   if (!c.quantize) return;
   const double quantized = quantized_loss(trainer, ctx);
@@ -84,7 +84,8 @@ std::string retrieval_of(Trainer& trainer) {
 
 }  // namespace
 
-void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& loader, Context& ctx) {
+void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& loader, Context& ctx,
+              const Ranks& ranks) {
   std::optional<Checkpoint> checkpoint;
   if (config.source) {
     set_trained_context(config.model, config.source->context(), config.source->path(),
@@ -98,7 +99,7 @@ void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& lo
   if (!config.choices.empty())
     questions =
         as_flag_names("--choices", config.choices, [&] { return read_choices(config.choices, config.model.vocab); });
-  Trainer trainer(config, loader, ctx);
+  Trainer trainer(config, loader, ctx, ranks);
   if (checkpoint) {
     trainer.load(*checkpoint);
     look_at(trainer, checkpoint->path(), checkpoint->metadata(), questions, ctx);

@@ -5,11 +5,13 @@
 #pragma once
 #include "training/flags/config.h"
 #include "training/flags/run_metadata.h"
+#include "training/ranks/ranks.h"
 
 namespace gated {
 
 // Of the model that --from names, or of the newest checkpoint of --out. Prints what it sees, and writes the arrays of
 // --out anew.
-void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& loader, Context& ctx);
+void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& loader, Context& ctx,
+              const Ranks& ranks = {});
 
 }  // namespace gated

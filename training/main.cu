@@ -46,18 +46,20 @@ std::string why_no_gpu() {
 }
 // The nvcc half reads the same command line again: its Config is a type of its own. What the program is the half of g++
 // knows alone.
-int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version) {
+int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version,
+                  ranks::Transport* transport) {
   gated::Config config;
   gated::parse_command_line(config, argc, argv);
   config.program_version = version;
-  return gated::train(config, gated::Device::cuda);
+  return gated::train(config, gated::Device::cuda, transport);
 }
 
 #else
 
 #ifdef WITH_CUDA
 std::string why_no_gpu();
-int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version);
+int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version,
+                  ranks::Transport* transport);
 #else
 static std::string why_no_gpu() {
   return "this build has no half for GPUs: with nvcc, make adds it where a GPU answers, and make gpu-build, or "
@@ -71,13 +73,30 @@ static void hold_outputs() {
     if (fcntl(number, F_GETFD) < 0) open("/dev/null", O_RDONLY);  // it takes the lowest that is free
 }
 
+// The ranks of the run; null where it is alone.
+static ranks::Transport* transport = nullptr;
+
+// A refusal is the same on all ranks: the first says it, and ends the others. One of another rank alone is said by that
+// rank, once the first has had time to speak.
+static int refused(const std::string& message) {
+  const size_t rank = transport ? transport->rank() : 0;
+  if (rank > 0) sleep(2);
+  fprintf(stderr, "error: %s%s\n", rank ? gated::format("rank %zu: ", rank).c_str() : "", message.c_str());
+  if (transport) transport->abort(1);
+  return 1;
+}
+
 static int run(int argc, char** argv) try {
   using gated::DeviceChoice;
   hold_outputs();
   gated::set_limits(argv);
+  transport = ranks::start();
   signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a write that fails with a message, not a death
+  // What ranks print is the same: the first prints it.
+  if (transport && transport->rank() > 0) dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
   gated::Config config;
   if (!gated::parse_command_line(config, argc, argv)) return 0;
+  if (transport && transport->rank() > 0 && (!config.export_folder.empty() || config.describe)) return 0;
   if (!config.export_folder.empty()) {
     gated::export_model(config);
     return 0;
@@ -96,23 +115,23 @@ static int run(int argc, char** argv) try {
 #endif
 #ifdef WITH_CUDA
   if (config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && no_gpu.empty()))
-    return train_on_cuda(argc, argv, gated::program_version());
+    return train_on_cuda(argc, argv, gated::program_version(), transport);
 #endif
   config.program_version = gated::program_version();
-  return gated::train(config, config.device == DeviceChoice::emulated ? gated::Device::emulated : gated::Device::cpu);
+  return gated::train(config, config.device == DeviceChoice::emulated ? gated::Device::emulated : gated::Device::cpu,
+                      transport);
 } catch (const gated::Interrupted& e) {
   fprintf(stderr, "error: %s\n", e.what());
   return 128 + gated::interrupted();
 } catch (const std::bad_alloc&) {
-  fprintf(stderr, "error: out of memory: take a smaller model, file or prompt; in training, a smaller --batch or --context\n");
-  return 1;
+  return refused("out of memory: take a smaller model, file or prompt; in training, a smaller --batch or --context");
 } catch (const std::exception& e) {
-  fprintf(stderr, "error: %s\n", e.what());
-  return 1;
+  return refused(e.what());
 }
 
 int main(int argc, char** argv) {
   const int code = run(argc, argv);
+  ranks::finish();
   if ((fflush(stdout) == 0 && !ferror(stdout)) || code != 0) return code;
   pollfd output = {STDOUT_FILENO, POLLOUT, 0};
   if (poll(&output, 1, 0) == 1 && (output.revents & POLLERR)) return 128 + SIGPIPE;  // nobody reads any more

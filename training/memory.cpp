@@ -9,19 +9,18 @@ namespace gated {
 static ScratchPlan scratch_plan(const Model& model, Device device) {
   ScratchPlan plan(device, model.config.storage);
   model.scratch(plan);
-  Optimizer::scratch(plan, model.weights);
   return plan;
 }
 
-TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t slices, Device device) {
+TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t slices, Device device,
+                               size_t ranks) {
   Model model(config);
   model.plan(B, T);
-  const size_t flat = model.weights.flat_size();
   const ScratchPlan scratch = scratch_plan(model, device);
   constexpr size_t f = sizeof(float);
   return {model.weights.bytes_of_values(config.storage),
-          f * flat * Optimizer::gradient_buffers(slices),
-          Optimizer::state_bytes(model.weights),
+          f * Optimizer::gradient_values(model.weights, slices, ranks),
+          Optimizer::state_bytes(model.weights, ranks),
           model.activation_bytes(),
           model.gradient_bytes(),
           scratch.bytes() + omp_get_max_threads() * scratch.thread_bytes(),

@@ -38,7 +38,7 @@ Progress::Progress(Config& config, const Data& data, const RunMetadata& metadata
       ctx_(ctx),
       terminal_(isatty(fileno(stdout))),
       peak_(peak) {
-  if (!config.out.empty()) open_log(config.out + "/log.jsonl", trainer.steps_done());
+  if (!config.out.empty() && trainer.ranks.leads()) open_log(config.out + "/log.jsonl", trainer.steps_done());
 }
 
 // Neither a time nor a name of the machine stands in it: two runs differ in it where they are not the same.
@@ -63,7 +63,8 @@ void Progress::header(const std::optional<DiskUse>& disk) {
   if (trainer_.steps_done() < config_.steps) write(run_entry());
   const Model& m = trainer_.model;
   const TrainingMemory memory =
-      training_memory(m.config, config_.batch, m.context(), config_.slice_count(), ctx_.device);
+      training_memory(m.config, config_.batch, m.context(), config_.slice_count(), ctx_.device,
+                      trainer_.ranks.count());
   const auto print = [width = terminal_width()](const char* name, const std::string& text) {
     fputs(wrapped(format("%-11s", name), text, 11, width).c_str(), stdout);
   };
@@ -84,6 +85,9 @@ void Progress::header(const std::optional<DiskUse>& disk) {
                  : "") +
             (peak_ > 0 ? format(", %s matmul peak %.0f GFLOP/s (measured)", name_of(m.config.storage), peak_ * 1e-9)
                        : ""));
+  if (const Ranks& r = trainer_.ranks; !r.alone())
+    print("ranks", format("%zu, %zu on this host, %zu of %zu slices each; what follows is of one", r.count(),
+                          r.on_this_host(), config_.slice_count() / r.count(), config_.slice_count()));
   if (!config_.gpu_left_out.empty())
     print("", format("the half for GPUs was left out of this build: %s adds it", config_.gpu_left_out.c_str()));
   print("data", data_.train->description());

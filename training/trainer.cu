@@ -22,20 +22,21 @@ size_t memory_of_program() {
 }
 
 // Before minutes go into weights that would find no room.
-const ModelConfig& that_fits(const Config& c, const Context& ctx) {
+const ModelConfig& that_fits(const Config& c, const Context& ctx, const Ranks& ranks) {
   const Device device = ctx.device;
-  const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.slice_count(), device);
-  require_memory(device, double(m.total()) + double(ctx.matmul_engine_bytes()));
+  const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.slice_count(), device, ranks.count());
+  require_memory(device, double(ranks.on_this_host()) * (double(m.total()) + double(ctx.matmul_engine_bytes())));
   return c.model;
 }
 
 }  // namespace
 
-Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx)
+Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx, const Ranks& among)
     : config(c),
+      ranks(among),
       program_bytes(ctx.device == Device::cuda ? 0 : memory_of_program()),
-      model(that_fits(c, ctx), c.batch, c.model.context, c.seed, ctx),
-      optimizer(model.weights, c.slice_count(), ctx),
+      model(that_fits(c, ctx, among), c.batch, c.model.context, c.seed, ctx),
+      optimizer(model.weights, c.slice_count(), ctx, among),
       loader_(loader),
       ctx_(ctx),
       ids_(c.batch * c.model.context),
@@ -65,10 +66,30 @@ Batch Trainer::training_batch(size_t m) {
 
 void Trainer::end_step() {
   require(steps_done_ - results_given_ < 2, "trainer: the results of the last two steps were not taken");
+  if (!ranks.alone()) gather_reports();
   sent_losses_[steps_done_ % 2].start(losses_.data());
   sent_norm_[steps_done_ % 2].start(optimizer.norm());
   sent_routing_[steps_done_ % 2].start(model.routing_reports());
   steps_done_++;
+}
+
+// The losses of all micro-batches, by their number, and the routing of the last one, from the rank that has it.
+void Trainer::gather_reports() {
+  ctx_.synchronize();
+  const size_t R = ranks.count(), G = config.slice_count(), in_slice = config.micro_batches / G;
+  edit_on_host(ctx_.device, losses_.data(), losses_.size(), [&](float* losses) {
+    std::vector<float> by_rank(losses_.size());
+    const auto place = [&](size_t slice) { return &by_rank[(slice % R * (G / R) + slice / R) * in_slice]; };
+    for (size_t slice = ranks.rank(); slice < G; slice += R)
+      std::copy_n(losses + slice * in_slice, in_slice, place(slice));
+    ranks.all_gather(by_rank.data(), [&](size_t i) { return share_of(by_rank.size(), i, R); });
+    for (size_t slice = 0; slice < G; slice++) std::copy_n(place(slice), in_slice, losses + slice * in_slice);
+  });
+  const size_t values = model.routing_values();
+  if (values == 0) return;
+  edit_on_host(ctx_.device, model.routing_reports(), values, [&](float* reports) {
+    ranks.all_gather(reports, [&](size_t i) { return i + 1 == R ? Span{0, values} : Span{0, 0}; });
+  });
 }
 
 std::optional<StepResult> Trainer::next_result(size_t in_flight) {
@@ -134,12 +155,17 @@ std::vector<float> Trainer::gradient_norm_by_layer() {
 
 double Trainer::validate(size_t batches, const std::vector<Inspector*>& inspectors) {
   batches = std::min(batches, loader_.validation_batches());
-  double loss = 0;
-  for (size_t i = 0; i < batches; i++) {
+  std::vector<float> losses(batches);
+  const auto share = [&](size_t rank) { return share_of(batches, rank, ranks.count()); };
+  const Span mine = inspectors.empty() ? share(ranks.rank()) : Span{0, batches};
+  for (size_t i = mine.begin; i < mine.end; i++) {
     loader_.validation_batch(i, ids_.data(), targets_.data());
-    loss += model.loss({ids_, targets_, config.batch, config.model.context});
+    losses[i] = model.loss({ids_, targets_, config.batch, config.model.context});
     if (!inspectors.empty()) model.inspect(inspectors);
   }
+  if (inspectors.empty()) ranks.all_gather(losses.data(), share);
+  double loss = 0;
+  for (const float l : losses) loss += l;
   return loss / double(batches);
 }
 
@@ -152,27 +178,32 @@ void Trainer::look_at_training(size_t count, const std::function<void()>& look) 
   }
 }
 
-std::vector<TensorView> Trainer::views(const std::string& prefix, const HostView<float>& flat) const {
+std::vector<TensorView> Trainer::views(const std::string& prefix, const float* flat) const {
   std::vector<TensorView> tensors;
-  for (const Parameter& p : model.weights.list()) tensors.push_back({prefix + p.name, p.shape, flat.data() + p.offset});
+  for (const Parameter& p : model.weights.list()) tensors.push_back({prefix + p.name, p.shape, flat + p.offset});
   return tensors;
 }
 
 std::string Trainer::fingerprint() const {
   ctx_.synchronize();
   const HostView<float> weights(model.weights.values);
-  return gated::fingerprint(views("", weights));
+  return gated::fingerprint(views("", weights.data()));
 }
 
 void Trainer::save(std::map<std::string, std::string> metadata) const {
   ctx_.synchronize();
   std::vector<TensorView> tensors;
   std::list<HostView<float>> on_host;  // until they are written
-  const auto add = [&](const std::string& prefix, const Buffer<float>& flat) {
-    for (TensorView& t : views(prefix, on_host.emplace_back(flat))) tensors.push_back(std::move(t));
+  std::list<std::vector<float>> joined;
+  const auto add = [&](const std::string& prefix, const float* flat) {
+    for (TensorView& t : views(prefix, flat)) tensors.push_back(std::move(t));
   };
-  add("", model.weights.values);
-  for (const Optimizer::State& state : optimizer.states) add(state.prefix, state.values);
+  add("", on_host.emplace_back(model.weights.values).data());
+  for (const Optimizer::State& state : optimizer.states) {
+    const HostView<float>& own = on_host.emplace_back(state.values);
+    add(state.prefix, ranks.alone() ? own.data() : joined.emplace_back(optimizer.whole(own.data())).data());
+  }
+  if (!ranks.leads()) return;
   save_step(config.out, steps_done_, tensors, std::move(metadata), config.keep, config.schedule.stable_until());
 }
 
@@ -194,7 +225,16 @@ void Trainer::load(const Checkpoint& checkpoint) {
   };
   read("", model.weights.values);
   model.weights_changed();
-  for (Optimizer::State& state : optimizer.states) read(state.prefix, state.values);
+  for (Optimizer::State& state : optimizer.states) {
+    if (ranks.alone()) {
+      read(state.prefix, state.values);
+      continue;
+    }
+    Buffer<float> whole(Device::cpu, model.weights.flat_size());
+    read(state.prefix, whole);
+    const Span own = optimizer.own();
+    Buffer<float>::copy_to_device(ctx_.device, state.values.data(), whole.data() + own.begin, own.size());
+  }
   steps_done_ = results_given_ = checkpoint.step();
 }
 

@@ -42,9 +42,10 @@ struct StepResult {
 class Trainer {
  public:
   // Refuses before anything is allocated what the device has no memory for.
-  Trainer(const Config& config, const TokenLoader& loader, Context& ctx);
+  Trainer(const Config& config, const TokenLoader& loader, Context& ctx, const Ranks& ranks = {});
 
   const Config& config;
+  const Ranks ranks;
   const size_t program_bytes;  // that the process held before the model came; 0 on a GPU, whose memory is another
   Model model;
   Optimizer optimizer;
@@ -67,7 +68,8 @@ class Trainer {
   // the step's update. With --graph=on they are recorded.
   LaunchGraph& graph(const MicroBatch& micro_batch) { return micro_batch.begins_slice() ? first_graph_ : later_graph_; }
   LaunchGraph& update_graph() { return update_graph_; }
-  // The step is launched: its loss and norm start on their way to the host.
+  // The step is launched: its loss and norm start on their way to the host. Of several ranks each gets what the others'
+  // micro-batches left.
   void end_step();
 
   // The first result that has not been given yet; it waits for that step and for no later one. Nothing where only the
@@ -79,12 +81,13 @@ class Trainer {
   // The norm of the gradient of each layer's parameters in the last step, before clipping. (layers)
   std::vector<float> gradient_norm_by_layer();
   // Mean loss over the first `batches` validation batches, or over all where there are fewer. The inspectors see what
-  // each of them leaves in the model.
+  // each of them leaves in the model; without inspectors the batches are shared out among the ranks.
   double validate(size_t batches, const std::vector<Inspector*>& inspectors = {});
   // Forwards alone, over the first `count` micro-batches of the run; look() is called after each.
   void look_at_training(size_t count, const std::function<void()>& look);
   // 16 hex digits over every weight's name, shape and bits.
   std::string fingerprint() const;
+  // A call of all ranks; the leading one writes.
   void save(std::map<std::string, std::string> metadata) const;
   // How large what it saves is.
   size_t checkpoint_bytes(const std::map<std::string, std::string>& metadata) const;
@@ -93,9 +96,10 @@ class Trainer {
   void start_from(const ModelSource& source);
 
  private:
+  void gather_reports();
   std::optional<Routing> routing(const float* reports) const;
   std::string best_rate_text() const;
-  std::vector<TensorView> views(const std::string& prefix, const HostView<float>& flat) const;
+  std::vector<TensorView> views(const std::string& prefix, const float* flat) const;
 
   const TokenLoader& loader_;
   Context& ctx_;
@@ -110,8 +114,8 @@ class Trainer {
 // One step of training: forward and backward of every micro-batch, then the update. Stands in train_gpt.cu.
 void training_step(Trainer& trainer);
 
-// A whole run on one device, as the flags say. Returns the program's exit code: 0, or 128 + n where signal n
+// A whole run, as the flags say, on one device, or this rank's part of one on several. Returns the program's exit code: 0, or 128 + n where signal n
 // interrupted it. Stands in train_gpt.cu.
-int train(Config& config, Device device);
+int train(Config& config, Device device, const Ranks& ranks = {});
 
 }  // namespace gated

@@ -1,0 +1,89 @@
+// ranks: which part of a run this process has, and what ranks tell each other. A run that is alone is rank 0 of 1, and
+// then nothing here moves a byte. What is shared out, and in which order it comes together: docs/ranks.md
+// tests/test_ranks.cpp
+#pragma once
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "core/context.cuh"
+#include "training/ranks/transport.h"
+
+namespace gated {
+
+// From begin up to end.
+struct Span {
+  size_t begin, end;
+  size_t size() const { return end - begin; }
+};
+
+// Of n things in their order, those that one of `count` owners has: they differ by one at most, and may be none.
+inline Span share_of(size_t n, size_t owner, size_t count) {
+  return {n * owner / count, n * (owner + 1) / count};
+}
+
+class Ranks {
+ public:
+  Ranks(ranks::Transport* transport = nullptr) : transport_(transport) {}
+
+  size_t rank() const { return transport_ ? transport_->rank() : 0; }
+  size_t count() const { return transport_ ? transport_->count() : 1; }
+  size_t on_this_host() const { return transport_ ? transport_->on_this_host() : 1; }
+  bool alone() const { return count() == 1; }
+  bool leads() const { return rank() == 0; }  // it prints, and writes files
+
+  // out[i], `bytes_out[i]`... as Transport::exchange. Host memory.
+  void exchange(const std::vector<ranks::Part>& out, const std::vector<ranks::Part>& in) const {
+    transport_->exchange(out, in);
+  }
+
+  // whole (n): every rank has written the elements of its own spans, spans(i) for rank i, and gets the others'. In host
+  // memory.
+  template <class T, class SpanOf>
+  void all_gather(T* whole, SpanOf span_of) const {
+    if (alone()) return;
+    std::vector<ranks::Part> out(count()), in(count());
+    const Span own = span_of(rank());
+    for (size_t i = 0; i < count(); i++) {
+      const Span theirs = span_of(i);
+      out[i] = {whole + own.begin, own.size() * sizeof(T)};
+      in[i] = {whole + theirs.begin, theirs.size() * sizeof(T)};
+    }
+    exchange(out, in);
+  }
+  // The same of memory of a device, which waits for the device.
+  template <class T, class SpanOf>
+  void all_gather(T* whole, SpanOf span_of, Context& ctx) const {
+    if (alone()) return;
+    ctx.synchronize();
+    if (ctx.device != Device::cuda) return all_gather(whole, span_of);
+    const size_t n = span_of(count() - 1).end, begin = span_of(0).begin;
+    edit_on_host(ctx.device, whole + begin, n - begin, [&](T* host) { all_gather(host - begin, span_of); });
+  }
+
+  // The values that all ranks have given, in the order of the ranks.
+  template <class T>
+  std::vector<T> all(const T& value) const {
+    std::vector<T> values(count(), value);
+    all_gather(values.data(), [](size_t i) { return Span{i, i + 1}; });
+    return values;
+  }
+  // What each rank says, as text.
+  std::vector<std::string> all_texts(const std::string& text) const {
+    const std::vector<size_t> sizes = all(text.size());
+    std::vector<size_t> begins(1, 0);
+    for (const size_t size : sizes) begins.push_back(begins.back() + size);
+    std::string joined(begins.back(), ' ');
+    std::copy(text.begin(), text.end(), joined.begin() + long(begins[rank()]));
+    all_gather(joined.data(), [&](size_t i) { return Span{begins[i], begins[i + 1]}; });
+    std::vector<std::string> texts;
+    for (size_t i = 0; i < count(); i++) texts.push_back(joined.substr(begins[i], sizes[i]));
+    return texts;
+  }
+
+ private:
+  ranks::Transport* transport_;
+};
+
+}  // namespace gated
