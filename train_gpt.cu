@@ -233,10 +233,10 @@ void require_ranks_divide(const Config& c, const Ranks& ranks) {
   size_t M = round_up(c.micro_batches, R);
   while (M <= sequences && sequences % M) M += R;
   const std::string remedy =
-      M <= sequences ? format("--batch=%zu --micro-batches=%zu%s makes the same tokens a step, or", sequences / M, M,
+      M <= sequences ? format("--batch=%zu --micro-batches=%zu%s makes the same tokens a step; or ", sequences / M, M,
                               usual_slices(M) % R ? format(" --slices=%zu", M).c_str() : "")
                      : "";
-  fail("%zu ranks and %zu slices of a step (--slices, --micro-batches=%zu): every rank takes as many: %s start a number "
+  fail("%zu ranks and %zu slices of a step (--slices, --micro-batches=%zu): every rank takes as many: %sstart a number "
        "of ranks that divides %zu",
        R, G, c.micro_batches, remedy.c_str(), G);
 }

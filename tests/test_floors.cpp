@@ -47,7 +47,7 @@ std::string room_of(const std::string& path) {
 const std::map<std::string, std::vector<std::string>> rooms = {
     {"kernels", {"kernels", "kernels/bf16", "kernels/cpu", "kernels/decode"}},
     {"training",
-     {"training/process", "training/checkpoint", "training/flags", "training/text", "training/models",
+     {"training/process", "training/ranks", "training/checkpoint", "training/flags", "training/text", "training/models",
       "training/inspect", "training"}}};
 
 }  // namespace
