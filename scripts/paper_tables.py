@@ -1,4 +1,6 @@
-"""The tables of the papers: every row as flags of ./train, beside the paper's figures. scripts/tables.py runs them.
+"""The tables of the papers: every row as flags of ./train, beside the paper's figures. scripts/tables.py runs them. What is compared
+with what, and what the paper predicts of it, stands here before a run: rows name the row that they are measured against (`to`), tables
+further pairs (`controls`).
 
 A small model shows different things on different data. So a row is trained twice, and each column says which run it is of:
   text   the loss: a text, byte by byte
@@ -55,12 +57,14 @@ class Table:
     columns: dict
     rows: list
     base: str = "{dense}"  # flags of all rows: dense models, all of one size
+    controls: list = field(default_factory=list)  # pairs of rows, compared beside those that rows name themselves
+    ranks: str = ""  # the column by which the paper orders its rows
     match: str = ""  # at the paper's scale rows have as many parameters as with these flags changed: see --match-params
     notes: str = ""
 
 
 def mean(values):
-    return sum(values) / len(values)
+    return sum(v for v in values if v is not None) / sum(v is not None for v in values)
 
 
 LOSS = Column("validation loss", "text", lambda m: m["validation_loss"], "difference")
@@ -69,6 +73,16 @@ FIRST = Column("attention to the first token", "sinks", lambda m: m["first_token
 M_ACT = Column("mean over layers of the largest abs(h)", "sinks",
                lambda m: mean(m["largest_activation_by_state"][1:]), "ratio", 0)
 SCORE = Column("mean gate score", "sinks", lambda m: m.get("gate_score_mean"), None)
+# Of no unit of the stream: as they are when all of it grows.
+EXCESS = Column("first-token attention above an even spread", "sinks",
+                lambda m: m["first_token_attention"] - m["first_token_attention_even"], "difference")
+HEAD = Column("largest head's first-token attention", "sinks", lambda m: m["first_token_attention_largest"], "ratio")
+RELATIVE_PEAK = Column("peak / median abs(h)", "sinks", lambda m: m["peak_over_median"], "ratio", 1)
+TOP = Column("top dimension / median one", "sinks", lambda m: m["top_dimension_over_median"], "ratio", 1)
+TOP_TOKENS = Column("tokens whose largest it is", "sinks", lambda m: m["top_dimension_of_tokens"], "difference", 2)
+TOP_STATES = Column("states whose largest it is", "sinks", lambda m: m["top_dimension_of_states"], "difference", 2)
+TOP_WEIGHT = Column("norms' weight there / mean weight", "sinks", lambda m: mean(m["norm_weight_at_top_by_layer"]),
+                    "ratio", 2)
 
 
 def found(times, yarn):
@@ -112,7 +126,8 @@ def p1_1():
         ("14", "G1 additive", "--attn=g1 --gate-op=add --gate-act=silu", "1"),
         ("15", "G1 with SiLU", "--attn=g1 --gate-act=silu", "1"))
     return Table("Where a gate stands and what it is", "P1 table 1", "p1-15a2b", 2e-3, {"loss": LOSS}, rows,
-                 base="{experts}", notes="The paper's rows have the parameters that the change adds, and so have ours.")
+                 base="{experts}", ranks="loss", controls=[("5", "3"), ("5", "4"), ("5", "9"), ("5", "12"), ("5", "14"), ("5", "15")],
+                 notes="The paper's rows have the parameters that the change adds, and so have ours: row 3 has as many as row 5.")
 
 
 def p1_2():
@@ -166,6 +181,16 @@ def p1_4():
     return Table("Scores, massive activations and attention sinks", "P1 table 4", "p1-15a2b", 2e-3,
                  {"score": SCORE, "m_act": M_ACT, "first": FIRST}, rows, base="{experts}",
                  notes="Not shown: what a gate costs of a step, which the paper gives as less than 2 %: p2-4 has it.")
+
+
+def p1_4_one():
+    """Table 4 where nothing hides a sink: one layer, one head."""
+    whole = p1_4()
+    rows = [row for row in whole.rows if row.number != "4"]
+    return Table("Scores, activations and the sink of one layer with one head", "P1 table 4", whole.preset, whole.lr,
+                 {"score": SCORE, "first": FIRST, "excess": EXCESS, "m_act": M_ACT, "relative": RELATIVE_PEAK, "top": TOP},
+                 rows, base="--layers=1 --heads=1 --kv-heads=1 --head-dim=64",
+                 notes="With one head a gate that heads share is the elementwise one, so row 4 is left out.")
 
 
 def p1_5():
@@ -295,7 +320,7 @@ def bf16():
                  notes="The paper trains in bf16 alone: there is no figure of its own to compare with.")
 
 
-TABLES = {"p1-1": p1_1(), "p1-2": p1_2(), "p1-3": p1_3(), "p1-4": p1_4(), "p1-5": p1_5(), "p1-6": p1_6(), "p2-1": p2_1(), "p2-2": p2_2(), "p3-5": p3_5(), "bf16": bf16()}
+TABLES = {"p1-1": p1_1(), "p1-2": p1_2(), "p1-3": p1_3(), "p1-4": p1_4(), "p1-4-one": p1_4_one(), "p1-5": p1_5(), "p1-6": p1_6(), "p2-1": p2_1(), "p2-2": p2_2(), "p3-5": p3_5(), "bf16": bf16()}
 
 
 class Stability:

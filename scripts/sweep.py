@@ -25,6 +25,7 @@ import time
 from dataclasses import dataclass, field
 
 from common import ROOT, TRAIN, parser_of, read, refuse, require_train, write_whole
+from paired import half_width
 from plots import read_log
 
 DIVERGED = "training has diverged"  # what ./train says then
@@ -265,13 +266,13 @@ def table_of_points(points, results):
     shown, kept = [], []
     for name, of_point in losses.items():
         pairs = [a - b for a, b in zip(of_point, losses[first]) if None not in (a, b)]
-        gap, spread = middle_and_spread(pairs) if pairs else (0, 0)
-        told = "" if name == first or not pairs else f"{gap:+.4f}" + (f" ± {spread:.4f}" if len(pairs) > 1 else "")
+        told = "" if name == first or not pairs else f"{sum(pairs) / len(pairs):+.4f}" + (f" ± {half_width(pairs):.4f}" if len(pairs) > 1 else "")
         shown.append([f"`{name}`" + (" (lowest)" if name == best else ""), means(of_point, 4), told])
         kept.append({"point": name, "losses": of_point, "flags": points[name][0].line(),
                      "fingerprints": {run.seed: results[run].get("fingerprint", "diverged") for run in points[name]}})
     seeds = len(next(iter(points.values())))
-    legend = f"{seeds} seeds: means ± half the range; a gap is the mean difference from the first point between runs of one seed."
+    legend = (f"{seeds} seeds: means ± half the range; a gap is the mean difference from the first point between runs of one seed, with its "
+              "95 % t-interval. Of many gaps some leave out 0 by chance.")
     return markdown(["", "validation loss", "gap"], shown) + ["", legend if seeds > 1 else "One seed, so nothing is said of a spread."], kept
 
 

@@ -17,10 +17,10 @@ import statistics
 import tempfile
 
 from common import ROOT, parser_of, refuse, require_train, write_whole
+from paired import FEWEST, half_width, rank_agreement, verdicts
 from paper_tables import PAPER_RUNS, PAPERS, SCALES, TABLES, Stability, Times
 from plots import read_log
-from sweep import (SEEDS, Run, ended_by_hand, evaluate, last_of_each, load, markdown, means, middle_and_spread,
-                   options_of, places, read_text, store, train_all, train_program, write_page)
+from sweep import (SEEDS, Run, ended_by_hand, evaluate, last_of_each, load, markdown, means, options_of, places, read_text, store, train_all, train_program, write_page)
 
 NAMES = (*TABLES, "p2-4", "stability")
 
@@ -45,14 +45,6 @@ def signed(change, column):
     return f"{math.exp(change):.3g}x" if column.compare == "ratio" else f"{change:+.{column.digits}f}"
 
 
-def verdict(ours, spread, paper):
-    if ours == 0:
-        return "no change"
-    if abs(ours) <= spread:
-        return "within the spread"
-    return "yes" if (ours < 0) == (paper < 0) else "no"
-
-
 def untrained(results):
     """Whether runs ended no better than a table of pairs of bytes: their losses are above the entropy of a byte given the one before it."""
     losses = [(r["validation_loss"], r["bigram_entropy"]) for r in results if "bigram_entropy" in r and not r.get("diverged")]
@@ -70,54 +62,114 @@ def read_at(result, loss):
     return next(reached, {"diverged": True})
 
 
-def compare(table, column, row, values, untrained_rows=()):
-    """Of one row in one column: what is printed and what is kept."""
-    ours, paper = values[row.number], row.paper.get(column)
-    c = table.columns[column]
-    number = f"{{:.{c.digits}f}}"
-    cell = {"values": ours, "paper": paper}
-    shown = {"ours": "", "gap": "", "paper": "diverges" if paper is None and column in row.paper else "", "paper gap": "", "sign": ""}
-    trained = [v for v in ours if v is not None]
-    if trained:
-        shown["ours"] = means(ours, c.digits)
-        if row.number in untrained_rows and column == "loss":
-            shown["ours"] += " (untrained)"
-    elif c.run == "text" or paper is not None:
-        shown["ours"] = "diverges"
-    if paper is not None:
-        shown["paper"] = paper if isinstance(paper, str) else f"{paper:.{c.digits}f}"
-    if row.to is None or c.compare is None:
-        return cell, shown
-    ratio = c.compare == "ratio"
-    change = (lambda a, b: math.log(a / b)) if ratio else (lambda a, b: a - b)
-    reference = next(r for r in table.rows if r.number == row.to)
-    pairs = [(a, b) for a, b in zip(ours, values[row.to]) if a is not None and b is not None]
-    if pairs:
-        gap, spread = middle_and_spread([change(a, b) for a, b in pairs])
-        cell |= {"gap": gap, "gap_spread": spread}
-        shown["gap"] = signed(gap, c) + (f" ± {number.format(spread)}" if len(pairs) > 1 and not ratio else "")
+def row_of(table, number):
+    return next(row for row in table.rows if row.number == number)
+
+
+def compared(table, column, row, to, values, untrained_rows):
+    """A row beside another in a column: what is kept, and (differences, the paper's effect) where there is a sign to be said."""
+    c, ours = table.columns[column], values[row.number]
+    change = (lambda a, b: math.log(a / b)) if c.compare == "ratio" else (lambda a, b: a - b)
+    differ = [change(a, b) for a, b in zip(ours, values[to]) if a is not None and b is not None]
+    paper, beside = row.paper.get(column), row_of(table, to).paper.get(column)
+    kept, effect = {}, None
+    if differ:
+        kept["gap"] = statistics.fmean(differ)
+    if len(differ) > 1:
+        kept["interval"] = half_width(differ)
     if paper == "lower":
-        shown["sign"] = verdict(gap, spread, -1) if pairs else ""
-    elif paper is not None and reference.paper.get(column) is not None:
-        cell["paper_gap"] = change(paper, reference.paper[column])
-        shown["paper gap"] = signed(cell["paper_gap"], c)
-        if pairs:
-            shown["sign"] = verdict(gap, spread, cell["paper_gap"])
+        effect = -math.inf
+    elif paper is not None and beside is not None:
+        effect = kept["paper_gap"] = change(paper, beside)
     elif paper is None and column in row.paper:
-        shown["sign"] = "no: it trains" if len(trained) == len(ours) and row.number not in untrained_rows else "yes"
-    if shown["sign"] and paper is not None and row.number in untrained_rows:
-        shown["sign"] = "untrained"
-    cell["sign"] = shown["sign"]
-    return cell, shown
+        trains = None not in ours and row.number not in untrained_rows
+        kept["sign"] = "too few seeds" if len(ours) < FEWEST else "differs: it trains" if trains else "agrees: diverges too"
+    if effect is None or not differ:
+        return kept, None
+    if {row.number, to} & set(untrained_rows):
+        return kept | {"sign": "untrained"}, None
+    return kept, (differ, effect)
 
 
-SIGNS = {"yes": "agreeing", "no": "not agreeing", "within the spread": "within the spread of the seeds", "no change": "no change",
-         "untrained": "where a run learned too little"}
+def judged(table, values, untrained_rows=()):
+    """Every comparison that a table names, judged together: the cells by (row, column), and those of its controls, in order."""
+    cells = {(row.number, column): {"values": values[column][row.number], "paper": row.paper.get(column)}
+             for row in table.rows for column in values}
+    controls = [{"row": a, "against": b, "column": column} for a, b in table.controls for column in values]
+    asked = [(cells[row.number, column], column, row, row.to) for row in table.rows for column in values
+             if row.to and table.columns[column].compare]
+    asked += [(kept, kept["column"], row_of(table, kept["row"]), kept["against"]) for kept in controls]
+    pending = []
+    for kept, column, row, to in asked:
+        more, pairs = compared(table, column, row, to, values[column], untrained_rows)
+        kept |= more
+        if pairs:
+            pending.append((kept, pairs))
+    for (kept, _), (sign, p) in zip(pending, verdicts([pairs for _, pairs in pending])):
+        kept |= {"sign": sign} | ({} if p is None else {"p": p})
+    return cells, controls
 
 
-def signs_of(rows):
-    """How many signs of each kind the rows of a table have, of what its JSON keeps."""
-    signs = [cell["sign"].split(":")[0] for row in rows for cell in row.values() if isinstance(cell, dict) and cell.get("sign")]
+def gap_text(cell, column):
+    if "gap" not in cell:
+        return ""
+    gap, width = cell["gap"], cell.get("interval")
+    if column.compare == "ratio":
+        return signed(gap, column) + (f" ({math.exp(gap - width):.2g} to {math.exp(gap + width):.2g})" if width is not None and width < 50 else "")
+    return signed(gap, column) + (f" ± {width:.{column.digits}f}" if width is not None else "")
+
+
+def lines_of(table, contents):
+    """The page of what a table's JSON holds."""
+    rows, columns = contents["rows"], {name: c for name, c in table.columns.items() if name in contents["rows"][0]}
+    untrained_rows = contents.get("untrained", [])
+    parts = {name: ["ours"] + ["gap"] * bool(c.compare) + (["paper"] + ["paper gap", "sign"] * bool(c.compare)) * any(name in row.paper for row in table.rows)
+             for name, c in columns.items()}
+    heading = ["row", "", "against"]
+    for name, c in columns.items():
+        heading += [{"ours": c.heading, "paper gap": "paper's gap", "sign": "the sign"}.get(part, part) for part in parts[name]]
+    shown = []
+    for kept in rows:
+        row = row_of(table, kept["row"])
+        line = [row.number, row.name, row.to or ""]
+        for name, c in columns.items():
+            cell, paper = kept[name], row.paper.get(name)
+            trained = any(v is not None for v in cell["values"])
+            text = {"ours": means(cell["values"], c.digits) if trained or c.run == "text" or paper is not None else "",
+                    "gap": gap_text(cell, c),
+                    "paper": "diverges" if paper is None and name in row.paper else "" if paper is None
+                             else paper if isinstance(paper, str) else f"{paper:.{c.digits}f}",
+                    "paper gap": signed(cell["paper_gap"], c) if "paper_gap" in cell else "", "sign": cell.get("sign", "")}
+            if row.number in untrained_rows and name == "loss" and trained:
+                text["ours"] += " (untrained)"
+            line += [text[part] for part in parts[name]]
+        shown.append(line)
+    lines = markdown(heading, shown)
+    if controls := contents.get("controls"):
+        lines += ["", *markdown(["beside each other", "", "gap", "paper's gap", "the sign"], [
+            [f"{c['row']} and {c['against']}", f"{row_of(table, c['row']).name} and {row_of(table, c['against']).name}", gap_text(c, columns[c["column"]]),
+             signed(c["paper_gap"], columns[c["column"]]), c.get("sign", "")] for c in controls])]
+    counts = [f"{n} {told}" for told, n in signs_of(contents).items() if n]
+    legend = ["Signs: " + ", ".join(counts) + "."] if counts else []  # a table may have no figures of a paper's
+    if rank := contents.get("ranking"):
+        legend += [f"Order of the rows beside the paper's: Kendall's tau {rank['tau']:+.2f}, p {rank['p']:.2g} (shuffled rows that agree as well)."]
+    seeds = max(len(row[name]["values"]) for row in rows for name in columns)
+    legend += [f"{seeds} seeds: means ± half the range. A gap is the mean difference (x: ratio) between runs of one seed, with its 95 % t-interval. A "
+               f"sign, which takes {FEWEST} seeds, is one at 5 % for the whole table by Holm's correction ([how](../docs/claims.md#how-a-sign-is-said))."
+               if seeds > 1 else "One seed: a gap is the difference (x: ratio) between two runs, and nothing is said of its sign."]
+    if untrained_rows:
+        legend += [f"Untrained: the validation loss is above {contents['bigram_entropy']:.3f}, what a table of pairs of bytes reaches."]
+    return lines + ["", " ".join(legend)] + (["", table.notes] if table.notes else [])
+
+
+SIGNS = {"agrees": "agreeing", "differs": "not agreeing", "absent": "absent at the paper's size", "not resolved": "not resolved",
+         "too few seeds": "with too few seeds", "no change": "no change", "untrained": "where a run learned too little"}
+
+
+def signs_of(contents):
+    """How many signs of each kind a table has, of what its JSON keeps."""
+    cells = [cell for row in contents.get("rows", []) for cell in row.values() if isinstance(cell, dict)] + contents.get("controls", [])
+    signs = [cell["sign"].split(":")[0] for cell in cells if cell.get("sign")]
     return {told: signs.count(sign) for sign, told in SIGNS.items()}
 
 
@@ -134,7 +186,7 @@ def runs_of(table, scale, seeds, text):
 
 
 def table_of_rows(table, scale, seeds, text, results):
-    """The lines of a table, and what its JSON holds."""
+    """What a table's JSON holds."""
     runs = runs_of(table, scale, seeds, text)
     ends = {key: [results[run] for run in of_row] for key, of_row in runs.items()}
     read = ends | {(row.number, kind): [r if r.get("diverged") else read_at(r, other.get("validation_loss", -math.inf))
@@ -143,18 +195,13 @@ def table_of_rows(table, scale, seeds, text, results):
     values = {column: {row.number: [None if r.get("diverged") else c.value(r) for r in read[row.number, c.run]] for row in table.rows}
               for column, c in table.columns.items()}
     losses_of = {row.number: ends.get((row.number, "text"), []) for row in table.rows if not row.at_loss_of}
-    untrained_rows = {number for number, of_row in losses_of.items() if untrained(of_row)}
-    kept, shown = [], []
-    heading = ["row", "", "against"]
-    parts = {column: ["ours"] + ["gap"] * bool(c.compare) + (["paper"] + ["paper gap", "sign"] * bool(c.compare)) * any(column in row.paper for row in table.rows)
-             for column, c in table.columns.items()}
-    for column, c in table.columns.items():
-        heading += [{"ours": c.heading, "paper gap": "paper's gap", "sign": "sign agrees"}.get(part, part) for part in parts[column]]
+    untrained_rows = [number for number, of_row in losses_of.items() if untrained(of_row)]
+    cells, controls = judged(table, values, untrained_rows)
+    kept = []
     for row in table.rows:
-        entry, line = {"row": row.number, "name": row.name, "against": row.to, "runs": {}}, [row.number, row.name, row.to or ""]
+        entry = {"row": row.number, "name": row.name, "against": row.to, "runs": {}}
         for column, c in table.columns.items():
-            entry[column], cell = compare(table, column, row, values[column], untrained_rows)
-            line += [cell[part] for part in parts[column]]
+            entry[column] = cells[row.number, column]
             mine = runs[row.number, c.run]
             before = {"before": mine[0].after.line()} if mine[0].after else {}
             entry["runs"][c.run] = before | {"flags": mine[0].line(),
@@ -163,16 +210,18 @@ def table_of_rows(table, scale, seeds, text, results):
             if c.run == "sinks" and any(at):
                 entry["runs"][c.run]["largest_activation_at"] = at
         kept.append(entry)
-        shown.append(line)
-    counts = [f"{n} {told}" for told, n in signs_of(kept).items() if n]
-    legend = ["Signs: " + ", ".join(counts) + "."] if counts else []  # a table may have no figures of a paper's
-    legend += [f"{len(seeds)} seeds: means ± half the range. A gap is the mean difference (x: ratio) between runs of one seed; one that is no larger "
-               "than its own spread has no sign." if len(seeds) > 1 else
-               "One seed, so nothing is said of a spread. A gap is the difference (x: ratio) between two runs."]
-    if untrained_rows:
-        entropy = entropy_of(results, [run for (_, kind), of_row in runs.items() if kind == "text" for run in of_row])
-        legend += [f"Untrained: the validation loss is above {entropy:.3f}, what a table of pairs of bytes reaches."]
-    return markdown(heading, shown) + ["", " ".join(legend)], {"rows": kept}
+    entropy = entropy_of(results, [run for (_, kind), of_row in runs.items() if kind == "text" for run in of_row])
+    return ({"rows": kept} | ({"controls": controls} if controls else {}) | ranking_of(table, values) |
+            ({"untrained": untrained_rows, "bigram_entropy": entropy} if untrained_rows else {}))
+
+
+def ranking_of(table, values):
+    """How our means order the rows of a table that ranks them, beside the paper's figures."""
+    if not table.ranks:
+        return {}
+    rows = [row for row in table.rows if row.paper.get(table.ranks) is not None and None not in values[table.ranks][row.number]]
+    tau, p = rank_agreement([statistics.fmean(values[table.ranks][row.number]) for row in rows], [row.paper[table.ranks] for row in rows])
+    return {"ranking": {"tau": tau, "p": p}}
 
 
 def stability_runs(scale, seeds, text):
@@ -274,13 +323,13 @@ def write_index(folder):
             kept = load(path)
             if not kept:
                 continue
-            counts = signs_of(kept.get("rows", [])).values()
+            counts = signs_of(kept).values()
             seeds = re.search(r"--seeds=(\d+)", kept["command"])
             rows.append([f"[{kept['title']}]({name}.{scale}.md)", scale, seeds[1] if seeds else "",
                          *([str(n) for n in counts] if any(counts) else [""] * len(SIGNS))])
     heading = ["table", "scale", "seeds", *SIGNS.values()]
-    about = ("`scripts/tables.py` trains the rows and writes the tables and this page. A gap between two rows has a "
-             "sign, which agrees with the paper's or does not. A JSON file beside each table holds every run's flags "
+    about = ("`scripts/tables.py` trains the rows and writes the tables and this page. The sign of a gap between two "
+             "rows is said from five seeds on, corrected for the whole table. A JSON file beside each table holds every run's flags "
              "and fingerprints. [How to rerun them](../docs/tables.md), [what they say](../docs/claims.md).")
     page = ["# The papers' tables at a small scale", "", about, "", PAPERS, "", *markdown(heading, rows)]
     write_whole(os.path.join(folder, "README.md"), "\n".join(page) + "\n")
@@ -375,9 +424,8 @@ def main():
             write(name, Stability.title, *table_of_stability(scale, seeds, text, results), options, text)
         else:
             table = TABLES[name]
-            lines, contents = table_of_rows(table, scale, seeds, text, results)
-            lines += ["", table.notes] if table.notes else []
-            write(name, f"{table.title} ({table.source})", lines, contents, options, text)
+            contents = table_of_rows(table, scale, seeds, text, results)
+            write(name, f"{table.title} ({table.source})", lines_of(table, contents), contents, options, text)
     write_index(options.results)
 
 

@@ -166,45 +166,57 @@ TEST_CASE("tables: a long context is trained from the weights of a short one, an
   }
 }
 
-TEST_CASE("tables: gaps, their spread over seeds, and signs", "[tables]") {
+TEST_CASE("tables: gaps, their intervals over seeds, and signs", "[tables]") {
   NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
   f.python(R"py(
 import math
 from paper_tables import Column, Row, Table
-from tables import compare, read_at, untrained
+from tables import gap_text, judged, lines_of, read_at, signs_of, untrained
 
 rows = [Row("1", "plain", "", {"loss": 2.0, "peak": 100}), Row("2", "better", "", {"loss": 1.9, "peak": 50}, "1"),
         Row("3", "diverges there", "", {"loss": None, "peak": 50}, "1")]
-table = Table("", "", "", 0, {"loss": Column("", "text", None, "difference"), "peak": Column("", "sinks", None, "ratio", 0)}, rows)
+columns = {"loss": Column("", "text", None, "difference"), "peak": Column("", "sinks", None, "ratio", 0)}
+table = Table("", "", "", 0, columns, rows, controls=[("3", "2")])
+base = [3.0, 3.2, 3.1, 3.3, 3.4]
 
-def cell(column, row, values):
-    return compare(table, column, rows[row], values)
+def loss(two, three=base, one=base, untrained_rows=()):
+    cells, controls = judged(table, {"loss": {"1": one, "2": two, "3": three}}, untrained_rows)
+    return cells["2", "loss"], cells["3", "loss"], controls[0]
 
-kept, shown = cell("loss", 1, {"1": [3.0, 3.2], "2": [2.9, 3.0]})
-assert abs(kept["gap"] + 0.15) < 1e-12 and abs(kept["gap_spread"] - 0.05) < 1e-12 and abs(kept["paper_gap"] + 0.1) < 1e-12, kept
-assert shown == {"ours": "2.950 ± 0.050", "gap": "-0.150 ± 0.050", "paper": "1.900", "paper gap": "-0.100", "sign": "yes"}, shown
-assert cell("loss", 1, {"1": [3.0, 3.2], "2": [3.1, 3.4]})[0]["sign"] == "no"
-assert cell("loss", 1, {"1": [3.0, 3.2], "2": [2.9, 3.3]})[0]["sign"] == "within the spread"
+# Differences of -0.1, -0.2, -0.1, -0.1, -0.2: mean -0.14, s 0.05477, 2.7764 s / sqrt(5) = 0.0680; t = -5.715, p = 0.0046.
+two = loss([2.9, 3.0, 3.0, 3.2, 3.2])[0]
+assert abs(two["gap"] + 0.14) < 1e-12 and abs(two["interval"] - 0.0680) < 5e-5 and abs(two["paper_gap"] + 0.1) < 1e-12, two
+assert abs(two["p"] - 0.0046) < 5e-5 and two["sign"] == "agrees", two
+assert gap_text(two, columns["loss"]) == "-0.140 ± 0.068", two
+assert loss([3.1, 3.4, 3.2, 3.4, 3.6])[0]["sign"] == "differs"
+assert loss([3.01, 3.19, 3.11, 3.29, 3.4])[0]["sign"] == "absent"  # 0 ± 0.01, and the paper's -0.1 lies outside
+assert loss([2.8, 3.5, 3.0, 3.4, 3.4])[0]["sign"].startswith("not resolved: ")
+assert loss([2.9, 3.0, 3.0, 3.2], one=base[:4])[0]["sign"] == "too few seeds"
+one_seed = loss([2.9], [3.0], [3.0])[0]
+assert one_seed["sign"] == "too few seeds" and "interval" not in one_seed, one_seed
+assert loss(base)[0]["sign"] == "no change"
 
-kept, shown = cell("peak", 1, {"1": [200, 400], "2": [20, 40]})
-assert abs(kept["gap"] - math.log(0.1)) < 1e-12 and shown["gap"] == "0.1x" and shown["paper gap"] == "0.5x", (kept, shown)
+# Holm: of two comparisons the smaller p counts twice.
+table.columns = columns
+cells, _ = judged(table, {"loss": {"1": base, "2": [2.9, 3.0, 3.0, 3.2, 3.2], "3": base},
+                          "peak": {"1": [200, 400, 300, 200, 400], "2": [20, 40, 30, 40, 40], "3": [200, 400, 300, 200, 410]}})
+assert abs(cells["2", "loss"]["p"] - 2 * 0.0046) < 1e-4, cells["2", "loss"]
+kept = cells["2", "peak"]
+assert abs(kept["gap"] - (4 * math.log(0.1) + math.log(0.2)) / 5) < 1e-12 and kept["sign"] == "agrees", kept
+assert gap_text(kept, columns["peak"]) == "0.115x (0.078 to 0.17)", gap_text(kept, columns["peak"])
+assert cells["3", "peak"]["sign"] == "absent", cells["3", "peak"]
 
-kept, shown = cell("loss", 2, {"1": [3.0, 3.2], "3": [None, None]})
-assert shown["ours"] == "diverges" and shown["paper"] == "diverges" and kept["sign"] == "yes" and "gap" not in kept, (kept, shown)
-kept, shown = cell("loss", 2, {"1": [3.0, 3.2], "3": [None, 3.1]})
-assert shown["ours"] == "3.100 (1 of 2 diverge)" and kept["sign"] == "yes", (kept, shown)
-kept, shown = cell("loss", 2, {"1": [3.0, 3.2], "3": [3.0, 3.1]})
-assert kept["sign"] == "no: it trains", kept
-
-# One seed has no spread; a flag that never acts changes nothing.
-assert cell("loss", 1, {"1": [3.0], "2": [2.999]})[0]["sign"] == "yes"
-assert cell("loss", 1, {"1": [3.0], "2": [3.0]})[0]["sign"] == "no change"
+assert loss(base, [None] * 5)[1]["sign"] == "agrees: diverges too" and "gap" not in loss(base, [None] * 5)[1]
+assert loss(base, [None, 3.1, 3, 3, 3])[1]["sign"] == "agrees: diverges too"
+assert loss(base)[1]["sign"] == "differs: it trains"
+assert loss([3.0], [3.1], [3.0])[1]["sign"] == "too few seeds"
+assert loss(base)[2] == {"row": "3", "against": "2", "column": "loss", "gap": 0, "interval": 0, "sign": "differs: it trains"}
 
 # What learned too little to compare has no sign, and where the paper's run diverges it agrees.
-kept, shown = compare(table, "loss", rows[1], {"1": [3.0], "2": [4.0]}, {"2", "3"})
-assert shown["ours"] == "4.000 (untrained)" and shown["sign"] == kept["sign"] == "untrained", (kept, shown)
-assert compare(table, "loss", rows[2], {"1": [3.0], "3": [4.0]}, {"2", "3"})[0]["sign"] == "yes"
+two, three, _ = loss([4.0] * 5, [4.0] * 5, untrained_rows=["2", "3"])
+assert two["sign"] == "untrained" and three["sign"] == "agrees: diverges too", (two, three)
+assert loss(base, untrained_rows=["1"])[0]["sign"] == "untrained"
 assert untrained([{"validation_loss": 2.4, "bigram_entropy": 2.3}, {"validation_loss": 2.25, "bigram_entropy": 2.3}])
 assert not untrained([{"validation_loss": 2.34, "bigram_entropy": 2.3}, {"validation_loss": 2.25, "bigram_entropy": 2.3}])
 assert not untrained([{"validation_loss": 9.0}, {"diverged": True}])
@@ -326,15 +338,100 @@ TEST_CASE("tables: the page of all tables counts the signs that each one has", "
 
   f.run("rm kept/*.json");
   f.write("kept/p1-3.hours.json",
-          R"({"title": "T", "command": "scripts/tables.py p1-3 --scale=hours --seeds=2", "rows": [
-    {"row": "1", "runs": {}, "loss": {"values": [1], "paper": 2, "sign": "yes"}, "peak": {"values": [1], "sign": ""}},
-    {"row": "2", "runs": {}, "loss": {"values": [1], "paper": 2, "sign": "no: it trains"}, "peak": {"values": [1]}},
-    {"row": "3", "runs": {}, "loss": {"values": [1], "sign": "no"}, "peak": {"values": [1], "sign": "no change"}}]})");
+          R"({"title": "T", "command": "scripts/tables.py p1-3 --scale=hours --seeds=5", "rows": [
+    {"row": "1", "runs": {}, "loss": {"values": [1], "paper": 2, "sign": "agrees"}, "peak": {"values": [1]}},
+    {"row": "2", "runs": {}, "loss": {"values": [1], "paper": 2, "sign": "differs: it trains"}, "peak": {"values": [1]}},
+    {"row": "3", "runs": {}, "loss": {"values": [1], "sign": "not resolved: 9 seeds"}, "peak": {"sign": "no change"}}],
+    "controls": [{"row": "3", "against": "2", "sign": "differs"}]})");
   f.write("kept/stability.minutes.json", R"({"title": "S", "command": "scripts/tables.py stability --seeds=3"})");
   f.python(write_index);
   const std::string page = f.read("kept/README.md");
-  REQUIRE(says(page, {"\n| [T](p1-3.hours.md) | hours | 2 | 1 | 2 | 0 | 1 | 0 |\n",
-                      "\n| [S](stability.minutes.md) | minutes | 3 |  |  |  |  |  |\n"}));
+  REQUIRE(says(page, {"\n| [T](p1-3.hours.md) | hours | 5 | 1 | 2 | 0 | 1 | 0 | 1 | 0 |\n",
+                      "\n| [S](stability.minutes.md) | minutes | 3 |  |  |  |  |  |  |  |\n"}));
+}
+
+TEST_CASE("tables: every page of results is what its JSON says, judged by today's rules", "[tables]") {
+  NEEDS("python3 --version", "python3", "scripts/tables.py");
+  const Folder f;
+  f.run("ln -s {repo}/results results");
+  f.python(R"py(
+import json, os
+from paper_tables import SCALES, TABLES
+from tables import judged, lines_of, ranking_of
+
+seen = 0
+for name, table in TABLES.items():
+    for path in (f"results/{name}.{scale}" for scale in SCALES):
+        if os.path.exists(path + ".json"):
+            kept = json.load(open(path + ".json"))
+            assert open(path + ".md").read().split("\n", 4)[4] == "\n".join(lines_of(table, kept)) + "\n", path
+            columns = [c for c in table.columns if c in kept["rows"][0]]
+            values = {c: {row["row"]: row[c]["values"] for row in kept["rows"]} for c in columns}
+            cells, controls = judged(table, values, kept.get("untrained", []))
+            for row in kept["rows"]:
+                assert all(row[c] == cells[row["row"], c] for c in columns), (path, row)
+            assert kept.get("controls", []) == controls and kept.get("ranking") == ranking_of(table, values).get("ranking"), path
+            seen += 1
+assert seen >= 20, seen
+)py");
+}
+
+TEST_CASE("tables: t, its quantiles, Holm's correction and tau are those of the books", "[tables]") {
+  NEEDS("python3 --version", "python3", "scripts/paired.py");
+  const Folder f;
+  f.python(R"py(
+import math
+from paired import half_width, holm, p_value, rank_agreement, seeds_needed, t_quantile, two_sided_p
+
+# scipy.stats 1.10.1: 2 * t.sf(t, df), and t.ppf(1 - outside / 2, df).
+for t, df, p in [(1, 1, 0.5), (2.5, 2, 0.12961172022151), (2.5, 4, 0.06676654481199), (2.5, 7, 0.04099221858575), (0.3, 10, 0.77032060756580)]:
+    assert abs(two_sided_p(t, df) - p) < 1e-12, (t, df, two_sided_p(t, df))
+for outside, df, t in [(0.05, 4, 2.7764451052), (0.05, 7, 2.3646242510), (0.01, 4, 4.6040948714), (0.4, 29, 0.8541919839)]:
+    assert abs(t_quantile(outside, df) - t) < 1e-9, (outside, df, t_quantile(outside, df))
+assert abs(half_width([1, 2, 3, 4, 5]) - 2.7764451052 * math.sqrt(2.5 / 5)) < 1e-9
+assert p_value([1, 1, 1]) == 0 and p_value([0, 0]) == 1
+assert [round(p, 6) for p in holm([0.01, 0.04, 0.03, 0.9])] == [0.04, 0.09, 0.09, 0.9]
+tau, p = rank_agreement([1, 2, 3, 5, 4], [1, 2, 3, 4, 5])
+assert tau == 0.8 and abs(p - 5 / 120) < 0.01, (tau, p)  # of 120 orders 1 agrees wholly and 4 in all pairs but one
+# Differences of standard deviation 1: (2.2010 + 0.8755) / sqrt(12) = 0.888, (2.2281 + 0.8791) / sqrt(11) = 0.937
+d = [-1, 0, 1]
+assert (seeds_needed(d, 0.9, 1), seeds_needed(d, 0.88, 1)) == (12, 13), (seeds_needed(d, 0.9, 1), seeds_needed(d, 0.88, 1))
+)py");
+}
+
+// Tables of 14 rows beside one baseline, in two columns, of five seeds, with an order of effects and without any.
+TEST_CASE("tables: of whole tables without an effect few have a sign, of tables with one few say that it is absent",
+          "[tables]") {
+  NEEDS("python3 --version", "python3", "scripts/paired.py");
+  const Folder f;
+  f.python(R"py(
+import random
+from paired import LEVEL, half_width, p_value, verdicts
+
+dice, tables = random.Random(1), 600
+
+def table(effect):
+    # Comparisons, of runs whose noise has standard deviation 1, where the paper says -1.
+    comparisons = []
+    for _ in range(2):
+        base = [dice.gauss(0, 1) for _ in range(5)]
+        comparisons += [([effect + dice.gauss(0, 1) - b for b in base], -1) for _ in range(14)]
+    return comparisons
+
+def share_of(kinds, effect):
+    return sum(any(said.split(":")[0] in kinds for said, _ in verdicts(table(effect))) for _ in range(tables)) / tables
+
+signs = share_of({"agrees", "differs"}, 0)
+plain = sum(any(p_value(d) <= LEVEL for d, _ in table(0)) for _ in range(tables)) / tables
+half_range = sum(any(abs(sum(d)) / 5 > (max(d) - min(d)) / 2 for d, _ in table(0)) for _ in range(tables)) / tables
+absent = share_of({"absent"}, -1)
+seen = sum(sum(said == "agrees" for said, _ in verdicts(table(-8))) for _ in range(50)) / (50 * 28)
+print(f"without an effect a sign stands in {signs:.1%} of tables; without Holm's correction in {plain:.1%}; with half the range in {half_range:.1%}")
+print(f"an effect as large as the paper's is called absent in {absent:.1%} of tables; one of eight times the noise is seen in {seen:.1%} of rows")
+# 5 % of 600 tables have a standard error of 0.9 %.
+assert 0.005 < signs < 0.05 + 3 * 0.009 and 0.005 < absent < 0.05 + 3 * 0.009, (signs, absent)
+assert plain > 0.5 and seen > 0.9, (plain, seen)
+)py");
 }
 
 TEST_CASE("tables: what cannot be done is one line", "[tables]") {
