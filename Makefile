@@ -55,15 +55,17 @@ CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
 # The compute capability of this machine's GPU, as 90; nothing where none answers that has the kernels' instructions (8.0 or higher).
 GPU := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -nE '1s/^([89]|[1-9][0-9])\.([0-9])$$/\1\2/p')
 # Machine code takes minutes. ./train has a half for GPUs where a GPU answers, where CUDA_ARCH says for which, and for gpu-check.
-GPU_HALF := $(or $(CUDA_ARCH),$(GPU),$(filter gpu-build gpu-check,$(MAKECMDGOALS)))
+GPU_HALF := $(or $(CUDA_ARCH),$(GPU),$(filter gpu-build gpu-check gpu-pack,$(MAKECMDGOALS)))
 # For no GPU in particular: A100 and H100. The PTX of the first is for newer ones, which compile it when they load it.
 CUDA_ARCH ?= $(or $(GPU),80 90)
 PTX_ARCH := compute_$(firstword $(CUDA_ARCH))
 NVCCFLAGS := -std=c++20 -O3 -fmad=false -lineinfo -I. -MMD -MP -Dgated=gated_nvcc --expt-relaxed-constexpr -diag-suppress 20050,1675,128 \
   -Xcompiler $(subst $(space),$(comma),$(EXACT)),-fopenmp,$(MARCH),-Wall
 MACHINE_CODE := -gencode arch=$(PTX_ARCH),code=[$(subst $(space),$(comma),$(CUDA_ARCH:%=sm_%) $(PTX_ARCH))]
+# (What stands in a shared library may lie anywhere.)
+MACHINE_CODE += -Xcompiler -fPIC
 PTX_ALONE := -gencode arch=$(PTX_ARCH),code=$(PTX_ARCH)
-CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcublasLt -lcudart_static -ldl -lrt
+CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcublasLt -lcudart -ldl -lrt
 endif
 LIBS := -lboost_context -lpcre2-8 -lutf8proc -lxxhash -lpthread
 
@@ -317,8 +319,11 @@ $(BUILD)/cuda/kernels.ptxas: $(KERNEL_UNITS:%=$(BUILD)/cuda/units/%.ptxas)
 $(BUILD)/cuda/tests/%.o: tests/%.cpp $(BUILD)/cuda/flags
 	@mkdir -p $(@D)
 	$(NVCC) -x cu $(NVCCFLAGS) $(MACHINE_CODE) -c -o $@ $<
-$(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(CUDA_OBJECTS)
-	$(CXX) $(OPENMP) -o $@ $^ $(LIBS) $(CATCH_LIB) $(CUDA_LIBS)
+# Tests and the benchmark share what nvcc has made of the operations: it is 70 MB.
+$(BUILD)/cuda/libgated.so: $(CUDA_OBJECTS)
+	$(CXX) -shared $(OPENMP) -Wl,-Bsymbolic-functions -o $@ $^ $(LIBS) $(CUDA_LIBS)
+$(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/cuda/libgated.so
+	$(CXX) $(OPENMP) -Wl,-rpath,'$$ORIGIN' -o $@ $^ $(LIBS) $(CATCH_LIB) $(CUDA_LIBS)
 
 # ---- the rehearsal: what nvcc has made, run on a CPU (ptx/machine.h)
 
@@ -433,6 +438,8 @@ gradcheck: $(KNOWN_OP:%=$(BUILD)/release/test_%)  ## finite differences of one o
 	@$(if $(KNOWN_OP),GRADCHECK=1 $< "[gradcheck]",echo "make gradcheck OP=$(OP): expected one of: $(GRADCHECKED)" >&2; exit 1)
 
 gpu-build: train $(GPU_TESTS:%=$(BUILD)/cuda/%) $(BUILD)/cuda/bench  ## what gpu-check runs: to see that it compiles, nvcc is enough
+gpu-pack: gpu-build  ## gpu-check for a machine where nothing can be built -> build/gpu.tar.gz: make gpu-pack CUDA_ARCH=90 ARCH=x86-64-v3
+	@scripts/gpu_pack.sh $(BUILD)/gpu.tar.gz train $(BUILD)/cuda/bench $(GPU_TESTS:%=$(BUILD)/cuda/%) --cublas $(CUBLAS_TESTS:%=$(BUILD)/cuda/%)
 gpu-check: export BEGAN := $(shell date +%s)
 gpu-check: gpu-build  ## on a machine with a GPU: every check -> build/gpu_check.json, results/; goes on where it stopped (MINUTES=9, STAGES=...)
 	@[ -e $(BUILD)/gpu_check.json ] || [ ! -e results/gpu_check.json ] || cp results/gpu_check.json $(BUILD)/
@@ -495,8 +502,8 @@ $(BUILD)/release/check_a_kernel: $(BUILD)/release/docs/check_a_kernel.o $(BUILD)
 
 $(BUILD)/release/bench: $(BUILD)/release/tests/bench.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a
 	$(CXX) $(OPENMP) -o $@ $^ $(LIBS) -lopenblas
-$(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(CUDA_OBJECTS)
-	$(CXX) $(OPENMP) -o $@ $^ $(LIBS) $(CUDA_LIBS)
+$(BUILD)/cuda/bench: $(BUILD)/cuda/tests/bench.o $(BUILD)/cuda/libgated.so
+	$(CXX) $(OPENMP) -Wl,-rpath,'$$ORIGIN' -o $@ $^ $(LIBS) $(CUDA_LIBS)
 
 # (make bench NVCC= measures the CPU where a GPU is)
 BENCH_BUILD := $(if $(and $(NVCC),$(wildcard /dev/nvidia[0-9]*)),cuda,release)
@@ -521,7 +528,7 @@ format:  ## clang-format every source
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-.PHONY: test test-arm arm-quick test-all quick-test gradcheck gpu-build gpu-check gpu-model ptx rehearsal exercise try solution fuzz bench gallery book clean format help always
+.PHONY: test test-arm arm-quick test-all quick-test gradcheck gpu-build gpu-check gpu-model gpu-pack ptx rehearsal exercise try solution fuzz bench gallery book clean format help always
 # (make would delete the objects of tests, which only rules of patterns name)
 .SECONDARY: $(foreach build,release asan race debug avx2 plain cuda rehearsal,$(TESTS:%=$(BUILD)/$(build)/tests/%.o))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -223,7 +223,7 @@ def launches_of(train, flags, runs):
     for weight, more, with_blocks in runs:
         with tempfile.TemporaryDirectory(prefix="gpu_model_") as folder:
             counts = os.path.join(folder, "counts")
-            command = [train, *f"{OF_ALL} {flags} {more}".split(), f"--out={folder}/run", "--save-every=0"]
+            command = [train, *f"{OF_ALL} {flags} {more}".split()]
             environment = {"PTX_COUNT": counts, "PTX_MEMORY": "60000", "PTX_COUNT_BLOCKS": "" if with_blocks else "0"}
             ended = subprocess.run(command, env=os.environ | environment, cwd=ROOT, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True)

@@ -754,3 +754,19 @@ TEST_CASE("scripts: gpu-check has every test that runs kernels, and in each case
                            "test_cached_model", "test_quantized_model", "test_generate"})
     REQUIRE(names.count(name) == 1);
 }
+
+TEST_CASE("scripts: what a machine with a GPU is handed is whole, and runs where it is unpacked", "[scripts]") {
+  NEEDS("command -v tar strip", "tar or strip", "scripts/gpu_pack.sh");
+  const Folder f;
+  f.done("cp /bin/true train; cp /bin/true bench; cp /bin/true test_a; cp /bin/true test_b");
+  const std::string said = f.done(
+      "{repo}/scripts/gpu_pack.sh $PWD/gpu.tar.gz $PWD/train $PWD/bench $PWD/test_a $PWD/test_b --cublas $PWD/test_b");
+  REQUIRE(contains(said, "gpu.tar.gz: "));
+  f.done("mkdir away && cd away && tar xzf ../gpu.tar.gz && ls gpu/train gpu/programs/test_b gpu/scripts/gpu_check.py");
+  // The check begins with the GPU; the programs that it is given lie beside it.
+  f.program("bin/nvidia-smi", "echo no devices; exit 9");
+  const Said check = ended(f.run("PATH=$PWD/bin:$PATH away/gpu/check out"), 1);
+  REQUIRE(contains(check.text, "no GPU answers here: nvidia-smi: no devices"));
+  REQUIRE(contains(f.read("away/gpu/check"),
+                   "\"$out/gpu_check.json\"  programs/bench programs/test_a programs/test_b --cublas programs/test_b"));
+}
