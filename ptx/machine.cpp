@@ -125,23 +125,6 @@ void* allocate(size_t bytes) {
   return reinterpret_cast<void*>(begin);
 }
 
-// The allocation's pages are mapped twice: where storage lies, and at its addresses. No other allocation lies in them.
-void* allocate_managed(size_t bytes) {
-  void* const p = allocate(bytes);
-  if (!p) return nullptr;
-  const uint64_t first = number_of(p) / page * page, size = (number_of(p) + bytes + page - 1) / page * page - first;
-  const int file = memfd_create("managed", MFD_CLOEXEC);
-  bool mapped = file >= 0 && ftruncate(file, off_t(size)) == 0;
-  for (void* const at : {static_cast<void*>(storage_of(first)), reinterpret_cast<void*>(first)})
-    mapped = mapped && mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == at;
-  if (file >= 0) close(file);
-  if (!mapped) {
-    release(p);
-    return nullptr;
-  }
-  return memset(p, 0xFF, bytes);
-}
-
 bool release(void* p) {
   const auto found = live_allocations.find(number_of(p));
   if (found == live_allocations.end()) return false;
@@ -149,8 +132,6 @@ bool release(void* p) {
   live_allocations.erase(found);
   bytes_in_use -= bytes;
   mark(begin, bytes, false);
-  mprotect(reinterpret_cast<void*>(begin / page * page), begin % page + bytes,
-           PROT_NONE);  // where it was managed memory
   const uint64_t first = (begin + page - 1) / page * page, last = (begin + bytes) / page * page;
   if (first < last) madvise(storage_of(first), last - first, MADV_DONTNEED);
   return true;

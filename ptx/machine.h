@@ -21,8 +21,6 @@ namespace ptx {
 // Fresh memory on a boundary of 256 bytes, each byte 0xFF: a NaN in every format. nullptr where `bytes` are not to be
 // had.
 void* allocate(size_t bytes);
-// The same, at addresses that the host can follow too: what cudaMallocManaged gives.
-void* allocate_managed(size_t bytes);
 // False where p does not begin a live allocation.
 bool release(void* p);
 struct MemoryUse {

@@ -415,18 +415,6 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   });
 }
 
-cudaError_t cudaMallocManaged(void** p, size_t bytes, unsigned flags) {
-  return call([&] {
-    not_while_capturing("cudaMallocManaged");
-    require_device("cudaMallocManaged", 0, p);
-    if (bytes == 0 || flags != cudaMemAttachGlobal)
-      refuse(cudaErrorInvalidValue, "cudaMallocManaged: %zu bytes, flags %u, expected some bytes and flags 1", bytes,
-             flags);
-    *p = allocate_managed(bytes);
-    if (!*p) throw Refusal{cudaErrorMemoryAllocation};
-  });
-}
-
 // All work is done first. CUDA's reference says that it may be so, and programs rely on it.
 cudaError_t cudaFree(void* p) {
   return call([&] {

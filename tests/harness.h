@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -50,18 +50,17 @@ inline bool kernels_can_run() {
 #endif
 }
 
-// A number where references, the CPU's code and the kernels of this build can all read it: a stream of dropout.
-inline const uint64_t* read_by_all(uint64_t number) {
+// The number at `number` in the memory of this device, where it stays until the program ends: a stream of dropout.
+inline const uint64_t* on_device([[maybe_unused]] const Context& ctx, const uint64_t* number) {
 #ifdef __CUDACC__
-  if (kernels_can_run()) {
-    uint64_t* p;
-    CUDA_CHECK(cudaMallocManaged(&p, sizeof *p));
-    *p = number;
-    return p;
+  if (ctx.device == Device::cuda && number) {
+    static auto& numbers = *new std::map<uint64_t, Buffer<uint64_t>>;
+    const auto [at, is_new] = numbers.try_emplace(*number, ctx.device, 1);
+    if (is_new) at->second.upload({*number});
+    return at->second.data();
   }
 #endif
-  static std::deque<uint64_t> numbers;  // whose addresses stay
-  return &numbers.emplace_back(number);
+  return number;
 }
 
 // Runs test(ctx) on the CPU with one and with two threads, and on this build's kernel device: on the emulator once in

@@ -5,9 +5,16 @@
 
 namespace gated {
 
+// A join as this device can read it.
+inline Join on_device(const Context& ctx, Join join) {
+  join.dropout.stream = on_device(ctx, join.dropout.stream);
+  return join;
+}
+
 // Plain, and with two clips and dropout.
 inline const std::vector<Join>& norm_joins() {
-  static const std::vector<Join> all = {{}, {0.7f, 1.4f, {0.3f, 11, read_by_all(12)}}};
+  static const uint64_t stream = 12;
+  static const std::vector<Join> all = {{}, {0.7f, 1.4f, {0.3f, 11, &stream}}};
   return all;
 }
 
@@ -46,8 +53,8 @@ struct NormTrial : Trial {
     joined.store();
   }
   const Array<S>& normed() const { return c.branch ? joined : x; }
-  ResidualIn joins() const { return {x, branch, c.join}; }
-  ResidualBackwardIn back() const { return {normed(), dres, branch, c.join}; }
+  ResidualIn joins(const Context& ctx) const { return {x, branch, on_device(ctx, c.join)}; }
+  ResidualBackwardIn back(const Context& ctx) const { return {normed(), dres, branch, on_device(ctx, c.join)}; }
   ResidualBackwardInOf<float> back_ref() const {
     ResidualBackwardInOf<float> in = {normed().ref, dres.ref, branch.ref, c.join};
     in.join.clip_sum = S(c.join.clip_sum);

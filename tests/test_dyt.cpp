@@ -60,8 +60,8 @@ static void require_bits(size_t N, size_t C, const NormCase& c) {
   t.on_every_device([&](Context& ctx) {
     const Guarded sums(ctx, N);
     if (c.branch) {
-      ResidualBackwardIn back = t.back();
-      dyt_forward({t.y, t.joined}, t.joins(), alpha, w, b, N, C, ctx);
+      ResidualBackwardIn back = t.back(ctx);
+      dyt_forward({t.y, t.joined}, t.joins(ctx), alpha, w, b, N, C, ctx);
       dyt_backward({t.dx, t.dbranch, dalpha, dw, db, sums}, t.dy, back, alpha, w, N, C, ctx);
       if (c.dresidual) back.dresidual = in_place;
       dyt_backward({in_place, t.dbranch, da_in_place, dw_in_place, db_in_place, sums}, c.dresidual ? t.dy : in_place,

@@ -55,7 +55,7 @@ struct GatedNormTrial : NormTrial<S> {
   }
   GatedNormWeights weights() const { return parameters_in<const float*>(parameters, s); }
   void forward(Context& ctx) const {
-    gated_norm_forward(this->y, r, low, this->joined, this->joins(), weights(), s, ctx);
+    gated_norm_forward(this->y, r, low, this->joined, this->joins(ctx), weights(), s, ctx);
     REQUIRE(ctx.most_scratch_used() == gated_norm_forward_scratch(s, ctx.device));
   }
   void backward(const Array<S>& to, const Array<float>& sums, const ResidualBackwardIn& in, Context& ctx) const {
@@ -63,7 +63,7 @@ struct GatedNormTrial : NormTrial<S> {
   }
   void fused(Context& ctx) const {
     forward(ctx);
-    backward(this->dx, gradients, this->back(), ctx);
+    backward(this->dx, gradients, this->back(ctx), ctx);
     REQUIRE(ctx.most_scratch_used() ==
             std::max(gated_norm_forward_scratch(s, ctx.device), gated_norm_backward_scratch(s, ctx.device)));
   }
@@ -78,9 +78,9 @@ void composed(const GatedNormTrial<float>& t, Context& ctx) {
   const GatedNormWeights w = t.weights();
   const GatedNormGradients g = parameters_in<float*>(t.gradients, s);
   if (s.base == rms)
-    rmsnorm_forward({n.data(), t.r, t.joined}, t.joins(), {.w = w.w, .offset = s.offset}, N, C, s.eps, ctx);
+    rmsnorm_forward({n.data(), t.r, t.joined}, t.joins(ctx), {.w = w.w, .offset = s.offset}, N, C, s.eps, ctx);
   else
-    dyt_forward({n.data(), t.joined}, t.joins(), w.alpha, w.w, w.b, N, C, ctx);
+    dyt_forward({n.data(), t.joined}, t.joins(ctx), w.alpha, w.w, w.b, N, C, ctx);
   matmul(t.low, n.data(), w.down, N, rank, C, Layout::nt, Accumulate::no, ctx);
   activation_forward(act.data(), t.low, N * rank, Activation::silu, ctx);
   matmul(z.data(), act.data(), w.up, N, scores, rank, Layout::nt, Accumulate::no, ctx);
@@ -93,9 +93,9 @@ void composed(const GatedNormTrial<float>& t, Context& ctx) {
   matmul(g.down, dlow.data(), n.data(), rank, C, N, Layout::tn, Accumulate::yes, ctx);
   matmul(dn.data(), dlow.data(), w.down, N, C, rank, Layout::nn, Accumulate::yes, ctx);
   if (s.base == rms)
-    rmsnorm_backward({t.dx, t.dbranch, g.w}, dn.data(), t.back(), {.w = w.w, .offset = s.offset}, t.r, N, C, ctx);
+    rmsnorm_backward({t.dx, t.dbranch, g.w}, dn.data(), t.back(ctx), {.w = w.w, .offset = s.offset}, t.r, N, C, ctx);
   else
-    dyt_backward({t.dx, t.dbranch, g.alpha, g.w, g.b, row_sums.data()}, dn.data(), t.back(), w.alpha, w.w, N, C, ctx);
+    dyt_backward({t.dx, t.dbranch, g.alpha, g.w, g.b, row_sums.data()}, dn.data(), t.back(ctx), w.alpha, w.w, N, C, ctx);
 }
 
 }  // namespace
@@ -217,7 +217,7 @@ TEST_CASE("gated_norm: dx may be dresidual", "[bitwise]") {
   const auto over = t.over(t.dres, t.dx), gradients = t.again(t.gradients);
   t.on_every_device([&](Context& ctx) {
     t.fused(ctx);
-    ResidualBackwardIn in = t.back();
+    ResidualBackwardIn in = t.back(ctx);
     in.dresidual = over;
     t.backward(over, gradients, in, ctx);
   });

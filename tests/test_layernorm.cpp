@@ -70,8 +70,8 @@ static void require_bits(size_t N, size_t C, const NormCase& c) {
   }
   t.on_every_device([&](Context& ctx) {
     if (c.branch) {
-      ResidualBackwardIn back = t.back();
-      layernorm_forward({t.y, mean, r, t.joined}, t.joins(), w, b, N, C, eps, ctx);
+      ResidualBackwardIn back = t.back(ctx);
+      layernorm_forward({t.y, mean, r, t.joined}, t.joins(ctx), w, b, N, C, eps, ctx);
       layernorm_backward({t.dx, t.dbranch, dw, db}, t.dy, back, w, mean, r, N, C, ctx);
       if (c.dresidual) back.dresidual = in_place;
       layernorm_backward({in_place, t.dbranch, dw_in_place, db_in_place}, c.dresidual ? t.dy : in_place, back, w, mean,

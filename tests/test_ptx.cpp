@@ -264,11 +264,6 @@ TEST_CASE("Allocations") {
   Device<char> c(10);
   CHECK(c.p != p);
   CHECK(ptx::allocate(size_t{1} << 60) == nullptr);
-  char* const managed = static_cast<char*>(ptx::allocate_managed(5000));
-  CHECK(managed[4999] == char(0xff));
-  managed[4999] = 3;
-  CHECK(static_cast<char*>(ptx::storage(managed, 5000))[4999] == 3);
-  CHECK(ptx::release(managed));
 }
 
 TEST_CASE("PTX_MEMORY: how much there is, and no more") {

@@ -79,9 +79,6 @@ void* allocate(size_t bytes) {
   allocations[p].assign(bytes, char(0xFF));
   return p;
 }
-void* allocate_managed(size_t bytes) {
-  return allocate(bytes);
-}
 bool release(void* p) {
   return allocations.erase(static_cast<char*>(p));
 }
@@ -621,7 +618,6 @@ TEST_CASE("ptx: nvcc's host code launches, and arguments are what they were at t
 
 TEST_CASE("ptx: the last error is told once", "[ptx]") {
   REQUIRE(cudaMalloc(nullptr, 4) == cudaErrorInvalidValue);
-  REQUIRE(cudaMallocManaged(nullptr, 4, cudaMemAttachGlobal) == cudaErrorInvalidValue);
   REQUIRE(cudaPeekAtLastError() == cudaErrorInvalidValue);
   const Device x;  // what goes well leaves it
   REQUIRE(cudaGetLastError() == cudaErrorInvalidValue);
@@ -780,7 +776,6 @@ TEST_CASE("ptx: what a capture forbids is refused, and ends the capture", "[ptx]
   OK(cudaMallocHost(&pinned_memory, 4));
   const std::vector<std::tuple<const char*, std::function<cudaError_t()>, cudaError_t>> forbidden = {
       {"malloc", [&] { return cudaMalloc(&p, 4); }, cudaErrorStreamCaptureUnsupported},
-      {"managed", [&] { return cudaMallocManaged(&p, 4, cudaMemAttachGlobal); }, cudaErrorStreamCaptureUnsupported},
       {"free", [&] { return cudaFree(device_memory); }, cudaErrorStreamCaptureUnsupported},
       {"malloc host", [&] { return cudaMallocHost(&p, 4); }, cudaErrorStreamCaptureUnsupported},
       {"host alloc", [&] { return cudaHostAlloc(&p, 4, 0); }, cudaErrorStreamCaptureUnsupported},

@@ -3,19 +3,20 @@
 #include "kernels/residual.h"
 
 #include "core/philox.cuh"
-#include "tests/harness.h"
+#include "tests/norm_cases.h"
 
 using namespace gated;
 
 namespace {
 
 const std::vector<Join>& joins() {
+  static const uint64_t streams[] = {12, 14, 16};
   static const std::vector<Join> all = {{},
                                         {0.7f, INFINITY, {}},
                                         {INFINITY, 1.1f, {}},
-                                        {INFINITY, INFINITY, {0.3f, 11, read_by_all(12)}},
-                                        {0.7f, 1.1f, {0.5f, 13, read_by_all(14)}},
-                                        {0.7f, 0.9f, {0.3f, 15, read_by_all(16)}}};
+                                        {INFINITY, INFINITY, {0.3f, 11, &streams[0]}},
+                                        {0.7f, 1.1f, {0.5f, 13, &streams[1]}},
+                                        {0.7f, 0.9f, {0.3f, 15, &streams[2]}}};
   return all;
 }
 
@@ -198,9 +199,10 @@ static void require_residual_bits(size_t N, size_t C, const Join& join, bool wit
   sum.store();
   residual_join_backward_ref<float>(dx.ref, dbranch.ref, dy.ref, {sum.ref, dres.ref, branch.ref, back}, N, C);
   t.on_every_device([&](Context& ctx) {
-    residual_forward(sum, {x, branch, join}, N, C, ctx);
-    residual_backward(dx, dbranch, dy, {sum, dres, branch, join}, N, C, ctx);
-    if (with_dres) residual_backward(dx_over_dres, dbranch_again, dy, {sum, dx_over_dres, branch, join}, N, C, ctx);
+    const Join here = on_device(ctx, join);
+    residual_forward(sum, {x, branch, here}, N, C, ctx);
+    residual_backward(dx, dbranch, dy, {sum, dres, branch, here}, N, C, ctx);
+    if (with_dres) residual_backward(dx_over_dres, dbranch_again, dy, {sum, dx_over_dres, branch, here}, N, C, ctx);
   });
 }
 
@@ -231,9 +233,10 @@ TEST_CASE("residual: a sum in bf16 that was cut has no gradient", "[bitwise]") {
 
 TEST_CASE("residual: without a branch nothing joins, however it would") {
   Context cpu(Device::cpu);
+  const uint64_t stream = 2;
   const float x[] = {5.0f, -7.0f}, d[] = {1.0f, 2.0f};
   float dx[2];
-  residual_backward(dx, nullptr, d, {.x = x, .join = {1.0f, 1.0f, {0.5f, 1, read_by_all(2)}}}, 1, 2, cpu);
+  residual_backward(dx, nullptr, d, {.x = x, .join = {1.0f, 1.0f, {0.5f, 1, &stream}}}, 1, 2, cpu);
   REQUIRE_BITWISE(std::vector<float>(d, d + 2), std::vector<float>(dx, dx + 2));
 }
 

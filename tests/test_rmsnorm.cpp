@@ -109,8 +109,8 @@ static void require_general_bits(size_t N, size_t C, const NormCase& c, bool wit
   t.on_every_device([&](Context& ctx) {
     const Guarded mean(ctx, N);
     const RmsnormWeights weights = {w, pre, offset};
-    ResidualBackwardIn back = t.back();
-    rmsnorm_forward({t.y, r, t.joined}, t.joins(), weights, N, C, eps, ctx);
+    ResidualBackwardIn back = t.back(ctx);
+    rmsnorm_forward({t.y, r, t.joined}, t.joins(ctx), weights, N, C, eps, ctx);
     rmsnorm_backward({t.dx, t.dbranch, dw, dpre, mean}, t.dy, back, weights, r, N, C, ctx);
     if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == rmsnorm_backward_scratch(N, C, with_pre));
     if (!with_pre) rmsnorm_backward({over_dy, t.dbranch, dw3}, over_dy, back, weights, r, N, C, ctx);
