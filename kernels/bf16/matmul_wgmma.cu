@@ -146,7 +146,20 @@ bool matmul_wgmma(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, siz
   if (compute_capability() != 90) return false;
 #endif
   if (ctx.mma_arithmetic != MmaArithmetic::hopper || shared_limit() < wgmma_shared) return false;
-  const MmaBlock<Out> product = {C, {totals, N}, A, B, bias, 0, M, 0, N, K, accumulate == Accumulate::yes, activated};
+  const MmaBlock<Out> product = {.C = C,
+                                 .totals = {totals, N},
+                                 .A = A,
+                                 .B = B,
+                                 .bias = bias,
+                                 .m0 = 0,
+                                 .m_end = M,
+                                 .n0 = 0,
+                                 .n_end = N,
+                                 .K = K,
+                                 .more = {},
+                                 .depth = K,
+                                 .accumulate = accumulate == Accumulate::yes,
+                                 .activated = activated};
   const dim3 grid(grid_of(ceil_div(M, wgmma_tile_rows)).x, unsigned(columns));
   const auto run = [&](auto kernel) { launch(kernel, grid, wgmma_block, wgmma_shared, ctx, product); };
   switch (layout) {
