@@ -38,7 +38,8 @@
 //   5 stages            Memory answers after hundreds of cycles. So while one strip of k is multiplied, the next two are on
 //                       their way (cp.async).
 //
-// Rungs 3 to 5, drawn, with the barriers and the banks: kernels/bf16/matmul_bf16_tile.cuh.
+// Rungs 3 to 5, drawn, with the barriers and the banks: kernels/bf16/matmul_bf16_tile.cuh. On Hopper the tensor core
+// reads shared memory itself: kernels/bf16/matmul_wgmma.cu.
 //
 // shapes: C, y, g (M,N); A (M,K), or (K,M) in tn; B (N,K) in nt, else (K,N); bias (N)
 // on the CPU: kernels/cpu/matmul_bf16_cpu.cpp, the same bits | tests/test_matmul_bf16.cpp
@@ -360,54 +361,5 @@ void linear_gradients_bf16(float* dW, float* db, const bf16* dy, const bf16* x, 
   if (db) bias_backward(db, dy, N, out, ctx);
   matmul_bf16(dW, dy, x, out, in, N, Layout::tn, Accumulate::yes, ctx);
 }
-
-// ---- what Hopper's own instructions will add
-//
-// The kernel above is written for mma.sync, which every GPU since Ampere has. On Hopper it cannot reach the peak: a
-// warp's mma.sync reads its operands from registers, which it must fill with ldmatrix, and the issue slots that this
-// takes are missing. Hopper has two instructions that take the load off the threads. Neither changes a bit of the
-// result. This is the plan for them; it is built when there is a GPU to measure on.
-//
-//   wgmma   128 threads (a warpgroup) multiply 64 rows of A by N columns of B, 16 k at a time. B, and if one likes A, are read
-//           from shared memory by the tensor core itself. The sums stay in registers: 64 x 256 are 128 floats a thread.
-//   TMA     one thread asks for a whole box of a matrix. The hardware computes the addresses, fills with zeros past the edge,
-//           writes the box in the swizzled form that wgmma reads, and counts the bytes that have arrived at a barrier
-//           in shared memory.
-//
-// Why the bits stay. wgmma computes what mma.sync computes on the same GPU: one step of depth 16 with 25 fractional
-// bits, of c and 16 products (core/mma.h). Several wgmma on the same registers run in the order in which they were
-// issued, so a chain of ascending k stays one. The box past the edge is 0, as the chunks above are. What is free to
-// change is all that an order of instructions does not see: the tile, the number of stages, which thread holds which
-// element, and where a tile runs.
-//
-//   block   three warpgroups. One is the producer: it gives most of its registers away (setmaxnreg) and one of its threads
-//           asks for boxes. Two are consumers; each owns 64 rows of a tile of 128 x 256 of C.
-//   stages  A strip is 64 k deep, 128 bytes of a line: the width of the swizzle that keeps eight lines out of each other's banks.
-//           128 x 64 of A and 64 x 256 of B are 48 KiB, so four stages fit into 228 KiB.
-//
-//              full[s]    a barrier that flips when the bytes of stage s have arrived
-//              empty[s]   a barrier that flips when both consumers have read it
-//
-//              producer   wait empty[s]   ask for A and B into s, which flips full[s]      s = 0 1 2 3 0 1 ...
-//              consumers  wait full[s]    four wgmma of 16 k   commit   wait for the group before   arrive at empty[s-1]
-//
-//           One group of wgmma is always under way, so the tensor core never waits for a barrier.
-//   layouts k need not run along the lines: for 16-bit operands wgmma transposes on the way in. nt, nn and tn differ in
-//   two
-//           bits of a descriptor and in the shape of a box.
-//   slices  After 4096 k the sums pass through memory, as in multiply_tile(). Slices of a weight gradient go side by side as above.
-//   end     A consumer rounds its sums, lays them into the stage that is free by then (stmatrix) and has TMA store them. Bias and
-//           activation are computed on the way. The grid has one block an SM, which takes one tile after the other: the
-//           producer is at the next tile while the consumers end this one. Tiles go in groups of eight rows, so that A
-//           and B are found in L2.
-//
-// Attention (kernels/bf16/attention_bf16.cu) gains in the same way: a producer for K and V, two consumers with 64
-// queries each that take turns, so that one computes its exponentials while the tensor core multiplies for the other.
-// Its tiles of 64 keys are part of the result. wgmma takes 64 columns as well as more: two tiles of keys may lie in one
-// stage, but their maxima are taken one after the other.
-//
-// What has to be shown before it may replace the kernel above: wgmma = the model on 10^7 random steps; every shape of
-// tests/test_matmul_bf16.cpp with the same bits; and more than the mma.sync kernel reaches beside it in `make bench`,
-// as a share of the measured peak.
 
 }  // namespace gated

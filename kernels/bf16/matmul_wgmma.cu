@@ -16,7 +16,24 @@
 //
 //           So while threads wait at the barrier of s+1, the tensor core has the products of s to do.
 //
-// What is still to come is in kernels/bf16/matmul_bf16.cu: TMA and a warpgroup that does nothing but ask for strips.
+// Why the bits stay: wgmma computes mma.sync's step, and those of one thread on the same sums run in the order in which
+// they were asked for. Past the edge of a matrix is 0. What an order of instructions does not see is free: the tile,
+// the stages, which thread holds which element.
+//
+// What is still to come, when there is a GPU to measure on:
+//   TMA       one thread asks for a whole box of a matrix. The hardware computes the addresses, fills with zeros past
+//             the edge, writes the box as wgmma wants it, and counts the bytes that have arrived at a barrier in shared
+//             memory. A third warpgroup does nothing else, and gives most of its registers away (setmaxnreg). Two
+//             barriers a stage: one flips when its bytes are there, the other when both consumers have read it.
+//   the grid  one block an SM, which takes one tile after the other: the producer is at the next tile while the
+//             consumers end this one. Tiles go in groups of eight rows, so that A and B are found in L2.
+//   the end   rounded sums go through stmatrix into a stage that is free, and from there by TMA.
+// Attention gains in the same way: a producer for K and V, two consumers with 64 queries each that take turns, so that
+// one computes its exponentials while the tensor core multiplies for the other. Its tiles of 64 keys are part of the
+// result: two of them may lie in one stage, but their maxima are taken one after the other.
+//
+// What has to be shown on silicon: wgmma = the model on 10^7 random steps; every shape of tests/test_matmul_bf16.cpp
+// with the same bits; and more than the mma.sync kernel reaches beside it in `make bench`.
 //
 // tests/test_matmul_bf16.cpp
 #include "kernels/bf16/matmul_wgmma.h"
