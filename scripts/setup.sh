@@ -1,8 +1,10 @@
 #!/bin/sh
 # Installs the Debian packages that building and testing need, if any is missing. Run as often as you like: where all
 # are there it does nothing. CUDA is not installed: nvcc is used where it is found.
-# usage: scripts/setup.sh [--tests] [--bench] [--plots] [--book] [--into=DIR [--from=PACKAGES]]
-#   --tests            also what some tests need: --plots, --book, and on x86-64 a compiler, qemu and libraries for ARM64
+# usage: scripts/setup.sh [--tests] [--bench] [--plots] [--book] [--ranks] [--into=DIR [--from=PACKAGES]]
+#   --ranks            also MPI, with which several processes train one model (docs/ranks.md)
+#   --tests            also what some tests need: --plots, --book, --ranks, and on x86-64 a compiler, qemu and libraries for
+#                      ARM64
 #   --bench, --plots   also what `make bench` (OpenBLAS) or the plots and their tests (matplotlib) need
 #   --book             also what `make book` and its test need (Pygments, Python-Markdown)
 #   --into=DIR         installs nothing and needs no root: the libraries are downloaded and unpacked into DIR. With that
@@ -16,18 +18,20 @@ into= from= arm=
 packages="g++ make        libboost-context-dev    catch2   libcli11-dev  nlohmann-json3-dev        libxxhash-dev"
 #                    tokenizers: regular expressions, normal forms of Unicode
 packages="$packages  libpcre2-dev                     libutf8proc-dev"
+mpi="openmpi-bin libopenmpi-dev"
 for option in "$@"; do
   case $option in
     --tests)
-      packages="$packages python3-matplotlib python3-pygments python3-markdown"
+      packages="$packages python3-matplotlib python3-pygments python3-markdown $mpi"
       [ "$(uname -m)" != x86_64 ] || arm=$(dirname "$0")/../build/arm64-libs
       ;;
     --bench) packages="$packages libopenblas-dev" ;;
+    --ranks) packages="$packages $mpi" ;;
     --plots) packages="$packages python3-matplotlib" ;;
     --book) packages="$packages python3-pygments python3-markdown" ;;
     --into=?*) into=${option#--into=} ;;
     --from=?*) from=${option#--from=} ;;
-    *) echo "setup: unknown option $option; expected --tests, --bench, --plots, --book, --into=DIR or --from=PACKAGES" >&2; exit 1 ;;
+    *) echo "setup: unknown option $option; expected --tests, --bench, --plots, --book, --ranks, --into=DIR or --from=PACKAGES" >&2; exit 1 ;;
   esac
 done
 if [ -n "$from" ]; then
@@ -43,6 +47,7 @@ needs="depends --recurse --no-recommends --no-suggests --no-conflicts --no-break
 if [ -n "$into" ]; then
   case $packages in
     *python3-*) echo "setup: --into is for libraries; what Python needs comes with: python3 -m pip install --user matplotlib pygments markdown" >&2; exit 1 ;;
+    *openmpi*) echo "setup: --into brings no MPI: where nothing may be installed, take the machine's own (module avail)" >&2; exit 1 ;;
   esac
   if [ -z "$from" ]; then
     # What the packages need of each other: headers and libraries, and none that a compiler brings along.

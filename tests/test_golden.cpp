@@ -1,6 +1,7 @@
 // golden: a run anyone can repeat, on any machine, to the last bit of every weight.
 //   ./train --data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --sample-tokens=0
-// and the same with --mixer=hybrid, with --experts=8 --shared-experts=1, and with --precision=bf16. The commands and
+// and the same with --mixer=hybrid, with --experts=8 --shared-experts=1, with --precision=bf16, and in four
+// micro-batches, which several ranks can share (tests/test_ranks.cpp). The commands and
 // the numbers stand in the README too. A number changes only when the meaning of an operation does. A number alone
 // would say that nothing has changed, not that it was right: so beside each in fp32 stands a plain loop in double,
 // which the run must follow; bf16 is held to fp32 by tests/test_bf16.cpp and tests/test_fixtures.cpp.
@@ -29,7 +30,10 @@ const Golden golden[] = {
      "2f00aa6ed1f7cc85", "c6c3b071b37be749"},
     {"--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --precision=bf16 "
      "--sample-tokens=0",
-     "f2243b53aa1f4c3d", "00f63a7714092c54"}};
+     "f2243b53aa1f4c3d", "00f63a7714092c54"},
+    {"--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --batch=4 --micro-batches=4 "
+     "--sample-tokens=0",
+     "5aee2639413e782f", "d70044ab0bd3c4b7"}};
 
 Config filled_in(Config config) {
   config.schedule.steps = config.steps;
@@ -98,12 +102,13 @@ TEST_CASE("golden: small runs end in the same weights without fused multiply-add
   Config experts = config;
   experts.model.moe = {.E = 5, .F = 21, .shared = 1, .router_bias = true, .balance = 0.1f};
   experts.model.dense_layers = 1;
+  experts.slices = 1;  // so that the balance counts both micro-batches
 
   for (const auto& [run, fingerprint] : {std::pair{config, "2f155bb389c0e1c7"},
                                          {dropping, "94015f086c979b57"},
                                          {gpt2, "02f997b876e39e5d"},
                                          {hybrid, "b6fd43dd0474ecc5"},
-                                         {experts, "8a588b83c17e38bb"}}) {
+                                         {experts, "9d3daff4de8c49b1"}}) {
     const Config filled = filled_in(run);
     REQUIRE(fingerprint_after_training(filled) == fingerprint);
     Context ctx(Device::cpu);

@@ -123,14 +123,15 @@ TEST_CASE("scripts: setup says which options it has, and what --into cannot brin
   const Folder f;
   for (const char* option : {"--into", "--into=", "--all"}) {
     const Said said = ended(f.run(format("{repo}/scripts/setup.sh %s", option)), 1);
-    REQUIRE(said.text == format("setup: unknown option %s; expected --tests, --bench, --plots, --book, --into=DIR or "
-                                "--from=PACKAGES\n",
+    REQUIRE(said.text == format("setup: unknown option %s; expected --tests, --bench, --plots, --book, --ranks, "
+                                "--into=DIR or --from=PACKAGES\n",
                                 option));
   }
   for (const char* option : {"--plots", "--book"}) {
     const Said said = ended(f.run(format("{repo}/scripts/setup.sh %s --into=deps", option)), 1);
     REQUIRE(contains(said.text, "setup: --into is for libraries; what Python needs comes with: python3 -m pip"));
   }
+  REQUIRE(contains(ended(f.run("{repo}/scripts/setup.sh --ranks --into=deps"), 1).text, "--into brings no MPI"));
   REQUIRE(!fs::exists(f.path / "deps"));
   REQUIRE(
       contains(f.run("{repo}/scripts/setup.sh --from=packages").text, "setup: --from says what --into=DIR unpacks"));

@@ -6,6 +6,7 @@
 #include "layers/model.h"
 #include "training/flags/flags.h"
 #include "training/memory.h"
+#include "training/optimizer.cuh"
 #include "training/flags/model_source.h"
 #include "training/checkpoint/safetensors.h"
 #include "training/process/terminal.h"
@@ -33,6 +34,19 @@ static double mib(size_t bytes) {
 std::string source_text(Config& config, size_t width) {
   return wrapped("from       ", config.source->path(), 11, width) +
          wrapped("flags      ", changed_flags_text(config), 11, width) + "\n";
+}
+
+// What a rank sends in a step; it gets as much. Of the gradient of a slice all but its own part, each round; of the
+// weights its own part, to every other.
+static std::string travels(const Config& config, const Model& model) {
+  const size_t R = config.ranks, rounds = config.slice_count() / R;
+  const double whole = double(model.weights.flat_size()) * sizeof(float);
+  const double part = double(Optimizer::most_owned(model.weights, R)) * sizeof(float);
+  const auto line = [](const char* what, double bytes) { return format("  %-58s %31.1f\n", what, bytes / 1048576.0); };
+  return format("sent by a rank, MiB a step, of %zu ranks\n", R) +
+         line(format("gradients, %zu round%s, to their owners", rounds, rounds == 1 ? "" : "s").c_str(),
+              double(rounds) * whole * double(R - 1) / double(R)) +
+         line("weights, from their owner, to the others", part * double(R - 1));
 }
 
 std::string describe(const Config& config) {
@@ -76,12 +90,12 @@ std::string describe(const Config& config) {
   // (auto is the CPU here: the scratch of kernels is asked for with --device=cuda)
   const bool kernels = config.device == DeviceChoice::cuda || config.device == DeviceChoice::emulated;
   const Device device = kernels ? kernel_device : Device::cpu;
-  const TrainingMemory memory = training_memory(config.model, B, T, config.slice_count(), device);
+  const TrainingMemory memory = training_memory(config.model, B, T, config.slice_count(), device, config.ranks);
   text += format(
       "\nFLOPs a token, training          %.4g (6 x %s weights of matrix products, and what mixes tokens; not what is "
       "computed again)\n",
       model.flops_per_token(T), with_commas(size_t(model.weights.product_flops() / 6)).c_str());
-  const char* heading = "memory, MiB   ";
+  const char* heading = config.ranks > 1 ? "memory of a\nrank, MiB     " : "memory, MiB   ";
   for (auto [name, bytes] : {std::pair{"weights", memory.weights},
                              {"gradients", memory.gradients},
                              {"optimizer", memory.optimizer},
@@ -98,10 +112,12 @@ std::string describe(const Config& config) {
        {std::pair{"none", Recompute::none}, {"light", Recompute::light}, {"full", Recompute::full}}) {
     ModelConfig other = m;
     other.recompute = recompute;
-    const size_t bytes = training_memory(other, B, T, config.slice_count(), device).activations;
+    const size_t bytes = training_memory(other, B, T, config.slice_count(), device, config.ranks).activations;
     text += format("%s %s %.1f", recompute == Recompute::none ? "" : ",", name, mib(bytes));
   }
-  return text + "\n";
+  text += "\n";
+  if (config.ranks > 1) text += travels(config, model);
+  return text;
 }
 
 }  // namespace gated

@@ -85,6 +85,7 @@ std::vector<Needs> needs_of(const Config& c) {
       {{"--prompt", "--prompt-tokens", "--tokens", "--samples"}, c.generate, "--generate: it writes after a prompt"},
       {{"--quantize"}, c.evaluate, "--evaluate: it looks at a run that is trained"},
       {{"--smoothquant"}, c.quantize.has_value(), "--quantize=fp8-w8a8 or nvfp4-w4a4"},
+      {{"--ranks"}, c.describe, "--describe: what it says is of one of them; ranks are started as mpirun -n R ./train"},
       {{"--save-every", "--keep"}, has_out, "--out=FOLDER: there are no checkpoints without one"}};
 }
 
@@ -265,6 +266,8 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   require(c.micro_batches % c.slice_count() == 0,
           "--slices=%zu does not divide --micro-batches=%zu: all slices have as many micro-batches", c.slices,
           c.micro_batches);
+  require(c.slice_count() % c.ranks == 0, "--ranks=%zu does not divide the %zu slices of a step (--slices)", c.ranks,
+          c.slice_count());
   size_t tokens;
   require(!__builtin_mul_overflow(c.batch, c.model.context, &tokens), "--batch=%zu times --context=%zu overflows",
           c.batch, c.model.context);

@@ -81,6 +81,7 @@ struct Config {
   DeviceChoice device = DeviceChoice::automatic;
   bool graph = false;
   size_t threads = 0;
+  size_t ranks = 1;  // of --describe
 };
 
 }  // namespace gated

@@ -423,7 +423,10 @@ void list_run_flags(FlagTable& t, Config& c) {
        {"light", Recompute::light, "layers/block.cuh", "outputs of norms, rotations, gates and activation functions"},
        {"full", Recompute::full, "layers/model.cu", "all that a block computes: its input alone is kept"}},
       "what of the forward is not kept in memory, and computed again in the backward, to the same bits");
-  t.number("--threads", c.threads, between<size_t>(0, 4096), "CPU threads; 0: one a core");
+  t.number("--threads", c.threads, between<size_t>(0, 4096),
+           "CPU threads; 0: one a core, and of several ranks one a core of their share");
+  t.number("--ranks", c.ranks, between<size_t>(1, size_t{1} << 20),
+           "of --describe: what one of so many ranks would hold and send (docs/ranks.md); mpirun -n starts them");
 }
 
 // "100", or a time: "90s", "30m", "2h". (5M is five million steps.)
