@@ -2,6 +2,7 @@
 """Trains the rows of the papers' tables at a small scale, and sets them beside the papers' figures.
 
 usage: make && scripts/tables.py p1-4 p2-1 --scale=minutes --seeds=3      writes results/p1-4.minutes.md and .json, ..., README.md
+       scripts/tables.py p1-1 p2-1 --scale=gpu --text=FILE                the main rows at GPT-2's size, a run a GPU
        scripts/tables.py p2-1 --scale=paper                               prints the commands for the paper's models
 
 Each row is a line of flags (scripts/paper_tables.py), run for several seeds, one process a core, by the engine of
@@ -9,6 +10,7 @@ scripts/sweep.py. A run that is finished is not run again, and one that was stop
 Runs are kept under build/tables.
 """
 import concurrent.futures
+import dataclasses
 import math
 import os
 import re
@@ -20,7 +22,7 @@ from common import ROOT, parser_of, refuse, require_train, write_whole
 from paired import FEWEST, half_width, rank_agreement, verdicts
 from paper_tables import PAPER_RUNS, PAPERS, SCALES, TABLES, Stability, Times
 from plots import read_log
-from sweep import (SEEDS, Run, ended_by_hand, evaluate, last_of_each, load, markdown, means, options_of, places, read_text, store, train_all, train_program, write_page)
+from sweep import (SEEDS, Run, ended_by_hand, evaluate, gpus, last_of_each, load, markdown, means, options_of, places, read_text, store, train_all, train_program, write_page)
 
 NAMES = (*TABLES, "p2-4", "stability")
 
@@ -35,7 +37,7 @@ def flags_of(row_flags, lr_factor, scale, kind):
     flags = shlex.split(words) + [f"--lr={lr:.6g}", f"--min-lr={lr / 10:.6g}"]
     if kind == "sinks":
         flags.append("--data=bigram-backcopy")
-    flags = last_of_each(flags)
+    flags = last_of_each(flags + shlex.split(scale.also))
     if "--mixer=gated-delta" in flags:  # has no queries and keys to norm
         flags = [flag for flag in flags if not flag.startswith("--qk-norm=")]
     return tuple(flags)
@@ -77,8 +79,8 @@ def compared(table, column, row, to, values, untrained_rows):
         kept["gap"] = statistics.fmean(differ)
     if len(differ) > 1:
         kept["interval"] = half_width(differ)
-    if paper == "lower":
-        effect = -math.inf
+    if isinstance(paper, str):
+        effect = -math.inf if paper == "lower" else math.inf
     elif paper is not None and beside is not None:
         effect = kept["paper_gap"] = change(paper, beside)
     elif paper is None and column in row.paper:
@@ -177,6 +179,14 @@ def run_of(table, row, kind, scale, seed, text):
     after = run_of(table, row, "before long", scale, seed, text) if kind == "long" else None
     return Run(flags_of(f"{table.base} {row.flags}", row.lr, scale, kind), seed, text,
                f"{table.source} row {row.number}: {row.name}, {kind}", after)
+
+
+def table_at(name, scale):
+    """A table, of those rows that the scale runs."""
+    table = TABLES[name]
+    numbers = scale.rows.get(name, [row.number for row in table.rows])
+    return dataclasses.replace(table, rows=[row for row in table.rows if row.number in numbers],
+                               controls=[pair for pair in table.controls if set(pair) <= set(numbers)])
 
 
 def runs_of(table, scale, seeds, text):
@@ -373,6 +383,7 @@ def write(name, title, lines, contents, options, text):
     command = f"scripts/tables.py {name} --scale={scale_name}"
     if text:
         command += f" --seeds={options.seeds}" + ("" if options.text == "self" else " --text=FILE")
+        command += f" --also={shlex.quote(options.also)}" if options.also else ""
     about = {"text": dict(zip(("bytes", "sha256"), text.about)) or text.data} if text else {}
     page = os.path.join(options.results, f"{name}.{scale_name}")
     store(page + ".json", {"table": name, "title": title, "command": command} | about | contents, indent=1)
@@ -387,6 +398,7 @@ def main():
     parser.add_argument("--text", default="self", help="the text whose loss is compared: a file, or this repository's source [self]")
     parser.add_argument("--runs", default=os.path.join(ROOT, "build/tables"), help="where runs are kept [build/tables]")
     parser.add_argument("--results", default=os.path.join(ROOT, "results"), help="where the tables go [results]")
+    parser.add_argument("--also", default="", metavar="FLAGS", help="flags of every run, which override the table's: for a try")
     parser.add_argument("--describe", action="store_true", help="print how large each model is, and train nothing")
     options = options_of(parser)
     for name in options.tables:
@@ -402,28 +414,31 @@ def main():
         return
     require_train()
     text = read_text(options.text)
-    scale, seeds = SCALES[options.scale], SEEDS[:options.seeds]
+    scale, seeds = dataclasses.replace(SCALES[options.scale], also=options.also), SEEDS[:options.seeds]
+    if scale.rows and not set(options.tables) <= set(scale.rows):
+        refuse(f"--scale={options.scale}: expected tables of {', '.join(scale.rows)}")
+    tables = {name: table_at(name, scale) for name in options.tables if name in TABLES}
     of_runs = [name for name in options.tables if name != "p2-4"]
     wanted = []
     for name in of_runs:
-        runs = stability_runs(scale, seeds, text) if name == "stability" else runs_of(TABLES[name], scale, seeds, text)
+        runs = stability_runs(scale, seeds, text) if name == "stability" else runs_of(tables[name], scale, seeds, text)
         wanted += [run for same_seed in zip(*runs.values()) for run in same_seed]
     if options.describe:
         describe_all(wanted, seeds[0])
         return
     kept_runs = os.path.join(os.path.abspath(options.runs), options.scale)
-    side_by_side = places(options.jobs)
+    side_by_side = places(options.jobs, gpus() if options.scale == "gpu" else ())
     results = train_all(wanted, kept_runs, side_by_side)
     for name in of_runs:
         if name != "stability":
-            evaluate_columns(TABLES[name], scale, seeds, text, results, kept_runs, len(side_by_side))
+            evaluate_columns(tables[name], scale, seeds, text, results, kept_runs, len(side_by_side))
     for name in options.tables:
         if name == "p2-4":
             write(name, Times.title, *table_of_times(options.scale), options, None)
         elif name == "stability":
             write(name, Stability.title, *table_of_stability(scale, seeds, text, results), options, text)
         else:
-            table = TABLES[name]
+            table = tables[name]
             contents = table_of_rows(table, scale, seeds, text, results)
             write(name, f"{table.title} ({table.source})", lines_of(table, contents), contents, options, text)
     write_index(options.results)

@@ -64,6 +64,11 @@ SECTIONS = [
               "The largest |h| of the residual stream. In 2601.22966 it rises early, falls with the learning rate, and "
               "stays small with GatedNorm (figures 3 and 4).",
               logged("largest_activation"), f.over_training("largest_activation", "largest |h|", by_factors="y")),
+        Lines("relative-peak", "Largest activation over the median",
+              "The largest |h| over the median |h| of its state, in the state where that is most: it stays as it is when "
+              "the whole stream grows.",
+              logged("peak_over_median"),
+              f.over_training("peak_over_median", "largest over median |h|", by_factors="y")),
         Lines("first-token", "Attention to the first token",
               "The mean over layers, heads and queries. Where an attention sink forms, it "
               "rises.", logged("first_token_attention"),

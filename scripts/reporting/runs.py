@@ -31,7 +31,7 @@ LOG = {
     "loss": "", "gradient_norm": "", "validation_loss": "", "bigram_entropy": "", "first_token_attention": "",
     "first_token_attention_largest": "", "first_token_attention_largest_at.layer": "",
     "first_token_attention_largest_at.head": "", "first_token_value_norm": "", "sink_attention": "",
-    "largest_activation": "",
+    "largest_activation": "", "peak_over_median": "", "top_dimension_over_median": "",
     "largest_activation_by_state": "S", "largest_activation_behind_first": "", "massive_activations": "",
     "residual_sink_dimensions": "*", "gate_score_mean": "", "norm_gate_score_mean": "", "norm_weight_furthest": "",
     "norm_weight_furthest_at.layer": "", "norm_weight_furthest_at.dimension": "", "pre_weight_furthest": "",

@@ -66,6 +66,8 @@ COLUMNS = [
     ("attention to the learned sink", lambda run: scalar(run, "sink_attention", "{:.1%}"), nothing),
     ("|v| at the first token over others", lambda run: scalar(run, "first_token_value_norm", "{:.2f}"), nothing),
     ("largest |h|", lambda run: scalar(run, "largest_activation", "{:.4g}"), behind_first),
+    ("over the median", lambda run: scalar(run, "peak_over_median", "{:.1f}"), nothing),
+    ("top dimension over the median", lambda run: scalar(run, "top_dimension_over_median", "{:.1f}"), nothing),
     ("massive activations", lambda run: scalar(run, "massive_activations", "{:,.0f}"), nothing),
     ("residual-sink dimensions", sink_dimensions, first_dimensions),
     ("first step with an outlier dimension", lambda run: scalar(run, "first_outlier_step", "{:,.0f}"), nothing),
