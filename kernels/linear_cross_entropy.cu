@@ -50,7 +50,7 @@
 #include "core/mma.cuh"
 #include "core/quad.cuh"
 #include "core/reduce.cuh"
-#include "kernels/bf16/matmul_bf16.h"
+#include "kernels/matmul.h"
 #include "kernels/linear_cross_entropy.cuh"
 
 namespace gated {

@@ -12,8 +12,9 @@ namespace gated {
 enum class Layout { nt, nn, tn };
 enum class Accumulate { no, yes };  // C = product, or C = C + product
 
-// k is summed in slices of this many: the order of the sum, and so a part of the result. kernels/matmul.cu
-constexpr size_t matmul_slice = 1024;
+// k is summed in slices of this many: the order of the sum, and so a part of the result. kernels/matmul.cu; of bf16
+// matrices: kernels/bf16/matmul_bf16.cu
+constexpr size_t matmul_slice = 1024, matmul_bf16_slice = 4096;
 
 // A matrix inside wider rows: element (row, column) is data[row * ld + column]. ld, the leading dimension, is at least
 // the number of columns. What lies between the columns and ld is neither read nor written.

@@ -9,9 +9,6 @@
 
 namespace gated {
 
-// k is summed in slices of this many: a part of the result, as matmul_slice is of a product of floats.
-constexpr size_t matmul_bf16_slice = 4096;
-
 // What stands in the middle of a feed-forward layer, made in the end of the product before it, which has the elements
 // at hand: y = act(C), or y = act(g) * C, of C as it is stored. The bits are those of activation_forward() or
 // glu_forward() on C, and the activations those that they take; but cuBLASLt makes gelu_tanh of C before it is rounded.
