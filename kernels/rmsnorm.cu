@@ -334,6 +334,7 @@ void rmsnorm_backward(const RmsnormGradients& out, ConstReals dy, const Residual
       launch(rmsnorm_backward_kernel<S, decltype(dx), decltype(z), decltype(w)>, rows_grid(N), rows_block, 0, ctx, dx,
              out.mean, d, z, w, r, N, C);
     };
+    if (ctx.device == Device::cpu && rmsnorm_backward_slices_cpu(to, d, in.as<S>(), weights, r, N, C)) return;
     if (!weights.pre) column_reduce_add(out.dw, N, C, RmsnormFoldDw<S>{d, x, r, C}, ctx);
     if (ctx.device == Device::cpu)
       rmsnorm_backward_rows_cpu(to, d, in.as<S>(), weights, r, N, C);

@@ -2,6 +2,8 @@
 // the weights can do.
 #include "kernels/rmsnorm.h"
 
+#include <omp.h>
+
 #include "core/sums.h"
 #include "kernels/rmsnorm.cuh"
 #include "tests/norm_cases.h"
@@ -134,6 +136,16 @@ TEST_CASE("rmsnorm: CPU and kernels equal the general reference bit for bit", "[
     require_general_bits<bf16>(9, 131, c, pre, offset);
     require_general_bits<bf16>(5, 1032, c, pre, offset);
   }
+}
+
+TEST_CASE("rmsnorm: a CPU's thread with slices of its own makes dx and dw in one pass, with the same bits", "[bitwise]") {
+  const int threads = omp_get_max_threads();
+  omp_set_num_threads(1);
+  for (const NormCase& c : {NormCase{false, false}, {true, true}, {true, true, norm_joins()[1]}}) {
+    require_general_bits<float>(390, 24, c, false, 1);
+    require_general_bits<bf16>(385, 131, c, false, 0);
+  }
+  omp_set_num_threads(threads);
 }
 
 // 1 + 2^-9 is stored as 1.
