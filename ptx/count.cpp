@@ -123,9 +123,10 @@ void Counter::end_block() {
 void Counter::write() const {
   std::ofstream out(getenv("PTX_COUNT"));
   for (const Launch& l : launches_) {
-    out << "{\"kernel\": \"" << l.kernel << "\", \"file\": \"" << l.file << "\", \"call\": " << l.call << ", \"grid\": [" << l.grid.x << ", "
-        << l.grid.y << ", " << l.grid.z << "], \"block\": [" << l.block.x << ", " << l.block.y << ", " << l.block.z
-        << "], \"dynamic\": " << l.dynamic << ", \"static\": " << l.fixed << ", \"times\": " << l.times
+    out << "{\"kernel\": \"" << l.kernel << "\", \"file\": \"" << l.file << "\", \"call\": " << l.call;
+    for (const auto& [name, e] : {std::pair("grid", l.grid), {"block", l.block}})
+      out << ", \"" << name << "\": [" << e.x << ", " << e.y << ", " << e.z << "]";
+    out << ", \"dynamic\": " << l.dynamic << ", \"static\": " << l.fixed << ", \"times\": " << l.times
         << ", \"sampled\": " << l.sampled << ", \"lines\": [";
     const char* comma = "";
     for (const auto& [key, line] : l.lines) {

@@ -1,20 +1,19 @@
 // count: what a launch does to memory and to the pipes, counted where its threads run.
 //
-// PTX_COUNT=FILE: no launch runs whole. Of each one that differs from those before in more than its addresses, six blocks
-// run, the first, the last, and four that lie evenly between; FILE says what those four did, summed (all, where there are
-// no more than six). Device memory is then zeros that take no place, copies of more than a MiB and all memsets are left out,
-// and the device has 132 multiprocessors: a step of a model of any size can be counted on a laptop, and computes nothing.
-//
-// PTX_COUNT_BLOCKS=0: no block runs; FILE then has the launches alone.
+// PTX_COUNT=FILE: no launch runs whole. Of each one that differs from those before in more than its addresses, six
+// blocks run, the first, the last, and four that lie evenly between; FILE says what those four did, summed (all, where
+// there are no more than six). Device memory is then zeros that take no place, copies of more than a MiB and all memsets
+// are left out, and the device has 132 multiprocessors: a step of a model of any size can be counted on a laptop, and
+// computes nothing. PTX_COUNT_BLOCKS=0: no block runs; FILE then has the launches alone.
 //
 // Accesses are counted by warps, as the hardware makes them (CUDA C++ Best Practices Guide, "Coalesced Access to Global
 // Memory" and "Shared Memory and Memory Banks"): the lanes that come to a line for the n-th time make one access.
-//   sectors     pieces of 32 bytes of global memory that the lanes write, or that no thread of the block has read before: what
-//               has been read is in the first cache
-//   wavefronts  turns that the access takes: of shared memory's 32 banks, each of which has one word of 4 bytes a turn; 8
-//               bytes a lane go by half warps, 16 by quarters, and a word is fetched once for all lanes. Of global memory
-//               one for each line of 128 bytes
-// scripts/gpu_model.py reads the file. tests/test_ptx.cpp
+//   sectors     pieces of 32 bytes of global memory that the lanes write, or that no thread of the block has read
+//               before: what has been read is in the first cache
+//   wavefronts  turns that the access takes: of shared memory's 32 banks, each of which has one word of 4 bytes a
+//               turn; 8 bytes a lane go by half warps, 16 by quarters, and a word is fetched once for all lanes. Of
+//               global memory one for each line of 128 bytes
+// scripts/gpu_model.py reads the file. tests/test_ptx_count.cpp
 #pragma once
 #include <map>
 #include <string>

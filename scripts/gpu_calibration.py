@@ -1,9 +1,10 @@
 """Kernels of others whose speed on an H100 is published, for scripts/gpu_model.py --calibrate.
 
-None of their code is here. docs/gpu_model.md says how each is compiled; the folder then holds naive.cubin, tiled.cubin, fwd.cubin, bwd.cubin.
-A row: cubin, a text in the kernel's name, what, who published it, floating-point operations in all, published operations a second,
-grid, threads, dynamic shared memory in bytes, what is counted in the main loop and how many operations one of it makes of a warp, turns of
-L1 a round of the loop where the addresses are not in order, and whether it was fitted (True) or held out (False).
+None of their code is here. docs/gpu_model.md says how each is compiled; the folder then holds naive.cubin, tiled.cubin,
+fwd.cubin and bwd.cubin. A row: cubin, a text in the kernel's name, what, who published it, floating-point operations in
+all, published operations a second, grid, threads, dynamic shared memory in bytes, what is counted in the main loop and
+how many operations one of it makes of a warp, turns of L1 a round of the loop where the addresses are not in order, and
+whether it was fitted (True) or held out (False).
 """
 GEMMS = "waynehacking8/blackwell-tensorcore-kernels, results/bench.csv, NVIDIA H100 80GB HBM3"
 FLASH = "FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, bars of FlashAttention-2, H100 80GB SXM5, without a mask"

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""How long each kernel of a training step would take on an H100, computed from its machine code: no GPU is needed, and none has
-been asked. `make gpu-model` builds what this reads.
+"""How long each kernel of a training step would take on an H100, computed from its machine code: no GPU is needed, and
+none has been asked. `make gpu-model` builds what this reads.
 
 What is known of a launch, and from where:
 
-  launches     how many, grid, block, shared memory: the trainer itself, at true size, over the rehearsal's stand-in of CUDA's runtime
-  accesses     how often each line of PTX runs, sectors, turns of banks: six blocks of each launch, run on the CPU (ptx/count.h)
-  slots        instructions, loops and pipes: ptxas' machine code for sm_90 (scripts/sass.py). How often a block of instructions
-               runs is known from the accesses in it, which stand on the same line of the source in PTX and in machine code
+  launches     how many, grid, block, shared memory: the trainer itself, at true size, over the rehearsal's stand-in of
+               CUDA's runtime
+  accesses     how often each line of PTX runs, sectors, turns of banks: six blocks of each launch, run on the CPU
+               (ptx/count.h)
+  slots        instructions, loops and pipes: ptxas' machine code for sm_90 (scripts/sass.py). How often a block of
+               instructions runs is known from the accesses in it, which stand on the same line of the source in PTX and
+               in machine code
+               A block without an access, outside of loops, is taken to run once: of alternatives, too much. (?) stands
+               where that is more than 40 % of the slots
   occupancy    registers and shared memory: cuobjdump, CUDA's rules
 
 Each resource gives a time that the launch cannot be shorter than:
@@ -19,18 +24,20 @@ Each resource gives a time that the launch cannot be shorter than:
   L2, memory   bytes of all sectors; bytes of each array once
   launch       the gap between two kernels
 
-The busiest multiprocessor counts: blocks are whole. The prediction is (sum of t^p)^(1/p) over these times: what is near the longest
-adds to it. p and the pipes' rates come from kernels of others whose speed is published; those that were held out say how far the
-sum can be trusted (--calibrate, results/gpu_calibration.json). The binding term is the longest.
+The busiest multiprocessor counts: blocks are whole. The prediction is (sum of t^p)^(1/p) over these times: what is near
+the longest adds to it. p comes from kernels of others whose speed is published; those that were held out say how far
+the sum can be trusted (--calibrate, docs/gpu_model.md). The binding term is the longest.
 
 usage: scripts/gpu_model.py [--json=FILE] [--only=TEXT] [--launches=FILE] FOLDER TRAIN
        scripts/gpu_model.py --calibrate FOLDER
+       scripts/gpu_model.py --table FILE.json
   FOLDER       of *.cubin, one for each unit of kernels
   TRAIN        the rehearsal's trainer
   --json       everything, to a file
   --only       the models with this in their names
   --launches   what was counted of them, to a file
   --calibrate  FOLDER has kernels of others as cubins; prints predicted and published
+  --table      the tables of such a file, as docs/gpu_model.md has them
 """
 import glob
 import json
@@ -76,7 +83,8 @@ def combined(terms):
 
 
 def times_of(blocks, warps, at_once, pipes, turns, alone, l2_bytes, memory_bytes):
-    """The terms of a launch, in seconds. A block's: slots and cycles of pipes of all its warps, turns; a warp's cycles alone."""
+    """The terms of a launch, in seconds. A block's: slots and cycles of pipes of all its warps, turns; a warp's: cycles
+    alone."""
     second = 1 / C["clock"]
     rounds = math.ceil(blocks / C["multiprocessors"])  # blocks that the busiest multiprocessor runs
     terms = {pipe: rounds * cycles / 4 * second for pipe, cycles in pipes.items() if pipe in TERMS}
@@ -91,12 +99,13 @@ def times_of(blocks, warps, at_once, pipes, turns, alone, l2_bytes, memory_bytes
 # ---- how often each block of instructions runs
 
 def executions(function, counted):
-    """For each block of a function how often a warp runs it, from how often it runs accesses: `counted` has that by kind and line.
+    """For each block of a function how often a warp runs it, from how often it runs accesses: `counted` has that by kind
+    and line. And the blocks of which that is unknown; they are taken to run once.
 
-    Accesses of one kind on one line are taken to run equally often where they stand in the same loop. Where one line stands in
-    several loops, those in the innermost take what is left when the others have run once. Accesses whose lines do not meet, as
-    ptxas names another of those that were inlined into each other, share what is left of their kind; where nothing is, they
-    do not run.
+    Accesses of one kind on one line are taken to run equally often where they stand in the same loop. Where one line
+    stands in several loops, those in the innermost take what is left when the others have run once. Accesses whose lines
+    do not meet, as ptxas names another of those that were inlined into each other, share what is left of their kind;
+    where nothing is, they do not run.
     """
     sites = defaultdict(list)  # of a kind on a line: blocks, once for each site
     for n, block in enumerate(function.blocks):
@@ -119,27 +128,26 @@ def executions(function, counted):
     for n, estimates in found.items():
         sure = sorted(t for unsure, t in estimates if unsure == min(estimates)[0])
         times[n] = sure[len(sure) // 2]
-    # A block without an access runs as often as the rarer of its neighbours in the same loop that have one; outside of loops once.
-    guessed = set()
+    # A block without an access runs as often as the rarer of its neighbours in the same loop that have one; outside of
+    # loops once.
+    unsure = set()
     for n, block in enumerate(function.blocks):
-        if n in times or not block.loops:
+        if n in times:
             continue
         near = [next((m for m in where if m in found and function.blocks[m].loops == block.loops), None)
-                for where in (range(n - 1, -1, -1), range(n + 1, len(function.blocks)))]
+                for where in (range(n - 1, -1, -1), range(n + 1, len(function.blocks)))] if block.loops else []
         near = [times[m] for m in near if m is not None]
         if near:
             times[n] = min(near)
         else:
-            guessed.add(block.loops[-1])
-    for n, block in enumerate(function.blocks):
-        if n not in times:  # a loop of which nothing is known is left out where it is inside of one that is known
             times[n] = 1
-    return times, len(guessed)
+            unsure.add(n)
+    return times, unsure
 
 
 def work_of(function, counted):
     """Of one warp: slots and pipes' cycles, cycles alone, and the innermost loop with the most slots."""
-    times, guessed = executions(function, counted)
+    times, unsure = executions(function, counted)
     pipes, alone, slots, members = defaultdict(float), 0.0, defaultdict(float), defaultdict(list)
     for n, block in enumerate(function.blocks):
         for i in block.instructions:
@@ -169,7 +177,8 @@ def work_of(function, counted):
         ran = [(t / rounds, i) for t, block in inside for i in block.instructions]
         loop = {"slots": sum(t for t, _ in ran), "mma": sum(t for t, i in ran if i.pipe[0] == "tensor"),
                 "share": sum(t for t, _ in ran) * rounds / pipes["issue"]}
-    return pipes, alone, loop, guessed
+    unknown = sum(len(function.blocks[n].instructions) for n in unsure) / pipes["issue"]
+    return pipes, alone, loop, unknown
 
 
 # ---- what was counted
@@ -201,9 +210,9 @@ def union(ranges):
     return [(last - first, moved) for first, last, moved in groups]
 
 
-# What is modelled: flags, and the runs whose launches are added up, each so many times: more flags, and whether blocks run. (Two
-# steps less one are a step without what a run begins and ends with. A model whose weights would not fit here is made of
-# two with fewer layers: its launches are linear in the layers.)
+# What is modelled: flags, and the runs whose launches are added up, each so many times: more flags, and whether blocks
+# run. (Two steps less one are a step without what a run begins and ends with. A model whose weights would not fit here
+# is made of two with fewer layers: its launches are linear in the layers.)
 MODELS = {
     "GPT-2 124M, bf16, B 32, T 1024": ("--preset=gpt2-124m --batch=32", [
         (1, "--steps=2", True), (-1, "--steps=1", False)]),
@@ -218,7 +227,7 @@ OF_ALL = "--device=cuda --precision=bf16 --warmup=1 --sample-tokens=0 --val-batc
 
 
 def launches_of(train, flags, runs):
-    """The launches of a step, each with what it does. Blocks run on all cores."""
+    """The launches of a step, each with what it does."""
     times, described = defaultdict(int), {}
     for weight, more, with_blocks in runs:
         with tempfile.TemporaryDirectory(prefix="gpu_model_") as folder:
@@ -264,14 +273,14 @@ def predict(launch, function, resources):
             ranges.append((first, last, moved))
     shared = resources.shared + launch["dynamic"]
     at_once = sass.blocks_at_once(resources.registers, threads, shared)
-    pipes, alone, loop, guessed = work_of(function, counted)
+    pipes, alone, loop, unknown = work_of(function, counted)
     memory = sum(min(span, moved) for span, moved in union(ranges))
     terms = times_of(blocks, warps, at_once, {p: c * warps for p, c in pipes.items()}, turns, alone, sectors, memory)
     bank = sum(l[6] for l in launch["lines"] if l[1] == "shared")
     least = sum(max(l[4] / 128, l[3] if l[4] else 0) for l in launch["lines"] if l[1] == "shared")
     return {"launches": launch["times"], "grid": launch["grid"], "threads": threads, "registers": resources.registers,
             "shared": shared, "spilled": resources.stack, "blocks at once": at_once, "warps at once": at_once * warps,
-            "waves": blocks / (C["multiprocessors"] * max(at_once, 1)), "loop": loop, "loops without an access": guessed,
+            "waves": blocks / (C["multiprocessors"] * max(at_once, 1)), "loop": loop, "slots of unknown blocks": unknown,
             "slots a warp": pipes["issue"], "L2 bytes": sectors, "memory bytes": memory,
             "turns of banks over the least": bank / least if least else None,
             "terms": terms, "bound by": max(terms, key=terms.get), "seconds": combined(terms)}
@@ -344,19 +353,33 @@ def calibration_table(rows):
 HEAD = "| kernel | launches | grid × threads | waves | warps at once | registers | main loop, slots/mma | bound by | each, µs | all, ms |"
 
 
-def table(rows):
+def table(rows, least=0.005):
+    """Kernels that take less than `least` of the whole are one line."""
+    def seconds(row):
+        return row["seconds"] * row["launches"]
+    total = sum(map(seconds, rows))
+    small = [row for row in rows if seconds(row) < least * total]
     lines = [HEAD, "|---|--:|---|--:|--:|--:|---|---|--:|--:|"]
     for row in rows:
+        if row in small:
+            continue
         loop = row["loop"]
         slots = f"{loop['slots']:.0f}" + (f"/{loop['mma']:.0f}" if loop["mma"] else "") if loop else ""
         terms = sorted(row["terms"].items(), key=lambda term: -term[1])[:2]
         bound = ", ".join(f"{name} {t * 1e6:.0f}" for name, t in terms)
         lines.append(f"| {row['kernel'].split('(')[0]} | {row['launches']} | {'·'.join(map(str, row['grid']))} × {row['threads']} | "
-                     f"{row['waves']:.2f} | {row['warps at once']} | {row['registers']} | {slots} | {bound} | {row['seconds'] * 1e6:.0f} | "
-                     f"{row['seconds'] * row['launches'] * 1e3:.2f} |")
-    total = sum(row["seconds"] * row["launches"] for row in rows)
-    lines.append(f"| all, *computed* | {sum(row['launches'] for row in rows)} | | | | | | | | {total * 1e3:.2f} |")
-    return "\n".join(lines), total
+                     f"{row['waves']:.2f} | {row['warps at once']} | {row['registers']} | {slots} | "
+                     f"{bound}{' (?)' if row['slots of unknown blocks'] > 0.4 else ''} | "
+                     f"{row['seconds'] * 1e6:.0f} | {seconds(row) * 1e3:.2f} |")
+    lines.append(f"| {len(small)} others | {sum(row['launches'] for row in small)} | | | | | | | | {sum(map(seconds, small)) * 1e3:.2f} |")
+    longest = sum(row["terms"][row["bound by"]] * row["launches"] for row in rows)
+    lines.append(f"| all, *computed* | {sum(row['launches'] for row in rows)} | | | | | | the longest terms alone: {longest * 1e3:.0f} ms | | "
+                 f"{total * 1e3:.2f} |")
+    return "\n".join(lines)
+
+
+def page(models):
+    return "\n\n".join(f"### {name}\n\n{table(rows)}" for name, rows in models.items())
 
 
 def main():
@@ -365,9 +388,13 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--launches")
     parser.add_argument("--calibrate", action="store_true")
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("folder")
     parser.add_argument("train", nargs="?")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(page(json.loads(read(arguments.folder))["models"]))
+        return
     for name in ("nvdisasm", "cuobjdump"):
         if not sass.tool(name):
             refuse(f"no {name}: CUDA's toolkit has it, and pip install triton brings one")
@@ -384,9 +411,8 @@ def main():
         if arguments.launches:
             write_whole(arguments.launches, "".join(json.dumps(launch) + "\n" for launch in launches))
         rows = model(arguments.folder, launches)
-        text, total = table(rows)
-        print(f"\n## {name}\n\n{text}", flush=True)
-        result[name] = {"seconds": total, "kernels": rows}
+        print(page({name: rows}), flush=True)
+        result[name] = rows
     if arguments.json:
         write_whole(arguments.json, json.dumps({"device": "computed, no GPU", "constants": CONSTANTS, "models": result}, indent=1) + "\n")
 

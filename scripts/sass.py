@@ -1,8 +1,9 @@
-"""The machine code of a GPU's kernels as nvdisasm prints it: basic blocks, loops, and what each instruction asks of the hardware.
+"""The machine code of a GPU's kernels as nvdisasm prints it: basic blocks, loops, what each instruction asks of the GPU.
 
-A warp scheduler issues one instruction a cycle, whatever it is: a slot. The pipes behind it take some instructions more slowly: how many
-cycles a quarter of a multiprocessor is busy with one stands in PIPES, from the table of throughputs in NVIDIA's programming guide
-("Arithmetic Instructions", compute capability 9.0: results per clock of a multiprocessor; 32 lanes * 4 quarters / that).
+A warp scheduler issues one instruction a cycle, whatever it is: a slot. The pipes behind it take some instructions more
+slowly: how many cycles a quarter of a multiprocessor is busy with one stands in PIPES, from the table of throughputs in
+NVIDIA's programming guide ("Arithmetic Instructions", compute capability 9.0: results per clock of a multiprocessor;
+32 lanes * 4 quarters / that).
 """
 import os
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-# Pipe, cycles of a quarter, and the opcodes that go there; the first that fits. What is not here goes to the integers' pipe.
+# Pipe, cycles of a quarter, and the opcodes that go there; the first that fits. The rest goes to the integers' pipe.
 PIPES = [
     ("tensor", 8, r"HMMA\.16816|IMMA|QMMA"),  # mma.sync as on A100: 2048 products and sums a clock of a multiprocessor
     ("tensor", 4, r"HMMA\.1688"),
@@ -22,8 +23,8 @@ PIPES = [
     ("fma", 2, r"IMAD|IDP"),  # 64 a clock, on half of the same pipe
     ("memory", 0, r"LD|ST|ATOM|RED|SHFL|UTMA|MATCH|CCTL|LDSM|SYNCS"),  # by the turns that its addresses need
     ("uniform", 2, r"U[A-Z]|R2UR|S2UR|VOTEU"),
-    ("control", 1, r"BRA|EXIT|RET|CALL|BSSY|BSYNC|BAR|WARPSYNC|NOP|DEPBAR|MEMBAR|YIELD|JMP|BREAK|ERRBAR|ACQBULK|ELECT|NANOSLEEP"),
-    ("integer", 2, r""),  # 64 a clock: comparisons, logic, shifts, selections, additions of integers, conversions of pairs to bf16
+    ("control", 1, r"BRA|EXIT|RET|CALL|BSSY|BSYNC|BAR|WARPSYNC|NOP|DEPBAR|MEMBAR|YIELD|JMP|BREAK|ERRBAR|ACQBULK|ELECT"),
+    ("integer", 2, r""),  # 64 a clock: comparisons, logic, shifts, selections, sums of integers, pairs to bf16
 ]
 
 # What can be counted where the kernel's PTX runs, by the opcode of either.
@@ -148,8 +149,8 @@ def resources(cubin):
 
 
 def blocks_at_once(registers, threads, shared):
-    """Of a multiprocessor of compute capability 9.0, by CUDA's rules of occupancy: registers are given to a warp by 256, of
-    16384 a quarter; shared memory by 128 bytes, of 228 KiB; 64 warps, 32 blocks. `shared` has the system's 1 KiB."""
+    """Of a multiprocessor of compute capability 9.0, by CUDA's rules: registers are given to a warp by 256, of 16384 a
+    quarter; shared memory by 128 bytes, of 228 KiB; 64 warps, 32 blocks. `shared` has the system's 1 KiB."""
     warps = -(-threads // 32)
     of_a_warp = -(-registers * 32 // 256) * 256
     by_registers = 4 * (16384 // of_a_warp) // warps if registers else 64

@@ -95,7 +95,8 @@ void composed(const GatedNormTrial<float>& t, Context& ctx) {
   if (s.base == rms)
     rmsnorm_backward({t.dx, t.dbranch, g.w}, dn.data(), t.back(ctx), {.w = w.w, .offset = s.offset}, t.r, N, C, ctx);
   else
-    dyt_backward({t.dx, t.dbranch, g.alpha, g.w, g.b, row_sums.data()}, dn.data(), t.back(ctx), w.alpha, w.w, N, C, ctx);
+    dyt_backward({t.dx, t.dbranch, g.alpha, g.w, g.b, row_sums.data()}, dn.data(), t.back(ctx), w.alpha, w.w, N, C,
+                 ctx);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// scripts/gpu_model.py on machine code written here: the parser, the loops, the sums, all with answers known beforehand.
+// scripts/gpu_model.py on machine code written here: the parser, the loops, the sums, with answers known beforehand.
 #include "tests/script.h"
 
 using namespace gated;
@@ -47,11 +47,11 @@ print([(len(b.instructions), b.loops) for b in k.blocks])
 body = [i for b in k.blocks if b.loops == (0,) for i in b.instructions]
 print([i.opcode for i in body], body[0].line, body[-1].guard, [body[0].guard])
 print([i.pipe for i in body])
-# alone: 570 for the read, 4 for the FFMA, then MUFU, HMMA and ISETP a cycle apart, 5 for the predicate, 1 to begin again
+# alone: 570 for the read, 4 for the FFMA; MUFU, HMMA and ISETP a cycle apart, 5 for the predicate, 1 to begin again
 print(sass.cycles_alone(body))
 counted = {("read", "kernels/a.cu:5"): 10, ("write", "kernels/a.cu:8"): 1}
-times, guessed = gpu_model.executions(k, counted)
-print([times[n] for n in range(len(k.blocks))], guessed)
+times, unsure = gpu_model.executions(k, counted)
+print([times[n] for n in range(len(k.blocks))], unsure)
 pipes, alone, loop, _ = gpu_model.work_of(k, counted)
 print({p: pipes[p] for p in ("issue", "tensor", "mufu", "fma", "memory")}, loop["slots"], loop["mma"])
 )") == "k [('0x40', '0x90')]\n"
@@ -59,8 +59,8 @@ print({p: pipes[p] for p in ("issue", "tensor", "mufu", "fma", "memory")}, loop[
        "['LDG.E', 'FFMA', 'MUFU.EX2', 'HMMA.16816.F32.BF16', 'ISETP.GE.AND', 'BRA'] kernels/a.cu:5 P0 ['']\n"
        "[('memory', 0), ('fma', 1), ('mufu', 8), ('tensor', 8), ('integer', 2), ('control', 1)]\n"
        "582.0\n"
-       "[1, 1, 10.0, 1.0, 1] 0\n"
-       "{'issue': 67.0, 'tensor': 80.0, 'mufu': 80.0, 'fma': 12.0, 'memory': 0.0} 6 1\n");
+       "[1, 1, 10.0, 1.0, 1] {0, 1, 4}\n"
+       "{'issue': 67.0, 'tensor': 80.0, 'mufu': 80.0, 'fma': 12.0, 'memory': 0.0} 6.0 1.0\n");
 }
 
 TEST_CASE("gpu_model: occupancy as CUDA's rules have it", "[scripts]") {
@@ -69,8 +69,8 @@ TEST_CASE("gpu_model: occupancy as CUDA's rules have it", "[scripts]") {
   REQUIRE(f.python(R"(
 import sass
 print([sass.blocks_at_once(*launch) for launch in
-       [(32, 256, 0), (64, 256, 1024), (65, 256, 1024), (128, 256, 1024), (168, 128, 0), (255, 256, 0), (32, 256, 100 * 1024),
-        (32, 256, 229 * 1024), (16, 32, 0), (40, 1024, 0), (255, 512, 1024)]])
+       [(32, 256, 0), (64, 256, 1024), (65, 256, 1024), (128, 256, 1024), (168, 128, 0), (255, 256, 0),
+        (32, 256, 100 * 1024), (32, 256, 229 * 1024), (16, 32, 0), (40, 1024, 0), (255, 512, 1024)]])
 )") == "[8, 4, 3, 2, 3, 1, 2, 0, 32, 1, 0]\n");
 }
 
@@ -88,4 +88,11 @@ print(m.union([(0, 100, 50), (60, 200, 70), (300, 400, 9)]))
 )") == "{'issue': 3000, 'tensor': 600, 'memory': 3000, 'L1': 1500, 'latency': 1400, 'L2': 3000, 'launch': 1000}\n"
        "5000\n"
        "[(200, 120), (100, 9)]\n");
+}
+
+TEST_CASE("gpu_model: the page has the table of the results", "[scripts]") {
+  const Folder f;
+  const std::string table = f.done("{repo}/scripts/gpu_model.py --table {repo}/results/gpu_model.json");
+  REQUIRE(count(table, "| all, *computed* |") >= 1);
+  REQUIRE(contains(contents("docs/gpu_model.md"), table));
 }

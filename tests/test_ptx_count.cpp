@@ -86,7 +86,8 @@ TEST_CASE("ptx count: a launch's blocks, and the file", "[ptx]") {
   using nlohmann::json;
   const uint64_t from = ptx::device_begin;
   REQUIRE(launch["lines"] == json{json{7, "global", 0, 16, 8 * 36 * 4, 4 * 5, 16, from, from + 99 * 4096 + 1040},
-                                  json{9, "shared", 1, 8, 8 * 128, 0, 16, 0, 252}, json{9, "warp", 0, 8, 0, 0, 0, 0, 0}});
+                                  json{9, "shared", 1, 8, 8 * 128, 0, 16, 0, 252},
+                                  json{9, "warp", 0, 8, 0, 0, 0, 0, 0}});
   std::getline(in, line);
   REQUIRE(nlohmann::json::parse(line)["times"] == 1);
   unlink(file.c_str());
