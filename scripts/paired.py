@@ -15,7 +15,8 @@ POWER = 0.8  # how often the seeds that we ask for would see the effect
 
 
 def two_sided_p(t, df):
-    """How often Student's t with df degrees of freedom is further from 0 than t. (Abramowitz and Stegun, 26.7.3, 26.7.4)"""
+    """How often Student's t with df degrees of freedom is further from 0 than t. (Abramowitz and Stegun, 26.7.3,
+    26.7.4)"""
     theta = math.atan(abs(t) / math.sqrt(df))
     term = total = math.cos(theta) if df % 2 else 1.0
     for k in range(2 if df % 2 else 1, df - 1, 2):

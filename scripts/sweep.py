@@ -2,13 +2,14 @@
 """Trains a grid of flags, each point with several seeds, and sets the losses side by side: one table, one page.
 
 usage: make && scripts/sweep.py FOLDER --grid="CHOICE | CHOICE ..." [--grid=...] [--seeds=3] [-- FLAGS of all runs]
-       scripts/sweep.py sweeps/gates --grid="--attn=full | --attn=g1 | --attn=g1 --norm=gated" --grid="--lr=1e-3 | --lr=3e-3" \\
-           -- --data=input.txt --steps=600
+       scripts/sweep.py sweeps/gates --grid="--attn=full | --attn=g1 | --attn=g1 --norm=gated" \\
+           --grid="--lr=1e-3 | --lr=3e-3" -- --data=input.txt --steps=600
 
-A choice is some flags, or none. Every choice of one --grid meets every choice of the others. As many runs go on at once as there
-are GPUs, or else cores (one thread each). The same command goes on where it was stopped: a run that is finished is not run again,
-and one that was stopped is taken up at its newest checkpoint. In FOLDER: table.md and table.json, report.html of the first seed's
-runs, and runs/, where each run has its --out. The papers' tables (scripts/tables.py) run by the same engine.
+A choice is some flags, or none. Every choice of one --grid meets every choice of the others. As many runs go on at once
+as there are GPUs, or else cores (one thread each). The same command goes on where it was stopped: a run that is
+finished is not run again, and one that was stopped is taken up at its newest checkpoint. In FOLDER: table.md and
+table.json, report.html of the first seed's runs, and runs/, where each run has its --out. The papers' tables
+(scripts/tables.py) run by the same engine.
 """
 import concurrent.futures
 import hashlib
@@ -115,8 +116,8 @@ def store(path, value, indent=None):
 
 
 def train(run, runs, place=ONE_CORE):
-    """What came of a run: the last entries of its log, "measured", those on the way there, and its fingerprint; or that it diverged.
-    Kept in result.json."""
+    """What came of a run: the last entries of its log, "measured", those on the way there, and its fingerprint; or that
+    it diverged. Kept in result.json."""
     folder = run.folder(runs)
     path = os.path.join(folder, "result.json")
     if result := load(path):
@@ -184,8 +185,8 @@ def train_all(wanted, runs, places):
                 new, all_new = len([r for r in results if r not in here]), len(wanted) - len(here)
                 left = (time.monotonic() - begun) / new * (all_new - new)
                 loss = results[run].get("validation_loss")
-                print(f"{new}/{all_new}  {'diverged   ' if loss is None else f'loss {loss:.4f}'}  {int(left) // 60}:{int(left) % 60:02} left"
-                      f"  {run.name}, seed {run.seed}", flush=True)
+                print(f"{new}/{all_new}  {'diverged   ' if loss is None else f'loss {loss:.4f}'}  "
+                      f"{int(left) // 60}:{int(left) % 60:02} left  {run.name}, seed {run.seed}", flush=True)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -262,18 +263,22 @@ def table_of_points(points, results):
     """The lines of the table, and what its JSON holds. A gap is to the first point, between runs of one seed."""
     losses = {name: [results[run].get("validation_loss") for run in runs] for name, runs in points.items()}
     first = next(iter(points))
-    best = min(((sum(of_point) / len(of_point), name) for name, of_point in losses.items() if None not in of_point), default=(0, ""))[1]
+    best = min(((sum(of_point) / len(of_point), name) for name, of_point in losses.items() if None not in of_point),
+               default=(0, ""))[1]
     shown, kept = [], []
     for name, of_point in losses.items():
         pairs = [a - b for a, b in zip(of_point, losses[first]) if None not in (a, b)]
-        told = "" if name == first or not pairs else f"{sum(pairs) / len(pairs):+.4f}" + (f" ± {half_width(pairs):.4f}" if len(pairs) > 1 else "")
+        told = "" if name == first or not pairs else f"{sum(pairs) / len(pairs):+.4f}"
+        if told and len(pairs) > 1:
+            told += f" ± {half_width(pairs):.4f}"
         shown.append([f"`{name}`" + (" (lowest)" if name == best else ""), means(of_point, 4), told])
         kept.append({"point": name, "losses": of_point, "flags": points[name][0].line(),
                      "fingerprints": {run.seed: results[run].get("fingerprint", "diverged") for run in points[name]}})
     seeds = len(next(iter(points.values())))
-    legend = (f"{seeds} seeds: means ± half the range; a gap is the mean difference from the first point between runs of one seed, with its "
-              "95 % t-interval. Of many gaps some leave out 0 by chance.")
-    return markdown(["", "validation loss", "gap"], shown) + ["", legend if seeds > 1 else "One seed, so nothing is said of a spread."], kept
+    legend = (f"{seeds} seeds: means ± half the range; a gap is the mean difference from the first point between runs "
+              "of one seed, with its 95 % t-interval. Of many gaps some leave out 0 by chance.")
+    said = legend if seeds > 1 else "One seed, so nothing is said of a spread."
+    return markdown(["", "validation loss", "gap"], shown) + ["", said], kept
 
 
 def write_report(path, runs, folder):
@@ -299,7 +304,8 @@ def main():
     parser = parser_of(__doc__)
     parser.usage = "sweep.py FOLDER --grid=CHOICES [...] [-- FLAGS of all runs]"
     parser.add_argument("folder", metavar="FOLDER", help="where all goes")
-    parser.add_argument("--grid", action="append", required=True, metavar="CHOICES", help="flags that take turns, with | between them")
+    parser.add_argument("--grid", action="append", required=True, metavar="CHOICES",
+                        help="flags that take turns, with | between them")
     parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
     words = sys.argv[1:]
     behind = words.index("--") if "--" in words else len(words)
