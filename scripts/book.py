@@ -161,7 +161,7 @@ def added(numbers):
 
 
 def row_sum(numbers):
-    """The order of a sum along a row: RowSum of core/reduce.cuh."""
+    """The order of a sum along a row: RowSum of core/sums.h."""
     chains = [added(numbers[i::128]) for i in range(128)]
     lanes = [single(single(a + b) + single(c + d)) for a, b, c, d in zip(*(chains[i::4] for i in range(4)))]
     while len(lanes) > 1:
