@@ -60,7 +60,7 @@ cvta.global.u64 %rd16, %rd16;
   for (const auto& [to, where, from, there] : ways)
     for (const auto& [kind, bytes, n] : forms()) {
       const std::string stem = kind == "f32" ? "%f" : bytes == 8 ? "%rd" : bytes == 4 ? "%r" : "%rs";
-      const auto registers = [&](unsigned first) {
+      const auto registers = [&, n = n](unsigned first) {
         std::string list = stem + words(first);
         for (unsigned i = 1; i < n; i++) list += ", " + stem + words(first + i);
         return n == 1 ? list : "{" + list + "}";
