@@ -20,6 +20,11 @@ def refuse(message):
     sys.exit("error: " + message)
 
 
+def cores():
+    """How many cores this process may use; on macOS, where none can be kept from it, all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def library(name, flag):
     """A library, from this python or else from Debian's, which then runs the script from its start. flag: the option of
     scripts/setup.sh that installs it."""

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 
-from common import TRAIN, parser_of, refuse, require_train
+from common import TRAIN, cores, parser_of, refuse, require_train
 
 # How the idle threads of the other side may wait; its better figure counts.
 WAITING = {"default waiting": {}, "short spinning": {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}}
@@ -63,7 +63,7 @@ def parser_with(doc, rounds, python=""):
     if python:
         parser.add_argument("--python", default=sys.executable, help=f"a Python that has {python} [this one]")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"how often each program runs [{rounds}]")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="OpenMP threads [one a core]")
+    parser.add_argument("--threads", type=int, default=cores(), help="OpenMP threads [one a core]")
     return parser
 
 

@@ -25,7 +25,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from common import ROOT, TRAIN, parser_of, read, refuse, require_train, write_whole
+from common import ROOT, TRAIN, cores, parser_of, read, refuse, require_train, write_whole
 from paired import half_width
 from plots import read_log
 
@@ -70,7 +70,7 @@ def places(jobs, gpus=()):
     """So many places side by side; of 0 jobs one a GPU, or one a core."""
     if gpus:
         return [(("--device=cuda",), {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]}) for i in range(jobs or len(gpus))]
-    return [ONE_CORE] * (jobs or len(os.sched_getaffinity(0)))
+    return [ONE_CORE] * (jobs or cores())
 
 
 def train_program(*flags, place=ONE_CORE, cwd=ROOT, may_fail=""):

@@ -18,7 +18,7 @@ import shlex
 import statistics
 import tempfile
 
-from common import ROOT, parser_of, refuse, require_train, write_whole
+from common import ROOT, cores, parser_of, refuse, require_train, write_whole
 from paired import FEWEST, half_width, rank_agreement, verdicts
 from paper_tables import PAPER_RUNS, PAPERS, SCALES, TABLES, Stability, Times
 from plots import read_log
@@ -301,10 +301,9 @@ def table_of_times(scale_name):
                          "more_percent": more})
     heading = ["width", "", "plain, ms a step", "with it, ms a step", "more", "the paper's"]
     cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "unknown")
-    cores = len(os.sched_getaffinity(0))
-    return markdown(heading, shown) + ["", f"{cores} cores of {cpu}, fp32, 8 layers, 256 tokens a step. {rounds} rounds, in which the models take turns: "
+    return markdown(heading, shown) + ["", f"{cores()} cores of {cpu}, fp32, 8 layers, 256 tokens a step. {rounds} rounds, in which the models take turns: "
                                        "medians ± half the range. The papers' are of GPUs, in bf16."], {
-        "cpu": cpu, "cores": cores, "rows": kept}
+        "cpu": cpu, "cores": cores(), "rows": kept}
 
 
 def evaluate_columns(table, scale, seeds, text, results, runs, jobs):
