@@ -26,9 +26,10 @@ inline void row_dots(vec (&chain)[M], const float* rows, size_t ld, size_t count
                      size_t ldx, size_t depth) {
 #pragma GCC unroll 8
   for (size_t m = 0; m < M; m++) chain[m] = vec{};
-  const auto link = [&](const vec& numbers, size_t k) __attribute__((always_inline)) {
+  // Number c of the rows, and of each x from k on.
+  const auto link = [&](const vec& numbers, auto& xs, size_t c) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-    for (size_t m = 0; m < M; m++) chain[m] = fma(broadcast(x[m * ldx + k]), numbers, chain[m]);
+    for (size_t m = 0; m < M; m++) chain[m] = fma(xs[m](c), numbers, chain[m]);
   };
   size_t k = 0;
   if (count == lanes)
@@ -40,15 +41,19 @@ inline void row_dots(vec (&chain)[M], const float* rows, size_t ld, size_t count
         __builtin_prefetch(rows + (next + r) * ld + k, 0, 2);
       }
       transpose(square);
+      Broadcasts<> xs[M];
+      for (size_t m = 0; m < M; m++) xs[m].x = x + m * ldx + k;
 #pragma GCC unroll 16
-      for (size_t c = 0; c < lanes; c++) link(square[c], k + c);
+      for (size_t c = 0; c < lanes; c++) link(square[c], xs, c);
     }
   for (; k < depth; k += lanes) {  // fewer rows, or what is left of k
     const size_t n = std::min(lanes, depth - k);
     vec square[lanes];
     for (size_t r = 0; r < lanes; r++) square[r] = load_first(rows + std::min(r, count - 1) * ld + k, n);
     transpose(square);
-    for (size_t c = 0; c < n; c++) link(square[c], k + c);
+    Broadcasts<false> xs[M];
+    for (size_t m = 0; m < M; m++) xs[m].x = x + m * ldx + k;
+    for (size_t c = 0; c < n; c++) link(square[c], xs, c);
   }
 }
 

@@ -44,6 +44,13 @@ inline void store(float* p, vec v) {
 inline vec load_first(const float* p, size_t n) {
 #if defined(__AVX512F__)
   return (vec)_mm512_maskz_loadu_ps(n < lanes ? __mmask16((1u << n) - 1) : __mmask16(-1), p);
+#elif defined(__ARM_NEON)
+  if (n >= lanes) return load(p);
+  vec v{};  // (a loop of n rounds has g++ 12 keep in memory what its callers sum up in registers)
+  if (n > 0) v[0] = p[0];
+  if (n > 1) v[1] = p[1];
+  if (n > 2) v[2] = p[2];
+  return v;
 #else
   if (n >= lanes) return load(p);
   vec v{};
@@ -65,6 +72,23 @@ inline void store_first(float* p, vec v, size_t n) {
 inline vec broadcast(float x) {
   return x - vec{};
 }
+
+// The numbers x[0], x[1], ... of a row, one after the other in all lanes. Where a loop over j is unrolled and x has
+// whole vectors, NEON, which multiplies by any one element of a register, loads four at once.
+template <bool unrolled = true>
+struct Broadcasts {
+  const float* x;
+#if defined(__ARM_NEON)
+  vec four{};
+  vec operator()(size_t j) {
+    if constexpr (!unrolled) return broadcast(x[j]);
+    if (j % lanes == 0) four = (vec)vld1q_f32(x + j);  // (g++ 12 moves what load() has read through other registers)
+    return broadcast(four[j % lanes]);
+  }
+#else
+  vec operator()(size_t j) const { return broadcast(x[j]); }
+#endif
+};
 
 // a*b + c
 inline vec fma(vec a, vec b, vec c) {

@@ -374,13 +374,12 @@ static void logit_lanes(float* logit, const Sink& sink, const AttentionShape& s,
     for (size_t lane = 0; lane < tile; lane++) acc[d * tile + lane] = fused(w[lane], x[d], acc[d * tile + lane]);
 }
 
-// The chain over d of xt[d][lane] * y[d] of each lane, where y is packed like xt, or one row for all lanes.
-template <bool y_is_packed>
-[[gnu::flatten]] void dot_lanes(float* out, const float* xt, const float* y, size_t D) {
+// The chain over d of xt[d][lane] * yt[d][lane] of each lane.
+[[gnu::flatten]] static void dot_lanes(float* out, const float* xt, const float* yt, size_t D) {
   std::fill_n(out, tile, 0.0f);
   for (size_t d = 0; d < D; d++)
     for (size_t lane = 0; lane < tile; lane++)
-      out[lane] = fused(xt[d * tile + lane], y_is_packed ? y[d * tile + lane] : y[d], out[lane]);
+      out[lane] = fused(xt[d * tile + lane], yt[d * tile + lane], out[lane]);
 }
 
 // ---- forward: threads take tiles of 64 queries
@@ -441,12 +440,12 @@ static void backward_queries(const Backward& a, const Workspace& w, float* delta
   } else {
     std::copy_n(a.lse + s.stat(b, h, i0), count, lse);
     pack(w.acc, a.o + query, q_step, count, s.D);
-    dot_lanes<true>(delta, w.dot, w.acc, s.D);
+    dot_lanes(delta, w.dot, w.acc, s.D);
   }
   if (a.sink.logit) {
     float p[tile];
     logit_lanes(p, a.sink, s, b, h, i0);
-    if (a.sink.value) dot_lanes<false>(sink_ds, w.dot, a.sink.value + h * s.D, s.D);
+    if (a.sink.value) product(sink_ds, a.sink.value + h * s.D, s.D, w.dot, s.D, {0, 1, 0, tile / lanes, true});
     for (size_t lane = 0; lane < tile; lane++) {
       p[lane] = exact_exp(p[lane] - lse[lane]);
       sink_ds[lane] = p[lane] * (sink_ds[lane] - delta[lane]);

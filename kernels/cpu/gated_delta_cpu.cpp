@@ -61,8 +61,7 @@ void pass(vec (&to_a)[across], vec (&to_b)[across], float* S, const float* a, co
     for (size_t r = 0; r < 4; r++)
 #pragma GCC unroll 2
       for (size_t v = 0; v < across; v++) chain_a[r][v] = chain_b[r][v] = vec{};
-    const auto link = [&](size_t i, size_t r) __attribute__((always_inline)) {
-      const vec ai = broadcast(a[i]), bi = broadcast(b[i]), ki = broadcast(k[i]);
+    const auto link = [&](size_t i, size_t r, vec ai, vec bi, vec ki) __attribute__((always_inline)) {
 #pragma GCC unroll 2
       for (size_t v = 0; v < across; v++) {
         float* const at = S + i * width + v * lanes;
@@ -76,12 +75,14 @@ void pass(vec (&to_a)[across], vec (&to_b)[across], float* S, const float* a, co
       }
     };
     size_t i = c;
-    for (; i + 4 <= Dk; i += chains)
+    for (; i + 4 <= Dk; i += chains) {
+      Broadcasts<> ai{a + i}, bi{b + i}, ki{k + i};
 #pragma GCC unroll 4
-      for (size_t r = 0; r < 4; r++) link(i + r, r);
+      for (size_t r = 0; r < 4; r++) link(i + r, r, ai(r), bi(r), ki(r));
+    }
 #pragma GCC unroll 4
     for (size_t r = 0; r < 4; r++)
-      if (i + r < Dk) link(i + r, r);
+      if (i + r < Dk) link(i + r, r, broadcast(a[i + r]), broadcast(b[i + r]), broadcast(k[i + r]));
 #pragma GCC unroll 2
     for (size_t v = 0; v < across; v++) {
       four_a[c / 4][v] = (chain_a[0][v] + chain_a[1][v]) + (chain_a[2][v] + chain_a[3][v]);
@@ -233,11 +234,12 @@ static void two_steps(float* to, const float* S, const Token& first, const Token
   const vec decay0 = broadcast(first.alpha), decay1 = broadcast(second.alpha);
   for (size_t i = 0; i < D; i += lanes) {
     const vec k0 = load(first.k + i), k1 = load(second.k + i);
+    Broadcasts<> u0{first.u}, u1{second.u};
 #pragma GCC unroll 16
     for (size_t j = 0; j < slice; j++) {
       const size_t at = i * slice + j * lanes;
-      const vec between = fma(k0, broadcast(first.u[j]), decay0 * load(S + at));
-      store(to + at, fma(k1, broadcast(second.u[j]), decay1 * between));
+      const vec between = fma(k0, u0(j), decay0 * load(S + at));
+      store(to + at, fma(k1, u1(j), decay1 * between));
     }
   }
 }
@@ -279,22 +281,23 @@ void pass_back(float* dS, const float* S, Later& later, Earlier& earlier, size_t
     vec to_q = zero, from_write = zero, from_error = zero, product = zero, later_k = zero, q = zero, k = zero;
     if constexpr (finish) later_k = load(later.token.k + i);
     if constexpr (begin) q = load(earlier.q + i), k = load(earlier.token.k + i);
+    Broadcasts<whole> w{later.w}, u{later.token.u}, dout{earlier.dout}, earlier_u{earlier.token.u};
 #pragma GCC unroll 16
     for (size_t j = 0; j < n; j++) {
       const size_t at = i * slice + j * lanes;
       vec d = load(dS + at), state = load(S + at);
-      if constexpr (make) state = fma(k, broadcast(earlier.token.u[j]), decay_before * state);
+      if constexpr (make) state = fma(k, earlier_u(j), decay_before * state);
       if constexpr (finish) {
-        const vec w = broadcast(later.w[j]);
-        from_write = fma(d, broadcast(later.token.u[j]), from_write);
-        from_error = fma(state, w, from_error);
-        d = fma(later_k, w, decay * d);
+        const vec wj = w(j);
+        from_write = fma(d, u(j), from_write);
+        from_error = fma(state, wj, from_error);
+        d = fma(later_k, wj, decay * d);
         product = fma(state, d, product);
       }
       if constexpr (begin) {
-        const vec dout = broadcast(earlier.dout[j]);
-        d = fma(q, dout, d);
-        to_q = fma(state, dout, to_q);
+        const vec dout_j = dout(j);
+        d = fma(q, dout_j, d);
+        to_q = fma(state, dout_j, to_q);
         const vec next = fma(d, k, du[p][j]);
         du[p][j] = partial ? first_lanes(Dk - i, next, du[p][j]) : next;
       }

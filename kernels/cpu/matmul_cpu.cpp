@@ -117,9 +117,10 @@ void tile(const Destination& to, const float* a, const float* b, const Ahead& ne
       }
       __builtin_prefetch(a + distance * rows);
       if (vecs > 1) __builtin_prefetch(ahead.line_at(k), 0, 2);
+      Broadcasts<rows % lanes == 0> numbers{a};
 #pragma GCC unroll 16
       for (size_t i = 0; i < rows; i++) {
-        const vec ai = broadcast(a[i]);
+        const vec ai = numbers(i);
 #pragma GCC unroll 2
         for (size_t j = 0; j < vecs; j++) chain[i][j] = fma(ai, bk[j], chain[i][j]);
       }
