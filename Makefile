@@ -39,7 +39,8 @@ endif
 # Exactness rests on these: no contraction of a*b+c, no fast-math. Every fused multiply-add is an explicit fmaf.
 # (Without errno and traps sqrtf and conditions vectorise; neither changes a result.)
 EXACT := -ffp-contract=off -fno-math-errno -fno-trapping-math
-CXXFLAGS ?= -O3 $(X86:x86_64=-mprefer-vector-width=512)
+# (For ARM, unlike x86, g++ orders instructions before it gives out registers, and then has too few.)
+CXXFLAGS ?= -O3 $(if $(X86),-mprefer-vector-width=512,$(if $(findstring clang,$(CXX)),,-fno-schedule-insns))
 # (with these the emulator can follow how a kernel came to a barrier)
 CALLS := -fno-omit-frame-pointer -fno-optimize-sibling-calls
 # (clang++ makes one call of the same call in two branches.)
@@ -419,10 +420,17 @@ ARM_TESTED := $(if $(strip $(ARM_MISSING)),,$(ARM_QUICK))
 arm_made = +$(MAKE) CXX=$(ARM_COMPILER) ARCH=armv8-a NVCC= BUILD=$(ARM) DEPS=$(ARM_LIBS) $(1)
 arm-quick:
 	$(call arm_made,$(ARM_QUICK))
-test-arm: train  ## on x86-64: cross-compiled for ARM64 and run under qemu, every test of an operation, golden runs, checkpoints
+# (arm_loops.py counts in these)
+ARM_BESIDE := $(patsubst %,$(BUILD)/avx2/kernels/cpu/%_cpu.o,matmul attention gated_delta gated_delta_chunk matmul_bf16)
+test-arm: train $(ARM_BESIDE)  ## on x86-64: cross-compiled for ARM64 and run under qemu, every test of an operation, golden runs, checkpoints
 	@$(if $(strip $(ARM_MISSING)),echo "make test-arm: missing: $(strip $(ARM_MISSING)); run scripts/setup.sh --tests" >&2; exit 1,:)
 	$(call arm_made,$(ARM_WHOLE))
-	@scripts/run_tests.sh $(ARM_WHOLE)
+	@scripts/run_tests.sh $(ARM)/loops $(ARM_WHOLE)
+
+CLANG_TESTED := $(TESTS:%=$(BUILD)/clang/release/%) $(filter-out %_runtime,$(PTX_TESTS:$(BUILD)/%=$(BUILD)/clang/%))
+test-clang: train  ## every test, compiled by clang++ (Debian: clang, libomp-dev)
+	+$(MAKE) CXX=clang++ NVCC= BUILD=$(BUILD)/clang $(CLANG_TESTED)
+	@scripts/run_tests.sh $(CLANG_TESTED)
 
 test: train $(TESTED) $(if $(ARM_TESTED),arm-quick)  ## every test: CPU = emulator = what nvcc has made, bit for bit; PTX lint
 	@$(if $(NVCC),:,echo "nvcc was not found (CUDA_HOME, the path, /usr/local/cuda*): what it makes is not run on a CPU")
@@ -530,7 +538,7 @@ format:  ## clang-format every source
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-.PHONY: test test-arm arm-quick test-all quick-test gradcheck gpu-build gpu-check gpu-model gpu-pack ptx rehearsal exercise try solution fuzz bench gallery book clean format help always
+.PHONY: test test-arm test-clang arm-quick test-all quick-test gradcheck gpu-build gpu-check gpu-model gpu-pack ptx rehearsal exercise try solution fuzz bench gallery book clean format help always
 # (make would delete the objects of tests, which only rules of patterns name)
 .SECONDARY: $(foreach build,release asan race debug avx2 plain cuda rehearsal,$(TESTS:%=$(BUILD)/$(build)/tests/%.o))
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

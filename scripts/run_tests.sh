@@ -1,10 +1,11 @@
 #!/bin/sh
 # Runs test binaries side by side, one line each, and closes with "N passed, N failed".
 # usage: scripts/run_tests.sh TEST...
-# TEST: a test binary (in a folder arm64 it runs under qemu), a .ptx file to lint or a .ptxas file of resources, or a
-# program of the rehearsal; its log is kept beside it as TEST.log. With rehearsal/kernels.ptx all kernels must have been
-# launched by the rehearsal's tests.
+# TEST: a test binary (in a folder arm64 it runs under qemu), arm64/loops (scripts/arm_loops.py), a .ptx file to lint or
+# a .ptxas file of resources, or a program of the rehearsal; its log is kept beside it as TEST.log. With
+# rehearsal/kernels.ptx all kernels must have been launched by the rehearsal's tests.
 set -u
+command -v timeout >/dev/null || timeout() { shift && "$@"; } # macOS has none
 export OMP_WAIT_POLICY=passive # two processes share the cores: waiting threads must not spin
 if [ "${1:-}" = --one ]; then
   start=$(date +%s)
@@ -13,6 +14,7 @@ if [ "${1:-}" = --one ]; then
     *.ptx) scripts/ptx_lint.sh "$2" && scripts/plant_ptx_faults.py --check ;;
     *.ptxas) scripts/kernel_resources.sh "$2" ;;
     */rehearsal/train) scripts/gpu_check.py --golden "$2" 2 ;;
+    */arm64/loops) scripts/arm_loops.py "${2%/*}/release" "${2%/*/*}/avx2" ;;
     */arm64/release/train) scripts/exchange.sh ./train "$under $2" ;;
     # (The golden runs in full would take hours.)
     */arm64/release/test_golden) GATED_RUN_UNDER=$under timeout 1200 $under "$2" "[short]" ;;
