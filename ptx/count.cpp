@@ -75,6 +75,11 @@ std::vector<uint64_t> Counter::blocks_of(const Kernel& kernel, Extent grid, Exte
   return blocks;
 }
 
+bool Counter::decides_work(const Kernel& kernel) {
+  const auto is = [&](const char* name) { return kernel.name.find(name) != std::string::npos; };
+  return is("router_forward") || (is("dispatch") && !is("gather"));
+}
+
 void Counter::begin_block(uint64_t block, uint32_t threads) {
   const uint64_t all = uint64_t(launch_->grid.x) * launch_->grid.y * launch_->grid.z;
   in_sum_ = all <= 6 || (block != 0 && block != all - 1);
