@@ -63,8 +63,6 @@ PTX_ARCH := compute_$(firstword $(CUDA_ARCH))
 NVCCFLAGS := -std=c++20 -O3 -fmad=false -lineinfo -I. -MMD -MP -Dgated=gated_nvcc --expt-relaxed-constexpr -diag-suppress 20050,1675,128 \
   -Xcompiler $(subst $(space),$(comma),$(EXACT)),-fopenmp,$(MARCH),-Wall
 MACHINE_CODE := -gencode arch=$(PTX_ARCH),code=[$(subst $(space),$(comma),$(CUDA_ARCH:%=sm_%) $(PTX_ARCH))]
-# (What stands in a shared library may lie anywhere.)
-MACHINE_CODE += -Xcompiler -fPIC
 PTX_ALONE := -gencode arch=$(PTX_ARCH),code=$(PTX_ARCH)
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcublasLt -lcudart -ldl -lrt
 endif
@@ -314,9 +312,9 @@ $(BUILD)/race/core/%.o: core/%.cpp $(BUILD)/race/headers/cpu.h.flags
 $(UNITS:%=$(BUILD)/cuda/units/%.cu): $(BUILD)/cuda/units/%.cu: always
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(UNIT_$*) | cmp -s - $@ || printf '#include "%s"\n' $(UNIT_$*) >$@
-# (-v: what ptxas says of each kernel)
+# (-v: what ptxas says of each kernel; -fPIC: for libgated.so)
 $(BUILD)/cuda/units/%.o $(BUILD)/cuda/units/%.ptxas &: $(BUILD)/cuda/units/%.cu $(BUILD)/cuda/flags
-	$(NVCC) $(NVCCFLAGS) $(MACHINE_CODE) -Xptxas -v -c -o $(@D)/$*.o $< 2>$(@D)/$*.ptxas || { cat $(@D)/$*.ptxas; exit 1; }
+	$(NVCC) $(NVCCFLAGS) $(MACHINE_CODE) -Xcompiler -fPIC -Xptxas -v -c -o $(@D)/$*.o $< 2>$(@D)/$*.ptxas || { cat $(@D)/$*.ptxas; exit 1; }
 $(BUILD)/cuda/kernels.ptxas: $(KERNEL_UNITS:%=$(BUILD)/cuda/units/%.ptxas)
 	@{ $(NVCC) --version; echo .target $(PTX_ARCH:compute_%=sm_%); cat $^; } >$@
 $(BUILD)/cuda/tests/%.o: tests/%.cpp $(BUILD)/cuda/flags
@@ -395,7 +393,7 @@ rehearsal: $(GPU_TESTS:%=$(REHEARSAL)/%) $(REHEARSAL)/train  ## gpu-check withou
 MODELLED := $(patsubst %,$(BUILD)/model/%.cubin,$(filter-out cpu_%,$(KERNEL_UNITS)))
 $(MODELLED): $(BUILD)/model/%.cubin: $(REHEARSAL)/units/%.ptx
 	@mkdir -p $(@D)
-	$(CUDA_HOME)/bin/ptxas -arch=sm_90 -lineinfo -o $@ $<
+	$(CUDA_HOME)/bin/ptxas -arch=sm_90$(findstring a,$(shell sed -n 's/^\.target sm_[0-9]*//p' $< | head -1)) -lineinfo -o $@ $<
 gpu-model: $(MODELLED) $(REHEARSAL)/train  ## the time of each kernel of a step, computed from its machine code -> results/gpu_model.json
 	@scripts/gpu_model.py --json=results/gpu_model.json $(BUILD)/model $(REHEARSAL)/train
 ptx: $(REHEARSAL)/kernels.ptx  ## a kernel as nvcc makes it, below the lines of its source: make ptx KERNEL=rmsnorm_forward_kernel

@@ -813,7 +813,7 @@ void Machine::multiply_async(Thread& t, Wgmma& m, unsigned line) {
   }
   const uint32_t number = f.first_product + uint32_t(f.products.size());
   f.products.push_back({m, f.product_groups, line, false});
-  if (t.watched && t.lane == 0) {
+  if (t.watched && !counter_ && t.lane == 0) {
     WgmmaTiles seen;
     load(seen, t, f.products.back());
   }
@@ -846,6 +846,13 @@ void Machine::wgmma(Fiber* const* lanes) {
     const Fiber::Product& q = product(i);
     if (q.a != p.a || q.b != p.b || q.add != p.add || q.line != p.line)
       refuse(lanes[i]->thread, "the lanes of a warp multiply different matrices", q.line);
+  }
+  if (counter_) {  // nothing is computed
+    for (unsigned i = 0; i < warp_size; i++) {
+      std::fill(std::begin(product(i).sums), std::end(product(i).sums), 0.0f);
+      product(i).done = true;
+    }
+    return;
   }
   WgmmaTiles tiles;
   load(tiles, lanes[0]->thread, p);

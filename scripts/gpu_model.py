@@ -18,7 +18,7 @@ What is known of a launch, and from where:
 Each resource gives a time that the launch cannot be shorter than:
 
   issue        slots of the four schedulers of a multiprocessor
-  tensor, fma, integer, mufu, fp64   cycles of a pipe
+  tensor, wgmma, fma, integer, mufu, fp64   cycles of a pipe
   L1           turns of shared memory and of the first cache
   latency      one warp alone, instruction by instruction, times the waves of blocks
   L2, memory   bytes of all sectors; bytes of each array once
@@ -73,7 +73,7 @@ CONSTANTS = {
     "p": (2.3, "how near terms add up: the one constant that is fitted, to the two kernels of gpu_calibration.py that are marked so"),
 }
 C = {name: value for name, (value, _) in CONSTANTS.items()}
-TERMS = ["issue", "tensor", "fma", "integer", "mufu", "fp64", "L1", "latency", "L2", "memory", "launch"]
+TERMS = ["issue", "tensor", "wgmma", "fma", "integer", "mufu", "fp64", "L1", "latency", "L2", "memory", "launch"]
 
 
 def combined(terms):
@@ -175,7 +175,7 @@ def work_of(function, counted):
         inside = [(times[n], block) for n, block in enumerate(function.blocks) if outermost in block.loops]
         rounds = max((t for t, block in inside if block.loops == (outermost,)), default=0) or max(t for t, _ in inside) or 1
         ran = [(t / rounds, i) for t, block in inside for i in block.instructions]
-        loop = {"slots": sum(t for t, _ in ran), "mma": sum(t for t, i in ran if i.pipe[0] == "tensor"),
+        loop = {"slots": sum(t for t, _ in ran), "mma": sum(t for t, i in ran if i.pipe[0] in ("tensor", "wgmma")),
                 "share": sum(t for t, _ in ran) * rounds / pipes["issue"]}
     unknown = sum(len(function.blocks[n].instructions) for n in unsure) / pipes["issue"]
     return pipes, alone, loop, unknown
@@ -264,9 +264,11 @@ def predict(launch, function, resources):
     lines = annotated(launch["file"])
     for number, space, write, runs, _, line_sectors, line_turns, first, last in launch["lines"]:
         kind, source = lines.get(number, (None, ""))
-        if space == "warp" or kind not in ("ldmatrix", "async", "barrier", "mma", "shuffle") or (kind == "async" and space == "global"):
+        if space == "warp" or kind not in ("ldmatrix", "async", "barrier", "mma", "wgmma", "shuffle") or (kind == "async" and space == "global"):
             counted[kind, source] += runs / launch["sampled"] / warps
         turns += line_turns / launch["sampled"]
+        if kind == "wgmma":  # a quarter of 64 x 16 of A and 256 x 16 of B, in bf16
+            turns += (64 + 256) * 16 * 2 / 128 / 4 * runs / launch["sampled"]
         if space == "global":
             moved = line_sectors * 32 / launch["sampled"] * blocks
             sectors += moved

@@ -16,7 +16,7 @@ from typing import NamedTuple
 PIPES = [
     ("tensor", 8, r"HMMA\.16816|IMMA|QMMA"),  # mma.sync as on A100: 2048 products and sums a clock of a multiprocessor
     ("tensor", 4, r"HMMA\.1688"),
-    ("wgmma", 0, r"HGMMA|IGMMA|QGMMA"),  # counted by their own shape (gpu_model.py)
+    ("wgmma", 0, r"HGMMA|IGMMA|QGMMA"),  # by its shape: Instruction.pipe
     ("mufu", 8, r"MUFU|I2F|F2I|FRND|F2F\b|I2I|POPC|FLO|BREV"),  # 16 a clock
     ("fp64", 2, r"D(FMA|ADD|MUL|SETP)"),
     ("fma", 1, r"F(FMA|MUL|ADD)|HFMA2|HADD2|HMUL2"),  # 128 a clock
@@ -30,6 +30,7 @@ PIPES = [
 # What can be counted where the kernel's PTX runs, by the opcode of either.
 ANCHORS = [
     ("mma", r"HMMA|IMMA|QMMA", r"mma\."),
+    ("wgmma", r"HGMMA", r"wgmma\.mma_async"),
     ("ldmatrix", r"LDSM", r"ldmatrix"),
     ("shuffle", r"SHFL", r"shfl"),
     ("barrier", r"BAR\.", r"bar\."),
@@ -56,6 +57,8 @@ class Instruction(NamedTuple):
 
     @property
     def pipe(self):
+        if wide := re.match(r"HGMMA\.64x(\d+)x16", self.opcode):  # 4096 products and sums a clock of a multiprocessor
+            return "wgmma", int(wide[1]) / 2
         return next((name, cycles) for name, cycles, which in PIPES if re.match(which, self.opcode))
 
 

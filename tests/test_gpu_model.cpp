@@ -52,6 +52,7 @@ print(sass.cycles_alone(body))
 counted = {("read", "kernels/a.cu:5"): 10, ("write", "kernels/a.cu:8"): 1}
 times, unsure = gpu_model.executions(k, counted)
 print([times[n] for n in range(len(k.blocks))], unsure)
+print(sass.Instruction(0, "HGMMA.64x256x16.F32.BF16", "", "", "").pipe, sass.kind_of("HGMMA.64x256x16.F32.BF16", 1))
 pipes, alone, loop, _ = gpu_model.work_of(k, counted)
 print({p: pipes[p] for p in ("issue", "tensor", "mufu", "fma", "memory")}, loop["slots"], loop["mma"])
 )") == "k [('0x40', '0x90')]\n"
@@ -60,6 +61,7 @@ print({p: pipes[p] for p in ("issue", "tensor", "mufu", "fma", "memory")}, loop[
        "[('memory', 0), ('fma', 1), ('mufu', 8), ('tensor', 8), ('integer', 2), ('control', 1)]\n"
        "582.0\n"
        "[1, 1, 10.0, 1.0, 1] {0, 1, 4}\n"
+       "('wgmma', 128.0) wgmma\n"
        "{'issue': 67.0, 'tensor': 80.0, 'mufu': 80.0, 'fma': 12.0, 'memory': 0.0} 6.0 1.0\n");
 }
 
