@@ -273,6 +273,8 @@ TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bit
         for (size_t i = 0; i < expected.size() && activated; i++)
           expected[i] = bf16(activation_value(Activation::silu, float(gates[i])) * product[i]);
         REQUIRE_BITWISE(expected, y.download());
+        // matmul_bf16() takes it where it fills the device.
+        REQUIRE_BITWISE(p.expected(Accumulate::yes, MmaArithmetic::hopper), p.got(Accumulate::yes, ctx));
         // Rows off their boundaries, and a device without the shared memory, are left to others.
         REQUIRE_FALSE(multiply(+added, 4, Accumulate::no, nullptr));
 #ifndef __CUDACC__

@@ -53,6 +53,7 @@
 #include "kernels/glu.h"
 #include "kernels/gradient.h"
 #include "kernels/bf16/matmul_bf16_tile.cuh"
+#include "kernels/bf16/matmul_wgmma.h"
 
 namespace gated {
 
@@ -220,6 +221,14 @@ static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& c
   if constexpr (storage_of<Out> == Storage::bf16) activate(to, job.C.data, job.M * job.N, ctx);
 }
 
+// By wgmma, where there is such a GPU and its tiles, which are larger, give all of it work.
+template <class Out>
+static bool multiply_by_wgmma(const MmaJob<Out>& job, Layout layout, Accumulate accumulate, Context& ctx) {
+  return job.more.count == 0 && matmul_wgmma_tiles(job.M, job.N) >= multiprocessors() &&
+         matmul_wgmma(job.C, job.A, job.B, job.M, job.N, job.K, layout, accumulate, job.totals, job.bias, job.activated,
+                      ctx);
+}
+
 template <class Out>
 static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
   const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
@@ -257,7 +266,7 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
     }
   }
   if (const size_t totals = totals_of_slices(job.M, job.N, job.depth)) job.totals = ctx.scratch(totals);
-  launch_mma(job, layout, 1, ctx);
+  if (!multiply_by_wgmma(job, layout, accumulate, ctx)) launch_mma(job, layout, 1, ctx);
 }
 
 size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Layout layout, Device device, bool bias) {

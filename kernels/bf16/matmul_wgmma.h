@@ -5,6 +5,11 @@
 
 namespace gated {
 
+// Tiles of 128 x 256, each a block's.
+constexpr size_t matmul_wgmma_tiles(size_t M, size_t N) {
+  return ceil_div(M, 128) * ceil_div(N, 256);
+}
+
 // C (M,N) = product (+ bias), or C = C + product, where this kernel can make it: on a GPU of compute capability 9.0 (an
 // emulator that has its tensor cores and its shared memory), of A and B on boundaries of 16 bytes, their rows too, and
 // K > 0. False where it cannot: then nothing was done.
