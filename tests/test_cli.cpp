@@ -153,12 +153,12 @@ TEST_CASE("cli: the memory that it announces is the memory that it takes, within
   for (const char* model :
        {"--layers=8 --hidden=512 --heads=8 --ffn-hidden=2048 --batch=2 --norm=gated --attn=g1",
         "--layers=1 --hidden=1024 --ffn-hidden=3072 --batch=16", "--layers=1 --hidden=768 --ffn-hidden=6144 --batch=16",
-        "--layers=1 --hidden=768 --ffn-hidden=6144 --batch=16 --precision=bf16"}) {
+        "--layers=1 --hidden=768 --ffn-hidden=6144 --batch=16 --precision=bf16 --steps=1"}) {  // a step takes seconds
     const Folder f;
-    const pid_t child = start(f, model +
-                                     std::string(" --device=cpu --threads=2 --context=64 --steps=2 --warmup=1 "
-                                                 "--val-batches=1 --sample-tokens=0 --out=") +
-                                     f / "out");
+    const pid_t child = start(f,
+                              "--device=cpu --threads=2 --context=64 --steps=2 --warmup=1 --val-batches=1 "
+                              "--sample-tokens=0 --out=" +
+                                  f / "out" + " " + model);
     int status = 0;
     rusage usage;
     REQUIRE(wait4(child, &status, 0, &usage) == child);
