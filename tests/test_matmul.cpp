@@ -155,6 +155,15 @@ TEST_CASE("simd: lanes do what floats do", "[bitwise]") {
   }
 
   const auto square = random_values<float>(lanes * lanes, 4);
+  Broadcasts<> numbers{square.data()};
+  Broadcasts<false> any{square.data()};
+#pragma GCC unroll 16
+  for (size_t j = 0; j < lanes; j++) {
+    store(got.data(), numbers(j));
+    REQUIRE_BITWISE(std::vector<float>(lanes, square[j]), got);
+    store(got.data(), any(lanes * lanes - 1 - j));
+    REQUIRE_BITWISE(std::vector<float>(lanes, square[lanes * lanes - 1 - j]), got);
+  }
   vec row[lanes];
   for (size_t i = 0; i < lanes; i++) row[i] = load(&square[i * lanes]);
   transpose(row);
