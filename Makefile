@@ -31,7 +31,8 @@ MARCH := $(if $(X86)$(filter-out native,$(ARCH)),-march=$(ARCH),-mcpu=native)
 
 OPENMP := -fopenmp
 # macOS, untested: Apple's clang, and libraries of Homebrew, whose libomp is in a folder of its own.
-ifneq ($(findstring apple,$(shell $(CXX) -dumpmachine)),)
+APPLE := $(findstring apple,$(shell $(CXX) -dumpmachine))
+ifneq ($(APPLE),)
 BREW := $(shell brew --prefix)
 OPENMP := -Xpreprocessor -fopenmp $(foreach d,$(BREW) $(BREW)/opt/libomp,-I$(d)/include -L$(d)/lib) -lomp
 endif
@@ -40,7 +41,7 @@ endif
 # (Without errno and traps sqrtf and conditions vectorise; neither changes a result.)
 EXACT := -ffp-contract=off -fno-math-errno -fno-trapping-math
 # (For ARM, unlike x86, g++ orders instructions before it gives out registers, and then has too few.)
-CXXFLAGS ?= -O3 $(if $(X86),-mprefer-vector-width=512,$(if $(findstring clang,$(CXX)),,-fno-schedule-insns))
+CXXFLAGS ?= -O3 $(if $(X86),-mprefer-vector-width=512,$(if $(findstring clang,$(CXX))$(APPLE),,-fno-schedule-insns))
 # (with these the emulator can follow how a kernel came to a barrier)
 CALLS := -fno-omit-frame-pointer -fno-optimize-sibling-calls
 # (clang++ makes one call of the same call in two branches.)

@@ -89,11 +89,12 @@ TEST_CASE("makefile: a compiler for ARM64 gets no flag of x86-64", "[makefile]")
   const std::string machine = copy.f.run("uname -m").text, calls = fast("");
   REQUIRE(contains(calls, machine == "aarch64\n" ? " -mcpu=native " : " -march=armv8-a "));
   REQUIRE(!contains(calls, "-mprefer-vector-width"));
+  REQUIRE(contains(calls, " -fno-schedule-insns "));
   REQUIRE(contains(fast("ARCH=native"), " -mcpu=native "));
   REQUIRE(contains(fast("ARCH=armv8.2-a"), " -march=armv8.2-a "));
   REQUIRE(!contains(calls, " -Xpreprocessor "));
   copy.f.write("machine", "arm64-apple-darwin23");
-  REQUIRE(contains(fast("ARCH=native"), " -Xpreprocessor -fopenmp "));
+  REQUIRE(says(fast("ARCH=native"), {" -Xpreprocessor -fopenmp ", " -O3 -mcpu=native "}));
 }
 
 TEST_CASE("makefile: every file of the operations is in one of nvcc's units, and a new one joins", "[makefile]") {
