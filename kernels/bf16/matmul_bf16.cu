@@ -8,7 +8,7 @@
 // A slice is deep because the sums of a tile fill the registers: most products are then a single slice. After the last
 // k the factors are 0: a product of 0 changes no bit.
 //
-// Several products that are summed are one chain: x that q, k and v are made of gets dx = dq W_q + dk W_k + dv W_v, and k
+// Several products that are summed are one chain: the x of q, k and v gets dx = dq W_q + dk W_k + dv W_v, and k
 // runs through the rows of W_q, then of W_k, then of W_v. The k of each begins at a multiple of 32, the depth of a strip,
 // with zeros in front of it; slices are cut from the k of all. So dx is rounded once, and written once: product by
 // product it would be rounded three times, and read twice in between.
