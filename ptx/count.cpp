@@ -7,6 +7,11 @@
 
 namespace ptx {
 
+static bool no_blocks() {
+  const char* const wanted = getenv("PTX_COUNT_BLOCKS");
+  return wanted && !strcmp(wanted, "0");
+}
+
 bool Counter::wanted() {
   static const bool is = getenv("PTX_COUNT") && *getenv("PTX_COUNT");
   return is;
@@ -66,7 +71,7 @@ std::vector<uint64_t> Counter::blocks_of(const Kernel& kernel, Extent grid, Exte
   launch_ = &launches_.back();
   const uint64_t all = uint64_t(grid.x) * grid.y * grid.z;
   std::vector<uint64_t> blocks;
-  if (const char* const wanted = getenv("PTX_COUNT_BLOCKS"); wanted && !strcmp(wanted, "0")) return {};
+  if (no_blocks()) return {};
   if (all <= 6)
     for (uint64_t i = 0; i < all; i++) blocks.push_back(i);
   else
@@ -76,6 +81,7 @@ std::vector<uint64_t> Counter::blocks_of(const Kernel& kernel, Extent grid, Exte
 }
 
 bool Counter::decides_work(const Kernel& kernel) {
+  if (no_blocks()) return false;
   const auto is = [&](const char* name) { return kernel.name.find(name) != std::string::npos; };
   return is("router_forward") || (is("dispatch") && !is("gather"));
 }

@@ -32,8 +32,8 @@ class Counter {
   static bool wanted();
   // Which blocks of this launch to run, in this order; none where it is as one before.
   std::vector<uint64_t> blocks_of(const Kernel&, Extent grid, Extent block, size_t dynamic, const void* parameters);
-  // What such a kernel writes decides how much others do: it runs whole, after its blocks were counted. Of experts, who has
-  // which tokens; as all numbers are 0, the same ones have all.
+  // What such a kernel writes decides how much others do: it runs whole each time, after its blocks were counted. Of
+  // experts, who has which tokens; as all numbers are 0, the same ones have all.
   static bool decides_work(const Kernel& kernel);
   void begin_block(uint64_t block, uint32_t threads);
   void access(const Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line);

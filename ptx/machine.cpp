@@ -990,7 +990,7 @@ Fault run(const Kernel& kernel, Extent grid, Extent block, size_t dynamic_shared
   std::vector<uint64_t> counted;
   if (Counter::wanted()) {
     counted = counter.blocks_of(kernel, grid, block, dynamic_shared, parameters);
-    if (counted.empty()) return Fault::none;
+    if (counted.empty() && !Counter::decides_work(kernel)) return Fault::none;
   }
   return machine.launch(kernel, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, dynamic_shared, parameters,
                         Counter::wanted() ? &counter : nullptr, counted);

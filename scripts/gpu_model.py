@@ -237,7 +237,7 @@ def launches_of(train, flags, runs):
             ended = subprocess.run(command, env=os.environ | environment, cwd=ROOT, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True)
             if ended.returncode:
-                refuse(f"{' '.join(command)}: {ended.stdout.strip().splitlines()[-1]}")
+                refuse(f"{' '.join(command)}: " + " | ".join(ended.stdout.strip().splitlines()[-6:]))
             for launch in map(json.loads, read(counts).splitlines()):
                 times[launch["call"]] += weight * launch["times"]
                 if with_blocks:

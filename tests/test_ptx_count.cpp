@@ -43,6 +43,19 @@ TEST_CASE("ptx count: turns of shared memory's banks", "[ptx]") {
   REQUIRE(Counter::wavefronts(lanes(32, 0), 16) == 1);
 }
 
+TEST_CASE("ptx count: what decides how much others do", "[ptx]") {
+  const auto decides = [](const char* name) {
+    return Counter::decides_work({name, {}, 0, 0, 0, 1024, nullptr, ""});
+  };
+  REQUIRE(decides("_Z21router_forward_kernelv"));
+  REQUIRE(decides("_Z21dispatch_count_kernelv"));
+  REQUIRE(!decides("_Z22dispatch_gather_kernelv"));
+  REQUIRE(!decides("_Z18matmul_bf16_kernelv"));
+  setenv("PTX_COUNT_BLOCKS", "0", 1);
+  REQUIRE(!decides("_Z21router_forward_kernelv"));
+  unsetenv("PTX_COUNT_BLOCKS");
+}
+
 TEST_CASE("ptx count: a launch's blocks, and the file", "[ptx]") {
   Counter counter;
   ptx::Kernel kernel{"k", {}, 16, 64, 0, 1024, nullptr, "k.cpp"};
