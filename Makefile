@@ -323,7 +323,7 @@ $(BUILD)/cuda/tests/%.o: tests/%.cpp $(BUILD)/cuda/flags
 	$(NVCC) -x cu $(NVCCFLAGS) $(MACHINE_CODE) -c -o $@ $<
 # Tests and the benchmark share what nvcc has made of the operations: it is 70 MB.
 $(BUILD)/cuda/libgated.so: $(CUDA_OBJECTS)
-	$(CXX) -shared $(OPENMP) -Wl,-Bsymbolic-functions -o $@ $^ $(LIBS) $(CUDA_LIBS)
+	$(CXX) -shared $(OPENMP) -Wl,-Bsymbolic-functions,-soname,$(@F) -o $@ $^ $(LIBS) $(CUDA_LIBS)
 $(BUILD)/cuda/test_%: $(BUILD)/cuda/tests/test_%.o $(BUILD)/catch_main.o $(BUILD)/cuda/libgated.so
 	$(CXX) $(OPENMP) -Wl,-rpath,'$$ORIGIN' -o $@ $^ $(LIBS) $(CATCH_LIB) $(CUDA_LIBS)
 

@@ -29,7 +29,9 @@ done
 # Of what they are linked with, what is neither CUDA's nor glibc's nor here already. (libstdc++ and libgomp of another compiler may be older.)
 for program in "$folder/gpu/train" "$folder"/gpu/programs/*; do
   LD_LIBRARY_PATH=$folder/gpu/programs ldd "$program"
-done | awk '$3 ~ /^\// { print $3 }' | grep -vE "/lib(c|m|dl|rt|pthread|cuda|cudart|cublas|cublasLt|gated)\.so|^$folder" | sort -u |
+done >"$folder/asked_for"
+! grep "not found" "$folder/asked_for" >&2 || exit 1
+awk '$3 ~ /^\// { print $3 }' "$folder/asked_for" | grep -vE "/lib(c|m|dl|rt|pthread|cuda|cudart|cublas|cublasLt|gated)\.so|^$folder" | sort -u |
   while read -r library; do cp -L "$library" "$folder/gpu/lib/"; done
 [ -z "$rehearsal" ] || cp -r "$(dirname "$train")/kernels" "$folder/gpu/programs/"
 
