@@ -58,6 +58,10 @@ void File::write(const void* src, size_t n) {
   }
 }
 
+void File::seek(size_t offset) {
+  if (::lseek(fd_, off_t(offset), SEEK_SET) < 0) fail_errno(path_, "seek in");
+}
+
 void File::sync() {
   // EINVAL: a file system that cannot sync this kind of file, as some network ones cannot sync a folder.
   if (::fsync(fd_) != 0 && errno != EINVAL) fail_errno(path_, "fsync");

@@ -41,6 +41,7 @@ class File {
   size_t size() const;
   void read(void* dst, size_t n, size_t offset) const;
   void write(const void* src, size_t n);
+  void seek(size_t offset);  // where the next write begins
   void sync();
 
  private:

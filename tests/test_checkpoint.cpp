@@ -100,6 +100,12 @@ float first_value(const Checkpoint& c) {
   return values[0];
 }
 
+void save_views(const std::string& folder, size_t step, const std::vector<TensorView>& tensors, size_t keep) {
+  std::vector<TensorForm> forms;
+  for (const TensorView& t : tensors) forms.push_back({t.name, "F32", t.shape});
+  save_step(folder, step, forms, [&](size_t i) { return tensors[i].data; }, {}, keep);
+}
+
 // Everything written to stderr while call runs.
 template <class Call>
 std::string stderr_of(const std::string& file, Call call) {
@@ -502,7 +508,7 @@ TEST_CASE("checkpoint: temporary files of the dead go, those of the living stay"
 
   save_checkpoint(folder / "a", {}, {});
   CHECK(folder.names() == Names{"a", "a.tmp", "b.tmp.1", step + ".tmp.1", lives});
-  save_step(folder.path, 7, {}, {}, 0);
+  save_views(folder.path, 7, {}, 0);
   CHECK(folder.names() == Names{"a", "a.tmp", "b.tmp.1", checkpoint_name(7), lives});
   // Where locks are not supported a leftover stays, as the file of a living one does. It may have any process id.
   {
@@ -532,7 +538,7 @@ TEST_CASE("checkpoint: only what has a name of an unfinished file is one", "[che
   write_bytes(folder / (step + ".tmp.1"), "x");
   prepare_checkpoint_folder(folder.path);  // the run may yet be refused
   CHECK(folder.names().size() == 4);
-  save_step(folder.path, 7, {}, {}, 1);
+  save_views(folder.path, 7, {}, 1);
   write_text(folder / "log.jsonl", "");
   Names now = folder.names();
   for (const std::string& name : {checkpoint_name(7), std::string("log.jsonl")}) CHECK(now.erase(name) == 1);
@@ -542,7 +548,7 @@ TEST_CASE("checkpoint: only what has a name of an unfinished file is one", "[che
 TEST_CASE("checkpoint: one of another version is neither passed over nor to be removed", "[checkpoint]") {
   const Folder folder;
   const Step state(1);
-  for (const size_t step : {1, 2}) save_step(folder.path, step, state.tensors(), {}, 0);
+  for (const size_t step : {1, 2}) save_views(folder.path, step, state.tensors(), 0);
   const std::string path = folder / checkpoint_name(2);
   std::string bytes = contents(path);
   const size_t at = bytes.find(R"("gated.format":"1")");
@@ -574,7 +580,7 @@ TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest 
     for (const auto& [step, path] : list_checkpoints(folder)) found.push_back(step);
     return found;
   };
-  const auto save = [&](size_t step, size_t keep) { save_step(folder, step, Step(step).tensors(), {}, keep); };
+  const auto save = [&](size_t step, size_t keep) { save_views(folder, step, Step(step).tensors(), keep); };
   const auto path = [&](size_t step) { return folder + "/" + checkpoint_name(step); };
   const auto damage = [&](size_t step) {
     std::string bytes = contents(path(step));

@@ -80,16 +80,23 @@ class Optimizer {
     return {std::min(n, chunks.begin * gradient_chunk), std::min(n, chunks.end * gradient_chunk)};
   }
 
-  // On the host, to the leading rank, the parts of all ranks after one another: a call of all. (Of the others nothing.)
-  std::vector<float> whole(const float* own) const {
-    const size_t R = ranks_.count(), bytes = own_.size() * sizeof(float);
-    std::vector<float> all(ranks_.leads() ? weights_.flat_size() : 0);
+  // On the host of the leading rank, of a parameter what state i has, from all its owners: a call of all ranks.
+  void gather_state(float* to, size_t i, const Parameter& p) const {
+    const size_t R = ranks_.count();
+    const auto part = [&](size_t rank) {
+      const Span all = elements_of(rank);
+      return Span{std::clamp(all.begin, p.offset, p.offset + p.size), std::clamp(all.end, p.offset, p.offset + p.size)};
+    };
+    const Span own = part(ranks_.rank());
+    float* const here = to + (own.begin - p.offset);
+    if (own.size())
+      Buffer<float>::copy_to_host(ctx_.device, here, states[i].values.data() + (own.begin - own_.begin), own.size());
+    if (ranks_.alone()) return;
     std::vector<ranks::Part> out(R), in(R);
-    out[0] = {const_cast<float*>(own), bytes};
-    for (size_t i = 0; i < R && ranks_.leads(); i++)
-      in[i] = {all.data() + elements_of(i).begin, elements_of(i).size() * sizeof(float)};
+    out[0] = {here, own.size() * sizeof(float)};
+    for (size_t rank = 0; rank < R && ranks_.leads(); rank++)
+      in[rank] = {to + (part(rank).begin - p.offset), part(rank).size() * sizeof(float)};
     ranks_.exchange(out, in);
-    return all;
   }
 
   void begin_slice() { set_zero(weights_.grads.data(), weights_.grads.size(), ctx_); }

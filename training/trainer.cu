@@ -5,7 +5,6 @@
 #endif
 
 #include <cmath>
-#include <list>
 
 #include "training/memory.h"
 
@@ -178,42 +177,47 @@ void Trainer::look_at_training(size_t count, const std::function<void()>& look) 
   }
 }
 
-std::vector<TensorView> Trainer::views(const std::string& prefix, const float* flat) const {
-  std::vector<TensorView> tensors;
-  for (const Parameter& p : model.weights.list()) tensors.push_back({prefix + p.name, p.shape, flat + p.offset});
-  return tensors;
-}
-
 std::string Trainer::fingerprint() const {
   ctx_.synchronize();
   const HostView<float> weights(model.weights.values);
-  return gated::fingerprint(views("", weights.data()));
+  std::vector<TensorView> tensors;
+  for (const Parameter& p : model.weights.list()) tensors.push_back({p.name, p.shape, weights.data() + p.offset});
+  return gated::fingerprint(tensors);
+}
+
+// Weights, then each state: of every parameter one tensor.
+std::vector<TensorForm> Trainer::saved_tensors() const {
+  std::vector<TensorForm> tensors;
+  for (const Parameter& p : model.weights.list()) tensors.push_back({p.name, "F32", p.shape});
+  for (const Optimizer::State& state : optimizer.states)
+    for (const Parameter& p : model.weights.list()) tensors.push_back({state.prefix + p.name, "F32", p.shape});
+  return tensors;
 }
 
 void Trainer::save(std::map<std::string, std::string> metadata) const {
   ctx_.synchronize();
-  std::vector<TensorView> tensors;
-  std::list<HostView<float>> on_host;  // until they are written
-  std::list<std::vector<float>> joined;
-  const auto add = [&](const std::string& prefix, const float* flat) {
-    for (TensorView& t : views(prefix, flat)) tensors.push_back(std::move(t));
+  const std::vector<TensorForm> tensors = saved_tensors();
+  std::vector<float> host;  // one tensor
+  const ValuesOf values = [&](size_t i) {
+    const size_t parameters = model.weights.list().size();
+    const Parameter& p = model.weights.list()[i % parameters];
+    host.resize(p.size);
+    if (i < parameters)
+      Buffer<float>::copy_to_host(ctx_.device, host.data(), model.weights.values.data() + p.offset, p.size);
+    else
+      optimizer.gather_state(host.data(), i / parameters - 1, p);
+    return host.data();
   };
-  add("", on_host.emplace_back(model.weights.values).data());
-  for (const Optimizer::State& state : optimizer.states) {
-    const HostView<float>& own = on_host.emplace_back(state.values);
-    add(state.prefix, ranks.alone() ? own.data() : joined.emplace_back(optimizer.whole(own.data())).data());
+  if (ranks.leads()) {
+    save_step(config.out, steps_done_, tensors, values, std::move(metadata), config.keep,
+              config.schedule.stable_until());
+    return;
   }
-  if (!ranks.leads()) return;
-  save_step(config.out, steps_done_, tensors, std::move(metadata), config.keep, config.schedule.stable_until());
+  for (const size_t i : order_of_saving(tensors)) values(i);
 }
 
 size_t Trainer::checkpoint_bytes(const std::map<std::string, std::string>& metadata) const {
-  std::vector<TensorForm> tensors;
-  for (const Parameter& p : model.weights.list()) {
-    tensors.push_back({p.name, "F32", p.shape});
-    for (const Optimizer::State& state : optimizer.states) tensors.push_back({state.prefix + p.name, "F32", p.shape});
-  }
-  return gated::checkpoint_bytes(tensors, metadata, config.steps);
+  return gated::checkpoint_bytes(saved_tensors(), metadata, config.steps);
 }
 
 void Trainer::load(const Checkpoint& checkpoint) {
@@ -230,7 +234,7 @@ void Trainer::load(const Checkpoint& checkpoint) {
       read(state.prefix, state.values);
       continue;
     }
-    Buffer<float> whole(Device::cpu, model.weights.flat_size());
+    Buffer<float> whole(Device::cpu, model.weights.flat_size());  // of which a part is this rank's
     read(state.prefix, whole);
     const Span own = optimizer.own();
     Buffer<float>::copy_to_device(ctx_.device, state.values.data(), whole.data() + own.begin, own.size());

@@ -99,7 +99,7 @@ class Trainer {
   void gather_reports();
   std::optional<Routing> routing(const float* reports) const;
   std::string best_rate_text() const;
-  std::vector<TensorView> views(const std::string& prefix, const float* flat) const;
+  std::vector<TensorForm> saved_tensors() const;
 
   const TokenLoader& loader_;
   Context& ctx_;

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 
 #include "core/hash.h"
 #include "dataloader/quote.h"
@@ -203,12 +204,47 @@ void write_safetensors(const std::string& path, const std::vector<TensorView>& t
   file.commit();
 }
 
-void save_checkpoint(const std::string& path, const std::vector<TensorView>& tensors,
+std::vector<size_t> order_of_saving(const std::vector<TensorForm>& tensors) {
+  std::vector<size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return tensors[a].name < tensors[b].name; });
+  return order;
+}
+
+void save_checkpoint(const std::string& path, const std::vector<TensorForm>& tensors, const ValuesOf& values,
                      std::map<std::string, std::string> metadata) {
   for (const auto& [key, value] : metadata)
     require(!key.starts_with(own_keys), "%s: metadata key %s: keys that begin with %s are the checkpoint's own",
             path.c_str(), quote(key).c_str(), own_keys.data());
-  write_safetensors(path, tensors, with_own(std::move(metadata), fingerprint(tensors)));
+  const std::string unsigned_header = safetensors_header(path, tensors, with_own(metadata, Hash().hex()));
+  std::vector<size_t> begins(1, unsigned_header.size());
+  for (const TensorForm& t : tensors)
+    begins.push_back(begins.back() + tensor_bytes(t.shape, dtype_size(t.dtype)).value());
+  AtomicFile file(path);
+  file.write(unsigned_header.data(), unsigned_header.size());
+  Hash hash;
+  for (const size_t i : order_of_saving(tensors)) {
+    const float* const data = values(i);
+    const size_t bytes = begins[i + 1] - begins[i];
+    add_tensor(hash, tensors[i].name, tensors[i].dtype, tensors[i].shape);
+    hash.bytes(data, bytes);
+    file.seek(begins[i]);
+    file.write(data, bytes);
+  }
+  const std::string header = safetensors_header(path, tensors, with_own(std::move(metadata), hash.hex()));
+  file.seek(0);
+  file.write(header.data(), header.size());  // as long as before
+  file.commit();
+}
+
+void save_checkpoint(const std::string& path, const std::vector<TensorView>& tensors,
+                     std::map<std::string, std::string> metadata) {
+  std::vector<TensorForm> forms;
+  for (const TensorView& t : tensors) {
+    require(t.data || t.bytes() == 0, "%s: tensor %s has no data", path.c_str(), quote(t.name).c_str());
+    forms.push_back({t.name, "F32", t.shape});
+  }
+  save_checkpoint(path, forms, [&](size_t i) { return tensors[i].data; }, std::move(metadata));
 }
 
 size_t checkpoint_bytes(const std::vector<TensorForm>& tensors, std::map<std::string, std::string> metadata,
@@ -298,10 +334,10 @@ File hold_folder(const std::string& folder) {
   return held;
 }
 
-void save_step(const std::string& folder, size_t step, const std::vector<TensorView>& tensors,
+void save_step(const std::string& folder, size_t step, const std::vector<TensorForm>& tensors, const ValuesOf& values,
                std::map<std::string, std::string> metadata, size_t keep, size_t always) {
   metadata["step"] = std::to_string(step);
-  save_checkpoint(folder + "/" + checkpoint_name(step), tensors, std::move(metadata));
+  save_checkpoint(folder + "/" + checkpoint_name(step), tensors, values, std::move(metadata));
   keep_newest(folder, step, keep, always);
 }
 

@@ -58,6 +58,7 @@ class AtomicFile {
   ~AtomicFile();
 
   void write(const void* src, size_t n) { file_.write(src, n); }
+  void seek(size_t offset) { file_.seek(offset); }
 
   void commit();
 
@@ -75,7 +76,15 @@ void write_text(const std::string& path, const std::string& text);
 // that fails.
 void write_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
                        const std::map<std::string, std::string>& metadata);
-// The same with the metadata that a checkpoint has of its own.
+// The values of tensor i of a list, on the host, until the next is asked for.
+using ValuesOf = std::function<const float*(size_t i)>;
+// In what order save_checkpoint asks for them, once each: that of their names, as the fingerprint wants them.
+std::vector<size_t> order_of_saving(const std::vector<TensorForm>& tensors);
+
+// The same with the metadata that a checkpoint has of its own. One tensor at a time has to be in memory. Its fingerprint
+// stands before the data and is known behind it: it is written last.
+void save_checkpoint(const std::string& path, const std::vector<TensorForm>& tensors, const ValuesOf& values,
+                     std::map<std::string, std::string> metadata);
 void save_checkpoint(const std::string& path, const std::vector<TensorView>& tensors,
                      std::map<std::string, std::string> metadata);
 
@@ -129,7 +138,7 @@ void prepare_checkpoint_folder(const std::string& folder);
 [[nodiscard]] File hold_folder(const std::string& folder);
 
 // Writes the checkpoint of `step`, then deletes all but the newest `keep` and that of step `always`.
-void save_step(const std::string& folder, size_t step, const std::vector<TensorView>& tensors,
+void save_step(const std::string& folder, size_t step, const std::vector<TensorForm>& tensors, const ValuesOf& values,
                std::map<std::string, std::string> metadata, size_t keep, size_t always = 0);
 
 // Deletes all checkpoints but the newest `keep` (0 keeps all) and that of step `always`. Only steps up to `step` count:
