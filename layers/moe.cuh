@@ -18,11 +18,12 @@
 // f is counted and has no gradient. Without its factor the balance loss is 1 where all f_e are equal, and more where
 // busy experts are the likely ones too. The shares are those of the micro-batch, or (--balance-over=global, arXiv
 // 2501.11873) of all micro-batches of the slice so far: experts may then specialise within a micro-batch as long as the
-// slice is balanced. Slices of a step do not know of each other: they may be
-// computed side by side. (The other way, counts of the whole step before, which every rank could know a step late, came
-// to the same in a small run: --experts=8, 8 micro-batches of 64 tokens, 400 steps, --balance-loss=0.02. The balance
-// over the step's second half was 1.014 with it, 1.011 with the micro-batch's own counts and 1.010 with those of the
-// step so far; the validation loss 2.20, 2.21 and 2.37. That is one seed: it shows no need for more, and no more.) The losses that a run prints do not contain these two.
+// slice is balanced. Slices of a step do not know of each other: they may be computed side by side. The losses that a
+// run prints do not contain these two.
+// (Another meaning, the counts of the whole step before, is known to all slices too. In one small run, 8 micro-batches of
+// 64 tokens, 8 experts, 400 steps of bigram-backcopy, --balance-loss=0.02, the balance over the second half was 1.014
+// with it, 1.011 with the micro-batch alone, 1.010 with the step so far; the validation loss 2.20, 2.21 and 2.37. One
+// seed shows no need for what a checkpoint would have to carry along.)
 //
 // With activations in bf16 the router still chooses in fp32: its logits are the product's sums, not rounded, of x and
 // of the rounded copy of W_router; probabilities, weights and both losses are fp32. Its gradients dlogits are rounded,
