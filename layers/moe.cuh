@@ -20,7 +20,7 @@
 // 2501.11873) of all micro-batches of the slice so far: experts may then specialise within a micro-batch as long as the
 // slice is balanced. Slices of a step do not know of each other: they may be computed side by side. The losses that a
 // run prints do not contain these two.
-// (Another meaning, the counts of the whole step before, is known to all slices too. In one small run, 8 micro-batches of
+// (Another meaning, counts of the whole step before, is known to all slices too. In one small run, 8 micro-batches of
 // 64 tokens, 8 experts, 400 steps of bigram-backcopy, --balance-loss=0.02, the balance over the second half was 1.014
 // with it, 1.011 with the micro-batch alone, 1.010 with the step so far; the validation loss 2.20, 2.21 and 2.37. One
 // seed shows no need for what a checkpoint would have to carry along.)
