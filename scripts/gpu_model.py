@@ -211,17 +211,12 @@ def union(ranges):
 
 
 # What is modelled: flags, and the runs whose launches are added up, each so many times: more flags, and whether blocks
-# run. (Two steps less one are a step without what a run begins and ends with. A model whose weights would not fit here
-# is made of two with fewer layers: its launches are linear in the layers.)
+# run. (Two steps less one are a step without what a run begins and ends with.)
 MODELS = {
     "GPT-2 124M, bf16, B 32, T 1024": ("--preset=gpt2-124m --batch=32", [
         (1, "--steps=2", True), (-1, "--steps=1", False)]),
-    "P2's 2B hybrid, bf16, B 4, T 4096, 28 layers": ("--preset=p2-2b-hybrid --batch=4", [
-        (6, "--layers=8 --steps=2", True), (-6, "--layers=8 --steps=1", False),
-        (-5, "--layers=4 --steps=2", False), (5, "--layers=4 --steps=1", False)]),
-    "a layer of P1's 15A2B, bf16, B 2, T 4096": ("--preset=p1-15a2b --batch=2", [
-        (1, "--layers=2 --steps=2", True), (-1, "--layers=2 --steps=1", False),
-        (-1, "--layers=1 --steps=2", False), (1, "--layers=1 --steps=1", False)]),
+    "8 layers of P2's 2B hybrid, bf16, B 4, T 4096": ("--preset=p2-2b-hybrid --layers=8 --batch=4", [
+        (1, "--steps=2", True), (-1, "--steps=1", False)]),
 }
 OF_ALL = "--device=cuda --precision=bf16 --warmup=1 --sample-tokens=0 --val-batches=1 --data=self"
 
