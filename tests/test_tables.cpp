@@ -32,6 +32,9 @@ TEST_CASE("tables: every row builds a model, and dense rows are of one size", "[
     }
     REQUIRE(rows == 11 + 2 * 23 + 6 * 6);
   }
+  const std::string gpu = f.done("{repo}/scripts/tables.py p1-1 p1-4 p2-1 --describe --scale=gpu");  // the main rows
+  REQUIRE(count(gpu, "parameters") == 5 + 4 + 2 * 4);
+  REQUIRE(count(gpu, "   123,9") + count(gpu, "   124,0") == 17);
   const std::string experts = f.done("{repo}/scripts/tables.py p1-1 p1-3 p1-4 p1-6 --describe");
   REQUIRE(count(experts, "parameters") == 15 + 5 + 7 + 6);
 }
@@ -439,6 +442,7 @@ TEST_CASE("tables: what cannot be done is one line", "[tables]") {
   const Folder f;
   for (auto [arguments, what] : {std::pair{"p3-9", "p3-9: expected tables of p1-1, "},
                                  {"p2-4 --scale=paper", "p2-4 times this machine"},
+                                 {"p1-2 --scale=gpu", "--scale=gpu: expected tables of p1-1, p1-4, p2-1"},
                                  {"p1-4 --seeds=0", "--seeds=0 --jobs="},
                                  {"p1-1 --text=nothing.txt", "--text=nothing.txt: no such file"},
                                  {"stability --scale=paper", "stability has no rows in a paper"}})
