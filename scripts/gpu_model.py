@@ -64,10 +64,11 @@ CONSTANTS = {
            "study of micro-benchmarks, CUDA Performance Study - NVIDIA H100 SXM5)"),
     "latency of memory": (sass.GLOBAL, "cycles: 570.5 by pointer chasing (CUDA Performance Study - NVIDIA H100 SXM5)"),
     "latency of shared memory": (sass.SHARED, "cycles: 28.6 (the same study); 29 in arXiv 2402.13499"),
-    "latency of mma": (sass.LATENCY["tensor"], "cycles of m16n8k16 into floats: 33 on A100 and on H100, arXiv 2402.13499, section on "
-                       "tensor cores"),
-    "rate of mma": (6.4 / 8, "mma.sync reaches 63 % of what wgmma does on an H100 (arXiv 2402.13499): 2576 of 4096 operations a clock, "
-                    "so 6.4 cycles of a quarter for m16n8k16 instead of A100's 8"),
+    # (The two figures of arXiv 2402.13499 are from memory: nobody has looked them up again.)
+    "latency of mma": (sass.LATENCY["tensor"], "cycles of m16n8k16 into floats: 33 on A100 and on H100, arXiv "
+                       "2402.13499, section on tensor cores"),
+    "rate of mma": (6.4 / 8, "mma.sync reaches 63 % of what wgmma does on an H100 (arXiv 2402.13499): 2576 of 4096 "
+                    "operations a clock, so 6.4 cycles of a quarter for m16n8k16 instead of A100's 8"),
     "launch": (1.5e-6, "seconds from one kernel's end to the next one's begin in one stream or graph: about 1.3 to 2 in NVIDIA's "
                "blog on CUDA graphs (Getting Started with CUDA Graphs)"),
     "p": (2.3, "how near terms add up: the one constant that is fitted, to the two kernels of gpu_calibration.py that are marked so"),
