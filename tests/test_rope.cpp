@@ -163,7 +163,7 @@ static void require_rope_bits(const Sizes& sizes) {
   rope_backward_ref(dx.ref, dy.ref, cos, sin, B, T, H, D, R);
   rope_forward_ref(y_in_place.data(), y_in_place.data(), cos, sin, B, T, H, D, R);
   REQUIRE_BITWISE(y.values(), y_in_place);
-  t.on_every_device([&](Context& ctx) {
+  t.on_every_device([&, B = B, T = T, H = H, D = D, R = R, first_position = first_position](Context& ctx) {
     const RopeTables on_device = make_rope_tables(first_position + T, R, 1e4, ctx.device);
     rope_forward(y, x, on_device, first_position, B, T, H, D, ctx);
     rope_backward(dx, dy, on_device, first_position, B, T, H, D, ctx);
