@@ -197,12 +197,15 @@ std::vector<TensorForm> Trainer::saved_tensors() const {
 void Trainer::save(std::map<std::string, std::string> metadata) const {
   ctx_.synchronize();
   const std::vector<TensorForm> tensors = saved_tensors();
-  std::vector<float> host;  // one tensor
-  const ValuesOf values = [&](size_t i) {
+  std::vector<float> host;  // one tensor, where the host cannot read it in place
+  const ValuesOf values = [&](size_t i) -> const float* {
     const size_t parameters = model.weights.list().size();
     const Parameter& p = model.weights.list()[i % parameters];
+    const bool is_weight = i < parameters;
+    if (ctx_.device != Device::cuda && (is_weight || ranks.alone()))
+      return (is_weight ? model.weights.values : optimizer.states[i / parameters - 1].values).data() + p.offset;
     host.resize(p.size);
-    if (i < parameters)
+    if (is_weight)
       Buffer<float>::copy_to_host(ctx_.device, host.data(), model.weights.values.data() + p.offset, p.size);
     else
       optimizer.gather_state(host.data(), i / parameters - 1, p);
