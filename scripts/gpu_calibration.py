@@ -12,15 +12,15 @@ FLASH = "FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, bars of FlashAtte
 
 def gemm(n, block, tflops, name, turns, fitted):
     grid = (n // block) ** 2
-    return (f"{name}.cubin", f"gemm_{name}", f"gemm_{name}, fp32, {n}", GEMMS, 2 * n**3, tflops * 1e12, grid, block * block, 0,
-            "FFMA", 64, turns, fitted)
+    return (f"{name}.cubin", f"gemm_{name}", f"gemm_{name}, fp32, {n}", GEMMS, 2 * n**3, tflops * 1e12, grid,
+            block * block, 0, "FFMA", 64, turns, fitted)
 
 
 def flash(direction, head, T, tflops, tile, warps, shared, fitted):
     heads, batch = 2048 // head, 16384 // T
     operations = (4 if direction == "fwd" else 10) * T * T * head * heads * batch
-    return (f"{direction}.cubin", f"traitsILi{head}E", f"FlashAttention-2 {direction}, heads of {head}, T {T}", FLASH, operations,
-            tflops * 1e12, T // tile * heads * batch, 32 * warps, shared, "HMMA", 4096, None, fitted)
+    return (f"{direction}.cubin", f"traitsILi{head}E", f"FlashAttention-2 {direction}, heads of {head}, T {T}", FLASH,
+            operations, tflops * 1e12, T // tile * heads * batch, 32 * warps, shared, "HMMA", 4096, None, fitted)
 
 
 ROWS = [

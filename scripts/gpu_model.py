@@ -55,13 +55,14 @@ from common import ROOT, ended, parser_of, read, refuse, write_whole
 # What the hardware is, and who says so. None of it is changed by a commit that changes a kernel.
 CONSTANTS = {
     "multiprocessors": (132, "H100 SXM: NVIDIA H100 Tensor Core GPU Architecture (whitepaper), table 3"),
-    "clock": (1.755e9, "cycles a second under load. 1.83e9 is what 989 TFLOPS of bf16 mean (132 * 4096 a clock), and llm.c's "
-              "llmc/mfu.h; the PCIe card was seen at 1.755e9 and below: chipsandcheese.com, Nvidia's H100: Funny L2, and Tons of Bandwidth"),
+    "clock": (1.755e9, "cycles a second under load. 1.83e9 is what 989 TFLOPS of bf16 mean (132 * 4096 a clock), and "
+              "llm.c's llmc/mfu.h; the PCIe card was seen at 1.755e9 and below: chipsandcheese.com, Nvidia's H100: "
+              "Funny L2, and Tons of Bandwidth"),
     "peak": (989.4e12, "bf16, dense: NVIDIA H100 datasheet"),
-    "memory": (3.35e12 * 0.9, "bytes a second: 3.35e12 by the datasheet; accesses of 16 bytes come near it (yencal.github.io, GPU memory "
-               "throughput optimization, H100): 0.9 of it is taken. An H200 has 4.8e12"),
-    "l2": (5.5e12, "bytes a second: 5.5 to 6e12 read on an H100 PCIe (chipsandcheese.com, as above); 3.6e12 copied on an SXM (a public "
-           "study of micro-benchmarks, CUDA Performance Study - NVIDIA H100 SXM5)"),
+    "memory": (3.35e12 * 0.9, "bytes a second: 3.35e12 by the datasheet; accesses of 16 bytes come near it "
+               "(yencal.github.io, GPU memory throughput optimization, H100): 0.9 of it is taken. An H200 has 4.8e12"),
+    "l2": (5.5e12, "bytes a second: 5.5 to 6e12 read on an H100 PCIe (chipsandcheese.com, as above); 3.6e12 copied on "
+           "an SXM (a public study of micro-benchmarks, CUDA Performance Study - NVIDIA H100 SXM5)"),
     "latency of memory": (sass.GLOBAL, "cycles: 570.5 by pointer chasing (CUDA Performance Study - NVIDIA H100 SXM5)"),
     "latency of shared memory": (sass.SHARED, "cycles: 28.6 (the same study); 29 in arXiv 2402.13499"),
     # (The two figures of arXiv 2402.13499 are from memory: nobody has looked them up again.)
@@ -69,9 +70,10 @@ CONSTANTS = {
                        "2402.13499, section on tensor cores"),
     "rate of mma": (6.4 / 8, "mma.sync reaches 63 % of what wgmma does on an H100 (arXiv 2402.13499): 2576 of 4096 "
                     "operations a clock, so 6.4 cycles of a quarter for m16n8k16 instead of A100's 8"),
-    "launch": (1.5e-6, "seconds from one kernel's end to the next one's begin in one stream or graph: about 1.3 to 2 in NVIDIA's "
-               "blog on CUDA graphs (Getting Started with CUDA Graphs)"),
-    "p": (2.3, "how near terms add up: the one constant that is fitted, to the two kernels of gpu_calibration.py that are marked so"),
+    "launch": (1.5e-6, "seconds from one kernel's end to the next one's begin in one stream or graph: about 1.3 to 2 "
+               "in NVIDIA's blog on CUDA graphs (Getting Started with CUDA Graphs)"),
+    "p": (2.3, "how near terms add up: the one constant that is fitted, to the two kernels of gpu_calibration.py that "
+          "are marked so"),
 }
 C = {name: value for name, (value, _) in CONSTANTS.items()}
 TERMS = ["issue", "tensor", "wgmma", "fma", "integer", "mufu", "fp64", "L1", "latency", "L2", "memory", "launch"]
@@ -100,13 +102,13 @@ def times_of(blocks, warps, at_once, pipes, turns, alone, l2_bytes, memory_bytes
 # ---- how often each block of instructions runs
 
 def executions(function, counted):
-    """For each block of a function how often a warp runs it, from how often it runs accesses: `counted` has that by kind
-    and line. And the blocks of which that is unknown; they are taken to run once.
+    """For each block of a function how often a warp runs it, from how often it runs accesses: `counted` has that by
+    kind and line. And the blocks of which that is unknown; they are taken to run once.
 
     Accesses of one kind on one line are taken to run equally often where they stand in the same loop. Where one line
-    stands in several loops, those in the innermost take what is left when the others have run once. Accesses whose lines
-    do not meet, as ptxas names another of those that were inlined into each other, share what is left of their kind;
-    where nothing is, they do not run.
+    stands in several loops, those in the innermost take what is left when the others have run once. Accesses whose
+    lines do not meet, as ptxas names another of those that were inlined into each other, share what is left of their
+    kind; where nothing is, they do not run.
     """
     sites = defaultdict(list)  # of a kind on a line: blocks, once for each site
     for n, block in enumerate(function.blocks):
@@ -174,7 +176,8 @@ def work_of(function, counted):
         main = max(slots, key=slots.get)
         outermost = next(block.loops[0] for block in function.blocks if block.loops[-1:] == (main,))
         inside = [(times[n], block) for n, block in enumerate(function.blocks) if outermost in block.loops]
-        rounds = max((t for t, block in inside if block.loops == (outermost,)), default=0) or max(t for t, _ in inside) or 1
+        rounds = (max((t for t, block in inside if block.loops == (outermost,)), default=0) or
+                  max(t for t, _ in inside) or 1)
         ran = [(t / rounds, i) for t, block in inside for i in block.instructions]
         loop = {"slots": sum(t for t, _ in ran), "mma": sum(t for t, i in ran if i.pipe[0] in ("tensor", "wgmma")),
                 "share": sum(t for t, _ in ran) * rounds / pipes["issue"]}
@@ -247,7 +250,8 @@ def launches_of(train, flags, runs):
 def plain(names):
     text = subprocess.run(["c++filt", "-p"], input="\n".join(names), capture_output=True, text=True).stdout
     def short(name):
-        name = re.sub(r"gated(_nvcc)?::", "", name).replace("(Layout)0", "nt").replace("(Layout)1", "nn").replace("(Layout)2", "tn")
+        name = (re.sub(r"gated(_nvcc)?::", "", name).replace("(Layout)0", "nt").replace("(Layout)1", "nn")
+                .replace("(Layout)2", "tn"))
         return re.sub(r"\(\w+\)(\d)", r"\1", name).replace(" ", "")
     return dict(zip(names, map(short, text.splitlines())))
 
@@ -260,7 +264,8 @@ def predict(launch, function, resources):
     lines = annotated(launch["file"])
     for number, space, write, runs, _, line_sectors, line_turns, first, last in launch["lines"]:
         kind, source = lines.get(number, (None, ""))
-        if space == "warp" or kind not in ("ldmatrix", "async", "barrier", "mma", "wgmma", "shuffle") or (kind == "async" and space == "global"):
+        if (space == "warp" or kind not in ("ldmatrix", "async", "barrier", "mma", "wgmma", "shuffle") or
+                (kind == "async" and space == "global")):
             counted[kind, source] += runs / launch["sampled"] / warps
         turns += line_turns / launch["sampled"]
         if kind == "wgmma":  # a quarter of 64 x 16 of A and 256 x 16 of B, in bf16
@@ -278,9 +283,9 @@ def predict(launch, function, resources):
     least = sum(max(l[4] / 128, l[3] if l[4] else 0) for l in launch["lines"] if l[1] == "shared")
     return {"launches": launch["times"], "grid": launch["grid"], "threads": threads, "registers": resources.registers,
             "shared": shared, "spilled": resources.stack, "blocks at once": at_once, "warps at once": at_once * warps,
-            "waves": blocks / (C["multiprocessors"] * max(at_once, 1)), "loop": loop, "slots of unknown blocks": unknown,
-            "slots a warp": pipes["issue"], "L2 bytes": sectors, "memory bytes": memory,
-            "turns of banks over the least": bank / least if least else None,
+            "waves": blocks / (C["multiprocessors"] * max(at_once, 1)), "loop": loop,
+            "slots of unknown blocks": unknown, "slots a warp": pipes["issue"], "L2 bytes": sectors,
+            "memory bytes": memory, "turns of banks over the least": bank / least if least else None,
             "terms": terms, "bound by": max(terms, key=terms.get), "seconds": combined(terms)}
 
 
@@ -308,7 +313,8 @@ def turns_in_order(instructions):
     turns = 0
     for i in instructions:
         if i.opcode.startswith(("LDS", "STS", "LDG", "STG", "LDGSTS", "RED")):
-            bytes_of_lane = 16 if ".128" in i.opcode or ".4" in i.opcode else 8 if ".64" in i.opcode or ".2" in i.opcode else 4
+            bytes_of_lane = (16 if ".128" in i.opcode or ".4" in i.opcode else
+                             8 if ".64" in i.opcode or ".2" in i.opcode else 4)
             turns += bytes_of_lane // 4 * (2 if i.opcode.startswith("LDGSTS") else 1)
     return turns
 
@@ -316,12 +322,15 @@ def turns_in_order(instructions):
 def calibrate(folder):
     """Each of gpu_calibration's kernels: what it is, published and predicted seconds. Only its main loop is counted."""
     rows = []
-    for cubin, text, what, source, operations, published, blocks, threads, shared, opcode, of_one, turns, fitted in gpu_calibration.ROWS:
+    for (cubin, text, what, source, operations, published, blocks, threads, shared, opcode, of_one, turns,
+         fitted) in gpu_calibration.ROWS:
         path = os.path.join(folder, cubin)
         function = next(f for f in sass.disassembled(path, ROOT) if text in f.name)
         resources = sass.resources(path)[function.name]
-        bodies = [[i for b in function.blocks if n in b.loops for i in b.instructions] for n in range(len(function.loops))]
-        body = max(bodies, key=lambda body: (sum(i.opcode.startswith(opcode) for i in body), -len(body)))  # the innermost
+        bodies = [[i for b in function.blocks if n in b.loops for i in b.instructions]
+                  for n in range(len(function.loops))]
+        # the innermost
+        body = max(bodies, key=lambda body: (sum(i.opcode.startswith(opcode) for i in body), -len(body)))
         warps = -(-threads // 32)
         ones = sum(i.opcode.startswith(opcode) for i in body)
         rounds = operations / of_one / (blocks * warps) / ones
@@ -330,25 +339,27 @@ def calibrate(folder):
             pipes["issue"] += rounds * warps
             pipes[i.pipe[0]] += rounds * warps * i.pipe[1]
         turns_of_round = turns_in_order(body) if turns is None else turns
-        terms = times_of(blocks, warps, sass.blocks_at_once(resources.registers, threads, resources.shared + shared), pipes,
-                         rounds * warps * turns_of_round, rounds * sass.cycles_alone(body), 0, 0)
-        rows.append({"kernel": what, "source": source, "fitted": fitted, "slots": len(body), "of them": ones, "terms": terms,
-                     "published": operations / published, "predicted": combined(terms)})
+        terms = times_of(blocks, warps, sass.blocks_at_once(resources.registers, threads, resources.shared + shared),
+                         pipes, rounds * warps * turns_of_round, rounds * sass.cycles_alone(body), 0, 0)
+        rows.append({"kernel": what, "source": source, "fitted": fitted, "slots": len(body), "of them": ones,
+                     "terms": terms, "published": operations / published, "predicted": combined(terms)})
     return rows
 
 
 def calibration_table(rows):
-    lines = ["| kernel | | main loop, slots/products | bound by | published, µs | predicted, µs | off by |", "|---|---|--:|---|--:|--:|--:|"]
+    lines = ["| kernel | | main loop, slots/products | bound by | published, µs | predicted, µs | off by |",
+             "|---|---|--:|---|--:|--:|--:|"]
     for row in rows:
         terms = sorted(row["terms"].items(), key=lambda term: -term[1])[:3]
         off = row["predicted"] / row["published"] - 1
-        lines.append(f"| {row['kernel']} | {'fitted' if row['fitted'] else 'held out'} | {row['slots']}/{row['of them']} | "
-                     f"{', '.join(f'{name} {t * 1e6:.0f}' for name, t in terms)} | {row['published'] * 1e6:.0f} | {row['predicted'] * 1e6:.0f} | "
-                     f"{100 * off:+.0f} % |")
+        lines.append(f"| {row['kernel']} | {'fitted' if row['fitted'] else 'held out'} | "
+                     f"{row['slots']}/{row['of them']} | {', '.join(f'{name} {t * 1e6:.0f}' for name, t in terms)} | "
+                     f"{row['published'] * 1e6:.0f} | {row['predicted'] * 1e6:.0f} | {100 * off:+.0f} % |")
     return "\n".join(lines)
 
 
-HEAD = "| kernel | launches | grid × threads | waves | warps at once | registers | main loop, slots/mma | bound by | each, µs | all, ms |"
+HEAD = ("| kernel | launches | grid × threads | waves | warps at once | registers | main loop, slots/mma | bound by | "
+        "each, µs | all, ms |")
 
 
 def table(rows, least=0.005):
@@ -365,14 +376,16 @@ def table(rows, least=0.005):
         slots = f"{loop['slots']:.0f}" + (f"/{loop['mma']:.0f}" if loop["mma"] else "") if loop else ""
         terms = sorted(row["terms"].items(), key=lambda term: -term[1])[:2]
         bound = ", ".join(f"{name} {t * 1e6:.0f}" for name, t in terms)
-        lines.append(f"| {row['kernel'].split('(')[0]} | {row['launches']} | {'·'.join(map(str, row['grid']))} × {row['threads']} | "
-                     f"{row['waves']:.2f} | {row['warps at once']} | {row['registers']} | {slots} | "
+        lines.append(f"| {row['kernel'].split('(')[0]} | {row['launches']} | "
+                     f"{'·'.join(map(str, row['grid']))} × {row['threads']} | {row['waves']:.2f} | "
+                     f"{row['warps at once']} | {row['registers']} | {slots} | "
                      f"{bound}{' (?)' if row['slots of unknown blocks'] > 0.4 else ''} | "
                      f"{row['seconds'] * 1e6:.0f} | {seconds(row) * 1e3:.2f} |")
-    lines.append(f"| {len(small)} others | {sum(row['launches'] for row in small)} | | | | | | | | {sum(map(seconds, small)) * 1e3:.2f} |")
+    lines.append(f"| {len(small)} others | {sum(row['launches'] for row in small)} | | | | | | | | "
+                 f"{sum(map(seconds, small)) * 1e3:.2f} |")
     longest = sum(row["terms"][row["bound by"]] * row["launches"] for row in rows)
-    lines.append(f"| all, *computed* | {sum(row['launches'] for row in rows)} | | | | | | the longest terms alone: {longest * 1e3:.0f} ms | | "
-                 f"{total * 1e3:.2f} |")
+    lines.append(f"| all, *computed* | {sum(row['launches'] for row in rows)} | | | | | | "
+                 f"the longest terms alone: {longest * 1e3:.0f} ms | | {total * 1e3:.2f} |")
     return "\n".join(lines)
 
 
@@ -412,7 +425,8 @@ def main():
         print(page({name: rows}), flush=True)
         result[name] = rows
     if arguments.json:
-        write_whole(arguments.json, json.dumps({"device": "computed, no GPU", "constants": CONSTANTS, "models": result}, indent=1) + "\n")
+        write_whole(arguments.json, json.dumps({"device": "computed, no GPU", "constants": CONSTANTS, "models": result},
+                                               indent=1) + "\n")
 
 
 if __name__ == "__main__":

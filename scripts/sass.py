@@ -1,4 +1,5 @@
-"""The machine code of a GPU's kernels as nvdisasm prints it: basic blocks, loops, what each instruction asks of the GPU.
+"""The machine code of a GPU's kernels as nvdisasm prints it: basic blocks, loops, what each instruction asks of the
+GPU.
 
 A warp scheduler issues one instruction a cycle, whatever it is: a slot. The pipes behind it take some instructions more
 slowly: how many cycles a quarter of a multiprocessor is busy with one stands in PIPES, from the table of throughputs in

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Trains the rows of the papers' tables at a small scale, and sets them beside the papers' figures.
 
-usage: make && scripts/tables.py p1-4 p2-1 --scale=minutes --seeds=3      writes results/p1-4.minutes.md and .json, ..., README.md
-       scripts/tables.py p1-1 p2-1 --scale=gpu --text=FILE                the main rows at GPT-2's size, a run a GPU
-       scripts/tables.py p2-1 --scale=paper                               prints the commands for the paper's models
+usage: make && scripts/tables.py p1-4 p2-1 --scale=minutes --seeds=3   writes results/p1-4.minutes.md and .json, ...,
+                                                                       README.md
+       scripts/tables.py p1-1 p2-1 --scale=gpu --text=FILE             the main rows at GPT-2's size, a run a GPU
+       scripts/tables.py p2-1 --scale=paper                            prints the commands for the paper's models
 
 Each row is a line of flags (scripts/paper_tables.py), run for several seeds, one process a core, by the engine of
-scripts/sweep.py. A run that is finished is not run again, and one that was stopped goes on: the same command takes up what is there.
-Runs are kept under build/tables.
+scripts/sweep.py. A run that is finished is not run again, and one that was stopped goes on: the same command
+takes up what is there. Runs are kept under build/tables.
 """
 import concurrent.futures
 import dataclasses
@@ -22,7 +23,8 @@ from common import ROOT, cores, parser_of, refuse, require_train, write_whole
 from paired import FEWEST, half_width, rank_agreement, verdicts
 from paper_tables import PAPER_RUNS, PAPERS, SCALES, TABLES, Stability, Times
 from plots import read_log
-from sweep import (SEEDS, Run, ended_by_hand, evaluate, gpus, last_of_each, load, markdown, means, options_of, places, read_text, store, train_all, train_program, write_page)
+from sweep import (SEEDS, Run, ended_by_hand, evaluate, gpus, last_of_each, load, markdown, means, options_of, places,
+                   read_text, store, train_all, train_program, write_page)
 
 NAMES = (*TABLES, "p2-4", "stability")
 
@@ -48,8 +50,10 @@ def signed(change, column):
 
 
 def untrained(results):
-    """Whether runs ended no better than a table of pairs of bytes: their losses are above the entropy of a byte given the one before it."""
-    losses = [(r["validation_loss"], r["bigram_entropy"]) for r in results if "bigram_entropy" in r and not r.get("diverged")]
+    """Whether runs ended no better than a table of pairs of bytes: their losses are above the entropy of a byte given
+    the one before it."""
+    losses = [(r["validation_loss"], r["bigram_entropy"]) for r in results
+              if "bigram_entropy" in r and not r.get("diverged")]
     return bool(losses) and sum(loss - entropy for loss, entropy in losses) > 0
 
 
@@ -69,7 +73,8 @@ def row_of(table, number):
 
 
 def compared(table, column, row, to, values, untrained_rows):
-    """A row beside another in a column: what is kept, and (differences, the paper's effect) where there is a sign to be said."""
+    """A row beside another in a column: what is kept, and (differences, the paper's effect) where there is a sign to be
+    said."""
     c, ours = table.columns[column], values[row.number]
     change = (lambda a, b: math.log(a / b)) if c.compare == "ratio" else (lambda a, b: a - b)
     differ = [change(a, b) for a, b in zip(ours, values[to]) if a is not None and b is not None]
@@ -85,7 +90,8 @@ def compared(table, column, row, to, values, untrained_rows):
         effect = kept["paper_gap"] = change(paper, beside)
     elif paper is None and column in row.paper:
         trains = None not in ours and row.number not in untrained_rows
-        kept["sign"] = "too few seeds" if len(ours) < FEWEST else "differs: it trains" if trains else "agrees: diverges too"
+        kept["sign"] = ("too few seeds" if len(ours) < FEWEST else
+                        "differs: it trains" if trains else "agrees: diverges too")
     if effect is None or not differ:
         return kept, None
     if {row.number, to} & set(untrained_rows):
@@ -94,7 +100,8 @@ def compared(table, column, row, to, values, untrained_rows):
 
 
 def judged(table, values, untrained_rows=()):
-    """Every comparison that a table names, judged together: the cells by (row, column), and those of its controls, in order."""
+    """Every comparison that a table names, judged together: the cells by (row, column), and those of its controls, in
+    order."""
     cells = {(row.number, column): {"values": values[column][row.number], "paper": row.paper.get(column)}
              for row in table.rows for column in values}
     controls = [{"row": a, "against": b, "column": column} for a, b in table.controls for column in values]
@@ -117,7 +124,8 @@ def gap_text(cell, column):
         return ""
     gap, width = cell["gap"], cell.get("interval")
     if column.compare == "ratio":
-        return signed(gap, column) + (f" ({math.exp(gap - width):.2g} to {math.exp(gap + width):.2g})" if width is not None and width < 50 else "")
+        return signed(gap, column) + (f" ({math.exp(gap - width):.2g} to {math.exp(gap + width):.2g})"
+                                      if width is not None and width < 50 else "")
     return signed(gap, column) + (f" ± {width:.{column.digits}f}" if width is not None else "")
 
 
@@ -125,11 +133,13 @@ def lines_of(table, contents):
     """The page of what a table's JSON holds."""
     rows, columns = contents["rows"], {name: c for name, c in table.columns.items() if name in contents["rows"][0]}
     untrained_rows = contents.get("untrained", [])
-    parts = {name: ["ours"] + ["gap"] * bool(c.compare) + (["paper"] + ["paper gap", "sign"] * bool(c.compare)) * any(name in row.paper for row in table.rows)
+    parts = {name: ["ours"] + ["gap"] * bool(c.compare) +
+                   (["paper"] + ["paper gap", "sign"] * bool(c.compare)) * any(name in row.paper for row in table.rows)
              for name, c in columns.items()}
     heading = ["row", "", "against"]
     for name, c in columns.items():
-        heading += [{"ours": c.heading, "paper gap": "paper's gap", "sign": "the sign"}.get(part, part) for part in parts[name]]
+        heading += [{"ours": c.heading, "paper gap": "paper's gap", "sign": "the sign"}.get(part, part)
+                    for part in parts[name]]
     shown = []
     for kept in rows:
         row = row_of(table, kept["row"])
@@ -141,7 +151,8 @@ def lines_of(table, contents):
                     "gap": gap_text(cell, c),
                     "paper": "diverges" if paper is None and name in row.paper else "" if paper is None
                              else paper if isinstance(paper, str) else f"{paper:.{c.digits}f}",
-                    "paper gap": signed(cell["paper_gap"], c) if "paper_gap" in cell else "", "sign": cell.get("sign", "")}
+                    "paper gap": signed(cell["paper_gap"], c) if "paper_gap" in cell else "",
+                    "sign": cell.get("sign", "")}
             if row.number in untrained_rows and name == "loss" and trained:
                 text["ours"] += " (untrained)"
             line += [text[part] for part in parts[name]]
@@ -149,28 +160,35 @@ def lines_of(table, contents):
     lines = markdown(heading, shown)
     if controls := contents.get("controls"):
         lines += ["", *markdown(["beside each other", "", "gap", "paper's gap", "the sign"], [
-            [f"{c['row']} and {c['against']}", f"{row_of(table, c['row']).name} and {row_of(table, c['against']).name}", gap_text(c, columns[c["column"]]),
-             signed(c["paper_gap"], columns[c["column"]]), c.get("sign", "")] for c in controls])]
+            [f"{c['row']} and {c['against']}", f"{row_of(table, c['row']).name} and {row_of(table, c['against']).name}",
+             gap_text(c, columns[c["column"]]), signed(c["paper_gap"], columns[c["column"]]), c.get("sign", "")]
+            for c in controls])]
     counts = [f"{n} {told}" for told, n in signs_of(contents).items() if n]
     legend = ["Signs: " + ", ".join(counts) + "."] if counts else []  # a table may have no figures of a paper's
     if rank := contents.get("ranking"):
-        legend += [f"Order of the rows beside the paper's: Kendall's tau {rank['tau']:+.2f}, p {rank['p']:.2g} (shuffled rows that agree as well)."]
+        legend += [f"Order of the rows beside the paper's: Kendall's tau {rank['tau']:+.2f}, p {rank['p']:.2g} "
+                   "(shuffled rows that agree as well)."]
     seeds = max(len(row[name]["values"]) for row in rows for name in columns)
-    legend += [f"{seeds} seeds: means ± half the range. A gap is the mean difference (x: ratio) between runs of one seed, with its 95 % t-interval. A "
-               f"sign, which takes {FEWEST} seeds, is one at 5 % for the whole table by Holm's correction ([how](../docs/claims.md#how-a-sign-is-said))."
-               if seeds > 1 else "One seed: a gap is the difference (x: ratio) between two runs, and nothing is said of its sign."]
+    legend += [f"{seeds} seeds: means ± half the range. A gap is the mean difference (x: ratio) between runs of one "
+               f"seed, with its 95 % t-interval. A sign, which takes {FEWEST} seeds, is one at 5 % for the whole table "
+               "by Holm's correction ([how](../docs/claims.md#how-a-sign-is-said))."
+               if seeds > 1 else
+               "One seed: a gap is the difference (x: ratio) between two runs, and nothing is said of its sign."]
     if untrained_rows:
-        legend += [f"Untrained: the validation loss is above {contents['bigram_entropy']:.3f}, what a table of pairs of bytes reaches."]
+        legend += [f"Untrained: the validation loss is above {contents['bigram_entropy']:.3f}, what a table of pairs "
+                   "of bytes reaches."]
     return lines + ["", " ".join(legend)] + (["", table.notes] if table.notes else [])
 
 
-SIGNS = {"agrees": "agreeing", "differs": "not agreeing", "absent": "absent at the paper's size", "not resolved": "not resolved",
-         "too few seeds": "with too few seeds", "no change": "no change", "untrained": "where a run learned too little"}
+SIGNS = {"agrees": "agreeing", "differs": "not agreeing", "absent": "absent at the paper's size",
+         "not resolved": "not resolved", "too few seeds": "with too few seeds", "no change": "no change",
+         "untrained": "where a run learned too little"}
 
 
 def signs_of(contents):
     """How many signs of each kind a table has, of what its JSON keeps."""
-    cells = [cell for row in contents.get("rows", []) for cell in row.values() if isinstance(cell, dict)] + contents.get("controls", [])
+    cells = [cell for row in contents.get("rows", []) for cell in row.values()
+             if isinstance(cell, dict)] + contents.get("controls", [])
     signs = [cell["sign"].split(":")[0] for cell in cells if cell.get("sign")]
     return {told: signs.count(sign) for sign, told in SIGNS.items()}
 
@@ -202,7 +220,8 @@ def table_of_rows(table, scale, seeds, text, results):
     read = ends | {(row.number, kind): [r if r.get("diverged") else read_at(r, other.get("validation_loss", -math.inf))
                                         for r, other in zip(ends[row.number, kind], ends[row.at_loss_of, kind])]
                    for row in table.rows if row.at_loss_of for kind in {c.run for c in table.columns.values()}}
-    values = {column: {row.number: [None if r.get("diverged") else c.value(r) for r in read[row.number, c.run]] for row in table.rows}
+    values = {column: {row.number: [None if r.get("diverged") else c.value(r) for r in read[row.number, c.run]]
+                       for row in table.rows}
               for column, c in table.columns.items()}
     losses_of = {row.number: ends.get((row.number, "text"), []) for row in table.rows if not row.at_loss_of}
     untrained_rows = [number for number, of_row in losses_of.items() if untrained(of_row)]
@@ -214,8 +233,9 @@ def table_of_rows(table, scale, seeds, text, results):
             entry[column] = cells[row.number, column]
             mine = runs[row.number, c.run]
             before = {"before": mine[0].after.line()} if mine[0].after else {}
-            entry["runs"][c.run] = before | {"flags": mine[0].line(),
-                                    "fingerprints": {run.seed: results[run].get("fingerprint", "diverged") for run in mine}}
+            entry["runs"][c.run] = before | {
+                "flags": mine[0].line(),
+                "fingerprints": {run.seed: results[run].get("fingerprint", "diverged") for run in mine}}
             at = [results[run].get("largest_activation_at") for run in mine]
             if c.run == "sinks" and any(at):
                 entry["runs"][c.run]["largest_activation_at"] = at
@@ -229,8 +249,10 @@ def ranking_of(table, values):
     """How our means order the rows of a table that ranks them, beside the paper's figures."""
     if not table.ranks:
         return {}
-    rows = [row for row in table.rows if row.paper.get(table.ranks) is not None and None not in values[table.ranks][row.number]]
-    tau, p = rank_agreement([statistics.fmean(values[table.ranks][row.number]) for row in rows], [row.paper[table.ranks] for row in rows])
+    rows = [row for row in table.rows
+            if row.paper.get(table.ranks) is not None and None not in values[table.ranks][row.number]]
+    tau, p = rank_agreement([statistics.fmean(values[table.ranks][row.number]) for row in rows],
+                            [row.paper[table.ranks] for row in rows])
     return {"ranking": {"tau": tau, "p": p}}
 
 
@@ -262,26 +284,30 @@ def table_of_stability(scale, seeds, text, results):
         highest = {slack: highest_rate(rates, of_rates, slack) for slack in Stability.slacks}
         shown.append([name, *[cells.get(f, "") for f in factors], *[text for _, text in highest.values()]])
         kept.append({"variant": name, "highest": {slack: rate for slack, (rate, _) in highest.items()},
-                     "highest_by_seed": {slack: [highest_rate(rates, of_seed, slack)[0] for of_seed in zip(*losses.values())]
-                                         for slack in Stability.slacks},
+                     "highest_by_seed": {slack: [highest_rate(rates, of_seed, slack)[0]
+                                                 for of_seed in zip(*losses.values())] for slack in Stability.slacks},
                      "losses": {f * lr: [l if l < math.inf else None for l in ls] for f, ls in losses.items()},
                      "flags": runs[name, of_variant[0]][0].line()})
     entropy = entropy_of(results, [run for of_rate in runs.values() for run in of_rate])
-    return markdown(heading, shown) + ["", "Validation loss by learning rate" + (", means ± half the range" if len(seeds) > 1 else ", one seed") +
-                                       ". A rate counts as one that trains where the mean loss is within so many nats of the variant's best; ≥: no "
-                                       "higher one was tried." + (f" A table of pairs of bytes reaches {entropy:.3f}." if entropy else "")
-                                       ], {"variants": kept}
+    return markdown(heading, shown) + [
+        "", "Validation loss by learning rate" + (", means ± half the range" if len(seeds) > 1 else ", one seed") +
+        ". A rate counts as one that trains where the mean loss is within so many nats of the variant's best; ≥: no "
+        "higher one was tried." + (f" A table of pairs of bytes reaches {entropy:.3f}." if entropy else "")
+    ], {"variants": kept}
 
 
 def step_seconds(flags, steps):
-    """The median time of a training step on all cores. The first, which touches all memory for the first time, does not count."""
+    """The median time of a training step on all cores. The first, which touches all memory for the first time, does not
+    count."""
     with tempfile.TemporaryDirectory() as folder:
         train_program(*shlex.split(flags), f"--steps={steps}", f"--out={folder}", place=(("--device=cpu",), {}))
-        return statistics.median(entry["seconds"] for entry in read_log(folder) if entry["step"] > 1 and "seconds" in entry)
+        return statistics.median(entry["seconds"] for entry in read_log(folder)
+                                 if entry["step"] > 1 and "seconds" in entry)
 
 
 def table_of_times(scale_name):
-    """Times are of this machine and this hour, so nothing is kept between calls. Models take turns, so that all meet the same hour."""
+    """Times are of this machine and this hour, so nothing is kept between calls. Models take turns, so that all meet
+    the same hour."""
     widths, rounds = Times.widths[scale_name], Times.rounds[scale_name]
     shown, kept = [], []
     for width in widths:
@@ -291,19 +317,22 @@ def table_of_times(scale_name):
         for turn in range(rounds):
             for name, line in lines.items():
                 seconds[name].append(step_seconds(line, Times.steps))
-                print(f"width {width}, round {turn + 1}/{rounds}: {name} {1000 * seconds[name][-1]:.1f} ms a step", flush=True)
+                print(f"width {width}, round {turn + 1}/{rounds}: {name} {1000 * seconds[name][-1]:.1f} ms a step",
+                      flush=True)
         for name, (_, paper) in Times.variants.items():
             more = [100 * (gated / plain - 1) for gated, plain in zip(seconds[name], seconds["plain"])]
             middle, spread = statistics.median(more), (max(more) - min(more)) / 2
-            shown.append([str(width), name, f"{1000 * statistics.median(seconds['plain']):.1f}", f"{1000 * statistics.median(seconds[name]):.1f}",
-                          f"{middle:+.1f} ± {spread:.1f} %", paper])
-            kept.append({"width": width, "variant": name, "flags": lines[name], "plain_seconds": seconds["plain"], "seconds": seconds[name],
-                         "more_percent": more})
+            shown.append([str(width), name, f"{1000 * statistics.median(seconds['plain']):.1f}",
+                          f"{1000 * statistics.median(seconds[name]):.1f}", f"{middle:+.1f} ± {spread:.1f} %", paper])
+            kept.append({"width": width, "variant": name, "flags": lines[name], "plain_seconds": seconds["plain"],
+                         "seconds": seconds[name], "more_percent": more})
     heading = ["width", "", "plain, ms a step", "with it, ms a step", "more", "the paper's"]
-    cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "unknown")
-    return markdown(heading, shown) + ["", f"{cores()} cores of {cpu}, fp32, 8 layers, 256 tokens a step. {rounds} rounds, in which the models take turns: "
-                                       "medians ± half the range. The papers' are of GPUs, in bf16."], {
-        "cpu": cpu, "cores": cores(), "rows": kept}
+    cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+               "unknown")
+    return markdown(heading, shown) + [
+        "", f"{cores()} cores of {cpu}, fp32, 8 layers, 256 tokens a step. {rounds} rounds, in which the models take "
+        "turns: medians ± half the range. The papers' are of GPUs, in bf16."
+    ], {"cpu": cpu, "cores": cores(), "rows": kept}
 
 
 def evaluate_columns(table, scale, seeds, text, results, runs, jobs):
@@ -338,8 +367,9 @@ def write_index(folder):
                          *([str(n) for n in counts] if any(counts) else [""] * len(SIGNS))])
     heading = ["table", "scale", "seeds", *SIGNS.values()]
     about = ("`scripts/tables.py` trains the rows and writes the tables and this page. The sign of a gap between two "
-             "rows is said from five seeds on, corrected for the whole table. A JSON file beside each table holds every run's flags "
-             "and fingerprints. [How to rerun them](../docs/tables.md), [what they say](../docs/claims.md).")
+             "rows is said from five seeds on, corrected for the whole table. A JSON file beside each table holds "
+             "every run's flags and fingerprints. [How to rerun them](../docs/tables.md), "
+             "[what they say](../docs/claims.md).")
     page = ["# The papers' tables at a small scale", "", about, "", PAPERS, "", *markdown(heading, rows)]
     write_whole(os.path.join(folder, "README.md"), "\n".join(page) + "\n")
 
@@ -361,7 +391,8 @@ def print_commands(name):
     evaluated = [c.evaluate.format_map(scale.words) for c in table.columns.values() if c.evaluate and c.run == "text"]
     twice = any(c.run == "long" for c in table.columns.values())
     for row in table.rows:
-        flags = shlex.split(" ".join([f"--preset={table.preset}", PAPER_RUNS[table.preset], table.base, row.flags]).format_map(scale.words))
+        flags = shlex.split(" ".join([f"--preset={table.preset}", PAPER_RUNS[table.preset], table.base,
+                                      row.flags]).format_map(scale.words))
         flags = last_of_each(flags) + [f"--lr={row.lr * table.lr:.3g}"]
         if table.match and row.flags:
             flags.append(f"--match-params={table.match}")
@@ -373,7 +404,8 @@ def print_commands(name):
             continue
         print(command, scale.kinds["before long"][1], "--data=FILE.bin --out=SHORT")
         print(command, scale.kinds["long"][1], "--data=LONG.bin --from=SHORT --out=FOLDER")
-        print(command, scale.kinds["long"][1], "--data=LONG.bin --out=FOLDER --evaluate --yarn=4 --context={long context}".format_map(scale.words))
+        print(command, scale.kinds["long"][1], "--data=LONG.bin --out=FOLDER --evaluate --yarn=4 "
+              "--context={long context}".format_map(scale.words))
 
 
 def write(name, title, lines, contents, options, text):
@@ -394,10 +426,12 @@ def main():
     parser = parser_of(__doc__)
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="of " + ", ".join(NAMES))
     parser.add_argument("--scale", choices=SCALES, default="minutes")
-    parser.add_argument("--text", default="self", help="the text whose loss is compared: a file, or this repository's source [self]")
+    parser.add_argument("--text", default="self",
+                        help="the text whose loss is compared: a file, or this repository's source [self]")
     parser.add_argument("--runs", default=os.path.join(ROOT, "build/tables"), help="where runs are kept [build/tables]")
     parser.add_argument("--results", default=os.path.join(ROOT, "results"), help="where the tables go [results]")
-    parser.add_argument("--also", default="", metavar="FLAGS", help="flags of every run, which override the table's: for a try")
+    parser.add_argument("--also", default="", metavar="FLAGS",
+                        help="flags of every run, which override the table's: for a try")
     parser.add_argument("--describe", action="store_true", help="print how large each model is, and train nothing")
     options = options_of(parser)
     for name in options.tables:

@@ -65,8 +65,8 @@ SECTIONS = [
               "stays small with GatedNorm (figures 3 and 4).",
               logged("largest_activation"), f.over_training("largest_activation", "largest |h|", by_factors="y")),
         Lines("relative-peak", "Largest activation over the median",
-              "The largest |h| over the median |h| of its state, in the state where that is most: it stays as it is when "
-              "the whole stream grows.",
+              "The largest |h| over the median |h| of its state, in the state where that is most: it stays as it is "
+              "when the whole stream grows.",
               logged("peak_over_median"),
               f.over_training("peak_over_median", "largest over median |h|", by_factors="y")),
         Lines("first-token", "Attention to the first token",
