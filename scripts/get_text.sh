@@ -1,6 +1,6 @@
 #!/bin/sh
-# Writes a text of 40 MB, 36 times Tiny Shakespeare: Webster's dictionary of 1913 with what was added since (GCIDE, GPL),
-# out of a Debian package of one version. Needs apt-get, dpkg-deb and a network; nothing is installed.
+# Writes a text of 40 MB, 36 times Tiny Shakespeare: Webster's dictionary of 1913 with what was added since (GCIDE,
+# GPL), out of a Debian package of one version. Needs apt-get, dpkg-deb and a network; nothing is installed.
 # usage: scripts/get_text.sh FILE           then ./train --data=FILE, or scripts/tokenize.py for tokens of several bytes
 set -eu
 [ $# -eq 1 ] || { echo "get_text: expected the name of the file to write: scripts/get_text.sh FILE" >&2; exit 1; }

@@ -1,9 +1,11 @@
 #!/bin/sh
-# What a machine with a GPU is handed where nothing can be compiled or installed: the programs of `make gpu-check`, stripped, the
-# shared libraries that they ask for beside CUDA's and the C library's, and the scripts that run them, in one archive.
+# What a machine with a GPU is handed where nothing can be compiled or installed: the programs of `make gpu-check`, stripped,
+# the shared libraries that they ask for beside CUDA's and the C library's, and the scripts that run them, in one
+# archive.
 #   on this machine    make gpu-build CUDA_ARCH=90 ARCH=x86-64-v3, then this
 #   on that one        tar xzf gpu.tar.gz && MINUTES=9 gpu/check OUT     again, until nothing is left
-# OUT/gpu_check.json is written after every check. A later call goes on from it: where another machine runs that, carry it along.
+# OUT/gpu_check.json is written after every check. A later call goes on from it: where another machine runs that, carry it
+# along.
 # usage: scripts/gpu_pack.sh ARCHIVE.tar.gz TRAIN PROGRAM... [--cublas TEST...]        BENCH before the tests
 #        scripts/gpu_pack.sh --rehearsal ARCHIVE.tar.gz TRAIN TEST...                  the rehearsal's, with its kernels
 set -eu
@@ -26,7 +28,8 @@ strip -o "$folder/gpu/train" "$train"
 for library in "$(dirname "$1")"/*.so; do
   [ ! -e "$library" ] || strip -o "$folder/gpu/programs/$(basename "$library")" "$library"
 done
-# Of what they are linked with, what is neither CUDA's nor glibc's nor here already. (libstdc++ and libgomp of another compiler may be older.)
+# Of what they are linked with, what is neither CUDA's nor glibc's nor here already. (libstdc++ and libgomp of another
+# compiler may be older.)
 for program in "$folder/gpu/train" "$folder"/gpu/programs/*; do
   LD_LIBRARY_PATH=$folder/gpu/programs ldd "$program"
 done >"$folder/asked_for"

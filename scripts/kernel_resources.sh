@@ -1,16 +1,17 @@
 #!/bin/sh
-# What the compiled kernels take of a GPU, from what ptxas says of each: registers, static shared memory, spills. Fails on
-# what scripts/kernel_resources.txt does not allow. Needs nvcc, not a GPU.
+# What the compiled kernels take of a GPU, from what ptxas says of each: registers, static shared memory, spills. Fails
+# on what scripts/kernel_resources.txt does not allow. Needs nvcc, not a GPU.
 #
 # A kernel may spill nothing, declare no shared memory and have 64 registers, with which half of a GPU's threads can be
 # there at once. What takes more stands in the table, a line for each GPU that it is compiled for:
-#   registers  at most. ptxas never gives more than __launch_bounds__ leaves, so these are rounded up to where fewer warps
-#              fit, and a register more or less is no news
+#   registers  at most. ptxas never gives more than __launch_bounds__ leaves, so these are rounded up to where fewer
+#              warps fit, and a register more or less is no news
 #   static     bytes of shared memory, exactly
 #   spills     bytes stored and loaded, at most
 # Registers and spills are ptxas's own decisions: they are compared where nvcc's release and the PTX's target are those
 # of the table.
-# usage: scripts/kernel_resources.sh [--update] FILE.ptxas       in it what nvcc --version says, the .target of the PTX, what ptxas -v says
+# usage: scripts/kernel_resources.sh [--update] FILE.ptxas
+#   FILE.ptxas  has what nvcc --version says, the .target of the PTX, what ptxas -v says
 set -u
 table=${KERNEL_RESOURCES:-$(dirname "$0")/kernel_resources.txt}
 update=0

@@ -3,19 +3,19 @@
 # are there it does nothing. CUDA is not installed: nvcc is used where it is found.
 # usage: scripts/setup.sh [--tests] [--bench] [--plots] [--book] [--ranks] [--into=DIR [--from=PACKAGES]]
 #   --ranks            also MPI, with which several processes train one model (docs/ranks.md)
-#   --tests            also what some tests need: --plots, --book, --ranks, and on x86-64 a compiler, qemu and libraries for
-#                      ARM64
+#   --tests            also what some tests need: --plots, --book, --ranks, and on x86-64 a compiler, qemu and libraries
+#                      for ARM64
 #   --bench, --plots   also what `make bench` (OpenBLAS) or the plots and their tests (matplotlib) need
 #   --book             also what `make book` and its test need (Pygments, Python-Markdown)
 #   --into=DIR         installs nothing and needs no root: the libraries are downloaded and unpacked into DIR. With that
 #                      folder `make DEPS=DIR` builds on any machine of this kind, without network. A compiler and make
 #                      must be there
-#   --from=PACKAGES    of --into: nothing is downloaded. PACKAGES is the folder DIR/packages that --into has left elsewhere, a
-#                      tenth of what is unpacked from it
+#   --from=PACKAGES    of --into: nothing is downloaded. PACKAGES is the folder DIR/packages that --into has left
+#                      elsewhere, a tenth of what is unpacked from it
 set -eu
 into= from= arm=
-#        compiler, make   the emulator's fibers   tests    flags         JSON, safetensors header  checksums, fingerprints
-packages="g++ make        libboost-context-dev    catch2   libcli11-dev  nlohmann-json3-dev        libxxhash-dev"
+#        compiler, make   the emulator's fibers   tests    flags         JSON, safetensors   checksums, fingerprints
+packages="g++ make        libboost-context-dev    catch2   libcli11-dev  nlohmann-json3-dev  libxxhash-dev"
 #                    tokenizers: regular expressions, normal forms of Unicode
 packages="$packages  libpcre2-dev                     libutf8proc-dev"
 mpi="openmpi-bin libopenmpi-dev"
