@@ -1,11 +1,11 @@
 #!/bin/sh
-# What a machine with a GPU is handed where nothing can be compiled or installed: the programs of `make gpu-check`, stripped,
-# the shared libraries that they ask for beside CUDA's and the C library's, and the scripts that run them, in one
-# archive.
+# What a machine with a GPU is handed where nothing can be compiled or installed: the programs of `make gpu-check`,
+# stripped, the shared libraries that they ask for beside CUDA's and the C library's, and the scripts that run them, in
+# one archive.
 #   on this machine    make gpu-build CUDA_ARCH=90 ARCH=x86-64-v3, then this
 #   on that one        tar xzf gpu.tar.gz && MINUTES=9 gpu/check OUT     again, until nothing is left
-# OUT/gpu_check.json is written after every check. A later call goes on from it: where another machine runs that, carry it
-# along.
+# OUT/gpu_check.json is written after every check. A later call goes on from it: where another machine runs that, carry
+# it along.
 # usage: scripts/gpu_pack.sh ARCHIVE.tar.gz TRAIN PROGRAM... [--cublas TEST...]        BENCH before the tests
 #        scripts/gpu_pack.sh --rehearsal ARCHIVE.tar.gz TRAIN TEST...                  the rehearsal's, with its kernels
 set -eu

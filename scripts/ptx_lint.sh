@@ -1,8 +1,9 @@
 #!/bin/sh
 # Refuses PTX whose arithmetic IEEE 754 does not pin down: approximations, flushed denormals, add/sub/mul without an
 # explicit rounding, which ptxas may contract into fused multiply-adds, and min/max of floats. Those give the number
-# where one operand is NaN, and +0 for the larger of +0 and -0; on the CPU a > b ? a : b gives b in both cases, and fmaxf
-# either zero. core/math.cuh has max_of. (The maximum with +0 is x > 0 ? x : 0 for every x, and nvcc makes it of that.)
+# where one operand is NaN, and +0 for the larger of +0 and -0; on the CPU a > b ? a : b gives b in both cases, and
+# fmaxf either zero. core/math.cuh has max_of. (The maximum with +0 is x > 0 ? x : 0 for every x, and nvcc makes it of
+# that.)
 # Of bf16 it allows roundings to nearest and the two instructions of tensor cores that core/mma.h models: mma.sync, and
 # wgmma with sums of fp32 and no sign changed, alone or added to (its predicate). All other arithmetic is in fp32.
 # Needs nvcc, not a GPU.
