@@ -24,7 +24,6 @@ markdown = library("markdown", "--book")
 pygments = library("pygments", "--book")
 from pygments.formatters import HtmlFormatter  # noqa: E402
 from pygments.lexers import get_lexer_for_filename  # noqa: E402
-from pygments.util import ClassNotFound  # noqa: E402
 
 sys.path.insert(0, os.path.join(ROOT, "ptx"))
 import show  # noqa: E402

@@ -161,13 +161,12 @@ def work_of(function, counted):
             slots[loop] += times[n] * len(block.instructions)
             members[loop].append(n)
     # What a loop runs in most of its rounds goes round as one piece, the rest by itself.
-    bodies = {}
-    for loop, blocks in members.items():
+    in_bodies = set()
+    for blocks in members.values():
         rounds = max(times[n] for n in blocks)
-        bodies[loop] = [i for n in blocks if times[n] > rounds / 2 for i in function.blocks[n].instructions]
-        if rounds > 0:
-            alone += rounds * sass.cycles_alone(bodies[loop])
-    in_bodies = {n for loop, blocks in members.items() for n in blocks if times[n] > max(times[m] for m in blocks) / 2}
+        body = [n for n in blocks if times[n] > rounds / 2]
+        in_bodies.update(body)
+        alone += rounds * sass.cycles_alone([i for n in body for i in function.blocks[n].instructions])
     for n, block in enumerate(function.blocks):
         if n not in in_bodies and times[n] > 0:
             alone += times[n] * sass.Warp().run(block.instructions)

@@ -8,7 +8,6 @@ NVIDIA's programming guide ("Arithmetic Instructions", compute capability 9.0: r
 """
 import os
 import re
-import shutil
 import subprocess
 import sys
 from typing import NamedTuple
@@ -123,9 +122,9 @@ def cut(name, instructions, labels):
 def tool(name):
     """nvdisasm or cuobjdump: CUDA's, or those that the triton of some python brings; None where neither is."""
     here = os.path.dirname(os.path.abspath(__file__))
-    nvcc = subprocess.run([os.path.join(here, "find_cuda.sh"), name], capture_output=True, text=True).stdout.strip()
-    if nvcc or shutil.which(name):
-        return nvcc or shutil.which(name)
+    path = subprocess.run([os.path.join(here, "find_cuda.sh"), name], capture_output=True, text=True).stdout.strip()
+    if path:
+        return path
     code = "import importlib.util as u; print(u.find_spec('triton').submodule_search_locations[0])"
     for python in dict.fromkeys([sys.executable, "python3", "/usr/bin/python3"]):
         folder = subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
@@ -168,7 +167,7 @@ def blocks_at_once(registers, threads, shared):
 LATENCY = {"tensor": 33, "mufu": 23, "fp64": 8, "fma": 4, "integer": 5, "uniform": 8, "control": 1, "wgmma": 1}
 SHARED, GLOBAL = 29, 570
 OF_MEMORY = [(r"LDG|LD\b|LD\.|ATOM", GLOBAL), (r"LDS|LDSM|SHFL|ATOMS|MATCH", SHARED), (r"LDC|S2R|CS2R", 20)]
-REGISTER = re.compile(r"\b(U?[RP]\d+)(\.64)?\b")
+REGISTER = re.compile(r"\b(U?[RP])(\d+)(\.64)?\b")
 
 
 def width(opcode):
@@ -178,6 +177,11 @@ def width(opcode):
     return 2 if ".64" in opcode or ".WIDE" in opcode or re.match(r"LDSM.*\.2|D(FMA|ADD|MUL)", opcode) else 1
 
 
+def names(found, many):
+    """Of the register that REGISTER found and of those after it: `many` in all. Predicates stand alone."""
+    return [f"{found[1]}{int(found[2]) + k}" for k in range(many if found[1][-1] == "R" else 1)]
+
+
 def operands(i):
     """What an instruction writes and reads, as names of registers."""
     parts = i.text.split(", ")
@@ -185,16 +189,14 @@ def operands(i):
     first = REGISTER.match(parts[0]) if not writes_nothing else None
     writes = []
     if first:
-        kind, number = re.match(r"(U?[RP])(\d+)", first[1]).groups()
-        writes = [f"{kind}{int(number) + k}" for k in range(width(i.opcode) if kind[-1] == "R" else 1)]
+        writes = names(first, width(i.opcode))
         if re.match(r"I?SETP|FSETP|PLOP3|U?ISETP", i.opcode) and len(parts) > 1:
-            writes += [m[1] for m in REGISTER.finditer(parts[1])]
+            writes += [m[1] + m[2] for m in REGISTER.finditer(parts[1])]
     reads = [i.guard] if i.guard else []
     for part in parts[1 if first else 0:]:
         for found in REGISTER.finditer(part):
-            kind, number = re.match(r"(U?[RP])(\d+)", found[1]).groups()
-            wide = 2 if found[2] or ".64" in part else 4 if i.opcode.startswith("HMMA") and kind == "R" else 1
-            reads += [f"{kind}{int(number) + k}" for k in range(wide if kind[-1] == "R" else 1)]
+            wide = 2 if found[3] or ".64" in part else 4 if i.opcode.startswith("HMMA") and found[1] == "R" else 1
+            reads += names(found, wide)
     return writes, reads
 
 
