@@ -62,6 +62,28 @@ TEST_CASE("ranks: shares are whole, in order, and differ by one at most", "[rank
     }
 }
 
+TEST_CASE("ranks: a build without MPI is alone, and refuses to be one of several", "[ranks]") {
+  NEEDS("g++ --version", "g++", "a build without MPI");
+  const Folder f;
+  f.write("main.cpp", R"(
+#include <cstdio>
+#include <exception>
+#include "training/ranks/transport.h"
+int main() try {
+  puts(ranks::start() ? "one of several" : "alone");
+  ranks::finish();
+} catch (const std::exception& e) {
+  puts(e.what());
+})");
+  f.done("g++ -std=c++20 -I{repo} -o main main.cpp {repo}/training/ranks/mpi.cpp");
+  REQUIRE(f.done("env -i ./main") == "alone\n");
+  REQUIRE(f.done("env -i OMPI_COMM_WORLD_SIZE=1 ./main") == "alone\n");
+  for (const char* launched : {"OMPI_COMM_WORLD_SIZE=2", "PMI_SIZE=2", "SLURM_STEP_NUM_TASKS=2"})
+    REQUIRE(f.done(format("env -i %s ./main", launched)) ==
+            "2 ranks were started, and this build has no MPI: scripts/setup.sh --ranks installs it, then make; or start "
+            "one\n");
+}
+
 TEST_CASE("ranks: the weights of one rank, on 2, 3, 4 and 5", "[ranks]") {
   NEEDS_RANKS;
   const Folder f;
