@@ -33,6 +33,7 @@ void training_step(Trainer& t) {
   Range range("step");
   const Config& c = t.config;
   const size_t step = t.steps_done() + 1;
+  t.begin_step();
   // What differs from step to step goes up to the device first; what then runs is the same launches in every step.
   // graph(..).run(f) calls f; with --graph=on it records f's launches once and then repeats them (core/graph.cuh).
   const size_t in_slice = c.micro_batches / c.slice_count();

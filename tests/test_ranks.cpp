@@ -2,6 +2,7 @@
 // what may not run is refused in a line; a rank that dies ends the others, and its run goes on elsewhere.
 // Runs the program that stands in the current folder (make builds it first), under OpenMPI's mpirun.
 #include <chrono>
+#include <nlohmann/json.hpp>
 #include <regex>
 
 #include "tests/script.h"
@@ -32,7 +33,7 @@ std::string fingerprint_in(const std::string& said) {
 std::string log_of(const Folder& f, const std::string& folder) {
   const std::string log = f.read(folder + "/log.jsonl");
   const std::string steps = log.substr(log.find('\n') + 1);  // the first is the run's: its command, its --out
-  return std::regex_replace(steps, std::regex(",\"seconds\":[^,}\n]*"), "");
+  return std::regex_replace(steps, std::regex(",\"(seconds|\\w*_seconds_by_rank)\":(\\[[^\\]]*\\]|[^,}\n]*)"), "");
 }
 
 bool has_ranks() {
@@ -135,6 +136,33 @@ TEST_CASE("ranks: checkpoints, log and evaluation are those of one rank, and a r
   REQUIRE(contains(f.run(launch(2) + run + "--out=two").text, "holds a run's checkpoints already"));
   REQUIRE(contains(f.run(launch(2) + "--generate --from=two").text, "--generate on 2 ranks"));
   REQUIRE(contains(f.run(launch(2) + run + "--slices=2 --out=two --resume").text, "--slices=0, this run has"));
+}
+
+TEST_CASE("ranks: the log says which one is slow, and an emulated one has the bits of the CPU", "[ranks]") {
+  NEEDS_RANKS;
+  const Folder f;
+  const std::string run = size + "--steps=2 --layers=1 --context=8 --micro-batches=2 --out=";
+  const std::string whole = fingerprint_in(f.done("{repo}/train " + run + "one --device=cpu"));
+  REQUIRE(!contains(f.read("one/log.jsonl"), "_by_rank"));
+  const std::string said = f.done(launch("1") + run + "two --device=cpu : -n 1 {repo}/train " + run +
+                                  "two --device=emulated");
+  REQUIRE(fingerprint_in(said) == whole);
+  std::istringstream log(f.read("two/log.jsonl"));
+  double compute[2] = {}, exchange[2] = {}, seconds = 0;
+  for (std::string line; std::getline(log, line);) {
+    const auto entry = nlohmann::json::parse(line);
+    if (!entry.contains("loss")) continue;
+    REQUIRE(entry["compute_seconds_by_rank"].size() == 2);
+    REQUIRE(entry["exchange_seconds_by_rank"].size() == 2);
+    for (size_t i : {0, 1}) compute[i] += double(entry["compute_seconds_by_rank"][i]);
+    for (size_t i : {0, 1}) exchange[i] += double(entry["exchange_seconds_by_rank"][i]);
+    seconds += double(entry["seconds"]);
+  }
+  REQUIRE(compute[0] > 0);
+  REQUIRE(exchange[1] > 0);
+  REQUIRE(compute[1] > compute[0]);  // (a hundred times)
+  REQUIRE(exchange[0] > exchange[1]);
+  REQUIRE(compute[0] + exchange[0] <= seconds);
 }
 
 TEST_CASE("ranks: what cannot run is refused in a line", "[ranks]") {

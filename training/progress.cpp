@@ -160,6 +160,10 @@ void Progress::step(const StepResult& r) {
     entry["routing_entropy"] = r.routing->entropy;
     entry["idle_experts"] = r.routing->idle_experts;
   }
+  for (const RankSeconds& rank : r.ranks) {
+    entry["compute_seconds_by_rank"].push_back(rank.compute);
+    entry["exchange_seconds_by_rank"].push_back(rank.exchange);
+  }
   write(entry.dump());
 }
 

@@ -65,7 +65,11 @@ Batch Trainer::training_batch(size_t m) {
 
 void Trainer::end_step() {
   require(steps_done_ - results_given_ < 2, "trainer: the results of the last two steps were not taken");
-  if (!ranks.alone()) gather_reports();
+  if (!ranks.alone()) {
+    gather_reports();
+    const double exchange = ranks.exchange_seconds() - exchanged_before_;
+    seconds_[steps_done_ % 2] = ranks.all(RankSeconds{seconds_now() - step_begin_ - exchange, exchange});
+  }
   sent_losses_[steps_done_ % 2].start(losses_.data());
   sent_norm_[steps_done_ % 2].start(optimizer.norm());
   sent_routing_[steps_done_ % 2].start(model.routing_reports());
@@ -98,7 +102,7 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   double loss = 0;  // every micro-batch has as many targets: the mean of the means is the mean
   for (size_t m = 0; m < config.micro_batches; m++) loss += losses[m];
   const StepResult r = {step, float(loss / double(config.micro_batches)), *sent_norm_[slot].wait(),
-                        config.schedule.at(step), routing(sent_routing_[slot].wait())};
+                        config.schedule.at(step), routing(sent_routing_[slot].wait()), seconds_[slot]};
   require(std::isfinite(r.loss) && std::isfinite(r.gradient_norm),
           "step %zu: the loss is %g and the gradient norm %g: training has diverged; %slower --lr (now %g at its peak) "
           "or lengthen --warmup. Step %zu is the last that moved the weights",

@@ -31,12 +31,18 @@ struct Routing {
   size_t idle_experts;         // experts without a token, added up
 };
 
+// A step's time on one of several ranks: in exchanges, the waiting for other ranks included, and in all else.
+struct RankSeconds {
+  double compute, exchange;
+};
+
 struct StepResult {
   size_t step;
   float loss;           // mean over the step's targets, before the update
   float gradient_norm;  // before clipping
   float learning_rate;
   std::optional<Routing> routing;  // where there are experts
+  std::vector<RankSeconds> ranks;  // by rank, where there are several
 };
 
 class Trainer {
@@ -56,6 +62,7 @@ class Trainer {
 
   // ---- for training_step()
 
+  void begin_step() { step_begin_ = seconds_now(), exchanged_before_ = ranks.exchange_seconds(); }
   // The tokens of micro-batch m of the step after those that are done. They stay until the next call.
   Batch training_batch(size_t m);
   // The number of that micro-batch in the run.
@@ -109,6 +116,8 @@ class Trainer {
   LaunchGraph first_graph_, later_graph_, update_graph_;
   Buffer<float> loss_, losses_;                                      // of a micro-batch; of all of a step
   Readback<float> sent_losses_[2], sent_norm_[2], sent_routing_[2];  // of the last two steps, in turns
+  std::vector<RankSeconds> seconds_[2];                              // likewise
+  double step_begin_ = 0, exchanged_before_ = 0;
 };
 
 // One step of training: forward and backward of every micro-batch, then the update. Stands in train_gpt.cu.

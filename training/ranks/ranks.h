@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/clock.h"
 #include "core/context.cuh"
 #include "training/ranks/transport.h"
 
@@ -35,8 +36,11 @@ class Ranks {
 
   // out[i], `bytes_out[i]`... as Transport::exchange. Host memory.
   void exchange(const std::vector<ranks::Part>& out, const std::vector<ranks::Part>& in) const {
+    const double begin = seconds_now();
     transport_->exchange(out, in);
+    transport_->seconds += seconds_now() - begin;
   }
+  double exchange_seconds() const { return transport_ ? transport_->seconds : 0; }
 
   // whole (n): every rank has written the elements of its own spans, spans(i) for rank i, and gets the others'. In host
   // memory.

@@ -24,6 +24,7 @@ class Transport {
   // A call of all ranks: out[i] goes to rank i, in[i] comes from there, as many bytes as that rank sends; nothing where
   // they are 0. Returns when all of this rank's have gone and come.
   virtual void exchange(const std::vector<Part>& out, const std::vector<Part>& in) = 0;
+  double seconds = 0;  // of all exchanges so far, the waiting for other ranks included; Ranks counts them
   // The end of this process in a run that has failed, and of the other ranks with it.
   [[noreturn]] virtual void abort(int code) = 0;
 };
