@@ -81,8 +81,8 @@ int main() try {
   REQUIRE(f.done("env -i OMPI_COMM_WORLD_SIZE=1 ./main") == "alone\n");
   for (const char* launched : {"OMPI_COMM_WORLD_SIZE=2", "PMI_SIZE=2", "SLURM_STEP_NUM_TASKS=2"})
     REQUIRE(f.done(format("env -i %s ./main", launched)) ==
-            "2 ranks were started, and this build has no MPI: scripts/setup.sh --ranks installs it, then make; or start "
-            "one\n");
+            "2 ranks were started, and this build has no MPI: scripts/setup.sh --ranks installs it, then make; or "
+            "start one\n");
 }
 
 TEST_CASE("ranks: the weights of one rank, on 2, 3, 4 and 5", "[ranks]") {

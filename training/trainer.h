@@ -123,8 +123,8 @@ class Trainer {
 // One step of training: forward and backward of every micro-batch, then the update. Stands in train_gpt.cu.
 void training_step(Trainer& trainer);
 
-// A whole run, as the flags say, on one device, or this rank's part of one on several. Returns the program's exit code: 0, or 128 + n where signal n
-// interrupted it. Stands in train_gpt.cu.
+// A whole run, as the flags say, on one device, or this rank's part of one on several. Returns the program's exit code:
+// 0, or 128 + n where signal n interrupted it. Stands in train_gpt.cu.
 int train(Config& config, Device device, const Ranks& ranks = {});
 
 }  // namespace gated
