@@ -2,6 +2,7 @@
 // kernels/gradient.cu
 #pragma once
 #include "core/context.cuh"
+#include "core/sums.h"
 
 namespace gated {
 
@@ -21,8 +22,7 @@ size_t gradient_norm_scratch(size_t n);
 
 // Its two halves, for a g whose parts lie in several places: sums (chunks) of the squares of every 16384 elements, and
 // the root of all sums together.
-constexpr size_t gradient_chunk = 16384;
-constexpr size_t gradient_chunks(size_t n) { return ceil_div(n, gradient_chunk); }
+constexpr size_t gradient_chunks(size_t n) { return ceil_div(n, buffer_chunk); }
 void gradient_squares(float* sums, const float* g, size_t n, Context& ctx);
 void gradient_root(float* norm, const float* sums, size_t chunks, Context& ctx);
 

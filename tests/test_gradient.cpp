@@ -67,8 +67,8 @@ TEST_CASE("gradient_norm: of parts that are whole chunks, wherever they lie", "[
     Buffer<float> sums(ctx.device, chunks);
     const float* const at = g;
     for (const auto& [begin, end] : {std::pair<size_t, size_t>{3, 6}, {0, 1}, {1, 3}})
-      gradient_squares(sums.data() + begin, at + begin * gradient_chunk,
-                       std::min(n, end * gradient_chunk) - begin * gradient_chunk, ctx);
+      gradient_squares(sums.data() + begin, at + begin * buffer_chunk,
+                       std::min(n, end * buffer_chunk) - begin * buffer_chunk, ctx);
     gradient_root(norm, sums.data(), chunks, ctx);
     ctx.synchronize();
   });

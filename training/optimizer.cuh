@@ -42,7 +42,7 @@ class Optimizer {
   // of more than one group, the group are of the own part.
   static size_t most_owned(const Parameters& weights, size_t ranks) {
     const size_t chunks = ceil_div(gradient_chunks(weights.flat_size()), ranks);
-    return std::min(weights.flat_size(), chunks * gradient_chunk);
+    return std::min(weights.flat_size(), chunks * buffer_chunk);
   }
   static size_t gradient_values(const Parameters& weights, size_t slices, size_t ranks) {
     const size_t owned = most_owned(weights, ranks);
@@ -77,7 +77,7 @@ class Optimizer {
   Span elements_of(size_t rank) const {
     const Span chunks = share_of(chunks_, rank, ranks_.count());
     const size_t n = weights_.flat_size();
-    return {std::min(n, chunks.begin * gradient_chunk), std::min(n, chunks.end * gradient_chunk)};
+    return {std::min(n, chunks.begin * buffer_chunk), std::min(n, chunks.end * buffer_chunk)};
   }
 
   // On the host of the leading rank, of a parameter what state i has, from all its owners: a call of all ranks.
@@ -118,7 +118,7 @@ class Optimizer {
   // Moves every parameter: each rank its own part, which it then hands to the others.
   void update() {
     Range range("optimizer");
-    gradient_squares(sums_.data() + own_.begin / gradient_chunk, gradient(), own_.size(), ctx_);
+    gradient_squares(sums_.data() + own_.begin / buffer_chunk, gradient(), own_.size(), ctx_);
     ranks_.all_gather(sums_.data(), [&](size_t i) { return share_of(chunks_, i, ranks_.count()); }, ctx_);
     gradient_root(norm_.data(), sums_.data(), chunks_, ctx_);
     const size_t begin = own_.begin;
@@ -132,15 +132,15 @@ class Optimizer {
   // The norm of a part of that gradient, before clipping: n elements of the flat buffer from `begin` on, by the chunks
   // of the whole. A call of all ranks, which waits for the device.
   float norm_of(size_t begin, size_t n) {
-    const size_t end = begin + n, first = begin / gradient_chunk;
+    const size_t end = begin + n, first = begin / buffer_chunk;
     const Span own = {std::max(begin, own_.begin), std::min(end, own_.end)};
     // Up to the end of its chunk, then what is left.
     for (size_t at = own.begin; at < own.end;) {
-      const size_t next = at % gradient_chunk ? std::min(own.end, round_up(at, gradient_chunk)) : own.end;
-      gradient_squares(sums_.data() + at / gradient_chunk - first, gradient() + (at - own_.begin), next - at, ctx_);
+      const size_t next = at % buffer_chunk ? std::min(own.end, round_up(at, buffer_chunk)) : own.end;
+      gradient_squares(sums_.data() + at / buffer_chunk - first, gradient() + (at - own_.begin), next - at, ctx_);
       at = next;
     }
-    const size_t chunks = ceil_div(end, gradient_chunk) - first;
+    const size_t chunks = ceil_div(end, buffer_chunk) - first;
     const auto chunks_of = [&](size_t rank) {
       const Span all = share_of(chunks_, rank, ranks_.count());
       return Span{std::clamp(all.begin, first, first + chunks) - first, std::clamp(all.end, first, first + chunks) - first};
@@ -160,7 +160,7 @@ class Optimizer {
 
  private:
   // A rank's part is exchanged in so many elements at a time: what is received takes no more memory than that of each.
-  static constexpr size_t window = 64 * gradient_chunk;
+  static constexpr size_t window = 64 * buffer_chunk;
 
   // Those that lie in a part, from its beginning.
   static std::vector<AdamWTensor> tensors(const Parameters& weights, Span part) {

@@ -19,10 +19,12 @@ namespace gated {
 
 // How long threads spin, and the size of their stacks. libgomp reads its environment, and the limit of the stack, when
 // the program is loaded, so the program starts itself again with them, once. What the user set (GOMP_SPINCOUNT,
-// OMP_WAIT_POLICY) stays. Of several ranks each takes its share of the host's cores. Refuses a stack that is too small for the program and cannot be made larger.
+// OMP_WAIT_POLICY) stays. Of several ranks each takes its share of the host's cores. Refuses a stack that is too small
+// for the program and cannot be made larger.
 void set_limits(char** argv);
 
-// As many threads as --threads says; 0 is one a core, of ranks one a core of their share. Warns where they are more than the cores.
+// As many threads as --threads says; 0 is one a core, of ranks one a core of their share. Warns where they are more than
+// the cores.
 void use_threads(size_t threads);
 
 }  // namespace gated
