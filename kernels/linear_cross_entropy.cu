@@ -26,15 +26,15 @@
 //    is of the size of W itself, and leaves the work to plain products.
 //
 // 4. With bf16. The three products multiply bf16 matrices (kernels/bf16/matmul_bf16.cu): h, a rounded copy of W, and
-// dlogits, which
-//    are rounded once as they are written, to memory of their own. Logits, which are sums, stay floats, as do losses
+//    dlogits, which are rounded once as they are written, to memory of their own. Logits, which are sums, stay floats, as do losses
 //    and dW, whose order is that of (3) but for the slice, which is that of every product of bf16 matrices, 4096 rows.
 //    dh is rounded once, at the end.
 //    A slice is a pass over dW, and a chunk is at least a slice. With 1024 rows dW of (50257,768) would be read and
 //    written 32 times for 32,768 tokens, 9.9 GB; with 4096 rows it is 8 times, 2.5 GB, and a product of four times the
 //    depth fills and drains its pipeline a quarter as often. At V 151,936 and C 2048 the passes over slices of 1024
-//    would take an H100 as long as the arithmetic at its peak. The price is memory: 4096 rows of 50,304 floats and as many bf16 are 824 +
-//    412 MB, where 1024 took 309 MB. In fp32, which is computed for its bits and on CPUs, a slice stays matmul's.
+//    would take an H100 as long as the arithmetic at its peak. The price is memory:
+//    4096 rows of 50,304 floats and as many bf16 are 824 + 412 MB, where 1024 took 309 MB. In fp32, which is computed
+//    for its bits and on CPUs, a slice stays matmul's.
 //
 // exactly: the sum over a row in the row order (core/reduce.cuh); the maximum of a row has no order
 // shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), losses (N) f32; weight_copy (V,C) bf16; targets (N)
