@@ -45,7 +45,7 @@ class Attention final : public Mixer {
         wq_(C, config.H * config.D, config.bias != AttentionBias::none),
         wk_(C, made_for(k_experts_) * config.D, config.bias != AttentionBias::none),
         wv_(C, made_for(v_experts_) * config.D, config.bias != AttentionBias::none),
-        wo_(config.H * config.D, C, config.bias == AttentionBias::all, config.out_init),
+        wo_(config.H * config.D, C, config.bias == AttentionBias::all, Init::written()),
         gate_(make_gate(config, C)),
         q_norm_(config.qk_norm, config, config.H),
         k_norm_(config.qk_norm, config, config.KVH),

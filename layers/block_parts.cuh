@@ -1,7 +1,5 @@
 // block_parts: what block i of a model is made of. tests/test_model.cpp
 #pragma once
-#include <cmath>
-
 #include "core/host_math.h"
 #include "layers/attention_mixer.cuh"
 #include "layers/block.cuh"
@@ -23,15 +21,9 @@ inline BlockConfig block_config(const ModelConfig& model) {
   return b;
 }
 
-// GPT-2: what is written to the stream starts smaller the more writes there are.
-inline Init branch_out_init(const ModelConfig& model) {
-  return Init::normal(model.depth_scaled_init ? 0.02 / std::sqrt(2.0 * double(model.layers)) : 0.02);
-}
-
 inline std::unique_ptr<Mixer> make_linear_attention(const ModelConfig& model) {
   LinearAttentionConfig l = model.linear;
   l.eps = model.norm.rms_epsilon();
-  l.out_init = branch_out_init(model);
   return std::make_unique<GatedDeltaNet>(l, model.hidden);
 }
 
@@ -43,7 +35,6 @@ inline std::unique_ptr<Mixer> make_attention(const ModelConfig& model, size_t la
   a.score_bias = float(-host_log(double(model.tokens_in_training())));
   a.window = model.window_of(layer);
   a.window_rope = a.window > 0 && model.has_window_rope();
-  a.out_init = branch_out_init(model);
   return std::make_unique<Attention>(a, model.hidden);
 }
 
@@ -53,7 +44,6 @@ inline std::unique_ptr<Mixer> make_token_mixer(const ModelConfig& model, size_t 
 
 inline std::unique_ptr<Mixer> make_channel_mixer(const ModelConfig& model, size_t layer) {
   FfnConfig f = model.ffn;
-  f.out_init = branch_out_init(model);
   if (model.mixes_experts(layer)) {
     f.F = model.moe.F;
     return std::make_unique<Moe>(model.moe, f, model.hidden, layer);

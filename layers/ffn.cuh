@@ -31,7 +31,7 @@ class FeedForward {
         C_(C),
         gate_(form() == Form::gated || form() == Form::clamped, C, config.F, config.bias, Init::normal(), more...),
         up_(C, config.F, config.bias, Init::normal(), more...),
-        down_(config.F, C, config.bias, config.out_init, more...) {}
+        down_(config.F, C, config.bias, Init::written(), more...) {}
 
   // Returns y. x must stay until backward.
   ConstReals forward(ConstReals x, size_t N, Context& ctx) {

@@ -38,7 +38,7 @@ class GatedDeltaNet final : public Mixer {
         wqkv_(C, config.channels()),
         wz_(C, config.Hv * config.Dv),
         wba_(C, 2 * config.Hv),
-        wo_(config.Hv * config.Dv, C, false, config.out_init),
+        wo_(config.Hv * config.Dv, C, false, Init::written()),
         rule_(config) {}
 
   ConstReals forward(ConstReals x, const Pass& pass) override {

@@ -33,8 +33,7 @@ class GroupedLinear {
       accumulate_ = Accumulate::yes;
     }
     void finish() {
-      if (count_)
-        grouped_matmul_bf16_joined(dx_.as<bf16>(), {factors_, count_}, row_start_, s_, accumulate_, ctx_);
+      if (count_) grouped_matmul_bf16_joined(dx_.as<bf16>(), {factors_, count_}, row_start_, s_, accumulate_, ctx_);
     }
 
    private:

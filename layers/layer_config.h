@@ -76,7 +76,6 @@ struct AttentionConfig {
   bool rope = true, qk_norm = true, zero_centred = false;
   AttentionBias bias = AttentionBias::none;
   float eps = 1e-6f;  // of QK-norm and groupnorm
-  Init out_init = Init::normal();
 };
 
 // ---- linear attention (layers/gated_delta_net.cuh)
@@ -88,7 +87,6 @@ struct LinearAttentionConfig {
   size_t W = 4;                             // taps of the convolution
   DeltaForm form = DeltaForm::recurrent;
   float eps = 1e-6f;  // of the norm of the output
-  Init out_init = Init::normal();
 
   size_t channels() const { return 2 * Hk * Dk + Hv * Dv; }  // of q, k and v together
 };
@@ -102,7 +100,6 @@ struct FfnConfig {
   FfnKind kind = FfnKind::swiglu;
   Activation gelu = Activation::gelu_tanh;
   bool bias = false;
-  Init out_init = Init::normal();
 };
 
 // ---- a mixture of experts (layers/moe.cuh)

@@ -36,7 +36,8 @@ struct ModelConfig {
   FfnConfig ffn;
   MoeConfig moe;
   size_t dense_layers = 0;  // so many layers at the beginning have no experts
-  bool tied = true, embedding_scale = false, depth_scaled_init = false;
+  bool tied = true, embedding_scale = false;
+  InitRule init;
   float embedding_factor = 1;  // fixed
   bool residual = true;
   float clip_output = 0, clip_residual = 0;  // 0: no clipping

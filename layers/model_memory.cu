@@ -163,7 +163,7 @@ Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& c
   plan(B, T);
   memory_ = std::make_unique<Memory>(ctx, seed);
   weights.allocate([this](const ParameterVisitor& visit) { parameters(visit); }, ctx.device, config.storage);
-  weights.initialise(seed);
+  weights.initialise(config.init, config.layers, seed);
   weights.round_copies(ctx);
   Memory& m = *memory_;
   make_positions(T);

@@ -93,8 +93,15 @@ void Parameters::allocate(const List& list, Device device, Storage storage, bool
 
 namespace {
 
+double standard_deviation(const Parameter& p, const InitRule& rule, size_t layers) {
+  const bool matrix = p.use == Use::linear || p.use == Use::product;
+  if (rule.kind == InitRule::Kind::fan_in && matrix) return 1 / std::sqrt(double(p.shape.back()));
+  const bool scaled = rule.kind == InitRule::Kind::depth_scaled && p.init.kind == Init::Kind::written;
+  return scaled ? rule.std / std::sqrt(2.0 * double(layers)) : rule.std;
+}
+
 // Elements 2*pair and 2*pair + 1 of a parameter: normal numbers come in pairs.
-std::array<double, 2> initial_pair(const Init& init, uint64_t seed, uint64_t stream, size_t pair) {
+std::array<double, 2> initial_pair(const Init& init, double deviation, uint64_t seed, uint64_t stream, size_t pair) {
   const auto uniform = [&](size_t i, double low, double high) {
     return low + (high - low) * uniform_double(seed, stream, 2 * pair + i);
   };
@@ -104,9 +111,10 @@ std::array<double, 2> initial_pair(const Init& init, uint64_t seed, uint64_t str
   };
   switch (init.kind) {
     case Init::Kind::constant: return {init.value, init.value};
-    case Init::Kind::normal: {
+    case Init::Kind::normal:
+    case Init::Kind::written: {
       const NormalPair draw = normal_pair(seed, stream, pair);
-      return {init.value * draw.z[0], init.value * draw.z[1]};
+      return {deviation * draw.z[0], deviation * draw.z[1]};
     }
     case Init::Kind::log_of_uniform: return {host_log(uniform(0, 0.01, 16)), host_log(uniform(1, 0.01, 16))};
     case Init::Kind::time_step: return {time_step(0), time_step(1)};
@@ -116,13 +124,14 @@ std::array<double, 2> initial_pair(const Init& init, uint64_t seed, uint64_t str
 
 }  // namespace
 
-void Parameters::initialise(uint64_t seed) {
+void Parameters::initialise(const InitRule& rule, size_t layers, uint64_t seed) {
   fill_from_host(values, [&](float* host) {
     for (const Parameter& p : list_) {
       const uint64_t stream = stream_of(Purpose::init, hash_of(p.name));
+      const double deviation = standard_deviation(p, rule, layers);
 #pragma omp parallel for
       for (size_t pair = 0; pair < ceil_div(p.size, 2); pair++) {
-        const std::array<double, 2> start = initial_pair(p.init, seed, stream, pair);
+        const std::array<double, 2> start = initial_pair(p.init, deviation, seed, stream, pair);
         for (size_t k = 0; k < 2 && 2 * pair + k < p.size; k++) host[p.offset + 2 * pair + k] = float(start[k]);
       }
     }

@@ -37,17 +37,29 @@ struct Weight {
 
 // How a parameter starts.
 struct Init {
-  enum class Kind { constant, normal, log_of_uniform, time_step };
+  enum class Kind { constant, normal, written, log_of_uniform, time_step };
   Kind kind;
-  double value = 0;  // the constant, or the standard deviation
+  double value = 0;  // the constant
 
   static constexpr Init constant(double value) { return {Kind::constant, value}; }
-  // N(0, std), with 0.02 for every linear layer and embedding (Qwen3).
-  static constexpr Init normal(double std = 0.02) { return {Kind::normal, std}; }
+  // N(0, std): InitRule says the standard deviation, which may differ for what is written to the residual stream.
+  static constexpr Init normal() { return {Kind::normal}; }
+  static constexpr Init written() { return {Kind::written}; }
   // How the decay of a state starts (Mamba-2, arXiv 2405.21060; Qwen3-Next): the logarithm of a uniform number of
   // [0.01, 16), and the number whose softplus is uniform in its logarithm on [0.001, 0.1).
   static constexpr Init log_of_uniform() { return {Kind::log_of_uniform}; }
   static constexpr Init time_step() { return {Kind::time_step}; }
+};
+
+// The standard deviation of what starts as N(0, std).
+struct InitRule {
+  enum class Kind {
+    plain,         // std (0.02 in Qwen3)
+    depth_scaled,  // std, and std / sqrt(2 layers) for what is written to the stream: two writes a layer (GPT-2)
+    fan_in         // 1 / sqrt(inputs) for a matrix (LeCun 1998), so that x W^T is as large as x at every width
+  };
+  Kind kind = Kind::plain;
+  double std = 0.02;
 };
 
 enum class Decay { no, yes };
@@ -201,7 +213,7 @@ class Parameters {
 
   // Every value is a function of (seed, parameter name, index): a variant that adds a parameter leaves the others'
   // starting values as they were. Padding between tensors is zero, so that sums over a flat buffer may run across it.
-  void initialise(uint64_t seed);
+  void initialise(const InitRule& rule, size_t layers, uint64_t seed);
 
   const std::vector<Parameter>& list() const { return list_; }
   size_t flat_size() const { return size_; }  // elements of a flat buffer, padding included

@@ -794,7 +794,7 @@ void bench_generation(Context& ctx, double bandwidth) {
     const ModelConfig config = model_of_flags(line);
     const size_t steps = 60;
     Model model(config, Generation{B, past, past + steps}, ctx);
-    model.weights.initialise(1);
+    model.weights.initialise(model.config.init, model.config.layers, 1);
     double best = INFINITY;
     for (size_t round = 0; round < 3; round++) {
       model.begin_sequences(B, past + steps);

@@ -29,7 +29,7 @@ std::vector<int> cut(const std::vector<int>& ids, size_t B, size_t begin, size_t
 
 // Weights that no initialisation gives: norms, gates and biases that are all alike would hide a wrong one.
 void shake(Model& model) {
-  model.weights.initialise(3);
+  model.weights.initialise(model.config.init, model.config.layers, 3);
   std::vector<float> w = model.weights.values.download();
   const std::vector<float> more = random_values<float>(w.size(), 9, 0.2f);
   for (const Parameter& p : model.weights.list())

@@ -89,8 +89,10 @@ std::vector<Row> all_rows() {
   FIELD("--tied=off", "", !c.model.tied);
   FIELD("--embedding-scale", "", c.model.embedding_scale);
   FIELD("--embedding-factor=3.5", "", c.model.embedding_factor == 3.5f);
-  FIELD("--init=plain", "", !c.model.depth_scaled_init);
-  FIELD("--init=depth-scaled", "", c.model.depth_scaled_init);
+  FIELD("--init=plain", "", c.model.init.kind == InitRule::Kind::plain);
+  FIELD("--init=depth-scaled", "", c.model.init.kind == InitRule::Kind::depth_scaled);
+  FIELD("--init=fan-in", "", c.model.init.kind == InitRule::Kind::fan_in);
+  FIELD("--init-std=0.5", "", c.model.init.std == 0.5);
   FIELD("--residual=on", "", c.model.residual);
   FIELD("--residual=off", "", !c.model.residual);
   FIELD("--clip-residual=17", "", c.model.clip_residual == 17);

@@ -25,7 +25,7 @@ std::vector<std::vector<int>> plain_loop(Model& model, std::vector<std::vector<i
 }
 
 void shake(Model& model) {
-  model.weights.initialise(3);
+  model.weights.initialise(model.config.init, model.config.layers, 3);
   std::vector<float> w = model.weights.values.download();
   for (float& x : w) x *= 6;
   model.weights.values.upload(w);

@@ -12,13 +12,17 @@ using namespace gated;
 
 namespace {
 
-// How a parameter starts. `scaled`: N(0, 0.02), and with --init=depth-scaled divided by sqrt(2 layers).
+// How a parameter starts. `normal`: N(0, std), and a matrix of products with --init=fan-in N(0, 1 / sqrt(inputs)). `flat`:
+// N(0, std) always. `embedding`: `normal` where it is the head too. `scaled`: `normal`, with --init=depth-scaled divided
+// by sqrt(2 layers).
 // `log_of_uniform`, `time_step`: see layers/parameters.h, Init.
-// `norm_weight`: 1, or 0 where the norm computes 1 + w. `up`: N(0, 0.02), or 0 with --norm-gate-init=zero.
+// `norm_weight`: 1, or 0 where the norm computes 1 + w. `up`: `normal`, or 0 with --norm-gate-init=zero.
 enum class Start {
   log_of_uniform,
   time_step,
   normal,
+  flat,
+  embedding,
   scaled,
   zero,
   one,
@@ -37,8 +41,8 @@ struct Row {
 
 // The first row that fits counts. Matrices and embeddings decay, vectors and scalars do not.
 const Row rows[] = {
-    {"model.embed_tokens.weight", true, Start::normal},
-    {"model.embed_positions.weight", true, Start::normal},
+    {"model.embed_tokens.weight", true, Start::embedding},
+    {"model.embed_positions.weight", true, Start::flat},
     {"model.embed_scale", false, Start::root_of_hidden},
     {"lm_head.weight", true, Start::normal},
 
@@ -66,16 +70,16 @@ const Row rows[] = {
     {"linear_attn.in_proj_qkv.weight", true, Start::normal},
     {"linear_attn.in_proj_z.weight", true, Start::normal},
     {"linear_attn.in_proj_ba.weight", true, Start::normal},
-    {"linear_attn.conv1d.weight", true, Start::normal},
+    {"linear_attn.conv1d.weight", true, Start::flat},
     {"linear_attn.out_proj.weight", true, Start::scaled},
     {"linear_attn.A_log", false, Start::log_of_uniform},
     {"linear_attn.dt_bias", false, Start::time_step},
     {"linear_attn.norm.weight", false, Start::one},
 
     {"self_attn.gate.theta", false, Start::zero},
-    {"self_attn.sinks", false, Start::normal},
-    {"self_attn.kv_bias.key", false, Start::normal},
-    {"self_attn.kv_bias.value", false, Start::normal},
+    {"self_attn.sinks", false, Start::flat},
+    {"self_attn.kv_bias.key", false, Start::flat},
+    {"self_attn.kv_bias.value", false, Start::flat},
     {"self_attn.q_norm.weight", false, Start::norm_weight},
     {"self_attn.k_norm.weight", false, Start::norm_weight},
     {"self_attn.out_norm.weight", false, Start::norm_weight},
@@ -102,6 +106,8 @@ struct Expected {
 };
 
 Expected expected_start(const Parameter& p, const ModelConfig& c) {
+  const double matrix = c.init.kind == InitRule::Kind::fan_in ? 1 / std::sqrt(double(p.shape.back())) : c.init.std;
+  const bool shrinks = c.init.kind == InitRule::Kind::depth_scaled;
   switch (row_of(p.name).start) {
     case Start::zero: return {0, 0};
     case Start::one: return {1, 0};
@@ -110,9 +116,11 @@ Expected expected_start(const Parameter& p, const ModelConfig& c) {
     case Start::norm_weight: return {c.norm.zero_centred ? 0.0 : 1.0, 0};
     case Start::log_of_uniform:
     case Start::time_step:
-    case Start::normal: return {NAN, 0.02};
-    case Start::scaled: return {NAN, c.depth_scaled_init ? 0.02 / std::sqrt(2.0 * double(c.layers)) : 0.02};
-    case Start::up: return c.norm.gate.zero_init ? Expected{0, 0} : Expected{NAN, 0.02};
+    case Start::flat: return {NAN, c.init.std};
+    case Start::embedding: return {NAN, c.tied ? matrix : c.init.std};
+    case Start::normal: return {NAN, matrix};
+    case Start::scaled: return {NAN, shrinks ? c.init.std / std::sqrt(2.0 * double(c.layers)) : matrix};
+    case Start::up: return c.norm.gate.zero_init ? Expected{0, 0} : Expected{NAN, matrix};
     case Start::alpha: {
       // Attention reads the first norm of a block. With --norm-placement=post it reads the stream as the second norm
       // of the block before it left it.
@@ -139,7 +147,10 @@ std::vector<std::string> lines() {
         "--init=depth-scaled --layers=3 --experts=3 --router-bias --shared-experts=2 --ffn-bias=on --dense-layers=1",
         "--mixer=hybrid --layers=4 --attention-every=3 --init=depth-scaled --norm-weight=zero-centred",
         "--norm=dyt --dyt-alpha=0.2,0.8 --norm-placement=post --embedding-scale=on",
-        "--norm=gated-dyt --dyt-alpha=0.2,0.8 --norm-placement=sandwich --norm-gate=tensorwise"})
+        "--norm=gated-dyt --dyt-alpha=0.2,0.8 --norm-placement=sandwich --norm-gate=tensorwise",
+        "--init-std=0.1 --tied=off --norm=gated --attn-sink=kv-bias",
+        "--init=fan-in --tied=off --norm=gated --attn=g1 --head-experts=2",
+        "--init=fan-in --init-std=0.3 --mixer=hybrid --layers=4 --attention-every=3 --experts=3 --shared-experts=1.5"})
     all.push_back(line);
   return all;
 }

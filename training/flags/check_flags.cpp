@@ -213,8 +213,8 @@ std::set<std::string> flags_without_effect(const Config& config) {
 }
 
 bool is_of_training(const std::string& flag) {
-  return std::set<std::string>{"--init",    "--norm-gate-init", "--dyt-alpha",    "--delta",
-                               "--dropout", "--balance-loss",   "--balance-over", "--z-loss"}
+  return std::set<std::string>{"--init",    "--init-std",     "--norm-gate-init", "--dyt-alpha", "--delta",
+                               "--dropout", "--balance-loss", "--balance-over",   "--z-loss"}
       .contains(flag);
 }
 

@@ -273,11 +273,16 @@ void list_block_flags(FlagTable& t, ModelConfig& m) {
            "a learned factor of the embedding, starting at sqrt(hidden): DyT's authors use it");
   t.number("--embedding-factor", m.embedding_factor, above_zero(1e6f),
            "fixed factor of the embedding (kernels/embedding.cu)");
-  t.choice<bool>(
-      "--init", m.depth_scaled_init,
-      {{"plain", false, "layers/parameters.h", "every matrix N(0, 0.02)"},
-       {"depth-scaled", true, "layers/block_parts.cuh", "output projections N(0, 0.02 / sqrt(2 layers)) (GPT-2)"}},
-      "initial weights");
+  using Rule = InitRule::Kind;
+  t.choice<Rule>("--init", m.init.kind,
+                 {{"plain", Rule::plain, "layers/parameters.h", "every matrix N(0, std), of --init-std"},
+                  {"depth-scaled", Rule::depth_scaled, "layers/parameters.h",
+                   "output projections N(0, std / sqrt(2 layers)) (GPT-2)"},
+                  {"fan-in", Rule::fan_in, "layers/parameters.h",
+                   "every matrix N(0, 1 / sqrt(its inputs)) (LeCun): a gate's logits start alike at every width"}},
+                 "initial weights");
+  t.number("--init-std", m.init.std, above_zero(1e3),
+           "standard deviation of initial weights, where --init has no other rule");
   t.on_off("--residual", m.residual, "layers/block.cuh",
            "the outputs of attention and of the FFN are added to the residual stream; off: they replace it");
   t.number("--clip-residual", m.clip_residual, at_least_zero(), "bound of the residual stream's elements; 0: none");
@@ -305,11 +310,11 @@ void list_experts_flags(FlagTable& t, ModelConfig& m) {
   t.on_off("--router-bias", e.router_bias, "layers/moe.cuh", "a bias of the router's logits (gpt-oss)");
   t.number("--balance-loss", e.balance, between(0.0f, 1e3f),
            "factor of the loss that keeps all experts busy (kernels/router.cu)");
-  t.choice<BalanceOver>(
-      "--balance-over", e.balance_over,
-      {{"global", BalanceOver::global, "layers/moe.cuh", "all micro-batches of the slice so far: of the step, with --slices=1 (arXiv 2501.11873)"},
-       {"micro-batch", BalanceOver::micro_batch, "layers/moe.cuh", "the micro-batch alone"}},
-      "the tokens that --balance-loss counts");
+  t.choice<BalanceOver>("--balance-over", e.balance_over,
+                        {{"global", BalanceOver::global, "layers/moe.cuh",
+                          "all micro-batches of the slice so far: of the step, with --slices=1 (arXiv 2501.11873)"},
+                         {"micro-batch", BalanceOver::micro_batch, "layers/moe.cuh", "the micro-batch alone"}},
+                        "the tokens that --balance-loss counts");
   t.number("--z-loss", e.z, between(0.0f, 1e3f), "factor of the loss that keeps the router's logits small");
 }
 
