@@ -39,7 +39,7 @@ usage: [STAGES='bitwise memcheck'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8]
        scripts/gpu_check.py --launched FOLDER
   --cublas       those of the tests that have cases of cuBLASLt
   --fingerprint  one run on both devices. CUDA_FLAGS are for the GPU alone
-  --golden       so many steps of README's four runs, on both devices
+  --golden       so many steps of README's four runs with fewer tokens, on both devices
   --launched     the kernels that no test of this folder's TEST.launched has launched, where there are some
   STAGES         these alone
   MINUTES        all ends by then: a check that is broken off is left to the next run, and keeps the rows that it
@@ -485,7 +485,7 @@ if __name__ == "__main__":
         sys.exit(compare_fingerprints(arguments[0], arguments[1:]))
     if mode == "--golden":
         # (--steps, and --warmup, which may not be more)
-        run = GOLDEN.replace("=20 ", f"={arguments[1]} ") + " --val-batches=1"
+        run = GOLDEN.replace("=20 ", f"={arguments[1]} ") + " --batch=2 --context=160 --val-batches=1"
         sys.exit(max(compare_fingerprints(arguments[0], (run + more).split()) for more in ["", *OTHER_GOLDEN.values()]))
     if mode == "--launched":
         sys.exit(launched_by_tests(arguments[0]))
