@@ -224,15 +224,6 @@ TEST_CASE("choices: --evaluate --choices asks a run, and what it cannot ask is s
   require_refused(said_by_train(f, "--choices=q.bin"), "--choices needs --evaluate");
 }
 
-TEST_CASE("choices: transformers gives the same answers", "[choices]") {
-  if (!answers("python3 -c 'import torch, transformers, tokenizers'")) {
-    WARN("no python3 with torch and transformers here: scripts/compare_choices.py was not looked at");
-    return;
-  }
-  const Said said = ended(Folder().run("{repo}/scripts/compare_choices.py --questions=100"));
-  REQUIRE(contains(said.text, "100 questions, right by mean and by sum: ./train "));
-}
-
 TEST_CASE("choices: scripts/tokenize.py writes the questions of a file", "[choices]") {
   if (!answers("python3 -c 'import tokenizers'")) {
     WARN("no python3 with tokenizers here (python3 -m pip install tokenizers): scripts/tokenize.py was not looked at");

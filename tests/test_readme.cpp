@@ -1,21 +1,18 @@
 // readme: the pages are true to the files. What README.md and docs/ quote stands in the file that they name; their
 // links, anchors, file names and commands are there; README is short and its map whole; the glossary's lines are those
-// of the source; the figures of docs/claims.md are those of results/; and scripts draw README's first picture and write
-// the tables of docs/performance.md. (The flags in their commands and tables, and docs/flags.md: tests/test_flags.cpp.
-// The fingerprints: tests/test_golden.cpp.)
+// of the source; the figures of docs/claims.md are those of results/; and a script writes the
+// tables of docs/performance.md. (The flags in their commands and tables, and docs/flags.md: tests/test_flags.cpp. The
+// fingerprints: tests/test_golden.cpp.)
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <regex>
-#include <set>
 
 #include "tests/catch.h"
 #include "tests/pages.h"
+#include "tests/script.h"
 
 using namespace gated;
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -74,7 +71,7 @@ TEST_CASE("readme: what a page quotes from a file stands in that file", "[readme
       const std::string quote = next_between(text, "```cpp\n", "```\n", at);
       INFO(page << ", from " << path << "\n" << quote);
       REQUIRE(quote.size() > 40);
-      REQUIRE(contents(path).find(quote) != std::string::npos);
+      REQUIRE(contains(contents(path), quote));
     }
   }
   REQUIRE(quotes >= 3);
@@ -123,14 +120,13 @@ TEST_CASE("readme: every script and every target of make that a page asks for is
     for (std::sregex_iterator m(line.begin(), line.end(), make), end; m != end; ++m) {
       std::istringstream words((*m)[2]);
       for (std::string word; words >> word; targets++) {
-        if (word.find('=') != std::string::npos || word.starts_with("-"))
-          break;  // a variable: what follows may be its value
+        if (contains(word, "=") || word.starts_with("-")) break;  // a variable: what follows may be its value
         INFO(word);
         std::smatch test;
         if (std::regex_match(word, test, std::regex("build/[a-z0-9]+/(test_[a-z0-9_]+|bench|check_a_kernel)")))
           REQUIRE((fs::exists("tests/" + test[1].str() + ".cpp") || fs::exists("docs/" + test[1].str() + ".cpp")));
         else
-          REQUIRE(makefile.find("\n" + word + ":") != std::string::npos);
+          REQUIRE(contains(makefile, "\n" + word + ":"));
       }
     }
   };
@@ -148,27 +144,25 @@ TEST_CASE("readme: every script and every target of make that a page asks for is
 TEST_CASE("readme: it is short, and nothing is folded on any page", "[readme]") {
   const std::string readme = contents("README.md");
   REQUIRE(std::count(readme.begin(), readme.end(), '\n') <= 250);
+  REQUIRE(contains(readme, "scripts/architecture.svg"));
   for (const std::string& page : pages()) {
     INFO(page);
-    REQUIRE(contents(page).find("<details") == std::string::npos);
+    REQUIRE(!contains(contents(page), "<details"));
     if (page.starts_with("docs/")) REQUIRE(readme.find("](" + page) != std::string::npos);
   }
 }
 
 TEST_CASE("readme: its map has every room, and the reading path every file of training/ and dataloader/", "[readme]") {
-  const std::string readme = contents("README.md"), path = contents("docs/reading.md");
-  const size_t map = readme.find("\n## Map\n"), files = path.find("\n## The files of training/ and dataloader/\n");
-  REQUIRE(map != std::string::npos);
-  REQUIRE(files != std::string::npos);
-  const std::string floors = readme.substr(map, readme.find("\n## ", map + 1) - map);
-  const std::string table = path.substr(files, path.find("\n## ", files + 1) - files);
+  const std::string floors = between(contents("README.md"), "\n## Map", "\n## ");
+  const std::string table =
+      between(contents("docs/reading.md"), "\n## The files of training/ and dataloader/", "\n## ");
   for (const char* floor : {"core", "kernels", "layers", "dataloader", "training", "ptx"}) {
     INFO(floor);
-    REQUIRE(floors.find("\n" + std::string(floor) + "/") != std::string::npos);
+    REQUIRE(contains(floors, "\n" + std::string(floor) + "/"));
     for (const auto& file : fs::recursive_directory_iterator(floor)) {
       INFO(file.path());
       if (file.is_directory()) {
-        REQUIRE(floors.find("\n  " + file.path().filename().string() + "/ ") != std::string::npos);
+        REQUIRE(contains(floors, "\n  " + file.path().filename().string() + "/ "));
       } else if (floor == std::string("training") || floor == std::string("dataloader")) {
         // as `name` or, where one file alone is meant, with its ending, in a row of its folder
         const std::string row = "\n| " + file.path().parent_path().generic_string() + "/ |";
@@ -176,7 +170,7 @@ TEST_CASE("readme: its map has every room, and the reading path every file of tr
         bool named = false;
         for (size_t at = 0; (at = table.find(row, at)) != std::string::npos; at++) {
           const std::string line = table.substr(at, table.find('\n', at + 1) - at);
-          named |= line.find(quoted + "`") != std::string::npos || line.find(quoted + ".") != std::string::npos;
+          named |= contains(line, quoted + "`") || contains(line, quoted + ".");
         }
         REQUIRE(named);
       }
@@ -195,7 +189,7 @@ TEST_CASE("readme: the glossary quotes the line that defines a word", "[readme]"
     if (!std::regex_match(line, m, definition)) continue;
     REQUIRE(words == ++definitions);
     REQUIRE(m[1] == m[2]);
-    REQUIRE(contents(m[2]).find(m[3]) != std::string::npos);
+    REQUIRE(contains(contents(m[2]), m[3]));
   }
   REQUIRE(words == definitions);
   REQUIRE(words > 30);
@@ -237,8 +231,8 @@ TEST_CASE("readme: what a claim came to is what its table in results/ says", "[r
         const std::string share =
             as_share(other) + (spread == std::string::npos ? "" : " ± " + as_share(found.substr(spread + 3)));
         INFO(scale << ": " << found);
-        REQUIRE((page.find(" " + found + " ") != std::string::npos || page.find(found + " %") != std::string::npos ||
-                 page.find(" " + share + " ") != std::string::npos));
+        REQUIRE(
+            (contains(page, " " + found + " ") || contains(page, found + " %") || contains(page, " " + share + " ")));
       }
     }
     rows++;
@@ -247,13 +241,7 @@ TEST_CASE("readme: what a claim came to is what its table in results/ says", "[r
   REQUIRE(numbers > 25);
 }
 
-TEST_CASE("readme: its picture and the tables of the benchmark are what the scripts write", "[readme]") {
-  REQUIRE(contents("README.md").find("scripts/architecture.svg") != std::string::npos);
-  REQUIRE(fs::exists("scripts/architecture.svg"));
-  if (std::system("python3 --version >/dev/null 2>&1") != 0) {
-    WARN("no python3 here: that the picture and the tables are the scripts' was not looked at");
-    return;
-  }
-  REQUIRE(std::system("python3 scripts/draw_architecture.py --check") == 0);
+TEST_CASE("readme: the tables of the benchmark are what the script writes", "[readme]") {
+  NEEDS("python3 --version", "python3", "scripts/bench_tables.py");
   REQUIRE(std::system("python3 scripts/bench_tables.py --check") == 0);
 }

@@ -166,7 +166,7 @@ TEST_CASE("scripts: ./train is found from any folder, and missed in a line", "[s
   REQUIRE(contains(f.done("{repo}/scripts/memory_table.py '--data=bigram-backcopy --layers=1 --hidden=32'"),
                    "\n| `--data=bigram-backcopy --layers=1 --hidden=32` | "));
   f.run("cp -r {repo}/scripts .");
-  for (const char* script : {"memory_table.py", "compare_choices.py", "compare_generate.py", "tables.py p1-4"})
+  for (const char* script : {"memory_table.py", "compare_generate.py", "tables.py p1-4"})
     require_refused_at_once(f.run(format("scripts/%s", script)), "train: not found: run make first");
 }
 
