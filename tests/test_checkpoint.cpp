@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstring>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "tests/refusal.h"
@@ -103,7 +104,8 @@ float first_value(const Checkpoint& c) {
 void save_views(const std::string& folder, size_t step, const std::vector<TensorView>& tensors, size_t keep) {
   std::vector<TensorForm> forms;
   for (const TensorView& t : tensors) forms.push_back({t.name, "F32", t.shape});
-  save_step(folder, step, forms, [&](size_t i) { return tensors[i].data; }, {}, keep);
+  save_step(
+      folder, step, forms, [&](size_t i) { return tensors[i].data; }, {}, keep);
 }
 
 // Everything written to stderr while call runs.
@@ -234,64 +236,29 @@ TEST_CASE("checkpoint: headers that break the format, each refused by its own ru
            {"U8", 1}, {"BOOL", 1}, {"BF16", 2}, {"F16", 2}, {"I32", 4}, {"F32", 4}, {"I64", 8}, {"F64", 8}})
     CHECK(parse(file_of("{" + tensor_json("w", dtype, "[3]", 0, 3 * size) + "}", 3 * size)).tensors.size() == 1);
 
-  struct Case {
-    std::string bytes, part;
-  };
-  const auto entry = [&](const std::string& fields) { return file_of("{\"w\":" + fields + "}", 8); };
-  const std::string nul("\0", 1);
-  const std::vector<Case> cases = {
+  // Rows of tests/fixtures/refused_headers.json: the header, in which ' stands for ", how many bytes of data follow, and
+  // what is said of it. Here what is no text, or long.
+  std::vector<std::pair<std::string, std::string>> cases = {
       {"", "file has 0 bytes"},
       {std::string(7, '\0'), "file has 7 bytes"},
       {std::string(8, '\0'), "does not begin with '{'"},
       {std::string(16, '\xff'), "header length is 18446744073709551615, expected at most 100000000"},
       {file_of(std::string(100, ' '), 0).substr(0, 107), "header length is 100 but only 99 bytes follow"},
-      {file_of("[]", 0), "does not begin with '{'"},
       {file_of("\xef\xbb\xbf{}", 0), "does not begin with '{'"},
-      {file_of("{", 0), "not valid JSON"},
-      {file_of("{} {}", 0), "not valid JSON"},
-      {file_of(R"({"w":1e999})", 0), "not valid JSON"},
-      {file_of(R"({"w":null})", 0), "expected an object of"},
-      {file_of("{}" + nul, 0), "NUL byte"},
-      {file_of("{}" + nul + "hidden", 0), "NUL byte"},
       {file_of("{\"w\xff\":1}", 0), "not valid JSON"},
       {file_of("{\"w\":" + std::string(100000, '['), 0), "nested deeper"},
-      {file_of("{\"w\":{\"shape\":[{}]}}", 0), "nested deeper"},
-      {file_of("{" + w + "," + w + "}", 8), "has the key \"w\" twice"},
-      {entry(R"({"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]})"), "has the key \"dtype\" twice"},
-      {file_of(R"({"__metadata__":{"a":"1","a":"2"}})", 0), "has the key \"a\" twice"},
-      {file_of(R"({"__metadata__":[]})", 0), "__metadata__ is not an object"},
-      {file_of(R"({"__metadata__":{"step":1}})", 0), "value of \"step\" is not a string"},
-      {entry("7"), "tensor \"w\": expected an object of dtype, shape and data_offsets"},
-      {entry(R"({"dtype":"F32","shape":[2]})"), "expected an object of"},
-      {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8],"strides":[1]})"), "nothing else"},
-      {entry(R"({"dtype":4,"shape":[2],"data_offsets":[0,8]})"), "dtype is not a string"},
-      {entry(R"({"dtype":"F31","shape":[2],"data_offsets":[0,8]})"), "dtype \"F31\" is not known"},
-      {entry(R"({"dtype":"F32","shape":2,"data_offsets":[0,8]})"), "shape is not a list"},
-      {entry(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), "shape is not a list"},
-      {entry(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})"), "shape is not a list"},
-      {entry(R"({"dtype":"F32","shape":[18446744073709551616],"data_offsets":[0,8]})"), "shape is not a list"},
-      {entry(R"({"dtype":"F32","shape":[4611686018427387906],"data_offsets":[0,8]})"), "more bytes than 64 bits"},
-      {entry(R"({"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]})"), "more bytes than 64 bits"},
-      {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8,8]})"), "not a pair"},
-      {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8e0]})"), "not a pair"},
-      {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})"), "data_offsets are [8,0]"},
-      {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[1,9]})"), "inside the 8 data bytes"},
-      {entry(R"({"dtype":"F32","shape":[2],"data_offsets":[18446744073709551608,0]})"), "inside the 8 data bytes"},
-      {entry(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"), "span 8 bytes, expected 12"},
-      {entry(R"({"dtype":"F64","shape":[],"data_offsets":[0,4]})"), "span 4 bytes, expected 8"},
-      {file_of("{" + w + "}", 9), "bytes after the last tensor"},
-      {file_of("{}", 1), "bytes after the last tensor"},
-      {file_of("{" + tensor_json("w", "F32", "[1]", 4, 8) + "}", 8), "a hole between tensors"},
-      {file_of("{" + w + "," + tensor_json("v", "F32", "[1]", 12, 16) + "}", 16), "begins at data byte 12, expected 8"},
-      {file_of("{" + w + "," + tensor_json("v", "F32", "[2]", 4, 12) + "}", 12), "tensors overlap"},
-      {file_of("{" + w + "," + tensor_json("v", "F32", "[2]", 0, 8) + "}", 8), "tensors overlap"},
-      {file_of("{" + w + "," + tensor_json("v", "F32", "[0]", 4, 4) + "}", 8), "tensors overlap"},
       {file_of("{\"" + std::string(100000, 'n') + "\":1}", 0), "nnn..."},
   };
-  for (const Case& c : cases) {
-    const std::string message = refusal([&] { parse(c.bytes); });
+  std::ifstream file("tests/fixtures/refused_headers.json");
+  for (const auto& row : nlohmann::json::parse(file)) {
+    std::string header = row[0];
+    std::replace(header.begin(), header.end(), '\'', '"');
+    cases.emplace_back(file_of(header, row[1]), row[2]);
+  }
+  for (const auto& [bytes, part] : cases) {
+    const std::string message = refusal([&] { parse(bytes); });
     INFO("found: " << message);
-    CHECK(one_line(message, {"x.safetensors: ", c.part}));
+    CHECK(one_line(message, {"x.safetensors: ", part}));
     CHECK(message.size() < 400);
   }
 

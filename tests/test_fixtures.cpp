@@ -84,14 +84,17 @@ class Operation {
     results_.erase(result);
     return numbers;
   }
-  void check(const std::string& result, const Numbers& got) {
-    const Numbers expected = take(result);
-    INFO(name_ << ", " << result);
-    REQUIRE(relative_error(expected, got) <= 1e-10);
+  // Results by name, behind what all of them begin with.
+  void check(const std::string& at, const std::vector<std::pair<std::string, Numbers>>& results) {
+    for (const auto& [result, got] : results) {
+      const Numbers expected = take(at + result);
+      INFO(name_ << ", " << at << result);
+      REQUIRE(relative_error(expected, got) <= 1e-10);
+    }
   }
-  void finish() const {
+  ~Operation() {
     INFO(name_ << ": not compared: " << results_.dump());
-    REQUIRE(results_.empty());
+    CHECK(results_.empty());
   }
 
  private:
@@ -147,12 +150,9 @@ TEST_CASE("fixtures: rmsnorm", "[fixtures]") {
       rmsnorm_general_backward_ref<double>({.dx = dx.data(), .dw = dw.data(), .dpre = dpre.data()}, dy.data(),
                                            {x.data()}, weights, r.data(), N, C);
       const std::string at = format("%soffset %d: ", with_pre ? "pre, " : "", offset);
-      op.check(at + "y", y);
-      op.check(at + "dx", dx);
-      op.check(at + "dw", dw);
-      if (with_pre) op.check(at + "dpre", dpre);
+      op.check(at, {{"y", y}, {"dx", dx}, {"dw", dw}});
+      if (with_pre) op.check(at, {{"dpre", dpre}});
     }
-  op.finish();
 }
 
 TEST_CASE("fixtures: layernorm", "[fixtures]") {
@@ -163,11 +163,7 @@ TEST_CASE("fixtures: layernorm", "[fixtures]") {
   layernorm_forward_ref<double>(y.data(), mean.data(), r.data(), x.data(), w.data(), b.data(), N, C, 1e-5);
   layernorm_backward_ref<double>(dx.data(), dw.data(), db.data(), dy.data(), x.data(), w.data(), mean.data(), r.data(),
                                  N, C);
-  op.check("y", y);
-  op.check("dx", dx);
-  op.check("dw", dw);
-  op.check("db", db);
-  op.finish();
+  op.check("", {{"y", y}, {"dx", dx}, {"dw", dw}, {"db", db}});
 }
 
 TEST_CASE("fixtures: dyt", "[fixtures]") {
@@ -179,12 +175,7 @@ TEST_CASE("fixtures: dyt", "[fixtures]") {
   dyt_forward_ref<double>(y.data(), x.data(), alpha.data(), w.data(), b.data(), N, C);
   dyt_backward_ref<double>(dx.data(), dalpha.data(), dw.data(), db.data(), dy.data(), x.data(), alpha.data(), w.data(),
                            N, C);
-  op.check("y", y);
-  op.check("dx", dx);
-  op.check("dalpha", dalpha);
-  op.check("dw", dw);
-  op.check("db", db);
-  op.finish();
+  op.check("", {{"y", y}, {"dx", dx}, {"dalpha", dalpha}, {"dw", dw}, {"db", db}});
 }
 
 TEST_CASE("fixtures: polynorm", "[fixtures]") {
@@ -194,11 +185,7 @@ TEST_CASE("fixtures: polynorm", "[fixtures]") {
   Numbers y(N * C), r(3 * N), dx(N * C), dw(3), db(1);
   polynorm_forward_ref<double>(y.data(), r.data(), x.data(), w.data(), b.data(), N, C, 1e-6);
   polynorm_backward_ref<double>(dx.data(), dw.data(), db.data(), dy.data(), x.data(), w.data(), r.data(), N, C);
-  op.check("y", y);
-  op.check("dx", dx);
-  op.check("dw", dw);
-  op.check("db", db);
-  op.finish();
+  op.check("", {{"y", y}, {"dx", dx}, {"dw", dw}, {"db", db}});
 }
 
 TEST_CASE("fixtures: attention", "[fixtures]") {
@@ -224,24 +211,19 @@ TEST_CASE("fixtures: attention", "[fixtures]") {
       attention_backward_ref(dq.data(), dk.data(), dv.data(), sink_p.data(), sink_ds.data(), dout.data(), q.data(),
                              k.data(), v.data(), o.data(), lse.data(), shape, position);
       const std::string at = format("%s, window %zu: ", kind.c_str(), window);
-      op.check(at + "y", o);
-      op.check(at + "dq", dq);
-      op.check(at + "dk", dk);
-      op.check(at + "dv", dv);
-      if (kind != "sigmoid") op.check(at + "lse", lse);
+      op.check(at, {{"y", o}, {"dq", dq}, {"dk", dk}, {"dv", dv}});
+      if (kind != "sigmoid") op.check(at, {{"lse", lse}});
       if (kind == "sink") {
         Numbers dsink(H);
         sink_backward_ref(dsink.data(), sink_ds.data(), B, T, H);
-        op.check(at + "dsink", dsink);
+        op.check(at, {{"dsink", dsink}});
       }
       if (kind == "kv bias") {
         Numbers dkey(H * D), dvalue(H * D);
         kv_bias_backward_ref(dkey.data(), dvalue.data(), sink_p.data(), sink_ds.data(), q.data(), dout.data(), shape);
-        op.check(at + "dkey", dkey);
-        op.check(at + "dvalue", dvalue);
+        op.check(at, {{"dkey", dkey}, {"dvalue", dvalue}});
       }
     }
-  op.finish();
 }
 
 TEST_CASE("fixtures: the gated delta rule, token by token and in chunks", "[fixtures]") {
@@ -254,7 +236,6 @@ TEST_CASE("fixtures: the gated delta rule, token by token and in chunks", "[fixt
   for (double& x : g) x = -std::fabs(x);
   for (double& x : beta) x = (1 + x) / 2;
   const Numbers expected_o = op.take("o"), expected_final = op.take("final");
-  op.finish();
 
   for (const auto rule : {gated_delta_forward_ref<double>, gated_delta_chunk_forward_ref<double>}) {
     Numbers o(v.size()), final(state.size());
@@ -282,9 +263,7 @@ TEST_CASE("fixtures: gates", "[fixtures]") {
     Numbers y(n), dx(n), dz(n), dz_head(N * H), dtheta(H * D);
     auto check = [&](const char* kind, const char* score, const Numbers& dscore) {
       const std::string at = describe(gate) + ", " + kind + ": ";
-      op.check(at + "y", y);
-      op.check(at + "dx", dx);
-      op.check(at + score, dscore);
+      op.check(at, {{"y", y}, {"dx", dx}, {score, dscore}});
     };
     gate_forward_ref(y.data(), x.data(), z.data(), N, H * D, 1, gate);
     gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H * D, 1, gate);
@@ -299,7 +278,6 @@ TEST_CASE("fixtures: gates", "[fixtures]") {
     static_gate_backward_ref(dx.data(), dtheta.data(), dy.data(), x.data(), theta.data(), N, H * D, gate);
     check("static", "dtheta", dtheta);
   }
-  op.finish();
 }
 
 TEST_CASE("fixtures: head_experts", "[fixtures]") {
@@ -311,11 +289,8 @@ TEST_CASE("fixtures: head_experts", "[fixtures]") {
     head_experts_forward_ref(y.data(), s.data(), x.data(), z.data(), {N, H, D, E, k});
     head_experts_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), s.data(), {N, H, D, E, k});
     const std::string at = format("%zu of %zu: ", k, E);
-    op.check(at + "y", y);
-    op.check(at + "dx", dx);
-    op.check(at + "dz", dz);
+    op.check(at, {{"y", y}, {"dx", dx}, {"dz", dz}});
   }
-  op.finish();
 }
 
 TEST_CASE("fixtures: glu and activations", "[fixtures]") {
@@ -327,21 +302,15 @@ TEST_CASE("fixtures: glu and activations", "[fixtures]") {
     Numbers y(n), dg(n), du(n);
     glu_forward_ref(y.data(), g.data(), u.data(), n, kind);
     glu_backward_ref(dg.data(), du.data(), dy.data(), g.data(), u.data(), n, kind);
-    glu.check(at + "y", y);
-    glu.check(at + "dg", dg);
-    glu.check(at + "du", du);
+    glu.check(at, {{"y", y}, {"dg", dg}, {"du", du}});
   }
-  glu.finish();
 
   Operation clamped("swiglu_clamped");
   const Numbers cg = clamped.input("g", n, 10), cu = clamped.input("u", n, 10), cdy = clamped.input("dy", n);
   Numbers cy(n), cdg(n), cdu(n);
   swiglu_clamped_forward_ref(cy.data(), cg.data(), cu.data(), n);
   swiglu_clamped_backward_ref(cdg.data(), cdu.data(), cdy.data(), cg.data(), cu.data(), n);
-  clamped.check("y", cy);
-  clamped.check("dg", cdg);
-  clamped.check("du", cdu);
-  clamped.finish();
+  clamped.check("", {{"y", cy}, {"dg", cdg}, {"du", cdu}});
 
   const Numbers x = activation.input("x", n, 4), dact = activation.input("dy", n);
   for (Activation kind : {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf, Activation::relu2}) {
@@ -349,10 +318,8 @@ TEST_CASE("fixtures: glu and activations", "[fixtures]") {
     Numbers y(n), dx(n);
     activation_forward_ref(y.data(), x.data(), n, kind);
     activation_backward_ref(dx.data(), dact.data(), x.data(), n, kind);
-    activation.check(at + "y", y);
-    activation.check(at + "dx", dx);
+    activation.check(at, {{"y", y}, {"dx", dx}});
   }
-  activation.finish();
 }
 
 TEST_CASE("fixtures: rope", "[fixtures]") {
@@ -369,10 +336,8 @@ TEST_CASE("fixtures: rope", "[fixtures]") {
     Numbers y(x.size()), dx(x.size());
     rope_forward_ref(y.data(), x.data(), cos.data(), sin.data(), B, T, H, D, R);
     rope_backward_ref(dx.data(), dy.data(), cos.data(), sin.data(), B, T, H, D, R);
-    op.check(at + "y", y);
-    op.check(at + "dx", dx);
+    op.check(at, {{"y", y}, {"dx", dx}});
   }
-  op.finish();
 }
 
 TEST_CASE("fixtures: YaRN's frequencies and factor", "[fixtures]") {
@@ -390,7 +355,6 @@ TEST_CASE("fixtures: YaRN's frequencies and factor", "[fixtures]") {
     for (size_t i = 0; i < got.size(); i++) REQUIRE(got[i] == Approx(expected[i]).epsilon(1e-6));
     REQUIRE(yarn(c.scale, c.trained).factor() == Approx(op.take(at + "factor")[0]).epsilon(1e-12));
   }
-  op.finish();
 }
 
 TEST_CASE("fixtures: linear layer and cross-entropy", "[fixtures]") {
@@ -402,10 +366,7 @@ TEST_CASE("fixtures: linear layer and cross-entropy", "[fixtures]") {
   Numbers losses(N), dh(N * C), dw(V * C), logits(N * V);
   linear_cross_entropy_ref(losses.data(), dh.data(), dw.data(), logits.data(), h.data(), w.data(), targets.data(),
                            1.0 / double(N), N, C, V);
-  op.check("losses", losses);
-  op.check("dh", dh);
-  op.check("dw", dw);
-  op.finish();
+  op.check("", {{"losses", losses}, {"dh", dh}, {"dw", dw}});
 }
 
 // The errors are 2-norms over all values of a kind, relative to the truth: our fp32, which is within 1e-5 of it.

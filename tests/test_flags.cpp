@@ -1,6 +1,7 @@
 // flags: the table, the command line, the schedule; that docs/flags.md is the table's, and that the lines of the pages
 // are accepted.
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
 
@@ -61,94 +62,19 @@ TEST_CASE("flags: values arrive", "[flags]") {
 }
 
 TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
-  REQUIRE(contains(parse({"--nomr=gated"}), "--nomr"));
-  REQUIRE(contains(parse({"--norm=batch"}), "--norm=batch: expected rmsnorm | layernorm"));
-  for (const char* bad : {"--layers=0", "--layers=-1", "--layers=2x", "--layers=", "--layers=99999999999999999999",
-                          "--lr=nan", "--lr=inf", "--lr=-1", "--head-dim=257", "--clip=0", "--temperature=-1",
-                          "--beta2=1", "--device=tpu", "--precision=fp16"}) {
-    INFO(bad);
-    const std::string word = bad, message = parse({word});
-    REQUIRE(contains(message, word.substr(0, word.find('='))));
-    REQUIRE(!contains(message, "\n"));
+  std::ifstream file("tests/fixtures/refused_flags.json");
+  for (const auto& row : nlohmann::json::parse(file)) {
+    const std::string line = row[0], message = parse(words_of(line));
+    INFO(line);
+    CHECK(one_line(message, {row[1]}));
   }
-  REQUIRE(parse({"stray"}) != "");
-  REQUIRE(parse({"--steps"}) != "");
-  REQUIRE(contains(parse({"--gate=headwise"}), "--attn=g1"));
-  REQUIRE(contains(parse({"--norm-rank=8"}), "--norm=gated"));
-  REQUIRE(contains(parse({"--micro-batches=6", "--slices=4"}), "--slices=4 does not divide --micro-batches=6"));
-  REQUIRE(contains(parse({"--head-experts-per-token=2"}), "add --head-experts=E"));
-  REQUIRE(contains(parse({"--head-experts=0", "--head-experts-of=kv"}), "add --head-experts=E"));
-  REQUIRE(contains(parse({"--head-experts=33"}), "--head-experts=33: expected at most 32"));
-  REQUIRE(contains(parse({"--head-experts=2", "--head-experts-per-token=0"}), "--head-experts-per-token=0: expected"));
-  REQUIRE(contains(parse({"--mixer=gated-delta", "--head-experts=2"}), "--head-experts needs a layer with attention"));
-  REQUIRE(contains(parse({"--experts-per-token=1"}), "add --experts=E"));
-  REQUIRE(contains(parse({"--experts=4", "--experts-per-token=5"}), "--experts-per-token=5 is more than --experts=4"));
-  REQUIRE(contains(parse({"--experts=2147483648"}), "--experts=2147483648: expected at most 12288"));
-  REQUIRE(contains(parse({"--experts=4", "--expert-hidden=0"}), "--expert-hidden=0: expected"));
-  REQUIRE(contains(parse({"--experts=4", "--shared-expert-gate"}), "--shared-experts=N"));
-  REQUIRE(contains(parse({"--experts=4", "--ffn-hidden=8"}), "--expert-hidden; add --dense-layers=N"));
-  REQUIRE(contains(parse({"--experts=4", "--layers=3", "--dense-layers=3"}), "--dense-layers=3 of --layers=3"));
-  REQUIRE(
-      contains(parse({"--experts=4", "--params=5M", "--expert-hidden=8"}), "--params, --match-params and --expert"));
-  REQUIRE(
-      contains(parse({"--experts=8", "--experts-per-token=8", "--batch=32768", "--context=16384"}), "2^31 - 1 rows"));
-  REQUIRE(contains(parse({"--resume"}), "--out"));
-  REQUIRE(contains(parse({"--evaluate"}), "--out"));
-  REQUIRE(contains(parse({"--evaluate", "--resume", "--out=x"}), "leave --resume out"));
-  REQUIRE(contains(parse({"--yarn=4"}), "--yarn needs --evaluate or --generate"));
-  REQUIRE(contains(parse({"--generate"}), "--generate needs --from=FOLDER or --out=FOLDER"));
-  for (const char* flag : {"--prompt=a", "--prompt-tokens=1", "--tokens=1", "--samples=2"})
-    REQUIRE(contains(parse({flag}), "needs --generate"));
-  REQUIRE(contains(parse({"--generate", "--from=x", "--out=y"}), "--generate with --from and --out"));
-  REQUIRE(contains(parse({"--generate", "--out=/nowhere"}), "--from=/nowhere: there is no such file or folder"));
-  REQUIRE(contains(parse({"--top-p=1.5"}), "--top-p=1.5: expected at most 1"));
-  REQUIRE(contains(parse({"--rope-scaling=ntk,2"}), "--rope-scaling=ntk,2: expected none, linear, llama3, yarn"));
-  REQUIRE(contains(parse({"--rope-scaling=linear"}), "--rope-scaling=linear: expected linear,S"));
-  REQUIRE(contains(parse({"--rope-scaling=yarn,4"}), "--rope-scaling=yarn,4: expected yarn,S,L or yarn,S,L,SLOW,FAST"));
-  REQUIRE(contains(parse({"--rope-scaling=yarn,0.5,9"}), "--rope-scaling=0.5: expected a number from 1 to"));
-  REQUIRE(contains(parse({"--rope-scaling=yarn,4,0"}), "--rope-scaling=0: expected a whole number >= 1"));
-  REQUIRE(contains(parse({"--rope-scaling=llama3,4,9,5,5"}), "SLOW is 5 and FAST 5, expected a range"));
-  REQUIRE(contains(parse({"--rope-scaling=linear,2", "--position=none"}), "--rope-scaling needs --position=rope"));
-  REQUIRE(contains(parse({"--yarn=2", "--rope-scaling=linear,2", "--evaluate", "--out=x"}),
-                   "--yarn=2 with --rope-scaling"));
-  REQUIRE(contains(parse({"--embedding-factor=2", "--embedding-scale"}), "--embedding-factor with --embedding-scale"));
-  REQUIRE(contains(parse({"--window-rope-theta=100"}), "--window-rope-theta needs a window"));
-  REQUIRE(contains(parse({"--full-every=2", "--window=3"}), "--full-every needs --window=N --window-layers=not-nth"));
-  REQUIRE(contains(parse({"--yarn=4", "--evaluate", "--out=x", "--position=none"}), "--yarn needs --position=rope"));
-  REQUIRE(contains(parse({"--yarn=4", "--evaluate", "--out=x", "--mixer=gated-delta"}), "--yarn needs a layer with"));
-  REQUIRE(contains(parse({"--yarn=0.5", "--evaluate", "--out=x"}), "--yarn=0.5: expected a number from 1"));
-  REQUIRE(contains(parse({"--quantize=fp8-w8a8", "--out=x"}), "--quantize needs --evaluate"));
-  REQUIRE(contains(parse({"--quantize=int8", "--out=x", "--evaluate"}), "expected none | fp8-w8a8 | nvfp4-w4a4"));
-  const auto smooths = [](const char* alpha, const char* more) {
-    return parse({"--out=x", "--evaluate", "--quantize=nvfp4-w4a4", alpha, more});
-  };
-  REQUIRE(smooths("--smoothquant=0.5", "--norm=gated-dyt") == "");
-  REQUIRE(contains(parse({"--out=x", "--evaluate", "--smoothquant=0.5"}), "--smoothquant needs --quantize=fp8-w8a8"));
-  REQUIRE(contains(smooths("--smoothquant=1.5", "--norm=gated"), "--smoothquant=1.5: expected at most 1"));
-  REQUIRE(contains(smooths("--smoothquant=-0.1", "--norm=gated"), "--smoothquant=-0.1: expected a number from 0 to 1"));
-  REQUIRE(contains(smooths("--smoothquant=0.5", "--norm=none"), "--smoothquant=0.5 with --norm=none"));
-  REQUIRE(contains(smooths("--smoothquant=0.5", "--norm-placement=post"), "with --norm-placement=post"));
-  REQUIRE(contains(parse({"--probe=retrieval", "--data=recall"}), "--probe needs --evaluate"));
-  REQUIRE(contains(parse({"--choices=file.bin"}), "--choices needs --evaluate"));
-  REQUIRE(contains(parse({"--probe=retrieval", "--evaluate", "--out=x"}), "--probe=retrieval with --data=self"));
-  REQUIRE(contains(parse({"--probe=retrieval", "--data=recall", "--evaluate", "--out=x", "--context=2"}),
-                   "--context=2: a probe has 3 tokens or more"));
-  REQUIRE(contains(parse({"--data=recall", "--val-fraction=0.2"}), "--val-fraction"));
-  REQUIRE(contains(parse({"--keep=3"}), "--out"));
-  REQUIRE(contains(parse({"--val-data=a", "--val-fraction=0.2"}), "--val-fraction"));
-  REQUIRE(contains(parse({"--lr=1e-4", "--min-lr=1e-3"}), "--min-lr"));
-  REQUIRE(contains(parse({"--steps=5", "--warmup=6"}), "--warmup"));
+  REQUIRE(parse(words_of("--out=x --evaluate --quantize=nvfp4-w4a4 --smoothquant=0.5 --norm=gated-dyt")) == "");
   for (const auto& [steps, warmup] : std::vector<std::pair<size_t, size_t>>{{1, 1}, {5, 3}, {100, 50}, {2000, 200}}) {
     Config c;
     REQUIRE(parse(c, {format("--steps=%zu", steps)}) == "");  // the default warm-up gives way
     REQUIRE(c.schedule.warmup == warmup);
   }
   REQUIRE(parse({"--lr=1e-4"}) == "");  // and the default final rate
-  REQUIRE(contains(parse({"--tied=maybe"}), "--tied=maybe: expected on | off"));
-  REQUIRE(contains(parse({"--norm=dyt", "--qk-norm=off", "--norm-eps=1e-4"}), "--norm-eps"));
-  REQUIRE(contains(parse({"--data=bigram-backcopy", "--val-fraction=0.2"}), "--val-fraction"));
-  REQUIRE(contains(parse({"--params=5", "--ffn-hidden=7"}), "--ffn-hidden"));
-  REQUIRE(contains(parse({"--heads=6", "--kv-heads=4"}), "--kv-heads=4"));
 }
 
 TEST_CASE("flags: an empty value is a value, never the flag behind it, and a flag without a value takes none for it",
@@ -176,7 +102,6 @@ TEST_CASE("flags: an empty value is a value, never the flag behind it, and a fla
   Config c;
   REQUIRE(parse(c, {"--out", "x y", "--data=", "--data=--seed=5", "--save-every", "7"}) == "");
   REQUIRE((c.out == "x y" && c.data.data == "--seed=5" && c.save_every.steps == 7));
-  REQUIRE(contains(parse({"--out=", "--resume"}), "--resume needs --out=FOLDER"));
 }
 
 TEST_CASE("flags: a switch is on when named, and takes on or off", "[flags]") {
@@ -213,15 +138,7 @@ TEST_CASE("flags: whole numbers may have an exponent or a unit", "[flags]") {
     REQUIRE(parse(c, {"--warmup=0", std::string("--steps=") + text}) == "");
     REQUIRE(c.steps == value);
   }
-  for (const char* bad :
-       {"1.5", "1e-1", "1.0001K", "K", "1e", "5KM", "5k", "-1K", "1e3K", "infB", "nan", "1e19", " 5K"}) {
-    INFO(bad);
-    REQUIRE(contains(parse({std::string("--steps=") + bad}), "--steps"));
-  }
-  REQUIRE(contains(parse({"--steps=0"}), "--steps=0: expected a whole number >= 1"));
-  REQUIRE(contains(parse({"--steps=1e13"}), "expected at most 1099511627776"));
-  REQUIRE(contains(parse({"--head-dim=0"}), "--head-dim=0: expected a whole number from 1 to 256"));
-  REQUIRE(contains(parse({"--clip=0"}), "--clip=0: expected a number > 0"));
+  REQUIRE(contains(parse({"--steps= 5K"}), "--steps"));
 }
 
 TEST_CASE("flags: --dyt-alpha takes one number for all norms, or two", "[flags]") {
@@ -232,24 +149,7 @@ TEST_CASE("flags: --dyt-alpha takes one number for all norms, or two", "[flags]"
   REQUIRE((c.model.norm.dyt_alpha == 0.2 && c.model.dyt_alpha_attention == 0.8));
   for (const Flag& f : list_flags(c))
     if (f.name == "--dyt-alpha") REQUIRE(f.get() == "0.2,0.8");
-  for (const char* bad : {"0.2,", ",0.2", "0.2,0.8,1", "0", "0.2,-1", "0.2 0.8"})
-    REQUIRE(contains(parse({"--norm=dyt", std::string("--dyt-alpha=") + bad}), "--dyt-alpha="));
-}
-
-TEST_CASE("flags: an unknown flag is answered with the nearest one", "[flags]") {
-  REQUIRE(contains(parse({"--nomr=gated"}), "there is no flag --nomr: did you mean --norm?"));
-  REQUIRE(contains(parse({"--kvheads=2"}), "did you mean --kv-heads?"));
-  REQUIRE(contains(parse({"--nrom=gated"}), "did you mean --norm?"));
-  REQUIRE(contains(parse({"--val_every=2"}), "did you mean --val-every?"));
-  for (const auto& [typed, meant] : std::map<std::string, std::string>{{"--learning-rate=1", "--lr"},
-                                                                       {"--batch_size=1", "--batch"},
-                                                                       {"--epochs=1", "--steps"},
-                                                                       {"--max-steps=1", "--steps"},
-                                                                       {"--device=gpu", "cuda"},
-                                                                       {"--precision=bfloat16", "bf16"}})
-    REQUIRE(contains(parse({typed}), ": did you mean " + meant + "?"));
-  REQUIRE(contains(parse({"--colour=1"}), "there is no flag --colour ("));
-  REQUIRE(contains(parse({"stray"}), "stray: expected a flag"));
+  REQUIRE(contains(parse({"--norm=dyt", "--dyt-alpha=0.2 0.8"}), "--dyt-alpha="));
 }
 
 TEST_CASE("flags: a step has as many slices as divide it, up to eight, and these have one name", "[flags]") {
@@ -263,27 +163,13 @@ TEST_CASE("flags: a step has as many slices as divide it, up to eight, and these
 }
 
 TEST_CASE("flags: what only a GPU can do is refused where none is", "[flags]") {
-  REQUIRE(contains(parse({"--matmul=cublas", "--device=cpu"}), "--matmul=cublas with --device=cpu"));
-  REQUIRE(contains(parse({"--matmul=cublas", "--device=emulated"}), "--matmul=cublas with --device=emulated"));
-  REQUIRE(contains(parse({"--tf32"}), "--tf32 needs --matmul=cublas"));
-  REQUIRE(contains(parse({"--mma=ampere"}), "--mma needs --precision=bf16"));
-  REQUIRE(contains(parse({"--change-precision"}), "--change-precision needs --resume"));
-  REQUIRE(contains(parse({"--precision=bf16", "--head-dim=24"}), "--precision=bf16 with --head-dim=24"));
   REQUIRE(parse({"--precision=bf16", "--experts=4", "--head-experts=2"}) == "");
-  REQUIRE(
-      contains(parse({"--precision=bf16", "--evaluate", "--out=x", "--quantize=fp8-w8a8"}), "add --precision=fp32"));
-  REQUIRE(contains(parse({"--precision=bf16", "--mixer=hybrid", "--linear-key-dim=24"}),
-                   "--precision=bf16 with --linear-key-dim=24: tensor cores multiply 16 at a time"));
-  REQUIRE(contains(parse({"--precision=bf16", "--mixer=gated-delta", "--linear-value-dim=8"}),
-                   "--precision=bf16 with --linear-value-dim=8"));
-  REQUIRE(contains(parse({"--precision=bf16", "--mixer=hybrid", "--delta=chunk"}), "--delta needs --precision=fp32"));
   Config c;
   REQUIRE(parse(c, {"--matmul=cublas", "--tf32"}) == "");
   REQUIRE((c.cublas && c.tf32));
   check_device_flags(c, "");
   REQUIRE_THROWS_WITH(check_device_flags(c, "nothing answers"),
                       "--matmul=cublas: cuBLAS runs on a GPU alone, and nothing answers; or take --matmul=exact");
-  REQUIRE(contains(parse({"--graph", "--device=cpu"}), "--graph=on with --device=cpu: nothing is launched there"));
   Config graph, emulated;
   REQUIRE(parse(graph, {"--graph"}) == "");
   check_device_flags(graph, "");
@@ -327,8 +213,6 @@ TEST_CASE("schedule: constant, then a line to the final rate; longer runs have i
     return config_of_flags(std::string("--schedule=wsd ") + line).schedule.decay_steps();
   };
   REQUIRE((decay("--steps=600") == 120 && decay("--steps=1") == 0 && decay("--steps=9 --decay=2") == 2));
-  REQUIRE(contains(parse({"--schedule=wsd", "--steps=9", "--warmup=5", "--decay=5"}), "longer than --steps=9"));
-  REQUIRE(contains(parse({"--decay=5"}), "--decay needs --schedule=wsd"));
   REQUIRE((rate_of_trained(64) == 3e-4f && rate_of_trained(4096) == 0.04f / 4096));
 }
 
