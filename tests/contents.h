@@ -37,6 +37,13 @@ inline bool one_line(const std::string& text, const std::vector<std::string>& pa
   return says(text, parts) && says(contains(text, "\n") ? "several lines" : "one line", {"one line"});
 }
 
+// What a regular expression finds in a text: each match, its groups behind it. (In catch_main.cpp, as <regex> takes three
+// seconds to compile.)
+std::vector<std::vector<std::string>> matches(const std::string& text, const std::string& expression);
+// Is the whole text of this form?
+bool fits(const std::string& text, const std::string& expression);
+std::string replaced(const std::string& text, const std::string& expression, const std::string& by);
+
 inline size_t count(const std::string& text, const std::string& part) {
   size_t n = 0;
   for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) n++;

@@ -2,7 +2,6 @@
 // that scripts/book.py writes every link leads somewhere, and the sums that they show are those of core/reduce.cuh; and
 // a comment is set as it is meant. (That the links of docs/book.md lead to files: tests/test_readme.cpp.)
 #include <filesystem>
-#include <regex>
 #include <set>
 
 #include "core/reduce.cuh"
@@ -53,15 +52,15 @@ TEST_CASE("book: every link of its pages leads somewhere, and the sums on them a
   for (const auto& file : fs::directory_iterator(f.path / "book"))
     pages[file.path().filename().string()] = contents(file.path());
   REQUIRE(pages.size() > 100);
-  const std::regex link("(href|src)=\"([^\"]*)\""), id("id=\"([^\"]*)\"");
   std::map<std::string, std::set<std::string>> ids;
   for (const auto& [name, text] : pages)
-    for (std::sregex_iterator m(text.begin(), text.end(), id), end; m != end; ++m) ids[name].insert((*m)[1]);
+    for (const auto& id : matches(text, "id=\"([^\"]*)\"")) ids[name].insert(id[1]);
   size_t links = 0, anchors = 0;
   for (const auto& [name, text] : pages) {
     if (!name.ends_with(".html")) continue;
-    for (std::sregex_iterator m(text.begin(), text.end(), link), end; m != end; ++m, links++) {
-      const std::string to = (*m)[2];
+    for (const auto& link : matches(text, "(href|src)=\"([^\"]*)\"")) {
+      links++;
+      const std::string to = link[2];
       INFO(name << " links to " << to);
       if (to.starts_with("https://")) continue;
       const size_t hash = to.find('#');
@@ -94,10 +93,10 @@ TEST_CASE("book: a comment's prose, formulas and drawings are set", "[book]") {
   if (!answers("python3 --version")) return;
   const auto set = [&](const std::string& comment) {
     f.write("comment", comment);
-    const std::string said =
-        f.python("from typeset import set_comment\n"
-                 "link = {'core/a.h': 'a.html'}.get\n"
-                 "print(set_comment(open('comment').read().split('\\n'), link)[0], end='')\n");
+    const std::string said = f.python(
+        "from typeset import set_comment\n"
+        "link = {'core/a.h': 'a.html'}.get\n"
+        "print(set_comment(open('comment').read().split('\\n'), link)[0], end='')\n");
     return said;
   };
   REQUIRE(set("What is told in lines of the source\nis one paragraph.\n\nThe next one.") ==

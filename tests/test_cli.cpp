@@ -13,7 +13,6 @@
 
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <thread>
 
 #include "tests/script.h"
@@ -360,7 +359,7 @@ TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not b
   // The log is the uninterrupted run's, but for the seconds, and for who computed which steps; what the kills left
   // behind is gone.
   const auto log_of = [&](const std::string& folder) {
-    return std::regex_replace(without_runs(f.read(folder + "/log.jsonl")), std::regex(",\"seconds\":[^,}\n]*"), "");
+    return replaced(without_runs(f.read(folder + "/log.jsonl")), ",\"seconds\":[^,}\n]*", "");
   };
   REQUIRE(log_of("run") == log_of("whole"));
   REQUIRE(f.read("run/measures.safetensors") == f.read("whole/measures.safetensors"));
@@ -707,7 +706,7 @@ TEST_CASE("cli: --evaluate shows what the run showed of its last step, and write
     return all.substr(seen.size());
   };
   const std::string fp8 = quantized("fp8-w8a8"), nvfp4 = quantized("nvfp4-w4a4");
-  REQUIRE(std::regex_match(fp8, std::regex("quantized  validation loss \\d\\.\\d{4}, [+-]0\\.\\d{4}\n")));
+  REQUIRE(fits(fp8, "quantized  validation loss \\d\\.\\d{4}, [+-]0\\.\\d{4}\n"));
   REQUIRE(nvfp4 != fp8);
   REQUIRE(quantized("nvfp4-w4a4 --smoothquant=0.5") != nvfp4);
   REQUIRE(quantized("nvfp4-w4a4 --device=emulated") == nvfp4);
@@ -728,11 +727,7 @@ TEST_CASE(
   const auto run = [&](const std::string& more) {
     trained(f, small("--measure-every=4 --save-every=6 --keep=0 --layers=2 " + more + " --out=" + (f / "run")));
   };
-  const auto entries = [&](const char* key) {
-    const std::string log = f.read("run/log.jsonl");
-    const std::regex regex(key);
-    return std::distance(std::sregex_iterator(log.begin(), log.end(), regex), std::sregex_iterator());
-  };
+  const auto entries = [&](const char* key) { return matches(f.read("run/log.jsonl"), key).size(); };
   run("");
   REQUIRE(entries("\"gradient_norm_by_layer\":\\[[0-9.e-]+,[0-9.e-]+\\]") == 3);
   REQUIRE(entries("\"first_outlier_step\":null") == 3);
@@ -801,13 +796,11 @@ TEST_CASE("cli: a run whose validation is no number has diverged", "[cli]") {
   // Where its loss is none the refusal says which rate was still good.
   const Outcome rate = train(f, small("--steps=100 --warmup=100 --lr=1e3 --min-lr=0 --clip=1e30"));
   require_refused(rate, "training has diverged; the loss was lowest, ");
-  REQUIRE(std::regex_search(rate.err,
-                            std::regex(", [0-9.]+, in step \\d+ at a rate of [0-9.e+]+: lower --lr \\(now 1000")));
+  REQUIRE(matches(rate.err, ", [0-9.]+, in step \\d+ at a rate of [0-9.e+]+: lower --lr \\(now 1000").size() == 1);
   // Of the steps that were printed.
   std::string lowest, step;
-  const std::regex line("step +(\\d+)/100  loss ([0-9.]+) ");
-  for (std::sregex_iterator at(rate.out.begin(), rate.out.end(), line), end; at != end; ++at)
-    if (lowest.empty() || std::stod((*at)[2]) < std::stod(lowest)) lowest = (*at)[2], step = (*at)[1];
+  for (const auto& line : matches(rate.out, "step +(\\d+)/100  loss ([0-9.]+) "))
+    if (lowest.empty() || std::stod(line[2]) < std::stod(lowest)) lowest = line[2], step = line[1];
   REQUIRE(contains(rate.err, "was lowest, " + lowest + ", in step " + step + " at a rate of "));
 }
 

@@ -2,7 +2,6 @@
 // are accepted.
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <sstream>
 
 #include "tests/compare.h"
@@ -269,7 +268,7 @@ TEST_CASE("flags: every ./train of the pages is accepted", "[readme]") {
     size_t at = 0;
     const std::string text = prose(page);  // in its sentences, S stands for a number and B for another
     for (std::string span; !(span = next_between(text, "`./train", "`", at)).empty();)
-      lines.push_back("./train" + std::regex_replace(span, std::regex("=[SB]( |$)"), "=1$1"));
+      lines.push_back("./train" + replaced(span, "=[SB]( |$)", "=1$1"));
     for (const std::string& line : lines) {
       const size_t begin = line.find("./train ");
       if (begin == std::string::npos) continue;

@@ -5,12 +5,13 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <regex>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "tests/catch.h"
+#include "tests/contents.h"
+
+using namespace gated;
 
 namespace {
 
@@ -19,13 +20,9 @@ namespace fs = std::filesystem;
 // What each source of the program includes of the program's own, by path.
 std::map<std::string, std::set<std::string>> includes() {
   std::map<std::string, std::set<std::string>> found;
-  const std::regex line_of_include("^#include \"([^\"]+)\".*");
   auto read = [&](const std::string& path) {
-    std::ifstream file(path);
     std::set<std::string>& list = found[path];
-    std::smatch match;
-    for (std::string line; std::getline(file, line);)
-      if (std::regex_match(line, match, line_of_include)) list.insert(match[1]);
+    for (const auto& line : matches("\n" + contents(path), "\n#include \"([^\"]+)\"")) list.insert(line[1]);
   };
   for (const char* folder : {"core", "kernels", "dataloader", "layers", "training", "ptx"})
     for (const auto& entry : fs::recursive_directory_iterator(folder))
@@ -112,7 +109,6 @@ TEST_CASE("floors: no file includes itself, by whatever way", "[floors]") {
 // The twins of an operation are its other loops: kernels/cpu, kernels/bf16 and kernels/decode.
 TEST_CASE("floors: a file of kernels names its twins in one line, and every tuned loop is named", "[floors]") {
   std::set<std::string> named;
-  const std::regex path("kernels/[a-z0-9]+/\\w+\\.(cu|cpp)");
   for (const auto& entry : fs::directory_iterator("kernels")) {
     if (entry.path().extension() != ".cu") continue;
     INFO(entry.path().string());
@@ -121,9 +117,9 @@ TEST_CASE("floors: a file of kernels names its twins in one line, and every tune
     for (std::string line; std::getline(file, line) && line.starts_with("//");) {
       if (!line.starts_with("// twins: ")) continue;
       lines++;
-      for (std::sregex_iterator found(line.begin(), line.end(), path), end; found != end; ++found) {
-        REQUIRE(fs::exists(found->str()));
-        named.insert(found->str());
+      for (const auto& path : matches(line, "kernels/[a-z0-9]+/\\w+\\.(cu|cpp)")) {
+        REQUIRE(fs::exists(path[0]));
+        named.insert(path[0]);
       }
     }
     REQUIRE(lines == 1);
@@ -137,14 +133,10 @@ TEST_CASE("floors: a file of kernels names its twins in one line, and every tune
 
 // The Makefile makes an error of a switch that lacks a choice (-Werror=switch). A default would hide what it lacks.
 TEST_CASE("floors: no switch has a default: a new choice that one lacks does not compile", "[floors]") {
-  const std::regex default_of_switch("^\\s*default\\s*:.*");
   for (const auto& [path, list] : includes()) {
     if (floor_of(path) == "ptx") continue;  // its choices are CUDA's
-    std::ifstream file(path);
-    for (std::string line; std::getline(file, line);) {
-      INFO(path << ": " << line);
-      REQUIRE(!std::regex_match(line, default_of_switch));
-    }
+    INFO(path);
+    REQUIRE(matches(contents(path), "\n\\s*default\\s*:.*").empty());
   }
 }
 

@@ -2,7 +2,6 @@
 // folder.
 #include <cfloat>
 #include <cmath>
-#include <regex>
 
 #include "tests/catch.h"
 #include "tests/hf_folder.h"
@@ -90,8 +89,9 @@ TEST_CASE("from: flags that make another function of the same weights are said, 
       if (line.starts_with("note: ")) notes += line + "\n";
     return notes;
   };
-  const std::string said = "note: --gate=shared --rope-theta=77 --ffn=glu, where run/step_00000006.safetensors has "
-                           "--gate=elementwise --rope-theta=10000 --ffn=swiglu\n";
+  const std::string said =
+      "note: --gate=shared --rope-theta=77 --ffn=glu, where run/step_00000006.safetensors has "
+      "--gate=elementwise --rope-theta=10000 --ffn=swiglu\n";
   const std::string changed = from + "--ffn=glu --rope-theta=77 --gate=shared --dropout=0.1 --context=8 ";
   for (const char* use : {"--evaluate", "--steps=1 --sample-tokens=0", "--generate --prompt-tokens=1 --tokens=1"})
     REQUIRE(notes(changed + use) == said);

@@ -32,7 +32,8 @@ std::vector<Change> changes() {
       "--rope-fraction=0.5 --rope-scaling=none|linear,2|yarn,4,40 --window-rope-theta=100 "
       "--embedding-factor=1|2 --clip-residual=9 --clip-output=9 --dropout=0.1 --experts=0|2|5 "
       "--experts-per-token=1 --expert-hidden=7|9 --dense-layers=0|1 --shared-experts=0|1|2 --balance-loss=0.1 "
-      "--z-loss=0.1 --layers=1|2|3|4 --hidden=16|20|24 --heads=2|4|8 --kv-heads=1|2|4 --head-dim=4|5|6|12 "
+      "--z-loss=0.1 --init-std=0.1 --layers=1|2|3|4 --hidden=16|20|24 --heads=2|4|8 --kv-heads=1|2|4 "
+      "--head-dim=4|5|6|12 "
       "--linear-key-heads=1|3|6 --linear-value-heads=2|4|18 --linear-key-dim=4|10 --linear-value-dim=1|6 "
       "--conv-width=2|4 --ffn-hidden=12|24|48 --context=7|11 --vocab=36|40");
   std::vector<Change> all;
@@ -290,8 +291,8 @@ TEST_CASE("from_matrix: what the flags of an issue once did in silence names the
   names({f, "--attn=g1"}, "--attn=g4 --ffn=glu", "--attn=g4");
   names({f, "--head-experts=4 --head-experts-of=kv"}, "--head-experts=2 --kv-heads=4",
         "--head-experts=2, --kv-heads=4");
-  names({f, "--mixer=gated-delta --linear-key-heads=2 --linear-key-dim=4"},
-        "--linear-key-heads=1 --linear-key-dim=8", "--linear-key-heads=1, --linear-key-dim=8");
+  names({f, "--mixer=gated-delta --linear-key-heads=2 --linear-key-dim=4"}, "--linear-key-heads=1 --linear-key-dim=8",
+        "--linear-key-heads=1, --linear-key-dim=8");
 }
 
 TEST_CASE("from_matrix: of more tensors than are stored no more are listed than show it", "[from]") {

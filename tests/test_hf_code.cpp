@@ -2,7 +2,6 @@
 // That it computes what ./train computes is held twice: tests/fixtures/models.json is what it computed in float64, which
 // tests/test_fixtures.cpp compares with; and where transformers is installed it opens what is exported here.
 #include <map>
-#include <regex>
 #include <set>
 #include <sstream>
 
@@ -60,13 +59,12 @@ TEST_CASE("hf_code: every flag of a model is read by the code, and every flag th
     INFO(name);
     REQUIRE(contains(code, "\"" + name + "\""));
   }
-  const std::regex read("\\bf(?:\\[|\\.get\\()[\"']([a-z-]+)[\"'][\\])]");
-  size_t found = 0;
-  for (std::sregex_iterator at(code.begin(), code.end(), read), end; at != end; ++at, found++) {
-    INFO((*at)[1].str());
-    REQUIRE(flags.contains((*at)[1].str()));
+  const auto read = matches(code, "\\bf(?:\\[|\\.get\\()[\"']([a-z-]+)[\"'][\\])]");
+  REQUIRE(read.size() > 50);
+  for (const auto& flag : read) {
+    INFO(flag[1]);
+    REQUIRE(flags.contains(flag[1]));
   }
-  REQUIRE(found > 50);
 }
 
 TEST_CASE("hf_code: the tensors of a model are the parameters of its code, and come back", "[hf]") {

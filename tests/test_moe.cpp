@@ -6,12 +6,12 @@
 #include <cmath>
 #include <map>
 #include <numeric>
-#include <regex>
 
 #include "core/philox.cuh"
 #include "core/sums.h"
 #include "layers/ffn.cuh"
 #include "tests/activations.h"
+#include "tests/contents.h"
 #include "tests/harness.h"
 #include "tests/small_runs.h"
 
@@ -298,7 +298,7 @@ TEST_CASE("moe: one expert, which every token takes whole, is the dense FFN to t
       Context ctx(device);
       Model a(dense, 2, 9, 3, ctx), b(config, 2, 9, 3, ctx);
       std::map<std::string, Parameter> in_b;  // by the name in a
-      for (const Parameter& p : b.weights.list()) in_b[std::regex_replace(p.name, std::regex("experts\\."), "")] = p;
+      for (const Parameter& p : b.weights.list()) in_b[replaced(p.name, "experts\\.", "")] = p;
       Floats wa = a.weights.values.download(), wb = b.weights.values.download();
       for (const Parameter& p : a.weights.list()) {
         REQUIRE(in_b.at(p.name).size == p.size);

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <regex>
 
 #include "tests/compare.h"
 #include "tests/script.h"
@@ -29,10 +28,11 @@ std::string output_of(const std::string& flags) {
 
 // The numbers in brackets of a regular expression, where it is found first.
 std::vector<double> numbers(const std::string& text, const std::string& expression) {
-  std::smatch match;
-  REQUIRE(std::regex_search(text, match, std::regex(expression)));
+  const auto found = matches(text, expression);
+  INFO(expression << "\n" << text);
+  REQUIRE(!found.empty());
   std::vector<double> all;
-  for (size_t i = 1; i < match.size(); i++) all.push_back(std::stod(match[i]));
+  for (size_t i = 1; i < found[0].size(); i++) all.push_back(std::stod(found[0][i]));
   return all;
 }
 
@@ -81,7 +81,7 @@ TEST_CASE("program: header, lines, log, checkpoints and sample are those of the 
   // of 12 * 32 * 32 keys in 2 layers.
   const double flops = 6 * 16000 + 2 * 12 * 32 * 32;
   std::string header = out.substr(0, out.find("\n\n"));
-  header = std::regex_replace(header, std::regex("\n *"), " ");
+  header = replaced(header, "\n *", " ");
   REQUIRE(
       says(header, {"cpu, 3 threads, fp32 matmul peak ", "bigram-backcopy: 19 tokens, 3 of them triggers, and BOS 19",
                     " 256 tokens a step, epoch of 274877906944.0 steps"}));  // 2^40 sequences
@@ -158,7 +158,7 @@ TEST_CASE("program: a text's split, its bigrams, its prompt, and a width chosen 
       "--context=32 --val-fraction=0.25 --val-every=0 --val-batches=1 --steps=5 --seed=4 --device=cpu "
       "--sample-tokens=33 --save-every=2 --keep=1 --dropout=0.5 --data=" +
       (folder / "text") + " --out=" + (folder / "run");
-  const std::string wide = std::regex_replace(flags, std::regex("--ffn-hidden=48"), "--params=30000");
+  const std::string wide = replaced(flags, "--ffn-hidden=48", "--params=30000");
   const std::string out = output_of(wide);
   INFO(out);
   // 256*32 + 2*(2*32*32 + 2*16*32 + 2*16 + 2*32) + 32 = 14560 parameters without an FFN, and 192 for each of its
@@ -176,7 +176,7 @@ TEST_CASE("program: a text's split, its bigrams, its prompt, and a width chosen 
   REQUIRE(contains(out, format("entropy %.4f nats", entropy / (7 * 32))));
 
   Context ctx(Device::cpu);
-  Config config = config_of_flags(std::regex_replace(flags, std::regex("--ffn-hidden=48"), "--ffn-hidden=80"));
+  Config config = config_of_flags(replaced(flags, "--ffn-hidden=48", "--ffn-hidden=80"));
   Run run(config, ctx);
   run.steps(5);
   std::vector<nlohmann::json> log = log_of(folder / "run");
@@ -216,6 +216,6 @@ TEST_CASE("program: --describe tells of the model that the same flags would trai
   INFO(text);
   // 64 tokens: 64*128 + 4*(2*128*128 + 2*64*128 + 2*32 + 2*128) + 128 = 206208, and 1536 for a channel of the FFN.
   REQUIRE(contains(text, "--ffn-hidden=452 gives 900480, 480 more than the 900000 asked for"));
-  REQUIRE(std::regex_search(text, std::regex("total +900,480\n")));
-  REQUIRE(std::regex_search(text, std::regex("model.embed_tokens.weight +\\[64,128\\] +8,192  decays\n")));
+  REQUIRE(matches(text, "total +900,480\n").size() == 1);
+  REQUIRE(matches(text, "model.embed_tokens.weight +\\[64,128\\] +8,192  decays\n").size() == 1);
 }

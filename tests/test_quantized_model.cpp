@@ -2,13 +2,13 @@
 // before that must change nothing.
 #include <cmath>
 #include <map>
-#include <regex>
 #include <set>
 
 #include "core/philox.cuh"
 #include "kernels/matmul.h"
 #include "layers/smoothquant.h"
 #include "tests/activations.h"
+#include "tests/contents.h"
 #include "tests/harness.h"
 #include "tests/small_models.h"
 
@@ -59,9 +59,9 @@ struct Fixture {
 };
 
 // The linear layers of blocks, as a checkpoint names them. Those of experts are (E,out,in).
-const std::regex rounded_names(
+const std::string rounded_names =
     "model\\.layers\\.\\d+\\.(self_attn\\.[qkvog]_proj|linear_attn\\.(in_proj_(qkv|z|ba)|out_proj)|"
-    "mlp\\.((experts|shared_expert)\\.)?(gate|up|down)_proj)\\.weight");
+    "mlp\\.((experts|shared_expert)\\.)?(gate|up|down)_proj)\\.weight";
 
 // Lines whose norms have mixers of their own.
 std::vector<std::string> smoothed_models() {
@@ -90,13 +90,13 @@ TEST_CASE("quantized_model: the linear layers of blocks are rounded, and nothing
       std::map<std::string, Floats> expected;
       for (const Parameter& p : f.model.weights.list()) {
         Floats w = f.weight(p.name);
-        const bool linear = std::regex_match(p.name, rounded_names);
+        const bool linear = fits(p.name, rounded_names);
         if (linear) {
           const size_t columns = p.shape.back(), rows = p.shape[p.shape.size() - 2];
           quantize_weight_ref(w.data(), w.data(), {p.size / rows / columns, rows, columns}, format);
         }
         expected[p.name] = w;
-        (linear ? rounded : kept).insert(std::regex_replace(p.name, std::regex("\\.\\d+\\."), ".N."));
+        (linear ? rounded : kept).insert(replaced(p.name, "\\.\\d+\\.", ".N."));
       }
       f.model.quantize(format);
       for (const Parameter& p : f.model.weights.list()) {
@@ -317,7 +317,7 @@ TEST_CASE("smoothquant: a column that is 0 on one side stays as it is") {
   Floats w = f.model.weights.values.download();
   for (const Parameter& p : f.model.weights.list()) {
     if (p.name == "model.layers.0.input_layernorm.weight") w[p.offset + 4] = 0;
-    if (std::regex_match(p.name, std::regex(".*\\.(gate|up)_proj\\.weight")))
+    if (fits(p.name, ".*\\.(gate|up)_proj\\.weight"))
       for (size_t row = 0; row < p.shape[0]; row++) w[p.offset + row * 20 + 7] = 0;
   }
   f.model.weights.values.upload(w);

@@ -3,7 +3,6 @@
 // Runs the program that stands in the current folder (make builds it first), under OpenMPI's mpirun.
 #include <chrono>
 #include <nlohmann/json.hpp>
-#include <regex>
 
 #include "tests/script.h"
 #include "training/ranks/ranks.h"
@@ -25,15 +24,15 @@ std::string launch(const std::string& ranks) {
 std::string launch(size_t ranks) { return launch(std::to_string(ranks)); }
 
 std::string fingerprint_in(const std::string& said) {
-  std::smatch found;
-  return std::regex_search(said, found, std::regex("fingerprint of the weights: ([0-9a-f]{16})")) ? found[1].str() : said;
+  const auto found = matches(said, "fingerprint of the weights: ([0-9a-f]{16})");
+  return found.empty() ? said : found[0][1];
 }
 
 // What of the lines of log.jsonl may not differ.
 std::string log_of(const Folder& f, const std::string& folder) {
   const std::string log = f.read(folder + "/log.jsonl");
   const std::string steps = log.substr(log.find('\n') + 1);  // the first is the run's: its command, its --out
-  return std::regex_replace(steps, std::regex(",\"(seconds|\\w*_seconds_by_rank)\":(\\[[^\\]]*\\]|[^,}\n]*)"), "");
+  return replaced(steps, ",\"(seconds|\\w*_seconds_by_rank)\":(\\[[^\\]]*\\]|[^,}\n]*)", "");
 }
 
 bool has_ranks() {
@@ -121,7 +120,7 @@ TEST_CASE("ranks: checkpoints, log and evaluation are those of one rank, and a r
   REQUIRE(log_of(f, "one") == log_of(f, "two"));
   const std::string look = run + "--evaluate --out=two";
   const auto seen = [](const std::string& said) { return said.substr(said.find("validation loss")); };
-  const auto plain = [](const std::string& text) { return std::regex_replace(text, std::regex("\r"), ""); };
+  const auto plain = [](const std::string& text) { return replaced(text, "\r", ""); };
   REQUIRE(plain(seen(f.done(launch(2) + look))) == plain(seen(f.done("{repo}/train " + look))));
 
   for (const auto& [left, ranks] : {std::pair<size_t, size_t>{6, 4}, {4, 1}, {2, 2}}) {

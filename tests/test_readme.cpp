@@ -6,7 +6,6 @@
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
-#include <regex>
 
 #include "tests/catch.h"
 #include "tests/pages.h"
@@ -96,35 +95,34 @@ TEST_CASE("readme: every link of a page leads to a file, and to a heading where 
 }
 
 TEST_CASE("readme: every file that a page names is there", "[readme]") {
-  const std::regex name("`((core|kernels|layers|training|dataloader|tests|scripts|ptx|docs|results)/[a-z0-9_/.-]+)`");
+  const std::string folders = "(core|kernels|layers|training|dataloader|tests|scripts|ptx|docs|results)";
   size_t names = 0;
-  for (const std::string& page : pages()) {
-    const std::string text = prose(page);
-    for (std::sregex_iterator m(text.begin(), text.end(), name), end; m != end; ++m, names++) {
-      const std::string path = (*m)[1];
-      INFO(page << " names " << path);
-      REQUIRE(fs::exists(path) != (made_by_a_walk.count(path) == 1));
+  for (const std::string& page : pages())
+    for (const auto& name : matches(prose(page), "`(" + folders + "/[a-z0-9_/.-]+)`")) {
+      names++;
+      INFO(page << " names " << name[1]);
+      REQUIRE(fs::exists(name[1]) != (made_by_a_walk.count(name[1]) == 1));
     }
-  }
   REQUIRE(names > 30);
 }
 
 TEST_CASE("readme: every script and every target of make that a page asks for is there", "[readme]") {
   const std::string makefile = "\n" + contents("Makefile");
-  const std::regex script("(^|[ ;`])(scripts/[a-z_]+\\.(sh|py))"), make("(^|[;&`] *|PATH )make( [^`#;&>]*)?");
   size_t scripts = 0, targets = 0;
   const auto look = [&](const std::string& page, const std::string& line) {
     INFO(page << ": " << line);
-    for (std::sregex_iterator m(line.begin(), line.end(), script), end; m != end; ++m, scripts++)
-      REQUIRE(fs::exists((*m)[2].str()));
-    for (std::sregex_iterator m(line.begin(), line.end(), make), end; m != end; ++m) {
-      std::istringstream words((*m)[2]);
+    for (const auto& script : matches(line, "(^|[ ;`])(scripts/[a-z_]+\\.(sh|py))")) {
+      scripts++;
+      REQUIRE(fs::exists(script[2]));
+    }
+    for (const auto& make : matches(line, "(^|[;&`] *|PATH )make( [^`#;&>]*)?")) {
+      std::istringstream words(make[2]);
       for (std::string word; words >> word; targets++) {
         if (contains(word, "=") || word.starts_with("-")) break;  // a variable: what follows may be its value
         INFO(word);
-        std::smatch test;
-        if (std::regex_match(word, test, std::regex("build/[a-z0-9]+/(test_[a-z0-9_]+|bench|check_a_kernel)")))
-          REQUIRE((fs::exists("tests/" + test[1].str() + ".cpp") || fs::exists("docs/" + test[1].str() + ".cpp")));
+        const auto test = matches(word, "^build/[a-z0-9]+/(test_[a-z0-9_]+|bench|check_a_kernel)$");
+        if (!test.empty())
+          REQUIRE((fs::exists("tests/" + test[0][1] + ".cpp") || fs::exists("docs/" + test[0][1] + ".cpp")));
         else
           REQUIRE(contains(makefile, "\n" + word + ":"));
       }
@@ -180,16 +178,15 @@ TEST_CASE("readme: its map has every room, and the reading path every file of tr
 
 TEST_CASE("readme: the glossary quotes the line that defines a word", "[readme]") {
   std::istringstream text(contents("docs/glossary.md"));
-  const std::regex definition("  \\[([^\\]]+)\\]\\(\\.\\./([^)]+)\\): `(.+)`");
   size_t words = 0, definitions = 0;
   for (std::string line; std::getline(text, line);) {
     INFO(line);
     words += line.starts_with("- **");
-    std::smatch m;
-    if (!std::regex_match(line, m, definition)) continue;
-    REQUIRE(words == ++definitions);
-    REQUIRE(m[1] == m[2]);
-    REQUIRE(contains(contents(m[2]), m[3]));
+    for (const auto& definition : matches(line, "^  \\[([^\\]]+)\\]\\(\\.\\./([^)]+)\\): `(.+)`$")) {
+      REQUIRE(words == ++definitions);
+      REQUIRE(definition[1] == definition[2]);
+      REQUIRE(contains(contents(definition[2]), definition[3]));
+    }
   }
   REQUIRE(words == definitions);
   REQUIRE(words > 30);
@@ -206,8 +203,7 @@ static std::string as_share(const std::string& percent) {
 
 TEST_CASE("readme: what a claim came to is what its table in results/ says", "[readme]") {
   std::istringstream text(contents("docs/claims.md"));
-  const std::regex result("results/([a-z0-9-]+)\\.(minutes|hours)\\.md"),
-      number("[+-]?[0-9]+(\\.[0-9]+)?( ± [0-9]+(\\.[0-9]+)?)?");
+  const std::string number = "[+-]?[0-9]+(\\.[0-9]+)?( ± [0-9]+(\\.[0-9]+)?)?";
   size_t rows = 0, numbers = 0;
   bool table = false;
   for (std::string line; std::getline(text, line);) {
@@ -217,16 +213,17 @@ TEST_CASE("readme: what a claim came to is what its table in results/ says", "[r
     if (!table || heading || line.starts_with("|---")) continue;
     INFO(line);
     for (size_t at; (at = line.find("−")) != std::string::npos;) line.replace(at, 3, "-");
-    std::smatch named;
-    REQUIRE(std::regex_search(line, named, result));
+    const auto named = matches(line, "results/([a-z0-9-]+)\\.(minutes|hours)\\.md");
+    REQUIRE(!named.empty());
     std::vector<std::string> cells;
-    std::istringstream row(std::regex_replace(line, std::regex("\\\\\\|"), "/"));
+    std::istringstream row(replaced(line, "\\\\\\|", "/"));
     for (std::string cell; std::getline(row, cell, '|');) cells.push_back(cell);
     REQUIRE(cells.size() == 5);  // nothing, claim, theirs, minutes, hours
     for (const auto& [column, scale] : {std::pair(3, "minutes"), std::pair(4, "hours")}) {
-      const std::string page = contents("results/" + named[1].str() + "." + scale + ".md");
-      for (std::sregex_iterator m(cells[column].begin(), cells[column].end(), number), end; m != end; ++m, numbers++) {
-        const std::string found = m->str(), other = found.substr(0, found.find(" ±"));
+      const std::string page = contents("results/" + named[0][1] + "." + scale + ".md");
+      for (const auto& match : matches(cells[column], number)) {
+        numbers++;
+        const std::string found = match[0], other = found.substr(0, found.find(" ±"));
         const size_t spread = found.find("± ");
         const std::string share =
             as_share(other) + (spread == std::string::npos ? "" : " ± " + as_share(found.substr(spread + 3)));

@@ -234,14 +234,15 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
   // A value other than the default for each; what is left out has its own test, or names the data and the model's
   // sizes.
   std::map<std::string, std::string> other;
-  for (const std::string& word : words_of(
-           "--norm-eps=0.1 --norm-rank=2 --norm-gate-scale=2 --dyt-alpha=0.9 --attention-every=2 "
-           "--head-experts=2 --head-experts-per-token=2 --experts=3 --experts-per-token=1 --expert-hidden=11 "
-           "--dense-layers=1 --shared-experts=1 --balance-loss=0.5 --z-loss=0.5 --window=3 --rope-theta=100 "
-           "--rope-scaling=linear,3 --window-rope-theta=100 --full-every=2 --score-dim=9 --embedding-factor=2 "
-           "--rope-fraction=0.5 --clip-residual=0.02 --clip-output=0.001 --dropout=0.3 --seed=6 --batch=3 "
-           "--micro-batches=2 --slices=1 --lr=0.01 --min-lr=0.002 --warmup=1 --decay=3 --beta1=0.5 --beta2=0.5 --adam-eps=0.001 "
-           "--weight-decay=5 --clip=0.01 --steps=3"))
+  for (const std::string& word :
+       words_of("--norm-eps=0.1 --norm-rank=2 --norm-gate-scale=2 --dyt-alpha=0.9 --init-std=0.1 --attention-every=2 "
+                "--head-experts=2 --head-experts-per-token=2 --experts=3 --experts-per-token=1 --expert-hidden=11 "
+                "--dense-layers=1 --shared-experts=1 --balance-loss=0.5 --z-loss=0.5 --window=3 --rope-theta=100 "
+                "--rope-scaling=linear,3 --window-rope-theta=100 --full-every=2 --score-dim=9 --embedding-factor=2 "
+                "--rope-fraction=0.5 --clip-residual=0.02 --clip-output=0.001 --dropout=0.3 --seed=6 --batch=3 "
+                "--micro-batches=2 --slices=1 --lr=0.01 --min-lr=0.002 --warmup=1 --decay=3 --beta1=0.5 --beta2=0.5 "
+                "--adam-eps=0.001 "
+                "--weight-decay=5 --clip=0.01 --steps=3"))
     other[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
   // What some flags need beside them.
   const std::string wide = "--vocab=64 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 --ffn-hidden=48";
