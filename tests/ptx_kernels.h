@@ -106,10 +106,16 @@ struct Device {
   Word address() const { return reinterpret_cast<Word>(p); }
 };
 
-inline void require_run(const std::string& name, unsigned grid, unsigned block, const void* parameters,
-                        size_t dynamic = 0) {
+inline void require_run(const std::string& name, ptx::Extent grid, ptx::Extent block, const void* parameters) {
   const ptx::Kernel& k = kernel(name);
-  REQUIRE(ptx::run(k, {grid, 1, 1}, {block, 1, 1}, dynamic, parameters) == ptx::Fault::none);
+  REQUIRE(ptx::run(k, grid, block, 0, parameters) == ptx::Fault::none);
+}
+// Of two pointers.
+template <class In, class Out>
+void require_run(const std::string& name, ptx::Extent grid, ptx::Extent block, const Device<In>& in,
+                 const Device<Out>& out) {
+  const void* const parameters[] = {in.p, out.p};
+  require_run(name, grid, block, parameters);
 }
 
 struct Environment {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <bit>
 #include <numeric>
 #include <random>
 #include <set>
@@ -156,8 +157,7 @@ add.s64 %rd11, %rd2, %rd10;
 TEST_CASE("Threads and blocks are counted along x, then y, then z") {
   const Device<uint32_t> out(4 + 12 * 2 * 3 * 4 * 5 * 6 * 7);
   out[0] = 0;
-  const void* const parameters[] = {out.p, out.p};
-  REQUIRE(ptx::run(kernel("indices"), {2, 3, 4}, {5, 6, 7}, 0, parameters) == Fault::none);
+  require_run("indices", {2, 3, 4}, {5, 6, 7}, out, out);
   const uint32_t* is = &out[4];
   for (uint32_t block = 0; block < 2 * 3 * 4; block++)
     for (uint32_t thread = 0; thread < 5 * 6 * 7; thread++, is += 12)
@@ -169,8 +169,7 @@ TEST_CASE("Loads and stores of every width go through every space") {
   std::vector<unsigned char> bytes(16 * 8 * forms().size());
   for (size_t i = 0; i < bytes.size(); i++) bytes[i] = (unsigned char)(i * 167 + i / 256);
   const Device<unsigned char> in(bytes), out(100064);
-  const void* const parameters[] = {in.p, out.p};
-  require_run("memory", 1, 1, parameters);
+  require_run("memory", {1}, {1}, in, out);
   size_t at = 0;
   for (int way = 0; way < 8; way++)
     for (const auto& [kind, size, n] : forms()) {
@@ -184,8 +183,7 @@ TEST_CASE("Loads and stores of every width go through every space") {
 TEST_CASE("A load fills a wider register, a store takes its low bits") {
   for (Word value : {Word{0x8182838485868788}, Word{0x7172737475767778}}) {
     const Device<Word> in(std::vector{value}), out(2 * 19);
-    const void* const parameters[] = {in.p, out.p};
-    require_run("wide", 1, 1, parameters);
+    require_run("wide", {1}, {1}, in, out);
     size_t at = 0;
     const auto check = [&](int64_t loaded, int size) {
       for (int width : {16, 32, 64}) {
@@ -221,7 +219,7 @@ TEST_CASE("Parameters lie where C puts them") {
   const Device<unsigned char> out(36);
   p.in = p.out = out.p, p.small = 200, p.half = 0xabcd, p.last = 1.5f;
   for (unsigned char i = 0; i < 24; i++) p.big.bytes[i] = (unsigned char)(0x80 + 7 * i);
-  require_run("parameters", 1, 1, &p);
+  require_run("parameters", {1}, {1}, &p);
   const auto word = [&](size_t at) {
     uint32_t x;
     memcpy(&x, &out[at], 4);
@@ -239,9 +237,8 @@ TEST_CASE("Parameters lie where C puts them") {
 TEST_CASE("Local memory is the thread's, shared memory the block's, and fresh memory is all ones") {
   const Device<uint32_t> out(4 * 3 * 64);
   for (uint32_t word : std::vector(out.host(), out.host() + out.n)) REQUIRE(word == ~0u);
-  const void* const parameters[] = {out.p, out.p};
   for (int again = 0; again < 2; again++) {
-    require_run("own", 3, 64, parameters);
+    require_run("own", {3}, {64}, out, out);
     for (uint32_t i = 0; i < 3 * 64; i++)
       CHECK(std::vector(&out[4 * i], &out[4 * i + 4]) == std::vector<uint32_t>{~0u, ~0u, i, i ^ 31});
   }
@@ -296,12 +293,11 @@ TEST_CASE("PTX_MEMORY: how much there is, and no more") {
 TEST_CASE("PTX_LAUNCHED: a kernel that runs adds its name, once") {
   const std::string file = std::filesystem::temp_directory_path() / ("launched." + words(getpid()));
   const Device<uint32_t> out(4 * 3 * 64);
-  const void* const parameters[] = {out.p, out.p};
   {
     const Environment set("PTX_LAUNCHED", file);
-    for (int again = 0; again < 2; again++) require_run("own", 3, 64, parameters);
+    for (int again = 0; again < 2; again++) require_run("own", {3}, {64}, out, out);
   }
-  require_run("swap", 1, 1, parameters);
+  require_run("swap", {1}, {1}, out, out);
   std::ifstream launched(file);
   CHECK(std::string(std::istreambuf_iterator<char>(launched), {}) == "own\n");
   std::filesystem::remove(file);
@@ -453,8 +449,7 @@ TEST_CASE("shfl.sync takes from the lane that the ISA names") {
         bc.push_back(segment << 8 | clamp | (any() & 0xffffe0e0));  // (bits that do not count)
       }
   const Device<uint32_t> in(bc), out(4 * bc.size());
-  const void* const parameters[] = {in.p, out.p};
-  require_run("shuffles", unsigned(bc.size() / 64), 32, parameters);
+  require_run("shuffles", {unsigned(bc.size() / 64)}, {32}, in, out);
   size_t wrong = 0;
   for (size_t i = 0; i < bc.size() / 2; i++) {
     const int lane = int(i % 32), b = int(bc[2 * i] & 31), c = int(bc[2 * i + 1] & 31),
@@ -474,8 +469,7 @@ TEST_CASE("Lanes meet under their own masks, without those that have returned") 
   for (const char* order : {"forward", "reverse", "5"}) {
     const Environment set("PTX_ORDER", order);
     const Device<uint32_t> out(4 * 32);
-    const void* const parameters[] = {out.p, out.p};
-    require_run("masks", 1, 32, parameters);
+    require_run("masks", {1}, {32}, out, out);
     for (uint32_t i = 0; i < 32; i++) {
       INFO("lane " << i << ", order " << order);
       const uint32_t* const is = &out[4 * i];
@@ -496,8 +490,7 @@ TEST_CASE("bar.warp.sync orders the lanes of a warp") {
   for (const char* order : {"forward", "reverse"}) {
     const Environment set("PTX_ORDER", order);
     const Device<uint32_t> out(4 * 100);
-    const void* const parameters[] = {out.p, out.p};
-    require_run("swap", 1, 100, parameters);
+    require_run("swap", {1}, {100}, out, out);
     for (uint32_t i = 0; i < 100; i++)
       CHECK(std::vector(&out[4 * i], &out[4 * i + 4]) == std::vector{i ^ 1, i % 32, i / 32, 32u});
   }
@@ -508,8 +501,7 @@ TEST_CASE("ldmatrix hands out rows, and columns with .trans") {
   std::iota(rows.begin(), rows.end(), uint16_t(100));
   const Device<uint16_t> in(rows);
   const Device<uint32_t> out(32 * 14);
-  const void* const parameters[] = {in.p, out.p};
-  require_run("matrices", 1, 32, parameters);
+  require_run("matrices", {1}, {32}, in, out);
   // Row r of matrix m is at the address that lane 8 m + r brings.
   const auto element = [&](size_t m, size_t r, size_t c) { return rows[((8 * m + r) * 5 + 3) % 32 * 8 + c]; };
   for (size_t lane = 0; lane < 32; lane++) {
@@ -527,19 +519,13 @@ TEST_CASE("ldmatrix hands out rows, and columns with .trans") {
 
 TEST_CASE("mma multiplies the matrices whose fragments lanes hold") {
   std::mt19937 any(3);
-  const auto number = [&] { return float(int(any() % 17) - 8); };
-  float A[16][16], B[16][8], C[16][8];
-  for (auto& row : A)
-    for (float& x : row) x = number();
-  for (auto& row : B)
-    for (float& x : row) x = number();
-  for (auto& row : C)
-    for (float& x : row) x = number();
-  const auto bf16 = [](float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return uint16_t(bits >> 16);
+  const auto fill = [&](auto& matrix) {
+    for (auto& row : matrix)
+      for (float& x : row) x = float(int(any() % 17) - 8);
   };
+  float A[16][16], B[16][8], C[16][8];
+  fill(A), fill(B), fill(C);
+  const auto bf16 = [](float x) { return uint16_t(std::bit_cast<uint32_t>(x) >> 16); };
   const Device<unsigned char> in(32 * 40);
   const Device<float> out(32 * 4);
   // The figures of m16n8k16: where element i of a lane's fragment lies.
@@ -556,8 +542,7 @@ TEST_CASE("mma multiplies the matrices whose fragments lanes hold") {
   }
   for (const char* gpu : {"80", "90"}) {
     const Environment set("PTX_GPU", gpu);
-    const void* const parameters[] = {in.p, out.p};
-    require_run("product", 1, 32, parameters);
+    require_run("product", {1}, {32}, in, out);
     for (unsigned lane = 0; lane < 32; lane++)
       for (unsigned i = 0; i < 4; i++) {
         const unsigned row = i < 2 ? lane / 4 : lane / 4 + 8, column = lane % 4 * 2 + (i & 1);
@@ -616,7 +601,7 @@ TEST_CASE("cp.async: not there before its wait, then as many bytes as were asked
       const void *in, *out;
       uint32_t size;
     } parameters{in.p, out.p, size};
-    require_run("sized", 1, 1, &parameters);
+    require_run("sized", {1}, {1}, &parameters);
     for (uint32_t i = 0; i < 16; i++) {
       CHECK(out[i] == 0xff);
       CHECK(out[16 + i] == (i < size ? i + 1 : 0));
@@ -628,8 +613,7 @@ TEST_CASE("cp.async.wait_group leaves the newest groups under way") {
   std::vector<uint32_t> from(16, 0);
   for (uint32_t i = 0; i < 4; i++) from[4 * i] = i + 1;
   const Device<uint32_t> in(from), out(24);
-  const void* const parameters[] = {in.p, out.p};
-  require_run("groups", 1, 1, parameters);
+  require_run("groups", {1}, {1}, in, out);
   const size_t arrived[] = {0, 0, 1, 2, 3, 4};
   for (size_t step = 0; step < 6; step++)
     for (size_t i = 0; i < 4; i++) CHECK(out[4 * step + i] == (i < arrived[step] ? i + 1 : ~0u));

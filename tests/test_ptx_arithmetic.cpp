@@ -60,82 +60,86 @@ bool is_nan(float x) {
 }
 constexpr Word nan_bits = 0x7fffffff;
 
+// In the text of a form T stands for the type, B for the same bits without a sign, @1 to @3 for the operands.
 template <class T>
 void integers(bool signs_too = true) {
-  const std::string g = words(width<T>), t = type<T>(), b = "b" + words(width<T>), r = stem<T>();
+  const std::string group = words(width<T>), t = type<T>();
+  const auto form = [&](std::string text, Expected expected, char result = letter<T>) {
+    for (const auto& [what, by] : {std::pair{"@", stem<T>()}, {"T", t}, {"B", "b" + group}})
+      text = replaced(text, what, by);
+    add(group, text, result, std::move(expected));
+  };
+  const auto one = [&](const std::string& op, auto f) {
+    form(op + " $, @1", [f](Word a, Word, Word) { return Word(f(T(a))); });
+  };
   const auto two = [&](const std::string& op, auto f) {
-    add(g, op + " $, " + r + "1, " + r + "2", letter<T>, [f](Word a, Word b, Word) { return Word(f(T(a), T(b))); });
+    form(op + " $, @1, @2", [f](Word a, Word b, Word) { return Word(f(T(a), T(b))); });
   };
   const auto compare = [&](const std::string& op, auto f) {
-    add(g, "setp." + op + " $, " + r + "1, " + r + "2", 'p', [f](Word a, Word b, Word) { return Word(f(T(a), T(b))); });
+    form(
+        "setp." + op + " $, @1, @2", [f](Word a, Word b, Word) { return Word(f(T(a), T(b))); }, 'p');
   };
-  two("add." + t, [](T a, T b) { return I(a) + b; });
-  two("sub." + t, [](T a, T b) { return I(a) - b; });
-  two("mul.lo." + t, [](T a, T b) { return U(I(a)) * U(I(b)); });
-  two("max." + t, [](T a, T b) { return std::max(a, b); });
-  two("min." + t, [](T a, T b) { return std::min(a, b); });
+  two("add.T", [](T a, T b) { return I(a) + b; });
+  two("sub.T", [](T a, T b) { return I(a) - b; });
+  two("mul.lo.T", [](T a, T b) { return U(I(a)) * U(I(b)); });
+  two("max.T", [](T a, T b) { return std::max(a, b); });
+  two("min.T", [](T a, T b) { return std::min(a, b); });
   // (a division by zero gives what the ISA calls unspecified)
-  add(g, "div." + t + " $, " + r + "1, " + r + "2", letter<T>,
-      [](Word a, Word b, Word) { return T(b) ? std::optional(Word(I(T(a)) / T(b))) : std::nullopt; });
-  add(g, "rem." + t + " $, " + r + "1, " + r + "2", letter<T>,
-      [](Word a, Word b, Word) { return T(b) ? std::optional(Word(I(T(a)) % T(b))) : std::nullopt; });
-  for (int number : {7, 10, 64})  // immediate operands
-    for (std::string op : {"div.", "rem.", "min.", "add."})
-      add(g, op + t + " $, " + r + "1, " + words(number), letter<T>, [op, number](Word a, Word, Word) {
-        const T x = T(a), n = T(number);
-        return Word(op == "div." ? I(x) / n : op == "rem." ? I(x) % n : op == "min." ? I(std::min(x, n)) : I(x) + n);
-      });
-  compare("eq." + t, std::equal_to<T>());
-  compare("ne." + t, std::not_equal_to<T>());
-  compare("lt." + t, std::less<T>());
-  compare("le." + t, std::less_equal<T>());
-  compare("gt." + t, std::greater<T>());
-  compare("ge." + t, std::greater_equal<T>());
-  add(g, "setp.gt." + t + " $, " + r + "1, 100", 'p', [](Word a, Word, Word) { return Word(T(a) > T(100)); });
+  form("div.T $, @1, @2",
+       [](Word a, Word b, Word) { return T(b) ? std::optional(Word(I(T(a)) / T(b))) : std::nullopt; });
+  form("rem.T $, @1, @2",
+       [](Word a, Word b, Word) { return T(b) ? std::optional(Word(I(T(a)) % T(b))) : std::nullopt; });
+  for (T n : {7, 10, 64}) {  // immediate operands
+    const std::string with = ".T $, @1, " + words(int(n));
+    form("div" + with, [n](Word a, Word, Word) { return Word(I(T(a)) / n); });
+    form("rem" + with, [n](Word a, Word, Word) { return Word(I(T(a)) % n); });
+    form("min" + with, [n](Word a, Word, Word) { return Word(std::min(T(a), n)); });
+    form("add" + with, [n](Word a, Word, Word) { return Word(I(T(a)) + n); });
+  }
+  compare("eq.T", std::equal_to<T>());
+  compare("ne.T", std::not_equal_to<T>());
+  compare("lt.T", std::less<T>());
+  compare("le.T", std::less_equal<T>());
+  compare("gt.T", std::greater<T>());
+  compare("ge.T", std::greater_equal<T>());
+  form(
+      "setp.gt.T $, @1, 100", [](Word a, Word, Word) { return Word(T(a) > T(100)); }, 'p');
   // Shifts are by 32 unsigned bits, and end at the width.
-  add(g, "shr." + t + " $, " + r + "1, %r2", letter<T>,
-      [](Word a, Word b, Word) { return Word(I(T(a)) >> std::min<uint32_t>(uint32_t(b), width<T>)); });
-  add(g, "selp." + t + " $, " + r + "1, " + r + "2, %p3", letter<T>,
-      [](Word a, Word b, Word c) { return c & 1 ? a : b; });
-  add(g, "mov." + t + " $, " + r + "1", letter<T>, [](Word a, Word, Word) { return a; });
+  form("shr.T $, @1, %r2",
+       [](Word a, Word b, Word) { return Word(I(T(a)) >> std::min<uint32_t>(uint32_t(b), width<T>)); });
+  form("selp.T $, @1, @2, %p3", [](Word a, Word b, Word c) { return c & 1 ? a : b; });
+  one("mov.T", [](T a) { return a; });
   if constexpr (sizeof(T) > 2) {
-    two("mul.hi." + t, [](T a, T b) { return U(I(a)) * U(I(b)) >> width<T>; });
-    add(g, "mad.lo." + t + " $, " + r + "1, " + r + "2, " + r + "3", letter<T>,
-        [](Word a, Word b, Word c) { return a * b + c; });
+    two("mul.hi.T", [](T a, T b) { return U(I(a)) * U(I(b)) >> width<T>; });
+    form("mad.lo.T $, @1, @2, @3", [](Word a, Word b, Word c) { return a * b + c; });
   }
-  if constexpr (sizeof(T) < 8) {
-    const Expected product = [](Word a, Word b, Word) { return Word(I(T(a)) * T(b)); };
-    add(g, "mul.wide." + t + " $, " + r + "1, " + r + "2", sizeof(T) == 4 ? 'd' : 'r', product);
-  }
+  if constexpr (sizeof(T) < 8)
+    form(
+        "mul.wide.T $, @1, @2", [](Word a, Word b, Word) { return Word(I(T(a)) * T(b)); }, sizeof(T) == 4 ? 'd' : 'r');
   if constexpr (sizeof(T) == 4)
-    add(g, "mad.wide." + t + " $, " + r + "1, " + r + "2, %rd3", 'd',
-        [](Word a, Word b, Word c) { return Word(I(T(a)) * T(b)) + c; });
+    form(
+        "mad.wide.T $, @1, @2, %rd3", [](Word a, Word b, Word c) { return Word(I(T(a)) * T(b)) + c; }, 'd');
   if constexpr (std::is_signed_v<T>) {
-    two("neg." + t, [](T a, T) { return -I(a); });
-    two("abs." + t, [](T a, T) { return a < 0 ? -I(a) : I(a); });
-    for (const char* op : {"neg.", "abs."})  // of one operand
-      for (Operation& o : groups[g])
-        if (o.text.starts_with(op)) o.text = op + t + " $, " + r + "1";
+    one("neg.T", [](T a) { return -I(a); });
+    one("abs.T", [](T a) { return a < 0 ? -I(a) : I(a); });
     if (signs_too) integers<std::make_unsigned_t<T>>();
   } else {
-    compare("lo." + t, std::less<T>());
-    compare("ls." + t, std::less_equal<T>());
-    compare("hi." + t, std::greater<T>());
-    compare("hs." + t, std::greater_equal<T>());
-    compare("eq." + b, std::equal_to<T>());
-    compare("ne." + b, std::not_equal_to<T>());
-    two("and." + b, std::bit_and<T>());
-    two("or." + b, std::bit_or<T>());
-    two("xor." + b, std::bit_xor<T>());
-    add(g, "not." + b + " $, " + r + "1", letter<T>, [](Word a, Word, Word) { return ~a; });
-    add(g, "and." + b + " $, " + r + "1, -2", letter<T>, [](Word a, Word, Word) { return a & ~Word{1}; });
-    add(g, "or." + b + " $, " + r + "1, 0x55", letter<T>, [](Word a, Word, Word) { return a | 0x55; });
-    add(g, "mov." + b + " $, " + r + "2", letter<T>, [](Word, Word b, Word) { return b; });
-    add(g, "selp." + b + " $, 3, " + r + "2, %p3", letter<T>, [](Word, Word b, Word c) { return c & 1 ? 3 : b; });
-    add(g, "shl." + b + " $, " + r + "1, %r2", letter<T>,
-        [](Word a, Word b, Word) { return uint32_t(b) < width<T> ? a << uint32_t(b) : 0; });
-    add(g, "shr." + b + " $, " + r + "1, %r2", letter<T>,
-        [](Word a, Word b, Word) { return uint32_t(b) < width<T> ? T(a) >> uint32_t(b) : 0; });
+    compare("lo.T", std::less<T>());
+    compare("ls.T", std::less_equal<T>());
+    compare("hi.T", std::greater<T>());
+    compare("hs.T", std::greater_equal<T>());
+    compare("eq.B", std::equal_to<T>());
+    compare("ne.B", std::not_equal_to<T>());
+    two("and.B", std::bit_and<T>());
+    two("or.B", std::bit_or<T>());
+    two("xor.B", std::bit_xor<T>());
+    one("not.B", [](T a) { return ~Word(a); });
+    form("and.B $, @1, -2", [](Word a, Word, Word) { return a & ~Word{1}; });
+    form("or.B $, @1, 0x55", [](Word a, Word, Word) { return a | 0x55; });
+    form("mov.B $, @2", [](Word, Word b, Word) { return b; });
+    form("selp.B $, 3, @2, %p3", [](Word, Word b, Word c) { return c & 1 ? 3 : b; });
+    form("shl.B $, @1, %r2", [](Word a, Word b, Word) { return uint32_t(b) < width<T> ? a << uint32_t(b) : 0; });
+    form("shr.B $, @1, %r2", [](Word a, Word b, Word) { return uint32_t(b) < width<T> ? T(a) >> uint32_t(b) : 0; });
   }
 }
 
@@ -203,8 +207,9 @@ Word to_bf16(float x) {
 }
 
 void floats() {
-  const auto two = [](const std::string& op, auto f) {
-    add("f32", op + " $, %f1, %f2", 'f', [f](Word a, Word b, Word) { return computed(f(as_float(a), as_float(b))); });
+  const auto form = [](const std::string& text, char result, Expected f) { add("f32", text, result, std::move(f)); };
+  const auto two = [&](const std::string& op, auto f) {
+    form(op + " $, %f1, %f2", 'f', [f](Word a, Word b, Word) { return computed(f(as_float(a), as_float(b))); });
   };
   // Doubles have more than twice the bits of a float: rounding twice is rounding once.
   two("add.rn.f32", [](double a, double b) { return float(a + b); });
@@ -221,25 +226,25 @@ void floats() {
   };
   two("max.f32", largest(true));
   two("min.f32", largest(false));
-  const auto one = [](const std::string& op, auto f) {
-    add("f32", op + " $, %f1", 'f', [f](Word a, Word, Word) { return computed(f(as_float(a))); });
+  const auto one = [&](const std::string& op, auto f) {
+    form(op + " $, %f1", 'f', [f](Word a, Word, Word) { return computed(f(as_float(a))); });
   };
   one("rcp.rn.f32", [](double a) { return float(1 / a); });
   one("sqrt.rn.f32", [](double a) { return float(std::sqrt(a)); });
-  add("f32", "fma.rn.f32 $, %f1, %f2, %f3", 'f',
-      [](Word a, Word b, Word c) { return computed(fused(as_float(a), as_float(b), as_float(c))); });
-  add("f32", "add.rn.f32 $, %f1, 0f3F800001", 'f',
-      [](Word a, Word, Word) { return computed(float(double(as_float(a)) + as_float(0x3f800001))); });
+  form("fma.rn.f32 $, %f1, %f2, %f3", 'f',
+       [](Word a, Word b, Word c) { return computed(fused(as_float(a), as_float(b), as_float(c))); });
+  form("add.rn.f32 $, %f1, 0f3F800001", 'f',
+       [](Word a, Word, Word) { return computed(float(double(as_float(a)) + as_float(0x3f800001))); });
   // (which NaN these make of a NaN is not said)
   const auto but_nan = [](Word a, Word result) { return is_nan(as_float(a)) ? std::nullopt : std::optional(result); };
-  add("f32", "neg.f32 $, %f1", 'f', [=](Word a, Word, Word) { return but_nan(a, a ^ 0x80000000); });
-  add("f32", "abs.f32 $, %f1", 'f', [=](Word a, Word, Word) { return but_nan(a, a & 0x7fffffff); });
+  form("neg.f32 $, %f1", 'f', [=](Word a, Word, Word) { return but_nan(a, a ^ 0x80000000); });
+  form("abs.f32 $, %f1", 'f', [=](Word a, Word, Word) { return but_nan(a, a & 0x7fffffff); });
   // "Copy sign bit of a into value of b"
   const auto copysign = [](Word a, Word b) { return (b & 0x7fffffff) | (a & 0x80000000); };
-  add("f32", "copysign.f32 $, %f1, %f2", 'f', [=](Word a, Word b, Word) { return copysign(a, b); });
-  const auto compare = [](const std::string& how, auto f) {
-    const auto whole = [f](Word a, Word b, Word) { return Word(f(as_float(a), as_float(b))); };
-    add("f32", "setp." + how + ".f32 $, %f1, %f2", 'p', whole);
+  form("copysign.f32 $, %f1, %f2", 'f', [=](Word a, Word b, Word) { return copysign(a, b); });
+  const auto compare = [&](const std::string& how, auto f) {
+    form("setp." + how + ".f32 $, %f1, %f2", 'p',
+         [f](Word a, Word b, Word) { return Word(f(as_float(a), as_float(b))); });
   };
   const auto ordered = [&](const std::string& how, auto f) {  // false where one is a NaN; with u, true
     compare(how, [f](float a, float b) { return !is_nan(a) && !is_nan(b) && f(a, b); });
@@ -253,34 +258,34 @@ void floats() {
   ordered("ge", [](double a, double b) { return a >= b; });
   compare("num", [](float a, float b) { return !is_nan(a) && !is_nan(b); });
   compare("nan", [](float a, float b) { return is_nan(a) || is_nan(b); });
-  add("f32", "cvt.rn.bf16x2.f32 $, %f1, %f2", 'r', [](Word a, Word b, Word) {  // a is the upper half
+  form("cvt.rn.bf16x2.f32 $, %f1, %f2", 'r', [](Word a, Word b, Word) {  // a is the upper half
     return to_bf16(as_float(a)) << 16 | to_bf16(as_float(b));
   });
-  add("f32", "cvt.rn.bf16.f32 $, %f1", 's', [](Word a, Word, Word) { return to_bf16(as_float(a)); });
+  form("cvt.rn.bf16.f32 $, %f1", 's', [](Word a, Word, Word) { return to_bf16(as_float(a)); });
   // Moves keep each bit of a NaN; what an operation has made has one NaN, wherever it goes.
   const auto sum = [](Word a, Word b) { return computed(float(double(as_float(a)) + as_float(b))); };
-  add("f32", "mov.f32 $, %f1", 'f', [](Word a, Word, Word) { return a; });
-  add("f32", "mov.f32 $, 0f7F800001", 'f', [](Word, Word, Word) { return 0x7f800001; });
-  add("f32", "mov.b32 $, %f1", 'r', [](Word a, Word, Word) { return a; });
-  add("f32", "mov.b32 $, %r1", 'f', [](Word a, Word, Word) { return a; });
-  add("f32", "selp.f32 $, %f1, %f2, %p3", 'f', [](Word a, Word b, Word c) { return c & 1 ? a : b; });
-  add("f32", "add.rn.f32 $1, %f1, %f2; mov.f32 $, $1", 'f', [=](Word a, Word b, Word) { return sum(a, b); });
-  add("f32", "add.rn.f32 $1, %f1, %f2; selp.f32 $, $1, %f3, %p3", 'f',
-      [=](Word a, Word b, Word c) { return c & 1 ? sum(a, b) : c; });
-  add("f32", "mov.f32 $, %f3; @%p3 add.rn.f32 $, %f1, %f2", 'f',
-      [=](Word a, Word b, Word c) { return c & 1 ? sum(a, b) : c; });
-  add("f32", "add.rn.f32 $1, %f1, %f2; mov.f32 $, %f3; @!%p3 mov.f32 $, $1", 'f',
-      [=](Word a, Word b, Word c) { return c & 1 ? c : sum(a, b); });
-  add("f32", "add.rn.f32 $, %f1, %f2", 'r', [=](Word a, Word b, Word) { return sum(a, b); });
-  add("f32", "mov.f32 $, 0f00000000; @%p3 mul.rn.f32 $, %f1, %f2", 'f',
-      [](Word a, Word b, Word c) { return c & 1 ? computed(float(double(as_float(a)) * as_float(b))) : 0; });
-  add("f32", "add.rn.f32 %f800, %f1, %f2; mov.b32 $, %f800", 'r', [=](Word a, Word b, Word) { return sum(a, b); });
-  add("f32", "add.rn.f32 %f801, %f1, %f2; mov.b64 $, {%r3, %f801}", 'd',
-      [=](Word a, Word b, Word c) { return sum(a, b) << 32 | uint32_t(c); });
-  add("f32", "sub.rn.f32 $1, %f1, %f2; copysign.f32 $, $1, %f3", 'f',
-      [=](Word a, Word b, Word c) { return copysign(computed(float(double(as_float(a)) - as_float(b))), c); });
-  add("f32", "sub.rn.f32 $1, %f1, %f2; copysign.f32 $, %f3, $1", 'f',
-      [=](Word a, Word b, Word c) { return copysign(c, computed(float(double(as_float(a)) - as_float(b)))); });
+  form("mov.f32 $, %f1", 'f', [](Word a, Word, Word) { return a; });
+  form("mov.f32 $, 0f7F800001", 'f', [](Word, Word, Word) { return 0x7f800001; });
+  form("mov.b32 $, %f1", 'r', [](Word a, Word, Word) { return a; });
+  form("mov.b32 $, %r1", 'f', [](Word a, Word, Word) { return a; });
+  form("selp.f32 $, %f1, %f2, %p3", 'f', [](Word a, Word b, Word c) { return c & 1 ? a : b; });
+  form("add.rn.f32 $1, %f1, %f2; mov.f32 $, $1", 'f', [=](Word a, Word b, Word) { return sum(a, b); });
+  form("add.rn.f32 $1, %f1, %f2; selp.f32 $, $1, %f3, %p3", 'f',
+       [=](Word a, Word b, Word c) { return c & 1 ? sum(a, b) : c; });
+  form("mov.f32 $, %f3; @%p3 add.rn.f32 $, %f1, %f2", 'f',
+       [=](Word a, Word b, Word c) { return c & 1 ? sum(a, b) : c; });
+  form("add.rn.f32 $1, %f1, %f2; mov.f32 $, %f3; @!%p3 mov.f32 $, $1", 'f',
+       [=](Word a, Word b, Word c) { return c & 1 ? c : sum(a, b); });
+  form("add.rn.f32 $, %f1, %f2", 'r', [=](Word a, Word b, Word) { return sum(a, b); });
+  form("mov.f32 $, 0f00000000; @%p3 mul.rn.f32 $, %f1, %f2", 'f',
+       [](Word a, Word b, Word c) { return c & 1 ? computed(float(double(as_float(a)) * as_float(b))) : 0; });
+  form("add.rn.f32 %f800, %f1, %f2; mov.b32 $, %f800", 'r', [=](Word a, Word b, Word) { return sum(a, b); });
+  form("add.rn.f32 %f801, %f1, %f2; mov.b64 $, {%r3, %f801}", 'd',
+       [=](Word a, Word b, Word c) { return sum(a, b) << 32 | uint32_t(c); });
+  form("sub.rn.f32 $1, %f1, %f2; copysign.f32 $, $1, %f3", 'f',
+       [=](Word a, Word b, Word c) { return copysign(computed(float(double(as_float(a)) - as_float(b))), c); });
+  form("sub.rn.f32 $1, %f1, %f2; copysign.f32 $, %f3, $1", 'f',
+       [=](Word a, Word b, Word c) { return copysign(c, computed(float(double(as_float(a)) - as_float(b)))); });
 }
 
 // Words of bits, 32 at a time, and predicates.
@@ -370,44 +375,15 @@ const bool arithmetic = [] {
 }();
 
 std::vector<Word> special_words() {
-  std::vector<Word> all = {0,
-                           1,
-                           2,
-                           3,
-                           7,
-                           31,
-                           32,
-                           33,
-                           63,
-                           64,
-                           65,
-                           0x7fff,
-                           0x8000,
-                           0xffff,
-                           0x10000,
-                           0x7fffffff,
-                           0x80000000,
-                           0xffffffff,
-                           0x100000000,
-                           0x7fffffffffffffff,
-                           0x8000000000000000,
-                           0xffffffff80000000,
-                           ~Word{0},
-                           ~Word{1}};
-  for (float x : {0.5f,           1.f,
-                  1.5f,           2.5f,
-                  127.5f,         128.f,
-                  255.9f,         256.f,
-                  32767.5f,       32768.f,
-                  65535.9f,       65536.f,
-                  0x1p31f,        0x1p32f,
-                  0x1p63f,        0x1p64f,
-                  0x1.fffffep30f, 0x1.fffffep62f,
-                  1e-45f,         1e-38f,
-                  0x1p-126f,      0x1.fffffep127f,
-                  0x1.fffffep-1f, 0x1p-149f,
-                  INFINITY})
-    for (Word sign : {0u, 0x80000000u}) all.push_back(bits_of(x) | sign);
+  std::vector<Word> all = {~Word{1}, 0xffffffff80000000};
+  for (int bits : {0, 2, 3, 5, 6, 15, 16, 31, 32, 63})  // powers of two, and what is beside them
+    for (Word beside : {-1, 0, 1}) all.push_back((Word{1} << bits) + beside);
+  const auto both_signs = [&](float x) { all.push_back(bits_of(x)), all.push_back(bits_of(-x)); };
+  for (int power : {-149, -126, 0, 7, 8, 15, 16, 31, 32, 63, 64, 128}) {  // the last is infinity
+    both_signs(std::ldexp(1.f, power));
+    both_signs(std::nextafter(std::ldexp(1.f, power), 0.f));
+  }
+  for (float x : {0.5f, 1.5f, 2.5f, 127.5f, 1e-38f}) both_signs(x);
   for (Word nan : {0x7fc00000, 0x7f800001, 0x7fa54321}) all.push_back(nan), all.push_back(nan | 0x80000000);
   return all;
 }
@@ -423,8 +399,7 @@ void run_group(const std::string& group, const std::vector<Word>& operands) {
     const Device<Word> in(
         std::vector(operands.begin() + ptrdiff_t(3 * from), operands.begin() + ptrdiff_t(3 * (from + n))));
     const Device<Word> out(n * operations.size());
-    const void* const parameters[] = {in.p, out.p};
-    require_run("group" + group, unsigned(n / block), block, parameters);
+    require_run("group" + group, {unsigned(n / block)}, {block}, in, out);
     const Word* const results = out.host();
     for (size_t j = 0; j < operations.size(); j++) {
       const char kind = operations[j].result;

@@ -23,11 +23,11 @@ std::vector<uint64_t> lanes(unsigned n, uint64_t step, uint64_t first = 0) {
 
 TEST_CASE("ptx count: sectors and lines that a warp touches", "[ptx]") {
   REQUIRE(Counter::pieces(lanes(32, 4), 4, 32) == 4);
-  REQUIRE(Counter::pieces(lanes(32, 4, 16), 4, 32) == 5);    // not on a boundary
-  REQUIRE(Counter::pieces(lanes(32, 16), 16, 128) == 4);     // 512 bytes
-  REQUIRE(Counter::pieces(lanes(32, 128), 4, 32) == 32);     // a column
-  REQUIRE(Counter::pieces(lanes(32, 0, 40), 4, 32) == 1);    // all the same
-  REQUIRE(Counter::pieces(lanes(1, 0, 30), 4, 32) == 2);     // over a boundary
+  REQUIRE(Counter::pieces(lanes(32, 4, 16), 4, 32) == 5);  // not on a boundary
+  REQUIRE(Counter::pieces(lanes(32, 16), 16, 128) == 4);   // 512 bytes
+  REQUIRE(Counter::pieces(lanes(32, 128), 4, 32) == 32);   // a column
+  REQUIRE(Counter::pieces(lanes(32, 0, 40), 4, 32) == 1);  // all the same
+  REQUIRE(Counter::pieces(lanes(1, 0, 30), 4, 32) == 2);   // over a boundary
 }
 
 TEST_CASE("ptx count: turns of shared memory's banks", "[ptx]") {
@@ -44,9 +44,7 @@ TEST_CASE("ptx count: turns of shared memory's banks", "[ptx]") {
 }
 
 TEST_CASE("ptx count: what decides how much others do", "[ptx]") {
-  const auto decides = [](const char* name) {
-    return Counter::decides_work({name, {}, 0, 0, 0, 1024, nullptr, ""});
-  };
+  const auto decides = [](const char* name) { return Counter::decides_work({name, {}, 0, 0, 0, 1024, nullptr, ""}); };
   REQUIRE(decides("_Z21router_forward_kernelv"));
   REQUIRE(decides("_Z21dispatch_count_kernelv"));
   REQUIRE(!decides("_Z22dispatch_gather_kernelv"));

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <sstream>
@@ -36,223 +37,12 @@ struct CaseParameters {
   Word in, out;
   uint32_t which;
 };
-// Runs a case; its fault has to name the kernel, the line of the source and `parts`.
-void require_fault(const std::string& name, const CaseParameters& parameters, ptx::Extent block, Fault expected,
-                   std::vector<std::string> parts, size_t dynamic = 64) {
-  Fault fault = Fault::none;
-  const ptx::Kernel& k = kernel(name);
-  const std::string text = said([&] { fault = ptx::run(k, {2, 1, 1}, block, dynamic, &parameters); });
-  INFO("case " << parameters.which << ": " << text);
-  CHECK(fault == expected);
-  parts.push_back("ptx: " + name + ": block (0,0,0) of (2,1,1)");
-  parts.push_back("here/kernels.cu:" + words(100 + parameters.which));
-  for (const std::string& part : parts) {
-    INFO("without: " << part);
-    CHECK(has(text, part));
-  }
-}
-
 Cases faults{"faults", "", ""}, meetings{"meetings", "", ""}, races{"races", "", ""};
 std::map<std::string, unsigned> number_of;  // of a case, by what it does
-std::map<std::string, std::string> kind_of;
-std::vector<std::string> refused;
+// tests/fixtures/ptx_faults.json: "accesses" of one thread, with what they are out of, "!" where they are misaligned, "-"
+// where nothing is wrong; "unknown": no form that is known.
+const auto fixture = nlohmann::json::parse(std::ifstream("tests/fixtures/ptx_faults.json"));
 
-// One thread's accesses: what they are out of, "!" where they are misaligned, "-" where nothing is wrong.
-const char* const accesses = R"(
-global   | ld.global.f32 %f1, [%rd1]
-global   | st.global.f32 [%rd1], %f1
-global   | ld.f32 %f1, [%rd1]
-global   | st.u32 [%rd1], %r1
-global   | ld.global.u16 %rs1, [%rd1]
-global   | ld.global.v2.f32 {%f1, %f2}, [%rd1]
-global   | ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1]
-global   | st.global.u64 [%rd1], %rd1
-global   | cp.async.cg.shared.global [second], [%rd1], 16
-global   | cp.async.cg.shared.global [second], [%rd1], 16, %r23
-global   | SPIN: ld.volatile.global.u32 %r10, [%rd1]; setp.ne.s32 %p3, %r10, 0; @%p3 bra SPIN
-global   | shfl.sync.idx.b32 %r10, %r1, 0, 31, 1
-global   | bar.warp.sync 4
-shared   | ld.shared.u32 %r10, [first+36]
-shared   | st.shared.u32 [first+36], %r1
-shared   | ld.shared.u32 %r10, [%r22+-4]
-shared   | ld.shared.u32 %r10, [%r21+-4]
-shared   | ld.shared.u32 %r10, [%r22+64]
-shared   | ld.shared.v4.u32 {%r10, %r11, %r12, %r13}, [first+32]
-shared!  | ld.shared.u64 %rd10, [first+4]
-shared!  | ld.shared.u64 %rd10, [second]
-shared   | ld.u32 %r10, [%rd22+36]
-shared   | ld.shared.u32 %r10, [%r20+64]
-shared-  | ld.shared.u32 %r10, [%r20+60]
-shared   | ld.shared.u32 %r10, [%r20+-4]
-shared!  | cp.async.cg.shared.global [second+4], [%rd23], 16
-shared   | cp.async.cg.shared.global [first+32], [%rd23], 16
-shared   | cp.async.cg.shared.global [%rd24], [%rd23], 16
-local    | st.u32 [%rd22+-20], %r1
-local    | ld.local.u32 %r10, [depot+64]
-local-   | ld.local.u32 %r10, [depot+60]
-local    | st.local.u32 [%rd20+-4], %r1
-local    | st.u32 [%rd21+64], %r1
-local!   | ld.local.u32 %r10, [depot+2]
-local!   | ld.local.v4.u32 {%r10, %r11, %r12, %r13}, [depot+52]
-local!   | ld.local.v4.u32 {%r10, %r11, %r12, %r13}, [depot]
-local-   | ld.local.v2.u32 {%r10, %r11}, [depot]
-local    | ld.local.v2.u32 {%r10, %r11}, [depot+64]
-param-   | ld.param.u32 %r10, [which]
-param    | ld.param.u32 %r10, [which+4]
-param    | ld.param.u64 %rd10, [which]
-param    | ld.param.u32 %r10, [in+-4]
-param!   | ld.param.u32 %r10, [in+2]
-)";
-
-// No form that is known.
-const char* const unknown = R"(
-add.f32 %f1, %f1, %f1
-add.ftz.f32 %f1, %f1, %f1
-add.rn.ftz.f32 %f1, %f1, %f1
-add.rz.f32 %f1, %f1, %f1
-add.rn.sat.f32 %f1, %f1, %f1
-add.sat.s32 %r1, %r1, %r1
-add.cc.u32 %r1, %r1, %r1
-addc.u32 %r1, %r1, %r1
-add.f16 %rs1, %rs1, %rs1
-add.rn.bf16 %rs1, %rs1, %rs1
-add.f16x2 %r1, %r1, %r1
-add.rn.f64 %rd1, %rd1, %rd1
-sub.f32 %f1, %f1, %f1
-mul.f32 %f1, %f1, %f1
-mul.rz.f32 %f1, %f1, %f1
-mul.hi.u16 %rs1, %rs1, %rs1
-mul24.lo.u32 %r1, %r1, %r1
-mad.lo.cc.u32 %r1, %r1, %r1, %r1
-mad.hi.u32 %r1, %r1, %r1, %r1
-mad.rn.f32 %f1, %f1, %f1, %f1
-fma.rz.f32 %f1, %f1, %f1, %f1
-fma.rn.relu.bf16 %rs1, %rs1, %rs1, %rs1
-div.full.f32 %f1, %f1, %f1
-div.approx.f32 %f1, %f1, %f1
-rcp.approx.ftz.f32 %f1, %f1
-sqrt.approx.f32 %f1, %f1
-rsqrt.approx.f32 %f1, %f1
-ex2.approx.f32 %f1, %f1
-lg2.approx.f32 %f1, %f1
-sin.approx.f32 %f1, %f1
-tanh.approx.f32 %f1, %f1
-max.NaN.f32 %f1, %f1, %f1
-max.xorsign.abs.f32 %f1, %f1, %f1
-min.ftz.f32 %f1, %f1, %f1
-max.f32 %f1, %f1, %f1, %f1
-max.relu.s32 %r1, %r1, %r1
-abs.ftz.f32 %f1, %f1
-neg.ftz.f32 %f1, %f1
-neg.f16 %rs1, %rs1
-copysign.f64 %rd1, %rd1, %rd1
-and.f32 %f1, %f1, %f1
-lop3.b32 %r1, %r1, %r1, %r1, 5
-shf.l.wrap.b32 %r1, %r1, %r1, %r1
-shl.u32 %r1, %r1, 1
-popc.b64 %r1, %rd1
-clz.b32 %r1, %r1
-brev.b64 %rd1, %rd1
-bfind.u32 %r1, %r1
-bfind.shiftamt.s32 %r1, %r1
-bfe.u32 %r1, %r1, 1, 1
-bfi.b64 %rd1, %rd1, %rd1, 1, 1
-prmt.b32.f4e %r1, %r1, %r1, %r1
-dp4a.u32.u32 %r1, %r1, %r1, %r1
-setp.lt.and.s32 %p1, %r1, %r1, %p2
-setp.lt.ftz.f32 %p1, %f1, %f1
-setp.lt.s32 %p1|%p2, %r1, %r1
-setp.lo.s32 %p1, %r1, %r1
-setp.lt.b32 %p1, %r1, %r1
-setp.equ.s32 %p1, %r1, %r1
-setp.eq.f16 %p1, %rs1, %rs1
-set.lt.u32.s32 %r1, %r1, %r1
-slct.f32.s32 %f1, %f1, %f1, %r1
-mov.b128 %rd1, %rd1
-mov.u32 %r1, %clock
-mov.u32 %r1, %lanemask_lt
-mov.u32 %r1, nowhere
-cvt.rn.ftz.f32.s32 %f1, %r1
-cvt.sat.u8.s32 %r1, %r1
-cvt.rni.s32.f32 %r1, %f1
-cvt.rzi.ftz.s32.f32 %r1, %f1
-cvt.rzi.f32.f32 %f1, %f1
-cvt.rz.f32.s32 %f1, %r1
-cvt.rz.bf16x2.f32 %r1, %f1, %f1
-cvt.rn.relu.bf16x2.f32 %r1, %f1, %f1
-cvt.rn.f16.f32 %rs1, %f1
-cvt.f32.bf16 %f1, %rs1
-cvt.rna.tf32.f32 %r1, %f1
-cvt.f64.f32 %rd1, %f1
-cvta.const.u64 %rd1, %rd1
-cvta.param.u64 %rd1, %rd1
-cvta.global.u32 %r1, %r1
-ld.global.nc.f32 %f1, [%rd1]
-ld.global.L1::no_allocate.f32 %f1, [%rd1]
-ld.global.ca.f32 %f1, [%rd1]
-ld.relaxed.gpu.global.u32 %r1, [%rd1]
-ld.acquire.gpu.global.u32 %r1, [%rd1]
-ld.const.f32 %f1, [%rd1]
-ld.shared::cluster.u32 %r1, [%r1]
-ld.global.v4.u64 {%rd1, %rd2, %rd3, %rd4}, [%rd1]
-ld.global.v2.f32 {%f1, %f2, %f3}, [%rd1]
-ldu.global.f32 %f1, [%rd1]
-st.global.cs.f32 [%rd1], %f1
-st.release.gpu.global.u32 [%rd1], %r1
-st.param.u32 [in], %r1
-ld.global.f32 %rd5, [%rd1]
-prefetch.global.L2 [%rd1]
-atom.add.u32 %r1, [%rd1], %r1
-atom.global.add.f32 %f1, [%rd1], %f1
-red.global.add.f32 [%rd1], %f1
-mov.b64 {%r1, %r2, %r3}, %rd1
-mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3}, {%r1, %r2}, {%f1, %f2, %f3, %f4}
-shfl.sync.up.b32 %r1, %r1, 1, 0
-selp.u32 %r1, %r1, %r1, %r1
-add.s32 %r1, %r1
-@%p300 add.s32 %r1, %r1, %r1
-@%r1 add.s32 %r1, %r1, %r1
-.reg .b32 t
-.reg .b128 %wide
-.reg .f32 %r1
-.reg .pred %q<3>, t
-.branchtargets there
-add.s32 %r1, %r1, %f1, %r2
-brx.idx %r1, there
-call.uni there
-trap
-brkpt
-bar.sync 0, 64
-bar.sync 16
-bar.sync %r1
-bar.arrive 0, 64
-bar.red.popc.u32 %r1, 0, %p1
-barrier.sync 0
-membar.gl
-fence.acq_rel.gpu
-shfl.up.b32 %r1, %r1, 1, 0
-vote.sync.any.pred %p1, %p1, -1
-vote.ballot.b32 %r1, %p1
-match.any.sync.b32 %r1, %r1, -1
-redux.sync.add.s32 %r1, %r1, -1
-activemask.b32 %r1
-elect.sync %r1|%p1, -1
-ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1}, [%r1]
-ldmatrix.sync.aligned.m8n8.x1.b16 {%r1}, [%rd1]
-stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1], {%r1}
-mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2}, {%r3}, {%f1, %f2, %f3, %f4}
-mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%f1, %f2, %f3, %f4}
-cp.async.ca.shared.global [%r1], [%rd1], 4
-cp.async.cg.shared.global.L2::128B [%r1], [%rd1], 16
-cp.async.cg.shared.global [%r1], [%rd1], 8
-cp.async.cg.shared.global [%r1], [%rd1], 16, %p1
-cp.async.wait_group %r1
-cp.async.mbarrier.arrive.shared.b64 [%r1]
-)";
-
-void fault_case(const std::string& what) {
-  number_of[what] = faults.add("setp.ne.s32 %p2, %r1, 3;\n@%p2 bra DONE;\n" + what + ";");
-}
 void meeting(const std::string& what, const std::string& code) {
   number_of[what] = meetings.add(code);
 }
@@ -283,14 +73,8 @@ ld.param.u64 %rd23, [in];
 mov.u64 %rd24, first;
 add.s64 %rd24, %rd24, 4294967296;
 )";
-  std::istringstream all(accesses);
-  for (std::string line; std::getline(all, line);) {
-    const size_t bar = line.find(" | ");
-    if (bar == std::string::npos) continue;
-    const std::string what = line.substr(bar + 3);
-    fault_case(what);
-    kind_of[what] = line.substr(0, line.find(' '));
-  }
+  for (const auto& access : fixture["accesses"])
+    number_of[access[1]] = faults.add("setp.ne.s32 %p2, %r1, 3;\n@%p2 bra DONE;\n" + std::string(access[1]) + ";");
   faults.body += "DONE:\n";
   faults.end();
 
@@ -367,18 +151,24 @@ mul.wide.u32 %rd10, %r10, 4;
 add.s64 %rd10, %rd10, %rd2;
 st.global.u32 [%rd10], %r4;
 )");
-
-  std::istringstream forms(unknown);
-  for (std::string text; std::getline(forms, text);) {
-    if (!text.empty()) refused.push_back(text);
-  }
   return true;
 }();
 
-void require_case_fault(const Cases& cases, const std::string& what, Word address, Fault fault,
-                        std::vector<std::string> parts) {
-  INFO(what);
-  require_fault(cases.name, {address, address, number_of.at(what)}, {40, 1, 1}, fault, std::move(parts));
+// Runs a case; its fault has to name the kernel, the line of the source and `parts`.
+void require_fault(const Cases& cases, const std::string& what, Word address, Fault expected,
+                   std::vector<std::string> parts) {
+  const CaseParameters parameters{address, address, number_of.at(what)};
+  Fault fault = Fault::none;
+  const ptx::Kernel& k = kernel(cases.name);
+  const std::string text = said([&] { fault = ptx::run(k, {2, 1, 1}, {40, 1, 1}, 64, &parameters); });
+  INFO(what << ": " << text);
+  CHECK(fault == expected);
+  parts.push_back("ptx: " + cases.name + ": block (0,0,0) of (2,1,1)");
+  parts.push_back("here/kernels.cu:" + words(100 + parameters.which));
+  for (const std::string& part : parts) {
+    INFO("without: " << part);
+    CHECK(has(text, part));
+  }
 }
 
 }  // namespace
@@ -392,51 +182,48 @@ TEST_CASE("An access outside of global memory is reported, and its instruction")
   alignas(16) static float host[4];
   for (std::string what :
        {"ld.global.f32 %f1, [%rd1]", "st.global.f32 [%rd1], %f1", "ld.f32 %f1, [%rd1]", "st.u32 [%rd1], %r1"}) {
-    const std::string thread = "thread (3,0,0) of (40,1,1)";
-    require_case_fault(faults, what, p + 100, illegal,
-                       {thread, what, "0 bytes past the end of the live allocation before it, of 100 bytes"});
-    require_case_fault(faults, what, p - 4, illegal,
-                       {thread, what, "past the end of the live allocation before it, of 64 bytes"});
-    require_case_fault(faults, what, p + 60000, illegal, {thread, what, "59900 bytes past the end"});
-    require_case_fault(faults, what, after.address() - 4, illegal, {thread, what, "past the end"});
-    require_case_fault(faults, what, Word(gone), illegal, {thread, what, "past the end"});
-    require_case_fault(faults, what, 0, illegal,
-                       {thread, what, what[3] == 'g' ? "no device memory" : "neither device memory"});
-    require_case_fault(faults, what, Word(host), illegal,
-                       {thread, what, what[3] == 'g' ? "no device memory" : "neither device memory"});
-    require_case_fault(faults, what, p + 2, misaligned,
-                       {thread, what, "2 bytes into a live allocation of 100 bytes, not on a boundary"});
+    const auto at = [&](Word address, Fault fault, const std::string& part) {
+      require_fault(faults, what, address, fault, {"thread (3,0,0) of (40,1,1)", what, part});
+    };
+    const std::string nothing = what[3] == 'g' ? "no device memory" : "neither device memory";
+    at(p + 100, illegal, "0 bytes past the end of the live allocation before it, of 100 bytes");
+    at(p - 4, illegal, "past the end of the live allocation before it, of 64 bytes");
+    at(p + 60000, illegal, "59900 bytes past the end");
+    at(after.address() - 4, illegal, "past the end");
+    at(Word(gone), illegal, "past the end");
+    at(0, illegal, nothing);
+    at(Word(host), illegal, nothing);
+    at(p + 2, misaligned, "2 bytes into a live allocation of 100 bytes, not on a boundary");
   }
   for (float x : std::vector(a.host(), a.host() + a.n)) CHECK(x != x);  // nothing was written
-  require_case_fault(faults, "ld.global.u16 %rs1, [%rd1]", p + 100, illegal, {"2 bytes at"});
-  require_case_fault(faults, "ld.global.v2.f32 {%f1, %f2}, [%rd1]", p + 96, illegal, {"8 bytes at"});
-  require_case_fault(faults, "ld.global.v2.f32 {%f1, %f2}, [%rd1]", p + 4, misaligned, {"8 bytes at"});
-  require_case_fault(faults, "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1]", p + 96, illegal, {"16 bytes at"});
-  require_case_fault(faults, "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1]", p + 8, misaligned, {"16 bytes at"});
-  require_case_fault(faults, "st.global.u64 [%rd1], %rd1", p + 96, illegal, {"8 bytes at"});
-  require_case_fault(faults, "cp.async.cg.shared.global [second], [%rd1], 16", p + 96, illegal, {"16 bytes at"});
-  require_case_fault(faults, "cp.async.cg.shared.global [second], [%rd1], 16", p + 8, misaligned, {"16 bytes at"});
-  require_case_fault(faults, "SPIN: ld.volatile.global.u32 %r10, [%rd1]; setp.ne.s32 %p3, %r10, 0; @%p3 bra SPIN", p,
-                     Fault::launch_failure, {"reads volatile memory without end"});
-  require_case_fault(faults, "shfl.sync.idx.b32 %r10, %r1, 0, 31, 1", p, Fault::launch_failure, {"not in the mask"});
-  require_case_fault(faults, "bar.warp.sync 4", p, Fault::launch_failure, {"not in the mask"});
-  require_case_fault(faults, "cp.async.cg.shared.global [second], [%rd1], 16, %r23", p, Fault::launch_failure,
-                     {"more than its 16"});
+  require_fault(faults, "ld.global.u16 %rs1, [%rd1]", p + 100, illegal, {"2 bytes at"});
+  require_fault(faults, "ld.global.v2.f32 {%f1, %f2}, [%rd1]", p + 96, illegal, {"8 bytes at"});
+  require_fault(faults, "ld.global.v2.f32 {%f1, %f2}, [%rd1]", p + 4, misaligned, {"8 bytes at"});
+  require_fault(faults, "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1]", p + 96, illegal, {"16 bytes at"});
+  require_fault(faults, "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1]", p + 8, misaligned, {"16 bytes at"});
+  require_fault(faults, "st.global.u64 [%rd1], %rd1", p + 96, illegal, {"8 bytes at"});
+  require_fault(faults, "cp.async.cg.shared.global [second], [%rd1], 16", p + 96, illegal, {"16 bytes at"});
+  require_fault(faults, "cp.async.cg.shared.global [second], [%rd1], 16", p + 8, misaligned, {"16 bytes at"});
+  require_fault(faults, "SPIN: ld.volatile.global.u32 %r10, [%rd1]; setp.ne.s32 %p3, %r10, 0; @%p3 bra SPIN", p,
+                Fault::launch_failure, {"reads volatile memory without end"});
+  require_fault(faults, "shfl.sync.idx.b32 %r10, %r1, 0, 31, 1", p, Fault::launch_failure, {"not in the mask"});
+  require_fault(faults, "bar.warp.sync 4", p, Fault::launch_failure, {"not in the mask"});
+  require_fault(faults, "cp.async.cg.shared.global [second], [%rd1], 16, %r23", p, Fault::launch_failure,
+                {"more than its 16"});
 }
 
 TEST_CASE("An access outside of a shared variable, local memory or the parameters is reported") {
   const std::map<char, std::string> says = {
       {'s', "not all inside one variable"}, {'l', "nor the thread's own"}, {'p', "parameters: "}};
   const Device<float> a(25);
-  for (const auto& [what, kind] : kind_of) {
-    if (kind.starts_with("global")) continue;
+  for (const auto& access : fixture["accesses"]) {
+    const std::string kind = access[0], what = access[1];
     INFO(what);
     const CaseParameters parameters{a.address(), a.address(), number_of.at(what)};
     if (kind.ends_with('-'))
       CHECK(ptx::run(kernel("faults"), {1, 1, 1}, {40, 1, 1}, 64, &parameters) == Fault::none);
-    else
-      require_fault("faults", parameters, {40, 1, 1},
-                    kind.ends_with('!') ? Fault::misaligned_address : Fault::illegal_address,
+    else if (kind != "global")
+      require_fault(faults, what, a.address(), kind.ends_with('!') ? Fault::misaligned_address : Fault::illegal_address,
                     {"thread (3,0,0)", says.at(kind[0])});
   }
 }
@@ -444,7 +231,7 @@ TEST_CASE("An access outside of a shared variable, local memory or the parameter
 TEST_CASE("Threads that miss a barrier or their warp are named") {
   const auto stuck = [](const std::string& what, std::vector<std::string> parts) {
     parts.push_back("threads wait for one another");
-    require_case_fault(meetings, what, 0, Fault::launch_failure, parts);
+    require_fault(meetings, what, 0, Fault::launch_failure, parts);
   };
   const auto fine = [](const std::string& what, unsigned threads) {
     INFO(what);
@@ -468,11 +255,10 @@ TEST_CASE("Threads that miss a barrier or their warp are named") {
   fine("ldmatrix", 64);
   const std::string all = "all 32 lanes of a warp must execute this: lanes ";
   for (std::string what : {"mma", "ldmatrix"}) {  // in a block of 40
-    require_case_fault(meetings, what, 0, Fault::launch_failure, {all + "8 to 31 are beyond the block's 40 threads"});
-    require_case_fault(meetings, what + " without lane 5", 0, Fault::launch_failure, {all + "5 have returned"});
+    require_fault(meetings, what, 0, Fault::launch_failure, {all + "8 to 31 are beyond the block's 40 threads"});
+    require_fault(meetings, what + " without lane 5", 0, Fault::launch_failure, {all + "5 have returned"});
   }
-  require_case_fault(meetings, "ldmatrix of no row", 0, Fault::misaligned_address,
-                     {"thread (1,0,0)", "16 bytes at 24"});
+  require_fault(meetings, "ldmatrix of no row", 0, Fault::misaligned_address, {"thread (1,0,0)", "16 bytes at 24"});
 }
 
 TEST_CASE("What is not known is refused by its kernel, its line and its name, before anything runs") {
@@ -485,15 +271,15 @@ TEST_CASE("What is not known is refused by its kernel, its line and its name, be
     CHECK((code == 0) == std::filesystem::remove(folder + "/refused.index"));
     return replaced(answer, "translate: " + file + ": ", "");
   };
-  std::string all, expected;
-  for (size_t i = 0; i < refused.size(); i++) {
-    all += entry_text("refused" + words(i), two_pointers, ".loc 1 7 1\n" + refused[i] + ";\n");
-    expected += "refused" + words(i) + ": here/kernels.cu:7: this is not known: " + refused[i] + "\n";
-  }
-  std::istringstream lines(translated(all)), expectations(expected);
-  for (std::string line, expectation; std::getline(expectations, expectation);) {
+  const auto unknown = fixture["unknown"].get<std::vector<std::string>>();
+  std::string all;
+  for (size_t i = 0; i < unknown.size(); i++)
+    all += entry_text("refused" + words(i), two_pointers, ".loc 1 7 1\n" + unknown[i] + ";\n");
+  std::istringstream lines(translated(all));
+  std::string line;
+  for (size_t i = 0; i < unknown.size(); i++) {
     std::getline(lines, line);
-    CHECK(line == expectation);
+    CHECK(line == "refused" + words(i) + ": here/kernels.cu:7: this is not known: " + unknown[i]);
   }
   CHECK(lines.peek() == EOF);
   const auto with = [](const std::string& directives, const std::string& body) {
@@ -523,7 +309,7 @@ TEST_CASE("Races are found, and nothing else is") {
       CHECK(has(text, "with no barrier between") == (what[0] == 'r'));
     }
   }
-  require_case_fault(races, "single bytes", 0, Fault::launch_failure, {"knows no accesses to single bytes"});
+  require_fault(races, "single bytes", 0, Fault::launch_failure, {"knows no accesses to single bytes"});
 }
 
 TEST_CASE("PTX_ORDER: blocks and threads run in it") {
@@ -531,8 +317,7 @@ TEST_CASE("PTX_ORDER: blocks and threads run in it") {
     const Environment set("PTX_ORDER", order);
     const Device<uint32_t> out(1 + 3 * 70);
     out[0] = 0;
-    const void* const parameters[] = {out.p, out.p};
-    require_run("order", 3, 70, parameters);
+    require_run("order", {3}, {70}, out, out);
     return std::vector(&out[1], &out[0] + out.n);
   };
   std::vector<uint32_t> all(210);
