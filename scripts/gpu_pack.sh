@@ -1,7 +1,7 @@
 #!/bin/sh
 # What a machine with a GPU is handed where nothing can be compiled or installed: the programs of `make gpu-check`,
-# stripped, the shared libraries that they ask for beside CUDA's and the C library's, and the scripts that run them, in
-# one archive.
+# stripped, the shared libraries that they ask for beside CUDA's and the C library's, the fixtures that they read, and the
+# scripts that run them, in one archive.
 #   on this machine    make gpu-build CUDA_ARCH=90 ARCH=x86-64-v3, then this
 #   on that one        tar xzf gpu.tar.gz && MINUTES=9 gpu/check OUT     again, until nothing is left
 # OUT/gpu_check.json is written after every check. A later call goes on from it: where another machine runs that, carry
@@ -39,7 +39,8 @@ awk '$3 ~ /^\// { print $3 }' "$folder/asked_for" | grep -vE "/lib(c|m|dl|rt|pth
 [ -z "$rehearsal" ] || cp -r "$(dirname "$train")/kernels" "$folder/gpu/programs/"
 
 cp -r scripts README.md "$folder/gpu/"
-mkdir "$folder/gpu/results"
+mkdir "$folder/gpu/results" "$folder/gpu/tests"
+cp -r tests/fixtures "$folder/gpu/tests/"
 [ ! -e results/gpu_check.json ] || cp results/gpu_check.json "$folder/gpu/results/"
 {
   cat <<'EOF'

@@ -4,7 +4,7 @@
 usage: pip install torch transformers && scripts/make_fixtures.py [FOLDER]     CPU only, no download, seconds
 
 models.json  loss, logits after each sequence's last token, and the gradient of every parameter of tiny models,
-             one for each line of flags in tests/small_models.h (without its dropout, whose random bits are this
+             one for each line of flags in tests/fixtures/small_models.txt (without its dropout, whose bits are this
              project's own) and in `libraries` below. What transformers has, it computes, and the results must
              agree with training/models/modeling_gated.py to twelve digits, which computes the other lines: it is
              what --export writes beside a model that transformers has not. "formulas" is FNV-1a of that file: a test
@@ -35,7 +35,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.switch_transformers import modeling_switch_transformers
 
-from common import ROOT, write_fixture
+from common import ROOT, read, write_fixture
 
 sys.path.insert(0, os.path.join(ROOT, "training/models"))
 import modeling_gated
@@ -424,15 +424,10 @@ def model_fixture(line, base):
 
 
 def small_models():
-    """The base line and all lines of tests/small_models.h; neighbouring string literals are one."""
-    with open(os.path.join(ROOT, "tests/small_models.h")) as file:
-        text = re.sub(r"//.*", "", file.read())
-    literal = r'"(?:[^"\\]|\\.)*"'
-    lines = ["".join(part[1:-1] for part in re.findall(literal, run)) for run in
-             re.findall(rf"{literal}(?:\s*{literal})*", re.sub(r"#include.*", "", text))]
-    base = next(i for i, line in enumerate(lines) if line.startswith("--vocab="))
-    sizes = (line for line in lines[:base + 1] if re.search(r"=\d", line))  # the widths stand in front
-    return " ".join(sizes), lines[base + 1:]
+    """The sizes that stand in tests/small_models.h, and all lines of tests/fixtures/small_models.txt."""
+    sizes = re.findall(r'"(--[^"]*=\d[^"]*)"', read(os.path.join(ROOT, "tests/small_models.h")))
+    lines = read(os.path.join(ROOT, "tests/fixtures/small_models.txt")).splitlines()
+    return " ".join(sizes), ["", *(line for line in lines if line and line[0] != "#")]
 
 
 # ---- single operations

@@ -17,32 +17,9 @@ ModelConfig bf16_model(const std::string& flags) {
   return small_model("--precision=bf16 --head-dim=16 " + flags);
 }
 
-// Linear attention in every layer, heads of values that share keys.
-const std::string linear =
-    "--mixer=gated-delta --linear-key-heads=1 --linear-value-heads=2 --linear-key-dim=16 --linear-value-dim=16";
-
+// The twelfth has linear attention in every layer, with heads of values that share keys.
 const std::vector<std::string>& bf16_lines() {
-  static const std::vector<std::string> lines = {
-      "",
-      "--norm=gated --norm-rank=3 --attn=g1",
-      "--norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off --init=depth-scaled "
-      "--kv-heads=4",
-      "--norm=dyt --norm-placement=post --embedding-scale=on --tied=off --attn=g1 --gate=headwise "
-      "--gate-act=silu",
-      "--norm=gated-dyt --norm-rank=3 --norm-placement=sandwich --attn=g2 --gate=headwise --attn-sink=learned",
-      "--norm=preaffine --norm-weight=zero-centred --attn=g1 --gate=shared --ffn=polynorm",
-      "--attn=g3 --attn-sink=kv-bias --window=3 --ffn=geglu --dropout=0.2 --clip-residual=1.2",
-      "--attn=g4 --gate-op=add --gate-act=silu --sdpa-out=groupnorm --rope-fraction=0.7 --embedding-factor=4.5",
-      "--attn=g5 --norm=none --attn-score=sigmoid --ffn=swiglu-clamped --clip-output=0.5",
-      "--attn=g1 --gate=static --sdpa-out=silu --norm-placement=post --ffn=relu2 --residual=off --norm=layernorm",
-      "--experts=3 --head-experts=2 --layers=1 --attn=g1 --sdpa-out=groupnorm",
-      "--experts=3 --expert-hidden=16 --dense-layers=1 --shared-experts=1 --ffn=gelu --ffn-bias=on --router-bias "
-      "--router-renormalise=off --balance-over=micro-batch --dropout=0.1 --head-experts=3 --head-experts-per-token=2 "
-      "--head-experts-of=kv --attn=g2 --attn-bias=qkv",
-      linear,
-      "--mixer=hybrid --attention-every=2 --linear-key-heads=2 --linear-value-heads=2 --linear-key-dim=32 "
-      "--linear-value-dim=16 --conv-width=2 --norm=gated --norm-rank=3 --attn=g1",
-  };
+  static const std::vector<std::string> lines = fixture_lines("bf16_models.txt", {""});
   return lines;
 }
 
@@ -250,7 +227,7 @@ TEST_CASE("bf16: a token that is read with a cache has the logits of the whole f
                {bf16_lines()[1], {60}},
                {bf16_lines()[6], {60}},
                {bf16_lines()[10], {60}},
-               {linear, {60, 1, 64, 66}},
+               {bf16_lines()[12], {60, 1, 64, 66}},
                {bf16_lines().back(), {60}}};
   for (const auto& [line, begins] : cases)
     for (Device device : {Device::cpu, kernel_device})

@@ -33,8 +33,9 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
     const Said said = ended(f.run("{repo}/scripts/ptx_lint.sh a.ptx"), 1);
     REQUIRE(says(said.text, {bad, "FAIL  ptx_lint a.ptx: the CPU does not give the bits of the instructions above"}));
   }
-  f.write("a.ptx", rounded + "\twgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, %p, 1, -1, "
-                             "0, 0;\n");
+  f.write("a.ptx", rounded +
+                       "\twgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, %p, 1, -1, "
+                       "0, 0;\n");
   REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 1);
   // The maximum with +0 is the CPU's x > 0 ? x : 0; with -0 it is not.
   f.write("a.ptx", rounded + "\tmax.f32 \t%f75, %f30, 0f00000000;\n");
@@ -763,7 +764,9 @@ TEST_CASE("scripts: what a machine with a GPU is handed is whole, and runs where
   const std::string said = f.done(
       "{repo}/scripts/gpu_pack.sh $PWD/gpu.tar.gz $PWD/train $PWD/bench $PWD/test_a $PWD/test_b --cublas $PWD/test_b");
   REQUIRE(contains(said, "gpu.tar.gz: "));
-  f.done("mkdir away && cd away && tar xzf ../gpu.tar.gz && ls gpu/train gpu/programs/test_b gpu/scripts/gpu_check.py");
+  f.done(
+      "mkdir away && cd away && tar xzf ../gpu.tar.gz && ls gpu/train gpu/programs/test_b gpu/scripts/gpu_check.py && "
+      "ls gpu/tests/fixtures/small_models.txt");
   // The check begins with the GPU; the programs that it is given lie beside it.
   f.program("bin/nvidia-smi", "echo no devices; exit 9");
   const Said check = ended(f.run("PATH=$PWD/bin:$PATH away/gpu/check out"), 1);
