@@ -13,7 +13,8 @@ of:
 """
 import math
 import re
-from dataclasses import dataclass, field
+import statistics
+from dataclasses import dataclass, field, replace
 
 
 PAPERS = ("P1: [Gated Attention for Large Language Models](https://arxiv.org/abs/2505.06708). "
@@ -87,6 +88,21 @@ TOP_TOKENS = Column("tokens whose largest it is", "sinks", lambda m: m["top_dime
 TOP_STATES = Column("states whose largest it is", "sinks", lambda m: m["top_dimension_of_states"], "difference", 2)
 TOP_WEIGHT = Column("norms' weight there / mean weight", "sinks", lambda m: mean(m["norm_weight_at_top_by_layer"]),
                     "ratio", 2)
+
+
+def at_layer(measure, share, heading, digits):
+    """A column of a measure by layer: at that share of the depth."""
+    def value(m):
+        layers = m.get(measure)
+        return layers and layers[round(share * (len(layers) - 1))]
+    return Column(heading, "sinks", value, None, digits)
+
+
+def spikes(m, window=25, above=0.3):
+    """How many steps stand so many nats above the median of the losses before them."""
+    losses = m["losses"]
+    return sum(loss > statistics.median(losses[step - window:step]) + above
+               for step, loss in enumerate(losses) if step >= window)
 
 
 def found(times, yarn):
@@ -202,6 +218,44 @@ def p1_4_one():
                   "top": TOP},
                  rows, base="--layers=1 --heads=1 --kv-heads=1 --head-dim=64",
                  notes="With one head a gate that heads share is the elementwise one, so row 4 is left out.")
+
+
+def p1_figures():
+    """Figures 4 to 7 as figures. The models are those of table 4, whose runs are not made again."""
+    whole = p1_4()
+    rows = [replace(row, paper={}) for row in whole.rows if row.number in "12457"]
+    rows[0].paper = {"before": 0.71}
+    rows[1].paper = {"after": 0.05}
+    columns = {
+        "before": Column("mean abs(output of attention)", "sinks", lambda m: m["attention_output_mean"], "ratio"),
+        "after": Column("behind G1", "sinks", lambda m: m.get("attention_output_gated_mean"), None),
+        "small": Column("share below 0.01", "sinks", lambda m: m["attention_output_below_0.01"], None),
+        "small after": Column("behind G1", "sinks", lambda m: m.get("attention_output_gated_below_0.01"), None)}
+    for depth, share in (("first", 0), ("middle", 0.5), ("last", 1)):
+        columns |= {
+            f"score {depth}": at_layer("gate_score_mean_by_layer", share, f"mean score, {depth} layer", 3),
+            f"peak {depth}": at_layer("largest_activation_by_state", share, f"largest abs(h), {depth} state", 0),
+            f"first {depth}": at_layer("first_token_attention_by_layer", share, f"first token, {depth} layer", 3)}
+    return Table("Outputs, scores, activations and sinks by layer", "P1 figures 4 to 7", whole.preset, whole.lr,
+                 columns, rows, base=whole.base,
+                 notes="P1 shows pictures. It gives 0.71 and 0.05 for the output in front of its gate and behind it. "
+                 "Its figure 5 also has the output times the mean score, which is not measured here.")
+
+
+def p1_spikes():
+    deep = "{deeper} "
+    fewer = {"spikes": "lower"}
+    rows = [Row("48L 4x", "deeper, four times the learning rate", deep, lr=4),
+            Row("clip 300", "branches clipped to 300", deep + "--clip-output=300", {}, "48L 4x", 4),
+            Row("clip 100", "branches clipped to 100", deep + "--clip-output=100", {}, "48L 4x", 4),
+            Row("48L 4x sandwich", "sandwich norms", deep + "--norm-placement=sandwich", {}, "48L 4x", 4),
+            Row("48L 4x G1", "G1", deep + "--attn=g1", fewer, "48L 4x", 4)]
+    return Table("Spikes of the loss at a high learning rate", "P1 figure 1 and A.5", "p1-1.7b-28l", 4e-3,
+                 {"loss": LOSS, "spikes": Column("steps 0.3 above the median of 25 before", "text", spikes,
+                                                 "difference", 1)},
+                 rows, match="--attn=full",
+                 notes="P1's picture shows spikes of the baseline and none with G1; that is the prediction. Its runs "
+                 "with clipped branches (A.5) have no figure to compare with.")
 
 
 def p1_5():
@@ -363,8 +417,9 @@ def bf16():
                  notes="The paper trains in bf16 alone: there is no figure of its own to compare with.")
 
 
-TABLES = {"p1-1": p1_1(), "p1-2": p1_2(), "p1-3": p1_3(), "p1-4": p1_4(), "p1-4-one": p1_4_one(), "p1-5": p1_5(),
-          "p1-6": p1_6(), "p2-1": p2_1(), "p2-figures": p2_figures(), "p2-2": p2_2(), "p3-5": p3_5(), "bf16": bf16()}
+TABLES = {"p1-1": p1_1(), "p1-2": p1_2(), "p1-3": p1_3(), "p1-4": p1_4(), "p1-4-one": p1_4_one(),
+          "p1-5": p1_5(), "p1-6": p1_6(), "p1-figures": p1_figures(), "p1-spikes": p1_spikes(), "p2-1": p2_1(),
+          "p2-figures": p2_figures(), "p2-2": p2_2(), "p3-5": p3_5(), "bf16": bf16()}
 
 
 class Stability:

@@ -9,7 +9,7 @@ operations that hold faults, run until the first of them fails. A fault that no 
 Kernels have planted faults of their own (tests/planted_bugs.cuh). Here are the faults that every device would share.
 A fault that no run of the program can show has no place in the table.
 
---check   only finds every fault's place in the source
+--check   only plants them in the text of the sources
 --only    these faults alone
 --tests   these tests alone
 --folder  where the copy goes (default: a temporary folder, removed at the end)
@@ -161,6 +161,8 @@ def main():
     options = options.parse_args()
     faults = find_faults()
     if options.check:
+        for file in {f.file for f in faults}:
+            planted_text(file, [f for f in faults if f.file == file])
         print(f"{len(faults)} faults, each in its place")
         return
     folder = options.folder or tempfile.mkdtemp(prefix="planted.")

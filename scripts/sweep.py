@@ -116,8 +116,8 @@ def store(path, value, indent=None):
 
 
 def train(run, runs, place=ONE_CORE):
-    """What came of a run: the last entries of its log, "measured", those on the way there, and its fingerprint; or that
-    it diverged. Kept in result.json."""
+    """What came of a run: the last entries of its log, "measured", those on the way there, the losses of its steps, and
+    its fingerprint; or that it diverged. Kept in result.json."""
     folder = run.folder(runs)
     path = os.path.join(folder, "result.json")
     if result := load(path):
@@ -134,13 +134,15 @@ def train(run, runs, place=ONE_CORE):
         result = {"diverged": True}
     else:
         measured = {}  # step -> what was found there
-        for entry in read_log(folder):
+        log = read_log(folder)
+        for entry in log:
             if not {"validation_loss", "measured_tokens", "bigram_entropy"}.isdisjoint(entry):
                 measured[entry["step"]] = measured.get(entry["step"], {}) | entry
         result = {}
         for entry in measured.values():
             result |= entry
         result["measured"] = list(measured.values())
+        result["losses"] = [entry["loss"] for entry in log if "loss" in entry]
         result["fingerprint"] = done.stdout.rsplit("fingerprint of the weights: ", 1)[1].split()[0]
     store(path, result)
     return result

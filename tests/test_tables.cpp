@@ -278,11 +278,11 @@ for number, flags, peak, loss, gap, to in [
 )py");
 }
 
-TEST_CASE("tables: the highest rate that trains, and outlier dimensions where a state has none", "[tables]") {
+TEST_CASE("tables: the highest rate that trains, outlier dimensions where a state has none, spikes", "[tables]") {
   NEEDS("python3 --version", "python3", "scripts/tables.py");
   const Folder f;
   f.python(R"py(
-from paper_tables import SCALES, Stability, TABLES
+from paper_tables import SCALES, Stability, TABLES, at_layer, spikes
 from sweep import Text
 from tables import stability_runs, table_of_stability
 
@@ -311,6 +311,13 @@ assert lines[-1].endswith("A table of pairs of bytes reaches 2.250."), lines[-1]
 value = TABLES["p3-5"].columns["outlier"].value
 assert value({"outlier_sizes_by_state": [[3, 2], [None, None], [8, 1]], "median_by_state": [1, None, 2]}) == 4
 assert value({"outlier_sizes_by_state": [[None, None]], "median_by_state": [None]}) is None
+
+# A spike stands 0.3 above the median of the 25 losses in front of it, which it does not move.
+assert spikes({"losses": [9.0] * 5 + [2.0] * 20 + [2.31] + [2.29] * 5 + [3.0]}) == 2
+assert spikes({"losses": [2.0] * 24 + [9.0]}) == 0
+layers = {"gate_score_mean_by_layer": [0.1, 0.2, 0.3, 0.4]}
+assert [at_layer("gate_score_mean_by_layer", share, "", 3).value(layers) for share in (0, 1)] == [0.1, 0.4]
+assert at_layer("gate_score_mean_by_layer", 0, "", 3).value({}) is None
 )py");
 }
 
