@@ -33,8 +33,7 @@ __global__ void backward_kernel(float* dx, const float* dy, const float* x, size
 // ---- how it is judged
 
 void exercise(Try& t) {
-  for (const size_t n : {10, 256, 3000}) {
-    t.begin(format("n = %zu", n));
+  t.cases({"n"}, {{10}, {256}, {3000}}, [&](size_t n) {
     Tried &dx = t.out("dx", 1, n), &dy = t.in("dy", 1, n), &x = t.in("x", 1, n, 5);
     t.reference([&](auto real) { activation_backward_ref(dx(real), dy(real), x(real), n, Activation::silu); });
     if (n == 10)
@@ -45,5 +44,5 @@ void exercise(Try& t) {
       });
     t.judge([&] { t.launch(backward_kernel, ceil_div(n, 256), 256, 0, dx, dy, x, n); });
     PROJECT(t, activation_backward(dx.floats(), dy.floats(), x.floats(), n, Activation::silu, ctx));
-  }
+  });
 }

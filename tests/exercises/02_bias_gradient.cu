@@ -42,15 +42,10 @@ __global__ void bias_kernel(float* db, const float* dy, size_t N, size_t C) {
 // ---- how it is judged
 
 void exercise(Try& t) {
-  struct Shape {
-    size_t N, C;
-  };
-  for (const Shape& s : {Shape{3, 5}, {128, 64}, {300, 100}}) {
-    const size_t N = s.N, C = s.C;
-    t.begin(format("N = %zu, C = %zu", N, C));
+  t.cases({"N", "C"}, {{3, 5}, {128, 64}, {300, 100}}, [&](size_t N, size_t C) {
     Tried &db = t.sum("db", 1, C).sums(N).ordered_by("core/reduce.cuh: column"), &dy = t.in("dy", N, C);
     t.reference([&](auto real) { bias_backward_ref(db(real), dy(real), N, C); });
     t.judge([&] { t.launch(bias_kernel, ceil_div(C, 64), 64, 0, db, dy, N, C); });
     PROJECT(t, bias_backward(db, dy.floats(), N, C, ctx));
-  }
+  });
 }

@@ -47,17 +47,12 @@ __global__ void rmsnorm_kernel(float* y, float* r, const float* x, const float* 
 
 void exercise(Try& t) {
   constexpr float eps = 1e-5f;
-  struct Shape {
-    size_t N, C;
-  };
-  for (const Shape& s : {Shape{3, 100}, {2, 128}, {3, 700}}) {
-    const size_t N = s.N, C = s.C;
-    t.begin(format("N = %zu, C = %zu", N, C));
+  t.cases({"N", "C"}, {{3, 100}, {2, 128}, {3, 700}}, [&](size_t N, size_t C) {
     const char* const order = "core/reduce.cuh: row, of the sum of squares";
     Tried &y = t.out("y", N, C).sums(C).ordered_by(order), &r = t.out("r", N, 1).sums(C).ordered_by(order);
     Tried &x = t.in("x", N, C), &w = t.in("w", 1, C);
     t.reference([&](auto real) { rmsnorm_forward_ref(y(real), r(real), x(real), w(real), N, C, decltype(real)(eps)); });
     t.judge([&] { t.launch(rmsnorm_kernel, N, 128, 0, y, r, x, w, C, eps); });
     PROJECT(t, rmsnorm_forward(y.floats(), r, x.floats(), w, N, C, eps, ctx));
-  }
+  });
 }

@@ -59,12 +59,7 @@ __global__ void dw_kernel(float* dw, const float* dy, const float* x, const floa
 // ---- how it is judged
 
 void exercise(Try& t) {
-  struct Shape {
-    size_t N, C;
-  };
-  for (const Shape& s : {Shape{3, 7}, {2, 128}, {150, 200}}) {
-    const size_t N = s.N, C = s.C;
-    t.begin(format("N = %zu, C = %zu", N, C));
+  t.cases({"N", "C"}, {{3, 7}, {2, 128}, {150, 200}}, [&](size_t N, size_t C) {
     Tried& dx = t.out("dx", N, C).sums(C).ordered_by("core/reduce.cuh: row, of the mean");
     Tried& dw = t.sum("dw", 1, C).sums(N).ordered_by("core/reduce.cuh: column");
     Tried &dy = t.in("dy", N, C), &x = t.in("x", N, C), &w = t.in("w", 1, C);
@@ -91,5 +86,5 @@ void exercise(Try& t) {
       t.launch(dw_kernel, ceil_div(C, 64), 64, 0, dw, dy, x, r, N, C);
     });
     PROJECT(t, rmsnorm_backward(dx.floats(), dw, dy.floats(), x.floats(), w, r, N, C, ctx));
-  }
+  });
 }

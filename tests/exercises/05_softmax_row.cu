@@ -58,17 +58,12 @@ __global__ void softmax_kernel(float* p, const float* x, size_t C) {
 // ---- how it is judged
 
 void exercise(Try& t) {
-  struct Shape {
-    size_t N, C;
-  };
-  for (const Shape& s : {Shape{3, 100}, {2, 128}, {3, 300}}) {
-    const size_t N = s.N, C = s.C;
-    t.begin(format("N = %zu, C = %zu", N, C));
+  t.cases({"N", "C"}, {{3, 100}, {2, 128}, {3, 300}}, [&](size_t N, size_t C) {
     Tried& p = t.out("p", N, C).sums(C).ordered_by("core/reduce.cuh: row, of the sum of exponentials");
     std::vector<float> values = random_values<float>(N * C, 1, 4);
     for (float& v : values) v -= 100;
     Tried& x = t.in("x", N, C, values);
     t.reference([&](auto real) { softmax_ref(p(real), x(real), N, C); });
     t.judge([&] { t.launch(softmax_kernel, N, 128, 0, p, x, C); });
-  }
+  });
 }

@@ -59,12 +59,7 @@ __global__ void cross_entropy_kernel(float* losses, float* dlogits, const float*
 // ---- how it is judged
 
 void exercise(Try& t) {
-  struct Shape {
-    size_t N, V;
-  };
-  for (const Shape& s : {Shape{4, 7}, {3, 128}, {4, 384}}) {
-    const size_t N = s.N, V = s.V;
-    t.begin(format("N = %zu, V = %zu", N, V));
+  t.cases({"N", "V"}, {{4, 7}, {3, 128}, {4, 384}}, [&](size_t N, size_t V) {
     const char* const order = "core/reduce.cuh: row, of the sum of exponentials";
     Tried& losses = t.out("losses", N, 1).sums(V).ordered_by(order);
     Tried& dlogits = t.out("dlogits", N, V).sums(V).ordered_by(order);
@@ -85,5 +80,5 @@ void exercise(Try& t) {
         return loss;
       });
     t.judge([&] { t.launch(cross_entropy_kernel, N, 128, 0, losses, dlogits, logits, targets, 0.25f, V); });
-  }
+  });
 }

@@ -51,12 +51,7 @@ __global__ void embedding_kernel(float* dweight, const float* dh, const int* ids
 // ---- how it is judged
 
 void exercise(Try& t) {
-  struct Shape {
-    size_t N, C, V;
-  };
-  for (const Shape& s : {Shape{9, 5, 4}, {40, 100, 6}, {1500, 3, 3}}) {
-    const size_t N = s.N, C = s.C, V = s.V;
-    t.begin(format("N = %zu tokens, C = %zu, a table of V = %zu rows", N, C, V));
+  t.cases({"N", "C", "V"}, {{9, 5, 4}, {40, 100, 6}, {1500, 3, 3}}, [&](size_t N, size_t C, size_t V) {
     Tried& dweight = t.sum("dweight", V, C).sums(N).ordered_by("kernels/embedding.cu: exactly");
     Tried& dh = t.in("dh", N, C);
     for (size_t c = 0; c < C; c++) dweight.start[(V - 1) * C + c] = dweight(1.0f)[(V - 1) * C + c] = -0.0f;
@@ -69,5 +64,5 @@ void exercise(Try& t) {
     PROJECT(t, TokenGroups groups(N, V, ctx); groups.build(ids.data(), N, ctx);
             t.also(groups.count(), TokenGroups::bytes(N, V));
             embedding_backward(dweight, dh.floats(), groups, nullptr, C, ctx));
-  }
+  });
 }

@@ -42,23 +42,19 @@ __global__ void rope_kernel(float* y, const float* x, const float* cos, const fl
 // ---- how it is judged
 
 void exercise(Try& t) {
-  struct Shape {
-    size_t B, T, H, D, R;
-  };
-  for (const Shape& s : {Shape{1, 3, 1, 8, 8}, {2, 3, 2, 12, 8}, {2, 5, 3, 128, 96}}) {
-    const size_t B = s.B, T = s.T, H = s.H, D = s.D, R = s.R;
-    t.begin(format("B = %zu, T = %zu, H = %zu, D = %zu, R = %zu", B, T, H, D, R));
-    Tried &y = t.out("y", B * T * H, D), &x = t.in("x", B * T * H, D);
-    std::vector<float> cosines(T * R / 2), sines(T * R / 2);
-    for (size_t i = 0; i < T * R / 2; i++) {
-      const double angle = double(i / (R / 2)) / double(1 + i % (R / 2));
-      cosines[i] = float(std::cos(angle)), sines[i] = float(std::sin(angle));
-    }
-    Tried &cos = t.in("cos", T, R / 2, cosines), &sin = t.in("sin", T, R / 2, sines);
-    t.reference([&](auto real) { rope_forward_ref(y(real), x(real), cos(real), sin(real), B, T, H, D, R); });
-    t.judge([&] { t.launch(rope_kernel, B * T * H, 32, 0, y, x, cos, sin, T, H, D, R); });
-    PROJECT(t, const RopeTables tables = {{ctx.device, cosines}, {ctx.device, sines}, T, R / 2};
-            t.also(tables.cos.data(), T * R / 2 * 4); t.also(tables.sin.data(), T * R / 2 * 4);
-            rope_forward(y.floats(), x.floats(), tables, 0, B, T, H, D, ctx));
-  }
+  t.cases({"B", "T", "H", "D", "R"}, {{1, 3, 1, 8, 8}, {2, 3, 2, 12, 8}, {2, 5, 3, 128, 96}},
+          [&](size_t B, size_t T, size_t H, size_t D, size_t R) {
+            Tried &y = t.out("y", B * T * H, D), &x = t.in("x", B * T * H, D);
+            std::vector<float> cosines(T * R / 2), sines(T * R / 2);
+            for (size_t i = 0; i < T * R / 2; i++) {
+              const double angle = double(i / (R / 2)) / double(1 + i % (R / 2));
+              cosines[i] = float(std::cos(angle)), sines[i] = float(std::sin(angle));
+            }
+            Tried &cos = t.in("cos", T, R / 2, cosines), &sin = t.in("sin", T, R / 2, sines);
+            t.reference([&](auto real) { rope_forward_ref(y(real), x(real), cos(real), sin(real), B, T, H, D, R); });
+            t.judge([&] { t.launch(rope_kernel, B * T * H, 32, 0, y, x, cos, sin, T, H, D, R); });
+            PROJECT(t, const RopeTables tables = {{ctx.device, cosines}, {ctx.device, sines}, T, R / 2};
+                    t.also(tables.cos.data(), T * R / 2 * 4); t.also(tables.sin.data(), T * R / 2 * 4);
+                    rope_forward(y.floats(), x.floats(), tables, 0, B, T, H, D, ctx));
+          });
 }

@@ -65,12 +65,7 @@ __global__ void gated_norm_kernel(float* y, float* r, float* low, const float* x
 // ---- how it is judged
 
 void exercise(Try& t) {
-  struct Shape {
-    size_t N, C, rank;
-  };
-  for (const Shape& s : {Shape{2, 10, 3}, {2, 128, 16}, {2, 300, 16}}) {
-    const size_t N = s.N, C = s.C, rank = s.rank;
-    t.begin(format("N = %zu, C = %zu, rank = %zu", N, C, rank));
+  t.cases({"N", "C", "rank"}, {{2, 10, 3}, {2, 128, 16}, {2, 300, 16}}, [&](size_t N, size_t C, size_t rank) {
     Tried& y = t.out("y", N, C).sums(4 * C).ordered_by("kernels/gated_norm.cu: those of its five steps");
     Tried& r = t.out("r", N, 1).sums(C).ordered_by("core/reduce.cuh: row, of the sum of squares");
     Tried& low = t.out("low", N, rank).sums(4 * C).ordered_by("kernels/matmul.cu: a chain over ascending c");
@@ -82,5 +77,5 @@ void exercise(Try& t) {
     t.judge([&] { t.launch(gated_norm_kernel, N, 128, C * sizeof(float), y, r, low, x, w, down, up, C, rank, 1e-5f); });
     PROJECT(t, gated_norm_forward(y.floats(), r, low, {}, {.x = x.floats()}, {.w = w, .down = down, .up = up},
                                   {.N = N, .C = C, .rank = rank, .eps = 1e-5f}, ctx));
-  }
+  });
 }

@@ -52,17 +52,12 @@ __global__ void matmul_kernel(float* C, const float* A, const float* B, size_t M
 // ---- how it is judged
 
 void exercise(Try& t) {
-  struct Shape {
-    size_t M, N, K;
-  };
-  for (const Shape& s : {Shape{3, 5, 7}, {16, 16, 1100}, {20, 40, 33}, {32, 32, 64}}) {
-    const size_t M = s.M, N = s.N, K = s.K;
-    t.begin(format("M = %zu, N = %zu, K = %zu", M, N, K));
+  t.cases({"M", "N", "K"}, {{3, 5, 7}, {16, 16, 1100}, {20, 40, 33}, {32, 32, 64}}, [&](size_t M, size_t N, size_t K) {
     Tried& C = t.out("C", M, N).sums(K).ordered_by("kernels/matmul.cu: slices of 1024, each a chain of fused");
     Tried &A = t.in("A", M, K), &B = t.in("B", N, K);
     t.reference([&](auto real) { matmul_nt_ref(C(real), A(real), B(real), M, N, K); });
     t.judge(
         [&] { t.launch(matmul_kernel, dim3(ceil_div(N, 16), ceil_div(M, 16)), dim3(16, 16), 0, C, A, B, M, N, K); });
     PROJECT(t, matmul(C.floats(), A, B, M, N, K, Layout::nt, Accumulate::no, ctx));
-  }
+  });
 }

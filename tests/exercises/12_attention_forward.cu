@@ -56,12 +56,7 @@ __global__ void attention_kernel(float* o, float* lse, const float* q, const flo
 // ---- how it is judged
 
 void exercise(Try& t) {
-  struct Shape {
-    size_t B, T, H, D;
-  };
-  for (const Shape& s : {Shape{1, 3, 1, 4}, {1, 32, 1, 8}, {2, 37, 2, 16}}) {
-    const size_t B = s.B, T = s.T, H = s.H, D = s.D;
-    t.begin(format("B = %zu, T = %zu, H = %zu, D = %zu", B, T, H, D));
+  t.cases({"B", "T", "H", "D"}, {{1, 3, 1, 4}, {1, 32, 1, 8}, {2, 37, 2, 16}}, [&](auto B, auto T, auto H, auto D) {
     const char* const order = "kernels/attention.cu, section 2";
     Tried& o = t.out("o", B * T * H, D).sums(4 * (T + D)).ordered_by(order);
     Tried& lse = t.out("lse", B * H, T).sums(T + D).ordered_by(order);
@@ -73,5 +68,5 @@ void exercise(Try& t) {
                D);
     });
     PROJECT(t, attention_forward(o, lse, q, k, v, {B, T, H, H, D}, {}, ctx));
-  }
+  });
 }

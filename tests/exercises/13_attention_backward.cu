@@ -85,12 +85,7 @@ __global__ void dkdv_kernel(float* dk, float* dv, Given g) {
 // ---- how it is judged
 
 void exercise(Try& t) {
-  struct Shape {
-    size_t B, T, H, D;
-  };
-  for (const Shape& s : {Shape{1, 3, 1, 4}, {1, 32, 1, 8}, {2, 35, 2, 8}}) {
-    const size_t B = s.B, T = s.T, H = s.H, D = s.D;
-    t.begin(format("B = %zu, T = %zu, H = %zu, D = %zu", B, T, H, D));
+  t.cases({"B", "T", "H", "D"}, {{1, 3, 1, 4}, {1, 32, 1, 8}, {2, 35, 2, 8}}, [&](auto B, auto T, auto H, auto D) {
     const size_t N = B * T * H;
     const auto out = [&](const char* name) -> Tried& {
       return t.out(name, N, D).sums(8 * (T + D)).ordered_by("kernels/attention.cu, section 2");
@@ -125,5 +120,5 @@ void exercise(Try& t) {
       t.launch(dkdv_kernel, dim3(ceil_div(T, 32), H, B), 32, 0, dk, dv, given);
     });
     PROJECT(t, attention_backward(dq, dk, dv, nullptr, nullptr, dout, q, k, v, o, lse, {B, T, H, H, D}, {}, ctx));
-  }
+  });
 }

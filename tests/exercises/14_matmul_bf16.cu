@@ -70,12 +70,7 @@ __global__ void matmul_kernel(float* C, const bf16* A, const bf16* B, size_t M, 
 // ---- how it is judged
 
 void exercise(Try& t) {
-  struct Shape {
-    size_t M, N, K;
-  };
-  for (const Shape& s : {Shape{16, 8, 16}, {13, 5, 39}, {32, 16, 128}}) {
-    const size_t M = s.M, N = s.N, K = s.K;
-    t.begin(format("M = %zu, N = %zu, K = %zu", M, N, K));
+  t.cases({"M", "N", "K"}, {{16, 8, 16}, {13, 5, 39}, {32, 16, 128}}, [&](size_t M, size_t N, size_t K) {
     // (A tensor core cuts where a float would be rounded, and keeps two bits more.)
     Tried& C = t.out("C", M, N).sums(2 * K).ordered_by("core/mma.h, 16 of k a link");
     std::vector<bf16> a, b;
@@ -84,5 +79,5 @@ void exercise(Try& t) {
     Tried &A = t.in_as("A", M, K, a), &B = t.in_as("B", N, K, b);
     t.reference([&](auto real) { matmul_bf16_nt_ref(C(real), a.data(), b.data(), M, N, K); });
     t.judge([&] { t.launch(matmul_kernel, dim3(ceil_div(N, 8), ceil_div(M, 16)), 32, 0, C, A, B, M, N, K); });
-  }
+  });
 }

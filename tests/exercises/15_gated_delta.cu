@@ -71,26 +71,23 @@ __global__ void gated_delta_kernel(float* o, const float* q, const float* k, con
 // ---- how it is judged
 
 void exercise(Try& t) {
-  struct Shape {
-    size_t B, T, H, Dk, Dv;
-  };
-  for (const Shape& s : {Shape{1, 2, 1, 3, 2}, {1, 5, 2, 20, 12}, {2, 7, 2, 32, 64}}) {
-    const size_t B = s.B, T = s.T, H = s.H, Dk = s.Dk, Dv = s.Dv;
-    t.begin(format("B = %zu, T = %zu, H = %zu, Dk = %zu, Dv = %zu", B, T, H, Dk, Dv));
-    const size_t N = B * T * H;
-    Tried& o = t.out("o", N, Dv).sums(T * Dk).ordered_by("kernels/gated_delta.cu: 16 chains of a dot over a key");
-    Tried &q = t.in("q", N, Dk), &k = t.in("k", N, Dk, 0.3f), &v = t.in("v", N, Dv);
-    std::vector<float> decay = random_values<float>(N, 4), share = random_values<float>(N, 5);
-    for (float& x : decay) x = -0.5f - 0.5f * x;
-    for (float& x : share) x = 0.5f + 0.5f * x;
-    Tried &g = t.in("g", N, 1, decay), &beta = t.in("beta", N, 1, share);
-    t.reference([&](auto real) {
-      gated_delta_plain_ref(o(real), q(real), k(real), v(real), g(real), beta(real), B, T, H, Dk, Dv);
-    });
-    t.judge([&] {
-      t.launch(gated_delta_kernel, dim3(H, B), 64, Dk * Dv * sizeof(float), o, q, k, v, g, beta, T, H, Dk, Dv);
-    });
-    PROJECT(t,
-            gated_delta_forward({.o = o}, {.q = q, .k = k, .v = v, .g = g, .beta = beta}, {B, T, H, H, Dk, Dv}, ctx));
-  }
+  t.cases({"B", "T", "H", "Dk", "Dv"}, {{1, 2, 1, 3, 2}, {1, 5, 2, 20, 12}, {2, 7, 2, 32, 64}},
+          [&](size_t B, size_t T, size_t H, size_t Dk, size_t Dv) {
+            const size_t N = B * T * H;
+            Tried& o =
+                t.out("o", N, Dv).sums(T * Dk).ordered_by("kernels/gated_delta.cu: 16 chains of a dot over a key");
+            Tried &q = t.in("q", N, Dk), &k = t.in("k", N, Dk, 0.3f), &v = t.in("v", N, Dv);
+            std::vector<float> decay = random_values<float>(N, 4), share = random_values<float>(N, 5);
+            for (float& x : decay) x = -0.5f - 0.5f * x;
+            for (float& x : share) x = 0.5f + 0.5f * x;
+            Tried &g = t.in("g", N, 1, decay), &beta = t.in("beta", N, 1, share);
+            t.reference([&](auto real) {
+              gated_delta_plain_ref(o(real), q(real), k(real), v(real), g(real), beta(real), B, T, H, Dk, Dv);
+            });
+            t.judge([&] {
+              t.launch(gated_delta_kernel, dim3(H, B), 64, Dk * Dv * sizeof(float), o, q, k, v, g, beta, T, H, Dk, Dv);
+            });
+            PROJECT(t, gated_delta_forward({.o = o}, {.q = q, .k = k, .v = v, .g = g, .beta = beta},
+                                           {B, T, H, H, Dk, Dv}, ctx));
+          });
 }

@@ -243,11 +243,6 @@ Tried::~Tried() {
   munmap(static_cast<char*>(memory) - room, size() * element_bytes + 2 * room);
 }
 
-void Try::begin(const std::string& words) {
-  arrays.clear();
-  shapes = words;
-}
-
 Tried& Try::add(const char* name, Tried::Kind kind, size_t rows, size_t columns, size_t bytes) {
   return *arrays.emplace_back(std::make_unique<Tried>(name, kind, rows, columns, bytes));
 }

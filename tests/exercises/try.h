@@ -1,18 +1,18 @@
 // try: what an exercise says of itself to be judged: its arrays, its reference, its launch.
 //
 //   void exercise(Try& t) {
-//     for (size_t n : {7, 3000}) {
-//       t.begin(format("n = %zu", n));
+//     t.cases({"n"}, {{7}, {3000}}, [&](size_t n) {
 //       Tried &y = t.out("y", 1, n), &x = t.in("x", 1, n);
 //       t.reference([&](auto real) { silu_ref(y(real), x(real), n); });
 //       t.judge([&] { t.launch(silu_kernel, grid, block, 0, y, x, n); });
-//     }
+//     });
 //   }
 //
 // The reference runs in float, for the bits, and in double, for how far a right answer in another order may be. The
 // kernel runs on the emulator under the race shadow (core/race_shadow.h), in several thread orders. What is said of it
 // is one of the verdicts below, the cause before what follows from it. tests/test_exercises.cpp
 #pragma once
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -69,8 +69,16 @@ class Tried {
 
 class Try {
  public:
-  // A case begins: its shapes in words.
-  void begin(const std::string& shapes);
+  // test(sizes...) for each of these sizes, under the names that they have in what is said.
+  template <size_t n, class Test>
+  void cases(const char* const (&names)[n], std::initializer_list<std::array<size_t, n>> all, Test test) {
+    for (const std::array<size_t, n>& sizes : all) {
+      arrays.clear();
+      shapes.clear();
+      for (size_t i = 0; i < n; i++) shapes += (i ? ", " : "") + (names[i] + (" = " + std::to_string(sizes[i])));
+      std::apply(test, sizes);
+    }
+  }
 
   // Arrays of the case: random numbers; these; what is written; what is added to, from random numbers.
   Tried& in(const char* name, size_t rows, size_t columns, float scale = 1);
