@@ -28,7 +28,8 @@ inline Said ended(Said said, int exit_code = 0) {
   return said;
 }
 
-// A folder of its own for each test case, in which commands run; {repo} in a command is this repository.
+// A folder of its own for each test case, in which commands run; {repo} in a command is this repository, and {build} the
+// folder of the build that this test is of.
 struct Folder {
   fs::path path = fs::temp_directory_path() / ("scripts." + std::to_string(getpid()));
   Folder() {
@@ -55,8 +56,10 @@ struct Folder {
   }
   std::string read(const std::string& name) const { return contents(path / name); }
   Said run(std::string command) const {
-    for (size_t at; (at = command.find("{repo}")) != std::string::npos;)
-      command.replace(at, 6, fs::current_path().string());
+    const fs::path repo = fs::current_path(), build = fs::read_symlink("/proc/self/exe").parent_path().parent_path();
+    for (const auto& [name, folder] : {std::pair("{repo}", repo), std::pair("{build}", build)})
+      for (size_t at; (at = command.find(name)) != std::string::npos;)
+        command.replace(at, std::string(name).size(), folder.string());
     FILE* p = popen(format("cd '%s' && { %s; } 2>&1", path.c_str(), command.c_str()).c_str(), "r");
     Said said;
     for (int c; (c = fgetc(p)) != EOF;) said.text += char(c);

@@ -256,7 +256,7 @@ TEST_CASE("checkpoint: headers that break the format, each refused by its own ru
     cases.emplace_back(file_of(header, row[1]), row[2]);
   }
   for (const auto& [bytes, part] : cases) {
-    const std::string message = refusal([&] { parse(bytes); });
+    const std::string message = refusal([&, &bytes = bytes] { parse(bytes); });
     INFO("found: " << message);
     CHECK(one_line(message, {"x.safetensors: ", part}));
     CHECK(message.size() < 400);
