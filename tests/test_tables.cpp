@@ -455,3 +455,35 @@ TEST_CASE("tables: what cannot be done is one line", "[tables]") {
                                  {"stability --scale=paper", "stability has no rows in a paper"}})
     require_refused_at_once(f.run(format("{repo}/scripts/tables.py %s", arguments)), what);
 }
+
+TEST_CASE("tables: a picture draws a table's gaps, their intervals and the paper's; docs/pictures are of results/",
+          "[tables]") {
+  NEEDS("/usr/bin/python3 -c 'import matplotlib'", "matplotlib", "scripts/plot_tables.py");
+  const Folder f;
+  f.run("ln -s {repo}/results results; ln -s {repo}/docs/pictures kept");
+  f.python(R"py(
+import glob, json, os, re
+from html import unescape
+from paper_tables import TABLES
+from plot_tables import gaps_of
+
+rows = [{"row": "1", "against": None, "first": {"values": [0.2], "paper": 0.467}},
+        {"row": "2", "against": "1", "first": {"gap": -1.5, "interval": 0.5, "paper": 0.048, "paper_gap": -2.27}},
+        {"row": "3", "against": "1", "first": {"gap": 0.5, "paper": "lower"}},
+        {"row": "4", "against": "1", "first": {"gap": 9, "paper": None, "sign": "untrained"}}]
+controls = [{"row": "2", "against": "3", "column": "first", "gap": 0.1, "paper_gap": 0.2}]
+assert gaps_of(TABLES["p1-4"], {"rows": rows, "controls": controls}) == {"first": [
+    ("G1 elementwise / baseline", -1.5, 0.5, -2.27), ("G1 headwise / baseline", 0.5, 0, "lower"),
+    ("G1 elementwise / G1 headwise", 0.1, 0, 0.2)]}
+
+pictures = glob.glob("kept/*.svg")
+assert len(pictures) > 3
+for picture in pictures:
+    contents = json.load(open("results/" + os.path.basename(picture).replace(".svg", ".json")))
+    drawn = re.search("<dc:description>(.*?)</dc:description>", open(picture).read(), re.S)[1]
+    assert json.loads(unescape(drawn)) == json.loads(json.dumps(gaps_of(TABLES[contents["table"]], contents))), picture
+)py");
+  REQUIRE(f.done("{repo}/scripts/plot_tables.py results/p1-3.minutes.json") == "wrote ./p1-3.minutes.svg\n");
+  REQUIRE(says(f.read("p1-3.minutes.svg"), {"SiLU of the output / baseline", "validation loss, nats"}));
+  require_refused(f.run("{repo}/scripts/plot_tables.py results/bench_cpu.json"), "expected a table's JSON of results/");
+}

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Draws what a table came to: each gap with its interval, and the paper's beside it, a picture a table.
+
+usage: scripts/plot_tables.py results/p1-1.minutes.json ... --out=docs/pictures    writes docs/pictures/p1-1.minutes.svg
+
+A dot is the mean difference between runs of one seed (a ratio where the column compares ratios), its line the 95 %
+interval. A diamond is the paper's figure, a triangle the direction of a picture of the paper's. Rows that learned too
+little to compare are left out."""
+import json
+import math
+import os
+
+from common import ended, parser_of, read, refuse
+from paper_tables import TABLES
+from plots import COLOURS, find_matplotlib
+
+OURS, PAPER = COLOURS[:2]
+
+
+def gaps_of(table, contents):
+    """column -> [(what is beside what, the gap, half its interval, the paper's gap or its direction or None)]"""
+    names = {row.number: row.name for row in table.rows}
+    told = {name: [] for name in table.columns}
+
+    def tell(column, row, kept, paper):
+        if "gap" in kept and kept.get("sign") != "untrained":
+            told[column].append((f"{names[row['row']]} / {names[row['against']]}", kept["gap"],
+                                 kept.get("interval", 0), kept.get("paper_gap", paper)))
+    for row in contents["rows"]:
+        for column in set(told) & set(row):
+            paper = row[column]["paper"]
+            tell(column, row, row[column], paper if isinstance(paper, str) else None)
+    for pair in contents.get("controls", []):
+        tell(pair["column"], pair, pair, None)
+    return {column: gaps for column, gaps in told.items() if gaps}
+
+
+def draw(table, contents, pyplot):
+    """A panel a column, at most three side by side; a line for each two rows."""
+    gaps = gaps_of(table, contents)
+    across = min(3, len(gaps))
+    down = math.ceil(len(gaps) / across)
+    lines = max(map(len, gaps.values()))
+    figure, axes = pyplot.subplots(down, across, squeeze=False, sharey=lines == min(map(len, gaps.values())),
+                                   figsize=(4 + 3 * across, down * (0.9 + 0.24 * lines)), layout="constrained")
+    for axis in axes.flat[len(gaps):]:
+        axis.set_visible(False)
+    for axis, (name, of_column) in zip(axes.flat, gaps.items()):
+        column = table.columns[name]
+        shown = math.exp if column.compare == "ratio" else float
+        for line, (_, gap, width, paper) in enumerate(of_column):
+            axis.plot([shown(gap - width), shown(gap + width)], [line, line], color=OURS, lw=1.5)
+            axis.plot(shown(gap), line, "o", color=OURS, ms=4)
+            if isinstance(paper, str):
+                axis.plot(shown(0), line, "<" if paper == "lower" else ">", color=PAPER, ms=5)
+            elif paper is not None:
+                axis.plot(shown(paper), line, "D", color=PAPER, ms=4)
+        if column.compare == "ratio":
+            axis.set_xscale("log")
+            axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}x")
+            axis.xaxis.set_minor_formatter(lambda x, _: "")
+        axis.axvline(shown(0), color="gray", lw=0.8)
+        axis.set_yticks(range(len(of_column)), [what for what, *_ in of_column], fontsize=8)
+        axis.set_ylim(len(of_column) - 0.5, -0.5)
+        axis.set_title(column.heading + (", nats" if name == "loss" else ""), fontsize=9)
+        axis.tick_params(axis="x", labelsize=8)
+        axis.grid(axis="x", alpha=0.3)
+    figure.suptitle(f"{contents['title']}: here (dots) and in the paper (diamonds)", fontsize=10)
+    return figure
+
+
+def main():
+    parser = parser_of(__doc__)
+    parser.add_argument("tables", nargs="+", metavar="TABLE.json")
+    parser.add_argument("--out", default=".", help="the folder of the pictures [.]")
+    options = parser.parse_args()
+    find_matplotlib().use("svg")
+    from matplotlib import pyplot
+    # Letters stay letters, and the same figures make the same file.
+    pyplot.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "tables", "font.family": "sans-serif"}
+    for path in options.tables:
+        contents = json.loads(read(path))
+        if contents.get("table") not in TABLES:
+            refuse(f"{path}: expected a table's JSON of results/, with \"table\" one of {', '.join(TABLES)}")
+        table = TABLES[contents["table"]]
+        if not gaps_of(table, contents):
+            refuse(f"{path}: no row of it has a gap to draw")
+        name = os.path.join(options.out, os.path.basename(path).removesuffix(".json") + ".svg")
+        # (A test reads what is drawn there.)
+        about = {"Date": None, "Description": json.dumps(gaps_of(table, contents))}
+        draw(table, contents, pyplot).savefig(name, metadata=about)
+        print(f"wrote {name}")
+
+
+if __name__ == "__main__":
+    ended(main)
