@@ -129,8 +129,21 @@ void tell(const std::string& line, nlohmann::ordered_json row) {
   add_row(std::move(row));
 }
 // "   12 %", of a ceiling that is known.
-std::string percent(double share, double ceiling, int width = 8) {
-  return ceiling > 0 ? format(" %*.0f %%", width, 100 * share / ceiling) : "";
+std::string percent(double share, double ceiling) {
+  return ceiling > 0 ? format(" %8.0f %%", 100 * share / ceiling) : "";
+}
+
+// The FLOP/s of ours and of a peer in these seconds, ours as a share of a ceiling that is known.
+void tell_beside(const std::string& op, const std::string& shown, double flops, const std::vector<double>& seconds,
+                 const char* peer, double peak = 0) {
+  const double ours = flops / seconds[0], theirs = flops / seconds[1];
+  tell(format("%-36s %10.1f %10.1f %7.2fx", shown.c_str(), ours * 1e-9, theirs * 1e-9, ours / theirs) +
+           percent(ours, peak),
+       {{"op", op},
+        {"gflops", ours * 1e-9},
+        {"peer", peer},
+        {"ratio_to_peer", ours / theirs},
+        {"share_of_peak", peak > 0 ? ours / peak : 0}});
 }
 
 // The FLOP/s of an operation forward and backward.
@@ -265,22 +278,15 @@ void bench_matmul(Context& ctx, double peak) {
     for (size_t n : {4096, 8192}) cases.push_back({n, n, n, Layout::nt, Accumulate::no, "square"});
   const char* peer_name = device == Device::cuda ? "cuBLAS" : "OpenBLAS";
   Peer peer(ctx);
-  printf("\n%-28s %10s %10s %8s %10s\n", "matmul M x N x K", "GFLOP/s", peer_name, "ratio", "of peak");
+  printf("\n%-36s %10s %10s %8s %10s\n", "matmul M x N x K", "GFLOP/s", peer_name, "ratio", "of peak");
   for (const Case& c : cases) {
     Numbers<float> A = filled(c.M * c.K, 1), B = filled(c.N * c.K, 2), C = filled(c.M * c.N, 3),
                    D = filled(c.M * c.N, 3);
     const auto seconds = best_seconds({[&] { matmul(C, A, B, c.M, c.N, c.K, c.layout, c.acc, ctx); },
                                        [&] { peer.matmul(D, A, B, c.M, c.N, c.K, c.layout, c.acc); }});
-    const double flops = 2.0 * double(c.M) * double(c.N) * double(c.K), ours = flops / seconds[0],
-                 theirs = flops / seconds[1];
-    tell(format("%-7s %5zux%4zux%4zu %s %10.1f %10.1f %7.2fx", c.role, c.M, c.N, c.K,
-                c.acc == Accumulate::yes ? "+=" : "= ", ours * 1e-9, theirs * 1e-9, ours / theirs) +
-             percent(ours, peak),
-         {{"op", format("matmul %s %zux%zux%zu", c.role, c.M, c.N, c.K)},
-          {"gflops", ours * 1e-9},
-          {"peer", peer_name},
-          {"ratio_to_peer", ours / theirs},
-          {"share_of_peak", peak > 0 ? ours / peak : 0}});
+    tell_beside(format("matmul %s %zux%zux%zu", c.role, c.M, c.N, c.K),
+                format("%-7s %5zux%4zux%4zu %s", c.role, c.M, c.N, c.K, c.acc == Accumulate::yes ? "+=" : "="),
+                2.0 * double(c.M) * double(c.N) * double(c.K), seconds, peer_name, peak);
   }
 }
 
@@ -291,8 +297,8 @@ void bench_bf16(Context& ctx) {
   Context other(device);
   if (gpu) other.use_cublas(false);
   // On a GPU: the best so far of both, and the largest matrices come first.
-  double peak = gpu ? 1e-9 * measured_matmul_peak(Storage::bf16, ctx) : 0;
-  printf("\n%-28s %10s %10s %8s %8s\n", "bf16 M x N x K", "GFLOP/s", peer, "ratio", gpu ? "of peak" : "");
+  double peak = gpu ? measured_matmul_peak(Storage::bf16, ctx) : 0;
+  printf("\n%-36s %10s %10s %8s %10s\n", "bf16 M x N x K", "GFLOP/s", peer, "ratio", gpu ? "of peak" : "");
   const auto compare = [&](Layout layout, size_t M, size_t N, size_t K) {
     const Numbers<bf16> A = filled<bf16>(M * K, 1), B = filled<bf16>(N * K, 2);
     const Numbers<float> C = filled(M * N, 3), D = filled(M * N, 3), wide_a = filled(gpu ? 0 : M * K, 1),
@@ -305,17 +311,10 @@ void bench_bf16(Context& ctx) {
         matmul(D, wide_a, wide_b, M, N, K, layout, Accumulate::no, other);
     };
     const auto seconds = best_seconds({ours, theirs});
-    const double gflops = 2e-9 * double(M) * double(N) * double(K);
+    const double flops = 2.0 * double(M) * double(N) * double(K);
     const std::string name = format("%s %zux%zux%zu", name_of(layout), M, N, K);
-    if (gpu) peak = std::max(peak, gflops / std::min(seconds[0], seconds[1]));
-    tell(format("%-28s %10.1f %10.1f %7.2fx", name.c_str(), gflops / seconds[0], gflops / seconds[1],
-                seconds[1] / seconds[0]) +
-             percent(gflops / seconds[0], peak, 6),
-         {{"op", "bf16 " + name},
-          {"gflops", gflops / seconds[0]},
-          {"peer", peer},
-          {"ratio_to_peer", seconds[1] / seconds[0]},
-          {"share_of_peak", gpu ? gflops / seconds[0] / peak : 0}});
+    if (gpu) peak = std::max(peak, flops / std::min(seconds[0], seconds[1]));
+    tell_beside("bf16 " + name, name, flops, seconds, peer, peak);
   };
   if (gpu)
     for (size_t n : {8192, 4096}) compare(Layout::nt, n, n, n);
@@ -380,7 +379,7 @@ void bench_grouped(Context& ctx) {
     else
       matmul(to, a, b, M, N, K, layout, accumulate, ctx);
   };
-  printf("\n%-46s %10s %10s %8s\n", format("%sgrouped matmul rows E N K", is_bf16 ? "bf16 " : "").c_str(), "GFLOP/s",
+  printf("\n%-36s %10s %10s %8s\n", format("%sgrouped matmul rows E N K", is_bf16 ? "bf16 " : "").c_str(), "GFLOP/s",
          "one matrix", "ratio");
   for (const auto& [s, skewed] : cases) {
     std::vector<int> start(s.E + 1, 0);
@@ -401,16 +400,11 @@ void bench_grouped(Context& ctx) {
                  {"dW", [&] { gradient(dw, y, x, row_start, s); },
                   [&] { dense(+d_one, y, x, s.N, s.K, s.M, Layout::tn, Accumulate::yes); }}};
     for (const auto& role : roles) {
-      const auto seconds = best_seconds({role.grouped, role.dense});
-      const double flops = 2.0 * double(s.M) * double(s.N) * double(s.K);
       const std::string name =
           format("%s %zu %zu %zu %zu%s", role.name, s.M, s.E, s.N, s.K, skewed ? " skewed" : " balanced");
-      tell(format("%-46s %10.1f %10.1f %7.2fx", name.c_str(), flops / seconds[0] * 1e-9, flops / seconds[1] * 1e-9,
-                  seconds[1] / seconds[0]),
-           {{"op", (is_bf16 ? "bf16 grouped matmul " : "grouped matmul ") + name},
-            {"gflops", flops / seconds[0] * 1e-9},
-            {"peer", "one matrix"},
-            {"ratio_to_peer", seconds[1] / seconds[0]}});
+      tell_beside((is_bf16 ? "bf16 grouped matmul " : "grouped matmul ") + name, name,
+                  2.0 * double(s.M) * double(s.N) * double(s.K), best_seconds({role.grouped, role.dense}),
+                  "one matrix");
     }
   }
 }

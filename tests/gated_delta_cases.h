@@ -1,7 +1,8 @@
-// gated_delta_cases: what the tests of gated_delta and gated_delta_chunk share: inputs, and the cases that both ways to
-// compute the gated delta rule must pass.
+// gated_delta_cases: what the tests of gated_delta, gated_delta_chunk and gated_delta_bf16 share: inputs, and the cases that
+// the ways to compute the gated delta rule must pass.
 #pragma once
 #include <algorithm>
+#include <map>
 
 #include "kernels/gated_delta.h"
 #include "tests/harness.h"
@@ -47,45 +48,30 @@ struct Outputs {
   GatedDeltaGradientsOf<T> gradients() {
     return {dq.data(), dk.data(), dv.data(), dg.data(), dbeta.data(), dinitial.data()};
   }
-};
-
-// The two ways to compute it.
-struct Form {
-  decltype(&gated_delta_forward) forward;
-  decltype(&gated_delta_backward) backward;
-  decltype(&gated_delta_forward_scratch) forward_scratch, backward_scratch;
-  decltype(&gated_delta_forward_ref<float>) forward_ref;
-  decltype(&gated_delta_backward_ref<float>) backward_ref;
-  decltype(&gated_delta_forward_ref<double>) forward_ref_double;
-  decltype(&gated_delta_backward_ref<double>) backward_ref_double;
-
-  template <class T>
-  auto forward_reference() const {
-    if constexpr (std::is_same_v<T, float>) return forward_ref;
-    if constexpr (std::is_same_v<T, double>) return forward_ref_double;
-  }
-  template <class T>
-  auto backward_reference() const {
-    if constexpr (std::is_same_v<T, float>) return backward_ref;
-    if constexpr (std::is_same_v<T, double>) return backward_ref_double;
+  // Of both ways, and of attention in bf16 too.
+  std::map<std::string, Numbers> by_name() const {
+    return {{"o", o},   {"final", final}, {"dq", dq},       {"dk", dk},
+            {"dv", dv}, {"dg", dg},       {"dbeta", dbeta}, {"dinitial", dinitial}};
   }
 };
 
-inline const Form recurrence = {gated_delta_forward,
-                                gated_delta_backward,
-                                gated_delta_forward_scratch,
-                                gated_delta_backward_scratch,
-                                gated_delta_forward_ref<float>,
-                                gated_delta_backward_ref<float>,
-                                gated_delta_forward_ref<double>,
-                                gated_delta_backward_ref<double>};
+// A way to compute it in floats. (The other: tests/test_gated_delta_chunk.cpp)
+struct Recurrence {
+  static constexpr auto forward = gated_delta_forward;
+  static constexpr auto backward = gated_delta_backward;
+  static constexpr auto forward_scratch = gated_delta_forward_scratch, backward_scratch = gated_delta_backward_scratch;
+  template <class T>
+  static constexpr auto forward_ref = gated_delta_forward_ref<T>;
+  template <class T>
+  static constexpr auto backward_ref = gated_delta_backward_ref<T>;
+};
 
-template <class T>
-Outputs<T> reference(const Form& form, const Inputs<T>& in) {
+template <class Form, class T>
+Outputs<T> reference(const Inputs<T>& in) {
   Outputs<T> r(in.s);
-  form.forward_reference<T>()(r.out(), in.in(), in.s);
-  form.backward_reference<T>()(r.gradients(), {in.dout.data(), in.dfinal.data(), r.error.data(), r.kept.data()},
-                               in.in(), in.s);
+  Form::template forward_ref<T>(r.out(), in.in(), in.s);
+  Form::template backward_ref<T>(r.gradients(), {in.dout.data(), in.dfinal.data(), r.error.data(), r.kept.data()},
+                                 in.in(), in.s);
   return r;
 }
 
@@ -107,47 +93,50 @@ struct DeltaTrial : Trial {
     widen<S>({q, k, dq, dk}, s.B * s.T, s.qk_stride, at);
     widen<S>({v, dv}, s.B * s.T, s.v_stride, at);
   }
-};
-// What is the same for the tokens of two trials, or of one and a part of it, is looked at one array after the other.
-template <class Delta>
-std::vector<std::vector<float>> gradients_of(const Delta& t) {
-  return {t.dq.values(), t.dk.values(), t.dv.values(), t.dg.values(), t.dbeta.values()};
-}
-
-// The reference of a form of floats beside what the program runs.
-struct FormTrial : DeltaTrial<float> {
-  const Form form;
-  const Array<float> error = out(Sizes(s).v), kept = out(s.kept_size());
-
-  FormTrial(const Form& form, const Inputs<float>& in, bool states = true, size_t at = 0)
-      : DeltaTrial(in, states, at, Nan::refused), form(form) {
-    reference([&] { call(form.forward_ref, form.backward_ref); });
-  }
-  GatedDeltaIn from() const { return {q, k, v, g, beta, initial}; }
-  template <class Forward, class Backward>
-  void call(Forward forward, Backward backward) const {
-    forward({o, final, error, kept}, from(), s);
-    backward({dq, dk, dv, dg, dbeta, dinitial}, {dout, dfinal, error, kept}, from(), s);
-  }
-  void run(Context& ctx) const {
-    form.forward({o, final, error, kept}, from(), s, ctx);
-    form.backward({dq, dk, dv, dg, dbeta, dinitial}, {dout, dfinal, error, kept}, from(), s, ctx);
-    REQUIRE(ctx.most_scratch_used() ==
-            std::max(form.forward_scratch(s, ctx.device), form.backward_scratch(s, ctx.device)));
-  }
+  virtual void on_device(Context& ctx) = 0;
   void on_cpu() {
     Context cpu(Device::cpu);
-    on(cpu, [&](Context& ctx) { run(ctx); });
+    on_device(cpu);
   }
   void on_every_device() {
-    Trial::on_every_device([&](Context& ctx) { run(ctx); });
+    gated::on_every_device([&](Context& ctx) { on_device(ctx); });
   }
-  // Of every token.
+  // What is of single tokens: of the forward, of the backward, of both.
+  virtual std::vector<std::vector<float>> of_forward() const = 0;
+  std::vector<std::vector<float>> of_backward() const {
+    return {dq.values(), dk.values(), dv.values(), dg.values(), dbeta.values()};
+  }
   std::vector<std::vector<float>> by_token() const {
-    auto all = gradients_of(*this);
-    all.push_back(o.values()), all.push_back(error.values());
+    auto all = of_forward();
+    for (auto& gradient : of_backward()) all.push_back(gradient);
     return all;
   }
+};
+
+// The reference of a form of floats beside what the program runs.
+template <class Form>
+struct FormTrial : DeltaTrial<float> {
+  const Array<float> error = out(Sizes(s).v), kept = out(s.kept_size());
+
+  explicit FormTrial(const Inputs<float>& in, bool states = true, size_t at = 0)
+      : DeltaTrial(in, states, at, Nan::refused) {
+    reference([&] {
+      Form::template forward_ref<float>({o, final, error, kept}, from(), s);
+      Form::template backward_ref<float>({dq, dk, dv, dg, dbeta, dinitial}, {dout, dfinal, error, kept}, from(), s);
+    });
+  }
+  GatedDeltaIn from() const { return {q, k, v, g, beta, initial}; }
+  void run(Context& ctx) const {
+    Form::forward({o, final, error, kept}, from(), s, ctx);
+    Form::backward({dq, dk, dv, dg, dbeta, dinitial}, {dout, dfinal, error, kept}, from(), s, ctx);
+    REQUIRE(ctx.most_scratch_used() ==
+            std::max(Form::forward_scratch(s, ctx.device), Form::backward_scratch(s, ctx.device)));
+  }
+  void run_without_backward(const Array<float>& to, Context& ctx) const { Form::forward({to}, from(), s, ctx); }
+  void on_device(Context& ctx) override {
+    on(ctx, [&](Context& ctx) { run(ctx); });
+  }
+  std::vector<std::vector<float>> of_forward() const override { return {o.values(), error.values()}; }
 };
 
 // Tokens t0 .. t1-1 of an array (B,T,width), and of several.
@@ -174,27 +163,26 @@ inline Inputs<float> tokens(const Inputs<float>& in, size_t t0, size_t t1) {
 
 // ---- cases
 
-inline void gradients(const Form& form) {
+template <class Form>
+void gradients() {
   for (const GatedDeltaShape& s : {GatedDeltaShape{2, 5, 1, 2, 3, 4}, {1, 4, 2, 2, 18, 17}, {1, 3, 1, 4, 2, 3}}) {
     INFO("T " << s.T << " Dk " << s.Dk << " Dv " << s.Dv);
     Inputs<double> in(s);
     // loss = <o, dout> + <final, dfinal>
     const auto loss = [&] {
       Outputs<double> r(s);
-      form.forward_ref_double(r.out(), in.in(), s);
+      Form::template forward_ref<double>(r.out(), in.in(), s);
       return dot(r.o, in.dout) + dot(r.final, in.dfinal);
     };
-    const Outputs<double> r = reference(form, in);
-    check_gradients(loss, {{"q", in.q, r.dq},
-                           {"k", in.k, r.dk},
-                           {"v", in.v, r.dv},
-                           {"g", in.g, r.dg},
-                           {"beta", in.beta, r.dbeta},
-                           {"the initial state", in.initial, r.dinitial}});
+    const Outputs<double> r = reference<Form>(in);
+    check_gradients(loss, {{"q", in.q, r.dq}, {"k", in.k, r.dk}, {"v", in.v, r.dv}});
+    check_gradients(loss,
+                    {{"g", in.g, r.dg}, {"beta", in.beta, r.dbeta}, {"the initial state", in.initial, r.dinitial}});
   }
 }
 
-inline void bits(const Form& form) {
+template <class Form>
+void bits() {
   const struct {
     GatedDeltaShape s;
     float decay;
@@ -204,69 +192,71 @@ inline void bits(const Form& form) {
                {{1, 70, 1, 2, 24, 20}, 0.5f}, {{2, 5, 2, 2, 8, 16}, 0.5f}};
   for (const auto& [s, decay] : cases) {
     INFO("B " << s.B << " T " << s.T << " heads " << s.Hk << ", " << s.Hv << " Dk " << s.Dk << " Dv " << s.Dv);
-    FormTrial(form, Inputs<float>(s, decay)).on_every_device();
+    FormTrial<Form>(Inputs<float>(s, decay)).on_every_device();
   }
 }
 
-inline void underflow(const Form& form) {
+template <class Form>
+void underflow() {
   Inputs<float> in({1, 3, 1, 2, 21, 19}, 0.5f, 1e-25f);
-  for (auto x : {&Inputs<float>::q, &Inputs<float>::dout, &Inputs<float>::dfinal})
-    for (float& y : in.*x) y = std::fabs(y);
-  for (auto x : {&Inputs<float>::k, &Inputs<float>::initial})
-    for (float& y : in.*x) y = -std::fabs(y);
-  FormTrial t(form, in);
+  for (auto* x : {&in.q, &in.dout, &in.dfinal})
+    for (float& y : *x) y = std::fabs(y);
+  for (auto* x : {&in.k, &in.initial})
+    for (float& y : *x) y = -std::fabs(y);
+  FormTrial<Form> t(in);
   REQUIRE(std::ranges::any_of(t.dv.values(), [](float x) { return x == 0 && std::signbit(x); }));
   t.on_every_device();
 }
 
-inline void without_states(const Form& form) {
-  const GatedDeltaShape s{1, 70, 1, 2, 24, 18};
-  Inputs<float> in(s);
-  std::fill(in.initial.begin(), in.initial.end(), 0.0f);
-  std::fill(in.dfinal.begin(), in.dfinal.end(), 0.0f);
-  FormTrial t(form, in, false);
-  require_same(FormTrial(form, in).by_token(), t.by_token());
+// Without a state before, after or wanted.
+template <class Delta>
+void without_states(Inputs<float> in) {
+  std::ranges::fill(in.initial, 0.0f);
+  std::ranges::fill(in.dfinal, 0.0f);
+  Delta t(in, false);
+  require_same(Delta(in).by_token(), t.by_token());
   const auto o_alone = t.again(t.o);
   t.Trial::on_every_device([&](Context& ctx) {
-    form.forward({o_alone}, t.from(), s, ctx);
     t.run(ctx);
+    t.run_without_backward(o_alone, ctx);
   });
 }
 
-inline void wider_rows(const Form& form) {
-  const GatedDeltaShape packed{2, 66, 1, 2, 24, 20};
-  GatedDeltaShape s = packed;
-  s.qk_stride = packed.qk_step() + 7;
-  s.v_stride = packed.v_step() + 5;
-  const FormTrial expected(form, Inputs<float>(packed));
-  FormTrial t(form, Inputs<float>(s), true, 3);
+// Heads inside wider rows, which are so much longer and begin at `at`.
+template <class Delta>
+void wider_rows(Inputs<float> in, size_t qk, size_t v, size_t at) {
+  const Delta expected(in);
+  in.s.qk_stride = in.s.qk_step() + qk, in.s.v_stride = in.s.v_step() + v;
+  Delta t(in, true, at);
   require_same(expected.by_token(), t.by_token());
   REQUIRE_BITWISE(expected.final.values(), t.final.values());
   REQUIRE_BITWISE(expected.dinitial.values(), t.dinitial.values());
   t.on_every_device();
 }
 
-inline void cut_sequence(const Form& form, std::initializer_list<size_t> cuts) {
-  const GatedDeltaShape s{2, 150, 1, 2, 16, 18};
-  const Inputs<float> in(s, 0.1f);
-  const FormTrial whole(form, in);
+// A sequence that is cut, with the state carried on, has the bits of the whole.
+template <class Delta>
+void cut_sequence(const Inputs<float>& in, std::initializer_list<size_t> cuts) {
+  const auto [B, T] = std::pair(in.s.B, in.s.T);
+  const Delta whole(in);
   for (size_t cut : cuts) {
     INFO("cut at " << cut);
     // The state goes forwards over the cut, its gradient backwards.
-    Inputs<float> first = tokens(in, 0, cut), second = tokens(in, cut, s.T);
-    second.initial = FormTrial(form, first).final.values();
-    FormTrial b(form, second);
+    Inputs<float> first = tokens(in, 0, cut), second = tokens(in, cut, T);
+    second.initial = Delta(first).final.values();
+    Delta b(second);
     first.dfinal = b.dinitial.values();
-    FormTrial a(form, first);
+    Delta a(first);
     REQUIRE_BITWISE(whole.final.values(), b.final.values());
     REQUIRE_BITWISE(whole.dinitial.values(), a.dinitial.values());
-    require_same(tokens(whole.by_token(), s.B, s.T, 0, cut), a.by_token());
-    require_same(tokens(whole.by_token(), s.B, s.T, cut, s.T), b.by_token());
+    require_same(tokens(whole.by_token(), B, T, 0, cut), a.by_token());
+    require_same(tokens(whole.by_token(), B, T, cut, T), b.by_token());
     a.on_cpu(), b.on_cpu();
   }
 }
 
-inline void causality(const Form& form) {
+template <class Form>
+void causality() {
   const GatedDeltaShape s{1, 100, 1, 2, 16, 20};
   const size_t t = 70;
   const Inputs<float> in(s);
@@ -275,17 +265,14 @@ inline void causality(const Form& form) {
   for (size_t i = qk; i < in.q.size(); i++) other.q[i] = other.k[i] = 0.25f;
   for (size_t i = v; i < in.v.size(); i++) other.v[i] = -3;
   for (size_t i = number; i < in.g.size(); i++) other.g[i] = -9, other.beta[i] = 0.125f;
-  const auto before_t = [&](const Array<float>& x) { return tokens(x.values(), 1, s.T, 0, t); };
-  const auto from_t = [&](const Array<float>& x) { return tokens(x.values(), 1, s.T, t, s.T); };
-  FormTrial a(form, in), b(form, other);
-  REQUIRE_BITWISE(before_t(a.o), before_t(b.o));
-  REQUIRE_BITWISE(before_t(a.error), before_t(b.error));
-  REQUIRE(bitwise_difference(from_t(a.o), from_t(b.o)) != "");
+  FormTrial<Form> a(in), b(other);
+  require_same(tokens(a.of_forward(), 1, s.T, 0, t), tokens(b.of_forward(), 1, s.T, 0, t));
+  REQUIRE(tokens(a.o.values(), 1, s.T, t, s.T) != tokens(b.o.values(), 1, s.T, t, s.T));
 
   other = in;
   for (size_t i = 0; i < v; i++) other.dout[i] = 5;
-  FormTrial c(form, other);
-  require_same(tokens(gradients_of(a), 1, s.T, t, s.T), tokens(gradients_of(c), 1, s.T, t, s.T));
+  FormTrial<Form> c(other);
+  require_same(tokens(a.of_backward(), 1, s.T, t, s.T), tokens(c.of_backward(), 1, s.T, t, s.T));
   a.on_cpu(), b.on_cpu(), c.on_cpu();
 }
 
@@ -298,9 +285,9 @@ struct Recall {
   // token; the same key is later given another value.
   explicit Recall(size_t Dv) : in({1, 24, 1, 1, 16, Dv}), o(in.v.size()) {
     const size_t D = in.s.Dk;
-    std::fill(in.g.begin(), in.g.end(), 0.0f);
-    std::fill(in.beta.begin(), in.beta.end(), 1.0f);
-    std::fill(in.initial.begin(), in.initial.end(), 0.0f);
+    std::ranges::fill(in.g, 0.0f);
+    std::ranges::fill(in.beta, 1.0f);
+    std::ranges::fill(in.initial, 0.0f);
     const auto key = [&](size_t t, size_t i) { return __builtin_parityll(t % D & i) ? -0.25f : 0.25f; };
     for (size_t t = 0; t < in.s.T; t++) {
       for (size_t i = 0; i < D; i++) {
@@ -313,10 +300,11 @@ struct Recall {
   }
 };
 
-inline void recall(const Form& form) {
-  const Recall task(5);
-  FormTrial t(form, task.in);
-  REQUIRE(relative_error(task.o, t.o.values()) < 4e-7);
+template <class Delta>
+void recall(size_t Dv, double bound) {
+  const Recall task(Dv);
+  Delta t(task.in);
+  REQUIRE(relative_error(task.o, t.o.values()) < bound);
   t.on_cpu();
 }
 

@@ -63,18 +63,21 @@ inline const uint64_t* on_device([[maybe_unused]] const Context& ctx, const uint
   return number;
 }
 
+// How many threads the CPU's code has, until this ends.
+struct Threads {
+  const int before = omp_get_max_threads();
+  explicit Threads(int n) { omp_set_num_threads(n); }
+  ~Threads() { omp_set_num_threads(before); }
+};
+
 // Runs test(ctx) on the CPU with one and with two threads, and on this build's kernel device: on the emulator once in
 // each thread order, on a GPU once.
 template <class Test>
 void on_every_device(Test test) {
   if (!simt::under_race_shadow) {  // which watches the threads of kernels, not those of the CPU
-    struct Threads {
-      const int before = omp_get_max_threads();
-      ~Threads() { omp_set_num_threads(before); }
-    } restore_threads;
     for (int threads : {1, 2}) {
       INFO("cpu, " << threads << " threads");
-      omp_set_num_threads(threads);
+      const Threads of_the_cpu(threads);
       Context ctx(Device::cpu);
       test(ctx);
     }
@@ -138,11 +141,17 @@ inline bool multiplies_as(Context& ctx, MmaArithmetic arithmetic) {
   }
 }
 
-// What numbers are once they are stored.
+// What numbers are once they are stored; the same in bf16, and the way back.
 template <class S>
 std::vector<float> stored(std::vector<float> values) {
   for (float& x : values) x = S(x);
   return values;
+}
+inline std::vector<bf16> rounded(const std::vector<float>& values) {
+  return {values.begin(), values.end()};
+}
+inline std::vector<float> widened(const std::vector<bf16>& values) {
+  return {values.begin(), values.end()};
 }
 
 // Device memory shaped for a test: elements past the data must keep their fill, so that a write past the end shows on

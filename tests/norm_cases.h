@@ -18,8 +18,13 @@ inline const std::vector<Join>& norm_joins() {
   return all;
 }
 
+// The same, and none: the norm alone.
+inline std::vector<const Join*> norm_gradient_joins() {
+  return {nullptr, &norm_joins()[0], &norm_joins()[1]};
+}
+
 // Gradients of N rows of C columns against finite differences: the residual stream, a branch, and loss = <y, dy> +
-// <sum, dres>, as the stream goes on past the norm.
+// <sum, dres>, as the stream goes on past the norm; without a join there is no sum.
 struct NormGradients {
   const size_t N, C;
   std::vector<double> x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2);
@@ -28,7 +33,7 @@ struct NormGradients {
   explicit NormGradients(size_t N = 3, size_t C = 13) : N(N), C(C) {}
   ResidualInOf<double> in(const Join& join) const { return {x.data(), branch.data(), join}; }
   ResidualBackwardInOf<double> back(const Join& join) const { return {sum.data(), dres.data(), branch.data(), join}; }
-  double loss() const { return dot(y, dy) + dot(sum, dres); }
+  double loss(bool joins = true) const { return dot(y, dy) + (joins ? dot(sum, dres) : 0); }
 };
 
 // What a norm reads and writes in one case: N rows of C columns of S, which a branch may join before, and whose
@@ -61,5 +66,18 @@ struct NormTrial : Trial {
     return in;
   }
 };
+
+// bits(S(), N, C, case) for shapes of both storages: the norm alone, and with what may join before it and behind it.
+template <class Bits>
+void for_norm_cases(Bits bits) {
+  const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
+  for (const NormCase& c :
+       {NormCase{false, false}, {true, true}, {true, false, norm_joins()[1]}, {true, true, norm_joins()[1]}}) {
+    for (auto [N, C] : sizes) bits(float(), N, C, c);
+    bits(bf16(), 9, 131, c);
+    c.branch ? bits(bf16(), 5, 1032, c) : bits(bf16(), 130, 200, c);
+  }
+  bits(float(), 300, 64, {false, false});
+}
 
 }  // namespace gated

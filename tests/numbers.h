@@ -21,6 +21,13 @@ std::vector<T> random_values(size_t n, uint64_t seed, T scale = T(1)) {
   return v;
 }
 
+// Chunks of 16384 with unlike sums, so that the order of adding those shows.
+inline std::vector<float> uneven_values(size_t n) {
+  auto x = random_values<float>(n, n, 2.0f);
+  for (size_t i = 0; i < n; i++) x[i] = (x[i] + 2.0f) * (1.0f + 1.7f * float(i / 16384 % 7));
+  return x;
+}
+
 // Largest |got - expected| over the largest |expected|: infinity where either is NaN or the sizes differ.
 template <class T>
 double relative_error(const std::vector<T>& expected, const std::vector<T>& got) {
@@ -33,6 +40,17 @@ double relative_error(const std::vector<T>& expected, const std::vector<T>& got)
     if (std::fabs(double(expected[i])) > scale) scale = std::fabs(double(expected[i]));
   }
   return worst == 0 ? 0 : worst / scale;
+}
+
+// The 2-norm of got - expected, over that of expected.
+template <class T, class U>
+double norm_error(const std::vector<T>& expected, const std::vector<U>& got) {
+  double apart = 0, length = 0;
+  for (size_t i = 0; i < expected.size(); i++) {
+    apart += std::pow(double(got[i]) - double(expected[i]), 2);
+    length += std::pow(double(expected[i]), 2);
+  }
+  return std::sqrt(apart / length);
 }
 
 // How far `gradient` is from the central differences of `loss` at x, over the largest entry.

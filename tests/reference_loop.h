@@ -42,10 +42,10 @@ class ReferenceLoop {
     for (size_t i = 0; i < M; i++) {
       std::vector<int> ids(N), targets(N);
       loader_.training_batch(t - 1, i, ids.data(), targets.data());
-      set_zero(model_.weights.grads.data(), model_.weights.flat_size(), ctx_);
       const uint64_t draw = (t - 1) * M + i;  // micro-batches are numbered through the run
       // Its place in its slice, as routers count on; the mean is taken here.
-      loss += double(forward_backward(model_, ids, targets, config_.batch, config_.model.context, ctx_, {i, 1, M / config_.slice_count()}, draw));
+      loss += double(forward_backward(model_, {ids, targets, config_.batch, config_.model.context}, ctx_,
+                                      {i, 1, M / config_.slice_count()}, draw));
       const std::vector<float> part = model_.weights.grads.download();
       for (size_t k = 0; k < g.size(); k++) g[k] += double(part[k]) / double(M);
     }

@@ -1,6 +1,9 @@
 // small_models: every variant of the model, small enough for the emulator, odd enough to find a wrong edge. Each is the
 // line of flags that a user would type.
 #pragma once
+#include <map>
+
+#include "core/philox.cuh"
 
 #include "layers/model.h"
 #include "tests/fixture_lines.h"
@@ -23,11 +26,42 @@ inline const std::vector<std::string>& small_models() {
   return lines;
 }
 
-// Loss and gradient of a batch: adds to model.weights.grads.
-inline float forward_backward(Model& model, const std::vector<int>& ids, const std::vector<int>& targets, size_t B,
-                              size_t T, Context& ctx, MicroBatch micro_batch = {}, uint64_t draw = 0) {
+// B sequences of random tokens, and random targets.
+struct RandomBatch {
+  size_t B, T;
+  std::vector<int> ids, targets;
+  explicit RandomBatch(const ModelConfig& c, size_t B = 2) : B(B), T(c.context) {
+    for (size_t i = 0; i < B * T; i++) {
+      ids.push_back(int(random_below(1, 1, i, c.vocab)));
+      targets.push_back(int(random_below(1, 2, i, c.vocab)));
+    }
+  }
+  operator Batch() const { return {ids, targets, B, T}; }
+};
+
+// Starting weights are near a symmetric point: gates of exactly one half, norms of exactly one. Moving them off it lets
+// no term of a gradient hide.
+inline void leave_symmetry(Model& model) {
+  std::vector<float> w = model.weights.values.download();
+  for (const Parameter& p : model.weights.list())
+    for (size_t i = 0; i < p.size; i++) w[p.offset + i] += 0.3f * float(normal(7, p.offset, i));
+  model.weights.values.upload(w);
+}
+
+// Numbers of all weights by the names of these.
+inline std::map<std::string, std::vector<float>> by_name(const Parameters& weights, const Buffer<float>& numbers) {
+  const std::vector<float> all = numbers.download();
+  std::map<std::string, std::vector<float>> named;
+  for (const Parameter& p : weights.list()) named[p.name] = {&all[p.offset], &all[p.offset] + p.size};
+  return named;
+}
+
+// Loss of a batch, and its gradient in model.weights.grads.
+inline float forward_backward(Model& model, const Batch& batch, Context& ctx, MicroBatch micro_batch = {},
+                              uint64_t draw = 0) {
+  set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
   Buffer<float> loss(ctx.device, 1);
-  model.upload({ids, targets, B, T}, draw);
+  model.upload(batch, draw);
   model.forward();
   model.backward(micro_batch, loss.data());
   ctx.synchronize();

@@ -102,14 +102,9 @@ TEST_CASE("attention_bf16: errs at most half as much again as PyTorch's attentio
   const Attended got(in);
   const Truth truth = in_double(in);
   const auto require_near = [&](const char* name, const std::vector<float>& expected, const std::vector<float>& x) {
-    double apart = 0, length = 0;
-    for (size_t i = 0; i < x.size(); i++) {
-      apart += std::pow(double(x[i]) - double(expected[i]), 2);
-      length += std::pow(double(expected[i]), 2);
-    }
-    const double theirs = fixture.at(name);
-    INFO(name << ": " << std::sqrt(apart / length) << ", PyTorch " << theirs);
-    REQUIRE(std::sqrt(apart / length) <= 1.5 * theirs);
+    const double theirs = fixture.at(name), ours = norm_error(expected, x);
+    INFO(name << ": " << ours << ", PyTorch " << theirs);
+    REQUIRE(ours <= 1.5 * theirs);
   };
   require_near("o", truth.o, got.o.values());
   require_near("dq", truth.dq, got.dq.values());

@@ -23,26 +23,14 @@ const std::vector<std::string>& bf16_lines() {
   return lines;
 }
 
-struct Batches {
-  std::vector<int> ids, targets;
-  explicit Batches(const ModelConfig& c) {
-    for (size_t i = 0; i < 2 * c.context; i++) {
-      ids.push_back(int(random_below(1, 1, i, c.vocab)));
-      targets.push_back(int(random_below(1, 2, i, c.vocab)));
-    }
-  }
-};
-
 std::vector<float> gradient(const ModelConfig& config, Context& ctx, float& loss) {
-  const Batches b(config);
   Model model(config, 2, config.context, 3, ctx);
   std::vector<float> values = model.weights.values.download();
   for (size_t i = 0; i < values.size(); i++)  // a bias that is lost should show
     if (values[i] == 0) values[i] = 0.1f * (float(i % 7) - 3);
   model.weights.values.upload(values);
   model.weights_changed();
-  set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
-  loss = forward_backward(model, b.ids, b.targets, 2, config.context, ctx, {}, 0);
+  loss = forward_backward(model, RandomBatch(config), ctx);
   return model.weights.grads.download();
 }
 
@@ -90,14 +78,9 @@ TEST_CASE("bf16: losses and gradients are near those of fp32", "[bf16]") {
     const std::vector<float> narrow = gradient(config, ctx, loss);
     config.storage = Storage::fp32;
     const std::vector<float> exact = gradient(config, ctx, exact_loss);
-    double apart = 0, length = 0;
-    for (size_t i = 0; i < exact.size(); i++) {
-      apart += std::pow(double(narrow[i]) - double(exact[i]), 2);
-      length += std::pow(double(exact[i]), 2);
-    }
     REQUIRE(std::fabs(loss - exact_loss) < 0.01f);
     REQUIRE(narrow != exact);
-    REQUIRE(std::sqrt(apart / length) < 0.04);
+    REQUIRE(norm_error(exact, narrow) < 0.04);
   }
 }
 
@@ -110,8 +93,7 @@ TEST_CASE("bf16: attention that applies G1 itself has the bits of the gate behin
       Context ctx(device);
       const ModelConfig config = bf16_model(std::string("--attn=g1 ") + gate);
       Model model(config, 2, config.context, 3, ctx);
-      const Batches b(config);
-      model.upload({b.ids, b.targets, 2, config.context}, 0);
+      model.upload(RandomBatch(config), 0);
       model.forward();
       GateCheck check(config.attention.gate, ctx);
       model.inspect(check);
@@ -237,8 +219,7 @@ TEST_CASE("bf16: a token that is read with a cache has the logits of the whole f
         Context ctx(device);
         const ModelConfig config = bf16_model(line + " --context=70");
         Model model(config, 2, 70, 3, ctx);
-        std::vector<int> ids;
-        for (size_t i = 0; i < 70; i++) ids.push_back(int(random_below(1, 1, i, config.vocab)));
+        const std::vector<int> ids = RandomBatch(config, 1).ids;
         const std::vector<float> whole = model.next_token_logits(ids);
         model.begin_sequences(1, 70);
         std::vector<float> logits = model.read({ids.begin(), ids.begin() + ptrdiff_t(first)});

@@ -14,16 +14,6 @@ namespace {
 using Case = attention_cases::CachedCase;
 using Kind = attention_cases::CachedKind;
 
-std::vector<bf16> numbers(size_t n, uint64_t seed, float scale = 3) {
-  std::vector<bf16> x;
-  for (float value : random_values<float>(n, seed, scale)) x.push_back(bf16(value));
-  return x;
-}
-
-std::vector<float> wide(const std::vector<bf16>& x) {
-  return {x.begin(), x.end()};
-}
-
 }  // namespace
 
 TEST_CASE("cached_attention_bf16: a sequence that grows token by token has the rows of attention over all of it",
@@ -39,7 +29,9 @@ TEST_CASE("cached_attention_bf16: a sequence that grows token by token has the r
     INFO(c.text());
     CachedAttentionShape s = c.shape();
     const size_t queries = s.B * s.H * s.D, keys = s.B * s.KVH * s.D;
-    const auto q = numbers(T * queries, 1), k = numbers(T * keys, 2), v = numbers(T * keys, 3);
+    const auto q = rounded(random_values<float>(T * queries, 1, 3.0f)),
+               k = rounded(random_values<float>(T * keys, 2, 3.0f)),
+               v = rounded(random_values<float>(T * keys, 3, 3.0f));
     const auto value = random_values<float>(s.H * s.D, 5), logit = random_values<float>(s.B * s.H * T, 4, 5.0f);
     std::vector<bf16> expected(T * queries);
     std::vector<float> lse(s.B * s.H * T);
@@ -60,7 +52,7 @@ TEST_CASE("cached_attention_bf16: a sequence that grows token by token has the r
         cached_attention_bf16(o.data(), query.data(), cached_k.data(), cached_v.data(), s, c.sink(logits, values), ctx);
         ctx.synchronize();
         INFO("token " << t);
-        REQUIRE_BITWISE(wide(tokens_of(expected, s.B, T, t, 1)), wide(o.download()));
+        REQUIRE_BITWISE(widened(tokens_of(expected, s.B, T, t, 1)), widened(o.download()));
         REQUIRE(ctx.most_scratch_used() == cached_attention_bf16_scratch(s, ctx.device));
       }
     });

@@ -27,14 +27,9 @@ std::vector<int> cut(const std::vector<int>& ids, size_t B, size_t begin, size_t
   return part;
 }
 
-// Weights that no initialisation gives: norms, gates and biases that are all alike would hide a wrong one.
-void shake(Model& model) {
+void begin(Model& model) {
   model.weights.initialise(model.config.init, model.config.layers, 3);
-  std::vector<float> w = model.weights.values.download();
-  const std::vector<float> more = random_values<float>(w.size(), 9, 0.2f);
-  for (const Parameter& p : model.weights.list())
-    for (size_t i = p.offset; i < p.offset + p.size; i++) w[i] += more[i];
-  model.weights.values.upload(w);
+  leave_symmetry(model);
 }
 
 // Sequences, and the logits (B,V) of a forward over all of their tokens up to each.
@@ -47,7 +42,7 @@ struct Sequences {
       : B(B), T(T), ids(tokens_for(config, B, T)) {
     Context ctx(Device::cpu);
     Model model(config, 1, T, 1, ctx);
-    shake(model);
+    begin(model);
     logits.resize(T);
     for (size_t n = first; n <= T; n++)
       for (size_t b = 0; b < B; b++) {
@@ -73,7 +68,7 @@ void require_same_logits(Model& model, const Sequences& s, size_t first, size_t 
 void require_same_logits(const ModelConfig& config, const Sequences& s, size_t first, size_t end, Context& ctx) {
   INFO("B " << s.B << ", " << name_of(ctx.device));
   Model model(config, Generation{s.B, first, end}, ctx);
-  shake(model);
+  begin(model);
   require_same_logits(model, s, first, end);
 }
 
@@ -108,7 +103,7 @@ TEST_CASE("cached_model: new sequences see nothing of those before", "[cached_mo
     const ModelConfig config = small_model(line);
     const Sequences two(config, 2, 9), one(config, 1, 7);
     Model model(config, Generation{2, 4, 9}, ctx);
-    shake(model);
+    begin(model);
     require_same_logits(model, two, 4, 9);
     model.begin_sequences(1, 7);
     require_same_logits(model, one, 2, 7);
@@ -141,7 +136,7 @@ TEST_CASE("cached_model: a model in training generates in its own memory", "[cac
     const ModelConfig config = small_model(line);
     const Sequences sequences(config, 1, 9, 4);
     Model model(config, 4, 9, 1, ctx);
-    shake(model);
+    begin(model);
     const auto before = model.weights.values.download();
     model.begin_sequences(1, 9);
     require_same_logits(model, sequences, 4, 9);
@@ -153,7 +148,7 @@ TEST_CASE("cached_model: what a model has no room for is refused", "[cached_mode
   Context ctx(Device::cpu);
   const ModelConfig config = small_model("--position=learned");
   Model model(config, Generation{2, 3, 6}, ctx);
-  shake(model);
+  begin(model);
   const auto unread = [&](const std::vector<int>& ids) { return refusal([&] { model.read(ids); }); };
   REQUIRE(contains(unread({1, 2, 3}), "3 tokens for 2 sequences"));
   REQUIRE(contains(unread({}), "0 tokens"));

@@ -68,15 +68,8 @@ static void require_combine_bits(const DispatchShape& s, size_t C) {
 }
 
 TEST_CASE("combine: what the program runs equals the reference bit for bit", "[bitwise]") {
-  const struct {
-    DispatchShape s;
-    size_t C;
-  } cases[] = {{{1, 1, 1}, 1},    {{63, 8, 2}, 200},  {{200, 200, 8}, 3}, {{30, 128, 8}, 128},
-               {{20, 3, 3}, 516}, {{200, 4, 1}, 131}, {{17, 9, 5}, 4}};
-  for (const auto& [s, C] : cases) {
-    require_combine_bits<float>(s, C);
-    require_combine_bits<bf16>(s, C);
-  }
+  for_dispatch_cases(
+      [](auto stored, const DispatchShape& s, size_t C) { require_combine_bits<decltype(stored)>(s, C); });
 }
 
 TEST_CASE("combine: one expert of weight 1 is that expert's output, bit for bit", "[bitwise]") {
@@ -111,30 +104,6 @@ TEST_CASE("combine: the first product is rounded, the others are fused, plus com
   run({1, 0}, {a, square}, {-1.0f, a}, 0.0f, std::fma(a, a, -square));
   REQUIRE(std::fma(a, a, -square) != 0.0f);
   run({0, 1}, {0x1p24f, -0x1p24f}, {1.0f, 1.0f}, 1.0f, 1.0f);  // plus first would be lost
-}
-
-TEST_CASE("combine: a token's result does not depend on the others", "[bitwise]") {
-  const DispatchShape s = {20, 6, 2};
-  const size_t C = 37, token = 13;
-  const std::vector<int> expert = random_experts(s, 5, false);
-  const auto out_of_slot = random_values<float>(s.M() * C, 1), weight = random_values<float>(s.M(), 2);
-  const auto run = [&](size_t first, size_t count, Context& ctx) {
-    const DispatchShape part = {count, s.E, s.k};
-    const std::vector<int> experts(expert.begin() + first * s.k, expert.begin() + (first + count) * s.k);
-    SortedSlots sorted(part, experts);
-    std::vector<float> rows(part.M() * C);
-    for (size_t slot = 0; slot < part.M(); slot++)
-      std::copy_n(out_of_slot.begin() + (first * s.k + slot) * C, C, rows.begin() + sorted.row_of_slot[slot] * C);
-    const DeviceSlots on_device(part, experts, ctx);
-    Guarded y(ctx, count * C), grows(ctx, rows),
-        gweight(ctx, std::vector<float>(weight.begin() + first * s.k, weight.begin() + (first + count) * s.k));
-    combine_forward(y, grows, gweight, nullptr, on_device.lists(), part, C, ctx);
-    return y.download();
-  };
-  on_every_device([&](Context& ctx) {
-    const std::vector<float> all = run(0, s.N, ctx);
-    REQUIRE_BITWISE((std::vector<float>(all.begin() + token * C, all.begin() + (token + 1) * C)), run(token, 1, ctx));
-  });
 }
 
 TEST_CASE("combine: shapes that do not fit are refused") {

@@ -76,8 +76,7 @@ TEST_CASE("dropout: every branch, layer, micro-batch and seed has the mask that 
       Context ctx(Device::cpu);
       Model model(config, 1, 1, seed, ctx);
       for (uint64_t draw : {0, 1, 2, 7}) {
-        set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
-        forward_backward(model, {4}, {9}, 1, 1, ctx, {}, draw);
+        forward_backward(model, {{4}, {9}, 1, 1}, ctx, {}, draw);
         const std::vector<Mask> seen = masks_seen(model, placement);
         REQUIRE(seen.size() == 2 * config.layers);
         for (size_t branch = 0; branch < seen.size(); branch++) {
@@ -144,7 +143,6 @@ TEST_CASE("dropout: validation, the loss alone and sampling are those of the mod
     REQUIRE_BITWISE(without.trainer.model.next_token_logits({1, 2, 3}),
                     with.trainer.model.next_token_logits({1, 2, 3}));
     // In training it does drop.
-    REQUIRE(forward_backward(with.trainer.model, batch.ids, batch.targets, batch.B, batch.T, ctx) !=
-            with.trainer.model.loss(batch));
+    REQUIRE(forward_backward(with.trainer.model, batch, ctx) != with.trainer.model.loss(batch));
   }
 }

@@ -6,37 +6,29 @@
 
 using namespace gated;
 
-TEST_CASE("dyt: gradients against finite differences", "[gradcheck]") {
-  NormGradients g;
-  const size_t N = g.N, C = g.C;
-  auto w = random_values<double>(C, 3), b = random_values<double>(C, 6);
-  std::vector<double> alpha = {0.8}, dalpha(1, 0.0), dw(C, 0.0), db(C, 0.0);
-  const auto loss = [&] {
-    dyt_forward_ref(g.y.data(), g.x.data(), alpha.data(), w.data(), b.data(), N, C);
-    return dot(g.y, g.dy);
-  };
-  dyt_backward_ref(g.dx.data(), dalpha.data(), dw.data(), db.data(), g.dy.data(), g.x.data(), alpha.data(), w.data(), N,
-                   C);
-  check_gradients(loss, {{"x", g.x, g.dx}, {"alpha", alpha, dalpha}, {"w", w, dw}, {"b", b, db}});
-}
-
-TEST_CASE("dyt: gradients after a branch against finite differences", "[gradcheck]") {
-  for (const Join& join : norm_joins()) {
-    INFO("plain " << join.plain());
+TEST_CASE("dyt: gradients against finite differences, alone and after a branch", "[gradcheck]") {
+  for (const Join* join : norm_gradient_joins()) {
     NormGradients g;
     const size_t N = g.N, C = g.C;
     auto w = random_values<double>(C, 3), b = random_values<double>(C, 6);
     std::vector<double> alpha = {0.8}, dalpha(1, 0.0), dw(C, 0.0), db(C, 0.0);
     const auto loss = [&] {
-      dyt_general_forward_ref<double>({g.y.data(), g.sum.data()}, g.in(join), alpha.data(), w.data(), b.data(), N, C);
-      return g.loss();
+      if (join)
+        dyt_general_forward_ref<double>({g.y.data(), g.sum.data()}, g.in(*join), alpha.data(), w.data(), b.data(), N,
+                                        C);
+      else
+        dyt_forward_ref(g.y.data(), g.x.data(), alpha.data(), w.data(), b.data(), N, C);
+      return g.loss(join);
     };
     loss();
-    dyt_general_backward_ref<double>({g.dx.data(), g.dbranch.data(), dalpha.data(), dw.data(), db.data()}, g.dy.data(),
-                                     g.back(join), alpha.data(), w.data(), N, C);
-    check_gradients(
-        loss,
-        {{"x", g.x, g.dx}, {"branch", g.branch, g.dbranch}, {"alpha", alpha, dalpha}, {"w", w, dw}, {"b", b, db}});
+    if (join)
+      dyt_general_backward_ref<double>({g.dx.data(), g.dbranch.data(), dalpha.data(), dw.data(), db.data()},
+                                       g.dy.data(), g.back(*join), alpha.data(), w.data(), N, C);
+    else
+      dyt_backward_ref(g.dx.data(), dalpha.data(), dw.data(), db.data(), g.dy.data(), g.x.data(), alpha.data(),
+                       w.data(), N, C);
+    check_gradients(loss, {{"x", g.x, g.dx}, {"alpha", alpha, dalpha}, {"w", w, dw}, {"b", b, db}});
+    if (join) check_gradients(loss, {{"branch", g.branch, g.dbranch}});
   }
 }
 
@@ -76,21 +68,8 @@ static void require_bits(size_t N, size_t C, const NormCase& c) {
   });
 }
 
-TEST_CASE("dyt: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
-  const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
-  const NormCase plain = {false, false};
-  for (auto [N, C] : sizes) require_bits<float>(N, C, plain);
-  require_bits<bf16>(9, 131, plain);
-  require_bits<bf16>(130, 200, plain);
-}
-
-TEST_CASE("dyt: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
-  const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
-  for (const NormCase& c : {NormCase{true, true}, {true, false, norm_joins()[1]}, {true, true, norm_joins()[1]}}) {
-    for (auto [N, C] : sizes) require_bits<float>(N, C, c);
-    require_bits<bf16>(9, 131, c);
-    require_bits<bf16>(5, 1032, c);
-  }
+TEST_CASE("dyt: CPU and kernels equal the references bit for bit", "[bitwise]") {
+  for_norm_cases([](auto stored, size_t N, size_t C, const NormCase& c) { require_bits<decltype(stored)>(N, C, c); });
 }
 
 TEST_CASE("dyt: where tanh is its argument y is w*(alpha*x) + b exactly, where it is flat +-w + b") {

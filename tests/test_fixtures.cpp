@@ -1,7 +1,5 @@
 // fixtures: this code against what others wrote. tests/fixtures holds results of PyTorch and transformers,
 // made by scripts/make_fixtures.py, which says what is stored and how.
-#include <omp.h>
-
 #include <map>
 #include <set>
 
@@ -54,13 +52,10 @@ std::map<std::string, Numbers> results_of(const ModelConfig& config) {
   }
   model.weights.values.upload(weights);
   model.weights_changed();
-  set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
 
   std::map<std::string, Numbers> results;
-  results["loss"] = {forward_backward(model, ids, targets, B, T, ctx)};
-  const std::vector<float> gradients = model.weights.grads.download();
-  for (const Parameter& p : model.weights.list())
-    results[p.name] = Numbers(&gradients[p.offset], &gradients[p.offset] + p.size);
+  results["loss"] = {forward_backward(model, {ids, targets, B, T}, ctx)};
+  for (const auto& [name, g] : by_name(model.weights, model.weights.grads)) results[name] = Numbers(g.begin(), g.end());
   for (size_t b = 0; b < B; b++)
     for (float x : model.next_token_logits({&ids[b * T], &ids[b * T] + T})) results["logits"].push_back(x);
   return results;
@@ -115,8 +110,7 @@ TEST_CASE("fixtures: every model has one, without its dropout", "[fixtures]") {
 }
 
 TEST_CASE("fixtures: loss, logits and every gradient of the models", "[fixtures]") {
-  const int threads = omp_get_max_threads();
-  omp_set_num_threads(1);  // next to no work: waking a second thread costs more than it does
+  const Threads one(1);  // next to no work: waking a second thread costs more than it does
   const json fixtures = read_fixtures("models.json");
   for (const json& fixture : fixtures.at("models")) {
     const std::string flags = fixture.at("flags"), source = fixture.at("source");
@@ -134,7 +128,6 @@ TEST_CASE("fixtures: loss, logits and every gradient of the models", "[fixtures]
         REQUIRE(relative_error(expected, here) <= 1e-5);
     }
   }
-  omp_set_num_threads(threads);
 }
 
 TEST_CASE("fixtures: rmsnorm", "[fixtures]") {
@@ -379,15 +372,14 @@ TEST_CASE("fixtures: bf16 errs at most half as much again as that of PyTorch", "
     const auto truth = results_of(config);
     config.storage = Storage::bf16;
     const auto got = results_of(config);
-    double apart[2] = {}, length[2] = {};  // of logits, of gradients
+    Numbers gradients[2];
     for (const auto& [name, numbers] : truth) {
-      if (name == "loss") continue;
-      for (size_t i = 0; i < numbers.size(); i++) {
-        apart[name != "logits"] += std::pow(got.at(name)[i] - numbers[i], 2);
-        length[name != "logits"] += std::pow(numbers[i], 2);
-      }
+      if (name == "loss" || name == "logits") continue;
+      gradients[0].insert(gradients[0].end(), numbers.begin(), numbers.end());
+      gradients[1].insert(gradients[1].end(), got.at(name).begin(), got.at(name).end());
     }
-    const double logits = std::sqrt(apart[0] / length[0]), gradient = std::sqrt(apart[1] / length[1]);
+    const double logits = norm_error(truth.at("logits"), got.at("logits"));
+    const double gradient = norm_error(gradients[0], gradients[1]);
     INFO("logits " << logits << ", gradient " << gradient);
     REQUIRE(logits <= 1.5 * double(fixture.at("logits")));
     REQUIRE(gradient <= 1.5 * double(fixture.at("gradient")));

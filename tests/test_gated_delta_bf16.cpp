@@ -23,8 +23,8 @@ struct Bf16Trial : DeltaTrial<bf16> {
   const Array<bf16> kept = out<bf16>(gated_delta_bf16_kept_size(s)), u = out<bf16>(Sizes(s).v),
                     miss = out<bf16>(Sizes(s).v);
 
-  explicit Bf16Trial(const Inputs<float>& in, MmaArithmetic arithmetic = usual_mma(), Nan nan = Nan::refused,
-                     bool states = true, size_t at = 0)
+  explicit Bf16Trial(const Inputs<float>& in, bool states = true, size_t at = 0, MmaArithmetic arithmetic = usual_mma(),
+                     Nan nan = Nan::refused)
       : DeltaTrial(in, states, at, nan), arithmetic(arithmetic) {
     reference([&] {
       gated_delta_bf16_forward_ref(GatedDeltaBf16Out{o, final, kept, u, miss}, from(), s, arithmetic);
@@ -39,19 +39,14 @@ struct Bf16Trial : DeltaTrial<bf16> {
     REQUIRE(ctx.most_scratch_used() == std::max(gated_delta_bf16_forward_scratch(s, ctx.device),
                                                 gated_delta_bf16_backward_scratch(s, ctx.device)));
   }
-  void on_device(Context& ctx) {
+  void run_without_backward(const Array<bf16>& to, Context& ctx) const {
+    gated_delta_bf16_forward({.o = to, .kept = kept, .u = u}, from(), s, ctx);
+  }
+  void on_device(Context& ctx) override {
     if (!multiplies_as(ctx, arithmetic)) return;
     fits(s.Dk > 128, [&] { on(ctx, [&](Context& ctx) { run(ctx); }); });
   }
-  void on_every_device() {
-    gated::on_every_device([&](Context& ctx) { on_device(ctx); });
-  }
-  std::vector<std::vector<float>> of_forward() const { return {o.values(), u.values(), miss.values()}; }
-  std::vector<std::vector<float>> by_token() const {
-    auto all = of_forward();
-    for (auto& gradient : gradients_of(*this)) all.push_back(gradient);
-    return all;
-  }
+  std::vector<std::vector<float>> of_forward() const override { return {o.values(), u.values(), miss.values()}; }
 };
 
 Inputs<double> widened(const Inputs<float>& in) {
@@ -62,23 +57,13 @@ Inputs<double> widened(const Inputs<float>& in) {
   return wide;
 }
 
-// The 2-norm of the difference, over that of the truth.
-double error_of(const std::vector<double>& truth, const std::vector<float>& x) {
-  double apart = 0, length = 0;
-  for (size_t i = 0; i < truth.size(); i++) {
-    apart += std::pow(truth[i] - double(x[i]), 2);
-    length += truth[i] * truth[i];
-  }
-  return std::sqrt(apart / length);
-}
-
 }  // namespace
 
 TEST_CASE("gated_delta_bf16: in double the reference is the recurrence, and so are its gradients",
           "[gated_delta_bf16]") {
   for (const auto& [s, decay] : {std::pair(GatedDeltaShape{1, 130, 1, 2, 32, 16}, 0.1), {{2, 70, 2, 2, 16, 32}, 3.0}}) {
     const Inputs<double> in(s, decay);
-    const Outputs<double> truth = gated_delta_cases::reference(recurrence, in);
+    const Outputs<double> truth = reference<Recurrence>(in);
     Outputs<double> got(s);
     std::vector<double> kept(gated_delta_bf16_kept_size(s)), u(got.o.size()), miss(got.o.size());
     const GatedDeltaBf16InOf<double> from = {in.q.data(), in.k.data(),    in.v.data(),
@@ -88,9 +73,7 @@ TEST_CASE("gated_delta_bf16: in double the reference is the recurrence, and so a
     gated_delta_bf16_backward_ref<double>(
         {got.dq.data(), got.dk.data(), got.dv.data(), got.dg.data(), got.dbeta.data(), got.dinitial.data()},
         {in.dout.data(), in.dfinal.data(), kept.data(), u.data(), miss.data()}, from, s, MmaArithmetic::hopper);
-    for (auto x : {&Outputs<double>::o, &Outputs<double>::final, &Outputs<double>::dq, &Outputs<double>::dk,
-                   &Outputs<double>::dv, &Outputs<double>::dg, &Outputs<double>::dbeta, &Outputs<double>::dinitial})
-      REQUIRE(relative_error(truth.*x, got.*x) < 1e-12);
+    for (const auto& [name, x] : truth.by_name()) REQUIRE(relative_error(x, got.by_name().at(name)) < 1e-12);
   }
 }
 
@@ -110,7 +93,7 @@ TEST_CASE("gated_delta_bf16: the CPU's code and the kernels have the bits of the
                {{2, 5, 2, 2, 16, 80}, 0.5f}};
   for (const auto& [s, decay, arithmetic] : cases) {
     INFO("B " << s.B << " T " << s.T << " heads " << s.Hk << ", " << s.Hv << " Dk " << s.Dk << " Dv " << s.Dv);
-    Bf16Trial(rounded_inputs(s, decay), arithmetic).on_every_device();
+    Bf16Trial(rounded_inputs(s, decay), true, 0, arithmetic).on_every_device();
   }
 }
 
@@ -135,71 +118,31 @@ TEST_CASE("gated_delta_bf16: how far it is from the recurrence in double", "[gat
   for (float decay : {0.0f, 0.01f, 0.5f, 10.0f}) {
     const Inputs<float> in = rounded_inputs({1, 300, 1, 2, 64, 64}, decay);
     const Bf16Trial got(in);
-    const Outputs<double> truth = gated_delta_cases::reference(recurrence, widened(in));
-    const std::tuple<const char*, const std::vector<double>&, const std::vector<float>&> pairs[] = {
-        {"o", truth.o, got.o.values()},
-        {"final", truth.final, got.final.values()},
-        {"dq", truth.dq, got.dq.values()},
-        {"dk", truth.dk, got.dk.values()},
-        {"dv", truth.dv, got.dv.values()},
-        {"dg", truth.dg, got.dg.values()},
-        {"dbeta", truth.dbeta, got.dbeta.values()},
-        {"dinitial", truth.dinitial, got.dinitial.values()}};
-    for (const auto& [name, exact, x] : pairs) {
-      INFO(name << ", g down to " << -decay << ": " << error_of(exact, x));
-      REQUIRE(error_of(exact, x) < 1.0 / 128);
+    const std::map<std::string, std::vector<float>> by_name = {
+        {"o", got.o.values()},         {"final", got.final.values()},
+        {"dq", got.dq.values()},       {"dk", got.dk.values()},
+        {"dv", got.dv.values()},       {"dg", got.dg.values()},
+        {"dbeta", got.dbeta.values()}, {"dinitial", got.dinitial.values()}};
+    for (const auto& [name, exact] : reference<Recurrence>(widened(in)).by_name()) {
+      const double error = norm_error(exact, by_name.at(name));
+      INFO(name << ", g down to " << -decay << ": " << error);
+      REQUIRE(error < 1.0 / 128);
     }
   }
 }
 
 TEST_CASE("gated_delta_bf16: without a state before, after or wanted", "[gated_delta_bf16][bitwise]") {
-  const GatedDeltaShape s{1, 70, 1, 2, 32, 16};
-  Inputs<float> in = rounded_inputs(s);
-  std::fill(in.initial.begin(), in.initial.end(), 0.0f);
-  std::fill(in.dfinal.begin(), in.dfinal.end(), 0.0f);
-  Bf16Trial t(in, usual_mma(), Nan::refused, false);
-  require_same(Bf16Trial(in).by_token(), t.by_token());
-  const auto o_alone = t.again(t.o), kept_alone = t.again(t.kept), u_alone = t.again(t.u);
-  t.Trial::on_every_device([&](Context& ctx) {
-    gated_delta_bf16_forward({.o = o_alone, .kept = kept_alone, .u = u_alone}, t.from(), s, ctx);
-    t.run(ctx);
-  });
+  without_states<Bf16Trial>(rounded_inputs({1, 70, 1, 2, 32, 16}));
 }
 
 TEST_CASE("gated_delta_bf16: heads inside wider rows give the bits of packed ones, and nothing between them is touched",
           "[gated_delta_bf16][bitwise]") {
-  const GatedDeltaShape packed{2, 66, 1, 2, 32, 16};
-  GatedDeltaShape s = packed;
-  s.qk_stride = packed.qk_step() + 16, s.v_stride = packed.v_step() + 24;
-  Bf16Trial t(rounded_inputs(s), usual_mma(), Nan::refused, true, 8);
-  require_same(Bf16Trial(rounded_inputs(packed)).by_token(), t.by_token());
-  t.on_every_device();
+  wider_rows<Bf16Trial>(rounded_inputs({2, 66, 1, 2, 32, 16}), 16, 24, 8);
 }
 
 TEST_CASE("gated_delta_bf16: a sequence cut between chunks, with the state carried on, has the bits of the whole",
           "[gated_delta_bf16]") {
-  const GatedDeltaShape s{2, 150, 1, 2, 16, 32};
-  const Inputs<float> in = rounded_inputs(s, 0.1f);
-  Context cpu(Device::cpu);
-  Bf16Trial whole(in);
-  whole.on_device(cpu);
-  for (size_t cut : {64, 128}) {
-    INFO("cut at " << cut);
-    // The state goes forwards over the cut, its gradient backwards.
-    Inputs<float> first = tokens(in, 0, cut), second = tokens(in, cut, s.T);
-    second.initial = Bf16Trial(first).final.values();
-    Bf16Trial b(second);
-    first.dfinal = b.dinitial.values();
-    Bf16Trial a(first);
-    REQUIRE_BITWISE(whole.final.values(), b.final.values());
-    REQUIRE_BITWISE(whole.dinitial.values(), a.dinitial.values());
-    require_same(tokens(whole.by_token(), s.B, s.T, 0, cut), a.by_token());
-    require_same(tokens(whole.by_token(), s.B, s.T, cut, s.T), b.by_token());
-    for (Bf16Trial* t : {&a, &b}) {
-      Context ctx(Device::cpu);
-      t->on_device(ctx);
-    }
-  }
+  cut_sequence<Bf16Trial>(rounded_inputs({2, 150, 1, 2, 16, 32}, 0.1f), {64, 128});
 }
 
 TEST_CASE("gated_delta_bf16: a row has the same bits whatever is after it, or nothing", "[gated_delta_bf16][bitwise]") {
@@ -230,18 +173,14 @@ TEST_CASE("gated_delta_bf16: a row has the same bits whatever is after it, or no
 
 TEST_CASE("gated_delta_bf16: without decay and with beta = 1, orthonormal keys recall their values",
           "[gated_delta_bf16]") {
-  const Recall task(16);
-  Context cpu(Device::cpu);
-  Bf16Trial t(task.in);
-  for (size_t i = 0; i < task.o.size(); i++) REQUIRE(std::fabs(t.o.ref[i] - task.o[i]) <= 1.0f / 128);
-  t.on_device(cpu);
+  recall<Bf16Trial>(16, 1.0 / 128);
 }
 
 TEST_CASE("gated_delta_bf16: infinities and NaN come out as NaN", "[gated_delta_bf16][bitwise]") {
   Inputs<float> in = rounded_inputs({1, 70, 1, 1, 16, 16});
   in.k[3 * 16] = NAN;
   in.v[66 * 16 + 1] = INFINITY;
-  Bf16Trial t(in, usual_mma(), Nan::expected);
+  Bf16Trial t(in, true, 0, usual_mma(), Nan::expected);
   REQUIRE(std::isnan(t.o.ref[3 * 16]));
   REQUIRE(std::isnan(t.final.ref[0]));
   t.on_every_device();

@@ -154,8 +154,9 @@ TEST_CASE("graph: memory that is given back while launches are recorded is refus
               work.launch(ctx);
               freed.reset();
             });
-          }) == "graph: memory is given back while launches are recorded: a record holds launches, set_zero and "
-                "copy_rows alone");
+          }) ==
+          "graph: memory is given back while launches are recorded: a record holds launches, set_zero and "
+          "copy_rows alone");
   const std::vector<float> expected = work.result(7, ctx, [&] { work.launch(ctx); });
   for (int run = 0; run < 3; run++)
     REQUIRE_BITWISE(expected, work.result(7, ctx, [&] { graph.run([&] { work.launch(ctx); }); }));
@@ -241,22 +242,9 @@ std::vector<float> eventful_run(const Config& config, bool graphs, size_t& steps
 
 TEST_CASE("graph: steps that are repeated are those that are launched, whatever comes between", "[graph][bitwise]") {
   const std::string folder = (std::filesystem::temp_directory_path() / ("graph." + std::to_string(getpid()))).string();
-  for (const auto& [flags, micro_batches] :
-       {std::pair("", 2),
-        {"--norm=gated --norm-rank=3 --attn=g1 --dropout=0.2 --clip-residual=1.2", 1},
-        {"--norm=layernorm --norm-placement=post --dropout=0.1 --recompute=full --layers=3", 1},
-        {"--position=learned --embedding-scale=on --ffn=gelu --ffn-bias=on --attn-bias=all --recompute=light", 1},
-        {"--mixer=hybrid --linear-key-dim=6 --linear-value-dim=5 --layers=2 --attention-every=2", 1},
-        {"--mixer=gated-delta --linear-key-dim=16 --linear-value-dim=7 --delta=chunk --layers=1", 1},
-        {"--experts=5 --shared-experts=1 --balance-loss=0.3 --z-loss=0.1 --ffn-bias=on --layers=1", 2},
-        {"--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv --attn-sink=kv-bias --norm=dyt --layers=1",
-         1},
-        {"--precision=bf16 --head-dim=16 --norm=gated --norm-rank=3 --attn=g1 --dropout=0.1 --layers=1", 2},
-        {"--precision=bf16 --head-dim=16 --experts=3 --expert-hidden=16 --head-experts=2 --mixer=hybrid "
-         "--attention-every=2 --linear-key-heads=1 --linear-value-heads=2 --linear-key-dim=16 --linear-value-dim=16",
-         1}}) {
-    INFO(flags << ", " << micro_batches << " micro-batches");
-    Config config = small_run(small_model(std::string("--context=6 ") + flags), 9, size_t(micro_batches));
+  for (const std::string& run : fixture_lines("graph_models.txt")) {
+    INFO(run);
+    Config config = small_run(small_model("--context=6 " + run.substr(1)), 9, size_t(run[0] - '0'));
     config.out = folder;
     config.slices = 1;  // so that the launches of two micro-batches differ
     size_t direct = 0, repeated = 0;

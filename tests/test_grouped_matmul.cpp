@@ -168,7 +168,6 @@ TEST_CASE("grouped_matmul: threads share experts and parts of one in every way",
   // Work for several threads, balanced, with one expert that has most of the rows, and with few rows for each.
   const GroupedCase cases[] = {
       {{90, 100, 110, 100}, 130, 70}, {{7, 400, 5, 0, 9}, 70, 130}, {{400}, 65, 80}, {std::vector<int>(60, 6), 96, 50}};
-  const int before = omp_get_max_threads();
   for_every_case(cases, [](const Groups& g) {
     const GroupedShape& s = g.s;
     const auto a = random_values<float>(s.M * s.K, 1), b = random_values<float>(s.E * s.N * s.K, 2);
@@ -177,7 +176,7 @@ TEST_CASE("grouped_matmul: threads share experts and parts of one in every way",
       std::vector<float> expected(s.M * s.N);
       grouped_matmul_ref(expected.data(), a.data(), b.data(), g.start.data(), s, layout, Accumulate::no);
       for (int threads : {1, 2, 3, 8}) {
-        omp_set_num_threads(threads);
+        const Threads of_the_cpu(threads);
         std::vector<float> got(s.M * s.N, NAN);
         grouped_matmul_cpu(got.data(), a.data(), b.data(), g.start.data(), s, layout, Accumulate::no);
         REQUIRE_BITWISE(expected, got);
@@ -186,13 +185,12 @@ TEST_CASE("grouped_matmul: threads share experts and parts of one in every way",
     auto expected = b;
     grouped_matmul_tn_ref(expected.data(), dy.data(), a.data(), g.start.data(), s);
     for (int threads : {1, 2, 3, 8}) {
-      omp_set_num_threads(threads);
+      const Threads of_the_cpu(threads);
       auto got = b;
       grouped_matmul_tn_cpu(got.data(), dy.data(), a.data(), g.start.data(), s);
       REQUIRE_BITWISE(expected, got);
     }
   });
-  omp_set_num_threads(before);
 }
 
 TEST_CASE("grouped_matmul: matrices may begin anywhere", "[bitwise]") {

@@ -7,10 +7,6 @@ using namespace gated;
 
 namespace {
 
-std::vector<bf16> rounded(const std::vector<float>& values) {
-  return std::vector<bf16>(values.begin(), values.end());
-}
-
 const GroupedCase ragged[] = {
     {{0, 1, 63, 65, 0}, 40, 48},  // nobody, one row, around half of a tile
     {{5, 4, 0, 8}, 33, 17},       // lines off the 16-byte boundaries
@@ -121,8 +117,7 @@ void require_joined(const Groups& g, size_t second_K) {
     const Buffer<int> row_start = g.on(ctx);
     const MmaFactors factors[] = {{{a0, s.K}, {b0, s.N}, s.K}, {{a1, second_K}, {b1, s.N}, second_K}};
     grouped_matmul_bf16_joined(c, factors, row_start.data(), s, Accumulate::yes, ctx);
-    REQUIRE(ctx.most_scratch_used() <=
-            grouped_matmul_bf16_scratch({s.M, s.E, s.N, joined_depth(factors)}, ctx.device));
+    REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_scratch({s.M, s.E, s.N, joined_depth(factors)}, ctx.device));
   });
 }
 

@@ -17,37 +17,29 @@ TEST_CASE("layernorm: plain, by hand") {
   for (int c = 0; c < 4; c++) REQUIRE(y[c] == Approx(expected[c]).epsilon(1e-5));
 }
 
-TEST_CASE("layernorm: gradients against finite differences", "[gradcheck]") {
-  NormGradients g;
-  const size_t N = g.N, C = g.C;
-  auto w = random_values<double>(C, 3), b = random_values<double>(C, 6);
-  std::vector<double> mean(N), r(N), dw(C, 0.0), db(C, 0.0);
-  const auto loss = [&] {
-    layernorm_forward_ref(g.y.data(), mean.data(), r.data(), g.x.data(), w.data(), b.data(), N, C, 1e-5);
-    return dot(g.y, g.dy);
-  };
-  loss();
-  layernorm_backward_ref(g.dx.data(), dw.data(), db.data(), g.dy.data(), g.x.data(), w.data(), mean.data(), r.data(), N,
-                         C);
-  check_gradients(loss, {{"x", g.x, g.dx}, {"w", w, dw}, {"b", b, db}});
-}
-
-TEST_CASE("layernorm: gradients after a branch against finite differences", "[gradcheck]") {
-  for (const Join& join : norm_joins()) {
-    INFO("plain " << join.plain());
+TEST_CASE("layernorm: gradients against finite differences, alone and after a branch", "[gradcheck]") {
+  for (const Join* join : norm_gradient_joins()) {
     NormGradients g;
     const size_t N = g.N, C = g.C;
     auto w = random_values<double>(C, 3), b = random_values<double>(C, 6);
     std::vector<double> mean(N), r(N), dw(C, 0.0), db(C, 0.0);
     const auto loss = [&] {
-      layernorm_general_forward_ref<double>({g.y.data(), mean.data(), r.data(), g.sum.data()}, g.in(join), w.data(),
-                                            b.data(), N, C, 1e-5);
-      return g.loss();
+      if (join)
+        layernorm_general_forward_ref<double>({g.y.data(), mean.data(), r.data(), g.sum.data()}, g.in(*join), w.data(),
+                                              b.data(), N, C, 1e-5);
+      else
+        layernorm_forward_ref(g.y.data(), mean.data(), r.data(), g.x.data(), w.data(), b.data(), N, C, 1e-5);
+      return g.loss(join);
     };
     loss();
-    layernorm_general_backward_ref<double>({g.dx.data(), g.dbranch.data(), dw.data(), db.data()}, g.dy.data(),
-                                           g.back(join), w.data(), mean.data(), r.data(), N, C);
-    check_gradients(loss, {{"x", g.x, g.dx}, {"branch", g.branch, g.dbranch}, {"w", w, dw}, {"b", b, db}});
+    if (join)
+      layernorm_general_backward_ref<double>({g.dx.data(), g.dbranch.data(), dw.data(), db.data()}, g.dy.data(),
+                                             g.back(*join), w.data(), mean.data(), r.data(), N, C);
+    else
+      layernorm_backward_ref(g.dx.data(), dw.data(), db.data(), g.dy.data(), g.x.data(), w.data(), mean.data(),
+                             r.data(), N, C);
+    check_gradients(loss, {{"x", g.x, g.dx}, {"w", w, dw}, {"b", b, db}});
+    if (join) check_gradients(loss, {{"branch", g.branch, g.dbranch}});
   }
 }
 
@@ -86,21 +78,8 @@ static void require_bits(size_t N, size_t C, const NormCase& c) {
   });
 }
 
-TEST_CASE("layernorm: CPU and kernels equal the plain reference bit for bit", "[bitwise]") {
-  const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}};
-  const NormCase plain = {false, false};
-  for (auto [N, C] : sizes) require_bits<float>(N, C, plain);
-  require_bits<bf16>(9, 131, plain);
-  require_bits<bf16>(130, 200, plain);
-}
-
-TEST_CASE("layernorm: CPU and kernels equal the general reference bit for bit", "[bitwise]") {
-  const struct { size_t N, C; } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {1, 1030}};
-  for (const NormCase& c : {NormCase{true, true}, {true, false, norm_joins()[1]}, {true, true, norm_joins()[1]}}) {
-    for (auto [N, C] : sizes) require_bits<float>(N, C, c);
-    require_bits<bf16>(9, 131, c);
-    require_bits<bf16>(5, 1032, c);
-  }
+TEST_CASE("layernorm: CPU and kernels equal the references bit for bit", "[bitwise]") {
+  for_norm_cases([](auto stored, size_t N, size_t C, const NormCase& c) { require_bits<decltype(stored)>(N, C, c); });
 }
 
 TEST_CASE("layernorm: a row has mean 0 and variance 1, wherever it was") {

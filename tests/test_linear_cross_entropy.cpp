@@ -29,10 +29,6 @@ struct Problem {
   float dloss = 1.0f / 37;
 };
 
-std::vector<bf16> rounded(const std::vector<float>& values) {
-  return std::vector<bf16>(values.begin(), values.end());
-}
-
 // A problem's losses and gradients, with h of S.
 template <class S = float>
 struct ProblemTrial : Trial {

@@ -2,8 +2,6 @@
 // cuBLAS, where there is a GPU, against a bound.
 #include "kernels/matmul.h"
 
-#include <omp.h>
-
 #include <algorithm>
 
 #include "core/simd.h"
@@ -178,18 +176,16 @@ TEST_CASE("matmul: the tuned CPU product equals the reference for any number of 
                         {29, 31, 1024}, {17, 47, 1025}, {64, 16, 2049}, {200, 37, 5},  {177, 130, 20}, {2, 1600, 3},
                         {40, 20, 0},    {1, 70, 2065},  {2, 37, 2049},  {3, 16, 1030}, {4, 45, 1041},  {400, 300, 20},
                         {30, 2000, 40}, {3, 3200, 5},   {2100, 5, 1026}};
-  const int before = omp_get_max_threads();
   for (const Size& s : sizes)
     for_every_form([&](Layout layout, Accumulate accumulate) {
       Product p(s, layout, accumulate);
       for (int threads : {1, 2, 3}) {
         INFO(threads << " threads, M " << s.M << " N " << s.N << " K " << s.K);
-        omp_set_num_threads(threads);
+        const Threads of_the_cpu(threads);
         Context cpu(Device::cpu);
         p.on(cpu, [&](Context& ctx) { p.run(ctx); });
       }
     });
-  omp_set_num_threads(before);
 }
 
 TEST_CASE("matmul: kernels equal the reference in every tile, with slices one by one, side by side and in groups",

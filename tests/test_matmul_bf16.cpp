@@ -15,13 +15,6 @@ namespace {
 
 constexpr Layout layouts[] = {Layout::nt, Layout::nn, Layout::tn};
 
-std::vector<bf16> rounded(const std::vector<float>& values) {
-  return std::vector<bf16>(values.begin(), values.end());
-}
-std::vector<float> widened(const std::vector<bf16>& values) {
-  return std::vector<float>(values.begin(), values.end());
-}
-
 struct Product {
   size_t M, N, K;
   Layout layout;
@@ -255,8 +248,8 @@ TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bit
         const auto multiply = [&]<class Out>(Out* C, size_t more, Accumulate accumulate, const float* with,
                                              Activated to = {}) {
           return matmul_wgmma(Matrix<Out>{C, s.N}, {a.data(), packed_lda(s.M, s.K, layout) + more},
-                              {b.data(), packed_ldb(s.N, s.K, layout)}, s.M, s.N, s.K, layout, accumulate, totals,
-                              with, to, ctx);
+                              {b.data(), packed_ldb(s.N, s.K, layout)}, s.M, s.N, s.K, layout, accumulate, totals, with,
+                              to, ctx);
         };
         const Guarded added(ctx, p.C), written(ctx, p.C);
         const GuardedOf<bf16> C(ctx, p.C), y(ctx, p.C);

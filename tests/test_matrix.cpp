@@ -108,15 +108,11 @@ Lines covering_lines(const std::vector<Factor>& all) {
 bool learns(ModelConfig config, Context& ctx) {
   config.moe.balance = config.moe.z = 0;
   config.init.std = 0.1;
-  const size_t T = config.context;
-  std::vector<int> ids(2 * T), targets(2 * T);
-  for (size_t i = 0; i < ids.size(); i++)
-    ids[i] = int(random_below(1, 1, i, config.vocab)), targets[i] = int(random_below(1, 2, i, config.vocab));
-  Model model(config, 2, T, 3, ctx);
-  const float before = model.loss({ids, targets, 2, T});
+  const RandomBatch batch(config);
+  Model model(config, 2, config.context, 3, ctx);
+  const float before = model.loss(batch);
   for (uint64_t step = 0; step < 8; step++) {
-    set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
-    forward_backward(model, ids, targets, 2, T, ctx, {}, step);
+    forward_backward(model, batch, ctx, {}, step);
     std::vector<float> w = model.weights.values.download();
     const std::vector<float> g = model.weights.grads.download();
     double squares = 0;
@@ -124,7 +120,7 @@ bool learns(ModelConfig config, Context& ctx) {
     for (size_t i = 0; i < w.size(); i++) w[i] -= float(0.02 / std::sqrt(squares)) * g[i];
     model.weights.values.upload(w);
   }
-  return model.loss({ids, targets, 2, T}) < before;
+  return model.loss(batch) < before;
 }
 
 // The logits after the last token of a sequence, of which all but `last` were read at once and the others one by one.

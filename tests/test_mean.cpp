@@ -10,8 +10,7 @@ TEST_CASE("mean: its order and its kernels, bit for bit", "[bitwise]") {
   // The last has more than 128 chunks, so that chunk sums share chains.
   for (size_t n : {1, 3, 128, 129, 1030, 16383, 16384, 16385, 16388, 50001, 16384 * 130 + 5}) {
     INFO("n " << n);
-    auto x = random_values<float>(n, n, 2.0f);  // chunks of unlike sums, so that the order of adding those shows
-    for (size_t i = 0; i < n; i++) x[i] = (x[i] + 2.0f) * (1.0f + 1.7f * float(i / 16384 % 7));
+    const auto x = uneven_values(n);
     RowSum<float> sums;
     for (size_t begin = 0; begin < n; begin += 16384) {
       RowSum<float> chunk;

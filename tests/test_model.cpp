@@ -1,62 +1,24 @@
 // model: each layer's backward composes its operations rightly, on every device alike.
-#include "core/philox.cuh"
 #include "layers/model.h"
-
-#include <omp.h>
-
-#include <algorithm>
-#include <cmath>
-#include <map>
 
 #include "tests/activations.h"
 #include "tests/harness.h"
-#include "tests/refusal.h"
 #include "tests/small_models.h"
 
 using namespace gated;
 
-namespace {
-
-struct Tokens {
-  size_t B = 2, T = 9;
-  std::vector<int> ids, targets;
-};
-
-Tokens tokens_for(const ModelConfig& c) {
-  Tokens b;
-  b.T = c.context;
-  for (size_t i = 0; i < b.B * b.T; i++) {
-    b.ids.push_back(int(random_below(1, 1, i, c.vocab)));
-    b.targets.push_back(int(random_below(1, 2, i, c.vocab)));
-  }
-  return b;
-}
-
-// Starting weights are near a symmetric point: gates of exactly one half, norms of exactly one. Moving them off it
-// lets no term of a gradient hide.
-void shake(Model& model) {
-  std::vector<float> w = model.weights.values.download();
-  for (const Parameter& p : model.weights.list())
-    for (size_t i = 0; i < p.size; i++) w[p.offset + i] += 0.3f * float(normal(7, p.offset, i));
-  model.weights.values.upload(w);
-}
-
-}  // namespace
-
 TEST_CASE("model: the gradient of every parameter points where the loss falls", "[gradcheck]") {
-  const int threads = omp_get_max_threads();
-  omp_set_num_threads(1);  // thousands of passes over next to nothing: waking a second thread costs more than it does
+  const Threads one(1);  // thousands of passes over next to nothing: waking a second thread costs more than it does
   for (const std::string& flags : small_models()) {
     INFO(flags);
     Context ctx(Device::cpu);
     ModelConfig config = small_model(flags);
     config.moe.balance = config.moe.z = 0;  // which are not in the loss that is seen: tests/test_moe.cpp
-    const Tokens b = tokens_for(config);
+    const RandomBatch b(config);
     Model model(config, b.B, b.T, 3, ctx);
     const Activations activations(model, ctx);
-    shake(model);
-    set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
-    forward_backward(model, b.ids, b.targets, b.B, b.T, ctx);
+    leave_symmetry(model);
+    forward_backward(model, b, ctx);
     const std::vector<float> w = model.weights.values.download(), g = model.weights.grads.download();
     const auto experts = activations.get<int>("mlp: experts");
 
@@ -77,7 +39,7 @@ TEST_CASE("model: the gradient of every parameter points where the loss falls", 
         std::vector<float> moved = w;
         for (size_t i = 0; i < p.size; i++) moved[p.offset + i] += float(step * g[p.offset + i] / length);
         model.weights.values.upload(moved);
-        const float loss = forward_backward(model, b.ids, b.targets, b.B, b.T, ctx);  // loss() has no dropout
+        const float loss = forward_backward(model, b, ctx);  // loss() has no dropout
         return activations.get<int>("mlp: experts") == experts ? double(loss) : NAN;
       };
       // Where the loss bends much, a smaller step sees the slope better; a wrong gradient agrees with neither.
@@ -94,20 +56,18 @@ TEST_CASE("model: the gradient of every parameter points where the loss falls", 
       model.weights.values.upload(w);
     }
   }
-  omp_set_num_threads(threads);
 }
 
 TEST_CASE("model: loss and every gradient have the same bits on cpu and kernels", "[bitwise]") {
   for (const std::string& flags : small_models()) {
     INFO(flags);
     const ModelConfig config = small_model(flags);
-    const Tokens b = tokens_for(config);
+    const RandomBatch b(config);
     auto gradients = [&](Context& ctx) {
       Model model(config, b.B, b.T, 3, ctx);
-      shake(model);
-      set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
-      std::vector<float> result = {forward_backward(model, b.ids, b.targets, b.B, b.T, ctx)};
-      result.push_back(model.loss({b.ids, b.targets, b.B, b.T}));
+      leave_symmetry(model);
+      std::vector<float> result = {forward_backward(model, b, ctx)};
+      result.push_back(model.loss(b));
       const std::vector<float> g = model.weights.grads.download();
       const std::vector<float> logits = model.next_token_logits({1, 2, 3});
       result.insert(result.end(), g.begin(), g.end());
@@ -159,66 +119,8 @@ TEST_CASE("model: evaluated in a longer context it reads short sequences as it d
 TEST_CASE("model: parameters that a variant adds leave the others' starting values alone", "[model]") {
   Context ctx(Device::cpu);
   Model a(small_model(), 1, 9, 3, ctx), b(small_model("--norm=gated --attn=g1"), 1, 9, 3, ctx);
-  size_t shared = 0;
-  for (const Parameter& p : a.weights.list())
-    for (const Parameter& q : b.weights.list()) {
-      if (p.name != q.name) continue;
-      shared++;
-      REQUIRE(p.shape == q.shape);
-      const float *x = a.weights.values.data() + p.offset, *y = b.weights.values.data() + q.offset;
-      REQUIRE_BITWISE(std::vector<float>(x, x + p.size), std::vector<float>(y, y + q.size));
-    }
-  REQUIRE(shared == a.weights.list().size());
-}
-
-TEST_CASE("model: parameter counts are the formula's, initial values N(0, 0.02)", "[model]") {
-  // GatedNorm of P2's 2B preset, as the paper counts it: rank 16, hidden 2048, two norms in each of 28 layers, one more
-  // at the end: 57 * 2 * 16 * 2048 = 3,735,552. Counted here on one layer (three norms) to stay small.
-  ModelConfig c;
-  c.vocab = 64, c.layers = 1, c.hidden = 2048, c.ffn.F = 64;
-  c.attention.H = 8, c.attention.KVH = 2, c.attention.D = 256;
-  Context ctx(Device::cpu);
-  const size_t before = Model(c, 1, 2, 1, ctx).weights.total();
-  c.norm.kind = NormKind::gated;
-  Model model(c, 1, 2, 1, ctx);
-  REQUIRE(model.weights.total() - before == 3 * 2 * 16 * 2048);
-  double sum = 0, squares = 0;
-  size_t n = 0;
-  for (const Parameter& p : model.weights.list()) {
-    if (p.init.kind != Init::Kind::normal) continue;
-    for (size_t i = 0; i < p.size; i++) {
-      const double x = model.weights.values.data()[p.offset + i];
-      sum += x, squares += x * x, n++;
-    }
-  }
-  REQUIRE(std::fabs(sum / double(n)) < 5 * 0.02 / std::sqrt(double(n)));
-  REQUIRE(std::fabs(std::sqrt(squares / double(n)) - 0.02) < 1e-4);
-}
-
-TEST_CASE("model: sizes that cannot work are refused by the name of their flag", "[model]") {
-  auto refused = [&](const std::string& flags, const std::string& naming) {
-    INFO(flags);
-    CHECK_REFUSED(small_model(flags), naming);
-  };
-  REQUIRE(refusal([] { small_model(""); }) == "");
-  refused("--kv-heads=3", "--kv-heads=3");
-  refused("--head-dim=7", "--head-dim=7");
-  refused("--layers=0", "--layers");
-  refused("--rope-fraction=0.1", "--rope-fraction");
-  refused("--attn=g3 --gate=headwise", "--qk-norm=off");
-  refused("--attn=g4 --gate=headwise", "--attn=g4");
-  refused("--attn=g5 --gate=headwise", "--attn=g5");
-  refused("--attn=g1 --gate=static --gate-act=silu", "--gate-act=silu");
-  refused("--attn=g3 --gate=shared", "--attn=g3");
-  refused("--attn=g5 --gate=shared", "--gate=shared");
-  refused("--head-experts=2 --head-experts-per-token=3", "--head-experts-per-token=3 is more than --head-experts=2");
-  refused("--attn-score=sigmoid --attn-sink=learned", "--attn-sink");
-  refused("--norm=gated --norm-gate-init=zero --norm-gate-act=tanh", "--norm-gate-act=tanh");
-  refused("--norm=gated-dyt --norm-placement=post --norm-gate-act=silu", "--norm-placement=post");
-  refused("--norm=layernorm --norm-weight=zero-centred", "--norm-weight");
-  refused("--norm=none --norm-placement=sandwich", "--norm-placement");
-  refused("--residual=off --norm=none", "--residual=off with --norm=none");
-  refused("--residual=off --norm=gated --norm-gate-act=silu", "--norm-gate-act=silu");
+  const auto of_b = by_name(b.weights, b.weights.values);
+  for (const auto& [name, values] : by_name(a.weights, a.weights.values)) REQUIRE_BITWISE(values, of_b.at(name));
 }
 
 TEST_CASE("model: identities that hold to the last bit", "[model]") {
@@ -226,18 +128,14 @@ TEST_CASE("model: identities that hold to the last bit", "[model]") {
   // Loss and gradients of the parameters that two models share, from the weights of the first.
   auto result = [&](const std::string& flags, auto change) {
     const ModelConfig config = small_model(flags);
-    const Tokens b = tokens_for(config);
+    const RandomBatch b(config);
     Model model(config, b.B, b.T, 3, ctx);
     std::vector<float> w = model.weights.values.download();
     for (const Parameter& p : model.weights.list()) change(p.name, &w[p.offset], p.size);
     model.weights.values.upload(w);
-    set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
-    std::map<std::string, std::vector<float>> values;
-    values["loss"] = {forward_backward(model, b.ids, b.targets, b.B, b.T, ctx)};
-    const std::vector<float> g = model.weights.grads.download();
-    for (const Parameter& p : model.weights.list())
-      values[p.name] =
-          std::vector<float>(g.begin() + std::ptrdiff_t(p.offset), g.begin() + std::ptrdiff_t(p.offset + p.size));
+    const float loss = forward_backward(model, b, ctx);
+    auto values = by_name(model.weights, model.weights.grads);
+    values["loss"] = {loss};
     return values;
   };
   auto keep = [](const std::string&, float*, size_t) {};

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <map>
-#include <numeric>
 
 #include "core/philox.cuh"
 #include "core/sums.h"
@@ -13,6 +12,7 @@
 #include "tests/activations.h"
 #include "tests/contents.h"
 #include "tests/harness.h"
+#include "tests/router_losses.h"
 #include "tests/small_runs.h"
 
 using namespace gated;
@@ -22,35 +22,36 @@ namespace {
 using Floats = std::vector<float>;
 using Named = std::map<std::string, Floats>;
 
-// A mixer alone, with weights and memory of its own, for one sequence of up to N tokens.
+// Sizes of the layers below: odd, and no multiples of a tile.
+constexpr size_t C = 20, N = 23;
+
+// A mixer alone, with weights and memory of its own, for one sequence of up to N tokens of C.
 class Layer {
  public:
-  Layer(std::unique_ptr<Mixer> mixer, size_t N, Context& ctx)
+  Layer(std::unique_ptr<Mixer> mixer, Context& ctx)
       : ctx_(ctx),
         mixer_(std::move(mixer)),
         weights_(parameters()),
         kept_(
             [&](const TensorVisitor& visit) {
-              mixer_->activations(visit, {1, N});
+              mixer_->activations(visit, BatchShape{1, N});
             },
             ctx),
         temporaries_(
             [&](const TensorVisitor& visit) {
-              mixer_->temporaries(visit, {1, N});
+              mixer_->temporaries(visit, BatchShape{1, N});
             },
             ctx),
         report_(ctx.device, router_report_values) {
     weights_.allocate(parameters(), ctx.device, Storage::fp32);
   }
-  static Layer moe(const MoeConfig& moe, const FfnConfig& expert, size_t C, size_t N, Context& ctx) {
-    FfnConfig config = expert;
-    config.F = moe.F;
-    return Layer(std::make_unique<Moe>(moe, config, C, 0), N, ctx);
+  static Layer moe(const MoeConfig& moe, FfnConfig expert, Context& ctx) {
+    expert.F = moe.F;
+    return Layer(std::make_unique<Moe>(moe, expert, C, 0), ctx);
   }
-  static Layer dense(const FfnConfig& config, size_t F, size_t C, size_t N, Context& ctx) {
-    FfnConfig wide = config;
-    wide.F = F;
-    return Layer(std::make_unique<Ffn>(wide, C), N, ctx);
+  static Layer dense(FfnConfig config, size_t F, Context& ctx) {
+    config.F = F;
+    return Layer(std::make_unique<Ffn>(config, C), ctx);
   }
 
   // Every weight by its name, the same numbers for a name and a size on every device.
@@ -69,7 +70,7 @@ class Layer {
     weights_.values.upload(flat);
   }
 
-  Floats forward(const Floats& x, size_t C) {
+  Floats forward(const Floats& x) {
     x_ = Buffer<float>(ctx_.device, x);
     pass_.emplace(1, x.size() / C, ctx_, nullptr);
     pass_->report_routing(report_.data());
@@ -88,14 +89,7 @@ class Layer {
     ctx_.synchronize();
     return dx.download();
   }
-  Named gradients() const {
-    const Floats flat = weights_.grads.download();
-    Named values;
-    for (const Parameter& p : weights_.list())
-      values[p.name] =
-          Floats(flat.begin() + std::ptrdiff_t(p.offset), flat.begin() + std::ptrdiff_t(p.offset + p.size));
-    return values;
-  }
+  Named gradients() const { return by_name(weights_, weights_.grads); }
   Floats report() const { return report_.download(); }
   template <class T = float>
   std::vector<T> kept(const std::string& name) const {
@@ -113,9 +107,6 @@ class Layer {
   Buffer<float> report_, x_;
   std::optional<Pass> pass_;
 };
-
-// Sizes of the layers below: odd, and no multiples of a tile.
-constexpr size_t C = 20, N = 23;
 
 Floats part(const Floats& v, size_t i, size_t of) {
   const size_t n = v.size() / of;
@@ -152,7 +143,7 @@ Expected one_by_one(const MoeConfig& moe, const FfnConfig& ffn, const Named& wei
   Expected result = {Floats(N * C), Floats(N * C), {}};
   Named& gradients = result.gradients;
   for (size_t e = 0; e < E; e++) {
-    Layer one = Layer::dense(ffn, moe.F, C, N, ctx);
+    Layer one = Layer::dense(ffn, moe.F, ctx);
     Named own;
     for (const auto& [name, all] : weights)
       if (name.starts_with("experts.")) own[name.substr(8)] = part(all, e, E);
@@ -164,7 +155,7 @@ Expected one_by_one(const MoeConfig& moe, const FfnConfig& ffn, const Named& wei
         dmine.push_back(weight[slot] * dy[slot / k * C + c]);
       }
     Floats said, dx;
-    if (!mine.empty()) said = one.forward(mine, C), dx = one.backward(dmine);
+    if (!mine.empty()) said = one.forward(mine), dx = one.backward(dmine);
     for (size_t slot = 0, i = 0; slot < N * k; slot++)
       for (size_t c = 0; c < C && size_t(expert[slot]) == e; c++, i++)
         rows[slot * C + c] = said[i], drows[slot * C + c] = dx[i];
@@ -177,12 +168,12 @@ Expected one_by_one(const MoeConfig& moe, const FfnConfig& ffn, const Named& wei
 
   Floats shared(N * C), gated;
   if (moe.shared) {
-    Layer dense = Layer::dense(ffn, moe.shared_width(), C, N, ctx);
+    Layer dense = Layer::dense(ffn, moe.shared_width(), ctx);
     Named own;
     for (const auto& [name, values] : weights)
       if (name.starts_with("shared_expert.")) own[name.substr(14)] = values;
     dense.set(own);
-    gated = shared = dense.forward(x, C);
+    gated = shared = dense.forward(x);
     Floats dshared = dy, z(N), dz(N);
     if (moe.shared_gate) {
       const Floats& w = weights.at("shared_expert_gate.weight");
@@ -253,18 +244,15 @@ std::vector<Case> cases() {
 
 TEST_CASE("moe: the layer is its experts computed one by one, to the last bit", "[bitwise]") {
   const Floats x = random_values<float>(N * C, 1), dy = random_values<float>(N * C, 2);
+  Context cpu(Device::cpu);
   for (const Case& c : cases()) {
     INFO(c.what);
-    Named weights;
-    {
-      Context cpu(Device::cpu);
-      weights = Layer::moe(c.moe, c.ffn, C, N, cpu).random_weights();
-    }
+    const Named weights = Layer::moe(c.moe, c.ffn, cpu).random_weights();
     const Expected expected = one_by_one(c.moe, c.ffn, weights, x, dy);
     on_every_device([&](Context& ctx) {
-      Layer layer = Layer::moe(c.moe, c.ffn, C, N, ctx);
+      Layer layer = Layer::moe(c.moe, c.ffn, ctx);
       layer.set(weights);
-      REQUIRE_BITWISE(expected.y, layer.forward(x, C));
+      REQUIRE_BITWISE(expected.y, layer.forward(x));
       REQUIRE_BITWISE(expected.dx, layer.backward(dy));
       const Named gradients = layer.gradients();
       REQUIRE(gradients.size() == expected.gradients.size());
@@ -279,8 +267,7 @@ TEST_CASE("moe: the layer is its experts computed one by one, to the last bit", 
 TEST_CASE("moe: one expert, which every token takes whole, is the dense FFN to the last bit", "[bitwise]") {
   // (With --norm-placement=post, dx joins a gradient that is there: a dense FFN adds the products of gate and up one by
   // one.)
-  const int threads = omp_get_max_threads();
-  omp_set_num_threads(1);   // next to no work: waking a second thread costs more than it does
+  const Threads one(1);     // next to no work: waking a second thread costs more than it does
   bool renormalise = true;  // either way the weight is 1
   for (const char* ffn : {"", "--ffn=glu", "--ffn=geglu --gelu=erf --ffn-bias=on", "--ffn=swiglu-clamped --ffn-bias=on",
                           "--ffn=gelu --ffn-bias=on", "--ffn=relu2", "--ffn=polynorm",
@@ -290,9 +277,7 @@ TEST_CASE("moe: one expert, which every token takes whole, is the dense FFN to t
     ModelConfig config = dense;
     config.moe = {.E = 1, .k = 1, .F = dense.ffn.F, .renormalise = renormalise, .balance = 0, .z = 0};
     renormalise = !renormalise;
-    std::vector<int> ids, targets;
-    for (size_t i = 0; i < 18; i++)
-      ids.push_back(int(random_below(1, 1, i, 37))), targets.push_back(int(random_below(1, 2, i, 37)));
+    const RandomBatch batch(dense);
     for (const Device device : {Device::cpu, kernel_device}) {
       INFO(name_of(device));
       Context ctx(device);
@@ -307,19 +292,15 @@ TEST_CASE("moe: one expert, which every token takes whole, is the dense FFN to t
       }
       a.weights.values.upload(wa);
       b.weights.values.upload(wb);
-      set_zero(a.weights.grads.data(), a.weights.flat_size(), ctx);
-      set_zero(b.weights.grads.data(), b.weights.flat_size(), ctx);
-      REQUIRE(forward_backward(a, ids, targets, 2, 9, ctx) == forward_backward(b, ids, targets, 2, 9, ctx));
-      const Floats ga = a.weights.grads.download(), gb = b.weights.grads.download();
-      for (const Parameter& p : a.weights.list()) {
-        INFO(p.name);
-        const float *x = ga.data() + p.offset, *y = gb.data() + in_b.at(p.name).offset;
-        REQUIRE_BITWISE(Floats(x, x + p.size), Floats(y, y + p.size));
+      REQUIRE(forward_backward(a, batch, ctx) == forward_backward(b, batch, ctx));
+      const Named gb = by_name(b.weights, b.weights.grads);
+      for (const auto& [name, g] : by_name(a.weights, a.weights.grads)) {
+        INFO(name);
+        REQUIRE_BITWISE(g, gb.at(in_b.at(name).name));
       }
       REQUIRE_BITWISE(a.next_token_logits({1, 2, 3}), b.next_token_logits({1, 2, 3}));
     }
   }
-  omp_set_num_threads(threads);
 }
 
 TEST_CASE("moe: experts in another order give the same bits, where sums over experts keep their pairs", "[bitwise]") {
@@ -327,7 +308,7 @@ TEST_CASE("moe: experts in another order give the same bits, where sums over exp
   const MoeConfig moe = {.E = E, .k = 3, .F = 11, .shared = 1, .router_bias = true, .balance = 0.3f, .z = 0.1f};
   const Floats x = random_values<float>(N * C, 1), dy = random_values<float>(N * C, 2);
   Context cpu(Device::cpu);
-  const Named weights = Layer::moe(moe, {}, C, N, cpu).random_weights();
+  const Named weights = Layer::moe(moe, {}, cpu).random_weights();
   on_every_device([&](Context& ctx) {
     const auto run = [&](auto place, Floats& y, Floats& dx, Named& gradients) {
       const auto moved = [&](const Floats& v, bool back) {
@@ -344,9 +325,9 @@ TEST_CASE("moe: experts in another order give the same bits, where sums over exp
       Named there = weights;
       for (auto& [name, v] : there)
         if (of_experts(name)) v = moved(v, false);
-      Layer layer = Layer::moe(moe, {}, C, N, ctx);
+      Layer layer = Layer::moe(moe, {}, ctx);
       layer.set(there);
-      y = layer.forward(x, C);
+      y = layer.forward(x);
       dx = layer.backward(dy);
       gradients = layer.gradients();
       for (auto& [name, g] : gradients)
@@ -354,7 +335,7 @@ TEST_CASE("moe: experts in another order give the same bits, where sums over exp
     };
     Floats y, dx, other_y, other_dx;
     Named gradients, others;
-    run([](size_t e) { return e; }, y, dx, gradients);
+    run(std::identity(), y, dx, gradients);
     // Softmax adds experts up as a tree: with e xor m the two sides of a fork change places, and no bit changes. dx
     // alone is a sum over experts one after the other.
     for (const size_t m : {1, 3, 4, 6}) {
@@ -377,18 +358,18 @@ TEST_CASE("moe: what a token gets does not depend on the tokens beside it", "[bi
   const MoeConfig moe = {.E = 6, .k = 2, .F = 11, .shared = 1, .balance = 0, .z = 0.1f};
   const Floats x = random_values<float>(N * C, 1), dy = random_values<float>(N * C, 2);
   Context cpu(Device::cpu);
-  const Named weights = Layer::moe(moe, {}, C, N, cpu).random_weights();
+  const Named weights = Layer::moe(moe, {}, cpu).random_weights();
   on_every_device([&](Context& ctx) {
-    Layer layer = Layer::moe(moe, {}, C, N, ctx);
+    Layer layer = Layer::moe(moe, {}, ctx);
     layer.set(weights);
-    const Floats y = layer.forward(x, C), dx = layer.backward(dy);
+    const Floats y = layer.forward(x), dx = layer.backward(dy);
     for (const size_t n : {0, 7, 22}) {
       Floats others = random_values<float>(N * C, 3 + n, 2.0f);
       std::copy_n(&x[n * C], C, &others[n * C]);
-      const Floats other_y = layer.forward(others, C), other_dx = layer.backward(dy);
+      const Floats other_y = layer.forward(others), other_dx = layer.backward(dy);
       REQUIRE_BITWISE(part(y, n, N), part(other_y, n, N));
       REQUIRE_BITWISE(part(dx, n, N), part(other_dx, n, N));
-      REQUIRE_BITWISE(part(y, n, N), layer.forward(part(x, n, N), C));  // and none beside it
+      REQUIRE_BITWISE(part(y, n, N), layer.forward(part(x, n, N)));  // and none beside it
     }
   });
 }
@@ -401,38 +382,29 @@ TEST_CASE("moe: the losses of the router have exact gradients for the slots of t
         .E = E, .k = 2, .F = 11, .router_bias = true, .balance = 0.7f, .z = 0.2f, .balance_over = over};
     const Floats zero(N * C, 0.0f);
     on_every_device([&](Context& ctx) {
-      Layer layer = Layer::moe(moe, {}, C, N, ctx);
+      Layer layer = Layer::moe(moe, {}, ctx);
       const Named weights = layer.random_weights();
       layer.set(weights);
       std::vector<size_t> so_far(E, 0);
       for (const size_t m : {0, 1, 2, 0}) {  // three micro-batches of a slice, and one of the next
         const Floats x = random_values<float>(N * C, 10 + m);
-        layer.forward(x, C);
+        layer.forward(x);
         const Floats dx = layer.backward(zero, {m, 3});
         if (m == 0 || over == BalanceOver::micro_batch) so_far.assign(E, 0);
         const std::vector<size_t> now = counted(layer.kept<int>("experts"), E);
         for (size_t e = 0; e < E; e++) so_far[e] += now[e];
         REQUIRE(layer.kept<size_t>("slots of an expert in the slice") == so_far);
 
-        // The losses as papers write them, in double, of x, W and b in one list.
-        const double slots = double(std::accumulate(so_far.begin(), so_far.end(), size_t{0}));
-        const auto losses = [&](const std::vector<double>& v) {
+        // Of x, W and b in one list.
+        const auto loss = [&](const std::vector<double>& v) {
           const double *vx = v.data(), *w = vx + N * C, *b = w + E * C;
-          double z = 0;
-          std::vector<double> P(E, 0);
-          for (size_t n = 0; n < N; n++) {
-            std::vector<double> l(b, b + E);
-            double sum = 0;
-            for (size_t e = 0; e < E; e++) {
-              for (size_t c = 0; c < C; c++) l[e] += vx[n * C + c] * w[e * C + c];
-              sum += std::exp(l[e]);
-            }
-            for (size_t e = 0; e < E; e++) P[e] += std::exp(l[e]) / sum / double(N);
-            z += std::log(sum) * std::log(sum) / double(N);
+          std::vector<double> logits(N * E);
+          for (size_t i = 0; i < N * E; i++) {
+            logits[i] = b[i % E];
+            for (size_t c = 0; c < C; c++) logits[i] += vx[i / E * C + c] * w[i % E * C + c];
           }
-          double balance = 0;
-          for (size_t e = 0; e < E; e++) balance += double(E) * double(so_far[e]) / slots * P[e];
-          return (double(moe.balance) * balance + double(moe.z) * z) / 3;  // a third of the step
+          const PlainRouterLosses losses = plain_router_losses(logits, so_far);
+          return (double(moe.balance) * losses.balance + double(moe.z) * losses.z) / 3;  // a third of the step
         };
         std::vector<double> at(x.begin(), x.end()), gradient(dx.begin(), dx.end());
         for (const char* name : {"gate.weight", "gate.bias"}) {
@@ -440,7 +412,7 @@ TEST_CASE("moe: the losses of the router have exact gradients for the slots of t
           at.insert(at.end(), w.begin(), w.end());
           gradient.insert(gradient.end(), g.begin(), g.end());
         }
-        REQUIRE(gradient_error(losses, at, gradient) < 1e-5);
+        REQUIRE(gradient_error(loss, at, gradient) < 1e-5);
       }
     });
   }
@@ -464,34 +436,27 @@ TEST_CASE("moe: a backward reports how the slice was routed so far", "[moe][bitw
   const MoeConfig moe = {.E = E, .k = k, .F = 11, .router_bias = true};
   const Floats zero(N * C, 0.0f);
   on_every_device([&](Context& ctx) {
-    Layer layer = Layer::moe(moe, {}, C, N, ctx);
+    Layer layer = Layer::moe(moe, {}, ctx);
     Named weights = layer.random_weights();
     weights.at("gate.bias") = {0, 0, -40, 1, 0, -40, 0};  // two that nobody takes
     layer.set(weights);
     std::vector<int> step;
     for (const size_t m : {0, 1}) {
-      layer.forward(random_values<float>(N * C, 20 + m), C);
+      layer.forward(random_values<float>(N * C, 20 + m));
       layer.backward(zero, {m, 2});
       const std::vector<int> experts = layer.kept<int>("experts");
       step.insert(step.end(), experts.begin(), experts.end());
       const std::vector<size_t> counts = counted(step, E);
       const Floats logits = layer.kept("router logits");
-      std::vector<double> P(E, 0);
-      double z = 0, balance = 0, entropy = 0;
-      for (size_t n = 0; n < N; n++) {
-        double sum = 0;
-        for (size_t e = 0; e < E; e++) sum += std::exp(double(logits[n * E + e]));
-        for (size_t e = 0; e < E; e++) P[e] += std::exp(double(logits[n * E + e])) / sum / double(N);
-        z += std::log(sum) * std::log(sum) / double(N);
-      }
-      for (size_t e = 0; e < E; e++) {
-        const double share = double(counts[e]) / double(step.size());
-        balance += double(E) * share * P[e];
+      const PlainRouterLosses losses = plain_router_losses({logits.begin(), logits.end()}, counts);
+      double entropy = 0;
+      for (const size_t count : counts) {
+        const double share = double(count) / double(step.size());
         if (share > 0) entropy -= share * std::log(share);
       }
       const Floats report = layer.report();
-      REQUIRE(double(report[0]) == Approx(balance).epsilon(1e-5));
-      REQUIRE(double(report[1]) == Approx(z).epsilon(1e-5));
+      REQUIRE(double(report[0]) == Approx(losses.balance).epsilon(1e-5));
+      REQUIRE(double(report[1]) == Approx(losses.z).epsilon(1e-5));
       REQUIRE(report[2] == float(*std::max_element(counts.begin(), counts.end())) / float(step.size()));
       REQUIRE(double(report[3]) == Approx(entropy).epsilon(1e-5));
       REQUIRE(report[4] == float(std::count(counts.begin(), counts.end(), size_t{0})));

@@ -3,10 +3,9 @@
 // The table (tests/fixtures/parameters.json) is the expectation. It knows a parameter by the end of its name and nothing
 // of the layer that lists it.
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "core/philox.cuh"
-#include "tests/compare.h"
+#include "tests/fixtures.h"
 #include "tests/small_models.h"
 #include "training/optimizer.cuh"
 
@@ -23,9 +22,9 @@ namespace {
 // "shapes": flags, the end of a name, its shape, [] where there is none. Hidden 20, 4 query heads and 2 key/value heads
 // of 6, an FFN of 28, experts of 11; gates have the scores that their paper gives them (arXiv 2505.06708).
 // "lines": flags about starting values and decay that meet.
-const auto table = nlohmann::json::parse(std::ifstream("tests/fixtures/parameters.json"));
+const json table = read_fixtures("parameters.json");
 
-const nlohmann::json& row_of(const std::string& name) {
+const json& row_of(const std::string& name) {
   for (const auto& row : table["starts"])
     if (name.ends_with(std::string(row[0]))) return row;
   fail("%s is not in the table", name.c_str());
@@ -71,13 +70,6 @@ std::vector<std::string> lines() {
   return all;
 }
 
-// RFC 9923, for the stream of a parameter's random numbers.
-uint64_t fnv1a(const std::string& text) {
-  uint64_t h = 0xcbf29ce484222325;
-  for (const unsigned char c : text) h = (h ^ c) * 0x100000001b3;
-  return h;
-}
-
 }  // namespace
 
 TEST_CASE("parameters: every one starts where the table says", "[parameters]") {
@@ -92,7 +84,7 @@ TEST_CASE("parameters: every one starts where the table says", "[parameters]") {
       INFO(p.name);
       const Expected start = expected_start(p, model.config);
       const std::string kind = row_of(p.name)[2];
-      // Draw i of a parameter is normal number i of the stream of its name, whatever else the model has.
+      // Draw i of a parameter is normal number i of the stream of its name (RFC 9923), whatever else the model has.
       const uint64_t stream = uint64_t(1) << 48 | (fnv1a(p.name) & 0xffffffffffff);
       std::vector<float> expected(p.size, float(start.value)), got(p.size);
       for (size_t i = 0; i < p.size; i++) {

@@ -23,33 +23,24 @@ constexpr Format formats[] = {Format::fp8, Format::nvfp4};
 // A small model off its symmetric start, and a batch for it.
 struct Fixture {
   ModelConfig config;
-  size_t B = 2, T;
-  std::vector<int> ids, targets;
+  RandomBatch batch;
   Context& ctx;
   Model model;
 
   Fixture(const std::string& flags, Context& ctx)
-      : config(small_model(flags)), T(config.context), ctx(ctx), model(config, B, T, 3, ctx) {
-    for (size_t i = 0; i < B * T; i++) {
-      ids.push_back(int(random_below(1, 1, i, config.vocab)));
-      targets.push_back(int(random_below(1, 2, i, config.vocab)));
-    }
-    Floats w = model.weights.values.download();
-    for (const Parameter& p : model.weights.list())
-      for (size_t i = 0; i < p.size; i++) w[p.offset + i] += 0.3f * float(normal(7, p.offset, i));
-    model.weights.values.upload(w);
+      : config(small_model(flags)), batch(config), ctx(ctx), model(config, batch.B, batch.T, 3, ctx) {
+    leave_symmetry(model);
   }
-  float loss() { return model.loss({ids, targets, B, T}); }
-  Floats weight(const std::string& name) const {
-    const Floats w = model.weights.values.download();
-    for (const Parameter& p : model.weights.list())
-      if (p.name == name) return {&w[p.offset], &w[p.offset] + p.size};
-    fail("no weight %s", name.c_str());
+  float loss() { return model.loss(batch); }
+  void smooth() {
+    SmoothQuant smooth(model, ctx);
+    smooth.see(batch.B * batch.T);
+    smooth.fold(0.5);
   }
+  Floats weight(const std::string& name) const { return by_name(model.weights, model.weights.values).at(name); }
   // u * sum of |w dloss/dw|: to the first order no relative errors of u in weights move the loss further.
   double loss_moved_by(double u) {
-    set_zero(model.weights.grads.data(), model.weights.flat_size(), ctx);
-    forward_backward(model, ids, targets, B, T, ctx);
+    forward_backward(model, batch, ctx);
     const Floats w = model.weights.values.download(), g = model.weights.grads.download();
     double sum = 0;
     for (const Parameter& p : model.weights.list())
@@ -192,11 +183,7 @@ TEST_CASE("quantized_model: the loss has the same bits on cpu and kernels, smoot
       Context ctx(device);
       Fixture f(flags, ctx);
       const float plain = f.loss();
-      if (smooths) {
-        SmoothQuant smooth(f.model, ctx);
-        smooth.see(f.B * f.T);
-        smooth.fold(0.5);
-      }
+      if (smooths) f.smooth();
       f.model.quantize(format);
       return Floats{plain, f.loss()};
     };
@@ -210,8 +197,7 @@ TEST_CASE("quantized_model: no backward of a rounded model") {
   Context ctx(Device::cpu);
   Fixture f("", ctx);
   f.model.quantize(Format::fp8);
-  REQUIRE_THROWS_WITH(forward_backward(f.model, f.ids, f.targets, f.B, f.T, ctx),
-                      "model: a backward of a quantized model");
+  REQUIRE_THROWS_WITH(forward_backward(f.model, f.batch, ctx), "model: a backward of a quantized model");
 }
 
 TEST_CASE("smoothquant: powers of two leave every bit of the loss", "[bitwise]") {
@@ -244,9 +230,7 @@ TEST_CASE("smoothquant: leaves the loss within rounding") {
     Fixture f(flags, ctx);
     const double u = 0x1p-24, moved = f.loss_moved_by(u);
     const float before = f.loss();
-    SmoothQuant smooth(f.model, ctx);
-    smooth.see(f.B * f.T);
-    smooth.fold(0.5);
+    f.smooth();
     const double bound = moved + 8 * u * double(before);
     INFO("bound " << bound << ", moved " << std::fabs(double(f.loss()) - double(before)));
     REQUIRE(std::fabs(double(f.loss()) - double(before)) <= bound);
@@ -263,12 +247,12 @@ TEST_CASE("smoothquant: the scales are max|x|^alpha / max|W|^(1-alpha)") {
     std::map<std::string, Floats> largest = {{"input norm", Floats(20)}, {"second norm", Floats(20)}};
     for (int batch = 0; batch < 2; batch++) {
       f.loss();
-      smooth.see(f.B * f.T);
+      smooth.see(f.batch.B * f.batch.T);
       for (auto& [norm, most] : largest) {
         const Floats y = left.get<float>(norm + ": output").at(0);
         for (size_t i = 0; i < y.size(); i++) most[i % 20] = std::max(most[i % 20], std::fabs(y[i]));
       }
-      std::rotate(f.ids.begin(), f.ids.begin() + 5, f.ids.end());
+      std::rotate(f.batch.ids.begin(), f.batch.ids.begin() + 5, f.batch.ids.end());
     }
     const struct {
       std::string norm, weights;
@@ -324,9 +308,7 @@ TEST_CASE("smoothquant: a column that is 0 on one side stays as it is") {
   const float before = f.loss();
   const Floats q = f.weight("model.layers.0.self_attn.q_proj.weight");
   const Floats norm = f.weight("model.layers.0.post_attention_layernorm.weight");
-  SmoothQuant smooth(f.model, ctx);
-  smooth.see(f.B * f.T);
-  smooth.fold(0.5);
+  f.smooth();
   REQUIRE(f.weight("model.layers.0.input_layernorm.weight")[4] == 0);
   REQUIRE(f.weight("model.layers.0.self_attn.q_proj.weight")[4] == q[4]);
   REQUIRE(f.weight("model.layers.0.self_attn.q_proj.weight")[5] != q[5]);
@@ -347,11 +329,7 @@ TEST_CASE("smoothquant: outliers cost less after it") {
       const Activations left(f.model, ctx);
       f.loss();
       const Floats exact = left.get<float>("losses").at(0);
-      if (smooths) {
-        SmoothQuant smooth(f.model, ctx);
-        smooth.see(f.B * f.T);
-        smooth.fold(0.5);
-      }
+      if (smooths) f.smooth();
       f.model.quantize(format);
       f.loss();
       return relative_error(exact, left.get<float>("losses").at(0));

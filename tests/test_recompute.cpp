@@ -1,11 +1,9 @@
 // recompute: what the backward computes again is what the forward had: whole runs, measures, checkpoints and generation
 // have the bits that they have where everything is kept, in less memory.
-#include <omp.h>
-
 #include <filesystem>
 
 #include "layers/smoothquant.h"
-#include "tests/compare.h"
+#include "tests/harness.h"
 #include "tests/small_runs.h"
 #include "training/inspect/arrays.h"
 #include "training/inspect/measures.h"
@@ -24,16 +22,8 @@ const std::vector<Recompute>& savings() {
 const std::vector<std::string>& variants() {
   static const std::vector<std::string> lines = [] {
     std::vector<std::string> all = small_models();
-    for (const char* flags :
-         {"", "--norm=gated --norm-rank=3 --attn=g1 --dropout=0.1 --clip-output=0.5 --norm-placement=sandwich",
-          "--norm=layernorm --norm-placement=post --ffn=gelu --sdpa-out=silu --attn=g5",
-          "--attn=g2 --position=learned --tied=off --residual=off --clip-residual=0.9",
-          "--experts=4 --shared-experts=1 --head-experts=2 --dropout=0.1",
-          "--mixer=gated-delta --linear-key-heads=1 --linear-value-heads=2 --linear-key-dim=16 --linear-value-dim=16 "
-          "--context=67",
-          "--mixer=hybrid --attention-every=2 --linear-key-dim=16 --linear-value-dim=16 --conv-width=2 --norm=gated "
-          "--norm-rank=3 --attn=g1 --dropout=0.1"})
-      all.push_back(std::string("--precision=bf16 --head-dim=16 ") + flags);
+    for (const std::string& flags : fixture_lines("recompute_models.txt", {""}))
+      all.push_back("--precision=bf16 --head-dim=16 " + flags);
     for (std::string& line : all) line += " --layers=3";
     return all;
   }();
@@ -45,13 +35,6 @@ Config run_of(const std::string& flags, Recompute recompute, size_t micro_batche
   config.model.recompute = recompute;
   return config;
 }
-
-// Next to nothing is computed here: waking a second thread costs more.
-struct OneThread {
-  const int before = omp_get_max_threads();
-  OneThread() { omp_set_num_threads(1); }
-  ~OneThread() { omp_set_num_threads(before); }
-};
 
 // What measures say, and the bits of all arrays, in which a NaN stands for what is not there.
 struct Shown {
@@ -84,8 +67,9 @@ static void require_same_run(const std::string& flags, Device device) {
   }
 }
 
+// (Next to nothing is computed in these: waking a second thread costs more.)
 TEST_CASE("recompute: losses, gradients and weights have the bits that they have where all is kept", "[bitwise]") {
-  const OneThread one;
+  const Threads one(1);
   for (const std::string& flags : variants()) require_same_run(flags, Device::cpu);
 }
 
@@ -100,7 +84,7 @@ TEST_CASE("recompute: the same on kernels", "[bitwise]") {
 }
 
 TEST_CASE("recompute: how experts were routed is counted once", "[bitwise]") {
-  const OneThread one;
+  const Threads one(1);
   Context cpu(Device::cpu);
   const char* const flags = "--experts=5 --balance-loss=0.5 --z-loss=0.1 --layers=3";
   std::vector<std::vector<float>> reports;
@@ -115,7 +99,7 @@ TEST_CASE("recompute: how experts were routed is counted once", "[bitwise]") {
 }
 
 TEST_CASE("recompute: measures, arrays and losses by position are those of a model that keeps all", "[bitwise]") {
-  const OneThread one;
+  const Threads one(1);
   for (const std::string& flags : variants()) {
     INFO(flags);
     Context cpu(Device::cpu);
@@ -133,7 +117,7 @@ TEST_CASE("recompute: measures, arrays and losses by position are those of a mod
 }
 
 TEST_CASE("recompute: SmoothQuant sees what every norm wrote", "[bitwise]") {
-  const OneThread one;
+  const Threads one(1);
   for (const char* flags :
        {"--layers=3", "--layers=3 --experts=4 --norm=gated --norm-rank=3 --norm-placement=sandwich"}) {
     INFO(flags);
@@ -152,7 +136,7 @@ TEST_CASE("recompute: SmoothQuant sees what every norm wrote", "[bitwise]") {
 }
 
 TEST_CASE("recompute: a run goes on from a checkpoint that was made with another value", "[checkpoint]") {
-  const OneThread one;
+  const Threads one(1);
   const std::string folder =
       (std::filesystem::temp_directory_path() / ("recompute." + std::to_string(getpid()))).string();
   for (const char* flags : {"--norm=gated --norm-rank=3 --attn=g1 --dropout=0.1", "--experts=6 --shared-experts=1"}) {
@@ -176,7 +160,7 @@ TEST_CASE("recompute: a run goes on from a checkpoint that was made with another
 }
 
 TEST_CASE("recompute: a model that was trained so generates, with a cache and without", "[bitwise]") {
-  const OneThread one;
+  const Threads one(1);
   const std::vector<int> ids = {1, 30, 7, 7, 2, 11, 36, 0, 5};
   for (const char* flags :
        {"--attn=g1 --layers=3", "--mixer=hybrid --linear-key-dim=6 --norm-placement=post --layers=3"}) {

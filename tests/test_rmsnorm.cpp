@@ -2,8 +2,6 @@
 // the weights can do.
 #include "kernels/rmsnorm.h"
 
-#include <omp.h>
-
 #include "core/sums.h"
 #include "kernels/rmsnorm.cuh"
 #include "tests/norm_cases.h"
@@ -138,14 +136,13 @@ TEST_CASE("rmsnorm: CPU and kernels equal the general reference bit for bit", "[
   }
 }
 
-TEST_CASE("rmsnorm: a CPU's thread with slices of its own makes dx and dw in one pass, with the same bits", "[bitwise]") {
-  const int threads = omp_get_max_threads();
-  omp_set_num_threads(1);
+TEST_CASE("rmsnorm: a CPU's thread with slices of its own makes dx and dw in one pass, with the same bits",
+          "[bitwise]") {
+  const Threads one(1);
   for (const NormCase& c : {NormCase{false, false}, {true, true}, {true, true, norm_joins()[1]}}) {
     require_general_bits<float>(390, 24, c, false, 1);
     require_general_bits<bf16>(385, 131, c, false, 0);
   }
-  omp_set_num_threads(threads);
 }
 
 // 1 + 2^-9 is stored as 1.

@@ -89,24 +89,6 @@ TEST_CASE("rope: element i turns with element i + D/2, counter-clockwise") {
   REQUIRE(relative_error<float>({c, 0, s, 0, 0, slow_c, 0, slow_s, -s, 0, c, 0}, y) < 1e-6);
 }
 
-TEST_CASE("rope: dot products depend on the distance of positions only") {
-  const size_t D = 16, T = 40, distance = 7;
-  Context cpu(Device::cpu);
-  const RopeTables tables = make_rope_tables(T, D, 1e4, Device::cpu);
-  const auto q = random_values<float>(D, 1), k = random_values<float>(D, 2);
-  auto score = [&](size_t at_q, size_t at_k) {
-    std::vector<float> rq(D), rk(D);
-    rope_forward(rq.data(), q.data(), tables, at_q, 1, 1, 1, D, cpu);
-    rope_forward(rk.data(), k.data(), tables, at_k, 1, 1, 1, D, cpu);
-    double sum = 0;
-    for (size_t i = 0; i < D; i++) sum += double(rq[i]) * rk[i];
-    return sum;
-  };
-  const double expected = score(distance, 0);
-  for (size_t t = 0; t + distance < T; t++) REQUIRE(std::fabs(score(t + distance, t) - expected) < 1e-6);
-  REQUIRE(std::fabs(score(0, distance) - expected) > 1e-2);  // and on its sign
-}
-
 TEST_CASE("rope: gradients against finite differences", "[gradcheck]") {
   const size_t B = 2, T = 3, H = 2, D = 6, n = B * T * H * D;
   for (size_t R : {D, D - 2}) {
@@ -178,18 +160,6 @@ TEST_CASE("rope: what the program runs equals the reference bit for bit", "[bitw
                                         {1, 1, 1, 128, 128, 17}, {2, 3, 2, 200, 200, 0}, {1, 9, 2, 11, 6, 0}};
   for (const Sizes& sizes : of_both) require_rope_bits<float>(sizes), require_rope_bits<bf16>(sizes);
   for (const Sizes& sizes : of_floats) require_rope_bits<float>(sizes);
-}
-
-TEST_CASE("rope: a sequence in two parts is the whole sequence") {
-  const size_t T = 10, split = 6, H = 3, D = 8, row = H * D;
-  Context cpu(Device::cpu);
-  const RopeTables tables = make_rope_tables(T, D, 1e4, Device::cpu);
-  const auto x = random_values<float>(T * row, 1);
-  std::vector<float> whole(T * row), parts(T * row);
-  rope_forward(whole.data(), x.data(), tables, 0, 1, T, H, D, cpu);
-  rope_forward(parts.data(), x.data(), tables, 0, 1, split, H, D, cpu);
-  rope_forward(parts.data() + split * row, x.data() + split * row, tables, split, 1, T - split, H, D, cpu);
-  REQUIRE_BITWISE(whole, parts);
 }
 
 TEST_CASE("rope: what does not fit is refused") {

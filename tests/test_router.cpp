@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "tests/harness.h"
+#include "tests/router_losses.h"
 
 using namespace gated;
 using Ints = std::vector<int>;
@@ -115,19 +116,6 @@ TEST_CASE("router: softmax, the largest, their weights, by hand", "[bitwise]") {
   }
 }
 
-TEST_CASE("router: renormalised weights are a softmax over the chosen logits") {
-  const RouterShape s = {9, 7, 3, true};
-  const auto logits = logits_apart(s);
-  const Routed<double> r(s, logits);
-  std::vector<double> softmax;
-  for (size_t n = 0; n < s.N; n++) {
-    double sum = 0;
-    for (size_t j = 0; j < s.k; j++) sum += std::exp(logits[n * s.E + r.expert[n * s.k + j]]);
-    for (size_t j = 0; j < s.k; j++) softmax.push_back(std::exp(logits[n * s.E + r.expert[n * s.k + j]]) / sum);
-  }
-  REQUIRE(relative_error(softmax, r.weight) < 1e-14);
-}
-
 TEST_CASE("router: gradients against finite differences", "[gradcheck]") {
   for (size_t k : {1, 3, 7})
     for (bool renormalise : {false, true}) {
@@ -136,7 +124,6 @@ TEST_CASE("router: gradients against finite differences", "[gradcheck]") {
       auto logits = logits_apart(s);
       const auto dweight = random_values<double>(s.N * k, 2);
       const std::vector<size_t> counts = {40, 0, 7, 1, 90, 13, 4};
-      const double total = 155;
       Routed<double> r(s, logits);
       std::vector<double> dlogits(s.N * s.E);
       // Of the two losses, of the weights, and of all together.
@@ -151,15 +138,8 @@ TEST_CASE("router: gradients against finite differences", "[gradcheck]") {
         router_backward_ref(dlogits.data(), dw.data(), r.out(), {c.balance, c.z, counts.data()}, s);
         const auto loss = [&] {
           Routed<double> here(s, logits);
-          double balance = 0, z = 0;
-          for (size_t n = 0; n < s.N; n++) {
-            const double* at = &logits[n * s.E];
-            double sum = 0;
-            for (size_t e = 0; e < s.E; e++) sum += std::exp(at[e]);
-            for (size_t e = 0; e < s.E; e++) balance += double(counts[e]) / total * std::exp(at[e]) / sum / double(s.N);
-            z += std::log(sum) * std::log(sum) / double(s.N);
-          }
-          return dot(here.weight, dw) + c.balance * double(s.E) * balance + c.z * z;
+          const PlainRouterLosses losses = plain_router_losses(logits, counts);
+          return dot(here.weight, dw) + c.balance * losses.balance + c.z * losses.z;
         };
         check_gradients(loss, {{c.what, logits, dlogits}});
       }
@@ -227,29 +207,6 @@ TEST_CASE("router: the weight of a single choice, renormalised, is 1 exactly and
   REQUIRE_BITWISE(std::vector<float>(s.N, 1.0f), t.weight.values());
   REQUIRE(t.backward().values() == std::vector<float>(s.N * s.E, 0.0f));
   t.on_every_device();
-}
-
-TEST_CASE("router: experts in another order are chosen in that order", "[bitwise]") {
-  const RouterShape s = {40, 37, 5, true};
-  const auto logits = random_values<float>(s.N * s.E, 1, 4.0f), dweight = random_values<float>(s.N * s.k, 2);
-  const auto counts = random_counts(s.E, 3);
-  const auto place = [&](size_t e) { return (11 * e + 4) % s.E; };
-  std::vector<float> moved_logits(s.N * s.E), back(s.N * s.E);
-  std::vector<size_t> moved_counts(s.E);
-  for (size_t e = 0; e < s.E; e++) {
-    moved_counts[place(e)] = counts[e];
-    for (size_t n = 0; n < s.N; n++) moved_logits[n * s.E + place(e)] = logits[n * s.E + e];
-  }
-  RouterTrial t(s, logits, dweight, counts), moved(s, moved_logits, dweight, moved_counts);
-  const auto dlogits = t.backward(0.1f, 0.1f), moved_dlogits = moved.backward(0.1f, 0.1f);
-  Ints experts = t.expert;
-  for (int& e : experts) e = int(place(e));
-  for (size_t i = 0; i < back.size(); i++) back[i] = moved_dlogits.ref[i / s.E * s.E + place(i % s.E)];
-  REQUIRE(experts == moved.expert);
-  REQUIRE(relative_error(dlogits.values(), back) < 1e-6);
-  REQUIRE(relative_error(t.report().values(), moved.report().values()) < 1e-6);
-  t.on_every_device();
-  moved.on_every_device();
 }
 
 TEST_CASE("router: a token's result does not depend on the others", "[bitwise]") {
@@ -356,18 +313,6 @@ TEST_CASE("router: the report of even routing and of routing to one expert", "[b
       }
     });
   }
-}
-
-TEST_CASE("router: the shares of the balance loss are of the counts' own sum", "[bitwise]") {
-  // Twice the counts, as after a second batch like the first, are the same shares.
-  const RouterShape s = {20, 6, 2, true};
-  const auto logits = random_values<float>(s.N * s.E, 1), dweight = random_values<float>(s.N * s.k, 2);
-  std::vector<size_t> counts = {3, 0, 11, 40, 6, 20}, twice;
-  for (size_t c : counts) twice.push_back(2 * c);
-  RouterTrial once(s, logits, dweight, counts), both(s, logits, dweight, twice);
-  REQUIRE_BITWISE(once.backward(0.1f).values(), both.backward(0.1f).values());
-  once.on_every_device();
-  both.on_every_device();
 }
 
 TEST_CASE("router: shapes and losses that make no sense are refused") {
