@@ -160,6 +160,7 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
     }
     if (trouble) fail_after_step(step, saves, trouble);
   }
+  trainer.optimizer.await_weights();
 }
 
 // ---- what stands around the steps

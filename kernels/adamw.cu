@@ -107,7 +107,7 @@ IN_FLOAT_AND_DOUBLE(adamw_update_ref);
 
 constexpr size_t adamw_block_elements = 4 * elementwise_block;
 
-static size_t adamw_block_count(const std::vector<AdamWTensor>& tensors) {
+size_t AdamWPlan::block_count(const std::vector<AdamWTensor>& tensors) {
   size_t n = 0;
   for (const AdamWTensor& t : tensors) n += ceil_div(t.size, adamw_block_elements);
   return n;
@@ -117,7 +117,7 @@ AdamWPlan::AdamWPlan(const std::vector<AdamWTensor>& tensors, Context& ctx)
     : step_(ctx.device, 1), stopped_(ctx.device, 1) {
   set_zero(stopped_.data(), 1, ctx);
   std::vector<AdamWBlock> blocks;
-  blocks.reserve(adamw_block_count(tensors));
+  blocks.reserve(block_count(tensors));
   for (const AdamWTensor& t : tensors) {
     require(t.offset % 4 == 0, "adamw: a tensor begins at element %zu, expected a multiple of 4", t.offset);
     for (size_t i = 0; i < t.size; i += adamw_block_elements) {
@@ -129,7 +129,7 @@ AdamWPlan::AdamWPlan(const std::vector<AdamWTensor>& tensors, Context& ctx)
 }
 
 size_t AdamWPlan::bytes(const std::vector<AdamWTensor>& tensors) {
-  return adamw_block_count(tensors) * sizeof(AdamWBlock) + sizeof(AdamWStep) + sizeof(int);
+  return block_count(tensors) * sizeof(AdamWBlock) + sizeof(AdamWStep) + sizeof(int);
 }
 
 // ---- kernel
@@ -166,14 +166,14 @@ __global__ void __launch_bounds__(elementwise_block)
 // the bits are those of the reference
 
 static void adamw_update_cpu(float* w, float* m, float* v, bf16* copy, const float* g, const float* norm,
-                             const AdamWPlan& plan) {
+                             const AdamWPlan& plan, AdamWBlocks some) {
   if (!adamw_norm_is_finite(*norm)) *plan.stopped() = 1;
   if (*plan.stopped()) return;
   const AdamWStep a = *plan.step();  // a copy that no store to w, m or v can change
-  const AdamWBlock* const blocks = plan.blocks();
+  const AdamWBlock* const blocks = plan.blocks() + some.first;
   const float scale = adamw_gradient_scale(*norm, a.clip);
 #pragma omp parallel for firstprivate(a)
-  for (size_t b = 0; b < plan.block_count(); b++) {
+  for (size_t b = 0; b < some.count; b++) {
     const AdamWBlock block = blocks[b];
     const float weight_decay = block.decays ? a.weight_decay : 0.0f;
     float *wb = w + block.begin, *mb = m + block.begin, *vb = v + block.begin;
@@ -187,10 +187,10 @@ static void adamw_update_cpu(float* w, float* m, float* v, bf16* copy, const flo
 // ---- launcher: what changes from step to step comes from device memory, so a CUDA graph may hold this launch
 
 void adamw_update(float* w, float* m, float* v, bf16* copy, const float* g, const float* norm, const AdamWPlan& plan,
-                  Context& ctx) {
-  if (ctx.device == Device::cpu) return adamw_update_cpu(w, m, v, copy, g, norm, plan);
-  launch(adamw_update_kernel, grid_of(plan.block_count()), elementwise_block, 0, ctx, w, m, v, copy, g, norm,
-         plan.blocks(), plan.step(), plan.stopped());
+                  AdamWBlocks some, Context& ctx) {
+  if (ctx.device == Device::cpu) return adamw_update_cpu(w, m, v, copy, g, norm, plan, some);
+  launch(adamw_update_kernel, grid_of(some.count), elementwise_block, 0, ctx, w, m, v, copy, g, norm,
+         plan.blocks() + some.first, plan.step(), plan.stopped());
 }
 
 }  // namespace gated

@@ -63,15 +63,18 @@ void Model::forward() {
 void Model::run(const Pass& pass) {
   Memory& m = *memory_;
   Layers& l = *layers_;
-  const EmbeddingExtras extras = {embedding_multiplier(),
-                                  l.positions.stored() + pass.first_position() * config.hidden, pass.T};
+  const EmbeddingExtras extras = {embedding_multiplier(), l.positions.stored() + pass.first_position() * config.hidden,
+                                  pass.T};
+  tell_weights(l.begins[0]);
   embedding_forward(l.h0, m.ids.data(), l.embed.stored(), extras, pass.N(), config.hidden, config.vocab, m.ctx);
   Hidden h = {l.h0, nullptr};
   for (size_t i = 0; i < l.blocks.size(); i++) {
+    tell_weights(l.begins[i + 1]);
     l.read[i] = i > 0 && config.recompute == Recompute::full ? kept(i, h, pass) : h;
     h = l.blocks[i].forward(l.read[i], pass);
     m.in_place = i;  // with --recompute blocks share memory: whose activations lie there now
   }
+  tell_weights(weights.flat_size());
   l.y = h.x;
   if (!l.post) {
     const Join last = join_at(2 * config.layers, block_config(config), pass);
@@ -123,6 +126,9 @@ void Model::backward(MicroBatch micro_batch, float* loss) {
           "model: a second backward of the same forward");
   require(!m.quantizer, "model: a backward of a quantized model");
   m.pass->micro_batch = micro_batch;
+  const auto ready = [&](size_t from) {
+    if (after_gradients) after_gradients(micro_batch, from);
+  };
 
   const Weight& head = l.head();
   linear_cross_entropy(l.losses, l.post ? l.dh : l.dy, head.grad, l.logits, l.dlogits, l.y, head.value, head.copy,
@@ -130,9 +136,11 @@ void Model::backward(MicroBatch micro_batch, float* loss) {
   mean(loss, l.losses, N, m.ctx);
 
   ConstReals dbranch = l.post ? ConstReals() : l.final_norm.backward(l.dh, l.dbranch, l.dy, nullptr, N, m.ctx);
+  ready(l.begins.back());
   for (size_t i = l.blocks.size(); i-- > 0;) {
     bring_back(i, *m.pass);
     dbranch = l.blocks[i].backward(l.dh, dbranch, l.dbranch, *m.pass);
+    ready(l.begins[i]);
   }
 
   embedding_backward(l.embed.grad, l.dh, m.groups, embedding_multiplier(), C, m.ctx);
@@ -140,6 +148,7 @@ void Model::backward(MicroBatch micro_batch, float* loss) {
     embedding_positions_backward(l.positions.grad, l.dh, m.pass->B, m.pass->T, C, m.ctx);
   if (config.embedding_scale)
     embedding_scale_backward(l.scale.grad, l.embedding_row_sums, l.dh, m.ids.data(), l.embed.stored(), N, C, V, m.ctx);
+  ready(0);
 }
 
 // ---- losses and logits alone

@@ -16,6 +16,7 @@
 // shapes: ids, targets (B,T) int32; h (N,C), N = B*T
 // layers/model.cu, layers/model_memory.cu | tests/test_model.cpp, tests/test_recompute.cpp
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -75,6 +76,12 @@ class Model {
   // Once after a forward: writes the mean loss over B*T targets to `loss` (one float on the device) and adds its
   // gradient, times the micro-batch's share of the step, to weights.grads.
   void backward(MicroBatch micro_batch, float* loss);
+  // How far forwards and backwards are, for who sends weights and gradients meanwhile (training/ranks/courier.cuh): the
+  // weights up to element `end` of the flat buffers are read next; the micro-batch has added all that it adds to the
+  // gradients from element `from` on. A LaunchGraph that repeats calls neither.
+  std::function<void(size_t end)> before_weights;
+  std::function<void(const MicroBatch& micro_batch, size_t from)> after_gradients;
+
   // What the last backward left of the routing of its mixtures of experts: router_report_values floats for every layer,
   // on the device; those of a layer without experts are 0.
   float* routing_reports() const;
@@ -135,6 +142,9 @@ class Model {
  private:
   void upload_batch(const Batch& batch, std::optional<uint64_t> dropout_draw);
   void run(const Pass& pass);
+  void tell_weights(size_t end) const {
+    if (before_weights) before_weights(end);
+  }
   Hidden kept(size_t layer, Hidden read, const Pass& pass);
   void bring_back(size_t layer, const Pass& pass);
   void bring_back_to_show(size_t layer);

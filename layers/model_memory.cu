@@ -157,7 +157,9 @@ ModelConfig without_recompute(ModelConfig config) {
 Model::Model(const ModelConfig& c)
     : config(checked(c)),
       layers_(std::make_unique<Layers>(c)),
-      weights([this](const ParameterVisitor& visit) { parameters(visit); }) {}
+      weights([this](const ParameterVisitor& visit) { parameters(visit); }) {
+  layers_->begins = weights.layer_begins();
+}
 
 Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& ctx) : Model(c) {
   plan(B, T);

@@ -22,6 +22,7 @@ struct Model::Layers {
   bool post;  // then the last block ends in a norm, and there is no final one
   bool tied;  // the output matmul reads the embedding
   std::vector<Block> blocks;
+  std::vector<size_t> begins;  // of their parameters: Parameters::layer_begins()
   Norm final_norm;
   Weight embed, positions, scale, lm_head;
   const Weight& head() const { return tied ? embed : lm_head; }

@@ -142,6 +142,20 @@ void Parameters::round_copies(Context& ctx) {
   if (copies.size()) round_to_bf16(copies.data(), values.data(), size_, ctx);
 }
 
+std::vector<size_t> Parameters::layer_begins() const {
+  const std::string layers = "model.layers.";
+  std::vector<size_t> begins;
+  std::string last;  // the layer before: "model.layers.3.", or nothing
+  for (const Parameter& p : list_) {
+    const bool inside = p.name.starts_with(layers);
+    const std::string here = inside ? p.name.substr(0, p.name.find('.', layers.size()) + 1) : "";
+    if (here != last) begins.push_back(p.offset);
+    last = here;
+  }
+  if (!last.empty()) begins.push_back(size_);
+  return begins;
+}
+
 size_t Parameters::total() const {
   size_t n = 0;
   for (const Parameter& p : list_) n += p.size;

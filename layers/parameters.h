@@ -217,6 +217,9 @@ class Parameters {
 
   const std::vector<Parameter>& list() const { return list_; }
   size_t flat_size() const { return size_; }  // elements of a flat buffer, padding included
+  // Where each layer's parameters begin, which follow one another, and where those of the last one end. Before them
+  // stand the embedding's, behind them what a forward reads last.
+  std::vector<size_t> layer_begins() const;
   // Of the values and their copies.
   size_t bytes_of_values(Storage storage) const {
     return size_ * (sizeof(float) + (storage == Storage::bf16 ? sizeof(bf16) : 0));

@@ -34,6 +34,8 @@ struct Positions {
 struct MicroBatch {
   size_t index = 0, count = 1, in_slice = count;
   bool begins_slice() const { return index % in_slice == 0; }
+  bool ends_slice() const { return (index + 1) % in_slice == 0; }
+  size_t slice() const { return index / in_slice; }
   float share() const { return 1.0f / float(count); }  // of its loss in the step's
 };
 

@@ -34,7 +34,7 @@ State start(size_t n) {
   return s;
 }
 
-// A step of what the program runs, over flat buffers of tensors, with a copy of the weights and without.
+// A step of what the program runs, over flat buffers of tensors, at once, and in two parts with a copy of the weights.
 void require_step(const State& before, const State& expected, const std::vector<float>& gradient, float norm_of_all,
                   const std::vector<AdamWTensor>& tensors, const AdamWStep& step) {
   // Nothing is written between tensors, and nothing at all under a norm that is not finite.
@@ -50,7 +50,9 @@ void require_step(const State& before, const State& expected, const std::vector<
     plan.set_step(step, ctx);
     adamw_update(w, m, v, nullptr, g, norm, plan, ctx);
     REQUIRE(ctx.most_scratch_used() == 0);
-    adamw_update(w2, m2, v2, copy, g, norm, plan, ctx);
+    const size_t blocks = plan.block_count(), half = (blocks + 1) / 2;
+    adamw_update(w2, m2, v2, copy, g, norm, plan, {0, half}, ctx);
+    if (half < blocks) adamw_update(w2, m2, v2, copy, g, norm, plan, {half, blocks - half}, ctx);
   });
 }
 

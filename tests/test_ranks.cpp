@@ -1,13 +1,23 @@
 // ranks: mpirun -n R ./train gives what ./train gives, to the last bit, in weights, checkpoints, log and what it prints;
 // what may not run is refused in a line; a rank that dies ends the others, and its run goes on elsewhere.
 // Runs the program that stands in the current folder (make builds it first), under OpenMPI's mpirun.
-#include <chrono>
-#include <nlohmann/json.hpp>
+#include <omp.h>
 
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "tests/compare.h"
 #include "tests/script.h"
-#include "training/ranks/ranks.h"
+#include "tests/small_models.h"
+#include "training/optimizer.cuh"
 
 using namespace gated;
+using Floats = std::vector<float>;
 
 namespace {
 
@@ -16,12 +26,17 @@ const std::string size =
     "--batch=2 --sample-tokens=0 --val-batches=3 --threads=1 ";
 
 // In a container, as root, on few cores.
-std::string launch(const std::string& ranks) {
+std::string launched(const std::string& ranks, const std::string& program) {
   return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none "
          "timeout 120 mpirun --oversubscribe -n " +
-         ranks + " {repo}/train ";
+         ranks + " " + program + " ";
 }
-std::string launch(size_t ranks) { return launch(std::to_string(ranks)); }
+std::string launch(const std::string& ranks) {
+  return launched(ranks, "{repo}/train");
+}
+std::string launch(size_t ranks) {
+  return launch(std::to_string(ranks));
+}
 
 std::string fingerprint_in(const std::string& said) {
   const auto found = matches(said, "fingerprint of the weights: ([0-9a-f]{16})");
@@ -32,17 +47,17 @@ std::string fingerprint_in(const std::string& said) {
 std::string log_of(const Folder& f, const std::string& folder) {
   const std::string log = f.read(folder + "/log.jsonl");
   const std::string steps = log.substr(log.find('\n') + 1);  // the first is the run's: its command, its --out
-  return replaced(steps, ",\"(seconds|\\w*_seconds_by_rank)\":(\\[[^\\]]*\\]|[^,}\n]*)", "");
+  return replaced(steps, ",\"(seconds|\\w*_by_rank)\":(\\[[^\\]]*\\]|[^,}\n]*)", "");
 }
 
 bool has_ranks() {
   const Folder f;
   return answers("mpirun --version") && !contains(f.run(launch(2) + "--describe").text, "has no MPI");
 }
-#define NEEDS_RANKS                                                                          \
-  if (!has_ranks()) {                                                                        \
+#define NEEDS_RANKS                                                                             \
+  if (!has_ranks()) {                                                                           \
     WARN("no mpirun here, or ./train was built without MPI: runs on ranks were not looked at"); \
-    return;                                                                                  \
+    return;                                                                                     \
   }
 
 }  // namespace
@@ -60,6 +75,310 @@ TEST_CASE("ranks: shares are whole, in order, and differ by one at most", "[rank
       }
       REQUIRE(next == n);
     }
+}
+
+namespace {
+
+// Ranks that are threads of this process. A message has gone once it was taken; it is taken late, by chance. Whoever
+// writes to what goes out or comes in meanwhile, or expects another size, is found out.
+struct Hub {
+  explicit Hub(size_t n) : ranks(n), sent(n * n), taken(n * n), expected(n * n) {}
+  const size_t ranks;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::vector<std::vector<char>>> sent;  // from one to another, in their order
+  std::vector<std::vector<bool>> taken;
+  std::vector<size_t> expected;  // how many the receiver has asked for
+};
+
+class ThreadJourney : public ranks::Journey {
+ public:
+  using Messages = std::vector<ranks::Message>;
+  ThreadJourney(Hub& hub, size_t me, size_t patience, const Messages& out, const Messages& in)
+      : hub_(hub), patience_(patience) {
+    const std::lock_guard lock(hub.mutex);
+    for (const ranks::Message& m : out)
+      if (m.bytes) {
+        const char* const from = static_cast<const char*>(m.at);
+        const size_t pipe = me * hub.ranks + m.rank;
+        out_.push_back({m, pipe, hub.sent[pipe].size()});
+        hub.sent[pipe].push_back({from, from + m.bytes});
+        hub.taken[pipe].push_back(false);
+      }
+    for (const ranks::Message& m : in)
+      if (m.bytes) {
+        const size_t pipe = m.rank * hub.ranks + me;
+        in_.push_back({m, pipe, hub.expected[pipe]++});
+        memset(m.at, 0xFF, m.bytes);
+      }
+    hub.changed.notify_all();
+  }
+  bool is_done() override {
+    const std::lock_guard lock(hub_.mutex);
+    return done_ || (patience_ == 0 ? try_now() : patience_-- == 0);
+  }
+  void finish() override {
+    std::unique_lock lock(hub_.mutex);
+    require(hub_.changed.wait_for(lock, std::chrono::seconds(60), [&] { return done_ || try_now(); }),
+            "a message that nobody sends or takes");
+  }
+
+ private:
+  struct Place {
+    ranks::Message message;
+    size_t pipe, number;
+  };
+  bool try_now() {
+    for (; !in_.empty(); in_.pop_back()) {
+      const auto& [m, pipe, number] = in_.back();
+      if (number >= hub_.sent[pipe].size()) return false;
+      const std::vector<char>& bytes = hub_.sent[pipe][number];
+      char* const at = static_cast<char*>(m.at);
+      require(bytes.size() == m.bytes, "a message of %zu bytes, expected %zu", bytes.size(), m.bytes);
+      require(std::all_of(at, at + m.bytes, [](char c) { return c == char(0xFF); }), "what comes in was written to");
+      std::copy(bytes.begin(), bytes.end(), at);
+      hub_.taken[pipe][number] = true;
+      hub_.changed.notify_all();
+    }
+    for (const auto& [m, pipe, number] : out_) {
+      if (!hub_.taken[pipe][number]) return false;
+      require(memcmp(m.at, hub_.sent[pipe][number].data(), m.bytes) == 0, "what goes out was written to");
+    }
+    return done_ = true;
+  }
+
+  Hub& hub_;
+  size_t patience_;  // calls of is_done() that it says no to
+  std::vector<Place> out_, in_;
+  bool done_ = false;
+};
+
+class ThreadTransport : public ranks::Transport {
+ public:
+  ThreadTransport(Hub& hub, size_t rank) : hub_(hub), rank_(rank), chance_(rank) {}
+  size_t rank() const override { return rank_; }
+  size_t count() const override { return hub_.ranks; }
+  size_t on_this_host() const override { return hub_.ranks; }
+  std::unique_ptr<ranks::Journey> begin(const std::vector<ranks::Message>& out,
+                                        const std::vector<ranks::Message>& in) override {
+    return std::make_unique<ThreadJourney>(hub_, rank_, chance_() % 4, out, in);
+  }
+  [[noreturn]] void abort(int) override { std::abort(); }
+
+ private:
+  Hub& hub_;
+  size_t rank_;
+  std::minstd_rand chance_;
+};
+
+// Parameters of so many elements: an embedding, layers of one or two parameters each, and what stands behind them.
+struct Sizes {
+  size_t embedding;
+  std::vector<std::vector<size_t>> layers;
+  std::vector<size_t> last;
+};
+
+struct SomeWeights {
+  SomeWeights(const Sizes& sizes, Storage storage) {
+    const auto add = [&](const std::string& name, size_t n) { named.push_back({name, n}); };
+    add("model.embed_tokens.weight", sizes.embedding);
+    for (size_t i = 0; i < sizes.layers.size(); i++)
+      for (size_t k = 0; k < sizes.layers[i].size(); k++)
+        add(format("model.layers.%zu.%zu.weight", i, k), sizes.layers[i][k]);
+    for (const size_t n : sizes.last) add(format("last.%zu", n), n);
+    weights.resize(named.size());
+    const Parameters::List list = [this](const ParameterVisitor& visit) {
+      for (size_t i = 0; i < named.size(); i++)
+        visit(weights[i], named[i].first, {named[i].second}, Init::normal(), i % 2 ? Decay::no : Decay::yes,
+              Use::scale);
+    };
+    parameters.emplace(list);
+    parameters->allocate(list, Device::cpu, storage);
+    parameters->initialise({}, 1, 7);
+    Context ctx(Device::cpu);
+    parameters->round_copies(ctx);
+  }
+  std::vector<std::pair<std::string, size_t>> named;
+  std::vector<Weight> weights;
+  std::optional<Parameters> parameters;
+};
+
+// Of a slice of a step the gradient of element i: of many sizes, so that every order of a sum shows.
+float gradient_of(size_t step, size_t slice, size_t i) {
+  uint32_t h = uint32_t(i + 7919 * slice + 104729 * step) * 2654435761u;
+  h = (h ^ h >> 15) * 2246822519u;
+  return float(int(h >> 16) - 32768) / float(1 << (10 + h % 20));
+}
+
+// What an optimizer makes of the gradients of two steps, as ranks call it: in the backward and the forward, too.
+struct Outcome {
+  std::vector<Floats> weights;  // after each step
+  std::vector<float> norms;
+  Floats copies, states;
+  double early = 0;
+};
+Outcome optimized(const Sizes& sizes, Storage storage, size_t slices, const Ranks& ranks, const Outcome* expected) {
+  omp_set_num_threads(1);
+  SomeWeights some(sizes, storage);
+  Parameters& w = *some.parameters;
+  Context ctx(Device::cpu);
+  Optimizer optimizer(w, slices, ctx, ranks);
+  Outcome got;
+  const std::vector<size_t> begins = w.layer_begins();
+  std::vector<size_t> ends = {w.flat_size()};  // of what a backward is done with, one after the other
+  ends.insert(ends.end(), begins.rbegin(), begins.rend());
+  for (size_t step = 0; step < 2; step++) {
+    for (size_t slice = ranks.rank(); slice < slices; slice += ranks.count()) {
+      optimizer.begin_slice();
+      std::fill_n(w.grads.data(), w.flat_size(), NAN);  // where a backward has not been yet
+      for (size_t k = 0; k < ends.size(); k++) {
+        const size_t from = k + 1 < ends.size() ? ends[k + 1] : 0;
+        std::fill(w.grads.data() + from, w.grads.data() + ends[k], 0.0f);
+        for (const Parameter& p : w.list())
+          for (size_t i = std::max(from, p.offset); i < std::min(ends[k], p.offset + p.size); i++)
+            w.grads.data()[i] = gradient_of(step, slice, i);
+        if (optimizer.overlaps()) optimizer.gradients_ready(slice, from);
+      }
+      optimizer.end_slice(slice);
+    }
+    optimizer.set_step({0, 0.9f, 0.95f, 1e-8f, 0.25f}, 0.01f, step + 1, 1.0f);
+    optimizer.update();
+    for (size_t k = ends.size(); k-- > 0;) {
+      optimizer.await_weights(ends[k]);
+      if (expected)
+        require(memcmp(w.values.data(), expected->weights[step].data(), ends[k] * sizeof(float)) == 0,
+                "step %zu: the weights up to %zu differ when they are read", step, ends[k]);
+    }
+    got.weights.push_back(w.values.download());
+    got.norms.push_back(*optimizer.norm());
+    for (size_t i = 0; i + 1 < begins.size(); i++)
+      got.norms.push_back(optimizer.norm_of(begins[i], begins[i + 1] - begins[i]));
+    got.early = optimizer.early_share();
+  }
+  for (size_t i = 0; i < w.copies.size(); i++) got.copies.push_back(float(w.copies.data()[i]));
+  for (size_t i = 0; i < 2; i++)
+    for (const Parameter& p : w.list()) {
+      Floats state(p.size);
+      optimizer.gather_state(state.data(), i, p);
+      if (ranks.leads()) got.states.insert(got.states.end(), state.begin(), state.end());
+    }
+  return got;
+}
+
+constexpr size_t chunk = buffer_chunk;
+const Sizes shapes[] = {
+    {5, {{3}, {40, 1}}, {}},                                              // less than a chunk
+    {chunk + 1, {{chunk - 32, 33}, {7}, {2 * chunk, chunk}, {65}}, {9}},  // layers meet in chunks, one has none
+    {3 * chunk, {{chunk}, {2 * chunk}}, {5 * chunk + 3}},                 // they do not
+    {9 * chunk + 11, {{70 * chunk, 5}, {3}}, {3, 36 * chunk}},            // several buckets of a layer
+};
+
+}  // namespace
+
+TEST_CASE("ranks: chunks are dealt out, each to one rank, and layers begin no earlier than their buckets", "[ranks]") {
+  for (const Sizes& sizes : shapes)
+    for (size_t R : {1, 2, 3, 8, 300}) {
+      const SomeWeights some(sizes, Storage::fp32);
+      const Parameters& w = *some.parameters;
+      const Deal deal(w, R);
+      size_t next = 0, most = 0, part = 0;
+      for (size_t i = 0; i < deal.buckets(); i++) {
+        REQUIRE(deal.bucket(i).begin == next);
+        REQUIRE(deal.bucket(i).size() > 0);
+        for (size_t rank = 0; rank < R; rank++) {
+          REQUIRE(deal.part(i, rank).begin == next);
+          REQUIRE(next % chunk == 0);
+          next = deal.part(i, rank).end;
+          part = std::max(part, deal.part(i, rank).size());
+        }
+        REQUIRE(deal.bucket(i).end == next);
+        for (const size_t begin : w.layer_begins())  // no bucket is of two layers, but for a chunk
+          if (R > 1) REQUIRE((begin <= deal.bucket(i).begin || begin + chunk > next));
+      }
+      REQUIRE(next == w.flat_size());
+      for (size_t rank = 0; rank < R; rank++) most = std::max(most, deal.owned(rank));
+      REQUIRE(deal.most_owned() == most);
+      REQUIRE(deal.most_part() == part);
+      REQUIRE((R == 1) == (part == w.flat_size() && deal.buckets() == 1 && R == 1));
+    }
+}
+
+TEST_CASE("ranks: what they own and send between layers has the bits of one rank", "[ranks]") {
+  for (const Sizes& sizes : shapes)
+    for (const auto& [R, slices] : std::vector<std::pair<size_t, size_t>>{{2, 2}, {3, 6}, {5, 20}, {8, 8}}) {
+      if (R > 3 && sizes.embedding > 9 * chunk) continue;  // (it takes seconds)
+      const Storage storage = R == 3 ? Storage::bf16 : Storage::fp32;
+      INFO(R << " ranks, " << slices << " slices, " << sizes.embedding);
+      const Outcome one = optimized(sizes, storage, slices, {}, nullptr);
+      Hub hub(R);
+      std::vector<Outcome> got(R);
+      std::vector<std::string> trouble(R);
+      std::vector<std::thread> threads;
+      for (size_t rank = 0; rank < R; rank++)
+        threads.emplace_back([&, rank] {
+          ThreadTransport transport(hub, rank);
+          try {
+            got[rank] = optimized(sizes, storage, slices, &transport, &one);
+          } catch (const std::exception& e) {
+            trouble[rank] = e.what();
+          }
+        });
+      for (std::thread& t : threads) t.join();
+      for (size_t rank = 0; rank < R; rank++) {
+        INFO("rank " << rank);
+        REQUIRE(trouble[rank] == "");
+        for (size_t step = 0; step < 2; step++) REQUIRE_BITWISE(one.weights[step], got[rank].weights[step]);
+        REQUIRE_BITWISE(one.norms, got[rank].norms);
+        REQUIRE_BITWISE(one.copies, got[rank].copies);
+        REQUIRE(got[rank].early >= 0);
+        REQUIRE(got[rank].early <= 1);
+        if (sizes.embedding == 5) REQUIRE(got[rank].early == 0);  // all is one bucket
+      }
+      REQUIRE_BITWISE(one.states, got[0].states);
+    }
+}
+
+TEST_CASE("ranks: a forward asks for weights before it reads them, a backward names gradients that are final",
+          "[ranks]") {
+  omp_set_num_threads(1);
+  std::vector<std::string> lines = small_models();
+  lines.insert(lines.end(), {"--precision=bf16 --head-dim=16 --tied=off --position=learned", "--recompute=full",
+                             "--recompute=light --tied=off --norm-placement=post", "--layers=1 --embedding-scale=on"});
+  for (const std::string& flags : lines) {
+    INFO(flags);
+    Context ctx(Device::cpu);
+    Model model(small_model(flags), 1, 9, 12, ctx);
+    Parameters& w = model.weights;
+    const std::vector<int> ids = {1, 5, 36, 5, 0, 12, 7, 8, 30}, targets = {5, 36, 5, 0, 12, 7, 8, 30, 2};
+    model.upload({ids, targets, 1, 9}, 3);
+    const Buffer<float> loss(Device::cpu, 1);
+    const auto run = [&] {
+      w.grads.upload(Floats(w.flat_size()));
+      model.forward();
+      model.backward({}, loss.data());
+    };
+    run();
+    const Floats values = w.values.download(), grads = w.grads.download(), expected = loss.download();
+    const std::vector<bf16> copies = w.copies.download();
+
+    w.values.upload(Floats(values.size(), NAN));
+    w.copies.upload(std::vector<bf16>(copies.size(), bf16(NAN)));
+    size_t there = 0, from = w.flat_size();
+    model.before_weights = [&](size_t end) {
+      std::copy(values.begin() + long(there), values.begin() + long(end), w.values.data() + there);
+      if (copies.size()) std::copy(copies.begin() + long(there), copies.begin() + long(end), w.copies.data() + there);
+      there = end;
+    };
+    model.after_gradients = [&](const MicroBatch&, size_t next) {
+      REQUIRE(next <= from);
+      from = next;
+      REQUIRE_BITWISE(Floats(grads.begin() + long(from), grads.end()),
+                      Floats(w.grads.data() + from, w.grads.data() + grads.size()));
+    };
+    run();
+    REQUIRE(from == 0);
+    REQUIRE_BITWISE(expected, loss.download());
+  }
 }
 
 TEST_CASE("ranks: a build without MPI is alone, and refuses to be one of several", "[ranks]") {
@@ -82,6 +401,50 @@ int main() try {
     REQUIRE(f.done(format("env -i %s ./main", launched)) ==
             "2 ranks were started, and this build has no MPI: scripts/setup.sh --ranks installs it, then make; or "
             "start one\n");
+}
+
+TEST_CASE("ranks: messages arrive whole, in pieces and in the order in which they begin", "[ranks]") {
+  NEEDS_RANKS;
+  const Folder f;
+  f.write("main.cpp", R"(
+#include <cstdio>
+#include <vector>
+#include "training/ranks/transport.h"
+// What journey k takes from rank a to rank b: 0 to 39 bytes.
+static std::vector<char> sent(size_t a, size_t b, size_t k) {
+  std::vector<char> bytes((17 * a + 5 * b + 11 * k) % 40);
+  for (size_t i = 0; i < bytes.size(); i++) bytes[i] = char(64 * k + 16 * a + 4 * b + i);
+  return bytes;
+}
+int main() {
+  ranks::Transport& t = *ranks::start();
+  const size_t R = t.count(), me = t.rank(), K = 7;
+  std::vector<std::vector<char>> memory;
+  memory.reserve(2 * K * R);
+  std::vector<std::unique_ptr<ranks::Journey>> journeys;
+  for (size_t k = 0; k < K; k++) {
+    std::vector<ranks::Message> out, in;
+    for (size_t i = 0; i < R; i++) {
+      memory.push_back(sent(me, i, k));
+      if (i != me) out.push_back({i, memory.back().data(), memory.back().size()});
+      memory.push_back(std::vector<char>(sent(i, me, k).size()));
+      if (i != me) in.push_back({i, memory.back().data(), memory.back().size()});
+    }
+    journeys.push_back(t.begin(out, in));
+  }
+  for (size_t k = K; k-- > 0;) {
+    if (k % 2) journeys[k]->finish();
+    while (!journeys[k]->is_done()) {}
+    for (size_t i = 0; i < R; i++)
+      if (i != me && memory[2 * (k * R + i) + 1] != sent(i, me, k)) return printf("%zu to %zu, %zu\n", i, me, k), 1;
+  }
+  if (me == 0) puts("all of them");
+  ranks::finish();
+})");
+  f.done(
+      "g++ -std=c++20 -DWITH_MPI -DMOST_BYTES=7 -I{repo} $(mpicc --showme:compile) -o main main.cpp "
+      "{repo}/training/ranks/mpi.cpp $(mpicc --showme:link)");
+  REQUIRE(f.done(launched("3", "./main")) == "all of them\n");
 }
 
 TEST_CASE("ranks: the weights of one rank, on 2, 3, 4 and 5", "[ranks]") {
@@ -108,12 +471,13 @@ TEST_CASE("ranks: the weights of one rank, on 2, 3, 4 and 5", "[ranks]") {
 TEST_CASE("ranks: checkpoints, log and evaluation are those of one rank, and a run goes on on any number", "[ranks]") {
   NEEDS_RANKS;
   const Folder f;
-  const std::string run = size + "--steps=8 --save-every=2 --keep=0 --val-every=4 --measure-every=6 --micro-batches=4 "
-                                 "--experts=3 --expert-hidden=24 ";
+  const std::string run = size +
+                          "--steps=8 --save-every=2 --keep=0 --val-every=4 --measure-every=6 --micro-batches=4 "
+                          "--experts=3 --expert-hidden=24 --vocab=1200 ";
   const std::string whole = fingerprint_in(f.done("{repo}/train " + run + "--out=one"));
   REQUIRE(fingerprint_in(f.done(launch(2) + run + "--out=two")) == whole);
-  for (const char* name : {"step_00000002.safetensors", "step_00000008.safetensors", "best.safetensors",
-                           "measures.safetensors"}) {
+  for (const char* name :
+       {"step_00000002.safetensors", "step_00000008.safetensors", "best.safetensors", "measures.safetensors"}) {
     INFO(name);
     REQUIRE(f.read(std::string("one/") + name) == f.read(std::string("two/") + name));
   }
@@ -125,8 +489,7 @@ TEST_CASE("ranks: checkpoints, log and evaluation are those of one rank, and a r
 
   for (const auto& [left, ranks] : {std::pair<size_t, size_t>{6, 4}, {4, 1}, {2, 2}}) {
     INFO("from step " << left << " on " << ranks << " ranks");
-    for (size_t step = left + 1; step <= 8; step++)
-      fs::remove(f / format("two/step_%08zu.safetensors", step));
+    for (size_t step = left + 1; step <= 8; step++) fs::remove(f / format("two/step_%08zu.safetensors", step));
     const std::string said = f.done((ranks == 1 ? "{repo}/train " : launch(ranks)) + run + "--out=two --resume");
     REQUIRE(contains(said, format("resume: step %zu of", left)));
     REQUIRE(fingerprint_in(said) == whole);
@@ -143,8 +506,8 @@ TEST_CASE("ranks: the log says which one is slow, and an emulated one has the bi
   const std::string run = size + "--steps=2 --layers=1 --context=8 --micro-batches=2 --out=";
   const std::string whole = fingerprint_in(f.done("{repo}/train " + run + "one --device=cpu"));
   REQUIRE(!contains(f.read("one/log.jsonl"), "_by_rank"));
-  const std::string said = f.done(launch("1") + run + "two --device=cpu : -n 1 {repo}/train " + run +
-                                  "two --device=emulated");
+  const std::string said =
+      f.done(launch("1") + run + "two --device=cpu : -n 1 {repo}/train " + run + "two --device=emulated");
   REQUIRE(fingerprint_in(said) == whole);
   std::istringstream log(f.read("two/log.jsonl"));
   double compute[2] = {}, exchange[2] = {}, seconds = 0;
@@ -153,6 +516,7 @@ TEST_CASE("ranks: the log says which one is slow, and an emulated one has the bi
     if (!entry.contains("loss")) continue;
     REQUIRE(entry["compute_seconds_by_rank"].size() == 2);
     REQUIRE(entry["exchange_seconds_by_rank"].size() == 2);
+    REQUIRE(entry["early_share_by_rank"].size() == 2);
     for (size_t i : {0, 1}) compute[i] += double(entry["compute_seconds_by_rank"][i]);
     for (size_t i : {0, 1}) exchange[i] += double(entry["exchange_seconds_by_rank"][i]);
     seconds += double(entry["seconds"]);
@@ -211,9 +575,11 @@ TEST_CASE("ranks: SIGUSR1 of one rank saves, SIGTERM of one stops all behind a c
   const Folder f;
   const std::string run = size + "--steps=4000 --micro-batches=2 --save-every=1h --val-every=0 --out=run --resume ";
   const auto to_rank = [](const char* rank, const char* signal) {
-    return format("kill -%s $(pgrep -f \"^[^ ]*/train .*--out=run\" | while read p; do "
-                  "[ \"$(readlink /proc/$p/cwd)\" = \"$(pwd)\" ] && grep -zq OMPI_COMM_WORLD_RANK=%s "
-                  "/proc/$p/environ && echo $p; done); ", signal, rank);
+    return format(
+        "kill -%s $(pgrep -f \"^[^ ]*/train .*--out=run\" | while read p; do "
+        "[ \"$(readlink /proc/$p/cwd)\" = \"$(pwd)\" ] && grep -zq OMPI_COMM_WORLD_RANK=%s "
+        "/proc/$p/environ && echo $p; done); ",
+        signal, rank);
   };
   const std::string signals = "(while [ ! -s run/log.jsonl ]; do sleep 0.02; done; sleep 1; " + to_rank("1", "USR1") +
                               "while [ ! -e run/step_* ]; do sleep 0.02; done; " + to_rank("1", "TERM") + ") & ";

@@ -37,16 +37,23 @@ std::string source_text(Config& config, size_t width) {
 }
 
 // What a rank sends in a step; it gets as much. Of the gradient of a slice all but its own part, each round; of the
-// weights its own part, to every other.
+// weights its own part, to every other. A rank can compute meanwhile, but for what a backward ends with and a forward
+// begins with.
 static std::string travels(const Config& config, const Model& model) {
   const size_t R = config.ranks, rounds = config.slice_count() / R;
+  const Deal deal(model.weights, R);
+  size_t hidden = 0;
+  for (size_t i = 0; i < deal.buckets(); i++)
+    if (deal.bucket(i).begin >= model.weights.layer_begins()[0]) hidden += deal.bucket(i).size();
   const double whole = double(model.weights.flat_size()) * sizeof(float);
-  const double part = double(Optimizer::most_owned(model.weights, R)) * sizeof(float);
+  const double part = double(deal.most_owned()) * sizeof(float);
   const auto line = [](const char* what, double bytes) { return format("  %-58s %31.1f\n", what, bytes / 1048576.0); };
   return format("sent by a rank, MiB a step, of %zu ranks\n", R) +
          line(format("gradients, %zu round%s, to their owners", rounds, rounds == 1 ? "" : "s").c_str(),
               double(rounds) * whole * double(R - 1) / double(R)) +
-         line("weights, from their owner, to the others", part * double(R - 1));
+         line("weights, from their owner, to the others", part * double(R - 1)) +
+         format("  %-58s %30.1f%%\n", "of both, behind compute: all but the embedding",
+                100 * double(hidden) / double(model.weights.flat_size()));
 }
 
 std::string describe(const Config& config) {

@@ -7,8 +7,8 @@
 //   total = ((s_0 + s_1) + ... + s_7)  +  ((s_8 + s_9) + ... + s_15)  +  ...
 //
 // So a slice has the same bits wherever and whenever it is computed, and so has their sum. R ranks compute R slices side
-// by side; each owns a part of the parameters, whole chunks of the norm's sum, and adds, keeps and moves that part
-// alone (docs/ranks.md).
+// by side; each owns a part of the parameters (training/ranks/deal.h), and adds, keeps and moves that part alone. On a
+// CPU what they send each other travels while they compute (training/ranks/courier.cuh).
 //
 // What is AdamW's stands here and nowhere else: the states that it keeps, the tables that it reads, its update.
 // Checkpoints, memory and the run's header ask for them by name or in bytes. Its settings are flags
@@ -16,10 +16,11 @@
 // tests/test_trainer.cpp
 #pragma once
 #include "kernels/adamw.h"
+#include "kernels/bf16/round.h"
 #include "kernels/gradient.h"
 #include "layers/parameters.h"
 #include "layers/pass.h"
-#include "training/ranks/ranks.h"
+#include "training/ranks/courier.cuh"
 
 namespace gated {
 
@@ -27,26 +28,24 @@ class Optimizer {
  public:
   static constexpr const char* name = "AdamW";
   // What it keeps from step to step: of every parameter an array of the same shape, which starts at 0. Together they
-  // are a flat buffer, as the weights are. A checkpoint names them by prefix and parameter.
+  // are a flat buffer, as the weights are; one of several ranks has what it owns, piece after piece. A checkpoint names
+  // them by prefix and parameter.
   struct State {
     std::string prefix;
     Buffer<float> values;
   };
   static constexpr const char* state_prefixes[] = {"optimizer.m.", "optimizer.v."};  // the first and the second moment
   static size_t state_bytes(const Parameters& weights, size_t ranks) {
-    return std::size(state_prefixes) * most_owned(weights, ranks) * sizeof(float);
+    return std::size(state_prefixes) * Deal(weights, ranks).most_owned() * sizeof(float);
   }
 
   static constexpr size_t group = 8;
-  // Elements of a rank's own part, and of all its buffers of gradients: that of a slice is whole, the sum of slices and,
-  // of more than one group, the group are of the own part.
-  static size_t most_owned(const Parameters& weights, size_t ranks) {
-    const size_t chunks = ceil_div(gradient_chunks(weights.flat_size()), ranks);
-    return std::min(weights.flat_size(), chunks * buffer_chunk);
-  }
+  // Elements of all buffers of gradients: that of a slice is whole; the sum of slices and, of more than one group, the
+  // group are of what a rank owns.
   static size_t gradient_values(const Parameters& weights, size_t slices, size_t ranks) {
-    const size_t owned = most_owned(weights, ranks);
-    return weights.flat_size() + ((slices > 1) + (slices > group)) * owned + (ranks > 1) * std::min(owned, window) * ranks;
+    const Deal deal(weights, ranks);
+    return weights.flat_size() + ((slices > 1) + (slices > group)) * deal.most_owned() +
+           Courier::received_values(deal, ranks);
   }
 
   Optimizer(Parameters& weights, size_t slices, Context& ctx, const Ranks& ranks = {})
@@ -55,59 +54,78 @@ class Optimizer {
         ranks_(ranks),
         slices_(slices),
         chunks_(gradient_chunks(weights.flat_size())),
-        own_(elements_of(ranks.rank())),
-        plan_(tensors(weights, own_), ctx),
+        courier_(weights, ranks, ctx.device),
+        own_(pieces_of(courier_.deal, weights, ranks.rank())),
+        plan_(tensors_of(own_), ctx),
         norm_(ctx.device, 1),
         part_norm_(ctx.device, 1),
         sums_(ctx.device, chunks_ + 1) {
+    const size_t owned = courier_.deal.owned(ranks.rank());
     for (const char* prefix : state_prefixes) {
-      states.push_back({prefix, Buffer<float>(ctx.device, own_.size())});
-      set_zero(states.back().values.data(), own_.size(), ctx_);
+      states.push_back({prefix, Buffer<float>(ctx.device, owned)});
+      set_zero(states.back().values.data(), owned, ctx_);
     }
-    if (slices > 1) total_ = Buffer<float>(ctx.device, own_.size());
-    if (slices > group) group_ = Buffer<float>(ctx.device, own_.size());
-    if (!ranks.alone()) {
-      const size_t most = std::min(most_owned(weights, ranks.count()), window);
-      pieces_ = Buffer<float>(ctx.device, most * ranks.count());
-    }
+    if (slices > 1) total_ = Buffer<float>(ctx.device, owned);
+    if (slices > group) group_ = Buffer<float>(ctx.device, owned);
+    if (ctx.device == Device::cuda && !ranks.alone())
+      device_pieces_ = Buffer<float>(ctx.device, ranks.count() * courier_.deal.most_part());
   }
 
-  // The elements of the flat buffers that this rank owns: their sum of gradients, their moments and their update.
-  Span own() const { return own_; }
-  Span elements_of(size_t rank) const {
-    const Span chunks = share_of(chunks_, rank, ranks_.count());
-    const size_t n = weights_.flat_size();
-    return {std::min(n, chunks.begin * buffer_chunk), std::min(n, chunks.end * buffer_chunk)};
+  // Of a parameter what this rank owns: f(begin, n, at), n elements from its element `begin` on, which the states have
+  // from their element `at` on.
+  template <class F>
+  void each_owned(const Parameter& p, F f) const {
+    for (const Piece& piece : own_)
+      if (const Span both = common(piece.elements, p); both.size())
+        f(both.begin - p.offset, both.size(), piece.at + both.begin - piece.elements.begin);
   }
-
   // On the host of the leading rank, of a parameter what state i has, from all its owners: a call of all ranks.
   void gather_state(float* to, size_t i, const Parameter& p) const {
-    const size_t R = ranks_.count();
-    const auto part = [&](size_t rank) {
-      const Span all = elements_of(rank);
-      return Span{std::clamp(all.begin, p.offset, p.offset + p.size), std::clamp(all.end, p.offset, p.offset + p.size)};
-    };
-    const Span own = part(ranks_.rank());
-    float* const here = to + (own.begin - p.offset);
-    if (own.size())
-      Buffer<float>::copy_to_host(ctx_.device, here, states[i].values.data() + (own.begin - own_.begin), own.size());
-    if (ranks_.alone()) return;
-    std::vector<ranks::Part> out(R), in(R);
-    out[0] = {here, own.size() * sizeof(float)};
-    for (size_t rank = 0; rank < R && ranks_.leads(); rank++)
-      in[rank] = {to + (part(rank).begin - p.offset), part(rank).size() * sizeof(float)};
-    ranks_.exchange(out, in);
+    std::vector<ranks::Message> out, in;
+    each_owned(p, [&](size_t begin, size_t n, size_t at) {
+      Buffer<float>::copy_to_host(ctx_.device, to + begin, states[i].values.data() + at, n);
+      if (!ranks_.leads()) out.push_back({0, to + begin, n * sizeof(float)});
+    });
+    if (ranks_.leads())
+      ranks_.each_other([&](size_t rank) {
+        for (size_t bucket = 0; bucket < own_.size(); bucket++)
+          if (const Span both = common(courier_.deal.part(bucket, rank), p); both.size())
+            in.push_back({rank, to + (both.begin - p.offset), both.size() * sizeof(float)});
+      });
+    if (!ranks_.alone()) ranks_.exchange(out, in);
   }
 
   void begin_slice() { set_zero(weights_.grads.data(), weights_.grads.size(), ctx_); }
   // In ascending order. What the slice's micro-batches left joins its group, and a group that is whole the sum. Of R
   // ranks each calls it for its own slice of R consecutive ones; all of them are added here, each part by its owner.
   void end_slice(size_t slice) {
-    if (!ranks_.alone())
-      exchange(slice - ranks_.rank());
-    else if (slices_ > 1)
-      add(slice, weights_.grads.data(), 1, 0, 0, own_.size());
+    if (ranks_.alone()) {
+      if (slices_ > 1) add(slice, weights_.grads.data(), 1, 0, own_[0]);
+      return;
+    }
+    ctx_.synchronize();
+    const HostView<float> grads(weights_.grads);
+    courier_.finish_gradients(grads.data(), [&](size_t bucket, const float* pieces) { fold(slice, bucket, pieces); });
   }
+
+  // Whether ranks that compute send meanwhile. Then a backward and a forward call what follows.
+  bool overlaps() const { return !ranks_.alone() && ctx_.device == Device::cpu; }
+  // Of this slice the gradients from element `from` on are there.
+  void gradients_ready(size_t slice, size_t from) {
+    courier_.send_gradients(weights_.grads.data(), from,
+                            [&](size_t bucket, const float* pieces) { fold(slice, bucket, pieces); });
+  }
+  // The weights up to element `end`, all where none is said, are those of the last update when this returns. A call
+  // after every update before anything reads them.
+  void await_weights(size_t end = SIZE_MAX) {
+    courier_.await_weights(end, [&](size_t i) {
+      const Span all = courier_.deal.bucket(i);
+      if (weights_.copies.size())
+        round_to_bf16(weights_.copies.data() + all.begin, weights_.values.data() + all.begin, all.size(), ctx_);
+    });
+  }
+  // Of the gradients that other ranks sent in this step, what share had come before their backward ended.
+  double early_share() { return courier_.early_share(); }
 
   // What the updates from here on are told goes up to the device. The gradient is scaled down to a norm of `clip` where
   // its norm is larger.
@@ -115,43 +133,51 @@ class Optimizer {
     settings.learning_rate = learning_rate;
     plan_.set_step(adamw_at_step(settings, step, clip), ctx_);
   }
-  // Moves every parameter: each rank its own part, which it then hands to the others.
+  // Moves every parameter: each rank those that it owns, which it then hands to the others.
   void update() {
     Range range("optimizer");
-    gradient_squares(sums_.data() + own_.begin / buffer_chunk, gradient(), own_.size(), ctx_);
-    ranks_.all_gather(sums_.data(), [&](size_t i) { return share_of(chunks_, i, ranks_.count()); }, ctx_);
+    for (const Piece& p : own_)
+      if (const size_t n = p.elements.size())
+        gradient_squares(sums_.data() + p.elements.begin / buffer_chunk, gradient() + p.at, n, ctx_);
+    gather_sums(0, chunks_);
     gradient_root(norm_.data(), sums_.data(), chunks_, ctx_);
-    const size_t begin = own_.begin;
-    bf16* const copies = weights_.copies.size() ? weights_.copies.data() + begin : nullptr;
-    float *const m = states[0].values.data(), *const v = states[1].values.data();
-    adamw_update(weights_.values.data() + begin, m, v, copies, gradient(), norm_.data(), plan_, ctx_);
-    if (ranks_.alone()) return;
-    ranks_.all_gather(weights_.values.data(), [&](size_t i) { return elements_of(i); }, ctx_);
-    weights_.round_copies(ctx_);
+    for (const Piece& p : own_) {
+      if (p.elements.size()) move(p);
+      if (!ranks_.alone() && ctx_.device != Device::cuda) courier_.send_weights(weights_.values.data());
+    }
+    if (ctx_.device == Device::cuda && !ranks_.alone()) {
+      ctx_.synchronize();
+      edit_on_host(ctx_.device, weights_.values.data(), weights_.values.size(), [&](float* host) {
+        for (size_t i = 0; i < own_.size(); i++) courier_.send_weights(host);
+        courier_.await_weights(SIZE_MAX, [](size_t) {});
+      });
+      weights_.round_copies(ctx_);
+    } else if (!overlaps()) {
+      await_weights();
+    }
   }
   // The norm of a part of that gradient, before clipping: n elements of the flat buffer from `begin` on, by the chunks
   // of the whole. A call of all ranks, which waits for the device.
   float norm_of(size_t begin, size_t n) {
     const size_t end = begin + n, first = begin / buffer_chunk;
-    const Span own = {std::max(begin, own_.begin), std::min(end, own_.end)};
-    // Up to the end of its chunk, then what is left.
-    for (size_t at = own.begin; at < own.end;) {
-      const size_t next = at % buffer_chunk ? std::min(own.end, round_up(at, buffer_chunk)) : own.end;
-      gradient_squares(sums_.data() + at / buffer_chunk - first, gradient() + (at - own_.begin), next - at, ctx_);
-      at = next;
+    for (const Piece& p : own_) {
+      const size_t last = std::min(end, p.elements.end);
+      // Up to the end of its chunk, then what is left.
+      for (size_t at = std::max(begin, p.elements.begin); at < last;) {
+        const size_t next = at % buffer_chunk ? std::min(last, round_up(at, buffer_chunk)) : last;
+        const float* const here = gradient() + p.at + (at - p.elements.begin);
+        gradient_squares(sums_.data() + at / buffer_chunk - first, here, next - at, ctx_);
+        at = next;
+      }
     }
     const size_t chunks = ceil_div(end, buffer_chunk) - first;
-    const auto chunks_of = [&](size_t rank) {
-      const Span all = share_of(chunks_, rank, ranks_.count());
-      return Span{std::clamp(all.begin, first, first + chunks) - first, std::clamp(all.end, first, first + chunks) - first};
-    };
-    ranks_.all_gather(sums_.data(), chunks_of, ctx_);
+    gather_sums(first, chunks);
     gradient_root(part_norm_.data(), sums_.data(), chunks, ctx_);
     ctx_.synchronize();
     return part_norm_.download()[0];
   }
   static size_t table_bytes(const Parameters& weights) {
-    return AdamWPlan::bytes(tensors(weights, {0, weights.flat_size()})) +
+    return AdamWPlan::bytes(tensors_of(pieces_of(Deal(weights, 1), weights, 0))) +
            (gradient_chunks(weights.flat_size()) + 1) * sizeof(float);
   }
 
@@ -159,54 +185,87 @@ class Optimizer {
   const float* norm() const { return norm_.data(); }
 
  private:
-  // A rank's part is exchanged in so many elements at a time: what is received takes no more memory than that of each.
-  static constexpr size_t window = 64 * buffer_chunk;
-
-  // Those that lie in a part, from its beginning.
-  static std::vector<AdamWTensor> tensors(const Parameters& weights, Span part) {
-    std::vector<AdamWTensor> list;
-    for (const Parameter& p : weights.list()) {
-      const size_t begin = std::max(p.offset, part.begin), end = std::min(p.offset + p.size, part.end);
-      if (begin < end) list.push_back({begin - part.begin, end - begin, p.decay == Decay::yes});
-    }
-    return list;
+  // What a rank owns of a bucket, which may be nothing: elements of the flat buffers, and of the own ones those from
+  // `at` on; what AdamW makes of them.
+  struct Piece {
+    Span elements;
+    size_t at;
+    std::vector<AdamWTensor> tensors;
+    AdamWBlocks blocks;
+  };
+  static Span common(Span a, const Parameter& p) {
+    return {std::clamp(a.begin, p.offset, p.offset + p.size), std::clamp(a.end, p.offset, p.offset + p.size)};
   }
-  // Adds `count` slices, from the first on, to n elements of the own part from `begin` on. The slices' pieces lie `step`
-  // apart.
-  void add(size_t first, const float* pieces, size_t count, size_t step, size_t begin, size_t n) {
+  static std::vector<Piece> pieces_of(const Deal& deal, const Parameters& weights, size_t rank) {
+    std::vector<Piece> pieces;
+    size_t at = 0, block = 0;
+    for (size_t i = 0; i < deal.buckets(); i++) {
+      Piece piece = {deal.part(i, rank), at, {}, {}};
+      for (const Parameter& p : weights.list())
+        if (const Span both = common(piece.elements, p); both.size())
+          piece.tensors.push_back({at + both.begin - piece.elements.begin, both.size(), p.decay == Decay::yes});
+      piece.blocks = {block, AdamWPlan::block_count(piece.tensors)};
+      at += piece.elements.size();
+      block += piece.blocks.count;
+      pieces.push_back(std::move(piece));
+    }
+    return pieces;
+  }
+  static std::vector<AdamWTensor> tensors_of(const std::vector<Piece>& pieces) {
+    std::vector<AdamWTensor> all;
+    for (const Piece& p : pieces) all.insert(all.end(), p.tensors.begin(), p.tensors.end());
+    return all;
+  }
+
+  // The update of a piece.
+  void move(const Piece& p) {
+    const size_t shift = p.elements.begin - p.at;  // from the own buffers to the flat ones
+    bf16* const copies = weights_.copies.size() ? weights_.copies.data() + shift : nullptr;
+    float *const m = states[0].values.data(), *const v = states[1].values.data();
+    adamw_update(weights_.values.data() + shift, m, v, copies, gradient(), norm_.data(), plan_, p.blocks, ctx_);
+  }
+  // Adds `count` slices, from the first on, to the sum of a piece. The slices' pieces lie `step` apart.
+  void add(size_t first, const float* pieces, size_t count, size_t step, const Piece& piece) {
+    const size_t n = piece.elements.size();
     for (size_t slice = first; slice < first + count;) {
       const size_t end = std::min(first + count, round_up(slice + 1, group));  // of its group
-      float* const total = total_.data() + begin;
-      float* const sum = slice < group ? total : group_.data() + begin;  // the first group is what others are added to
+      float* const total = total_.data() + piece.at;
+      float* const sum =
+          slice < group ? total : group_.data() + piece.at;  // the first group is what others are added to
       add_slices(sum, slice % group == 0, pieces + (slice - first) * step, end - slice, step, n, ctx_);
       const bool whole = end % group == 0 || end == slices_;
       if (slice >= group && whole) accumulate_gradient(total, sum, n, ctx_);
       slice = end;
     }
   }
-  // The round of slices from `first` on, one of each rank: every owner gets its part of them, window by window.
-  void exchange(size_t first) {
-    const size_t R = ranks_.count();
-    ctx_.synchronize();
-    const HostView<float> grads(weights_.grads);
-    std::vector<float> host(ctx_.device == Device::cuda ? pieces_.size() : 0);
-    float* const received = host.empty() ? pieces_.data() : host.data();
-    for (size_t at = 0; at < most_owned(weights_, R); at += window) {
-      const auto in_window = [&](Span part) {
-        return Span{std::min(part.end, part.begin + at), std::min(part.end, part.begin + at + window)};
-      };
-      const Span own = in_window(own_);
-      std::vector<ranks::Part> out(R), in(R);
-      for (size_t i = 0; i < R; i++) {
-        const Span theirs = in_window(elements_of(i));
-        out[i] = {const_cast<float*>(grads.data()) + theirs.begin, theirs.size() * sizeof(float)};
-        in[i] = {received + i * own.size(), own.size() * sizeof(float)};
-      }
-      ranks_.exchange(out, in);
-      if (!host.empty()) Buffer<float>::copy_to_device(ctx_.device, pieces_.data(), received, R * own.size());
-      add(first, pieces_.data(), R, own.size(), own.begin - own_.begin, own.size());
-      ctx_.synchronize();
+  // Adds a bucket of the slices that the ranks compute side by side with this one.
+  void fold(size_t slice, size_t bucket, const float* pieces) {
+    const size_t n = own_[bucket].elements.size();
+    if (device_pieces_.size()) {
+      Buffer<float>::copy_to_device(ctx_.device, device_pieces_.data(), pieces, ranks_.count() * n);
+      pieces = device_pieces_.data();
     }
+    add(slice - ranks_.rank(), pieces, ranks_.count(), n, own_[bucket]);
+  }
+  // The sums of the squares of so many chunks, from the `first` on: of those that others own, too.
+  void gather_sums(size_t first, size_t chunks) {
+    if (ranks_.alone()) return;
+    std::vector<size_t> by_owner, begins(1, 0);
+    for (size_t rank = 0; rank < ranks_.count(); rank++) {
+      for (size_t bucket = 0; bucket < own_.size(); bucket++) {
+        const Span part = courier_.deal.chunks(bucket, rank);
+        for (size_t i = std::max(first, part.begin); i < std::min(first + chunks, part.end); i++)
+          by_owner.push_back(i - first);
+      }
+      begins.push_back(by_owner.size());
+    }
+    ctx_.synchronize();
+    edit_on_host(ctx_.device, sums_.data(), chunks, [&](float* sums) {
+      std::vector<float> values(chunks);
+      for (size_t i = begins[ranks_.rank()]; i < begins[ranks_.rank() + 1]; i++) values[i] = sums[by_owner[i]];
+      ranks_.all_gather(values.data(), [&](size_t rank) { return Span{begins[rank], begins[rank + 1]}; });
+      for (size_t i = 0; i < chunks; i++) sums[by_owner[i]] = values[i];
+    });
   }
   const float* gradient() const { return slices_ > 1 ? total_.data() : weights_.grads.data(); }
 
@@ -215,11 +274,13 @@ class Optimizer {
   const Ranks ranks_;
   const size_t slices_;
   const size_t chunks_;
-  const Span own_;
+  Courier courier_;
+  const std::vector<Piece> own_;  // one of each bucket
   AdamWPlan plan_;
   Buffer<float> norm_, part_norm_;
   Buffer<float> sums_;  // of chunks, of the norm. (A part of the chunks may begin and end inside of one.)
-  Buffer<float> total_, group_, pieces_;
+  Buffer<float> total_, group_;
+  Buffer<float> device_pieces_;  // of a bucket, where the host's memory is not the device's
 
  public:
   std::vector<State> states;  // in the order of their prefixes

@@ -160,9 +160,10 @@ void Progress::step(const StepResult& r) {
     entry["routing_entropy"] = r.routing->entropy;
     entry["idle_experts"] = r.routing->idle_experts;
   }
-  for (const RankSeconds& rank : r.ranks) {
+  for (const RankStep& rank : r.ranks) {
     entry["compute_seconds_by_rank"].push_back(rank.compute);
     entry["exchange_seconds_by_rank"].push_back(rank.exchange);
+    entry["early_share_by_rank"].push_back(rank.early_share);
   }
   write(entry.dump());
 }

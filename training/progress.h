@@ -5,7 +5,7 @@
 // log.jsonl (with --out) holds one object a line: {"step","loss","gradient_norm","learning_rate","seconds"} for a
 // step and {"step","validation_loss"} for a validation. A step with experts has
 // {"balance_loss","z_loss","busiest_expert", "routing_entropy","idle_experts"} too, one of several ranks
-// {"compute_seconds_by_rank":[..],"exchange_seconds_by_rank":[..]}. Measures are
+// {"compute_seconds_by_rank":[..],"exchange_seconds_by_rank":[..],"early_share_by_rank":[..]}. Measures are
 // {"step","first_token_attention","largest_activation",...}. It begins with {"step":0,"run":{...}}: the command, every
 // flag's value, what the data is, and which program computed, on what; a run that is resumed adds one at its step. So
 // the steps behind such a line, up to the next, are its. Of text {"step":0,"bigram_entropy"} comes next.

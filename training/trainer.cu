@@ -50,6 +50,12 @@ Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx, const
       sent_routing_{{model.routing_values(), ctx}, {model.routing_values(), ctx}} {
   ctx.reserve_scratch(training_scratch(model, ctx.device));
   ctx.reserve_staging(model.table_bytes());  // no batch, and no list that is made of one, is larger
+  if (optimizer.overlaps()) {
+    model.before_weights = [this](size_t end) { optimizer.await_weights(end); };
+    model.after_gradients = [this](const MicroBatch& m, size_t from) {
+      if (m.ends_slice()) optimizer.gradients_ready(m.slice(), from);
+    };
+  }
 }
 
 double Trainer::steps_per_epoch() const {
@@ -68,7 +74,8 @@ void Trainer::end_step() {
   if (!ranks.alone()) {
     gather_reports();
     const double exchange = ranks.exchange_seconds() - exchanged_before_;
-    seconds_[steps_done_ % 2] = ranks.all(RankSeconds{seconds_now() - step_begin_ - exchange, exchange});
+    by_rank_[steps_done_ % 2] =
+        ranks.all(RankStep{seconds_now() - step_begin_ - exchange, exchange, optimizer.early_share()});
   }
   sent_losses_[steps_done_ % 2].start(losses_.data());
   sent_norm_[steps_done_ % 2].start(optimizer.norm());
@@ -102,7 +109,7 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   double loss = 0;  // every micro-batch has as many targets: the mean of the means is the mean
   for (size_t m = 0; m < config.micro_batches; m++) loss += losses[m];
   const StepResult r = {step, float(loss / double(config.micro_batches)), *sent_norm_[slot].wait(),
-                        config.schedule.at(step), routing(sent_routing_[slot].wait()), seconds_[slot]};
+                        config.schedule.at(step), routing(sent_routing_[slot].wait()), by_rank_[slot]};
   require(std::isfinite(r.loss) && std::isfinite(r.gradient_norm),
           "step %zu: the loss is %g and the gradient norm %g: training has diverged; %slower --lr (now %g at its peak) "
           "or lengthen --warmup. Step %zu is the last that moved the weights",
@@ -140,19 +147,12 @@ std::optional<Routing> Trainer::routing(const float* reports) const {
 
 // ---- between steps
 
-// The parameters of a layer follow one another in the flat buffer; the padding between them is 0.
+// (The padding between parameters is 0.)
 std::vector<float> Trainer::gradient_norm_by_layer() {
+  const std::vector<size_t> begins = model.weights.layer_begins();
   std::vector<float> norms;
-  for (size_t layer = 0; layer < config.model.layers; layer++) {
-    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
-    size_t begin = model.weights.flat_size(), end = 0;
-    for (const Parameter& p : model.weights.list())
-      if (p.name.starts_with(prefix)) {
-        begin = std::min(begin, p.offset);
-        end = p.offset + p.size;
-      }
-    norms.push_back(optimizer.norm_of(begin, end - begin));
-  }
+  for (size_t layer = 0; layer < config.model.layers; layer++)
+    norms.push_back(optimizer.norm_of(begins[layer], begins[layer + 1] - begins[layer]));
   return norms;
 }
 
@@ -181,7 +181,8 @@ void Trainer::look_at_training(size_t count, const std::function<void()>& look) 
   }
 }
 
-std::string Trainer::fingerprint() const {
+std::string Trainer::fingerprint() {
+  optimizer.await_weights();
   ctx_.synchronize();
   const HostView<float> weights(model.weights.values);
   std::vector<TensorView> tensors;
@@ -198,7 +199,8 @@ std::vector<TensorForm> Trainer::saved_tensors() const {
   return tensors;
 }
 
-void Trainer::save(std::map<std::string, std::string> metadata) const {
+void Trainer::save(std::map<std::string, std::string> metadata) {
+  optimizer.await_weights();
   ctx_.synchronize();
   const std::vector<TensorForm> tensors = saved_tensors();
   std::vector<float> host;  // one tensor, where the host cannot read it in place
@@ -228,24 +230,17 @@ size_t Trainer::checkpoint_bytes(const std::map<std::string, std::string>& metad
 }
 
 void Trainer::load(const Checkpoint& checkpoint) {
-  auto read = [&](const std::string& prefix, Buffer<float>& to) {
-    fill_from_host(to, [&](float* host) {
-      for (const Parameter& p : model.weights.list())
-        checkpoint.read_numbers(prefix + p.name, p.shape, host + p.offset);
-    });
-  };
-  read("", model.weights.values);
+  fill_from_host(model.weights.values, [&](float* host) {
+    for (const Parameter& p : model.weights.list()) checkpoint.read_numbers(p.name, p.shape, host + p.offset);
+  });
   model.weights_changed();
-  for (Optimizer::State& state : optimizer.states) {
-    if (ranks.alone()) {
-      read(state.prefix, state.values);
-      continue;
-    }
-    Buffer<float> whole(Device::cpu, model.weights.flat_size());  // of which a part is this rank's
-    read(state.prefix, whole);
-    const Span own = optimizer.own();
-    Buffer<float>::copy_to_device(ctx_.device, state.values.data(), whole.data() + own.begin, own.size());
-  }
+  for (Optimizer::State& state : optimizer.states)
+    fill_from_host(state.values, [&](float* host) {
+      for (const Parameter& p : model.weights.list())
+        optimizer.each_owned(p, [&](size_t begin, size_t n, size_t at) {
+          checkpoint.read_numbers(state.prefix + p.name, p.shape, host + at, begin, n);
+        });
+    });
   steps_done_ = results_given_ = checkpoint.step();
 }
 

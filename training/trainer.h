@@ -31,9 +31,10 @@ struct Routing {
   size_t idle_experts;         // experts without a token, added up
 };
 
-// A step's time on one of several ranks: in exchanges, the waiting for other ranks included, and in all else.
-struct RankSeconds {
-  double compute, exchange;
+// A step on one of several ranks: seconds in exchanges, the waiting for other ranks included, and in all else; of the
+// gradients that others sent, the share that had come before this rank's backward ended.
+struct RankStep {
+  double compute, exchange, early_share;
 };
 
 struct StepResult {
@@ -42,7 +43,7 @@ struct StepResult {
   float gradient_norm;  // before clipping
   float learning_rate;
   std::optional<Routing> routing;  // where there are experts
-  std::vector<RankSeconds> ranks;  // by rank, where there are several
+  std::vector<RankStep> ranks;     // by rank, where there are several
 };
 
 class Trainer {
@@ -93,9 +94,9 @@ class Trainer {
   // Forwards alone, over the first `count` micro-batches of the run; look() is called after each.
   void look_at_training(size_t count, const std::function<void()>& look);
   // 16 hex digits over every weight's name, shape and bits.
-  std::string fingerprint() const;
+  std::string fingerprint();
   // A call of all ranks; the leading one writes.
-  void save(std::map<std::string, std::string> metadata) const;
+  void save(std::map<std::string, std::string> metadata);
   // How large what it saves is.
   size_t checkpoint_bytes(const std::map<std::string, std::string>& metadata) const;
   void load(const Checkpoint& checkpoint);
@@ -116,7 +117,7 @@ class Trainer {
   LaunchGraph first_graph_, later_graph_, update_graph_;
   Buffer<float> loss_, losses_;                                      // of a micro-batch; of all of a step
   Readback<float> sent_losses_[2], sent_norm_[2], sent_routing_[2];  // of the last two steps, in turns
-  std::vector<RankSeconds> seconds_[2];                              // likewise
+  std::vector<RankStep> by_rank_[2];                                 // likewise
   double step_begin_ = 0, exchanged_before_ = 0;
 };
 

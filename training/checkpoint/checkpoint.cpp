@@ -311,8 +311,9 @@ void Checkpoint::read(const std::string& name, const std::vector<size_t>& shape,
   file_.read(t, 0, dst, t.end - t.begin);
 }
 
-void Checkpoint::read_numbers(const std::string& name, const std::vector<size_t>& shape, float* dst) const {
-  file_.read_floats(name, entry(name, shape), dst);
+void Checkpoint::read_numbers(const std::string& name, const std::vector<size_t>& shape, float* dst, size_t begin,
+                              size_t n) const {
+  file_.read_floats(name, entry(name, shape), dst, begin, n);
 }
 
 // ---- rotation

@@ -118,10 +118,11 @@ class Checkpoint {
   size_t step() const;
 
   // What the file says of a float tensor, which must be there and have this shape; its values, bit for bit; and the
-  // same of weights, of which a NaN or an infinity is refused.
+  // same of weights, or of n of them from element `begin` on, of which a NaN or an infinity is refused.
   const TensorEntry& entry(const std::string& name, const std::vector<size_t>& shape) const;
   void read(const std::string& name, const std::vector<size_t>& shape, float* dst) const;
-  void read_numbers(const std::string& name, const std::vector<size_t>& shape, float* dst) const;
+  void read_numbers(const std::string& name, const std::vector<size_t>& shape, float* dst, size_t begin = 0,
+                    size_t n = SIZE_MAX) const;
 
  private:
   SafetensorsFile file_;

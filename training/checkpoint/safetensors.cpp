@@ -151,25 +151,26 @@ all_finite(const float* x, size_t n) {
   return carried >> 31 == 0;
 }
 
-void SafetensorsFile::read_floats(const std::string& name, const TensorEntry& tensor, float* dst) const {
+void SafetensorsFile::read_floats(const std::string& name, const TensorEntry& tensor, float* dst, size_t begin,
+                                  size_t n) const {
   const bool is_f32 = tensor.dtype == "F32", is_bf16 = tensor.dtype == "BF16";
   require(is_f32 || is_bf16 || tensor.dtype == "F16", "%s: tensor %s is %s, expected F32, BF16 or F16", path().c_str(),
           quote(name).c_str(), tensor.dtype.c_str());
   constexpr size_t piece = size_t{1} << 15;  // numbers that are still in a core's cache when they are looked at
   std::vector<uint16_t> halves(is_f32 ? 0 : piece);
-  const size_t n = (tensor.end - tensor.begin) / dtype_size(tensor.dtype);
+  n = std::min(n, (tensor.end - tensor.begin) / dtype_size(tensor.dtype) - begin);
   for (size_t done = 0; done < n; done += piece) {
     const size_t here = std::min(piece, n - done);
     if (is_f32)
-      read(tensor, done * sizeof(float), dst + done, here * sizeof(float));
+      read(tensor, (begin + done) * sizeof(float), dst + done, here * sizeof(float));
     else
-      read(tensor, done * sizeof(uint16_t), halves.data(), here * sizeof(uint16_t));
+      read(tensor, (begin + done) * sizeof(uint16_t), halves.data(), here * sizeof(uint16_t));
     for (size_t i = 0; i < here && !is_f32; i++)
       dst[done + i] = is_bf16 ? float(bf16::from_bits(halves[i])) : widen_f16(halves[i]);
     if (all_finite(dst + done, here)) continue;
     const float* const bad = std::find_if(dst + done, dst + n, [](float x) { return !std::isfinite(x); });
-    fail("%s: tensor %s has %s as element %td, expected numbers: the file is damaged, or of a run that diverged",
-         path().c_str(), quote(name).c_str(), std::isnan(*bad) ? "a NaN" : "an infinity", bad - dst);
+    fail("%s: tensor %s has %s as element %zu, expected numbers: the file is damaged, or of a run that diverged",
+         path().c_str(), quote(name).c_str(), std::isnan(*bad) ? "a NaN" : "an infinity", begin + size_t(bad - dst));
   }
 }
 

@@ -73,9 +73,10 @@ class SafetensorsFile {
   void read(const TensorEntry& tensor, size_t offset, void* dst, size_t n) const {
     file_.read(dst, n, header_.data_start + tensor.begin + offset);
   }
-  // All of a tensor of F32, BF16 or F16 in fp32, exactly, by way of a small buffer. Refuses other dtypes, a NaN and an
-  // infinity; `name` is what a refusal calls it.
-  void read_floats(const std::string& name, const TensorEntry& tensor, float* dst) const;
+  // Of a tensor of F32, BF16 or F16 n elements from `begin` on, or up to its end, in fp32, exactly, by way of a small
+  // buffer. Refuses other dtypes, a NaN and an infinity; `name` is what a refusal calls it.
+  void read_floats(const std::string& name, const TensorEntry& tensor, float* dst, size_t begin = 0,
+                   size_t n = SIZE_MAX) const;
 
  private:
   File file_;

@@ -2,7 +2,6 @@
 // an int. Without WITH_MPI nothing of MPI is here, and several ranks are refused.
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -28,6 +27,26 @@ static long announced() {
 
 namespace {
 
+// (A test makes it small.)
+#ifndef MOST_BYTES
+#define MOST_BYTES 1 << 30
+#endif
+constexpr size_t most_bytes = MOST_BYTES;
+
+class Requests final : public Journey {
+ public:
+  MPI_Request* add() { return &requests_.emplace_back(); }
+  bool is_done() override {
+    int done = 0;
+    MPI_Testall(int(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
+    return done;
+  }
+  void finish() override { MPI_Waitall(int(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE); }
+
+ private:
+  std::vector<MPI_Request> requests_;
+};
+
 class Mpi final : public Transport {
  public:
   Mpi() {
@@ -44,24 +63,17 @@ class Mpi final : public Transport {
   size_t count() const override { return size_t(count_); }
   size_t on_this_host() const override { return size_t(on_this_host_); }
 
-  void exchange(const std::vector<Part>& out, const std::vector<Part>& in) override {
-    std::vector<MPI_Request> requests;
-    // Each rank begins with its neighbour, so that not all send to one.
-    for (size_t i = 1; i < count(); i++) {
-      const size_t from = (rank() + count() - i) % count();
-      in_pieces(in[from], [&](char* at, int bytes) {
-        MPI_Irecv(at, bytes, MPI_BYTE, int(from), 0, MPI_COMM_WORLD, &requests.emplace_back());
+  std::unique_ptr<Journey> begin(const std::vector<Message>& out, const std::vector<Message>& in) override {
+    auto journey = std::make_unique<Requests>();
+    for (const Message& m : in)
+      in_pieces(m, [&](char* at, int bytes) {
+        MPI_Irecv(at, bytes, MPI_BYTE, int(m.rank), 0, MPI_COMM_WORLD, journey->add());
       });
-    }
-    for (size_t i = 1; i < count(); i++) {
-      const size_t to = (rank() + i) % count();
-      in_pieces(out[to], [&](char* at, int bytes) {
-        MPI_Isend(at, bytes, MPI_BYTE, int(to), 0, MPI_COMM_WORLD, &requests.emplace_back());
+    for (const Message& m : out)
+      in_pieces(m, [&](char* at, int bytes) {
+        MPI_Isend(at, bytes, MPI_BYTE, int(m.rank), 0, MPI_COMM_WORLD, journey->add());
       });
-    }
-    if (in[rank()].bytes && in[rank()].at != out[rank()].at)
-      memcpy(in[rank()].at, out[rank()].at, in[rank()].bytes);
-    MPI_Waitall(int(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
+    return journey;
   }
 
   [[noreturn]] void abort(int code) override {
@@ -72,10 +84,9 @@ class Mpi final : public Transport {
  private:
   // Messages between two ranks arrive in the order in which they were sent.
   template <class F>
-  static void in_pieces(const Part& part, F f) {
-    constexpr size_t most = size_t{1} << 30;
-    for (size_t begin = 0; begin < part.bytes; begin += most)
-      f(static_cast<char*>(part.at) + begin, int(std::min(most, part.bytes - begin)));
+  static void in_pieces(const Message& message, F f) {
+    for (size_t begin = 0; begin < message.bytes; begin += most_bytes)
+      f(static_cast<char*>(message.at) + begin, int(std::min(most_bytes, message.bytes - begin)));
   }
 
   int rank_ = 0, count_ = 1, on_this_host_ = 1;

@@ -34,26 +34,43 @@ class Ranks {
   bool alone() const { return count() == 1; }
   bool leads() const { return rank() == 0; }  // it prints, and writes files
 
-  // out[i], `bytes_out[i]`... as Transport::exchange. Host memory.
-  void exchange(const std::vector<ranks::Part>& out, const std::vector<ranks::Part>& in) const {
-    const double begin = seconds_now();
-    transport_->exchange(out, in);
-    transport_->seconds += seconds_now() - begin;
+  // As Transport and Journey have them; the time that they take is counted.
+  std::unique_ptr<ranks::Journey> begin(const std::vector<ranks::Message>& out,
+                                        const std::vector<ranks::Message>& in) const {
+    const Counted time(*transport_);
+    return transport_->begin(out, in);
+  }
+  bool is_done(ranks::Journey& journey) const {
+    const Counted time(*transport_);
+    return journey.is_done();
+  }
+  void finish(ranks::Journey& journey) const {
+    const Counted time(*transport_);
+    journey.finish();
+  }
+  void exchange(const std::vector<ranks::Message>& out, const std::vector<ranks::Message>& in) const {
+    finish(*begin(out, in));
   }
   double exchange_seconds() const { return transport_ ? transport_->seconds : 0; }
+
+  // f(rank) of every other rank. Each begins with its neighbour, so that not all send to one.
+  template <class F>
+  void each_other(F f) const {
+    for (size_t i = 1; i < count(); i++) f((rank() + i) % count());
+  }
 
   // whole (n): every rank has written the elements of its own spans, spans(i) for rank i, and gets the others'. In host
   // memory.
   template <class T, class SpanOf>
   void all_gather(T* whole, SpanOf span_of) const {
     if (alone()) return;
-    std::vector<ranks::Part> out(count()), in(count());
+    std::vector<ranks::Message> out, in;
     const Span own = span_of(rank());
-    for (size_t i = 0; i < count(); i++) {
+    each_other([&](size_t i) {
       const Span theirs = span_of(i);
-      out[i] = {whole + own.begin, own.size() * sizeof(T)};
-      in[i] = {whole + theirs.begin, theirs.size() * sizeof(T)};
-    }
+      out.push_back({i, whole + own.begin, own.size() * sizeof(T)});
+      in.push_back({i, whole + theirs.begin, theirs.size() * sizeof(T)});
+    });
     exchange(out, in);
   }
   // The same of memory of a device, which waits for the device.
@@ -87,6 +104,13 @@ class Ranks {
   }
 
  private:
+  struct Counted {
+    explicit Counted(ranks::Transport& t) : transport(t) {}
+    ~Counted() { transport.seconds += seconds_now() - begin; }
+    ranks::Transport& transport;
+    const double begin = seconds_now();
+  };
+
   ranks::Transport* transport_;
 };
 

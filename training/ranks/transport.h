@@ -5,14 +5,25 @@
 // docs/ranks.md | tests/test_ranks.cpp
 #pragma once
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 namespace ranks {
 
-// Bytes in host memory.
-struct Part {
-  void* at = nullptr;
-  size_t bytes = 0;
+// Bytes in host memory that go to another rank, or come from it.
+struct Message {
+  size_t rank;
+  void* at;
+  size_t bytes;
+};
+
+// Messages that are on their way.
+class Journey {
+ public:
+  virtual ~Journey() = default;
+  // All of them have gone and come. Without a call now and then nothing need move, of any journey.
+  virtual bool is_done() = 0;
+  virtual void finish() = 0;  // waits for that
 };
 
 class Transport {
@@ -21,10 +32,10 @@ class Transport {
   virtual size_t rank() const = 0;
   virtual size_t count() const = 0;
   virtual size_t on_this_host() const = 0;  // how many of them
-  // A call of all ranks: out[i] goes to rank i, in[i] comes from there, as many bytes as that rank sends; nothing where
-  // they are 0. Returns when all of this rank's have gone and come.
-  virtual void exchange(const std::vector<Part>& out, const std::vector<Part>& in) = 0;
-  double seconds = 0;  // of all exchanges so far, the waiting for other ranks included; Ranks counts them
+  // Until the journey is done nobody writes what goes out, nor reads or writes what comes in. Two ranks begin the
+  // messages from one to the other in the same order, with the same sizes; one of 0 bytes is none.
+  virtual std::unique_ptr<Journey> begin(const std::vector<Message>& out, const std::vector<Message>& in) = 0;
+  double seconds = 0;  // in all these calls so far, the waiting for other ranks included; Ranks counts them
   // The end of this process in a run that has failed, and of the other ranks with it.
   [[noreturn]] virtual void abort(int code) = 0;
 };

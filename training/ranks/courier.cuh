@@ -1,0 +1,130 @@
+// courier: what ranks send each other while they compute: of each bucket (training/ranks/deal.h) the gradients to
+// their owners, while the backward goes on, and the weights from them, while the next forward begins.
+//
+//   backward   | head, norm | layer 3 | layer 2 | layer 1 | layer 0 | embedding | update | forward: embedding | layer 0 ...
+//   gradients               | rest    | layer 3 | layer 2 | layer 1 | layer 0   | embedding
+//   weights                                                                              | embedding | layer 0 | layer 1 ...
+//
+// Nobody but the thread that computes calls the transport. It looks in between layers: what has come is added up, what
+// is ready goes. What it waits for it waits for at the end of the backward, and in the forward for the weights of the
+// layer that is next. Everything is in host memory.
+// docs/ranks.md | tests/test_ranks.cpp
+#pragma once
+#include "training/ranks/deal.h"
+
+namespace gated {
+
+class Courier {
+ public:
+  Courier(const Parameters& weights, const Ranks& ranks, Device device)
+      : deal(weights, ranks.count()),
+        ranks_(ranks),
+        received_(device == Device::cuda ? Device::cpu : device, received_values(deal, ranks.count())),
+        weights_(deal.buckets()) {}
+
+  const Deal deal;
+
+  // Elements that are received at a time: gradients of a few buckets from all ranks.
+  static size_t received_values(const Deal& deal, size_t ranks) {
+    return ranks > 1 ? std::min(slots, deal.buckets()) * ranks * deal.most_part() : 0;
+  }
+
+  // ---- gradients, from the last bucket to the first
+
+  // grads: of this rank's slice, whole. From element `from` on they are what they will be. Sends what can go. Of each
+  // bucket that has come it calls fold(bucket, pieces): of all ranks in their order, each as long as this rank's part.
+  template <class Fold>
+  void send_gradients(const float* grads, size_t from, Fold fold) {
+    while (fold_next(from > 0, fold) || send_next(grads, from)) continue;
+  }
+  // All of them, and waits for those of this rank's parts.
+  template <class Fold>
+  void finish_gradients(const float* grads, Fold fold) {
+    for (send_gradients(grads, 0, fold); folded_ < deal.buckets(); send_gradients(grads, 0, fold))
+      ranks_.finish(*gradients_[folded_ % slots]);
+    sent_ = folded_ = 0;
+  }
+  // What share of the gradients since the last call had come before their backward ended.
+  double early_share() {
+    const double share = come_ ? double(early_) / double(come_) : 0;
+    come_ = early_ = 0;
+    return share;
+  }
+
+  // ---- weights, from the first bucket to the last
+
+  // A call for each bucket, once all of the last update have come. Of values (whole) this rank's part of the next
+  // bucket is new: it goes to the others, and theirs come.
+  void send_weights(float* values) {
+    if (weights_sent_ == deal.buckets()) weights_sent_ = weights_come_ = 0;
+    const size_t bucket = weights_sent_++;
+    std::vector<ranks::Message> out, in;
+    ranks_.each_other([&](size_t i) {
+      out.push_back(message(i, values, deal.part(bucket, ranks_.rank())));
+      in.push_back(message(i, values, deal.part(bucket, i)));
+    });
+    weights_[bucket] = ranks_.begin(out, in);
+  }
+  // Waits for those up to element `end`. Calls arrived(bucket) of each bucket that is there, once.
+  template <class Arrived>
+  void await_weights(size_t end, Arrived arrived) {
+    for (; weights_come_ < weights_sent_; weights_come_++) {
+      ranks::Journey& journey = *weights_[weights_come_];
+      if (deal.bucket(weights_come_).begin < end)
+        ranks_.finish(journey);
+      else if (!ranks_.is_done(journey))
+        return;
+      arrived(weights_come_);
+    }
+  }
+
+ private:
+  // Buckets of gradients that are on their way at a time.
+  static constexpr size_t slots = 4;
+
+  static ranks::Message message(size_t rank, float* whole, Span part) {
+    return {rank, whole + part.begin, part.size() * sizeof(float)};
+  }
+  float* slot(size_t i) { return received_.data() + i % slots * ranks_.count() * deal.most_part(); }
+
+  // The i-th bucket in the order in which gradients are ready.
+  size_t in_backward(size_t i) const { return deal.buckets() - 1 - i; }
+
+  bool send_next(const float* grads, size_t from) {
+    if (sent_ == deal.buckets() || sent_ - folded_ == slots) return false;
+    const size_t bucket = in_backward(sent_);
+    if (deal.bucket(bucket).begin < from) return false;
+    float* const whole = const_cast<float*>(grads);  // (nobody writes what goes out)
+    float* const pieces = slot(sent_);
+    const Span own = deal.part(bucket, ranks_.rank());
+    std::vector<ranks::Message> out, in;
+    ranks_.each_other([&](size_t i) {
+      out.push_back(message(i, whole, deal.part(bucket, i)));
+      in.push_back(message(i, pieces + i * own.size(), {0, own.size()}));
+    });
+    std::copy_n(grads + own.begin, own.size(), pieces + ranks_.rank() * own.size());
+    gradients_[sent_++ % slots] = ranks_.begin(out, in);
+    return true;
+  }
+  template <class Fold>
+  bool fold_next(bool early, Fold& fold) {
+    if (folded_ == sent_ || !ranks_.is_done(*gradients_[folded_ % slots])) return false;
+    const size_t bucket = in_backward(folded_), n = deal.part(bucket, ranks_.rank()).size();
+    const float* const pieces = slot(folded_++);
+    if (n > 0) fold(bucket, pieces);
+    come_ += n;
+    early_ += early ? n : 0;
+    return true;
+  }
+
+  const Ranks ranks_;
+  Buffer<float> received_;
+  // Of the gradients and the weights how many buckets are on their way or have come, and how many have.
+  std::unique_ptr<ranks::Journey> gradients_[slots];
+  size_t sent_ = 0, folded_ = 0;
+  std::vector<std::unique_ptr<ranks::Journey>> weights_;
+  size_t weights_sent_ = 0, weights_come_ = 0;
+  size_t come_ = 0, early_ = 0;  // elements
+};
+
+}  // namespace gated
