@@ -18,13 +18,8 @@ inline const std::vector<Join>& norm_joins() {
   return all;
 }
 
-// The same, and none: the norm alone.
-inline std::vector<const Join*> norm_gradient_joins() {
-  return {nullptr, &norm_joins()[0], &norm_joins()[1]};
-}
-
 // Gradients of N rows of C columns against finite differences: the residual stream, a branch, and loss = <y, dy> +
-// <sum, dres>, as the stream goes on past the norm; without a join there is no sum.
+// <sum, dres>, as the stream goes on past the norm.
 struct NormGradients {
   const size_t N, C;
   std::vector<double> x = random_values<double>(N * C, 1), branch = random_values<double>(N * C, 2);
@@ -33,7 +28,7 @@ struct NormGradients {
   explicit NormGradients(size_t N = 3, size_t C = 13) : N(N), C(C) {}
   ResidualInOf<double> in(const Join& join) const { return {x.data(), branch.data(), join}; }
   ResidualBackwardInOf<double> back(const Join& join) const { return {sum.data(), dres.data(), branch.data(), join}; }
-  double loss(bool joins = true) const { return dot(y, dy) + (joins ? dot(sum, dres) : 0); }
+  double loss() const { return dot(y, dy) + dot(sum, dres); }
 };
 
 // What a norm reads and writes in one case: N rows of C columns of S, which a branch may join before, and whose
