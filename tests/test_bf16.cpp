@@ -106,7 +106,7 @@ TEST_CASE("bf16: a run has the same bits on cpu and kernels", "[bf16][bitwise]")
     INFO(line);
     const bool main_line = line.size() < 40 || line.starts_with("--mixer") || line.starts_with("--experts=3 --head") ||
                            line.find("--position=learned") != std::string::npos;
-    Config config = small_run(bf16_model(line), main_line ? 6 : 3, main_line ? 2 : 1);
+    Config config = small_run(bf16_model(line), main_line ? 3 : 2, main_line ? 2 : 1);
     std::vector<float> trace;
     std::string fingerprint;
     for (Device device : {Device::cpu, kernel_device}) {

@@ -37,7 +37,8 @@ struct Fixture {
     smooth.see(batch.B * batch.T);
     smooth.fold(0.5);
   }
-  Floats weight(const std::string& name) const { return by_name(model.weights, model.weights.values).at(name); }
+  std::map<std::string, Floats> weights() const { return by_name(model.weights, model.weights.values); }
+  Floats weight(const std::string& name) const { return weights().at(name); }
   // u * sum of |w dloss/dw|: to the first order no relative errors of u in weights move the loss further.
   double loss_moved_by(double u) {
     forward_backward(model, batch, ctx);
@@ -78,21 +79,19 @@ TEST_CASE("quantized_model: the linear layers of blocks are rounded, and nothing
       INFO(flags);
       Context ctx(Device::cpu);
       Fixture f(flags, ctx);
-      std::map<std::string, Floats> expected;
+      std::map<std::string, Floats> expected = f.weights();
       for (const Parameter& p : f.model.weights.list()) {
-        Floats w = f.weight(p.name);
         const bool linear = fits(p.name, rounded_names);
-        if (linear) {
-          const size_t columns = p.shape.back(), rows = p.shape[p.shape.size() - 2];
-          quantize_weight_ref(w.data(), w.data(), {p.size / rows / columns, rows, columns}, format);
-        }
-        expected[p.name] = w;
         (linear ? rounded : kept).insert(replaced(p.name, "\\.\\d+\\.", ".N."));
+        if (!linear) continue;
+        float* const w = expected.at(p.name).data();
+        const size_t columns = p.shape.back(), rows = p.shape[p.shape.size() - 2];
+        quantize_weight_ref(w, w, {p.size / rows / columns, rows, columns}, format);
       }
       f.model.quantize(format);
-      for (const Parameter& p : f.model.weights.list()) {
-        INFO(p.name);
-        REQUIRE_BITWISE(expected.at(p.name), f.weight(p.name));
+      for (const auto& [name, w] : f.weights()) {
+        INFO(name);
+        REQUIRE_BITWISE(expected.at(name), w);
       }
     }
   REQUIRE(rounded.size() == 18);
@@ -266,8 +265,7 @@ TEST_CASE("smoothquant: the scales are max|x|^alpha / max|W|^(1-alpha)") {
          "post_attention_layernorm",
          {"mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"},
          {"mlp.gate", "mlp.shared_expert_gate"}}};
-    std::map<std::string, Floats> before;
-    for (const Parameter& p : f.model.weights.list()) before[p.name] = f.weight(p.name);
+    std::map<std::string, Floats> before = f.weights();
     smooth.fold(alpha);
     for (const auto& c : cases) {
       std::vector<double> of_weights(20), s(20);
@@ -291,7 +289,7 @@ TEST_CASE("smoothquant: the scales are max|x|^alpha / max|W|^(1-alpha)") {
       for (const std::string& name : c.rounded) scaled(name + ".weight", false);
       for (const std::string& name : c.kept) scaled(name + ".weight", false);
     }
-    for (const auto& [name, w] : before) REQUIRE_BITWISE(w, f.weight(name));  // and no other changes
+    for (const auto& [name, w] : f.weights()) REQUIRE_BITWISE(before.at(name), w);  // and no other changes
   }
 }
 
