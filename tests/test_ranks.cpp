@@ -155,19 +155,20 @@ class ThreadJourney : public ranks::Journey {
 
 class ThreadTransport : public ranks::Transport {
  public:
-  ThreadTransport(Hub& hub, size_t rank) : hub_(hub), rank_(rank), chance_(rank) {}
+  ThreadTransport(Hub& hub, size_t rank, size_t patience = 4)
+      : hub_(hub), rank_(rank), patience_(patience), chance_(rank) {}
   size_t rank() const override { return rank_; }
   size_t count() const override { return hub_.ranks; }
   size_t on_this_host() const override { return hub_.ranks; }
   std::unique_ptr<ranks::Journey> begin(const std::vector<ranks::Message>& out,
                                         const std::vector<ranks::Message>& in) override {
-    return std::make_unique<ThreadJourney>(hub_, rank_, chance_() % 4, out, in);
+    return std::make_unique<ThreadJourney>(hub_, rank_, chance_() % patience_, out, in);
   }
   [[noreturn]] void abort(int) override { std::abort(); }
 
  private:
   Hub& hub_;
-  size_t rank_;
+  size_t rank_, patience_;
   std::minstd_rand chance_;
 };
 
@@ -336,6 +337,32 @@ TEST_CASE("ranks: what they own and send between layers has the bits of one rank
       }
       REQUIRE_BITWISE(one.states, got[0].states);
     }
+}
+
+// Two ranks that look in after every layer until all is there that is ready: the embedding alone comes too late.
+TEST_CASE("ranks: what comes before the backward ends is all but the embedding", "[ranks]") {
+  for (const Sizes& sizes : shapes) {
+    const SomeWeights some(sizes, Storage::fp32);
+    const Parameters& w = *some.parameters;
+    std::vector<size_t> from = w.layer_begins();
+    from.insert(from.begin(), 0);
+    Hub hub(2);
+    ThreadTransport transports[] = {{hub, 0, 1}, {hub, 1, 1}};
+    Courier couriers[] = {{w, &transports[0], Device::cpu}, {w, &transports[1], Device::cpu}};
+    const Floats grads(w.flat_size());
+    const auto fold = [](size_t, const float*) {};
+    for (size_t k = from.size(); k-- > 0;)
+      for (size_t i = 0; i < 40; i++) couriers[i % 2].send_gradients(grads.data(), from[k], fold);
+    for (size_t rank : {0, 1}) {
+      Courier& courier = couriers[rank];
+      courier.finish_gradients(grads.data(), fold);
+      size_t early = 0;
+      for (size_t i = 0; i < courier.deal.buckets(); i++)
+        if (courier.deal.bucket(i).begin >= w.layer_begins()[0]) early += courier.deal.part(i, rank).size();
+      const size_t owned = courier.deal.owned(rank);
+      REQUIRE(courier.early_share() == (owned ? double(early) / double(owned) : 0));
+    }
+  }
 }
 
 TEST_CASE("ranks: a forward asks for weights before it reads them, a backward names gradients that are final",
