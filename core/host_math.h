@@ -69,7 +69,9 @@ inline double exp_sum(double x, double low) {
 // x = 2^k (1+f) with 1+f in [sqrt(1/2), sqrt(2)); s = f/(2+f) gives log(1+f) = 2 atanh(s) = 2s + s R(s^2),
 // R(z) = 2z/3 + 2z^2/5 + ...; since 2s = f - s f and s f = f^2/2 - s f^2/2, it is f - f^2/2 + s (f^2/2 + R),
 // where the only large term, f, carries no rounding error.
-inline DoubleDouble log_sum(double x) {
+// (Compiled into its callers: of copies in many files the linker takes one, and in some of these std::fma is a call of
+// the C library. A model's first weights are such logarithms.)
+[[gnu::always_inline]] inline DoubleDouble log_sum(double x) {
   const bool tiny = x < 0x1p-1022;
   const uint64_t bits = double_bits(tiny ? x * 0x1p+54 : x);
   const int64_t k = int64_t(bits - double_bits(0x1.6a09e667f3bcdp-1)) >> 52;
@@ -128,7 +130,7 @@ inline double host_exp(double x) {
   return host_detail::exp_sum(x, 0.0);
 }
 
-inline double host_log(double x) {
+[[gnu::always_inline]] inline double host_log(double x) {
   if (!(x > 0.0)) return x == 0.0 ? -INFINITY : NAN;
   return x < INFINITY ? host_detail::log_sum(x).high : x;
 }
