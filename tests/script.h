@@ -31,7 +31,8 @@ inline Said ended(Said said, int exit_code = 0) {
 // A folder of its own for each test case, in which commands run; {repo} in a command is this repository, and {build} the
 // folder of the build that this test is of.
 struct Folder {
-  fs::path path = fs::temp_directory_path() / ("scripts." + std::to_string(getpid()));
+  static inline int made = 0;
+  fs::path path = fs::temp_directory_path() / format("scripts.%d.%d", getpid(), made++);
   Folder() {
     fs::remove_all(path);
     fs::create_directories(path);
@@ -63,7 +64,8 @@ struct Folder {
     FILE* p = popen(format("cd '%s' && { %s; } 2>&1", path.c_str(), command.c_str()).c_str(), "r");
     Said said;
     for (int c; (c = fgetc(p)) != EOF;) said.text += char(c);
-    said.exit_code = WEXITSTATUS(pclose(p));
+    const int status = pclose(p);
+    said.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     return said;
   }
   // What a command says that ends well.
@@ -85,6 +87,11 @@ inline bool answers(const std::string& command) {
     WARN("no " tool " here: " looks_at " was not looked at"); \
     return;                                                   \
   }
+
+// A folder in which a script of Python runs.
+#define WITH_PYTHON(f, looks_at)                  \
+  NEEDS("python3 --version", "python3", looks_at) \
+  const Folder f
 
 // The model of tests that run the program: a run of a second or two.
 const std::string small_run_flags =

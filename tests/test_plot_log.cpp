@@ -30,8 +30,7 @@ def __getattr__(name):
 
 TEST_CASE("plot_log: train, validation and bigrams are drawn and named; what is no log is refused in a line",
           "[plots]") {
-  NEEDS("python3 --version", "python3", "scripts/plot_log.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/plot_log.py");
   f.write("modules/matplotlib/__init__.py", "def use(backend): pass\n");
   f.write("modules/matplotlib/pyplot.py", recorder);
   const std::string step = R"({"step":1,"loss":5.5,"gradient_norm":1.5,"learning_rate":0.1,"seconds":0.1})"
@@ -53,9 +52,8 @@ TEST_CASE("plot_log: train, validation and bigrams are drawn and named; what is 
   f.write("$x$/log.jsonl", step);
   f.write("_x/log.jsonl", step);
   f.write("caf\xe9/log.jsonl", step);
-  const Said named = ended(plot(f, "'$x$' _x 'caf\xe9' -o 'caf\xe9.png'"));
-  REQUIRE(
-      says(named.text, {"label=\\$x\\$, train", "label= _x, train", "label=caf\\xe9, train", "wrote caf\\xe9.png\n"}));
+  REQUIRE(says(ended(plot(f, "'$x$' _x 'caf\xe9' -o 'caf\xe9.png'")).text,
+               {"label=\\$x\\$, train", "label= _x, train", "label=caf\\xe9, train", "wrote caf\\xe9.png\n"}));
 
   fs::create_directory(f / "empty");
   f.write("started/log.jsonl", R"({"step":0,"bigram_entropy":2.5})"

@@ -162,8 +162,7 @@ TEST_CASE("scripts: setup --into keeps the packages, and --from unpacks them wit
 }
 
 TEST_CASE("scripts: ./train is found from any folder, and missed in a line", "[scripts]") {
-  NEEDS("python3 --version", "python3", "scripts that start ./train");
-  const Folder f;
+  WITH_PYTHON(f, "scripts that start ./train");
   REQUIRE(contains(f.done("{repo}/scripts/memory_table.py '--data=bigram-backcopy --layers=1 --hidden=32'"),
                    "\n| `--data=bigram-backcopy --layers=1 --hidden=32` | "));
   f.run("cp -r {repo}/scripts .");
@@ -172,14 +171,12 @@ TEST_CASE("scripts: ./train is found from any folder, and missed in a line", "[s
 }
 
 TEST_CASE("scripts: an output that is full is said in a line, one that nobody reads any more is not", "[scripts]") {
-  NEEDS("python3 --version", "python3", "what scripts print");
-  const Folder f;
+  WITH_PYTHON(f, "what scripts print");
   for (const std::string script : {"report.py", "plot_log.py", "tokenize.py"}) {
     INFO(script);
     const std::string help = "PYTHONUNBUFFERED= {repo}/scripts/" + script + " --help";
     REQUIRE(contains(f.done(help), "usage: " + script));
-    const Said full = ended(f.run(help + " >/dev/full"), 1);
-    REQUIRE(full.text == "error: standard output: No space left on device\n");
+    REQUIRE(ended(f.run(help + " >/dev/full"), 1).text == "error: standard output: No space left on device\n");
     REQUIRE(f.done(help + " | true") == "");
   }
 }
@@ -304,8 +301,7 @@ TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for 
   const auto rehearse = [&](const std::string& environment) {
     return f.check(environment, "--rehearsal gpu.json ./train build/test_round build/test_mma");
   };
-  const Said said = ended(rehearse(""));
-  REQUIRE(contains(said.text, passed(4 * 2 + 1 + 13 + 10, 0)));
+  REQUIRE(contains(ended(rehearse("")).text, passed(4 * 2 + 1 + 13 + 10, 0)));
   const nlohmann::json result = f.result();
   REQUIRE(result["device"] == "PTX on a CPU");
   REQUIRE(result["driver"] == "none");
@@ -318,8 +314,7 @@ TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for 
   // Another GPU is played: all begins anew, with its tensor cores.
   REQUIRE(rehearse("PTX_GPU=86").exit_code == 0);
   REQUIRE(contains(f.read("asked"), "--precision=bf16 --mma=ampere\n"));
-  const Said refused = ended(rehearse("STAGES=bench"), 1);
-  REQUIRE(refused.text ==
+  REQUIRE(ended(rehearse("STAGES=bench"), 1).text ==
           "gpu-check: no stage is called 'bench'; expected some of: bitwise launched races drawn consumer "
           "fingerprint program\n");
   // A kernel that no test launches is named. (A file of a run before says nothing.)
@@ -340,8 +335,7 @@ TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for 
 
 TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it", "[scripts]") {
   FAKE_GPU(f);
-  const Said said = ended(f.check());
-  REQUIRE(contains(said.text, passed(all_checks, 0)));
+  REQUIRE(contains(ended(f.check()).text, passed(all_checks, 0)));
   REQUIRE(f.asked() == asked_by_all);
   const std::string asked = f.read("asked"), graphs = f.read("graphs");
   INFO(asked);
@@ -365,8 +359,8 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
   for (std::string line; std::getline(lines, line);) {
     const size_t flags = line.find("--data=");
     if (flags == std::string::npos) continue;
-    const Said run = ended(f.run(std::string("{repo}/train --describe --device=") +
-                                 (contains(line, "--graph") ? "emulated " : "cpu ") + line.substr(flags)));
+    ended(f.run(std::string("{repo}/train --describe --device=") + (contains(line, "--graph") ? "emulated " : "cpu ") +
+                line.substr(flags)));
     runs++;
   }
   REQUIRE(runs == 13 + 2);
@@ -393,7 +387,7 @@ TEST_CASE("scripts: gpu-check runs beside PyTorch where it is, one after the oth
             "case $1 in -c) exit 0;; *gpu_check.py) exec " + f.python +
                 " \"$@\";; esac\nmkdir alone || exit 1\necho $(basename $1) $2 $3 $4 >>asked\nsleep 0.2\n"
                 "sed -i 's/}]/}, {\"op\": \"'$(basename $1 .py)'\"}]/' gpu-check.logs/bench.json\nrmdir alone");
-  const Said said = ended(f.check("JOBS=3 STAGES='bench pytorch'"));
+  ended(f.check("JOBS=3 STAGES='bench pytorch'"));
   REQUIRE(f.read("asked") ==
           "bench copies\nbench products\ncompare_torch.py --device=cuda --rounds=1 --rows=./gpu-check.logs/bench.json\n"
           "torch_kernels.py ./gpu-check.logs/bench.json\n");
@@ -406,7 +400,7 @@ TEST_CASE("scripts: gpu-check runs checks side by side", "[scripts]") {
   // Each waits for the other two.
   for (const char* test : {"test_round", "test_a_bf16", "test_mma"})
     f.program(test, "touch $0.here\nwhile [ $(ls *.here | wc -l) -lt 3 ]; do sleep 0.05; done");
-  const Said said = ended(f.check("STAGES=bitwise JOBS=3 CHECK_SECONDS=20"));
+  ended(f.check("STAGES=bitwise JOBS=3 CHECK_SECONDS=20"));
   REQUIRE(f.result()["checks"].size() == 3);
 }
 
@@ -450,8 +444,7 @@ TEST_CASE("scripts: gpu-check begins anew where its file is another's, or half o
   }
   fs::remove(f.path / "gpu.json");
   fs::create_directories(f.path / "gpu.json");
-  const Said said = ended(f.check(), 1);
-  REQUIRE(said.text == "gpu-check: gpu.json: Is a directory\n");
+  REQUIRE(ended(f.check(), 1).text == "gpu-check: gpu.json: Is a directory\n");
 }
 
 TEST_CASE("scripts: gpu-check that was killed goes on behind the last check that ended", "[scripts]") {
@@ -472,7 +465,7 @@ TEST_CASE("scripts: gpu-check goes on with programs that were built again from t
   const auto built = [&](const std::string& source) {
     f.write("test.cpp", source);
     REQUIRE(f.run("g++ -o test_mma test.cpp").exit_code == 0);
-    const Said said = ended(f.check("STAGES=bitwise"));
+    ended(f.check("STAGES=bitwise"));
     return f.read("test_mma");
   };
   // Symbols are what two compilations by nvcc differ in.
@@ -566,8 +559,7 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
   REQUIRE(
       contains(f.check("STAGES=bitwise").text, "FAIL: no case ran; its log: ./gpu-check.logs/bitwise_test_round.log"));
   f.program("train", "echo \"fingerprint of the weights: $1\"");
-  const Said differ = ended(f.check("STAGES=fingerprint"), 1);
-  REQUIRE(contains(differ.text, "cpu --device=cpu, cuda --device=cuda"));
+  REQUIRE(contains(ended(f.check("STAGES=fingerprint"), 1).text, "cpu --device=cpu, cuda --device=cuda"));
 }
 
 TEST_CASE("scripts: gpu-check names the first step in which two devices differ", "[scripts]") {
@@ -584,7 +576,7 @@ TEST_CASE("scripts: gpu-check names the first step in which two devices differ",
 TEST_CASE("scripts: gpu-check keeps the rows of a part that was stopped, and measures that part again", "[scripts]") {
   FAKE_GPU(f);
   f.bench("echo '{\"rows\": [{\"op\": \"'$2'\", \"rate\": 2}]}' >$1; [ $2 = copies ] || sleep 5");
-  const Said said = ended(f.check("CHECK_SECONDS=1 STAGES=bench"), 1);
+  ended(f.check("CHECK_SECONDS=1 STAGES=bench"), 1);
   REQUIRE(f.outcome_of("bench copies") == "ok");
   REQUIRE(f.outcome_of("bench products") == "FAIL: longer than 1 s");
   REQUIRE(f.ops() == "copies products ");
@@ -650,10 +642,8 @@ namespace {
 std::string make_variable(const Folder& f, const std::string& name, const std::string& smi) {
   f.program("bin/nvidia-smi", smi);
   f.program("cuda/bin/nvcc", "");
-  const Said said =
-      ended(f.run("cd {repo} && MAKEFLAGS= PATH=" + f / "bin" + ":$PATH make -s NVCC=" + f / "cuda/bin/nvcc" +
-                  " --eval='show: ; @echo \"$(" + name + ")\"' show"));
-  return said.text;
+  return f.done("cd {repo} && MAKEFLAGS= PATH=" + f / "bin" + ":$PATH make -s NVCC=" + f / "cuda/bin/nvcc" +
+                " --eval='show: ; @echo \"$(" + name + ")\"' show");
 }
 
 }  // namespace

@@ -27,48 +27,41 @@ std::string some_text(size_t step) {
 }  // namespace
 
 TEST_CASE("sweep: every point of the grid is trained with every seed, once", "[scripts]") {
-  NEEDS("python3 --version", "python3", "scripts/sweep.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/sweep.py");
   f.write("text.txt", some_text(7));
   const std::string grid =
       sweep("all --cpu --seeds=2 --grid='--attn=full | --attn=g1 --norm=gated' --grid=' | --ffn=glu'");
-  const Said first = ended(f.run(grid));
-  INFO(first.text);
-  REQUIRE(contains(first.text, "8/8  loss "));
+  const std::string first = f.done(grid);
+  REQUIRE(contains(first, "8/8  loss "));
+  if (!contains(first, "no page: ")) REQUIRE(contains(f.read("all/report.html"), "4 runs side by side"));
   const Json kept = Json::parse(f.read("all/table.json"))["points"];
   REQUIRE(kept.size() == 4);
   REQUIRE(kept[0]["point"] == "--attn=full");
   REQUIRE(kept[3]["point"] == "--attn=g1 --norm=gated --ffn=glu");
   for (const auto& [seed, place] : {std::pair{"1337", 0}, {"1", 1}}) {
-    const Said run =
-        ended(f.run("{repo}/train --device=cpu --threads=1 --sample-tokens=0 --attn=g1 --norm=gated "
-                    "--ffn=glu " +
-                    tiny + " --seed=" + seed + " --out=by_hand_" + seed));
-    REQUIRE(contains(run.text, kept[3]["fingerprints"][seed].get<std::string>()));
+    REQUIRE(contains(f.done("{repo}/train --device=cpu --threads=1 --sample-tokens=0 --attn=g1 --norm=gated "
+                            "--ffn=glu " +
+                            tiny + " --seed=" + seed + " --out=by_hand_" + seed),
+                     kept[3]["fingerprints"][seed].get<std::string>()));
     const std::string log = f.read(std::string("by_hand_") + seed + "/log.jsonl"), key = "\"validation_loss\":";
     REQUIRE(std::stod(log.substr(log.rfind(key) + key.size())) == kept[3]["losses"][place].get<double>());
   }
-  const double gap = (kept[3]["losses"][0].get<double>() - kept[0]["losses"][0].get<double>() +
-                      kept[3]["losses"][1].get<double>() - kept[0]["losses"][1].get<double>()) /
-                     2;
+  const std::vector<double> last = kept[3]["losses"], base = kept[0]["losses"];
+  const double gap = (last[0] - base[0] + last[1] - base[1]) / 2;
   REQUIRE(contains(f.read("all/table.md"), format("| %+.4f ± ", gap)));
 
-  // What is there is not trained again, what had no end is, and another text is another run.
-  REQUIRE(contains(f.run(grid).text, "8 of 8 runs are there already"));
+  // What is there is not trained again, what had no end is, and another text is another run. (matplotlib is not there.)
+  f.write("none/matplotlib/__init__.py", "raise ImportError");
   f.run("rm all/runs/attn=full.1.*/result.json");
-  REQUIRE(contains(f.run(grid).text, "7 of 8 runs are there already"));
+  REQUIRE(says(f.done("PYTHONPATH=none " + grid), {"7 of 8 runs are there already", "no page: "}));
   REQUIRE(Json::parse(f.read("all/table.json"))["points"] == kept);
   f.write("text.txt", some_text(11));
-  const Said other = ended(f.run(grid));
-  REQUIRE(!contains(other.text, "there already"));
+  REQUIRE(!contains(f.done("PYTHONPATH=none " + grid), "there already"));
   REQUIRE(Json::parse(f.read("all/table.json"))["points"] != kept);
-  if (contains(other.text, "no page: ")) return;  // matplotlib is not there
-  REQUIRE(contains(f.read("all/report.html"), "4 runs side by side"));
 }
 
 TEST_CASE("sweep: a place has one run at a time, and a GPU is a place", "[scripts]") {
-  NEEDS("python3 --version", "python3", "scripts/sweep.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/sweep.py");
   f.program("bin/nvidia-smi", "echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'; echo 'GPU 3: NVIDIA H100 (UUID: GPU-2)'");
   REQUIRE(f.python(R"py(
 import os, threading, time
@@ -100,8 +93,7 @@ print(sorted(used), len(results))
 }
 
 TEST_CASE("sweep: what cannot be a grid is refused in a line", "[scripts]") {
-  NEEDS("python3 --version", "python3", "scripts/sweep.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/sweep.py");
   f.write("text.txt", some_text(7));
   const auto refused = [&](const std::string& rest, const std::string& flags, const std::string& why) {
     require_refused(f.run(sweep("all --cpu --seeds=1 " + rest, flags)), why);

@@ -1,36 +1,29 @@
 // tables: scripts/tables.py runs the papers' rows and compares. Figures are held to runs of ./train by hand,
 // comparisons to sums done by hand. Needs python3; without one it warns.
+#include <cmath>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
-#include "tests/catch.h"
-#include "tests/contents.h"
 #include "tests/script.h"
 
 using namespace gated;
 using Json = nlohmann::json;
 
-// What follows `start` on its line.
-static std::string line_of(const std::string& text, const std::string& start) {
-  const size_t at = text.find(start);
-  REQUIRE(at != std::string::npos);
-  return text.substr(at + start.size(), text.find('\n', at) - at - start.size());
+// What a table's JSON holds.
+static Json table_of(const Folder& f, const std::string& name) {
+  return Json::parse(f.read("results/" + name + ".seconds.json"));
 }
 
 TEST_CASE("tables: every row builds a model, and dense rows are of one size", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/tables.py");
   for (auto [scale, size] : {std::pair{"minutes", 200'000.0}, {"hours", 800'000.0}}) {
-    const std::string said =
-        f.done(format("{repo}/scripts/tables.py p1-2 p2-1 stability --describe --scale=%s", scale));
-    std::istringstream lines(said);
-    size_t rows = 0;
-    for (std::string line; std::getline(lines, line); rows++) {
-      std::erase(line, ',');
-      INFO(line);
-      REQUIRE(std::fabs(std::stod(line) / size - 1) < 0.01);
+    std::string said = f.done(format("{repo}/scripts/tables.py p1-2 p2-1 stability --describe --scale=%s", scale));
+    std::erase(said, ',');
+    const std::vector<std::string> rows = lines_of(said);
+    for (const std::string& row : rows) {
+      INFO(row);
+      REQUIRE(std::fabs(std::stod(row) / size - 1) < 0.01);
     }
-    REQUIRE(rows == 11 + 2 * 23 + 6 * 6);
+    REQUIRE(rows.size() == 11 + 2 * 23 + 6 * 6);
   }
   const std::string gpu = f.done("{repo}/scripts/tables.py p1-1 p1-4 p2-1 --describe --scale=gpu");  // the main rows
   REQUIRE(count(gpu, "parameters") == 5 + 4 + 2 * 4);
@@ -40,8 +33,7 @@ TEST_CASE("tables: every row builds a model, and dense rows are of one size", "[
 }
 
 TEST_CASE("tables: the paper's scale prints the paper's models", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/tables.py");
   const std::string said = f.done("{repo}/scripts/tables.py p1-1 p1-2 p1-5 p2-1 p2-2 --scale=paper");
   REQUIRE(says(said,
                {"p1-1 row 4: ./train --preset=p1-15a2b --steps=95367 --batch=1 --micro-batches=1024 --warmup=1000 "
@@ -52,16 +44,14 @@ TEST_CASE("tables: the paper's scale prints the paper's models", "[tables]") {
                 "--out=FOLDER --evaluate --yarn=4 --context=131072\n", " --norm=dyt --embedding-scale=on --lr=0.0005 ",
                 "--attn=g1 --norm=gated --lr=0.0043 --data=FILE.bin --out=FOLDER --evaluate --quantize=nvfp4-w4a4 "
                 "--smoothquant=0.5 --val-batches=64\n"}));
-  const std::string line = line_of(said, "p2-1 row 20: ./train ");
-  f.done("{repo}/train --describe " + line.substr(0, line.find(" --data=")));
+  f.done("{repo}/train --describe " + between(said, "p2-1 row 20: ./train ", " --data="));
 }
 
 TEST_CASE("tables: figures are those of the runs, and what is finished is not run again", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/tables.py");
   const std::string table = "{repo}/scripts/tables.py p1-4 --scale=seconds --seeds=2 --runs=runs --results=results";
   const std::string said = f.done(table);
-  const Json first = Json::parse(f.read("results/p1-4.seconds.json"));
+  const Json first = table_of(f, "p1-4");
   REQUIRE(first["rows"].size() == 7);
 
   // The row's flags, run by hand.
@@ -74,9 +64,8 @@ TEST_CASE("tables: figures are those of the runs, and what is finished is not ru
         f.run(format("{repo}/train %s --seed=%s --out=by_hand_%s --sample-tokens=0", flags.c_str(), seed, seed));
     INFO(run.text);
     REQUIRE(contains(run.text, row["runs"]["sinks"]["fingerprints"][seed].get<std::string>()));
-    std::istringstream log(f.read(format("by_hand_%s/log.jsonl", seed)));
     Json measured;
-    for (std::string line; std::getline(log, line);)
+    for (const std::string& line : lines_of(f.read(format("by_hand_%s/log.jsonl", seed))))
       if (contains(line, "measured_tokens")) measured = Json::parse(line);
     REQUIRE(row["first"]["values"][i] == measured["first_token_attention"]);
     REQUIRE(row["score"]["values"][i] == measured["gate_score_mean"]);
@@ -86,26 +75,22 @@ TEST_CASE("tables: figures are those of the runs, and what is finished is not ru
     REQUIRE(row["m_act"]["values"][i].get<double>() == sum / double(largest.size() - 1));
     i++;
   }
-  const double before = std::log(double(first["rows"][0]["first"]["values"][0])),
-               before_1 = std::log(double(first["rows"][0]["first"]["values"][1])),
-               behind = std::log(double(row["first"]["values"][0])),
-               behind_1 = std::log(double(row["first"]["values"][1]));
-  REQUIRE(std::fabs(double(row["first"]["gap"]) - (behind - before + behind_1 - before_1) / 2) < 1e-12);
+  const std::vector<double> before = first["rows"][0]["first"]["values"], behind = row["first"]["values"];
+  const double gap = (std::log(behind[0]) - std::log(before[0]) + std::log(behind[1]) - std::log(before[1])) / 2;
+  REQUIRE(std::fabs(double(row["first"]["gap"]) - gap) < 1e-12);
   REQUIRE(std::fabs(double(row["first"]["paper_gap"]) - std::log(0.048 / 0.467)) < 1e-12);
 
-  const Said again = f.run(table);
-  REQUIRE(contains(again.text, "14 of 14 runs are there already"));
+  REQUIRE(contains(f.run(table).text, "14 of 14 runs are there already"));
   f.run("rm $(ls -d runs/seconds/*/result.json | head -1)");  // as if it had been stopped before the end
   REQUIRE(contains(f.run(table).text, "13 of 14 runs are there already"));
-  REQUIRE(Json::parse(f.read("results/p1-4.seconds.json")) == first);
+  REQUIRE(table_of(f, "p1-4") == first);
   f.run("sed -i 's/\"fingerprint\": \"/&kept-/' runs/seconds/*/result.json");
   f.run(table);
   REQUIRE(count(f.read("results/p1-4.seconds.json"), "kept-") == 14);
 }
 
 TEST_CASE("tables: every row of the tables that train alone runs", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/tables.py");
   f.done(
       "{repo}/scripts/tables.py p1-1 p1-2 p1-3 p1-6 p2-1 bf16 stability --scale=seconds --seeds=1 "
       "--text={repo}/README.md --runs=runs --results=results");
@@ -113,65 +98,68 @@ TEST_CASE("tables: every row of the tables that train alone runs", "[tables]") {
   for (const auto& [table, rows] :
        {std::pair("p1-1", 15), {"p1-2", 11}, {"p1-3", 5}, {"p1-6", 6}, {"p2-1", 23}, {"bf16", 4}}) {
     INFO(table);
-    const Json kept = Json::parse(f.read(format("results/%s.seconds.json", table)));
-    REQUIRE(kept["rows"].size() == size_t(rows));
-    for (const Json& row : kept["rows"])
+    const Json kept = table_of(f, table)["rows"];
+    REQUIRE(kept.size() == size_t(rows));
+    for (const Json& row : kept)
       for (const char* column : {"loss", "peak"})
         if (row.contains(column)) REQUIRE(row[column]["values"][0].is_number());
     REQUIRE(contains(page, format("](%s.seconds.md) | seconds | 1 | ", table)));
   }
-  for (const Json& variant : Json::parse(f.read("results/stability.seconds.json"))["variants"])
-    REQUIRE(variant["losses"].size() == 6);
+  const Json stability = table_of(f, "stability");
+  for (const Json& variant : stability["variants"]) REQUIRE(variant["losses"].size() == 6);
 }
 
-TEST_CASE("tables: what 4 bits cost is what --evaluate prints; outlier dimensions come from the log", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
+TEST_CASE("tables: what 4 bits cost, outlier dimensions, a model at another one's loss, and steps timed in turns",
+          "[tables]") {
+  WITH_PYTHON(f, "scripts/tables.py");
   f.done(
-      "{repo}/scripts/tables.py p2-2 p3-5 --scale=seconds --seeds=1 --text={repo}/README.md --runs=runs "
+      "{repo}/scripts/tables.py p2-2 p2-4 p3-5 --scale=seconds --seeds=1 --text={repo}/README.md --runs=runs "
       "--results=results");
-  const Json row = Json::parse(f.read("results/p2-2.seconds.json"))["rows"][1];
+  const Json row = table_of(f, "p2-2")["rows"][1];
   const std::string flags =
       row["runs"]["text"]["flags"].get<std::string>() + " --data={repo}/README.md --seed=1337 --out=by_hand";
   f.run("{repo}/train --sample-tokens=0 " + flags);
   const std::string printed =
       f.run("{repo}/train --sample-tokens=0 --evaluate --quantize=nvfp4-w4a4 " + flags + " --val-batches=1").text;
-  const std::string label = "validation loss ";
-  REQUIRE(count(printed, label) == 2);
-  const double full = std::stod(printed.substr(printed.find(label) + label.size()));
-  const double quantized = std::stod(printed.substr(printed.rfind(label) + label.size()));
-  REQUIRE(double(row["w4a4"]["values"][0]) == quantized - full);
-  const Json outliers = Json::parse(f.read("results/p3-5.seconds.json"))["rows"];
+  const auto losses = matches(printed, "validation loss ([0-9.]+)");  // in full precision, then quantized
+  REQUIRE(losses.size() == 2);
+  REQUIRE(double(row["w4a4"]["values"][0]) == std::stod(losses[1][1]) - std::stod(losses[0][1]));
+
+  const Json outliers = table_of(f, "p3-5")["rows"];
   REQUIRE(double(outliers[0]["outlier"]["values"][0]) > 1);
   REQUIRE(outliers[2]["outlier"]["paper"] == "lower");
+  const double dyt = outliers[2]["loss"]["values"][0], early = outliers[1]["loss"]["values"][0];
+  REQUIRE(early <= dyt);
+  REQUIRE(early > double(outliers[0]["loss"]["values"][0]));
+  REQUIRE(outliers[1]["runs"]["text"] == outliers[0]["runs"]["text"]);
+
+  const Json times = table_of(f, "p2-4")["rows"];
+  REQUIRE(times.size() == 2);
+  const double more = 100 * (double(times[0]["seconds"][0]) / double(times[0]["plain_seconds"][0]) - 1);
+  REQUIRE(std::fabs(double(times[0]["more_percent"][0]) - more) < 1e-9);
 }
 
 TEST_CASE("tables: a long context is trained from the weights of a short one, and stretched", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/tables.py");
   f.done("{repo}/scripts/tables.py p1-5 --scale=seconds --seeds=1 --runs=runs --results=results");
-  const Json row = Json::parse(f.read("results/p1-5.seconds.json"))["rows"][1];
+  const Json row = table_of(f, "p1-5")["rows"][1];
   const Json& runs = row["runs"]["long"];
   f.run("{repo}/train --seed=1337 --sample-tokens=0 --out=short " + runs["before"].get<std::string>());
   const Said second =
       f.run("{repo}/train --seed=1337 --sample-tokens=0 --out=long --from=short " + runs["flags"].get<std::string>());
   INFO(second.text);
   REQUIRE(contains(second.text, runs["fingerprints"]["1337"].get<std::string>()));
-  const Said asked = f.run(
-      "{repo}/train --evaluate --from=long --probe=retrieval --yarn=4 --context=64 --batch=1 --val-batches=4 | grep "
-      "-E '^ +(16|32|64) '");
-  INFO(asked.text);
-  std::istringstream lines(asked.text);
-  for (const char* column : {"yarn1", "yarn2", "yarn4"}) {
-    std::string line;
-    REQUIRE(std::getline(lines, line));
-    REQUIRE(double(row[column]["values"][0]) == std::stod(line.substr(line.find_last_of(' '))));
-  }
+  const auto asked = matches(
+      f.done("{repo}/train --evaluate --from=long --probe=retrieval --yarn=4 --context=64 --batch=1 --val-batches=4"),
+      "\n +(?:16|32|64) .* ([0-9.]+)(?=\n)");
+  REQUIRE(asked.size() == 3);
+  size_t i = 0;
+  for (const char* column : {"yarn1", "yarn2", "yarn4"})
+    REQUIRE(double(row[column]["values"][0]) == std::stod(asked[i++][1]));
 }
 
 TEST_CASE("tables: gaps, their intervals over seeds, and signs", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/tables.py");
   f.python(R"py(
 import math
 from paper_tables import Column, Row, Table
@@ -234,53 +222,32 @@ assert read_at({"measured": measured}, 1.0) == {"diverged": True}
 
 // Perplexities, scores and losses as they stand in print.
 TEST_CASE("tables: the papers' figures stand beside the flags that they are of", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/tables.py");
+  f.done("cp {repo}/tests/fixtures/paper_figures.json .");
   f.python(R"py(
-import math
+import json, math
 from paper_tables import TABLES
 
-def row_of(table, number, flags):
-    row = next(row for row in TABLES[table].rows if row.number == number)
-    assert row.flags == flags, (table, number, row.flags)
-    return row
-
-for number, flags, perplexity in [
-        ("1", "", 6.026), ("4", "{more experts}", 5.964), ("5", "--attn=g1", 5.761), ("6", "--attn=g2", 5.820),
-        ("7", "--attn=g3", 6.016), ("8", "--attn=g4", 5.981), ("9", "--attn=g5", 6.017),
-        ("10", "--attn=g1 --gate=headwise", 5.792), ("13", "--attn=g2 --gate=shared", 5.867),
-        ("14", "--attn=g1 --gate-op=add --gate-act=silu", 5.821), ("15", "--attn=g1 --gate-act=silu", 5.822)]:
-    loss = row_of("p1-1", number, flags).paper["loss"]
+rows = {name: {row.number: row for row in table.rows} for name, table in TABLES.items()}
+figures = json.load(open("paper_figures.json"))  # rows' numbers, their flags, and what the paper prints of them
+for name, table in zip(("p1-1", "p1-4", "p2-1"), figures.values()):
+    assert all(rows[name][number].flags == flags for number, flags, *_ in table), name
+for number, _, perplexity in figures["perplexity"]:
+    loss = rows["p1-1"][number].paper["loss"]
     assert abs(math.exp(loss) - perplexity) < 1e-9, (number, math.exp(loss))
-
-for number, flags, *figures in [
-        ("1", "", None, 1053, 0.467), ("2", "--attn=g1", 0.116, 94, 0.048), ("3", "--attn=g1 --gate=headwise", 0.172, 98, 0.073),
-        ("4", "--attn=g1 --gate=shared", 0.271, 286, 0.301), ("5", "--attn=g2", 0.221, 125, 0.297),
-        ("6", "--attn=g1 --gate=static", 0.335, 471, 0.364), ("7", "--attn=g1 --gate-act=ns-sigmoid", 0.653, 892, 0.451)]:
-    paper = row_of("p1-4", number, flags).paper
-    assert [paper.get(key) for key in ("score", "m_act", "first")] == figures, (number, paper)
-
+for number, _, *printed in figures["score, m_act, first"]:
+    paper = rows["p1-4"][number].paper
+    assert [paper.get(key) for key in ("score", "m_act", "first")] == printed, (number, paper)
 # And the gap to another row, which the paper prints too (but for row 7, where 0.259 is not the difference of its losses).
-dyt, hybrid = "--norm=dyt --embedding-scale=on", "--mixer=hybrid {linear}"
-losses = {row.number: row.paper.get("loss") for row in TABLES["p2-1"].rows}
-for number, flags, peak, loss, gap, to in [
-        ("1", "", 6000, 1.964, None, None), ("2", "--attn=g1", 2800, 1.957, -0.007, "1"),
-        ("5", hybrid + " --attn=g1", 1100, 1.921, -0.005, "4"), ("6", dyt, None, None, None, "1"), ("7", dyt, 73, 2.216, None, "1"),
-        ("8", dyt + " --attn=g1", 32, 2.041, 0.084, "2"), ("11", "--clip-residual=100", None, None, None, "1"),
-        ("12", "--clip-residual=1000", 1000, 1.970, 0.006, "1"), ("13", "--attn=g1 --clip-residual=10", 10, 1.960, 0.003, "2"),
-        ("17", "--attn=g1 --norm=preaffine --ffn=glu", 150, 1.952, -0.002, "19"),
-        ("18", "--attn=g1 --norm=gated --ffn=glu", 280, 1.948, -0.003, "20"),
-        ("20", "--attn=g1 --norm=gated", 430, 1.951, -0.006, "2"),
-        ("22", hybrid + " --attn=g1 --norm=gated", 780, 1.918, -0.003, "5")]:
-    row = row_of("p2-1", number, flags)
+for number, _, peak, loss, gap, to in figures["peak, loss, gap, to"]:
+    row = rows["p2-1"][number]
     assert (row.paper["peak"], row.paper["loss"], row.to) == (peak, loss, to), (number, row)
-    assert gap is None or abs(loss - losses[to] - gap) < 1e-9, (number, loss - losses[to])
+    assert gap is None or abs(loss - rows["p2-1"][to].paper["loss"] - gap) < 1e-9, (number, loss)
 )py");
 }
 
 TEST_CASE("tables: the highest rate that trains, outlier dimensions where a state has none, spikes", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/tables.py");
   f.python(R"py(
 from paper_tables import SCALES, Stability, TABLES, at_layer, spikes
 from sweep import Text
@@ -321,26 +288,8 @@ assert at_layer("gate_score_mean_by_layer", 0, "", 3).value({}) is None
 )py");
 }
 
-TEST_CASE("tables: a model is read at another one's loss; p2-4 times steps in turns", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
-  f.done(
-      "{repo}/scripts/tables.py p3-5 p2-4 --scale=seconds --seeds=1 --text={repo}/README.md --runs=runs "
-      "--results=results");
-  const Json rows = Json::parse(f.read("results/p3-5.seconds.json"))["rows"];
-  const double dyt = rows[2]["loss"]["values"][0], early = rows[1]["loss"]["values"][0];
-  REQUIRE(early <= dyt);
-  REQUIRE(early > double(rows[0]["loss"]["values"][0]));
-  REQUIRE(rows[1]["runs"]["text"] == rows[0]["runs"]["text"]);
-  const Json times = Json::parse(f.read("results/p2-4.seconds.json"))["rows"];
-  REQUIRE(times.size() == 2);
-  const double more = 100 * (double(times[0]["seconds"][0]) / double(times[0]["plain_seconds"][0]) - 1);
-  REQUIRE(std::fabs(double(times[0]["more_percent"][0]) - more) < 1e-9);
-}
-
 TEST_CASE("tables: the page of all tables counts the signs that each one has", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/tables.py");
   const char* const write_index = "import tables; tables.write_index('kept')";
   f.run("mkdir kept && cp {repo}/results/*.json kept");
   f.python(write_index);
@@ -361,8 +310,7 @@ TEST_CASE("tables: the page of all tables counts the signs that each one has", "
 }
 
 TEST_CASE("tables: every page of results is what its JSON says, judged by today's rules", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/tables.py");
   f.run("ln -s {repo}/results results");
   f.python(R"py(
 import json, os
@@ -387,8 +335,7 @@ assert seen >= 20, seen
 }
 
 TEST_CASE("tables: t, its quantiles, Holm's correction and tau are those of the books", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/paired.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/paired.py");
   f.python(R"py(
 import math
 from paired import half_width, holm, p_value, rank_agreement, seeds_needed, t_quantile, two_sided_p
@@ -412,8 +359,7 @@ assert (seeds_needed(d, 0.9, 1), seeds_needed(d, 0.88, 1)) == (12, 13), (seeds_n
 // Tables of 14 rows beside one baseline, in two columns, of five seeds, with an order of effects and without any.
 TEST_CASE("tables: of whole tables without an effect few have a sign, of tables with one few say that it is absent",
           "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/paired.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/paired.py");
   f.python(R"py(
 import random
 from paired import LEVEL, half_width, p_value, verdicts
@@ -445,8 +391,7 @@ assert plain > 0.5 and seen > 0.9, (plain, seen)
 }
 
 TEST_CASE("tables: what cannot be done is one line", "[tables]") {
-  NEEDS("python3 --version", "python3", "scripts/tables.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/tables.py");
   for (auto [arguments, what] : {std::pair{"p3-9", "p3-9: expected tables of p1-1, "},
                                  {"p2-4 --scale=paper", "p2-4 times this machine"},
                                  {"p1-2 --scale=gpu", "--scale=gpu: expected tables of p1-1, p1-4, p2-1"},

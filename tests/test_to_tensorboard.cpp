@@ -19,8 +19,7 @@ const std::string convert = "PYTHONDONTWRITEBYTECODE=1 python3 {repo}/scripts/to
 }  // namespace
 
 TEST_CASE("to_tensorboard: every number of a log is a scalar at its step and time", "[scripts]") {
-  NEEDS("python3 --version", "python3", "scripts/to_tensorboard.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/to_tensorboard.py");
   f.write("runs/one/log.jsonl", run_log);
   f.write("modules/tensorboard/__init__.py", "");
   f.write("modules/tensorboard/summary.py", R"py(

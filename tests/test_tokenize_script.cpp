@@ -128,8 +128,7 @@ print("same")
 }
 
 TEST_CASE("tokenize_script: a folder holds the files that --data finds there, in that order", "[tokenize_script]") {
-  NEEDS("python3 --version", "python3", "scripts/tokenize.py");
-  const Folder f;
+  WITH_PYTHON(f, "scripts/tokenize.py");
   for (const char* name :
        {"a.txt", "a/b.txt", "a-b.txt", "a/.hidden/c.txt", ".git/d.txt", "B", "\xff", "\xef\xbd\x81", "z/1"})
     f.write(std::string("texts/") + name, "text");
