@@ -3,21 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
-#include "tests/catch.h"
 #include "tests/harness.h"
 #include "tests/plain_model.h"
 #include "tests/refusal.h"
+#include "tests/script.h"
 #include "tests/small_models.h"
 #include "training/inspect/arrays.h"
 #include "training/checkpoint/safetensors.h"
 
 using namespace gated;
-namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 namespace {
@@ -51,8 +47,7 @@ struct Both {
     const Arrays::Array* found = arrays.find(name);
     REQUIRE(found);
     REQUIRE(found->shape == shape);
-    REQUIRE(found->values.size() == count(shape));
-    REQUIRE(found->values.size() == expected.size());
+    REQUIRE((found->values.size() == count(shape) && found->values.size() == expected.size()));
     double largest = 0;
     for (double x : expected) largest = std::max(largest, std::isnan(x) ? 0 : std::fabs(x));
     REQUIRE(largest > 0);
@@ -169,16 +164,11 @@ TEST_CASE("arrays: of a model with gates, against plain loops in double over its
   m.require("norm_gate_histogram", {norm_names.size(), 50}, norm_gate_histogram);
   m.require("norm_weight", {norm_names.size(), C}, norm_weight);
 
-  REQUIRE(m.metadata("norms") == norm_names);
-  REQUIRE(m.metadata("norm_gates") == norm_names);
-  REQUIRE(m.metadata("gates") == std::vector<size_t>{0, 1});
-  REQUIRE(m.metadata("attention_layers") == std::vector<size_t>{0, 1});
-  REQUIRE(m.metadata("gate_range") == Vector{0, 1});
-  REQUIRE(m.metadata("context") == 9);
-  REQUIRE(m.metadata("measured_tokens") == 36);
+  for (const char* key : {"norms", "norm_gates"}) REQUIRE(m.metadata(key) == norm_names);
+  for (const char* key : {"gates", "attention_layers", "gate_range"}) REQUIRE(m.metadata(key) == Json{0, 1});
+  REQUIRE((m.metadata("context") == 9 && m.metadata("measured_tokens") == 36));
   REQUIRE(m.arrays.metadata.at("format") == "gated.cu measures 1");
-  REQUIRE(!m.arrays.find("sink_attention"));
-  REQUIRE(!m.arrays.find("pre_weight"));
+  for (const char* name : {"sink_attention", "pre_weight"}) REQUIRE(!m.arrays.find(name));
 }
 
 TEST_CASE("arrays: of a model with a sink, a window and PreAffine, longer than what a map shows", "[arrays]") {
@@ -206,8 +196,7 @@ TEST_CASE("arrays: of a model with a sink, a window and PreAffine, longer than w
 
   for (const char* name : {"gate_mean", "gate_histogram", "norm_gate_mean", "norm_gate_histogram"})
     REQUIRE(!m.arrays.find(name));
-  REQUIRE(m.metadata("gates").empty());
-  REQUIRE(m.metadata("norm_gates").empty());
+  for (const char* key : {"gates", "norm_gates"}) REQUIRE(m.metadata(key).empty());
   REQUIRE(!m.arrays.metadata.contains("gate_range"));
 }
 
@@ -236,15 +225,11 @@ TEST_CASE("arrays: what a histogram of scores covers, and what lies outside", "[
   std::string range;
   std::vector<float> shares = gate_histogram_of("--attn=g1", {0, 100, -100, -100}, &range);
   REQUIRE(range == "[0.0,1.0]");
-  REQUIRE(shares[25] == 0.25f);  // sigmoid(0), in the upper of two
-  REQUIRE(shares[49] == 0.25f);  // 1 itself
-  REQUIRE(shares[0] == 0.5f);
+  REQUIRE((shares[0] == 0.5f && shares[25] == 0.25f && shares[49] == 0.25f));  // sigmoid(0) is in the upper of two
 
   shares = gate_histogram_of("--attn=g1 --gate-act=identity", {-7, -0.99f, 0.5f, 90}, &range);
   REQUIRE(range == "[-1.0,1.0]");
-  REQUIRE(shares[0] == 0.5f);
-  REQUIRE(shares[37] == 0.25f);
-  REQUIRE(shares[49] == 0.25f);
+  REQUIRE((shares[0] == 0.5f && shares[37] == 0.25f && shares[49] == 0.25f));
 
   gate_histogram_of("--attn=g1 --norm=gated --norm-rank=3 --norm-gate-scale=2", {0}, &range);
   REQUIRE(range == "[0.0,2.0]");  // of both gates
@@ -257,8 +242,7 @@ TEST_CASE("arrays: the loss by position is printed by octaves, in lines that fit
   arrays.list.push_back({"loss_by_position", {11}, {4, 3, 2, 1, 1, 1, 1, 2, 0.5f, 1, 0}});
   REQUIRE(loss_by_position_text(arrays, 200) ==
           "loss       after token 0: 4.000, 1: 3.000, 2-3: 1.500, 4-7: 1.250, 8-10: 0.500\n");
-  std::istringstream lines(loss_by_position_text(arrays, 40));
-  for (std::string line; std::getline(lines, line);) REQUIRE(line.size() <= 40);
+  for (const std::string& line : lines_of(loss_by_position_text(arrays, 40))) REQUIRE(line.size() <= 40);
 }
 
 // ---- every model
@@ -286,7 +270,7 @@ TEST_CASE("arrays: every small model has those of its parts, with a number in ev
     INFO(flags);
     const ModelConfig c = small_model(flags);
     const Arrays arrays = arrays_of(c, ctx);
-    const auto has = [&](const char* word) { return flags.find(word) != std::string::npos; };
+    const auto has = [&](const char* word) { return contains(flags, word); };
     const auto rows = [&](const char* name) {
       const Arrays::Array* found = arrays.find(name);
       return found ? found->shape[0] : 0;
@@ -358,20 +342,14 @@ TEST_CASE("arrays: the same bits on every device", "[bitwise]") {
 // ---- the file
 
 TEST_CASE("arrays: the file holds what was measured, and takes the place of an older one", "[arrays]") {
-  const fs::path folder = fs::temp_directory_path() / ("arrays." + std::to_string(getpid()));
-  fs::create_directories(folder);
-  struct Remove {
-    fs::path path;
-    ~Remove() { fs::remove_all(path); }
-  } remove{folder};
+  const Folder folder;
   Context ctx(Device::cpu);
   const RunMetadata run = {{"flag--attn", "g1"}, {"flag--lr", "0.5"}, {"flag--norm", "rmsnorm"}, {"data", "a text"}};
   const Arrays arrays = arrays_of(small_model("--attn=g1"), ctx);
-  const fs::path path = folder / "measures.safetensors";
-  std::ofstream(path) << "an older one";
-  save_arrays(folder.string(), arrays, 70, 1.25, run);
+  const std::string path = folder.write("measures.safetensors", "an older one");
+  save_arrays(folder.path, arrays, 70, 1.25, run);
 
-  const SafetensorsFile file(path.string());
+  const SafetensorsFile file(path);
   REQUIRE(file.header().tensors.size() == arrays.list.size());
   for (const Arrays::Array& a : arrays.list) {
     INFO(a.name);
@@ -383,17 +361,13 @@ TEST_CASE("arrays: the file holds what was measured, and takes the place of an o
     REQUIRE_BITWISE(values, a.values);
   }
   std::map<std::string, std::string> metadata = arrays.metadata;
-  metadata["step"] = "70";
-  metadata["validation_loss"] = "1.25";
-  metadata["flags"] = "[\"--attn=g1\",\"--lr=0.5\"]";  // the norm is at its default
+  // (the norm is at its default)
+  metadata.merge(RunMetadata{{"step", "70"}, {"validation_loss", "1.25"}, {"flags", R"(["--attn=g1","--lr=0.5"])"}});
   REQUIRE(file.header().metadata == metadata);
-  REQUIRE(std::distance(fs::directory_iterator(folder), fs::directory_iterator()) == 1);
+  REQUIRE(folder.names().size() == 1);
 
   fs::remove(path);
   fs::create_directory(path);
-  const auto unsaved = [&](const fs::path& folder) {
-    return refusal([&] { save_arrays(folder.string(), arrays, 70, 1.25, run); });
-  };
-  REQUIRE(contains(unsaved(folder), "not a regular file"));
-  REQUIRE(contains(unsaved(folder / "missing"), "missing/measures.safetensors"));
+  CHECK_REFUSED(save_arrays(folder.path, arrays, 70, 1.25, run), "not a regular file");
+  CHECK_REFUSED(save_arrays(folder / "missing", arrays, 70, 1.25, run), "missing/measures.safetensors");
 }

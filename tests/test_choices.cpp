@@ -73,13 +73,6 @@ std::vector<ChoiceQuestion> random_questions(size_t count, size_t vocab, size_t 
   return questions;
 }
 
-Said said_by_train(const Folder& f, const std::string& flags) {
-  return f.run(
-      "{repo}/train --device=cpu --layers=1 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 --ffn-hidden=48 "
-      "--context=16 --batch=4 --steps=3 --warmup=1 --val-batches=2 --sample-tokens=20 " +
-      flags);
-}
-
 }  // namespace
 
 TEST_CASE("choices: questions come through, of 16 and of 32 bits", "[choices]") {
@@ -100,10 +93,8 @@ TEST_CASE("choices: a file that is damaged is refused by question and number", "
   const std::vector<uint32_t> good = numbers_of(two, 2);
   const auto refused = [&](const std::string& bytes, const std::string& why) {
     const std::string said = refusal([&] { parse(bytes); });
-    INFO(said);
+    REQUIRE(one_line(said, {why}));
     REQUIRE(said.starts_with("x.bin: "));
-    REQUIRE(contains(said, why));
-    REQUIRE(!contains(said, "\n"));
   };
   const auto changed = [&](size_t at, uint32_t to) {
     std::vector<uint32_t> bad = good;
@@ -120,14 +111,15 @@ TEST_CASE("choices: a file that is damaged is refused by question and number", "
   refused(file_of(good, 3), "question 2 ends inside its head");
   for (size_t n = 1; n <= 2 * good.size(); n++) refused(whole.substr(0, whole.size() - n), "truncated");
   refused(whole + "x", "bytes after the 2 questions");
-  refused(changed(0, 1), "question 0: the number in front is 1, expected 65535");
-  refused(changed(1, 2), "question 0: its length in bytes is 2, expected");
-  refused(changed(2, 1), "question 0: its number is 1, expected 0");
-  refused(changed(3, 3), "question 0: ending 3 is the right one, but there are 3");
-  refused(changed(4, 1), "question 0 has 1 endings, expected two or more");
-  refused(changed(5, 0), "question 0 has an empty context");
-  refused(changed(9, 0), "question 0 has an empty ending");
-  refused(changed(6, 50257), "question 0 has the token 50257, but the model has 50257 tokens");
+  for (const auto& [at, to, why] : {std::tuple(0, 1, ": the number in front is 1, expected 65535"),
+                                    {1, 2, ": its length in bytes is 2, expected"},
+                                    {2, 1, ": its number is 1, expected 0"},
+                                    {3, 3, ": ending 3 is the right one, but there are 3"},
+                                    {4, 1, " has 1 endings, expected two or more"},
+                                    {5, 0, " has an empty context"},
+                                    {9, 0, " has an empty ending"},
+                                    {6, 50257, " has the token 50257, but the model has 50257 tokens"}})
+    refused(changed(size_t(at), uint32_t(to)), std::string("question 0") + why);
   std::string version = whole;
   version[4] = 3;
   refused(version, "version 3, expected 1 (16-bit tokens) or 2 (32-bit tokens)");
@@ -180,9 +172,7 @@ TEST_CASE("choices: the smallest mean and the smallest sum are chosen, and the r
   const std::vector<ChoiceQuestion> questions = {
       {{1}, {{1}, {1, 2}, {3, 4}}, 1}, {{1}, {{1}, {1}}, 0}, {{1}, {{1}, {2}}, 1}};
   const Choices c = choose(questions, {{{3, 4, 5}, {2, 2}, {1, 1}}, 0});
-  REQUIRE(c.questions == 3);
-  REQUIRE(c.right_by_mean == 2);
-  REQUIRE(c.right_by_sum == 1);
+  REQUIRE((c.questions == 3 && c.right_by_mean == 2 && c.right_by_sum == 1));
   REQUIRE(c.chance == (1 / 3.0 + 0.5 + 0.5) / 3);
   REQUIRE(choices_text(c) ==
           "choices    66.67 % of 3 questions right by the mean loss of an ending's tokens,\n"
@@ -198,53 +188,44 @@ TEST_CASE("choices: the smallest mean and the smallest sum are chosen, and the r
 
 TEST_CASE("choices: --evaluate --choices asks a run, and what it cannot ask is said in a line", "[choices]") {
   const Folder f;
-  REQUIRE(said_by_train(f, "--data=bigram-backcopy --out=run").exit_code == 0);
+  const std::string run = "{repo}/train " + small_run_flags + "--data=bigram-backcopy --context=16 --val-batches=2 ";
+  f.done(run + "--steps=3 --warmup=1 --sample-tokens=0 --out=run");
   const std::vector<ChoiceQuestion> questions = random_questions(40, 64, 20);
   f.write("q.bin", file_of(numbers_of(questions, 2), 40));
-  const std::string evaluate = "{repo}/train --evaluate --out=run --choices=";
-  const std::string flags =
-      " --device=cpu --data=bigram-backcopy --layers=1 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 "
-      "--ffn-hidden=48 --context=16 --val-batches=2 ";
-  const auto choices_said = [](const Said& said) {
-    ended(said);
-    const size_t at = said.text.find("\nchoices    ");
-    REQUIRE(at != said.text.npos);
-    return said.text.substr(at, said.text.find("%\n", at) - at);
+  const std::string evaluate = run + "--evaluate --out=run --choices=";
+  const auto choices_said = [&](const std::string& command) {
+    return between(f.done(command), "\nchoices    ", "%\n");
   };
-  const std::string said = choices_said(f.run(evaluate + "q.bin" + flags + "--batch=4"));
+  const std::string said = choices_said(evaluate + "q.bin");
   REQUIRE(contains(said, "of 40 questions right"));
-  REQUIRE(choices_said(f.run(evaluate + "q.bin" + flags + "--batch=3 --device=emulated")) == said);
-  REQUIRE(choices_said(f.run("{repo}/train --evaluate --from=run --val-batches=1 --choices=q.bin")) == said);
-  const Said quantized = f.run(evaluate + "q.bin" + flags + "--batch=4 --quantize=nvfp4-w4a4");
-  REQUIRE(count(quantized.text, "\nchoices    ") == 2);
+  REQUIRE(choices_said(evaluate + "q.bin --batch=3 --device=emulated") == said);
+  REQUIRE(choices_said("{repo}/train --evaluate --from=run --val-batches=1 --choices=q.bin") == said);
+  REQUIRE(count(f.done(evaluate + "q.bin --quantize=nvfp4-w4a4"), "\nchoices    ") == 2);
 
-  require_refused(f.run(evaluate + "absent.bin" + flags), "absent.bin: cannot open: No such file");
+  require_refused(f.run(evaluate + "absent.bin"), "absent.bin: cannot open: No such file");
   f.write("high.bin", file_of(numbers_of({{{1}, {{2}, {64}}, 0}}, 2), 1));
-  require_refused(f.run(evaluate + "high.bin" + flags), "high.bin: question 0 has the token 64, but the model has 64");
-  require_refused(said_by_train(f, "--choices=q.bin"), "--choices needs --evaluate");
+  require_refused(f.run(evaluate + "high.bin"), "high.bin: question 0 has the token 64, but the model has 64");
+  require_refused(f.run(run + "--choices=q.bin"), "--choices needs --evaluate");
 }
 
 TEST_CASE("choices: scripts/tokenize.py writes the questions of a file", "[choices]") {
-  if (!answers("python3 -c 'import tokenizers'")) {
-    WARN("no python3 with tokenizers here (python3 -m pip install tokenizers): scripts/tokenize.py was not looked at");
-    return;
-  }
+  NEEDS("python3 -c 'import tokenizers'", "python3 with tokenizers (python3 -m pip install tokenizers)",
+        "scripts/tokenize.py")
   const Folder f;
   const auto fixtures = nlohmann::json::parse(std::ifstream("tests/fixtures/tokenizers.json"));
   f.write("q.json", R"([{"context": "The model reads", "endings": ["the text.", "Größe", "it"], "label": 1},
                         {"context": "a", "endings": ["b c", "d"], "label": "0"}])");
-  f.write("q.jsonl", R"({"ind": 4, "ctx": "The model reads", "endings": ["the text.", "Größe", "it"], "label": 1})"
-                     "\n\n"
-                     R"({"ctx": "a", "endings": ["b c", "d"], "label": 0})"
-                     "\n");
+  f.write("q.jsonl", R"({"ind": 4, "ctx": "The model reads", "endings": ["the text.", "Größe", "it"], "label": 1}
+
+{"ctx": "a", "endings": ["b c", "d"], "label": 0}
+)");
   for (const char* kind : {"gpt2", "llama3", "gemma"}) {
     f.write("tokenizer.json", fixtures[kind]["tokenizer"].dump());
     const Tokenizer t = read_tokenizer(f.path.string());
     for (const char* from : {"q.json", "q.jsonl"}) {
       fs::remove(f / "q.bin");
-      const Said said = f.run(format("{repo}/scripts/tokenize.py --choices=%s --tokenizer=. --out=q.bin", from));
-      INFO(said.text);
-      REQUIRE(said.text == "2 questions, 16 bits a token\n");
+      REQUIRE(f.done(format("{repo}/scripts/tokenize.py --choices=%s --tokenizer=. --out=q.bin", from)) ==
+              "2 questions, 16 bits a token\n");
       const std::vector<ChoiceQuestion> q = parse(f.read("q.bin"), t.vocab());
       REQUIRE(q.size() == 2);
       REQUIRE((q[0].right == 1 && q[1].right == 0));
@@ -261,9 +242,10 @@ TEST_CASE("choices: scripts/tokenize.py writes the questions of a file", "[choic
   };
   refused("[]", "bad.json: holds no question");
   refused("{", "bad.json: ");
-  refused(R"([{"context": "a", "endings": ["b"], "label": 0}])", "question 0 has no context, two endings or more");
-  refused(R"([{"context": "a", "endings": ["b", "c"], "label": 2}])", "question 0 has no context, two endings or more");
-  refused(R"([{"context": 1, "endings": ["b", "c"], "label": 1}])", "question 0 has no context, two endings or more");
+  for (const char* lacks : {R"([{"context": "a", "endings": ["b"], "label": 0}])",
+                            R"([{"context": "a", "endings": ["b", "c"], "label": 2}])",
+                            R"([{"context": 1, "endings": ["b", "c"], "label": 1}])"})
+    refused(lacks, "question 0 has no context, two endings or more");
   require_refused(f.run("{repo}/scripts/tokenize.py --choices=q.json --tokenizer=. --out=q.bin"), "q.bin: is there");
   require_refused(f.run("{repo}/scripts/tokenize.py --choices=q.json --train=300 --out=z"),
                   "--choices needs --tokenizer");

@@ -19,35 +19,24 @@ size_t total(const std::string& flags) {
 
 }  // namespace
 
-TEST_CASE("describe: presets have the published number of parameters", "[describe]") {
-  REQUIRE(total("--preset=gpt2-124m") == 124439808);
-  REQUIRE(total("--preset=gpt2-350m") == 354823168);
-  REQUIRE(total("--preset=gpt2-774m") == 774030080);
-  REQUIRE(total("--preset=gpt2-1558m") == 1557611200);
-  REQUIRE(total("--preset=qwen3-1.7b") == 1720574976);
-  REQUIRE(total("--preset=p1-1.7b-28l") == 1720574976);
-  // 48 layers: the width nearest to the total of 28
-  REQUIRE(match_ffn_width(model_of_flags("--preset=p1-1.7b-48l"), 1720574976).ffn_hidden ==
-          model_of_flags("--preset=p1-1.7b-48l").ffn.F);
-}
-
 TEST_CASE("describe: gates add what the papers say", "[describe]") {
   // P2: 3.7M for GatedNorm on the 2B model, rank 16: 28 layers of two norms, and the final one.
   REQUIRE(total("--preset=p2-2b --norm=gated") - total("--preset=p2-2b") == 57 * 2 * 16 * 2048);
   // P1, 15A2B: hidden 2048, 24 layers, 32 query and 4 key/value heads of 128: 201M, 25M, 1.6M, 0.2M.
   const std::string p1 = "--hidden=2048 --layers=24 --heads=32 --kv-heads=4 --head-dim=128 ";
-  auto added = [&](const std::string& gate) { return total(p1 + gate) - total(p1); };
-  REQUIRE(added("--attn=g1") == 201326592);
-  REQUIRE(added("--attn=g2") == 25165824);
-  REQUIRE(added("--attn=g3") == 25165824);
-  REQUIRE(added("--attn=g4") == 201326592);
-  REQUIRE(added("--attn=g5") == 100663296);
-  REQUIRE(added("--attn=g1 --gate=headwise") == 1572864);
-  REQUIRE(added("--attn=g2 --gate=headwise") == 196608);
-  REQUIRE(added("--attn=g1 --gate=static") == 24 * 32 * 128);
   // SwitchHead, "v, 1top1" and "kv, 4top4": one expert adds its score alone, as the gate of a head does.
-  REQUIRE(added("--head-experts=1") == 196608);
-  REQUIRE(added("--head-experts=4 --head-experts-per-token=4 --head-experts-of=kv") == 2 * (3 * 25165824 + 4 * 196608));
+  for (const auto& [gate, added] :
+       {std::pair("--attn=g1", 201326592),
+        {"--attn=g2", 25165824},
+        {"--attn=g3", 25165824},
+        {"--attn=g4", 201326592},
+        {"--attn=g5", 100663296},
+        {"--attn=g1 --gate=headwise", 1572864},
+        {"--attn=g2 --gate=headwise", 196608},
+        {"--attn=g1 --gate=static", 24 * 32 * 128},
+        {"--head-experts=1", 196608},
+        {"--head-experts=4 --head-experts-per-token=4 --head-experts-of=kv", 2 * (3 * 25165824 + 4 * 196608)}})
+    CHECK(total(p1 + gate) - total(p1) == size_t(added));
 }
 
 TEST_CASE("describe: flags after a preset change it, before or after its name", "[describe]") {
@@ -81,6 +70,9 @@ TEST_CASE("describe: the width that matches a number of parameters is the neares
   REQUIRE(distance(m.ffn_hidden) <= distance(m.ffn_hidden + 1));
   REQUIRE(distance(m.ffn_hidden) <= distance(m.ffn_hidden - 1));
   REQUIRE(match_ffn_width(model_of_flags(""), wanted).ffn_hidden == ModelConfig{}.ffn.F);
+  // P1's 48 layers: the width nearest to the total of 28.
+  const ModelConfig deep = model_of_flags("--preset=p1-1.7b-48l");
+  REQUIRE(match_ffn_width(deep, total("--preset=p1-1.7b-28l")).ffn_hidden == deep.ffn.F);
   REQUIRE_THROWS_AS(match_ffn_width(g1, 1000), Error);
 }
 
@@ -119,8 +111,7 @@ TEST_CASE("describe: which weights decay, the sums of the parts, FLOPs and memor
     Model model(config.model);
     std::map<std::string, size_t> parts;
     for (const Parameter& p : model.weights.list()) {
-      const size_t at = text.find("  " + p.name + " ");
-      const std::string line = text.substr(at, text.find('\n', at) - at);
+      const std::string line = " " + between(text, "  " + p.name + " ");
       INFO(line);
       REQUIRE(line.ends_with("  decays") == (p.shape.size() == 2));  // matrices
       REQUIRE(contains(line, " " + with_commas(p.size) + " "));
@@ -141,9 +132,8 @@ TEST_CASE("describe: which weights decay, the sums of the parts, FLOPs and memor
     // Of a layer: q, o and the gate 128*128, k and v 64*128, the FFN 3*128*384; nine GatedNorms of 2*16*128; the output
     // matrix.
     const size_t products = 4 * (3 * 128 * 128 + 2 * 64 * 128 + 3 * 128 * 384) + 9 * 2 * 16 * 128 + 256 * 128;
-    REQUIRE(text.find(format("FLOPs a token, training          %.4g (6 x %s weights of matrix products",
-                             6.0 * double(products) + 12.0 * 128 * 10 * 4, with_commas(products).c_str())) !=
-            std::string::npos);
+    REQUIRE(contains(text, format("FLOPs a token, training          %.4g (6 x %s weights of matrix products",
+                                  6.0 * double(products) + 12.0 * 128 * 10 * 4, with_commas(products).c_str())));
     const TrainingMemory memory =
         training_memory(config.model, 5, 20, 3, std::string(device) == "cpu" ? Device::cpu : kernel_device);
     const std::string numbers = text.substr(text.find("memory, MiB"));
@@ -177,10 +167,7 @@ TEST_CASE("describe: activations with each value of --recompute, and which are c
   const auto described = [](const std::string& flags) {
     return describe(config_of_flags("--context=64 --ffn=swiglu " + flags));
   };
-  const auto line_of = [](const std::string& text, const std::string& begin) {
-    const size_t at = text.find(begin);
-    return text.substr(at, text.find('\n', at) - at);
-  };
+  const auto line_of = [](const std::string& text, const std::string& begin) { return begin + between(text, begin); };
   std::string line;
   for (const char* name : {"none", "light", "full"}) {
     const std::string flags = format("--recompute=%s", name), text = described(flags);
@@ -197,8 +184,6 @@ TEST_CASE("describe: activations with each value of --recompute, and which are c
 }
 
 TEST_CASE("describe: numbers are grouped by thousands", "[describe]") {
-  REQUIRE(with_commas(1) == "1");
-  REQUIRE(with_commas(999) == "999");
-  REQUIRE(with_commas(1000) == "1,000");
-  REQUIRE(with_commas(1234567) == "1,234,567");
+  for (const auto& [n, text] : {std::pair(1, "1"), {999, "999"}, {1000, "1,000"}, {1234567, "1,234,567"}})
+    REQUIRE(with_commas(size_t(n)) == text);
 }

@@ -13,9 +13,8 @@ using namespace gated;
 
 namespace {
 
-const std::string small =
-    "{repo}/train --device=cpu --data=bigram-backcopy --layers=1 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 "
-    "--ffn-hidden=48 --context=16 --batch=4 --steps=6 --warmup=3 --val-batches=2 --sample-tokens=5 ";
+const std::string small = "{repo}/train " + small_run_flags +
+                          "--data=bigram-backcopy --context=16 --steps=6 --warmup=3 --val-batches=2 --sample-tokens=5 ";
 
 // What stands after `label`, up to the end of the line.
 std::string after(const std::string& text, const std::string& label) {
@@ -118,31 +117,32 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   const Folder f;
   REQUIRE(f.run(small + "--position=learned --out=run").exit_code == 0);
   const auto from = [&](const std::string& rest) { return f.run("{repo}/train --device=cpu --from=" + rest); };
-  require_refused_at_once(from("nothing"), "--from=nothing: there is no such file or folder");
   f.write("empty/a", "");
-  require_refused_at_once(from("empty"), "--from=empty: holds neither step_*.safetensors");
-  require_refused_at_once(from("empty/a"), "empty/a: file has 0 bytes");
-  require_refused_at_once(from("run --preset=tiny"), "--preset and --from both choose a model");
-  require_refused_at_once(from("run --hidden=33"), "model.embed_tokens.weight\" is F32 [64,32], expected F32 [64,33]");
-  require_refused_at_once(from("run --layers=2"), "no tensor \"model.layers.1.input_layernorm.weight\"");
-  require_refused_at_once(from("run --evaluate --context=32"), "learned 16 positions and knows no others");
+  f.done(small + "--attn=g1 --out=gated");
+  f.done(small + "--mixer=gated-delta --linear-key-heads=2 --linear-key-dim=4 --out=linear");
+  for (const auto& [flags, named] :
+       {std::pair("nothing", "--from=nothing: there is no such file or folder"),
+        {"empty", "--from=empty: holds neither step_*.safetensors"},
+        {"empty/a", "empty/a: file has 0 bytes"},
+        {"run --preset=tiny", "--preset and --from both choose a model"},
+        {"run --hidden=33", "model.embed_tokens.weight\" is F32 [64,32], expected F32 [64,33]"},
+        {"run --layers=2", "no tensor \"model.layers.1.input_layernorm.weight\""},
+        {"run --evaluate --context=32", "learned 16 positions and knows no others"},
+        {"run --params=9000 --generate --prompt-tokens=1", "--params with --from=run: the width of its FFN"},
+        // Weights that a flag leaves without a place.
+        {"gated --norm=gated --out=not-made", "with --norm=gated it is another model"},
+        {"gated --attn=full", "with --attn=full it is another model than its weights are"},
+        {"gated --attn=g4 --gate=headwise --qk-norm=off",
+         "with --attn=g4, --gate=headwise, --qk-norm=off it is another model"},
+        // The same shapes, and something else in them.
+        {"gated --attn=g2", "with --attn=g2 it is another model"},
+        {"gated --heads=1 --kv-heads=1 --head-dim=32 --qk-norm=off", "it is another model"},
+        {"linear --linear-key-heads=1 --linear-key-dim=8", "was trained with --linear-key-heads=2;"}})
+    require_refused_at_once(from(flags), named);
+  REQUIRE(!fs::exists(f / "not-made"));
   require_refused_at_once(f.run("{repo}/train --evaluate"), "--evaluate needs --out=FOLDER");
 
-  // Weights that a flag leaves without a place, and one that is no number.
-  REQUIRE(f.run(small + "--attn=g1 --out=gated").exit_code == 0);
-  require_refused_at_once(from("gated --norm=gated --out=not-made"), "with --norm=gated it is another model");
-  REQUIRE(!fs::exists(f / "not-made"));
-  require_refused_at_once(from("gated --attn=full"), "with --attn=full it is another model than its weights are");
-  require_refused_at_once(from("gated --attn=g4 --gate=headwise --qk-norm=off"),
-                          "with --attn=g4, --gate=headwise, --qk-norm=off it is another model");
-  // The same shapes, and something else in them.
-  require_refused_at_once(from("gated --attn=g2"), "with --attn=g2 it is another model");
-  require_refused_at_once(from("gated --heads=1 --kv-heads=1 --head-dim=32 --qk-norm=off"), "it is another model");
-  REQUIRE(f.run(small + "--mixer=gated-delta --linear-key-heads=2 --linear-key-dim=4 --out=linear").exit_code == 0);
-  require_refused_at_once(from("linear --linear-key-heads=1 --linear-key-dim=8"),
-                          "was trained with --linear-key-heads=2;");
-  require_refused_at_once(from("run --params=9000 --generate --prompt-tokens=1"),
-                          "--params with --from=run: the width of its FFN");
+  // Weights that are no numbers.
   const auto altered = [&](const std::string& from, const std::string& to, const auto& change) {
     const SafetensorsFile run(f / (from + "/step_00000006.safetensors"));
     std::map<std::string, std::vector<float>> values;
@@ -207,6 +207,5 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   REQUIRE(flags == std::vector<std::string>{"--attn=g1", "--gate=shared", "--vocab=2"});
 
   fs::resize_file(f / "run/step_00000006.safetensors", 5000);
-  const Said cut = ended(from("run"), 1);
-  REQUIRE(contains(cut.text, "error: run: none of its 1 checkpoints can be read"));
+  REQUIRE(contains(ended(from("run"), 1).text, "error: run: none of its 1 checkpoints can be read"));
 }

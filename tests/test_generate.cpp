@@ -31,10 +31,8 @@ void shake(Model& model) {
   model.weights.values.upload(w);
 }
 
-const std::string small =
-    "{repo}/train --device=cpu --layers=2 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 --ffn-hidden=48 "
-    "--context=32 "
-    "--batch=4 --steps=20 --warmup=3 --val-batches=1 --sample-tokens=0 ";
+const std::string small = "{repo}/train " + small_run_flags +
+                          "--layers=2 --context=32 --steps=20 --warmup=3 --val-batches=1 --sample-tokens=0 ";
 
 }  // namespace
 
@@ -100,16 +98,11 @@ TEST_CASE("generate: a character is printed when all of its bytes are there", "[
 
 TEST_CASE("generate: the program writes after a prompt, the same on every device", "[generate]") {
   const Folder f;
-  f.write("text.txt", [] {
-    std::string text;
-    for (int i = 0; i < 400; i++) text += "the quick brown fox " + std::to_string(i % 10) + "\n";
-    return text;
-  }());
-  REQUIRE(f.run(small + "--data=text.txt --norm=gated --attn=g1 --out=run").exit_code == 0);
-  const auto said = [&](const std::string& rest) {
-    const Said s = ended(f.run("{repo}/train --generate " + rest + " 2>err"));
-    return s.text;
-  };
+  std::string text;
+  for (int i = 0; i < 400; i++) text += "the quick brown fox " + std::to_string(i % 10) + "\n";
+  f.write("text.txt", text);
+  f.done(small + "--data=text.txt --norm=gated --attn=g1 --out=run");
+  const auto said = [&](const std::string& rest) { return f.done("{repo}/train --generate " + rest + " 2>err"); };
   const std::string one = said("--device=cpu --out=run --prompt='the q' --tokens=20 --seed=4");
   REQUIRE(one.starts_with("the q"));
   REQUIRE(one.ends_with("\n"));
@@ -135,25 +128,22 @@ TEST_CASE("generate: the program writes after a prompt, the same on every device
   REQUIRE(f.run("ls run").text == "best.safetensors\nlog.jsonl\nmeasures.safetensors\nstep_00000020.safetensors\n");
 
   // What cannot be written is refused before the first token.
-  const auto refused = [&](const std::string& rest, const std::string& named) {
-    require_refused_at_once(f.run("{repo}/train --generate --device=cpu --out=run " + rest), named);
-  };
-  refused("", "the prompt is empty");
-  refused("--prompt=''", "--prompt=: it is empty, expected TEXT");
-  refused("--prompt=a --prompt-tokens=1", "--prompt and --prompt-tokens were both given");
-  refused("--prompt='the q' --tokens=28", "at most --tokens=27; a larger --context");
-  refused("--prompt=12345678901234567890123456789012", "--context=32: the prompt has 32 tokens already");
-  refused("--prompt-tokens=1,256", "token 1 is \"256\", expected a number from 0 to 255");
-  refused("--prompt-tokens=1,,2", "token 1 is \"\"");
-  refused("--prompt-tokens=-1", "token 0 is \"-1\"");
-  refused("--prompt=a --evaluate", "--generate with --evaluate");
-  refused("--prompt=a --resume", "--generate with --resume");
-  refused("--prompt=a --hidden=64 --tokens=2", "expected F32 [256,64]");
-  const std::string large = "--prompt=a --tokens=1e12 --context=1e12 --window=4";
-  require_refused(f.run("{repo}/train --generate --device=cpu --out=run " + large), "memory");
-  REQUIRE(f.run("{repo}/train --generate --device=cpu --out=run --prompt=a --tokens=40 --context=64").exit_code == 0);
-  REQUIRE(f.run("{repo}/train --generate --device=cpu --out=run --prompt=a --tokens=40 --context=64 --yarn=2 2>&1")
-              .exit_code == 0);
+  const std::string generate = "{repo}/train --generate --device=cpu --out=run ";
+  for (const auto& [flags, named] :
+       {std::pair("", "the prompt is empty"),
+        {"--prompt=''", "--prompt=: it is empty, expected TEXT"},
+        {"--prompt=a --prompt-tokens=1", "--prompt and --prompt-tokens were both given"},
+        {"--prompt='the q' --tokens=28", "at most --tokens=27; a larger --context"},
+        {"--prompt=12345678901234567890123456789012", "--context=32: the prompt has 32 tokens already"},
+        {"--prompt-tokens=1,256", "token 1 is \"256\", expected a number from 0 to 255"},
+        {"--prompt-tokens=1,,2", "token 1 is \"\""},
+        {"--prompt-tokens=-1", "token 0 is \"-1\""},
+        {"--prompt=a --evaluate", "--generate with --evaluate"},
+        {"--prompt=a --resume", "--generate with --resume"},
+        {"--prompt=a --hidden=64 --tokens=2", "expected F32 [256,64]"}})
+    require_refused_at_once(f.run(generate + flags), named);
+  require_refused(f.run(generate + "--prompt=a --tokens=1e12 --context=1e12 --window=4"), "memory");
+  for (const char* yarn : {"", " --yarn=2"}) f.done(generate + "--prompt=a --tokens=40 --context=64" + yarn);
 }
 
 TEST_CASE("generate: numbers for other vocabularies, learned positions end, windows go on until interrupted",
@@ -161,22 +151,19 @@ TEST_CASE("generate: numbers for other vocabularies, learned positions end, wind
   const Folder f;
   REQUIRE(f.run(small + "--data=bigram-backcopy --position=learned --out=learned").exit_code == 0);
   REQUIRE(f.run(small + "--data=bigram-backcopy --window=8 --out=window").exit_code == 0);
-  const auto generate = [&](const std::string& rest) {
-    return f.run("{repo}/train --generate --device=cpu " + rest + " 2>err");
-  };
-  const Said ids = ended(generate("--out=window --prompt-tokens=5,6 --tokens=50"));
-  REQUIRE(ids.text.starts_with("5 6 "));
-  REQUIRE(count(ids.text, " ") == 51);
-  const auto refused = [&](const std::string& rest, const std::string& named) {
-    require_refused_at_once(f.run("{repo}/train --generate --device=cpu " + rest), named);
-  };
-  refused("--out=window --prompt=a", "vocabulary of 64, not bytes: name its tokenizer");
-  refused("--out=learned --prompt-tokens=1 --context=64", "learned 32 positions and knows no others");
-  refused("--out=learned --prompt-tokens=1 --tokens=32", "so at most --tokens=31\n");
+  const std::string generate = "{repo}/train --generate --device=cpu --out=";
+  const std::string ids = f.done(generate + "window --prompt-tokens=5,6 --tokens=50 2>err");
+  REQUIRE(ids.starts_with("5 6 "));
+  REQUIRE(count(ids, " ") == 51);
+  for (const auto& [flags, named] :
+       {std::pair("window --prompt=a", "vocabulary of 64, not bytes: name its tokenizer"),
+        {"learned --prompt-tokens=1 --context=64", "learned 32 positions and knows no others"},
+        {"learned --prompt-tokens=1 --tokens=32", "so at most --tokens=31\n"}})
+    require_refused_at_once(f.run(generate + flags), named);
 
-  const Said stopped = f.run(
-      "{repo}/train --generate --device=cpu --out=window --prompt-tokens=1 --tokens=1e6 >text 2>err & "
-      "while [ ! -s text ] && kill -0 $!; do sleep 0.05; done; kill -TERM $! && wait $!");
+  const Said stopped = f.run(generate +
+                             "window --prompt-tokens=1 --tokens=1e6 >text 2>err & "
+                             "while [ ! -s text ] && kill -0 $!; do sleep 0.05; done; kill -TERM $! && wait $!");
   INFO(f.read("err"));
   REQUIRE(stopped.exit_code == 128 + SIGTERM);
   REQUIRE(contains(f.read("err"), "interrupted after token "));
@@ -185,7 +172,7 @@ TEST_CASE("generate: numbers for other vocabularies, learned positions end, wind
 
 TEST_CASE("generate: flags arrive", "[generate]") {
   const Folder f;
-  REQUIRE(f.run(small + "--data=bigram-backcopy --steps=1 --warmup=1 --out=run").exit_code == 0);
+  f.done(small + "--data=bigram-backcopy --steps=1 --warmup=1 --out=run");
   const std::string line = "--generate --from=" + (f / "run") + " ";
   REQUIRE(config_of_flags(line).generate);
   REQUIRE(config_of_flags("--generate=on --from=" + (f / "run")).generate);

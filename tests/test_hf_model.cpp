@@ -56,6 +56,11 @@ std::string without_router_losses(const json& config) {
   return experts ? " --balance-loss=0 --z-loss=0" : "";
 }
 
+// The fixture of this name as a folder of transformers.
+void write_model(const Folder& f, const std::string& name, const std::string& folder = "in") {
+  write_folder(f, folder, model_named(name).at("config"), tensors_of(model_named(name)));
+}
+
 Config config_from(const std::string& folder, const std::string& more = "") {
   return config_of_flags("--from=" + folder + more);
 }
@@ -317,62 +322,59 @@ TEST_CASE("hf_model: several files and their index are one model, F16 and old na
 
 TEST_CASE("hf_model: a folder that is damaged or foreign is refused in one line that names what", "[hf]") {
   const Folder f;
-  const json& fixture = model_named("qwen3");
-  const json config = fixture.at("config");
-  const TensorMap tensors = tensors_of(fixture);
+  const json config = model_named("qwen3").at("config");
+  const TensorMap tensors = tensors_of(model_named("qwen3"));
   const auto refused = [&](const std::string& named) {
-    const std::string message = refusal([&] { weights_from(config_from(f / "in")); });
-    INFO(message);
-    REQUIRE(contains(message, named));
-    REQUIRE(!contains(message, "\n"));
+    CHECK_REFUSED(weights_from(config_from(f / "in")), named);
     fs::remove_all(f / "in");
   };
-  const auto with = [&](const std::function<void(TensorMap&)>& change) {
-    TensorMap changed = tensors;
-    change(changed);
-    write_folder(f, "in", config, changed);
+  const auto changed = [&](const std::function<void(TensorMap&)>& change, const std::string& named) {
+    TensorMap t = tensors;
+    change(t);
+    write_folder(f, "in", config, t);
+    refused(named);
   };
-  const std::string norm = "model.layers.1.post_attention_layernorm.weight";
-  with([&](TensorMap& t) { t.erase(norm); });
-  refused("no tensor \"" + norm + "\" among the 23 it holds");
-  with([&](TensorMap& t) { t["model.layers.2.x"] = t.at(norm); });
-  refused("model.safetensors: tensor \"model.layers.2.x\" is none of this model");
-  with([&](TensorMap& t) { t.at(norm).shape = {4, 5}; });
-  refused("tensor \"" + norm + "\" is F32 [4,5], expected the shape [20]");
-  with([&](TensorMap& t) { t.at(norm) = {"I32", {20}, std::string(80, '\0')}; });
-  refused("tensor \"" + norm + "\" is I32, expected F32, BF16 or F16");
-  with([&](TensorMap& t) {
-    t.erase(norm);
-    t[norm + "_blocks"] = {"U8", {20}, std::string(20, '\0')};
-  });
-  refused("tensor \"" + norm + "\" is MXFP4");
-  with([](TensorMap&) {});
+  const std::string norm = "model.layers.1.post_attention_layernorm.weight", its = "tensor \"" + norm + "\" is ";
+  changed([&](TensorMap& t) { t.erase(norm); }, "no tensor \"" + norm + "\" among the 23 it holds");
+  changed([&](TensorMap& t) { t["model.layers.2.x"] = t.at(norm); },
+          "model.safetensors: tensor \"model.layers.2.x\" is none of this model");
+  changed([&](TensorMap& t) { t.at(norm).shape = {4, 5}; }, its + "F32 [4,5], expected the shape [20]");
+  changed(
+      [&](TensorMap& t) {
+        t.at(norm) = {"I32", {20}, std::string(80, '\0')};
+      },
+      its + "I32, expected F32, BF16 or F16");
+  changed(
+      [&](TensorMap& t) {
+        t.erase(norm);
+        t[norm + "_blocks"] = {"U8", {20}, std::string(20, '\0')};
+      },
+      its + "MXFP4");
+  write_model(f, "qwen3");
   fs::resize_file(f / "in/model.safetensors", 5000);
   refused("in/model.safetensors: ");
-  with([](TensorMap&) {});
-  fs::remove(f / "in/model.safetensors");
-  refused("in: holds neither model.safetensors nor model.safetensors.index.json");
-  with([](TensorMap&) {});
-  f.write("in/config.json", "{\"model_type\":\"qwen3\",\"model_type\":\"llama\"}");
-  refused("in/config.json: it has the key \"model_type\" twice");
-  f.write("in/config.json", "[]");
-  refused("in/config.json: it does not begin with '{'");
-  f.write("in/config.json", "{\"a\": tru}");
-  refused("in/config.json: it is not valid JSON");
   json wide = config;
   wide["head_dim"] = 300;
-  write_folder(f, "in", wide, tensors);
-  refused("--head-dim=300: expected at most 256");
+  for (const auto& [text, named] :
+       {std::pair<std::string, std::string>(config.dump(),
+                                            "in: holds neither model.safetensors nor model.safetensors.index.json"),
+        {R"({"model_type":"qwen3","model_type":"llama"})", "in/config.json: it has the key \"model_type\" twice"},
+        {"[]", "in/config.json: it does not begin with '{'"},
+        {R"({"a": tru})", "in/config.json: it is not valid JSON"},
+        {wide.dump(), "--head-dim=300: expected at most 256"}}) {
+    f.write("in/config.json", text);
+    refused(named);
+  }
 
   // A number that is none, among good ones, in each of the forms that weights have.
   const auto holding = [&](const char* dtype, const std::string& bytes, size_t at) {
-    with([&](TensorMap& t) {
-      Tensor& changed = t.at("model.layers.1.mlp.up_proj.weight");
-      if (dtype != changed.dtype) changed = {dtype, changed.shape, std::string(gated::count(changed.shape) * 2, '\1')};
-      changed.bytes.replace(at * bytes.size(), bytes.size(), bytes);
-    });
-    refused(format("tensor \"model.layers.1.mlp.up_proj.weight\" has %s as element %zu, expected numbers",
-                   bytes.back() == '\x7f' ? "a NaN" : "an infinity", at));
+    const auto put = [&](TensorMap& tensors) {
+      Tensor& t = tensors.at("model.layers.1.mlp.up_proj.weight");
+      if (dtype != t.dtype) t = {dtype, t.shape, std::string(gated::count(t.shape) * 2, '\1')};
+      t.bytes.replace(at * bytes.size(), bytes.size(), bytes);
+    };
+    changed(put, format("tensor \"model.layers.1.mlp.up_proj.weight\" has %s as element %zu, expected numbers",
+                        bytes.back() == '\x7f' ? "a NaN" : "an infinity", at));
   };
   for (const size_t at : {0, 5, 479}) {
     holding("F32", {0, 0, '\xc0', '\x7f'}, at);
@@ -384,71 +386,59 @@ TEST_CASE("hf_model: a folder that is damaged or foreign is refused in one line 
   }
 
   // The index.
-  const auto indexed = [&](const json& index, const TensorMap& a, const TensorMap& b) {
+  const TensorMap none, one = {{norm, tensors.at(norm)}}, two = {{norm, tensors.at(norm)}, {"x", tensors.at(norm)}};
+  const auto indexed = [&](const json& weight_map, const TensorMap& a, const TensorMap& b, const std::string& named) {
     f.write("in/config.json", config.dump());
-    f.write("in/model.safetensors.index.json", index.dump());
+    f.write("in/model.safetensors.index.json", json{{"weight_map", weight_map}}.dump());
     f.write("in/a.safetensors", safetensors_of(a));
     f.write("in/b.safetensors", safetensors_of(b));
+    refused(named);
   };
-  const TensorMap one = {{norm, tensors.at(norm)}};
-  indexed({{"weight_map", {{norm, "../in/a.safetensors"}}}}, one, {});
-  refused("is said to be in \"../in/a.safetensors\", expected a safetensors file of the same folder");
-  indexed({{"weight_map", {{norm, "/etc/passwd"}}}}, one, {});
-  refused("is said to be in \"/etc/passwd\"");
-  indexed({{"weight_map", {{norm, 5}}}}, one, {});
-  refused("the file of tensor \"" + norm + "\" is not a string");
-  indexed({{"weight_map", json::object()}}, one, {});
-  refused("no \"weight_map\"");
-  indexed({{"weight_map", {{norm, "c.safetensors"}}}}, one, {});
-  refused("in/c.safetensors: cannot open");
-  indexed({{"weight_map", {{norm, "b.safetensors"}}}}, one, {});
-  refused("index.json: tensor \"" + norm + "\" is not in b.safetensors");
-  indexed({{"weight_map", {{norm, "a.safetensors"}, {"x", "b.safetensors"}}}}, one,
-          {{norm, one.at(norm)}, {"x", one.at(norm)}});
-  refused("in/b.safetensors: tensor \"" + norm + "\" is in ");
-  indexed({{"weight_map", {{norm, "a.safetensors"}}}}, {{norm, one.at(norm)}, {"x", one.at(norm)}}, {});
-  refused("a.safetensors holds 2 tensors, of which the index names 1");
+  indexed({{norm, "../in/a.safetensors"}}, one, none,
+          "is said to be in \"../in/a.safetensors\", expected a safetensors file of the same folder");
+  indexed({{norm, "/etc/passwd"}}, one, none, "is said to be in \"/etc/passwd\"");
+  indexed({{norm, 5}}, one, none, "the file of " + its + "not a string");
+  indexed(json::object(), one, none, "no \"weight_map\"");
+  indexed({{norm, "c.safetensors"}}, one, none, "in/c.safetensors: cannot open");
+  indexed({{norm, "b.safetensors"}}, one, none, "index.json: " + its + "not in b.safetensors");
+  indexed({{norm, "a.safetensors"}, {"x", "b.safetensors"}}, one, two, "in/b.safetensors: " + its + "in ");
+  indexed({{norm, "a.safetensors"}}, two, none, "a.safetensors holds 2 tensors, of which the index names 1");
 }
 
 TEST_CASE("hf_model: an export overwrites nothing, and one that fails leaves nothing", "[hf]") {
   const Folder f;
-  const json& fixture = model_named("llama");
-  write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
+  write_model(f, "llama");
   const auto train = [&](const std::string& rest) { return f.run("{repo}/train --from=in " + rest); };
-  const auto refused = [&](const std::string& rest, const std::string& named) {
-    require_refused_at_once(train(rest), named);
-  };
   const std::string before = f.read("in/model.safetensors");
-  refused("--export=in", "--export=in: exists and holds something");
+  for (const auto& [flags, named] :
+       {std::pair("--export=in", "--export=in: exists and holds something"),
+        {"--export=in/config.json", "--export=in/config.json: exists and holds something"},
+        {"--export=in/config.json/x", "--export=in/config.json/x: cannot create the folder"},
+        {"--export-as=code", "--export-as needs --export=FOLDER"},
+        {"--export=out --evaluate", "--export with --evaluate"},
+        {"--export-dtype=bf16", "--export-dtype needs --export=FOLDER"}})
+    require_refused_at_once(train(flags), named);
   REQUIRE(f.read("in/model.safetensors") == before);
-  refused("--export=in/config.json", "--export=in/config.json: exists and holds something");
-  refused("--export=in/config.json/x", "--export=in/config.json/x: cannot create the folder");
   require_refused(train("--export=out --export-as=architecture --clip-output=3"),
                   "none of transformers has --clip-output=3");
-  refused("--export-as=code", "--export-as needs --export=FOLDER");
-  refused("--export=out --evaluate", "--export with --evaluate");
-  refused("--export-dtype=bf16", "--export-dtype needs --export=FOLDER");
   REQUIRE(f.run("{repo}/train --export=out").text ==
           "error: --export needs --from=FOLDER: the model that is written, or leave --export out\n");
   REQUIRE(f.run("ls").text == "in\n");
   f.run("mkdir out");
-  const Said said = train("--export=out/");
-  REQUIRE(said.text == "wrote out/: config.json, and 7340 parameters in F32 in model.safetensors\n");
+  REQUIRE(train("--export=out/").text == "wrote out/: config.json, and 7340 parameters in F32 in model.safetensors\n");
   REQUIRE(tensors_in(f / "out/model.safetensors") == tensors_in(f / "in/model.safetensors"));
   REQUIRE(f.run("ls").text == "in\nout\n");
 }
 
 TEST_CASE("hf_model: a name that an export could not get in the end is refused before the work", "[hf]") {
   const Folder f;
-  const json& fixture = model_named("llama");
-  write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
+  write_model(f, "llama");
   f.run("mkdir empty here; ln -s empty link; ln -s nowhere dangling; ln -s loop loop; mkdir -m 0 closed");
   const std::string before = f.run("ls -A . empty here").text;
   const auto refused = [&](const std::string& name, const std::string& why) {
     for (const char* slash : {"", "/"}) {
-      const Said said = f.run("cd here; {repo}/train --from=../in --export=" + name + slash);
-      INFO(said.text);
-      require_refused_at_once(said, "error: --export=" + name + slash + ": " + why);
+      require_refused_at_once(f.run("cd here; {repo}/train --from=../in --export=" + name + slash),
+                              "error: --export=" + name + slash + ": " + why);
       REQUIRE(f.run("ls -A . empty here").text == before);
     }
   };
@@ -460,15 +450,14 @@ TEST_CASE("hf_model: a name that an export could not get in the end is refused b
     require_refused_at_once(mounted, "error: --export=empty: cannot rename the folder: ");
   }
   // A folder that others are in can be renamed, and so taken.
-  const Said said = ended(f.run("cd empty; {repo}/train --from=../in --export=\"$PWD\" && ls"));
-  REQUIRE(contains(said.text, "config.json\nmodel.safetensors\n"));
+  REQUIRE(contains(f.done("cd empty; {repo}/train --from=../in --export=\"$PWD\" && ls"),
+                   "config.json\nmodel.safetensors\n"));
 }
 
 TEST_CASE("hf_model: a link that leads in a circle is refused by its name, wherever a file or folder may be named",
           "[hf]") {
   const Folder f;
-  const json& fixture = model_named("llama");
-  for (const char* name : {"in", "one", "index"}) write_folder(f, name, fixture.at("config"), tensors_of(fixture));
+  for (const char* folder : {"in", "one", "index"}) write_model(f, "llama", folder);
   f.run(
       "ln -s loop loop; rm one/model.safetensors index/model.safetensors; ln -s x one/x; ln -s x one/model.safetensors;"
       "ln -s model.safetensors.index.json index/model.safetensors.index.json; mkdir config run log; "
@@ -494,19 +483,16 @@ TEST_CASE("hf_model: a link that leads in a circle is refused by its name, where
            {"--out=log" + steps, "log/log.jsonl: cannot open"}}) {
     INFO(flags);
     const Said said = f.run("{repo}/train --device=cpu " + flags);
-    INFO(said.text);
-    REQUIRE(!contains(said.text, "filesystem error"));
     require_refused(said, "");
     REQUIRE(says(said.text, {name, "Too many levels of symbolic links"}));
+    REQUIRE(!contains(said.text, "filesystem error"));
   }
-  const Said beside = ended(f.run("{repo}/train --from=beside --export=x"));
-  REQUIRE(contains(beside.text, "note: the tokenizer does not go along: "));
+  REQUIRE(contains(f.done("{repo}/train --from=beside --export=x"), "note: the tokenizer does not go along: "));
 }
 
 TEST_CASE("hf_model: what killed exports left goes with the next; what only looks so stays", "[hf]") {
   const Folder f;
-  const json& fixture = model_named("llama");
-  write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
+  write_model(f, "llama");
   f.run(
       "mkdir out.tmp.7 out.tmp.8.2 out.tmp.9 out.tmp.10 out.tmp.old other.tmp.7 out.tmp.11; touch out.tmp.12;"
       "echo > out.tmp.7/model.safetensors.tmp.7; echo > out.tmp.8.2/config.json; echo > out.tmp.9/other;"
@@ -520,21 +506,16 @@ TEST_CASE("hf_model: what killed exports left goes with the next; what only look
                  " exec {repo}/train --from=in --export=out'; cat out.tmp.*/mine; rm -r $(dirname $(grep -l mine "
                  "out.tmp.*/mine))");
   };
-  const Said failed = in_the_way("ulimit -f 4;");
-  INFO(failed.text);
-  REQUIRE(contains(failed.text, "cannot write: File too large\nmine\n"));
+  REQUIRE(says(in_the_way("ulimit -f 4;").text, {"cannot write: File too large\nmine\n"}));
   REQUIRE(f.run("LC_ALL=C ls").text == kept);
-  const Said said = in_the_way("");
-  INFO(said.text);
-  REQUIRE(says(said.text, {"wrote out: ", "\nmine\n"}));
+  REQUIRE(says(in_the_way("").text, {"wrote out: ", "\nmine\n"}));
   REQUIRE(f.run("LC_ALL=C ls").text == "in\nother.tmp.7\nout\n" + kept.substr(kept.find("out.")));
   REQUIRE(f.run("ls out").text == "config.json\nmodel.safetensors\n");
 }
 
 TEST_CASE("hf_model: an export that is interrupted leaves nothing, and ends as a run that is", "[hf]") {
   const Folder f;
-  const json& fixture = model_named("llama");
-  write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
+  write_model(f, "llama");
   // A process of its own, as a signal that came is never forgotten.
   const pid_t child = fork();
   if (child == 0) {
@@ -561,8 +542,7 @@ TEST_CASE("hf_model: an export that is interrupted leaves nothing, and ends as a
 
 TEST_CASE("hf_model: an export does not round a weight to infinity", "[hf]") {
   const Folder f;
-  const json& fixture = model_named("llama");
-  write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
+  write_model(f, "llama");
   const Config c = config_from(f / "in");
   const Model model(c.model);
   const auto fill = [&](float x) {

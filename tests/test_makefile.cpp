@@ -121,7 +121,7 @@ TEST_CASE("makefile: gpu-check goes on from results/ where build/ is empty, and 
     return copy.f.run(
         "env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make CXX=./cc NVCC=cuda/bin/nvcc CUDA_ARCH=90 gpu-check");
   };
-  const Said said = ended(check(), 2);
+  ended(check(), 2);
   REQUIRE(copy.f.read("seen") == "sent\n");
   REQUIRE(copy.f.read("results/gpu_check.json") == "sent\nlater\n");
   // What build/ holds counts more.

@@ -5,7 +5,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <sstream>
 
 #include "tests/contents.h"
 #include "tests/harness.h"
@@ -37,15 +36,21 @@ Measures measures_of(const std::vector<std::vector<float>>& states) {
   return meter.result();
 }
 
+double sigmoid(double z) {
+  return 1 / (1 + std::exp(-z));
+}
+
 size_t at(size_t b, size_t t, size_t c) {
   return (b * T + t) * C + c;
 }
 
 void require_peak(const Measures::Peak& p, double value, size_t state, size_t token, size_t dimension) {
-  REQUIRE(p.value == value);
-  REQUIRE(p.state == state);
-  REQUIRE(p.token == token);
-  REQUIRE(p.dimension == dimension);
+  REQUIRE(std::tuple(p.value, p.state, p.token, p.dimension) == std::tuple(value, state, token, dimension));
+}
+
+// Of a weight of a norm.
+void require_weight(const auto& w, double value, size_t layer, const std::string& norm, size_t dimension) {
+  REQUIRE(std::tuple(w->value, w->layer, w->norm, w->dimension) == std::tuple(value, layer, norm, dimension));
 }
 
 }  // namespace
@@ -60,15 +65,14 @@ TEST_CASE("measures: the largest activation, with and without first tokens", "[m
   require_peak(m.residual.largest, 900, 1, 0, 7);
   require_peak(m.residual.behind_first, 50, 2, 2, 4);
   REQUIRE(m.residual.largest_by_state == std::vector<double>{49, 900, 800});
-  REQUIRE(m.tokens == B * T);
-  REQUIRE(m.context == T);
-  REQUIRE(m.layers == 2);
+  REQUIRE((m.tokens == B * T && m.context == T && m.layers == 2));
 }
 
 TEST_CASE("measures: the peak over the median, the top dimension, and the norms' weights there", "[measures]") {
   std::vector<float> h(B * T * C, 1), other(B * T * C, 2);
   for (size_t n = 0; n < B * T; n++) other[n * C + 4] = n < 6 ? 8 : 0.5f;  // the largest on 6 of 8 tokens
-  h[at(1, 2, 7)] = -5;  // the largest of h, and on one of its 8 tokens; on the others dimension 0 is the first of ten equals
+  h[at(1, 2, 7)] =
+      -5;  // the largest of h, and on one of its 8 tokens; on the others dimension 0 is the first of ten equals
   other[at(0, 1, 3)] = 10;
   const std::vector<float> weight = {1, 1, 1, 1, -0.25f, 1, 1, 1, 1, 1}, centred = {0, 0, 0, 0, 1, 0, 0, 4, 0, 0};
   Meter meter(Device::cpu);
@@ -278,9 +282,7 @@ TEST_CASE("measures: attention to the first token, by head and layer, under wind
   REQUIRE(a.first_token == near((head0 + head1) / 2));
   REQUIRE(a.even == near(head1));
   REQUIRE(a.largest_head == near(head0));
-  REQUIRE(a.layer == 0);
-  REQUIRE(a.head == 0);
-  REQUIRE(!a.sink);
+  REQUIRE((a.layer == 0 && a.head == 0 && !a.sink));
   REQUIRE(a.first_value == near(0.25));
   REQUIRE(a.first_token_by_layer.size() == 1);
 
@@ -316,14 +318,9 @@ TEST_CASE("measures: layers without attention are left out of its means", "[meas
   const nlohmann::json entry = nlohmann::json::parse(measures_entry(7, m));
   REQUIRE(entry["step"] == 7);
   const nlohmann::json by_layer = entry["first_token_attention_by_layer"];
-  REQUIRE(by_layer.size() == 3);
-  REQUIRE(by_layer[0].is_null());
-  REQUIRE(by_layer[1].is_null());
-  REQUIRE(by_layer[2] == m.attention->first_token);
-  REQUIRE(!entry.contains("gate_score_mean"));
-  REQUIRE(!entry.contains("norm_weight_furthest"));
-  REQUIRE(!entry.contains("decay_mean"));
-  REQUIRE(!entry.contains("busiest_expert"));
+  REQUIRE(by_layer == nlohmann::json{nullptr, nullptr, m.attention->first_token});
+  for (const char* absent : {"gate_score_mean", "norm_weight_furthest", "decay_mean", "busiest_expert"})
+    REQUIRE(!entry.contains(absent));
 }
 
 TEST_CASE("measures: sparsity of attention's output, before and after the gate", "[measures]") {
@@ -341,12 +338,12 @@ TEST_CASE("measures: sparsity of attention's output, before and after the gate",
 }
 
 TEST_CASE("measures: scores of attention's gate", "[measures]") {
-  const auto score = [](double z) { return 1 / (1 + std::exp(-z)); };
   const std::vector<float> z = {0, -4, 2, -3};
+  const double mean = (sigmoid(0) + sigmoid(-4) + sigmoid(2) + sigmoid(-3)) / 4;
   Meter meter = fresh();
   meter.gate({{GateKind::elementwise, {}}, z.data(), 2, 2, 1});
   Measures m = meter.result();
-  REQUIRE(m.gate->mean == Approx((score(0) + score(-4) + score(2) + score(-3)) / 4).epsilon(1e-6));
+  REQUIRE(m.gate->mean == Approx(mean).epsilon(1e-6));
   REQUIRE(m.gate->below == 2.0 / 4);
   REQUIRE(!m.norm_gate);
 
@@ -355,7 +352,7 @@ TEST_CASE("measures: scores of attention's gate", "[measures]") {
   shared.gate({{GateKind::shared, {}}, z.data(), 1, 4, 2});
   m = shared.result();
   REQUIRE(m.gate->below == 1.0 / 2);  // elements 1 and 3: 0.018 and 0.047
-  REQUIRE(m.gate->mean == Approx((score(0) + score(-4) + score(2) + score(-3)) / 4).epsilon(1e-6));
+  REQUIRE(m.gate->mean == Approx(mean).epsilon(1e-6));
 
   // Another activation, and a scale: below is the size of the score.
   Meter identity = fresh();
@@ -372,19 +369,13 @@ TEST_CASE("measures: weights of norms, and the scores of GatedNorm's gate", "[me
   meter.layer = 1;
   meter.norm({"second", "", pre.data(), nullptr, 1, 3, nullptr, nullptr, none});
   const Measures m = meter.result();
-  REQUIRE(m.norm_weight->value == 4);  // zero-centred: 1 + 3
-  REQUIRE(m.norm_weight->layer == 1);
-  REQUIRE(m.norm_weight->norm == "second");
-  REQUIRE(m.norm_weight->dimension == 0);
-  REQUIRE(m.pre_weight->value == -2);
-  REQUIRE(m.pre_weight->layer == 0);
-  REQUIRE(m.pre_weight->dimension == 1);
+  require_weight(m.norm_weight, 4, 1, "second", 0);  // zero-centred: 1 + 3
+  require_weight(m.pre_weight, -2, 0, "first", 1);
 
   // Two rows of rank 2. SiLU(0) = 0, SiLU(1) = 0.731: z is 0 in the first row, 0.731 * (4, -4, 0) in the second.
   const std::vector<float> low = {0, 0, 0, 1}, up = {9, 4, 9, -4, 9, 0};
   Meter gated = fresh();
   gated.norm({"gated", "", w.data(), nullptr, 0, 3, low.data(), up.data(), {.N = 2, .C = 3, .rank = 2}});
-  const auto sigmoid = [](double z) { return 1 / (1 + std::exp(-z)); };
   const double z = 4 * sigmoid(1);
   REQUIRE(gated.result().norm_gate->mean == Approx((4 * 0.5 + sigmoid(z) + sigmoid(-z)) / 6).epsilon(1e-6));
   REQUIRE(gated.result().norm_gate->below == 1.0 / 6);
@@ -410,9 +401,7 @@ TEST_CASE("measures: decay, beta and states of linear attention; routing", "[mea
   Meter routed = fresh();
   routed.routing({expert.data(), {.N = 4, .E = 4, .k = 2, .renormalise = true}});
   m = routed.result();
-  REQUIRE(m.experts->busiest == 0.5);
-  REQUIRE(m.experts->idle == 1);
-  REQUIRE(m.experts->experts == 4);
+  REQUIRE((m.experts->busiest == 0.5 && m.experts->idle == 1 && m.experts->experts == 4));
   REQUIRE(m.experts->entropy == Approx(0.5 * std::log(2.0) + 0.375 * std::log(8 / 3.0) + 0.125 * std::log(8.0)));
 }
 
@@ -434,10 +423,6 @@ Measures measured(const ModelConfig& config, Context& ctx) {
   }
   return meter.result();
 }
-
-}  // namespace
-
-namespace {
 
 double share_below(const Vector& values, double bound) {
   return double(std::count_if(values.begin(), values.end(), [=](double x) { return std::fabs(x) < bound; })) /
@@ -497,10 +482,7 @@ TEST_CASE("measures: of a model, against plain loops in double over its weights"
   for (const auto& [name, scores] : plain.norm_gates) norm_gate.insert(norm_gate.end(), scores.begin(), scores.end());
   REQUIRE(m.norm_gate->mean == near(mean_of(norm_gate)));
   REQUIRE(m.norm_gate->below == Approx(share_below(norm_gate, 0.1)));
-  REQUIRE(m.norm_weight->value == 0.25);
-  REQUIRE(m.norm_weight->layer == 1);
-  REQUIRE(m.norm_weight->norm == "input_layernorm");
-  REQUIRE(m.norm_weight->dimension == 13);
+  require_weight(m.norm_weight, 0.25, 1, "input_layernorm", 13);
 
   Vector ratios;  // of a layer's mean at the first token to that at the others
   for (const PlainModel::Layer& l : plain.layers) {
@@ -600,20 +582,18 @@ TEST_CASE("measures: what is printed fits the terminal and says everything that 
   for (const std::string& flags : small_models()) {
     const std::string text = measures_text(measured(small_model(flags), ctx), 80);
     INFO(flags << "\n" << text);
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) REQUIRE(line.size() <= 80);
-    const auto says = [&](const char* word) { return text.find(word) != std::string::npos; };
-    const auto has = [&](const char* word) { return flags.find(word) != std::string::npos; };
-    REQUIRE(says("nan") == false);
-    REQUIRE(says("largest |h|"));
-    REQUIRE(says("to token 0") == !has("--mixer=gated-delta"));
-    REQUIRE(says("to the learned sink") == has("--attn-sink="));
-    REQUIRE(says("gate       mean score") == has("--attn=g"));
-    REQUIRE(says("gate: mean score") == has("--norm=gated"));
-    REQUIRE(says("gated: mean") == has("--attn=g1"));
-    REQUIRE(says("mean decay") == has("--mixer="));
-    REQUIRE(says("weight before the norm") == has("--norm=preaffine"));
-    REQUIRE(says("weight furthest") == !has("--norm=none"));
+    for (const std::string& line : lines_of(text)) REQUIRE(line.size() <= 80);
+    REQUIRE(!contains(text, "nan"));
+    REQUIRE(contains(text, "largest |h|"));
+    REQUIRE(contains(text, "to token 0") == !contains(flags, "--mixer=gated-delta"));
+    REQUIRE(contains(text, "weight furthest") == !contains(flags, "--norm=none"));
+    for (const auto& [words, flag] : {std::pair("to the learned sink", "--attn-sink="),
+                                      {"gate       mean score", "--attn=g"},
+                                      {"gate: mean score", "--norm=gated"},
+                                      {"gated: mean", "--attn=g1"},
+                                      {"mean decay", "--mixer="},
+                                      {"weight before the norm", "--norm=preaffine"}})
+      REQUIRE(contains(text, words) == contains(flags, flag));
   }
 }
 

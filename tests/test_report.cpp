@@ -113,41 +113,45 @@ struct Runs : Folder {
     write(name + "/measures.safetensors", run.measures());
     return " " + (path / name).string();
   }
-  Said report(const std::string& arguments) const {
-    return run(format("PYTHONPATH=modules {repo}/scripts/report.py --out=%s %s", (*this / "page.html").c_str(),
-                      arguments.c_str()));
+  Said run_report(const std::string& arguments) const {
+    return run("PYTHONPATH=modules {repo}/scripts/report.py --out=page.html " + arguments);
   }
-  std::string page() const { return read("page.html"); }
-
+  // The page of these runs.
+  std::string report(const std::string& arguments) const {
+    REQUIRE(ended(run_report(arguments)).text.starts_with("wrote page.html\n"));
+    return read("page.html");
+  }
   // Refused in one line that says this, and what was there stays.
-  void require_refused(const std::string& arguments, const std::string& said) const {
+  void refused(const std::string& arguments, const std::string& said) const {
     write("page.html", "an older page");
-    const Said o = ended(report(arguments), 1);
-    REQUIRE(o.text.starts_with("error: "));
-    REQUIRE(count(o.text, "\n") == 1);
-    REQUIRE(contains(o.text, said));
-    REQUIRE(page() == "an older page");
+    require_refused_at_once(run_report(arguments), said);
+    REQUIRE(read("page.html") == "an older page");
   }
 };
 
 // "" where there is none.
-std::string python_that_draws() {
-  for (const char* python : {"python3", "/usr/bin/python3"})
-    if (std::system((std::string(python) + " -c 'import matplotlib' >/dev/null 2>&1").c_str()) == 0) return python;
-  WARN("no python3 with matplotlib here (scripts/setup.sh --plots): scripts/report.py was not looked at");
-  return "";
+const std::string& python_that_draws() {
+  static const std::string found = [] {
+    for (const char* python : {"python3", "/usr/bin/python3"})
+      if (answers(std::string(python) + " -c 'import matplotlib'")) return python;
+    return "";
+  }();
+  return found;
 }
+#define REPORTS(f)                                                                                           \
+  if (python_that_draws().empty()) {                                                                         \
+    WARN("no python3 with matplotlib here (scripts/setup.sh --plots): scripts/report.py was not looked at"); \
+    return;                                                                                                  \
+  }                                                                                                          \
+  const Runs f
 
 }  // namespace
 
 TEST_CASE("report: the page shows what the runs hold, and nothing of what none of them does", "[report]") {
-  if (python_that_draws().empty()) return;
-  const Runs f;
+  REPORTS(f);
   Run plain, gated;
   gated.gate();
-  const std::string runs = f.add("plain", plain) + f.add("gated", gated);
-  ended(f.report(runs));
-  const std::string page = f.page();
+  const std::string runs = f.add("plain", plain) + f.add("gated", gated), page = f.report(runs);
   // The table, and numbers and dimensions that stand in the figures.
   for (const char* part :
        {"2 runs side by side", "--steps=40", "<code><span>--attn=g1</span></code>", ">37.5%<",
@@ -168,17 +172,9 @@ TEST_CASE("report: the page shows what the runs hold, and nothing of what none o
   REQUIRE(count(page, "<script>") == 1);
 
   // The same again, byte for byte.
-  REQUIRE(f.report(runs).exit_code == 0);
-  REQUIRE(f.page() == page);
-}
+  REQUIRE(f.report(runs) == page);
 
-TEST_CASE("report: a line says its numbers to the pointer, and every colour of a line has one for dark pages",
-          "[report]") {
-  if (python_that_draws().empty()) return;
-  const Runs f;
-  Run run;
-  run.gate();
-  ended(f.report(f.add("plain", run) + f.add("gated", run)));
+  // A line says its numbers to the pointer, and every colour of a line has one for dark pages.
   const std::string numbers = f.python(R"py(
 import html, json, re
 page = open("page.html").read()
@@ -211,12 +207,11 @@ print(len(expected), "numbers")
 }
 
 TEST_CASE("report: a long name does not make the page wider than a telephone", "[report]") {
-  if (python_that_draws().empty()) return;
   NEEDS("chromium --version", "chromium", "the width of a page");
-  const Runs f;
+  REPORTS(f);
   Run run;
   run.gate();
-  ended(f.report(f.add("plain", run) + f.add(std::string(150, 'x'), run)));
+  f.report(f.add("plain", run) + f.add(std::string(150, 'x'), run));
   // (a window of its own is never so narrow)
   f.write("frame.py", R"py(
 import html
@@ -227,22 +222,17 @@ open("frame.html", "w").write(f"""<!DOCTYPE html><iframe id="f" width="390" heig
   const std::string dom = f.done(
       "python3 frame.py && timeout 100 chromium --headless --no-sandbox --disable-gpu "
       "--virtual-time-budget=5000 --dump-dom frame.html 2>/dev/null");
-  const size_t at = dom.find("<title>wide: ");
-  REQUIRE(at != std::string::npos);
-  REQUIRE(std::stoi(dom.substr(at + 13)) <= 390);
+  REQUIRE(std::stoi(between(dom, "<title>wide: ", "<")) <= 390);
 }
 
 TEST_CASE("report: the table has a column for every measure that one of the runs has", "[report]") {
-  if (python_that_draws().empty()) return;
-  const Runs f;
+  REPORTS(f);
   Run plain, other;
   other.measured.update(Json::parse(R"({
     "first_outlier_step": 1400, "norm_gate_score_mean": 0.25, "norm_gate_score_below_0.1": 0.375, "decay_mean": 0.96875,
     "beta_mean": 0.4375, "state_norm": 3.125, "busiest_expert": 0.28125, "routing_entropy": 1.03125, "idle_experts": 2})"));
-  const Said o = ended(f.report(f.add("plain", plain) + f.add("other", other)));
-  const std::string page = f.page(),
-                    table = page.substr(page.find("<table>"), page.find("</table>") - page.find("<table>"));
-  const std::string rows = table.substr(table.find("<tbody>"));
+  const std::string page = f.report(f.add("plain", plain) + f.add("other", other)),
+                    table = between(page, "<table>", "</table>"), rows = table.substr(table.find("<tbody>"));
   CHECK(says(table, {">first step with an outlier dimension<", ">1,400<", ">0.250<small>below 0.1:\n37.5%<", ">0.969<",
                      ">0.438<", ">3.125<", ">28.1%<small>entropy 1.03 nats\nidle 2<"}));
   REQUIRE(count(rows, "<td>") == 2 * (count(table, "scope=\"col\"") - 1));
@@ -251,51 +241,30 @@ TEST_CASE("report: the table has a column for every measure that one of the runs
 
 TEST_CASE("report: dimensions stand in the order of their mean over all tokens and states, or are not drawn",
           "[report]") {
-  const std::string python = python_that_draws();
-  if (python.empty()) return;
-  const Runs f;
-  f.python(R"py(
-from types import SimpleNamespace
-import numpy
-from reporting.figures import stream
-# Two states of two tokens; there are more, among which dimension 0 is the smallest and dimension 2 the largest.
-by_token = numpy.array([[[9, 2, 1], [9, 4, 3]], [[7, 2, 1], [7, 0, 3]]])
-mean = numpy.array([[1, 2, 3], [1, 3, 2.5]])
-values = stream(SimpleNamespace(arrays={"activation_by_token": by_token, "activation_mean": mean}))
-assert values.tolist() == [[1, 2, 8], [3, 2, 8]], values
-)py",
-           python);
+  REPORTS(f);
   Run old;
-  const auto parts_of_sinks = [&](const Run& run) {
-    REQUIRE(f.report(f.add("run", run)).exit_code == 0);
-    return count(f.page(), "one glance: run\"");
-  };
+  const auto parts_of_sinks = [&](const Run& run) { return count(f.report(f.add("run", run)), "one glance: run\""); };
   REQUIRE(parts_of_sinks(old) == 2);
   old.arrays.erase("activation_mean");
   REQUIRE(parts_of_sinks(old) == 1);
 }
 
-TEST_CASE("report: a point of a long curve is the mean of neighbours", "[report]") {
-  const std::string python = python_that_draws();
-  if (python.empty()) return;
-  const Runs f;
-  f.python(R"py(
-from reporting.figures import thinned
-x, y = thinned([1, 2, 3, 4, 5, 6, 7], [10, 0, 20, 40, 50, 30, 7], 3)
-assert list(x) == [2, 5, 7] and list(y) == [10, 40, 7], (x, y)
-assert list(thinned([1, 2], [3, 4], 2)[1]) == [3, 4]
-)py",
-           python);
-}
-
-TEST_CASE("report: outputs over training are drawn in few rows and columns, and no outlier is lost", "[report]") {
-  const std::string python = python_that_draws();
-  if (python.empty()) return;
-  const Runs f;
+TEST_CASE("report: few points stand for many, and in the order that figures show", "[report]") {
+  REPORTS(f);
   f.python(R"py(
 from types import SimpleNamespace
 import numpy
-from reporting.figures import final_over_training, final_over_training_scale
+from reporting.figures import final_over_training, final_over_training_scale, stream, thinned
+# Dimensions by their mean over all tokens and states. Two states of two tokens; there are more, among which dimension 0 is the smallest and dimension 2 the largest.
+by_token = numpy.array([[[9, 2, 1], [9, 4, 3]], [[7, 2, 1], [7, 0, 3]]])
+mean = numpy.array([[1, 2, 3], [1, 3, 2.5]])
+values = stream(SimpleNamespace(arrays={"activation_by_token": by_token, "activation_mean": mean}))
+assert values.tolist() == [[1, 2, 8], [3, 2, 8]], values
+# A point of a long curve is the mean of neighbours.
+x, y = thinned([1, 2, 3, 4, 5, 6, 7], [10, 0, 20, 40, 50, 30, 7], 3)
+assert list(x) == [2, 5, 7] and list(y) == [10, 40, 7], (x, y)
+assert list(thinned([1, 2], [3, 4], 2)[1]) == [3, 4]
+# Outputs over training are drawn in few rows and columns, and no outlier is lost.
 def of(values):
     series = numpy.arange(1.0, 1 + len(values)), values
     return SimpleNamespace(series=lambda key: {"final_output_by_dimension": series}[key])
@@ -309,13 +278,11 @@ scale = final_over_training_scale([of(unknown), of(numpy.concatenate([unknown, [
 assert 1 <= scale.vmin < 1.1 and scale.vmax == 8
 assert final_over_training_scale([of(unknown)]).vmin > 0
 )py",
-           python);
+           python_that_draws());
 }
 
 TEST_CASE("report: of runs that ./train wrote every figure and every column is there", "[report]") {
-  const std::string python = python_that_draws();
-  if (python.empty()) return;
-  const Runs f;
+  REPORTS(f);
   std::string text;
   for (size_t i = 0; i < 6000; i++) text += "abcdefgh "[i * i % 1009 % 9];
   f.write("text.txt", text);
@@ -326,7 +293,7 @@ TEST_CASE("report: of runs that ./train wrote every figure and every column is t
                             "--experts=3 --expert-hidden=24",
                             "--out=preaffine --norm=preaffine --ffn-hidden=24"})
     f.done(train + flags);
-  const Said o = ended(f.report("all preaffine --pictures=pictures"));
+  const std::string page = f.report("all preaffine --pictures=pictures");
 
   // What a page can be made of, all of it written by one of the two; and what it was made of. No dimension stands out
   // in models that hardly began.
@@ -344,9 +311,8 @@ print("no array:", sorted(set(ARRAYS) - {name for run in runs for name in run.ar
 print("not drawn:", [name for name in figures if not os.path.exists(f"pictures/{name}.svg")])
 print("no column:", [head for head, value, _ in COLUMNS if all(value(run) is None for run in runs)])
 )py",
-                   python) ==
+                   python_that_draws()) ==
           "not logged: []\nno array: []\nnot drawn: []\nno column: ['first step with an outlier dimension']\n");
-  const std::string page = f.page();
   const auto shown = [&](const std::string& title, const std::string& run) {
     return count(page, "aria-label=\"" + title + ": " + run + "\"");
   };
@@ -361,67 +327,49 @@ print("no column:", [head for head, value, _ in COLUMNS if all(value(run) is Non
 }
 
 TEST_CASE("report: the gallery trains its models and draws its pages", "[report]") {
-  if (python_that_draws().empty()) return;
-  const Folder f;
+  REPORTS(f);
   f.done("cp -rp {repo}/scripts .");
   f.program("train", "exec " + fs::current_path().string() +
                          "/train \"$@\" --hidden=32 --ffn-hidden=48 --val-batches=1");  // seconds, not a minute
   const Said said = ended(f.run("scripts/gallery.sh 'of all' 2"));
   REQUIRE(contains(said.text, "trains 18 models"));
   REQUIRE(count(said.text, "\ntrained  ") == 18);
-  for (const char* run : {"plain", "text-plain", "residual"}) {
-    INFO(run);
-    const std::string log = f.read(std::string("of all/") + run + "/log.jsonl");
-    REQUIRE(contains(log, "\"step\":2,"));
+  for (const std::string run : {"plain", "text-plain", "residual"}) {
+    const std::string log = f.read("of all/" + run + "/log.jsonl");
+    REQUIRE(says(log, {"\"step\":2,"}));
     REQUIRE(!contains(log, "\"step\":3,"));
   }
-  for (const char* page : {"report.html", "text.html", "depth.html"}) {
-    INFO(page);
-    const std::string html = f.read(std::string("of all/") + page);
-    REQUIRE(contains(html, page == std::string("depth.html") ? "4 runs side by side" : "7 runs side by side"));
-  }
+  for (const auto& [page, runs] : {std::pair("report", "7 runs"), {"text", "7 runs"}, {"depth", "4 runs"}})
+    REQUIRE(contains(f.read(format("of all/%s.html", page)), std::string(runs) + " side by side"));
   // What README shows.
-  for (const char* picture : {"sinks", "peak", "first-token"}) {
-    INFO(picture);
-    REQUIRE(fs::exists(f.path / "of all/pictures" / (picture + std::string(".svg"))));
-  }
+  for (const char* picture : {"sinks", "peak", "first-token"})
+    REQUIRE(!f.read(format("of all/pictures/%s.svg", picture)).empty());
 
   // A run that cannot be is said, and ends all.
   const Said refused = f.run("scripts/gallery.sh other none");
-  INFO(refused.text);
   REQUIRE(refused.exit_code != 0);
-  REQUIRE(contains(refused.text, "--steps=none"));
+  REQUIRE(says(refused.text, {"--steps=none"}));
   REQUIRE(!fs::exists(f.path / "other/report.html"));
 }
 
 TEST_CASE("report: a log alone is enough, also one that is still being written or has diverged", "[report]") {
-  if (python_that_draws().empty()) return;
-  const Runs f;
+  REPORTS(f);
   f.write("one/log.jsonl", Run().log() + R"({"step":41,"lo)");
-  f.write("two/log.jsonl",
-          R"({"step":1,"loss":null,"gradient_norm":0,"largest_activation":null})"
-          "\n"
-          R"({"step":1,"outliers_by_state":[[1],[2]],"outlier_sizes_by_state":[[0],[0]],"median_by_state":[0,0]})"
-          "\n"
-          R"({"step":2,"outliers_by_state":[[null],[null]],"outlier_sizes_by_state":[[null],[null]],)"
-          R"("median_by_state":[null,null]})"
-          "\n"
-          R"({"step":2,"final_output_by_dimension":[0,0]})"
-          "\n"
-          R"({"step":3,"final_output_by_dimension":[null,null]})"
-          "\n");
-  const Said alone = f.report(f / "two");
-  INFO(alone.text);
-  REQUIRE(alone.text == "wrote " + f / "page.html" + "\n");
-  const Said o = ended(f.report(f / "one" + " " + f / "two"));
-  REQUIRE(o.text == "wrote " + f / "page.html" + "\n");
-  REQUIRE(contains(f.page(), "Largest activation by layer"));
-  REQUIRE(!contains(f.page(), "one glance"));
+  f.write("two/log.jsonl", R"({"step":1,"loss":null,"gradient_norm":0,"largest_activation":null}
+{"step":1,"outliers_by_state":[[1],[2]],"outlier_sizes_by_state":[[0],[0]],"median_by_state":[0,0]}
+{"step":2,"outliers_by_state":[[null],[null]],"outlier_sizes_by_state":[[null],[null]],"median_by_state":[null,null]}
+{"step":2,"final_output_by_dimension":[0,0]}
+{"step":3,"final_output_by_dimension":[null,null]}
+)");
+  REQUIRE(f.run_report("two").text == "wrote page.html\n");
+  REQUIRE(f.run_report("one two").text == "wrote page.html\n");
+  const std::string page = f.read("page.html");
+  REQUIRE(contains(page, "Largest activation by layer"));
+  REQUIRE(!contains(page, "one glance"));
 }
 
 TEST_CASE("report: eight large runs make a page of at most three megabytes", "[report]") {
-  if (python_that_draws().empty()) return;
-  const Runs f;
+  REPORTS(f);
   Run run;
   run.P = 256, run.C = 512, run.steps = 3000, run.measured_steps = 100;
   run.gate();
@@ -432,15 +380,12 @@ TEST_CASE("report: eight large runs make a page of at most three megabytes", "[r
   for (size_t c = 0; c < run.C; c++) run.measured["final_output_by_dimension"][c] = noise(c);
   std::string runs;
   for (int i = 0; i < 8; i++) runs += f.add(format("run-%d", i), run);
-  const Said o = ended(f.report(runs));
-  REQUIRE(f.page().size() > 500'000);
-  REQUIRE(f.page().size() <= 3'000'000);
+  const size_t size = f.report(runs).size();
+  REQUIRE((size > 500'000 && size <= 3'000'000));
 }
 
 TEST_CASE("report: what is no run, or half of one, is refused in a line", "[report]") {
-  const std::string python = python_that_draws();
-  if (python.empty()) return;
-  const Runs f;
+  REPORTS(f);
   const Run good;
   // Folders, and what is said of each. One python reads them all: to start one takes longer than to read a hundred
   // runs.
@@ -452,14 +397,10 @@ TEST_CASE("report: what is no run, or half of one, is refused in a line", "[repo
   };
   refused_log("\xff\xfe\n" + good.log(), "cannot be read as text");
   refused_log("[1]\n" + good.log(), "line 1 is no JSON object");
-  refused_log("{\"loss\":1}\n", "an entry has no step");
-  refused_log("{\"step\":1,\"loss\":\"low\"}\n", "loss of step 1 has another form");
-  const std::string digits(400, '9');  // more than a float can be
-  refused_log("{\"step\":1,\"loss\":" + digits + "}\n", "loss of step 1 has another form");
-  refused_log("{\"step\":" + digits + ",\"loss\":1}\n", "an entry has no step");
-  refused_log("{\"step\":NaN,\"loss\":1}\n", "an entry has no step");
-  refused_log("{\"step\":1,\"loss\":-1e308}\n", "loss of step 1 has another form");
-  refused_log(good.log() + R"({"step":50,"median_by_state":[1]})", "median_by_state of step 50 has another form");
+  // Of tests/fixtures/refused_runs.json the lines of a log, and the metadata of arrays.
+  const Json table = Json::parse(replaced(contents("tests/fixtures/refused_runs.json"), "DIGITS",
+                                          std::string(400, '9')));  // more than a float can be
+  for (const Json& row : table["log"]) refused_log(good.log() + row[0].get<std::string>() + "\n", row[1]);
 
   const auto refused_file = [&](const std::string& bytes, const std::string& said) {
     const std::string name = format("file%zu", bad.size());
@@ -477,17 +418,8 @@ TEST_CASE("report: what is no run, or half of one, is refused in a line", "[repo
     spoil(run);
     refused_file(run.measures(), said);
   };
-  refused_run([](Run& r) { r.metadata["format"] = "other"; }, "its format is 'other', expected 'gated.cu measures 1'");
-  refused_run([](Run& r) { r.metadata["norms"] = "[1]"; }, "its metadata 'norms' is not what ./train writes");
-  refused_run([](Run& r) { r.metadata["norms"] = R"(["$\\frac$","b","c"])"; }, "its metadata 'norms'");
-  for (const std::string& range :
-       std::vector<std::string>{"[NaN,1]", "[0,Infinity]", "[0.5,0.5]", "[1,0]", "[0]", "[0," + digits + "]"})
-    refused_run([&](Run& r) { r.gate(), r.metadata["gate_range"] = range; }, "its metadata 'gate_range'");
-  for (const char* thresholds : {"[NaN,0.01,0.1]", "[0.001,0.01,Infinity]", "[0.001,\"a\",0.1]"})
-    refused_run([&](Run& r) { r.metadata["thresholds"] = thresholds; }, "its metadata 'thresholds'");
-  for (const char* layers : {"[0,-1]", "[0,1e3]", "[0,true]"})
-    refused_run([&](Run& r) { r.metadata["attention_layers"] = layers; }, "its metadata 'attention_layers'");
-  refused_run([](Run& r) { r.metadata["norms"] = "[\"one\"]"; }, "norm_weight has shape [3, 8]");
+  for (const Json& row : table["metadata"])
+    refused_run([&](Run& r) { r.gate(), r.metadata[row[0].get<std::string>()] = row[1]; }, row[2]);
   refused_run([](Run& r) { r.arrays["final_output"].shape = {9}; }, "final_output has shape [9]");
   refused_run([](Run& r) { r.arrays["value_norm"].shape = {2, 4, 4}; }, "value_norm has shape [2, 4, 4]");
   refused_run([](Run& r) { r.arrays["norm_weight"].value = [](size_t) { return NAN; }; },
@@ -513,7 +445,7 @@ for folders in json.load(open("folders.json")):
     except SystemExit as refusal:
         print(json.dumps(refusal.code))
 )py",
-                                    python));
+                                    python_that_draws()));
   for (const auto& [names, said] : bad) {
     std::string line;
     REQUIRE(std::getline(lines, line));
@@ -533,25 +465,22 @@ for folders in json.load(open("folders.json")):
   }
 
   // What the script makes of a refusal.
-  f.require_refused(f / "good" + " " + f / "missing", "missing: no such folder");
-  f.require_refused(bad[5].first[0], bad[5].second);
-  f.write("page.html", "an older page");
+  f.refused("good missing", "missing: no such folder");
+  f.refused(bad[5].first[0], bad[5].second);
   f.write("short/log.jsonl", "{\"step\":1,\"loss\":2}\n");
-  const Said o = f.report(f / "short" + " --out=" + f / "page.html/page.html");
-  REQUIRE(o.text == "error: " + f / "page.html/page.html" + ": cannot write: Not a directory\n");
+  REQUIRE(f.run_report("short --out=page.html/page.html").text ==
+          "error: page.html/page.html: cannot write: Not a directory\n");
   f.write("modules/matplotlib/__init__.py", "raise ImportError\n");
-  f.require_refused(f / "good", "has no matplotlib: run scripts/setup.sh --plots");
+  f.refused("good", "has no matplotlib: run scripts/setup.sh --plots");
 }
 
 TEST_CASE("report: what --out names is written to, not replaced, where it is a link or no file", "[report]") {
-  if (python_that_draws().empty()) return;
-  const Runs f;
+  REPORTS(f);
   f.write("run/log.jsonl", "{\"step\":1,\"loss\":2}\n");
   const auto report = [&](const std::string& rest) {
     return f.done("timeout 60 {repo}/scripts/report.py run --out=" + rest);
   };
-  report("page.html");
-  const std::string page = f.page();
+  const std::string page = f.report("run");
   REQUIRE(page.size() > 1000);
   f.run(
       "mkdir pages; echo old >pages/target.html; ln -s pages/target.html link; ln -s pages/new.html dangling; "
@@ -576,8 +505,7 @@ TEST_CASE("report: what --out names is written to, not replaced, where it is a l
 
 TEST_CASE("report: runs whose names are formulas, or no UTF-8, and states that are all massive activations, are drawn",
           "[report]") {
-  if (python_that_draws().empty()) return;
-  const Runs f;
+  REPORTS(f);
   Run run;
   for (const char* key : {"outliers_by_state", "outlier_sizes_by_state"})
     run.measured[key][1] = {nullptr, nullptr, nullptr};
@@ -591,15 +519,10 @@ TEST_CASE("report: runs whose names are formulas, or no UTF-8, and states that a
     f.write(name + std::string("/measures.safetensors"), measures);
     runs += " '" + f / name + "'";
   }
-  const Said o = ended(f.report(runs + " --pictures=" + f / "pictures"));
-  REQUIRE(count(o.text, "\n") == 2);
-  REQUIRE(contains(f.page(), R"(--x\ud800)"));
-  const std::string peak = f.read("pictures/peak.svg");
-  for (const char* name : {">$x_1$ and $\\frac$<", "_hidden<", ">caf\\xe9<"}) {
-    CHECK(contains(f.page(), name));
-    CHECK(contains(peak, name));
-    CHECK(contains(f.read("pictures/top-dimensions.svg"), name));
-  }
+  REQUIRE(count(ended(f.run_report(runs + " --pictures=pictures")).text, "\n") == 2);
+  REQUIRE(contains(f.read("page.html"), R"(--x\ud800)"));
+  for (const char* file : {"page.html", "pictures/peak.svg", "pictures/top-dimensions.svg"})
+    CHECK(says(f.read(file), {">$x_1$ and $\\frac$<", "_hidden<", ">caf\\xe9<"}));
   REQUIRE(!fs::exists(f.path / "pictures/pre-weights.svg"));
   // The largest of the states that are known: 300 over 0.5, so the axis goes past 500.
   REQUIRE(contains(f.read("pictures/outliers.svg"), ">500<"));
