@@ -150,9 +150,8 @@ static void require_embedding_bits(size_t B, size_t T, size_t C, size_t V, bool 
 }
 
 TEST_CASE("embedding: what the program runs equals the reference bit for bit", "[bitwise]") {
-  const struct {
-    size_t B, T, C, V;
-  } sizes[] = {{7, 9, 200, 17}, {1, 1, 1, 1}, {8, 5, 3, 1000}, {150, 2, 8, 2}, {3, 11, 131, 5}, {1, 20, 516, 9}};
+  const std::array<size_t, 4> sizes[] = {{7, 9, 200, 17}, {1, 1, 1, 1},    {8, 5, 3, 1000},
+                                         {150, 2, 8, 2},  {3, 11, 131, 5}, {1, 20, 516, 9}};
   for (auto [B, T, C, V] : sizes)
     for (bool with_positions : {false, true})
       for (bool with_scale : {false, true}) {

@@ -87,11 +87,9 @@ static void require_gate_bits(size_t N, size_t C, size_t group, const GateOp& op
 }
 
 TEST_CASE("gate: what the program runs equals the reference bit for bit", "[bitwise]") {
-  const struct {
-    size_t N, C, group;
-  } sizes[] = {{63, 200, 1},  {5, 1, 1},      {7, 131, 1},   {0, 8, 1},     {9, 24, 8},
-               {100, 39, 13}, {17, 256, 128}, {11, 192, 64}, {4, 262, 131}, {3, 1030, 1030}},
-    of_bf16[] = {{7, 131, 1}, {9, 24, 8}, {4, 262, 131}};
+  const std::array<size_t, 3> sizes[] = {{63, 200, 1},  {5, 1, 1},      {7, 131, 1},   {0, 8, 1},     {9, 24, 8},
+                                         {100, 39, 13}, {17, 256, 128}, {11, 192, 64}, {4, 262, 131}, {3, 1030, 1030}},
+                              of_bf16[] = {{7, 131, 1}, {9, 24, 8}, {4, 262, 131}};
   for (const GateOp& op : gate_ops) {
     for (auto [N, C, group] : sizes)
       if (&op == gate_ops || N * C <= 2000) require_gate_bits<float>(N, C, group, op);

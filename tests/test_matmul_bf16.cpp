@@ -18,18 +18,8 @@ constexpr Layout layouts[] = {Layout::nt, Layout::nn, Layout::tn};
 struct Product {
   size_t M, N, K;
   Layout layout;
-  std::vector<bf16> A, B;
-  std::vector<float> C, bias;
-
-  Product(size_t M, size_t N, size_t K, Layout layout)
-      : M(M),
-        N(N),
-        K(K),
-        layout(layout),
-        A(rounded(random_values<float>(M * K, 1))),
-        B(rounded(random_values<float>(N * K, 2))),
-        C(random_values<float>(M * N, 3)),
-        bias(random_values<float>(N, 4)) {}
+  std::vector<bf16> A = rounded(random_values<float>(M * K, 1)), B = rounded(random_values<float>(N * K, 2));
+  std::vector<float> C = random_values<float>(M * N, 3), bias = random_values<float>(N, 4);
 
   // C + product in double; or |C| + the sums of the products' absolute values, which every rounding is a share of.
   std::vector<double> exact(std::vector<double> sums, bool absolute = false) const {
@@ -71,7 +61,7 @@ struct Size {
 
 TEST_CASE("matmul_bf16: the reference is the product", "[matmul_bf16]") {
   for (Layout layout : layouts) {
-    const Product p(5, 7, 200, layout);
+    const Product p{5, 7, 200, layout};
     const std::vector<float> got = p.expected(Accumulate::yes, MmaArithmetic::hopper);
     REQUIRE(relative_error(p.exact(std::vector<double>(p.C.begin(), p.C.end())),
                            std::vector<double>(got.begin(), got.end())) < 1e-6);
@@ -91,7 +81,7 @@ TEST_CASE("matmul_bf16: the CPU's code and the kernel have the bits of the refer
   for (const Size s : {Size{136, 40, 40}, {16, 32, 136}, {31, 130, 33}, {1, 1, 1}, {3, 5, 0}})
     for (Layout layout : layouts) {
       INFO(s.M << " x " << s.N << " x " << s.K << ", layout " << int(layout));
-      const Product p(s.M, s.N, s.K, layout);
+      const Product p{s.M, s.N, s.K, layout};
       for (MmaArithmetic arithmetic : {MmaArithmetic::hopper, MmaArithmetic::ampere}) {
         if (arithmetic != usual_mma() && s.M > 16) continue;
         const std::vector<float> expected = p.expected(Accumulate::no, arithmetic, true);
@@ -117,7 +107,7 @@ TEST_CASE("matmul_bf16: matrices inside wider rows, of which the rest is neither
   for (Layout layout : layouts)
     for (bool aligned : {false, true}) {
       INFO("layout " << int(layout) << ", aligned " << aligned);
-      const Product p(M, N, K, layout);
+      const Product p{M, N, K, layout};
       const size_t a = packed_lda(M, K, layout), b = packed_ldb(N, K, layout);
       const size_t lda = aligned ? 64 : a + 2, ldb = aligned ? 64 : b + 4, ldc = N + 5;
       Trial t;
@@ -134,7 +124,7 @@ TEST_CASE("matmul_bf16: three slices of k", "[matmul_bf16][bitwise]") {
   // One block goes through them in nt; in tn they go side by side, and their totals stand in scratch.
   const size_t M = 3, N = 9, K = 2 * matmul_bf16_slice + 24;
   for (Layout layout : {Layout::nt, Layout::tn}) {
-    const Product p(M, N, K, layout);
+    const Product p{M, N, K, layout};
     const std::vector<float> expected = p.expected(Accumulate::no, usual_mma(), true);
     const std::vector<float> added = p.expected(Accumulate::yes, usual_mma());
     const std::vector<float> added_rounded = p.expected<bf16>(Accumulate::yes, usual_mma());
@@ -216,7 +206,7 @@ TEST_CASE("matmul_bf16: an activation in a product's end has the bits of one aft
                         {{5, 12, matmul_bf16_slice + 24}, Activation::relu2, false, false},
                         {{3, 5, 0}, Activation::sigmoid, true, true}}) {
     INFO(c.size.M << " x " << c.size.N << " x " << c.size.K << ", " << name_of(c.act));
-    const Product p(c.size.M, c.size.N, c.size.K, Layout::nt);
+    const Product p{c.size.M, c.size.N, c.size.K, Layout::nt};
     const std::vector<float> product = p.expected<bf16>(Accumulate::no, usual_mma(), c.bias);
     Trial t;
     const auto A = t.in<bf16>(widened(p.A)), B = t.in<bf16>(widened(p.B)), C = t.expect<bf16>(product),
@@ -238,7 +228,7 @@ TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bit
   // Two tiles both ways, with tails; more strips than stages, the last one half empty; two slices; less than one step.
   for (const Size s : {Size{136, 264, 88}, {72, 40, 5 * 64 + 24}, {8, 24, matmul_bf16_slice + 72}, {8, 8, 8}})
     for (Layout layout : layouts) {
-      const Product p(s.M, s.N, s.K, layout);
+      const Product p{s.M, s.N, s.K, layout};
       const std::vector<bf16> gates = rounded(random_values<float>(p.C.size(), 5));
       on_every_device([&](Context& ctx) {
         if (ctx.device == Device::cpu || !multiplies_as(ctx, MmaArithmetic::hopper)) return;
@@ -281,7 +271,7 @@ TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bit
 
 TEST_CASE("matmul_bf16: the gradients of a linear layer have the bits of the product and of the bias's", "[bitwise]") {
   const size_t N = 40, out = 12, in = 20;
-  const Product p(out, in, N, Layout::tn);
+  const Product p{out, in, N, Layout::tn};
   Trial t;
   const auto dy = t.in<bf16>(widened(p.A)), x = t.in<bf16>(widened(p.B));
   const auto dW = t.sum(p.C, p.expected(Accumulate::yes, usual_mma())), dW_alone = t.again(dW), db = t.sum(out, 6);
@@ -309,7 +299,7 @@ TEST_CASE("matmul_bf16: an activation of what is added to, of floats, or that is
 }
 
 TEST_CASE("matmul_bf16: refuses a bias where C is added to", "[matmul_bf16]") {
-  const Product p(2, 2, 2, Layout::nt);
+  const Product p{2, 2, 2, Layout::nt};
   Context ctx(Device::cpu);
   REQUIRE_THROWS_WITH(p.got(Accumulate::yes, ctx, true), Catch::Contains("a bias is for a product that is written"));
 }
@@ -329,7 +319,7 @@ TEST_CASE("matmul_bf16: what cuBLAS makes beside a product is near the exact eng
   if (!kernels_can_run()) return;
   // y = gelu(A B^T + bias), of a bias that is bf16 already; dW += A^T x and db += the columns of A.
   const size_t M = 96, N = 128, K = 24;
-  const Product p(M, N, K, Layout::nt), gradient(K, N, M, Layout::tn);
+  const Product p{M, N, K, Layout::nt}, gradient{K, N, M, Layout::tn};
   const std::vector<float> bias = stored<bf16>(p.bias), db(K, 1.0f);
   std::vector<double> start;
   for (size_t i = 0; i < M * N; i++) start.push_back(double(bias[i % N]));
@@ -410,7 +400,7 @@ TEST_CASE("matmul_bf16: cuBLAS on a GPU is near the exact engine, and repeats it
   };
   for (const Size s : {Size{1, 1, 1}, {63, 65, 17}, {128, 256, 512}, {64, 64, 8192}, {8, 1000, 96}})
     for (Layout layout : layouts) {
-      const Product p(s.M, s.N, s.K, layout);
+      const Product p{s.M, s.N, s.K, layout};
       for (Accumulate accumulate : {Accumulate::no, Accumulate::yes}) {
         compare(p, accumulate, accumulate == Accumulate::no, float());
         compare(p, accumulate, accumulate == Accumulate::no, bf16());

@@ -65,9 +65,8 @@ static void require_polynorm_bits(size_t N, size_t C) {
 }
 
 TEST_CASE("polynorm: what the program runs equals the reference bit for bit", "[bitwise]") {
-  const struct {
-    size_t N, C;
-  } sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}, {0, 8}}, of_bf16[] = {{9, 131}, {5, 200}};
+  const std::array<size_t, 2> sizes[] = {{63, 200}, {5, 1}, {9, 131}, {300, 64}, {1, 1030}, {0, 8}},
+                              of_bf16[] = {{9, 131}, {5, 200}};
   for (auto [N, C] : sizes) require_polynorm_bits<float>(N, C);
   for (auto [N, C] : of_bf16) require_polynorm_bits<bf16>(N, C);
 }

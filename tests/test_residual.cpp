@@ -52,12 +52,9 @@ void check_residual_gradients(const Join& join, bool with_stream) {
 
 }  // namespace
 
-TEST_CASE("residual: gradients against finite differences", "[gradcheck]") {
-  for (const Join& join : joins()) check_residual_gradients(join, true);
-}
-
-TEST_CASE("residual: without a stream the reference has the branch's gradient alone", "[gradcheck]") {
-  for (const Join& join : joins()) check_residual_gradients(join, false);
+TEST_CASE("residual: gradients against finite differences; without a stream the branch's alone", "[gradcheck]") {
+  for (const Join& join : joins())
+    for (bool with_stream : {true, false}) check_residual_gradients(join, with_stream);
 }
 
 TEST_CASE("residual: forward and backward as they are described", "[bitwise]") {

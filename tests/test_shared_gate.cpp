@@ -76,10 +76,8 @@ static void require_shared_gate_bits(size_t N, size_t H, size_t D, const GateOp&
 }
 
 TEST_CASE("shared_gate: what the program runs equals the reference bit for bit", "[bitwise]") {
-  const struct {
-    size_t N, H, D;
-  } sizes[] = {{13, 3, 20}, {5, 1, 1}, {7, 4, 13}, {0, 2, 8}, {3, 2, 1030}, {33, 8, 64}},
-    of_bf16[] = {{13, 3, 20}, {7, 4, 13}};
+  const std::array<size_t, 3> sizes[] = {{13, 3, 20}, {5, 1, 1}, {7, 4, 13}, {0, 2, 8}, {3, 2, 1030}, {33, 8, 64}},
+                              of_bf16[] = {{13, 3, 20}, {7, 4, 13}};
   for (const GateOp& op : gate_ops) {
     for (auto [N, H, D] : sizes) require_shared_gate_bits<float>(N, H, D, op);
     for (auto [N, H, D] : of_bf16) require_shared_gate_bits<bf16>(N, H, D, op);

@@ -61,9 +61,8 @@ static void require_static_gate_bits(size_t N, size_t C, const GateOp& op) {
 }
 
 TEST_CASE("static_gate: what the program runs equals the reference bit for bit", "[bitwise]") {
-  const struct {
-    size_t N, C;
-  } sizes[] = {{63, 20}, {5, 1}, {9, 131}, {300, 12}, {0, 8}, {1, 1030}, {16500, 2}}, of_bf16[] = {{9, 131}, {300, 12}};
+  const std::array<size_t, 2> sizes[] = {{63, 20}, {5, 1}, {9, 131}, {300, 12}, {0, 8}, {1, 1030}, {16500, 2}},
+                              of_bf16[] = {{9, 131}, {300, 12}};
   for (const GateOp& op : gate_ops) {
     for (auto [N, C] : sizes)
       if (&op == gate_ops || N * C <= 4000) require_static_gate_bits<float>(N, C, op);
