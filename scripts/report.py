@@ -69,4 +69,5 @@ def main():
             print(f"wrote {len(pictures)} pictures into {writable(args.pictures)}")
 
 
-ended(main)
+if __name__ == "__main__":
+    ended(main)

@@ -1,25 +1,27 @@
 // find_tokenizer: with --tokenizer, or with one beside the model, samples are text, prompts are text, and the file goes
 // where the model goes. Runs the program in the current folder.
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
-#include "core/check.h"
 #include "dataloader/text.h"
 #include "dataloader/tokenizer.h"
-#include "tests/catch.h"
 #include "tests/script.h"
+#include "tests/shard.h"
 
 using namespace gated;
 
 namespace {
 
 Said said_by_train(const Folder& f, const std::string& flags) {
-  return f.run(
-      "{repo}/train --device=cpu --layers=1 --hidden=32 --heads=2 --kv-heads=1 --head-dim=16 --ffn-hidden=48 "
-      "--context=32 --batch=4 --steps=3 --warmup=1 --val-batches=2 --sample-tokens=20 " +
-      flags);
+  return f.run("{repo}/train " + small_run_flags +
+               "--context=32 --steps=3 --warmup=1 --val-batches=2 --sample-tokens=20 " + flags);
+}
+
+// "12 7" as tokens.
+std::vector<int32_t> tokens_of(const std::string& numbers) {
+  std::vector<int32_t> tokens;
+  for (const std::string& word : words_of(numbers)) tokens.push_back(std::stoi(word));
+  return tokens;
 }
 
 // A tokenizer in t, and a shard d.bin of a text in its tokens.
@@ -30,11 +32,7 @@ Tokenizer tokenizer_and_data(const Folder& f, const char* kind = "gpt2") {
   std::string text;
   for (int i = 0; i < 200; i++) text += "The model reads the text. ";
   const std::vector<int32_t> ids = t.encode(text);
-  std::string shard(1024, '\0');
-  const int32_t header[] = {20240520, 1, int32_t(ids.size()), int32_t(t.vocab())};
-  std::memcpy(shard.data(), header, sizeof header);
-  for (const int32_t id : ids) shard.append(reinterpret_cast<const char*>(&id), 2);
-  f.write("d.bin", shard);
+  f.write("d.bin", shard_of(std::vector<uint16_t>(ids.begin(), ids.end()), 20240520, 1, int32_t(t.vocab())));
   return t;
 }
 
@@ -48,9 +46,7 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
     const size_t at = said.find('\n', said.find("\nsample") + 1) + 1;
     return said.substr(at, said.find("\nfingerprint", at) - at);
   };
-  std::istringstream words(sample(numbers.text));
-  std::vector<int32_t> sampled;
-  for (int32_t id; words >> id;) sampled.push_back(id);
+  const std::vector<int32_t> sampled = tokens_of(sample(numbers.text));
   REQUIRE(sampled.size() == 20);
   for (const char* flags : {"--data=d.bin --tokenizer=t --out=named", "--data=d.bin --tokenizer=t/tokenizer.json"})
     REQUIRE(sample(said_by_train(f, flags).text) == printable(t.decode(sampled)));
@@ -76,23 +72,20 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
   fs::copy(f / "t/tokenizer.json", f / "tokenizer.json");
   REQUIRE(sample(said_by_train(f, "--data=d.bin --out=run3").text) == sample(numbers.text));
 
-  require_refused(said_by_train(f, "--data=bigram-backcopy --tokenizer=t"),
-                  "t: has 360 tokens, but the model has 64: name the tokenizer of its data, or set --vocab");
-  require_refused(said_by_train(f, "--data=d.bin --tokenizer=d.bin"),
-                  "--tokenizer=d.bin: it has a NUL byte, expected JSON");
-  require_refused(said_by_train(f, "--data=d.bin --tokenizer=nowhere"),
-                  "--tokenizer=nowhere: cannot open: No such file");
+  for (const auto& [flags, named] :
+       {std::pair("--data=bigram-backcopy --tokenizer=t",
+                  "t: has 360 tokens, but the model has 64: name the tokenizer of its data, or set --vocab"),
+        {"--data=d.bin --tokenizer=d.bin", "--tokenizer=d.bin: it has a NUL byte, expected JSON"},
+        {"--data=d.bin --tokenizer=nowhere", "--tokenizer=nowhere: cannot open: No such file"}})
+    require_refused(said_by_train(f, flags), named);
 }
 
 TEST_CASE("find_tokenizer: --generate reads a prompt of text and writes text", "[tokenizer]") {
   const Folder f;
   const Tokenizer t = tokenizer_and_data(f, "llama3");
-  REQUIRE(said_by_train(f, "--data=d.bin --tokenizer=t --out=run").exit_code == 0);
+  ended(said_by_train(f, "--data=d.bin --tokenizer=t --out=run"));
   const std::string generate = "{repo}/train --device=cpu --generate --tokens=12 --temperature=0 --out=run ";
-  const auto text = [&](const std::string& flags) {
-    const std::string said = f.done(generate + flags + " 2>/dev/null");
-    return said;
-  };
+  const auto text = [&](const std::string& flags) { return f.done(generate + flags + " 2>/dev/null"); };
   // The same tokens as numbers: a beginning of text stands before them.
   const std::string prompt = "The model, größer";
   std::string ids;
@@ -103,10 +96,7 @@ TEST_CASE("find_tokenizer: --generate reads a prompt of text and writes text", "
   REQUIRE(text("--prompt-tokens=" + ids) == written);
   REQUIRE(text("--tokenizer=t --prompt='" + prompt + "'") == written);
   fs::remove(f / "run/tokenizer.json");
-  std::istringstream numbers(text("--prompt-tokens=" + ids));
-  std::vector<int32_t> tokens;
-  for (int32_t id; numbers >> id;) tokens.push_back(id);
-  REQUIRE(printable(t.decode(tokens)) + "\n" == written);
+  REQUIRE(printable(t.decode(tokens_of(text("--prompt-tokens=" + ids)))) + "\n" == written);
   REQUIRE(contains(text("--tokenizer=t --samples=2 --prompt='The'"), "sample 2\n<|begin_of_text|>The"));
 
   require_refused(f.run(generate + "--prompt=The"), "not bytes: name its tokenizer, --tokenizer=FILE");
@@ -125,30 +115,31 @@ TEST_CASE("find_tokenizer: --generate reads a prompt of text and writes text", "
 TEST_CASE("find_tokenizer: the file goes with a model that is exported", "[tokenizer]") {
   const Folder f;
   const Tokenizer t = tokenizer_and_data(f);
-  REQUIRE(said_by_train(f, "--data=d.bin --tokenizer=t --out=run").exit_code == 0);
-  const std::string said = f.done("{repo}/train --from=run --export=model");
+  ended(said_by_train(f, "--data=d.bin --tokenizer=t --out=run"));
+  f.done("{repo}/train --from=run --export=model");
   REQUIRE(f.read("model/tokenizer.json") == f.read("t/tokenizer.json"));
   REQUIRE(f.run("{repo}/train --generate --from=model --tokens=3 --prompt=The 2>/dev/null").text.starts_with("The"));
 
   // One that is no JSON does not go; nor does one that was asked for and is none leave a folder behind.
   f.write("broken.json", f.read("t/tokenizer.json").substr(0, 1000));
-  require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=broken.json"),
-                          "broken.json: it is not valid JSON");
-  require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=nowhere"), "nowhere: cannot open");
-  require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=/dev/null"), "not a regular file");
+  const auto refused = [&](const std::string& tokenizer, const std::string& named) {
+    require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=" + tokenizer), named);
+  };
+  refused("broken.json", "broken.json: it is not valid JSON");
+  refused("nowhere", "nowhere: cannot open");
+  refused("/dev/null", "not a regular file");
   for (const auto& [text, named] : {std::pair("{}", "other.json: has no object \"model\", expected a tokenizer.json"),
                                     {"{\"model\": []}", "has no object \"model\""},
                                     {"[]", "other.json: it does not begin with '{'"},
                                     {"{\"model\": {}, \"model\": {}}", "it has the key \"model\" twice"}}) {
     f.write("other.json", text);
-    require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=other.json"), named);
+    refused("other.json", named);
   }
   auto larger = nlohmann::json::parse(f.read("t/tokenizer.json"));
   larger["model"]["vocab"]["more"] = larger["model"]["vocab"].size();
   f.write("other.json", larger.dump());
-  require_refused_at_once(f.run("{repo}/train --from=run --export=second --tokenizer=other.json"),
-                          format("--tokenizer=other.json: has %zu tokens, but the model has %zu",
-                                 larger["model"]["vocab"].size(), t.vocab()));
+  refused("other.json", format("--tokenizer=other.json: has %zu tokens, but the model has %zu",
+                               larger["model"]["vocab"].size(), t.vocab()));
   REQUIRE(!fs::exists(f / "second"));
   fs::copy_file(f / "broken.json", f / "run/tokenizer.json", fs::copy_options::overwrite_existing);
   for (const char* command :
