@@ -172,8 +172,13 @@ def table_of(told, like):
     return Table(**{key: value for key, value in told.items() if key not in ("like", "without")})
 
 
-TOLD = json.loads(read(os.path.join(ROOT, "scripts/paper_tables.json")))
-TABLES = {name: table_of(told, TOLD.get(told.get("like"), {})) for name, told in TOLD.items()}
+def all_of(file, make):
+    """What a file of data tells, by name."""
+    told = json.loads(read(os.path.join(ROOT, "scripts", file)))
+    return {name: make(one, told.get(one.get("like"), {})) for name, one in told.items()}
+
+
+TABLES = all_of("paper_tables.json", table_of)
 
 
 class Stability:
@@ -210,60 +215,22 @@ class Scale:
     also: str = ""  # flags of every run, which override all others
 
 
-GPT2 = "--ffn=gelu --ffn-bias=on --attn-bias=all --position=learned --qk-norm=off --attn-sink=kv-bias"
-SMALL = {"gpt2": GPT2 + " --kv-heads=4", "dense": "--params=200K",
-         "experts": "--experts=8 --expert-hidden=64", "more experts": "--experts=9", "deeper": "--layers=7",
-         "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6",
-         "linear": "--linear-key-heads=2 --linear-value-heads=4 --linear-key-dim=16 --linear-value-dim=16",
-         "evaluated batches": 64, "measured every": 25}
-SMALL_MODEL = "--hidden=64 --layers=4 --heads=4 --kv-heads=2 --head-dim=16 --context=64"
+def scale_of(told, like):
+    """A scale as paper_scales.json tells it; the kinds and words that it does not say are those of another (`like`)."""
+    both = {part: like.get(part, {}) | told[part] for part in ("kinds", "words")}
+    return Scale(told["model"], **both, rows=told.get("rows", {}))
 
-LONG = {"before long": (3e-3, "--data=recall --layers=2 --steps=1500"),
-        "long": (1e-3, "--data=recall --layers=2 --context={longer} --rope-theta=100000 --steps=500 --warmup=100")}
 
+# seconds  Shows that every row runs. What the figures say is nothing.
+# minutes  A run takes about ten seconds of a core.
+# hours    One to three minutes of a core.
+# gpu      GPT-2's size, dense, two to three minutes of an H200 a run if a step reaches a fifth of its peak. No GPU has
+#          run it yet.
+# paper    What the papers ran, for a cluster: commands alone.
+#
 # How they were chosen, before any table was run. `minutes`, by runs of plain attention, G1, GatedNorm, both, and G1
 # with PreAffine alone: of the learning rates 3e-3 and 1e-2 and of 2 to 4 layers the ones with which plain attention
 # grows a sink within 1000 steps. `hours` has twice the width, half the learning rate, and as many steps as a few hours
 # of two cores allow for all tables. It was not searched for sinks: of three seeds of plain attention one grows a sink
 # there.
-SCALES = {
-    # Shows that every row runs. What the figures say is nothing.
-    "seconds": Scale(
-        SMALL_MODEL + " --batch=2",
-        {"text": (1e-2, "--steps=3 --val-batches=1"), "sinks": (1e-2, "--steps=3 --val-batches=1 --qk-norm=off"),
-         "before long": (1e-2, "--data=recall --context=8 --steps=3 --val-batches=1"),
-         "long": (1e-2, "--data=recall --context={longer} --rope-theta=100000 --steps=3 --val-batches=1")},
-        SMALL | {"longer": 16, "long context": 64, "evaluated batches": 1, "measured every": 1}),
-    # A run takes about ten seconds of a core.
-    "minutes": Scale(
-        SMALL_MODEL + " --batch=16",
-        {"text": (1e-2, "--steps=800 --val-batches=64"), "sinks": (1e-2, "--steps=800 --qk-norm=off")} | LONG,
-        SMALL | {"longer": 128, "long context": 512}),
-    # A run takes one to three minutes of a core.
-    "hours": Scale(
-        "--hidden=128 --layers=4 --heads=4 --kv-heads=2 --head-dim=32 --context=128 --batch=8",
-        {"text": (5e-3, "--steps=1500 --val-batches=64"), "sinks": (5e-3, "--steps=2500 --qk-norm=off")} | LONG,
-        {"gpt2": GPT2 + " --kv-heads=4", "dense": "--params=800K",
-         "experts": "--experts=8 --expert-hidden=128", "more experts": "--experts=9", "deeper": "--layers=7",
-         "twice the kv heads": "--kv-heads=4", "half more heads": "--heads=6", "linear": "", "longer": 256,
-         "long context": 1024, "evaluated batches": 64, "measured every": 50}),
-    # GPT-2's size, dense, two to three minutes of an H200 a run if a step reaches a fifth of its peak. No GPU has run
-    # it yet.
-    "gpu": Scale(
-        "--hidden=768 --layers=12 --heads=12 --kv-heads=4 --head-dim=64 --context=1024 --batch=32 --precision=bf16 "
-        "--warmup=200",
-        {"text": (6e-4, "--steps=1200 --val-batches=16"),
-         "sinks": (6e-4, "--steps=1200 --val-batches=16 --qk-norm=off")},
-        {"dense": "--params=124M", "experts": "--params=124M", "half more heads": "--heads=18 --kv-heads=6",
-         "linear": ""},
-        {"p1-1": ("1", "3", "5", "9", "15"), "p1-4": ("1", "2", "5", "7"), "p2-1": ("1", "2", "19", "20")}),
-    # What the papers ran, for a cluster: commands alone.
-    "paper": Scale(
-        "",
-        {"before long": (None, "--context=4096 --rope-theta=10000"),
-         "long": (None, "--context=32768 --rope-theta=1e6")},
-        {"gpt2": "--attn-sink=kv-bias", "dense": "", "experts": "", "more experts": "--experts=132",
-         "deeper": "--preset=p1-1.7b-48l", "twice the kv heads": "--kv-heads=8", "half more heads": "--heads=48",
-         "linear": "--linear-key-heads=8 --linear-value-heads=16 --linear-key-dim=128 --linear-value-dim=128",
-         "long context": 131072, "measured every": 500, "evaluated batches": 64}),
-}
+SCALES = all_of("paper_scales.json", scale_of)

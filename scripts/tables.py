@@ -6,7 +6,7 @@ usage: make && scripts/tables.py p1-4 p2-1 --scale=minutes --seeds=3   writes re
        scripts/tables.py p1-1 p2-1 --scale=gpu --text=FILE             the main rows at GPT-2's size, a run a GPU
        scripts/tables.py p2-1 --scale=paper                            prints the commands for the paper's models
 
-Each row is a line of flags (scripts/paper_tables.py), run for several seeds, one process a core, by the engine of
+Each row is a line of flags (scripts/paper_tables.json), run for several seeds, one process a core, by the engine of
 scripts/sweep.py. A run that is finished is not run again, and one that was stopped goes on: the same command
 takes up what is there. Runs are kept under build/tables.
 """
