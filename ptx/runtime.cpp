@@ -36,7 +36,7 @@ constexpr Gpu gpus[] = {{80, 163 << 10, 164 << 10, 2048, 32},
                         {89, 99 << 10, 100 << 10, 1536, 24},
                         {90, 227 << 10, 228 << 10, 2048, 32}};
 constexpr size_t shared_without_opt_in = 48 << 10;
-constexpr size_t shared_of_the_system = 1 << 10;  // that each block takes beside its own
+constexpr size_t shared_of_the_system = 1 << 10;          // that each block takes beside its own
 const int multiprocessors = Counter::wanted() ? 132 : 2;  // few, so that small launches fill the device; an H100's
 constexpr size_t counted_copy = 1 << 20;                  // what is copied where nothing but counts is wanted
 constexpr int most_threads = 1024;
@@ -61,8 +61,16 @@ int attribute(cudaDeviceAttr what) {
   }
 }
 
+// PTX_DEVICES=2: so many are shown, all alike. This process has the one that it set.
+int devices() {
+  const char* const asked = getenv("PTX_DEVICES");
+  return asked ? atoi(asked) : 1;
+}
+int own_device = 0;
+
 void require_device(const char* call, int device, const void* place) {
-  if (device != 0) refuse(cudaErrorInvalidDevice, "%s: device %d, expected 0: there is one", call, device);
+  if (device < 0 || device >= devices())
+    refuse(cudaErrorInvalidDevice, "%s: device %d, expected 0 to %d", call, device, devices() - 1);
   if (!place) refuse(cudaErrorInvalidValue, "%s: there is no place for the answer", call);
 }
 
@@ -351,14 +359,21 @@ const char* cudaGetErrorString(cudaError_t code) {
 cudaError_t cudaGetDeviceCount(int* count) {
   return call([&] {
     require_device("cudaGetDeviceCount", 0, count);
-    *count = 1;
+    *count = devices();
+  });
+}
+
+cudaError_t cudaSetDevice(int device) {
+  return call([&] {
+    require_device("cudaSetDevice", device, &own_device);
+    own_device = device;
   });
 }
 
 cudaError_t cudaGetDevice(int* device) {
   return call([&] {
     require_device("cudaGetDevice", 0, device);
-    *device = 0;
+    *device = own_device;
   });
 }
 

@@ -12,6 +12,7 @@ import difflib
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -28,7 +29,8 @@ GENERATE = "--generate --from=run --tokens=20"
 
 NEWEST_GONE = "rm run/step_00000006.safetensors"
 
-# Cases: commands of the trainer, and files to remove. {graph}: on the GPU alone, launches as CUDA graphs.
+# Cases: commands of the trainer, some of several ranks, and files to remove. {graph}: on the GPU alone, launches as
+# CUDA graphs.
 CASES = {
     "a run, resumed, evaluated, continued": [
         RUN + " --norm=gated --attn=g1",
@@ -49,6 +51,11 @@ CASES = {
         "--micro-batches=2 --norm=gated --attn=g1 {graph}",
         EVALUATE + " --data=text.txt --choices=choices.bin",
         GENERATE + " --prompt=The --samples=2"],
+    "two ranks, a GPU each": [
+        "mpirun " + RUN + " --precision=bf16 --mma={mma} --micro-batches=4 --experts=4 --norm=gated --attn=g1",
+        NEWEST_GONE,
+        "mpirun " + RUN + " --precision=bf16 --mma={mma} --micro-batches=4 --experts=4 --norm=gated --attn=g1 --resume",
+        "mpirun " + EVALUATE + " --data=text.txt --precision=bf16 --mma={mma}"],
     "a search in what was read": [
         SMALL + " --data=recall --out=run --steps=2 --sample-tokens=0 --layers=1 --ffn-hidden=32 --context=32",
         "--evaluate --from=run --probe=retrieval --context=64 --val-batches=1"]}
@@ -93,9 +100,18 @@ def prepare(folder):
             file.write(content)
 
 
+# Two ranks, as root too, on one core and on as many GPUs as there are; of the stand-in there are two.
+MPIRUN = ["mpirun", "--oversubscribe", "-n", "2"]
+OF_RANKS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "PTX_DEVICES": "2"}
+
+
 def run(train, flags, folder, environment):
     """What it prints on both outputs, and how it ends."""
-    done = subprocess.run([train] + flags.split(), cwd=folder, env=os.environ | environment, stdin=subprocess.DEVNULL,
+    words = [train, *flags.removeprefix("mpirun ").split()]
+    if flags.startswith("mpirun "):
+        words, environment = MPIRUN + words, environment | OF_RANKS
+    done = subprocess.run(words, cwd=folder, env=os.environ | environment, stdin=subprocess.DEVNULL,
                           capture_output=True)
     return done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"), done.returncode
 
@@ -109,7 +125,8 @@ def written(folder):
             with open(path, "rb") as file:
                 content = file.read()
             if name == "log.jsonl":
-                content = [{key: value for key, value in json.loads(line).items() if key not in ("seconds", "run")}
+                content = [{key: value for key, value in json.loads(line).items()
+                            if key not in ("seconds", "run") and not key.endswith("_by_rank")}
                            for line in content.splitlines()]
             files[os.path.relpath(path, folder)] = content
     return files
@@ -157,6 +174,9 @@ def refused(train, name, mma):
 
 def main(train, case, mma="hopper"):
     train = os.path.abspath(train)
+    if any(command.startswith("mpirun ") for command in CASES.get(case, ())) and not shutil.which("mpirun"):
+        print("not looked at: no mpirun is here")
+        return 0
     wrong = list(compare(train, case, mma) if case in CASES else refused(train, case, mma))
     print("\n".join(wrong) or ("the same on both devices" if case in CASES else "refused in one line"))
     return 1 if wrong else 0

@@ -918,8 +918,14 @@ TEST_CASE("ptx: the device says what it is", "[ptx]") {
   int devices, version;
   OK(cudaGetDeviceCount(&devices), cudaGetDevice(&number), cudaRuntimeGetVersion(&version));
   REQUIRE(seen(devices, number, version) == Ints{1, 0, CUDART_VERSION});
-  REFUSED(cudaErrorInvalidDevice, cudaGetDeviceProperties(&properties, 1),
+  REFUSED(cudaErrorInvalidDevice, cudaGetDeviceProperties(&properties, 1), cudaSetDevice(1),
           cudaDeviceGetAttribute(&number, cudaDevAttrWarpSize, 1));
+  setenv("PTX_DEVICES", "2", 1);
+  OK(cudaGetDeviceCount(&devices), cudaSetDevice(1), cudaGetDevice(&number), cudaGetDeviceProperties(&properties, 1));
+  REQUIRE(seen(devices, number) == Ints{2, 1});
+  REFUSED(cudaErrorInvalidDevice, cudaSetDevice(2), cudaSetDevice(-1));
+  OK(cudaSetDevice(0));
+  unsetenv("PTX_DEVICES");
   REFUSED(cudaErrorInvalidValue, cudaDeviceGetAttribute(&number, cudaDevAttrMax, 0));
 }
 

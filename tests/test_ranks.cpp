@@ -160,6 +160,7 @@ class ThreadTransport : public ranks::Transport {
   size_t rank() const override { return rank_; }
   size_t count() const override { return hub_.ranks; }
   size_t on_this_host() const override { return hub_.ranks; }
+  size_t place_on_host() const override { return rank_; }
   std::unique_ptr<ranks::Journey> begin(const std::vector<ranks::Message>& out,
                                         const std::vector<ranks::Message>& in) override {
     return std::make_unique<ThreadJourney>(hub_, rank_, chance_() % patience_, out, in);
@@ -275,6 +276,22 @@ const Sizes shapes[] = {
 };
 
 }  // namespace
+
+TEST_CASE("ranks: those of a host share its GPUs out by their places", "[ranks]") {
+  Hub hub(5);
+  const auto shared = [&](size_t gpus) {
+    std::vector<size_t> all;
+    for (size_t rank = 0; rank < 5; rank++) {
+      ThreadTransport transport(hub, rank);
+      all.push_back(Ranks(&transport).on_this_device(gpus));
+    }
+    return all;
+  };
+  REQUIRE(shared(1) == std::vector<size_t>{5, 5, 5, 5, 5});
+  REQUIRE(shared(2) == std::vector<size_t>{3, 2, 3, 2, 3});
+  REQUIRE(shared(8) == std::vector<size_t>{1, 1, 1, 1, 1});
+  REQUIRE(Ranks().on_this_device(4) == 1);
+}
 
 TEST_CASE("ranks: chunks are dealt out, each to one rank, and layers begin no earlier than their buckets", "[ranks]") {
   for (const Sizes& sizes : shapes)

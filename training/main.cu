@@ -24,8 +24,9 @@
 
 __global__ void no_work_kernel() {}
 
-// Why no GPU can run the kernels of this build; empty where one can.
-std::string why_no_gpu() {
+// Why no GPU can run the kernels of this build; empty where one can, which this process then has: of several ranks on
+// a host each takes the GPU of its place there, and those behind the last GPU begin with the first again.
+std::string take_gpu(size_t place_on_host) {
   const auto because = [](cudaError_t e) {
     cudaGetLastError();
     return gated::format("no GPU answers here (%s)", cudaGetErrorString(e));
@@ -33,6 +34,8 @@ std::string why_no_gpu() {
   int devices = 0;
   const cudaError_t answer = cudaGetDeviceCount(&devices);
   if (answer != cudaSuccess || devices == 0) return because(answer == cudaSuccess ? cudaErrorNoDevice : answer);
+  const cudaError_t taken = cudaSetDevice(int(place_on_host % size_t(devices)));
+  if (taken != cudaSuccess) return because(taken);
   const int capability = gated::compute_capability();
   const std::string gpu = gated::format("this GPU has compute capability %d.%d", capability / 10, capability % 10);
   if (capability < 80) return gpu + ", expected 8.0 or higher";
@@ -57,11 +60,11 @@ int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string
 #else
 
 #ifdef WITH_CUDA
-std::string why_no_gpu();
+std::string take_gpu(size_t place_on_host);
 int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version,
                   ranks::Transport* transport);
 #else
-static std::string why_no_gpu() {
+static std::string take_gpu(size_t) {
   return "this build has no half for GPUs: with nvcc, make adds it where a GPU answers, and make gpu-build, or "
          "make CUDA_ARCH=90, elsewhere";
 }
@@ -108,7 +111,7 @@ static int run(int argc, char** argv) try {
     fputs(gated::describe(config).c_str(), stdout);
     return 0;
   }
-  const std::string no_gpu = why_no_gpu();
+  const std::string no_gpu = take_gpu(transport ? transport->place_on_host() : 0);
   gated::check_device_flags(config, no_gpu);
 #ifdef GPU_LEFT_OUT
   if (config.device == DeviceChoice::automatic) config.gpu_left_out = GPU_LEFT_OUT;

@@ -52,8 +52,9 @@ std::string Progress::run_entry() const {
   run["threads"] = omp_get_max_threads();
   run["device"] = name_of(ctx_.device);
 #ifdef __CUDACC__
+  int id = 0;
   cudaDeviceProp gpu = {};
-  if (cudaGetDeviceProperties(&gpu, 0) == cudaSuccess) run["gpu"] = gpu.name;
+  if (cudaGetDevice(&id) == cudaSuccess && cudaGetDeviceProperties(&gpu, id) == cudaSuccess) run["gpu"] = gpu.name;
 #endif
   return nlohmann::ordered_json({{"step", trainer_.steps_done()}, {"run", run}})
       .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);  // what was typed may be no UTF-8
@@ -63,8 +64,7 @@ void Progress::header(const std::optional<DiskUse>& disk) {
   if (trainer_.steps_done() < config_.steps) write(run_entry());
   const Model& m = trainer_.model;
   const TrainingMemory memory =
-      training_memory(m.config, config_.batch, m.context(), config_.slice_count(), ctx_.device,
-                      trainer_.ranks.count());
+      training_memory(m.config, config_.batch, m.context(), config_.slice_count(), ctx_.device, trainer_.ranks.count());
   const auto print = [width = terminal_width()](const char* name, const std::string& text) {
     fputs(wrapped(format("%-11s", name), text, 11, width).c_str(), stdout);
   };

@@ -24,7 +24,12 @@ size_t memory_of_program() {
 const ModelConfig& that_fits(const Config& c, const Context& ctx, const Ranks& ranks) {
   const Device device = ctx.device;
   const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.slice_count(), device, ranks.count());
-  require_memory(device, double(ranks.on_this_host()) * (double(m.total()) + double(ctx.matmul_engine_bytes())));
+  int devices = 1;
+#ifdef __CUDACC__
+  if (device == Device::cuda) CUDA_CHECK(cudaGetDeviceCount(&devices));
+#endif
+  const double rank = double(m.total()) + double(ctx.matmul_engine_bytes());
+  require_memory(device, double(ranks.on_this_device(size_t(devices))) * rank);
   return c.model;
 }
 
@@ -108,8 +113,12 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   const float* losses = sent_losses_[slot].wait();
   double loss = 0;  // every micro-batch has as many targets: the mean of the means is the mean
   for (size_t m = 0; m < config.micro_batches; m++) loss += losses[m];
-  const StepResult r = {step, float(loss / double(config.micro_batches)), *sent_norm_[slot].wait(),
-                        config.schedule.at(step), routing(sent_routing_[slot].wait()), by_rank_[slot]};
+  const StepResult r = {step,
+                        float(loss / double(config.micro_batches)),
+                        *sent_norm_[slot].wait(),
+                        config.schedule.at(step),
+                        routing(sent_routing_[slot].wait()),
+                        by_rank_[slot]};
   require(std::isfinite(r.loss) && std::isfinite(r.gradient_norm),
           "step %zu: the loss is %g and the gradient norm %g: training has diverged; %slower --lr (now %g at its peak) "
           "or lengthen --warmup. Step %zu is the last that moved the weights",

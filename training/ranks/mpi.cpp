@@ -56,12 +56,14 @@ class Mpi final : public Transport {
     MPI_Comm host;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
     MPI_Comm_size(host, &on_this_host_);
+    MPI_Comm_rank(host, &place_on_host_);
     MPI_Comm_free(&host);
   }
 
   size_t rank() const override { return size_t(rank_); }
   size_t count() const override { return size_t(count_); }
   size_t on_this_host() const override { return size_t(on_this_host_); }
+  size_t place_on_host() const override { return size_t(place_on_host_); }
 
   std::unique_ptr<Journey> begin(const std::vector<Message>& out, const std::vector<Message>& in) override {
     auto journey = std::make_unique<Requests>();
@@ -89,7 +91,7 @@ class Mpi final : public Transport {
       f(static_cast<char*>(message.at) + begin, int(std::min(most_bytes, message.bytes - begin)));
   }
 
-  int rank_ = 0, count_ = 1, on_this_host_ = 1;
+  int rank_ = 0, count_ = 1, on_this_host_ = 1, place_on_host_ = 0;
 };
 
 }  // namespace

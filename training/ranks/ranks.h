@@ -31,6 +31,11 @@ class Ranks {
   size_t rank() const { return transport_ ? transport_->rank() : 0; }
   size_t count() const { return transport_ ? transport_->count() : 1; }
   size_t on_this_host() const { return transport_ ? transport_->on_this_host() : 1; }
+  // How many ranks of this host have this rank's device, where the one in place p takes device p modulo their number.
+  size_t on_this_device(size_t devices) const {
+    const size_t place = transport_ ? transport_->place_on_host() : 0;
+    return (on_this_host() - place % devices + devices - 1) / devices;
+  }
   bool alone() const { return count() == 1; }
   bool leads() const { return rank() == 0; }  // it prints, and writes files
 

@@ -31,7 +31,8 @@ class Transport {
   virtual ~Transport() = default;
   virtual size_t rank() const = 0;
   virtual size_t count() const = 0;
-  virtual size_t on_this_host() const = 0;  // how many of them
+  virtual size_t on_this_host() const = 0;   // how many of them
+  virtual size_t place_on_host() const = 0;  // which of these this one is
   // Until the journey is done nobody writes what goes out, nor reads or writes what comes in. Two ranks begin the
   // messages from one to the other in the same order, with the same sizes; one of 0 bytes is none.
   virtual std::unique_ptr<Journey> begin(const std::vector<Message>& out, const std::vector<Message>& in) = 0;
