@@ -74,7 +74,7 @@ REFUSALS = {
 
 # What names the device, times, what is free on the disk, and what else of the host's memory a program takes there.
 OWN = re.compile(r"^flags .*?(?=^data )|^disk .*?\n(?! )| +[\d.]+k?( tok)?/s +\d+%( peak)?| +\d+:\d\d$|"
-                 r"^[\d.]+ tokens/s\n|,\s+\d+ [KMGT]iB\s+\([^)]*\)(, (cpu, \d+ threads|cuda))?| in \d+:\d\d",
+                 r"^[\d.]+ tokens/s\n|,\s+\d+ [KMGT]iB\s+\([^)]*\)(, (cpu, \d+ threads|cuda))?| in \d+:\d\d|, \d+:\d\d left",
                  re.MULTILINE | re.DOTALL)
 
 
