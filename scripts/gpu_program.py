@@ -55,7 +55,7 @@ CASES = {
         "mpirun " + RUN + " --precision=bf16 --mma={mma} --micro-batches=4 --experts=4 --norm=gated --attn=g1",
         NEWEST_GONE,
         "mpirun " + RUN + " --precision=bf16 --mma={mma} --micro-batches=4 --experts=4 --norm=gated --attn=g1 --resume",
-        "mpirun " + EVALUATE + " --data=text.txt --precision=bf16 --mma={mma}"],
+        "mpirun " + EVALUATE + " --precision=bf16 --mma={mma} --data=text.txt"],
     "a search in what was read": [
         SMALL + " --data=recall --out=run --steps=2 --sample-tokens=0 --layers=1 --ffn-hidden=32 --context=32",
         "--evaluate --from=run --probe=retrieval --context=64 --val-batches=1"]}
@@ -74,8 +74,8 @@ REFUSALS = {
 
 # What names the device, times, what is free on the disk, and what else of the host's memory a program takes there.
 OWN = re.compile(r"^flags .*?(?=^data )|^disk .*?\n(?! )| +[\d.]+k?( tok)?/s +\d+%( peak)?| +\d+:\d\d$|"
-                 r"^[\d.]+ tokens/s\n|,\s+\d+ [KMGT]iB\s+\([^)]*\)(, (cpu, \d+ threads|cuda))?| in \d+:\d\d|, \d+:\d\d left",
-                 re.MULTILINE | re.DOTALL)
+                 r"^[\d.]+ tokens/s\n|,\s+\d+ [KMGT]iB\s+\([^)]*\)(, (cpu, \d+ threads|cuda))?| in \d+:\d\d|"
+                 r", \d+:\d\d left", re.MULTILINE | re.DOTALL)
 
 
 def choices(questions):

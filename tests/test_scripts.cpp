@@ -264,10 +264,10 @@ echo fingerprint of the weights: ${weights:-0123})");
   NEEDS("python3 --version", "python3", "scripts/gpu_check.py"); \
   const FakeGpu f
 
-// Three tests, one of cuBLAS, thirteen runs, four cases of the program and one refusal, which write nothing here, two
+// Three tests, one of cuBLAS, thirteen runs, five cases of the program and one refusal, which write nothing here, two
 // parts of the benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
-constexpr size_t without_sanitizer = 3 + 1 + 13 + 5 + 2, all_checks = without_sanitizer + 4 * 3,
-                 asked_by_all = all_checks - 5 - 4;
+constexpr size_t without_sanitizer = 3 + 1 + 13 + 6 + 2, all_checks = without_sanitizer + 4 * 3,
+                 asked_by_all = all_checks - 6 - 4;
 std::string passed(size_t n, size_t failed) {
   return format("gpu-check: %zu passed, %zu failed, 0 left", n, failed);
 }
@@ -301,7 +301,7 @@ TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for 
   const auto rehearse = [&](const std::string& environment) {
     return f.check(environment, "--rehearsal gpu.json ./train build/test_round build/test_mma");
   };
-  REQUIRE(contains(ended(rehearse("")).text, passed(4 * 2 + 1 + 13 + 10, 0)));
+  REQUIRE(contains(ended(rehearse("")).text, passed(4 * 2 + 1 + 13 + 11, 0)));
   const nlohmann::json result = f.result();
   REQUIRE(result["device"] == "PTX on a CPU");
   REQUIRE(result["driver"] == "none");
