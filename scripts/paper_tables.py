@@ -129,6 +129,8 @@ COLUMNS = {
     "head": Column("largest head's first-token attention", "sinks", lambda m: m["first_token_attention_largest"],
                    "ratio"),
     "relative": Column("peak / median abs(h)", "sinks", lambda m: m["peak_over_median"], "ratio", 1),
+    "relative last": Column("peak / median dimension, last state", "sinks",
+                            lambda m: m["largest_activation_by_state"][-1] / m["median_by_state"][-1], "ratio", 1),
     "top": Column("top dimension / median one", "sinks", lambda m: m["top_dimension_over_median"], "ratio", 1),
     "of tokens": Column("tokens whose largest it is", "sinks", lambda m: m["top_dimension_of_tokens"], "difference", 2),
     "of states": Column("states whose largest it is", "sinks", lambda m: m["top_dimension_of_states"], "difference", 2),
