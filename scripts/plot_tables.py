@@ -21,9 +21,10 @@ def gaps_of(table, contents):
     """column -> [(what is beside what, the gap, half its interval, the paper's gap or its direction or None)]"""
     names = {row.number: row.name for row in table.rows}
     told = {name: [] for name in table.columns}
+    untrained = set(contents.get("untrained", []))
 
     def tell(column, row, kept, paper):
-        if "gap" in kept and kept.get("sign") != "untrained":
+        if "gap" in kept and not untrained & {row["row"], row["against"]}:
             told[column].append((f"{names[row['row']]} / {names[row['against']]}", kept["gap"],
                                  kept.get("interval", 0), kept.get("paper_gap", paper)))
     for row in contents["rows"]:
@@ -35,7 +36,7 @@ def gaps_of(table, contents):
     return {column: gaps for column, gaps in told.items() if gaps}
 
 
-def draw(table, contents, pyplot):
+def draw(table, contents, pyplot, ticker):
     """A panel a column, at most three side by side; a line for each two rows."""
     gaps = gaps_of(table, contents)
     across = min(3, len(gaps))
@@ -57,8 +58,11 @@ def draw(table, contents, pyplot):
                 axis.plot(shown(paper), line, "D", color=PAPER, ms=4)
         if column.compare == "ratio":
             axis.set_xscale("log")
+            low, high = axis.get_xlim()
+            at = (1, 3) if high > 5 * low else (1, 1.5, 2, 3, 5, 7)
+            axis.xaxis.set_major_locator(ticker.LogLocator(subs=at))
             axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}x")
-            axis.xaxis.set_minor_formatter(lambda x, _: "")
+            axis.xaxis.set_minor_locator(ticker.NullLocator())
         axis.axvline(shown(0), color="gray", lw=0.8)
         axis.set_yticks(range(len(of_column)), [what for what, *_ in of_column], fontsize=8)
         axis.set_ylim(len(of_column) - 0.5, -0.5)
@@ -75,7 +79,7 @@ def main():
     parser.add_argument("--out", default=".", help="the folder of the pictures [.]")
     options = parser.parse_args()
     find_matplotlib().use("svg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
     # Letters stay letters, and the same figures make the same file.
     pyplot.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "tables", "font.family": "sans-serif"}
     for path in options.tables:
@@ -88,7 +92,7 @@ def main():
         name = os.path.join(options.out, os.path.basename(path).removesuffix(".json") + ".svg")
         # (A test reads what is drawn there.)
         about = {"Date": None, "Description": json.dumps(gaps_of(table, contents))}
-        draw(table, contents, pyplot).savefig(name, metadata=about)
+        draw(table, contents, pyplot, ticker).savefig(name, metadata=about)
         print(f"wrote {name}")
 
 

@@ -415,9 +415,9 @@ from plot_tables import gaps_of
 rows = [{"row": "1", "against": None, "first": {"values": [0.2], "paper": 0.467}},
         {"row": "2", "against": "1", "first": {"gap": -1.5, "interval": 0.5, "paper": 0.048, "paper_gap": -2.27}},
         {"row": "3", "against": "1", "first": {"gap": 0.5, "paper": "lower"}},
-        {"row": "4", "against": "1", "first": {"gap": 9, "paper": None, "sign": "untrained"}}]
+        {"row": "4", "against": "1", "first": {"gap": 9, "paper": None}}]
 controls = [{"row": "2", "against": "3", "column": "first", "gap": 0.1, "paper_gap": 0.2}]
-assert gaps_of(TABLES["p1-4"], {"rows": rows, "controls": controls}) == {"first": [
+assert gaps_of(TABLES["p1-4"], {"rows": rows, "controls": controls, "untrained": ["4"]}) == {"first": [
     ("G1 elementwise / baseline", -1.5, 0.5, -2.27), ("G1 headwise / baseline", 0.5, 0, "lower"),
     ("G1 elementwise / G1 headwise", 0.1, 0, 0.2)]}
 
