@@ -239,7 +239,7 @@ size_t Model::tokens_read() const {
 }
 
 void Model::weights_changed() {
-  weights.round_copies(memory_->ctx);
+  weights.whole_changed(memory_->ctx);
 }
 
 // ---- quantized

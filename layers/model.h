@@ -58,7 +58,7 @@ class Model {
   // The architecture alone: what it is made of can be listed, nothing can be run.
   explicit Model(const ModelConfig& config);
   // With memory for batches of up to B sequences of up to T tokens; weights from `seed`.
-  Model(const ModelConfig& config, size_t B, size_t T, uint64_t seed, Context& ctx);
+  Model(const ModelConfig& config, size_t B, size_t T, uint64_t seed, Context& ctx, Masters masters = Masters::whole);
   // For generation alone: without gradients, and layers take turns in the memory of their activations. Nothing is in
   // the weights. Of what follows only parameters, weights, and what is said of growing sequences may be asked for.
   Model(const ModelConfig& config, const Generation& generation, Context& ctx);
@@ -103,7 +103,7 @@ class Model {
   // Tokens that each sequence has.
   size_t tokens_read() const;
 
-  // After weights.values have changed, other than by the optimizer.
+  // After weights.whole() has changed, other than by the optimizer.
   void weights_changed();
 
   // From here on the linear layers of the blocks compute with numbers of that format (layers/quantizer.h). There is no

@@ -161,12 +161,13 @@ Model::Model(const ModelConfig& c)
   layers_->begins = weights.layer_begins();
 }
 
-Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& ctx) : Model(c) {
+Model::Model(const ModelConfig& c, size_t B, size_t T, uint64_t seed, Context& ctx, Masters masters) : Model(c) {
   plan(B, T);
   memory_ = std::make_unique<Memory>(ctx, seed);
-  weights.allocate([this](const ParameterVisitor& visit) { parameters(visit); }, ctx.device, config.storage);
+  const Parameters::List list = [this](const ParameterVisitor& visit) { parameters(visit); };
+  weights.allocate(list, ctx.device, config.storage, true, masters);
   weights.initialise(config.init, config.layers, seed);
-  weights.round_copies(ctx);
+  weights.whole_changed(ctx);
   Memory& m = *memory_;
   make_positions(T);
 

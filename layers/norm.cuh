@@ -99,8 +99,8 @@ class Norm {
     if (!config_.with_gate()) return;
     const NormGateConfig& gate = config_.gate;
     const Init up = gate.zero_init ? Init::constant(0) : Init::normal();
-    visit(down_, "gate_down.weight", {gate.rank, C_}, Init::normal(), Decay::yes, Use::product);
-    visit(up_, "gate_up.weight", {shape(0).scores(), gate.rank}, up, Decay::yes, Use::product);
+    visit(down_, "gate_down.weight", {gate.rank, C_}, Init::normal(), Decay::yes, Use::fp32_product);
+    visit(up_, "gate_up.weight", {shape(0).scores(), gate.rank}, up, Decay::yes, Use::fp32_product);
   }
   // output: how long y is needed.
   void activations(const TensorVisitor& visit, size_t N, Lifetime output = Lifetime::pass) {

@@ -75,27 +75,32 @@ Parameters::Parameters(const List& list) {
     size_t bytes;
     require(!__builtin_mul_overflow(p.size, sizeof(float), &bytes), "the parameters' sizes overflow: lower them");
     size_ = add_sizes(size_, padded_elements(p.size));
+    list_.back().fp32_offset = fp32_size_;
+    if (is_read_in_fp32(p.use)) fp32_size_ += padded_elements(p.size);
   }));
 }
 
-void Parameters::allocate(const List& list, Device device, Storage storage, bool gradients) {
-  values = Buffer<float>(device, size_);
+void Parameters::allocate(const List& list, Device device, Storage storage, bool gradients, Masters masters) {
+  masters_ = masters;
+  values = Buffer<float>(device, masters == Masters::whole ? size_ : fp32_size_);
   if (gradients) grads = Buffer<float>(device, size_);
   if (storage == Storage::bf16) copies = Buffer<bf16>(device, size_);
   size_t i = 0;
   list(ParameterVisitor([&](Weight& weight, const Parameter&) {
-    const size_t offset = list_[i++].offset;
-    weight.value = values.data() + offset;
-    if (gradients) weight.grad = grads.data() + offset;
-    if (copies.size()) weight.copy = copies.data() + offset;
+    const Parameter& p = list_[i++];
+    if (masters == Masters::whole)
+      weight.value = values.data() + p.offset;
+    else
+      weight.value = is_read_in_fp32(p.use) ? values.data() + p.fp32_offset : nullptr;
+    if (gradients) weight.grad = grads.data() + p.offset;
+    if (copies.size()) weight.copy = copies.data() + p.offset;
   }));
 }
 
 namespace {
 
 double standard_deviation(const Parameter& p, const InitRule& rule, size_t layers) {
-  const bool matrix = p.use == Use::linear || p.use == Use::product;
-  if (rule.kind == InitRule::Kind::fan_in && matrix) return 1 / std::sqrt(double(p.shape.back()));
+  if (rule.kind == InitRule::Kind::fan_in && is_product(p.use)) return 1 / std::sqrt(double(p.shape.back()));
   const bool scaled = rule.kind == InitRule::Kind::depth_scaled && p.init.kind == Init::Kind::written;
   return scaled ? rule.std / std::sqrt(2.0 * double(layers)) : rule.std;
 }
@@ -125,7 +130,7 @@ std::array<double, 2> initial_pair(const Init& init, double deviation, uint64_t 
 }  // namespace
 
 void Parameters::initialise(const InitRule& rule, size_t layers, uint64_t seed) {
-  fill_from_host(values, [&](float* host) {
+  fill_from_host(whole(), [&](float* host) {
     for (const Parameter& p : list_) {
       const uint64_t stream = stream_of(Purpose::init, hash_of(p.name));
       const double deviation = standard_deviation(p, rule, layers);
@@ -138,8 +143,12 @@ void Parameters::initialise(const InitRule& rule, size_t layers, uint64_t seed) 
   });
 }
 
-void Parameters::round_copies(Context& ctx) {
-  if (copies.size()) round_to_bf16(copies.data(), values.data(), size_, ctx);
+void Parameters::whole_changed(Context& ctx) {
+  if (copies.size()) round_to_bf16(copies.data(), whole().data(), size_, ctx);
+  if (masters_ == Masters::shared)
+    for (const Parameter& p : list_)
+      if (is_read_in_fp32(p.use))
+        copy_rows(values.data() + p.fp32_offset, 1, grads.data() + p.offset, 1, 1, p.size, ctx);
 }
 
 std::vector<size_t> Parameters::layer_begins() const {
@@ -171,7 +180,7 @@ size_t Parameters::active() const {
 double Parameters::product_flops() const {
   double flops = 0;
   for (const Parameter& p : list_)
-    if (p.use == Use::linear || p.use == Use::product) flops += 6.0 * p.share * double(p.size);
+    if (is_product(p.use)) flops += 6.0 * p.share * double(p.size);
   return flops;
 }
 

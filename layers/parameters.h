@@ -25,7 +25,7 @@ namespace gated {
 class RowQuantizer;  // layers/quantizer.h
 
 // A parameter as its layer sees it, on the device: the values, fp32 masters, their gradient, and in a model that stores
-// bf16 a rounded copy of the values, for products.
+// bf16 a rounded copy of the values, for products. Of a model without masters `value` is null where the copy is read.
 struct Weight {
   float* value = nullptr;
   float* grad = nullptr;
@@ -67,8 +67,16 @@ enum class Decay { no, yes };
 // What a parameter does, which decides its FLOPs: a factor of a matrix product costs 2 for every element and token in
 // the forward and 4 in the backward. A table that is looked up and a scale or shift of elements cost next to nothing.
 // linear is the product of a layer's bulk, which a quantized evaluation rounds (layers/quantizer.h); product is any
-// other.
-enum class Use { linear, product, lookup, scale };
+// other, fp32_product one that is computed in fp32 in a model of bf16, too.
+enum class Use { linear, product, fp32_product, lookup, scale };
+
+inline bool is_product(Use use) {
+  return use == Use::linear || use == Use::product || use == Use::fp32_product;
+}
+// In a model of bf16: or is it the rounded copy?
+inline bool is_read_in_fp32(Use use) {
+  return use == Use::fp32_product || use == Use::scale;
+}
 
 using Shape = std::vector<size_t>;
 
@@ -88,6 +96,7 @@ struct Parameter {
   double share;   // of all tokens that meet it: 1, or for an expert its share of the tokens
   size_t offset;  // in elements
   size_t size;
+  size_t fp32_offset = 0;  // among those that are read in fp32
 };
 
 // What a layer's parameters() calls.
@@ -198,6 +207,9 @@ class ScratchPlan {
   size_t bytes_ = 0, thread_bytes_ = 0;
 };
 
+// Who has the fp32 masters of a model that stores bf16: the model, or several ranks, each a share (training/optimizer.cuh).
+enum class Masters { whole, shared };
+
 // All weights of a model in one flat buffer, and their gradients in another with the same offsets.
 class Parameters {
  public:
@@ -206,10 +218,16 @@ class Parameters {
   // Lists what list(visit) names. Memory comes with allocate().
   explicit Parameters(const List& list);
   // For a model that is only read, there is none for gradients: `grad` of its weights is null. Storage is that of
-  // activations: for bf16 there is a rounded copy of every value, with the same offset.
-  void allocate(const List& list, Device device, Storage storage, bool gradients = true);
-  // After the values have changed, other than by the optimizer: makes the copies anew.
-  void round_copies(Context& ctx);
+  // activations: for bf16 there is a rounded copy of every value, with the same offset. Where masters are shared, values
+  // are those alone that are read in fp32, one parameter after the other.
+  void allocate(const List& list, Device device, Storage storage, bool gradients = true,
+                Masters masters = Masters::whole);
+  Masters masters() const { return masters_; }
+  // All values, to be written other than by the optimizer. Without masters they stand where gradients do, until the
+  // next backward.
+  Buffer<float>& whole() { return masters_ == Masters::whole ? values : grads; }
+  // After that: makes of them the copies, and what else is read.
+  void whole_changed(Context& ctx);
 
   // Every value is a function of (seed, parameter name, index): a variant that adds a parameter leaves the others'
   // starting values as they were. Padding between tensors is zero, so that sums over a flat buffer may run across it.
@@ -220,9 +238,11 @@ class Parameters {
   // Where each layer's parameters begin, which follow one another, and where those of the last one end. Before them
   // stand the embedding's, behind them what a forward reads last.
   std::vector<size_t> layer_begins() const;
+  size_t fp32_size() const { return fp32_size_; }  // of what is read in fp32
   // Of the values and their copies.
-  size_t bytes_of_values(Storage storage) const {
-    return size_ * (sizeof(float) + (storage == Storage::bf16 ? sizeof(bf16) : 0));
+  size_t bytes_of_values(Storage storage, Masters masters = Masters::whole) const {
+    return (masters == Masters::whole ? size_ : fp32_size_) * sizeof(float) +
+           (storage == Storage::bf16 ? size_ * sizeof(bf16) : 0);
   }
   size_t total() const;   // elements of all parameters
   size_t active() const;  // of those that a token meets
@@ -235,7 +255,8 @@ class Parameters {
 
  private:
   std::vector<Parameter> list_;
-  size_t size_ = 0;
+  size_t size_ = 0, fp32_size_ = 0;
+  Masters masters_ = Masters::whole;
 };
 
 }  // namespace gated

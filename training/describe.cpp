@@ -46,12 +46,13 @@ static std::string travels(const Config& config, const Model& model) {
   for (size_t i = 0; i < deal.buckets(); i++)
     if (deal.bucket(i).begin >= model.weights.layer_begins()[0]) hidden += deal.bucket(i).size();
   const double whole = double(model.weights.flat_size()) * sizeof(float);
-  const double part = double(deal.most_owned()) * sizeof(float);
+  const Storage storage = config.model.storage;
+  const double read = double(model.weights.bytes_of_values(storage, Optimizer::masters(storage, R)));
   const auto line = [](const char* what, double bytes) { return format("  %-58s %31.1f\n", what, bytes / 1048576.0); };
   return format("sent by a rank, MiB a step, of %zu ranks\n", R) +
          line(format("gradients, %zu round%s, to their owners", rounds, rounds == 1 ? "" : "s").c_str(),
               double(rounds) * whole * double(R - 1) / double(R)) +
-         line("weights, from their owner, to the others", part * double(R - 1)) +
+         line("weights, from their owner, to the others", read * double(R - 1) / double(R)) +
          format("  %-58s %30.1f%%\n", "of both, behind compute: all but the embedding",
                 100 * double(hidden) / double(model.weights.flat_size()));
 }

@@ -18,7 +18,7 @@ TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, si
   model.plan(B, T);
   const ScratchPlan scratch = scratch_plan(model, device);
   constexpr size_t f = sizeof(float);
-  return {model.weights.bytes_of_values(config.storage),
+  return {Optimizer::weight_bytes(model.weights, config.storage, ranks),
           f * Optimizer::gradient_values(model.weights, slices, ranks),
           Optimizer::state_bytes(model.weights, ranks),
           model.activation_bytes(),

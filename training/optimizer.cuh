@@ -16,7 +16,6 @@
 // tests/test_trainer.cpp
 #pragma once
 #include "kernels/adamw.h"
-#include "kernels/bf16/round.h"
 #include "kernels/gradient.h"
 #include "layers/parameters.h"
 #include "layers/pass.h"
@@ -37,6 +36,17 @@ class Optimizer {
   static constexpr const char* state_prefixes[] = {"optimizer.m.", "optimizer.v."};  // the first and the second moment
   static size_t state_bytes(const Parameters& weights, size_t ranks) {
     return std::size(state_prefixes) * Deal(weights, ranks).most_owned() * sizeof(float);
+  }
+
+  // In a model of bf16 several ranks share the fp32 masters as they share the states: nobody else reads them.
+  static Masters masters(Storage storage, size_t ranks) {
+    return storage == Storage::bf16 && ranks > 1 ? Masters::shared : Masters::whole;
+  }
+  // Of the weights in every form: what a forward reads, and of shared masters what a rank owns.
+  static size_t weight_bytes(const Parameters& weights, Storage storage, size_t ranks) {
+    const Masters m = masters(storage, ranks);
+    return weights.bytes_of_values(storage, m) +
+           (m == Masters::shared ? Deal(weights, ranks).most_owned() * sizeof(float) : 0);
   }
 
   static constexpr size_t group = 8;
@@ -65,6 +75,8 @@ class Optimizer {
       states.push_back({prefix, Buffer<float>(ctx.device, owned)});
       set_zero(states.back().values.data(), owned, ctx_);
     }
+    if (weights.masters() == Masters::shared) masters_ = Buffer<float>(ctx.device, owned);
+    weights_changed();
     if (slices > 1) total_ = Buffer<float>(ctx.device, owned);
     if (slices > group) group_ = Buffer<float>(ctx.device, owned);
     if (ctx.device == Device::cuda && !ranks.alone())
@@ -76,8 +88,29 @@ class Optimizer {
   template <class F>
   void each_owned(const Parameter& p, F f) const {
     for (const Piece& piece : own_)
-      if (const Span both = common(piece.elements, p); both.size())
+      if (const Span both = common(piece.elements, span_of(p)); both.size())
         f(both.begin - p.offset, both.size(), piece.at + both.begin - piece.elements.begin);
+  }
+  // After weights.whole() has changed, other than by an update.
+  void weights_changed() {
+    if (weights_.masters() == Masters::shared)
+      for (const Piece& p : own_)
+        copy_rows(masters_.data() + p.at, 1, weights_.grads.data() + p.elements.begin, 1, 1, p.elements.size(), ctx_);
+  }
+  // All weights in fp32, until the next step: a call of all ranks. Where masters are shared they take the place of the
+  // last slice's gradient.
+  const Buffer<float>& whole_weights() {
+    await_weights();
+    ctx_.synchronize();
+    if (weights_.masters() == Masters::shared)
+      fill_from_host(weights_.grads, [&](float* host) {
+        for (size_t i = 0; i < own_.size(); i++) {
+          const auto& [elements, at] = std::tie(own_[i].elements, own_[i].at);
+          Buffer<float>::copy_to_host(ctx_.device, host + elements.begin, masters_.data() + at, elements.size());
+          ranks_.all_gather(host, [&](size_t rank) { return courier_.deal.part(i, rank); });
+        }
+      });
+    return weights_.whole();
   }
   // On the host of the leading rank, of a parameter what state i has, from all its owners: a call of all ranks.
   void gather_state(float* to, size_t i, const Parameter& p) const {
@@ -89,7 +122,7 @@ class Optimizer {
     if (ranks_.leads())
       ranks_.each_other([&](size_t rank) {
         for (size_t bucket = 0; bucket < own_.size(); bucket++)
-          if (const Span both = common(courier_.deal.part(bucket, rank), p); both.size())
+          if (const Span both = common(courier_.deal.part(bucket, rank), span_of(p)); both.size())
             in.push_back({rank, to + (both.begin - p.offset), both.size() * sizeof(float)});
       });
     if (!ranks_.alone()) ranks_.exchange(out, in);
@@ -117,13 +150,7 @@ class Optimizer {
   }
   // The weights up to element `end`, all where none is said, are those of the last update when this returns. A call
   // after every update before anything reads them.
-  void await_weights(size_t end = SIZE_MAX) {
-    courier_.await_weights(end, [&](size_t i) {
-      const Span all = courier_.deal.bucket(i);
-      if (weights_.copies.size())
-        round_to_bf16(weights_.copies.data() + all.begin, weights_.values.data() + all.begin, all.size(), ctx_);
-    });
-  }
+  void await_weights(size_t end = SIZE_MAX) { courier_.await_weights(end); }
   // Of the gradients that other ranks sent in this step, what share had come before their backward ended.
   double early_share() { return courier_.early_share(); }
 
@@ -141,17 +168,19 @@ class Optimizer {
         gradient_squares(sums_.data() + p.elements.begin / buffer_chunk, gradient() + p.at, n, ctx_);
     gather_sums(0, chunks_);
     gradient_root(norm_.data(), sums_.data(), chunks_, ctx_);
-    for (const Piece& p : own_) {
-      if (p.elements.size()) move(p);
-      if (!ranks_.alone() && ctx_.device != Device::cuda) courier_.send_weights(weights_.values.data());
+    for (size_t i = 0; i < own_.size(); i++) {
+      if (own_[i].elements.size()) move(own_[i], courier_.fp32_parts(i));
+      if (!ranks_.alone() && ctx_.device != Device::cuda)
+        courier_.send_weights(weights_.values.data(), weights_.copies.data());
     }
     if (ctx_.device == Device::cuda && !ranks_.alone()) {
       ctx_.synchronize();
-      edit_on_host(ctx_.device, weights_.values.data(), weights_.values.size(), [&](float* host) {
-        for (size_t i = 0; i < own_.size(); i++) courier_.send_weights(host);
-        courier_.await_weights(SIZE_MAX, [](size_t) {});
+      edit_on_host(ctx_.device, weights_.values.data(), weights_.values.size(), [&](float* values) {
+        edit_on_host(ctx_.device, weights_.copies.data(), weights_.copies.size(), [&](bf16* copies) {
+          for (size_t i = 0; i < own_.size(); i++) courier_.send_weights(values, copies);
+          await_weights();
+        });
       });
-      weights_.round_copies(ctx_);
     } else if (!overlaps()) {
       await_weights();
     }
@@ -193,16 +222,13 @@ class Optimizer {
     std::vector<AdamWTensor> tensors;
     AdamWBlocks blocks;
   };
-  static Span common(Span a, const Parameter& p) {
-    return {std::clamp(a.begin, p.offset, p.offset + p.size), std::clamp(a.end, p.offset, p.offset + p.size)};
-  }
   static std::vector<Piece> pieces_of(const Deal& deal, const Parameters& weights, size_t rank) {
     std::vector<Piece> pieces;
     size_t at = 0, block = 0;
     for (size_t i = 0; i < deal.buckets(); i++) {
       Piece piece = {deal.part(i, rank), at, {}, {}};
       for (const Parameter& p : weights.list())
-        if (const Span both = common(piece.elements, p); both.size())
+        if (const Span both = common(piece.elements, span_of(p)); both.size())
           piece.tensors.push_back({at + both.begin - piece.elements.begin, both.size(), p.decay == Decay::yes});
       piece.blocks = {block, AdamWPlan::block_count(piece.tensors)};
       at += piece.elements.size();
@@ -217,12 +243,17 @@ class Optimizer {
     return all;
   }
 
-  // The update of a piece.
-  void move(const Piece& p) {
+  // The update of a piece. Of shared masters what is read in fp32 moves, too.
+  void move(const Piece& p, const std::vector<Parameter>& fp32_parts) {
     const size_t shift = p.elements.begin - p.at;  // from the own buffers to the flat ones
     bf16* const copies = weights_.copies.size() ? weights_.copies.data() + shift : nullptr;
     float *const m = states[0].values.data(), *const v = states[1].values.data();
-    adamw_update(weights_.values.data() + shift, m, v, copies, gradient(), norm_.data(), plan_, p.blocks, ctx_);
+    float* const w = weights_.masters() == Masters::shared ? masters_.data() : weights_.values.data() + shift;
+    adamw_update(w, m, v, copies, gradient(), norm_.data(), plan_, p.blocks, ctx_);
+    for (const Parameter& read : fp32_parts)
+      if (const Span both = common(p.elements, span_of(read)); both.size())
+        copy_rows(weights_.values.data() + read.fp32_offset + (both.begin - read.offset), 1, w + (both.begin - shift),
+                  1, 1, both.size(), ctx_);
   }
   // Adds `count` slices, from the first on, to the sum of a piece. The slices' pieces lie `step` apart.
   void add(size_t first, const float* pieces, size_t count, size_t step, const Piece& piece) {
@@ -278,7 +309,8 @@ class Optimizer {
   const std::vector<Piece> own_;  // one of each bucket
   AdamWPlan plan_;
   Buffer<float> norm_, part_norm_;
-  Buffer<float> sums_;  // of chunks, of the norm. (A part of the chunks may begin and end inside of one.)
+  Buffer<float> sums_;     // of chunks, of the norm. (A part of the chunks may begin and end inside of one.)
+  Buffer<float> masters_;  // of what it owns, where they are shared
   Buffer<float> total_, group_;
   Buffer<float> device_pieces_;  // of a bucket, where the host's memory is not the device's
 

@@ -39,7 +39,8 @@ Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx, const
     : config(c),
       ranks(among),
       program_bytes(ctx.device == Device::cuda ? 0 : memory_of_program()),
-      model(that_fits(c, ctx, among), c.batch, c.model.context, c.seed, ctx),
+      model(that_fits(c, ctx, among), c.batch, c.model.context, c.seed, ctx,
+            Optimizer::masters(c.model.storage, among.count())),
       optimizer(model.weights, c.slice_count(), ctx, among),
       loader_(loader),
       ctx_(ctx),
@@ -191,9 +192,7 @@ void Trainer::look_at_training(size_t count, const std::function<void()>& look) 
 }
 
 std::string Trainer::fingerprint() {
-  optimizer.await_weights();
-  ctx_.synchronize();
-  const HostView<float> weights(model.weights.values);
+  const HostView<float> weights(optimizer.whole_weights());
   std::vector<TensorView> tensors;
   for (const Parameter& p : model.weights.list()) tensors.push_back({p.name, p.shape, weights.data() + p.offset});
   return gated::fingerprint(tensors);
@@ -209,8 +208,7 @@ std::vector<TensorForm> Trainer::saved_tensors() const {
 }
 
 void Trainer::save(std::map<std::string, std::string> metadata) {
-  optimizer.await_weights();
-  ctx_.synchronize();
+  const Buffer<float>& weights = optimizer.whole_weights();
   const std::vector<TensorForm> tensors = saved_tensors();
   std::vector<float> host;  // one tensor, where the host cannot read it in place
   const ValuesOf values = [&](size_t i) -> const float* {
@@ -218,10 +216,10 @@ void Trainer::save(std::map<std::string, std::string> metadata) {
     const Parameter& p = model.weights.list()[i % parameters];
     const bool is_weight = i < parameters;
     if (ctx_.device != Device::cuda && (is_weight || ranks.alone()))
-      return (is_weight ? model.weights.values : optimizer.states[i / parameters - 1].values).data() + p.offset;
+      return (is_weight ? weights : optimizer.states[i / parameters - 1].values).data() + p.offset;
     host.resize(p.size);
     if (is_weight)
-      Buffer<float>::copy_to_host(ctx_.device, host.data(), model.weights.values.data() + p.offset, p.size);
+      Buffer<float>::copy_to_host(ctx_.device, host.data(), weights.data() + p.offset, p.size);
     else
       optimizer.gather_state(host.data(), i / parameters - 1, p);
     return host.data();
@@ -239,10 +237,9 @@ size_t Trainer::checkpoint_bytes(const std::map<std::string, std::string>& metad
 }
 
 void Trainer::load(const Checkpoint& checkpoint) {
-  fill_from_host(model.weights.values, [&](float* host) {
+  set_weights([&](float* host) {
     for (const Parameter& p : model.weights.list()) checkpoint.read_numbers(p.name, p.shape, host + p.offset);
   });
-  model.weights_changed();
   for (Optimizer::State& state : optimizer.states)
     fill_from_host(state.values, [&](float* host) {
       for (const Parameter& p : model.weights.list())
@@ -254,8 +251,13 @@ void Trainer::load(const Checkpoint& checkpoint) {
 }
 
 void Trainer::start_from(const ModelSource& source) {
-  fill_from_host(model.weights.values, [&](float* host) { source.read(model.config, model.weights.list(), host); });
+  set_weights([&](float* host) { source.read(model.config, model.weights.list(), host); });
+}
+
+void Trainer::set_weights(const std::function<void(float*)>& fill) {
+  fill_from_host(model.weights.whole(), fill);
   model.weights_changed();
+  optimizer.weights_changed();
 }
 
 }  // namespace gated

@@ -104,6 +104,7 @@ class Trainer {
   void start_from(const ModelSource& source);
 
  private:
+  void set_weights(const std::function<void(float* whole)>& fill);
   void gather_reports();
   std::optional<Routing> routing(const float* reports) const;
   std::string best_rate_text() const;

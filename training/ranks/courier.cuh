@@ -20,9 +20,18 @@ class Courier {
       : deal(weights, ranks.count()),
         ranks_(ranks),
         received_(device == Device::cuda ? Device::cpu : device, received_values(deal, ranks.count())),
-        weights_(deal.buckets()) {}
+        is_whole_(weights.masters() == Masters::whole),
+        fp32_parts_(deal.buckets()),
+        weights_(deal.buckets()) {
+    for (size_t i = 0; i < deal.buckets() && !is_whole_; i++)
+      for (const Parameter& p : weights.list())
+        if (is_read_in_fp32(p.use) && common(deal.bucket(i), span_of(p)).size()) fp32_parts_[i].push_back(p);
+  }
 
   const Deal deal;
+
+  // Where masters are shared: what of a bucket is read in fp32.
+  const std::vector<Parameter>& fp32_parts(size_t bucket) const { return fp32_parts_[bucket]; }
 
   // Elements that are received at a time: gradients of a few buckets from all ranks.
   static size_t received_values(const Deal& deal, size_t ranks) {
@@ -53,28 +62,34 @@ class Courier {
 
   // ---- weights, from the first bucket to the last
 
-  // A call for each bucket, once all of the last update have come. Of values (whole) this rank's part of the next
-  // bucket is new: it goes to the others, and theirs come.
-  void send_weights(float* values) {
+  // A call for each bucket, once all of the last update have come. Of the parameters' values and copies this rank's part
+  // of the next bucket is new: it goes to the others, and theirs come. Where masters are shared the copies go, and the
+  // values of what is read in fp32.
+  void send_weights(float* values, bf16* copies) {
     if (weights_sent_ == deal.buckets()) weights_sent_ = weights_come_ = 0;
     const size_t bucket = weights_sent_++;
     std::vector<ranks::Message> out, in;
+    const auto add = [&](std::vector<ranks::Message>& to, size_t rank, size_t owner) {
+      const Span part = deal.part(bucket, owner);
+      to.push_back(is_whole_ ? message(rank, values, part) : message(rank, copies, part));
+      for (const Parameter& p : fp32_parts(bucket))
+        if (const Span both = common(part, span_of(p)); both.size())
+          to.push_back(message(rank, values + p.fp32_offset, {both.begin - p.offset, both.end - p.offset}));
+    };
     ranks_.each_other([&](size_t i) {
-      out.push_back(message(i, values, deal.part(bucket, ranks_.rank())));
-      in.push_back(message(i, values, deal.part(bucket, i)));
+      add(out, i, ranks_.rank());
+      add(in, i, i);
     });
     weights_[bucket] = ranks_.begin(out, in);
   }
-  // Waits for those up to element `end`. Calls arrived(bucket) of each bucket that is there, once.
-  template <class Arrived>
-  void await_weights(size_t end, Arrived arrived) {
+  // Waits for those up to element `end`.
+  void await_weights(size_t end) {
     for (; weights_come_ < weights_sent_; weights_come_++) {
       ranks::Journey& journey = *weights_[weights_come_];
       if (deal.bucket(weights_come_).begin < end)
         ranks_.finish(journey);
       else if (!ranks_.is_done(journey))
         return;
-      arrived(weights_come_);
     }
   }
 
@@ -82,8 +97,9 @@ class Courier {
   // Buckets of gradients that are on their way at a time.
   static constexpr size_t slots = 4;
 
-  static ranks::Message message(size_t rank, float* whole, Span part) {
-    return {rank, whole + part.begin, part.size() * sizeof(float)};
+  template <class T>
+  static ranks::Message message(size_t rank, T* whole, Span part) {
+    return {rank, whole + part.begin, part.size() * sizeof(T)};
   }
   float* slot(size_t i) { return received_.data() + i % slots * ranks_.count() * deal.most_part(); }
 
@@ -119,6 +135,8 @@ class Courier {
 
   const Ranks ranks_;
   Buffer<float> received_;
+  const bool is_whole_;  // what values holds
+  std::vector<std::vector<Parameter>> fp32_parts_;
   // Of the gradients and the weights how many buckets are on their way or have come, and how many have.
   std::unique_ptr<ranks::Journey> gradients_[slots];
   size_t sent_ = 0, folded_ = 0;

@@ -17,6 +17,11 @@
 
 namespace gated {
 
+// Where a parameter stands in them.
+inline Span span_of(const Parameter& p) {
+  return {p.offset, p.offset + p.size};
+}
+
 class Deal {
  public:
   Deal(const Parameters& weights, size_t ranks) : ranks_(ranks), size_(weights.flat_size()) {

@@ -19,6 +19,12 @@ struct Span {
   size_t size() const { return end - begin; }
 };
 
+// What both have.
+inline Span common(Span a, Span b) {
+  const size_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
 // Of n things in their order, those that one of `count` owners has: they differ by one at most, and may be none.
 inline Span share_of(size_t n, size_t owner, size_t count) {
   return {n * owner / count, n * (owner + 1) / count};
