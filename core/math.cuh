@@ -7,6 +7,7 @@
 //
 //   function         largest error, all floats   limits
 //   exact_exp        0.892 ulp                   denormal below -87.3, 0 below -103.97, inf above 88.72
+//   exp_to_40        exact_exp, for x <= 40 alone
 //   exact_log        0.952 ulp                   log(+-0) = -inf, NaN below 0
 //   exact_sigmoid    1.981 ulp                   towards -inf like exp: denormal, then 0
 //   exact_tanh       1.363 ulp                   +-1 beyond 9.02; tanh(-0) = -0
@@ -148,6 +149,13 @@ HD float exact_exp(float x) {
   return detail::exp_in_range(below < -104.0f ? -104.0f : below);
 }
 
+// exact_exp's bits for x <= 40 and NaN, in a third fewer instructions; above 40 whatever comes out. Softmax takes
+// differences from a largest or from a sum, about 0 at most. The exponent is 58 at most, so 2^(n+64) is one factor for all.
+HD float exp_to_40(float x) {
+  const detail::Exp e = detail::exp_parts(x < -104.0f ? -104.0f : x);
+  return e.mantissa * detail::power_of_two(e.exponent + 64) * 0x1p-64f;
+}
+
 // x = 2^k (1+f): log x = k ln2 + f + f^2 P(f).
 HD float exact_log(float x) {
   const float magnitude = fabsf(x);
@@ -218,6 +226,9 @@ HD float exact_erf(float x) {
 
 HD double exact_exp(double x) {
   return std::exp(x);
+}
+HD double exp_to_40(double x) {
+  return exact_exp(x);
 }
 HD double exact_log(double x) {
   return std::log(x);

@@ -171,7 +171,7 @@ __device__ inline float& weight(Shared& shared, int r, int c) {
 __device__ inline void weights_p(Shared& shared, AttentionScore score, const float (&x)[4][8]) {
   if (score == AttentionScore::softmax) {
     for (int c = 0; c < 8; c++)
-      for (int r = 0; r < 4; r++) weight(shared, r, c) = exact_exp(x[r][c]);
+      for (int r = 0; r < 4; r++) weight(shared, r, c) = exp_to_40(x[r][c]);
   } else {
     for (int c = 0; c < 8; c++)
       for (int r = 0; r < 4; r++) weight(shared, r, c) = exact_sigmoid(x[r][c]);

@@ -18,7 +18,7 @@ HD T log_sum_exp(T max, T sum, bool known) {
 
 template <class T>
 HD T dlogit(T logit, T lse, T one_at_target, T dloss) {
-  return (exact_exp(logit - lse) - one_at_target) * dloss;
+  return (exp_to_40(logit - lse) - one_at_target) * dloss;
 }
 
 }  // namespace gated

@@ -120,6 +120,16 @@ void measure(const Function& f, const std::vector<float>& x, const std::vector<f
   for (size_t i = 0; i < x.size(); i++) worst.see(float_ulps(y[i], f.reference(x[i])), x[i]);
 }
 
+// At how many x up to 40 exp_to_40 is not exact_exp.
+size_t differ_to_40(const std::vector<float>& x) {
+  std::vector<float> y(x.size()), expected(x.size());
+  map<exp_to_40>(y.data(), x.data(), x.size());
+  map<exact_exp>(expected.data(), x.data(), x.size());
+  size_t differ = 0;
+  for (size_t i = 0; i < x.size(); i++) differ += !(x[i] > 40) && !same_bits(y[i], expected[i]);
+  return differ;
+}
+
 bool is_odd(const Function& f) {
   return f.map == map<exact_tanh> || f.map == map<exact_erf>;
 }
@@ -160,6 +170,20 @@ TEST_CASE("math: at every float within the bound; log and tanh never fall", "[.e
     CHECK(worst.error <= f.bound);
     if (never_falls(f)) CHECK(falls == 0);
   }
+}
+
+TEST_CASE("math: exp_to_40 has exact_exp's bits up to 40", "[math]") {
+  CHECK(differ_to_40(inputs()) == 0);
+}
+
+TEST_CASE("math: exp_to_40 has exact_exp's bits at every float up to 40", "[.exhaustive]") {
+  std::vector<float> x(1 << 16);
+  size_t differ = 0;
+  for (uint64_t first = 0; first < uint64_t(1) << 32; first += x.size()) {
+    for (size_t i = 0; i < x.size(); i++) x[i] = bits_float(uint32_t(first + i));
+    differ += differ_to_40(x);
+  }
+  CHECK(differ == 0);
 }
 
 TEST_CASE("math: golden fingerprints", "[math]") {

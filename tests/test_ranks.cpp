@@ -338,7 +338,7 @@ TEST_CASE("ranks: what they own and send between layers has the bits of one rank
       std::vector<std::string> trouble(R);
       std::vector<std::thread> threads;
       for (size_t rank = 0; rank < R; rank++)
-        threads.emplace_back([&, rank] {
+        threads.emplace_back([&, slices = slices, rank] {
           ThreadTransport transport(hub, rank);
           try {
             got[rank] = optimized(sizes, storage, slices, &transport, &one);

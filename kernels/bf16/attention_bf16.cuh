@@ -29,7 +29,7 @@ HD float finite_max(float m) {
 // Of the sum over d of a score. -inf gives +0.
 HD float weight_of(AttentionScore score, float sum, float scale, float base) {
   const float x = fused(sum, scale, -base);
-  return score == AttentionScore::softmax ? exact_exp(x) : exact_sigmoid(x);
+  return score == AttentionScore::softmax ? exp_to_40(x) : exact_sigmoid(x);
 }
 // dp becomes ds.
 HD float gradient_of(AttentionScore score, float p, float dp, float delta) {

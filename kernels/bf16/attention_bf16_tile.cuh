@@ -108,7 +108,7 @@ __device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], f
       const float before = m[r];
       m[r] = max_of(largest * scale, before);
       base[r] = finite_max(m[r]);
-      alpha[r] = exact_exp(before - base[r]);
+      alpha[r] = exp_to_40(before - base[r]);
     }
   weights_of(score, kind, scale, [&](int, int e) { return base[e / 2]; });
   // Columns of a lane are 2t and 2t + 1 mod 8: two of the eight sums.

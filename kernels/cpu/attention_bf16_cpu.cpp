@@ -26,7 +26,7 @@
 namespace gated {
 namespace cpu_attention_bf16 {
 
-// ---- rows of weights: plain loops, which vectorise once exact_exp is inlined: hence gnu::flatten, and a constant score
+// ---- rows of weights: plain loops, which vectorise once exp_to_40 is inlined: hence gnu::flatten, and a constant score
 
 template <AttentionScore score>
 [[gnu::flatten]] static Rescale softmax_row_of(float* c, float& m, float scale, float bias, Seen seen) {
@@ -42,7 +42,7 @@ template <AttentionScore score>
     const float before = m;
     m = max_of(largest[0] * scale, before);
     base = finite_max(m);
-    alpha = exact_exp(before - base);
+    alpha = exp_to_40(before - base);
   }
   for (size_t n = 0; n < block; n++) c[n] = weight_of(score, c[n], scale, base);
   float added[8] = {};

@@ -297,11 +297,11 @@ static void prefetch_rows(const float* x, size_t stride, size_t count, size_t D)
 
 // ---- softmax and its gradient, on rows of products
 //
-// Plain loops over lanes, which vectorise once exact_exp is inlined: hence gnu::flatten, and a constant score.
+// Plain loops over lanes, which vectorise once exp_to_40 is inlined: hence gnu::flatten, and a constant score.
 
 template <AttentionScore score>
 float weight_of(float x) {
-  return score == AttentionScore::softmax ? exact_exp(x) : exact_sigmoid(x);
+  return score == AttentionScore::softmax ? exp_to_40(x) : exact_sigmoid(x);
 }
 
 // m = max of the scores each lane sees.
@@ -447,7 +447,7 @@ static void backward_queries(const Backward& a, const Workspace& w, float* delta
     logit_lanes(p, a.sink, s, b, h, i0);
     if (a.sink.value) product(sink_ds, a.sink.value + h * s.D, s.D, w.dot, s.D, {0, 1, 0, tile / lanes, true});
     for (size_t lane = 0; lane < tile; lane++) {
-      p[lane] = exact_exp(p[lane] - lse[lane]);
+      p[lane] = exp_to_40(p[lane] - lse[lane]);
       sink_ds[lane] = p[lane] * (sink_ds[lane] - delta[lane]);
     }
     std::copy_n(p, count, a.sink_p + s.stat(b, h, i0));
@@ -582,7 +582,7 @@ void attention_forward_cpu(float* o, float* lse, const float* q, const float* k,
       if (!s.sigmoid()) max_rows(m, out, scale, rows, span);
     });
     if (s.sigmoid()) std::fill_n(m, tile, -s.bias);
-    for (size_t lane = 0; lane < tile; lane++) l[lane] = exact_exp(l[lane] - m[lane]);
+    for (size_t lane = 0; lane < tile; lane++) l[lane] = exp_to_40(l[lane] - m[lane]);
     begin_chains(acc, l, sink.value ? sink.value + h * s.D : nullptr, s.D);
     for_rows(j0, i0 + count, count, span, [&](const Rows& rows) {
       float* const p = score + (rows.row - j0) * tile;

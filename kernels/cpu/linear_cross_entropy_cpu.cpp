@@ -28,7 +28,7 @@ void cross_entropy_cpu(float* losses, S* dlogits, const float* logits, const int
     }
     const bool known = target_is_known(target, V);
     const float at_target = l[known ? target : 0], max = row_max_cpu(l, V);
-    const float sum = row_reduce_cpu<float>(V, [=](float acc, size_t v) { return acc + exact_exp(l[v] - max); });
+    const float sum = row_reduce_cpu<float>(V, [=](float acc, size_t v) { return acc + exp_to_40(l[v] - max); });
     const float lse = log_sum_exp(max, sum, known);
     losses[row] = lse - at_target;
     if (!dl) continue;

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(cached::threads)
   __syncthreads();  // the largest score of every warp is there
   for (unsigned w = 0; w < cached::warps; w++) m = max_of(largest[w], m);
   for (size_t j = threadIdx.x; j < kept; j += cached::threads)
-    p[j] = s.sigmoid() ? exact_sigmoid(p[j] + s.bias) : exact_exp(p[j] - m);
+    p[j] = s.sigmoid() ? exact_sigmoid(p[j] + s.bias) : exp_to_40(p[j] - m);
   __syncthreads();  // all weights are there
 
   // The sink is the first link. Without one its weight is exp(-inf) = +0, where chains start anyway.

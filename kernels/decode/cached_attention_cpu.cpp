@@ -31,7 +31,7 @@ namespace {
   if (s.sigmoid())
     for (size_t j = 0; j < kept; j++) p[j] = exact_sigmoid(p[j] + s.bias);
   else
-    for (size_t j = 0; j < kept; j++) p[j] = exact_exp(p[j] - m);
+    for (size_t j = 0; j < kept; j++) p[j] = exp_to_40(p[j] - m);
 }
 
 // acc[d] = chain from acc[d] over slots [begin, end) of p_j v_jd, for V vectors of elements, n elements in all.
