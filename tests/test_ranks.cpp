@@ -574,6 +574,26 @@ TEST_CASE("ranks: checkpoints, log and evaluation are those of one rank, and a r
   REQUIRE(contains(f.run(launch(2) + run + "--slices=2 --out=two --resume").text, "--slices=0, this run has"));
 }
 
+TEST_CASE("ranks: what one is said to take before the first step is its peak", "[ranks]") {
+  NEEDS_RANKS;
+  NEEDS("/usr/bin/time true", "/usr/bin/time", "what a rank takes");
+  const Folder f;
+  const std::string flags =
+      "--layers=1 --hidden=1024 --heads=2 --ffn-hidden=8192 --context=8 --batch=1 --steps=1 --micro-batches=2 "
+      "--val-batches=1 "
+      "--out=run --precision=";
+  for (const char* precision : {"fp32", "bf16"}) {
+    fs::remove_all(f / "run");
+    const std::string said =
+        f.done(launched("2", "/usr/bin/time -f 'peak %M KiB' {repo}/train") + size + flags + precision);
+    INFO(said);
+    const double announced = std::stod(between(said, "FLOP a token, ", " MiB"));
+    for (const auto& peak : matches(said, "peak (\\d+) KiB"))
+      REQUIRE(std::fabs(std::stod(peak[1]) / 1024 / announced - 1) < 0.03);
+    REQUIRE(matches(said, "peak \\d+ KiB").size() == 2);
+  }
+}
+
 TEST_CASE("ranks: the log says which one is slow, and an emulated one has the bits of the CPU", "[ranks]") {
   NEEDS_RANKS;
   const Folder f;

@@ -210,19 +210,22 @@ std::vector<TensorForm> Trainer::saved_tensors() const {
 void Trainer::save(std::map<std::string, std::string> metadata) {
   const Buffer<float>& weights = optimizer.whole_weights();
   const std::vector<TensorForm> tensors = saved_tensors();
-  std::vector<float> host;  // one tensor, where the host cannot read it in place
+  const bool in_place = ctx_.device != Device::cuda;  // does the host read the device's memory?
+  std::vector<float> host;                            // else one tensor
   const ValuesOf values = [&](size_t i) -> const float* {
     const size_t parameters = model.weights.list().size();
     const Parameter& p = model.weights.list()[i % parameters];
     const bool is_weight = i < parameters;
-    if (ctx_.device != Device::cuda && (is_weight || ranks.alone()))
+    if (in_place && (is_weight || ranks.alone()))
       return (is_weight ? weights : optimizer.states[i / parameters - 1].values).data() + p.offset;
-    host.resize(p.size);
+    if (!in_place) host.resize(p.size);
+    // (A parameter's states are asked for after its weights, whose place this may be.)
+    float* const to = in_place ? model.weights.grads.data() + p.offset : host.data();
     if (is_weight)
-      Buffer<float>::copy_to_host(ctx_.device, host.data(), weights.data() + p.offset, p.size);
+      Buffer<float>::copy_to_host(ctx_.device, to, weights.data() + p.offset, p.size);
     else
-      optimizer.gather_state(host.data(), i / parameters - 1, p);
-    return host.data();
+      optimizer.gather_state(to, i / parameters - 1, p);
+    return to;
   };
   if (ranks.leads()) {
     save_step(config.out, steps_done_, tensors, values, std::move(metadata), config.keep,
