@@ -71,12 +71,12 @@ __device__ inline void ldmatrix(uint32_t (&x)[4], const bf16* row) {
                  : "memory");
 }
 
-// A thread's copies from global to shared memory.
 // For a value that a loop needs and that is cheap to make again: the compiler would, in every turn.
 __device__ inline void keep_in_register(int& x) {
   asm volatile("" : "+r"(x));
 }
 
+// A thread's copies from global to shared memory.
 class AsyncCopies {
  public:
   // 16 bytes, both sides on a 16-byte boundary: the first `bytes` of them (whole bf16) from global memory, the others

@@ -133,19 +133,23 @@ struct RowTile {
   __device__ static int place(int row, int c) { return (row * chunks + (c ^ row % 8)) * chunk; }
   __device__ static bool inside(int d, size_t D) { return whole || size_t(d) < D; }
 
-  // Asks for `count` rows from row0 on; those that are not there are 0.
+  // Asks for `count` rows from row0 on; those that are not there are 0. A thread copies the same chunk of every
+  // threads / chunks-th row.
   template <class RowsOf>
   __device__ static void copy(bf16* to, const RowsOf& x, size_t row0, int count, size_t D, AsyncCopies& copies) {
-    for (int i = threadIdx.x; i < count * chunks; i += threads) {
-      const int row = i / chunks, c = i % chunks;
-      if (!inside(c * chunk, D)) continue;
+    const int c = threadIdx.x % chunks, first = threadIdx.x / chunks;
+    if (!inside(c * chunk, D)) return;
+#pragma unroll
+    for (int row = first; row < first + count; row += threads / chunks) {
       const bool there = x.has(row0 + row);
       copies.copy16(to + place(row, c), there ? x.data + x.at(row0 + row) + c * chunk : x.data, there ? 16 : 0);
     }
   }
 
   // Of 64 rows those of this warp.
-  __device__ static const bf16* own(const bf16* tile) { return tile + threadIdx.x / 32 * 16 * columns; }
+  __device__ static const bf16* own(const bf16* tile) {
+    return tile + threadIdx.x / 32 * 16 * columns;
+  }
 
   // sum[n] goes on with the chains over D of 16 rows of `a` and rows 8n .. 8n + 7 of `b`, which has `count` rows. Both
   // begin at a multiple of 8 rows of a tile.
@@ -160,9 +164,9 @@ struct RowTile {
 #pragma unroll
       for (int n = 0; n < count / 8; n += 2) {
         uint32_t x[4];
-        ldmatrix<false>(x, b + place(8 * n + lane % 16, d / chunk + lane / 16));
-        mma(sum[n], left, MmaB{{x[0], x[2]}});
-        mma(sum[n + 1], left, MmaB{{x[1], x[3]}});
+        ldmatrix<false>(x, b + place(8 * n + lane / 16 * 8 + lane % 8, d / chunk + lane / 8 % 2));
+        mma(sum[n], left, MmaB{{x[0], x[1]}});
+        mma(sum[n + 1], left, MmaB{{x[2], x[3]}});
       }
     }
   }
@@ -181,9 +185,9 @@ struct RowTile {
       for (int n = 0; n < sums; n += 2) {
         if (!inside(column0 + 8 * n, D)) break;
         uint32_t right[4];
-        ldmatrix<true>(right, x + place(8 * k + lane / 16 * 8 + lane % 8, column0 / chunk + n + lane / 8 % 2));
-        mma(sum[n], left, MmaB{{right[0], right[2]}});
-        mma(sum[n + 1], left, MmaB{{right[1], right[3]}});
+        ldmatrix<true>(right, x + place(8 * k + lane % 16, column0 / chunk + n + lane / 16));
+        mma(sum[n], left, MmaB{{right[0], right[1]}});
+        mma(sum[n + 1], left, MmaB{{right[2], right[3]}});
       }
     }
   }

@@ -52,12 +52,13 @@ struct Matrix {
   size_t stride, rows, columns;
 };
 
-// Asks for `count` rows and 64 columns from (row0,column0) on; what is not there is 0.
+// Asks for `count` rows and 64 columns from (row0,column0) on; what is not there is 0. A thread copies the same chunk of
+// every 16th row.
 __device__ inline void copy_panel(bf16* to, const Matrix& x, size_t row0, size_t column0, int count,
                                   AsyncCopies& copies) {
+  const int c = threadIdx.x % panel_chunks;
 #pragma unroll 1  // so that addresses of one copy alone are in registers
-  for (int i = threadIdx.x; i < count * panel_chunks; i += threads) {
-    const int row = i / panel_chunks, c = i % panel_chunks;
+  for (int row = threadIdx.x / panel_chunks; row < count; row += threads / panel_chunks) {
     const size_t from_row = row0 + row, column = column0 + c * chunk;
     const bool there = from_row < x.rows && column < x.columns;
     copies.copy16(to + place(row, c), there ? x.at + from_row * x.stride + column : x.at, there ? 16 : 0);
@@ -98,11 +99,11 @@ __device__ inline void multiply(MmaC (&sum)[sums], const bf16* left, int row0, c
     for (int n = 0; n < sums; n += 2) {
       uint32_t b[4];
       if constexpr (right_lies == Lies::straight)
-        ldmatrix<false>(b, right + place(8 * n + low, k / chunk + high));
+        ldmatrix<false>(b, right + place(8 * n + row, k / chunk + column));
       else
-        ldmatrix<true>(b, right + place(k + row, n + column));
-      mma(sum[n], a, MmaB{{b[0], b[2]}});
-      mma(sum[n + 1], a, MmaB{{b[1], b[3]}});
+        ldmatrix<true>(b, right + place(k + low, n + high));
+      mma(sum[n], a, MmaB{{b[0], b[1]}});
+      mma(sum[n + 1], a, MmaB{{b[2], b[3]}});
     }
   }
 }
