@@ -53,8 +53,10 @@ std::vector<uint64_t> Counter::blocks_of(const Kernel& kernel, Extent grid, Exte
   std::string key = kernel.name;
   for (const Extent& e : {grid, block, {unsigned(dynamic)}})
     for (unsigned n : {e.x, e.y, e.z}) key.append(1, ' ').append(std::to_string(n));
+  // (What the kernel does not load, such as the padding of a struct, is whatever was on the stack.)
   std::vector<char> arguments(kernel.parameter_bytes);
-  if (!arguments.empty()) memcpy(arguments.data(), parameters, arguments.size());
+  for (const Parameter& p : kernel.loaded)
+    memcpy(&arguments[p.offset], static_cast<const char*>(parameters) + p.offset, p.bytes);
   for (size_t i = 0; i + 8 <= arguments.size(); i += 8) {
     uint64_t word;
     memcpy(&word, &arguments[i], 8);
@@ -66,8 +68,8 @@ std::vector<uint64_t> Counter::blocks_of(const Kernel& kernel, Extent grid, Exte
     launches_[found->second].times++;
     return {};
   }
-  launches_.push_back({kernel.name, kernel.file, std::hash<std::string>()(key), grid, block, dynamic,
-                       kernel.static_shared, 1, 0, {}});
+  launches_.push_back(
+      {kernel.name, kernel.file, std::hash<std::string>()(key), grid, block, dynamic, kernel.static_shared, 1, 0, {}});
   launch_ = &launches_.back();
   const uint64_t all = uint64_t(grid.x) * grid.y * grid.z;
   std::vector<uint64_t> blocks;

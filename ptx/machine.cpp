@@ -54,7 +54,7 @@ std::map<uint64_t, size_t> live_allocations;
 size_t bytes_in_use = 0;
 uint64_t next_address = device_begin;
 const uint64_t page = uint64_t(sysconf(_SC_PAGESIZE));  // 16 or 64 KiB on some ARM64 machines
-constexpr uint64_t apart = 1 << 16;  // what runs past an allocation meets no other
+constexpr uint64_t apart = 1 << 16;                     // what runs past an allocation meets no other
 
 uint64_t number_of(const void* p) {
   return reinterpret_cast<uint64_t>(p);
@@ -252,9 +252,11 @@ const Kernel& find_kernel(const std::string& mangled) {
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   const auto* const d = handle ? static_cast<const Description*>(dlsym(handle, "description")) : nullptr;
   if (!d) throw std::runtime_error(dlerror());
-  Kernel kernel{mangled, {}, d->parameter_bytes, d->static_shared, d->local_bytes, d->most_threads, d, file + ".cpp"};
+  Kernel kernel{mangled,         {}, {},           d->parameter_bytes, d->static_shared, d->local_bytes,
+                d->most_threads, d,  file + ".cpp"};
   for (uint32_t i = 0; i < d->parameter_count; i++)
     kernel.parameters.push_back({d->parameters[2 * i], d->parameters[2 * i + 1]});
+  for (uint32_t i = 0; i < d->loaded_count; i++) kernel.loaded.push_back({d->loaded[2 * i], d->loaded[2 * i + 1]});
   return known.emplace(mangled, std::move(kernel)).first->second;
 }
 
@@ -367,7 +369,7 @@ class Machine : Services {
   std::vector<unsigned char> shared_;
   std::vector<uint16_t> shared_live_;
   std::vector<uint32_t> warp_order_, lane_order_;
-  std::vector<Cell> cells_;                                       // of shared memory
+  std::vector<Cell> cells_;  // of shared memory
   static constexpr uint64_t cells_bytes = 4096;
   std::unordered_map<uint64_t, std::vector<Cell>> global_cells_;  // of so many bytes of global memory each
   uint32_t epoch_ = 1, block_epoch_ = 1;                          // now, and when the block began
@@ -788,7 +790,8 @@ void Machine::load(WgmmaTiles& to, Thread& t, const Fiber::Product& p) {
     if (t.watched) {
       const Written& w = written_[address / shared_granule];
       if (w.thread && fibers_[w.thread - 1]->proxy_fences == w.fences) {
-        const char* const why = "wgmma reads shared memory at %u as it was before thread %u wrote: no fence.proxy.async";
+        const char* const why =
+            "wgmma reads shared memory at %u as it was before thread %u wrote: no fence.proxy.async";
         refuse(t, words(why, address, w.thread - 1).c_str(), p.line);
       }
     }

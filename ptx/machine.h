@@ -39,10 +39,12 @@ std::string explain(const void* p, size_t n);
 
 struct Parameter {
   size_t offset, bytes;
+  bool operator==(const Parameter&) const = default;
 };
 struct Kernel {
   std::string name;                   // as nvcc mangled it
   std::vector<Parameter> parameters;  // their places in one block of memory
+  std::vector<Parameter> loaded;      // what of that block its instructions name: all, but for a struct's padding
   size_t parameter_bytes, static_shared, local_bytes;
   unsigned most_threads;  // a block's, by __launch_bounds__; 1024 where there are none
   const struct Description* description;

@@ -292,7 +292,9 @@ inline float arrived(Thread& t, float x) {
 struct Description {
   void (*code)(Thread&);
   const uint32_t* parameters;  // offset and bytes of each
-  uint32_t parameter_count, parameter_bytes;
+  uint32_t parameter_count;
+  const uint32_t* loaded;  // the same of what its instructions load of them
+  uint32_t loaded_count, parameter_bytes;
   uint32_t static_shared;     // bytes, as a GPU lays it out
   const uint32_t* variables;  // of shared memory, as the machine lays them out: where and how many bytes
   uint32_t variable_count, dynamic_at;

@@ -199,6 +199,7 @@ def place(k, space, kind, n, address, store):
     """A checked pointer to n values."""
     what = f"<{C[kind]}, {n}>(t, {k.address(address, space)}"
     if space == "param":
+        k.loads(address, n * bits(kind) // 8)
         return f"parameter{what}, {k.parameter_bytes}, {{line}})"
     if space in ("global", "shared", "generic"):
         return f"{space}{what}, {str(store).lower()}, {{line}})"
@@ -414,6 +415,17 @@ def compiler():
 TOKEN = re.compile(r"\s*(?:([$\w]+):(?!:)|(\.loc\s[^\n]*)|([{}])|([^;{}\s](?:[^;])*);)")
 
 
+def ranges(numbers):
+    """Of a set of numbers: where each run of neighbours begins, and how many they are."""
+    found = []
+    for at in sorted(numbers):
+        if found and sum(found[-1]) == at:
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((at, 1))
+    return found
+
+
 class Kernel:
     def __init__(self, name, parameters, most_threads, shared, files):
         self.name, self.most_threads, self.files = name, most_threads, files
@@ -422,6 +434,7 @@ class Kernel:
         self.symbols = {}       # variables: their space and address
         self.parameters = []    # offset and bytes
         self.parameter_bytes = 0
+        self.loaded = set()     # of these bytes, those that instructions name: of a struct, no padding
         for text in parameters:
             parameter, size, alignment = variable_of(text)
             at = align(self.parameter_bytes, alignment)
@@ -445,6 +458,13 @@ class Kernel:
         self.variables.append((at, size))
         self.static_shared = align(self.static_shared, alignment) + size
         self.shared_at = at + size + 16
+
+    def loads(self, operand, size):
+        """A load of a parameter. (Where a register has the address, whoever took it may read all of the parameter.)"""
+        name, offset = re.fullmatch(r"\[\s*([^+\]\s]+)(?:\+(-?\d+))?\s*\]", operand).groups()
+        if name in self.symbols:
+            at = self.symbols[name][1] + int(offset or 0)
+            self.loaded.update(range(at, at + size))
 
     def vector(self, operand, *lengths):
         """What stands in braces; how many of them there may be."""
@@ -484,6 +504,9 @@ class Kernel:
             literal = f"{value % (1 << bits(kind))}{'u' if bits(kind) <= 32 else 'ull'}"
             return literal if kind in ("b32", "u32") else f"{C[kind]}({literal})"
         if operand in self.symbols or operand == self.dynamic:
+            space, at = self.symbols.get(operand, (None, 0))
+            if space == "param":
+                self.loaded.update(range(at, at + dict(self.parameters)[at]))
             return f"{C[kind]}({self.symbol(operand)})"
         raise Unknown
 
@@ -637,7 +660,8 @@ class Kernel:
         used = set(re.findall(r"\b\w+\b", "\n".join(code for code, _ in self.lines if code not in ("AT", "DECLARE"))))
         out = [f"// {COMMAND.format('-O1' if len(self.lines) < LONG else '-Og')}", f"// {self.name}",
                '#include "thread.h"', "using namespace ptx;"]
-        for name, values in (("parameters", self.parameters), ("variables", self.variables)):
+        loaded = ranges(self.loaded & set(range(self.parameter_bytes)))
+        for name, values in (("parameters", self.parameters), ("loaded", loaded), ("variables", self.variables)):
             flat = ", ".join(f"{at}, {size}" for at, size in values) or "0"
             out.append(f"static constexpr uint32_t {name}[] = {{{flat}}};")
         out.append("static void code(Thread& t) {")
@@ -659,7 +683,7 @@ class Kernel:
                 out.append(line if text is None else f"{line}  // {' '.join(text.split())};")
         out += ["}",
                 f'extern "C" const Description description = {{code, parameters, {len(self.parameters)}, '
-                f"{self.parameter_bytes}, {self.static_shared}, variables, {len(self.variables)}, {self.dynamic_at()}, "
+                f"loaded, {len(loaded)}, {self.parameter_bytes}, {self.static_shared}, variables, {len(self.variables)}, {self.dynamic_at()}, "
                 f"{self.local_bytes}, {self.most_threads}}};", ""]
         return "\n".join(out)
 

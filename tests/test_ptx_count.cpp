@@ -44,7 +44,9 @@ TEST_CASE("ptx count: turns of shared memory's banks", "[ptx]") {
 }
 
 TEST_CASE("ptx count: what decides how much others do", "[ptx]") {
-  const auto decides = [](const char* name) { return Counter::decides_work({name, {}, 0, 0, 0, 1024, nullptr, ""}); };
+  const auto decides = [](const char* name) {
+    return Counter::decides_work({name, {}, {}, 0, 0, 0, 1024, nullptr, ""});
+  };
   REQUIRE(decides("_Z21router_forward_kernelv"));
   REQUIRE(decides("_Z21dispatch_count_kernelv"));
   REQUIRE(!decides("_Z22dispatch_gather_kernelv"));
@@ -56,10 +58,14 @@ TEST_CASE("ptx count: what decides how much others do", "[ptx]") {
 
 TEST_CASE("ptx count: a launch's blocks, and the file", "[ptx]") {
   Counter counter;
-  ptx::Kernel kernel{"k", {}, 16, 64, 0, 1024, nullptr, "k.cpp"};
-  const auto blocks = [&](uint64_t pointer, uint64_t n, unsigned grid) {
-    const uint64_t arguments[] = {ptx::device_begin + pointer, n};
-    return counter.blocks_of(kernel, {grid}, {64}, 256, arguments);
+  ptx::Kernel kernel{"k", {{0, 8}, {8, 8}}, {{0, 12}}, 16, 64, 0, 1024, nullptr, "k.cpp"};
+  uint32_t padding = 0;
+  const auto blocks = [&](uint64_t pointer, uint32_t n, unsigned grid) {
+    const struct {
+      uint64_t pointer;
+      uint32_t n, padding;
+    } arguments = {ptx::device_begin + pointer, n, ++padding};
+    return counter.blocks_of(kernel, {grid}, {64}, 256, &arguments);
   };
   REQUIRE(blocks(0, 5, 100) == std::vector<uint64_t>{12, 37, 62, 87, 0, 99});
   ptx::Thread t{};
