@@ -121,12 +121,6 @@ HD float exp_in_range(float x) {
   return e.mantissa * power_of_two(half) * power_of_two(e.exponent - half);
 }
 
-// e^-|x|: no overflow to clamp.
-HD float exp_of_minus_abs(float x) {
-  const float a = -fabsf(x);
-  return exp_in_range(a < -104.0f ? -104.0f : a);
-}
-
 // The k for which 2^-k x is in [3/4, 3/2), for a normal x. f = 2^-k x - 1 is then exact;
 // k = 0 near x = 1.
 HD int32_t log_exponent(float x) {
@@ -177,7 +171,7 @@ HD float exact_log(float x) {
 
 // 1/(1+e^-x) = e^x/(e^x+1): with e = e^-|x| the numerator is 1 or e, and nothing cancels or overflows.
 HD float exact_sigmoid(float x) {
-  const float e = detail::exp_of_minus_abs(x);
+  const float e = exp_to_40(-fabsf(x));
   const float numerator = x < 0.0f ? e : 1.0f;
   const float s = 1.0f + e;
   const float lost = e - (s - 1.0f);
@@ -200,7 +194,7 @@ HD float exact_tanh(float x) {
 // log(1+e^x) = max(x,0) + log(1+e), e = e^-|x|. While 1+e < 3/2, f is e itself, so a small e keeps its bits;
 // else f = (1+e)/2 - 1. Both are e*2^-k + (2^-k - 1).
 HD float exact_softplus(float x) {
-  const float e = detail::exp_of_minus_abs(x);
+  const float e = exp_to_40(-fabsf(x));
   const int32_t k = detail::log_exponent(1.0f + e);
   const float scale = detail::power_of_two(-k);
   const float f = fmaf(e, scale, scale - 1.0f);
