@@ -221,10 +221,11 @@ static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& c
   if constexpr (storage_of<Out> == Storage::bf16) activate(to, job.C.data, job.M * job.N, ctx);
 }
 
-// By wgmma, where there is such a GPU and its tiles, which are larger, give all of it work.
+// By wgmma, where there is such a GPU and enough tiles. They are twice as large, but two blocks of launch_mma share a
+// multiprocessor: half as many tiles as there are multiprocessors occupy no fewer of them.
 template <class Out>
 static bool multiply_by_wgmma(const MmaJob<Out>& job, Layout layout, Accumulate accumulate, Context& ctx) {
-  return job.more.count == 0 && matmul_wgmma_tiles(job.M, job.N) >= multiprocessors() &&
+  return job.more.count == 0 && 2 * matmul_wgmma_tiles(job.M, job.N) >= multiprocessors() &&
          matmul_wgmma(job.C, job.A, job.B, job.M, job.N, job.K, layout, accumulate, job.totals, job.bias, job.activated,
                       ctx);
 }
