@@ -20,10 +20,10 @@ struct Run {
   Config config;
   TokenLoader loader;
   Trainer trainer;
-  Run(const Config& c, Context& ctx)
+  Run(const Config& c, Context& ctx, const Ranks& ranks = {})
       : config(c),
         loader(open_data(config.data), {config.batch, config.model.context, config.micro_batches}, config.seed),
-        trainer(config, loader, ctx) {}
+        trainer(config, loader, ctx, ranks) {}
   std::vector<float> steps(size_t n) {
     std::vector<float> trace;
     for (size_t i = 0; i < n; i++) {

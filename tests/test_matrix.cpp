@@ -1,11 +1,11 @@
 // matrix: every named value of the model's flags, some numbers, and every pair of them that is not refused, in a run
-// of a few steps: the same bits on cpu and kernels, finite, learning, the same after saving and loading, and with a
-// cache the logits of the whole forward.
+// of a few steps: the same bits on cpu and kernels, finite, learning, the same after saving and loading, with a
+// cache the logits of the whole forward, and the same on two ranks.
 #include "core/philox.cuh"
 #include "tests/compare.h"
 #include "tests/refusal.h"
 #include "tests/script.h"
-#include "tests/small_runs.h"
+#include "tests/small_ranks.h"
 
 using namespace gated;
 
@@ -176,6 +176,9 @@ TEST_CASE("matrix: every value and every pair of the model's flags trains and ge
     REQUIRE_BITWISE(whole, with_cache(one.trainer.model, ids, 6));
     REQUIRE_BITWISE(whole, with_cache(other.trainer.model, ids, 1));
     REQUIRE(learns(config.model, cpu));
+    Config wide = small_run(small_model("--hidden=320 " + line), 2, 4);  // several chunks of parameters in a layer
+    wide.slices = runs % 2 ? 4 : 2;
+    require_same_on_ranks(wide, 2, config.out);
     fs::remove_all(config.out);
   }
 }

@@ -3,17 +3,11 @@
 // Runs the program that stands in the current folder (make builds it first), under OpenMPI's mpirun.
 #include <omp.h>
 
-#include <chrono>
-#include <condition_variable>
-#include <cstring>
-#include <mutex>
 #include <nlohmann/json.hpp>
-#include <random>
-#include <thread>
 
 #include "tests/compare.h"
 #include "tests/script.h"
-#include "tests/small_models.h"
+#include "tests/small_ranks.h"
 #include "training/optimizer.cuh"
 
 using namespace gated;
@@ -78,100 +72,6 @@ TEST_CASE("ranks: shares are whole, in order, and differ by one at most", "[rank
 }
 
 namespace {
-
-// Ranks that are threads of this process. A message has gone once it was taken; it is taken late, by chance. Whoever
-// writes to what goes out or comes in meanwhile, or expects another size, is found out.
-struct Hub {
-  explicit Hub(size_t n) : ranks(n), sent(n * n), taken(n * n), expected(n * n) {}
-  const size_t ranks;
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<std::vector<std::vector<char>>> sent;  // from one to another, in their order
-  std::vector<std::vector<bool>> taken;
-  std::vector<size_t> expected;  // how many the receiver has asked for
-};
-
-class ThreadJourney : public ranks::Journey {
- public:
-  using Messages = std::vector<ranks::Message>;
-  ThreadJourney(Hub& hub, size_t me, size_t patience, const Messages& out, const Messages& in)
-      : hub_(hub), patience_(patience) {
-    const std::lock_guard lock(hub.mutex);
-    for (const ranks::Message& m : out)
-      if (m.bytes) {
-        const char* const from = static_cast<const char*>(m.at);
-        const size_t pipe = me * hub.ranks + m.rank;
-        out_.push_back({m, pipe, hub.sent[pipe].size()});
-        hub.sent[pipe].push_back({from, from + m.bytes});
-        hub.taken[pipe].push_back(false);
-      }
-    for (const ranks::Message& m : in)
-      if (m.bytes) {
-        const size_t pipe = m.rank * hub.ranks + me;
-        in_.push_back({m, pipe, hub.expected[pipe]++});
-        memset(m.at, 0xFF, m.bytes);
-      }
-    hub.changed.notify_all();
-  }
-  bool is_done() override {
-    const std::lock_guard lock(hub_.mutex);
-    return done_ || (patience_ == 0 ? try_now() : patience_-- == 0);
-  }
-  void finish() override {
-    std::unique_lock lock(hub_.mutex);
-    require(hub_.changed.wait_for(lock, std::chrono::seconds(60), [&] { return done_ || try_now(); }),
-            "a message that nobody sends or takes");
-  }
-
- private:
-  struct Place {
-    ranks::Message message;
-    size_t pipe, number;
-  };
-  bool try_now() {
-    for (; !in_.empty(); in_.pop_back()) {
-      const auto& [m, pipe, number] = in_.back();
-      if (number >= hub_.sent[pipe].size()) return false;
-      const std::vector<char>& bytes = hub_.sent[pipe][number];
-      char* const at = static_cast<char*>(m.at);
-      require(bytes.size() == m.bytes, "a message of %zu bytes, expected %zu", bytes.size(), m.bytes);
-      require(std::all_of(at, at + m.bytes, [](char c) { return c == char(0xFF); }), "what comes in was written to");
-      std::copy(bytes.begin(), bytes.end(), at);
-      hub_.taken[pipe][number] = true;
-      hub_.changed.notify_all();
-    }
-    for (const auto& [m, pipe, number] : out_) {
-      if (!hub_.taken[pipe][number]) return false;
-      require(memcmp(m.at, hub_.sent[pipe][number].data(), m.bytes) == 0, "what goes out was written to");
-    }
-    return done_ = true;
-  }
-
-  Hub& hub_;
-  size_t patience_;  // calls of is_done() that it says no to
-  std::vector<Place> out_, in_;
-  bool done_ = false;
-};
-
-class ThreadTransport : public ranks::Transport {
- public:
-  ThreadTransport(Hub& hub, size_t rank, size_t patience = 4)
-      : hub_(hub), rank_(rank), patience_(patience), chance_(rank) {}
-  size_t rank() const override { return rank_; }
-  size_t count() const override { return hub_.ranks; }
-  size_t on_this_host() const override { return hub_.ranks; }
-  size_t place_on_host() const override { return rank_; }
-  std::unique_ptr<ranks::Journey> begin(const std::vector<ranks::Message>& out,
-                                        const std::vector<ranks::Message>& in) override {
-    return std::make_unique<ThreadJourney>(hub_, rank_, chance_() % patience_, out, in);
-  }
-  [[noreturn]] void abort(int) override { std::abort(); }
-
- private:
-  Hub& hub_;
-  size_t rank_, patience_;
-  std::minstd_rand chance_;
-};
 
 // Parameters of so many elements: an embedding, layers of one or two parameters each, and what stands behind them.
 struct Sizes {
@@ -333,20 +233,9 @@ TEST_CASE("ranks: what they own and send between layers has the bits of one rank
       const Storage storage = R == 3 ? Storage::bf16 : Storage::fp32;
       INFO(R << " ranks, " << slices << " slices, " << sizes.embedding);
       const Outcome one = optimized(sizes, storage, slices, {}, nullptr);
-      Hub hub(R);
       std::vector<Outcome> got(R);
-      std::vector<std::string> trouble(R);
-      std::vector<std::thread> threads;
-      for (size_t rank = 0; rank < R; rank++)
-        threads.emplace_back([&, slices = slices, rank] {
-          ThreadTransport transport(hub, rank);
-          try {
-            got[rank] = optimized(sizes, storage, slices, &transport, &one);
-          } catch (const std::exception& e) {
-            trouble[rank] = e.what();
-          }
-        });
-      for (std::thread& t : threads) t.join();
+      const std::vector<std::string> trouble = on_ranks(
+          R, [&, slices = slices](const Ranks& r) { got[r.rank()] = optimized(sizes, storage, slices, r, &one); });
       for (size_t rank = 0; rank < R; rank++) {
         INFO("rank " << rank);
         REQUIRE(trouble[rank] == "");
@@ -453,6 +342,16 @@ TEST_CASE("ranks: a model of bf16 computes the same without its fp32 masters, an
         REQUIRE_BITWISE(one.weights.grads.download(), other.weights.grads.download());
       }
     }
+}
+
+// (tests/test_matrix.cpp has the pairs of flags in fp32.)
+TEST_CASE("ranks: every model of bf16 trains, says and saves the same on 2 and 3 of them", "[ranks]") {
+  const Folder f;
+  for (const std::string& line : fixture_lines("bf16_models.txt", {"", "--norm=gated --tied=off"})) {
+    INFO(line);
+    Config config = small_run(small_model("--precision=bf16 --head-dim=16 --hidden=96 " + line), 2, 6);
+    require_same_on_ranks(config, line.size() % 2 ? 2 : 3, f.path);
+  }
 }
 
 TEST_CASE("ranks: a build without MPI is alone, and refuses to be one of several", "[ranks]") {
