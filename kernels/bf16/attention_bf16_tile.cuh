@@ -130,6 +130,7 @@ template <int columns, bool whole>
 struct RowTile {
   static constexpr int chunks = columns / chunk;
 
+  // Eight rows on is 8 * columns on: a constant, which is a part of the instruction, where place() wants two of its own.
   __device__ static int place(int row, int c) { return (row * chunks + (c ^ row % 8)) * chunk; }
   __device__ static bool inside(int d, size_t D) { return whole || size_t(d) < D; }
 
@@ -164,7 +165,7 @@ struct RowTile {
 #pragma unroll
       for (int n = 0; n < count / 8; n += 2) {
         uint32_t x[4];
-        ldmatrix<false>(x, b + place(8 * n + lane / 16 * 8 + lane % 8, d / chunk + lane / 8 % 2));
+        ldmatrix<false>(x, b + 8 * n * columns + place(lane / 16 * 8 + lane % 8, d / chunk + lane / 8 % 2));
         mma(sum[n], left, MmaB{{x[0], x[1]}});
         mma(sum[n + 1], left, MmaB{{x[2], x[3]}});
       }
@@ -185,7 +186,7 @@ struct RowTile {
       for (int n = 0; n < sums; n += 2) {
         if (!inside(column0 + 8 * n, D)) break;
         uint32_t right[4];
-        ldmatrix<true>(right, x + place(8 * k + lane % 16, column0 / chunk + n + lane / 16));
+        ldmatrix<true>(right, x + 8 * k * columns + place(lane % 16, column0 / chunk + n + lane / 16));
         mma(sum[n], left, MmaB{{right[0], right[1]}});
         mma(sum[n + 1], left, MmaB{{right[2], right[3]}});
       }

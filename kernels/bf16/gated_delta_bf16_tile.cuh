@@ -94,14 +94,14 @@ __device__ inline void multiply(MmaC (&sum)[sums], const bf16* left, int row0, c
     if constexpr (left_lies == Lies::straight)
       ldmatrix<false>(a.x, left + place(row0 + low, k / chunk + high));
     else
-      ldmatrix<true>(a.x, left + place(k + row, row0 / chunk + column));
+      ldmatrix<true>(a.x, left + k * panel_columns + place(row, row0 / chunk + column));
 #pragma unroll
     for (int n = 0; n < sums; n += 2) {
       uint32_t b[4];
       if constexpr (right_lies == Lies::straight)
-        ldmatrix<false>(b, right + place(8 * n + row, k / chunk + column));
+        ldmatrix<false>(b, right + 8 * n * panel_columns + place(row, k / chunk + column));
       else
-        ldmatrix<true>(b, right + place(k + low, n + high));
+        ldmatrix<true>(b, right + k * panel_columns + place(low, n + high));
       mma(sum[n], a, MmaB{{b[0], b[1]}});
       mma(sum[n + 1], a, MmaB{{b[2], b[3]}});
     }
