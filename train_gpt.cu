@@ -97,6 +97,18 @@ bool measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progres
   }
 }
 
+// What was caught just now, which ends the run behind a checkpoint. But data that one of several ranks cannot read ends it
+// at once: the others wait for that rank.
+std::exception_ptr trouble_of(const Ranks& ranks) {
+  try {
+    throw;
+  } catch (const UnreadableData&) {
+    if (!ranks.alone()) throw;
+  } catch (...) {
+  }
+  return std::current_exception();
+}
+
 // What somebody, or the clock, wants of the run after a step: of one rank is of all.
 struct Asked {
   bool stop, save, due;
@@ -121,7 +133,7 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
     try {
       training_step(trainer);
     } catch (const UnreadableData&) {
-      trouble = std::current_exception();
+      trouble = trouble_of(trainer.ranks);
     }
 
     const size_t step = trainer.steps_done();
@@ -149,7 +161,7 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
       else if (validates)
         best = progress.validation(step, finite_loss(step, trainer.validate(c.val_batches)));
     } catch (...) {
-      trouble = std::current_exception();
+      trouble = trouble_of(trainer.ranks);
     }
     saves |= (best || trouble) && !c.out.empty();
     if (saves) {
@@ -238,9 +250,10 @@ void require_ranks_divide(const Config& c, const Ranks& ranks) {
       M <= sequences ? format("--batch=%zu --micro-batches=%zu%s makes the same tokens a step; or ", sequences / M, M,
                               usual_slices(M) % R ? format(" --slices=%zu", M).c_str() : "")
                      : "";
-  fail("%zu ranks and %zu slices of a step (--slices, --micro-batches=%zu): every rank takes as many: %sstart a number "
-       "of ranks that divides %zu",
-       R, G, c.micro_batches, remedy.c_str(), G);
+  fail(
+      "%zu ranks and %zu slices of a step (--slices, --micro-batches=%zu): every rank takes as many: %sstart a number "
+      "of ranks that divides %zu",
+      R, G, c.micro_batches, remedy.c_str(), G);
 }
 
 int train(Config& config, Device device, const Ranks& ranks) {
@@ -268,8 +281,7 @@ int train(Config& config, Device device, const Ranks& ranks) {
 
   const bool evaluates_own = config.evaluate && !config.source;  // of --out, where nothing is written before it is read
   const bool writes = !config.out.empty() && ranks.leads();
-  if (writes && !evaluates_own)
-    as_flag_names("--out", config.out, [&] { prepare_checkpoint_folder(config.out); });
+  if (writes && !evaluates_own) as_flag_names("--out", config.out, [&] { prepare_checkpoint_folder(config.out); });
   std::optional<File> held;  // two runs in one folder would overwrite each other's log
   if (writes && !config.evaluate) held.emplace(hold_folder(config.out));
   // Measured before the model is allocated: the matrices of the measurement are freed by then.
@@ -294,7 +306,7 @@ int train(Config& config, Device device, const Ranks& ranks) {
     require_disk(config, *disk);
   }
   Progress progress(config, data, metadata, trainer, peak,
-                    ctx);  // what may be refused has been: from here on files are deleted
+                    ctx);   // what may be refused has been: from here on files are deleted
   if (resumed && writes) {  // one killed in a save has not
     name_best(config.out, progress.lowest_step());
     keep_newest(config.out, trainer.steps_done(), config.keep, config.schedule.stable_until());

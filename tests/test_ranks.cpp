@@ -7,6 +7,7 @@
 
 #include "tests/compare.h"
 #include "tests/script.h"
+#include "tests/shard.h"
 #include "tests/small_ranks.h"
 #include "training/optimizer.cuh"
 
@@ -542,6 +543,36 @@ TEST_CASE("ranks: what cannot run is refused in a line", "[ranks]") {
               "--data=b.txt --micro-batches=2",
           "rank 1 has ");
   refused(launch(2) + size + "--micro-batches=2 --out=/proc/none", "cannot create the checkpoint folder");
+}
+
+TEST_CASE("ranks: a disk that fills up, or data that goes away on one, ends all, and the last checkpoint is whole",
+          "[ranks]") {
+  NEEDS_RANKS;
+  const Folder f;
+  const std::string run = size + "--micro-batches=2 --val-every=0 ";
+  const std::string whole = fingerprint_in(f.done("{repo}/train " + run + "--out=whole"));
+  const auto ends = [&](const std::string& command, const std::string& why) {
+    const Said said = f.run(command);
+    INFO(said.text);
+    REQUIRE(said.exit_code != 0);
+    REQUIRE(count(said.text, "error: ") == 1);
+    REQUIRE(matches(said.text, "error: rank " + why + "[^\n]*\n").size() == 1);
+  };
+  for (const char* name : {"a/x.bin", "b/x.bin"}) f.write(name, shard_of(std::vector<uint16_t>(400000, 7)));
+  const std::string reads =
+      "{repo}/train " + run + "--data=x.bin --vocab=64 --steps=100000 --save-every=5 --out=" + f / "reads";
+  ends("(while [ ! -e reads/step_00000005.safetensors ]; do sleep 0.02; done; truncate -s 1025 b/x.bin) & " +
+           launched("1", "-wdir a " + reads) + ": -n 1 -wdir b " + reads,
+       "1: x\\.bin: ends at byte 1025, expected more, to byte ");
+  REQUIRE(find_latest(f / "reads"));
+
+  NEEDS("unshare -rm true", "unshare -rm", "a disk that fills up");
+  const size_t bytes = fs::file_size(f / "whole/step_00000006.safetensors") * 5 / 2;
+  ends("unshare -rm sh -c 'mkdir full && mount -t tmpfs -o size=" + std::to_string(bytes) + " none full && " +
+           launch(2) + run + "--out=full --keep=0 --save-every=1; code=$?; cp -r full run; exit $code'",
+       "0: full/step_00000003\\.safetensors\\.tmp\\.\\d+: cannot write: No space left on device");
+  for (const auto& entry : fs::directory_iterator(f / "run")) REQUIRE(!finished_name(entry.path().filename()));
+  REQUIRE(fingerprint_in(f.done("{repo}/train " + run + "--out=run --resume")) == whole);
 }
 
 TEST_CASE("ranks: one that is killed ends all in seconds, and the run goes on from its checkpoint", "[ranks]") {

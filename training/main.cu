@@ -79,12 +79,12 @@ static void hold_outputs() {
 // The ranks of the run; null where it is alone.
 static ranks::Transport* transport = nullptr;
 
-// A refusal is the same on all ranks: the first says it, and ends the others. One of another rank alone is said by that
-// rank, once the first has had time to speak.
+// What all ranks refuse the first says, and ends the others. What another rank alone refuses is said by that rank, once
+// the first has had time to speak.
 static int refused(const std::string& message) {
   const size_t rank = transport ? transport->rank() : 0;
   if (rank > 0) sleep(2);
-  fprintf(stderr, "error: %s%s\n", rank ? gated::format("rank %zu: ", rank).c_str() : "", message.c_str());
+  fprintf(stderr, "error: %s%s\n", transport ? gated::format("rank %zu: ", rank).c_str() : "", message.c_str());
   if (transport) transport->abort(1);
   return 1;
 }
