@@ -683,8 +683,8 @@ class Kernel:
                 out.append(line if text is None else f"{line}  // {' '.join(text.split())};")
         out += ["}",
                 f'extern "C" const Description description = {{code, parameters, {len(self.parameters)}, '
-                f"loaded, {len(loaded)}, {self.parameter_bytes}, {self.static_shared}, "
-                f"variables, {len(self.variables)}, {self.dynamic_at()}, {self.local_bytes}, {self.most_threads}}};", ""]
+                f"loaded, {len(loaded)}, {self.parameter_bytes}, {self.static_shared}, variables, "
+                f"{len(self.variables)}, {self.dynamic_at()}, {self.local_bytes}, {self.most_threads}}};", ""]
         return "\n".join(out)
 
 
