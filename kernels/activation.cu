@@ -63,9 +63,10 @@ IN_FLOAT_AND_DOUBLE(activation_backward_ref);
 // 0 for those past the end, which store_quad() does not write. A Quad holds floats: load_quad() widens bf16,
 // store_quad() rounds.
 
-template <class S>
-__global__ void __launch_bounds__(elementwise_block)
-    activation_forward_kernel(S* y, const S* x, size_t n, Activation act) {
+// `act` is a constant of the kernel: the launcher chooses among kernels, and none asks at each element which it is.
+
+template <class S, Activation act>
+__global__ void __launch_bounds__(elementwise_block) activation_forward_kernel(S* y, const S* x, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   Quad q = load_quad(x, i, n);
@@ -74,9 +75,9 @@ __global__ void __launch_bounds__(elementwise_block)
 }
 
 // Both loads come before the store, so dx may be dy or x.
-template <class S>
+template <class S, Activation act>
 __global__ void __launch_bounds__(elementwise_block)
-    activation_backward_kernel(S* dx, const S* dy, const S* x, size_t n, Activation act) {
+    activation_backward_kernel(S* dx, const S* dy, const S* x, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   Quad q = load_quad(dy, i, n);
@@ -101,7 +102,10 @@ void activation_forward(Reals y, ConstReals x, size_t n, Activation act, Context
   with_storage(y, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return activation_forward_cpu(y.as<S>(), x.as<S>(), n, act);
-    launch(activation_forward_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, y.as<S>(), x.as<S>(), n, act);
+    with_known_activation<of_plain>(act, [&](auto known) {
+      launch(activation_forward_kernel<S, known>, elementwise_grid(n), elementwise_block, 0, ctx, y.as<S>(), x.as<S>(),
+             n);
+    });
   });
 }
 
@@ -110,8 +114,10 @@ void activation_backward(Reals dx, ConstReals dy, ConstReals x, size_t n, Activa
   with_storage(dx, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return activation_backward_cpu(dx.as<S>(), dy.as<S>(), x.as<S>(), n, act);
-    launch(activation_backward_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, dx.as<S>(), dy.as<S>(),
-           x.as<S>(), n, act);
+    with_known_activation<of_plain>(act, [&](auto known) {
+      launch(activation_backward_kernel<S, known>, elementwise_grid(n), elementwise_block, 0, ctx, dx.as<S>(),
+             dy.as<S>(), x.as<S>(), n);
+    });
   });
 }
 

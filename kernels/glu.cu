@@ -71,9 +71,8 @@ IN_FLOAT_AND_DOUBLE(swiglu_clamped_backward_ref);
 // bus once: the forward moves 12 bytes an element, the backward 20. Recomputing act(g) in the backward is cheaper than
 // saving it, which would cost 4 bytes more in each of the two. In bf16 it is half of these bytes.
 
-template <class S>
-__global__ void __launch_bounds__(elementwise_block)
-    glu_forward_kernel(S* y, const S* g, const S* u, size_t n, Activation act) {
+template <class S, Activation act>
+__global__ void __launch_bounds__(elementwise_block) glu_forward_kernel(S* y, const S* g, const S* u, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   Quad q = load_quad(g, i, n);
@@ -83,9 +82,9 @@ __global__ void __launch_bounds__(elementwise_block)
 }
 
 // All loads come before the first store, so dg may be g and du may be u.
-template <class S>
+template <class S, Activation act>
 __global__ void __launch_bounds__(elementwise_block)
-    glu_backward_kernel(S* dg, S* du, const S* dy, const S* g, const S* u, size_t n, Activation act) {
+    glu_backward_kernel(S* dg, S* du, const S* dy, const S* g, const S* u, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   const Quad dyq = load_quad(dy, i, n), gq = load_quad(g, i, n), uq = load_quad(u, i, n);
@@ -136,8 +135,10 @@ void glu_forward(Reals y, ConstReals g, ConstReals u, size_t n, Activation act, 
   with_storage(y, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return glu_forward_cpu(y.as<S>(), g.as<S>(), u.as<S>(), n, act);
-    launch(glu_forward_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, y.as<S>(), g.as<S>(), u.as<S>(), n,
-           act);
+    with_known_activation<of_glu>(act, [&](auto known) {
+      launch(glu_forward_kernel<S, known>, elementwise_grid(n), elementwise_block, 0, ctx, y.as<S>(), g.as<S>(),
+             u.as<S>(), n);
+    });
   });
 }
 
@@ -148,8 +149,10 @@ void glu_backward(Reals dg, Reals du, ConstReals dy, ConstReals g, ConstReals u,
     using S = decltype(stored);
     if (ctx.device == Device::cpu)
       return glu_backward_cpu(dg.as<S>(), du.as<S>(), dy.as<S>(), g.as<S>(), u.as<S>(), n, act);
-    launch(glu_backward_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, dg.as<S>(), du.as<S>(), dy.as<S>(),
-           g.as<S>(), u.as<S>(), n, act);
+    with_known_activation<of_glu>(act, [&](auto known) {
+      launch(glu_backward_kernel<S, known>, elementwise_grid(n), elementwise_block, 0, ctx, dg.as<S>(), du.as<S>(),
+             dy.as<S>(), g.as<S>(), u.as<S>(), n);
+    });
   });
 }
 

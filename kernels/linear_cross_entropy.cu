@@ -103,90 +103,117 @@ void linear_cross_entropy_ref(T* losses, T* dh, T* dweight, T* logits, const T* 
 }
 IN_FLOAT_AND_DOUBLE(linear_cross_entropy_ref);
 
-// ---- kernel: a block of 128 threads takes one row after another
+// ---- kernel: a block takes one row after another
 //
-// A row is too long for one warp: 50,257 logits are 200 kB. So the 128 chains of the row order belong to 128 threads,
-// chain j to thread j. Maximum, sum and gradient each go through the whole row.
+// A row is too long for one warp: 50,257 logits are 200 kB. So that memory is read once, the block copies the row to
+// shared memory first. Of a block of 512 threads 227 KiB hold 53,872 logits on an H100, 163 KiB hold 37,488 on an A100.
+// A longer row is not `kept`: it stays where it is, and is read three times.
 //
-// So that memory is read once, the block copies the row to shared memory first. 227 KiB hold 57,984 logits on an H100,
-// 163 KiB hold 41,600 on an A100. A longer row is not `kept`: it stays where it is, and is read three times.
+// Maximum, sum and gradient each go through the whole row. A thread owns quads (kernels/activation.cu): in a step, a
+// `chunk`, the block covers four logits a thread. It fetches these quads, and, but for the target's, no other thread
+// reads them. Only one long row fits a multiprocessor, where it must hide the latency of its own instructions: 16 warps
+// take it. Short rows lie there side by side, and four warps take one.
 //
-// Only one long row fits a multiprocessor, and the memory bus would idle while the block computes. So a thread fetches
-// early: once it has read four logits for the last time, it starts a copy (cp.async) of the next row's four into their
-// place. The copy lands during the gradient.
+// The sum alone has an order: element i belongs to chain i mod 128, and a chain is added by one thread. So all threads
+// make exponentials, a chunk at a time, and lay them down in shared memory, from where the first 128 threads add them,
+// thread j those of chain j:
+//
+//     element of the chunk      0  1  2  3  4  5  6  7  ...  127 | 128 129 ...  255 | 256 ...  2047
+//     made by thread            0  0  0  0  1  1  1  1  ...   31 |  32  32 ...   63 |  64 ...   511
+//     added by thread           0  1  2  3  4  5  6  7  ...  127 |   0   1 ...  127 |   0 ...   127
+//
+// One chunk is added while the next is made, so there are two places, and one barrier a chunk is enough: it says that
+// the chunk is there, and, as its adders come to it when they have added the one before, that the place of the one
+// before is free.
+//
+//     warps 0 to 3     make 0 | add 0, make 1 | add 1, make 2 | add 2, ...
+//     the others       make 0 | make 1        | make 2        | ...
+//                             barrier         barrier
+//
+// The chains meet as the row order combines them: lane l of 32 takes chains 4l to 4l+3. They go through shared memory
+// once more, and each warp combines all 128 for itself, so that nothing needs to be sent back.
+//
+// The memory bus would idle while the block computes. So a thread fetches early: once it has read four logits for the
+// last time, it starts a copy (cp.async) of the next row's four into their place. The copy lands during the gradient.
 //
 //     thread 0      | next row | next row |  on the way | gradient -> | this row | this row |
-//                     v = 0      512         1024         1536          2048       2560
-//
-// For maximum and gradient, where no order matters, a thread takes quads (kernels/activation.cu): in a step
-// the block covers 512 logits. These are the quads that it fetches, so it waits for nobody else's before the maximum.
-// For the sum, thread j takes the elements j, j + 128, j + 256, ...: neighbouring threads still read neighbouring
-// floats.
-//
-// The chains meet as the row order combines them: lane l of 32 needs chains 4l to 4l+3, which four threads hold. They
-// go through shared memory, and each of the four warps then combines all 128 for itself, so that every thread has the
-// result and nothing needs to be sent back.
+//                     v = 0      2048       4096          6144          8192       10240
 
-// Every thread brings the value of its chain and gets the four of its lane.
-__device__ inline Quad exchange_chains(float* shared, float chain) {
-  __syncthreads();  // everybody has read what the last exchange left, and, for the caller, the row
-  shared[threadIdx.x] = chain;
-  __syncthreads();  // all 128 are there
-  return load_quad<true>(shared, 4 * (threadIdx.x % 32), row_chains);
+constexpr int long_row_threads = 512, short_row_threads = row_chains;
+constexpr size_t short_row = 4096;  // 13 of them, and 52 warps, on a multiprocessor of an H100
+
+// Four logits of a row, from v on. Past the end they are -inf: no maximum, and as an exponential 0, which changes no
+// chain. (Where all that is there is -inf or NaN, it is NaN, as the row's sum then is.)
+__device__ inline Quad logits_from(const float* row, size_t v, size_t V) {
+  if (v + 4 <= V) return load_four(row + v);
+  Quad q;
+  for (int k = 0; k < 4; k++) q.v[k] = v + k < V ? row[v + k] : -INFINITY;
+  return q;
 }
 
-template <class S>
-__global__ void __launch_bounds__(row_chains)
+template <class S, bool kept>
+__global__ void __launch_bounds__(long_row_threads)
     cross_entropy_kernel(float* losses, S* dlogits, const float* logits, const int* targets, float dloss, size_t rows,
-                         size_t V, bool kept) {
+                         size_t V) {
+  STATIC_SHARED(float, maxima, [long_row_threads / 32]);
   STATIC_SHARED(float, chains, [row_chains]);
-  DYNAMIC_SHARED(float, kept_row);
-  const size_t first = 4 * threadIdx.x, step = 4 * row_chains, ld = padded_vocab(V);
+  DYNAMIC_SHARED(float, exps);  // two chunks of them, then the row
+  const size_t first = 4 * threadIdx.x, chunk = 4 * blockDim.x, ld = padded_vocab(V);
+  float* const kept_row = exps + 2 * chunk;
   AsyncCopies copies;
   const auto fetch = [&](size_t row, size_t v) {
     if (kept && row < rows) copies.copy16(kept_row + v, logits + row * ld + v, v + 4 <= V ? 16 : unsigned(V - v) * 4);
   };
-  for (size_t v = first; v < V; v += step) fetch(blockIdx.x, v);
+  for (size_t v = first; v < V; v += chunk) fetch(blockIdx.x, v);
 
   for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
     copies.commit();
     copies.template wait<0>();
-    const float* l = kept ? kept_row : logits + row * ld;
+    const float* const l = kept ? kept_row : logits + row * ld;
     const int target = targets[row];
     const bool counted = target != ignored_target;  // the same for the whole block, which meets at barriers
     float lse = 0.0f;
     if (counted) {
       float max = -INFINITY;
-      for (size_t v = first; v < V; v += step) {
-        const Quad q = load_quad_inside(l, v, V, true);
-        for (int k = 0; k < 4; k++)
-          if (v + k < V) max = max_of(q.v[k], max);
+      for (size_t v = first; v < V; v += chunk) {
+        const Quad q = logits_from(l, v, V);
+        for (int k = 0; k < 4; k++) max = max_of(q.v[k], max);
       }
-      const Quad maxima = exchange_chains(chains, max);  // its barriers: all have waited for what they fetched
-      max = warp_max(max_of(max_of(maxima.v[0], maxima.v[1]), max_of(maxima.v[2], maxima.v[3])));
-
+      max = warp_max(max);
+      if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = max;
+      __syncthreads();  // the maxima are there, and what all have fetched
+      max = warp_max(maxima[threadIdx.x % 32 % (blockDim.x / 32)]);
       const bool known = target_is_known(target, V);
-      const float at_target = l[known ? target : 0];
-      float sum = 0.0f;
-      for (size_t v = threadIdx.x; v < V; v += row_chains) sum += exact_exp(l[v] - max);
-      const Quad sums = exchange_chains(chains, sum);
-      sum = warp_chains_sum(sums.v);
-      lse = log_sum_exp(max, sum, known);
+      const float at_target = threadIdx.x == 0 ? l[known ? target : 0] : 0.0f;
+
+      float chain = 0.0f, *made = exps;
+      for (size_t begin = 0; begin < V; begin += chunk) {
+        Quad q = logits_from(l, begin + first, V);
+        for (int k = 0; k < 4; k++) q.v[k] = exp_to_40(q.v[k] - max);
+        store_four(made + first, q);
+        __syncthreads();
+        if (threadIdx.x < row_chains)
+          for (size_t i = threadIdx.x; i < chunk; i += row_chains) chain += made[i];
+        made = made == exps ? exps + chunk : exps;
+      }
+      if (threadIdx.x < row_chains) chains[threadIdx.x] = chain;
+      __syncthreads();  // all 128 are there, and both chunks are added
+      lse = log_sum_exp(max, warp_chains_sum(load_four(chains + first % row_chains).v), known);
       if (threadIdx.x == 0) losses[row] = lse - at_target;
     } else if (threadIdx.x == 0) {
       losses[row] = 0.0f;
     }
 
-    // The gradients may go over the logits, and the next row over this one. No thread reads another's quads any more:
-    // the barriers of the second exchange came after the last such read. (In a row that is not counted no thread reads
-    // any.) Its own quad a thread has read when it asks for the next row's: a copy writes after it was asked for, never
-    // before, and the asm keeps its place behind the read.
-    for (size_t v = first; v < V; v += step) {
+    // The gradients may go over the logits, and the next row over this one: only thread 0 reads another's quad, and it
+    // has before the last barrier. (In a row that is not counted nobody does.) Its own quad a thread has read when it
+    // asks for the next row's: a copy writes after it was asked for, never before, and the asm keeps its place behind
+    // the read.
+    for (size_t v = first; v < V; v += chunk) {
       if (dlogits) {
         Quad d = {};
         if (counted) {
           d = load_quad_inside(l, v, V, true);
-          for (int k = 0; k < 4; k++) d.v[k] = dlogit(d.v[k], lse, v + k == size_t(target) ? 1.0f : 0.0f, dloss);
+          for (int k = 0; k < 4; k++) d.v[k] = dlogit(d.v[k], lse, int(v) + k == target ? 1.0f : 0.0f, dloss);
         }
         store_quad_inside(dlogits + row * ld, v, V, d, true);
       }
@@ -202,12 +229,17 @@ void cross_entropy(float* losses, Reals dlogits, const float* logits, const int*
   with_storage(dlogits, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return cross_entropy_cpu(losses, dlogits.as<S>(), logits, targets, dloss, rows, V);
-    const size_t row_bytes = padded_vocab(V) * sizeof(float), chains_bytes = row_chains * sizeof(float);
-    const bool kept = row_bytes + chains_bytes <= shared_limit();
-    const size_t shared_bytes = kept ? row_bytes : 0;
-    const size_t at_once = blocks_at_once(cross_entropy_kernel<S>, row_chains, shared_bytes);
-    launch(cross_entropy_kernel<S>, grid_of(std::min(rows, at_once)), row_chains, shared_bytes, ctx, losses,
-           dlogits.as<S>(), logits, targets, dloss, rows, V, kept);
+    const int threads = V <= short_row ? short_row_threads : long_row_threads;
+    const size_t row = padded_vocab(V), exps = 2 * 4 * threads, fixed = long_row_threads / 32 + row_chains;
+    const auto run = [&](auto kernel, size_t floats) {
+      const size_t at_once = blocks_at_once(kernel, threads, floats * sizeof(float));
+      launch(kernel, grid_of(std::min(rows, at_once)), threads, floats * sizeof(float), ctx, losses, dlogits.as<S>(),
+             logits, targets, dloss, rows, V);
+    };
+    if ((fixed + exps + row) * sizeof(float) <= shared_limit())
+      run(cross_entropy_kernel<S, true>, exps + row);
+    else
+      run(cross_entropy_kernel<S, false>, exps);
   });
 }
 
