@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <set>
 #include <sstream>
 
 #include "core/clock.h"
@@ -17,6 +18,7 @@
 #include "training/text/find_tokenizer.h"
 #include "training/text/generate.h"
 #include "training/process/interrupt.h"
+#include "training/flags/flags.h"
 #include "training/flags/match_params.h"
 #include "training/matmul_peak.h"
 #include "training/inspect/measures.h"
@@ -50,6 +52,7 @@ void training_step(Trainer& t) {
     }
     t.optimizer.end_slice(slice);
   }
+  if (c.check_ranks_every && step % c.check_ranks_every == 0) t.require_equal_weights();
   t.optimizer.set_step(c.adamw, c.schedule.at(step), step, c.clip);
   if (t.ranks.alone())
     t.update_graph().run([&] { t.optimizer.update(); });
@@ -97,8 +100,8 @@ bool measure(Trainer& trainer, bool arrays, const RunMetadata& metadata, Progres
   }
 }
 
-// What was caught just now, which ends the run behind a checkpoint. But data that one of several ranks cannot read ends it
-// at once: the others wait for that rank.
+// What was caught just now, which ends the run behind a checkpoint. But data that one of several ranks cannot read ends
+// it at once: the others wait for that rank.
 std::exception_ptr trouble_of(const Ranks& ranks) {
   try {
     throw;
@@ -212,8 +215,11 @@ void require_no_other_run(const Config& c) {
 }
 
 // What all ranks must agree on: the program, the flags, the data, the step to go on from.
-std::string identity(const Config& c, const RunMetadata& metadata, size_t step) {
-  std::string text = format("step=%zu\n--out=%s\n", step, c.out.c_str());
+std::string identity(Config& c, const RunMetadata& metadata, size_t step) {
+  const std::set<std::string> of_each = {"--device", "--threads", "--recompute", "--graph"};
+  std::string text = format("step=%zu\n", step);
+  for (const Flag& f : list_flags(c))  // those that are no metadata say when ranks meet
+    if (f.kind >= Flag::Kind::run && !of_each.contains(f.name)) text += f.name + "=" + f.get() + "\n";
   for (const auto& all : {c.program_version, metadata})
     for (const auto& [key, value] : all) text += (key.starts_with("flag") ? key.substr(4) : key) + "=" + value + "\n";
   return text;

@@ -149,6 +149,7 @@ std::vector<Row> all_rows() {
   FIELD("--val-every=23", "", c.val_every == 23);
   FIELD("--val-batches=24", "", c.val_batches == 24);
   FIELD("--measure-every=25", "", c.measure_every == 25);
+  FIELD("--check-ranks-every=25", "", c.check_ranks_every == 25);
   FIELD("--sample-tokens=25", "", c.sample_tokens == 25);
   FIELD("--temperature=1.5", "", c.temperature == 1.5);
   FIELD("--top-k=26", "", c.top_k == 26);
@@ -248,7 +249,8 @@ TEST_CASE("flag fields: which flags change the weights, and which the architectu
   // These may change where a run goes on from a checkpoint.
   const std::set<std::string> free = set_of(
       "--export --export-dtype --export-as --preset --from --params --match-params --describe --val-every "
-      "--measure-every --evaluate --quantize --smoothquant --yarn --probe --val-batches --sample-tokens "
+      "--measure-every --check-ranks-every --evaluate --quantize --smoothquant --yarn --probe --val-batches "
+      "--sample-tokens "
       "--temperature --top-k --out --save-every --keep --resume --device --threads --change-precision "
       "--top-p --generate --prompt --prompt-tokens --tokens --samples --tokenizer --choices --recompute "
       "--graph --log-every --ranks");

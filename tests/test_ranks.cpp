@@ -1,5 +1,5 @@
-// ranks: mpirun -n R ./train gives what ./train gives, to the last bit, in weights, checkpoints, log and what it prints;
-// what may not run is refused in a line; a rank that dies ends the others, and its run goes on elsewhere.
+// ranks: mpirun -n R ./train gives what ./train gives, to the last bit, in weights, checkpoints, log and what it
+// prints; what may not run is refused in a line; a rank that dies ends the others, and its run goes on elsewhere.
 // Runs the program that stands in the current folder (make builds it first), under OpenMPI's mpirun.
 #include <omp.h>
 
@@ -355,6 +355,33 @@ TEST_CASE("ranks: every model of bf16 trains, says and saves the same on 2 and 3
   }
 }
 
+TEST_CASE("ranks: a bit that differs on one is seen before the weights move, and the rank is named", "[ranks]") {
+  for (const char* flags : {"--precision=fp32", "--precision=bf16 --head-dim=16 --hidden=32"})
+    for (const bool copy : {false, true})
+      for (const size_t R : {2, 3, 4})
+        for (const size_t wrong : {R - 1, R}) {  // or none
+          Config config = small_run(small_model(flags), 4, 12);
+          config.slices = 12, config.check_ranks_every = 2;
+          if (copy && config.model.storage == Storage::fp32) continue;
+          INFO(flags << " " << copy << " " << R << " " << wrong);
+          const std::vector<std::string> trouble = on_ranks(R, [&](const Ranks& r) {
+            Context ctx(Device::cpu);
+            Run run(config, ctx, r);
+            run.steps(3);
+            run.trainer.optimizer.await_weights();
+            Parameters& w = run.trainer.model.weights;
+            if (r.rank() == wrong && copy)
+              w.copies.data()[7].bits ^= 1;
+            else if (r.rank() == wrong)
+              w.values.data()[w.masters() == Masters::whole ? w.list().back().offset : 3] *= 1.0000001f;
+            training_step(run.trainer);
+          });
+          for (const std::string& said : trouble)
+            REQUIRE((wrong == R ? said.empty()
+                                : said.starts_with(format("step 4: rank %zu has other weights than rank 0: ", R - 1))));
+        }
+}
+
 TEST_CASE("ranks: a build without MPI is alone, and refuses to be one of several", "[ranks]") {
   NEEDS("g++ --version", "g++", "a build without MPI");
   const Folder f;
@@ -537,6 +564,8 @@ TEST_CASE("ranks: what cannot run is refused in a line", "[ranks]") {
   refused(launch(2) + size + "--bogus=1", "--bogus");
   refused(launch("1") + size + "--micro-batches=4 : -n 1 {repo}/train " + size + "--micro-batches=4 --lr=1e-3",
           "rank 1 has --lr=0.001, rank 0 has --lr=0.003");
+  refused(launch("1") + size + "--micro-batches=4 : -n 1 {repo}/train " + size + "--micro-batches=4 --val-every=3",
+          "rank 1 has --val-every=3, rank 0 has --val-every=100");
   f.write("a.txt", std::string(4000, 'a') + std::string(4000, 'b'));
   f.write("b.txt", std::string(4000, 'a') + std::string(4000, 'c'));
   refused(launch("1") + size + "--data=a.txt --micro-batches=2 : -n 1 {repo}/train " + size +

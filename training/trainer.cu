@@ -4,8 +4,10 @@
 #include <malloc.h>
 #endif
 
+#include <algorithm>
 #include <cmath>
 
+#include "core/hash.h"
 #include "training/memory.h"
 
 namespace gated {
@@ -73,6 +75,28 @@ double Trainer::steps_per_epoch() const {
 Batch Trainer::training_batch(size_t m) {
   loader_.training_batch(steps_done_, m, ids_.data(), targets_.data());
   return {ids_, targets_, config.batch, config.model.context};
+}
+
+void Trainer::require_equal_weights() {
+  ctx_.synchronize();
+  const HostView<float> values(model.weights.values);
+  const HostView<bf16> copies(model.weights.copies);
+  const bool whole = model.weights.masters() == Masters::whole;
+  Hash hash;
+  for (const Parameter& p : model.weights.list()) {  // (not what lies between them)
+    if (whole || is_read_in_fp32(p.use))
+      hash.bytes(values.data() + (whole ? p.offset : p.fp32_offset), p.size * sizeof(float));
+    if (model.weights.copies.size()) hash.bytes(copies.data() + p.offset, p.size * sizeof(bf16));
+  }
+  const std::vector<std::string> all = ranks.all_texts(hash.hex());
+  const auto times = [&](const std::string& one) { return std::count(all.begin(), all.end(), one); };
+  const auto most = std::max_element(all.begin(), all.end(), [&](auto& a, auto& b) { return times(a) < times(b); });
+  for (size_t i = 0; i < all.size(); i++)
+    require(
+        all[i] == *most,
+        "step %zu: rank %zu has other weights than rank %td: a bit has changed in its memory or on the way; --resume "
+        "goes on from the last checkpoint",
+        steps_done_ + 1, i, most - all.begin());
 }
 
 void Trainer::end_step() {

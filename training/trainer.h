@@ -76,6 +76,9 @@ class Trainer {
   // the step's update. With --graph=on they are recorded.
   LaunchGraph& graph(const MicroBatch& micro_batch) { return micro_batch.begins_slice() ? first_graph_ : later_graph_; }
   LaunchGraph& update_graph() { return update_graph_; }
+  // Refuses weights that are not those of the other ranks, before they move: where a bit has changed in memory or on
+  // the way. An owner's update would hide that, or hand it to all. It waits for the device.
+  void require_equal_weights();
   // The step is launched: its loss and norm start on their way to the host. Of several ranks each gets what the others'
   // micro-batches left.
   void end_step();

@@ -56,7 +56,7 @@ struct Config {
   AdamWHyperparameters adamw = {0.0f, 0.9f, 0.95f, 1e-8f, 0.1f};  // the rate comes from the schedule
   float clip = 1.0f;
 
-  size_t log_every = 1, val_every = 100, val_batches = 10, measure_every = 0;
+  size_t log_every = 1, val_every = 100, val_batches = 10, measure_every = 0, check_ranks_every = 0;
   size_t sample_tokens = 300, top_k = 0;
   double temperature = 0.8, top_p = 1;
   bool generate = false;

@@ -412,6 +412,10 @@ void list_run_flags(FlagTable& t, Config& c) {
            "steps between validations that also measure attention, activations and gates "
            "(training/inspect/measures.h); 0: one at "
            "the end");
+  t.number(
+      "--check-ranks-every", c.check_ranks_every, at_least(0),
+      "steps between comparisons of the weights that each of several ranks reads: one that has others is named, and "
+      "the run ends; 0: none");
   t.choice<DeviceChoice>(
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "training/main.cu", "cuda where a GPU answers, cpu elsewhere"},
