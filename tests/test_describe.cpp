@@ -160,13 +160,15 @@ TEST_CASE("describe: what one of several ranks holds and sends, by numbers made 
   // Eight slices are two rounds: each time all but its own quarter. Of the weights a quarter to three others.
   REQUIRE(contains(numbers, format("  %-58s %31.1f\n", "gradients, 2 rounds, to their owners", 712.1)));
   REQUIRE(contains(numbers, format("  %-58s %31.1f\n", "weights, from their owner, to the others", 356.0)));
+  // To each of three others, twice the gradients and once the weights of 38 + 12 * 7 buckets.
+  REQUIRE(contains(numbers, format("  %-58s %31s\n", "messages, of at most 1024 KiB", "1,098")));
   REQUIRE(contains(numbers, format("  %-58s %30.1f%%\n", "of both, behind compute: all but the embedding", 68.3)));
 
   // In bf16 copies of all, its own part of the masters, and what is read in fp32: of a layer 4 * 768 numbers of norms,
   // 4 * 768 and 5 * 768 of biases, at the end 2 * 768: 0.46 MiB. Copies and these travel.
-  const std::string narrow = between(
-      describe(config_of_flags("--preset=gpt2-124m --precision=bf16 --micro-batches=8 --ranks=4 --describe")),
-      "memory of a\nrank, MiB", "behind compute");
+  const std::string narrow =
+      between(describe(config_of_flags("--preset=gpt2-124m --precision=bf16 --micro-batches=8 --ranks=4 --describe")),
+              "memory of a\nrank, MiB", "behind compute");
   INFO(narrow);
   REQUIRE(contains(narrow, format("%-18s %12.1f\n", "weights", 356.8)));
   REQUIRE(contains(narrow, format("  %-58s %31.1f\n", "weights, from their owner, to the others", 178.4)));
