@@ -92,6 +92,16 @@ print(m.union([(0, 100, 50), (60, 200, 70), (300, 400, 9)]))
        "[(200, 120), (100, 9)]\n");
 }
 
+TEST_CASE("gpu_model: launches of a step are those of two steps less those of one", "[scripts]") {
+  const Folder f;
+  REQUIRE(f.python(R"(
+import gpu_model as m
+shapes = {1: ["k", 8], 2: ["k", 8], 3: ["k", 8], 4: ["k", 9]}
+print(m.settled({1: 12, 2: 16, 3: -20, 4: 5}, shapes))
+print(m.settled({1: 12, 4: -1}, shapes))
+)") == "{2: 8, 4: 5}\n{1: 12}\n");
+}
+
 TEST_CASE("gpu_model: the page has the table of the results", "[scripts]") {
   const Folder f;
   const std::string table = f.done("{repo}/scripts/gpu_model.py --table {repo}/results/gpu_model.json");

@@ -117,8 +117,6 @@ struct MmaJob {
   size_t depth;      // K, or that of all factors
   bool accumulate;
   float* totals;  // (M,N) of scratch, where there are several slices: the slices that are done
-  // True: every slice is a block's own, that of blockIdx.z, and C the first of as many matrices (M, C.ld).
-  bool side_by_side;
   Activated activated;
 };
 
@@ -126,17 +124,11 @@ template <Layout layout, bool aligned, class Out>
 __global__ void __launch_bounds__(mma_threads, mma_blocks) matmul_bf16_kernel(MmaJob<Out> job) {
   DYNAMIC_SHARED(bf16, shared);
   const size_t m0 = size_t{blockIdx.x} * mma_tile_rows, n0 = size_t{blockIdx.y} * mma_tile_rows;
-  MmaBlock<Out> block = {job.C, {job.totals, job.N}, job.A,    job.B,     job.bias,       m0,           job.M, n0,
-                         job.N, job.K,               job.more, job.depth, job.accumulate, job.activated};
-  if constexpr (layout == Layout::tn) {
-    if (job.side_by_side) {
-      const size_t k = blockIdx.z * matmul_bf16_slice;
-      block.depth = block.K = job.K - k < matmul_bf16_slice ? job.K - k : matmul_bf16_slice;
-      block.A.data += k * job.A.ld;
-      block.B.data += k * job.B.ld;
-      block.C.data += blockIdx.z * job.M * job.C.ld;
-    }
-  }
+  MmaBlock<Out> block = {
+      job.C,    {job.totals, job.N}, job.A,          job.B,        job.bias, m0, job.M, n0, job.N, job.K,
+      job.more, job.depth,           job.accumulate, job.activated};
+  if constexpr (layout == Layout::tn)
+    if (gridDim.z > 1) take_slice(block);
   multiply_tile<layout, aligned>(block, shared);
 }
 
@@ -221,13 +213,15 @@ static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& c
   if constexpr (storage_of<Out> == Storage::bf16) activate(to, job.C.data, job.M * job.N, ctx);
 }
 
-// By wgmma, where there is such a GPU and enough tiles. They are twice as large, but two blocks of launch_mma share a
+// By wgmma, where there is such a GPU and enough tiles, of each of the slices that go side by side. They are twice as large, but two blocks of launch_mma share a
 // multiprocessor: half as many tiles as there are multiprocessors occupy no fewer of them.
 template <class Out>
-static bool multiply_by_wgmma(const MmaJob<Out>& job, Layout layout, Accumulate accumulate, Context& ctx) {
-  return job.more.count == 0 && 2 * matmul_wgmma_tiles(job.M, job.N) >= multiprocessors() &&
-         matmul_wgmma(job.C, job.A, job.B, job.M, job.N, job.K, layout, accumulate, job.totals, job.bias, job.activated,
-                      ctx);
+static void multiply_by_tensor_cores(const MmaJob<Out>& job, Layout layout, size_t slices, Context& ctx) {
+  const bool enough = 2 * slices * matmul_wgmma_tiles(job.M, job.N) >= multiprocessors();
+  if (job.more.count > 0 || !enough ||
+      !matmul_wgmma(job.C, job.A, job.B, job.M, job.N, job.K, layout, job.accumulate ? Accumulate::yes : Accumulate::no,
+                    job.totals, job.bias, job.activated, ctx, slices))
+    launch_mma(job, layout, slices, ctx);
 }
 
 template <class Out>
@@ -260,14 +254,13 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
                                            .depth = job.K,
                                            .accumulate = false,
                                            .totals = nullptr,
-                                           .side_by_side = true,
                                            .activated = {}};
-      launch_mma(slices_of_job, layout, slices, ctx);
+      multiply_by_tensor_cores(slices_of_job, layout, slices, ctx);
       return matmul_add_slices(job.C, totals.data, pitch, slices, job.bias, job.M, job.N, accumulate, ctx);
     }
   }
   if (const size_t totals = totals_of_slices(job.M, job.N, job.depth)) job.totals = ctx.scratch(totals);
-  if (!multiply_by_wgmma(job, layout, accumulate, ctx)) launch_mma(job, layout, 1, ctx);
+  multiply_by_tensor_cores(job, layout, 1, ctx);
 }
 
 size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Layout layout, Device device, bool bias) {
@@ -298,7 +291,6 @@ static void multiply(StoredMatrix<void> C, Matrix<const bf16> A, Matrix<const bf
                              .depth = K,
                              .accumulate = accumulate == Accumulate::yes,
                              .totals = nullptr,
-                             .side_by_side = false,
                              .activated = activated};
     matmul_bf16_of(job, layout, ctx);
   });
@@ -339,7 +331,6 @@ void matmul_bf16_joined(Reals C, std::span<const MmaFactors> factors, size_t M, 
                              .depth = joined_depth(factors),
                              .accumulate = accumulate == Accumulate::yes,
                              .totals = nullptr,
-                             .side_by_side = false,
                              .activated = {}};
     matmul_bf16_of(job, Layout::nn, ctx);
   });

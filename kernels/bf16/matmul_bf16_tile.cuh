@@ -163,6 +163,16 @@ struct MmaBlock {
   Activated activated;
 };
 
+// In tn, where slices go side by side: of a block, slice blockIdx.z alone, and C the first of as many matrices (M, C.ld).
+template <class Out>
+__device__ void take_slice(MmaBlock<Out>& block) {
+  const size_t k = blockIdx.z * matmul_bf16_slice;
+  block.depth = block.K = block.K - k < matmul_bf16_slice ? block.K - k : matmul_bf16_slice;
+  block.A.data += k * block.A.ld;
+  block.B.data += k * block.B.ld;
+  block.C.data += blockIdx.z * block.m_end * block.C.ld;
+}
+
 // ---- the end of a tile
 //
 // A lane's sums are pairs of neighbours in many rows: stored from there, each store of a warp would touch eight rows.

@@ -87,6 +87,8 @@ __global__ void __launch_bounds__(wgmma_block, 1) matmul_wgmma_kernel(MmaBlock<O
   unsigned char* const stages = shared + (-shared_address(shared) & (wgmma_group_bytes - 1));
   block.m0 = size_t{blockIdx.x} * wgmma_tile_rows;
   block.n0 = size_t{blockIdx.y} * wgmma_columns;
+  if constexpr (layout == Layout::tn)
+    if (gridDim.z > 1) take_slice(block);
   constexpr bool a_along = layout == Layout::tn, b_along = layout != Layout::nt;
   using StripA = WgmmaStrip<a_along, wgmma_tile_rows>;
   using StripB = WgmmaStrip<b_along, wgmma_columns>;
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(wgmma_block, 1) matmul_wgmma_kernel(MmaBlock<O
 template <class Out>
 bool matmul_wgmma(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
                   Layout layout, Accumulate accumulate, float* totals, const float* bias, const Activated& activated,
-                  Context& ctx) {
+                  Context& ctx, size_t slices) {
   const size_t columns = ceil_div(N, wgmma_columns);
   if (K == 0 || K > mma_most_k || columns > 65535 || !mma_aligned(A) || !mma_aligned(B)) return false;
 #ifdef __CUDACC__
@@ -177,7 +179,7 @@ bool matmul_wgmma(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, siz
                                  .depth = K,
                                  .accumulate = accumulate == Accumulate::yes,
                                  .activated = activated};
-  const dim3 grid(grid_of(ceil_div(M, wgmma_tile_rows)).x, unsigned(columns));
+  const dim3 grid(grid_of(ceil_div(M, wgmma_tile_rows)).x, unsigned(columns), unsigned(slices));
   const auto run = [&](auto kernel) { launch(kernel, grid, wgmma_block, wgmma_shared, ctx, product); };
   switch (layout) {
     case Layout::nt: run(matmul_wgmma_kernel<Layout::nt, Out>); break;
@@ -187,8 +189,8 @@ bool matmul_wgmma(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, siz
   return true;
 }
 template bool matmul_wgmma(Matrix<float>, Matrix<const bf16>, Matrix<const bf16>, size_t, size_t, size_t, Layout,
-                           Accumulate, float*, const float*, const Activated&, Context&);
+                           Accumulate, float*, const float*, const Activated&, Context&, size_t);
 template bool matmul_wgmma(Matrix<bf16>, Matrix<const bf16>, Matrix<const bf16>, size_t, size_t, size_t, Layout,
-                           Accumulate, float*, const float*, const Activated&, Context&);
+                           Accumulate, float*, const float*, const Activated&, Context&, size_t);
 
 }  // namespace gated
