@@ -95,7 +95,8 @@ class Optimizer {
   void weights_changed() {
     if (weights_.masters() == Masters::shared)
       for (const Piece& p : own_)
-        copy_rows(masters_.data() + p.at, 1, weights_.grads.data() + p.elements.begin, 1, 1, p.elements.size(), ctx_);
+        if (p.elements.size())
+          copy_rows(masters_.data() + p.at, 1, weights_.grads.data() + p.elements.begin, 1, 1, p.elements.size(), ctx_);
   }
   // All weights in fp32, until the next step: a call of all ranks. Where masters are shared they take the place of the
   // last slice's gradient.
