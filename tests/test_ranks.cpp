@@ -496,6 +496,10 @@ TEST_CASE("ranks: checkpoints, log and evaluation are those of one rank, and a r
     REQUIRE(fingerprint_in(said) == whole);
     REQUIRE(f.read("one/step_00000008.safetensors") == f.read("two/step_00000008.safetensors"));
   }
+  const std::string narrow = size + "--micro-batches=2 --precision=bf16 --save-every=3 --keep=0 --out=bf16 ";
+  const std::string last = fingerprint_in(f.done("{repo}/train " + narrow));
+  fs::remove(f / "bf16/step_00000006.safetensors");
+  REQUIRE(fingerprint_in(f.done(launch(2) + narrow + "--resume")) == last);
   REQUIRE(contains(f.run(launch(2) + run + "--out=two").text, "holds a run's checkpoints already"));
   REQUIRE(contains(f.run(launch(2) + "--generate --from=two").text, "--generate on 2 ranks"));
   REQUIRE(contains(f.run(launch(2) + run + "--slices=2 --out=two --resume").text, "--slices=0, this run has"));
