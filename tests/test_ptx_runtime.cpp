@@ -913,7 +913,7 @@ TEST_CASE("ptx: the device says what it is", "[ptx]") {
     REQUIRE(10 * properties.major + properties.minor == gpu);
     REQUIRE(attribute(cudaDevAttrComputeCapabilityMajor) == gpu / 10);
     REQUIRE(attribute(cudaDevAttrMaxSharedMemoryPerBlock) == 48 << 10);
-    REQUIRE(attribute(cudaDevAttrMultiProcessorCount) == 2);
+    REQUIRE(attribute(cudaDevAttrMultiProcessorCount) == 4);
   }
   int devices, version;
   OK(cudaGetDeviceCount(&devices), cudaGetDevice(&number), cudaRuntimeGetVersion(&version));
