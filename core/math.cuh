@@ -113,14 +113,6 @@ HD float power_of_two(int32_t n) {
   return bits_float((uint32_t(n) + 127u) << 23);
 }
 
-// e^x for -104 <= x <= 89. 2^n in two factors, as n reaches -150 and 128: the first product is exact, so a
-// denormal result is rounded only once more.
-HD float exp_in_range(float x) {
-  const Exp e = exp_parts(x);
-  const int32_t half = e.exponent >> 1;
-  return e.mantissa * power_of_two(half) * power_of_two(e.exponent - half);
-}
-
 // The k for which 2^-k x is in [3/4, 3/2), for a normal x. f = 2^-k x - 1 is then exact;
 // k = 0 near x = 1.
 HD int32_t log_exponent(float x) {
@@ -138,13 +130,18 @@ HD float log1p_tail(float f) {
 
 // ---- float
 
+// 2^n in two factors, as n reaches -150 and 128: the first product is exact, so a denormal result is rounded only once
+// more.
 HD float exact_exp(float x) {
   const float below = x > 89.0f ? 89.0f : x;  // a NaN passes both
-  return detail::exp_in_range(below < -104.0f ? -104.0f : below);
+  const detail::Exp e = detail::exp_parts(below < -104.0f ? -104.0f : below);
+  const int32_t half = e.exponent >> 1;
+  return e.mantissa * detail::power_of_two(half) * detail::power_of_two(e.exponent - half);
 }
 
-// exact_exp's bits for x <= 40 and NaN, in a third fewer instructions; above 40 whatever comes out. Softmax takes
-// differences from a largest or from a sum, about 0 at most. The exponent is 58 at most, so 2^(n+64) is one factor for all.
+// exact_exp's bits for x <= 40 and NaN, in a third fewer instructions; above 40 the result means nothing. A softmax
+// takes a score less the largest, or less the log of the sum of all, which is about 0 at most. As n <= 58, 2^(n+64) is
+// one normal factor, and the product with it is exact.
 HD float exp_to_40(float x) {
   const detail::Exp e = detail::exp_parts(x < -104.0f ? -104.0f : x);
   return e.mantissa * detail::power_of_two(e.exponent + 64) * 0x1p-64f;

@@ -207,7 +207,8 @@ class ScratchPlan {
   size_t bytes_ = 0, thread_bytes_ = 0;
 };
 
-// Who has the fp32 masters of a model that stores bf16: the model, or several ranks, each a share (training/optimizer.cuh).
+// Who has the fp32 masters of a model that stores bf16: the model, or several ranks, each a share
+// (training/optimizer.cuh).
 enum class Masters { whole, shared };
 
 // All weights of a model in one flat buffer, and their gradients in another with the same offsets.

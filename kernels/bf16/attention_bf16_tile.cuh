@@ -130,7 +130,7 @@ template <int columns, bool whole>
 struct RowTile {
   static constexpr int chunks = columns / chunk;
 
-  // Eight rows on is 8 * columns on: a constant, which is a part of the instruction, where place() wants two of its own.
+  // Eight rows on is 8 * columns on: as a constant that is a part of the instruction, by place() it is two more.
   __device__ static int place(int row, int c) { return (row * chunks + (c ^ row % 8)) * chunk; }
   __device__ static bool inside(int d, size_t D) { return whole || size_t(d) < D; }
 

@@ -213,8 +213,8 @@ static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& c
   if constexpr (storage_of<Out> == Storage::bf16) activate(to, job.C.data, job.M * job.N, ctx);
 }
 
-// By wgmma, where there is such a GPU and enough tiles, of each of the slices that go side by side. They are twice as large, but two blocks of launch_mma share a
-// multiprocessor: half as many tiles as there are multiprocessors occupy no fewer of them.
+// By wgmma, where there is such a GPU and enough tiles in all slices that go side by side. A tile is twice as large as
+// one of launch_mma, of which two share a multiprocessor: so half as many tiles as there are multiprocessors are enough.
 template <class Out>
 static void multiply_by_tensor_cores(const MmaJob<Out>& job, Layout layout, size_t slices, Context& ctx) {
   const bool enough = 2 * slices * matmul_wgmma_tiles(job.M, job.N) >= multiprocessors();

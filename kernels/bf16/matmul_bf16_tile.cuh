@@ -163,7 +163,8 @@ struct MmaBlock {
   Activated activated;
 };
 
-// In tn, where slices go side by side: of a block, slice blockIdx.z alone, and C the first of as many matrices (M, C.ld).
+// In tn, where slices go side by side: a block has slice blockIdx.z alone, and C is the first of as many matrices
+// (M, C.ld).
 template <class Out>
 __device__ void take_slice(MmaBlock<Out>& block) {
   const size_t k = blockIdx.z * matmul_bf16_slice;
