@@ -430,7 +430,7 @@ def main(result, train, bench, tests, of_cublas):
         build.update(what_it_does(program))
     commit, no_commit = said("git", "describe", "--always", "--dirty")
     results = Results(result, {"device": gpu[0], "driver": gpu[1], "nvcc": release[1] if release else "",
-                               "commit": "" if no_commit else commit, "build": build.hexdigest()[:16],
+                               "commit": variable("COMMIT", "" if no_commit else commit), "build": build.hexdigest()[:16],
                                "command": "make gpu-check" if bench else "make rehearsal"})
     logs = os.path.join(os.path.dirname(tests[0]), "gpu-check.logs")
     os.makedirs(logs, exist_ok=True)

@@ -30,7 +30,7 @@ the sum can be trusted (--calibrate, docs/gpu_model.md). The binding term is the
 
 usage: scripts/gpu_model.py [--json=FILE] [--only=TEXT] [--launches=FILE] FOLDER TRAIN
        scripts/gpu_model.py --calibrate FOLDER
-       scripts/gpu_model.py --table FILE.json
+       scripts/gpu_model.py [--measured=PROFILE.json] --table FILE.json
   FOLDER       of *.cubin, one for each unit of kernels
   TRAIN        the rehearsal's trainer
   --json       everything, to a file
@@ -38,6 +38,7 @@ usage: scripts/gpu_model.py [--json=FILE] [--only=TEXT] [--launches=FILE] FOLDER
   --launches   what was counted of them, to a file
   --calibrate  FOLDER has kernels of others as cubins; prints predicted and published
   --table      the tables of such a file, as docs/gpu_model.md has them
+  --measured   with a column of what scripts/gpu_profile.py has measured
 """
 import glob
 import json
@@ -378,13 +379,31 @@ HEAD = ("| kernel | launches | grid × threads | waves | warps at once | registe
         "each, µs | all, ms |")
 
 
-def table(rows, least=0.005):
+def measured_beside(rows, profile):
+    """For each row the seconds that its launches took together. A profile knows launches by kernel, grid and threads:
+    where several rows have the same, the shortest launches belong to the row whose are computed as the shortest."""
+    left = {(row["kernel"], *row["grid"], row["threads"]): list(row["us"]) for row in profile}
+    found = {}
+    for row in sorted(rows, key=lambda row: row["seconds"]):
+        each = left.get((row["kernel"], *row["grid"], row["threads"]), [])
+        found[id(row)] = 1e-6 * sum(each[:row["launches"]]) if len(each) >= row["launches"] else None
+        del each[:row["launches"]]
+    return [found[id(row)] for row in rows]
+
+
+def table(rows, profile=None, least=0.005):
     """Kernels that take less than `least` of the whole are one line."""
     def seconds(row):
         return row["seconds"] * row["launches"]
     total = sum(map(seconds, rows))
     small = [row for row in rows if seconds(row) < least * total]
-    lines = [HEAD, "|---|--:|---|--:|--:|--:|---|---|--:|--:|"]
+    measured = dict(zip(map(id, rows), measured_beside(rows, profile))) if profile else {}
+    def of_measured(*rows):
+        known = [measured[id(row)] for row in rows if measured.get(id(row)) is not None]
+        each = f" {1e6 * known[0] / rows[0]['launches']:.0f} |" if len(rows) == 1 and known else " |"
+        return each + (f" {1e3 * sum(known):.2f} |" if known else " |") if profile else ""
+    lines = [HEAD + (" measured, µs | all, ms |" if profile else ""),
+             "|---|--:|---|--:|--:|--:|---|---|--:|--:|" + ("--:|--:|" if profile else "")]
     for row in rows:
         if row in small:
             continue
@@ -396,17 +415,17 @@ def table(rows, least=0.005):
                      f"{'·'.join(map(str, row['grid']))} × {row['threads']} | {row['waves']:.2f} | "
                      f"{row['warps at once']} | {row['registers']} | {slots} | "
                      f"{bound}{' (?)' if row['slots of unknown blocks'] > 0.4 else ''} | "
-                     f"{row['seconds'] * 1e6:.0f} | {seconds(row) * 1e3:.2f} |")
+                     f"{row['seconds'] * 1e6:.0f} | {seconds(row) * 1e3:.2f} |" + of_measured(row))
     lines.append(f"| {len(small)} others | {sum(row['launches'] for row in small)} | | | | | | | | "
-                 f"{sum(map(seconds, small)) * 1e3:.2f} |")
+                 f"{sum(map(seconds, small)) * 1e3:.2f} |" + of_measured(*small))
     longest = sum(row["terms"][row["bound by"]] * row["launches"] for row in rows)
     lines.append(f"| all, *computed* | {sum(row['launches'] for row in rows)} | | | | | | "
-                 f"the longest terms alone: {longest * 1e3:.0f} ms | | {total * 1e3:.2f} |")
+                 f"the longest terms alone: {longest * 1e3:.0f} ms | | {total * 1e3:.2f} |" + of_measured(*rows))
     return "\n".join(lines)
 
 
-def page(models):
-    return "\n\n".join(f"### {name}\n\n{table(rows)}" for name, rows in models.items())
+def page(models, profiles={}):
+    return "\n\n".join(f"### {name}\n\n{table(rows, profiles.get(name))}" for name, rows in models.items())
 
 
 def main():
@@ -416,11 +435,13 @@ def main():
     parser.add_argument("--launches")
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--measured")
     parser.add_argument("folder")
     parser.add_argument("train", nargs="?")
     arguments = parser.parse_args()
     if arguments.table:
-        print(page(json.loads(read(arguments.folder))["models"]))
+        profiles = json.loads(read(arguments.measured))["models"] if arguments.measured else {}
+        print(page(json.loads(read(arguments.folder))["models"], profiles))
         return
     for name in ("nvdisasm", "cuobjdump"):
         if not sass.tool(name):

@@ -38,7 +38,8 @@ awk '$3 ~ /^\// { print $3 }' "$folder/asked_for" | grep -vE "/lib(c|m|dl|rt|pth
   while read -r library; do cp -L "$library" "$folder/gpu/lib/"; done
 [ -z "$rehearsal" ] || cp -r "$(dirname "$train")/kernels" "$folder/gpu/programs/"
 
-cp -r scripts README.md "$folder/gpu/"
+# (the sources are the text of --data=self)
+cp -r scripts README.md train_gpt.cu core dataloader kernels layers training "$folder/gpu/"
 mkdir "$folder/gpu/results" "$folder/gpu/tests"
 cp -r tests/fixtures "$folder/gpu/tests/"
 [ ! -e results/gpu_check.json ] || cp results/gpu_check.json "$folder/gpu/results/"
@@ -53,6 +54,7 @@ cd "$(dirname "$0")"
 [ -e "$out/gpu_check.json" ] || [ ! -e results/gpu_check.json ] || cp results/gpu_check.json "$out/"
 export LD_LIBRARY_PATH="$PWD/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PTX_KERNELS="$PWD/programs/kernels"
 EOF
+  echo "export COMMIT=$(git describe --always --dirty 2>/dev/null)"
   [ -z "$rehearsal" ] || echo 'export GATED_GUARD=off'
   echo "exec scripts/gpu_check.py $rehearsal \"\$out/gpu_check.json\" ${rehearsal:+./train}$names"
 } >"$folder/gpu/check"

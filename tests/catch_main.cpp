@@ -8,7 +8,7 @@
 
 #include "tests/contents.h"
 
-namespace gated {
+namespace regular {
 
 // Each is compiled once.
 static const std::regex& compiled(const std::string& expression) {
@@ -32,4 +32,4 @@ std::string replaced(const std::string& text, const std::string& expression, con
   return std::regex_replace(text, compiled(expression), by);
 }
 
-}  // namespace gated
+}  // namespace regular

@@ -10,7 +10,21 @@
 
 #include "tests/catch.h"
 
+// Regular expressions, in catch_main.cpp, as <regex> takes three seconds to compile. (Not in gated: nvcc's files, which
+// link them too, call that otherwise.)
+namespace regular {
+
+// What an expression finds in a text: each match, its groups behind it.
+std::vector<std::vector<std::string>> matches(const std::string& text, const std::string& expression);
+// Is the whole text of this form?
+bool fits(const std::string& text, const std::string& expression);
+std::string replaced(const std::string& text, const std::string& expression, const std::string& by);
+
+}  // namespace regular
+
 namespace gated {
+
+using regular::fits, regular::matches, regular::replaced;
 
 // Its bytes; none where it cannot be read.
 inline std::string contents(const std::string& path) {
@@ -36,13 +50,6 @@ inline bool says(const std::string& text, const std::vector<std::string>& parts)
 inline bool one_line(const std::string& text, const std::vector<std::string>& parts) {
   return says(text, parts) && says(contains(text, "\n") ? "several lines" : "one line", {"one line"});
 }
-
-// What a regular expression finds in a text: each match, its groups behind it. (In catch_main.cpp, as <regex> takes three
-// seconds to compile.)
-std::vector<std::vector<std::string>> matches(const std::string& text, const std::string& expression);
-// Is the whole text of this form?
-bool fits(const std::string& text, const std::string& expression);
-std::string replaced(const std::string& text, const std::string& expression, const std::string& by);
 
 inline size_t count(const std::string& text, const std::string& part) {
   size_t n = 0;
