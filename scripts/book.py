@@ -214,7 +214,7 @@ def measured_html(names):
     rows = [(html.escape(name), rate, f"{100 * share:.0f} % {of}") for name, rate, share, of in out]
     return (f'{table(rows)}<p class="small">CPU: {html.escape(bench["cpu"])}, {bench["threads"]} threads, '
             f'{bench["date"]}: {bench["fma_peak_gflops"]:.0f} GFLOP/s of fused multiply-adds, a copy of memory at '
-            f'{bench["copy_gb_per_s"]:.0f} GB/s. <code>make bench</code> measures it. No GPU has been measured.</p>')
+            f'{bench["copy_gb_per_s"]:.0f} GB/s. <code>make bench</code> measures it.</p>')
 
 
 MOST_LINES = 160  # of PTX, and of SASS

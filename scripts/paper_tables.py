@@ -226,7 +226,7 @@ def scale_of(told, like):
 # seconds  Shows that every row runs. What the figures say is nothing.
 # minutes  A run takes about ten seconds of a core.
 # hours    One to three minutes of a core.
-# gpu      GPT-2's size, dense, two to three minutes of an H200 a run if a step reaches a fifth of its peak. No GPU has
+# gpu      GPT-2's size, dense, two to three minutes of an H200 a run if a step reaches a fifth of its peak. Nobody has
 #          run it yet.
 # paper    What the papers ran, for a cluster: commands alone.
 #

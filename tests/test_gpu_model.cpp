@@ -102,9 +102,40 @@ print(m.settled({1: 12, 4: -1}, shapes))
 )") == "{2: 8, 4: 5}\n{1: 12}\n");
 }
 
+TEST_CASE("gpu_profile: what Nsight Compute prints, and beside which row it goes", "[scripts]") {
+  const Folder f;
+  f.program("nvidia-smi", "echo 'A GPU, 1.2'");
+  // Each launch: kernel, grid, bytes, nanoseconds.
+  f.program("ncu", R"~(while [ "$1" != --log-file ]; do shift; done; exec >"$2"; echo '==PROF== Connected'
+echo '"ID","Kernel Name","Block Size","Grid Size","dram__bytes.sum","gpu__time_duration.sum"'
+echo '"","","","","byte","ns"'
+echo '"0","_Z1kv","(64, 2, 1)","(9, 1, 1)","1,000,000","7,000"'
+echo '"1","_Z1kv","(64, 2, 1)","(9, 1, 1)","2000000","3000"'
+echo '"2","_Z1kv","(64, 2, 1)","(9, 1, 1)","2000000","4000"'
+echo '"3","_Z1kv","(64, 1, 1)","(9, 1, 1)","2000000","5000"')~");
+  f.done("PATH=$PWD:$PATH {repo}/scripts/gpu_profile.py --ncu=$PWD/ncu --only=GPT-2 profile.json /bin/true");
+  REQUIRE(
+      contains(f.read("profile.json"),
+               R"({"kernel": "k", "grid": [9, 1, 1], "threads": 128, "us": [3.0, 4.0, 7.0], "MB": [2.0, 2.0, 1.0]})"));
+  // The two launches that are computed as shorter are the two shortest; what a profile lacks has no time.
+  REQUIRE(f.python(R"(
+import json, gpu_model as m
+profile = next(iter(json.load(open("profile.json"))["models"].values()))
+rows = [{"kernel": "k", "grid": [9, 1, 1], "threads": 128, "launches": n, "seconds": s} for n, s in ((1, 9), (2, 2))]
+print([round(1e6 * t) for t in m.measured_beside(rows, profile)],
+      m.measured_beside([rows[0] | {"launches": 4}], profile))
+)") == "[7, 7] [None]\n");
+  f.program("ncu", "echo ERR_NVGPUCTRPERM");
+  const Said none =
+      f.run("PATH=$PWD:$PATH {repo}/scripts/gpu_profile.py --ncu=$PWD/ncu --only=GPT-2 none.json /bin/true");
+  REQUIRE(none.exit_code == 1);
+  REQUIRE(contains(none.text, "no kernel was profiled: ERR_NVGPUCTRPERM"));
+}
+
 TEST_CASE("gpu_model: the page has the table of the results", "[scripts]") {
   const Folder f;
-  const std::string table = f.done("{repo}/scripts/gpu_model.py --table {repo}/results/gpu_model.json");
+  const std::string table = f.done(
+      "{repo}/scripts/gpu_model.py --measured={repo}/results/gpu_profile.json --table {repo}/results/gpu_model.json");
   REQUIRE(count(table, "| all, *computed* |") >= 1);
   REQUIRE(contains(contents("docs/gpu_model.md"), table));
 }

@@ -207,6 +207,7 @@ struct FakeGpu : Folder {
     program("cuda/bin/nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'");
     // (test_round is the one that is tried first, to see whether compute-sanitizer attaches at all)
     program("cuda/bin/compute-sanitizer",
+            "[ $2 != memcheck ] || set -- $1 $2 $3 $4 $7 $8  # without --report-api-errors no\n"
             "[ \"$5\" = ./test_round ] || echo \"$2 $5 $6 fill=${GATED_FILL:-on}\" >>asked\n"
             "[ \"$5\" != \"$(cat fails 2>/dev/null)\" ]");
     // Of README's runs the fingerprint that it names. What gpu_program.py runs: a checkpoint, and what it wants
@@ -521,6 +522,15 @@ TEST_CASE("scripts: gpu-check breaks off at its end what still runs, leaves it a
   f.program("cuda/bin/compute-sanitizer", "sleep 30");
   REQUIRE(f.check(three_seconds_left + "STAGES=memcheck").exit_code == 2);
   REQUIRE(f.outcome_of("memcheck").is_null());
+}
+
+TEST_CASE("scripts: a test that launches nothing has passed under compute-sanitizer, if it says so", "[scripts]") {
+  FAKE_GPU(f);
+  f.program("cuda/bin/compute-sanitizer",
+            "case $* in *test_round*) exit;; *test_mma*) echo 'test cases: 2 | 1 passed | 1 failed';; *) echo 'test "
+            "cases: 2 | 2 passed';; esac\necho 'Error: Target application terminated before first instrumented API "
+            "call'\nexit 255");
+  REQUIRE(contains(ended(f.check("STAGES=memcheck"), 1).text, "gpu-check: failed: memcheck test_mma\n" + passed(2, 1)));
 }
 
 TEST_CASE("scripts: gpu-check says what failed, and tries that again when all has been run", "[scripts]") {

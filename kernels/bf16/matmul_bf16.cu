@@ -265,7 +265,7 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
 
 size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Layout layout, Device device, bool bias) {
   if (device == Device::cpu) return matmul_bf16_cpu_scratch(M, N, K);
-  const size_t of_bias = layout == Layout::tn ? M * sizeof(float) : N * sizeof(bf16);
+  const size_t of_bias = std::max(layout == Layout::tn ? M * sizeof(float) : 0, N * sizeof(bf16));
   const size_t of_cublas = bias && device == Device::cuda ? of_bias : 0;
   const size_t side_by_side = slices_side_by_side(M, N, K, layout) * M * matmul_scratch_pitch(N);
   return std::max(std::max(totals_of_slices(M, N, K), side_by_side) * sizeof(float), of_cublas);
