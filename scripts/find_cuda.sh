@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prints where a program of CUDA is: in CUDA_HOME, on the path, or where CUDA is usually installed. Nothing where there
 # is none.
-# usage: scripts/find_cuda.sh nvcc|nvdisasm|cuobjdump|compute-sanitizer
+# usage: scripts/find_cuda.sh nvcc|nvdisasm|cuobjdump|compute-sanitizer|ncu
 set -u
 for home in ${CUDA_HOME:+"$CUDA_HOME"} on-the-path /usr/local/cuda /usr/local/cuda-* /opt/cuda; do
   if [ "$home" = on-the-path ]; then

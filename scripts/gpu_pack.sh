@@ -51,6 +51,8 @@ set -eu
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cd "$(dirname "$0")"
+# What this machine has itself may be newer, and its python needs that.
+for library in lib/*; do ! ldconfig -p 2>/dev/null | grep -q "$(basename "$library") " || rm "$library"; done
 [ -e "$out/gpu_check.json" ] || [ ! -e results/gpu_check.json ] || cp results/gpu_check.json "$out/"
 export LD_LIBRARY_PATH="$PWD/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PTX_KERNELS="$PWD/programs/kernels"
 EOF

@@ -32,8 +32,8 @@
 // one computes its exponentials while the tensor core multiplies for the other. Its tiles of 64 keys are part of the
 // result: two of them may lie in one stage, but their maxima are taken one after the other.
 //
-// On an H200 every shape of tests/test_matmul_bf16.cpp has these bits, at 0.30 to 0.55 of cuBLASLt's speed (docs/gpu.md):
-// the eight warps issue in 40 % of the slots, and wait in the others.
+// On an H200 every shape of tests/test_matmul_bf16.cpp has these bits, at 0.30 to 0.55 of cuBLASLt's speed
+// (docs/gpu.md): the eight warps issue in 40 % of the slots, and wait in the others.
 //
 // tests/test_matmul_bf16.cpp
 #include "kernels/bf16/matmul_wgmma.h"
