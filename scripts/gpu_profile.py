@@ -13,6 +13,7 @@ usage: scripts/gpu_profile.py [--only=TEXT] [--ncu=FILE] [--seconds=N] RESULT.js
 Kernels run one by one, with the caches as the one before has left them and the clock as the GPU keeps it.
 """
 import csv
+import json
 import os
 import subprocess
 import tempfile
@@ -20,7 +21,6 @@ from collections import defaultdict
 
 from common import ROOT, ended, parser_of, read, refuse, write_whole
 from gpu_model import MODELS, OF_ALL, plain
-import json
 
 TIME, MEMORY = "gpu__time_duration.sum", "dram__bytes.sum"
 
