@@ -771,6 +771,7 @@ TEST_CASE("scripts: what a machine with a GPU is handed is whole, and runs where
   f.program("bin/nvidia-smi", "echo no devices; exit 9");
   const Said check = ended(f.run("PATH=$PWD/bin:$PATH away/gpu/check out"), 1);
   REQUIRE(contains(check.text, "no GPU answers here: nvidia-smi: no devices"));
+  REQUIRE(contains(f.read("away/gpu/check"), "export COMMIT="));
   REQUIRE(contains(f.read("away/gpu/check"),
                    "\"$out/gpu_check.json\"  programs/bench programs/test_a programs/test_b --cublas programs/test_b"));
 }
