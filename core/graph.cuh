@@ -6,16 +6,16 @@
 // Kernels of a small model may end sooner than the host launches the next one. A CUDA graph is many kernels in one
 // launch.
 //
-//   first run    does the launches. They have first-time work that no record can hold: kernels are loaded, cuBLASLt chooses
-//                its algorithms, scratch memory grows
+//   first run    does the launches. They have first-time work that no record can hold: kernels are loaded, cuBLASLt
+//                chooses its algorithms, scratch memory grows
 //   second run   records them: nothing runs meanwhile. Then it repeats the record
 //   later runs   repeat the record. The function is not called
 //
 // A record holds kernels with their grids and arguments, cuBLASLt's among them, set_zero and copy_rows. So what changes
 // from run to run must lie in device memory, always at the same address, and is uploaded before the run. An argument
 // stays what it was in the second run.
-// What a record cannot hold is refused: an upload, something read back, a wait for the device, an allocation, memory that
-// is given back.
+// What a record cannot hold is refused: an upload, something read back, a wait for the device, an allocation, memory
+// that is given back.
 //
 // Once a graph has run, whatever memory of the device is given back, and ctx.outdate_graphs(), make the next run a
 // first one.

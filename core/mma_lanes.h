@@ -5,7 +5,7 @@
 // it towards zero. The integers are added in 32 bits.
 //
 // E from -101 to 126 is the plain case:
-//   a_k b_k      is below 2^(E+2), a float; and exact as one, where it is not so small that it is cut to 0 anyway: above
+//   a_k b_k      is below 2^(E+2), a float; and exact as one, where it is not so small that it is cut to 0: above
 //                2^(E-25), at least 2^-126, its 14 bits behind the point fit into a subnormal
 //   2^(F-E)      and 2^(E-F) are floats
 // All else goes to the definition, lane by lane: zeros alone, infinities, NaN, and the sum of sixteen largest products

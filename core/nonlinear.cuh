@@ -122,7 +122,7 @@ enum ActivationUse : unsigned {
   row(sigmoid,    "sigmoid",    exact_sigmoid(x), sigmoid_slope(x),    any_gate | of_glu,            "1 / (1 + e^-z)") \
   row(tanh,       "tanh",       exact_tanh(x),    tanh_slope(x),       norm_gate,                    "tanh z")         \
   row(silu,       "silu",       silu(x),          silu_slope(x),       any_gate | of_glu | of_plain, "z sigmoid(z)")   \
-  row(ns_sigmoid, "ns-sigmoid", ns_sigmoid(x),    ns_sigmoid_slope(x), attention_gate,                                   \
+  row(ns_sigmoid, "ns-sigmoid", ns_sigmoid(x),    ns_sigmoid_slope(x), attention_gate,                                 \
       "(1 + sigmoid z) / 2: never sparse")                                                                             \
   row(identity,   "identity",   x,                T(1),                any_gate,                     "z")              \
   row(gelu_tanh,  "gelu_tanh",  gelu_tanh(x),     gelu_tanh_slope(x),  of_glu | of_plain,            "GPT-2's GELU")   \

@@ -25,7 +25,7 @@ using json = nlohmann::json;
 
 namespace {
 
-// ---- bytes as characters: those of printable ASCII and Latin-1 stand for themselves, the others are U+0100 and on, in order
+// ---- bytes as characters: printable ASCII and Latin-1 stand for themselves, the others are U+0100 and on
 
 struct ByteCharacters {
   std::array<std::string, 256> of_byte;

@@ -162,8 +162,8 @@ __global__ void __launch_bounds__(elementwise_block)
   if (copy) store_quad(copy + block.begin, i, n, wq);
 }
 
-// ---- the CPU: blocks are shared out among threads, the elements of a block vectorise; every element is computed alone, so
-// the bits are those of the reference
+// ---- the CPU: blocks are shared out among threads, the elements of a block vectorise; every element is computed
+// alone, so the bits are those of the reference
 
 static void adamw_update_cpu(float* w, float* m, float* v, bf16* copy, const float* g, const float* norm,
                              const AdamWPlan& plan, AdamWBlocks some) {

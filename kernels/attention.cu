@@ -67,7 +67,7 @@
 //     sigmoid' = sigmoid (1 - sigmoid):
 //       o_id  = chain over keys of p_ij v_jd
 //       ds_ij = (p_ij * (1 - p_ij)) * dp_ij
-//   Sink              one more position e before the first key, which every query sees. Its logit e_i comes from outside:
+//   Sink              one more position e before the first key, which every query sees. Its logit e_i comes from:
 //     learned for every head, without a value         (gpt-oss: Agarwal et al. 2025, arXiv 2508.10925)
 //     a kv bias: q_i.k' / sqrt(D) of a learned key k', with a learned value v'      (Sun et al. 2024, arXiv 2402.17762)
 //     A head that has nothing to say puts its weight there. It is the first link of the chains over keys:

@@ -1,7 +1,7 @@
 // combine: what a token's experts say, added up with their weights: the end of a mixture of experts
 //
-//   y_n = sum over j of w_nj * row(n,j) (+ plus_n)         row(n,j) = rows[row_of_slot[n*k + j]], the output of the token's
-//                                                          j-th expert (kernels/dispatch.cu)
+//   y_n = sum over j of w_nj * row(n,j) (+ plus_n)         row(n,j) = rows[row_of_slot[n*k + j]], the output of the
+//                                                          token's j-th expert (kernels/dispatch.cu)
 // plus is what an expert that all tokens share says of them.
 // backward: y is a sum of products, and each factor gets the other one times dy. A row belongs to one slot alone:
 //     drow(n,j) = w_nj * dy_n        dw_nj = dy_n . row(n,j), a sum over the columns        dplus = dy

@@ -5,8 +5,8 @@
 // alpha <= 1, then corrects what is stored for its own key, and reads with its query:
 //     alpha = e^g
 //     e = v - alpha S^T k            what v is off from what the decayed state holds for k
-//     u = beta e                     beta in [0,1]: how much of that is corrected; 1 replaces the old value where |k| = 1
-//     S <- alpha S + k u^T           the delta rule: after it S^T k has moved from alpha S^T k to v by the share beta |k|^2
+//     u = beta e                     beta in [0,1]: how much of that is corrected; 1 replaces the old value if |k| = 1
+//     S <- alpha S + k u^T           the delta rule: S^T k moves from alpha S^T k to v by the share beta |k|^2
 //     o = S^T q
 //   Column j of S meets v_j, e_j, u_j and o_j only: the columns of a state do not know each other.
 //
@@ -184,7 +184,7 @@ IN_FLOAT_AND_DOUBLE(gated_delta_backward_ref);
 //                      column 0   1   2   3 | 4   5   6   7
 //     row  0   lane 0         .   .   .   . | .   .   .   .
 //     row  1   lane 1         .   .   .   . | .   .   .   .
-//       ...                   half warp 0   |  half warp 1         `rows` rows a lane: Dk = 128 makes 8, and 32 registers
+//       ...                   half warp 0   |  half warp 1         `rows` rows a lane: Dk = 128 makes 8, 32 registers
 //     row 15   lane 15        .   .   .   . | .   .   .   .
 //     row 16   lane 0         .   .   .   . | .   .   .   .
 //       ...

@@ -9,8 +9,8 @@
 //
 // backward, given dy: the chain rule through one step after the other, the last first.
 //   5  dn  = dy * s          dz = dy*n * scale*act'(z)        tensorwise: the terms of a row add up, for they share z
-//   4  z_ic = sum over j of a_ij * U_cj, U = W_up.  a_ij is in every z_ic of row i:   da_ij  = sum over c of dz_ic * U_cj
-//                                             U_cj is in z_ic of every row i:    dU_cj += sum over i of dz_ic * a_ij
+//   4  z_ic = sum over j of a_ij * U_cj, U = W_up.  a_ij is in every z_ic of row i: da_ij  = sum over c of dz_ic * U_cj
+//                                             U_cj is in z_ic of every row i:  dU_cj += sum over i of dz_ic * a_ij
 //      da  = dz W_up         dW_up += dz^T a
 //   3  dlow = da * SiLU'(low)
 //   2  in the same way as 4, and n now has two gradients: the gate reads it, and the gate multiplies it. They add up:

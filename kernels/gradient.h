@@ -6,8 +6,8 @@
 
 namespace gated {
 
-// total (n) += slices (count, n), one after the other; from 0 where they are its `first`. A slice begins `step` elements
-// after the one before it, a multiple of 4 where there are several.
+// total (n) += slices (count, n), one after the other; from 0 where they are its `first`. A slice begins `step`
+// elements after the one before it, a multiple of 4 where there are several.
 void add_slices(float* total, bool first, const float* slices, size_t count, size_t step, size_t n, Context& ctx);
 // total (n) += g (n).
 inline void accumulate_gradient(float* total, const float* g, size_t n, Context& ctx) {

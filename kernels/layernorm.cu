@@ -1,4 +1,4 @@
-// layernorm: y = xh*w + b, xh = (x - mean)*r, r = 1/sqrt(variance + eps)     (Ba, Kiros & Hinton 2016, arXiv 1607.06450)
+// layernorm: y = xh*w + b, xh = (x - mean)*r, r = 1/sqrt(variance + eps)    (Ba, Kiros & Hinton 2016, arXiv 1607.06450)
 //
 // A row x of C numbers is centred and divided by its standard deviation: variance = mean((x - mean)^2). Every column
 // gets a weight and a bias of its own. For example x = (2, -1, 3, 0.5) has mean 1.125 and variance 2.297; with w = 1

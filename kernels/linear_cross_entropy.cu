@@ -4,7 +4,7 @@
 // is
 //    -log of the target's:
 //      p_v = e^l_v / sum over u of e^l_u        loss = -log p_target = lse - l_target,   lse = log(sum over u of e^l_u)
-//    e^l overflows for l > 88, so the row's largest logit m is taken out first:  lse = m + log(sum over u of e^(l_u - m)).
+//    e^l overflows for l > 88, so the row's largest logit m is taken out first: lse = m + log(sum over u of e^(l_u-m)).
 //    Backward. lse is the only part of the loss that knows every logit, and ∂lse/∂l_v = e^l_v / sum = p_v, so
 //      dl_v = (p_v - [v = target]) dloss,       p_v = e^(l_v - lse)
 //    A row's gradients are written over its logits, if both are floats: nobody needs these any more.
@@ -26,9 +26,9 @@
 //    is of the size of W itself, and leaves the work to plain products.
 //
 // 4. With bf16. The three products multiply bf16 matrices (kernels/bf16/matmul_bf16.cu): h, a rounded copy of W, and
-//    dlogits, which are rounded once as they are written, to memory of their own. Logits, which are sums, stay floats, as do losses
-//    and dW, whose order is that of (3) but for the slice, which is that of every product of bf16 matrices, 4096 rows.
-//    dh is rounded once, at the end.
+//    dlogits, which are rounded once as they are written, to memory of their own. Logits, which are sums, stay floats,
+//    as do losses and dW, whose order is that of (3) but for the slice, which is that of every product of bf16
+//    matrices, 4096 rows. dh is rounded once, at the end.
 //    A slice is a pass over dW, and a chunk is at least a slice. With 1024 rows dW of (50257,768) would be read and
 //    written 32 times for 32,768 tokens, 9.9 GB; with 4096 rows it is 8 times, 2.5 GB, and a product of four times the
 //    depth fills and drains its pipeline a quarter as often. At V 151,936 and C 2048 the passes over slices of 1024

@@ -22,8 +22,8 @@ size_t linear_cross_entropy_chunk_rows(size_t N, size_t V, Storage storage);
 
 // losses (N) of h W^T, with dh (N,C) written and dweight (V,C) accumulated; either of them may be null.
 //   logits       room for (min(chunk_rows,N), padded_vocab(V)), overwritten
-//   dlogits      the same in bf16, where h is bf16 and a gradient is asked for; null where h is floats, whose dlogits take
-//                the place of the logits
+//   dlogits      the same in bf16, where h is bf16 and a gradient is asked for; null where h is floats, whose dlogits
+//                take the place of the logits
 //   h (N,C), weight (V,C), targets (N)
 //   weight_copy  weight, rounded, where h is bf16, which is multiplied with bf16; else null
 //   dloss        the gradient of every row's loss: 1/N for their mean

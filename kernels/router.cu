@@ -17,7 +17,8 @@
 //    ∂p_i/∂l_e = p_i*([i = e] - p_e), it becomes
 //      dl_e = p_e * (dp_e - sum over i of p_i*dp_i)
 // 2. The balance loss keeps experts from starving (Fedus et al. 2021, arXiv 2101.03961):
-//      balance * E * sum over e of f_e*P_e        f_e = share of the slots that expert e got, P_e = mean over the tokens of p_ne
+//      balance * E * sum over e of f_e*P_e        f_e = share of the slots that expert e got, P_e = mean over the
+//                                                 tokens of p_ne
 //    It is `balance` where all shares are 1/E, and more where experts that get much also have large p. f_e counts
 //    choices, which have no gradient, so
 //      dp_ne += balance * E * f_e / N             the same for all tokens of a batch

@@ -1,7 +1,7 @@
 // short_conv: y = SiLU(p), p_tc = sum over j of w_cj x_(t-W+1+j)c: every channel c, by itself, mixes the last W tokens
 //   A linear attention knows little of the order of tokens that stand side by side. A convolution over W = 4 of them in
 //   front
-//   of q, k and v gives it that, at W multiply-adds a channel.                   (in Mamba: Gu & Dao 2023, arXiv 2312.00752)
+//   of q, k and v gives it that, at W multiply-adds a channel.              (in Mamba: Gu & Dao 2023, arXiv 2312.00752)
 //   It is causal: tap W-1 is the token itself, tap 0 the one W-1 before. In front of a sequence stand the W-1 inputs of
 //   its initial state, so write the inputs as one row of rows, e = 0 .. T+W-2:
 //     X = initial, then x            p_t = sum over j of w_j X_(t+j)            final = the last W-1 rows of X

@@ -16,7 +16,7 @@
 //
 // Of sequences that grow token by token it keeps k and v as attention reads them, gated, normed and rotated: the KV
 // cache.
-// A layer with a window keeps as many tokens as the window has.                                    kernels/decode/cached_attention.cu
+// A layer with a window keeps as many tokens as the window has.                      kernels/decode/cached_attention.cu
 // shapes: x, y (N,C), N = B*T; q, o (B,T,H,D); k, v (B,T,KVH,D) | tests/test_model.cpp
 #pragma once
 #include "kernels/activation.h"

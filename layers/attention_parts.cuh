@@ -8,7 +8,7 @@
 
 namespace gated {
 
-// RMSNorm of every head of q, k or o, with one weight (D) for all of them.                            kernels/rmsnorm.cu
+// RMSNorm of every head of q, k or o, with one weight (D) for all of them.                           kernels/rmsnorm.cu
 class HeadNorm {
  public:
   HeadNorm(const AttentionConfig& config, size_t heads) : config_(config), heads_(heads) {}

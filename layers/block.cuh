@@ -4,7 +4,7 @@
 //   --norm-placement=pre        h += f(N(h))                      (Qwen3, GPT-2)
 //   --norm-placement=sandwich   h += N'(f(N(h)))
 //   --norm-placement=post       h  = N(h + f(h))                  (Vaswani et al. 2017)
-//   --residual=off              h  = f(N(h)), N'(f(N(h))) or N(f(h)): a branch replaces the stream; to see what the sum is for
+//   --residual=off              h  = f(N(h)), N'(f(N(h))) or N(f(h)): a branch replaces the stream
 //
 //   h ---+-----------------------> + ---+-----------------------> + ---> h        pre; sandwich has one more norm
 //        |                         |    |                         |              after each mixer

@@ -2,15 +2,15 @@
 // softmax attention, linear attention or a hybrid of both; an FFN or a mixture of experts; norms and gates. Qwen3,
 // Qwen3-Next, gpt-oss, Gemma 3 and GPT-2 are among them. Parameters' names follow Hugging Face (transformers, qwen3).
 //
-//   h = scale * E[ids] + P[positions];  h = block_i(h);  logits = N(h) W_lm^T;  loss = mean cross-entropy of the next token
+//   h = scale * E[ids] + P[positions];  h = block_i(h);  logits = N(h) W_lm^T;  loss = mean cross-entropy of the next
 //   (with --norm-placement=post the last block ends in a norm: logits = h W_lm^T)
 //   scale is 1, learned (--embedding-scale) or fixed (--embedding-factor), P is 0 or learned (--position=learned)
 //
 // What a forward leaves for the backward takes most of the memory of training. With --recompute blocks write
 // a part of it to one and the same place, and what a block had there is computed again before its backward, or a look
 // at it:
-//   light   outputs of norms, rotations, gates and activation functions, from what products of matrices, attention and the
-//           recurrence left: these are not computed again
+//   light   outputs of norms, rotations, gates and activation functions, from what products of matrices, attention and
+//           the recurrence left: these are not computed again
 //   full    all that a block computes: what it read is kept, and its forward runs again
 // The bits are the same: a forward changes nothing but its activations, and dropout draws by number.
 // shapes: ids, targets (B,T) int32; h (N,C), N = B*T

@@ -3,13 +3,13 @@
 //
 //        +-> W_router -> softmax -> the k largest of E: experts and weights w        kernels/router.cu
 //        |                                  |
-//   x ---+-> rows sorted by expert -> FFN of each expert -> y = sum of w * row ---+-> y      kernels/dispatch.cu, combine.cu
+//   x ---+-> rows sorted by expert -> FFN of each expert -> y = sum of w * row ---+-> y  kernels/{dispatch,combine}.cu
 //        |                                                                        |
 //        +-> shared expert, a FFN that every token takes -> * sigmoid(w_s x) -----+
 //
 //   --experts, --experts-per-token, --expert-hidden     E, k, width of an expert; --ffn says what an expert computes
 //   --shared-experts, --shared-expert-gate              so many experts' width in one FFN for all tokens, and its gate
-//   --router-renormalise                                the k weights are divided by their sum (so gpt-oss's router, too)
+//   --router-renormalise                                the k weights are divided by their sum (as gpt-oss's are)
 //   --router-bias                                       logits x W_router^T + b (gpt-oss)
 //
 // Left to itself a router sends everything to the few experts that learned first. Two losses join that of the model:

@@ -219,8 +219,8 @@ class Parameters {
   // Lists what list(visit) names. Memory comes with allocate().
   explicit Parameters(const List& list);
   // For a model that is only read, there is none for gradients: `grad` of its weights is null. Storage is that of
-  // activations: for bf16 there is a rounded copy of every value, with the same offset. Where masters are shared, values
-  // are those alone that are read in fp32, one parameter after the other.
+  // activations: for bf16 there is a rounded copy of every value, with the same offset. Where masters are shared,
+  // values are those alone that are read in fp32, one parameter after the other.
   void allocate(const List& list, Device device, Storage storage, bool gradients = true,
                 Masters masters = Masters::whole);
   Masters masters() const { return masters_; }

@@ -1,4 +1,4 @@
-// switch_head: head experts. Every key/value head has E matrices, of which a token takes k      (SwitchHead, arXiv 2312.07987)
+// switch_head: head experts. A key/value head has E matrices, of which a token takes k  (SwitchHead, arXiv 2312.07987)
 //
 //   v = sum over the chosen e of s_e * (x V_e^T),  s = sigmoid(x W_sel^T)       kernels/head_experts.cu
 //

@@ -14,8 +14,8 @@ struct TrainingMemory {
   size_t total() const { return weights + gradients + optimizer + activations + between + scratch + tables; }
 };
 
-// For batches of B sequences of T tokens, and steps of so many slices, on a device: what one of so many ranks takes, the
-// one that takes most.
+// For batches of B sequences of T tokens, and steps of so many slices, on a device: what one of so many ranks takes,
+// the one that takes most.
 TrainingMemory training_memory(const ModelConfig& config, size_t B, size_t T, size_t slices, Device device,
                                size_t ranks = 1);
 

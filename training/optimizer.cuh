@@ -6,9 +6,9 @@
 //
 //   total = ((s_0 + s_1) + ... + s_7)  +  ((s_8 + s_9) + ... + s_15)  +  ...
 //
-// So a slice has the same bits wherever and whenever it is computed, and so has their sum. R ranks compute R slices side
-// by side; each owns a part of the parameters (training/ranks/deal.h), and adds, keeps and moves that part alone. On a
-// CPU what they send each other travels while they compute (training/ranks/courier.cuh).
+// So a slice has the same bits wherever and whenever it is computed, and so has their sum. R ranks compute R slices
+// side by side; each owns a part of the parameters (training/ranks/deal.h), and adds, keeps and moves that part alone.
+// On a CPU what they send each other travels while they compute (training/ranks/courier.cuh).
 //
 // What is AdamW's stands here and nowhere else: the states that it keeps, the tables that it reads, its update.
 // Checkpoints, memory and the run's header ask for them by name or in bytes. Its settings are flags

@@ -7,7 +7,7 @@
 // + ... + g_i, G_ij = e^(c_i - c_j) for j <= i, n the last token:
 //
 // 1. Forward.
-//     X_i = v_i - e^c_i S^T k_i                        what v is off from what the state in front of the chunk holds for k
+//     X_i = v_i - e^c_i S^T k_i                    what v is off from what the state in front of the chunk holds for k
 //     A_ij = beta_i G_ij (k_i.k_j)   (j < i)           how much token j's write is in the way of token i
 //     T   = (I + A)^-1                                 so u = T diag(beta) X solves (I + A) u = diag(beta) X
 //     P_ij = G_ij (q_i.k_j)          (j <= i)
@@ -23,7 +23,7 @@
 //     Du   = T^T du                 dv_i = beta_i Du_i                dbeta_i = Du_i.X_i + what A gets from beta_i
 //   A is in T = (I + A)^-1, whose differential is -T dA T: A gets -(T^T du) (T Y)^T = -Du u^T, so with L_ij = G_ij
 //   (k_i.k_j)
-//     dA_ij = -Du_i.u_j             dL_ij = -beta_i Du_i.u_j          dbeta_i = Du_i.X_i - sum over j < i of L_ij (Du_i.u_j)
+//     dA_ij = -Du_i.u_j        dL_ij = -beta_i Du_i.u_j        dbeta_i = Du_i.X_i - sum over j < i of L_ij (Du_i.u_j)
 //     dP_ij = do_i.u_j
 //     dq_i    = e^c_i S do_i         + sum over j <= i of dP_ij G_ij k_j
 //     plus_i  = -e^c_i beta_i S Du_i + sum over j < i of dL_ij G_ij k_j
@@ -41,8 +41,8 @@
 //   beta are 0 up to a whole chunk: such a token changes nothing. fused(a,b,c) = a*b + c, rounded once. What is rounded
 //   to bf16 has a hat.
 //     c_i     a chain of additions from +0; G_ij = exp(c_i - c_j), n = 63 in the chunk
-//     A_ij    = beta_i * (G_ij * (chain over d of k_id k_jd)), T_ij = from 1 where i = j, else 0, fused(-A_im, T_mj, .) for
-//               m < i, ascending: floats; then T^
+//     A_ij    = beta_i * (G_ij * (chain over d of k_id k_jd)), T_ij = from 1 where i = j, else 0,
+//               fused(-A_im, T_mj, .) for m < i, ascending: floats; then T^
 //     P^_ij   = G_ij * (chain of q_id k_jd), 0 for j > i
 //     X_ij    = fused(-e^c_i, chain over d of k_id S^_dj, v_ij), Y^ = beta_i * X
 //     u_ij    = chain over m of T^_im Y^_mj
@@ -58,9 +58,10 @@
 //     plus_id = from -m * (chain over j of Du^_ij S^_dj) a chain over m of toL^_im k_md
 //     minus_id = from G_ni * (chain over j of u^_ij dS'^_dj) a chain over m of toP^_mi q_md, then one of toL^_mi k_md
 //     dk      = plus + minus; value heads that share a key are added in ascending order, from the first
-//     dc_i    = (q.dq + k.plus) - k.minus; k.(G_ni dS' u) is added up from +0 over i, then fused(e^c_n, <S^,dS'^>, .) comes to
-//               dc_n; dg is a chain of dc, descending
-//     dS_dj   = from e^c_n * dS'_dj a chain over i of q_id a^_ij, a = e^c_i * do_ij, then one of k_id z^_ij, z = -m * Du_ij
+//     dc_i    = (q.dq + k.plus) - k.minus; k.(G_ni dS' u) is added up from +0 over i, then fused(e^c_n, <S^,dS'^>, .)
+//               comes to dc_n; dg is a chain of dc, descending
+//     dS_dj   = from e^c_n * dS'_dj a chain over i of q_id a^_ij, a = e^c_i * do_ij, then one of k_id z^_ij,
+//               z = -m * Du_ij
 //   A row's dot has 8 chains of fused, element j in chain j mod 8, added as ((0+1) + (2+3)) + ((4+5) + (6+7)); so has
 //   the sum in dbeta. <S,dS'> has 128 chains, elements 8 by 8, and a tree of neighbours.
 //   As in fla's kernels T, Y, u, S and P are rounded where they are multiplied, and c_i - c_j is a difference. (That
@@ -236,10 +237,11 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads)
 //
 //    S^ to shared memory | X = v - e^c k S^, Y^ | u = T^ Y^, w^ = G_n u | S = e^c_n S + k w^
 //                        A                      B                       C
-//   A   S^ is there, and k, T^ and v of the chunk; every warp is done with the chunk before, into whose place the next is copied
+//   A   S^ is there, and k, T^ and v of the chunk; every warp is done with the chunk before, into whose place the
+//       next is copied
 //   B   Y^ is there; nobody reads S^ any more
-//   C   w^ is there, and u^ and X^ in the places of T^ and v, of which a warp reads its own rows alone; nobody reads Y^ any
-//       more
+//   C   w^ is there, and u^ and X^ in the places of T^ and v, of which a warp reads its own rows alone; nobody reads
+//       Y^ any more
 // Grid (B*Hv, columns).
 template <int keys>
 __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)

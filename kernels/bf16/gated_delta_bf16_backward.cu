@@ -3,7 +3,7 @@
 //
 // Three kernels, one after the other:
 //   make       c, T and P of every chunk, as for the forward        a block a chunk of a value head
-//   dstate     du, Du, dv and the gradients of the states           a block 64 columns of a value head's state, backwards
+//   dstate     du, Du, dv and the gradients of the states           a block 64 columns of a value head, backwards
 //   gradient   dq, dk, dg and dbeta                                 a block a chunk of a key head, for its value heads
 // Only `dstate` walks over a sequence.
 // tests/test_gated_delta_bf16.cpp
@@ -62,8 +62,8 @@ __device__ inline void state_dot_of_block(float* sums_of_warps, const bf16* S, c
 //
 //    dS'^ to shared memory | du = G_n k dS'^ + P^T do, a^ | Du = T^T du^, dv, z^ | dS = e^c_n dS' + q a^ + k z^
 //                          A                              B                      C                             D
-//   A   dS'^ is there, and k, q, T^, P^ and do of the chunk; with two buffers every warp is done with the chunk before, into
-//       whose place the next is copied
+//   A   dS'^ is there, and k, q, T^, P^ and do of the chunk; with two buffers every warp is done with the chunk before,
+//       into whose place the next is copied
 //   B   du^ and a^ are there; nobody reads dS'^, P^ and do any more
 //   C   z^ is there, and Du^ and dv^ in the places of do and P^; nobody reads du^ any more
 //   D   with one buffer: every warp is done with the chunk

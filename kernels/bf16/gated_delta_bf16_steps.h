@@ -3,8 +3,8 @@
 // or vectors of them.
 //
 // Numbers that are rounded to bf16 lie in floats. A Product is called as
-//   product(C, M, N, left, right, K)      C (M,N) goes on with chains over k < K of left(m,k) * right(k,n), rounded numbers;
-//                                         M, N and K are multiples of 16
+//   product(C, M, N, left, right, K)      C (M,N) goes on with chains over k < K of left(m,k) * right(k,n), rounded
+//                                         numbers; M, N and K are multiples of 16
 #pragma once
 #include <algorithm>
 #include <utility>

@@ -52,8 +52,8 @@ struct Matrix {
   size_t stride, rows, columns;
 };
 
-// Asks for `count` rows and 64 columns from (row0,column0) on; what is not there is 0. A thread copies the same chunk of
-// every 16th row.
+// Asks for `count` rows and 64 columns from (row0,column0) on; what is not there is 0. A thread copies the same chunk
+// of every 16th row.
 __device__ inline void copy_panel(bf16* to, const Matrix& x, size_t row0, size_t column0, int count,
                                   AsyncCopies& copies) {
   const int c = threadIdx.x % panel_chunks;

@@ -5,8 +5,8 @@
 // How a block computes a tile of C, from the outside in:
 //
 //   block   128 x 128 of C, 256 threads. It walks along k in strips of 32.
-//   stages  three pairs of strips in shared memory. While one pair is multiplied, the copies of the next two are under way
-//           (cp.async), so that the latency of memory is hidden behind two strips of arithmetic:
+//   stages  three pairs of strips in shared memory. While one pair is multiplied, the copies of the next two are under
+//           way (cp.async), so that the latency of memory is hidden behind two strips of arithmetic:
 //
 //              pair       0           1           2           0           1
 //              strip      0           1           2           3           4       ...

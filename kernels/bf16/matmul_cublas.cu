@@ -18,9 +18,10 @@
 // places. Seen column-major, B of nt is (K,N) and has to be transposed, B of nn and tn is (N,K) and does not; A of nt
 // and nn is (K,M) and does not, A of tn is (M,K) and has to be.
 // A C that is accumulated to is beta = 1. What else a product makes is the epilogue's:
-//   bias   one value for each row of C^T. It has the type of C there: beside a C in bf16 it is rounded to bf16 first, in scratch
-//   gelu   the result proper; C, which a backward wants, is the auxiliary output beside it. Its leading dimension must be
-//          a multiple of 8
+//   bias   one value for each row of C^T. It has the type of C there: beside a C in bf16 it is rounded to bf16 first,
+//          in scratch
+//   gelu   the result proper; C, which a backward wants, is the auxiliary output beside it. Its leading dimension must
+//          be a multiple of 8
 //   sums   over k of A: the gradient of a bias, beside that of its weight matrix (tn, where A is dy)
 // --matmul=cublas, --tf32 | tests/test_matmul.cpp, tests/test_matmul_bf16.cpp (on a GPU)
 #include <algorithm>

@@ -26,7 +26,7 @@
 namespace gated {
 namespace cpu_attention_bf16 {
 
-// ---- rows of weights: plain loops, which vectorise once exp_to_40 is inlined: hence gnu::flatten, and a constant score
+// ---- rows of weights: plain loops, which vectorise once exp_to_40 is inlined: so gnu::flatten, and a constant score
 
 template <AttentionScore score>
 [[gnu::flatten]] static Rescale softmax_row_of(float* c, float& m, float scale, float bias, Seen seen) {

@@ -4,7 +4,7 @@
 // takes the same steps. The tiles of 64 keys are those of the whole sequence, from multiples of 64 on, wherever the
 // ring that the cache is begins, and what a query does not see, or the cache holds no more, is masked:
 //
-//     slots = 100, tokens = 170      tokens kept: 70 .. 169      tiles: 64 .. 127, 128 .. 191      masked: 64 .. 69, 170 .. 191
+//     slots = 100, tokens = 170   tokens kept: 70 .. 169    tiles: 64 .. 127, 128 .. 191   masked: 64 .. 69, 170 .. 191
 //
 // What is computed is in kernels/bf16/attention_bf16.cu, section 2; the softmax is attention_bf16_tile's
 // online_softmax.

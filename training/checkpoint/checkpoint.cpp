@@ -175,7 +175,8 @@ void AtomicFile::commit() {
 
 // Returns the name to write under, after refusing what rename must not replace (a device such as /dev/null)
 // or could not, after hours of writing (a folder), and after deleting the temporary files of killed runs:
-// of this path, and of any step and of the best if this is a step. Before writing, because a full disk needs their space.
+// of this path, and of any step and of the best if this is a step. Before writing, because a full disk needs their
+// space.
 std::string AtomicFile::clear_way() const {
   struct stat s;
   require(::stat(path_.c_str(), &s) != 0 || S_ISREG(s.st_mode),

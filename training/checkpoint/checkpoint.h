@@ -81,8 +81,8 @@ using ValuesOf = std::function<const float*(size_t i)>;
 // In what order save_checkpoint asks for them, once each: that of their names, as the fingerprint wants them.
 std::vector<size_t> order_of_saving(const std::vector<TensorForm>& tensors);
 
-// The same with the metadata that a checkpoint has of its own. One tensor at a time has to be in memory. Its fingerprint
-// stands before the data and is known behind it: it is written last.
+// The same with the metadata that a checkpoint has of its own. One tensor at a time has to be in memory. Its
+// fingerprint stands before the data and is known behind it: it is written last.
 void save_checkpoint(const std::string& path, const std::vector<TensorForm>& tensors, const ValuesOf& values,
                      std::map<std::string, std::string> metadata);
 void save_checkpoint(const std::string& path, const std::vector<TensorView>& tensors,
@@ -149,8 +149,8 @@ void keep_newest(const std::string& folder, size_t step, size_t keep, size_t alw
 // The checkpoint that a folder keeps beside the newest: that of the lowest validation loss.
 std::string best_checkpoint(const std::string& folder);
 
-// Makes it that of `step`, where that is there, and in one step. Where the file system has hard links both names are one
-// file.
+// Makes it that of `step`, where that is there, and in one step. Where the file system has hard links both names are
+// one file.
 void name_best(const std::string& folder, size_t step);
 
 // The newest checkpoint that can be continued from; those passed over are named on stderr. Nothing when the

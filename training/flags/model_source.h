@@ -6,9 +6,9 @@
 //   --from=config.json        the first of these alone, for --describe
 //
 // Its flags stand where those of --preset do: flags that are typed beside it change them. What changes the model has to
-// leave it one that the weights are: every stored tensor is used once, every element of every parameter is written once,
-// and sizes and the place of a gate are what they were. A run that starts from it starts at step 1, with new moments of AdamW. tests/test_from.cpp,
-// tests/test_from_matrix.cpp
+// leave it one that the weights are: every stored tensor is used once, every element of every parameter is written
+// once, and sizes and the place of a gate are what they were. A run that starts from it starts at step 1, with new
+// moments of AdamW. tests/test_from.cpp, tests/test_from_matrix.cpp
 #pragma once
 #include <memory>
 #include <string>

@@ -13,10 +13,10 @@
 //   activation_mean        (L+1,C)       the same over all positions
 //   activation_largest     (L+1)         largest |h|
 //   attention_output_mean  (A,2)         |o| before and after the gate G1
-//   attention_output_below (A,3,n)       share of |o| below each of n thresholds: before G1, after it, and before it times the
-//                                        mean score of its layer in its batch
-//   gate_mean, gate_histogram            (gates), (gates,50)   scores of attention's gates: mean, and shares over gate_range,
-//                                        where a score outside it counts in the first or the last share
+//   attention_output_below (A,3,n)       share of |o| below each of n thresholds: before G1, after it, and before
+//                                        it times the mean score of its layer in its batch
+//   gate_mean, gate_histogram            (gates), (gates,50)   scores of attention's gates: mean, and shares over
+//                                        gate_range, where a score outside it counts in the first or the last share
 //   norm_gate_mean, norm_gate_histogram  the same of the gates of norms
 //   norm_weight            (norms,C)     what a norm multiplies by
 //   pre_weight             (norms,C)     what PreAffine multiplies by before it normalises

@@ -2,35 +2,41 @@
 //
 // Definitions, all over the tokens that were measured. Layers, heads, tokens and dimensions count from 0; state s is
 // the residual stream after s blocks, so state 0 is the embedding.
-//   attention to the first token   weight that a query gives to token 0 (with sigmoid scores the sigmoid itself), queries 0
-//                                  left out: the mean over queries and heads, then over layers   (arXiv 2505.06708, F-Attn)
+//   attention to the first token   weight that a query gives to token 0 (with sigmoid scores the sigmoid itself),
+//                                  queries 0 left out: the mean over queries and heads, then over layers
+//                                  (arXiv 2505.06708, F-Attn)
 //   attention to the sink          the same for a learned sink or kv bias
 //   length of v at the first token |v| of token 0 over the mean |v| of the others, of a layer; the mean over layers
-//   output of attention            |o| as the gate G1 reads it, and after that gate: mean, and share below 1e-2 and 1e-3
-//   largest activation             largest |h| of all states; and of all but tokens 0            (arXiv 2601.22966, 2505.06708)
-//   peak over median               largest |h| of a state over its median |h|, the mean of its batches' medians; the state where
-//                                  that is most. Unlike the largest activation it does not grow with the whole stream
-//   massive activations            values with |h| > 100 and |h| > 1000 times the median |h| of their state in their batch
-//                                                                                            (the study of outlier dimensions)
-//   top dimension                  the dimension with the largest mean |h| over all tokens and states (arXiv 2601.22966, H_avg):
-//                                  that mean over the median dimension's; the share of tokens, over all states, on which it is the
-//                                  largest; the share of states in which its mean |h| over the tokens is
-//   weight at the top              |lambda| of a norm at the top dimension of the state in front of its block (final norm: the last
-//                                  state) over the mean |lambda| of that norm; the mean of a layer's norms, and of all
-//   residual-sink dimensions       where in some state |h| > 10 times that median on more than half of the tokens; the largest
-//                                  mean |h| over all states first                                            (arXiv 2601.22966)
-//   outliers of a state            the three dimensions with the largest mean |h|, and the mean |h| of the median dimension, over
-//                                  the tokens without a massive activation in that state          (as in papers on outlier dimensions)
-//   sharpness of an output         of the mean |y| by dimension, the sum of the three largest over the sum of all; of norms,
-//                                  attention and FFN. Over the tokens that have a massive activation neither in the
-//                                  state in front of the block nor in the output itself, where the median is that of
-//                                  |y|
-//   final output                   mean |y| by dimension, y being what the output matmul reads, over the tokens that have a
-//                                  massive activation neither in the last state nor in y
+//   output of attention            |o| as the gate G1 reads it, and after that gate: mean, share below 1e-2 and 1e-3
+//   largest activation             largest |h| of all states; and of all but tokens 0
+//                                  (arXiv 2601.22966, 2505.06708)
+//   peak over median               largest |h| of a state over its median |h|, the mean of its batches' medians; the
+//                                  state where that is most. Unlike the largest activation it does not grow with the
+//                                  whole stream
+//   massive activations            values with |h| > 100 and |h| > 1000 times the median |h| of their state in their
+//                                  batch (the study of outlier dimensions)
+//   top dimension                  the dimension with the largest mean |h| over all tokens and states (arXiv
+//                                  2601.22966, H_avg): that mean over the median dimension's; the share of tokens, over
+//                                  all states, on which it is the largest; the share of states in which its mean |h|
+//                                  over the tokens is
+//   weight at the top              |lambda| of a norm at the top dimension of the state in front of its block (final
+//                                  norm: the last state) over the mean |lambda| of that norm; the mean of a layer's
+//                                  norms, and of all
+//   residual-sink dimensions       where in some state |h| > 10 times that median on more than half of the tokens; the
+//                                  largest mean |h| over all states first (arXiv 2601.22966)
+//   outliers of a state            the three dimensions with the largest mean |h|, and the mean |h| of the median
+//                                  dimension, over the tokens without a massive activation in that state (as in papers
+//                                  on outlier dimensions)
+//   sharpness of an output         of the mean |y| by dimension, the sum of the three largest over the sum of all; of
+//                                  norms, attention and FFN. Over the tokens that have a massive activation neither in
+//                                  the state in front of the block nor in the output itself, where the median is that
+//                                  of |y|
+//   final output                   mean |y| by dimension, y being what the output matmul reads, over the tokens that
+//                                  have a massive activation neither in the last state nor in y
 //   score of a gate                scale * act(logit): the mean of all, and the share with |score| < 0.1
 //   weight of a norm               lambda, and PreAffine's lambda_1: the one furthest from 1
-//   linear attention               mean decay exp(g) and beta; |S|, the Frobenius norm of the last state that is kept, so after
-//                                  a multiple of 64 tokens, where a sequence has more
+//   linear attention               mean decay exp(g) and beta; |S|, the Frobenius norm of the last state that is kept,
+//                                  so after a multiple of 64 tokens, where a sequence has more
 //   routing                        as of a step (training/trainer.h), of all these tokens
 // Host code over what the forward left: the same figures wherever the same bits were computed. Sums are taken in
 // double, in an order that is fixed. tests/test_measures.cpp

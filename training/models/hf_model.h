@@ -20,7 +20,8 @@ std::shared_ptr<const ModelSource> open_hf_config(const std::string& path);
 
 // Writes the model of `config`, whose weights read(flat) puts at their offsets once there is a place for them, into a
 // folder that is not there yet, or empty: config.json, model.safetensors, in fp32 or rounded to BF16, the text of a
-// tokenizer.json, and the model's code where transformers has none (training/models/modeling_gated.py). What cannot be written leaves nothing behind. Returns what the user has to know, or nothing.
+// tokenizer.json, and the model's code where transformers has none (training/models/modeling_gated.py). What cannot be
+// written leaves nothing behind. Returns what the user has to know, or nothing.
 std::string export_hf_folder(const std::string& folder, const Config& config, const std::vector<Parameter>& list,
                              const std::function<void(float*)>& read, bool rounded_to_bf16,
                              const std::optional<std::string>& tokenizer = {});

@@ -17,8 +17,8 @@
 
 namespace gated {
 
-// The architectures of transformers that a line of flags can say; and `code`, which comes with its code and is any model
-// (training/models/modeling_gated.py).
+// The architectures of transformers that a line of flags can say; and `code`, which comes with its code and is any
+// model (training/models/modeling_gated.py).
 enum class HfArchitecture { gpt2, llama, qwen2, qwen3, qwen3_moe, qwen3_next, gpt_oss, gemma3, code };
 
 struct Axis {

@@ -23,8 +23,8 @@ namespace gated {
 // for the program and cannot be made larger.
 void set_limits(char** argv);
 
-// As many threads as --threads says; 0 is one a core, of ranks one a core of their share. Warns where they are more than
-// the cores.
+// As many threads as --threads says; 0 is one a core, of ranks one a core of their share. Warns where they are more
+// than the cores.
 void use_threads(size_t threads);
 
 }  // namespace gated
