@@ -116,6 +116,12 @@ def furthest(m):
                 if median is not None), default=None)
 
 
+def highest(m):
+    """The largest activation that was measured on the way, and at which share of the steps."""
+    peak, step = max((entry["largest_activation"], entry["step"]) for entry in m["measured"])
+    return peak, step / m["step"]
+
+
 COLUMNS = {
     "loss": Column("validation loss", "text", lambda m: m["validation_loss"], "difference"),
     "peak": Column("largest abs(h)", "sinks", lambda m: m["largest_activation"], "ratio", 0),
@@ -140,6 +146,9 @@ COLUMNS = {
     "after": Column("behind G1", "sinks", lambda m: m.get("attention_output_gated_mean"), None),
     "small": Column("share below 0.01", "sinks", lambda m: m["attention_output_below_0.01"], None),
     "small after": Column("behind G1", "sinks", lambda m: m.get("attention_output_gated_below_0.01"), None),
+    "highest": Column("largest abs(h) of all training", "sinks", lambda m: highest(m)[0], "ratio", 0),
+    "highest at": Column("at this share of the steps", "sinks", lambda m: highest(m)[1], None, 2),
+    "kept": Column("share left at the end", "sinks", lambda m: m["largest_activation"] / highest(m)[0], None, 2),
     "spikes": Column("steps 0.3 above the median of 25 before", "text", spikes, "difference", 1),
     "outlier": Column("largest dimension over the median one", "text", furthest, "ratio", 1),
     "fp8": lost("--quantize=fp8-w8a8"), "w4a4": lost("--quantize=nvfp4-w4a4"),
